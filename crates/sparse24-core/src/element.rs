@@ -1,0 +1,40 @@
+//! The storage types of weights: f32, f16, bf16. All arithmetic of this crate is in f32; a conversion to f32 is exact.
+
+use half::{bf16, f16};
+
+/// A storage type whose every value is an f32.
+///
+/// `from_f32` rounds to nearest, ties to even.
+pub trait Element: Copy + Default + PartialEq + core::fmt::Debug + Send + Sync + 'static {
+    /// The value, exactly.
+    fn to_f32(self) -> f32;
+    /// The nearest value of this type, ties to even.
+    fn from_f32(value: f32) -> Self;
+}
+
+impl Element for f32 {
+    fn to_f32(self) -> f32 {
+        self
+    }
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+}
+
+impl Element for f16 {
+    fn to_f32(self) -> f32 {
+        f16::to_f32(self)
+    }
+    fn from_f32(value: f32) -> Self {
+        f16::from_f32(value)
+    }
+}
+
+impl Element for bf16 {
+    fn to_f32(self) -> f32 {
+        bf16::to_f32(self)
+    }
+    fn from_f32(value: f32) -> Self {
+        bf16::from_f32(value)
+    }
+}

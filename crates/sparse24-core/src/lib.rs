@@ -1,0 +1,46 @@
+//! What every word of 2:4 sparse pre-training means, to the bit.
+//!
+//! | word | meaning |
+//! | --- | --- |
+//! | *group* | four consecutive elements along the contraction dimension ([`group`]) |
+//! | *pattern* | the kept pair in a group, one of 6 ([`group::Pattern`]) |
+//! | *tile* | 4x4 elements ([`tile`]) |
+//! | *mask* | one bit an element, 1 = kept ([`mask::Mask`]) |
+//! | *transposable* | two kept in every row and column of every tile, one of 90 ([`tile::TilePattern`]) |
+//! | *search* | the transposable pattern of largest kept L1 norm ([`search`]) |
+//! | *values, metadata* | kept values `[m, k/2]` and 2 bits each ([`compressed::Compressed24`]) |
+//! | *MVUE* | the minimum-variance unbiased 2:4 estimator ([`mvue::exact`], [`mvue::approximate`]) |
+//! | *masked decay* | pruned weights are pulled to zero through their gradients ([`decay`]) |
+//! | *flip rate* | the share of mask bits that change in one optimizer step ([`flip`]) |
+//! | *phase, refresh* | when training is sparse, and when masks are searched anew ([`phase`]) |
+//! | *site, stream* | the address of a random number ([`philox`]) |
+//!
+//! Matrices are ndarray views of [`Element`] types: f32, f16, bf16. Shapes: tokens p, in-features q, out-features r;
+//! X `[p, q]`, W `[r, q]`, Z = X W^T `[p, r]`.
+//!
+//! Everything here is `no_std` and single-threaded: the truth that faster backends are checked against, bit for bit.
+//!
+//! Source: Hu et al., "Accelerating Transformer Pre-training with 2:4 Sparsity", ICML 2024, arXiv 2404.01847 ("the paper").
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+pub mod compressed;
+pub mod decay;
+mod element;
+mod error;
+pub mod flip;
+pub mod group;
+pub mod lambda;
+pub mod mask;
+pub mod mvue;
+pub mod phase;
+pub mod philox;
+pub mod prune;
+pub mod search;
+pub mod tile;
+
+pub use element::Element;
+pub use error::Error;
+pub use mask::{Mask, MaskKind};

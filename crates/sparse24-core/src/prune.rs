@@ -1,0 +1,90 @@
+//! Magnitude pruning: what a group keeps, what a mask leaves of a matrix, and the soft threshold of S-STE.
+//!
+//! On ties the lower index stays. Deliberately absent: the transposable choice ([`crate::search`]).
+
+use ndarray::{Array2, ArrayView2, Zip};
+
+use crate::{
+    Element, Error,
+    group::Pattern,
+    mask::{Mask, check_shape},
+    search::magnitude,
+};
+
+/// The two largest magnitudes of a group (magnitudes as in [`magnitude`]: a NaN counts as 2^124); on ties the lower index stays.
+#[must_use]
+#[inline]
+pub fn largest_two(group: [f32; 4]) -> Pattern {
+    let m = group.map(magnitude);
+    let largest_but = |skip: usize| (0..4).filter(|&i| i != skip).reduce(|best, i| if m[i] > m[best] { i } else { best });
+    let first = largest_but(4).expect("a group has four elements");
+    let second = largest_but(first).expect("three remain");
+    Pattern::from_indices([first.min(second) as u8, first.max(second) as u8]).expect("two distinct elements, ascending")
+}
+
+/// What becomes of a kept value.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ValueMap {
+    /// It stays.
+    Identity,
+    /// S-STE: `copysign(|w| - t, w) * scale`, t the second-smallest magnitude of the group.
+    SoftThreshold {
+        /// The fixed factor of the tensor, chosen by [`soft_threshold_scale`] at the start of training.
+        scale: f32,
+    },
+}
+
+/// The group with its pruned elements zero and its kept ones mapped.
+///
+/// Source of the soft threshold: Hu et al., "S-STE: Continuous pruning function for efficient 2:4 sparse pre-training", NeurIPS 2024.
+#[must_use]
+#[inline]
+pub fn group(x: [f32; 4], pattern: Pattern, map: ValueMap) -> [f32; 4] {
+    let kept = |i: usize| pattern.bits() >> i & 1 == 1;
+    match map {
+        ValueMap::Identity => core::array::from_fn(|i| if kept(i) { x[i] } else { 0.0 }),
+        ValueMap::SoftThreshold { scale } => {
+            let mut a = x.map(f32::abs);
+            a.sort_by(f32::total_cmp);
+            let threshold = a[1];
+            core::array::from_fn(|i| if kept(i) { (x[i].abs() - threshold).copysign(x[i]) * scale } else { 0.0 })
+        }
+    }
+}
+
+/// The scale that brings the soft-thresholded matrix S(w) nearest to w: `<w, S(w)> / <S(w), S(w)>`, groups along rows; 1 when S(w) is zero.
+///
+/// # Errors
+/// [`Error::NotGrouped`] unless the columns are a multiple of 4.
+pub fn soft_threshold_scale<T: Element>(w: ArrayView2<'_, T>) -> Result<f32, Error> {
+    if !w.ncols().is_multiple_of(4) {
+        return Err(Error::NotGrouped { operation: "soft threshold", length: w.ncols() });
+    }
+    let (mut cross, mut own) = (0.0_f64, 0.0_f64);
+    for row in w.rows() {
+        for at in (0..row.len()).step_by(4) {
+            let x: [f32; 4] = core::array::from_fn(|i| row[at + i].to_f32());
+            let pruned = group(x, largest_two(x), ValueMap::SoftThreshold { scale: 1.0 });
+            for (x, s) in x.into_iter().zip(pruned) {
+                cross += f64::from(x) * f64::from(s);
+                own += f64::from(s) * f64::from(s);
+            }
+        }
+    }
+    Ok(if own > 0.0 { (cross / own) as f32 } else { 1.0 })
+}
+
+/// S(w): pruned elements are +0, kept ones are unchanged to the bit.
+///
+/// # Errors
+/// [`Error::Shape`] unless the mask has the shape of `w`.
+pub fn masked<T: Element>(w: ArrayView2<'_, T>, mask: &Mask) -> Result<Array2<T>, Error> {
+    check_shape("prune", [w.nrows(), w.ncols()], mask.shape())?;
+    let mut out = Array2::default(w.dim());
+    Zip::indexed(&mut out).and(w).for_each(|(row, column), out, &w| {
+        if mask.keeps(row, column) {
+            *out = w;
+        }
+    });
+    Ok(out)
+}

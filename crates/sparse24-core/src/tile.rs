@@ -1,0 +1,87 @@
+//! A 4x4 tile of a mask and the 90 transposable patterns: two kept in every row and in every column.
+//!
+//! Invariant: a [`TilePattern`] is always one of the 90. Deliberately absent: the search ([`crate::search`]).
+
+use crate::group::Pattern;
+
+/// One of the 90 4x4 patterns with two kept elements in every row and column.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TilePattern(u16);
+
+impl TilePattern {
+    /// All 90, by ascending bits.
+    pub const ALL: [Self; 90] = enumerate();
+
+    /// The pattern with these bits; `None` unless every row and column keeps two.
+    #[must_use]
+    pub const fn from_bits(bits: u16) -> Option<Self> {
+        if is_row_wise(bits) && is_row_wise(transpose(bits)) { Some(Self(bits)) } else { None }
+    }
+
+    /// Bit `4*row + column` is set when that element is kept.
+    #[must_use]
+    pub const fn bits(self) -> u16 {
+        self.0
+    }
+
+    /// Whether the element is kept; `row`, `column` in 0..4.
+    #[must_use]
+    pub const fn keeps(self, row: usize, column: usize) -> bool {
+        self.0 >> (4 * row + column) & 1 == 1
+    }
+
+    /// The pattern of one row, 0..4.
+    #[must_use]
+    pub fn row(self, row: usize) -> Pattern {
+        Pattern::from_bits((self.0 >> (4 * row)) as u8 & 0xf).expect("a tile pattern keeps two in every row")
+    }
+
+    /// Rows become columns.
+    #[must_use]
+    pub const fn transpose(self) -> Self {
+        Self(transpose(self.0))
+    }
+}
+
+impl core::fmt::Debug for TilePattern {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "TilePattern({:#06x})", self.0)
+    }
+}
+
+/// Whether every row of sixteen mask bits keeps exactly two.
+#[must_use]
+pub const fn is_row_wise(bits: u16) -> bool {
+    let mut row = 0;
+    while row < 4 {
+        if (bits >> (4 * row) & 0xf).count_ones() != 2 {
+            return false;
+        }
+        row += 1;
+    }
+    true
+}
+
+/// Transposes sixteen mask bits: bit `4*row + column` moves to `4*column + row`.
+#[must_use]
+pub const fn transpose(bits: u16) -> u16 {
+    // Swap the off-diagonal bits of each 2x2 block, then the off-diagonal 2x2 blocks.
+    let swap = (bits ^ bits >> 3) & 0x0a0a;
+    let bits = bits ^ swap ^ swap << 3;
+    let swap = (bits ^ bits >> 6) & 0x00cc;
+    bits ^ swap ^ swap << 6
+}
+
+const fn enumerate() -> [TilePattern; 90] {
+    let mut all = [TilePattern(0); 90];
+    let (mut bits, mut found) = (0, 0);
+    while bits < u16::MAX {
+        if let Some(pattern) = TilePattern::from_bits(bits) {
+            all[found] = pattern;
+            found += 1;
+        }
+        bits += 1;
+    }
+    assert!(found == 90);
+    all
+}

@@ -1,0 +1,1 @@
+//! What is saved and how it survives.

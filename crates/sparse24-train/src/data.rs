@@ -1,0 +1,1 @@
+//! Corpus -> tokens -> shards -> batches.

@@ -1,0 +1,102 @@
+//! The one error type of this crate. A message is one sentence that names the file or key, what was found and what was expected.
+
+use std::{io, path::PathBuf};
+
+/// What kind of failure an [`Error`] is; the command turns it into its exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The configuration is wrong or impossible.
+    Configuration,
+    /// A file holds what it should not.
+    Input,
+    /// The operating system refused to read or write.
+    Io,
+    /// A loss or gradient is not finite.
+    NonFinite,
+    /// An operation was called with operands that do not fit: a defect of the caller.
+    Contract,
+}
+
+/// Why training, or a file it needs, failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A setting is unknown or has no meaning.
+    #[error("{key}: {problem}")]
+    Setting {
+        /// The key, dotted.
+        key: String,
+        /// What was found, what was expected, and what to do.
+        problem: String,
+    },
+    /// A file cannot be used.
+    #[error("{}: {problem}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What was found, what was expected, and what to do.
+        problem: String,
+    },
+    /// The operating system refused.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried: `read`, `write`, `create`, ...
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// Operands do not fit the operation.
+    #[error("{operation}: {operand} should be {expected:?}, found {found:?}")]
+    Operand {
+        /// The backend operation.
+        operation: &'static str,
+        /// The operand that does not fit.
+        operand: &'static str,
+        /// The shape wanted.
+        expected: [usize; 2],
+        /// The shape given.
+        found: [usize; 2],
+    },
+    /// The semantics of 2:4 refuse.
+    #[error(transparent)]
+    Semantics(#[from] sparse24_core::Error),
+    /// The loss or a gradient is not finite; no update was made.
+    #[error("step {step}: {quantity} is not finite; training stopped before the update, the last good checkpoint is kept")]
+    NonFinite {
+        /// The optimizer step that was not taken.
+        step: u32,
+        /// What was not finite: the loss, or the tensor whose gradient it is.
+        quantity: String,
+    },
+}
+
+impl Error {
+    /// The kind, for exit codes.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Setting { .. } => ErrorKind::Configuration,
+            Self::File { .. } | Self::Semantics(_) => ErrorKind::Input,
+            Self::Io { .. } => ErrorKind::Io,
+            Self::Operand { .. } => ErrorKind::Contract,
+            Self::NonFinite { .. } => ErrorKind::NonFinite,
+        }
+    }
+
+    #[cfg(feature = "run")]
+    pub(crate) fn setting(key: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Setting { key: key.into(), problem: problem.into() }
+    }
+
+    #[cfg(feature = "run")]
+    pub(crate) fn file(path: impl Into<PathBuf>, problem: impl Into<String>) -> Self {
+        Self::File { path: path.into(), problem: problem.into() }
+    }
+
+    #[cfg(feature = "run")]
+    pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
+        Self::Io { action, path: path.into(), source }
+    }
+}

@@ -1,0 +1,8 @@
+//! Pre-training transformers with 2:4 sparsity.
+#[cfg(feature = "run")]
+pub mod checkpoint;
+#[cfg(feature = "run")]
+pub mod data;
+mod error;
+
+pub use error::{Error, ErrorKind};
