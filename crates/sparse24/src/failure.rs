@@ -6,7 +6,7 @@ use sparse24_train::{Error, ErrorKind};
 
 /// The exit codes; success is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exit {
+pub(crate) enum Exit {
     /// The answer is no: `verify` refuted, `doctor` found a problem.
     Refuted = 1,
     /// Wrong usage or configuration (also what the argument parser uses).
@@ -21,19 +21,19 @@ pub enum Exit {
 
 /// One sentence and the code to end with.
 #[derive(Debug)]
-pub struct Failure {
+pub(crate) struct Failure {
     exit: Exit,
     sentence: String,
 }
 
 impl Failure {
     /// A failure of the command's own.
-    pub fn new(exit: Exit, sentence: impl Into<String>) -> Self {
+    pub(crate) fn new(exit: Exit, sentence: impl Into<String>) -> Self {
         Self { exit, sentence: sentence.into() }
     }
 
     /// The code for the shell.
-    pub fn code(&self) -> ExitCode {
+    pub(crate) fn code(&self) -> ExitCode {
         ExitCode::from(self.exit as u8)
     }
 }
