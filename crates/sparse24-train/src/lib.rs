@@ -4,5 +4,9 @@ pub mod checkpoint;
 #[cfg(feature = "run")]
 pub mod data;
 mod error;
+#[cfg(feature = "run")]
+mod file;
+#[cfg(feature = "run")]
+pub mod pruning;
 
 pub use error::{Error, ErrorKind};
