@@ -59,6 +59,14 @@ pub enum Error {
         /// The shape given.
         found: [usize; 2],
     },
+    /// A parameter's state is incomplete.
+    #[error("{name}: its {problem} is missing")]
+    Parameter {
+        /// The parameter.
+        name: String,
+        /// What is missing.
+        problem: &'static str,
+    },
     /// The semantics of 2:4 refuse.
     #[error(transparent)]
     Semantics(#[from] sparse24_core::Error),
@@ -78,7 +86,7 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Setting { .. } => ErrorKind::Configuration,
-            Self::File { .. } | Self::Semantics(_) => ErrorKind::Input,
+            Self::File { .. } | Self::Semantics(_) | Self::Parameter { .. } => ErrorKind::Input,
             Self::Io { .. } => ErrorKind::Io,
             Self::Operand { .. } => ErrorKind::Contract,
             Self::NonFinite { .. } => ErrorKind::NonFinite,
