@@ -23,7 +23,7 @@ pub mod preset;
 
 /// A whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(deny_unknown_fields)]
 pub struct Config {
     /// The preset it began as.
     pub preset: String,
@@ -49,7 +49,7 @@ pub struct Config {
 
 /// The model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(deny_unknown_fields)]
 pub struct ModelConfig {
     /// Blocks.
     pub layers: usize,
@@ -73,7 +73,7 @@ pub struct ModelConfig {
 
 /// How it is trained.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(deny_unknown_fields)]
 pub struct MethodConfig {
     /// A row of the method table.
     pub name: String,
@@ -85,7 +85,7 @@ pub struct MethodConfig {
 
 /// AdamW and the learning rate.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(deny_unknown_fields)]
 pub struct OptimizerConfig {
     /// Peak learning rate.
     pub learning_rate: f32,
@@ -109,7 +109,7 @@ pub struct OptimizerConfig {
 
 /// Tokens a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(deny_unknown_fields)]
 pub struct BatchConfig {
     /// Sequences a micro-batch.
     pub sequences: usize,
@@ -119,7 +119,7 @@ pub struct BatchConfig {
 
 /// The corpus.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(deny_unknown_fields)]
 pub struct DataConfig {
     /// A text file, a folder of them, or prepared shards; empty is the embedded corpus.
     pub path: String,
@@ -129,7 +129,7 @@ pub struct DataConfig {
 
 /// What is measured and saved, and when; 0 is never.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(deny_unknown_fields)]
 pub struct RunConfig {
     /// Steps between evaluations on the held-out split; there is always one at the end.
     pub eval_every: u32,
@@ -143,7 +143,7 @@ pub struct RunConfig {
 
 /// Where it runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(deny_unknown_fields)]
 pub struct BackendConfig {
     /// `cpu`.
     pub name: String,
@@ -211,12 +211,12 @@ impl Config {
             ("model.layers", model.layers),
             ("model.heads", model.heads),
             ("model.width", model.width),
-            ("model.ffn-width", model.ffn_width),
+            ("model.ffn_width", model.ffn_width),
             ("model.context", model.context),
             ("method.refresh", self.method.refresh as usize),
             ("batch.sequences", batch.sequences),
             ("batch.accumulation", batch.accumulation as usize),
-            ("run.keep-last", run.keep_last),
+            ("run.keep_last", run.keep_last),
         ];
         if let Some((key, _)) = positive.into_iter().find(|&(_, value)| value == 0) {
             return refuse(key, "expected at least 1, found 0".to_owned());
@@ -225,7 +225,7 @@ impl Config {
             let problem = format!("expected a divisor of model.width {}, found {}", model.width, model.heads);
             return refuse("model.heads", problem);
         }
-        for (key, value) in [("model.width", model.width), ("model.ffn-width", model.ffn_width)] {
+        for (key, value) in [("model.width", model.width), ("model.ffn_width", model.ffn_width)] {
             if !value.is_multiple_of(4) {
                 return refuse(key, format!("expected a multiple of 4, for 4x4 tiles, found {value}"));
             }
@@ -236,10 +236,10 @@ impl Config {
         }
         let magnitudes = [
             ("method.lambda", self.method.lambda),
-            ("optimizer.learning-rate", optimizer.learning_rate),
-            ("optimizer.min-learning-rate", optimizer.min_learning_rate),
+            ("optimizer.learning_rate", optimizer.learning_rate),
+            ("optimizer.min_learning_rate", optimizer.min_learning_rate),
             ("optimizer.epsilon", optimizer.epsilon),
-            ("optimizer.weight-decay", optimizer.weight_decay),
+            ("optimizer.weight_decay", optimizer.weight_decay),
             ("optimizer.clip", optimizer.clip),
         ];
         if let Some((key, value)) = magnitudes.into_iter().find(|(_, value)| !(value.is_finite() && *value >= 0.0)) {

@@ -7,6 +7,7 @@ pub mod config;
 #[cfg(feature = "run")]
 pub mod data;
 mod error;
+pub mod estimate;
 pub mod method;
 pub mod model;
 pub mod nn;

@@ -17,7 +17,7 @@ use sparse24_core::{
 
 use crate::{
     Error,
-    backend::{Backend, Beta, DType, HeadLoss, MaskId, OptimizerEntry, Region, StepState, Tensor},
+    backend::{Backend, Beta, DType, MaskId, OptimizerEntry, Region, StepState, Tensor},
     method::{GradientOperand, KeptValues, Method, Phase, Pruner, Until, WeightOperand},
     model::gpt2::{BatchShape, Gpt2, Gpt2Shape},
     nn::{
@@ -57,6 +57,15 @@ pub struct Recipe {
 pub trait Batches {
     /// Fills `[sequences * context]` inputs and their next tokens.
     fn fill(&self, step: u32, micro_step: u32, inputs: &mut Vec<u32>, targets: &mut Vec<u32>);
+}
+
+/// What is evaluated: windows of one context.
+pub trait Windows {
+    /// How many there are.
+    fn count(&self) -> usize;
+    /// Fills `[sequences, context]` inputs and targets from window `first` on; targets of [`crate::backend::HeadLoss::IGNORE`] do not count. Gives the
+    /// number that do.
+    fn fill(&self, first: usize, sequences: usize, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) -> usize;
 }
 
 /// Whether a step also samples the flip rate: two more mask searches.
@@ -223,31 +232,22 @@ impl Trainer {
         Ok(StepOutcome { step, phase: phase.label(), loss, learning_rate, grad_norm: report.grad_norm, flips })
     }
 
-    /// Mean loss a token over windows of (inputs, targets), with the weights of the current phase; a window is at most one context long.
+    /// Mean loss a token over all windows, with the weights of the current phase.
     ///
     /// # Errors
     /// Those of the operations.
-    pub fn evaluate<'a>(&mut self, windows: impl Iterator<Item = (&'a [u32], &'a [u32])>) -> Result<f64, Error> {
+    pub fn evaluate(&mut self, windows: &dyn Windows) -> Result<f64, Error> {
         let phase = *self.phase();
         let BatchShape { sequences, context } = self.recipe.batch;
-        let (mut sum, mut count) = (0.0, 0_u64);
-        let mut windows = windows.peekable();
+        let (mut sum, mut counted) = (0.0, 0);
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
-        while windows.peek().is_some() {
-            inputs.clear();
-            targets.clear();
-            for (x, y) in windows.by_ref().take(sequences) {
-                inputs.extend_from_slice(x);
-                targets.extend_from_slice(y);
-                count += y.len() as u64;
-                let whole = inputs.len().next_multiple_of(context);
-                inputs.resize(whole, 0);
-                targets.resize(whole, HeadLoss::IGNORE);
-            }
-            let mut pass = evaluation_pass(&mut *self.backend, &phase, inputs.len() / context, context);
+        for first in (0..windows.count()).step_by(sequences) {
+            let taken = sequences.min(windows.count() - first);
+            counted += windows.fill(first, taken, &mut inputs, &mut targets);
+            let mut pass = evaluation_pass(&mut *self.backend, &phase, taken, context);
             sum += f64::from(self.model.evaluate(&mut pass, &inputs, &targets)?);
         }
-        Ok(sum / count as f64)
+        Ok(sum / counted as f64)
     }
 
     /// Draws the next token after a non-empty prompt, of which the last context is read: softmax(logits / temperature) among the `top_k`

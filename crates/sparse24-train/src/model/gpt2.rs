@@ -63,7 +63,7 @@ pub struct BatchShape {
 const DEVIATION: f32 = 0.02;
 
 /// Rows of logits held at a time, so that a large vocabulary needs no `[p, V]` buffer.
-const HEAD_ROWS: usize = 1024;
+pub(crate) const HEAD_ROWS: usize = 1024;
 
 /// The model with its activations.
 #[derive(Debug)]
