@@ -41,7 +41,7 @@ impl<T: Element> Compressed24<T> {
     ///
     /// # Errors
     /// [`Error::NotGrouped`] for an odd number of values a row, [`Error::Length`] for too much or too little metadata,
-    /// [`Error::Metadata`] for a nibble that is no pattern.
+    /// [`Error::Metadata`] for a nibble that is no pattern, [`Error::Padding`] for a padding nibble that is not zero.
     pub fn from_parts(values: Array2<T>, metadata: Vec<u8>) -> Result<Self, Error> {
         let (m, half) = values.dim();
         if half % 2 != 0 {
@@ -57,6 +57,12 @@ impl<T: Element> Compressed24<T> {
                 let nibble = out.nibble(row, group);
                 if Pattern::from_nibble(nibble).is_none() {
                     return Err(Error::Metadata { operation: "compressed matrix", row, group, nibble });
+                }
+            }
+            if !(half / 2).is_multiple_of(2) {
+                let nibble = out.nibble(row, half / 2);
+                if nibble != 0 {
+                    return Err(Error::Padding { operation: "compressed matrix", row, nibble });
                 }
             }
         }

@@ -51,7 +51,8 @@ pub enum Estimator {
 ///
 /// With a = |x|, s = sum(a) and R = s without its largest term, r = min(s/2, R). Element i is kept with probability min(a_i, r)/r, by
 /// systematic sampling, and its value is copysign(max(a_i, r), x_i). When at most two elements are nonzero they are kept unchanged.
-/// Any non-finite input gives indices 0, 1 and NaN in both values, so that overflow checks see it.
+/// Any non-finite input gives indices 0, 1 and NaN in both values, so that overflow checks see it. Where s overflows, all is computed on
+/// a/4 and r is scaled back; it is infinite only where the estimate itself exceeds f32.
 ///
 /// Var = sum a_i^2/p_i - sum a_i^2 under sum p <= 2, p <= 1: the KKT conditions give p ~ min(1, a/r), at most one clipped.
 #[must_use]
@@ -61,7 +62,7 @@ pub fn exact(x: [f32; 4], u: f32) -> Kept24 {
         return Kept24::NON_FINITE;
     }
     let magnitudes = x.map(f32::abs);
-    let (a, scale) = if sum(magnitudes).is_finite() { (magnitudes, 1.0) } else { (magnitudes.map(|a| a * 0.25), 4.0) };
+    let (a, scale) = in_range(magnitudes);
     let (p01, p23) = (a[0] + a[1], a[2] + a[3]);
     let without_largest = (a[1] + p23).min(a[0] + p23).min((a[3] + p01).min(a[2] + p01));
     let r = ((p01 + p23) * 0.5).min(without_largest);
@@ -100,7 +101,8 @@ pub fn exact(x: [f32; 4], u: f32) -> Kept24 {
 
 /// The estimator of the paper's toolkit, from two uniforms in [0, 1): draw i with probability a_i/s, then j among the rest.
 ///
-/// The kept value is x_i/pi_i with pi_i = a_i/s + sum over j != i of (a_j/s) a_i/(s - a_j). Fewer than three nonzeros are kept exactly.
+/// The kept value is x_i/pi_i with pi_i = a_i/s + sum over j != i of (a_j/s) a_i/(s - a_j), computed as
+/// copysign(s / (1 + sum over j != i of a_j/(s - a_j)), x_i), which no tiny a_i can bring to 0/0. Fewer than three nonzeros are kept exactly.
 /// Non-finite inputs as in [`exact`]. Its variance is about 1.06 times (Gaussian) to 1.33 times (lognormal, sigma 2) that of [`exact`].
 #[must_use]
 #[inline]
@@ -109,7 +111,7 @@ pub fn approximate(x: [f32; 4], [u, v]: [f32; 2]) -> Kept24 {
         return Kept24::NON_FINITE;
     }
     let magnitudes = x.map(f32::abs);
-    let a = if sum(magnitudes).is_finite() { magnitudes } else { magnitudes.map(|a| a * 0.25) };
+    let (a, scale) = in_range(magnitudes);
     let mut nonzero = (0..4).filter(|&i| a[i] > 0.0);
     match (nonzero.next(), nonzero.next(), nonzero.next()) {
         (Some(first), Some(second), None) => return Kept24::new(first, second, |i| x[i]),
@@ -136,8 +138,8 @@ pub fn approximate(x: [f32; 4], [u, v]: [f32; 2]) -> Kept24 {
     let first = draw(4, u * total);
     let second = draw(first, v * without(first));
     Kept24::new(first, second, |i| {
-        let others = (0..4).filter(|&j| j != i).fold(0.0, |sum, j| sum + a[j] / total * (a[i] / without(j)));
-        x[i] / (a[i] / total + others)
+        let others = (0..4).filter(|&j| j != i).fold(0.0, |sum, j| sum + a[j] / without(j));
+        (total / (1.0 + others) * scale).copysign(x[i])
     })
 }
 
@@ -147,7 +149,7 @@ pub fn approximate(x: [f32; 4], [u, v]: [f32; 2]) -> Kept24 {
 /// place of [`Purpose::MvueSecond`]. Kept values are rounded to the storage type after the estimate.
 ///
 /// # Errors
-/// None today; the result is checked as any [`Compressed24`].
+/// Those of [`Compressed24::zeros`], which the padding rules out.
 pub fn compress<T: Element>(dz: ArrayView2<'_, T>, estimator: Estimator, stream: Stream) -> Result<Compressed24<T>, Error> {
     let (p, r) = dz.dim();
     let groups = p.div_ceil(4);
@@ -181,6 +183,11 @@ pub fn estimate(x: [f32; 4], estimator: Estimator, stream: Stream, call: u32, wo
 
 fn sum(a: [f32; 4]) -> f32 {
     (a[0] + a[1]) + (a[2] + a[3])
+}
+
+/// The magnitudes and the factor that brings them back: 1, or a quarter of them and 4 where their sum overflows.
+fn in_range(a: [f32; 4]) -> ([f32; 4], f32) {
+    if sum(a).is_finite() { (a, 1.0) } else { (a.map(|a| a * 0.25), 4.0) }
 }
 
 /// The lowest index of the largest.

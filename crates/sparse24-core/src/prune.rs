@@ -8,14 +8,13 @@ use crate::{
     Element, Error,
     group::Pattern,
     mask::{Mask, check_shape},
-    search::magnitude,
 };
 
-/// The two largest magnitudes of a group (magnitudes as in [`magnitude`]: a NaN counts as 2^124); on ties the lower index stays.
+/// The two largest magnitudes of a group; a NaN counts as infinite, so it is kept and seen downstream; on ties the lower index stays.
 #[must_use]
 #[inline]
 pub fn largest_two(group: [f32; 4]) -> Pattern {
-    let m = group.map(magnitude);
+    let m = group.map(|x| if x.is_nan() { f32::INFINITY } else { x.abs() });
     let largest_but = |skip: usize| (0..4).filter(|&i| i != skip).reduce(|best, i| if m[i] > m[best] { i } else { best });
     let first = largest_but(4).expect("a group has four elements");
     let second = largest_but(first).expect("three remain");
@@ -27,7 +26,9 @@ pub fn largest_two(group: [f32; 4]) -> Pattern {
 pub enum ValueMap {
     /// It stays.
     Identity,
-    /// S-STE: `copysign(|w| - t, w) * scale`, t the second-smallest magnitude of the group.
+    /// S-STE: `copysign(max(|w| - t, 0), w) * scale`, t the second-smallest magnitude of the group.
+    ///
+    /// The two largest lie at or above t; only a mask that keeps others can bring the difference below 0. A NaN stays NaN.
     SoftThreshold {
         /// The fixed factor of the tensor, chosen by [`soft_threshold_scale`] at the start of training.
         scale: f32,
@@ -47,12 +48,15 @@ pub fn group(x: [f32; 4], pattern: Pattern, map: ValueMap) -> [f32; 4] {
             let mut a = x.map(f32::abs);
             a.sort_by(f32::total_cmp);
             let threshold = a[1];
-            core::array::from_fn(|i| if kept(i) { (x[i].abs() - threshold).copysign(x[i]) * scale } else { 0.0 })
+            let excess = |x: f32| if x.abs() < threshold { 0.0 } else { x.abs() - threshold };
+            core::array::from_fn(|i| if kept(i) { excess(x[i]).copysign(x[i]) * scale } else { 0.0 })
         }
     }
 }
 
-/// The scale that brings the soft-thresholded matrix S(w) nearest to w: `<w, S(w)> / <S(w), S(w)>`, groups along rows; 1 when S(w) is zero.
+/// The scale that brings the soft-thresholded matrix S(w) nearest to w: `<w, S(w)> / <S(w), S(w)>`, groups along rows.
+///
+/// Sums are f64, row-major. It is 1 when S(w) is zero, and NaN when S(w) is not finite.
 ///
 /// # Errors
 /// [`Error::NotGrouped`] unless the columns are a multiple of 4.
@@ -71,7 +75,7 @@ pub fn soft_threshold_scale<T: Element>(w: ArrayView2<'_, T>) -> Result<f32, Err
             }
         }
     }
-    Ok(if own > 0.0 { (cross / own) as f32 } else { 1.0 })
+    Ok(if own == 0.0 { 1.0 } else { (cross / own) as f32 })
 }
 
 /// S(w): pruned elements are +0, kept ones are unchanged to the bit.
