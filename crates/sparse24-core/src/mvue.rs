@@ -194,3 +194,98 @@ fn in_range(a: [f32; 4]) -> ([f32; 4], f32) {
 fn largest(a: [f32; 4]) -> usize {
     (1..4).fold(0, |best, i| if a[i] > a[best] { i } else { best })
 }
+
+#[cfg(test)]
+mod tests {
+    use ndarray::Array2;
+
+    use super::{Estimator, Kept24, approximate, compress, exact};
+    use crate::philox::{Purpose, Site, Stream};
+
+    const ALMOST_ONE: f32 = 1.0 - f32::EPSILON / 2.0;
+
+    fn kept(indices: [u8; 2], values: [f32; 2]) -> Kept24 {
+        Kept24 { indices, values }
+    }
+
+    #[test]
+    fn equal_elements_are_sampled_systematically() {
+        // r = min(4/2, 3) = 2: t in [0, 2), t' = t + 2, running sums 1, 2, 3, 4.
+        let x = [1.0, -1.0, 1.0, -1.0];
+        for u in [0.0, 0.25, 0.499] {
+            assert_eq!(exact(x, u), kept([0, 2], [2.0, 2.0]));
+        }
+        for u in [0.5, 0.75, ALMOST_ONE] {
+            assert_eq!(exact(x, u), kept([1, 3], [-2.0, -2.0]));
+        }
+    }
+
+    #[test]
+    fn a_dominant_element_is_certain() {
+        // r = min(20/2, 4) = 4: element 1 stays; one of 1, 2, 1 becomes 4.
+        let x = [1.0, -16.0, 2.0, 1.0];
+        assert_eq!(exact(x, 0.0), kept([0, 1], [4.0, -16.0]));
+        assert_eq!(exact(x, 0.25), kept([1, 2], [-16.0, 4.0]));
+        assert_eq!(exact(x, 0.75), kept([1, 3], [-16.0, 4.0]));
+        assert_eq!(exact(x, ALMOST_ONE), kept([1, 3], [-16.0, 4.0]));
+    }
+
+    #[test]
+    fn at_most_two_nonzeros_are_kept_exactly() {
+        for u in [0.0, 0.3, ALMOST_ONE] {
+            for estimate in [|x, u| exact(x, u), |x, u| approximate(x, [u, u])] {
+                assert_eq!(estimate([0.0, -0.0, 0.0, 0.0], u), kept([0, 1], [0.0, -0.0]));
+                assert_eq!(estimate([0.0, 0.0, 0.0, -3.0], u), kept([2, 3], [0.0, -3.0]));
+                assert_eq!(estimate([0.0, 2.0, 0.0, -3.0], u), kept([1, 3], [2.0, -3.0]));
+            }
+        }
+    }
+
+    #[test]
+    fn non_finite_input_is_seen() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for estimate in [exact([0.0, 1.0, bad, 2.0], 0.5), approximate([0.0, 1.0, bad, 2.0], [0.5; 2])] {
+                assert_eq!(estimate.indices, [0, 1]);
+                assert!(estimate.values.iter().all(|x| x.is_nan()));
+            }
+        }
+    }
+
+    #[test]
+    fn an_overflowing_sum_is_computed_on_quarters() {
+        // As [1, -1, 1, 1], scaled: r = 2^127, the sum is 2^128.
+        let big = 2.0_f32.powi(126);
+        assert_eq!(exact([big, -big, big, big], 0.6), kept([1, 3], [-2.0 * big, 2.0 * big]));
+        let estimate = approximate([big, -big, big, big], [0.3, 0.9]);
+        assert_eq!(estimate, kept([1, 3], [-2.0 * big, 2.0 * big]));
+    }
+
+    #[test]
+    fn an_underflowing_probability_stays_finite() {
+        let tiny = f32::from_bits(1);
+        let estimate = approximate([tiny, 1e38, 1e38, tiny], [0.0, 0.0]);
+        assert_eq!(estimate.indices, [0, 1]);
+        assert!(estimate.values.iter().all(|x| x.is_finite()));
+    }
+
+    #[test]
+    fn groups_draw_from_their_own_address() {
+        // p = 18 tokens: five groups, two calls a row; dz as stored is [p, r].
+        let (p, r) = (18, 3);
+        let stream = Stream::new(7, Site::new(Purpose::Mvue, 5), 2, 9);
+        let dz = Array2::from_shape_fn((p, r), |(t, i)| (1 + (5 * t + 3 * i) % 7) as f32 - 4.0);
+        for estimator in [Estimator::Exact, Estimator::Approximate] {
+            let out = compress(dz.view(), estimator, stream).expect("padded");
+            assert_eq!(out.shape(), [r, 20]);
+            for (i, j) in (0..r).flat_map(|i| (0..5).map(move |j| (i, j))) {
+                let x = core::array::from_fn(|at| dz.get((4 * j + at, i)).copied().unwrap_or(0.0));
+                let call = (2 * i + j / 4) as u32;
+                let u = stream.uniforms(call)[j % 4];
+                let v = stream.with_purpose(Purpose::MvueSecond).uniforms(call)[j % 4];
+                let expected = if estimator == Estimator::Exact { exact(x, u) } else { approximate(x, [u, v]) };
+                assert_eq!(out.pattern(i, j), expected.pattern());
+                assert_eq!([out.values()[[i, 2 * j]], out.values()[[i, 2 * j + 1]]], expected.values);
+            }
+        }
+    }
+}

@@ -92,3 +92,54 @@ pub fn masked<T: Element>(w: ArrayView2<'_, T>, mask: &Mask) -> Result<Array2<T>
     });
     Ok(out)
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::ToString;
+
+    use ndarray::arr2;
+
+    use super::{ValueMap, group, largest_two, masked, soft_threshold_scale};
+    use crate::{Mask, group::Pattern};
+
+    #[test]
+    fn ties_keep_the_lower_index() {
+        let kept = |x| largest_two(x).indices();
+        assert_eq!(kept([0.0; 4]), [0, 1]);
+        assert_eq!(kept([1.0, -2.0, 2.0, -2.0]), [1, 2]);
+        assert_eq!(kept([-1.0, 1.0, 1.0, 3.0]), [0, 3]);
+        assert_eq!(kept([1.0, f32::NAN, 2.0, f32::INFINITY]), [1, 3]);
+        assert_eq!(kept([1e38, 2e38, 3e38, f32::MAX]), [2, 3]);
+    }
+
+    #[test]
+    fn the_soft_threshold_subtracts_the_second_smallest() {
+        let soft = ValueMap::SoftThreshold { scale: 2.0 };
+        let x = [-5.0, 1.0, 2.0, 3.5];
+        assert_eq!(group(x, largest_two(x), soft), [-6.0, 0.0, 0.0, 3.0]);
+        assert_eq!(group(x, largest_two(x), ValueMap::Identity), [-5.0, 0.0, 0.0, 3.5]);
+        // Another mask may keep what lies below the threshold.
+        assert_eq!(group(x, Pattern::ALL[0], soft), [-6.0, 0.0, 0.0, 0.0]);
+        assert!(group([f32::NAN, 1.0, 2.0, 3.0], Pattern::ALL[0], soft)[0].is_nan());
+    }
+
+    #[test]
+    fn the_scale_is_the_least_squares_one() {
+        // S = [-3, 0, 0, 1.5]: (15 + 5.25) / (9 + 2.25).
+        assert_eq!(soft_threshold_scale(arr2(&[[-5.0_f32, 1.0, 2.0, 3.5]]).view()), Ok(1.8));
+        assert_eq!(soft_threshold_scale(arr2(&[[1.0_f32; 4]]).view()), Ok(1.0));
+        let message = soft_threshold_scale(arr2(&[[1.0_f32; 5]]).view()).expect_err("ragged").to_string();
+        assert_eq!(message, "soft threshold: 5 elements along the sparse dimension are not made of groups of 4");
+    }
+
+    #[test]
+    fn masking_leaves_positive_zeros() {
+        let w = arr2(&[[-1.0_f32, -2.0, -3.0, f32::NAN]; 4]);
+        let mask = Mask::from_tiles(4, 4, alloc::vec![0x000a]).expect("tiled");
+        let out = masked(w.view(), &mask).expect("one shape");
+        assert_eq!(out.row(0).map(|x| x.to_bits()).to_vec(), [0.0, -2.0, 0.0, f32::NAN].map(f32::to_bits));
+        assert!(out.iter().skip(4).all(|x| x.to_bits() == 0));
+        let message = masked(arr2(&[[0.0_f32; 8]; 4]).view(), &mask).expect_err("two shapes").to_string();
+        assert_eq!(message, "prune: expected shape [4, 8], found [4, 4]");
+    }
+}
