@@ -10,7 +10,7 @@ mod metrics;
 mod panel;
 
 use metrics::Run;
-use panel::{Curve, Ink, Panel};
+use panel::{Curve, Floor, Ink, Panel};
 
 /// Mid tones that hold on white and on near-black alike; a run takes the next one.
 const COLOURS: [&str; 6] = ["#2f81f7", "#e0823d", "#2da44e", "#a475f9", "#d4699e", "#9a8a2c"];
@@ -19,7 +19,13 @@ const COLOURS: [&str; 6] = ["#2f81f7", "#e0823d", "#2da44e", "#a475f9", "#d4699e
 const POINTS: usize = 500;
 
 const WIDTH: f64 = 840.0;
-const HEIGHT: f64 = 560.0;
+
+/// Where the legend begins, from the top; it has a line for each run.
+const PLOTS_END: f64 = 570.0;
+const LEGEND_LINE: f64 = 22.0;
+
+/// Where the second entry of a legend line begins, from the left.
+const LEGEND_SECOND: f64 = 420.0;
 
 /// Reads the runs, draws, writes the file.
 pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
@@ -42,20 +48,21 @@ pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
 }
 
 fn draw(runs: &[Run]) -> String {
-    let coloured = || runs.iter().zip(COLOURS);
-    let label = |run: &Run, what: String| if runs.len() == 1 { what } else { format!("{}: {what}", run.name) };
-
-    let mut losses = Vec::new();
-    let mut flips = Vec::new();
-    for (run, colour) in coloured() {
+    let (mut losses, mut flips, mut legend) = (Vec::new(), Vec::new(), String::new());
+    for ((run, colour), line) in runs.iter().zip(COLOURS).zip(0..) {
         let (training, steps) = thinned(&run.loss);
-        let what = if steps == 1 { "training loss".to_owned() } else { format!("training loss, mean of {steps} steps") };
-        losses.push(Curve { points: training, colour, ink: Ink::Faint, label: label(run, what) });
-        if !run.validation.is_empty() {
-            losses.push(Curve { points: run.validation.clone(), colour, ink: Ink::Marked, label: label(run, "validation loss".into()) });
-        }
-        if !run.flip_rate.is_empty() {
-            flips.push(Curve { points: run.flip_rate.clone(), colour, ink: Ink::Marked, label: label(run, "flip rate".into()) });
+        let training_label = if steps == 1 { "training loss".to_owned() } else { format!("training loss, mean of {steps} steps") };
+        losses.push(Curve { points: training, colour, ink: Ink::Faint });
+        losses.push(Curve { points: run.validation.clone(), colour, ink: Ink::Marked });
+        flips.push(Curve { points: run.flip_rate.clone(), colour, ink: Ink::Marked });
+        let sampled = [(!run.validation.is_empty(), "validation loss"), (!run.flip_rate.is_empty(), "flip rate")];
+        let sampled: Vec<&str> = sampled.into_iter().filter(|(there, _)| *there).map(|(_, name)| name).collect();
+        let name = if runs.len() == 1 { String::new() } else { format!("{}: ", run.name) };
+        let entries = [(Ink::Faint, name.clone() + &training_label), (Ink::Marked, name + &sampled.join(", "))];
+        for ((ink, label), x) in entries.into_iter().zip([panel::LEFT, LEGEND_SECOND]).take(1 + sampled.len().min(1)) {
+            let y = PLOTS_END + LEGEND_LINE * f64::from(line);
+            legend += &ink.stroke(&[(x, y), (x + 26.0, y)], &[(x + 13.0, y)], colour);
+            legend += &format!("<text x=\"{}\" y=\"{}\">{}</text>\n", x + 34.0, y + 4.5, escaped(&label));
         }
     }
 
@@ -64,21 +71,21 @@ fn draw(runs: &[Run]) -> String {
     switches.sort_by(f64::total_cmp);
     switches.dedup();
 
-    let above = Panel { title: "loss (nats a token)", top: 34.0, height: 230.0, floor: panel::Floor::Data, step_axis: None };
-    let below = Panel {
-        title: "flip rate (share of mask bits that change in a step)",
-        top: 318.0,
-        height: 180.0,
-        floor: panel::Floor::Zero,
-        step_axis: Some("optimizer step"),
-    };
+    let above = Panel { title: "loss (nats a token)", top: 34.0, height: 230.0, floor: Floor::Data, step_axis: None };
+    let title = "flip rate (share of mask bits that change in a step)";
+    let below = Panel { title, top: 318.0, height: 180.0, floor: Floor::Zero, step_axis: Some("optimizer step") };
     let panels = above.draw(&losses, last_step, &switches) + &below.draw(&flips, last_step, &switches);
+    let height = PLOTS_END + LEGEND_LINE * runs.len() as f64;
     format!(
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-family="system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif" font-size="13" fill="#7d8590">
+        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" font-family="system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif" font-size="13" fill="#7d8590">
 <title>Loss and flip rate against the optimizer step</title>
-{panels}</svg>
+{panels}{legend}</svg>
 "##
     )
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;")
 }
 
 /// At most [`POINTS`] points, each the mean of so many neighbours.
@@ -95,7 +102,7 @@ fn thinned(points: &[(f64, f64)]) -> (Vec<(f64, f64)>, usize) {
 mod tests {
     use std::fs;
 
-    use super::{POINTS, run, thinned};
+    use super::{POINTS, escaped, run, thinned};
 
     fn figure(lines: &[&str]) -> Result<String, String> {
         let directory = tempfile::tempdir().unwrap();
@@ -151,5 +158,10 @@ mod tests {
         assert_eq!((thin.len(), steps), (POINTS, 3));
         assert_eq!(thin[1], (4.0, 1.0));
         assert_eq!(thinned(&points[..POINTS]).0, points[..POINTS]);
+    }
+
+    #[test]
+    fn names_are_text() {
+        assert_eq!(escaped("a<b & c"), "a&lt;b &amp; c");
     }
 }

@@ -1,9 +1,9 @@
-//! One panel of the figure: frame, round ticks, curves, legend. Coordinates are SVG's, y downwards. There is no interaction.
+//! One panel of the figure: frame, round ticks, curves. Coordinates are SVG's, y downwards. There is no interaction.
 
 use std::fmt::Write;
 
 /// Where the plots begin and end, from the left.
-const LEFT: f64 = 64.0;
+pub(super) const LEFT: f64 = 64.0;
 const RIGHT: f64 = 822.0;
 
 /// How a curve is drawn.
@@ -13,6 +13,19 @@ pub(super) enum Ink {
     Faint,
     /// A line with a dot at each point, for what is sampled.
     Marked,
+}
+
+impl Ink {
+    /// A line through `points`, with its dots at `dots` where it has any.
+    pub(super) fn stroke(self, points: &[(f64, f64)], dots: &[(f64, f64)], colour: &str) -> String {
+        let (width, opacity, dots) = if self == Self::Faint { (1.2, 0.7, &[][..]) } else { (1.8, 1.0, dots) };
+        let points: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+        let dots: String = dots.iter().map(|(x, y)| format!(r#"<circle cx="{x:.1}" cy="{y:.1}" r="2.6" fill="{colour}"/>"#)).collect();
+        format!(
+            r#"<polyline points="{}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-opacity="{opacity}" stroke-linejoin="round"/>{dots}"#,
+            points.join(" ")
+        )
+    }
 }
 
 /// Where the value axis begins.
@@ -28,7 +41,6 @@ pub(super) struct Curve {
     pub(super) points: Vec<(f64, f64)>,
     pub(super) colour: &'static str,
     pub(super) ink: Ink,
-    pub(super) label: String,
 }
 
 pub(super) struct Panel {
@@ -89,35 +101,11 @@ impl Panel {
             }
         }
         for curve in curves {
-            let points: Vec<String> = curve.points.iter().map(|&(step, value)| format!("{:.1},{:.1}", x(step), y(value))).collect();
-            put(format_args!("{}", stroke(curve, &points.join(" "))));
-            if curve.ink == Ink::Marked {
-                for &(step, value) in &curve.points {
-                    put(format_args!(r#"<circle cx="{:.1}" cy="{:.1}" r="2.6" fill="{}"/>"#, x(step), y(value), curve.colour));
-                }
-            }
-        }
-        // The upper right stays free: losses fall, and so do flip rates.
-        let widest = curves.iter().map(|curve| curve.label.chars().count()).max().unwrap_or(0);
-        let (left, mut line) = (RIGHT - 46.0 - 7.0 * widest as f64, self.top + 14.0);
-        for curve in curves {
-            put(format_args!("{}", stroke(curve, &format!("{left:.1},{:.1} {:.1},{:.1}", line, left + 26.0, line))));
-            if curve.ink == Ink::Marked {
-                put(format_args!(r#"<circle cx="{:.1}" cy="{line:.1}" r="2.6" fill="{}"/>"#, left + 13.0, curve.colour));
-            }
-            put(format_args!(r#"<text x="{:.1}" y="{:.1}">{}</text>"#, left + 34.0, line + 4.5, escaped(&curve.label)));
-            line += 19.0;
+            let points: Vec<(f64, f64)> = curve.points.iter().map(|&(step, value)| (x(step), y(value))).collect();
+            put(format_args!("{}", curve.ink.stroke(&points, &points, curve.colour)));
         }
         svg
     }
-}
-
-fn stroke(curve: &Curve, points: &str) -> String {
-    let (width, opacity) = if curve.ink == Ink::Faint { (1.1, 0.55) } else { (1.8, 1.0) };
-    let colour = curve.colour;
-    format!(
-        r#"<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-opacity="{opacity}" stroke-linejoin="round"/>"#
-    )
 }
 
 /// The largest of 1, 2, 5 times a power of ten that cuts `span` into at most `parts` whole parts and two broken ones.
@@ -134,13 +122,9 @@ fn ticks(low: f64, high: f64, step: f64) -> Vec<(f64, String)> {
     (first..=last).map(|i| (i as f64 * step, format!("{:.decimals$}", i as f64 * step))).collect()
 }
 
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;")
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Curve, Floor, Ink, Panel, escaped, round_step, ticks};
+    use super::{Curve, Floor, Ink, Panel, round_step, ticks};
 
     #[test]
     fn ticks_are_round() {
@@ -160,7 +144,7 @@ mod tests {
     fn extremes_stay_inside_the_frame() {
         let panel = Panel { title: "t", top: 10.0, height: 100.0, floor: Floor::Data, step_axis: None };
         for points in [vec![], vec![(1.0, 3.0)], vec![(1.0, 1.5), (7.0, 9.75)], vec![(0.0, -2.0), (7.0, 0.0)]] {
-            let curve = Curve { points, colour: "red", ink: Ink::Marked, label: "c".into() };
+            let curve = Curve { points, colour: "red", ink: Ink::Marked };
             let svg = panel.draw(&[curve], 7.0, &[]);
             let centres = svg.split("cy=\"").skip(1).map(|rest| rest.split('"').next().unwrap().parse::<f64>().unwrap());
             for y in centres {
@@ -168,10 +152,5 @@ mod tests {
             }
             assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
         }
-    }
-
-    #[test]
-    fn labels_are_text() {
-        assert_eq!(escaped("a<b & c"), "a&lt;b &amp; c");
     }
 }
