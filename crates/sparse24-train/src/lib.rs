@@ -13,6 +13,8 @@ pub mod model;
 pub mod nn;
 pub mod optim;
 pub mod schedule;
+#[cfg(all(feature = "run", feature = "cpu"))]
+pub mod session;
 pub mod trainer;
 
 pub use error::{Error, ErrorKind};
