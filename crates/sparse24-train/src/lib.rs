@@ -4,5 +4,9 @@ pub mod checkpoint;
 #[cfg(feature = "run")]
 pub mod data;
 mod error;
+#[cfg(feature = "run")]
+pub mod interchange;
+#[cfg(feature = "run")]
+pub mod run;
 
 pub use error::{Error, ErrorKind};
