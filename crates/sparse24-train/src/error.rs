@@ -78,6 +78,18 @@ pub enum Error {
         /// What was not finite: the loss, or the tensor whose gradient it is.
         quantity: String,
     },
+    /// A tensor to be saved is not finite; nothing was written.
+    #[error("checkpoint of step {step} not written: {tensor:?} holds {value} at element {element}; the last good checkpoint is kept")]
+    NonFiniteCheckpoint {
+        /// Optimizer steps done.
+        step: u32,
+        /// The tensor, as the file would name it.
+        tensor: String,
+        /// Index into its row-major values.
+        element: usize,
+        /// NaN or an infinity.
+        value: f32,
+    },
 }
 
 impl Error {
@@ -89,7 +101,7 @@ impl Error {
             Self::File { .. } | Self::Semantics(_) | Self::Parameter { .. } => ErrorKind::Input,
             Self::Io { .. } => ErrorKind::Io,
             Self::Operand { .. } => ErrorKind::Contract,
-            Self::NonFinite { .. } => ErrorKind::NonFinite,
+            Self::NonFinite { .. } | Self::NonFiniteCheckpoint { .. } => ErrorKind::NonFinite,
         }
     }
 
