@@ -7,7 +7,7 @@
 //! | [`method`], [`optim`], [`schedule`] | a training method, an optimizer, a learning rate: values |
 //! | [`trainer`] | the loop as a state machine, one optimizer step at a time |
 //! | [`estimate`] | what a run costs before it runs |
-//! | `data`, `config`, `checkpoint`, `run`, `session`, `interchange` | corpora, settings and files (feature `run`) |
+//! | `data`, `config`, `checkpoint`, `run`, `session`, `interchange`, `pruning` | corpora, settings and files (feature `run`) |
 //!
 //! Without default features there are no files, tokenizers, clocks or threads: implement [`backend::Backend`] and embed the rest.
 
@@ -21,11 +21,15 @@ pub mod data;
 mod error;
 pub mod estimate;
 #[cfg(feature = "run")]
+mod file;
+#[cfg(feature = "run")]
 pub mod interchange;
 pub mod method;
 pub mod model;
 pub mod nn;
 pub mod optim;
+#[cfg(feature = "run")]
+pub mod pruning;
 #[cfg(feature = "run")]
 pub mod run;
 pub mod schedule;

@@ -195,15 +195,14 @@ impl Session {
             grad_norm: outcome.grad_norm,
             tokens_per_s: self.trainer.recipe().tokens_per_step() as f64 / seconds,
             flip_rate: outcome.flips.as_deref().map(overall_flip_rate),
-            flip_rate_per_layer: outcome.flips.map(|flips| {
-                flips.into_iter().map(|layer| sparse24_core::flip::flip_rate(layer.flips, layer.weights)).collect()
-            }),
+            flip_rate_per_layer: outcome
+                .flips
+                .map(|flips| flips.into_iter().map(|layer| sparse24_core::flip::flip_rate(layer.flips, layer.weights)).collect()),
             val_loss,
         };
         self.metrics.append(&metrics)?;
         Ok(metrics)
     }
-
 
     /// The last step of the first phase: the last 2:4 model of a sparse run.
     fn switch(&self) -> u32 {
