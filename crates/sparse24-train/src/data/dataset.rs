@@ -41,11 +41,17 @@ impl Dataset {
     pub fn open(path: Option<&Path>, kind: Option<TokenizerKind>, validation: f64) -> Result<Self, Error> {
         let corpus = match path {
             None => Corpus::embedded(),
-            Some(folder) if folder.join(TRAIN).exists() => return Self::from_folder(folder, kind, None),
+            Some(folder) if Self::is_prepared(folder) => return Self::from_folder(folder, kind, None),
             Some(path) => Corpus::open(path)?,
         };
         let tokenizer = Tokenizer::for_text(kind.unwrap_or(TokenizerKind::Byte), corpus.text())?;
         Self::from_corpus(&corpus, tokenizer, validation)
+    }
+
+    /// Whether a path is a folder of prepared shards.
+    #[must_use]
+    pub fn is_prepared(path: &Path) -> bool {
+        path.join(TRAIN).exists()
     }
 
     /// The tokens of a corpus; the two parts of [`Corpus::split`] are encoded apart.
