@@ -289,6 +289,19 @@ pub fn open_dataset(config: &Config) -> Result<Dataset, Error> {
     Ok(dataset)
 }
 
+/// Other data than a run's own, read with its tokenizer.
+///
+/// # Errors
+/// Those of the data.
+pub fn open_other_dataset(path: &Path, tokenizer: Option<&Tokenizer>, config: &Config) -> Result<Dataset, Error> {
+    let dataset = match tokenizer {
+        Some(tokenizer) => Dataset::open_with(path, tokenizer.clone(), config.data.validation)?,
+        None => Dataset::open(Some(path), None, config.data.validation)?,
+    };
+    dataset.check_context(config.model.context)?;
+    Ok(dataset)
+}
+
 fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer, Error> {
     Trainer::new(Box::new(CpuBackend::new(config.backend.arithmetic)), config.recipe(vocabulary)?)
 }

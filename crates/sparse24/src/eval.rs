@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use serde::Serialize;
-use sparse24_train::{data::Dataset, session};
+use sparse24_train::session;
 
 use crate::{
     failure::{Exit, Failure},
@@ -36,10 +36,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut loaded = session::load(&args.run)?;
     let config = loaded.config.clone();
     on_threads(&config, || {
-        let dataset = match (&args.data, &loaded.tokenizer) {
-            (None, _) => session::open_dataset(&config)?,
-            (Some(path), Some(tokenizer)) => Dataset::open_with(path, tokenizer.clone(), config.data.validation)?,
-            (Some(path), None) => Dataset::open(Some(path), None, config.data.validation)?,
+        let dataset = match &args.data {
+            None => session::open_dataset(&config)?,
+            Some(path) => session::open_other_dataset(path, loaded.tokenizer.as_ref(), &config)?,
         };
         let vocabulary = loaded.trainer.recipe().model.vocabulary;
         if dataset.vocabulary() as usize > vocabulary {

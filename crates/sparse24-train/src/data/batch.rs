@@ -39,7 +39,7 @@ impl Dataset {
             let words = stream.words(u32::try_from(sequence / 2).expect("a batch has fewer than 2^33 sequences"));
             let half = 2 * (sequence % 2);
             let draw = u64::from(words[half]) | u64::from(words[half + 1]) << 32;
-            let start = (u128::from(draw) * starts >> 64) as usize;
+            let start = ((u128::from(draw) * starts) >> 64) as usize;
             tokens.copy_to(start, context, inputs);
             tokens.copy_to(start + 1, context, targets);
         }

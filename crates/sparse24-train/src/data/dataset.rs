@@ -109,7 +109,9 @@ impl Dataset {
         if let (Some(asked), Some(found)) = (kind, tokenizer.as_ref().map(Tokenizer::kind))
             && asked != found
         {
-            let problem = format!("`{}` is asked for, but {} was prepared with `{}`", asked.name(), folder.display(), found.name());
+            let (asked, found) = (asked.name(), found.name());
+            let problem =
+                format!("`{asked}` is asked for, but {} was prepared with `{found}`: set data.tokenizer={found}", folder.display());
             return Err(Error::setting("tokenizer", problem));
         }
         let known = tokenizer.as_ref().map(Tokenizer::vocabulary);
