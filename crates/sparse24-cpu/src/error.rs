@@ -20,3 +20,13 @@ pub enum Error {
         found: [usize; 2],
     },
 }
+
+/// Whether `operand` has the shape that the others imply.
+pub(crate) fn check_shape(operation: &'static str, operand: &'static str, expected: [usize; 2], found: [usize; 2]) -> Result<(), Error> {
+    if expected == found { Ok(()) } else { Err(Error::Shape { operation, operand, expected, found }) }
+}
+
+/// Whether 4x4 tiles cover the matrix.
+pub(crate) fn check_tiled(operation: &'static str, [rows, columns]: [usize; 2]) -> Result<(), Error> {
+    if rows % 4 == 0 && columns % 4 == 0 { Ok(()) } else { Err(sparse24_core::Error::NotTiled { operation, rows, columns }.into()) }
+}

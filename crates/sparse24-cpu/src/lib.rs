@@ -4,6 +4,18 @@
 //! SIMD level. Outputs are allocated by the caller; every element of an output is overwritten unless its operation says otherwise.
 #![deny(unsafe_code)]
 
+pub mod compressed;
+pub mod decay;
 mod error;
+pub mod flip;
+pub mod mvue;
+mod nibbles;
+pub mod prune;
+pub mod search;
+#[allow(unsafe_code)]
+pub mod simd;
+pub mod spmm24;
+mod strips;
 
 pub use error::Error;
+pub use simd::Simd;
