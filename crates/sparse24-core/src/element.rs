@@ -10,6 +10,11 @@ pub trait Element: Copy + Default + PartialEq + core::fmt::Debug + Send + Sync +
     fn to_f32(self) -> f32;
     /// The nearest value of this type, ties to even.
     fn from_f32(value: f32) -> Self;
+    /// The elements as they lie in memory, where the storage type is f32 itself: kernels then read them without a copy.
+    fn as_f32s(elements: &[Self]) -> Option<&[f32]> {
+        let _ = elements;
+        None
+    }
 }
 
 impl Element for f32 {
@@ -18,6 +23,9 @@ impl Element for f32 {
     }
     fn from_f32(value: f32) -> Self {
         value
+    }
+    fn as_f32s(elements: &[Self]) -> Option<&[f32]> {
+        Some(elements)
     }
 }
 

@@ -39,7 +39,8 @@ impl Log {
 }
 
 /// The time now, as `2026-01-31T23:59:59Z`.
-pub(super) fn now() -> String {
+#[must_use]
+pub fn now() -> String {
     utc(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
 }
 
