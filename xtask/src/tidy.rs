@@ -1,6 +1,6 @@
 //! `cargo xtask tidy`: the rules of the house that neither rustc, rustfmt nor clippy knows.
 //!
-//! A rule about one file is a row of [`rules::RULES`]; who may depend on whom is the table [`layering::FLOORS`]; how long a file
+//! A rule about one file is a row of `rules::RULES`; who may depend on whom is the table `layering::FLOORS`; how long a file
 //! may be is in [`size`]. Each finding is one line, `path:line: what, why`. Files that git ignores are not read.
 
 use std::{fmt, fs, path::Path, process::Command, process::ExitCode};
