@@ -11,6 +11,7 @@ use toml::{Table, Value};
 use crate::{
     Error,
     backend::{Activation, cpu::Arithmetic},
+    data::TokenizerKind,
     method::Method,
     model::gpt2::{BatchShape, Gpt2Shape, Sparsify},
     nn::linear24::Bias,
@@ -123,8 +124,10 @@ pub struct BatchConfig {
 pub struct DataConfig {
     /// A text file, a folder of them, or prepared shards; empty is the embedded corpus.
     pub path: String,
-    /// `byte`, `char` or `gpt2`.
-    pub tokenizer: String,
+    /// How text becomes tokens.
+    pub tokenizer: TokenizerKind,
+    /// The share of the text that is held out, at its end.
+    pub validation: f64,
 }
 
 /// What is measured and saved, and when; 0 is never.

@@ -53,6 +53,14 @@ pub struct Recipe {
     pub seed: u64,
 }
 
+impl Recipe {
+    /// Tokens of one optimizer step.
+    #[must_use]
+    pub fn tokens_per_step(&self) -> u64 {
+        (self.batch.sequences * self.batch.context) as u64 * u64::from(self.accumulation.get())
+    }
+}
+
 /// Where micro-batches come from: a pure function of (seed, step, micro-step).
 pub trait Batches {
     /// Fills `[sequences * context]` inputs and their next tokens.
@@ -189,7 +197,7 @@ impl Trainer {
         let step = self.step + 1;
         let phase = self.recipe.method.phases[self.phase_index(step)];
         let (accumulation, BatchShape { sequences, context }) = (self.recipe.accumulation.get(), self.recipe.batch);
-        let tokens = f64::from(accumulation) * (sequences * context) as f64;
+        let tokens = self.recipe.tokens_per_step() as f64;
         let learning_rate = self.recipe.schedule.learning_rate(step);
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         for micro_step in 0..accumulation {

@@ -1,8 +1,8 @@
 //! The arguments that commands share: how a configuration is resolved.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use sparse24_train::{config::Config, data::Dataset};
+use sparse24_train::config::Config;
 
 use crate::failure::Failure;
 
@@ -55,13 +55,4 @@ impl Configure {
         let settings: Vec<String> = self.settings.iter().cloned().chain(flags).collect();
         Ok(Config::resolve(&self.preset, self.config.as_deref(), &settings)?)
     }
-}
-
-/// The dataset that a configuration names.
-pub(crate) fn dataset(config: &Config) -> Result<Dataset, Failure> {
-    let path = (!config.data.path.is_empty()).then(|| Path::new(&config.data.path));
-    let tokenizer = config.data.tokenizer.parse().map_err(|problem: sparse24_train::Error| Failure::from(problem))?;
-    let dataset = Dataset::open(path, Some(tokenizer), config.data.validation)?;
-    dataset.check_context(config.model.context)?;
-    Ok(dataset)
 }

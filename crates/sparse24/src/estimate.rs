@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use ndarray::Array2;
 use serde::Serialize;
 use sparse24_cpu::gemm::{Beta, matmul};
-use sparse24_train::estimate::{Estimate, estimate};
-
-use crate::{
-    configure::{Configure, dataset},
-    failure::Failure,
+use sparse24_train::{
+    estimate::{Estimate, estimate},
+    session::open_dataset,
 };
+
+use crate::{configure::Configure, failure::Failure};
 
 /// Parameters, memory, floating-point operations and time of a configuration
 #[derive(clap::Args, Debug)]
@@ -38,7 +38,7 @@ const OVERHEAD: f64 = 1.5;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
-    let recipe = config.recipe(dataset(&config)?.vocabulary() as usize)?;
+    let recipe = config.recipe(open_dataset(&config)?.vocabulary() as usize)?;
     let estimate = estimate(&recipe);
     let flops = products_per_second(recipe.model.width, recipe.model.ffn_width)?;
     let seconds_per_step = estimate.flops_per_step * OVERHEAD / flops;

@@ -378,7 +378,7 @@ impl Backend for CpuBackend {
 
     fn compress_weight(&mut self, w: Tensor, MaskId(mask): MaskId, map: ValueMap, Weight24(out): Weight24) -> Result<(), Error> {
         let mut pruned = mem::take(&mut self.weights24[out]);
-        let done = masked(self.view(w), &self.masks[mask], map, pruned.view_mut());
+        let done = masked(self.view(w), &self.masks[mask], pruned.view_mut());
         self.weights24[out] = pruned;
         Ok(done?)
     }
@@ -481,7 +481,7 @@ impl Backend for CpuBackend {
     fn attention_forward(&mut self, op: &AttentionForward) -> Result<(), Error> {
         self.write([op.o, op.lse], |cpu, [o, lse]| {
             let dropout = op.dropout.map(|dropout| cpu.kernel_dropout(dropout));
-            attention::attention_forward(op.shape.into(), cpu.view(op.q), cpu.view(op.k), cpu.view(op.v), dropout.as_ref(), o, lse)
+            attention::attention_forward(op.shape.into(), cpu.view(op.q), cpu.view(op.k), cpu.view(op.v), o, lse, dropout.as_ref())
         })
     }
 
@@ -497,12 +497,16 @@ impl Backend for CpuBackend {
             let dropout = forward.dropout.map(|dropout| cpu.kernel_dropout(dropout));
             attention::attention_backward(
                 forward.shape.into(),
-                [forward.q, forward.k, forward.v].map(|t| cpu.view(t)),
+                cpu.view(forward.q),
+                cpu.view(forward.k),
+                cpu.view(forward.v),
                 cpu.view(forward.o),
                 cpu.view(forward.lse),
                 cpu.view(op.d_o),
+                dq,
+                dk,
+                dv,
                 dropout.as_ref(),
-                [dq, dk, dv],
             )
         })
     }

@@ -4,6 +4,7 @@ use super::{BackendConfig, BatchConfig, Config, DataConfig, MethodConfig, ModelC
 use crate::{
     Error,
     backend::{Activation, cpu::Arithmetic},
+    data::TokenizerKind,
     model::gpt2::Sparsify,
 };
 
@@ -72,7 +73,7 @@ fn quickstart() -> Config {
     Config {
         steps: 1500,
         optimizer: OptimizerConfig { warmup_steps: 150, ..base.optimizer },
-        data: DataConfig { path: String::new(), tokenizer: "byte".to_owned() },
+        data: DataConfig { path: String::new(), tokenizer: TokenizerKind::Byte, validation: 0.1 },
         run: RunConfig { eval_every: 250, flip_every: 10, checkpoint_every: 500, keep_last: 2 },
         ..base
     }
@@ -107,7 +108,7 @@ fn shakespeare_char_cpu() -> Config {
             clip: 1.0,
         },
         batch: BatchConfig { sequences: 12, accumulation: 1 },
-        data: DataConfig { path: String::new(), tokenizer: "char".to_owned() },
+        data: DataConfig { path: String::new(), tokenizer: TokenizerKind::Character, validation: 0.1 },
         run: RunConfig { eval_every: 250, flip_every: 20, checkpoint_every: 500, keep_last: 2 },
         backend: BackendConfig { name: "cpu".to_owned(), threads: 0, arithmetic: Arithmetic::F32 },
     }
@@ -131,7 +132,7 @@ fn gpt2(layers: usize, heads: usize, width: usize, lambda: f32) -> Config {
         method: MethodConfig { lambda, ..base.method },
         optimizer: OptimizerConfig { learning_rate: 1.5e-4, min_learning_rate: 1e-5, warmup_steps: 3000, beta2: 0.95, ..base.optimizer },
         batch: BatchConfig { sequences: 16, accumulation: 32 },
-        data: DataConfig { path: String::new(), tokenizer: "gpt2".to_owned() },
+        data: DataConfig { path: String::new(), tokenizer: TokenizerKind::Gpt2, validation: 0.1 },
         run: RunConfig { eval_every: 1000, flip_every: 100, checkpoint_every: 1000, keep_last: 2 },
         ..base
     }
