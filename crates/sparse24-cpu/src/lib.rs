@@ -17,3 +17,6 @@ pub mod loss;
 pub mod math;
 pub mod norm;
 pub mod rounding;
+mod threads;
+
+pub use threads::{on_threads, threads};
