@@ -25,8 +25,8 @@ proptest! {
 
     #[test]
     fn the_search_is_optimal(tile in tile()) {
-        // A candidate 2*best - sum is three additions deep on differences two or three deep, all at most the sum: within 8 roundings of
-        // 2^-24 of it for winner and optimum each, and half of that is in the norm: 2^-24 * 8.
+        // A candidate, 2*best - sum, has at most six layers of additions, and each layer errs by 2^-24 of the sum at most. Winner and optimum
+        // err by that each, and the norm by half: 6 * 2^-24 < 2^-21.
         let bound = oracle::norm(&tile) * 2.0_f64.powi(-21);
         let best = best(&tile);
         for tile in [tile, oracle::transposed(&tile)] {
