@@ -61,7 +61,7 @@ mod tests {
             assert!(brain.is_nan() || <bf16 as Element>::from_f32(Element::to_f32(brain)).to_bits() == bits);
         }
         // Halfway between 1 and its upper neighbour, then just above; the even one is 1.
-        let ties = [1.0 + 2.0_f32.powi(-8), 1.0 + 2.0_f32.powi(-8) + f32::EPSILON];
-        assert_eq!(ties.map(<bf16 as Element>::from_f32).map(Element::to_f32), [1.0, 1.0 + 2.0_f32.powi(-7)]);
+        let ties = [1.0 + 1.0 / 256.0, 1.0 + 1.0 / 256.0 + f32::EPSILON];
+        assert_eq!(ties.map(<bf16 as Element>::from_f32).map(Element::to_f32), [1.0, 1.0 + 1.0 / 128.0]);
     }
 }
