@@ -110,8 +110,9 @@ fn a_resume_cuts_what_lies_beyond_the_checkpoint() {
     let path = temporary.path().join("metrics.jsonl");
     let lines: Vec<_> = (1..=5).map(|step| serde_json::to_string(&metrics(step)).unwrap() + "\n").collect();
     let whole = lines.concat();
-    // A crash may leave the file cut at any byte.
-    for end in 0..=whole.len() {
+    // A crash may leave the file cut at any byte; these are every fifth and those around the ends of lines.
+    let near_end = |at: usize| whole.as_bytes()[at.saturating_sub(1)..(at + 1).min(whole.len())].contains(&b'\n');
+    for end in (0..=whole.len()).filter(|&at| at % 5 == 0 || near_end(at)) {
         fs::write(&path, &whole[..end]).unwrap();
         let kept = (1..=3).filter(|&n| lines[..n].concat().len() <= end).count();
         let (mut log, cut) = MetricsLog::resume(&path, 3).unwrap();
