@@ -47,6 +47,29 @@ pub enum Error {
         /// Why it failed.
         source: io::Error,
     },
+    /// A text holds a character that a character tokenizer never saw.
+    #[error(
+        "the character {character:?} (U+{:04X}) at byte {offset} is not among the {vocabulary} characters of the tokenizer's vocabulary",
+        u32::from(*character)
+    )]
+    UnknownCharacter {
+        /// The character.
+        character: char,
+        /// Where it stands in the text, in bytes.
+        offset: usize,
+        /// How many characters the vocabulary has.
+        vocabulary: u32,
+    },
+    /// A token id has no meaning.
+    #[error("token {token} at position {position} is beyond the vocabulary of {vocabulary}")]
+    UnknownToken {
+        /// The id.
+        token: u32,
+        /// Where it stands, in tokens.
+        position: usize,
+        /// How many ids there are.
+        vocabulary: u32,
+    },
     /// Operands do not fit the operation.
     #[error("{operation}: {operand} should be {expected:?}, found {found:?}")]
     Operand {
@@ -58,6 +81,14 @@ pub enum Error {
         expected: [usize; 2],
         /// The shape given.
         found: [usize; 2],
+    },
+    /// A parameter's state is incomplete.
+    #[error("{name}: its {problem} is missing")]
+    Parameter {
+        /// The parameter.
+        name: String,
+        /// What is missing.
+        problem: &'static str,
     },
     /// The semantics of 2:4 refuse.
     #[error(transparent)]
@@ -90,7 +121,9 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Setting { .. } => ErrorKind::Configuration,
-            Self::File { .. } | Self::Semantics(_) => ErrorKind::Input,
+            Self::File { .. } | Self::UnknownCharacter { .. } | Self::UnknownToken { .. } | Self::Semantics(_) | Self::Parameter { .. } => {
+                ErrorKind::Input
+            }
             Self::Io { .. } => ErrorKind::Io,
             Self::Operand { .. } => ErrorKind::Contract,
             Self::NonFinite { .. } | Self::NonFiniteCheckpoint { .. } => ErrorKind::NonFinite,

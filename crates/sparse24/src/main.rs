@@ -4,7 +4,18 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod config;
+mod configure;
+mod doctor;
+mod estimate;
+mod eval;
 mod failure;
+mod presets;
+mod progress;
+mod resume;
+mod sample;
+mod train;
+mod weights;
 
 use failure::Failure;
 
@@ -17,10 +28,28 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
-enum Command {}
+enum Command {
+    Train(train::Args),
+    Resume(resume::Args),
+    Eval(eval::Args),
+    Sample(sample::Args),
+    Presets(presets::Args),
+    Config(config::Args),
+    Estimate(estimate::Args),
+    Doctor(doctor::Args),
+}
 
 fn run(command: &Command) -> Result<(), Failure> {
-    match *command {}
+    match command {
+        Command::Train(args) => train::run(args),
+        Command::Resume(args) => resume::run(args),
+        Command::Eval(args) => eval::run(args),
+        Command::Sample(args) => sample::run(args),
+        Command::Presets(args) => presets::run(args),
+        Command::Config(args) => config::run(args),
+        Command::Estimate(args) => estimate::run(args),
+        Command::Doctor(args) => doctor::run(args),
+    }
 }
 
 fn main() -> ExitCode {

@@ -1,0 +1,154 @@
+//! GELU, GEGLU and SwiGLU, forward and backward, in any layout of their operands.
+//!
+//! GELU is the tanh form: GELU(z) = z/2 (1 + tanh u) = z sigmoid(2u) with u = sqrt(2/pi) (z + 0.044715 z^3). A gated activation takes
+//! Z `[p, 2f]` and multiplies the activated *first* half of its columns by the second. Matrices may be row-major or
+//! column-major (the strides tell); matching layouts are fastest. Elementwise, so the bits depend neither on layout nor on
+//! threads. Deliberately absent: the activated first half is not stored but computed again in the backward.
+
+use ndarray::{ArrayView2, ArrayViewMut2, Axis};
+
+use crate::{Error, math, run, shape};
+
+/// 2 sqrt(2/pi): GELU(z) = z sigmoid(SLOPE * z * (1 + CUBIC z^2)).
+const SLOPE: f32 = 1.595_769_1;
+const CUBIC: f32 = 0.044_715;
+
+/// (GELU(z), GELU'(z)).
+#[inline(always)]
+fn gelu(z: f32) -> (f32, f32) {
+    let square = z * z;
+    let s = math::sigmoid(SLOPE * z * (1.0 + CUBIC * square));
+    // Far out s(1-s) is 0, but the factor beside it may be infinite.
+    let spread = s * (1.0 - s);
+    let steep = z * (SLOPE * (1.0 + 3.0 * CUBIC * square)) * spread;
+    (if s == 0.0 { 0.0 } else { z * s }, s + if spread == 0.0 { 0.0 } else { steep })
+}
+
+/// (SiLU(z), SiLU'(z)), SiLU(z) = z sigmoid(z).
+#[inline(always)]
+fn silu(z: f32) -> (f32, f32) {
+    let s = math::sigmoid(z);
+    let spread = s * (1.0 - s);
+    (if s == 0.0 { 0.0 } else { z * s }, s + if spread == 0.0 { 0.0 } else { z * spread })
+}
+
+/// h = GELU(z), all `[p, f]`.
+///
+/// # Errors
+/// [`Error::Shape`] unless all shapes agree.
+pub fn gelu_forward(z: ArrayView2<'_, f32>, h: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
+    shape::check("gelu_forward", "h", shape::of(&z), shape::of(&h))?;
+    run::for_each(
+        [z],
+        [h],
+        #[inline(always)]
+        |[z], [h]| {
+            for (h, &z) in h.iter_mut().zip(z) {
+                *h = gelu(z).0;
+            }
+        },
+    );
+    Ok(())
+}
+
+/// dz = dh * GELU'(z), all `[p, f]`.
+///
+/// # Errors
+/// [`Error::Shape`] unless all shapes agree.
+pub fn gelu_backward(dh: ArrayView2<'_, f32>, z: ArrayView2<'_, f32>, dz: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
+    shape::check("gelu_backward", "dh", shape::of(&z), shape::of(&dh))?;
+    shape::check("gelu_backward", "dz", shape::of(&z), shape::of(&dz))?;
+    run::for_each(
+        [dh, z],
+        [dz],
+        #[inline(always)]
+        |[dh, z], [dz]| {
+            for ((dz, &dh), &z) in dz.iter_mut().zip(dh).zip(z) {
+                *dz = dh * gelu(z).1;
+            }
+        },
+    );
+    Ok(())
+}
+
+/// h = GELU(first half of z) * second half: z `[p, 2f]`, h `[p, f]`.
+///
+/// # Errors
+/// [`Error::Shape`] unless z is twice as wide as h.
+pub fn geglu_forward(z: ArrayView2<'_, f32>, h: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
+    gated_forward("geglu_forward", z, h, gelu)
+}
+
+/// With a, b the halves of z: dz = [dh * b * GELU'(a), dh * GELU(a)]; z, dz `[p, 2f]`, dh `[p, f]`.
+///
+/// # Errors
+/// [`Error::Shape`] unless z and dz are twice as wide as dh.
+pub fn geglu_backward(dh: ArrayView2<'_, f32>, z: ArrayView2<'_, f32>, dz: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
+    gated_backward("geglu_backward", dh, z, dz, gelu)
+}
+
+/// h = SiLU(first half of z) * second half: z `[p, 2f]`, h `[p, f]`.
+///
+/// # Errors
+/// [`Error::Shape`] unless z is twice as wide as h.
+pub fn swiglu_forward(z: ArrayView2<'_, f32>, h: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
+    gated_forward("swiglu_forward", z, h, silu)
+}
+
+/// With a, b the halves of z: dz = [dh * b * SiLU'(a), dh * SiLU(a)]; z, dz `[p, 2f]`, dh `[p, f]`.
+///
+/// # Errors
+/// [`Error::Shape`] unless z and dz are twice as wide as dh.
+pub fn swiglu_backward(dh: ArrayView2<'_, f32>, z: ArrayView2<'_, f32>, dz: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
+    gated_backward("swiglu_backward", dh, z, dz, silu)
+}
+
+#[inline(always)]
+fn gated_forward(
+    operation: &'static str,
+    z: ArrayView2<'_, f32>,
+    h: ArrayViewMut2<'_, f32>,
+    activation: impl Fn(f32) -> (f32, f32) + Sync,
+) -> Result<(), Error> {
+    let [p, f] = shape::of(&h);
+    shape::check(operation, "z", [p, 2 * f], shape::of(&z))?;
+    let (a, b) = z.split_at(Axis(1), f);
+    run::for_each(
+        [a, b],
+        [h],
+        #[inline(always)]
+        |[a, b], [h]| {
+            for ((h, &a), &b) in h.iter_mut().zip(a).zip(b) {
+                *h = activation(a).0 * b;
+            }
+        },
+    );
+    Ok(())
+}
+
+#[inline(always)]
+fn gated_backward(
+    operation: &'static str,
+    dh: ArrayView2<'_, f32>,
+    z: ArrayView2<'_, f32>,
+    dz: ArrayViewMut2<'_, f32>,
+    activation: impl Fn(f32) -> (f32, f32) + Sync,
+) -> Result<(), Error> {
+    let [p, f] = shape::of(&dh);
+    shape::check(operation, "z", [p, 2 * f], shape::of(&z))?;
+    shape::check(operation, "dz", [p, 2 * f], shape::of(&dz))?;
+    let ((a, b), (da, db)) = (z.split_at(Axis(1), f), dz.split_at(Axis(1), f));
+    run::for_each(
+        [dh, a, b],
+        [da, db],
+        #[inline(always)]
+        |[dh, a, b], [da, db]| {
+            for ((((da, db), &dh), &a), &b) in da.iter_mut().zip(db).zip(dh).zip(a).zip(b) {
+                let (value, slope) = activation(a);
+                *da = dh * b * slope;
+                *db = dh * value;
+            }
+        },
+    );
+    Ok(())
+}

@@ -1,0 +1,380 @@
+//! The two token sequences of a run: one to train on, one held out.
+//!
+//! Invariant: every id is below the vocabulary, and equal fingerprints mean equal tokens under the same tokenizer.
+//! Deliberately absent: which part a step sees ([`Dataset::batch`], [`Dataset::evaluation_windows`]).
+
+use std::{
+    convert::Infallible,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use blake3::Hash;
+
+use super::{
+    Corpus, Tokenizer, TokenizerKind, Tokens,
+    shard::{self, Origin},
+};
+use crate::{Error, file};
+
+const TRAIN: &str = "train.bin";
+const VALIDATION: &str = "val.bin";
+const TOKENIZER: &str = "tokenizer.json";
+
+/// Token ids for training and for validation, and what they mean.
+#[derive(Debug, Clone)]
+pub struct Dataset {
+    train: Tokens,
+    validation: Tokens,
+    vocabulary: u32,
+    tokenizer: Option<Tokenizer>,
+    fingerprint: Hash,
+    source: PathBuf,
+}
+
+impl Dataset {
+    /// What a run is asked to learn from: nothing given is the embedded corpus, a folder with a `train.bin` is [`Dataset::from_folder`],
+    /// anything else is a corpus. Without a kind, a corpus is read as bytes.
+    ///
+    /// # Errors
+    /// As [`Corpus::open`], [`Dataset::from_corpus`] and [`Dataset::from_folder`].
+    pub fn open(path: Option<&Path>, kind: Option<TokenizerKind>, validation: f64) -> Result<Self, Error> {
+        let corpus = match path {
+            None => Corpus::embedded(),
+            Some(folder) if Self::is_prepared(folder) => return Self::from_folder(folder, kind, None),
+            Some(path) => Corpus::open(path)?,
+        };
+        let tokenizer = Tokenizer::for_text(kind.unwrap_or(TokenizerKind::Byte), corpus.text())?;
+        Self::from_corpus(&corpus, tokenizer, validation)
+    }
+
+    /// Whether a path is a folder of prepared shards.
+    #[must_use]
+    pub fn is_prepared(path: &Path) -> bool {
+        path.join(TRAIN).exists()
+    }
+
+    /// The tokens of a corpus; the two parts of [`Corpus::split`] are encoded apart.
+    ///
+    /// # Errors
+    /// As [`Corpus::split`]; [`Error::File`] for a character that the tokenizer lacks.
+    pub fn from_corpus(corpus: &Corpus, tokenizer: Tokenizer, validation: f64) -> Result<Self, Error> {
+        let [head, tail] = corpus.split(validation)?;
+        let vocabulary = tokenizer.vocabulary();
+        let encode = |text: &str, before: usize| {
+            let ids = tokenizer.encode(text).map_err(|e| match e {
+                Error::UnknownCharacter { character, offset, vocabulary } => {
+                    let whole = Error::UnknownCharacter { character, offset: offset + before, vocabulary };
+                    Error::file(corpus.source(), whole.to_string())
+                }
+                other => other,
+            })?;
+            let mut tokens = Tokens::for_vocabulary(vocabulary);
+            tokens.extend(ids);
+            Ok::<_, Error>(tokens)
+        };
+        let (train, validation) = (encode(head, 0)?, encode(tail, head.len())?);
+        Ok(Self::new(train, validation, vocabulary, Some(tokenizer), corpus.source()))
+    }
+
+    /// A prepared folder (`train.bin`, `val.bin`, `tokenizer.json`), or one of foreign shards (nanoGPT's or llm.c's, no `tokenizer.json`).
+    ///
+    /// Foreign shards do not tell what their ids mean: `kind` byte or gpt2 says it; else the vocabulary is the one given, or the largest
+    /// id plus one, and there is no tokenizer.
+    ///
+    /// # Errors
+    /// As [`shard::read`]; [`Error::File`] for shards of another tokenizer than the folder's; [`Error::Setting`] for a kind or vocabulary
+    /// that contradicts the folder.
+    pub fn from_folder(folder: &Path, kind: Option<TokenizerKind>, vocabulary: Option<u32>) -> Result<Self, Error> {
+        let [train, validation] = [TRAIN, VALIDATION].map(|name| folder.join(name));
+        let described = folder.join(TOKENIZER);
+        let foreign = !described.exists();
+        let tokenizer = match kind {
+            _ if !foreign => Some(Tokenizer::load(&described)?),
+            Some(kind @ (TokenizerKind::Byte | TokenizerKind::Gpt2)) => Some(Tokenizer::for_text(kind, "")?),
+            Some(TokenizerKind::Character) | None => None,
+        };
+        if let (Some(asked), Some(found)) = (kind, tokenizer.as_ref().map(Tokenizer::kind))
+            && asked != found
+        {
+            let problem = format!("`{}` is asked for, but {} was prepared with `{}`", asked.name(), folder.display(), found.name());
+            return Err(Error::setting("tokenizer", problem));
+        }
+        let known = tokenizer.as_ref().map(Tokenizer::vocabulary);
+        if let (Some(asked), Some(known)) = (vocabulary, known)
+            && asked != known
+        {
+            return Err(Error::setting(
+                "vocabulary",
+                format!("{asked} is asked for, but the tokenizer of {} has {known}", folder.display()),
+            ));
+        }
+        let read = |path: &Path| {
+            let shard = shard::read(path, known.or(vocabulary))?;
+            match (&shard.origin, &tokenizer) {
+                (None, _) if foreign => Ok(shard),
+                (None, _) => Err(Error::file(path, format!("is no token shard of sparse24, which the {TOKENIZER} beside it promises"))),
+                (Some(_), _) if foreign => Err(Error::file(path, format!("needs the {TOKENIZER} that was prepared with it"))),
+                (Some(origin), Some(tokenizer)) if origin.tokenizer == tokenizer.fingerprint() => Ok(shard),
+                (Some(_), _) => Err(Error::file(path, format!("was not encoded with the tokenizer of the {TOKENIZER} beside it"))),
+            }
+        };
+        let (train, validation) = (read(&train)?.tokens, read(&validation)?.tokens);
+        let largest = train.largest().max(validation.largest());
+        let vocabulary = known.or(vocabulary).unwrap_or_else(|| largest.map_or(0, |id| id.saturating_add(1)));
+        Ok(Self::new(train, validation, vocabulary, tokenizer, folder))
+    }
+
+    fn new(train: Tokens, validation: Tokens, vocabulary: u32, tokenizer: Option<Tokenizer>, source: &Path) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&vocabulary.to_le_bytes());
+        hasher.update(tokenizer.as_ref().map_or([0; 32], |t| *t.fingerprint().as_bytes()).as_slice());
+        for tokens in [&train, &validation] {
+            hasher.update(&(tokens.len() as u64).to_le_bytes());
+            let Ok(()) = tokens.for_each_piece(4, |ids| {
+                hasher.update(ids);
+                Ok::<_, Infallible>(())
+            });
+        }
+        Self { train, validation, vocabulary, tokenizer, fingerprint: hasher.finalize(), source: source.to_owned() }
+    }
+
+    /// The sequence to train on.
+    #[must_use]
+    pub fn train(&self) -> &Tokens {
+        &self.train
+    }
+
+    /// The sequence held out.
+    #[must_use]
+    pub fn validation(&self) -> &Tokens {
+        &self.validation
+    }
+
+    /// Every id is below it.
+    #[must_use]
+    pub fn vocabulary(&self) -> u32 {
+        self.vocabulary
+    }
+
+    /// What the ids mean; `None` for foreign shards that do not tell.
+    #[must_use]
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_ref()
+    }
+
+    /// BLAKE3 of, little endian: vocabulary (u32), fingerprint of the tokenizer (32 zero bytes without one), and for each part its length
+    /// (u64) and ids (u32 each). Where the tokens came from and how wide they were stored does not matter.
+    #[must_use]
+    pub fn fingerprint(&self) -> Hash {
+        self.fingerprint
+    }
+
+    /// Where it came from, for messages.
+    #[must_use]
+    pub fn source(&self) -> &Path {
+        &self.source
+    }
+
+    /// Refuses a dataset that is too short: training needs a whole window of context + 1 tokens, validation at least one prediction.
+    ///
+    /// # Errors
+    /// [`Error::File`] with both numbers.
+    pub fn check_context(&self, context: usize) -> Result<(), Error> {
+        let (train, validation) = (self.train.len(), self.validation.len());
+        let needed = context.saturating_add(1);
+        if train < needed {
+            let problem = format!("has {train} tokens to train on; a context of {context} needs at least {needed}");
+            return Err(Error::file(&self.source, problem));
+        }
+        if validation < 2 {
+            return Err(Error::file(&self.source, format!("has {validation} tokens held out for validation, which needs at least 2")));
+        }
+        Ok(())
+    }
+}
+
+/// Encodes a corpus into a folder for [`Dataset::from_folder`]: `train.bin`, `val.bin`, `tokenizer.json`.
+///
+/// The folder appears whole or not at all: it is made beside its place and renamed. One that exists must be empty or prepared earlier.
+///
+/// # Errors
+/// [`Error::File`] for a folder that holds anything else; [`Error::Io`]; as [`Dataset::from_corpus`].
+pub fn prepare(corpus: &Corpus, tokenizer: Tokenizer, validation: f64, folder: &Path) -> Result<Dataset, Error> {
+    // Through links and dots, so that there is a name to rename to.
+    let folder = &fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
+    check_replaceable(folder)?;
+    let (origin, described) = (Origin { vocabulary: tokenizer.vocabulary(), tokenizer: tokenizer.fingerprint() }, tokenizer.clone());
+    let dataset = Dataset::from_corpus(corpus, tokenizer, validation)?;
+    let parent = file::parent(folder);
+    fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, e))?;
+    let partial = PartialFolder(file::beside(folder)?);
+    fs::create_dir(&partial.0).map_err(|e| Error::io("create", folder, e))?;
+    shard::write(&partial.0.join(TRAIN), &dataset.train, origin)?;
+    shard::write(&partial.0.join(VALIDATION), &dataset.validation, origin)?;
+    described.save(&partial.0.join(TOKENIZER))?;
+    let failed = |e| Error::io("replace", folder, e);
+    if folder.exists() {
+        let replaced = PartialFolder(file::beside(&partial.0)?);
+        fs::rename(folder, &replaced.0).map_err(failed)?;
+        if let Err(e) = fs::rename(&partial.0, folder) {
+            fs::rename(&replaced.0, folder).map_err(failed)?;
+            return Err(failed(e));
+        }
+    } else {
+        fs::rename(&partial.0, folder).map_err(failed)?;
+    }
+    file::sync_folder(parent)?;
+    Ok(dataset)
+}
+
+/// A folder that is removed with all that it holds when it goes out of scope under this name.
+struct PartialFolder(PathBuf);
+
+impl Drop for PartialFolder {
+    fn drop(&mut self) {
+        // After the rename there is nothing here; before it, the error at hand says more than one of the removal would.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn check_replaceable(folder: &Path) -> Result<(), Error> {
+    if !folder.exists() {
+        return Ok(());
+    }
+    if !folder.is_dir() {
+        return Err(Error::file(folder, "exists and is not a folder; name a new one"));
+    }
+    let failed = |e| Error::io("read", folder, e);
+    let names =
+        fs::read_dir(folder).map_err(failed)?.map(|entry| entry.map(|e| e.file_name())).collect::<Result<Vec<_>, _>>().map_err(failed)?;
+    let stranger = names.iter().find(|name| ![TRAIN, VALIDATION, TOKENIZER].iter().any(|ours| name == ours));
+    if let Some(stranger) = stranger {
+        let problem = format!("is not empty and holds `{}`, which `prepare` never wrote; name a new or empty folder", stranger.display());
+        return Err(Error::file(folder, problem));
+    }
+    if names.is_empty() || Tokenizer::load(&folder.join(TOKENIZER)).is_ok() {
+        return Ok(());
+    }
+    Err(Error::file(folder, format!("holds token files without a {TOKENIZER} of sparse24; name a new or empty folder")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn corpus(text: &str) -> Corpus {
+        Corpus::from_text(text.to_owned(), "corpus").unwrap()
+    }
+
+    fn prepared(folder: &Path, kind: TokenizerKind) -> Result<Dataset, Error> {
+        let corpus = corpus(&"to be, or not to be: ".repeat(20));
+        prepare(&corpus, Tokenizer::for_text(kind, corpus.text()).unwrap(), 0.1, folder)
+    }
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_prepared_folder_is_the_corpus_again() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("deep/er");
+        for kind in TokenizerKind::ALL {
+            let Ok(written) = prepared(&folder, kind) else { continue };
+            assert_eq!(names(&folder), [TOKENIZER, TRAIN, VALIDATION]);
+            assert_eq!(names(folder.parent().unwrap()), ["er"], "something half-written is left");
+            let read = Dataset::open(Some(&folder), Some(kind), 0.5).unwrap();
+            assert_eq!((read.train(), read.validation(), read.vocabulary()), (written.train(), written.validation(), written.vocabulary()));
+            assert_eq!(read.tokenizer(), written.tokenizer());
+            assert_eq!(read.fingerprint(), written.fingerprint());
+        }
+    }
+
+    #[test]
+    fn prepare_replaces_only_its_own() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("out");
+        fs::create_dir(&folder).unwrap();
+        prepared(&folder, TokenizerKind::Byte).unwrap();
+        prepared(&folder, TokenizerKind::Character).unwrap();
+        assert_eq!(Tokenizer::load(&folder.join(TOKENIZER)).unwrap().kind(), TokenizerKind::Character);
+        fs::write(folder.join("thesis.tex"), "years of work").unwrap();
+        let message = prepared(&folder, TokenizerKind::Byte).unwrap_err().to_string();
+        assert!(message.contains("out") && message.contains("`thesis.tex`"), "{message}");
+        fs::remove_file(folder.join("thesis.tex")).unwrap();
+        fs::remove_file(folder.join(TOKENIZER)).unwrap();
+        assert!(prepared(&folder, TokenizerKind::Byte).unwrap_err().to_string().contains("without a tokenizer.json"));
+        assert_eq!(names(&folder), [TRAIN, VALIDATION]);
+        assert_eq!(names(root.path()), ["out"]);
+    }
+
+    #[test]
+    fn a_folder_must_agree_with_itself_and_with_what_is_asked() {
+        let root = tempfile::tempdir().unwrap();
+        let [bytes, characters] = ["bytes", "characters"].map(|name| root.path().join(name));
+        prepared(&bytes, TokenizerKind::Byte).unwrap();
+        prepared(&characters, TokenizerKind::Character).unwrap();
+        let refusal = |folder: &Path, kind, vocabulary| Dataset::from_folder(folder, kind, vocabulary).unwrap_err().to_string();
+        assert!(refusal(&bytes, Some(TokenizerKind::Gpt2), None).contains("`gpt2` is asked for"));
+        assert!(refusal(&bytes, None, Some(257)).contains("257 is asked for"));
+        fs::copy(characters.join(VALIDATION), bytes.join(VALIDATION)).unwrap();
+        assert!(refusal(&bytes, None, None).contains("val.bin: has a vocabulary of"));
+        Tokenizer::Character((0..256).filter_map(char::from_u32).collect()).save(&bytes.join(TOKENIZER)).unwrap();
+        assert!(refusal(&bytes, None, None).contains("train.bin: was not encoded with the tokenizer"));
+        fs::remove_file(bytes.join(TOKENIZER)).unwrap();
+        assert!(refusal(&bytes, None, None).contains("needs the tokenizer.json"));
+        fs::write(characters.join(TRAIN), [0; 8]).unwrap();
+        assert!(refusal(&characters, None, None).contains("train.bin: is no token shard of sparse24"));
+        fs::remove_file(characters.join(VALIDATION)).unwrap();
+        fs::remove_file(characters.join(TOKENIZER)).unwrap();
+        assert!(refusal(&characters, None, None).contains("val.bin"));
+    }
+
+    #[test]
+    fn foreign_folders() {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join(TRAIN), [1, 0, 200, 0, 3, 0]).unwrap();
+        fs::write(root.path().join(VALIDATION), [255, 0]).unwrap();
+        let open = |kind, vocabulary| Dataset::from_folder(root.path(), kind, vocabulary);
+        let inferred = open(None, None).unwrap();
+        assert_eq!((inferred.vocabulary(), inferred.tokenizer()), (256, None));
+        assert_eq!(open(None, Some(300)).unwrap().vocabulary(), 300);
+        let known = open(Some(TokenizerKind::Byte), None).unwrap();
+        assert_eq!(known.tokenizer(), Some(&Tokenizer::Byte));
+        assert_ne!(known.fingerprint(), inferred.fingerprint());
+        assert!(open(None, Some(200)).unwrap_err().to_string().contains("train.bin: token 200 at position 1"));
+        assert!(open(Some(TokenizerKind::Byte), Some(300)).unwrap_err().to_string().contains("300 is asked for"));
+    }
+
+    #[test]
+    fn every_token_counts_in_the_fingerprint() {
+        let of = |text: &str| Dataset::from_corpus(&corpus(text), Tokenizer::Byte, 0.5).unwrap().fingerprint();
+        assert_eq!(of("abcdef"), of("abcdef"));
+        for other in ["abcdeg", "bbcdef", "abcde", "abdcef"] {
+            assert_ne!(of("abcdef"), of(other), "{other}");
+        }
+        let split = |share| Dataset::from_corpus(&corpus("aaaaaaaa"), Tokenizer::Byte, share).unwrap().fingerprint();
+        assert_ne!(split(0.5), split(0.25));
+    }
+
+    #[test]
+    fn too_short_is_said_with_both_numbers() {
+        let dataset = Dataset::from_corpus(&corpus("0123456789"), Tokenizer::Byte, 0.2).unwrap();
+        dataset.check_context(7).unwrap();
+        let message = dataset.check_context(8).unwrap_err().to_string();
+        assert!(message.contains("corpus: has 8 tokens") && message.contains("at least 9"), "{message}");
+        assert!(dataset.check_context(usize::MAX).is_err());
+        let dataset = Dataset::from_corpus(&corpus("0123456789"), Tokenizer::Byte, 0.1).unwrap();
+        assert!(dataset.check_context(4).unwrap_err().to_string().contains("1 tokens held out"));
+    }
+
+    #[test]
+    fn an_unknown_character_is_found_in_either_part() {
+        let tokenizer = Tokenizer::for_text(TokenizerKind::Character, "ab").unwrap();
+        let message = Dataset::from_corpus(&corpus("abababababX"), tokenizer, 0.5).unwrap_err().to_string();
+        assert!(message.starts_with("corpus: the character 'X' (U+0058) at byte 10"), "{message}");
+    }
+}

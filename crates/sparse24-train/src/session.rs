@@ -1,0 +1,449 @@
+//! A run on disk: configuration, data, trainer and run directory together, from start or resume to the last step.
+//!
+//! Invariant: whatever happens, `resume` continues from the last checkpoint that verifies (or from the beginning) and ends with the bits of
+//! an uninterrupted run. Deliberately absent: terminals and arguments ([`Observer`] is what a command implements).
+
+use std::{
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use crate::{
+    Error,
+    backend::cpu::CpuBackend,
+    checkpoint::{self, Checkpoint, Fingerprint, PhaseKind, Retention, State},
+    config::Config,
+    data::{Corpus, Dataset, EvaluationWindows, Tokenizer},
+    run::{Log, MetricsLog, Provenance, RunDirectory, StepMetrics},
+    trainer::{Batches, FlipSampling, ParameterState, Trainer, Windows, overall_flip_rate},
+};
+
+/// A run that this process alone may continue.
+pub struct Session {
+    config: Config,
+    dataset: Dataset,
+    trainer: Trainer,
+    directory: RunDirectory,
+    metrics: MetricsLog,
+    log: Log,
+}
+
+/// Who watches a run.
+pub trait Observer {
+    /// After every optimizer step.
+    fn stepped(&mut self, metrics: &StepMetrics);
+    /// Something worth a line.
+    fn said(&mut self, line: &str);
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Summary {
+    /// The run directory.
+    pub run: PathBuf,
+    /// Optimizer steps done.
+    pub steps: u32,
+    /// Loss of the last step, nats a token; none if no step was left to do.
+    pub loss: Option<f32>,
+    /// Loss on the held-out split at the end, nats a token.
+    pub val_loss: f64,
+    /// Wall time of this process.
+    pub seconds: f64,
+}
+
+impl Session {
+    /// Begins a run in a new directory, from random weights or from these; nothing is written before everything has been checked.
+    ///
+    /// # Errors
+    /// Those of the configuration, the data and the directory.
+    pub fn start(config: Config, initial: Option<&[(String, Vec<f32>)]>, directory: &Path) -> Result<Self, Error> {
+        let dataset = open_dataset(&config)?;
+        let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
+        if let Some(weights) = initial {
+            trainer.start_from(weights)?;
+        }
+        let directory = RunDirectory::create(directory)?;
+        directory.write(&directory.config(), config.to_toml().as_bytes())?;
+        if let Some(tokenizer) = dataset.tokenizer() {
+            tokenizer.save(&directory.tokenizer())?;
+        }
+        let metrics = MetricsLog::create(&directory.metrics())?;
+        let mut session = Self::assemble(config, dataset, trainer, directory, metrics)?;
+        if initial.is_some() {
+            // A resume cannot make these weights again.
+            session.save()?;
+        }
+        session.log.line("started")?;
+        Ok(session)
+    }
+
+    /// Continues a run from its newest checkpoint that verifies, or from the beginning if it has none.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a directory that holds no run or is in use, for a damaged newest checkpoint, and for data that are not the
+    /// checkpoint's.
+    pub fn resume(path: &Path) -> Result<Self, Error> {
+        let directory = RunDirectory::open(path)?;
+        let config = Config::read(&directory.config())?;
+        let dataset = open_dataset(&config)?;
+        let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
+        let latest = checkpoint::latest(&directory.checkpoints())?;
+        if let Some((refused, error)) = latest.refused.into_iter().next() {
+            return Err(Error::file(refused, format!("{error}; remove this checkpoint to continue from the one before it")));
+        }
+        if let Some(path) = latest.checkpoint {
+            let checkpoint = checkpoint::load(&path)?;
+            check_identity(&path, &checkpoint.state, &identity(&config, &dataset, &trainer))?;
+            restore(&mut trainer, checkpoint)?;
+        }
+        let (metrics, _) = MetricsLog::resume(&directory.metrics(), trainer.step())?;
+        let mut session = Self::assemble(config, dataset, trainer, directory, metrics)?;
+        session.log.line(&format!("resumed after step {}", session.trainer.step()))?;
+        Ok(session)
+    }
+
+    fn assemble(config: Config, dataset: Dataset, trainer: Trainer, directory: RunDirectory, metrics: MetricsLog) -> Result<Self, Error> {
+        let device = trainer.backend().device();
+        Provenance::now(&device.description, sparse24_cpu::Simd::detect().to_string(), sparse24_cpu::threads())
+            .record(&directory.provenance())?;
+        let log = Log::open(&directory.log())?;
+        Ok(Self { config, dataset, trainer, directory, metrics, log })
+    }
+
+    /// The resolved configuration.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The trainer at its last step.
+    #[must_use]
+    pub fn trainer(&self) -> &Trainer {
+        &self.trainer
+    }
+
+    /// The run directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// The data.
+    #[must_use]
+    pub fn dataset(&self) -> &Dataset {
+        &self.dataset
+    }
+
+    /// Trains to the last step.
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`] before any update; the last checkpoint stays. Those of the run directory.
+    pub fn run(&mut self, observer: &mut dyn Observer) -> Result<Summary, Error> {
+        let began = Instant::now();
+        let mut last: Option<StepMetrics> = None;
+        let mut tokens_since = Instant::now();
+        while self.trainer.step() < self.config.steps {
+            let metrics = self.step(&mut tokens_since).inspect_err(|error| {
+                // The error itself matters more than a log that cannot be written.
+                let _ = self.log.line(&error.to_string());
+            })?;
+            observer.stepped(&metrics);
+            if self.saves_after(metrics.step) {
+                let path = self.save()?;
+                self.log.line(&format!("step {}: saved {}", metrics.step, path.display()))?;
+                tokens_since = Instant::now();
+            }
+            if metrics.step == self.switch() && metrics.step < self.config.steps {
+                let line = format!("step {}: sparse training ends, dense fine-tuning begins", metrics.step);
+                observer.said(&line);
+                self.log.line(&line)?;
+            }
+            last = Some(metrics);
+        }
+        let val_loss = match last.as_ref().and_then(|metrics| metrics.val_loss) {
+            Some(loss) => f64::from(loss),
+            None => self.evaluate()?,
+        };
+        let loss = last.map(|metrics| metrics.loss);
+        Ok(Summary { run: self.path().to_owned(), steps: self.trainer.step(), loss, val_loss, seconds: began.elapsed().as_secs_f64() })
+    }
+
+    /// Mean loss over the whole held-out split, nats a token.
+    ///
+    /// # Errors
+    /// Those of the backend.
+    pub fn evaluate(&mut self) -> Result<f64, Error> {
+        self.trainer.evaluate(&self.dataset.evaluation_windows(self.config.model.context))
+    }
+
+    fn step(&mut self, since: &mut Instant) -> Result<StepMetrics, Error> {
+        let step = self.trainer.step() + 1;
+        let sampling = if step == 1 || is_due(self.config.run.flip_every, step) { FlipSampling::Sample } else { FlipSampling::Skip };
+        let (sequences, context) = (self.config.batch.sequences, self.config.model.context);
+        let batches = SeededBatches { dataset: &self.dataset, seed: self.config.seed, sequences, context };
+        let outcome = self.trainer.train_step(&batches, sampling)?;
+        let seconds = since.elapsed().as_secs_f64();
+        let evaluates = step == self.config.steps || is_due(self.config.run.eval_every, step) || step == self.switch();
+        let val_loss = if evaluates { Some(self.evaluate()? as f32) } else { None };
+        *since = Instant::now();
+        let metrics = StepMetrics {
+            step,
+            phase: phase_kind(outcome.phase),
+            loss: outcome.loss as f32,
+            lr: outcome.learning_rate,
+            grad_norm: outcome.grad_norm,
+            tokens_per_s: self.trainer.recipe().tokens_per_step() as f64 / seconds,
+            flip_rate: outcome.flips.as_deref().map(overall_flip_rate),
+            flip_rate_per_layer: outcome
+                .flips
+                .map(|flips| flips.into_iter().map(|layer| sparse24_core::flip::flip_rate(layer.flips, layer.weights)).collect()),
+            val_loss,
+        };
+        self.metrics.append(&metrics)?;
+        Ok(metrics)
+    }
+
+    /// The last step of the first phase: the last 2:4 model of a sparse run.
+    fn switch(&self) -> u32 {
+        let recipe = self.trainer.recipe();
+        recipe.method.phases[0].last_step(recipe.steps)
+    }
+
+    fn saves_after(&self, step: u32) -> bool {
+        step == self.config.steps || step == self.switch() || is_due(self.config.run.checkpoint_every, step)
+    }
+
+    fn save(&mut self) -> Result<PathBuf, Error> {
+        self.metrics.sync()?;
+        let state = self.state();
+        let checkpoint = snapshot(&mut self.trainer, state)?;
+        let path = checkpoint::save(&self.directory.checkpoints(), &checkpoint)?;
+        let last = NonZeroUsize::new(self.config.run.keep_last).unwrap_or(NonZeroUsize::MIN);
+        checkpoint::retain(&self.directory.checkpoints(), &Retention { last, always: vec![self.switch()] })?;
+        Ok(path)
+    }
+
+    fn state(&self) -> State {
+        identity(&self.config, &self.dataset, &self.trainer)
+    }
+}
+
+/// A model read from a run directory or one of its checkpoints, to evaluate, sample or export.
+pub struct Loaded {
+    /// The run's configuration.
+    pub config: Config,
+    /// Where the run stood.
+    pub state: State,
+    /// At that step.
+    pub trainer: Trainer,
+    /// The run's tokenizer, if it has one.
+    pub tokenizer: Option<Tokenizer>,
+}
+
+/// Reads the newest checkpoint of a run directory, or the checkpoint itself.
+///
+/// # Errors
+/// [`Error::File`] if there is none or it is damaged.
+pub fn load(path: &Path) -> Result<Loaded, Error> {
+    let (run, checkpoint) = locate(path)?;
+    let config = Config::read(&run.join("config.toml"))?;
+    let checkpoint = checkpoint::load(&checkpoint)?;
+    let embedding = checkpoint.weight("wte.weight").ok_or_else(|| Error::file(path, "its model has no wte.weight"))?;
+    let mut trainer = new_trainer(&config, embedding.shape[0])?;
+    let tokenizer = run.join("tokenizer.json");
+    let tokenizer = tokenizer.exists().then(|| Tokenizer::load(&tokenizer)).transpose()?;
+    let state = checkpoint.state.clone();
+    restore(&mut trainer, checkpoint)?;
+    Ok(Loaded { config, state, trainer, tokenizer })
+}
+
+/// The run directory and the checkpoint that a path means.
+///
+/// # Errors
+/// [`Error::File`] if the path is neither, or no checkpoint verifies.
+pub fn locate(path: &Path) -> Result<(PathBuf, PathBuf), Error> {
+    if checkpoint::step_of(path).is_some() {
+        let run = path.parent().and_then(Path::parent).unwrap_or(Path::new(".."));
+        return Ok((run.to_owned(), path.to_owned()));
+    }
+    if !path.join("config.toml").is_file() {
+        return Err(Error::file(path, "is no run directory: it has no config.toml"));
+    }
+    let latest = checkpoint::latest(&path.join("checkpoints"))?;
+    match (latest.checkpoint, latest.refused.into_iter().next()) {
+        (Some(checkpoint), None) => Ok((path.to_owned(), checkpoint)),
+        (_, Some((refused, error))) => Err(Error::file(refused, error.to_string())),
+        (None, None) => Err(Error::file(path, "has no checkpoint yet")),
+    }
+}
+
+/// The dataset of a configuration, long enough for its context.
+///
+/// # Errors
+/// Those of the data; a corpus shorter than a context is refused.
+pub fn open_dataset(config: &Config) -> Result<Dataset, Error> {
+    let path = (!config.data.path.is_empty()).then(|| Path::new(&config.data.path));
+    let dataset = Dataset::open(path, Some(config.data.tokenizer), config.data.validation)?;
+    dataset.check_context(config.model.context)?;
+    Ok(dataset)
+}
+
+/// Other data than a run's own, read with its tokenizer; a folder of shards is read as it is.
+///
+/// # Errors
+/// Those of the data.
+pub fn open_other_dataset(path: &Path, tokenizer: Option<&Tokenizer>, config: &Config) -> Result<Dataset, Error> {
+    let dataset = match tokenizer {
+        Some(tokenizer) if !Dataset::is_prepared(path) => {
+            Dataset::from_corpus(&Corpus::open(path)?, tokenizer.clone(), config.data.validation)?
+        }
+        _ => Dataset::open(Some(path), None, config.data.validation)?,
+    };
+    dataset.check_context(config.model.context)?;
+    Ok(dataset)
+}
+
+fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer, Error> {
+    Trainer::new(Box::new(CpuBackend::new(config.backend.arithmetic)), config.recipe(vocabulary)?)
+}
+
+/// Saves an untrained run whose weights come from elsewhere: step 0, dense, ready to be evaluated, sampled, exported or trained from.
+///
+/// # Errors
+/// Those of the configuration and the directory.
+pub fn adopt(config: &Config, weights: &[(String, Vec<f32>)], tokenizer: Option<&Tokenizer>, directory: &Path) -> Result<PathBuf, Error> {
+    let embedding = weights.iter().find(|(name, _)| name == "wte.weight").map_or(0, |(_, values)| values.len());
+    let mut trainer = new_trainer(config, embedding / config.model.width)?;
+    trainer.start_from(weights)?;
+    let state = State {
+        step: 0,
+        total_steps: config.steps,
+        phase: 0,
+        phase_kind: phase_kind(trainer.phase().label()),
+        seed: config.seed,
+        tokens_seen: 0,
+        method: Default::default(),
+        plan: Default::default(),
+        config: Fingerprint::of(config.to_toml().as_bytes()),
+        dataset: Fingerprint::of(&[]),
+        tokenizer: tokenizer.map_or_else(|| Fingerprint::of(&[]), |tokenizer| Fingerprint::from_bytes(*tokenizer.fingerprint().as_bytes())),
+    };
+    let checkpoint = snapshot(&mut trainer, state)?;
+    let directory = RunDirectory::create(directory)?;
+    directory.write(&directory.config(), config.to_toml().as_bytes())?;
+    if let Some(tokenizer) = tokenizer {
+        tokenizer.save(&directory.tokenizer())?;
+    }
+    checkpoint::save(&directory.checkpoints(), &checkpoint)
+}
+
+fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) -> State {
+    State {
+        step: trainer.step(),
+        total_steps: config.steps,
+        phase: trainer.recipe().method.phase_at(trainer.step(), config.steps) as u32,
+        phase_kind: phase_kind(trainer.phase().label()),
+        seed: config.seed,
+        tokens_seen: trainer.recipe().tokens_per_step() * u64::from(trainer.step()),
+        method: Default::default(),
+        plan: Default::default(),
+        config: Fingerprint::of(config.to_toml().as_bytes()),
+        dataset: Fingerprint::from_bytes(*dataset.fingerprint().as_bytes()),
+        tokenizer: dataset
+            .tokenizer()
+            .map_or_else(|| Fingerprint::of(&[]), |tokenizer| Fingerprint::from_bytes(*tokenizer.fingerprint().as_bytes())),
+    }
+}
+
+/// Refuses to continue a run with what it did not begin with.
+fn check_identity(path: &Path, saved: &State, now: &State) -> Result<(), Error> {
+    let differs = [
+        ("data", saved.dataset.to_string(), now.dataset.to_string()),
+        ("tokenizer", saved.tokenizer.to_string(), now.tokenizer.to_string()),
+        ("configuration", saved.config.to_string(), now.config.to_string()),
+        ("seed", saved.seed.to_string(), now.seed.to_string()),
+    ];
+    match differs.into_iter().find(|(_, saved, now)| saved != now) {
+        None => Ok(()),
+        Some((what, saved, now)) => Err(Error::file(
+            path,
+            format!("was saved with other {what} ({saved}) than the run has now ({now}); restore them, or start a new run"),
+        )),
+    }
+}
+
+fn snapshot(trainer: &mut Trainer, state: State) -> Result<Checkpoint, Error> {
+    let mut out = Checkpoint {
+        state,
+        weights: Vec::new(),
+        first_moments: Vec::new(),
+        second_moments: Vec::new(),
+        masks: Vec::new(),
+        auxiliary: Vec::new(),
+    };
+    for parameter in trainer.parameter_states()? {
+        let ParameterState { name, shape, weight, first_moment, second_moment, mask } = parameter;
+        let shape = if shape[0] == 1 { vec![shape[1]] } else { shape.to_vec() };
+        let tensor = |values| checkpoint::Tensor { name: name.clone(), shape: shape.clone(), values };
+        out.weights.push(tensor(weight));
+        out.first_moments.push(tensor(first_moment));
+        out.second_moments.push(tensor(second_moment));
+        out.masks.extend(mask.map(|mask| (name, mask)));
+    }
+    Ok(out)
+}
+
+fn restore(trainer: &mut Trainer, checkpoint: Checkpoint) -> Result<(), Error> {
+    let Checkpoint { state, weights, first_moments, second_moments, mut masks, .. } = checkpoint;
+    let mut first: Vec<_> = first_moments.into_iter().map(Some).collect();
+    let mut second: Vec<_> = second_moments.into_iter().map(Some).collect();
+    let mut take = |list: &mut Vec<Option<checkpoint::Tensor>>, name: &str| {
+        list.iter_mut().find(|slot| slot.as_ref().is_some_and(|t| t.name == name)).and_then(Option::take).map(|t| t.values)
+    };
+    let states: Vec<ParameterState> = weights
+        .into_iter()
+        .map(|checkpoint::Tensor { name, shape, values }| {
+            let missing = |problem| Error::Parameter { name: name.clone(), problem };
+            let first_moment = take(&mut first, &name).ok_or_else(|| missing("first moment"))?;
+            let second_moment = take(&mut second, &name).ok_or_else(|| missing("second moment"))?;
+            let mask = masks.iter().position(|(of, _)| *of == name).map(|at| masks.swap_remove(at).1);
+            let shape = if let [rows, columns] = shape[..] { [rows, columns] } else { [1, values.len()] };
+            Ok(ParameterState { name, shape, weight: values, first_moment, second_moment, mask })
+        })
+        .collect::<Result<_, Error>>()?;
+    trainer.restore(state.step, &states)
+}
+
+fn phase_kind(label: &str) -> PhaseKind {
+    if label == "sparse" { PhaseKind::Sparse } else { PhaseKind::Dense }
+}
+
+/// Whether something that happens every so many steps (0 is never) happens after this one.
+fn is_due(every: u32, step: u32) -> bool {
+    every > 0 && step.is_multiple_of(every)
+}
+
+impl Windows for EvaluationWindows<'_> {
+    fn count(&self) -> usize {
+        EvaluationWindows::count(*self)
+    }
+
+    fn fill(&self, first: usize, sequences: usize, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) -> usize {
+        EvaluationWindows::fill(*self, first, sequences, inputs, targets)
+    }
+}
+
+/// The training batches of a run.
+struct SeededBatches<'a> {
+    dataset: &'a Dataset,
+    seed: u64,
+    sequences: usize,
+    context: usize,
+}
+
+impl Batches for SeededBatches<'_> {
+    fn fill(&self, step: u32, micro_step: u32, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) {
+        self.dataset.batch(self.seed, step, micro_step, self.sequences, self.context, inputs, targets);
+    }
+}

@@ -1,0 +1,71 @@
+//! `cargo xtask tidy`: the rules of the house that neither rustc, rustfmt nor clippy knows.
+//!
+//! A rule about one file is a row of [`rules::RULES`]; who may depend on whom is the table [`layering::FLOORS`]; how long a file
+//! may be is in [`size`]. Each finding is one line, `path:line: what, why`. Files that git ignores are not read.
+
+use std::{fmt, fs, path::Path, process::Command, process::ExitCode};
+
+use crate::Result;
+
+mod code;
+mod layering;
+mod rules;
+mod size;
+
+/// One broken rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Finding {
+    path: String,
+    /// From 1.
+    line: usize,
+    what: String,
+    why: &'static str,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}, {}", self.path, self.line, self.what, self.why)
+    }
+}
+
+/// A text file: its path from the repository's root, with `/`, and its text.
+struct SourceFile {
+    path: String,
+    text: String,
+}
+
+/// Prints every finding and the largest files; fails if there is a finding.
+pub(crate) fn run() -> Result<ExitCode> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("xtask lies in no workspace")?;
+    let files = text_files(root)?;
+    let packages =
+        layering::packages(&output(Command::new(env!("CARGO")).args(["metadata", "--no-deps", "--format-version", "1"]), root)?)?;
+
+    let mut findings = layering::check(&packages);
+    findings.extend(files.iter().flat_map(rules::check));
+    findings.extend(size::check(&files));
+    findings.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
+
+    print!("{}", size::listing(&files));
+    for finding in &findings {
+        println!("{finding}");
+    }
+    println!("tidy: {} packages, {} text files, {} findings", packages.len(), files.len(), findings.len());
+    Ok(if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Every UTF-8 file that is tracked, or untracked and not ignored.
+fn text_files(root: &Path) -> Result<Vec<SourceFile>> {
+    let listed = output(Command::new("git").args(["ls-files", "-co", "-z", "--exclude-standard"]), root)?;
+    // A file that was deleted but is still in the index, and a binary one, have no text to read.
+    let read = |path: &str| Some(SourceFile { path: path.to_owned(), text: fs::read_to_string(root.join(path)).ok()? });
+    Ok(listed.split('\0').filter(|path| !path.is_empty()).filter_map(read).collect())
+}
+
+fn output(command: &mut Command, directory: &Path) -> Result<String> {
+    let output = command.current_dir(directory).output()?;
+    if !output.status.success() {
+        return Err(format!("{command:?} failed: {}", String::from_utf8_lossy(&output.stderr).trim()).into());
+    }
+    Ok(String::from_utf8(output.stdout)?)
+}
