@@ -101,6 +101,6 @@ fn report(summary: &Summary, json: bool) {
 
 /// `runs/<preset>-<UTC time>`.
 fn default_directory(config: &Config) -> PathBuf {
-    let time = sparse24_train::run::now().replace(':', "");
+    let time = sparse24_train::run::timestamp(std::time::SystemTime::now());
     Path::new("runs").join(format!("{}-{time}", config.preset))
 }
