@@ -396,7 +396,7 @@ fn restore(trainer: &mut Trainer, checkpoint: Checkpoint) -> Result<(), Error> {
     let Checkpoint { state, weights, first_moments, second_moments, mut masks, .. } = checkpoint;
     let mut first: Vec<_> = first_moments.into_iter().map(Some).collect();
     let mut second: Vec<_> = second_moments.into_iter().map(Some).collect();
-    let mut take = |list: &mut Vec<Option<checkpoint::Tensor>>, name: &str| {
+    let take = |list: &mut Vec<Option<checkpoint::Tensor>>, name: &str| {
         list.iter_mut().find(|slot| slot.as_ref().is_some_and(|t| t.name == name)).and_then(Option::take).map(|t| t.values)
     };
     let states: Vec<ParameterState> = weights
