@@ -4,5 +4,8 @@
 
 mod training {
     mod differences;
+    mod fixture;
     mod oracle;
+    mod spy;
+    mod step;
 }

@@ -77,8 +77,8 @@ pub(crate) enum Part {
 /// Kept elements are true.
 pub(crate) type Masks = BTreeMap<String, Vec<bool>>;
 
-/// The kept pair of each group of dZ^T, row by row, by (micro-step, number of the weight).
-pub(crate) type Samples = BTreeMap<(u32, u32), Vec<[usize; 2]>>;
+/// Where each group of dZ^T keeps nonzeros, row by row, by (micro-step, number of the weight).
+pub(crate) type Samples = BTreeMap<(u32, u32), Vec<Vec<usize>>>;
 
 /// A run in f64.
 #[derive(Debug, Clone)]
@@ -277,7 +277,7 @@ impl Operands for Pruned {
                 for (&at, value) in pair.iter().zip(values).filter(|(at, _)| 4 * j + **at < p) {
                     sampled[[4 * j + at, i]] = a.rounded(value, 8.0, value);
                 }
-                kept.push(pair);
+                kept.push(pair.into_iter().filter(|&at| x[at] != 0.0).collect());
             }
         }
         self.samples.insert((address.micro_step, number), kept);
