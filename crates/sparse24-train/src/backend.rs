@@ -14,7 +14,7 @@
 
 use std::ops::Range;
 
-use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site, prune::ValueMap};
+use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
 
 use crate::{
     Error,
@@ -461,7 +461,7 @@ pub trait Backend: Send {
     /// |a - b|_1, see [`sparse24_core::flip::flip_count`].
     fn flip_count(&mut self, a: MaskId, b: MaskId) -> Result<u64, Error>;
     /// out = S(w) for both orientations that the mask serves.
-    fn compress_weight(&mut self, w: Tensor, mask: MaskId, map: ValueMap, out: Weight24) -> Result<(), Error>;
+    fn compress_weight(&mut self, w: Tensor, mask: MaskId, out: Weight24) -> Result<(), Error>;
     /// out = MVUE(dz^T), see [`sparse24_core::mvue::compress`].
     fn mvue_compress(&mut self, dz: Tensor, site: Site, estimator: Estimator, out: Gradient24) -> Result<(), Error>;
 

@@ -18,7 +18,7 @@ pub mod shard;
 mod tokenizer;
 mod tokens;
 
-pub use batch::{EvaluationWindows, IGNORE};
+pub use batch::EvaluationWindows;
 pub use corpus::{Corpus, VALIDATION_FRACTION};
 pub use dataset::{Dataset, prepare};
 pub use tokenizer::{Tokenizer, TokenizerKind};

@@ -21,8 +21,6 @@ pub mod data;
 mod error;
 pub mod estimate;
 #[cfg(feature = "run")]
-mod file;
-#[cfg(feature = "run")]
 pub mod interchange;
 pub mod method;
 pub mod model;

@@ -14,7 +14,7 @@ use crate::{
     backend::cpu::CpuBackend,
     checkpoint::{self, Checkpoint, Fingerprint, PhaseKind, Retention, State},
     config::Config,
-    data::{Corpus, Dataset, EvaluationWindows, Tokenizer},
+    data::{Dataset, EvaluationWindows, Tokenizer},
     run::{Log, MetricsLog, Provenance, RunDirectory, StepMetrics},
     trainer::{Batches, FlipSampling, ParameterState, Trainer, Windows, overall_flip_rate},
 };
@@ -289,16 +289,14 @@ pub fn open_dataset(config: &Config) -> Result<Dataset, Error> {
     Ok(dataset)
 }
 
-/// Other data than a run's own, read with its tokenizer; a folder of shards is read as it is.
+/// Other data than a run's own, read with its tokenizer.
 ///
 /// # Errors
 /// Those of the data.
 pub fn open_other_dataset(path: &Path, tokenizer: Option<&Tokenizer>, config: &Config) -> Result<Dataset, Error> {
     let dataset = match tokenizer {
-        Some(tokenizer) if !Dataset::is_prepared(path) => {
-            Dataset::from_corpus(&Corpus::open(path)?, tokenizer.clone(), config.data.validation)?
-        }
-        _ => Dataset::open(Some(path), None, config.data.validation)?,
+        Some(tokenizer) => Dataset::open_with(path, tokenizer.clone(), config.data.validation)?,
+        None => Dataset::open(Some(path), None, config.data.validation)?,
     };
     dataset.check_context(config.model.context)?;
     Ok(dataset)
@@ -398,7 +396,7 @@ fn restore(trainer: &mut Trainer, checkpoint: Checkpoint) -> Result<(), Error> {
     let Checkpoint { state, weights, first_moments, second_moments, mut masks, .. } = checkpoint;
     let mut first: Vec<_> = first_moments.into_iter().map(Some).collect();
     let mut second: Vec<_> = second_moments.into_iter().map(Some).collect();
-    let mut take = |list: &mut Vec<Option<checkpoint::Tensor>>, name: &str| {
+    let take = |list: &mut Vec<Option<checkpoint::Tensor>>, name: &str| {
         list.iter_mut().find(|slot| slot.as_ref().is_some_and(|t| t.name == name)).and_then(Option::take).map(|t| t.values)
     };
     let states: Vec<ParameterState> = weights

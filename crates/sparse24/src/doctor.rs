@@ -65,7 +65,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 /// Why nothing could be written at or below the path, without leaving anything there.
 fn unwritable(out: &std::path::Path) -> Option<String> {
-    let existing = out.ancestors().map(|path| if path.as_os_str().is_empty() { std::path::Path::new(".") } else { path }).find(|path| path.exists())?;
+    let existing = out
+        .ancestors()
+        .map(|path| if path.as_os_str().is_empty() { std::path::Path::new(".") } else { path })
+        .find(|path| path.exists())?;
     if !fs::metadata(existing).is_ok_and(|metadata| metadata.is_dir()) {
         return Some(format!("{} is no folder: runs cannot be written to {}", existing.display(), out.display()));
     }

@@ -57,12 +57,25 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
     println!("parameters   {} ({} of them sparsifiable)", estimate.parameters, estimate.sparsifiable);
     println!("memory       {} in all", mib(report.device_bytes));
-    println!("  weights {}, gradients {}, moments {}", mib(estimate.weight_bytes), mib(estimate.gradient_bytes), mib(estimate.moment_bytes));
+    println!(
+        "  weights {}, gradients {}, moments {}",
+        mib(estimate.weight_bytes),
+        mib(estimate.gradient_bytes),
+        mib(estimate.moment_bytes)
+    );
     println!("  masks and pruned operands {}, activations {}", mib(estimate.sparse_bytes), mib(estimate.activation_bytes));
     println!("checkpoint   {}", mib(estimate.checkpoint_bytes));
-    println!("a step       {} tokens, {:.3} GFLOP, {:.0} % of it 2:4", estimate.tokens_per_step, estimate.flops_per_step / 1e9, 100.0 * estimate.sparse_share);
+    println!(
+        "a step       {} tokens, {:.3} GFLOP, {:.0} % of it 2:4",
+        estimate.tokens_per_step,
+        estimate.flops_per_step / 1e9,
+        100.0 * estimate.sparse_share
+    );
     println!("time         {} a step, {} for {} steps", human(seconds_per_step), human(report.seconds), recipe.steps);
-    println!("             from {:.0} GFLOP/s measured just now on this machine, times {OVERHEAD} for all that is no product", report.gflops_measured);
+    println!(
+        "             from {:.0} GFLOP/s measured just now on this machine, times {OVERHEAD} for all that is no product",
+        report.gflops_measured
+    );
     Ok(())
 }
 

@@ -42,7 +42,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         };
         let vocabulary = loaded.trainer.recipe().model.vocabulary;
         if dataset.vocabulary() as usize > vocabulary {
-            let problem = format!("the data have {} token ids, the model has {vocabulary}: evaluate with the run's own tokenizer", dataset.vocabulary());
+            let problem = format!(
+                "the data have {} token ids, the model has {vocabulary}: evaluate with the run's own tokenizer",
+                dataset.vocabulary()
+            );
             return Err(Failure::new(Exit::Input, problem));
         }
         let windows = dataset.evaluation_windows(config.model.context);
@@ -52,7 +55,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         if args.json {
             println!("{}", serde_json::to_string(&report).expect("plain values"));
         } else {
-            println!("step {} ({phase}): loss {loss:.4} nats a token, perplexity {:.2}, over {} tokens", report.step, report.perplexity, report.tokens);
+            println!(
+                "step {} ({phase}): loss {loss:.4} nats a token, perplexity {:.2}, over {} tokens",
+                report.step, report.perplexity, report.tokens
+            );
         }
         Ok(())
     })

@@ -10,11 +10,15 @@ mod doctor;
 mod estimate;
 mod eval;
 mod failure;
+mod prepare;
 mod presets;
 mod progress;
+mod prune;
 mod resume;
 mod sample;
+mod structure;
 mod train;
+mod verify;
 mod weights;
 
 use failure::Failure;
@@ -33,6 +37,9 @@ enum Command {
     Resume(resume::Args),
     Eval(eval::Args),
     Sample(sample::Args),
+    Prepare(prepare::Args),
+    Prune(prune::Args),
+    Verify(verify::Args),
     Presets(presets::Args),
     Config(config::Args),
     Estimate(estimate::Args),
@@ -45,6 +52,9 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Resume(args) => resume::run(args),
         Command::Eval(args) => eval::run(args),
         Command::Sample(args) => sample::run(args),
+        Command::Prepare(args) => prepare::run(args),
+        Command::Prune(args) => prune::run(args),
+        Command::Verify(args) => verify::run(args),
         Command::Presets(args) => presets::run(args),
         Command::Config(args) => config::run(args),
         Command::Estimate(args) => estimate::run(args),

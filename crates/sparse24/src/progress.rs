@@ -103,7 +103,11 @@ fn thousands(rate: f64) -> String {
 
 fn clock(seconds: f64) -> String {
     let whole = seconds.round() as u64;
-    if whole >= 3600 { format!("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60) } else { format!("{}:{:02}", whole / 60, whole % 60) }
+    if whole >= 3600 {
+        format!("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60)
+    } else {
+        format!("{}:{:02}", whole / 60, whole % 60)
+    }
 }
 
 #[cfg(test)]

@@ -36,7 +36,10 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if !(args.temperature.is_finite() && args.temperature >= 0.0) {
-        return Err(Failure::new(Exit::Usage, format!("--temperature: expected a finite number of at least 0, found {}", args.temperature)));
+        return Err(Failure::new(
+            Exit::Usage,
+            format!("--temperature: expected a finite number of at least 0, found {}", args.temperature),
+        ));
     }
     if args.top_k == 0 {
         return Err(Failure::new(Exit::Usage, "--top-k: expected at least 1, found 0"));
@@ -99,5 +102,7 @@ impl Printed {
 
 fn write(text: &str) -> Result<(), Failure> {
     let mut out = stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| Failure::new(Exit::Io, format!("cannot write the text: {error}")))
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(|error| Failure::new(Exit::Io, format!("cannot write the text: {error}")))
 }

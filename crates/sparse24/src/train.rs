@@ -1,9 +1,6 @@
 //! `sparse24 train`: a run from its first step to its last.
 
-use std::{
-    path::{Path, PathBuf},
-    time::SystemTime,
-};
+use std::path::{Path, PathBuf};
 
 use sparse24_train::{
     config::Config,
@@ -38,7 +35,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
     let out = args.out.clone().unwrap_or_else(|| default_directory(&config));
     on_threads(&config.clone(), || {
-        let initial = args.init_from.as_deref().map(|path| weights::read(path, &config)).transpose()?;
+        let initial = args.init_from.as_deref().map(|path| weights::read(path)).transpose()?;
         let session = Session::start(config, initial.as_deref(), &out)?;
         drive(session, args.json)
     })
@@ -78,7 +75,7 @@ impl Observer for Watcher {
     fn stepped(&mut self, metrics: &StepMetrics) {
         self.0.step(Seen {
             step: metrics.step,
-            phase: metrics.phase.name(),
+            phase: metrics.phase.label(),
             loss: f64::from(metrics.loss),
             flip_rate: metrics.flip_rate,
             tokens_per_second: metrics.tokens_per_s,
@@ -104,6 +101,6 @@ fn report(summary: &Summary, json: bool) {
 
 /// `runs/<preset>-<UTC time>`.
 fn default_directory(config: &Config) -> PathBuf {
-    let time = sparse24_train::run::timestamp(SystemTime::now());
+    let time = sparse24_train::run::timestamp(std::time::SystemTime::now());
     Path::new("runs").join(format!("{}-{time}", config.preset))
 }

@@ -10,7 +10,6 @@ use sparse24_core::{
     Mask, MaskKind,
     mvue::Estimator,
     philox::{Site, Stream},
-    prune::ValueMap,
 };
 use sparse24_cpu::{
     activation, adamw, attention,
@@ -78,6 +77,9 @@ impl From<sparse24_cpu::Error> for Error {
         match error {
             sparse24_cpu::Error::Semantics(error) => Self::Semantics(error),
             sparse24_cpu::Error::Shape { operation, operand, expected, found } => Self::Operand { operation, operand, expected, found },
+            sparse24_cpu::Error::Token { token, position, vocabulary, .. } => {
+                Self::UnknownToken { token, position, vocabulary: vocabulary as u32 }
+            }
             other => unreachable!("an error of the CPU kernels that the adaptor does not know: {other}"),
         }
     }
@@ -376,7 +378,7 @@ impl Backend for CpuBackend {
         Ok(flip_count(&self.masks[a], &self.masks[b])?)
     }
 
-    fn compress_weight(&mut self, w: Tensor, MaskId(mask): MaskId, map: ValueMap, Weight24(out): Weight24) -> Result<(), Error> {
+    fn compress_weight(&mut self, w: Tensor, MaskId(mask): MaskId, Weight24(out): Weight24) -> Result<(), Error> {
         let mut pruned = mem::take(&mut self.weights24[out]);
         let done = masked(self.view(w), &self.masks[mask], pruned.view_mut());
         self.weights24[out] = pruned;
@@ -387,12 +389,13 @@ impl Backend for CpuBackend {
         let mut sampled = mem::take(&mut self.gradients24[out]);
         let mut scratch = mem::take(&mut self.scratch);
         // The estimator reads dZ as it is stored, and its values are stored likewise.
-        let done = self.rounded(self.view(dz), &mut scratch[0]).and_then(|dz| {
+        let [read, stored, _] = &mut scratch;
+        let done = self.rounded(self.view(dz), read).and_then(|dz| {
             mvue_prune(dz, estimator, self.stream(site), sampled.view_mut())?;
             match self.arithmetic {
                 Arithmetic::F32 => Ok(()),
                 Arithmetic::Bf16Operands => {
-                    let mut stored = scratch_view(&mut scratch[1], sampled.dim());
+                    let mut stored = scratch_view(stored, sampled.dim());
                     round_bf16(sampled.view(), stored.view_mut())?;
                     sampled.assign(&stored);
                     Ok(())
@@ -406,7 +409,7 @@ impl Backend for CpuBackend {
     fn linear_forward(&mut self, op: &LinearForward) -> Result<(), Error> {
         let mut scratch = mem::take(&mut self.scratch);
         let [left, right, _] = &mut scratch;
-        let product = |cpu: &Self, mut z: ArrayViewMut2<'_, f32>| {
+        let mut product = |cpu: &Self, mut z: ArrayViewMut2<'_, f32>| {
             let (x, w) = (cpu.rounded(cpu.view(op.x), left)?, cpu.rounded(cpu.weight(op.weight), right)?);
             matmul(x, w.t(), z.view_mut(), sparse24_cpu::gemm::Beta::Overwrite)?;
             match op.bias {
@@ -466,15 +469,16 @@ impl Backend for CpuBackend {
     }
 
     fn norm_backward(&mut self, op: &NormBackward) -> Result<(), Error> {
-        let run = |cpu: &Self, dresidual: ArrayViewMut2<'_, f32>, dgamma, dbeta| {
+        let run = |cpu: &Self, dresidual: ArrayViewMut2<'_, f32>, dgamma: ArrayViewMut2<'_, f32>, dbeta: Option<ArrayViewMut2<'_, f32>>| {
+            let (dgamma, dbeta) = (row_mut(dgamma), dbeta.map(row_mut));
             let (dy, residual, stats) = (cpu.view(op.dy), cpu.view(op.residual), cpu.view(op.stats));
             norm_backward(dy, residual, stats, cpu.row(op.gamma), dresidual, dgamma, dbeta, op.accumulate.into())
         };
         match op.dbeta {
-            None => self.write([op.dresidual, op.dgamma], |cpu, [dresidual, dgamma]| run(cpu, dresidual, row_mut(dgamma), None)),
-            Some(dbeta) => self.write([op.dresidual, op.dgamma, dbeta], |cpu, [dresidual, dgamma, dbeta]| {
-                run(cpu, dresidual, row_mut(dgamma), Some(row_mut(dbeta)))
-            }),
+            None => self.write([op.dresidual, op.dgamma], |cpu, [dresidual, dgamma]| run(cpu, dresidual, dgamma, None)),
+            Some(dbeta) => {
+                self.write([op.dresidual, op.dgamma, dbeta], |cpu, [dresidual, dgamma, dbeta]| run(cpu, dresidual, dgamma, Some(dbeta)))
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{Error, file};
+use crate::{Error, checkpoint::disk};
 
 /// The share of a corpus that is held out unless the configuration says otherwise.
 pub const VALIDATION_FRACTION: f64 = 0.1;
@@ -107,7 +107,7 @@ impl Corpus {
 }
 
 fn read(path: &Path) -> Result<String, Error> {
-    String::from_utf8(file::read(path)?).map_err(|e| {
+    String::from_utf8(disk::read(path)?).map_err(|e| {
         let offset = e.utf8_error().valid_up_to();
         let byte = e.as_bytes()[offset];
         Error::file(path, format!("is not UTF-8 text: byte {byte:#04x} at offset {offset}; convert it or take it out of the corpus"))

@@ -15,7 +15,7 @@ use super::{
     Corpus, Tokenizer, TokenizerKind, Tokens,
     shard::{self, Origin},
 };
-use crate::{Error, file};
+use crate::{Error, checkpoint::disk};
 
 const TRAIN: &str = "train.bin";
 const VALIDATION: &str = "val.bin";
@@ -41,17 +41,29 @@ impl Dataset {
     pub fn open(path: Option<&Path>, kind: Option<TokenizerKind>, validation: f64) -> Result<Self, Error> {
         let corpus = match path {
             None => Corpus::embedded(),
-            Some(folder) if Self::is_prepared(folder) => return Self::from_folder(folder, kind, None),
+            Some(folder) if folder.join(TRAIN).exists() => return Self::from_folder(folder, kind, None),
             Some(path) => Corpus::open(path)?,
         };
         let tokenizer = Tokenizer::for_text(kind.unwrap_or(TokenizerKind::Byte), corpus.text())?;
         Self::from_corpus(&corpus, tokenizer, validation)
     }
 
-    /// Whether a path is a folder of prepared shards.
-    #[must_use]
-    pub fn is_prepared(path: &Path) -> bool {
-        path.join(TRAIN).exists()
+    /// As [`Dataset::open`], with a tokenizer at hand instead of a kind: how a run sees other data.
+    ///
+    /// # Errors
+    /// As [`Dataset::open`]; [`Error::Setting`] for a folder that another tokenizer prepared.
+    pub fn open_with(path: &Path, tokenizer: Tokenizer, validation: f64) -> Result<Self, Error> {
+        if !path.join(TRAIN).exists() {
+            return Self::from_corpus(&Corpus::open(path)?, tokenizer, validation);
+        }
+        let read = Self::from_folder(path, None, Some(tokenizer.vocabulary()))?;
+        match &read.tokenizer {
+            None => Ok(Self::new(read.train, read.validation, read.vocabulary, Some(tokenizer), path)),
+            Some(found) if *found == tokenizer => Ok(read),
+            Some(_) => {
+                Err(Error::setting("tokenizer", format!("{} was prepared with another tokenizer than the one to use", path.display())))
+            }
+        }
     }
 
     /// The tokens of a corpus; the two parts of [`Corpus::split`] are encoded apart.
@@ -97,7 +109,9 @@ impl Dataset {
         if let (Some(asked), Some(found)) = (kind, tokenizer.as_ref().map(Tokenizer::kind))
             && asked != found
         {
-            let problem = format!("`{}` is asked for, but {} was prepared with `{}`", asked.name(), folder.display(), found.name());
+            let (asked, found) = (asked.name(), found.name());
+            let problem =
+                format!("`{asked}` is asked for, but {} was prepared with `{found}`: set data.tokenizer={found}", folder.display());
             return Err(Error::setting("tokenizer", problem));
         }
         let known = tokenizer.as_ref().map(Tokenizer::vocabulary);
@@ -206,16 +220,16 @@ pub fn prepare(corpus: &Corpus, tokenizer: Tokenizer, validation: f64, folder: &
     check_replaceable(folder)?;
     let (origin, described) = (Origin { vocabulary: tokenizer.vocabulary(), tokenizer: tokenizer.fingerprint() }, tokenizer.clone());
     let dataset = Dataset::from_corpus(corpus, tokenizer, validation)?;
-    let parent = file::parent(folder);
+    let parent = disk::parent(folder);
     fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, e))?;
-    let partial = PartialFolder(file::beside(folder)?);
+    let partial = PartialFolder(disk::aside(folder));
     fs::create_dir(&partial.0).map_err(|e| Error::io("create", folder, e))?;
     shard::write(&partial.0.join(TRAIN), &dataset.train, origin)?;
     shard::write(&partial.0.join(VALIDATION), &dataset.validation, origin)?;
     described.save(&partial.0.join(TOKENIZER))?;
     let failed = |e| Error::io("replace", folder, e);
     if folder.exists() {
-        let replaced = PartialFolder(file::beside(&partial.0)?);
+        let replaced = PartialFolder(disk::aside(&partial.0));
         fs::rename(folder, &replaced.0).map_err(failed)?;
         if let Err(e) = fs::rename(&partial.0, folder) {
             fs::rename(&replaced.0, folder).map_err(failed)?;
@@ -224,7 +238,7 @@ pub fn prepare(corpus: &Corpus, tokenizer: Tokenizer, validation: f64, folder: &
     } else {
         fs::rename(&partial.0, folder).map_err(failed)?;
     }
-    file::sync_folder(parent)?;
+    disk::sync_directory(parent)?;
     Ok(dataset)
 }
 
@@ -331,6 +345,30 @@ mod tests {
         fs::remove_file(characters.join(VALIDATION)).unwrap();
         fs::remove_file(characters.join(TOKENIZER)).unwrap();
         assert!(refusal(&characters, None, None).contains("val.bin"));
+    }
+
+    #[test]
+    fn other_data_under_the_tokenizer_of_a_run() {
+        let root = tempfile::tempdir().unwrap();
+        let [folder, text, foreign] = ["folder", "text", "foreign"].map(|name| root.path().join(name));
+        let written = prepared(&folder, TokenizerKind::Character).unwrap();
+        let tokenizer = written.tokenizer().unwrap();
+        let open = |path: &Path, tokenizer: &Tokenizer| Dataset::open_with(path, tokenizer.clone(), 0.1);
+        assert_eq!(open(&folder, tokenizer).unwrap().fingerprint(), written.fingerprint());
+        let refusal = |path: &Path, tokenizer: &Tokenizer| open(path, tokenizer).unwrap_err().to_string();
+        assert!(refusal(&folder, &Tokenizer::Byte).contains("256 is asked for"));
+        let other = Tokenizer::Character((32..32 + tokenizer.vocabulary()).filter_map(char::from_u32).collect());
+        assert!(refusal(&folder, &other).contains("prepared with another tokenizer"));
+        fs::write(&text, "not to be".repeat(9)).unwrap();
+        assert_eq!(open(&text, tokenizer).unwrap().vocabulary(), tokenizer.vocabulary());
+        fs::write(&text, "¿ser?".repeat(9)).unwrap();
+        assert!(refusal(&text, tokenizer).contains("text: the character '¿'"));
+        fs::create_dir(&foreign).unwrap();
+        fs::write(foreign.join(TRAIN), [1, 0, 2, 0]).unwrap();
+        fs::write(foreign.join(VALIDATION), [3, 0]).unwrap();
+        assert_eq!(open(&foreign, tokenizer).unwrap().tokenizer(), Some(tokenizer));
+        fs::write(foreign.join(VALIDATION), [99, 0]).unwrap();
+        assert!(refusal(&foreign, tokenizer).contains("val.bin: token 99"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, file};
+use crate::{Error, checkpoint::disk};
 
 /// Which tokenizer a configuration asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -149,7 +149,7 @@ impl Tokenizer {
     pub fn save(&self, path: &Path) -> Result<(), Error> {
         let mut json = serde_json::to_vec_pretty(self).expect("a tokenizer is plain JSON");
         json.push(b'\n');
-        file::write(path, &json)
+        disk::write_atomically(path, &json)
     }
 
     /// Reads what [`Tokenizer::save`] wrote.
@@ -159,11 +159,7 @@ impl Tokenizer {
     pub fn load(path: &Path) -> Result<Self, Error> {
         /// Every character there is, as JSON escapes.
         const LARGEST: u64 = 12 * (char::MAX as u64 + 1);
-        let (_, size) = file::open(path)?;
-        if size > LARGEST {
-            return Err(Error::file(path, format!("holds {size} bytes; no tokenizer of sparse24 needs more than {LARGEST}")));
-        }
-        serde_json::from_slice(&file::read(path)?)
+        serde_json::from_slice(&disk::read_small(path, LARGEST)?)
             .map_err(|e| Error::file(path, format!("is not a tokenizer of sparse24 (`sparse24 prepare` writes one): {e}")))
     }
 }
@@ -332,7 +328,7 @@ mod tests {
             assert!(message.contains("tokenizer.json") && message.contains(expected), "{content}: {message}");
         }
         fs::write(&path, " ".repeat(14_000_000)).unwrap();
-        assert!(Tokenizer::load(&path).unwrap_err().to_string().contains("14000000 bytes"));
+        assert!(Tokenizer::load(&path).unwrap_err().to_string().contains("holds 14000000 bytes"));
         assert!(Tokenizer::load(&folder.path().join("none")).unwrap_err().to_string().starts_with("cannot read"));
     }
 
