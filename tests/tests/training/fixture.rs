@@ -34,9 +34,8 @@ pub(crate) fn fst(lambda: f32) -> Method {
 
 /// A phase that ends with the run.
 pub(crate) fn phase(forward: Option<MaskKind>, dgrad: Option<MaskKind>, wgrad: GradientOperand) -> Phase {
-    let operand = |kind: Option<MaskKind>| {
-        kind.map_or(WeightOperand::Dense, |kind| WeightOperand::Pruned(Pruner::Mask(kind), KeptValues::Identity))
-    };
+    let operand =
+        |kind: Option<MaskKind>| kind.map_or(WeightOperand::Dense, |kind| WeightOperand::Pruned(Pruner::Mask(kind), KeptValues::Identity));
     let until = Until::Fraction(Fraction::ONE);
     Phase { until, optimizer: AdamVariant::Standard, forward: operand(forward), dgrad: operand(dgrad), wgrad }
 }

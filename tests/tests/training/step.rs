@@ -7,7 +7,10 @@ use std::num::NonZeroU32;
 
 use sparse24_core::{MaskKind, mvue::Estimator, phase::Refresh};
 use sparse24_train::{
-    backend::{Activation, cpu::{Arithmetic as Operands, CpuBackend}},
+    backend::{
+        Activation,
+        cpu::{Arithmetic as Operands, CpuBackend},
+    },
     method::{GradientOperand, Method},
     model::gpt2::{BatchShape, Sparsify},
     nn::linear24::Bias,
@@ -88,7 +91,8 @@ fn trained(recipe: &Recipe) -> Vec<Record> {
 fn kept(sampled: Sampled) -> ((u32, u32), Vec<Vec<usize>>) {
     assert_eq!(sampled.site >> 24, 4, "the purpose of MVUE");
     let rows = sampled.values.rows().into_iter();
-    let groups = rows.flat_map(|row| row.to_vec().chunks(4).map(|group| (0..group.len()).filter(|&at| group[at] != 0.0).collect()).collect::<Vec<_>>());
+    let groups = rows
+        .flat_map(|row| row.to_vec().chunks(4).map(|group| (0..group.len()).filter(|&at| group[at] != 0.0).collect()).collect::<Vec<_>>());
     ((sampled.micro_step, sampled.site & 0xff_ffff), groups.collect())
 }
 
