@@ -74,15 +74,14 @@ impl Dataset {
         let [head, tail] = corpus.split(validation)?;
         let vocabulary = tokenizer.vocabulary();
         let encode = |text: &str, before: usize| {
-            let ids = tokenizer.encode(text).map_err(|e| match e {
+            let mut tokens = Tokens::for_vocabulary(vocabulary);
+            tokenizer.encode_into(text, &mut tokens).map_err(|e| match e {
                 Error::UnknownCharacter { character, offset, vocabulary } => {
                     let whole = Error::UnknownCharacter { character, offset: offset + before, vocabulary };
                     Error::file(corpus.source(), whole.to_string())
                 }
                 other => other,
             })?;
-            let mut tokens = Tokens::for_vocabulary(vocabulary);
-            tokens.extend(ids);
             Ok::<_, Error>(tokens)
         };
         let (train, validation) = (encode(head, 0)?, encode(tail, head.len())?);

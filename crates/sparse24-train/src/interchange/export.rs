@@ -8,11 +8,12 @@ use std::{
 
 use sparse24_core::{Mask, MaskKind};
 
-use super::{Biases, CONFIG, Gpt2Config, PREFIX, WEIGHTS, is_conv1d, transpose};
+use super::{CONFIG, Gpt2Config, PREFIX, WEIGHTS, is_conv1d, transpose};
 use crate::{
     Error,
     checkpoint::{PhaseKind, Tensor},
     disk,
+    nn::linear24::Bias,
     tensors::{self, Layout, TensorFile},
 };
 
@@ -140,7 +141,7 @@ impl<'a> Plan<'a> {
         }
         let mut weights: HashMap<_, _> = weights.iter().map(|weight| (weight.name.as_str(), weight)).collect();
         let mut items = Vec::new();
-        for (name, shape) in config.parameters(Biases::Present) {
+        for (name, shape) in config.parameters(Bias::Present) {
             let (weight, mask) = (weights.remove(name.as_str()), masks.remove(name.as_str()));
             match weight {
                 None if !name.ends_with(".bias") => return Err(refuse(format!("the weight {name:?} is missing"))),

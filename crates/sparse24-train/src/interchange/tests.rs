@@ -9,6 +9,7 @@ use sparse24_core::{Mask, MaskKind, tile::TilePattern};
 use tempfile::TempDir;
 
 use super::*;
+use crate::nn::linear24::Bias;
 use crate::{
     Error,
     checkpoint::{PhaseKind, Tensor},
@@ -18,14 +19,14 @@ use crate::{
 
 const TINY: Gpt2Config = Gpt2Config { n_layer: 2, n_head: 2, n_embd: 8, n_positions: 6, vocab_size: 11, n_inner: 32 };
 
-fn weights(config: &Gpt2Config, biases: Biases) -> Vec<Tensor> {
+fn weights(config: &Gpt2Config, bias: Bias) -> Vec<Tensor> {
     let tensor = |(i, (name, shape)): (usize, (String, Vec<usize>))| {
         let length: usize = shape.iter().product();
         // Multiples of 1/8 below 16: exact in f16 and bf16.
         let values = (0..length).map(|j| ((j * 7 + i * 13) % 251) as f32 / 8.0 - 15.5).collect();
         Tensor { name, shape, values }
     };
-    config.parameters(biases).into_iter().enumerate().map(tensor).collect()
+    config.parameters(bias).into_iter().enumerate().map(tensor).collect()
 }
 
 fn masks() -> Vec<(String, Mask)> {
@@ -63,23 +64,23 @@ fn out_and_back_is_the_same() {
     for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
         let directory = tempfile::tempdir().unwrap();
         let folder = directory.path().join("deep/model");
-        let out = weights(&TINY, Biases::Present);
+        let out = weights(&TINY, Bias::Present);
         let exported = export(&folder, &out, &TINY, dtype, Values::Dense).unwrap();
         assert_eq!(exported, Exported { zero_biases: vec![], sparse24: vec![] });
         assert_eq!(Gpt2Config::read(&folder).unwrap(), TINY);
-        assert_eq!(import(&folder, &TINY.parameters(Biases::Present)).unwrap(), out, "{dtype:?}");
-        assert_eq!(import(&folder.join(WEIGHTS), &TINY.parameters(Biases::Present)).unwrap(), out);
+        assert_eq!(import(&folder, &TINY.parameters(Bias::Present)).unwrap(), out, "{dtype:?}");
+        assert_eq!(import(&folder.join(WEIGHTS), &TINY.parameters(Bias::Present)).unwrap(), out);
     }
 }
 
 #[test]
 fn a_model_without_biases_goes_out_with_zeros_and_comes_back() {
     let directory = tempfile::tempdir().unwrap();
-    let out = weights(&TINY, Biases::Absent);
+    let out = weights(&TINY, Bias::Absent);
     let exported = export(directory.path(), &out, &TINY, Dtype::F32, Values::Dense).unwrap();
     assert_eq!(exported.zero_biases.len(), 2 * 6 + 1);
-    assert_eq!(import(directory.path(), &TINY.parameters(Biases::Absent)).unwrap(), out);
-    let with = import(directory.path(), &TINY.parameters(Biases::Present)).unwrap();
+    assert_eq!(import(directory.path(), &TINY.parameters(Bias::Absent)).unwrap(), out);
+    let with = import(directory.path(), &TINY.parameters(Bias::Present)).unwrap();
     assert!(with.iter().filter(|t| t.name.ends_with(".bias")).all(|t| t.values.iter().all(|&v| v == 0.0)));
 }
 
@@ -251,11 +252,11 @@ fn configurations_that_compute_something_else_are_refused() {
 #[test]
 fn a_sparse_export_is_24_in_both_directions() {
     let directory = tempfile::tempdir().unwrap();
-    let (out, masks) = (weights(&TINY, Biases::Absent), masks());
+    let (out, masks) = (weights(&TINY, Bias::Absent), masks());
     let values = Values::Sparse24 { phase: PhaseKind::Sparse, masks: &masks, structure: MaskKind::Transposable };
     let exported = export(directory.path(), &out, &TINY, Dtype::Bf16, values).unwrap();
     assert_eq!(exported.sparse24, ["h.0.mlp.c_fc.weight", "h.0.mlp.c_proj.weight"]);
-    for (read, written) in import(directory.path(), &TINY.parameters(Biases::Absent)).unwrap().iter().zip(&out) {
+    for (read, written) in import(directory.path(), &TINY.parameters(Bias::Absent)).unwrap().iter().zip(&out) {
         let Some((_, mask)) = masks.iter().find(|(name, _)| *name == read.name) else {
             assert_eq!(read, written);
             continue;
@@ -271,7 +272,7 @@ fn a_sparse_export_is_24_in_both_directions() {
 fn what_is_not_24_is_not_exported_as_24() {
     let directory = tempfile::tempdir().unwrap();
     let folder = directory.path().join("model");
-    let (out, good) = (weights(&TINY, Biases::Absent), masks());
+    let (out, good) = (weights(&TINY, Bias::Absent), masks());
     let attempt = |phase, masks: &[(String, Mask)]| {
         let values = Values::Sparse24 { phase, masks, structure: MaskKind::Transposable };
         problem(export(&folder, &out, &TINY, Dtype::F32, values))
@@ -298,7 +299,7 @@ fn exports_that_cannot_be_leave_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let folder = directory.path().join("model");
     let attempt = |weights: &[Tensor], dtype| problem(export(&folder, weights, &TINY, dtype, Values::Dense));
-    let good = weights(&TINY, Biases::Absent);
+    let good = weights(&TINY, Bias::Absent);
     assert!(attempt(&good[1..], Dtype::F32).ends_with("cannot be exported to: the weight \"wte.weight\" is missing"));
     let mut bad = good.clone();
     bad[4].shape = vec![16, 4];
