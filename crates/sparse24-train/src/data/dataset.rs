@@ -15,7 +15,7 @@ use super::{
     Corpus, Tokenizer, TokenizerKind, Tokens,
     shard::{self, Origin},
 };
-use crate::{Error, checkpoint::disk};
+use crate::{Error, disk};
 
 const TRAIN: &str = "train.bin";
 const VALIDATION: &str = "val.bin";
