@@ -28,7 +28,7 @@ fn weights(config: &Gpt2Config, bias: Bias) -> Vec<Tensor> {
         let values = (0..length).map(|j| ((j * 7 + i * 13) % 251) as f32 / 8.0 - 15.5).collect();
         Tensor { name, shape, values }
     };
-    config.parameters(biases).into_iter().enumerate().map(tensor).collect()
+    config.parameters(bias).into_iter().enumerate().map(tensor).collect()
 }
 
 fn masks() -> Vec<(String, Mask)> {
