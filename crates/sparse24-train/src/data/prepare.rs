@@ -13,7 +13,7 @@ use super::{
     dataset::{TOKENIZER, TRAIN, VALIDATION},
     shard::{self, Origin},
 };
-use crate::{Error, checkpoint::disk};
+use crate::{Error, disk};
 
 /// Encodes a corpus into a folder for [`Dataset::from_folder`]: `train.bin`, `val.bin`, `tokenizer.json`.
 ///
