@@ -5,6 +5,7 @@ pub use error::Error;
 
 mod run;
 mod shape;
+mod tile;
 
 pub mod activation;
 pub mod adamw;
