@@ -10,7 +10,7 @@ use crate::{
     Error,
     error::check_shape,
     nibbles,
-    simd::{Available, Kernel},
+    simd::{Available, Kernel, Vector},
     strips,
 };
 
@@ -68,7 +68,7 @@ struct Row<'a> {
 
 impl Kernel for Row<'_> {
     #[inline(always)]
-    fn run(self) {
+    fn run<V: Vector>(self, _: V) {
         let lambda = self.lambda;
         for ((g, w), tiles) in self.g.chunks_mut(16).zip(self.w.chunks(16)).zip(self.tiles.chunks(4)) {
             let kept = (nibbles::rows(nibbles::word(tiles)) >> (16 * self.row)) as u32;
