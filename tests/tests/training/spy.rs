@@ -6,7 +6,7 @@ use std::{
 };
 
 use ndarray::Array2;
-use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site, prune::ValueMap};
+use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
 use sparse24_train::{
     Error,
     backend::{
@@ -101,9 +101,9 @@ impl<B: Backend> Backend for Spy<B> {
         self.inner.mask_search(w, kind, mask)
     }
 
-    fn compress_weight(&mut self, w: Tensor, mask: MaskId, map: ValueMap, out: Weight24) -> Result<(), Error> {
+    fn compress_weight(&mut self, w: Tensor, mask: MaskId, out: Weight24) -> Result<(), Error> {
         self.write(|log| log.prunings.push((self.state.step, out)));
-        self.inner.compress_weight(w, mask, map, out)
+        self.inner.compress_weight(w, mask, out)
     }
 
     fn mvue_compress(&mut self, dz: Tensor, site: Site, estimator: Estimator, out: Gradient24) -> Result<(), Error> {
