@@ -6,7 +6,7 @@
 use rayon::prelude::*;
 use sparse24_core::Mask;
 
-use crate::{Error, shape};
+use crate::{Error, math, shape};
 
 /// One step's scalars, the same for every parameter but `weight_decay`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -88,17 +88,20 @@ pub fn adamw_step(
     }
     let rows = w.par_chunks_mut(TASK).zip(g.par_chunks(TASK)).zip(m.par_chunks_mut(TASK).zip(v.par_chunks_mut(TASK)));
     rows.enumerate().for_each(|(i, ((w, g), (m, v)))| {
-        pulp::Arch::new().dispatch(|| match mask {
-            None => update(w, g, m, v, rule, |_| (0.0, rule.weight_decay)),
-            Some(mask) => {
-                const PIECE: usize = 256;
-                let pieces = w.chunks_mut(PIECE).zip(g.chunks(PIECE)).zip(m.chunks_mut(PIECE).zip(v.chunks_mut(PIECE)));
-                for (j, ((w, g), (m, v))) in pieces.enumerate() {
-                    let pruned = pruned::<PIECE>(mask, i * TASK + j * PIECE, w.len());
-                    update(w, g, m, v, rule, |at| (on_gradients * pruned[at], rule.weight_decay + on_weights * pruned[at]));
+        math::vectorised(
+            #[inline(always)]
+            || match mask {
+                None => update(w, g, m, v, rule, |_| (0.0, rule.weight_decay)),
+                Some(mask) => {
+                    const PIECE: usize = 256;
+                    let pieces = w.chunks_mut(PIECE).zip(g.chunks(PIECE)).zip(m.chunks_mut(PIECE).zip(v.chunks_mut(PIECE)));
+                    for (j, ((w, g), (m, v))) in pieces.enumerate() {
+                        let pruned = pruned::<PIECE>(mask, i * TASK + j * PIECE, w.len());
+                        update(w, g, m, v, rule, |at| (on_gradients * pruned[at], rule.weight_decay + on_weights * pruned[at]));
+                    }
                 }
-            }
-        });
+            },
+        );
     });
     Ok(())
 }
@@ -135,7 +138,15 @@ fn pruned<const N: usize>(mask: &Mask, first: usize, length: usize) -> [f32; N] 
 /// The sum of squares, in f64: each square exact, 16 running sums within blocks of 16384 elements, the blocks in order.
 #[must_use]
 pub fn squared_norm(g: &[f32]) -> f64 {
-    let blocks: Vec<f64> = g.par_chunks(TASK).map(|block| pulp::Arch::new().dispatch(|| squares(block))).collect();
+    let blocks: Vec<f64> = g
+        .par_chunks(TASK)
+        .map(|block| {
+            math::vectorised(
+                #[inline(always)]
+                || squares(block),
+            )
+        })
+        .collect();
     blocks.into_iter().sum()
 }
 

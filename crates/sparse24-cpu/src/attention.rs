@@ -184,7 +184,10 @@ fn forward_head(
             for row in 0..rows {
                 let (visible, at) = (shape.visible(first + row + 1), first + row);
                 let scores = &mut scores[row * keys..(row + 1) * keys];
-                lse[at] = pulp::Arch::new().dispatch(|| softmax(scores, visible));
+                lse[at] = math::vectorised(
+                    #[inline(always)]
+                    || softmax(scores, visible),
+                );
                 if let Some(dropout) = dropout {
                     dropout.apply(((task * shape.queries + at) * shape.keys) as u64, &mut scores[..visible]);
                 }
@@ -253,10 +256,13 @@ fn backward_head(
                         dropout.apply(((task * shape.queries + at) * shape.keys) as u64, &mut ds[..visible]);
                     }
                     let element = row * width..(row + 1) * width;
-                    pulp::Arch::new().dispatch(|| {
-                        let projection = math::reduce([&do_block[element.clone()], &o_block[element]], |[d_o, o]| d_o * o);
-                        gradient_row(p, ds, visible, lse[at], projection);
-                    });
+                    math::vectorised(
+                        #[inline(always)]
+                        || {
+                            let projection = math::reduce([&do_block[element.clone()], &o_block[element.clone()]], |[d_o, o]| d_o * o);
+                            gradient_row(p, ds, visible, lse[at], projection);
+                        },
+                    );
                     if let Some(dropout) = dropout {
                         dropout.apply(((task * shape.queries + at) * shape.keys) as u64, &mut p[..visible]);
                     }

@@ -97,20 +97,23 @@ fn vector_matrix(x: &[f32], b: ArrayView2<'_, f32>, c: &mut [f32], beta: Beta) {
     let n = c.len();
     c.par_chunks_mut(OUTPUTS).enumerate().for_each(|(i, c)| {
         let first = i * OUTPUTS;
-        pulp::Arch::new().dispatch(|| match rows {
-            Some(rows) => {
-                for (&x, row) in x.iter().zip(rows.chunks_exact(n)) {
-                    for (c, &b) in c.iter_mut().zip(&row[first..]) {
-                        *c += x * b;
+        math::vectorised(
+            #[inline(always)]
+            || match rows {
+                Some(rows) => {
+                    for (&x, row) in x.iter().zip(rows.chunks_exact(n)) {
+                        for (c, &b) in c.iter_mut().zip(&row[first..]) {
+                            *c += x * b;
+                        }
                     }
                 }
-            }
-            None => {
-                for (j, c) in c.iter_mut().enumerate() {
-                    let column = b.column(first + j);
-                    *c += math::reduce([x, column.to_slice().expect("column-major contiguous")], |[x, b]| x * b);
+                None => {
+                    for (j, c) in c.iter_mut().enumerate() {
+                        let column = b.column(first + j);
+                        *c += math::reduce([x, column.to_slice().expect("column-major contiguous")], |[x, b]| x * b);
+                    }
                 }
-            }
-        });
+            },
+        );
     });
 }

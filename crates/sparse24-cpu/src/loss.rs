@@ -38,24 +38,27 @@ pub fn head_loss(
         tasks
             .into_par_iter()
             .map(|(mut logits, targets)| {
-                pulp::Arch::new().dispatch(|| {
-                    let mut loss = Loss::default();
-                    for (mut row, &target) in logits.rows_mut().into_iter().zip(targets) {
-                        let row = row.as_slice_mut().expect("row-major");
-                        if Some(target) == ignore {
-                            row.fill(0.0);
-                            continue;
+                math::vectorised(
+                    #[inline(always)]
+                    || {
+                        let mut loss = Loss::default();
+                        for (mut row, &target) in logits.rows_mut().into_iter().zip(targets) {
+                            let row = row.as_slice_mut().expect("row-major");
+                            if Some(target) == ignore {
+                                row.fill(0.0);
+                                continue;
+                            }
+                            let terms = terms(row);
+                            loss.add(terms, row[target as usize], smoothing, row.len());
+                            let (inverse, floor) = (scale / terms.sum, scale * smoothing / row.len() as f32);
+                            for value in row.iter_mut() {
+                                *value = math::exp(*value - terms.maximum) * inverse - floor;
+                            }
+                            row[target as usize] -= scale * (1.0 - smoothing);
                         }
-                        let terms = terms(row);
-                        loss.add(terms, row[target as usize], smoothing, row.len());
-                        let (inverse, floor) = (scale / terms.sum, scale * smoothing / row.len() as f32);
-                        for value in row.iter_mut() {
-                            *value = math::exp(*value - terms.maximum) * inverse - floor;
-                        }
-                        row[target as usize] -= scale * (1.0 - smoothing);
-                    }
-                    loss
-                })
+                        loss
+                    },
+                )
             })
             .collect(),
     ))
@@ -72,16 +75,19 @@ pub fn loss_forward(logits: ArrayView2<'_, f32>, targets: &[u32], ignore: Option
         tasks
             .into_par_iter()
             .map(|(logits, targets)| {
-                pulp::Arch::new().dispatch(|| {
-                    let mut loss = Loss::default();
-                    for (row, &target) in logits.rows().into_iter().zip(targets) {
-                        if Some(target) != ignore {
-                            let row = row.as_slice().expect("row-major");
-                            loss.add(terms(row), row[target as usize], smoothing, row.len());
+                math::vectorised(
+                    #[inline(always)]
+                    || {
+                        let mut loss = Loss::default();
+                        for (row, &target) in logits.rows().into_iter().zip(targets) {
+                            if Some(target) != ignore {
+                                let row = row.as_slice().expect("row-major");
+                                loss.add(terms(row), row[target as usize], smoothing, row.len());
+                            }
                         }
-                    }
-                    loss
-                })
+                        loss
+                    },
+                )
             })
             .collect(),
     ))

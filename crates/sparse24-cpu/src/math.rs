@@ -3,6 +3,22 @@
 //! Invariant: no operation is fused, so every SIMD level gives the same bits. Everything here is inlined into the dispatched
 //! caller, whose instruction set it takes. Deliberately absent: subnormal results.
 
+use pulp::{Arch, Simd, WithSimd};
+
+/// Runs `work` compiled for the widest instruction set of this machine; only what is inlined into `work` is.
+pub(crate) fn vectorised<R>(work: impl FnMut() -> R) -> R {
+    // A closure called by value goes through a shim that is not inlined; by reference it does not.
+    struct ByReference<F>(F);
+    impl<R, F: FnMut() -> R> WithSimd for ByReference<F> {
+        type Output = R;
+        #[inline(always)]
+        fn with_simd<S: Simd>(mut self, _: S) -> R {
+            (self.0)()
+        }
+    }
+    Arch::new().dispatch(ByReference(work))
+}
+
 /// Results below this exponent are 0: 2^-125.
 const LOWEST_EXPONENT: f32 = -125.0;
 

@@ -54,33 +54,36 @@ pub fn norm_forward(
         .enumerate()
         .collect();
     tasks.into_par_iter().for_each(|(i, ((mut residual, mut y), mut stats))| {
-        pulp::Arch::new().dispatch(|| {
-            for (row, ((mut residual, mut y), mut stats)) in
-                residual.rows_mut().into_iter().zip(y.rows_mut()).zip(stats.rows_mut()).enumerate()
-            {
-                let at = i * ROWS + row;
-                let (residual, y) = (residual.as_slice_mut().expect("row-major"), y.as_slice_mut().expect("row-major"));
-                residual.copy_from_slice(x.row(at).as_slice().expect("row-major"));
-                if let Some(delta) = &delta {
-                    let delta = delta.row(at);
-                    for (residual, &delta) in residual.iter_mut().zip(delta.as_slice().expect("row-major")) {
-                        *residual += delta;
+        math::vectorised(
+            #[inline(always)]
+            || {
+                for (row, ((mut residual, mut y), mut stats)) in
+                    residual.rows_mut().into_iter().zip(y.rows_mut()).zip(stats.rows_mut()).enumerate()
+                {
+                    let at = i * ROWS + row;
+                    let (residual, y) = (residual.as_slice_mut().expect("row-major"), y.as_slice_mut().expect("row-major"));
+                    residual.copy_from_slice(x.row(at).as_slice().expect("row-major"));
+                    if let Some(delta) = &delta {
+                        let delta = delta.row(at);
+                        for (residual, &delta) in residual.iter_mut().zip(delta.as_slice().expect("row-major")) {
+                            *residual += delta;
+                        }
                     }
-                }
-                let mean = math::reduce([residual], |[x]| x) / c as f32;
-                let variance = math::reduce([residual], |[x]| (x - mean) * (x - mean)) / c as f32;
-                let rstd = 1.0 / (variance + EPSILON).sqrt();
-                for ((y, &x), &gamma) in y.iter_mut().zip(&*residual).zip(gamma) {
-                    *y = (x - mean) * rstd * gamma;
-                }
-                if let Some(beta) = &beta {
-                    for (y, &beta) in y.iter_mut().zip(beta) {
-                        *y += beta;
+                    let mean = math::reduce([residual], |[x]| x) / c as f32;
+                    let variance = math::reduce([residual], |[x]| (x - mean) * (x - mean)) / c as f32;
+                    let rstd = 1.0 / (variance + EPSILON).sqrt();
+                    for ((y, &x), &gamma) in y.iter_mut().zip(&*residual).zip(gamma) {
+                        *y = (x - mean) * rstd * gamma;
                     }
+                    if let Some(beta) = &beta {
+                        for (y, &beta) in y.iter_mut().zip(beta) {
+                            *y += beta;
+                        }
+                    }
+                    (stats[0], stats[1]) = (mean, rstd);
                 }
-                (stats[0], stats[1]) = (mean, rstd);
-            }
-        });
+            },
+        );
     });
     Ok(())
 }
@@ -131,25 +134,28 @@ pub fn norm_backward(
         .into_par_iter()
         .map(|(i, mut dresidual)| {
             let (mut dgamma, mut dbeta) = (vec![0.0; c], vec![0.0; c]);
-            pulp::Arch::new().dispatch(|| {
-                for (row, mut dresidual) in dresidual.rows_mut().into_iter().enumerate() {
-                    let at = i * ROWS + row;
-                    let (dy, residual, stats) = (dy.row(at), residual.row(at), stats.row(at));
-                    let (dy, residual) = (dy.as_slice().expect("row-major"), residual.as_slice().expect("row-major"));
-                    let (mean, rstd) = (stats[0], stats[1]);
-                    let normal = |x: f32| (x - mean) * rstd;
-                    let mean_g = math::reduce([dy, gamma], |[dy, gamma]| dy * gamma) / c as f32;
-                    let mean_gn = math::reduce([dy, gamma, residual], |[dy, gamma, x]| dy * gamma * normal(x)) / c as f32;
-                    let dresidual = dresidual.as_slice_mut().expect("row-major");
-                    for (((dresidual, &dy), &gamma), &x) in dresidual.iter_mut().zip(dy).zip(gamma).zip(residual) {
-                        *dresidual += rstd * (dy * gamma - mean_g - normal(x) * mean_gn);
+            math::vectorised(
+                #[inline(always)]
+                || {
+                    for (row, mut dresidual) in dresidual.rows_mut().into_iter().enumerate() {
+                        let at = i * ROWS + row;
+                        let (dy, residual, stats) = (dy.row(at), residual.row(at), stats.row(at));
+                        let (dy, residual) = (dy.as_slice().expect("row-major"), residual.as_slice().expect("row-major"));
+                        let (mean, rstd) = (stats[0], stats[1]);
+                        let normal = |x: f32| (x - mean) * rstd;
+                        let mean_g = math::reduce([dy, gamma], |[dy, gamma]| dy * gamma) / c as f32;
+                        let mean_gn = math::reduce([dy, gamma, residual], |[dy, gamma, x]| dy * gamma * normal(x)) / c as f32;
+                        let dresidual = dresidual.as_slice_mut().expect("row-major");
+                        for (((dresidual, &dy), &gamma), &x) in dresidual.iter_mut().zip(dy).zip(gamma).zip(residual) {
+                            *dresidual += rstd * (dy * gamma - mean_g - normal(x) * mean_gn);
+                        }
+                        for (((dgamma, dbeta), &dy), &x) in dgamma.iter_mut().zip(&mut dbeta).zip(dy).zip(residual) {
+                            *dgamma += dy * normal(x);
+                            *dbeta += dy;
+                        }
                     }
-                    for (((dgamma, dbeta), &dy), &x) in dgamma.iter_mut().zip(&mut dbeta).zip(dy).zip(residual) {
-                        *dgamma += dy * normal(x);
-                        *dbeta += dy;
-                    }
-                }
-            });
+                },
+            );
             (dgamma, dbeta)
         })
         .collect();

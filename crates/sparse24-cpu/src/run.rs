@@ -4,6 +4,8 @@
 
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 
+use crate::math;
+
 /// Elements of one task: a few microseconds of the cheapest kernel.
 const TASK: usize = 16 * 1024;
 
@@ -21,13 +23,16 @@ where
     }
 }
 
-fn split<const I: usize, const O: usize, K>(inputs: [ArrayView2<'_, f32>; I], outputs: [ArrayViewMut2<'_, f32>; O], kernel: &K)
+fn split<const I: usize, const O: usize, K>(inputs: [ArrayView2<'_, f32>; I], mut outputs: [ArrayViewMut2<'_, f32>; O], kernel: &K)
 where
     K: Fn([&[f32]; I], [&mut [f32]; O]) + Sync,
 {
     let (rows, columns) = outputs[0].dim();
     if rows * columns <= TASK {
-        pulp::Arch::new().dispatch(|| leaf(inputs, outputs, kernel));
+        math::vectorised(
+            #[inline(always)]
+            || leaf(&inputs, &mut outputs, kernel),
+        );
         return;
     }
     let (axis, middle) = if rows > 1 { (Axis(0), rows / 2) } else { (Axis(1), columns / 2) };
@@ -47,7 +52,7 @@ fn halves<T, const N: usize>(pairs: [(T, T); N]) -> ([T; N], [T; N]) {
 }
 
 #[inline(always)]
-fn leaf<const I: usize, const O: usize, K>(inputs: [ArrayView2<'_, f32>; I], mut outputs: [ArrayViewMut2<'_, f32>; O], kernel: &K)
+fn leaf<const I: usize, const O: usize, K>(inputs: &[ArrayView2<'_, f32>; I], outputs: &mut [ArrayViewMut2<'_, f32>; O], kernel: &K)
 where
     K: Fn([&[f32]; I], [&mut [f32]; O]) + Sync,
 {

@@ -9,6 +9,8 @@ use std::{
     time::Instant,
 };
 
+use sparse24_core::Mask;
+
 use crate::{
     Error,
     backend::cpu::CpuBackend,
@@ -57,11 +59,11 @@ impl Session {
     ///
     /// # Errors
     /// Those of the configuration, the data and the directory.
-    pub fn start(config: Config, initial: Option<&[(String, Vec<f32>)]>, directory: &Path) -> Result<Self, Error> {
+    pub fn start(config: Config, initial: Option<&[checkpoint::Tensor]>, directory: &Path) -> Result<Self, Error> {
         let dataset = open_dataset(&config)?;
         let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
         if let Some(weights) = initial {
-            trainer.start_from(weights)?;
+            trainer.start_from(&borrowed(weights))?;
         }
         let directory = RunDirectory::create(directory)?;
         directory.write(&directory.config(), config.to_toml().as_bytes())?;
@@ -241,6 +243,28 @@ pub struct Loaded {
     pub tokenizer: Option<Tokenizer>,
 }
 
+impl Loaded {
+    /// The weights, not pruned, linear layers `[out, in]`.
+    ///
+    /// # Errors
+    /// Those of the backend.
+    pub fn weights(&mut self) -> Result<Vec<checkpoint::Tensor>, Error> {
+        Ok(snapshot(&mut self.trainer, self.state.clone())?.weights)
+    }
+
+    /// The masks of a sparse phase, under the names of the weights.
+    ///
+    /// # Errors
+    /// Those of the backend.
+    pub fn masks(&mut self) -> Result<Vec<(String, Mask)>, Error> {
+        Ok(snapshot(&mut self.trainer, self.state.clone())?.masks)
+    }
+}
+
+fn borrowed(tensors: &[checkpoint::Tensor]) -> Vec<(&str, &[f32])> {
+    tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.values.as_slice())).collect()
+}
+
 /// Reads the newest checkpoint of a run directory, or the checkpoint itself.
 ///
 /// # Errors
@@ -310,10 +334,10 @@ fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer, Error> {
 ///
 /// # Errors
 /// Those of the configuration and the directory.
-pub fn adopt(config: &Config, weights: &[(String, Vec<f32>)], tokenizer: Option<&Tokenizer>, directory: &Path) -> Result<PathBuf, Error> {
-    let embedding = weights.iter().find(|(name, _)| name == "wte.weight").map_or(0, |(_, values)| values.len());
+pub fn adopt(config: &Config, weights: &[checkpoint::Tensor], tokenizer: Option<&Tokenizer>, directory: &Path) -> Result<PathBuf, Error> {
+    let embedding = weights.iter().find(|tensor| tensor.name == "wte.weight").map_or(0, |tensor| tensor.values.len());
     let mut trainer = new_trainer(config, embedding / config.model.width)?;
-    trainer.start_from(weights)?;
+    trainer.start_from(&borrowed(weights))?;
     let state = State {
         step: 0,
         total_steps: config.steps,
@@ -402,7 +426,7 @@ fn restore(trainer: &mut Trainer, checkpoint: Checkpoint) -> Result<(), Error> {
     let states: Vec<ParameterState> = weights
         .into_iter()
         .map(|checkpoint::Tensor { name, shape, values }| {
-            let missing = |problem| Error::Parameter { name: name.clone(), problem };
+            let missing = |what| Error::Parameter { name: name.clone(), problem: format!("its {what} is missing") };
             let first_moment = take(&mut first, &name).ok_or_else(|| missing("first moment"))?;
             let second_moment = take(&mut second, &name).ok_or_else(|| missing("second moment"))?;
             let mask = masks.iter().position(|(of, _)| *of == name).map(|at| masks.swap_remove(at).1);

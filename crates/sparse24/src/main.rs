@@ -9,7 +9,9 @@ mod configure;
 mod doctor;
 mod estimate;
 mod eval;
+mod export;
 mod failure;
+mod import;
 mod prepare;
 mod presets;
 mod progress;
@@ -42,6 +44,8 @@ enum Command {
     Verify(verify::Args),
     Presets(presets::Args),
     Config(config::Args),
+    Import(import::Args),
+    Export(export::Args),
     Estimate(estimate::Args),
     Doctor(doctor::Args),
 }
@@ -57,6 +61,8 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Verify(args) => verify::run(args),
         Command::Presets(args) => presets::run(args),
         Command::Config(args) => config::run(args),
+        Command::Import(args) => import::run(args),
+        Command::Export(args) => export::run(args),
         Command::Estimate(args) => estimate::run(args),
         Command::Doctor(args) => doctor::run(args),
     }

@@ -29,7 +29,7 @@ pub(crate) struct Args {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum TokenizerName {
+pub(crate) enum TokenizerName {
     /// Bytes of UTF-8: 256
     Byte,
     /// The characters of the text

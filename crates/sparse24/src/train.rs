@@ -35,7 +35,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
     let out = args.out.clone().unwrap_or_else(|| default_directory(&config));
     on_threads(&config.clone(), || {
-        let initial = args.init_from.as_deref().map(|path| weights::read(path)).transpose()?;
+        let initial = args.init_from.as_deref().map(|path| weights::read(path, &config)).transpose()?;
         let session = Session::start(config, initial.as_deref(), &out)?;
         drive(session, args.json)
     })

@@ -24,6 +24,10 @@ impl Moments {
         }
     }
 
+    fn mean_is_within(&self, bound: f64, x: [f32; 4]) -> bool {
+        self.mean.into_iter().zip(x).all(|(mean, x)| (mean - f64::from(x)).abs() <= bound)
+    }
+
     fn variance(&self, a: [f64; 4]) -> f64 {
         self.square - a.iter().map(|a| a * a).sum::<f64>()
     }
@@ -112,9 +116,7 @@ proptest! {
         // EPS*s), up to three ends off by the spacing of u and the rounding of t' <= s (2*EPS*s each), and, in the last, what 2r and the
         // whole sum differ by (7*EPS*s): 14*EPS*s. Below the normal range each of these roundings is half of 2^-149 instead, at most eight.
         let bound = 16.0 * EPS * s + 4.0 * f64::from(f32::from_bits(1));
-        for i in 0..4 {
-            prop_assert!((moments.mean[i] - f64::from(x[i])).abs() <= bound, "the mean is {:?}", moments.mean);
-        }
+        prop_assert!(moments.mean_is_within(bound, x), "the mean is {:?}", moments.mean);
         // The second moment is the sum of value times mean, and the values sum to at most s + 4r <= 3s.
         let (variance, least) = (moments.variance(a), oracle::least_variance(a));
         prop_assert!((variance - least).abs() <= 4.0 * s * bound, "the variance is {variance}, the least {least}");
@@ -149,9 +151,7 @@ proptest! {
         // Either draw has an interval whose ends are off by a running sum (3*EPS*s), t (EPS*s) and the spacing of u (EPS*s): 10*EPS. A kept
         // probability is one first draw and three products of two, so within 50*EPS; a value is at most s, and off by ten roundings.
         let bound = 64.0 * EPS * s;
-        for i in 0..4 {
-            prop_assert!((moments.mean[i] - f64::from(x[i])).abs() <= bound, "the mean is {:?}", moments.mean);
-        }
+        prop_assert!(moments.mean_is_within(bound, x), "the mean is {:?}", moments.mean);
         let published = oracle::variance(a, oracle::approximate_probabilities(a));
         let (variance, exact) = (moments.variance(a), exact_moments(x).variance(a));
         // The second moment is the sum of value times mean, and the values sum to at most 4s.

@@ -50,7 +50,7 @@ proptest! {
             }
             None => prop_assert_eq!((0..mu.len()).filter(feasible).count(), 0),
         }
-        prop_assert!(mu.iter().all(|&mu| (lambda::verdict(mu) == Verdict::Explosion) == !(mu < 1.0)));
+        prop_assert!(mu.iter().all(|&mu| (lambda::verdict(mu) == Verdict::Explosion) == (mu >= 1.0 || mu.is_nan())));
     }
 
     #[test]

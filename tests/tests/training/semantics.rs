@@ -51,7 +51,8 @@ fn dense_loss(recipe: &Recipe, weights: &[(String, Vec<f32>)], held_out: &HeldOu
 /// Masks come from w_0, then from w_t after the steps that the interval divides; they prune until the switch and are gone after it.
 #[test]
 fn masks_live_as_defined() {
-    let recipe = fixture::recipe(fst(LAMBDA));
+    let mut recipe = fixture::recipe(fst(LAMBDA));
+    recipe.schedule.peak = 0.1;
     let (spy, log) = Spy::new(backend());
     let mut trainer = fixture::trainer(spy, &recipe);
     let (noise, held_out) = (Noise::of(&recipe), HeldOut::of(&recipe));
@@ -69,6 +70,7 @@ fn masks_live_as_defined() {
             continue;
         }
         if step % INTERVAL == 0 {
+            eprintln!("{step} {}", due.iter().zip(searched(&now)).map(|(a, b)| flip_count(a, &b).unwrap()).sum::<u64>());
             refreshed += usize::from(due != searched(&now));
             due = searched(&now);
         }
@@ -152,8 +154,11 @@ fn a_poisoned_weight_stops_training() {
             for _ in 0..2 {
                 let error = trainer.train_step(&noise, FlipSampling::Sample).expect_err("poisoned");
                 assert_eq!(error.kind(), ErrorKind::NonFinite);
-                let message = "step 2: the loss is not finite; training stopped before the update, the last good checkpoint is kept";
-                assert_eq!(error.to_string(), message, "{name} {poison}");
+                // GELU takes minus infinity to 0: the poison is then seen in the backward alone.
+                let messages = ["the loss", "the gradient of wte.weight"].map(|quantity| {
+                    format!("step 2: {quantity} is not finite; training stopped before the update, the last good checkpoint is kept")
+                });
+                assert!(messages.contains(&error.to_string()), "{name} {poison}: {error}");
                 assert_eq!(trainer.step(), 1);
                 assert!(same_bits(&states(&mut trainer), &bad), "{name} {poison}: something was updated");
             }
@@ -175,7 +180,7 @@ fn same_bits(a: &[ParameterState], b: &[ParameterState]) -> bool {
     a.iter().map(of).eq(b.iter().map(of)) && a.iter().map(|state| &state.mask).eq(b.iter().map(|state| &state.mask))
 }
 
-/// A recipe whose weights are all zero but those set here.
+/// The usual weights, but for those whose names begin like these.
 fn set(recipe: &Recipe, values: &[(&str, f32)]) -> Vec<(String, Vec<f32>)> {
     let named = |name: &str| values.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|&(_, value)| value);
     let mut all = fixture::weights(&recipe.model);
@@ -191,8 +196,7 @@ fn set(recipe: &Recipe, values: &[(&str, f32)]) -> Vec<(String, Vec<f32>)> {
 #[test]
 fn an_overflowing_gradient_names_its_tensor() {
     let recipe = fixture::recipe(Method::dense());
-    let weights =
-        set(&recipe, &[("h.0.ln_2", 1e-44), ("h.0.mlp.c_fc.weight", 3e38), ("h.0.mlp.c_fc.bias", 1.0), ("h.0.mlp.c_proj", 100.0)]);
+    let weights = set(&recipe, &[("h.1.ln_2", 1e-44), ("h.1.mlp.c_fc.weight", 3e38), ("ln_f.weight", 1e4)]);
     let mut trainer = fixture::trainer(Box::new(backend()), &recipe);
     trainer.start_from(&weights).expect("every weight");
     let before = states(&mut trainer);
@@ -221,7 +225,7 @@ fn an_infinite_loss_stops_training_though_gradients_are_finite() {
     let mut weights = set(&recipe, &[("ln_f.weight", 1e-3), ("ln_f.bias", 1.0)]);
     let embedding = &mut weights[0].1;
     let last = embedding.len() - recipe.model.width;
-    embedding[last..].fill(-3e38);
+    embedding[last..].fill(-6e37);
     let mut trainer = fixture::trainer(Box::new(backend()), &recipe);
     trainer.start_from(&weights).expect("every weight");
     let before = states(&mut trainer);

@@ -30,7 +30,6 @@ pub(crate) struct Log {
 /// MVUE(dZ^T) of one weight in one micro-step.
 #[derive(Debug, Clone)]
 pub(crate) struct Sampled {
-    pub(crate) step: u32,
     pub(crate) micro_step: u32,
     pub(crate) site: u32,
     /// `[r, p]`.
@@ -109,8 +108,7 @@ impl<B: Backend> Backend for Spy<B> {
     fn mvue_compress(&mut self, dz: Tensor, site: Site, estimator: Estimator, out: Gradient24) -> Result<(), Error> {
         self.inner.mvue_compress(dz, site, estimator, out)?;
         let values = self.read(dz.shape, out)?;
-        let StepState { step, micro_step, .. } = self.state;
-        self.write(|log| log.samples.push(Sampled { step, micro_step, site: site.word(), values }));
+        self.write(|log| log.samples.push(Sampled { micro_step: self.state.micro_step, site: site.word(), values }));
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::CONFIG;
-use crate::{Error, checkpoint::disk};
+use crate::{Error, disk, nn::linear24::Bias};
 
 /// Bounds that no GPT-2 comes near: a hostile file must not make a list of parameters that does not end.
 const MOST: usize = 1 << 24;
@@ -30,15 +30,6 @@ pub struct Gpt2Config {
     pub vocab_size: usize,
     /// Hidden width of the feed-forward network; 4d if the file leaves it out.
     pub n_inner: usize,
-}
-
-/// Whether a model has the bias vectors of linear layers and norms.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Biases {
-    /// As Hugging Face's always has.
-    Present,
-    /// As the paper's and nanoGPT's have not.
-    Absent,
 }
 
 #[derive(Deserialize)]
@@ -104,13 +95,13 @@ impl Gpt2Config {
 
     /// Every parameter under its name, with its shape, linear layers `[out, in]`, in the order of the computation.
     #[must_use]
-    pub fn parameters(&self, biases: Biases) -> Vec<(String, Vec<usize>)> {
+    pub fn parameters(&self, bias: Bias) -> Vec<(String, Vec<usize>)> {
         let &Self { n_layer, n_embd: d, n_positions, vocab_size, n_inner, .. } = self;
         let mut list = vec![("wte.weight".into(), vec![vocab_size, d]), ("wpe.weight".into(), vec![n_positions, d])];
         let mut layer = |name: String, shape: Vec<usize>| {
-            let bias = (format!("{name}.bias"), vec![shape[0]]);
+            let vector = (format!("{name}.bias"), vec![shape[0]]);
             list.push((format!("{name}.weight"), shape));
-            list.extend((biases == Biases::Present).then_some(bias));
+            list.extend((bias == Bias::Present).then_some(vector));
         };
         for i in 0..n_layer {
             layer(format!("h.{i}.ln_1"), vec![d]);
