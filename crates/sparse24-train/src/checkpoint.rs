@@ -18,11 +18,9 @@
 //! generator state to save. Deliberately absent: when to save, and what the tensors mean.
 
 mod content;
-pub(crate) mod disk;
 mod manifest;
 mod state;
 mod store;
-pub(crate) mod tensors;
 
 #[cfg(test)]
 mod tests;

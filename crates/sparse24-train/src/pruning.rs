@@ -16,13 +16,14 @@ use std::{fmt, fs, path::Path};
 use safetensors::Dtype;
 use sparse24_core::MaskKind;
 
-use crate::{Error, checkpoint::disk};
+use crate::{
+    Error, disk,
+    tensors::container::{self, Entry},
+};
 
 mod blocks;
-mod container;
 
 use blocks::{Blocks, Storage};
-use container::Entry;
 
 /// What to look at, and for which structure.
 #[derive(Clone, Copy)]

@@ -12,10 +12,10 @@ use std::{
 };
 
 use super::{
-    Checkpoint, disk,
+    Checkpoint,
     manifest::{Manifest, verify},
 };
-use crate::Error;
+use crate::{Error, disk};
 
 const FINAL: &str = "step-";
 const UNFINISHED: &str = ".tmp-";

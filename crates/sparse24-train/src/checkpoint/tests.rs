@@ -11,11 +11,14 @@ use sparse24_core::Mask;
 use tempfile::TempDir;
 
 use super::{
-    disk::fault::{self, Plan},
     manifest::{MANIFEST, MASKS, MODEL, OPTIMIZER, STATE},
     *,
 };
-use crate::{Error, ErrorKind};
+use crate::{
+    Error, ErrorKind,
+    disk::fault::{self, Plan},
+    tensors,
+};
 
 const FILES: [&str; 5] = [MANIFEST, MODEL, OPTIMIZER, MASKS, STATE];
 
@@ -151,7 +154,7 @@ fn a_damaged_tensor_file_never_panics() {
             fs::write(&file, &bad).unwrap();
             if let Ok(mut read) = tensors::TensorFile::open(&file) {
                 opened += 1;
-                for entry in read.entries.clone() {
+                for entry in std::mem::take(&mut read.entries) {
                     let _ = read.floats(&entry);
                     let _ = read.tiles(&entry);
                 }

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{Error, checkpoint::disk};
+use crate::{Error, disk};
 
 /// The share of a corpus that is held out unless the configuration says otherwise.
 pub const VALIDATION_FRACTION: f64 = 0.1;

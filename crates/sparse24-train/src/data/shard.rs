@@ -30,7 +30,7 @@ use std::{
 use blake3::Hash;
 
 use super::Tokens;
-use crate::{Error, checkpoint::disk};
+use crate::{Error, disk};
 
 const MAGIC: [u8; 4] = *b"S24T";
 const VERSION: u32 = 1;

@@ -8,7 +8,7 @@ use std::{iter, path::Path};
 use serde::{Deserialize, Serialize};
 
 use super::Tokens;
-use crate::{Error, checkpoint::disk};
+use crate::{Error, disk};
 
 /// Which tokenizer a configuration asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::CONFIG;
-use crate::{Error, checkpoint::disk, nn::linear24::Bias};
+use crate::{Error, disk, nn::linear24::Bias};
 
 /// Bounds that no GPT-2 comes near: a hostile file must not make a list of parameters that does not end.
 const MOST: usize = 1 << 24;

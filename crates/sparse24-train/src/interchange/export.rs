@@ -11,11 +11,10 @@ use sparse24_core::{Mask, MaskKind};
 use super::{CONFIG, Gpt2Config, PREFIX, WEIGHTS, is_conv1d, transpose};
 use crate::{
     Error,
-    checkpoint::{
-        PhaseKind, Tensor, disk,
-        tensors::{self, Layout, Stored, TensorFile},
-    },
+    checkpoint::{PhaseKind, Tensor},
+    disk,
     nn::linear24::Bias,
+    tensors::{self, Layout, TensorFile},
 };
 
 /// How exported values are stored; F16 and BF16 round to nearest, ties to even.
@@ -30,11 +29,11 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    fn stored(self) -> Stored {
+    fn stored(self) -> safetensors::Dtype {
         match self {
-            Self::F32 => Stored::F32,
-            Self::F16 => Stored::F16,
-            Self::Bf16 => Stored::Bf16,
+            Self::F32 => safetensors::Dtype::F32,
+            Self::F16 => safetensors::Dtype::F16,
+            Self::Bf16 => safetensors::Dtype::BF16,
         }
     }
 
@@ -169,15 +168,15 @@ impl<'a> Plan<'a> {
             .iter()
             .map(|Item { name, shape, .. }| {
                 let shape = if is_conv1d(name) { shape.iter().rev().copied().collect() } else { shape.clone() };
-                Layout { name: format!("{PREFIX}{name}"), stored, shape }
+                Layout { name: format!("{PREFIX}{name}"), dtype: stored, shape }
             })
             .collect();
         let mut file = disk::NewFile::create(into.join(WEIGHTS))?;
         file.write(&tensors::header(&[("format", "pt")], &layout))?;
         for item in &self.items {
             let values = item.values();
-            if let Some(at) = values.iter().position(|&v| !stored.round(v).is_finite()) {
-                let problem = format!("{:?} holds {} at element {at}, which is not finite in {}", item.name, values[at], stored.name());
+            if let Some(at) = values.iter().position(|&v| !tensors::round(v, stored).is_finite()) {
+                let problem = format!("{:?} holds {} at element {at}, which is not finite in {stored}", item.name, values[at]);
                 return Err(Error::file(&self.folder, format!("cannot be exported to: {problem}")));
             }
             let values = match *item.shape {

@@ -8,10 +8,8 @@ use std::{
 use super::{PREFIX, WEIGHTS, is_conv1d, transpose};
 use crate::{
     Error,
-    checkpoint::{
-        Tensor,
-        tensors::{Entry, TensorFile},
-    },
+    checkpoint::Tensor,
+    tensors::{TensorFile, container::Entry},
 };
 
 /// Reads a GPT-2 from a safetensors file (F32, F16 or BF16) or a folder with `model.safetensors`: exactly the `expected` names and

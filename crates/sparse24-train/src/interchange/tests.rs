@@ -12,11 +12,9 @@ use super::*;
 use crate::nn::linear24::Bias;
 use crate::{
     Error,
-    checkpoint::{
-        PhaseKind, Tensor,
-        disk::fault::{self, Plan},
-        tensors::{self, Layout, Stored},
-    },
+    checkpoint::{PhaseKind, Tensor},
+    disk::fault::{self, Plan},
+    tensors::{self, Layout},
 };
 
 const TINY: Gpt2Config = Gpt2Config { n_layer: 2, n_head: 2, n_embd: 8, n_positions: 6, vocab_size: 11, n_inner: 32 };
@@ -28,7 +26,7 @@ fn weights(config: &Gpt2Config, bias: Bias) -> Vec<Tensor> {
         let values = (0..length).map(|j| ((j * 7 + i * 13) % 251) as f32 / 8.0 - 15.5).collect();
         Tensor { name, shape, values }
     };
-    config.parameters(biases).into_iter().enumerate().map(tensor).collect()
+    config.parameters(bias).into_iter().enumerate().map(tensor).collect()
 }
 
 fn masks() -> Vec<(String, Mask)> {
@@ -47,8 +45,10 @@ fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
 fn foreign(tensors: &[(&str, &[usize], &[f32])]) -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join(WEIGHTS);
-    let layout: Vec<_> =
-        tensors.iter().map(|&(name, shape, _)| Layout { name: name.into(), stored: Stored::F32, shape: shape.to_vec() }).collect();
+    let layout: Vec<_> = tensors
+        .iter()
+        .map(|&(name, shape, _)| Layout { name: name.into(), dtype: safetensors::Dtype::F32, shape: shape.to_vec() })
+        .collect();
     let mut bytes = tensors::header(&[], &layout);
     bytes.extend(tensors.iter().flat_map(|(_, _, values)| values.iter().flat_map(|v| v.to_le_bytes())));
     fs::write(&path, bytes).unwrap();
@@ -163,15 +163,19 @@ fn what_is_not_finite_is_refused_with_its_offset() {
 fn other_types_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("x.safetensors");
-    let layout = [Layout { name: "wte.weight".into(), stored: Stored::U16, shape: vec![1, 2] }];
+    let layout = [Layout { name: "wte.weight".into(), dtype: safetensors::Dtype::U16, shape: vec![1, 2] }];
     let mut bytes = tensors::header(&[], &layout);
     bytes.extend([0; 4]);
     fs::write(&path, &bytes).unwrap();
     let wanted = expected(&[("wte.weight", &[1, 2])]);
     assert!(problem(import(&path, &wanted)).ends_with("tensor \"wte.weight\" (U16 [1, 2]) is expected to be F32, F16 or BF16"));
-    let text = String::from_utf8(bytes).unwrap().replace("\"U16\"", "\"U17\"");
-    fs::write(&path, text).unwrap();
-    assert!(problem(import(&path, &wanted)).ends_with("tensor \"wte.weight\": the type \"U17\" is unknown"));
+    let text = |to: &str| String::from_utf8(bytes.clone()).unwrap().replace("\"U16\"", to);
+    // Four bits each: a shape of eight fills the four bytes.
+    fs::write(&path, text("\"F4\" ").replacen("[1,2]", "[1,8]", 1)).unwrap();
+    let four = problem(import(&path, &expected(&[("wte.weight", &[1, 8])])));
+    assert!(four.ends_with("(F4 [1, 8]) is expected to be F32, F16 or BF16"), "{four}");
+    fs::write(&path, text("\"U17\"")).unwrap();
+    assert!(problem(import(&path, &wanted)).contains("its header is malformed: tensor `wte.weight`: unknown variant `U17`"));
 }
 
 #[test]
@@ -185,24 +189,23 @@ fn broken_files_are_refused() {
         bytes
     };
     let one = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+    let empty = r#""a":{"dtype":"F32","shape":[0],"data_offsets":[8,8]}"#;
+    let two = format!("{},{empty}}}", &one[..one.len() - 1]);
     let cases = [
-        (vec![1, 2], "is no safetensors file: it holds 2 bytes, the header's length alone takes 8"),
-        (u64::MAX.to_le_bytes().to_vec(), "bytes 0..8 announce a header of 18446744073709551615 bytes, the file holds 8"),
-        (header("nonsense", 0), "the safetensors header (bytes 8..16) is broken: expected ident at line 1 column 2"),
-        (header(one, 4), "tensor \"a\": F32 [2] does not fit bytes 0..8 of the 4 bytes of data"),
-        (header(one, 12), "the tensors end at byte 8 of 12 bytes of data"),
-        (header(&one.replace("[2]", "[3]"), 8), "tensor \"a\": F32 [3] does not fit bytes 0..8 of the 8 bytes of data"),
-        (
-            header(&one.replace("[2]", "[4294967296,4294967296]"), 8),
-            "tensor \"a\": F32 [4294967296, 4294967296] does not fit bytes 0..8 of the 8 bytes of data",
-        ),
-        (header(&one.replace("[0,8]", "[4,12]"), 12), "tensor \"a\" begins at byte 4 of the data, expected 0"),
-        (header(&format!("{},{}", &one[..one.len() - 1], &one[1..]), 8), "is broken: \"a\" stands twice at line 1 column 57"),
+        (vec![1, 2], "it holds 2 bytes, its first 8 should be the length of its header"),
+        (u64::MAX.to_le_bytes().to_vec(), "it claims a header of 18446744073709551615 bytes, expected at most 0"),
+        (header("nonsense", 0), "its header is malformed: expected ident at line 1 column 2"),
+        (header(one, 4), "tensor `a` ends at offset 70, but the file at 66"),
+        (header(one, 12), "its tensors end at offset 70, but the file at 74"),
+        (header(&one.replace("[2]", "[3]"), 8), "tensor `a` F32 [3] takes 12 bytes, but its offsets 62 to 70 hold 8"),
+        (header(&one.replace("[2]", "[4294967296,4294967296]"), 8), "tensor `a` cannot have the shape [4294967296, 4294967296]"),
+        (header(&one.replace("[0,8]", "[4,12]"), 12), "tensor `a` begins at offset 67, expected 63, where the data before it ends"),
+        (header(&two, 8), "its header names the tensor `a` twice"),
     ];
     for (bytes, message) in cases {
         fs::write(&path, bytes).unwrap();
         let found = problem(import(&path, &[]));
-        assert!(found.ends_with(message), "{found}");
+        assert!(found.contains("x.safetensors: is no sound safetensors file: ") && found.ends_with(message), "{found}");
     }
 }
 

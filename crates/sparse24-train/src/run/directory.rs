@@ -8,10 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{
-    Error,
-    checkpoint::{self, disk},
-};
+use crate::{Error, checkpoint, disk};
 
 const LOCK: &str = "lock";
 const CONFIG: &str = "config.toml";

@@ -8,10 +8,8 @@ use std::{
 use super::*;
 use crate::{
     Error,
-    checkpoint::{
-        PhaseKind,
-        disk::fault::{self, Plan},
-    },
+    checkpoint::PhaseKind,
+    disk::fault::{self, Plan},
 };
 
 fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
