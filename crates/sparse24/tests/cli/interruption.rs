@@ -157,6 +157,26 @@ fn what_is_no_run_is_refused() {
 }
 
 #[test]
+fn a_damaged_file_of_a_run_is_named() {
+    let place = Place::new();
+    place.train("run", "");
+    for (file, contents, message) in [
+        ("metrics.jsonl", "{\"step\": 1}\n{}\n", "run/metrics.jsonl: line 1 is no metrics of the next step: missing field `phase` *"),
+        ("provenance.json", "{}", "run/provenance.json: is no list of starts: *"),
+    ] {
+        let whole = place.read(&format!("run/{file}"));
+        place.write(&format!("run/{file}"), contents);
+        place.refuses("resume run", 3, message);
+        place.write(&format!("run/{file}"), whole);
+    }
+    // Half a line is what a kill leaves, and is no damage.
+    let whole = place.read("run/metrics.jsonl");
+    place.write("run/metrics.jsonl", format!("{whole}{{\"step\":13,\"ph"));
+    place.answer("resume run");
+    assert_eq!(place.read("run/metrics.jsonl"), whole);
+}
+
+#[test]
 fn other_data_are_refused() {
     let place = Place::new();
     place.train("run", "--checkpoint-every 4");
