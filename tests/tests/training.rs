@@ -5,7 +5,10 @@
 mod training {
     mod differences;
     mod fixture;
+    mod layers;
     mod oracle;
+    mod repeat;
+    mod semantics;
     mod spy;
     mod step;
 }

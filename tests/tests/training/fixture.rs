@@ -27,6 +27,9 @@ pub(crate) const SWITCH: u32 = 10;
 /// Steps between refreshes: after steps 4 and 8.
 pub(crate) const INTERVAL: u32 = 4;
 
+/// Of a tiny run: none of its draws and masks lies so near a tie that rounding decides it.
+const SEED: u64 = 5;
+
 /// FST that refreshes every [`INTERVAL`] steps.
 pub(crate) fn fst(lambda: f32) -> Method {
     Method { refresh: Refresh::Every(NonZeroU32::new(INTERVAL).expect("not zero")), ..Method::fst(lambda) }
@@ -63,8 +66,8 @@ pub(crate) fn recipe(method: Method) -> Recipe {
         dropout: 0.0,
         optimizer: AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-3, clip: 0.5, variant: AdamVariant::Standard },
         weight_decay: 0.1,
-        schedule: Schedule { peak: 1e-2, floor: 1e-3, warmup_steps: 3, decay_steps: STEPS },
-        seed: 0x5eed_0000_0007,
+        schedule: Schedule { peak: 3e-2, floor: 3e-3, warmup_steps: 3, decay_steps: STEPS },
+        seed: SEED,
     }
 }
 
@@ -86,18 +89,25 @@ pub(crate) fn trainer(backend: Box<dyn Backend>, recipe: &Recipe) -> Trainer {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Noise {
     pub(crate) vocabulary: usize,
+    /// Micro-steps that are taken together.
+    pub(crate) together: u32,
+    /// Tokens of each.
     pub(crate) tokens: usize,
 }
 
 impl Noise {
     pub(crate) fn of(recipe: &Recipe) -> Self {
-        Self { vocabulary: recipe.model.vocabulary, tokens: recipe.batch.sequences * recipe.batch.context }
+        Self { vocabulary: recipe.model.vocabulary, together: 1, tokens: recipe.batch.sequences * recipe.batch.context }
     }
 
     pub(crate) fn batch(&self, step: u32, micro_step: u32) -> (Vec<u32>, Vec<u32>) {
-        let mut random = Random(u64::from(step) << 32 | u64::from(micro_step));
-        let mut ids = || (0..self.tokens).map(|_| random.below(self.vocabulary as u32)).collect();
-        (ids(), ids())
+        let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+        for part in micro_step * self.together..(micro_step + 1) * self.together {
+            let mut random = Random(u64::from(step) << 32 | u64::from(part));
+            inputs.extend((0..self.tokens).map(|_| random.below(self.vocabulary as u32)));
+            targets.extend((0..self.tokens).map(|_| random.below(self.vocabulary as u32)));
+        }
+        (inputs, targets)
     }
 }
 

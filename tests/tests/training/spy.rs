@@ -6,7 +6,7 @@ use std::{
 };
 
 use ndarray::Array2;
-use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site, prune::ValueMap};
+use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
 use sparse24_train::{
     Error,
     backend::{
@@ -30,7 +30,6 @@ pub(crate) struct Log {
 /// MVUE(dZ^T) of one weight in one micro-step.
 #[derive(Debug, Clone)]
 pub(crate) struct Sampled {
-    pub(crate) step: u32,
     pub(crate) micro_step: u32,
     pub(crate) site: u32,
     /// `[r, p]`.
@@ -101,16 +100,15 @@ impl<B: Backend> Backend for Spy<B> {
         self.inner.mask_search(w, kind, mask)
     }
 
-    fn compress_weight(&mut self, w: Tensor, mask: MaskId, map: ValueMap, out: Weight24) -> Result<(), Error> {
+    fn compress_weight(&mut self, w: Tensor, mask: MaskId, out: Weight24) -> Result<(), Error> {
         self.write(|log| log.prunings.push((self.state.step, out)));
-        self.inner.compress_weight(w, mask, map, out)
+        self.inner.compress_weight(w, mask, out)
     }
 
     fn mvue_compress(&mut self, dz: Tensor, site: Site, estimator: Estimator, out: Gradient24) -> Result<(), Error> {
         self.inner.mvue_compress(dz, site, estimator, out)?;
         let values = self.read(dz.shape, out)?;
-        let StepState { step, micro_step, .. } = self.state;
-        self.write(|log| log.samples.push(Sampled { step, micro_step, site: site.word(), values }));
+        self.write(|log| log.samples.push(Sampled { micro_step: self.state.micro_step, site: site.word(), values }));
         Ok(())
     }
 

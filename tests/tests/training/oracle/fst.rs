@@ -77,8 +77,8 @@ pub(crate) enum Part {
 /// Kept elements are true.
 pub(crate) type Masks = BTreeMap<String, Vec<bool>>;
 
-/// Where each group of dZ^T keeps nonzeros, row by row, by (micro-step, number of the weight).
-pub(crate) type Samples = BTreeMap<(u32, u32), Vec<Vec<usize>>>;
+/// The samples of dZ^T `[r, p]`, by (micro-step, number of the weight).
+pub(crate) type Samples = BTreeMap<(u32, u32), Matrix>;
 
 /// A run in f64.
 #[derive(Debug, Clone)]
@@ -267,7 +267,6 @@ impl Operands for Pruned {
         let Some(&number) = self.numbers.get(name).filter(|_| self.sample != Sample::All) else { return dz.clone() };
         let (p, r) = dz.dim();
         let mut sampled = Matrix::zeros((p, r));
-        let mut kept = Vec::new();
         for i in 0..r {
             for j in 0..p.div_ceil(4) {
                 let x = [0, 1, 2, 3].map(|at| if 4 * j + at < p { dz[[4 * j + at, i]] } else { 0.0 });
@@ -277,10 +276,9 @@ impl Operands for Pruned {
                 for (&at, value) in pair.iter().zip(values).filter(|(at, _)| 4 * j + **at < p) {
                     sampled[[4 * j + at, i]] = a.rounded(value, 8.0, value);
                 }
-                kept.push(pair.into_iter().filter(|&at| x[at] != 0.0).collect());
             }
         }
-        self.samples.insert((address.micro_step, number), kept);
+        self.samples.insert((address.micro_step, number), sampled.t().to_owned());
         sampled
     }
 }
