@@ -17,19 +17,23 @@ const CUBIC: f32 = 0.044_715;
 #[inline(always)]
 fn gelu(z: f32) -> (f32, f32) {
     let square = z * z;
-    let s = math::sigmoid(SLOPE * z * (1.0 + CUBIC * square));
-    // Far out s(1-s) is 0, but the factor beside it may be infinite.
-    let spread = s * (1.0 - s);
-    let steep = z * (SLOPE * (1.0 + 3.0 * CUBIC * square)) * spread;
-    (if s == 0.0 { 0.0 } else { z * s }, s + if spread == 0.0 { 0.0 } else { steep })
+    gate(z, z * (SLOPE + SLOPE * CUBIC * square), SLOPE + 3.0 * SLOPE * CUBIC * square)
 }
 
 /// (SiLU(z), SiLU'(z)), SiLU(z) = z sigmoid(z).
 #[inline(always)]
 fn silu(z: f32) -> (f32, f32) {
-    let s = math::sigmoid(z);
-    let spread = s * (1.0 - s);
-    (if s == 0.0 { 0.0 } else { z * s }, s + if spread == 0.0 { 0.0 } else { z * spread })
+    gate(z, z, 1.0)
+}
+
+/// z sigmoid(y) and its derivative, where dy/dz = slope; (0, 0) and (z, 1) where the sigmoid saturates.
+#[inline(always)]
+fn gate(z: f32, y: f32, slope: f32) -> (f32, f32) {
+    let s = math::sigmoid(y);
+    let (value, derivative) = (z * s, s + (z * slope) * (s * (1.0 - s)));
+    let low = y < -math::SATURATION;
+    let derivative = if y > math::SATURATION { 1.0 } else { derivative };
+    (if low { 0.0 } else { value }, if low { 0.0 } else { derivative })
 }
 
 /// h = GELU(z), all `[p, f]`.

@@ -28,8 +28,33 @@ const LOWEST_EXPONENT: f32 = -125.0;
 #[inline(always)]
 #[must_use]
 pub fn exp(x: f32) -> f32 {
-    // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low mantissa bits.
-    const ROUND: f32 = 12_582_912.0;
+    let (mantissa, shifted) = mantissa(x);
+    let n = shifted - ROUND;
+    // 2^(n-1) is finite for every n up to 128.
+    let value = 2.0 * mantissa * power_of_two(shifted, -1);
+    let value = if n > 128.0 { f32::INFINITY } else { value };
+    if n < LOWEST_EXPONENT { 0.0 } else { value }
+}
+
+/// 1 / (1 + e^-x), within 4 units in the last place down to x = -87, and constant below; NaN stays NaN.
+#[inline(always)]
+#[must_use]
+pub fn sigmoid(x: f32) -> f32 {
+    let x = if x < -SATURATION { -SATURATION } else { x };
+    let x = if x > SATURATION { SATURATION } else { x };
+    let (mantissa, shifted) = mantissa(-x);
+    1.0 / (1.0 + mantissa * power_of_two(shifted, 0))
+}
+
+/// Where [`sigmoid`] is 1.6e-38 and, at the other end, 1.
+pub(crate) const SATURATION: f32 = 87.0;
+
+/// Adding 1.5 * 2^23 rounds to an integer and leaves it in the low mantissa bits.
+const ROUND: f32 = 12_582_912.0;
+
+/// e^x / 2^n in [0.7, 1.42], and n + [`ROUND`].
+#[inline(always)]
+fn mantissa(x: f32) -> (f32, f32) {
     // ln 2 in two parts; the first has 15 bits, so its product with n is exact.
     const LN2_HIGH: f32 = 22_713.0 / 32_768.0;
     const LN2_LOW: f32 = 1.428_606_8e-6;
@@ -38,19 +63,13 @@ pub fn exp(x: f32) -> f32 {
     let r = (x - n * LN2_HIGH) - n * LN2_LOW;
     // Chebyshev fit of (e^r - 1 - r) / r^2 on |r| <= ln(2)/2: relative error of e^r 2^-26.5.
     let tail = (((0.001_392_618_4 * r + 0.008_363_179) * r + 0.041_666_555) * r + 0.166_665_77) * r + 0.5;
-    let mantissa = 2.0 * (1.0 + (r + r * r * tail));
-    // 2^(n-1), finite for every n up to 128.
-    let scale = f32::from_bits((shifted.to_bits() << 23).wrapping_add(126 << 23));
-    let value = mantissa * scale;
-    let value = if n > 128.0 { f32::INFINITY } else { value };
-    if n < LOWEST_EXPONENT { 0.0 } else { value }
+    (1.0 + (r + r * r * tail), shifted)
 }
 
-/// 1 / (1 + e^-x), within 4 units in the last place; 0 below x = -88.4. NaN stays NaN.
+/// 2^(n + offset), for exponents of finite numbers.
 #[inline(always)]
-#[must_use]
-pub fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + exp(-x))
+fn power_of_two(shifted: f32, offset: i32) -> f32 {
+    f32::from_bits((shifted.to_bits() << 23).wrapping_add(((127 + offset) as u32) << 23))
 }
 
 /// Running sums of one reduction.
@@ -64,16 +83,18 @@ pub(crate) const LANES: usize = 32;
 pub(crate) fn reduce<const I: usize>(inputs: [&[f32]; I], term: impl Fn([f32; I]) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let length = inputs[0].len();
-    let inputs = inputs.map(|x| &x[..length]);
-    let whole = length / LANES * LANES;
-    for start in (0..whole).step_by(LANES) {
-        let blocks: [&[f32; LANES]; I] = inputs.map(|x| x[start..start + LANES].try_into().expect("a whole block"));
+    let mut blocks = [&[] as &[[f32; LANES]]; I];
+    let mut rests = [&[] as &[f32]; I];
+    for ((block, rest), input) in blocks.iter_mut().zip(&mut rests).zip(inputs) {
+        (*block, *rest) = input[..length].as_chunks();
+    }
+    for at in 0..length / LANES {
         for (lane, sum) in lanes.iter_mut().enumerate() {
-            *sum += term(blocks.map(|block| block[lane]));
+            *sum += term(std::array::from_fn(|i| blocks[i][at][lane]));
         }
     }
-    for (lane, sum) in lanes.iter_mut().take(length - whole).enumerate() {
-        *sum += term(inputs.map(|x| x[whole + lane]));
+    for (lane, sum) in lanes.iter_mut().take(length % LANES).enumerate() {
+        *sum += term(std::array::from_fn(|i| rests[i][lane]));
     }
     fold(lanes, |a, b| a + b)
 }
