@@ -260,6 +260,13 @@ fn methods_that_this_trainer_does_not_run_are_refused() {
         let refused = Trainer::new(Box::new(backend()), fixture::recipe(method)).err().map(|error| error.to_string());
         assert_eq!(refused, Some(expected));
     }
+    let half = Until::Fraction(Fraction::new(1, 2).expect("a half"));
+    let two = Method {
+        name: "trial",
+        phases: vec![Phase { until: half, forward: transposable, ..dense }, Phase { forward: row_wise, ..dense }],
+        ..Method::dense()
+    };
+    assert_eq!(two.check().expect_err("two kinds").to_string(), "method trial: a second kind of mask is not supported yet");
     for method in [Method::dense(), Method::fst(1.0)] {
         method.check().expect("supported");
     }
