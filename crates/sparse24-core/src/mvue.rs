@@ -242,6 +242,15 @@ mod tests {
     }
 
     #[test]
+    fn rounding_never_draws_a_zero_or_twice() {
+        // r = 1.5 - 2^-23, and t + r rounds up to the whole sum: the last nonzero is taken, not the zero after it.
+        let x = [1.0, 1.0, 1.0 - 2.0 * f32::EPSILON, 0.0];
+        assert_eq!(exact(x, ALMOST_ONE).indices, [1, 2]);
+        // Of three least subnormals r rounds from 1.5 to 2, and so does t: the last is found at once, the one before it goes with it.
+        assert_eq!(exact([f32::from_bits(1), f32::from_bits(1), f32::from_bits(1), 0.0], 0.9).indices, [1, 2]);
+    }
+
+    #[test]
     fn non_finite_input_is_seen() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for estimate in [exact([0.0, 1.0, bad, 2.0], 0.5), approximate([0.0, 1.0, bad, 2.0], [0.5; 2])] {

@@ -4,13 +4,21 @@
 //! bounded by a few blocks of a head: no `[T, T]` matrix of the batch exists, and the backward computes the probabilities again
 //! from the log-sum-exp of their rows. Source: Vaswani et al., arXiv 1706.03762; Dao et al., arXiv 2205.14135.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, ops::Range};
 
-use faer::{Accum, MatMut, MatRef, Par, linalg::matmul::matmul};
 use ndarray::{ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis, s};
 use rayon::prelude::*;
 
-use crate::{Error, dropout::Dropout, math, shape};
+use crate::{
+    Error,
+    dropout::Dropout,
+    gemm::Beta,
+    math, shape,
+    tile::{PAD, Product},
+};
+
+/// Query rows of one block.
+const BLOCK: usize = 16;
 
 /// Which keys a query sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,9 +53,9 @@ impl AttentionShape {
         }
     }
 
-    /// Query rows of one block: 64, or fewer for long sequences, so that a block of scores stays near 256 KiB.
-    fn block(self) -> usize {
-        (65_536 / self.keys.max(1)).clamp(8, 64).min(self.queries.max(1))
+    /// Elements from one row of scores to the next: never a large power of two, whose rows would share cache lines.
+    fn score_stride(self) -> usize {
+        self.keys.next_multiple_of(PAD) + PAD
     }
 
     fn check(self, operation: &'static str, rows: usize, d: usize, operands: &[(&'static str, [usize; 2])]) -> Result<(), Error> {
@@ -169,50 +177,68 @@ fn forward_head(
     mut lse: ArrayViewMut1<'_, f32>,
     dropout: Option<&Dropout>,
 ) {
-    let (width, block) = (q.ncols(), shape.block());
-    scratch([shape.keys * width, shape.keys * width, block * width, block * shape.keys], |[k_head, v_head, block_head, scores]| {
-        copy(k, k_head, 1.0);
-        copy(v, v_head, 1.0);
-        for first in (0..shape.queries).step_by(block) {
-            let end = (first + block).min(shape.queries);
-            let (rows, keys) = (end - first, shape.visible(end));
-            let (small, scores) = (&mut block_head[..rows * width], &mut scores[..rows * keys]);
-            if keys > 0 {
-                copy(q.slice(s![first..end, ..]), small, (width as f32).sqrt().recip());
-                product(scores, Accum::Replace, by_rows(small, width), by_rows(&k_head[..keys * width], width).transpose());
-            }
-            for row in 0..rows {
-                let (visible, at) = (shape.visible(first + row + 1), first + row);
-                let scores = &mut scores[row * keys..(row + 1) * keys];
-                lse[at] = math::vectorised(
+    let (width, padded, stride) = (q.ncols(), q.ncols().next_multiple_of(PAD), shape.score_stride());
+    let scale = (width as f32).sqrt().recip();
+    scratch(
+        [width * stride, shape.keys * padded, BLOCK * padded, BLOCK * padded, BLOCK * stride],
+        |[kt, v_head, q_block, o_block, scores]| {
+            transpose(k, kt, stride);
+            copy(v, v_head, padded, 1.0);
+            for first in (0..shape.queries).step_by(BLOCK) {
+                let end = (first + BLOCK).min(shape.queries);
+                let (rows, keys) = (end - first, shape.visible(end));
+                copy(q.slice(s![first..end, ..]), q_block, padded, scale);
+                let seen = keys.next_multiple_of(PAD);
+                product([rows, seen, width], (q_block, [padded, 1]), (kt, stride), (scores, stride), Beta::Overwrite);
+                let (mut maxima, mut inverses) = ([0.0; BLOCK], [0.0; BLOCK]);
+                math::vectorised(
                     #[inline(always)]
-                    || softmax(scores, visible),
+                    || {
+                        for (row, scores) in scores.chunks_exact_mut(stride).take(rows).enumerate() {
+                            maxima[row] = hide(&mut scores[..seen], shape.visible(first + row + 1));
+                        }
+                        for (row, scores) in scores.chunks_exact_mut(stride).take(rows).enumerate() {
+                            let sum = exponentials(&mut scores[..seen], maxima[row]);
+                            inverses[row] = if maxima[row] == f32::NEG_INFINITY { 0.0 } else { 1.0 / sum };
+                            lse[first + row] = maxima[row] + sum.ln();
+                        }
+                    },
                 );
-                if let Some(dropout) = dropout {
-                    dropout.apply(((task * shape.queries + at) * shape.keys) as u64, &mut scores[..visible]);
-                }
+                drop_rows(dropout, shape, task, first..end, scores, stride);
+                product([rows, padded, keys], (scores, [stride, 1]), (v_head, padded), (o_block, padded), Beta::Overwrite);
+                paste(o_block, padded, o.slice_mut(s![first..end, ..]), |row| inverses[row]);
             }
-            product(small, Accum::Replace, by_rows_of(scores, rows), by_rows(&v_head[..keys * width], width));
-            paste(small, o.slice_mut(s![first..end, ..]), 1.0);
-        }
-    });
+        },
+    );
 }
 
-/// Probabilities of the first `visible` scores, 0 for the others; returns the log-sum-exp.
+/// Scores from `visible` on become -infinity; returns the largest. The length is a multiple of [`PAD`].
 #[inline(always)]
-fn softmax(scores: &mut [f32], visible: usize) -> f32 {
-    let (seen, unseen) = scores.split_at_mut(visible);
-    unseen.fill(0.0);
-    let maximum = math::maximum(seen);
-    for score in seen.iter_mut() {
-        *score = math::exp(*score - maximum);
+fn hide(scores: &mut [f32], visible: usize) -> f32 {
+    let mut largest = [f32::NEG_INFINITY; PAD];
+    let mut left = visible as i32;
+    for chunk in scores.as_chunks_mut::<PAD>().0 {
+        for (lane, (largest, score)) in largest.iter_mut().zip(chunk).enumerate() {
+            *score = if (lane as i32) < left { *score } else { f32::NEG_INFINITY };
+            *largest = math::larger(*largest, *score);
+        }
+        left -= PAD as i32;
     }
-    let sum = math::reduce([seen], |[x]| x);
-    let inverse = 1.0 / sum;
-    for score in seen.iter_mut() {
-        *score *= inverse;
+    math::fold(largest, math::larger)
+}
+
+/// Scores become e^(score - maximum), 0 if all are -infinity; returns their sum. The length is a multiple of [`PAD`].
+#[inline(always)]
+fn exponentials(scores: &mut [f32], maximum: f32) -> f32 {
+    let maximum = maximum.max(f32::MIN);
+    let mut sums = [0.0; PAD];
+    for chunk in scores.as_chunks_mut::<PAD>().0 {
+        for (score, sum) in chunk.iter_mut().zip(&mut sums) {
+            *score = math::exp(*score - maximum);
+            *sum += *score;
+        }
     }
-    maximum + sum.ln()
+    math::fold(sums, |a, b| a + b)
 }
 
 fn backward_head(
@@ -223,69 +249,73 @@ fn backward_head(
     [mut dq, dk, dv]: [ArrayViewMut2<'_, f32>; 3],
     dropout: Option<&Dropout>,
 ) {
-    let (width, block) = (q.ncols(), shape.block());
+    let (width, padded, stride) = (q.ncols(), q.ncols().next_multiple_of(PAD), shape.score_stride());
     let scale = (width as f32).sqrt().recip();
-    let (head, small, square) = (shape.keys * width, block * width, block * shape.keys);
+    let (turned, head, block, square) = (width * stride, shape.keys * padded, BLOCK * padded, BLOCK * stride);
     scratch(
-        [head, head, head, head, small, small, small, square, square],
-        |[k_head, v_head, dk_head, dv_head, q_block, do_block, o_block, p, ds]| {
-            copy(k, k_head, 1.0);
-            copy(v, v_head, 1.0);
+        [turned, turned, head, head, head, block, block, block, square, square],
+        |[kt, vt, k_head, dk_head, dv_head, q_block, do_block, o_block, p, ds]| {
+            transpose(k, kt, stride);
+            transpose(v, vt, stride);
+            copy(k, k_head, padded, 1.0);
             dk_head.fill(0.0);
             dv_head.fill(0.0);
-            for first in (0..shape.queries).step_by(block) {
-                let end = (first + block).min(shape.queries);
+            for first in (0..shape.queries).step_by(BLOCK) {
+                let end = (first + BLOCK).min(shape.queries);
                 let (rows, keys) = (end - first, shape.visible(end));
-                if keys == 0 {
-                    dq.slice_mut(s![first..end, ..]).fill(0.0);
-                    continue;
-                }
-                let (q_block, do_block, o_block) =
-                    (&mut q_block[..rows * width], &mut do_block[..rows * width], &mut o_block[..rows * width]);
-                let (p, ds) = (&mut p[..rows * keys], &mut ds[..rows * keys]);
-                copy(q.slice(s![first..end, ..]), q_block, scale);
-                copy(d_o.slice(s![first..end, ..]), do_block, 1.0);
-                copy(o.slice(s![first..end, ..]), o_block, 1.0);
-                product(p, Accum::Replace, by_rows(q_block, width), by_rows(&k_head[..keys * width], width).transpose());
-                product(ds, Accum::Replace, by_rows(do_block, width), by_rows(&v_head[..keys * width], width).transpose());
-                for row in 0..rows {
-                    let (visible, at) = (shape.visible(first + row + 1), first + row);
-                    let run = row * keys..(row + 1) * keys;
-                    let (p, ds) = (&mut p[run.clone()], &mut ds[run]);
-                    if let Some(dropout) = dropout {
-                        dropout.apply(((task * shape.queries + at) * shape.keys) as u64, &mut ds[..visible]);
-                    }
-                    let element = row * width..(row + 1) * width;
-                    math::vectorised(
-                        #[inline(always)]
-                        || {
-                            let projection = math::reduce([&do_block[element.clone()], &o_block[element.clone()]], |[d_o, o]| d_o * o);
-                            gradient_row(p, ds, visible, lse[at], projection);
-                        },
-                    );
-                    if let Some(dropout) = dropout {
-                        dropout.apply(((task * shape.queries + at) * shape.keys) as u64, &mut p[..visible]);
-                    }
-                }
-                product(&mut dv_head[..keys * width], Accum::Add, by_rows_of(p, rows).transpose(), by_rows(do_block, width));
-                product(&mut dk_head[..keys * width], Accum::Add, by_rows_of(ds, rows).transpose(), by_rows(q_block, width));
-                product(o_block, Accum::Replace, by_rows_of(ds, rows), by_rows(&k_head[..keys * width], width));
-                paste(o_block, dq.slice_mut(s![first..end, ..]), scale);
+                let seen = keys.next_multiple_of(PAD);
+                copy(q.slice(s![first..end, ..]), q_block, padded, scale);
+                copy(d_o.slice(s![first..end, ..]), do_block, padded, 1.0);
+                copy(o.slice(s![first..end, ..]), o_block, padded, 1.0);
+                product([rows, seen, width], (q_block, [padded, 1]), (kt, stride), (p, stride), Beta::Overwrite);
+                product([rows, seen, width], (do_block, [padded, 1]), (vt, stride), (ds, stride), Beta::Overwrite);
+                drop_rows(dropout, shape, task, first..end, ds, stride);
+                math::vectorised(
+                    #[inline(always)]
+                    || {
+                        let blocks = do_block.chunks_exact(padded).zip(o_block.chunks_exact(padded));
+                        let squares = p.chunks_exact_mut(stride).zip(ds.chunks_exact_mut(stride));
+                        for (row, ((p, ds), (d_o, o))) in squares.zip(blocks).take(rows).enumerate() {
+                            let projection = math::reduce([d_o, o], |[d_o, o]| d_o * o);
+                            gradient_row(&mut p[..seen], &mut ds[..seen], shape.visible(first + row + 1), lse[first + row], projection);
+                        }
+                    },
+                );
+                drop_rows(dropout, shape, task, first..end, p, stride);
+                product([keys, padded, rows], (p, [1, stride]), (do_block, padded), (dv_head, padded), Beta::Accumulate);
+                product([keys, padded, rows], (ds, [1, stride]), (q_block, padded), (dk_head, padded), Beta::Accumulate);
+                product([rows, padded, keys], (ds, [stride, 1]), (k_head, padded), (o_block, padded), Beta::Overwrite);
+                paste(o_block, padded, dq.slice_mut(s![first..end, ..]), |_| scale);
             }
-            paste(dk_head, dk, 1.0);
-            paste(dv_head, dv, 1.0);
+            paste(dk_head, padded, dk, |_| 1.0);
+            paste(dv_head, padded, dv, |_| 1.0);
         },
     );
 }
 
-/// p: scores in, probabilities out; ds: gradient of the probabilities in, of the scores out. Both are 0 from `visible` on.
+/// p: scores in, probabilities out; ds: gradient of the probabilities in, of the scores out. Both become 0 from `visible` on. The
+/// lengths are multiples of [`PAD`].
 #[inline(always)]
 fn gradient_row(p: &mut [f32], ds: &mut [f32], visible: usize, lse: f32, projection: f32) {
-    p[visible..].fill(0.0);
-    ds[visible..].fill(0.0);
-    for (p, ds) in p[..visible].iter_mut().zip(&mut ds[..visible]) {
-        *p = math::exp(*p - lse);
-        *ds = *p * (*ds - projection);
+    // Where nothing is visible the log-sum-exp is -infinity.
+    let lse = lse.max(f32::MIN);
+    let mut left = visible as i32;
+    for (p, ds) in p.as_chunks_mut::<PAD>().0.iter_mut().zip(ds.as_chunks_mut::<PAD>().0) {
+        for (lane, (p, ds)) in p.iter_mut().zip(ds).enumerate() {
+            let score = if (lane as i32) < left { *p } else { f32::NEG_INFINITY };
+            *p = math::exp(score - lse);
+            *ds = *p * (*ds - projection);
+        }
+        left -= PAD as i32;
+    }
+}
+
+/// Drops from the rows of some queries what the stream says.
+fn drop_rows(dropout: Option<&Dropout>, shape: AttentionShape, task: usize, queries: Range<usize>, scores: &mut [f32], stride: usize) {
+    let Some(dropout) = dropout else { return };
+    for (query, scores) in queries.zip(scores.chunks_exact_mut(stride)) {
+        let first = (task * shape.queries + query) * shape.keys;
+        dropout.apply(first as u64, &mut scores[..shape.visible(query + 1)]);
     }
 }
 
@@ -313,33 +343,65 @@ fn head(x: ArrayView2<'_, f32>, task: usize, heads: usize, rows: usize) -> Array
     x.slice_move(s![sequence..sequence + rows, column..column + width])
 }
 
-fn copy(x: ArrayView2<'_, f32>, to: &mut [f32], scale: f32) {
-    for (row, to) in x.rows().into_iter().zip(to.chunks_exact_mut(x.ncols())) {
-        for (&x, to) in row.iter().zip(to) {
-            *to = x * scale;
+/// to = scale * x, rows `stride` apart and padded with zeros.
+fn copy(x: ArrayView2<'_, f32>, to: &mut [f32], stride: usize, scale: f32) {
+    math::vectorised(
+        #[inline(always)]
+        || {
+            for (row, to) in x.rows().into_iter().zip(to.chunks_exact_mut(stride)) {
+                let (to, padding) = to.split_at_mut(row.len());
+                padding.fill(0.0);
+                match row.as_slice() {
+                    Some(row) => to.iter_mut().zip(row).for_each(|(to, &x)| *to = x * scale),
+                    None => to.iter_mut().zip(row).for_each(|(to, &x)| *to = x * scale),
+                }
+            }
+        },
+    );
+}
+
+/// to = x^T, rows `stride` apart.
+fn transpose(x: ArrayView2<'_, f32>, to: &mut [f32], stride: usize) {
+    const TOGETHER: usize = 4;
+    for (i, rows) in x.axis_chunks_iter(Axis(0), TOGETHER).enumerate() {
+        let slices: [Option<&[f32]>; TOGETHER] = std::array::from_fn(|j| if j < rows.nrows() { rows.row(j).to_slice() } else { None });
+        let turned = to[i * TOGETHER..].chunks_mut(stride);
+        if let [Some(a), Some(b), Some(c), Some(d)] = slices {
+            for ((((to, &a), &b), &c), &d) in turned.zip(a).zip(b).zip(c).zip(d) {
+                to[..TOGETHER].copy_from_slice(&[a, b, c, d]);
+            }
+        } else {
+            for (to, column) in turned.zip(rows.columns()) {
+                to.iter_mut().zip(column).for_each(|(to, &x)| *to = x);
+            }
         }
     }
 }
 
-fn paste(x: &[f32], mut to: ArrayViewMut2<'_, f32>, scale: f32) {
-    let width = to.ncols();
-    for (x, mut to) in x.chunks_exact(width).zip(to.rows_mut()) {
-        for (&x, to) in x.iter().zip(&mut to) {
-            *to = x * scale;
-        }
-    }
+/// Row i of to = scale(i) * row i of x, where the rows of x are `stride` apart.
+fn paste(x: &[f32], stride: usize, mut to: ArrayViewMut2<'_, f32>, scale: impl Fn(usize) -> f32) {
+    math::vectorised(
+        #[inline(always)]
+        || {
+            for (row, (x, mut to)) in x.chunks_exact(stride).zip(to.rows_mut()).enumerate() {
+                let scale = scale(row);
+                match to.as_slice_mut() {
+                    Some(to) => to.iter_mut().zip(x).for_each(|(to, &x)| *to = x * scale),
+                    None => to.iter_mut().zip(x).for_each(|(to, &x)| *to = x * scale),
+                }
+            }
+        },
+    );
 }
 
-fn by_rows(x: &[f32], columns: usize) -> MatRef<'_, f32> {
-    MatRef::from_row_major_slice(x, x.len() / columns, columns)
-}
-
-fn by_rows_of(x: &[f32], rows: usize) -> MatRef<'_, f32> {
-    MatRef::from_row_major_slice(x, rows, x.len() / rows)
-}
-
-fn product(c: &mut [f32], beta: Accum, a: MatRef<'_, f32>, b: MatRef<'_, f32>) {
-    matmul(MatMut::from_row_major_slice_mut(c, a.nrows(), b.ncols()), beta, a, b, 1.0, Par::Seq);
+fn product(
+    shape: [usize; 3],
+    (a, a_strides): (&[f32], [usize; 2]),
+    (b, b_stride): (&[f32], usize),
+    (c, c_stride): (&mut [f32], usize),
+    beta: Beta,
+) {
+    Product { shape, a, a_strides, b, b_stride, c, c_stride, beta }.run();
 }
 
 /// Lends buffers of these lengths, whose contents are arbitrary, from one allocation a thread.

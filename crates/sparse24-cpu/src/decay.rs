@@ -8,7 +8,7 @@ use sparse24_core::Mask;
 
 use crate::{
     Error, nibbles, shape,
-    simd::{Available, Kernel},
+    simd::{Available, Kernel, Vector},
     strips,
 };
 
@@ -66,7 +66,7 @@ struct Row<'a> {
 
 impl Kernel for Row<'_> {
     #[inline(always)]
-    fn run(self) {
+    fn run<V: Vector>(self, _: V) {
         let lambda = self.lambda;
         for ((g, w), tiles) in self.g.chunks_mut(16).zip(self.w.chunks(16)).zip(self.tiles.chunks(4)) {
             let kept = (nibbles::rows(nibbles::word(tiles)) >> (16 * self.row)) as u32;

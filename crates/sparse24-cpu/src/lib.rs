@@ -31,6 +31,7 @@ pub mod simd;
 pub mod spmm24;
 mod strips;
 mod threads;
+mod tile;
 
 pub use error::Error;
 pub use simd::Simd;

@@ -78,10 +78,15 @@ pub(crate) fn reduce<const I: usize>(inputs: [&[f32]; I], term: impl Fn([f32; I]
     fold(lanes, |a, b| a + b)
 }
 
+/// The larger; a unless b is greater, so a NaN in b is skipped.
+#[inline(always)]
+pub(crate) fn larger(a: f32, b: f32) -> f32 {
+    if b > a { b } else { a }
+}
+
 /// The largest element, -infinity if there is none; NaN is skipped.
 #[inline(always)]
 pub(crate) fn maximum(x: &[f32]) -> f32 {
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let (blocks, rest) = x.as_chunks::<LANES>();
     for block in blocks {
@@ -95,9 +100,10 @@ pub(crate) fn maximum(x: &[f32]) -> f32 {
     fold(lanes, larger)
 }
 
+/// Combines as a binary tree; N is a power of two.
 #[inline(always)]
-fn fold(mut lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut width = LANES;
+pub(crate) fn fold<const N: usize>(mut lanes: [f32; N], combine: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = N;
     while width > 1 {
         width /= 2;
         let (low, high) = lanes.split_at_mut(width);

@@ -1,28 +1,22 @@
 //! The unbiased 2:4 estimate of dZ^T: compressed for a sparse product, or dense in dZ's own layout for a dense one.
 //!
-//! Lanes are features: four token rows by sixteen features are sixteen groups, and one Philox call of a lane serves sixteen tokens.
+//! Lanes are features: four rows of tokens are a group a feature, and one Philox call of a lane serves sixteen tokens.
 //! Bit-identical to [`sparse24_core::mvue`] at every SIMD level and for any number of threads. Deliberately absent: the derivation.
 
-use ndarray::{ArrayView2, ArrayViewMut2, Axis, s};
+use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, Axis, s};
 use rayon::prelude::*;
 use sparse24_core::{
     Element,
     compressed::Compressed24,
     mvue::{self, Estimator},
-    philox::{Purpose, Stream, uniform},
+    philox::{MULTIPLIERS, Purpose, ROUNDS, Stream, WEYL},
 };
 
 use crate::{
     Error, shape,
-    simd::{Available, Kernel},
+    simd::{Available, Kernel, Vector},
     strips,
 };
-
-/// Groups that are estimated at a time, one a feature.
-const LANES: usize = 16;
-
-/// One value a lane.
-type Lanes<V> = [V; LANES];
 
 /// The estimate of dZ^T, compressed: `dz` is `[p, r]` as stored, `out` is `[r, p rounded up to a multiple of 4]`.
 ///
@@ -59,7 +53,7 @@ pub fn mvue_compress_at<T: Element>(
     let stride = out.metadata_stride();
     let (values, metadata) = out.parts_mut();
     let values = values.into_slice().expect("values are row-major");
-    let features = strips::rows_per_task(p).clamp(LANES, FEATURES).next_multiple_of(LANES);
+    let features = strips::rows_per_task(p).clamp(WIDEST, FEATURES).next_multiple_of(WIDEST);
     let mut parts: Vec<_> = (0..r)
         .step_by(features)
         .zip(values.chunks_mut(features * 2 * groups))
@@ -104,11 +98,14 @@ pub fn mvue_prune_at(
 /// Tokens that one Philox call of a feature serves.
 const CALL_TOKENS: usize = 16;
 
-/// Calls whose results are gathered before they are written: their kept f32 values fill two cache lines.
-const CALLS: usize = 4;
+/// Tokens whose estimates are gathered before they are written: their kept f32 values fill two cache lines.
+const BLOCK_TOKENS: usize = 64;
 
 /// Most features of a task: as many rows of the output are written side by side.
 const FEATURES: usize = 64;
+
+/// Features that the widest level estimates at a time.
+const WIDEST: usize = 16;
 
 /// Where the uniforms come from.
 #[derive(Clone, Copy)]
@@ -119,40 +116,11 @@ struct Sampler {
     p: usize,
 }
 
-impl Sampler {
-    /// The uniforms of sixteen features from `feature` on for the sixteen tokens from `token` on.
-    #[inline(always)]
-    fn draw(self, feature: usize, token: usize) -> Draws {
-        let first = mvue::call(self.p, feature, token / 4);
-        let step = self.p.div_ceil(CALL_TOKENS) as u32;
-        let calls = core::array::from_fn(|lane| first.wrapping_add((lane as u32).wrapping_mul(step)));
-        let second = match self.estimator {
-            Estimator::Exact => [[0.0; LANES]; 4],
-            Estimator::Approximate => uniforms(self.stream.with_purpose(Purpose::MvueSecond), calls),
-        };
-        Draws { first: uniforms(self.stream, calls), second }
-    }
-
-    #[inline(always)]
-    fn estimate(self, x: &[Lanes<f32>; 4], draws: &Draws, word: usize) -> Kept {
-        match self.estimator {
-            Estimator::Exact => exact(x, &draws.first[word]),
-            Estimator::Approximate => approximate(x, &draws.first[word], &draws.second[word]),
-        }
-    }
-}
-
-/// The uniforms of one call of each lane, word by word.
-struct Draws {
-    first: [Lanes<f32>; 4],
-    second: [Lanes<f32>; 4],
-}
-
-/// The kept pair of each lane: values in ascending order of index, and the metadata nibble.
-struct Kept {
-    low: Lanes<f32>,
-    high: Lanes<f32>,
-    nibble: Lanes<u32>,
+/// The kept pair of a group a lane: values in ascending order of index, and the metadata nibble.
+struct Kept<V: Vector> {
+    low: V::F,
+    high: V::F,
+    nibble: V::U,
 }
 
 /// Some features of dZ, and their rows of the output.
@@ -166,39 +134,56 @@ struct Compress<'a, T> {
 
 impl<T: Element> Kernel for &mut Compress<'_, T> {
     #[inline(always)]
-    fn run(self) {
-        let groups = self.dz.nrows().div_ceil(4);
-        let stride = groups.div_ceil(2);
+    fn run<V: Vector>(self, v: V) {
+        let (p, groups) = (self.dz.nrows(), self.dz.nrows().div_ceil(4));
         let features = self.values.len() / (2 * groups);
-        for token in (0..self.dz.nrows()).step_by(CALLS * CALL_TOKENS) {
-            for offset in (0..features).step_by(LANES) {
-                let mut values = [[T::default(); 8 * CALLS]; LANES];
-                let mut metadata = [0_u64; LANES];
-                for call in 0..CALLS {
-                    let token = token + call * CALL_TOKENS;
-                    if token < self.dz.nrows() {
-                        let draws = self.sampler.draw(self.first + offset, token);
-                        for word in 0..4 {
-                            let x = core::array::from_fn(|i| load(self.dz, token + 4 * word + i, self.first + offset));
-                            let kept = self.sampler.estimate(&x, &draws, word);
-                            let group = 4 * call + word;
-                            for lane in 0..LANES {
-                                values[lane][2 * group] = T::from_f32(kept.low[lane]);
-                                values[lane][2 * group + 1] = T::from_f32(kept.high[lane]);
-                                metadata[lane] |= u64::from(kept.nibble[lane]) << (4 * group);
-                            }
+        for token in (0..p).step_by(BLOCK_TOKENS) {
+            let rows: [Row<'_, T>; BLOCK_TOKENS] = core::array::from_fn(|at| Row::new(self.dz, token + at));
+            for offset in (0..features).step_by(V::LANES) {
+                self.block(v, &rows, token, offset);
+            }
+        }
+    }
+}
+
+impl<T: Element> Compress<'_, T> {
+    /// Estimates and writes at most 64 tokens of `LANES` features.
+    #[inline(always)]
+    fn block<V: Vector>(&mut self, v: V, rows: &[Row<'_, T>; BLOCK_TOKENS], token: usize, offset: usize) {
+        let (p, groups) = (self.dz.nrows(), self.dz.nrows().div_ceil(4));
+        let mut slots = [[T::default(); WIDEST]; BLOCK_TOKENS / 2];
+        let mut metadata = [[0; WIDEST]; 2];
+        for (half, metadata) in metadata.iter_mut().enumerate() {
+            let mut nibbles = v.splat_u(0);
+            for call in (2 * half..2 * half + 2).rev() {
+                let at = call * CALL_TOKENS;
+                if token + at < p {
+                    let draws = self.sampler.draw(v, self.first + offset, token + at);
+                    for word in (0..4).rev() {
+                        let mut x = [v.splat(0.0); 4];
+                        for (x, row) in x.iter_mut().zip(&rows[at + 4 * word..]) {
+                            *x = row.load(v, self.first + offset);
                         }
+                        let kept = self.sampler.estimate(v, x, &draws, word);
+                        nibbles = v.join_nibble(nibbles, kept.nibble);
+                        let mut pair = [[0.0; WIDEST]; 2];
+                        v.store(kept.low, &mut pair[0]);
+                        v.store(kept.high, &mut pair[1]);
+                        slots[at / 2 + 2 * word] = pair[0].map(T::from_f32);
+                        slots[at / 2 + 2 * word + 1] = pair[1].map(T::from_f32);
                     }
                 }
-                let present = (4 * CALLS).min(groups - token / 4);
-                let bytes = present.div_ceil(2);
-                for lane in 0..LANES.min(features - offset) {
-                    let row = offset + lane;
-                    self.values[row * 2 * groups + token / 2..][..2 * present].copy_from_slice(&values[lane][..2 * present]);
-                    let metadata = metadata[lane] & u64::MAX >> (64 - 4 * present);
-                    self.metadata[row * stride + token / 8..][..bytes].copy_from_slice(&metadata.to_le_bytes()[..bytes]);
-                }
             }
+            v.store_u(nibbles, metadata);
+        }
+        let present = (BLOCK_TOKENS / 4).min(groups - token / 4);
+        let (stride, bytes) = (groups.div_ceil(2), present.div_ceil(2));
+        for lane in 0..V::LANES.min(self.values.len() / (2 * groups) - offset) {
+            let row = offset + lane;
+            let values: [T; BLOCK_TOKENS / 2] = core::array::from_fn(|slot| slots[slot][lane]);
+            self.values[row * 2 * groups + token / 2..][..2 * present].copy_from_slice(&values[..2 * present]);
+            let nibbles = (u64::from(metadata[1][lane]) << 32 | u64::from(metadata[0][lane])) & u64::MAX >> (64 - 4 * present);
+            self.metadata[row * stride + token / 8..][..bytes].copy_from_slice(&nibbles.to_le_bytes()[..bytes]);
         }
     }
 }
@@ -213,26 +198,34 @@ struct Prune<'a> {
 
 impl Kernel for Prune<'_> {
     #[inline(always)]
-    fn run(mut self) {
+    fn run<V: Vector>(mut self, v: V) {
         let (tokens, r) = self.out.dim();
         for offset in (0..tokens).step_by(CALL_TOKENS) {
-            for feature in (0..r).step_by(LANES) {
-                let draws = self.sampler.draw(feature, self.first + offset);
-                for word in 0..4.min((tokens - offset).div_ceil(4)) {
-                    let token = offset + 4 * word;
-                    let x = core::array::from_fn(|i| load(self.dz, self.first + token + i, feature));
-                    let kept = self.sampler.estimate(&x, &draws, word);
-                    for i in 0..4.min(tokens - token) {
-                        let mut dense = [0.0; LANES];
-                        for lane in 0..LANES {
-                            let high = if kept.nibble[lane] >> 2 == i as u32 { kept.high[lane] } else { 0.0 };
-                            dense[lane] = if kept.nibble[lane] & 3 == i as u32 { kept.low[lane] } else { high };
+            let rows: [Row<'_, f32>; CALL_TOKENS] = core::array::from_fn(|at| Row::new(self.dz, self.first + offset + at));
+            let mut out = self.out.slice_mut(s![offset..tokens.min(offset + CALL_TOKENS), ..]);
+            for feature in (0..r).step_by(V::LANES) {
+                let draws = self.sampler.draw(v, feature, self.first + offset);
+                for word in 0..out.nrows().div_ceil(4) {
+                    let mut x = [v.splat(0.0); 4];
+                    for (x, row) in x.iter_mut().zip(&rows[4 * word..]) {
+                        *x = row.load(v, feature);
+                    }
+                    let kept = self.sampler.estimate(v, x, &draws, word);
+                    for i in 0..4.min(out.nrows() - 4 * word) {
+                        let (mut dense, mut values) = ([0.0; WIDEST], [[0.0; WIDEST]; 2]);
+                        let mut nibbles = [0; WIDEST];
+                        v.store(kept.low, &mut values[0]);
+                        v.store(kept.high, &mut values[1]);
+                        v.store_u(kept.nibble, &mut nibbles);
+                        for lane in 0..V::LANES {
+                            let high = if nibbles[lane] >> 2 == i as u32 { values[1][lane] } else { 0.0 };
+                            dense[lane] = if nibbles[lane] & 3 == i as u32 { values[0][lane] } else { high };
                         }
-                        let width = LANES.min(r - feature);
-                        let mut out = self.out.index_axis_mut(Axis(0), token + i);
-                        match out.as_slice_mut().map(|out| &mut out[feature..feature + width]) {
+                        let width = V::LANES.min(r - feature);
+                        let mut out = out.slice_mut(s![4 * word + i, feature..feature + width]);
+                        match out.as_slice_mut() {
                             Some(out) => out.copy_from_slice(&dense[..width]),
-                            None => out.slice_mut(s![feature..feature + width]).iter_mut().zip(dense).for_each(|(out, dense)| *out = dense),
+                            None => out.iter_mut().zip(dense).for_each(|(out, dense)| *out = dense),
                         }
                     }
                 }
@@ -241,108 +234,177 @@ impl Kernel for Prune<'_> {
     }
 }
 
-/// Sixteen features of a token; zeros beyond the matrix.
-#[inline(always)]
-fn load<T: Element>(dz: ArrayView2<'_, T>, token: usize, feature: usize) -> Lanes<f32> {
-    if token >= dz.nrows() {
-        return [0.0; LANES];
-    }
-    match dz.index_axis_move(Axis(0), token).to_slice().and_then(|row| row[feature..].first_chunk::<LANES>()) {
-        Some(row) => core::array::from_fn(|lane| row[lane].to_f32()),
-        None => core::array::from_fn(|lane| dz.get([token, feature + lane]).map_or(0.0, |x| x.to_f32())),
-    }
+/// A token of dZ.
+enum Row<'a, T> {
+    Contiguous(&'a [T]),
+    Strided(ArrayView1<'a, T>),
+    /// Beyond the last token: zeros.
+    Padding,
 }
 
-/// Philox4x32-10 for sixteen calls of one stream; see [`sparse24_core::philox`].
-#[inline(always)]
-fn uniforms(stream: Stream, calls: Lanes<u32>) -> [Lanes<f32>; 4] {
-    let ([mut k0, mut k1], [site, micro_step, step]) = stream.address();
-    let mut state = [calls, [site; LANES], [micro_step; LANES], [step; LANES]];
-    for _ in 0..10 {
-        for lane in 0..LANES {
-            let [a, b, c, d] = state.map(|word| word[lane]);
-            let (p0, p1) = (u64::from(a) * 0xd251_1f53, u64::from(c) * 0xcd9e_8d57);
-            let next = [(p1 >> 32) as u32 ^ b ^ k0, p1 as u32, (p0 >> 32) as u32 ^ d ^ k1, p0 as u32];
-            (0..4).for_each(|word| state[word][lane] = next[word]);
+impl<'a, T: Element> Row<'a, T> {
+    #[inline(always)]
+    fn new(dz: ArrayView2<'a, T>, token: usize) -> Self {
+        if token >= dz.nrows() {
+            return Self::Padding;
         }
-        (k0, k1) = (k0.wrapping_add(0x9e37_79b9), k1.wrapping_add(0xbb67_ae85));
+        let row = dz.index_axis_move(Axis(0), token);
+        row.to_slice().map_or(Self::Strided(row), Self::Contiguous)
     }
-    state.map(|word| word.map(uniform))
+
+    /// `LANES` features, zeros beyond the last.
+    #[inline(always)]
+    fn load<V: Vector>(&self, v: V, feature: usize) -> V::F {
+        let mut x = [0.0; WIDEST];
+        match self {
+            Self::Contiguous(row) if row.len() >= feature + V::LANES => {
+                let row = &row[feature..feature + V::LANES];
+                if let Some(row) = T::as_f32s(row) {
+                    return v.load(row);
+                }
+                x.iter_mut().zip(row).for_each(|(x, &stored)| *x = stored.to_f32());
+            }
+            Self::Contiguous(row) => x.iter_mut().zip(&row[feature..]).for_each(|(x, &stored)| *x = stored.to_f32()),
+            Self::Strided(row) => x.iter_mut().zip(row.iter().skip(feature)).for_each(|(x, &stored)| *x = stored.to_f32()),
+            Self::Padding => {}
+        }
+        v.load(&x)
+    }
 }
 
-/// [`mvue::exact`] of sixteen groups.
+/// The uniforms of one call of each lane, word by word; the second ones are for the approximate estimator.
+struct Draws<V: Vector> {
+    first: [V::F; 4],
+    second: [V::F; 4],
+}
+
+impl Sampler {
+    /// The uniforms of the features from `feature` on for the sixteen tokens from `token` on.
+    #[inline(always)]
+    fn draw<V: Vector>(self, v: V, feature: usize, token: usize) -> Draws<V> {
+        let (first, calls_a_feature) = (mvue::call(self.p, feature, token / 4), self.p.div_ceil(CALL_TOKENS) as u32);
+        let calls: [u32; WIDEST] = core::array::from_fn(|lane| first.wrapping_add((lane as u32).wrapping_mul(calls_a_feature)));
+        let calls = v.load_u(&calls);
+        let second = match self.estimator {
+            Estimator::Exact => [v.splat(0.0); 4],
+            Estimator::Approximate => uniforms(v, self.stream.with_purpose(Purpose::MvueSecond), calls),
+        };
+        Draws { first: uniforms(v, self.stream, calls), second }
+    }
+
+    #[inline(always)]
+    fn estimate<V: Vector>(self, v: V, x: [V::F; 4], draws: &Draws<V>, word: usize) -> Kept<V> {
+        match self.estimator {
+            Estimator::Exact => exact(v, x, draws.first[word]),
+            Estimator::Approximate => lane_by_lane(v, x, draws.first[word], |group, u, lane| {
+                let mut second = [0.0; WIDEST];
+                v.store(draws.second[word], &mut second);
+                mvue::approximate(group, [u, second[lane]])
+            }),
+        }
+    }
+}
+
+/// Philox4x32-10 for one call of each lane; see [`sparse24_core::philox`].
 #[inline(always)]
-fn exact(x: &[Lanes<f32>; 4], u: &Lanes<f32>) -> Kept {
-    let mut kept = Kept { low: [0.0; LANES], high: [0.0; LANES], nibble: [0; LANES] };
-    for lane in 0..LANES {
-        let group = [x[0][lane], x[1][lane], x[2][lane], x[3][lane]];
-        (kept.low[lane], kept.high[lane], kept.nibble[lane]) = exact_group(group, u[lane]);
+fn uniforms<V: Vector>(v: V, stream: Stream, calls: V::U) -> [V::F; 4] {
+    let ([mut k0, mut k1], [site, micro_step, step]) = stream.address();
+    let [m0, m1] = MULTIPLIERS;
+    let (mut a, mut b, mut c, mut d) = (calls, v.splat_u(site), v.splat_u(micro_step), v.splat_u(step));
+    for _ in 0..ROUNDS {
+        let ([high0, low0], [high1, low1]) = (v.mul_wide(a, v.splat_u(m0)), v.mul_wide(c, v.splat_u(m1)));
+        (a, c) = (v.xor(v.xor(high1, b), v.splat_u(k0)), v.xor(v.xor(high0, d), v.splat_u(k1)));
+        (b, d) = (low1, low0);
+        (k0, k1) = (k0.wrapping_add(WEYL[0]), k1.wrapping_add(WEYL[1]));
     }
-    kept
+    [v.uniform(a), v.uniform(b), v.uniform(c), v.uniform(d)]
 }
 
-/// [`mvue::exact`] without branches: the kept values in ascending order of index, and the nibble.
+/// [`mvue::exact`] of a group a lane, without branches but for rare groups.
 ///
-/// Elements that are certain add nothing to the running sums, so "the first drawn one with t < c" is the number of sums that are at most
-/// t. Where nothing is certain every element is less than r, so t + r is at least the sum of the first drawn, and the second follows it.
+/// Sums over the drawn elements before i are sums over all uncertain ones, since a zero adds nothing. "The first drawn i with t < c_i,
+/// else the last" is then the number of i before the last drawn one whose c_i is at most t. Where nothing is certain every element is
+/// less than r, so that t + r is at least the sum that ends with the first drawn: the second comes after it.
 #[inline(always)]
-fn exact_group(x: [f32; 4], u: f32) -> (f32, f32, u32) {
-    let least = |a: f32, b: f32| if a < b { a } else { b };
-    let lower = |a: u32, b: u32| if a < b { a } else { b };
-    let pick = |first: bool, a: u32, b: u32| if first { a } else { b };
+fn exact<V: Vector>(v: V, x: [V::F; 4], u: V::F) -> Kept<V> {
+    let zero = v.splat(0.0);
+    let a = [v.abs(x[0]), v.abs(x[1]), v.abs(x[2]), v.abs(x[3])];
+    let (p01, p23) = (v.add(a[0], a[1]), v.add(a[2], a[3]));
+    let s = v.add(p01, p23);
+    if v.any(v.not(v.above(v.splat(f32::INFINITY), s))) {
+        // A sum that overflows, or an input that is not finite.
+        return lane_by_lane(v, x, u, |group, u, _| mvue::exact(group, u));
+    }
+    let without_largest = v.least(v.least(v.add(a[1], p23), v.add(a[0], p23)), v.least(v.add(a[3], p01), v.add(a[2], p01)));
+    let r = v.least(v.mul(s, v.splat(0.5)), without_largest);
 
-    let magnitudes = x.map(f32::abs);
-    let finite = magnitudes.iter().fold(true, |finite, &a| finite & (a < f32::INFINITY));
-    let overflow = (magnitudes[0] + magnitudes[1]) + (magnitudes[2] + magnitudes[3]) == f32::INFINITY;
-    let (shrink, grow) = if overflow { (0.25, 4.0) } else { (1.0, 1.0) };
-    let a = magnitudes.map(|a| a * shrink);
-    let (p01, p23) = (a[0] + a[1], a[2] + a[3]);
-    let without_largest = least(least(a[1] + p23, a[0] + p23), least(a[3] + p01, a[2] + p01));
-    let r = least((p01 + p23) * 0.5, without_largest);
+    let open = [v.above(r, a[0]), v.above(r, a[1]), v.above(r, a[2]), v.above(r, a[3])];
+    let c0 = v.select(open[0], a[0], zero);
+    let c1 = v.select(open[1], v.add(c0, a[1]), c0);
+    let c2 = v.select(open[2], v.add(c1, a[2]), c1);
+    let t = v.mul(u, r);
+    let after = v.add(t, r);
 
-    let certain = a.map(|a| a >= r);
-    let drawn = a.map(|a| (a < r) & (a > 0.0));
-    let weight: [f32; 4] = core::array::from_fn(|i| if drawn[i] { a[i] } else { 0.0 });
-    let c1 = weight[0] + weight[1];
-    let c2 = c1 + weight[2];
-    let sums = [weight[0], c1, c2, c2 + weight[3]];
-    let beyond = |t: f32| sums.iter().fold(0, |count, &sum| count + u32::from(t >= sum));
-    let t = u * r;
-    let (first, second) = (beyond(t), beyond(t + r));
-    let last = pick(drawn[3], 3, pick(drawn[2], 2, pick(drawn[1], 1, 0)));
-    let before_last = pick(drawn[3] & drawn[2], 2, pick((drawn[3] | drawn[2]) & drawn[1], 1, 0));
+    // Drawn elements after the first, after the second, ...; where two follow an element it is not the last but one.
+    let drawn1 = v.and(open[1], v.above(a[1], zero));
+    let drawn2 = v.and(open[2], v.above(a[2], zero));
+    let drawn3 = v.and(open[3], v.above(a[3], zero));
+    let drawn23 = v.or(drawn2, drawn3);
+    let both23 = v.and(drawn2, drawn3);
+    let two_of_123 = v.or(both23, v.and(drawn23, drawn1));
+    let (past0, past1, past2) = (v.at_least(t, c0), v.at_least(t, c1), v.at_least(t, c2));
 
-    let first_certain = pick(certain[0], 0, pick(certain[1], 1, pick(certain[2], 2, 3)));
-    let second_certain = pick(certain[0] & certain[1], 1, pick((certain[0] | certain[1]) & certain[2], 2, 3));
-    let any_certain = certain[0] | certain[1] | certain[2] | certain[3];
-    let two_certain = (certain[0] & certain[1]) | ((certain[0] | certain[1]) & (certain[2] | certain[3])) | (certain[2] & certain[3]);
-    let other = lower(first, last);
-    let larger = |(at, most): (u32, f32), (i, a): (u32, f32)| if a > most { (i, a) } else { (at, most) };
-    let (largest, _) = larger(larger(larger((0, a[0]), (1, a[1])), (2, a[2])), (3, a[3]));
+    let (open01, open23) = (v.and(open[0], open[1]), v.and(open[2], open[3]));
+    let none = v.and(open01, open23);
+    let at_most_one = v.or(v.and(open01, v.or(open[2], open[3])), v.and(open23, v.or(open[0], open[1])));
+    let one = v.and(at_most_one, v.not(none));
 
-    let mut low = pick(first < last, first, before_last);
-    let mut high = lower(second, last);
-    low = pick(any_certain, lower(first_certain, other), low);
-    high = pick(any_certain, first_certain + other - lower(first_certain, other), high);
-    low = pick(two_certain, first_certain, low);
-    high = pick(two_certain, second_certain, high);
-    low = pick(finite, pick(r == 0.0, largest & 2, low), 0);
-    high = pick(finite, pick(r == 0.0, largest | 1, high), 1);
+    // The lower index is 0; if not, it is 1; if neither, 2. The higher is 3; if not, it is 2; if neither, 1.
+    let low0_none = v.and(none, v.not(v.and(two_of_123, past0)));
+    let low0_one = v.and(one, v.not(v.and(v.or(drawn23, drawn1), past0)));
+    let low0 = v.or(v.not(open[0]), v.or(low0_none, low0_one));
+    let low1_none = v.and(none, v.not(v.and(both23, past1)));
+    let low1_one = v.and(one, v.not(v.and(drawn23, past1)));
+    let low1 = v.or(v.not(open[1]), v.or(low1_none, low1_one));
+    let high3_none = v.and(none, v.and(drawn3, v.at_least(after, c2)));
+    let high3_one = v.and(one, v.and(drawn3, past2));
+    let high3 = v.or(v.not(open[3]), v.or(high3_none, high3_one));
+    let high2_none = v.and(none, v.and(drawn23, v.at_least(after, c1)));
+    let high2_one = v.and(one, v.and(drawn23, past1));
+    let high2 = v.or(v.not(open[2]), v.or(high2_none, high2_one));
 
-    let value: [f32; 4] = core::array::from_fn(|i| if certain[i] { x[i] } else { (r * grow).copysign(x[i]) });
-    let low_value = if low == 0 { value[0] } else { if low == 1 { value[1] } else { value[2] } };
-    let high_value = if high == 3 { value[3] } else { if high == 2 { value[2] } else { value[1] } };
-    let keep = |value: f32| if finite { value } else { f32::NAN };
-    (keep(low_value), keep(high_value), low | high << 2)
+    let value0 = v.select(open[0], v.copysign(r, x[0]), x[0]);
+    let value1 = v.select(open[1], v.copysign(r, x[1]), x[1]);
+    let value2 = v.select(open[2], v.copysign(r, x[2]), x[2]);
+    let value3 = v.select(open[3], v.copysign(r, x[3]), x[3]);
+    let mut low = v.select(low0, value0, v.select(low1, value1, value2));
+    let mut high = v.select(high3, value3, v.select(high2, value2, value1));
+    let low_index = v.select_u(low0, v.splat_u(0), v.select_u(low1, v.splat_u(1), v.splat_u(2)));
+    let high_index = v.select_u(high3, v.splat_u(3 << 2), v.select_u(high2, v.splat_u(2 << 2), v.splat_u(1 << 2)));
+    let mut nibble = v.xor(low_index, high_index);
+    let few = v.at_least(zero, r);
+    if v.any(few) {
+        // At most one element is not zero: it and its neighbour, the others of its half being zero.
+        let upper = v.above(p23, zero);
+        low = v.select(few, v.select(upper, x[2], x[0]), low);
+        high = v.select(few, v.select(upper, x[3], x[1]), high);
+        nibble = v.select_u(few, v.select_u(upper, v.splat_u(2 | 3 << 2), v.splat_u(1 << 2)), nibble);
+    }
+    Kept { low, high, nibble }
 }
 
-/// [`mvue::approximate`] of sixteen groups.
+/// An estimator of core for each lane: (group, uniform, lane) to what is kept.
 #[inline(always)]
-fn approximate(x: &[Lanes<f32>; 4], u: &Lanes<f32>, v: &Lanes<f32>) -> Kept {
-    let mut kept = Kept { low: [0.0; LANES], high: [0.0; LANES], nibble: [0; LANES] };
-    for lane in 0..LANES {
-        let one = mvue::approximate(x.map(|x| x[lane]), [u[lane], v[lane]]);
-        ([kept.low[lane], kept.high[lane]], kept.nibble[lane]) = (one.values, u32::from(one.pattern().nibble()));
+fn lane_by_lane<V: Vector>(v: V, x: [V::F; 4], u: V::F, estimate: impl Fn([f32; 4], f32, usize) -> mvue::Kept24) -> Kept<V> {
+    let (mut stored, mut uniforms) = ([[0.0; WIDEST]; 4], [0.0; WIDEST]);
+    for (stored, x) in stored.iter_mut().zip(x) {
+        v.store(x, stored);
     }
-    kept
+    v.store(u, &mut uniforms);
+    let (mut low, mut high, mut nibble) = ([0.0; WIDEST], [0.0; WIDEST], [0; WIDEST]);
+    for lane in 0..V::LANES {
+        let kept = estimate(stored.map(|x| x[lane]), uniforms[lane], lane);
+        ([low[lane], high[lane]], nibble[lane]) = (kept.values, u32::from(kept.pattern().nibble()));
+    }
+    Kept { low: v.load(&low), high: v.load(&high), nibble: v.load_u(&nibble) }
 }

@@ -2,15 +2,16 @@
 //!
 //! Bit-identical to [`sparse24_core`] for any number of threads. Deliberately absent: which mask ([`crate::search`]).
 
-use core::any::Any;
+use core::any::{Any, TypeId};
 
+use half::{bf16, f16};
 use ndarray::{ArrayView2, ArrayViewMut2, Axis, Zip, s};
 use rayon::prelude::*;
 use sparse24_core::{Element, Mask, MaskKind, compressed::Compressed24, group::Pattern, prune, prune::ValueMap};
 
 use crate::{
     Error, nibbles, shape,
-    simd::{Available, Kernel},
+    simd::{Available, Kernel, Vector},
     strips,
 };
 
@@ -52,18 +53,13 @@ struct MaskedRow<'a, T> {
 
 impl<T: Element> Kernel for MaskedRow<'_, T> {
     #[inline(always)]
-    fn run(self) {
-        let select = |kept: u32, w: &[T], out: &mut [T]| {
-            for i in 0..w.len() {
-                out[i] = if kept & 1 << i == 0 { T::default() } else { w[i] };
-            }
-        };
+    fn run<V: Vector>(self, _: V) {
         for ((out, w), tiles) in self.out.chunks_mut(16).zip(self.w.chunks(16)).zip(self.tiles.chunks(4)) {
             let kept = (nibbles::rows(nibbles::word(tiles)) >> (16 * self.row)) as u32;
-            // A known length lets the loop become selects.
-            match (<&mut [T; 16]>::try_from(&mut *out), <&[T; 16]>::try_from(w)) {
-                (Ok(out), Ok(w)) => select(kept, w, out),
-                _ => select(kept, w, out),
+            let select = |i: usize, w: T| if kept & 1 << i == 0 { T::default() } else { w };
+            match w.first_chunk::<16>() {
+                Some(w) => out.copy_from_slice(&core::array::from_fn::<T, 16, _>(|i| select(i, w[i]))),
+                None => out.iter_mut().zip(w).enumerate().for_each(|(i, (out, &w))| *out = select(i, w)),
             }
         }
     }
@@ -143,6 +139,10 @@ fn compress_both<T: Element, U: Element>(
     if w.is_empty() {
         return;
     }
+    let carriage = match (map, TypeId::of::<T>() == TypeId::of::<U>()) {
+        (ValueMap::Identity, true) => Carriage::Bits,
+        _ => Carriage::Value,
+    };
     let (r, q) = w.dim();
     let rows = strips::rows_per_task(q).next_multiple_of(BLOCK_ROWS);
     let tasks = r.div_ceil(rows);
@@ -150,7 +150,7 @@ fn compress_both<T: Element, U: Element>(
         .map(|task| {
             let (first, end) = (task * rows, r.min((task + 1) * rows));
             let tiles = &mask.tiles()[first / 4 * (q / 4)..end / 4 * (q / 4)];
-            Part { w: w.slice_move(s![first..end, ..]), tiles, map, forward: None, dgrad: None }
+            Part { w: w.slice_move(s![first..end, ..]), tiles, map, carriage, forward: None, dgrad: None }
         })
         .collect();
     if let Some(forward) = forward {
@@ -184,20 +184,21 @@ struct Part<'a, T, U> {
     w: ArrayView2<'a, T>,
     tiles: &'a [u16],
     map: ValueMap,
+    carriage: Carriage,
     forward: Option<(&'a mut [U], &'a mut [u8])>,
     dgrad: Option<(ArrayViewMut2<'a, U>, ArrayViewMut2<'a, u8>)>,
 }
 
 impl<T: Element, U: Element> Kernel for &mut Part<'_, T, U> {
     #[inline(always)]
-    fn run(self) {
+    fn run<V: Vector>(self, v: V) {
         let (rows, q) = self.w.dim();
         for first in (0..rows).step_by(BLOCK_ROWS) {
             let height = BLOCK_ROWS.min(rows - first);
             let slice = |i| if i < height { self.w.index_axis_move(Axis(0), first + i).to_slice() } else { None };
             let slices: [Option<&[T]>; BLOCK_ROWS] = core::array::from_fn(slice);
             for column in (0..q).step_by(16) {
-                self.block(&slices, [first, column], [height, 16.min(q - column)]);
+                self.block(v, &slices, [first, column], [height, 16.min(q - column)]);
             }
         }
     }
@@ -206,52 +207,67 @@ impl<T: Element, U: Element> Kernel for &mut Part<'_, T, U> {
 impl<T: Element, U: Element> Part<'_, T, U> {
     /// Compresses the block of at most 32 rows and 16 columns at `[first, column]`.
     #[inline(always)]
-    fn block(&mut self, slices: &[Option<&[T]>; BLOCK_ROWS], [first, column]: [usize; 2], [height, width]: [usize; 2]) {
+    fn block<V: Vector>(&mut self, v: V, slices: &[Option<&[T]>; BLOCK_ROWS], [first, column]: [usize; 2], [height, width]: [usize; 2]) {
         let q = self.w.ncols();
-        let mut transposed = [[U::default(); BLOCK_ROWS / 2]; 16];
+        let lanes = (1_u64 << V::LANES) - 1;
+        let mut transposed = [[0.0; BLOCK_ROWS / 2]; 16];
         let mut transposed_metadata = [0_u32; 16];
         for strip in 0..height / 4 {
             let word = nibbles::word(&self.tiles[(first / 4 + strip) * (q / 4) + column / 4..][..width / 4]);
-            let mut x: [[U; 16]; 4] = core::array::from_fn(|i| {
+            let mut x = [[0.0; 16]; 4];
+            for (i, x) in x.iter_mut().enumerate() {
                 let row = 4 * strip + i;
-                match slices[row].and_then(|row| row[column..].first_chunk()) {
-                    Some(row) => row.map(convert),
-                    None => core::array::from_fn(|j| if j < width { convert(self.w[[first + row, column + j]]) } else { U::default() }),
-                }
-            });
-            if let ValueMap::SoftThreshold { .. } = self.map {
-                for (i, j) in (0..4).flat_map(|i| (0..width).step_by(4).map(move |j| (i, j))) {
-                    let pattern = Pattern::from_bits((word >> (4 * j + 4 * i)) as u8 & 0xf).expect("the mask was checked");
-                    let group = core::array::from_fn(|at| self.w[[first + 4 * strip + i, column + j + at]].to_f32());
-                    let mapped = prune::group(group, pattern, self.map);
-                    (0..4).for_each(|at| x[i][j + at] = U::from_f32(mapped[at]));
+                let stored = match slices[row].and_then(|row| row[column..].first_chunk()) {
+                    Some(row) => *row,
+                    None => core::array::from_fn(|j| self.w.get([first + row, column + j]).copied().unwrap_or_default()),
+                };
+                *x = match self.carriage {
+                    Carriage::Bits => stored.map(carry_bits),
+                    Carriage::Value => stored.map(T::to_f32),
+                };
+                if let ValueMap::SoftThreshold { .. } = self.map {
+                    *x = soft_threshold(*x, word >> (4 * i), self.map);
                 }
             }
             if let Some((values, metadata)) = &mut self.forward {
-                let patterns = nibbles::metadata(nibbles::rows(word));
+                let (kept, patterns) = (nibbles::rows(word), nibbles::metadata(nibbles::rows(word)));
                 let stride = (q / 4).div_ceil(2);
                 for (i, x) in x.iter().enumerate() {
                     let row = first + 4 * strip + i;
-                    let patterns = (patterns >> (16 * i)) as u16;
-                    let kept: [U; 8] = core::array::from_fn(|at| x[at / 2 * 4 + usize::from(patterns >> (2 * at) & 3)]);
-                    values[row * (q / 2) + column / 2..][..width / 2].copy_from_slice(&kept[..width / 2]);
-                    let present = patterns & (u16::MAX >> (16 - width));
+                    let mut packed = [0.0; 16];
+                    for at in (0..16).step_by(V::LANES) {
+                        v.store(v.pack_pairs(v.load(&x[at..]), (kept >> (16 * i + at) & lanes) as u32), &mut packed[at / 2..]);
+                    }
+                    let packed = deliver::<U, 8>(self.carriage, *packed.first_chunk().expect("8 of 16"));
+                    values[row * (q / 2) + column / 2..][..width / 2].copy_from_slice(&packed[..width / 2]);
+                    let present = (patterns >> (16 * i)) as u16 & (u16::MAX >> (16 - width));
                     let bytes = width.div_ceil(8);
                     metadata[row * stride + column / 8..][..bytes].copy_from_slice(&present.to_le_bytes()[..bytes]);
                 }
             }
-            let patterns = nibbles::metadata(nibbles::transpose_tiles(word));
-            for column in 0..16 {
-                let pattern = (patterns >> (4 * column)) as u32 & 0xf;
-                transposed[column][2 * strip] = x[(pattern & 3) as usize][column];
-                transposed[column][2 * strip + 1] = x[(pattern >> 2) as usize][column];
-                transposed_metadata[column] |= pattern << (4 * strip);
+            if self.dgrad.is_some() {
+                let columns = nibbles::transpose_tiles(word);
+                let (kept, patterns) = (nibbles::rows(columns), nibbles::metadata(columns));
+                for at in (0..16).step_by(V::LANES) {
+                    let tiles = v.transpose_tiles([v.load(&x[0][at..]), v.load(&x[1][at..]), v.load(&x[2][at..]), v.load(&x[3][at..])]);
+                    for (j, tile) in tiles.into_iter().enumerate() {
+                        let mut packed = [0.0; 16];
+                        v.store(v.pack_pairs(tile, (kept >> (16 * j + at) & lanes) as u32), &mut packed);
+                        for of in 0..V::LANES / 4 {
+                            transposed[at + 4 * of + j][2 * strip..][..2].copy_from_slice(&packed[2 * of..][..2]);
+                        }
+                    }
+                }
+                for (at, metadata) in transposed_metadata.iter_mut().enumerate() {
+                    *metadata |= ((patterns >> (4 * at)) as u32 & 0xf) << (4 * strip);
+                }
             }
         }
         if let Some((values, metadata)) = &mut self.dgrad {
             for at in 0..width {
                 let values = values.index_axis_mut(Axis(0), column + at).into_slice().expect("values are row-major");
-                values[first / 2..][..height / 2].copy_from_slice(&transposed[at][..height / 2]);
+                let transposed = deliver::<U, { BLOCK_ROWS / 2 }>(self.carriage, transposed[at]);
+                values[first / 2..][..height / 2].copy_from_slice(&transposed[..height / 2]);
                 let metadata = metadata.index_axis_mut(Axis(0), column + at).into_slice().expect("metadata is row-major");
                 let bytes = height.div_ceil(8);
                 metadata[first / 8..][..bytes].copy_from_slice(&transposed_metadata[at].to_le_bytes()[..bytes]);
@@ -260,11 +276,53 @@ impl<T: Element, U: Element> Part<'_, T, U> {
     }
 }
 
-/// The element in another storage type; to the bit where the type is the same.
+/// How an element travels in an f32 lane, which moves it and never computes with it.
+#[derive(Clone, Copy)]
+enum Carriage {
+    /// Its bits, from a type to the same type: the payload of a NaN survives.
+    Bits,
+    /// Its value.
+    Value,
+}
+
+/// The bits of the 16-bit types zero-extended; the value of any other.
 #[inline(always)]
-fn convert<T: Element, U: Element>(x: T) -> U {
-    match (&x as &dyn Any).downcast_ref() {
-        Some(&same) => same,
-        None => U::from_f32(x.to_f32()),
+fn carry_bits<T: Element>(x: T) -> f32 {
+    let any: &dyn Any = &x;
+    match (any.downcast_ref::<bf16>(), any.downcast_ref::<f16>()) {
+        (Some(x), _) => f32::from_bits(x.to_bits().into()),
+        (_, Some(x)) => f32::from_bits(x.to_bits().into()),
+        _ => x.to_f32(),
     }
+}
+
+#[inline(always)]
+fn deliver<U: Element, const N: usize>(carriage: Carriage, x: [f32; N]) -> [U; N] {
+    match carriage {
+        Carriage::Bits => x.map(deliver_bits),
+        Carriage::Value => x.map(U::from_f32),
+    }
+}
+
+/// The inverse of [`carry_bits`].
+#[inline(always)]
+fn deliver_bits<U: Element>(x: f32) -> U {
+    let bits = x.to_bits() as u16;
+    let (brain, half): (&dyn Any, &dyn Any) = (&bf16::from_bits(bits), &f16::from_bits(bits));
+    match (brain.downcast_ref(), half.downcast_ref()) {
+        (Some(&x), _) | (_, Some(&x)) => x,
+        _ => U::from_f32(x),
+    }
+}
+
+/// [`prune::group`] of four groups; nibble `4*g` of `tiles` is the pattern of group g.
+#[inline(always)]
+fn soft_threshold(x: [f32; 16], tiles: u64, map: ValueMap) -> [f32; 16] {
+    let mut mapped = [0.0; 16];
+    for (g, (mapped, x)) in mapped.chunks_exact_mut(4).zip(x.chunks_exact(4)).enumerate() {
+        if let Some(pattern) = Pattern::from_bits((tiles >> (16 * g)) as u8 & 0xf) {
+            mapped.copy_from_slice(&prune::group([x[0], x[1], x[2], x[3]], pattern, map));
+        }
+    }
+    mapped
 }

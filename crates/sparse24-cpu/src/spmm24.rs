@@ -10,7 +10,7 @@ use crate::{
     Error,
     compressed::groups,
     shape,
-    simd::{Available, Kernel},
+    simd::{Available, Kernel, Vector},
     strips,
 };
 
@@ -57,7 +57,7 @@ struct MultiplyAdd<'a> {
 
 impl Kernel for MultiplyAdd<'_> {
     #[inline(always)]
-    fn run(self) {
+    fn run<V: Vector>(self, _: V) {
         self.d.iter_mut().zip(self.b).for_each(|(d, b)| *d += self.value * b);
     }
 }

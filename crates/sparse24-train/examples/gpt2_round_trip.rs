@@ -4,12 +4,15 @@
 
 use std::{env, error::Error, path::Path};
 
-use sparse24_train::interchange::{Biases, Dtype, Gpt2Config, Values, export, import};
+use sparse24_train::{
+    interchange::{Dtype, Gpt2Config, Values, export, import},
+    nn::linear24::Bias,
+};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let [from, to] = <[String; 2]>::try_from(env::args().skip(1).collect::<Vec<_>>()).map_err(|_| "usage: gpt2_round_trip FROM TO")?;
     let config = Gpt2Config::read(Path::new(&from))?;
-    let weights = import(Path::new(&from), &config.parameters(Biases::Present))?;
+    let weights = import(Path::new(&from), &config.parameters(Bias::Present))?;
     let exported = export(Path::new(&to), &weights, &config, Dtype::F32, Values::Dense)?;
     println!("{config:?}: {} tensors, {} of them zero biases", weights.len(), exported.zero_biases.len());
     Ok(())

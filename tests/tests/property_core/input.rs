@@ -1,6 +1,7 @@
 //! What the properties are tried on: any bits, hostile values, ties, moderate values; and how often.
 
 use proptest::prelude::*;
+use sparse24_tests::oracle;
 
 /// `cases` tries, a few under an interpreter; failures are printed, not filed.
 pub(crate) fn cases(cases: u32) -> ProptestConfig {
@@ -31,6 +32,16 @@ pub(crate) fn moderate() -> impl Strategy<Value = f32> + Clone {
     prop_oneof![1 => Just(0.0_f32), 8 => -1.0_f32..1.0, 4 => (-1.0_f32..1.0, -20..20).prop_map(|(x, e)| x * 2.0_f32.powi(e))]
 }
 
+/// Few subnormal values, where even halving rounds.
+pub(crate) fn subnormal() -> impl Strategy<Value = f32> + Clone {
+    (0_u32..40, any::<bool>()).prop_map(|(n, negative)| if negative { -f32::from_bits(n) } else { f32::from_bits(n) })
+}
+
+/// The number of a uniform, its extremes often.
+pub(crate) fn uniform() -> impl Strategy<Value = u32> {
+    prop_oneof![2 => 0..oracle::UNIFORMS, 1 => 0_u32..4, 1 => oracle::UNIFORMS - 4..oracle::UNIFORMS]
+}
+
 /// All of them, each kind alone or together.
 pub(crate) fn tile() -> impl Strategy<Value = [f32; 16]> {
     use prop::array::uniform16;
@@ -42,5 +53,17 @@ pub(crate) fn tile() -> impl Strategy<Value = [f32; 16]> {
 pub(crate) fn group() -> impl Strategy<Value = [f32; 4]> {
     use prop::array::uniform4;
     let mixed = prop_oneof![any_bits(), hostile(), tied(), moderate()];
-    prop_oneof![uniform4(any_bits()), uniform4(hostile()), uniform4(tied()), uniform4(moderate()), uniform4(mixed)]
+    let kinds = prop_oneof![
+        uniform4(any_bits()),
+        uniform4(hostile()),
+        uniform4(tied()),
+        uniform4(moderate()),
+        uniform4(subnormal()),
+        uniform4(mixed)
+    ];
+    // A zero at the end is what a padded group has.
+    (kinds, 1_usize..=8).prop_map(|(mut group, length)| {
+        group.iter_mut().skip(length).for_each(|x| *x = 0.0);
+        group
+    })
 }

@@ -64,7 +64,7 @@ pub(crate) fn matrix<T: Bits>(rows: usize, columns: usize, seed: u64) -> Array2<
             1 => T::from_f32(if a % 4 == 0 { uniform(b) } else { -0.0 }),
             2 => T::from_f32(special[a as usize % special.len()]),
             3 => T::of_bits(bits),
-            4 => T::from_f32(f32::from_bits(a % 8 | b << 31)),
+            4 => T::from_f32(f32::from_bits((a % 8) | (b << 31))),
             5 => T::from_f32(if a % 8 == 0 { special[b as usize % special.len()] } else { uniform(c) }),
             6 => T::from_f32(f32::from_bits(0x7f00_0000 | a >> 9 | b << 31)),
             7 => T::of_bits(if a % 4 == 0 { 0x7f80_0001 | b << 31 } else { bits & 0xbfff_ffff }),

@@ -69,9 +69,9 @@ proptest! {
     #[test]
     fn groups(seed: u64, kind in 0..4_u32) {
         let dz = matrix::<f32>(4, 600, seed).mapv(|x| match kind {
-            0 => f32::from_bits(x.to_bits() % 6 | x.to_bits() & 1 << 31),
+            0 => f32::from_bits((x.to_bits() % 6) | (x.to_bits() & (1 << 31))),
             1 => (x.to_bits() % 3) as f32,
-            2 => f32::from_bits(0x7f00_0000 | x.to_bits() % 0x80_0000 | x.to_bits() & 1 << 31),
+            2 => f32::from_bits(0x7f00_0000 | (x.to_bits() % 0x80_0000) | (x.to_bits() & (1 << 31))),
             _ => if x.to_bits() % 5 < 2 { 0.0 } else { x },
         });
         estimates_are_those_of_core(&dz, seed, Layout::RowMajor);
