@@ -121,7 +121,7 @@ fn vector_matrix(x: &[f32], b: ArrayView2<'_, f32>, c: &mut [f32], beta: Beta) {
                 None => {
                     for (j, c) in c.iter_mut().enumerate() {
                         let column = b.column(first + j);
-                        *c += math::reduce([x, column.to_slice().expect("column-major contiguous")], |[x, b]| x * b);
+                        *c += math::sum2(x, column.to_slice().expect("column-major contiguous"), |x, b| x * b);
                     }
                 }
             },
