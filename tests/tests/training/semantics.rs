@@ -286,7 +286,7 @@ fn initial_weights_are_those_documented() {
             let uniform = |word: usize| f64::from(words[word] >> 8) / f64::from(1 << 24);
             let (u, v) = (1.0 - uniform(at % 4 / 2 * 2), uniform(at % 4 / 2 * 2 + 1));
             let angle = std::f64::consts::TAU * v;
-            (-2.0 * u.ln()).sqrt() * if at % 2 == 0 { angle.cos() } else { angle.sin() }
+            (-2.0 * u.ln()).sqrt() * if at.is_multiple_of(2) { angle.cos() } else { angle.sin() }
         };
         let constant = if state.name.ends_with(".bias") { 0.0 } else { 1.0 };
         let expected = |at: usize| if matrix { deviation * normal(at) } else { constant };

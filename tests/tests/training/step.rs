@@ -147,10 +147,11 @@ fn compare(found: &[Record], expected: &[Record], bounds: &Bounds) -> Result<f64
         for (at, ((name, found), (expected_name, expected))) in found.quantities.iter().zip(&expected.quantities).enumerate() {
             assert_eq!(name, expected_name);
             let (bound, distance) = (bounds[step][at], distance(expected, found.iter().copied()));
-            if !(distance <= bound) {
+            if distance <= bound {
+                greatest = greatest.max(if bound > 0.0 { distance / bound } else { 0.0 });
+            } else {
                 return Err(Difference { step: step + 1, quantity: name.clone(), ratio: distance / bound });
             }
-            greatest = greatest.max(if bound > 0.0 { distance / bound } else { 0.0 });
         }
     }
     Ok(greatest)
