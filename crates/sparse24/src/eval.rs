@@ -7,6 +7,7 @@ use sparse24_train::session;
 
 use crate::{
     failure::{Exit, Failure},
+    output::say,
     train::on_threads,
 };
 
@@ -37,7 +38,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = loaded.config.clone();
     on_threads(&config, || {
         let dataset = match &args.data {
-            None => session::open_dataset(&config)?,
+            None => loaded.dataset()?,
             Some(path) => session::open_other_dataset(path, loaded.tokenizer.as_ref(), &config)?,
         };
         let vocabulary = loaded.trainer.recipe().model.vocabulary;
@@ -53,11 +54,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let phase = loaded.trainer.phase().label();
         let report = Report { step: loaded.state.step, phase, loss, perplexity: loss.exp(), tokens: windows.predictions() };
         if args.json {
-            println!("{}", serde_json::to_string(&report).expect("plain values"));
+            say!("{}", serde_json::to_string(&report).expect("plain values"));
         } else {
-            println!(
+            say!(
                 "step {} ({phase}): loss {loss:.4} nats a token, perplexity {:.2}, over {} tokens",
-                report.step, report.perplexity, report.tokens
+                report.step,
+                report.perplexity,
+                report.tokens
             );
         }
         Ok(())

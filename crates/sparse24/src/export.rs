@@ -11,6 +11,7 @@ use sparse24_train::{
 
 use crate::{
     failure::{Exit, Failure},
+    output::say,
     weights,
 };
 
@@ -64,12 +65,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let tensors = loaded.weights()?;
     let exported = interchange::export(&args.out, &tensors, &shape, dtype, values)?;
-    println!("exported step {} to {}", loaded.state.step, args.out.display());
+    say!("exported step {} to {}", loaded.state.step, args.out.display());
     if !exported.zero_biases.is_empty() {
-        println!("{} biases that the model has not were written as zeros, which compute the same", exported.zero_biases.len());
+        say!("{} biases that the model has not were written as zeros, which compute the same", exported.zero_biases.len());
     }
     if !exported.sparse24.is_empty() {
-        println!("{} weights were read back and proved 2:4", exported.sparse24.len());
+        say!("{} weights were read back and proved 2:4", exported.sparse24.len());
     }
     Ok(())
 }

@@ -9,7 +9,12 @@ use sparse24_train::{
     session,
 };
 
-use crate::{failure::Failure, prepare::TokenizerName, weights};
+use crate::{
+    failure::{Exit, Failure},
+    output::say,
+    prepare::TokenizerName,
+    weights,
+};
 
 /// Turn a Hugging Face GPT-2 into a run directory, to evaluate, sample or train from
 #[derive(clap::Args, Debug)]
@@ -25,14 +30,22 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (shape, tensors, bias) = weights::read_gpt2(&args.path)?;
+    if matches!(args.tokenizer, Some(TokenizerName::Char)) {
+        let problem = "--tokenizer: a char tokenizer's characters stand in no Hugging Face folder, expected byte or gpt2, or leave it out";
+        return Err(Failure::new(Exit::Usage, problem));
+    }
     let tokenizer = match (args.tokenizer, shape.vocab_size) {
         (Some(kind), _) => Some(Tokenizer::for_text(kind.into(), "")?),
         (None, 50_257..) => Some(Tokenizer::for_text(TokenizerKind::Gpt2, "")?),
         (None, 256) => Some(Tokenizer::Byte),
         (None, _) => None,
     };
+    if let Some(tokenizer) = tokenizer.as_ref().filter(|tokenizer| tokenizer.vocabulary() as usize > shape.vocab_size) {
+        let (name, tokens) = (tokenizer.kind().name(), tokenizer.vocabulary());
+        let problem = format!("--tokenizer: {name} has {tokens} tokens, the model only {}; leave it out", shape.vocab_size);
+        return Err(Failure::new(Exit::Usage, problem));
+    }
     let mut config: Config = preset::find("gpt2-124m")?;
-    config.preset = "imported".to_owned();
     config.model.layers = shape.n_layer;
     config.model.heads = shape.n_head;
     config.model.width = shape.n_embd;
@@ -44,11 +57,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(tokenizer) = &tokenizer {
         config.data.tokenizer = tokenizer.kind();
     }
-    config.check()?;
+    config.check().map_err(|error| Failure::new(Exit::Input, format!("{}: {error}", args.path.display())))?;
     let checkpoint = session::adopt(&config, &tensors, tokenizer.as_ref(), &args.out)?;
-    println!("imported {} tensors into {}", tensors.len(), checkpoint.display());
+    say!("imported {} tensors into {}", tensors.len(), checkpoint.display());
     if bias == Bias::Absent {
-        println!("all of its biases are zero: the model has none (model.bias = false)");
+        say!("all of its biases are zero: the model has none (model.bias = false)");
     }
     Ok(())
 }

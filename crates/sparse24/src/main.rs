@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, error::ErrorKind};
 
 mod config;
 mod configure;
@@ -12,6 +12,7 @@ mod eval;
 mod export;
 mod failure;
 mod import;
+mod output;
 mod prepare;
 mod presets;
 mod progress;
@@ -69,10 +70,16 @@ fn run(command: &Command) -> Result<(), Failure> {
 }
 
 fn main() -> ExitCode {
-    match run(&Cli::parse().command) {
+    use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
+    let done = match Cli::try_parse() {
+        Ok(cli) => run(&cli.command),
+        Err(error) if matches!(error.kind(), DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand) => error.exit(),
+        Err(error) => Err(error.into()),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("error: {failure}");
+            failure.tell();
             failure.code()
         }
     }

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use serde_json::json;
 use sparse24_train::data::{Corpus, Tokenizer, TokenizerKind, VALIDATION_FRACTION, prepare};
 
-use crate::failure::Failure;
+use crate::{failure::Failure, output::say};
 
 /// Encode a text file or folder into token shards (train.bin, val.bin, tokenizer.json)
 #[derive(clap::Args, Debug)]
@@ -61,11 +61,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "vocabulary": vocabulary,
             "fingerprint": dataset.fingerprint().to_string(),
         });
-        println!("{summary}");
+        say!("{summary}");
     } else {
         let out = args.out.display();
-        println!("{train} tokens to train on and {validation} held out, of a vocabulary of {vocabulary}: {out}");
-        println!("train on them with `sparse24 train --data {out} --set data.tokenizer={}`", TokenizerKind::from(args.tokenizer).name());
+        say!("{train} tokens to train on and {validation} held out, of a vocabulary of {vocabulary}: {out}");
+        say!("train on them with `sparse24 train --data {out} --set data.tokenizer={}`", TokenizerKind::from(args.tokenizer).name());
     }
     Ok(())
 }

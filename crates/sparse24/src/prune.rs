@@ -8,6 +8,7 @@ use sparse24_train::pruning::{Pruned, Search, Selection, Unprunable, prune_file}
 
 use crate::{
     failure::{Exit, Failure},
+    output::{self, say},
     structure::{Filter, Structure, lines, objects},
 };
 
@@ -61,12 +62,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             &reports,
             |Pruned { kept_norm, nan, nan_pruned }| json!({ "kept_norm": kept_norm, "nan": nan, "nan_pruned": nan_pruned }),
         );
-        println!("{}", json!({ "mask": selection.kind.to_string(), "out": args.output.display().to_string(), "tensors": tensors }));
+        say!("{}", json!({ "mask": selection.kind.to_string(), "out": args.output.display().to_string(), "tensors": tensors }));
         return Ok(());
     }
-    print!("{}", lines(&reports, "copied", |pruned| ("pruned", remark(pruned))));
+    output::write(format_args!("{}", lines(&reports, "copied", |pruned| ("pruned", remark(pruned)))))?;
     let pruned = reports.iter().filter(|report| report.outcome.is_ok()).count();
-    println!("{pruned} tensors pruned ({}), {} copied: {}", selection.kind, reports.len() - pruned, args.output.display());
+    say!("{pruned} tensors pruned ({}), {} copied: {}", selection.kind, reports.len() - pruned, args.output.display());
     Ok(())
 }
 

@@ -7,6 +7,7 @@ use sparse24_train::pruning::{Selection, Verdict, verify_file};
 
 use crate::{
     failure::{Exit, Failure},
+    output::{self, say},
     structure::{Filter, Structure, lines, objects},
 };
 
@@ -38,13 +39,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 json!({ "holds": false, "row": offence.row, "column": offence.column, "problem": offence.to_string() })
             }
         });
-        println!("{}", json!({ "mask": selection.kind.to_string(), "holds": refuted.is_empty(), "tensors": tensors }));
+        say!("{}", json!({ "mask": selection.kind.to_string(), "holds": refuted.is_empty(), "tensors": tensors }));
     } else {
         let listed = lines(&reports, "skipped", |verdict| match verdict {
             Verdict::Holds => ("holds", String::new()),
             Verdict::Refuted(offence) => ("refuted", offence.to_string()),
         });
-        print!("{listed}");
+        output::write(format_args!("{listed}"))?;
     }
     let (file, kind) = (args.file.display(), selection.kind);
     match refuted.first() {
@@ -54,7 +55,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         None => {
             if !args.json {
-                println!("all {checked} tensors that can be pruned are {kind}; {} skipped", reports.len() - checked);
+                say!("all {checked} tensors that can be pruned are {kind}; {} skipped", reports.len() - checked);
             }
             Ok(())
         }
