@@ -329,7 +329,7 @@ pub struct AttentionBackward {
     pub dqkv: [Tensor; 3],
 }
 
-/// out = E[tokens] + P[position in the sequence].
+/// `out = E[tokens] + P[position in the sequence]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Embed {
     /// Token ids `[p, 1]`.
