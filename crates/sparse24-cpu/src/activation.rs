@@ -5,31 +5,36 @@
 //! column-major (the strides tell); matching layouts are fastest. Elementwise, so the bits depend neither on layout nor on
 //! threads. Deliberately absent: the activated first half is not stored but computed again in the backward.
 
+use std::f32::consts::{LN_2, LOG2_E};
+
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 
 use crate::{Error, math, run, shape};
 
-/// 2 sqrt(2/pi): GELU(z) = z sigmoid(SLOPE * z * (1 + CUBIC z^2)).
-const SLOPE: f32 = 1.595_769_1;
-const CUBIC: f32 = 0.044_715;
+/// 2 sqrt(2/pi) log2(e): GELU(z) = z / (1 + 2^-(SLOPE z + CUBE z^3)).
+const SLOPE: f32 = 2.302_208_2;
+const CUBE: f32 = 0.102_943_24;
 
-/// (GELU(z), GELU'(z)).
+/// (GELU(z), GELU'(z)). Beyond 9.98 the sigmoid is 2^-125 or 1.
 #[inline(always)]
 fn gelu(z: f32) -> (f32, f32) {
-    let square = z * z;
-    let s = math::sigmoid(SLOPE * z * (1.0 + CUBIC * square));
-    // Far out s(1-s) is 0, but the factor beside it may be infinite.
-    let spread = s * (1.0 - s);
-    let steep = z * (SLOPE * (1.0 + 3.0 * CUBIC * square)) * spread;
-    (if s == 0.0 { 0.0 } else { z * s }, s + if spread == 0.0 { 0.0 } else { steep })
+    gate(z, 9.98, |z| z * (SLOPE + CUBE * (z * z)), |z| LN_2 * SLOPE + 3.0 * LN_2 * CUBE * (z * z))
 }
 
-/// (SiLU(z), SiLU'(z)), SiLU(z) = z sigmoid(z).
+/// (SiLU(z), SiLU'(z)), SiLU(z) = z sigmoid(z). Beyond 87 the sigmoid is 2^-125 or 1.
 #[inline(always)]
 fn silu(z: f32) -> (f32, f32) {
-    let s = math::sigmoid(z);
-    let spread = s * (1.0 - s);
-    (if s == 0.0 { 0.0 } else { z * s }, s + if spread == 0.0 { 0.0 } else { z * spread })
+    gate(z, 87.0, |z| LOG2_E * z, |_| 1.0)
+}
+
+/// z sigmoid2(exponent(z)) and its derivative, where ln 2 * exponent' = slope; beyond the limits the sigmoid is that of the limit, and below
+/// the lower one so is z.
+#[inline(always)]
+fn gate(z: f32, limit: f32, exponent: impl Fn(f32) -> f32, slope: impl Fn(f32) -> f32) -> (f32, f32) {
+    let low = if z < -limit { -limit } else { z };
+    let inner = if low > limit { limit } else { low };
+    let s = math::sigmoid2(exponent(inner));
+    (low * s, s + (inner * slope(inner)) * (s * (1.0 - s)))
 }
 
 /// h = GELU(z), all `[p, f]`.

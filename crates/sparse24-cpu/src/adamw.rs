@@ -154,10 +154,13 @@ pub fn squared_norm(g: &[f32]) -> f64 {
 fn squares(block: &[f32]) -> f64 {
     let mut lanes = [0.0f64; 16];
     let (whole, rest) = block.as_chunks::<16>();
-    for chunk in whole.iter().map(<[f32; 16]>::as_slice).chain([rest]) {
+    for chunk in whole {
         for (lane, &g) in lanes.iter_mut().zip(chunk) {
             *lane += f64::from(g) * f64::from(g);
         }
+    }
+    for (lane, &g) in lanes.iter_mut().zip(rest) {
+        *lane += f64::from(g) * f64::from(g);
     }
     lanes.iter().sum()
 }

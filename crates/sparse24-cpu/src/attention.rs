@@ -2,9 +2,13 @@
 //!
 //! Invariant: one batch element's head is one task, whose query blocks run in order, so the bits depend on no thread count. Scratch is
 //! bounded by a few blocks of a head: no `[T, T]` matrix of the batch exists, and the backward computes the probabilities again
-//! from the log-sum-exp of their rows. Source: Vaswani et al., arXiv 1706.03762; Dao et al., arXiv 2205.14135.
+//! from the log-sum-exp of their rows. Scores are kept in units of ln 2, so that their exponentials are powers of two. Source: Vaswani et al., arXiv 1706.03762; Dao et al., arXiv 2205.14135.
 
-use std::{cell::RefCell, ops::Range};
+use std::{
+    cell::RefCell,
+    f32::consts::{LN_2, LOG2_E},
+    ops::Range,
+};
 
 use ndarray::{ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis, s};
 use rayon::prelude::*;
@@ -187,7 +191,7 @@ fn forward_head(
             for first in (0..shape.queries).step_by(BLOCK) {
                 let end = (first + BLOCK).min(shape.queries);
                 let (rows, keys) = (end - first, shape.visible(end));
-                copy(q.slice(s![first..end, ..]), q_block, padded, scale);
+                copy(q.slice(s![first..end, ..]), q_block, padded, scale * LOG2_E);
                 let seen = keys.next_multiple_of(PAD);
                 product([rows, seen, width], (q_block, [padded, 1]), (kt, stride), (scores, stride), Beta::Overwrite);
                 let (mut maxima, mut inverses) = ([0.0; BLOCK], [0.0; BLOCK]);
@@ -200,7 +204,7 @@ fn forward_head(
                         for (row, scores) in scores.chunks_exact_mut(stride).take(rows).enumerate() {
                             let sum = exponentials(&mut scores[..seen], maxima[row]);
                             inverses[row] = if maxima[row] == f32::NEG_INFINITY { 0.0 } else { 1.0 / sum };
-                            lse[first + row] = maxima[row] + sum.ln();
+                            lse[first + row] = (maxima[row] + sum.log2()) * LN_2;
                         }
                     },
                 );
@@ -227,14 +231,14 @@ fn hide(scores: &mut [f32], visible: usize) -> f32 {
     math::fold(largest, math::larger)
 }
 
-/// Scores become e^(score - maximum), 0 if all are -infinity; returns their sum. The length is a multiple of [`PAD`].
+/// Scores become 2^(score - maximum), 0 if all are -infinity; returns their sum. The length is a multiple of [`PAD`].
 #[inline(always)]
 fn exponentials(scores: &mut [f32], maximum: f32) -> f32 {
     let maximum = maximum.max(f32::MIN);
     let mut sums = [0.0; PAD];
     for chunk in scores.as_chunks_mut::<PAD>().0 {
         for (score, sum) in chunk.iter_mut().zip(&mut sums) {
-            *score = math::exp(*score - maximum);
+            *score = math::exp2(*score - maximum);
             *sum += *score;
         }
     }
@@ -264,7 +268,7 @@ fn backward_head(
                 let end = (first + BLOCK).min(shape.queries);
                 let (rows, keys) = (end - first, shape.visible(end));
                 let seen = keys.next_multiple_of(PAD);
-                copy(q.slice(s![first..end, ..]), q_block, padded, scale);
+                copy(q.slice(s![first..end, ..]), q_block, padded, scale * LOG2_E);
                 copy(d_o.slice(s![first..end, ..]), do_block, padded, 1.0);
                 copy(o.slice(s![first..end, ..]), o_block, padded, 1.0);
                 product([rows, seen, width], (q_block, [padded, 1]), (kt, stride), (p, stride), Beta::Overwrite);
@@ -276,7 +280,7 @@ fn backward_head(
                         let blocks = do_block.chunks_exact(padded).zip(o_block.chunks_exact(padded));
                         let squares = p.chunks_exact_mut(stride).zip(ds.chunks_exact_mut(stride));
                         for (row, ((p, ds), (d_o, o))) in squares.zip(blocks).take(rows).enumerate() {
-                            let projection = math::reduce([d_o, o], |[d_o, o]| d_o * o);
+                            let projection = math::sum2(d_o, o, |d_o, o| d_o * o);
                             gradient_row(&mut p[..seen], &mut ds[..seen], shape.visible(first + row + 1), lse[first + row], projection);
                         }
                     },
@@ -287,7 +291,8 @@ fn backward_head(
                 product([rows, padded, keys], (ds, [stride, 1]), (k_head, padded), (o_block, padded), Beta::Overwrite);
                 paste(o_block, padded, dq.slice_mut(s![first..end, ..]), |_| scale);
             }
-            paste(dk_head, padded, dk, |_| 1.0);
+            // The queries carry log2(e).
+            paste(dk_head, padded, dk, |_| LN_2);
             paste(dv_head, padded, dv, |_| 1.0);
         },
     );
@@ -298,12 +303,12 @@ fn backward_head(
 #[inline(always)]
 fn gradient_row(p: &mut [f32], ds: &mut [f32], visible: usize, lse: f32, projection: f32) {
     // Where nothing is visible the log-sum-exp is -infinity.
-    let lse = lse.max(f32::MIN);
+    let lse = (lse * LOG2_E).max(f32::MIN);
     let mut left = visible as i32;
     for (p, ds) in p.as_chunks_mut::<PAD>().0.iter_mut().zip(ds.as_chunks_mut::<PAD>().0) {
         for (lane, (p, ds)) in p.iter_mut().zip(ds).enumerate() {
             let score = if (lane as i32) < left { *p } else { f32::NEG_INFINITY };
-            *p = math::exp(score - lse);
+            *p = math::exp2(score - lse);
             *ds = *p * (*ds - projection);
         }
         left -= PAD as i32;

@@ -67,13 +67,24 @@ fn product(a: &CowArray<'_, f32, Ix2>, b: &CowArray<'_, f32, Ix2>, c: &mut [f32]
         Beta::Overwrite => Accum::Replace,
         Beta::Accumulate => Accum::Add,
     };
-    MatMut::from_row_major_slice_mut(c, m, n).par_row_chunks_mut(TILE_ROWS).enumerate().for_each(|(i, c)| {
-        let rows = c.nrows();
-        faer::linalg::matmul::matmul(c, accumulate, a.subrows(i * TILE_ROWS, rows), b, 1.0, Par::Seq);
+    let height = tile_rows(m, n);
+    MatMut::from_row_major_slice_mut(c, m, n).par_row_chunks_mut(height).enumerate().for_each(|(i, strip)| {
+        let a = a.subrows(i * height, strip.nrows());
+        strip.par_col_chunks_mut(TILE_COLUMNS).enumerate().for_each(|(j, tile)| {
+            let b = b.subcols(j * TILE_COLUMNS, tile.ncols());
+            faer::linalg::matmul::matmul(tile, accumulate, a, b, 1.0, Par::Seq);
+        });
     });
 }
 
-const TILE_ROWS: usize = 64;
+/// Columns of a tile: the library's kernel loses little at this width, and its packed panel of B stays in cache.
+const TILE_COLUMNS: usize = 64;
+
+/// Rows of a tile: B is packed again for every tile, so 64 rows at least; 256 at most, and fewer where that gives at least 8 tiles.
+fn tile_rows(m: usize, n: usize) -> usize {
+    let strips = 8usize.div_ceil(n.div_ceil(TILE_COLUMNS)).max(m.div_ceil(256)).min(m.div_ceil(64));
+    m.div_ceil(strips).next_multiple_of(4)
+}
 
 fn contiguous(x: ArrayView2<'_, f32>) -> CowArray<'_, f32, Ix2> {
     if x.is_standard_layout() || x.t().is_standard_layout() { x.into() } else { x.as_standard_layout().into_owned().into() }
@@ -110,7 +121,7 @@ fn vector_matrix(x: &[f32], b: ArrayView2<'_, f32>, c: &mut [f32], beta: Beta) {
                 None => {
                     for (j, c) in c.iter_mut().enumerate() {
                         let column = b.column(first + j);
-                        *c += math::reduce([x, column.to_slice().expect("column-major contiguous")], |[x, b]| x * b);
+                        *c += math::sum2(x, column.to_slice().expect("column-major contiguous"), |x, b| x * b);
                     }
                 }
             },

@@ -111,8 +111,8 @@ struct Terms {
 #[inline(always)]
 fn terms(row: &[f32]) -> Terms {
     let maximum = math::maximum(row);
-    let sum = math::reduce([row], |[x]| math::exp(x - maximum));
-    Terms { maximum, sum, below: math::reduce([row], |[x]| x - maximum) }
+    let sum = math::sum(row, |x| math::exp(x - maximum));
+    Terms { maximum, sum, below: math::sum(row, |x| x - maximum) }
 }
 
 impl Loss {

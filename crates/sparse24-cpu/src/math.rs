@@ -1,4 +1,4 @@
-//! Exponential and sigmoid in f32, and reductions of fixed order, as plain loops that the compiler vectorises.
+//! Exponentials and sigmoid in f32, and reductions of fixed order, as plain loops that the compiler vectorises.
 //!
 //! Invariant: no operation is fused, so every SIMD level gives the same bits. Everything here is inlined into the dispatched
 //! caller, whose instruction set it takes. Deliberately absent: subnormal results.
@@ -19,8 +19,8 @@ pub(crate) fn vectorised<R>(work: impl FnMut() -> R) -> R {
     Arch::new().dispatch(ByReference(work))
 }
 
-/// Results below this exponent are 0: 2^-125.
-const LOWEST_EXPONENT: f32 = -125.0;
+/// Adding 1.5 * 2^23 rounds to an integer and leaves it in the low mantissa bits.
+const ROUND: f32 = 12_582_912.0;
 
 /// e^x within 2 units in the last place.
 ///
@@ -28,8 +28,7 @@ const LOWEST_EXPONENT: f32 = -125.0;
 #[inline(always)]
 #[must_use]
 pub fn exp(x: f32) -> f32 {
-    // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low mantissa bits.
-    const ROUND: f32 = 12_582_912.0;
+    const LOWEST_EXPONENT: f32 = -125.0;
     // ln 2 in two parts; the first has 15 bits, so its product with n is exact.
     const LN2_HIGH: f32 = 22_713.0 / 32_768.0;
     const LN2_LOW: f32 = 1.428_606_8e-6;
@@ -39,41 +38,62 @@ pub fn exp(x: f32) -> f32 {
     // Chebyshev fit of (e^r - 1 - r) / r^2 on |r| <= ln(2)/2: relative error of e^r 2^-26.5.
     let tail = (((0.001_392_618_4 * r + 0.008_363_179) * r + 0.041_666_555) * r + 0.166_665_77) * r + 0.5;
     let mantissa = 2.0 * (1.0 + (r + r * r * tail));
-    // 2^(n-1), finite for every n up to 128.
-    let scale = f32::from_bits((shifted.to_bits() << 23).wrapping_add(126 << 23));
-    let value = mantissa * scale;
+    // 2^(n-1) is finite for every n up to 128.
+    let value = mantissa * f32::from_bits((shifted.to_bits() << 23).wrapping_add(126 << 23));
     let value = if n > 128.0 { f32::INFINITY } else { value };
     if n < LOWEST_EXPONENT { 0.0 } else { value }
 }
 
-/// 1 / (1 + e^-x), within 4 units in the last place; 0 below x = -88.4. NaN stays NaN.
+/// 2^x within 2 units in the last place, for x at most 127; 0 below -126. NaN stays NaN.
 #[inline(always)]
 #[must_use]
-pub fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + exp(-x))
+pub fn exp2(x: f32) -> f32 {
+    if x < -126.0 { 0.0 } else { power(x) }
+}
+
+/// 1 / (1 + 2^-x) within 4 units in the last place, for x in [-126, 126]. NaN stays NaN.
+#[inline(always)]
+#[must_use]
+pub fn sigmoid2(x: f32) -> f32 {
+    1.0 / (1.0 + power(-x))
+}
+
+/// 2^x for x in [-126, 127].
+#[inline(always)]
+fn power(x: f32) -> f32 {
+    let shifted = x + ROUND;
+    let r = x - (shifted - ROUND);
+    // Chebyshev fit of (2^r - 1) / r on |r| <= 1/2: relative error of 2^r 2^-26.7.
+    let slope = ((((0.000_154_531_82 * r + 0.001_339_088_7) * r + 0.009_618_082) * r + 0.055_503_57) * r + 0.240_226_5) * r + 0.693_147_2;
+    let mantissa = 1.0 + r * slope;
+    // The mantissa is a normal number near 1: adding to its exponent multiplies exactly.
+    f32::from_bits(mantissa.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
 /// Running sums of one reduction.
 pub(crate) const LANES: usize = 32;
 
-/// Sum of `term` over matching elements of slices of one length.
+/// Sum of `term` over the elements of a slice, in the order of [`sum2`].
+#[inline(always)]
+pub(crate) fn sum(x: &[f32], term: impl Fn(f32) -> f32) -> f32 {
+    sum2(x, x, |x, _| term(x))
+}
+
+/// Sum of `term` over matching elements of two slices of one length.
 ///
 /// Element i goes to running sum i mod 32; the 32 sums are added as a binary tree: the error is at most
 /// (length / 32 + 6) * 2^-24 of the sum of magnitudes.
 #[inline(always)]
-pub(crate) fn reduce<const I: usize>(inputs: [&[f32]; I], term: impl Fn([f32; I]) -> f32) -> f32 {
+pub(crate) fn sum2(x: &[f32], y: &[f32], term: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
-    let length = inputs[0].len();
-    let inputs = inputs.map(|x| &x[..length]);
-    let whole = length / LANES * LANES;
-    for start in (0..whole).step_by(LANES) {
-        let blocks: [&[f32; LANES]; I] = inputs.map(|x| x[start..start + LANES].try_into().expect("a whole block"));
-        for (lane, sum) in lanes.iter_mut().enumerate() {
-            *sum += term(blocks.map(|block| block[lane]));
+    let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
+    for (x, y) in x.iter().zip(y) {
+        for ((lane, &x), &y) in lanes.iter_mut().zip(x).zip(y) {
+            *lane += term(x, y);
         }
     }
-    for (lane, sum) in lanes.iter_mut().take(length - whole).enumerate() {
-        *sum += term(inputs.map(|x| x[whole + lane]));
+    for ((lane, &x), &y) in lanes.iter_mut().zip(x_rest).zip(y_rest) {
+        *lane += term(x, y);
     }
     fold(lanes, |a, b| a + b)
 }

@@ -69,8 +69,8 @@ pub fn norm_forward(
                             *residual += delta;
                         }
                     }
-                    let mean = math::reduce([residual], |[x]| x) / c as f32;
-                    let variance = math::reduce([residual], |[x]| (x - mean) * (x - mean)) / c as f32;
+                    let mean = math::sum(residual, |x| x) / c as f32;
+                    let variance = math::sum(residual, |x| (x - mean) * (x - mean)) / c as f32;
                     let rstd = 1.0 / (variance + EPSILON).sqrt();
                     for ((y, &x), &gamma) in y.iter_mut().zip(&*residual).zip(gamma) {
                         *y = (x - mean) * rstd * gamma;
@@ -133,7 +133,7 @@ pub fn norm_backward(
     let partial: Vec<(Vec<f32>, Vec<f32>)> = tasks
         .into_par_iter()
         .map(|(i, mut dresidual)| {
-            let (mut dgamma, mut dbeta) = (vec![0.0; c], vec![0.0; c]);
+            let (mut dgamma, mut dbeta, mut g) = (vec![0.0; c], vec![0.0; c], vec![0.0; c]);
             math::vectorised(
                 #[inline(always)]
                 || {
@@ -143,11 +143,14 @@ pub fn norm_backward(
                         let (dy, residual) = (dy.as_slice().expect("row-major"), residual.as_slice().expect("row-major"));
                         let (mean, rstd) = (stats[0], stats[1]);
                         let normal = |x: f32| (x - mean) * rstd;
-                        let mean_g = math::reduce([dy, gamma], |[dy, gamma]| dy * gamma) / c as f32;
-                        let mean_gn = math::reduce([dy, gamma, residual], |[dy, gamma, x]| dy * gamma * normal(x)) / c as f32;
+                        for ((g, &dy), &gamma) in g.iter_mut().zip(dy).zip(gamma) {
+                            *g = dy * gamma;
+                        }
+                        let mean_g = math::sum(&g, |g| g) / c as f32;
+                        let mean_gn = math::sum2(&g, residual, |g, x| g * normal(x)) / c as f32;
                         let dresidual = dresidual.as_slice_mut().expect("row-major");
-                        for (((dresidual, &dy), &gamma), &x) in dresidual.iter_mut().zip(dy).zip(gamma).zip(residual) {
-                            *dresidual += rstd * (dy * gamma - mean_g - normal(x) * mean_gn);
+                        for ((dresidual, &g), &x) in dresidual.iter_mut().zip(&g).zip(residual) {
+                            *dresidual += rstd * (g - mean_g - normal(x) * mean_gn);
                         }
                         for (((dgamma, dbeta), &dy), &x) in dgamma.iter_mut().zip(&mut dbeta).zip(dy).zip(residual) {
                             *dgamma += dy * normal(x);

@@ -7,7 +7,7 @@
 //!   on every backend.
 //! - An operation fuses what a device can fuse; a backend that cannot composes it.
 //! - Outputs never alias inputs unless the operation says "in place".
-//! - A non-finite gradient raises a sticky flag that turns [`Backend::optimizer_step`] into a no-op until it is reported.
+//! - A non-finite training loss or gradient raises a sticky flag that turns [`Backend::optimizer_step`] into a no-op until it is reported.
 //!
 //! Shapes are `[rows, columns]`, row-major; tokens p, in-features q, out-features r. Adding a backend is one adaptor file and one line
 //! where the trainer's user picks it. Deliberately absent: layers, models, autograd.
@@ -329,7 +329,7 @@ pub struct AttentionBackward {
     pub dqkv: [Tensor; 3],
 }
 
-/// out = E[tokens] + P[position in the sequence].
+/// `out = E[tokens] + P[position in the sequence]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Embed {
     /// Token ids `[p, 1]`.
@@ -359,7 +359,7 @@ pub struct HeadLoss {
     pub logits: Tensor,
     /// One f32, overwritten: the sum of the tokens' losses.
     pub loss: Tensor,
-    /// The gradients of `scale * loss`, when training.
+    /// The gradients of `scale * loss`, when training; a loss that is not finite then raises the flag.
     pub gradients: Option<HeadGradients>,
 }
 

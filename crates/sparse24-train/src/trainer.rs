@@ -465,6 +465,9 @@ impl Method {
                 return refuse("a sampled gradient beside dense weights");
             }
         }
-        Ok(())
+        let mut kinds = self.phases.iter().filter_map(Phase::mask);
+        let first = kinds.next();
+        // A weight has one mask, which a new kind of phase would inherit until the next refresh.
+        if kinds.any(|kind| Some(kind) != first) { refuse("a second kind of mask") } else { Ok(()) }
     }
 }

@@ -81,8 +81,14 @@ pub(crate) fn weights(shape: &Gpt2Shape) -> Vec<(String, Vec<f32>)> {
 /// A run at step 0 from [`weights`].
 pub(crate) fn trainer(backend: Box<dyn Backend>, recipe: &Recipe) -> Trainer {
     let mut trainer = Trainer::new(backend, recipe.clone()).expect("a run that this trainer can do");
-    trainer.start_from(&weights(&recipe.model)).expect("a weight for every parameter");
+    begin(&mut trainer, &weights(&recipe.model));
     trainer
+}
+
+/// Begins again from these weights.
+pub(crate) fn begin(trainer: &mut Trainer, weights: &[(String, Vec<f32>)]) {
+    let borrowed: Vec<(&str, &[f32])> = weights.iter().map(|(name, values)| (name.as_str(), values.as_slice())).collect();
+    trainer.start_from(&borrowed).expect("a weight for every parameter");
 }
 
 /// Random tokens and targets: a function of the step and micro-step.

@@ -45,7 +45,11 @@ struct Bench {
 
 impl Bench {
     fn new(seed: u64) -> Self {
-        let mut backend = CpuBackend::new(Operands::F32);
+        Self::with(seed, Operands::F32)
+    }
+
+    fn with(seed: u64, operands: Operands) -> Self {
+        let mut backend = CpuBackend::new(operands);
         let Address { seed: of_run, step, micro_step } = ADDRESS;
         backend.set_step(StepState { seed: of_run, step, micro_step, learning_rate: 0.0 });
         let (parameters, weights, before) = (Parameters::default(), Tensors::new(), Tensors::new());
@@ -180,6 +184,31 @@ fn linear_layers() {
             });
         }
     }
+}
+
+/// With operands rounded to bf16 the products are, to the bit, those of operands that were rounded before.
+#[test]
+fn rounded_operands_are_as_if_rounded_before() {
+    let (p, q, r) = (9, 12, 8);
+    let round = |values: &Matrix| values.map(|&x| half::bf16::from_f64(x).to_f64());
+    let run = |operands, prepare: &dyn Fn(&Matrix) -> Matrix| {
+        let mut bench = Bench::with(7, operands);
+        let layer = Linear24::new(&mut bench.backend, &mut bench.parameters, spec("l", [r, q], Bias::Absent)).expect("room");
+        bench.fill(Beta::Overwrite);
+        let weight = bench.parameters.iter().next().expect("one parameter").weight;
+        let ((x, of_x), (dz, of_dz)) = (bench.input([p, q], 1.0), bench.input([p, r], 1.0));
+        for (t, values) in [(weight, &bench.weights["l.weight"]), (x, &of_x), (dz, &of_dz)] {
+            upload(&mut bench.backend, t, &prepare(values));
+        }
+        let (z, dx) = (bench.poisoned([p, r]), bench.poisoned([p, q]));
+        let mut pass = bench.pass(1, p, 0.0, Beta::Overwrite);
+        layer.forward(&mut pass, x, z, None).expect("fits");
+        layer.backward(&mut pass, x, dz, dx, None).expect("fits");
+        bench.found(&[("z", z), ("dx", dx)])
+    };
+    let rounded = run(Operands::Bf16Operands, &Matrix::clone);
+    assert_eq!(rounded, run(Operands::F32, &round));
+    assert_ne!(rounded, run(Operands::F32, &Matrix::clone));
 }
 
 #[test]

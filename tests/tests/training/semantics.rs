@@ -44,7 +44,7 @@ fn masks(states: Vec<ParameterState>) -> Vec<Mask> {
 fn dense_loss(recipe: &Recipe, weights: &[(String, Vec<f32>)], held_out: &HeldOut) -> f64 {
     let dense = Recipe { method: Method::dense(), ..recipe.clone() };
     let mut trainer = Trainer::new(Box::new(backend()), dense).expect("dense");
-    trainer.start_from(weights).expect("every weight");
+    fixture::begin(&mut trainer, weights);
     trainer.evaluate(held_out).expect("finite")
 }
 
@@ -52,7 +52,7 @@ fn dense_loss(recipe: &Recipe, weights: &[(String, Vec<f32>)], held_out: &HeldOu
 #[test]
 fn masks_live_as_defined() {
     let mut recipe = fixture::recipe(fst(LAMBDA));
-    recipe.schedule.peak = 0.1;
+    recipe.schedule.peak = 0.3;
     let (spy, log) = Spy::new(backend());
     let mut trainer = fixture::trainer(spy, &recipe);
     let (noise, held_out) = (Noise::of(&recipe), HeldOut::of(&recipe));
@@ -70,7 +70,6 @@ fn masks_live_as_defined() {
             continue;
         }
         if step % INTERVAL == 0 {
-            eprintln!("{step} {}", due.iter().zip(searched(&now)).map(|(a, b)| flip_count(a, &b).unwrap()).sum::<u64>());
             refreshed += usize::from(due != searched(&now));
             due = searched(&now);
         }
@@ -198,7 +197,7 @@ fn an_overflowing_gradient_names_its_tensor() {
     let recipe = fixture::recipe(Method::dense());
     let weights = set(&recipe, &[("h.1.ln_2", 1e-44), ("h.1.mlp.c_fc.weight", 3e38), ("ln_f.weight", 1e4)]);
     let mut trainer = fixture::trainer(Box::new(backend()), &recipe);
-    trainer.start_from(&weights).expect("every weight");
+    fixture::begin(&mut trainer, &weights);
     let before = states(&mut trainer);
     let evaluated = trainer.evaluate(&HeldOut::of(&recipe)).expect("runs");
     assert!(evaluated.is_finite(), "the loss is {evaluated}");
@@ -227,7 +226,7 @@ fn an_infinite_loss_stops_training_though_gradients_are_finite() {
     let last = embedding.len() - recipe.model.width;
     embedding[last..].fill(-6e37);
     let mut trainer = fixture::trainer(Box::new(backend()), &recipe);
-    trainer.start_from(&weights).expect("every weight");
+    fixture::begin(&mut trainer, &weights);
     let before = states(&mut trainer);
     let error = trainer.train_step(&Wanted(Noise::of(&recipe)), FlipSampling::Skip).expect_err("infinite");
     assert!(matches!(&error, Error::NonFinite { step: 1, quantity } if quantity == "the loss"), "{error}");
@@ -261,6 +260,13 @@ fn methods_that_this_trainer_does_not_run_are_refused() {
         let refused = Trainer::new(Box::new(backend()), fixture::recipe(method)).err().map(|error| error.to_string());
         assert_eq!(refused, Some(expected));
     }
+    let half = Until::Fraction(Fraction::new(1, 2).expect("a half"));
+    let two = Method {
+        name: "trial",
+        phases: vec![Phase { until: half, forward: transposable, ..dense }, Phase { forward: row_wise, ..dense }],
+        ..Method::dense()
+    };
+    assert_eq!(two.check().expect_err("two kinds").to_string(), "method trial: a second kind of mask is not supported yet");
     for method in [Method::dense(), Method::fst(1.0)] {
         method.check().expect("supported");
     }
@@ -280,7 +286,7 @@ fn initial_weights_are_those_documented() {
             let uniform = |word: usize| f64::from(words[word] >> 8) / f64::from(1 << 24);
             let (u, v) = (1.0 - uniform(at % 4 / 2 * 2), uniform(at % 4 / 2 * 2 + 1));
             let angle = std::f64::consts::TAU * v;
-            (-2.0 * u.ln()).sqrt() * if at % 2 == 0 { angle.cos() } else { angle.sin() }
+            (-2.0 * u.ln()).sqrt() * if at.is_multiple_of(2) { angle.cos() } else { angle.sin() }
         };
         let constant = if state.name.ends_with(".bias") { 0.0 } else { 1.0 };
         let expected = |at: usize| if matrix { deviation * normal(at) } else { constant };

@@ -1,6 +1,6 @@
 //! Activations against f64, gradients against central differences, in every pair of layouts.
 
-use ndarray::{Array2, ArrayView2, ArrayViewMut2, Zip, s};
+use ndarray::{Array2, ArrayView2, ArrayViewMut2, Axis, Zip, concatenate, s};
 use sparse24_cpu::{Error, activation::*};
 
 use crate::check::{NUMERIC, U, any_threads, assert_close, column_major, numeric_gradient, poison, random, wide};
@@ -17,10 +17,11 @@ fn silu(z: f64) -> f64 {
 }
 
 /// Bounds of value and slope of z sigmoid(y(z)), where y has relative error 4u and the sigmoid 4 ulps (8u):
-/// sigmoid absolute ds = s (8u + 4u |y| (1 - s)), value |z| ds + u |value|, slope ds + |z y'| (ds + u + 8u s(1-s)) + 2u.
+/// sigmoid absolute ds = s (8u + 4u |y| (1 - s)), value |z| ds + u |value|, slope ds + |z y'| (ds + u + 8u s(1-s)) + 2u. Where the argument
+/// is held at its limit, s is off by less than 1e-37.
 fn bounds(z: f64, y: f64, dy: f64) -> (f64, f64) {
     let s = 1.0 / (1.0 + (-y).exp());
-    let ds = s * (8.0 + 4.0 * y.abs() * (1.0 - s)) * U + 1e-37;
+    let ds = s * (8.0 + 4.0 * y.abs() * (1.0 - s)) * U + 1e-36;
     let spread = ds * (1.0 - s).max(s) + U * s + 8.0 * U * s * (1.0 - s);
     (z.abs() * (ds + 2.0 * U * s), ds + (z * dy).abs() * spread + 2.0 * U)
 }
@@ -101,22 +102,46 @@ fn the_first_half_is_activated() {
     let z = ndarray::arr2(&[[-30.0f32, 30.0, 5.0, 7.0]]);
     let mut h = poison([1, 2]);
     geglu_forward(z.view(), h.view_mut()).unwrap();
-    assert_eq!(h, ndarray::arr2(&[[0.0, 210.0]]));
+    assert_close("geglu", h.view(), &ndarray::arr2(&[[0.0, 210.0]]), &ndarray::arr2(&[[1e-34, 0.0]]));
     swiglu_forward(z.mapv(|x| 4.0 * x).view(), h.view_mut()).unwrap();
-    assert_eq!(h, ndarray::arr2(&[[0.0, 3360.0]]));
+    assert_close("swiglu", h.view(), &ndarray::arr2(&[[0.0, 3360.0]]), &ndarray::arr2(&[[1e-34, 0.0]]));
 }
 
 #[test]
 fn far_out_and_not_a_number() {
     let z = ndarray::arr2(&[[f32::NEG_INFINITY, f32::MIN, -1e20, 0.0, 1e20, f32::MAX, f32::INFINITY]]);
-    let mut h = poison([1, 7]);
-    gelu_forward(z.view(), h.view_mut()).unwrap();
-    assert_eq!(h, ndarray::arr2(&[[0.0, 0.0, 0.0, 0.0, 1e20, f32::MAX, f32::INFINITY]]));
-    gelu_backward(Array2::ones([1, 7]).view(), z.view(), h.view_mut()).unwrap();
-    assert_eq!(h, ndarray::arr2(&[[0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 1.0]]));
-    gelu_forward(poison([1, 1]).view(), h.slice_mut(s![.., ..1])).unwrap();
-    gelu_backward(Array2::ones([1, 1]).view(), poison([1, 1]).view(), h.slice_mut(s![.., 1..2])).unwrap();
-    assert!(h[[0, 0]].is_nan() && h[[0, 1]].is_nan());
+    let ones = Array2::ones([1, 7]);
+    let nan = poison([1, 1]);
+    for (forward, backward) in [(gelu_forward as Forward, gelu_backward as Backward), (silu_forward, silu_backward)] {
+        let [mut h, mut dz] = [poison([1, 7]), poison([1, 7])];
+        forward(z.view(), h.view_mut()).unwrap();
+        backward(ones.view(), z.view(), dz.view_mut()).unwrap();
+        assert_close(
+            "h",
+            h.slice(s![.., ..6]),
+            &ndarray::arr2(&[[0.0, 0.0, 0.0, 0.0, f64::from(1e20f32), f64::from(f32::MAX)]]),
+            &Array2::from_elem([1, 6], 1e-34),
+        );
+        assert_eq!(h[[0, 6]], f32::INFINITY);
+        assert_close("dz", dz.view(), &ndarray::arr2(&[[0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 1.0]]), &Array2::from_elem([1, 7], 1e-32));
+        forward(nan.view(), h.slice_mut(s![.., ..1])).unwrap();
+        backward(ones.slice(s![.., ..1]), nan.view(), dz.slice_mut(s![.., ..1])).unwrap();
+        assert!(h[[0, 0]].is_nan() && dz[[0, 0]].is_nan());
+    }
+}
+
+/// SwiGLU with a second half of ones.
+fn silu_forward(z: ArrayView2<'_, f32>, h: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
+    let ones = Array2::ones(z.dim());
+    swiglu_forward(concatenate![Axis(1), z, ones].view(), h)
+}
+
+fn silu_backward(dh: ArrayView2<'_, f32>, z: ArrayView2<'_, f32>, mut dz: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
+    let ones = Array2::ones(z.dim());
+    let mut both = poison([z.nrows(), 2 * z.ncols()]);
+    swiglu_backward(dh, concatenate![Axis(1), z, ones].view(), both.view_mut())?;
+    dz.assign(&both.slice(s![.., ..z.ncols()]));
+    Ok(())
 }
 
 #[test]

@@ -61,6 +61,7 @@ pub struct CpuBackend {
     scratch: [Vec<f32>; 3],
     state: StepState,
     grad_norm: f32,
+    loss_non_finite: bool,
     non_finite: Option<usize>,
 }
 
@@ -90,6 +91,7 @@ impl CpuBackend {
             scratch: Default::default(),
             state: StepState { seed: 0, step: 0, micro_step: 0, learning_rate: 0.0 },
             grad_norm: 0.0,
+            loss_non_finite: false,
             non_finite: None,
         }
     }
@@ -484,7 +486,9 @@ impl Backend for CpuBackend {
                 self.linear_dgrad(&LinearDgrad { dz: logits, weight, then: None, dx })?;
             }
         }
-        self.fill(op.loss, sum as f32)
+        let sum = sum as f32;
+        self.loss_non_finite |= op.gradients.is_some() && !sum.is_finite();
+        self.fill(op.loss, sum)
     }
 
     fn logits(&mut self, x: Tensor, embedding: Tensor, out: Tensor) -> Result<(), Error> {
@@ -504,7 +508,7 @@ impl Backend for CpuBackend {
     }
 
     fn optimizer_step(&mut self, table: &[OptimizerEntry], rule: &AdamW, decay: MaskedDecay) -> Result<(), Error> {
-        if self.non_finite.is_some() {
+        if self.loss_non_finite || self.non_finite.is_some() {
             return Ok(());
         }
         assert_eq!(rule.variant, AdamVariant::Standard, "the trainer asks only for what it checked");
@@ -537,6 +541,7 @@ impl Backend for CpuBackend {
     }
 
     fn report(&mut self) -> Result<StepReport, Error> {
+        self.loss_non_finite = false;
         Ok(StepReport { grad_norm: self.grad_norm, non_finite: self.non_finite.take() })
     }
 }
