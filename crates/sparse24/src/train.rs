@@ -22,7 +22,7 @@ use crate::{
 pub(crate) struct Args {
     #[command(flatten)]
     configure: Configure,
-    /// The run directory; runs/<preset>-<time> otherwise
+    /// The run directory; runs/PRESET-TIME otherwise
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Begin with the weights of a run, a checkpoint or a Hugging Face GPT-2

@@ -53,6 +53,15 @@ fn what_cannot_be_evaluated_is_refused() {
         fs::remove_dir_all(place.path("folder/checkpoints")).unwrap_or_default();
         place.refuses(command, 3, "folder: has no checkpoint yet");
     }
+    let config = place.read("run/config.toml");
+    for (from, to) in [("width = 16", "width = 32"), ("heads = 2", "heads = 4"), ("\"char\"", "\"byte\"")] {
+        place.write("run/config.toml", config.replacen(from, to, 1));
+        let message = "run/config.toml: is not the configuration that run/checkpoints/step-00000012 was saved with; undo the change";
+        for command in ["eval run", "sample run", "export run out"] {
+            place.refuses(command, 3, message);
+        }
+    }
+    place.write("run/config.toml", config);
     let tokenizer = place.read("run/tokenizer.json");
     place.write("run/tokenizer.json", "{}");
     place.refuses("eval run --data text", 3, "run/tokenizer.json: is not a tokenizer of sparse24 *: missing field *");

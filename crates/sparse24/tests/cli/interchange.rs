@@ -21,6 +21,45 @@ fn write_tensors(place: &Place, file: &str, tensors: &Tensors) {
     place.write(file, safetensors::serialize(views, None).unwrap());
 }
 
+/// A folder as of Hugging Face, one layer of zeros.
+fn write_gpt2_of_zeros(place: &Place, folder: &str, width: usize, vocabulary: usize) {
+    let (d, inner, positions) = (width, 8, 4);
+    fs::create_dir(place.path(folder)).unwrap();
+    let config = json!({ "model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": d, "n_positions": positions, "vocab_size": vocabulary, "n_inner": inner });
+    place.write(&format!("{folder}/config.json"), config.to_string());
+    let parts: [(&str, &[usize]); 9] = [
+        ("wte", &[vocabulary, d]),
+        ("wpe", &[positions, d]),
+        ("h.0.ln_1", &[d]),
+        ("h.0.attn.c_attn", &[d, 3 * d]),
+        ("h.0.attn.c_proj", &[d, d]),
+        ("h.0.ln_2", &[d]),
+        ("h.0.mlp.c_fc", &[d, inner]),
+        ("h.0.mlp.c_proj", &[inner, d]),
+        ("ln_f", &[d]),
+    ];
+    let zeros = |shape: &[usize]| (Dtype::F32, shape.to_vec(), vec![0; 4 * shape.iter().product::<usize>()]);
+    let mut tensors = Tensors::new();
+    for (name, shape) in parts {
+        tensors.insert(format!("{name}.weight"), zeros(shape));
+        if !name.starts_with('w') {
+            tensors.insert(format!("{name}.bias"), zeros(&shape[shape.len() - 1..]));
+        }
+    }
+    write_tensors(place, &format!("{folder}/model.safetensors"), &tensors);
+}
+
+#[test]
+fn a_vocabulary_padded_beyond_its_tokenizer_is_never_drawn_from() {
+    let place = Place::new();
+    write_gpt2_of_zeros(&place, "padded", 8, 512);
+    place.answer("import padded run --tokenizer byte");
+    // All logits are equal: of 512 ids, half of all draws would mean nothing.
+    let mut command = place.command("sample run --tokens 50 --top-k 512");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 #[test]
 fn dense_values_go_out_and_come_back() {
     let place = Place::new();
@@ -96,6 +135,19 @@ fn what_cannot_be_exported_is_refused() {
     ] {
         place.refuses(&format!("export {line}"), code, &message);
     }
+}
+
+#[test]
+fn a_value_that_a_type_cannot_hold_is_not_exported() {
+    let place = Place::new();
+    write_gpt2_of_zeros(&place, "large", 8, 256);
+    let mut values = tensors(&place, "large/model.safetensors");
+    values.get_mut("wpe.weight").unwrap().2[12..16].copy_from_slice(&1e5_f32.to_le_bytes());
+    write_tensors(&place, "large/model.safetensors", &values);
+    place.answer("import large run");
+    let message = r#"out: cannot be exported to: "wpe.weight" holds 100000 at element 3, which is not finite in F16"#;
+    place.refuses("export run out --dtype f16", 3, message);
+    place.answer("export run out --dtype bf16");
 }
 
 #[test]
@@ -193,6 +245,8 @@ fn a_damaged_or_foreign_folder_is_not_imported() {
         3,
         r#"gpt2: holds no "model.safetensors"; "pytorch_model.bin" is not read: save the weights again as safetensors"#,
     );
+    place.write("gpt2/model.safetensors.index.json", "{}");
+    place.refuses("import gpt2 new", 3, r#"gpt2: holds no "model.safetensors"; the weights are in several files: save them again as one"#);
     place.refuses("import nowhere new", 4, "cannot read *: No such file or directory (os error 2)");
 }
 
@@ -220,28 +274,7 @@ fn an_import_that_cannot_be_placed_or_read_is_refused() {
     ] {
         place.refuses(&format!("import {line}"), code, message);
     }
-    fs::create_dir(place.path("odd")).unwrap();
-    let config = json!({ "model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 6, "n_positions": 4, "vocab_size": 8, "n_inner": 8 });
-    place.write("odd/config.json", config.to_string());
-    let parts: [(&str, &[usize]); 7] = [
-        ("wte", &[8, 6]),
-        ("wpe", &[4, 6]),
-        ("h.0.attn.c_attn", &[6, 18]),
-        ("h.0.attn.c_proj", &[6, 6]),
-        ("h.0.mlp.c_fc", &[6, 8]),
-        ("h.0.mlp.c_proj", &[8, 6]),
-        ("ln_f", &[6]),
-    ];
-    let norms: [(&str, &[usize]); 2] = [("h.0.ln_1", &[6]), ("h.0.ln_2", &[6])];
-    let zeros = |shape: &[usize]| (Dtype::F32, shape.to_vec(), vec![0; 4 * shape.iter().product::<usize>()]);
-    let mut odd = Tensors::new();
-    for (name, shape) in parts.into_iter().chain(norms) {
-        odd.insert(format!("{name}.weight"), zeros(shape));
-        if !name.starts_with('w') {
-            odd.insert(format!("{name}.bias"), zeros(&shape[shape.len() - 1..]));
-        }
-    }
-    write_tensors(&place, "odd/model.safetensors", &odd);
+    write_gpt2_of_zeros(&place, "odd", 6, 8);
     place.refuses("import odd new", 3, "odd: model.width: expected a multiple of 4, for 4x4 tiles, found 6");
 }
 

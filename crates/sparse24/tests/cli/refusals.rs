@@ -30,6 +30,9 @@ fn data_that_cannot_be_used_are_refused_by_name() {
         place.refuses(&format!("train {TINY} {more} --data {data} --out new"), code, message);
         place.refuses(&format!("estimate {TINY} {more} --data {data}"), code, message);
     }
+    place.write("spaces", " ".repeat(300_000) + "x");
+    let message = "tokenizer: gpt2 cannot split a run of more than * white-space characters; shorten it";
+    place.refuses(&format!("train {TINY} --set data.tokenizer=gpt2 --data spaces --out new"), 2, message);
     let more = "--set data.tokenizer=byte --set data.validation=0.07";
     let message = "short: has 1 tokens held out for validation, which needs at least 2";
     place.write("short", "the quick brow");
