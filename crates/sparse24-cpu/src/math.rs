@@ -71,7 +71,7 @@ fn power(x: f32) -> f32 {
 }
 
 /// Running sums of one reduction.
-pub(crate) const LANES: usize = 32;
+pub(crate) const LANES: usize = 16;
 
 /// Sum of `term` over the elements of a slice, in the order of [`sum2`].
 #[inline(always)]
@@ -81,8 +81,8 @@ pub(crate) fn sum(x: &[f32], term: impl Fn(f32) -> f32) -> f32 {
 
 /// Sum of `term` over matching elements of two slices of one length.
 ///
-/// Element i goes to running sum i mod 32; the 32 sums are added as a binary tree: the error is at most
-/// (length / 32 + 6) * 2^-24 of the sum of magnitudes.
+/// Element i goes to running sum i mod 16; the 16 sums are added as a binary tree: the error is at most
+/// (length / 16 + 5) * 2^-24 of the sum of magnitudes.
 #[inline(always)]
 pub(crate) fn sum2(x: &[f32], y: &[f32], term: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -122,7 +122,9 @@ pub(crate) fn maximum(x: &[f32]) -> f32 {
 
 /// Combines as a binary tree; N is a power of two.
 #[inline(always)]
-pub(crate) fn fold<const N: usize>(mut lanes: [f32; N], combine: impl Fn(f32, f32) -> f32) -> f32 {
+pub(crate) fn fold<const N: usize>(lanes: [f32; N], combine: impl Fn(f32, f32) -> f32) -> f32 {
+    // Otherwise the compiler shapes the loop before after this tree, and gives up wide vectors there.
+    let mut lanes = std::hint::black_box(lanes);
     let mut width = N;
     while width > 1 {
         width /= 2;
