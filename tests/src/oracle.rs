@@ -68,18 +68,23 @@ pub fn canonical(tile: &[f32; 16]) -> u16 {
         big_d[j] = (a[j] + b[j]) - (c[j] + e[j]);
     }
     let negative = |x: f32| x.to_bits() >> 31 == 1;
-    let mut candidates: Vec<(f32, [[usize; 2]; 4])> = Vec::new();
+    let mut winner = (f32::NEG_INFINITY, [[0; 2]; 4]);
+    let mut offer = |value: f32, rows: [[usize; 2]; 4]| {
+        if value > winner.0 {
+            winner = (value, rows);
+        }
+    };
     for (j, k, i, l) in [(0, 1, 2, 3), (0, 2, 1, 3), (0, 3, 1, 2), (1, 2, 0, 3), (1, 3, 0, 2), (2, 3, 0, 1)] {
         let (d_jk, d_prime_jk, big_d_il) = (d[j] - d[k], d_prime[j] - d_prime[k], big_d[i] - big_d[l]);
         let (above, below) = if negative(big_d_il) { (l, i) } else { (i, l) };
         let (of_a, of_b) = if negative(d_jk) { (k, j) } else { (j, k) };
         let (of_c, of_e) = if negative(d_prime_jk) { (k, j) } else { (j, k) };
         let value = (d_jk.abs() + d_prime_jk.abs()) + big_d_il.abs();
-        candidates.push((value, [[above, of_a], [above, of_b], [below, of_c], [below, of_e]]));
+        offer(value, [[above, of_a], [above, of_b], [below, of_c], [below, of_e]]);
     }
     let complement = |[x, y]: [usize; 2]| -> [usize; 2] {
-        let rest: Vec<usize> = (0..4).filter(|&i| i != x && i != y).collect();
-        [rest[0], rest[1]]
+        let mut rest = (0..4).filter(|&i| i != x && i != y);
+        [(); 2].map(|()| rest.next().expect("two of four remain"))
     };
     let tb = |x: [f32; 4]| -> (f32, [usize; 2]) {
         let (x_01, x_23) = (x[0] - x[1], x[2] - x[3]);
@@ -91,16 +96,9 @@ pub fn canonical(tile: &[f32; 16]) -> u16 {
         }
     };
     let (value, set) = tb(big_d);
-    candidates.push((value, [set, set, complement(set), complement(set)]));
+    offer(value, [set, set, complement(set), complement(set)]);
     let ((value, set), (value_prime, set_prime)) = (tb(d), tb(d_prime));
-    candidates.push((value + value_prime, [set, complement(set), set_prime, complement(set_prime)]));
-
-    let mut winner = candidates[0];
-    for candidate in candidates {
-        if candidate.0 > winner.0 {
-            winner = candidate;
-        }
-    }
+    offer(value + value_prime, [set, complement(set), set_prime, complement(set_prime)]);
     bits(winner.1)
 }
 

@@ -4,7 +4,7 @@
 
 use alloc::{vec, vec::Vec};
 
-use ndarray::{Array2, ArrayView2};
+use ndarray::{Array2, ArrayView2, ArrayViewMut2};
 
 use crate::{Element, Error, group::Pattern, mask::Mask, mask::MaskKind, mask::check_shape, mvue::Kept24};
 
@@ -37,7 +37,7 @@ impl<T: Element> Compressed24<T> {
         Ok(out)
     }
 
-    /// A matrix of these parts.
+    /// A matrix of these parts; values in another layout than row-major are copied into it.
     ///
     /// # Errors
     /// [`Error::NotGrouped`] for an odd number of values a row, [`Error::Length`] for too much or too little metadata,
@@ -51,6 +51,7 @@ impl<T: Element> Compressed24<T> {
         if metadata.len() != expected {
             return Err(Error::Length { operation: "compressed matrix", expected, found: metadata.len() });
         }
+        let values = if values.is_standard_layout() { values } else { values.as_standard_layout().into_owned() };
         let out = Self { values, metadata };
         for row in 0..m {
             for group in 0..half / 2 {
@@ -121,6 +122,15 @@ impl<T: Element> Compressed24<T> {
     #[must_use]
     pub fn metadata(&self) -> &[u8] {
         &self.metadata
+    }
+
+    /// Values (row-major, contiguous) and metadata, to be overwritten.
+    ///
+    /// The caller keeps the invariant: the nibble of every group is one of the six patterns and a padding nibble is zero. A matrix whose
+    /// invariant is broken panics when it is read.
+    #[must_use]
+    pub fn parts_mut(&mut self) -> (ArrayViewMut2<'_, T>, &mut [u8]) {
+        (self.values.view_mut(), &mut self.metadata)
     }
 
     /// Bytes of metadata a row: two groups a byte.

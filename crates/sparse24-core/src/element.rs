@@ -10,6 +10,11 @@ pub trait Element: Copy + Default + PartialEq + core::fmt::Debug + Send + Sync +
     fn to_f32(self) -> f32;
     /// The nearest value of this type, ties to even.
     fn from_f32(value: f32) -> Self;
+    /// The elements as they lie in memory, where the storage type is f32 itself: kernels then read them without a copy.
+    fn as_f32s(elements: &[Self]) -> Option<&[f32]> {
+        let _ = elements;
+        None
+    }
 }
 
 impl Element for f32 {
@@ -18,6 +23,9 @@ impl Element for f32 {
     }
     fn from_f32(value: f32) -> Self {
         value
+    }
+    fn as_f32s(elements: &[Self]) -> Option<&[f32]> {
+        Some(elements)
     }
 }
 
@@ -53,7 +61,7 @@ mod tests {
             assert!(brain.is_nan() || <bf16 as Element>::from_f32(Element::to_f32(brain)).to_bits() == bits);
         }
         // Halfway between 1 and its upper neighbour, then just above; the even one is 1.
-        let ties = [1.0 + 2.0_f32.powi(-8), 1.0 + 2.0_f32.powi(-8) + f32::EPSILON];
-        assert_eq!(ties.map(<bf16 as Element>::from_f32).map(Element::to_f32), [1.0, 1.0 + 2.0_f32.powi(-7)]);
+        let ties = [1.0 + 1.0 / 256.0, 1.0 + 1.0 / 256.0 + f32::EPSILON];
+        assert_eq!(ties.map(<bf16 as Element>::from_f32).map(Element::to_f32), [1.0, 1.0 + 1.0 / 128.0]);
     }
 }

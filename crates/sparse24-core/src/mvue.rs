@@ -101,8 +101,8 @@ pub fn exact(x: [f32; 4], u: f32) -> Kept24 {
 
 /// The estimator of the paper's toolkit, from two uniforms in [0, 1): draw i with probability a_i/s, then j among the rest.
 ///
-/// The kept value is x_i/pi_i with pi_i = a_i/s + sum over j != i of (a_j/s) a_i/(s - a_j), computed as
-/// copysign(s / (1 + sum over j != i of a_j/(s - a_j)), x_i), which no tiny a_i can bring to 0/0. Fewer than three nonzeros are kept exactly.
+/// The kept value is x_i/pi_i with pi_i = a_i/s + sum over j != i of (a_j/s) a_i/(s - a_j), but at least the least normal f32, so that it is
+/// finite where the uniforms' spacing draws what is all but impossible. Fewer than three nonzeros are kept exactly.
 /// Non-finite inputs as in [`exact`]. Its variance is about 1.06 times (Gaussian) to 1.33 times (lognormal, sigma 2) that of [`exact`].
 #[must_use]
 #[inline]
@@ -111,7 +111,7 @@ pub fn approximate(x: [f32; 4], [u, v]: [f32; 2]) -> Kept24 {
         return Kept24::NON_FINITE;
     }
     let magnitudes = x.map(f32::abs);
-    let (a, scale) = in_range(magnitudes);
+    let (a, _) = in_range(magnitudes);
     let mut nonzero = (0..4).filter(|&i| a[i] > 0.0);
     match (nonzero.next(), nonzero.next(), nonzero.next()) {
         (Some(first), Some(second), None) => return Kept24::new(first, second, |i| x[i]),
@@ -138,8 +138,8 @@ pub fn approximate(x: [f32; 4], [u, v]: [f32; 2]) -> Kept24 {
     let first = draw(4, u * total);
     let second = draw(first, v * without(first));
     Kept24::new(first, second, |i| {
-        let others = (0..4).filter(|&j| j != i).fold(0.0, |sum, j| sum + a[j] / without(j));
-        (total / (1.0 + others) * scale).copysign(x[i])
+        let others = (0..4).filter(|&j| j != i).fold(0.0, |sum, j| sum + a[j] / total * (a[i] / without(j)));
+        x[i] / (a[i] / total + others).max(f32::MIN_POSITIVE)
     })
 }
 
@@ -242,6 +242,15 @@ mod tests {
     }
 
     #[test]
+    fn rounding_never_draws_a_zero_or_twice() {
+        // r = 1.5 - 2^-23, and t + r rounds up to the whole sum: the last nonzero is taken, not the zero after it.
+        let x = [1.0, 1.0, 1.0 - 2.0 * f32::EPSILON, 0.0];
+        assert_eq!(exact(x, ALMOST_ONE).indices, [1, 2]);
+        // Of three least subnormals r rounds from 1.5 to 2, and so does t: the last is found at once, the one before it goes with it.
+        assert_eq!(exact([f32::from_bits(1), f32::from_bits(1), f32::from_bits(1), 0.0], 0.9).indices, [1, 2]);
+    }
+
+    #[test]
     fn non_finite_input_is_seen() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for estimate in [exact([0.0, 1.0, bad, 2.0], 0.5), approximate([0.0, 1.0, bad, 2.0], [0.5; 2])] {
@@ -254,7 +263,7 @@ mod tests {
     #[test]
     fn an_overflowing_sum_is_computed_on_quarters() {
         // As [1, -1, 1, 1], scaled: r = 2^127, the sum is 2^128.
-        let big = 2.0_f32.powi(126);
+        let big = f32::from_bits((127 + 126) << 23);
         assert_eq!(exact([big, -big, big, big], 0.6), kept([1, 3], [-2.0 * big, 2.0 * big]));
         let estimate = approximate([big, -big, big, big], [0.3, 0.9]);
         assert_eq!(estimate, kept([1, 3], [-2.0 * big, 2.0 * big]));

@@ -11,9 +11,12 @@ pub struct Philox4x32 {
     key: [u32; 2],
 }
 
-const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
-const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
-const ROUNDS: usize = 10;
+/// The multipliers of each round, for kernels that run the rounds themselves.
+pub const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
+/// What the key grows by after each round.
+pub const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
+/// Rounds of a block.
+pub const ROUNDS: usize = 10;
 
 impl Philox4x32 {
     /// Key = [seed low, seed high].

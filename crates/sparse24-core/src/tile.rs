@@ -101,8 +101,9 @@ mod tests {
     fn ninety_have_two_in_every_row_and_column() {
         let two = |bits: u16, cells: [u16; 4]| cells.iter().filter(|&&at| bits >> at & 1 == 1).count() == 2;
         let valid = |bits: u16| (0..4).all(|i| two(bits, [4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3]) && two(bits, [i, i + 4, i + 8, i + 12]));
-        assert!((0..=u16::MAX).filter(|&bits| valid(bits)).eq(TilePattern::ALL.map(TilePattern::bits)));
-        for bits in 0..=u16::MAX {
+        assert!(TilePattern::ALL.into_iter().all(|pattern| valid(pattern.bits())));
+        assert!(TilePattern::ALL.is_sorted_by(|a, b| a < b));
+        for bits in (0..=u16::MAX).step_by(if cfg!(miri) { 251 } else { 1 }) {
             assert_eq!(TilePattern::from_bits(bits).is_some(), valid(bits), "{bits:#06x}");
         }
     }

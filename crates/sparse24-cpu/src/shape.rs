@@ -9,6 +9,11 @@ pub(crate) fn check(operation: &'static str, operand: &'static str, expected: [u
     if expected == found { Ok(()) } else { Err(Error::Shape { operation, operand, expected, found }) }
 }
 
+/// 4x4 tiles cover the matrix.
+pub(crate) fn check_tiled(operation: &'static str, [rows, columns]: [usize; 2]) -> Result<(), Error> {
+    if rows % 4 == 0 && columns % 4 == 0 { Ok(()) } else { Err(sparse24_core::Error::NotTiled { operation, rows, columns }.into()) }
+}
+
 /// `[rows, columns]` of a matrix.
 pub(crate) fn of<S: ndarray::RawData>(x: &ArrayBase<S, ndarray::Ix2>) -> [usize; 2] {
     [x.nrows(), x.ncols()]

@@ -7,14 +7,14 @@
 //!   on every backend.
 //! - An operation fuses what a device can fuse; a backend that cannot composes it.
 //! - Outputs never alias inputs unless the operation says "in place".
-//! - A non-finite gradient raises a sticky flag that turns [`Backend::optimizer_step`] into a no-op until it is reported.
+//! - A non-finite training loss or gradient raises a sticky flag that turns [`Backend::optimizer_step`] into a no-op until it is reported.
 //!
 //! Shapes are `[rows, columns]`, row-major; tokens p, in-features q, out-features r. Adding a backend is one adaptor file and one line
 //! where the trainer's user picks it. Deliberately absent: layers, models, autograd.
 
 use std::ops::Range;
 
-use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site, prune::ValueMap};
+use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
 
 use crate::{
     Error,
@@ -329,7 +329,7 @@ pub struct AttentionBackward {
     pub dqkv: [Tensor; 3],
 }
 
-/// out = E[tokens] + P[position in the sequence].
+/// `out = E[tokens] + P[position in the sequence]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Embed {
     /// Token ids `[p, 1]`.
@@ -359,7 +359,7 @@ pub struct HeadLoss {
     pub logits: Tensor,
     /// One f32, overwritten: the sum of the tokens' losses.
     pub loss: Tensor,
-    /// The gradients of `scale * loss`, when training.
+    /// The gradients of `scale * loss`, when training; a loss that is not finite then raises the flag.
     pub gradients: Option<HeadGradients>,
 }
 
@@ -461,7 +461,7 @@ pub trait Backend: Send {
     /// |a - b|_1, see [`sparse24_core::flip::flip_count`].
     fn flip_count(&mut self, a: MaskId, b: MaskId) -> Result<u64, Error>;
     /// out = S(w) for both orientations that the mask serves.
-    fn compress_weight(&mut self, w: Tensor, mask: MaskId, map: ValueMap, out: Weight24) -> Result<(), Error>;
+    fn compress_weight(&mut self, w: Tensor, mask: MaskId, out: Weight24) -> Result<(), Error>;
     /// out = MVUE(dz^T), see [`sparse24_core::mvue::compress`].
     fn mvue_compress(&mut self, dz: Tensor, site: Site, estimator: Estimator, out: Gradient24) -> Result<(), Error>;
 

@@ -10,6 +10,8 @@
 //! | `state.json` | [`State`] |
 //! | `manifest.json` | format version, size and blake3 of each file, and a checksum of itself |
 //!
+//! `docs/checkpoint-format.md` is enough to write a reader.
+//!
 //! Invariant: at every instant, also between any two file operations of a [`save`], a checkpoint directory that carries its
 //! final name is complete or can be told from a complete one, and the last good one is still there. [`save`] writes beside the
 //! final name, syncs each file, writes the manifest last, then renames.
@@ -18,11 +20,9 @@
 //! generator state to save. Deliberately absent: when to save, and what the tensors mean.
 
 mod content;
-pub(crate) mod disk;
 mod manifest;
 mod state;
 mod store;
-pub(crate) mod tensors;
 
 #[cfg(test)]
 mod tests;

@@ -12,6 +12,7 @@ use crate::{
     Error,
     backend::{Activation, cpu::Arithmetic},
     data::TokenizerKind,
+    disk,
     method::Method,
     model::gpt2::{BatchShape, Gpt2Shape, Sparsify},
     nn::linear24::Bias,
@@ -160,23 +161,17 @@ impl Config {
     /// A preset, overlaid with a TOML document and then with `key=value` settings.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an unknown preset or key (with the nearest known one), a value of the wrong type, or an impossible whole;
-    /// [`Error::Io`] and [`Error::File`] for the document.
+    /// [`Error::Setting`] for an unknown preset or key (with the nearest known one), a value of the wrong type, a document that is no
+    /// TOML (with the line), or an impossible whole; [`Error::Io`] for the document.
     pub fn resolve(preset: &str, document: Option<&Path>, settings: &[String]) -> Result<Self, Error> {
-        let file = document.map(read_table).transpose()?;
-        // The document may name the preset that it builds on.
-        let named = file.as_ref().and_then(|table| table.get("preset")).and_then(Value::as_str);
-        let base = preset::find(named.unwrap_or(preset))?;
-        let mut table = Table::try_from(&base).expect("a configuration is a TOML table");
-        if let (Some(file), Some(path)) = (file, document) {
-            overlay(&mut table, file, "").map_err(|error| match error {
-                Error::Setting { key, problem } => Error::file(path, format!("{key}: {problem}")),
+        let table = match document {
+            None => table_of(&preset::find(preset)?),
+            Some(path) => read_table(path).and_then(|document| on_preset(preset, document)).map_err(|error| match error {
+                Error::Setting { key, problem } => Error::setting(format!("{}: {key}", path.display()), problem),
                 other => other,
-            })?;
-        }
-        for setting in settings {
-            apply(&mut table, setting)?;
-        }
+            })?,
+        };
+        let table = settings.iter().try_fold(table, |table, setting| apply(table, setting))?;
         let config = Self::from_table(table)?;
         config.check()?;
         Ok(config)
@@ -185,11 +180,20 @@ impl Config {
     /// A resolved configuration, as a run directory holds it.
     ///
     /// # Errors
-    /// [`Error::File`] and [`Error::Io`] for the document, [`Error::Setting`] for an impossible whole.
+    /// [`Error::File`] for a document that is no such configuration or an impossible one, [`Error::Io`].
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let config = Self::from_table(read_table(path)?).map_err(|error| Error::file(path, error.to_string()))?;
-        config.check()?;
-        Ok(config)
+        let read = || {
+            let table = read_table(path)?;
+            // For its messages alone: a resolved configuration leaves no key to the preset.
+            overlay(&mut table_of(&preset::PRESETS[0].config()), table.clone(), "")?;
+            let config = Self::from_table(table)?;
+            config.check()?;
+            Ok(config)
+        };
+        read().map_err(|error: Error| match error {
+            Error::Setting { .. } => Error::file(path, error.to_string()),
+            other => other,
+        })
     }
 
     /// The document that resolves to this configuration.
@@ -199,7 +203,12 @@ impl Config {
     }
 
     fn from_table(table: Table) -> Result<Self, Error> {
-        Value::Table(table).try_into().map_err(|error: toml::de::Error| Error::setting("configuration", error.message().to_owned()))
+        Value::Table(table).try_into().map_err(|error: toml::de::Error| {
+            // The library tells the key in its last line alone.
+            let text = error.to_string();
+            let key = text.lines().last().and_then(|line| line.strip_prefix("in `")?.strip_suffix('`'));
+            Error::setting(key.unwrap_or(ROOT), error.message())
+        })
     }
 
     /// Refuses what cannot be trained.
@@ -208,6 +217,7 @@ impl Config {
     /// [`Error::Setting`] names the first key that is wrong.
     pub fn check(&self) -> Result<(), Error> {
         let refuse = |key: &str, problem: String| Err(Error::setting(key, problem));
+        const MOST: usize = 1 << 24;
         let Self { model, optimizer, batch, run, .. } = self;
         let positive = [
             ("steps", self.steps as usize),
@@ -223,6 +233,12 @@ impl Config {
         ];
         if let Some((key, _)) = positive.into_iter().find(|&(_, value)| value == 0) {
             return refuse(key, "expected at least 1, found 0".to_owned());
+        }
+        if let Some((key, value)) = positive.into_iter().skip(1).find(|&(_, value)| value > MOST) {
+            return refuse(key, format!("expected at most {MOST}, found {value}"));
+        }
+        if self.backend.threads > 4096 {
+            return refuse("backend.threads", format!("expected at most 4096, 0 for one a core, found {}", self.backend.threads));
         }
         if !model.width.is_multiple_of(model.heads) {
             let problem = format!("expected a divisor of model.width {}, found {}", model.width, model.heads);
@@ -241,12 +257,19 @@ impl Config {
             ("method.lambda", self.method.lambda),
             ("optimizer.learning_rate", optimizer.learning_rate),
             ("optimizer.min_learning_rate", optimizer.min_learning_rate),
-            ("optimizer.epsilon", optimizer.epsilon),
             ("optimizer.weight_decay", optimizer.weight_decay),
             ("optimizer.clip", optimizer.clip),
         ];
         if let Some((key, value)) = magnitudes.into_iter().find(|(_, value)| !(value.is_finite() && *value >= 0.0)) {
             return refuse(key, format!("expected a finite number of at least 0, found {value}"));
+        }
+        // Adam divides 0 by it where a gradient was always 0.
+        if !(optimizer.epsilon.is_finite() && optimizer.epsilon > 0.0) {
+            return refuse("optimizer.epsilon", format!("expected a finite number above 0, found {}", optimizer.epsilon));
+        }
+        if !(self.data.validation > 0.0 && self.data.validation < 1.0) {
+            let problem = format!("expected the share to hold out, above 0 and below 1, found {}", self.data.validation);
+            return refuse("data.validation", problem);
         }
         if self.backend.name != "cpu" {
             return refuse("backend.name", format!("expected \"cpu\", found {:?}", self.backend.name));
@@ -320,6 +343,9 @@ impl Config {
     }
 }
 
+/// What an unknown key at the top is part of.
+const ROOT: &str = "configuration";
+
 /// "unknown X, did you mean Y".
 pub(crate) fn unknown<'a>(key: &str, found: &str, known: impl Iterator<Item = &'a str> + Clone) -> Error {
     let nearest = known.clone().max_by(|a, b| strsim::jaro_winkler(found, a).total_cmp(&strsim::jaro_winkler(found, b)));
@@ -328,12 +354,24 @@ pub(crate) fn unknown<'a>(key: &str, found: &str, known: impl Iterator<Item = &'
     Error::setting(key, format!("{found:?} is not known{advice} (known: {all})"))
 }
 
+fn table_of(config: &Config) -> Table {
+    Table::try_from(config).expect("a configuration is a TOML table")
+}
+
+/// A document laid on the preset that it names, else on this one.
+fn on_preset(preset: &str, document: Table) -> Result<Table, Error> {
+    let named = document.get("preset").and_then(Value::as_str);
+    let mut table = table_of(&preset::find(named.unwrap_or(preset))?);
+    overlay(&mut table, document, "")?;
+    Ok(table)
+}
+
 fn read_table(path: &Path) -> Result<Table, Error> {
-    let text = std::fs::read_to_string(path).map_err(|source| Error::io("read", path, source))?;
-    text.parse::<Table>().map_err(|error| {
-        let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].lines().count().max(1));
-        Error::file(path, format!("line {line}: {}", error.message().replace('\n', ", ")))
-    })
+    let refuse = |line: usize, problem: &str| Error::setting(format!("line {line}"), problem.replace('\n', ", "));
+    let bytes = disk::read_small(path, 1 << 20)?;
+    let line = |at: usize| 1 + bytes.iter().take(at).filter(|&&byte| byte == b'\n').count();
+    let text = str::from_utf8(&bytes).map_err(|error| refuse(line(error.valid_up_to()), "is not UTF-8 text"))?;
+    text.parse::<Table>().map_err(|error| refuse(line(error.span().map_or(0, |span| span.start)), error.message()))
 }
 
 /// Lays `over` on `base`, whose keys are all the known ones.
@@ -342,7 +380,7 @@ fn overlay(base: &mut Table, over: Table, prefix: &str) -> Result<(), Error> {
         let dotted = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
         let known: Vec<String> = base.keys().cloned().collect();
         let Some(slot) = base.get_mut(&key) else {
-            return Err(unknown(prefix_or_root(prefix), &key, known.iter().map(String::as_str)));
+            return Err(unknown(if prefix.is_empty() { ROOT } else { prefix }, &key, known.iter().map(String::as_str)));
         };
         match (slot, value) {
             (Value::Table(base), Value::Table(over)) => overlay(base, over, &dotted)?,
@@ -352,16 +390,12 @@ fn overlay(base: &mut Table, over: Table, prefix: &str) -> Result<(), Error> {
     Ok(())
 }
 
-fn prefix_or_root(prefix: &str) -> &str {
-    if prefix.is_empty() { "configuration" } else { prefix }
-}
-
 /// The value in the type of the one it replaces; a whole number may stand for a float.
 fn converted(key: &str, known: &Value, value: Value) -> Result<Value, Error> {
     match (known, value) {
         (Value::Float(_), Value::Integer(whole)) => Ok(Value::Float(whole as f64)),
         (known, value) if known.same_type(&value) => Ok(value),
-        (known, value) => Err(Error::setting(key, format!("expected {}, found {} {value}", described(known), value.type_str()))),
+        (known, value) => Err(Error::setting(key, format!("expected {}, found {value}", described(known)))),
     }
 }
 
@@ -375,22 +409,25 @@ fn described(value: &Value) -> &'static str {
     }
 }
 
-/// Applies `a.b=value`; the value is TOML, or a string where the key holds one.
-fn apply(table: &mut Table, setting: &str) -> Result<(), Error> {
+/// Applies `a.b=value`; the value is TOML, or a string as it stands where the key holds one.
+fn apply(mut table: Table, setting: &str) -> Result<Table, Error> {
     let Some((key, text)) = setting.split_once('=') else {
-        return Err(Error::setting(setting, "expected key=value"));
+        return Err(Error::setting(setting, "expected KEY=VALUE, found no ="));
     };
     let (key, text) = (key.trim(), text.trim());
-    let value = format!("value = {text}")
-        .parse::<Table>()
-        .ok()
-        .and_then(|mut parsed| parsed.remove("value"))
-        .unwrap_or_else(|| Value::String(text.to_owned()));
+    if key == "preset" {
+        return Err(Error::setting(key, "a preset is what settings are laid on, choose it before them (--preset)"));
+    }
     let mut path: Vec<&str> = key.split('.').collect();
     let leaf = path.pop().expect("split yields at least one part");
+    let section = path.iter().try_fold(&table, |table, section| table.get(*section)?.as_table());
+    let wants_string = section.and_then(|section| section.get(leaf)).is_some_and(Value::is_str);
+    let verbatim = || Value::String(text.to_owned());
+    let value = text.parse().ok().filter(|value: &Value| !wants_string || value.is_str()).unwrap_or_else(verbatim);
     let over = path
         .into_iter()
         .rev()
         .fold(Table::from_iter([(leaf.to_owned(), value)]), |inner, section| Table::from_iter([(section.to_owned(), Value::Table(inner))]));
-    overlay(table, over, "")
+    overlay(&mut table, over, "")?;
+    Ok(table)
 }

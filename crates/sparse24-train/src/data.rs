@@ -14,12 +14,14 @@
 mod batch;
 mod corpus;
 mod dataset;
+mod prepare;
 pub mod shard;
 mod tokenizer;
 mod tokens;
 
-pub use batch::{EvaluationWindows, IGNORE};
+pub use batch::EvaluationWindows;
 pub use corpus::{Corpus, VALIDATION_FRACTION};
-pub use dataset::{Dataset, prepare};
+pub use dataset::Dataset;
+pub use prepare::prepare;
 pub use tokenizer::{Tokenizer, TokenizerKind};
 pub use tokens::Tokens;

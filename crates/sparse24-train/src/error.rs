@@ -82,13 +82,13 @@ pub enum Error {
         /// The shape given.
         found: [usize; 2],
     },
-    /// A parameter's state is incomplete.
-    #[error("{name}: its {problem} is missing")]
+    /// A parameter's state is incomplete or not this model's.
+    #[error("{name}: {problem}")]
     Parameter {
         /// The parameter.
         name: String,
-        /// What is missing.
-        problem: &'static str,
+        /// What is missing or does not fit.
+        problem: String,
     },
     /// The semantics of 2:4 refuse.
     #[error(transparent)]

@@ -41,16 +41,22 @@ impl Estimate {
     /// Bytes on the device, together.
     #[must_use]
     pub fn device_bytes(&self) -> u64 {
-        self.weight_bytes + self.gradient_bytes + self.moment_bytes + self.sparse_bytes + self.activation_bytes
+        [self.gradient_bytes, self.moment_bytes, self.sparse_bytes, self.activation_bytes]
+            .into_iter()
+            .fold(self.weight_bytes, u64::saturating_add)
     }
 }
 
 /// The cost of a recipe.
 #[must_use]
 pub fn estimate(recipe: &Recipe) -> Estimate {
-    let Gpt2Shape { layers, heads, width: d, ffn_width: f, context, vocabulary, activation, bias, sparsify } = recipe.model;
-    let z = f * activation.width();
-    let p = recipe.batch.sequences * recipe.batch.context;
+    let Gpt2Shape { activation, bias, sparsify, .. } = recipe.model;
+    let Gpt2Shape { layers, heads, width, ffn_width, context, vocabulary, .. } = recipe.model;
+    // Wide enough for products of three lengths of any configuration.
+    let [layers, heads, d, f, context, vocabulary] = [layers, heads, width, ffn_width, context, vocabulary].map(|n| n as u128);
+    let (sequences, accumulation) = (recipe.batch.sequences as u128, u128::from(recipe.accumulation.get()));
+    let z = f * activation.width() as u128;
+    let p = sequences * recipe.batch.context as u128;
     let vector = if bias == Bias::Present { 1 } else { 0 };
 
     let ffn = z * d + d * f;
@@ -68,28 +74,84 @@ pub fn estimate(recipe: &Recipe) -> Estimate {
     let sparse = 3 * sparsifiable / 8 + 4 * (sparsifiable + gradients24);
     let norm = 2 * p * d + 2 * p;
     let kept = layers * (2 * norm + 4 * p * d + heads * p + p * (z + f));
-    let shared = norm + p * (9 * d + z) + 2 * p + 1 + recipe.accumulation.get() as usize + p.min(HEAD_ROWS) * vocabulary;
+    let shared = norm + p * (9 * d + z) + 2 * p + 1 + accumulation + p.min(HEAD_ROWS as u128) * vocabulary;
 
-    let tokens = p as f64 * f64::from(recipe.accumulation.get());
+    let tokens = (p * accumulation) as f64;
     // Forward, dgrad and wgrad of each product; causal attention is half of 2 T d multiply-adds forward and 2.5 times that backward.
     let linear = 6.0 * (layers * (ffn + projections) + vocabulary * d) as f64;
     let attention = 7.0 * (layers * context * d) as f64;
     let flops = tokens * (linear + attention);
+    let narrow = |count: u128| u64::try_from(count).unwrap_or(u64::MAX);
     Estimate {
-        parameters: parameters as u64,
-        sparsifiable: sparsifiable as u64,
-        weight_bytes: 4 * parameters as u64,
-        gradient_bytes: 4 * parameters as u64,
-        moment_bytes: 8 * parameters as u64,
-        sparse_bytes: sparse as u64,
-        activation_bytes: 4 * (kept + shared) as u64,
-        tokens_per_step: tokens as u64,
+        parameters: narrow(parameters),
+        sparsifiable: narrow(sparsifiable),
+        weight_bytes: narrow(4 * parameters),
+        gradient_bytes: narrow(4 * parameters),
+        moment_bytes: narrow(8 * parameters),
+        sparse_bytes: narrow(sparse),
+        activation_bytes: narrow(4 * (kept + shared)),
+        tokens_per_step: narrow(p * accumulation),
         flops_per_step: flops,
         sparse_share: if is_sparse(&recipe.method) { tokens * 6.0 * sparsifiable as f64 / flops } else { 0.0 },
-        checkpoint_bytes: (12 * parameters + sparsifiable / 8) as u64,
+        checkpoint_bytes: narrow(12 * parameters + sparsifiable / 8),
     }
 }
 
 fn is_sparse(method: &Method) -> bool {
     method.phases.iter().any(|phase| phase.mask().is_some())
+}
+
+#[cfg(all(test, feature = "cpu", feature = "run"))]
+mod tests {
+    use super::estimate;
+    use crate::{
+        backend::{
+            Region,
+            cpu::{Arithmetic, CpuBackend},
+        },
+        config::Config,
+        trainer::Trainer,
+    };
+
+    /// Settings on the quickstart preset, and the vocabulary.
+    fn check(settings: &[&str], vocabulary: usize) {
+        let small = ["model.layers=2", "model.width=16", "model.ffn_width=24", "model.heads=2", "model.context=8", "batch.sequences=3"];
+        let settings: Vec<String> = small.iter().chain(settings).map(|&setting| setting.to_owned()).collect();
+        let recipe = Config::resolve("quickstart", None, &settings).unwrap().recipe(vocabulary).unwrap();
+        let estimate = estimate(&recipe);
+        let trainer = Trainer::new(Box::new(CpuBackend::new(Arithmetic::F32)), recipe).unwrap();
+        let memory = trainer.backend().memory();
+        let expected = [
+            (Region::Parameters, estimate.weight_bytes),
+            (Region::Gradients, estimate.gradient_bytes),
+            (Region::Moments, estimate.moment_bytes),
+            (Region::Activations, estimate.activation_bytes),
+            (Region::Sparse, estimate.sparse_bytes),
+        ];
+        for (region, bytes) in expected {
+            let found: usize = memory.iter().filter(|(of, _)| *of == region).map(|(_, bytes)| bytes).sum();
+            assert_eq!(bytes, found as u64, "{region:?} of {settings:?}");
+        }
+        assert_eq!(estimate.device_bytes(), memory.iter().map(|&(_, bytes)| bytes as u64).sum::<u64>());
+        let parameters: usize = trainer.parameter_shapes().map(|(_, [rows, columns])| rows * columns).sum();
+        assert_eq!(estimate.parameters, parameters as u64, "{settings:?}");
+    }
+
+    #[test]
+    fn memory_is_what_the_cpu_backend_allocates() {
+        check(&[], 256);
+        check(&["method.name=dense", "model.bias=true"], 11);
+        check(&["model.sparsify=ffn-and-attention", "model.activation=geglu", "batch.accumulation=3"], 7);
+        check(&["model.sparsify=ffn-and-attention", "model.activation=swiglu", "model.bias=true", "model.dropout=0.1"], 65);
+        // More tokens than rows of logits are held at a time.
+        check(&["model.layers=1", "model.context=512", "batch.sequences=4"], 5);
+    }
+
+    #[test]
+    fn no_configuration_overflows() {
+        let most = ["layers", "heads", "width", "ffn_width", "context"].map(|key| format!("model.{key}={}", 1 << 24));
+        let settings: Vec<String> = most.into_iter().chain(["batch.sequences=16777216".to_owned()]).collect();
+        let recipe = Config::resolve("quickstart", None, &settings).unwrap().recipe(256).unwrap();
+        assert_eq!(estimate(&recipe).device_bytes(), u64::MAX);
+    }
 }

@@ -18,10 +18,10 @@ pub mod checkpoint;
 pub mod config;
 #[cfg(feature = "run")]
 pub mod data;
+#[cfg(feature = "run")]
+mod disk;
 mod error;
 pub mod estimate;
-#[cfg(feature = "run")]
-mod file;
 #[cfg(feature = "run")]
 pub mod interchange;
 pub mod method;
@@ -35,6 +35,8 @@ pub mod run;
 pub mod schedule;
 #[cfg(all(feature = "run", feature = "cpu"))]
 pub mod session;
+#[cfg(feature = "run")]
+mod tensors;
 pub mod trainer;
 
 pub use error::{Error, ErrorKind};

@@ -16,13 +16,14 @@ use std::{fmt, fs, path::Path};
 use safetensors::Dtype;
 use sparse24_core::MaskKind;
 
-use crate::{Error, file};
+use crate::{
+    Error, disk,
+    tensors::container::{self, Entry},
+};
 
 mod blocks;
-mod container;
 
 use blocks::{Blocks, Storage};
-use container::Entry;
 
 /// What to look at, and for which structure.
 #[derive(Clone, Copy)]
@@ -184,7 +185,7 @@ pub fn prune_file(
     search: Search,
     unprunable: Unprunable,
 ) -> Result<Vec<TensorReport<Pruned>>, Error> {
-    let mut bytes = file::read(input)?;
+    let mut bytes = disk::read(input)?;
     if fs::canonicalize(output).is_ok_and(|output| fs::canonicalize(input).is_ok_and(|input| input == output)) {
         return Err(Error::file(output, "is the input; the unpruned weights would be lost, name another file"));
     }
@@ -196,7 +197,7 @@ pub fn prune_file(
             format!("strict pruning leaves no matrix out, but {count} cannot be pruned; the first is `{name}` {shape:?}: {reason}");
         return Err(Error::file(input, problem));
     }
-    file::write(output, &bytes)?;
+    disk::write_atomically(output, &bytes)?;
     Ok(reports)
 }
 
@@ -205,7 +206,7 @@ pub fn prune_file(
 /// # Errors
 /// [`Error::Io`]; [`Error::File`] for a malformed file, and one without a tensor that could be pruned: it would prove nothing.
 pub fn verify_file(path: &Path, selection: Selection<'_>) -> Result<Vec<TensorReport<Verdict>>, Error> {
-    for_each(path, &mut file::read(path)?, selection, |blocks| blocks.verify())
+    for_each(path, &mut disk::read(path)?, selection, |blocks| blocks.verify())
 }
 
 fn for_each<T>(

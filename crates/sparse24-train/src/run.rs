@@ -22,6 +22,6 @@ mod provenance;
 mod tests;
 
 pub use directory::RunDirectory;
-pub use log::Log;
+pub use log::{Log, timestamp};
 pub use metrics::{Cut, MetricsLog, StepMetrics};
 pub use provenance::Provenance;

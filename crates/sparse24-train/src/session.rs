@@ -9,12 +9,15 @@ use std::{
     time::Instant,
 };
 
+use sparse24_core::Mask;
+
 use crate::{
     Error,
     backend::cpu::CpuBackend,
     checkpoint::{self, Checkpoint, Fingerprint, PhaseKind, Retention, State},
     config::Config,
-    data::{Corpus, Dataset, EvaluationWindows, Tokenizer},
+    data::{Dataset, EvaluationWindows, Tokenizer},
+    estimate::estimate,
     run::{Log, MetricsLog, Provenance, RunDirectory, StepMetrics},
     trainer::{Batches, FlipSampling, ParameterState, Trainer, Windows, overall_flip_rate},
 };
@@ -57,11 +60,16 @@ impl Session {
     ///
     /// # Errors
     /// Those of the configuration, the data and the directory.
-    pub fn start(config: Config, initial: Option<&[(String, Vec<f32>)]>, directory: &Path) -> Result<Self, Error> {
+    pub fn start(mut config: Config, initial: Option<&[checkpoint::Tensor]>, directory: &Path) -> Result<Self, Error> {
         let dataset = open_dataset(&config)?;
         let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
         if let Some(weights) = initial {
-            trainer.start_from(weights)?;
+            trainer.start_from(&borrowed(weights))?;
+        }
+        if !config.data.path.is_empty() {
+            // A resume may begin elsewhere.
+            let absolute = std::path::absolute(&config.data.path).map_err(|e| Error::io("find", &config.data.path, e))?;
+            config.data.path = absolute.into_os_string().into_string().unwrap_or(config.data.path);
         }
         let directory = RunDirectory::create(directory)?;
         directory.write(&directory.config(), config.to_toml().as_bytes())?;
@@ -85,12 +93,13 @@ impl Session {
     /// checkpoint's.
     pub fn resume(path: &Path) -> Result<Self, Error> {
         let directory = RunDirectory::open(path)?;
-        let config = Config::read(&directory.config())?;
+        let config = run_config(directory.path())?;
         let dataset = open_dataset(&config)?;
         let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
         let latest = checkpoint::latest(&directory.checkpoints())?;
         if let Some((refused, error)) = latest.refused.into_iter().next() {
-            return Err(Error::file(refused, format!("{error}; remove this checkpoint to continue from the one before it")));
+            let refused = refused.display();
+            return Err(Error::file(path, format!("its newest checkpoint is damaged ({error}); remove {refused} to continue before it")));
         }
         if let Some(path) = latest.checkpoint {
             let checkpoint = checkpoint::load(&path)?;
@@ -229,6 +238,15 @@ impl Session {
     }
 }
 
+/// The configuration of a run directory.
+///
+/// # Errors
+/// [`Error::File`] for a directory that holds no run or a damaged configuration; [`Error::Io`].
+pub fn run_config(run: &Path) -> Result<Config, Error> {
+    let path = run.join("config.toml");
+    if path.is_file() { Config::read(&path) } else { Err(Error::file(run, "is no run directory: it holds no config.toml")) }
+}
+
 /// A model read from a run directory or one of its checkpoints, to evaluate, sample or export.
 pub struct Loaded {
     /// The run's configuration.
@@ -241,13 +259,47 @@ pub struct Loaded {
     pub tokenizer: Option<Tokenizer>,
 }
 
+impl Loaded {
+    /// The run's own data; those of its configuration for an imported model, which was trained on none.
+    ///
+    /// # Errors
+    /// Those of [`open_dataset`]; [`Error::File`] for data that have changed since.
+    pub fn dataset(&self) -> Result<Dataset, Error> {
+        let dataset = open_dataset(&self.config)?;
+        if self.state.dataset == dataset_fingerprint(&dataset) || self.state.dataset == Fingerprint::of(NONE) {
+            return Ok(dataset);
+        }
+        Err(Error::file(dataset.source(), "holds other data than the run was trained on; restore them, or name the data to evaluate on"))
+    }
+
+    /// The weights, not pruned, linear layers `[out, in]`.
+    ///
+    /// # Errors
+    /// Those of the backend.
+    pub fn weights(&mut self) -> Result<Vec<checkpoint::Tensor>, Error> {
+        Ok(snapshot(&mut self.trainer, self.state.clone())?.weights)
+    }
+
+    /// The masks of a sparse phase, under the names of the weights.
+    ///
+    /// # Errors
+    /// Those of the backend.
+    pub fn masks(&mut self) -> Result<Vec<(String, Mask)>, Error> {
+        Ok(snapshot(&mut self.trainer, self.state.clone())?.masks)
+    }
+}
+
+fn borrowed(tensors: &[checkpoint::Tensor]) -> Vec<(&str, &[f32])> {
+    tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.values.as_slice())).collect()
+}
+
 /// Reads the newest checkpoint of a run directory, or the checkpoint itself.
 ///
 /// # Errors
 /// [`Error::File`] if there is none or it is damaged.
 pub fn load(path: &Path) -> Result<Loaded, Error> {
     let (run, checkpoint) = locate(path)?;
-    let config = Config::read(&run.join("config.toml"))?;
+    let config = run_config(&run)?;
     let checkpoint = checkpoint::load(&checkpoint)?;
     let embedding = checkpoint.weight("wte.weight").ok_or_else(|| Error::file(path, "its model has no wte.weight"))?;
     let mut trainer = new_trainer(&config, embedding.shape[0])?;
@@ -264,16 +316,23 @@ pub fn load(path: &Path) -> Result<Loaded, Error> {
 /// [`Error::File`] if the path is neither, or no checkpoint verifies.
 pub fn locate(path: &Path) -> Result<(PathBuf, PathBuf), Error> {
     if checkpoint::step_of(path).is_some() {
-        let run = path.parent().and_then(Path::parent).unwrap_or(Path::new(".."));
-        return Ok((run.to_owned(), path.to_owned()));
+        let absolute = std::path::absolute(path).map_err(|e| Error::io("find", path, e))?;
+        let run = absolute.ancestors().nth(2).filter(|run| run.join("config.toml").is_file());
+        return match run {
+            Some(run) if path.is_dir() => Ok((run.to_owned(), path.to_owned())),
+            Some(_) => Err(Error::file(path, "does not exist, expected a checkpoint of the run")),
+            None => Err(Error::file(path, "lies in no run directory, expected RUN/checkpoints/step-NNNNNNNN")),
+        };
     }
     if !path.join("config.toml").is_file() {
-        return Err(Error::file(path, "is no run directory: it has no config.toml"));
+        return Err(Error::file(path, "is neither a run directory, which holds a config.toml, nor a checkpoint of one"));
     }
     let latest = checkpoint::latest(&path.join("checkpoints"))?;
     match (latest.checkpoint, latest.refused.into_iter().next()) {
         (Some(checkpoint), None) => Ok((path.to_owned(), checkpoint)),
-        (_, Some((refused, error))) => Err(Error::file(refused, error.to_string())),
+        (_, Some((refused, error))) => {
+            Err(Error::file(path, format!("its newest checkpoint {} is damaged ({error}); name an older one", refused.display())))
+        }
         (None, None) => Err(Error::file(path, "has no checkpoint yet")),
     }
 }
@@ -289,33 +348,45 @@ pub fn open_dataset(config: &Config) -> Result<Dataset, Error> {
     Ok(dataset)
 }
 
-/// Other data than a run's own, read with its tokenizer; a folder of shards is read as it is.
+/// Other data than a run's own, read with its tokenizer.
 ///
 /// # Errors
 /// Those of the data.
 pub fn open_other_dataset(path: &Path, tokenizer: Option<&Tokenizer>, config: &Config) -> Result<Dataset, Error> {
     let dataset = match tokenizer {
-        Some(tokenizer) if !Dataset::is_prepared(path) => {
-            Dataset::from_corpus(&Corpus::open(path)?, tokenizer.clone(), config.data.validation)?
-        }
-        _ => Dataset::open(Some(path), None, config.data.validation)?,
+        Some(tokenizer) => Dataset::open_with(path, tokenizer.clone(), config.data.validation)?,
+        None => Dataset::open(Some(path), None, config.data.validation)?,
     };
     dataset.check_context(config.model.context)?;
     Ok(dataset)
 }
 
 fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer, Error> {
-    Trainer::new(Box::new(CpuBackend::new(config.backend.arithmetic)), config.recipe(vocabulary)?)
+    let recipe = config.recipe(vocabulary)?;
+    let needed = estimate(&recipe).device_bytes();
+    if let Some(there) = physical_memory().filter(|&there| needed > there) {
+        let [needed, there] = [needed, there].map(|bytes| bytes >> 20);
+        let problem = format!("needs {needed} MiB of memory, this machine has {there}; make it or batch.sequences smaller");
+        return Err(Error::setting("model", problem));
+    }
+    Trainer::new(Box::new(CpuBackend::new(config.backend.arithmetic)), recipe)
+}
+
+/// Bytes of memory of this machine, where it tells.
+fn physical_memory() -> Option<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
 /// Saves an untrained run whose weights come from elsewhere: step 0, dense, ready to be evaluated, sampled, exported or trained from.
 ///
 /// # Errors
 /// Those of the configuration and the directory.
-pub fn adopt(config: &Config, weights: &[(String, Vec<f32>)], tokenizer: Option<&Tokenizer>, directory: &Path) -> Result<PathBuf, Error> {
-    let embedding = weights.iter().find(|(name, _)| name == "wte.weight").map_or(0, |(_, values)| values.len());
+pub fn adopt(config: &Config, weights: &[checkpoint::Tensor], tokenizer: Option<&Tokenizer>, directory: &Path) -> Result<PathBuf, Error> {
+    let embedding = weights.iter().find(|tensor| tensor.name == "wte.weight").map_or(0, |tensor| tensor.values.len());
     let mut trainer = new_trainer(config, embedding / config.model.width)?;
-    trainer.start_from(weights)?;
+    trainer.start_from(&borrowed(weights))?;
     let state = State {
         step: 0,
         total_steps: config.steps,
@@ -325,9 +396,9 @@ pub fn adopt(config: &Config, weights: &[(String, Vec<f32>)], tokenizer: Option<
         tokens_seen: 0,
         method: Default::default(),
         plan: Default::default(),
-        config: Fingerprint::of(config.to_toml().as_bytes()),
-        dataset: Fingerprint::of(&[]),
-        tokenizer: tokenizer.map_or_else(|| Fingerprint::of(&[]), |tokenizer| Fingerprint::from_bytes(*tokenizer.fingerprint().as_bytes())),
+        config: decisive(config),
+        dataset: Fingerprint::of(NONE),
+        tokenizer: tokenizer_fingerprint(tokenizer),
     };
     let checkpoint = snapshot(&mut trainer, state)?;
     let directory = RunDirectory::create(directory)?;
@@ -348,28 +419,49 @@ fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) -> State {
         tokens_seen: trainer.recipe().tokens_per_step() * u64::from(trainer.step()),
         method: Default::default(),
         plan: Default::default(),
-        config: Fingerprint::of(config.to_toml().as_bytes()),
-        dataset: Fingerprint::from_bytes(*dataset.fingerprint().as_bytes()),
-        tokenizer: dataset
-            .tokenizer()
-            .map_or_else(|| Fingerprint::of(&[]), |tokenizer| Fingerprint::from_bytes(*tokenizer.fingerprint().as_bytes())),
+        config: decisive(config),
+        dataset: dataset_fingerprint(dataset),
+        tokenizer: tokenizer_fingerprint(dataset.tokenizer()),
     }
+}
+
+/// What stands for data or a tokenizer where there is none.
+const NONE: &[u8] = &[];
+
+fn dataset_fingerprint(dataset: &Dataset) -> Fingerprint {
+    Fingerprint::from_bytes(*dataset.fingerprint().as_bytes())
+}
+
+fn tokenizer_fingerprint(tokenizer: Option<&Tokenizer>) -> Fingerprint {
+    tokenizer.map_or_else(|| Fingerprint::of(NONE), |tokenizer| Fingerprint::from_bytes(*tokenizer.fingerprint().as_bytes()))
+}
+
+/// Of the configuration, as far as it decides the bits: neither where the data lie, which have their own fingerprint, nor the threads.
+fn decisive(config: &Config) -> Fingerprint {
+    let mut config = config.clone();
+    config.data.path.clear();
+    config.backend.threads = 0;
+    Fingerprint::of(config.to_toml().as_bytes())
 }
 
 /// Refuses to continue a run with what it did not begin with.
 fn check_identity(path: &Path, saved: &State, now: &State) -> Result<(), Error> {
+    if saved.dataset == Fingerprint::of(NONE) {
+        let problem = "is an imported model, which was not trained here; begin a run from it with `sparse24 train --init-from`";
+        return Err(Error::file(path, problem));
+    }
     let differs = [
-        ("data", saved.dataset.to_string(), now.dataset.to_string()),
-        ("tokenizer", saved.tokenizer.to_string(), now.tokenizer.to_string()),
-        ("configuration", saved.config.to_string(), now.config.to_string()),
-        ("seed", saved.seed.to_string(), now.seed.to_string()),
+        ("another configuration", saved.config, now.config, "undo the change in config.toml"),
+        ("other data", saved.dataset, now.dataset, "restore them"),
+        ("another tokenizer", saved.tokenizer, now.tokenizer, "restore it"),
     ];
-    match differs.into_iter().find(|(_, saved, now)| saved != now) {
+    match differs.into_iter().find(|(_, saved, now, _)| saved != now) {
         None => Ok(()),
-        Some((what, saved, now)) => Err(Error::file(
-            path,
-            format!("was saved with other {what} ({saved}) than the run has now ({now}); restore them, or start a new run"),
-        )),
+        Some((what, saved, now, advice)) => {
+            let [saved, now] = [saved, now].map(|fingerprint| fingerprint.to_string()[..8].to_owned());
+            let problem = format!("was saved with {what} (fingerprint {saved}) than the run has now ({now}); {advice}, or start a new run");
+            Err(Error::file(path, problem))
+        }
     }
 }
 
@@ -398,13 +490,13 @@ fn restore(trainer: &mut Trainer, checkpoint: Checkpoint) -> Result<(), Error> {
     let Checkpoint { state, weights, first_moments, second_moments, mut masks, .. } = checkpoint;
     let mut first: Vec<_> = first_moments.into_iter().map(Some).collect();
     let mut second: Vec<_> = second_moments.into_iter().map(Some).collect();
-    let mut take = |list: &mut Vec<Option<checkpoint::Tensor>>, name: &str| {
+    let take = |list: &mut Vec<Option<checkpoint::Tensor>>, name: &str| {
         list.iter_mut().find(|slot| slot.as_ref().is_some_and(|t| t.name == name)).and_then(Option::take).map(|t| t.values)
     };
     let states: Vec<ParameterState> = weights
         .into_iter()
         .map(|checkpoint::Tensor { name, shape, values }| {
-            let missing = |problem| Error::Parameter { name: name.clone(), problem };
+            let missing = |what| Error::Parameter { name: name.clone(), problem: format!("its {what} is missing") };
             let first_moment = take(&mut first, &name).ok_or_else(|| missing("first moment"))?;
             let second_moment = take(&mut second, &name).ok_or_else(|| missing("second moment"))?;
             let mask = masks.iter().position(|(of, _)| *of == name).map(|at| masks.swap_remove(at).1);

@@ -322,13 +322,20 @@ impl Trainer {
         self.prepare_weights(Refreshed::Kept)
     }
 
-    /// Begins from these weights instead of random ones; masks are searched in them.
+    /// Begins from these named weights, row-major, instead of random ones; masks are searched in them.
     ///
     /// # Errors
-    /// [`Error::Operand`] where a parameter is missing or has another shape.
-    pub fn start_from(&mut self, weights: &[(String, Vec<f32>)]) -> Result<(), Error> {
+    /// [`Error::Parameter`] where one is missing, has another size or belongs to no parameter.
+    pub fn start_from(&mut self, weights: &[(&str, &[f32])]) -> Result<(), Error> {
+        if let Some((name, _)) = weights.iter().find(|(name, _)| self.parameters.iter().all(|parameter| parameter.name != *name)) {
+            return Err(Error::Parameter { name: (*name).to_owned(), problem: "the model has no such parameter".to_owned() });
+        }
         for parameter in self.parameters.iter() {
             let (_, values) = weights.iter().find(|(name, _)| *name == parameter.name).ok_or_else(|| missing(parameter, "weight"))?;
+            if values.len() != parameter.weight.elements() {
+                let problem = format!("expected {:?}, found {} values", parameter.weight.shape, values.len());
+                return Err(Error::Parameter { name: parameter.name.clone(), problem });
+            }
             self.backend.upload(parameter.weight, values)?;
         }
         self.prepare_weights(Refreshed::Anew)
@@ -424,8 +431,8 @@ fn sparsifiable(parameters: &Parameters) -> impl Iterator<Item = (&Parameter, Ma
     parameters.iter().filter_map(|parameter| Some((parameter, parameter.mask?)))
 }
 
-fn missing(parameter: &Parameter, what: &'static str) -> Error {
-    Error::Parameter { name: parameter.name.clone(), problem: what }
+fn missing(parameter: &Parameter, what: &str) -> Error {
+    Error::Parameter { name: parameter.name.clone(), problem: format!("its {what} is missing") }
 }
 
 fn find<'a>(states: &'a [ParameterState], parameter: &Parameter) -> Result<&'a ParameterState, Error> {
@@ -458,6 +465,9 @@ impl Method {
                 return refuse("a sampled gradient beside dense weights");
             }
         }
-        Ok(())
+        let mut kinds = self.phases.iter().filter_map(Phase::mask);
+        let first = kinds.next();
+        // A weight has one mask, which a new kind of phase would inherit until the next refresh.
+        if kinds.any(|kind| Some(kind) != first) { refuse("a second kind of mask") } else { Ok(()) }
     }
 }

@@ -1,6 +1,10 @@
 //! `sparse24 config`: the resolved configuration, every key named.
 
-use crate::{configure::Configure, failure::Failure};
+use crate::{
+    configure::Configure,
+    failure::Failure,
+    output::{self, say},
+};
 
 /// Print the resolved configuration as TOML, without running it
 #[derive(clap::Args, Debug)]
@@ -15,9 +19,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&config).expect("a configuration is plain values"));
+        say!("{}", serde_json::to_string_pretty(&config).expect("a configuration is plain values"));
     } else {
-        print!("{}", config.to_toml());
+        output::write(format_args!("{}", config.to_toml()))?;
     }
     Ok(())
 }

@@ -5,7 +5,10 @@ use std::{fs, num::NonZeroUsize, path::PathBuf, thread};
 use serde::Serialize;
 use sparse24_cpu::Simd;
 
-use crate::failure::{Exit, Failure};
+use crate::{
+    failure::{Exit, Failure},
+    output::say,
+};
 
 /// Report the hardware, the backends and whether a run could be written here
 #[derive(clap::Args, Debug)]
@@ -42,19 +45,19 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         problem: unwritable(&args.out),
     };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report).expect("plain values"));
+        say!("{}", serde_json::to_string_pretty(&report).expect("plain values"));
     } else {
-        println!("sparse24      {}", report.version);
-        println!("threads       {}", report.threads);
-        println!("SIMD          {}", report.simd);
+        say!("sparse24      {}", report.version);
+        say!("threads       {}", report.threads);
+        say!("SIMD          {}", report.simd);
         match report.memory_available_mib {
-            Some(mib) => println!("memory        {mib} MiB available"),
-            None => println!("memory        unknown on this system"),
+            Some(mib) => say!("memory        {mib} MiB available"),
+            None => say!("memory        unknown on this system"),
         }
-        println!("backend cpu   ready; sparse products are {}", report.sparse_products);
+        say!("backend cpu   ready; sparse products are {}", report.sparse_products);
         match &report.problem {
-            None => println!("runs          {} can be written", args.out.display()),
-            Some(problem) => println!("runs          {problem}"),
+            None => say!("runs          {} can be written", args.out.display()),
+            Some(problem) => say!("runs          {problem}"),
         }
     }
     match report.problem {
@@ -65,7 +68,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 /// Why nothing could be written at or below the path, without leaving anything there.
 fn unwritable(out: &std::path::Path) -> Option<String> {
-    let existing = out.ancestors().map(|path| if path.as_os_str().is_empty() { std::path::Path::new(".") } else { path }).find(|path| path.exists())?;
+    let existing = out
+        .ancestors()
+        .map(|path| if path.as_os_str().is_empty() { std::path::Path::new(".") } else { path })
+        .find(|path| path.exists())?;
     if !fs::metadata(existing).is_ok_and(|metadata| metadata.is_dir()) {
         return Some(format!("{} is no folder: runs cannot be written to {}", existing.display(), out.display()));
     }

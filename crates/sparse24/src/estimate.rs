@@ -10,7 +10,7 @@ use sparse24_train::{
     session::open_dataset,
 };
 
-use crate::{configure::Configure, failure::Failure};
+use crate::{configure::Configure, failure::Failure, output::say};
 
 /// Parameters, memory, floating-point operations and time of a configuration
 #[derive(clap::Args, Debug)]
@@ -51,24 +51,34 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         seconds: seconds_per_step * f64::from(recipe.steps),
     };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report).expect("plain numbers"));
+        say!("{}", serde_json::to_string_pretty(&report).expect("plain numbers"));
         return Ok(());
     }
     let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
-    println!("parameters   {} ({} of them sparsifiable)", estimate.parameters, estimate.sparsifiable);
-    println!("memory       {} in all", mib(report.device_bytes));
-    println!("  weights {}, gradients {}, moments {}", mib(estimate.weight_bytes), mib(estimate.gradient_bytes), mib(estimate.moment_bytes));
-    println!("  masks and pruned operands {}, activations {}", mib(estimate.sparse_bytes), mib(estimate.activation_bytes));
-    println!("checkpoint   {}", mib(estimate.checkpoint_bytes));
-    println!("a step       {} tokens, {:.3} GFLOP, {:.0} % of it 2:4", estimate.tokens_per_step, estimate.flops_per_step / 1e9, 100.0 * estimate.sparse_share);
-    println!("time         {} a step, {} for {} steps", human(seconds_per_step), human(report.seconds), recipe.steps);
-    println!("             from {:.0} GFLOP/s measured just now on this machine, times {OVERHEAD} for all that is no product", report.gflops_measured);
+    say!("parameters   {} ({} of them sparsifiable)", estimate.parameters, estimate.sparsifiable);
+    say!("memory       {} in all", mib(report.device_bytes));
+    say!("  weights {}, gradients {}, moments {}", mib(estimate.weight_bytes), mib(estimate.gradient_bytes), mib(estimate.moment_bytes));
+    say!("  masks and pruned operands {}, activations {}", mib(estimate.sparse_bytes), mib(estimate.activation_bytes));
+    say!("checkpoint   {}", mib(estimate.checkpoint_bytes));
+    say!(
+        "a step       {} tokens, {:.3} GFLOP, {:.0} % of it 2:4",
+        estimate.tokens_per_step,
+        estimate.flops_per_step / 1e9,
+        100.0 * estimate.sparse_share
+    );
+    say!("time         {} a step, {} for {} steps", human(seconds_per_step), human(report.seconds), recipe.steps);
+    say!(
+        "             from {:.0} GFLOP/s measured just now on this machine, times {OVERHEAD} for all that is no product",
+        report.gflops_measured
+    );
     Ok(())
 }
 
-/// FLOP/s of a `[512, width] x [width, ffn]` product, the best of a quarter second.
+/// FLOP/s of a `[512, width] x [width, ffn]` product (of a large part of it, if it is larger), the best of a quarter second.
 fn products_per_second(width: usize, ffn: usize) -> Result<f64, Failure> {
     const TOKENS: usize = 512;
+    // A product this large is as fast as one that is larger.
+    let (width, ffn) = (width.min(2048), ffn.min(8192));
     let (x, w) = (Array2::<f32>::ones((TOKENS, width)), Array2::<f32>::ones((ffn, width)));
     let mut z = Array2::zeros((TOKENS, ffn));
     let flops = 2.0 * (TOKENS * width * ffn) as f64;

@@ -7,6 +7,7 @@ use sparse24_train::session;
 
 use crate::{
     failure::{Exit, Failure},
+    output::say,
     train::on_threads,
 };
 
@@ -37,12 +38,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = loaded.config.clone();
     on_threads(&config, || {
         let dataset = match &args.data {
-            None => session::open_dataset(&config)?,
+            None => loaded.dataset()?,
             Some(path) => session::open_other_dataset(path, loaded.tokenizer.as_ref(), &config)?,
         };
         let vocabulary = loaded.trainer.recipe().model.vocabulary;
         if dataset.vocabulary() as usize > vocabulary {
-            let problem = format!("the data have {} token ids, the model has {vocabulary}: evaluate with the run's own tokenizer", dataset.vocabulary());
+            let problem = format!(
+                "the data have {} token ids, the model has {vocabulary}: evaluate with the run's own tokenizer",
+                dataset.vocabulary()
+            );
             return Err(Failure::new(Exit::Input, problem));
         }
         let windows = dataset.evaluation_windows(config.model.context);
@@ -50,9 +54,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let phase = loaded.trainer.phase().label();
         let report = Report { step: loaded.state.step, phase, loss, perplexity: loss.exp(), tokens: windows.predictions() };
         if args.json {
-            println!("{}", serde_json::to_string(&report).expect("plain values"));
+            say!("{}", serde_json::to_string(&report).expect("plain values"));
         } else {
-            println!("step {} ({phase}): loss {loss:.4} nats a token, perplexity {:.2}, over {} tokens", report.step, report.perplexity, report.tokens);
+            say!(
+                "step {} ({phase}): loss {loss:.4} nats a token, perplexity {:.2}, over {} tokens",
+                report.step,
+                report.perplexity,
+                report.tokens
+            );
         }
         Ok(())
     })

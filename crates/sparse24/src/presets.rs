@@ -3,7 +3,7 @@
 use serde::Serialize;
 use sparse24_train::config::{Config, preset::PRESETS};
 
-use crate::failure::Failure;
+use crate::{failure::Failure, output::say};
 
 /// List the presets, what they train and where their numbers come from
 #[derive(clap::Args, Debug)]
@@ -27,13 +27,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             .iter()
             .map(|preset| Row { name: preset.name, summary: preset.summary, source: preset.source, config: preset.config() })
             .collect();
-        println!("{}", serde_json::to_string_pretty(&rows).expect("presets are plain values"));
+        say!("{}", serde_json::to_string_pretty(&rows).expect("presets are plain values"));
         return Ok(());
     }
     for preset in PRESETS {
-        println!("{:<22} {}", preset.name, preset.summary);
-        println!("{:<22} {}\n", "", preset.source);
+        say!("{:<22} {}", preset.name, preset.summary);
+        say!("{:<22} {}\n", "", preset.source);
     }
-    println!("Use one with `sparse24 train --preset NAME`; see all of its settings with `sparse24 config --preset NAME`.");
+    say!("Use one with `sparse24 train --preset NAME`; see all of its settings with `sparse24 config --preset NAME`.");
     Ok(())
 }

@@ -7,6 +7,8 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::output::note;
+
 /// One step, as far as a progress line tells it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Seen<'a> {
@@ -62,7 +64,7 @@ impl Progress {
             }
             None if seen.validation_loss.is_some() || self.printed.is_none_or(|at| at.elapsed() >= INTERVAL) => {
                 self.printed = Some(Instant::now());
-                eprintln!("step {}/{} {line}", seen.step, self.total);
+                note(format_args!("step {}/{} {line}", seen.step, self.total));
             }
             None => {}
         }
@@ -72,7 +74,7 @@ impl Progress {
     pub(crate) fn say(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.println(line),
-            None => eprintln!("{line}"),
+            None => note(line),
         }
     }
 
@@ -103,7 +105,11 @@ fn thousands(rate: f64) -> String {
 
 fn clock(seconds: f64) -> String {
     let whole = seconds.round() as u64;
-    if whole >= 3600 { format!("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60) } else { format!("{}:{:02}", whole / 60, whole % 60) }
+    if whole >= 3600 {
+        format!("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60)
+    } else {
+        format!("{}:{:02}", whole / 60, whole % 60)
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use sparse24_train::{config::Config, session::Session};
+use sparse24_train::session::{self, Session};
 
 use crate::{failure::Failure, train};
 
@@ -18,6 +18,6 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // Opened for its thread count; the session reads it again under its lock.
-    let threads = Config::read(&args.run.join("config.toml"))?;
-    train::on_threads(&threads, || train::drive(Session::resume(&args.run)?, args.json))
+    let config = session::run_config(&args.run)?;
+    train::on_threads(&config, || train::drive(Session::resume(&args.run)?, args.json))
 }

@@ -1,14 +1,12 @@
 //! `sparse24 sample`: text from a model.
 
-use std::{
-    io::{Write, stdout},
-    path::PathBuf,
-};
+use std::path::PathBuf;
 
 use sparse24_train::{session, trainer::Sampler};
 
 use crate::{
     failure::{Exit, Failure},
+    output,
     train::on_threads,
 };
 
@@ -17,14 +15,14 @@ use crate::{
 pub(crate) struct Args {
     /// A run directory or a checkpoint
     run: PathBuf,
-    /// What it continues
-    #[arg(long, default_value = "\n")]
-    prompt: String,
+    /// What it continues; a new line otherwise, or the tokenizer's first token where it has none
+    #[arg(long)]
+    prompt: Option<String>,
     /// Tokens to draw
     #[arg(long, default_value_t = 256)]
     tokens: usize,
     /// Divides the logits; 0 always takes the likeliest token
-    #[arg(long, default_value_t = 0.8)]
+    #[arg(long, default_value_t = 0.8, allow_negative_numbers = true)]
     temperature: f32,
     /// Only so many of the likeliest tokens can be drawn
     #[arg(long, default_value_t = 200)]
@@ -36,7 +34,10 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if !(args.temperature.is_finite() && args.temperature >= 0.0) {
-        return Err(Failure::new(Exit::Usage, format!("--temperature: expected a finite number of at least 0, found {}", args.temperature)));
+        return Err(Failure::new(
+            Exit::Usage,
+            format!("--temperature: expected a finite number of at least 0, found {}", args.temperature),
+        ));
     }
     if args.top_k == 0 {
         return Err(Failure::new(Exit::Usage, "--top-k: expected at least 1, found 0"));
@@ -48,7 +49,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             let problem = format!("{} has no tokenizer.json: it was trained on token ids without one", args.run.display());
             return Err(Failure::new(Exit::Input, problem));
         };
-        let mut tokens = tokenizer.encode(&args.prompt)?;
+        let mut tokens = match &args.prompt {
+            None => tokenizer.encode("\n").unwrap_or_else(|_| vec![0]),
+            Some(prompt) => tokenizer.encode(prompt).map_err(|error| Failure::new(Exit::Usage, format!("--prompt: {error}")))?,
+        };
         if tokens.is_empty() {
             return Err(Failure::new(Exit::Usage, "--prompt: expected at least one character, found an empty text"));
         }
@@ -56,7 +60,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let mut printed = Printed::default();
         printed.show(&tokenizer.decode(&tokens)?)?;
         for _ in 0..args.tokens {
-            let next = loaded.trainer.sample(&tokens, &sampler)?;
+            // A vocabulary may be padded beyond the tokenizer's.
+            let logits = loaded.trainer.next_logits(&tokens)?;
+            let next = sampler.draw(&logits[..tokenizer.vocabulary() as usize], tokens.len() as u32);
             tokens.push(next);
             printed.show(&tokenizer.decode(&[next])?)?;
         }
@@ -89,15 +95,10 @@ impl Printed {
         }
         let keep = if unfinished { waiting } else { 0 };
         self.pending.drain(..self.pending.len() - keep);
-        write(&text)
+        output::write(format_args!("{text}"))
     }
 
     fn end(&self) -> Result<(), Failure> {
-        write(if self.pending.is_empty() { "\n" } else { "\u{fffd}\n" })
+        output::line(format_args!("{}", if self.pending.is_empty() { "" } else { "\u{fffd}" }))
     }
-}
-
-fn write(text: &str) -> Result<(), Failure> {
-    let mut out = stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| Failure::new(Exit::Io, format!("cannot write the text: {error}")))
 }

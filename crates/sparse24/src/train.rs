@@ -1,11 +1,9 @@
 //! `sparse24 train`: a run from its first step to its last.
 
-use std::{
-    path::{Path, PathBuf},
-    time::SystemTime,
-};
+use std::path::{Path, PathBuf};
 
 use sparse24_train::{
+    Error,
     config::Config,
     run::StepMetrics,
     session::{Observer, Session, Summary},
@@ -13,7 +11,8 @@ use sparse24_train::{
 
 use crate::{
     configure::Configure,
-    failure::Failure,
+    failure::{Exit, Failure},
+    output::{note, say},
     progress::{Progress, Seen},
     weights,
 };
@@ -39,7 +38,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let out = args.out.clone().unwrap_or_else(|| default_directory(&config));
     on_threads(&config.clone(), || {
         let initial = args.init_from.as_deref().map(|path| weights::read(path, &config)).transpose()?;
-        let session = Session::start(config, initial.as_deref(), &out)?;
+        let session = Session::start(config, initial.as_deref(), &out).map_err(|error| match (&args.init_from, error) {
+            (Some(path), Error::Parameter { name, problem }) => {
+                let sentence = format!("{}: {name}: {problem}; the weights to begin with must have the model's shape", path.display());
+                Failure::new(Exit::Input, sentence)
+            }
+            (_, error) => error.into(),
+        })?;
         drive(session, args.json)
     })
 }
@@ -55,7 +60,7 @@ pub(crate) fn drive(mut session: Session, json: bool) -> Result<(), Failure> {
     let recipe = session.trainer().recipe();
     let parameters: usize = session.trainer().parameter_shapes().map(|(_, [rows, columns])| rows * columns).sum();
     let device = session.trainer().backend().device();
-    eprintln!(
+    note(format_args!(
         "{} parameters, {} tokens a step, {} steps of {} on {}: {}",
         parameters,
         recipe.tokens_per_step(),
@@ -63,13 +68,12 @@ pub(crate) fn drive(mut session: Session, json: bool) -> Result<(), Failure> {
         config.method.name,
         session.dataset().source().display(),
         session.path().display()
-    );
-    eprintln!("{} ({}); sparse products are {}", device.backend, device.description, device.sparse_products);
+    ));
+    note(format_args!("{} ({}); sparse products are {}", device.backend, device.description, device.sparse_products));
     let mut watcher = Watcher(Progress::new(session.trainer().step(), config.steps));
     let summary = session.run(&mut watcher)?;
     watcher.0.finish();
-    report(&summary, json);
-    Ok(())
+    report(&summary, json)
 }
 
 struct Watcher(Progress);
@@ -78,7 +82,7 @@ impl Observer for Watcher {
     fn stepped(&mut self, metrics: &StepMetrics) {
         self.0.step(Seen {
             step: metrics.step,
-            phase: metrics.phase.name(),
+            phase: metrics.phase.label(),
             loss: f64::from(metrics.loss),
             flip_rate: metrics.flip_rate,
             tokens_per_second: metrics.tokens_per_s,
@@ -91,19 +95,20 @@ impl Observer for Watcher {
     }
 }
 
-fn report(summary: &Summary, json: bool) {
+fn report(summary: &Summary, json: bool) -> Result<(), Failure> {
     if json {
-        println!("{}", serde_json::to_string(summary).expect("plain values"));
-        return;
+        say!("{}", serde_json::to_string(summary).expect("plain values"));
+        return Ok(());
     }
-    println!("validation loss {:.4} after {} steps, {:.0} s", summary.val_loss, summary.steps, summary.seconds);
+    say!("validation loss {:.4} after {} steps, {:.0} s", summary.val_loss, summary.steps, summary.seconds);
     let run = summary.run.display();
-    println!("run directory   {run}");
-    println!("next            sparse24 sample {run} | sparse24 export {run} DIR");
+    say!("run directory   {run}");
+    say!("next            sparse24 sample {run} | sparse24 export {run} DIR");
+    Ok(())
 }
 
 /// `runs/<preset>-<UTC time>`.
 fn default_directory(config: &Config) -> PathBuf {
-    let time = sparse24_train::run::timestamp(SystemTime::now());
+    let time = sparse24_train::run::timestamp(std::time::SystemTime::now());
     Path::new("runs").join(format!("{}-{time}", config.preset))
 }

@@ -56,7 +56,6 @@ impl Ternary {
         let (rows, tile) = self.tile(n);
         let found = search::greedy(&tile).bits();
         assert!(self.is_pattern[usize::from(found)], "tile {n}: {found:#06x} is none of the 90");
-        assert_eq!(found, oracle::greedy(&tile), "tile {n}");
         assert!(2 * self.kept(rows, found) >= self.best(rows), "tile {n}: {found:#06x} keeps less than half of the best");
     }
 }
@@ -75,6 +74,8 @@ fn a_sample_of_ternary_tiles() {
     for n in (0..TILES).step_by(if cfg!(miri) { 4_000_037 } else { 1_009 }) {
         ternary.check(n);
         ternary.check_greedy(n);
+        let (_, tile) = ternary.tile(n);
+        assert_eq!(search::greedy(&tile).bits(), oracle::greedy(&tile), "tile {n}");
     }
 }
 

@@ -1,16 +1,15 @@
 //! The CPU adaptor: `sparse24-cpu` behind the [`Backend`] contract.
 //!
 //! Sparse products are computed densely with pruned values: a [`Weight24`] is S(W) `[r, q]` and a [`Gradient24`] the sampled dZ `[p, r]`,
-//! zeros included. An output's buffer is taken out while an operation runs, so an aliased operand is found, not corrupted.
+//! zeros included. Deliberately absent: arithmetic, which is the kernels'.
 
 use std::mem;
 
-use ndarray::{Array2, ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, ShapeBuilder, s};
+use ndarray::{Array2, ArrayView2, ArrayViewMut1, ArrayViewMut2, s};
 use sparse24_core::{
     Mask, MaskKind,
     mvue::Estimator,
     philox::{Site, Stream},
-    prune::ValueMap,
 };
 use sparse24_cpu::{
     activation, adamw, attention,
@@ -28,6 +27,7 @@ use sparse24_cpu::{
     simd::Simd,
 };
 
+use self::storage::{Storage, scratch_view, view_mut};
 use super::{
     Activation, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, Beta, DType, Device, Dropout, Embed, Gradient,
     Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NormBackward, NormForward, OptimizerEntry, Region, StepReport,
@@ -37,6 +37,8 @@ use crate::{
     Error,
     optim::{AdamVariant, AdamW, MaskedDecay},
 };
+
+mod storage;
 
 /// How operands of products are rounded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -52,25 +54,15 @@ pub enum Arithmetic {
 /// The CPU backend; it runs on the rayon pool from which it is called.
 pub struct CpuBackend {
     arithmetic: Arithmetic,
-    buffers: Vec<Buffer>,
+    storage: Storage,
     masks: Vec<Mask>,
     weights24: Vec<Array2<f32>>,
     gradients24: Vec<Array2<f32>>,
     scratch: [Vec<f32>; 3],
     state: StepState,
     grad_norm: f32,
+    loss_non_finite: bool,
     non_finite: Option<usize>,
-}
-
-struct Buffer {
-    name: String,
-    region: Region,
-    data: Data,
-}
-
-enum Data {
-    F32(Vec<f32>),
-    U32(Vec<u32>),
 }
 
 impl From<sparse24_cpu::Error> for Error {
@@ -78,6 +70,9 @@ impl From<sparse24_cpu::Error> for Error {
         match error {
             sparse24_cpu::Error::Semantics(error) => Self::Semantics(error),
             sparse24_cpu::Error::Shape { operation, operand, expected, found } => Self::Operand { operation, operand, expected, found },
+            sparse24_cpu::Error::Token { token, position, vocabulary, .. } => {
+                Self::UnknownToken { token, position, vocabulary: vocabulary as u32 }
+            }
             other => unreachable!("an error of the CPU kernels that the adaptor does not know: {other}"),
         }
     }
@@ -89,58 +84,16 @@ impl CpuBackend {
     pub fn new(arithmetic: Arithmetic) -> Self {
         Self {
             arithmetic,
-            buffers: Vec::new(),
+            storage: Storage::default(),
             masks: Vec::new(),
             weights24: Vec::new(),
             gradients24: Vec::new(),
             scratch: Default::default(),
             state: StepState { seed: 0, step: 0, micro_step: 0, learning_rate: 0.0 },
             grad_norm: 0.0,
+            loss_non_finite: false,
             non_finite: None,
         }
-    }
-
-    fn floats(&self, t: Tensor) -> &[f32] {
-        let buffer = &self.buffers[t.buffer];
-        match &buffer.data {
-            Data::F32(data) => {
-                assert!(!data.is_empty() || t.elements() == 0, "{} is an input and an output of one operation", buffer.name);
-                &data[t.offset..]
-            }
-            Data::U32(_) => panic!("{} holds token ids, not floats", buffer.name),
-        }
-    }
-
-    fn view(&self, t: Tensor) -> ArrayView2<'_, f32> {
-        ArrayView2::from_shape((t.shape[0], t.shape[1]).strides((t.stride, 1)), self.floats(t)).expect("a handle lies within its buffer")
-    }
-
-    fn row(&self, t: Tensor) -> ArrayView1<'_, f32> {
-        ArrayView1::from(&self.floats(t)[..t.elements()])
-    }
-
-    fn tokens(&self, t: Tensor) -> &[u32] {
-        let buffer = &self.buffers[t.buffer];
-        match &buffer.data {
-            Data::U32(data) => &data[t.offset..t.offset + t.elements()],
-            Data::F32(_) => panic!("{} holds floats, not token ids", buffer.name),
-        }
-    }
-
-    /// Takes the buffer of an output; every reader of it fails until [`Self::put`].
-    fn take(&mut self, t: Tensor) -> Vec<f32> {
-        let buffer = &mut self.buffers[t.buffer];
-        match &mut buffer.data {
-            Data::F32(data) => {
-                assert!(!data.is_empty() || t.elements() == 0, "{} is two outputs of one operation", buffer.name);
-                mem::take(data)
-            }
-            Data::U32(_) => panic!("{} holds token ids, not floats", buffer.name),
-        }
-    }
-
-    fn put(&mut self, t: Tensor, data: Vec<f32>) {
-        self.buffers[t.buffer].data = Data::F32(data);
     }
 
     /// Runs an operation that writes these tensors, each of its own buffer.
@@ -149,7 +102,7 @@ impl CpuBackend {
         outputs: [Tensor; N],
         run: impl FnOnce(&Self, [ArrayViewMut2<'_, f32>; N]) -> Result<(), sparse24_cpu::Error>,
     ) -> Result<(), Error> {
-        let mut taken = outputs.map(|t| self.take(t));
+        let mut taken = outputs.map(|t| self.storage.take(t));
         let mut at = 0;
         let views = taken.each_mut().map(|data| {
             at += 1;
@@ -157,17 +110,9 @@ impl CpuBackend {
         });
         let done = run(self, views);
         for (t, data) in outputs.into_iter().zip(taken) {
-            self.put(t, data);
+            self.storage.put(t, data);
         }
         Ok(done?)
-    }
-
-    fn write_tokens(&mut self, t: Tensor) -> &mut [u32] {
-        let buffer = &mut self.buffers[t.buffer];
-        match &mut buffer.data {
-            Data::U32(data) => &mut data[t.offset..t.offset + t.elements()],
-            Data::F32(_) => panic!("{} holds floats, not token ids", buffer.name),
-        }
     }
 
     fn stream(&self, site: Site) -> Stream {
@@ -180,14 +125,14 @@ impl CpuBackend {
 
     fn weight(&self, weight: Weight) -> ArrayView2<'_, f32> {
         match weight {
-            Weight::Dense(t) => self.view(t),
+            Weight::Dense(t) => self.storage.view(t),
             Weight::Pruned(Weight24(at)) => self.weights24[at].view(),
         }
     }
 
     fn gradient(&self, gradient: Gradient) -> ArrayView2<'_, f32> {
         match gradient {
-            Gradient::Dense(t) => self.view(t),
+            Gradient::Dense(t) => self.storage.view(t),
             Gradient::Sampled(Gradient24(at)) => self.gradients24[at].view(),
         }
     }
@@ -202,19 +147,6 @@ impl CpuBackend {
             }
         }
     }
-}
-
-fn view_mut(t: Tensor, data: &mut [f32]) -> ArrayViewMut2<'_, f32> {
-    ArrayViewMut2::from_shape((t.shape[0], t.shape[1]).strides((t.stride, 1)), &mut data[t.offset..])
-        .expect("a handle lies within its buffer")
-}
-
-/// A `[rows, columns]` view of scratch, which only ever grows; what it holds is left over.
-fn scratch_view(scratch: &mut Vec<f32>, (rows, columns): (usize, usize)) -> ArrayViewMut2<'_, f32> {
-    if scratch.len() < rows * columns {
-        scratch.resize(rows * columns, 0.0);
-    }
-    ArrayViewMut2::from_shape((rows, columns), &mut scratch[..rows * columns]).expect("the scratch was grown")
 }
 
 /// A `[1, n]` output as a vector.
@@ -275,23 +207,17 @@ impl Backend for CpuBackend {
     }
 
     fn memory(&self) -> Vec<(Region, usize)> {
-        let held = |region| self.buffers.iter().filter(move |buffer| buffer.region == region).map(Buffer::bytes).sum::<usize>();
         let sparse = self.masks.iter().map(|mask| 2 * mask.tiles().len()).sum::<usize>()
             + self.weights24.iter().chain(&self.gradients24).map(|array| 4 * array.len()).sum::<usize>();
-        let mut memory: Vec<_> =
-            [Region::Parameters, Region::Gradients, Region::Moments, Region::Activations].map(|region| (region, held(region))).into();
+        let mut memory: Vec<_> = [Region::Parameters, Region::Gradients, Region::Moments, Region::Activations]
+            .map(|region| (region, self.storage.bytes(region)))
+            .into();
         memory.push((Region::Sparse, sparse));
         memory
     }
 
     fn alloc(&mut self, name: &str, shape: [usize; 2], dtype: DType, region: Region) -> Result<Tensor, Error> {
-        let elements = shape[0] * shape[1];
-        let data = match dtype {
-            DType::F32 => Data::F32(vec![0.0; elements]),
-            DType::U32 => Data::U32(vec![0; elements]),
-        };
-        self.buffers.push(Buffer { name: name.to_owned(), region, data });
-        Ok(Tensor { buffer: self.buffers.len() - 1, offset: 0, shape, stride: shape[1], dtype })
+        Ok(self.storage.alloc(name, shape, dtype, region))
     }
 
     fn alloc_mask(&mut self, [rows, columns]: [usize; 2]) -> Result<MaskId, Error> {
@@ -326,12 +252,12 @@ impl Backend for CpuBackend {
         if from.len() != to.elements() {
             return Err(Error::Operand { operation: "upload", operand: "tokens", expected: to.shape, found: [from.len(), 1] });
         }
-        self.write_tokens(to).copy_from_slice(from);
+        self.storage.write_tokens(to).copy_from_slice(from);
         Ok(())
     }
 
     fn download(&mut self, from: Tensor) -> Result<Vec<f32>, Error> {
-        Ok(self.view(from).iter().copied().collect())
+        Ok(self.storage.view(from).iter().copied().collect())
     }
 
     fn upload_mask(&mut self, MaskId(to): MaskId, from: &Mask) -> Result<(), Error> {
@@ -349,7 +275,7 @@ impl Backend for CpuBackend {
 
     fn copy(&mut self, from: Tensor, to: Tensor) -> Result<(), Error> {
         self.write([to], |cpu, [mut view]| {
-            view.assign(&cpu.view(from));
+            view.assign(&cpu.storage.view(from));
             Ok(())
         })
     }
@@ -367,7 +293,7 @@ impl Backend for CpuBackend {
 
     fn mask_search(&mut self, w: Tensor, kind: MaskKind, MaskId(mask): MaskId) -> Result<(), Error> {
         let mut out = mem::replace(&mut self.masks[mask], Mask::empty(0, 0).expect("nothing is tiled"));
-        let done = mask_search(self.view(w), kind, &mut out);
+        let done = mask_search(self.storage.view(w), kind, &mut out);
         self.masks[mask] = out;
         Ok(done?)
     }
@@ -376,9 +302,9 @@ impl Backend for CpuBackend {
         Ok(flip_count(&self.masks[a], &self.masks[b])?)
     }
 
-    fn compress_weight(&mut self, w: Tensor, MaskId(mask): MaskId, map: ValueMap, Weight24(out): Weight24) -> Result<(), Error> {
+    fn compress_weight(&mut self, w: Tensor, MaskId(mask): MaskId, Weight24(out): Weight24) -> Result<(), Error> {
         let mut pruned = mem::take(&mut self.weights24[out]);
-        let done = masked(self.view(w), &self.masks[mask], pruned.view_mut());
+        let done = masked(self.storage.view(w), &self.masks[mask], pruned.view_mut());
         self.weights24[out] = pruned;
         Ok(done?)
     }
@@ -387,12 +313,13 @@ impl Backend for CpuBackend {
         let mut sampled = mem::take(&mut self.gradients24[out]);
         let mut scratch = mem::take(&mut self.scratch);
         // The estimator reads dZ as it is stored, and its values are stored likewise.
-        let done = self.rounded(self.view(dz), &mut scratch[0]).and_then(|dz| {
+        let [read, stored, _] = &mut scratch;
+        let done = self.rounded(self.storage.view(dz), read).and_then(|dz| {
             mvue_prune(dz, estimator, self.stream(site), sampled.view_mut())?;
             match self.arithmetic {
                 Arithmetic::F32 => Ok(()),
                 Arithmetic::Bf16Operands => {
-                    let mut stored = scratch_view(&mut scratch[1], sampled.dim());
+                    let mut stored = scratch_view(stored, sampled.dim());
                     round_bf16(sampled.view(), stored.view_mut())?;
                     sampled.assign(&stored);
                     Ok(())
@@ -406,11 +333,11 @@ impl Backend for CpuBackend {
     fn linear_forward(&mut self, op: &LinearForward) -> Result<(), Error> {
         let mut scratch = mem::take(&mut self.scratch);
         let [left, right, _] = &mut scratch;
-        let product = |cpu: &Self, mut z: ArrayViewMut2<'_, f32>| {
-            let (x, w) = (cpu.rounded(cpu.view(op.x), left)?, cpu.rounded(cpu.weight(op.weight), right)?);
+        let mut product = |cpu: &Self, mut z: ArrayViewMut2<'_, f32>| {
+            let (x, w) = (cpu.rounded(cpu.storage.view(op.x), left)?, cpu.rounded(cpu.weight(op.weight), right)?);
             matmul(x, w.t(), z.view_mut(), sparse24_cpu::gemm::Beta::Overwrite)?;
             match op.bias {
-                Some(bias) => bias_forward(z, cpu.row(bias)),
+                Some(bias) => bias_forward(z, cpu.storage.row(bias)),
                 None => Ok(()),
             }
         };
@@ -429,13 +356,13 @@ impl Backend for CpuBackend {
         let mut scratch = mem::take(&mut self.scratch);
         let [left, right, through] = &mut scratch;
         let done = self.write([op.dx], |cpu, [dx]| {
-            let (dz, w) = (cpu.rounded(cpu.view(op.dz), left)?, cpu.rounded(cpu.weight(op.weight), right)?);
+            let (dz, w) = (cpu.rounded(cpu.storage.view(op.dz), left)?, cpu.rounded(cpu.weight(op.weight), right)?);
             match op.then {
                 None => matmul(dz, w, dx, sparse24_cpu::gemm::Beta::Overwrite),
                 Some((activation, z)) => {
                     let mut dh = scratch_view(through, (dz.nrows(), w.ncols()));
                     matmul(dz, w, dh.view_mut(), sparse24_cpu::gemm::Beta::Overwrite)?;
-                    act_backward(activation, dh.view(), cpu.view(z), dx)
+                    act_backward(activation, dh.view(), cpu.storage.view(z), dx)
                 }
             }
         });
@@ -447,7 +374,7 @@ impl Backend for CpuBackend {
         let mut scratch = mem::take(&mut self.scratch);
         let [left, right, _] = &mut scratch;
         let done = self.write([op.dw], |cpu, [dw]| {
-            let (dz, x) = (cpu.rounded(cpu.gradient(op.dz), left)?, cpu.rounded(cpu.view(op.x), right)?);
+            let (dz, x) = (cpu.rounded(cpu.gradient(op.dz), left)?, cpu.rounded(cpu.storage.view(op.x), right)?);
             matmul(dz.t(), x, dw, op.beta.into())
         });
         self.scratch = scratch;
@@ -455,33 +382,42 @@ impl Backend for CpuBackend {
     }
 
     fn bias_grad(&mut self, dz: Tensor, db: Tensor, beta: Beta) -> Result<(), Error> {
-        self.write([db], |cpu, [db]| bias_grad(cpu.view(dz), row_mut(db), beta.into()))
+        self.write([db], |cpu, [db]| bias_grad(cpu.storage.view(dz), row_mut(db), beta.into()))
     }
 
     fn norm_forward(&mut self, op: &NormForward) -> Result<(), Error> {
         self.write([op.residual, op.y, op.stats], |cpu, [residual, y, stats]| {
-            let (delta, beta) = (op.delta.map(|t| cpu.view(t)), op.beta.map(|t| cpu.row(t)));
-            norm_forward(cpu.view(op.x), delta, cpu.row(op.gamma), beta, residual, y, stats)
+            let (delta, beta) = (op.delta.map(|t| cpu.storage.view(t)), op.beta.map(|t| cpu.storage.row(t)));
+            norm_forward(cpu.storage.view(op.x), delta, cpu.storage.row(op.gamma), beta, residual, y, stats)
         })
     }
 
     fn norm_backward(&mut self, op: &NormBackward) -> Result<(), Error> {
-        let run = |cpu: &Self, dresidual: ArrayViewMut2<'_, f32>, dgamma, dbeta| {
-            let (dy, residual, stats) = (cpu.view(op.dy), cpu.view(op.residual), cpu.view(op.stats));
-            norm_backward(dy, residual, stats, cpu.row(op.gamma), dresidual, dgamma, dbeta, op.accumulate.into())
+        let run = |cpu: &Self, dresidual: ArrayViewMut2<'_, f32>, dgamma: ArrayViewMut2<'_, f32>, dbeta: Option<ArrayViewMut2<'_, f32>>| {
+            let (dgamma, dbeta) = (row_mut(dgamma), dbeta.map(row_mut));
+            let (dy, residual, stats) = (cpu.storage.view(op.dy), cpu.storage.view(op.residual), cpu.storage.view(op.stats));
+            norm_backward(dy, residual, stats, cpu.storage.row(op.gamma), dresidual, dgamma, dbeta, op.accumulate.into())
         };
         match op.dbeta {
-            None => self.write([op.dresidual, op.dgamma], |cpu, [dresidual, dgamma]| run(cpu, dresidual, row_mut(dgamma), None)),
-            Some(dbeta) => self.write([op.dresidual, op.dgamma, dbeta], |cpu, [dresidual, dgamma, dbeta]| {
-                run(cpu, dresidual, row_mut(dgamma), Some(row_mut(dbeta)))
-            }),
+            None => self.write([op.dresidual, op.dgamma], |cpu, [dresidual, dgamma]| run(cpu, dresidual, dgamma, None)),
+            Some(dbeta) => {
+                self.write([op.dresidual, op.dgamma, dbeta], |cpu, [dresidual, dgamma, dbeta]| run(cpu, dresidual, dgamma, Some(dbeta)))
+            }
         }
     }
 
     fn attention_forward(&mut self, op: &AttentionForward) -> Result<(), Error> {
         self.write([op.o, op.lse], |cpu, [o, lse]| {
             let dropout = op.dropout.map(|dropout| cpu.kernel_dropout(dropout));
-            attention::attention_forward(op.shape.into(), cpu.view(op.q), cpu.view(op.k), cpu.view(op.v), o, lse, dropout.as_ref())
+            attention::attention_forward(
+                op.shape.into(),
+                cpu.storage.view(op.q),
+                cpu.storage.view(op.k),
+                cpu.storage.view(op.v),
+                o,
+                lse,
+                dropout.as_ref(),
+            )
         })
     }
 
@@ -497,12 +433,12 @@ impl Backend for CpuBackend {
             let dropout = forward.dropout.map(|dropout| cpu.kernel_dropout(dropout));
             attention::attention_backward(
                 forward.shape.into(),
-                cpu.view(forward.q),
-                cpu.view(forward.k),
-                cpu.view(forward.v),
-                cpu.view(forward.o),
-                cpu.view(forward.lse),
-                cpu.view(op.d_o),
+                cpu.storage.view(forward.q),
+                cpu.storage.view(forward.k),
+                cpu.storage.view(forward.v),
+                cpu.storage.view(forward.o),
+                cpu.storage.view(forward.lse),
+                cpu.storage.view(op.d_o),
                 dq,
                 dk,
                 dv,
@@ -513,14 +449,20 @@ impl Backend for CpuBackend {
 
     fn embed_forward(&mut self, op: &Embed) -> Result<(), Error> {
         self.write([op.rows], |cpu, [out]| {
-            embedding::embed_forward(cpu.tokens(op.tokens), op.context, cpu.view(op.token_table), Some(cpu.view(op.position_table)), out)
+            embedding::embed_forward(
+                cpu.storage.tokens(op.tokens),
+                op.context,
+                cpu.storage.view(op.token_table),
+                Some(cpu.storage.view(op.position_table)),
+                out,
+            )
         })
     }
 
     fn embed_backward(&mut self, op: &Embed) -> Result<(), Error> {
         self.write([op.token_table, op.position_table], |cpu, [tokens, positions]| {
             let beta = sparse24_cpu::gemm::Beta::Accumulate;
-            embedding::embed_backward(cpu.view(op.rows), cpu.tokens(op.tokens), op.context, tokens, Some(positions), beta)
+            embedding::embed_backward(cpu.storage.view(op.rows), cpu.storage.tokens(op.tokens), op.context, tokens, Some(positions), beta)
         })
     }
 
@@ -533,7 +475,7 @@ impl Backend for CpuBackend {
             self.logits(x, op.embedding, logits)?;
             let scale = op.gradients.map_or(0.0, |gradients| gradients.scale);
             self.write([logits], |cpu, [logits]| {
-                let loss = head_loss(logits, cpu.tokens(targets), Some(HeadLoss::IGNORE), op.smoothing, scale)?;
+                let loss = head_loss(logits, cpu.storage.tokens(targets), Some(HeadLoss::IGNORE), op.smoothing, scale)?;
                 sum += loss.sum;
                 Ok(())
             })?;
@@ -544,7 +486,9 @@ impl Backend for CpuBackend {
                 self.linear_dgrad(&LinearDgrad { dz: logits, weight, then: None, dx })?;
             }
         }
-        self.fill(op.loss, sum as f32)
+        let sum = sum as f32;
+        self.loss_non_finite |= op.gradients.is_some() && !sum.is_finite();
+        self.fill(op.loss, sum)
     }
 
     fn logits(&mut self, x: Tensor, embedding: Tensor, out: Tensor) -> Result<(), Error> {
@@ -557,14 +501,14 @@ impl Backend for CpuBackend {
 
     fn grad_norm(&mut self, table: &[OptimizerEntry]) -> Result<(), Error> {
         let norms: Vec<f64> =
-            table.iter().map(|entry| adamw::squared_norm(&self.floats(entry.gradient)[..entry.gradient.elements()])).collect();
+            table.iter().map(|entry| adamw::squared_norm(&self.storage.floats(entry.gradient)[..entry.gradient.elements()])).collect();
         self.grad_norm = norms.iter().sum::<f64>().sqrt() as f32;
         self.non_finite = self.non_finite.or(norms.iter().position(|norm| !norm.is_finite()));
         Ok(())
     }
 
     fn optimizer_step(&mut self, table: &[OptimizerEntry], rule: &AdamW, decay: MaskedDecay) -> Result<(), Error> {
-        if self.non_finite.is_some() {
+        if self.loss_non_finite || self.non_finite.is_some() {
             return Ok(());
         }
         assert_eq!(rule.variant, AdamVariant::Standard, "the trainer asks only for what it checked");
@@ -580,16 +524,16 @@ impl Backend for CpuBackend {
                 bias_correction2,
                 gradient_scale: rule.gradient_scale(self.grad_norm),
             };
-            let [mut w, mut m, mut v] = [entry.weight, entry.first_moment, entry.second_moment].map(|t| self.take(t));
+            let [mut w, mut m, mut v] = [entry.weight, entry.first_moment, entry.second_moment].map(|t| self.storage.take(t));
             let mask = entry.mask.map(|MaskId(at)| &self.masks[at]);
             let decay = match (decay, mask) {
                 (MaskedDecay::OnGradients(lambda), Some(mask)) => adamw::Decay::OnGradients { lambda, mask },
                 (MaskedDecay::OnWeights(lambda), Some(mask)) => adamw::Decay::OnWeights { lambda, mask },
                 _ => adamw::Decay::None,
             };
-            let done = adamw::adamw_step(&mut w, self.floats(entry.gradient), &mut m, &mut v, entry.weight.shape[1], &step, decay);
+            let done = adamw::adamw_step(&mut w, self.storage.floats(entry.gradient), &mut m, &mut v, entry.weight.shape[1], &step, decay);
             for (t, data) in [(entry.weight, w), (entry.first_moment, m), (entry.second_moment, v)] {
-                self.put(t, data);
+                self.storage.put(t, data);
             }
             done?;
         }
@@ -597,15 +541,7 @@ impl Backend for CpuBackend {
     }
 
     fn report(&mut self) -> Result<StepReport, Error> {
+        self.loss_non_finite = false;
         Ok(StepReport { grad_norm: self.grad_norm, non_finite: self.non_finite.take() })
-    }
-}
-
-impl Buffer {
-    fn bytes(&self) -> usize {
-        match &self.data {
-            Data::F32(data) => 4 * data.len(),
-            Data::U32(data) => 4 * data.len(),
-        }
     }
 }

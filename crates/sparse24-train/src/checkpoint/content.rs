@@ -8,14 +8,17 @@ use std::{
     path::Path,
 };
 
+use safetensors::Dtype;
 use sparse24_core::Mask;
 
 use super::{
-    State, disk,
+    State,
     manifest::{FileRecord, JSON_LIMIT, MASKS, MODEL, Manifest, OPTIMIZER, Recorder, STATE},
-    tensors::{self, Layout, Stored, TensorFile, first_non_finite},
 };
-use crate::Error;
+use crate::{
+    Error, disk,
+    tensors::{self, Layout, TensorFile, first_non_finite},
+};
 
 const FIRST: &str = "exp_avg.";
 const SECOND: &str = "exp_avg_sq.";
@@ -145,12 +148,12 @@ fn shape_or_missing(shape: Option<&&[usize]>) -> String {
 fn write_tensors(path: &Path, lists: &[(&str, &[Tensor])]) -> Result<FileRecord, Error> {
     let tensors = || lists.iter().flat_map(|(prefix, list)| list.iter().map(move |tensor| (prefix, tensor)));
     let layout: Vec<_> =
-        tensors().map(|(prefix, t)| Layout { name: format!("{prefix}{}", t.name), stored: Stored::F32, shape: t.shape.clone() }).collect();
+        tensors().map(|(prefix, t)| Layout { name: format!("{prefix}{}", t.name), dtype: Dtype::F32, shape: t.shape.clone() }).collect();
     let mut file = Recorder::create(path.to_owned())?;
     file.write(&tensors::header(&[("format", "pt")], &layout))?;
     file.end_part("header");
-    for ((_, tensor), Layout { name, stored, .. }) in tensors().zip(&layout) {
-        tensors::write_floats(&tensor.values, *stored, |bytes| file.write(bytes))?;
+    for ((_, tensor), Layout { name, dtype, .. }) in tensors().zip(&layout) {
+        tensors::write_floats(&tensor.values, *dtype, |bytes| file.write(bytes))?;
         file.end_part(name);
     }
     file.finish()
@@ -158,7 +161,7 @@ fn write_tensors(path: &Path, lists: &[(&str, &[Tensor])]) -> Result<FileRecord,
 
 fn write_masks(path: &Path, masks: &[(String, Mask)]) -> Result<FileRecord, Error> {
     let tiles = |mask: &Mask| vec![mask.rows() / 4, mask.columns() / 4];
-    let layout: Vec<_> = masks.iter().map(|(name, mask)| Layout { name: name.clone(), stored: Stored::U16, shape: tiles(mask) }).collect();
+    let layout: Vec<_> = masks.iter().map(|(name, mask)| Layout { name: name.clone(), dtype: Dtype::U16, shape: tiles(mask) }).collect();
     let mut file = Recorder::create(path.to_owned())?;
     file.write(&tensors::header(&[], &layout))?;
     file.end_part("header");

@@ -6,15 +6,15 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
+    fs::File,
     io::{Read, Seek, SeekFrom},
     path::Path,
 };
 
 use serde::{Deserialize, Serialize};
 
-use super::{Fingerprint, disk};
-use crate::Error;
+use super::Fingerprint;
+use crate::{Error, disk};
 
 /// The version of the format that this build writes, and the only one it reads.
 pub const FORMAT_VERSION: u32 = 1;
@@ -132,8 +132,7 @@ fn digits(length: usize) -> std::ops::Range<usize> {
 
 impl FileRecord {
     fn prove(&self, path: &Path) -> Result<(), Error> {
-        let read_error = |e| Error::io("read", path, e);
-        let size = fs::metadata(path).map_err(read_error)?.len();
+        let (mut file, size) = disk::open(path)?;
         if size != self.size {
             let within = self.parts.iter().find(|part| part.end > size).map(|part| format!(", which is within {:?}", part.name));
             return Err(Error::file(
@@ -141,9 +140,8 @@ impl FileRecord {
                 format!("holds {size} bytes, the manifest says {}{}", self.size, within.filter(|_| size < self.size).unwrap_or_default()),
             ));
         }
-        let mut file = File::open(path).map_err(read_error)?;
         let mut hasher = blake3::Hasher::new();
-        hasher.update_reader(&mut file).map_err(read_error)?;
+        hasher.update_reader(&mut file).map_err(|e| Error::io("read", path, e))?;
         let found = Fingerprint::from_bytes(*hasher.finalize().as_bytes());
         if found == self.blake3 { Ok(()) } else { Err(self.locate(path, file, found)) }
     }

@@ -17,12 +17,20 @@ pub enum PhaseKind {
     Dense,
 }
 
-impl fmt::Display for PhaseKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl PhaseKind {
+    /// `sparse` or `dense`.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
             Self::Sparse => "sparse",
             Self::Dense => "dense",
-        })
+        }
+    }
+}
+
+impl fmt::Display for PhaseKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.label())
     }
 }
 

@@ -12,10 +12,10 @@ use std::{
 };
 
 use super::{
-    Checkpoint, disk,
+    Checkpoint,
     manifest::{Manifest, verify},
 };
-use crate::Error;
+use crate::{Error, disk};
 
 const FINAL: &str = "step-";
 const UNFINISHED: &str = ".tmp-";
@@ -38,7 +38,10 @@ pub fn save(directory: &Path, checkpoint: &Checkpoint) -> Result<PathBuf, Error>
         panic!("a checkpoint must be consistent: {problem}");
     }
     checkpoint.check_finite()?;
-    fs::create_dir_all(directory).map_err(|e| Error::io("create", directory, e))?;
+    if !directory.is_dir() {
+        fs::create_dir_all(directory).map_err(|e| Error::io("create", directory, e))?;
+        disk::sync_directory(disk::parent(directory))?;
+    }
     recover(directory)?;
     let name = directory_name(checkpoint.state.step);
     let unfinished = directory.join(format!("{UNFINISHED}{name}"));

@@ -6,9 +6,7 @@
 use sparse24_core::philox::{Purpose, Site, Stream};
 
 use super::{Dataset, Tokens};
-
-/// A target that no loss counts.
-pub const IGNORE: u32 = u32::MAX;
+use crate::backend::HeadLoss;
 
 impl Dataset {
     /// Draws `sequences` windows of `context` + 1 training tokens; fills `inputs` and `targets`, `[sequences, context]` each, row-major:
@@ -41,7 +39,7 @@ impl Dataset {
             let words = stream.words(u32::try_from(sequence / 2).expect("a batch has fewer than 2^33 sequences"));
             let half = 2 * (sequence % 2);
             let draw = u64::from(words[half]) | u64::from(words[half + 1]) << 32;
-            let start = (u128::from(draw) * starts >> 64) as usize;
+            let start = ((u128::from(draw) * starts) >> 64) as usize;
             tokens.copy_to(start, context, inputs);
             tokens.copy_to(start + 1, context, targets);
         }
@@ -61,7 +59,7 @@ impl Dataset {
 /// The held-out tokens t_0 .. t_(n-1) in consecutive windows: window w predicts t_(wC+1) .. t_((w+1)C) from t_(wC) .. t_((w+1)C-1).
 ///
 /// So every token but the first is predicted exactly once, from the at most C tokens before it in its window, and the mean loss over
-/// [`EvaluationWindows::predictions`] is that of the whole part. The last window is filled up with input 0 and target [`IGNORE`]; under
+/// [`EvaluationWindows::predictions`] is that of the whole part. The last window is filled up with input 0 and target [`HeadLoss::IGNORE`]; under
 /// causal attention the filling reaches no prediction that counts.
 #[derive(Debug, Clone, Copy)]
 pub struct EvaluationWindows<'a> {
@@ -95,7 +93,7 @@ impl EvaluationWindows<'_> {
             self.tokens.copy_to(start + usize::from(length > 0), length, targets);
             let filled = (window - first + 1) * self.context;
             inputs.resize(filled, 0);
-            targets.resize(filled, IGNORE);
+            targets.resize(filled, HeadLoss::IGNORE);
             counted += length;
         }
         counted
@@ -181,7 +179,7 @@ mod tests {
                 counted += windows.fill(first, sequences, &mut inputs, &mut targets);
                 prop_assert_eq!((inputs.len(), targets.len()), (sequences * context, sequences * context));
                 for (&input, &target) in inputs.iter().zip(&targets) {
-                    if target == IGNORE {
+                    if target == HeadLoss::IGNORE {
                         prop_assert_eq!(input, 0);
                     } else {
                         prop_assert_eq!(target, input + 1);

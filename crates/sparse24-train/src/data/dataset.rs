@@ -5,21 +5,17 @@
 
 use std::{
     convert::Infallible,
-    fs,
     path::{Path, PathBuf},
 };
 
 use blake3::Hash;
 
-use super::{
-    Corpus, Tokenizer, TokenizerKind, Tokens,
-    shard::{self, Origin},
-};
-use crate::{Error, file};
+use super::{Corpus, Tokenizer, TokenizerKind, Tokens, shard};
+use crate::Error;
 
-const TRAIN: &str = "train.bin";
-const VALIDATION: &str = "val.bin";
-const TOKENIZER: &str = "tokenizer.json";
+pub(super) const TRAIN: &str = "train.bin";
+pub(super) const VALIDATION: &str = "val.bin";
+pub(super) const TOKENIZER: &str = "tokenizer.json";
 
 /// Token ids for training and for validation, and what they mean.
 #[derive(Debug, Clone)]
@@ -41,17 +37,29 @@ impl Dataset {
     pub fn open(path: Option<&Path>, kind: Option<TokenizerKind>, validation: f64) -> Result<Self, Error> {
         let corpus = match path {
             None => Corpus::embedded(),
-            Some(folder) if Self::is_prepared(folder) => return Self::from_folder(folder, kind, None),
+            Some(folder) if folder.join(TRAIN).exists() => return Self::from_folder(folder, kind, None),
             Some(path) => Corpus::open(path)?,
         };
         let tokenizer = Tokenizer::for_text(kind.unwrap_or(TokenizerKind::Byte), corpus.text())?;
         Self::from_corpus(&corpus, tokenizer, validation)
     }
 
-    /// Whether a path is a folder of prepared shards.
-    #[must_use]
-    pub fn is_prepared(path: &Path) -> bool {
-        path.join(TRAIN).exists()
+    /// As [`Dataset::open`], with a tokenizer at hand instead of a kind: how a run sees other data.
+    ///
+    /// # Errors
+    /// As [`Dataset::open`]; [`Error::Setting`] for a folder that another tokenizer prepared.
+    pub fn open_with(path: &Path, tokenizer: Tokenizer, validation: f64) -> Result<Self, Error> {
+        if !path.join(TRAIN).exists() {
+            return Self::from_corpus(&Corpus::open(path)?, tokenizer, validation);
+        }
+        let read = Self::from_folder(path, None, Some(tokenizer.vocabulary()))?;
+        match &read.tokenizer {
+            None => Ok(Self::new(read.train, read.validation, read.vocabulary, Some(tokenizer), path)),
+            Some(found) if *found == tokenizer => Ok(read),
+            Some(_) => {
+                Err(Error::setting("tokenizer", format!("{} was prepared with another tokenizer than the one to use", path.display())))
+            }
+        }
     }
 
     /// The tokens of a corpus; the two parts of [`Corpus::split`] are encoded apart.
@@ -62,15 +70,14 @@ impl Dataset {
         let [head, tail] = corpus.split(validation)?;
         let vocabulary = tokenizer.vocabulary();
         let encode = |text: &str, before: usize| {
-            let ids = tokenizer.encode(text).map_err(|e| match e {
+            let mut tokens = Tokens::for_vocabulary(vocabulary);
+            tokenizer.encode_into(text, &mut tokens).map_err(|e| match e {
                 Error::UnknownCharacter { character, offset, vocabulary } => {
                     let whole = Error::UnknownCharacter { character, offset: offset + before, vocabulary };
                     Error::file(corpus.source(), whole.to_string())
                 }
                 other => other,
             })?;
-            let mut tokens = Tokens::for_vocabulary(vocabulary);
-            tokens.extend(ids);
             Ok::<_, Error>(tokens)
         };
         let (train, validation) = (encode(head, 0)?, encode(tail, head.len())?);
@@ -97,7 +104,9 @@ impl Dataset {
         if let (Some(asked), Some(found)) = (kind, tokenizer.as_ref().map(Tokenizer::kind))
             && asked != found
         {
-            let problem = format!("`{}` is asked for, but {} was prepared with `{}`", asked.name(), folder.display(), found.name());
+            let (asked, found) = (asked.name(), found.name());
+            let problem =
+                format!("`{asked}` is asked for, but {} was prepared with `{found}`: set data.tokenizer={found}", folder.display());
             return Err(Error::setting("tokenizer", problem));
         }
         let known = tokenizer.as_ref().map(Tokenizer::vocabulary);
@@ -194,122 +203,12 @@ impl Dataset {
     }
 }
 
-/// Encodes a corpus into a folder for [`Dataset::from_folder`]: `train.bin`, `val.bin`, `tokenizer.json`.
-///
-/// The folder appears whole or not at all: it is made beside its place and renamed. One that exists must be empty or prepared earlier.
-///
-/// # Errors
-/// [`Error::File`] for a folder that holds anything else; [`Error::Io`]; as [`Dataset::from_corpus`].
-pub fn prepare(corpus: &Corpus, tokenizer: Tokenizer, validation: f64, folder: &Path) -> Result<Dataset, Error> {
-    // Through links and dots, so that there is a name to rename to.
-    let folder = &fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
-    check_replaceable(folder)?;
-    let (origin, described) = (Origin { vocabulary: tokenizer.vocabulary(), tokenizer: tokenizer.fingerprint() }, tokenizer.clone());
-    let dataset = Dataset::from_corpus(corpus, tokenizer, validation)?;
-    let parent = file::parent(folder);
-    fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, e))?;
-    let partial = PartialFolder(file::beside(folder)?);
-    fs::create_dir(&partial.0).map_err(|e| Error::io("create", folder, e))?;
-    shard::write(&partial.0.join(TRAIN), &dataset.train, origin)?;
-    shard::write(&partial.0.join(VALIDATION), &dataset.validation, origin)?;
-    described.save(&partial.0.join(TOKENIZER))?;
-    let failed = |e| Error::io("replace", folder, e);
-    if folder.exists() {
-        let replaced = PartialFolder(file::beside(&partial.0)?);
-        fs::rename(folder, &replaced.0).map_err(failed)?;
-        if let Err(e) = fs::rename(&partial.0, folder) {
-            fs::rename(&replaced.0, folder).map_err(failed)?;
-            return Err(failed(e));
-        }
-    } else {
-        fs::rename(&partial.0, folder).map_err(failed)?;
-    }
-    file::sync_folder(parent)?;
-    Ok(dataset)
-}
-
-/// A folder that is removed with all that it holds when it goes out of scope under this name.
-struct PartialFolder(PathBuf);
-
-impl Drop for PartialFolder {
-    fn drop(&mut self) {
-        // After the rename there is nothing here; before it, the error at hand says more than one of the removal would.
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-fn check_replaceable(folder: &Path) -> Result<(), Error> {
-    if !folder.exists() {
-        return Ok(());
-    }
-    if !folder.is_dir() {
-        return Err(Error::file(folder, "exists and is not a folder; name a new one"));
-    }
-    let failed = |e| Error::io("read", folder, e);
-    let names =
-        fs::read_dir(folder).map_err(failed)?.map(|entry| entry.map(|e| e.file_name())).collect::<Result<Vec<_>, _>>().map_err(failed)?;
-    let stranger = names.iter().find(|name| ![TRAIN, VALIDATION, TOKENIZER].iter().any(|ours| name == ours));
-    if let Some(stranger) = stranger {
-        let problem = format!("is not empty and holds `{}`, which `prepare` never wrote; name a new or empty folder", stranger.display());
-        return Err(Error::file(folder, problem));
-    }
-    if names.is_empty() || Tokenizer::load(&folder.join(TOKENIZER)).is_ok() {
-        return Ok(());
-    }
-    Err(Error::file(folder, format!("holds token files without a {TOKENIZER} of sparse24; name a new or empty folder")))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
-
-    fn corpus(text: &str) -> Corpus {
-        Corpus::from_text(text.to_owned(), "corpus").unwrap()
-    }
-
-    fn prepared(folder: &Path, kind: TokenizerKind) -> Result<Dataset, Error> {
-        let corpus = corpus(&"to be, or not to be: ".repeat(20));
-        prepare(&corpus, Tokenizer::for_text(kind, corpus.text()).unwrap(), 0.1, folder)
-    }
-
-    fn names(folder: &Path) -> Vec<String> {
-        let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort();
-        names
-    }
-
-    #[test]
-    fn a_prepared_folder_is_the_corpus_again() {
-        let root = tempfile::tempdir().unwrap();
-        let folder = root.path().join("deep/er");
-        for kind in TokenizerKind::ALL {
-            let Ok(written) = prepared(&folder, kind) else { continue };
-            assert_eq!(names(&folder), [TOKENIZER, TRAIN, VALIDATION]);
-            assert_eq!(names(folder.parent().unwrap()), ["er"], "something half-written is left");
-            let read = Dataset::open(Some(&folder), Some(kind), 0.5).unwrap();
-            assert_eq!((read.train(), read.validation(), read.vocabulary()), (written.train(), written.validation(), written.vocabulary()));
-            assert_eq!(read.tokenizer(), written.tokenizer());
-            assert_eq!(read.fingerprint(), written.fingerprint());
-        }
-    }
-
-    #[test]
-    fn prepare_replaces_only_its_own() {
-        let root = tempfile::tempdir().unwrap();
-        let folder = root.path().join("out");
-        fs::create_dir(&folder).unwrap();
-        prepared(&folder, TokenizerKind::Byte).unwrap();
-        prepared(&folder, TokenizerKind::Character).unwrap();
-        assert_eq!(Tokenizer::load(&folder.join(TOKENIZER)).unwrap().kind(), TokenizerKind::Character);
-        fs::write(folder.join("thesis.tex"), "years of work").unwrap();
-        let message = prepared(&folder, TokenizerKind::Byte).unwrap_err().to_string();
-        assert!(message.contains("out") && message.contains("`thesis.tex`"), "{message}");
-        fs::remove_file(folder.join("thesis.tex")).unwrap();
-        fs::remove_file(folder.join(TOKENIZER)).unwrap();
-        assert!(prepared(&folder, TokenizerKind::Byte).unwrap_err().to_string().contains("without a tokenizer.json"));
-        assert_eq!(names(&folder), [TRAIN, VALIDATION]);
-        assert_eq!(names(root.path()), ["out"]);
-    }
+    use crate::data::prepare::tests::{corpus, prepared};
 
     #[test]
     fn a_folder_must_agree_with_itself_and_with_what_is_asked() {
@@ -331,6 +230,30 @@ mod tests {
         fs::remove_file(characters.join(VALIDATION)).unwrap();
         fs::remove_file(characters.join(TOKENIZER)).unwrap();
         assert!(refusal(&characters, None, None).contains("val.bin"));
+    }
+
+    #[test]
+    fn other_data_under_the_tokenizer_of_a_run() {
+        let root = tempfile::tempdir().unwrap();
+        let [folder, text, foreign] = ["folder", "text", "foreign"].map(|name| root.path().join(name));
+        let written = prepared(&folder, TokenizerKind::Character).unwrap();
+        let tokenizer = written.tokenizer().unwrap();
+        let open = |path: &Path, tokenizer: &Tokenizer| Dataset::open_with(path, tokenizer.clone(), 0.1);
+        assert_eq!(open(&folder, tokenizer).unwrap().fingerprint(), written.fingerprint());
+        let refusal = |path: &Path, tokenizer: &Tokenizer| open(path, tokenizer).unwrap_err().to_string();
+        assert!(refusal(&folder, &Tokenizer::Byte).contains("256 is asked for"));
+        let other = Tokenizer::Character((32..32 + tokenizer.vocabulary()).filter_map(char::from_u32).collect());
+        assert!(refusal(&folder, &other).contains("prepared with another tokenizer"));
+        fs::write(&text, "not to be".repeat(9)).unwrap();
+        assert_eq!(open(&text, tokenizer).unwrap().vocabulary(), tokenizer.vocabulary());
+        fs::write(&text, "¿ser?".repeat(9)).unwrap();
+        assert!(refusal(&text, tokenizer).contains("text: the character '¿'"));
+        fs::create_dir(&foreign).unwrap();
+        fs::write(foreign.join(TRAIN), [1, 0, 2, 0]).unwrap();
+        fs::write(foreign.join(VALIDATION), [3, 0]).unwrap();
+        assert_eq!(open(&foreign, tokenizer).unwrap().tokenizer(), Some(tokenizer));
+        fs::write(foreign.join(VALIDATION), [99, 0]).unwrap();
+        assert!(refusal(&foreign, tokenizer).contains("val.bin: token 99"));
     }
 
     #[test]

@@ -3,11 +3,12 @@
 //! Invariant: `decode(encode(text)) == text`, and every id that encode yields is below [`Tokenizer::vocabulary`].
 //! Deliberately absent: training a vocabulary of its own.
 
-use std::path::Path;
+use std::{iter, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, file};
+use super::Tokens;
+use crate::{Error, disk};
 
 /// Which tokenizer a configuration asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,6 +126,26 @@ impl Tokenizer {
         }
     }
 
+    /// Appends the ids of a text of any length, without holding them a second time.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_into(&self, text: &str, tokens: &mut Tokens) -> Result<(), Error> {
+        const PIECE: usize = 1 << 20;
+        let mut before = 0;
+        for piece in pieces(text, PIECE) {
+            let ids = self.encode(piece).map_err(|e| match e {
+                Error::UnknownCharacter { character, offset, vocabulary } => {
+                    Error::UnknownCharacter { character, offset: offset + before, vocabulary }
+                }
+                other => other,
+            })?;
+            tokens.extend(ids);
+            before += piece.len();
+        }
+        Ok(())
+    }
+
     /// The bytes of a sequence of ids; joined pieces of a sequence give the whole.
     ///
     /// # Errors
@@ -149,7 +170,7 @@ impl Tokenizer {
     pub fn save(&self, path: &Path) -> Result<(), Error> {
         let mut json = serde_json::to_vec_pretty(self).expect("a tokenizer is plain JSON");
         json.push(b'\n');
-        file::write(path, &json)
+        disk::write_atomically(path, &json)
     }
 
     /// Reads what [`Tokenizer::save`] wrote.
@@ -159,13 +180,26 @@ impl Tokenizer {
     pub fn load(path: &Path) -> Result<Self, Error> {
         /// Every character there is, as JSON escapes.
         const LARGEST: u64 = 12 * (char::MAX as u64 + 1);
-        let (_, size) = file::open(path)?;
-        if size > LARGEST {
-            return Err(Error::file(path, format!("holds {size} bytes; no tokenizer of sparse24 needs more than {LARGEST}")));
-        }
-        serde_json::from_slice(&file::read(path)?)
+        serde_json::from_slice(&disk::read_small(path, LARGEST)?)
             .map_err(|e| Error::file(path, format!("is not a tokenizer of sparse24 (`sparse24 prepare` writes one): {e}")))
     }
+}
+
+/// The text in pieces of at least `size` bytes but the last, each beginning with white space and ending without.
+///
+/// No token of GPT-2 spans such a border: its pre-tokenizer lets white space only begin a piece or fill one, and looks ahead only from it.
+fn pieces(mut text: &str, size: usize) -> impl Iterator<Item = &str> {
+    iter::from_fn(move || {
+        let mut after_word = false;
+        let border = text.char_indices().skip_while(|&(at, c)| at + c.len_utf8() < size).find_map(|(at, c)| {
+            let border = after_word && c.is_whitespace();
+            after_word = !c.is_whitespace();
+            border.then_some(at)
+        });
+        let (piece, rest) = text.split_at(border.unwrap_or(text.len()));
+        text = rest;
+        (!piece.is_empty()).then_some(piece)
+    })
 }
 
 /// What `tokenizer.json` holds.
@@ -228,10 +262,10 @@ mod gpt2 {
 
     pub(super) fn encode(text: &str) -> Result<Vec<u32>, Error> {
         let mut run = 0;
-        for (offset, character) in text.char_indices() {
+        for character in text.chars() {
             run = if character.is_whitespace() { run + 1 } else { 0 };
             if run > LONGEST_SPACE {
-                let problem = format!("gpt2 cannot split the run of more than {LONGEST_SPACE} white-space characters around byte {offset}");
+                let problem = format!("gpt2 cannot split a run of more than {LONGEST_SPACE} white-space characters; shorten it");
                 return Err(Error::setting("tokenizer", problem));
             }
         }
@@ -290,6 +324,19 @@ mod tests {
     }
 
     #[test]
+    fn a_long_text_is_encoded_like_a_short_one() {
+        let text = "word, ".repeat(400_000);
+        let tokenizer = Tokenizer::for_text(TokenizerKind::Character, &text).unwrap();
+        let mut tokens = Tokens::for_vocabulary(tokenizer.vocabulary());
+        tokenizer.encode_into(&text, &mut tokens).unwrap();
+        let mut ids = Vec::new();
+        tokens.copy_to(0, tokens.len(), &mut ids);
+        assert_eq!(ids, tokenizer.encode(&text).unwrap());
+        let message = tokenizer.encode_into(&(text + "X"), &mut tokens).unwrap_err().to_string();
+        assert!(message.contains("'X' (U+0058) at byte 2400000"), "{message}");
+    }
+
+    #[test]
     fn every_kind_survives_a_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokenizer.json");
@@ -332,11 +379,24 @@ mod tests {
             assert!(message.contains("tokenizer.json") && message.contains(expected), "{content}: {message}");
         }
         fs::write(&path, " ".repeat(14_000_000)).unwrap();
-        assert!(Tokenizer::load(&path).unwrap_err().to_string().contains("14000000 bytes"));
+        assert!(Tokenizer::load(&path).unwrap_err().to_string().contains("holds 14000000 bytes"));
         assert!(Tokenizer::load(&folder.path().join("none")).unwrap_err().to_string().starts_with("cannot read"));
     }
 
     proptest! {
+        #[test]
+        fn pieces_encode_as_the_whole(text in "([ \n\t\u{a0}]{0,3}|'s|[a-z]{1,5}|[0-9]|[.,!']|é|😀){0,40}", size in 1_usize..20) {
+            let pieces: Vec<&str> = pieces(&text, size).collect();
+            prop_assert_eq!(pieces.concat(), text.as_str());
+            prop_assert!(pieces.iter().rev().skip(1).all(|piece| piece.len() >= size));
+            for kind in TokenizerKind::ALL {
+                if let Ok(tokenizer) = Tokenizer::for_text(kind, &text) {
+                    let apart: Vec<u32> = pieces.iter().flat_map(|piece| tokenizer.encode(piece).unwrap()).collect();
+                    prop_assert_eq!(apart, tokenizer.encode(&text).unwrap());
+                }
+            }
+        }
+
         #[test]
         fn decode_inverts_encode(text in any::<String>()) {
             for kind in TokenizerKind::ALL {

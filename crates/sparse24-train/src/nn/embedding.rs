@@ -43,7 +43,7 @@ impl Embedding {
         Ok(Self { tokens: table(tokens)?, positions: table(positions)? })
     }
 
-    /// x = E[tokens] + P[positions].
+    /// `x = E[tokens] + P[positions]`.
     ///
     /// # Errors
     /// Those of [`Backend::embed_forward`].

@@ -9,10 +9,7 @@
 //!
 //! A layer that is not sparsified, or a phase whose operands are dense, multiplies W and dZ as they are. Source: the paper, section 3.
 
-use sparse24_core::{
-    philox::{Purpose, Site},
-    prune::ValueMap,
-};
+use sparse24_core::philox::{Purpose, Site};
 
 use super::{
     Pass,
@@ -92,7 +89,7 @@ impl Linear24 {
     /// Those of [`Backend::compress_weight`].
     pub fn compress(&self, backend: &mut dyn Backend) -> Result<(), Error> {
         match self.sparse {
-            Some(sparse) => backend.compress_weight(self.weight.weight, sparse.mask, ValueMap::Identity, sparse.weight),
+            Some(sparse) => backend.compress_weight(self.weight.weight, sparse.mask, sparse.weight),
             None => Ok(()),
         }
     }

@@ -303,6 +303,9 @@ fn malformed_files_say_what_is_wrong() {
 }
 
 proptest! {
+    // Each case writes files.
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
     #[test]
     fn what_was_pruned_verifies(tiles in (1_usize..4, 1_usize..4), bits in prop::collection::vec(any::<u32>(), 144), kind in 0..3_usize, greedy in any::<bool>()) {
         let folder = Folder::new();

@@ -8,10 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{
-    Error,
-    checkpoint::{self, disk},
-};
+use crate::{Error, checkpoint, disk};
 
 const LOCK: &str = "lock";
 const CONFIG: &str = "config.toml";
@@ -34,6 +31,7 @@ impl RunDirectory {
             return Err(Error::file(path, "is a file, expected a new or empty run directory; choose another"));
         }
         fs::create_dir_all(path).map_err(|e| Error::io("create", path, e))?;
+        disk::sync_directory(disk::parent(path))?;
         let occupied = |path: &Path| -> Result<Option<String>, Error> {
             let list_error = |e| Error::io("list", path, e);
             for entry in fs::read_dir(path).map_err(list_error)? {

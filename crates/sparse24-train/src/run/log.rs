@@ -38,13 +38,25 @@ impl Log {
     }
 }
 
-/// The time now, as `2026-01-31T23:59:59Z`.
-pub(super) fn now() -> String {
-    utc(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
+/// A time as `20260131-235959` (UTC), for names of directories; times before 1970 count as 1970.
+#[must_use]
+pub fn timestamp(time: SystemTime) -> String {
+    let [year, month, day, hour, minute, second] = civil(seconds(time));
+    format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
 }
 
-/// Seconds since 1970 in the Gregorian calendar.
-pub(super) fn utc(seconds: u64) -> String {
+/// The time now, as `2026-01-31T23:59:59Z`.
+pub(super) fn now() -> String {
+    let [year, month, day, hour, minute, second] = civil(seconds(SystemTime::now()));
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Seconds since 1970 in the Gregorian calendar: year, month, day, hour, minute, second.
+fn civil(seconds: u64) -> [u64; 6] {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     // Years that begin in March put the leap day last; 719,468 days lie between 0000-03-01 and 1970-01-01.
     let days = days + 719_468;
@@ -55,6 +67,5 @@ pub(super) fn utc(seconds: u64) -> String {
     let month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * month + 2) / 5 + 1;
     let (month, carry) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    let year = 400 * era + year_of_era + carry;
-    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3_600, second / 60 % 60, second % 60)
+    [400 * era + year_of_era + carry, month, day, second / 3_600, second / 60 % 60, second % 60]
 }

@@ -12,10 +12,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    Error,
-    checkpoint::{PhaseKind, disk},
-};
+use crate::{Error, checkpoint::PhaseKind, disk};
 
 /// What one optimizer step measured. Absent values are left out of the object.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, path::Path};
 use serde::{Deserialize, Serialize};
 
 use super::log::now;
-use crate::{Error, checkpoint::disk};
+use crate::{Error, disk};
 
 /// One start of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

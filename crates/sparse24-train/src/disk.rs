@@ -1,11 +1,11 @@
-//! The few file operations that checkpoints and run directories are made of, each with its error.
+//! The few file operations that checkpoints, run directories and prepared data are made of, each with its error.
 //!
 //! Invariant: everything that must survive goes through here, so that the tests can make the Nth operation fail, or
 //! "kill" the process at it. Deliberately absent: formats.
 
 use std::{
     fs::{self, File},
-    io::{self, Write},
+    io::{Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -61,12 +61,23 @@ pub(crate) fn sync_directory(path: &Path) -> Result<(), Error> {
 
 /// Replaces a file as a whole: a reader sees the old contents or the new, also after a crash.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    replace(path, |file| file.write(bytes))
+}
+
+/// As [`write_atomically`], for contents that come in pieces. Errors name `path`, not where the contents are gathered.
+pub(crate) fn replace(path: &Path, write: impl FnOnce(&mut NewFile) -> Result<(), Error>) -> Result<(), Error> {
     let aside = aside(path);
     let written = NewFile::create(aside.clone()).and_then(|mut file| {
-        file.write(bytes)?;
+        write(&mut file)?;
         file.sync()
     });
-    written.and_then(|()| rename(&aside, path)).inspect_err(|_| drop(fs::remove_file(&aside)))?;
+    written.and_then(|()| rename(&aside, path)).map_err(|e| {
+        drop(fs::remove_file(&aside));
+        match e {
+            Error::Io { source, .. } => Error::io("write", path, source),
+            other => other,
+        }
+    })?;
     sync_directory(parent(path))
 }
 
@@ -81,13 +92,30 @@ pub(crate) fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
+/// Opens a regular file and tells its bytes: reading a pipe could block, and a device might never end.
+pub(crate) fn open(path: &Path) -> Result<(File, u64), Error> {
+    let failed = |e| Error::io("read", path, e);
+    let kind = fs::metadata(path).map_err(failed)?;
+    if !kind.is_file() {
+        return Err(Error::file(path, if kind.is_dir() { "is a folder, expected a file" } else { "is not a regular file" }));
+    }
+    Ok((File::open(path).map_err(failed)?, kind.len()))
+}
+
+/// The whole file.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    read_small(path, u64::MAX)
+}
+
 /// The whole file, refused beyond `limit` bytes.
 pub(crate) fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
-    let size = fs::metadata(path).map_err(|e| Error::io("read", path, e))?.len();
+    let (mut file, size) = open(path)?;
     if size > limit {
         return Err(Error::file(path, format!("holds {size} bytes, expected at most {limit}")));
     }
-    fs::read(path).map_err(|e: io::Error| Error::io("read", path, e))
+    let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or(0));
+    file.read_to_end(&mut bytes).map_err(|e| Error::io("read", path, e))?;
+    Ok(bytes)
 }
 
 #[cfg(not(test))]

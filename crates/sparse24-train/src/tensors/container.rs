@@ -13,32 +13,37 @@ use serde::{
 };
 
 /// One tensor.
-pub(super) struct Entry {
-    pub(super) name: String,
-    pub(super) dtype: Dtype,
-    pub(super) shape: Vec<usize>,
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
     /// Its bytes, counted from the start of the file.
-    pub(super) range: Range<usize>,
+    pub(crate) range: Range<usize>,
 }
 
-/// What the format allows.
-const LARGEST_HEADER: u64 = 100_000_000;
+/// More than a hundred thousand tensors take; the format would allow 100 MB, of which most could be parsed into several times as much.
+const LARGEST_HEADER: u64 = 1 << 24;
 /// More than any library makes.
 const MOST_DIMENSIONS: usize = 64;
 
 /// The entries of a whole file, or one clause that says what is wrong.
-pub(super) fn entries(file: &[u8]) -> Result<Vec<Entry>, String> {
+pub(crate) fn entries(file: &[u8]) -> Result<Vec<Entry>, String> {
     let size = file.len();
     let Some((length, rest)) = file.split_first_chunk() else {
         return Err(format!("it holds {size} bytes, its first 8 should be the length of its header"));
     };
     let length = u64::from_le_bytes(*length);
     if length > LARGEST_HEADER {
-        return Err(format!("it claims a header of {length} bytes, at most {LARGEST_HEADER} are allowed"));
+        return Err(format!("it claims a header of {length} bytes, at most {LARGEST_HEADER} are read"));
     }
     let Some(header) = rest.get(..length as usize) else {
         return Err(format!("it claims a header of {length} bytes, but holds only {} after the first 8", rest.len()));
     };
+    parse(header, size)
+}
+
+/// The entries of a file of `size` bytes that begins with the length of this header and the header.
+pub(crate) fn parse(header: &[u8], size: usize) -> Result<Vec<Entry>, String> {
     let Header(mut tensors) = serde_json::from_slice(header).map_err(|e| format!("its header is malformed: {e}"))?;
     tensors.sort_by(|a, b| (a.1.data_offsets, &a.0).cmp(&(b.1.data_offsets, &b.0)));
     let start = 8 + header.len();

@@ -1,0 +1,410 @@
+//! The unbiased 2:4 estimate of dZ^T: compressed for a sparse product, or dense in dZ's own layout for a dense one.
+//!
+//! Lanes are features: four rows of tokens are a group a feature, and one Philox call of a lane serves sixteen tokens.
+//! Bit-identical to [`sparse24_core::mvue`] at every SIMD level and for any number of threads. Deliberately absent: the derivation.
+
+use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, Axis, s};
+use rayon::prelude::*;
+use sparse24_core::{
+    Element,
+    compressed::Compressed24,
+    mvue::{self, Estimator},
+    philox::{MULTIPLIERS, Purpose, ROUNDS, Stream, WEYL},
+};
+
+use crate::{
+    Error, shape,
+    simd::{Available, Kernel, Vector},
+    strips,
+};
+
+/// The estimate of dZ^T, compressed: `dz` is `[p, r]` as stored, `out` is `[r, p rounded up to a multiple of 4]`.
+///
+/// Draws and rounding as in [`mvue::compress`]: the estimate is made in f32 and its two values are rounded to `T`.
+///
+/// # Errors
+/// [`Error::Shape`] unless `out` has that shape.
+pub fn mvue_compress<T: Element>(
+    dz: ArrayView2<'_, T>,
+    estimator: Estimator,
+    stream: Stream,
+    out: &mut Compressed24<T>,
+) -> Result<(), Error> {
+    mvue_compress_at(Available::best(), dz, estimator, stream, out)
+}
+
+/// [`mvue_compress`] at a chosen SIMD level; the result is the same.
+///
+/// # Errors
+/// As [`mvue_compress`].
+pub fn mvue_compress_at<T: Element>(
+    level: Available,
+    dz: ArrayView2<'_, T>,
+    estimator: Estimator,
+    stream: Stream,
+    out: &mut Compressed24<T>,
+) -> Result<(), Error> {
+    let (p, r) = dz.dim();
+    let groups = p.div_ceil(4);
+    shape::check("mvue compress", "out", [r, 4 * groups], out.shape())?;
+    if dz.is_empty() {
+        return Ok(());
+    }
+    let stride = out.metadata_stride();
+    let (values, metadata) = out.parts_mut();
+    let values = values.into_slice().expect("values are row-major");
+    let features = strips::rows_per_task(p).clamp(WIDEST, FEATURES).next_multiple_of(WIDEST);
+    let mut parts: Vec<_> = (0..r)
+        .step_by(features)
+        .zip(values.chunks_mut(features * 2 * groups))
+        .zip(metadata.chunks_mut(features * stride))
+        .map(|((first, values), metadata)| Compress { dz, first, sampler: Sampler { estimator, stream, p }, values, metadata })
+        .collect();
+    strips::for_chunks(&mut parts, 1, |_, parts| parts.iter_mut().for_each(|part| level.run(part)));
+    Ok(())
+}
+
+/// The same estimate written densely where `dz` `[p, r]` has it: out = decode([`mvue_compress`])^T, zero where pruned.
+///
+/// # Errors
+/// [`Error::Shape`] unless `out` is `[p, r]`.
+pub fn mvue_prune(dz: ArrayView2<'_, f32>, estimator: Estimator, stream: Stream, out: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
+    mvue_prune_at(Available::best(), dz, estimator, stream, out)
+}
+
+/// [`mvue_prune`] at a chosen SIMD level; the result is the same.
+///
+/// # Errors
+/// As [`mvue_prune`].
+pub fn mvue_prune_at(
+    level: Available,
+    dz: ArrayView2<'_, f32>,
+    estimator: Estimator,
+    stream: Stream,
+    mut out: ArrayViewMut2<'_, f32>,
+) -> Result<(), Error> {
+    let (p, r) = dz.dim();
+    shape::check("mvue prune", "out", [p, r], [out.nrows(), out.ncols()])?;
+    if dz.is_empty() {
+        return Ok(());
+    }
+    let tokens = strips::rows_per_task(r).next_multiple_of(CALL_TOKENS);
+    let sampler = Sampler { estimator, stream, p };
+    let parts = out.axis_chunks_iter_mut(Axis(0), tokens).into_par_iter().enumerate();
+    parts.for_each(|(task, out)| level.run(Prune { dz, first: task * tokens, sampler, out }));
+    Ok(())
+}
+
+/// Tokens that one Philox call of a feature serves.
+const CALL_TOKENS: usize = 16;
+
+/// Tokens whose estimates are gathered before they are written: their kept f32 values fill two cache lines.
+const BLOCK_TOKENS: usize = 64;
+
+/// Most features of a task: as many rows of the output are written side by side.
+const FEATURES: usize = 64;
+
+/// Features that the widest level estimates at a time.
+const WIDEST: usize = 16;
+
+/// Where the uniforms come from.
+#[derive(Clone, Copy)]
+struct Sampler {
+    estimator: Estimator,
+    stream: Stream,
+    /// Tokens of dZ.
+    p: usize,
+}
+
+/// The kept pair of a group a lane: values in ascending order of index, and the metadata nibble.
+struct Kept<V: Vector> {
+    low: V::F,
+    high: V::F,
+    nibble: V::U,
+}
+
+/// Some features of dZ, and their rows of the output.
+struct Compress<'a, T> {
+    dz: ArrayView2<'a, T>,
+    first: usize,
+    sampler: Sampler,
+    values: &'a mut [T],
+    metadata: &'a mut [u8],
+}
+
+impl<T: Element> Kernel for &mut Compress<'_, T> {
+    #[inline(always)]
+    fn run<V: Vector>(self, v: V) {
+        let (p, groups) = (self.dz.nrows(), self.dz.nrows().div_ceil(4));
+        let features = self.values.len() / (2 * groups);
+        for token in (0..p).step_by(BLOCK_TOKENS) {
+            let rows: [Row<'_, T>; BLOCK_TOKENS] = core::array::from_fn(|at| Row::new(self.dz, token + at));
+            for offset in (0..features).step_by(V::LANES) {
+                self.block(v, &rows, token, offset);
+            }
+        }
+    }
+}
+
+impl<T: Element> Compress<'_, T> {
+    /// Estimates and writes at most 64 tokens of `LANES` features.
+    #[inline(always)]
+    fn block<V: Vector>(&mut self, v: V, rows: &[Row<'_, T>; BLOCK_TOKENS], token: usize, offset: usize) {
+        let (p, groups) = (self.dz.nrows(), self.dz.nrows().div_ceil(4));
+        let mut slots = [[T::default(); WIDEST]; BLOCK_TOKENS / 2];
+        let mut metadata = [[0; WIDEST]; 2];
+        for (half, metadata) in metadata.iter_mut().enumerate() {
+            let mut nibbles = v.splat_u(0);
+            for call in (2 * half..2 * half + 2).rev() {
+                let at = call * CALL_TOKENS;
+                if token + at < p {
+                    let draws = self.sampler.draw(v, self.first + offset, token + at);
+                    for word in (0..4).rev() {
+                        let mut x = [v.splat(0.0); 4];
+                        for (x, row) in x.iter_mut().zip(&rows[at + 4 * word..]) {
+                            *x = row.load(v, self.first + offset);
+                        }
+                        let kept = self.sampler.estimate(v, x, &draws, word);
+                        nibbles = v.join_nibble(nibbles, kept.nibble);
+                        let mut pair = [[0.0; WIDEST]; 2];
+                        v.store(kept.low, &mut pair[0]);
+                        v.store(kept.high, &mut pair[1]);
+                        slots[at / 2 + 2 * word] = pair[0].map(T::from_f32);
+                        slots[at / 2 + 2 * word + 1] = pair[1].map(T::from_f32);
+                    }
+                }
+            }
+            v.store_u(nibbles, metadata);
+        }
+        let present = (BLOCK_TOKENS / 4).min(groups - token / 4);
+        let (stride, bytes) = (groups.div_ceil(2), present.div_ceil(2));
+        for lane in 0..V::LANES.min(self.values.len() / (2 * groups) - offset) {
+            let row = offset + lane;
+            let values: [T; BLOCK_TOKENS / 2] = core::array::from_fn(|slot| slots[slot][lane]);
+            self.values[row * 2 * groups + token / 2..][..2 * present].copy_from_slice(&values[..2 * present]);
+            let nibbles = (u64::from(metadata[1][lane]) << 32 | u64::from(metadata[0][lane])) & u64::MAX >> (64 - 4 * present);
+            self.metadata[row * stride + token / 8..][..bytes].copy_from_slice(&nibbles.to_le_bytes()[..bytes]);
+        }
+    }
+}
+
+/// Some tokens of the output, from `first` on.
+struct Prune<'a> {
+    dz: ArrayView2<'a, f32>,
+    first: usize,
+    sampler: Sampler,
+    out: ArrayViewMut2<'a, f32>,
+}
+
+impl Kernel for Prune<'_> {
+    #[inline(always)]
+    fn run<V: Vector>(mut self, v: V) {
+        let (tokens, r) = self.out.dim();
+        for offset in (0..tokens).step_by(CALL_TOKENS) {
+            let rows: [Row<'_, f32>; CALL_TOKENS] = core::array::from_fn(|at| Row::new(self.dz, self.first + offset + at));
+            let mut out = self.out.slice_mut(s![offset..tokens.min(offset + CALL_TOKENS), ..]);
+            for feature in (0..r).step_by(V::LANES) {
+                let draws = self.sampler.draw(v, feature, self.first + offset);
+                for word in 0..out.nrows().div_ceil(4) {
+                    let mut x = [v.splat(0.0); 4];
+                    for (x, row) in x.iter_mut().zip(&rows[4 * word..]) {
+                        *x = row.load(v, feature);
+                    }
+                    let kept = self.sampler.estimate(v, x, &draws, word);
+                    for i in 0..4.min(out.nrows() - 4 * word) {
+                        let (mut dense, mut values) = ([0.0; WIDEST], [[0.0; WIDEST]; 2]);
+                        let mut nibbles = [0; WIDEST];
+                        v.store(kept.low, &mut values[0]);
+                        v.store(kept.high, &mut values[1]);
+                        v.store_u(kept.nibble, &mut nibbles);
+                        for lane in 0..V::LANES {
+                            let high = if nibbles[lane] >> 2 == i as u32 { values[1][lane] } else { 0.0 };
+                            dense[lane] = if nibbles[lane] & 3 == i as u32 { values[0][lane] } else { high };
+                        }
+                        let width = V::LANES.min(r - feature);
+                        let mut out = out.slice_mut(s![4 * word + i, feature..feature + width]);
+                        match out.as_slice_mut() {
+                            Some(out) => out.copy_from_slice(&dense[..width]),
+                            None => out.iter_mut().zip(dense).for_each(|(out, dense)| *out = dense),
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A token of dZ.
+enum Row<'a, T> {
+    Contiguous(&'a [T]),
+    Strided(ArrayView1<'a, T>),
+    /// Beyond the last token: zeros.
+    Padding,
+}
+
+impl<'a, T: Element> Row<'a, T> {
+    #[inline(always)]
+    fn new(dz: ArrayView2<'a, T>, token: usize) -> Self {
+        if token >= dz.nrows() {
+            return Self::Padding;
+        }
+        let row = dz.index_axis_move(Axis(0), token);
+        row.to_slice().map_or(Self::Strided(row), Self::Contiguous)
+    }
+
+    /// `LANES` features, zeros beyond the last.
+    #[inline(always)]
+    fn load<V: Vector>(&self, v: V, feature: usize) -> V::F {
+        let mut x = [0.0; WIDEST];
+        match self {
+            Self::Contiguous(row) if row.len() >= feature + V::LANES => {
+                let row = &row[feature..feature + V::LANES];
+                if let Some(row) = T::as_f32s(row) {
+                    return v.load(row);
+                }
+                x.iter_mut().zip(row).for_each(|(x, &stored)| *x = stored.to_f32());
+            }
+            Self::Contiguous(row) => x.iter_mut().zip(&row[feature..]).for_each(|(x, &stored)| *x = stored.to_f32()),
+            Self::Strided(row) => x.iter_mut().zip(row.iter().skip(feature)).for_each(|(x, &stored)| *x = stored.to_f32()),
+            Self::Padding => {}
+        }
+        v.load(&x)
+    }
+}
+
+/// The uniforms of one call of each lane, word by word; the second ones are for the approximate estimator.
+struct Draws<V: Vector> {
+    first: [V::F; 4],
+    second: [V::F; 4],
+}
+
+impl Sampler {
+    /// The uniforms of the features from `feature` on for the sixteen tokens from `token` on.
+    #[inline(always)]
+    fn draw<V: Vector>(self, v: V, feature: usize, token: usize) -> Draws<V> {
+        let (first, calls_a_feature) = (mvue::call(self.p, feature, token / 4), self.p.div_ceil(CALL_TOKENS) as u32);
+        let calls: [u32; WIDEST] = core::array::from_fn(|lane| first.wrapping_add((lane as u32).wrapping_mul(calls_a_feature)));
+        let calls = v.load_u(&calls);
+        let second = match self.estimator {
+            Estimator::Exact => [v.splat(0.0); 4],
+            Estimator::Approximate => uniforms(v, self.stream.with_purpose(Purpose::MvueSecond), calls),
+        };
+        Draws { first: uniforms(v, self.stream, calls), second }
+    }
+
+    #[inline(always)]
+    fn estimate<V: Vector>(self, v: V, x: [V::F; 4], draws: &Draws<V>, word: usize) -> Kept<V> {
+        match self.estimator {
+            Estimator::Exact => exact(v, x, draws.first[word]),
+            Estimator::Approximate => lane_by_lane(v, x, draws.first[word], |group, u, lane| {
+                let mut second = [0.0; WIDEST];
+                v.store(draws.second[word], &mut second);
+                mvue::approximate(group, [u, second[lane]])
+            }),
+        }
+    }
+}
+
+/// Philox4x32-10 for one call of each lane; see [`sparse24_core::philox`].
+#[inline(always)]
+fn uniforms<V: Vector>(v: V, stream: Stream, calls: V::U) -> [V::F; 4] {
+    let ([mut k0, mut k1], [site, micro_step, step]) = stream.address();
+    let [m0, m1] = MULTIPLIERS;
+    let (mut a, mut b, mut c, mut d) = (calls, v.splat_u(site), v.splat_u(micro_step), v.splat_u(step));
+    for _ in 0..ROUNDS {
+        let ([high0, low0], [high1, low1]) = (v.mul_wide(a, v.splat_u(m0)), v.mul_wide(c, v.splat_u(m1)));
+        (a, c) = (v.xor(v.xor(high1, b), v.splat_u(k0)), v.xor(v.xor(high0, d), v.splat_u(k1)));
+        (b, d) = (low1, low0);
+        (k0, k1) = (k0.wrapping_add(WEYL[0]), k1.wrapping_add(WEYL[1]));
+    }
+    [v.uniform(a), v.uniform(b), v.uniform(c), v.uniform(d)]
+}
+
+/// [`mvue::exact`] of a group a lane, without branches but for rare groups.
+///
+/// Sums over the drawn elements before i are sums over all uncertain ones, since a zero adds nothing. "The first drawn i with t < c_i,
+/// else the last" is then the number of i before the last drawn one whose c_i is at most t. Where nothing is certain every element is
+/// less than r, so that t + r is at least the sum that ends with the first drawn: the second comes after it.
+#[inline(always)]
+fn exact<V: Vector>(v: V, x: [V::F; 4], u: V::F) -> Kept<V> {
+    let zero = v.splat(0.0);
+    let a = [v.abs(x[0]), v.abs(x[1]), v.abs(x[2]), v.abs(x[3])];
+    let (p01, p23) = (v.add(a[0], a[1]), v.add(a[2], a[3]));
+    let s = v.add(p01, p23);
+    if v.any(v.not(v.above(v.splat(f32::INFINITY), s))) {
+        // A sum that overflows, or an input that is not finite.
+        return lane_by_lane(v, x, u, |group, u, _| mvue::exact(group, u));
+    }
+    let without_largest = v.least(v.least(v.add(a[1], p23), v.add(a[0], p23)), v.least(v.add(a[3], p01), v.add(a[2], p01)));
+    let r = v.least(v.mul(s, v.splat(0.5)), without_largest);
+
+    let open = [v.above(r, a[0]), v.above(r, a[1]), v.above(r, a[2]), v.above(r, a[3])];
+    let c0 = v.select(open[0], a[0], zero);
+    let c1 = v.select(open[1], v.add(c0, a[1]), c0);
+    let c2 = v.select(open[2], v.add(c1, a[2]), c1);
+    let t = v.mul(u, r);
+    let after = v.add(t, r);
+
+    // Drawn elements after the first, after the second, ...; where two follow an element it is not the last but one.
+    let drawn1 = v.and(open[1], v.above(a[1], zero));
+    let drawn2 = v.and(open[2], v.above(a[2], zero));
+    let drawn3 = v.and(open[3], v.above(a[3], zero));
+    let drawn23 = v.or(drawn2, drawn3);
+    let both23 = v.and(drawn2, drawn3);
+    let two_of_123 = v.or(both23, v.and(drawn23, drawn1));
+    let (past0, past1, past2) = (v.at_least(t, c0), v.at_least(t, c1), v.at_least(t, c2));
+
+    let (open01, open23) = (v.and(open[0], open[1]), v.and(open[2], open[3]));
+    let none = v.and(open01, open23);
+    let at_most_one = v.or(v.and(open01, v.or(open[2], open[3])), v.and(open23, v.or(open[0], open[1])));
+    let one = v.and(at_most_one, v.not(none));
+
+    // The lower index is 0; if not, it is 1; if neither, 2. The higher is 3; if not, it is 2; if neither, 1.
+    let low0_none = v.and(none, v.not(v.and(two_of_123, past0)));
+    let low0_one = v.and(one, v.not(v.and(v.or(drawn23, drawn1), past0)));
+    let low0 = v.or(v.not(open[0]), v.or(low0_none, low0_one));
+    let low1_none = v.and(none, v.not(v.and(both23, past1)));
+    let low1_one = v.and(one, v.not(v.and(drawn23, past1)));
+    let low1 = v.or(v.not(open[1]), v.or(low1_none, low1_one));
+    let high3_none = v.and(none, v.and(drawn3, v.at_least(after, c2)));
+    let high3_one = v.and(one, v.and(drawn3, past2));
+    let high3 = v.or(v.not(open[3]), v.or(high3_none, high3_one));
+    let high2_none = v.and(none, v.and(drawn23, v.at_least(after, c1)));
+    let high2_one = v.and(one, v.and(drawn23, past1));
+    let high2 = v.or(v.not(open[2]), v.or(high2_none, high2_one));
+
+    let value0 = v.select(open[0], v.copysign(r, x[0]), x[0]);
+    let value1 = v.select(open[1], v.copysign(r, x[1]), x[1]);
+    let value2 = v.select(open[2], v.copysign(r, x[2]), x[2]);
+    let value3 = v.select(open[3], v.copysign(r, x[3]), x[3]);
+    let mut low = v.select(low0, value0, v.select(low1, value1, value2));
+    let mut high = v.select(high3, value3, v.select(high2, value2, value1));
+    let low_index = v.select_u(low0, v.splat_u(0), v.select_u(low1, v.splat_u(1), v.splat_u(2)));
+    let high_index = v.select_u(high3, v.splat_u(3 << 2), v.select_u(high2, v.splat_u(2 << 2), v.splat_u(1 << 2)));
+    let mut nibble = v.xor(low_index, high_index);
+    let few = v.at_least(zero, r);
+    if v.any(few) {
+        // At most one element is not zero: it and its neighbour, the others of its half being zero.
+        let upper = v.above(p23, zero);
+        low = v.select(few, v.select(upper, x[2], x[0]), low);
+        high = v.select(few, v.select(upper, x[3], x[1]), high);
+        nibble = v.select_u(few, v.select_u(upper, v.splat_u(2 | 3 << 2), v.splat_u(1 << 2)), nibble);
+    }
+    Kept { low, high, nibble }
+}
+
+/// An estimator of core for each lane: (group, uniform, lane) to what is kept.
+#[inline(always)]
+fn lane_by_lane<V: Vector>(v: V, x: [V::F; 4], u: V::F, estimate: impl Fn([f32; 4], f32, usize) -> mvue::Kept24) -> Kept<V> {
+    let (mut stored, mut uniforms) = ([[0.0; WIDEST]; 4], [0.0; WIDEST]);
+    for (stored, x) in stored.iter_mut().zip(x) {
+        v.store(x, stored);
+    }
+    v.store(u, &mut uniforms);
+    let (mut low, mut high, mut nibble) = ([0.0; WIDEST], [0.0; WIDEST], [0; WIDEST]);
+    for lane in 0..V::LANES {
+        let kept = estimate(stored.map(|x| x[lane]), uniforms[lane], lane);
+        ([low[lane], high[lane]], nibble[lane]) = (kept.values, u32::from(kept.pattern().nibble()));
+    }
+    Kept { low: v.load(&low), high: v.load(&high), nibble: v.load_u(&nibble) }
+}

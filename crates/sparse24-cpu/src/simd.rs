@@ -1,0 +1,165 @@
+//! Instruction-set levels, and all unsafe code of this crate.
+//!
+//! Invariant: an [`Available`] exists only for a level that this machine has, so that holding one proves that its instructions may run.
+//! Kernels are written once, in safe code over [`Vector`]; an implementation of it is a zero-sized token whose existence proves that its
+//! instructions may run. Every kernel gives the same bits at every level: multiplications and additions are never contracted.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+/// An instruction-set level.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Simd {
+    /// What the target always has.
+    Portable,
+    /// AVX2 with BMI2 and F16C (x86-64-v3 without FMA).
+    Avx2,
+    /// AVX-512 F, BW, DQ, VL and VBMI2, beside AVX2's.
+    Avx512,
+}
+
+impl Simd {
+    /// All levels, ascending.
+    pub const ALL: [Self; 3] = [Self::Portable, Self::Avx2, Self::Avx512];
+
+    /// The highest level of this machine.
+    #[must_use]
+    pub fn detect() -> Self {
+        Available::best().simd()
+    }
+
+    /// The proof that this machine has the level; `None` if it has not.
+    #[must_use]
+    pub fn available(self) -> Option<Available> {
+        let present = match self {
+            Self::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi2") && is_x86_feature_detected!("f16c"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => {
+                Self::Avx2.available().is_some()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512vbmi2")
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Avx2 | Self::Avx512 => false,
+        };
+        present.then_some(Available(self))
+    }
+}
+
+impl core::fmt::Display for Simd {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "AVX2",
+            Self::Avx512 => "AVX-512",
+        })
+    }
+}
+
+/// A level that this machine has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Available(Simd);
+
+impl Available {
+    /// The highest level of this machine.
+    #[must_use]
+    pub fn best() -> Self {
+        Simd::ALL.into_iter().rev().find_map(Simd::available).unwrap_or(Self(Simd::Portable))
+    }
+
+    /// The level.
+    #[must_use]
+    pub fn simd(self) -> Simd {
+        self.0
+    }
+
+    /// Runs a kernel at this level.
+    #[inline]
+    pub(crate) fn run<K: Kernel>(self, kernel: K) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx2 => avx2::Avx2::detect().expect("a level that was available stays so").run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx512 => avx512::Avx512::detect().expect("a level that was available stays so").run(kernel),
+            _ => kernel.run(portable::Portable),
+        }
+    }
+}
+
+/// A loop over vectors, compiled for the level at which it runs: `run` and all that it calls must be `#[inline(always)]`.
+pub(crate) trait Kernel {
+    fn run<V: Vector>(self, v: V);
+}
+
+/// The arithmetic of one level: `LANES` numbers at a time. Floats are rounded operation by operation.
+///
+/// Slices are read and written in their first `LANES` elements and must have as many.
+pub(crate) trait Vector: Copy {
+    /// 4, 8 or 16.
+    const LANES: usize;
+    /// f32 lanes.
+    type F: Copy;
+    /// u32 lanes.
+    type U: Copy;
+    /// One truth a lane.
+    type M: Copy;
+
+    fn splat(self, x: f32) -> Self::F;
+    fn load(self, from: &[f32]) -> Self::F;
+    fn store(self, x: Self::F, to: &mut [f32]);
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn abs(self, x: Self::F) -> Self::F;
+    /// a < b ? a : b, so that a NaN in either gives b.
+    fn least(self, a: Self::F, b: Self::F) -> Self::F;
+    /// a > b ? a : b, so that a NaN in either gives b.
+    fn most(self, a: Self::F, b: Self::F) -> Self::F;
+    /// a > b.
+    fn above(self, a: Self::F, b: Self::F) -> Self::M;
+    /// a >= b.
+    fn at_least(self, a: Self::F, b: Self::F) -> Self::M;
+    /// The magnitude of the first with the sign of the second.
+    fn copysign(self, magnitude: Self::F, sign: Self::F) -> Self::F;
+    fn select(self, which: Self::M, a: Self::F, b: Self::F) -> Self::F;
+
+    fn splat_u(self, x: u32) -> Self::U;
+    fn load_u(self, from: &[u32]) -> Self::U;
+    fn store_u(self, x: Self::U, to: &mut [u32]);
+    fn xor(self, a: Self::U, b: Self::U) -> Self::U;
+    fn select_u(self, which: Self::M, a: Self::U, b: Self::U) -> Self::U;
+    /// High and low words of the products.
+    fn mul_wide(self, a: Self::U, b: Self::U) -> [Self::U; 2];
+    /// [`sparse24_core::philox::uniform`].
+    fn uniform(self, word: Self::U) -> Self::F;
+    /// `bits << 1 | sign of x`.
+    fn push_sign(self, bits: Self::U, x: Self::F) -> Self::U;
+    /// `8 * high + low`, `low` below 8.
+    fn join_octal(self, high: Self::U, low: Self::U) -> Self::U;
+    /// `16 * high + low`, `low` below 16.
+    fn join_nibble(self, high: Self::U, low: Self::U) -> Self::U;
+
+    fn and(self, a: Self::M, b: Self::M) -> Self::M;
+    fn or(self, a: Self::M, b: Self::M) -> Self::M;
+    fn not(self, a: Self::M) -> Self::M;
+    fn any(self, a: Self::M) -> bool;
+
+    /// Four rows of `LANES/4` tiles side by side become four columns, a lane a tile row: within each 4x4 tile, rows and columns change
+    /// places.
+    fn transpose_tiles(self, rows: [Self::F; 4]) -> [Self::F; 4];
+    /// [`sparse24_core::search::CODES`] of each lane, which is below 128.
+    fn tile_bits(self, codes: Self::U) -> Self::U;
+    /// The low halves, tiles in order. Lane `4*l + i` is tile `i*LANES/4 + l`, which is how [`Self::transpose_tiles`] leaves the tiles of
+    /// four vectors.
+    fn store_tiles(self, bits: Self::U, to: &mut [u16]);
+    /// The lanes whose bit is set in `kept`, two of every four, in the first `LANES/2` lanes; the others hold anything.
+    fn pack_pairs(self, x: Self::F, kept: u32) -> Self::F;
+}

@@ -1,0 +1,235 @@
+//! Eight lanes: AVX2 with BMI2 and F16C.
+
+use core::arch::x86_64::*;
+
+use sparse24_core::search::CODES;
+
+use super::{Kernel, Vector};
+
+/// Proof that the machine has these instructions; only [`Avx2::detect`] makes one.
+#[derive(Clone, Copy)]
+pub(super) struct Avx2(());
+
+impl Avx2 {
+    pub(super) fn detect() -> Option<Self> {
+        let present = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("bmi1")
+            && is_x86_feature_detected!("bmi2")
+            && is_x86_feature_detected!("lzcnt")
+            && is_x86_feature_detected!("popcnt")
+            && is_x86_feature_detected!("f16c");
+        present.then_some(Self(()))
+    }
+
+    #[inline]
+    pub(super) fn run<K: Kernel>(self, kernel: K) {
+        // SAFETY: `self` proves the features.
+        unsafe { run(self, kernel) }
+    }
+}
+
+#[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,f16c")]
+fn run<K: Kernel>(v: Avx2, kernel: K) {
+    kernel.run(v);
+}
+
+const LANES: usize = 8;
+
+/// The lane of each tile, see [`Vector::store_tiles`].
+const LANE_OF_TILE: [u32; LANES] = [0, 4, 1, 5, 2, 6, 3, 7];
+
+/// The kept lanes of eight mask bits, a byte each, ascending.
+const KEPT: [[u8; LANES]; 256] = {
+    let mut table = [[0; LANES]; 256];
+    let mut bits = 0;
+    while bits < 256 {
+        let (mut lane, mut found) = (0, 0);
+        while lane < LANES {
+            if bits >> lane & 1 == 1 {
+                table[bits][found] = lane as u8;
+                found += 1;
+            }
+            lane += 1;
+        }
+        bits += 1;
+    }
+    table
+};
+
+/// Evaluates intrinsics of this file's features.
+macro_rules! avx2 {
+    ($self:ident, $body:expr) => {{
+        let Self(()) = $self;
+        // SAFETY: the token proves the features, which is all that an intrinsic on values asks for; an intrinsic on memory stands in
+        // this file only behind a check that the slice holds a whole vector, and asks for no alignment.
+        unsafe { $body }
+    }};
+}
+
+impl Vector for Avx2 {
+    const LANES: usize = LANES;
+    type F = __m256;
+    type U = __m256i;
+    /// All bits of a lane, or none.
+    type M = __m256;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::F {
+        avx2!(self, _mm256_set1_ps(x))
+    }
+    #[inline(always)]
+    fn load(self, from: &[f32]) -> Self::F {
+        let from = &from[..LANES];
+        avx2!(self, _mm256_loadu_ps(from.as_ptr()))
+    }
+    #[inline(always)]
+    fn store(self, x: Self::F, to: &mut [f32]) {
+        let to = &mut to[..LANES];
+        avx2!(self, _mm256_storeu_ps(to.as_mut_ptr(), x))
+    }
+    #[inline(always)]
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
+        avx2!(self, _mm256_add_ps(a, b))
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
+        avx2!(self, _mm256_sub_ps(a, b))
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        avx2!(self, _mm256_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn abs(self, x: Self::F) -> Self::F {
+        avx2!(self, _mm256_andnot_ps(_mm256_set1_ps(-0.0), x))
+    }
+    #[inline(always)]
+    fn least(self, a: Self::F, b: Self::F) -> Self::F {
+        avx2!(self, _mm256_min_ps(a, b))
+    }
+    #[inline(always)]
+    fn most(self, a: Self::F, b: Self::F) -> Self::F {
+        avx2!(self, _mm256_max_ps(a, b))
+    }
+    #[inline(always)]
+    fn above(self, a: Self::F, b: Self::F) -> Self::M {
+        avx2!(self, _mm256_cmp_ps::<_CMP_GT_OQ>(a, b))
+    }
+    #[inline(always)]
+    fn at_least(self, a: Self::F, b: Self::F) -> Self::M {
+        avx2!(self, _mm256_cmp_ps::<_CMP_GE_OQ>(a, b))
+    }
+    #[inline(always)]
+    fn copysign(self, magnitude: Self::F, sign: Self::F) -> Self::F {
+        avx2!(self, {
+            let bit = _mm256_set1_ps(-0.0);
+            _mm256_or_ps(_mm256_and_ps(bit, sign), _mm256_andnot_ps(bit, magnitude))
+        })
+    }
+    #[inline(always)]
+    fn select(self, which: Self::M, a: Self::F, b: Self::F) -> Self::F {
+        avx2!(self, _mm256_blendv_ps(b, a, which))
+    }
+
+    #[inline(always)]
+    fn splat_u(self, x: u32) -> Self::U {
+        avx2!(self, _mm256_set1_epi32(x as i32))
+    }
+    #[inline(always)]
+    fn load_u(self, from: &[u32]) -> Self::U {
+        let from = &from[..LANES];
+        avx2!(self, _mm256_loadu_si256(from.as_ptr().cast()))
+    }
+    #[inline(always)]
+    fn store_u(self, x: Self::U, to: &mut [u32]) {
+        let to = &mut to[..LANES];
+        avx2!(self, _mm256_storeu_si256(to.as_mut_ptr().cast(), x))
+    }
+    #[inline(always)]
+    fn xor(self, a: Self::U, b: Self::U) -> Self::U {
+        avx2!(self, _mm256_xor_si256(a, b))
+    }
+    #[inline(always)]
+    fn select_u(self, which: Self::M, a: Self::U, b: Self::U) -> Self::U {
+        avx2!(self, _mm256_blendv_epi8(b, a, _mm256_castps_si256(which)))
+    }
+    #[inline(always)]
+    fn mul_wide(self, a: Self::U, b: Self::U) -> [Self::U; 2] {
+        avx2!(self, {
+            let even = _mm256_mul_epu32(a, b);
+            let odd = _mm256_mul_epu32(_mm256_srli_epi64::<32>(a), _mm256_srli_epi64::<32>(b));
+            let high = _mm256_blend_epi32::<0b1010_1010>(_mm256_srli_epi64::<32>(even), odd);
+            let low = _mm256_blend_epi32::<0b1010_1010>(even, _mm256_slli_epi64::<32>(odd));
+            [high, low]
+        })
+    }
+    #[inline(always)]
+    fn uniform(self, word: Self::U) -> Self::F {
+        avx2!(self, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_srli_epi32::<8>(word)), _mm256_set1_ps(1.0 / (1 << 24) as f32)))
+    }
+    #[inline(always)]
+    fn push_sign(self, bits: Self::U, x: Self::F) -> Self::U {
+        avx2!(self, _mm256_or_si256(_mm256_add_epi32(bits, bits), _mm256_srli_epi32::<31>(_mm256_castps_si256(x))))
+    }
+    #[inline(always)]
+    fn join_octal(self, high: Self::U, low: Self::U) -> Self::U {
+        avx2!(self, _mm256_or_si256(_mm256_slli_epi32::<3>(high), low))
+    }
+    #[inline(always)]
+    fn join_nibble(self, high: Self::U, low: Self::U) -> Self::U {
+        avx2!(self, _mm256_or_si256(_mm256_slli_epi32::<4>(high), low))
+    }
+
+    #[inline(always)]
+    fn and(self, a: Self::M, b: Self::M) -> Self::M {
+        avx2!(self, _mm256_and_ps(a, b))
+    }
+    #[inline(always)]
+    fn or(self, a: Self::M, b: Self::M) -> Self::M {
+        avx2!(self, _mm256_or_ps(a, b))
+    }
+    #[inline(always)]
+    fn not(self, a: Self::M) -> Self::M {
+        avx2!(self, _mm256_xor_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32(-1))))
+    }
+    #[inline(always)]
+    fn any(self, a: Self::M) -> bool {
+        avx2!(self, _mm256_movemask_ps(a) != 0)
+    }
+
+    #[inline(always)]
+    fn transpose_tiles(self, [a, b, c, e]: [Self::F; 4]) -> [Self::F; 4] {
+        avx2!(self, {
+            let pair = |low, high| (_mm256_castps_pd(low), _mm256_castps_pd(high));
+            let (ab01, ab23) = pair(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            let (ce01, ce23) = pair(_mm256_unpacklo_ps(c, e), _mm256_unpackhi_ps(c, e));
+            [
+                _mm256_castpd_ps(_mm256_unpacklo_pd(ab01, ce01)),
+                _mm256_castpd_ps(_mm256_unpackhi_pd(ab01, ce01)),
+                _mm256_castpd_ps(_mm256_unpacklo_pd(ab23, ce23)),
+                _mm256_castpd_ps(_mm256_unpackhi_pd(ab23, ce23)),
+            ]
+        })
+    }
+    #[inline(always)]
+    fn tile_bits(self, codes: Self::U) -> Self::U {
+        let mut lanes = [0; LANES];
+        self.store_u(codes, &mut lanes);
+        self.load_u(&lanes.map(|code| u32::from(CODES[code as usize & 127])))
+    }
+    #[inline(always)]
+    fn store_tiles(self, bits: Self::U, to: &mut [u16]) {
+        let to = &mut to[..LANES];
+        avx2!(self, {
+            let bits = _mm256_permutevar8x32_epi32(bits, _mm256_loadu_si256(LANE_OF_TILE.as_ptr().cast()));
+            let low = _mm256_and_si256(bits, _mm256_set1_epi32(0xffff));
+            let packed = _mm256_packus_epi32(low, low);
+            _mm_storeu_si128(to.as_mut_ptr().cast(), _mm256_castsi256_si128(_mm256_permute4x64_epi64::<0b1000>(packed)));
+        })
+    }
+    #[inline(always)]
+    fn pack_pairs(self, x: Self::F, kept: u32) -> Self::F {
+        let lanes = &KEPT[kept as usize & 255];
+        avx2!(self, _mm256_permutevar8x32_ps(x, _mm256_cvtepu8_epi32(_mm_loadl_epi64(lanes.as_ptr().cast()))))
+    }
+}

@@ -1,0 +1,216 @@
+//! Sixteen lanes: AVX-512 F, BW, DQ, VL and VBMI2, beside AVX2, BMI2 and F16C.
+
+use core::arch::x86_64::*;
+
+use sparse24_core::search::CODES;
+
+use super::{Kernel, Vector, avx2::Avx2};
+
+/// Proof that the machine has these instructions; only [`Avx512::detect`] makes one.
+#[derive(Clone, Copy)]
+pub(super) struct Avx512(());
+
+impl Avx512 {
+    pub(super) fn detect() -> Option<Self> {
+        let present = Avx2::detect().is_some()
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vbmi2");
+        present.then_some(Self(()))
+    }
+
+    #[inline]
+    pub(super) fn run<K: Kernel>(self, kernel: K) {
+        // SAFETY: `self` proves the features.
+        unsafe { run(self, kernel) }
+    }
+}
+
+#[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2")]
+fn run<K: Kernel>(v: Avx512, kernel: K) {
+    kernel.run(v);
+}
+
+const LANES: usize = 16;
+
+/// The lane of each tile, see [`Vector::store_tiles`].
+const LANE_OF_TILE: [u32; LANES] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
+
+/// Evaluates intrinsics of this file's features.
+macro_rules! avx512 {
+    ($self:ident, $body:expr) => {{
+        let Self(()) = $self;
+        // SAFETY: the token proves the features, which is all that an intrinsic on values asks for; an intrinsic on memory stands in
+        // this file only behind a check that the slice holds a whole vector, and asks for no alignment.
+        unsafe { $body }
+    }};
+}
+
+impl Vector for Avx512 {
+    const LANES: usize = LANES;
+    type F = __m512;
+    type U = __m512i;
+    type M = __mmask16;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::F {
+        avx512!(self, _mm512_set1_ps(x))
+    }
+    #[inline(always)]
+    fn load(self, from: &[f32]) -> Self::F {
+        let from = &from[..LANES];
+        avx512!(self, _mm512_loadu_ps(from.as_ptr()))
+    }
+    #[inline(always)]
+    fn store(self, x: Self::F, to: &mut [f32]) {
+        let to = &mut to[..LANES];
+        avx512!(self, _mm512_storeu_ps(to.as_mut_ptr(), x))
+    }
+    #[inline(always)]
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
+        avx512!(self, _mm512_add_ps(a, b))
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
+        avx512!(self, _mm512_sub_ps(a, b))
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        avx512!(self, _mm512_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn abs(self, x: Self::F) -> Self::F {
+        avx512!(self, _mm512_abs_ps(x))
+    }
+    #[inline(always)]
+    fn least(self, a: Self::F, b: Self::F) -> Self::F {
+        avx512!(self, _mm512_min_ps(a, b))
+    }
+    #[inline(always)]
+    fn most(self, a: Self::F, b: Self::F) -> Self::F {
+        avx512!(self, _mm512_max_ps(a, b))
+    }
+    #[inline(always)]
+    fn above(self, a: Self::F, b: Self::F) -> Self::M {
+        avx512!(self, _mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b))
+    }
+    #[inline(always)]
+    fn at_least(self, a: Self::F, b: Self::F) -> Self::M {
+        avx512!(self, _mm512_cmp_ps_mask::<_CMP_GE_OQ>(a, b))
+    }
+    #[inline(always)]
+    fn copysign(self, magnitude: Self::F, sign: Self::F) -> Self::F {
+        avx512!(self, {
+            let bit = _mm512_set1_ps(-0.0);
+            _mm512_or_ps(_mm512_and_ps(bit, sign), _mm512_andnot_ps(bit, magnitude))
+        })
+    }
+    #[inline(always)]
+    fn select(self, which: Self::M, a: Self::F, b: Self::F) -> Self::F {
+        avx512!(self, _mm512_mask_blend_ps(which, b, a))
+    }
+
+    #[inline(always)]
+    fn splat_u(self, x: u32) -> Self::U {
+        avx512!(self, _mm512_set1_epi32(x as i32))
+    }
+    #[inline(always)]
+    fn load_u(self, from: &[u32]) -> Self::U {
+        let from = &from[..LANES];
+        avx512!(self, _mm512_loadu_si512(from.as_ptr().cast()))
+    }
+    #[inline(always)]
+    fn store_u(self, x: Self::U, to: &mut [u32]) {
+        let to = &mut to[..LANES];
+        avx512!(self, _mm512_storeu_si512(to.as_mut_ptr().cast(), x))
+    }
+    #[inline(always)]
+    fn xor(self, a: Self::U, b: Self::U) -> Self::U {
+        avx512!(self, _mm512_xor_si512(a, b))
+    }
+    #[inline(always)]
+    fn select_u(self, which: Self::M, a: Self::U, b: Self::U) -> Self::U {
+        avx512!(self, _mm512_mask_blend_epi32(which, b, a))
+    }
+    #[inline(always)]
+    fn mul_wide(self, a: Self::U, b: Self::U) -> [Self::U; 2] {
+        avx512!(self, {
+            let even = _mm512_castsi512_ps(_mm512_mul_epu32(a, b));
+            let odd = _mm512_castsi512_ps(_mm512_mul_epu32(_mm512_srli_epi64::<32>(a), _mm512_srli_epi64::<32>(b)));
+            let high = _mm512_mask_movehdup_ps(odd, 0x5555, even);
+            let low = _mm512_mask_moveldup_ps(even, 0xaaaa, odd);
+            [_mm512_castps_si512(high), _mm512_castps_si512(low)]
+        })
+    }
+    #[inline(always)]
+    fn uniform(self, word: Self::U) -> Self::F {
+        avx512!(self, _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_srli_epi32::<8>(word)), _mm512_set1_ps(1.0 / (1 << 24) as f32)))
+    }
+    #[inline(always)]
+    fn push_sign(self, bits: Self::U, x: Self::F) -> Self::U {
+        avx512!(self, _mm512_shldi_epi32::<1>(bits, _mm512_castps_si512(x)))
+    }
+    #[inline(always)]
+    fn join_octal(self, high: Self::U, low: Self::U) -> Self::U {
+        avx512!(self, _mm512_or_si512(_mm512_slli_epi32::<3>(high), low))
+    }
+    #[inline(always)]
+    fn join_nibble(self, high: Self::U, low: Self::U) -> Self::U {
+        avx512!(self, _mm512_or_si512(_mm512_slli_epi32::<4>(high), low))
+    }
+
+    #[inline(always)]
+    fn and(self, a: Self::M, b: Self::M) -> Self::M {
+        a & b
+    }
+    #[inline(always)]
+    fn or(self, a: Self::M, b: Self::M) -> Self::M {
+        a | b
+    }
+    #[inline(always)]
+    fn not(self, a: Self::M) -> Self::M {
+        !a
+    }
+    #[inline(always)]
+    fn any(self, a: Self::M) -> bool {
+        a != 0
+    }
+
+    #[inline(always)]
+    fn transpose_tiles(self, [a, b, c, e]: [Self::F; 4]) -> [Self::F; 4] {
+        avx512!(self, {
+            let pair = |low, high| (_mm512_castps_pd(low), _mm512_castps_pd(high));
+            let (ab01, ab23) = pair(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+            let (ce01, ce23) = pair(_mm512_unpacklo_ps(c, e), _mm512_unpackhi_ps(c, e));
+            [
+                _mm512_castpd_ps(_mm512_unpacklo_pd(ab01, ce01)),
+                _mm512_castpd_ps(_mm512_unpackhi_pd(ab01, ce01)),
+                _mm512_castpd_ps(_mm512_unpacklo_pd(ab23, ce23)),
+                _mm512_castpd_ps(_mm512_unpackhi_pd(ab23, ce23)),
+            ]
+        })
+    }
+    #[inline(always)]
+    fn tile_bits(self, codes: Self::U) -> Self::U {
+        avx512!(self, {
+            let table = |at: usize| _mm512_loadu_si512(CODES[32 * at..32 * at + 32].as_ptr().cast());
+            let below = _mm512_permutex2var_epi16(table(0), codes, table(1));
+            let above = _mm512_permutex2var_epi16(table(2), codes, table(3));
+            _mm512_mask_blend_epi32(_mm512_test_epi32_mask(codes, _mm512_set1_epi32(64)), below, above)
+        })
+    }
+    #[inline(always)]
+    fn store_tiles(self, bits: Self::U, to: &mut [u16]) {
+        let to = &mut to[..LANES];
+        avx512!(self, {
+            let bits = _mm512_permutexvar_epi32(_mm512_loadu_si512(LANE_OF_TILE.as_ptr().cast()), bits);
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(bits));
+        })
+    }
+    #[inline(always)]
+    fn pack_pairs(self, x: Self::F, kept: u32) -> Self::F {
+        avx512!(self, _mm512_maskz_compress_ps(kept as __mmask16, x))
+    }
+}

@@ -1,0 +1,154 @@
+//! Four lanes in plain Rust: what every target has.
+
+use sparse24_core::{philox, search::CODES};
+
+use super::Vector;
+
+/// Needs nothing, proves nothing.
+#[derive(Clone, Copy)]
+pub(super) struct Portable;
+
+const LANES: usize = 4;
+
+#[inline(always)]
+fn each<R>(f: impl FnMut(usize) -> R) -> [R; LANES] {
+    core::array::from_fn(f)
+}
+
+impl Vector for Portable {
+    const LANES: usize = LANES;
+    type F = [f32; LANES];
+    type U = [u32; LANES];
+    type M = [bool; LANES];
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::F {
+        [x; LANES]
+    }
+    #[inline(always)]
+    fn load(self, from: &[f32]) -> Self::F {
+        each(|i| from[i])
+    }
+    #[inline(always)]
+    fn store(self, x: Self::F, to: &mut [f32]) {
+        to[..LANES].copy_from_slice(&x);
+    }
+    #[inline(always)]
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
+        each(|i| a[i] + b[i])
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
+        each(|i| a[i] - b[i])
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        each(|i| a[i] * b[i])
+    }
+    #[inline(always)]
+    fn abs(self, x: Self::F) -> Self::F {
+        x.map(f32::abs)
+    }
+    #[inline(always)]
+    fn least(self, a: Self::F, b: Self::F) -> Self::F {
+        each(|i| if a[i] < b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn most(self, a: Self::F, b: Self::F) -> Self::F {
+        each(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn above(self, a: Self::F, b: Self::F) -> Self::M {
+        each(|i| a[i] > b[i])
+    }
+    #[inline(always)]
+    fn at_least(self, a: Self::F, b: Self::F) -> Self::M {
+        each(|i| a[i] >= b[i])
+    }
+    #[inline(always)]
+    fn copysign(self, magnitude: Self::F, sign: Self::F) -> Self::F {
+        each(|i| magnitude[i].copysign(sign[i]))
+    }
+    #[inline(always)]
+    fn select(self, which: Self::M, a: Self::F, b: Self::F) -> Self::F {
+        each(|i| if which[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn splat_u(self, x: u32) -> Self::U {
+        [x; LANES]
+    }
+    #[inline(always)]
+    fn load_u(self, from: &[u32]) -> Self::U {
+        each(|i| from[i])
+    }
+    #[inline(always)]
+    fn store_u(self, x: Self::U, to: &mut [u32]) {
+        to[..LANES].copy_from_slice(&x);
+    }
+    #[inline(always)]
+    fn xor(self, a: Self::U, b: Self::U) -> Self::U {
+        each(|i| a[i] ^ b[i])
+    }
+    #[inline(always)]
+    fn select_u(self, which: Self::M, a: Self::U, b: Self::U) -> Self::U {
+        each(|i| if which[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn mul_wide(self, a: Self::U, b: Self::U) -> [Self::U; 2] {
+        let product = each(|i| u64::from(a[i]) * u64::from(b[i]));
+        [product.map(|product| (product >> 32) as u32), product.map(|product| product as u32)]
+    }
+    #[inline(always)]
+    fn uniform(self, word: Self::U) -> Self::F {
+        word.map(philox::uniform)
+    }
+    #[inline(always)]
+    fn push_sign(self, bits: Self::U, x: Self::F) -> Self::U {
+        each(|i| bits[i] << 1 | x[i].to_bits() >> 31)
+    }
+    #[inline(always)]
+    fn join_octal(self, high: Self::U, low: Self::U) -> Self::U {
+        each(|i| high[i] << 3 | low[i])
+    }
+    #[inline(always)]
+    fn join_nibble(self, high: Self::U, low: Self::U) -> Self::U {
+        each(|i| high[i] << 4 | low[i])
+    }
+
+    #[inline(always)]
+    fn and(self, a: Self::M, b: Self::M) -> Self::M {
+        each(|i| a[i] & b[i])
+    }
+    #[inline(always)]
+    fn or(self, a: Self::M, b: Self::M) -> Self::M {
+        each(|i| a[i] | b[i])
+    }
+    #[inline(always)]
+    fn not(self, a: Self::M) -> Self::M {
+        a.map(|a| !a)
+    }
+    #[inline(always)]
+    fn any(self, a: Self::M) -> bool {
+        a.iter().fold(false, |any, &a| any | a)
+    }
+
+    #[inline(always)]
+    fn transpose_tiles(self, rows: [Self::F; 4]) -> [Self::F; 4] {
+        each(|j| each(|i| rows[i][j]))
+    }
+    #[inline(always)]
+    fn tile_bits(self, codes: Self::U) -> Self::U {
+        codes.map(|code| u32::from(CODES[code as usize & 127]))
+    }
+    #[inline(always)]
+    fn store_tiles(self, bits: Self::U, to: &mut [u16]) {
+        to[..LANES].copy_from_slice(&bits.map(|bits| bits as u16));
+    }
+    #[inline(always)]
+    fn pack_pairs(self, x: Self::F, kept: u32) -> Self::F {
+        let kept = kept & 0xf;
+        let (first, last) = (kept.trailing_zeros() as usize & 3, (31 ^ (kept | 1).leading_zeros()) as usize & 3);
+        [x[first], x[last], 0.0, 0.0]
+    }
+}

@@ -1,0 +1,151 @@
+//! Inputs that go wrong easily, and the conditions under which every kernel must give the same bits.
+
+use half::{bf16, f16};
+use ndarray::{Array2, ArrayView2, s};
+use proptest::prelude::*;
+use sparse24_core::{Element, Mask, compressed::Compressed24, philox::Philox4x32};
+use sparse24_cpu::simd::{Available, Simd};
+
+/// How a matrix lies in memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Layout {
+    RowMajor,
+    ColumnMajor,
+    /// Every second column of every third row of a larger matrix.
+    Strided,
+}
+
+/// The bits of an element: NaN payloads and signs of zero count.
+pub(crate) trait Bits: Element {
+    /// All bits.
+    fn bits(self) -> u32;
+    /// Those bits.
+    fn of_bits(bits: u32) -> Self;
+}
+
+impl Bits for f32 {
+    fn bits(self) -> u32 {
+        self.to_bits()
+    }
+    fn of_bits(bits: u32) -> Self {
+        Self::from_bits(bits)
+    }
+}
+
+impl Bits for f16 {
+    fn bits(self) -> u32 {
+        self.to_bits().into()
+    }
+    fn of_bits(bits: u32) -> Self {
+        Self::from_bits((bits >> 16) as u16)
+    }
+}
+
+impl Bits for bf16 {
+    fn bits(self) -> u32 {
+        self.to_bits().into()
+    }
+    fn of_bits(bits: u32) -> Self {
+        Self::from_bits((bits >> 16) as u16)
+    }
+}
+
+/// A matrix whose elements are drawn by `seed`: in most tiles ordinary, in some full of ties, zeros, subnormals, huge values, infinities,
+/// NaNs of both kinds or arbitrary bits.
+pub(crate) fn matrix<T: Bits>(rows: usize, columns: usize, seed: u64) -> Array2<T> {
+    let draw = |row: usize, column: usize, purpose| Philox4x32::new(seed).block([row as u32, column as u32, purpose, 0]);
+    Array2::from_shape_fn((rows, columns), |(row, column)| {
+        let [kind, ..] = draw(row / 4, column / 4, 1);
+        let [a, b, c, bits] = draw(row, column, 0);
+        let uniform = |word: u32| word as f32 / u32::MAX as f32 - 0.5;
+        let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, -f32::MAX, 0.0, -0.0, 1e-45, -1.2e-38, 2e37, -3e38, 65504.0];
+        match kind % 12 {
+            0 => T::from_f32((a % 3) as f32 - 1.0),
+            1 => T::from_f32(if a % 4 == 0 { uniform(b) } else { -0.0 }),
+            2 => T::from_f32(special[a as usize % special.len()]),
+            3 => T::of_bits(bits),
+            4 => T::from_f32(f32::from_bits((a % 8) | (b << 31))),
+            5 => T::from_f32(if a % 8 == 0 { special[b as usize % special.len()] } else { uniform(c) }),
+            6 => T::from_f32(f32::from_bits(0x7f00_0000 | a >> 9 | b << 31)),
+            7 => T::of_bits(if a % 4 == 0 { 0x7f80_0001 | b << 31 } else { bits & 0xbfff_ffff }),
+            8 => T::from_f32(uniform(a) * f32::powi(2.0, (b % 200) as i32 - 100)),
+            9 => T::from_f32(if a % 2 == 0 { 1.0 } else { 1.0 + f32::EPSILON * (b % 4) as f32 }),
+            _ => T::from_f32(uniform(a) + uniform(b) + uniform(c)),
+        }
+    })
+}
+
+/// Runs `f` on a view of `w` with that layout.
+pub(crate) fn laid_out<T: Element, R>(w: &Array2<T>, layout: Layout, f: impl FnOnce(ArrayView2<'_, T>) -> R) -> R {
+    match layout {
+        Layout::RowMajor => f(w.view()),
+        Layout::ColumnMajor => f(w.t().as_standard_layout().t()),
+        Layout::Strided => {
+            let mut larger = Array2::from_elem((3 * w.nrows(), 2 * w.ncols()), T::from_f32(f32::NAN));
+            larger.slice_mut(s![..;3, ..;2]).assign(w);
+            f(larger.slice(s![..;3, ..;2]))
+        }
+    }
+}
+
+/// Runs `f` at every SIMD level of this machine, with 1, 2 and 7 threads.
+pub(crate) fn everywhere(mut f: impl FnMut(Available) + Send) {
+    for simd in Simd::ALL {
+        match simd.available() {
+            None => eprintln!("skipped: this machine has no {simd}"),
+            Some(level) => threads(|| f(level)),
+        }
+    }
+}
+
+/// Runs `f` with 1, 2 and 7 threads.
+pub(crate) fn threads(mut f: impl FnMut() + Send) {
+    thread_local! {
+        static POOLS: [rayon::ThreadPool; 3] =
+            [1, 2, 7].map(|threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a thread pool"));
+    }
+    POOLS.with(|pools| pools.iter().for_each(|pool| pool.install(&mut f)));
+}
+
+/// A layout.
+pub(crate) fn layouts() -> impl Strategy<Value = Layout> {
+    prop_oneof![3 => Just(Layout::RowMajor), 1 => Just(Layout::ColumnMajor), 1 => Just(Layout::Strided)]
+}
+
+/// The same bits everywhere.
+pub(crate) fn assert_same<T: Bits>(found: ArrayView2<'_, T>, expected: ArrayView2<'_, T>) {
+    assert_eq!(found.dim(), expected.dim());
+    for ((at, &found), &expected) in found.indexed_iter().zip(expected) {
+        assert!(
+            found.bits() == expected.bits(),
+            "{at:?}: found {found:?} ({:#x}), expected {expected:?} ({:#x})",
+            found.bits(),
+            expected.bits()
+        );
+    }
+}
+
+/// The same bits and patterns everywhere.
+pub(crate) fn assert_same_compressed<T: Bits>(found: &Compressed24<T>, expected: &Compressed24<T>) {
+    assert_same(found.values(), expected.values());
+    assert_eq!(found.metadata(), expected.metadata());
+}
+
+/// A matrix full of NaN, to be overwritten.
+pub(crate) fn poisoned<T: Element>(rows: usize, columns: usize) -> Array2<T> {
+    Array2::from_elem((rows, columns), T::from_f32(f32::NAN))
+}
+
+/// A compressed matrix full of NaN and of the wrong bits in its padding, to be overwritten.
+pub(crate) fn poisoned24<T: Element>(m: usize, k: usize) -> Compressed24<T> {
+    let mut out = Compressed24::zeros(m, k).expect("a multiple of 4");
+    let (mut values, metadata) = out.parts_mut();
+    values.fill(T::from_f32(f32::NAN));
+    metadata.fill(0xff);
+    out
+}
+
+/// A mask of wrong bits, to be overwritten.
+pub(crate) fn poisoned_mask(rows: usize, columns: usize) -> Mask {
+    Mask::from_tiles(rows, columns, vec![0xdead; rows * columns / 16]).expect("multiples of 4")
+}
