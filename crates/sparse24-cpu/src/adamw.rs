@@ -128,7 +128,7 @@ fn pruned<const N: usize>(mask: &Mask, first: usize, length: usize) -> [f32; N] 
         let mut groups = [[0.0; 4]; 16];
         let mut i = 0;
         while i < 64 {
-            groups[i / 4][i % 4] = if i / 4 >> (i % 4) & 1 == 1 { 0.0 } else { 1.0 };
+            groups[i / 4][i % 4] = if (i / 4) >> (i % 4) & 1 == 1 { 0.0 } else { 1.0 };
             i += 1;
         }
         groups

@@ -64,7 +64,8 @@ fn power(x: f32) -> f32 {
     let shifted = x + ROUND;
     let r = x - (shifted - ROUND);
     // Chebyshev fit of (2^r - 1) / r on |r| <= 1/2: relative error of 2^r 2^-26.7.
-    let slope = ((((0.000_154_531_82 * r + 0.001_339_088_7) * r + 0.009_618_082) * r + 0.055_503_57) * r + 0.240_226_5) * r + 0.693_147_2;
+    let slope = ((((0.000_154_531_82 * r + 0.001_339_088_7) * r + 0.009_618_082) * r + 0.055_503_57) * r + 0.240_226_5) * r
+        + std::f32::consts::LN_2;
     let mantissa = 1.0 + r * slope;
     // The mantissa is a normal number near 1: adding to its exponent multiplies exactly.
     f32::from_bits(mantissa.to_bits().wrapping_add(shifted.to_bits() << 23))

@@ -66,6 +66,7 @@ fn hostile_logits_show_in_the_loss() {
         let loss = head_loss(logits.view_mut(), &[1], None, 0.0, 1.0).unwrap();
         assert!(!loss.sum.is_finite() && logits.iter().any(|x| !x.is_finite()), "{bad}: {loss:?} {logits}");
     }
+    assert_eq!(head_loss(Array2::zeros([2, 0]).view_mut(), &[7, 7], Some(7), 0.0, 1.0).unwrap(), Loss::default());
     assert_eq!(head_loss(Array2::zeros([0, 3]).view_mut(), &[], None, 0.0, 1.0).unwrap(), Loss::default());
 }
 
@@ -76,4 +77,6 @@ fn bad_targets_are_named() {
     assert_eq!(error.to_string(), "loss_forward: token 5 at position 1 is outside of the vocabulary of 5");
     let error = loss_forward(Array2::zeros([3, 5]).view(), &[1], None, 0.0).unwrap_err();
     assert_eq!(error, Error::Shape { operation: "loss_forward", operand: "targets", expected: [3, 1], found: [1, 1] });
+    let error = loss_forward(Array2::zeros([3, 5]).slice(ndarray::s![.., 1..]), &[1, 0, 1], None, 0.0).unwrap_err();
+    assert_eq!(error.to_string(), "loss_forward: logits is not row-major contiguous");
 }
