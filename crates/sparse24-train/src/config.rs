@@ -207,7 +207,8 @@ impl Config {
             // The library tells the key in its last line alone.
             let text = error.to_string();
             let key = text.lines().last().and_then(|line| line.strip_prefix("in `")?.strip_suffix('`'));
-            Error::setting(key.unwrap_or(ROOT), error.message())
+            let message = error.message().replace("expected u32", &format!("expected at most {}", u32::MAX));
+            Error::setting(key.unwrap_or(ROOT), message)
         })
     }
 
@@ -363,6 +364,8 @@ fn on_preset(preset: &str, document: Table) -> Result<Table, Error> {
     let named = document.get("preset").and_then(Value::as_str);
     let mut table = table_of(&preset::find(named.unwrap_or(preset))?);
     overlay(&mut table, document, "")?;
+    // Here, so that what is refused is known to stand in the document.
+    Config::from_table(table.clone())?;
     Ok(table)
 }
 
@@ -394,6 +397,9 @@ fn overlay(base: &mut Table, over: Table, prefix: &str) -> Result<(), Error> {
 fn converted(key: &str, known: &Value, value: Value) -> Result<Value, Error> {
     match (known, value) {
         (Value::Float(_), Value::Integer(whole)) => Ok(Value::Float(whole as f64)),
+        (Value::Integer(_), Value::Integer(negative @ ..0)) => {
+            Err(Error::setting(key, format!("expected a whole number of at least 0, found {negative}")))
+        }
         (known, value) if known.same_type(&value) => Ok(value),
         (known, value) => Err(Error::setting(key, format!("expected {}, found {value}", described(known)))),
     }

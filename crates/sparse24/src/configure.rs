@@ -28,13 +28,13 @@ pub(crate) struct Configure {
     #[arg(long)]
     backend: Option<String>,
     /// Optimizer steps
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     steps: Option<u32>,
     /// Of everything random
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(..=i64::MAX as u64))]
     seed: Option<u64>,
     /// Steps between checkpoints
-    #[arg(long, value_name = "STEPS")]
+    #[arg(long, value_name = "STEPS", allow_negative_numbers = true)]
     checkpoint_every: Option<u32>,
 }
 

@@ -19,13 +19,13 @@ pub(crate) struct Args {
     #[arg(long)]
     prompt: Option<String>,
     /// Tokens to draw
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value_t = 256, allow_negative_numbers = true)]
     tokens: usize,
     /// Divides the logits; 0 always takes the likeliest token
     #[arg(long, default_value_t = 0.8, allow_negative_numbers = true)]
     temperature: f32,
     /// Only so many of the likeliest tokens can be drawn
-    #[arg(long, default_value_t = 200)]
+    #[arg(long, default_value_t = 200, allow_negative_numbers = true)]
     top_k: usize,
     /// Of the draws
     #[arg(long, default_value_t = 1337)]

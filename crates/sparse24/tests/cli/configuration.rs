@@ -1,0 +1,175 @@
+//! `sparse24 config`: how a configuration is resolved, and every way in which it is refused.
+
+use serde_json::Value;
+
+use crate::support::Place;
+
+#[test]
+fn a_setting_that_cannot_be_is_refused_by_its_key() {
+    let place = Place::new();
+    for (settings, message) in [
+        // Unknown keys and sections.
+        ("foo=1", r#"configuration: "foo" is not known; did you mean "*"? (known: backend, batch, data, method, model, *)"#),
+        ("stepz=1", r#"configuration: "stepz" is not known; did you mean "steps"? (known: *)"#),
+        ("model.layres=3", r#"model: "layres" is not known; did you mean "layers"? (known: activation, bias, context, *)"#),
+        ("modle.layers=3", r#"configuration: "modle" is not known; did you mean "model"? (known: *)"#),
+        ("optimizer.layers=3", r#"optimizer: "layers" is not known; did you mean "*"? (known: beta1, *)"#),
+        ("=3", r#"configuration: "" is not known; *"#),
+        ("model.layers", "model.layers: expected KEY=VALUE, found no ="),
+        ("preset=gpt2-124m", "preset: a preset is what settings are laid on, choose it before them (--preset)"),
+        // Types.
+        ("model.layers=two", r#"model.layers: expected a whole number, found "two""#),
+        ("model.layers=2.5", "model.layers: expected a whole number, found 2.5"),
+        ("model.layers=", r#"model.layers: expected a whole number, found """#),
+        ("model.layers=-1", "model.layers: expected a whole number of at least 0, found -1"),
+        ("model.bias=1", "model.bias: expected true or false, found 1"),
+        ("method.lambda=small", r#"method.lambda: expected a number, found "small""#),
+        ("model=3", "model: expected a section, found 3"),
+        ("seed.low=1", "seed: expected a whole number, found { low = 1 }"),
+        ("steps=5000000000", "steps: invalid value: integer `5000000000`, expected at most 4294967295"),
+        // Choices.
+        ("model.activation=relu", "model.activation: unknown variant `relu`, expected one of `gelu`, `geglu`, `swiglu`"),
+        ("model.sparsify=all", "model.sparsify: unknown variant `all`, expected `ffn` or `ffn-and-attention`"),
+        ("data.tokenizer=bpe", "data.tokenizer: unknown variant `bpe`, expected one of `byte`, `char`, `gpt2`"),
+        ("backend.arithmetic=f16", "backend.arithmetic: unknown variant `f16`, expected `f32` or `bf16-operands`"),
+        ("backend.name=cuda", r#"backend.name: expected "cpu", found "cuda""#),
+        ("method.name=fts", r#"method.name: "fts" is not known; did you mean "fst"? (known: dense, fst)"#),
+        // Impossible values.
+        ("steps=0", "steps: expected at least 1, found 0"),
+        ("model.layers=0", "model.layers: expected at least 1, found 0"),
+        ("model.heads=0", "model.heads: expected at least 1, found 0"),
+        ("model.width=0", "model.width: expected at least 1, found 0"),
+        ("model.ffn_width=0", "model.ffn_width: expected at least 1, found 0"),
+        ("model.context=0", "model.context: expected at least 1, found 0"),
+        ("method.refresh=0", "method.refresh: expected at least 1, found 0"),
+        ("batch.sequences=0", "batch.sequences: expected at least 1, found 0"),
+        ("batch.accumulation=0", "batch.accumulation: expected at least 1, found 0"),
+        ("run.keep_last=0", "run.keep_last: expected at least 1, found 0"),
+        ("model.width=99999999999", "model.width: expected at most 16777216, found 99999999999"),
+        ("batch.sequences=99999999999", "batch.sequences: expected at most 16777216, found 99999999999"),
+        ("backend.threads=99999", "backend.threads: expected at most 4096, 0 for one a core, found 99999"),
+        ("model.heads=3", "model.heads: expected a divisor of model.width 128, found 3"),
+        ("model.width=130 model.heads=2", "model.width: expected a multiple of 4, for 4x4 tiles, found 130"),
+        ("model.ffn_width=514", "model.ffn_width: expected a multiple of 4, for 4x4 tiles, found 514"),
+        ("model.dropout=1", "model.dropout: expected a number in [0, 1), found 1"),
+        ("model.dropout=-0.1", "model.dropout: expected a number in [0, 1), found -0.1"),
+        ("model.dropout=nan", "model.dropout: expected a number in [0, 1), found NaN"),
+        ("optimizer.beta1=1.0", "optimizer.beta1: expected a number in [0, 1), found 1"),
+        ("optimizer.beta2=2", "optimizer.beta2: expected a number in [0, 1), found 2"),
+        ("method.lambda=-1e-5", "method.lambda: expected a finite number of at least 0, found -0.00001"),
+        ("method.lambda=nan", "method.lambda: expected a finite number of at least 0, found NaN"),
+        ("optimizer.learning_rate=inf", "optimizer.learning_rate: expected a finite number of at least 0, found inf"),
+        ("optimizer.learning_rate=1e300", "optimizer.learning_rate: expected a finite number of at least 0, found inf"),
+        ("optimizer.min_learning_rate=-1", "optimizer.min_learning_rate: expected a finite number of at least 0, found -1"),
+        ("optimizer.weight_decay=nan", "optimizer.weight_decay: expected a finite number of at least 0, found NaN"),
+        ("optimizer.clip=-1", "optimizer.clip: expected a finite number of at least 0, found -1"),
+        ("optimizer.epsilon=0", "optimizer.epsilon: expected a finite number above 0, found 0"),
+        ("data.validation=0", "data.validation: expected the share to hold out, above 0 and below 1, found 0"),
+        ("data.validation=1.5", "data.validation: expected the share to hold out, above 0 and below 1, found 1.5"),
+    ] {
+        let set: String = settings.split(' ').map(|setting| format!(" --set {setting}")).collect();
+        place.refuses(&format!("config{set}"), 2, message);
+    }
+}
+
+#[test]
+fn flags_are_refused_like_settings() {
+    let place = Place::new();
+    for (flags, message) in [
+        ("--preset quikstart", r#"preset: "quikstart" is not known; did you mean "quickstart"? (known: quickstart, *, gpt2-1558m)"#),
+        ("--method ftsx", r#"method.name: "ftsx" is not known; did you mean "fst"? (known: dense, fst)"#),
+        ("--backend gpu", r#"backend.name: expected "cpu", found "gpu""#),
+        ("--steps 0", "steps: expected at least 1, found 0"),
+        ("--steps -5", "invalid value '-5' for '--steps <STEPS>': *; --help tells all"),
+        ("--steps many", "invalid value 'many' for '--steps <STEPS>': *; --help tells all"),
+        ("--seed 18446744073709551615", "invalid value '18446744073709551615' for '--seed <SEED>': *; --help tells all"),
+        ("--checkpoint-every x", "invalid value 'x' for '--checkpoint-every <STEPS>': *; --help tells all"),
+        ("--stepz 5", "unexpected argument '--stepz' found; tip: a similar argument exists: '--steps'; --help tells all"),
+        ("--steps", "a value is required for '--steps <STEPS>' but none was supplied; --help tells all"),
+    ] {
+        place.refuses(&format!("config {flags}"), 2, message);
+        place.refuses(&format!("train {flags} --out new"), 2, message);
+        place.refuses(&format!("estimate {flags}"), 2, message);
+    }
+}
+
+#[test]
+fn a_document_is_refused_by_its_name_and_line() {
+    let place = Place::new();
+    for (document, message) in [
+        ("seed = 1\n[model\nlayers = 1\n", "my.toml: line 2: unclosed table, expected `]`"),
+        ("seed = 1\n\nlayers == 1\n", "my.toml: line 3: *"),
+        ("seed = 1\nseed = 2", "my.toml: line 2: duplicate key"),
+        ("= 1", "my.toml: line 1: *"),
+        ("seed = 1\n[model]\nlayers = \"1\"\n", r#"my.toml: model.layers: expected a whole number, found "1""#),
+        ("seed = 1\n[model]\nlayers = -4\n", "my.toml: model.layers: expected a whole number of at least 0, found -4"),
+        (
+            "[model]\nactivation = \"relu\"\n",
+            "my.toml: model.activation: unknown variant `relu`, expected one of `gelu`, `geglu`, `swiglu`",
+        ),
+        ("[modle]\nlayers = 1\n", r#"my.toml: configuration: "modle" is not known; did you mean "model"? (known: *)"#),
+        ("model.layers.x = 1\n", "my.toml: model.layers: expected a whole number, found { x = 1 }"),
+        ("preset = \"x\"\n", r#"my.toml: preset: "x" is not known; did you mean "*"? (known: quickstart, *)"#),
+        ("preset = 3\n", "my.toml: preset: expected a string, found 3"),
+        ("steps = 0", "steps: expected at least 1, found 0"),
+    ] {
+        place.write("my.toml", document);
+        place.refuses("config --config my.toml", 2, message);
+        place.refuses("train --config my.toml --out new", 2, message);
+    }
+    place.write("my.toml", b"seed = 1\nsteps = 2\n# caf\xe9\n");
+    place.refuses("config --config my.toml", 2, "my.toml: line 3: is not UTF-8 text");
+    place.refuses("config --config nowhere.toml", 4, "cannot read nowhere.toml: No such file or directory (os error 2)");
+    place.refuses("config --config .", 3, ".: is a folder, expected a file");
+}
+
+#[test]
+fn layers_are_laid_in_the_documented_order() {
+    let place = Place::new();
+    place.write("my.toml", "preset = \"shakespeare-char-cpu\"\nsteps = 7\nseed = 8\n[model]\nlayers = 3\ndropout = 0\n");
+    let config = place.json("config --config my.toml --set model.layers=5 --set seed=9 --seed 10 --json");
+    assert_eq!(config["preset"], "shakespeare-char-cpu");
+    assert_eq!((&config["steps"], &config["seed"], &config["model"]["layers"]), (&Value::from(7), &Value::from(10), &Value::from(5)));
+    assert_eq!(config["data"]["tokenizer"], "char");
+    let flags = "--data some/where --method dense --backend cpu --steps 3 --seed 4 --checkpoint-every 5";
+    let config = place.json(&format!("config {flags} --json"));
+    assert_eq!(config["data"]["path"], "some/where");
+    assert_eq!(config["method"]["name"], "dense");
+    assert_eq!(
+        (&config["steps"], &config["seed"], &config["run"]["checkpoint_every"]),
+        (&Value::from(3), &Value::from(4), &Value::from(5))
+    );
+}
+
+#[test]
+fn strings_need_no_quotes_and_numbers_may_be_whole() {
+    let place = Place::new();
+    for (setting, key, value) in [
+        ("data.path=corpus", "/data/path", Value::from("corpus")),
+        ("data.path=\"corpus\"", "/data/path", Value::from("corpus")),
+        ("data.path=2024", "/data/path", Value::from("2024")),
+        ("data.path=true", "/data/path", Value::from("true")),
+        ("data.path=a=b", "/data/path", Value::from("a=b")),
+        ("model.bias=true", "/model/bias", Value::from(true)),
+        ("optimizer.clip=2", "/optimizer/clip", Value::from(2.0)),
+        ("method.lambda=0.5", "/method/lambda", Value::from(0.5)),
+        ("steps=1_000", "/steps", Value::from(1000)),
+    ] {
+        let config = place.json(&format!("config --set {setting} --json"));
+        assert_eq!(config.pointer(key), Some(&value), "{setting}");
+    }
+}
+
+#[test]
+fn what_is_printed_resolves_to_itself() {
+    let place = Place::new();
+    for preset in place.json("presets --json").as_array().unwrap() {
+        let name = preset["name"].as_str().unwrap();
+        let printed = place.answer(&format!("config --preset {name} --set model.dropout=0.1 --set data.path=a\"b\\c --seed 5"));
+        place.write("printed.toml", &printed);
+        assert_eq!(place.answer("config --config printed.toml"), printed);
+        let json = place.json("config --config printed.toml --json");
+        assert_eq!(json["data"]["path"], "a\"b\\c");
+        assert_eq!(json["model"]["layers"], preset["config"]["model"]["layers"]);
+    }
+}

@@ -1,0 +1,227 @@
+//! `sparse24 resume`: kills, and every way in which it refuses.
+
+use std::{fs, path::Path, process::Stdio, thread, time::Duration};
+
+use serde_json::Value;
+
+use crate::support::{Place, TINY};
+
+/// 240 steps of a few milliseconds: the switch is after 200.
+const LONG: &str = "--set steps=240 --set model.width=32 --set model.ffn_width=64 --set model.context=16 --set batch.accumulation=2 \
+    --set model.dropout=0.1 --set run.flip_every=5 --set run.eval_every=30 --set method.refresh=7 --set run.keep_last=2";
+
+/// Starts a run (or resumes it) and kills it after it has told of `seen` steps; gives the last step it told of.
+fn kill(place: &Place, line: &str, run: &str, seen: usize) -> usize {
+    let mut child = place.command(line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let metrics = place.path(run).join("metrics.jsonl");
+    let told = || fs::read(&metrics).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count());
+    while told() < seen && child.try_wait().unwrap().is_none() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let _ = child.kill();
+    child.wait().unwrap();
+    told()
+}
+
+/// The metrics without what clocks say.
+fn timeless(place: &Place, run: &str) -> Vec<Value> {
+    let mut metrics = place.metrics(run);
+    for line in &mut metrics {
+        assert!(line.as_object_mut().unwrap().remove("tokens_per_s").is_some());
+    }
+    metrics
+}
+
+#[test]
+fn a_killed_run_ends_like_one_that_was_not() {
+    let place = Place::new();
+    let settings = format!("{LONG} --checkpoint-every 9");
+    place.train("whole", &settings);
+    let whole = place.tree("whole/checkpoints");
+    assert_eq!(whole.keys().filter(|path| path.ends_with("manifest.json")).count(), 3, "the switch and the last two");
+    // In the sparse phase, then, resumed, beyond the switch; a run that was too fast for the kill is another attempt.
+    for attempt in 0..10 {
+        let run = format!("killed-{attempt}");
+        let before = kill(&place, &format!("train {TINY} {settings} --out {run}"), &run, 20);
+        let after = kill(&place, &format!("resume {run}"), &run, 203);
+        if before >= 200 || !(203..240).contains(&after) {
+            continue;
+        }
+        let summary = place.json(&format!("resume {run} --json"));
+        assert_eq!((&summary["run"], &summary["steps"]), (&Value::from(run.as_str()), &Value::from(240)));
+        let ended = place.tree(&format!("{run}/checkpoints"));
+        assert!(ended.keys().eq(whole.keys()), "{:?} instead of {:?}", ended.keys(), whole.keys());
+        for (path, contents) in &whole {
+            assert!(ended[path] == *contents, "{} differs, killed after {before} and {after}", path.display());
+        }
+        assert_eq!(timeless(&place, &run), timeless(&place, "whole"), "killed after {before} and {after}");
+        let provenance: Value = serde_json::from_str(&place.read(&format!("{run}/provenance.json"))).unwrap();
+        assert_eq!(provenance.as_array().unwrap().len(), 3, "one entry a start");
+        let log = place.read(&format!("{run}/log.txt"));
+        assert_eq!(log.matches("resumed after step ").count(), 2, "{log}");
+        return;
+    }
+    panic!("no attempt was killed in time");
+}
+
+#[test]
+fn a_run_killed_before_its_first_checkpoint_begins_anew() {
+    let place = Place::new();
+    let settings = format!("{LONG} --checkpoint-every 0 --set steps=120");
+    place.train("whole", &settings);
+    for attempt in 0..10 {
+        let run = format!("killed-{attempt}");
+        if kill(&place, &format!("train {TINY} {settings} --out {run}"), &run, 3) < 100 {
+            place.answer(&format!("resume {run}"));
+            assert!(place.tree(&format!("{run}/checkpoints")) == place.tree("whole/checkpoints"));
+            assert_eq!(timeless(&place, &run), timeless(&place, "whole"));
+            return;
+        }
+    }
+    panic!("no attempt was killed in time");
+}
+
+#[test]
+fn a_finished_run_stays_as_it_is() {
+    let place = Place::new();
+    let trained = place.train("run", "");
+    let (checkpoints, metrics) = (place.tree("run/checkpoints"), place.read("run/metrics.jsonl"));
+    let resumed = place.json("resume run --json");
+    assert!(resumed["loss"].is_null(), "no step was left to do: {resumed}");
+    assert!((resumed["val_loss"].as_f64().unwrap() - trained["val_loss"].as_f64().unwrap()).abs() <= 1e-6);
+    assert!(place.tree("run/checkpoints") == checkpoints && place.read("run/metrics.jsonl") == metrics);
+}
+
+#[test]
+fn a_run_resumes_from_anywhere_and_after_a_move_of_its_data() {
+    let place = Place::new();
+    place.train("run", "--checkpoint-every 4 --set run.keep_last=9");
+    let end = place.tree("run/checkpoints/step-00000012");
+    let rewind = || {
+        for step in ["step-00000010", "step-00000012"] {
+            fs::remove_dir_all(place.path("run/checkpoints").join(step)).unwrap();
+        }
+    };
+    rewind();
+    fs::create_dir(place.path("elsewhere")).unwrap();
+    let mut command = place.command("resume ../run");
+    assert!(
+        command.current_dir(place.path("elsewhere")).output().unwrap().status.success(),
+        "the data were named relative to another folder"
+    );
+    assert!(place.tree("run/checkpoints/step-00000012") == end);
+    rewind();
+    fs::rename(place.path("text"), place.path("elsewhere/text")).unwrap();
+    place.refuses("resume run", 4, "cannot read */text: No such file or directory (os error 2)");
+    place.write(
+        "run/config.toml",
+        place.read("run/config.toml").replace("/text\"", "/elsewhere/text\"").replace("threads = 1", "threads = 2"),
+    );
+    place.answer("resume run");
+    assert!(place.tree("run/checkpoints/step-00000012") == end, "where data lie and how many threads compute decide nothing");
+}
+
+#[test]
+fn what_is_no_run_is_refused() {
+    let place = Place::new();
+    fs::create_dir(place.path("folder")).unwrap();
+    for run in ["nowhere", "folder", "text"] {
+        place.refuses(&format!("resume {run}"), 3, &format!("{run}: is no run directory: it holds no config.toml"));
+    }
+    place.train("run", "");
+    let config = place.read("run/config.toml");
+    for (from, to, message) in [
+        ("steps = 12", "steps = 0", "run/config.toml: steps: expected at least 1, found 0"),
+        ("steps = 12", "steps = \"x\"", r#"run/config.toml: steps: expected a whole number, found "x""#),
+        ("steps = 12", "", "run/config.toml: configuration: missing field `steps`"),
+        ("steps = 12", "stepz = 12", r#"run/config.toml: configuration: "stepz" is not known; did you mean "steps"? *"#),
+        ("layers = 2", "layres = 2", r#"run/config.toml: model: "layres" is not known; did you mean "layers"? *"#),
+        ("[model]", "[model", "run/config.toml: line 5: *"),
+        ("\"fst\"", "\"fts\"", r#"run/config.toml: method.name: "fts" is not known; did you mean "fst"? *"#),
+        // Possible, but not what the run was.
+        (
+            "steps = 12",
+            "steps = 13",
+            "run/checkpoints/step-00000012: was saved with another configuration (fingerprint *) than the run has now (*); undo the change in config.toml, or start a new run",
+        ),
+        ("width = 16", "width = 32", "run/checkpoints/step-00000012: was saved with another configuration (fingerprint *"),
+        ("seed = 1337", "seed = 1", "run/checkpoints/step-00000012: was saved with another configuration (fingerprint *"),
+        ("\"char\"", "\"byte\"", "run/checkpoints/step-00000012: was saved with another configuration (fingerprint *"),
+    ] {
+        assert!(config.contains(from));
+        place.write("run/config.toml", config.replacen(from, to, 1));
+        place.refuses("resume run", 3, message);
+    }
+    place.write("run/config.toml", &config);
+    place.answer("resume run");
+}
+
+#[test]
+fn a_damaged_file_of_a_run_is_named() {
+    let place = Place::new();
+    place.train("run", "");
+    for (file, contents, message) in [
+        ("metrics.jsonl", "{\"step\": 1}\n{}\n", "run/metrics.jsonl: line 1 is no metrics of the next step: missing field `phase` *"),
+        ("provenance.json", "{}", "run/provenance.json: is no list of starts: *"),
+    ] {
+        let whole = place.read(&format!("run/{file}"));
+        place.write(&format!("run/{file}"), contents);
+        place.refuses("resume run", 3, message);
+        place.write(&format!("run/{file}"), whole);
+    }
+    // Half a line is what a kill leaves, and is no damage.
+    let whole = place.read("run/metrics.jsonl");
+    place.write("run/metrics.jsonl", format!("{whole}{{\"step\":13,\"ph"));
+    place.answer("resume run");
+    assert_eq!(place.read("run/metrics.jsonl"), whole);
+}
+
+#[test]
+fn other_data_are_refused() {
+    let place = Place::new();
+    place.train("run", "--checkpoint-every 4");
+    let text = place.read("text");
+    let message = "run/checkpoints/step-00000012: was saved with other data (fingerprint *) than the run has now (*); restore them, or start a new run";
+    place.write("text", crate::support::text(2));
+    place.refuses("resume run", 3, message);
+    place.write("text", text.replacen('q', "p", 1));
+    place.refuses("resume run", 3, message);
+    place.write("text", "");
+    place.refuses("resume run", 3, "*/text: holds no text; a corpus needs at least one context and a token");
+    place.write("text", text);
+    place.answer("resume run");
+}
+
+#[test]
+fn a_damaged_newest_checkpoint_is_named_and_the_one_before_it_serves() {
+    let place = Place::new();
+    place.train("run", "--checkpoint-every 4 --set run.keep_last=9");
+    let newest = Path::new("run/checkpoints/step-00000012");
+    let end = place.tree(newest.to_str().unwrap());
+    let damage = |file: &str, change: &dyn Fn(&mut Vec<u8>), problem: &str| {
+        let path = place.path(newest.join(file).to_str().unwrap());
+        let whole = fs::read(&path).unwrap();
+        let mut bytes = whole.clone();
+        change(&mut bytes);
+        fs::write(&path, bytes).unwrap();
+        let file = newest.join(file);
+        let problem =
+            format!("its newest checkpoint is damaged ({}: {problem}); remove {} to continue before it", file.display(), newest.display());
+        place.refuses("resume run", 3, &format!("run: {problem}"));
+        let problem = format!("run: its newest checkpoint {} is damaged ({}: *); name an older one", newest.display(), file.display());
+        for line in ["eval run", "sample run", "export run out"] {
+            place.refuses(line, 3, &problem);
+        }
+        fs::write(&path, whole).unwrap();
+    };
+    damage("model.safetensors", &|bytes| *bytes.last_mut().unwrap() ^= 1, r#"is damaged in "ln_f.weight", bytes *"#);
+    damage("model.safetensors", &|bytes| bytes.truncate(100), "holds 100 bytes, the manifest says *");
+    damage("optimizer.safetensors", &|bytes| bytes[20] ^= 1, r#"is damaged in "header", bytes 0..*"#);
+    damage("masks.safetensors", &|bytes| bytes.push(0), "holds * bytes, the manifest says *");
+    damage("state.json", &|bytes| bytes[20] ^= 1, "is damaged: *");
+    damage("manifest.json", &|bytes| bytes[20] ^= 1, "is damaged: its checksum says *");
+    damage("manifest.json", &|bytes| bytes.clear(), "does not end with its checksum: it is cut or damaged (0 bytes)");
+    fs::remove_dir_all(place.path(newest.to_str().unwrap())).unwrap();
+    place.answer("resume run");
+    assert!(place.tree(newest.to_str().unwrap()) == end);
+}

@@ -1,0 +1,12 @@
+//! `sparse24` as its user meets it: every command on configurations of a second, and every way in which each refuses.
+//!
+//! `prepare`, `prune` and `verify` have their own files beside this folder.
+
+mod configuration;
+mod evaluation;
+mod interchange;
+mod interruption;
+mod refusals;
+mod reports;
+mod support;
+mod training;

@@ -1,0 +1,166 @@
+//! Every way in which `sparse24 train` and `estimate` refuse to begin, or stop.
+
+use std::fs::{self, File};
+
+use crate::support::{Place, TINY};
+
+#[test]
+fn data_that_cannot_be_used_are_refused_by_name() {
+    let place = Place::new();
+    place.write("empty", "");
+    place.write("blank", " \n\t\n");
+    place.write("one", "x");
+    place.write("short", "the quick brown");
+    place.write("latin1", b"plenty of text, and then a caf\xe9");
+    fs::create_dir(place.path("folder")).unwrap();
+    fs::create_dir(place.path("mixed")).unwrap();
+    place.write("mixed/a", "good text");
+    place.write("mixed/b", b"\x89PNG");
+    for (data, code, message) in [
+        ("nowhere", 4, "cannot read nowhere: No such file or directory (os error 2)"),
+        ("empty", 3, "empty: holds no text; a corpus needs at least one context and a token"),
+        ("blank", 3, "blank: holds no text; a corpus needs at least one context and a token"),
+        ("folder", 3, "folder: holds no text; a corpus needs at least one context and a token"),
+        ("one", 3, "one: 1 characters are too few to hold out a share of 0.1 for validation"),
+        ("short", 3, "short: has 13 tokens to train on; a context of 64 needs at least 65"),
+        ("latin1", 3, "latin1: is not UTF-8 text: byte 0xe9 at offset 30; convert it or take it out of the corpus"),
+        ("mixed", 3, "mixed/b: is not UTF-8 text: byte 0x89 at offset 0; convert it or take it out of the corpus"),
+    ] {
+        let more = "--set data.tokenizer=byte --set model.context=64";
+        place.refuses(&format!("train {TINY} {more} --data {data} --out new"), code, message);
+        place.refuses(&format!("estimate {TINY} {more} --data {data}"), code, message);
+    }
+    let more = "--set data.tokenizer=byte --set data.validation=0.07";
+    let message = "short: has 1 tokens held out for validation, which needs at least 2";
+    place.write("short", "the quick brow");
+    place.refuses(&format!("train {TINY} {more} --data short --out new"), 3, message);
+}
+
+#[test]
+fn shards_that_cannot_be_used_are_refused_by_name() {
+    let place = Place::new();
+    place.answer("prepare --data text --tokenizer char --out prepared");
+    let train = format!("train {TINY} --data prepared --out new");
+    let whole = fs::read(place.path("prepared/train.bin")).unwrap();
+    let damaged = |at: usize| {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        bytes
+    };
+    for (bytes, message) in [
+        (
+            whole[..whole.len() - 2].to_vec(),
+            "prepared/train.bin: its header tells of 3600 tokens, 7328 bytes in all, but it holds 7326: 2 bytes are missing",
+        ),
+        ([&whole[..], &[0; 4]].concat(), "prepared/train.bin: its header tells of 3600 tokens, * but it holds 7332: 4 bytes are too many"),
+        (whole[..100].to_vec(), "prepared/train.bin: holds 100 bytes; the header of a token shard alone takes 128"),
+        (damaged(0), "prepared/train.bin: the magic of this token shard is damaged, the rest of its header is intact"),
+        (damaged(20), "prepared/train.bin: the checksum at offset 96 does not match the header: the file is damaged"),
+        (damaged(130), "prepared/train.bin: the tokens from offset 128 on do not match their checksum: the file is damaged"),
+        (damaged(131), "prepared/train.bin: token * at position 1 is beyond the vocabulary of 27"),
+        (vec![0, 0, 1, 0], "prepared/train.bin: is no token shard of sparse24, which the tokenizer.json beside it promises"),
+    ] {
+        place.write("prepared/train.bin", bytes);
+        place.refuses(&train, 3, message);
+    }
+    place.write("prepared/train.bin", &whole);
+    place.write("prepared/tokenizer.json", r#"{"sparse24_tokenizer":1,"kind":"word"}"#);
+    place.refuses(&train, 3, "prepared/tokenizer.json: is not a tokenizer of sparse24 *: unknown variant `word`, expected *");
+    place.write("prepared/tokenizer.json", r#"{"sparse24_tokenizer":1,"kind":"char","characters":"ab"}"#);
+    place.refuses(&train, 3, "prepared/train.bin: has a vocabulary of 27, expected 2");
+    fs::remove_file(place.path("prepared/tokenizer.json")).unwrap();
+    place.refuses(&train, 3, "prepared/train.bin: needs the tokenizer.json that was prepared with it");
+
+    place.answer("prepare --data text --tokenizer char --out again");
+    let message = "tokenizer: `byte` is asked for, but again was prepared with `char`: set data.tokenizer=char";
+    place.refuses(&format!("train {TINY} --set data.tokenizer=byte --data again --out new"), 2, message);
+
+    fs::create_dir(place.path("foreign")).unwrap();
+    let ids: Vec<u8> = [7_u16, 255, 300, 1].iter().flat_map(|id| id.to_le_bytes()).collect();
+    place.write("foreign/train.bin", &ids);
+    let train = format!("train {TINY} --set data.tokenizer=byte --data foreign --out new");
+    place.refuses(&train, 3, "foreign/train.bin: token 300 at position 2 is beyond the vocabulary of 256");
+    place.write("foreign/train.bin", &ids[..7]);
+    place.refuses(&train, 3, "foreign/train.bin: holds 7 bytes without a known header; raw u16 tokens would take one byte less or more");
+    place.write("foreign/train.bin", &ids[..4]);
+    place.refuses(&train, 4, "cannot read foreign/val.bin: No such file or directory (os error 2)");
+}
+
+#[test]
+fn a_place_that_cannot_be_written_is_refused() {
+    let place = Place::new();
+    place.train("run", "");
+    fs::create_dir(place.path("mine")).unwrap();
+    place.write("mine/thesis.tex", "years of work");
+    for (out, code, message) in [
+        ("run", 3, r#"run: already holds "*", expected a new or empty run directory; choose another, or resume this one"#),
+        ("mine", 3, r#"mine: already holds "thesis.tex", expected a new or empty run directory; choose another, or resume this one"#),
+        ("text", 3, "text: is a file, expected a new or empty run directory; choose another"),
+        ("text/run", 4, "cannot create text/run: * (os error *)"),
+        ("/proc/run", 4, "cannot create /proc/run: * (os error *)"),
+    ] {
+        place.refuses(&format!("train {TINY} --out {out}"), code, message);
+    }
+    fs::create_dir(place.path("empty")).unwrap();
+    place.train("empty", "");
+}
+
+#[test]
+fn a_directory_in_use_is_refused() {
+    let place = Place::new();
+    place.train("run", "");
+    place.write("run/lock", "4711\n");
+    let lock = File::options().write(true).open(place.path("run/lock")).unwrap();
+    lock.lock().unwrap();
+    let message = "run: is in use by another process (pid 4711); wait for it, or choose another directory";
+    place.refuses("resume run", 3, message);
+    // Whoever only reads may.
+    place.answer("eval run");
+    drop(lock);
+    place.answer("resume run");
+
+    fs::create_dir(place.path("new")).unwrap();
+    let lock = File::create(place.path("new/lock")).unwrap();
+    lock.lock().unwrap();
+    let message = "new: is in use by another process (pid unknown); wait for it, or choose another directory";
+    place.refuses(&format!("train {TINY} --out new"), 3, message);
+}
+
+#[test]
+fn a_model_beyond_the_memory_is_refused() {
+    let place = Place::new();
+    let message = "model: needs * MiB of memory, this machine has *; make it or batch.sequences smaller";
+    if cfg!(target_os = "linux") {
+        place.refuses(&format!("train {TINY} --set model.width=16777216 --out new"), 2, message);
+        place.refuses(&format!("train {TINY} --set batch.sequences=16777216 --out new"), 2, message);
+    }
+}
+
+#[test]
+fn training_stops_before_a_step_that_is_not_finite() {
+    let place = Place::new();
+    let output = place.command(&format!("train {TINY} --out run --set optimizer.learning_rate=1e35")).output().unwrap();
+    assert_eq!(output.status.code(), Some(5));
+    let told = String::from_utf8(output.stderr.clone()).unwrap();
+    let last = told.lines().last().unwrap();
+    assert!(last.starts_with("error: step "), "{told}");
+    assert!(last.ends_with("is not finite; training stopped before the update, the last good checkpoint is kept"), "{told}");
+    assert!(!told.contains("panicked") && output.stdout.is_empty(), "{told}");
+    let step = last.split([' ', ':']).find_map(|word| word.parse::<usize>().ok()).unwrap();
+    assert_eq!(place.metrics("run").len() + 1, step, "every step but the one not taken was told");
+    assert!(place.read("run/log.txt").contains("is not finite"));
+    assert!(!place.path("run/checkpoints").exists(), "nothing that is not finite was saved");
+}
+
+#[test]
+fn a_command_that_does_not_exist_is_refused() {
+    let place = Place::new();
+    place.refuses("trian", 2, "unrecognized subcommand 'trian'; tip: *'train'; --help tells all");
+    place.refuses("resume", 2, "the following required arguments were not provided: <RUN>; --help tells all");
+    place.refuses("import one", 2, "the following required arguments were not provided: <OUT>; --help tells all");
+    place.refuses("presets more", 2, "unexpected argument 'more' found; --help tells all");
+    place.refuses("verify text --include (", 2, "invalid value '(' for '--include <REGEX>': * unclosed group; --help tells all");
+    let output = place.command("").output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "no command: the help, as an error");
+    assert!(String::from_utf8(output.stderr.clone()).unwrap().contains("Usage: sparse24"));
+}
