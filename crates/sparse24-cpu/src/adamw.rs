@@ -123,13 +123,25 @@ fn update(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], rule: &AdamW, 
 /// 1 for pruned elements from flat index `first` on, 0 for kept ones; `first` and `length` are multiples of 4.
 #[inline(always)]
 fn pruned<const N: usize>(mask: &Mask, first: usize, length: usize) -> [f32; N] {
+    /// The factors of four mask bits.
+    const GROUPS: [[f32; 4]; 16] = {
+        let mut groups = [[0.0; 4]; 16];
+        let mut i = 0;
+        while i < 64 {
+            groups[i / 4][i % 4] = if (i / 4) >> (i % 4) & 1 == 1 { 0.0 } else { 1.0 };
+            i += 1;
+        }
+        groups
+    };
     let mut factors = [0.0; N];
     let columns = mask.columns();
-    for (i, group) in factors[..length].chunks_exact_mut(4).enumerate() {
-        let (row, column) = ((first + 4 * i) / columns, (first + 4 * i) % columns);
-        let bits = mask.tiles()[row / 4 * (columns / 4) + column / 4] >> (row % 4 * 4);
-        for (at, factor) in group.iter_mut().enumerate() {
-            *factor = f32::from(!bits >> at & 1);
+    let (mut row, mut column) = (first / columns, first % columns);
+    for group in factors[..length].as_chunks_mut::<4>().0 {
+        let bits = mask.tiles()[row / 4 * (columns / 4) + column / 4] >> (row % 4 * 4) & 15;
+        *group = GROUPS[usize::from(bits)];
+        column += 4;
+        if column == columns {
+            (row, column) = (row + 1, 0);
         }
     }
     factors

@@ -63,7 +63,7 @@ impl AttentionShape {
     }
 
     fn check(self, operation: &'static str, rows: usize, d: usize, operands: &[(&'static str, [usize; 2])]) -> Result<(), Error> {
-        if self.heads == 0 || d % self.heads != 0 {
+        if self.heads == 0 || !d.is_multiple_of(self.heads) {
             let whole = d / self.heads.max(1) * self.heads;
             return Err(Error::Shape { operation, operand: "q", expected: [rows, whole], found: [rows, d] });
         }

@@ -36,13 +36,10 @@ impl Dropout {
 /// x = dropout(x), in place; x row-major contiguous, elements numbered in that order. The backward is the same call on the gradient.
 ///
 /// # Errors
-/// [`Error::Shape`] if x is not row-major contiguous.
-pub fn dropout(mut x: ArrayViewMut2<'_, f32>, dropout: &Dropout) -> Result<(), Error> {
+/// [`Error::Layout`] if x is not row-major contiguous.
+pub fn dropout(x: ArrayViewMut2<'_, f32>, dropout: &Dropout) -> Result<(), Error> {
     const ELEMENTS: usize = 4096;
-    let [rows, columns] = shape::of(&x);
-    let Some(x) = x.as_slice_mut() else {
-        return Err(Error::Shape { operation: "dropout", operand: "x (row-major)", expected: [rows, columns], found: [columns, rows] });
-    };
+    let x = shape::elements_mut("dropout", "x", x)?;
     x.par_chunks_mut(ELEMENTS).enumerate().for_each(|(i, run)| dropout.apply((i * ELEMENTS) as u64, run));
     Ok(())
 }

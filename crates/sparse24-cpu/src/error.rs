@@ -19,6 +19,14 @@ pub enum Error {
         /// The shape given.
         found: [usize; 2],
     },
+    /// An operand must be row-major without gaps.
+    #[error("{operation}: {operand} is not row-major contiguous")]
+    Layout {
+        /// The operation that refused.
+        operation: &'static str,
+        /// The operand that has another layout.
+        operand: &'static str,
+    },
     /// A token is not in the vocabulary.
     #[error("{operation}: token {token} at position {position} is outside of the vocabulary of {vocabulary}")]
     Token {

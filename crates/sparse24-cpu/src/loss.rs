@@ -1,6 +1,6 @@
 //! Softmax cross-entropy over a vocabulary, with its gradient in place.
 
-use ndarray::{ArrayView2, ArrayViewMut2, Axis};
+use ndarray::{ArrayView2, ArrayViewMut2};
 use rayon::prelude::*;
 
 use crate::{Error, math, shape};
@@ -24,44 +24,34 @@ const ROWS: usize = 16;
 /// logit makes its row's loss NaN or infinite.
 ///
 /// # Errors
-/// [`Error::Shape`] unless there is one target a row; [`Error::Token`] for a target outside of V that is not `ignore`.
-pub fn head_loss(
-    mut logits: ArrayViewMut2<'_, f32>,
-    targets: &[u32],
-    ignore: Option<u32>,
-    smoothing: f32,
-    scale: f32,
-) -> Result<Loss, Error> {
-    check("head_loss", shape::of(&logits), targets, ignore)?;
-    let tasks: Vec<_> = logits.axis_chunks_iter_mut(Axis(0), ROWS).zip(targets.chunks(ROWS)).collect();
-    Ok(total(
-        tasks
-            .into_par_iter()
-            .map(|(mut logits, targets)| {
-                math::vectorised(
-                    #[inline(always)]
-                    || {
-                        let mut loss = Loss::default();
-                        for (mut row, &target) in logits.rows_mut().into_iter().zip(targets) {
-                            let row = row.as_slice_mut().expect("row-major");
-                            if Some(target) == ignore {
-                                row.fill(0.0);
-                                continue;
-                            }
-                            let terms = terms(row);
-                            loss.add(terms, row[target as usize], smoothing, row.len());
-                            let (inverse, floor) = (scale / terms.sum, scale * smoothing / row.len() as f32);
-                            for value in row.iter_mut() {
-                                *value = math::exp(*value - terms.maximum) * inverse - floor;
-                            }
-                            row[target as usize] -= scale * (1.0 - smoothing);
-                        }
-                        loss
-                    },
-                )
-            })
-            .collect(),
-    ))
+/// [`Error::Shape`] unless there is one target a row; [`Error::Token`] for a target outside of V that is not `ignore`;
+/// [`Error::Layout`] if the logits have gaps.
+pub fn head_loss(logits: ArrayViewMut2<'_, f32>, targets: &[u32], ignore: Option<u32>, smoothing: f32, scale: f32) -> Result<Loss, Error> {
+    let [_, v] = check("head_loss", shape::of(&logits), targets, ignore)?;
+    let rows = shape::elements_mut("head_loss", "logits", logits)?.par_chunks_mut(ROWS * v.max(1));
+    let losses = rows.zip(targets.par_chunks(ROWS)).map(|(rows, targets)| {
+        let mut loss = Loss::default();
+        math::vectorised(
+            #[inline(always)]
+            || {
+                for (row, &target) in rows.chunks_exact_mut(v).zip(targets) {
+                    if Some(target) == ignore {
+                        row.fill(0.0);
+                        continue;
+                    }
+                    let terms = terms(row);
+                    loss.add(terms, row[target as usize], smoothing, v);
+                    let (inverse, floor) = (scale / terms.sum, scale * smoothing / v as f32);
+                    for value in row.iter_mut() {
+                        *value = math::exp(*value - terms.maximum) * inverse - floor;
+                    }
+                    row[target as usize] -= scale * (1.0 - smoothing);
+                }
+            },
+        );
+        loss
+    });
+    Ok(total(losses.collect()))
 }
 
 /// The loss of [`head_loss`] without the gradient.
@@ -69,33 +59,30 @@ pub fn head_loss(
 /// # Errors
 /// As [`head_loss`].
 pub fn loss_forward(logits: ArrayView2<'_, f32>, targets: &[u32], ignore: Option<u32>, smoothing: f32) -> Result<Loss, Error> {
-    check("loss_forward", shape::of(&logits), targets, ignore)?;
-    let tasks: Vec<_> = logits.axis_chunks_iter(Axis(0), ROWS).zip(targets.chunks(ROWS)).collect();
-    Ok(total(
-        tasks
-            .into_par_iter()
-            .map(|(logits, targets)| {
-                math::vectorised(
-                    #[inline(always)]
-                    || {
-                        let mut loss = Loss::default();
-                        for (row, &target) in logits.rows().into_iter().zip(targets) {
-                            if Some(target) != ignore {
-                                let row = row.as_slice().expect("row-major");
-                                loss.add(terms(row), row[target as usize], smoothing, row.len());
-                            }
-                        }
-                        loss
-                    },
-                )
-            })
-            .collect(),
-    ))
+    let [_, v] = check("loss_forward", shape::of(&logits), targets, ignore)?;
+    let rows = shape::elements("loss_forward", "logits", logits)?.par_chunks(ROWS * v.max(1));
+    let losses = rows.zip(targets.par_chunks(ROWS)).map(|(rows, targets)| {
+        let mut loss = Loss::default();
+        math::vectorised(
+            #[inline(always)]
+            || {
+                for (row, &target) in rows.chunks_exact(v).zip(targets) {
+                    if Some(target) != ignore {
+                        loss.add(terms(row), row[target as usize], smoothing, v);
+                    }
+                }
+            },
+        );
+        loss
+    });
+    Ok(total(losses.collect()))
 }
 
-fn check(operation: &'static str, [p, v]: [usize; 2], targets: &[u32], ignore: Option<u32>) -> Result<(), Error> {
+/// The shape of the logits, which the targets fit.
+fn check(operation: &'static str, [p, v]: [usize; 2], targets: &[u32], ignore: Option<u32>) -> Result<[usize; 2], Error> {
     shape::check(operation, "targets", [p, 1], [targets.len(), 1])?;
-    shape::check_tokens(operation, targets, ignore, v)
+    shape::check_tokens(operation, targets, ignore, v)?;
+    Ok([p, v])
 }
 
 /// What a row's loss is made of.

@@ -64,14 +64,15 @@ fn power(x: f32) -> f32 {
     let shifted = x + ROUND;
     let r = x - (shifted - ROUND);
     // Chebyshev fit of (2^r - 1) / r on |r| <= 1/2: relative error of 2^r 2^-26.7.
-    let slope = ((((0.000_154_531_82 * r + 0.001_339_088_7) * r + 0.009_618_082) * r + 0.055_503_57) * r + 0.240_226_5) * r + 0.693_147_2;
+    let slope = ((((0.000_154_531_82 * r + 0.001_339_088_7) * r + 0.009_618_082) * r + 0.055_503_57) * r + 0.240_226_5) * r
+        + std::f32::consts::LN_2;
     let mantissa = 1.0 + r * slope;
     // The mantissa is a normal number near 1: adding to its exponent multiplies exactly.
     f32::from_bits(mantissa.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
 /// Running sums of one reduction.
-pub(crate) const LANES: usize = 32;
+pub(crate) const LANES: usize = 16;
 
 /// Sum of `term` over the elements of a slice, in the order of [`sum2`].
 #[inline(always)]
@@ -81,8 +82,8 @@ pub(crate) fn sum(x: &[f32], term: impl Fn(f32) -> f32) -> f32 {
 
 /// Sum of `term` over matching elements of two slices of one length.
 ///
-/// Element i goes to running sum i mod 32; the 32 sums are added as a binary tree: the error is at most
-/// (length / 32 + 6) * 2^-24 of the sum of magnitudes.
+/// Element i goes to running sum i mod 16; the 16 sums are added as a binary tree: the error is at most
+/// (length / 16 + 5) * 2^-24 of the sum of magnitudes.
 #[inline(always)]
 pub(crate) fn sum2(x: &[f32], y: &[f32], term: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -122,7 +123,9 @@ pub(crate) fn maximum(x: &[f32]) -> f32 {
 
 /// Combines as a binary tree; N is a power of two.
 #[inline(always)]
-pub(crate) fn fold<const N: usize>(mut lanes: [f32; N], combine: impl Fn(f32, f32) -> f32) -> f32 {
+pub(crate) fn fold<const N: usize>(lanes: [f32; N], combine: impl Fn(f32, f32) -> f32) -> f32 {
+    // Otherwise the compiler shapes the loop before after this tree, and gives up wide vectors there.
+    let mut lanes = std::hint::black_box(lanes);
     let mut width = N;
     while width > 1 {
         width /= 2;

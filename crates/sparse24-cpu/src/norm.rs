@@ -2,7 +2,7 @@
 //!
 //! Source: Ba et al., "Layer Normalization", arXiv 1607.06450.
 
-use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis};
+use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2};
 use rayon::prelude::*;
 
 use crate::{Error, gemm::Beta, math, shape};
@@ -19,15 +19,15 @@ const ROWS: usize = 32;
 /// variance over c (not c - 1). An absent delta or beta is 0. All row-major contiguous.
 ///
 /// # Errors
-/// [`Error::Shape`] if an operand does not fit x.
+/// [`Error::Shape`] if an operand does not fit x; [`Error::Layout`] if one has gaps.
 pub fn norm_forward(
     x: ArrayView2<'_, f32>,
     delta: Option<ArrayView2<'_, f32>>,
     gamma: ArrayView1<'_, f32>,
     beta: Option<ArrayView1<'_, f32>>,
-    mut residual: ArrayViewMut2<'_, f32>,
-    mut y: ArrayViewMut2<'_, f32>,
-    mut stats: ArrayViewMut2<'_, f32>,
+    residual: ArrayViewMut2<'_, f32>,
+    y: ArrayViewMut2<'_, f32>,
+    stats: ArrayViewMut2<'_, f32>,
 ) -> Result<(), Error> {
     const OPERATION: &str = "norm_forward";
     let [p, c] = shape::of(&x);
@@ -44,48 +44,55 @@ pub fn norm_forward(
     if p == 0 || c == 0 {
         return Ok(());
     }
-    let gamma = gamma.as_standard_layout();
-    let gamma = gamma.as_slice().expect("standard layout");
-    let beta = beta.map(|beta| beta.as_standard_layout().into_owned().into_raw_vec_and_offset().0);
-    let tasks: Vec<_> = residual
-        .axis_chunks_iter_mut(Axis(0), ROWS)
-        .zip(y.axis_chunks_iter_mut(Axis(0), ROWS))
-        .zip(stats.axis_chunks_iter_mut(Axis(0), ROWS))
-        .enumerate()
-        .collect();
-    tasks.into_par_iter().for_each(|(i, ((mut residual, mut y), mut stats))| {
+    let x = shape::elements(OPERATION, "x", x)?;
+    let delta = delta.map(|delta| shape::elements(OPERATION, "delta", delta)).transpose()?;
+    let gamma = shape::elements(OPERATION, "gamma", gamma)?;
+    let beta = beta.map(|beta| shape::elements(OPERATION, "beta", beta)).transpose()?;
+    let residual = shape::elements_mut(OPERATION, "residual", residual)?.par_chunks_mut(ROWS * c);
+    let y = shape::elements_mut(OPERATION, "y", y)?.par_chunks_mut(ROWS * c);
+    let stats = shape::elements_mut(OPERATION, "stats", stats)?.par_chunks_mut(ROWS * 2);
+    x.par_chunks(ROWS * c).zip(residual).zip(y.zip(stats)).enumerate().for_each(|(i, ((x, residual), (y, stats)))| {
+        let delta = delta.map(|delta| &delta[i * ROWS * c..][..x.len()]);
         math::vectorised(
             #[inline(always)]
-            || {
-                for (row, ((mut residual, mut y), mut stats)) in
-                    residual.rows_mut().into_iter().zip(y.rows_mut()).zip(stats.rows_mut()).enumerate()
-                {
-                    let at = i * ROWS + row;
-                    let (residual, y) = (residual.as_slice_mut().expect("row-major"), y.as_slice_mut().expect("row-major"));
-                    residual.copy_from_slice(x.row(at).as_slice().expect("row-major"));
-                    if let Some(delta) = &delta {
-                        let delta = delta.row(at);
-                        for (residual, &delta) in residual.iter_mut().zip(delta.as_slice().expect("row-major")) {
-                            *residual += delta;
-                        }
-                    }
-                    let mean = math::sum(residual, |x| x) / c as f32;
-                    let variance = math::sum(residual, |x| (x - mean) * (x - mean)) / c as f32;
-                    let rstd = 1.0 / (variance + EPSILON).sqrt();
-                    for ((y, &x), &gamma) in y.iter_mut().zip(&*residual).zip(gamma) {
-                        *y = (x - mean) * rstd * gamma;
-                    }
-                    if let Some(beta) = &beta {
-                        for (y, &beta) in y.iter_mut().zip(beta) {
-                            *y += beta;
-                        }
-                    }
-                    (stats[0], stats[1]) = (mean, rstd);
-                }
-            },
+            || forward_rows(x, delta, gamma, beta, residual, y, stats),
         );
     });
     Ok(())
+}
+
+/// Each loop leaves rows independent of each other, so that the processor overlaps their sums.
+#[inline(always)]
+fn forward_rows(
+    x: &[f32],
+    delta: Option<&[f32]>,
+    gamma: &[f32],
+    beta: Option<&[f32]>,
+    residual: &mut [f32],
+    y: &mut [f32],
+    stats: &mut [f32],
+) {
+    let c = gamma.len();
+    match delta {
+        Some(delta) => residual.iter_mut().zip(x).zip(delta).for_each(|((residual, &x), &delta)| *residual = x + delta),
+        None => residual.copy_from_slice(x),
+    }
+    let stats = stats.as_chunks_mut::<2>().0;
+    for (row, stats) in residual.chunks_exact(c).zip(&mut *stats) {
+        stats[0] = math::sum(row, |x| x) / c as f32;
+    }
+    for (row, stats) in residual.chunks_exact(c).zip(&mut *stats) {
+        let variance = math::sum(row, |x| (x - stats[0]) * (x - stats[0])) / c as f32;
+        stats[1] = 1.0 / (variance + EPSILON).sqrt();
+    }
+    for ((row, y), &mut [mean, rstd]) in residual.chunks_exact(c).zip(y.chunks_exact_mut(c)).zip(stats) {
+        for ((y, &x), &gamma) in y.iter_mut().zip(row).zip(gamma) {
+            *y = (x - mean) * rstd * gamma;
+        }
+        if let Some(beta) = beta {
+            y.iter_mut().zip(beta).for_each(|(y, &beta)| *y += beta);
+        }
+    }
 }
 
 /// The gradient of [`norm_forward`].
@@ -96,14 +103,14 @@ pub fn norm_forward(
 /// order within blocks of 32, and the blocks in order. All row-major contiguous.
 ///
 /// # Errors
-/// [`Error::Shape`] if an operand does not fit dy.
+/// [`Error::Shape`] if an operand does not fit dy; [`Error::Layout`] if one has gaps.
 #[expect(clippy::too_many_arguments, reason = "an equation of nine operands")]
 pub fn norm_backward(
     dy: ArrayView2<'_, f32>,
     residual: ArrayView2<'_, f32>,
     stats: ArrayView2<'_, f32>,
     gamma: ArrayView1<'_, f32>,
-    mut dresidual: ArrayViewMut2<'_, f32>,
+    dresidual: ArrayViewMut2<'_, f32>,
     mut dgamma: ArrayViewMut1<'_, f32>,
     mut dbeta: Option<ArrayViewMut1<'_, f32>>,
     beta: Beta,
@@ -127,46 +134,55 @@ pub fn norm_backward(
     if p == 0 || c == 0 {
         return Ok(());
     }
-    let gamma = gamma.as_standard_layout();
-    let gamma = gamma.as_slice().expect("standard layout");
-    let tasks: Vec<_> = dresidual.axis_chunks_iter_mut(Axis(0), ROWS).enumerate().collect();
-    let partial: Vec<(Vec<f32>, Vec<f32>)> = tasks
-        .into_par_iter()
-        .map(|(i, mut dresidual)| {
-            let (mut dgamma, mut dbeta, mut g) = (vec![0.0; c], vec![0.0; c], vec![0.0; c]);
+    let [dy, residual, stats] = [("dy", dy), ("residual", residual), ("stats", stats)].map(|(name, x)| shape::elements(OPERATION, name, x));
+    let (dy, residual, stats) = (dy?.par_chunks(ROWS * c), residual?.par_chunks(ROWS * c), stats?.par_chunks(ROWS * 2));
+    let gamma = shape::elements(OPERATION, "gamma", gamma)?;
+    let dresidual = shape::elements_mut(OPERATION, "dresidual", dresidual)?.par_chunks_mut(ROWS * c);
+    let wanted = if dbeta.is_some() { 2 * c } else { c };
+    let partial: Vec<Vec<f32>> = dy
+        .zip(residual)
+        .zip(stats.zip(dresidual))
+        .map(|((dy, residual), (stats, dresidual))| {
+            let mut sums = vec![0.0; wanted];
             math::vectorised(
                 #[inline(always)]
-                || {
-                    for (row, mut dresidual) in dresidual.rows_mut().into_iter().enumerate() {
-                        let at = i * ROWS + row;
-                        let (dy, residual, stats) = (dy.row(at), residual.row(at), stats.row(at));
-                        let (dy, residual) = (dy.as_slice().expect("row-major"), residual.as_slice().expect("row-major"));
-                        let (mean, rstd) = (stats[0], stats[1]);
-                        let normal = |x: f32| (x - mean) * rstd;
-                        for ((g, &dy), &gamma) in g.iter_mut().zip(dy).zip(gamma) {
-                            *g = dy * gamma;
-                        }
-                        let mean_g = math::sum(&g, |g| g) / c as f32;
-                        let mean_gn = math::sum2(&g, residual, |g, x| g * normal(x)) / c as f32;
-                        let dresidual = dresidual.as_slice_mut().expect("row-major");
-                        for ((dresidual, &g), &x) in dresidual.iter_mut().zip(&g).zip(residual) {
-                            *dresidual += rstd * (g - mean_g - normal(x) * mean_gn);
-                        }
-                        for (((dgamma, dbeta), &dy), &x) in dgamma.iter_mut().zip(&mut dbeta).zip(dy).zip(residual) {
-                            *dgamma += dy * normal(x);
-                            *dbeta += dy;
-                        }
-                    }
-                },
+                || backward_rows(dy, residual, stats, gamma, dresidual, &mut sums),
             );
-            (dgamma, dbeta)
+            sums
         })
         .collect();
-    for (part, part_beta) in &partial {
-        dgamma.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+    for sums in &partial {
+        dgamma.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
         if let Some(dbeta) = &mut dbeta {
-            dbeta.iter_mut().zip(part_beta).for_each(|(sum, part)| *sum += part);
+            dbeta.iter_mut().zip(&sums[c..]).for_each(|(total, sum)| *total += sum);
         }
     }
     Ok(())
+}
+
+/// Adds to `sums` what the rows give to gamma and, if there is room for it, to beta.
+#[inline(always)]
+fn backward_rows(dy: &[f32], residual: &[f32], stats: &[f32], gamma: &[f32], dresidual: &mut [f32], sums: &mut [f32]) {
+    let c = gamma.len();
+    let mut means = [[0.0; 2]; ROWS];
+    let mut g = vec![0.0; c];
+    let rows = || dy.chunks_exact(c).zip(residual.chunks_exact(c)).zip(stats.as_chunks::<2>().0);
+    for (((dy, x), &[mean, rstd]), means) in rows().zip(&mut means) {
+        for ((g, &dy), &gamma) in g.iter_mut().zip(dy).zip(gamma) {
+            *g = dy * gamma;
+        }
+        *means = [math::sum(&g, |g| g) / c as f32, math::sum2(&g, x, |g, x| g * ((x - mean) * rstd)) / c as f32];
+    }
+    for ((((dy, x), &[mean, rstd]), &[mean_g, mean_gn]), dresidual) in rows().zip(&means).zip(dresidual.chunks_exact_mut(c)) {
+        for (((dresidual, &dy), &x), &gamma) in dresidual.iter_mut().zip(dy).zip(x).zip(gamma) {
+            *dresidual += rstd * (dy * gamma - mean_g - (x - mean) * rstd * mean_gn);
+        }
+    }
+    let (dgamma, dbeta) = sums.split_at_mut(c);
+    for ((dy, x), &[mean, rstd]) in rows() {
+        for ((dgamma, &dy), &x) in dgamma.iter_mut().zip(dy).zip(x) {
+            *dgamma += dy * ((x - mean) * rstd);
+        }
+        dbeta.iter_mut().zip(dy).for_each(|(dbeta, &dy)| *dbeta += dy);
+    }
 }

@@ -1,6 +1,6 @@
 //! The checks that every kernel begins with.
 
-use ndarray::ArrayBase;
+use ndarray::{ArrayBase, ArrayView, ArrayViewMut, Dimension};
 
 use crate::Error;
 
@@ -30,4 +30,22 @@ pub(crate) fn check_tokens(operation: &'static str, tokens: &[u32], ignore: Opti
         None => Ok(()),
         Some(position) => Err(Error::Token { operation, token: tokens[position], position, vocabulary }),
     }
+}
+
+/// The elements of a row-major contiguous operand.
+pub(crate) fn elements<'a, D: Dimension>(
+    operation: &'static str,
+    operand: &'static str,
+    x: ArrayView<'a, f32, D>,
+) -> Result<&'a [f32], Error> {
+    x.to_slice().ok_or(Error::Layout { operation, operand })
+}
+
+/// The elements of a row-major contiguous output.
+pub(crate) fn elements_mut<'a, D: Dimension>(
+    operation: &'static str,
+    operand: &'static str,
+    x: ArrayViewMut<'a, f32, D>,
+) -> Result<&'a mut [f32], Error> {
+    x.into_slice().ok_or(Error::Layout { operation, operand })
 }

@@ -79,7 +79,7 @@ impl WithSimd for Product<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
         let [m, n, _] = self.shape;
-        debug_assert!(n % PAD == 0, "padded columns");
+        debug_assert!(n.is_multiple_of(PAD), "padded columns");
         for i in (0..m).step_by(ROWS) {
             match m - i {
                 1 => self.strip::<S, 1>(simd, i),

@@ -81,11 +81,11 @@ fn forward_lies_within_the_bound() {
                 outputs
             });
             let [expected, expected_lse] = naive(shape, &wide(&q), &wide(&k), &wide(&v), dropout.as_ref());
-            // |q|, |k| <= 2: scores err by (width + 3) u * 4 sqrt(width), their sum of exponentials relatively by (keys/32 + 12) u more;
+            // |q|, |k| <= 2: scores err by (width + 3) u * 4 sqrt(width), their sum of exponentials relatively by (keys/16 + 12) u more;
             // |v| <= 1: O by twice the relative error of the probabilities and keys roundings, times the scale of dropout.
             let width = (d / shape.heads) as f64;
             let scores = (width + 3.0) * 4.0 * width.sqrt() * U;
-            let sums = (shape.keys as f64 / 32.0 + 12.0) * U;
+            let sums = (shape.keys as f64 / 16.0 + 12.0) * U;
             let bound = (2.0 * scores + sums + (shape.keys as f64 + 2.0) * U) * 4.0 / 3.0;
             assert_close("o", o.view(), &expected, &expected.mapv(|_| bound));
             assert_close("lse", lse.view(), &expected_lse, &expected_lse.mapv(|lse| scores + sums + 4.0 * U * (1.0 + lse.abs())));
@@ -121,10 +121,10 @@ fn backward_is_the_gradient_of_the_forward() {
             let [q, k, v] = [q, k, v].map(|x| x.mapv(f64::from));
             let loss =
                 |q: &Array2<f64>, k: &Array2<f64>, v: &Array2<f64>| (&naive(shape, q, k, v, dropout.as_ref())[0] * &wide(&d_o)).sum();
-            // All inputs are below 1: a probability errs relatively by e = 2 (width + 3) sqrt(width) u + (keys/32 + 16) u, dP and D by
+            // All inputs are below 1: a probability errs relatively by e = 2 (width + 3) sqrt(width) u + (keys/16 + 16) u, dP and D by
             // at most (width + 2) u 4/3 width and D by width e more, and sums run over at most max(Tq, Tk) terms of at most 4 width.
             let width = (d / shape.heads) as f64;
-            let relative = 2.0 * (width + 3.0) * width.sqrt() * U + (shape.keys as f64 / 32.0 + 16.0) * U;
+            let relative = 2.0 * (width + 3.0) * width.sqrt() * U + (shape.keys as f64 / 16.0 + 16.0) * U;
             let terms = shape.queries.max(shape.keys) as f64;
             let bound = (relative + (width + terms + 4.0) * U) * 4.0 * width * terms.min(8.0) + NUMERIC;
             for (what, found, expected) in [

@@ -35,11 +35,11 @@ fn forward_lies_within_the_bound() {
             assert_eq!(residual, delta.map_or(x.clone(), |delta| &x + delta));
             let zero = Array1::zeros(c);
             let expected = naive(&wide(&residual), &gamma.mapv(f64::from), &beta.unwrap_or(&zero).mapv(f64::from));
-            // Values below 4. Mean: e = (c/32 + 8) u * 4. Deviation: e + 8u. Variance: relative (c/32 + 12) u and 2 e sd, so rstd
+            // Values below 4. Mean: e = (c/16 + 8) u * 4. Deviation: e + 8u. Variance: relative (c/16 + 12) u and 2 e sd, so rstd
             // half of it and 3u more. y: gamma, rstd and two products.
             let bound = Array2::from_shape_fn([p, c], |(row, column)| {
                 let rstd = f64::from(stats[[row, 1]]);
-                let sum = (c as f64 / 32.0 + 12.0) * U;
+                let sum = (c as f64 / 16.0 + 12.0) * U;
                 let (deviation, gamma) = (4.0 * sum + 8.0 * U, f64::from(gamma[column]).abs());
                 let normal = (f64::from(residual[[row, column]] - stats[[row, 0]]) * rstd).abs();
                 gamma * (rstd * deviation + normal * (sum + rstd * deviation + 4.0 * U)) + 2.0 * U * (1.0 + gamma * normal) + 1e-30
@@ -74,12 +74,12 @@ fn backward_is_the_gradient_of_the_forward() {
         let matrix = wide_gamma.clone().insert_axis(Axis(0));
         let expected_gamma = numeric_gradient(&matrix, |gamma| loss(&wide(&x), &gamma.row(0).to_owned(), &zero));
         let expected_beta = dy.sum_axis(Axis(0)).insert_axis(Axis(0));
-        // Inputs and dy are below 1, so normals are below sqrt(c) and every one of the at most c/32 + 24 operations errs by u times
+        // Inputs and dy are below 1, so normals are below sqrt(c) and every one of the at most c/16 + 24 operations errs by u times
         // rstd (1 + |n| + n^2), twice where the normal itself is off.
         let bound = Array2::from_shape_fn([p, c], |(row, column)| {
             let rstd = f64::from(stats[[row, 1]]);
             let normal = (f64::from(x[[row, column]] - stats[[row, 0]]) * rstd).abs();
-            (c as f64 / 32.0 + 24.0) * U * rstd * (1.0 + rstd) * (1.0 + normal) * 2.0 + NUMERIC * (1.0 + rstd.powi(3)) + U
+            (c as f64 / 16.0 + 24.0) * U * rstd * (1.0 + rstd) * (1.0 + normal) * 2.0 + NUMERIC * (1.0 + rstd.powi(3)) + U
         });
         assert_close("dresidual", dresidual.view(), &(wide(&above) + dx), &bound);
         let largest = stats.column(1).iter().fold(1.0, |a: f64, &b| a.max(f64::from(b)));
