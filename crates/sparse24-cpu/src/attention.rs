@@ -367,20 +367,28 @@ fn copy(x: ArrayView2<'_, f32>, to: &mut [f32], stride: usize, scale: f32) {
 
 /// to = x^T, rows `stride` apart.
 fn transpose(x: ArrayView2<'_, f32>, to: &mut [f32], stride: usize) {
-    const TOGETHER: usize = 4;
-    for (i, rows) in x.axis_chunks_iter(Axis(0), TOGETHER).enumerate() {
-        let slices: [Option<&[f32]>; TOGETHER] = std::array::from_fn(|j| if j < rows.nrows() { rows.row(j).to_slice() } else { None });
-        let turned = to[i * TOGETHER..].chunks_mut(stride);
-        if let [Some(a), Some(b), Some(c), Some(d)] = slices {
-            for ((((to, &a), &b), &c), &d) in turned.zip(a).zip(b).zip(c).zip(d) {
-                to[..TOGETHER].copy_from_slice(&[a, b, c, d]);
+    const TOGETHER: usize = 8;
+    math::vectorised(
+        #[inline(always)]
+        || {
+            for (i, rows) in x.axis_chunks_iter(Axis(0), TOGETHER).enumerate() {
+                let mut slices = [&[] as &[f32]; TOGETHER];
+                for (slice, row) in slices.iter_mut().zip(rows.rows()) {
+                    *slice = row.to_slice().unwrap_or_default();
+                }
+                let turned = to[i * TOGETHER..].chunks_mut(stride).take(x.ncols()).enumerate();
+                if slices.iter().all(|slice| slice.len() == x.ncols()) {
+                    for (column, to) in turned {
+                        to[..TOGETHER].copy_from_slice(&slices.map(|slice| slice[column]));
+                    }
+                } else {
+                    for (column, to) in turned {
+                        to.iter_mut().zip(rows.column(column)).for_each(|(to, &x)| *to = x);
+                    }
+                }
             }
-        } else {
-            for (to, column) in turned.zip(rows.columns()) {
-                to.iter_mut().zip(column).for_each(|(to, &x)| *to = x);
-            }
-        }
-    }
+        },
+    );
 }
 
 /// Row i of to = scale(i) * row i of x, where the rows of x are `stride` apart.
