@@ -7,7 +7,7 @@
 //! | [`method`], [`optim`], [`schedule`] | a training method, an optimizer, a learning rate: values |
 //! | [`trainer`] | the loop as a state machine, one optimizer step at a time |
 //! | [`estimate`] | what a run costs before it runs |
-//! | `data`, `config`, `checkpoint`, `run`, `session`, `interchange`, `pruning` | corpora, settings and files (feature `run`) |
+//! | `data`, `config`, `checkpoint`, `run`, `interchange`, `pruning` | corpora, settings and files (feature `run`) |
 //!
 //! Without default features there are no files, tokenizers, clocks or threads: implement [`backend::Backend`] and embed the rest.
 
@@ -33,8 +33,6 @@ pub mod pruning;
 #[cfg(feature = "run")]
 pub mod run;
 pub mod schedule;
-#[cfg(all(feature = "run", feature = "cpu"))]
-pub mod session;
 #[cfg(feature = "run")]
 mod tensors;
 pub mod trainer;
