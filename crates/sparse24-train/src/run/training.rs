@@ -277,3 +277,6 @@ impl Run {
 fn is_due(every: u32, step: u32) -> bool {
     every > 0 && step.is_multiple_of(every)
 }
+
+#[cfg(test)]
+mod tests;
