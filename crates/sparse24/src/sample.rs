@@ -44,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let mut model = Model::read(&args.run)?;
     let Some(tokenizer) = model.tokenizer.take() else {
-        let problem = format!("{} has no tokenizer: it was trained on token ids without one", args.run.display());
+        let problem = format!("{} has no tokenizer.json: it was trained on token ids without one", args.run.display());
         return Err(Failure::new(Exit::Input, problem));
     };
     let config = model.config.clone();
