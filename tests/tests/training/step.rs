@@ -9,7 +9,7 @@ use sparse24_core::{MaskKind, mvue::Estimator, phase::Refresh};
 use sparse24_train::{
     backend::{
         Activation,
-        cpu::{Arithmetic as Operands, CpuBackend},
+        Arithmetic as Operands, cpu::CpuBackend,
     },
     method::{GradientOperand, Method},
     model::gpt2::{BatchShape, Sparsify},
