@@ -1,2 +1,32 @@
-//! x
-fn main() {}
+//! Developer tasks, run as `cargo xtask <task>`. Nothing here is built for, or shipped to, users.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+mod figure;
+mod tidy;
+
+/// A failure is one sentence for the developer.
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+const USAGE: &str = "\
+usage: cargo xtask <task>
+
+  tidy                            check layering, file heads, names, sizes and the other rules of xtask/src/tidy
+  figure RUN_DIR... --out FILE    draw loss and flip rate of one or more run directories as an SVG";
+
+fn run(arguments: &[String]) -> Result<ExitCode> {
+    match arguments.split_first() {
+        Some((task, [])) if task == "tidy" => tidy::run(),
+        Some((task, rest)) if task == "figure" => figure::run(rest),
+        _ => Err(USAGE.into()),
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    run(&arguments).unwrap_or_else(|error| {
+        eprintln!("{error}");
+        ExitCode::from(2)
+    })
+}

@@ -41,7 +41,7 @@ impl<T: Element> Compressed24<T> {
     ///
     /// # Errors
     /// [`Error::NotGrouped`] for an odd number of values a row, [`Error::Length`] for too much or too little metadata,
-    /// [`Error::Metadata`] for a nibble that is no pattern.
+    /// [`Error::Metadata`] for a nibble that is no pattern, [`Error::Padding`] for a padding nibble that is not zero.
     pub fn from_parts(values: Array2<T>, metadata: Vec<u8>) -> Result<Self, Error> {
         let (m, half) = values.dim();
         if half % 2 != 0 {
@@ -58,6 +58,12 @@ impl<T: Element> Compressed24<T> {
                 let nibble = out.nibble(row, group);
                 if Pattern::from_nibble(nibble).is_none() {
                     return Err(Error::Metadata { operation: "compressed matrix", row, group, nibble });
+                }
+            }
+            if !(half / 2).is_multiple_of(2) {
+                let nibble = out.nibble(row, half / 2);
+                if nibble != 0 {
+                    return Err(Error::Padding { operation: "compressed matrix", row, nibble });
                 }
             }
         }
@@ -158,5 +164,45 @@ impl<T: Element> Compressed24<T> {
         let at = row * self.metadata_stride() + group / 2;
         let shift = 4 * (group % 2);
         self.metadata[at] = self.metadata[at] & !(0xf << shift) | nibble << shift;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::{string::ToString, vec};
+
+    use ndarray::{Array2, arr2};
+
+    use super::Compressed24;
+    use crate::{Error, Mask};
+
+    #[test]
+    fn metadata_by_hand() {
+        // Rows keep 01, 23, 02, 13 of the first group and 12, 03, 12, 03 of the second; the third is as the first.
+        let mask = Mask::from_tiles(4, 12, vec![0xa5c3, 0x9696, 0xa5c3]).expect("tiled");
+        let w = Array2::from_shape_fn((4, 12), |(row, column)| (100 * row + column) as f32);
+        let out = Compressed24::encode(w.view(), &mask).expect("row-wise");
+        assert_eq!(out.metadata(), [0x94, 0x04, 0xce, 0x0e, 0x98, 0x08, 0xcd, 0x0d]);
+        assert_eq!(out.metadata_stride(), 2);
+        assert_eq!(out.values().row(1).to_vec(), [102.0, 103.0, 104.0, 107.0, 110.0, 111.0]);
+        assert_eq!(out.decode(), crate::prune::masked(w.view(), &mask).expect("one shape"));
+        let rebuilt = Compressed24::from_parts(out.values().to_owned(), out.metadata().to_vec());
+        assert_eq!(rebuilt, Ok(out));
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_refused() {
+        let message = |values, metadata| Compressed24::<f32>::from_parts(values, metadata).expect_err("refused").to_string();
+        let values = || arr2(&[[1.0, 2.0]]);
+        assert_eq!(message(values(), vec![0x05]), "compressed matrix: metadata nibble 0x5 of row 0, group 0 is none of 4, 8, c, 9, d, e");
+        assert_eq!(message(values(), vec![0x14]), "compressed matrix: the padding nibble of row 0 is 0x1, not 0");
+        assert_eq!(message(values(), vec![0x04, 0x04]), "compressed matrix: expected 1 elements, found 2");
+        assert_eq!(
+            message(arr2(&[[1.0, 2.0, 3.0]]), vec![]),
+            "compressed matrix: 6 elements along the sparse dimension are not made of groups of 4"
+        );
+        let mask = Mask::from_tiles(4, 4, vec![0x0ff0]).expect("tiled");
+        let refused = Compressed24::encode(Array2::<f32>::zeros((4, 4)).view(), &mask);
+        assert!(matches!(refused, Err(Error::Structure { tile_row: 0, tile_column: 0, bits: 0x0ff0, .. })));
     }
 }

@@ -46,3 +46,22 @@ impl Element for bf16 {
         bf16::from_f32(value)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::Element;
+
+    #[test]
+    fn conversions_are_exact_one_way_and_nearest_even_the_other() {
+        for bits in (0..=u16::MAX).step_by(if cfg!(miri) { 257 } else { 1 }) {
+            let (single, brain) = (f16::from_bits(bits), bf16::from_bits(bits));
+            assert!(single.is_nan() || <f16 as Element>::from_f32(Element::to_f32(single)).to_bits() == bits);
+            assert!(brain.is_nan() || <bf16 as Element>::from_f32(Element::to_f32(brain)).to_bits() == bits);
+        }
+        // Halfway between 1 and its upper neighbour, then just above; the even one is 1.
+        let ties = [1.0 + 1.0 / 256.0, 1.0 + 1.0 / 256.0 + f32::EPSILON];
+        assert_eq!(ties.map(<bf16 as Element>::from_f32).map(Element::to_f32), [1.0, 1.0 + 1.0 / 128.0]);
+    }
+}

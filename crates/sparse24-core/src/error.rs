@@ -68,6 +68,16 @@ pub enum Error {
         /// The nibble found.
         nibble: u8,
     },
+    /// The nibble that pads an odd number of groups to whole bytes must be zero.
+    #[error("{operation}: the padding nibble of row {row} is {nibble:#x}, not 0")]
+    Padding {
+        /// The operation that refused.
+        operation: &'static str,
+        /// Row whose last byte holds one group.
+        row: usize,
+        /// The nibble found.
+        nibble: u8,
+    },
     /// A fraction must be a proper one.
     #[error("{operation}: {numerator}/{denominator} is not in [0, 1]")]
     Fraction {

@@ -64,3 +64,28 @@ impl core::fmt::Debug for Pattern {
         write!(f, "Pattern({first}{second})")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Pattern;
+
+    #[test]
+    fn nibbles_are_the_hardware_ones() {
+        assert_eq!(Pattern::ALL.map(Pattern::nibble), [0x4, 0x8, 0xc, 0x9, 0xd, 0xe]);
+        assert_eq!(Pattern::ALL.map(Pattern::bits), [0b0011, 0b0101, 0b1001, 0b0110, 0b1010, 0b1100]);
+    }
+
+    #[test]
+    fn only_six_nibbles_and_six_bit_sets_are_patterns() {
+        for pattern in Pattern::ALL {
+            assert_eq!(Pattern::from_nibble(pattern.nibble()), Some(pattern));
+            assert_eq!(Pattern::from_bits(pattern.bits()), Some(pattern));
+            assert_eq!(Pattern::from_indices(pattern.indices()), Some(pattern));
+        }
+        assert_eq!((0..=u8::MAX).filter_map(Pattern::from_nibble).count(), 6);
+        assert_eq!((0..=u8::MAX).filter_map(Pattern::from_bits).count(), 6);
+        assert_eq!(Pattern::from_indices([2, 1]), None);
+        assert_eq!(Pattern::from_indices([3, 3]), None);
+        assert_eq!(Pattern::from_indices([3, 4]), None);
+    }
+}

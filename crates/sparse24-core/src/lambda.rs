@@ -46,3 +46,35 @@ pub fn recommend(mu: &[f64]) -> Option<usize> {
     let distance = |i: usize| (mu[i] - TARGET).abs();
     (0..mu.len()).filter(|&i| verdict(mu[i]) == Verdict::Feasible).reduce(|best, i| if distance(i) < distance(best) { i } else { best })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Verdict, recommend, verdict};
+
+    #[test]
+    fn the_band_includes_its_edges() {
+        let below = |x: f64| f64::from_bits(x.to_bits() - 1);
+        let above = |x: f64| f64::from_bits(x.to_bits() + 1);
+        for (mu, expected) in [
+            (0.0, Verdict::TooStrong),
+            (below(0.60), Verdict::TooStrong),
+            (0.60, Verdict::Feasible),
+            (0.95, Verdict::Feasible),
+            (above(0.95), Verdict::TooWeak),
+            (below(1.0), Verdict::TooWeak),
+            (1.0, Verdict::Explosion),
+            (f64::INFINITY, Verdict::Explosion),
+            (f64::NAN, Verdict::Explosion),
+        ] {
+            assert_eq!(verdict(mu), expected, "{mu}");
+        }
+    }
+
+    #[test]
+    fn the_nearest_to_the_target_is_recommended() {
+        assert_eq!(recommend(&[0.5, 0.61, 0.8, 0.74, f64::NAN, 1.2]), Some(2));
+        assert_eq!(recommend(&[0.77, 0.77, 0.9]), Some(0));
+        assert_eq!(recommend(&[0.59, 0.96, 1.0, f64::NAN]), None);
+        assert_eq!(recommend(&[]), None);
+    }
+}

@@ -44,3 +44,7 @@ pub mod tile;
 pub use element::Element;
 pub use error::Error;
 pub use mask::{Mask, MaskKind};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -155,3 +155,47 @@ pub(crate) fn check_tiled(operation: &'static str, [rows, columns]: [usize; 2]) 
 pub(crate) fn check_shape(operation: &'static str, expected: [usize; 2], found: [usize; 2]) -> Result<(), Error> {
     if expected == found { Ok(()) } else { Err(Error::Shape { operation, expected, found }) }
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::{string::ToString, vec};
+
+    use super::{Mask, MaskKind};
+
+    #[test]
+    fn elements_lie_tile_by_tile() {
+        // One row of two tiles; the second keeps element (3, 0) of it alone.
+        let mask = Mask::from_tiles(4, 8, vec![0, 1 << 12]).expect("tiled");
+        for (row, column) in (0..4).flat_map(|row| (0..8).map(move |column| (row, column))) {
+            assert_eq!(mask.keeps(row, column), (row, column) == (3, 4));
+        }
+        let transposed = mask.transpose();
+        assert_eq!((transposed.shape(), transposed.tiles()), ([8, 4], &[0, 1 << 3][..]));
+        assert!(transposed.keeps(4, 3));
+        assert_eq!(mask.count_kept(), 1);
+    }
+
+    #[test]
+    fn a_check_names_the_first_tile_that_fails() {
+        let mut mask = Mask::from_tiles(8, 8, vec![0x33cc, 0x33cc, 0x33cc, 0x3333]).expect("tiled");
+        assert_eq!(mask.check(MaskKind::RowWise), Ok(()));
+        for kind in [MaskKind::Transposable, MaskKind::ColumnWise] {
+            let message = mask.check(kind).expect_err("two columns are full").to_string();
+            assert_eq!(message, alloc::format!("mask check: the mask is not {kind}: tile (1, 1) holds 0x3333"));
+        }
+        mask.tiles_mut()[3] = 0x0ff0;
+        assert_eq!(mask.check(MaskKind::ColumnWise), Ok(()));
+        assert!(mask.check(MaskKind::RowWise).is_err());
+    }
+
+    #[test]
+    fn ragged_and_empty_shapes() {
+        assert_eq!(
+            Mask::empty(6, 8).expect_err("ragged").to_string(),
+            "mask: shape [6, 8] is not made of 4x4 tiles: both 6 and 8 must be multiples of 4"
+        );
+        assert_eq!(Mask::from_tiles(4, 8, vec![0]).expect_err("a tile short").to_string(), "mask: expected 2 elements, found 1");
+        let empty = Mask::empty(8, 0).expect("nothing is tiled");
+        assert_eq!((empty.check(MaskKind::Transposable), empty.transpose().shape()), (Ok(()), [0, 8]));
+    }
+}

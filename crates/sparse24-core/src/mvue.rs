@@ -51,7 +51,8 @@ pub enum Estimator {
 ///
 /// With a = |x|, s = sum(a) and R = s without its largest term, r = min(s/2, R). Element i is kept with probability min(a_i, r)/r, by
 /// systematic sampling, and its value is copysign(max(a_i, r), x_i). When at most two elements are nonzero they are kept unchanged.
-/// Any non-finite input gives indices 0, 1 and NaN in both values, so that overflow checks see it.
+/// Any non-finite input gives indices 0, 1 and NaN in both values, so that overflow checks see it. Where s overflows, all is computed on
+/// a/4 and r is scaled back; it is infinite only where the estimate itself exceeds f32.
 ///
 /// Var = sum a_i^2/p_i - sum a_i^2 under sum p <= 2, p <= 1: the KKT conditions give p ~ min(1, a/r), at most one clipped.
 #[must_use]
@@ -61,7 +62,7 @@ pub fn exact(x: [f32; 4], u: f32) -> Kept24 {
         return Kept24::NON_FINITE;
     }
     let magnitudes = x.map(f32::abs);
-    let (a, scale) = if sum(magnitudes).is_finite() { (magnitudes, 1.0) } else { (magnitudes.map(|a| a * 0.25), 4.0) };
+    let (a, scale) = in_range(magnitudes);
     let (p01, p23) = (a[0] + a[1], a[2] + a[3]);
     let without_largest = (a[1] + p23).min(a[0] + p23).min((a[3] + p01).min(a[2] + p01));
     let r = ((p01 + p23) * 0.5).min(without_largest);
@@ -100,7 +101,8 @@ pub fn exact(x: [f32; 4], u: f32) -> Kept24 {
 
 /// The estimator of the paper's toolkit, from two uniforms in [0, 1): draw i with probability a_i/s, then j among the rest.
 ///
-/// The kept value is x_i/pi_i with pi_i = a_i/s + sum over j != i of (a_j/s) a_i/(s - a_j). Fewer than three nonzeros are kept exactly.
+/// The kept value is x_i/pi_i with pi_i = a_i/s + sum over j != i of (a_j/s) a_i/(s - a_j), but at least the least normal f32, so that it is
+/// finite where the uniforms' spacing draws what is all but impossible. Fewer than three nonzeros are kept exactly.
 /// Non-finite inputs as in [`exact`]. Its variance is about 1.06 times (Gaussian) to 1.33 times (lognormal, sigma 2) that of [`exact`].
 #[must_use]
 #[inline]
@@ -109,7 +111,7 @@ pub fn approximate(x: [f32; 4], [u, v]: [f32; 2]) -> Kept24 {
         return Kept24::NON_FINITE;
     }
     let magnitudes = x.map(f32::abs);
-    let a = if sum(magnitudes).is_finite() { magnitudes } else { magnitudes.map(|a| a * 0.25) };
+    let (a, _) = in_range(magnitudes);
     let mut nonzero = (0..4).filter(|&i| a[i] > 0.0);
     match (nonzero.next(), nonzero.next(), nonzero.next()) {
         (Some(first), Some(second), None) => return Kept24::new(first, second, |i| x[i]),
@@ -137,7 +139,7 @@ pub fn approximate(x: [f32; 4], [u, v]: [f32; 2]) -> Kept24 {
     let second = draw(first, v * without(first));
     Kept24::new(first, second, |i| {
         let others = (0..4).filter(|&j| j != i).fold(0.0, |sum, j| sum + a[j] / total * (a[i] / without(j)));
-        x[i] / (a[i] / total + others)
+        x[i] / (a[i] / total + others).max(f32::MIN_POSITIVE)
     })
 }
 
@@ -147,7 +149,7 @@ pub fn approximate(x: [f32; 4], [u, v]: [f32; 2]) -> Kept24 {
 /// place of [`Purpose::MvueSecond`]. Kept values are rounded to the storage type after the estimate.
 ///
 /// # Errors
-/// None today; the result is checked as any [`Compressed24`].
+/// Those of [`Compressed24::zeros`], which the padding rules out.
 pub fn compress<T: Element>(dz: ArrayView2<'_, T>, estimator: Estimator, stream: Stream) -> Result<Compressed24<T>, Error> {
     let (p, r) = dz.dim();
     let groups = p.div_ceil(4);
@@ -183,7 +185,116 @@ fn sum(a: [f32; 4]) -> f32 {
     (a[0] + a[1]) + (a[2] + a[3])
 }
 
+/// The magnitudes and the factor that brings them back: 1, or a quarter of them and 4 where their sum overflows.
+fn in_range(a: [f32; 4]) -> ([f32; 4], f32) {
+    if sum(a).is_finite() { (a, 1.0) } else { (a.map(|a| a * 0.25), 4.0) }
+}
+
 /// The lowest index of the largest.
 fn largest(a: [f32; 4]) -> usize {
     (1..4).fold(0, |best, i| if a[i] > a[best] { i } else { best })
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::Array2;
+
+    use super::{Estimator, Kept24, approximate, compress, exact};
+    use crate::philox::{Purpose, Site, Stream};
+
+    const ALMOST_ONE: f32 = 1.0 - f32::EPSILON / 2.0;
+
+    fn kept(indices: [u8; 2], values: [f32; 2]) -> Kept24 {
+        Kept24 { indices, values }
+    }
+
+    #[test]
+    fn equal_elements_are_sampled_systematically() {
+        // r = min(4/2, 3) = 2: t in [0, 2), t' = t + 2, running sums 1, 2, 3, 4.
+        let x = [1.0, -1.0, 1.0, -1.0];
+        for u in [0.0, 0.25, 0.499] {
+            assert_eq!(exact(x, u), kept([0, 2], [2.0, 2.0]));
+        }
+        for u in [0.5, 0.75, ALMOST_ONE] {
+            assert_eq!(exact(x, u), kept([1, 3], [-2.0, -2.0]));
+        }
+    }
+
+    #[test]
+    fn a_dominant_element_is_certain() {
+        // r = min(20/2, 4) = 4: element 1 stays; one of 1, 2, 1 becomes 4.
+        let x = [1.0, -16.0, 2.0, 1.0];
+        assert_eq!(exact(x, 0.0), kept([0, 1], [4.0, -16.0]));
+        assert_eq!(exact(x, 0.25), kept([1, 2], [-16.0, 4.0]));
+        assert_eq!(exact(x, 0.75), kept([1, 3], [-16.0, 4.0]));
+        assert_eq!(exact(x, ALMOST_ONE), kept([1, 3], [-16.0, 4.0]));
+    }
+
+    #[test]
+    fn at_most_two_nonzeros_are_kept_exactly() {
+        for u in [0.0, 0.3, ALMOST_ONE] {
+            for estimate in [|x, u| exact(x, u), |x, u| approximate(x, [u, u])] {
+                assert_eq!(estimate([0.0, -0.0, 0.0, 0.0], u), kept([0, 1], [0.0, -0.0]));
+                assert_eq!(estimate([0.0, 0.0, 0.0, -3.0], u), kept([2, 3], [0.0, -3.0]));
+                assert_eq!(estimate([0.0, 2.0, 0.0, -3.0], u), kept([1, 3], [2.0, -3.0]));
+            }
+        }
+    }
+
+    #[test]
+    fn rounding_never_draws_a_zero_or_twice() {
+        // r = 1.5 - 2^-23, and t + r rounds up to the whole sum: the last nonzero is taken, not the zero after it.
+        let x = [1.0, 1.0, 1.0 - 2.0 * f32::EPSILON, 0.0];
+        assert_eq!(exact(x, ALMOST_ONE).indices, [1, 2]);
+        // Of three least subnormals r rounds from 1.5 to 2, and so does t: the last is found at once, the one before it goes with it.
+        assert_eq!(exact([f32::from_bits(1), f32::from_bits(1), f32::from_bits(1), 0.0], 0.9).indices, [1, 2]);
+    }
+
+    #[test]
+    fn non_finite_input_is_seen() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for estimate in [exact([0.0, 1.0, bad, 2.0], 0.5), approximate([0.0, 1.0, bad, 2.0], [0.5; 2])] {
+                assert_eq!(estimate.indices, [0, 1]);
+                assert!(estimate.values.iter().all(|x| x.is_nan()));
+            }
+        }
+    }
+
+    #[test]
+    fn an_overflowing_sum_is_computed_on_quarters() {
+        // As [1, -1, 1, 1], scaled: r = 2^127, the sum is 2^128.
+        let big = f32::from_bits((127 + 126) << 23);
+        assert_eq!(exact([big, -big, big, big], 0.6), kept([1, 3], [-2.0 * big, 2.0 * big]));
+        let estimate = approximate([big, -big, big, big], [0.3, 0.9]);
+        assert_eq!(estimate, kept([1, 3], [-2.0 * big, 2.0 * big]));
+    }
+
+    #[test]
+    fn an_underflowing_probability_stays_finite() {
+        let tiny = f32::from_bits(1);
+        let estimate = approximate([tiny, 1e38, 1e38, tiny], [0.0, 0.0]);
+        assert_eq!(estimate.indices, [0, 1]);
+        assert!(estimate.values.iter().all(|x| x.is_finite()));
+    }
+
+    #[test]
+    fn groups_draw_from_their_own_address() {
+        // p = 18 tokens: five groups, two calls a row; dz as stored is [p, r].
+        let (p, r) = (18, 3);
+        let stream = Stream::new(7, Site::new(Purpose::Mvue, 5), 2, 9);
+        let dz = Array2::from_shape_fn((p, r), |(t, i)| (1 + (5 * t + 3 * i) % 7) as f32 - 4.0);
+        for estimator in [Estimator::Exact, Estimator::Approximate] {
+            let out = compress(dz.view(), estimator, stream).expect("padded");
+            assert_eq!(out.shape(), [r, 20]);
+            for (i, j) in (0..r).flat_map(|i| (0..5).map(move |j| (i, j))) {
+                let x = core::array::from_fn(|at| dz.get((4 * j + at, i)).copied().unwrap_or(0.0));
+                let call = (2 * i + j / 4) as u32;
+                let u = stream.uniforms(call)[j % 4];
+                let v = stream.with_purpose(Purpose::MvueSecond).uniforms(call)[j % 4];
+                let expected = if estimator == Estimator::Exact { exact(x, u) } else { approximate(x, [u, v]) };
+                assert_eq!(out.pattern(i, j), expected.pattern());
+                assert_eq!([out.values()[[i, 2 * j]], out.values()[[i, 2 * j + 1]]], expected.values);
+            }
+        }
+    }
 }

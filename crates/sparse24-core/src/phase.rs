@@ -68,3 +68,33 @@ impl Refresh {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::ToString;
+    use core::num::NonZeroU32;
+
+    use super::{Fraction, Refresh};
+
+    #[test]
+    fn five_sixths_round_down() {
+        assert_eq!([0, 1, 5, 6, 7, 11, 12, 300_000].map(|steps| Fraction::FIVE_SIXTHS.of(steps)), [0, 0, 4, 5, 5, 9, 10, 250_000]);
+        assert_eq!(Fraction::FIVE_SIXTHS.of(u32::MAX), 3_579_139_412);
+        assert_eq!(Fraction::ONE.of(u32::MAX), u32::MAX);
+    }
+
+    #[test]
+    fn fractions_are_proper() {
+        assert_eq!(Fraction::new(5, 6), Ok(Fraction::FIVE_SIXTHS));
+        assert_eq!(Fraction::new(0, 1).map(|fraction| fraction.of(7)), Ok(0));
+        assert_eq!(Fraction::new(7, 6).expect_err("too large").to_string(), "phase: 7/6 is not in [0, 1]");
+        assert_eq!(Fraction::new(0, 0).expect_err("no number").to_string(), "phase: 0/0 is not in [0, 1]");
+    }
+
+    #[test]
+    fn refresh_is_due_at_multiples() {
+        let refresh = Refresh::Every(NonZeroU32::new(40).expect("not zero"));
+        assert!((1..=200).filter(|&t| refresh.is_due(t)).eq([40, 80, 120, 160, 200]));
+        assert!((1..=200).all(|t| Refresh::EachStep.is_due(t)));
+    }
+}

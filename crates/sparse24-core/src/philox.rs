@@ -141,3 +141,38 @@ pub fn uniform(word: u32) -> f32 {
     const SCALE: f32 = 1.0 / (1 << 24) as f32;
     (word >> 8) as f32 * SCALE
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Philox4x32, Purpose, Site, Stream, uniform};
+
+    /// The known-answer vectors of Random123 1.09 (`kat_vectors`, philox4x32 10): zeros, ones, digits of pi.
+    #[test]
+    fn published_known_answers() {
+        let answer = |seed, counter| Philox4x32::new(seed).block(counter);
+        assert_eq!(answer(0, [0; 4]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        assert_eq!(answer(u64::MAX, [u32::MAX; 4]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+        let pi = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
+        assert_eq!(answer(0x299f_31d0_a409_3822, pi), [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
+    }
+
+    #[test]
+    fn a_stream_addresses_the_counter() {
+        let stream = Stream::new(0x1234_5678_9abc_def0, Site::new(Purpose::Mvue, 0x00ab_cdef), 3, 4);
+        assert_eq!(stream.words(2), Philox4x32::new(0x1234_5678_9abc_def0).block([2, 0x04ab_cdef, 3, 4]));
+        assert_eq!(stream.address(), ([0x9abc_def0, 0x1234_5678], [0x04ab_cdef, 3, 4]));
+        assert_eq!(stream.with_purpose(Purpose::MvueSecond).address().1, [0x05ab_cdef, 3, 4]);
+        assert_eq!(stream.uniforms(2), stream.words(2).map(uniform));
+    }
+
+    #[test]
+    fn uniforms_lie_below_one() {
+        assert_eq!([0, 0xff, 0x100, u32::MAX].map(uniform), [0.0, 0.0, f32::EPSILON / 2.0, 1.0 - f32::EPSILON / 2.0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "a tensor number has 24 bits")]
+    fn a_tensor_number_does_not_reach_the_purpose() {
+        let _ = Site::new(Purpose::Mvue, 1 << 24);
+    }
+}

@@ -8,14 +8,13 @@ use crate::{
     Element, Error,
     group::Pattern,
     mask::{Mask, check_shape},
-    search::magnitude,
 };
 
-/// The two largest magnitudes of a group (magnitudes as in [`magnitude`]: a NaN counts as 2^124); on ties the lower index stays.
+/// The two largest magnitudes of a group; a NaN counts as infinite, so it is kept and seen downstream; on ties the lower index stays.
 #[must_use]
 #[inline]
 pub fn largest_two(group: [f32; 4]) -> Pattern {
-    let m = group.map(magnitude);
+    let m = group.map(|x| if x.is_nan() { f32::INFINITY } else { x.abs() });
     let largest_but = |skip: usize| (0..4).filter(|&i| i != skip).reduce(|best, i| if m[i] > m[best] { i } else { best });
     let first = largest_but(4).expect("a group has four elements");
     let second = largest_but(first).expect("three remain");
@@ -27,7 +26,9 @@ pub fn largest_two(group: [f32; 4]) -> Pattern {
 pub enum ValueMap {
     /// It stays.
     Identity,
-    /// S-STE: `copysign(|w| - t, w) * scale`, t the second-smallest magnitude of the group.
+    /// S-STE: `copysign(max(|w| - t, 0), w) * scale`, t the second-smallest magnitude of the group.
+    ///
+    /// The two largest lie at or above t; only a mask that keeps others can bring the difference below 0. A NaN stays NaN.
     SoftThreshold {
         /// The fixed factor of the tensor, chosen by [`soft_threshold_scale`] at the start of training.
         scale: f32,
@@ -47,12 +48,15 @@ pub fn group(x: [f32; 4], pattern: Pattern, map: ValueMap) -> [f32; 4] {
             let mut a = x.map(f32::abs);
             a.sort_by(f32::total_cmp);
             let threshold = a[1];
-            core::array::from_fn(|i| if kept(i) { (x[i].abs() - threshold).copysign(x[i]) * scale } else { 0.0 })
+            let excess = |x: f32| if x.abs() < threshold { 0.0 } else { x.abs() - threshold };
+            core::array::from_fn(|i| if kept(i) { excess(x[i]).copysign(x[i]) * scale } else { 0.0 })
         }
     }
 }
 
-/// The scale that brings the soft-thresholded matrix S(w) nearest to w: `<w, S(w)> / <S(w), S(w)>`, groups along rows; 1 when S(w) is zero.
+/// The scale that brings the soft-thresholded matrix S(w) nearest to w: `<w, S(w)> / <S(w), S(w)>`, groups along rows.
+///
+/// Sums are f64, row-major. It is 1 when S(w) is zero, and NaN when S(w) is not finite.
 ///
 /// # Errors
 /// [`Error::NotGrouped`] unless the columns are a multiple of 4.
@@ -71,7 +75,7 @@ pub fn soft_threshold_scale<T: Element>(w: ArrayView2<'_, T>) -> Result<f32, Err
             }
         }
     }
-    Ok(if own > 0.0 { (cross / own) as f32 } else { 1.0 })
+    Ok(if own == 0.0 { 1.0 } else { (cross / own) as f32 })
 }
 
 /// S(w): pruned elements are +0, kept ones are unchanged to the bit.
@@ -87,4 +91,55 @@ pub fn masked<T: Element>(w: ArrayView2<'_, T>, mask: &Mask) -> Result<Array2<T>
         }
     });
     Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::ToString;
+
+    use ndarray::arr2;
+
+    use super::{ValueMap, group, largest_two, masked, soft_threshold_scale};
+    use crate::{Mask, group::Pattern};
+
+    #[test]
+    fn ties_keep_the_lower_index() {
+        let kept = |x| largest_two(x).indices();
+        assert_eq!(kept([0.0; 4]), [0, 1]);
+        assert_eq!(kept([1.0, -2.0, 2.0, -2.0]), [1, 2]);
+        assert_eq!(kept([-1.0, 1.0, 1.0, 3.0]), [0, 3]);
+        assert_eq!(kept([1.0, f32::NAN, 2.0, f32::INFINITY]), [1, 3]);
+        assert_eq!(kept([1e38, 2e38, 3e38, f32::MAX]), [2, 3]);
+    }
+
+    #[test]
+    fn the_soft_threshold_subtracts_the_second_smallest() {
+        let soft = ValueMap::SoftThreshold { scale: 2.0 };
+        let x = [-5.0, 1.0, 2.0, 3.5];
+        assert_eq!(group(x, largest_two(x), soft), [-6.0, 0.0, 0.0, 3.0]);
+        assert_eq!(group(x, largest_two(x), ValueMap::Identity), [-5.0, 0.0, 0.0, 3.5]);
+        // Another mask may keep what lies below the threshold.
+        assert_eq!(group(x, Pattern::ALL[0], soft), [-6.0, 0.0, 0.0, 0.0]);
+        assert!(group([f32::NAN, 1.0, 2.0, 3.0], Pattern::ALL[0], soft)[0].is_nan());
+    }
+
+    #[test]
+    fn the_scale_is_the_least_squares_one() {
+        // S = [-3, 0, 0, 1.5]: (15 + 5.25) / (9 + 2.25).
+        assert_eq!(soft_threshold_scale(arr2(&[[-5.0_f32, 1.0, 2.0, 3.5]]).view()), Ok(1.8));
+        assert_eq!(soft_threshold_scale(arr2(&[[1.0_f32; 4]]).view()), Ok(1.0));
+        let message = soft_threshold_scale(arr2(&[[1.0_f32; 5]]).view()).expect_err("ragged").to_string();
+        assert_eq!(message, "soft threshold: 5 elements along the sparse dimension are not made of groups of 4");
+    }
+
+    #[test]
+    fn masking_leaves_positive_zeros() {
+        let w = arr2(&[[-1.0_f32, -2.0, -3.0, f32::NAN]; 4]);
+        let mask = Mask::from_tiles(4, 4, alloc::vec![0x000a]).expect("tiled");
+        let out = masked(w.view(), &mask).expect("one shape");
+        assert_eq!(out.row(0).map(|x| x.to_bits()).to_vec(), [0.0, -2.0, 0.0, f32::NAN].map(f32::to_bits));
+        assert!(out.iter().skip(4).all(|x| x.to_bits() == 0));
+        let message = masked(arr2(&[[0.0_f32; 8]; 4]).view(), &mask).expect_err("two shapes").to_string();
+        assert_eq!(message, "prune: expected shape [4, 8], found [4, 4]");
+    }
 }

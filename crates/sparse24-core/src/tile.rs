@@ -85,3 +85,36 @@ const fn enumerate() -> [TilePattern; 90] {
     assert!(found == 90);
     all
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{TilePattern, is_row_wise, transpose};
+
+    #[test]
+    fn transposing_moves_every_bit() {
+        for at in 0..16 {
+            assert_eq!(transpose(1 << at), 1 << (at % 4 * 4 + at / 4), "bit {at}");
+        }
+    }
+
+    #[test]
+    fn ninety_have_two_in_every_row_and_column() {
+        let two = |bits: u16, cells: [u16; 4]| cells.iter().filter(|&&at| bits >> at & 1 == 1).count() == 2;
+        let valid = |bits: u16| (0..4).all(|i| two(bits, [4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3]) && two(bits, [i, i + 4, i + 8, i + 12]));
+        assert!(TilePattern::ALL.into_iter().all(|pattern| valid(pattern.bits())));
+        assert!(TilePattern::ALL.is_sorted_by(|a, b| a < b));
+        for bits in (0..=u16::MAX).step_by(if cfg!(miri) { 251 } else { 1 }) {
+            assert_eq!(TilePattern::from_bits(bits).is_some(), valid(bits), "{bits:#06x}");
+        }
+    }
+
+    #[test]
+    fn rows_of_a_pattern() {
+        // Kept: 01 / 23 / 02 / 13.
+        let pattern = TilePattern::from_bits(0xa5c3).expect("two in every row and column");
+        assert_eq!([0, 1, 2, 3].map(|row| pattern.row(row).nibble()), [0x4, 0xe, 0x8, 0xd]);
+        assert!(pattern.keeps(2, 2) && !pattern.keeps(2, 1));
+        assert!(is_row_wise(0x3333) && TilePattern::from_bits(0x3333).is_none());
+        assert_eq!(pattern.transpose().transpose(), pattern);
+    }
+}

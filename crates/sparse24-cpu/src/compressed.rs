@@ -6,14 +6,14 @@ use ndarray::{ArrayViewMut2, Axis};
 use rayon::prelude::*;
 use sparse24_core::{Element, compressed::Compressed24};
 
-use crate::{Error, error::check_shape, strips};
+use crate::{Error, shape, strips};
 
 /// out = decode(a), `[m, k]`; pruned elements are +0, kept ones are unchanged to the bit.
 ///
 /// # Errors
 /// [`Error::Shape`] unless `out` is `[m, k]`.
 pub fn decompress<T: Element>(a: &Compressed24<T>, mut out: ArrayViewMut2<'_, T>) -> Result<(), Error> {
-    check_shape("decompress", "out", a.shape(), [out.nrows(), out.ncols()])?;
+    shape::check("decompress", "out", a.shape(), [out.nrows(), out.ncols()])?;
     let rows_per_task = strips::rows_per_task(out.ncols());
     out.axis_chunks_iter_mut(Axis(0), rows_per_task).into_par_iter().enumerate().for_each(|(task, mut out)| {
         for (at, mut out) in out.rows_mut().into_iter().enumerate() {

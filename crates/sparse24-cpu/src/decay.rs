@@ -7,9 +7,7 @@ use rayon::prelude::*;
 use sparse24_core::Mask;
 
 use crate::{
-    Error,
-    error::check_shape,
-    nibbles,
+    Error, nibbles, shape,
     simd::{Available, Kernel, Vector},
     strips,
 };
@@ -34,8 +32,8 @@ pub fn masked_decay_at(
     lambda: f32,
 ) -> Result<(), Error> {
     let shape = [g.nrows(), g.ncols()];
-    check_shape("masked decay", "w", shape, [w.nrows(), w.ncols()])?;
-    check_shape("masked decay", "mask", shape, mask.shape())?;
+    shape::check("masked decay", "w", shape, [w.nrows(), w.ncols()])?;
+    shape::check("masked decay", "mask", shape, mask.shape())?;
     if g.is_empty() {
         return Ok(());
     }

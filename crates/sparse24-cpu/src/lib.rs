@@ -1,21 +1,38 @@
 //! Rayon and SIMD kernels for 2:4 sparse pre-training on CPUs.
 //!
 //! The sparse kernels carry the names of [`sparse24_core`] and give its results bit for bit, whatever the number of threads and the
-//! SIMD level. Outputs are allocated by the caller; every element of an output is overwritten unless its operation says otherwise.
+//! SIMD level. The dense kernels give the same bits for any number of threads at one SIMD level. Outputs are allocated by the caller;
+//! every element of an output is overwritten unless its operation says otherwise.
 #![deny(unsafe_code)]
 
+pub mod activation;
+pub mod adamw;
+pub mod attention;
+pub mod bias;
 pub mod compressed;
 pub mod decay;
+pub mod dropout;
+pub mod embedding;
 mod error;
 pub mod flip;
+pub mod gemm;
+pub mod loss;
+pub mod math;
 pub mod mvue;
 mod nibbles;
+pub mod norm;
 pub mod prune;
+pub mod rounding;
+mod run;
 pub mod search;
+mod shape;
 #[allow(unsafe_code)]
 pub mod simd;
 pub mod spmm24;
 mod strips;
+mod threads;
+mod tile;
 
 pub use error::Error;
 pub use simd::Simd;
+pub use threads::{on_threads, threads};

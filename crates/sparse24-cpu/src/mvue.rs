@@ -13,8 +13,7 @@ use sparse24_core::{
 };
 
 use crate::{
-    Error,
-    error::check_shape,
+    Error, shape,
     simd::{Available, Kernel, Vector},
     strips,
 };
@@ -47,7 +46,7 @@ pub fn mvue_compress_at<T: Element>(
 ) -> Result<(), Error> {
     let (p, r) = dz.dim();
     let groups = p.div_ceil(4);
-    check_shape("mvue compress", "out", [r, 4 * groups], out.shape())?;
+    shape::check("mvue compress", "out", [r, 4 * groups], out.shape())?;
     if dz.is_empty() {
         return Ok(());
     }
@@ -85,7 +84,7 @@ pub fn mvue_prune_at(
     mut out: ArrayViewMut2<'_, f32>,
 ) -> Result<(), Error> {
     let (p, r) = dz.dim();
-    check_shape("mvue prune", "out", [p, r], [out.nrows(), out.ncols()])?;
+    shape::check("mvue prune", "out", [p, r], [out.nrows(), out.ncols()])?;
     if dz.is_empty() {
         return Ok(());
     }

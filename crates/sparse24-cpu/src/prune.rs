@@ -10,9 +10,7 @@ use rayon::prelude::*;
 use sparse24_core::{Element, Mask, MaskKind, compressed::Compressed24, group::Pattern, prune, prune::ValueMap};
 
 use crate::{
-    Error,
-    error::check_shape,
-    nibbles,
+    Error, nibbles, shape,
     simd::{Available, Kernel, Vector},
     strips,
 };
@@ -23,8 +21,8 @@ use crate::{
 /// [`Error::Shape`] unless the mask and `out` have the shape of `w`.
 pub fn masked<T: Element>(w: ArrayView2<'_, T>, mask: &Mask, mut out: ArrayViewMut2<'_, T>) -> Result<(), Error> {
     let shape = [w.nrows(), w.ncols()];
-    check_shape("prune", "mask", shape, mask.shape())?;
-    check_shape("prune", "out", shape, [out.nrows(), out.ncols()])?;
+    shape::check("prune", "mask", shape, mask.shape())?;
+    shape::check("prune", "out", shape, [out.nrows(), out.ncols()])?;
     if w.is_empty() {
         return Ok(());
     }
@@ -83,9 +81,9 @@ pub fn compress_weight<T: Element, U: Element>(
     dgrad: &mut Compressed24<U>,
 ) -> Result<(), Error> {
     let [r, q] = [w.nrows(), w.ncols()];
-    check_shape("compress weight", "mask", [r, q], mask.shape())?;
-    check_shape("compress weight", "forward", [r, q], forward.shape())?;
-    check_shape("compress weight", "dgrad", [q, r], dgrad.shape())?;
+    shape::check("compress weight", "mask", [r, q], mask.shape())?;
+    shape::check("compress weight", "forward", [r, q], forward.shape())?;
+    shape::check("compress weight", "dgrad", [q, r], dgrad.shape())?;
     check_mask(mask, MaskKind::Transposable)?;
     compress_both(Available::best(), w, mask, map, Some(forward), Some(dgrad));
     Ok(())
@@ -102,8 +100,8 @@ pub fn compress_forward<T: Element, U: Element>(
     forward: &mut Compressed24<U>,
 ) -> Result<(), Error> {
     let shape = [w.nrows(), w.ncols()];
-    check_shape("compress weight", "mask", shape, mask.shape())?;
-    check_shape("compress weight", "forward", shape, forward.shape())?;
+    shape::check("compress weight", "mask", shape, mask.shape())?;
+    shape::check("compress weight", "forward", shape, forward.shape())?;
     check_mask(mask, MaskKind::RowWise)?;
     compress_both(Available::best(), w, mask, map, Some(forward), None);
     Ok(())

@@ -7,12 +7,11 @@ use ndarray::{ArrayView2, ArrayViewMut2, Axis, s};
 use rayon::prelude::*;
 use sparse24_core::{
     Element, Mask, MaskKind, flip,
-    search::{self, PAIR_CODES, SHARED_CODES},
+    search::{self, MAGNITUDE_LIMIT, PAIR_CODES, SHARED_CODES},
 };
 
 use crate::{
-    Error,
-    error::{check_shape, check_tiled},
+    Error, shape,
     simd::{Available, Kernel, Vector, lane_of_tile},
     strips::{self, PIECE},
 };
@@ -54,8 +53,8 @@ pub fn mask_search_greedy<T: Element>(w: ArrayView2<'_, T>, mask: &mut Mask) -> 
 /// [`Error::Semantics`] unless both lengths are multiples of 4; [`Error::Shape`] unless `out` has one element a tile.
 pub fn tile_gap<T: Element>(w: ArrayView2<'_, T>, mut out: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
     let (r, q) = w.dim();
-    check_tiled("tile gap", [r, q])?;
-    check_shape("tile gap", "out", [r / 4, q / 4], [out.nrows(), out.ncols()])?;
+    shape::check_tiled("tile gap", [r, q])?;
+    shape::check("tile gap", "out", [r / 4, q / 4], [out.nrows(), out.ncols()])?;
     out.axis_iter_mut(Axis(0)).into_par_iter().enumerate().for_each(|(tile_row, mut out)| {
         out.iter_mut().enumerate().for_each(|(at, out)| *out = flip::tile_gap(&tile_of(w, [tile_row, at])));
     });
@@ -65,8 +64,8 @@ pub fn tile_gap<T: Element>(w: ArrayView2<'_, T>, mut out: ArrayViewMut2<'_, f32
 /// Runs `f` on some rows and their tiles, until all of `w` is done.
 fn for_strips<T: Element>(w: ArrayView2<'_, T>, mask: &mut Mask, f: impl Fn(ArrayView2<'_, T>, &mut [u16]) + Sync) -> Result<(), Error> {
     let (r, q) = w.dim();
-    check_tiled("mask search", [r, q])?;
-    check_shape("mask search", "mask", [r, q], mask.shape())?;
+    shape::check_tiled("mask search", [r, q])?;
+    shape::check("mask search", "mask", [r, q], mask.shape())?;
     if w.is_empty() {
         return Ok(());
     }
@@ -122,7 +121,7 @@ impl<T: Element> Strips<'_, T> {
                         [&a[..length], &b[..length], &c[..length], &e[..length]]
                     }
                 };
-                search_piece::<V, R>(v, rows, &mut lanes, tiles);
+                search_piece::<V, R>(v, rows, 4 * q, &mut lanes, tiles);
             }
         }
     }
@@ -138,13 +137,18 @@ trait Rule {
 
 /// At most [`PIECE`] columns of four rows.
 #[inline(always)]
-fn search_piece<V: Vector, R: Rule>(v: V, [a, b, c, e]: [&[f32]; 4], lanes: &mut [u32; PIECE / 4], tiles: &mut [u16]) {
+fn search_piece<V: Vector, R: Rule>(v: V, [a, b, c, e]: [&[f32]; 4], next: usize, lanes: &mut [u32; PIECE / 4], tiles: &mut [u16]) {
     let (width, length) = (4 * V::LANES, a.len());
     let (b, c, e) = (&b[..length], &c[..length], &e[..length]);
     let mut again = v.above(v.splat(0.0), v.splat(0.0));
     let mut at = 0;
     while at + width <= length {
         let end = at + width;
+        for row in [a, b, c, e] {
+            for part in 0..4 {
+                v.prefetch(&row[at..end], next + part * V::LANES);
+            }
+        }
         let found = R::search(v, [&a[at..end], &b[at..end], &c[at..end], &e[at..end]], &mut lanes[at / 4..]);
         again = v.or(again, found);
         at = end;
@@ -182,8 +186,10 @@ impl Rule for Transposable {
         let zero = v.splat(0.0);
         let (mut upper, mut lower, mut across) = ([zero; 4], [zero; 4], [zero; 4]);
         for at in 0..4 {
-            let (a, b) = (v.quick_magnitude(load(v, rows[0], at)), v.quick_magnitude(load(v, rows[1], at)));
-            let (c, e) = (v.quick_magnitude(load(v, rows[2], at)), v.quick_magnitude(load(v, rows[3], at)));
+            let (a, b) =
+                (v.quick_magnitude(load(v, rows[0], at), MAGNITUDE_LIMIT), v.quick_magnitude(load(v, rows[1], at), MAGNITUDE_LIMIT));
+            let (c, e) =
+                (v.quick_magnitude(load(v, rows[2], at), MAGNITUDE_LIMIT), v.quick_magnitude(load(v, rows[3], at), MAGNITUDE_LIMIT));
             upper[at] = v.sub_aside(a, b);
             lower[at] = v.sub_aside(c, e);
             across[at] = v.sub(v.add(a, b), v.add(c, e));
@@ -265,7 +271,7 @@ impl<const COLUMNS: bool> Rule for LargestTwo<COLUMNS> {
         let mut m = [[v.splat(0.0); 4]; 4];
         for (m, row) in m.iter_mut().zip(rows) {
             for (at, m) in m.iter_mut().enumerate() {
-                *m = v.magnitude(load(v, row, at));
+                *m = v.magnitude(load(v, row, at), f32::INFINITY);
             }
             *m = v.transpose_tiles(*m);
         }

@@ -124,6 +124,11 @@ pub(crate) trait Vector: Copy {
 
     fn splat(self, x: f32) -> Self::F;
     fn load(self, from: &[f32]) -> Self::F;
+    /// Asks for the cache lines of `LANES` elements, `distance` elements beyond the first of a slice, wherever that is: nothing is read.
+    #[inline(always)]
+    fn prefetch(self, from: &[f32], distance: usize) {
+        let _ = (from, distance);
+    }
     fn store(self, x: Self::F, to: &mut [f32]);
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
@@ -135,14 +140,14 @@ pub(crate) trait Vector: Copy {
     }
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
     fn abs(self, x: Self::F) -> Self::F;
-    /// [`sparse24_core::search::magnitude`].
-    fn magnitude(self, x: Self::F) -> Self::F;
+    /// min(|x|, limit), a NaN counting as the limit, which is not negative.
+    fn magnitude(self, x: Self::F, limit: f32) -> Self::F;
     /// Whether [`Self::quick_magnitude`] may leave a NaN as it is.
     const QUICK_LEAVES_NAN: bool = false;
     /// The same, but for NaNs on some levels.
     #[inline(always)]
-    fn quick_magnitude(self, x: Self::F) -> Self::F {
-        self.magnitude(x)
+    fn quick_magnitude(self, x: Self::F, limit: f32) -> Self::F {
+        self.magnitude(x, limit)
     }
     /// The smaller; neither is negative (-0 included) or a NaN, so that an implementation may compare bits.
     fn least(self, a: Self::F, b: Self::F) -> Self::F;

@@ -9,7 +9,7 @@ use sparse24_core::{Element, compressed::Compressed24};
 use crate::{
     Error,
     compressed::groups,
-    error::check_shape,
+    shape,
     simd::{Available, Kernel, Vector},
     strips,
 };
@@ -23,8 +23,8 @@ use crate::{
 /// [`Error::Shape`] unless B has k rows and D is `[m, n]`.
 pub fn spmm24<T: Element>(a: &Compressed24<T>, b: ArrayView2<'_, f32>, mut d: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
     let [m, k] = a.shape();
-    check_shape("spmm24", "b", [k, b.ncols()], [b.nrows(), b.ncols()])?;
-    check_shape("spmm24", "d", [m, b.ncols()], [d.nrows(), d.ncols()])?;
+    shape::check("spmm24", "b", [k, b.ncols()], [b.nrows(), b.ncols()])?;
+    shape::check("spmm24", "d", [m, b.ncols()], [d.nrows(), d.ncols()])?;
     let level = Available::best();
     let rows_per_task = strips::rows_per_task(b.ncols() * (k / 2).max(1));
     d.axis_chunks_iter_mut(Axis(0), rows_per_task).into_par_iter().enumerate().for_each(|(task, mut d)| {

@@ -47,6 +47,29 @@ pub enum Error {
         /// Why it failed.
         source: io::Error,
     },
+    /// A text holds a character that a character tokenizer never saw.
+    #[error(
+        "the character {character:?} (U+{:04X}) at byte {offset} is not among the {vocabulary} characters of the tokenizer's vocabulary",
+        u32::from(*character)
+    )]
+    UnknownCharacter {
+        /// The character.
+        character: char,
+        /// Where it stands in the text, in bytes.
+        offset: usize,
+        /// How many characters the vocabulary has.
+        vocabulary: u32,
+    },
+    /// A token id has no meaning.
+    #[error("token {token} at position {position} is beyond the vocabulary of {vocabulary}")]
+    UnknownToken {
+        /// The id.
+        token: u32,
+        /// Where it stands, in tokens.
+        position: usize,
+        /// How many ids there are.
+        vocabulary: u32,
+    },
     /// Operands do not fit the operation.
     #[error("{operation}: {operand} should be {expected:?}, found {found:?}")]
     Operand {
@@ -59,6 +82,14 @@ pub enum Error {
         /// The shape given.
         found: [usize; 2],
     },
+    /// A parameter's state is incomplete or not this model's.
+    #[error("{name}: {problem}")]
+    Parameter {
+        /// The parameter.
+        name: String,
+        /// What is missing or does not fit.
+        problem: String,
+    },
     /// The semantics of 2:4 refuse.
     #[error(transparent)]
     Semantics(#[from] sparse24_core::Error),
@@ -70,6 +101,18 @@ pub enum Error {
         /// What was not finite: the loss, or the tensor whose gradient it is.
         quantity: String,
     },
+    /// A tensor to be saved is not finite; nothing was written.
+    #[error("checkpoint of step {step} not written: {tensor:?} holds {value} at element {element}; the last good checkpoint is kept")]
+    NonFiniteCheckpoint {
+        /// Optimizer steps done.
+        step: u32,
+        /// The tensor, as the file would name it.
+        tensor: String,
+        /// Index into its row-major values.
+        element: usize,
+        /// NaN or an infinity.
+        value: f32,
+    },
 }
 
 impl Error {
@@ -78,10 +121,12 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Setting { .. } => ErrorKind::Configuration,
-            Self::File { .. } | Self::Semantics(_) => ErrorKind::Input,
+            Self::File { .. } | Self::UnknownCharacter { .. } | Self::UnknownToken { .. } | Self::Semantics(_) | Self::Parameter { .. } => {
+                ErrorKind::Input
+            }
             Self::Io { .. } => ErrorKind::Io,
             Self::Operand { .. } => ErrorKind::Contract,
-            Self::NonFinite { .. } => ErrorKind::NonFinite,
+            Self::NonFinite { .. } | Self::NonFiniteCheckpoint { .. } => ErrorKind::NonFinite,
         }
     }
 

@@ -1,8 +1,10 @@
 //! How a command ends: one sentence on standard error and a documented exit code.
 
-use std::{fmt, process::ExitCode};
+use std::process::ExitCode;
 
 use sparse24_train::{Error, ErrorKind};
+
+use crate::output::note;
 
 /// The exit codes; success is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +19,8 @@ pub(crate) enum Exit {
     Io = 4,
     /// Training stopped at a non-finite loss or gradient.
     NonFinite = 5,
+    /// Whoever read standard output closed it; the shell's code for that.
+    Unread = 141,
 }
 
 /// One sentence and the code to end with.
@@ -32,15 +36,16 @@ impl Failure {
         Self { exit, sentence: sentence.into() }
     }
 
+    /// Tells standard error, unless nobody is interested any more.
+    pub(crate) fn tell(&self) {
+        if self.exit != Exit::Unread {
+            note(format_args!("error: {}", self.sentence));
+        }
+    }
+
     /// The code for the shell.
     pub(crate) fn code(&self) -> ExitCode {
         ExitCode::from(self.exit as u8)
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.sentence)
     }
 }
 
@@ -55,5 +60,20 @@ impl From<Error> for Failure {
             ErrorKind::Contract => Exit::Refuted,
         };
         Self::new(exit, error.to_string())
+    }
+}
+
+impl From<clap::Error> for Failure {
+    /// The parser's paragraphs up to its usage, as one sentence.
+    fn from(error: clap::Error) -> Self {
+        let text = error.to_string();
+        let mut sentence = String::new();
+        for line in text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more")) {
+            if !(sentence.is_empty() || line.is_empty()) {
+                sentence += if line.starts_with("tip:") { "; " } else { " " };
+            }
+            sentence += line.strip_prefix("error: ").unwrap_or(line);
+        }
+        Self::new(Exit::Usage, format!("{sentence}; --help tells all"))
     }
 }

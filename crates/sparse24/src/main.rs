@@ -2,9 +2,27 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, error::ErrorKind};
 
+mod config;
+mod configure;
+mod doctor;
+mod estimate;
+mod eval;
+mod export;
 mod failure;
+mod import;
+mod output;
+mod prepare;
+mod presets;
+mod progress;
+mod prune;
+mod resume;
+mod sample;
+mod structure;
+mod train;
+mod verify;
+mod weights;
 
 use failure::Failure;
 
@@ -17,17 +35,51 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
-enum Command {}
+enum Command {
+    Train(train::Args),
+    Resume(resume::Args),
+    Eval(eval::Args),
+    Sample(sample::Args),
+    Prepare(prepare::Args),
+    Prune(prune::Args),
+    Verify(verify::Args),
+    Presets(presets::Args),
+    Config(config::Args),
+    Import(import::Args),
+    Export(export::Args),
+    Estimate(estimate::Args),
+    Doctor(doctor::Args),
+}
 
 fn run(command: &Command) -> Result<(), Failure> {
-    match *command {}
+    match command {
+        Command::Train(args) => train::run(args),
+        Command::Resume(args) => resume::run(args),
+        Command::Eval(args) => eval::run(args),
+        Command::Sample(args) => sample::run(args),
+        Command::Prepare(args) => prepare::run(args),
+        Command::Prune(args) => prune::run(args),
+        Command::Verify(args) => verify::run(args),
+        Command::Presets(args) => presets::run(args),
+        Command::Config(args) => config::run(args),
+        Command::Import(args) => import::run(args),
+        Command::Export(args) => export::run(args),
+        Command::Estimate(args) => estimate::run(args),
+        Command::Doctor(args) => doctor::run(args),
+    }
 }
 
 fn main() -> ExitCode {
-    match run(&Cli::parse().command) {
+    use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
+    let done = match Cli::try_parse() {
+        Ok(cli) => run(&cli.command),
+        Err(error) if matches!(error.kind(), DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand) => error.exit(),
+        Err(error) => Err(error.into()),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("error: {failure}");
+            failure.tell();
             failure.code()
         }
     }

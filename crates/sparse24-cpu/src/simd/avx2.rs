@@ -2,8 +2,6 @@
 
 use core::arch::x86_64::*;
 
-use sparse24_core::search::MAGNITUDE_LIMIT;
-
 use super::{Kernel, Vector};
 
 /// Proof that the machine has these instructions; only [`Avx2::detect`] makes one.
@@ -101,11 +99,11 @@ impl Vector for Avx2 {
         avx2!(self, _mm256_andnot_ps(_mm256_set1_ps(-0.0), x))
     }
     #[inline(always)]
-    fn magnitude(self, x: Self::F) -> Self::F {
+    fn magnitude(self, x: Self::F, limit: f32) -> Self::F {
         // As unsigned integers the magnitudes are ordered as floats, and every NaN is above the limit.
         avx2!(self, {
             let a = _mm256_castps_si256(self.abs(x));
-            _mm256_castsi256_ps(_mm256_min_epu32(a, _mm256_set1_epi32(MAGNITUDE_LIMIT.to_bits() as i32)))
+            _mm256_castsi256_ps(_mm256_min_epu32(a, _mm256_set1_epi32(limit.to_bits() as i32)))
         })
     }
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use core::arch::x86_64::*;
 
-use sparse24_core::search::{CODES, MAGNITUDE_LIMIT};
+use sparse24_core::search::CODES;
 
 use super::{Kernel, Vector, avx2::Avx2, lane_of_tile};
 
@@ -79,6 +79,10 @@ impl Vector for Avx512 {
         avx512!(self, _mm512_loadu_ps(from.as_ptr()))
     }
     #[inline(always)]
+    fn prefetch(self, from: &[f32], distance: usize) {
+        avx512!(self, _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(distance).cast()))
+    }
+    #[inline(always)]
     fn store(self, x: Self::F, to: &mut [f32]) {
         let to = &mut to[..LANES];
         avx512!(self, _mm512_storeu_ps(to.as_mut_ptr(), x))
@@ -104,17 +108,17 @@ impl Vector for Avx512 {
         avx512!(self, _mm512_abs_ps(x))
     }
     #[inline(always)]
-    fn magnitude(self, x: Self::F) -> Self::F {
+    fn magnitude(self, x: Self::F, limit: f32) -> Self::F {
         // As unsigned integers the magnitudes are ordered as floats, and every NaN is above the limit.
         avx512!(self, {
             let a = _mm512_castps_si512(self.abs(x));
-            _mm512_castsi512_ps(_mm512_min_epu32(a, _mm512_set1_epi32(MAGNITUDE_LIMIT.to_bits() as i32)))
+            _mm512_castsi512_ps(_mm512_min_epu32(a, _mm512_set1_epi32(limit.to_bits() as i32)))
         })
     }
     const QUICK_LEAVES_NAN: bool = true;
     #[inline(always)]
-    fn quick_magnitude(self, x: Self::F) -> Self::F {
-        avx512!(self, _mm512_range_ps::<ABS_MIN>(x, _mm512_set1_ps(MAGNITUDE_LIMIT)))
+    fn quick_magnitude(self, x: Self::F, limit: f32) -> Self::F {
+        avx512!(self, _mm512_range_ps::<ABS_MIN>(x, _mm512_set1_ps(limit)))
     }
     #[inline(always)]
     fn least(self, a: Self::F, b: Self::F) -> Self::F {

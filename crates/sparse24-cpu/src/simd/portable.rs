@@ -1,6 +1,6 @@
 //! Four lanes in plain Rust: what every target has.
 
-use sparse24_core::{philox, search::magnitude};
+use sparse24_core::philox;
 
 use super::Vector;
 
@@ -50,8 +50,8 @@ impl Vector for Portable {
         x.map(f32::abs)
     }
     #[inline(always)]
-    fn magnitude(self, x: Self::F) -> Self::F {
-        x.map(magnitude)
+    fn magnitude(self, x: Self::F, limit: f32) -> Self::F {
+        each(|i| if x[i].abs() < limit { x[i].abs() } else { limit })
     }
     #[inline(always)]
     fn least(self, a: Self::F, b: Self::F) -> Self::F {

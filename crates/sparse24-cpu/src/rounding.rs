@@ -1,0 +1,26 @@
+//! Rounding to bf16 precision in f32 storage, so that a CPU run can mimic the operands of a GPU.
+
+use ndarray::{ArrayView2, ArrayViewMut2};
+
+use crate::{Error, run, shape};
+
+/// out = x rounded to the nearest bf16, ties to even, as f32. NaN stays NaN, with its payload cut and quiet.
+///
+/// # Errors
+/// [`Error::Shape`] unless both shapes agree.
+pub fn round_bf16(x: ArrayView2<'_, f32>, out: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
+    shape::check("round_bf16", "out", shape::of(&x), shape::of(&out))?;
+    run::for_each(
+        [x],
+        [out],
+        #[inline(always)]
+        |[x], [out]| {
+            for (out, &x) in out.iter_mut().zip(x) {
+                let bits = x.to_bits();
+                let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+                *out = f32::from_bits(if x.is_nan() { bits | 0x40_0000 } else { rounded } & 0xffff_0000);
+            }
+        },
+    );
+    Ok(())
+}

@@ -1,0 +1,79 @@
+//! Inputs, poison, comparison and thread pools for every test of this binary.
+
+use ndarray::{Array2, ArrayView2, ShapeBuilder};
+use sparse24_core::philox::{Philox4x32, uniform};
+
+/// Unit roundoff of f32.
+pub(crate) const U: f64 = 1.0 / (1u64 << 24) as f64;
+
+/// Uniform in [-scale, scale), reproducible from `seed`.
+pub(crate) fn random(shape: [usize; 2], seed: u64, scale: f32) -> Array2<f32> {
+    let mut call = 0;
+    Array2::from_shape_simple_fn(shape, || {
+        call += 1;
+        (2.0 * uniform(Philox4x32::new(seed).block([call, 0, 0, 0])[0]) - 1.0) * scale
+    })
+}
+
+/// Token ids below `vocabulary`.
+pub(crate) fn tokens(count: usize, seed: u64, vocabulary: u32) -> Vec<u32> {
+    (0..count as u32).map(|i| Philox4x32::new(seed).block([i, 1, 0, 0])[0] % vocabulary).collect()
+}
+
+/// An output that shows what was not written.
+pub(crate) fn poison(shape: [usize; 2]) -> Array2<f32> {
+    Array2::from_elem(shape, f32::NAN)
+}
+
+/// The same values in column-major order.
+pub(crate) fn column_major(x: &Array2<f32>) -> Array2<f32> {
+    let mut y = Array2::zeros(x.dim().f());
+    y.assign(x);
+    y
+}
+
+pub(crate) fn wide(x: &Array2<f32>) -> Array2<f64> {
+    x.mapv(f64::from)
+}
+
+/// Every element lies within its bound of what is expected.
+pub(crate) fn assert_close(what: &str, found: ArrayView2<'_, f32>, expected: &Array2<f64>, bound: &Array2<f64>) {
+    assert_eq!(found.dim(), expected.dim(), "{what}: shape");
+    for (at, &value) in found.indexed_iter() {
+        let (wanted, bound) = (expected[at], bound[at]);
+        let difference = (f64::from(value) - wanted).abs();
+        assert!(difference <= bound, "{what} at {at:?}: found {value}, expected {wanted}, {} times the bound", difference / bound);
+    }
+}
+
+/// The outputs of `kernel`, which must be the same bits on 1, 2 and 7 threads.
+pub(crate) fn any_threads<const N: usize>(kernel: impl Fn() -> [Array2<f32>; N] + Sync + Send) -> [Array2<f32>; N] {
+    let run = |threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads").install(&kernel);
+    let first = run(1);
+    for threads in [2, 7] {
+        for (output, (one, many)) in first.iter().zip(&run(threads)).enumerate() {
+            assert_eq!(one.dim(), many.dim());
+            let differs = one.indexed_iter().zip(many).find(|((_, a), b)| a.to_bits() != b.to_bits());
+            assert!(differs.is_none(), "output {output} differs on {threads} threads: {differs:?}");
+        }
+    }
+    first
+}
+
+/// d loss / d `x`, by central differences in f64.
+pub(crate) fn numeric_gradient(x: &Array2<f64>, loss: impl Fn(&Array2<f64>) -> f64) -> Array2<f64> {
+    const H: f64 = 1e-5;
+    let mut at = x.clone();
+    Array2::from_shape_fn(x.dim(), |index| {
+        let center = x[index];
+        at[index] = center + H;
+        let above = loss(&at);
+        at[index] = center - H;
+        let below = loss(&at);
+        at[index] = center;
+        (above - below) / (2.0 * H)
+    })
+}
+
+/// What [`numeric_gradient`] may be off by, for losses and third derivatives of order 1: H^2 and 2^-52 / H, with room.
+pub(crate) const NUMERIC: f64 = 2e-9;

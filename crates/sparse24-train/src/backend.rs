@@ -1,0 +1,501 @@
+//! The contract between training and a device: a small set of operations, each given by its equation.
+//!
+//! - A backend owns its buffers; handles ([`Tensor`], [`MaskId`], [`Weight24`], [`Gradient24`]) are plain numbers with stable addresses.
+//!   Everything is allocated before the first step.
+//! - What changes each step lives on the device ([`StepState`]); randomness is addressed by (seed, site, micro-step, step).
+//! - Sums run in a fixed order: the same plan, build and device give the same bits. Masks, patterns and sampled indices are the same bits
+//!   on every backend.
+//! - An operation fuses what a device can fuse; a backend that cannot composes it.
+//! - Outputs never alias inputs unless the operation says "in place".
+//! - A non-finite training loss or gradient raises a sticky flag that turns [`Backend::optimizer_step`] into a no-op until it is reported.
+//!
+//! Shapes are `[rows, columns]`, row-major; tokens p, in-features q, out-features r. Adding a backend is one adaptor file and one line
+//! where the trainer's user picks it. Deliberately absent: layers, models, autograd.
+
+use std::ops::Range;
+
+use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
+
+use crate::{
+    Error,
+    optim::{AdamW, MaskedDecay},
+};
+
+#[cfg(feature = "cpu")]
+pub mod cpu;
+
+/// What an element is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// 32-bit float.
+    F32,
+    /// Token ids.
+    U32,
+}
+
+impl DType {
+    /// Bytes an element.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 | Self::U32 => 4,
+        }
+    }
+}
+
+/// What memory is for; reports of memory use group by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Region {
+    /// Weights.
+    Parameters,
+    /// Their gradients.
+    Gradients,
+    /// Optimizer moments.
+    Moments,
+    /// Masks and compressed operands.
+    Sparse,
+    /// What the forward pass keeps for the backward pass, and scratch.
+    Activations,
+}
+
+/// A matrix in a backend's buffer, or a rectangle of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tensor {
+    /// The buffer's number.
+    pub buffer: usize,
+    /// Elements before the first.
+    pub offset: usize,
+    /// `[rows, columns]`.
+    pub shape: [usize; 2],
+    /// Elements from one row to the next.
+    pub stride: usize,
+    /// Element type.
+    pub dtype: DType,
+}
+
+impl Tensor {
+    /// The first rows.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[must_use]
+    pub fn first_rows(self, rows: usize) -> Self {
+        self.rows(0..rows)
+    }
+
+    /// Some rows.
+    ///
+    /// # Panics
+    /// Outside of the shape.
+    #[must_use]
+    pub fn rows(self, rows: Range<usize>) -> Self {
+        assert!(rows.start <= rows.end && rows.end <= self.shape[0], "rows {rows:?} outside of {:?}", self.shape);
+        Self { offset: self.offset + rows.start * self.stride, shape: [rows.len(), self.shape[1]], ..self }
+    }
+
+    /// Some columns.
+    ///
+    /// # Panics
+    /// Outside of the shape.
+    #[must_use]
+    pub fn columns(self, columns: Range<usize>) -> Self {
+        assert!(columns.start <= columns.end && columns.end <= self.shape[1], "columns {columns:?} outside of {:?}", self.shape);
+        Self { offset: self.offset + columns.start, shape: [self.shape[0], columns.len()], ..self }
+    }
+
+    /// Elements.
+    #[must_use]
+    pub fn elements(self) -> usize {
+        self.shape[0] * self.shape[1]
+    }
+}
+
+/// A mask on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MaskId(pub usize);
+
+/// A pruned weight in the device's own form, made by [`Backend::compress_weight`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Weight24(pub usize);
+
+/// A sampled output gradient in the device's own form, made by [`Backend::mvue_compress`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gradient24(pub usize);
+
+/// The weight operand of a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weight {
+    /// W `[r, q]` as it is.
+    Dense(Tensor),
+    /// S(W).
+    Pruned(Weight24),
+}
+
+/// The output-gradient operand of the weight gradient.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gradient {
+    /// dZ `[p, r]` as it is.
+    Dense(Tensor),
+    /// MVUE(dZ^T).
+    Sampled(Gradient24),
+}
+
+/// What happens to what the output held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beta {
+    /// It is overwritten, and never read.
+    Overwrite,
+    /// The result is added to it.
+    Accumulate,
+}
+
+/// The nonlinearity of a feed-forward layer; the gated ones halve the width.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "run", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum Activation {
+    /// GELU, tanh form.
+    Gelu,
+    /// GELU_tanh(first half) * second half.
+    Geglu,
+    /// SiLU(first half) * second half.
+    Swiglu,
+}
+
+impl Activation {
+    /// Columns of Z for one column of H.
+    #[must_use]
+    pub const fn width(self) -> usize {
+        match self {
+            Self::Gelu => 1,
+            Self::Geglu | Self::Swiglu => 2,
+        }
+    }
+}
+
+/// Which keys a query sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttentionMask {
+    /// Query i sees keys `0..=i + (Tk - Tq)`.
+    Causal,
+    /// Every query sees every key.
+    Full,
+}
+
+/// The geometry of attention: q and o are `[batch*queries, heads*head_width]`, k and v `[batch*keys, heads*head_width]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// Sequences.
+    pub batch: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Tq: queries a sequence.
+    pub queries: usize,
+    /// Tk: keys a sequence.
+    pub keys: usize,
+    /// Which keys a query sees.
+    pub mask: AttentionMask,
+}
+
+/// Inverted dropout: element e is kept when its uniform is at least `p`, and scaled by 1/(1-p).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Dropout {
+    /// The probability of zero, in [0, 1).
+    pub p: f32,
+    /// Where the uniforms come from.
+    pub site: Site,
+}
+
+/// What changes every step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepState {
+    /// The run's seed.
+    pub seed: u64,
+    /// The optimizer step under way, from 1.
+    pub step: u32,
+    /// The global micro-step within it, from 0.
+    pub micro_step: u32,
+    /// The learning rate of this step.
+    pub learning_rate: f32,
+}
+
+/// Z = X W^T + b, then H = act(Z) if asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct LinearForward {
+    /// X `[p, q]`.
+    pub x: Tensor,
+    /// W `[r, q]`.
+    pub weight: Weight,
+    /// b `[1, r]`.
+    pub bias: Option<Tensor>,
+    /// Z `[p, r]`, overwritten.
+    pub z: Tensor,
+    /// H `[p, r / act.width()]`, overwritten.
+    pub then: Option<(Activation, Tensor)>,
+}
+
+/// dX = dZ W; or, through the activation whose output X was, dX = (dZ W) * act'(Z').
+#[derive(Debug, Clone, Copy)]
+pub struct LinearDgrad {
+    /// dZ `[p, r]`.
+    pub dz: Tensor,
+    /// W `[r, q]`.
+    pub weight: Weight,
+    /// The activation and its input Z' `[p, q * act.width()]`.
+    pub then: Option<(Activation, Tensor)>,
+    /// dX, overwritten: `[p, q]`, or the shape of Z'.
+    pub dx: Tensor,
+}
+
+/// dW = dZ^T X.
+#[derive(Debug, Clone, Copy)]
+pub struct LinearWgrad {
+    /// dZ `[p, r]`.
+    pub dz: Gradient,
+    /// X `[p, q]`.
+    pub x: Tensor,
+    /// dW `[r, q]`.
+    pub dw: Tensor,
+    /// Overwrite or accumulate.
+    pub beta: Beta,
+}
+
+/// residual = x + delta; y = LayerNorm(residual) * gamma + beta, epsilon 1e-5.
+#[derive(Debug, Clone, Copy)]
+pub struct NormForward {
+    /// `[p, d]`.
+    pub x: Tensor,
+    /// `[p, d]`; none is zero.
+    pub delta: Option<Tensor>,
+    /// `[1, d]`.
+    pub gamma: Tensor,
+    /// `[1, d]`; none is zero.
+    pub beta: Option<Tensor>,
+    /// `[p, d]`, overwritten.
+    pub residual: Tensor,
+    /// `[p, d]`, overwritten.
+    pub y: Tensor,
+    /// Mean and reciprocal standard deviation `[p, 2]`, overwritten.
+    pub stats: Tensor,
+}
+
+/// The gradient of [`NormForward`]: dresidual += LayerNorm'(dy).
+#[derive(Debug, Clone, Copy)]
+pub struct NormBackward {
+    /// `[p, d]`.
+    pub dy: Tensor,
+    /// As the forward left it.
+    pub residual: Tensor,
+    /// As the forward left it.
+    pub stats: Tensor,
+    /// `[1, d]`.
+    pub gamma: Tensor,
+    /// `[p, d]`, in place: in, the gradient arriving from above; out, with the norm's added.
+    pub dresidual: Tensor,
+    /// `[1, d]`.
+    pub dgamma: Tensor,
+    /// `[1, d]`.
+    pub dbeta: Option<Tensor>,
+    /// For dgamma and dbeta.
+    pub accumulate: Beta,
+}
+
+/// o = softmax(mask(q k^T / sqrt(head_width))) v for every sequence and head.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionForward {
+    /// Geometry.
+    pub shape: AttentionShape,
+    /// Queries.
+    pub q: Tensor,
+    /// Keys.
+    pub k: Tensor,
+    /// Values.
+    pub v: Tensor,
+    /// On the probabilities.
+    pub dropout: Option<Dropout>,
+    /// Overwritten.
+    pub o: Tensor,
+    /// Log of the sum of exponentials `[batch*heads, queries]`, overwritten.
+    pub lse: Tensor,
+}
+
+/// The gradient of [`AttentionForward`], the probabilities recomputed.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionBackward {
+    /// As in the forward; `o` and `lse` as it left them.
+    pub forward: AttentionForward,
+    /// Gradient of o.
+    pub d_o: Tensor,
+    /// Gradients of q, k, v, overwritten: column ranges of one `[p, 3d]` buffer.
+    pub dqkv: [Tensor; 3],
+}
+
+/// `out = E[tokens] + P[position in the sequence]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Embed {
+    /// Token ids `[p, 1]`.
+    pub tokens: Tensor,
+    /// Tokens a sequence.
+    pub context: usize,
+    /// E `[V, d]`, or its gradient.
+    pub token_table: Tensor,
+    /// P `[at least context, d]`, or its gradient.
+    pub position_table: Tensor,
+    /// `[p, d]`: the output, or its gradient.
+    pub rows: Tensor,
+}
+
+/// Sum over tokens of the cross-entropy of softmax(x E^T) against the targets.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadLoss {
+    /// `[p, d]`.
+    pub x: Tensor,
+    /// E `[V, d]`.
+    pub embedding: Tensor,
+    /// Token ids `[p, 1]`; [`HeadLoss::IGNORE`] contributes nothing.
+    pub targets: Tensor,
+    /// Label smoothing in [0, 1).
+    pub smoothing: f32,
+    /// Scratch `[rows at a time, V]`: no more logits than this are ever held.
+    pub logits: Tensor,
+    /// One f32, overwritten: the sum of the tokens' losses.
+    pub loss: Tensor,
+    /// The gradients of `scale * loss`, when training; a loss that is not finite then raises the flag.
+    pub gradients: Option<HeadGradients>,
+}
+
+impl HeadLoss {
+    /// A target that contributes nothing.
+    pub const IGNORE: u32 = u32::MAX;
+}
+
+/// Gradients of [`HeadLoss`].
+#[derive(Debug, Clone, Copy)]
+pub struct HeadGradients {
+    /// What the loss is multiplied with: 1 / tokens of the optimizer step.
+    pub scale: f32,
+    /// `[p, d]`, overwritten.
+    pub dx: Tensor,
+    /// `[V, d]`.
+    pub dembedding: Tensor,
+    /// For dembedding.
+    pub beta: Beta,
+}
+
+/// One row of the optimizer's table.
+#[derive(Debug, Clone, Copy)]
+pub struct OptimizerEntry {
+    /// w.
+    pub weight: Tensor,
+    /// dL/dw.
+    pub gradient: Tensor,
+    /// Adam's m.
+    pub first_moment: Tensor,
+    /// Adam's v.
+    pub second_moment: Tensor,
+    /// Decoupled weight decay of this tensor.
+    pub weight_decay: f32,
+    /// The mask that the forward used, where masked decay applies.
+    pub mask: Option<MaskId>,
+}
+
+/// What the device knows after a step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepReport {
+    /// The L2 norm of all gradients, before clipping.
+    pub grad_norm: f32,
+    /// The first table row whose gradient was not finite, if any; the flag is lowered by the report.
+    pub non_finite: Option<usize>,
+}
+
+/// The device in words, for provenance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "run", derive(serde::Serialize))]
+pub struct Device {
+    /// The backend's name.
+    pub backend: &'static str,
+    /// The hardware and what of it is used.
+    pub description: String,
+    /// How pruned operands are multiplied here.
+    pub sparse_products: &'static str,
+}
+
+/// A device that can train. See the [module documentation](self) for what holds for every operation.
+///
+/// # Errors
+/// Every operation returns [`Error::Operand`] when shapes do not fit.
+pub trait Backend: Send {
+    /// The device in words.
+    fn device(&self) -> Device;
+    /// Bytes held, by region.
+    fn memory(&self) -> Vec<(Region, usize)>;
+
+    /// A zeroed `[rows, columns]` matrix; `name` appears in errors.
+    fn alloc(&mut self, name: &str, shape: [usize; 2], dtype: DType, region: Region) -> Result<Tensor, Error>;
+    /// An empty mask.
+    fn alloc_mask(&mut self, shape: [usize; 2]) -> Result<MaskId, Error>;
+    /// Room for S(W), W `[r, q]`.
+    fn alloc_weight24(&mut self, shape: [usize; 2]) -> Result<Weight24, Error>;
+    /// Room for MVUE(dZ^T), dZ `[p, r]`.
+    fn alloc_gradient24(&mut self, shape: [usize; 2]) -> Result<Gradient24, Error>;
+
+    /// Host to device, f32.
+    fn upload(&mut self, to: Tensor, from: &[f32]) -> Result<(), Error>;
+    /// Host to device, token ids.
+    fn upload_tokens(&mut self, to: Tensor, from: &[u32]) -> Result<(), Error>;
+    /// Device to host, f32, rows packed.
+    fn download(&mut self, from: Tensor) -> Result<Vec<f32>, Error>;
+    /// Host to device.
+    fn upload_mask(&mut self, to: MaskId, from: &Mask) -> Result<(), Error>;
+    /// Device to host.
+    fn download_mask(&mut self, from: MaskId) -> Result<Mask, Error>;
+    /// to = from.
+    fn copy(&mut self, from: Tensor, to: Tensor) -> Result<(), Error>;
+    /// Every element = value.
+    fn fill(&mut self, to: Tensor, value: f32) -> Result<(), Error>;
+
+    /// What the following operations read of the step.
+    fn set_step(&mut self, state: StepState);
+
+    /// mask = search(w), see [`sparse24_core::search::mask_search`].
+    fn mask_search(&mut self, w: Tensor, kind: MaskKind, mask: MaskId) -> Result<(), Error>;
+    /// |a - b|_1, see [`sparse24_core::flip::flip_count`].
+    fn flip_count(&mut self, a: MaskId, b: MaskId) -> Result<u64, Error>;
+    /// out = S(w) for both orientations that the mask serves.
+    fn compress_weight(&mut self, w: Tensor, mask: MaskId, out: Weight24) -> Result<(), Error>;
+    /// out = MVUE(dz^T), see [`sparse24_core::mvue::compress`].
+    fn mvue_compress(&mut self, dz: Tensor, site: Site, estimator: Estimator, out: Gradient24) -> Result<(), Error>;
+
+    /// See [`LinearForward`].
+    fn linear_forward(&mut self, op: &LinearForward) -> Result<(), Error>;
+    /// See [`LinearDgrad`].
+    fn linear_dgrad(&mut self, op: &LinearDgrad) -> Result<(), Error>;
+    /// See [`LinearWgrad`].
+    fn linear_wgrad(&mut self, op: &LinearWgrad) -> Result<(), Error>;
+    /// db = column sums of dz `[p, r]`; db `[1, r]`.
+    fn bias_grad(&mut self, dz: Tensor, db: Tensor, beta: Beta) -> Result<(), Error>;
+    /// See [`NormForward`].
+    fn norm_forward(&mut self, op: &NormForward) -> Result<(), Error>;
+    /// See [`NormBackward`].
+    fn norm_backward(&mut self, op: &NormBackward) -> Result<(), Error>;
+    /// See [`AttentionForward`].
+    fn attention_forward(&mut self, op: &AttentionForward) -> Result<(), Error>;
+    /// See [`AttentionBackward`].
+    fn attention_backward(&mut self, op: &AttentionBackward) -> Result<(), Error>;
+    /// See [`Embed`].
+    fn embed_forward(&mut self, op: &Embed) -> Result<(), Error>;
+    /// The gradient of [`Embed`]: always added to the tables' gradients, summed in token order.
+    fn embed_backward(&mut self, op: &Embed) -> Result<(), Error>;
+    /// See [`HeadLoss`].
+    fn head_loss(&mut self, op: &HeadLoss) -> Result<(), Error>;
+    /// out = x E^T.
+    fn logits(&mut self, x: Tensor, embedding: Tensor, out: Tensor) -> Result<(), Error>;
+    /// x = dropout(x), in place; its gradient is the same call on the gradient.
+    fn dropout(&mut self, x: Tensor, dropout: Dropout) -> Result<(), Error>;
+
+    /// Keeps the L2 norm of all gradients on the device, and raises the flag if one is not finite.
+    fn grad_norm(&mut self, table: &[OptimizerEntry]) -> Result<(), Error>;
+    /// One AdamW step of every row, clipped by the norm of [`Backend::grad_norm`], with masked decay; a no-op while the flag is up.
+    fn optimizer_step(&mut self, table: &[OptimizerEntry], rule: &AdamW, decay: MaskedDecay) -> Result<(), Error>;
+    /// The outcome of the step.
+    fn report(&mut self) -> Result<StepReport, Error>;
+}

@@ -1,0 +1,547 @@
+//! The CPU adaptor: `sparse24-cpu` behind the [`Backend`] contract.
+//!
+//! Sparse products are computed densely with pruned values: a [`Weight24`] is S(W) `[r, q]` and a [`Gradient24`] the sampled dZ `[p, r]`,
+//! zeros included. Deliberately absent: arithmetic, which is the kernels'.
+
+use std::mem;
+
+use ndarray::{Array2, ArrayView2, ArrayViewMut1, ArrayViewMut2, s};
+use sparse24_core::{
+    Mask, MaskKind,
+    mvue::Estimator,
+    philox::{Site, Stream},
+};
+use sparse24_cpu::{
+    activation, adamw, attention,
+    bias::{bias_forward, bias_grad},
+    dropout::dropout,
+    embedding,
+    flip::flip_count,
+    gemm::matmul,
+    loss::head_loss,
+    mvue::mvue_prune,
+    norm::{norm_backward, norm_forward},
+    prune::masked,
+    rounding::round_bf16,
+    search::mask_search,
+    simd::Simd,
+};
+
+use self::storage::{Storage, scratch_view, view_mut};
+use super::{
+    Activation, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, Beta, DType, Device, Dropout, Embed, Gradient,
+    Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NormBackward, NormForward, OptimizerEntry, Region, StepReport,
+    StepState, Tensor, Weight, Weight24,
+};
+use crate::{
+    Error,
+    optim::{AdamVariant, AdamW, MaskedDecay},
+};
+
+mod storage;
+
+/// How operands of products are rounded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "run", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum Arithmetic {
+    /// f32 throughout.
+    #[default]
+    F32,
+    /// Operands of linear layers are rounded to bf16, sums are f32, as a GPU's tensor cores do.
+    Bf16Operands,
+}
+
+/// The CPU backend; it runs on the rayon pool from which it is called.
+pub struct CpuBackend {
+    arithmetic: Arithmetic,
+    storage: Storage,
+    masks: Vec<Mask>,
+    weights24: Vec<Array2<f32>>,
+    gradients24: Vec<Array2<f32>>,
+    scratch: [Vec<f32>; 3],
+    state: StepState,
+    grad_norm: f32,
+    loss_non_finite: bool,
+    non_finite: Option<usize>,
+}
+
+impl From<sparse24_cpu::Error> for Error {
+    fn from(error: sparse24_cpu::Error) -> Self {
+        match error {
+            sparse24_cpu::Error::Semantics(error) => Self::Semantics(error),
+            sparse24_cpu::Error::Shape { operation, operand, expected, found } => Self::Operand { operation, operand, expected, found },
+            sparse24_cpu::Error::Token { token, position, vocabulary, .. } => {
+                Self::UnknownToken { token, position, vocabulary: vocabulary as u32 }
+            }
+            other => unreachable!("an error of the CPU kernels that the adaptor does not know: {other}"),
+        }
+    }
+}
+
+impl CpuBackend {
+    /// A backend that holds nothing yet.
+    #[must_use]
+    pub fn new(arithmetic: Arithmetic) -> Self {
+        Self {
+            arithmetic,
+            storage: Storage::default(),
+            masks: Vec::new(),
+            weights24: Vec::new(),
+            gradients24: Vec::new(),
+            scratch: Default::default(),
+            state: StepState { seed: 0, step: 0, micro_step: 0, learning_rate: 0.0 },
+            grad_norm: 0.0,
+            loss_non_finite: false,
+            non_finite: None,
+        }
+    }
+
+    /// Runs an operation that writes these tensors, each of its own buffer.
+    fn write<const N: usize>(
+        &mut self,
+        outputs: [Tensor; N],
+        run: impl FnOnce(&Self, [ArrayViewMut2<'_, f32>; N]) -> Result<(), sparse24_cpu::Error>,
+    ) -> Result<(), Error> {
+        let mut taken = outputs.map(|t| self.storage.take(t));
+        let mut at = 0;
+        let views = taken.each_mut().map(|data| {
+            at += 1;
+            view_mut(outputs[at - 1], data)
+        });
+        let done = run(self, views);
+        for (t, data) in outputs.into_iter().zip(taken) {
+            self.storage.put(t, data);
+        }
+        Ok(done?)
+    }
+
+    fn stream(&self, site: Site) -> Stream {
+        Stream::new(self.state.seed, site, self.state.micro_step, self.state.step)
+    }
+
+    fn kernel_dropout(&self, dropout: Dropout) -> sparse24_cpu::dropout::Dropout {
+        sparse24_cpu::dropout::Dropout { p: dropout.p, stream: self.stream(dropout.site) }
+    }
+
+    fn weight(&self, weight: Weight) -> ArrayView2<'_, f32> {
+        match weight {
+            Weight::Dense(t) => self.storage.view(t),
+            Weight::Pruned(Weight24(at)) => self.weights24[at].view(),
+        }
+    }
+
+    fn gradient(&self, gradient: Gradient) -> ArrayView2<'_, f32> {
+        match gradient {
+            Gradient::Dense(t) => self.storage.view(t),
+            Gradient::Sampled(Gradient24(at)) => self.gradients24[at].view(),
+        }
+    }
+
+    /// The operand as products read it: itself, or its rounding in `scratch`.
+    fn rounded<'a>(&self, operand: ArrayView2<'a, f32>, scratch: &'a mut Vec<f32>) -> Result<ArrayView2<'a, f32>, sparse24_cpu::Error> {
+        match self.arithmetic {
+            Arithmetic::F32 => Ok(operand),
+            Arithmetic::Bf16Operands => {
+                round_bf16(operand, scratch_view(scratch, operand.dim()))?;
+                Ok(ArrayView2::from_shape(operand.dim(), &scratch[..operand.len()]).expect("the scratch was grown"))
+            }
+        }
+    }
+}
+
+/// A `[1, n]` output as a vector.
+fn row_mut(view: ArrayViewMut2<'_, f32>) -> ArrayViewMut1<'_, f32> {
+    let elements = view.len();
+    view.into_shape_with_order(elements).expect("a parameter vector is contiguous")
+}
+
+impl From<Beta> for sparse24_cpu::gemm::Beta {
+    fn from(beta: Beta) -> Self {
+        match beta {
+            Beta::Overwrite => Self::Overwrite,
+            Beta::Accumulate => Self::Accumulate,
+        }
+    }
+}
+
+impl From<AttentionShape> for attention::AttentionShape {
+    fn from(shape: AttentionShape) -> Self {
+        let AttentionShape { batch, heads, queries, keys, mask } = shape;
+        let mask = match mask {
+            AttentionMask::Causal => attention::AttentionMask::Causal,
+            AttentionMask::Full => attention::AttentionMask::Full,
+        };
+        Self { batch, heads, queries, keys, mask }
+    }
+}
+
+type Kernel = Result<(), sparse24_cpu::Error>;
+
+fn act_forward(activation: Activation, z: ArrayView2<'_, f32>, h: ArrayViewMut2<'_, f32>) -> Kernel {
+    match activation {
+        Activation::Gelu => activation::gelu_forward(z, h),
+        Activation::Geglu => activation::geglu_forward(z, h),
+        Activation::Swiglu => activation::swiglu_forward(z, h),
+    }
+}
+
+fn act_backward(activation: Activation, dh: ArrayView2<'_, f32>, z: ArrayView2<'_, f32>, dz: ArrayViewMut2<'_, f32>) -> Kernel {
+    match activation {
+        Activation::Gelu => activation::gelu_backward(dh, z, dz),
+        Activation::Geglu => activation::geglu_backward(dh, z, dz),
+        Activation::Swiglu => activation::swiglu_backward(dh, z, dz),
+    }
+}
+
+impl Backend for CpuBackend {
+    fn device(&self) -> Device {
+        let arithmetic = match self.arithmetic {
+            Arithmetic::F32 => "f32",
+            Arithmetic::Bf16Operands => "f32 with bf16 operands",
+        };
+        Device {
+            backend: "cpu",
+            description: format!("{} threads, {}, {arithmetic}", sparse24_cpu::threads(), Simd::detect()),
+            sparse_products: "computed densely with pruned values",
+        }
+    }
+
+    fn memory(&self) -> Vec<(Region, usize)> {
+        let sparse = self.masks.iter().map(|mask| 2 * mask.tiles().len()).sum::<usize>()
+            + self.weights24.iter().chain(&self.gradients24).map(|array| 4 * array.len()).sum::<usize>();
+        let mut memory: Vec<_> = [Region::Parameters, Region::Gradients, Region::Moments, Region::Activations]
+            .map(|region| (region, self.storage.bytes(region)))
+            .into();
+        memory.push((Region::Sparse, sparse));
+        memory
+    }
+
+    fn alloc(&mut self, name: &str, shape: [usize; 2], dtype: DType, region: Region) -> Result<Tensor, Error> {
+        Ok(self.storage.alloc(name, shape, dtype, region))
+    }
+
+    fn alloc_mask(&mut self, [rows, columns]: [usize; 2]) -> Result<MaskId, Error> {
+        self.masks.push(Mask::empty(rows, columns)?);
+        Ok(MaskId(self.masks.len() - 1))
+    }
+
+    fn alloc_weight24(&mut self, shape: [usize; 2]) -> Result<Weight24, Error> {
+        self.weights24.push(Array2::zeros(shape));
+        Ok(Weight24(self.weights24.len() - 1))
+    }
+
+    fn alloc_gradient24(&mut self, shape: [usize; 2]) -> Result<Gradient24, Error> {
+        self.gradients24.push(Array2::zeros(shape));
+        Ok(Gradient24(self.gradients24.len() - 1))
+    }
+
+    fn upload(&mut self, to: Tensor, from: &[f32]) -> Result<(), Error> {
+        let source = ArrayView2::from_shape(to.shape, from).map_err(|_| Error::Operand {
+            operation: "upload",
+            operand: "host data",
+            expected: to.shape,
+            found: [1, from.len()],
+        })?;
+        self.write([to], |_, [mut view]| {
+            view.assign(&source);
+            Ok(())
+        })
+    }
+
+    fn upload_tokens(&mut self, to: Tensor, from: &[u32]) -> Result<(), Error> {
+        if from.len() != to.elements() {
+            return Err(Error::Operand { operation: "upload", operand: "tokens", expected: to.shape, found: [from.len(), 1] });
+        }
+        self.storage.write_tokens(to).copy_from_slice(from);
+        Ok(())
+    }
+
+    fn download(&mut self, from: Tensor) -> Result<Vec<f32>, Error> {
+        Ok(self.storage.view(from).iter().copied().collect())
+    }
+
+    fn upload_mask(&mut self, MaskId(to): MaskId, from: &Mask) -> Result<(), Error> {
+        let expected = self.masks[to].shape();
+        if from.shape() != expected {
+            return Err(Error::Operand { operation: "upload", operand: "mask", expected, found: from.shape() });
+        }
+        self.masks[to].clone_from(from);
+        Ok(())
+    }
+
+    fn download_mask(&mut self, MaskId(from): MaskId) -> Result<Mask, Error> {
+        Ok(self.masks[from].clone())
+    }
+
+    fn copy(&mut self, from: Tensor, to: Tensor) -> Result<(), Error> {
+        self.write([to], |cpu, [mut view]| {
+            view.assign(&cpu.storage.view(from));
+            Ok(())
+        })
+    }
+
+    fn fill(&mut self, to: Tensor, value: f32) -> Result<(), Error> {
+        self.write([to], |_, [mut view]| {
+            view.fill(value);
+            Ok(())
+        })
+    }
+
+    fn set_step(&mut self, state: StepState) {
+        self.state = state;
+    }
+
+    fn mask_search(&mut self, w: Tensor, kind: MaskKind, MaskId(mask): MaskId) -> Result<(), Error> {
+        let mut out = mem::replace(&mut self.masks[mask], Mask::empty(0, 0).expect("nothing is tiled"));
+        let done = mask_search(self.storage.view(w), kind, &mut out);
+        self.masks[mask] = out;
+        Ok(done?)
+    }
+
+    fn flip_count(&mut self, MaskId(a): MaskId, MaskId(b): MaskId) -> Result<u64, Error> {
+        Ok(flip_count(&self.masks[a], &self.masks[b])?)
+    }
+
+    fn compress_weight(&mut self, w: Tensor, MaskId(mask): MaskId, Weight24(out): Weight24) -> Result<(), Error> {
+        let mut pruned = mem::take(&mut self.weights24[out]);
+        let done = masked(self.storage.view(w), &self.masks[mask], pruned.view_mut());
+        self.weights24[out] = pruned;
+        Ok(done?)
+    }
+
+    fn mvue_compress(&mut self, dz: Tensor, site: Site, estimator: Estimator, Gradient24(out): Gradient24) -> Result<(), Error> {
+        let mut sampled = mem::take(&mut self.gradients24[out]);
+        let mut scratch = mem::take(&mut self.scratch);
+        // The estimator reads dZ as it is stored, and its values are stored likewise.
+        let [read, stored, _] = &mut scratch;
+        let done = self.rounded(self.storage.view(dz), read).and_then(|dz| {
+            mvue_prune(dz, estimator, self.stream(site), sampled.view_mut())?;
+            match self.arithmetic {
+                Arithmetic::F32 => Ok(()),
+                Arithmetic::Bf16Operands => {
+                    let mut stored = scratch_view(stored, sampled.dim());
+                    round_bf16(sampled.view(), stored.view_mut())?;
+                    sampled.assign(&stored);
+                    Ok(())
+                }
+            }
+        });
+        (self.gradients24[out], self.scratch) = (sampled, scratch);
+        Ok(done?)
+    }
+
+    fn linear_forward(&mut self, op: &LinearForward) -> Result<(), Error> {
+        let mut scratch = mem::take(&mut self.scratch);
+        let [left, right, _] = &mut scratch;
+        let mut product = |cpu: &Self, mut z: ArrayViewMut2<'_, f32>| {
+            let (x, w) = (cpu.rounded(cpu.storage.view(op.x), left)?, cpu.rounded(cpu.weight(op.weight), right)?);
+            matmul(x, w.t(), z.view_mut(), sparse24_cpu::gemm::Beta::Overwrite)?;
+            match op.bias {
+                Some(bias) => bias_forward(z, cpu.storage.row(bias)),
+                None => Ok(()),
+            }
+        };
+        let done = match op.then {
+            None => self.write([op.z], |cpu, [z]| product(cpu, z)),
+            Some((activation, h)) => self.write([op.z, h], |cpu, [mut z, h]| {
+                product(cpu, z.view_mut())?;
+                act_forward(activation, z.view(), h)
+            }),
+        };
+        self.scratch = scratch;
+        done
+    }
+
+    fn linear_dgrad(&mut self, op: &LinearDgrad) -> Result<(), Error> {
+        let mut scratch = mem::take(&mut self.scratch);
+        let [left, right, through] = &mut scratch;
+        let done = self.write([op.dx], |cpu, [dx]| {
+            let (dz, w) = (cpu.rounded(cpu.storage.view(op.dz), left)?, cpu.rounded(cpu.weight(op.weight), right)?);
+            match op.then {
+                None => matmul(dz, w, dx, sparse24_cpu::gemm::Beta::Overwrite),
+                Some((activation, z)) => {
+                    let mut dh = scratch_view(through, (dz.nrows(), w.ncols()));
+                    matmul(dz, w, dh.view_mut(), sparse24_cpu::gemm::Beta::Overwrite)?;
+                    act_backward(activation, dh.view(), cpu.storage.view(z), dx)
+                }
+            }
+        });
+        self.scratch = scratch;
+        done
+    }
+
+    fn linear_wgrad(&mut self, op: &LinearWgrad) -> Result<(), Error> {
+        let mut scratch = mem::take(&mut self.scratch);
+        let [left, right, _] = &mut scratch;
+        let done = self.write([op.dw], |cpu, [dw]| {
+            let (dz, x) = (cpu.rounded(cpu.gradient(op.dz), left)?, cpu.rounded(cpu.storage.view(op.x), right)?);
+            matmul(dz.t(), x, dw, op.beta.into())
+        });
+        self.scratch = scratch;
+        done
+    }
+
+    fn bias_grad(&mut self, dz: Tensor, db: Tensor, beta: Beta) -> Result<(), Error> {
+        self.write([db], |cpu, [db]| bias_grad(cpu.storage.view(dz), row_mut(db), beta.into()))
+    }
+
+    fn norm_forward(&mut self, op: &NormForward) -> Result<(), Error> {
+        self.write([op.residual, op.y, op.stats], |cpu, [residual, y, stats]| {
+            let (delta, beta) = (op.delta.map(|t| cpu.storage.view(t)), op.beta.map(|t| cpu.storage.row(t)));
+            norm_forward(cpu.storage.view(op.x), delta, cpu.storage.row(op.gamma), beta, residual, y, stats)
+        })
+    }
+
+    fn norm_backward(&mut self, op: &NormBackward) -> Result<(), Error> {
+        let run = |cpu: &Self, dresidual: ArrayViewMut2<'_, f32>, dgamma: ArrayViewMut2<'_, f32>, dbeta: Option<ArrayViewMut2<'_, f32>>| {
+            let (dgamma, dbeta) = (row_mut(dgamma), dbeta.map(row_mut));
+            let (dy, residual, stats) = (cpu.storage.view(op.dy), cpu.storage.view(op.residual), cpu.storage.view(op.stats));
+            norm_backward(dy, residual, stats, cpu.storage.row(op.gamma), dresidual, dgamma, dbeta, op.accumulate.into())
+        };
+        match op.dbeta {
+            None => self.write([op.dresidual, op.dgamma], |cpu, [dresidual, dgamma]| run(cpu, dresidual, dgamma, None)),
+            Some(dbeta) => {
+                self.write([op.dresidual, op.dgamma, dbeta], |cpu, [dresidual, dgamma, dbeta]| run(cpu, dresidual, dgamma, Some(dbeta)))
+            }
+        }
+    }
+
+    fn attention_forward(&mut self, op: &AttentionForward) -> Result<(), Error> {
+        self.write([op.o, op.lse], |cpu, [o, lse]| {
+            let dropout = op.dropout.map(|dropout| cpu.kernel_dropout(dropout));
+            attention::attention_forward(
+                op.shape.into(),
+                cpu.storage.view(op.q),
+                cpu.storage.view(op.k),
+                cpu.storage.view(op.v),
+                o,
+                lse,
+                dropout.as_ref(),
+            )
+        })
+    }
+
+    fn attention_backward(&mut self, op: &AttentionBackward) -> Result<(), Error> {
+        let [dq, dk, dv] = op.dqkv;
+        let d = dq.shape[1];
+        let whole = Tensor { shape: [dq.shape[0], 3 * d], ..dq };
+        let thirds = [0, 1, 2].map(|third| whole.columns(third * d..(third + 1) * d));
+        assert_eq!(thirds, [dq, dk, dv], "dq, dk, dv are the thirds of one buffer");
+        self.write([whole], |cpu, [mut dqkv]| {
+            let forward = &op.forward;
+            let (dq, dk, dv) = dqkv.multi_slice_mut((s![.., ..d], s![.., d..2 * d], s![.., 2 * d..]));
+            let dropout = forward.dropout.map(|dropout| cpu.kernel_dropout(dropout));
+            attention::attention_backward(
+                forward.shape.into(),
+                cpu.storage.view(forward.q),
+                cpu.storage.view(forward.k),
+                cpu.storage.view(forward.v),
+                cpu.storage.view(forward.o),
+                cpu.storage.view(forward.lse),
+                cpu.storage.view(op.d_o),
+                dq,
+                dk,
+                dv,
+                dropout.as_ref(),
+            )
+        })
+    }
+
+    fn embed_forward(&mut self, op: &Embed) -> Result<(), Error> {
+        self.write([op.rows], |cpu, [out]| {
+            embedding::embed_forward(
+                cpu.storage.tokens(op.tokens),
+                op.context,
+                cpu.storage.view(op.token_table),
+                Some(cpu.storage.view(op.position_table)),
+                out,
+            )
+        })
+    }
+
+    fn embed_backward(&mut self, op: &Embed) -> Result<(), Error> {
+        self.write([op.token_table, op.position_table], |cpu, [tokens, positions]| {
+            let beta = sparse24_cpu::gemm::Beta::Accumulate;
+            embedding::embed_backward(cpu.storage.view(op.rows), cpu.storage.tokens(op.tokens), op.context, tokens, Some(positions), beta)
+        })
+    }
+
+    fn head_loss(&mut self, op: &HeadLoss) -> Result<(), Error> {
+        let (p, chunk) = (op.x.shape[0], op.logits.shape[0]);
+        let mut sum = 0.0;
+        for start in (0..p).step_by(chunk) {
+            let rows = start..p.min(start + chunk);
+            let (x, targets, logits) = (op.x.rows(rows.clone()), op.targets.rows(rows.clone()), op.logits.first_rows(rows.len()));
+            self.logits(x, op.embedding, logits)?;
+            let scale = op.gradients.map_or(0.0, |gradients| gradients.scale);
+            self.write([logits], |cpu, [logits]| {
+                let loss = head_loss(logits, cpu.storage.tokens(targets), Some(HeadLoss::IGNORE), op.smoothing, scale)?;
+                sum += loss.sum;
+                Ok(())
+            })?;
+            if let Some(gradients) = op.gradients {
+                let beta = if start == 0 { gradients.beta } else { Beta::Accumulate };
+                self.linear_wgrad(&LinearWgrad { dz: Gradient::Dense(logits), x, dw: gradients.dembedding, beta })?;
+                let (weight, dx) = (Weight::Dense(op.embedding), gradients.dx.rows(rows));
+                self.linear_dgrad(&LinearDgrad { dz: logits, weight, then: None, dx })?;
+            }
+        }
+        let sum = sum as f32;
+        self.loss_non_finite |= op.gradients.is_some() && !sum.is_finite();
+        self.fill(op.loss, sum)
+    }
+
+    fn logits(&mut self, x: Tensor, embedding: Tensor, out: Tensor) -> Result<(), Error> {
+        self.linear_forward(&LinearForward { x, weight: Weight::Dense(embedding), bias: None, z: out, then: None })
+    }
+
+    fn dropout(&mut self, x: Tensor, dropped: Dropout) -> Result<(), Error> {
+        self.write([x], |cpu, [x]| dropout(x, &cpu.kernel_dropout(dropped)))
+    }
+
+    fn grad_norm(&mut self, table: &[OptimizerEntry]) -> Result<(), Error> {
+        let norms: Vec<f64> =
+            table.iter().map(|entry| adamw::squared_norm(&self.storage.floats(entry.gradient)[..entry.gradient.elements()])).collect();
+        self.grad_norm = norms.iter().sum::<f64>().sqrt() as f32;
+        self.non_finite = self.non_finite.or(norms.iter().position(|norm| !norm.is_finite()));
+        Ok(())
+    }
+
+    fn optimizer_step(&mut self, table: &[OptimizerEntry], rule: &AdamW, decay: MaskedDecay) -> Result<(), Error> {
+        if self.loss_non_finite || self.non_finite.is_some() {
+            return Ok(());
+        }
+        assert_eq!(rule.variant, AdamVariant::Standard, "the trainer asks only for what it checked");
+        let [bias_correction1, bias_correction2] = rule.bias_corrections(self.state.step);
+        for entry in table {
+            let step = adamw::AdamW {
+                learning_rate: self.state.learning_rate,
+                beta1: rule.beta1,
+                beta2: rule.beta2,
+                epsilon: rule.epsilon,
+                weight_decay: entry.weight_decay,
+                bias_correction1,
+                bias_correction2,
+                gradient_scale: rule.gradient_scale(self.grad_norm),
+            };
+            let [mut w, mut m, mut v] = [entry.weight, entry.first_moment, entry.second_moment].map(|t| self.storage.take(t));
+            let mask = entry.mask.map(|MaskId(at)| &self.masks[at]);
+            let decay = match (decay, mask) {
+                (MaskedDecay::OnGradients(lambda), Some(mask)) => adamw::Decay::OnGradients { lambda, mask },
+                (MaskedDecay::OnWeights(lambda), Some(mask)) => adamw::Decay::OnWeights { lambda, mask },
+                _ => adamw::Decay::None,
+            };
+            let done = adamw::adamw_step(&mut w, self.storage.floats(entry.gradient), &mut m, &mut v, entry.weight.shape[1], &step, decay);
+            for (t, data) in [(entry.weight, w), (entry.first_moment, m), (entry.second_moment, v)] {
+                self.storage.put(t, data);
+            }
+            done?;
+        }
+        Ok(())
+    }
+
+    fn report(&mut self) -> Result<StepReport, Error> {
+        self.loss_non_finite = false;
+        Ok(StepReport { grad_norm: self.grad_norm, non_finite: self.non_finite.take() })
+    }
+}

@@ -1,0 +1,197 @@
+//! The directory of a run's checkpoints: how one is placed, found, and rotated away.
+//!
+//! Invariant: `step-NNNNNNNN` is only ever made by renaming a complete, synced directory, and unmade by renaming it away before
+//! anything in it is removed. `.tmp-*` is unfinished or doomed; `.old-step-N` is a predecessor of the same step, set aside while
+//! its successor takes the name. One process at a time works here: the run directory's lock sees to it, so what [`recover`] finds
+//! was left by a dead one. Deliberately absent: which checkpoints are worth making.
+
+use std::{
+    fs, io,
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    Checkpoint,
+    manifest::{Manifest, verify},
+};
+use crate::{Error, disk};
+
+const FINAL: &str = "step-";
+const UNFINISHED: &str = ".tmp-";
+const PREDECESSOR: &str = ".old-";
+
+/// Saves a checkpoint as `step-NNNNNNNN` in `directory`, which is created if need be; returns its path.
+///
+/// A checkpoint of the same step is replaced. Whatever happens, also the death of the process, every checkpoint that was good
+/// before stays good until the new one stands complete; on an error, nothing unfinished is left behind.
+///
+/// # Errors
+/// [`Error::NonFiniteCheckpoint`] names the first value that is NaN or infinite, before anything is written; [`Error::Io`] if
+/// the disk is full or fails.
+///
+/// # Panics
+/// If the checkpoint contradicts itself: a length that is not its shape's, a name that stands twice, a moment or a mask
+/// without its weight.
+pub fn save(directory: &Path, checkpoint: &Checkpoint) -> Result<PathBuf, Error> {
+    if let Some(problem) = checkpoint.contradiction() {
+        panic!("a checkpoint must be consistent: {problem}");
+    }
+    checkpoint.check_finite()?;
+    if !directory.is_dir() {
+        fs::create_dir_all(directory).map_err(|e| Error::io("create", directory, e))?;
+        disk::sync_directory(disk::parent(directory))?;
+    }
+    recover(directory)?;
+    let name = directory_name(checkpoint.state.step);
+    let unfinished = directory.join(format!("{UNFINISHED}{name}"));
+    let target = directory.join(&name);
+    let placed = disk::create_directory(&unfinished)
+        .and_then(|()| checkpoint.write(&unfinished))
+        .and_then(|()| place(&unfinished, &target, &directory.join(format!("{PREDECESSOR}{name}"))));
+    if let Err(error) = placed {
+        // The first error counts; what this leaves, the next `recover` takes.
+        let _ = recover(directory);
+        return Err(error);
+    }
+    Ok(target)
+}
+
+/// Gives a complete directory its final name.
+fn place(complete: &Path, target: &Path, predecessor: &Path) -> Result<(), Error> {
+    let replaces = target.exists();
+    if replaces {
+        disk::rename(target, predecessor)?;
+    }
+    disk::rename(complete, target)?;
+    disk::sync_directory(disk::parent(target))?;
+    if replaces { disk::remove_directory(predecessor) } else { Ok(()) }
+}
+
+/// Removes what a dead process left unfinished, and gives a predecessor its name back if its successor never took it.
+///
+/// [`save`] does this first; whoever opens a run to resume it calls it before [`latest`]. A directory that does not exist is
+/// in order.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn recover(directory: &Path) -> Result<(), Error> {
+    for name in names(directory)? {
+        let path = directory.join(&name);
+        if name.strip_prefix(UNFINISHED).is_some_and(|rest| rest.starts_with(FINAL)) {
+            disk::remove_directory(&path)?;
+        } else if let Some(step) = name.strip_prefix(PREDECESSOR).filter(|rest| step_of_name(rest).is_some()) {
+            let target = directory.join(step);
+            if target.exists() { disk::remove_directory(&path)? } else { disk::rename(&path, &target)? }
+        }
+    }
+    Ok(())
+}
+
+/// What [`latest`] found.
+#[derive(Debug)]
+pub struct Latest {
+    /// The newest checkpoint that verifies.
+    pub checkpoint: Option<PathBuf>,
+    /// Newer ones that do not, newest first, and why.
+    pub refused: Vec<(PathBuf, Error)>,
+}
+
+/// The newest checkpoint in `directory` that verifies; damaged ones are passed over and listed.
+///
+/// # Errors
+/// [`Error::Io`] if the directory cannot be listed; one that does not exist holds none.
+pub fn latest(directory: &Path) -> Result<Latest, Error> {
+    let mut refused = Vec::new();
+    for (step, path) in checkpoints(directory)?.into_iter().rev() {
+        match proved(&path, step) {
+            Ok(()) => return Ok(Latest { checkpoint: Some(path), refused }),
+            Err(error) => refused.push((path, error)),
+        }
+    }
+    Ok(Latest { checkpoint: None, refused })
+}
+
+/// Verified, and of the step that its name says.
+fn proved(path: &Path, step: u32) -> Result<(), Error> {
+    verify(path)?;
+    let found = Manifest::open(path)?.step;
+    if found == step { Ok(()) } else { Err(Error::file(path, format!("is a checkpoint of step {found}, not of the step in its name"))) }
+}
+
+/// Which checkpoints stay.
+#[derive(Debug, Clone)]
+pub struct Retention {
+    /// So many of the newest.
+    pub last: NonZeroUsize,
+    /// And those of these steps, such as the switch from sparse to dense.
+    pub always: Vec<u32>,
+}
+
+/// Removes the checkpoints that need not stay, after the newest has verified; returns the steps removed.
+///
+/// # Errors
+/// The newest one's error if it does not verify: then nothing is removed. [`Error::Io`].
+pub fn retain(directory: &Path, retention: &Retention) -> Result<Vec<u32>, Error> {
+    let all = checkpoints(directory)?;
+    if let Some((step, newest)) = all.last() {
+        proved(newest, *step)?;
+    }
+    let old = all.len().saturating_sub(retention.last.get());
+    let doomed = all.into_iter().take(old).filter(|(step, _)| !retention.always.contains(step));
+    remove(directory, doomed)
+}
+
+/// Removes the checkpoints of steps beyond `step`; returns the steps removed.
+///
+/// A run that is resumed from an older checkpoint leaves the later ones behind: they must not be taken for its own.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn discard_after(directory: &Path, step: u32) -> Result<Vec<u32>, Error> {
+    remove(directory, checkpoints(directory)?.into_iter().filter(|&(later, _)| later > step))
+}
+
+fn remove(directory: &Path, doomed: impl Iterator<Item = (u32, PathBuf)>) -> Result<Vec<u32>, Error> {
+    doomed
+        .map(|(step, path)| {
+            // Renamed first: a half-removed checkpoint must not look like a damaged one.
+            let aside = directory.join(format!("{UNFINISHED}{}", directory_name(step)));
+            disk::rename(&path, &aside)?;
+            disk::remove_directory(&aside)?;
+            Ok(step)
+        })
+        .collect()
+}
+
+/// The step that a checkpoint directory is named after.
+#[must_use]
+pub fn step_of(checkpoint: &Path) -> Option<u32> {
+    step_of_name(checkpoint.file_name()?.to_str()?)
+}
+
+fn step_of_name(name: &str) -> Option<u32> {
+    let step = name.strip_prefix(FINAL)?.parse().ok()?;
+    (directory_name(step) == name).then_some(step)
+}
+
+fn directory_name(step: u32) -> String {
+    format!("{FINAL}{step:08}")
+}
+
+/// By ascending step.
+fn checkpoints(directory: &Path) -> Result<Vec<(u32, PathBuf)>, Error> {
+    let mut found: Vec<_> = names(directory)?.into_iter().filter_map(|name| Some((step_of_name(&name)?, directory.join(name)))).collect();
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// Names that are not UTF-8 are not ours.
+fn names(directory: &Path) -> Result<Vec<String>, Error> {
+    let list = || fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name().into_string())).collect::<io::Result<Vec<_>>>();
+    match list() {
+        Ok(names) => Ok(names.into_iter().flatten().collect()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(e) => Err(Error::io("list", directory, e)),
+    }
+}

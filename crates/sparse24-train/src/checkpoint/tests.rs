@@ -1,0 +1,412 @@
+//! Round trips, damage of every kind, and the failure or death of every file operation.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::Write,
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+};
+
+use sparse24_core::Mask;
+use tempfile::TempDir;
+
+use super::{
+    manifest::{MANIFEST, MASKS, MODEL, OPTIMIZER, STATE},
+    *,
+};
+use crate::{
+    Error, ErrorKind,
+    disk::fault::{self, Plan},
+    tensors,
+};
+
+const FILES: [&str; 5] = [MANIFEST, MODEL, OPTIMIZER, MASKS, STATE];
+
+fn sample(step: u32) -> Checkpoint {
+    let tensor = |name: &str, shape: &[usize], scale: f32| {
+        let values = (0..shape.iter().product()).map(|i: usize| (i as f32 - 7.5) * scale * (1.0 + step as f32)).collect();
+        Tensor { name: name.into(), shape: shape.to_vec(), values }
+    };
+    let shapes: [(&str, &[usize]); 3] = [("wte.weight", &[5, 8]), ("h.0.mlp.c_fc.weight", &[16, 8]), ("h.0.ln_1.weight", &[8])];
+    let list = |scale| shapes.map(|(name, shape)| tensor(name, shape, scale)).to_vec();
+    let tiles = (0..8).map(|i| 0x3c3c_u16.rotate_left(i * 4) ^ step as u16).collect();
+    Checkpoint {
+        state: State {
+            step,
+            total_steps: 60,
+            phase: u32::from(step > 50),
+            phase_kind: if step > 50 { PhaseKind::Dense } else { PhaseKind::Sparse },
+            seed: u64::MAX,
+            tokens_seen: 1 << 60,
+            method: BTreeMap::from([("flips".into(), 3)]),
+            plan: BTreeMap::from([("ffn.forward".into(), "algorithm 7".into())]),
+            config: Fingerprint::of(b"config"),
+            dataset: Fingerprint::of(b"dataset"),
+            tokenizer: Fingerprint::of(b"tokenizer"),
+        },
+        weights: list(0.1),
+        first_moments: list(f32::MIN_POSITIVE / 4.0),
+        second_moments: list(1e-20),
+        masks: vec![("h.0.mlp.c_fc.weight".into(), Mask::from_tiles(16, 8, tiles).unwrap())],
+        auxiliary: vec![tensor("scale", &[3], -0.0)],
+    }
+}
+
+fn saved(step: u32) -> (TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = save(directory.path(), &sample(step)).unwrap();
+    (directory, path)
+}
+
+fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+    result.unwrap_err().to_string()
+}
+
+/// In place: a file cut to nothing and written anew is flushed to the device by some file systems, thousands of times here.
+fn overwrite(path: &Path, bytes: &[u8]) {
+    let mut file = fs::File::options().write(true).create(true).truncate(false).open(path).unwrap();
+    file.write_all(bytes).unwrap();
+    file.set_len(bytes.len() as u64).unwrap();
+}
+
+/// A deterministic stream of numbers: splitmix64.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ z >> 31) % bound as u64) as usize
+    }
+}
+
+#[test]
+fn a_round_trip_keeps_every_bit_and_the_order() {
+    let (_directory, path) = saved(3);
+    assert_eq!(path.file_name().unwrap(), "step-00000003");
+    let (written, read) = (sample(3), load(&path).unwrap());
+    assert_eq!(written, read);
+    let bits = |c: &Checkpoint| c.auxiliary[0].values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&written), bits(&read), "the sign of zero survives");
+    verify(&path).unwrap();
+}
+
+#[test]
+fn empty_lists_survive() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut bare = sample(0);
+    (bare.first_moments, bare.second_moments, bare.masks, bare.auxiliary) = Default::default();
+    let path = save(directory.path(), &bare).unwrap();
+    assert_eq!(load(&path).unwrap(), bare);
+}
+
+#[test]
+fn a_flip_in_any_header_byte_is_refused() {
+    let (_directory, path) = saved(1);
+    for name in FILES {
+        let file = path.join(name);
+        let good = fs::read(&file).unwrap();
+        let mut numbers = Numbers(0);
+        let is_json = name.ends_with(".json");
+        let header = if is_json { good.len() } else { 8 + u64::from_le_bytes(good[..8].try_into().unwrap()) as usize };
+        for at in (0..header).step_by(if name == MANIFEST { 3 } else { 1 }) {
+            let mut bad = good.clone();
+            bad[at] ^= 1 << numbers.below(8);
+            overwrite(&file, &bad);
+            let message = problem(load(&path));
+            assert!(message.contains(name), "{name}, byte {at}: {message}");
+        }
+        overwrite(&file, &good);
+    }
+    load(&path).unwrap();
+}
+
+#[test]
+fn two_thousand_random_flips_and_cuts_are_refused() {
+    let (_directory, path) = saved(1);
+    let mut numbers = Numbers(1);
+    for round in 0..2000 {
+        let file = path.join(FILES[numbers.below(FILES.len())]);
+        let good = fs::read(&file).unwrap();
+        let mut bad = good.clone();
+        match round % 4 {
+            0 => bad.truncate(numbers.below(good.len())),
+            1 => bad.push(numbers.below(256) as u8),
+            _ => {
+                for _ in 0..=numbers.below(8) {
+                    let at = numbers.below(bad.len());
+                    bad[at] ^= 1 << numbers.below(8);
+                }
+            }
+        }
+        overwrite(&file, &bad);
+        assert_eq!(load(&path).is_ok(), bad == good, "{}, round {round}", file.display());
+        overwrite(&file, &good);
+    }
+}
+
+/// Without the hashes: a file from elsewhere has none.
+#[test]
+fn a_damaged_tensor_file_never_panics() {
+    let (directory, path) = saved(1);
+    let good = fs::read(path.join(MODEL)).unwrap();
+    let file = directory.path().join("other.safetensors");
+    let header = 8 + u64::from_le_bytes(good[..8].try_into().unwrap()) as usize;
+    let mut opened = 0;
+    for at in 0..header {
+        for bit in [0, 1 + at % 7] {
+            let mut bad = good.clone();
+            bad[at] ^= 1 << bit;
+            overwrite(&file, &bad);
+            if let Ok(mut read) = tensors::TensorFile::open(&file) {
+                opened += 1;
+                for entry in std::mem::take(&mut read.entries) {
+                    let _ = read.floats(&entry);
+                    let _ = read.tiles(&entry);
+                }
+            }
+        }
+    }
+    assert!(opened > 0, "some flips only rename a tensor");
+}
+
+#[test]
+fn damage_names_the_file_the_tensor_and_the_bytes() {
+    let (_directory, path) = saved(1);
+    let file = path.join(MODEL);
+    let good = fs::read(&file).unwrap();
+    let data = good.len() - 4 * (40 + 128 + 8);
+
+    let mut bad = good.clone();
+    bad[data + 4 * 40 + 5] ^= 1;
+    fs::write(&file, &bad).unwrap();
+    let message = problem(load(&path));
+    let expected = format!("model.safetensors: is damaged in \"h.0.mlp.c_fc.weight\", bytes {}..{}", data + 160, data + 160 + 512);
+    assert!(message.ends_with(&expected), "{message}");
+
+    bad[10] ^= 1;
+    fs::write(&file, &bad).unwrap();
+    let expected = format!("is damaged in \"header\", bytes 0..{data}");
+    assert!(problem(load(&path)).ends_with(&expected), "{}", problem(load(&path)));
+
+    fs::write(&file, &good[..good.len() - 1]).unwrap();
+    let expected = format!("holds {} bytes, the manifest says {}, which is within \"h.0.ln_1.weight\"", good.len() - 1, good.len());
+    assert!(problem(load(&path)).ends_with(&expected), "{}", problem(load(&path)));
+
+    fs::remove_file(&file).unwrap();
+    let error = load(&path).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io);
+    assert!(error.to_string().starts_with("cannot read ") && error.to_string().contains(MODEL), "{error}");
+}
+
+#[test]
+fn the_manifest_proves_itself() {
+    let (_directory, path) = saved(1);
+    let file = path.join(MANIFEST);
+    let good = fs::read_to_string(&file).unwrap();
+
+    fs::write(&file, good.replace("\"step\": 1,", "\"step\": 2,")).unwrap();
+    assert!(problem(load(&path)).contains("manifest.json: is damaged: its checksum says"), "{}", problem(load(&path)));
+
+    fs::write(&file, &good[..good.len() / 2]).unwrap();
+    assert!(problem(load(&path)).contains("does not end with its checksum: it is cut or damaged"), "{}", problem(load(&path)));
+
+    let reseal = |text: String| {
+        let mut bytes = text.into_bytes();
+        let digits = bytes.len() - 68..bytes.len() - 4;
+        bytes[digits.clone()].fill(b'0');
+        let checksum = Fingerprint::of(&bytes).to_string();
+        bytes[digits].copy_from_slice(checksum.as_bytes());
+        fs::write(&file, bytes).unwrap();
+    };
+    reseal(good.replace("\"format_version\": 1", "\"format_version\": 2"));
+    let expected = "is of format \"sparse24-checkpoint\", version 2; this build reads \"sparse24-checkpoint\", version 1";
+    assert!(problem(load(&path)).ends_with(expected), "{}", problem(load(&path)));
+    reseal(good.replace("masks.safetensors", "../../etc/passwd"));
+    assert!(problem(load(&path)).contains("lists [\"../../etc/passwd\","), "{}", problem(load(&path)));
+    reseal(good.replace("\"step\": 1,", "\"step\": 2,"));
+    assert!(problem(load(&path)).ends_with("state.json: is of step 1, the manifest of step 2"), "{}", problem(load(&path)));
+    reseal(good.replace("\"size\"", "\"length\""));
+    assert!(problem(load(&path)).contains("manifest.json: is no manifest: unknown field `length`"), "{}", problem(load(&path)));
+    let mut numbers = Numbers(7);
+    for _ in 0..500 {
+        let mut bytes = good.clone().into_bytes();
+        let at = numbers.below(bytes.len() - 68);
+        bytes[at] = b' ' + numbers.below(95) as u8;
+        reseal(String::from_utf8(bytes).unwrap());
+        let _ = load(&path);
+    }
+    reseal(good);
+    load(&path).unwrap();
+}
+
+#[test]
+fn contents_that_contradict_each_other_are_refused() {
+    let (_directory, path) = saved(1);
+    let mut other = sample(1);
+    other.masks[0].0 = "nobody".into();
+    fs::remove_dir_all(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    other.write(&path).unwrap();
+    assert!(problem(load(&path)).ends_with("the mask \"nobody\" has shape [16, 8], its weight is missing"), "{}", problem(load(&path)));
+    let mut other = sample(1);
+    other.second_moments[0].shape = vec![8, 5];
+    other.write(&path).unwrap();
+    let expected = "\"exp_avg_sq.wte.weight\" has shape [8, 5], its weight [5, 8]";
+    assert!(problem(load(&path)).ends_with(expected), "{}", problem(load(&path)));
+}
+
+#[test]
+#[should_panic(expected = "a checkpoint must be consistent: \"wte.weight\" has shape [5, 9] and 40 values")]
+fn an_inconsistent_checkpoint_is_a_defect() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut bad = sample(1);
+    bad.weights[0].shape = vec![5, 9];
+    let _ = save(directory.path(), &bad);
+}
+
+#[test]
+fn what_is_not_finite_is_never_written() {
+    let directory = tempfile::tempdir().unwrap();
+    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut bad = sample(9);
+        bad.second_moments[1].values[17] = value;
+        let error = save(directory.path(), &bad).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NonFinite);
+        let expected = format!(
+            "checkpoint of step 9 not written: \"exp_avg_sq.h.0.mlp.c_fc.weight\" holds {value} at element 17; \
+             the last good checkpoint is kept"
+        );
+        assert_eq!(error.to_string(), expected);
+    }
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn the_newest_that_verifies_is_found_and_the_others_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    assert!(latest(&at.join("nowhere")).unwrap().checkpoint.is_none());
+    let paths = [1, 20, 300].map(|step| save(at, &sample(step)).unwrap());
+    fs::create_dir(at.join("step-4")).unwrap();
+    fs::write(at.join("notes.txt"), "mine").unwrap();
+    assert_eq!(latest(at).unwrap().checkpoint.as_ref(), Some(&paths[2]));
+    fs::write(paths[2].join(STATE), "{}").unwrap();
+    let found = latest(at).unwrap();
+    assert_eq!(found.checkpoint.as_ref(), Some(&paths[1]));
+    assert_eq!(found.refused.len(), 1);
+    assert!(found.refused[0].1.to_string().contains("state.json: holds 2 bytes, the manifest says"), "{}", found.refused[0].1);
+    let renamed = at.join("step-00000400");
+    fs::rename(&paths[1], &renamed).unwrap();
+    let found = latest(at).unwrap();
+    assert_eq!(found.checkpoint.as_ref(), Some(&paths[0]));
+    assert!(found.refused[0].1.to_string().ends_with("is a checkpoint of step 20, not of the step in its name"));
+    assert_eq!((step_of(&renamed), step_of(Path::new("step-4")), step_of(Path::new("."))), (Some(400), None, None));
+}
+
+#[test]
+fn rotation_waits_for_a_newer_one_that_verifies() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    for step in [10, 20, 30, 40, 50] {
+        save(at, &sample(step)).unwrap();
+    }
+    let retention = Retention { last: NonZeroUsize::new(2).unwrap(), always: vec![20] };
+    let newest = at.join("step-00000050");
+    let good = fs::read(newest.join(STATE)).unwrap();
+    fs::write(newest.join(STATE), "").unwrap();
+    assert!(problem(retain(at, &retention)).contains("state.json: holds 0 bytes"));
+    assert_eq!(fs::read_dir(at).unwrap().count(), 5);
+    fs::write(newest.join(STATE), good).unwrap();
+    assert_eq!(retain(at, &retention).unwrap(), [10, 30]);
+    assert_eq!(discard_after(at, 20).unwrap(), [40, 50]);
+    assert_eq!(latest(at).unwrap().checkpoint, Some(at.join("step-00000020")));
+    assert_eq!(fs::read_dir(at).unwrap().count(), 1);
+}
+
+/// Runs `save` with a plan over a directory that holds a good checkpoint, and returns whether it went through.
+fn save_under(plan: Plan, at: &Path, old: &Checkpoint, new: &Checkpoint) -> bool {
+    let _ = fs::remove_dir_all(at);
+    save(at, old).unwrap();
+    fault::plan(plan);
+    let result = save(at, new);
+    fault::plan(Plan::Healthy);
+    if let Err(error) = &result {
+        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+        assert!(error.to_string().contains("no storage space") && error.to_string().starts_with("cannot "), "{error}");
+    }
+    result.is_ok()
+}
+
+/// The last good checkpoint, or the new one, always loads; a second save then goes through.
+fn survives(at: &Path, old: &Checkpoint, new: &Checkpoint) {
+    let found = latest(at).unwrap();
+    assert!(found.refused.is_empty(), "{:?}", found.refused);
+    let loaded = load(&found.checkpoint.expect("one is always good")).unwrap();
+    assert!(loaded == *old || loaded == *new);
+    save(at, new).unwrap();
+    assert_eq!(load(&latest(at).unwrap().checkpoint.unwrap()).unwrap(), *new);
+}
+
+/// The second pair replaces a checkpoint of the same step.
+fn pairs() -> [(Checkpoint, Checkpoint); 2] {
+    let mut changed = sample(1);
+    changed.weights[0].values[0] = 42.0;
+    [(sample(1), sample(2)), (sample(1), changed)]
+}
+
+#[test]
+fn a_failure_of_any_operation_leaves_a_good_checkpoint_and_no_litter() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = &directory.path().join("checkpoints");
+    for (old, new) in &pairs() {
+        let mut operations = 0;
+        while !save_under(Plan::FailOnce(operations), at, old, new) {
+            for entry in fs::read_dir(at).unwrap() {
+                let name = entry.unwrap().file_name();
+                assert!(name.to_str().unwrap().starts_with("step-"), "operation {operations} left {name:?}");
+            }
+            survives(at, old, new);
+            operations += 1;
+        }
+        assert!(operations > 25, "{operations}");
+    }
+}
+
+#[test]
+fn death_at_any_operation_leaves_a_good_checkpoint() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = &directory.path().join("checkpoints");
+    for (old, new) in &pairs() {
+        let mut operations = 0;
+        while !save_under(Plan::Kill(operations), at, old, new) {
+            recover(at).unwrap();
+            survives(at, old, new);
+            operations += 1;
+        }
+        assert!(operations > 25, "{operations}");
+    }
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_is_an_io_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    fs::write(&file, "").unwrap();
+    let error = save(&file.join("checkpoints"), &sample(1)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io);
+    assert!(error.to_string().starts_with("cannot create "), "{error}");
+}
+
+#[test]
+fn fingerprints_have_one_spelling() {
+    let fingerprint = Fingerprint::of(b"");
+    let text = fingerprint.to_string();
+    assert_eq!(text, "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262", "blake3 of nothing");
+    assert_eq!(text.parse(), Ok(fingerprint));
+    for wrong in [text.to_uppercase(), text[1..].to_owned(), text.replace('a', "g"), "é".repeat(32)] {
+        assert!(wrong.parse::<Fingerprint>().unwrap_err().starts_with("expected 64 lower-case hexadecimal digits"), "{wrong}");
+    }
+}

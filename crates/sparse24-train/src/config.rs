@@ -1,0 +1,433 @@
+//! The configuration of a run: one TOML document, every key with a default, unknown keys refused with the nearest known one.
+//!
+//! Layers, later ones win: the preset, a file, `--set key=value`. A resolved configuration names every key, so a run directory explains
+//! itself. Deliberately absent: command-line arguments.
+
+use std::{num::NonZeroU32, path::Path};
+
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+use crate::{
+    Error,
+    backend::{Activation, cpu::Arithmetic},
+    data::TokenizerKind,
+    disk,
+    method::Method,
+    model::gpt2::{BatchShape, Gpt2Shape, Sparsify},
+    nn::linear24::Bias,
+    optim::{AdamVariant, AdamW, MaskedDecay},
+    schedule::Schedule,
+    trainer::Recipe,
+};
+
+pub mod preset;
+
+/// A whole run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The preset it began as.
+    pub preset: String,
+    /// Of everything random.
+    pub seed: u64,
+    /// Optimizer steps.
+    pub steps: u32,
+    /// The model.
+    pub model: ModelConfig,
+    /// How it is trained.
+    pub method: MethodConfig,
+    /// AdamW and the learning rate.
+    pub optimizer: OptimizerConfig,
+    /// Tokens a step.
+    pub batch: BatchConfig,
+    /// The corpus.
+    pub data: DataConfig,
+    /// What is measured and saved, and when.
+    pub run: RunConfig,
+    /// Where it runs.
+    pub backend: BackendConfig,
+}
+
+/// The model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Blocks.
+    pub layers: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// d.
+    pub width: usize,
+    /// d_ff.
+    pub ffn_width: usize,
+    /// Tokens a sequence.
+    pub context: usize,
+    /// Of the feed-forward blocks.
+    pub activation: Activation,
+    /// Biases of linear layers and norms.
+    pub bias: bool,
+    /// Probability of dropout.
+    pub dropout: f32,
+    /// Which linear layers may be pruned.
+    pub sparsify: Sparsify,
+}
+
+/// How it is trained.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MethodConfig {
+    /// A row of the method table.
+    pub name: String,
+    /// The factor of masked decay, where the method has it.
+    pub lambda: f32,
+    /// Steps between mask searches, where the method has masks.
+    pub refresh: u32,
+}
+
+/// AdamW and the learning rate.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OptimizerConfig {
+    /// Peak learning rate.
+    pub learning_rate: f32,
+    /// Where the cosine ends.
+    pub min_learning_rate: f32,
+    /// Steps of linear warm-up.
+    pub warmup_steps: u32,
+    /// The step at which the cosine ends; 0 is the last step.
+    pub decay_steps: u32,
+    /// Adam's b1.
+    pub beta1: f32,
+    /// Adam's b2.
+    pub beta2: f32,
+    /// Adam's epsilon.
+    pub epsilon: f32,
+    /// Decoupled weight decay of matrices.
+    pub weight_decay: f32,
+    /// Largest gradient norm; 0 never clips.
+    pub clip: f32,
+}
+
+/// Tokens a step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BatchConfig {
+    /// Sequences a micro-batch.
+    pub sequences: usize,
+    /// Micro-batches an optimizer step.
+    pub accumulation: u32,
+}
+
+/// The corpus.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataConfig {
+    /// A text file, a folder of them, or prepared shards; empty is the embedded corpus.
+    pub path: String,
+    /// How text becomes tokens.
+    pub tokenizer: TokenizerKind,
+    /// The share of the text that is held out, at its end.
+    pub validation: f64,
+}
+
+/// What is measured and saved, and when; 0 is never.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunConfig {
+    /// Steps between evaluations on the held-out split; there is always one at the end.
+    pub eval_every: u32,
+    /// Steps between samples of the flip rate.
+    pub flip_every: u32,
+    /// Steps between checkpoints; there is always one at the switch and at the end.
+    pub checkpoint_every: u32,
+    /// Checkpoints that are kept, besides the one at the switch.
+    pub keep_last: usize,
+}
+
+/// Where it runs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BackendConfig {
+    /// `cpu`.
+    pub name: String,
+    /// Threads; 0 is one a core.
+    pub threads: usize,
+    /// Rounding of operands.
+    pub arithmetic: Arithmetic,
+}
+
+impl Config {
+    /// A preset, overlaid with a TOML document and then with `key=value` settings.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for an unknown preset or key (with the nearest known one), a value of the wrong type, a document that is no
+    /// TOML (with the line), or an impossible whole; [`Error::Io`] for the document.
+    pub fn resolve(preset: &str, document: Option<&Path>, settings: &[String]) -> Result<Self, Error> {
+        let table = match document {
+            None => table_of(&preset::find(preset)?),
+            Some(path) => read_table(path).and_then(|document| on_preset(preset, document)).map_err(|error| match error {
+                Error::Setting { key, problem } => Error::setting(format!("{}: {key}", path.display()), problem),
+                other => other,
+            })?,
+        };
+        let table = settings.iter().try_fold(table, |table, setting| apply(table, setting))?;
+        let config = Self::from_table(table)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// A resolved configuration, as a run directory holds it.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a document that is no such configuration or an impossible one, [`Error::Io`].
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let read = || {
+            let table = read_table(path)?;
+            // For its messages alone: a resolved configuration leaves no key to the preset.
+            overlay(&mut table_of(&preset::PRESETS[0].config()), table.clone(), "")?;
+            let config = Self::from_table(table)?;
+            config.check()?;
+            Ok(config)
+        };
+        read().map_err(|error: Error| match error {
+            Error::Setting { .. } => Error::file(path, error.to_string()),
+            other => other,
+        })
+    }
+
+    /// The document that resolves to this configuration.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("a configuration is a TOML table")
+    }
+
+    fn from_table(table: Table) -> Result<Self, Error> {
+        Value::Table(table).try_into().map_err(|error: toml::de::Error| {
+            // The library tells the key in its last line alone.
+            let text = error.to_string();
+            let key = text.lines().last().and_then(|line| line.strip_prefix("in `")?.strip_suffix('`'));
+            Error::setting(key.unwrap_or(ROOT), error.message())
+        })
+    }
+
+    /// Refuses what cannot be trained.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] names the first key that is wrong.
+    pub fn check(&self) -> Result<(), Error> {
+        let refuse = |key: &str, problem: String| Err(Error::setting(key, problem));
+        const MOST: usize = 1 << 24;
+        let Self { model, optimizer, batch, run, .. } = self;
+        let positive = [
+            ("steps", self.steps as usize),
+            ("model.layers", model.layers),
+            ("model.heads", model.heads),
+            ("model.width", model.width),
+            ("model.ffn_width", model.ffn_width),
+            ("model.context", model.context),
+            ("method.refresh", self.method.refresh as usize),
+            ("batch.sequences", batch.sequences),
+            ("batch.accumulation", batch.accumulation as usize),
+            ("run.keep_last", run.keep_last),
+        ];
+        if let Some((key, _)) = positive.into_iter().find(|&(_, value)| value == 0) {
+            return refuse(key, "expected at least 1, found 0".to_owned());
+        }
+        if let Some((key, value)) = positive.into_iter().skip(1).find(|&(_, value)| value > MOST) {
+            return refuse(key, format!("expected at most {MOST}, found {value}"));
+        }
+        if self.backend.threads > 4096 {
+            return refuse("backend.threads", format!("expected at most 4096, 0 for one a core, found {}", self.backend.threads));
+        }
+        if !model.width.is_multiple_of(model.heads) {
+            let problem = format!("expected a divisor of model.width {}, found {}", model.width, model.heads);
+            return refuse("model.heads", problem);
+        }
+        for (key, value) in [("model.width", model.width), ("model.ffn_width", model.ffn_width)] {
+            if !value.is_multiple_of(4) {
+                return refuse(key, format!("expected a multiple of 4, for 4x4 tiles, found {value}"));
+            }
+        }
+        let shares = [("model.dropout", model.dropout), ("optimizer.beta1", optimizer.beta1), ("optimizer.beta2", optimizer.beta2)];
+        if let Some((key, value)) = shares.into_iter().find(|(_, value)| !(0.0..1.0).contains(value)) {
+            return refuse(key, format!("expected a number in [0, 1), found {value}"));
+        }
+        let magnitudes = [
+            ("method.lambda", self.method.lambda),
+            ("optimizer.learning_rate", optimizer.learning_rate),
+            ("optimizer.min_learning_rate", optimizer.min_learning_rate),
+            ("optimizer.weight_decay", optimizer.weight_decay),
+            ("optimizer.clip", optimizer.clip),
+        ];
+        if let Some((key, value)) = magnitudes.into_iter().find(|(_, value)| !(value.is_finite() && *value >= 0.0)) {
+            return refuse(key, format!("expected a finite number of at least 0, found {value}"));
+        }
+        // Adam divides 0 by it where a gradient was always 0.
+        if !(optimizer.epsilon.is_finite() && optimizer.epsilon > 0.0) {
+            return refuse("optimizer.epsilon", format!("expected a finite number above 0, found {}", optimizer.epsilon));
+        }
+        if !(self.data.validation > 0.0 && self.data.validation < 1.0) {
+            let problem = format!("expected the share to hold out, above 0 and below 1, found {}", self.data.validation);
+            return refuse("data.validation", problem);
+        }
+        if self.backend.name != "cpu" {
+            return refuse("backend.name", format!("expected \"cpu\", found {:?}", self.backend.name));
+        }
+        self.method_value()?.check()
+    }
+
+    /// The method as a value.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for an unknown name.
+    pub fn method_value(&self) -> Result<Method, Error> {
+        let MethodConfig { name, lambda, refresh } = &self.method;
+        let mut method = Method::preset(name, *lambda).ok_or_else(|| unknown("method.name", name, Method::PRESETS.into_iter()))?;
+        if let (sparse24_core::phase::Refresh::Every(interval), Some(wanted)) = (&mut method.refresh, NonZeroU32::new(*refresh)) {
+            *interval = wanted;
+        }
+        Ok(method)
+    }
+
+    /// All that determines the run, for a vocabulary.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for an unknown method or an impossible whole.
+    pub fn recipe(&self, vocabulary: usize) -> Result<Recipe, Error> {
+        let Self { model, optimizer, batch, .. } = self;
+        let method = self.method_value()?;
+        let ffn_width = model.ffn_width * method.width.numerator() as usize / method.width.denominator() as usize;
+        Ok(Recipe {
+            model: Gpt2Shape {
+                layers: model.layers,
+                heads: model.heads,
+                width: model.width,
+                ffn_width,
+                context: model.context,
+                vocabulary,
+                activation: model.activation,
+                bias: if model.bias { Bias::Present } else { Bias::Absent },
+                sparsify: model.sparsify,
+            },
+            method,
+            steps: self.steps,
+            batch: BatchShape { sequences: batch.sequences, context: model.context },
+            accumulation: NonZeroU32::new(batch.accumulation)
+                .ok_or_else(|| Error::setting("batch.accumulation", "expected at least 1, found 0"))?,
+            dropout: model.dropout,
+            optimizer: AdamW {
+                beta1: optimizer.beta1,
+                beta2: optimizer.beta2,
+                epsilon: optimizer.epsilon,
+                clip: if optimizer.clip == 0.0 { f32::INFINITY } else { optimizer.clip },
+                variant: AdamVariant::Standard,
+            },
+            weight_decay: optimizer.weight_decay,
+            schedule: Schedule {
+                peak: optimizer.learning_rate,
+                floor: optimizer.min_learning_rate,
+                warmup_steps: optimizer.warmup_steps,
+                decay_steps: if optimizer.decay_steps == 0 { self.steps } else { optimizer.decay_steps },
+            },
+            seed: self.seed,
+        })
+    }
+
+    /// The decay that the method applies, for reports.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for an unknown method.
+    pub fn decay(&self) -> Result<MaskedDecay, Error> {
+        Ok(self.method_value()?.decay)
+    }
+}
+
+/// What an unknown key at the top is part of.
+const ROOT: &str = "configuration";
+
+/// "unknown X, did you mean Y".
+pub(crate) fn unknown<'a>(key: &str, found: &str, known: impl Iterator<Item = &'a str> + Clone) -> Error {
+    let nearest = known.clone().max_by(|a, b| strsim::jaro_winkler(found, a).total_cmp(&strsim::jaro_winkler(found, b)));
+    let all = known.collect::<Vec<_>>().join(", ");
+    let advice = nearest.map_or_else(String::new, |nearest| format!("; did you mean {nearest:?}?"));
+    Error::setting(key, format!("{found:?} is not known{advice} (known: {all})"))
+}
+
+fn table_of(config: &Config) -> Table {
+    Table::try_from(config).expect("a configuration is a TOML table")
+}
+
+/// A document laid on the preset that it names, else on this one.
+fn on_preset(preset: &str, document: Table) -> Result<Table, Error> {
+    let named = document.get("preset").and_then(Value::as_str);
+    let mut table = table_of(&preset::find(named.unwrap_or(preset))?);
+    overlay(&mut table, document, "")?;
+    Ok(table)
+}
+
+fn read_table(path: &Path) -> Result<Table, Error> {
+    let refuse = |line: usize, problem: &str| Error::setting(format!("line {line}"), problem.replace('\n', ", "));
+    let bytes = disk::read_small(path, 1 << 20)?;
+    let line = |at: usize| 1 + bytes.iter().take(at).filter(|&&byte| byte == b'\n').count();
+    let text = str::from_utf8(&bytes).map_err(|error| refuse(line(error.valid_up_to()), "is not UTF-8 text"))?;
+    text.parse::<Table>().map_err(|error| refuse(line(error.span().map_or(0, |span| span.start)), error.message()))
+}
+
+/// Lays `over` on `base`, whose keys are all the known ones.
+fn overlay(base: &mut Table, over: Table, prefix: &str) -> Result<(), Error> {
+    for (key, value) in over {
+        let dotted = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+        let known: Vec<String> = base.keys().cloned().collect();
+        let Some(slot) = base.get_mut(&key) else {
+            return Err(unknown(if prefix.is_empty() { ROOT } else { prefix }, &key, known.iter().map(String::as_str)));
+        };
+        match (slot, value) {
+            (Value::Table(base), Value::Table(over)) => overlay(base, over, &dotted)?,
+            (slot, value) => *slot = converted(&dotted, slot, value)?,
+        }
+    }
+    Ok(())
+}
+
+/// The value in the type of the one it replaces; a whole number may stand for a float.
+fn converted(key: &str, known: &Value, value: Value) -> Result<Value, Error> {
+    match (known, value) {
+        (Value::Float(_), Value::Integer(whole)) => Ok(Value::Float(whole as f64)),
+        (known, value) if known.same_type(&value) => Ok(value),
+        (known, value) => Err(Error::setting(key, format!("expected {}, found {value}", described(known)))),
+    }
+}
+
+fn described(value: &Value) -> &'static str {
+    match value {
+        Value::Integer(_) => "a whole number",
+        Value::Float(_) => "a number",
+        Value::Boolean(_) => "true or false",
+        Value::Table(_) => "a section",
+        _ => "a string",
+    }
+}
+
+/// Applies `a.b=value`; the value is TOML, or a string as it stands where the key holds one.
+fn apply(mut table: Table, setting: &str) -> Result<Table, Error> {
+    let Some((key, text)) = setting.split_once('=') else {
+        return Err(Error::setting(setting, "expected KEY=VALUE, found no ="));
+    };
+    let (key, text) = (key.trim(), text.trim());
+    if key == "preset" {
+        return Err(Error::setting(key, "a preset is what settings are laid on, choose it before them (--preset)"));
+    }
+    let mut path: Vec<&str> = key.split('.').collect();
+    let leaf = path.pop().expect("split yields at least one part");
+    let section = path.iter().try_fold(&table, |table, section| table.get(*section)?.as_table());
+    let wants_string = section.and_then(|section| section.get(leaf)).is_some_and(Value::is_str);
+    let verbatim = || Value::String(text.to_owned());
+    let value = text.parse().ok().filter(|value: &Value| !wants_string || value.is_str()).unwrap_or_else(verbatim);
+    let over = path
+        .into_iter()
+        .rev()
+        .fold(Table::from_iter([(leaf.to_owned(), value)]), |inner, section| Table::from_iter([(section.to_owned(), Value::Table(inner))]));
+    overlay(&mut table, over, "")?;
+    Ok(table)
+}

@@ -1,0 +1,139 @@
+//! Named configurations, each with its source.
+
+use super::{BackendConfig, BatchConfig, Config, DataConfig, MethodConfig, ModelConfig, OptimizerConfig, RunConfig, unknown};
+use crate::{
+    Error,
+    backend::{Activation, cpu::Arithmetic},
+    data::TokenizerKind,
+    model::gpt2::Sparsify,
+};
+
+/// A row of the table of presets.
+#[derive(Debug, Clone, Copy)]
+pub struct Preset {
+    /// Its name.
+    pub name: &'static str,
+    /// What it trains.
+    pub summary: &'static str,
+    /// Where its numbers come from.
+    pub source: &'static str,
+    build: fn() -> Config,
+}
+
+impl Preset {
+    /// The configuration.
+    #[must_use]
+    pub fn config(&self) -> Config {
+        Config { preset: self.name.to_owned(), ..(self.build)() }
+    }
+}
+
+const PAPER: &str = "Hu et al. 2024, arXiv 2404.01847, appendix: AdamW 1.5e-4 to 1e-5, 512 x 1024 tokens a step, 300k steps";
+const NANOGPT: &str = "nanoGPT, config/train_shakespeare_char.py";
+
+/// All presets.
+pub const PRESETS: [Preset; 7] = [
+    Preset {
+        name: "quickstart",
+        summary: "a small GPT-2 on the embedded corpus, in a minute or two on a CPU",
+        source: "sparse24: shakespeare-char-cpu, shorter and warmer",
+        build: quickstart,
+    },
+    Preset {
+        name: "shakespeare-char-cpu",
+        summary: "4 layers, 128 wide, context 64: a character-level GPT-2 for CPUs",
+        source: "nanoGPT, README, \"I only have a macbook\": train_shakespeare_char.py with smaller settings",
+        build: shakespeare_char_cpu,
+    },
+    Preset {
+        name: "shakespeare-char",
+        summary: "6 layers, 384 wide, context 256: a character-level GPT-2",
+        source: NANOGPT,
+        build: shakespeare_char,
+    },
+    Preset { name: "gpt2-124m", summary: "GPT-2 124M, lambda 6e-5", source: PAPER, build: || gpt2(12, 12, 768, 6e-5) },
+    Preset { name: "gpt2-350m", summary: "GPT-2 350M, lambda 2e-4", source: PAPER, build: || gpt2(24, 16, 1024, 2e-4) },
+    Preset { name: "gpt2-774m", summary: "GPT-2 774M, lambda 2e-4", source: PAPER, build: || gpt2(36, 20, 1280, 2e-4) },
+    Preset { name: "gpt2-1558m", summary: "GPT-2 1558M, lambda 6e-5", source: PAPER, build: || gpt2(48, 25, 1600, 6e-5) },
+];
+
+/// The configuration of a preset.
+///
+/// # Errors
+/// [`Error::Setting`] for an unknown name, with the nearest known one.
+pub fn find(name: &str) -> Result<Config, Error> {
+    match PRESETS.iter().find(|preset| preset.name == name) {
+        Some(preset) => Ok(preset.config()),
+        None => Err(unknown("preset", name, PRESETS.iter().map(|preset| preset.name))),
+    }
+}
+
+fn quickstart() -> Config {
+    let base = shakespeare_char_cpu();
+    Config {
+        steps: 1500,
+        optimizer: OptimizerConfig { warmup_steps: 150, ..base.optimizer },
+        data: DataConfig { path: String::new(), tokenizer: TokenizerKind::Byte, validation: 0.1 },
+        run: RunConfig { eval_every: 250, flip_every: 10, checkpoint_every: 500, keep_last: 2 },
+        ..base
+    }
+}
+
+fn shakespeare_char_cpu() -> Config {
+    Config {
+        preset: String::new(),
+        seed: 1337,
+        steps: 2000,
+        model: ModelConfig {
+            layers: 4,
+            heads: 4,
+            width: 128,
+            ffn_width: 512,
+            context: 64,
+            activation: Activation::Gelu,
+            bias: false,
+            dropout: 0.0,
+            sparsify: Sparsify::Ffn,
+        },
+        method: MethodConfig { name: "fst".to_owned(), lambda: 6e-5, refresh: 40 },
+        optimizer: OptimizerConfig {
+            learning_rate: 1e-3,
+            min_learning_rate: 1e-4,
+            warmup_steps: 100,
+            decay_steps: 0,
+            beta1: 0.9,
+            beta2: 0.99,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            clip: 1.0,
+        },
+        batch: BatchConfig { sequences: 12, accumulation: 1 },
+        data: DataConfig { path: String::new(), tokenizer: TokenizerKind::Character, validation: 0.1 },
+        run: RunConfig { eval_every: 250, flip_every: 20, checkpoint_every: 500, keep_last: 2 },
+        backend: BackendConfig { name: "cpu".to_owned(), threads: 0, arithmetic: Arithmetic::F32 },
+    }
+}
+
+fn shakespeare_char() -> Config {
+    let base = shakespeare_char_cpu();
+    Config {
+        steps: 5000,
+        model: ModelConfig { layers: 6, heads: 6, width: 384, ffn_width: 1536, context: 256, dropout: 0.2, ..base.model },
+        batch: BatchConfig { sequences: 64, accumulation: 1 },
+        ..base
+    }
+}
+
+fn gpt2(layers: usize, heads: usize, width: usize, lambda: f32) -> Config {
+    let base = shakespeare_char_cpu();
+    Config {
+        steps: 300_000,
+        model: ModelConfig { layers, heads, width, ffn_width: 4 * width, context: 1024, ..base.model },
+        method: MethodConfig { lambda, ..base.method },
+        optimizer: OptimizerConfig { learning_rate: 1.5e-4, min_learning_rate: 1e-5, warmup_steps: 3000, beta2: 0.95, ..base.optimizer },
+        batch: BatchConfig { sequences: 16, accumulation: 32 },
+        data: DataConfig { path: String::new(), tokenizer: TokenizerKind::Gpt2, validation: 0.1 },
+        run: RunConfig { eval_every: 1000, flip_every: 100, checkpoint_every: 1000, keep_last: 2 },
+        ..base
+    }
+}

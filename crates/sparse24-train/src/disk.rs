@@ -1,0 +1,167 @@
+//! The few file operations that checkpoints, run directories and prepared data are made of, each with its error.
+//!
+//! Invariant: everything that must survive goes through here, so that the tests can make the Nth operation fail, or
+//! "kill" the process at it. Deliberately absent: formats.
+
+use std::{
+    fs::{self, File},
+    io::{Read, Write},
+    path::{Path, PathBuf},
+};
+
+use crate::Error;
+
+/// A file being written for the first time.
+pub(crate) struct NewFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl NewFile {
+    /// Creates or truncates.
+    pub(crate) fn create(path: PathBuf) -> Result<Self, Error> {
+        let created = fault::check().and_then(|()| File::create(&path));
+        match created {
+            Ok(file) => Ok(Self { path, file }),
+            Err(source) => Err(Error::io("create", path, source)),
+        }
+    }
+
+    /// Writes all of `bytes`.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        fault::check().and_then(|()| self.file.write_all(bytes)).map_err(|e| Error::io("write", &self.path, e))
+    }
+
+    /// Returns once the contents are on the device.
+    pub(crate) fn sync(self) -> Result<(), Error> {
+        fault::check().and_then(|()| self.file.sync_all()).map_err(|e| Error::io("sync", &self.path, e))
+    }
+}
+
+/// Makes one directory.
+pub(crate) fn create_directory(path: &Path) -> Result<(), Error> {
+    fault::check().and_then(|()| fs::create_dir(path)).map_err(|e| Error::io("create", path, e))
+}
+
+/// Moves, atomically; on Unix an existing file is replaced.
+pub(crate) fn rename(from: &Path, to: &Path) -> Result<(), Error> {
+    fault::check().and_then(|()| fs::rename(from, to)).map_err(|e| Error::io("rename", from, e))
+}
+
+/// Removes a directory and all it holds.
+pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
+    fault::check().and_then(|()| fs::remove_dir_all(path)).map_err(|e| Error::io("remove", path, e))
+}
+
+/// Returns once the names in the directory are on the device. Only Unix can; elsewhere the rename is as good as it gets.
+pub(crate) fn sync_directory(path: &Path) -> Result<(), Error> {
+    let sync = || if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) };
+    fault::check().and_then(|()| sync()).map_err(|e| Error::io("sync", path, e))
+}
+
+/// Replaces a file as a whole: a reader sees the old contents or the new, also after a crash.
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    replace(path, |file| file.write(bytes))
+}
+
+/// As [`write_atomically`], for contents that come in pieces. Errors name `path`, not where the contents are gathered.
+pub(crate) fn replace(path: &Path, write: impl FnOnce(&mut NewFile) -> Result<(), Error>) -> Result<(), Error> {
+    let aside = aside(path);
+    let written = NewFile::create(aside.clone()).and_then(|mut file| {
+        write(&mut file)?;
+        file.sync()
+    });
+    written.and_then(|()| rename(&aside, path)).map_err(|e| {
+        drop(fs::remove_file(&aside));
+        match e {
+            Error::Io { source, .. } => Error::io("write", path, source),
+            other => other,
+        }
+    })?;
+    sync_directory(parent(path))
+}
+
+/// Where the next contents of `path` are written: beside it, so that a rename moves no data.
+pub(crate) fn aside(path: &Path) -> PathBuf {
+    let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+    path.with_file_name(format!(".tmp-{name}"))
+}
+
+/// The directory that holds `path`.
+pub(crate) fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Opens a regular file and tells its bytes: reading a pipe could block, and a device might never end.
+pub(crate) fn open(path: &Path) -> Result<(File, u64), Error> {
+    let failed = |e| Error::io("read", path, e);
+    let kind = fs::metadata(path).map_err(failed)?;
+    if !kind.is_file() {
+        return Err(Error::file(path, if kind.is_dir() { "is a folder, expected a file" } else { "is not a regular file" }));
+    }
+    Ok((File::open(path).map_err(failed)?, kind.len()))
+}
+
+/// The whole file.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    read_small(path, u64::MAX)
+}
+
+/// The whole file, refused beyond `limit` bytes.
+pub(crate) fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+    let (mut file, size) = open(path)?;
+    if size > limit {
+        return Err(Error::file(path, format!("holds {size} bytes, expected at most {limit}")));
+    }
+    let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or(0));
+    file.read_to_end(&mut bytes).map_err(|e| Error::io("read", path, e))?;
+    Ok(bytes)
+}
+
+#[cfg(not(test))]
+mod fault {
+    /// Nothing fails by itself.
+    pub(super) fn check() -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod fault {
+    use std::{cell::Cell, io};
+
+    /// What happens to the operations of this thread.
+    #[derive(Clone, Copy)]
+    pub(crate) enum Plan {
+        /// All succeed.
+        Healthy,
+        /// After this many more, one fails as a full disk does.
+        FailOnce(u32),
+        /// After this many more, none is carried out: the process is dead.
+        Kill(u32),
+    }
+
+    thread_local!(static PLAN: Cell<Plan> = const { Cell::new(Plan::Healthy) });
+
+    /// Sets the plan.
+    pub(crate) fn plan(plan: Plan) {
+        PLAN.set(plan);
+    }
+
+    pub(super) fn check() -> io::Result<()> {
+        match PLAN.get() {
+            Plan::Healthy => return Ok(()),
+            Plan::FailOnce(0) => PLAN.set(Plan::Healthy),
+            Plan::Kill(0) => {}
+            Plan::FailOnce(n) => {
+                PLAN.set(Plan::FailOnce(n - 1));
+                return Ok(());
+            }
+            Plan::Kill(n) => {
+                PLAN.set(Plan::Kill(n - 1));
+                return Ok(());
+            }
+        }
+        Err(io::ErrorKind::StorageFull.into())
+    }
+}

@@ -1,0 +1,157 @@
+//! What a run costs before it runs: parameters, memory and floating-point operations, from its recipe alone.
+//!
+//! Invariant: memory is what the CPU backend allocates, to the byte (a test compares them). Deliberately absent: speeds.
+
+use crate::{
+    method::Method,
+    model::gpt2::{Gpt2Shape, HEAD_ROWS, Sparsify},
+    nn::linear24::Bias,
+    trainer::Recipe,
+};
+
+/// The cost of a run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[cfg_attr(feature = "run", derive(serde::Serialize))]
+pub struct Estimate {
+    /// All parameters.
+    pub parameters: u64,
+    /// Those that masks prune.
+    pub sparsifiable: u64,
+    /// Bytes of weights.
+    pub weight_bytes: u64,
+    /// Bytes of gradients.
+    pub gradient_bytes: u64,
+    /// Bytes of Adam's moments.
+    pub moment_bytes: u64,
+    /// Bytes of masks and pruned operands.
+    pub sparse_bytes: u64,
+    /// Bytes of activations and scratch for one micro-batch.
+    pub activation_bytes: u64,
+    /// Tokens of one optimizer step.
+    pub tokens_per_step: u64,
+    /// Multiply-adds counted twice, of the products of one optimizer step, all dense.
+    pub flops_per_step: f64,
+    /// The share of them whose operand is 2:4 in a sparse phase.
+    pub sparse_share: f64,
+    /// Bytes of one checkpoint.
+    pub checkpoint_bytes: u64,
+}
+
+impl Estimate {
+    /// Bytes on the device, together.
+    #[must_use]
+    pub fn device_bytes(&self) -> u64 {
+        [self.gradient_bytes, self.moment_bytes, self.sparse_bytes, self.activation_bytes]
+            .into_iter()
+            .fold(self.weight_bytes, u64::saturating_add)
+    }
+}
+
+/// The cost of a recipe.
+#[must_use]
+pub fn estimate(recipe: &Recipe) -> Estimate {
+    let Gpt2Shape { activation, bias, sparsify, .. } = recipe.model;
+    let Gpt2Shape { layers, heads, width, ffn_width, context, vocabulary, .. } = recipe.model;
+    // Wide enough for products of three lengths of any configuration.
+    let [layers, heads, d, f, context, vocabulary] = [layers, heads, width, ffn_width, context, vocabulary].map(|n| n as u128);
+    let (sequences, accumulation) = (recipe.batch.sequences as u128, u128::from(recipe.accumulation.get()));
+    let z = f * activation.width() as u128;
+    let p = sequences * recipe.batch.context as u128;
+    let vector = if bias == Bias::Present { 1 } else { 0 };
+
+    let ffn = z * d + d * f;
+    let projections = 4 * d * d;
+    let vectors = 2 * d * (1 + vector) + (z + d + 4 * d) * vector;
+    let parameters = layers * (ffn + projections + vectors) + (vocabulary + context) * d + d * (1 + vector);
+    let sparsifiable = layers
+        * match sparsify {
+            Sparsify::Ffn => ffn,
+            Sparsify::FfnAndAttention => ffn + projections,
+        };
+
+    let gradients24 = p * (z + d) + if sparsify == Sparsify::FfnAndAttention { 3 * p * d } else { 0 };
+    // A mask and two for the flip rate, an eighth of a byte an element each; S(W).
+    let sparse = 3 * sparsifiable / 8 + 4 * (sparsifiable + gradients24);
+    let norm = 2 * p * d + 2 * p;
+    let kept = layers * (2 * norm + 4 * p * d + heads * p + p * (z + f));
+    let shared = norm + p * (9 * d + z) + 2 * p + 1 + accumulation + p.min(HEAD_ROWS as u128) * vocabulary;
+
+    let tokens = (p * accumulation) as f64;
+    // Forward, dgrad and wgrad of each product; causal attention is half of 2 T d multiply-adds forward and 2.5 times that backward.
+    let linear = 6.0 * (layers * (ffn + projections) + vocabulary * d) as f64;
+    let attention = 7.0 * (layers * context * d) as f64;
+    let flops = tokens * (linear + attention);
+    let narrow = |count: u128| u64::try_from(count).unwrap_or(u64::MAX);
+    Estimate {
+        parameters: narrow(parameters),
+        sparsifiable: narrow(sparsifiable),
+        weight_bytes: narrow(4 * parameters),
+        gradient_bytes: narrow(4 * parameters),
+        moment_bytes: narrow(8 * parameters),
+        sparse_bytes: narrow(sparse),
+        activation_bytes: narrow(4 * (kept + shared)),
+        tokens_per_step: narrow(p * accumulation),
+        flops_per_step: flops,
+        sparse_share: if is_sparse(&recipe.method) { tokens * 6.0 * sparsifiable as f64 / flops } else { 0.0 },
+        checkpoint_bytes: narrow(12 * parameters + sparsifiable / 8),
+    }
+}
+
+fn is_sparse(method: &Method) -> bool {
+    method.phases.iter().any(|phase| phase.mask().is_some())
+}
+
+#[cfg(all(test, feature = "cpu", feature = "run"))]
+mod tests {
+    use super::estimate;
+    use crate::{
+        backend::{
+            Region,
+            cpu::{Arithmetic, CpuBackend},
+        },
+        config::Config,
+        trainer::Trainer,
+    };
+
+    /// Settings on the quickstart preset, and the vocabulary.
+    fn check(settings: &[&str], vocabulary: usize) {
+        let small = ["model.layers=2", "model.width=16", "model.ffn_width=24", "model.heads=2", "model.context=8", "batch.sequences=3"];
+        let settings: Vec<String> = small.iter().chain(settings).map(|&setting| setting.to_owned()).collect();
+        let recipe = Config::resolve("quickstart", None, &settings).unwrap().recipe(vocabulary).unwrap();
+        let estimate = estimate(&recipe);
+        let trainer = Trainer::new(Box::new(CpuBackend::new(Arithmetic::F32)), recipe).unwrap();
+        let memory = trainer.backend().memory();
+        let expected = [
+            (Region::Parameters, estimate.weight_bytes),
+            (Region::Gradients, estimate.gradient_bytes),
+            (Region::Moments, estimate.moment_bytes),
+            (Region::Activations, estimate.activation_bytes),
+            (Region::Sparse, estimate.sparse_bytes),
+        ];
+        for (region, bytes) in expected {
+            let found: usize = memory.iter().filter(|(of, _)| *of == region).map(|(_, bytes)| bytes).sum();
+            assert_eq!(bytes, found as u64, "{region:?} of {settings:?}");
+        }
+        assert_eq!(estimate.device_bytes(), memory.iter().map(|&(_, bytes)| bytes as u64).sum::<u64>());
+        let parameters: usize = trainer.parameter_shapes().map(|(_, [rows, columns])| rows * columns).sum();
+        assert_eq!(estimate.parameters, parameters as u64, "{settings:?}");
+    }
+
+    #[test]
+    fn memory_is_what_the_cpu_backend_allocates() {
+        check(&[], 256);
+        check(&["method.name=dense", "model.bias=true"], 11);
+        check(&["model.sparsify=ffn-and-attention", "model.activation=geglu", "batch.accumulation=3"], 7);
+        check(&["model.sparsify=ffn-and-attention", "model.activation=swiglu", "model.bias=true", "model.dropout=0.1"], 65);
+        // More tokens than rows of logits are held at a time.
+        check(&["model.layers=1", "model.context=512", "batch.sequences=4"], 5);
+    }
+
+    #[test]
+    fn no_configuration_overflows() {
+        let most = ["layers", "heads", "width", "ffn_width", "context"].map(|key| format!("model.{key}={}", 1 << 24));
+        let settings: Vec<String> = most.into_iter().chain(["batch.sequences=16777216".to_owned()]).collect();
+        let recipe = Config::resolve("quickstart", None, &settings).unwrap().recipe(256).unwrap();
+        assert_eq!(estimate(&recipe).device_bytes(), u64::MAX);
+    }
+}

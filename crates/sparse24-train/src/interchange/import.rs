@@ -1,0 +1,111 @@
+//! Reading Hugging Face's GPT-2 weights.
+
+use std::{
+    collections::{HashMap, HashSet},
+    path::Path,
+};
+
+use super::{PREFIX, WEIGHTS, is_conv1d, transpose};
+use crate::{
+    Error,
+    checkpoint::Tensor,
+    tensors::{TensorFile, container::Entry},
+};
+
+/// Reads a GPT-2 from a safetensors file (F32, F16 or BF16) or a folder with `model.safetensors`: exactly the `expected` names and
+/// shapes (ours: see [`super::Gpt2Config::parameters`]), in that order, linear layers `[out, in]`.
+///
+/// Names may carry the prefix `transformer.`. The causal-mask buffers `attn.bias` and `attn.masked_bias` are passed over, as are
+/// `lm_head.weight` if it equals `wte.weight`, and biases that are all zero where none is expected.
+///
+/// # Errors
+/// [`Error::File`] names the tensor: missing, unknown, of another shape or type, not finite; a vocabulary of another size; a bias
+/// that is not zero for a model without; an untied head. [`Error::Io`].
+pub fn import(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<Vec<Tensor>, Error> {
+    let path = &if path.is_dir() { weights_in(path)? } else { path.to_owned() };
+    let mut file = TensorFile::open(path)?;
+    let mut found = HashMap::new();
+    for entry in std::mem::take(&mut file.entries) {
+        let name = entry.name.strip_prefix(PREFIX).unwrap_or(&entry.name).to_owned();
+        if name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") {
+            continue;
+        }
+        if let Some(twin) = found.insert(name, entry) {
+            return Err(file.refuse(&twin, "stands twice, with and without the prefix \"transformer.\""));
+        }
+    }
+    let head = found.remove("lm_head.weight");
+    refuse_others(&mut file, &found, expected)?;
+    let mut tensors = Vec::with_capacity(expected.len());
+    for (name, shape) in expected {
+        let entry = found.get(name).ok_or_else(|| missing(path, name))?;
+        let values = read(&mut file, entry, name, shape)?;
+        if let Some(head) = head.as_ref().filter(|_| name == "wte.weight")
+            && (head.shape != entry.shape || file.floats(head)? != values)
+        {
+            return Err(file.refuse(head, "differs from \"wte.weight\": the head is not tied to the embedding, which this model needs"));
+        }
+        tensors.push(Tensor { name: name.clone(), shape: shape.clone(), values });
+    }
+    Ok(tensors)
+}
+
+fn weights_in(folder: &Path) -> Result<std::path::PathBuf, Error> {
+    let path = folder.join(WEIGHTS);
+    if path.is_file() {
+        return Ok(path);
+    }
+    let holds = |name: &str| folder.join(name).is_file();
+    let advice = if holds("model.safetensors.index.json") {
+        "; the weights are in several files: save them again as one"
+    } else if holds("pytorch_model.bin") {
+        "; \"pytorch_model.bin\" is not read: save the weights again as safetensors"
+    } else {
+        ""
+    };
+    Err(Error::file(folder, format!("holds no {WEIGHTS:?}{advice}")))
+}
+
+/// Refuses tensors that have no place, but for biases that do nothing.
+fn refuse_others(file: &mut TensorFile, found: &HashMap<String, Entry>, expected: &[(String, Vec<usize>)]) -> Result<(), Error> {
+    let expected: HashSet<_> = expected.iter().map(|(name, _)| name.as_str()).collect();
+    let mut others: Vec<_> = found.iter().filter(|(name, _)| !expected.contains(name.as_str())).collect();
+    others.sort_unstable_by_key(|(name, _)| name.as_str());
+    for (name, entry) in others {
+        let weight = name.strip_suffix(".bias").map(|layer| format!("{layer}.weight"));
+        if !weight.is_some_and(|weight| expected.contains(weight.as_str())) {
+            return Err(file.refuse(entry, "has no place in the model"));
+        }
+        if file.floats(entry)?.iter().any(|&v| v != 0.0) {
+            return Err(file.refuse(entry, "is not zero, and the model has no biases; set model.bias = true"));
+        }
+    }
+    Ok(())
+}
+
+fn missing(path: &Path, name: &str) -> Error {
+    let advice = if name.ends_with(".bias") { "; set model.bias = false if the model has no biases" } else { "" };
+    Error::file(path, format!("holds no tensor {name:?} (nor {:?}){advice}", format!("{PREFIX}{name}")))
+}
+
+fn read(file: &mut TensorFile, entry: &Entry, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
+    let is_transposed = is_conv1d(name);
+    let stored: Vec<_> = if is_transposed { shape.iter().rev().copied().collect() } else { shape.to_vec() };
+    if entry.shape != stored {
+        let problem = match (name, entry.shape.as_slice(), shape) {
+            ("wte.weight", &[tokens, width], &[expected, also]) if width == also => {
+                format!("has a vocabulary of {tokens} tokens, the model one of {expected}; use the tokenizer that goes with the weights")
+            }
+            ("wpe.weight", &[positions, width], &[expected, also]) if width == also => {
+                format!("has {positions} positions, the model a context of {expected}")
+            }
+            _ => format!("is expected to be {stored:?}"),
+        };
+        return Err(file.refuse(entry, &problem));
+    }
+    let values = file.floats(entry)?;
+    match *stored {
+        [rows, columns] if is_transposed => Ok(transpose(&values, [rows, columns])),
+        _ => Ok(values),
+    }
+}

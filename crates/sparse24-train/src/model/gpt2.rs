@@ -1,0 +1,375 @@
+//! GPT-2 (Radford et al. 2019): pre-LN blocks, learned positions, a head tied to the token embedding.
+//!
+//! The residual stream is carried by the norms: each adds the output of the block before it. Parameter names are those of Hugging Face's
+//! GPT-2; linear weights are `[out, in]`.
+
+use crate::{
+    Error,
+    backend::{Activation, AttentionMask, Backend, DType, Gradient24, Region, Tensor},
+    nn::{
+        Pass,
+        attention::{Attention, AttentionActivations},
+        embedding::{Embedding, HeadBuffers},
+        ffn::{Ffn, FfnActivations},
+        linear24::{Bias, Linear24, LinearSpec},
+        norm::{Norm, NormActivations},
+        parameter::Parameters,
+    },
+};
+
+/// The size of a GPT-2.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gpt2Shape {
+    /// Blocks.
+    pub layers: usize,
+    /// Attention heads; they divide the width.
+    pub heads: usize,
+    /// d.
+    pub width: usize,
+    /// d_ff.
+    pub ffn_width: usize,
+    /// Longest sequence.
+    pub context: usize,
+    /// Token ids.
+    pub vocabulary: usize,
+    /// Of the feed-forward blocks.
+    pub activation: Activation,
+    /// Of linear layers and norms.
+    pub bias: Bias,
+    /// Which linear layers may be pruned.
+    pub sparsify: Sparsify,
+}
+
+/// Which linear layers may be pruned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "run", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum Sparsify {
+    /// Those of the feed-forward blocks.
+    Ffn,
+    /// Also the attention projections.
+    FfnAndAttention,
+}
+
+/// One step's tokens: what is run at a time, at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchShape {
+    /// Sequences at a time.
+    pub sequences: usize,
+    /// Tokens a sequence.
+    pub context: usize,
+}
+
+/// Standard deviation of the initial weights; residual projections divide it by sqrt(2 layers).
+const DEVIATION: f32 = 0.02;
+
+/// Rows of logits held at a time, so that a large vocabulary needs no `[p, V]` buffer.
+pub(crate) const HEAD_ROWS: usize = 1024;
+
+/// The model with its activations.
+#[derive(Debug)]
+pub struct Gpt2 {
+    shape: Gpt2Shape,
+    embedding: Embedding,
+    blocks: Vec<Block>,
+    norm: Norm,
+    buffers: Buffers,
+}
+
+#[derive(Debug)]
+struct Block {
+    norms: [Norm; 2],
+    attention: Attention,
+    ffn: Ffn,
+    kept: BlockActivations,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct BlockActivations {
+    norms: [NormActivations; 2],
+    attention: AttentionActivations,
+    ffn: FfnActivations,
+}
+
+/// Buffers of the whole model, `[tokens at a time, ...]`.
+#[derive(Debug)]
+struct Buffers {
+    tokens: Tensor,
+    targets: Tensor,
+    loss: Tensor,
+    logits: Tensor,
+    embedded: Tensor,
+    /// The output of a block half, until the next norm adds it.
+    delta: Tensor,
+    final_norm: NormActivations,
+    dresidual: Tensor,
+    dy: Tensor,
+    /// The gradient of `delta` where dropout makes it differ from `dresidual`.
+    ddelta: Tensor,
+    d_o: Tensor,
+    dqkv: Tensor,
+    dz: Tensor,
+}
+
+impl Gpt2 {
+    /// Allocates parameters, activations and sparse operands for batches of at most this shape.
+    ///
+    /// # Errors
+    /// Those of the allocations, among them sparsified shapes that are not made of 4x4 tiles.
+    pub fn new(backend: &mut dyn Backend, shape: Gpt2Shape, batch: BatchShape) -> Result<(Self, Parameters), Error> {
+        let mut parameters = Parameters::default();
+        let Gpt2Shape { width: d, ffn_width, .. } = shape;
+        let p = batch.sequences * batch.context;
+        let z_width = ffn_width * shape.activation.width();
+        let tables = [("wte.weight", shape.vocabulary), ("wpe.weight", shape.context)];
+        let embedding = Embedding::new(backend, &mut parameters, tables, d, DEVIATION)?;
+
+        // A sampled gradient lives only until its product: layers of one shape share the room.
+        let sampled = SampledGradients {
+            up: backend.alloc_gradient24([p, z_width])?,
+            narrow: backend.alloc_gradient24([p, d])?,
+            qkv: match shape.sparsify {
+                Sparsify::Ffn => None,
+                Sparsify::FfnAndAttention => Some(backend.alloc_gradient24([p, 3 * d])?),
+            },
+        };
+        let blocks = (0..shape.layers)
+            .map(|layer| Block::new(backend, &mut parameters, shape, layer, batch, sampled))
+            .collect::<Result<Vec<_>, _>>()?;
+        let norm = Norm::new(backend, &mut parameters, "ln_f", d, shape.bias)?;
+
+        let final_norm = norm_activations(backend, "ln_f", [p, d])?;
+        let mut alloc = |name: &str, columns| backend.alloc(name, [p, columns], DType::F32, Region::Activations);
+        let (embedded, delta, dresidual, dy) = (alloc("embedded", d)?, alloc("delta", d)?, alloc("dresidual", d)?, alloc("dy", d)?);
+        let (ddelta, d_o, dqkv, dz) = (alloc("ddelta", d)?, alloc("d_o", d)?, alloc("dqkv", 3 * d)?, alloc("dz", z_width)?);
+        let buffers = Buffers {
+            tokens: backend.alloc("tokens", [p, 1], DType::U32, Region::Activations)?,
+            targets: backend.alloc("targets", [p, 1], DType::U32, Region::Activations)?,
+            loss: backend.alloc("loss", [1, 1], DType::F32, Region::Activations)?,
+            logits: backend.alloc("logits", [p.min(HEAD_ROWS), shape.vocabulary], DType::F32, Region::Activations)?,
+            embedded,
+            delta,
+            final_norm,
+            dresidual,
+            dy,
+            ddelta,
+            d_o,
+            dqkv,
+            dz,
+        };
+        Ok((Self { shape, embedding, blocks, norm, buffers }, parameters))
+    }
+
+    /// The size it was made with.
+    #[must_use]
+    pub fn shape(&self) -> Gpt2Shape {
+        self.shape
+    }
+
+    /// Rebuilds every pruned weight.
+    ///
+    /// # Errors
+    /// Those of [`Backend::compress_weight`].
+    pub fn compress(&self, backend: &mut dyn Backend) -> Result<(), Error> {
+        self.blocks.iter().try_for_each(|block| {
+            block.attention.compress(backend)?;
+            block.ffn.compress(backend)
+        })
+    }
+
+    /// Forward and backward of one micro-batch: the gradients of `scale` times the summed loss, and that sum in `loss` `[1, 1]`.
+    ///
+    /// # Errors
+    /// Those of the operations.
+    pub fn train(&self, pass: &mut Pass<'_>, tokens: &[u32], targets: &[u32], scale: f32, loss: Tensor) -> Result<(), Error> {
+        let x = self.forward(pass, tokens)?;
+        let head = HeadBuffers { loss, ..self.head(pass, targets)? };
+        let p = pass.tokens();
+        let [dresidual, dy, ddelta] = [self.buffers.dresidual, self.buffers.dy, self.buffers.ddelta].map(|t| t.first_rows(p));
+        self.embedding.loss_and_gradient(pass, x, head, scale, dy)?;
+
+        pass.backend.fill(dresidual, 0.0)?;
+        self.norm.backward(pass, dy, self.buffers.final_norm.first_rows(p), dresidual)?;
+        for (layer, block) in self.blocks.iter().enumerate().rev() {
+            block.backward(pass, layer, &self.buffers, dresidual, dy, ddelta)?;
+        }
+        pass.drop_in_place(dresidual, EMBEDDING_DROPOUT)?;
+        self.embedding.backward(pass, self.buffers.tokens.first_rows(p), dresidual)
+    }
+
+    /// The summed loss of one batch; targets of [`crate::backend::HeadLoss::IGNORE`] count nothing.
+    ///
+    /// # Errors
+    /// Those of the operations.
+    pub fn evaluate(&self, pass: &mut Pass<'_>, tokens: &[u32], targets: &[u32]) -> Result<f32, Error> {
+        let x = self.forward(pass, tokens)?;
+        let head = self.head(pass, targets)?;
+        self.embedding.loss(pass, x, head)?;
+        Ok(pass.backend.download(head.loss)?[0])
+    }
+
+    /// The logits after the last token of one sequence.
+    ///
+    /// # Errors
+    /// Those of the operations.
+    pub fn next_logits(&self, pass: &mut Pass<'_>, tokens: &[u32]) -> Result<Vec<f32>, Error> {
+        let x = self.forward(pass, tokens)?;
+        let out = self.buffers.logits.first_rows(1);
+        self.embedding.logits(pass, x.rows(tokens.len() - 1..tokens.len()), out)?;
+        pass.backend.download(out)
+    }
+
+    /// The output of the final norm.
+    fn forward(&self, pass: &mut Pass<'_>, tokens: &[u32]) -> Result<Tensor, Error> {
+        let p = pass.tokens();
+        let ids = self.buffers.tokens.first_rows(p);
+        pass.backend.upload_tokens(ids, tokens)?;
+        let [embedded, delta] = [self.buffers.embedded, self.buffers.delta].map(|t| t.first_rows(p));
+        self.embedding.forward(pass, ids, embedded)?;
+        pass.drop_in_place(embedded, EMBEDDING_DROPOUT)?;
+        let mut stream = (embedded, None);
+        for (layer, block) in self.blocks.iter().enumerate() {
+            let residual = block.forward(pass, layer, stream, delta)?;
+            stream = (residual, Some(delta));
+        }
+        let kept = self.buffers.final_norm.first_rows(p);
+        self.norm.forward(pass, stream.0, stream.1, kept)?;
+        Ok(kept.y)
+    }
+
+    fn head(&self, pass: &mut Pass<'_>, targets: &[u32]) -> Result<HeadBuffers, Error> {
+        let on_device = self.buffers.targets.first_rows(pass.tokens());
+        pass.backend.upload_tokens(on_device, targets)?;
+        Ok(HeadBuffers { logits: self.buffers.logits, targets: on_device, loss: self.buffers.loss })
+    }
+}
+
+/// Places of dropout: the embedding, then three a block (attention, its projection, the feed-forward).
+const EMBEDDING_DROPOUT: u32 = 0;
+
+fn dropout_place(layer: usize, nth: u32) -> u32 {
+    1 + 3 * layer as u32 + nth
+}
+
+#[derive(Debug, Clone, Copy)]
+struct SampledGradients {
+    up: Gradient24,
+    narrow: Gradient24,
+    qkv: Option<Gradient24>,
+}
+
+impl Block {
+    fn new(
+        backend: &mut dyn Backend,
+        parameters: &mut Parameters,
+        shape: Gpt2Shape,
+        layer: usize,
+        batch: BatchShape,
+        sampled: SampledGradients,
+    ) -> Result<Self, Error> {
+        let Gpt2Shape { width: d, ffn_width, bias, .. } = shape;
+        let z_width = ffn_width * shape.activation.width();
+        let residual_deviation = DEVIATION / (2.0 * shape.layers as f32).sqrt();
+        let p = batch.sequences * batch.context;
+        let of = |part: &str| format!("h.{layer}.{part}");
+        let linear = |backend: &mut dyn Backend, parameters: &mut Parameters, part: &str, shape, deviation, sparse| {
+            Linear24::new(backend, parameters, LinearSpec { name: of(part), shape, deviation, bias, sparse })
+        };
+        let first_norm = Norm::new(backend, parameters, &of("ln_1"), d, bias)?;
+        let projected = sampled.qkv.map(|_| sampled.narrow);
+        let attention = Attention {
+            qkv: linear(backend, parameters, "attn.c_attn", [3 * d, d], DEVIATION, sampled.qkv)?,
+            projection: linear(backend, parameters, "attn.c_proj", [d, d], residual_deviation, projected)?,
+            heads: shape.heads,
+            mask: AttentionMask::Causal,
+            dropout: dropout_place(layer, 0),
+        };
+        let second_norm = Norm::new(backend, parameters, &of("ln_2"), d, bias)?;
+        let ffn = Ffn {
+            up: linear(backend, parameters, "mlp.c_fc", [z_width, d], DEVIATION, Some(sampled.up))?,
+            down: linear(backend, parameters, "mlp.c_proj", [d, ffn_width], residual_deviation, Some(sampled.narrow))?,
+            activation: shape.activation,
+        };
+
+        let mut alloc = |part: &str, shape| backend.alloc(&of(part), shape, DType::F32, Region::Activations);
+        let attention_kept = AttentionActivations {
+            qkv: alloc("qkv", [p, 3 * d])?,
+            o: alloc("o", [p, d])?,
+            lse: alloc("lse", [batch.sequences * shape.heads, batch.context])?,
+        };
+        let ffn_kept = FfnActivations { z: alloc("z", [p, z_width])?, h: alloc("h", [p, ffn_width])? };
+        let norms_kept = [norm_activations(backend, &of("ln_1"), [p, d])?, norm_activations(backend, &of("ln_2"), [p, d])?];
+        let kept = BlockActivations { norms: norms_kept, attention: attention_kept, ffn: ffn_kept };
+        Ok(Self { norms: [first_norm, second_norm], attention, ffn, kept })
+    }
+
+    /// Leaves the block's output in `delta`, to be added to the returned residual.
+    fn forward(&self, pass: &mut Pass<'_>, layer: usize, (x, before): (Tensor, Option<Tensor>), delta: Tensor) -> Result<Tensor, Error> {
+        let kept = self.kept.of_pass(pass, self.attention.heads);
+        let [first, second] = kept.norms;
+        self.norms[0].forward(pass, x, before, first)?;
+        self.attention.forward(pass, first.y, kept.attention, delta)?;
+        pass.drop_in_place(delta, dropout_place(layer, 1))?;
+        self.norms[1].forward(pass, first.residual, Some(delta), second)?;
+        self.ffn.forward(pass, second.y, kept.ffn, delta)?;
+        pass.drop_in_place(delta, dropout_place(layer, 2))?;
+        Ok(second.residual)
+    }
+
+    /// `dresidual` in: the gradient of the block's output stream; out: of its input stream.
+    fn backward(
+        &self,
+        pass: &mut Pass<'_>,
+        layer: usize,
+        buffers: &Buffers,
+        dresidual: Tensor,
+        dy: Tensor,
+        ddelta: Tensor,
+    ) -> Result<(), Error> {
+        let p = pass.tokens();
+        let kept = self.kept.of_pass(pass, self.attention.heads);
+        let [first, second] = kept.norms;
+        let [d_o, dqkv, dz] = [buffers.d_o, buffers.dqkv, buffers.dz].map(|t| t.first_rows(p));
+
+        let ddown = dropped(pass, dresidual, ddelta, dropout_place(layer, 2))?;
+        self.ffn.backward(pass, second.y, kept.ffn, ddown, dz, dy)?;
+        self.norms[1].backward(pass, dy, second, dresidual)?;
+        let dprojected = dropped(pass, dresidual, ddelta, dropout_place(layer, 1))?;
+        self.attention.backward(pass, first.y, kept.attention, dprojected, [d_o, dqkv], dy)?;
+        self.norms[0].backward(pass, dy, first, dresidual)
+    }
+}
+
+/// The gradient before dropout: `d` itself when nothing is dropped, a copy otherwise, for `d` also flows past the block.
+fn dropped(pass: &mut Pass<'_>, d: Tensor, copy: Tensor, place: u32) -> Result<Tensor, Error> {
+    if pass.dropout_at(place).is_none() {
+        return Ok(d);
+    }
+    pass.backend.copy(d, copy)?;
+    pass.drop_in_place(copy, place)?;
+    Ok(copy)
+}
+
+impl BlockActivations {
+    /// The rows that this pass uses.
+    fn of_pass(self, pass: &Pass<'_>, heads: usize) -> Self {
+        let p = pass.tokens();
+        let Self { norms, attention, ffn } = self;
+        let lse = attention.lse.first_rows(pass.sequences * heads).columns(0..pass.context);
+        Self {
+            norms: norms.map(|norm| norm.first_rows(p)),
+            attention: AttentionActivations { qkv: attention.qkv.first_rows(p), o: attention.o.first_rows(p), lse },
+            ffn: FfnActivations { z: ffn.z.first_rows(p), h: ffn.h.first_rows(p) },
+        }
+    }
+}
+
+impl NormActivations {
+    fn first_rows(self, rows: usize) -> Self {
+        Self { residual: self.residual.first_rows(rows), y: self.y.first_rows(rows), stats: self.stats.first_rows(rows) }
+    }
+}
+
+fn norm_activations(backend: &mut dyn Backend, name: &str, shape: [usize; 2]) -> Result<NormActivations, Error> {
+    let mut alloc = |part: &str, shape| backend.alloc(&format!("{name} {part}"), shape, DType::F32, Region::Activations);
+    Ok(NormActivations { residual: alloc("residual", shape)?, y: alloc("y", shape)?, stats: alloc("stats", [shape[0], 2])? })
+}

@@ -1,0 +1,148 @@
+//! Creating, opening and locking a run directory, and the paths in it.
+//!
+//! Invariant: the lock is taken before anything else is written and is held until drop.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io::{Read, Write},
+    path::{Path, PathBuf},
+};
+
+use crate::{Error, checkpoint, disk};
+
+const LOCK: &str = "lock";
+const CONFIG: &str = "config.toml";
+
+/// A run directory that this process alone may write.
+#[derive(Debug)]
+pub struct RunDirectory {
+    path: PathBuf,
+    /// Closing it releases the lock.
+    _lock: File,
+}
+
+impl RunDirectory {
+    /// Makes the directory and its parents, and locks it. One that is empty is taken as it is.
+    ///
+    /// # Errors
+    /// [`Error::File`] if it exists and is not an empty directory, or is in use; [`Error::Io`] if it cannot be made.
+    pub fn create(path: &Path) -> Result<Self, Error> {
+        if path.exists() && !path.is_dir() {
+            return Err(Error::file(path, "is a file, expected a new or empty run directory; choose another"));
+        }
+        fs::create_dir_all(path).map_err(|e| Error::io("create", path, e))?;
+        disk::sync_directory(disk::parent(path))?;
+        let occupied = |path: &Path| -> Result<Option<String>, Error> {
+            let list_error = |e| Error::io("list", path, e);
+            for entry in fs::read_dir(path).map_err(list_error)? {
+                let name = entry.map_err(list_error)?.file_name();
+                if name != LOCK {
+                    return Ok(Some(name.to_string_lossy().into_owned()));
+                }
+            }
+            Ok(None)
+        };
+        // Before the lock, so that somebody else's directory gets no lock file; after it, for who was faster.
+        let refuse = |name: String| {
+            Error::file(path, format!("already holds {name:?}, expected a new or empty run directory; choose another, or resume this one"))
+        };
+        if let Some(name) = occupied(path)? {
+            return Err(refuse(name));
+        }
+        let lock = lock(path)?;
+        match occupied(path)? {
+            Some(name) => Err(refuse(name)),
+            None => Ok(Self { path: path.to_owned(), _lock: lock }),
+        }
+    }
+
+    /// Locks an existing run directory, and recovers its checkpoints from a process that died in a save.
+    ///
+    /// # Errors
+    /// [`Error::File`] if it is no run directory or is in use; [`Error::Io`].
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        if !path.is_dir() {
+            return Err(Error::file(path, "is not a run directory: there is no such directory"));
+        }
+        if !path.join(CONFIG).is_file() {
+            return Err(Error::file(path, format!("is not a run directory: it holds no {CONFIG:?}")));
+        }
+        let opened = Self { path: path.to_owned(), _lock: lock(path)? };
+        checkpoint::recover(&opened.checkpoints())?;
+        Ok(opened)
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// `config.toml`.
+    #[must_use]
+    pub fn config(&self) -> PathBuf {
+        self.path.join(CONFIG)
+    }
+
+    /// `provenance.json`.
+    #[must_use]
+    pub fn provenance(&self) -> PathBuf {
+        self.path.join("provenance.json")
+    }
+
+    /// `tokenizer.json`.
+    #[must_use]
+    pub fn tokenizer(&self) -> PathBuf {
+        self.path.join("tokenizer.json")
+    }
+
+    /// `metrics.jsonl`.
+    #[must_use]
+    pub fn metrics(&self) -> PathBuf {
+        self.path.join("metrics.jsonl")
+    }
+
+    /// `checkpoints/`.
+    #[must_use]
+    pub fn checkpoints(&self) -> PathBuf {
+        self.path.join("checkpoints")
+    }
+
+    /// `log.txt`.
+    #[must_use]
+    pub fn log(&self) -> PathBuf {
+        self.path.join("log.txt")
+    }
+
+    /// Writes one of these files as a whole: a reader sees the old contents or the new, also after a crash.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write(&self, file: &Path, contents: &[u8]) -> Result<(), Error> {
+        disk::write_atomically(file, contents)
+    }
+}
+
+/// Takes the lock and leaves this process's id in it.
+fn lock(directory: &Path) -> Result<File, Error> {
+    let path = directory.join(LOCK);
+    let lock_error = |e| Error::io("lock", &path, e);
+    let mut file = File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(lock_error)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut text = String::new();
+            let holder = match file.take(20).read_to_string(&mut text) {
+                Ok(1..) => format!("pid {}", text.trim()),
+                _ => "pid unknown".into(),
+            };
+            return Err(Error::file(
+                directory,
+                format!("is in use by another process ({holder}); wait for it, or choose another directory"),
+            ));
+        }
+        Err(TryLockError::Error(e)) => return Err(lock_error(e)),
+    }
+    file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(lock_error)?;
+    Ok(file)
+}

@@ -1,0 +1,190 @@
+//! `metrics.jsonl`: one object a step, in the order of the steps.
+//!
+//! Invariant: steps increase strictly, and every line but a crash's last is whole. Each object is one write to the operating
+//! system, so it outlives the process; [`MetricsLog::sync`] before a checkpoint makes it outlive the machine, so that a resume
+//! finds every step up to the checkpoint. Deliberately absent: what the numbers mean.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead, BufReader, ErrorKind, Write},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, checkpoint::PhaseKind, disk};
+
+/// What one optimizer step measured. Absent values are left out of the object.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepMetrics {
+    /// The optimizer step, from 1.
+    pub step: u32,
+    /// The kind of its phase.
+    pub phase: PhaseKind,
+    /// Mean training loss, nats a token.
+    pub loss: f32,
+    /// Learning rate.
+    pub lr: f32,
+    /// L2 norm of the gradient, before clipping.
+    pub grad_norm: f32,
+    /// Tokens trained on a second.
+    pub tokens_per_s: f64,
+    /// Share of mask bits that this step changed, in [0, 1]; sampled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flip_rate: Option<f64>,
+    /// The same for each sparsifiable weight, in the order of the model; sampled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flip_rate_per_layer: Option<Vec<f64>>,
+    /// Loss on the held-out split after this step, nats a token; sampled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub val_loss: Option<f32>,
+}
+
+/// What [`MetricsLog::resume`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cut {
+    /// The last step that stays; less than the checkpoint's if lines were lost.
+    pub last: Option<u32>,
+    /// Lines beyond the checkpoint that were cut, a broken last one included.
+    pub lines: usize,
+}
+
+/// An open `metrics.jsonl`.
+#[derive(Debug)]
+pub struct MetricsLog {
+    path: PathBuf,
+    file: File,
+}
+
+impl MetricsLog {
+    /// Starts a new one.
+    ///
+    /// # Errors
+    /// [`Error::Io`], also if the file exists.
+    pub fn create(path: &Path) -> Result<Self, Error> {
+        let file = File::options().append(true).create_new(true).open(path).map_err(|e| Error::io("create", path, e))?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    /// Continues after a checkpoint of `step`: what was measured beyond it, and a last line that a crash left broken, is cut, so
+    /// that no step is doubled. The cut is atomic.
+    ///
+    /// # Errors
+    /// [`Error::File`] names the first line that is not the last and is no metrics object or not beyond the one before it;
+    /// [`Error::Io`].
+    pub fn resume(path: &Path, step: u32) -> Result<(Self, Cut), Error> {
+        let cut = cut(path, step)?;
+        let file = File::options().append(true).create(true).open(path).map_err(|e| Error::io("open", path, e))?;
+        Ok((Self { path: path.to_owned(), file }, cut))
+    }
+
+    /// Appends one step.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn append(&mut self, metrics: &StepMetrics) -> Result<(), Error> {
+        let mut line = serde_json::to_vec(metrics).expect("numbers are JSON");
+        line.push(b'\n');
+        self.file.write_all(&line).map_err(|e| Error::io("write", &self.path, e))
+    }
+
+    /// Returns once all is on the device. Call it before each checkpoint is saved.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn sync(&self) -> Result<(), Error> {
+        self.file.sync_data().map_err(|e| Error::io("sync", &self.path, e))
+    }
+
+    /// All steps of a file, for reports; a broken last line is passed over.
+    ///
+    /// # Errors
+    /// As [`MetricsLog::resume`].
+    pub fn read(path: &Path) -> Result<Vec<StepMetrics>, Error> {
+        let mut all = Vec::new();
+        let mut lines = Lines::open(path)?;
+        while let Some(Line::Whole(metrics)) = lines.next()? {
+            all.push(metrics);
+        }
+        Ok(all)
+    }
+}
+
+fn cut(path: &Path, step: u32) -> Result<Cut, Error> {
+    let mut lines = match Lines::open(path) {
+        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(Cut { last: None, lines: 0 }),
+        lines => lines?,
+    };
+    let (mut last, mut keep) = (None, 0);
+    loop {
+        match lines.next()? {
+            None => return Ok(Cut { last, lines: 0 }),
+            Some(Line::Whole(metrics)) if metrics.step <= step => (last, keep) = (Some(metrics.step), lines.end),
+            Some(_) => break,
+        }
+    }
+    let mut count = 1;
+    while lines.next()?.is_some() {
+        count += 1;
+    }
+    let aside = disk::aside(path);
+    let copied = fs::copy(path, &aside).and_then(|_| {
+        let file = File::options().write(true).open(&aside)?;
+        file.set_len(keep)?;
+        file.sync_all()
+    });
+    copied
+        .map_err(|e| Error::io("write", &aside, e))
+        .and_then(|()| disk::rename(&aside, path))
+        .inspect_err(|_| drop(fs::remove_file(&aside)))?;
+    disk::sync_directory(disk::parent(path))?;
+    Ok(Cut { last, lines: count })
+}
+
+enum Line {
+    Whole(StepMetrics),
+    /// The last line, which no newline ends or which does not parse.
+    Broken,
+}
+
+/// The lines of a file, validated.
+struct Lines {
+    path: PathBuf,
+    reader: BufReader<File>,
+    line: Vec<u8>,
+    /// Byte after the line read last.
+    end: u64,
+    number: usize,
+    step: Option<u32>,
+}
+
+impl Lines {
+    fn open(path: &Path) -> Result<Self, Error> {
+        let file = File::open(path).map_err(|e| Error::io("read", path, e))?;
+        Ok(Self { path: path.to_owned(), reader: BufReader::new(file), line: Vec::new(), end: 0, number: 0, step: None })
+    }
+
+    fn next(&mut self) -> Result<Option<Line>, Error> {
+        let read_error = |e| Error::io("read", &self.path, e);
+        self.line.clear();
+        let length = self.reader.read_until(b'\n', &mut self.line).map_err(read_error)?;
+        if length == 0 {
+            return Ok(None);
+        }
+        self.number += 1;
+        self.end += length as u64;
+        let is_last = self.reader.fill_buf().map_err(read_error)?.is_empty();
+        let problem = match serde_json::from_slice::<StepMetrics>(&self.line) {
+            Ok(_) if self.line.last() != Some(&b'\n') => return Ok(Some(Line::Broken)),
+            Ok(metrics) if self.step.is_none_or(|step| step < metrics.step) => {
+                self.step = Some(metrics.step);
+                return Ok(Some(Line::Whole(metrics)));
+            }
+            Ok(metrics) => format!("step {} follows step {}", metrics.step, self.step.unwrap_or_default()),
+            Err(_) if is_last => return Ok(Some(Line::Broken)),
+            Err(e) => e.to_string(),
+        };
+        Err(Error::file(&self.path, format!("line {} is no metrics of the next step: {problem}", self.number)))
+    }
+}

@@ -1,0 +1,74 @@
+//! What ran, where and how: enough to run it again.
+//!
+//! `provenance.json` is an array with one object a start, oldest first: the first is the run's, each further one a resume's.
+//! Deliberately absent: the configuration, which has its own file.
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde::{Deserialize, Serialize};
+
+use super::log::now;
+use crate::{Error, disk};
+
+/// One start of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Provenance {
+    /// Version of this crate.
+    pub version: String,
+    /// Commit that it was built from, where the build knew.
+    pub git: Option<String>,
+    /// When, UTC.
+    pub started: String,
+    /// The command line.
+    pub command: Vec<String>,
+    /// Operating system and architecture.
+    pub system: String,
+    /// The device that trains.
+    pub device: String,
+    /// The SIMD level, by which CPU results may differ in bits.
+    pub simd: String,
+    /// Threads; results do not depend on them.
+    pub threads: usize,
+    /// Versions of the libraries that compute or store, where the build knew.
+    pub libraries: BTreeMap<String, String>,
+}
+
+impl Provenance {
+    /// Of this process, now.
+    #[must_use]
+    pub fn now(device: impl Into<String>, simd: impl Into<String>, threads: usize) -> Self {
+        let libraries = option_env!("SPARSE24_LIBRARIES").unwrap_or_default();
+        Self {
+            version: env!("CARGO_PKG_VERSION").into(),
+            git: option_env!("SPARSE24_GIT_COMMIT").map(Into::into),
+            started: now(),
+            command: std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect(),
+            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            device: device.into(),
+            simd: simd.into(),
+            threads,
+            libraries: libraries.split_whitespace().filter_map(|l| l.split_once('=')).map(|(n, v)| (n.into(), v.into())).collect(),
+        }
+    }
+
+    /// Adds this start to `provenance.json`, which is created if need be.
+    ///
+    /// # Errors
+    /// [`Error::File`] if the file is not such an array; [`Error::Io`].
+    pub fn record(&self, path: &Path) -> Result<(), Error> {
+        let mut starts = if path.exists() { Self::read(path)? } else { Vec::new() };
+        starts.push(self.clone());
+        let mut text = serde_json::to_vec_pretty(&starts).expect("strings and integers are JSON");
+        text.push(b'\n');
+        disk::write_atomically(path, &text)
+    }
+
+    /// The starts in a `provenance.json`, oldest first.
+    ///
+    /// # Errors
+    /// [`Error::File`] if the file is not such an array; [`Error::Io`].
+    pub fn read(path: &Path) -> Result<Vec<Self>, Error> {
+        let text = disk::read_small(path, 64 << 20)?;
+        serde_json::from_slice(&text).map_err(|e| Error::file(path, format!("is no list of starts: {e}")))
+    }
+}

@@ -1,0 +1,190 @@
+//! Reading and writing safetensors files tensor by tensor, so that a file of gigabytes is never in memory twice.
+//!
+//! Invariant: whatever the bytes, opening a file allocates in proportion to its header (at most [`HEADER_LIMIT`]), reading a
+//! tensor in proportion to that tensor, which lies inside the file. Deliberately absent: which tensors a file should hold.
+
+pub(crate) mod container;
+
+use std::{
+    fs::File,
+    io::{Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+};
+
+use container::Entry;
+use half::{bf16, f16};
+use safetensors::Dtype;
+
+use crate::{Error, disk};
+
+/// The longest header that is read: some 50,000 tensors.
+const HEADER_LIMIT: u64 = 8 << 20;
+
+/// Bytes that are converted at a time.
+const CHUNK: usize = 1 << 18;
+
+/// A file whose header has been read and validated.
+pub(crate) struct TensorFile {
+    path: PathBuf,
+    file: File,
+    /// In the order of their bytes.
+    pub(crate) entries: Vec<Entry>,
+}
+
+impl TensorFile {
+    /// Reads and validates the header.
+    pub(crate) fn open(path: &Path) -> Result<Self, Error> {
+        let read_error = |e| Error::io("read", path, e);
+        let refuse = |problem: String| Error::file(path, format!("is no sound safetensors file: {problem}"));
+        let (mut file, size) = disk::open(path)?;
+        if size < 8 {
+            return Err(refuse(format!("it holds {size} bytes, its first 8 should be the length of its header")));
+        }
+        let mut length = [0; 8];
+        file.read_exact(&mut length).map_err(read_error)?;
+        let length = u64::from_le_bytes(length);
+        let most = HEADER_LIMIT.min(size - 8);
+        if length > most {
+            return Err(refuse(format!("it claims a header of {length} bytes, expected at most {most}")));
+        }
+        let mut header = vec![0; length as usize];
+        file.read_exact(&mut header).map_err(read_error)?;
+        let size = usize::try_from(size).map_err(|_| refuse(format!("it holds {size} bytes, more than this machine can address")))?;
+        let entries = container::parse(&header, size).map_err(refuse)?;
+        Ok(Self { path: path.to_owned(), file, entries })
+    }
+
+    /// The values of a float tensor, exactly, as f32; refused unless all are finite.
+    pub(crate) fn floats(&mut self, entry: &Entry) -> Result<Vec<f32>, Error> {
+        let width = match entry.dtype {
+            Dtype::F32 => 4,
+            Dtype::F16 | Dtype::BF16 => 2,
+            _ => return Err(self.refuse(entry, "is expected to be F32, F16 or BF16")),
+        };
+        let mut values = Vec::with_capacity(entry.range.len() / width);
+        match entry.dtype {
+            Dtype::F32 => self.chunks(entry, |bytes| {
+                values.extend(bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))));
+            })?,
+            Dtype::F16 => self.chunks(entry, |bytes| values.extend(halves(bytes).map(|bits| f16::from_bits(bits).to_f32())))?,
+            Dtype::BF16 => self.chunks(entry, |bytes| values.extend(halves(bytes).map(|bits| bf16::from_bits(bits).to_f32())))?,
+            _ => unreachable!("the width has refused it"),
+        }
+        match first_non_finite(&values) {
+            None => Ok(values),
+            Some(at) => {
+                let offset = entry.range.start + at * width;
+                Err(self.refuse(entry, &format!("holds {} at element {at} (byte {offset}); only finite values are read", values[at])))
+            }
+        }
+    }
+
+    /// The values of a u16 tensor.
+    pub(crate) fn tiles(&mut self, entry: &Entry) -> Result<Vec<u16>, Error> {
+        if entry.dtype != Dtype::U16 {
+            return Err(self.refuse(entry, "is expected to be U16"));
+        }
+        let mut tiles = Vec::with_capacity(entry.range.len() / 2);
+        self.chunks(entry, |bytes| tiles.extend(halves(bytes)))?;
+        Ok(tiles)
+    }
+
+    /// An error that names this file and this tensor.
+    pub(crate) fn refuse(&self, entry: &Entry, problem: &str) -> Error {
+        Error::file(&self.path, format!("tensor {:?} ({} {:?}) {problem}", entry.name, entry.dtype, entry.shape))
+    }
+
+    fn chunks(&mut self, entry: &Entry, mut take: impl FnMut(&[u8])) -> Result<(), Error> {
+        let mut read = || {
+            self.file.seek(SeekFrom::Start(entry.range.start as u64))?;
+            let mut buffer = vec![0; entry.range.len().min(CHUNK)];
+            let mut left = entry.range.len();
+            while left > 0 {
+                let now = left.min(CHUNK);
+                self.file.read_exact(&mut buffer[..now])?;
+                take(&buffer[..now]);
+                left -= now;
+            }
+            Ok(())
+        };
+        read().map_err(|e| Error::io("read", &self.path, e))
+    }
+}
+
+/// The index of the first value that is NaN or infinite.
+pub(crate) fn first_non_finite(values: &[f32]) -> Option<usize> {
+    // Whole chunks first: the inner loop has no exit and is vectorised.
+    let bad = values.chunks(4096).position(|chunk| !chunk.iter().fold(true, |finite, v| finite & v.is_finite()))?;
+    values[bad * 4096..].iter().position(|v| !v.is_finite()).map(|at| bad * 4096 + at)
+}
+
+fn halves(bytes: &[u8]) -> impl Iterator<Item = u16> {
+    bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]))
+}
+
+/// What a file to be written will hold, in this order.
+pub(crate) struct Layout {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+}
+
+/// The bytes before the data: length, JSON, padding to 8. The data of each tensor then follows in the order of the layout.
+pub(crate) fn header(metadata: &[(&str, &str)], layout: &[Layout]) -> Vec<u8> {
+    let quote = |text: &str| serde_json::Value::from(text).to_string();
+    let mut fields = Vec::with_capacity(layout.len() + 1);
+    if !metadata.is_empty() {
+        let pairs: Vec<_> = metadata.iter().map(|(key, value)| format!("{}:{}", quote(key), quote(value))).collect();
+        fields.push(format!("\"__metadata__\":{{{}}}", pairs.join(",")));
+    }
+    let mut offset = 0;
+    for Layout { name, dtype, shape } in layout {
+        let begin = offset;
+        offset += shape.iter().product::<usize>() * (dtype.bitsize() / 8);
+        let shape: Vec<_> = shape.iter().map(usize::to_string).collect();
+        let shape = shape.join(",");
+        fields.push(format!("{}:{{\"dtype\":\"{dtype}\",\"shape\":[{shape}],\"data_offsets\":[{begin},{offset}]}}", quote(name)));
+    }
+    let mut json = format!("{{{}}}", fields.join(",")).into_bytes();
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+    bytes.append(&mut json);
+    bytes
+}
+
+/// The value as it will be read back after [`write_floats`].
+pub(crate) fn round(value: f32, dtype: Dtype) -> f32 {
+    match dtype {
+        Dtype::F16 => f16::from_f32(value).to_f32(),
+        Dtype::BF16 => bf16::from_f32(value).to_f32(),
+        _ => value,
+    }
+}
+
+/// Hands the stored bytes of `values` to `write`, a chunk at a time; f16 and bf16 round to nearest, ties to even.
+///
+/// # Panics
+/// For a type other than F32, F16 and BF16.
+pub(crate) fn write_floats(values: &[f32], dtype: Dtype, mut write: impl FnMut(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
+    let mut buffer = Vec::with_capacity(CHUNK);
+    for chunk in values.chunks(CHUNK / 4) {
+        buffer.clear();
+        match dtype {
+            Dtype::F32 => buffer.extend(chunk.iter().flat_map(|v| v.to_le_bytes())),
+            Dtype::F16 => buffer.extend(chunk.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes())),
+            Dtype::BF16 => buffer.extend(chunk.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes())),
+            _ => panic!("floats are stored as F32, F16 or BF16, not {dtype}"),
+        }
+        write(&buffer)?;
+    }
+    Ok(())
+}
+
+/// Hands the stored bytes of `tiles` to `write`, a chunk at a time.
+pub(crate) fn write_tiles(tiles: &[u16], mut write: impl FnMut(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
+    for chunk in tiles.chunks(CHUNK / 2) {
+        let bytes: Vec<u8> = chunk.iter().flat_map(|bits| bits.to_le_bytes()).collect();
+        write(&bytes)?;
+    }
+    Ok(())
+}

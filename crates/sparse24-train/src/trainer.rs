@@ -1,0 +1,473 @@
+//! The training loop as a state machine: one optimizer step at a time, on any backend, with any method.
+//!
+//! ```text
+//! step t:  micro-batches (forward, backward)  ->  gradient norm  ->  AdamW with masked decay  ->  w_t
+//!          then, in a sparse phase: masks searched anew when due, and S(w_t) rebuilt once
+//! ```
+//!
+//! The state after step t is a function of (seed, recipe, data) alone. Deliberately absent: files, clocks, terminals.
+
+use std::num::NonZeroU32;
+
+use sparse24_core::{
+    Mask, MaskKind,
+    flip::flip_rate,
+    philox::{Purpose, Site, Stream, uniform},
+};
+
+use crate::{
+    Error,
+    backend::{Backend, Beta, DType, MaskId, OptimizerEntry, Region, StepState, Tensor},
+    method::{GradientOperand, KeptValues, Method, Phase, Pruner, Until, WeightOperand},
+    model::gpt2::{BatchShape, Gpt2, Gpt2Shape},
+    nn::{
+        Pass,
+        parameter::{Masked, Parameter, Parameters},
+    },
+    optim::{AdamVariant, AdamW},
+    schedule::Schedule,
+};
+
+/// All that determines a run, besides its data.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Recipe {
+    /// The model.
+    pub model: Gpt2Shape,
+    /// How it is trained.
+    pub method: Method,
+    /// Optimizer steps, T.
+    pub steps: u32,
+    /// A micro-batch.
+    pub batch: BatchShape,
+    /// Micro-batches an optimizer step.
+    pub accumulation: NonZeroU32,
+    /// Probability of dropout.
+    pub dropout: f32,
+    /// The optimizer.
+    pub optimizer: AdamW,
+    /// Decoupled weight decay of matrices.
+    pub weight_decay: f32,
+    /// The learning rate.
+    pub schedule: Schedule,
+    /// Of everything random.
+    pub seed: u64,
+}
+
+impl Recipe {
+    /// Tokens of one optimizer step.
+    #[must_use]
+    pub fn tokens_per_step(&self) -> u64 {
+        (self.batch.sequences * self.batch.context) as u64 * u64::from(self.accumulation.get())
+    }
+}
+
+/// Where micro-batches come from: a pure function of (seed, step, micro-step).
+pub trait Batches {
+    /// Fills `[sequences * context]` inputs and their next tokens.
+    fn fill(&self, step: u32, micro_step: u32, inputs: &mut Vec<u32>, targets: &mut Vec<u32>);
+}
+
+/// What is evaluated: windows of one context.
+pub trait Windows {
+    /// How many there are.
+    fn count(&self) -> usize;
+    /// Fills `[sequences, context]` inputs and targets from window `first` on; targets of [`crate::backend::HeadLoss::IGNORE`] do not count. Gives the
+    /// number that do.
+    fn fill(&self, first: usize, sequences: usize, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) -> usize;
+}
+
+/// Whether a step also samples the flip rate: two more mask searches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FlipSampling {
+    /// It does.
+    Sample,
+    /// It does not.
+    Skip,
+}
+
+/// What one optimizer step did.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepOutcome {
+    /// t.
+    pub step: u32,
+    /// `sparse` or `dense`.
+    pub phase: &'static str,
+    /// Mean loss a token, before the update.
+    pub loss: f64,
+    /// The learning rate.
+    pub learning_rate: f32,
+    /// L2 norm of the gradients, before clipping.
+    pub grad_norm: f32,
+    /// |m(w_t) - m(w_{t-1})|_1 by sparsifiable weight, if sampled.
+    pub flips: Option<Vec<Flips>>,
+}
+
+/// The mask flips of one weight in one step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Flips {
+    /// The parameter.
+    pub name: String,
+    /// Mask bits that changed.
+    pub flips: u64,
+    /// Mask bits.
+    pub weights: u64,
+}
+
+/// The flip rate of all weights together.
+#[must_use]
+pub fn overall_flip_rate(flips: &[Flips]) -> f64 {
+    flip_rate(flips.iter().map(|layer| layer.flips).sum(), flips.iter().map(|layer| layer.weights).sum())
+}
+
+/// The state of one parameter on the host.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ParameterState {
+    /// Its name.
+    pub name: String,
+    /// `[rows, columns]`; vectors are `[1, n]`.
+    pub shape: [usize; 2],
+    /// w.
+    pub weight: Vec<f32>,
+    /// Adam's m.
+    pub first_moment: Vec<f32>,
+    /// Adam's v.
+    pub second_moment: Vec<f32>,
+    /// The mask that the next forward uses, in a sparse phase.
+    pub mask: Option<Mask>,
+}
+
+/// A run in memory.
+pub struct Trainer {
+    backend: Box<dyn Backend>,
+    model: Gpt2,
+    parameters: Parameters,
+    recipe: Recipe,
+    step: u32,
+    losses: Tensor,
+    flip_masks: Vec<[MaskId; 2]>,
+}
+
+impl Trainer {
+    /// A run at step 0: weights initialised, masks searched in w_0.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a method that this trainer does not run; those of the allocations.
+    pub fn new(mut backend: Box<dyn Backend>, recipe: Recipe) -> Result<Self, Error> {
+        recipe.method.check()?;
+        let (model, parameters) = Gpt2::new(&mut *backend, recipe.model, recipe.batch)?;
+        parameters.initialise(&mut *backend, recipe.seed)?;
+        let losses = backend.alloc("losses", [recipe.accumulation.get() as usize, 1], DType::F32, Region::Activations)?;
+        let flip_masks = sparsifiable(&parameters)
+            .map(|(parameter, _)| Ok([backend.alloc_mask(parameter.weight.shape)?, backend.alloc_mask(parameter.weight.shape)?]))
+            .collect::<Result<Vec<_>, Error>>()?;
+        let mut trainer = Self { backend, model, parameters, recipe, step: 0, losses, flip_masks };
+        trainer.prepare_weights(Refreshed::Anew)?;
+        Ok(trainer)
+    }
+
+    /// Optimizer steps done.
+    #[must_use]
+    pub fn step(&self) -> u32 {
+        self.step
+    }
+
+    /// What it was made of.
+    #[must_use]
+    pub fn recipe(&self) -> &Recipe {
+        &self.recipe
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
+    /// The phase that the weights are in: that of the step done last.
+    #[must_use]
+    pub fn phase(&self) -> &Phase {
+        &self.recipe.method.phases[self.phase_index(self.step)]
+    }
+
+    /// One optimizer step.
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`] before any update if the loss or a gradient is not finite; those of the operations.
+    pub fn train_step(&mut self, batches: &dyn Batches, sampling: FlipSampling) -> Result<StepOutcome, Error> {
+        let step = self.step + 1;
+        let phase = self.recipe.method.phases[self.phase_index(step)];
+        let (accumulation, BatchShape { sequences, context }) = (self.recipe.accumulation.get(), self.recipe.batch);
+        let tokens = self.recipe.tokens_per_step() as f64;
+        let learning_rate = self.recipe.schedule.learning_rate(step);
+        let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+        for micro_step in 0..accumulation {
+            batches.fill(step, micro_step, &mut inputs, &mut targets);
+            self.backend.set_step(StepState { seed: self.recipe.seed, step, micro_step, learning_rate });
+            let mut pass = Pass {
+                backend: &mut *self.backend,
+                phase: &phase,
+                sequences,
+                context,
+                dropout: self.recipe.dropout,
+                beta: if micro_step == 0 { Beta::Overwrite } else { Beta::Accumulate },
+            };
+            let slot = self.losses.rows(micro_step as usize..micro_step as usize + 1);
+            self.model.train(&mut pass, &inputs, &targets, (1.0 / tokens) as f32, slot)?;
+        }
+
+        let masked = if phase.mask().is_some() { Masked::Decayed } else { Masked::Untouched };
+        let table: Vec<OptimizerEntry> = self.parameters.optimizer_table(self.recipe.weight_decay, masked);
+        self.backend.grad_norm(&table)?;
+        if sampling == FlipSampling::Sample {
+            self.search_flips(0)?;
+        }
+        self.backend.optimizer_step(&table, &self.recipe.optimizer, self.recipe.method.decay)?;
+        let loss = self.backend.download(self.losses)?.into_iter().map(f64::from).sum::<f64>() / tokens;
+        let report = self.backend.report()?;
+        let culprit = report.non_finite.map(|row| self.parameters.iter().nth(row).map_or_else(String::new, |p| p.name.clone()));
+        if let Some(quantity) = (!loss.is_finite()).then(|| "the loss".to_owned()).or(culprit.map(|name| format!("the gradient of {name}")))
+        {
+            return Err(Error::NonFinite { step, quantity });
+        }
+
+        self.step = step;
+        let flips = match sampling {
+            FlipSampling::Sample => Some(self.count_flips()?),
+            FlipSampling::Skip => None,
+        };
+        let due = if self.recipe.method.refresh.is_due(step) { Refreshed::Anew } else { Refreshed::Kept };
+        self.prepare_weights(due)?;
+        Ok(StepOutcome { step, phase: phase.label(), loss, learning_rate, grad_norm: report.grad_norm, flips })
+    }
+
+    /// Mean loss a token over all windows, with the weights of the current phase.
+    ///
+    /// # Errors
+    /// Those of the operations.
+    pub fn evaluate(&mut self, windows: &dyn Windows) -> Result<f64, Error> {
+        let phase = *self.phase();
+        let BatchShape { sequences, context } = self.recipe.batch;
+        let (mut sum, mut counted) = (0.0, 0);
+        let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+        for first in (0..windows.count()).step_by(sequences) {
+            let taken = sequences.min(windows.count() - first);
+            counted += windows.fill(first, taken, &mut inputs, &mut targets);
+            let mut pass = evaluation_pass(&mut *self.backend, &phase, taken, context);
+            sum += f64::from(self.model.evaluate(&mut pass, &inputs, &targets)?);
+        }
+        Ok(sum / counted as f64)
+    }
+
+    /// Draws the next token after a non-empty prompt, of which the last context is read: softmax(logits / temperature) among the `top_k`
+    /// likeliest; temperature 0 takes the likeliest. The draw is a function of (seed, position).
+    ///
+    /// # Errors
+    /// Those of the operations.
+    pub fn sample(&mut self, prompt: &[u32], sampler: &Sampler) -> Result<u32, Error> {
+        let logits = self.next_logits(prompt)?;
+        Ok(sampler.draw(&logits, prompt.len() as u32))
+    }
+
+    /// The logits after the last token of a non-empty prompt, of which the last context is read.
+    ///
+    /// # Errors
+    /// Those of the operations.
+    pub fn next_logits(&mut self, prompt: &[u32]) -> Result<Vec<f32>, Error> {
+        let phase = *self.phase();
+        let window = &prompt[prompt.len().saturating_sub(self.recipe.batch.context)..];
+        let mut pass = evaluation_pass(&mut *self.backend, &phase, 1, window.len());
+        self.model.next_logits(&mut pass, window)
+    }
+
+    /// The state of every parameter, in order. Together with the step it is all that a run remembers.
+    ///
+    /// # Errors
+    /// Those of the downloads.
+    pub fn parameter_states(&mut self) -> Result<Vec<ParameterState>, Error> {
+        let sparse = self.phase().mask().is_some();
+        let backend = &mut *self.backend;
+        self.parameters
+            .iter()
+            .map(|parameter| {
+                Ok(ParameterState {
+                    name: parameter.name.clone(),
+                    shape: parameter.weight.shape,
+                    weight: backend.download(parameter.weight)?,
+                    first_moment: backend.download(parameter.first_moment)?,
+                    second_moment: backend.download(parameter.second_moment)?,
+                    mask: parameter.mask.filter(|_| sparse).map(|mask| backend.download_mask(mask)).transpose()?,
+                })
+            })
+            .collect()
+    }
+
+    /// Continues after optimizer step `step` from its parameter states.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] where a parameter is missing or has another shape; a sparse phase needs every mask.
+    pub fn restore(&mut self, step: u32, states: &[ParameterState]) -> Result<(), Error> {
+        self.step = step;
+        let sparse = self.phase().mask().is_some();
+        for parameter in self.parameters.iter() {
+            let state = find(states, parameter)?;
+            self.backend.upload(parameter.weight, &state.weight)?;
+            self.backend.upload(parameter.first_moment, &state.first_moment)?;
+            self.backend.upload(parameter.second_moment, &state.second_moment)?;
+            match (parameter.mask.filter(|_| sparse), &state.mask) {
+                (Some(id), Some(mask)) => self.backend.upload_mask(id, mask)?,
+                (Some(_), None) => return Err(missing(parameter, "mask")),
+                (None, _) => {}
+            }
+        }
+        self.prepare_weights(Refreshed::Kept)
+    }
+
+    /// Begins from these named weights, row-major, instead of random ones; masks are searched in them.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] where one is missing, has another size or belongs to no parameter.
+    pub fn start_from(&mut self, weights: &[(&str, &[f32])]) -> Result<(), Error> {
+        if let Some((name, _)) = weights.iter().find(|(name, _)| self.parameters.iter().all(|parameter| parameter.name != *name)) {
+            return Err(Error::Parameter { name: (*name).to_owned(), problem: "the model has no such parameter".to_owned() });
+        }
+        for parameter in self.parameters.iter() {
+            let (_, values) = weights.iter().find(|(name, _)| *name == parameter.name).ok_or_else(|| missing(parameter, "weight"))?;
+            if values.len() != parameter.weight.elements() {
+                let problem = format!("expected {:?}, found {} values", parameter.weight.shape, values.len());
+                return Err(Error::Parameter { name: parameter.name.clone(), problem });
+            }
+            self.backend.upload(parameter.weight, values)?;
+        }
+        self.prepare_weights(Refreshed::Anew)
+    }
+
+    /// Names and shapes of all parameters, in order.
+    pub fn parameter_shapes(&self) -> impl Iterator<Item = (&str, [usize; 2])> {
+        self.parameters.iter().map(|parameter| (parameter.name.as_str(), parameter.weight.shape))
+    }
+
+    fn phase_index(&self, step: u32) -> usize {
+        self.recipe.method.phase_at(step, self.recipe.steps)
+    }
+
+    /// Brings masks and S(w) in line with w and the phase at hand, and with the next one where a sparse phase begins.
+    fn prepare_weights(&mut self, refreshed: Refreshed) -> Result<(), Error> {
+        let current = self.phase().mask();
+        let entered = self.recipe.method.phases[self.phase_index(self.step + 1)].mask().filter(|_| current.is_none());
+        let searched = if refreshed == Refreshed::Anew { current.or(entered) } else { entered };
+        if let Some(kind) = searched {
+            for (parameter, mask) in sparsifiable(&self.parameters) {
+                self.backend.mask_search(parameter.weight, kind, mask)?;
+            }
+        }
+        if current.or(entered).is_some() { self.model.compress(&mut *self.backend) } else { Ok(()) }
+    }
+
+    /// Searches m(w) of every sparsifiable weight into the first or second of its flip masks.
+    fn search_flips(&mut self, which: usize) -> Result<(), Error> {
+        for ((parameter, _), masks) in sparsifiable(&self.parameters).zip(&self.flip_masks) {
+            self.backend.mask_search(parameter.weight, MaskKind::Transposable, masks[which])?;
+        }
+        Ok(())
+    }
+
+    fn count_flips(&mut self) -> Result<Vec<Flips>, Error> {
+        self.search_flips(1)?;
+        sparsifiable(&self.parameters)
+            .zip(&self.flip_masks)
+            .map(|((parameter, _), &[before, after])| {
+                let (name, weights) = (parameter.name.clone(), parameter.weight.elements() as u64);
+                Ok(Flips { name, flips: self.backend.flip_count(before, after)?, weights })
+            })
+            .collect()
+    }
+}
+
+/// How the next token is drawn.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sampler {
+    /// Divides the logits; 0 takes the likeliest token.
+    pub temperature: f32,
+    /// Only so many of the likeliest tokens can be drawn.
+    pub top_k: usize,
+    /// Of the draws.
+    pub seed: u64,
+}
+
+impl Sampler {
+    /// The token drawn at this position; equal logits are ordered lowest id first.
+    #[must_use]
+    pub fn draw(&self, logits: &[f32], position: u32) -> u32 {
+        let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+        order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
+        if self.temperature == 0.0 {
+            return order[0];
+        }
+        order.truncate(self.top_k.max(1));
+        let most = f64::from(logits[order[0] as usize]);
+        let weights: Vec<f64> =
+            order.iter().map(|&id| libm::exp((f64::from(logits[id as usize]) - most) / f64::from(self.temperature))).collect();
+        let [word, ..] = Stream::new(self.seed, Site::new(Purpose::Sampling, 0), 0, 0).words(position);
+        let mut left = f64::from(uniform(word)) * weights.iter().sum::<f64>();
+        let drawn = weights.iter().position(|&weight| {
+            left -= weight;
+            left < 0.0
+        });
+        order[drawn.unwrap_or(order.len() - 1)]
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Refreshed {
+    Anew,
+    Kept,
+}
+
+fn evaluation_pass<'a>(backend: &'a mut dyn Backend, phase: &'a Phase, sequences: usize, context: usize) -> Pass<'a> {
+    Pass { backend, phase, sequences, context, dropout: 0.0, beta: Beta::Overwrite }
+}
+
+fn sparsifiable(parameters: &Parameters) -> impl Iterator<Item = (&Parameter, MaskId)> {
+    parameters.iter().filter_map(|parameter| Some((parameter, parameter.mask?)))
+}
+
+fn missing(parameter: &Parameter, what: &str) -> Error {
+    Error::Parameter { name: parameter.name.clone(), problem: format!("its {what} is missing") }
+}
+
+fn find<'a>(states: &'a [ParameterState], parameter: &Parameter) -> Result<&'a ParameterState, Error> {
+    let state = states.iter().find(|state| state.name == parameter.name).ok_or_else(|| missing(parameter, "state"))?;
+    let (expected, found) = (parameter.weight.shape, state.shape);
+    if expected == found { Ok(state) } else { Err(Error::Operand { operation: "restore", operand: "parameter", expected, found }) }
+}
+
+impl Method {
+    /// Whether this trainer runs every choice of the method.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] names the first choice that it does not run.
+    pub fn check(&self) -> Result<(), Error> {
+        let refuse =
+            |choice: &str| Err(Error::Setting { key: format!("method {}", self.name), problem: format!("{choice} is not supported yet") });
+        for phase in &self.phases {
+            match phase.forward {
+                WeightOperand::Pruned(Pruner::ColumnWisePermuted, _) => return refuse("a permuted column-wise mask"),
+                WeightOperand::Pruned(_, KeptValues::SoftThreshold) => return refuse("the soft threshold"),
+                _ => {}
+            }
+            if phase.dgrad != WeightOperand::Dense && phase.dgrad != phase.forward {
+                return refuse("a dgrad operand pruned otherwise than the forward's");
+            }
+            if matches!(phase.until, Until::VarianceSettled { .. }) || phase.optimizer == AdamVariant::FrozenVariance {
+                return refuse("a phase that watches or freezes Adam's variance");
+            }
+            if phase.forward == WeightOperand::Dense && matches!(phase.wgrad, GradientOperand::Mvue(_)) {
+                return refuse("a sampled gradient beside dense weights");
+            }
+        }
+        let mut kinds = self.phases.iter().filter_map(Phase::mask);
+        let first = kinds.next();
+        // A weight has one mask, which a new kind of phase would inherit until the next refresh.
+        if kinds.any(|kind| Some(kind) != first) { refuse("a second kind of mask") } else { Ok(()) }
+    }
+}

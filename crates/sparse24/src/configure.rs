@@ -1,0 +1,58 @@
+//! The arguments that commands share: how a configuration is resolved.
+
+use std::path::PathBuf;
+
+use sparse24_train::config::Config;
+
+use crate::failure::Failure;
+
+/// Preset, then file, then flags and `--set`.
+#[derive(clap::Args, Debug, Clone)]
+pub(crate) struct Configure {
+    /// A named configuration; `sparse24 presets` lists them
+    #[arg(long, default_value = "quickstart")]
+    preset: String,
+    /// A TOML file laid over the preset
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// One setting, e.g. `model.layers=6`; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    settings: Vec<String>,
+    /// A text file, a folder of text files, or prepared shards; the embedded corpus otherwise
+    #[arg(long, value_name = "PATH")]
+    data: Option<PathBuf>,
+    /// The training method: dense or fst
+    #[arg(long)]
+    method: Option<String>,
+    /// The device: cpu
+    #[arg(long)]
+    backend: Option<String>,
+    /// Optimizer steps
+    #[arg(long)]
+    steps: Option<u32>,
+    /// Of everything random
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Steps between checkpoints
+    #[arg(long, value_name = "STEPS")]
+    checkpoint_every: Option<u32>,
+}
+
+impl Configure {
+    /// The resolved configuration.
+    pub(crate) fn resolve(&self) -> Result<Config, Failure> {
+        let quoted = |text: &str| serde_json::Value::from(text).to_string();
+        let data = self.data.as_ref().map(|path| quoted(&path.to_string_lossy()));
+        let flags = [
+            ("data.path", data),
+            ("method.name", self.method.as_deref().map(quoted)),
+            ("backend.name", self.backend.as_deref().map(quoted)),
+            ("steps", self.steps.map(|steps| steps.to_string())),
+            ("seed", self.seed.map(|seed| seed.to_string())),
+            ("run.checkpoint_every", self.checkpoint_every.map(|steps| steps.to_string())),
+        ];
+        let flags = flags.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?)));
+        let settings: Vec<String> = self.settings.iter().cloned().chain(flags).collect();
+        Ok(Config::resolve(&self.preset, self.config.as_deref(), &settings)?)
+    }
+}

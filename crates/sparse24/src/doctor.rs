@@ -1,0 +1,85 @@
+//! `sparse24 doctor`: what this machine offers, and whether training would run on it.
+
+use std::{fs, num::NonZeroUsize, path::PathBuf, thread};
+
+use serde::Serialize;
+use sparse24_cpu::Simd;
+
+use crate::{
+    failure::{Exit, Failure},
+    output::say,
+};
+
+/// Report the hardware, the backends and whether a run could be written here
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// Where runs would be written
+    #[arg(long, default_value = "runs")]
+    out: PathBuf,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    version: &'static str,
+    threads: usize,
+    simd: String,
+    memory_available_mib: Option<u64>,
+    backends: [&'static str; 1],
+    sparse_products: &'static str,
+    out: PathBuf,
+    problem: Option<String>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let report = Report {
+        version: env!("CARGO_PKG_VERSION"),
+        threads: thread::available_parallelism().map_or(1, NonZeroUsize::get),
+        simd: Simd::detect().to_string(),
+        memory_available_mib: memory_available_mib(),
+        backends: ["cpu"],
+        sparse_products: "computed densely with pruned values",
+        out: args.out.clone(),
+        problem: unwritable(&args.out),
+    };
+    if args.json {
+        say!("{}", serde_json::to_string_pretty(&report).expect("plain values"));
+    } else {
+        say!("sparse24      {}", report.version);
+        say!("threads       {}", report.threads);
+        say!("SIMD          {}", report.simd);
+        match report.memory_available_mib {
+            Some(mib) => say!("memory        {mib} MiB available"),
+            None => say!("memory        unknown on this system"),
+        }
+        say!("backend cpu   ready; sparse products are {}", report.sparse_products);
+        match &report.problem {
+            None => say!("runs          {} can be written", args.out.display()),
+            Some(problem) => say!("runs          {problem}"),
+        }
+    }
+    match report.problem {
+        None => Ok(()),
+        Some(problem) => Err(Failure::new(Exit::Refuted, problem)),
+    }
+}
+
+/// Why nothing could be written at or below the path, without leaving anything there.
+fn unwritable(out: &std::path::Path) -> Option<String> {
+    let existing = out
+        .ancestors()
+        .map(|path| if path.as_os_str().is_empty() { std::path::Path::new(".") } else { path })
+        .find(|path| path.exists())?;
+    if !fs::metadata(existing).is_ok_and(|metadata| metadata.is_dir()) {
+        return Some(format!("{} is no folder: runs cannot be written to {}", existing.display(), out.display()));
+    }
+    tempfile::tempfile_in(existing).err().map(|error| format!("{} cannot be written: {error}", existing.display()))
+}
+
+fn memory_available_mib() -> Option<u64> {
+    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? / 1024)
+}

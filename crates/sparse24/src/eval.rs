@@ -1,0 +1,68 @@
+//! `sparse24 eval`: the loss of a model on a held-out split.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+use sparse24_train::session;
+
+use crate::{
+    failure::{Exit, Failure},
+    output::say,
+    train::on_threads,
+};
+
+/// Mean loss of a run or a checkpoint over the whole held-out split
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// A run directory or a checkpoint
+    run: PathBuf,
+    /// Other data than the run's: a text file, a folder or prepared shards
+    #[arg(long, value_name = "PATH")]
+    data: Option<PathBuf>,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    step: u32,
+    phase: &'static str,
+    loss: f64,
+    perplexity: f64,
+    tokens: usize,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let mut loaded = session::load(&args.run)?;
+    let config = loaded.config.clone();
+    on_threads(&config, || {
+        let dataset = match &args.data {
+            None => loaded.dataset()?,
+            Some(path) => session::open_other_dataset(path, loaded.tokenizer.as_ref(), &config)?,
+        };
+        let vocabulary = loaded.trainer.recipe().model.vocabulary;
+        if dataset.vocabulary() as usize > vocabulary {
+            let problem = format!(
+                "the data have {} token ids, the model has {vocabulary}: evaluate with the run's own tokenizer",
+                dataset.vocabulary()
+            );
+            return Err(Failure::new(Exit::Input, problem));
+        }
+        let windows = dataset.evaluation_windows(config.model.context);
+        let loss = loaded.trainer.evaluate(&windows)?;
+        let phase = loaded.trainer.phase().label();
+        let report = Report { step: loaded.state.step, phase, loss, perplexity: loss.exp(), tokens: windows.predictions() };
+        if args.json {
+            say!("{}", serde_json::to_string(&report).expect("plain values"));
+        } else {
+            say!(
+                "step {} ({phase}): loss {loss:.4} nats a token, perplexity {:.2}, over {} tokens",
+                report.step,
+                report.perplexity,
+                report.tokens
+            );
+        }
+        Ok(())
+    })
+}

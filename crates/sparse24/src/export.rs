@@ -1,0 +1,76 @@
+//! `sparse24 export`: a model as a Hugging Face GPT-2.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use sparse24_train::{
+    backend::Activation,
+    interchange::{self, Dtype, Values},
+    session,
+};
+
+use crate::{
+    failure::{Exit, Failure},
+    output::say,
+    weights,
+};
+
+/// Write a run or a checkpoint as a folder that transformers' GPT2LMHeadModel loads
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// A run directory or a checkpoint
+    run: PathBuf,
+    /// The new folder
+    out: PathBuf,
+    /// How values are stored
+    #[arg(long, value_enum, default_value_t = Stored::F32)]
+    dtype: Stored,
+    /// The 2:4 model: pruned weights as zeros, proved; refused unless the checkpoint is of a sparse phase
+    #[arg(long)]
+    sparse24: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Stored {
+    F32,
+    F16,
+    Bf16,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let mut loaded = session::load(&args.run)?;
+    let model = loaded.trainer.recipe().model;
+    if model.activation != Activation::Gelu {
+        let problem = format!("{}: Hugging Face's GPT-2 has GELU feed-forward layers, this model has not", args.run.display());
+        return Err(Failure::new(Exit::Input, problem));
+    }
+    let shape = weights::shape(&loaded.config, model.vocabulary);
+    let dtype = match args.dtype {
+        Stored::F32 => Dtype::F32,
+        Stored::F16 => Dtype::F16,
+        Stored::Bf16 => Dtype::Bf16,
+    };
+    let masks = loaded.masks()?;
+    let values = match (args.sparse24, loaded.trainer.phase().mask()) {
+        (false, _) => Values::Dense,
+        (true, Some(structure)) => Values::Sparse24 { phase: loaded.state.phase_kind, masks: &masks, structure },
+        (true, None) => {
+            let problem = format!(
+                "{}: step {} is of a dense phase, its weights have left their masks: export the checkpoint at the end of the sparse phase, or prune the exported file with `sparse24 prune`",
+                args.run.display(),
+                loaded.state.step
+            );
+            return Err(Failure::new(Exit::Input, problem));
+        }
+    };
+    let tensors = loaded.weights()?;
+    let exported = interchange::export(&args.out, &tensors, &shape, dtype, values)?;
+    say!("exported step {} to {}", loaded.state.step, args.out.display());
+    if !exported.zero_biases.is_empty() {
+        say!("{} biases that the model has not were written as zeros, which compute the same", exported.zero_biases.len());
+    }
+    if !exported.sparse24.is_empty() {
+        say!("{} weights were read back and proved 2:4", exported.sparse24.len());
+    }
+    Ok(())
+}

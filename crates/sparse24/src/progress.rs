@@ -1,0 +1,124 @@
+//! What a person sees while training: a live line on a terminal, plain lines elsewhere.
+
+use std::{
+    io::{IsTerminal, stderr},
+    time::{Duration, Instant},
+};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::output::note;
+
+/// One step, as far as a progress line tells it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Seen<'a> {
+    /// Optimizer steps done.
+    pub(crate) step: u32,
+    /// `sparse` or `dense`.
+    pub(crate) phase: &'a str,
+    /// Of the step's batches.
+    pub(crate) loss: f64,
+    /// Of the last sample.
+    pub(crate) flip_rate: Option<f64>,
+    /// Of the step.
+    pub(crate) tokens_per_second: f64,
+    /// If the held-out split was evaluated after the step.
+    pub(crate) validation_loss: Option<f64>,
+}
+
+/// A progress display over `total` steps.
+pub(crate) struct Progress {
+    total: u32,
+    first: u32,
+    began: Instant,
+    printed: Option<Instant>,
+    bar: Option<ProgressBar>,
+    flip_rate: Option<f64>,
+    validation_loss: Option<f64>,
+}
+
+/// How often plain lines are printed at most.
+const INTERVAL: Duration = Duration::from_secs(5);
+
+impl Progress {
+    /// Begins after `first` steps; a live line if standard error is a terminal.
+    pub(crate) fn new(first: u32, total: u32) -> Self {
+        let bar = stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template("{bar:30.cyan/blue} {pos}/{len} {msg}").expect("the template is well formed");
+            let bar = ProgressBar::new(u64::from(total)).with_style(style.progress_chars("━╸─"));
+            bar.set_position(u64::from(first));
+            bar
+        });
+        Self { total, first, began: Instant::now(), printed: None, bar, flip_rate: None, validation_loss: None }
+    }
+
+    /// Shows a step.
+    pub(crate) fn step(&mut self, seen: Seen<'_>) {
+        self.flip_rate = seen.flip_rate.or(self.flip_rate);
+        self.validation_loss = seen.validation_loss.or(self.validation_loss);
+        let line = self.line(&seen);
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(u64::from(seen.step));
+                bar.set_message(line);
+            }
+            None if seen.validation_loss.is_some() || self.printed.is_none_or(|at| at.elapsed() >= INTERVAL) => {
+                self.printed = Some(Instant::now());
+                note(format_args!("step {}/{} {line}", seen.step, self.total));
+            }
+            None => {}
+        }
+    }
+
+    /// A line that stays, above the live one.
+    pub(crate) fn say(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(line),
+            None => note(line),
+        }
+    }
+
+    /// Ends the live line.
+    pub(crate) fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish();
+        }
+    }
+
+    fn line(&self, seen: &Seen<'_>) -> String {
+        let done = f64::from(seen.step - self.first);
+        let left = self.began.elapsed().as_secs_f64() / done * f64::from(self.total - seen.step);
+        let mut line = format!("{} loss {:.4}", seen.phase, seen.loss);
+        if let Some(loss) = self.validation_loss {
+            line += &format!(" val {loss:.4}");
+        }
+        if let Some(rate) = self.flip_rate {
+            line += &format!(" flip {rate:.5}");
+        }
+        line + &format!(" {} tok/s ETA {}", thousands(seen.tokens_per_second), clock(left))
+    }
+}
+
+fn thousands(rate: f64) -> String {
+    if rate >= 1e4 { format!("{:.1}k", rate / 1e3) } else { format!("{rate:.0}") }
+}
+
+fn clock(seconds: f64) -> String {
+    let whole = seconds.round() as u64;
+    if whole >= 3600 {
+        format!("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60)
+    } else {
+        format!("{}:{:02}", whole / 60, whole % 60)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{clock, thousands};
+
+    #[test]
+    fn times_and_rates_read_well() {
+        assert_eq!([clock(0.4), clock(61.0), clock(3723.0)], ["0:00", "1:01", "1:02:03"]);
+        assert_eq!([thousands(950.0), thousands(35_420.0)], ["950", "35.4k"]);
+    }
+}

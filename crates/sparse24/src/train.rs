@@ -1,0 +1,114 @@
+//! `sparse24 train`: a run from its first step to its last.
+
+use std::path::{Path, PathBuf};
+
+use sparse24_train::{
+    Error,
+    config::Config,
+    run::StepMetrics,
+    session::{Observer, Session, Summary},
+};
+
+use crate::{
+    configure::Configure,
+    failure::{Exit, Failure},
+    output::{note, say},
+    progress::{Progress, Seen},
+    weights,
+};
+
+/// Pre-train a model: with nothing else, a small GPT-2 with fully sparse training on the embedded corpus
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    configure: Configure,
+    /// The run directory; runs/<preset>-<time> otherwise
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Begin with the weights of a run, a checkpoint or a Hugging Face GPT-2
+    #[arg(long, value_name = "PATH")]
+    init_from: Option<PathBuf>,
+    /// The summary as one JSON object on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let config = args.configure.resolve()?;
+    let out = args.out.clone().unwrap_or_else(|| default_directory(&config));
+    on_threads(&config.clone(), || {
+        let initial = args.init_from.as_deref().map(|path| weights::read(path, &config)).transpose()?;
+        let session = Session::start(config, initial.as_deref(), &out).map_err(|error| match (&args.init_from, error) {
+            (Some(path), Error::Parameter { name, problem }) => {
+                let sentence = format!("{}: {name}: {problem}; the weights to begin with must have the model's shape", path.display());
+                Failure::new(Exit::Input, sentence)
+            }
+            (_, error) => error.into(),
+        })?;
+        drive(session, args.json)
+    })
+}
+
+/// Runs on the configured number of threads.
+pub(crate) fn on_threads(config: &Config, work: impl FnOnce() -> Result<(), Failure> + Send) -> Result<(), Failure> {
+    sparse24_cpu::on_threads(config.backend.threads, work)
+}
+
+/// Trains a session to its end, in sight.
+pub(crate) fn drive(mut session: Session, json: bool) -> Result<(), Failure> {
+    let config = session.config().clone();
+    let recipe = session.trainer().recipe();
+    let parameters: usize = session.trainer().parameter_shapes().map(|(_, [rows, columns])| rows * columns).sum();
+    let device = session.trainer().backend().device();
+    note(format_args!(
+        "{} parameters, {} tokens a step, {} steps of {} on {}: {}",
+        parameters,
+        recipe.tokens_per_step(),
+        config.steps,
+        config.method.name,
+        session.dataset().source().display(),
+        session.path().display()
+    ));
+    note(format_args!("{} ({}); sparse products are {}", device.backend, device.description, device.sparse_products));
+    let mut watcher = Watcher(Progress::new(session.trainer().step(), config.steps));
+    let summary = session.run(&mut watcher)?;
+    watcher.0.finish();
+    report(&summary, json)
+}
+
+struct Watcher(Progress);
+
+impl Observer for Watcher {
+    fn stepped(&mut self, metrics: &StepMetrics) {
+        self.0.step(Seen {
+            step: metrics.step,
+            phase: metrics.phase.label(),
+            loss: f64::from(metrics.loss),
+            flip_rate: metrics.flip_rate,
+            tokens_per_second: metrics.tokens_per_s,
+            validation_loss: metrics.val_loss.map(f64::from),
+        });
+    }
+
+    fn said(&mut self, line: &str) {
+        self.0.say(line);
+    }
+}
+
+fn report(summary: &Summary, json: bool) -> Result<(), Failure> {
+    if json {
+        say!("{}", serde_json::to_string(summary).expect("plain values"));
+        return Ok(());
+    }
+    say!("validation loss {:.4} after {} steps, {:.0} s", summary.val_loss, summary.steps, summary.seconds);
+    let run = summary.run.display();
+    say!("run directory   {run}");
+    say!("next            sparse24 sample {run} | sparse24 export {run} DIR");
+    Ok(())
+}
+
+/// `runs/<preset>-<UTC time>`.
+fn default_directory(config: &Config) -> PathBuf {
+    let time = sparse24_train::run::timestamp(std::time::SystemTime::now());
+    Path::new("runs").join(format!("{}-{time}", config.preset))
+}

@@ -1,0 +1,69 @@
+//! What the properties are tried on: any bits, hostile values, ties, moderate values; and how often.
+
+use proptest::prelude::*;
+use sparse24_tests::oracle;
+
+/// `cases` tries, a few under an interpreter; failures are printed, not filed.
+pub(crate) fn cases(cases: u32) -> ProptestConfig {
+    ProptestConfig { cases: if cfg!(miri) { 4 } else { cases }, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+/// Any f32 at all.
+pub(crate) fn any_bits() -> impl Strategy<Value = f32> + Clone {
+    any::<u32>().prop_map(f32::from_bits)
+}
+
+/// Zeros, subnormals, huge values, infinities and NaN.
+pub(crate) fn hostile() -> impl Strategy<Value = f32> + Clone {
+    let tiny = f32::from_bits(1);
+    let values = [0.0, tiny, 2.0 * tiny, 3.0 * tiny, f32::MIN_POSITIVE, 1e-30, 1.0, 1.0 + f32::EPSILON, 3.0, 1e30];
+    let huge = [2.0_f32.powi(123), 2.0_f32.powi(124), 2.0_f32.powi(125), f32::MAX / 2.0, f32::MAX, f32::INFINITY, f32::NAN];
+    let values: Vec<f32> = values.into_iter().chain(huge).flat_map(|x| [x, -x]).collect();
+    prop::sample::select(values)
+}
+
+/// Few values, so that most comparisons tie.
+pub(crate) fn tied() -> impl Strategy<Value = f32> + Clone {
+    (-2_i8..=2).prop_map(f32::from)
+}
+
+/// Magnitudes within 2^-20 and 2^20, and zero.
+pub(crate) fn moderate() -> impl Strategy<Value = f32> + Clone {
+    prop_oneof![1 => Just(0.0_f32), 8 => -1.0_f32..1.0, 4 => (-1.0_f32..1.0, -20..20).prop_map(|(x, e)| x * 2.0_f32.powi(e))]
+}
+
+/// Few subnormal values, where even halving rounds.
+pub(crate) fn subnormal() -> impl Strategy<Value = f32> + Clone {
+    (0_u32..40, any::<bool>()).prop_map(|(n, negative)| if negative { -f32::from_bits(n) } else { f32::from_bits(n) })
+}
+
+/// The number of a uniform, its extremes often.
+pub(crate) fn uniform() -> impl Strategy<Value = u32> {
+    prop_oneof![2 => 0..oracle::UNIFORMS, 1 => 0_u32..4, 1 => oracle::UNIFORMS - 4..oracle::UNIFORMS]
+}
+
+/// All of them, each kind alone or together.
+pub(crate) fn tile() -> impl Strategy<Value = [f32; 16]> {
+    use prop::array::uniform16;
+    let mixed = prop_oneof![any_bits(), hostile(), tied(), moderate()];
+    prop_oneof![uniform16(any_bits()), uniform16(hostile()), uniform16(tied()), uniform16(moderate()), uniform16(mixed)]
+}
+
+/// A group of any kind.
+pub(crate) fn group() -> impl Strategy<Value = [f32; 4]> {
+    use prop::array::uniform4;
+    let mixed = prop_oneof![any_bits(), hostile(), tied(), moderate()];
+    let kinds = prop_oneof![
+        uniform4(any_bits()),
+        uniform4(hostile()),
+        uniform4(tied()),
+        uniform4(moderate()),
+        uniform4(subnormal()),
+        uniform4(mixed)
+    ];
+    // A zero at the end is what a padded group has.
+    (kinds, 1_usize..=8).prop_map(|(mut group, length)| {
+        group.iter_mut().skip(length).for_each(|x| *x = 0.0);
+        group
+    })
+}

@@ -1,0 +1,377 @@
+//! Optimizer steps of a sparse method: masks, sampled gradients, accumulation, clipping, masked decay, AdamW, the learning rate, refreshes
+//! and the switch.
+//!
+//! A [`Part`] can be left out, which must show.
+
+use std::collections::BTreeMap;
+
+use sparse24_tests::oracle::{PAIRS, bits, tile_patterns};
+use sparse24_train::{
+    model::gpt2::{Gpt2Shape, Sparsify},
+    trainer::Recipe,
+};
+
+use super::{
+    arithmetic::{Arithmetic, Matrix, Tensors},
+    gpt2::{Operands, Pass, parameters},
+    layers::Address,
+};
+
+/// What makes a method sparse, restated in numbers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Rules {
+    pub(crate) pattern: Pattern,
+    /// Whether dX = dZ S(W), or dX = dZ W.
+    pub(crate) dgrad: Dgrad,
+    pub(crate) sample: Sample,
+    pub(crate) decay: Decay,
+    /// Masks are searched anew after steps that are multiples of this.
+    pub(crate) interval: u32,
+    /// The last sparse step.
+    pub(crate) switch: u32,
+    pub(crate) without: Option<Part>,
+}
+
+/// Which weights are kept.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Pattern {
+    /// The best of 90 a tile.
+    Transposable,
+    /// The two largest of each four in a row.
+    RowWise,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Dgrad {
+    Pruned,
+    Dense,
+}
+
+/// What the weight gradient reads.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Sample {
+    All,
+    Mvue,
+    Approximate,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Decay {
+    OnGradients(f64),
+    OnWeights(f64),
+}
+
+/// A part of the method.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Part {
+    Mask,
+    Mvue,
+    Decay,
+    Refresh,
+    Switch,
+    Clipping,
+    WeightDecay,
+    Dropout,
+}
+
+/// Kept elements are true.
+pub(crate) type Masks = BTreeMap<String, Vec<bool>>;
+
+/// The samples of dZ^T `[r, p]`, by (micro-step, number of the weight).
+pub(crate) type Samples = BTreeMap<(u32, u32), Matrix>;
+
+/// A run in f64.
+#[derive(Debug, Clone)]
+pub(crate) struct Run {
+    recipe: Recipe,
+    rules: Rules,
+    arithmetic: Arithmetic,
+    pub(crate) weights: Tensors,
+    pub(crate) first_moments: Tensors,
+    pub(crate) second_moments: Tensors,
+    pub(crate) masks: Masks,
+    step: u32,
+}
+
+/// What one step did.
+#[derive(Debug, Clone)]
+pub(crate) struct Outcome {
+    pub(crate) loss: f64,
+    pub(crate) norm: f64,
+    pub(crate) learning_rate: f64,
+    pub(crate) samples: Samples,
+}
+
+impl Run {
+    /// At step 0; masks are those of the initial weights.
+    pub(crate) fn new(recipe: &Recipe, rules: Rules, weights: Tensors, arithmetic: Arithmetic) -> Self {
+        let zeros: Tensors = weights.iter().map(|(name, w)| (name.clone(), Matrix::zeros(w.dim()))).collect();
+        let (first_moments, second_moments) = (zeros.clone(), zeros);
+        let recipe = recipe.clone();
+        let mut run = Self { recipe, rules, arithmetic, weights, first_moments, second_moments, masks: Masks::new(), step: 0 };
+        run.search();
+        run
+    }
+
+    /// Step t = 1, 2, ... on its micro-batches of (tokens, targets).
+    pub(crate) fn train(&mut self, batches: &[(Vec<u32>, Vec<u32>)]) -> Outcome {
+        self.step += 1;
+        let (step, rules) = (self.step, self.rules);
+        let sparse = step <= rules.switch || rules.without == Some(Part::Switch);
+        let batch = self.recipe.batch;
+        let tokens = (batch.sequences * batch.context * batches.len()) as f64;
+        let mut gradients = Tensors::new();
+        let mut loss = 0.0;
+        let masks = if sparse && rules.without != Some(Part::Mask) { self.masks.clone() } else { Masks::new() };
+        let sample = if sparse && rules.without != Some(Part::Mvue) { rules.sample } else { Sample::All };
+        let mut operands = self.operands(masks, sample);
+        for (micro_step, (inputs, targets)) in batches.iter().enumerate() {
+            let mut pass = Pass {
+                arithmetic: &mut self.arithmetic,
+                shape: self.recipe.model,
+                weights: &self.weights,
+                operands: &mut operands,
+                sequences: batch.sequences,
+                context: batch.context,
+                dropout: if rules.without == Some(Part::Dropout) { 0.0 } else { f64::from(self.recipe.dropout) },
+                address: Address { seed: self.recipe.seed, step, micro_step: micro_step as u32 },
+            };
+            loss += pass.train(inputs, targets, 1.0 / tokens, &mut gradients) / tokens;
+        }
+        let samples = operands.samples;
+        let norm = gradients.values().flat_map(|g| g.iter()).map(|g| g * g).sum::<f64>().sqrt();
+        let norm = self.arithmetic.rounded(norm, 1.0, norm);
+        let learning_rate = self.learning_rate();
+        self.update(&gradients, norm, learning_rate, sparse);
+        if sparse && step % rules.interval == 0 && rules.without != Some(Part::Refresh) {
+            self.search();
+        }
+        Outcome { loss, norm, learning_rate, samples }
+    }
+
+    /// The mean loss with the weights of the phase that the last step was in.
+    pub(crate) fn evaluate(&mut self, inputs: &[u32], targets: &[u32]) -> f64 {
+        let sparse = self.step <= self.rules.switch;
+        let masks = if sparse { self.masks.clone() } else { Masks::new() };
+        let mut operands = self.operands(masks, Sample::All);
+        let mut pass = Pass {
+            arithmetic: &mut self.arithmetic,
+            shape: self.recipe.model,
+            weights: &self.weights,
+            operands: &mut operands,
+            sequences: inputs.len() / self.recipe.batch.context,
+            context: self.recipe.batch.context,
+            dropout: 0.0,
+            address: Address { seed: self.recipe.seed, step: self.step, micro_step: 0 },
+        };
+        pass.loss(inputs, targets) / inputs.len() as f64
+    }
+
+    /// The masks of the weights at hand.
+    fn search(&mut self) {
+        let search = match self.rules.pattern {
+            Pattern::Transposable => transposable,
+            Pattern::RowWise => row_wise,
+        };
+        self.masks = sparsified(&self.recipe.model).map(|(name, _)| (name.clone(), search(&self.weights[&name]))).collect();
+    }
+
+    fn operands(&self, masks: Masks, sample: Sample) -> Pruned {
+        let (weights, numbers) = (self.weights.clone(), sparsified(&self.recipe.model).collect());
+        Pruned { weights, masks, dgrad: self.rules.dgrad, numbers, sample, samples: Samples::new() }
+    }
+
+    /// Linear warm-up to the peak, then a cosine to the floor.
+    fn learning_rate(&mut self) -> f64 {
+        let schedule = self.recipe.schedule;
+        let (peak, floor) = (f64::from(schedule.peak), f64::from(schedule.floor));
+        let (t, warmup) = (f64::from(self.step), f64::from(schedule.warmup_steps));
+        let span = f64::from(schedule.decay_steps) - warmup;
+        let rate = if t <= warmup {
+            peak * t / (warmup + 1.0)
+        } else if t - 1.0 > f64::from(schedule.decay_steps) {
+            floor
+        } else {
+            floor + (peak - floor) * (1.0 + (std::f64::consts::PI * (t - 1.0 - warmup) / span).cos()) / 2.0
+        };
+        self.arithmetic.rounded(rate, 1.0, rate)
+    }
+
+    /// Clipping, masked decay, AdamW; weight decay on matrices.
+    fn update(&mut self, gradients: &Tensors, norm: f64, rate: f64, sparse: bool) {
+        let (a, rules, rule) = (&mut self.arithmetic, self.rules, self.recipe.optimizer);
+        let [beta1, beta2, epsilon, clip] = [rule.beta1, rule.beta2, rule.epsilon, rule.clip].map(f64::from);
+        let clipping = if rules.without == Some(Part::Clipping) { 1.0 } else { (clip / (norm + 1e-6)).min(1.0) };
+        let clipping = a.rounded(clipping, 3.0, if clipping < 1.0 { clipping } else { 0.0 });
+        let corrections = [beta1, beta2].map(|beta| 1.0 - beta.powi(self.step as i32)).map(|c| a.rounded(c, 2.0, c));
+        for (name, w) in &mut self.weights {
+            let pruned = self.masks.get(name).filter(|_| sparse && rules.without != Some(Part::Decay));
+            let matrix = w.nrows() > 1 && rules.without != Some(Part::WeightDecay);
+            let weight_decay = if matrix { f64::from(self.recipe.weight_decay) } else { 0.0 };
+            let (moments, squares) =
+                (self.first_moments.get_mut(name).expect("as weights"), self.second_moments.get_mut(name).expect("as weights"));
+            let elements = w.iter_mut().zip(&gradients[name]).zip(moments.iter_mut().zip(squares.iter_mut()));
+            for (at, ((w, &g), (m, v))) in elements.enumerate() {
+                let away = pruned.is_some_and(|kept| !kept[at]);
+                let (on_gradient, on_weight) = match rules.decay {
+                    Decay::OnGradients(lambda) if away => (lambda, 0.0),
+                    Decay::OnWeights(lambda) if away => (0.0, lambda),
+                    _ => (0.0, 0.0),
+                };
+                let g = a.rounded(g * clipping + on_gradient * *w, 2.0, (g * clipping).abs() + (on_gradient * *w).abs());
+                *m = a.rounded(beta1 * *m + (1.0 - beta1) * g, 2.0, (beta1 * *m).abs() + ((1.0 - beta1) * g).abs());
+                *v = beta2 * *v + (1.0 - beta2) * g * g;
+                *v = a.rounded(*v, 4.0, *v);
+                let step = (*m / corrections[0]) / ((*v / corrections[1]).sqrt() + epsilon);
+                let change = rate * (a.rounded(step, 8.0, step) + (weight_decay + on_weight) * *w);
+                *w = a.rounded(*w - change, 1.0, w.abs() + 3.0 * change.abs());
+            }
+        }
+    }
+}
+
+/// The operands of a step: pruned where there is a mask.
+#[derive(Debug, Clone)]
+pub(crate) struct Pruned {
+    pub(crate) weights: Tensors,
+    pub(crate) masks: Masks,
+    dgrad: Dgrad,
+    numbers: BTreeMap<String, u32>,
+    sample: Sample,
+    samples: Samples,
+}
+
+impl Pruned {
+    /// Transposable masks of these weights in forward and dgrad, and nothing sampled.
+    pub(crate) fn of(shape: &Gpt2Shape, weights: &Tensors) -> Self {
+        let masks = sparsified(shape).map(|(name, _)| (name.clone(), transposable(&weights[&name]))).collect();
+        let (weights, numbers, samples) = (weights.clone(), BTreeMap::new(), Samples::new());
+        Self { weights, masks, dgrad: Dgrad::Pruned, numbers, sample: Sample::All, samples }
+    }
+}
+
+impl Operands for Pruned {
+    fn forward(&self, name: &str) -> Matrix {
+        let mut w = self.weights[name].clone();
+        if let Some(mask) = self.masks.get(name) {
+            w.iter_mut().zip(mask).filter(|(_, kept)| !**kept).for_each(|(w, _)| *w = 0.0);
+        }
+        w
+    }
+
+    fn dgrad(&self, name: &str) -> Matrix {
+        if self.dgrad == Dgrad::Pruned { self.forward(name) } else { self.weights[name].clone() }
+    }
+
+    fn wgrad(&mut self, a: &mut Arithmetic, address: Address, name: &str, dz: &Matrix) -> Matrix {
+        let Some(&number) = self.numbers.get(name).filter(|_| self.sample != Sample::All) else { return dz.clone() };
+        let (p, r) = dz.dim();
+        let mut sampled = Matrix::zeros((p, r));
+        for i in 0..r {
+            for j in 0..p.div_ceil(4) {
+                let x = [0, 1, 2, 3].map(|at| if 4 * j + at < p { dz[[4 * j + at, i]] } else { 0.0 });
+                let call = (i * p.div_ceil(16) + j / 4) as u32;
+                let [u, v] = [4, 5].map(|purpose| address.uniform(purpose << 24 | number, call, j % 4));
+                let (pair, values) = if self.sample == Sample::Mvue { mvue(x, u) } else { approximate(x, u, v) };
+                for (&at, value) in pair.iter().zip(values).filter(|(at, _)| 4 * j + **at < p) {
+                    sampled[[4 * j + at, i]] = a.rounded(value, 8.0, value);
+                }
+            }
+        }
+        self.samples.insert((address.micro_step, number), sampled.t().to_owned());
+        sampled
+    }
+}
+
+/// The weights that may be pruned, with the number that tells their streams apart: their place among the parameters, from 1.
+pub(crate) fn sparsified(shape: &Gpt2Shape) -> impl Iterator<Item = (String, u32)> {
+    let attention = shape.sparsify == Sparsify::FfnAndAttention;
+    let named = parameters(shape).into_iter().zip(1..).map(|((name, _), number)| (name, number));
+    named.filter(move |(name, _)| name.ends_with(".weight") && (name.contains(".mlp.") || attention && name.contains(".attn.")))
+}
+
+/// The best of the 90 patterns of every tile, by their kept norms.
+fn transposable(w: &Matrix) -> Vec<bool> {
+    let (rows, columns) = w.dim();
+    let patterns: Vec<u16> = tile_patterns().into_iter().map(|rows| bits(rows.map(|pair| PAIRS[pair]))).collect();
+    let mut mask = vec![false; rows * columns];
+    for (i, j) in (0..rows / 4).flat_map(|i| (0..columns / 4).map(move |j| (i, j))) {
+        let kept =
+            |pattern: u16| -> f64 { (0..16).filter(|at| pattern >> at & 1 == 1).map(|at| w[[4 * i + at / 4, 4 * j + at % 4]].abs()).sum() };
+        let best = patterns.iter().copied().max_by(|&a, &b| kept(a).total_cmp(&kept(b))).expect("90 patterns");
+        for at in (0..16).filter(|at| best >> at & 1 == 1) {
+            mask[(4 * i + at / 4) * columns + 4 * j + at % 4] = true;
+        }
+    }
+    mask
+}
+
+/// The two largest of each four in a row.
+fn row_wise(w: &Matrix) -> Vec<bool> {
+    let magnitudes: Vec<f64> = w.iter().map(|w| w.abs()).collect();
+    magnitudes
+        .chunks(4)
+        .flat_map(|group| group.iter().map(|w| group.iter().filter(|other| *other > w).count() < 2).collect::<Vec<_>>())
+        .collect()
+}
+
+/// Systematic sampling with inclusion probabilities min(1, |x|/r): the kept pair and its values.
+fn mvue(x: [f64; 4], u: f64) -> ([usize; 2], [f64; 2]) {
+    let a = x.map(f64::abs);
+    let largest = a.iter().copied().fold(0.0, f64::max);
+    let nonzero: Vec<usize> = (0..4).filter(|&i| a[i] > 0.0).collect();
+    if nonzero.len() < 3 {
+        return few(x, &nonzero);
+    }
+    let s: f64 = a.iter().sum();
+    let rest: f64 = s - largest;
+    let r = (s / 2.0).min(rest);
+    let certain: Vec<usize> = (0..4).filter(|&i| a[i] == largest && rest <= s / 2.0).collect();
+    let drawn: Vec<usize> = nonzero.into_iter().filter(|i| !certain.contains(i)).collect();
+    let at = |t: f64| {
+        let mut running = 0.0;
+        drawn.iter().copied().find(|&i| {
+            running += a[i];
+            t < running
+        })
+    };
+    let last = drawn[drawn.len() - 1];
+    let first = at(u * r).unwrap_or(last);
+    let second = certain.first().copied().unwrap_or_else(|| at(u * r + r).unwrap_or(last));
+    let pair = [first.min(second), first.max(second)];
+    (pair, pair.map(|i| a[i].max(r).copysign(x[i])))
+}
+
+/// Element i first with probability a_i/s, then another in proportion; the value is x_i over its inclusion probability.
+fn approximate(x: [f64; 4], u: f64, v: f64) -> ([usize; 2], [f64; 2]) {
+    let a = x.map(f64::abs);
+    let nonzero: Vec<usize> = (0..4).filter(|&i| a[i] > 0.0).collect();
+    if nonzero.len() < 3 {
+        return few(x, &nonzero);
+    }
+    let draw = |among: &[usize], u: f64| {
+        let t = u * among.iter().map(|&i| a[i]).sum::<f64>();
+        let mut running = 0.0;
+        among.iter().copied().find(|&i| {
+            running += a[i];
+            t < running
+        })
+    };
+    let first = draw(&nonzero, u).unwrap_or(nonzero[nonzero.len() - 1]);
+    let others: Vec<usize> = nonzero.iter().copied().filter(|&i| i != first).collect();
+    let second = draw(&others, v).unwrap_or(others[others.len() - 1]);
+    let s: f64 = a.iter().sum();
+    let probability = |i: usize| a[i] / s + (0..4).filter(|&j| j != i).map(|j| a[j] / s * a[i] / (s - a[j])).sum::<f64>();
+    let pair = [first.min(second), first.max(second)];
+    (pair, pair.map(|i| x[i] / probability(i)))
+}
+
+/// At most two nonzeros are kept as they are, beside the largest element's neighbour where there is one or none.
+fn few(x: [f64; 4], nonzero: &[usize]) -> ([usize; 2], [f64; 2]) {
+    let pair = match *nonzero {
+        [first, second] => [first, second],
+        [only] => [only.min(only ^ 1), only.max(only ^ 1)],
+        _ => [0, 1],
+    };
+    (pair, pair.map(|i| x[i]))
+}
