@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use serde::Serialize;
-use sparse24_train::run::Model;
+use sparse24_train::{method::PhaseKind, run::Model};
 
 use crate::{
     failure::{Exit, Failure},
@@ -27,7 +27,7 @@ pub(crate) struct Args {
 #[derive(Serialize)]
 struct Report {
     step: u32,
-    phase: &'static str,
+    phase: PhaseKind,
     loss: f64,
     perplexity: f64,
     tokens: usize,
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             return Err(Failure::new(Exit::Input, problem));
         }
         let windows = dataset.evaluation_windows(config.model.context);
-        let (step, phase) = (model.checkpoint.state.step, model.phase().label());
+        let (step, phase) = (model.checkpoint.state.step, model.phase().kind());
         let loss = model.into_trainer()?.evaluate(&windows)?;
         let report = Report { step, phase, loss, perplexity: loss.exp(), tokens: windows.predictions() };
         if args.json {

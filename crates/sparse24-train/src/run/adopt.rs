@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use super::{
     Initial, Provenance, RunDirectory,
-    identity::{decisive, none, of_tokenizer, phase_kind},
+    identity::{decisive, none, of_tokenizer},
+    setup::open_backend,
 };
 use crate::{
     Error,
-    backend::{Backend, cpu::CpuBackend},
     checkpoint::{self, Checkpoint, NamedTensor, State},
     config::Config,
     data::Tokenizer,
@@ -40,7 +40,7 @@ pub fn adopt(config: &Config, weights: Vec<NamedTensor>, tokenizer: Option<&Toke
         step: 0,
         total_steps: config.steps,
         phase: 0,
-        phase_kind: phase_kind(first.label()),
+        phase_kind: first.kind(),
         seed: config.seed,
         tokens_seen: 0,
         method: Default::default(),
@@ -52,7 +52,7 @@ pub fn adopt(config: &Config, weights: Vec<NamedTensor>, tokenizer: Option<&Toke
     let zeros: Vec<_> = weights.iter().map(|tensor| NamedTensor { values: vec![0.0; tensor.values.len()], ..tensor.clone() }).collect();
     let (first_moments, second_moments) = (zeros.clone(), zeros);
     let checkpoint = Checkpoint { state, weights, first_moments, second_moments, masks: Vec::new(), auxiliary: Vec::new() };
-    let device = CpuBackend::new(config.backend.arithmetic).device();
+    let device = open_backend(config)?.device();
     let (_, saved) = RunDirectory::filled(directory, |directory| {
         if let Some(tokenizer) = tokenizer {
             tokenizer.save(&directory.tokenizer())?;

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::{
     Error,
-    checkpoint::{Fingerprint, PhaseKind, State},
+    checkpoint::{Fingerprint, State},
     config::Config,
     data::{Dataset, Tokenizer},
     trainer::Trainer,
@@ -27,7 +27,7 @@ pub(super) fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) ->
         step: trainer.step(),
         total_steps: config.steps,
         phase: trainer.recipe().method.phase_at(trainer.step(), config.steps) as u32,
-        phase_kind: phase_kind(trainer.phase().label()),
+        phase_kind: trainer.phase().kind(),
         seed: config.seed,
         tokens_seen: trainer.recipe().tokens_per_step() * u64::from(trainer.step()),
         method: Default::default(),
@@ -76,8 +76,4 @@ pub(super) fn check(path: &Path, saved: &State, now: &State) -> Result<(), Error
             Err(Error::file(path, problem))
         }
     }
-}
-
-pub(super) fn phase_kind(label: &str) -> PhaseKind {
-    if label == "sparse" { PhaseKind::Sparse } else { PhaseKind::Dense }
 }

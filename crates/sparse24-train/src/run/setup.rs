@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::{
     Error,
-    backend::cpu::CpuBackend,
+    backend::Backend,
     config::Config,
     data::{Dataset, EvaluationWindows},
     estimate::estimate,
@@ -42,7 +42,12 @@ pub(super) fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer,
         let problem = format!("needs {needed} MiB of memory, this machine has {there}; make it or batch.sequences smaller");
         return Err(Error::setting("model", problem));
     }
-    Trainer::new(Box::new(CpuBackend::new(config.backend.arithmetic)), recipe)
+    Trainer::new(open_backend(config)?, recipe)
+}
+
+/// The device that the configuration names.
+pub(super) fn open_backend(config: &Config) -> Result<Box<dyn Backend>, Error> {
+    (config.backend_entry()?.open)(config.backend.arithmetic)
 }
 
 /// Bytes of memory of this machine, where it tells.

@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     Initial, Log, MetricsLog, Provenance, RunDirectory, StepMetrics,
-    identity::{self, identity, phase_kind},
+    identity::{self, identity},
     setup::{SeededBatches, new_trainer, open_dataset, run_config},
     snapshot::{restore, snapshot},
 };
@@ -237,7 +237,7 @@ impl Run {
         *since = Instant::now();
         let metrics = StepMetrics {
             step,
-            phase: phase_kind(outcome.phase),
+            phase: outcome.phase,
             loss: outcome.loss as f32,
             lr: outcome.learning_rate,
             grad_norm: outcome.grad_norm,
