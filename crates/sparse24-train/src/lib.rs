@@ -40,3 +40,7 @@ mod tensors;
 pub mod trainer;
 
 pub use error::{Error, ErrorKind};
+
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
