@@ -10,13 +10,13 @@ use toml::{Table, Value};
 
 use crate::{
     Error,
-    backend::{Activation, cpu::Arithmetic},
+    backend::{Activation, Arithmetic, BACKENDS, BackendEntry},
     data::TokenizerKind,
     disk,
-    method::Method,
+    method::{Method, PRESETS},
     model::gpt2::{BatchShape, Gpt2Shape, Sparsify},
     nn::linear24::Bias,
-    optim::{AdamVariant, AdamW, MaskedDecay},
+    optim::{AdamW, MaskedDecay},
     schedule::Schedule,
     trainer::Recipe,
 };
@@ -272,10 +272,18 @@ impl Config {
             let problem = format!("expected the share to hold out, above 0 and below 1, found {}", self.data.validation);
             return refuse("data.validation", problem);
         }
-        if self.backend.name != "cpu" {
-            return refuse("backend.name", format!("expected \"cpu\", found {:?}", self.backend.name));
-        }
+        self.backend_entry()?;
         self.method_value()?.check()
+    }
+
+    /// The backend that it names.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for an unknown name.
+    pub fn backend_entry(&self) -> Result<&'static BackendEntry, Error> {
+        let name = &self.backend.name;
+        let entry = BACKENDS.iter().find(|entry| entry.name == name);
+        entry.ok_or_else(|| unknown("backend.name", name, BACKENDS.iter().map(|entry| entry.name)))
     }
 
     /// The method as a value.
@@ -284,7 +292,8 @@ impl Config {
     /// [`Error::Setting`] for an unknown name.
     pub fn method_value(&self) -> Result<Method, Error> {
         let MethodConfig { name, lambda, refresh } = &self.method;
-        let mut method = Method::preset(name, *lambda).ok_or_else(|| unknown("method.name", name, Method::PRESETS.into_iter()))?;
+        let mut method =
+            Method::preset(name, *lambda).ok_or_else(|| unknown("method.name", name, PRESETS.iter().map(|preset| preset.name)))?;
         if let (sparse24_core::phase::Refresh::Every(interval), Some(wanted)) = (&mut method.refresh, NonZeroU32::new(*refresh)) {
             *interval = wanted;
         }
@@ -322,7 +331,6 @@ impl Config {
                 beta2: optimizer.beta2,
                 epsilon: optimizer.epsilon,
                 clip: if optimizer.clip == 0.0 { f32::INFINITY } else { optimizer.clip },
-                variant: AdamVariant::Standard,
             },
             weight_decay: optimizer.weight_decay,
             schedule: Schedule {

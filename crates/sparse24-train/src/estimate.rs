@@ -107,7 +107,7 @@ mod tests {
     use crate::{
         backend::{
             Region,
-            cpu::{Arithmetic, CpuBackend},
+            Arithmetic, cpu::CpuBackend,
         },
         config::Config,
         trainer::Trainer,

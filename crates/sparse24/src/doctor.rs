@@ -4,6 +4,7 @@ use std::{fs, num::NonZeroUsize, path::PathBuf, thread};
 
 use serde::Serialize;
 use sparse24_cpu::Simd;
+use sparse24_train::backend::BACKENDS;
 
 use crate::{
     failure::{Exit, Failure},
@@ -27,7 +28,7 @@ struct Report {
     threads: usize,
     simd: String,
     memory_available_mib: Option<u64>,
-    backends: [&'static str; 1],
+    backends: Vec<&'static str>,
     sparse_products: &'static str,
     out: PathBuf,
     problem: Option<String>,
@@ -39,7 +40,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         threads: thread::available_parallelism().map_or(1, NonZeroUsize::get),
         simd: Simd::detect().to_string(),
         memory_available_mib: memory_available_mib(),
-        backends: ["cpu"],
+        backends: BACKENDS.iter().map(|entry| entry.name).collect(),
         sparse_products: "computed densely with pruned values",
         out: args.out.clone(),
         problem: unwritable(&args.out),

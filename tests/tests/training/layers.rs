@@ -7,7 +7,7 @@ use sparse24_core::philox::{Purpose, Site};
 use sparse24_train::{
     backend::{
         Activation, AttentionMask, Backend, Beta, DType, Region, StepState, Tensor,
-        cpu::{Arithmetic as Operands, CpuBackend},
+        Arithmetic as Operands, cpu::CpuBackend,
     },
     method::{GradientOperand, Phase},
     nn::{
