@@ -2,10 +2,7 @@
 
 use sparse24_core::{MaskKind, mvue::Estimator, phase::Fraction};
 use sparse24_train::{
-    backend::{
-        Activation,
-        Arithmetic, cpu::CpuBackend,
-    },
+    backend::{Activation, Arithmetic, cpu::CpuBackend},
     method::{GradientOperand, Method, Phase, PhaseKind, Until},
     model::gpt2::BatchShape,
     trainer::{FlipSampling, ParameterState, Recipe, Sampler, StepOutcome, Trainer},

@@ -7,10 +7,7 @@ use std::num::NonZeroU32;
 
 use sparse24_core::{MaskKind, mvue::Estimator, phase::Refresh};
 use sparse24_train::{
-    backend::{
-        Activation,
-        Arithmetic as Operands, cpu::CpuBackend,
-    },
+    backend::{Activation, Arithmetic as Operands, cpu::CpuBackend},
     method::{GradientOperand, Method},
     model::gpt2::{BatchShape, Sparsify},
     nn::linear24::Bias,
