@@ -16,7 +16,7 @@ use crate::{
     method::Method,
     model::gpt2::{BatchShape, Gpt2Shape, Sparsify},
     nn::linear24::Bias,
-    optim::{AdamVariant, AdamW, MaskedDecay},
+    optim::{AdamVariant, AdamW},
     schedule::Schedule,
     trainer::Recipe,
 };
@@ -333,14 +333,6 @@ impl Config {
             },
             seed: self.seed,
         })
-    }
-
-    /// The decay that the method applies, for reports.
-    ///
-    /// # Errors
-    /// [`Error::Setting`] for an unknown method.
-    pub fn decay(&self) -> Result<MaskedDecay, Error> {
-        Ok(self.method_value()?.decay)
     }
 }
 
