@@ -14,7 +14,7 @@ use crate::{
     backend::cpu::CpuBackend,
     checkpoint::{self, Checkpoint, Fingerprint, PhaseKind, Retention, State},
     config::Config,
-    data::{Dataset, EvaluationWindows, Tokenizer},
+    data::{Dataset, Draw, EvaluationWindows, Tokenizer},
     estimate::estimate,
     run::{Log, MetricsLog, Provenance, RunDirectory, StepMetrics},
     trainer::{Batches, FlipSampling, ParameterState, Trainer, Windows, overall_flip_rate},
@@ -422,6 +422,7 @@ struct SeededBatches<'a> {
 
 impl Batches for SeededBatches<'_> {
     fn fill(&self, step: u32, micro_step: u32, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) {
-        self.dataset.batch(self.seed, step, micro_step, self.sequences, self.context, inputs, targets);
+        let Self { dataset, seed, sequences, context } = *self;
+        dataset.batch(Draw { seed, step, micro_step, sequences, context }, inputs, targets);
     }
 }
