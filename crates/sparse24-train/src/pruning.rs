@@ -173,11 +173,13 @@ pub fn is_embedding(name: &str) -> bool {
 
 /// Prunes a safetensors file into another, which appears whole or not at all; kept elements are unchanged to the bit.
 ///
+/// An output that is a symbolic link stays one: what it leads to is written.
+///
 /// f64 elements are searched after rounding to f32. Reports on all tensors, in the file's order.
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::File`] for a malformed file, one without a tensor to prune, an output that is the input, and, with
-/// [`Unprunable::Refuse`], a two-dimensional float tensor that is included but cannot be pruned.
+/// [`Error::Io`]; [`Error::File`] for a malformed file, one without a tensor to prune, an output that is the input or exists and
+/// is no regular file, and, with [`Unprunable::Refuse`], a two-dimensional float tensor that is included but cannot be pruned.
 pub fn prune_file(
     input: &Path,
     output: &Path,
@@ -189,6 +191,7 @@ pub fn prune_file(
     if fs::canonicalize(output).is_ok_and(|output| fs::canonicalize(input).is_ok_and(|input| input == output)) {
         return Err(Error::file(output, "is the input; the unpruned weights would be lost, name another file"));
     }
+    let destination = disk::destination(output)?;
     let reports = for_each(input, &mut bytes, selection, |matrix| matrix.prune(search))?;
     let refused = |report: &&TensorReport<Pruned>| report.outcome.as_ref().is_err_and(Reason::concerns_matrix);
     if let (Unprunable::Refuse, Some(TensorReport { name, shape, outcome: Err(reason), .. })) = (unprunable, reports.iter().find(refused)) {
@@ -197,7 +200,7 @@ pub fn prune_file(
             format!("strict pruning leaves no matrix out, but {count} cannot be pruned; the first is `{name}` {shape:?}: {reason}");
         return Err(Error::file(input, problem));
     }
-    disk::write_atomically(output, &bytes)?;
+    disk::write_atomically(&destination, &bytes)?;
     Ok(reports)
 }
 
@@ -215,7 +218,7 @@ fn for_each<T>(
     selection: Selection<'_>,
     mut each: impl FnMut(Matrix<'_>) -> T,
 ) -> Result<Vec<TensorReport<T>>, Error> {
-    let entries = container::entries(bytes).map_err(|problem| Error::file(path, format!("is no sound safetensors file: {problem}")))?;
+    let entries = container::read(path, &mut &*bytes, bytes.len() as u64)?;
     let reports: Vec<_> = entries
         .into_iter()
         .map(|entry| {
