@@ -4,6 +4,13 @@ use std::{fs, num::NonZeroUsize, path::PathBuf, thread};
 
 use serde::Serialize;
 use sparse24_cpu::Simd;
+use sparse24_train::{
+    backend::{
+        Backend,
+        cpu::{Arithmetic, CpuBackend},
+    },
+    machine,
+};
 
 use crate::{
     failure::{Exit, Failure},
@@ -34,13 +41,14 @@ struct Report {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let device = CpuBackend::new(Arithmetic::F32).device();
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
         threads: thread::available_parallelism().map_or(1, NonZeroUsize::get),
         simd: Simd::detect().to_string(),
-        memory_available_mib: memory_available_mib(),
-        backends: ["cpu"],
-        sparse_products: "computed densely with pruned values",
+        memory_available_mib: machine::memory().map(|memory| memory.available >> 20),
+        backends: [device.backend],
+        sparse_products: device.sparse_products,
         out: args.out.clone(),
         problem: unwritable(&args.out),
     };
@@ -54,7 +62,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Some(mib) => say!("memory        {mib} MiB available"),
             None => say!("memory        unknown on this system"),
         }
-        say!("backend cpu   ready; sparse products are {}", report.sparse_products);
+        say!("backend {}   ready; sparse products are {}", device.backend, report.sparse_products);
         match &report.problem {
             None => say!("runs          {} can be written", args.out.display()),
             Some(problem) => say!("runs          {problem}"),
@@ -76,10 +84,4 @@ fn unwritable(out: &std::path::Path) -> Option<String> {
         return Some(format!("{} is no folder: runs cannot be written to {}", existing.display(), out.display()));
     }
     tempfile::tempfile_in(existing).err().map(|error| format!("{} cannot be written: {error}", existing.display()))
-}
-
-fn memory_available_mib() -> Option<u64> {
-    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? / 1024)
 }
