@@ -9,7 +9,7 @@ use std::f32::consts::{LN_2, LOG2_E};
 
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 
-use crate::{Error, math, run, shape};
+use crate::{Error, elementwise, math, shape};
 
 /// 2 sqrt(2/pi) log2(e): GELU(z) = z / (1 + 2^-(SLOPE z + CUBE z^3)).
 const SLOPE: f32 = 2.302_208_2;
@@ -43,7 +43,7 @@ fn gate(z: f32, limit: f32, exponent: impl Fn(f32) -> f32, slope: impl Fn(f32) -
 /// [`Error::Shape`] unless all shapes agree.
 pub fn gelu_forward(z: ArrayView2<'_, f32>, h: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
     shape::check("gelu_forward", "h", shape::of(&z), shape::of(&h))?;
-    run::for_each(
+    elementwise::for_each(
         [z],
         [h],
         #[inline(always)]
@@ -63,7 +63,7 @@ pub fn gelu_forward(z: ArrayView2<'_, f32>, h: ArrayViewMut2<'_, f32>) -> Result
 pub fn gelu_backward(dh: ArrayView2<'_, f32>, z: ArrayView2<'_, f32>, dz: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
     shape::check("gelu_backward", "dh", shape::of(&z), shape::of(&dh))?;
     shape::check("gelu_backward", "dz", shape::of(&z), shape::of(&dz))?;
-    run::for_each(
+    elementwise::for_each(
         [dh, z],
         [dz],
         #[inline(always)]
@@ -118,7 +118,7 @@ fn gated_forward(
     let [p, f] = shape::of(&h);
     shape::check(operation, "z", [p, 2 * f], shape::of(&z))?;
     let (a, b) = z.split_at(Axis(1), f);
-    run::for_each(
+    elementwise::for_each(
         [a, b],
         [h],
         #[inline(always)]
@@ -143,7 +143,7 @@ fn gated_backward(
     shape::check(operation, "z", [p, 2 * f], shape::of(&z))?;
     shape::check(operation, "dz", [p, 2 * f], shape::of(&dz))?;
     let ((a, b), (da, db)) = (z.split_at(Axis(1), f), dz.split_at(Axis(1), f));
-    run::for_each(
+    elementwise::for_each(
         [dh, a, b],
         [da, db],
         #[inline(always)]

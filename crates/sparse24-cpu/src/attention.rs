@@ -17,8 +17,9 @@ use crate::{
     Error,
     dropout::Dropout,
     gemm::Beta,
-    math, shape,
-    tile::{PAD, Product},
+    math,
+    registers::{PAD, Product},
+    shape,
 };
 
 /// Query rows of one block.

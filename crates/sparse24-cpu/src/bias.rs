@@ -3,7 +3,7 @@
 use ndarray::{Array1, ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis, Zip};
 use rayon::prelude::*;
 
-use crate::{Error, gemm::Beta, run, shape};
+use crate::{Error, elementwise, gemm::Beta, shape};
 
 /// z += bias in every row: z `[p, r]`, bias `[r]`.
 ///
@@ -12,7 +12,7 @@ use crate::{Error, gemm::Beta, run, shape};
 pub fn bias_forward(z: ArrayViewMut2<'_, f32>, bias: ArrayView1<'_, f32>) -> Result<(), Error> {
     shape::check("bias_forward", "bias", [1, z.ncols()], shape::of_vector(&bias))?;
     let rows = bias.broadcast(z.dim()).expect("the bias is as long as a row");
-    run::for_each(
+    elementwise::for_each(
         [rows],
         [z],
         #[inline(always)]

@@ -1,6 +1,6 @@
-//! Dense products through a library, in tiles that depend on the shape alone.
+//! Dense products through a library, in panels that depend on the shape alone.
 //!
-//! Invariant: C is cut into the same tiles for any number of threads and each tile is one sequential product, so the bits do
+//! Invariant: C is cut into the same panels for any number of threads and each panel is one sequential product, so the bits do
 //! not depend on the thread count. They do depend on the instruction set that the library finds.
 //! Deliberately absent: a kernel of our own, except for products with a vector.
 
@@ -67,22 +67,22 @@ fn product(a: &CowArray<'_, f32, Ix2>, b: &CowArray<'_, f32, Ix2>, c: &mut [f32]
         Beta::Overwrite => Accum::Replace,
         Beta::Accumulate => Accum::Add,
     };
-    let height = tile_rows(m, n);
+    let height = panel_rows(m, n);
     MatMut::from_row_major_slice_mut(c, m, n).par_row_chunks_mut(height).enumerate().for_each(|(i, strip)| {
         let a = a.subrows(i * height, strip.nrows());
-        strip.par_col_chunks_mut(TILE_COLUMNS).enumerate().for_each(|(j, tile)| {
-            let b = b.subcols(j * TILE_COLUMNS, tile.ncols());
-            faer::linalg::matmul::matmul(tile, accumulate, a, b, 1.0, Par::Seq);
+        strip.par_col_chunks_mut(PANEL_COLUMNS).enumerate().for_each(|(j, panel)| {
+            let b = b.subcols(j * PANEL_COLUMNS, panel.ncols());
+            faer::linalg::matmul::matmul(panel, accumulate, a, b, 1.0, Par::Seq);
         });
     });
 }
 
-/// Columns of a tile: the library's kernel loses little at this width, and its packed panel of B stays in cache.
-const TILE_COLUMNS: usize = 64;
+/// Columns of a panel: the library's kernel loses little at this width, and the packed part of B stays in cache.
+const PANEL_COLUMNS: usize = 64;
 
-/// Rows of a tile: B is packed again for every tile, so 64 rows at least; 256 at most, and fewer where that gives at least 8 tiles.
-fn tile_rows(m: usize, n: usize) -> usize {
-    let strips = 8usize.div_ceil(n.div_ceil(TILE_COLUMNS)).max(m.div_ceil(256)).min(m.div_ceil(64));
+/// Rows of a panel: B is packed again for every panel, so 64 rows at least; 256 at most, and fewer where that gives at least 8 panels.
+fn panel_rows(m: usize, n: usize) -> usize {
+    let strips = 8usize.div_ceil(n.div_ceil(PANEL_COLUMNS)).max(m.div_ceil(256)).min(m.div_ceil(64));
     m.div_ceil(strips).next_multiple_of(4)
 }
 

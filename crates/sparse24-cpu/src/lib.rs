@@ -12,6 +12,7 @@ pub mod bias;
 pub mod compressed;
 pub mod decay;
 pub mod dropout;
+mod elementwise;
 pub mod embedding;
 mod error;
 pub mod flip;
@@ -22,8 +23,8 @@ pub mod mvue;
 mod nibbles;
 pub mod norm;
 pub mod prune;
+mod registers;
 pub mod rounding;
-mod run;
 pub mod search;
 mod shape;
 #[allow(unsafe_code)]
@@ -31,7 +32,6 @@ pub mod simd;
 pub mod spmm24;
 mod strips;
 mod threads;
-mod tile;
 
 pub use error::Error;
 pub use simd::Simd;

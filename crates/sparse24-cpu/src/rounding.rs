@@ -2,7 +2,7 @@
 
 use ndarray::{ArrayView2, ArrayViewMut2};
 
-use crate::{Error, run, shape};
+use crate::{Error, elementwise, shape};
 
 /// out = x rounded to the nearest bf16, ties to even, as f32. NaN stays NaN, with its payload cut and quiet.
 ///
@@ -10,7 +10,7 @@ use crate::{Error, run, shape};
 /// [`Error::Shape`] unless both shapes agree.
 pub fn round_bf16(x: ArrayView2<'_, f32>, out: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
     shape::check("round_bf16", "out", shape::of(&x), shape::of(&out))?;
-    run::for_each(
+    elementwise::for_each(
         [x],
         [out],
         #[inline(always)]

@@ -10,6 +10,8 @@ mod avx2;
 mod avx512;
 mod portable;
 
+use sparse24_core::search::CODES;
+
 /// An instruction-set level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Simd {
@@ -34,23 +36,15 @@ impl Simd {
     /// The proof that this machine has the level; `None` if it has not.
     #[must_use]
     pub fn available(self) -> Option<Available> {
-        let present = match self {
-            Self::Portable => true,
+        match self {
+            Self::Portable => Some(Available(Token::Portable(portable::Portable))),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi2") && is_x86_feature_detected!("f16c"),
+            Self::Avx2 => avx2::Avx2::detect().map(|token| Available(Token::Avx2(token))),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => {
-                Self::Avx2.available().is_some()
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512vbmi2")
-            }
+            Self::Avx512 => avx512::Avx512::detect().map(|token| Available(Token::Avx512(token))),
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx2 | Self::Avx512 => false,
-        };
-        present.then_some(Available(self))
+            Self::Avx2 | Self::Avx512 => None,
+        }
     }
 }
 
@@ -65,31 +59,47 @@ impl core::fmt::Display for Simd {
 }
 
 /// A level that this machine has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Available(Simd);
+#[derive(Debug, Clone, Copy)]
+pub struct Available(Token);
+
+#[derive(Debug, Clone, Copy)]
+enum Token {
+    Portable(portable::Portable),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(avx2::Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(avx512::Avx512),
+}
 
 impl Available {
     /// The highest level of this machine.
     #[must_use]
     pub fn best() -> Self {
-        Simd::ALL.into_iter().rev().find_map(Simd::available).unwrap_or(Self(Simd::Portable))
+        let portable = Self(Token::Portable(portable::Portable));
+        Simd::ALL.into_iter().rev().find_map(Simd::available).unwrap_or(portable)
     }
 
     /// The level.
     #[must_use]
     pub fn simd(self) -> Simd {
-        self.0
+        match self.0 {
+            Token::Portable(_) => Simd::Portable,
+            #[cfg(target_arch = "x86_64")]
+            Token::Avx2(_) => Simd::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Token::Avx512(_) => Simd::Avx512,
+        }
     }
 
     /// Runs a kernel at this level.
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) {
         match self.0 {
+            Token::Portable(token) => kernel.run(token),
             #[cfg(target_arch = "x86_64")]
-            Simd::Avx2 => avx2::Avx2::detect().expect("a level that was available stays so").run(kernel),
+            Token::Avx2(token) => token.run(kernel),
             #[cfg(target_arch = "x86_64")]
-            Simd::Avx512 => avx512::Avx512::detect().expect("a level that was available stays so").run(kernel),
-            _ => kernel.run(portable::Portable),
+            Token::Avx512(token) => token.run(kernel),
         }
     }
 }
@@ -114,15 +124,42 @@ pub(crate) trait Vector: Copy {
 
     fn splat(self, x: f32) -> Self::F;
     fn load(self, from: &[f32]) -> Self::F;
+    /// Asks for the cache lines of `LANES` elements, `distance` elements beyond the first of a slice, wherever that is: nothing is read.
+    #[inline(always)]
+    fn prefetch(self, from: &[f32], distance: usize) {
+        let _ = (from, distance);
+    }
     fn store(self, x: Self::F, to: &mut [f32]);
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    /// a - b like [`Self::sub`], for where additions crowd: it may run as `a * 1 - b`, which is exact before its one rounding, on the ports
+    /// that multiply.
+    #[inline(always)]
+    fn sub_aside(self, a: Self::F, b: Self::F) -> Self::F {
+        self.sub(a, b)
+    }
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
     fn abs(self, x: Self::F) -> Self::F;
-    /// a < b ? a : b, so that a NaN in either gives b.
+    /// min(|x|, limit), a NaN counting as the limit, which is not negative.
+    fn magnitude(self, x: Self::F, limit: f32) -> Self::F;
+    /// Whether [`Self::quick_magnitude`] may leave a NaN as it is.
+    const QUICK_LEAVES_NAN: bool = false;
+    /// The same, but for NaNs on some levels.
+    #[inline(always)]
+    fn quick_magnitude(self, x: Self::F, limit: f32) -> Self::F {
+        self.magnitude(x, limit)
+    }
+    /// The smaller; neither is negative (-0 included) or a NaN, so that an implementation may compare bits.
     fn least(self, a: Self::F, b: Self::F) -> Self::F;
-    /// a > b ? a : b, so that a NaN in either gives b.
+    /// The larger, on the same condition.
     fn most(self, a: Self::F, b: Self::F) -> Self::F;
+    /// The larger magnitude of two numbers, the first not negative.
+    #[inline(always)]
+    fn most_abs(self, a: Self::F, b: Self::F) -> Self::F {
+        self.most(a, self.abs(b))
+    }
+    /// Either is a NaN.
+    fn unordered(self, a: Self::F, b: Self::F) -> Self::M;
     /// a > b.
     fn above(self, a: Self::F, b: Self::F) -> Self::M;
     /// a >= b.
@@ -155,11 +192,21 @@ pub(crate) trait Vector: Copy {
     /// Four rows of `LANES/4` tiles side by side become four columns, a lane a tile row: within each 4x4 tile, rows and columns change
     /// places.
     fn transpose_tiles(self, rows: [Self::F; 4]) -> [Self::F; 4];
-    /// [`sparse24_core::search::CODES`] of each lane, which is below 128.
-    fn tile_bits(self, codes: Self::U) -> Self::U;
-    /// The low halves, tiles in order. Lane `4*l + i` is tile `i*LANES/4 + l`, which is how [`Self::transpose_tiles`] leaves the tiles of
-    /// four vectors.
-    fn store_tiles(self, bits: Self::U, to: &mut [u16]);
+    /// [`sparse24_core::search::CODES`] of each code, tiles in order. Codes come in groups of `LANES`, whose lane [`lane_of_tile`] is a
+    /// tile; there are as many codes as tiles, a multiple of 32.
+    #[inline(always)]
+    fn look_up(self, codes: &[u32], tiles: &mut [u16]) {
+        for (tiles, codes) in tiles.chunks_exact_mut(Self::LANES).zip(codes.chunks_exact(Self::LANES)) {
+            for (at, tile) in tiles.iter_mut().enumerate() {
+                *tile = CODES[codes[lane_of_tile(at, Self::LANES)] as usize & 127];
+            }
+        }
+    }
     /// The lanes whose bit is set in `kept`, two of every four, in the first `LANES/2` lanes; the others hold anything.
     fn pack_pairs(self, x: Self::F, kept: u32) -> Self::F;
+}
+
+/// Lane `4*l + i` is tile `i*lanes/4 + l`: how [`Vector::transpose_tiles`] leaves the tiles of four vectors.
+pub(crate) const fn lane_of_tile(tile: usize, lanes: usize) -> usize {
+    4 * (tile % (lanes / 4)) + tile / (lanes / 4)
 }

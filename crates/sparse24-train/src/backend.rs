@@ -10,7 +10,7 @@
 //! - A non-finite training loss or gradient raises a sticky flag that turns [`Backend::optimizer_step`] into a no-op until it is reported.
 //!
 //! Shapes are `[rows, columns]`, row-major; tokens p, in-features q, out-features r. Adding a backend is one adaptor file and one line
-//! where the trainer's user picks it. Deliberately absent: layers, models, autograd.
+//! in [`BACKENDS`]. Deliberately absent: layers, models, autograd.
 
 use std::ops::Range;
 
@@ -399,12 +399,25 @@ pub struct OptimizerEntry {
 }
 
 /// What the device knows after a step.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepReport {
+    /// The sum of the losses asked for.
+    pub loss: f64,
     /// The L2 norm of all gradients, before clipping.
     pub grad_norm: f32,
-    /// The first table row whose gradient was not finite, if any; the flag is lowered by the report.
-    pub non_finite: Option<usize>,
+    /// What raised the flag, if it is up; the report lowers it.
+    pub non_finite: Option<NonFinite>,
+}
+
+/// What was not finite in a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NonFinite {
+    /// The loss of a micro-batch.
+    Loss,
+    /// The gradient in this row of the optimizer's table, the first of them.
+    Gradient(usize),
+    /// The norm of all gradients, though each is finite.
+    Norm,
 }
 
 /// The device in words, for provenance.
@@ -418,6 +431,32 @@ pub struct Device {
     /// How pruned operands are multiplied here.
     pub sparse_products: &'static str,
 }
+
+/// How operands of products are rounded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "run", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum Arithmetic {
+    /// f32 throughout.
+    #[default]
+    F32,
+    /// Operands of linear layers are rounded to bf16, sums are f32, as a GPU's tensor cores do.
+    Bf16Operands,
+}
+
+/// A backend that a configuration can name.
+#[derive(Debug, Clone, Copy)]
+pub struct BackendEntry {
+    /// Its name.
+    pub name: &'static str,
+    /// Opens it, with nothing allocated.
+    pub open: fn(Arithmetic) -> Result<Box<dyn Backend>, Error>,
+}
+
+/// All backends of this build. Adding one is a line here.
+pub const BACKENDS: &[BackendEntry] = &[
+    #[cfg(feature = "cpu")]
+    BackendEntry { name: "cpu", open: |arithmetic| Ok(Box::new(cpu::CpuBackend::new(arithmetic))) },
+];
 
 /// A device that can train. See the [module documentation](self) for what holds for every operation.
 ///
@@ -496,6 +535,6 @@ pub trait Backend: Send {
     fn grad_norm(&mut self, table: &[OptimizerEntry]) -> Result<(), Error>;
     /// One AdamW step of every row, clipped by the norm of [`Backend::grad_norm`], with masked decay; a no-op while the flag is up.
     fn optimizer_step(&mut self, table: &[OptimizerEntry], rule: &AdamW, decay: MaskedDecay) -> Result<(), Error>;
-    /// The outcome of the step.
-    fn report(&mut self) -> Result<StepReport, Error>;
+    /// The outcome of the step; `losses` are summed in f64, in order.
+    fn report(&mut self, losses: Tensor) -> Result<StepReport, Error>;
 }

@@ -29,5 +29,7 @@ mod tests;
 
 pub use content::{Checkpoint, Tensor, load};
 pub use manifest::{FORMAT_VERSION, verify};
-pub use state::{Fingerprint, PhaseKind, State};
+pub use state::{Fingerprint, State};
+
+pub use crate::method::PhaseKind;
 pub use store::{Latest, Retention, discard_after, latest, recover, retain, save, step_of};

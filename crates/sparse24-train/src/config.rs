@@ -10,13 +10,13 @@ use toml::{Table, Value};
 
 use crate::{
     Error,
-    backend::{Activation, cpu::Arithmetic},
+    backend::{Activation, Arithmetic, BACKENDS, BackendEntry},
     data::TokenizerKind,
     disk,
-    method::Method,
+    method::{Method, PRESETS},
     model::gpt2::{BatchShape, Gpt2Shape, Sparsify},
     nn::linear24::Bias,
-    optim::{AdamVariant, AdamW},
+    optim::AdamW,
     schedule::Schedule,
     trainer::Recipe,
 };
@@ -277,9 +277,7 @@ impl Config {
             let problem = format!("expected the share to hold out, above 0 and below 1, found {}", self.data.validation);
             return refuse("data.validation", problem);
         }
-        if self.backend.name != "cpu" {
-            return refuse("backend.name", format!("expected \"cpu\", found {:?}", self.backend.name));
-        }
+        self.backend_entry()?;
         self.method_value()?.check()
     }
 
@@ -302,13 +300,24 @@ impl Config {
         (warmup >= steps).then(|| format!("warm-up ({warmup} steps) does not end within the run ({steps} steps)"))
     }
 
+    /// The backend that it names.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for an unknown name.
+    pub fn backend_entry(&self) -> Result<&'static BackendEntry, Error> {
+        let name = &self.backend.name;
+        let entry = BACKENDS.iter().find(|entry| entry.name == name);
+        entry.ok_or_else(|| unknown("backend.name", name, BACKENDS.iter().map(|entry| entry.name)))
+    }
+
     /// The method as a value.
     ///
     /// # Errors
     /// [`Error::Setting`] for an unknown name.
     pub fn method_value(&self) -> Result<Method, Error> {
         let MethodConfig { name, lambda, refresh } = &self.method;
-        let mut method = Method::preset(name, *lambda).ok_or_else(|| unknown("method.name", name, Method::PRESETS.into_iter()))?;
+        let mut method =
+            Method::preset(name, *lambda).ok_or_else(|| unknown("method.name", name, PRESETS.iter().map(|preset| preset.name)))?;
         if let (sparse24_core::phase::Refresh::Every(interval), Some(wanted)) = (&mut method.refresh, NonZeroU32::new(*refresh)) {
             *interval = wanted;
         }
@@ -346,7 +355,6 @@ impl Config {
                 beta2: optimizer.beta2,
                 epsilon: optimizer.epsilon,
                 clip: if optimizer.clip == 0.0 { f32::INFINITY } else { optimizer.clip },
-                variant: AdamVariant::Standard,
             },
             weight_decay: optimizer.weight_decay,
             schedule: Schedule {

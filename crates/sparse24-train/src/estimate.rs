@@ -105,10 +105,7 @@ fn is_sparse(method: &Method) -> bool {
 mod tests {
     use super::estimate;
     use crate::{
-        backend::{
-            Region,
-            cpu::{Arithmetic, CpuBackend},
-        },
+        backend::{Arithmetic, Region, cpu::CpuBackend},
         config::Config,
         trainer::Trainer,
     };

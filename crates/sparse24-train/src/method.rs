@@ -1,7 +1,7 @@
 //! A training method is a value: phases, each with its operands; what the masks do between steps; how wide the feed-forward is.
 //!
 //! Every method of the paper is a composition of these choices, so no other file asks which method runs. Adding a method is adding a row
-//! to [`Method::PRESETS`], and at most one variant to one choice. Deliberately absent: how an operand is multiplied (a backend's matter).
+//! to [`PRESETS`], and at most one variant to one choice. Deliberately absent: how an operand is multiplied (a backend's matter).
 
 use core::num::NonZeroU32;
 
@@ -18,8 +18,6 @@ use crate::optim::{AdamVariant, MaskedDecay};
 pub struct Method {
     /// The row of the table it began as.
     pub name: &'static str,
-    /// Where it comes from.
-    pub source: &'static str,
     /// The feed-forward width, as a share of the model's.
     pub width: Fraction,
     /// When masks are searched anew.
@@ -43,6 +41,25 @@ pub struct Phase {
     pub dgrad: WeightOperand,
     /// The gradient operand of dW = dZ^T X.
     pub wgrad: GradientOperand,
+}
+
+/// What the forward of a phase multiplies by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "run", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
+pub enum PhaseKind {
+    /// Pruned weights.
+    Sparse,
+    /// The weights as they are.
+    Dense,
+}
+
+impl core::fmt::Display for PhaseKind {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::Sparse => "sparse",
+            Self::Dense => "dense",
+        })
+    }
 }
 
 /// When a phase ends.
@@ -113,38 +130,41 @@ impl Phase {
         }
     }
 
-    /// `sparse` when the forward is pruned, `dense` otherwise.
+    /// Sparse when the forward is pruned.
     #[must_use]
-    pub fn label(&self) -> &'static str {
-        if self.forward == WeightOperand::Dense { "dense" } else { "sparse" }
+    pub fn kind(&self) -> PhaseKind {
+        if self.forward == WeightOperand::Dense { PhaseKind::Dense } else { PhaseKind::Sparse }
     }
 }
 
-impl Method {
-    /// The names of the table's rows.
-    pub const PRESETS: [&'static str; 2] = ["dense", "fst"];
+/// A row of the table of methods.
+#[derive(Debug, Clone, Copy)]
+pub struct Preset {
+    /// Its name.
+    pub name: &'static str,
+    /// Where it comes from.
+    pub source: &'static str,
+    /// The method, with this factor of masked decay where it has one.
+    pub build: fn(f32) -> Method,
+}
 
-    /// A row of the table; `lambda` is its decay factor, where it has one.
+/// The table of methods.
+pub const PRESETS: &[Preset] = &[
+    Preset { name: "dense", source: "the baseline", build: |_| Method::dense() },
+    Preset { name: "fst", source: "Hu et al. 2024, arXiv 2404.01847", build: Method::fst },
+];
+
+impl Method {
+    /// A row of [`PRESETS`]; `lambda` is its decay factor, where it has one.
     #[must_use]
     pub fn preset(name: &str, lambda: f32) -> Option<Self> {
-        match name {
-            "dense" => Some(Self::dense()),
-            "fst" => Some(Self::fst(lambda)),
-            _ => None,
-        }
+        PRESETS.iter().find(|preset| preset.name == name).map(|preset| (preset.build)(lambda))
     }
 
     /// No sparsity.
     #[must_use]
     pub fn dense() -> Self {
-        Self {
-            name: "dense",
-            source: "the baseline",
-            width: Fraction::ONE,
-            refresh: Refresh::EachStep,
-            decay: MaskedDecay::None,
-            phases: vec![Phase::DENSE],
-        }
+        Self { name: "dense", width: Fraction::ONE, refresh: Refresh::EachStep, decay: MaskedDecay::None, phases: vec![Phase::DENSE] }
     }
 
     /// Fully sparse training: transposable masks in forward and dgrad, MVUE in wgrad, masked decay on the gradients, a dense finish.
@@ -154,7 +174,6 @@ impl Method {
         let transposable = WeightOperand::Pruned(Pruner::Mask(MaskKind::Transposable), KeptValues::Identity);
         Self {
             name: "fst",
-            source: "Hu et al. 2024, arXiv 2404.01847",
             width: Fraction::ONE,
             refresh: Refresh::Every(REFRESH),
             decay: MaskedDecay::OnGradients(lambda),
@@ -191,20 +210,57 @@ impl Phase {
 
 #[cfg(test)]
 mod tests {
-    use super::Method;
+    use sparse24_core::{MaskKind, mvue::Estimator, phase::Fraction};
+
+    use super::*;
 
     #[test]
     fn fst_turns_dense_after_five_sixths() {
         let method = Method::fst(0.0);
-        let labels: Vec<_> = [0, 1, 83, 84, 100].iter().map(|&t| method.phases[method.phase_at(t, 100)].label()).collect();
-        assert_eq!(labels, ["sparse", "sparse", "sparse", "dense", "dense"]);
+        let kinds = [0, 1, 83, 84, 100].map(|t| method.phases[method.phase_at(t, 100)].kind());
+        assert_eq!(kinds, [PhaseKind::Sparse, PhaseKind::Sparse, PhaseKind::Sparse, PhaseKind::Dense, PhaseKind::Dense]);
     }
 
     #[test]
     fn every_preset_has_its_own_name() {
-        for name in Method::PRESETS {
-            assert_eq!(Method::preset(name, 0.0).map(|method| method.name), Some(name));
+        for preset in PRESETS {
+            assert_eq!(Method::preset(preset.name, 0.0).map(|method| method.name), Some(preset.name));
         }
         assert_eq!(Method::preset("fts", 0.0), None);
+    }
+
+    /// The methods of the paper's comparison, and S-STE, are values of the type; which of them the trainer runs is `check`'s answer.
+    #[test]
+    fn the_other_methods_are_values_too() {
+        let row = WeightOperand::Pruned(Pruner::Mask(MaskKind::RowWise), KeptValues::Identity);
+        let whole = |forward, dgrad, wgrad| Phase { forward, dgrad, wgrad, ..Phase::DENSE };
+        let ste = Method {
+            name: "ste",
+            refresh: Refresh::EachStep,
+            phases: vec![whole(row, WeightOperand::Dense, GradientOperand::Dense)],
+            ..Method::dense()
+        };
+        let half = Method { name: "half", width: Fraction::new(1, 2).unwrap(), ..Method::dense() };
+        let sr_ste = Method { name: "sr-ste", decay: MaskedDecay::OnWeights(2e-4), ..ste.clone() };
+        let tenth_to_half = Until::VarianceSettled { earliest: Fraction::new(1, 10).unwrap(), latest: Fraction::new(1, 2).unwrap() };
+        let frozen = Phase { optimizer: AdamVariant::FrozenVariance, ..ste.phases[0] };
+        let step = Method { name: "step", phases: vec![Phase { until: tenth_to_half, ..Phase::DENSE }, frozen], ..ste.clone() };
+        let permuted = WeightOperand::Pruned(Pruner::ColumnWisePermuted, KeptValues::Identity);
+        let bi_mask = Method { name: "bi-mask", phases: vec![whole(row, permuted, GradientOperand::Dense)], ..ste.clone() };
+        let soft = WeightOperand::Pruned(Pruner::Mask(MaskKind::RowWise), KeptValues::SoftThreshold);
+        let sampled = GradientOperand::Mvue(Estimator::Exact);
+        let s_ste = Method { name: "s-ste", phases: vec![whole(soft, WeightOperand::Dense, sampled)], ..ste.clone() };
+
+        let refusal = |method: &Method| method.check().err().map(|error| error.to_string());
+        assert_eq!([&ste, &half, &sr_ste].map(refusal), [None, None, None]);
+        let refusals = [&step, &bi_mask, &s_ste].map(|method| refusal(method).unwrap());
+        assert_eq!(
+            refusals,
+            [
+                "method step: a phase that watches or freezes Adam's variance is not supported yet",
+                "method bi-mask: a dgrad operand pruned otherwise than the forward's is not supported yet",
+                "method s-ste: the soft threshold is not supported yet",
+            ]
+        );
     }
 }

@@ -14,8 +14,6 @@ pub struct AdamW {
     pub epsilon: f32,
     /// Gradients are scaled by min(1, clip / (norm + 1e-6)); infinity never clips.
     pub clip: f32,
-    /// What a phase does to Adam.
-    pub variant: AdamVariant,
 }
 
 impl AdamW {

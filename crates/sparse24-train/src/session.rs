@@ -11,8 +11,7 @@ use std::{
 
 use crate::{
     Error,
-    backend::cpu::CpuBackend,
-    checkpoint::{self, Checkpoint, Fingerprint, PhaseKind, Retention, State},
+    checkpoint::{self, Checkpoint, Fingerprint, Retention, State},
     config::Config,
     data::{Dataset, Draw, EvaluationWindows, Tokenizer},
     estimate::estimate,
@@ -201,7 +200,7 @@ impl Session {
         *since = Instant::now();
         let metrics = StepMetrics {
             step,
-            phase: phase_kind(outcome.phase),
+            phase: outcome.phase,
             loss: outcome.loss as f32,
             lr: outcome.learning_rate,
             grad_norm: outcome.grad_norm,
@@ -286,7 +285,7 @@ fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer, Error> {
         let problem = format!("needs {needed} MiB of memory, this machine has {there}; make it or batch.sequences smaller");
         return Err(Error::setting("model", problem));
     }
-    Trainer::new(Box::new(CpuBackend::new(config.backend.arithmetic)), recipe)
+    Trainer::new((config.backend_entry()?.open)(config.backend.arithmetic)?, recipe)
 }
 
 fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) -> State {
@@ -294,7 +293,7 @@ fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) -> State {
         step: trainer.step(),
         total_steps: config.steps,
         phase: trainer.recipe().method.phase_at(trainer.step(), config.steps) as u32,
-        phase_kind: phase_kind(trainer.phase().label()),
+        phase_kind: trainer.phase().kind(),
         seed: config.seed,
         tokens_seen: trainer.recipe().tokens_per_step() * u64::from(trainer.step()),
         method: Default::default(),
@@ -385,10 +384,6 @@ fn restore(trainer: &mut Trainer, checkpoint: Checkpoint) -> Result<(), Error> {
         })
         .collect::<Result<_, Error>>()?;
     trainer.restore(state.step, &states)
-}
-
-fn phase_kind(label: &str) -> PhaseKind {
-    if label == "sparse" { PhaseKind::Sparse } else { PhaseKind::Dense }
 }
 
 /// Whether something that happens every so many steps (0 is never) happens after this one.

@@ -17,8 +17,8 @@ use sparse24_core::{
 
 use crate::{
     Error,
-    backend::{Backend, Beta, DType, MaskId, OptimizerEntry, Region, StepState, Tensor},
-    method::{GradientOperand, KeptValues, Method, Phase, Pruner, Until, WeightOperand},
+    backend::{Backend, Beta, DType, MaskId, NonFinite, OptimizerEntry, Region, StepState, Tensor},
+    method::{GradientOperand, KeptValues, Method, Phase, PhaseKind, Pruner, Until, WeightOperand},
     model::gpt2::{BatchShape, Gpt2, Gpt2Shape},
     nn::{
         Pass,
@@ -90,8 +90,8 @@ pub enum FlipSampling {
 pub struct StepOutcome {
     /// t.
     pub step: u32,
-    /// `sparse` or `dense`.
-    pub phase: &'static str,
+    /// Of the phase.
+    pub phase: PhaseKind,
     /// Mean loss a token, before the update.
     pub loss: f64,
     /// The learning rate.
@@ -145,6 +145,10 @@ pub struct Trainer {
     step: u32,
     losses: Tensor,
     flip_masks: Vec<[MaskId; 2]>,
+    sparse_table: Vec<OptimizerEntry>,
+    dense_table: Vec<OptimizerEntry>,
+    inputs: Vec<u32>,
+    targets: Vec<u32>,
 }
 
 impl Trainer {
@@ -160,7 +164,11 @@ impl Trainer {
         let flip_masks = sparsifiable(&parameters)
             .map(|(parameter, _)| Ok([backend.alloc_mask(parameter.weight.shape)?, backend.alloc_mask(parameter.weight.shape)?]))
             .collect::<Result<Vec<_>, Error>>()?;
-        let mut trainer = Self { backend, model, parameters, recipe, step: 0, losses, flip_masks };
+        let [sparse_table, dense_table] =
+            [Masked::Decayed, Masked::Untouched].map(|masked| parameters.optimizer_table(recipe.weight_decay, masked));
+        let (inputs, targets) = (Vec::new(), Vec::new());
+        let mut trainer =
+            Self { backend, model, parameters, recipe, step: 0, losses, flip_masks, sparse_table, dense_table, inputs, targets };
         trainer.prepare_weights(Refreshed::Anew)?;
         Ok(trainer)
     }
@@ -199,9 +207,8 @@ impl Trainer {
         let (accumulation, BatchShape { sequences, context }) = (self.recipe.accumulation.get(), self.recipe.batch);
         let tokens = self.recipe.tokens_per_step() as f64;
         let learning_rate = self.recipe.schedule.learning_rate(step);
-        let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         for micro_step in 0..accumulation {
-            batches.fill(step, micro_step, &mut inputs, &mut targets);
+            batches.fill(step, micro_step, &mut self.inputs, &mut self.targets);
             self.backend.set_step(StepState { seed: self.recipe.seed, step, micro_step, learning_rate });
             let mut pass = Pass {
                 backend: &mut *self.backend,
@@ -212,22 +219,21 @@ impl Trainer {
                 beta: if micro_step == 0 { Beta::Overwrite } else { Beta::Accumulate },
             };
             let slot = self.losses.rows(micro_step as usize..micro_step as usize + 1);
-            self.model.train(&mut pass, &inputs, &targets, (1.0 / tokens) as f32, slot)?;
+            self.model.train(&mut pass, &self.inputs, &self.targets, (1.0 / tokens) as f32, slot)?;
         }
 
-        let masked = if phase.mask().is_some() { Masked::Decayed } else { Masked::Untouched };
-        let table: Vec<OptimizerEntry> = self.parameters.optimizer_table(self.recipe.weight_decay, masked);
-        self.backend.grad_norm(&table)?;
+        let table = match phase.kind() {
+            PhaseKind::Sparse => &self.sparse_table,
+            PhaseKind::Dense => &self.dense_table,
+        };
+        self.backend.grad_norm(table)?;
         if sampling == FlipSampling::Sample {
-            self.search_flips(0)?;
+            search_flips(&mut *self.backend, &self.parameters, self.flip_masks.iter().map(|masks| masks[0]))?;
         }
-        self.backend.optimizer_step(&table, &self.recipe.optimizer, self.recipe.method.decay)?;
-        let loss = self.backend.download(self.losses)?.into_iter().map(f64::from).sum::<f64>() / tokens;
-        let report = self.backend.report()?;
-        let culprit = report.non_finite.map(|row| self.parameters.iter().nth(row).map_or_else(String::new, |p| p.name.clone()));
-        if let Some(quantity) = (!loss.is_finite()).then(|| "the loss".to_owned()).or(culprit.map(|name| format!("the gradient of {name}")))
-        {
-            return Err(Error::NonFinite { step, quantity });
+        self.backend.optimizer_step(table, &self.recipe.optimizer, self.recipe.method.decay)?;
+        let report = self.backend.report(self.losses)?;
+        if let Some(culprit) = report.non_finite {
+            return Err(Error::NonFinite { step, quantity: self.named(culprit) });
         }
 
         self.step = step;
@@ -237,7 +243,7 @@ impl Trainer {
         };
         let due = if self.recipe.method.refresh.is_due(step) { Refreshed::Anew } else { Refreshed::Kept };
         self.prepare_weights(due)?;
-        Ok(StepOutcome { step, phase: phase.label(), loss, learning_rate, grad_norm: report.grad_norm, flips })
+        Ok(StepOutcome { step, phase: phase.kind(), loss: report.loss / tokens, learning_rate, grad_norm: report.grad_norm, flips })
     }
 
     /// Mean loss a token over all windows, with the weights of the current phase.
@@ -363,16 +369,19 @@ impl Trainer {
         if current.or(entered).is_some() { self.model.compress(&mut *self.backend) } else { Ok(()) }
     }
 
-    /// Searches m(w) of every sparsifiable weight into the first or second of its flip masks.
-    fn search_flips(&mut self, which: usize) -> Result<(), Error> {
-        for ((parameter, _), masks) in sparsifiable(&self.parameters).zip(&self.flip_masks) {
-            self.backend.mask_search(parameter.weight, MaskKind::Transposable, masks[which])?;
+    fn named(&self, culprit: NonFinite) -> String {
+        match culprit {
+            NonFinite::Loss => "the loss".to_owned(),
+            NonFinite::Norm => "the norm of the gradients".to_owned(),
+            NonFinite::Gradient(row) => {
+                let parameter = self.parameters.iter().nth(row).expect("the table has a row a parameter");
+                format!("the gradient of {}", parameter.name)
+            }
         }
-        Ok(())
     }
 
     fn count_flips(&mut self) -> Result<Vec<Flips>, Error> {
-        self.search_flips(1)?;
+        search_flips(&mut *self.backend, &self.parameters, self.flip_masks.iter().map(|masks| masks[1]))?;
         sparsifiable(&self.parameters)
             .zip(&self.flip_masks)
             .map(|((parameter, _), &[before, after])| {
@@ -431,6 +440,13 @@ fn sparsifiable(parameters: &Parameters) -> impl Iterator<Item = (&Parameter, Ma
     parameters.iter().filter_map(|parameter| Some((parameter, parameter.mask?)))
 }
 
+/// Searches m(w) of every sparsifiable weight into its mask, whatever the phase.
+fn search_flips(backend: &mut dyn Backend, parameters: &Parameters, masks: impl Iterator<Item = MaskId>) -> Result<(), Error> {
+    sparsifiable(parameters)
+        .zip(masks)
+        .try_for_each(|((parameter, _), mask)| backend.mask_search(parameter.weight, MaskKind::Transposable, mask))
+}
+
 fn missing(parameter: &Parameter, what: &str) -> Error {
     Error::Parameter { name: parameter.name.clone(), problem: format!("its {what} is missing") }
 }
@@ -449,6 +465,9 @@ impl Method {
     pub fn check(&self) -> Result<(), Error> {
         let refuse =
             |choice: &str| Err(Error::Setting { key: format!("method {}", self.name), problem: format!("{choice} is not supported yet") });
+        if self.phases.is_empty() {
+            return refuse("a method without phases");
+        }
         for phase in &self.phases {
             match phase.forward {
                 WeightOperand::Pruned(Pruner::ColumnWisePermuted, _) => return refuse("a permuted column-wise mask"),

@@ -5,10 +5,7 @@ use std::{fs, num::NonZeroUsize, path::PathBuf, thread};
 use serde::Serialize;
 use sparse24_cpu::Simd;
 use sparse24_train::{
-    backend::{
-        Backend,
-        cpu::{Arithmetic, CpuBackend},
-    },
+    backend::{Arithmetic, BACKENDS, BackendEntry},
     machine,
 };
 
@@ -34,21 +31,26 @@ struct Report {
     threads: usize,
     simd: String,
     memory_available_mib: Option<u64>,
-    backends: [&'static str; 1],
-    sparse_products: &'static str,
+    backends: Vec<Backend>,
     out: PathBuf,
     problem: Option<String>,
 }
 
+#[derive(Serialize)]
+struct Backend {
+    name: &'static str,
+    /// How it computes them; nothing where it cannot be opened.
+    sparse_products: Option<&'static str>,
+    problem: Option<String>,
+}
+
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let device = CpuBackend::new(Arithmetic::F32).device();
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
         threads: thread::available_parallelism().map_or(1, NonZeroUsize::get),
         simd: Simd::detect().to_string(),
         memory_available_mib: machine::memory().map(|memory| memory.available >> 20),
-        backends: [device.backend],
-        sparse_products: device.sparse_products,
+        backends: BACKENDS.iter().map(opened).collect(),
         out: args.out.clone(),
         problem: unwritable(&args.out),
     };
@@ -62,7 +64,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Some(mib) => say!("memory        {mib} MiB available"),
             None => say!("memory        unknown on this system"),
         }
-        say!("backend {}   ready; sparse products are {}", device.backend, report.sparse_products);
+        for Backend { name, sparse_products, problem } in &report.backends {
+            match (sparse_products, problem) {
+                (Some(how), _) => say!("backend {name:<5} ready; sparse products are {how}"),
+                (None, problem) => say!("backend {name:<5} {}", problem.as_deref().unwrap_or_default()),
+            }
+        }
         match &report.problem {
             None => say!("runs          {} can be written", args.out.display()),
             Some(problem) => say!("runs          {problem}"),
@@ -71,6 +78,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match report.problem {
         None => Ok(()),
         Some(problem) => Err(Failure::new(Exit::Refuted, problem)),
+    }
+}
+
+fn opened(entry: &BackendEntry) -> Backend {
+    let device = (entry.open)(Arithmetic::F32).map(|backend| backend.device());
+    Backend {
+        name: entry.name,
+        sparse_products: device.as_ref().ok().map(|device| device.sparse_products),
+        problem: device.err().map(|error| error.to_string()),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use serde::Serialize;
-use sparse24_train::session;
+use sparse24_train::{method::PhaseKind, session};
 
 use crate::{
     failure::{Exit, Failure},
@@ -27,7 +27,7 @@ pub(crate) struct Args {
 #[derive(Serialize)]
 struct Report {
     step: u32,
-    phase: &'static str,
+    phase: PhaseKind,
     loss: f64,
     perplexity: f64,
     tokens: usize,
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         let windows = dataset.evaluation_windows(config.model.context);
         let loss = loaded.trainer.evaluate(&windows)?;
-        let phase = loaded.trainer.phase().label();
+        let phase = loaded.trainer.phase().kind();
         let report = Report { step: loaded.state.step, phase, loss, perplexity: loss.exp(), tokens: windows.predictions() };
         if args.json {
             say!("{}", serde_json::to_string(&report).expect("plain values"));

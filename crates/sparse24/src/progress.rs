@@ -6,16 +6,17 @@ use std::{
 };
 
 use indicatif::{ProgressBar, ProgressStyle};
+use sparse24_train::method::PhaseKind;
 
 use crate::output::note;
 
 /// One step, as far as a progress line tells it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Seen<'a> {
+pub(crate) struct Seen {
     /// Optimizer steps done.
     pub(crate) step: u32,
-    /// `sparse` or `dense`.
-    pub(crate) phase: &'a str,
+    /// Of the step.
+    pub(crate) phase: PhaseKind,
     /// Of the step's batches.
     pub(crate) loss: f64,
     /// Of the last sample.
@@ -53,7 +54,7 @@ impl Progress {
     }
 
     /// Shows a step.
-    pub(crate) fn step(&mut self, seen: Seen<'_>) {
+    pub(crate) fn step(&mut self, seen: Seen) {
         self.flip_rate = seen.flip_rate.or(self.flip_rate);
         self.validation_loss = seen.validation_loss.or(self.validation_loss);
         let line = self.line(&seen);
@@ -85,7 +86,7 @@ impl Progress {
         }
     }
 
-    fn line(&self, seen: &Seen<'_>) -> String {
+    fn line(&self, seen: &Seen) -> String {
         let done = f64::from(seen.step - self.first);
         let left = self.began.elapsed().as_secs_f64() / done * f64::from(self.total - seen.step);
         let mut line = format!("{} loss {:.4}", seen.phase, seen.loss);

@@ -87,7 +87,7 @@ impl Observer for Watcher {
     fn stepped(&mut self, metrics: &StepMetrics) {
         self.0.step(Seen {
             step: metrics.step,
-            phase: metrics.phase.label(),
+            phase: metrics.phase,
             loss: f64::from(metrics.loss),
             flip_rate: metrics.flip_rate,
             tokens_per_second: metrics.tokens_per_s,

@@ -64,7 +64,7 @@ pub(crate) fn recipe(method: Method) -> Recipe {
         batch: BatchShape { sequences: 3, context: 7 },
         accumulation: NonZeroU32::new(2).expect("not zero"),
         dropout: 0.0,
-        optimizer: AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-3, clip: 0.5, variant: AdamVariant::Standard },
+        optimizer: AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-3, clip: 0.5 },
         weight_decay: 0.1,
         schedule: Schedule { peak: 3e-2, floor: 3e-3, warmup_steps: 3, decay_steps: STEPS },
         seed: SEED,

@@ -5,10 +5,7 @@
 
 use sparse24_core::philox::{Purpose, Site};
 use sparse24_train::{
-    backend::{
-        Activation, AttentionMask, Backend, Beta, DType, Region, StepState, Tensor,
-        cpu::{Arithmetic as Operands, CpuBackend},
-    },
+    backend::{Activation, Arithmetic as Operands, AttentionMask, Backend, Beta, DType, Region, StepState, Tensor, cpu::CpuBackend},
     method::{GradientOperand, Phase},
     nn::{
         Pass,

@@ -2,11 +2,8 @@
 
 use sparse24_core::{MaskKind, mvue::Estimator, phase::Fraction};
 use sparse24_train::{
-    backend::{
-        Activation,
-        cpu::{Arithmetic, CpuBackend},
-    },
-    method::{GradientOperand, Method, Phase, Until},
+    backend::{Activation, Arithmetic, cpu::CpuBackend},
+    method::{GradientOperand, Method, Phase, PhaseKind, Until},
     model::gpt2::BatchShape,
     trainer::{FlipSampling, ParameterState, Recipe, Sampler, StepOutcome, Trainer},
 };
@@ -69,7 +66,7 @@ fn any_number_of_threads_gives_the_same_bits() {
             let outcomes = finish(&mut trainer);
             assert_eq!(
                 outcomes.iter().map(|outcome| outcome.phase).collect::<Vec<_>>(),
-                [["sparse"; 20].as_slice(), &["dense"; 4]].concat()
+                [[PhaseKind::Sparse; 20].as_slice(), &[PhaseKind::Dense; 4]].concat()
             );
             let evaluated = trainer.evaluate(&held_out).expect("finite").to_bits();
             (outcome_bits(&outcomes), bits(&mut trainer), evaluated)

@@ -4,8 +4,8 @@ use ndarray::ArrayView2;
 use sparse24_core::{Mask, MaskKind, flip::flip_count, mvue::Estimator, phase::Fraction, philox::Philox4x32, search::mask_search};
 use sparse24_train::{
     Error, ErrorKind,
-    backend::cpu::{Arithmetic, CpuBackend},
-    method::{GradientOperand, KeptValues, Method, Phase, Pruner, Until, WeightOperand},
+    backend::{Arithmetic, cpu::CpuBackend},
+    method::{GradientOperand, KeptValues, Method, Phase, PhaseKind, Pruner, Until, WeightOperand},
     optim::AdamVariant,
     trainer::{Batches, FlipSampling, ParameterState, Recipe, Trainer, overall_flip_rate},
 };
@@ -65,7 +65,7 @@ fn masks_live_as_defined() {
         let weights: Vec<_> = now.iter().map(|state| (state.name.clone(), state.weight.clone())).collect();
         let evaluated = trainer.evaluate(&held_out).expect("finite");
         if step > SWITCH {
-            assert_eq!((outcome.phase, masks(now)), ("dense", vec![]), "step {step}");
+            assert_eq!((outcome.phase, masks(now)), (PhaseKind::Dense, vec![]), "step {step}");
             assert_eq!(evaluated, dense_loss(&recipe, &weights, &held_out), "step {step}");
             continue;
         }
@@ -73,7 +73,7 @@ fn masks_live_as_defined() {
             refreshed += usize::from(due != searched(&now));
             due = searched(&now);
         }
-        assert_eq!(outcome.phase, "sparse");
+        assert_eq!(outcome.phase, PhaseKind::Sparse);
         let pruned: Vec<_> = now.iter().map(|state| (state.name.clone(), pruned(state))).collect();
         assert_eq!(evaluated, dense_loss(&recipe, &pruned, &held_out), "step {step}");
         assert_ne!(evaluated, dense_loss(&recipe, &weights, &held_out), "step {step}: pruning should show");

@@ -140,6 +140,6 @@ impl<B: Backend> Backend for Spy<B> {
         dropout(x: Tensor, dropout: Dropout) -> ();
         grad_norm(table: &[OptimizerEntry]) -> ();
         optimizer_step(table: &[OptimizerEntry], rule: &AdamW, decay: MaskedDecay) -> ();
-        report() -> StepReport;
+        report(losses: Tensor) -> StepReport;
     }
 }

@@ -2,12 +2,10 @@
 
 use core::arch::x86_64::*;
 
-use sparse24_core::search::CODES;
-
 use super::{Kernel, Vector};
 
 /// Proof that the machine has these instructions; only [`Avx2::detect`] makes one.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Avx2(());
 
 impl Avx2 {
@@ -34,9 +32,6 @@ fn run<K: Kernel>(v: Avx2, kernel: K) {
 }
 
 const LANES: usize = 8;
-
-/// The lane of each tile, see [`Vector::store_tiles`].
-const LANE_OF_TILE: [u32; LANES] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 /// The kept lanes of eight mask bits, a byte each, ascending.
 const KEPT: [[u8; LANES]; 256] = {
@@ -104,12 +99,24 @@ impl Vector for Avx2 {
         avx2!(self, _mm256_andnot_ps(_mm256_set1_ps(-0.0), x))
     }
     #[inline(always)]
+    fn magnitude(self, x: Self::F, limit: f32) -> Self::F {
+        // As unsigned integers the magnitudes are ordered as floats, and every NaN is above the limit.
+        avx2!(self, {
+            let a = _mm256_castps_si256(self.abs(x));
+            _mm256_castsi256_ps(_mm256_min_epu32(a, _mm256_set1_epi32(limit.to_bits() as i32)))
+        })
+    }
+    #[inline(always)]
     fn least(self, a: Self::F, b: Self::F) -> Self::F {
-        avx2!(self, _mm256_min_ps(a, b))
+        avx2!(self, _mm256_castsi256_ps(_mm256_min_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b))))
     }
     #[inline(always)]
     fn most(self, a: Self::F, b: Self::F) -> Self::F {
-        avx2!(self, _mm256_max_ps(a, b))
+        avx2!(self, _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b))))
+    }
+    #[inline(always)]
+    fn unordered(self, a: Self::F, b: Self::F) -> Self::M {
+        avx2!(self, _mm256_cmp_ps::<_CMP_UNORD_Q>(a, b))
     }
     #[inline(always)]
     fn above(self, a: Self::F, b: Self::F) -> Self::M {
@@ -209,22 +216,6 @@ impl Vector for Avx2 {
                 _mm256_castpd_ps(_mm256_unpacklo_pd(ab23, ce23)),
                 _mm256_castpd_ps(_mm256_unpackhi_pd(ab23, ce23)),
             ]
-        })
-    }
-    #[inline(always)]
-    fn tile_bits(self, codes: Self::U) -> Self::U {
-        let mut lanes = [0; LANES];
-        self.store_u(codes, &mut lanes);
-        self.load_u(&lanes.map(|code| u32::from(CODES[code as usize & 127])))
-    }
-    #[inline(always)]
-    fn store_tiles(self, bits: Self::U, to: &mut [u16]) {
-        let to = &mut to[..LANES];
-        avx2!(self, {
-            let bits = _mm256_permutevar8x32_epi32(bits, _mm256_loadu_si256(LANE_OF_TILE.as_ptr().cast()));
-            let low = _mm256_and_si256(bits, _mm256_set1_epi32(0xffff));
-            let packed = _mm256_packus_epi32(low, low);
-            _mm_storeu_si128(to.as_mut_ptr().cast(), _mm256_castsi256_si128(_mm256_permute4x64_epi64::<0b1000>(packed)));
         })
     }
     #[inline(always)]

@@ -4,11 +4,14 @@ use core::arch::x86_64::*;
 
 use sparse24_core::search::CODES;
 
-use super::{Kernel, Vector, avx2::Avx2};
+use super::{Kernel, Vector, avx2::Avx2, lane_of_tile};
 
 /// Proof that the machine has these instructions; only [`Avx512::detect`] makes one.
-#[derive(Clone, Copy)]
-pub(super) struct Avx512(());
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Avx512 {
+    /// 1, which the compiler does not know: see [`Vector::sub_aside`].
+    one: f32,
+}
 
 impl Avx512 {
     pub(super) fn detect() -> Option<Self> {
@@ -18,7 +21,7 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512vbmi2");
-        present.then_some(Self(()))
+        present.then(|| Self { one: core::hint::black_box(1.0) })
     }
 
     #[inline]
@@ -35,13 +38,25 @@ fn run<K: Kernel>(v: Avx512, kernel: K) {
 
 const LANES: usize = 16;
 
-/// The lane of each tile, see [`Vector::store_tiles`].
-const LANE_OF_TILE: [u32; LANES] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
+/// `vrangeps`: the smaller and the larger magnitude, as a magnitude; a signalling NaN comes out as a NaN.
+const ABS_MIN: i32 = 0b1010;
+const ABS_MAX: i32 = 0b1011;
+
+/// The 16-bit place of each of 32 tiles among the codes of two vectors.
+const PLACE_OF_TILE: [u16; 2 * LANES] = {
+    let mut places = [0; 2 * LANES];
+    let mut tile = 0;
+    while tile < 2 * LANES {
+        places[tile] = 2 * (tile / LANES * LANES + lane_of_tile(tile % LANES, LANES)) as u16;
+        tile += 1;
+    }
+    places
+};
 
 /// Evaluates intrinsics of this file's features.
 macro_rules! avx512 {
     ($self:ident, $body:expr) => {{
-        let Self(()) = $self;
+        let Self { .. } = $self;
         // SAFETY: the token proves the features, which is all that an intrinsic on values asks for; an intrinsic on memory stands in
         // this file only behind a check that the slice holds a whole vector, and asks for no alignment.
         unsafe { $body }
@@ -64,6 +79,10 @@ impl Vector for Avx512 {
         avx512!(self, _mm512_loadu_ps(from.as_ptr()))
     }
     #[inline(always)]
+    fn prefetch(self, from: &[f32], distance: usize) {
+        avx512!(self, _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(distance).cast()))
+    }
+    #[inline(always)]
     fn store(self, x: Self::F, to: &mut [f32]) {
         let to = &mut to[..LANES];
         avx512!(self, _mm512_storeu_ps(to.as_mut_ptr(), x))
@@ -77,6 +96,10 @@ impl Vector for Avx512 {
         avx512!(self, _mm512_sub_ps(a, b))
     }
     #[inline(always)]
+    fn sub_aside(self, a: Self::F, b: Self::F) -> Self::F {
+        avx512!(self, _mm512_fmsub_ps(a, _mm512_set1_ps(self.one), b))
+    }
+    #[inline(always)]
     fn mul(self, a: Self::F, b: Self::F) -> Self::F {
         avx512!(self, _mm512_mul_ps(a, b))
     }
@@ -85,12 +108,33 @@ impl Vector for Avx512 {
         avx512!(self, _mm512_abs_ps(x))
     }
     #[inline(always)]
+    fn magnitude(self, x: Self::F, limit: f32) -> Self::F {
+        // As unsigned integers the magnitudes are ordered as floats, and every NaN is above the limit.
+        avx512!(self, {
+            let a = _mm512_castps_si512(self.abs(x));
+            _mm512_castsi512_ps(_mm512_min_epu32(a, _mm512_set1_epi32(limit.to_bits() as i32)))
+        })
+    }
+    const QUICK_LEAVES_NAN: bool = true;
+    #[inline(always)]
+    fn quick_magnitude(self, x: Self::F, limit: f32) -> Self::F {
+        avx512!(self, _mm512_range_ps::<ABS_MIN>(x, _mm512_set1_ps(limit)))
+    }
+    #[inline(always)]
     fn least(self, a: Self::F, b: Self::F) -> Self::F {
-        avx512!(self, _mm512_min_ps(a, b))
+        avx512!(self, _mm512_castsi512_ps(_mm512_min_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b))))
     }
     #[inline(always)]
     fn most(self, a: Self::F, b: Self::F) -> Self::F {
-        avx512!(self, _mm512_max_ps(a, b))
+        avx512!(self, _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b))))
+    }
+    #[inline(always)]
+    fn most_abs(self, a: Self::F, b: Self::F) -> Self::F {
+        avx512!(self, _mm512_range_ps::<ABS_MAX>(a, b))
+    }
+    #[inline(always)]
+    fn unordered(self, a: Self::F, b: Self::F) -> Self::M {
+        avx512!(self, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a, b))
     }
     #[inline(always)]
     fn above(self, a: Self::F, b: Self::F) -> Self::M {
@@ -193,21 +237,23 @@ impl Vector for Avx512 {
         })
     }
     #[inline(always)]
-    fn tile_bits(self, codes: Self::U) -> Self::U {
-        avx512!(self, {
-            let table = |at: usize| _mm512_loadu_si512(CODES[32 * at..32 * at + 32].as_ptr().cast());
-            let below = _mm512_permutex2var_epi16(table(0), codes, table(1));
-            let above = _mm512_permutex2var_epi16(table(2), codes, table(3));
-            _mm512_mask_blend_epi32(_mm512_test_epi32_mask(codes, _mm512_set1_epi32(64)), below, above)
-        })
-    }
-    #[inline(always)]
-    fn store_tiles(self, bits: Self::U, to: &mut [u16]) {
-        let to = &mut to[..LANES];
-        avx512!(self, {
-            let bits = _mm512_permutexvar_epi32(_mm512_loadu_si512(LANE_OF_TILE.as_ptr().cast()), bits);
-            _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(bits));
-        })
+    fn look_up(self, codes: &[u32], tiles: &mut [u16]) {
+        for (tiles, codes) in tiles.chunks_exact_mut(2 * LANES).zip(codes.chunks_exact(2 * LANES)) {
+            avx512!(self, {
+                let table = |at: usize| _mm512_loadu_si512(CODES[32 * at..32 * at + 32].as_ptr().cast());
+                let places = _mm512_loadu_si512(PLACE_OF_TILE.as_ptr().cast());
+                let (first, second) = codes.split_at(LANES);
+                let codes = _mm512_permutex2var_epi16(
+                    _mm512_loadu_si512(first.as_ptr().cast()),
+                    places,
+                    _mm512_loadu_si512(second.as_ptr().cast()),
+                );
+                let below = _mm512_permutex2var_epi16(table(0), codes, table(1));
+                let above = _mm512_permutex2var_epi16(table(2), codes, table(3));
+                let bits = _mm512_mask_blend_epi16(_mm512_test_epi16_mask(codes, _mm512_set1_epi16(64)), below, above);
+                _mm512_storeu_si512(tiles.as_mut_ptr().cast(), bits);
+            });
+        }
     }
     #[inline(always)]
     fn pack_pairs(self, x: Self::F, kept: u32) -> Self::F {

@@ -1,11 +1,11 @@
 //! Four lanes in plain Rust: what every target has.
 
-use sparse24_core::{philox, search::CODES};
+use sparse24_core::philox;
 
 use super::Vector;
 
 /// Needs nothing, proves nothing.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Portable;
 
 const LANES: usize = 4;
@@ -50,12 +50,20 @@ impl Vector for Portable {
         x.map(f32::abs)
     }
     #[inline(always)]
+    fn magnitude(self, x: Self::F, limit: f32) -> Self::F {
+        each(|i| if x[i].abs() < limit { x[i].abs() } else { limit })
+    }
+    #[inline(always)]
     fn least(self, a: Self::F, b: Self::F) -> Self::F {
         each(|i| if a[i] < b[i] { a[i] } else { b[i] })
     }
     #[inline(always)]
     fn most(self, a: Self::F, b: Self::F) -> Self::F {
         each(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn unordered(self, a: Self::F, b: Self::F) -> Self::M {
+        each(|i| a[i].is_nan() | b[i].is_nan())
     }
     #[inline(always)]
     fn above(self, a: Self::F, b: Self::F) -> Self::M {
@@ -136,14 +144,6 @@ impl Vector for Portable {
     #[inline(always)]
     fn transpose_tiles(self, rows: [Self::F; 4]) -> [Self::F; 4] {
         each(|j| each(|i| rows[i][j]))
-    }
-    #[inline(always)]
-    fn tile_bits(self, codes: Self::U) -> Self::U {
-        codes.map(|code| u32::from(CODES[code as usize & 127]))
-    }
-    #[inline(always)]
-    fn store_tiles(self, bits: Self::U, to: &mut [u16]) {
-        to[..LANES].copy_from_slice(&bits.map(|bits| bits as u16));
     }
     #[inline(always)]
     fn pack_pairs(self, x: Self::F, kept: u32) -> Self::F {

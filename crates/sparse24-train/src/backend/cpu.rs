@@ -29,27 +29,16 @@ use sparse24_cpu::{
 
 use self::storage::{Storage, scratch_view, view_mut};
 use super::{
-    Activation, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, Beta, DType, Device, Dropout, Embed, Gradient,
-    Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NormBackward, NormForward, OptimizerEntry, Region, StepReport,
-    StepState, Tensor, Weight, Weight24,
+    Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, Beta, DType, Device, Dropout,
+    Embed, Gradient, Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite, NormBackward, NormForward,
+    OptimizerEntry, Region, StepReport, StepState, Tensor, Weight, Weight24,
 };
 use crate::{
     Error,
-    optim::{AdamVariant, AdamW, MaskedDecay},
+    optim::{AdamW, MaskedDecay},
 };
 
 mod storage;
-
-/// How operands of products are rounded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[cfg_attr(feature = "run", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
-pub enum Arithmetic {
-    /// f32 throughout.
-    #[default]
-    F32,
-    /// Operands of linear layers are rounded to bf16, sums are f32, as a GPU's tensor cores do.
-    Bf16Operands,
-}
 
 /// The CPU backend; it runs on the rayon pool from which it is called.
 pub struct CpuBackend {
@@ -61,8 +50,7 @@ pub struct CpuBackend {
     scratch: [Vec<f32>; 3],
     state: StepState,
     grad_norm: f32,
-    loss_non_finite: bool,
-    non_finite: Option<usize>,
+    non_finite: Option<NonFinite>,
 }
 
 impl From<sparse24_cpu::Error> for Error {
@@ -91,7 +79,6 @@ impl CpuBackend {
             scratch: Default::default(),
             state: StepState { seed: 0, step: 0, micro_step: 0, learning_rate: 0.0 },
             grad_norm: 0.0,
-            loss_non_finite: false,
             non_finite: None,
         }
     }
@@ -487,7 +474,9 @@ impl Backend for CpuBackend {
             }
         }
         let sum = sum as f32;
-        self.loss_non_finite |= op.gradients.is_some() && !sum.is_finite();
+        if op.gradients.is_some() && !sum.is_finite() {
+            self.non_finite = Some(NonFinite::Loss);
+        }
         self.fill(op.loss, sum)
     }
 
@@ -503,15 +492,16 @@ impl Backend for CpuBackend {
         let norms: Vec<f64> =
             table.iter().map(|entry| adamw::squared_norm(&self.storage.floats(entry.gradient)[..entry.gradient.elements()])).collect();
         self.grad_norm = norms.iter().sum::<f64>().sqrt() as f32;
-        self.non_finite = self.non_finite.or(norms.iter().position(|norm| !norm.is_finite()));
+        let gradient = norms.iter().position(|norm| !norm.is_finite()).map(NonFinite::Gradient);
+        let norm = (!self.grad_norm.is_finite()).then_some(NonFinite::Norm);
+        self.non_finite = self.non_finite.or(gradient).or(norm);
         Ok(())
     }
 
     fn optimizer_step(&mut self, table: &[OptimizerEntry], rule: &AdamW, decay: MaskedDecay) -> Result<(), Error> {
-        if self.loss_non_finite || self.non_finite.is_some() {
+        if self.non_finite.is_some() {
             return Ok(());
         }
-        assert_eq!(rule.variant, AdamVariant::Standard, "the trainer asks only for what it checked");
         let [bias_correction1, bias_correction2] = rule.bias_corrections(self.state.step);
         for entry in table {
             let step = adamw::AdamW {
@@ -540,8 +530,8 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn report(&mut self) -> Result<StepReport, Error> {
-        self.loss_non_finite = false;
-        Ok(StepReport { grad_norm: self.grad_norm, non_finite: self.non_finite.take() })
+    fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {
+        let loss = self.storage.view(losses).iter().copied().map(f64::from).sum();
+        Ok(StepReport { loss, grad_norm: self.grad_norm, non_finite: self.non_finite.take() })
     }
 }

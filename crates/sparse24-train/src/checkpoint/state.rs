@@ -7,32 +7,7 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// What the forward pass multiplied by in a training phase.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PhaseKind {
-    /// The weights under their masks.
-    Sparse,
-    /// The weights as they are.
-    Dense,
-}
-
-impl PhaseKind {
-    /// `sparse` or `dense`.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Sparse => "sparse",
-            Self::Dense => "dense",
-        }
-    }
-}
-
-impl fmt::Display for PhaseKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.label())
-    }
-}
+use crate::method::PhaseKind;
 
 /// A blake3 hash that tells whether two things are the same; 64 lower-case hexadecimal digits in files.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 use super::{BackendConfig, BatchConfig, Config, DataConfig, MethodConfig, ModelConfig, OptimizerConfig, RunConfig, unknown};
 use crate::{
     Error,
-    backend::{Activation, cpu::Arithmetic},
+    backend::{Activation, Arithmetic},
     data::TokenizerKind,
     model::gpt2::Sparsify,
 };

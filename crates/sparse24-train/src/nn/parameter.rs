@@ -83,10 +83,13 @@ impl Parameters {
         Ok(mask)
     }
 
-    /// The site number of the parameter made last: what tells its random streams apart.
+    /// The number of the parameter made last, from 0 in the order of making: what tells its random streams apart.
+    ///
+    /// # Panics
+    /// If there is no parameter.
     #[must_use]
     pub fn last_number(&self) -> u32 {
-        self.0.len() as u32
+        self.0.len().checked_sub(1).expect("a parameter was made") as u32
     }
 
     /// All of them.

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use sparse24_core::Mask;
 
 use super::{
-    NONE, borrowed, dataset_fingerprint, decisive, new_trainer, open_dataset, phase_kind, restore, run_config, snapshot,
-    tokenizer_fingerprint,
+    NONE, borrowed, dataset_fingerprint, decisive, new_trainer, open_dataset, restore, run_config, snapshot, tokenizer_fingerprint,
 };
 use crate::{
     Error,
@@ -119,7 +118,7 @@ pub fn adopt(config: &Config, weights: &[checkpoint::Tensor], tokenizer: Option<
         step: 0,
         total_steps: config.steps,
         phase: 0,
-        phase_kind: phase_kind(trainer.phase().label()),
+        phase_kind: trainer.phase().kind(),
         seed: config.seed,
         tokens_seen: 0,
         method: Default::default(),

@@ -283,10 +283,10 @@ impl Operands for Pruned {
     }
 }
 
-/// The weights that may be pruned, with the number that tells their streams apart: their place among the parameters, from 1.
+/// The weights that may be pruned, with the number that tells their streams apart: their place among the parameters, from 0.
 pub(crate) fn sparsified(shape: &Gpt2Shape) -> impl Iterator<Item = (String, u32)> {
     let attention = shape.sparsify == Sparsify::FfnAndAttention;
-    let named = parameters(shape).into_iter().zip(1..).map(|((name, _), number)| (name, number));
+    let named = parameters(shape).into_iter().zip(0..).map(|((name, _), number)| (name, number));
     named.filter(move |(name, _)| name.ends_with(".weight") && (name.contains(".mlp.") || attention && name.contains(".attn.")))
 }
 

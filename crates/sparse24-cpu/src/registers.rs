@@ -1,6 +1,6 @@
 //! Small products that stay in registers and cache, for kernels that hold their operands in scratch of their own.
 //!
-//! Invariant: every element of C is one running sum over k in order, so neither tiles nor instruction sets of one kind of
+//! Invariant: every element of C is one running sum over k in order, so neither panels nor instruction sets of one kind of
 //! multiply-add change a bit. Deliberately absent: blocking for caches, threads; [`crate::gemm`] is for the rest.
 
 use pulp::{Arch, Simd, WithSimd};
@@ -38,17 +38,17 @@ impl Product<'_> {
         let [_, n, _] = self.shape;
         let mut j = 0;
         while n - j >= 2 * S::F32_LANES {
-            self.tile::<S, M, 2>(simd, i, j);
+            self.panel::<S, M, 2>(simd, i, j);
             j += 2 * S::F32_LANES;
         }
         if j < n {
-            self.tile::<S, M, 1>(simd, i, j);
+            self.panel::<S, M, 1>(simd, i, j);
         }
     }
 
     /// Rows `i .. i + M`, `V` vectors of columns from `j` on.
     #[inline(always)]
-    fn tile<S: Simd, const M: usize, const V: usize>(&mut self, simd: S, i: usize, j: usize) {
+    fn panel<S: Simd, const M: usize, const V: usize>(&mut self, simd: S, i: usize, j: usize) {
         let width = V * S::F32_LANES;
         let mut sums = [[simd.splat_f32s(0.0); V]; M];
         if self.beta == Beta::Accumulate {
