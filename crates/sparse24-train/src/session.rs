@@ -13,8 +13,9 @@ use crate::{
     Error,
     checkpoint::{self, Checkpoint, Fingerprint, Retention, State},
     config::Config,
-    data::{Dataset, EvaluationWindows, Tokenizer},
+    data::{Dataset, Draw, EvaluationWindows, Tokenizer},
     estimate::estimate,
+    machine,
     run::{Log, MetricsLog, Provenance, RunDirectory, StepMetrics},
     trainer::{Batches, FlipSampling, ParameterState, Trainer, Windows, overall_flip_rate},
 };
@@ -279,19 +280,12 @@ pub fn open_other_dataset(path: &Path, tokenizer: Option<&Tokenizer>, config: &C
 fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer, Error> {
     let recipe = config.recipe(vocabulary)?;
     let needed = estimate(&recipe).device_bytes();
-    if let Some(there) = physical_memory().filter(|&there| needed > there) {
+    if let Some(there) = machine::memory().map(|memory| memory.total).filter(|&there| needed > there) {
         let [needed, there] = [needed, there].map(|bytes| bytes >> 20);
         let problem = format!("needs {needed} MiB of memory, this machine has {there}; make it or batch.sequences smaller");
         return Err(Error::setting("model", problem));
     }
     Trainer::new((config.backend_entry()?.open)(config.backend.arithmetic)?, recipe)
-}
-
-/// Bytes of memory of this machine, where it tells.
-fn physical_memory() -> Option<u64> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
 fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) -> State {
@@ -417,6 +411,7 @@ struct SeededBatches<'a> {
 
 impl Batches for SeededBatches<'_> {
     fn fill(&self, step: u32, micro_step: u32, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) {
-        self.dataset.batch(self.seed, step, micro_step, self.sequences, self.context, inputs, targets);
+        let Self { dataset, seed, sequences, context } = *self;
+        dataset.batch(Draw { seed, step, micro_step, sequences, context }, inputs, targets);
     }
 }

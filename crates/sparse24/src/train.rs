@@ -35,6 +35,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
+    config.check_corpus()?;
     let out = args.out.clone().unwrap_or_else(|| default_directory(&config));
     on_threads(&config.clone(), || {
         let initial = args.init_from.as_deref().map(|path| weights::read(path, &config)).transpose()?;
@@ -51,7 +52,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 /// Runs on the configured number of threads.
 pub(crate) fn on_threads(config: &Config, work: impl FnOnce() -> Result<(), Failure> + Send) -> Result<(), Failure> {
-    sparse24_cpu::on_threads(config.backend.threads, work)
+    let refused = |error: sparse24_cpu::Error| Failure::new(Exit::Io, format!("backend.threads: {error}; ask for fewer"));
+    sparse24_cpu::on_threads(config.backend.threads, work).map_err(refused)?
 }
 
 /// Trains a session to its end, in sight.
@@ -70,6 +72,9 @@ pub(crate) fn drive(mut session: Session, json: bool) -> Result<(), Failure> {
         session.path().display()
     ));
     note(format_args!("{} ({}); sparse products are {}", device.backend, device.description, device.sparse_products));
+    if let Some(remark) = config.remark() {
+        note(remark);
+    }
     let mut watcher = Watcher(Progress::new(session.trainer().step(), config.steps));
     let summary = session.run(&mut watcher)?;
     watcher.0.finish();
