@@ -39,4 +39,10 @@ pub enum Error {
         /// Tokens are smaller than this.
         vocabulary: usize,
     },
+    /// The operating system does not start the threads of a pool.
+    #[error("the operating system does not start {threads} threads (0 is one a core)")]
+    Threads {
+        /// As many as were asked for.
+        threads: usize,
+    },
 }

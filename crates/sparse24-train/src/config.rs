@@ -16,7 +16,7 @@ use crate::{
     method::{Method, PRESETS},
     model::gpt2::{BatchShape, Gpt2Shape, Sparsify},
     nn::linear24::Bias,
-    optim::{AdamW, MaskedDecay},
+    optim::AdamW,
     schedule::Schedule,
     trainer::Recipe,
 };
@@ -27,7 +27,7 @@ pub mod preset;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// The preset it began as.
+    /// The preset it began as; [`preset::IMPORTED`] for a model from elsewhere.
     pub preset: String,
     /// Of everything random.
     pub seed: u64,
@@ -158,14 +158,14 @@ pub struct BackendConfig {
 }
 
 impl Config {
-    /// A preset, overlaid with a TOML document and then with `key=value` settings.
+    /// A preset (that which the document names, or else [`preset::DEFAULT`], unless one is given), overlaid with a TOML document and then with `key=value` settings.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an unknown preset or key (with the nearest known one), a value of the wrong type, a document that is no
-    /// TOML (with the line), or an impossible whole; [`Error::Io`] for the document.
-    pub fn resolve(preset: &str, document: Option<&Path>, settings: &[String]) -> Result<Self, Error> {
+    /// [`Error::Setting`] for an unknown preset or key (with the nearest known one), a value of the wrong type, a document that names
+    /// another preset than the one given or is no TOML (with the line), or an impossible whole; [`Error::Io`] for the document.
+    pub fn resolve(preset: Option<&str>, document: Option<&Path>, settings: &[String]) -> Result<Self, Error> {
         let table = match document {
-            None => table_of(&preset::find(preset)?),
+            None => table_of(&preset::find(preset.unwrap_or(preset::DEFAULT))?),
             Some(path) => read_table(path).and_then(|document| on_preset(preset, document)).map_err(|error| match error {
                 Error::Setting { key, problem } => Error::setting(format!("{}: {key}", path.display()), problem),
                 other => other,
@@ -268,12 +268,36 @@ impl Config {
         if !(optimizer.epsilon.is_finite() && optimizer.epsilon > 0.0) {
             return refuse("optimizer.epsilon", format!("expected a finite number above 0, found {}", optimizer.epsilon));
         }
+        if (1..=optimizer.warmup_steps).contains(&optimizer.decay_steps) {
+            let OptimizerConfig { warmup_steps, decay_steps, .. } = optimizer;
+            let problem = format!("expected more than optimizer.warmup_steps {warmup_steps}, or 0 for the last step, found {decay_steps}");
+            return refuse("optimizer.decay_steps", problem);
+        }
         if !(self.data.validation > 0.0 && self.data.validation < 1.0) {
             let problem = format!("expected the share to hold out, above 0 and below 1, found {}", self.data.validation);
             return refuse("data.validation", problem);
         }
         self.backend_entry()?;
         self.method_value()?.check()
+    }
+
+    /// Refuses to train a preset of a large corpus on the embedded text, which would be no more than days of memorising it.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for an empty `data.path` where the preset has [`preset::Corpus::Named`].
+    pub fn check_corpus(&self) -> Result<(), Error> {
+        if self.data.path.is_empty() && preset::corpus(&self.preset) == preset::Corpus::Named {
+            let problem = format!("the preset {:?} is for a large corpus and not for the embedded text; name one with --data", self.preset);
+            return Err(Error::setting("data.path", problem));
+        }
+        Ok(())
+    }
+
+    /// What can be trained but is perhaps not meant: a clause for who begins the run.
+    #[must_use]
+    pub fn remark(&self) -> Option<String> {
+        let (warmup, steps) = (self.optimizer.warmup_steps, self.steps);
+        (warmup >= steps).then(|| format!("warm-up ({warmup} steps) does not end within the run ({steps} steps)"))
     }
 
     /// The backend that it names.
@@ -342,14 +366,6 @@ impl Config {
             seed: self.seed,
         })
     }
-
-    /// The decay that the method applies, for reports.
-    ///
-    /// # Errors
-    /// [`Error::Setting`] for an unknown method.
-    pub fn decay(&self) -> Result<MaskedDecay, Error> {
-        Ok(self.method_value()?.decay)
-    }
 }
 
 /// What an unknown key at the top is part of.
@@ -368,9 +384,17 @@ fn table_of(config: &Config) -> Table {
 }
 
 /// A document laid on the preset that it names, else on this one.
-fn on_preset(preset: &str, document: Table) -> Result<Table, Error> {
+fn on_preset(preset: Option<&str>, document: Table) -> Result<Table, Error> {
     let named = document.get("preset").and_then(Value::as_str);
-    let mut table = table_of(&preset::find(named.unwrap_or(preset))?);
+    if let (Some(named), Some(preset)) = (named, preset)
+        && named != preset
+    {
+        return Err(Error::setting("preset", format!("found {named:?} here and {preset:?} for --preset, expected one of the two alone")));
+    }
+    let mut table = table_of(&match named.or(preset).unwrap_or(preset::DEFAULT) {
+        preset::IMPORTED => preset::imported(),
+        name => preset::find(name)?,
+    });
     overlay(&mut table, document, "")?;
     // Here, so that what is refused is known to stand in the document.
     Config::from_table(table.clone())?;

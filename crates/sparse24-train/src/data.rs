@@ -19,7 +19,7 @@ pub mod shard;
 mod tokenizer;
 mod tokens;
 
-pub use batch::EvaluationWindows;
+pub use batch::{Draw, EvaluationWindows};
 pub use corpus::{Corpus, VALIDATION_FRACTION};
 pub use dataset::Dataset;
 pub use prepare::prepare;

@@ -5,7 +5,7 @@
 
 use std::{
     fs::{self, File},
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -79,6 +79,25 @@ pub(crate) fn replace(path: &Path, write: impl FnOnce(&mut NewFile) -> Result<()
         }
     })?;
     sync_directory(parent(path))
+}
+
+/// The file that what is written to `path` replaces: itself, or what it links to, whether that exists or not.
+///
+/// Refuses what exists and is no regular file: a rename would put a file in the place of a pipe or a device.
+pub(crate) fn destination(path: &Path) -> Result<PathBuf, Error> {
+    let failed = |e| Error::io("write", path, e);
+    match fs::metadata(path) {
+        Ok(kind) if kind.is_dir() => Err(Error::file(path, "is a folder, expected a file or a new name")),
+        Ok(kind) if !kind.is_file() => Err(Error::file(path, "is not a regular file, which alone can be replaced; name another")),
+        Ok(_) if path.is_symlink() => fs::canonicalize(path).map_err(failed),
+        Ok(_) => Ok(path.to_owned()),
+        // A link may lead to nothing yet; a loop of links is another error.
+        Err(e) if e.kind() == ErrorKind::NotFound && path.is_symlink() => {
+            destination(&parent(path).join(fs::read_link(path).map_err(failed)?))
+        }
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(path.to_owned()),
+        Err(e) => Err(failed(e)),
+    }
 }
 
 /// Where the next contents of `path` are written: beside it, so that a rename moves no data.

@@ -60,6 +60,16 @@ pub enum Error {
         /// How many characters the vocabulary has.
         vocabulary: u32,
     },
+    /// A text holds more white space at a stretch than the GPT-2 tokenizer can split.
+    #[error(
+        "the run of white space around byte {offset} has more than the {longest} white-space characters that gpt2 can split; shorten it"
+    )]
+    LongWhiteSpace {
+        /// The longest run that can be split, in characters.
+        longest: usize,
+        /// Where the first character beyond that stands in the text, in bytes.
+        offset: usize,
+    },
     /// A token id has no meaning.
     #[error("token {token} at position {position} is beyond the vocabulary of {vocabulary}")]
     UnknownToken {
@@ -121,13 +131,25 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Setting { .. } => ErrorKind::Configuration,
-            Self::File { .. } | Self::UnknownCharacter { .. } | Self::UnknownToken { .. } | Self::Semantics(_) | Self::Parameter { .. } => {
-                ErrorKind::Input
-            }
+            Self::File { .. }
+            | Self::UnknownCharacter { .. }
+            | Self::LongWhiteSpace { .. }
+            | Self::UnknownToken { .. }
+            | Self::Semantics(_)
+            | Self::Parameter { .. } => ErrorKind::Input,
             Self::Io { .. } => ErrorKind::Io,
             Self::Operand { .. } => ErrorKind::Contract,
             Self::NonFinite { .. } | Self::NonFiniteCheckpoint { .. } => ErrorKind::NonFinite,
         }
+    }
+
+    /// As of a text that begins `bytes` earlier.
+    #[cfg(feature = "run")]
+    pub(crate) fn moved(mut self, bytes: usize) -> Self {
+        if let Self::UnknownCharacter { offset, .. } | Self::LongWhiteSpace { offset, .. } = &mut self {
+            *offset += bytes;
+        }
+        self
     }
 
     #[cfg(feature = "run")]

@@ -114,7 +114,7 @@ mod tests {
     fn check(settings: &[&str], vocabulary: usize) {
         let small = ["model.layers=2", "model.width=16", "model.ffn_width=24", "model.heads=2", "model.context=8", "batch.sequences=3"];
         let settings: Vec<String> = small.iter().chain(settings).map(|&setting| setting.to_owned()).collect();
-        let recipe = Config::resolve("quickstart", None, &settings).unwrap().recipe(vocabulary).unwrap();
+        let recipe = Config::resolve(Some("quickstart"), None, &settings).unwrap().recipe(vocabulary).unwrap();
         let estimate = estimate(&recipe);
         let trainer = Trainer::new(Box::new(CpuBackend::new(Arithmetic::F32)), recipe).unwrap();
         let memory = trainer.backend().memory();
@@ -148,7 +148,7 @@ mod tests {
     fn no_configuration_overflows() {
         let most = ["layers", "heads", "width", "ffn_width", "context"].map(|key| format!("model.{key}={}", 1 << 24));
         let settings: Vec<String> = most.into_iter().chain(["batch.sequences=16777216".to_owned()]).collect();
-        let recipe = Config::resolve("quickstart", None, &settings).unwrap().recipe(256).unwrap();
+        let recipe = Config::resolve(Some("quickstart"), None, &settings).unwrap().recipe(256).unwrap();
         assert_eq!(estimate(&recipe).device_bytes(), u64::MAX);
     }
 }

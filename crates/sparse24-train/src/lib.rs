@@ -7,7 +7,7 @@
 //! | [`method`], [`optim`], [`schedule`] | a training method, an optimizer, a learning rate: values |
 //! | [`trainer`] | the loop as a state machine, one optimizer step at a time |
 //! | [`estimate`] | what a run costs before it runs |
-//! | `data`, `config`, `checkpoint`, `run`, `interchange`, `pruning` | corpora, settings and files (feature `run`) |
+//! | `data`, `config`, `checkpoint`, `run`, `interchange`, `pruning`, `machine` | corpora, settings, files and memory (feature `run`) |
 //!
 //! Without default features there are no files, tokenizers, clocks or threads: implement [`backend::Backend`] and embed the rest.
 
@@ -24,6 +24,8 @@ mod error;
 pub mod estimate;
 #[cfg(feature = "run")]
 pub mod interchange;
+#[cfg(feature = "run")]
+pub mod machine;
 pub mod method;
 pub mod model;
 pub mod nn;
@@ -38,3 +40,7 @@ mod tensors;
 pub mod trainer;
 
 pub use error::{Error, ErrorKind};
+
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

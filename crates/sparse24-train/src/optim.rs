@@ -50,14 +50,3 @@ pub enum MaskedDecay {
     /// w - lr lambda (1-m) w, beside Adam's step (SR-STE).
     OnWeights(f32),
 }
-
-impl MaskedDecay {
-    /// lambda; 0 for none.
-    #[must_use]
-    pub fn lambda(self) -> f32 {
-        match self {
-            Self::None => 0.0,
-            Self::OnGradients(lambda) | Self::OnWeights(lambda) => lambda,
-        }
-    }
-}

@@ -21,9 +21,9 @@ use crate::{
     tensors::container::{self, Entry},
 };
 
-mod blocks;
+mod matrix;
 
-use blocks::{Blocks, Storage};
+use matrix::{Matrix, Storage};
 
 /// What to look at, and for which structure.
 #[derive(Clone, Copy)]
@@ -144,7 +144,7 @@ pub struct Offence {
 impl fmt::Display for Offence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, row, column, nonzeros } = *self;
-        let [height, width] = blocks::shape(kind);
+        let [height, width] = matrix::shape(kind);
         let (last_row, last_column) = (row + height - 1, column + width - 1);
         match kind {
             MaskKind::Transposable => {
@@ -173,11 +173,13 @@ pub fn is_embedding(name: &str) -> bool {
 
 /// Prunes a safetensors file into another, which appears whole or not at all; kept elements are unchanged to the bit.
 ///
+/// An output that is a symbolic link stays one: what it leads to is written.
+///
 /// f64 elements are searched after rounding to f32. Reports on all tensors, in the file's order.
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::File`] for a malformed file, one without a tensor to prune, an output that is the input, and, with
-/// [`Unprunable::Refuse`], a two-dimensional float tensor that is included but cannot be pruned.
+/// [`Error::Io`]; [`Error::File`] for a malformed file, one without a tensor to prune, an output that is the input or exists and
+/// is no regular file, and, with [`Unprunable::Refuse`], a two-dimensional float tensor that is included but cannot be pruned.
 pub fn prune_file(
     input: &Path,
     output: &Path,
@@ -189,7 +191,8 @@ pub fn prune_file(
     if fs::canonicalize(output).is_ok_and(|output| fs::canonicalize(input).is_ok_and(|input| input == output)) {
         return Err(Error::file(output, "is the input; the unpruned weights would be lost, name another file"));
     }
-    let reports = for_each(input, &mut bytes, selection, |blocks| blocks.prune(search))?;
+    let destination = disk::destination(output)?;
+    let reports = for_each(input, &mut bytes, selection, |matrix| matrix.prune(search))?;
     let refused = |report: &&TensorReport<Pruned>| report.outcome.as_ref().is_err_and(Reason::concerns_matrix);
     if let (Unprunable::Refuse, Some(TensorReport { name, shape, outcome: Err(reason), .. })) = (unprunable, reports.iter().find(refused)) {
         let count = reports.iter().filter(refused).count();
@@ -197,7 +200,7 @@ pub fn prune_file(
             format!("strict pruning leaves no matrix out, but {count} cannot be pruned; the first is `{name}` {shape:?}: {reason}");
         return Err(Error::file(input, problem));
     }
-    disk::write_atomically(output, &bytes)?;
+    disk::write_atomically(&destination, &bytes)?;
     Ok(reports)
 }
 
@@ -206,21 +209,21 @@ pub fn prune_file(
 /// # Errors
 /// [`Error::Io`]; [`Error::File`] for a malformed file, and one without a tensor that could be pruned: it would prove nothing.
 pub fn verify_file(path: &Path, selection: Selection<'_>) -> Result<Vec<TensorReport<Verdict>>, Error> {
-    for_each(path, &mut disk::read(path)?, selection, |blocks| blocks.verify())
+    for_each(path, &mut disk::read(path)?, selection, |matrix| matrix.verify())
 }
 
 fn for_each<T>(
     path: &Path,
     bytes: &mut [u8],
     selection: Selection<'_>,
-    mut each: impl FnMut(Blocks<'_>) -> T,
+    mut each: impl FnMut(Matrix<'_>) -> T,
 ) -> Result<Vec<TensorReport<T>>, Error> {
-    let entries = container::entries(bytes).map_err(|problem| Error::file(path, format!("is no sound safetensors file: {problem}")))?;
+    let entries = container::read(path, &mut &*bytes, bytes.len() as u64)?;
     let reports: Vec<_> = entries
         .into_iter()
         .map(|entry| {
             let outcome = admit(&entry, selection)
-                .map(|(storage, shape)| each(Blocks { bytes: &mut bytes[entry.range], storage, shape, kind: selection.kind }));
+                .map(|(storage, shape)| each(Matrix { bytes: &mut bytes[entry.range], storage, shape, kind: selection.kind }));
             TensorReport { name: entry.name, dtype: entry.dtype, shape: entry.shape, outcome }
         })
         .collect();
@@ -249,7 +252,7 @@ fn admit(entry: &Entry, selection: Selection<'_>) -> Result<(Storage, [usize; 2]
     if is_embedding(&entry.name) {
         return Err(Reason::Embedding);
     }
-    let [height, width] = blocks::shape(selection.kind);
+    let [height, width] = matrix::shape(selection.kind);
     if rows % height != 0 || columns % width != 0 {
         return Err(Reason::Indivisible(selection.kind));
     }

@@ -1,6 +1,6 @@
 //! Reading and writing safetensors files tensor by tensor, so that a file of gigabytes is never in memory twice.
 //!
-//! Invariant: whatever the bytes, opening a file allocates in proportion to its header (at most [`HEADER_LIMIT`]), reading a
+//! Invariant: whatever the bytes, opening a file allocates in proportion to its header (at most [`container::HEADER_LIMIT`]), reading a
 //! tensor in proportion to that tensor, which lies inside the file. Deliberately absent: which tensors a file should hold.
 
 pub(crate) mod container;
@@ -17,9 +17,6 @@ use safetensors::Dtype;
 
 use crate::{Error, disk};
 
-/// The longest header that is read: some 50,000 tensors.
-const HEADER_LIMIT: u64 = 8 << 20;
-
 /// Bytes that are converted at a time.
 const CHUNK: usize = 1 << 18;
 
@@ -34,23 +31,8 @@ pub(crate) struct TensorFile {
 impl TensorFile {
     /// Reads and validates the header.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
-        let read_error = |e| Error::io("read", path, e);
-        let refuse = |problem: String| Error::file(path, format!("is no sound safetensors file: {problem}"));
         let (mut file, size) = disk::open(path)?;
-        if size < 8 {
-            return Err(refuse(format!("it holds {size} bytes, its first 8 should be the length of its header")));
-        }
-        let mut length = [0; 8];
-        file.read_exact(&mut length).map_err(read_error)?;
-        let length = u64::from_le_bytes(length);
-        let most = HEADER_LIMIT.min(size - 8);
-        if length > most {
-            return Err(refuse(format!("it claims a header of {length} bytes, expected at most {most}")));
-        }
-        let mut header = vec![0; length as usize];
-        file.read_exact(&mut header).map_err(read_error)?;
-        let size = usize::try_from(size).map_err(|_| refuse(format!("it holds {size} bytes, more than this machine can address")))?;
-        let entries = container::parse(&header, size).map_err(refuse)?;
+        let entries = container::read(path, &mut file, size)?;
         Ok(Self { path: path.to_owned(), file, entries })
     }
 
@@ -187,4 +169,33 @@ pub(crate) fn write_tiles(tiles: &[u16], mut write: impl FnMut(&[u8]) -> Result<
         write(&bytes)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use sparse24_core::MaskKind;
+
+    use super::{TensorFile, container::HEADER_LIMIT};
+    use crate::pruning::{Selection, verify_file};
+
+    #[test]
+    fn all_who_read_a_header_have_one_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        let selection = Selection { kind: MaskKind::RowWise, include: &|_| true };
+        let tensor = r#"{"w":{"dtype":"F32","shape":[1,4],"data_offsets":[0,16]}}"#;
+        for (length, is_read) in [(HEADER_LIMIT, true), (HEADER_LIMIT + 1, false)] {
+            let mut bytes = length.to_le_bytes().to_vec();
+            bytes.extend_from_slice(tensor.as_bytes());
+            bytes.resize(8 + length as usize, b' ');
+            bytes.resize(bytes.len() + 16, 0);
+            fs::write(&path, bytes).unwrap();
+            let answers = [TensorFile::open(&path).map(drop), verify_file(&path, selection).map(drop)]
+                .map(|answer| answer.map_err(|e| e.to_string()));
+            assert_eq!(answers[0].is_ok(), is_read);
+            assert_eq!(answers[0], answers[1]);
+        }
+    }
 }

@@ -9,9 +9,9 @@ use crate::failure::Failure;
 /// Preset, then file, then flags and `--set`.
 #[derive(clap::Args, Debug, Clone)]
 pub(crate) struct Configure {
-    /// A named configuration; `sparse24 presets` lists them
-    #[arg(long, default_value = "quickstart")]
-    preset: String,
+    /// A named configuration, quickstart unless a file names another; `sparse24 presets` lists them
+    #[arg(long)]
+    preset: Option<String>,
     /// A TOML file laid over the preset
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -53,6 +53,6 @@ impl Configure {
         ];
         let flags = flags.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?)));
         let settings: Vec<String> = self.settings.iter().cloned().chain(flags).collect();
-        Ok(Config::resolve(&self.preset, self.config.as_deref(), &settings)?)
+        Ok(Config::resolve(self.preset.as_deref(), self.config.as_deref(), &settings)?)
     }
 }

@@ -4,7 +4,10 @@ use std::{fs, num::NonZeroUsize, path::PathBuf, thread};
 
 use serde::Serialize;
 use sparse24_cpu::Simd;
-use sparse24_train::backend::BACKENDS;
+use sparse24_train::{
+    backend::{Arithmetic, BACKENDS, BackendEntry},
+    machine,
+};
 
 use crate::{
     failure::{Exit, Failure},
@@ -28,9 +31,16 @@ struct Report {
     threads: usize,
     simd: String,
     memory_available_mib: Option<u64>,
-    backends: Vec<&'static str>,
-    sparse_products: &'static str,
+    backends: Vec<Backend>,
     out: PathBuf,
+    problem: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Backend {
+    name: &'static str,
+    /// How it computes them; nothing where it cannot be opened.
+    sparse_products: Option<&'static str>,
     problem: Option<String>,
 }
 
@@ -39,9 +49,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         version: env!("CARGO_PKG_VERSION"),
         threads: thread::available_parallelism().map_or(1, NonZeroUsize::get),
         simd: Simd::detect().to_string(),
-        memory_available_mib: memory_available_mib(),
-        backends: BACKENDS.iter().map(|entry| entry.name).collect(),
-        sparse_products: "computed densely with pruned values",
+        memory_available_mib: machine::memory().map(|memory| memory.available >> 20),
+        backends: BACKENDS.iter().map(opened).collect(),
         out: args.out.clone(),
         problem: unwritable(&args.out),
     };
@@ -55,7 +64,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Some(mib) => say!("memory        {mib} MiB available"),
             None => say!("memory        unknown on this system"),
         }
-        say!("backend cpu   ready; sparse products are {}", report.sparse_products);
+        for Backend { name, sparse_products, problem } in &report.backends {
+            match (sparse_products, problem) {
+                (Some(how), _) => say!("backend {name:<5} ready; sparse products are {how}"),
+                (None, problem) => say!("backend {name:<5} {}", problem.as_deref().unwrap_or_default()),
+            }
+        }
         match &report.problem {
             None => say!("runs          {} can be written", args.out.display()),
             Some(problem) => say!("runs          {problem}"),
@@ -64,6 +78,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match report.problem {
         None => Ok(()),
         Some(problem) => Err(Failure::new(Exit::Refuted, problem)),
+    }
+}
+
+fn opened(entry: &BackendEntry) -> Backend {
+    let device = (entry.open)(Arithmetic::F32).map(|backend| backend.device());
+    Backend {
+        name: entry.name,
+        sparse_products: device.as_ref().ok().map(|device| device.sparse_products),
+        problem: device.err().map(|error| error.to_string()),
     }
 }
 
@@ -77,10 +100,4 @@ fn unwritable(out: &std::path::Path) -> Option<String> {
         return Some(format!("{} is no folder: runs cannot be written to {}", existing.display(), out.display()));
     }
     tempfile::tempfile_in(existing).err().map(|error| format!("{} cannot be written: {error}", existing.display()))
-}
-
-fn memory_available_mib() -> Option<u64> {
-    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? / 1024)
 }

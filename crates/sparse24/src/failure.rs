@@ -19,6 +19,8 @@ pub(crate) enum Exit {
     Io = 4,
     /// Training stopped at a non-finite loss or gradient.
     NonFinite = 5,
+    /// A defect of sparse24: an operation was called with operands that do not fit.
+    Defect = 70,
     /// Whoever read standard output closed it; the shell's code for that.
     Unread = 141,
 }
@@ -56,8 +58,7 @@ impl From<Error> for Failure {
             ErrorKind::Input => Exit::Input,
             ErrorKind::Io => Exit::Io,
             ErrorKind::NonFinite => Exit::NonFinite,
-            // A defect of ours: it names the operation.
-            ErrorKind::Contract => Exit::Refuted,
+            ErrorKind::Contract => Exit::Defect,
         };
         Self::new(exit, error.to_string())
     }
@@ -75,5 +76,16 @@ impl From<clap::Error> for Failure {
             sentence += line.strip_prefix("error: ").unwrap_or(line);
         }
         Self::new(Exit::Usage, format!("{sentence}; --help tells all"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_defect_is_no_answer() {
+        let error = Error::Operand { operation: "matmul", operand: "x", expected: [2, 3], found: [3, 2] };
+        assert_eq!(Failure::from(error).exit as u8, 70);
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use sparse24_train::{
-    config::{Config, preset},
+    config::preset,
     data::{Tokenizer, TokenizerKind},
     nn::linear24::Bias,
     run::adopt,
@@ -12,7 +12,7 @@ use sparse24_train::{
 use crate::{
     failure::{Exit, Failure},
     output::say,
-    prepare::TokenizerName,
+    prepare::tokenizer_names,
     weights,
 };
 
@@ -24,19 +24,24 @@ pub(crate) struct Args {
     /// The new run directory
     out: PathBuf,
     /// byte, char or gpt2; by the size of the vocabulary otherwise
-    #[arg(long)]
-    tokenizer: Option<TokenizerName>,
+    #[arg(long, value_parser = tokenizer_names())]
+    tokenizer: Option<TokenizerKind>,
 }
+
+/// The vocabulary of GPT-2.
+const GPT2: usize = 50_257;
+/// The same, padded to a multiple of 64 as nanoGPT and llm.c do. Of other sizes nobody knows which ids they hold.
+const GPT2_PADDED: usize = 50_304;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (shape, tensors, bias) = weights::read_gpt2(&args.path)?;
-    if matches!(args.tokenizer, Some(TokenizerName::Char)) {
+    if matches!(args.tokenizer, Some(TokenizerKind::Character)) {
         let problem = "--tokenizer: a char tokenizer's characters stand in no Hugging Face folder, expected byte or gpt2, or leave it out";
         return Err(Failure::new(Exit::Usage, problem));
     }
     let tokenizer = match (args.tokenizer, shape.vocab_size) {
-        (Some(kind), _) => Some(Tokenizer::for_text(kind.into(), "")?),
-        (None, 50_257..) => Some(Tokenizer::for_text(TokenizerKind::Gpt2, "")?),
+        (Some(kind), _) => Some(Tokenizer::for_text(kind, "")?),
+        (None, GPT2 | GPT2_PADDED) => Some(Tokenizer::for_text(TokenizerKind::Gpt2, "")?),
         (None, 256) => Some(Tokenizer::Byte),
         (None, _) => None,
     };
@@ -45,15 +50,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let problem = format!("--tokenizer: {name} has {tokens} tokens, the model only {}; leave it out", shape.vocab_size);
         return Err(Failure::new(Exit::Usage, problem));
     }
-    let mut config: Config = preset::find("gpt2-124m")?;
+    let mut config = preset::imported();
     config.model.layers = shape.n_layer;
     config.model.heads = shape.n_head;
     config.model.width = shape.n_embd;
     config.model.ffn_width = shape.n_inner;
     config.model.context = shape.n_positions;
     config.model.bias = bias == Bias::Present;
-    config.method.name = "dense".to_owned();
-    config.batch.sequences = 1;
     if let Some(tokenizer) = &tokenizer {
         config.data.tokenizer = tokenizer.kind();
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde_json::json;
 use sparse24_train::data::{Corpus, Tokenizer, TokenizerKind, VALIDATION_FRACTION, prepare};
 
@@ -14,9 +14,9 @@ pub(crate) struct Args {
     /// A UTF-8 text file, or a folder of them
     #[arg(long, value_name = "PATH")]
     data: PathBuf,
-    /// How text becomes tokens
-    #[arg(long, value_enum)]
-    tokenizer: TokenizerName,
+    /// How text becomes tokens: bytes of UTF-8 (256), the characters of the text, or GPT-2's byte-pair encoding (50257)
+    #[arg(long, value_parser = tokenizer_names())]
+    tokenizer: TokenizerKind,
     /// The folder to make; one that exists must be empty or prepared earlier
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -28,29 +28,15 @@ pub(crate) struct Args {
     json: bool,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum TokenizerName {
-    /// Bytes of UTF-8: 256
-    Byte,
-    /// The characters of the text
-    Char,
-    /// GPT-2's byte-pair encoding: 50257
-    Gpt2,
-}
-
-impl From<TokenizerName> for TokenizerKind {
-    fn from(name: TokenizerName) -> Self {
-        match name {
-            TokenizerName::Byte => Self::Byte,
-            TokenizerName::Char => Self::Character,
-            TokenizerName::Gpt2 => Self::Gpt2,
-        }
-    }
+/// A tokenizer by its name.
+pub(crate) fn tokenizer_names() -> impl TypedValueParser<Value = TokenizerKind> {
+    PossibleValuesParser::new(TokenizerKind::ALL.map(TokenizerKind::name))
+        .map(|name| TokenizerKind::ALL.into_iter().find(|kind| kind.name() == name).expect("one of these names"))
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let corpus = Corpus::open(&args.data)?;
-    let tokenizer = Tokenizer::for_text(args.tokenizer.into(), corpus.text())?;
+    let tokenizer = Tokenizer::for_text(args.tokenizer, corpus.text())?;
     let dataset = prepare(&corpus, tokenizer, args.validation, &args.out)?;
     let (train, validation, vocabulary) = (dataset.train().len(), dataset.validation().len(), dataset.vocabulary());
     if args.json {
@@ -65,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     } else {
         let out = args.out.display();
         say!("{train} tokens to train on and {validation} held out, of a vocabulary of {vocabulary}: {out}");
-        say!("train on them with `sparse24 train --data {out} --set data.tokenizer={}`", TokenizerKind::from(args.tokenizer).name());
+        say!("train on them with `sparse24 train --data {out} --set data.tokenizer={}`", args.tokenizer.name());
     }
     Ok(())
 }

@@ -34,6 +34,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
+    config.check_corpus()?;
     let out = args.out.clone().unwrap_or_else(|| default_directory(&config));
     on_threads(&config.clone(), || {
         let dataset = open_dataset(&config)?;
@@ -52,7 +53,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 /// Runs on the configured number of threads.
 pub(crate) fn on_threads(config: &Config, work: impl FnOnce() -> Result<(), Failure> + Send) -> Result<(), Failure> {
-    sparse24_cpu::on_threads(config.backend.threads, work)
+    let refused = |error: sparse24_cpu::Error| Failure::new(Exit::Io, format!("backend.threads: {error}; ask for fewer"));
+    sparse24_cpu::on_threads(config.backend.threads, work).map_err(refused)?
 }
 
 /// Trains a run to its end, in sight.
@@ -73,6 +75,9 @@ pub(crate) fn drive(mut run: Run, json: bool) -> Result<(), Failure> {
     note(format_args!("{} ({}); sparse products are {}", device.backend, device.description, device.sparse_products));
     for notice in run.notices() {
         note(notice);
+    }
+    if let Some(remark) = config.remark() {
+        note(remark);
     }
     let mut watcher = Watcher(Progress::new(run.trainer().step(), config.steps));
     let summary = run.train(&mut watcher)?;

@@ -80,13 +80,18 @@ fn every_refusal_says_why_and_leaves_nothing() {
     for share in ["0", "1", "-0.5", "NaN"] {
         let share = format!("--validation={share}");
         let message = refusal(&[&args("text", "out")[..], &[&share]].concat(), root, 2);
-        assert!(message.starts_with("error: validation: found ") && message.contains("more than 0 and less than 1"), "{message}");
+        assert!(
+            message.starts_with(
+                "error: the share to hold out (data.validation, or --validation of prepare): expected more than 0 and less than 1"
+            ),
+            "{message}"
+        );
     }
     let message = refusal(&["--data", "text", "--tokenizer", "word", "--out", "out"], root, 2);
     assert!(message.contains("invalid value 'word'") && message.contains("byte, char, gpt2"), "{message}");
     fs::write(root.join("spaces"), " ".repeat(300_000) + "x").unwrap();
-    let message = refusal(&["--data", "spaces", "--tokenizer", "gpt2", "--out", "out"], root, 2);
-    assert!(message.contains("white-space characters"), "{message}");
+    let message = refusal(&["--data", "spaces", "--tokenizer", "gpt2", "--out", "out"], root, 3);
+    assert!(message.starts_with("error: spaces: the run of white space around byte 262144"), "{message}");
     assert!(!root.join("out").exists());
     assert_eq!(fs::read(root.join("mine/thesis.tex")).unwrap(), b"years of work");
 }

@@ -145,7 +145,8 @@ fn every_refusal_says_why_and_leaves_nothing() {
             "error: in: strict pruning leaves no matrix out, but 2 cannot be pruned",
         ),
         (&["prune", "in", "in", "--mask", "row"], 3, "error: in: is the input; the unpruned weights would be lost"),
-        (&["prune", "in", "folder", "--mask", "row"], 4, "error: cannot write folder: "),
+        (&["prune", "in", "folder", "--mask", "row"], 3, "error: folder: is a folder, expected a file or a new name"),
+        (&["prune", "in", "text/out", "--mask", "row"], 4, "error: cannot write text/out: "),
         (&["prune", "in", "nowhere/out", "--mask", "row"], 4, "error: cannot write nowhere/out: "),
         (&["prune", "in", "out", "--mask", "row", "--include", "bias"], 3, "error: in: holds no tensor that could be row-wise 2:4 pruned"),
         (&["verify", "in", "--include", "wte"], 3, "error: in: holds no tensor that could be transposable pruned"),
@@ -164,4 +165,38 @@ fn every_refusal_says_why_and_leaves_nothing() {
     let after: Vec<_> = fs::read_dir(root).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(before, after, "a refusal wrote something");
     assert_eq!(fs::read(root.join("in")).unwrap(), whole);
+}
+
+#[cfg(unix)]
+#[test]
+fn only_a_file_is_replaced_and_a_link_is_followed() {
+    use std::os::unix::{fs::symlink, net::UnixListener};
+    let root = tempfile::tempdir().unwrap();
+    let root = root.path();
+    write(&root.join("in"));
+    fs::create_dir(root.join("folder")).unwrap();
+    let _listener = UnixListener::bind(root.join("socket")).unwrap();
+    symlink("socket", root.join("to-socket")).unwrap();
+    symlink("/dev/null", root.join("to-null")).unwrap();
+    symlink("loop", root.join("loop")).unwrap();
+    let prune = |out| ["prune", "in", out, "--mask", "row"];
+    for out in ["socket", "to-socket", "to-null"] {
+        let message = refusal(&prune(out), root, 3);
+        assert!(message.starts_with(&format!("error: {out}: is not a regular file, which alone can be replaced")), "{message}");
+    }
+    assert!(refusal(&prune("loop"), root, 4).starts_with("error: cannot write loop: "));
+    let kind = |name| fs::symlink_metadata(root.join(name)).unwrap().file_type();
+    assert!(!kind("socket").is_file() && kind("to-null").is_symlink(), "a refusal replaced something");
+
+    answer(&prune("out"), root);
+    let expected = fs::read(root.join("out")).unwrap();
+    fs::write(root.join("folder/old"), "old").unwrap();
+    for (link, target) in [("to-old", "folder/old"), ("to-new", "folder/new")] {
+        symlink(target, root.join(link)).unwrap();
+        answer(&prune(link), root);
+        assert!(kind(link).is_symlink(), "{link} was replaced");
+        assert!(fs::read(root.join(target)).unwrap() == expected, "{target}");
+    }
+    symlink("in", root.join("to-in")).unwrap();
+    assert!(refusal(&prune("to-in"), root, 3).contains("is the input"));
 }

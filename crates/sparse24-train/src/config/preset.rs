@@ -17,7 +17,18 @@ pub struct Preset {
     pub summary: &'static str,
     /// Where its numbers come from.
     pub source: &'static str,
+    /// What it is trained on.
+    pub corpus: Corpus,
     build: fn() -> Config,
+}
+
+/// What a preset is trained on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Corpus {
+    /// A text of any size: the embedded one, where no other is named.
+    Any,
+    /// A large corpus, which must be named.
+    Named,
 }
 
 impl Preset {
@@ -28,8 +39,32 @@ impl Preset {
     }
 }
 
-const PAPER: &str = "Hu et al. 2024, arXiv 2404.01847, appendix: AdamW 1.5e-4 to 1e-5, 512 x 1024 tokens a step, 300k steps";
-const NANOGPT: &str = "nanoGPT, config/train_shakespeare_char.py";
+/// Where nothing names a preset.
+pub const DEFAULT: &str = "quickstart";
+
+/// Stands for a preset in the configuration of a model from elsewhere.
+pub const IMPORTED: &str = "imported";
+
+/// What ours adds to nanoGPT's numbers.
+macro_rules! nanogpt {
+    ($source:literal) => {
+        concat!($source, "; but GELU is its tanh form, and fst with lambda 6e-5 is the default, both ours")
+    };
+}
+
+/// What all GPT-2 share, and a word on lambda.
+macro_rules! paper {
+    ($lambda:literal) => {
+        concat!(
+            "Hu et al. 2024, arXiv 2404.01847: AdamW 1.5e-4 to 1e-5, 512 x 1024 tokens a step, 300k steps; lambda from its table of optimal decay factors",
+            $lambda
+        )
+    };
+}
+
+const PAPER: &str = paper!("");
+/// For the two largest.
+const PAPER_NOT_TOOLKIT: &str = paper!(", the paper's toolkit has another");
 
 /// All presets.
 pub const PRESETS: [Preset; 7] = [
@@ -37,24 +72,51 @@ pub const PRESETS: [Preset; 7] = [
         name: "quickstart",
         summary: "a small GPT-2 on the embedded corpus, in a minute or two on a CPU",
         source: "sparse24: shakespeare-char-cpu, shorter and warmer",
+        corpus: Corpus::Any,
         build: quickstart,
     },
     Preset {
         name: "shakespeare-char-cpu",
         summary: "4 layers, 128 wide, context 64: a character-level GPT-2 for CPUs",
-        source: "nanoGPT, README, \"I only have a macbook\": train_shakespeare_char.py with smaller settings",
+        source: nanogpt!("nanoGPT, README, \"I only have a macbook\": train_shakespeare_char.py with smaller settings"),
+        corpus: Corpus::Any,
         build: shakespeare_char_cpu,
     },
     Preset {
         name: "shakespeare-char",
         summary: "6 layers, 384 wide, context 256: a character-level GPT-2",
-        source: NANOGPT,
+        source: nanogpt!("nanoGPT, config/train_shakespeare_char.py"),
+        corpus: Corpus::Any,
         build: shakespeare_char,
     },
-    Preset { name: "gpt2-124m", summary: "GPT-2 124M, lambda 6e-5", source: PAPER, build: || gpt2(12, 12, 768, 6e-5) },
-    Preset { name: "gpt2-350m", summary: "GPT-2 350M, lambda 2e-4", source: PAPER, build: || gpt2(24, 16, 1024, 2e-4) },
-    Preset { name: "gpt2-774m", summary: "GPT-2 774M, lambda 2e-4", source: PAPER, build: || gpt2(36, 20, 1280, 2e-4) },
-    Preset { name: "gpt2-1558m", summary: "GPT-2 1558M, lambda 6e-5", source: PAPER, build: || gpt2(48, 25, 1600, 6e-5) },
+    Preset {
+        name: "gpt2-124m",
+        summary: "GPT-2 124M, lambda 6e-5",
+        source: PAPER,
+        corpus: Corpus::Named,
+        build: || gpt2(12, 12, 768, 6e-5),
+    },
+    Preset {
+        name: "gpt2-350m",
+        summary: "GPT-2 350M, lambda 2e-4",
+        source: PAPER,
+        corpus: Corpus::Named,
+        build: || gpt2(24, 16, 1024, 2e-4),
+    },
+    Preset {
+        name: "gpt2-774m",
+        summary: "GPT-2 774M, lambda 2e-4",
+        source: PAPER_NOT_TOOLKIT,
+        corpus: Corpus::Named,
+        build: || gpt2(36, 20, 1280, 2e-4),
+    },
+    Preset {
+        name: "gpt2-1558m",
+        summary: "GPT-2 1558M, lambda 6e-5",
+        source: PAPER_NOT_TOOLKIT,
+        corpus: Corpus::Named,
+        build: || gpt2(48, 25, 1600, 6e-5),
+    },
 ];
 
 /// The configuration of a preset.
@@ -66,6 +128,24 @@ pub fn find(name: &str) -> Result<Config, Error> {
         Some(preset) => Ok(preset.config()),
         None => Err(unknown("preset", name, PRESETS.iter().map(|preset| preset.name))),
     }
+}
+
+/// What the shape of an imported model is laid on: the smallest GPT-2, dense, one sequence at a time.
+#[must_use]
+pub fn imported() -> Config {
+    let base = gpt2(12, 12, 768, 6e-5);
+    Config {
+        preset: IMPORTED.to_owned(),
+        method: MethodConfig { name: "dense".to_owned(), ..base.method },
+        batch: BatchConfig { sequences: 1, ..base.batch },
+        ..base
+    }
+}
+
+/// What the preset of a configuration is trained on; any text, if it is none of ours.
+pub(super) fn corpus(name: &str) -> Corpus {
+    let preset = PRESETS.iter().find(|preset| preset.name == name);
+    preset.map_or(if name == IMPORTED { Corpus::Named } else { Corpus::Any }, |preset| preset.corpus)
 }
 
 fn quickstart() -> Config {

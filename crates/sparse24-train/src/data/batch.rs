@@ -8,6 +8,21 @@ use sparse24_core::philox::{Purpose, Site, Stream};
 use super::{Dataset, Tokens};
 use crate::backend::HeadLoss;
 
+/// Which windows a micro-step sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Draw {
+    /// Of everything random.
+    pub seed: u64,
+    /// The optimizer step.
+    pub step: u32,
+    /// The micro-step, counted over all ranks.
+    pub micro_step: u32,
+    /// How many windows.
+    pub sequences: usize,
+    /// Tokens a window predicts.
+    pub context: usize,
+}
+
 impl Dataset {
     /// Draws `sequences` windows of `context` + 1 training tokens; fills `inputs` and `targets`, `[sequences, context]` each, row-major:
     /// inputs are the first `context` tokens of a window, targets the last.
@@ -18,17 +33,8 @@ impl Dataset {
     ///
     /// # Panics
     /// For a dataset that [`Dataset::check_context`] refuses.
-    #[expect(clippy::too_many_arguments, reason = "the coordinates of a batch, its shape and its two buffers")]
-    pub fn batch(
-        &self,
-        seed: u64,
-        step: u32,
-        micro_step: u32,
-        sequences: usize,
-        context: usize,
-        inputs: &mut Vec<u32>,
-        targets: &mut Vec<u32>,
-    ) {
+    pub fn batch(&self, draw: Draw, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) {
+        let Draw { seed, step, micro_step, sequences, context } = draw;
         let tokens = self.train();
         assert!(tokens.len() > context, "{} tokens were to be refused for a context of {context}", tokens.len());
         let starts = (tokens.len() - context) as u128;
@@ -116,7 +122,7 @@ mod tests {
 
     fn batch(data: &Dataset, seed: u64, step: u32, micro_step: u32, sequences: usize, context: usize) -> (Vec<u32>, Vec<u32>) {
         let (mut inputs, mut targets) = (vec![u32::MAX; 3], vec![u32::MAX; 3]);
-        data.batch(seed, step, micro_step, sequences, context, &mut inputs, &mut targets);
+        data.batch(Draw { seed, step, micro_step, sequences, context }, &mut inputs, &mut targets);
         (inputs, targets)
     }
 

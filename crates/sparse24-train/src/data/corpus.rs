@@ -90,8 +90,8 @@ impl Corpus {
     /// [`Error::Setting`] for a fraction outside of (0, 1); [`Error::File`] if either part would be empty.
     pub fn split(&self, validation: f64) -> Result<[&str; 2], Error> {
         if !(validation > 0.0 && validation < 1.0) {
-            let problem = format!("found {validation}, expected the share to hold out, more than 0 and less than 1");
-            return Err(Error::setting("validation", problem));
+            let key = "the share to hold out (data.validation, or --validation of prepare)";
+            return Err(Error::setting(key, format!("expected more than 0 and less than 1, found {validation}")));
         }
         let characters = self.text.chars().count();
         // Rounding to f64 is nanoGPT's too; it is exact below 2^53 characters.

@@ -47,7 +47,7 @@ impl Dataset {
     /// As [`Dataset::open`], with a tokenizer at hand instead of a kind: how a run sees other data.
     ///
     /// # Errors
-    /// As [`Dataset::open`]; [`Error::Setting`] for a folder that another tokenizer prepared.
+    /// As [`Dataset::open`]; [`Error::File`] for a folder that another tokenizer prepared.
     pub fn open_with(path: &Path, tokenizer: Tokenizer, validation: f64) -> Result<Self, Error> {
         if !path.join(TRAIN).exists() {
             return Self::from_corpus(&Corpus::open(path)?, tokenizer, validation);
@@ -56,28 +56,20 @@ impl Dataset {
         match &read.tokenizer {
             None => Ok(Self::new(read.train, read.validation, read.vocabulary, Some(tokenizer), path)),
             Some(found) if *found == tokenizer => Ok(read),
-            Some(_) => {
-                Err(Error::setting("tokenizer", format!("{} was prepared with another tokenizer than the one to use", path.display())))
-            }
+            Some(_) => Err(Error::file(path, "was prepared with another tokenizer than the one to use")),
         }
     }
 
     /// The tokens of a corpus; the two parts of [`Corpus::split`] are encoded apart.
     ///
     /// # Errors
-    /// As [`Corpus::split`]; [`Error::File`] for a character that the tokenizer lacks.
+    /// As [`Corpus::split`]; [`Error::File`] for a text that the tokenizer cannot encode.
     pub fn from_corpus(corpus: &Corpus, tokenizer: Tokenizer, validation: f64) -> Result<Self, Error> {
         let [head, tail] = corpus.split(validation)?;
         let vocabulary = tokenizer.vocabulary();
         let encode = |text: &str, before: usize| {
             let mut tokens = Tokens::for_vocabulary(vocabulary);
-            tokenizer.encode_into(text, &mut tokens).map_err(|e| match e {
-                Error::UnknownCharacter { character, offset, vocabulary } => {
-                    let whole = Error::UnknownCharacter { character, offset: offset + before, vocabulary };
-                    Error::file(corpus.source(), whole.to_string())
-                }
-                other => other,
-            })?;
+            tokenizer.encode_into(text, &mut tokens).map_err(|e| Error::file(corpus.source(), e.moved(before).to_string()))?;
             Ok::<_, Error>(tokens)
         };
         let (train, validation) = (encode(head, 0)?, encode(tail, head.len())?);
@@ -90,8 +82,8 @@ impl Dataset {
     /// id plus one, and there is no tokenizer.
     ///
     /// # Errors
-    /// As [`shard::read`]; [`Error::File`] for shards of another tokenizer than the folder's; [`Error::Setting`] for a kind or vocabulary
-    /// that contradicts the folder.
+    /// As [`shard::read`]; [`Error::File`] for shards of another tokenizer than the folder's, and for another vocabulary than
+    /// the one given; [`Error::Setting`] for a kind that contradicts the folder.
     pub fn from_folder(folder: &Path, kind: Option<TokenizerKind>, vocabulary: Option<u32>) -> Result<Self, Error> {
         let [train, validation] = [TRAIN, VALIDATION].map(|name| folder.join(name));
         let described = folder.join(TOKENIZER);
@@ -107,16 +99,13 @@ impl Dataset {
             let (asked, found) = (asked.name(), found.name());
             let problem =
                 format!("`{asked}` is asked for, but {} was prepared with `{found}`: set data.tokenizer={found}", folder.display());
-            return Err(Error::setting("tokenizer", problem));
+            return Err(Error::setting("data.tokenizer", problem));
         }
         let known = tokenizer.as_ref().map(Tokenizer::vocabulary);
         if let (Some(asked), Some(known)) = (vocabulary, known)
             && asked != known
         {
-            return Err(Error::setting(
-                "vocabulary",
-                format!("{asked} is asked for, but the tokenizer of {} has {known}", folder.display()),
-            ));
+            return Err(Error::file(folder, format!("has a tokenizer of {known} tokens, expected one of {asked}")));
         }
         let read = |path: &Path| {
             let shard = shard::read(path, known.or(vocabulary))?;
@@ -218,7 +207,7 @@ mod tests {
         prepared(&characters, TokenizerKind::Character).unwrap();
         let refusal = |folder: &Path, kind, vocabulary| Dataset::from_folder(folder, kind, vocabulary).unwrap_err().to_string();
         assert!(refusal(&bytes, Some(TokenizerKind::Gpt2), None).contains("`gpt2` is asked for"));
-        assert!(refusal(&bytes, None, Some(257)).contains("257 is asked for"));
+        assert!(refusal(&bytes, None, Some(257)).contains("of 256 tokens, expected one of 257"));
         fs::copy(characters.join(VALIDATION), bytes.join(VALIDATION)).unwrap();
         assert!(refusal(&bytes, None, None).contains("val.bin: has a vocabulary of"));
         Tokenizer::Character((0..256).filter_map(char::from_u32).collect()).save(&bytes.join(TOKENIZER)).unwrap();
@@ -241,7 +230,7 @@ mod tests {
         let open = |path: &Path, tokenizer: &Tokenizer| Dataset::open_with(path, tokenizer.clone(), 0.1);
         assert_eq!(open(&folder, tokenizer).unwrap().fingerprint(), written.fingerprint());
         let refusal = |path: &Path, tokenizer: &Tokenizer| open(path, tokenizer).unwrap_err().to_string();
-        assert!(refusal(&folder, &Tokenizer::Byte).contains("256 is asked for"));
+        assert!(refusal(&folder, &Tokenizer::Byte).contains("expected one of 256"));
         let other = Tokenizer::Character((32..32 + tokenizer.vocabulary()).filter_map(char::from_u32).collect());
         assert!(refusal(&folder, &other).contains("prepared with another tokenizer"));
         fs::write(&text, "not to be".repeat(9)).unwrap();
@@ -269,7 +258,7 @@ mod tests {
         assert_eq!(known.tokenizer(), Some(&Tokenizer::Byte));
         assert_ne!(known.fingerprint(), inferred.fingerprint());
         assert!(open(None, Some(200)).unwrap_err().to_string().contains("train.bin: token 200 at position 1"));
-        assert!(open(Some(TokenizerKind::Byte), Some(300)).unwrap_err().to_string().contains("300 is asked for"));
+        assert!(open(Some(TokenizerKind::Byte), Some(300)).unwrap_err().to_string().contains("expected one of 300"));
     }
 
     #[test]

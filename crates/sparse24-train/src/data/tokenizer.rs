@@ -69,7 +69,10 @@ impl Tokenizer {
             #[cfg(feature = "tokenizers")]
             TokenizerKind::Gpt2 => Ok(Self::Gpt2),
             #[cfg(not(feature = "tokenizers"))]
-            TokenizerKind::Gpt2 => Err(Error::setting("tokenizer", "gpt2 needs a build with the feature `tokenizers`")),
+            TokenizerKind::Gpt2 => {
+                let key = "the tokenizer (data.tokenizer, or --tokenizer of prepare)";
+                Err(Error::setting(key, "gpt2 needs a build with the feature `tokenizers`"))
+            }
         }
     }
 
@@ -109,8 +112,8 @@ impl Tokenizer {
     /// The ids of a text.
     ///
     /// # Errors
-    /// [`Error::UnknownCharacter`] where the vocabulary of a character tokenizer has no such character; [`Error::Setting`] where the
-    /// GPT-2 tokenizer would have to split a run of white space too long for it.
+    /// [`Error::UnknownCharacter`] where the vocabulary of a character tokenizer has no such character; [`Error::LongWhiteSpace`] where
+    /// the GPT-2 tokenizer would have to split a run of white space too long for it.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
         match self {
             Self::Byte => Ok(text.bytes().map(u32::from).collect()),
@@ -134,12 +137,7 @@ impl Tokenizer {
         const PIECE: usize = 1 << 20;
         let mut before = 0;
         for piece in pieces(text, PIECE) {
-            let ids = self.encode(piece).map_err(|e| match e {
-                Error::UnknownCharacter { character, offset, vocabulary } => {
-                    Error::UnknownCharacter { character, offset: offset + before, vocabulary }
-                }
-                other => other,
-            })?;
+            let ids = self.encode(piece).map_err(|e| e.moved(before))?;
             tokens.extend(ids);
             before += piece.len();
         }
@@ -262,11 +260,10 @@ mod gpt2 {
 
     pub(super) fn encode(text: &str) -> Result<Vec<u32>, Error> {
         let mut run = 0;
-        for character in text.chars() {
+        for (offset, character) in text.char_indices() {
             run = if character.is_whitespace() { run + 1 } else { 0 };
             if run > LONGEST_SPACE {
-                let problem = format!("gpt2 cannot split a run of more than {LONGEST_SPACE} white-space characters; shorten it");
-                return Err(Error::setting("tokenizer", problem));
+                return Err(Error::LongWhiteSpace { longest: LONGEST_SPACE, offset });
             }
         }
         Ok(tiktoken_rs::r50k_base_singleton().encode_ordinary(text))
@@ -320,7 +317,7 @@ mod tests {
             assert_eq!(Tokenizer::Gpt2.decode(&ids).unwrap(), hostile.as_bytes());
         }
         let message = Tokenizer::Gpt2.encode(&(" ".repeat(300_000) + "x")).unwrap_err().to_string();
-        assert!(message.contains("white-space"), "{message}");
+        assert!(message.contains("around byte 262144") && message.contains("white-space"), "{message}");
     }
 
     #[test]

@@ -8,8 +8,9 @@ use crate::{
     Error,
     backend::Backend,
     config::Config,
-    data::{Dataset, EvaluationWindows},
+    data::{Dataset, Draw, EvaluationWindows},
     estimate::estimate,
+    machine,
     trainer::{Batches, Trainer, Windows},
 };
 
@@ -37,7 +38,7 @@ pub fn open_dataset(config: &Config) -> Result<Dataset, Error> {
 pub(super) fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer, Error> {
     let recipe = config.recipe(vocabulary)?;
     let needed = estimate(&recipe).device_bytes();
-    if let Some(there) = physical_memory().filter(|&there| needed > there) {
+    if let Some(there) = machine::memory().map(|memory| memory.total).filter(|&there| needed > there) {
         let [needed, there] = [needed, there].map(|bytes| bytes >> 20);
         let problem = format!("needs {needed} MiB of memory, this machine has {there}; make it or batch.sequences smaller");
         return Err(Error::setting("model", problem));
@@ -50,13 +51,6 @@ pub(super) fn open_backend(config: &Config) -> Result<Box<dyn Backend>, Error> {
     (config.backend_entry()?.open)(config.backend.arithmetic)
 }
 
-/// Bytes of memory of this machine, where it tells.
-fn physical_memory() -> Option<u64> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
-}
-
 /// The training batches of a run.
 pub(super) struct SeededBatches<'a> {
     pub(super) dataset: &'a Dataset,
@@ -67,7 +61,8 @@ pub(super) struct SeededBatches<'a> {
 
 impl Batches for SeededBatches<'_> {
     fn fill(&self, step: u32, micro_step: u32, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) {
-        self.dataset.batch(self.seed, step, micro_step, self.sequences, self.context, inputs, targets);
+        let Self { dataset, seed, sequences, context } = *self;
+        dataset.batch(Draw { seed, step, micro_step, sequences, context }, inputs, targets);
     }
 }
 

@@ -4,13 +4,15 @@
 //! Read here and not by the library of that name, so that an error can say which tensor, and a hostile header costs no more memory than
 //! its own size a few times.
 
-use std::{fmt, ops::Range};
+use std::{fmt, io::Read, ops::Range, path::Path};
 
 use safetensors::Dtype;
 use serde::{
     Deserialize, Deserializer,
     de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
+
+use crate::Error;
 
 /// One tensor.
 pub(crate) struct Entry {
@@ -21,29 +23,36 @@ pub(crate) struct Entry {
     pub(crate) range: Range<usize>,
 }
 
-/// More than a hundred thousand tensors take; the format would allow 100 MB, of which most could be parsed into several times as much.
-const LARGEST_HEADER: u64 = 1 << 24;
+/// The longest header that is read: more than a hundred thousand tensors take. The format would allow 100 MB, of which most could be parsed
+/// into several times as much.
+pub(super) const HEADER_LIMIT: u64 = 1 << 24;
 /// More than any library makes.
 const MOST_DIMENSIONS: usize = 64;
 
-/// The entries of a whole file, or one clause that says what is wrong.
-pub(crate) fn entries(file: &[u8]) -> Result<Vec<Entry>, String> {
-    let size = file.len();
-    let Some((length, rest)) = file.split_first_chunk() else {
-        return Err(format!("it holds {size} bytes, its first 8 should be the length of its header"));
+/// The entries of a file of `size` bytes, of which no more is read than its header; `path` names it in errors.
+pub(crate) fn read(path: &Path, file: &mut impl Read, size: u64) -> Result<Vec<Entry>, Error> {
+    let refuse = |problem: String| Error::file(path, format!("is no sound safetensors file: {problem}"));
+    let failed = |e| Error::io("read", path, e);
+    let Some(rest) = size.checked_sub(8) else {
+        return Err(refuse(format!("it holds {size} bytes, its first 8 should be the length of its header")));
     };
-    let length = u64::from_le_bytes(*length);
-    if length > LARGEST_HEADER {
-        return Err(format!("it claims a header of {length} bytes, at most {LARGEST_HEADER} are read"));
+    let mut length = [0; 8];
+    file.read_exact(&mut length).map_err(failed)?;
+    let length = u64::from_le_bytes(length);
+    if length > HEADER_LIMIT {
+        return Err(refuse(format!("it claims a header of {length} bytes, expected at most {HEADER_LIMIT}")));
     }
-    let Some(header) = rest.get(..length as usize) else {
-        return Err(format!("it claims a header of {length} bytes, but holds only {} after the first 8", rest.len()));
-    };
-    parse(header, size)
+    if length > rest {
+        return Err(refuse(format!("it claims a header of {length} bytes, but holds only {rest} after the first 8")));
+    }
+    let mut header = vec![0; length as usize];
+    file.read_exact(&mut header).map_err(failed)?;
+    let size = usize::try_from(size).map_err(|_| refuse(format!("it holds {size} bytes, more than this machine can address")))?;
+    parse(&header, size).map_err(refuse)
 }
 
 /// The entries of a file of `size` bytes that begins with the length of this header and the header.
-pub(crate) fn parse(header: &[u8], size: usize) -> Result<Vec<Entry>, String> {
+fn parse(header: &[u8], size: usize) -> Result<Vec<Entry>, String> {
     let Header(mut tensors) = serde_json::from_slice(header).map_err(|e| format!("its header is malformed: {e}"))?;
     tensors.sort_by(|a, b| (a.1.data_offsets, &a.0).cmp(&(b.1.data_offsets, &b.0)));
     let start = 8 + header.len();

@@ -64,6 +64,10 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
         ("optimizer.weight_decay=nan", "optimizer.weight_decay: expected a finite number of at least 0, found NaN"),
         ("optimizer.clip=-1", "optimizer.clip: expected a finite number of at least 0, found -1"),
         ("optimizer.epsilon=0", "optimizer.epsilon: expected a finite number above 0, found 0"),
+        (
+            "optimizer.decay_steps=150",
+            "optimizer.decay_steps: expected more than optimizer.warmup_steps 150, or 0 for the last step, found 150",
+        ),
         ("data.validation=0", "data.validation: expected the share to hold out, above 0 and below 1, found 0"),
         ("data.validation=1.5", "data.validation: expected the share to hold out, above 0 and below 1, found 1.5"),
     ] {
@@ -121,6 +125,22 @@ fn a_document_is_refused_by_its_name_and_line() {
     place.refuses("config --config my.toml", 2, "my.toml: line 3: is not UTF-8 text");
     place.refuses("config --config nowhere.toml", 4, "cannot read nowhere.toml: No such file or directory (os error 2)");
     place.refuses("config --config .", 3, ".: is a folder, expected a file");
+}
+
+#[test]
+fn a_preset_is_named_once() {
+    let place = Place::new();
+    place.write("my.toml", "preset = \"shakespeare-char\"\n");
+    let message = r#"my.toml: preset: found "shakespeare-char" here and "quickstart" for --preset, expected one of the two alone"#;
+    place.refuses("config --config my.toml --preset quickstart", 2, message);
+    place.refuses("train --config my.toml --preset quickstart", 2, message);
+    for line in ["config --config my.toml --json", "config --config my.toml --preset shakespeare-char --json"] {
+        assert_eq!(place.json(line)["preset"], "shakespeare-char");
+    }
+    place.write("my.toml", "seed = 1\n");
+    assert_eq!(place.json("config --config my.toml --preset shakespeare-char --json")["model"]["layers"], 6);
+    assert_eq!(place.json("config --config my.toml --json")["preset"], "quickstart");
+    place.refuses("config --preset imported", 2, r#"preset: "imported" is not known; *"#);
 }
 
 #[test]

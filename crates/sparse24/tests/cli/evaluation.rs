@@ -75,7 +75,7 @@ fn what_cannot_be_evaluated_is_refused() {
         ("nowhere", 4, "cannot read nowhere: No such file or directory (os error 2)"),
         ("capitals", 3, "capitals: the character 'T' (U+0054) at byte 0 is not among the 27 characters of the tokenizer's vocabulary"),
         ("short", 3, "short: has 1 tokens to train on; a context of 12 needs at least 13"),
-        ("others", 2, "vocabulary: 27 is asked for, but the tokenizer of others has 16"),
+        ("others", 3, "others: has a tokenizer of 16 tokens, expected one of 27"),
     ] {
         place.refuses(&format!("eval run --data {data}"), code, message);
     }

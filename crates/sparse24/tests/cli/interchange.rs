@@ -61,6 +61,17 @@ fn a_vocabulary_padded_beyond_its_tokenizer_is_never_drawn_from() {
 }
 
 #[test]
+fn only_a_vocabulary_of_gpt2_tells_of_its_tokenizer() {
+    let place = Place::new();
+    for (vocabulary, is_gpt2) in [(50_256, false), (50_257, true), (50_258, false), (50_304, true), (51_200, false)] {
+        let (folder, run) = (format!("v{vocabulary}"), format!("run{vocabulary}"));
+        write_gpt2_of_zeros(&place, &folder, 4, vocabulary);
+        place.answer(&format!("import {folder} {run}"));
+        assert_eq!(place.path(&run).join("tokenizer.json").exists(), is_gpt2, "{vocabulary}");
+    }
+}
+
+#[test]
 fn dense_values_go_out_and_come_back() {
     let place = Place::new();
     // One sequence at a time, as an imported model is evaluated: then the sums are the same.
@@ -75,7 +86,7 @@ fn dense_values_go_out_and_come_back() {
     let [trained, imported] = ["run", "imported --data text"].map(|run| place.json(&format!("eval {run} --json"))["loss"].clone());
     assert_eq!(trained, imported, "the same weights on the same text");
     assert!(place.answer("sample imported --prompt the --tokens 5").starts_with("the"));
-    place.answer("config --config imported/config.toml");
+    assert_eq!(place.json("config --config imported/config.toml --json")["preset"], "imported");
     place.refuses("resume imported", 3, "imported/checkpoints/step-00000000: is an imported model, which was not trained here; begin a run from it with `sparse24 train --init-from`");
 
     for (dtype, stored) in [("f16", Dtype::F16), ("bf16", Dtype::BF16)] {

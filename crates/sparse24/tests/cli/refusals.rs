@@ -31,8 +31,9 @@ fn data_that_cannot_be_used_are_refused_by_name() {
         place.refuses(&format!("estimate {TINY} {more} --data {data}"), code, message);
     }
     place.write("spaces", " ".repeat(300_000) + "x");
-    let message = "tokenizer: gpt2 cannot split a run of more than * white-space characters; shorten it";
-    place.refuses(&format!("train {TINY} --set data.tokenizer=gpt2 --data spaces --out new"), 2, message);
+    let message =
+        "spaces: the run of white space around byte 262144 has more than the 262144 white-space characters that gpt2 can split; shorten it";
+    place.refuses(&format!("train {TINY} --set data.tokenizer=gpt2 --data spaces --out new"), 3, message);
     let more = "--set data.tokenizer=byte --set data.validation=0.07";
     let message = "short: has 1 tokens held out for validation, which needs at least 2";
     place.write("short", "the quick brow");
@@ -75,7 +76,7 @@ fn shards_that_cannot_be_used_are_refused_by_name() {
     place.refuses(&train, 3, "prepared/train.bin: needs the tokenizer.json that was prepared with it");
 
     place.answer("prepare --data text --tokenizer char --out again");
-    let message = "tokenizer: `byte` is asked for, but again was prepared with `char`: set data.tokenizer=char";
+    let message = "data.tokenizer: `byte` is asked for, but again was prepared with `char`: set data.tokenizer=char";
     place.refuses(&format!("train {TINY} --set data.tokenizer=byte --data again --out new"), 2, message);
 
     fs::create_dir(place.path("foreign")).unwrap();
@@ -153,6 +154,34 @@ fn training_stops_before_a_step_that_is_not_finite() {
     assert_eq!(place.metrics("run").len() + 1, step, "every step but the one not taken was told");
     assert!(place.read("run/log.txt").contains("is not finite"));
     assert!(!place.path("run/checkpoints").exists(), "nothing that is not finite was saved");
+}
+
+#[test]
+fn threads_that_the_system_does_not_start_are_no_panic() {
+    let place = Place::new();
+    if !cfg!(target_os = "linux") {
+        return;
+    }
+    // Each thread maps a stack, and 4096 of them do not fit.
+    let mut command = std::process::Command::new("sh");
+    let script = format!("ulimit -v 2000000 && exec \"$0\" train {TINY} --set backend.threads=4096 --out new");
+    command.args(["-c", &script, env!("CARGO_BIN_EXE_sparse24")]).current_dir(place.path(""));
+    let message = "backend.threads: the operating system does not start 4096 threads (0 is one a core); ask for fewer";
+    place.refuses_command(command, 4, message);
+}
+
+#[test]
+fn a_preset_of_a_large_corpus_is_not_trained_on_the_embedded_text() {
+    let place = Place::new();
+    for preset in ["gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m"] {
+        let message =
+            format!("data.path: the preset \"{preset}\" is for a large corpus and not for the embedded text; name one with --data");
+        place.refuses(&format!("train --preset {preset}"), 2, &message);
+        place.refuses(&format!("train --preset {preset} --set data.path= --steps 3 --out new"), 2, &message);
+        place.answer(&format!("config --preset {preset}"));
+    }
+    place.json("estimate --preset gpt2-124m --json");
+    place.train("run", "--preset gpt2-124m --set batch.accumulation=1");
 }
 
 #[test]

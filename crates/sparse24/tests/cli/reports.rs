@@ -24,6 +24,18 @@ fn presets_are_listed_with_their_sources() {
         }
         assert_eq!(preset["config"]["preset"], preset["name"]);
     }
+    for (preset, expected) in presets.iter().zip([
+        &["sparse24"][..],
+        &["nanoGPT", "tanh", "lambda 6e-5", "ours"],
+        &["nanoGPT", "tanh", "lambda 6e-5", "ours"],
+        &["table of optimal decay factors"],
+        &["table of optimal decay factors"],
+        &["table of optimal decay factors", "toolkit has another"],
+        &["table of optimal decay factors", "toolkit has another"],
+    ]) {
+        let source = preset["source"].as_str().unwrap();
+        assert!(expected.iter().all(|part| source.contains(part)), "{source}");
+    }
     let lambdas: Vec<f64> = presets[3..].iter().map(|preset| preset["config"]["method"]["lambda"].as_f64().unwrap()).collect();
     for (lambda, paper) in lambdas.into_iter().zip([6e-5, 2e-4, 2e-4, 6e-5]) {
         assert!((lambda - paper).abs() <= paper * f64::from(f32::EPSILON), "{lambda} instead of the paper's {paper}");
@@ -60,9 +72,14 @@ fn the_doctor_tells_what_is_there_and_leaves_nothing() {
     let before = place.tree("");
     let report = place.json("doctor --json");
     assert!(report["threads"].as_u64().unwrap() >= 1 && report["problem"].is_null(), "{report}");
-    assert_eq!(report["backends"], serde_json::json!(["cpu"]));
+    let cpu = serde_json::json!({ "name": "cpu", "sparse_products": "computed densely with pruned values", "problem": null });
+    assert_eq!(report["backends"], serde_json::json!([cpu]));
     let lines = place.answer("doctor --out deep/er");
-    assert!(lines.contains("backend cpu   ready") && lines.contains("runs          deep/er can be written"), "{lines}");
+    assert!(
+        lines.contains("backend cpu   ready; sparse products are computed densely with pruned values")
+            && lines.contains("runs          deep/er can be written"),
+        "{lines}"
+    );
     assert!(place.tree("") == before);
 
     let output = place.command("doctor --out text/runs").output().unwrap();

@@ -172,3 +172,15 @@ fn prepared_and_foreign_shards_train() {
     place.answer("eval foreign-run");
     place.refuses("sample foreign-run", 3, "foreign-run has no tokenizer.json: it was trained on token ids without one");
 }
+
+#[test]
+fn a_warm_up_longer_than_the_run_is_said() {
+    let place = Place::new();
+    for (warmup, is_said) in [(11, false), (12, true), (150, true)] {
+        let output = place.command(&format!("train {TINY} --set optimizer.warmup_steps={warmup} --out run{warmup}")).output().unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{told}");
+        let remark = format!("warm-up ({warmup} steps) does not end within the run (12 steps)");
+        assert_eq!(told.lines().any(|line| line == remark), is_said, "{told}");
+    }
+}

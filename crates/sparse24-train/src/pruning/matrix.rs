@@ -1,6 +1,6 @@
 //! The tiles or groups of one stored matrix.
 //!
-//! Invariant: the bytes hold `rows * columns` elements, and the shape of the kind's block divides both lengths.
+//! Invariant: the bytes hold `rows * columns` elements, and the lengths of the kind's tile or group divide those of the matrix.
 //! Deliberately absent: which matrices.
 
 use half::{bf16, f16};
@@ -9,7 +9,7 @@ use sparse24_core::{MaskKind, prune::largest_two, search, tile::TilePattern};
 
 use super::{Offence, Pruned, Reason, Search, Verdict};
 
-/// Rows and columns of what is pruned at a time: a tile, or a group along a row or a column.
+/// Rows and columns of what is pruned at a time (a part): a tile, or a group along a row or a column.
 pub(super) const fn shape(kind: MaskKind) -> [usize; 2] {
     match kind {
         MaskKind::Transposable => [4, 4],
@@ -63,22 +63,22 @@ impl Storage {
     }
 }
 
-/// A stored matrix, to be taken block by block, row-major.
-pub(super) struct Blocks<'a> {
+/// A stored matrix, to be taken part by part, row-major.
+pub(super) struct Matrix<'a> {
     pub(super) bytes: &'a mut [u8],
     pub(super) storage: Storage,
     pub(super) shape: [usize; 2],
     pub(super) kind: MaskKind,
 }
 
-impl Blocks<'_> {
+impl Matrix<'_> {
     /// Zeroes what the search does not keep.
     pub(super) fn prune(self, search: Search) -> Pruned {
         let (mut norm, mut kept_norm, mut nan, mut nan_pruned) = (0.0, 0.0, 0, 0);
         for origin in self.origins() {
             let values = self.values(origin);
             let kept = choose(self.kind, search, &values.map(|value| value as f32));
-            for (i, &value) in values.iter().enumerate().take(self.block()) {
+            for (i, &value) in values.iter().enumerate().take(self.part_elements()) {
                 let keeps = kept >> i & 1 == 1;
                 if value.is_nan() {
                     nan += 1;
@@ -96,7 +96,7 @@ impl Blocks<'_> {
         Pruned { kept_norm: if norm > 0.0 { kept_norm / norm } else { 1.0 }, nan, nan_pruned }
     }
 
-    /// Looks for a block whose nonzeros no pattern covers.
+    /// Looks for a part whose nonzeros no pattern covers.
     pub(super) fn verify(self) -> Verdict {
         for [row, column] in self.origins() {
             let nonzeros = self.values([row, column]).iter().enumerate().fold(0_u16, |bits, (i, &v)| bits | u16::from(v != 0.0) << i);
@@ -107,8 +107,8 @@ impl Blocks<'_> {
         Verdict::Holds
     }
 
-    /// Elements a block.
-    fn block(&self) -> usize {
+    /// Elements of a part.
+    fn part_elements(&self) -> usize {
         shape(self.kind).into_iter().product()
     }
 
@@ -117,28 +117,28 @@ impl Blocks<'_> {
         (0..rows).step_by(height).flat_map(move |row| (0..columns).step_by(width).map(move |column| [row, column]))
     }
 
-    /// Where element i of a block begins.
+    /// Where element i of a part begins.
     fn offset(&self, [row, column]: [usize; 2], i: usize) -> usize {
         let [_, width] = shape(self.kind);
         ((row + i / width) * self.shape[1] + column + i % width) * self.storage.width()
     }
 
-    /// The elements of a block, row-major, and zeros.
+    /// The elements of a part, row-major, and zeros.
     fn values(&self, origin: [usize; 2]) -> [f64; 16] {
         let mut values = [0.0; 16];
-        for (i, value) in values.iter_mut().enumerate().take(self.block()) {
+        for (i, value) in values.iter_mut().enumerate().take(self.part_elements()) {
             *value = self.storage.value(&self.bytes[self.offset(origin, i)..]);
         }
         values
     }
 }
 
-/// Bit i is set where element i of the block is kept.
-fn choose(kind: MaskKind, search: Search, block: &[f32; 16]) -> u16 {
+/// Bit i is set where element i of the part is kept.
+fn choose(kind: MaskKind, search: Search, part: &[f32; 16]) -> u16 {
     match (kind, search) {
-        (MaskKind::Transposable, Search::Exact) => search::transposable(block).bits(),
-        (MaskKind::Transposable, Search::Greedy) => search::greedy(block).bits(),
-        (MaskKind::RowWise | MaskKind::ColumnWise, _) => largest_two([block[0], block[1], block[2], block[3]]).bits().into(),
+        (MaskKind::Transposable, Search::Exact) => search::transposable(part).bits(),
+        (MaskKind::Transposable, Search::Greedy) => search::greedy(part).bits(),
+        (MaskKind::RowWise | MaskKind::ColumnWise, _) => largest_two([part[0], part[1], part[2], part[3]]).bits().into(),
     }
 }
 
