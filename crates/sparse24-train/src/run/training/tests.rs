@@ -15,7 +15,7 @@ fn tiny(method: &str) -> Config {
          method.name={method} model.activation=gelu"
     );
     let settings: Vec<String> = settings.split_whitespace().map(str::to_owned).collect();
-    Config::resolve(crate::config::preset::PRESETS[0].name, None, &settings).unwrap()
+    Config::resolve(Some(crate::config::preset::PRESETS[0].name), None, &settings).unwrap()
 }
 
 fn dataset() -> Dataset {
