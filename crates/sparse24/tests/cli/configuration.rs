@@ -32,7 +32,7 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
         ("model.sparsify=all", "model.sparsify: unknown variant `all`, expected `ffn` or `ffn-and-attention`"),
         ("data.tokenizer=bpe", "data.tokenizer: unknown variant `bpe`, expected one of `byte`, `char`, `gpt2`"),
         ("backend.arithmetic=f16", "backend.arithmetic: unknown variant `f16`, expected `f32` or `bf16-operands`"),
-        ("backend.name=cuda", r#"backend.name: expected "cpu", found "cuda""#),
+        ("backend.name=cuda", r#"backend.name: "cuda" is not known; did you mean "cpu"? (known: cpu)"#),
         ("method.name=fts", r#"method.name: "fts" is not known; did you mean "fst"? (known: dense, fst)"#),
         // Impossible values.
         ("steps=0", "steps: expected at least 1, found 0"),
@@ -82,7 +82,7 @@ fn flags_are_refused_like_settings() {
     for (flags, message) in [
         ("--preset quikstart", r#"preset: "quikstart" is not known; did you mean "quickstart"? (known: quickstart, *, gpt2-1558m)"#),
         ("--method ftsx", r#"method.name: "ftsx" is not known; did you mean "fst"? (known: dense, fst)"#),
-        ("--backend gpu", r#"backend.name: expected "cpu", found "gpu""#),
+        ("--backend gpu", r#"backend.name: "gpu" is not known; did you mean "cpu"? (known: cpu)"#),
         ("--steps 0", "steps: expected at least 1, found 0"),
         ("--steps -5", "invalid value '-5' for '--steps <STEPS>': *; --help tells all"),
         ("--steps many", "invalid value 'many' for '--steps <STEPS>': *; --help tells all"),
