@@ -1,3 +1,7 @@
 //! Cross-crate tests: oracle, property, cross-backend, training. The tests are in `tests/`; what they share is here.
 
 pub mod oracle;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

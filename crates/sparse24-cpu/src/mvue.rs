@@ -13,8 +13,8 @@ use sparse24_core::{
 };
 
 use crate::{
-    Error, shape,
-    simd::{Available, Kernel, Vector},
+    Error, convert, shape,
+    simd::{self, Available, Kernel, Vector},
     strips,
 };
 
@@ -53,7 +53,7 @@ pub fn mvue_compress_at<T: Element>(
     let stride = out.metadata_stride();
     let (values, metadata) = out.parts_mut();
     let values = values.into_slice().expect("values are row-major");
-    let features = strips::rows_per_task(p).clamp(WIDEST, FEATURES).next_multiple_of(WIDEST);
+    let features = r.div_ceil(4 * rayon::current_num_threads()).next_multiple_of(WIDEST).min(FEATURES);
     let mut parts: Vec<_> = (0..r)
         .step_by(features)
         .zip(values.chunks_mut(features * 2 * groups))
@@ -101,8 +101,8 @@ const CALL_TOKENS: usize = 16;
 /// Tokens whose estimates are gathered before they are written: their kept f32 values fill two cache lines.
 const BLOCK_TOKENS: usize = 64;
 
-/// Most features of a task: as many rows of the output are written side by side.
-const FEATURES: usize = 64;
+/// Most features of a task: as many rows of the output are written side by side, and as many columns of dZ are read from a page.
+const FEATURES: usize = 128;
 
 /// Features that the widest level estimates at a time.
 const WIDEST: usize = 16;
@@ -123,6 +123,22 @@ struct Kept<V: Vector> {
     nibble: V::U,
 }
 
+impl<V: Vector> Kept<V> {
+    /// The four elements of each group, zeros where pruned.
+    #[inline(always)]
+    fn dense(self, v: V) -> [V::F; 4] {
+        let zero = v.splat(0.0);
+        let [low0, low1, low2] = [v.test(self.nibble, 0b11, 0), v.test(self.nibble, 0b11, 1), v.test(self.nibble, 0b11, 2)];
+        let [high1, high2, high3] = [v.test(self.nibble, 0b1100, 4), v.test(self.nibble, 0b1100, 8), v.test(self.nibble, 0b1100, 12)];
+        [
+            v.select(low0, self.low, zero),
+            v.select(low1, self.low, v.select(high1, self.high, zero)),
+            v.select(low2, self.low, v.select(high2, self.high, zero)),
+            v.select(high3, self.high, zero),
+        ]
+    }
+}
+
 /// Some features of dZ, and their rows of the output.
 struct Compress<'a, T> {
     dz: ArrayView2<'a, T>,
@@ -139,44 +155,57 @@ impl<T: Element> Kernel for &mut Compress<'_, T> {
         let features = self.values.len() / (2 * groups);
         for token in (0..p).step_by(BLOCK_TOKENS) {
             let rows: [Row<'_, T>; BLOCK_TOKENS] = core::array::from_fn(|at| Row::new(self.dz, token + at));
+            let whole = p - token >= BLOCK_TOKENS && rows.iter().all(|row| matches!(row, Row::Contiguous(_)));
             for offset in (0..features).step_by(V::LANES) {
-                self.block(v, &rows, token, offset);
+                if whole && features - offset >= V::LANES {
+                    self.block::<V, true>(v, &rows, token, offset);
+                } else {
+                    self.block::<V, false>(v, &rows, token, offset);
+                }
             }
         }
     }
 }
 
 impl<T: Element> Compress<'_, T> {
-    /// Estimates and writes at most 64 tokens of `LANES` features.
+    /// Estimates and writes at most 64 tokens of `LANES` features; where it is `WHOLE` it is all of them, from contiguous rows.
     #[inline(always)]
-    fn block<V: Vector>(&mut self, v: V, rows: &[Row<'_, T>; BLOCK_TOKENS], token: usize, offset: usize) {
+    fn block<V: Vector, const WHOLE: bool>(&mut self, v: V, rows: &[Row<'_, T>; BLOCK_TOKENS], token: usize, offset: usize) {
         let (p, groups) = (self.dz.nrows(), self.dz.nrows().div_ceil(4));
+        let feature = self.first + offset;
         let mut slots = [[T::default(); WIDEST]; BLOCK_TOKENS / 2];
         let mut metadata = [[0; WIDEST]; 2];
         for (half, metadata) in metadata.iter_mut().enumerate() {
             let mut nibbles = v.splat_u(0);
             for call in (2 * half..2 * half + 2).rev() {
                 let at = call * CALL_TOKENS;
-                if token + at < p {
-                    let draws = self.sampler.draw(v, self.first + offset, token + at);
+                if WHOLE || token + at < p {
+                    let draws = self.sampler.draw(v, feature, token + at);
                     for word in (0..4).rev() {
+                        self.ask_for(groups, token, offset + (4 * call + word) % V::LANES);
                         let mut x = [v.splat(0.0); 4];
                         for (x, row) in x.iter_mut().zip(&rows[at + 4 * word..]) {
-                            *x = row.load(v, self.first + offset);
+                            *x = match row {
+                                Row::Contiguous(row) if WHOLE => {
+                                    simd::prefetch(&row[feature..], V::LANES);
+                                    load(v, &row[feature..feature + V::LANES])
+                                }
+                                _ => row.load(v, feature),
+                            };
                         }
                         let kept = self.sampler.estimate(v, x, &draws, word);
                         nibbles = v.join_nibble(nibbles, kept.nibble);
                         let mut pair = [[0.0; WIDEST]; 2];
                         v.store(kept.low, &mut pair[0]);
                         v.store(kept.high, &mut pair[1]);
-                        slots[at / 2 + 2 * word] = pair[0].map(T::from_f32);
-                        slots[at / 2 + 2 * word + 1] = pair[1].map(T::from_f32);
+                        slots[at / 2 + 2 * word] = pair[0].map(convert::narrow);
+                        slots[at / 2 + 2 * word + 1] = pair[1].map(convert::narrow);
                     }
                 }
             }
             v.store_u(nibbles, metadata);
         }
-        let present = (BLOCK_TOKENS / 4).min(groups - token / 4);
+        let present = if WHOLE { BLOCK_TOKENS / 4 } else { (BLOCK_TOKENS / 4).min(groups - token / 4) };
         let (stride, bytes) = (groups.div_ceil(2), present.div_ceil(2));
         for lane in 0..V::LANES.min(self.values.len() / (2 * groups) - offset) {
             let row = offset + lane;
@@ -186,6 +215,26 @@ impl<T: Element> Compress<'_, T> {
             self.metadata[row * stride + token / 8..][..bytes].copy_from_slice(&nibbles.to_le_bytes()[..bytes]);
         }
     }
+
+    /// Asks for the lines of one row that a block will write: they lie apart, so that no hardware foresees them.
+    #[inline(always)]
+    fn ask_for(&self, groups: usize, token: usize, row: usize) {
+        for line in (0..=BLOCK_TOKENS / 2).step_by(64 / size_of::<T>()) {
+            simd::prefetch(self.values, row * 2 * groups + token / 2 + line);
+        }
+        simd::prefetch(self.metadata, row * groups.div_ceil(2) + token / 8);
+    }
+}
+
+/// `LANES` elements as f32.
+#[inline(always)]
+fn load<V: Vector, T: Element>(v: V, row: &[T]) -> V::F {
+    if let Some(row) = T::as_f32s(row) {
+        return v.load(row);
+    }
+    let mut x = [0.0; WIDEST];
+    x.iter_mut().zip(row).for_each(|(x, &stored)| *x = convert::widen(stored));
+    v.load(&x)
 }
 
 /// Some tokens of the output, from `first` on.
@@ -211,21 +260,15 @@ impl Kernel for Prune<'_> {
                         *x = row.load(v, feature);
                     }
                     let kept = self.sampler.estimate(v, x, &draws, word);
-                    for i in 0..4.min(out.nrows() - 4 * word) {
-                        let (mut dense, mut values) = ([0.0; WIDEST], [[0.0; WIDEST]; 2]);
-                        let mut nibbles = [0; WIDEST];
-                        v.store(kept.low, &mut values[0]);
-                        v.store(kept.high, &mut values[1]);
-                        v.store_u(kept.nibble, &mut nibbles);
-                        for lane in 0..V::LANES {
-                            let high = if nibbles[lane] >> 2 == i as u32 { values[1][lane] } else { 0.0 };
-                            dense[lane] = if nibbles[lane] & 3 == i as u32 { values[0][lane] } else { high };
-                        }
-                        let width = V::LANES.min(r - feature);
-                        let mut out = out.slice_mut(s![4 * word + i, feature..feature + width]);
-                        match out.as_slice_mut() {
-                            Some(out) => out.copy_from_slice(&dense[..width]),
-                            None => out.iter_mut().zip(dense).for_each(|(out, dense)| *out = dense),
+                    for (i, dense) in kept.dense(v).into_iter().enumerate().take(out.nrows() - 4 * word) {
+                        let mut out = out.index_axis_mut(Axis(0), 4 * word + i);
+                        match out.as_slice_mut().and_then(|out| out.get_mut(feature..feature + V::LANES)) {
+                            Some(out) => v.store(dense, out),
+                            None => {
+                                let mut lanes = [0.0; WIDEST];
+                                v.store(dense, &mut lanes);
+                                out.iter_mut().skip(feature).zip(&lanes[..V::LANES]).for_each(|(out, &dense)| *out = dense);
+                            }
                         }
                     }
                 }
@@ -257,15 +300,9 @@ impl<'a, T: Element> Row<'a, T> {
     fn load<V: Vector>(&self, v: V, feature: usize) -> V::F {
         let mut x = [0.0; WIDEST];
         match self {
-            Self::Contiguous(row) if row.len() >= feature + V::LANES => {
-                let row = &row[feature..feature + V::LANES];
-                if let Some(row) = T::as_f32s(row) {
-                    return v.load(row);
-                }
-                x.iter_mut().zip(row).for_each(|(x, &stored)| *x = stored.to_f32());
-            }
-            Self::Contiguous(row) => x.iter_mut().zip(&row[feature..]).for_each(|(x, &stored)| *x = stored.to_f32()),
-            Self::Strided(row) => x.iter_mut().zip(row.iter().skip(feature)).for_each(|(x, &stored)| *x = stored.to_f32()),
+            Self::Contiguous(row) if row.len() >= feature + V::LANES => return load(v, &row[feature..feature + V::LANES]),
+            Self::Contiguous(row) => x.iter_mut().zip(&row[feature..]).for_each(|(x, &stored)| *x = convert::widen(stored)),
+            Self::Strided(row) => x.iter_mut().zip(row.iter().skip(feature)).for_each(|(x, &stored)| *x = convert::widen(stored)),
             Self::Padding => {}
         }
         v.load(&x)
@@ -306,18 +343,36 @@ impl Sampler {
 }
 
 /// Philox4x32-10 for one call of each lane; see [`sparse24_core::philox`].
+///
+/// Even and odd lanes run apart, since products are twice as wide as words.
 #[inline(always)]
 fn uniforms<V: Vector>(v: V, stream: Stream, calls: V::U) -> [V::F; 4] {
+    let even = philox_even(v, stream, calls);
+    let odd = philox_even(v, stream, v.odd_to_even(calls));
+    let mut uniforms = [v.splat(0.0); 4];
+    for word in 0..4 {
+        uniforms[word] = v.uniform(v.interleave_even(even[word], odd[word]));
+    }
+    uniforms
+}
+
+/// The four words of the calls in even lanes, in even lanes.
+#[inline(always)]
+fn philox_even<V: Vector>(v: V, stream: Stream, calls: V::U) -> [V::U; 4] {
     let ([mut k0, mut k1], [site, micro_step, step]) = stream.address();
-    let [m0, m1] = MULTIPLIERS;
+    let [m0, m1] = MULTIPLIERS.map(
+        #[inline(always)]
+        |m| v.splat_u(m),
+    );
     let (mut a, mut b, mut c, mut d) = (calls, v.splat_u(site), v.splat_u(micro_step), v.splat_u(step));
     for _ in 0..ROUNDS {
-        let ([high0, low0], [high1, low1]) = (v.mul_wide(a, v.splat_u(m0)), v.mul_wide(c, v.splat_u(m1)));
-        (a, c) = (v.xor(v.xor(high1, b), v.splat_u(k0)), v.xor(v.xor(high0, d), v.splat_u(k1)));
-        (b, d) = (low1, low0);
+        let (p0, p1) = (v.mul_even(a, m0), v.mul_even(c, m1));
+        a = v.xor(v.xor(v.odd_to_even(p1), b), v.splat_u(k0));
+        c = v.xor(v.xor(v.odd_to_even(p0), d), v.splat_u(k1));
+        (b, d) = (p1, p0);
         (k0, k1) = (k0.wrapping_add(WEYL[0]), k1.wrapping_add(WEYL[1]));
     }
-    [v.uniform(a), v.uniform(b), v.uniform(c), v.uniform(d)]
+    [a, b, c, d]
 }
 
 /// [`mvue::exact`] of a group a lane, without branches but for rare groups.

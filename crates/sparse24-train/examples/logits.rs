@@ -4,7 +4,7 @@
 
 use std::{env, error::Error, path::PathBuf};
 
-use sparse24_train::session;
+use sparse24_train::run::Model;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = env::args().skip(1);
@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if tokens.is_empty() {
         return Err("usage: logits RUN TOKEN...: expected at least one token id".into());
     }
-    for logit in session::load(&run)?.trainer.next_logits(&tokens)? {
+    for logit in Model::read(&run)?.into_trainer()?.next_logits(&tokens)? {
         println!("{logit}");
     }
     Ok(())

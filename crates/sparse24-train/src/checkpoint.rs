@@ -27,7 +27,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-pub use content::{Checkpoint, Tensor, load};
+pub use content::{Checkpoint, NamedTensor, load};
 pub use manifest::{FORMAT_VERSION, verify};
 pub use state::{Fingerprint, State};
 

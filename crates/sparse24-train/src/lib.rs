@@ -7,7 +7,7 @@
 //! | [`method`], [`optim`], [`schedule`] | a training method, an optimizer, a learning rate: values |
 //! | [`trainer`] | the loop as a state machine, one optimizer step at a time |
 //! | [`estimate`] | what a run costs before it runs |
-//! | `data`, `config`, `checkpoint`, `run`, `session`, `interchange`, `pruning`, `machine` | corpora, settings, files and memory (feature `run`) |
+//! | `data`, `config`, `checkpoint`, `run`, `interchange`, `pruning`, `machine` | corpora, settings, files and memory (feature `run`) |
 //!
 //! Without default features there are no files, tokenizers, clocks or threads: implement [`backend::Backend`] and embed the rest.
 
@@ -35,10 +35,12 @@ pub mod pruning;
 #[cfg(feature = "run")]
 pub mod run;
 pub mod schedule;
-#[cfg(all(feature = "run", feature = "cpu"))]
-pub mod session;
 #[cfg(feature = "run")]
 mod tensors;
 pub mod trainer;
 
 pub use error::{Error, ErrorKind};
+
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

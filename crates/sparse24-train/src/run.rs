@@ -1,4 +1,7 @@
-//! The run directory: what one training run writes, and who may write it.
+//! One training run: its directory, and the driver that trains in it or reads a model from it.
+//!
+//! [`Run`] starts or resumes a run and trains it to its end; [`Model`] is what a run left, to evaluate, sample or export; [`adopt`] makes a
+//! run of weights from elsewhere. What the directory holds:
 //!
 //! | entry | holds |
 //! | --- | --- |
@@ -10,18 +13,38 @@
 //! | `checkpoints/` | [`crate::checkpoint`] |
 //! | `log.txt` | what was said, line by line ([`Log`]) |
 //!
-//! Invariant: a [`RunDirectory`] holds the lock; two processes never write one run directory. Deliberately absent: training, and
-//! the meaning of the configuration.
+//! Invariant: a [`RunDirectory`] holds the lock; two processes never write one run directory. Deliberately absent: the loop itself
+//! ([`crate::trainer`]), and terminals.
 
+#[cfg(feature = "cpu")]
+mod adopt;
 mod directory;
+#[cfg(feature = "cpu")]
+mod identity;
 mod log;
 mod metrics;
+#[cfg(feature = "cpu")]
+mod model;
 mod provenance;
+#[cfg(feature = "cpu")]
+mod setup;
+#[cfg(feature = "cpu")]
+mod snapshot;
+#[cfg(feature = "cpu")]
+mod training;
 
 #[cfg(test)]
 mod tests;
 
+#[cfg(feature = "cpu")]
+pub use adopt::adopt;
 pub use directory::RunDirectory;
 pub use log::{Log, timestamp};
 pub use metrics::{Cut, MetricsLog, StepMetrics};
-pub use provenance::Provenance;
+#[cfg(feature = "cpu")]
+pub use model::Model;
+pub use provenance::{Initial, Provenance};
+#[cfg(feature = "cpu")]
+pub use setup::{open_dataset, run_config};
+#[cfg(feature = "cpu")]
+pub use training::{Damaged, Observer, Run, Summary};

@@ -7,7 +7,7 @@ use serde::Serialize;
 use sparse24_cpu::gemm::{Beta, matmul};
 use sparse24_train::{
     estimate::{Estimate, estimate},
-    session::open_dataset,
+    run::open_dataset,
 };
 
 use crate::{configure::Configure, failure::Failure, output::say};

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use serde::Serialize;
-use sparse24_train::{method::PhaseKind, session};
+use sparse24_train::{method::PhaseKind, run::Model};
 
 use crate::{
     failure::{Exit, Failure},
@@ -16,7 +16,7 @@ use crate::{
 pub(crate) struct Args {
     /// A run directory or a checkpoint
     run: PathBuf,
-    /// Other data than the run's: a text file, a folder or prepared shards
+    /// Other data than the run's: a text file, a folder or prepared shards; only the latter without a tokenizer
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
     /// One JSON object
@@ -34,14 +34,14 @@ struct Report {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let mut loaded = session::load(&args.run)?;
-    let config = loaded.config.clone();
+    let model = Model::read(&args.run)?;
+    let config = model.config.clone();
     on_threads(&config, || {
         let dataset = match &args.data {
-            None => loaded.dataset()?,
-            Some(path) => session::open_other_dataset(path, loaded.tokenizer.as_ref(), &config)?,
+            None => model.dataset()?,
+            Some(path) => model.other_dataset(path)?,
         };
-        let vocabulary = loaded.trainer.recipe().model.vocabulary;
+        let vocabulary = model.recipe().model.vocabulary;
         if dataset.vocabulary() as usize > vocabulary {
             let problem = format!(
                 "the data have {} token ids, the model has {vocabulary}: evaluate with the run's own tokenizer",
@@ -50,18 +50,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             return Err(Failure::new(Exit::Input, problem));
         }
         let windows = dataset.evaluation_windows(config.model.context);
-        let loss = loaded.trainer.evaluate(&windows)?;
-        let phase = loaded.trainer.phase().kind();
-        let report = Report { step: loaded.state.step, phase, loss, perplexity: loss.exp(), tokens: windows.predictions() };
+        let (step, phase) = (model.checkpoint.state.step, model.phase().kind());
+        let loss = model.into_trainer()?.evaluate(&windows)?;
+        let report = Report { step, phase, loss, perplexity: loss.exp(), tokens: windows.predictions() };
         if args.json {
             say!("{}", serde_json::to_string(&report).expect("plain values"));
         } else {
-            say!(
-                "step {} ({phase}): loss {loss:.4} nats a token, perplexity {:.2}, over {} tokens",
-                report.step,
-                report.perplexity,
-                report.tokens
-            );
+            say!("step {step} ({phase}): loss {loss:.4} nats a token, perplexity {:.2}, over {} tokens", report.perplexity, report.tokens);
         }
         Ok(())
     })

@@ -5,14 +5,13 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use sparse24_train::{
     backend::Activation,
-    interchange::{self, Dtype, Values},
-    session,
+    interchange::{self, Dtype, Gpt2Config, Values},
+    run::Model,
 };
 
 use crate::{
     failure::{Exit, Failure},
     output::say,
-    weights,
 };
 
 /// Write a run or a checkpoint as a folder that transformers' GPT2LMHeadModel loads
@@ -38,34 +37,32 @@ enum Stored {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let mut loaded = session::load(&args.run)?;
-    let model = loaded.trainer.recipe().model;
-    if model.activation != Activation::Gelu {
+    let model = Model::read(&args.run)?;
+    let shape = model.recipe().model;
+    if shape.activation != Activation::Gelu {
         let problem = format!("{}: Hugging Face's GPT-2 has GELU feed-forward layers, this model has not", args.run.display());
         return Err(Failure::new(Exit::Input, problem));
     }
-    let shape = weights::shape(&loaded.config, model.vocabulary);
     let dtype = match args.dtype {
         Stored::F32 => Dtype::F32,
         Stored::F16 => Dtype::F16,
         Stored::Bf16 => Dtype::Bf16,
     };
-    let masks = loaded.masks()?;
-    let values = match (args.sparse24, loaded.trainer.phase().mask()) {
+    let checkpoint = &model.checkpoint;
+    let values = match (args.sparse24, model.phase().mask()) {
         (false, _) => Values::Dense,
-        (true, Some(structure)) => Values::Sparse24 { phase: loaded.state.phase_kind, masks: &masks, structure },
+        (true, Some(structure)) => Values::Sparse24 { phase: checkpoint.state.phase_kind, masks: &checkpoint.masks, structure },
         (true, None) => {
             let problem = format!(
                 "{}: step {} is of a dense phase, its weights have left their masks: export the checkpoint at the end of the sparse phase, or prune the exported file with `sparse24 prune`",
                 args.run.display(),
-                loaded.state.step
+                checkpoint.state.step
             );
             return Err(Failure::new(Exit::Input, problem));
         }
     };
-    let tensors = loaded.weights()?;
-    let exported = interchange::export(&args.out, &tensors, &shape, dtype, values)?;
-    say!("exported step {} to {}", loaded.state.step, args.out.display());
+    let exported = interchange::export(&args.out, &checkpoint.weights, &Gpt2Config::of(&shape), dtype, values)?;
+    say!("exported step {} to {}", checkpoint.state.step, args.out.display());
     if !exported.zero_biases.is_empty() {
         say!("{} biases that the model has not were written as zeros, which compute the same", exported.zero_biases.len());
     }

@@ -6,7 +6,7 @@ use sparse24_train::{
     config::preset,
     data::{Tokenizer, TokenizerKind},
     nn::linear24::Bias,
-    session,
+    run::adopt,
 };
 
 use crate::{
@@ -61,8 +61,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         config.data.tokenizer = tokenizer.kind();
     }
     config.check().map_err(|error| Failure::new(Exit::Input, format!("{}: {error}", args.path.display())))?;
-    let checkpoint = session::adopt(&config, &tensors, tokenizer.as_ref(), &args.out)?;
-    say!("imported {} tensors into {}", tensors.len(), checkpoint.display());
+    let count = tensors.len();
+    let checkpoint = adopt(&config, tensors, tokenizer.as_ref(), &args.out)?;
+    say!("imported {count} tensors into {}", checkpoint.display());
     if bias == Bias::Absent {
         say!("all of its biases are zero: the model has none (model.bias = false)");
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use sparse24_train::session::{self, Session};
+use sparse24_train::run::{Damaged, Run, run_config};
 
 use crate::{failure::Failure, train};
 
@@ -11,13 +11,17 @@ use crate::{failure::Failure, train};
 pub(crate) struct Args {
     /// The run directory
     run: PathBuf,
+    /// If the newest checkpoint is damaged, remove it and continue from the one before it
+    #[arg(long)]
+    fall_back: bool,
     /// The summary as one JSON object on standard output
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    // Opened for its thread count; the session reads it again under its lock.
-    let config = session::run_config(&args.run)?;
-    train::on_threads(&config, || train::drive(Session::resume(&args.run)?, args.json))
+    // Opened for its thread count; the run reads it again under its lock.
+    let config = run_config(&args.run)?;
+    let damaged = if args.fall_back { Damaged::FallBack } else { Damaged::Refuse };
+    train::on_threads(&config, || train::drive(Run::resume(&args.run, damaged)?, args.json))
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use sparse24_train::{session, trainer::Sampler};
+use sparse24_train::{run::Model, trainer::Sampler};
 
 use crate::{
     failure::{Exit, Failure},
@@ -42,13 +42,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.top_k == 0 {
         return Err(Failure::new(Exit::Usage, "--top-k: expected at least 1, found 0"));
     }
-    let mut loaded = session::load(&args.run)?;
-    let config = loaded.config.clone();
+    let mut model = Model::read(&args.run)?;
+    let Some(tokenizer) = model.tokenizer.take() else {
+        let problem = format!("{} has no tokenizer.json: it was trained on token ids without one", args.run.display());
+        return Err(Failure::new(Exit::Input, problem));
+    };
+    let config = model.config.clone();
     on_threads(&config, || {
-        let Some(tokenizer) = &loaded.tokenizer else {
-            let problem = format!("{} has no tokenizer.json: it was trained on token ids without one", args.run.display());
-            return Err(Failure::new(Exit::Input, problem));
-        };
         let mut tokens = match &args.prompt {
             None => tokenizer.encode("\n").unwrap_or_else(|_| vec![0]),
             Some(prompt) => tokenizer.encode(prompt).map_err(|error| Failure::new(Exit::Usage, format!("--prompt: {error}")))?,
@@ -56,12 +56,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         if tokens.is_empty() {
             return Err(Failure::new(Exit::Usage, "--prompt: expected at least one character, found an empty text"));
         }
+        let mut trainer = model.into_trainer()?;
         let sampler = Sampler { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
         let mut printed = Printed::default();
         printed.show(&tokenizer.decode(&tokens)?)?;
         for _ in 0..args.tokens {
             // A vocabulary may be padded beyond the tokenizer's.
-            let logits = loaded.trainer.next_logits(&tokens)?;
+            let logits = trainer.next_logits(&tokens)?;
             let next = sampler.draw(&logits[..tokenizer.vocabulary() as usize], tokens.len() as u32);
             tokens.push(next);
             printed.show(&tokenizer.decode(&[next])?)?;

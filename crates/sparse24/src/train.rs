@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use sparse24_train::{
     Error,
     config::Config,
-    run::StepMetrics,
-    session::{Observer, Session, Summary},
+    run::{Observer, Run, StepMetrics, Summary, open_dataset},
 };
 
 use crate::{
@@ -38,15 +37,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     config.check_corpus()?;
     let out = args.out.clone().unwrap_or_else(|| default_directory(&config));
     on_threads(&config.clone(), || {
-        let initial = args.init_from.as_deref().map(|path| weights::read(path, &config)).transpose()?;
-        let session = Session::start(config, initial.as_deref(), &out).map_err(|error| match (&args.init_from, error) {
+        let dataset = open_dataset(&config)?;
+        let vocabulary = dataset.vocabulary() as usize;
+        let initial = args.init_from.as_deref().map(|path| weights::read(path, &config, vocabulary)).transpose()?;
+        let run = Run::start(config, dataset, initial.as_deref(), &out).map_err(|error| match (&args.init_from, error) {
             (Some(path), Error::Parameter { name, problem }) => {
                 let sentence = format!("{}: {name}: {problem}; the weights to begin with must have the model's shape", path.display());
                 Failure::new(Exit::Input, sentence)
             }
             (_, error) => error.into(),
         })?;
-        drive(session, args.json)
+        drive(run, args.json)
     })
 }
 
@@ -56,27 +57,30 @@ pub(crate) fn on_threads(config: &Config, work: impl FnOnce() -> Result<(), Fail
     sparse24_cpu::on_threads(config.backend.threads, work).map_err(refused)?
 }
 
-/// Trains a session to its end, in sight.
-pub(crate) fn drive(mut session: Session, json: bool) -> Result<(), Failure> {
-    let config = session.config().clone();
-    let recipe = session.trainer().recipe();
-    let parameters: usize = session.trainer().parameter_shapes().map(|(_, [rows, columns])| rows * columns).sum();
-    let device = session.trainer().backend().device();
+/// Trains a run to its end, in sight.
+pub(crate) fn drive(mut run: Run, json: bool) -> Result<(), Failure> {
+    let config = run.config().clone();
+    let recipe = run.trainer().recipe();
+    let parameters: usize = run.trainer().parameter_shapes().map(|(_, [rows, columns])| rows * columns).sum();
+    let device = run.trainer().backend().device();
     note(format_args!(
         "{} parameters, {} tokens a step, {} steps of {} on {}: {}",
         parameters,
         recipe.tokens_per_step(),
         config.steps,
         config.method.name,
-        session.dataset().source().display(),
-        session.path().display()
+        run.dataset().source().display(),
+        run.path().display()
     ));
     note(format_args!("{} ({}); sparse products are {}", device.backend, device.description, device.sparse_products));
     if let Some(remark) = config.remark() {
         note(remark);
     }
-    let mut watcher = Watcher(Progress::new(session.trainer().step(), config.steps));
-    let summary = session.run(&mut watcher)?;
+    for notice in run.notices() {
+        note(notice);
+    }
+    let mut watcher = Watcher(Progress::new(run.trainer().step(), config.steps));
+    let summary = run.train(&mut watcher)?;
     watcher.0.finish();
     report(&summary, json)
 }

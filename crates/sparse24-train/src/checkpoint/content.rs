@@ -26,7 +26,7 @@ const AUXILIARY: &str = "auxiliary.";
 
 /// A named host tensor, row-major.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Tensor {
+pub struct NamedTensor {
     /// Its name, unique among its kind.
     pub name: String,
     /// `[length]` or `[rows, columns]`.
@@ -43,26 +43,26 @@ pub struct Checkpoint {
     /// Counters and identities.
     pub state: State,
     /// The weights, not pruned; linear layers `[out, in]`.
-    pub weights: Vec<Tensor>,
+    pub weights: Vec<NamedTensor>,
     /// The optimizer's mean of gradients, under the names of the weights.
-    pub first_moments: Vec<Tensor>,
+    pub first_moments: Vec<NamedTensor>,
     /// The optimizer's mean of squared gradients, under the names of the weights.
-    pub second_moments: Vec<Tensor>,
+    pub second_moments: Vec<NamedTensor>,
     /// The masks that go with the weights, under their names: those that the next sparse step, or an evaluation, would use.
     pub masks: Vec<(String, Mask)>,
     /// What a training method owns beyond that.
-    pub auxiliary: Vec<Tensor>,
+    pub auxiliary: Vec<NamedTensor>,
 }
 
 impl Checkpoint {
     /// The weight of this name.
     #[must_use]
-    pub fn weight(&self, name: &str) -> Option<&Tensor> {
+    pub fn weight(&self, name: &str) -> Option<&NamedTensor> {
         self.weights.iter().find(|tensor| tensor.name == name)
     }
 
     /// The lists of tensors, each with the prefix of its names and its file.
-    fn lists(&self) -> [(&'static str, &[Tensor]); 4] {
+    fn lists(&self) -> [(&'static str, &[NamedTensor]); 4] {
         [("", &self.weights), (FIRST, &self.first_moments), (SECOND, &self.second_moments), (AUXILIARY, &self.auxiliary)]
     }
 
@@ -85,7 +85,7 @@ impl Checkpoint {
     pub(crate) fn contradiction(&self) -> Option<String> {
         for (prefix, list) in self.lists() {
             let mut seen = HashMap::with_capacity(list.len());
-            for Tensor { name, shape, values } in list {
+            for NamedTensor { name, shape, values } in list {
                 if shape.iter().try_fold(1, |product: usize, &length| product.checked_mul(length)) != Some(values.len()) {
                     return Some(format!("{:?} has shape {shape:?} and {} values", format!("{prefix}{name}"), values.len()));
                 }
@@ -145,7 +145,7 @@ fn shape_or_missing(shape: Option<&&[usize]>) -> String {
     shape.map_or_else(|| "is missing".into(), |shape| format!("{shape:?}"))
 }
 
-fn write_tensors(path: &Path, lists: &[(&str, &[Tensor])]) -> Result<FileRecord, Error> {
+fn write_tensors(path: &Path, lists: &[(&str, &[NamedTensor])]) -> Result<FileRecord, Error> {
     let tensors = || lists.iter().flat_map(|(prefix, list)| list.iter().map(move |tensor| (prefix, tensor)));
     let layout: Vec<_> =
         tensors().map(|(prefix, t)| Layout { name: format!("{prefix}{}", t.name), dtype: Dtype::F32, shape: t.shape.clone() }).collect();
@@ -210,14 +210,14 @@ pub fn load(checkpoint: &Path) -> Result<Checkpoint, Error> {
     }
 }
 
-fn read_tensors(path: &Path) -> Result<Vec<Tensor>, Error> {
+fn read_tensors(path: &Path) -> Result<Vec<NamedTensor>, Error> {
     let mut file = TensorFile::open(path)?;
     let entries = std::mem::take(&mut file.entries);
     entries
         .into_iter()
         .map(|entry| {
             let values = file.floats(&entry)?;
-            Ok(Tensor { name: entry.name, shape: entry.shape, values })
+            Ok(NamedTensor { name: entry.name, shape: entry.shape, values })
         })
         .collect()
 }

@@ -26,7 +26,7 @@ const FILES: [&str; 5] = [MANIFEST, MODEL, OPTIMIZER, MASKS, STATE];
 fn sample(step: u32) -> Checkpoint {
     let tensor = |name: &str, shape: &[usize], scale: f32| {
         let values = (0..shape.iter().product()).map(|i: usize| (i as f32 - 7.5) * scale * (1.0 + step as f32)).collect();
-        Tensor { name: name.into(), shape: shape.to_vec(), values }
+        NamedTensor { name: name.into(), shape: shape.to_vec(), values }
     };
     let shapes: [(&str, &[usize]); 3] = [("wte.weight", &[5, 8]), ("h.0.mlp.c_fc.weight", &[16, 8]), ("h.0.ln_1.weight", &[8])];
     let list = |scale| shapes.map(|(name, shape)| tensor(name, shape, scale)).to_vec();

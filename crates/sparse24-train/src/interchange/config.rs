@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::CONFIG;
-use crate::{Error, disk, nn::linear24::Bias};
+use crate::{Error, disk, model::gpt2::Gpt2Shape, nn::linear24::Bias};
 
 /// Bounds that no GPT-2 comes near: a hostile file must not make a list of parameters that does not end.
 const MOST: usize = 1 << 24;
@@ -46,6 +46,13 @@ struct Raw {
 }
 
 impl Gpt2Config {
+    /// The shape of one of our models.
+    #[must_use]
+    pub fn of(shape: &Gpt2Shape) -> Self {
+        let &Gpt2Shape { layers, heads, width, ffn_width, context, vocabulary, .. } = shape;
+        Self { n_layer: layers, n_head: heads, n_embd: width, n_positions: context, vocab_size: vocabulary, n_inner: ffn_width }
+    }
+
     /// Reads `config.json` in a folder, or beside a weights file.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use sparse24_core::{Mask, MaskKind};
 use super::{CONFIG, Gpt2Config, PREFIX, WEIGHTS, is_conv1d, transpose};
 use crate::{
     Error,
-    checkpoint::{PhaseKind, Tensor},
+    checkpoint::{NamedTensor, PhaseKind},
     disk,
     nn::linear24::Bias,
     tensors::{self, Layout, TensorFile},
@@ -80,7 +80,7 @@ pub struct Exported {
 /// [`Error::File`] names the folder and what refuses: a folder that is not empty, a weight that is missing, unknown or of another
 /// shape, a value that is not finite in `dtype`, a checkpoint that is not 2:4. [`Error::Semantics`] for a mask without the
 /// structure. [`Error::Io`].
-pub fn export(folder: &Path, weights: &[Tensor], config: &Gpt2Config, dtype: Dtype, values: Values<'_>) -> Result<Exported, Error> {
+pub fn export(folder: &Path, weights: &[NamedTensor], config: &Gpt2Config, dtype: Dtype, values: Values<'_>) -> Result<Exported, Error> {
     let exists = folder.exists();
     let is_empty = !exists || fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
     if !is_empty {
@@ -114,7 +114,7 @@ struct Item<'a> {
     name: String,
     shape: Vec<usize>,
     /// None: a bias of zeros.
-    weight: Option<&'a Tensor>,
+    weight: Option<&'a NamedTensor>,
     mask: Option<&'a Mask>,
 }
 
@@ -125,7 +125,7 @@ struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     /// All that can be refused before anything is written.
-    fn new(folder: &Path, weights: &'a [Tensor], config: &Gpt2Config, values: Values<'a>) -> Result<Self, Error> {
+    fn new(folder: &Path, weights: &'a [NamedTensor], config: &Gpt2Config, values: Values<'a>) -> Result<Self, Error> {
         let refuse = |problem: String| Error::file(folder, format!("cannot be exported to: {problem}"));
         let mut masks = HashMap::new();
         if let Values::Sparse24 { phase, masks: given, structure } = values {
@@ -145,7 +145,7 @@ impl<'a> Plan<'a> {
             let (weight, mask) = (weights.remove(name.as_str()), masks.remove(name.as_str()));
             match weight {
                 None if !name.ends_with(".bias") => return Err(refuse(format!("the weight {name:?} is missing"))),
-                Some(Tensor { shape: found, .. }) if *found != shape => {
+                Some(NamedTensor { shape: found, .. }) if *found != shape => {
                     return Err(refuse(format!("the weight {name:?} is {found:?}, GPT-2 expects {shape:?}")));
                 }
                 _ => {}

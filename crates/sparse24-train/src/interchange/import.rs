@@ -8,7 +8,7 @@ use std::{
 use super::{PREFIX, WEIGHTS, is_conv1d, transpose};
 use crate::{
     Error,
-    checkpoint::Tensor,
+    checkpoint::NamedTensor,
     tensors::{TensorFile, container::Entry},
 };
 
@@ -21,7 +21,7 @@ use crate::{
 /// # Errors
 /// [`Error::File`] names the tensor: missing, unknown, of another shape or type, not finite; a vocabulary of another size; a bias
 /// that is not zero for a model without; an untied head. [`Error::Io`].
-pub fn import(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<Vec<Tensor>, Error> {
+pub fn import(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<Vec<NamedTensor>, Error> {
     let path = &if path.is_dir() { weights_in(path)? } else { path.to_owned() };
     let mut file = TensorFile::open(path)?;
     let mut found = HashMap::new();
@@ -45,7 +45,7 @@ pub fn import(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<Vec<Tens
         {
             return Err(file.refuse(head, "differs from \"wte.weight\": the head is not tied to the embedding, which this model needs"));
         }
-        tensors.push(Tensor { name: name.clone(), shape: shape.clone(), values });
+        tensors.push(NamedTensor { name: name.clone(), shape: shape.clone(), values });
     }
     Ok(tensors)
 }

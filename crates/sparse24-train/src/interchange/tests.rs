@@ -12,19 +12,19 @@ use super::*;
 use crate::nn::linear24::Bias;
 use crate::{
     Error,
-    checkpoint::{PhaseKind, Tensor},
+    checkpoint::{NamedTensor, PhaseKind},
     disk::fault::{self, Plan},
     tensors::{self, Layout},
 };
 
 const TINY: Gpt2Config = Gpt2Config { n_layer: 2, n_head: 2, n_embd: 8, n_positions: 6, vocab_size: 11, n_inner: 32 };
 
-fn weights(config: &Gpt2Config, bias: Bias) -> Vec<Tensor> {
+fn weights(config: &Gpt2Config, bias: Bias) -> Vec<NamedTensor> {
     let tensor = |(i, (name, shape)): (usize, (String, Vec<usize>))| {
         let length: usize = shape.iter().product();
         // Multiples of 1/8 below 16: exact in f16 and bf16.
         let values = (0..length).map(|j| ((j * 7 + i * 13) % 251) as f32 / 8.0 - 15.5).collect();
-        Tensor { name, shape, values }
+        NamedTensor { name, shape, values }
     };
     config.parameters(bias).into_iter().enumerate().map(tensor).collect()
 }
@@ -298,7 +298,7 @@ fn what_is_not_24_is_not_exported_as_24() {
 fn exports_that_cannot_be_leave_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let folder = directory.path().join("model");
-    let attempt = |weights: &[Tensor], dtype| problem(export(&folder, weights, &TINY, dtype, Values::Dense));
+    let attempt = |weights: &[NamedTensor], dtype| problem(export(&folder, weights, &TINY, dtype, Values::Dense));
     let good = weights(&TINY, Bias::Absent);
     assert!(attempt(&good[1..], Dtype::F32).ends_with("cannot be exported to: the weight \"wte.weight\" is missing"));
     let mut bad = good.clone();
@@ -306,7 +306,7 @@ fn exports_that_cannot_be_leave_nothing() {
     let message = attempt(&bad, Dtype::F32);
     assert!(message.ends_with("the weight \"h.0.attn.c_proj.weight\" is [16, 4], GPT-2 expects [8, 8]"), "{message}");
     bad = good.clone();
-    bad.push(Tensor { name: "h.0.mlp.gate.weight".into(), shape: vec![0], values: vec![] });
+    bad.push(NamedTensor { name: "h.0.mlp.gate.weight".into(), shape: vec![0], values: vec![] });
     assert!(attempt(&bad, Dtype::F32).ends_with("\"h.0.mlp.gate.weight\" has no place in Hugging Face's GPT-2"));
     bad = good.clone();
     bad[0].values[3] = 1e5;

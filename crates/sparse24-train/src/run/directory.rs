@@ -56,6 +56,26 @@ impl RunDirectory {
         }
     }
 
+    /// Makes the directory, and in it what `fill` writes; if that fails, nothing is left.
+    #[cfg(feature = "cpu")]
+    pub(super) fn filled<T>(path: &Path, fill: impl FnOnce(&Self) -> Result<T, Error>) -> Result<(Self, T), Error> {
+        let existed = path.exists();
+        // Only an empty one is removed: it may be somebody else's by now.
+        let directory = Self::create(path).inspect_err(|_| {
+            if !existed {
+                drop(fs::remove_dir(path))
+            }
+        })?;
+        match fill(&directory) {
+            Ok(made) => Ok((directory, made)),
+            Err(error) => {
+                // The first error counts.
+                let _ = disk::remove_directory(path).and_then(|()| if existed { disk::create_directory(path) } else { Ok(()) });
+                Err(error)
+            }
+        }
+    }
+
     /// Locks an existing run directory, and recovers its checkpoints from a process that died in a save.
     ///
     /// # Errors

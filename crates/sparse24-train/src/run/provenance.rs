@@ -10,6 +10,18 @@ use serde::{Deserialize, Serialize};
 use super::log::now;
 use crate::{Error, disk};
 
+/// The weights that a start began with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Initial {
+    /// Drawn by the seed.
+    Random,
+    /// From elsewhere: the checkpoint of step 0 alone holds them.
+    Given,
+    /// Of a checkpoint of this run.
+    Checkpoint,
+}
+
 /// One start of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Provenance {
@@ -21,6 +33,8 @@ pub struct Provenance {
     pub started: String,
     /// The command line.
     pub command: Vec<String>,
+    /// What it began with.
+    pub initial: Initial,
     /// Operating system and architecture.
     pub system: String,
     /// The device that trains.
@@ -36,19 +50,26 @@ pub struct Provenance {
 impl Provenance {
     /// Of this process, now.
     #[must_use]
-    pub fn now(device: impl Into<String>, simd: impl Into<String>, threads: usize) -> Self {
+    pub fn now(device: impl Into<String>, simd: impl Into<String>, threads: usize, initial: Initial) -> Self {
         let libraries = option_env!("SPARSE24_LIBRARIES").unwrap_or_default();
         Self {
             version: env!("CARGO_PKG_VERSION").into(),
             git: option_env!("SPARSE24_GIT_COMMIT").map(Into::into),
             started: now(),
             command: std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect(),
+            initial,
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             device: device.into(),
             simd: simd.into(),
             threads,
             libraries: libraries.split_whitespace().filter_map(|l| l.split_once('=')).map(|(n, v)| (n.into(), v.into())).collect(),
         }
+    }
+
+    /// Of this process, now, on a device beside this CPU.
+    #[cfg(feature = "cpu")]
+    pub(super) fn of_start(device: &crate::backend::Device, initial: Initial) -> Self {
+        Self::now(&device.description, sparse24_cpu::Simd::detect().to_string(), sparse24_cpu::threads(), initial)
     }
 
     /// Adds this start to `provenance.json`, which is created if need be.

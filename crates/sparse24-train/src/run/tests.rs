@@ -159,7 +159,7 @@ fn damaged_metrics_name_the_line() {
 fn provenance_lists_every_start() {
     let temporary = tempfile::tempdir().unwrap();
     let path = temporary.path().join("provenance.json");
-    let first = Provenance::now("cpu", "avx2", 2);
+    let first = Provenance::now("cpu", "avx2", 2, Initial::Random);
     assert_eq!((first.version.as_str(), first.threads), (env!("CARGO_PKG_VERSION"), 2));
     assert!(first.command[0].contains("sparse24"), "{:?}", first.command);
     assert!(first.libraries.get("serde_json").is_some_and(|v| v.starts_with('1')), "{:?}", first.libraries);

@@ -99,6 +99,10 @@ fn a_model_without_a_tokenizer_is_not_evaluated_on_larger_ids() {
     let message = "the data have 20 token ids, the model has 10: evaluate with the run's own tokenizer";
     place.refuses("eval run --data large", 3, message);
     place.answer("eval run --data small");
+    let message = "text: is text, which this model has no tokenizer for; expected a folder of prepared shards (train.bin and val.bin)";
+    place.refuses("eval run --data text", 3, message);
+    place.refuses("eval run --data nowhere", 4, "cannot read nowhere: No such file or directory (os error 2)");
+    place.refuses("sample run", 3, "run has no tokenizer.json: it was trained on token ids without one");
 }
 
 #[test]
@@ -137,6 +141,18 @@ fn what_cannot_be_sampled_is_refused() {
     let mut command = place.command("sample run --prompt");
     command.arg("");
     place.refuses_command(command, 2, "--prompt: expected at least one character, found an empty text");
+    // Of more tokens than the model has, and of as many others.
+    place.write("more", format!("{}{}", text(1), "ABC".repeat(99)));
+    place.write("others", text(1).replace('q', "Q"));
+    for corpus in ["more", "others"] {
+        place.answer(&format!("prepare --data {corpus} --tokenizer char --out {corpus}-shards"));
+        fs::copy(place.path(&format!("{corpus}-shards/tokenizer.json")), place.path("run/tokenizer.json")).unwrap();
+        let message = "run/tokenizer.json: is not the tokenizer that run/checkpoints/step-00000012 was saved with; restore it";
+        for command in ["sample run", "eval run --data text", "export run out"] {
+            place.refuses(command, 3, message);
+        }
+    }
     fs::remove_file(place.path("run/tokenizer.json")).unwrap();
-    place.refuses("sample run", 3, "run has no tokenizer.json: it was trained on token ids without one");
+    let message = "run/tokenizer.json: is missing, the tokenizer that run/checkpoints/step-00000012 was saved with; restore it";
+    place.refuses("sample run", 3, message);
 }

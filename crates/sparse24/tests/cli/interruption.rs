@@ -6,12 +6,12 @@ use serde_json::Value;
 
 use crate::support::{Place, TINY};
 
-/// 240 steps of a few milliseconds: the switch is after 200.
-const LONG: &str = "--set steps=240 --set model.width=32 --set model.ffn_width=64 --set model.context=16 --set batch.accumulation=2 \
-    --set model.dropout=0.1 --set run.flip_every=5 --set run.eval_every=30 --set method.refresh=7 --set run.keep_last=2";
+/// 600 steps of a few milliseconds: the switch is after 500.
+const LONG: &str = "--set steps=600 --set model.width=32 --set model.ffn_width=64 --set model.context=16 --set batch.accumulation=2 \
+    --set model.dropout=0.1 --set run.flip_every=5 --set run.eval_every=75 --set method.refresh=7 --set run.keep_last=2";
 
-/// Starts a run (or resumes it) and kills it after it has told of `seen` steps; gives the last step it told of.
-fn kill(place: &Place, line: &str, run: &str, seen: usize) -> usize {
+/// Starts a run (or resumes it) and kills it once it has told of `seen` steps; none if it ended first, else the last step it told of.
+fn kill(place: &Place, line: &str, run: &str, seen: usize) -> Option<usize> {
     let mut child = place.command(line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let metrics = place.path(run).join("metrics.jsonl");
     let told = || fs::read(&metrics).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count());
@@ -19,8 +19,20 @@ fn kill(place: &Place, line: &str, run: &str, seen: usize) -> usize {
         thread::sleep(Duration::from_millis(1));
     }
     let _ = child.kill();
-    child.wait().unwrap();
-    told()
+    (!child.wait().unwrap().success()).then(told)
+}
+
+/// Makes a killed process of the first attempt that does not end before: each leaves hundreds of milliseconds to kill it in.
+fn attempts<T>(attempt: impl FnMut(usize) -> Option<T>) -> T {
+    (0..10).find_map(attempt).expect("ten runs have ended before they could be killed")
+}
+
+/// Changes the interval of the checkpoints, which decides no bit.
+fn save_every(place: &Place, run: &str, from: u32, to: u32) {
+    let config = place.read(&format!("{run}/config.toml"));
+    let changed = config.replace(&format!("checkpoint_every = {from}\n"), &format!("checkpoint_every = {to}\n"));
+    assert_ne!(config, changed);
+    place.write(&format!("{run}/config.toml"), changed);
 }
 
 /// The metrics without what clocks say.
@@ -39,46 +51,105 @@ fn a_killed_run_ends_like_one_that_was_not() {
     place.train("whole", &settings);
     let whole = place.tree("whole/checkpoints");
     assert_eq!(whole.keys().filter(|path| path.ends_with("manifest.json")).count(), 3, "the switch and the last two");
-    // In the sparse phase, then, resumed, beyond the switch; a run that was too fast for the kill is another attempt.
-    for attempt in 0..10 {
+    // In the sparse phase; then, resumed, beyond the switch, where a checkpoint a step makes it slow enough to be killed before its end.
+    let (run, before, after) = attempts(|attempt| {
         let run = format!("killed-{attempt}");
-        let before = kill(&place, &format!("train {TINY} {settings} --out {run}"), &run, 20);
-        let after = kill(&place, &format!("resume {run}"), &run, 203);
-        if before >= 200 || !(203..240).contains(&after) {
-            continue;
-        }
-        let summary = place.json(&format!("resume {run} --json"));
-        assert_eq!((&summary["run"], &summary["steps"]), (&Value::from(run.as_str()), &Value::from(240)));
-        let ended = place.tree(&format!("{run}/checkpoints"));
-        assert!(ended.keys().eq(whole.keys()), "{:?} instead of {:?}", ended.keys(), whole.keys());
-        for (path, contents) in &whole {
-            assert!(ended[path] == *contents, "{} differs, killed after {before} and {after}", path.display());
-        }
-        assert_eq!(timeless(&place, &run), timeless(&place, "whole"), "killed after {before} and {after}");
-        let provenance: Value = serde_json::from_str(&place.read(&format!("{run}/provenance.json"))).unwrap();
-        assert_eq!(provenance.as_array().unwrap().len(), 3, "one entry a start");
-        let log = place.read(&format!("{run}/log.txt"));
-        assert_eq!(log.matches("resumed after step ").count(), 2, "{log}");
-        return;
+        let before = kill(&place, &format!("train {TINY} {settings} --out {run}"), &run, 20)?;
+        let told = kill(&place, &format!("resume {run}"), &run, 450)?;
+        save_every(&place, &run, 9, 1);
+        let after = kill(&place, &format!("resume {run}"), &run, told.max(503))?;
+        save_every(&place, &run, 1, 9);
+        Some((run, before, after))
+    });
+    let summary = place.json(&format!("resume {run} --json"));
+    assert_eq!((&summary["run"], &summary["steps"]), (&Value::from(run.as_str()), &Value::from(600)));
+    let ended = place.tree(&format!("{run}/checkpoints"));
+    for (path, contents) in whole.iter().filter(|(path, _)| path.starts_with("step-00000500") || path.starts_with("step-00000600")) {
+        assert!(ended[path] == *contents, "{} differs, killed after {before} and {after}", path.display());
     }
-    panic!("no attempt was killed in time");
+    assert!(ended.keys().all(|path| path.to_str().unwrap().starts_with("step-")), "nothing is left of a save: {:?}", ended.keys());
+    assert_eq!(timeless(&place, &run), timeless(&place, "whole"), "killed after {before} and {after}");
+    let provenance: Value = serde_json::from_str(&place.read(&format!("{run}/provenance.json"))).unwrap();
+    let initial: Vec<&Value> = provenance.as_array().unwrap().iter().map(|start| &start["initial"]).collect();
+    assert_eq!(initial[0], "random");
+    assert!(initial.len() == 4 && initial[2..].iter().all(|initial| *initial == "checkpoint"), "one entry a start: {initial:?}");
+    let log = place.read(&format!("{run}/log.txt"));
+    assert_eq!(log.matches("resumed after step ").count(), 3, "{log}");
 }
 
 #[test]
 fn a_run_killed_before_its_first_checkpoint_begins_anew() {
     let place = Place::new();
-    let settings = format!("{LONG} --checkpoint-every 0 --set steps=120");
+    let settings = format!("{LONG} --checkpoint-every 0");
     place.train("whole", &settings);
-    for attempt in 0..10 {
+    let run = attempts(|attempt| {
         let run = format!("killed-{attempt}");
-        if kill(&place, &format!("train {TINY} {settings} --out {run}"), &run, 3) < 100 {
-            place.answer(&format!("resume {run}"));
-            assert!(place.tree(&format!("{run}/checkpoints")) == place.tree("whole/checkpoints"));
-            assert_eq!(timeless(&place, &run), timeless(&place, "whole"));
-            return;
-        }
+        kill(&place, &format!("train {TINY} {settings} --out {run}"), &run, 3)?;
+        (!place.path(&run).join("checkpoints").exists()).then_some(run)
+    });
+    place.answer(&format!("resume {run}"));
+    assert!(place.tree(&format!("{run}/checkpoints")) == place.tree("whole/checkpoints"));
+    assert_eq!(timeless(&place, &run), timeless(&place, "whole"));
+}
+
+#[test]
+fn a_run_from_given_weights_never_resumes_from_others() {
+    let place = Place::new();
+    place.train("run", "");
+    place.train("next", "--init-from run");
+    fs::remove_dir_all(place.path("next/checkpoints")).unwrap();
+    let message = "next: has no checkpoint left, and its first weights, which came from elsewhere, cannot be made again; begin a new run with `sparse24 train --init-from`";
+    for line in ["resume next", "resume next --fall-back"] {
+        place.refuses(line, 3, message);
     }
-    panic!("no attempt was killed in time");
+    let end = place.tree("run/checkpoints/step-00000012");
+    fs::remove_dir_all(place.path("run/checkpoints")).unwrap();
+    place.answer("resume run");
+    assert!(place.tree("run/checkpoints/step-00000012") == end, "random weights are made again");
+    fs::remove_dir_all(place.path("run/checkpoints")).unwrap();
+    fs::remove_file(place.path("run/provenance.json")).unwrap();
+    place.refuses("resume run", 4, "cannot read run/provenance.json: *");
+}
+
+#[test]
+fn a_resume_falls_back_when_asked() {
+    let place = Place::new();
+    let checkpoint = |step: u32| format!("run/checkpoints/step-{step:08}");
+    place.train("run", "--checkpoint-every 4 --set run.keep_last=9");
+    let (end, metrics) = (place.tree(&checkpoint(12)), timeless(&place, "run"));
+    let damage = |step| {
+        let path = format!("{}/model.safetensors", checkpoint(step));
+        let bytes = fs::read(place.path(&path)).unwrap();
+        place.write(&path, &bytes[..100]);
+    };
+    damage(12);
+    damage(10);
+    let output = place.command("resume run --fall-back").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}");
+    for step in [10, 12] {
+        let line = format!("passed over a damaged checkpoint: {}/model.safetensors: holds 100 bytes, the manifest says", checkpoint(step));
+        assert!(said.contains(&line) && place.read("run/log.txt").contains(&line), "{said}");
+    }
+    assert!(place.read("run/log.txt").contains("resumed after step 8"));
+    assert!(place.tree(&checkpoint(12)) == end && timeless(&place, "run") == metrics, "it ends as before");
+    for step in [4, 8, 10, 12] {
+        damage(step);
+    }
+    place.refuses("resume run --fall-back", 3, "run: has no checkpoint that is whole; begin a new run");
+}
+
+#[test]
+fn lost_metrics_are_told() {
+    let place = Place::new();
+    place.train("run", "--checkpoint-every 4 --set run.keep_last=9");
+    fs::remove_dir_all(place.path("run/checkpoints/step-00000012")).unwrap();
+    let whole = place.read("run/metrics.jsonl");
+    place.write("run/metrics.jsonl", whole.lines().take(5).map(|line| format!("{line}\n")).collect::<String>());
+    place.answer("resume run");
+    assert!(place.read("run/log.txt").contains("metrics.jsonl has lost the steps 6 to 10"));
+    let steps: Vec<_> = place.metrics("run").iter().map(|line| line["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, [1, 2, 3, 4, 5, 11, 12]);
 }
 
 #[test]
@@ -115,10 +186,18 @@ fn a_run_resumes_from_anywhere_and_after_a_move_of_its_data() {
     place.refuses("resume run", 4, "cannot read */text: No such file or directory (os error 2)");
     place.write(
         "run/config.toml",
-        place.read("run/config.toml").replace("/text\"", "/elsewhere/text\"").replace("threads = 1", "threads = 2"),
+        place
+            .read("run/config.toml")
+            .replace("/text\"", "/elsewhere/text\"")
+            .replace("threads = 1", "threads = 2")
+            .replace("checkpoint_every = 4", "checkpoint_every = 5")
+            .replace("preset = \"", "preset = \"my "),
     );
     place.answer("resume run");
-    assert!(place.tree("run/checkpoints/step-00000012") == end, "where data lie and how many threads compute decide nothing");
+    assert!(
+        place.tree("run/checkpoints/step-00000012") == end,
+        "where data lie, how many threads compute and what is saved decide nothing"
+    );
 }
 
 #[test]
@@ -205,8 +284,10 @@ fn a_damaged_newest_checkpoint_is_named_and_the_one_before_it_serves() {
         change(&mut bytes);
         fs::write(&path, bytes).unwrap();
         let file = newest.join(file);
-        let problem =
-            format!("its newest checkpoint is damaged ({}: {problem}); remove {} to continue before it", file.display(), newest.display());
+        let problem = format!(
+            "its newest checkpoint is damaged ({}: {problem}); restore it, or continue from the one before it with `sparse24 resume --fall-back`",
+            file.display()
+        );
         place.refuses("resume run", 3, &format!("run: {problem}"));
         let problem = format!("run: its newest checkpoint {} is damaged ({}: *); name an older one", newest.display(), file.display());
         for line in ["eval run", "sample run", "export run out"] {

@@ -1,0 +1,66 @@
+//! Weights from elsewhere as a run directory that was not trained.
+//!
+//! Invariant: the directory stands complete or not at all. Deliberately absent: where the weights come from ([`crate::interchange`]).
+
+use std::path::{Path, PathBuf};
+
+use super::{
+    Initial, Provenance, RunDirectory,
+    identity::{decisive, none, of_tokenizer},
+    setup::open_backend,
+};
+use crate::{
+    Error,
+    checkpoint::{self, Checkpoint, NamedTensor, State},
+    config::Config,
+    data::Tokenizer,
+    interchange::Gpt2Config,
+};
+
+/// Saves weights as a run at step 0, with a dense method, ready to be evaluated, sampled, exported or trained from; gives its checkpoint.
+///
+/// # Errors
+/// [`Error::Parameter`] names the first weight that is not the next of [`Gpt2Config::parameters`]; those of the configuration, which must
+/// begin dense, and of the directory. Then nothing is left behind.
+pub fn adopt(config: &Config, weights: Vec<NamedTensor>, tokenizer: Option<&Tokenizer>, directory: &Path) -> Result<PathBuf, Error> {
+    let vocabulary = weights.iter().find(|tensor| tensor.name == "wte.weight").map_or(0, |tensor| tensor.values.len() / config.model.width);
+    let recipe = config.recipe(vocabulary)?;
+    let first = &recipe.method.phases[0];
+    if first.mask().is_some() {
+        return Err(Error::setting("method.name", "expected a method that begins dense: weights from elsewhere have no masks"));
+    }
+    let expected = Gpt2Config::of(&recipe.model).parameters(recipe.model.bias);
+    let found = weights.iter().map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice()));
+    if !found.clone().eq(expected.iter().map(|(name, shape)| (name.as_str(), shape.as_slice()))) {
+        let odd = found.zip(&expected).find(|((name, shape), next)| (*name, *shape) != (next.0.as_str(), next.1.as_slice()));
+        let name = odd.map_or_else(|| format!("parameter {}", weights.len().min(expected.len())), |((name, _), _)| name.to_owned());
+        return Err(Error::Parameter { name, problem: "is not what the model has here, or has another shape".to_owned() });
+    }
+    let state = State {
+        step: 0,
+        total_steps: config.steps,
+        phase: 0,
+        phase_kind: first.kind(),
+        seed: config.seed,
+        tokens_seen: 0,
+        method: Default::default(),
+        plan: Default::default(),
+        config: decisive(config),
+        dataset: none(),
+        tokenizer: of_tokenizer(tokenizer),
+    };
+    let zeros: Vec<_> = weights.iter().map(|tensor| NamedTensor { values: vec![0.0; tensor.values.len()], ..tensor.clone() }).collect();
+    let (first_moments, second_moments) = (zeros.clone(), zeros);
+    let checkpoint = Checkpoint { state, weights, first_moments, second_moments, masks: Vec::new(), auxiliary: Vec::new() };
+    let device = open_backend(config)?.device();
+    let (_, saved) = RunDirectory::filled(directory, |directory| {
+        if let Some(tokenizer) = tokenizer {
+            tokenizer.save(&directory.tokenizer())?;
+        }
+        let saved = checkpoint::save(&directory.checkpoints(), &checkpoint)?;
+        Provenance::of_start(&device, Initial::Given).record(&directory.provenance())?;
+        directory.write(&directory.config(), config.to_toml().as_bytes())?;
+        Ok(saved)
+    })?;
+    Ok(saved)
+}

@@ -1,0 +1,53 @@
+//! A trainer as a checkpoint, and back.
+//!
+//! Invariant: restoring a snapshot gives a trainer that continues with the same bits. Deliberately absent: files.
+
+use crate::{
+    Error,
+    checkpoint::{Checkpoint, NamedTensor, State},
+    trainer::{ParameterState, Trainer},
+};
+
+/// Everything that the trainer remembers; the state says what it belongs to.
+pub(super) fn snapshot(trainer: &mut Trainer, state: State) -> Result<Checkpoint, Error> {
+    let mut out = Checkpoint {
+        state,
+        weights: Vec::new(),
+        first_moments: Vec::new(),
+        second_moments: Vec::new(),
+        masks: Vec::new(),
+        auxiliary: Vec::new(),
+    };
+    for parameter in trainer.parameter_states()? {
+        let ParameterState { name, shape, weight, first_moment, second_moment, mask } = parameter;
+        let shape = if shape[0] == 1 { vec![shape[1]] } else { shape.to_vec() };
+        let tensor = |values| NamedTensor { name: name.clone(), shape: shape.clone(), values };
+        out.weights.push(tensor(weight));
+        out.first_moments.push(tensor(first_moment));
+        out.second_moments.push(tensor(second_moment));
+        out.masks.extend(mask.map(|mask| (name, mask)));
+    }
+    Ok(out)
+}
+
+/// Brings a trainer of the same shape to where the checkpoint was.
+pub(super) fn restore(trainer: &mut Trainer, checkpoint: Checkpoint) -> Result<(), Error> {
+    let Checkpoint { state, weights, first_moments, second_moments, mut masks, .. } = checkpoint;
+    let mut first: Vec<_> = first_moments.into_iter().map(Some).collect();
+    let mut second: Vec<_> = second_moments.into_iter().map(Some).collect();
+    let take = |list: &mut Vec<Option<NamedTensor>>, name: &str| {
+        list.iter_mut().find(|slot| slot.as_ref().is_some_and(|t| t.name == name)).and_then(Option::take).map(|t| t.values)
+    };
+    let states: Vec<ParameterState> = weights
+        .into_iter()
+        .map(|NamedTensor { name, shape, values }| {
+            let missing = |what| Error::Parameter { name: name.clone(), problem: format!("its {what} is missing") };
+            let first_moment = take(&mut first, &name).ok_or_else(|| missing("first moment"))?;
+            let second_moment = take(&mut second, &name).ok_or_else(|| missing("second moment"))?;
+            let mask = masks.iter().position(|(of, _)| *of == name).map(|at| masks.swap_remove(at).1);
+            let shape = if let [rows, columns] = shape[..] { [rows, columns] } else { [1, values.len()] };
+            Ok(ParameterState { name, shape, weight: values, first_moment, second_moment, mask })
+        })
+        .collect::<Result<_, Error>>()?;
+    trainer.restore(state.step, &states)
+}

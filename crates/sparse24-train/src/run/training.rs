@@ -1,0 +1,282 @@
+//! A run on disk: configuration, data, trainer and run directory together, from start or resume to the last step.
+//!
+//! Invariant: whatever happens, [`Run::resume`] continues from the last checkpoint that verifies (or from the beginning, where that can be
+//! made again) and ends with the bits of an uninterrupted run. Deliberately absent: terminals and arguments ([`Observer`] is what a command
+//! implements).
+
+use std::{
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use super::{
+    Initial, Log, MetricsLog, Provenance, RunDirectory, StepMetrics,
+    identity::{self, identity},
+    setup::{SeededBatches, new_trainer, open_dataset, run_config},
+    snapshot::{restore, snapshot},
+};
+use crate::{
+    Error,
+    checkpoint::{self, NamedTensor, Retention},
+    config::Config,
+    data::Dataset,
+    trainer::{FlipSampling, Trainer, overall_flip_rate},
+};
+
+/// A run that this process alone may continue.
+pub struct Run {
+    config: Config,
+    dataset: Dataset,
+    trainer: Trainer,
+    directory: RunDirectory,
+    metrics: MetricsLog,
+    log: Log,
+    notices: Vec<String>,
+}
+
+/// Who watches a run.
+pub trait Observer {
+    /// After every optimizer step.
+    fn stepped(&mut self, metrics: &StepMetrics);
+    /// Something worth a line.
+    fn said(&mut self, line: &str);
+}
+
+/// What a resume does about a damaged newest checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Damaged {
+    /// It is an error: perhaps it can be restored.
+    Refuse,
+    /// It is passed over and removed; the steps after the one before it are done again.
+    FallBack,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Summary {
+    /// The run directory.
+    pub run: PathBuf,
+    /// Optimizer steps done.
+    pub steps: u32,
+    /// Loss of the last step, nats a token; none if no step was left to do.
+    pub loss: Option<f32>,
+    /// Loss on the held-out split at the end, nats a token.
+    pub val_loss: f64,
+    /// Wall time of this process.
+    pub seconds: f64,
+}
+
+impl Run {
+    /// Begins a run on the configuration's dataset ([`open_dataset`]) in a new directory, from random weights or from these; nothing is
+    /// written before everything has been checked.
+    ///
+    /// # Errors
+    /// Those of the configuration, the weights and the directory, of which nothing is left then.
+    pub fn start(mut config: Config, dataset: Dataset, initial: Option<&[NamedTensor]>, path: &Path) -> Result<Self, Error> {
+        let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
+        if let Some(weights) = initial {
+            let named: Vec<_> = weights.iter().map(|tensor| (tensor.name.as_str(), tensor.values.as_slice())).collect();
+            trainer.start_from(&named)?;
+        }
+        if !config.data.path.is_empty() {
+            // A resume may begin elsewhere.
+            let absolute = std::path::absolute(&config.data.path).map_err(|e| Error::io("find", &config.data.path, e))?;
+            config.data.path = absolute.into_os_string().into_string().unwrap_or(config.data.path);
+        }
+        let (directory, (metrics, log)) = RunDirectory::filled(path, |directory| {
+            if let Some(tokenizer) = dataset.tokenizer() {
+                tokenizer.save(&directory.tokenizer())?;
+            }
+            if initial.is_some() {
+                // A resume cannot make these weights again.
+                let state = identity(&config, &dataset, &trainer);
+                checkpoint::save(&directory.checkpoints(), &snapshot(&mut trainer, state)?)?;
+            }
+            let initial = if initial.is_some() { Initial::Given } else { Initial::Random };
+            Provenance::of_start(&trainer.backend().device(), initial).record(&directory.provenance())?;
+            let metrics = MetricsLog::create(&directory.metrics())?;
+            let mut log = Log::open(&directory.log())?;
+            log.line("started")?;
+            // Last: without it there is no run to resume, so none can be resumed without the weights it was to begin with.
+            directory.write(&directory.config(), config.to_toml().as_bytes())?;
+            Ok((metrics, log))
+        })?;
+        Ok(Self { config, dataset, trainer, directory, metrics, log, notices: Vec::new() })
+    }
+
+    /// Continues a run from its newest checkpoint, or, if it has none, from the beginning.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a directory that holds no run or is in use, for a damaged newest checkpoint unless it may be passed over and one
+    /// before it verifies, for a run without any whose first weights came from elsewhere, and for data that are not the checkpoint's.
+    pub fn resume(path: &Path, damaged: Damaged) -> Result<Self, Error> {
+        let directory = RunDirectory::open(path)?;
+        let config = run_config(directory.path())?;
+        let dataset = open_dataset(&config)?;
+        let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
+        let latest = checkpoint::latest(&directory.checkpoints())?;
+        if let Some((_, error)) = latest.refused.first().filter(|_| damaged == Damaged::Refuse) {
+            let advice = "restore it, or continue from the one before it with `sparse24 resume --fall-back`";
+            return Err(Error::file(path, format!("its newest checkpoint is damaged ({error}); {advice}")));
+        }
+        let mut notices: Vec<_> = latest.refused.iter().map(|(_, error)| format!("passed over a damaged checkpoint: {error}")).collect();
+        let initial = match latest.checkpoint {
+            Some(path) => {
+                let checkpoint = checkpoint::load(&path)?;
+                identity::check(&path, &checkpoint.state, &identity(&config, &dataset, &trainer))?;
+                restore(&mut trainer, checkpoint)?;
+                checkpoint::discard_after(&directory.checkpoints(), trainer.step())?;
+                Initial::Checkpoint
+            }
+            None if !notices.is_empty() => {
+                return Err(Error::file(path, "has no checkpoint that is whole; begin a new run"));
+            }
+            None if Provenance::read(&directory.provenance())?.first().is_none_or(|first| first.initial != Initial::Random) => {
+                let problem = "has no checkpoint left, and its first weights, which came from elsewhere, cannot be made again";
+                return Err(Error::file(path, format!("{problem}; begin a new run with `sparse24 train --init-from`")));
+            }
+            None => Initial::Random,
+        };
+        let step = trainer.step();
+        let (metrics, cut) = MetricsLog::resume(&directory.metrics(), step)?;
+        let last = cut.last.unwrap_or(0);
+        if last < step {
+            notices.push(format!("metrics.jsonl has lost the steps {} to {step}", last + 1));
+        }
+        Provenance::of_start(&trainer.backend().device(), initial).record(&directory.provenance())?;
+        let mut log = Log::open(&directory.log())?;
+        for notice in &notices {
+            log.line(notice)?;
+        }
+        log.line(&format!("resumed after step {step}"))?;
+        Ok(Self { config, dataset, trainer, directory, metrics, log, notices })
+    }
+
+    /// What was found amiss, and passed over, when the run was resumed.
+    #[must_use]
+    pub fn notices(&self) -> &[String] {
+        &self.notices
+    }
+
+    /// The resolved configuration.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The trainer at its last step.
+    #[must_use]
+    pub fn trainer(&self) -> &Trainer {
+        &self.trainer
+    }
+
+    /// The run directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// The data.
+    #[must_use]
+    pub fn dataset(&self) -> &Dataset {
+        &self.dataset
+    }
+
+    /// Trains to the last step.
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`] before any update; the last checkpoint stays. Those of the run directory.
+    pub fn train(&mut self, observer: &mut dyn Observer) -> Result<Summary, Error> {
+        let began = Instant::now();
+        let mut last: Option<StepMetrics> = None;
+        let mut tokens_since = Instant::now();
+        while self.trainer.step() < self.config.steps {
+            let metrics = self.step(&mut tokens_since).inspect_err(|error| {
+                // The error itself matters more than a log that cannot be written.
+                let _ = self.log.line(&error.to_string());
+            })?;
+            observer.stepped(&metrics);
+            if self.saves_after(metrics.step) {
+                let path = self.save()?;
+                self.log.line(&format!("step {}: saved {}", metrics.step, path.display()))?;
+                tokens_since = Instant::now();
+            }
+            if metrics.step == self.switch() && metrics.step < self.config.steps {
+                let line = format!("step {}: sparse training ends, dense fine-tuning begins", metrics.step);
+                observer.said(&line);
+                self.log.line(&line)?;
+            }
+            last = Some(metrics);
+        }
+        let val_loss = match last.as_ref().and_then(|metrics| metrics.val_loss) {
+            Some(loss) => f64::from(loss),
+            None => self.evaluate()?,
+        };
+        let loss = last.map(|metrics| metrics.loss);
+        Ok(Summary { run: self.path().to_owned(), steps: self.trainer.step(), loss, val_loss, seconds: began.elapsed().as_secs_f64() })
+    }
+
+    /// Mean loss over the whole held-out split, nats a token.
+    ///
+    /// # Errors
+    /// Those of the backend.
+    pub fn evaluate(&mut self) -> Result<f64, Error> {
+        self.trainer.evaluate(&self.dataset.evaluation_windows(self.config.model.context))
+    }
+
+    fn step(&mut self, since: &mut Instant) -> Result<StepMetrics, Error> {
+        let step = self.trainer.step() + 1;
+        let sampling = if step == 1 || is_due(self.config.run.flip_every, step) { FlipSampling::Sample } else { FlipSampling::Skip };
+        let (sequences, context) = (self.config.batch.sequences, self.config.model.context);
+        let batches = SeededBatches { dataset: &self.dataset, seed: self.config.seed, sequences, context };
+        let outcome = self.trainer.train_step(&batches, sampling)?;
+        let seconds = since.elapsed().as_secs_f64();
+        let evaluates = step == self.config.steps || is_due(self.config.run.eval_every, step) || step == self.switch();
+        let val_loss = if evaluates { Some(self.evaluate()? as f32) } else { None };
+        *since = Instant::now();
+        let metrics = StepMetrics {
+            step,
+            phase: outcome.phase,
+            loss: outcome.loss as f32,
+            lr: outcome.learning_rate,
+            grad_norm: outcome.grad_norm,
+            tokens_per_s: self.trainer.recipe().tokens_per_step() as f64 / seconds,
+            flip_rate: outcome.flips.as_deref().map(overall_flip_rate),
+            flip_rate_per_layer: outcome
+                .flips
+                .map(|flips| flips.into_iter().map(|layer| sparse24_core::flip::flip_rate(layer.flips, layer.weights)).collect()),
+            val_loss,
+        };
+        self.metrics.append(&metrics)?;
+        Ok(metrics)
+    }
+
+    /// The last step of the first phase: the last 2:4 model of a sparse run.
+    fn switch(&self) -> u32 {
+        let recipe = self.trainer.recipe();
+        recipe.method.phases[0].last_step(recipe.steps)
+    }
+
+    fn saves_after(&self, step: u32) -> bool {
+        step == self.config.steps || step == self.switch() || is_due(self.config.run.checkpoint_every, step)
+    }
+
+    fn save(&mut self) -> Result<PathBuf, Error> {
+        self.metrics.sync()?;
+        let state = identity(&self.config, &self.dataset, &self.trainer);
+        let checkpoint = snapshot(&mut self.trainer, state)?;
+        let path = checkpoint::save(&self.directory.checkpoints(), &checkpoint)?;
+        let last = NonZeroUsize::new(self.config.run.keep_last).unwrap_or(NonZeroUsize::MIN);
+        checkpoint::retain(&self.directory.checkpoints(), &Retention { last, always: vec![self.switch()] })?;
+        Ok(path)
+    }
+}
+
+/// Whether something that happens every so many steps (0 is never) happens after this one.
+fn is_due(every: u32, step: u32) -> bool {
+    every > 0 && step.is_multiple_of(every)
+}
+
+#[cfg(test)]
+mod tests;

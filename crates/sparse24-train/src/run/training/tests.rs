@@ -1,0 +1,119 @@
+//! What a start and an adoption leave behind when the disk fails, or the process dies, at any file operation.
+
+use std::fs;
+
+use super::*;
+use crate::{
+    data::{Corpus, Tokenizer, TokenizerKind},
+    disk::fault::{self, Plan},
+    run::adopt,
+};
+
+fn tiny(method: &str) -> Config {
+    let settings = format!(
+        "steps=2 model.layers=1 model.width=8 model.heads=2 model.ffn_width=16 model.context=8 batch.sequences=2 data.tokenizer=byte \
+         method.name={method} model.activation=gelu"
+    );
+    let settings: Vec<String> = settings.split_whitespace().map(str::to_owned).collect();
+    Config::resolve(Some(crate::config::preset::PRESETS[0].name), None, &settings).unwrap()
+}
+
+fn dataset() -> Dataset {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("text");
+    fs::write(&text, "to be or not to be ".repeat(9)).unwrap();
+    Dataset::from_corpus(&Corpus::open(&text).unwrap(), Tokenizer::for_text(TokenizerKind::Byte, "").unwrap(), 0.2).unwrap()
+}
+
+fn weights(config: &Config) -> Vec<NamedTensor> {
+    let dataset = dataset();
+    let mut trainer = new_trainer(config, dataset.vocabulary() as usize).unwrap();
+    let state = identity(config, &dataset, &trainer);
+    snapshot(&mut trainer, state).unwrap().weights
+}
+
+/// Lets the Nth file operation fail, then the next, until none is left to fail; gives how many there were.
+fn failing_everywhere(plan: fn(u32) -> Plan, mut attempt: impl FnMut(&Path) -> bool, check: impl Fn(&Path)) -> u32 {
+    for operation in 0..1000 {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run");
+        fault::plan(plan(operation));
+        let done = attempt(&path);
+        fault::plan(Plan::Healthy);
+        if done {
+            return operation;
+        }
+        check(&path);
+    }
+    panic!("it never succeeds");
+}
+
+#[test]
+fn a_start_that_fails_leaves_nothing() {
+    let config = tiny("fst");
+    let given = weights(&config);
+    let attempt = |path: &Path| Run::start(config.clone(), dataset(), Some(&given), path).is_ok();
+    let operations = failing_everywhere(Plan::FailOnce, attempt, |path| assert!(!path.exists()));
+    assert!(operations > 20, "{operations}");
+}
+
+#[test]
+fn a_start_that_is_killed_is_no_run_or_one_with_its_weights() {
+    let config = tiny("fst");
+    let given = weights(&config);
+    let attempt = |path: &Path| Run::start(config.clone(), dataset(), Some(&given), path).is_ok();
+    failing_everywhere(Plan::Kill, attempt, |path| {
+        if path.join("config.toml").exists() {
+            let first = checkpoint::latest(&path.join("checkpoints")).unwrap().checkpoint.unwrap();
+            assert!(checkpoint::load(&first).unwrap().weights == given);
+        }
+    });
+}
+
+#[test]
+fn an_adoption_that_fails_leaves_nothing() {
+    let config = tiny("dense");
+    let given = weights(&config);
+    let attempt = |path: &Path| adopt(&config, given.clone(), Some(&Tokenizer::Byte), path).is_ok();
+    let operations = failing_everywhere(Plan::FailOnce, attempt, |path| assert!(!path.exists()));
+    assert!(operations > 20, "{operations}");
+}
+
+#[test]
+fn only_the_weights_of_the_model_are_adopted_and_only_dense() {
+    let config = tiny("dense");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    let refusal = |config: &Config, weights| adopt(config, weights, None, &path).unwrap_err().to_string();
+    let given = weights(&config);
+    assert!(refusal(&tiny("fst"), given.clone()).starts_with("method.name: expected a method that begins dense"));
+    let mut short = given.clone();
+    short.pop();
+    assert!(refusal(&config, short).starts_with(&format!("parameter {}: is not what the model has here", given.len() - 1)));
+    let mut odd = given.clone();
+    odd[1].name = "other".to_owned();
+    assert!(refusal(&config, odd).starts_with("other: is not what"));
+    assert!(!path.exists());
+    adopt(&config, given, None, &path).unwrap();
+}
+
+#[test]
+fn what_decides_no_bits_is_no_part_of_the_identity() {
+    let config = tiny("fst");
+    let same = |change: fn(&mut Config)| {
+        let mut changed = config.clone();
+        change(&mut changed);
+        assert_ne!(changed, config);
+        identity::decisive(&changed) == identity::decisive(&config)
+    };
+    assert!(same(|config| config.preset = "other".to_owned()));
+    assert!(same(|config| config.data.path = "elsewhere".to_owned()));
+    assert!(same(|config| config.backend.threads += 1));
+    assert!(same(|config| config.run.checkpoint_every += 1));
+    assert!(same(|config| config.run.keep_last += 1));
+    assert!(!same(|config| config.run.eval_every += 1), "it decides the metrics");
+    assert!(!same(|config| config.seed += 1));
+    assert!(!same(|config| config.steps += 1));
+    assert!(!same(|config| config.batch.sequences += 1));
+    assert!(!same(|config| config.data.validation /= 2.0));
+}
