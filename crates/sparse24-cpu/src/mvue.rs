@@ -333,11 +333,7 @@ impl Sampler {
     fn estimate<V: Vector>(self, v: V, x: [V::F; 4], draws: &Draws<V>, word: usize) -> Kept<V> {
         match self.estimator {
             Estimator::Exact => exact(v, x, draws.first[word]),
-            Estimator::Approximate => lane_by_lane(v, x, draws.first[word], |group, u, lane| {
-                let mut second = [0.0; WIDEST];
-                v.store(draws.second[word], &mut second);
-                mvue::approximate(group, [u, second[lane]])
-            }),
+            Estimator::Approximate => one_by_one(v, x, [draws.first[word], draws.second[word]], Estimator::Approximate),
         }
     }
 }
@@ -378,8 +374,8 @@ fn philox_even<V: Vector>(v: V, stream: Stream, calls: V::U) -> [V::U; 4] {
 /// [`mvue::exact`] of a group a lane, without branches but for rare groups.
 ///
 /// Sums over the drawn elements before i are sums over all uncertain ones, since a zero adds nothing. "The first drawn i with t < c_i,
-/// else the last" is then the number of i before the last drawn one whose c_i is at most t. Where nothing is certain every element is
-/// less than r, so that t + r is at least the sum that ends with the first drawn: the second comes after it.
+/// else the last" is then the first i that has t < c_i or nothing drawn after it. Where nothing is certain every element is less than r,
+/// so that t + r is at least the sum that ends with the first drawn: the second comes after it.
 #[inline(always)]
 fn exact<V: Vector>(v: V, x: [V::F; 4], u: V::F) -> Kept<V> {
     let zero = v.splat(0.0);
@@ -388,55 +384,58 @@ fn exact<V: Vector>(v: V, x: [V::F; 4], u: V::F) -> Kept<V> {
     let s = v.add(p01, p23);
     if v.any(v.not(v.above(v.splat(f32::INFINITY), s))) {
         // A sum that overflows, or an input that is not finite.
-        return lane_by_lane(v, x, u, |group, u, _| mvue::exact(group, u));
+        return one_by_one(v, x, [u, u], Estimator::Exact);
     }
     let without_largest = v.least(v.least(v.add(a[1], p23), v.add(a[0], p23)), v.least(v.add(a[3], p01), v.add(a[2], p01)));
     let r = v.least(v.mul(s, v.splat(0.5)), without_largest);
 
-    let open = [v.above(r, a[0]), v.above(r, a[1]), v.above(r, a[2]), v.above(r, a[3])];
-    let c0 = v.select(open[0], a[0], zero);
-    let c1 = v.select(open[1], v.add(c0, a[1]), c0);
-    let c2 = v.select(open[2], v.add(c1, a[2]), c1);
+    let open = [v.below(a[0], r), v.below(a[1], r), v.below(a[2], r), v.below(a[3], r)];
+    let open_truth = [v.truth(open[0]), v.truth(open[1]), v.truth(open[2]), v.truth(open[3])];
+    let c0 = v.select(open_truth[0], a[0], zero);
+    let c1 = v.select(open_truth[1], v.add(c0, a[1]), c0);
+    let c2 = v.select(open_truth[2], v.add(c1, a[2]), c1);
     let t = v.mul(u, r);
     let after = v.add(t, r);
+    let (t_in_0, t_in_1, t_in_2) = (v.below(t, c0), v.below(t, c1), v.below(t, c2));
+    let (after_in_1, after_in_2) = (v.below(after, c1), v.below(after, c2));
 
-    // Drawn elements after the first, after the second, ...; where two follow an element it is not the last but one.
-    let drawn1 = v.and(open[1], v.above(a[1], zero));
-    let drawn2 = v.and(open[2], v.above(a[2], zero));
-    let drawn3 = v.and(open[3], v.above(a[3], zero));
-    let drawn23 = v.or(drawn2, drawn3);
-    let both23 = v.and(drawn2, drawn3);
-    let two_of_123 = v.or(both23, v.and(drawn23, drawn1));
-    let (past0, past1, past2) = (v.at_least(t, c0), v.at_least(t, c1), v.at_least(t, c2));
+    let drawn1 = v.and_u(open[1], v.below(zero, a[1]));
+    let drawn2 = v.and_u(open[2], v.below(zero, a[2]));
+    let drawn3 = v.and_u(open[3], v.below(zero, a[3]));
+    let drawn23 = v.or_u(drawn2, drawn3);
+    let drawn123 = v.or_u(drawn23, drawn1);
+    let both23 = v.and_u(drawn2, drawn3);
+    let two_of_123 = v.or_u(both23, v.and_u(drawn23, drawn1));
 
-    let (open01, open23) = (v.and(open[0], open[1]), v.and(open[2], open[3]));
-    let none = v.and(open01, open23);
-    let at_most_one = v.or(v.and(open01, v.or(open[2], open[3])), v.and(open23, v.or(open[0], open[1])));
-    let one = v.and(at_most_one, v.not(none));
+    let (open01, open23) = (v.and_u(open[0], open[1]), v.and_u(open[2], open[3]));
+    let none = v.and_u(open01, open23);
+    let at_most_one = v.or_u(v.and_u(open01, v.or_u(open[2], open[3])), v.and_u(open23, v.or_u(open[0], open[1])));
+    let one = v.and_u(at_most_one, v.not_u(none));
 
-    // The lower index is 0; if not, it is 1; if neither, 2. The higher is 3; if not, it is 2; if neither, 1.
-    let low0_none = v.and(none, v.not(v.and(two_of_123, past0)));
-    let low0_one = v.and(one, v.not(v.and(v.or(drawn23, drawn1), past0)));
-    let low0 = v.or(v.not(open[0]), v.or(low0_none, low0_one));
-    let low1_none = v.and(none, v.not(v.and(both23, past1)));
-    let low1_one = v.and(one, v.not(v.and(drawn23, past1)));
-    let low1 = v.or(v.not(open[1]), v.or(low1_none, low1_one));
-    let high3_none = v.and(none, v.and(drawn3, v.at_least(after, c2)));
-    let high3_one = v.and(one, v.and(drawn3, past2));
-    let high3 = v.or(v.not(open[3]), v.or(high3_none, high3_one));
-    let high2_none = v.and(none, v.and(drawn23, v.at_least(after, c1)));
-    let high2_one = v.and(one, v.and(drawn23, past1));
-    let high2 = v.or(v.not(open[2]), v.or(high2_none, high2_one));
+    // The lower index is 0; if not, it is 1; if neither, 2. The higher is 3; if not, it is 2; if neither, 1. Where nothing is certain the
+    // lower must leave one drawn after it.
+    let low0_none = v.and_u(none, v.or_u(v.not_u(two_of_123), t_in_0));
+    let low0_one = v.and_u(one, v.or_u(v.not_u(drawn123), t_in_0));
+    let low0 = v.truth(v.or_u(v.not_u(open[0]), v.or_u(low0_none, low0_one)));
+    let low1_none = v.and_u(none, v.or_u(v.not_u(both23), t_in_1));
+    let low1_one = v.and_u(one, v.or_u(v.not_u(drawn23), t_in_1));
+    let low1 = v.truth(v.or_u(v.not_u(open[1]), v.or_u(low1_none, low1_one)));
+    let high3_none = v.and_u(none, v.and_u(drawn3, v.not_u(after_in_2)));
+    let high3_one = v.and_u(one, v.and_u(drawn3, v.not_u(t_in_2)));
+    let high3 = v.truth(v.or_u(v.not_u(open[3]), v.or_u(high3_none, high3_one)));
+    let high2_none = v.and_u(none, v.and_u(drawn23, v.not_u(after_in_1)));
+    let high2_one = v.and_u(one, v.and_u(drawn23, v.not_u(t_in_1)));
+    let high2 = v.truth(v.or_u(v.not_u(open[2]), v.or_u(high2_none, high2_one)));
 
-    let value0 = v.select(open[0], v.copysign(r, x[0]), x[0]);
-    let value1 = v.select(open[1], v.copysign(r, x[1]), x[1]);
-    let value2 = v.select(open[2], v.copysign(r, x[2]), x[2]);
-    let value3 = v.select(open[3], v.copysign(r, x[3]), x[3]);
+    let value0 = v.select(open_truth[0], v.copysign(r, x[0]), x[0]);
+    let value1 = v.select(open_truth[1], v.copysign(r, x[1]), x[1]);
+    let value2 = v.select(open_truth[2], v.copysign(r, x[2]), x[2]);
+    let value3 = v.select(open_truth[3], v.copysign(r, x[3]), x[3]);
     let mut low = v.select(low0, value0, v.select(low1, value1, value2));
     let mut high = v.select(high3, value3, v.select(high2, value2, value1));
     let low_index = v.select_u(low0, v.splat_u(0), v.select_u(low1, v.splat_u(1), v.splat_u(2)));
     let high_index = v.select_u(high3, v.splat_u(3 << 2), v.select_u(high2, v.splat_u(2 << 2), v.splat_u(1 << 2)));
-    let mut nibble = v.xor(low_index, high_index);
+    let mut nibble = v.or_u(low_index, high_index);
     let few = v.at_least(zero, r);
     if v.any(few) {
         // At most one element is not zero: it and its neighbour, the others of its half being zero.
@@ -448,18 +447,35 @@ fn exact<V: Vector>(v: V, x: [V::F; 4], u: V::F) -> Kept<V> {
     Kept { low, high, nibble }
 }
 
-/// An estimator of core for each lane: (group, uniform, lane) to what is kept.
+/// Core's estimator, lane by lane.
 #[inline(always)]
-fn lane_by_lane<V: Vector>(v: V, x: [V::F; 4], u: V::F, estimate: impl Fn([f32; 4], f32, usize) -> mvue::Kept24) -> Kept<V> {
-    let (mut stored, mut uniforms) = ([[0.0; WIDEST]; 4], [0.0; WIDEST]);
-    for (stored, x) in stored.iter_mut().zip(x) {
+fn one_by_one<V: Vector>(v: V, x: [V::F; 4], uniforms: [V::F; 2], estimator: Estimator) -> Kept<V> {
+    let (mut groups, mut draws) = ([[0.0; WIDEST]; 4], [[0.0; WIDEST]; 2]);
+    for (stored, x) in groups.iter_mut().zip(x) {
         v.store(x, stored);
     }
-    v.store(u, &mut uniforms);
-    let (mut low, mut high, mut nibble) = ([0.0; WIDEST], [0.0; WIDEST], [0; WIDEST]);
-    for lane in 0..V::LANES {
-        let kept = estimate(stored.map(|x| x[lane]), uniforms[lane], lane);
-        ([low[lane], high[lane]], nibble[lane]) = (kept.values, u32::from(kept.pattern().nibble()));
+    for (stored, u) in draws.iter_mut().zip(uniforms) {
+        v.store(u, stored);
     }
-    Kept { low: v.load(&low), high: v.load(&high), nibble: v.load_u(&nibble) }
+    let (values, nibbles) = estimate_each(&groups, &draws, V::LANES, estimator);
+    Kept { low: v.load(&values[0]), high: v.load(&values[1]), nibble: v.load_u(&nibbles) }
+}
+
+#[inline(never)]
+fn estimate_each(
+    groups: &[[f32; WIDEST]; 4],
+    uniforms: &[[f32; WIDEST]; 2],
+    lanes: usize,
+    estimator: Estimator,
+) -> ([[f32; WIDEST]; 2], [u32; WIDEST]) {
+    let (mut values, mut nibbles) = ([[0.0; WIDEST]; 2], [0; WIDEST]);
+    for lane in 0..lanes {
+        let (group, [u, v]) = (groups.map(|x| x[lane]), uniforms.map(|u| u[lane]));
+        let kept = match estimator {
+            Estimator::Exact => mvue::exact(group, u),
+            Estimator::Approximate => mvue::approximate(group, [u, v]),
+        };
+        ([values[0][lane], values[1][lane]], nibbles[lane]) = (kept.values, u32::from(kept.pattern().nibble()));
+    }
+    (values, nibbles)
 }

@@ -174,6 +174,13 @@ pub(crate) trait Vector: Copy {
     fn odd_to_even(self, x: Self::U) -> Self::U;
     /// The even lanes of both, those of the second in the odd lanes.
     fn interleave_even(self, even: Self::U, odd: Self::U) -> Self::U;
+    /// In the sign bit whether a < b, of floats that are neither negative nor NaN; the other bits are anything.
+    fn below(self, a: Self::F, b: Self::F) -> Self::U;
+    fn and_u(self, a: Self::U, b: Self::U) -> Self::U;
+    fn or_u(self, a: Self::U, b: Self::U) -> Self::U;
+    fn not_u(self, a: Self::U) -> Self::U;
+    /// What the sign bit says.
+    fn truth(self, sign: Self::U) -> Self::M;
     /// `x & mask == value`.
     fn test(self, x: Self::U, mask: u32, value: u32) -> Self::M;
     /// [`sparse24_core::philox::uniform`].

@@ -187,6 +187,26 @@ impl Vector for Avx512 {
         avx512!(self, _mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64::<32>(odd)))
     }
     #[inline(always)]
+    fn below(self, a: Self::F, b: Self::F) -> Self::U {
+        avx512!(self, _mm512_sub_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)))
+    }
+    #[inline(always)]
+    fn and_u(self, a: Self::U, b: Self::U) -> Self::U {
+        avx512!(self, _mm512_and_si512(a, b))
+    }
+    #[inline(always)]
+    fn or_u(self, a: Self::U, b: Self::U) -> Self::U {
+        avx512!(self, _mm512_or_si512(a, b))
+    }
+    #[inline(always)]
+    fn not_u(self, a: Self::U) -> Self::U {
+        avx512!(self, _mm512_xor_si512(a, _mm512_set1_epi32(-1)))
+    }
+    #[inline(always)]
+    fn truth(self, sign: Self::U) -> Self::M {
+        avx512!(self, _mm512_movepi32_mask(sign))
+    }
+    #[inline(always)]
     fn test(self, x: Self::U, mask: u32, value: u32) -> Self::M {
         let masked = avx512!(self, _mm512_and_si512(x, self.splat_u(mask)));
         avx512!(self, _mm512_cmpeq_epi32_mask(masked, self.splat_u(value)))

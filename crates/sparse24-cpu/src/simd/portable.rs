@@ -115,6 +115,26 @@ impl Vector for Portable {
         each(|i| if i & 1 == 0 { even[i] } else { odd[i - 1] })
     }
     #[inline(always)]
+    fn below(self, a: Self::F, b: Self::F) -> Self::U {
+        each(|i| a[i].to_bits().wrapping_sub(b[i].to_bits()))
+    }
+    #[inline(always)]
+    fn and_u(self, a: Self::U, b: Self::U) -> Self::U {
+        each(|i| a[i] & b[i])
+    }
+    #[inline(always)]
+    fn or_u(self, a: Self::U, b: Self::U) -> Self::U {
+        each(|i| a[i] | b[i])
+    }
+    #[inline(always)]
+    fn not_u(self, a: Self::U) -> Self::U {
+        a.map(|a| !a)
+    }
+    #[inline(always)]
+    fn truth(self, sign: Self::U) -> Self::M {
+        sign.map(|sign| sign >> 31 == 1)
+    }
+    #[inline(always)]
     fn test(self, x: Self::U, mask: u32, value: u32) -> Self::M {
         each(|i| x[i] & mask == value)
     }
