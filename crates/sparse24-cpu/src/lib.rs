@@ -10,6 +10,7 @@ pub mod adamw;
 pub mod attention;
 pub mod bias;
 pub mod compressed;
+mod convert;
 pub mod decay;
 pub mod dropout;
 mod elementwise;

@@ -2,16 +2,15 @@
 //!
 //! Bit-identical to [`sparse24_core`] for any number of threads. Deliberately absent: which mask ([`crate::search`]).
 
-use core::any::{Any, TypeId};
+use core::any::TypeId;
 
-use half::{bf16, f16};
 use ndarray::{ArrayView2, ArrayViewMut2, Axis, Zip, s};
 use rayon::prelude::*;
 use sparse24_core::{Element, Mask, MaskKind, compressed::Compressed24, group::Pattern, prune, prune::ValueMap};
 
 use crate::{
-    Error, nibbles, shape,
-    simd::{Available, Kernel, Vector},
+    Error, convert, nibbles, shape,
+    simd::{self, Available, Kernel, Vector},
     strips,
 };
 
@@ -124,8 +123,8 @@ fn check_mask(mask: &Mask, expected: MaskKind) -> Result<(), Error> {
     if admitted && rest_admitted { Ok(()) } else { Ok(mask.check(expected)?) }
 }
 
-/// Rows of a block: its columns give whole cache lines of transposed f32 values.
-const BLOCK_ROWS: usize = 32;
+/// Rows of a block: its columns give two cache lines of transposed f32 values, and whole words of metadata.
+const BLOCK_ROWS: usize = 64;
 
 /// Cuts the rows into tasks and gives each its rows of `forward` and its columns of `dgrad`.
 fn compress_both<T: Element, U: Element>(
@@ -139,10 +138,6 @@ fn compress_both<T: Element, U: Element>(
     if w.is_empty() {
         return;
     }
-    let carriage = match (map, TypeId::of::<T>() == TypeId::of::<U>()) {
-        (ValueMap::Identity, true) => Carriage::Bits,
-        _ => Carriage::Value,
-    };
     let (r, q) = w.dim();
     let rows = strips::rows_per_task(q).next_multiple_of(BLOCK_ROWS);
     let tasks = r.div_ceil(rows);
@@ -150,7 +145,7 @@ fn compress_both<T: Element, U: Element>(
         .map(|task| {
             let (first, end) = (task * rows, r.min((task + 1) * rows));
             let tiles = &mask.tiles()[first / 4 * (q / 4)..end / 4 * (q / 4)];
-            Part { w: w.slice_move(s![first..end, ..]), tiles, map, carriage, forward: None, dgrad: None }
+            Part { w: w.slice_move(s![first..end, ..]), tiles, map, forward: None, dgrad: None }
         })
         .collect();
     if let Some(forward) = forward {
@@ -184,7 +179,6 @@ struct Part<'a, T, U> {
     w: ArrayView2<'a, T>,
     tiles: &'a [u16],
     map: ValueMap,
-    carriage: Carriage,
     forward: Option<(&'a mut [U], &'a mut [u8])>,
     dgrad: Option<(ArrayViewMut2<'a, U>, ArrayViewMut2<'a, u8>)>,
 }
@@ -192,126 +186,210 @@ struct Part<'a, T, U> {
 impl<T: Element, U: Element> Kernel for &mut Part<'_, T, U> {
     #[inline(always)]
     fn run<V: Vector>(self, v: V) {
-        let (rows, q) = self.w.dim();
-        for first in (0..rows).step_by(BLOCK_ROWS) {
-            let height = BLOCK_ROWS.min(rows - first);
-            let slice = |i| if i < height { self.w.index_axis_move(Axis(0), first + i).to_slice() } else { None };
-            let slices: [Option<&[T]>; BLOCK_ROWS] = core::array::from_fn(slice);
-            for column in (0..q).step_by(16) {
-                self.block(v, &slices, [first, column], [height, 16.min(q - column)]);
-            }
-        }
-    }
-}
-
-impl<T: Element, U: Element> Part<'_, T, U> {
-    /// Compresses the block of at most 32 rows and 16 columns at `[first, column]`.
-    #[inline(always)]
-    fn block<V: Vector>(&mut self, v: V, slices: &[Option<&[T]>; BLOCK_ROWS], [first, column]: [usize; 2], [height, width]: [usize; 2]) {
-        let q = self.w.ncols();
-        let lanes = (1_u64 << V::LANES) - 1;
-        let mut transposed = [[0.0; BLOCK_ROWS / 2]; 16];
-        let mut transposed_metadata = [0_u32; 16];
-        for strip in 0..height / 4 {
-            let word = nibbles::word(&self.tiles[(first / 4 + strip) * (q / 4) + column / 4..][..width / 4]);
-            let mut x = [[0.0; 16]; 4];
-            for (i, x) in x.iter_mut().enumerate() {
-                let row = 4 * strip + i;
-                let stored = match slices[row].and_then(|row| row[column..].first_chunk()) {
-                    Some(row) => *row,
-                    None => core::array::from_fn(|j| self.w.get([first + row, column + j]).copied().unwrap_or_default()),
-                };
-                *x = match self.carriage {
-                    Carriage::Bits => stored.map(carry_bits),
-                    Carriage::Value => stored.map(T::to_f32),
-                };
-                if let ValueMap::SoftThreshold { .. } = self.map {
-                    *x = soft_threshold(*x, word >> (4 * i), self.map);
-                }
-            }
-            if let Some((values, metadata)) = &mut self.forward {
-                let (kept, patterns) = (nibbles::rows(word), nibbles::metadata(nibbles::rows(word)));
-                let stride = (q / 4).div_ceil(2);
-                for (i, x) in x.iter().enumerate() {
-                    let row = first + 4 * strip + i;
-                    let mut packed = [0.0; 16];
-                    for at in (0..16).step_by(V::LANES) {
-                        v.store(v.pack_pairs(v.load(&x[at..]), (kept >> (16 * i + at) & lanes) as u32), &mut packed[at / 2..]);
-                    }
-                    let packed = deliver::<U, 8>(self.carriage, *packed.first_chunk().expect("8 of 16"));
-                    values[row * (q / 2) + column / 2..][..width / 2].copy_from_slice(&packed[..width / 2]);
-                    let present = (patterns >> (16 * i)) as u16 & (u16::MAX >> (16 - width));
-                    let bytes = width.div_ceil(8);
-                    metadata[row * stride + column / 8..][..bytes].copy_from_slice(&present.to_le_bytes()[..bytes]);
-                }
-            }
-            if self.dgrad.is_some() {
-                let columns = nibbles::transpose_tiles(word);
-                let (kept, patterns) = (nibbles::rows(columns), nibbles::metadata(columns));
-                for at in (0..16).step_by(V::LANES) {
-                    let tiles = v.transpose_tiles([v.load(&x[0][at..]), v.load(&x[1][at..]), v.load(&x[2][at..]), v.load(&x[3][at..])]);
-                    for (j, tile) in tiles.into_iter().enumerate() {
-                        let mut packed = [0.0; 16];
-                        v.store(v.pack_pairs(tile, (kept >> (16 * j + at) & lanes) as u32), &mut packed);
-                        for of in 0..V::LANES / 4 {
-                            transposed[at + 4 * of + j][2 * strip..][..2].copy_from_slice(&packed[2 * of..][..2]);
-                        }
-                    }
-                }
-                for (at, metadata) in transposed_metadata.iter_mut().enumerate() {
-                    *metadata |= ((patterns >> (4 * at)) as u32 & 0xf) << (4 * strip);
-                }
-            }
-        }
-        if let Some((values, metadata)) = &mut self.dgrad {
-            for at in 0..width {
-                let values = values.index_axis_mut(Axis(0), column + at).into_slice().expect("values are row-major");
-                let transposed = deliver::<U, { BLOCK_ROWS / 2 }>(self.carriage, transposed[at]);
-                values[first / 2..][..height / 2].copy_from_slice(&transposed[..height / 2]);
-                let metadata = metadata.index_axis_mut(Axis(0), column + at).into_slice().expect("metadata is row-major");
-                let bytes = height.div_ceil(8);
-                metadata[first / 8..][..bytes].copy_from_slice(&transposed_metadata[at].to_le_bytes()[..bytes]);
-            }
+        match (self.map, TypeId::of::<T>() == TypeId::of::<U>()) {
+            (ValueMap::Identity, true) => self.blocks::<V, Bits>(v),
+            (ValueMap::Identity, false) => self.blocks::<V, Value>(v),
+            (ValueMap::SoftThreshold { .. }, _) => self.blocks::<V, Mapped>(v),
         }
     }
 }
 
 /// How an element travels in an f32 lane, which moves it and never computes with it.
-#[derive(Clone, Copy)]
-enum Carriage {
-    /// Its bits, from a type to the same type: the payload of a NaN survives.
-    Bits,
-    /// Its value.
-    Value,
+trait Carriage {
+    /// One row of a strip; nibble `4*g` of `tiles` is the pattern of group g.
+    fn load<T: Element>(row: [T; 16], tiles: u64, map: ValueMap) -> [f32; 16];
+    fn store<U: Element, const N: usize>(lanes: [f32; N]) -> [U; N];
 }
 
-/// The bits of the 16-bit types zero-extended; the value of any other.
-#[inline(always)]
-fn carry_bits<T: Element>(x: T) -> f32 {
-    let any: &dyn Any = &x;
-    match (any.downcast_ref::<bf16>(), any.downcast_ref::<f16>()) {
-        (Some(x), _) => f32::from_bits(x.to_bits().into()),
-        (_, Some(x)) => f32::from_bits(x.to_bits().into()),
-        _ => x.to_f32(),
+/// From a type to the same type: as bits, so that the payload of a NaN survives.
+struct Bits;
+/// By value.
+struct Value;
+/// By value, through [`prune::group`].
+struct Mapped;
+
+impl Carriage for Bits {
+    #[inline(always)]
+    fn load<T: Element>(row: [T; 16], _: u64, _: ValueMap) -> [f32; 16] {
+        row.map(convert::carry)
+    }
+    #[inline(always)]
+    fn store<U: Element, const N: usize>(lanes: [f32; N]) -> [U; N] {
+        lanes.map(convert::deliver)
     }
 }
 
-#[inline(always)]
-fn deliver<U: Element, const N: usize>(carriage: Carriage, x: [f32; N]) -> [U; N] {
-    match carriage {
-        Carriage::Bits => x.map(deliver_bits),
-        Carriage::Value => x.map(U::from_f32),
+impl Carriage for Value {
+    #[inline(always)]
+    fn load<T: Element>(row: [T; 16], _: u64, _: ValueMap) -> [f32; 16] {
+        row.map(convert::widen)
+    }
+    #[inline(always)]
+    fn store<U: Element, const N: usize>(lanes: [f32; N]) -> [U; N] {
+        lanes.map(convert::narrow)
     }
 }
 
-/// The inverse of [`carry_bits`].
+impl Carriage for Mapped {
+    #[inline(always)]
+    fn load<T: Element>(row: [T; 16], tiles: u64, map: ValueMap) -> [f32; 16] {
+        soft_threshold(row.map(T::to_f32), tiles, map)
+    }
+    #[inline(always)]
+    fn store<U: Element, const N: usize>(lanes: [f32; N]) -> [U; N] {
+        Value::store(lanes)
+    }
+}
+
+impl<T: Element, U: Element> Part<'_, T, U> {
+    /// Block by block: its rows in order first, which hardware foresees; then, from a near cache, its columns.
+    #[inline(always)]
+    fn blocks<V: Vector, C: Carriage>(&mut self, v: V) {
+        let (rows, q) = self.w.dim();
+        for first in (0..rows).step_by(BLOCK_ROWS) {
+            let height = BLOCK_ROWS.min(rows - first);
+            let slice = |i| if i < height { self.w.index_axis_move(Axis(0), first + i).to_slice() } else { None };
+            let slices: [Option<&[T]>; BLOCK_ROWS] = core::array::from_fn(slice);
+            if self.forward.is_some() {
+                for (strip, column) in (0..height / 4).flat_map(|strip| (0..q).step_by(16).map(move |column| (strip, column))) {
+                    self.forward_strip::<V, C>(v, &slices, first, strip, column);
+                }
+            }
+            if self.dgrad.is_some() {
+                for column in (0..q).step_by(16) {
+                    let width = 16.min(q - column);
+                    if height == BLOCK_ROWS && width == 16 {
+                        self.dgrad_block::<V, C>(v, &slices, [first, column], [BLOCK_ROWS, 16]);
+                    } else {
+                        self.dgrad_block::<V, C>(v, &slices, [first, column], [height, width]);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Four tiles of a strip, missing ones empty, and their elements, missing ones anything.
+    #[inline(always)]
+    fn tiles<C: Carriage>(&self, slices: &[Option<&[T]>; BLOCK_ROWS], first: usize, strip: usize, column: usize) -> (u64, [[f32; 16]; 4]) {
+        let q = self.w.ncols();
+        let tiles = &self.tiles[(first / 4 + strip) * (q / 4) + column / 4..];
+        let word = match tiles.first_chunk::<4>() {
+            Some(tiles) if column + 16 <= q => nibbles::word(tiles),
+            _ => nibbles::word(&tiles[..(q - column) / 4]),
+        };
+        let mut x = [[0.0; 16]; 4];
+        for (i, x) in x.iter_mut().enumerate() {
+            let row = 4 * strip + i;
+            let stored = match slices[row].and_then(|row| row[column..].first_chunk()) {
+                Some(row) => *row,
+                None => core::array::from_fn(|j| self.w.get([first + row, column + j]).copied().unwrap_or_default()),
+            };
+            *x = C::load(stored, word >> (4 * i), self.map);
+        }
+        (word, x)
+    }
+
+    /// Compresses four rows of sixteen columns.
+    #[inline(always)]
+    fn forward_strip<V: Vector, C: Carriage>(
+        &mut self,
+        v: V,
+        slices: &[Option<&[T]>; BLOCK_ROWS],
+        first: usize,
+        strip: usize,
+        column: usize,
+    ) {
+        let q = self.w.ncols();
+        let (word, x) = self.tiles::<C>(slices, first, strip, column);
+        let (values, metadata) = self.forward.as_mut().expect("called where there is a forward");
+        let (kept, patterns) = (nibbles::rows(word), nibbles::metadata(nibbles::rows(word)));
+        let (stride, width) = ((q / 4).div_ceil(2), 16.min(q - column));
+        for (i, x) in x.iter().enumerate() {
+            let row = first + 4 * strip + i;
+            let packed: [U; 8] = C::store(pack(v, x, kept >> (16 * i)));
+            put(&mut values[row * (q / 2) + column / 2..], &packed, width / 2);
+            let present = (patterns >> (16 * i)) as u16 & (u16::MAX >> (16 - width));
+            put(&mut metadata[row * stride + column / 8..], &present.to_le_bytes(), width.div_ceil(8));
+        }
+    }
+
+    /// Compresses the columns of at most 64 rows and 16 columns at `[first, column]`.
+    #[inline(always)]
+    fn dgrad_block<V: Vector, C: Carriage>(
+        &mut self,
+        v: V,
+        slices: &[Option<&[T]>; BLOCK_ROWS],
+        [first, column]: [usize; 2],
+        [height, width]: [usize; 2],
+    ) {
+        let mut transposed = [[0.0; BLOCK_ROWS / 2]; 16];
+        let mut transposed_metadata = [0_u64; 16];
+        for strip in 0..height / 4 {
+            self.ask_for(first, column + 16 + strip);
+            let (word, x) = self.tiles::<C>(slices, first, strip, column);
+            let columns = nibbles::transpose_tiles(word);
+            let (kept, patterns) = (nibbles::rows(columns), nibbles::metadata(columns));
+            for at in (0..16).step_by(V::LANES) {
+                let tiles = v.transpose_tiles([v.load(&x[0][at..]), v.load(&x[1][at..]), v.load(&x[2][at..]), v.load(&x[3][at..])]);
+                for (j, tile) in tiles.into_iter().enumerate() {
+                    let mut packed = [0.0; 16];
+                    v.store(v.pack_pairs(tile, lanes::<V>(kept >> (16 * j + at))), &mut packed);
+                    for of in 0..V::LANES / 4 {
+                        transposed[at + 4 * of + j][2 * strip..][..2].copy_from_slice(&packed[2 * of..][..2]);
+                    }
+                }
+            }
+            for (at, metadata) in transposed_metadata.iter_mut().enumerate() {
+                *metadata |= (patterns >> (4 * at) & 0xf) << (4 * strip);
+            }
+        }
+        let (values, metadata) = self.dgrad.as_mut().expect("called where there is a dgrad");
+        for at in 0..width {
+            let values = values.index_axis_mut(Axis(0), column + at).into_slice().expect("values are row-major");
+            put(&mut values[first / 2..], &C::store::<U, { BLOCK_ROWS / 2 }>(transposed[at]), height / 2);
+            let metadata = metadata.index_axis_mut(Axis(0), column + at).into_slice().expect("metadata is row-major");
+            put(&mut metadata[first / 8..], &transposed_metadata[at].to_le_bytes(), height.div_ceil(8));
+        }
+    }
+
+    /// Asks for the lines of `dgrad` that a block will write in one row: they lie apart, so that no hardware foresees them.
+    #[inline(always)]
+    fn ask_for(&self, first: usize, row: usize) {
+        if let Some((values, metadata)) = &self.dgrad
+            && row < values.nrows()
+        {
+            let values = values.index_axis(Axis(0), row).to_slice().expect("values are row-major");
+            for line in (0..=BLOCK_ROWS / 2).step_by(64 / size_of::<U>()) {
+                simd::prefetch(values, first / 2 + line);
+            }
+            simd::prefetch(metadata.index_axis(Axis(0), row).to_slice().expect("metadata is row-major"), first / 8);
+        }
+    }
+}
+
+/// The first eight lanes are the kept of sixteen.
 #[inline(always)]
-fn deliver_bits<U: Element>(x: f32) -> U {
-    let bits = x.to_bits() as u16;
-    let (brain, half): (&dyn Any, &dyn Any) = (&bf16::from_bits(bits), &f16::from_bits(bits));
-    match (brain.downcast_ref(), half.downcast_ref()) {
-        (Some(&x), _) | (_, Some(&x)) => x,
-        _ => U::from_f32(x),
+fn pack<V: Vector>(v: V, x: &[f32; 16], kept: u64) -> [f32; 8] {
+    let mut packed = [0.0; 16];
+    for at in (0..16).step_by(V::LANES) {
+        v.store(v.pack_pairs(v.load(&x[at..]), lanes::<V>(kept >> at)), &mut packed[at / 2..]);
+    }
+    *packed.first_chunk().expect("8 of 16")
+}
+
+/// The lowest `LANES` bits.
+#[inline(always)]
+fn lanes<V: Vector>(bits: u64) -> u32 {
+    (bits & ((1 << V::LANES) - 1)) as u32
+}
+
+/// The first `length` of `from` to the start of `to`.
+#[inline(always)]
+fn put<E: Copy, const N: usize>(to: &mut [E], from: &[E; N], length: usize) {
+    if length == N {
+        *to.first_chunk_mut().expect("as many as are put") = *from;
+    } else {
+        to[..length].copy_from_slice(&from[..length]);
     }
 }
 

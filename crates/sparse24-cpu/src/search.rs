@@ -12,7 +12,7 @@ use sparse24_core::{
 
 use crate::{
     Error, shape,
-    simd::{Available, Kernel, Vector, lane_of_tile},
+    simd::{self, Available, Kernel, Vector, lane_of_tile},
     strips::{self, PIECE},
 };
 
@@ -145,8 +145,8 @@ fn search_piece<V: Vector, R: Rule>(v: V, [a, b, c, e]: [&[f32]; 4], next: usize
     while at + width <= length {
         let end = at + width;
         for row in [a, b, c, e] {
-            for part in 0..4 {
-                v.prefetch(&row[at..end], next + part * V::LANES);
+            for line in (0..width).step_by(16) {
+                simd::prefetch(&row[at..end], next + line);
             }
         }
         let found = R::search(v, [&a[at..end], &b[at..end], &c[at..end], &e[at..end]], &mut lanes[at / 4..]);

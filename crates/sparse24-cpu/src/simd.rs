@@ -124,11 +124,6 @@ pub(crate) trait Vector: Copy {
 
     fn splat(self, x: f32) -> Self::F;
     fn load(self, from: &[f32]) -> Self::F;
-    /// Asks for the cache lines of `LANES` elements, `distance` elements beyond the first of a slice, wherever that is: nothing is read.
-    #[inline(always)]
-    fn prefetch(self, from: &[f32], distance: usize) {
-        let _ = (from, distance);
-    }
     fn store(self, x: Self::F, to: &mut [f32]);
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
@@ -173,8 +168,21 @@ pub(crate) trait Vector: Copy {
     fn store_u(self, x: Self::U, to: &mut [u32]);
     fn xor(self, a: Self::U, b: Self::U) -> Self::U;
     fn select_u(self, which: Self::M, a: Self::U, b: Self::U) -> Self::U;
-    /// High and low words of the products.
-    fn mul_wide(self, a: Self::U, b: Self::U) -> [Self::U; 2];
+    /// The 64-bit products of the even lanes, each over its lane and the next: the low word is in the even one.
+    fn mul_even(self, a: Self::U, b: Self::U) -> Self::U;
+    /// Odd lanes move to the even ones before them; what comes to the odd ones is anything.
+    fn odd_to_even(self, x: Self::U) -> Self::U;
+    /// The even lanes of both, those of the second in the odd lanes.
+    fn interleave_even(self, even: Self::U, odd: Self::U) -> Self::U;
+    /// In the sign bit whether a < b, of floats that are neither negative nor NaN; the other bits are anything.
+    fn below(self, a: Self::F, b: Self::F) -> Self::U;
+    fn and_u(self, a: Self::U, b: Self::U) -> Self::U;
+    fn or_u(self, a: Self::U, b: Self::U) -> Self::U;
+    fn not_u(self, a: Self::U) -> Self::U;
+    /// What the sign bit says.
+    fn truth(self, sign: Self::U) -> Self::M;
+    /// `x & mask == value`.
+    fn test(self, x: Self::U, mask: u32, value: u32) -> Self::M;
     /// [`sparse24_core::philox::uniform`].
     fn uniform(self, word: Self::U) -> Self::F;
     /// `bits << 1 | sign of x`.
@@ -209,4 +217,17 @@ pub(crate) trait Vector: Copy {
 /// Lane `4*l + i` is tile `i*lanes/4 + l`: how [`Vector::transpose_tiles`] leaves the tiles of four vectors.
 pub(crate) const fn lane_of_tile(tile: usize, lanes: usize) -> usize {
     4 * (tile % (lanes / 4)) + tile / (lanes / 4)
+}
+
+/// Asks for the cache line `distance` elements beyond the first of a slice, wherever that is: nothing is read or written.
+#[inline(always)]
+pub(crate) fn prefetch<T>(from: &[T], distance: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the instruction is part of every x86-64 and has no effect but on caches, for any address.
+    unsafe {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(distance).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (from, distance);
 }

@@ -6,6 +6,8 @@ use ndarray::{ArrayView2, Axis};
 use rayon::prelude::*;
 use sparse24_core::Element;
 
+use crate::convert;
+
 /// Elements a task should have, so that handing it to a thread costs little beside it.
 const TASK: usize = 1 << 15;
 
@@ -32,8 +34,8 @@ pub(crate) fn widen<T: Element>(rows: ArrayView2<'_, T>, to: &mut [[f32; PIECE];
     for (i, to) in to.iter_mut().enumerate() {
         let row = rows.index_axis(Axis(0), i);
         match row.to_slice() {
-            Some(row) => to.iter_mut().zip(row).for_each(|(to, from)| *to = from.to_f32()),
-            None => to.iter_mut().zip(row).for_each(|(to, from)| *to = from.to_f32()),
+            Some(row) => to.iter_mut().zip(row).for_each(|(to, &from)| *to = convert::widen(from)),
+            None => to.iter_mut().zip(row).for_each(|(to, &from)| *to = convert::widen(from)),
         }
     }
 }

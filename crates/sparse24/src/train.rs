@@ -73,11 +73,11 @@ pub(crate) fn drive(mut run: Run, json: bool) -> Result<(), Failure> {
         run.path().display()
     ));
     note(format_args!("{} ({}); sparse products are {}", device.backend, device.description, device.sparse_products));
-    for notice in run.notices() {
-        note(notice);
-    }
     if let Some(remark) = config.remark() {
         note(remark);
+    }
+    for notice in run.notices() {
+        note(notice);
     }
     let mut watcher = Watcher(Progress::new(run.trainer().step(), config.steps));
     let summary = run.train(&mut watcher)?;

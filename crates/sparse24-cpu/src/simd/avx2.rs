@@ -65,7 +65,7 @@ impl Vector for Avx2 {
     const LANES: usize = LANES;
     type F = __m256;
     type U = __m256i;
-    /// All bits of a lane, or none.
+    /// The sign bits: nothing reads another.
     type M = __m256;
 
     #[inline(always)]
@@ -158,17 +158,44 @@ impl Vector for Avx2 {
     }
     #[inline(always)]
     fn select_u(self, which: Self::M, a: Self::U, b: Self::U) -> Self::U {
-        avx2!(self, _mm256_blendv_epi8(b, a, _mm256_castps_si256(which)))
+        avx2!(self, _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(b), _mm256_castsi256_ps(a), which)))
     }
     #[inline(always)]
-    fn mul_wide(self, a: Self::U, b: Self::U) -> [Self::U; 2] {
-        avx2!(self, {
-            let even = _mm256_mul_epu32(a, b);
-            let odd = _mm256_mul_epu32(_mm256_srli_epi64::<32>(a), _mm256_srli_epi64::<32>(b));
-            let high = _mm256_blend_epi32::<0b1010_1010>(_mm256_srli_epi64::<32>(even), odd);
-            let low = _mm256_blend_epi32::<0b1010_1010>(even, _mm256_slli_epi64::<32>(odd));
-            [high, low]
-        })
+    fn mul_even(self, a: Self::U, b: Self::U) -> Self::U {
+        avx2!(self, _mm256_mul_epu32(a, b))
+    }
+    #[inline(always)]
+    fn odd_to_even(self, x: Self::U) -> Self::U {
+        avx2!(self, _mm256_srli_epi64::<32>(x))
+    }
+    #[inline(always)]
+    fn interleave_even(self, even: Self::U, odd: Self::U) -> Self::U {
+        avx2!(self, _mm256_blend_epi32::<0b1010_1010>(even, _mm256_slli_epi64::<32>(odd)))
+    }
+    #[inline(always)]
+    fn below(self, a: Self::F, b: Self::F) -> Self::U {
+        avx2!(self, _mm256_sub_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)))
+    }
+    #[inline(always)]
+    fn and_u(self, a: Self::U, b: Self::U) -> Self::U {
+        avx2!(self, _mm256_and_si256(a, b))
+    }
+    #[inline(always)]
+    fn or_u(self, a: Self::U, b: Self::U) -> Self::U {
+        avx2!(self, _mm256_or_si256(a, b))
+    }
+    #[inline(always)]
+    fn not_u(self, a: Self::U) -> Self::U {
+        avx2!(self, _mm256_xor_si256(a, _mm256_set1_epi32(-1)))
+    }
+    #[inline(always)]
+    fn truth(self, sign: Self::U) -> Self::M {
+        avx2!(self, _mm256_castsi256_ps(sign))
+    }
+    #[inline(always)]
+    fn test(self, x: Self::U, mask: u32, value: u32) -> Self::M {
+        let masked = avx2!(self, _mm256_and_si256(x, self.splat_u(mask)));
+        avx2!(self, _mm256_castsi256_ps(_mm256_cmpeq_epi32(masked, self.splat_u(value))))
     }
     #[inline(always)]
     fn uniform(self, word: Self::U) -> Self::F {

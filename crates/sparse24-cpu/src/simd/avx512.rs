@@ -79,10 +79,6 @@ impl Vector for Avx512 {
         avx512!(self, _mm512_loadu_ps(from.as_ptr()))
     }
     #[inline(always)]
-    fn prefetch(self, from: &[f32], distance: usize) {
-        avx512!(self, _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(distance).cast()))
-    }
-    #[inline(always)]
     fn store(self, x: Self::F, to: &mut [f32]) {
         let to = &mut to[..LANES];
         avx512!(self, _mm512_storeu_ps(to.as_mut_ptr(), x))
@@ -179,14 +175,41 @@ impl Vector for Avx512 {
         avx512!(self, _mm512_mask_blend_epi32(which, b, a))
     }
     #[inline(always)]
-    fn mul_wide(self, a: Self::U, b: Self::U) -> [Self::U; 2] {
-        avx512!(self, {
-            let even = _mm512_castsi512_ps(_mm512_mul_epu32(a, b));
-            let odd = _mm512_castsi512_ps(_mm512_mul_epu32(_mm512_srli_epi64::<32>(a), _mm512_srli_epi64::<32>(b)));
-            let high = _mm512_mask_movehdup_ps(odd, 0x5555, even);
-            let low = _mm512_mask_moveldup_ps(even, 0xaaaa, odd);
-            [_mm512_castps_si512(high), _mm512_castps_si512(low)]
-        })
+    fn mul_even(self, a: Self::U, b: Self::U) -> Self::U {
+        avx512!(self, _mm512_mul_epu32(a, b))
+    }
+    #[inline(always)]
+    fn odd_to_even(self, x: Self::U) -> Self::U {
+        avx512!(self, _mm512_srli_epi64::<32>(x))
+    }
+    #[inline(always)]
+    fn interleave_even(self, even: Self::U, odd: Self::U) -> Self::U {
+        avx512!(self, _mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64::<32>(odd)))
+    }
+    #[inline(always)]
+    fn below(self, a: Self::F, b: Self::F) -> Self::U {
+        avx512!(self, _mm512_sub_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)))
+    }
+    #[inline(always)]
+    fn and_u(self, a: Self::U, b: Self::U) -> Self::U {
+        avx512!(self, _mm512_and_si512(a, b))
+    }
+    #[inline(always)]
+    fn or_u(self, a: Self::U, b: Self::U) -> Self::U {
+        avx512!(self, _mm512_or_si512(a, b))
+    }
+    #[inline(always)]
+    fn not_u(self, a: Self::U) -> Self::U {
+        avx512!(self, _mm512_xor_si512(a, _mm512_set1_epi32(-1)))
+    }
+    #[inline(always)]
+    fn truth(self, sign: Self::U) -> Self::M {
+        avx512!(self, _mm512_movepi32_mask(sign))
+    }
+    #[inline(always)]
+    fn test(self, x: Self::U, mask: u32, value: u32) -> Self::M {
+        let masked = avx512!(self, _mm512_and_si512(x, self.splat_u(mask)));
+        avx512!(self, _mm512_cmpeq_epi32_mask(masked, self.splat_u(value)))
     }
     #[inline(always)]
     fn uniform(self, word: Self::U) -> Self::F {

@@ -103,9 +103,40 @@ impl Vector for Portable {
         each(|i| if which[i] { a[i] } else { b[i] })
     }
     #[inline(always)]
-    fn mul_wide(self, a: Self::U, b: Self::U) -> [Self::U; 2] {
-        let product = each(|i| u64::from(a[i]) * u64::from(b[i]));
-        [product.map(|product| (product >> 32) as u32), product.map(|product| product as u32)]
+    fn mul_even(self, a: Self::U, b: Self::U) -> Self::U {
+        each(|i| ((u64::from(a[i & !1]) * u64::from(b[i & !1])) >> (32 * (i & 1))) as u32)
+    }
+    #[inline(always)]
+    fn odd_to_even(self, x: Self::U) -> Self::U {
+        each(|i| x[i | 1])
+    }
+    #[inline(always)]
+    fn interleave_even(self, even: Self::U, odd: Self::U) -> Self::U {
+        each(|i| if i & 1 == 0 { even[i] } else { odd[i - 1] })
+    }
+    #[inline(always)]
+    fn below(self, a: Self::F, b: Self::F) -> Self::U {
+        each(|i| a[i].to_bits().wrapping_sub(b[i].to_bits()))
+    }
+    #[inline(always)]
+    fn and_u(self, a: Self::U, b: Self::U) -> Self::U {
+        each(|i| a[i] & b[i])
+    }
+    #[inline(always)]
+    fn or_u(self, a: Self::U, b: Self::U) -> Self::U {
+        each(|i| a[i] | b[i])
+    }
+    #[inline(always)]
+    fn not_u(self, a: Self::U) -> Self::U {
+        a.map(|a| !a)
+    }
+    #[inline(always)]
+    fn truth(self, sign: Self::U) -> Self::M {
+        sign.map(|sign| sign >> 31 == 1)
+    }
+    #[inline(always)]
+    fn test(self, x: Self::U, mask: u32, value: u32) -> Self::M {
+        each(|i| x[i] & mask == value)
     }
     #[inline(always)]
     fn uniform(self, word: Self::U) -> Self::F {
