@@ -37,3 +37,7 @@ mod threads;
 pub use error::Error;
 pub use simd::Simd;
 pub use threads::{on_threads, threads};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
