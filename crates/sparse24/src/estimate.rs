@@ -34,7 +34,7 @@ struct Report {
 }
 
 /// A step over its products, as measured on the shakespeare-char-cpu preset (docs/performance.md).
-const OVERHEAD: f64 = 1.5;
+const OVERHEAD: f64 = 1.4;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
