@@ -104,7 +104,7 @@ impl Vector for Portable {
     }
     #[inline(always)]
     fn mul_even(self, a: Self::U, b: Self::U) -> Self::U {
-        each(|i| (u64::from(a[i & !1]) * u64::from(b[i & !1]) >> (32 * (i & 1))) as u32)
+        each(|i| ((u64::from(a[i & !1]) * u64::from(b[i & !1])) >> (32 * (i & 1))) as u32)
     }
     #[inline(always)]
     fn odd_to_even(self, x: Self::U) -> Self::U {
