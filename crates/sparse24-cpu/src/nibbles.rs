@@ -40,11 +40,24 @@ pub(crate) fn metadata(word: u64) -> u64 {
     first_low | first_high << 1 | second_low << 2 | second_high << 3
 }
 
-/// Whether each of the sixteen nibbles has exactly two set bits.
+/// Sixteen words as a matrix of nibbles, transposed: nibble j of word i becomes nibble i of word j.
 #[inline(always)]
-pub(crate) fn all_pairs(word: u64) -> bool {
+pub(crate) fn transpose(mut words: [u64; 16]) -> [u64; 16] {
+    for (distance, low) in [(8, 0xffff_ffff), (4, 0xffff_0000_ffff), (2, 0x00ff_00ff_00ff_00ff), (1, 0x0f0f_0f0f_0f0f_0f0f)] {
+        for at in (0..16).filter(|at| at & distance == 0) {
+            let swap = (words[at] >> (4 * distance) ^ words[at + distance]) & low;
+            words[at + distance] ^= swap;
+            words[at] ^= swap << (4 * distance);
+        }
+    }
+    words
+}
+
+/// Zero if each of the sixteen nibbles has exactly two set bits.
+#[inline(always)]
+pub(crate) fn not_pairs(word: u64) -> u64 {
     let twos = word - (word >> 1 & 0x5555_5555_5555_5555);
-    (twos & 0x3333_3333_3333_3333) + (twos >> 2 & 0x3333_3333_3333_3333) == 2 * EACH
+    ((twos & 0x3333_3333_3333_3333) + (twos >> 2 & 0x3333_3333_3333_3333)) ^ (2 * EACH)
 }
 
 #[cfg(test)]
@@ -68,7 +81,17 @@ mod tests {
         for nibble in 0..16 {
             for at in 0..16 {
                 let word = 0x3333_3333_3333_3333 & !(0xf << (4 * at)) | nibble << (4 * at);
-                assert_eq!(all_pairs(word), Pattern::from_bits(nibble as u8).is_some(), "{nibble:#x} at {at}");
+                assert_eq!(not_pairs(word) == 0, Pattern::from_bits(nibble as u8).is_some(), "{nibble:#x} at {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_matrix_of_nibbles_is_transposed() {
+        let words: [u64; 16] = core::array::from_fn(|i| 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(i as u64 + 1));
+        for (j, word) in transpose(words).into_iter().enumerate() {
+            for (i, of) in words.iter().enumerate() {
+                assert_eq!(word >> (4 * i) & 0xf, of >> (4 * j) & 0xf, "word {j}, nibble {i}");
             }
         }
     }

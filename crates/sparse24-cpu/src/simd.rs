@@ -1,7 +1,7 @@
 //! Instruction-set levels, and all unsafe code of this crate.
 //!
 //! Invariant: an [`Available`] exists only for a level that this machine has, so that holding one proves that its instructions may run.
-//! Kernels are written once, in safe code over `Vector`; an implementation of it is a zero-sized token whose existence proves that its
+//! Kernels are written once, in safe code over one trait of vectors; an implementation of it is a token whose existence proves that its
 //! instructions may run. Every kernel gives the same bits at every level: multiplications and additions are never contracted.
 
 #[cfg(target_arch = "x86_64")]
