@@ -1,0 +1,33 @@
+// Philox4x32-10 (Salmon et al. 2011), as sparse24_core::philox: a random word is a function of its address.
+#pragma once
+#include "scalar.cuh"
+
+// What changes every step; it lives on the device, so that a captured graph replays unchanged. Mirrors sparse24_cuda::StepState.
+struct StepState {
+    u64 seed;
+    u32 step;
+    u32 micro_step;
+    float learning_rate;
+    float bias_correction1;
+    float bias_correction2;
+    u32 padding;
+};
+
+__device__ __forceinline__ uint4 philox(u64 key, u32 call, u32 site, u32 micro_step, u32 step) {
+    u32 k0 = u32(key), k1 = u32(key >> 32);
+    uint4 c = make_uint4(call, site, micro_step, step);
+#pragma unroll
+    for (int round = 0; round < 10; ++round) {
+        u64 a = u64(0xD2511F53u) * c.x, b = u64(0xCD9E8D57u) * c.z;
+        c = make_uint4(u32(b >> 32) ^ c.y ^ k0, u32(b), u32(a >> 32) ^ c.w ^ k1, u32(a));
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return c;
+}
+__device__ __forceinline__ uint4 philox(const StepState& state, u32 site, u32 call) {
+    return philox(state.seed, call, site, state.micro_step, state.step);
+}
+
+// In [0, 1), a multiple of 2^-24.
+__device__ __forceinline__ float uniform(u32 word) { return float(word >> 8) * 0x1p-24f; }

@@ -1,0 +1,489 @@
+//! An open GPU: its memory, its one stream, and its compiled kernels.
+//!
+//! Invariant: whatever a kernel is launched on was checked before: handles are of this device, and arguments have the sizes of the
+//! kernel's parameters. Operations run in the order in which they were queued. Deliberately absent: what any operation computes.
+
+use std::{
+    collections::HashMap,
+    marker::PhantomData,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
+
+use crate::{
+    Architecture, Error, Matrix, Scalar,
+    cache::Cache,
+    compile, kernels,
+    launch::{Argument, Grid},
+    library::Library,
+    step::StepState,
+};
+
+/// How a device is opened.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// The number of the GPU, as the driver counts.
+    pub ordinal: usize,
+    /// The folder of compiled kernels; otherwise that of `SPARSE24_KERNEL_CACHE`, or one in the user's cache.
+    pub kernel_cache: Option<PathBuf>,
+}
+
+/// An open GPU.
+pub struct Device {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    name: String,
+    architecture: Architecture,
+    multiprocessors: usize,
+    cache: Cache,
+    kernels: HashMap<&'static str, Kernel>,
+    modules: HashMap<&'static str, sys::CUmodule>,
+    allocations: Vec<Allocation>,
+    mark: u64,
+    state: Matrix<u32>,
+}
+
+struct Allocation {
+    name: String,
+    address: u64,
+    bytes: usize,
+}
+
+/// A loaded kernel and the sizes of its parameters.
+#[derive(Clone)]
+struct Kernel {
+    function: sys::CUfunction,
+    parameters: Vec<usize>,
+    shared: u32,
+}
+
+// SAFETY: the raw handles of kernels and modules belong to the context, which any thread may use once it is bound there; every method binds it.
+unsafe impl Send for Device {}
+
+impl Device {
+    /// Opens a GPU; nothing is compiled yet.
+    ///
+    /// # Errors
+    /// [`Error::Library`] without a driver, [`Error::NoDevice`], [`Error::Architecture`] for a GPU without sparse tensor cores, [`Error::Driver`].
+    pub fn open(settings: &Settings) -> Result<Self, Error> {
+        Library::Driver.load()?;
+        let said = |what: &'static str| move |error: DriverError| driver_error(what.into(), error);
+        result::init().map_err(said("starting the driver"))?;
+        let count = result::device::get_count().map_err(said("counting GPUs"))?;
+        let count = usize::try_from(count).unwrap_or(0);
+        if settings.ordinal >= count {
+            return Err(Error::NoDevice { ordinal: settings.ordinal, count });
+        }
+        let context = CudaContext::new(settings.ordinal).map_err(said("opening the GPU"))?;
+        // SAFETY: one stream runs everything in order, so that no event has to order anything.
+        unsafe { context.disable_event_tracking() };
+        let name = context.name().map_err(said("asking for the GPU's name"))?;
+        let (major, minor) = context.compute_capability().map_err(said("asking for the compute capability"))?;
+        let architecture = Architecture::of_capability(major, minor)
+            .ok_or_else(|| Error::Architecture { name: name.clone(), capability: [major, minor] })?;
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let multiprocessors = context.attribute(attribute).map_err(said("asking for multiprocessors"))? as usize;
+        let stream = context.new_stream().map_err(said("making a stream"))?;
+        let cache = settings.kernel_cache.as_deref().map_or_else(Cache::of_user, Cache::at);
+        let mark = next_mark();
+        let state = Matrix { mark, address: 0, shape: [0, 0], stride: 0, element: PhantomData };
+        let (kernels, modules) = (HashMap::new(), HashMap::new());
+        let mut device =
+            Self { context, stream, name, architecture, multiprocessors, cache, kernels, modules, allocations: Vec::new(), mark, state };
+        device.state = device.alloc("step state", [1, StepState::WORDS])?;
+        Ok(device)
+    }
+
+    /// The GPU's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What kernels are compiled for.
+    #[must_use]
+    pub const fn architecture(&self) -> Architecture {
+        self.architecture
+    }
+
+    /// How many blocks run at once, one on each.
+    #[must_use]
+    pub const fn multiprocessors(&self) -> usize {
+        self.multiprocessors
+    }
+
+    /// Bytes that are allocated.
+    #[must_use]
+    pub fn bytes_held(&self) -> usize {
+        self.allocations.iter().map(|allocation| allocation.bytes).sum()
+    }
+
+    /// A zeroed matrix, 256-byte aligned; `name` appears in errors.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] with what holds the rest; [`Error::Driver`].
+    pub fn alloc<T: Scalar>(&mut self, name: &str, shape: [usize; 2]) -> Result<Matrix<T>, Error> {
+        self.bind()?;
+        let bytes = (shape[0] * shape[1] * size_of::<T>()).max(1);
+        // SAFETY: the context is bound.
+        let address = match unsafe { result::malloc_sync(bytes) } {
+            Ok(address) => address,
+            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => return Err(self.out_of_memory(name, bytes)),
+            Err(error) => return Err(driver_error(format!("allocating {name}"), error)),
+        };
+        self.allocations.push(Allocation { name: name.to_owned(), address, bytes });
+        // SAFETY: the allocation has that many bytes.
+        unsafe { result::memset_d8_async(address, 0, bytes, self.stream.cu_stream()) }
+            .map_err(|error| driver_error(format!("zeroing {name}"), error))?;
+        Ok(Matrix { mark: self.mark, address, shape, stride: shape[1], element: PhantomData })
+    }
+
+    /// Gives all memory back; every handle becomes stale.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn reset(&mut self) -> Result<(), Error> {
+        self.synchronize()?;
+        self.free();
+        self.mark = next_mark();
+        self.state = self.alloc("step state", [1, StepState::WORDS])?;
+        Ok(())
+    }
+
+    /// to = from, row after row; the host's slice may be used again at once.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] unless there is one element for each of the matrix; [`Error::Stale`]; [`Error::Driver`].
+    pub fn upload<T: Scalar>(&mut self, to: Matrix<T>, from: &[T]) -> Result<(), Error> {
+        self.check_length("upload", to, from.len())?;
+        let host =
+            Place { memory: sys::CUmemorytype::CU_MEMORYTYPE_HOST, host: from.as_ptr().cast_mut().cast(), device: 0, pitch: to.shape[1] };
+        self.copy_rows::<T>("upload", to.shape, host, Place::on_device(to))?;
+        self.synchronize()
+    }
+
+    /// The elements, row after row, once all that was queued is done.
+    ///
+    /// # Errors
+    /// [`Error::Stale`]; [`Error::Driver`], also of an earlier operation.
+    pub fn download<T: Scalar>(&mut self, from: Matrix<T>) -> Result<Vec<T>, Error> {
+        self.check_live("download", "the matrix", from)?;
+        let mut to = vec![T::default(); from.elements()];
+        let host = Place { memory: sys::CUmemorytype::CU_MEMORYTYPE_HOST, host: to.as_mut_ptr().cast(), device: 0, pitch: from.shape[1] };
+        self.copy_rows::<T>("download", from.shape, Place::on_device(from), host)?;
+        self.synchronize()?;
+        Ok(to)
+    }
+
+    /// to = from.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Alias`], [`Error::Stale`], [`Error::Driver`].
+    pub fn copy<T: Scalar>(&mut self, from: Matrix<T>, to: Matrix<T>) -> Result<(), Error> {
+        self.check("copy", "to", to, from.shape)?;
+        self.check_live("copy", "from", from)?;
+        self.check_apart("copy", ("to", to.span()), &[("from", from.span())])?;
+        self.copy_rows::<T>("copy", from.shape, Place::on_device(from), Place::on_device(to))
+    }
+
+    /// Every byte = `byte`.
+    ///
+    /// # Errors
+    /// [`Error::Stale`], [`Error::Driver`].
+    pub fn fill_bytes<T: Scalar>(&mut self, to: Matrix<T>, byte: u8) -> Result<(), Error> {
+        self.check_live("fill", "the matrix", to)?;
+        let (pitch, width) = (to.stride * size_of::<T>(), to.shape[1] * size_of::<T>());
+        if to.elements() == 0 {
+            return Ok(());
+        }
+        self.bind()?;
+        // SAFETY: the rows lie within an allocation of this device.
+        let done = unsafe { sys::cuMemsetD2D8Async(to.address, pitch.max(width), byte, width, to.shape[0], self.stream.cu_stream()) };
+        done.result().map_err(|error| driver_error("fill".into(), error))
+    }
+
+    /// What changes every step, for all operations queued from now on.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn set_step(&mut self, state: &StepState) -> Result<(), Error> {
+        self.upload(self.state, &state.words())
+    }
+
+    /// Waits until all that was queued is done.
+    ///
+    /// # Errors
+    /// [`Error::Driver`], also of an earlier operation.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        self.bind()?;
+        self.stream.synchronize().map_err(|error| driver_error("waiting for the GPU".into(), error))
+    }
+
+    /// Milliseconds on the GPU's clock that `work`, once queued, takes.
+    ///
+    /// # Errors
+    /// Those of `work`; [`Error::Driver`].
+    pub fn time(&mut self, work: impl FnOnce(&mut Self) -> Result<(), Error>) -> Result<f32, Error> {
+        self.bind()?;
+        let said = |error| driver_error("timing".into(), error);
+        let event = |device: &Self| device.stream.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).map_err(said);
+        let start = event(self)?;
+        work(self)?;
+        let end = event(self)?;
+        end.synchronize().map_err(said)?;
+        start.elapsed_ms(&end).map_err(said)
+    }
+
+    /// The step state, for kernels that read it.
+    pub(crate) fn state(&self) -> Argument {
+        self.state.into()
+    }
+
+    /// The stream, for libraries.
+    pub(crate) fn stream(&self) -> sys::CUstream {
+        self.stream.cu_stream()
+    }
+
+    /// The context becomes that of this thread.
+    pub(crate) fn bind(&self) -> Result<(), Error> {
+        self.context.bind_to_thread().map_err(|error| driver_error("binding the GPU to a thread".into(), error))
+    }
+
+    /// Queues a kernel; an empty grid is nothing to do.
+    pub(crate) fn launch(&mut self, entry: &'static str, grid: Grid, arguments: &[Argument]) -> Result<(), Error> {
+        if grid.blocks.contains(&0) {
+            return Ok(());
+        }
+        self.bind()?;
+        let what = || format!("{entry} on {:?} blocks of {} threads, {} bytes shared", grid.blocks, grid.threads, grid.shared);
+        let kernel = self.kernel(entry, grid.shared)?;
+        let sizes: Vec<usize> = arguments.iter().map(Argument::size).collect();
+        assert_eq!(sizes, kernel.parameters, "{entry}: arguments are those that the kernel declares");
+        let mut pointers: Vec<_> = arguments.iter().map(Argument::pointer).collect();
+        let [x, y, z] = grid.blocks;
+        // SAFETY: the arguments have the sizes of the kernel's parameters, and each operation checked what they point to.
+        unsafe {
+            result::launch_kernel(kernel.function, (x, y, z), (grid.threads, 1, 1), grid.shared, self.stream.cu_stream(), &mut pointers)
+        }
+        .map_err(|error| driver_error(what(), error))
+    }
+
+    /// How many blocks of a kernel run at once, in clusters of `cluster`.
+    pub(crate) fn resident_blocks(&mut self, entry: &'static str, grid: Grid, cluster: u32) -> Result<usize, Error> {
+        self.bind()?;
+        let kernel = self.kernel(entry, grid.shared)?;
+        let blocks = (self.multiprocessors as u32 / cluster * cluster).max(cluster);
+        let dimension = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 };
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { clusterDim: dimension },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: grid.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: grid.shared,
+            hStream: self.stream.cu_stream(),
+            attrs: &mut attribute,
+            numAttrs: 1,
+        };
+        let mut clusters = 0;
+        // SAFETY: the function is loaded, and the configuration lives until the call returns.
+        unsafe { sys::cuOccupancyMaxActiveClusters(&mut clusters, kernel.function, &config) }
+            .result()
+            .map_err(|error| driver_error(format!("occupancy of {entry}"), error))?;
+        Ok((clusters.max(1) as usize) * cluster as usize)
+    }
+
+    /// A kernel that may use so much shared memory, compiled and loaded at its first use.
+    fn kernel(&mut self, entry: &'static str, shared: u32) -> Result<Kernel, Error> {
+        const WITHOUT_ASKING: u32 = 48 << 10;
+        if !self.kernels.contains_key(entry) {
+            let source = kernels::source_of(entry).unwrap_or_else(|| panic!("{entry} has no line in the table of kernels"));
+            if !source.serves.contains(&self.architecture) {
+                return Err(Error::Unserved { operation: source.name, architecture: self.architecture });
+            }
+            let module = match self.modules.get(source.name) {
+                Some(&module) => module,
+                None => {
+                    let cubin = compile::cached(&self.cache, source, self.architecture)?;
+                    // SAFETY: the image is whole: it came from the compiler, or from a file with its checksum.
+                    let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) }
+                        .map_err(|error| driver_error(format!("loading {}", source.name), error))?;
+                    self.modules.insert(source.name, module);
+                    module
+                }
+            };
+            let kernel = Kernel::load(module, entry)?;
+            self.kernels.insert(entry, kernel);
+        }
+        let kernel = self.kernels.get_mut(entry).expect("it was loaded");
+        if shared > kernel.shared.max(WITHOUT_ASKING) {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function is loaded.
+            unsafe { result::function::set_function_attribute(kernel.function, attribute, shared as i32) }
+                .map_err(|error| driver_error(format!("{shared} bytes of shared memory for {entry}"), error))?;
+            kernel.shared = shared;
+        }
+        Ok(kernel.clone())
+    }
+
+    fn copy_rows<T: Scalar>(&self, what: &'static str, shape: [usize; 2], from: Place, to: Place) -> Result<(), Error> {
+        if shape[0] * shape[1] == 0 {
+            return Ok(());
+        }
+        self.bind()?;
+        let size = size_of::<T>();
+        let copy = sys::CUDA_MEMCPY2D_st {
+            srcMemoryType: from.memory,
+            srcHost: from.host,
+            srcDevice: from.device,
+            srcPitch: from.pitch.max(shape[1]) * size,
+            dstMemoryType: to.memory,
+            dstHost: to.host,
+            dstDevice: to.device,
+            dstPitch: to.pitch.max(shape[1]) * size,
+            WidthInBytes: shape[1] * size,
+            Height: shape[0],
+            // SAFETY: numbers and pointers that may be null, of which zero is a value.
+            ..unsafe { std::mem::zeroed() }
+        };
+        // SAFETY: device rows lie within an allocation of this device; host rows within a slice that outlives the copy, because the caller waits.
+        unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.stream.cu_stream()) }.result().map_err(|error| driver_error(what.into(), error))
+    }
+
+    fn out_of_memory(&self, name: &str, bytes: usize) -> Error {
+        const MIB: usize = 1 << 20;
+        let (free, total) = result::mem_get_info().unwrap_or((0, 0));
+        let largest = self.allocations.iter().max_by_key(|allocation| allocation.bytes);
+        Error::OutOfMemory {
+            name: name.to_owned(),
+            asked: bytes.div_ceil(MIB),
+            free: free / MIB,
+            total: total / MIB,
+            held: self.bytes_held() / MIB,
+            largest: largest.map_or_else(|| "nothing".into(), |largest| format!("{} ({} MiB)", largest.name, largest.bytes / MIB)),
+        }
+    }
+
+    fn free(&mut self) {
+        for Allocation { address, .. } in self.allocations.drain(..) {
+            // SAFETY: it was allocated once and is freed once; nothing that was queued still uses it.
+            let _ = unsafe { result::free_sync(address) };
+        }
+    }
+}
+
+/// Checks that operations begin with.
+impl Device {
+    /// The handle is live and has the shape that the others imply.
+    pub(crate) fn check<T: Scalar>(
+        &self,
+        operation: &'static str,
+        operand: &'static str,
+        matrix: Matrix<T>,
+        expected: [usize; 2],
+    ) -> Result<(), Error> {
+        self.check_live(operation, operand, matrix)?;
+        if matrix.shape == expected { Ok(()) } else { Err(Error::Shape { operation, operand, expected, found: matrix.shape }) }
+    }
+
+    /// The handle is of this device and of memory that it still holds.
+    pub(crate) fn check_live<T: Scalar>(&self, operation: &'static str, operand: &'static str, matrix: Matrix<T>) -> Result<(), Error> {
+        if matrix.mark == self.mark { Ok(()) } else { Err(Error::Stale { operation, operand }) }
+    }
+
+    /// Every row begins at a multiple of `bytes`.
+    pub(crate) fn check_aligned<T: Scalar>(
+        &self,
+        operation: &'static str,
+        operand: &'static str,
+        matrix: Matrix<T>,
+        bytes: usize,
+    ) -> Result<(), Error> {
+        if matrix.is_aligned(bytes) { Ok(()) } else { Err(Error::Alignment { operation, operand, bytes }) }
+    }
+
+    /// An output shares no memory with the others.
+    pub(crate) fn check_apart(
+        &self,
+        operation: &'static str,
+        (output, span): (&'static str, std::ops::Range<u64>),
+        others: &[(&'static str, std::ops::Range<u64>)],
+    ) -> Result<(), Error> {
+        let shares = |other: &std::ops::Range<u64>| span.start < other.end && other.start < span.end;
+        match others.iter().find(|(_, other)| shares(other)) {
+            None => Ok(()),
+            Some(&(other, _)) => Err(Error::Alias { operation, output, other }),
+        }
+    }
+
+    fn check_length<T: Scalar>(&self, operation: &'static str, matrix: Matrix<T>, length: usize) -> Result<(), Error> {
+        self.check_live(operation, "the matrix", matrix)?;
+        if length == matrix.elements() {
+            Ok(())
+        } else {
+            Err(Error::Shape { operation, operand: "the host's elements", expected: [1, matrix.elements()], found: [1, length] })
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let _ = self.synchronize();
+        self.free();
+        for (_, module) in self.modules.drain() {
+            // SAFETY: nothing of it runs any more.
+            let _ = unsafe { result::module::unload(module) };
+        }
+    }
+}
+
+impl Kernel {
+    fn load(module: sys::CUmodule, entry: &'static str) -> Result<Self, Error> {
+        let said = |error| driver_error(format!("loading {entry}"), error);
+        let name = std::ffi::CString::new(entry).expect("names hold no NUL");
+        // SAFETY: the module is loaded.
+        let function = unsafe { result::module::get_function(module, name) }.map_err(said)?;
+        let mut parameters = Vec::new();
+        let (mut offset, mut size) = (0, 0);
+        // SAFETY: the function is loaded; an index past the last parameter is refused, which ends the loop.
+        while unsafe { sys::cuFuncGetParamInfo(function, parameters.len(), &mut offset, &mut size) }.result().is_ok() {
+            parameters.push(size);
+        }
+        Ok(Self { function, parameters, shared: 0 })
+    }
+}
+
+/// One side of a copy; a pitch is in elements.
+struct Place {
+    memory: sys::CUmemorytype,
+    host: *mut std::ffi::c_void,
+    device: u64,
+    pitch: usize,
+}
+
+impl Place {
+    fn on_device<T: Scalar>(matrix: Matrix<T>) -> Self {
+        let memory = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+        Self { memory, host: std::ptr::null_mut(), device: matrix.address, pitch: matrix.stride }
+    }
+}
+
+pub(crate) fn driver_error(what: String, DriverError(code): DriverError) -> Error {
+    Error::Driver { what, code: format!("{code:?}") }
+}
+
+fn next_mark() -> u64 {
+    static MARKS: AtomicU64 = AtomicU64::new(1);
+    MARKS.fetch_add(1, Ordering::Relaxed)
+}

@@ -1,0 +1,143 @@
+//! The one error type of this crate: what is missing on this machine, or which operand of which operation does not fit.
+
+use std::path::PathBuf;
+
+use crate::{Architecture, library::Library};
+
+/// Why a device cannot be opened or an operation cannot be queued. Shapes are `[rows, columns]`.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The semantics themselves refuse the input.
+    #[error(transparent)]
+    Semantics(#[from] sparse24_core::Error),
+    /// A library is not on this machine, or does not load.
+    #[error("{library} was not found: tried {}; {}", tried.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "), library.advice())]
+    Library {
+        /// Which.
+        library: Library,
+        /// The file names that were tried, in order.
+        tried: Vec<PathBuf>,
+    },
+    /// There is no such GPU.
+    #[error("there is no GPU {ordinal}: the driver sees {count}")]
+    NoDevice {
+        /// The number asked for.
+        ordinal: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// The GPU is older than sparse tensor cores, or newer than this build.
+    #[error("{name} has compute capability {}.{}: kernels exist for {}", capability[0], capability[1],
+        Architecture::ALL.map(Architecture::name).join(", "))]
+    Architecture {
+        /// The GPU.
+        name: String,
+        /// What it has: major, minor.
+        capability: [i32; 2],
+    },
+    /// The GPU's memory does not suffice.
+    #[error(
+        "{name} needs {asked} MiB of GPU memory: {free} MiB are free of {total}, and this process holds {held} MiB, most of it {largest}"
+    )]
+    OutOfMemory {
+        /// What was to be allocated.
+        name: String,
+        /// MiB asked for.
+        asked: usize,
+        /// MiB free on the GPU.
+        free: usize,
+        /// MiB of the GPU.
+        total: usize,
+        /// MiB that this device holds.
+        held: usize,
+        /// The largest thing it holds.
+        largest: String,
+    },
+    /// A kernel does not compile.
+    #[error("kernel {kernel} does not compile for {architecture}: {log}")]
+    Compile {
+        /// Its file.
+        kernel: &'static str,
+        /// What for.
+        architecture: Architecture,
+        /// What the compiler said.
+        log: String,
+    },
+    /// A kernel has no form for this GPU.
+    #[error("{operation} has no kernel for {architecture}")]
+    Unserved {
+        /// The operation that refused.
+        operation: &'static str,
+        /// The GPU's architecture.
+        architecture: Architecture,
+    },
+    /// The driver refuses a call, or reports the failure of an earlier one.
+    #[error("{what}: the CUDA driver says {code}")]
+    Driver {
+        /// The call, or the kernel and its launch.
+        what: String,
+        /// The driver's name for the failure.
+        code: String,
+    },
+    /// The library of dense products refuses a call.
+    #[error("{what}: cuBLASLt says {code}")]
+    Blas {
+        /// The call.
+        what: String,
+        /// The library's name for the failure.
+        code: String,
+    },
+    /// An operand has another shape than the other operands imply.
+    #[error("{operation}: {operand} should be {expected:?}, found {found:?}")]
+    Shape {
+        /// The operation that refused.
+        operation: &'static str,
+        /// The operand that does not fit.
+        operand: &'static str,
+        /// The shape that the other operands imply.
+        expected: [usize; 2],
+        /// The shape given.
+        found: [usize; 2],
+    },
+    /// Rows of an operand do not begin where the kernel's wide accesses may.
+    #[error("{operation}: rows of {operand} must begin at multiples of {bytes} bytes")]
+    Alignment {
+        /// The operation that refused.
+        operation: &'static str,
+        /// The operand that does not fit.
+        operand: &'static str,
+        /// The alignment that the kernel needs.
+        bytes: usize,
+    },
+    /// An output shares memory with another operand.
+    #[error("{operation}: {output} shares memory with {other}")]
+    Alias {
+        /// The operation that refused.
+        operation: &'static str,
+        /// The output.
+        output: &'static str,
+        /// The operand that it shares memory with.
+        other: &'static str,
+    },
+    /// A handle is of another device, or of memory that was given back.
+    #[error("{operation}: {operand} is a handle to memory that this device does not hold")]
+    Stale {
+        /// The operation that refused.
+        operation: &'static str,
+        /// The handle.
+        operand: &'static str,
+    },
+    /// A dimension is beyond what kernels count with.
+    #[error("{operation}: {what} is {found}, at most {limit}")]
+    TooLarge {
+        /// The operation that refused.
+        operation: &'static str,
+        /// The dimension.
+        what: &'static str,
+        /// What was given.
+        found: usize,
+        /// The largest served.
+        limit: usize,
+    },
+}

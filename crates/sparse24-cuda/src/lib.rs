@@ -1,0 +1,28 @@
+//! CUDA kernels for 2:4 sparse pre-training, on NVIDIA's sparse tensor cores.
+//!
+//! The operations carry the names of [`sparse24_core`] and `sparse24_cpu`; what core defines to the bit is the same bits here. Nothing of
+//! CUDA is needed to build this crate: the driver, the compiler of kernels and the library of dense products are loaded when a
+//! [`Device`] is opened, and a missing one is an [`Error`] that says which file names were tried.
+//!
+//! A [`Device`] owns its memory; a [`Matrix`] is a plain handle to some of it. Operations are queued in order and return at once; only
+//! downloads and [`Device::synchronize`] wait.
+
+mod architecture;
+mod cache;
+mod compile;
+mod device;
+mod error;
+pub mod flip;
+pub mod kernels;
+mod launch;
+pub mod layout;
+pub mod library;
+mod matrix;
+mod step;
+
+pub use architecture::Architecture;
+pub use compile::{Compiled, compile};
+pub use device::{Device, Settings};
+pub use error::Error;
+pub use matrix::{Matrix, Scalar};
+pub use step::StepState;

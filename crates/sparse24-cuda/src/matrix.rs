@@ -1,0 +1,127 @@
+//! Handles to a device's memory.
+//!
+//! Invariant: a handle lies within an allocation of the device whose mark it carries; the device refuses handles with another mark.
+
+use std::{marker::PhantomData, ops::Range};
+
+use half::bf16;
+
+/// What a device's memory can hold.
+pub trait Scalar: Copy + Default + Send + Sync + sealed::Sealed + 'static {}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+macro_rules! scalars {
+    ($($t:ty),*) => { $(impl sealed::Sealed for $t {} impl Scalar for $t {})* };
+}
+scalars!(f32, bf16, u8, u16, u32, u64);
+
+/// A row-major `[rows, columns]` matrix on a device, or a rectangle of one: a plain handle, valid until its device is dropped or reset.
+#[derive(Debug)]
+pub struct Matrix<T> {
+    pub(crate) mark: u64,
+    pub(crate) address: u64,
+    pub(crate) shape: [usize; 2],
+    pub(crate) stride: usize,
+    pub(crate) element: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for Matrix<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Matrix<T> {}
+
+impl<T: Scalar> Matrix<T> {
+    /// `[rows, columns]`.
+    #[must_use]
+    pub const fn shape(self) -> [usize; 2] {
+        self.shape
+    }
+
+    /// Elements from one row to the next.
+    #[must_use]
+    pub const fn stride(self) -> usize {
+        self.stride
+    }
+
+    /// Elements.
+    #[must_use]
+    pub const fn elements(self) -> usize {
+        self.shape[0] * self.shape[1]
+    }
+
+    /// Some rows.
+    ///
+    /// # Panics
+    /// Outside of the shape.
+    #[must_use]
+    pub fn rows(self, rows: Range<usize>) -> Self {
+        assert!(rows.start <= rows.end && rows.end <= self.shape[0], "rows {rows:?} outside of {:?}", self.shape);
+        let address = self.address + (rows.start * self.stride * size_of::<T>()) as u64;
+        Self { address, shape: [rows.len(), self.shape[1]], ..self }
+    }
+
+    /// Some columns.
+    ///
+    /// # Panics
+    /// Outside of the shape.
+    #[must_use]
+    pub fn columns(self, columns: Range<usize>) -> Self {
+        assert!(columns.start <= columns.end && columns.end <= self.shape[1], "columns {columns:?} outside of {:?}", self.shape);
+        Self { address: self.address + (columns.start * size_of::<T>()) as u64, shape: [self.shape[0], columns.len()], ..self }
+    }
+
+    /// The same elements in another number of rows.
+    ///
+    /// # Panics
+    /// Unless the elements lie without gaps and are as many.
+    #[must_use]
+    pub fn reshaped(self, shape: [usize; 2]) -> Self {
+        assert!(self.is_contiguous() && shape[0] * shape[1] == self.elements(), "{:?} does not become {shape:?}", self.shape);
+        Self { shape, stride: shape[1], ..self }
+    }
+
+    /// Whether rows follow each other without gaps.
+    #[must_use]
+    pub const fn is_contiguous(self) -> bool {
+        self.stride == self.shape[1] || self.shape[0] <= 1
+    }
+
+    /// The bytes from the first element's to past the last's.
+    pub(crate) fn span(self) -> Range<u64> {
+        let elements = if self.elements() == 0 { 0 } else { (self.shape[0] - 1) * self.stride + self.shape[1] };
+        self.address..self.address + (elements * size_of::<T>()) as u64
+    }
+
+    /// Whether every row begins at a multiple of `bytes`.
+    pub(crate) const fn is_aligned(self, bytes: usize) -> bool {
+        self.address.is_multiple_of(bytes as u64) && (self.shape[0] <= 1 || (self.stride * size_of::<T>()).is_multiple_of(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matrix(shape: [usize; 2]) -> Matrix<bf16> {
+        Matrix { mark: 0, address: 4096, shape, stride: shape[1], element: PhantomData }
+    }
+
+    #[test]
+    fn rectangles_lie_where_their_elements_do() {
+        let of = matrix([6, 10]).rows(2..5).columns(4..8);
+        assert_eq!((of.shape, of.stride, of.address), ([3, 4], 10, 4096 + 2 * (2 * 10 + 4)));
+        assert_eq!(of.span(), of.address..of.address + 2 * (2 * 10 + 4));
+        assert!(!of.is_contiguous() && matrix([6, 10]).rows(1..4).is_contiguous());
+        assert!(of.is_aligned(4) && !of.is_aligned(16));
+    }
+
+    #[test]
+    fn an_empty_rectangle_spans_nothing() {
+        assert!(matrix([0, 8]).span().is_empty() && matrix([8, 0]).span().is_empty());
+    }
+}
