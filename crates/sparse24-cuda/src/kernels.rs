@@ -58,7 +58,9 @@ macro_rules! sources {
 
 /// All kernels.
 pub const SOURCES: &[Source] = sources! {
+    "compress_weight": "compress_weight", "compress_forward"; ALL, Off;
     "flip_count": "flip_count"; ALL, Off;
+    "mask_search": "mask_search_f32", "mask_search_bf16"; ALL, Off;
 };
 
 /// All headers.

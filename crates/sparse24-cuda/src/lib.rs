@@ -19,6 +19,8 @@ mod launch;
 pub mod layout;
 pub mod library;
 mod matrix;
+pub mod prune;
+pub mod search;
 mod step;
 
 pub use architecture::Architecture;
