@@ -12,7 +12,13 @@ use sparse24_core::{
     prune::ValueMap,
 };
 use sparse24_cpu as cpu;
-use sparse24_cuda::{Device, Error, Matrix, Settings, compressed::Compressed, layout::to_fragments, prune, search};
+use sparse24_cuda::{
+    Device, Error, Matrix, Settings, StepState,
+    adamw::{self, AdamW, Health, MaskedDecay, Parameter, Parameters},
+    compressed::Compressed,
+    layout::to_fragments,
+    prune, search,
+};
 
 /// Bytes a second that a copy on an H200 reads and writes.
 const COPY: f64 = 4.1e12;
@@ -29,7 +35,10 @@ fn main() -> Result<(), Error> {
     for shape in SHAPES {
         weights(&mut device, shape)?;
         device.reset()?;
+        optimizer(&mut device, &format!("{}x{}", shape[0], shape[1]), &[(shape, true)])?;
+        device.reset()?;
     }
+    optimizer(&mut device, "of GPT-2 124M", &gpt2(12, 768))?;
     Ok(())
 }
 
@@ -92,6 +101,68 @@ fn weights(device: &mut Device, shape: [usize; 2]) -> Result<(), Error> {
     })?;
     row("compress_weight", 4 * elements + tiles + 9 * elements / 4, &|device, of| {
         prune::compress_weight(device, &pruned(of), of.forward, of.dgrad)
+    })
+}
+
+/// The tensors of GPT-2 without biases: shapes, and whether they have a mask.
+fn gpt2(layers: usize, width: usize) -> Vec<([usize; 2], bool)> {
+    let layer = [([1, width], false), ([3 * width, width], false), ([width, width], false), ([1, width], false)];
+    let feed_forward = [([4 * width, width], true), ([width, 4 * width], true)];
+    let embeddings = [([50304, width], false), ([1024, width], false), ([1, width], false)];
+    embeddings.into_iter().chain((0..layers).flat_map(|_| layer.into_iter().chain(feed_forward))).collect()
+}
+
+/// Norm and step over a table of tensors, each with a bf16 copy.
+fn optimizer(device: &mut Device, name: &str, tensors: &[([usize; 2], bool)]) -> Result<(), Error> {
+    let elements: usize = tensors.iter().map(|(shape, _)| shape[0] * shape[1]).sum();
+    let masked: usize = tensors.iter().map(|&(shape, masked)| if masked { shape[0] * shape[1] } else { 0 }).sum();
+    let rule = AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, clip: 1.0, decay: MaskedDecay::OnGradients(6e-5) };
+    let state = StepState { learning_rate: 1e-4, bias_correction1: 0.1, bias_correction2: 0.05, ..StepState::default() };
+    device.set_step(&state)?;
+    let mut buffers = Vec::new();
+    for _ in 0..(ROTATED / (4 * elements)).max(2) {
+        let mut table = Vec::new();
+        for &(shape, masked) in tensors {
+            let [w, g, m, v] = [(); 4].map(|()| device.alloc::<f32>("tensor", shape));
+            let tiles = if masked { Some(device.alloc::<u16>("mask", [shape[0] / 4, shape[1] / 4])?) } else { None };
+            let shadow = Some(device.alloc::<bf16>("bf16 copy", shape)?);
+            table.push(Parameter { w: w?, g: g?, m: m?, v: v?, tiles, shadow, weight_decay: 0.1 });
+        }
+        buffers.push((Parameters::new(device, &table)?, device.alloc::<u32>("health", [1, Health::WORDS])?, table));
+    }
+    // The first tensor of the first table stands for all: the tests verify the rest.
+    let (table, health, first) = (&buffers[0].0, buffers[0].1, buffers[0].2[0]);
+    let (mut w, g) = (gaussian(first.w.shape(), 3), gaussian(first.w.shape(), 4));
+    for (_, _, tensors) in &buffers {
+        device.upload(tensors[0].w, w.as_slice().expect("row-major"))?;
+        device.upload(tensors[0].g, g.as_slice().expect("row-major"))?;
+    }
+    adamw::grad_norm(device, table, health)?;
+    adamw::adamw_step(device, table, &rule, health)?;
+    let norm = Health::of_words(device.download(health)?.try_into().expect("two words")).grad_norm;
+    let step = cpu::adamw::AdamW {
+        learning_rate: state.learning_rate,
+        beta1: rule.beta1,
+        beta2: rule.beta2,
+        epsilon: rule.epsilon,
+        weight_decay: 0.1,
+        bias_correction1: state.bias_correction1,
+        bias_correction2: state.bias_correction2,
+        gradient_scale: (rule.clip / (norm + 1e-6)).min(1.0),
+    };
+    let nothing = Mask::empty(w.nrows(), w.ncols()).ok().filter(|_| first.tiles.is_some());
+    let decay = nothing.as_ref().map_or(cpu::adamw::Decay::None, |mask| cpu::adamw::Decay::OnGradients { lambda: 6e-5, mask });
+    let (mut m, mut v) = (vec![0.0; w.len()], vec![0.0; w.len()]);
+    let columns = w.ncols();
+    let (w, g) = (w.as_slice_mut().expect("row-major"), g.as_slice().expect("row-major"));
+    cpu::adamw::adamw_step(w, g, &mut m, &mut v, columns, &step, decay).expect("fits");
+    assert!(device.download(first.w)? == w && device.download(first.v)? == v, "the step is not the CPU's");
+
+    report(device, &format!("grad_norm {name}"), 4 * elements, &buffers, &|device, (table, health, _)| {
+        adamw::grad_norm(device, table, *health)
+    })?;
+    report(device, &format!("adamw_step {name}"), 30 * elements + masked / 8, &buffers, &|device, (table, health, _)| {
+        adamw::adamw_step(device, table, &rule, *health)
     })
 }
 

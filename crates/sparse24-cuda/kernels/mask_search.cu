@@ -7,7 +7,7 @@
 #include "scalar.cuh"
 
 // sparse24_core::search::CODES: the bits of every 7-bit code.
-__constant__ const u16 CODES[128] = {
+alignas(4) __device__ const u16 CODES[128] = {
     0xa5a5, 0x96a5, 0x69a5, 0x5aa5, 0xc3a5, 0x3ca5, 0x0000, 0x0000, 0xa596, 0x9696, 0x6996, 0x5a96, 0xc396, 0x3c96, 0x0000, 0x0000,
     0xa569, 0x9669, 0x6969, 0x5a69, 0xc369, 0x3c69, 0x0000, 0x0000, 0xa55a, 0x965a, 0x695a, 0x5a5a, 0xc35a, 0x3c5a, 0x0000, 0x0000,
     0xa5c3, 0x96c3, 0x69c3, 0x5ac3, 0xc3c3, 0x3cc3, 0x0000, 0x0000, 0xa53c, 0x963c, 0x693c, 0x5a3c, 0xc33c, 0x3c3c, 0x0000, 0x0000,
@@ -114,19 +114,29 @@ __device__ __forceinline__ float4 load(const bf16* w) {
 
 template <class T>
 __device__ __forceinline__ void search(const T* __restrict__ w, u16* __restrict__ tiles, u64 stride, u32 count, u32 columns, u32 kind) {
-    // Shared, because lanes look up different codes.
+    u64 tile = u64(blockIdx.x) * blockDim.x + threadIdx.x;
+    float4 rows[4];
+    auto read = [&] {
+        if (tile >= count) return;
+        u32 row = u32(tile) / columns, column = u32(tile) - row * columns;
+        const T* at = w + 4 * (row * stride + column);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) rows[i] = load(at + i * stride);
+    };
+    read();
+    // Shared, because lanes look up different codes; filled under the first reads.
     __shared__ u32 codes[64];
     if (threadIdx.x < 64) codes[threadIdx.x] = reinterpret_cast<const u32*>(CODES)[threadIdx.x];
     __syncthreads();
-    for (u64 tile = u64(blockIdx.x) * blockDim.x + threadIdx.x; tile < count; tile += u64(gridDim.x) * blockDim.x) {
-        u32 tile_row = u32(tile) / columns, tile_column = u32(tile) - tile_row * columns;
-        const T* at = w + 4 * (tile_row * stride + tile_column);
-        float4 rows[4] = {load(at), load(at + stride), load(at + 2 * stride), load(at + 3 * stride)};
+    for (; tile < count; read()) {
+        u32 bits;
         switch (kind) {
-            case 0: tiles[tile] = reinterpret_cast<const u16*>(codes)[transposable_code(rows)]; break;
-            case 1: tiles[tile] = u16(row_wise(rows)); break;
-            default: tiles[tile] = u16(column_wise(rows));
+            case 0: bits = reinterpret_cast<const u16*>(codes)[transposable_code(rows)]; break;
+            case 1: bits = row_wise(rows); break;
+            default: bits = column_wise(rows);
         }
+        tiles[tile] = u16(bits);
+        tile += u64(gridDim.x) * blockDim.x;
     }
 }
 

@@ -7,6 +7,7 @@
 //! A [`Device`] owns its memory; a [`Matrix`] is a plain handle to some of it. Operations are queued in order and return at once; only
 //! downloads and [`Device::synchronize`] wait.
 
+pub mod adamw;
 mod architecture;
 mod cache;
 mod compile;
