@@ -4,6 +4,8 @@
 use std::process::ExitCode;
 
 mod figure;
+mod gpu_bundle;
+mod kernels;
 mod tidy;
 
 /// A failure is one sentence for the developer.
@@ -13,12 +15,18 @@ const USAGE: &str = "\
 usage: cargo xtask <task>
 
   tidy                            check layering, file heads, names, sizes and the other rules of xtask/src/tidy
-  figure RUN_DIR... --out FILE    draw loss and flip rate of one or more run directories as an SVG";
+  figure RUN_DIR... --out FILE    draw loss and flip rate of one or more run directories as an SVG
+  kernels [NAME...] [--arch ARCHITECTURE]... [--out DIR]
+                                  compile CUDA kernels, without a GPU, and check what the compiler made of them
+  gpu-bundle [--arch ARCHITECTURE]... [--out DIR]
+                                  pack tests, benches and the command for GPU hosts without Rust";
 
 fn run(arguments: &[String]) -> Result<ExitCode> {
     match arguments.split_first() {
         Some((task, [])) if task == "tidy" => tidy::run(),
         Some((task, rest)) if task == "figure" => figure::run(rest),
+        Some((task, rest)) if task == "kernels" => kernels::run(rest),
+        Some((task, rest)) if task == "gpu-bundle" => gpu_bundle::run(rest),
         _ => Err(USAGE.into()),
     }
 }

@@ -21,21 +21,27 @@ struct Floor {
 const FLOORS: &[Floor] = &[
     Floor { package: "sparse24-core", may_use: &[], only_optional: &[], others: Some(&["half", "ndarray", "thiserror"]) },
     Floor { package: "sparse24-cpu", may_use: &["sparse24-core"], only_optional: &[], others: None },
+    Floor { package: "sparse24-cuda", may_use: &["sparse24-core", "sparse24-cpu"], only_optional: &["sparse24-cpu"], others: None },
     Floor {
         package: "sparse24-train",
-        may_use: &["sparse24-core", "sparse24-cpu"],
-        only_optional: &["sparse24-cpu"],
+        may_use: &["sparse24-core", "sparse24-cpu", "sparse24-cuda"],
+        only_optional: &["sparse24-cpu", "sparse24-cuda"],
         // No tokenizer, file format, clock or terminal comes along for who embeds the layers.
         others: Some(&["half", "libm", "ndarray", "thiserror"]),
     },
-    Floor { package: "sparse24", may_use: &["sparse24-core", "sparse24-cpu", "sparse24-train"], only_optional: &[], others: None },
+    Floor {
+        package: "sparse24",
+        may_use: &["sparse24-core", "sparse24-cpu", "sparse24-cuda", "sparse24-train"],
+        only_optional: &["sparse24-cuda"],
+        others: None,
+    },
     Floor {
         package: "sparse24-tests",
-        may_use: &["sparse24-core", "sparse24-cpu", "sparse24-train", "sparse24"],
+        may_use: &["sparse24-core", "sparse24-cpu", "sparse24-cuda", "sparse24-train", "sparse24"],
         only_optional: &[],
         others: None,
     },
-    Floor { package: "xtask", may_use: &[], only_optional: &[], others: Some(&["serde_json"]) },
+    Floor { package: "xtask", may_use: &["sparse24-cuda"], only_optional: &[], others: Some(&["serde_json"]) },
 ];
 
 /// A package of the workspace, as `cargo metadata` tells it.
