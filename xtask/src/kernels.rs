@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn what_the_compiler_says_of_a_bad_kernel_is_found() {
         const TEXT: &str = "extern \"C\" __global__ void stacks(float* y, int n) {\n\
-                            float a[16]; int unused; for (int i = 0; i < 16; ++i) a[i] = y[i]; y[0] = a[n & 15];\n\
+                            volatile float a[16]; int unused; a[n & 15] = y[0]; y[0] = a[n / 16 & 15];\n\
                             asm volatile(\"setmaxnreg.dec.sync.aligned.u32 40;\"); }";
         let source = Source {
             name: "bad",

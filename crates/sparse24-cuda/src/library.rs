@@ -146,7 +146,7 @@ mod tests {
     fn the_parts_of_the_compiler_lie_beside_it() {
         let folder = tempfile::tempdir().expect("a folder");
         let [part, other] = ["libnvrtc-builtins.so.13.0", "libnvrtc-builtins.alt.so.13.0"].map(|name| folder.path().join(name));
-        [&part, &other].map(|file| std::fs::write(file, b"").expect("written"));
+        [&part, &other].into_iter().for_each(|file| std::fs::write(file, b"").expect("written"));
         assert_eq!(Library::Nvrtc.parts(&folder.path().join("libnvrtc.so.13")), [part]);
         assert!(Library::Nvrtc.parts(Path::new("libnvrtc.so.13")).is_empty());
     }

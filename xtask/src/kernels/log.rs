@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-/// The compiler's remarks about ignored `setmaxnreg` and serialised `wgmma`: either costs a kernel most of its speed, in silence.
-const SLOW: std::ops::RangeInclusive<u32> = 7508..=7514;
+/// Begins the compiler's remarks, C7508 to C7515, about ignored `setmaxnreg` and serialised `wgmma`, which cost a kernel most of its speed.
+const SLOW: &str = "Potential Performance Loss";
 
 /// A compiler's log.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Log {
     pub(super) functions: Vec<Function>,
-    /// Warnings, and remarks in [`SLOW`].
+    /// Warnings, and remarks of [`SLOW`].
     remarks: Vec<String>,
 }
 
@@ -31,7 +31,7 @@ impl Log {
         let mut log = Self::default();
         let mut entry = None;
         for line in text.lines() {
-            if line.contains(" warning ") || code(line).is_some_and(|code| SLOW.contains(&code)) {
+            if line.contains(" warning ") || line.contains(SLOW) {
                 log.remarks.push(line.trim().to_owned());
             } else if let Some((_, name)) = line.split_once("Compiling entry function '") {
                 entry = name.split('\'').next();
@@ -79,11 +79,6 @@ impl fmt::Display for Function {
 /// The number before a unit, among parts between commas.
 fn number(line: &str, unit: &str) -> Option<u32> {
     line.split(',').find_map(|part| part.trim().strip_suffix(unit)?.split_whitespace().last()?.parse().ok())
-}
-
-/// 7508 of `(C7508)`.
-fn code(line: &str) -> Option<u32> {
-    line.split_once("(C")?.1.split_once(')')?.0.parse().ok()
 }
 
 #[cfg(test)]
@@ -139,7 +134,7 @@ ptxas info    : Compile time = 25.227 ms
         let remarks = [
             "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored; unable to determine register count at entry.",
             "ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient register resources for the wgmma pipeline in the function 'clean'",
-            "ptxas info    : (C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ill formed pipeline stage in the function 'clean'",
+            "ptxas info    : (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non wgmma instructions defining accumulator registers of a wgmma between start and end of the pipeline stage in the function 'clean'",
             "clean.cu(17): warning #177-D: variable \"unused\" was declared but never referenced",
             "ptxas warning : Stack size for entry function 'clean' cannot be statically determined",
         ];
