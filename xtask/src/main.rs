@@ -1,7 +1,10 @@
 //! Developer tasks, run as `cargo xtask <task>`. Nothing here is built for, or shipped to, users.
 #![forbid(unsafe_code)]
 
-use std::process::ExitCode;
+use std::{
+    path::Path,
+    process::{Command, ExitCode},
+};
 
 mod figure;
 mod gpu_bundle;
@@ -20,6 +23,15 @@ usage: cargo xtask <task>
                                   compile CUDA kernels, without a GPU, and check what the compiler made of them
   gpu-bundle [--arch ARCHITECTURE]... [--out DIR]
                                   pack tests, benches and the command for GPU hosts without Rust";
+
+/// What a command prints, run in a folder.
+fn output(command: &mut Command, directory: &Path) -> Result<String> {
+    let output = command.current_dir(directory).output()?;
+    if !output.status.success() {
+        return Err(format!("{command:?} failed: {}", String::from_utf8_lossy(&output.stderr).trim()).into());
+    }
+    Ok(String::from_utf8(output.stdout)?)
+}
 
 fn run(arguments: &[String]) -> Result<ExitCode> {
     match arguments.split_first() {

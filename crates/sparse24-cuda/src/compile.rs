@@ -67,6 +67,11 @@ pub(crate) fn cached(cache: &Cache, source: &Source, architecture: Architecture)
     Ok(cubin)
 }
 
+/// Whether the machine code of a source is in the cache.
+pub(crate) fn is_cached(cache: &Cache, source: &Source, architecture: Architecture) -> bool {
+    cache.get(&file_name(source, architecture)).is_some()
+}
+
 /// The name under which a source's code is kept.
 pub(crate) fn file_name(source: &Source, architecture: Architecture) -> String {
     let mut hash = blake3::Hasher::new();

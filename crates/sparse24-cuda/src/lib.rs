@@ -11,6 +11,7 @@ mod architecture;
 mod cache;
 mod compile;
 mod device;
+mod driver;
 mod error;
 pub mod flip;
 pub mod kernels;
@@ -19,6 +20,7 @@ pub mod layout;
 pub mod library;
 mod matrix;
 mod step;
+pub mod survey;
 
 pub use architecture::Architecture;
 pub use compile::{Compiled, compile};
