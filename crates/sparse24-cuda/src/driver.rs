@@ -2,7 +2,7 @@
 //!
 //! Invariant: nothing else of the driver is called before; an older one lacks functions that the bindings then look for in vain.
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::{DriverError, result, sys};
 
 use crate::{Error, device::driver_error, library::Library};
 
@@ -18,8 +18,11 @@ pub(crate) fn start() -> Result<[i32; 2], Error> {
         .result()
         .map_err(|error| driver_error("asking for the driver's release".into(), error))?;
     let release = recent(version)?;
-    result::init().map_err(|error| driver_error("starting the driver".into(), error))?;
-    Ok(release)
+    match result::init() {
+        Ok(()) => Ok(release),
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => Err(Error::NoDevice { ordinal: 0, count: 0 }),
+        Err(error) => Err(driver_error("starting the driver".into(), error)),
+    }
 }
 
 /// From the driver's number, 13000 for 13.0.

@@ -63,11 +63,7 @@ pub fn survey() -> Survey {
 }
 
 fn driver() -> Result<Driver, Error> {
-    let release = match driver::start() {
-        // The one refusal that is an answer; the release is that of a driver that was recent enough to be asked.
-        Err(Error::Driver { code, .. }) if code == "CUDA_ERROR_NO_DEVICE" => return Err(Error::NoDevice { ordinal: 0, count: 0 }),
-        started => started?,
-    };
+    let release = driver::start()?;
     let said = |what: &str| {
         let what = what.to_owned();
         move |error: DriverError| driver_error(what, error)
