@@ -14,7 +14,10 @@ test_() { ./gpu; }
 sanitize() {
     local tool code output
     for tool in memcheck racecheck initcheck synccheck; do
-        local sanitizer=(compute-sanitizer --tool "$tool" --error-exitcode "$complaint" ./gpu --test-threads 1)
+        local sanitizer=(compute-sanitizer --tool "$tool" --error-exitcode "$complaint")
+        # Calls that the driver refuses are answers: that is how the parameters of a kernel are counted.
+        if [ "$tool" = memcheck ]; then sanitizer+=(--report-api-errors no); fi
+        sanitizer+=(./gpu --test-threads 1)
         echo "== $tool over all kernels ($SECONDS s)"
         # Poisoned memory counts as written; initcheck gets memory that is not.
         if [ "$tool" = initcheck ]; then export SPARSE24_UNDEFINED=1; else unset SPARSE24_UNDEFINED; fi
