@@ -13,6 +13,7 @@ mod cache;
 mod compile;
 pub mod compressed;
 mod device;
+mod driver;
 mod error;
 pub mod flip;
 pub mod kernels;
@@ -23,6 +24,7 @@ mod matrix;
 pub mod prune;
 pub mod search;
 mod step;
+pub mod survey;
 
 pub use architecture::Architecture;
 pub use compile::{Compiled, compile};

@@ -14,6 +14,9 @@ use crate::{
     output::say,
 };
 
+#[cfg(feature = "cuda")]
+mod cuda;
+
 /// Report the hardware, the backends and whether a run could be written here
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
@@ -31,6 +34,8 @@ struct Report {
     threads: usize,
     simd: String,
     memory_available_mib: Option<u64>,
+    #[cfg(feature = "cuda")]
+    cuda: cuda::Cuda,
     backends: Vec<Backend>,
     out: PathBuf,
     problem: Option<String>,
@@ -50,6 +55,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         threads: thread::available_parallelism().map_or(1, NonZeroUsize::get),
         simd: Simd::detect().to_string(),
         memory_available_mib: machine::memory().map(|memory| memory.available >> 20),
+        #[cfg(feature = "cuda")]
+        cuda: cuda::Cuda::of_machine(),
         backends: BACKENDS.iter().map(opened).collect(),
         out: args.out.clone(),
         problem: unwritable(&args.out),
@@ -63,6 +70,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         match report.memory_available_mib {
             Some(mib) => say!("memory        {mib} MiB available"),
             None => say!("memory        unknown on this system"),
+        }
+        #[cfg(feature = "cuda")]
+        for line in report.cuda.lines() {
+            say!("{line}");
+        }
+        if cfg!(not(feature = "cuda")) {
+            say!("CUDA          not in this build: the feature `cuda` was left out");
         }
         for Backend { name, sparse_products, problem } in &report.backends {
             match (sparse_products, problem) {

@@ -7,5 +7,6 @@ mod adamw;
 mod flip;
 mod prune;
 mod search;
+mod planted;
 mod support;
 mod tolerance;
