@@ -69,8 +69,8 @@ trait Carriage {
     /// Whether an f32 travels as it is.
     const STORED: bool = true;
     /// Sixteen elements of a row; nibble `4*g` of `tiles` is the pattern of group g.
-    fn carry<T: Element>(row: &[T; 16], tiles: u64, map: ValueMap) -> [f32; 16];
-    fn deliver<U: Element, const N: usize>(lanes: [f32; N]) -> [U; N];
+    fn carry<T: Element>(row: &[T; 16], tiles: u64, map: ValueMap, to: &mut [f32; 16]);
+    fn deliver<U: Element>(lane: f32) -> U;
 }
 
 /// From a type to the same type: as bits, so that the payload of a NaN survives.
@@ -82,35 +82,39 @@ struct Mapped;
 
 impl Carriage for Bits {
     #[inline(always)]
-    fn carry<T: Element>(row: &[T; 16], _: u64, _: ValueMap) -> [f32; 16] {
-        row.map(convert::carry)
+    fn carry<T: Element>(row: &[T; 16], _: u64, _: ValueMap, to: &mut [f32; 16]) {
+        to.iter_mut().zip(row).for_each(|(to, &x)| *to = convert::carry(x));
     }
     #[inline(always)]
-    fn deliver<U: Element, const N: usize>(lanes: [f32; N]) -> [U; N] {
-        lanes.map(convert::deliver)
+    fn deliver<U: Element>(lane: f32) -> U {
+        convert::deliver(lane)
     }
 }
 
 impl Carriage for Value {
     #[inline(always)]
-    fn carry<T: Element>(row: &[T; 16], _: u64, _: ValueMap) -> [f32; 16] {
-        row.map(convert::widen)
+    fn carry<T: Element>(row: &[T; 16], _: u64, _: ValueMap, to: &mut [f32; 16]) {
+        to.iter_mut().zip(row).for_each(|(to, &x)| *to = convert::widen(x));
     }
     #[inline(always)]
-    fn deliver<U: Element, const N: usize>(lanes: [f32; N]) -> [U; N] {
-        lanes.map(convert::narrow)
+    fn deliver<U: Element>(lane: f32) -> U {
+        convert::narrow(lane)
     }
 }
 
 impl Carriage for Mapped {
     const STORED: bool = false;
     #[inline(always)]
-    fn carry<T: Element>(row: &[T; 16], tiles: u64, map: ValueMap) -> [f32; 16] {
-        soft_threshold(row.map(T::to_f32), tiles, map)
+    fn carry<T: Element>(row: &[T; 16], tiles: u64, map: ValueMap, to: &mut [f32; 16]) {
+        for (g, (to, x)) in to.as_chunks_mut().0.iter_mut().zip(row.as_chunks::<4>().0).enumerate() {
+            if let Some(pattern) = Pattern::from_bits((tiles >> (16 * g)) as u8 & 0xf) {
+                *to = prune::group([x[0].to_f32(), x[1].to_f32(), x[2].to_f32(), x[3].to_f32()], pattern, map);
+            }
+        }
     }
     #[inline(always)]
-    fn deliver<U: Element, const N: usize>(lanes: [f32; N]) -> [U; N] {
-        Value::deliver(lanes)
+    fn deliver<U: Element>(lane: f32) -> U {
+        convert::narrow(lane)
     }
 }
 
@@ -162,10 +166,10 @@ impl<T: Element, U: Element> Part<'_, T, U> {
                 None => words.iter_mut().zip(tiles.chunks(4)).for_each(|(word, tiles)| *word = ragged_word(tiles)),
             }
         }
-        let rows = words.map(|words| words.map(nibbles::rows));
-        let patterns = rows.map(|rows| rows.map(nibbles::metadata));
-        let tiles = words.map(|words| words.map(nibbles::transpose_tiles));
-        let columns = tiles.map(|tiles| tiles.map(nibbles::rows));
+        let rows = nibbles::each(&words, nibbles::rows);
+        let patterns = nibbles::each(&rows, nibbles::metadata);
+        let tiles = nibbles::each(&words, nibbles::transpose_tiles);
+        let columns = nibbles::each(&tiles, nibbles::rows);
 
         let stored = |i: usize| match i < height {
             true => w.index_axis_move(Axis(0), row + i).to_slice()?[column..].first_chunk(),
@@ -203,20 +207,23 @@ impl<T: Element, U: Element> Part<'_, T, U> {
                         rows[i / 4][at + low / 16] >> (16 * (i % 4) + low % 16),
                         rows[i / 4][at + high / 16] >> (16 * (i % 4) + high % 16),
                     ];
-                    v.store(v.pack_pairs(x, kept.map(lanes::<V>)), &mut packed[lane / 2..]);
+                    v.store(v.pack_pairs(x, lanes::<V>(kept)), &mut packed[lane / 2..]);
                 }
-                to[8 * at..][..16].copy_from_slice(&C::deliver::<U, 16>(packed));
+                put::<C, U, 16>(&packed, &mut to[8 * at..], 16);
             }
             for (half, panel) in panels[at..].iter_mut().enumerate().take(2) {
                 let [upper, lower] = [tiles[0][at + half], tiles[1][at + half]];
                 panel.tiles[2 * pair..][..2].copy_from_slice(&[upper, lower]);
                 let [upper, lower] = [columns[0][at + half], columns[1][at + half]];
                 for lane in (0..16).step_by(V::LANES) {
-                    let [a, b, c, e, f, g, h, i] = carried.map(|carried| v.load(&carried[half][lane..]));
-                    let (x, y) = (v.transpose_tiles([a, b, c, e]), v.transpose_tiles([f, g, h, i]));
+                    let mut x = [[v.splat(0.0); 4]; 2];
+                    for (i, carried) in carried.iter().enumerate() {
+                        x[i / 4][i % 4] = v.load(&carried[half][lane..]);
+                    }
+                    let (x, y) = (v.transpose_tiles(x[0]), v.transpose_tiles(x[1]));
                     for j in 0..4 {
                         let kept = [upper >> (16 * j + lane), lower >> (16 * j + lane)];
-                        v.store(v.pack_pairs([x[j], y[j]], kept.map(lanes::<V>)), &mut panel.values[pair][j][lane..]);
+                        v.store(v.pack_pairs([x[j], y[j]], lanes::<V>(kept)), &mut panel.values[pair][j][lane..]);
                     }
                 }
             }
@@ -249,7 +256,7 @@ impl<T: Element, U: Element> Part<'_, T, U> {
         for (i, kept) in nibbles::transpose(panel.tiles).into_iter().enumerate().take(width) {
             let patterns = nibbles::metadata(kept) & (u64::MAX >> (BLOCK_ROWS - height));
             let mut to = metadata.index_axis_mut(Axis(0), column + i);
-            put(&mut to.as_slice_mut().expect("metadata is row-major")[first / 8..], &patterns.to_le_bytes(), bytes);
+            to.as_slice_mut().expect("metadata is row-major")[first / 8..][..bytes].copy_from_slice(&patterns.to_le_bytes()[..bytes]);
         }
         for j in 0..4 {
             let mut packed = [[0.0; BLOCK_ROWS / 2]; 4];
@@ -264,10 +271,10 @@ impl<T: Element, U: Element> Part<'_, T, U> {
                     }
                 }
             }
-            for (i, packed) in (j..width).step_by(4).zip(packed) {
+            for (i, packed) in (j..width).step_by(4).zip(&packed) {
                 let mut to = values.index_axis_mut(Axis(0), column + i);
                 let to = &mut to.as_slice_mut().expect("values are row-major")[first / 2..];
-                put(to, &C::deliver::<U, { BLOCK_ROWS / 2 }>(packed), height / 2);
+                put::<C, U, _>(packed, to, height / 2);
             }
         }
     }
@@ -310,7 +317,7 @@ fn carry<'a, C: Carriage, T: Element>(x: &'a [T; 16], tiles: u64, map: ValueMap,
     match T::as_f32s(x).and_then(<[f32]>::first_chunk) {
         Some(stored) if C::STORED => stored,
         _ => {
-            *spare = C::carry(x, tiles, map);
+            C::carry(x, tiles, map, spare);
             spare
         }
     }
@@ -318,28 +325,16 @@ fn carry<'a, C: Carriage, T: Element>(x: &'a [T; 16], tiles: u64, map: ValueMap,
 
 /// The lowest `LANES` bits.
 #[inline(always)]
-fn lanes<V: Vector>(bits: u64) -> u32 {
-    (bits & ((1 << V::LANES) - 1)) as u32
+fn lanes<V: Vector>([low, high]: [u64; 2]) -> [u32; 2] {
+    let mask = (1 << V::LANES) - 1;
+    [(low & mask) as u32, (high & mask) as u32]
 }
 
-/// The first `length` of `from` to the start of `to`.
+/// Delivers the first `length` lanes.
 #[inline(always)]
-fn put<E: Copy, const N: usize>(to: &mut [E], from: &[E; N], length: usize) {
-    if length == N {
-        *to.first_chunk_mut().expect("as many as are put") = *from;
-    } else {
-        to[..length].copy_from_slice(&from[..length]);
+fn put<C: Carriage, U: Element, const N: usize>(lanes: &[f32; N], to: &mut [U], length: usize) {
+    match to.first_chunk_mut::<N>() {
+        Some(to) if length == N => to.iter_mut().zip(lanes).for_each(|(to, &lane)| *to = C::deliver(lane)),
+        _ => to[..length].iter_mut().zip(lanes).for_each(|(to, &lane)| *to = C::deliver(lane)),
     }
-}
-
-/// [`prune::group`] of four groups; nibble `4*g` of `tiles` is the pattern of group g.
-#[inline(always)]
-fn soft_threshold(x: [f32; 16], tiles: u64, map: ValueMap) -> [f32; 16] {
-    let mut mapped = [0.0; 16];
-    for (g, (mapped, x)) in mapped.chunks_exact_mut(4).zip(x.chunks_exact(4)).enumerate() {
-        if let Some(pattern) = Pattern::from_bits((tiles >> (16 * g)) as u8 & 0xf) {
-            mapped.copy_from_slice(&prune::group([x[0], x[1], x[2], x[3]], pattern, map));
-        }
-    }
-    mapped
 }

@@ -247,10 +247,10 @@ impl Vector for Avx2 {
     }
     #[inline(always)]
     fn pack_pairs(self, [low, high]: [Self::F; 2], kept: [u32; 2]) -> Self::F {
-        let [low_lanes, high_lanes] = kept.map(|kept| &KEPT[kept as usize & 255]);
+        let lanes = [&KEPT[kept[0] as usize & 255], &KEPT[kept[1] as usize & 255]];
         avx2!(self, {
             let pack = |x, lanes: &[u8; LANES]| _mm256_permutevar8x32_ps(x, _mm256_cvtepu8_epi32(_mm_loadl_epi64(lanes.as_ptr().cast())));
-            _mm256_permute2f128_ps::<0x20>(pack(low, low_lanes), pack(high, high_lanes))
+            _mm256_permute2f128_ps::<0x20>(pack(low, lanes[0]), pack(high, lanes[1]))
         })
     }
     #[inline(always)]
