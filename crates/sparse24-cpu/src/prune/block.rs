@@ -17,10 +17,10 @@ use crate::{
 };
 
 /// Rows of a block: its columns give two cache lines of f32 values, and whole words of metadata.
-pub(super) const BLOCK_ROWS: usize = 64;
+pub(super) const BLOCK_ROWS: usize = 256;
 
 /// Columns of a block: few enough for its panel to stay near, many enough for its rows to stream.
-const BLOCK_COLUMNS: usize = 1024;
+const BLOCK_COLUMNS: usize = 128;
 
 /// Rows and columns of a piece: whole vectors across two strips, and eight words of the mask along each.
 const ROWS: usize = 8;
@@ -42,7 +42,7 @@ struct Panel {
     /// Of each two strips and each j the kept elements of the columns `4*tile + j`, as [`Vector::pack_pairs`] leaves them.
     values: [[[f32; 16]; 4]; BLOCK_ROWS / ROWS],
     /// Of each strip the transposed tiles.
-    tiles: [u64; BLOCK_ROWS / 4],
+    tiles: [[u64; 16]; BLOCK_ROWS / 64],
 }
 
 /// Stands in for rows that are too short, apart or absent.
@@ -122,7 +122,7 @@ impl<T: Element, U: Element> Part<'_, T, U> {
     #[inline(always)]
     fn blocks<V: Vector, C: Carriage>(&mut self, v: V) {
         let (rows, q) = self.w.dim();
-        let mut panels = [Panel { values: [[[0.0; 16]; 4]; BLOCK_ROWS / ROWS], tiles: [0; BLOCK_ROWS / 4] }; BLOCK_COLUMNS / 16];
+        let mut panels = [Panel { values: [[[0.0; 16]; 4]; BLOCK_ROWS / ROWS], tiles: [[0; 16]; BLOCK_ROWS / 64] }; BLOCK_COLUMNS / 16];
         let mut spare = Spare {
             x: [[T::default(); COLUMNS]; ROWS],
             carried: [[[0.0; 16]; 2]; ROWS],
@@ -213,7 +213,7 @@ impl<T: Element, U: Element> Part<'_, T, U> {
             }
             for (half, panel) in panels[at..].iter_mut().enumerate().take(2) {
                 let [upper, lower] = [tiles[0][at + half], tiles[1][at + half]];
-                panel.tiles[2 * pair..][..2].copy_from_slice(&[upper, lower]);
+                panel.tiles.as_flattened_mut()[2 * pair..][..2].copy_from_slice(&[upper, lower]);
                 let [upper, lower] = [columns[0][at + half], columns[1][at + half]];
                 for lane in (0..16).step_by(V::LANES) {
                     let mut x = [[v.splat(0.0); 4]; 2];
@@ -252,11 +252,17 @@ impl<T: Element, U: Element> Part<'_, T, U> {
     #[inline(always)]
     fn columns<V: Vector, C: Carriage>(&mut self, v: V, [first, column]: [usize; 2], [height, width]: [usize; 2], panel: &Panel) {
         let Some((values, metadata)) = &mut self.dgrad else { return };
-        let bytes = height.div_ceil(8);
-        for (i, kept) in nibbles::transpose(panel.tiles).into_iter().enumerate().take(width) {
-            let patterns = nibbles::metadata(kept) & (u64::MAX >> (BLOCK_ROWS - height));
+        let mut patterns = [[[0; 8]; BLOCK_ROWS / 64]; 16];
+        for (at, tiles) in panel.tiles.iter().enumerate() {
+            let columns = nibbles::transpose(*tiles);
+            for (patterns, kept) in patterns.iter_mut().zip(columns) {
+                let absent = (64 * (at + 1)).saturating_sub(height).min(63);
+                patterns[at] = (nibbles::metadata(kept) & (u64::MAX >> absent)).to_le_bytes();
+            }
+        }
+        for (i, patterns) in patterns.iter().enumerate().take(width) {
             let mut to = metadata.index_axis_mut(Axis(0), column + i);
-            to.as_slice_mut().expect("metadata is row-major")[first / 8..][..bytes].copy_from_slice(&patterns.to_le_bytes()[..bytes]);
+            copy(patterns.as_flattened().first_chunk::<{ BLOCK_ROWS / 8 }>().expect("as many"), &mut to.as_slice_mut().expect("metadata is row-major")[first / 8..], height.div_ceil(8));
         }
         for j in 0..4 {
             let mut packed = [[0.0; BLOCK_ROWS / 2]; 4];
@@ -336,5 +342,14 @@ fn put<C: Carriage, U: Element, const N: usize>(lanes: &[f32; N], to: &mut [U], 
     match to.first_chunk_mut::<N>() {
         Some(to) if length == N => to.iter_mut().zip(lanes).for_each(|(to, &lane)| *to = C::deliver(lane)),
         _ => to[..length].iter_mut().zip(lanes).for_each(|(to, &lane)| *to = C::deliver(lane)),
+    }
+}
+
+/// Copies the first `length`.
+#[inline(always)]
+fn copy<E: Copy, const N: usize>(from: &[E; N], to: &mut [E], length: usize) {
+    match to.first_chunk_mut::<N>() {
+        Some(to) if length == N => *to = *from,
+        _ => to[..length].copy_from_slice(&from[..length]),
     }
 }
