@@ -10,16 +10,6 @@ pub(crate) fn word(tiles: &[u16]) -> u64 {
     tiles.iter().take(4).enumerate().fold(0, |word, (at, &bits)| word | u64::from(bits) << (16 * at))
 }
 
-/// `f` of each word of two strips; a loop, so that it is compiled with the instructions of the kernel around it.
-#[inline(always)]
-pub(crate) fn each<const N: usize>(words: &[[u64; N]; 2], f: impl Fn(u64) -> u64) -> [[u64; N]; 2] {
-    let mut out = *words;
-    for word in out.as_flattened_mut() {
-        *word = f(*word);
-    }
-    out
-}
-
 /// Bit `16*row + 4*tile + column`: the mask of sixteen columns, row after row.
 #[inline(always)]
 pub(crate) fn rows(word: u64) -> u64 {

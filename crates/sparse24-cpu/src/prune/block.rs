@@ -20,7 +20,7 @@ use crate::{
 pub(super) const BLOCK_ROWS: usize = 256;
 
 /// Columns of a block: few enough for its panel to stay near, many enough for its rows to stream.
-const BLOCK_COLUMNS: usize = 128;
+const BLOCK_COLUMNS: usize = 1024;
 
 /// Rows and columns of a piece: whole vectors across two strips, and eight words of the mask along each.
 const ROWS: usize = 8;
@@ -38,6 +38,7 @@ pub(super) struct Part<'a, T, U> {
 
 /// What sixteen columns of a block give to dgrad.
 #[derive(Clone, Copy)]
+#[repr(align(64))]
 struct Panel {
     /// Of each two strips and each j the kept elements of the columns `4*tile + j`, as [`Vector::pack_pairs`] leaves them.
     values: [[[f32; 16]; 4]; BLOCK_ROWS / ROWS],
@@ -48,7 +49,7 @@ struct Panel {
 /// Stands in for rows that are too short, apart or absent.
 struct Spare<T, U> {
     x: [[T; COLUMNS]; ROWS],
-    carried: [[[f32; 16]; 2]; ROWS],
+    carried: [[f32; COLUMNS]; ROWS],
     values: [[U; COLUMNS / 2]; ROWS],
     metadata: [[u8; COLUMNS / 8]; ROWS],
 }
@@ -125,7 +126,7 @@ impl<T: Element, U: Element> Part<'_, T, U> {
         let mut panels = [Panel { values: [[[0.0; 16]; 4]; BLOCK_ROWS / ROWS], tiles: [[0; 16]; BLOCK_ROWS / 64] }; BLOCK_COLUMNS / 16];
         let mut spare = Spare {
             x: [[T::default(); COLUMNS]; ROWS],
-            carried: [[[0.0; 16]; 2]; ROWS],
+            carried: [[0.0; COLUMNS]; ROWS],
             values: [[U::default(); COLUMNS / 2]; ROWS],
             metadata: [[0; COLUMNS / 8]; ROWS],
         };
@@ -166,10 +167,11 @@ impl<T: Element, U: Element> Part<'_, T, U> {
                 None => words.iter_mut().zip(tiles.chunks(4)).for_each(|(word, tiles)| *word = ragged_word(tiles)),
             }
         }
-        let rows = nibbles::each(&words, nibbles::rows);
-        let patterns = nibbles::each(&rows, nibbles::metadata);
-        let tiles = nibbles::each(&words, nibbles::transpose_tiles);
-        let columns = nibbles::each(&tiles, nibbles::rows);
+        let rows = each(&words, nibbles::rows);
+        let patterns = each(&rows, nibbles::metadata);
+        let tiles = each(&words, nibbles::transpose_tiles);
+        let columns = quarters(&each(&tiles, nibbles::rows));
+        let (rows, patterns) = (quarters(&rows), quarters(&patterns));
 
         let stored = |i: usize| match i < height {
             true => w.index_axis_move(Axis(0), row + i).to_slice()?[column..].first_chunk(),
@@ -180,51 +182,38 @@ impl<T: Element, U: Element> Part<'_, T, U> {
                 gather(w, [row + i, column], to);
             }
         }
-        let x: [&[T; COLUMNS]; ROWS] = core::array::from_fn(|i| stored(i).unwrap_or(&spare.x[i]));
-        let (values, metadata) = &mut self.forward;
-        let mut values_to = whole(&mut values[row * (q / 2)..], q / 2, column / 2, &mut spare.values);
-        let metadata_to = whole(&mut metadata[row * stride(q)..], stride(q), column / 8, &mut spare.metadata);
-        for (i, to) in metadata_to.into_iter().enumerate() {
-            for (to, patterns) in to.as_chunks_mut().0.iter_mut().zip(patterns[i / 4]) {
-                *to = ((patterns >> (16 * (i % 4))) as u16).to_le_bytes();
-            }
+        let mut x = [&[0.0; COLUMNS]; ROWS];
+        for (i, (x, carried)) in x.iter_mut().zip(&mut spare.carried).enumerate() {
+            *x = carry::<C, T>(stored(i).unwrap_or(&spare.x[i]), &words[i / 4], 4 * (i % 4), map, carried);
         }
-
-        for at in (0..WORDS).step_by(2) {
-            let mut carried = [[&[0.0; 16]; 2]; ROWS];
-            for (i, (carried, spare)) in carried.iter_mut().zip(&mut spare.carried).enumerate() {
-                for (half, (carried, spare)) in carried.iter_mut().zip(spare).enumerate() {
-                    let x = x[i][16 * (at + half)..].first_chunk().expect("16 of 128");
-                    *carried = carry::<C, T>(x, words[i / 4][at + half] >> (4 * (i % 4)), map, spare);
-                }
-            }
-            for (i, to) in values_to.iter_mut().enumerate() {
+        let (values, metadata) = &mut self.forward;
+        let values_to = whole(&mut values[row * (q / 2)..], q / 2, column / 2, &mut spare.values);
+        let metadata_to = whole(&mut metadata[row * stride(q)..], stride(q), column / 8, &mut spare.metadata);
+        for (i, (values, metadata)) in values_to.into_iter().zip(metadata_to).enumerate() {
+            for (at, to) in values.as_chunks_mut::<16>().0.iter_mut().enumerate() {
                 let mut packed = [0.0; 16];
                 for lane in (0..32).step_by(2 * V::LANES) {
-                    let [low, high] = [lane, lane + V::LANES];
-                    let x = [v.load(&carried[i][low / 16][low % 16..]), v.load(&carried[i][high / 16][high % 16..])];
-                    let kept = [
-                        rows[i / 4][at + low / 16] >> (16 * (i % 4) + low % 16),
-                        rows[i / 4][at + high / 16] >> (16 * (i % 4) + high % 16),
-                    ];
-                    v.store(v.pack_pairs(x, lanes::<V>(kept)), &mut packed[lane / 2..]);
+                    let [low, high] = [32 * at + lane, 32 * at + lane + V::LANES];
+                    let kept = [lanes::<V>(rows[i / 4][low / 16][i % 4], low), lanes::<V>(rows[i / 4][high / 16][i % 4], high)];
+                    v.store(v.pack_pairs([v.load(&x[i][low..]), v.load(&x[i][high..])], kept), &mut packed[lane / 2..]);
                 }
-                put::<C, U, 16>(&packed, &mut to[8 * at..], 16);
+                deliver::<C, U, 16>(&packed, to);
             }
-            for (half, panel) in panels[at..].iter_mut().enumerate().take(2) {
-                let [upper, lower] = [tiles[0][at + half], tiles[1][at + half]];
-                panel.tiles.as_flattened_mut()[2 * pair..][..2].copy_from_slice(&[upper, lower]);
-                let [upper, lower] = [columns[0][at + half], columns[1][at + half]];
-                for lane in (0..16).step_by(V::LANES) {
-                    let mut x = [[v.splat(0.0); 4]; 2];
-                    for (i, carried) in carried.iter().enumerate() {
-                        x[i / 4][i % 4] = v.load(&carried[half][lane..]);
-                    }
-                    let (x, y) = (v.transpose_tiles(x[0]), v.transpose_tiles(x[1]));
-                    for j in 0..4 {
-                        let kept = [upper >> (16 * j + lane), lower >> (16 * j + lane)];
-                        v.store(v.pack_pairs([x[j], y[j]], lanes::<V>(kept)), &mut panel.values[pair][j][lane..]);
-                    }
+            for (to, patterns) in metadata.as_chunks_mut().0.iter_mut().zip(&patterns[i / 4]) {
+                *to = patterns[i % 4].to_le_bytes();
+            }
+        }
+        for (at, panel) in panels.iter_mut().enumerate().take(WORDS) {
+            panel.tiles.as_flattened_mut()[2 * pair..][..2].copy_from_slice(&[tiles[0][at], tiles[1][at]]);
+            for lane in (0..16).step_by(V::LANES) {
+                let mut strips = [[v.splat(0.0); 4]; 2];
+                for (x, strip) in x.iter().zip(strips.as_flattened_mut()) {
+                    *strip = v.load(&x[16 * at + lane..]);
+                }
+                let [upper, lower] = [v.transpose_tiles(strips[0]), v.transpose_tiles(strips[1])];
+                for j in 0..4 {
+                    let kept = [lanes::<V>(columns[0][at][j], lane), lanes::<V>(columns[1][at][j], lane)];
+                    v.store(v.pack_pairs([upper[j], lower[j]], kept), &mut panel.values[pair][j][lane..]);
                 }
             }
         }
@@ -317,31 +306,66 @@ fn ragged_word(tiles: &[u16]) -> u64 {
     nibbles::word(tiles)
 }
 
-/// Sixteen elements as they travel, themselves if they can.
+/// Elements of a row as they travel, themselves if they can; the pattern of group g is nibble `16*g + at` of `words`.
 #[inline(always)]
-fn carry<'a, C: Carriage, T: Element>(x: &'a [T; 16], tiles: u64, map: ValueMap, spare: &'a mut [f32; 16]) -> &'a [f32; 16] {
+fn carry<'a, C: Carriage, T: Element>(
+    x: &'a [T; COLUMNS],
+    words: &[u64; WORDS],
+    at: usize,
+    map: ValueMap,
+    spare: &'a mut [f32; COLUMNS],
+) -> &'a [f32; COLUMNS] {
     match T::as_f32s(x).and_then(<[f32]>::first_chunk) {
         Some(stored) if C::STORED => stored,
         _ => {
-            C::carry(x, tiles, map, spare);
+            for ((x, to), word) in x.as_chunks().0.iter().zip(spare.as_chunks_mut().0).zip(words) {
+                C::carry(x, word >> at, map, to);
+            }
             spare
         }
     }
 }
 
-/// The lowest `LANES` bits.
+/// `f` of each word; a loop, so that it is compiled with the instructions of the kernel around it.
 #[inline(always)]
-fn lanes<V: Vector>([low, high]: [u64; 2]) -> [u32; 2] {
-    let mask = (1 << V::LANES) - 1;
-    [(low & mask) as u32, (high & mask) as u32]
+fn each(words: &[[u64; WORDS]; 2], f: impl Fn(u64) -> u64) -> [[u64; WORDS]; 2] {
+    let mut out = *words;
+    for word in out.as_flattened_mut() {
+        *word = f(*word);
+    }
+    out
+}
+
+/// The four 16-bit parts of each word.
+#[inline(always)]
+fn quarters(words: &[[u64; WORDS]; 2]) -> [[[u16; 4]; WORDS]; 2] {
+    let mut out = [[[0; 4]; WORDS]; 2];
+    for (out, word) in out.as_flattened_mut().iter_mut().zip(words.as_flattened()) {
+        *out = [*word as u16, (word >> 16) as u16, (word >> 32) as u16, (word >> 48) as u16];
+    }
+    out
+}
+
+/// The bits of the `LANES` lanes from `lane % 16` on.
+#[inline(always)]
+fn lanes<V: Vector>(kept: u16, lane: usize) -> u32 {
+    u32::from(kept) >> (lane % 16) & ((1 << V::LANES) - 1)
 }
 
 /// Delivers the first `length` lanes.
 #[inline(always)]
 fn put<C: Carriage, U: Element, const N: usize>(lanes: &[f32; N], to: &mut [U], length: usize) {
-    match to.first_chunk_mut::<N>() {
-        Some(to) if length == N => to.iter_mut().zip(lanes).for_each(|(to, &lane)| *to = C::deliver(lane)),
+    match to.first_chunk_mut() {
+        Some(to) if length == N => deliver::<C, U, N>(lanes, to),
         _ => to[..length].iter_mut().zip(lanes).for_each(|(to, &lane)| *to = C::deliver(lane)),
+    }
+}
+
+/// Delivers all lanes.
+#[inline(always)]
+fn deliver<C: Carriage, U: Element, const N: usize>(lanes: &[f32; N], to: &mut [U; N]) {
+    for i in 0..N {
+        to[i] = C::deliver(lanes[i]);
     }
 }
 
