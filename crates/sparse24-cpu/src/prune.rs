@@ -58,10 +58,10 @@ impl<T: Element> Kernel for MaskedRow<'_, T> {
     fn run<V: Vector>(self, _: V) {
         for ((out, w), tiles) in self.out.chunks_mut(16).zip(self.w.chunks(16)).zip(self.tiles.chunks(4)) {
             let kept = (nibbles::rows(nibbles::word(tiles)) >> (16 * self.row)) as u32;
-            let select = |i: usize, w: T| if kept & 1 << i == 0 { T::default() } else { w };
-            match w.first_chunk::<16>() {
-                Some(w) => out.copy_from_slice(&core::array::from_fn::<T, 16, _>(|i| select(i, w[i]))),
-                None => out.iter_mut().zip(w).enumerate().for_each(|(i, (out, &w))| *out = select(i, w)),
+            let select = |(i, (out, &w)): (usize, (&mut T, &T))| *out = if kept & 1 << i == 0 { T::default() } else { w };
+            match (out.first_chunk_mut::<16>(), w.first_chunk::<16>()) {
+                (Some(out), Some(w)) => out.iter_mut().zip(w).enumerate().for_each(select),
+                _ => out.iter_mut().zip(w).enumerate().for_each(select),
             }
         }
     }
@@ -82,11 +82,25 @@ pub fn compress_weight<T: Element, U: Element>(
     forward: &mut Compressed24<U>,
     dgrad: &mut Compressed24<U>,
 ) -> Result<(), Error> {
+    compress_weight_at(Available::best(), w, mask, map, forward, dgrad)
+}
+
+/// [`compress_weight`] at a given level.
+///
+/// # Errors
+/// Those of [`compress_weight`].
+pub fn compress_weight_at<T: Element, U: Element>(
+    level: Available,
+    w: ArrayView2<'_, T>,
+    mask: &Mask,
+    map: ValueMap,
+    forward: &mut Compressed24<U>,
+    dgrad: &mut Compressed24<U>,
+) -> Result<(), Error> {
     let [r, q] = [w.nrows(), w.ncols()];
     shape::check("compress weight", "mask", [r, q], mask.shape())?;
     shape::check("compress weight", "forward", [r, q], forward.shape())?;
     shape::check("compress weight", "dgrad", [q, r], dgrad.shape())?;
-    let level = Available::best();
     check_mask(level, mask, MaskKind::Transposable)?;
     compress(level, w, mask, map, forward, Some(dgrad));
     Ok(())

@@ -20,7 +20,7 @@ use crate::{
 pub(super) const BLOCK_ROWS: usize = 256;
 
 /// Columns of a block: few enough for its panel to stay near, many enough for its rows to stream.
-const BLOCK_COLUMNS: usize = 1024;
+const BLOCK_COLUMNS: usize = 128;
 
 /// Rows and columns of a piece: whole vectors across two strips, and eight words of the mask along each.
 const ROWS: usize = 8;
@@ -186,9 +186,12 @@ impl<T: Element, U: Element> Part<'_, T, U> {
         for (i, (x, carried)) in x.iter_mut().zip(&mut spare.carried).enumerate() {
             *x = carry::<C, T>(stored(i).unwrap_or(&spare.x[i]), &words[i / 4], 4 * (i % 4), map, carried);
         }
-        let (values, metadata) = &mut self.forward;
-        let values_to = whole(&mut values[row * (q / 2)..], q / 2, column / 2, &mut spare.values);
-        let metadata_to = whole(&mut metadata[row * stride(q)..], stride(q), column / 8, &mut spare.metadata);
+        let (values, metadata): (&mut [U], &mut [u8]) = match (width, &mut self.forward) {
+            (COLUMNS, (values, metadata)) => (&mut values[row * (q / 2)..], &mut metadata[row * stride(q)..]),
+            _ => (&mut [], &mut []),
+        };
+        let values_to = whole(values, q / 2, column / 2, &mut spare.values);
+        let metadata_to = whole(metadata, stride(q), column / 8, &mut spare.metadata);
         for (i, (values, metadata)) in values_to.into_iter().zip(metadata_to).enumerate() {
             for (at, to) in values.as_chunks_mut::<16>().0.iter_mut().enumerate() {
                 let mut packed = [0.0; 16];
@@ -251,7 +254,11 @@ impl<T: Element, U: Element> Part<'_, T, U> {
         }
         for (i, patterns) in patterns.iter().enumerate().take(width) {
             let mut to = metadata.index_axis_mut(Axis(0), column + i);
-            copy(patterns.as_flattened().first_chunk::<{ BLOCK_ROWS / 8 }>().expect("as many"), &mut to.as_slice_mut().expect("metadata is row-major")[first / 8..], height.div_ceil(8));
+            copy(
+                patterns.as_flattened().first_chunk::<{ BLOCK_ROWS / 8 }>().expect("as many"),
+                &mut to.as_slice_mut().expect("metadata is row-major")[first / 8..],
+                height.div_ceil(8),
+            );
         }
         for j in 0..4 {
             let mut packed = [[0.0; BLOCK_ROWS / 2]; 4];
