@@ -210,8 +210,11 @@ pub(crate) trait Vector: Copy {
             }
         }
     }
-    /// The lanes whose bit is set in `kept`, two of every four, in the first `LANES/2` lanes; the others hold anything.
-    fn pack_pairs(self, x: Self::F, kept: u32) -> Self::F;
+    /// The lanes of the first and then those of the second whose bit is set in `kept`, two of every four; other bits are not set.
+    fn pack_pairs(self, x: [Self::F; 2], kept: [u32; 2]) -> Self::F;
+    /// What [`Self::pack_pairs`] makes of tile columns, eight rows after eight rows in the first `LANES/4` vectors, becomes the pairs of
+    /// one tile in each of these.
+    fn transpose_pairs(self, x: [Self::F; 4]) -> [Self::F; 4];
 }
 
 /// Lane `4*l + i` is tile `i*lanes/4 + l`: how [`Vector::transpose_tiles`] leaves the tiles of four vectors.

@@ -246,8 +246,19 @@ impl Vector for Avx2 {
         })
     }
     #[inline(always)]
-    fn pack_pairs(self, x: Self::F, kept: u32) -> Self::F {
-        let lanes = &KEPT[kept as usize & 255];
-        avx2!(self, _mm256_permutevar8x32_ps(x, _mm256_cvtepu8_epi32(_mm_loadl_epi64(lanes.as_ptr().cast()))))
+    fn pack_pairs(self, [low, high]: [Self::F; 2], kept: [u32; 2]) -> Self::F {
+        let lanes = [&KEPT[kept[0] as usize & 255], &KEPT[kept[1] as usize & 255]];
+        avx2!(self, {
+            let pack = |x, lanes: &[u8; LANES]| _mm256_permutevar8x32_ps(x, _mm256_cvtepu8_epi32(_mm_loadl_epi64(lanes.as_ptr().cast())));
+            _mm256_permute2f128_ps::<0x20>(pack(low, lanes[0]), pack(high, lanes[1]))
+        })
+    }
+    #[inline(always)]
+    fn transpose_pairs(self, [a, b, c, e]: [Self::F; 4]) -> [Self::F; 4] {
+        avx2!(self, {
+            let (x, y) = (_mm256_castps_pd(a), _mm256_castps_pd(b));
+            let in_order = |x| _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(x));
+            [in_order(_mm256_unpacklo_pd(x, y)), in_order(_mm256_unpackhi_pd(x, y)), c, e]
+        })
     }
 }

@@ -279,7 +279,25 @@ impl Vector for Avx512 {
         }
     }
     #[inline(always)]
-    fn pack_pairs(self, x: Self::F, kept: u32) -> Self::F {
-        avx512!(self, _mm512_maskz_compress_ps(kept as __mmask16, x))
+    fn pack_pairs(self, [low, high]: [Self::F; 2], kept: [u32; 2]) -> Self::F {
+        avx512!(self, {
+            let [low, high] = [_mm512_maskz_compress_ps(kept[0] as __mmask16, low), _mm512_maskz_compress_ps(kept[1] as __mmask16, high)];
+            _mm512_insertf32x8::<1>(low, _mm512_castps512_ps256(high))
+        })
+    }
+    #[inline(always)]
+    fn transpose_pairs(self, x: [Self::F; 4]) -> [Self::F; 4] {
+        avx512!(self, {
+            let [a, b, c, e] = [_mm512_castps_pd(x[0]), _mm512_castps_pd(x[1]), _mm512_castps_pd(x[2]), _mm512_castps_pd(x[3])];
+            let (tiles01, tiles23) = (_mm512_setr_epi64(0, 4, 8, 12, 1, 5, 9, 13), _mm512_setr_epi64(2, 6, 10, 14, 3, 7, 11, 15));
+            let (ab01, ce01) = (_mm512_permutex2var_pd(a, tiles01, b), _mm512_permutex2var_pd(c, tiles01, e));
+            let (ab23, ce23) = (_mm512_permutex2var_pd(a, tiles23, b), _mm512_permutex2var_pd(c, tiles23, e));
+            [
+                _mm512_castpd_ps(_mm512_shuffle_f64x2::<0b01_00_01_00>(ab01, ce01)),
+                _mm512_castpd_ps(_mm512_shuffle_f64x2::<0b11_10_11_10>(ab01, ce01)),
+                _mm512_castpd_ps(_mm512_shuffle_f64x2::<0b01_00_01_00>(ab23, ce23)),
+                _mm512_castpd_ps(_mm512_shuffle_f64x2::<0b11_10_11_10>(ab23, ce23)),
+            ]
+        })
     }
 }

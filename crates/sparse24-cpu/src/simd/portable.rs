@@ -177,9 +177,13 @@ impl Vector for Portable {
         each(|j| each(|i| rows[i][j]))
     }
     #[inline(always)]
-    fn pack_pairs(self, x: Self::F, kept: u32) -> Self::F {
-        let kept = kept & 0xf;
-        let (first, last) = (kept.trailing_zeros() as usize & 3, (31 ^ (kept | 1).leading_zeros()) as usize & 3);
-        [x[first], x[last], 0.0, 0.0]
+    fn pack_pairs(self, x: [Self::F; 2], kept: [u32; 2]) -> Self::F {
+        let (first, last) =
+            (|i: usize| kept[i].trailing_zeros() as usize & 3, |i: usize| (31 ^ (kept[i] | 1).leading_zeros()) as usize & 3);
+        [x[0][first(0)], x[0][last(0)], x[1][first(1)], x[1][last(1)]]
+    }
+    #[inline(always)]
+    fn transpose_pairs(self, x: [Self::F; 4]) -> [Self::F; 4] {
+        x
     }
 }
