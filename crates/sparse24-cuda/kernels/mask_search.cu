@@ -1,7 +1,7 @@
-// mask_search_{f32,bf16}: the transposable mask of largest kept L1 norm, or the two largest magnitudes of every row or column group
-// in   w f32 or bf16 [r,q], rows `stride` elements apart; kind 0 transposable, 1 row-wise, 2 column-wise
+// mask_search_{f32,bf16}: the transposable mask of largest kept L1 norm; row_ and column_: the two largest magnitudes of every group
+// in   w f32 or bf16 [r,q], rows `stride` elements apart
 // out  tiles u16 [r/4,q/4], overwritten, never read
-// pre  r, q and stride multiples of 4; w aligned to four elements; `count` = r*q/16 fits 32 bits; tiles alias nothing
+// pre  128 threads, one a tile; r, q and stride multiples of 4; w aligned to four elements; `count` = r*q/16 fits 32 bits; tiles alias nothing
 // acc  f32, every operation rounded, in core's order
 // ref  sparse24_core::search::mask_search, bit for bit
 #include "scalar.cuh"
@@ -17,7 +17,7 @@ alignas(4) __device__ const u16 CODES[128] = {
     0xc693, 0x93c6, 0xc639, 0x936c, 0x6c93, 0x39c6, 0x6c39, 0x396c, 0xa695, 0x95a6, 0xa659, 0x956a, 0x6a95, 0x59a6, 0x6a59, 0x596a,
     0xaa55, 0x9966, 0x6699, 0x55aa, 0xcc33, 0x33cc, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000,
 };
-constexpr u32 PAIR_CODES = 64, SHARED_CODES = 112;
+constexpr u32 THREADS = 128, PAIR_CODES = 64, SHARED_CODES = 112;
 
 struct Candidate {
     float norm;
@@ -112,37 +112,40 @@ __device__ __forceinline__ float4 load(const bf16* w) {
     return make_float4(widen_low(pairs.x), widen_high(pairs.x), widen_low(pairs.y), widen_high(pairs.y));
 }
 
-template <class T>
-__device__ __forceinline__ void search(const T* __restrict__ w, u16* __restrict__ tiles, u64 stride, u32 count, u32 columns, u32 kind) {
-    u64 tile = u64(blockIdx.x) * blockDim.x + threadIdx.x;
+struct Transposable {
+    static __device__ __forceinline__ u32 bits(const float4 (&rows)[4], const u16* codes) { return codes[transposable_code(rows)]; }
+};
+struct RowWise {
+    static __device__ __forceinline__ u32 bits(const float4 (&rows)[4], const u16*) { return row_wise(rows); }
+};
+struct ColumnWise {
+    static __device__ __forceinline__ u32 bits(const float4 (&rows)[4], const u16*) { return column_wise(rows); }
+};
+
+template <class Rule, class T>
+__device__ __forceinline__ void search(const T* __restrict__ w, u16* __restrict__ tiles, u64 stride, u32 count, u32 columns) {
+    u64 tile = u64(blockIdx.x) * THREADS + threadIdx.x;
     float4 rows[4];
-    auto read = [&] {
-        if (tile >= count) return;
+    if (tile < count) {
         u32 row = u32(tile) / columns, column = u32(tile) - row * columns;
         const T* at = w + 4 * (row * stride + column);
 #pragma unroll
         for (int i = 0; i < 4; ++i) rows[i] = load(at + i * stride);
-    };
-    read();
-    // Shared, because lanes look up different codes; filled under the first reads.
+    }
+    // Shared, because lanes look up different codes; filled while the rows are on their way.
     __shared__ u32 codes[64];
     if (threadIdx.x < 64) codes[threadIdx.x] = reinterpret_cast<const u32*>(CODES)[threadIdx.x];
     __syncthreads();
-    for (; tile < count; read()) {
-        u32 bits;
-        switch (kind) {
-            case 0: bits = reinterpret_cast<const u16*>(codes)[transposable_code(rows)]; break;
-            case 1: bits = row_wise(rows); break;
-            default: bits = column_wise(rows);
-        }
-        tiles[tile] = u16(bits);
-        tile += u64(gridDim.x) * blockDim.x;
-    }
+    if (tile < count) tiles[tile] = u16(Rule::bits(rows, reinterpret_cast<const u16*>(codes)));
 }
 
-extern "C" __global__ void __launch_bounds__(256) mask_search_f32(const float* w, u16* tiles, u64 stride, u32 count, u32 columns, u32 kind) {
-    search(w, tiles, stride, count, columns, kind);
-}
-extern "C" __global__ void __launch_bounds__(256) mask_search_bf16(const bf16* w, u16* tiles, u64 stride, u32 count, u32 columns, u32 kind) {
-    search(w, tiles, stride, count, columns, kind);
-}
+#define ENTRY(name, T, Rule)                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS) name(const T* w, u16* tiles, u64 stride, u32 count, u32 columns) { \
+        search<Rule>(w, tiles, stride, count, columns);                                                                      \
+    }
+ENTRY(mask_search_f32, float, Transposable)
+ENTRY(mask_search_bf16, bf16, Transposable)
+ENTRY(row_mask_search_f32, float, RowWise)
+ENTRY(row_mask_search_bf16, bf16, RowWise)
+ENTRY(column_mask_search_f32, float, ColumnWise)
+ENTRY(column_mask_search_bf16, bf16, ColumnWise)

@@ -62,7 +62,8 @@ pub const SOURCES: &[Source] = sources! {
     "compress_weight": "compress_weight", "compress_forward"; ALL, Off;
     "flip_count": "flip_count"; ALL, Off;
     "grad_norm": "square_sums", "norm_of_sums"; ALL, Off;
-    "mask_search": "mask_search_f32", "mask_search_bf16"; ALL, Off;
+    "mask_search": "mask_search_f32", "mask_search_bf16", "row_mask_search_f32", "row_mask_search_bf16", "column_mask_search_f32",
+        "column_mask_search_bf16"; ALL, Off;
 };
 
 /// All headers.

@@ -8,18 +8,32 @@ use sparse24_core::MaskKind;
 
 use crate::{Device, Error, Matrix, Scalar, launch::Argument, launch::Grid};
 
+/// Threads of a block, one a tile: `THREADS` of the kernel.
+const THREADS: usize = 128;
+
 /// A storage type of weights that are searched.
 pub trait Weight: Scalar {
-    /// The kernel of this type.
+    /// The kernels of this type.
     #[doc(hidden)]
-    const SEARCH: &'static str;
+    const KERNELS: Kernels;
+}
+
+/// The kernel of every kind of mask.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Kernels {
+    transposable: &'static str,
+    row_wise: &'static str,
+    column_wise: &'static str,
 }
 
 impl Weight for f32 {
-    const SEARCH: &'static str = "mask_search_f32";
+    const KERNELS: Kernels =
+        Kernels { transposable: "mask_search_f32", row_wise: "row_mask_search_f32", column_wise: "column_mask_search_f32" };
 }
 impl Weight for bf16 {
-    const SEARCH: &'static str = "mask_search_bf16";
+    const KERNELS: Kernels =
+        Kernels { transposable: "mask_search_bf16", row_wise: "row_mask_search_bf16", column_wise: "column_mask_search_bf16" };
 }
 
 /// The mask of `w` `[r, q]` into `tiles` `[r/4, q/4]`, which [`sparse24_core::Mask::from_tiles`] takes.
@@ -36,15 +50,15 @@ pub fn mask_search<T: Weight>(device: &mut Device, w: Matrix<T>, kind: MaskKind,
     device.check_aligned(OPERATION, "w", w, 4 * size_of::<T>())?;
     check_tiles(device, OPERATION, "the mask", tiles, shape)?;
     device.check_apart(OPERATION, ("the mask", tiles.span()), &[("w", w.span())])?;
-    let kind = match kind {
-        MaskKind::Transposable => 0_u32,
-        MaskKind::RowWise => 1,
-        MaskKind::ColumnWise => 2,
+    let kernel = match kind {
+        MaskKind::Transposable => T::KERNELS.transposable,
+        MaskKind::RowWise => T::KERNELS.row_wise,
+        MaskKind::ColumnWise => T::KERNELS.column_wise,
     };
     let count = count_tiles(OPERATION, tiles)?;
-    let grid = Grid::line(tiles.elements().div_ceil(256).min(16 * device.multiprocessors()), 256);
+    let grid = Grid::line(tiles.elements().div_ceil(THREADS), THREADS as u32);
     let columns = tiles.shape()[1] as u32;
-    device.launch(T::SEARCH, grid, &[w.into(), tiles.into(), Argument::U64(w.stride() as u64), count.into(), columns.into(), kind.into()])
+    device.launch(kernel, grid, &[w.into(), tiles.into(), Argument::U64(w.stride() as u64), count.into(), columns.into()])
 }
 
 /// The shape of the tiles of a matrix.
@@ -83,8 +97,10 @@ pub(crate) fn count_tiles(operation: &'static str, tiles: Matrix<u16>) -> Result
 mod tests {
     use sparse24_core::search::CODES;
 
+    use super::THREADS;
+
     #[test]
-    fn the_kernels_table_is_that_of_core() {
+    fn the_kernels_constants_are_those_of_core_and_launch() {
         let text = include_str!("../kernels/mask_search.cu");
         let table = text.split("CODES[128] = {").nth(1).and_then(|rest| rest.split('}').next()).expect("the table");
         let codes: Vec<u16> = table
@@ -93,5 +109,6 @@ mod tests {
             .map(|digits| u16::from_str_radix(digits, 16).expect("hexadecimal"))
             .collect();
         assert_eq!(codes, CODES);
+        assert!(text.contains(&format!("THREADS = {THREADS},")));
     }
 }

@@ -27,7 +27,7 @@ pub(crate) fn hostile<T: Element>([rows, columns]: [usize; 2], seed: u64) -> Arr
             1 => SPECIAL[a as usize % SPECIAL.len()],
             2 if a % 8 == 0 => SPECIAL[b as usize % SPECIAL.len()],
             3 => f32::from_bits(bits),
-            4 => f32::from_bits(a % 8 | b & 1 << 31),
+            4 => f32::from_bits((a % 8) | b & 1 << 31),
             5 => f32::from_bits(0x7e80_0000 | a >> 8 | b & 1 << 31),
             6 => 1.0 + f32::EPSILON * (a % 4) as f32,
             _ => signed,
