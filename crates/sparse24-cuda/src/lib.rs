@@ -7,9 +7,11 @@
 //! A [`Device`] owns its memory; a [`Matrix`] is a plain handle to some of it. Operations are queued in order and return at once; only
 //! downloads and [`Device::synchronize`] wait.
 
+pub mod adamw;
 mod architecture;
 mod cache;
 mod compile;
+pub mod compressed;
 mod device;
 mod driver;
 mod error;
@@ -19,6 +21,8 @@ mod launch;
 pub mod layout;
 pub mod library;
 mod matrix;
+pub mod prune;
+pub mod search;
 mod step;
 pub mod survey;
 
