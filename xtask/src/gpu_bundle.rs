@@ -19,6 +19,9 @@ const PACKAGE: &str = "sparse24-cuda";
 
 const RUN: &str = include_str!("gpu_bundle/run.sh");
 
+/// What an earlier bundle is known by, in its `run.sh`.
+const MARK: &str = "# sparse24 on a GPU host, without Rust";
+
 pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
     let mut selection = Selection::parse(arguments)?;
     if !selection.names.is_empty() {
@@ -42,7 +45,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
 
 /// Makes the folder, without what an earlier bundle left in it; another folder with files in it is not touched.
 fn clear(out: &Path) -> Result<()> {
-    let is_bundle = fs::read_to_string(out.join("run.sh")).is_ok_and(|text| text.lines().nth(1) == RUN.lines().nth(1));
+    let is_bundle = fs::read_to_string(out.join("run.sh")).is_ok_and(|text| text.contains(MARK));
     let is_empty = fs::read_dir(out).map_or(true, |mut files| files.next().is_none());
     if !is_bundle && !is_empty {
         return Err(format!("{} holds something that is no bundle", out.display()).into());

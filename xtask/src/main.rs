@@ -26,7 +26,7 @@ usage: cargo xtask <task>
 
 /// What a command prints, run in a folder.
 fn output(command: &mut Command, directory: &Path) -> Result<String> {
-    let output = command.current_dir(directory).output()?;
+    let output = command.current_dir(directory).output().map_err(|error| format!("{command:?}: {error}"))?;
     if !output.status.success() {
         return Err(format!("{command:?} failed: {}", String::from_utf8_lossy(&output.stderr).trim()).into());
     }

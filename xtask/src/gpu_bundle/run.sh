@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# sparse24 on a GPU host, without Rust: run.sh test | sanitize | bench | all
+# sparse24 on a GPU host, without Rust: run.sh test | long | sanitize | bench | all
 # `sanitize` wants the CUDA toolkit (compute-sanitizer, NVRTC); the rest wants only the driver where kernels/ has code for the GPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -10,6 +10,9 @@ export PATH="$PATH:${CUDA_HOME:-/usr/local/cuda}/bin"
 complaint=86
 
 test_() { ./gpu; }
+
+# What is ignored for its length, and not for being planted.
+long() { ./gpu --ignored --skip planted::; }
 
 sanitize() {
     local tool code output
@@ -44,9 +47,10 @@ bench() {
 ./sparse24 doctor
 case "${1:-}" in
     test) test_ ;;
+    long) long ;;
     sanitize) sanitize ;;
     bench) bench ;;
-    all) test_; sanitize; bench ;;
+    all) test_; long; sanitize; bench ;;
     *) sed -n 2,3p "${BASH_SOURCE[0]##*/}" >&2; exit 2 ;;
 esac
 echo "== passed: $1 ($SECONDS s)"

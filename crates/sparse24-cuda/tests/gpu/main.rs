@@ -5,8 +5,8 @@
 
 mod adamw;
 mod flip;
+mod planted;
 mod prune;
 mod search;
-mod planted;
 mod support;
 mod tolerance;
