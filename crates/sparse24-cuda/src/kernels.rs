@@ -59,12 +59,14 @@ macro_rules! sources {
 /// All kernels.
 pub const SOURCES: &[Source] = sources! {
     "flip_count": "flip_count"; ALL, Off;
+    "mvue_compress": "mvue_compress_exact", "mvue_compress_approximate"; ALL, Off;
 };
 
 /// All headers.
 pub const HEADERS: &[Header] = &[
     Header { name: "scalar.cuh", text: include_str!("../kernels/scalar.cuh") },
     Header { name: "philox.cuh", text: include_str!("../kernels/philox.cuh") },
+    Header { name: "mvue.cuh", text: include_str!("../kernels/mvue.cuh") },
 ];
 
 /// The source with a kernel.

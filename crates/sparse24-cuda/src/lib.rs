@@ -19,6 +19,7 @@ mod launch;
 pub mod layout;
 pub mod library;
 mod matrix;
+pub mod mvue;
 mod step;
 
 pub use architecture::Architecture;

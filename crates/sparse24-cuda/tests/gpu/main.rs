@@ -4,4 +4,5 @@
 //! stand between guard bands. Bit for bit where core defines the bits; other results within the bounds of `tolerance`.
 
 mod flip;
+mod mvue;
 mod support;
