@@ -97,8 +97,8 @@ __device__ __forceinline__ Kept mvue_exact_rare(Group x, u32 word) {
 // - R is at most min(a0, a1) + p23 and min(a2, a3) + p01. So where the last element is zero, r is at most the sum that ends with the one
 //   before it, and t stays below that sum. Only t + r may round up to the sum of all.
 // - Where nothing is certain every a is below r, so t + r is at least the sum that ends with the first drawn: the second comes later.
-// - Where two are certain the drawn add up to almost nothing: t + 2r lies above every sum of them, t - r below.
-// Fused products are with 0, 1, 2 or -1: exact.
+// - Where two are certain the drawn add up to almost nothing: t + r/2 lies above every sum of them, t - r below.
+// Fused products are exact: with 0, 1, -1, or 2 where the factor is r/4.
 __device__ __forceinline__ Kept mvue_exact(Group x, u32 word) {
     float a0 = fabsf(widen_low(x.x01)), a1 = fabsf(widen_high(x.x01)), a2 = fabsf(widen_low(x.x23)), a3 = fabsf(widen_high(x.x23));
     float p01 = a0 + a1, p23 = a2 + a3, s = p01 + p23;
@@ -107,7 +107,7 @@ __device__ __forceinline__ Kept mvue_exact(Group x, u32 word) {
     float certain0 = at_least(a0, r), certain1 = at_least(a1, r), certain2 = at_least(a2, r), certain3 = at_least(a3, r);
     float certain = (certain0 + certain1) + (certain2 + certain3), points = 1.0f - certain;
     float c0 = __fmaf_rn(-certain0, a0, a0), c1 = c0 + __fmaf_rn(-certain1, a1, a1), c2 = c1 + __fmaf_rn(-certain2, a2, a2);
-    float first = __fmaf_rn(-points * certain, r, t), second = __fmaf_rn(certain3, MVUE_LARGEST, __fmaf_rn(points, r, t));
+    float first = __fmaf_rn(-points * certain, 0.25f * r, t), second = __fmaf_rn(certain3, MVUE_LARGEST, __fmaf_rn(points, r, t));
     bool low0 = first < __fmaf_rn(certain0, MVUE_LARGEST, c0), low1 = first < __fmaf_rn(certain1, MVUE_LARGEST, c1);
     bool high1 = second < __fmaf_rn(certain2, -MVUE_LARGEST, c1), high2 = second < c2 || a3 == 0.0f;
     u32 low = low0 ? 0u : low1 ? 1u : 2u, high = high1 ? 1u << 8 : high2 ? 2u << 8 : 3u << 8;

@@ -58,13 +58,18 @@ macro_rules! sources {
 
 /// All kernels.
 pub const SOURCES: &[Source] = sources! {
+    "adamw": "adamw_step"; ALL, Off;
+    "compress_weight": "compress_weight", "compress_forward"; ALL, Off;
     "flip_count": "flip_count"; ALL, Off;
+    "grad_norm": "square_sums", "norm_of_sums"; ALL, Off;
+    "mask_search": "mask_search_f32", "mask_search_bf16"; ALL, Off;
     "mvue_compress": "mvue_compress_exact", "mvue_compress_approximate"; ALL, Off;
 };
 
 /// All headers.
 pub const HEADERS: &[Header] = &[
     Header { name: "scalar.cuh", text: include_str!("../kernels/scalar.cuh") },
+    Header { name: "parameters.cuh", text: include_str!("../kernels/parameters.cuh") },
     Header { name: "philox.cuh", text: include_str!("../kernels/philox.cuh") },
     Header { name: "mvue.cuh", text: include_str!("../kernels/mvue.cuh") },
 ];

@@ -7,11 +7,13 @@
 //! A [`Device`] owns its memory; a [`Matrix`] is a plain handle to some of it. Operations are queued in order and return at once; only
 //! downloads and [`Device::synchronize`] wait.
 
+pub mod adamw;
 mod architecture;
 mod cache;
 mod compile;
 pub mod compressed;
 mod device;
+mod driver;
 mod error;
 pub mod flip;
 pub mod kernels;
@@ -20,7 +22,10 @@ pub mod layout;
 pub mod library;
 mod matrix;
 pub mod mvue;
+pub mod prune;
+pub mod search;
 mod step;
+pub mod survey;
 
 pub use architecture::Architecture;
 pub use compile::{Compiled, compile};
