@@ -64,6 +64,7 @@ pub const SOURCES: &[Source] = sources! {
     "grad_norm": "square_sums", "norm_of_sums"; ALL, Off;
     "mask_search": "mask_search_f32", "mask_search_bf16", "row_mask_search_f32", "row_mask_search_bf16", "column_mask_search_f32",
         "column_mask_search_bf16"; ALL, Off;
+    "mvue_compress": "mvue_compress_exact", "mvue_compress_approximate"; ALL, Off;
 };
 
 /// All headers.
@@ -71,6 +72,7 @@ pub const HEADERS: &[Header] = &[
     Header { name: "scalar.cuh", text: include_str!("../kernels/scalar.cuh") },
     Header { name: "parameters.cuh", text: include_str!("../kernels/parameters.cuh") },
     Header { name: "philox.cuh", text: include_str!("../kernels/philox.cuh") },
+    Header { name: "mvue.cuh", text: include_str!("../kernels/mvue.cuh") },
 ];
 
 /// The source with a kernel.

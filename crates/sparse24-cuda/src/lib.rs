@@ -21,6 +21,7 @@ mod launch;
 pub mod layout;
 pub mod library;
 mod matrix;
+pub mod mvue;
 pub mod prune;
 pub mod search;
 mod step;

@@ -6,6 +6,7 @@
 mod adamw;
 mod flip;
 mod planted;
+mod mvue;
 mod prune;
 mod search;
 mod support;
