@@ -11,13 +11,18 @@ mod architecture;
 mod cache;
 mod compile;
 mod device;
+pub mod embedding;
 mod error;
 pub mod flip;
+pub mod gemm;
 pub mod kernels;
 mod launch;
 pub mod layout;
 pub mod library;
+pub mod loss;
 mod matrix;
+pub mod norm;
+mod operand;
 mod step;
 
 pub use architecture::Architecture;
