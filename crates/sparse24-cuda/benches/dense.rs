@@ -1,13 +1,14 @@
-//! Time of norm, loss and embedding beside their floors: the bytes that must move, at the rate of a device-to-device copy in this run.
+//! Time of norm, loss and embedding beside their floors: the bytes that must move, at the rate of a device-to-device copy in this run; and of
+//! dense products.
 //!
-//! What is timed is verified by the tests of `gpu`, on these shapes too. A timing is that of several calls
+//! What is timed is verified by the tests of `gpu`. A timing is that of several calls
 //! in a row on buffers that together exceed the L2, so that the GPU does not wait for the host.
 
 use half::bf16;
 use sparse24_cuda::{
     Device, Error, Matrix, Settings,
     embedding::{Embed, EmbedScratch, embed_backward, embed_forward},
-    gemm::Beta,
+    gemm::{Beta, Gemm, LinearDgrad, LinearForward, LinearWgrad, WORKSPACE},
     loss::{HeadLoss, head_loss, loss_forward, loss_sum},
     norm::{NormBackward, NormForward, norm_backward, norm_backward_scratch, norm_forward},
 };
@@ -37,6 +38,13 @@ fn main() -> Result<(), Error> {
     for width in [768, 1600] {
         embedding(&mut bench, width)?;
     }
+    println!("{:<36} {:>9} {:>9} {:>9} {:>8}", "product", "median us", "p10", "p90", "TFLOP/s");
+    for width in [768, 1024, 1280, 1600] {
+        for (name, q, r) in [("attention in", 1, 3), ("attention out", 1, 1), ("up", 1, 4), ("down", 4, 1)] {
+            gemm(&mut bench, &format!("{name} {width}"), [TOKENS, q * width, r * width])?;
+        }
+        gemm(&mut bench, &format!("head {width}"), [4096, width, 50304])?;
+    }
     Ok(())
 }
 
@@ -56,16 +64,25 @@ impl Bench {
         sets: &[S],
         mut call: impl FnMut(&mut Device, S) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        if !self.wanted.is_empty() && !self.wanted.iter().any(|wanted| name.contains(wanted)) {
-            return Ok(());
-        }
-        let mut times = timings(&mut self.device, sets, &mut call)?;
-        times.sort_by(f64::total_cmp);
-        let at = |part: f64| times[(part * (times.len() - 1) as f64).round() as usize];
-        let (median, rate) = (at(0.5), bytes as f64 / at(0.5) / 1e3);
-        let floor = bytes as f64 / self.rate / 1e3;
-        println!("{name:<36} {median:>9.1} {:>9.1} {:>9.1} {rate:>8.0} {:>7.2}", at(0.1), at(0.9), median / floor);
+        let Some([low, median, high]) = self.measure(name, sets, &mut call)? else { return Ok(()) };
+        let (rate, floor) = (bytes as f64 / median / 1e3, bytes as f64 / self.rate / 1e3);
+        println!("{name:<36} {median:>9.1} {low:>9.1} {high:>9.1} {rate:>8.0} {:>7.2}", median / floor);
         Ok(())
+    }
+
+    /// Tenth percentile, median and ninetieth of the microseconds a call, if this is wanted.
+    fn measure<S: Copy>(
+        &mut self,
+        name: &str,
+        sets: &[S],
+        call: &mut impl FnMut(&mut Device, S) -> Result<(), Error>,
+    ) -> Result<Option<[f64; 3]>, Error> {
+        if !self.wanted.is_empty() && !self.wanted.iter().any(|wanted| name.contains(wanted)) {
+            return Ok(None);
+        }
+        let mut times = timings(&mut self.device, sets, call)?;
+        times.sort_by(f64::total_cmp);
+        Ok(Some([0.1, 0.5, 0.9].map(|part: f64| times[(part * (times.len() - 1) as f64).round() as usize])))
     }
 }
 
@@ -191,6 +208,31 @@ fn embedding(bench: &mut Bench, width: usize) -> Result<(), Error> {
         bench.report(&format!("embed_forward {name}"), 2 * TOKENS * width + tables, &sets, |device, op| embed_forward(device, &op))?;
         let bytes = 2 * TOKENS * width + 2 * tables;
         bench.report(&format!("embed_backward {name}"), bytes, &sets, |device, op| embed_backward(device, &op, &scratch))?;
+    }
+    Ok(())
+}
+
+fn gemm(bench: &mut Bench, name: &str, [p, q, r]: [usize; 3]) -> Result<(), Error> {
+    if !bench.wanted.is_empty() && !bench.wanted.iter().any(|wanted| wanted.starts_with(name) || name.contains(wanted.as_str())) {
+        return Ok(());
+    }
+    bench.device.reset()?;
+    let device = &mut bench.device;
+    let workspace = device.alloc("workspace", [1, WORKSPACE])?;
+    let mut products = Gemm::new(device, workspace)?;
+    let (x, dz, weight) = (random(device, [p, q])?, random(device, [p, r])?, random(device, [r, q])?);
+    let (z, dx, dw) = (device.alloc("z", [p, r])?, device.alloc("dx", [p, q])?, device.alloc("dw", [r, q])?);
+    let flops = 2.0 * p as f64 * q as f64 * r as f64;
+    for product in ["forward", "dgrad", "wgrad"] {
+        let name = format!("{name} {product}");
+        let mut call = |device: &mut Device, ()| match product {
+            "forward" => products.linear_forward(device, &LinearForward { x, weight, bias: None, z }),
+            "dgrad" => products.linear_dgrad(device, &LinearDgrad { dz, weight, dx }),
+            _ => products.linear_wgrad(device, &LinearWgrad { dz, x, dw, beta: Beta::Overwrite }),
+        };
+        if let Some([low, median, high]) = bench.measure(&name, &[()], &mut call)? {
+            println!("{name:<36} {median:>9.1} {low:>9.1} {high:>9.1} {:>8.0}", flops / median / 1e6);
+        }
     }
     Ok(())
 }

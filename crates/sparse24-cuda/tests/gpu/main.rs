@@ -5,6 +5,7 @@
 
 mod embedding;
 mod flip;
+mod gemm;
 mod loss;
 mod norm;
 mod support;

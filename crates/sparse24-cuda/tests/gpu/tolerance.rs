@@ -1,13 +1,14 @@
 //! How far a result may lie from the CPU's, each bound derived once.
 //!
-//! u = 2^-24 is the unit roundoff of f32, v = 2^-9 that of bf16: half a unit in the last of 8 digits, relative to the value. A sum whose
+//! u = 2^-24 is the unit roundoff of f32, v = 2^-8 that of bf16: half a unit in the last of 8 digits, relative to
+//! the value. A sum whose
 //! additions are at most `depth` deep lies within depth * u of the sum of magnitudes of the exact one; two such sums, one on each side,
 //! within the sum of both depths. Products of errors are covered by the small integers added to a depth.
 
 /// Unit roundoff of f32.
 pub(crate) const U: f64 = 1.0 / (1u64 << 24) as f64;
 /// Unit roundoff of bf16.
-pub(crate) const V: f64 = 1.0 / (1u64 << 9) as f64;
+pub(crate) const V: f64 = 1.0 / (1u64 << 8) as f64;
 /// Below the normal numbers of both formats, roundings are absolute.
 pub(crate) const TINY: f64 = 1.2e-38;
 
@@ -106,4 +107,17 @@ pub(crate) fn embedding(sum: f64) -> f64 {
 /// A sum of `count` rows and what was there, `magnitude` that of all: one after another on the CPU; on the GPU in spans of 32, and the spans.
 pub(crate) fn embedding_gradient(count: usize, magnitude: f64) -> f64 {
     (count + 32 + count.div_ceil(32) + 2) as f64 * U * magnitude
+}
+
+/// An element of a product, whose terms' magnitudes sum to `magnitude`; for an output in bf16 the rounding comes on top.
+///
+/// Terms are exact in f32. The CPU's sum is at most k deep. A tensor core adds 16 terms and what it holds at once, each cut off at 2^-23 of
+/// the largest: 17 * 2 u for each 16 terms, which 3 k u covers from k = 16 on, and 48 u below; a split sum and the bias add a few.
+pub(crate) fn product(k: usize, magnitude: f64) -> f64 {
+    (4 * k + 48 + 8) as f64 * U * magnitude + TINY
+}
+
+/// A value within `before` of the exact one, rounded to bf16.
+pub(crate) fn to_bf16(value: f64, before: f64) -> f64 {
+    before + V * (value.abs() + before) + TINY
 }
