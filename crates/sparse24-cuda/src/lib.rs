@@ -10,6 +10,7 @@
 mod architecture;
 mod cache;
 mod compile;
+pub mod compressed;
 mod device;
 mod error;
 pub mod flip;
