@@ -163,8 +163,7 @@ impl Device {
         self.check_length("upload", to, from.len())?;
         let host =
             Place { memory: sys::CUmemorytype::CU_MEMORYTYPE_HOST, host: from.as_ptr().cast_mut().cast(), device: 0, pitch: to.shape[1] };
-        self.copy_rows::<T>("upload", to.shape, host, Place::on_device(to))?;
-        self.synchronize()
+        self.copy_rows::<T>("upload", to.shape, host, Place::on_device(to))
     }
 
     /// The elements, row after row, once all that was queued is done.
@@ -344,20 +343,25 @@ impl Device {
         self.bind()?;
         let size = size_of::<T>();
         let copy = sys::CUDA_MEMCPY2D_st {
+            srcXInBytes: 0,
+            srcY: 0,
             srcMemoryType: from.memory,
             srcHost: from.host,
             srcDevice: from.device,
+            srcArray: std::ptr::null_mut(),
             srcPitch: from.pitch.max(shape[1]) * size,
+            dstXInBytes: 0,
+            dstY: 0,
             dstMemoryType: to.memory,
             dstHost: to.host,
             dstDevice: to.device,
+            dstArray: std::ptr::null_mut(),
             dstPitch: to.pitch.max(shape[1]) * size,
             WidthInBytes: shape[1] * size,
             Height: shape[0],
-            // SAFETY: numbers and pointers that may be null, of which zero is a value.
-            ..unsafe { std::mem::zeroed() }
         };
-        // SAFETY: device rows lie within an allocation of this device; host rows within a slice that outlives the copy, because the caller waits.
+        // SAFETY: device rows lie within an allocation of this device. Host rows lie within a slice: those read were copied aside when the
+        // call returns, as the driver promises for pageable memory, and who has some written waits.
         unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.stream.cu_stream()) }.result().map_err(|error| driver_error(what.into(), error))
     }
 

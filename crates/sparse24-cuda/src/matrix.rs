@@ -75,6 +75,17 @@ impl<T: Scalar> Matrix<T> {
         Self { address: self.address + (columns.start * size_of::<T>()) as u64, shape: [self.shape[0], columns.len()], ..self }
     }
 
+    /// A rectangle whose first element is `offset` elements after this one's, with rows `stride` elements apart.
+    ///
+    /// # Panics
+    /// Outside of this matrix's memory.
+    #[must_use]
+    pub fn rectangle(self, offset: usize, shape: [usize; 2], stride: usize) -> Self {
+        let out = Self { address: self.address + (offset * size_of::<T>()) as u64, shape, stride, ..self };
+        assert!(out.elements() == 0 || out.span().end <= self.span().end, "{shape:?} at {offset} is outside of {:?}", self.shape);
+        out
+    }
+
     /// The same elements in another number of rows.
     ///
     /// # Panics
