@@ -5,7 +5,7 @@ use std::{fs, num::NonZeroUsize, path::PathBuf, thread};
 use serde::Serialize;
 use sparse24_cpu::Simd;
 use sparse24_train::{
-    backend::{Arithmetic, BACKENDS, BackendEntry},
+    backend::{BACKENDS, BackendEntry, BackendSettings},
     machine,
 };
 
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn opened(entry: &BackendEntry) -> Backend {
-    let device = (entry.open)(Arithmetic::F32).map(|backend| backend.device());
+    let device = (entry.open)(BackendSettings::default()).map(|backend| backend.device());
     Backend {
         name: entry.name,
         sparse_products: device.as_ref().ok().map(|device| device.sparse_products),
