@@ -58,11 +58,15 @@ macro_rules! sources {
 
 /// All kernels.
 pub const SOURCES: &[Source] = sources! {
+    "attention_backward": "attention_backward_64_queries", "attention_backward_64_keys", "attention_backward_128_queries", "attention_backward_128_keys",
+        "attention_backward_dropout_64_queries", "attention_backward_dropout_64_keys", "attention_backward_dropout_128_queries", "attention_backward_dropout_128_keys"; ALL, On;
+    "attention_forward": "attention_forward_64", "attention_forward_128", "attention_forward_dropout_64", "attention_forward_dropout_128"; ALL, On;
     "flip_count": "flip_count"; ALL, Off;
 };
 
 /// All headers.
 pub const HEADERS: &[Header] = &[
+    Header { name: "attention.cuh", text: include_str!("../kernels/attention.cuh") },
     Header { name: "scalar.cuh", text: include_str!("../kernels/scalar.cuh") },
     Header { name: "philox.cuh", text: include_str!("../kernels/philox.cuh") },
 ];

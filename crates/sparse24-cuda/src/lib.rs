@@ -8,6 +8,7 @@
 //! downloads and [`Device::synchronize`] wait.
 
 mod architecture;
+pub mod attention;
 mod cache;
 mod compile;
 mod device;
