@@ -57,34 +57,19 @@ __device__ __forceinline__ uint4 load_matrices_transposed(u32 address) {
 // 128-byte swizzle, 1024 bytes from eight rows to the next.
 __device__ __forceinline__ u64 descriptor(u32 address) { return u64(1) << 62 | u64(64) << 32 | u64(1) << 16 | u64((address & 0x3ffff) >> 4); }
 
-// Left operands of products: the 16 rows of a warp, from `first` on, as the instruction takes step k of 16 columns.
-// Held in registers:
-template <int ROWS, int COLUMNS> struct Held {
-    Slab<ROWS, COLUMNS> slab;
-    int first;
-    uint4 steps[COLUMNS / 16];
-
-    __device__ __forceinline__ Held(const Slab<ROWS, COLUMNS>& slab, int first) : slab(slab), first(first) {}
-    __device__ __forceinline__ void load() {
-#pragma unroll
-        for (int k = 0; k < COLUMNS / 16; ++k) steps[k] = load_matrices(slab.at(first + threadIdx.x % 16, 2 * k + threadIdx.x % 32 / 16));
-    }
-    __device__ __forceinline__ uint4 step(int k) const { return steps[k]; }
-};
-// Left in shared memory, where registers do not suffice:
+// Left operand of a product in shared memory: the 16 rows of a warp, from `first` on, as the instruction takes step k of 16 columns. (Held in
+// registers through a loop, ptxas 13.0 gives the registers of wgmma's left operand away in the loop.)
 template <int ROWS, int COLUMNS> struct Left {
     Slab<ROWS, COLUMNS> slab;
     int first;
 
-    __device__ __forceinline__ Left(const Slab<ROWS, COLUMNS>& slab, int first) : slab(slab), first(first) {}
-    __device__ __forceinline__ void load() {}
 #ifdef WARPGROUP_PRODUCTS
     __device__ __forceinline__ u64 step(int k) const { return descriptor(slab.base + k / 4 * slab.PANEL_BYTES + first / 64 * 8192 + k % 4 * 32); }
 #else
     __device__ __forceinline__ uint4 step(int k) const { return load_matrices(slab.at(first + threadIdx.x % 16, 2 * k + threadIdx.x % 32 / 16)); }
 #endif
 };
-// Sums of another product, rounded:
+// Left operand of a product in registers: the sums of another, rounded.
 struct Rounded {
     uint4 steps[PANEL / 16];
 
@@ -178,8 +163,8 @@ template <int WIDTH> __device__ __forceinline__ void product(float (&sums)[WIDTH
 #pragma unroll
         for (int n = 0; n < WIDTH / 16; ++n) {
             uint4 b = load_matrices_transposed(slab.at(16 * k + lane % 16, 2 * n + lane / 16));
-            mma(sums[2 * n], left.steps[k], b.x, b.y);
-            mma(sums[2 * n + 1], left.steps[k], b.z, b.w);
+            mma(sums[2 * n], a, b.x, b.y);
+            mma(sums[2 * n + 1], a, b.z, b.w);
         }
     }
 #endif
@@ -244,8 +229,8 @@ struct Place {
 struct KeepAll {
     __device__ __forceinline__ explicit KeepAll(const Attention&) {}
     __device__ __forceinline__ float scale() const { return 1.0f; }
-    __device__ __forceinline__ u32 rows_are_queries(int, int, int) { return ~0u; }
-    __device__ __forceinline__ u32 rows_are_keys(int, int, int) { return ~0u; }
+    __device__ __forceinline__ u32 rows_are_queries(int, int, int) const { return ~0u; }
+    __device__ __forceinline__ u32 rows_are_keys(int, int, int) const { return ~0u; }
     __device__ __forceinline__ static float apply(u32, int, float x) { return x; }
 };
 struct Dropout {
@@ -257,25 +242,35 @@ struct Dropout {
     __device__ __forceinline__ explicit Dropout(const Attention& of)
         : state(*of.state), site(of.site), dropped(of.dropped), queries(of.queries), keys(of.keys) {}
     __device__ __forceinline__ float scale() const { return 1.0f / (1.0f - dropped); }
-    __device__ __forceinline__ bool kept(u64 element) const {
-        uint4 words = philox(state, site, u32(element / 4));
-        u32 word = element & 2 ? (element & 1 ? words.w : words.z) : (element & 1 ? words.y : words.x);
-        return uniform(word) >= dropped;
+    // Of four elements in a row, bit 0 for the first.
+    __device__ __forceinline__ u32 call(u32 number) const {
+        uint4 words = philox(state, site, number);
+        return u32(uniform(words.x) >= dropped) | u32(uniform(words.y) >= dropped) << 1 | u32(uniform(words.z) >= dropped) << 2 |
+               u32(uniform(words.w) >= dropped) << 3;
     }
-    __device__ __forceinline__ u32 rows_are_queries(int task, int query, int key) {
-        int lane = threadIdx.x % 32;
-        u32 bits = 0;
-        u64 first = (task * queries + query + lane / 4) * keys + key + lane % 4 * 2;
-#pragma unroll 1
-        for (int i = 0; i < 32; ++i) bits |= u32(kept(first + (i / 2 % 2 * 8) * keys + i / 4 * 8 + i % 2)) << i;
+    __device__ __forceinline__ u32 four(u64 first) const {
+        u32 bits = call(u32(first / 4)), past = first % 4;
+        if (past != 0) bits = (bits | call(u32(first / 4) + 1) << 4) >> past & 15;
         return bits;
     }
-    __device__ __forceinline__ u32 rows_are_keys(int task, int key, int query) {
-        int lane = threadIdx.x % 32;
-        u32 bits = 0;
-        u64 first = (task * queries + query + lane % 4 * 2) * keys + key + lane / 4;
+    // A lane draws four keys for one of the two rows, its neighbour for the other, and they share.
+    __device__ __forceinline__ u32 rows_are_queries(int task, int query, int key) const {
+        u32 lane = threadIdx.x % 32, mine = 0;
+        u64 first = (task * queries + query + lane / 4 + lane % 2 * 8) * keys + key + lane % 4 / 2 * 4;
 #pragma unroll 1
-        for (int i = 0; i < 32; ++i) bits |= u32(kept(first + (i / 4 * 8 + i % 2) * keys + i / 2 % 2 * 8)) << i;
+        for (int n = 0; n < 8; ++n) mine |= four(first + 8 * n) << 4 * n;
+        u32 other = __shfl_xor_sync(0xffffffffu, mine, 1), shift = lane % 2 * 2;
+        u32 upper = lane % 2 ? other : mine, lower = lane % 2 ? mine : other;
+        return (upper >> shift & 0x33333333) | (lower >> shift & 0x33333333) << 2;
+    }
+    // Four lanes hold four keys in a row: each draws them for one of a lane's four elements of every n.
+    __device__ __forceinline__ u32 rows_are_keys(int task, int key, int query) const {
+        u32 lane = threadIdx.x % 32, r = lane / 4 % 4, mine = 0, bits = 0;
+        u64 first = (task * queries + query + lane % 4 * 2 + r % 2) * keys + key + lane / 16 * 4 + r / 2 * 8;
+#pragma unroll 1
+        for (int n = 0; n < 8; ++n) mine |= four(first + 8 * n * keys) << 4 * n;
+#pragma unroll
+        for (u32 c = 0; c < 4; ++c) bits |= (__shfl_sync(0xffffffffu, mine, (lane & ~12u) + 4 * c) >> r & 0x11111111) << c;
         return bits;
     }
     __device__ __forceinline__ static float apply(u32 bits, int i, float x) { return bits >> i & 1 ? x : 0.0f; }

@@ -8,19 +8,11 @@
 // ref  sparse24_cpu::attention::attention_backward
 #include "attention.cuh"
 
-template <int WIDTH> struct Backward;
-template <> struct Backward<64> {
+template <int WIDTH> struct Backward {
     // Rows that a block owns: queries, or keys.
-    static constexpr int OWN = 128, THREADS = 2 * OWN, STAGES = 3, LEFT = 1;
-    using Own = Slab<OWN, 64>;
-    using OwnLeft = Held<OWN, 64>;
-    using Stream = Slab<PANEL, 64>;
-};
-template <> struct Backward<128> {
-    static constexpr int OWN = 64, THREADS = 2 * OWN, STAGES = 2, LEFT = 0;
-    using Own = Slab<OWN, 128>;
-    using OwnLeft = Left<OWN, 128>;
-    using Stream = Slab<PANEL, 128>;
+    static constexpr int OWN = WIDTH == 64 ? 128 : 64, THREADS = 2 * OWN, STAGES = WIDTH == 64 ? 3 : 2, LEFT = STAGES - 2;
+    using Own = Slab<OWN, WIDTH>;
+    using Stream = Slab<PANEL, WIDTH>;
 };
 
 template <int WIDTH, class Drop>
@@ -78,7 +70,7 @@ __device__ __forceinline__ void queries(const Attention& of, const bf16* q, cons
     }
 
     Drop drop(of);
-    typename B::OwnLeft left{own, first}, left_gradients{gradients, first};
+    Left<B::OWN, WIDTH> left{own, first}, left_gradients{gradients, first};
     Rounded operand;
     float sums[WIDTH / 8][4] = {}, log_sums[2], deltas[2], unit = of.scale * LOG2_E;
     int visible[2] = {of.visible(first_query + first + lane / 4), of.visible(first_query + first + lane / 4 + 8)};
@@ -88,22 +80,18 @@ __device__ __forceinline__ void queries(const Attention& of, const bf16* q, cons
         if (step + 1 < steps) fetch(step + 1);
         fetches_end_group();
     };
+    fetches_wait<0>();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        float2 both = statistics[first + lane / 4 + 8 * h];
+        log_sums[h] = both.x, deltas[h] = both.y;
+    }
     int step = 0;
     for (; step * PANEL < any_sees; ++step) {
         advance(step);
-        if (step == 0) {
-            for (int h = 0; h < 2; ++h) {
-                float2 both = statistics[first + lane / 4 + 8 * h];
-                log_sums[h] = both.x, deltas[h] = both.y;
-            }
-        }
-        if (step == 0) {
-            left.load();
-            left_gradients.load();
-        }
         typename B::Stream keys = stage(step), values{keys.base + B::Stream::BYTES};
         int key = step * PANEL;
-        float scores[8][4], slopes[8][4];
+        float scores[8][4] = {}, slopes[8][4] = {};
         product_with_transpose(scores, left, keys);
         product_with_transpose(slopes, left_gradients, values);
         u32 kept = drop.rows_are_queries(place.task, first_query + first, key);
@@ -137,7 +125,10 @@ __device__ __forceinline__ void queries(const Attention& of, const bf16* q, cons
     store(own, first, sums, factor, dq, dq_stride, rows, of.width);
 }
 
-template <int WIDTH, class Drop>
+// Which gradients a block of keys computes.
+enum Wanted { OF_KEYS = 1, OF_VALUES = 2, OF_BOTH = 3 };
+
+template <int WIDTH, class Drop, Wanted WANTED>
 __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const bf16* k, const bf16* v, const bf16* d_o, const float* rows_in, bf16* dk,
                                      bf16* dv, u32 q_stride, u32 k_stride, u32 v_stride, u32 d_o_stride, u32 dk_stride, u32 dv_stride) {
     using B = Backward<WIDTH>;
@@ -181,7 +172,7 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
     fetches_end_group();
 
     Drop drop(of);
-    typename B::OwnLeft left{own, first}, left_values{own_values, first};
+    Left<B::OWN, WIDTH> left{own, first}, left_values{own_values, first};
     Rounded probabilities, operand;
     float dk_sums[WIDTH / 8][4] = {}, dv_sums[WIDTH / 8][4] = {}, unit = of.scale * LOG2_E;
     auto advance = [&](int step) {
@@ -193,18 +184,14 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
     for (; step < own_begin; ++step) advance(step);
     for (; step < steps; ++step) {
         advance(step);
-        if (step == own_begin) {
-            left.load();
-            left_values.load();
-        }
         typename B::Stream queries = stage(step), gradients{queries.base + B::Stream::BYTES};
         const float2* statistics = reinterpret_cast<const float2*>(memory + statistics_at) + step % B::STAGES * PANEL + lane % 4;
         int query = step * PANEL;
-        float scores[8][4], slopes[8][4];
+        float scores[8][4] = {}, slopes[8][4] = {};
         product_with_transpose(scores, left, queries);
-        product_with_transpose(slopes, left_values, gradients);
+        if constexpr (WANTED & OF_KEYS) product_with_transpose(slopes, left_values, gradients);
         u32 kept = drop.rows_are_keys(place.task, first_key + first, query);
-        products_wait<1>();
+        products_wait<WANTED & OF_KEYS ? 1 : 0>();
         pin(scores);
         // The first query of these sees the least.
         if (first_key + first + 15 > query + of.diagonal) {
@@ -222,32 +209,35 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
                 scores[n][c] = power_of_two(fmaf(scores[n][c], unit, -(c % 2 ? log_sums.y : log_sums.x)));
             }
         }
-        float dropped[8][4];
+        if constexpr (WANTED & OF_VALUES) {
+            float dropped[8][4];
 #pragma unroll
-        for (int i = 0; i < 32; ++i) dropped[i / 4][i % 4] = Drop::apply(kept, i, scores[i / 4][i % 4]);
-        probabilities.round(dropped);
-        product(dv_sums, probabilities, gradients);
-        products_wait<1>();
-        pin(slopes);
-#pragma unroll
-        for (int n = 0; n < 8; ++n) {
-            float2 deltas = statistics[4 * n + PANEL / 2];
-#pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                slopes[n][c] = scores[n][c] * fmaf(Drop::apply(kept, 4 * n + c, slopes[n][c]), drop.scale(), -(c % 2 ? deltas.y : deltas.x));
-            }
+            for (int i = 0; i < 32; ++i) dropped[i / 4][i % 4] = Drop::apply(kept, i, scores[i / 4][i % 4]);
+            probabilities.round(dropped);
+            product(dv_sums, probabilities, gradients);
         }
-        operand.round(slopes);
-        product(dk_sums, operand, queries);
+        if constexpr (WANTED & OF_KEYS) {
+            products_wait<WANTED & OF_VALUES ? 1 : 0>();
+            pin(slopes);
+#pragma unroll
+            for (int n = 0; n < 8; ++n) {
+                float2 deltas = statistics[4 * n + PANEL / 2];
+#pragma unroll
+                for (int c = 0; c < 4; ++c) {
+                    slopes[n][c] = scores[n][c] * fmaf(Drop::apply(kept, 4 * n + c, slopes[n][c]), drop.scale(), -(c % 2 ? deltas.y : deltas.x));
+                }
+            }
+            operand.round(slopes);
+            product(dk_sums, operand, queries);
+        }
         products_wait<0>();
+        pin(dk_sums);
+        pin(dv_sums);
     }
-    products_wait<0>();
-    pin(dk_sums);
-    pin(dv_sums);
     fetches_wait<0>();
     const float factor[2] = {of.scale, of.scale}, value_factor[2] = {drop.scale(), drop.scale()};
-    store(own, first, dk_sums, factor, dk, dk_stride, rows, of.width);
-    store(own_values, first, dv_sums, value_factor, dv, dv_stride, rows, of.width);
+    if constexpr (WANTED & OF_KEYS) store(own, first, dk_sums, factor, dk, dk_stride, rows, of.width);
+    if constexpr (WANTED & OF_VALUES) store(own_values, first, dv_sums, value_factor, dv, dv_stride, rows, of.width);
 }
 
 #define ATTENTION_BACKWARD(QUERIES, KEYS, WIDTH, DROP)                                                                                         \
@@ -263,7 +253,13 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
         u32 v_stride, u32 d_o_stride, u32 dk_stride, u32 dv_stride, u32 heads, u32 of_queries, u32 of_keys, u32 width, u32 diagonal,       \
         float scale, const StepState* state, u32 site, float dropped) {                                                                    \
         Attention of{heads, int(of_queries), int(of_keys), int(width), int(diagonal), scale, state, site, dropped};                        \
-        keys<WIDTH, DROP>(of, q, k, v, d_o, rows, dk, dv, q_stride, k_stride, v_stride, d_o_stride, dk_stride, dv_stride);                 \
+        if constexpr (WIDTH == 64) {                                                                                                       \
+            keys<WIDTH, DROP, OF_BOTH>(of, q, k, v, d_o, rows, dk, dv, q_stride, k_stride, v_stride, d_o_stride, dk_stride, dv_stride);    \
+        } else if (blockIdx.y == 0) {                                                                                                      \
+            keys<WIDTH, DROP, OF_KEYS>(of, q, k, v, d_o, rows, dk, dv, q_stride, k_stride, v_stride, d_o_stride, dk_stride, dv_stride);    \
+        } else {                                                                                                                           \
+            keys<WIDTH, DROP, OF_VALUES>(of, q, k, v, d_o, rows, dk, dv, q_stride, k_stride, v_stride, d_o_stride, dk_stride, dv_stride);  \
+        }                                                                                                                                  \
     }
 ATTENTION_BACKWARD(attention_backward_64_queries, attention_backward_64_keys, 64, KeepAll)
 ATTENTION_BACKWARD(attention_backward_128_queries, attention_backward_128_keys, 128, KeepAll)

@@ -43,7 +43,7 @@ __device__ __forceinline__ void forward(const Attention& of, const bf16* q, cons
     fetches_end_group();
 
     Drop drop(of);
-    Held<F::QUERIES, WIDTH> left(queries, first);
+    Left<F::QUERIES, WIDTH> left{queries, first};
     Rounded probabilities;
     float sums[WIDTH / 8][4] = {}, largest[2] = {-INFINITE, -INFINITE}, total[2] = {0.0f, 0.0f}, unit = of.scale * LOG2_E;
     int visible[2] = {of.visible(first_query + first + lane / 4), of.visible(first_query + first + lane / 4 + 8)};
@@ -56,10 +56,9 @@ __device__ __forceinline__ void forward(const Attention& of, const bf16* q, cons
     int step = 0;
     for (; step * PANEL < any_sees; ++step) {
         advance(step);
-        if (step == 0) left.load();
         typename F::Keys keys = stage(step), values{keys.base + F::Keys::BYTES};
         int key = step * PANEL;
-        float scores[8][4];
+        float scores[8][4] = {};
         product_with_transpose(scores, left, keys);
         u32 kept = drop.rows_are_queries(place.task, first_query + first, key);
         products_wait<0>();
@@ -117,14 +116,14 @@ __device__ __forceinline__ void forward(const Attention& of, const bf16* q, cons
     store(queries, first, sums, factor, o, o_stride, rows, of.width);
 }
 
-#define ATTENTION_FORWARD(NAME, WIDTH, DROP)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(Forward<WIDTH>::THREADS, 2)                                                              \
+#define ATTENTION_FORWARD(NAME, WIDTH, DROP, BLOCKS)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(Forward<WIDTH>::THREADS, BLOCKS)                                                              \
         NAME(const bf16* q, const bf16* k, const bf16* v, bf16* o, float* lse, u32 q_stride, u32 k_stride, u32 v_stride, u32 o_stride,     \
              u32 heads, u32 queries, u32 keys, u32 width, u32 diagonal, float scale, const StepState* state, u32 site, float dropped) {    \
         Attention of{heads, int(queries), int(keys), int(width), int(diagonal), scale, state, site, dropped};                              \
         forward<WIDTH, DROP>(of, q, k, v, o, lse, q_stride, k_stride, v_stride, o_stride);                                                 \
     }
-ATTENTION_FORWARD(attention_forward_64, 64, KeepAll)
-ATTENTION_FORWARD(attention_forward_128, 128, KeepAll)
-ATTENTION_FORWARD(attention_forward_dropout_64, 64, Dropout)
-ATTENTION_FORWARD(attention_forward_dropout_128, 128, Dropout)
+ATTENTION_FORWARD(attention_forward_64, 64, KeepAll, 2)
+ATTENTION_FORWARD(attention_forward_128, 128, KeepAll, 2)
+ATTENTION_FORWARD(attention_forward_dropout_64, 64, Dropout, 1)
+ATTENTION_FORWARD(attention_forward_dropout_128, 128, Dropout, 1)

@@ -153,7 +153,10 @@ pub fn attention_backward(device: &mut Device, op: &AttentionBackward) -> Result
     device.launch(entries[0], grid(shape.queries, own), &arguments)?;
     let mut arguments: Vec<Argument> = vec![q.into(), k.into(), v.into(), d_o.into(), scratch.into(), dk.into(), dv.into()];
     arguments.extend([q, k, v, d_o, dk, dv].map(stride).into_iter().chain(common));
-    device.launch(entries[1], grid(shape.keys, stages * STREAMED), &arguments)
+    // Wide heads: dk and dv in blocks of their own, for want of registers.
+    let mut grid = grid(shape.keys, stages * STREAMED);
+    grid.blocks[1] = if forward.width() <= 64 { 1 } else { 2 };
+    device.launch(entries[1], grid, &arguments)
 }
 
 /// Rows that a block owns and stages of the ring through which the others pass, as the kernels have them: for heads up to 64 wide, and up to 128.
