@@ -60,6 +60,9 @@ macro_rules! sources {
 pub const SOURCES: &[Source] = sources! {
     "adamw": "adamw_step"; ALL, Off;
     "compress_weight": "compress_weight", "compress_forward"; ALL, Off;
+    "attention_backward": "attention_backward_64_queries", "attention_backward_64_keys", "attention_backward_128_queries", "attention_backward_128_keys",
+        "attention_backward_dropout_64_queries", "attention_backward_dropout_64_keys", "attention_backward_dropout_128_queries", "attention_backward_dropout_128_keys"; ALL, On;
+    "attention_forward": "attention_forward_64", "attention_forward_128", "attention_forward_dropout_64", "attention_forward_dropout_128"; ALL, On;
     "flip_count": "flip_count"; ALL, Off;
     "grad_norm": "square_sums", "norm_of_sums"; ALL, Off;
     "mask_search": "mask_search_f32", "mask_search_bf16", "row_mask_search_f32", "row_mask_search_bf16", "column_mask_search_f32",
@@ -73,6 +76,7 @@ pub const SOURCES: &[Source] = sources! {
 
 /// All headers.
 pub const HEADERS: &[Header] = &[
+    Header { name: "attention.cuh", text: include_str!("../kernels/attention.cuh") },
     Header { name: "scalar.cuh", text: include_str!("../kernels/scalar.cuh") },
     Header { name: "parameters.cuh", text: include_str!("../kernels/parameters.cuh") },
     Header { name: "philox.cuh", text: include_str!("../kernels/philox.cuh") },

@@ -9,6 +9,7 @@
 
 pub mod adamw;
 mod architecture;
+pub mod attention;
 mod cache;
 mod compile;
 pub mod compressed;

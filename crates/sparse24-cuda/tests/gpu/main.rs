@@ -4,6 +4,7 @@
 //! stand between guard bands. Bit for bit where core defines the bits; other results within the bounds of `tolerance`.
 
 mod adamw;
+mod attention;
 mod flip;
 mod planted;
 mod mvue;

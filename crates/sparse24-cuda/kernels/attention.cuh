@@ -1,0 +1,277 @@
+// Attention's slabs in shared memory and the two products that read them. A warp owns 16 rows of a product; its part of a sum over 64
+// columns is float[8][4]: element [n][c] of lane l is row l/4 + 8*(c/2), column 8*n + 2*(l%4) + c%2, for both instructions alike.
+#pragma once
+#include "philox.cuh"
+
+// Columns of a panel: 128 bytes a row. Also the rows of a slab that is streamed.
+constexpr int PANEL = 64;
+constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f, INFINITE = __builtin_bit_cast(float, 0x7f800000);
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(PORTABLE)
+#define WARPGROUP_PRODUCTS
+#endif
+
+// [ROWS, WIDTH] of bf16 in shared memory, panel after panel; chunk c (16 bytes) of row r lies at c ^ r%8: the 128-byte swizzle of wgmma,
+// which also keeps ldmatrix free of bank conflicts. `base` is a multiple of 1024.
+template <int ROWS, int WIDTH> struct Slab {
+    static constexpr u32 BYTES = ROWS * WIDTH * 2, PANEL_BYTES = ROWS * 128;
+    u32 base;
+
+    __device__ __forceinline__ u32 at(int row, int chunk) const {
+        return base + (chunk / 8) * PANEL_BYTES + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
+    }
+    // Starts copying `rows` rows of `width` columns; the rest becomes 0.
+    template <int THREADS> __device__ __forceinline__ void fetch(const bf16* from, u32 stride, int rows, int width) const {
+#pragma unroll
+        for (int i = 0; i < ROWS * WIDTH / 8 / THREADS; ++i) {
+            int at_chunk = i * THREADS + threadIdx.x, row = at_chunk / (WIDTH / 8), chunk = at_chunk % (WIDTH / 8);
+            bool inside = row < rows && chunk * 8 < width;
+            const bf16* source = inside ? from + u64(row) * stride + chunk * 8 : from;
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at(row, chunk)), "l"(source), "r"(inside ? 16 : 0) : "memory");
+        }
+    }
+};
+
+__device__ __forceinline__ void fetches_end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// All but the last LEFT groups have landed and, after the barrier, are seen by all.
+template <int LEFT> __device__ __forceinline__ void fetches_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+#ifdef WARPGROUP_PRODUCTS
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+    __syncthreads();
+}
+
+__device__ __forceinline__ uint4 load_matrices(u32 address) {
+    uint4 x;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address) : "memory");
+    return x;
+}
+__device__ __forceinline__ uint4 load_matrices_transposed(u32 address) {
+    uint4 x;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address) : "memory");
+    return x;
+}
+
+// 128-byte swizzle, 1024 bytes from eight rows to the next.
+__device__ __forceinline__ u64 descriptor(u32 address) { return u64(1) << 62 | u64(64) << 32 | u64(1) << 16 | u64((address & 0x3ffff) >> 4); }
+
+// Left operand of a product in shared memory: the 16 rows of a warp, from `first` on, as the instruction takes step k of 16 columns. (Held in
+// registers through a loop, ptxas 13.0 gives the registers of wgmma's left operand away in the loop.)
+template <int ROWS, int COLUMNS> struct Left {
+    Slab<ROWS, COLUMNS> slab;
+    int first;
+
+#ifdef WARPGROUP_PRODUCTS
+    __device__ __forceinline__ u64 step(int k) const { return descriptor(slab.base + k / 4 * slab.PANEL_BYTES + first / 64 * 8192 + k % 4 * 32); }
+#else
+    __device__ __forceinline__ uint4 step(int k) const { return load_matrices(slab.at(first + threadIdx.x % 16, 2 * k + threadIdx.x % 32 / 16)); }
+#endif
+};
+// Left operand of a product in registers: the sums of another, rounded.
+struct Rounded {
+    uint4 steps[PANEL / 16];
+
+    __device__ __forceinline__ void round(const float (&x)[8][4]) {
+#pragma unroll
+        for (int k = 0; k < PANEL / 16; ++k) {
+            const float(&low)[4] = x[2 * k], (&high)[4] = x[2 * k + 1];
+            steps[k] = make_uint4(narrow_pair(low[0], low[1]), narrow_pair(low[2], low[3]), narrow_pair(high[0], high[1]), narrow_pair(high[2], high[3]));
+        }
+    }
+};
+
+#ifdef WARPGROUP_PRODUCTS
+// Sums that a product reads or writes are not touched from its start until it is awaited; this tells the compiler.
+template <int N> __device__ __forceinline__ void pin(float (&sums)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) asm volatile("" : "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])::"memory");
+}
+// One step of 16. KIND 0: rows of the slab are columns of the product; 1: rows of the slab are what is summed over.
+#define WGMMA_64(OPERANDS) \
+    "{\n.reg .pred p;\nsetp.ne.b32 p, %32, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " OPERANDS ";\n}\n"
+#define EIGHT(I) "+f"(d[I]), "+f"(d[I + 1]), "+f"(d[I + 2]), "+f"(d[I + 3]), "+f"(d[I + 4]), "+f"(d[I + 5]), "+f"(d[I + 6]), "+f"(d[I + 7])
+template <int KIND> __device__ __forceinline__ void wgmma(float* d, uint4 a, u64 slab, int accumulate) {
+    asm volatile(WGMMA_64("{%33, %34, %35, %36}, %37, p, 1, 1, %38")
+                 : EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24)
+                 : "r"(accumulate), "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(slab), "n"(KIND));
+}
+template <int KIND> __device__ __forceinline__ void wgmma(float* d, u64 a, u64 slab, int accumulate) {
+    asm volatile(WGMMA_64("%33, %34, p, 1, 1, 0, %35") : EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24) : "r"(accumulate), "l"(a), "l"(slab), "n"(KIND));
+}
+__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void products_end_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT> __device__ __forceinline__ void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
+#else
+template <int N> __device__ __forceinline__ void pin(float (&)[N][4]) {}
+__device__ __forceinline__ void products_begin() {}
+__device__ __forceinline__ void products_end_group() {}
+template <int LEFT> __device__ __forceinline__ void products_wait() {}
+__device__ __forceinline__ void mma(float (&d)[4], uint4 a, u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+#endif
+
+// sums [16, 64] = left [16, WIDTH] slab^T, slab [64, WIDTH].
+template <int WIDTH, class L> __device__ __forceinline__ void product_with_transpose(float (&sums)[8][4], const L& left, const Slab<PANEL, WIDTH>& slab) {
+#ifdef WARPGROUP_PRODUCTS
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < WIDTH / 16; ++k) {
+        wgmma<0>(sums[0], left.step(k), descriptor(slab.base + (k / 4) * slab.PANEL_BYTES + (k % 4) * 32), k > 0);
+    }
+    products_end_group();
+#else
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < WIDTH / 16; ++k) {
+        uint4 a = left.step(k);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            uint4 b = load_matrices(slab.at(16 * n + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+            mma(sums[2 * n], a, b.x, b.y);
+            mma(sums[2 * n + 1], a, b.z, b.w);
+        }
+    }
+#endif
+}
+
+// sums [16, WIDTH] += left [16, 64] slab, slab [64, WIDTH].
+template <int WIDTH> __device__ __forceinline__ void product(float (&sums)[WIDTH / 8][4], const Rounded& left, const Slab<PANEL, WIDTH>& slab) {
+#ifdef WARPGROUP_PRODUCTS
+    pin(sums);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < PANEL / 16; ++k) {
+#pragma unroll
+        for (int panel = 0; panel < WIDTH / PANEL; ++panel) {
+            wgmma<1>(sums[8 * panel], left.steps[k], descriptor(slab.base + panel * slab.PANEL_BYTES + k * 2048), 1);
+        }
+    }
+    products_end_group();
+#else
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < PANEL / 16; ++k) {
+        uint4 a = left.steps[k];
+#pragma unroll
+        for (int n = 0; n < WIDTH / 16; ++n) {
+            uint4 b = load_matrices_transposed(slab.at(16 * k + lane % 16, 2 * n + lane / 16));
+            mma(sums[2 * n], a, b.x, b.y);
+            mma(sums[2 * n + 1], a, b.z, b.w);
+        }
+    }
+#endif
+}
+
+// Writes factor[c/2] * sums, rounded, to `rows` rows of `width` columns, by way of the warp's own 16 rows of a slab, from `first` on.
+template <int ROWS, int WIDTH>
+__device__ __forceinline__ void store(const Slab<ROWS, WIDTH>& slab, int first, const float (&sums)[WIDTH / 8][4], const float (&factor)[2], bf16* to,
+                                      u32 stride, int rows, int width) {
+    int lane = threadIdx.x % 32;
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < WIDTH / 8; ++n) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            u32 pair = narrow_pair(sums[n][2 * h] * factor[h], sums[n][2 * h + 1] * factor[h]);
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(slab.at(first + lane / 4 + 8 * h, n) + lane % 4 * 4), "r"(pair) : "memory");
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < WIDTH / 16; ++i) {
+        int row = (i * 32 + lane) / (WIDTH / 8), chunk = lane % (WIDTH / 8);
+        uint4 eight;
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w) : "r"(slab.at(first + row, chunk)) : "memory");
+        if (first + row < rows && chunk * 8 < width) *reinterpret_cast<uint4*>(to + u64(first + row) * stride + chunk * 8) = eight;
+    }
+    __syncwarp();
+}
+
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// What every kernel of attention is told: lengths, the mask, and where dropout finds its uniforms. Query i sees keys 0 ..= i + diagonal.
+struct Attention {
+    u32 heads;
+    int queries, keys, width, diagonal;
+    float scale;
+    const StepState* state;
+    u32 site;
+    float dropped;
+
+    __device__ __forceinline__ int visible(int query) const { return min(max(query + 1 + diagonal, 0), keys); }
+};
+
+// Which sequence's head, and which piece of it, a block works on. Neighbours in time share at most 32 heads, whose operands stay in the
+// second cache, and within them the pieces come in order, so that the last ones are the shortest.
+struct Place {
+    int task, piece;
+    __device__ __forceinline__ explicit Place(int pieces) {
+        int tasks = gridDim.x / pieces, first = blockIdx.x / (32 * pieces) * 32, together = min(32, tasks - first), inside = blockIdx.x - first * pieces;
+        task = first + inside % together;
+        piece = inside / together;
+    }
+};
+
+// What is dropped from the probabilities of a warp: bit 4*n + c for element [n][c]. Element (task, query, key) has number
+// (task * queries + query) * keys + key, as in sparse24_cpu.
+struct KeepAll {
+    __device__ __forceinline__ explicit KeepAll(const Attention&) {}
+    __device__ __forceinline__ float scale() const { return 1.0f; }
+    __device__ __forceinline__ u32 rows_are_queries(int, int, int) const { return ~0u; }
+    __device__ __forceinline__ u32 rows_are_keys(int, int, int) const { return ~0u; }
+    __device__ __forceinline__ static float apply(u32, int, float x) { return x; }
+};
+struct Dropout {
+    StepState state;
+    u32 site;
+    float dropped;
+    u64 queries, keys;
+
+    __device__ __forceinline__ explicit Dropout(const Attention& of)
+        : state(*of.state), site(of.site), dropped(of.dropped), queries(of.queries), keys(of.keys) {}
+    __device__ __forceinline__ float scale() const { return 1.0f / (1.0f - dropped); }
+    // Of four elements in a row, bit 0 for the first.
+    __device__ __forceinline__ u32 call(u32 number) const {
+        uint4 words = philox(state, site, number);
+        return u32(uniform(words.x) >= dropped) | u32(uniform(words.y) >= dropped) << 1 | u32(uniform(words.z) >= dropped) << 2 |
+               u32(uniform(words.w) >= dropped) << 3;
+    }
+    __device__ __forceinline__ u32 four(u64 first) const {
+        u32 bits = call(u32(first / 4)), past = first % 4;
+        if (past != 0) bits = (bits | call(u32(first / 4) + 1) << 4) >> past & 15;
+        return bits;
+    }
+    // A lane draws four keys for one of the two rows, its neighbour for the other, and they share.
+    __device__ __forceinline__ u32 rows_are_queries(int task, int query, int key) const {
+        u32 lane = threadIdx.x % 32, mine = 0;
+        u64 first = (task * queries + query + lane / 4 + lane % 2 * 8) * keys + key + lane % 4 / 2 * 4;
+#pragma unroll 1
+        for (int n = 0; n < 8; ++n) mine |= four(first + 8 * n) << 4 * n;
+        u32 other = __shfl_xor_sync(0xffffffffu, mine, 1), shift = lane % 2 * 2;
+        u32 upper = lane % 2 ? other : mine, lower = lane % 2 ? mine : other;
+        return (upper >> shift & 0x33333333) | (lower >> shift & 0x33333333) << 2;
+    }
+    // Four lanes hold four keys in a row: each draws them for one of a lane's four elements of every n.
+    __device__ __forceinline__ u32 rows_are_keys(int task, int key, int query) const {
+        u32 lane = threadIdx.x % 32, r = lane / 4 % 4, mine = 0, bits = 0;
+        u64 first = (task * queries + query + lane % 4 * 2 + r % 2) * keys + key + lane / 16 * 4 + r / 2 * 8;
+#pragma unroll 1
+        for (int n = 0; n < 8; ++n) mine |= four(first + 8 * n * keys) << 4 * n;
+#pragma unroll
+        for (u32 c = 0; c < 4; ++c) bits |= (__shfl_sync(0xffffffffu, mine, (lane & ~12u) + 4 * c) >> r & 0x11111111) << c;
+        return bits;
+    }
+    __device__ __forceinline__ static float apply(u32 bits, int i, float x) { return bits >> i & 1 ? x : 0.0f; }
+};
