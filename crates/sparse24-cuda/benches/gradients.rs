@@ -26,7 +26,9 @@ fn main() {
     };
     device.set_step(&StepState { seed: 1, step: 1, ..StepState::default() }).expect("set");
     println!("{}\n{:32} {:>14} {:>9} {:>8} {:>8} {:>7} {:>6}", device.name(), "kernel", "shape", "us", "p10", "p90", "GB/s", "floor");
-    for shape in [[16_384, 4096], [16_384, 5120], [16_384, 1280], [5120, 1280], [16_384, 3072], [16_384, 768], [16_384, 1600], [16_384, 6400]] {
+    for shape in
+        [[16_384, 4096], [16_384, 5120], [16_384, 1280], [5120, 1280], [16_384, 3072], [16_384, 768], [16_384, 1600], [16_384, 6400]]
+    {
         estimates(&mut device, shape);
     }
 }
@@ -62,8 +64,7 @@ fn report(device: &mut Device, name: &str, shape: [usize; 2], bytes: usize, sets
         Ok(())
     };
     device.time(&mut all).expect("warm");
-    let mut microseconds: Vec<f64> =
-        (0..TIMINGS).map(|_| f64::from(device.time(&mut all).expect("timed")) * 1e3 / sets as f64).collect();
+    let mut microseconds: Vec<f64> = (0..TIMINGS).map(|_| f64::from(device.time(&mut all).expect("timed")) * 1e3 / sets as f64).collect();
     microseconds.sort_by(f64::total_cmp);
     let [p10, median, p90] = [TIMINGS / 10, TIMINGS / 2, TIMINGS * 9 / 10].map(|at| microseconds[at]);
     let (rate, ratio) = (bytes as f64 / median / 1e3, median * 1e-6 * COPY / bytes as f64);

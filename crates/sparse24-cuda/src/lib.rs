@@ -26,10 +26,10 @@ pub mod library;
 pub mod loss;
 mod matrix;
 pub mod mvue;
-pub mod prune;
-pub mod search;
 pub mod norm;
 mod operand;
+pub mod prune;
+pub mod search;
 mod step;
 pub mod survey;
 

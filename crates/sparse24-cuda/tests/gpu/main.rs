@@ -5,14 +5,14 @@
 
 mod adamw;
 mod attention;
-mod flip;
-mod planted;
-mod mvue;
-mod prune;
-mod search;
 mod embedding;
+mod flip;
 mod gemm;
 mod loss;
+mod mvue;
 mod norm;
+mod planted;
+mod prune;
+mod search;
 mod support;
 mod tolerance;

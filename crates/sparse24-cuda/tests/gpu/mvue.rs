@@ -13,7 +13,7 @@ use sparse24_core::{
 use sparse24_cuda::{
     Device, Error, Matrix, StepState,
     compressed::Compressed,
-    layout::{BLOCK, BLOCK_METADATA, BLOCK_VALUES, Fragments, FragmentMajor, LaneMajor, blocks},
+    layout::{BLOCK, BLOCK_METADATA, BLOCK_VALUES, FragmentMajor, Fragments, LaneMajor, blocks},
     mvue::mvue_compress,
 };
 
