@@ -58,8 +58,11 @@ macro_rules! sources {
 
 /// All kernels.
 pub const SOURCES: &[Source] = sources! {
+    "activation": "gelu_forward", "gelu_backward", "geglu_forward", "geglu_backward", "swiglu_forward", "swiglu_backward"; ALL, On;
     "adamw": "adamw_step"; ALL, Off;
+    "bias_grad": "column_sums", "row_sums"; ALL, Off;
     "compress_weight": "compress_weight", "compress_forward"; ALL, Off;
+    "dropout": "dropout"; ALL, Off;
     "flip_count": "flip_count"; ALL, Off;
     "grad_norm": "square_sums", "norm_of_sums"; ALL, Off;
     "mask_search": "mask_search_f32", "mask_search_bf16"; ALL, Off;
@@ -71,6 +74,8 @@ pub const HEADERS: &[Header] = &[
     Header { name: "scalar.cuh", text: include_str!("../kernels/scalar.cuh") },
     Header { name: "parameters.cuh", text: include_str!("../kernels/parameters.cuh") },
     Header { name: "philox.cuh", text: include_str!("../kernels/philox.cuh") },
+    Header { name: "packed.cuh", text: include_str!("../kernels/packed.cuh") },
+    Header { name: "activation.cuh", text: include_str!("../kernels/activation.cuh") },
     Header { name: "mvue.cuh", text: include_str!("../kernels/mvue.cuh") },
 ];
 

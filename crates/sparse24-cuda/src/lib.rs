@@ -7,21 +7,26 @@
 //! A [`Device`] owns its memory; a [`Matrix`] is a plain handle to some of it. Operations are queued in order and return at once; only
 //! downloads and [`Device::synchronize`] wait.
 
+pub mod activation;
 pub mod adamw;
 mod architecture;
+pub mod bias;
 mod cache;
 mod compile;
 pub mod compressed;
 mod device;
 mod driver;
+pub mod dropout;
 mod error;
 pub mod flip;
+pub mod gemm;
 pub mod kernels;
 mod launch;
 pub mod layout;
 pub mod library;
 mod matrix;
 pub mod mvue;
+mod operand;
 pub mod prune;
 pub mod search;
 mod step;

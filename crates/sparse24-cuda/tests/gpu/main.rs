@@ -3,11 +3,14 @@
 //! Without a GPU each test says that it was skipped and why; where `SPARSE24_REQUIRE_GPU` is set, that fails it. Outputs start poisoned and
 //! stand between guard bands. Bit for bit where core defines the bits; other results within the bounds of `tolerance`.
 
+mod activation;
 mod adamw;
+mod bias;
+mod dropout;
 mod flip;
 mod mvue;
+mod planted;
 mod prune;
 mod search;
-mod planted;
 mod support;
 mod tolerance;

@@ -1,0 +1,10 @@
+//! Dense products.
+
+/// What becomes of the values that an output already holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beta {
+    /// They are never read.
+    Overwrite,
+    /// The result is added to them.
+    Accumulate,
+}
