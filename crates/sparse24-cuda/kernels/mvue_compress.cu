@@ -52,16 +52,16 @@ __device__ __forceinline__ void compress(const bf16* dz, u64 stride, u32 p, u32 
     u32 copied = shared_address(tiles) + row * 128, swizzled = (chunk ^ (row & 1)) << 4;
     bool wide = ((reinterpret_cast<u64>(dz) | stride * sizeof(bf16) | r * sizeof(bf16)) & 15) == 0;
     auto load = [&](u32 block, u32 buffer) {
+        u32 to = copied + buffer, left = p - min(p, block * BLOCK + row);
+        const bf16* from = source;
+        if (wide) {
 #pragma unroll
-        for (u32 j = 0; j < 4; ++j) {
-            bool present = block * BLOCK + row + 16 * j < p;
-            const bf16* from = source + 16 * j * stride;
-            u32 to = copied + buffer + 16 * j * 128 + (swizzled ^ 2 * j << 4);
-            if (wide) {
-                copy16(to, present && feature < r ? from : dz, present && feature < r);
-            } else {
-                copy8(to, present && feature < r ? from : dz, present && feature < r);
-                copy8(to + 8, present && feature + 4 < r ? from + 4 : dz, present && feature + 4 < r);
+            for (u32 j = 0; j < 4; ++j) copy16(to + 2048 * j + (swizzled ^ 32 * j), from + 16 * j * stride, (feature < r) & (left > 16 * j));
+        } else {
+#pragma unroll 1
+            for (u32 j = 0; j < 4; ++j) {
+                copy8(to + 2048 * j + (swizzled ^ 32 * j), from + 16 * j * stride, (feature < r) & (left > 16 * j));
+                copy8(to + 2048 * j + (swizzled ^ 32 * j) + 8, from + 16 * j * stride + 4, (feature + 4 < r) & (left > 16 * j));
             }
         }
         source += u64(gridDim.y) * BLOCK * stride;
@@ -75,6 +75,8 @@ __device__ __forceinline__ void compress(const bf16* dz, u64 stride, u32 p, u32 
     u32 mine = shared_address(turned) + warp * 1024 + quad * 64, exchange = quad / 2 % 2 * 2;
     u32 to = mine + of / 2 * 512 + ((of / 2 + exchange) << 4) + of % 2 * 8;
     u32 calls = (p + 15) / 16, first_call = (blockIdx.x * BLOCK + 16 * warp + quad) * calls + of;
+    // Kept in registers, not made again for every block.
+    asm volatile("" : "+r"(from), "+r"(to), "+r"(first_call), "+r"(copied), "+r"(swizzled));
 
     u32 blocks = (p + BLOCK - 1) / BLOCK, buffer = 0;
     load(blockIdx.y, 0);
@@ -83,22 +85,17 @@ __device__ __forceinline__ void compress(const bf16* dz, u64 stride, u32 p, u32 
         __syncthreads();
         if (block + gridDim.y < blocks) load(block + gridDim.y, buffer ^ TILE);
         u32 word = 0;
-#pragma unroll 1
+#pragma unroll
         for (u32 half = 0; half < 2; ++half) {
-            u32 x[8];
+            u32 x[8], kept[4];
             load_transposed((from + buffer) ^ half << 4, x[0], x[1], x[2], x[3]);
             load_transposed(((from + buffer) ^ half << 4) + 8 * 128, x[4], x[5], x[6], x[7]);
-            u32 call = first_call + 8 * half * calls + 4 * block, nibbles = 0;
-            uint4 words = philox(state, site, call), seconds = APPROXIMATE ? philox(state, second_site, call) : words;
+            u32 call = first_call + 8 * half * calls + 4 * block;
+            uint4 words = philox(state, site, call);
+            u32 nibbles = APPROXIMATE ? mvue_approximate(x, words, philox(state, second_site, call), kept) : mvue_exact(x, words, kept);
+            word |= nibbles << 16 * half;
 #pragma unroll
-            for (u32 g = 0; g < 4; ++g) {
-                Group group = {x[2 * g], x[2 * g + 1]};
-                u32 draw = mvue_word(words, g);
-                Kept kept = APPROXIMATE ? mvue_approximate(group, draw, mvue_word(seconds, g)) : mvue_exact(group, draw);
-                nibbles |= mvue_nibble(kept, g);
-                asm volatile("st.shared.u32 [%0], %1;" ::"r"((to ^ g << 4) + 4 * half), "r"(kept.values) : "memory");
-            }
-            word |= nibbles >> 6 << 16 * half;
+            for (u32 g = 0; g < 4; ++g) asm volatile("st.shared.u32 [%0], %1;" ::"r"((to ^ g << 4) + 4 * half), "r"(kept[g]) : "memory");
         }
         u64 place = u64(blockIdx.x) * blocks + block;
         metadata[place * (BLOCK * BLOCK / 32) + threadIdx.x] = word;

@@ -52,11 +52,11 @@ pub fn mvue_compress(device: &mut Device, dz: Matrix<bf16>, estimator: Estimator
     }
 }
 
-/// As many thread blocks as run at once, each with as many blocks of a block row as the others.
+/// Thread blocks for some waves, each with up to four blocks of a block row: the copy of one runs under the estimates of another.
 fn grid(device: &Device, [block_rows, block_columns]: [usize; 2]) -> Grid {
     const RESIDENT: usize = 9;
+    const WAVES: usize = 3;
     const THREADS: u32 = 2 * BLOCK as u32;
-    let together = (RESIDENT * device.multiprocessors() / block_rows.max(1)).clamp(1, 65_535);
-    let each = block_columns.div_ceil(together).max(1);
-    Grid::plane([block_rows, block_columns.div_ceil(each)], THREADS)
+    let each = (block_rows * block_columns).div_ceil(WAVES * RESIDENT * device.multiprocessors()).clamp(1, 4);
+    Grid::plane([block_rows, block_columns.div_ceil(each.max(block_columns.div_ceil(65_535)))], THREADS)
 }

@@ -3,8 +3,11 @@
 //! Without a GPU each test says that it was skipped and why; where `SPARSE24_REQUIRE_GPU` is set, that fails it. Outputs start poisoned and
 //! stand between guard bands. Bit for bit where core defines the bits; other results within the bounds of `tolerance`.
 
+mod activation;
 mod adamw;
 mod attention;
+mod bias;
+mod dropout;
 mod embedding;
 mod flip;
 mod gemm;

@@ -7,7 +7,7 @@
 
 mod attention;
 
-pub(crate) use attention::{AttentionBounds, AttentionHead, attention, rounded};
+pub(crate) use attention::{AttentionHead, attention, rounded};
 
 /// Unit roundoff of f32.
 pub(crate) const U: f64 = 1.0 / (1u64 << 24) as f64;
@@ -133,4 +133,29 @@ pub(crate) fn to_bf16(value: f64, before: f64) -> f64 {
 /// in the last one, so 1500 in both. A root halves that. Both are rounded once more in f64, and the result once to f32.
 pub(crate) fn grad_norm(expected: f64) -> f64 {
     expected * (2_f64.powi(-24) * 1.001 + 750.0 * 2_f64.powi(-53))
+}
+
+/// What rounding to bf16 makes of an f32 that lies within `error` of `value`.
+pub(crate) fn stored(value: f64, error: f64) -> f64 {
+    error + V * (value.abs() + error) + TINY
+}
+
+/// How far A(z) and A'(z), in f32 on both sides, may lie apart, A(z) = z sigmoid(y(z)) with dy = y'(z).
+///
+/// Each side has y and z y' within 8 u, and of the sigmoid s an exponential within 6 u, one sum, and a reciprocal within 2 u. An error e of 2^-y
+/// is one of (1 - s) e in s, so ds = s ((1 - s) (8 u |y| + 6 u) + 3 u), and 2^-120 where the argument is held at its limit. Value z s: |z| ds and two
+/// roundings. Slope s + z y' s (1 - s): s and 1 - s are off by ds and the second is rounded, which gives |z y'| (ds + u s + 10 u s (1 - s)),
+/// and then ds and a rounding.
+pub(crate) fn activation(z: f64, y: f64, dy: f64) -> [f64; 2] {
+    let s = 1.0 / (1.0 + (-y).exp());
+    let ds = s * ((1.0 - s) * (8.0 * y.abs() + 6.0) + 3.0) * U + 2_f64.powi(-120);
+    let slope = s + (z * dy).abs() * s * (1.0 - s);
+    let product = (z * dy).abs() * (ds + U * s + 10.0 * U * s * (1.0 - s));
+    [2.0 * (z.abs() * ds + 2.0 * U * z.abs() * s), 2.0 * (product + ds + 2.0 * U * slope)]
+}
+
+/// A column of p bf16 numbers with this sum of magnitudes, summed in f32: the GPU's additions are 32, 8, p/2048 and 8 deep, the CPU's 64 and p/64, and
+/// one joins what was there.
+pub(crate) fn bias_grad(p: usize, magnitudes: f64) -> f64 {
+    (32 + 8 + p.div_ceil(2048) + 8 + 64 + p.div_ceil(64) + 2) as f64 * U * magnitudes
 }
