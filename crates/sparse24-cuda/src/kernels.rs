@@ -61,8 +61,8 @@ pub const SOURCES: &[Source] = sources! {
     "embedding": "embed_forward", "embed_sort", "embed_order", "embed_runs", "embed_join", "embed_positions"; ALL, Off;
     "flip_count": "flip_count"; ALL, Off;
     "loss": "head_loss", "loss_forward", "loss_sum"; ALL, On;
-    "norm": "norm_forward_1", "norm_forward_2", "norm_forward_4", "norm_forward_8", "norm_backward_1", "norm_backward_2", "norm_backward_4",
-        "norm_backward_8", "norm_backward_16", "norm_parameters"; ALL, On;
+    "norm": "norm_forward_1", "norm_forward_2", "norm_forward_4", "norm_forward_8", "norm_backward_1", "norm_backward_2", "norm_backward_3",
+        "norm_backward_4", "norm_backward_8", "norm_backward_16", "norm_parameters"; ALL, On;
 };
 
 /// All headers.
