@@ -105,7 +105,7 @@ impl Gemm {
         let ([p, q], r) = (op.x.shape(), op.weight.shape()[0]);
         device.check(OPERATION, "weight", op.weight, [r, q])?;
         device.check(OPERATION, "z", op.z, [p, r])?;
-        let mut inputs = vec![("x", op.x.span()), ("weight", op.weight.span())];
+        let mut inputs = vec![("weight", op.weight.span()), ("x", op.x.span())];
         if let Some(bias) = op.bias {
             device.check(OPERATION, "bias", bias, [1, r])?;
             check_start(device, OPERATION, "bias", bias)?;

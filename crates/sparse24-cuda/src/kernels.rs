@@ -66,15 +66,15 @@ pub const SOURCES: &[Source] = sources! {
     "bias_grad": "column_sums", "row_sums"; ALL, Off;
     "compress_weight": "compress_weight", "compress_forward"; ALL, Off;
     "dropout": "dropout"; ALL, Off;
-    "embedding": "embed_forward", "embed_order", "embed_runs", "embed_join", "embed_positions"; ALL, Off;
+    "embedding": "embed_forward", "embed_sort", "embed_order", "embed_runs", "embed_join", "embed_positions"; ALL, Off;
     "flip_count": "flip_count"; ALL, Off;
     "grad_norm": "square_sums", "norm_of_sums"; ALL, Off;
     "loss": "head_loss", "loss_forward", "loss_sum"; ALL, On;
     "mask_search": "mask_search_f32", "mask_search_bf16", "row_mask_search_f32", "row_mask_search_bf16", "column_mask_search_f32",
         "column_mask_search_bf16"; ALL, Off;
     "mvue_compress": "mvue_compress_exact", "mvue_compress_approximate"; ALL, Off;
-    "norm": "norm_forward_1", "norm_forward_2", "norm_forward_4", "norm_forward_8", "norm_backward_1", "norm_backward_2", "norm_backward_4",
-        "norm_backward_8", "norm_backward_16", "norm_parameters"; ALL, On;
+    "norm": "norm_forward_1", "norm_forward_2", "norm_forward_4", "norm_forward_8", "norm_backward_1", "norm_backward_2", "norm_backward_3",
+        "norm_backward_4", "norm_backward_8", "norm_backward_16", "norm_parameters"; ALL, On;
 };
 
 /// All headers.

@@ -73,9 +73,9 @@ pub(crate) fn norm_dresidual(c: usize, rstd: f64, [g, n]: [f64; 2], [mean_g, mea
 /// A column sum over p rows of terms with 4 roundings on each side, `magnitude` the sum of the terms' magnitudes and what was there.
 ///
 /// The CPU adds 32 rows in order and p/32 blocks. The GPU has at least 32 blocks where it has the rows, and at most 16 groups in each:
-/// p/32 rows in order, 16 groups, and then the blocks: an eighth of at most 256, and 8.
+/// p/32 rows in order, 16 groups, and then the blocks: 8 in order, and 5 in a warp.
 pub(crate) fn norm_parameter(p: usize, magnitude: f64) -> f64 {
-    ((2 * p.div_ceil(32) + 32 + 16 + 32 + 8) as f64 + 10.0) * U * magnitude + TINY
+    ((2 * p.div_ceil(32) + 32 + 16 + 8 + 5) as f64 + 10.0) * U * magnitude + TINY
 }
 
 /// The relative error of one softmax probability, and with it the absolute one of the logarithm of the sum, of a row whose logits are at
