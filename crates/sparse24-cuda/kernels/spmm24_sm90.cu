@@ -1,5 +1,5 @@
 // spmm24_sm90: the product D[m,n] = decode(A)[m,k] * B[k,n] on Hopper's sparse tensor cores
-//   spmm24_turned_*   B given as rows of k (K-major), D as rows of m: bf16, D^T = (A B)^T + bias; TMA stores
+//   spmm24_transposed_*   B given as rows of k (K-major), D as rows of m: bf16, D^T = (A B)^T + bias; TMA stores
 //   spmm24_straight_* B given as rows of n, D as rows of n: f32, overwritten or added to; the last tiles may be divided along k
 //   spmm24_gather     the sums of the parts of divided tiles
 // in   A: values bf16, FragmentMajor; metadata u32, LaneMajor; m/64 x k/64 blocks, padding zero. B bf16 by tensor map. bias f32 [m] or null
@@ -12,7 +12,7 @@
 // A tile of D is 256 rows and COLUMNS columns: four warpgroup products of 64 rows, two a consumer warpgroup. The tiles of a cluster's two
 // blocks are neighbours along n and share A, or along m and share B.
 enum class Share { A, B };
-enum class Form { Turned, Straight };
+enum class Form { Transposed, Straight };
 
 constexpr u32 BLOCK = 64, BLOCKS = 4, VALUES = 4096, METADATA = 512;
 constexpr u32 CONSUMERS = 2, THREADS = 128 * (CONSUMERS + 1);
@@ -43,9 +43,9 @@ __device__ __forceinline__ Unit unit_of(const Work& work, u32 index) {
 template <Form FORM, int COLUMNS, Share SHARE, int STAGES, int CHUNK, int CHUNKS, int SKEW>
 __device__ __forceinline__ void spmm24(const TensorMap& b_map, const TensorMap& d_map, const char* values, const char* metadata,
                                        const float* bias, float* d, u64 d_stride, float4* partial, u32 accumulate, const Work& work) {
-    constexpr u32 BOXES = FORM == Form::Turned ? 1 : (COLUMNS + 63) / 64;  // of B in a stage
+    constexpr u32 BOXES = FORM == Form::Transposed ? 1 : (COLUMNS + 63) / 64;  // of B in a stage
     // A stage: B, the values of A, its metadata, and two barriers: it is full, and it is empty.
-    constexpr u32 B_BYTES = FORM == Form::Turned ? COLUMNS * 128 : BOXES * 8192, BYTES = B_BYTES + BLOCKS * (VALUES + METADATA);
+    constexpr u32 B_BYTES = FORM == Form::Transposed ? COLUMNS * 128 : BOXES * 8192, BYTES = B_BYTES + BLOCKS * (VALUES + METADATA);
     constexpr u32 FULL = BYTES, EMPTY = BYTES + 8, STAGE = BYTES + 1024;
     constexpr u32 CHUNK_BYTES = CHUNK * 128;
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -89,7 +89,7 @@ __device__ __forceinline__ void spmm24(const TensorMap& b_map, const TensorMap& 
                         else copy_in(at + offset, from, bytes, barrier);
                     }
                     if (brings_b) {
-                        if constexpr (FORM == Form::Turned) {
+                        if constexpr (FORM == Form::Transposed) {
                             if constexpr (SHARE == Share::A) box_in(at, b_map, 64 * k, column * COLUMNS, barrier);
                             else box_in_all(at + rank * (B_BYTES / 2), b_map, 64 * k, column * COLUMNS + rank * (COLUMNS / 2), barrier);
                         } else {
@@ -104,8 +104,8 @@ __device__ __forceinline__ void spmm24(const TensorMap& b_map, const TensorMap& 
         }
     } else {
         registers_at_least<240>();
-        constexpr int TRANSPOSED = FORM == Form::Straight;
-        constexpr u32 LEADING = TRANSPOSED ? 8192 : 16, STEP = TRANSPOSED ? 4096 / 16 : 64 / 16;
+        constexpr int ROWS_OF_N = FORM == Form::Straight;
+        constexpr u32 LEADING = ROWS_OF_N ? 8192 : 16, STEP = ROWS_OF_N ? 4096 / 16 : 64 / 16;
         u32 lane = threadIdx.x % 32, slab = warp % 4;
         float d0[COLUMNS / 2], d1[COLUMNS / 2];
         if (SKEW > 0 && group == 1) named_sync(3, 256);
@@ -136,8 +136,8 @@ __device__ __forceinline__ void spmm24(const TensorMap& b_map, const TensorMap& 
                     uint4 low = load16(a), high = load16(a + 512);
                     u32 meta = load4(e);
                     wgmma_fence();
-                    wgmma_sp<0, TRANSPOSED>(d0, low, b, meta, step);
-                    wgmma_sp<1, TRANSPOSED>(d0, high, b + STEP, meta, 1);
+                    wgmma_sp<0, ROWS_OF_N>(d0, low, b, meta, step);
+                    wgmma_sp<1, ROWS_OF_N>(d0, high, b + STEP, meta, 1);
                     wgmma_commit();
                 }
                 wgmma_wait<1>();
@@ -146,8 +146,8 @@ __device__ __forceinline__ void spmm24(const TensorMap& b_map, const TensorMap& 
                     uint4 low = load16(a + VALUES), high = load16(a + VALUES + 512);
                     u32 meta = load4(e + METADATA);
                     wgmma_fence();
-                    wgmma_sp<0, TRANSPOSED>(d1, low, b, meta, step);
-                    wgmma_sp<1, TRANSPOSED>(d1, high, b + STEP, meta, 1);
+                    wgmma_sp<0, ROWS_OF_N>(d1, low, b, meta, step);
+                    wgmma_sp<1, ROWS_OF_N>(d1, high, b + STEP, meta, 1);
                     wgmma_commit();
                 }
                 wgmma_wait<1>();
@@ -160,7 +160,12 @@ __device__ __forceinline__ void spmm24(const TensorMap& b_map, const TensorMap& 
             settle(d1);
             auto store = [&](const float(&d_block)[COLUMNS / 2], u32 block) {
                 u32 r = block * BLOCK + slab * 16 + lane / 4;
-                if constexpr (FORM == Form::Turned) {
+                if (index >= work.whole) {
+                    u64 slot = (u64(index - work.whole) * 2 + rank) * BLOCKS + (block - row * BLOCKS);
+                    float4* to = partial + slot * (COLUMNS / 8) * 128 + threadIdx.x % 128;
+#pragma unroll
+                    for (u32 j = 0; j < COLUMNS / 8; ++j) to[j * 128] = make_float4(d_block[4 * j], d_block[4 * j + 1], d_block[4 * j + 2], d_block[4 * j + 3]);
+                } else if constexpr (FORM == Form::Transposed) {
                     float low = bias && r < work.m ? bias[r] : 0.0f, high = bias && r + 8 < work.m ? bias[r + 8] : 0.0f;
 #pragma unroll
                     for (u32 column = 0; column < COLUMNS; column += CHUNK) {
@@ -179,11 +184,6 @@ __device__ __forceinline__ void spmm24(const TensorMap& b_map, const TensorMap& 
                         if (threadIdx.x % 128 == 0) box_out(d_map, block * BLOCK, n0 + column, to);
                         if (++chunk == CHUNKS) chunk = 0;
                     }
-                } else if (index >= work.whole) {
-                    u64 slot = (u64(index - work.whole) * 2 + rank) * BLOCKS + (block - row * BLOCKS);
-                    float4* to = partial + slot * (COLUMNS / 8) * 128 + threadIdx.x % 128;
-#pragma unroll
-                    for (u32 j = 0; j < COLUMNS / 8; ++j) to[j * 128] = make_float4(d_block[4 * j], d_block[4 * j + 1], d_block[4 * j + 2], d_block[4 * j + 3]);
                 } else {
                     // Neighbouring lanes exchange halves, so that each has four columns of one of two products of eight.
                     u32 odd = lane & 1, c = n0 + 8 * odd + 4 * (lane % 4 / 2);
@@ -212,56 +212,93 @@ __device__ __forceinline__ void spmm24(const TensorMap& b_map, const TensorMap& 
             if (first_block + 1 < block_rows) store(d1, first_block + 1);
         }
         if (SKEW > 0 && skew > 0) named_arrive(3, 256);
-        if (FORM == Form::Turned && threadIdx.x % 128 == 0) boxes_read<0>();
+        if (FORM == Form::Transposed && threadIdx.x % 128 == 0) boxes_read<0>();
     }
     // Nobody leaves while its neighbour may still write here or arrive at its barriers.
     cluster_sync();
 }
 
-// Sums the parts of divided tiles, in the order of k.
-extern "C" __global__ void __launch_bounds__(256)
+// What the two kernels that sum parts have in common: which parts, and where their sum belongs.
+struct Sum {
+    const float4* from;  // of the first part
+    u64 apart;           // from one part to the next
+    u32 row, column;     // of the block of 64 rows, and of its first column
+};
+
+__device__ __forceinline__ Sum sum_of(const float4* partial, const Work& work, u32 parts, u32 columns, u32 along_n, u32 index) {
+    u32 block = index % BLOCKS, rank = index / BLOCKS % 2, tile = index / BLOCKS / 2, lines = columns / 8 * 128;
+    Unit unit = unit_of(work, work.whole + tile);
+    u32 row = along_n ? unit.row : 2 * unit.row + rank, column = along_n ? 2 * unit.column + rank : unit.column;
+    return {partial + ((u64(tile) * parts * 2 + rank) * BLOCKS + block) * lines, u64(2) * BLOCKS * lines, (row * BLOCKS + block) * BLOCK, column * columns};
+}
+
+__device__ __forceinline__ float4 add(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+
+// A block of threads sums 64 rows and 32 columns.
+extern "C" __global__ void __launch_bounds__(128)
     spmm24_gather(const float4* __restrict__ partial, float* d, u64 d_stride, u32 accumulate, u32 m, u32 n, u32 rows, u32 tiles, u32 sweep,
                   u32 whole, u32 parts, u32 columns, u32 along_n) {
-    Work work = {m, n, 0, rows, tiles, sweep, whole, 1};
-    u32 lines = columns / 8 * 128, i = blockIdx.x * 256 + threadIdx.x;
-    if (i >= (rows * tiles - whole) * 2 * BLOCKS * lines) return;
-    u32 within = i % lines, block = i / lines % BLOCKS, rank = i / lines / BLOCKS % 2, tile = i / lines / BLOCKS / 2;
-    float4 sum = make_float4(0, 0, 0, 0);
-    for (u32 part = 0; part < parts; ++part) {
-        float4 x = partial[(((u64(tile) * parts + part) * 2 + rank) * BLOCKS + block) * lines + within];
-        sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+    Sum sum = sum_of(partial, {m, n, 0, rows, tiles, sweep, whole, 1}, parts, columns, along_n, blockIdx.y);
+    u32 lane = threadIdx.x % 32, row = sum.row + threadIdx.x / 32 * 16 + lane / 4;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        u32 j = 4 * blockIdx.x + i;
+        float4 x = make_float4(0, 0, 0, 0);
+        for (u32 part = 0; part < parts; ++part) x = add(x, sum.from[part * sum.apart + j * 128 + threadIdx.x]);
+        u32 column = sum.column + 8 * j + 2 * (lane % 4);
+        for (u32 h = 0; h < 2; ++h) {
+            if (row + 8 * h >= m || column >= n) continue;
+            float2* to = reinterpret_cast<float2*>(d + (row + 8 * h) * d_stride + column);
+            float2 out = h ? make_float2(x.z, x.w) : make_float2(x.x, x.y);
+            if (accumulate) out = make_float2(to->x + out.x, to->y + out.y);
+            *to = out;
+        }
     }
-    Unit unit = unit_of(work, whole + tile);
-    u32 row = along_n ? unit.row : 2 * unit.row + rank, column = along_n ? 2 * unit.column + rank : unit.column;
-    u32 lane = within % 32, r = (row * BLOCKS + block) * BLOCK + within / 32 % 4 * 16 + lane / 4, c = column * columns + within / 128 * 8 + 2 * (lane % 4);
-    for (u32 h = 0; h < 2; ++h) {
-        if (r + 8 * h >= m || c >= n) continue;
-        float2* to = reinterpret_cast<float2*>(d + (r + 8 * h) * d_stride + c);
-        float2 x = h ? make_float2(sum.z, sum.w) : make_float2(sum.x, sum.y);
-        if (accumulate) x = make_float2(to->x + x.x, to->y + x.y);
-        *to = x;
+}
+extern "C" __global__ void __launch_bounds__(128)
+    spmm24_gather_transposed(const float4* __restrict__ partial, const float* __restrict__ bias, char* d, u64 d_stride, u32 m, u32 n, u32 rows,
+                             u32 tiles, u32 sweep, u32 whole, u32 parts, u32 columns, u32 along_n) {
+    constexpr u32 COLUMNS = 32, PITCH = 2 * BLOCK + 16;
+    __shared__ __align__(16) char turned[COLUMNS * PITCH];
+    Sum sum = sum_of(partial, {m, n, 0, rows, tiles, sweep, whole, 1}, parts, columns, along_n, blockIdx.y);
+    u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4, first = blockIdx.x * COLUMNS;
+    float low = bias && sum.row + row < m ? bias[sum.row + row] : 0.0f, high = bias && sum.row + row + 8 < m ? bias[sum.row + row + 8] : 0.0f;
+#pragma unroll
+    for (u32 j = 0; j < COLUMNS / 8; ++j) {
+        float4 x = make_float4(0, 0, 0, 0);
+        for (u32 part = 0; part < parts; ++part) x = add(x, sum.from[part * sum.apart + (first / 8 + j) * 128 + threadIdx.x]);
+        u16* to = reinterpret_cast<u16*>(turned + (8 * j + 2 * (lane % 4)) * PITCH) + row;
+        to[0] = narrow(x.x + low).bits, to[PITCH / 2] = narrow(x.y + low).bits;
+        to[8] = narrow(x.z + high).bits, to[PITCH / 2 + 8] = narrow(x.w + high).bits;
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < COLUMNS * BLOCK / 4; i += 128) {
+        u32 token = i / (BLOCK / 4), feature = i % (BLOCK / 4) * 4;
+        if (sum.column + first + token >= n || sum.row + feature >= m) continue;
+        *reinterpret_cast<uint2*>(d + ((sum.column + first + token) * d_stride + sum.row + feature) * 2) =
+            *reinterpret_cast<const uint2*>(turned + token * PITCH + feature * 2);
     }
 }
 
-#define TURNED(name, columns, share, stages, chunk, chunks, skew)                                                                                 \
+#define TRANSPOSED(name, columns, share, stages, chunk, chunks, skew)                                                                      \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)                                                     \
         name(const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap d, const char* values, const char* metadata,           \
-             const float* bias, u32 m, u32 n, u32 k_blocks, u32 rows, u32 tiles, u32 sweep) {                                              \
-        spmm24<Form::Turned, columns, Share::share, stages, chunk, chunks, skew>(b, d, values, metadata, bias, nullptr, 0, nullptr, 0,            \
-                                                                          {m, n, k_blocks, rows, tiles, sweep, rows * tiles, 1});          \
+             const float* bias, float4* partial, u32 m, u32 n, u32 k_blocks, u32 rows, u32 tiles, u32 sweep, u32 whole, u32 parts) {       \
+        spmm24<Form::Transposed, columns, Share::share, stages, chunk, chunks, skew>(                                                      \
+            b, d, values, metadata, bias, nullptr, 0, partial, 0, {m, n, k_blocks, rows, tiles, sweep, whole, parts});                     \
     }
 #define STRAIGHT(name, columns, share, stages, skew)                                                                                       \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)                                                     \
-        name(const __grid_constant__ TensorMap b, const char* values, const char* metadata, float* d, u64 d_stride, float4* partial,       \
+        name(const __grid_constant__ TensorMap b, const char* values, const char* metadata, float4* partial, float* d, u64 d_stride,       \
              u32 accumulate, u32 m, u32 n, u32 k_blocks, u32 rows, u32 tiles, u32 sweep, u32 whole, u32 parts) {                           \
-        spmm24<Form::Straight, columns, Share::share, stages, 16, 0, skew>(b, b, values, metadata, nullptr, d, d_stride, partial, accumulate,  \
-                                                                       {m, n, k_blocks, rows, tiles, sweep, whole, parts});                \
+        spmm24<Form::Straight, columns, Share::share, stages, 16, 0, skew>(                                                                \
+            b, b, values, metadata, nullptr, d, d_stride, partial, accumulate, {m, n, k_blocks, rows, tiles, sweep, whole, parts});        \
     }
-TURNED(spmm24_turned_192a, 192, A, 4, 96, 2, 0)
-TURNED(spmm24_turned_192b, 192, B, 4, 96, 2, 0)
-TURNED(spmm24_turned_160a, 160, A, 4, 80, 3, 0)
-TURNED(spmm24_turned_128a, 128, A, 5, 64, 3, 0)
+TRANSPOSED(spmm24_transposed_192a, 192, A, 4, 48, 4, 1)
+TRANSPOSED(spmm24_transposed_192b, 192, B, 4, 48, 4, 1)
+TRANSPOSED(spmm24_transposed_160a, 160, A, 4, 80, 3, 1)
+TRANSPOSED(spmm24_transposed_128a, 128, A, 5, 64, 3, 1)
 STRAIGHT(spmm24_straight_192a, 192, A, 5, 0)
 STRAIGHT(spmm24_straight_192b, 192, B, 5, 0)
+STRAIGHT(spmm24_straight_160a, 160, A, 5, 0)
 STRAIGHT(spmm24_straight_128a, 128, A, 6, 0)
-STRAIGHT(spmm24_straight_128b, 128, B, 6, 0)

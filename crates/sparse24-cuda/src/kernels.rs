@@ -59,11 +59,17 @@ macro_rules! sources {
 /// All kernels.
 pub const SOURCES: &[Source] = sources! {
     "flip_count": "flip_count"; ALL, Off;
+    "spmm24_mma": "spmm24_mma_straight", "spmm24_mma_transposed"; ALL, On, contains "HMMA.SP";
+    "spmm24_sm90": "spmm24_transposed_192a", "spmm24_transposed_192b", "spmm24_transposed_160a", "spmm24_transposed_128a",
+        "spmm24_straight_192a", "spmm24_straight_192b", "spmm24_straight_160a", "spmm24_straight_128a", "spmm24_gather",
+        "spmm24_gather_transposed";
+        &[Architecture::Sm90a], On, contains "HGMMA.SP";
 };
 
 /// All headers.
 pub const HEADERS: &[Header] = &[
     Header { name: "scalar.cuh", text: include_str!("../kernels/scalar.cuh") },
+    Header { name: "hopper.cuh", text: include_str!("../kernels/hopper.cuh") },
     Header { name: "philox.cuh", text: include_str!("../kernels/philox.cuh") },
 ];
 

@@ -19,7 +19,9 @@ mod launch;
 pub mod layout;
 pub mod library;
 mod matrix;
+pub mod spmm24;
 mod step;
+mod tensor_map;
 
 pub use architecture::Architecture;
 pub use compile::{Compiled, compile};

@@ -4,4 +4,6 @@
 //! stand between guard bands. Bit for bit where core defines the bits; other results within the bounds of `tolerance`.
 
 mod flip;
+mod spmm24;
 mod support;
+mod tolerance;
