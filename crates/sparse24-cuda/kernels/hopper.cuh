@@ -78,7 +78,7 @@ __device__ __forceinline__ u32 load4(u32 shared) {
     return x;
 }
 // Four 8x8 matrices of bf16 pairs, each stored transposed: lane l gives the address of row l%8 of matrix l/8.
-__device__ __forceinline__ void store_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
+__device__ __forceinline__ void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
