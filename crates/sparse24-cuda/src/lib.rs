@@ -33,8 +33,10 @@ pub mod norm;
 mod operand;
 pub mod prune;
 pub mod search;
+pub mod spmm24;
 mod step;
 pub mod survey;
+mod tensor_map;
 
 pub use architecture::Architecture;
 pub use compile::{Compiled, compile};

@@ -6,6 +6,7 @@
 //! within the sum of both depths. Products of errors are covered by the small integers added to a depth.
 
 mod attention;
+pub(crate) mod spmm24;
 
 pub(crate) use attention::{AttentionHead, attention, rounded};
 
