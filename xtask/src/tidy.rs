@@ -5,7 +5,7 @@
 
 use std::{fmt, fs, path::Path, process::Command, process::ExitCode};
 
-use crate::Result;
+use crate::{Result, output};
 
 mod code;
 mod layering;
@@ -68,12 +68,4 @@ fn paths(root: &Path) -> Result<Vec<String>> {
 fn text_files(root: &Path, paths: &[String]) -> Vec<SourceFile> {
     let read = |path: &String| Some(SourceFile { path: path.clone(), text: fs::read_to_string(root.join(path)).ok()? });
     paths.iter().filter_map(read).collect()
-}
-
-fn output(command: &mut Command, directory: &Path) -> Result<String> {
-    let output = command.current_dir(directory).output()?;
-    if !output.status.success() {
-        return Err(format!("{command:?} failed: {}", String::from_utf8_lossy(&output.stderr).trim()).into());
-    }
-    Ok(String::from_utf8(output.stdout)?)
 }

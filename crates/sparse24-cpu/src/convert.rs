@@ -2,7 +2,7 @@
 //!
 //! Invariant: the same bits as [`Element::to_f32`] and [`Element::from_f32`]. Deliberately absent: other formats than core's.
 
-use core::any::Any;
+use core::any::{Any, TypeId};
 
 use half::{bf16, f16};
 use sparse24_core::Element;
@@ -53,6 +53,24 @@ pub(crate) fn deliver<T: Element>(x: f32) -> T {
         (Some(&x), _) | (_, Some(&x)) => x,
         _ => T::from_f32(x),
     }
+}
+
+/// How many elements of [`narrow_word`] share a word in [`crate::simd::deliver_words`]: two of a 16-bit type.
+#[inline(always)]
+pub(crate) fn elements_a_word<T: Element>() -> usize {
+    if is::<T, bf16>() || is::<T, f16>() { 2 } else { 1 }
+}
+
+/// Whether both are one type.
+#[inline(always)]
+pub(crate) fn is<T: Element, Other: Element>() -> bool {
+    TypeId::of::<T>() == TypeId::of::<Other>()
+}
+
+/// The bits of [`narrow`] as [`carry`] gives them.
+#[inline(always)]
+pub(crate) fn narrow_word<T: Element>(x: f32) -> u32 {
+    carry(narrow::<T>(x)).to_bits()
 }
 
 #[cfg(test)]

@@ -5,11 +5,14 @@
 
 mod lanes;
 
-use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, Axis, s};
+use core::ops::Range;
+
+use half::bf16;
+use ndarray::{ArrayView2, ArrayViewMut2, Axis, s};
 use rayon::prelude::*;
 use sparse24_core::{Element, compressed::Compressed24, mvue::Estimator, philox::Stream};
 
-use self::lanes::{Sampler, WIDEST};
+use self::lanes::{Kept, Sampler, WIDEST};
 use crate::{
     Error, convert, shape,
     simd::{self, Available, Kernel, Vector},
@@ -96,8 +99,11 @@ pub fn mvue_prune_at(
 /// Tokens that one Philox call of a feature serves.
 const CALL_TOKENS: usize = 16;
 
-/// Tokens whose estimates are gathered before they are written: their kept f32 values fill two cache lines.
-const BLOCK_TOKENS: usize = 64;
+/// Tokens whose metadata nibbles fill a word.
+const NIBBLE_TOKENS: usize = 32;
+
+/// Tokens of a panel.
+const PANEL_TOKENS: usize = 256;
 
 /// Most features of a task: as many rows of the output are written side by side, and as many columns of dZ are read from a page.
 const FEATURES: usize = 128;
@@ -114,90 +120,152 @@ struct Compress<'a, T> {
 impl<T: Element> Kernel for &mut Compress<'_, T> {
     #[inline(always)]
     fn run<V: Vector>(self, v: V) {
-        let (p, groups) = (self.dz.nrows(), self.dz.nrows().div_ceil(4));
-        let features = self.values.len() / (2 * groups);
-        for token in (0..p).step_by(BLOCK_TOKENS) {
-            let rows: [Row<'_, T>; BLOCK_TOKENS] = core::array::from_fn(|at| Row::new(self.dz, token + at));
-            let whole = p - token >= BLOCK_TOKENS && rows.iter().all(|row| matches!(row, Row::Contiguous(_)));
-            for offset in (0..features).step_by(V::LANES) {
-                if whole && features - offset >= V::LANES {
-                    self.block::<V, true>(v, &rows, token, offset);
-                } else {
-                    self.block::<V, false>(v, &rows, token, offset);
-                }
+        let p = self.dz.nrows();
+        let mut panel = Panel { words: vec![[0; FEATURES]; PANEL_TOKENS / 2], nibbles: vec![[0; FEATURES]; PANEL_TOKENS / NIBBLE_TOKENS] };
+        let mut staging = [[T::default(); FEATURES]; NIBBLE_TOKENS];
+        let mut lines = [[0; PANEL_TOKENS / 2]; WIDEST];
+        for token in (0..p).step_by(PANEL_TOKENS) {
+            for at in (0..PANEL_TOKENS.min(p - token)).step_by(NIBBLE_TOKENS) {
+                self.estimate(v, token + at, at, &mut staging, &mut panel);
             }
+            self.write(v, token, &panel, &mut lines);
         }
     }
+}
+
+/// Estimates of some tokens, transposed once there are so many that a row of them fills cache lines.
+struct Panel {
+    /// Two or four elements of a feature a group: [`convert::narrow_word`].
+    words: Vec<[u32; FEATURES]>,
+    nibbles: Vec<[u32; FEATURES]>,
 }
 
 impl<T: Element> Compress<'_, T> {
-    /// Estimates and writes at most 64 tokens of `LANES` features; where it is `WHOLE` it is all of them, from contiguous rows.
+    /// Estimates the 32 tokens from `token` on, `at` in the panel.
     #[inline(always)]
-    fn block<V: Vector, const WHOLE: bool>(&mut self, v: V, rows: &[Row<'_, T>; BLOCK_TOKENS], token: usize, offset: usize) {
-        let (p, groups) = (self.dz.nrows(), self.dz.nrows().div_ceil(4));
-        let feature = self.first + offset;
-        let mut slots = [[T::default(); WIDEST]; BLOCK_TOKENS / 2];
-        let mut metadata = [[0; WIDEST]; 2];
-        for (half, metadata) in metadata.iter_mut().enumerate() {
+    fn estimate<V: Vector>(&self, v: V, token: usize, at: usize, staging: &mut [[T; FEATURES]; NIBBLE_TOKENS], panel: &mut Panel) {
+        let columns = self.first..self.first + self.features();
+        let ahead = NIBBLE_TOKENS * self.dz.strides()[0] as usize;
+        let rows = rows(self.dz, token, columns.clone(), staging);
+        for offset in (0..columns.len()).step_by(V::LANES) {
             let mut nibbles = v.splat_u(0);
-            for call in (2 * half..2 * half + 2).rev() {
-                let at = call * CALL_TOKENS;
-                if WHOLE || token + at < p {
-                    let draws = self.sampler.draw(v, feature, token + at);
-                    for word in (0..4).rev() {
-                        self.ask_for(groups, token, offset + (4 * call + word) % V::LANES);
-                        let mut x = [v.splat(0.0); 4];
-                        for (x, row) in x.iter_mut().zip(&rows[at + 4 * word..]) {
-                            *x = match row {
-                                Row::Contiguous(row) if WHOLE => {
-                                    simd::prefetch(&row[feature..], V::LANES);
-                                    load(v, &row[feature..feature + V::LANES])
-                                }
-                                _ => row.load(v, feature),
-                            };
-                        }
-                        let kept = self.sampler.estimate(v, x, &draws, word);
-                        nibbles = v.join_nibble(nibbles, kept.nibble);
-                        let mut pair = [[0.0; WIDEST]; 2];
-                        v.store(kept.low, &mut pair[0]);
-                        v.store(kept.high, &mut pair[1]);
-                        slots[at / 2 + 2 * word] = pair[0].map(convert::narrow);
-                        slots[at / 2 + 2 * word + 1] = pair[1].map(convert::narrow);
-                    }
+            for call in (0..NIBBLE_TOKENS / CALL_TOKENS).rev() {
+                let draws = self.sampler.draw(v, self.first + offset, token + call * CALL_TOKENS);
+                for word in (0..4).rev() {
+                    let group = 4 * call + word;
+                    let x = group_of(v, &rows[4 * group..], offset, ahead);
+                    let kept = self.sampler.estimate(v, x, &draws, word);
+                    nibbles = v.join_nibble(nibbles, kept.nibble);
+                    store_pair::<V, T>(v, &kept, &mut panel.words, at / 4 + group, offset);
                 }
             }
-            v.store_u(nibbles, metadata);
-        }
-        let present = if WHOLE { BLOCK_TOKENS / 4 } else { (BLOCK_TOKENS / 4).min(groups - token / 4) };
-        let (stride, bytes) = (groups.div_ceil(2), present.div_ceil(2));
-        for lane in 0..V::LANES.min(self.values.len() / (2 * groups) - offset) {
-            let row = offset + lane;
-            let values: [T; BLOCK_TOKENS / 2] = core::array::from_fn(|slot| slots[slot][lane]);
-            self.values[row * 2 * groups + token / 2..][..2 * present].copy_from_slice(&values[..2 * present]);
-            let nibbles = (u64::from(metadata[1][lane]) << 32 | u64::from(metadata[0][lane])) & u64::MAX >> (64 - 4 * present);
-            self.metadata[row * stride + token / 8..][..bytes].copy_from_slice(&nibbles.to_le_bytes()[..bytes]);
+            v.store_u(nibbles, &mut panel.nibbles[at / NIBBLE_TOKENS][offset..]);
         }
     }
 
-    /// Asks for the lines of one row that a block will write: they lie apart, so that no hardware foresees them.
+    /// Writes the panel whose first token is `token`.
     #[inline(always)]
-    fn ask_for(&self, groups: usize, token: usize, row: usize) {
-        for line in (0..=BLOCK_TOKENS / 2).step_by(64 / size_of::<T>()) {
-            simd::prefetch(self.values, row * 2 * groups + token / 2 + line);
+    fn write<V: Vector>(&mut self, v: V, token: usize, panel: &Panel, lines: &mut [[u32; PANEL_TOKENS / 2]; WIDEST]) {
+        let (features, groups) = (self.features(), self.dz.nrows().div_ceil(4));
+        let (present, stride) = ((PANEL_TOKENS / 4).min(groups - token / 4), groups.div_ceil(2));
+        for offset in (0..features).step_by(V::LANES) {
+            for at in (0..PANEL_TOKENS / 2 / convert::elements_a_word::<T>()).step_by(V::LANES) {
+                let mut square = [v.splat_u(0); WIDEST];
+                square.iter_mut().zip(&panel.words[at..]).take(V::LANES).for_each(|(row, words)| *row = v.load_u(&words[offset..]));
+                v.transpose(&mut square);
+                square.iter().zip(&mut *lines).take(V::LANES).for_each(|(&row, line)| v.store_u(row, &mut line[at..]));
+            }
+            for (feature, line) in (offset..features).zip(&*lines).take(V::LANES) {
+                let values = feature * 2 * groups + token / 2;
+                for at in (0..=PANEL_TOKENS / 2).step_by(64 / size_of::<T>()) {
+                    simd::prefetch(self.values, values + V::LANES * 2 * groups + at);
+                }
+                simd::deliver_words(line, &mut self.values[values..][..2 * present]);
+                let metadata = &mut self.metadata[feature * stride + token / 8..][..present.div_ceil(2)];
+                for (bytes, nibbles) in metadata.chunks_mut(4).zip(&panel.nibbles) {
+                    bytes.copy_from_slice(&nibbles[feature].to_le_bytes()[..bytes.len()]);
+                }
+                if present % 2 == 1 {
+                    metadata[present / 2] &= 0xf;
+                }
+            }
         }
-        simd::prefetch(self.metadata, row * groups.div_ceil(2) + token / 8);
+    }
+
+    fn features(&self) -> usize {
+        self.values.len() / (2 * self.dz.nrows().div_ceil(4))
     }
 }
 
-/// `LANES` elements as f32.
+/// The kept pair of each lane as the bits of two elements, in one word or two.
+#[inline(always)]
+fn store_pair<V: Vector, T: Element>(v: V, kept: &Kept<V>, words: &mut [[u32; FEATURES]], group: usize, offset: usize) {
+    if convert::is::<T, f32>() {
+        v.store_u(v.bits(kept.low), &mut words[2 * group][offset..]);
+        return v.store_u(v.bits(kept.high), &mut words[2 * group + 1][offset..]);
+    }
+    if convert::is::<T, bf16>() {
+        return v.store_u(v.join_brains(kept.low, kept.high), &mut words[group][offset..]);
+    }
+    let mut pair = [[0.0; WIDEST]; 2];
+    v.store(kept.low, &mut pair[0]);
+    v.store(kept.high, &mut pair[1]);
+    for lane in 0..V::LANES {
+        let [low, high] = [pair[0][lane], pair[1][lane]].map(convert::narrow_word::<T>);
+        if convert::elements_a_word::<T>() == 2 {
+            words[group][offset + lane] = low | high << 16;
+        } else {
+            [words[2 * group][offset + lane], words[2 * group + 1][offset + lane]] = [low, high];
+        }
+    }
+}
+
+/// `LANES` features of four rows, which are as many elements further on asked for.
+#[inline(always)]
+fn group_of<V: Vector, T: Element>(v: V, rows: &[&[T; FEATURES]], offset: usize, ahead: usize) -> [V::F; 4] {
+    let mut x = [v.splat(0.0); 4];
+    for (x, row) in x.iter_mut().zip(rows) {
+        let row = &row[offset..];
+        simd::prefetch(row, ahead);
+        *x = load(v, &row[..V::LANES]);
+    }
+    x
+}
+
+/// `LANES` elements as f32; any NaN is as good as another.
 #[inline(always)]
 fn load<V: Vector, T: Element>(v: V, row: &[T]) -> V::F {
     if let Some(row) = T::as_f32s(row) {
         return v.load(row);
     }
     let mut x = [0.0; WIDEST];
-    x.iter_mut().zip(row).for_each(|(x, &stored)| *x = convert::widen(stored));
+    for (x, &stored) in x.iter_mut().zip(row) {
+        *x = if convert::is::<T, bf16>() { f32::from_bits(convert::carry(stored).to_bits() << 16) } else { stored.to_f32() };
+    }
     v.load(&x)
+}
+
+/// Some columns of the tokens from `token` on: rows are copied where they do not lie so, padded with zeros.
+#[inline(always)]
+fn rows<'a, T: Element, const TOKENS: usize>(
+    dz: ArrayView2<'a, T>,
+    token: usize,
+    columns: Range<usize>,
+    staging: &'a mut [[T; FEATURES]; TOKENS],
+) -> [&'a [T; FEATURES]; TOKENS] {
+    let stored = |at| (token + at < dz.nrows()).then(|| dz.index_axis_move(Axis(0), token + at));
+    let in_place = |at| stored(at)?.to_slice()?[columns.start..].first_chunk();
+    for (at, staged) in staging.iter_mut().enumerate().filter(|&(at, _)| in_place(at).is_none()) {
+        *staged = [T::default(); FEATURES];
+        match stored(at).map(|row| row.slice_move(s![columns.clone()])) {
+            None => {}
+            Some(row) => match row.to_slice() {
+                Some(row) => staged[..row.len()].copy_from_slice(row),
+                None => staged.iter_mut().zip(row).for_each(|(staged, &x)| *staged = x),
+            },
+        }
+    }
+    core::array::from_fn(|at| in_place(at).unwrap_or(&staging[at]))
 }
 
 /// Some tokens of the output, from `first` on.
@@ -212,62 +280,29 @@ impl Kernel for Prune<'_> {
     #[inline(always)]
     fn run<V: Vector>(mut self, v: V) {
         let (tokens, r) = self.out.dim();
-        for offset in (0..tokens).step_by(CALL_TOKENS) {
-            let rows: [Row<'_, f32>; CALL_TOKENS] = core::array::from_fn(|at| Row::new(self.dz, self.first + offset + at));
-            let mut out = self.out.slice_mut(s![offset..tokens.min(offset + CALL_TOKENS), ..]);
-            for feature in (0..r).step_by(V::LANES) {
-                let draws = self.sampler.draw(v, feature, self.first + offset);
-                for word in 0..out.nrows().div_ceil(4) {
-                    let mut x = [v.splat(0.0); 4];
-                    for (x, row) in x.iter_mut().zip(&rows[4 * word..]) {
-                        *x = row.load(v, feature);
-                    }
-                    let kept = self.sampler.estimate(v, x, &draws, word);
-                    for (i, dense) in kept.dense(v).into_iter().enumerate().take(out.nrows() - 4 * word) {
-                        let mut out = out.index_axis_mut(Axis(0), 4 * word + i);
-                        match out.as_slice_mut().and_then(|out| out.get_mut(feature..feature + V::LANES)) {
-                            Some(out) => v.store(dense, out),
-                            None => {
-                                let mut lanes = [0.0; WIDEST];
-                                v.store(dense, &mut lanes);
-                                out.iter_mut().skip(feature).zip(&lanes[..V::LANES]).for_each(|(out, &dense)| *out = dense);
-                            }
+        let [mut staging, mut estimate] = [[[0.0; FEATURES]; CALL_TOKENS]; 2];
+        for at in (0..tokens).step_by(CALL_TOKENS) {
+            for first in (0..r).step_by(FEATURES) {
+                let columns = first..r.min(first + FEATURES);
+                let rows = rows(self.dz, self.first + at, columns.clone(), &mut staging);
+                for offset in (0..columns.len()).step_by(V::LANES) {
+                    let draws = self.sampler.draw(v, first + offset, self.first + at);
+                    for word in 0..4 {
+                        let x = group_of(v, &rows[4 * word..], offset, V::LANES);
+                        let kept = self.sampler.estimate(v, x, &draws, word);
+                        for (dense, out) in kept.dense(v).into_iter().zip(&mut estimate[4 * word..]) {
+                            v.store(dense, &mut out[offset..]);
                         }
+                    }
+                }
+                let mut out = self.out.slice_mut(s![at..tokens.min(at + CALL_TOKENS), columns.clone()]);
+                for (mut out, estimate) in out.outer_iter_mut().zip(&estimate) {
+                    match out.as_slice_mut() {
+                        Some(out) => out.copy_from_slice(&estimate[..columns.len()]),
+                        None => out.iter_mut().zip(estimate).for_each(|(out, &x)| *out = x),
                     }
                 }
             }
         }
-    }
-}
-
-/// A token of dZ.
-enum Row<'a, T> {
-    Contiguous(&'a [T]),
-    Strided(ArrayView1<'a, T>),
-    /// Beyond the last token: zeros.
-    Padding,
-}
-
-impl<'a, T: Element> Row<'a, T> {
-    #[inline(always)]
-    fn new(dz: ArrayView2<'a, T>, token: usize) -> Self {
-        if token >= dz.nrows() {
-            return Self::Padding;
-        }
-        let row = dz.index_axis_move(Axis(0), token);
-        row.to_slice().map_or(Self::Strided(row), Self::Contiguous)
-    }
-
-    /// `LANES` features, zeros beyond the last.
-    #[inline(always)]
-    fn load<V: Vector>(&self, v: V, feature: usize) -> V::F {
-        let mut x = [0.0; WIDEST];
-        match self {
-            Self::Contiguous(row) if row.len() >= feature + V::LANES => return load(v, &row[feature..feature + V::LANES]),
-            Self::Contiguous(row) => x.iter_mut().zip(&row[feature..]).for_each(|(x, &stored)| *x = convert::widen(stored)),
-            Self::Strided(row) => x.iter_mut().zip(row.iter().skip(feature)).for_each(|(x, &stored)| *x = convert::widen(stored)),
-            Self::Padding => {}
-        }
-        v.load(&x)
     }
 }

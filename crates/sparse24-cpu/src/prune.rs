@@ -58,10 +58,10 @@ impl<T: Element> Kernel for MaskedRow<'_, T> {
     fn run<V: Vector>(self, _: V) {
         for ((out, w), tiles) in self.out.chunks_mut(16).zip(self.w.chunks(16)).zip(self.tiles.chunks(4)) {
             let kept = (nibbles::rows(nibbles::word(tiles)) >> (16 * self.row)) as u32;
-            let select = |i: usize, w: T| if kept & 1 << i == 0 { T::default() } else { w };
-            match w.first_chunk::<16>() {
-                Some(w) => out.copy_from_slice(&core::array::from_fn::<T, 16, _>(|i| select(i, w[i]))),
-                None => out.iter_mut().zip(w).enumerate().for_each(|(i, (out, &w))| *out = select(i, w)),
+            let select = |(i, (out, &w)): (usize, (&mut T, &T))| *out = if kept & 1 << i == 0 { T::default() } else { w };
+            match (out.first_chunk_mut::<16>(), w.first_chunk::<16>()) {
+                (Some(out), Some(w)) => out.iter_mut().zip(w).enumerate().for_each(select),
+                _ => out.iter_mut().zip(w).enumerate().for_each(select),
             }
         }
     }
@@ -82,13 +82,27 @@ pub fn compress_weight<T: Element, U: Element>(
     forward: &mut Compressed24<U>,
     dgrad: &mut Compressed24<U>,
 ) -> Result<(), Error> {
+    compress_weight_at(Available::best(), w, mask, map, forward, dgrad)
+}
+
+/// [`compress_weight`] at a given level.
+///
+/// # Errors
+/// Those of [`compress_weight`].
+pub fn compress_weight_at<T: Element, U: Element>(
+    level: Available,
+    w: ArrayView2<'_, T>,
+    mask: &Mask,
+    map: ValueMap,
+    forward: &mut Compressed24<U>,
+    dgrad: &mut Compressed24<U>,
+) -> Result<(), Error> {
     let [r, q] = [w.nrows(), w.ncols()];
     shape::check("compress weight", "mask", [r, q], mask.shape())?;
     shape::check("compress weight", "forward", [r, q], forward.shape())?;
     shape::check("compress weight", "dgrad", [q, r], dgrad.shape())?;
-    let level = Available::best();
     check_mask(level, mask, MaskKind::Transposable)?;
-    compress_both(level, w, mask, map, Some(forward), Some(dgrad));
+    compress(level, w, mask, map, forward, Some(dgrad));
     Ok(())
 }
 
@@ -107,7 +121,7 @@ pub fn compress_forward<T: Element, U: Element>(
     shape::check("compress weight", "forward", shape, forward.shape())?;
     let level = Available::best();
     check_mask(level, mask, MaskKind::RowWise)?;
-    compress_both(level, w, mask, map, Some(forward), None);
+    compress(level, w, mask, map, forward, None);
     Ok(())
 }
 
@@ -155,12 +169,12 @@ impl Kernel for Check<'_> {
 }
 
 /// Cuts the rows into tasks and gives each its rows of `forward` and its columns of `dgrad`.
-fn compress_both<T: Element, U: Element>(
+fn compress<T: Element, U: Element>(
     level: Available,
     w: ArrayView2<'_, T>,
     mask: &Mask,
     map: ValueMap,
-    forward: Option<&mut Compressed24<U>>,
+    forward: &mut Compressed24<U>,
     dgrad: Option<&mut Compressed24<U>>,
 ) {
     if w.is_empty() {
@@ -168,32 +182,24 @@ fn compress_both<T: Element, U: Element>(
     }
     let (r, q) = w.dim();
     let rows = strips::rows_per_task(q).next_multiple_of(BLOCK_ROWS);
-    let tasks = r.div_ceil(rows);
-    let mut parts: Vec<_> = (0..tasks)
-        .map(|task| {
-            let (first, end) = (task * rows, r.min((task + 1) * rows));
-            let tiles = &mask.tiles()[first / 4 * (q / 4)..end / 4 * (q / 4)];
-            Part { w: w.slice_move(s![first..end, ..]), tiles, map, forward: None, dgrad: None }
-        })
-        .collect();
-    if let Some(forward) = forward {
-        let stride = forward.metadata_stride();
-        let (values, metadata) = forward.parts_mut();
-        let values = values.into_slice().expect("values are row-major");
-        for ((part, values), metadata) in parts.iter_mut().zip(values.chunks_mut(rows * q / 2)).zip(metadata.chunks_mut(rows * stride)) {
-            part.forward = Some((values, metadata));
-        }
-    }
-    let (mut dgrad_values, mut dgrad_metadata);
-    if let Some(dgrad) = dgrad {
+    let stride = forward.metadata_stride();
+    let (values, metadata) = forward.parts_mut();
+    let values = values.into_slice().expect("values are row-major").chunks_mut(rows * q / 2);
+    let mut dgrad = dgrad.map(|dgrad| {
         let stride = dgrad.metadata_stride();
         let (values, metadata) = dgrad.parts_mut();
-        dgrad_values = values;
-        dgrad_metadata = ArrayViewMut2::from_shape((q, stride), metadata).expect("metadata has a row for each row of values");
-        let values = dgrad_values.axis_chunks_iter_mut(Axis(1), rows / 2);
-        for ((part, values), metadata) in parts.iter_mut().zip(values).zip(dgrad_metadata.axis_chunks_iter_mut(Axis(1), rows / 8)) {
-            part.dgrad = Some((values, metadata));
-        }
+        (values, ArrayViewMut2::from_shape((q, stride), metadata).expect("metadata has a row for each row of values"))
+    });
+    let mut parts: Vec<_> = (values.zip(metadata.chunks_mut(rows * stride)).enumerate())
+        .map(|(task, forward)| {
+            let (first, end) = (task * rows, r.min((task + 1) * rows));
+            let tiles = &mask.tiles()[first / 4 * (q / 4)..end / 4 * (q / 4)];
+            Part { w: w.slice_move(s![first..end, ..]), tiles, map, forward, dgrad: None }
+        })
+        .collect();
+    if let Some((values, metadata)) = &mut dgrad {
+        let columns = values.axis_chunks_iter_mut(Axis(1), rows / 2).zip(metadata.axis_chunks_iter_mut(Axis(1), rows / 8));
+        parts.iter_mut().zip(columns).for_each(|(part, columns)| part.dgrad = Some(columns));
     }
     strips::for_chunks(&mut parts, 1, |_, parts| {
         for part in parts {

@@ -10,7 +10,9 @@ mod avx2;
 mod avx512;
 mod portable;
 
-use sparse24_core::search::CODES;
+use sparse24_core::{Element, search::CODES};
+
+use crate::convert;
 
 /// An instruction-set level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -157,11 +159,14 @@ pub(crate) trait Vector: Copy {
     fn unordered(self, a: Self::F, b: Self::F) -> Self::M;
     /// a > b.
     fn above(self, a: Self::F, b: Self::F) -> Self::M;
-    /// a >= b.
-    fn at_least(self, a: Self::F, b: Self::F) -> Self::M;
     /// The magnitude of the first with the sign of the second.
     fn copysign(self, magnitude: Self::F, sign: Self::F) -> Self::F;
     fn select(self, which: Self::M, a: Self::F, b: Self::F) -> Self::F;
+    /// `copysign(max(|x|, least), x)`; neither is a NaN and `least` is not negative.
+    #[inline(always)]
+    fn at_least_in_magnitude(self, x: Self::F, least: Self::F) -> Self::F {
+        self.copysign(self.most(self.abs(x), least), x)
+    }
 
     fn splat_u(self, x: u32) -> Self::U;
     fn load_u(self, from: &[u32]) -> Self::U;
@@ -181,6 +186,9 @@ pub(crate) trait Vector: Copy {
     fn not_u(self, a: Self::U) -> Self::U;
     /// What the sign bit says.
     fn truth(self, sign: Self::U) -> Self::M;
+    fn bits(self, x: Self::F) -> Self::U;
+    /// The nearest bf16 of both, ties to even, the second in the upper halves; a NaN is [`f32::NAN`].
+    fn join_brains(self, low: Self::F, high: Self::F) -> Self::U;
     /// `x & mask == value`.
     fn test(self, x: Self::U, mask: u32, value: u32) -> Self::M;
     /// [`sparse24_core::philox::uniform`].
@@ -197,6 +205,8 @@ pub(crate) trait Vector: Copy {
     fn not(self, a: Self::M) -> Self::M;
     fn any(self, a: Self::M) -> bool;
 
+    /// Rows and columns of a square of `LANES` by `LANES` words change places; vectors beyond are left alone.
+    fn transpose(self, rows: &mut [Self::U; 16]);
     /// Four rows of `LANES/4` tiles side by side become four columns, a lane a tile row: within each 4x4 tile, rows and columns change
     /// places.
     fn transpose_tiles(self, rows: [Self::F; 4]) -> [Self::F; 4];
@@ -210,8 +220,29 @@ pub(crate) trait Vector: Copy {
             }
         }
     }
-    /// The lanes whose bit is set in `kept`, two of every four, in the first `LANES/2` lanes; the others hold anything.
-    fn pack_pairs(self, x: Self::F, kept: u32) -> Self::F;
+    /// The lanes of the first and then those of the second whose bit is set in `kept`, two of every four; other bits are not set.
+    fn pack_pairs(self, x: [Self::F; 2], kept: [u32; 2]) -> Self::F;
+    /// What [`Self::pack_pairs`] makes of tile columns, eight rows after eight rows in the first `LANES/4` vectors, becomes the pairs of
+    /// one tile in each of these.
+    fn transpose_pairs(self, x: [Self::F; 4]) -> [Self::F; 4];
+}
+
+/// Elements from words of [`convert::narrow_word`], those of a 16-bit type from both halves, the lower first.
+#[inline(always)]
+pub(crate) fn deliver_words<T: Element>(words: &[u32], to: &mut [T]) {
+    let each = convert::elements_a_word::<T>();
+    let words = &words[..to.len().div_ceil(each)];
+    if (each == 2 || convert::is::<T, f32>()) && cfg!(target_endian = "little") {
+        // SAFETY: f32, bf16 and f16 may hold any bits, and two elements of the latter are as long as a word: the words are no fewer
+        // bytes than the elements, and a shared and a mutable slice do not overlap.
+        unsafe { core::ptr::copy_nonoverlapping(words.as_ptr().cast(), to.as_mut_ptr().cast::<u8>(), size_of_val(to)) }
+    } else {
+        for (to, &word) in to.chunks_mut(each).zip(words) {
+            to.iter_mut()
+                .enumerate()
+                .for_each(|(at, to)| *to = convert::deliver(f32::from_bits(word >> (32 / each * at) & (u32::MAX >> (32 - 32 / each)))));
+        }
+    }
 }
 
 /// Lane `4*l + i` is tile `i*lanes/4 + l`: how [`Vector::transpose_tiles`] leaves the tiles of four vectors.

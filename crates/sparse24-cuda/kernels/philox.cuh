@@ -13,12 +13,19 @@ struct StepState {
     u32 padding;
 };
 
+// One instruction; of `u64(a) * b` the compiler makes more where it knows that lanes share a factor.
+__device__ __forceinline__ u64 wide_product(u32 a, u32 b) {
+    u64 product;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+    return product;
+}
+
 __device__ __forceinline__ uint4 philox(u64 key, u32 call, u32 site, u32 micro_step, u32 step) {
     u32 k0 = u32(key), k1 = u32(key >> 32);
     uint4 c = make_uint4(call, site, micro_step, step);
 #pragma unroll
     for (int round = 0; round < 10; ++round) {
-        u64 a = u64(0xD2511F53u) * c.x, b = u64(0xCD9E8D57u) * c.z;
+        u64 a = wide_product(0xD2511F53u, c.x), b = wide_product(0xCD9E8D57u, c.z);
         c = make_uint4(u32(b >> 32) ^ c.y ^ k0, u32(b), u32(a >> 32) ^ c.w ^ k1, u32(a));
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;

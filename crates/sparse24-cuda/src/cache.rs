@@ -5,7 +5,7 @@
 //! what it cannot write is not kept.
 
 use std::{
-    env, fs,
+    env, fs, io,
     path::{Path, PathBuf},
     process,
     sync::atomic::{AtomicU64, Ordering},
@@ -38,10 +38,16 @@ impl Cache {
         (blake3::hash(&content) == sum).then_some(content)
     }
 
-    /// Keeps a content under a name.
+    /// Keeps a content under a name, if it can.
     pub(crate) fn put(&self, name: &str, content: &[u8]) {
+        if let Some(folder) = &self.0 {
+            let _ = Self::write(folder, name, content);
+        }
+    }
+
+    /// Keeps a content under a name in a folder.
+    pub(crate) fn write(folder: &Path, name: &str, content: &[u8]) -> io::Result<()> {
         static WRITTEN: AtomicU64 = AtomicU64::new(0);
-        let Some(folder) = &self.0 else { return };
         let beside = folder.join(format!("{name}.{}.{}", process::id(), WRITTEN.fetch_add(1, Ordering::Relaxed)));
         let bytes = [blake3::hash(content).as_bytes().as_slice(), content].concat();
         let done =
@@ -49,6 +55,7 @@ impl Cache {
         if done.is_err() {
             let _ = fs::remove_file(&beside);
         }
+        done
     }
 }
 

@@ -2,7 +2,11 @@
 //!
 //! Deliberately absent: where the code is kept ([`crate::cache`]), and any GPU: one can compile for a GPU that is not there.
 
-use std::ffi::{CStr, CString, c_char};
+use std::{
+    ffi::{CStr, CString, c_char},
+    io,
+    path::Path,
+};
 
 use cudarc::nvrtc::{result, sys};
 
@@ -16,10 +20,22 @@ use crate::{
 /// What the compiler made of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compiled {
+    /// Its name in a folder of compiled kernels: all that the code depends on but the compiler's release, whose code serves as well.
+    pub file_name: String,
     /// Machine code.
     pub cubin: Vec<u8>,
     /// What the compiler said, resources of each kernel included.
     pub log: String,
+}
+
+impl Compiled {
+    /// Keeps the code in a folder that then serves as `SPARSE24_KERNEL_CACHE`, also where there is no compiler.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn keep(&self, folder: &Path) -> io::Result<()> {
+        Cache::write(folder, &self.file_name, &self.cubin)
+    }
 }
 
 /// Compiles a source for an architecture; needs no GPU.
@@ -35,7 +51,7 @@ pub fn compile(source: &Source, architecture: Architecture) -> Result<Compiled, 
     let compiled = unsafe { result::compile_program(program.raw, &options(source, architecture)) };
     let log = program.log().map_err(refused)?;
     match compiled {
-        Ok(()) => Ok(Compiled { cubin: program.cubin().map_err(refused)?, log }),
+        Ok(()) => Ok(Compiled { file_name: file_name(source, architecture), cubin: program.cubin().map_err(refused)?, log }),
         Err(_) => Err(failed(log)),
     }
 }
@@ -51,7 +67,12 @@ pub(crate) fn cached(cache: &Cache, source: &Source, architecture: Architecture)
     Ok(cubin)
 }
 
-/// The name under which a source's code is kept: all that the code depends on but the compiler's release, whose code serves as well.
+/// Whether the machine code of a source is in the cache.
+pub(crate) fn is_cached(cache: &Cache, source: &Source, architecture: Architecture) -> bool {
+    cache.get(&file_name(source, architecture)).is_some()
+}
+
+/// The name under which a source's code is kept.
 pub(crate) fn file_name(source: &Source, architecture: Architecture) -> String {
     let mut hash = blake3::Hasher::new();
     let mut part = |text: &str| {

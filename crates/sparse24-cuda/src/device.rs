@@ -18,9 +18,8 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use crate::{
     Architecture, Error, Matrix, Scalar,
     cache::Cache,
-    compile, kernels,
+    compile, driver, kernels,
     launch::{Argument, Grid},
-    library::Library,
     step::StepState,
 };
 
@@ -71,9 +70,8 @@ impl Device {
     /// # Errors
     /// [`Error::Library`] without a driver, [`Error::NoDevice`], [`Error::Architecture`] for a GPU without sparse tensor cores, [`Error::Driver`].
     pub fn open(settings: &Settings) -> Result<Self, Error> {
-        Library::Driver.load()?;
+        driver::start()?;
         let said = |what: &'static str| move |error: DriverError| driver_error(what.into(), error);
-        result::init().map_err(said("starting the driver"))?;
         let count = result::device::get_count().map_err(said("counting GPUs"))?;
         let count = usize::try_from(count).unwrap_or(0);
         if settings.ordinal >= count {
@@ -128,6 +126,18 @@ impl Device {
     /// # Errors
     /// [`Error::OutOfMemory`] with what holds the rest; [`Error::Driver`].
     pub fn alloc<T: Scalar>(&mut self, name: &str, shape: [usize; 2]) -> Result<Matrix<T>, Error> {
+        let matrix = self.alloc_undefined(name, shape)?;
+        // SAFETY: the allocation has that many bytes.
+        unsafe { result::memset_d8_async(matrix.address, 0, matrix.elements() * size_of::<T>(), self.stream.cu_stream()) }
+            .map_err(|error| driver_error(format!("zeroing {name}"), error))?;
+        Ok(matrix)
+    }
+
+    /// As [`Device::alloc`], with whatever bits were there: for what is written before it is read, which `compute-sanitizer` then checks.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] with what holds the rest; [`Error::Driver`].
+    pub fn alloc_undefined<T: Scalar>(&mut self, name: &str, shape: [usize; 2]) -> Result<Matrix<T>, Error> {
         self.bind()?;
         let bytes = (shape[0] * shape[1] * size_of::<T>()).max(1);
         // SAFETY: the context is bound.
@@ -137,9 +147,6 @@ impl Device {
             Err(error) => return Err(driver_error(format!("allocating {name}"), error)),
         };
         self.allocations.push(Allocation { name: name.to_owned(), address, bytes });
-        // SAFETY: the allocation has that many bytes.
-        unsafe { result::memset_d8_async(address, 0, bytes, self.stream.cu_stream()) }
-            .map_err(|error| driver_error(format!("zeroing {name}"), error))?;
         Ok(Matrix { mark: self.mark, address, shape, stride: shape[1], element: PhantomData })
     }
 

@@ -19,6 +19,14 @@ pub enum Error {
         /// The file names that were tried, in order.
         tried: Vec<PathBuf>,
     },
+    /// The driver is older than the compiled kernels.
+    #[error("the CUDA driver serves CUDA {}.{}, and kernels need {}.{}: install a newer driver", found[0], found[1], required[0], required[1])]
+    OldDriver {
+        /// The newest release of CUDA that it serves: major, minor.
+        found: [i32; 2],
+        /// The oldest that is needed.
+        required: [i32; 2],
+    },
     /// There is no such GPU.
     #[error("there is no GPU {ordinal}: the driver sees {count}")]
     NoDevice {

@@ -58,17 +58,34 @@ macro_rules! sources {
 
 /// All kernels.
 pub const SOURCES: &[Source] = sources! {
+    "activation": "gelu_forward", "gelu_backward", "geglu_forward", "geglu_backward", "swiglu_forward", "swiglu_backward"; ALL, On;
+    "adamw": "adamw_step"; ALL, Off;
     "attention_backward": "attention_backward_64_queries", "attention_backward_64_keys", "attention_backward_128_queries", "attention_backward_128_keys",
         "attention_backward_dropout_64_queries", "attention_backward_dropout_64_keys", "attention_backward_dropout_128_queries", "attention_backward_dropout_128_keys"; ALL, On;
     "attention_forward": "attention_forward_64", "attention_forward_128", "attention_forward_dropout_64", "attention_forward_dropout_128"; ALL, On;
+    "bias_grad": "column_sums", "row_sums"; ALL, Off;
+    "compress_weight": "compress_weight", "compress_forward"; ALL, Off;
+    "dropout": "dropout"; ALL, Off;
+    "embedding": "embed_forward", "embed_order", "embed_runs", "embed_join", "embed_positions"; ALL, Off;
     "flip_count": "flip_count"; ALL, Off;
+    "grad_norm": "square_sums", "norm_of_sums"; ALL, Off;
+    "loss": "head_loss", "loss_forward", "loss_sum"; ALL, On;
+    "mask_search": "mask_search_f32", "mask_search_bf16", "row_mask_search_f32", "row_mask_search_bf16", "column_mask_search_f32",
+        "column_mask_search_bf16"; ALL, Off;
+    "mvue_compress": "mvue_compress_exact", "mvue_compress_approximate"; ALL, Off;
+    "norm": "norm_forward_1", "norm_forward_2", "norm_forward_4", "norm_forward_8", "norm_backward_1", "norm_backward_2", "norm_backward_4",
+        "norm_backward_8", "norm_backward_16", "norm_parameters"; ALL, On;
 };
 
 /// All headers.
 pub const HEADERS: &[Header] = &[
+    Header { name: "activation.cuh", text: include_str!("../kernels/activation.cuh") },
     Header { name: "attention.cuh", text: include_str!("../kernels/attention.cuh") },
-    Header { name: "scalar.cuh", text: include_str!("../kernels/scalar.cuh") },
+    Header { name: "mvue.cuh", text: include_str!("../kernels/mvue.cuh") },
+    Header { name: "packed.cuh", text: include_str!("../kernels/packed.cuh") },
+    Header { name: "parameters.cuh", text: include_str!("../kernels/parameters.cuh") },
     Header { name: "philox.cuh", text: include_str!("../kernels/philox.cuh") },
+    Header { name: "scalar.cuh", text: include_str!("../kernels/scalar.cuh") },
 ];
 
 /// The source with a kernel.

@@ -7,19 +7,34 @@
 //! A [`Device`] owns its memory; a [`Matrix`] is a plain handle to some of it. Operations are queued in order and return at once; only
 //! downloads and [`Device::synchronize`] wait.
 
+pub mod activation;
+pub mod adamw;
 mod architecture;
 pub mod attention;
+pub mod bias;
 mod cache;
 mod compile;
+pub mod compressed;
 mod device;
+mod driver;
+pub mod dropout;
+pub mod embedding;
 mod error;
 pub mod flip;
+pub mod gemm;
 pub mod kernels;
 mod launch;
 pub mod layout;
 pub mod library;
+pub mod loss;
 mod matrix;
+pub mod mvue;
+pub mod norm;
+mod operand;
+pub mod prune;
+pub mod search;
 mod step;
+pub mod survey;
 
 pub use architecture::Architecture;
 pub use compile::{Compiled, compile};

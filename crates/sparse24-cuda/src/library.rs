@@ -63,14 +63,27 @@ impl Library {
         }
         let tried = self.candidates(env::var_os(FOLDERS_VARIABLE).as_deref());
         // SAFETY: the initialisers of CUDA's libraries may run at any time; the library is never unloaded.
-        let opens = |path: &PathBuf| unsafe { libloading::Library::new(path) }.map(std::mem::forget).is_ok();
-        match tried.iter().find(|path| opens(path)) {
+        let opens = |path: &Path| unsafe { libloading::Library::new(path) }.map(std::mem::forget).is_ok();
+        let with_parts = |path: &&PathBuf| {
+            self.parts(path).iter().for_each(|part| _ = opens(part));
+            opens(path)
+        };
+        match tried.iter().find(with_parts) {
             None => Err(Error::Library { library: self, tried }),
             Some(path) => {
                 loaded.push((self, path.clone()));
                 Ok(path.clone())
             }
         }
+    }
+
+    /// Files of the same folder that the library opens by their bare names, and so finds in the loader's own folders only, unless they are
+    /// open already.
+    fn parts(self, file: &Path) -> Vec<PathBuf> {
+        let Self::Nvrtc = self else { return Vec::new() };
+        let is_part = |file: &PathBuf| file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc-builtins.so"));
+        // A bare name has an empty parent, which is no folder.
+        file.parent().into_iter().flat_map(files).filter(is_part).collect()
     }
 
     /// Files to try, in order: the folders of the setting, the loader's own search, CUDA's usual folder, Python's packages.
@@ -92,16 +105,20 @@ impl Library {
 fn python_folders() -> Vec<PathBuf> {
     let on_path = env::var_os("PATH").and_then(|path| env::split_paths(&path).find(|folder| folder.join("python3").exists()));
     let roots = env::var_os("VIRTUAL_ENV").map(PathBuf::from).into_iter().chain(on_path.and_then(|bin| bin.parent().map(Path::to_owned)));
-    let list = |folder: PathBuf| std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut folders: Vec<PathBuf> = roots
-        .flat_map(|root| list(root.join("lib")))
-        .flat_map(|python| list(python.join("site-packages/nvidia")))
+        .flat_map(|root| files(&root.join("lib")))
+        .flat_map(|python| files(&python.join("site-packages/nvidia")))
         .map(|package| package.join("lib"))
         .filter(|folder| folder.is_dir())
         .collect();
     folders.sort();
     folders.dedup();
     folders
+}
+
+/// What a folder holds; nothing where it cannot be read.
+fn files(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path())
 }
 
 impl fmt::Display for Library {
@@ -123,6 +140,15 @@ mod tests {
         let files = Library::Nvrtc.candidates(Some(OsStr::new("/a:/b")));
         assert_eq!(files[..3], ["/a/libnvrtc.so.13", "/a/libnvrtc.so", "/b/libnvrtc.so.13"].map(PathBuf::from));
         assert!(files.contains(&PathBuf::from("libnvrtc.so.13")), "the loader's own search is tried too");
+    }
+
+    #[test]
+    fn the_parts_of_the_compiler_lie_beside_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [part, other] = ["libnvrtc-builtins.so.13.0", "libnvrtc-builtins.alt.so.13.0"].map(|name| folder.path().join(name));
+        [&part, &other].into_iter().for_each(|file| std::fs::write(file, b"").expect("written"));
+        assert_eq!(Library::Nvrtc.parts(&folder.path().join("libnvrtc.so.13")), [part]);
+        assert!(Library::Nvrtc.parts(Path::new("libnvrtc.so.13")).is_empty());
     }
 
     #[test]

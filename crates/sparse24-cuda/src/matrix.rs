@@ -96,6 +96,13 @@ impl<T: Scalar> Matrix<T> {
         Self { shape, stride: shape[1], ..self }
     }
 
+    /// The same rows as bytes, which are compared where a NaN differs from itself.
+    #[must_use]
+    pub const fn as_bytes(self) -> Matrix<u8> {
+        let (mark, address, [rows, columns], size) = (self.mark, self.address, self.shape, size_of::<T>());
+        Matrix { mark, address, shape: [rows, columns * size], stride: self.stride * size, element: PhantomData }
+    }
+
     /// Whether rows follow each other without gaps.
     #[must_use]
     pub const fn is_contiguous(self) -> bool {
@@ -129,6 +136,7 @@ mod tests {
         assert_eq!(of.span(), of.address..of.address + 2 * (2 * 10 + 4));
         assert!(!of.is_contiguous() && matrix([6, 10]).rows(1..4).is_contiguous());
         assert!(of.is_aligned(4) && !of.is_aligned(16));
+        assert_eq!((of.as_bytes().shape, of.as_bytes().span()), ([3, 8], of.span()));
     }
 
     #[test]

@@ -29,18 +29,10 @@ pub mod cpu;
 pub enum DType {
     /// 32-bit float.
     F32,
+    /// What the device stores activations in, and their gradients: f32 on a CPU, bf16 on a GPU. The host reads and writes them as f32.
+    Activation,
     /// Token ids.
     U32,
-}
-
-impl DType {
-    /// Bytes an element.
-    #[must_use]
-    pub const fn bytes(self) -> usize {
-        match self {
-            Self::F32 | Self::U32 => 4,
-        }
-    }
 }
 
 /// What memory is for; reports of memory use group by it.
@@ -436,11 +428,22 @@ pub struct Device {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "run", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Arithmetic {
-    /// f32 throughout.
+    /// As is usual on the device: f32 on a CPU, bf16 operands on a GPU.
     #[default]
+    Native,
+    /// f32 throughout.
     F32,
     /// Operands of linear layers are rounded to bf16, sums are f32, as a GPU's tensor cores do.
     Bf16Operands,
+}
+
+/// How a backend is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BackendSettings {
+    /// How operands of products are rounded.
+    pub arithmetic: Arithmetic,
+    /// The number of the GPU, as its driver counts; of no meaning on a CPU.
+    pub gpu: usize,
 }
 
 /// A backend that a configuration can name.
@@ -449,13 +452,13 @@ pub struct BackendEntry {
     /// Its name.
     pub name: &'static str,
     /// Opens it, with nothing allocated.
-    pub open: fn(Arithmetic) -> Result<Box<dyn Backend>, Error>,
+    pub open: fn(BackendSettings) -> Result<Box<dyn Backend>, Error>,
 }
 
 /// All backends of this build. Adding one is a line here.
 pub const BACKENDS: &[BackendEntry] = &[
     #[cfg(feature = "cpu")]
-    BackendEntry { name: "cpu", open: |arithmetic| Ok(Box::new(cpu::CpuBackend::new(arithmetic))) },
+    BackendEntry { name: "cpu", open: |settings| Ok(Box::new(cpu::CpuBackend::new(settings.arithmetic))) },
 ];
 
 /// A device that can train. See the [module documentation](self) for what holds for every operation.

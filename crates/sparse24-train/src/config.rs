@@ -155,6 +155,8 @@ pub struct BackendConfig {
     pub threads: usize,
     /// Rounding of operands.
     pub arithmetic: Arithmetic,
+    /// The number of the GPU, where the backend is one.
+    pub gpu: usize,
 }
 
 impl Config {

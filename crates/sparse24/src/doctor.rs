@@ -5,7 +5,7 @@ use std::{fs, num::NonZeroUsize, path::PathBuf, thread};
 use serde::Serialize;
 use sparse24_cpu::Simd;
 use sparse24_train::{
-    backend::{Arithmetic, BACKENDS, BackendEntry},
+    backend::{BACKENDS, BackendEntry, BackendSettings},
     machine,
 };
 
@@ -13,6 +13,9 @@ use crate::{
     failure::{Exit, Failure},
     output::say,
 };
+
+#[cfg(feature = "cuda")]
+mod cuda;
 
 /// Report the hardware, the backends and whether a run could be written here
 #[derive(clap::Args, Debug)]
@@ -31,6 +34,8 @@ struct Report {
     threads: usize,
     simd: String,
     memory_available_mib: Option<u64>,
+    #[cfg(feature = "cuda")]
+    cuda: cuda::Cuda,
     backends: Vec<Backend>,
     out: PathBuf,
     problem: Option<String>,
@@ -50,6 +55,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         threads: thread::available_parallelism().map_or(1, NonZeroUsize::get),
         simd: Simd::detect().to_string(),
         memory_available_mib: machine::memory().map(|memory| memory.available >> 20),
+        #[cfg(feature = "cuda")]
+        cuda: cuda::Cuda::of_machine(),
         backends: BACKENDS.iter().map(opened).collect(),
         out: args.out.clone(),
         problem: unwritable(&args.out),
@@ -63,6 +70,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         match report.memory_available_mib {
             Some(mib) => say!("memory        {mib} MiB available"),
             None => say!("memory        unknown on this system"),
+        }
+        #[cfg(feature = "cuda")]
+        for line in report.cuda.lines() {
+            say!("{line}");
+        }
+        if cfg!(not(feature = "cuda")) {
+            say!("CUDA          not in this build: the feature `cuda` was left out");
         }
         for Backend { name, sparse_products, problem } in &report.backends {
             match (sparse_products, problem) {
@@ -82,7 +96,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn opened(entry: &BackendEntry) -> Backend {
-    let device = (entry.open)(Arithmetic::F32).map(|backend| backend.device());
+    let device = (entry.open)(BackendSettings::default()).map(|backend| backend.device());
     Backend {
         name: entry.name,
         sparse_products: device.as_ref().ok().map(|device| device.sparse_products),

@@ -21,21 +21,27 @@ struct Floor {
 const FLOORS: &[Floor] = &[
     Floor { package: "sparse24-core", may_use: &[], only_optional: &[], others: Some(&["half", "ndarray", "thiserror"]) },
     Floor { package: "sparse24-cpu", may_use: &["sparse24-core"], only_optional: &[], others: None },
+    Floor { package: "sparse24-cuda", may_use: &["sparse24-core", "sparse24-cpu"], only_optional: &["sparse24-cpu"], others: None },
     Floor {
         package: "sparse24-train",
-        may_use: &["sparse24-core", "sparse24-cpu"],
-        only_optional: &["sparse24-cpu"],
+        may_use: &["sparse24-core", "sparse24-cpu", "sparse24-cuda"],
+        only_optional: &["sparse24-cpu", "sparse24-cuda"],
         // No tokenizer, file format, clock or terminal comes along for who embeds the layers.
         others: Some(&["half", "libm", "ndarray", "thiserror"]),
     },
-    Floor { package: "sparse24", may_use: &["sparse24-core", "sparse24-cpu", "sparse24-train"], only_optional: &[], others: None },
+    Floor {
+        package: "sparse24",
+        may_use: &["sparse24-core", "sparse24-cpu", "sparse24-cuda", "sparse24-train"],
+        only_optional: &["sparse24-cuda"],
+        others: None,
+    },
     Floor {
         package: "sparse24-tests",
-        may_use: &["sparse24-core", "sparse24-cpu", "sparse24-train", "sparse24"],
+        may_use: &["sparse24-core", "sparse24-cpu", "sparse24-cuda", "sparse24-train", "sparse24"],
         only_optional: &[],
         others: None,
     },
-    Floor { package: "xtask", may_use: &[], only_optional: &[], others: Some(&["serde_json"]) },
+    Floor { package: "xtask", may_use: &["sparse24-cuda"], only_optional: &[], others: Some(&["serde_json"]) },
 ];
 
 /// A package of the workspace, as `cargo metadata` tells it.
@@ -107,14 +113,23 @@ mod tests {
 
     #[test]
     fn imports_point_down() {
-        let allowed = [("sparse24-cpu", "sparse24-core"), ("sparse24", "sparse24-train"), ("sparse24-tests", "sparse24-cpu")];
-        for (from, to) in allowed {
-            let dependency = format!(r#"{{"name": "{to}", "kind": null, "optional": false}}"#);
+        let allowed = [
+            ("sparse24-cpu", "sparse24-core", "null"),
+            ("sparse24-cuda", "sparse24-core", "null"),
+            ("sparse24-cuda", "sparse24-cpu", r#""dev""#),
+            ("sparse24", "sparse24-train", "null"),
+            ("sparse24-tests", "sparse24-cpu", "null"),
+            ("xtask", "sparse24-cuda", "null"),
+        ];
+        for (from, to, kind) in allowed {
+            let dependency = format!(r#"{{"name": "{to}", "kind": {kind}, "optional": false}}"#);
             assert_eq!(findings(from, &dependency), [""; 0], "{from} -> {to}");
         }
         let refused = [
             ("sparse24-core", "sparse24-cpu"),
+            ("sparse24-cpu", "sparse24-cuda"),
             ("sparse24-cpu", "sparse24-train"),
+            ("sparse24-cuda", "sparse24-train"),
             ("sparse24-train", "sparse24"),
             ("xtask", "sparse24-core"),
             ("sparse24", "xtask"),
@@ -129,11 +144,18 @@ mod tests {
     }
 
     #[test]
-    fn the_backend_is_optional() {
-        let dependency = |optional| format!(r#"{{"name": "sparse24-cpu", "kind": null, "optional": {optional}}}"#);
-        assert_eq!(findings("sparse24-train", &dependency(true)), [""; 0]);
-        let wanted = "package sparse24-train:1: always takes sparse24-cpu, it must be a feature that can be left out";
-        assert_eq!(findings("sparse24-train", &dependency(false)), [wanted]);
+    fn backends_are_optional() {
+        let dependency = |name, optional| format!(r#"{{"name": "{name}", "kind": null, "optional": {optional}}}"#);
+        for (package, backend) in [
+            ("sparse24-train", "sparse24-cpu"),
+            ("sparse24-train", "sparse24-cuda"),
+            ("sparse24", "sparse24-cuda"),
+            ("sparse24-cuda", "sparse24-cpu"),
+        ] {
+            assert_eq!(findings(package, &dependency(backend, true)), [""; 0]);
+            let wanted = format!("package {package}:1: always takes {backend}, it must be a feature that can be left out");
+            assert_eq!(findings(package, &dependency(backend, false)), [wanted]);
+        }
     }
 
     #[test]

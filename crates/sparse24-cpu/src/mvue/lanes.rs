@@ -109,78 +109,100 @@ fn philox_even<V: Vector>(v: V, stream: Stream, calls: V::U) -> [V::U; 4] {
 
 /// [`mvue::exact`] of a group a lane, without branches but for rare groups.
 ///
-/// Sums over the drawn elements before i are sums over all uncertain ones, since a zero adds nothing. "The first drawn i with t < c_i,
-/// else the last" is then the first i that has t < c_i or nothing drawn after it. Where nothing is certain every element is less than r,
-/// so that t + r is at least the sum that ends with the first drawn: the second comes after it.
+/// Sums over the drawn elements before i are sums over all uncertain ones, since a zero adds nothing; the first i with t < c_i is drawn,
+/// since its sum grew. With t' = t where one element is certain and t + r where none is, the lower index is the first of 0, 1, 2 that is
+/// certain or has t < c_i, and the higher is 1 if t' < c_1, 2 if t' < c_2, else 3, unless one beyond is certain. That is core's choice
+/// wherever at most one element is certain and both kept are nonzero, hence drawn: with nothing certain at least three are drawn, and t + r
+/// is at least the sum that ends with the first kept, so that the second comes after it; where core falls back on the last drawn, this
+/// falls back on 2 below or on 3 above, which is then the last but one or the last.
 #[inline(always)]
 fn exact<V: Vector>(v: V, x: [V::F; 4], u: V::F) -> Kept<V> {
     let zero = v.splat(0.0);
     let a = [v.abs(x[0]), v.abs(x[1]), v.abs(x[2]), v.abs(x[3])];
     let (p01, p23) = (v.add(a[0], a[1]), v.add(a[2], a[3]));
     let s = v.add(p01, p23);
-    if v.any(v.not(v.above(v.splat(f32::INFINITY), s))) {
-        // A sum that overflows, or an input that is not finite.
-        return one_by_one(v, x, [u, u], Estimator::Exact);
-    }
     let without_largest = v.least(v.least(v.add(a[1], p23), v.add(a[0], p23)), v.least(v.add(a[3], p01), v.add(a[2], p01)));
     let r = v.least(v.mul(s, v.splat(0.5)), without_largest);
 
+    // Truths are sign bits until a mask is needed.
     let open = [v.below(a[0], r), v.below(a[1], r), v.below(a[2], r), v.below(a[3], r)];
-    let open_truth = [v.truth(open[0]), v.truth(open[1]), v.truth(open[2]), v.truth(open[3])];
-    let c0 = v.select(open_truth[0], a[0], zero);
-    let c1 = v.select(open_truth[1], v.add(c0, a[1]), c0);
-    let c2 = v.select(open_truth[2], v.add(c1, a[2]), c1);
-    let t = v.mul(u, r);
-    let after = v.add(t, r);
-    let (t_in_0, t_in_1, t_in_2) = (v.below(t, c0), v.below(t, c1), v.below(t, c2));
-    let (after_in_1, after_in_2) = (v.below(after, c1), v.below(after, c2));
-
-    let drawn1 = v.and_u(open[1], v.below(zero, a[1]));
-    let drawn2 = v.and_u(open[2], v.below(zero, a[2]));
-    let drawn3 = v.and_u(open[3], v.below(zero, a[3]));
-    let drawn23 = v.or_u(drawn2, drawn3);
-    let drawn123 = v.or_u(drawn23, drawn1);
-    let both23 = v.and_u(drawn2, drawn3);
-    let two_of_123 = v.or_u(both23, v.and_u(drawn23, drawn1));
-
+    let c0 = v.select(v.truth(open[0]), a[0], zero);
+    let c1 = v.select(v.truth(open[1]), v.add(c0, a[1]), c0);
+    let c2 = v.select(v.truth(open[2]), v.add(c1, a[2]), c1);
     let (open01, open23) = (v.and_u(open[0], open[1]), v.and_u(open[2], open[3]));
-    let none = v.and_u(open01, open23);
-    let at_most_one = v.or_u(v.and_u(open01, v.or_u(open[2], open[3])), v.and_u(open23, v.or_u(open[0], open[1])));
-    let one = v.and_u(at_most_one, v.not_u(none));
+    let one_certain_at_most = v.or_u(v.and_u(open01, v.or_u(open[2], open[3])), v.and_u(open23, v.or_u(open[0], open[1])));
+    let t = v.mul(u, r);
+    let after = v.select(v.truth(v.and_u(open01, open23)), v.add(t, r), t);
 
-    // The lower index is 0; if not, it is 1; if neither, 2. The higher is 3; if not, it is 2; if neither, 1. Where nothing is certain the
-    // lower must leave one drawn after it.
-    let low0_none = v.and_u(none, v.or_u(v.not_u(two_of_123), t_in_0));
-    let low0_one = v.and_u(one, v.or_u(v.not_u(drawn123), t_in_0));
-    let low0 = v.truth(v.or_u(v.not_u(open[0]), v.or_u(low0_none, low0_one)));
-    let low1_none = v.and_u(none, v.or_u(v.not_u(both23), t_in_1));
-    let low1_one = v.and_u(one, v.or_u(v.not_u(drawn23), t_in_1));
-    let low1 = v.truth(v.or_u(v.not_u(open[1]), v.or_u(low1_none, low1_one)));
-    let high3_none = v.and_u(none, v.and_u(drawn3, v.not_u(after_in_2)));
-    let high3_one = v.and_u(one, v.and_u(drawn3, v.not_u(t_in_2)));
-    let high3 = v.truth(v.or_u(v.not_u(open[3]), v.or_u(high3_none, high3_one)));
-    let high2_none = v.and_u(none, v.and_u(drawn23, v.not_u(after_in_1)));
-    let high2_one = v.and_u(one, v.and_u(drawn23, v.not_u(t_in_1)));
-    let high2 = v.truth(v.or_u(v.not_u(open[2]), v.or_u(high2_none, high2_one)));
+    let choice = Choice {
+        past0: v.truth(v.and_u(open[0], v.not_u(v.below(t, c0)))),
+        past1: v.truth(v.and_u(open[1], v.not_u(v.below(t, c1)))),
+        below2: v.truth(v.and_u(open[2], v.below(after, c1))),
+        below3: v.truth(v.and_u(open[3], v.below(after, c2))),
+    };
+    let [low, high] = choice.keep(v, x);
+    let both_nonzero = v.below(zero, v.least(v.abs(low), v.abs(high)));
+    let sound = v.truth(v.and_u(v.and_u(v.below(s, v.splat(f32::INFINITY)), one_certain_at_most), both_nonzero));
+    let kept = Kept { low: v.at_least_in_magnitude(low, r), high: v.at_least_in_magnitude(high, r), nibble: choice.nibble(v) };
+    if v.any(v.not(sound)) { rare(v, x, u, kept, sound) } else { kept }
+}
 
-    let value0 = v.select(open_truth[0], v.copysign(r, x[0]), x[0]);
-    let value1 = v.select(open_truth[1], v.copysign(r, x[1]), x[1]);
-    let value2 = v.select(open_truth[2], v.copysign(r, x[2]), x[2]);
-    let value3 = v.select(open_truth[3], v.copysign(r, x[3]), x[3]);
-    let mut low = v.select(low0, value0, v.select(low1, value1, value2));
-    let mut high = v.select(high3, value3, v.select(high2, value2, value1));
-    let low_index = v.select_u(low0, v.splat_u(0), v.select_u(low1, v.splat_u(1), v.splat_u(2)));
-    let high_index = v.select_u(high3, v.splat_u(3 << 2), v.select_u(high2, v.splat_u(2 << 2), v.splat_u(1 << 2)));
-    let mut nibble = v.or_u(low_index, high_index);
-    let few = v.at_least(zero, r);
-    if v.any(few) {
-        // At most one element is not zero: it and its neighbour, the others of its half being zero.
-        let upper = v.above(p23, zero);
-        low = v.select(few, v.select(upper, x[2], x[0]), low);
-        high = v.select(few, v.select(upper, x[3], x[1]), high);
-        nibble = v.select_u(few, v.select_u(upper, v.splat_u(2 | 3 << 2), v.splat_u(1 << 2)), nibble);
+/// [`mvue::exact`] where it is not `sound`: at most two elements are nonzero, or the group is core's alone, as one whose sum overflows or
+/// that is not finite.
+#[inline(always)]
+fn rare<V: Vector>(v: V, x: [V::F; 4], u: V::F, kept: Kept<V>, sound: V::M) -> Kept<V> {
+    let zero = v.splat(0.0);
+    let a = [v.abs(x[0]), v.abs(x[1]), v.abs(x[2]), v.abs(x[3])];
+    let nonzero = [v.above(a[0], zero), v.above(a[1], zero), v.above(a[2], zero), v.above(a[3], zero)];
+    let finite = v.above(v.splat(f32::INFINITY), v.add(v.add(a[0], a[1]), v.add(a[2], a[3])));
+    let few = v.and(finite, v.not(three_of(v, nonzero)));
+    if v.any(v.not(v.or(sound, few))) {
+        return one_by_one(v, x, [u, u], Estimator::Exact);
     }
-    Kept { low, high, nibble }
+    // The nonzero ones are kept unchanged, a single one with its neighbour.
+    let (lower, upper) = (v.or(nonzero[0], nonzero[1]), v.or(nonzero[2], nonzero[3]));
+    let choice = Choice {
+        past0: v.and(upper, v.not(nonzero[0])),
+        past1: v.not(nonzero[1]),
+        below2: v.not(nonzero[2]),
+        below3: v.not(v.or(nonzero[3], v.and(upper, v.not(lower)))),
+    };
+    let [low, high] = choice.keep(v, x);
+    Kept { low: v.select(few, low, kept.low), high: v.select(few, high, kept.high), nibble: v.select_u(few, choice.nibble(v), kept.nibble) }
+}
+
+/// Which two of a group are kept.
+#[derive(Clone, Copy)]
+struct Choice<M> {
+    /// The lower index is not 0.
+    past0: M,
+    /// Nor 1.
+    past1: M,
+    /// The higher index, if not 3, is not 2.
+    below2: M,
+    /// It is not 3.
+    below3: M,
+}
+
+impl<M: Copy> Choice<M> {
+    #[inline(always)]
+    fn keep<V: Vector<M = M>>(self, v: V, x: [V::F; 4]) -> [V::F; 2] {
+        let low = v.select(self.past0, v.select(self.past1, x[2], x[1]), x[0]);
+        [low, v.select(self.below3, v.select(self.below2, x[1], x[2]), x[3])]
+    }
+
+    #[inline(always)]
+    fn nibble<V: Vector<M = M>>(self, v: V) -> V::U {
+        let low = v.select_u(self.past0, v.select_u(self.past1, v.splat_u(2), v.splat_u(1)), v.splat_u(0));
+        let high = v.select_u(self.below3, v.select_u(self.below2, v.splat_u(1 << 2), v.splat_u(2 << 2)), v.splat_u(3 << 2));
+        v.or_u(low, high)
+    }
+}
+
+/// At least three of the four.
+#[inline(always)]
+fn three_of<V: Vector>(v: V, [a, b, c, d]: [V::M; 4]) -> V::M {
+    v.or(v.and(v.and(a, b), v.or(c, d)), v.and(v.and(c, d), v.or(a, b)))
 }
 
 /// Core's estimator, lane by lane.

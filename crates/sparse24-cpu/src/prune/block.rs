@@ -1,10 +1,10 @@
-//! Compression of a block of rows: forward along its rows, dgrad along its columns, while it is in a near cache.
+//! Compression of a block of weights: along its rows as they stream by, and along its columns by way of a panel in a near cache.
 //!
 //! Invariant: a mask that was checked. Deliberately absent: which threads do which rows.
 
 use core::any::TypeId;
 
-use ndarray::{ArrayView2, ArrayViewMut2, Axis, s};
+use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 use sparse24_core::{
     Element,
     group::Pattern,
@@ -13,22 +13,45 @@ use sparse24_core::{
 
 use crate::{
     convert, nibbles,
-    simd::{self, Kernel, Vector},
+    simd::{Kernel, Vector},
 };
 
-/// Rows of a block: its columns give two cache lines of transposed f32 values, and whole words of metadata.
-pub(super) const BLOCK_ROWS: usize = 64;
+/// Rows of a block: its columns give two cache lines of f32 values, and whole words of metadata.
+pub(super) const BLOCK_ROWS: usize = 256;
 
-/// Words of four tiles that are rearranged at a time.
-const WORDS: usize = 8;
+/// Columns of a block: few enough for its panel to stay near, many enough for its rows to stream.
+const BLOCK_COLUMNS: usize = 128;
+
+/// Rows and columns of a piece: whole vectors across two strips, and eight words of the mask along each.
+const ROWS: usize = 8;
+const COLUMNS: usize = 128;
+const WORDS: usize = COLUMNS / 16;
 
 /// Some rows of the weights, and where they go.
 pub(super) struct Part<'a, T, U> {
     pub(super) w: ArrayView2<'a, T>,
     pub(super) tiles: &'a [u16],
     pub(super) map: ValueMap,
-    pub(super) forward: Option<(&'a mut [U], &'a mut [u8])>,
+    pub(super) forward: (&'a mut [U], &'a mut [u8]),
     pub(super) dgrad: Option<(ArrayViewMut2<'a, U>, ArrayViewMut2<'a, u8>)>,
+}
+
+/// What sixteen columns of a block give to dgrad.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Panel {
+    /// Of each two strips and each j the kept elements of the columns `4*tile + j`, as [`Vector::pack_pairs`] leaves them.
+    values: [[[f32; 16]; 4]; BLOCK_ROWS / ROWS],
+    /// Of each strip the transposed tiles.
+    tiles: [[u64; 16]; BLOCK_ROWS / 64],
+}
+
+/// Stands in for rows that are too short, apart or absent.
+struct Spare<T, U> {
+    x: [[T; COLUMNS]; ROWS],
+    carried: [[f32; COLUMNS]; ROWS],
+    values: [[U; COLUMNS / 2]; ROWS],
+    metadata: [[u8; COLUMNS / 8]; ROWS],
 }
 
 impl<T: Element, U: Element> Kernel for &mut Part<'_, T, U> {
@@ -44,14 +67,11 @@ impl<T: Element, U: Element> Kernel for &mut Part<'_, T, U> {
 
 /// How an element travels in an f32 lane, which moves it and never computes with it.
 trait Carriage {
+    /// Whether an f32 travels as it is.
+    const STORED: bool = true;
     /// Sixteen elements of a row; nibble `4*g` of `tiles` is the pattern of group g.
-    fn carry<T: Element>(row: &[T; 16], tiles: u64, map: ValueMap) -> [f32; 16];
-    fn deliver<U: Element, const N: usize>(lanes: [f32; N]) -> [U; N];
-    /// `LANES` of the sixteen, from lane `at` on.
-    #[inline(always)]
-    fn load<V: Vector, T: Element>(v: V, row: &[T; 16], at: usize, tiles: u64, map: ValueMap) -> V::F {
-        v.load(&Self::carry(row, tiles, map)[at..])
-    }
+    fn carry<T: Element>(row: &[T; 16], tiles: u64, map: ValueMap, to: &mut [f32; 16]);
+    fn deliver<U: Element>(lane: f32) -> U;
 }
 
 /// From a type to the same type: as bits, so that the payload of a NaN survives.
@@ -63,265 +83,304 @@ struct Mapped;
 
 impl Carriage for Bits {
     #[inline(always)]
-    fn carry<T: Element>(row: &[T; 16], _: u64, _: ValueMap) -> [f32; 16] {
-        row.map(convert::carry)
+    fn carry<T: Element>(row: &[T; 16], _: u64, _: ValueMap, to: &mut [f32; 16]) {
+        to.iter_mut().zip(row).for_each(|(to, &x)| *to = convert::carry(x));
     }
     #[inline(always)]
-    fn deliver<U: Element, const N: usize>(lanes: [f32; N]) -> [U; N] {
-        lanes.map(convert::deliver)
-    }
-    #[inline(always)]
-    fn load<V: Vector, T: Element>(v: V, row: &[T; 16], at: usize, tiles: u64, map: ValueMap) -> V::F {
-        match T::as_f32s(row) {
-            Some(row) => v.load(&row[at..]),
-            None => v.load(&Self::carry(row, tiles, map)[at..]),
-        }
+    fn deliver<U: Element>(lane: f32) -> U {
+        convert::deliver(lane)
     }
 }
 
 impl Carriage for Value {
     #[inline(always)]
-    fn carry<T: Element>(row: &[T; 16], _: u64, _: ValueMap) -> [f32; 16] {
-        row.map(convert::widen)
+    fn carry<T: Element>(row: &[T; 16], _: u64, _: ValueMap, to: &mut [f32; 16]) {
+        to.iter_mut().zip(row).for_each(|(to, &x)| *to = convert::widen(x));
     }
     #[inline(always)]
-    fn deliver<U: Element, const N: usize>(lanes: [f32; N]) -> [U; N] {
-        lanes.map(convert::narrow)
-    }
-    #[inline(always)]
-    fn load<V: Vector, T: Element>(v: V, row: &[T; 16], at: usize, tiles: u64, map: ValueMap) -> V::F {
-        match T::as_f32s(row) {
-            Some(row) => v.load(&row[at..]),
-            None => v.load(&Self::carry(row, tiles, map)[at..]),
-        }
+    fn deliver<U: Element>(lane: f32) -> U {
+        convert::narrow(lane)
     }
 }
 
 impl Carriage for Mapped {
+    const STORED: bool = false;
     #[inline(always)]
-    fn carry<T: Element>(row: &[T; 16], tiles: u64, map: ValueMap) -> [f32; 16] {
-        soft_threshold(row.map(T::to_f32), tiles, map)
+    fn carry<T: Element>(row: &[T; 16], tiles: u64, map: ValueMap, to: &mut [f32; 16]) {
+        for (g, (to, x)) in to.as_chunks_mut().0.iter_mut().zip(row.as_chunks::<4>().0).enumerate() {
+            if let Some(pattern) = Pattern::from_bits((tiles >> (16 * g)) as u8 & 0xf) {
+                *to = prune::group([x[0].to_f32(), x[1].to_f32(), x[2].to_f32(), x[3].to_f32()], pattern, map);
+            }
+        }
     }
     #[inline(always)]
-    fn deliver<U: Element, const N: usize>(lanes: [f32; N]) -> [U; N] {
-        Value::deliver(lanes)
+    fn deliver<U: Element>(lane: f32) -> U {
+        convert::narrow(lane)
     }
 }
 
 impl<T: Element, U: Element> Part<'_, T, U> {
-    /// Block by block: its rows in order first, which hardware foresees; then, from a near cache, its columns.
     #[inline(always)]
     fn blocks<V: Vector, C: Carriage>(&mut self, v: V) {
         let (rows, q) = self.w.dim();
+        let mut panels = [Panel { values: [[[0.0; 16]; 4]; BLOCK_ROWS / ROWS], tiles: [[0; 16]; BLOCK_ROWS / 64] }; BLOCK_COLUMNS / 16];
+        let mut spare = Spare {
+            x: [[T::default(); COLUMNS]; ROWS],
+            carried: [[0.0; COLUMNS]; ROWS],
+            values: [[U::default(); COLUMNS / 2]; ROWS],
+            metadata: [[0; COLUMNS / 8]; ROWS],
+        };
         for first in (0..rows).step_by(BLOCK_ROWS) {
-            let height = BLOCK_ROWS.min(rows - first);
-            // Rows that are not contiguous are empty here, and gathered.
-            let mut slices: [&[T]; BLOCK_ROWS] = [&[]; BLOCK_ROWS];
-            for (i, slice) in slices.iter_mut().enumerate().take(height) {
-                *slice = self.w.index_axis_move(Axis(0), first + i).to_slice().unwrap_or_default();
-            }
-            if self.forward.is_some() {
-                for strip in 0..height / 4 {
-                    for column in (0..q).step_by(16 * WORDS) {
-                        self.forward_strip::<V, C>(v, &slices, first, strip, column);
+            for column in (0..q).step_by(BLOCK_COLUMNS) {
+                let [height, width] = [BLOCK_ROWS.min(rows - first), BLOCK_COLUMNS.min(q - column)];
+                for row in (0..height).step_by(ROWS) {
+                    for at in (0..width).step_by(COLUMNS) {
+                        self.piece::<V, C>(v, [first + row, column + at], row / ROWS, &mut panels[at / 16..], &mut spare);
                     }
                 }
-            }
-            if self.dgrad.is_some() {
-                for column in (0..q).step_by(16) {
-                    let width = 16.min(q - column);
-                    if height == BLOCK_ROWS && width == 16 {
-                        self.dgrad_block::<V, C, true>(v, &slices, [first, column], [BLOCK_ROWS, 16]);
-                    } else {
-                        self.dgrad_block::<V, C, false>(v, &slices, [first, column], [height, width]);
+                if self.dgrad.is_some() {
+                    for (panel, at) in panels.iter().zip((0..width).step_by(16)) {
+                        self.columns::<V, C>(v, [first, column + at], [height, 16.min(width - at)], panel);
                     }
                 }
             }
         }
     }
 
-    /// Four tiles of a strip; missing ones are empty.
+    /// Compresses at most 8 rows of at most 128 columns along their rows, and leaves in panels what they give to dgrad.
     #[inline(always)]
-    fn tiles(&self, first: usize, strip: usize, column: usize) -> u64 {
-        let q = self.w.ncols();
-        let tiles = &self.tiles[(first / 4 + strip) * (q / 4) + column / 4..];
-        match tiles.first_chunk::<4>() {
-            Some(tiles) if column + 16 <= q => nibbles::word(tiles),
-            _ => ragged_word(&tiles[..(q - column) / 4]),
-        }
-    }
-
-    /// Sixteen elements of a row of a block; where they are apart they are gathered, missing ones are anything.
-    #[inline(always)]
-    fn row<'a>(&self, rows: &[&'a [T]; BLOCK_ROWS], first: usize, [row, column]: [usize; 2], gathered: &'a mut [T; 16]) -> &'a [T; 16] {
-        match rows[row].get(column..).and_then(<[T]>::first_chunk) {
-            Some(stored) => stored,
-            None => {
-                gather(self.w, [first + row, column], gathered);
-                gathered
-            }
-        }
-    }
-
-    /// Compresses four rows of at most 128 columns.
-    #[inline(always)]
-    fn forward_strip<V: Vector, C: Carriage>(&mut self, v: V, rows: &[&[T]; BLOCK_ROWS], first: usize, strip: usize, column: usize) {
-        let (q, map) = (self.w.ncols(), self.map);
-        let stride = (q / 4).div_ceil(2);
-        let count = WORDS.min((q - column).div_ceil(16));
-        let mut words = [0; WORDS];
-        for (at, word) in words.iter_mut().enumerate().take(count) {
-            *word = self.tiles(first, strip, column + 16 * at);
-        }
-        let kept = words.map(nibbles::rows);
-        let patterns = kept.map(nibbles::metadata);
-        for i in 0..4 {
-            let row = first + 4 * strip + i;
-            let (values, metadata) = self.forward.as_mut().expect("called where there is a forward");
-            let values = &mut values[row * (q / 2) + column / 2..];
-            let metadata = &mut metadata[row * stride + column / 8..];
-            let whole = rows[4 * strip + i].get(column..).and_then(<[T]>::first_chunk::<{ 16 * WORDS }>);
-            if let (Some(x), Some(values), Some(metadata)) = (whole, values.first_chunk_mut(), metadata.first_chunk_mut()) {
-                let (values, metadata): (&mut [U; 8 * WORDS], &mut [u8; 2 * WORDS]) = (values, metadata);
-                for at in 0..WORDS {
-                    let x = x[16 * at..].first_chunk().expect("16 of 128");
-                    let packed = pack::<V, C, T, U>(v, x, kept[at] >> (16 * i), words[at] >> (4 * i), map);
-                    values[8 * at..][..8].copy_from_slice(&packed);
-                    metadata[2 * at..][..2].copy_from_slice(&((patterns[at] >> (16 * i)) as u16).to_le_bytes());
-                }
-                continue;
-            }
-            for at in 0..count {
-                let width = 16.min(q - column - 16 * at);
-                let mut gathered = [T::default(); 16];
-                gather(self.w, [row, column + 16 * at], &mut gathered);
-                let packed = pack::<V, C, T, U>(v, &gathered, kept[at] >> (16 * i), words[at] >> (4 * i), map);
-                put(&mut values[8 * at..], &packed, width / 2);
-                let present = (patterns[at] >> (16 * i)) as u16 & (u16::MAX >> (16 - width));
-                put(&mut metadata[2 * at..], &present.to_le_bytes(), width.div_ceil(8));
-            }
-        }
-    }
-
-    /// Compresses the columns of at most 64 rows and 16 columns at `[first, column]`; where the block is `WHOLE`, its copies are moves.
-    #[inline(always)]
-    fn dgrad_block<V: Vector, C: Carriage, const WHOLE: bool>(
+    fn piece<V: Vector, C: Carriage>(
         &mut self,
         v: V,
-        rows: &[&[T]; BLOCK_ROWS],
-        [first, column]: [usize; 2],
-        size: [usize; 2],
+        [row, column]: [usize; 2],
+        pair: usize,
+        panels: &mut [Panel],
+        spare: &mut Spare<T, U>,
     ) {
-        let [height, width] = if WHOLE { [BLOCK_ROWS, 16] } else { size };
-        let mut transposed = [[0.0; BLOCK_ROWS / 2]; 16];
-        let mut words = [0; BLOCK_ROWS / 4];
-        for (strip, word) in words.iter_mut().enumerate().take(height / 4) {
-            *word = self.tiles(first, strip, column);
+        let (w, map, q) = (self.w, self.map, self.w.ncols());
+        let [height, width] = [ROWS.min(w.nrows() - row), COLUMNS.min(q - column)];
+        let mut words = [[0; WORDS]; 2];
+        for (strip, words) in words.iter_mut().enumerate().take(height / 4) {
+            let tiles = &self.tiles[(row / 4 + strip) * (q / 4) + column / 4..][..width / 4];
+            match tiles.first_chunk::<{ 4 * WORDS }>() {
+                Some(tiles) => words.iter_mut().zip(tiles.as_chunks::<4>().0).for_each(|(word, tiles)| *word = nibbles::word(tiles)),
+                None => words.iter_mut().zip(tiles.chunks(4)).for_each(|(word, tiles)| *word = ragged_word(tiles)),
+            }
         }
-        let columns = words.map(nibbles::transpose_tiles);
-        let kept = columns.map(nibbles::rows);
-        let mut patterns = columns.map(nibbles::metadata);
-        patterns[height / 4..].fill(0);
-        let transposed_metadata = nibbles::transpose(patterns);
-        let mut gathered = [[T::default(); 16]; 4];
-        for strip in 0..height / 4 {
-            self.ask_for(first, column + 16 + strip);
-            let (word, kept, map, row) = (words[strip], kept[strip], self.map, 4 * strip);
-            let [g0, g1, g2, g3] = &mut gathered;
-            let a = self.row(rows, first, [row, column], g0);
-            let b = self.row(rows, first, [row + 1, column], g1);
-            let c = self.row(rows, first, [row + 2, column], g2);
-            let e = self.row(rows, first, [row + 3, column], g3);
-            for at in (0..16).step_by(V::LANES) {
-                let (a, b) = (C::load(v, a, at, word, map), C::load(v, b, at, word >> 4, map));
-                let (c, e) = (C::load(v, c, at, word >> 8, map), C::load(v, e, at, word >> 12, map));
-                let tiles = v.transpose_tiles([a, b, c, e]);
-                for (j, tile) in tiles.into_iter().enumerate() {
-                    let mut packed = [0.0; 16];
-                    v.store(v.pack_pairs(tile, lanes::<V>(kept >> (16 * j + at))), &mut packed);
-                    for of in 0..V::LANES / 4 {
-                        transposed[at + 4 * of + j][2 * strip..][..2].copy_from_slice(&packed[2 * of..][..2]);
-                    }
+        let rows = each(&words, nibbles::rows);
+        let patterns = each(&rows, nibbles::metadata);
+        let tiles = each(&words, nibbles::transpose_tiles);
+        let columns = quarters(&each(&tiles, nibbles::rows));
+        let (rows, patterns) = (quarters(&rows), quarters(&patterns));
+
+        let stored = |i: usize| match i < height {
+            true => w.index_axis_move(Axis(0), row + i).to_slice()?[column..].first_chunk(),
+            false => None,
+        };
+        for (i, to) in spare.x.iter_mut().enumerate().take(height) {
+            if stored(i).is_none() {
+                gather(w, [row + i, column], to);
+            }
+        }
+        let mut x = [&[0.0; COLUMNS]; ROWS];
+        for (i, (x, carried)) in x.iter_mut().zip(&mut spare.carried).enumerate() {
+            *x = carry::<C, T>(stored(i).unwrap_or(&spare.x[i]), &words[i / 4], 4 * (i % 4), map, carried);
+        }
+        let (values, metadata): (&mut [U], &mut [u8]) = match (width, &mut self.forward) {
+            (COLUMNS, (values, metadata)) => (&mut values[row * (q / 2)..], &mut metadata[row * stride(q)..]),
+            _ => (&mut [], &mut []),
+        };
+        let values_to = whole(values, q / 2, column / 2, &mut spare.values);
+        let metadata_to = whole(metadata, stride(q), column / 8, &mut spare.metadata);
+        for (i, (values, metadata)) in values_to.into_iter().zip(metadata_to).enumerate() {
+            for (at, to) in values.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+                let mut packed = [0.0; 16];
+                for lane in (0..32).step_by(2 * V::LANES) {
+                    let [low, high] = [32 * at + lane, 32 * at + lane + V::LANES];
+                    let kept = [lanes::<V>(rows[i / 4][low / 16][i % 4], low), lanes::<V>(rows[i / 4][high / 16][i % 4], high)];
+                    v.store(v.pack_pairs([v.load(&x[i][low..]), v.load(&x[i][high..])], kept), &mut packed[lane / 2..]);
+                }
+                deliver::<C, U, 16>(&packed, to);
+            }
+            for (to, patterns) in metadata.as_chunks_mut().0.iter_mut().zip(&patterns[i / 4]) {
+                *to = patterns[i % 4].to_le_bytes();
+            }
+        }
+        for (at, panel) in panels.iter_mut().enumerate().take(WORDS) {
+            panel.tiles.as_flattened_mut()[2 * pair..][..2].copy_from_slice(&[tiles[0][at], tiles[1][at]]);
+            for lane in (0..16).step_by(V::LANES) {
+                let mut strips = [[v.splat(0.0); 4]; 2];
+                for (x, strip) in x.iter().zip(strips.as_flattened_mut()) {
+                    *strip = v.load(&x[16 * at + lane..]);
+                }
+                let [upper, lower] = [v.transpose_tiles(strips[0]), v.transpose_tiles(strips[1])];
+                for j in 0..4 {
+                    let kept = [lanes::<V>(columns[0][at][j], lane), lanes::<V>(columns[1][at][j], lane)];
+                    v.store(v.pack_pairs([upper[j], lower[j]], kept), &mut panel.values[pair][j][lane..]);
                 }
             }
         }
-        let (values, metadata) = self.dgrad.as_mut().expect("called where there is a dgrad");
-        let mut values = values.slice_mut(s![column..column + width, first / 2..(first + height) / 2]);
-        for (values, transposed) in values.rows_mut().into_iter().zip(&transposed) {
-            let values = values.into_slice().expect("values are row-major");
-            put(values, &C::deliver::<U, { BLOCK_ROWS / 2 }>(*transposed), height / 2);
-        }
-        let bytes = height.div_ceil(8);
-        let mut metadata = metadata.slice_mut(s![column..column + width, first / 8..first / 8 + bytes]);
-        for (metadata, transposed) in metadata.rows_mut().into_iter().zip(&transposed_metadata) {
-            put(metadata.into_slice().expect("metadata is row-major"), &transposed.to_le_bytes(), bytes);
+        if width < COLUMNS {
+            self.forward_rest([row, column], spare);
         }
     }
 
-    /// Asks for the lines of `dgrad` that a block will write in one row: they lie apart, so that no hardware foresees them.
-    #[inline(always)]
-    fn ask_for(&self, first: usize, row: usize) {
-        if let Some((values, metadata)) = &self.dgrad
-            && row < values.nrows()
-        {
-            let values = values.index_axis(Axis(0), row).to_slice().expect("values are row-major");
-            for line in (0..=BLOCK_ROWS / 2).step_by(64 / size_of::<U>()) {
-                simd::prefetch(values, first / 2 + line);
+    /// The forward values and metadata of rows too short for a piece.
+    #[cold]
+    #[inline(never)]
+    fn forward_rest(&mut self, [row, column]: [usize; 2], spare: &Spare<T, U>) {
+        let (q, width) = (self.w.ncols(), self.w.ncols() - column);
+        for (i, row) in (row..self.w.nrows().min(row + ROWS)).enumerate() {
+            self.forward.0[row * (q / 2) + column / 2..][..width / 2].copy_from_slice(&spare.values[i][..width / 2]);
+            let metadata = &mut self.forward.1[row * stride(q) + column / 8..][..width.div_ceil(8)];
+            metadata.copy_from_slice(&spare.metadata[i][..width.div_ceil(8)]);
+            if width % 8 != 0 {
+                metadata[width / 8] &= 0xf;
             }
-            simd::prefetch(metadata.index_axis(Axis(0), row).to_slice().expect("metadata is row-major"), first / 8);
+        }
+    }
+
+    /// Compresses at most 16 columns of at most 64 rows from their panel.
+    #[inline(always)]
+    fn columns<V: Vector, C: Carriage>(&mut self, v: V, [first, column]: [usize; 2], [height, width]: [usize; 2], panel: &Panel) {
+        let Some((values, metadata)) = &mut self.dgrad else { return };
+        let mut patterns = [[[0; 8]; BLOCK_ROWS / 64]; 16];
+        for (at, tiles) in panel.tiles.iter().enumerate() {
+            let columns = nibbles::transpose(*tiles);
+            for (patterns, kept) in patterns.iter_mut().zip(columns) {
+                let absent = (64 * (at + 1)).saturating_sub(height).min(63);
+                patterns[at] = (nibbles::metadata(kept) & (u64::MAX >> absent)).to_le_bytes();
+            }
+        }
+        for (i, patterns) in patterns.iter().enumerate().take(width) {
+            let mut to = metadata.index_axis_mut(Axis(0), column + i);
+            copy(
+                patterns.as_flattened().first_chunk::<{ BLOCK_ROWS / 8 }>().expect("as many"),
+                &mut to.as_slice_mut().expect("metadata is row-major")[first / 8..],
+                height.div_ceil(8),
+            );
+        }
+        for j in 0..4 {
+            let mut packed = [[0.0; BLOCK_ROWS / 2]; 4];
+            for lane in (0..16).step_by(V::LANES) {
+                for pair in (0..BLOCK_ROWS / ROWS).step_by(V::LANES / 4) {
+                    let mut x = [v.splat(0.0); 4];
+                    for (x, from) in x.iter_mut().zip(&panel.values[pair..]).take(V::LANES / 4) {
+                        *x = v.load(&from[j][lane..]);
+                    }
+                    for (x, to) in v.transpose_pairs(x).into_iter().zip(&mut packed[lane / 4..]).take(V::LANES / 4) {
+                        v.store(x, &mut to[4 * pair..]);
+                    }
+                }
+            }
+            for (i, packed) in (j..width).step_by(4).zip(&packed) {
+                let mut to = values.index_axis_mut(Axis(0), column + i);
+                let to = &mut to.as_slice_mut().expect("values are row-major")[first / 2..];
+                put::<C, U, _>(packed, to, height / 2);
+            }
         }
     }
 }
 
-/// Sixteen elements of a row whose elements are apart or too few; missing ones are left.
+/// Bytes of metadata in a row of q columns.
+fn stride(q: usize) -> usize {
+    (q / 4).div_ceil(2)
+}
+
+/// The `N` elements from `at` on of each row, spare ones for a row that has fewer.
+#[inline(always)]
+fn whole<'a, E, const N: usize>(rows: &'a mut [E], stride: usize, at: usize, spare: &'a mut [[E; N]; ROWS]) -> [&'a mut [E; N]; ROWS] {
+    let mut to = spare.each_mut();
+    for (to, row) in to.iter_mut().zip(rows.chunks_mut(stride)) {
+        if let Some(whole) = row[at..].first_chunk_mut() {
+            *to = whole;
+        }
+    }
+    to
+}
+
+/// Elements of a row whose elements are apart or too few; missing ones are left.
 #[cold]
 #[inline(never)]
-fn gather<T: Element>(w: ArrayView2<'_, T>, [row, column]: [usize; 2], to: &mut [T; 16]) {
+fn gather<T: Element>(w: ArrayView2<'_, T>, [row, column]: [usize; 2], to: &mut [T]) {
     to.iter_mut().zip(w.index_axis(Axis(0), row).iter().skip(column)).for_each(|(to, &from)| *to = from);
 }
 
-/// Fewer than four tiles.
+/// At most four tiles.
 #[cold]
 #[inline(never)]
 fn ragged_word(tiles: &[u16]) -> u64 {
     nibbles::word(tiles)
 }
 
-/// The kept of sixteen elements.
+/// Elements of a row as they travel, themselves if they can; the pattern of group g is nibble `16*g + at` of `words`.
 #[inline(always)]
-fn pack<V: Vector, C: Carriage, T: Element, U: Element>(v: V, x: &[T; 16], kept: u64, tiles: u64, map: ValueMap) -> [U; 8] {
-    let mut packed = [0.0; 16];
-    for lane in (0..16).step_by(V::LANES) {
-        let x = C::load(v, x, lane, tiles, map);
-        v.store(v.pack_pairs(x, lanes::<V>(kept >> lane)), &mut packed[lane / 2..]);
-    }
-    C::deliver(*packed.first_chunk().expect("8 of 16"))
-}
-
-/// The lowest `LANES` bits.
-#[inline(always)]
-fn lanes<V: Vector>(bits: u64) -> u32 {
-    (bits & ((1 << V::LANES) - 1)) as u32
-}
-
-/// The first `length` of `from` to the start of `to`.
-#[inline(always)]
-fn put<E: Copy, const N: usize>(to: &mut [E], from: &[E; N], length: usize) {
-    if length == N {
-        *to.first_chunk_mut().expect("as many as are put") = *from;
-    } else {
-        to[..length].copy_from_slice(&from[..length]);
-    }
-}
-
-/// [`prune::group`] of four groups; nibble `4*g` of `tiles` is the pattern of group g.
-#[inline(always)]
-fn soft_threshold(x: [f32; 16], tiles: u64, map: ValueMap) -> [f32; 16] {
-    let mut mapped = [0.0; 16];
-    for (g, (mapped, x)) in mapped.chunks_exact_mut(4).zip(x.chunks_exact(4)).enumerate() {
-        if let Some(pattern) = Pattern::from_bits((tiles >> (16 * g)) as u8 & 0xf) {
-            mapped.copy_from_slice(&prune::group([x[0], x[1], x[2], x[3]], pattern, map));
+fn carry<'a, C: Carriage, T: Element>(
+    x: &'a [T; COLUMNS],
+    words: &[u64; WORDS],
+    at: usize,
+    map: ValueMap,
+    spare: &'a mut [f32; COLUMNS],
+) -> &'a [f32; COLUMNS] {
+    match T::as_f32s(x).and_then(<[f32]>::first_chunk) {
+        Some(stored) if C::STORED => stored,
+        _ => {
+            for ((x, to), word) in x.as_chunks().0.iter().zip(spare.as_chunks_mut().0).zip(words) {
+                C::carry(x, word >> at, map, to);
+            }
+            spare
         }
     }
-    mapped
+}
+
+/// `f` of each word; a loop, so that it is compiled with the instructions of the kernel around it.
+#[inline(always)]
+fn each(words: &[[u64; WORDS]; 2], f: impl Fn(u64) -> u64) -> [[u64; WORDS]; 2] {
+    let mut out = *words;
+    for word in out.as_flattened_mut() {
+        *word = f(*word);
+    }
+    out
+}
+
+/// The four 16-bit parts of each word.
+#[inline(always)]
+fn quarters(words: &[[u64; WORDS]; 2]) -> [[[u16; 4]; WORDS]; 2] {
+    let mut out = [[[0; 4]; WORDS]; 2];
+    for (out, word) in out.as_flattened_mut().iter_mut().zip(words.as_flattened()) {
+        *out = [*word as u16, (word >> 16) as u16, (word >> 32) as u16, (word >> 48) as u16];
+    }
+    out
+}
+
+/// The bits of the `LANES` lanes from `lane % 16` on.
+#[inline(always)]
+fn lanes<V: Vector>(kept: u16, lane: usize) -> u32 {
+    u32::from(kept) >> (lane % 16) & ((1 << V::LANES) - 1)
+}
+
+/// Delivers the first `length` lanes.
+#[inline(always)]
+fn put<C: Carriage, U: Element, const N: usize>(lanes: &[f32; N], to: &mut [U], length: usize) {
+    match to.first_chunk_mut() {
+        Some(to) if length == N => deliver::<C, U, N>(lanes, to),
+        _ => to[..length].iter_mut().zip(lanes).for_each(|(to, &lane)| *to = C::deliver(lane)),
+    }
+}
+
+/// Delivers all lanes.
+#[inline(always)]
+fn deliver<C: Carriage, U: Element, const N: usize>(lanes: &[f32; N], to: &mut [U; N]) {
+    for i in 0..N {
+        to[i] = C::deliver(lanes[i]);
+    }
+}
+
+/// Copies the first `length`.
+#[inline(always)]
+fn copy<E: Copy, const N: usize>(from: &[E; N], to: &mut [E], length: usize) {
+    match to.first_chunk_mut::<N>() {
+        Some(to) if length == N => *to = *from,
+        _ => to[..length].copy_from_slice(&from[..length]),
+    }
 }

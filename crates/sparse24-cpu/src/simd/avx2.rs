@@ -123,10 +123,6 @@ impl Vector for Avx2 {
         avx2!(self, _mm256_cmp_ps::<_CMP_GT_OQ>(a, b))
     }
     #[inline(always)]
-    fn at_least(self, a: Self::F, b: Self::F) -> Self::M {
-        avx2!(self, _mm256_cmp_ps::<_CMP_GE_OQ>(a, b))
-    }
-    #[inline(always)]
     fn copysign(self, magnitude: Self::F, sign: Self::F) -> Self::F {
         avx2!(self, {
             let bit = _mm256_set1_ps(-0.0);
@@ -193,6 +189,22 @@ impl Vector for Avx2 {
         avx2!(self, _mm256_castsi256_ps(sign))
     }
     #[inline(always)]
+    fn bits(self, x: Self::F) -> Self::U {
+        avx2!(self, _mm256_castps_si256(x))
+    }
+    #[inline(always)]
+    fn join_brains(self, low: Self::F, high: Self::F) -> Self::U {
+        avx2!(self, {
+            let (low, high) = (_mm256_castps_si256(low), _mm256_castps_si256(high));
+            // Upper halves of `bits + 0x7fff + (bits >> 16 & 1)`.
+            let (half, one) = (_mm256_set1_epi32(0x7fff), _mm256_set1_epi32(1));
+            let odd = |x| _mm256_and_si256(_mm256_srli_epi32::<16>(x), one);
+            let low = _mm256_add_epi32(_mm256_add_epi32(low, half), odd(low));
+            let high = _mm256_add_epi32(_mm256_add_epi32(high, half), odd(high));
+            _mm256_blend_epi16::<0b1010_1010>(_mm256_srli_epi32::<16>(low), high)
+        })
+    }
+    #[inline(always)]
     fn test(self, x: Self::U, mask: u32, value: u32) -> Self::M {
         let masked = avx2!(self, _mm256_and_si256(x, self.splat_u(mask)));
         avx2!(self, _mm256_castsi256_ps(_mm256_cmpeq_epi32(masked, self.splat_u(value))))
@@ -232,6 +244,23 @@ impl Vector for Avx2 {
     }
 
     #[inline(always)]
+    fn transpose(self, rows: &mut [Self::U; 16]) {
+        avx2!(self, {
+            // Within each 128-bit lane squares of four, then the lanes among each other.
+            for at in [0, 4] {
+                let [a, b, c, d] = [rows[at], rows[at + 1], rows[at + 2], rows[at + 3]];
+                let (ab01, ab23) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+                let (cd01, cd23) = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+                (rows[at], rows[at + 1]) = (_mm256_unpacklo_epi64(ab01, cd01), _mm256_unpackhi_epi64(ab01, cd01));
+                (rows[at + 2], rows[at + 3]) = (_mm256_unpacklo_epi64(ab23, cd23), _mm256_unpackhi_epi64(ab23, cd23));
+            }
+            for at in 0..4 {
+                let [a, b] = [rows[at], rows[at + 4]];
+                (rows[at], rows[at + 4]) = (_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b));
+            }
+        });
+    }
+    #[inline(always)]
     fn transpose_tiles(self, [a, b, c, e]: [Self::F; 4]) -> [Self::F; 4] {
         avx2!(self, {
             let pair = |low, high| (_mm256_castps_pd(low), _mm256_castps_pd(high));
@@ -246,8 +275,19 @@ impl Vector for Avx2 {
         })
     }
     #[inline(always)]
-    fn pack_pairs(self, x: Self::F, kept: u32) -> Self::F {
-        let lanes = &KEPT[kept as usize & 255];
-        avx2!(self, _mm256_permutevar8x32_ps(x, _mm256_cvtepu8_epi32(_mm_loadl_epi64(lanes.as_ptr().cast()))))
+    fn pack_pairs(self, [low, high]: [Self::F; 2], kept: [u32; 2]) -> Self::F {
+        let lanes = [&KEPT[kept[0] as usize & 255], &KEPT[kept[1] as usize & 255]];
+        avx2!(self, {
+            let pack = |x, lanes: &[u8; LANES]| _mm256_permutevar8x32_ps(x, _mm256_cvtepu8_epi32(_mm_loadl_epi64(lanes.as_ptr().cast())));
+            _mm256_permute2f128_ps::<0x20>(pack(low, lanes[0]), pack(high, lanes[1]))
+        })
+    }
+    #[inline(always)]
+    fn transpose_pairs(self, [a, b, c, e]: [Self::F; 4]) -> [Self::F; 4] {
+        avx2!(self, {
+            let (x, y) = (_mm256_castps_pd(a), _mm256_castps_pd(b));
+            let in_order = |x| _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(x));
+            [in_order(_mm256_unpacklo_pd(x, y)), in_order(_mm256_unpackhi_pd(x, y)), c, e]
+        })
     }
 }

@@ -41,6 +41,8 @@ const LANES: usize = 16;
 /// `vrangeps`: the smaller and the larger magnitude, as a magnitude; a signalling NaN comes out as a NaN.
 const ABS_MIN: i32 = 0b1010;
 const ABS_MAX: i32 = 0b1011;
+/// The larger magnitude with the sign of the first.
+const SIGNED_MAX: i32 = 0b0011;
 
 /// The 16-bit place of each of 32 tiles among the codes of two vectors.
 const PLACE_OF_TILE: [u16; 2 * LANES] = {
@@ -137,10 +139,6 @@ impl Vector for Avx512 {
         avx512!(self, _mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b))
     }
     #[inline(always)]
-    fn at_least(self, a: Self::F, b: Self::F) -> Self::M {
-        avx512!(self, _mm512_cmp_ps_mask::<_CMP_GE_OQ>(a, b))
-    }
-    #[inline(always)]
     fn copysign(self, magnitude: Self::F, sign: Self::F) -> Self::F {
         avx512!(self, {
             let bit = _mm512_set1_ps(-0.0);
@@ -150,6 +148,10 @@ impl Vector for Avx512 {
     #[inline(always)]
     fn select(self, which: Self::M, a: Self::F, b: Self::F) -> Self::F {
         avx512!(self, _mm512_mask_blend_ps(which, b, a))
+    }
+    #[inline(always)]
+    fn at_least_in_magnitude(self, x: Self::F, least: Self::F) -> Self::F {
+        avx512!(self, _mm512_range_ps::<SIGNED_MAX>(x, least))
     }
 
     #[inline(always)]
@@ -207,6 +209,22 @@ impl Vector for Avx512 {
         avx512!(self, _mm512_movepi32_mask(sign))
     }
     #[inline(always)]
+    fn bits(self, x: Self::F) -> Self::U {
+        avx512!(self, _mm512_castps_si512(x))
+    }
+    #[inline(always)]
+    fn join_brains(self, low: Self::F, high: Self::F) -> Self::U {
+        avx512!(self, {
+            let (low, high) = (_mm512_castps_si512(low), _mm512_castps_si512(high));
+            // Upper halves of `bits + 0x7fff + (bits >> 16 & 1)`.
+            let (half, one) = (_mm512_set1_epi32(0x7fff), _mm512_set1_epi32(1));
+            let odd = |x| _mm512_and_si512(_mm512_srli_epi32::<16>(x), one);
+            let low = _mm512_add_epi32(_mm512_add_epi32(low, half), odd(low));
+            let high = _mm512_add_epi32(_mm512_add_epi32(high, half), odd(high));
+            _mm512_mask_blend_epi16(0xaaaa_aaaa, _mm512_srli_epi32::<16>(low), high)
+        })
+    }
+    #[inline(always)]
     fn test(self, x: Self::U, mask: u32, value: u32) -> Self::M {
         let masked = avx512!(self, _mm512_and_si512(x, self.splat_u(mask)));
         avx512!(self, _mm512_cmpeq_epi32_mask(masked, self.splat_u(value)))
@@ -246,6 +264,26 @@ impl Vector for Avx512 {
     }
 
     #[inline(always)]
+    fn transpose(self, rows: &mut [Self::U; 16]) {
+        avx512!(self, {
+            // Within each 128-bit lane squares of four, then the lanes among each other.
+            for at in (0..LANES).step_by(4) {
+                let [a, b, c, d] = [rows[at], rows[at + 1], rows[at + 2], rows[at + 3]];
+                let (ab01, ab23) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+                let (cd01, cd23) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+                (rows[at], rows[at + 1]) = (_mm512_unpacklo_epi64(ab01, cd01), _mm512_unpackhi_epi64(ab01, cd01));
+                (rows[at + 2], rows[at + 3]) = (_mm512_unpacklo_epi64(ab23, cd23), _mm512_unpackhi_epi64(ab23, cd23));
+            }
+            for at in 0..4 {
+                let [a, b, c, d] = [rows[at], rows[at + 4], rows[at + 8], rows[at + 12]];
+                let (ab02, ab13) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
+                let (cd02, cd13) = (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
+                (rows[at], rows[at + 8]) = (_mm512_shuffle_i32x4::<0x88>(ab02, cd02), _mm512_shuffle_i32x4::<0xdd>(ab02, cd02));
+                (rows[at + 4], rows[at + 12]) = (_mm512_shuffle_i32x4::<0x88>(ab13, cd13), _mm512_shuffle_i32x4::<0xdd>(ab13, cd13));
+            }
+        });
+    }
+    #[inline(always)]
     fn transpose_tiles(self, [a, b, c, e]: [Self::F; 4]) -> [Self::F; 4] {
         avx512!(self, {
             let pair = |low, high| (_mm512_castps_pd(low), _mm512_castps_pd(high));
@@ -279,7 +317,25 @@ impl Vector for Avx512 {
         }
     }
     #[inline(always)]
-    fn pack_pairs(self, x: Self::F, kept: u32) -> Self::F {
-        avx512!(self, _mm512_maskz_compress_ps(kept as __mmask16, x))
+    fn pack_pairs(self, [low, high]: [Self::F; 2], kept: [u32; 2]) -> Self::F {
+        avx512!(self, {
+            let [low, high] = [_mm512_maskz_compress_ps(kept[0] as __mmask16, low), _mm512_maskz_compress_ps(kept[1] as __mmask16, high)];
+            _mm512_insertf32x8::<1>(low, _mm512_castps512_ps256(high))
+        })
+    }
+    #[inline(always)]
+    fn transpose_pairs(self, x: [Self::F; 4]) -> [Self::F; 4] {
+        avx512!(self, {
+            let [a, b, c, e] = [_mm512_castps_pd(x[0]), _mm512_castps_pd(x[1]), _mm512_castps_pd(x[2]), _mm512_castps_pd(x[3])];
+            let (tiles01, tiles23) = (_mm512_setr_epi64(0, 4, 8, 12, 1, 5, 9, 13), _mm512_setr_epi64(2, 6, 10, 14, 3, 7, 11, 15));
+            let (ab01, ce01) = (_mm512_permutex2var_pd(a, tiles01, b), _mm512_permutex2var_pd(c, tiles01, e));
+            let (ab23, ce23) = (_mm512_permutex2var_pd(a, tiles23, b), _mm512_permutex2var_pd(c, tiles23, e));
+            [
+                _mm512_castpd_ps(_mm512_shuffle_f64x2::<0b01_00_01_00>(ab01, ce01)),
+                _mm512_castpd_ps(_mm512_shuffle_f64x2::<0b11_10_11_10>(ab01, ce01)),
+                _mm512_castpd_ps(_mm512_shuffle_f64x2::<0b01_00_01_00>(ab23, ce23)),
+                _mm512_castpd_ps(_mm512_shuffle_f64x2::<0b11_10_11_10>(ab23, ce23)),
+            ]
+        })
     }
 }

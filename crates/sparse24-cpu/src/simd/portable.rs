@@ -1,8 +1,10 @@
 //! Four lanes in plain Rust: what every target has.
 
+use half::bf16;
 use sparse24_core::philox;
 
 use super::Vector;
+use crate::convert;
 
 /// Needs nothing, proves nothing.
 #[derive(Debug, Clone, Copy)]
@@ -15,11 +17,17 @@ fn each<R>(f: impl FnMut(usize) -> R) -> [R; LANES] {
     core::array::from_fn(f)
 }
 
+#[inline(always)]
+fn mask(truth: bool) -> u32 {
+    if truth { u32::MAX } else { 0 }
+}
+
 impl Vector for Portable {
     const LANES: usize = LANES;
     type F = [f32; LANES];
     type U = [u32; LANES];
-    type M = [bool; LANES];
+    /// All bits or none.
+    type M = [u32; LANES];
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
@@ -63,15 +71,11 @@ impl Vector for Portable {
     }
     #[inline(always)]
     fn unordered(self, a: Self::F, b: Self::F) -> Self::M {
-        each(|i| a[i].is_nan() | b[i].is_nan())
+        each(|i| mask(a[i].is_nan() | b[i].is_nan()))
     }
     #[inline(always)]
     fn above(self, a: Self::F, b: Self::F) -> Self::M {
-        each(|i| a[i] > b[i])
-    }
-    #[inline(always)]
-    fn at_least(self, a: Self::F, b: Self::F) -> Self::M {
-        each(|i| a[i] >= b[i])
+        each(|i| mask(a[i] > b[i]))
     }
     #[inline(always)]
     fn copysign(self, magnitude: Self::F, sign: Self::F) -> Self::F {
@@ -79,7 +83,7 @@ impl Vector for Portable {
     }
     #[inline(always)]
     fn select(self, which: Self::M, a: Self::F, b: Self::F) -> Self::F {
-        each(|i| if which[i] { a[i] } else { b[i] })
+        each(|i| f32::from_bits(a[i].to_bits() & which[i] | b[i].to_bits() & !which[i]))
     }
 
     #[inline(always)]
@@ -100,7 +104,7 @@ impl Vector for Portable {
     }
     #[inline(always)]
     fn select_u(self, which: Self::M, a: Self::U, b: Self::U) -> Self::U {
-        each(|i| if which[i] { a[i] } else { b[i] })
+        each(|i| a[i] & which[i] | b[i] & !which[i])
     }
     #[inline(always)]
     fn mul_even(self, a: Self::U, b: Self::U) -> Self::U {
@@ -132,11 +136,19 @@ impl Vector for Portable {
     }
     #[inline(always)]
     fn truth(self, sign: Self::U) -> Self::M {
-        sign.map(|sign| sign >> 31 == 1)
+        sign.map(|sign| mask(sign >> 31 == 1))
+    }
+    #[inline(always)]
+    fn bits(self, x: Self::F) -> Self::U {
+        x.map(f32::to_bits)
+    }
+    #[inline(always)]
+    fn join_brains(self, low: Self::F, high: Self::F) -> Self::U {
+        each(|i| convert::narrow_word::<bf16>(low[i]) | convert::narrow_word::<bf16>(high[i]) << 16)
     }
     #[inline(always)]
     fn test(self, x: Self::U, mask: u32, value: u32) -> Self::M {
-        each(|i| x[i] & mask == value)
+        each(|i| self::mask(x[i] & mask == value))
     }
     #[inline(always)]
     fn uniform(self, word: Self::U) -> Self::F {
@@ -169,17 +181,26 @@ impl Vector for Portable {
     }
     #[inline(always)]
     fn any(self, a: Self::M) -> bool {
-        a.iter().fold(false, |any, &a| any | a)
+        a.iter().fold(0, |any, &a| any | a) != 0
     }
 
+    #[inline(always)]
+    fn transpose(self, rows: &mut [Self::U; 16]) {
+        let square: [Self::U; LANES] = each(|i| each(|j| rows[j][i]));
+        rows[..LANES].copy_from_slice(&square);
+    }
     #[inline(always)]
     fn transpose_tiles(self, rows: [Self::F; 4]) -> [Self::F; 4] {
         each(|j| each(|i| rows[i][j]))
     }
     #[inline(always)]
-    fn pack_pairs(self, x: Self::F, kept: u32) -> Self::F {
-        let kept = kept & 0xf;
-        let (first, last) = (kept.trailing_zeros() as usize & 3, (31 ^ (kept | 1).leading_zeros()) as usize & 3);
-        [x[first], x[last], 0.0, 0.0]
+    fn pack_pairs(self, x: [Self::F; 2], kept: [u32; 2]) -> Self::F {
+        let (first, last) =
+            (|i: usize| kept[i].trailing_zeros() as usize & 3, |i: usize| (31 ^ (kept[i] | 1).leading_zeros()) as usize & 3);
+        [x[0][first(0)], x[0][last(0)], x[1][first(1)], x[1][last(1)]]
+    }
+    #[inline(always)]
+    fn transpose_pairs(self, x: [Self::F; 4]) -> [Self::F; 4] {
+        x
     }
 }

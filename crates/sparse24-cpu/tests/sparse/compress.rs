@@ -6,7 +6,9 @@ use proptest::prelude::*;
 use sparse24_core::{Mask, MaskKind, compressed::Compressed24, group::Pattern, prune as core, prune::ValueMap, search};
 use sparse24_cpu::{Error, compressed, prune, spmm24};
 
-use crate::hostile::{Bits, Layout, assert_same, assert_same_compressed, laid_out, layouts, matrix, poisoned, poisoned24, threads};
+use crate::hostile::{
+    Bits, Layout, assert_same, assert_same_compressed, everywhere, laid_out, layouts, matrix, poisoned, poisoned24, threads,
+};
 
 fn mask_of(rows: usize, columns: usize, seed: u64, kind: MaskKind) -> Mask {
     search::mask_search(matrix::<f32>(rows, columns, seed ^ 1).view(), kind).expect("tiled")
@@ -37,9 +39,9 @@ fn both_ways<T: Bits, U: Bits>(rows: usize, columns: usize, seed: u64, layout: L
         let row_wise = mask_of(rows, columns, seed, MaskKind::RowWise);
         let alone = Compressed24::encode(mapped(&w, &row_wise, map, same).view(), &row_wise).expect("row-wise");
         laid_out(&w, layout, |w| {
-            threads(|| {
+            everywhere(|level| {
                 let (mut found, mut found_dgrad) = (poisoned24(rows, columns), poisoned24(columns, rows));
-                prune::compress_weight(w, &mask, map, &mut found, &mut found_dgrad).expect("shapes agree");
+                prune::compress_weight_at(level, w, &mask, map, &mut found, &mut found_dgrad).expect("shapes agree");
                 assert_same_compressed(&found, &forward);
                 assert_same_compressed(&found_dgrad, &dgrad);
                 prune::compress_forward(w, &row_wise, map, &mut found).expect("shapes agree");
@@ -119,9 +121,19 @@ proptest! {
     }
 }
 
+/// A little less and a little more than blocks, pieces and words have.
+#[test]
+fn borders_of_blocks() {
+    for [rows, columns] in [[252, 124], [256, 128], [260, 132], [512, 140], [324, 272], [8, 260]] {
+        both_ways::<f32, f32>(rows, columns, 13, Layout::RowMajor, |x| x);
+        both_ways::<f32, bf16>(rows, columns, 14, Layout::Strided, bf16::from_f32);
+        both_ways::<f16, f16>(rows, columns, 15, Layout::ColumnMajor, |x| x);
+    }
+}
+
 #[test]
 fn many_tasks_compress_as_one() {
-    both_ways::<f32, f32>(140, 1036, 11, Layout::RowMajor, |x| x);
+    both_ways::<f32, f32>(532, 1036, 11, Layout::RowMajor, |x| x);
     dense_copies::<f32>(140, 1036, 12, Layout::RowMajor);
 }
 

@@ -4,6 +4,7 @@ use half::{bf16, f16};
 use ndarray::{Array2, s};
 use proptest::prelude::*;
 use sparse24_core::{
+    Element,
     compressed::Compressed24,
     mvue::{self as core, Estimator},
     philox::{Purpose, Site, Stream},
@@ -65,17 +66,58 @@ proptest! {
         dense_estimates_are_the_compressed_ones(&matrix(p, r, seed), seed, layout);
     }
 
-    /// A group a feature, so that every seed meets many groups of one kind: few nonzeros, ties, sums that overflow, the smallest numbers.
+    /// A group a feature, so that every seed meets many groups of one kind: few nonzeros, ties, sums that overflow, the smallest numbers,
+    /// two that absorb the others, zeros of both signs.
     #[test]
-    fn groups(seed: u64, kind in 0..4_u32) {
+    fn groups(seed: u64, kind in 0..6_u32) {
         let dz = matrix::<f32>(4, 600, seed).mapv(|x| match kind {
             0 => f32::from_bits((x.to_bits() % 6) | (x.to_bits() & (1 << 31))),
             1 => (x.to_bits() % 3) as f32,
+            4 => if x.to_bits() % 2 == 0 { 1e30_f32.copysign(x) } else { (x.to_bits() % 5) as f32 },
+            5 => if x.to_bits() % 7 == 0 { x } else { 0_f32.copysign(x) },
             2 => f32::from_bits(0x7f00_0000 | (x.to_bits() % 0x80_0000) | (x.to_bits() & (1 << 31))),
             _ => if x.to_bits() % 5 < 2 { 0.0 } else { x },
         });
         estimates_are_those_of_core(&dz, seed, Layout::RowMajor);
+        dense_estimates_are_the_compressed_ones(&dz, seed, Layout::RowMajor);
     }
+}
+
+/// Tokens around those of a call, a metadata word and a panel; features around those of a vector and a panel.
+#[test]
+fn borders_of_blocks() {
+    for (p, r) in [(15, 17), (17, 127), (31, 128), (33, 129), (255, 15), (256, 16), (257, 144), (287, 128), (289, 130), (516, 128)] {
+        for layout in [Layout::RowMajor, Layout::Strided] {
+            estimates_are_those_of_core::<f32>(&matrix(p, r, 11), 11, layout);
+            estimates_are_those_of_core::<bf16>(&matrix(p, r, 12), 12, layout);
+            estimates_are_those_of_core::<f16>(&matrix(p, r, 13), 13, layout);
+            dense_estimates_are_the_compressed_ones(&matrix(p, r, 14), 14, layout);
+        }
+    }
+}
+
+/// An element type that the kernels do not know.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Eighths(i16);
+
+impl Element for Eighths {
+    fn to_f32(self) -> f32 {
+        f32::from(self.0) / 8.0
+    }
+    fn from_f32(value: f32) -> Self {
+        Self((value * 8.0) as i16)
+    }
+}
+
+#[test]
+fn foreign_elements_are_converted_one_by_one() {
+    let dz = matrix::<f32>(300, 40, 15).mapv(|x| Eighths((x.to_bits() >> 20) as i16 - 2000));
+    let expected = core::compress(dz.view(), Estimator::Exact, stream(15)).expect("grouped");
+    everywhere(|level| {
+        let mut found = poisoned24(40, 300);
+        mvue::mvue_compress_at(level, dz.view(), Estimator::Exact, stream(15), &mut found).expect("shapes agree");
+        assert_eq!(found, expected);
+    });
 }
 
 #[test]

@@ -3,7 +3,19 @@
 //! Without a GPU each test says that it was skipped and why; where `SPARSE24_REQUIRE_GPU` is set, that fails it. Outputs start poisoned and
 //! stand between guard bands. Bit for bit where core defines the bits; other results within the bounds of `tolerance`.
 
+mod activation;
+mod adamw;
 mod attention;
+mod bias;
+mod dropout;
+mod embedding;
 mod flip;
+mod gemm;
+mod loss;
+mod mvue;
+mod norm;
+mod planted;
+mod prune;
+mod search;
 mod support;
 mod tolerance;

@@ -1,88 +1,161 @@
-//! How far a result may lie from the CPU's in f32, given the same operands: derived here, once an operation.
+//! How far a result may lie from the CPU's, each bound derived once.
+//!
+//! u = 2^-24 is the unit roundoff of f32, v = 2^-8 that of bf16: half a unit in the last of 8 digits, relative to
+//! the value. A sum whose
+//! additions are at most `depth` deep lies within depth * u of the sum of magnitudes of the exact one; two such sums, one on each side,
+//! within the sum of both depths. Products of errors are covered by the small integers added to a depth.
 
-use ndarray::{Array1, Array2, ArrayView2, Axis, Zip};
+mod attention;
 
-/// What rounding to bf16 (8 significant bits) changes at most, relatively.
-const BF16: f32 = 1.0 / 512.0;
-/// A generous unit for f32: tensor cores may cut off where the CPU rounds, and 2^x is good to two units in the last place.
-const F32: f32 = 1.0 / (1 << 22) as f32;
+pub(crate) use attention::{AttentionHead, attention, rounded};
 
-/// One head of attention: operands as the GPU reads them, o and lse as the backward is given them.
-pub(crate) struct AttentionHead<'a> {
-    pub(crate) q: ArrayView2<'a, f32>,
-    pub(crate) k: ArrayView2<'a, f32>,
-    pub(crate) v: ArrayView2<'a, f32>,
-    pub(crate) o: ArrayView2<'a, f32>,
-    pub(crate) d_o: ArrayView2<'a, f32>,
-    /// A probability of 0 where it is not visible.
-    pub(crate) visible: &'a dyn Fn(usize, usize) -> bool,
-    /// The probability of being dropped.
-    pub(crate) dropped: f32,
+/// Unit roundoff of f32.
+pub(crate) const U: f64 = 1.0 / (1u64 << 24) as f64;
+/// Unit roundoff of bf16.
+pub(crate) const V: f64 = 1.0 / (1u64 << 8) as f64;
+/// Below the normal numbers of both formats, roundings are absolute.
+pub(crate) const TINY: f64 = 1.2e-38;
+
+/// Every element lies within its bound of what is expected.
+pub(crate) fn assert_within(what: &str, found: impl IntoIterator<Item = f32>, expected: &[f64], bound: impl Fn(usize) -> f64) {
+    let mut count = 0;
+    for (at, found) in found.into_iter().enumerate() {
+        let (difference, bound) = ((f64::from(found) - expected[at]).abs(), bound(at));
+        assert!(
+            difference <= bound,
+            "{what} at {at}: found {found}, expected {}, {} times the bound {bound}",
+            expected[at],
+            difference / bound
+        );
+        count += 1;
+    }
+    assert_eq!(count, expected.len(), "{what}: elements");
 }
 
-/// Bounds on |GPU - CPU|, in the shapes of the results.
-pub(crate) struct AttentionBounds {
-    pub(crate) o: Array2<f32>,
-    pub(crate) lse: f32,
-    pub(crate) dq: Array2<f32>,
-    pub(crate) dk: Array2<f32>,
-    pub(crate) dv: Array2<f32>,
+/// Additions in a row's sum, both sides together: the GPU has 4 in a quad, at most 8 quads, 5 in a warp and 16 warps; the CPU c/16 + 5.
+fn row_depth(c: usize) -> f64 {
+    (4 + 8 + 5 + 16 + c.div_ceil(16) + 5) as f64
 }
 
-/// Scores. s = q.k / sqrt(w) is a sum of w exact products in f32, scaled twice: each side is off by at most (w + 4) F32 |q| |k| / sqrt(w), with
-/// the Euclidean norms (Cauchy-Schwarz); let sigma be both sides' together. A probability e^s / sum e^s is off by a factor within e^(2 sigma), and
-/// the sum over T keys and the exponentials add (T + 8) F32: together rho. lse = ln sum e^s is off by rho absolutely, and by F32 of itself.
+/// Mean and rstd of a row x.
 ///
-/// Forward. p, rounded to bf16, times v, summed in f32, rounded to bf16: (BF16 + 2 rho) sum p |v| + BF16 |o|. With dropout every kept p carries
-/// 1 / (1 - dropped); it is left on the dropped ones here, which only raises the bound.
-///
-/// Backward, to first order in BF16, doubled for nothing: dv = sum over queries of p dO, p rounded: (BF16 + 2 rho) sum p |dO| + BF16 |dv|.
-/// dS = p (dP - D), dP = dO.v, D = dO.o: each of dP and D is off by (w + 4) F32 of the sum of its |products|, p by rho, then dS is rounded by BF16:
-/// |error of dS| <= BF16 |dS| + p 2 (rho + (w + 4) F32) (|dO|.|v| + |dO|.|o|) =: E; and |dS| <= p (|dP| / (1 - dropped) + |D|), where a dropped dP
-/// counts as kept. dq = dS k / sqrt(w): sum E |k| / sqrt(w) + BF16 |dq|, and the sum over T adds T F32 sum |dS| |k|, which rho covers. dk alike.
-/// The last rounding, BF16 |result|, is the caller's: `rounded`.
-pub(crate) fn attention(head: &AttentionHead<'_>) -> AttentionBounds {
-    let (width, keys, queries) = (head.q.ncols() as f32, head.k.nrows(), head.q.nrows());
-    let scale = width.sqrt().recip();
-    let longest = |x: ArrayView2<'_, f32>| x.rows().into_iter().map(|row| row.dot(&row).sqrt()).fold(0.0, f32::max);
-    let sigma = 2.0 * (width + 4.0) * F32 * longest(head.q) * longest(head.k) * scale;
-    let rho = 2.0 * sigma + (keys.max(queries) as f32 + 8.0) * F32;
-
-    let absolute = |x: ArrayView2<'_, f32>| x.mapv(f32::abs);
-    let (q, k, v, o, d_o) = (absolute(head.q), absolute(head.k), absolute(head.v), absolute(head.o), absolute(head.d_o));
-    let mut p = head.q.dot(&head.k.t()) * scale;
-    let mut lse = 0.0_f32;
-    for (i, mut row) in p.rows_mut().into_iter().enumerate() {
-        row.indexed_iter_mut().filter(|&(j, _)| !(head.visible)(i, j)).for_each(|(_, s)| *s = f32::NEG_INFINITY);
-        let largest = row.fold(f32::MIN, |largest, &s| largest.max(s));
-        row.mapv_inplace(|s| (s - largest).exp());
-        let sum = row.sum();
-        row.mapv_inplace(|p| if sum > 0.0 { p / sum } else { 0.0 });
-        lse = lse.max(if sum > 0.0 { (largest + sum.ln()).abs() } else { 0.0 });
-    }
-    let kept = 1.0 / (1.0 - head.dropped);
-    let share = (BF16 + 2.0 * rho) * kept;
-    let projections: Array1<f32> = (&head.d_o * &head.o).sum_axis(Axis(1)).mapv(f32::abs);
-    let projection_terms = (&d_o * &o).sum_axis(Axis(1));
-    let (slopes, slope_terms) = (head.d_o.dot(&head.v.t()), d_o.dot(&v.t()));
-    let mut errors = p.clone();
-    let fine = 2.0 * (rho + (width + 4.0) * F32);
-    for (i, row) in errors.rows_mut().into_iter().enumerate() {
-        Zip::from(row).and(slopes.row(i)).and(slope_terms.row(i)).for_each(|p, slope, terms| {
-            let of_ds = slope.abs() * kept + projections[i];
-            *p *= BF16 * of_ds + fine * (terms * kept + projection_terms[i]);
-        });
-    }
-    AttentionBounds {
-        o: p.dot(&v) * share,
-        lse: rho + F32 * lse,
-        dq: errors.dot(&k) * scale,
-        dk: errors.t().dot(&q) * scale,
-        dv: p.t().dot(&d_o) * share,
-    }
+/// The means lie within m = (depth + 2) u mean|x| of each other. A variance about a mean that is off by m is too large by m^2, and is a
+/// sum of squares of differences, three more roundings each; rstd halves a relative error and adds a root, a division and epsilon's sum.
+pub(crate) fn norm_stats(x: &[f64]) -> [f64; 2] {
+    let c = x.len() as f64;
+    let (mean, magnitude) = (x.iter().sum::<f64>() / c, x.iter().map(|x| x.abs()).sum::<f64>() / c);
+    let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / c;
+    let m = (row_depth(x.len()) + 2.0) * U * magnitude;
+    let error = m * m + (row_depth(x.len()) + 6.0) * U * (variance + m * m);
+    let rstd = 1.0 / (variance + 1e-5).sqrt();
+    [m, rstd * (0.5 * error / (variance + 1e-5) + 6.0 * U)]
 }
 
-/// |found - expected| <= bound + what rounding the result to bf16 adds; a NaN fails.
-pub(crate) fn rounded(found: f32, expected: f32, bound: f32) -> bool {
-    (found - expected).abs() <= bound * (1.0 + BF16) + BF16 * expected.abs() + f32::MIN_POSITIVE
+/// One element of y = (x - mean) * rstd * gamma + beta, rounded to bf16 by the GPU only: the errors of the statistics, four roundings on
+/// each side, and bf16's.
+pub(crate) fn norm_y(x: f64, [mean, rstd]: [f64; 2], stats: [f64; 2], gamma: f64, y: f64) -> f64 {
+    let scaled = ((x - mean) * rstd * gamma).abs();
+    let of_stats = (stats[0] * rstd + (x - mean).abs() * stats[1] + stats[0] * stats[1]) * gamma.abs();
+    let before = of_stats + 8.0 * U * (scaled + y.abs());
+    before + V * (y.abs() + before) + TINY
+}
+
+/// What one element of dresidual gets beside others of its row: g, n; the means of |g| and |g n|.
+///
+/// n and g have 3 and 1 roundings, the same inputs on both sides; the means depth + 5 (as products of those); the bracket 3 more; then the
+/// sum with what came from above, and bf16's rounding on the GPU.
+pub(crate) fn norm_dresidual(c: usize, rstd: f64, [g, n]: [f64; 2], [mean_g, mean_gn]: [f64; 2], dresidual: f64) -> f64 {
+    let magnitude = g.abs() + mean_g + n.abs() * mean_gn;
+    let before = rstd * (2.0 * (row_depth(c) + 12.0) * U) * magnitude + 4.0 * U * dresidual.abs();
+    before + V * (dresidual.abs() + before) + TINY
+}
+
+/// A column sum over p rows of terms with 4 roundings on each side, `magnitude` the sum of the terms' magnitudes and what was there.
+///
+/// The CPU adds 32 rows in order and p/32 blocks. The GPU has at least 32 blocks where it has the rows, and at most 16 groups in each:
+/// p/32 rows in order, 16 groups, and then the blocks: an eighth of at most 256, and 8.
+pub(crate) fn norm_parameter(p: usize, magnitude: f64) -> f64 {
+    ((2 * p.div_ceil(32) + 32 + 16 + 32 + 8) as f64 + 10.0) * U * magnitude + TINY
+}
+
+/// The relative error of one softmax probability, and with it the absolute one of the logarithm of the sum, of a row whose logits are at
+/// most `largest`, both sides together.
+///
+/// An exponent x log2(e) - shift has an error of u in log2(e), relative to |x|, and a rounding relative to at most 2 * largest; the CPU's
+/// likewise; 2^x adds 4 u on the GPU and 2 u on the CPU. The CPU's sum is V/16 + 5 deep. A GPU's thread adds V / (8 threads) vectors,
+/// with 3 additions in each and 6 u where the maximum rises; then 5 in a warp, and 16 warps, 6 u for their maxima each.
+fn softmax(vocabulary: usize, largest: f64) -> f64 {
+    let threads = (vocabulary / 32).next_power_of_two().clamp(32, 512);
+    let depth = vocabulary.div_ceil(16) + 5 + vocabulary.div_ceil(8 * threads) * (4 + 6) + 5 + 16 + 12;
+    (8.0 * largest + 6.0 + 4.0 + depth as f64) * U
+}
+
+/// The loss of a row: the logarithm of the sum and its maximum, with a few roundings of either; its products with the target; and the mean
+/// logit of smoothing, summed as deep as the exponentials.
+pub(crate) fn row_loss(vocabulary: usize, largest: f64, smoothing: f64) -> f64 {
+    let error = softmax(vocabulary, largest);
+    error * (1.0 + smoothing * largest) + 8.0 * U * (2.0 * largest + (vocabulary as f64).ln())
+}
+
+/// One element of scale * (q - t), rounded to bf16 by the GPU only: q's error, four roundings of q and t on each side, and bf16's.
+pub(crate) fn dlogit(vocabulary: usize, largest: f64, scale: f64, [q, t]: [f64; 2]) -> f64 {
+    let before = scale * (q * softmax(vocabulary, largest) + 8.0 * U * (q + t)) + TINY;
+    before + V * (scale * (q - t).abs() + before) + TINY
+}
+
+/// The sum of a token's and a position's row, rounded to bf16 by the GPU only; the sum in f32 is the same on both sides.
+pub(crate) fn embedding(sum: f64) -> f64 {
+    V * sum.abs() + TINY
+}
+
+/// A sum of `count` rows and what was there, `magnitude` that of all: one after another on the CPU; on the GPU in spans of 32, and the spans.
+pub(crate) fn embedding_gradient(count: usize, magnitude: f64) -> f64 {
+    (count + 32 + count.div_ceil(32) + 2) as f64 * U * magnitude
+}
+
+/// An element of a product, whose terms' magnitudes sum to `magnitude`; for an output in bf16 the rounding comes on top.
+///
+/// Terms are exact in f32. The CPU's sum is at most k deep. A tensor core adds 16 terms and what it holds at once, each cut off at 2^-23 of
+/// the largest: 17 * 2 u for each 16 terms, which 3 k u covers from k = 16 on, and 48 u below; a split sum and the bias add a few.
+pub(crate) fn product(k: usize, magnitude: f64) -> f64 {
+    (4 * k + 48 + 8) as f64 * U * magnitude + TINY
+}
+
+/// A value within `before` of the exact one, rounded to bf16.
+pub(crate) fn to_bf16(value: f64, before: f64) -> f64 {
+    before + V * (value.abs() + before) + TINY
+}
+
+/// A norm in f32 of a table of at most 100 chunks.
+///
+/// Squares are exact in f64 and all terms are positive, so a sum whose additions are `depth` deep lies within depth * 2^-53 of the exact one,
+/// relatively: at most 1024 + 16 deep and one more a block and tensor on the CPU, 33 in a thread, 5 + 5 in a block and as many again
+/// in the last one, so 1500 in both. A root halves that. Both are rounded once more in f64, and the result once to f32.
+pub(crate) fn grad_norm(expected: f64) -> f64 {
+    expected * (2_f64.powi(-24) * 1.001 + 750.0 * 2_f64.powi(-53))
+}
+
+/// What rounding to bf16 makes of an f32 that lies within `error` of `value`.
+pub(crate) fn stored(value: f64, error: f64) -> f64 {
+    error + V * (value.abs() + error) + TINY
+}
+
+/// How far A(z) and A'(z), in f32 on both sides, may lie apart, A(z) = z sigmoid(y(z)) with dy = y'(z).
+///
+/// Each side has y and z y' within 8 u, and of the sigmoid s an exponential within 6 u, one sum, and a reciprocal within 2 u. An error e of 2^-y
+/// is one of (1 - s) e in s, so ds = s ((1 - s) (8 u |y| + 6 u) + 3 u), and 2^-120 where the argument is held at its limit. Value z s: |z| ds and two
+/// roundings. Slope s + z y' s (1 - s): s and 1 - s are off by ds and the second is rounded, which gives |z y'| (ds + u s + 10 u s (1 - s)),
+/// and then ds and a rounding.
+pub(crate) fn activation(z: f64, y: f64, dy: f64) -> [f64; 2] {
+    let s = 1.0 / (1.0 + (-y).exp());
+    let ds = s * ((1.0 - s) * (8.0 * y.abs() + 6.0) + 3.0) * U + 2_f64.powi(-120);
+    let slope = s + (z * dy).abs() * s * (1.0 - s);
+    let product = (z * dy).abs() * (ds + U * s + 10.0 * U * s * (1.0 - s));
+    [2.0 * (z.abs() * ds + 2.0 * U * z.abs() * s), 2.0 * (product + ds + 2.0 * U * slope)]
+}
+
+/// A column of p bf16 numbers with this sum of magnitudes, summed in f32: the GPU's additions are 32, 8, p/2048 and 8 deep, the CPU's 64 and p/64, and
+/// one joins what was there.
+pub(crate) fn bias_grad(p: usize, magnitudes: f64) -> f64 {
+    (32 + 8 + p.div_ceil(2048) + 8 + 64 + p.div_ceil(64) + 2) as f64 * U * magnitudes
 }

@@ -127,7 +127,7 @@ impl CpuBackend {
     /// The operand as products read it: itself, or its rounding in `scratch`.
     fn rounded<'a>(&self, operand: ArrayView2<'a, f32>, scratch: &'a mut Vec<f32>) -> Result<ArrayView2<'a, f32>, sparse24_cpu::Error> {
         match self.arithmetic {
-            Arithmetic::F32 => Ok(operand),
+            Arithmetic::Native | Arithmetic::F32 => Ok(operand),
             Arithmetic::Bf16Operands => {
                 round_bf16(operand, scratch_view(scratch, operand.dim()))?;
                 Ok(ArrayView2::from_shape(operand.dim(), &scratch[..operand.len()]).expect("the scratch was grown"))
@@ -183,7 +183,7 @@ fn act_backward(activation: Activation, dh: ArrayView2<'_, f32>, z: ArrayView2<'
 impl Backend for CpuBackend {
     fn device(&self) -> Device {
         let arithmetic = match self.arithmetic {
-            Arithmetic::F32 => "f32",
+            Arithmetic::Native | Arithmetic::F32 => "f32",
             Arithmetic::Bf16Operands => "f32 with bf16 operands",
         };
         Device {
@@ -304,7 +304,7 @@ impl Backend for CpuBackend {
         let done = self.rounded(self.storage.view(dz), read).and_then(|dz| {
             mvue_prune(dz, estimator, self.stream(site), sampled.view_mut())?;
             match self.arithmetic {
-                Arithmetic::F32 => Ok(()),
+                Arithmetic::Native | Arithmetic::F32 => Ok(()),
                 Arithmetic::Bf16Operands => {
                     let mut stored = scratch_view(stored, sampled.dim());
                     round_bf16(sampled.view(), stored.view_mut())?;

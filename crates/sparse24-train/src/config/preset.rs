@@ -190,7 +190,7 @@ fn shakespeare_char_cpu() -> Config {
         batch: BatchConfig { sequences: 12, accumulation: 1 },
         data: DataConfig { path: String::new(), tokenizer: TokenizerKind::Character, validation: 0.1 },
         run: RunConfig { eval_every: 250, flip_every: 20, checkpoint_every: 500, keep_last: 2 },
-        backend: BackendConfig { name: "cpu".to_owned(), threads: 0, arithmetic: Arithmetic::F32 },
+        backend: BackendConfig { name: "cpu".to_owned(), threads: 0, arithmetic: Arithmetic::Native, gpu: 0 },
     }
 }
 

@@ -138,14 +138,14 @@ impl Gpt2 {
         let norm = Norm::new(backend, &mut parameters, "ln_f", d, shape.bias)?;
 
         let final_norm = norm_activations(backend, "ln_f", [p, d])?;
-        let mut alloc = |name: &str, columns| backend.alloc(name, [p, columns], DType::F32, Region::Activations);
+        let mut alloc = |name: &str, columns| backend.alloc(name, [p, columns], DType::Activation, Region::Activations);
         let (embedded, delta, dresidual, dy) = (alloc("embedded", d)?, alloc("delta", d)?, alloc("dresidual", d)?, alloc("dy", d)?);
         let (ddelta, d_o, dqkv, dz) = (alloc("ddelta", d)?, alloc("d_o", d)?, alloc("dqkv", 3 * d)?, alloc("dz", z_width)?);
         let buffers = Buffers {
             tokens: backend.alloc("tokens", [p, 1], DType::U32, Region::Activations)?,
             targets: backend.alloc("targets", [p, 1], DType::U32, Region::Activations)?,
             loss: backend.alloc("loss", [1, 1], DType::F32, Region::Activations)?,
-            logits: backend.alloc("logits", [p.min(HEAD_ROWS), shape.vocabulary], DType::F32, Region::Activations)?,
+            logits: backend.alloc("logits", [p.min(HEAD_ROWS), shape.vocabulary], DType::Activation, Region::Activations)?,
             embedded,
             delta,
             final_norm,
@@ -290,13 +290,10 @@ impl Block {
             activation: shape.activation,
         };
 
-        let mut alloc = |part: &str, shape| backend.alloc(&of(part), shape, DType::F32, Region::Activations);
-        let attention_kept = AttentionActivations {
-            qkv: alloc("qkv", [p, 3 * d])?,
-            o: alloc("o", [p, d])?,
-            lse: alloc("lse", [batch.sequences * shape.heads, batch.context])?,
-        };
-        let ffn_kept = FfnActivations { z: alloc("z", [p, z_width])?, h: alloc("h", [p, ffn_width])? };
+        let lse = backend.alloc(&of("lse"), [batch.sequences * shape.heads, batch.context], DType::F32, Region::Activations)?;
+        let mut alloc = |part: &str, columns| backend.alloc(&of(part), [p, columns], DType::Activation, Region::Activations);
+        let attention_kept = AttentionActivations { qkv: alloc("qkv", 3 * d)?, o: alloc("o", d)?, lse };
+        let ffn_kept = FfnActivations { z: alloc("z", z_width)?, h: alloc("h", ffn_width)? };
         let norms_kept = [norm_activations(backend, &of("ln_1"), [p, d])?, norm_activations(backend, &of("ln_2"), [p, d])?];
         let kept = BlockActivations { norms: norms_kept, attention: attention_kept, ffn: ffn_kept };
         Ok(Self { norms: [first_norm, second_norm], attention, ffn, kept })
@@ -370,6 +367,10 @@ impl NormActivations {
 }
 
 fn norm_activations(backend: &mut dyn Backend, name: &str, shape: [usize; 2]) -> Result<NormActivations, Error> {
-    let mut alloc = |part: &str, shape| backend.alloc(&format!("{name} {part}"), shape, DType::F32, Region::Activations);
-    Ok(NormActivations { residual: alloc("residual", shape)?, y: alloc("y", shape)?, stats: alloc("stats", [shape[0], 2])? })
+    let mut alloc = |part: &str, shape, dtype| backend.alloc(&format!("{name} {part}"), shape, dtype, Region::Activations);
+    Ok(NormActivations {
+        residual: alloc("residual", shape, DType::Activation)?,
+        y: alloc("y", shape, DType::Activation)?,
+        stats: alloc("stats", [shape[0], 2], DType::F32)?,
+    })
 }

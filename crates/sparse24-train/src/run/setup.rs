@@ -6,8 +6,8 @@ use std::path::Path;
 
 use crate::{
     Error,
-    backend::Backend,
-    config::Config,
+    backend::{Backend, BackendSettings},
+    config::{BackendConfig, Config},
     data::{Dataset, Draw, EvaluationWindows},
     estimate::estimate,
     machine,
@@ -48,7 +48,8 @@ pub(super) fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer,
 
 /// The device that the configuration names.
 pub(super) fn open_backend(config: &Config) -> Result<Box<dyn Backend>, Error> {
-    (config.backend_entry()?.open)(config.backend.arithmetic)
+    let BackendConfig { arithmetic, gpu, .. } = config.backend;
+    (config.backend_entry()?.open)(BackendSettings { arithmetic, gpu })
 }
 
 /// The training batches of a run.

@@ -31,7 +31,7 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
         ("model.activation=relu", "model.activation: unknown variant `relu`, expected one of `gelu`, `geglu`, `swiglu`"),
         ("model.sparsify=all", "model.sparsify: unknown variant `all`, expected `ffn` or `ffn-and-attention`"),
         ("data.tokenizer=bpe", "data.tokenizer: unknown variant `bpe`, expected one of `byte`, `char`, `gpt2`"),
-        ("backend.arithmetic=f16", "backend.arithmetic: unknown variant `f16`, expected `f32` or `bf16-operands`"),
+        ("backend.arithmetic=f16", "backend.arithmetic: unknown variant `f16`, expected one of `native`, `f32`, `bf16-operands`"),
         ("backend.name=cuda", r#"backend.name: "cuda" is not known; did you mean "cpu"? (known: cpu)"#),
         ("method.name=fts", r#"method.name: "fts" is not known; did you mean "fst"? (known: dense, fst)"#),
         // Impossible values.

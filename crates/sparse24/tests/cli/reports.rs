@@ -74,6 +74,13 @@ fn the_doctor_tells_what_is_there_and_leaves_nothing() {
     assert!(report["threads"].as_u64().unwrap() >= 1 && report["problem"].is_null(), "{report}");
     let cpu = serde_json::json!({ "name": "cpu", "sparse_products": "computed densely with pruned values", "problem": null });
     assert_eq!(report["backends"], serde_json::json!([cpu]));
+    if cfg!(feature = "cuda") {
+        let cuda = &report["cuda"];
+        let libraries = cuda["libraries"].as_array().unwrap();
+        assert!(libraries.iter().all(|library| library["file"].is_string() != library["problem"].is_string()), "{cuda}");
+        assert!(cuda["gpus"].as_array().unwrap().is_empty() || cuda["problem"].is_null(), "{cuda}");
+        assert!(libraries[0]["file"].is_string() || cuda["problem"].as_str().unwrap().contains("tried libcuda.so.1"), "{cuda}");
+    }
     let lines = place.answer("doctor --out deep/er");
     assert!(
         lines.contains("backend cpu   ready; sparse products are computed densely with pruned values")

@@ -81,7 +81,7 @@ impl Storage {
     pub(super) fn alloc(&mut self, name: &str, shape: [usize; 2], dtype: DType, region: Region) -> Tensor {
         let elements = shape[0] * shape[1];
         let data = match dtype {
-            DType::F32 => Data::F32(vec![0.0; elements]),
+            DType::F32 | DType::Activation => Data::F32(vec![0.0; elements]),
             DType::U32 => Data::U32(vec![0; elements]),
         };
         self.0.push(Buffer { name: name.to_owned(), region, data });

@@ -1,0 +1,58 @@
+// bias_grad: db = the column sums of dz, or db += them
+// in   dz bf16 [p,r], rows `stride` apart; partial f32 [ceil(p/256),r], scratch
+// out  db f32 [r]
+// pre  column_sums: blocks of 256 rows and 256 columns; row_sums: blocks of 32 columns; a thread takes `width` columns, 8 or 1; rows of dz
+//      16-byte aligned and 8 divides r if it is 8; outputs alias nothing
+// acc  f32, fixed order: every eighth row of 256, those eight, every eighth block of rows, those eight
+// ref  sparse24_cpu::bias::bias_grad; bound: tolerance::bias_grad
+#include "packed.cuh"
+
+constexpr u32 THREADS = 256, ROWS = 256, GROUPS = 8, LANES = 32;
+
+template <int WIDTH>
+__device__ __forceinline__ void column_sums_of(const bf16* dz, u64 stride, float* partial, u32 p, u32 r) {
+    __shared__ float sums[GROUPS][LANES * WIDTH + 1];
+    u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES, column = (blockIdx.x * LANES + lane) * WIDTH;
+    u32 first = blockIdx.y * ROWS + group, last = min(p, (blockIdx.y + 1) * ROWS);
+    Run<WIDTH> sum = {};
+    if (column < r) {
+#pragma unroll 8
+        for (u32 row = first; row < last; row += GROUPS) {
+            Run<WIDTH> x = load<WIDTH>(dz + row * stride + column);
+#pragma unroll
+            for (int i = 0; i < WIDTH; ++i) sum.at[i] += x.at[i];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) sums[group][i * LANES + lane] = sum.at[i];
+    __syncthreads();
+    for (u32 slot = threadIdx.x; slot < LANES * WIDTH; slot += THREADS) {
+        u32 to = (blockIdx.x * LANES + slot / WIDTH) * WIDTH + slot % WIDTH, from = slot % WIDTH * LANES + slot / WIDTH;
+        float all = sums[0][from];
+#pragma unroll
+        for (u32 i = 1; i < GROUPS; ++i) all += sums[i][from];
+        if (to < r) partial[u64(blockIdx.y) * r + to] = all;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    column_sums(const bf16* __restrict__ dz, u64 stride, float* __restrict__ partial, u32 p, u32 r, u32 width) {
+    width == 8 ? column_sums_of<8>(dz, stride, partial, p, r) : column_sums_of<1>(dz, stride, partial, p, r);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    row_sums(const float* __restrict__ partial, float* db, u32 blocks, u32 r, u32 accumulate) {
+    __shared__ float sums[GROUPS][LANES];
+    u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES, column = blockIdx.x * LANES + lane;
+    float sum = 0.0f;
+    if (column < r) {
+#pragma unroll 8
+        for (u32 block = group; block < blocks; block += GROUPS) sum += partial[u64(block) * r + column];
+    }
+    sums[group][lane] = sum;
+    __syncthreads();
+    if (group > 0 || column >= r) return;
+#pragma unroll
+    for (u32 i = 1; i < GROUPS; ++i) sum += sums[i][lane];
+    db[column] = accumulate ? db[column] + sum : sum;
+}

@@ -1,0 +1,30 @@
+// dropout: x = kept ? x / (1 - p) : 0, element e being kept when word e%4 of call e/4 makes a uniform of at least p
+// in   state: seed, step, micro-step; site; p, and scale = 1 / (1 - p)
+// out  x bf16 [elements], in place
+// pre  x 16-byte aligned; at most 2^34 elements
+// acc  f32, rounded once: the bits of the CPU's product, rounded to bf16
+// ref  sparse24_cpu::dropout
+#include "packed.cuh"
+#include "philox.cuh"
+
+constexpr u32 THREADS = 256;
+
+__device__ __forceinline__ float dropped(float x, u32 word, float p, float scale) { return uniform(word) >= p ? x * scale : 0.0f; }
+
+extern "C" __global__ void __launch_bounds__(THREADS) dropout(bf16* x, u64 elements, const StepState* state, u32 site, float p, float scale) {
+    u64 first = 8 * (u64(blockIdx.x) * THREADS + threadIdx.x);
+    if (first >= elements) return;
+    StepState now = *state;
+    uint4 low = philox(now, site, u32(first / 4)), high = philox(now, site, u32(first / 4 + 1));
+    u32 words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    if (first + 8 <= elements) {
+        Run<8> run = load<8>(x + first);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) run.at[i] = dropped(run.at[i], words[i], p, scale);
+        store(x + first, run);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (first + i < elements) x[first + i] = narrow(dropped(widen(x[first + i]), words[i], p, scale));
+    }
+}

@@ -1,0 +1,61 @@
+// square_sums: sums[chunk] = sum of g^2 over a chunk; then norm_of_sums: the root of their sum, and the flag unless it is up already
+// in   table Parameter [tensors]; chunks Chunk [count], grid of square_sums: one block each
+// out  sums f64 [count], overwritten; health: grad_norm overwritten, flag raised to the first tensor with a gradient that is not finite
+// pre  g 16-byte aligned; norm_of_sums: one block of 1024 threads; outputs alias nothing
+// acc  f64, squares exact, fixed order: bitwise repeatable; no finite gradient overflows
+// ref  sparse24_cpu::adamw::squared_norm; bound: tolerance::grad_norm
+#include "parameters.cuh"
+
+__device__ __forceinline__ double warp_sum(double x) {
+    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+    return x;
+}
+
+// Over a block of whole warps; the result is whole in the first warp.
+__device__ __forceinline__ double block_sum(double x) {
+    __shared__ double warps[32];
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    return threadIdx.x < 32 ? warp_sum(threadIdx.x < blockDim.x / 32 ? warps[threadIdx.x] : 0.0) : 0.0;
+}
+
+__device__ __forceinline__ double square(float g, double sum) { return fma(double(g), double(g), sum); }
+
+extern "C" __global__ void __launch_bounds__(256) square_sums(const Parameter* __restrict__ table, const Chunk* __restrict__ chunks, double* sums) {
+    Chunk chunk = chunks[blockIdx.x];
+    const float* __restrict__ g = table[chunk.tensor].g + u64(chunk.part) * CHUNK;
+    u32 length = u32(min(table[chunk.tensor].length - u64(chunk.part) * CHUNK, u64(CHUNK)));
+    double sum = 0.0;
+#pragma unroll
+    for (u32 k = 0; k < CHUNK / 4 / CHUNK_THREADS; ++k) {
+        u32 at = 4 * (k * CHUNK_THREADS + threadIdx.x);
+        if (at + 4 <= length) {
+            float4 x = *reinterpret_cast<const float4*>(g + at);
+            sum = square(x.w, square(x.z, square(x.y, square(x.x, sum))));
+        }
+    }
+    u32 rest = length / 4 * 4 + threadIdx.x;
+    if (rest < length) sum = square(g[rest], sum);
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+extern "C" __global__ void __launch_bounds__(1024) norm_of_sums(const Chunk* __restrict__ chunks, const double* __restrict__ sums, Health* health, u32 count) {
+    __shared__ u32 first;
+    if (threadIdx.x == 0) first = count;
+    __syncthreads();
+    double sum = 0.0;
+    u32 bad = count;
+    for (u32 i = threadIdx.x; i < count; i += 1024) {
+        double of = sums[i];
+        sum += of;
+        if (!isfinite(of)) bad = min(bad, i);
+    }
+    if (bad < count) atomicMin(&first, bad);
+    sum = block_sum(sum);
+    if (threadIdx.x != 0) return;
+    float norm = float(sqrt(sum));
+    health->grad_norm = norm;
+    if (health->flag == 0 && !isfinite(norm)) health->flag = first < count ? chunks[first].tensor + 1 : NORM;
+}

@@ -1,0 +1,148 @@
+// head_loss, loss_forward: with q = softmax(logits), t = (1 - smoothing) * one-hot(target) + smoothing / vocabulary for each row:
+//                          losses = -sum(t * ln q); head_loss also puts scale * (q - t) over the logits
+// loss_sum: *loss = sum(losses), or += that; bit 0 of *flag is set if the sum is not finite
+// in   logits bf16 [rows, columns], of which those from `vocabulary` on do not count and get zeros; targets u32 [rows]: all ones is ignored
+//      (loss 0, zeros), another one outside of the vocabulary makes the row's loss and its gradient NaN; a null flag is not wanted
+// out  logits in place; losses f32 [rows], overwritten; loss f32; flag u32, sticky
+// pre  columns % 8 == 0, 16-byte aligned; the first `held` vectors of 8 fit in the shared memory of the launch; at most 512 threads
+// acc  f32 a row, f64 over rows; fixed order. A NaN or an infinite logit makes the loss NaN or infinite
+// ref  sparse24_cpu::loss; bounds: tolerance::{softmax, row_loss}
+#include "scalar.cuh"
+
+constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
+constexpr u32 IGNORE = 0xffffffffu;
+
+// 2^x within 2^-22 of it; 0 below 2^-126.
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// A sum of 2^(x log2(e) - shift), which never overflows; shift belongs to the largest x so far.
+struct Exponentials { float maximum, shift, sum, total; };
+
+struct Vector { float at[8]; };
+__device__ __forceinline__ Vector widen(uint4 x) {
+    return {widen_low(x.x), widen_high(x.x), widen_low(x.y), widen_high(x.y), widen_low(x.z), widen_high(x.z), widen_low(x.w), widen_high(x.w)};
+}
+
+__device__ __forceinline__ void rise(Exponentials& so_far, float maximum) {
+    if (maximum > so_far.maximum) {
+        float shift = maximum * LOG2E;
+        so_far.sum *= exp2_fast(so_far.shift - shift);
+        so_far.maximum = maximum, so_far.shift = shift;
+    }
+}
+
+__device__ __forceinline__ void add(Exponentials& so_far, uint4 raw) {
+    Vector x = widen(raw);
+    rise(so_far, fmaxf(fmaxf(fmaxf(x.at[0], x.at[1]), fmaxf(x.at[2], x.at[3])), fmaxf(fmaxf(x.at[4], x.at[5]), fmaxf(x.at[6], x.at[7]))));
+    float e[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) e[i] = exp2_fast(x.at[i] * LOG2E - so_far.shift);
+    so_far.sum += ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
+    so_far.total += ((x.at[0] + x.at[1]) + (x.at[2] + x.at[3])) + ((x.at[4] + x.at[5]) + (x.at[6] + x.at[7]));
+}
+
+// Of all threads, the same bits in each.
+__device__ __forceinline__ Exponentials of_block(Exponentials own) {
+    __shared__ float slots[3][16];
+    u32 warps = blockDim.x / 32, warp = threadIdx.x / 32;
+    float maximum = warp_max(own.maximum);
+    if (threadIdx.x % 32 == 0) slots[0][warp] = maximum;
+    __syncthreads();
+    for (u32 w = 0; w < warps; ++w) maximum = fmaxf(maximum, slots[0][w]);
+    rise(own, maximum);
+    float sum = warp_sum(own.sum), total = warp_sum(own.total);
+    if (threadIdx.x % 32 == 0) slots[1][warp] = sum, slots[2][warp] = total;
+    __syncthreads();
+    own.sum = own.total = 0.0f;
+    for (u32 w = 0; w < warps; ++w) own.sum += slots[1][w], own.total += slots[2][w];
+    return own;
+}
+
+enum class Gradient { Wanted, Absent };
+
+template <Gradient GRADIENT>
+__device__ __forceinline__ void row_loss(bf16* logits, const u32* __restrict__ targets, float* losses, u32 columns, u32 vocabulary, u32 held,
+                                         float smoothing, float scale) {
+    extern __shared__ uint4 kept[];
+    constexpr int AHEAD = 4;
+    logits += u64(blockIdx.x) * columns;
+    uint4* vectors = reinterpret_cast<uint4*>(logits);
+    u32 target = targets[blockIdx.x], whole = vocabulary / 8;
+    if (target == IGNORE) {
+        if (GRADIENT == Gradient::Wanted)
+            for (u32 i = threadIdx.x; i < columns / 8; i += blockDim.x) vectors[i] = make_uint4(0, 0, 0, 0);
+        if (threadIdx.x == 0) losses[blockIdx.x] = 0.0f;
+        return;
+    }
+    float at_target = target < vocabulary ? widen(logits[target]) : __int_as_float(0x7fffffff), lowest = __int_as_float(0xff800000);
+    Exponentials own = {lowest, lowest, 0.0f, 0.0f};
+    for (u32 first = threadIdx.x; first < whole; first += AHEAD * blockDim.x) {
+        uint4 raw[AHEAD];
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a)
+            if (first + a * blockDim.x < whole) raw[a] = vectors[first + a * blockDim.x];
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) {
+            u32 i = first + a * blockDim.x;
+            if (i >= whole) break;
+            if (GRADIENT == Gradient::Wanted && i < held) kept[i] = raw[a];
+            add(own, raw[a]);
+        }
+    }
+    // The vocabulary ends within a vector.
+    if (8 * whole + threadIdx.x < vocabulary) {
+        float x = widen(logits[8 * whole + threadIdx.x]);
+        rise(own, x);
+        own.sum += exp2_fast(x * LOG2E - own.shift), own.total += x;
+    }
+    Exponentials row = of_block(own);
+    float floor = smoothing / float(vocabulary);
+    if (threadIdx.x == 0) losses[blockIdx.x] = (row.shift * LN2 + logf(row.sum)) - ((1.0f - smoothing) * at_target + floor * row.total);
+    if (GRADIENT == Gradient::Absent) return;
+    // A target outside of the vocabulary is NaN here too.
+    float inverse = scale / row.sum + (target < vocabulary ? 0.0f : at_target);
+    floor *= scale;
+    auto gradient = [&](float x) { return exp2_fast(x * LOG2E - row.shift) * inverse - floor; };
+    auto of_target = [&] { return narrow(gradient(at_target) - scale * (1.0f - smoothing)); };
+#pragma unroll 2
+    for (u32 i = threadIdx.x; i < whole; i += blockDim.x) {
+        Vector x = widen(i < held ? kept[i] : vectors[i]);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) x.at[e] = gradient(x.at[e]);
+        vectors[i] = make_uint4(narrow_pair(x.at[0], x.at[1]), narrow_pair(x.at[2], x.at[3]), narrow_pair(x.at[4], x.at[5]),
+                                narrow_pair(x.at[6], x.at[7]));
+        if (i == target / 8) logits[target] = of_target();
+    }
+    for (u32 c = 8 * whole + threadIdx.x; c < columns; c += blockDim.x)
+        logits[c] = c == target ? of_target() : c < vocabulary ? narrow(gradient(widen(logits[c]))) : bf16{0};
+}
+
+extern "C" __global__ void __launch_bounds__(512, 2)
+    head_loss(bf16* logits, const u32* targets, float* losses, u32 columns, u32 vocabulary, u32 held, float smoothing, float scale) {
+    row_loss<Gradient::Wanted>(logits, targets, losses, columns, vocabulary, held, smoothing, scale);
+}
+
+extern "C" __global__ void __launch_bounds__(512, 2)
+    loss_forward(const bf16* logits, const u32* targets, float* losses, u32 columns, u32 vocabulary, float smoothing) {
+    row_loss<Gradient::Absent>(const_cast<bf16*>(logits), targets, losses, columns, vocabulary, 0, smoothing, 0.0f);
+}
+
+// One block: thread t sums rows t, t + 1024, ...; then a binary tree.
+extern "C" __global__ void __launch_bounds__(1024) loss_sum(const float* __restrict__ losses, float* loss, u32* flag, u64 rows, u32 accumulate) {
+    __shared__ double sums[1024];
+    double sum = 0.0;
+    for (u64 row = threadIdx.x; row < rows; row += 1024) sum += losses[row];
+    sums[threadIdx.x] = sum;
+    for (u32 width = 512; width > 0; width /= 2) {
+        __syncthreads();
+        if (threadIdx.x < width) sums[threadIdx.x] += sums[threadIdx.x + width];
+    }
+    if (threadIdx.x != 0) return;
+    float total = float(sums[0]) + (accumulate ? *loss : 0.0f);
+    *loss = total;
+    if (flag && !(fabsf(total) <= 3.4028234e38f)) *flag |= 1;
+}

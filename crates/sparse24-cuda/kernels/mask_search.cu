@@ -1,0 +1,151 @@
+// mask_search_{f32,bf16}: the transposable mask of largest kept L1 norm; row_ and column_: the two largest magnitudes of every group
+// in   w f32 or bf16 [r,q], rows `stride` elements apart
+// out  tiles u16 [r/4,q/4], overwritten, never read
+// pre  128 threads, one a tile; r, q and stride multiples of 4; w aligned to four elements; `count` = r*q/16 fits 32 bits; tiles alias nothing
+// acc  f32, every operation rounded, in core's order
+// ref  sparse24_core::search::mask_search, bit for bit
+#include "scalar.cuh"
+
+// sparse24_core::search::CODES: the bits of every 7-bit code.
+alignas(4) __device__ const u16 CODES[128] = {
+    0xa5a5, 0x96a5, 0x69a5, 0x5aa5, 0xc3a5, 0x3ca5, 0x0000, 0x0000, 0xa596, 0x9696, 0x6996, 0x5a96, 0xc396, 0x3c96, 0x0000, 0x0000,
+    0xa569, 0x9669, 0x6969, 0x5a69, 0xc369, 0x3c69, 0x0000, 0x0000, 0xa55a, 0x965a, 0x695a, 0x5a5a, 0xc35a, 0x3c5a, 0x0000, 0x0000,
+    0xa5c3, 0x96c3, 0x69c3, 0x5ac3, 0xc3c3, 0x3cc3, 0x0000, 0x0000, 0xa53c, 0x963c, 0x693c, 0x5a3c, 0xc33c, 0x3c3c, 0x0000, 0x0000,
+    0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000,
+    0xa965, 0x65a9, 0xa956, 0x659a, 0x9a65, 0x56a9, 0x9a56, 0x569a, 0xc963, 0x63c9, 0xc936, 0x639c, 0x9c63, 0x36c9, 0x9c36, 0x369c,
+    0xc5a3, 0xa3c5, 0xc53a, 0xa35c, 0x5ca3, 0x3ac5, 0x5c3a, 0x3a5c, 0xca53, 0x53ca, 0xca35, 0x53ac, 0xac53, 0x35ca, 0xac35, 0x35ac,
+    0xc693, 0x93c6, 0xc639, 0x936c, 0x6c93, 0x39c6, 0x6c39, 0x396c, 0xa695, 0x95a6, 0xa659, 0x956a, 0x6a95, 0x59a6, 0x6a59, 0x596a,
+    0xaa55, 0x9966, 0x6699, 0x55aa, 0xcc33, 0x33cc, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000,
+};
+constexpr u32 THREADS = 128, PAIR_CODES = 64, SHARED_CODES = 112;
+
+struct Candidate {
+    float norm;
+    u32 code;
+};
+
+// A NaN counts as the limit.
+__device__ __forceinline__ float4 magnitude(float4 w, float limit) {
+    return make_float4(fminf(fabsf(w.x), limit), fminf(fabsf(w.y), limit), fminf(fabsf(w.z), limit), fminf(fabsf(w.w), limit));
+}
+__device__ __forceinline__ float4 operator+(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+__device__ __forceinline__ float4 operator-(float4 a, float4 b) { return make_float4(a.x - b.x, a.y - b.y, a.z - b.z, a.w - b.w); }
+
+// 2*code + the sign bit.
+__device__ __forceinline__ u32 push_sign(u32 code, float x) { return __funnelshift_l(__float_as_uint(x), code, 1); }
+
+// The later candidate where its norm is strictly greater.
+__device__ __forceinline__ Candidate later(Candidate best, Candidate next) {
+    bool replaces = next.norm > best.norm;
+    return {replaces ? next.norm : best.norm, replaces ? next.code : best.code};
+}
+
+// x_01, x_02, x_03, x_12, x_13, x_23.
+__device__ __forceinline__ void differences(float4 x, float (&pairs)[6]) {
+    pairs[0] = x.x - x.y, pairs[1] = x.x - x.z, pairs[2] = x.x - x.w;
+    pairs[3] = x.y - x.z, pairs[4] = x.y - x.w, pairs[5] = x.z - x.w;
+}
+
+// tb(x), and `codes` plus the three bits of its set.
+__device__ __forceinline__ Candidate top_minus_bottom(const float (&x)[6], u32 codes) {
+    float split = fabsf(x[0]) + fabsf(x[5]), across = x[1] + x[4];
+    bool together = fabsf(across) > split;
+    u32 set = push_sign(push_sign(codes >> 2, x[5]), x[0]);
+    return {together ? fabsf(across) : split, together ? push_sign((codes | 4) >> 1, across) : set};
+}
+
+// sparse24_core::search::code.
+__device__ __forceinline__ u32 transposable_code(const float4 (&w)[4]) {
+    float4 a = magnitude(w[0], 0x1p124f), b = magnitude(w[1], 0x1p124f), c = magnitude(w[2], 0x1p124f), e = magnitude(w[3], 0x1p124f);
+    float upper[6], lower[6], across[6];
+    differences(a - b, upper);
+    differences(c - e, lower);
+    differences((a + b) - (c + e), across);
+    Candidate best = {-1.0f, 0};
+#pragma unroll
+    for (int pair = 0; pair < 6; ++pair) {
+        float d = upper[pair], d_lower = lower[pair], shared = across[5 - pair];
+        u32 code = push_sign(push_sign(push_sign(PAIR_CODES / 8 + pair, d_lower), d), shared);
+        best = later(best, {(fabsf(d) + fabsf(d_lower)) + fabsf(shared), code});
+    }
+    best = later(best, top_minus_bottom(across, SHARED_CODES));
+    Candidate above = top_minus_bottom(upper, 0), below = top_minus_bottom(lower, 0);
+    return later(best, {above.norm + below.norm, 8 * above.code + below.code}).code;
+}
+
+__device__ __forceinline__ bool two_of(bool x, bool y, bool z) { return (x && y) || (z && (x || y)); }
+
+// The kept bits of the two largest; a later element beats an earlier one only if it is larger.
+__device__ __forceinline__ u32 largest_two(float a, float b, float c, float e) {
+    bool b_a = b > a, c_a = c > a, e_a = e > a, c_b = c > b, e_b = e > b, e_c = e > c;
+    return u32(!two_of(b_a, c_a, e_a)) | u32(!two_of(!b_a, c_b, e_b)) << 1 | u32(!two_of(!c_a, !c_b, e_c)) << 2 |
+           u32(!two_of(!e_a, !e_b, !e_c)) << 3;
+}
+
+__device__ __forceinline__ u32 row_wise(const float4 (&w)[4]) {
+    u32 bits = 0;
+#pragma unroll
+    for (int row = 0; row < 4; ++row) {
+        float4 m = magnitude(w[row], __uint_as_float(0x7f800000u));
+        bits |= largest_two(m.x, m.y, m.z, m.w) << (4 * row);
+    }
+    return bits;
+}
+
+// Bit 4*row+column moves to 4*column+row.
+__device__ __forceinline__ u32 transposed(u32 bits) {
+    u32 swap = (bits ^ bits >> 3) & 0x0a0au;
+    bits ^= swap ^ swap << 3;
+    swap = (bits ^ bits >> 6) & 0x00ccu;
+    return bits ^ swap ^ swap << 6;
+}
+
+__device__ __forceinline__ u32 column_wise(const float4 (&w)[4]) {
+    float4 columns[4] = {make_float4(w[0].x, w[1].x, w[2].x, w[3].x), make_float4(w[0].y, w[1].y, w[2].y, w[3].y),
+                         make_float4(w[0].z, w[1].z, w[2].z, w[3].z), make_float4(w[0].w, w[1].w, w[2].w, w[3].w)};
+    return transposed(row_wise(columns));
+}
+
+__device__ __forceinline__ float4 load(const float* w) { return *reinterpret_cast<const float4*>(w); }
+__device__ __forceinline__ float4 load(const bf16* w) {
+    uint2 pairs = *reinterpret_cast<const uint2*>(w);
+    return make_float4(widen_low(pairs.x), widen_high(pairs.x), widen_low(pairs.y), widen_high(pairs.y));
+}
+
+struct Transposable {
+    static __device__ __forceinline__ u32 bits(const float4 (&rows)[4], const u16* codes) { return codes[transposable_code(rows)]; }
+};
+struct RowWise {
+    static __device__ __forceinline__ u32 bits(const float4 (&rows)[4], const u16*) { return row_wise(rows); }
+};
+struct ColumnWise {
+    static __device__ __forceinline__ u32 bits(const float4 (&rows)[4], const u16*) { return column_wise(rows); }
+};
+
+template <class Rule, class T>
+__device__ __forceinline__ void search(const T* __restrict__ w, u16* __restrict__ tiles, u64 stride, u32 count, u32 columns) {
+    u64 tile = u64(blockIdx.x) * THREADS + threadIdx.x;
+    float4 rows[4];
+    if (tile < count) {
+        u32 row = u32(tile) / columns, column = u32(tile) - row * columns;
+        const T* at = w + 4 * (row * stride + column);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) rows[i] = load(at + i * stride);
+    }
+    // Shared, because lanes look up different codes; filled while the rows are on their way.
+    __shared__ u32 codes[64];
+    if (threadIdx.x < 64) codes[threadIdx.x] = reinterpret_cast<const u32*>(CODES)[threadIdx.x];
+    __syncthreads();
+    if (tile < count) tiles[tile] = u16(Rule::bits(rows, reinterpret_cast<const u16*>(codes)));
+}
+
+#define ENTRY(name, T, Rule)                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS) name(const T* w, u16* tiles, u64 stride, u32 count, u32 columns) { \
+        search<Rule>(w, tiles, stride, count, columns);                                                                      \
+    }
+ENTRY(mask_search_f32, float, Transposable)
+ENTRY(mask_search_bf16, bf16, Transposable)
+ENTRY(row_mask_search_f32, float, RowWise)
+ENTRY(row_mask_search_bf16, bf16, RowWise)
+ENTRY(column_mask_search_f32, float, ColumnWise)
+ENTRY(column_mask_search_bf16, bf16, ColumnWise)

@@ -1,0 +1,38 @@
+// Runs of bf16 in registers as f32: eight by one access of 16 bytes, or one where rows are not so aligned.
+#pragma once
+#include "scalar.cuh"
+
+template <int WIDTH>
+struct Run {
+    float at[WIDTH];
+};
+
+template <int WIDTH>
+__device__ __forceinline__ Run<WIDTH> load(const bf16* from) {
+    static_assert(WIDTH == 8 || WIDTH == 1, "sixteen bytes or one element");
+    Run<WIDTH> run;
+    if constexpr (WIDTH == 1) {
+        run.at[0] = widen(*from);
+    } else {
+        uint4 pairs = *reinterpret_cast<const uint4*>(from);
+        u32 pair[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            run.at[2 * i] = widen_low(pair[i]);
+            run.at[2 * i + 1] = widen_high(pair[i]);
+        }
+    }
+    return run;
+}
+
+template <int WIDTH>
+__device__ __forceinline__ void store(bf16* to, const Run<WIDTH>& run) {
+    if constexpr (WIDTH == 1) {
+        *to = narrow(run.at[0]);
+    } else {
+        u32 pair[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) pair[i] = narrow_pair(run.at[2 * i], run.at[2 * i + 1]);
+        *reinterpret_cast<uint4*>(to) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+    }
+}

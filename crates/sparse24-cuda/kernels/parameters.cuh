@@ -1,0 +1,30 @@
+// The table of what the optimizer updates, and what is known of the gradients. Mirrors sparse24_cuda::adamw.
+#pragma once
+#include "scalar.cuh"
+
+// One tensor. Pointers are 16-byte aligned; tiles and shadow may be null.
+struct Parameter {
+    float* w;
+    const float* g;
+    float* m;
+    float* v;
+    const u16* tiles;  // [rows/4, columns/4], the mask of the forward
+    bf16* shadow;      // w, rounded
+    u64 length;
+    u32 columns;
+    float weight_decay;
+};
+
+// What one block works on: elements CHUNK*part .. CHUNK*(part+1) of a tensor. Tensors follow each other in the order of the table.
+struct Chunk {
+    u32 tensor;
+    u32 part;
+};
+constexpr u32 CHUNK = 8192, CHUNK_THREADS = 256;
+
+struct Health {
+    float grad_norm;
+    // 0: all is finite; NORM: the norm is not; else 1 + the first tensor whose gradient is not. It stays up until the host lowers it.
+    u32 flag;
+};
+constexpr u32 NORM = 0xffffffffu;

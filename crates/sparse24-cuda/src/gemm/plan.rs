@@ -1,0 +1,437 @@
+//! Plans of dense products: the library's descriptors and its chosen algorithm, by shape.
+//!
+//! The library is column-major, so a row-major matrix is its transpose to it, with the same stride: D^T = op(A) op(B), as each product says.
+
+use std::{
+    collections::BTreeMap,
+    ffi::{CStr, c_int, c_void},
+    ptr::null_mut,
+};
+
+use cudarc::cublaslt::sys::{
+    self,
+    cublasComputeType_t::CUBLAS_COMPUTE_32F,
+    cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
+    cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+    cublasLtMatmulDescAttributes_t::{
+        CUBLASLT_MATMUL_DESC_BIAS_POINTER, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_TRANSB,
+    },
+    cublasLtMatmulHeuristicResult_t,
+    cublasLtMatmulPreferenceAttributes_t::{
+        CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+    },
+    cublasLtReductionScheme_t::{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, CUBLASLT_REDUCTION_SCHEME_NONE},
+    cublasStatus_t,
+    cudaDataType_t::{CUDA_R_16BF, CUDA_R_32F},
+};
+
+use super::{Beta, WORKSPACE};
+use crate::{Device, Error, library::Library};
+
+/// The library's operations on an operand, of which the bindings have no type.
+const AS_IT_IS: i32 = 0;
+const TRANSPOSED: i32 = 1;
+
+/// The operands' first elements begin at multiples of so many bytes.
+pub(super) const ALIGNMENT: usize = 16;
+/// Candidates measured.
+const CANDIDATES: usize = 16;
+/// The bytes of plans begin with this.
+const MAGIC: u64 = u64::from_le_bytes(*b"S24GEMM1");
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Product {
+    /// Z = X W^T: A = W, transposed, B = X.
+    Forward,
+    /// The same, with a bias.
+    ForwardBias,
+    /// dX = dZ W: A = W, B = dZ.
+    Dgrad,
+    /// dW = dZ^T X: A = X, B = dZ, transposed; in f32.
+    Wgrad,
+}
+
+const PRODUCTS: [Product; 4] = [Product::Forward, Product::ForwardBias, Product::Dgrad, Product::Wgrad];
+
+/// What a plan depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub(super) product: Product,
+    /// The library's m, n, k.
+    pub(super) sizes: [usize; 3],
+    /// Of A, B and D.
+    pub(super) strides: [usize; 3],
+}
+
+pub(super) struct Addresses {
+    pub(super) a: u64,
+    pub(super) b: u64,
+    pub(super) d: u64,
+    pub(super) bias: u64,
+    pub(super) workspace: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Plans {
+    // Before the handle, whose library they need.
+    plans: BTreeMap<Key, Plan>,
+    handle: Handle,
+}
+
+/// How an algorithm was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Choice {
+    /// The fastest of the candidates, here or where the plan was written down.
+    Measured,
+    /// The library's first.
+    Unmeasured,
+}
+
+#[derive(Debug)]
+struct Plan {
+    descriptors: Descriptors,
+    algorithm: cublasLtMatmulAlgo_t,
+    choice: Choice,
+}
+
+impl Plans {
+    pub(super) fn new(device: &Device) -> Result<Self, Error> {
+        Library::CublasLt.load()?;
+        device.bind()?;
+        let mut handle = null_mut();
+        // SAFETY: the library is loaded, and the context bound.
+        check(unsafe { sys::cublasLtCreate(&mut handle) }, || "opening the library".into())?;
+        Ok(Self { plans: BTreeMap::new(), handle: Handle(handle) })
+    }
+
+    /// Checked: operands have the key's shape, lie in live memory, and only `d` and the workspace are written.
+    pub(super) fn run(&mut self, device: &mut Device, key: Key, addresses: &Addresses, beta: Beta) -> Result<(), Error> {
+        device.bind()?;
+        let planned = self.plans.get(&key).map(|plan| plan.choice);
+        if planned != Some(Choice::Measured) && (planned.is_none() || beta == Beta::Overwrite) {
+            let plan = self.plan(device, key, addresses, beta)?;
+            self.plans.insert(key, plan);
+        }
+        let plan = &self.plans[&key];
+        plan.descriptors.multiply(device, &self.handle, &plan.algorithm, addresses, beta).map_err(|code| refused(&key, code))
+    }
+
+    fn plan(&self, device: &mut Device, key: Key, addresses: &Addresses, beta: Beta) -> Result<Plan, Error> {
+        let descriptors = Descriptors::new(&key)?;
+        let candidates = descriptors.candidates(&self.handle, &key)?;
+        let refused_all = || refused(&key, cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
+        if beta == Beta::Accumulate {
+            let &algorithm = candidates.first().ok_or_else(refused_all)?;
+            return Ok(Plan { descriptors, algorithm, choice: Choice::Unmeasured });
+        }
+        let mut best: Option<(f32, cublasLtMatmulAlgo_t)> = None;
+        for algorithm in candidates {
+            let time = descriptors.time(device, &self.handle, &algorithm, addresses, best.map(|(time, _)| time))?;
+            best = match (time, best) {
+                (Some(time), Some((fastest, _))) if time >= fastest => best,
+                (Some(time), _) => Some((time, algorithm)),
+                (None, _) => best,
+            };
+        }
+        let (_, algorithm) = best.ok_or_else(refused_all)?;
+        Ok(Plan { descriptors, algorithm, choice: Choice::Measured })
+    }
+
+    /// Numbers of 64 bits, little-endian: magic, the library's version, then product, sizes, strides and algorithm of each plan.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let measured = self.plans.iter().filter(|(_, plan)| plan.choice == Choice::Measured);
+        let words = measured.flat_map(|(key, plan)| {
+            let shape = key.sizes.into_iter().chain(key.strides).map(|size| size as u64);
+            [key.product as u64].into_iter().chain(shape).chain(plan.algorithm.data)
+        });
+        [MAGIC, version()].into_iter().chain(words).flat_map(u64::to_le_bytes).collect()
+    }
+
+    pub(super) fn add_bytes(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        const WORDS: usize = 7 + 8;
+        let foreign = |code: String| Error::Blas { what: "recorded plans".into(), code };
+        let (words, rest) = bytes.as_chunks::<8>();
+        let words: Vec<u64> = words.iter().map(|&word| u64::from_le_bytes(word)).collect();
+        let (plans, []) = words.get(2..).unwrap_or_default().as_chunks::<WORDS>() else {
+            return Err(foreign("the last is cut off".into()));
+        };
+        if !rest.is_empty() || words.first() != Some(&MAGIC) {
+            return Err(foreign("they are not plans".into()));
+        }
+        if words[1] != version() {
+            return Err(foreign(format!("recorded with release {}, this is {}", words[1], version())));
+        }
+        let mut added = BTreeMap::new();
+        for plan in plans {
+            let [product, m, n, k, a, b, d, data @ ..] = plan;
+            let product = usize::try_from(*product).ok().and_then(|product| PRODUCTS.get(product).copied());
+            let product = product.ok_or_else(|| foreign("one is of an unknown product".into()))?;
+            let key = Key { product, sizes: [m, n, k].map(|&size| size as usize), strides: [a, b, d].map(|&stride| stride as usize) };
+            let (descriptors, algorithm) = (Descriptors::new(&key)?, cublasLtMatmulAlgo_t { data: *data });
+            descriptors.accept(&self.handle, &algorithm).map_err(|code| refused(&key, code))?;
+            added.insert(key, Plan { descriptors, algorithm, choice: Choice::Measured });
+        }
+        for (key, plan) in added {
+            self.plans.entry(key).or_insert(plan);
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Handle(cublasLtHandle_t);
+
+// SAFETY: the library's handle may be used from any thread, one at a time; a plan's descriptors belong to no thread.
+unsafe impl Send for Handle {}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: it was created once and is destroyed once.
+        let _ = unsafe { sys::cublasLtDestroy(self.0) };
+    }
+}
+
+/// A product to the library.
+#[derive(Debug)]
+struct Descriptors {
+    product: sys::cublasLtMatmulDesc_t,
+    /// Of A, B and D.
+    layouts: [sys::cublasLtMatrixLayout_t; 3],
+}
+
+// SAFETY: as for the handle.
+unsafe impl Send for Descriptors {}
+
+impl Descriptors {
+    fn new(key: &Key) -> Result<Self, Error> {
+        let [m, n, k] = key.sizes.map(|size| size as u64);
+        let (transposed_a, transposed_b, output) = match key.product {
+            Product::Forward | Product::ForwardBias => (TRANSPOSED, AS_IT_IS, CUDA_R_16BF),
+            Product::Dgrad => (AS_IT_IS, AS_IT_IS, CUDA_R_16BF),
+            Product::Wgrad => (AS_IT_IS, TRANSPOSED, CUDA_R_32F),
+        };
+        let turned = |operation, [rows, columns]: [u64; 2]| if operation == TRANSPOSED { [columns, rows] } else { [rows, columns] };
+        let shapes = [turned(transposed_a, [m, k]), turned(transposed_b, [k, n]), [m, n]];
+        let mut of = Self { product: null_mut(), layouts: [null_mut(); 3] };
+        let said = |status| check(status, || format!("describing {key}"));
+        for (i, element) in [CUDA_R_16BF, CUDA_R_16BF, output].into_iter().enumerate() {
+            let ([rows, columns], stride) = (shapes[i], key.strides[i] as i64);
+            // SAFETY: the library is loaded, and writes a pointer.
+            said(unsafe { sys::cublasLtMatrixLayoutCreate(&mut of.layouts[i], element, rows, columns, stride) })?;
+        }
+        // SAFETY: the library is loaded, and writes a pointer.
+        said(unsafe { sys::cublasLtMatmulDescCreate(&mut of.product, CUBLAS_COMPUTE_32F, CUDA_R_32F) })?;
+        let epilogue = match key.product {
+            Product::ForwardBias => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+            Product::Forward | Product::Dgrad | Product::Wgrad => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
+        };
+        said(of.set(CUBLASLT_MATMUL_DESC_TRANSA, &transposed_a))?;
+        said(of.set(CUBLASLT_MATMUL_DESC_TRANSB, &transposed_b))?;
+        said(of.set(CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue))?;
+        Ok(of)
+    }
+
+    /// `value` has the type that the attribute has.
+    fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> cublasStatus_t {
+        // SAFETY: the descriptor is alive, and the library copies as many bytes as the value has.
+        unsafe { sys::cublasLtMatmulDescSetAttribute(self.product, attribute, (&raw const *value).cast(), size_of::<T>()) }
+    }
+
+    /// Algorithms that repeat their bits, the library's favourite first.
+    fn candidates(&self, handle: &Handle, key: &Key) -> Result<Vec<cublasLtMatmulAlgo_t>, Error> {
+        let said = |status| check(status, || format!("choosing algorithms for {key}"));
+        let preference = Preference::new().map_err(|code| refused(key, code))?;
+        said(preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(WORKSPACE as u64)))?;
+        // The others add partial sums up in the output, in bf16 or as they come.
+        said(preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32)))?;
+        for attribute in [
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ] {
+            said(preference.set(attribute, &(ALIGNMENT as u32)))?;
+        }
+        // SAFETY: numbers, of which zero is a value, as it is of the status.
+        let mut found: [cublasLtMatmulHeuristicResult_t; CANDIDATES] = unsafe { std::mem::zeroed() };
+        let mut count: c_int = 0;
+        let [a, b, d] = self.layouts;
+        // SAFETY: descriptors are alive, and there is room for as many results as are asked for.
+        let status = unsafe {
+            let (asked, results) = (CANDIDATES as c_int, found.as_mut_ptr());
+            sys::cublasLtMatmulAlgoGetHeuristic(handle.0, self.product, a, b, d, d, preference.0, asked, results, &mut count)
+        };
+        check(status, || format!("{key}"))?;
+        let found = &found[..usize::try_from(count).unwrap_or(0)];
+        let usable = found.iter().filter(|found| found.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS).map(|found| found.algo);
+        Ok(usable.filter(repeats).collect())
+    }
+
+    /// The library takes the algorithm for this product, it repeats its bits, and the workspace suffices.
+    fn accept(&self, handle: &Handle, algorithm: &cublasLtMatmulAlgo_t) -> Result<(), cublasStatus_t> {
+        // SAFETY: numbers, of which zero is a value, as it is of the status.
+        let mut result: cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        let [a, b, d] = self.layouts;
+        // SAFETY: descriptors are alive, and the library writes one result.
+        succeeded(unsafe { sys::cublasLtMatmulAlgoCheck(handle.0, self.product, a, b, d, d, algorithm, &mut result) })?;
+        succeeded(result.state)?;
+        if repeats(algorithm) && result.workspaceSize <= WORKSPACE { Ok(()) } else { Err(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED) }
+    }
+
+    /// The shortest of a few times in ms; none if the library refuses after all, or once it is clearly not below `limit`.
+    fn time(
+        &self,
+        device: &mut Device,
+        handle: &Handle,
+        algorithm: &cublasLtMatmulAlgo_t,
+        addresses: &Addresses,
+        limit: Option<f32>,
+    ) -> Result<Option<f32>, Error> {
+        const TIMES: usize = 5;
+        const CALLS: usize = 4;
+        let mut shortest = f32::INFINITY;
+        // The first time also loads the kernel.
+        for time in 0..=TIMES {
+            let mut status = Ok(());
+            let taken = device.time(|device| {
+                status = (0..CALLS).try_for_each(|_| self.multiply(device, handle, algorithm, addresses, Beta::Overwrite));
+                Ok(())
+            })?;
+            if status.is_err() {
+                return Ok(None);
+            }
+            shortest = if time == 0 { shortest } else { shortest.min(taken) };
+            if time > 0 && limit.is_some_and(|limit| shortest > 1.5 * limit) {
+                return Ok(None);
+            }
+        }
+        Ok(Some(shortest))
+    }
+
+    fn multiply(
+        &self,
+        device: &Device,
+        handle: &Handle,
+        algorithm: &cublasLtMatmulAlgo_t,
+        at: &Addresses,
+        beta: Beta,
+    ) -> Result<(), cublasStatus_t> {
+        if at.bias != 0 {
+            succeeded(self.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, &at.bias))?;
+        }
+        let (one, factor) = (1.0_f32, if beta == Beta::Accumulate { 1.0_f32 } else { 0.0 });
+        let [a, b, d] = self.layouts;
+        let [from_a, from_b, to, workspace] = [at.a, at.b, at.d, at.workspace].map(|address| address as *mut c_void);
+        let (one, factor) = ((&raw const one).cast(), (&raw const factor).cast());
+        let stream = device.stream().cast();
+        // SAFETY: descriptors are alive; operands lie in live memory as the caller checked, and have the shapes described; the numbers are
+        // read before the call returns.
+        succeeded(unsafe {
+            sys::cublasLtMatmul(
+                handle.0,
+                self.product,
+                one,
+                from_a,
+                a,
+                from_b,
+                b,
+                factor,
+                to,
+                d,
+                to,
+                d,
+                algorithm,
+                workspace,
+                WORKSPACE,
+                stream,
+            )
+        })
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        for layout in self.layouts.into_iter().filter(|layout| !layout.is_null()) {
+            // SAFETY: it was created once and is destroyed once.
+            let _ = unsafe { sys::cublasLtMatrixLayoutDestroy(layout) };
+        }
+        if !self.product.is_null() {
+            // SAFETY: as above.
+            let _ = unsafe { sys::cublasLtMatmulDescDestroy(self.product) };
+        }
+    }
+}
+
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn new() -> Result<Self, cublasStatus_t> {
+        let mut preference = null_mut();
+        // SAFETY: the library is loaded, and writes a pointer.
+        succeeded(unsafe { sys::cublasLtMatmulPreferenceCreate(&mut preference) })?;
+        Ok(Self(preference))
+    }
+
+    /// `value` has the type that the attribute has.
+    fn set<T>(&self, attribute: sys::cublasLtMatmulPreferenceAttributes_t, value: &T) -> cublasStatus_t {
+        // SAFETY: the preference is alive, and the library copies as many bytes as the value has.
+        unsafe { sys::cublasLtMatmulPreferenceSetAttribute(self.0, attribute, (&raw const *value).cast(), size_of::<T>()) }
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: it was created once and is destroyed once.
+        let _ = unsafe { sys::cublasLtMatmulPreferenceDestroy(self.0) };
+    }
+}
+
+/// Whether partial sums over k, if the algorithm has any, are added in f32 and in order.
+fn repeats(algorithm: &cublasLtMatmulAlgo_t) -> bool {
+    let (mut scheme, mut written) = (u32::MAX, 0);
+    // SAFETY: the attribute is a u32, and there is room for it.
+    let status = unsafe {
+        let to = (&raw mut scheme).cast();
+        sys::cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, to, size_of::<u32>(), &mut written)
+    };
+    let allowed = [CUBLASLT_REDUCTION_SCHEME_NONE, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE].map(|scheme| scheme as u32);
+    status == cublasStatus_t::CUBLAS_STATUS_SUCCESS && allowed.contains(&scheme)
+}
+
+/// The library's release: 10000 * major + 100 * minor + patch.
+fn version() -> u64 {
+    // SAFETY: whoever has plans has loaded the library.
+    unsafe { sys::cublasLtGetVersion() as u64 }
+}
+
+fn succeeded(status: cublasStatus_t) -> Result<(), cublasStatus_t> {
+    if status == cublasStatus_t::CUBLAS_STATUS_SUCCESS { Ok(()) } else { Err(status) }
+}
+
+fn check(status: cublasStatus_t, what: impl FnOnce() -> String) -> Result<(), Error> {
+    succeeded(status).map_err(|status| blas_error(what(), status))
+}
+
+fn refused(key: &Key, status: cublasStatus_t) -> Error {
+    blas_error(key.to_string(), status)
+}
+
+fn blas_error(what: String, status: cublasStatus_t) -> Error {
+    // SAFETY: the library answers for every status with a text that ends with a NUL and is never freed.
+    let name = unsafe { CStr::from_ptr(sys::cublasLtGetStatusName(status)) };
+    Error::Blas { what, code: name.to_string_lossy().into_owned() }
+}
+
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ([m, n, k], [a, b, d]) = (self.sizes, self.strides);
+        let (name, [p, q, r]) = match self.product {
+            Product::Forward => ("Z = X W^T", [n, k, m]),
+            Product::ForwardBias => ("Z = X W^T + b", [n, k, m]),
+            Product::Dgrad => ("dX = dZ W", [n, m, k]),
+            Product::Wgrad => ("dW = dZ^T X", [k, m, n]),
+        };
+        write!(f, "{name} of {p} tokens, {q} in, {r} out, strides {a}, {b}, {d}")
+    }
+}

@@ -1,0 +1,264 @@
+//! grad_norm and adamw_step.
+
+use half::bf16;
+use ndarray::Array2;
+use sparse24_core::{Mask, MaskKind};
+use sparse24_cpu::{adamw as cpu, search::mask_search};
+use sparse24_cuda::{
+    Device, Error, Matrix, StepState,
+    adamw::{AdamW, Health, MaskedDecay, NonFinite, Parameter, Parameters, adamw_step, grad_norm},
+};
+
+use crate::{
+    search::hostile,
+    support::{Poisoned, gaussian, on_gpu, upload},
+    tolerance,
+};
+
+const STATE: StepState =
+    StepState { seed: 0, step: 3, micro_step: 0, learning_rate: 0.01, bias_correction1: 0.271, bias_correction2: 0.142_625 };
+const DECAYS: [MaskedDecay; 3] = [MaskedDecay::None, MaskedDecay::OnGradients(0.3), MaskedDecay::OnWeights(0.7)];
+/// Tensors without a mask and with one, shorter and longer than a chunk, with and without a remainder of 4.
+const SHAPES: [[usize; 2]; 8] = [[1, 1], [4, 36], [1, 7], [68, 132], [0, 8], [1, 8191], [1, 16_390], [256, 260]];
+
+fn rule(decay: MaskedDecay, clip: f32) -> AdamW {
+    AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, clip, decay }
+}
+
+/// A tensor on the host and on the device.
+struct Tensor {
+    host: [Array2<f32>; 4],
+    mask: Option<Mask>,
+    shadow: Option<Poisoned<bf16>>,
+    on_device: Parameter,
+}
+
+impl Tensor {
+    /// w, g, m, v; every second one has a mask, where its shape allows that, and a bf16 copy.
+    fn new(device: &mut Device, place: usize, draw: impl Fn(u64) -> Array2<f32>) -> Self {
+        let seed = 10 * place as u64;
+        let host = [draw(seed), draw(seed + 1), draw(seed + 2), draw(seed + 3).mapv(f32::abs)];
+        let [w, g, m, v] = host.each_ref().map(|host| upload(device, host));
+        let shape = w.shape();
+        let second = place % 2 == 1;
+        let mask = (second && shape[0] % 4 == 0 && shape[1] % 4 == 0).then(|| {
+            let mut mask = Mask::empty(shape[0], shape[1]).expect("tiled");
+            mask_search(host[0].view(), MaskKind::Transposable, &mut mask).expect("tiled");
+            mask
+        });
+        let tiles = mask.as_ref().map(|mask| {
+            let tiles = device.alloc("mask", [shape[0] / 4, shape[1] / 4]).expect("memory");
+            device.upload(tiles, mask.tiles()).expect("uploaded");
+            tiles
+        });
+        let shadow = second.then(|| Poisoned::<bf16>::new(device, shape));
+        let weight_decay = if second { 0.1 } else { 0.0 };
+        let copy = shadow.as_ref().map(|shadow| shadow.matrix);
+        Self { host, mask, shadow, on_device: Parameter { w, g, m, v, tiles, shadow: copy, weight_decay } }
+    }
+
+    /// The CPU's step on the host's copy.
+    fn step(&mut self, rule: &AdamW, norm: f32) {
+        let step = cpu::AdamW {
+            learning_rate: STATE.learning_rate,
+            beta1: rule.beta1,
+            beta2: rule.beta2,
+            epsilon: rule.epsilon,
+            weight_decay: self.on_device.weight_decay,
+            bias_correction1: STATE.bias_correction1,
+            bias_correction2: STATE.bias_correction2,
+            gradient_scale: (rule.clip / (norm + 1e-6)).min(1.0),
+        };
+        let decay = match (rule.decay, &self.mask) {
+            (MaskedDecay::OnGradients(lambda), Some(mask)) => cpu::Decay::OnGradients { lambda, mask },
+            (MaskedDecay::OnWeights(lambda), Some(mask)) => cpu::Decay::OnWeights { lambda, mask },
+            _ => cpu::Decay::None,
+        };
+        let columns = self.host[0].ncols();
+        let [w, g, m, v] = self.host.each_mut().map(|host| host.as_slice_mut().expect("row-major"));
+        cpu::adamw_step(w, g, m, v, columns, &step, decay).expect("fits");
+    }
+
+    fn expect_equal(&self, device: &mut Device, what: &str) {
+        // Which NaN is not defined.
+        let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+        let Parameter { w, m, v, .. } = self.on_device;
+        for (operand, found, expected) in [("w", w, &self.host[0]), ("m", m, &self.host[2]), ("v", v, &self.host[3])] {
+            let found = device.download(found).expect("read");
+            let differs = found.iter().zip(expected).position(|(&a, &b)| !same(a, b));
+            assert_eq!(differs, None, "{what}: {operand} of {:?}", expected.dim());
+        }
+        if let Some(shadow) = &self.shadow {
+            let found = shadow.read(device);
+            assert!(found.iter().zip(&self.host[0]).all(|(a, &b)| same(a.to_f32(), bf16::from_f32(b).to_f32())), "{what}: the bf16 copy");
+        }
+    }
+}
+
+fn tensors(device: &mut Device, draw: impl Fn([usize; 2], u64) -> Array2<f32>) -> Vec<Tensor> {
+    SHAPES.into_iter().enumerate().map(|(place, shape)| Tensor::new(device, place, |seed| draw(shape, seed))).collect()
+}
+
+fn table(device: &mut Device, tensors: &[Tensor]) -> Parameters {
+    let table: Vec<Parameter> = tensors.iter().map(|tensor| tensor.on_device).collect();
+    Parameters::new(device, &table).expect("fits")
+}
+
+fn health(device: &mut Device) -> Matrix<u32> {
+    device.alloc("health", [1, Health::WORDS]).expect("memory")
+}
+
+fn read(device: &mut Device, health: Matrix<u32>) -> Health {
+    Health::of_words(device.download(health).expect("read").try_into().expect("two words"))
+}
+
+#[test]
+fn steps_are_those_of_the_cpu_bit_for_bit() {
+    on_gpu(|device| {
+        for decay in DECAYS {
+            for clip in [0.5, f32::INFINITY] {
+                let rule = rule(decay, clip);
+                let mut tensors = tensors(device, gaussian);
+                let (table, health) = (table(device, &tensors), health(device));
+                device.set_step(&STATE).expect("set");
+                for step in 0..2 {
+                    grad_norm(device, &table, health).expect("queued");
+                    adamw_step(device, &table, &rule, health).expect("queued");
+                    let norm = read(device, health).grad_norm;
+                    for tensor in &mut tensors {
+                        tensor.step(&rule, norm);
+                        tensor.expect_equal(device, &format!("{decay:?}, clip {clip}, step {step}"));
+                    }
+                }
+                device.reset().expect("idle");
+            }
+        }
+    });
+}
+
+/// Infinities and NaNs in w, m and v; gradients are finite, so that the flag stays down.
+#[test]
+fn steps_on_hostile_numbers_are_those_of_the_cpu() {
+    on_gpu(|device| {
+        for decay in DECAYS {
+            let mut tensors = tensors(device, |shape, seed| {
+                let x = hostile::<f32>(shape, seed);
+                if seed % 10 == 1 { x.mapv(|g| if g.abs() < 1e18 { g } else { 0.0 }) } else { x }
+            });
+            let (table, health) = (table(device, &tensors), health(device));
+            device.set_step(&STATE).expect("set");
+            grad_norm(device, &table, health).expect("queued");
+            adamw_step(device, &table, &rule(decay, 1.0), health).expect("queued");
+            let health = read(device, health);
+            assert_eq!(health.non_finite, None);
+            for tensor in &mut tensors {
+                tensor.step(&rule(decay, 1.0), health.grad_norm);
+                tensor.expect_equal(device, &format!("{decay:?}"));
+            }
+            device.reset().expect("idle");
+        }
+    });
+}
+
+#[test]
+fn the_norm_lies_within_its_bound_and_repeats() {
+    on_gpu(|device| {
+        for scale in [1.0, 1e-30, 1e25] {
+            let tensors = tensors(device, |shape, seed| gaussian::<f32>(shape, seed).mapv(|x| x * scale));
+            let (table, health) = (table(device, &tensors), health(device));
+            let squares = |tensor: &Tensor| cpu::squared_norm(tensor.host[1].as_slice().expect("row-major"));
+            let expected = tensors.iter().map(squares).sum::<f64>().sqrt();
+            let norms: Vec<f32> = (0..10)
+                .map(|_| {
+                    grad_norm(device, &table, health).expect("queued");
+                    read(device, health).grad_norm
+                })
+                .collect();
+            let (difference, bound) = ((f64::from(norms[0]) - expected).abs(), tolerance::grad_norm(expected));
+            assert!(difference <= bound, "{} and {expected}: {} times the bound", norms[0], difference / bound);
+            assert!(norms.iter().all(|norm| norm.to_bits() == norms[0].to_bits()));
+            device.reset().expect("idle");
+        }
+    });
+}
+
+#[test]
+fn the_flag_names_the_first_tensor_stays_up_and_stops_the_step() {
+    on_gpu(|device| {
+        let mut tensors = tensors(device, gaussian);
+        let (table, health) = (table(device, &tensors), health(device));
+        device.set_step(&STATE).expect("set");
+        let poison = |device: &mut Device, tensor: &Tensor, value: f32| {
+            let g = tensor.on_device.g;
+            let last = g.rows(g.shape()[0] - 1..g.shape()[0]).columns(g.shape()[1] - 1..g.shape()[1]);
+            device.upload(last, &[value]).expect("uploaded");
+        };
+        poison(device, &tensors[6], f32::NAN);
+        poison(device, &tensors[3], f32::NEG_INFINITY);
+        grad_norm(device, &table, health).expect("queued");
+        assert_eq!(read(device, health).non_finite, Some(NonFinite::Gradient(3)));
+        adamw_step(device, &table, &rule(MaskedDecay::None, 1.0), health).expect("queued");
+        let state = [tensors[1].on_device.w, tensors[1].on_device.m, tensors[1].on_device.v].map(|x| device.download(x).expect("read"));
+        for (found, host) in state.iter().zip([0, 2, 3]) {
+            assert_eq!(found, tensors[1].host[host].as_slice().expect("row-major"), "a step was taken");
+        }
+        // Another first one, and then none, leave the flag as it is.
+        poison(device, &tensors[0], f32::INFINITY);
+        grad_norm(device, &table, health).expect("queued");
+        assert_eq!(read(device, health).non_finite, Some(NonFinite::Gradient(3)));
+        for at in [0, 3, 6] {
+            poison(device, &tensors[at], *tensors[at].host[1].last().expect("not empty"));
+        }
+        grad_norm(device, &table, health).expect("queued");
+        assert_eq!(read(device, health).non_finite, Some(NonFinite::Gradient(3)));
+        device.fill_bytes(health, 0).expect("lowered");
+        grad_norm(device, &table, health).expect("queued");
+        adamw_step(device, &table, &rule(MaskedDecay::None, 1.0), health).expect("queued");
+        let after = read(device, health);
+        assert_eq!(after.non_finite, None);
+        tensors[1].step(&rule(MaskedDecay::None, 1.0), after.grad_norm);
+        tensors[1].expect_equal(device, "once lowered");
+
+        // Finite gradients, a norm beyond f32.
+        for tensor in tensors.iter().filter(|tensor| !tensor.host[1].is_empty()) {
+            poison(device, tensor, f32::MAX);
+        }
+        grad_norm(device, &table, health).expect("queued");
+        assert_eq!(read(device, health).non_finite, Some(NonFinite::Norm));
+    });
+}
+
+#[test]
+fn tables_that_do_not_fit_are_refused() {
+    on_gpu(|device| {
+        let tensor = |device: &mut Device, shape| device.alloc::<f32>("tensor", shape).expect("memory");
+        let [w, g, m, v] = [(); 4].map(|()| tensor(device, [8, 16]));
+        let parameter = Parameter { w, g, m, v, tiles: None, shadow: None, weight_decay: 0.0 };
+        let mut refused = |parameters: &[Parameter]| Parameters::new(device, parameters).expect_err("refused");
+        let other = Parameter { g: g.rows(0..4), ..parameter };
+        assert!(matches!(refused(&[other]), Error::Shape { operand: "g", expected: [8, 16], found: [4, 16], .. }));
+        assert!(matches!(refused(&[parameter, parameter]), Error::Alias { .. }));
+        assert!(matches!(refused(&[Parameter { m: v, ..parameter }]), Error::Alias { .. }));
+        let part = Parameter { w: w.columns(0..8), g: g.columns(0..8), m: m.columns(0..8), v: v.columns(0..8), ..parameter };
+        assert!(matches!(refused(&[part]), Error::Shape { operand: "w", found: [8, 16], .. }));
+        let row = |x: Matrix<f32>| x.rows(0..1).columns(1..5);
+        let odd = Parameter { w: row(w), g: row(g), m: row(m), v: row(v), ..parameter };
+        assert!(matches!(refused(&[odd]), Error::Alignment { operand: "w", bytes: 16, .. }));
+        let table = Parameters::new(device, &[parameter]).expect("fits");
+        let health = health(device);
+        device.reset().expect("idle");
+        assert!(matches!(grad_norm(device, &table, health), Err(Error::Stale { .. })));
+    });
+}
+
+#[test]
+fn an_empty_table_has_norm_zero() {
+    on_gpu(|device| {
+        let table = Parameters::new(device, &[]).expect("nothing");
+        let health = health(device);
+        device.fill_bytes(health.columns(0..1), 0xff).expect("poisoned");
+        grad_norm(device, &table, health).expect("queued");
+        adamw_step(device, &table, &rule(MaskedDecay::None, 1.0), health).expect("nothing");
+        assert_eq!(read(device, health), Health { grad_norm: 0.0, non_finite: None });
+    });
+}

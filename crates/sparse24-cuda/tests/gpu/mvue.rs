@@ -1,0 +1,218 @@
+//! mvue_compress: metadata and values are core's bits, padding included.
+
+use std::thread;
+
+use half::bf16;
+use ndarray::{Array2, s};
+use sparse24_core::{
+    compressed::Compressed24,
+    group::Pattern,
+    mvue::{self as core, Estimator},
+    philox::{Philox4x32, Purpose, Site, Stream},
+};
+use sparse24_cuda::{
+    Device, Error, Matrix, StepState,
+    compressed::Compressed,
+    layout::{BLOCK, BLOCK_METADATA, BLOCK_VALUES, FragmentMajor, Fragments, LaneMajor, blocks},
+    mvue::mvue_compress,
+};
+
+use crate::support::{Poisoned, affordable, gaussian, on_gpu, upload};
+
+const ESTIMATORS: [Estimator; 2] = [Estimator::Exact, Estimator::Approximate];
+const SITE: Site = Site::new(Purpose::Mvue, 77);
+
+fn state(seed: u64) -> StepState {
+    StepState { seed: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), step: 3 + seed as u32, micro_step: 5, ..StepState::default() }
+}
+
+fn stream(state: &StepState) -> Stream {
+    Stream::new(state.seed, SITE, state.micro_step, state.step)
+}
+
+/// What the kernel made of dZ, from poisoned memory.
+fn compressed(device: &mut Device, dz: Matrix<bf16>, estimator: Estimator) -> Fragments {
+    let [p, r] = dz.shape();
+    let mut out = Compressed::alloc(device, "out", [r, p.next_multiple_of(4)]).expect("memory");
+    let count = blocks(out.shape()).into_iter().product();
+    let (values, metadata) = (Poisoned::new(device, [count, BLOCK_VALUES]), Poisoned::new(device, [count, BLOCK_METADATA]));
+    (out.values, out.metadata) = (values.matrix, metadata.matrix);
+    mvue_compress(device, dz, estimator, SITE, out).expect("queued");
+    Fragments { values: values.read(device), metadata: metadata.read(device) }
+}
+
+/// Every value and nibble of every block is that of `expected`; beyond it, zeros that keep the first two. Rows of blocks in parallel.
+fn assert_same(found: &Fragments, expected: &Compressed24<bf16>, what: &str) {
+    let [m, k] = expected.shape();
+    let [block_rows, block_columns] = blocks([m, k]);
+    let check = |block_row: usize| {
+        for row in block_row * BLOCK..(block_row + 1) * BLOCK {
+            for group in 0..block_columns * BLOCK / 4 {
+                let inside = row < m && group < k / 4;
+                let pattern = if inside { expected.pattern(row, group) } else { Pattern::ALL[0] };
+                let (word, shift) = LaneMajor.index([row, group], k);
+                let nibble = (found.metadata[word] >> shift & 0xf) as u8;
+                assert_eq!(nibble, pattern.nibble(), "{what}: nibble of row {row}, group {group}");
+                for kept in [2 * group, 2 * group + 1] {
+                    let value = if inside { expected.values()[[row, kept]] } else { bf16::ZERO };
+                    let at = found.values[FragmentMajor.index([row, kept], k)];
+                    assert_eq!(at.to_bits(), value.to_bits(), "{what}: value of row {row}, kept column {kept}: {at} for {value}");
+                }
+            }
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for first in 0..threads {
+            scope.spawn(move || (first..block_rows).step_by(threads).for_each(check));
+        }
+    });
+}
+
+/// Runs and compares both estimators, against core itself where that takes no time.
+fn estimates_are_those_of_core(device: &mut Device, dz: &Array2<bf16>, seed: u64) {
+    let state = state(seed);
+    device.set_step(&state).expect("set");
+    let on_device = upload(device, dz);
+    for estimator in ESTIMATORS {
+        let expected = core::compress(dz.view(), estimator, stream(&state)).expect("grouped");
+        assert_same(&compressed(device, on_device, estimator), &expected, &format!("{:?}, {estimator:?}", dz.dim()));
+    }
+}
+
+#[test]
+fn ragged_shapes() {
+    on_gpu(|device| {
+        for p in [0, 1, 3, 4, 63, 64, 65, 1000] {
+            for r in [0, 4, 64, 100, 1600].into_iter().filter(|r| affordable(p * r)) {
+                estimates_are_those_of_core(device, &gaussian([p, r], (p + 7 * r) as u64), (p * r) as u64);
+            }
+        }
+    });
+}
+
+/// A group a feature: ties, few nonzeros, sums that overflow, the smallest numbers, and what is not finite.
+#[test]
+fn special_values() {
+    on_gpu(|device| {
+        for seed in 0..40 {
+            for kind in Kind::ALL {
+                estimates_are_those_of_core(device, &random([16, 1600], kind, seed), seed);
+            }
+        }
+    });
+}
+
+#[test]
+fn rows_may_lie_apart() {
+    on_gpu(|device| {
+        let state = state(1);
+        device.set_step(&state).expect("set");
+        let dz: Array2<bf16> = gaussian([130, 212], 1);
+        let on_device = upload(device, &dz);
+        for columns in [0..64, 4..72, 100..212] {
+            let expected = core::compress(dz.slice(s![1..128, columns.clone()]), Estimator::Exact, stream(&state)).expect("grouped");
+            let found = compressed(device, on_device.rows(1..128).columns(columns), Estimator::Exact);
+            assert_same(&found, &expected, "a rectangle");
+        }
+    });
+}
+
+/// More than 10^9 groups: every kind of number, other uniforms each time.
+#[test]
+#[cfg_attr(debug_assertions, ignore = "needs optimisation")]
+fn a_thousand_million_groups() {
+    on_gpu(|device| {
+        let [p, r] = [16_384, 4096];
+        if !affordable(p * r) {
+            return;
+        }
+        let mut groups = 0_u64;
+        let mut expected = Compressed24::zeros(r, p).expect("grouped");
+        for (number, kind) in Kind::ALL.into_iter().enumerate() {
+            let dz = random([p, r], kind, number as u64);
+            let on_device = upload(device, &dz);
+            for seed in 0..10 {
+                let state = state(100 * number as u64 + seed);
+                device.set_step(&state).expect("set");
+                sparse24_cpu::mvue::mvue_compress(dz.view(), Estimator::Exact, stream(&state), &mut expected).expect("shapes agree");
+                assert_same(&compressed(device, on_device, Estimator::Exact), &expected, &format!("{kind:?}, seed {seed}"));
+                groups += (p / 4 * r) as u64;
+            }
+            device.reset().expect("reset");
+        }
+        assert!(groups >= 1_000_000_000, "{groups} groups");
+    });
+}
+
+#[test]
+fn refusals_name_the_operand() {
+    on_gpu(|device| {
+        let dz = device.alloc::<bf16>("dz", [64, 68]).expect("memory");
+        let out = Compressed::alloc(device, "out", [64, 64]).expect("memory");
+        let mut refused = |dz, out| mvue_compress(device, dz, Estimator::Exact, SITE, out).expect_err("refused");
+        let wrong = Error::Shape { operation: "mvue compress", operand: "out", expected: [68, 64], found: [64, 64] };
+        assert_eq!(refused(dz, out), wrong);
+        assert_eq!(refused(dz.columns(2..66), out), Error::Alignment { operation: "mvue compress", operand: "dz", bytes: 8 });
+        assert!(matches!(refused(dz.columns(0..62), out), Error::Semantics(_)));
+        let out = Compressed::alloc(device, "out", [64, 32]).expect("memory");
+        let refused = mvue_compress(device, out.values.reshaped([32, 64]), Estimator::Exact, SITE, out);
+        assert_eq!(refused, Err(Error::Alias { operation: "mvue compress", output: "values", other: "dz" }));
+    });
+}
+
+/// What numbers a matrix has.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Gaussian,
+    /// A third zeros, of both signs.
+    Zeros,
+    /// Few significant values, many ties.
+    Ties,
+    /// Magnitudes over 2^-40 to 1, so that sums round.
+    Wide,
+    /// The smallest magnitudes, subnormal ones included.
+    Smallest,
+    /// Near the largest, so that sums overflow.
+    Largest,
+    /// Any bits.
+    Bits,
+}
+
+impl Kind {
+    const ALL: [Self; 7] = [Self::Gaussian, Self::Zeros, Self::Ties, Self::Wide, Self::Smallest, Self::Largest, Self::Bits];
+
+    fn of(self, word: u32) -> bf16 {
+        let (sign, low) = ((word >> 31 << 15) as u16, (word & 0x7f) as u16);
+        let magnitude = |exponent: u32| bf16::from_bits(sign | (exponent as u16) << 7 | low);
+        match self {
+            Self::Zeros if word / 256 % 3 == 0 => bf16::from_bits(sign),
+            Self::Gaussian | Self::Zeros => {
+                let sum: u32 = word.to_le_bytes().into_iter().map(u32::from).sum();
+                bf16::from_f32((sum as f32 - 510.0) * 1e-3)
+            }
+            Self::Ties => bf16::from_f32([0.0, 1.0, -1.0, 0.5, 2.0, -2.0, 3.0, 1.0][(word >> 8 & 7) as usize]),
+            Self::Wide => magnitude(87 + (word >> 8) % 40),
+            Self::Smallest => magnitude((word >> 8) % 3),
+            Self::Largest => magnitude(251 + (word >> 8) % 4),
+            Self::Bits => bf16::from_bits((word >> 8) as u16),
+        }
+    }
+}
+
+/// A matrix of such numbers, rows in parallel.
+fn random([rows, columns]: [usize; 2], kind: Kind, seed: u64) -> Array2<bf16> {
+    let mut out = Array2::default((rows, columns));
+    let philox = Philox4x32::new(seed);
+    let share = rows.div_ceil(thread::available_parallelism().map_or(1, usize::from)).max(1);
+    thread::scope(|scope| {
+        for (part, mut out) in out.axis_chunks_iter_mut(ndarray::Axis(0), share).enumerate() {
+            scope.spawn(move || {
+                for ((row, column), x) in out.indexed_iter_mut() {
+                    *x = kind.of(philox.block([(part * share + row) as u32, column as u32, kind as u32, 0])[0]);
+                }
+            });
+        }
+    });
+    out
+}

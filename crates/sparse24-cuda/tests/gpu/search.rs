@@ -1,0 +1,151 @@
+//! mask_search.
+
+use half::bf16;
+use ndarray::{Array2, Zip};
+use sparse24_core::{Element, Mask, MaskKind, philox::Philox4x32};
+use sparse24_cpu::search as cpu;
+use sparse24_cuda::{
+    Device, Error,
+    search::{Weight, mask_search},
+};
+
+use crate::support::{Poisoned, on_gpu, upload};
+
+const KINDS: [MaskKind; 3] = [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise];
+
+/// Tiles that go wrong easily, beside ordinary ones: ties, zeros of both signs, subnormals, infinities, NaNs, sums that would overflow, any bits.
+pub(crate) fn hostile<T: Element>([rows, columns]: [usize; 2], seed: u64) -> Array2<T> {
+    const SPECIAL: [f32; 10] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, -f32::MAX, 0.0, -0.0, 1e-45, -1.2e-38, 2.1e37];
+    let draw = |purpose, row: usize, column: usize| Philox4x32::new(seed).block([row as u32, column as u32, purpose, 0]);
+    let mut w = Array2::from_elem((rows, columns), T::from_f32(0.0));
+    Zip::indexed(&mut w).par_for_each(|(row, column), w| {
+        let [kind, ..] = draw(1, row / 4, column / 4);
+        let [a, b, bits, _] = draw(0, row, column);
+        let signed = b as i32 as f32 * 2_f32.powi(-31);
+        *w = T::from_f32(match kind % 8 {
+            0 => (a % 3) as f32 - 1.0,
+            1 => SPECIAL[a as usize % SPECIAL.len()],
+            2 if a % 8 == 0 => SPECIAL[b as usize % SPECIAL.len()],
+            3 => f32::from_bits(bits),
+            4 => f32::from_bits((a % 8) | b & 1 << 31),
+            5 => f32::from_bits(0x7e80_0000 | a >> 8 | b & 1 << 31),
+            6 => 1.0 + f32::EPSILON * (a % 4) as f32,
+            _ => signed,
+        });
+    });
+    w
+}
+
+fn masks_are_those_of_the_cpu<T: Weight + Element>(device: &mut Device, w: &Array2<T>, kinds: &[MaskKind]) {
+    let (rows, columns) = w.dim();
+    let on_device = upload(device, w);
+    let tiles = Poisoned::<u16>::new(device, [rows / 4, columns / 4]);
+    for &kind in kinds {
+        let mut expected = Mask::empty(rows, columns).expect("tiled");
+        cpu::mask_search(w.view(), kind, &mut expected).expect("tiled");
+        mask_search(device, on_device, kind, tiles.matrix).expect("queued");
+        let found = tiles.read(device);
+        let differs = found.iter().zip(expected.tiles()).position(|(a, b)| a != b);
+        assert_eq!(differs, None, "{kind} of {rows}x{columns}: the first differing tile");
+    }
+}
+
+#[test]
+fn masks_of_hostile_tiles_are_those_of_the_cpu() {
+    on_gpu(|device| {
+        for (seed, shape) in [[0, 8], [8, 0], [4, 4], [4, 36], [68, 132], [512, 4], [1024, 1600]].into_iter().enumerate() {
+            masks_are_those_of_the_cpu::<f32>(device, &hostile(shape, seed as u64), &KINDS);
+            masks_are_those_of_the_cpu::<bf16>(device, &hostile(shape, seed as u64), &KINDS);
+            device.reset().expect("idle");
+        }
+    });
+}
+
+#[test]
+fn a_rectangle_is_searched_where_it_lies() {
+    on_gpu(|device| {
+        let w = hostile::<f32>([24, 40], 5);
+        let part = upload(device, &w).rows(3..19).columns(8..36);
+        let tiles = Poisoned::<u16>::new(device, [4, 7]);
+        let mut expected = Mask::empty(16, 28).expect("tiled");
+        cpu::mask_search(w.slice(ndarray::s![3..19, 8..36]), MaskKind::Transposable, &mut expected).expect("tiled");
+        mask_search(device, part, MaskKind::Transposable, tiles.matrix).expect("queued");
+        assert_eq!(tiles.read(device), expected.tiles());
+    });
+}
+
+/// All 3^16, in eighty-one matrices.
+#[test]
+fn every_ternary_tile() {
+    const TILES: usize = 3_usize.pow(12);
+    on_gpu(|device| {
+        let mut w = Array2::<f32>::zeros((4, 4 * TILES));
+        let on_device = upload(device, &w);
+        let tiles = device.alloc::<u16>("mask", [1, TILES]).expect("memory");
+        let mut expected = Mask::empty(4, 4 * TILES).expect("tiled");
+        for part in 0..81 {
+            for tile in 0..TILES {
+                let mut rest = part * TILES + tile;
+                for at in 0..16 {
+                    w[[at / 4, 4 * tile + at % 4]] = (rest % 3) as f32;
+                    rest /= 3;
+                }
+            }
+            device.upload(on_device, w.as_slice().expect("row-major")).expect("uploaded");
+            mask_search(device, on_device, MaskKind::Transposable, tiles).expect("queued");
+            cpu::mask_search(w.view(), MaskKind::Transposable, &mut expected).expect("tiled");
+            assert_eq!(device.download(tiles).expect("read"), expected.tiles(), "part {part}");
+        }
+    });
+}
+
+/// 2^30 tiles: a fifth so coarse that most tiles tie, the rest with magnitudes in [1/8, 2), where every sum rounds.
+#[test]
+#[ignore = "64 GiB pass through the host"]
+fn a_billion_random_tiles() {
+    const SHAPE: [usize; 2] = [16384, 16384];
+    on_gpu(|device| {
+        let mut w = Array2::<f32>::zeros(SHAPE);
+        let on_device = upload(device, &w);
+        let tiles = device.alloc::<u16>("mask", SHAPE.map(|length| length / 4)).expect("memory");
+        let mut expected = Mask::empty(SHAPE[0], SHAPE[1]).expect("tiled");
+        for round in 0..64_u64 {
+            let bits: u32 = if round % 5 == 0 { 0x81e0_0000 } else { 0x81ff_ffff };
+            Zip::indexed(w.rows_mut()).par_for_each(|row, mut w| {
+                let mut state = (round << 32 | row as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                for pair in w.as_slice_mut().expect("row-major").as_chunks_mut::<2>().0 {
+                    // SplitMix64.
+                    state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                    let mut word = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+                    word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+                    word ^= word >> 31;
+                    *pair = [word as u32, (word >> 32) as u32].map(|word| f32::from_bits(word & bits | 0x3e00_0000));
+                }
+            });
+            device.upload(on_device, w.as_slice().expect("row-major")).expect("uploaded");
+            mask_search(device, on_device, MaskKind::Transposable, tiles).expect("queued");
+            cpu::mask_search(w.view(), MaskKind::Transposable, &mut expected).expect("tiled");
+            assert!(device.download(tiles).expect("read") == expected.tiles(), "round {round}");
+        }
+    });
+}
+
+/// More elements than 32 bits of bytes count, and rows that are no multiple of a block.
+#[test]
+#[ignore = "a gigabyte"]
+fn a_large_matrix() {
+    on_gpu(|device| masks_are_those_of_the_cpu::<f32>(device, &hostile([30768, 8192], 1), &KINDS));
+}
+
+#[test]
+fn refusals_name_the_operand() {
+    on_gpu(|device| {
+        let w = device.alloc::<f32>("w", [8, 16]).expect("memory");
+        let tiles = device.alloc::<u16>("mask", [2, 4]).expect("memory");
+        let mut refused = |w, tiles| mask_search(device, w, MaskKind::RowWise, tiles).expect_err("refused");
+        assert!(matches!(refused(w.columns(0..14), tiles), Error::Semantics(sparse24_core::Error::NotTiled { rows: 8, columns: 14, .. })));
+        assert!(matches!(refused(w, tiles.columns(0..3)), Error::Shape { operand: "the mask", .. }));
+        assert!(matches!(refused(w.columns(0..12), tiles.columns(0..3)), Error::Shape { operand: "the mask", found: [2, 4], .. }));
+        assert!(matches!(refused(w.columns(1..5), tiles.columns(0..1)), Error::Alignment { operand: "w", bytes: 16, .. }));
+    });
+}

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# sparse24 on a GPU host, without Rust: run.sh test | long | sanitize | bench | all
+# `sanitize` wants the CUDA toolkit (compute-sanitizer, NVRTC); the rest wants only the driver where kernels/ has code for the GPU.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+export SPARSE24_REQUIRE_GPU=1 SPARSE24_KERNEL_CACHE="$PWD/kernels"
+export PATH="$PATH:${CUDA_HOME:-/usr/local/cuda}/bin"
+
+# The exit code that tells a sanitizer's complaint from a failing test.
+complaint=86
+
+test_() { ./gpu; }
+
+# What is ignored for its length, and not for being planted.
+long() { ./gpu --ignored --skip planted::; }
+
+sanitize() {
+    local tool code output
+    for tool in memcheck racecheck initcheck synccheck; do
+        local sanitizer=(compute-sanitizer --tool "$tool" --error-exitcode "$complaint")
+        # Calls that the driver refuses are answers: that is how the parameters of a kernel are counted.
+        if [ "$tool" = memcheck ]; then sanitizer+=(--report-api-errors no); fi
+        sanitizer+=(./gpu --test-threads 1)
+        echo "== $tool over all kernels ($SECONDS s)"
+        # Poisoned memory counts as written; initcheck gets memory that is not.
+        if [ "$tool" = initcheck ]; then export SPARSE24_UNDEFINED=1; else unset SPARSE24_UNDEFINED; fi
+        SPARSE24_SMALL=1 "${sanitizer[@]}"
+        echo "== $tool over a planted defect ($SECONDS s)"
+        code=0
+        output=$("${sanitizer[@]}" --ignored --exact "planted::$tool" 2>&1) || code=$?
+        if [ "$code" != "$complaint" ] || ! grep -m 1 "planted_$tool" <<< "$output"; then
+            printf '%s\n%s\n' "$output" "$tool did not find the defect: exit code $code instead of $complaint" >&2
+            return 1
+        fi
+    done
+}
+
+bench() {
+    local bench
+    for bench in benches/*; do
+        [ -e "$bench" ] || continue
+        echo "== $bench ($SECONDS s)"
+        "$bench"
+    done
+}
+
+./sparse24 doctor
+case "${1:-}" in
+    test) test_ ;;
+    long) long ;;
+    sanitize) sanitize ;;
+    bench) bench ;;
+    all) test_; long; sanitize; bench ;;
+    *) sed -n 2,3p "${BASH_SOURCE[0]##*/}" >&2; exit 2 ;;
+esac
+echo "== passed: $1 ($SECONDS s)"

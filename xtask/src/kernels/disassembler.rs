@@ -1,0 +1,56 @@
+//! The disassembler of machine code, `nvdisasm`, found like the libraries; NVRTC has none.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{self, Command},
+};
+
+use sparse24_cuda::library::Library;
+
+use crate::Result;
+
+/// An `nvdisasm` that is there.
+pub(super) struct Disassembler(PathBuf);
+
+impl Disassembler {
+    /// Beside NVRTC, where pip and CUDA put it, then on the `PATH`, then in CUDA's usual folders.
+    pub(super) fn find() -> Option<Self> {
+        let beside = Library::Nvrtc.load().ok().and_then(|file| Some(file.parent()?.parent()?.join("bin")));
+        let path: Vec<PathBuf> = env::var_os("PATH").map(|path| env::split_paths(&path).collect()).unwrap_or_default();
+        let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(|home| Path::new(&home).join("bin"));
+        let folders = beside.into_iter().chain(path).chain(homes).chain(["/usr/local/cuda/bin".into()]);
+        folders.map(|folder| folder.join("nvdisasm")).find(|file| file.is_file()).map(Self)
+    }
+
+    /// The machine code as text; `name` distinguishes the temporary file.
+    pub(super) fn read(&self, name: &str, cubin: &[u8]) -> Result<String> {
+        let file = env::temp_dir().join(format!("{}-{name}", process::id()));
+        fs::write(&file, cubin)?;
+        let output = Command::new(&self.0).arg("-c").arg(&file).output();
+        fs::remove_file(&file)?;
+        let output = output.map_err(|error| format!("{}: {error}", self.0.display()))?;
+        if !output.status.success() {
+            return Err(format!("{}: {}", self.0.display(), String::from_utf8_lossy(&output.stderr).trim()).into());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+/// Whether an instruction stands in the text, with whatever modifiers.
+pub(super) fn contains(text: &str, instruction: &str) -> bool {
+    let words = text.split_whitespace().filter_map(|word| word.strip_prefix(instruction));
+    words.into_iter().any(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::contains;
+
+    #[test]
+    fn an_instruction_is_found_with_its_modifiers_and_not_in_a_longer_name() {
+        let text = "        /*0890*/              @P0  HGMMA.SP.64x256x32.F32.BF16 R24, R8, gdesc[UR4], R24, R3 ;\n  /*08a0*/ HMMA.16816.F32 R4, R4, R8, RZ ;";
+        assert!(contains(text, "HGMMA.SP") && contains(text, "HGMMA") && contains(text, "HMMA.16816"));
+        assert!(!contains(text, "HMMA.SP") && !contains(text, "HMMA.1681") && !contains(text, "MMA") && !contains("", "HMMA"));
+    }
+}

@@ -1,0 +1,155 @@
+//! What NVRTC says with `--ptxas-options=-v`, read: resources of each function, and remarks that no kernel may earn.
+
+use std::fmt;
+
+/// Begins the compiler's remarks, C7508 to C7515, about ignored `setmaxnreg` and serialised `wgmma`, which cost a kernel most of its speed.
+const SLOW: &str = "Potential Performance Loss";
+
+/// A compiler's log.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Log {
+    pub(super) functions: Vec<Function>,
+    /// Warnings, and remarks of [`SLOW`].
+    remarks: Vec<String>,
+}
+
+/// What a function takes of a multiprocessor; sizes in bytes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Function {
+    pub(super) name: String,
+    /// A kernel, not a function that it calls.
+    entry: bool,
+    registers: u32,
+    shared: u32,
+    /// Stored and loaded.
+    spills: u32,
+    stack: u32,
+}
+
+impl Log {
+    pub(super) fn read(text: &str) -> Self {
+        let mut log = Self::default();
+        let mut entry = None;
+        for line in text.lines() {
+            if line.contains(" warning ") || line.contains(SLOW) {
+                log.remarks.push(line.trim().to_owned());
+            } else if let Some((_, name)) = line.split_once("Compiling entry function '") {
+                entry = name.split('\'').next();
+            } else if let Some((_, name)) = line.split_once("Function properties for ") {
+                log.functions.push(Function { name: name.trim().to_owned(), entry: entry == Some(name.trim()), ..Function::default() });
+            } else if let Some(function) = log.functions.last_mut() {
+                let number = |unit| number(line, unit).unwrap_or(0);
+                function.registers += number(" registers");
+                function.shared += number(" bytes smem");
+                function.spills += number(" bytes spill stores") + number(" bytes spill loads");
+                function.stack += number(" bytes stack frame");
+            }
+        }
+        log
+    }
+
+    /// What is wrong, given the kernels that the file should have.
+    pub(super) fn findings(&self, entries: &[&str]) -> Vec<String> {
+        let mut found = self.remarks.clone();
+        for Function { name, entry, spills, stack, .. } in &self.functions {
+            if *spills > 0 {
+                found.push(format!("{name} spills {spills} bytes"));
+            }
+            if *stack > 0 {
+                found.push(format!("{name} has a stack of {stack} bytes: local memory"));
+            }
+            if *entry && !entries.contains(&name.as_str()) {
+                found.push(format!("{name} is not in the table of kernels"));
+            }
+        }
+        // Registers are asked for as well: without them the log has another form than the one that is read here.
+        let told = |name: &str| self.functions.iter().any(|function| function.entry && function.name == name && function.registers > 0);
+        found.extend(entries.iter().filter(|name| !told(name)).map(|name| format!("the compiler says nothing about a kernel {name}")));
+        found
+    }
+}
+
+impl fmt::Display for Function {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { registers, shared, spills, stack, .. } = self;
+        write!(f, "{registers:>9} {shared:>7} {spills:>7} {stack:>6}")
+    }
+}
+
+/// The number before a unit, among parts between commas.
+fn number(line: &str, unit: &str) -> Option<u32> {
+    line.split(',').find_map(|part| part.trim().strip_suffix(unit)?.split_whitespace().last()?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLEAN: &str = "\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'clean' for 'sm_80'
+ptxas info    : Function properties for clean
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 24 registers, used 1 barriers, 1024 bytes smem, 384 bytes cmem[0]
+ptxas info    : Compile time = 4.160 ms
+";
+
+    /// A kernel that spills, and one that calls a function with a stack.
+    const SPILLS: &str = "\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'calls' for 'sm_90a'
+ptxas info    : Function properties for calls
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 32 registers, used 0 barriers
+ptxas info    : Compile time = 8.191 ms
+ptxas info    : Function properties for _Z6helperPKfi
+ptxas         .     128 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Compiling entry function 'spills' for 'sm_90a'
+ptxas info    : Function properties for spills
+ptxas         .     440 bytes stack frame, 836 bytes spill stores, 844 bytes spill loads
+ptxas info    : Used 64 registers, used 0 barriers, 440 bytes cumulative stack size
+ptxas info    : Compile time = 25.227 ms
+";
+
+    #[test]
+    fn resources_are_read() {
+        let clean = Log::read(CLEAN);
+        let expected = Function { name: "clean".into(), entry: true, registers: 24, shared: 1024, spills: 0, stack: 0 };
+        assert_eq!(clean, Log { functions: vec![expected], remarks: vec![] });
+        assert_eq!(clean.findings(&["clean"]), [""; 0]);
+    }
+
+    #[test]
+    fn spills_and_stacks_are_found_in_kernels_and_in_what_they_call() {
+        let expected = [
+            "_Z6helperPKfi has a stack of 128 bytes: local memory",
+            "spills spills 1680 bytes",
+            "spills has a stack of 440 bytes: local memory",
+        ];
+        assert_eq!(Log::read(SPILLS).findings(&["calls", "spills"]), expected);
+    }
+
+    #[test]
+    fn remarks_that_cost_speed_and_warnings_are_found() {
+        let remarks = [
+            "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored; unable to determine register count at entry.",
+            "ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient register resources for the wgmma pipeline in the function 'clean'",
+            "ptxas info    : (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non wgmma instructions defining accumulator registers of a wgmma between start and end of the pipeline stage in the function 'clean'",
+            "clean.cu(17): warning #177-D: variable \"unused\" was declared but never referenced",
+            "ptxas warning : Stack size for entry function 'clean' cannot be statically determined",
+        ];
+        for remark in remarks {
+            assert_eq!(Log::read(&format!("{remark}\n{CLEAN}")).findings(&["clean"]), [remark]);
+        }
+        for harmless in ["ptxas info    : (C7519) warpgroup.arrive is injected", "Remark: The warnings can be suppressed with \"-diag\""] {
+            assert_eq!(Log::read(&format!("{harmless}\n{CLEAN}")).findings(&["clean"]), [""; 0]);
+        }
+    }
+
+    #[test]
+    fn kernels_are_those_of_the_table() {
+        assert_eq!(Log::read(CLEAN).findings(&[]), ["clean is not in the table of kernels"]);
+        assert_eq!(Log::read(CLEAN).findings(&["clean", "other"]), ["the compiler says nothing about a kernel other"]);
+        assert_eq!(Log::read("").findings(&["clean"]), ["the compiler says nothing about a kernel clean"], "an empty log passes nothing");
+    }
+}
