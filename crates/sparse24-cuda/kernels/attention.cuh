@@ -8,6 +8,7 @@
 constexpr int ROWS = 64, PANEL = 64, THREADS = 128, STAGES = 2;
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f, INFINITE = __builtin_bit_cast(float, 0x7f800000);
 
+// PORTABLE: what other GPUs run, to check it on Hopper.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(PORTABLE)
 #define WARPGROUP_PRODUCTS
 #endif
@@ -49,7 +50,8 @@ template <int WIDTH> struct Fetch {
         if (rows > ROWS - STRIDE) {
 #pragma unroll
             for (int i = 0; i < ROWS / STRIDE; ++i) {
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(slab.base + at + i * STRIDE * 128), "l"(from + i * STRIDE * stride) : "memory");
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(slab.base + at + i * STRIDE * 128), "l"(from + i * STRIDE * stride)
+                             : "memory");
             }
         } else {
 #pragma unroll
@@ -79,7 +81,8 @@ template <int LEFT> __device__ __forceinline__ void fetches_wait() {
 
 __device__ __forceinline__ uint4 load_matrices(u32 address) {
     uint4 x;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address) : "memory");
     return x;
 }
 __device__ __forceinline__ uint4 load_matrices_transposed(u32 address) {
@@ -112,7 +115,8 @@ struct Rounded {
 #pragma unroll
         for (int k = 0; k < ROWS / 16; ++k) {
             const float(&low)[4] = x[2 * k], (&high)[4] = x[2 * k + 1];
-            steps[k] = make_uint4(narrow_pair(low[0], low[1]), narrow_pair(low[2], low[3]), narrow_pair(high[0], high[1]), narrow_pair(high[2], high[3]));
+            steps[k] = make_uint4(narrow_pair(low[0], low[1]), narrow_pair(low[2], low[3]), narrow_pair(high[0], high[1]),
+                                  narrow_pair(high[2], high[3]));
         }
     }
 };
@@ -227,7 +231,8 @@ __device__ __forceinline__ void store(const Slab<WIDTH>& slab, int first, const 
     for (int i = 0; i < WIDTH / 16; ++i) {
         int row = (i * 32 + lane) / (WIDTH / 8), chunk = lane % (WIDTH / 8);
         uint4 eight;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w) : "r"(slab.at(first + row, chunk)) : "memory");
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w) : "r"(slab.at(first + row, chunk)) : "memory");
         if (first + row < rows && chunk * 8 < width) *reinterpret_cast<uint4*>(to + u64(first + row) * stride + chunk * 8) = eight;
     }
     __syncwarp();
@@ -256,7 +261,8 @@ struct Attention {
 struct Place {
     int task, piece;
     __device__ __forceinline__ explicit Place(int pieces) {
-        int tasks = gridDim.x / pieces, first = blockIdx.x / (32 * pieces) * 32, together = min(32, tasks - first), inside = blockIdx.x - first * pieces;
+        int tasks = gridDim.x / pieces, first = blockIdx.x / (32 * pieces) * 32;
+        int together = min(32, tasks - first), inside = blockIdx.x - first * pieces;
         task = first + inside % together;
         piece = inside / together;
     }

@@ -9,8 +9,8 @@
 #include "attention.cuh"
 
 template <int WIDTH, class Drop>
-__device__ __forceinline__ void queries(const Attention& of, const bf16* q, const bf16* k, const bf16* v, const bf16* o, const bf16* d_o, const float* lse,
-                                        float* rows_out, bf16* dq, u32 q_stride, u32 k_stride, u32 v_stride, u32 o_stride, u32 d_o_stride,
+__device__ __forceinline__ void queries(const Attention& of, const bf16* q, const bf16* k, const bf16* v, const bf16* o, const bf16* d_o,
+                                        const float* lse, float* rows_out, bf16* dq, u32 q_stride, u32 k_stride, u32 v_stride, u32 o_stride, u32 d_o_stride,
                                         u32 dq_stride) {
     extern __shared__ __align__(1024) u8 memory[];
     int pieces = (of.queries + ROWS - 1) / ROWS;
@@ -45,7 +45,8 @@ __device__ __forceinline__ void queries(const Attention& of, const bf16* q, cons
     float delta = 0.0f, log_sum = INFINITE;
     if (row < rows) {
         for (int chunk = threadIdx.x % 2; chunk < of.width / 8; chunk += 2) {
-            uint4 x = *reinterpret_cast<const uint4*>(o + u64(row) * o_stride + chunk * 8), y = *reinterpret_cast<const uint4*>(d_o + u64(row) * d_o_stride + chunk * 8);
+            uint4 x = *reinterpret_cast<const uint4*>(o + u64(row) * o_stride + chunk * 8);
+            uint4 y = *reinterpret_cast<const uint4*>(d_o + u64(row) * d_o_stride + chunk * 8);
             const u32 xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
             for (int i = 0; i < 4; ++i) delta += widen_low(xs[i]) * widen_low(ys[i]) + widen_high(xs[i]) * widen_high(ys[i]);
@@ -117,8 +118,8 @@ __device__ __forceinline__ void queries(const Attention& of, const bf16* q, cons
 enum Wanted { OF_KEYS = 1, OF_VALUES = 2, OF_BOTH = 3 };
 
 template <int WIDTH, class Drop, Wanted WANTED>
-__device__ __forceinline__ void keys(const Attention& of, const bf16* q, const bf16* k, const bf16* v, const bf16* d_o, const float* rows_in, bf16* dk,
-                                     bf16* dv, u32 q_stride, u32 k_stride, u32 v_stride, u32 d_o_stride, u32 dk_stride, u32 dv_stride) {
+__device__ __forceinline__ void keys(const Attention& of, const bf16* q, const bf16* k, const bf16* v, const bf16* d_o, const float* rows_in,
+                                     bf16* dk, bf16* dv, u32 q_stride, u32 k_stride, u32 v_stride, u32 d_o_stride, u32 dk_stride, u32 dv_stride) {
     extern __shared__ __align__(1024) u8 memory[];
     int pieces = (of.keys + ROWS - 1) / ROWS;
     Place place(pieces);
