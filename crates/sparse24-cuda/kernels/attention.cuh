@@ -256,13 +256,15 @@ struct Attention {
     __device__ __forceinline__ int visible(int query) const { return min(max(query + 1 + diagonal, 0), keys); }
 };
 
-// Which sequence's head, and which piece of it, a block works on. Neighbours in time share at most 32 heads, whose operands stay in the
-// second cache, and within them the pieces come in order, so that the last ones are the shortest.
+// Which sequence's head, and which piece of it, a block works on. Neighbours in time share at most GROUP heads, whose operands stay in
+// the second cache, and within them the pieces come in order, so that the last ones are the shortest.
 struct Place {
+    static constexpr int GROUP = 32;
     int task, piece;
     __device__ __forceinline__ explicit Place(int pieces) {
-        int tasks = gridDim.x / pieces, first = blockIdx.x / (32 * pieces) * 32;
-        int together = min(32, tasks - first), inside = blockIdx.x - first * pieces;
+        int tasks = gridDim.x / pieces, groups = (tasks + GROUP - 1) / GROUP, together = (tasks + groups - 1) / groups;
+        int first = int(blockIdx.x) / (together * pieces) * together, inside = int(blockIdx.x) - first * pieces;
+        together = min(together, tasks - first);
         task = first + inside % together;
         piece = inside / together;
     }
