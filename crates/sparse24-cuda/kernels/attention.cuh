@@ -1,34 +1,71 @@
-// Attention's slabs in shared memory and the two products that read them. A warp owns 16 rows of a product; its part of a sum over 64
-// columns is float[8][4]: element [n][c] of lane l is row l/4 + 8*(c/2), column 8*n + 2*(l%4) + c%2, for both instructions alike.
+// Attention's slabs in shared memory and the two products that read them. A block is one warpgroup: 64 rows of whatever it owns, 16 a warp,
+// against 64 rows at a time of what streams past. A warp's part of a sum over 64 columns is float[8][4]: element [n][c] of lane l is row
+// l/4 + 8*(c/2), column 8*n + 2*(l%4) + c%2, for wgmma and mma.sync alike.
 #pragma once
 #include "philox.cuh"
 
-// Columns of a panel: 128 bytes a row. Also the rows of a slab that is streamed.
-constexpr int PANEL = 64;
+// Rows of every slab, columns of a panel (128 bytes a row), threads of a block, slabs of one matrix on their way or in use.
+constexpr int ROWS = 64, PANEL = 64, THREADS = 128, STAGES = 2;
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f, INFINITE = __builtin_bit_cast(float, 0x7f800000);
 
+// PORTABLE: what other GPUs run, to check it on Hopper.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(PORTABLE)
 #define WARPGROUP_PRODUCTS
+#endif
+// How many blocks shall fit at once, with wgmma and without.
+#ifdef WARPGROUP_PRODUCTS
+#define TOGETHER(WGMMA, MMA) __launch_bounds__(THREADS, WGMMA)
+#else
+#define TOGETHER(WGMMA, MMA) __launch_bounds__(THREADS, MMA)
 #endif
 
 // [ROWS, WIDTH] of bf16 in shared memory, panel after panel; chunk c (16 bytes) of row r lies at c ^ r%8: the 128-byte swizzle of wgmma,
 // which also keeps ldmatrix free of bank conflicts. `base` is a multiple of 1024.
-template <int ROWS, int WIDTH> struct Slab {
+template <int WIDTH> struct Slab {
     static constexpr u32 BYTES = ROWS * WIDTH * 2, PANEL_BYTES = ROWS * 128;
     u32 base;
 
     __device__ __forceinline__ u32 at(int row, int chunk) const {
         return base + (chunk / 8) * PANEL_BYTES + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
     }
-    // Starts copying `rows` rows of `width` columns; the rest becomes 0.
-    template <int THREADS> __device__ __forceinline__ void fetch(const bf16* from, u32 stride, int rows, int width) const {
+    __device__ __forceinline__ Slab after(int slabs) const { return {base + slabs * BYTES}; }
+};
+
+// A thread's share of copying a matrix to shared memory, a slab after the other; what lies past its rows and columns becomes 0.
+template <int WIDTH> struct Fetch {
+    static constexpr int CHUNKS = WIDTH / 8, STRIDE = THREADS / CHUNKS;
+    // Where the thread's first chunk of the next slab is, and the rows from there on; `matrix` stands in for what is outside.
+    const bf16 *matrix, *from;
+    u32 stride, at;
+    int rows;
+
+    __device__ __forceinline__ Fetch(const bf16* matrix, u32 stride, int of_rows, int width) : matrix(matrix), stride(stride) {
+        int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+        from = matrix + u64(row) * stride + chunk * 8;
+        at = Slab<WIDTH>{0}.at(row, chunk);
+        rows = chunk * 8 < width ? of_rows - row : 0;
+    }
+    // Starts copying the next slab.
+    __device__ __forceinline__ void next(const Slab<WIDTH>& slab) {
+        if (rows > ROWS - STRIDE) {
 #pragma unroll
-        for (int i = 0; i < ROWS * WIDTH / 8 / THREADS; ++i) {
-            int at_chunk = i * THREADS + threadIdx.x, row = at_chunk / (WIDTH / 8), chunk = at_chunk % (WIDTH / 8);
-            bool inside = row < rows && chunk * 8 < width;
-            const bf16* source = inside ? from + u64(row) * stride + chunk * 8 : from;
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at(row, chunk)), "l"(source), "r"(inside ? 16 : 0) : "memory");
+            for (int i = 0; i < ROWS / STRIDE; ++i) {
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(slab.base + at + i * STRIDE * 128), "l"(from + i * STRIDE * stride)
+                             : "memory");
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < ROWS / STRIDE; ++i) {
+                bool inside = i * STRIDE < rows;
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(slab.base + at + i * STRIDE * 128),
+                             "l"(inside ? from + i * STRIDE * stride : matrix), "r"(inside ? 16 : 0) : "memory");
+            }
         }
+        skip(1);
+    }
+    __device__ __forceinline__ void skip(int slabs) {
+        from += u64(slabs * ROWS) * stride;
+        rows -= slabs * ROWS;
     }
 };
 
@@ -44,7 +81,8 @@ template <int LEFT> __device__ __forceinline__ void fetches_wait() {
 
 __device__ __forceinline__ uint4 load_matrices(u32 address) {
     uint4 x;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address) : "memory");
     return x;
 }
 __device__ __forceinline__ uint4 load_matrices_transposed(u32 address) {
@@ -54,30 +92,31 @@ __device__ __forceinline__ uint4 load_matrices_transposed(u32 address) {
     return x;
 }
 
-// 128-byte swizzle, 1024 bytes from eight rows to the next.
-__device__ __forceinline__ u64 descriptor(u32 address) { return u64(1) << 62 | u64(64) << 32 | u64(1) << 16 | u64((address & 0x3ffff) >> 4); }
+// The low word of wgmma's descriptor of a slab; the high one says 128-byte swizzle, 1024 bytes from eight rows to the next. Sixteenths of bytes add.
+__device__ __forceinline__ u32 descriptor(u32 address) { return 1 << 16 | address >> 4; }
 
-// Left operand of a product in shared memory: the 16 rows of a warp, from `first` on, as the instruction takes step k of 16 columns. (Held in
-// registers through a loop, ptxas 13.0 gives the registers of wgmma's left operand away in the loop.)
-template <int ROWS, int COLUMNS> struct Left {
-    Slab<ROWS, COLUMNS> slab;
+// Left operand of a product in shared memory: the 16 rows of a warp, from `first` on, as the instruction takes step k of 16 columns. (wgmma
+// would also take it from registers, but ptxas 13.0 gives those of a loop-invariant operand away within the loop.)
+template <int WIDTH> struct Left {
+    Slab<WIDTH> slab;
     int first;
 
 #ifdef WARPGROUP_PRODUCTS
-    __device__ __forceinline__ u64 step(int k) const { return descriptor(slab.base + k / 4 * slab.PANEL_BYTES + first / 64 * 8192 + k % 4 * 32); }
+    __device__ __forceinline__ u32 step(int k) const { return descriptor(slab.base) + (k / 4 * slab.PANEL_BYTES + k % 4 * 32) / 16; }
 #else
     __device__ __forceinline__ uint4 step(int k) const { return load_matrices(slab.at(first + threadIdx.x % 16, 2 * k + threadIdx.x % 32 / 16)); }
 #endif
 };
 // Left operand of a product in registers: the sums of another, rounded.
 struct Rounded {
-    uint4 steps[PANEL / 16];
+    uint4 steps[ROWS / 16];
 
     __device__ __forceinline__ void round(const float (&x)[8][4]) {
 #pragma unroll
-        for (int k = 0; k < PANEL / 16; ++k) {
+        for (int k = 0; k < ROWS / 16; ++k) {
             const float(&low)[4] = x[2 * k], (&high)[4] = x[2 * k + 1];
-            steps[k] = make_uint4(narrow_pair(low[0], low[1]), narrow_pair(low[2], low[3]), narrow_pair(high[0], high[1]), narrow_pair(high[2], high[3]));
+            steps[k] = make_uint4(narrow_pair(low[0], low[1]), narrow_pair(low[2], low[3]), narrow_pair(high[0], high[1]),
+                                  narrow_pair(high[2], high[3]));
         }
     }
 };
@@ -89,18 +128,21 @@ template <int N> __device__ __forceinline__ void pin(float (&sums)[N][4]) {
     for (int n = 0; n < N; ++n) asm volatile("" : "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])::"memory");
 }
 // One step of 16. KIND 0: rows of the slab are columns of the product; 1: rows of the slab are what is summed over.
-#define WGMMA_64(OPERANDS) \
-    "{\n.reg .pred p;\nsetp.ne.b32 p, %32, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " \
+#define WGMMA_64(DECLARED, OPERANDS) \
+    "{\n.reg .pred p;\n.reg .b64 b;\n" DECLARED "setp.ne.b32 p, %32, 0;\nmov.b64 b, {%33, 0x40000040};\n" \
+    "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " OPERANDS ";\n}\n"
 #define EIGHT(I) "+f"(d[I]), "+f"(d[I + 1]), "+f"(d[I + 2]), "+f"(d[I + 3]), "+f"(d[I + 4]), "+f"(d[I + 5]), "+f"(d[I + 6]), "+f"(d[I + 7])
-template <int KIND> __device__ __forceinline__ void wgmma(float* d, uint4 a, u64 slab, int accumulate) {
-    asm volatile(WGMMA_64("{%33, %34, %35, %36}, %37, p, 1, 1, %38")
+template <int KIND> __device__ __forceinline__ void wgmma(float* d, uint4 a, u32 slab, int accumulate) {
+    asm volatile(WGMMA_64("", "{%34, %35, %36, %37}, b, p, 1, 1, %38")
                  : EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24)
-                 : "r"(accumulate), "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(slab), "n"(KIND));
+                 : "r"(accumulate), "r"(slab), "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "n"(KIND));
 }
-template <int KIND> __device__ __forceinline__ void wgmma(float* d, u64 a, u64 slab, int accumulate) {
-    asm volatile(WGMMA_64("%33, %34, p, 1, 1, 0, %35") : EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24) : "r"(accumulate), "l"(a), "l"(slab), "n"(KIND));
+template <int KIND> __device__ __forceinline__ void wgmma(float* d, u32 a, u32 slab, int accumulate) {
+    asm volatile(WGMMA_64(".reg .b64 a;\nmov.b64 a, {%34, 0x40000040};\n", "a, b, p, 1, 1, 0, %35")
+                 : EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24)
+                 : "r"(accumulate), "r"(slab), "r"(a), "n"(KIND));
 }
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void products_end_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -116,13 +158,13 @@ __device__ __forceinline__ void mma(float (&d)[4], uint4 a, u32 b0, u32 b1) {
 }
 #endif
 
-// sums [16, 64] = left [16, WIDTH] slab^T, slab [64, WIDTH].
-template <int WIDTH, class L> __device__ __forceinline__ void product_with_transpose(float (&sums)[8][4], const L& left, const Slab<PANEL, WIDTH>& slab) {
+// sums [16, ROWS] = left [16, WIDTH] slab^T.
+template <int WIDTH> __device__ __forceinline__ void product_with_transpose(float (&sums)[8][4], const Left<WIDTH>& left, const Slab<WIDTH>& slab) {
 #ifdef WARPGROUP_PRODUCTS
     products_begin();
 #pragma unroll
     for (int k = 0; k < WIDTH / 16; ++k) {
-        wgmma<0>(sums[0], left.step(k), descriptor(slab.base + (k / 4) * slab.PANEL_BYTES + (k % 4) * 32), k > 0);
+        wgmma<0>(sums[0], left.step(k), descriptor(slab.base) + (k / 4 * slab.PANEL_BYTES + k % 4 * 32) / 16, k > 0);
     }
     products_end_group();
 #else
@@ -142,23 +184,23 @@ template <int WIDTH, class L> __device__ __forceinline__ void product_with_trans
 #endif
 }
 
-// sums [16, WIDTH] += left [16, 64] slab, slab [64, WIDTH].
-template <int WIDTH> __device__ __forceinline__ void product(float (&sums)[WIDTH / 8][4], const Rounded& left, const Slab<PANEL, WIDTH>& slab) {
+// sums [16, WIDTH] += left [16, ROWS] slab.
+template <int WIDTH> __device__ __forceinline__ void product(float (&sums)[WIDTH / 8][4], const Rounded& left, const Slab<WIDTH>& slab) {
 #ifdef WARPGROUP_PRODUCTS
     pin(sums);
     products_begin();
 #pragma unroll
-    for (int k = 0; k < PANEL / 16; ++k) {
+    for (int k = 0; k < ROWS / 16; ++k) {
 #pragma unroll
         for (int panel = 0; panel < WIDTH / PANEL; ++panel) {
-            wgmma<1>(sums[8 * panel], left.steps[k], descriptor(slab.base + panel * slab.PANEL_BYTES + k * 2048), 1);
+            wgmma<1>(sums[8 * panel], left.steps[k], descriptor(slab.base) + (panel * slab.PANEL_BYTES + k * 2048) / 16, 1);
         }
     }
     products_end_group();
 #else
     int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int k = 0; k < PANEL / 16; ++k) {
+    for (int k = 0; k < ROWS / 16; ++k) {
         uint4 a = left.steps[k];
 #pragma unroll
         for (int n = 0; n < WIDTH / 16; ++n) {
@@ -171,8 +213,8 @@ template <int WIDTH> __device__ __forceinline__ void product(float (&sums)[WIDTH
 }
 
 // Writes factor[c/2] * sums, rounded, to `rows` rows of `width` columns, by way of the warp's own 16 rows of a slab, from `first` on.
-template <int ROWS, int WIDTH>
-__device__ __forceinline__ void store(const Slab<ROWS, WIDTH>& slab, int first, const float (&sums)[WIDTH / 8][4], const float (&factor)[2], bf16* to,
+template <int WIDTH>
+__device__ __forceinline__ void store(const Slab<WIDTH>& slab, int first, const float (&sums)[WIDTH / 8][4], const float (&factor)[2], bf16* to,
                                       u32 stride, int rows, int width) {
     int lane = threadIdx.x % 32;
     __syncwarp();
@@ -189,7 +231,8 @@ __device__ __forceinline__ void store(const Slab<ROWS, WIDTH>& slab, int first, 
     for (int i = 0; i < WIDTH / 16; ++i) {
         int row = (i * 32 + lane) / (WIDTH / 8), chunk = lane % (WIDTH / 8);
         uint4 eight;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w) : "r"(slab.at(first + row, chunk)) : "memory");
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w) : "r"(slab.at(first + row, chunk)) : "memory");
         if (first + row < rows && chunk * 8 < width) *reinterpret_cast<uint4*>(to + u64(first + row) * stride + chunk * 8) = eight;
     }
     __syncwarp();
@@ -213,12 +256,15 @@ struct Attention {
     __device__ __forceinline__ int visible(int query) const { return min(max(query + 1 + diagonal, 0), keys); }
 };
 
-// Which sequence's head, and which piece of it, a block works on. Neighbours in time share at most 32 heads, whose operands stay in the
-// second cache, and within them the pieces come in order, so that the last ones are the shortest.
+// Which sequence's head, and which piece of it, a block works on. Neighbours in time share at most GROUP heads, whose operands stay in
+// the second cache, and within them the pieces come in order, so that the last ones are the shortest.
 struct Place {
+    static constexpr int GROUP = 32;
     int task, piece;
     __device__ __forceinline__ explicit Place(int pieces) {
-        int tasks = gridDim.x / pieces, first = blockIdx.x / (32 * pieces) * 32, together = min(32, tasks - first), inside = blockIdx.x - first * pieces;
+        int tasks = gridDim.x / pieces, groups = (tasks + GROUP - 1) / GROUP, together = (tasks + groups - 1) / groups;
+        int first = int(blockIdx.x) / (together * pieces) * together, inside = int(blockIdx.x) - first * pieces;
+        together = min(together, tasks - first);
         task = first + inside % together;
         piece = inside / together;
     }

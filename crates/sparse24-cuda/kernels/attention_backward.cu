@@ -8,23 +8,15 @@
 // ref  sparse24_cpu::attention::attention_backward
 #include "attention.cuh"
 
-template <int WIDTH> struct Backward {
-    // Rows that a block owns: queries, or keys.
-    static constexpr int OWN = WIDTH == 64 ? 128 : 64, THREADS = 2 * OWN, STAGES = WIDTH == 64 ? 3 : 2, LEFT = STAGES - 2;
-    using Own = Slab<OWN, WIDTH>;
-    using Stream = Slab<PANEL, WIDTH>;
-};
-
 template <int WIDTH, class Drop>
-__device__ __forceinline__ void queries(const Attention& of, const bf16* q, const bf16* k, const bf16* v, const bf16* o, const bf16* d_o, const float* lse,
-                                        float* rows_out, bf16* dq, u32 q_stride, u32 k_stride, u32 v_stride, u32 o_stride, u32 d_o_stride,
+__device__ __forceinline__ void queries(const Attention& of, const bf16* q, const bf16* k, const bf16* v, const bf16* o, const bf16* d_o,
+                                        const float* lse, float* rows_out, bf16* dq, u32 q_stride, u32 k_stride, u32 v_stride, u32 o_stride, u32 d_o_stride,
                                         u32 dq_stride) {
-    using B = Backward<WIDTH>;
     extern __shared__ __align__(1024) u8 memory[];
-    int pieces = (of.queries + B::OWN - 1) / B::OWN;
+    int pieces = (of.queries + ROWS - 1) / ROWS;
     Place place(pieces);
-    int first_query = (pieces - 1 - place.piece) * B::OWN, rows = of.queries - first_query, lane = threadIdx.x % 32;
-    int first = threadIdx.x / 32 * 16, group = threadIdx.x / 128 * 64;
+    int first_query = (pieces - 1 - place.piece) * ROWS, rows = of.queries - first_query;
+    int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
     u64 sequence = place.task / of.heads, column = u64(place.task % of.heads) * of.width, row_of_all = sequence * of.queries + first_query;
     q += row_of_all * q_stride + column;
     o += row_of_all * o_stride + column;
@@ -33,18 +25,18 @@ __device__ __forceinline__ void queries(const Attention& of, const bf16* q, cons
     k += sequence * of.keys * k_stride + column;
     v += sequence * of.keys * v_stride + column;
 
-    typename B::Own own{u32(__cvta_generic_to_shared(memory))}, gradients{own.base + B::Own::BYTES};
-    auto stage = [&](int step) { return typename B::Stream{gradients.base + B::Own::BYTES + step % B::STAGES * 2 * B::Stream::BYTES}; };
-    float2* statistics = reinterpret_cast<float2*>(memory + 2 * B::Own::BYTES + B::STAGES * 2 * B::Stream::BYTES);
+    Slab<WIDTH> own{u32(__cvta_generic_to_shared(memory))}, gradients = own.after(1);
+    auto stage = [&](int step) { return own.after(2 + step % STAGES * 2); };
+    float2* statistics = reinterpret_cast<float2*>(memory + (2 + 2 * STAGES) * Slab<WIDTH>::BYTES);
+    Fetch<WIDTH> of_keys(k, k_stride, of.keys, of.width), of_values(v, v_stride, of.keys, of.width);
     auto fetch = [&](int step) {
-        typename B::Stream keys = stage(step), values{keys.base + B::Stream::BYTES};
-        int key = step * PANEL;
-        keys.template fetch<B::THREADS>(k + u64(key) * k_stride, k_stride, of.keys - key, of.width);
-        values.template fetch<B::THREADS>(v + u64(key) * v_stride, v_stride, of.keys - key, of.width);
+        Slab<WIDTH> keys = stage(step), values = keys.after(1);
+        of_keys.next(keys);
+        of_values.next(values);
     };
-    int seen = of.visible(min(first_query + B::OWN, of.queries) - 1), steps = (seen + PANEL - 1) / PANEL;
-    own.template fetch<B::THREADS>(q, q_stride, rows, of.width);
-    gradients.template fetch<B::THREADS>(d_o, d_o_stride, rows, of.width);
+    int seen = of.visible(min(first_query + ROWS, of.queries) - 1), steps = (seen + ROWS - 1) / ROWS;
+    Fetch<WIDTH>(q, q_stride, rows, of.width).next(own);
+    Fetch<WIDTH>(d_o, d_o_stride, rows, of.width).next(gradients);
     if (steps > 0) fetch(0);
     fetches_end_group();
 
@@ -53,7 +45,8 @@ __device__ __forceinline__ void queries(const Attention& of, const bf16* q, cons
     float delta = 0.0f, log_sum = INFINITE;
     if (row < rows) {
         for (int chunk = threadIdx.x % 2; chunk < of.width / 8; chunk += 2) {
-            uint4 x = *reinterpret_cast<const uint4*>(o + u64(row) * o_stride + chunk * 8), y = *reinterpret_cast<const uint4*>(d_o + u64(row) * d_o_stride + chunk * 8);
+            uint4 x = *reinterpret_cast<const uint4*>(o + u64(row) * o_stride + chunk * 8);
+            uint4 y = *reinterpret_cast<const uint4*>(d_o + u64(row) * d_o_stride + chunk * 8);
             const u32 xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
             for (int i = 0; i < 4; ++i) delta += widen_low(xs[i]) * widen_low(ys[i]) + widen_high(xs[i]) * widen_high(ys[i]);
@@ -70,11 +63,11 @@ __device__ __forceinline__ void queries(const Attention& of, const bf16* q, cons
     }
 
     Drop drop(of);
-    Left<B::OWN, WIDTH> left{own, first}, left_gradients{gradients, first};
+    Left<WIDTH> left{own, first}, left_gradients{gradients, first};
     Rounded operand;
     float sums[WIDTH / 8][4] = {}, log_sums[2], deltas[2], unit = of.scale * LOG2_E;
     int visible[2] = {of.visible(first_query + first + lane / 4), of.visible(first_query + first + lane / 4 + 8)};
-    int all_see = of.visible(first_query + first), any_sees = of.visible(min(first_query + group + 63, of.queries - 1));
+    int all_see = of.visible(first_query + first);
     auto advance = [&](int step) {
         fetches_wait<0>();
         if (step + 1 < steps) fetch(step + 1);
@@ -86,18 +79,17 @@ __device__ __forceinline__ void queries(const Attention& of, const bf16* q, cons
         float2 both = statistics[first + lane / 4 + 8 * h];
         log_sums[h] = both.x, deltas[h] = both.y;
     }
-    int step = 0;
-    for (; step * PANEL < any_sees; ++step) {
+    for (int step = 0; step < steps; ++step) {
         advance(step);
-        typename B::Stream keys = stage(step), values{keys.base + B::Stream::BYTES};
-        int key = step * PANEL;
+        Slab<WIDTH> keys = stage(step), values = keys.after(1);
+        int key = step * ROWS;
         float scores[8][4] = {}, slopes[8][4] = {};
         product_with_transpose(scores, left, keys);
         product_with_transpose(slopes, left_gradients, values);
         u32 kept = drop.rows_are_queries(place.task, first_query + first, key);
         products_wait<1>();
         pin(scores);
-        if (key + PANEL > all_see) {
+        if (key + ROWS > all_see) {
 #pragma unroll
             for (int i = 0; i < 32; ++i) {
                 if (key + i / 4 * 8 + lane % 4 * 2 + i % 2 >= visible[i / 2 % 2]) scores[i / 4][i % 4] = -INFINITE;
@@ -114,12 +106,9 @@ __device__ __forceinline__ void queries(const Attention& of, const bf16* q, cons
         }
         operand.round(slopes);
         product(sums, operand, keys);
-        if (B::LEFT == 0) products_wait<0>();
+        products_wait<0>();
+        pin(sums);
     }
-    // Another warpgroup may see more.
-    for (; step < steps; ++step) advance(step);
-    products_wait<0>();
-    pin(sums);
     const float factor[2] = {of.scale, of.scale};
     fetches_wait<0>();
     store(own, first, sums, factor, dq, dq_stride, rows, of.width);
@@ -129,14 +118,13 @@ __device__ __forceinline__ void queries(const Attention& of, const bf16* q, cons
 enum Wanted { OF_KEYS = 1, OF_VALUES = 2, OF_BOTH = 3 };
 
 template <int WIDTH, class Drop, Wanted WANTED>
-__device__ __forceinline__ void keys(const Attention& of, const bf16* q, const bf16* k, const bf16* v, const bf16* d_o, const float* rows_in, bf16* dk,
-                                     bf16* dv, u32 q_stride, u32 k_stride, u32 v_stride, u32 d_o_stride, u32 dk_stride, u32 dv_stride) {
-    using B = Backward<WIDTH>;
+__device__ __forceinline__ void keys(const Attention& of, const bf16* q, const bf16* k, const bf16* v, const bf16* d_o, const float* rows_in,
+                                     bf16* dk, bf16* dv, u32 q_stride, u32 k_stride, u32 v_stride, u32 d_o_stride, u32 dk_stride, u32 dv_stride) {
     extern __shared__ __align__(1024) u8 memory[];
-    int pieces = (of.keys + B::OWN - 1) / B::OWN;
+    int pieces = (of.keys + ROWS - 1) / ROWS;
     Place place(pieces);
-    int first_key = place.piece * B::OWN, rows = of.keys - first_key, lane = threadIdx.x % 32;
-    int first = threadIdx.x / 32 * 16, group = threadIdx.x / 128 * 64;
+    int first_key = place.piece * ROWS, rows = of.keys - first_key;
+    int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
     u64 sequence = place.task / of.heads, column = u64(place.task % of.heads) * of.width, row_of_all = sequence * of.keys + first_key;
     k += row_of_all * k_stride + column;
     v += row_of_all * v_stride + column;
@@ -146,33 +134,32 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
     d_o += sequence * of.queries * d_o_stride + column;
     rows_in += u64(place.task) * 2 * of.queries;
 
-    typename B::Own own{u32(__cvta_generic_to_shared(memory))}, own_values{own.base + B::Own::BYTES};
-    auto stage = [&](int step) { return typename B::Stream{own_values.base + B::Own::BYTES + step % B::STAGES * 2 * B::Stream::BYTES}; };
-    u32 statistics_at = 2 * B::Own::BYTES + B::STAGES * 2 * B::Stream::BYTES;
+    Slab<WIDTH> own{u32(__cvta_generic_to_shared(memory))}, own_values = own.after(1);
+    auto stage = [&](int step) { return own.after(2 + step % STAGES * 2); };
+    u32 statistics_at = (2 + 2 * STAGES) * Slab<WIDTH>::BYTES;
+    Fetch<WIDTH> of_queries(q, q_stride, of.queries, of.width), of_gradients(d_o, d_o_stride, of.queries, of.width);
     auto fetch = [&](int step) {
-        typename B::Stream queries = stage(step), gradients{queries.base + B::Stream::BYTES};
-        int query = step * PANEL;
-        queries.template fetch<B::THREADS>(q + u64(query) * q_stride, q_stride, of.queries - query, of.width);
-        gradients.template fetch<B::THREADS>(d_o + u64(query) * d_o_stride, d_o_stride, of.queries - query, of.width);
-        // 64 logarithms, then 64 deltas. Past the last query all is 0, and so is what it adds.
-        int i = threadIdx.x % 64;
-        if (threadIdx.x < 2 * PANEL) {
-            const float* from = rows_in + threadIdx.x / 64 * of.queries + query + i;
-            bool inside = query + i < of.queries;
-            u32 to = own.base + statistics_at + (step % B::STAGES * 2 * PANEL + threadIdx.x) * 4;
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(inside ? from : rows_in), "r"(inside ? 4 : 0) : "memory");
-        }
+        Slab<WIDTH> queries = stage(step), gradients = queries.after(1);
+        int query = step * ROWS;
+        of_queries.next(queries);
+        of_gradients.next(gradients);
+        // A row's logarithms, then its deltas. Past the last query all is 0, and so is what it adds.
+        const float* from = rows_in + threadIdx.x / ROWS * of.queries + query + threadIdx.x % ROWS;
+        bool inside = query + int(threadIdx.x) % ROWS < of.queries;
+        u32 to = own.base + statistics_at + (step % STAGES * 2 * ROWS + threadIdx.x) * 4;
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(inside ? from : rows_in), "r"(inside ? 4 : 0) : "memory");
     };
-    // Earlier queries see no key of this block; the warpgroup's may be later still.
-    int begin = min(max(first_key - of.diagonal, 0), of.queries) / PANEL, steps = (of.queries + PANEL - 1) / PANEL;
-    int own_begin = min(max(first_key + group - of.diagonal, 0), of.queries) / PANEL;
-    own.template fetch<B::THREADS>(k, k_stride, rows, of.width);
-    own_values.template fetch<B::THREADS>(v, v_stride, rows, of.width);
+    // Earlier queries see no key of this block.
+    int begin = min(max(first_key - of.diagonal, 0), of.queries) / ROWS, steps = (of.queries + ROWS - 1) / ROWS;
+    Fetch<WIDTH>(k, k_stride, rows, of.width).next(own);
+    Fetch<WIDTH>(v, v_stride, rows, of.width).next(own_values);
+    of_queries.skip(begin);
+    of_gradients.skip(begin);
     if (begin < steps) fetch(begin);
     fetches_end_group();
 
     Drop drop(of);
-    Left<B::OWN, WIDTH> left{own, first}, left_values{own_values, first};
+    Left<WIDTH> left{own, first}, left_values{own_values, first};
     Rounded probabilities, operand;
     float dk_sums[WIDTH / 8][4] = {}, dv_sums[WIDTH / 8][4] = {}, unit = of.scale * LOG2_E;
     auto advance = [&](int step) {
@@ -180,13 +167,11 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
         if (step + 1 < steps) fetch(step + 1);
         fetches_end_group();
     };
-    int step = begin;
-    for (; step < own_begin; ++step) advance(step);
-    for (; step < steps; ++step) {
+    for (int step = begin; step < steps; ++step) {
         advance(step);
-        typename B::Stream queries = stage(step), gradients{queries.base + B::Stream::BYTES};
-        const float2* statistics = reinterpret_cast<const float2*>(memory + statistics_at) + step % B::STAGES * PANEL + lane % 4;
-        int query = step * PANEL;
+        Slab<WIDTH> queries = stage(step), gradients = queries.after(1);
+        const float2* statistics = reinterpret_cast<const float2*>(memory + statistics_at) + step % STAGES * ROWS + lane % 4;
+        int query = step * ROWS;
         float scores[8][4] = {}, slopes[8][4] = {};
         product_with_transpose(scores, left, queries);
         if constexpr (WANTED & OF_KEYS) product_with_transpose(slopes, left_values, gradients);
@@ -221,7 +206,7 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
             pin(slopes);
 #pragma unroll
             for (int n = 0; n < 8; ++n) {
-                float2 deltas = statistics[4 * n + PANEL / 2];
+                float2 deltas = statistics[4 * n + ROWS / 2];
 #pragma unroll
                 for (int c = 0; c < 4; ++c) {
                     slopes[n][c] = scores[n][c] * fmaf(Drop::apply(kept, 4 * n + c, slopes[n][c]), drop.scale(), -(c % 2 ? deltas.y : deltas.x));
@@ -240,15 +225,15 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
     if constexpr (WANTED & OF_VALUES) store(own_values, first, dv_sums, value_factor, dv, dv_stride, rows, of.width);
 }
 
-#define ATTENTION_BACKWARD(QUERIES, KEYS, WIDTH, DROP)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(Backward<WIDTH>::THREADS, 1) QUERIES(                                              \
+#define ATTENTION_BACKWARD(QUERIES, KEYS, WIDTH, DROP, BOUNDS_Q, BOUNDS_K)                                                                 \
+    extern "C" __global__ void BOUNDS_Q QUERIES(                                                                                           \
         const bf16* q, const bf16* k, const bf16* v, const bf16* o, const bf16* d_o, const float* lse, float* rows, bf16* dq,              \
         u32 q_stride, u32 k_stride, u32 v_stride, u32 o_stride, u32 d_o_stride, u32 dq_stride, u32 heads, u32 of_queries, u32 of_keys,     \
         u32 width, u32 diagonal, float scale, const StepState* state, u32 site, float dropped) {                                           \
         Attention of{heads, int(of_queries), int(of_keys), int(width), int(diagonal), scale, state, site, dropped};                        \
         queries<WIDTH, DROP>(of, q, k, v, o, d_o, lse, rows, dq, q_stride, k_stride, v_stride, o_stride, d_o_stride, dq_stride);           \
     }                                                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(Backward<WIDTH>::THREADS, 1) KEYS(                                                 \
+    extern "C" __global__ void BOUNDS_K KEYS(                                                                                              \
         const bf16* q, const bf16* k, const bf16* v, const bf16* d_o, const float* rows, bf16* dk, bf16* dv, u32 q_stride, u32 k_stride,   \
         u32 v_stride, u32 d_o_stride, u32 dk_stride, u32 dv_stride, u32 heads, u32 of_queries, u32 of_keys, u32 width, u32 diagonal,       \
         float scale, const StepState* state, u32 site, float dropped) {                                                                    \
@@ -261,7 +246,7 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
             keys<WIDTH, DROP, OF_VALUES>(of, q, k, v, d_o, rows, dk, dv, q_stride, k_stride, v_stride, d_o_stride, dk_stride, dv_stride);  \
         }                                                                                                                                  \
     }
-ATTENTION_BACKWARD(attention_backward_64_queries, attention_backward_64_keys, 64, KeepAll)
-ATTENTION_BACKWARD(attention_backward_128_queries, attention_backward_128_keys, 128, KeepAll)
-ATTENTION_BACKWARD(attention_backward_dropout_64_queries, attention_backward_dropout_64_keys, 64, Dropout)
-ATTENTION_BACKWARD(attention_backward_dropout_128_queries, attention_backward_dropout_128_keys, 128, Dropout)
+ATTENTION_BACKWARD(attention_backward_64_queries, attention_backward_64_keys, 64, KeepAll, TOGETHER(4, 2), TOGETHER(3, 2))
+ATTENTION_BACKWARD(attention_backward_128_queries, attention_backward_128_keys, 128, KeepAll, TOGETHER(2, 2), TOGETHER(2, 2))
+ATTENTION_BACKWARD(attention_backward_dropout_64_queries, attention_backward_dropout_64_keys, 64, Dropout, TOGETHER(3, 2), TOGETHER(2, 2))
+ATTENTION_BACKWARD(attention_backward_dropout_128_queries, attention_backward_dropout_128_keys, 128, Dropout, TOGETHER(2, 2), TOGETHER(2, 2))

@@ -7,123 +7,123 @@
 // ref  sparse24_cpu::attention::attention_forward
 #include "attention.cuh"
 
-template <int WIDTH> struct Forward {
-    static constexpr int QUERIES = WIDTH == 64 ? 128 : 64, THREADS = 2 * QUERIES, STAGES = WIDTH == 64 ? 3 : 2, LEFT = STAGES - 2;
-    using Queries = Slab<QUERIES, WIDTH>;
-    using Keys = Slab<PANEL, WIDTH>;
-};
+// Exponents, of 2, are taken against a reference that follows the largest score once that is so much above it; until then sums just grow.
+constexpr float SLACK = 8.0f;
 
 template <int WIDTH, class Drop>
 __device__ __forceinline__ void forward(const Attention& of, const bf16* q, const bf16* k, const bf16* v, bf16* o, float* lse, u32 q_stride,
                                         u32 k_stride, u32 v_stride, u32 o_stride) {
-    using F = Forward<WIDTH>;
     extern __shared__ __align__(1024) u8 memory[];
-    int pieces = (of.queries + F::QUERIES - 1) / F::QUERIES;
+    int pieces = (of.queries + ROWS - 1) / ROWS;
     Place place(pieces);
-    int first_query = (pieces - 1 - place.piece) * F::QUERIES, rows = of.queries - first_query, lane = threadIdx.x % 32;
-    // The warp's and the warpgroup's first row here.
-    int first = threadIdx.x / 32 * 16, group = threadIdx.x / 128 * 64;
+    int first_query = (pieces - 1 - place.piece) * ROWS, rows = of.queries - first_query;
+    int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
     u64 sequence = place.task / of.heads, column = u64(place.task % of.heads) * of.width;
     q += (sequence * of.queries + first_query) * q_stride + column;
     o += (sequence * of.queries + first_query) * o_stride + column;
     k += sequence * of.keys * k_stride + column;
     v += sequence * of.keys * v_stride + column;
 
-    typename F::Queries queries{u32(__cvta_generic_to_shared(memory))};
-    auto stage = [&](int step) { return typename F::Keys{queries.base + F::Queries::BYTES + step % F::STAGES * 2 * F::Keys::BYTES}; };
+    Slab<WIDTH> queries{u32(__cvta_generic_to_shared(memory))};
+    auto stage = [&](int step) { return queries.after(1 + step % STAGES * 2); };
+    Fetch<WIDTH> of_keys(k, k_stride, of.keys, of.width), of_values(v, v_stride, of.keys, of.width);
     auto fetch = [&](int step) {
-        typename F::Keys keys = stage(step), values{keys.base + F::Keys::BYTES};
-        int key = step * PANEL;
-        keys.template fetch<F::THREADS>(k + u64(key) * k_stride, k_stride, of.keys - key, of.width);
-        values.template fetch<F::THREADS>(v + u64(key) * v_stride, v_stride, of.keys - key, of.width);
+        Slab<WIDTH> keys = stage(step), values = keys.after(1);
+        of_keys.next(keys);
+        of_values.next(values);
     };
-    int seen = of.visible(min(first_query + F::QUERIES, of.queries) - 1), steps = (seen + PANEL - 1) / PANEL;
-    queries.template fetch<F::THREADS>(q, q_stride, rows, of.width);
+    int seen = of.visible(min(first_query + ROWS, of.queries) - 1), steps = (seen + ROWS - 1) / ROWS;
+    Fetch<WIDTH>(q, q_stride, rows, of.width).next(queries);
     if (steps > 0) fetch(0);
     fetches_end_group();
 
     Drop drop(of);
-    Left<F::QUERIES, WIDTH> left{queries, first};
+    Left<WIDTH> left{queries, first};
     Rounded probabilities;
-    float sums[WIDTH / 8][4] = {}, largest[2] = {-INFINITE, -INFINITE}, total[2] = {0.0f, 0.0f}, unit = of.scale * LOG2_E;
+    float sums[WIDTH / 8][4] = {}, reference[2] = {-INFINITE, -INFINITE}, total[2] = {0.0f, 0.0f}, unit = of.scale * LOG2_E;
     int visible[2] = {of.visible(first_query + first + lane / 4), of.visible(first_query + first + lane / 4 + 8)};
-    int all_see = of.visible(first_query + first), any_sees = of.visible(min(first_query + group + 63, of.queries - 1));
+    int all_see = of.visible(first_query + first);
     auto advance = [&](int step) {
         fetches_wait<0>();
         if (step + 1 < steps) fetch(step + 1);
         fetches_end_group();
     };
-    int step = 0;
-    for (; step * PANEL < any_sees; ++step) {
+    for (int step = 0; step < steps; ++step) {
         advance(step);
-        typename F::Keys keys = stage(step), values{keys.base + F::Keys::BYTES};
-        int key = step * PANEL;
+        Slab<WIDTH> keys = stage(step), values = keys.after(1);
+        int key = step * ROWS;
         float scores[8][4] = {};
         product_with_transpose(scores, left, keys);
         u32 kept = drop.rows_are_queries(place.task, first_query + first, key);
         products_wait<0>();
         pin(scores);
         pin(sums);
-        if (key + PANEL > all_see) {
+        if (key + ROWS > all_see) {
 #pragma unroll
             for (int i = 0; i < 32; ++i) {
                 if (key + i / 4 * 8 + lane % 4 * 2 + i % 2 >= visible[i / 2 % 2]) scores[i / 4][i % 4] = -INFINITE;
             }
         }
+        float peak[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            float before = largest[h];
+            peak[h] = scores[0][2 * h];
 #pragma unroll
-            for (int n = 0; n < 8; ++n) largest[h] = fmaxf(largest[h], fmaxf(scores[n][2 * h], scores[n][2 * h + 1]));
-            largest[h] = fmaxf(largest[h], __shfl_xor_sync(0xffffffffu, largest[h], 1));
-            largest[h] = fmaxf(largest[h], __shfl_xor_sync(0xffffffffu, largest[h], 2));
-            float reference = largest[h] == -INFINITE ? 0.0f : largest[h] * unit, rescale = power_of_two(before * unit - reference), part = 0.0f;
+            for (int n = 0; n < 8; ++n) peak[h] = fmaxf(peak[h], fmaxf(scores[n][2 * h], scores[n][2 * h + 1]));
+            peak[h] = fmaxf(peak[h], __shfl_xor_sync(0xffffffffu, peak[h], 1));
+            peak[h] = fmaxf(peak[h], __shfl_xor_sync(0xffffffffu, peak[h], 2));
+        }
+        if (__any_sync(0xffffffffu, peak[0] * unit > reference[0] + SLACK || peak[1] * unit > reference[1] + SLACK)) {
 #pragma unroll
-            for (int n = 0; n < 8; ++n) {
+            for (int h = 0; h < 2; ++h) {
+                float raised = fmaxf(reference[h], peak[h] * unit), rescale = raised == -INFINITE ? 1.0f : power_of_two(reference[h] - raised);
+                reference[h] = raised;
+                total[h] *= rescale;
 #pragma unroll
-                for (int c = 2 * h; c < 2 * h + 2; ++c) {
-                    scores[n][c] = power_of_two(fmaf(scores[n][c], unit, -reference));
-                    part += scores[n][c];
-                    scores[n][c] = Drop::apply(kept, 4 * n + c, scores[n][c]);
+                for (int n = 0; n < WIDTH / 8; ++n) {
+                    sums[n][2 * h] *= rescale;
+                    sums[n][2 * h + 1] *= rescale;
                 }
             }
-            total[h] = total[h] * rescale + part;
+        }
 #pragma unroll
-            for (int n = 0; n < WIDTH / 8; ++n) {
-                sums[n][2 * h] *= rescale;
-                sums[n][2 * h + 1] *= rescale;
+        for (int h = 0; h < 2; ++h) {
+            float of_row = reference[h] == -INFINITE ? 0.0f : reference[h];
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+                float& score = scores[i / 2][2 * h + i % 2];
+                score = power_of_two(fmaf(score, unit, -of_row));
+                total[h] += score;
+                score = Drop::apply(kept, 4 * (i / 2) + 2 * h + i % 2, score);
             }
         }
         probabilities.round(scores);
         product(sums, probabilities, values);
-        if (F::LEFT == 0) products_wait<0>();
+        products_wait<0>();
+        pin(sums);
     }
-    // Another warpgroup may see more.
-    for (; step < steps; ++step) advance(step);
-    products_wait<0>();
-    pin(sums);
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         total[h] += __shfl_xor_sync(0xffffffffu, total[h], 1);
         total[h] += __shfl_xor_sync(0xffffffffu, total[h], 2);
-        factor[h] = largest[h] == -INFINITE ? 0.0f : drop.scale() / total[h];
+        factor[h] = total[h] == 0.0f ? 0.0f : drop.scale() / total[h];
         int row = first + lane / 4 + 8 * h;
-        float log_sum = largest[h] == -INFINITE ? -INFINITE : (largest[h] * unit + log2f(total[h])) * LN_2;
+        float log_sum = total[h] == 0.0f ? -INFINITE : (reference[h] + log2f(total[h])) * LN_2;
         if (lane % 4 == 0 && row < rows) lse[u64(place.task) * of.queries + first_query + row] = log_sum;
     }
     fetches_wait<0>();
     store(queries, first, sums, factor, o, o_stride, rows, of.width);
 }
 
-#define ATTENTION_FORWARD(NAME, WIDTH, DROP, BLOCKS)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(Forward<WIDTH>::THREADS, BLOCKS)                                                              \
-        NAME(const bf16* q, const bf16* k, const bf16* v, bf16* o, float* lse, u32 q_stride, u32 k_stride, u32 v_stride, u32 o_stride,     \
-             u32 heads, u32 queries, u32 keys, u32 width, u32 diagonal, float scale, const StepState* state, u32 site, float dropped) {    \
+#define ATTENTION_FORWARD(NAME, WIDTH, DROP, BOUNDS)                                                                                       \
+    extern "C" __global__ void BOUNDS NAME(                                                                                                \
+        const bf16* q, const bf16* k, const bf16* v, bf16* o, float* lse, u32 q_stride, u32 k_stride, u32 v_stride, u32 o_stride,          \
+        u32 heads, u32 queries, u32 keys, u32 width, u32 diagonal, float scale, const StepState* state, u32 site, float dropped) {         \
         Attention of{heads, int(queries), int(keys), int(width), int(diagonal), scale, state, site, dropped};                              \
         forward<WIDTH, DROP>(of, q, k, v, o, lse, q_stride, k_stride, v_stride, o_stride);                                                 \
     }
-ATTENTION_FORWARD(attention_forward_64, 64, KeepAll, 2)
-ATTENTION_FORWARD(attention_forward_128, 128, KeepAll, 2)
-ATTENTION_FORWARD(attention_forward_dropout_64, 64, Dropout, 1)
-ATTENTION_FORWARD(attention_forward_dropout_128, 128, Dropout, 1)
+ATTENTION_FORWARD(attention_forward_64, 64, KeepAll, TOGETHER(5, 3))
+ATTENTION_FORWARD(attention_forward_128, 128, KeepAll, TOGETHER(2, 2))
+ATTENTION_FORWARD(attention_forward_dropout_64, 64, Dropout, TOGETHER(4, 2))
+ATTENTION_FORWARD(attention_forward_dropout_128, 128, Dropout, TOGETHER(2, 2))

@@ -95,18 +95,17 @@ pub fn attention_forward(device: &mut Device, op: &AttentionForward) -> Result<(
     device.check_apart(OPERATION, ("o", op.o.span()), &inputs)?;
     device.check_apart(OPERATION, ("lse", op.lse.span()), &inputs)?;
     device.check_apart(OPERATION, ("lse", op.lse.span()), &[("o", op.o.span())])?;
-    let (width, pieces) = (op.width(), |own| op.shape.queries.div_ceil(own));
-    let (entry, [own, stages]) = match (op.dropout.is_some(), width <= 64) {
-        (false, true) => ("attention_forward_64", NARROW),
-        (false, false) => ("attention_forward_128", WIDE),
-        (true, true) => ("attention_forward_dropout_64", NARROW),
-        (true, false) => ("attention_forward_dropout_128", WIDE),
+    let entry = match (op.dropout.is_some(), op.width() <= NARROW) {
+        (false, true) => "attention_forward_64",
+        (false, false) => "attention_forward_128",
+        (true, true) => "attention_forward_dropout_64",
+        (true, false) => "attention_forward_dropout_128",
     };
     let mut arguments: Vec<Argument> = vec![op.q.into(), op.k.into(), op.v.into(), op.o.into(), op.lse.into()];
     arguments.extend([op.q, op.k, op.v, op.o].map(stride));
     arguments.extend(op.common(device));
-    let shared = (own + stages * 2 * STREAMED) * row_bytes(width);
-    device.launch(entry, Grid { shared: shared as u32, ..Grid::line(op.tasks() * pieces(own), 2 * own as u32) }, &arguments)
+    let grid = op.grid(op.shape.queries, 1 + STREAMED);
+    device.launch(entry, grid, &arguments)
 }
 
 /// See [`AttentionBackward`]. dP = dO V^T, dS = P (dropout(dP) - sum of dO * O), dV = dropout(P)^T dO, dQ = dS K / sqrt(head width), dK =
@@ -136,39 +135,35 @@ pub fn attention_backward(device: &mut Device, op: &AttentionBackward) -> Result
             device.check_apart(OPERATION, (output, matrix.span()), &[(other, earlier.span())])?;
         }
     }
-    let (entries, [own, stages]) = match (forward.dropout.is_some(), forward.width() <= 64) {
-        (false, true) => (["attention_backward_64_queries", "attention_backward_64_keys"], NARROW),
-        (false, false) => (["attention_backward_128_queries", "attention_backward_128_keys"], WIDE),
-        (true, true) => (["attention_backward_dropout_64_queries", "attention_backward_dropout_64_keys"], NARROW),
-        (true, false) => (["attention_backward_dropout_128_queries", "attention_backward_dropout_128_keys"], WIDE),
+    let [of_queries, of_keys] = match (forward.dropout.is_some(), forward.width() <= NARROW) {
+        (false, true) => ["attention_backward_64_queries", "attention_backward_64_keys"],
+        (false, false) => ["attention_backward_128_queries", "attention_backward_128_keys"],
+        (true, true) => ["attention_backward_dropout_64_queries", "attention_backward_dropout_64_keys"],
+        (true, false) => ["attention_backward_dropout_128_queries", "attention_backward_dropout_128_keys"],
     };
-    let streamed = (2 * own + stages * 2 * STREAMED) * row_bytes(forward.width());
-    let grid = |rows: usize, statistics: usize| Grid {
-        shared: (streamed + statistics * 2 * size_of::<f32>()) as u32,
-        ..Grid::line(forward.tasks() * rows.div_ceil(own), 2 * own as u32)
+    // Beside the slabs, two numbers of every query at hand.
+    let grid = |rows: usize, queries: usize| {
+        let grid = forward.grid(rows, 2 + STREAMED);
+        Grid { shared: grid.shared + (queries * 2 * size_of::<f32>()) as u32, ..grid }
     };
     let common = forward.common(device);
     let mut arguments: Vec<Argument> = vec![q.into(), k.into(), v.into(), o.into(), d_o.into(), lse.into(), scratch.into(), dq.into()];
     arguments.extend([q, k, v, o, d_o, dq].map(stride).into_iter().chain(common));
-    device.launch(entries[0], grid(shape.queries, own), &arguments)?;
+    device.launch(of_queries, grid(shape.queries, ROWS), &arguments)?;
     let mut arguments: Vec<Argument> = vec![q.into(), k.into(), v.into(), d_o.into(), scratch.into(), dk.into(), dv.into()];
     arguments.extend([q, k, v, d_o, dk, dv].map(stride).into_iter().chain(common));
     // Wide heads: dk and dv in blocks of their own, for want of registers.
-    let mut grid = grid(shape.keys, stages * STREAMED);
-    grid.blocks[1] = if forward.width() <= 64 { 1 } else { 2 };
-    device.launch(entries[1], grid, &arguments)
+    let mut grid = grid(shape.keys, 2 * ROWS);
+    grid.blocks[1] = if forward.width() <= NARROW { 1 } else { 2 };
+    device.launch(of_keys, grid, &arguments)
 }
 
-/// Rows that a block owns and stages of the ring through which the others pass, as the kernels have them: for heads up to 64 wide, and up to 128.
-const NARROW: [usize; 2] = [128, 3];
-const WIDE: [usize; 2] = [64, 2];
-/// Rows that pass at a time.
-const STREAMED: usize = 64;
-
-/// Bytes of a head's row in shared memory.
-const fn row_bytes(width: usize) -> usize {
-    if width <= 64 { 128 } else { 256 }
-}
+/// The widest head of the narrow kernels.
+const NARROW: usize = 64;
+/// Rows of a slab of a matrix in shared memory; a block owns as many.
+const ROWS: usize = 64;
+/// Slabs in shared memory for what streams past: two matrices, one slab on its way and one in use.
+const STREAMED: usize = 4;
 
 impl AttentionForward {
     fn width(&self) -> usize {
@@ -178,6 +173,12 @@ impl AttentionForward {
     /// Heads of all sequences; none if they have no columns.
     fn tasks(&self) -> usize {
         if self.width() == 0 { 0 } else { self.shape.batch * self.shape.heads }
+    }
+
+    /// A block for every [`ROWS`] of each task's `rows`, with so many slabs.
+    fn grid(&self, rows: usize, slabs: usize) -> Grid {
+        let slab = ROWS * if self.width() <= NARROW { NARROW } else { 2 * NARROW } * size_of::<bf16>();
+        Grid { shared: (slabs * slab) as u32, ..Grid::line(self.tasks() * rows.div_ceil(ROWS), 128) }
     }
 
     fn check(&self, device: &Device, operation: &'static str) -> Result<(), Error> {
@@ -198,6 +199,7 @@ impl AttentionForward {
         let elements = self.dropout.map_or(0, |_| batch * heads * queries * keys);
         for (what, found, limit) in [
             ("the head width", width, 128),
+            ("elements from row to row", [self.q, self.k, self.v, self.o].map(Matrix::stride).into_iter().fold(0, usize::max), 1 << 24),
             ("queries", queries, 1 << 28),
             ("keys", keys, 1 << 28),
             ("elements that dropout numbers", elements, 1 << 34),

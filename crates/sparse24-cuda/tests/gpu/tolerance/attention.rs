@@ -31,12 +31,12 @@ pub(crate) struct AttentionBounds {
 
 /// Scores. s = q.k / sqrt(w) is a sum of w exact products in f32, scaled twice: each side is off by at most (w + 4) F32 |q| |k| / sqrt(w), with
 /// the Euclidean norms (Cauchy-Schwarz); let sigma be both sides' together. A probability e^s / sum e^s is off by a factor within e^(2 sigma), and
-/// the sum over T keys and the exponentials add (T + 8) F32: together rho. lse = ln sum e^s is off by rho absolutely, and by F32 of itself.
+/// the sum over T keys and the exponentials add (T + 8) F32: together rho. The reference of the exponents cancels, whichever it is. lse = ln sum e^s is off by rho absolutely, and by F32 of itself.
 ///
 /// Forward. p, rounded to bf16, times v, summed in f32, rounded to bf16: (BF16 + 2 rho) sum p |v| + BF16 |o|. With dropout every kept p carries
 /// 1 / (1 - dropped); it is left on the dropped ones here, which only raises the bound.
 ///
-/// Backward, to first order in BF16, doubled for nothing: dv = sum over queries of p dO, p rounded: (BF16 + 2 rho) sum p |dO| + BF16 |dv|.
+/// Backward, to first order in BF16: dv = sum over queries of p dO, p rounded: (BF16 + 2 rho) sum p |dO| + BF16 |dv|.
 /// dS = p (dP - D), dP = dO.v, D = dO.o: each of dP and D is off by (w + 4) F32 of the sum of its |products|, p by rho, then dS is rounded by BF16:
 /// |error of dS| <= BF16 |dS| + p 2 (rho + (w + 4) F32) (|dO|.|v| + |dO|.|o|) =: E; and |dS| <= p (|dP| / (1 - dropped) + |D|), where a dropped dP
 /// counts as kept. dq = dS k / sqrt(w): sum E |k| / sqrt(w) + BF16 |dq|, and the sum over T adds T F32 sum |dS| |k|, which rho covers. dk alike.
