@@ -9,8 +9,7 @@ use crate::{
     operand::check_packed,
 };
 
-const ROWS: usize = 256;
-const THREADS: u32 = 256;
+const ROWS: usize = 64;
 const LANES: usize = 32;
 
 /// The shape of the scratch of [`bias_grad`] for dz `[p, r]`.
@@ -42,8 +41,8 @@ pub fn bias_grad(device: &mut Device, dz: Matrix<bf16>, db: Matrix<f32>, beta: B
 
     let width = if r.is_multiple_of(8) && dz.is_aligned(16) { 8 } else { 1 };
     let sizes = [p, r, width].map(|size| Argument::U32(size as u32));
-    let grid = Grid::plane([r.div_ceil(LANES * width), blocks], THREADS);
+    let grid = Grid::plane([r.div_ceil(LANES * width), blocks], 256);
     device.launch("column_sums", grid, &[&[dz.into(), Argument::U64(dz.stride() as u64), scratch.into()], &sizes[..]].concat())?;
     let sizes = [blocks, r, usize::from(beta == Beta::Accumulate)].map(|size| Argument::U32(size as u32));
-    device.launch("row_sums", Grid::line(r.div_ceil(LANES), THREADS), &[&[scratch.into(), db.into()], &sizes[..]].concat())
+    device.launch("row_sums", Grid::line(r.div_ceil(LANES), 1024), &[&[scratch.into(), db.into()], &sizes[..]].concat())
 }

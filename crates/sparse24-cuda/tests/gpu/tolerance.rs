@@ -155,8 +155,8 @@ pub(crate) fn activation(z: f64, y: f64, dy: f64) -> [f64; 2] {
     [2.0 * (z.abs() * ds + 2.0 * U * z.abs() * s), 2.0 * (product + ds + 2.0 * U * slope)]
 }
 
-/// A column of p bf16 numbers with this sum of magnitudes, summed in f32: the GPU's additions are 32, 8, p/2048 and 8 deep, the CPU's 64 and p/64, and
+/// A column of p bf16 numbers with this sum of magnitudes, summed in f32: the GPU's additions are 8, 8, p/2048 and 32 deep, the CPU's 64 and p/64, and
 /// one joins what was there.
 pub(crate) fn bias_grad(p: usize, magnitudes: f64) -> f64 {
-    (32 + 8 + p.div_ceil(2048) + 8 + 64 + p.div_ceil(64) + 2) as f64 * U * magnitudes
+    (8 + 8 + p.div_ceil(2048) + 32 + 64 + p.div_ceil(64) + 2) as f64 * U * magnitudes
 }
