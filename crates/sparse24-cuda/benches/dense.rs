@@ -6,9 +6,9 @@
 
 use half::bf16;
 use sparse24_cuda::{
-    Device, Error, Matrix, Settings,
+    Beta, Device, Error, Matrix, Settings,
     embedding::{Embed, EmbedScratch, embed_backward, embed_forward},
-    gemm::{Beta, Gemm, LinearDgrad, LinearForward, LinearWgrad, WORKSPACE},
+    gemm::{Gemm, LinearDgrad, LinearForward, LinearWgrad, WORKSPACE},
     loss::{HeadLoss, head_loss, loss_forward, loss_sum},
     norm::{NormBackward, NormForward, norm_backward, norm_backward_scratch, norm_forward},
 };

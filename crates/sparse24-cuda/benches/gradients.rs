@@ -12,11 +12,10 @@ use sparse24_core::{
 };
 use sparse24_cpu as cpu;
 use sparse24_cuda::{
-    Device, Error, Matrix, Scalar, Settings, StepState, activation,
+    Beta, Device, Error, Matrix, Scalar, Settings, StepState, activation,
     bias::{bias_grad, bias_grad_scratch},
     compressed::Compressed,
     dropout::{Dropout, dropout},
-    gemm::Beta,
     layout::from_fragments,
     mvue::mvue_compress,
 };

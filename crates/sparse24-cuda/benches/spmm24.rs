@@ -11,10 +11,10 @@ use sparse24_core::{
     philox::{Philox4x32, uniform},
 };
 use sparse24_cuda::{
-    Device, Error, Matrix, Scalar, Settings,
+    Beta, Device, Error, Matrix, Scalar, Settings,
     compressed::Compressed,
     layout::{BLOCK, to_fragments},
-    spmm24::{Beta, Form, Plan, Straight, Transposed, plans, spmm24, spmm24_transposed},
+    spmm24::{Form, Plan, Straight, Transposed, plans, spmm24, spmm24_transposed},
 };
 
 const CEILING: f64 = 1572e12;

@@ -8,17 +8,8 @@ mod plan;
 
 use half::bf16;
 
-use crate::{Device, Error, Matrix, Scalar};
+use crate::{Beta, Device, Error, Matrix, Scalar};
 use plan::{Addresses, Key, Plans, Product};
-
-/// What becomes of the values that an output already holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Beta {
-    /// They are never read.
-    Overwrite,
-    /// The result is added to them.
-    Accumulate,
-}
 
 /// Bytes of [`Gemm`]'s workspace.
 pub const WORKSPACE: usize = 32 << 20;

@@ -11,6 +11,7 @@ pub mod activation;
 pub mod adamw;
 mod architecture;
 pub mod attention;
+mod beta;
 pub mod bias;
 mod cache;
 mod compile;
@@ -39,6 +40,7 @@ pub mod survey;
 mod tensor_map;
 
 pub use architecture::Architecture;
+pub use beta::Beta;
 pub use compile::{Compiled, compile};
 pub use device::{Device, Settings};
 pub use error::Error;

@@ -13,7 +13,7 @@ use half::bf16;
 pub use plan::{Form, NoPlan, Plan, Share, Tile, Wgmma, plans};
 
 use crate::{
-    Device, Error, Matrix, Scalar,
+    Beta, Device, Error, Matrix, Scalar,
     compressed::Compressed,
     launch::{Argument, Grid},
     layout::BLOCK,
@@ -54,15 +54,6 @@ pub struct Straight {
     pub beta: Beta,
     /// Memory for at least [`Plan::scratch`] numbers; what it holds is lost.
     pub scratch: Matrix<f32>,
-}
-
-/// What becomes of the numbers that the result's memory holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Beta {
-    /// They are never read.
-    Overwrite,
-    /// The product is added to them.
-    Accumulate,
 }
 
 /// D`[n,m]` = (decode(A)`[m,k]` B`[n,k]`^T)^T + bias: Z = X S(W)^T + bias of the forward pass, and dX = dZ S(W) with S(W)^T as A.

@@ -26,8 +26,8 @@ use cudarc::cublaslt::sys::{
     cudaDataType_t::{CUDA_R_16BF, CUDA_R_32F},
 };
 
-use super::{Beta, WORKSPACE};
-use crate::{Device, Error, library::Library};
+use super::WORKSPACE;
+use crate::{Beta, Device, Error, library::Library};
 
 /// The library's operations on an operand, of which the bindings have no type.
 const AS_IT_IS: i32 = 0;

@@ -4,9 +4,8 @@ use half::bf16;
 use ndarray::{Array1, Array2, s};
 use sparse24_cpu::{bias as cpu, gemm::Beta as CpuBeta};
 use sparse24_cuda::{
-    Error,
+    Beta, Error,
     bias::{bias_grad, bias_grad_scratch},
-    gemm::Beta,
 };
 
 use crate::{

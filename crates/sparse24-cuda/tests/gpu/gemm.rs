@@ -5,8 +5,8 @@ use ndarray::{Array2, ArrayView2};
 use sparse24_core::philox::Philox4x32;
 use sparse24_cpu::gemm::{self as cpu, matmul};
 use sparse24_cuda::{
-    Device, Error, Matrix,
-    gemm::{Beta, Gemm, LinearDgrad, LinearForward, LinearWgrad, WORKSPACE},
+    Beta, Device, Error, Matrix,
+    gemm::{Gemm, LinearDgrad, LinearForward, LinearWgrad, WORKSPACE},
 };
 
 use crate::{

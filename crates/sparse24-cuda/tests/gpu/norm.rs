@@ -4,8 +4,7 @@ use half::bf16;
 use ndarray::{Array1, Array2};
 use sparse24_cpu::{gemm::Beta as CpuBeta, norm as cpu};
 use sparse24_cuda::{
-    Device, Error, Matrix,
-    gemm::Beta,
+    Beta, Device, Error, Matrix,
     norm::{MAX_WIDTH, NormBackward, NormForward, norm_backward, norm_backward_scratch, norm_forward},
 };
 

@@ -8,10 +8,10 @@ use sparse24_core::{
     philox::{Philox4x32, uniform},
 };
 use sparse24_cuda::{
-    Device, Error,
+    Beta, Device, Error,
     compressed::Compressed,
     layout::to_fragments,
-    spmm24::{Beta, Form, Plan, Straight, Transposed, Wgmma, plans, spmm24, spmm24_transposed},
+    spmm24::{Form, Plan, Straight, Transposed, Wgmma, plans, spmm24, spmm24_transposed},
 };
 
 use crate::{
