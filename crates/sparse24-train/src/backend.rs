@@ -23,6 +23,8 @@ use crate::{
 
 #[cfg(feature = "cpu")]
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 
 /// What an element is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -374,7 +376,7 @@ pub struct HeadGradients {
 }
 
 /// One row of the optimizer's table.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OptimizerEntry {
     /// w.
     pub weight: Tensor,
@@ -459,6 +461,8 @@ pub struct BackendEntry {
 pub const BACKENDS: &[BackendEntry] = &[
     #[cfg(feature = "cpu")]
     BackendEntry { name: "cpu", open: |settings| Ok(Box::new(cpu::CpuBackend::new(settings.arithmetic))) },
+    #[cfg(feature = "cuda")]
+    BackendEntry { name: "cuda", open: |settings| Ok(Box::new(cuda::CudaBackend::open(settings)?)) },
 ];
 
 /// A device that can train. See the [module documentation](self) for what holds for every operation.
@@ -496,7 +500,7 @@ pub trait Backend: Send {
     fn fill(&mut self, to: Tensor, value: f32) -> Result<(), Error>;
 
     /// What the following operations read of the step.
-    fn set_step(&mut self, state: StepState);
+    fn set_step(&mut self, state: StepState) -> Result<(), Error>;
 
     /// mask = search(w), see [`sparse24_core::search::mask_search`].
     fn mask_search(&mut self, w: Tensor, kind: MaskKind, mask: MaskId) -> Result<(), Error>;

@@ -13,6 +13,8 @@ pub enum ErrorKind {
     Io,
     /// A loss or gradient is not finite.
     NonFinite,
+    /// A device, its driver or a library of its is missing, full or failed.
+    Device,
     /// An operation was called with operands that do not fit: a defect of the caller.
     Contract,
 }
@@ -100,6 +102,9 @@ pub enum Error {
         /// What is missing or does not fit.
         problem: String,
     },
+    /// A device cannot be opened, is full, or failed.
+    #[error("{0}")]
+    Device(String),
     /// The semantics of 2:4 refuse.
     #[error(transparent)]
     Semantics(#[from] sparse24_core::Error),
@@ -138,6 +143,7 @@ impl Error {
             | Self::Semantics(_)
             | Self::Parameter { .. } => ErrorKind::Input,
             Self::Io { .. } => ErrorKind::Io,
+            Self::Device(_) => ErrorKind::Device,
             Self::Operand { .. } => ErrorKind::Contract,
             Self::NonFinite { .. } | Self::NonFiniteCheckpoint { .. } => ErrorKind::NonFinite,
         }

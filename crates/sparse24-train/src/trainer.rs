@@ -209,7 +209,7 @@ impl Trainer {
         let learning_rate = self.recipe.schedule.learning_rate(step);
         for micro_step in 0..accumulation {
             batches.fill(step, micro_step, &mut self.inputs, &mut self.targets);
-            self.backend.set_step(StepState { seed: self.recipe.seed, step, micro_step, learning_rate });
+            self.backend.set_step(StepState { seed: self.recipe.seed, step, micro_step, learning_rate })?;
             let mut pass = Pass {
                 backend: &mut *self.backend,
                 phase: &phase,

@@ -19,6 +19,8 @@ pub(crate) enum Exit {
     Io = 4,
     /// Training stopped at a non-finite loss or gradient.
     NonFinite = 5,
+    /// A GPU, its driver or a library of CUDA is missing, full or failed.
+    Device = 6,
     /// A defect of sparse24: an operation was called with operands that do not fit.
     Defect = 70,
     /// Whoever read standard output closed it; the shell's code for that.
@@ -58,6 +60,7 @@ impl From<Error> for Failure {
             ErrorKind::Input => Exit::Input,
             ErrorKind::Io => Exit::Io,
             ErrorKind::NonFinite => Exit::NonFinite,
+            ErrorKind::Device => Exit::Device,
             ErrorKind::Contract => Exit::Defect,
         };
         Self::new(exit, error.to_string())

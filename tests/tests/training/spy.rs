@@ -90,9 +90,9 @@ impl<B: Backend> Backend for Spy<B> {
         self.inner.memory()
     }
 
-    fn set_step(&mut self, state: StepState) {
+    fn set_step(&mut self, state: StepState) -> Result<(), Error> {
         self.state = state;
-        self.inner.set_step(state);
+        self.inner.set_step(state)
     }
 
     fn mask_search(&mut self, w: Tensor, kind: MaskKind, mask: MaskId) -> Result<(), Error> {

@@ -274,8 +274,9 @@ impl Backend for CpuBackend {
         })
     }
 
-    fn set_step(&mut self, state: StepState) {
+    fn set_step(&mut self, state: StepState) -> Result<(), Error> {
         self.state = state;
+        Ok(())
     }
 
     fn mask_search(&mut self, w: Tensor, kind: MaskKind, MaskId(mask): MaskId) -> Result<(), Error> {

@@ -1,0 +1,518 @@
+//! The CUDA adaptor: `sparse24-cuda` behind the [`Backend`] contract.
+//!
+//! Activations and their gradients are bf16, weights, their gradients and moments f32; products read a bf16 copy of each weight that the
+//! optimizer keeps. A [`Weight24`] is S(W) compressed both ways, a [`Gradient24`] the sampled dZ^T, multiplied on the sparse tensor cores.
+//! Operations are queued; only downloads, counts and reports wait. Deliberately absent: arithmetic, which is the kernels'.
+
+use std::collections::HashMap;
+
+use half::bf16;
+use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site, prune::ValueMap};
+use sparse24_cuda::{
+    compressed::Compressed, Device as Gpu, Matrix, Scalar, Settings, activation, adamw, attention, bias, dropout, embedding, flip, gemm, loss, mvue, norm, prune, search,
+    spmm24,
+};
+
+use self::storage::Storage;
+use super::{
+    Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, BackendSettings, Beta, DType, Device,
+    Dropout, Embed, Gradient, Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite, NormBackward, NormForward,
+    OptimizerEntry, Region, StepReport, StepState, Tensor, Weight, Weight24,
+};
+use crate::{
+    Error,
+    optim::{AdamW, MaskedDecay},
+};
+
+mod storage;
+
+/// The backend of one GPU.
+pub struct CudaBackend {
+    gpu: Gpu,
+    gemm: gemm::Gemm,
+    storage: Storage,
+    masks: Vec<(Matrix<u16>, [usize; 2])>,
+    weights24: Vec<[Compressed; 2]>,
+    gradients24: Vec<Compressed>,
+    state: StepState,
+    /// The norm of all gradients and the flag.
+    health: Matrix<u32>,
+    flips: Matrix<u64>,
+    tables: Vec<(Vec<OptimizerEntry>, adamw::Parameters)>,
+    plans: HashMap<(spmm24::Form, [usize; 3]), spmm24::Plan>,
+    scratch: Scratch,
+}
+
+/// What operations work in; it grows in the first step only.
+#[derive(Default)]
+struct Scratch {
+    floats: Option<Matrix<f32>>,
+    activations: Option<Matrix<bf16>>,
+    order: Option<Matrix<u32>>,
+}
+
+/// A contiguous matrix of scratch, which only ever grows; what it holds is left over.
+fn grown<T: Scalar>(gpu: &mut Gpu, scratch: &mut Option<Matrix<T>>, shape: [usize; 2]) -> Result<Matrix<T>, Error> {
+    let elements = shape[0] * shape[1];
+    let whole = match *scratch {
+        Some(whole) if whole.elements() >= elements => whole,
+        _ => *scratch.insert(gpu.alloc("scratch", [1, elements])?),
+    };
+    Ok(whole.columns(0..elements).reshaped(shape))
+}
+
+impl From<sparse24_cuda::Error> for Error {
+    fn from(error: sparse24_cuda::Error) -> Self {
+        match error {
+            sparse24_cuda::Error::Semantics(error) => Self::Semantics(error),
+            sparse24_cuda::Error::Shape { operation, operand, expected, found } => Self::Operand { operation, operand, expected, found },
+            other => Self::Device(other.to_string()),
+        }
+    }
+}
+
+impl CudaBackend {
+    /// Opens a GPU and allocates little.
+    ///
+    /// # Errors
+    /// [`Error::Device`] without driver, GPU or libraries; [`Error::Setting`] for an arithmetic that it does not have.
+    pub fn open(settings: BackendSettings) -> Result<Self, Error> {
+        if settings.arithmetic == Arithmetic::F32 {
+            let problem = "the GPU multiplies in bf16: use `native`".to_owned();
+            return Err(Error::Setting { key: "backend.arithmetic".to_owned(), problem });
+        }
+        let mut gpu = Gpu::open(&Settings { ordinal: settings.gpu, ..Settings::default() })?;
+        let workspace = gpu.alloc("workspace of dense products", [1, gemm::WORKSPACE])?;
+        let gemm = gemm::Gemm::new(&gpu, workspace)?;
+        let health = gpu.alloc("health", [1, adamw::Health::WORDS])?;
+        let flips = gpu.alloc("flips", [1, 1])?;
+        Ok(Self {
+            gpu,
+            gemm,
+            storage: Storage::default(),
+            masks: Vec::new(),
+            weights24: Vec::new(),
+            gradients24: Vec::new(),
+            state: StepState { seed: 0, step: 0, micro_step: 0, learning_rate: 0.0 },
+            health,
+            flips,
+            tables: Vec::new(),
+            plans: HashMap::new(),
+            scratch: Scratch::default(),
+        })
+    }
+
+    /// The step state as the kernels read it; the optimizer's numbers are those of its rule.
+    fn upload_state(&mut self, [bias_correction1, bias_correction2]: [f32; 2]) -> Result<(), Error> {
+        let StepState { seed, step, micro_step, learning_rate } = self.state;
+        Ok(self.gpu.set_step(&sparse24_cuda::StepState { seed, step, micro_step, learning_rate, bias_correction1, bias_correction2 })?)
+    }
+
+    /// Columns of W.
+    fn width_in(&self, weight: Weight) -> usize {
+        match weight {
+            Weight::Dense(t) => t.shape[1],
+            Weight::Pruned(Weight24(at)) => self.weights24[at][0].shape()[1],
+        }
+    }
+
+    /// How a sparse product is computed, and memory for it.
+    fn plan(&mut self, form: spmm24::Form, shape: [usize; 3]) -> Result<(spmm24::Plan, Matrix<f32>), Error> {
+        let plan = match self.plans.get(&(form, shape)) {
+            Some(plan) => *plan,
+            None => {
+                let plan = spmm24::plans(&mut self.gpu, form, shape, 16)?[0];
+                *self.plans.entry((form, shape)).or_insert(plan)
+            }
+        };
+        let scratch = grown(&mut self.gpu, &mut self.scratch.floats, [1, plan.scratch()])?;
+        Ok((plan, scratch))
+    }
+
+    /// d = b decode(a)^T + bias.
+    fn pruned_product(
+        &mut self,
+        a: Compressed,
+        b: Matrix<bf16>,
+        bias: Option<Matrix<f32>>,
+        d: Matrix<bf16>,
+    ) -> Result<(), Error> {
+        let ([m, k], n) = (a.shape(), b.shape()[0]);
+        let (plan, scratch) = self.plan(spmm24::Form::Transposed, [m, n, k])?;
+        Ok(spmm24::spmm24_transposed(&mut self.gpu, &spmm24::Transposed { a, b, bias, d, scratch }, plan)?)
+    }
+
+    /// The optimizer's table on the device, laid down at its first use.
+    fn table(&mut self, table: &[OptimizerEntry]) -> Result<adamw::Parameters, Error> {
+        if let Some((_, laid)) = self.tables.iter().find(|(entries, _)| entries == table) {
+            return Ok(*laid);
+        }
+        let parameters: Vec<_> = table
+            .iter()
+            .map(|entry| adamw::Parameter {
+                w: self.storage.floats(entry.weight),
+                g: self.storage.floats(entry.gradient),
+                m: self.storage.floats(entry.first_moment),
+                v: self.storage.floats(entry.second_moment),
+                tiles: entry.mask.map(|MaskId(at)| self.masks[at].0),
+                shadow: Some(self.storage.copy_of(entry.weight)),
+                weight_decay: entry.weight_decay,
+            })
+            .collect();
+        let laid = adamw::Parameters::new(&mut self.gpu, &parameters)?;
+        self.tables.push((table.to_vec(), laid));
+        Ok(laid)
+    }
+
+    fn act_backward(&mut self, activation: Activation, dh: Matrix<bf16>, z: Matrix<bf16>, dz: Matrix<bf16>) -> Result<(), Error> {
+        Ok(match activation {
+            Activation::Gelu => activation::gelu_backward(&mut self.gpu, dh, z, dz),
+            Activation::Geglu => activation::geglu_backward(&mut self.gpu, dh, z, dz),
+            Activation::Swiglu => activation::swiglu_backward(&mut self.gpu, dh, z, dz),
+        }?)
+    }
+
+    fn attention(&self, op: &AttentionForward) -> attention::AttentionForward {
+        attention::AttentionForward {
+            shape: op.shape.into(),
+            q: self.storage.activations(op.q),
+            k: self.storage.activations(op.k),
+            v: self.storage.activations(op.v),
+            dropout: op.dropout.map(|Dropout { p, site }| attention::ProbabilityDropout { p, site }),
+            o: self.storage.activations(op.o),
+            lse: self.storage.floats(op.lse),
+        }
+    }
+
+    fn embed(&self, op: &Embed) -> embedding::Embed {
+        embedding::Embed {
+            tokens: self.storage.tokens(op.tokens),
+            context: op.context,
+            token_table: self.storage.floats(op.token_table),
+            position_table: Some(self.storage.floats(op.position_table)),
+            rows: self.storage.activations(op.rows),
+        }
+    }
+}
+
+impl From<Beta> for sparse24_cuda::Beta {
+    fn from(beta: Beta) -> Self {
+        match beta {
+            Beta::Overwrite => Self::Overwrite,
+            Beta::Accumulate => Self::Accumulate,
+        }
+    }
+}
+
+impl From<AttentionShape> for attention::AttentionShape {
+    fn from(shape: AttentionShape) -> Self {
+        let AttentionShape { batch, heads, queries, keys, mask } = shape;
+        let mask = match mask {
+            AttentionMask::Causal => attention::AttentionMask::Causal,
+            AttentionMask::Full => attention::AttentionMask::Full,
+        };
+        Self { batch, heads, queries, keys, mask }
+    }
+}
+
+impl Backend for CudaBackend {
+    fn device(&self) -> Device {
+        Device {
+            backend: "cuda",
+            description: format!("{} ({}), bf16 activations, f32 weights", self.gpu.name(), self.gpu.architecture()),
+            sparse_products: "computed on the sparse tensor cores",
+        }
+    }
+
+    fn memory(&self) -> Vec<(Region, usize)> {
+        let masks: usize = self.masks.iter().map(|(tiles, _)| 2 * tiles.elements()).sum();
+        let compressed = self.weights24.iter().flatten().chain(&self.gradients24);
+        let sparse = masks + compressed.map(|c| 2 * c.values.elements() + 4 * c.metadata.elements()).sum::<usize>();
+        let dense = [Region::Parameters, Region::Gradients, Region::Moments, Region::Activations];
+        dense.map(|region| (region, self.storage.bytes(region))).into_iter().chain([(Region::Sparse, sparse)]).collect()
+    }
+
+    fn alloc(&mut self, name: &str, shape: [usize; 2], dtype: DType, region: Region) -> Result<Tensor, Error> {
+        self.storage.alloc(&mut self.gpu, name, shape, dtype, region)
+    }
+
+    fn alloc_mask(&mut self, [rows, columns]: [usize; 2]) -> Result<MaskId, Error> {
+        let empty = Mask::empty(rows, columns)?;
+        self.masks.push((self.gpu.alloc("mask", [rows / 4, columns / 4])?, empty.shape()));
+        Ok(MaskId(self.masks.len() - 1))
+    }
+
+    fn alloc_weight24(&mut self, [r, q]: [usize; 2]) -> Result<Weight24, Error> {
+        let both = [[r, q], [q, r]].map(|shape| Compressed::alloc(&mut self.gpu, "pruned weight", shape));
+        let [forward, dgrad] = both;
+        self.weights24.push([forward?, dgrad?]);
+        Ok(Weight24(self.weights24.len() - 1))
+    }
+
+    fn alloc_gradient24(&mut self, [p, r]: [usize; 2]) -> Result<Gradient24, Error> {
+        self.gradients24.push(Compressed::alloc(&mut self.gpu, "sampled gradient", [r, p.next_multiple_of(4)])?);
+        Ok(Gradient24(self.gradients24.len() - 1))
+    }
+
+    fn upload(&mut self, to: Tensor, from: &[f32]) -> Result<(), Error> {
+        self.storage.upload(&mut self.gpu, to, from)
+    }
+
+    fn upload_tokens(&mut self, to: Tensor, from: &[u32]) -> Result<(), Error> {
+        Ok(self.gpu.upload(self.storage.tokens(to), from)?)
+    }
+
+    fn download(&mut self, from: Tensor) -> Result<Vec<f32>, Error> {
+        self.storage.download(&mut self.gpu, from)
+    }
+
+    fn upload_mask(&mut self, MaskId(to): MaskId, from: &Mask) -> Result<(), Error> {
+        let (tiles, expected) = self.masks[to];
+        if from.shape() != expected {
+            return Err(Error::Operand { operation: "upload", operand: "mask", expected, found: from.shape() });
+        }
+        Ok(self.gpu.upload(tiles, from.tiles())?)
+    }
+
+    fn download_mask(&mut self, MaskId(from): MaskId) -> Result<Mask, Error> {
+        let (tiles, [rows, columns]) = self.masks[from];
+        Ok(Mask::from_tiles(rows, columns, self.gpu.download(tiles)?)?)
+    }
+
+    fn copy(&mut self, from: Tensor, to: Tensor) -> Result<(), Error> {
+        match from.dtype {
+            DType::Activation => Ok(self.gpu.copy(self.storage.activations(from), self.storage.activations(to))?),
+            _ => Ok(self.gpu.copy(self.storage.floats(from), self.storage.floats(to))?),
+        }
+    }
+
+    fn fill(&mut self, to: Tensor, value: f32) -> Result<(), Error> {
+        if value.to_bits() == 0 {
+            return self.storage.clear(&mut self.gpu, to);
+        }
+        self.upload(to, &vec![value; to.elements()])
+    }
+
+    fn set_step(&mut self, state: StepState) -> Result<(), Error> {
+        self.state = state;
+        self.upload_state([1.0; 2])
+    }
+
+    fn mask_search(&mut self, w: Tensor, kind: MaskKind, MaskId(mask): MaskId) -> Result<(), Error> {
+        Ok(search::mask_search(&mut self.gpu, self.storage.floats(w), kind, self.masks[mask].0)?)
+    }
+
+    fn flip_count(&mut self, MaskId(a): MaskId, MaskId(b): MaskId) -> Result<u64, Error> {
+        self.gpu.fill_bytes(self.flips, 0)?;
+        flip::flip_count(&mut self.gpu, self.masks[a].0, self.masks[b].0, self.flips)?;
+        Ok(self.gpu.download(self.flips)?[0])
+    }
+
+    fn compress_weight(&mut self, w: Tensor, MaskId(mask): MaskId, Weight24(out): Weight24) -> Result<(), Error> {
+        let pruned = prune::Pruned { w: self.storage.floats(w), tiles: self.masks[mask].0, map: ValueMap::Identity };
+        let [forward, dgrad] = self.weights24[out];
+        Ok(prune::compress_weight(&mut self.gpu, &pruned, forward, dgrad)?)
+    }
+
+    fn mvue_compress(&mut self, dz: Tensor, site: Site, estimator: Estimator, Gradient24(out): Gradient24) -> Result<(), Error> {
+        Ok(mvue::mvue_compress(&mut self.gpu, self.storage.activations(dz), estimator, site, self.gradients24[out])?)
+    }
+
+    fn linear_forward(&mut self, op: &LinearForward) -> Result<(), Error> {
+        let (x, z) = (self.storage.activations(op.x), self.storage.activations(op.z));
+        match op.weight {
+            Weight::Dense(t) => {
+                let (weight, bias) = (self.storage.copy_of(t), op.bias.map(|bias| self.storage.copy_of(bias)));
+                self.gemm.linear_forward(&mut self.gpu, &gemm::LinearForward { x, weight, bias, z })?;
+            }
+            Weight::Pruned(Weight24(at)) => {
+                let [a, _] = self.weights24[at];
+                self.pruned_product(a, x, op.bias.map(|bias| self.storage.floats(bias)), z)?;
+            }
+        }
+        match op.then {
+            None => Ok(()),
+            Some((activation, h)) => {
+                let h = self.storage.activations(h);
+                Ok(match activation {
+                    Activation::Gelu => activation::gelu_forward(&mut self.gpu, z, h),
+                    Activation::Geglu => activation::geglu_forward(&mut self.gpu, z, h),
+                    Activation::Swiglu => activation::swiglu_forward(&mut self.gpu, z, h),
+                }?)
+            }
+        }
+    }
+
+    fn linear_dgrad(&mut self, op: &LinearDgrad) -> Result<(), Error> {
+        let dz = self.storage.activations(op.dz);
+        let (p, q) = (dz.shape()[0], self.width_in(op.weight));
+        let product = match op.then {
+            None => self.storage.activations(op.dx),
+            Some(_) => grown(&mut self.gpu, &mut self.scratch.activations, [p, q])?,
+        };
+        match op.weight {
+            Weight::Dense(t) => {
+                let op = gemm::LinearDgrad { dz, weight: self.storage.copy_of(t), dx: product };
+                self.gemm.linear_dgrad(&mut self.gpu, &op)?;
+            }
+            Weight::Pruned(Weight24(at)) => {
+                let [_, a] = self.weights24[at];
+                self.pruned_product(a, dz, None, product)?;
+            }
+        }
+        match op.then {
+            None => Ok(()),
+            Some((activation, z)) => self.act_backward(activation, product, self.storage.activations(z), self.storage.activations(op.dx)),
+        }
+    }
+
+    fn linear_wgrad(&mut self, op: &LinearWgrad) -> Result<(), Error> {
+        let (x, dw, beta) = (self.storage.activations(op.x), self.storage.floats(op.dw), op.beta.into());
+        match op.dz {
+            Gradient::Dense(dz) => {
+                let op = gemm::LinearWgrad { dz: self.storage.activations(dz), x, dw, beta };
+                Ok(self.gemm.linear_wgrad(&mut self.gpu, &op)?)
+            }
+            Gradient::Sampled(Gradient24(at)) => {
+                let a = self.gradients24[at];
+                let ([m, k], n) = (a.shape(), x.shape()[1]);
+                let (plan, scratch) = self.plan(spmm24::Form::Straight, [m, n, k])?;
+                Ok(spmm24::spmm24(&mut self.gpu, &spmm24::Straight { a, b: x, d: dw, beta, scratch }, plan)?)
+            }
+        }
+    }
+
+    fn bias_grad(&mut self, dz: Tensor, db: Tensor, beta: Beta) -> Result<(), Error> {
+        let (dz, db) = (self.storage.activations(dz), self.storage.floats(db));
+        let scratch = grown(&mut self.gpu, &mut self.scratch.floats, bias::bias_grad_scratch(dz.shape()))?;
+        Ok(bias::bias_grad(&mut self.gpu, dz, db, beta.into(), scratch)?)
+    }
+
+    fn norm_forward(&mut self, op: &NormForward) -> Result<(), Error> {
+        let op = norm::NormForward {
+            x: self.storage.activations(op.x),
+            delta: op.delta.map(|t| self.storage.activations(t)),
+            gamma: self.storage.floats(op.gamma),
+            beta: op.beta.map(|t| self.storage.floats(t)),
+            residual: self.storage.activations(op.residual),
+            y: self.storage.activations(op.y),
+            stats: self.storage.floats(op.stats),
+        };
+        Ok(norm::norm_forward(&mut self.gpu, &op)?)
+    }
+
+    fn norm_backward(&mut self, op: &NormBackward) -> Result<(), Error> {
+        let shape = norm::norm_backward_scratch(&self.gpu, op.dy.shape[1]);
+        let scratch = grown(&mut self.gpu, &mut self.scratch.floats, shape)?;
+        let op = norm::NormBackward {
+            dy: self.storage.activations(op.dy),
+            residual: self.storage.activations(op.residual),
+            stats: self.storage.floats(op.stats),
+            gamma: self.storage.floats(op.gamma),
+            dresidual: self.storage.activations(op.dresidual),
+            dgamma: self.storage.floats(op.dgamma),
+            dbeta: op.dbeta.map(|t| self.storage.floats(t)),
+            accumulate: op.accumulate.into(),
+            scratch,
+        };
+        Ok(norm::norm_backward(&mut self.gpu, &op)?)
+    }
+
+    fn attention_forward(&mut self, op: &AttentionForward) -> Result<(), Error> {
+        let op = self.attention(op);
+        Ok(attention::attention_forward(&mut self.gpu, &op)?)
+    }
+
+    fn attention_backward(&mut self, op: &AttentionBackward) -> Result<(), Error> {
+        let scratch = grown(&mut self.gpu, &mut self.scratch.floats, attention::backward_scratch(op.forward.shape.into()))?;
+        let op = attention::AttentionBackward {
+            forward: self.attention(&op.forward),
+            d_o: self.storage.activations(op.d_o),
+            dqkv: op.dqkv.map(|t| self.storage.activations(t)),
+            scratch,
+        };
+        Ok(attention::attention_backward(&mut self.gpu, &op)?)
+    }
+
+    fn embed_forward(&mut self, op: &Embed) -> Result<(), Error> {
+        let op = self.embed(op);
+        Ok(embedding::embed_forward(&mut self.gpu, &op)?)
+    }
+
+    fn embed_backward(&mut self, op: &Embed) -> Result<(), Error> {
+        let shape = op.rows.shape;
+        let op = self.embed(op);
+        let order = grown(&mut self.gpu, &mut self.scratch.order, embedding::EmbedScratch::order_shape(shape))?;
+        let pieces = grown(&mut self.gpu, &mut self.scratch.floats, embedding::EmbedScratch::pieces_shape(shape))?;
+        Ok(embedding::embed_backward(&mut self.gpu, &op, &embedding::EmbedScratch { order, pieces })?)
+    }
+
+    fn head_loss(&mut self, op: &HeadLoss) -> Result<(), Error> {
+        let (p, chunk) = (op.x.shape[0], op.logits.shape[0]);
+        let losses = grown(&mut self.gpu, &mut self.scratch.floats, [p, 1])?;
+        let weight = self.storage.tall_copy_of(op.embedding);
+        for start in (0..p).step_by(chunk) {
+            let rows = start..p.min(start + chunk);
+            let x = self.storage.activations(op.x.rows(rows.clone()));
+            let logits = self.storage.wide_activations(op.logits.first_rows(rows.len()));
+            self.gemm.linear_forward(&mut self.gpu, &gemm::LinearForward { x, weight, bias: None, z: logits })?;
+            let loss = loss::HeadLoss {
+                logits,
+                targets: self.storage.tokens(op.targets.rows(rows.clone())),
+                vocabulary: op.embedding.shape[0],
+                smoothing: op.smoothing,
+                losses: losses.rows(rows.clone()),
+            };
+            let Some(gradients) = op.gradients else {
+                loss::loss_forward(&mut self.gpu, &loss)?;
+                continue;
+            };
+            loss::head_loss(&mut self.gpu, &loss, gradients.scale)?;
+            let beta = if start == 0 { gradients.beta } else { Beta::Accumulate };
+            let dw = self.storage.tall_floats(gradients.dembedding);
+            self.gemm.linear_wgrad(&mut self.gpu, &gemm::LinearWgrad { dz: logits, x, dw, beta: beta.into() })?;
+            let dx = self.storage.activations(gradients.dx.rows(rows));
+            self.gemm.linear_dgrad(&mut self.gpu, &gemm::LinearDgrad { dz: logits, weight, dx })?;
+        }
+        let flag = op.gradients.is_some().then_some(self.health.columns(1..2));
+        Ok(loss::loss_sum(&mut self.gpu, losses, self.storage.floats(op.loss), sparse24_cuda::Beta::Overwrite, flag)?)
+    }
+
+    fn logits(&mut self, x: Tensor, embedding: Tensor, out: Tensor) -> Result<(), Error> {
+        let (x, weight, z) = (self.storage.activations(x), self.storage.tall_copy_of(embedding), self.storage.wide_activations(out));
+        Ok(self.gemm.linear_forward(&mut self.gpu, &gemm::LinearForward { x, weight, bias: None, z })?)
+    }
+
+    fn dropout(&mut self, x: Tensor, Dropout { p, site }: Dropout) -> Result<(), Error> {
+        Ok(dropout::dropout(&mut self.gpu, self.storage.activations(x), &dropout::Dropout { p, site })?)
+    }
+
+    fn grad_norm(&mut self, table: &[OptimizerEntry]) -> Result<(), Error> {
+        let table = self.table(table)?;
+        Ok(adamw::grad_norm(&mut self.gpu, &table, self.health)?)
+    }
+
+    fn optimizer_step(&mut self, table: &[OptimizerEntry], rule: &AdamW, decay: MaskedDecay) -> Result<(), Error> {
+        let table = self.table(table)?;
+        self.upload_state(rule.bias_corrections(self.state.step))?;
+        let decay = match decay {
+            MaskedDecay::None => adamw::MaskedDecay::None,
+            MaskedDecay::OnGradients(lambda) => adamw::MaskedDecay::OnGradients(lambda),
+            MaskedDecay::OnWeights(lambda) => adamw::MaskedDecay::OnWeights(lambda),
+        };
+        let AdamW { beta1, beta2, epsilon, clip } = *rule;
+        Ok(adamw::adamw_step(&mut self.gpu, &table, &adamw::AdamW { beta1, beta2, epsilon, clip, decay }, self.health)?)
+    }
+
+    fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {
+        let loss = self.download(losses)?.into_iter().map(f64::from).sum();
+        let words = self.gpu.download(self.health)?;
+        let health = adamw::Health::of_words([words[0], words[1]]);
+        self.gpu.fill_bytes(self.health, 0)?;
+        let non_finite = health.non_finite.map(|culprit| match culprit {
+            adamw::NonFinite::Gradient(place) => NonFinite::Gradient(place),
+            adamw::NonFinite::Norm => NonFinite::Norm,
+        });
+        Ok(StepReport { loss, grad_norm: health.grad_norm, non_finite })
+    }
+}
