@@ -58,21 +58,30 @@ extern "C" __global__ void __launch_bounds__(STRETCH)
     numbers[blockIdx.x * STRETCH + rank] = row;
 }
 
-// The place of each row among all: its place in its stretch, and in each other one the tokens that come before it.
+// The place of each row among all: its place in its stretch, and in each other one the tokens that come before it. A block has 32 rows,
+// and warp w the stretches w, w + 4, ...
 extern "C" __global__ void __launch_bounds__(128)
     embed_order(const u32* __restrict__ keys, const u32* __restrict__ numbers, u32* order, u32* sorted, u32 rows) {
-    u32 at = blockIdx.x * 128 + threadIdx.x;
-    if (at >= rows) return;
-    u32 key = keys[at], stretch = at / STRETCH, place = at % STRETCH;
+    constexpr u32 WARPS = 4;
+    __shared__ u32 places[WARPS][32];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, at = blockIdx.x * 32 + lane, own = at / STRETCH, place = 0;
+    u32 key = at < rows ? keys[at] : 0;
 #pragma unroll 4
-    for (u32 other = 0; other < (rows + STRETCH - 1) / STRETCH; ++other) {
+    for (u32 other = warp; other < (rows + STRETCH - 1) / STRETCH; other += WARPS) {
         const u32* of = keys + other * STRETCH;
-        u32 count = min(STRETCH, rows - other * STRETCH), limit = key + (other < stretch), before = 0;
+        u32 count = min(STRETCH, rows - other * STRETCH), limit = key + (other < own), before = 0;
 #pragma unroll
-        for (u32 step = STRETCH; step > 0; step /= 2)
-            if (before + step <= count && of[before + step - 1] < limit) before += step;
-        if (other != stretch) place += before;
+        for (u32 step = STRETCH; step > 0; step /= 2) {
+            // Read always: a branch would wait for each stretch by itself.
+            u32 next = before + step, of_next = of[min(next, count) - 1];
+            before = next <= count && of_next < limit ? next : before;
+        }
+        place += other == own ? at % STRETCH : before;
     }
+    places[warp][lane] = place;
+    __syncthreads();
+    if (warp != 0 || at >= rows) return;
+    for (u32 w = 1; w < WARPS; ++w) place += places[w][lane];
     order[place] = numbers[at];
     sorted[place] = key;
 }

@@ -135,11 +135,14 @@ __device__ __forceinline__ void backward(const uint2* __restrict__ dy, const uin
         if (row < rows) next = stats[row];
         // All but the newest have arrived.
         asm volatile("cp.async.wait_group 1;" ::: "memory");
-        uint2 raw[2][QUADS];
+        // Read past the row's end too: a branch would wait for each read by itself.
+        uint2 raw[3][QUADS];
+#pragma unroll
+        for (int i = 0; i < QUADS; ++i)
+            for (int operand = 0; operand < 3; ++operand) raw[operand][i] = *slot(stage, i, operand);
 #pragma unroll
         for (int i = 0; i < QUADS; ++i) {
             if (i * THREADS + lane >= quads) continue;
-            raw[0][i] = *slot(stage, i, 0), raw[1][i] = *slot(stage, i, 1);
             Quad d = widen(raw[0][i]), x = widen(raw[1][i]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
@@ -154,7 +157,7 @@ __device__ __forceinline__ void backward(const uint2* __restrict__ dy, const uin
         for (int i = 0; i < QUADS; ++i) {
             u32 quad = i * THREADS + lane;
             if (quad >= quads) continue;
-            Quad d = widen(raw[0][i]), x = widen(raw[1][i]), out = widen(*slot(stage, i, 2));
+            Quad d = widen(raw[0][i]), x = widen(raw[1][i]), out = widen(raw[2][i]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float n = (x.at[e] - mean) * rstd, g = d.at[e] * scale[i].at[e];
