@@ -8,10 +8,9 @@ use sparse24_core::{
     philox::{Philox4x32, uniform},
 };
 use sparse24_cuda::{
-    Device, Error,
+    Beta, Device, Error,
     compressed::Compressed,
     layout::to_fragments,
-    Beta,
     spmm24::{Form, Plan, Straight, Transposed, Wgmma, plans, spmm24, spmm24_transposed},
 };
 
