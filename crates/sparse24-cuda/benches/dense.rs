@@ -1,8 +1,8 @@
 //! Time of norm, loss and embedding beside their floors: the bytes that must move, at the rate of a device-to-device copy in this run; and of
 //! dense products.
 //!
-//! What is timed is verified by the tests of `gpu`. A timing is that of several calls
-//! in a row on buffers that together exceed the L2, so that the GPU does not wait for the host.
+//! What is timed is verified by the tests of `gpu`. A timing is that of several calls in a row, so that the GPU does not
+//! wait for the host, on buffers that together exceed the L2.
 
 use half::bf16;
 use sparse24_cuda::{

@@ -48,6 +48,11 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
+/// Queues a product on some buffers.
+type Run = Box<dyn Fn(&mut Device, Plan) -> Result<(), Error>>;
+/// An element of its result.
+type Read = Box<dyn Fn(&mut Device, [usize; 2]) -> Result<f64, Error>>;
+
 /// The time of the plan offered first, in seconds.
 fn product(device: &mut Device, name: &str, form: Form, [m, n, k]: [usize; 3]) -> Result<f64, Error> {
     let a = sparse([m.min(PANEL), k], 1);
@@ -63,8 +68,8 @@ fn product(device: &mut Device, name: &str, form: Form, [m, n, k]: [usize; 3]) -
     let timed = if wgmma.is_empty() { offered } else { wgmma };
     let most = timed.iter().map(|plan| plan.scratch()).max().unwrap_or(0);
     let scratch = device.alloc("scratch", [1, most])?;
-    let mut sets: Vec<Box<dyn Fn(&mut Device, Plan) -> Result<(), Error>>> = Vec::new();
-    let mut read: Option<Box<dyn Fn(&mut Device, [usize; 2]) -> Result<f64, Error>>> = None;
+    let mut sets: Vec<Run> = Vec::new();
+    let mut read: Option<Read> = None;
     for _ in 0..SETS {
         let on_device_b = device.alloc("b", shape)?;
         repeat(device, on_device_b, b.as_slice().expect("row-major"))?;

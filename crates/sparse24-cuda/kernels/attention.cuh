@@ -283,16 +283,18 @@ struct Dropout {
     StepState state;
     u32 site;
     float dropped;
+    // A word of at least so much is a uniform of at least `dropped`: both have 24 bits.
+    u32 threshold;
     u64 queries, keys;
 
     __device__ __forceinline__ explicit Dropout(const Attention& of)
-        : state(*of.state), site(of.site), dropped(of.dropped), queries(of.queries), keys(of.keys) {}
+        : state(*of.state), site(of.site), dropped(of.dropped), threshold(u32(ceilf(of.dropped * 0x1p24f)) << 8), queries(of.queries),
+          keys(of.keys) {}
     __device__ __forceinline__ float scale() const { return 1.0f / (1.0f - dropped); }
     // Of four elements in a row, bit 0 for the first.
     __device__ __forceinline__ u32 call(u32 number) const {
         uint4 words = philox(state, site, number);
-        return u32(uniform(words.x) >= dropped) | u32(uniform(words.y) >= dropped) << 1 | u32(uniform(words.z) >= dropped) << 2 |
-               u32(uniform(words.w) >= dropped) << 3;
+        return u32(words.x >= threshold) | u32(words.y >= threshold) << 1 | u32(words.z >= threshold) << 2 | u32(words.w >= threshold) << 3;
     }
     __device__ __forceinline__ u32 four(u64 first) const {
         u32 bits = call(u32(first / 4)), past = first % 4;
@@ -303,7 +305,7 @@ struct Dropout {
     __device__ __forceinline__ u32 rows_are_queries(int task, int query, int key) const {
         u32 lane = threadIdx.x % 32, mine = 0;
         u64 first = (task * queries + query + lane / 4 + lane % 2 * 8) * keys + key + lane % 4 / 2 * 4;
-#pragma unroll 1
+#pragma unroll 2
         for (int n = 0; n < 8; ++n) mine |= four(first + 8 * n) << 4 * n;
         u32 other = __shfl_xor_sync(0xffffffffu, mine, 1), shift = lane % 2 * 2;
         u32 upper = lane % 2 ? other : mine, lower = lane % 2 ? mine : other;
@@ -313,7 +315,7 @@ struct Dropout {
     __device__ __forceinline__ u32 rows_are_keys(int task, int key, int query) const {
         u32 lane = threadIdx.x % 32, r = lane / 4 % 4, mine = 0, bits = 0;
         u64 first = (task * queries + query + lane % 4 * 2 + r % 2) * keys + key + lane / 16 * 4 + r / 2 * 8;
-#pragma unroll 1
+#pragma unroll 2
         for (int n = 0; n < 8; ++n) mine |= four(first + 8 * n * keys) << 4 * n;
 #pragma unroll
         for (u32 c = 0; c < 4; ++c) bits |= (__shfl_sync(0xffffffffu, mine, (lane & ~12u) + 4 * c) >> r & 0x11111111) << c;

@@ -1,19 +1,19 @@
 // bias_grad: db = the column sums of dz, or db += them
-// in   dz bf16 [p,r], rows `stride` apart; partial f32 [ceil(p/64),r], scratch
+// in   dz bf16 [p,r], rows `stride` apart; partial f32 [ceil(p/rows),r], scratch
 // out  db f32 [r]
-// pre  column_sums: blocks of 64 rows and 32*width columns, a thread taking `width`, 8 or 1; row_sums: blocks of 32 columns; rows of dz
+// pre  column_sums: blocks of `rows` and 32*width columns, a thread taking `width`, 8 or 1; row_sums: blocks of 32 columns; rows of dz
 //      16-byte aligned and 8 divides r if it is 8; outputs alias nothing
-// acc  f32, fixed order: every eighth row of 64, those eight, every 32nd block of rows, those 32
+// acc  f32, fixed order: every eighth row of a block, those eight, every 32nd block of rows, those 32
 // ref  sparse24_cpu::bias::bias_grad; bound: tolerance::bias_grad
 #include "packed.cuh"
 
-constexpr u32 THREADS = 256, ROWS = 64, GROUPS = 8, LANES = 32, BLOCKS = 32;
+constexpr u32 THREADS = 256, GROUPS = 8, LANES = 32, BLOCKS = 32;
 
 template <int WIDTH>
-__device__ __forceinline__ void column_sums_of(const bf16* dz, u64 stride, float* partial, u32 p, u32 r) {
+__device__ __forceinline__ void column_sums_of(const bf16* dz, u64 stride, float* partial, u32 p, u32 r, u32 rows) {
     __shared__ float sums[GROUPS][LANES * WIDTH + 1];
     u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES, column = (blockIdx.x * LANES + lane) * WIDTH;
-    u32 first = blockIdx.y * ROWS + group, last = min(p, (blockIdx.y + 1) * ROWS);
+    u32 first = blockIdx.y * rows + group, last = min(p, (blockIdx.y + 1) * rows);
     Run<WIDTH> sum = {};
     if (column < r) {
 #pragma unroll 8
@@ -36,8 +36,8 @@ __device__ __forceinline__ void column_sums_of(const bf16* dz, u64 stride, float
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    column_sums(const bf16* __restrict__ dz, u64 stride, float* __restrict__ partial, u32 p, u32 r, u32 width) {
-    width == 8 ? column_sums_of<8>(dz, stride, partial, p, r) : column_sums_of<1>(dz, stride, partial, p, r);
+    column_sums(const bf16* __restrict__ dz, u64 stride, float* __restrict__ partial, u32 p, u32 r, u32 rows, u32 width) {
+    width == 8 ? column_sums_of<8>(dz, stride, partial, p, r, rows) : column_sums_of<1>(dz, stride, partial, p, r, rows);
 }
 
 extern "C" __global__ void __launch_bounds__(LANES * BLOCKS)

@@ -4,8 +4,9 @@
 // embed_positions: row t of the position table's gradient += the sum of the rows t, t + context, ... of dout
 // in   tokens u32 [rows]; tables f32 [vocabulary, 4 quads] and [at least context, 4 quads], a null position table is zero;
 //      dout bf16 [rows, 4 quads]
-// out  out bf16 [rows, 4 quads], overwritten, NaN where a token is outside of the vocabulary; order and sorted u32 [rows], overwritten; gradients f32,
-//      accumulated, such tokens ignored; pieces f32 [2 * ceil(rows / 32), 4 quads] is scratch
+// out  out bf16 [rows, 4 quads], overwritten, NaN where a token is outside of the vocabulary; order and sorted u32 [rows],
+//      overwritten; gradients f32, accumulated, such tokens ignored; scratch: pieces f32 [2 * ceil(rows / 32), 4 quads], keys and numbers
+//      u32 [rows]
 // pre  out and dout 8-byte, tables and pieces 16-byte aligned; vocabulary < 2^32 - 1
 // acc  f32, fixed order: the sorted rows in spans of 32, and the spans in order
 // ref  sparse24_cpu::embedding; bounds: tolerance::{embedding, embedding_gradient}
@@ -20,8 +21,8 @@ __device__ __forceinline__ float4 widen(uint2 x) {
 
 // A warp has a row.
 extern "C" __global__ void __launch_bounds__(256, 6)
-    embed_forward(const u32* __restrict__ tokens, const float4* __restrict__ table, const float4* __restrict__ positions, uint2* out, u32 rows,
-                  u32 context, u32 quads, u32 vocabulary) {
+    embed_forward(const u32* __restrict__ tokens, const float4* __restrict__ table, const float4* __restrict__ positions, uint2* out,
+                  u32 rows, u32 context, u32 quads, u32 vocabulary) {
     u32 row = blockIdx.x * 8 + threadIdx.x / 32;
     if (row >= rows) return;
     u32 token = tokens[row], position = row % context;
@@ -58,21 +59,30 @@ extern "C" __global__ void __launch_bounds__(STRETCH)
     numbers[blockIdx.x * STRETCH + rank] = row;
 }
 
-// The place of each row among all: its place in its stretch, and in each other one the tokens that come before it.
+// The place of each row among all: its place in its stretch, and in each other one the tokens that come before it. A block has 32 rows,
+// and warp w the stretches w, w + 4, ...
 extern "C" __global__ void __launch_bounds__(128)
     embed_order(const u32* __restrict__ keys, const u32* __restrict__ numbers, u32* order, u32* sorted, u32 rows) {
-    u32 at = blockIdx.x * 128 + threadIdx.x;
-    if (at >= rows) return;
-    u32 key = keys[at], stretch = at / STRETCH, place = at % STRETCH;
+    constexpr u32 WARPS = 4;
+    __shared__ u32 places[WARPS][32];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, at = blockIdx.x * 32 + lane, own = at / STRETCH, place = 0;
+    u32 key = at < rows ? keys[at] : 0;
 #pragma unroll 4
-    for (u32 other = 0; other < (rows + STRETCH - 1) / STRETCH; ++other) {
+    for (u32 other = warp; other < (rows + STRETCH - 1) / STRETCH; other += WARPS) {
         const u32* of = keys + other * STRETCH;
-        u32 count = min(STRETCH, rows - other * STRETCH), limit = key + (other < stretch), before = 0;
+        u32 count = min(STRETCH, rows - other * STRETCH), limit = key + (other < own), before = 0;
 #pragma unroll
-        for (u32 step = STRETCH; step > 0; step /= 2)
-            if (before + step <= count && of[before + step - 1] < limit) before += step;
-        if (other != stretch) place += before;
+        for (u32 step = STRETCH; step > 0; step /= 2) {
+            // Read always: a branch would wait for each stretch by itself.
+            u32 next = before + step, of_next = of[min(next, count) - 1];
+            before = next <= count && of_next < limit ? next : before;
+        }
+        place += other == own ? at % STRETCH : before;
     }
+    places[warp][lane] = place;
+    __syncthreads();
+    if (warp != 0 || at >= rows) return;
+    for (u32 w = 1; w < WARPS; ++w) place += places[w][lane];
     order[place] = numbers[at];
     sorted[place] = key;
 }
@@ -88,8 +98,9 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     constexpr u32 AHEAD = 8;
     u32 spans = (rows + SPAN - 1) / SPAN, span = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, quad = blockIdx.y * 32 + lane;
     if (span >= spans) return;
-    u32 start = span * SPAN, count = min(SPAN, rows - start), row = lane < count ? order[start + lane] : 0, key = token_at(sorted, start + lane, rows);
-    u32 before = start > 0 ? sorted[start - 1] : NONE, after = token_at(sorted, start + SPAN, rows);
+    u32 start = span * SPAN, count = min(SPAN, rows - start), row = lane < count ? order[start + lane] : 0;
+    u32 key = token_at(sorted, start + lane, rows), after = token_at(sorted, start + SPAN, rows);
+    u32 before = start > 0 ? sorted[start - 1] : NONE;
     u32 following = __shfl_down_sync(NONE, key, 1);
     // What a place's sum is when its run ends there: nothing yet, the rest of a run, the beginning of one, or all of it.
     enum { GOES_ON, REST, BEGINNING, WHOLE };

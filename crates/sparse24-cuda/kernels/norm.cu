@@ -40,8 +40,8 @@ template <int WARPS, int N> __device__ __forceinline__ void row_sums(float (&sum
 }
 
 template <int WARPS>
-__device__ __forceinline__ void forward(const uint2* x, const uint2* delta, const float4* __restrict__ gamma, const float4* __restrict__ beta, uint2* residual,
-                                        uint2* y, float2* stats, u64 rows, u32 quads) {
+__device__ __forceinline__ void forward(const uint2* x, const uint2* delta, const float4* __restrict__ gamma,
+                                        const float4* __restrict__ beta, uint2* residual, uint2* y, float2* stats, u64 rows, u32 quads) {
     constexpr int THREADS = 32 * WARPS, QUADS = 8;
     __shared__ float slots[2][8][1];
     u32 place = threadIdx.x / THREADS, lane = threadIdx.x % THREADS;
@@ -135,11 +135,14 @@ __device__ __forceinline__ void backward(const uint2* __restrict__ dy, const uin
         if (row < rows) next = stats[row];
         // All but the newest have arrived.
         asm volatile("cp.async.wait_group 1;" ::: "memory");
-        uint2 raw[2][QUADS];
+        // Read past the row's end too: a branch would wait for each read by itself.
+        uint2 raw[3][QUADS];
+#pragma unroll
+        for (int i = 0; i < QUADS; ++i)
+            for (int operand = 0; operand < 3; ++operand) raw[operand][i] = *slot(stage, i, operand);
 #pragma unroll
         for (int i = 0; i < QUADS; ++i) {
             if (i * THREADS + lane >= quads) continue;
-            raw[0][i] = *slot(stage, i, 0), raw[1][i] = *slot(stage, i, 1);
             Quad d = widen(raw[0][i]), x = widen(raw[1][i]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
@@ -154,7 +157,7 @@ __device__ __forceinline__ void backward(const uint2* __restrict__ dy, const uin
         for (int i = 0; i < QUADS; ++i) {
             u32 quad = i * THREADS + lane;
             if (quad >= quads) continue;
-            Quad d = widen(raw[0][i]), x = widen(raw[1][i]), out = widen(*slot(stage, i, 2));
+            Quad d = widen(raw[0][i]), x = widen(raw[1][i]), out = widen(raw[2][i]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float n = (x.at[e] - mean) * rstd, g = d.at[e] * scale[i].at[e];
@@ -186,8 +189,8 @@ __device__ __forceinline__ void backward(const uint2* __restrict__ dy, const uin
 
 #define FORWARD(name, warps)                                                                                                               \
     extern "C" __global__ void __launch_bounds__(256, 4)                                                                                   \
-        name(const uint2* x, const uint2* delta, const float4* gamma, const float4* beta, uint2* residual, uint2* y, float2* stats, u64 rows, \
-             u32 quads) {                                                                                                                  \
+        name(const uint2* x, const uint2* delta, const float4* gamma, const float4* beta, uint2* residual, uint2* y, float2* stats,        \
+             u64 rows, u32 quads) {                                                                                                        \
         forward<warps>(x, delta, gamma, beta, residual, y, stats, rows, quads);                                                            \
     }
 FORWARD(norm_forward_1, 1)
@@ -197,8 +200,8 @@ FORWARD(norm_forward_8, 8)
 
 #define BACKWARD(name, warps)                                                                                                              \
     extern "C" __global__ void __launch_bounds__(512)                                                                                      \
-        name(const uint2* dy, const uint2* residual, const float2* stats, const float4* gamma, uint2* dresidual, float4* partial, u64 rows, \
-             u32 quads) {                                                                                                                  \
+        name(const uint2* dy, const uint2* residual, const float2* stats, const float4* gamma, uint2* dresidual, float4* partial,          \
+             u64 rows, u32 quads) {                                                                                                        \
         backward<warps>(dy, residual, stats, gamma, dresidual, partial, rows, quads);                                                      \
     }
 BACKWARD(norm_backward_1, 1)

@@ -322,8 +322,8 @@ extern "C" __global__ void __launch_bounds__(128)
         spmm24<Form::Straight, columns, Share::share, stages, 16, 0, skew>(                                                                \
             b, b, values, metadata, nullptr, d, d_stride, partial, accumulate, {m, n, k_blocks, rows, tiles, sweep, whole, parts});        \
     }
-TRANSPOSED(spmm24_transposed_192a, 192, A, 4, 48, 4, 1)
-TRANSPOSED(spmm24_transposed_192b, 192, B, 4, 48, 4, 1)
+TRANSPOSED(spmm24_transposed_192a, 192, A, 4, 96, 2, 1)
+TRANSPOSED(spmm24_transposed_192b, 192, B, 4, 96, 2, 1)
 TRANSPOSED(spmm24_transposed_160a, 160, A, 4, 80, 3, 1)
 TRANSPOSED(spmm24_transposed_128a, 128, A, 5, 64, 3, 1)
 STRAIGHT(spmm24_straight_192a, 192, A, 5, 0)

@@ -111,8 +111,8 @@ const INSTANCES: &[Instance] = instances! {
     Transposed 128 A "spmm24_transposed_128a": 5 stages, 3 chunks of 64;
     Straight 192 A "spmm24_straight_192a": 5 stages, 0 chunks of 0;
     Straight 192 B "spmm24_straight_192b": 5 stages, 0 chunks of 0;
+    Straight 160 A "spmm24_straight_160a": 5 stages, 0 chunks of 0;
     Straight 128 A "spmm24_straight_128a": 6 stages, 0 chunks of 0;
-    Straight 128 B "spmm24_straight_128b": 6 stages, 0 chunks of 0;
 };
 
 impl Plan {
@@ -313,6 +313,19 @@ mod tests {
         for text in ["", "wgmma", "wgmma-192c-8-0x1-66", "wgmma-192a-8-0x1", "wgmma-192a-+8-0x1-66", "wgmma-192a-8-0-66"] {
             assert!(text.parse::<Plan>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn the_table_of_instances_says_what_the_kernels_are() {
+        let source = crate::kernels::source_of("spmm24_transposed_192a").expect("it is in the table").text;
+        for Instance { form, tile: Tile { columns, share }, entry, stages, chunk, chunks } in INSTANCES {
+            let line = match form {
+                Form::Transposed => format!("\nTRANSPOSED({entry}, {columns}, {share:?}, {stages}, {chunk}, {chunks}, "),
+                Form::Straight => format!("\nSTRAIGHT({entry}, {columns}, {share:?}, {stages}, "),
+            };
+            assert!(source.contains(&line), "{line}");
+        }
+        assert_eq!(source.matches("\nTRANSPOSED(").count() + source.matches("\nSTRAIGHT(").count(), INSTANCES.len());
     }
 
     #[test]

@@ -152,7 +152,7 @@ impl Case {
                         tolerance::rounded(found, expected, bound),
                         "{what}: {name} of task {task} at {at:?} is {found}, should be {expected} within {bound}"
                     );
-                    worst[i] = worst[i].max((found - expected).abs() / (bound + expected.abs() / 512.0).max(f32::MIN_POSITIVE));
+                    worst[i] = worst[i].max((found - expected).abs() / (bound + expected.abs() / 256.0).max(f32::MIN_POSITIVE));
                 }
             }
             for (query, (&found, &expected)) in found.lse.row(task).iter().zip(expected.lse.row(task)).enumerate() {

@@ -104,7 +104,7 @@ fn other_products_lie_within_their_bound_and_repeat_to_the_bit() {
             let bias = gaussian::<f32>([1, m], 8);
             let magnitudes =
                 Compressed24::from_parts(a.values().mapv(|x| bf16::from_f32(x.to_f32().abs())), a.metadata().to_vec()).expect("patterns");
-            let bound = tolerance::spmm24::product(k, &(reference(&magnitudes, &b.mapv(f32::abs)) + &bias.mapv(f32::abs).t()));
+            let bound = tolerance::spmm24::product(k, &(reference(&magnitudes, &b.mapv(f32::abs)) + bias.mapv(f32::abs).t()));
             let product = reference(&a, &b);
             for plan in all_plans(device, Form::Transposed, [m, n, k]) {
                 let [d, again] = [(); 2].map(|()| transposed(device, &a, &x, Some(&bias), plan));

@@ -155,8 +155,9 @@ pub(crate) fn activation(z: f64, y: f64, dy: f64) -> [f64; 2] {
     [2.0 * (z.abs() * ds + 2.0 * U * z.abs() * s), 2.0 * (product + ds + 2.0 * U * slope)]
 }
 
-/// A column of p bf16 numbers with this sum of magnitudes, summed in f32: the GPU's additions are 8, 8, p/2048 and 32 deep, the CPU's 64 and p/64, and
-/// one joins what was there.
-pub(crate) fn bias_grad(p: usize, magnitudes: f64) -> f64 {
-    (8 + 8 + p.div_ceil(2048) + 32 + 64 + p.div_ceil(64) + 2) as f64 * U * magnitudes
+/// A column of p bf16 numbers with this sum of magnitudes, summed in f32: the GPU has `blocks` of at most p/blocks + 64 rows, of which a thread adds
+/// every eighth, then 8, every 32nd block and 32; the CPU adds 64 and p/64; and one joins what was there.
+pub(crate) fn bias_grad(p: usize, blocks: usize, magnitudes: f64) -> f64 {
+    let rows = p.div_ceil(blocks.max(1)) + 64;
+    (rows.div_ceil(8) + 8 + blocks.div_ceil(32) + 32 + 64 + p.div_ceil(64) + 2) as f64 * U * magnitudes
 }

@@ -2,7 +2,7 @@
 
 use ndarray::{Array1, Array2, ArrayView2, Axis, Zip};
 
-/// What rounding to bf16 (8 significant bits) changes at most, relatively.
+/// What rounding to bf16 changes at most, relatively: half a unit in the last of 8 significant bits.
 const BF16: f32 = 1.0 / 256.0;
 /// A generous unit for f32: tensor cores may cut off where the CPU rounds, and 2^x is good to two units in the last place.
 const F32: f32 = 1.0 / (1 << 22) as f32;

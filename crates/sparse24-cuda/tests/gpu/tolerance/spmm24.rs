@@ -2,7 +2,7 @@
 
 use ndarray::Array2;
 
-/// What rounding to bf16 (8 significant bits) changes at most, relatively.
+/// What rounding to bf16 changes at most, relatively: half a unit of the last of 8 significant bits.
 const BF16: f32 = 1.0 / 256.0;
 /// A generous unit for f32: tensor cores may cut off where the CPU rounds.
 const F32: f32 = 1.0 / (1 << 22) as f32;
