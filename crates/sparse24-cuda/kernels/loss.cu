@@ -1,13 +1,13 @@
 // head_loss, loss_forward: with q = softmax(logits), t = (1 - smoothing) * one-hot(target) + smoothing / vocabulary for each row:
 //                          losses = -sum(t * ln q); head_loss also puts scale * (q - t) over the logits
-// loss_sum: *loss = sum(losses), or += that; bit 0 of *flag is set if the sum is not finite
+// loss_sum: *loss = sum(losses), or += that; raises the flag of health if the sum is not finite
 // in   logits bf16 [rows, columns], of which those from `vocabulary` on do not count and get zeros; targets u32 [rows]: all ones is ignored
-//      (loss 0, zeros), another one outside of the vocabulary makes the row's loss and its gradient NaN; a null flag is not wanted
-// out  logits in place; losses f32 [rows], overwritten; loss f32; flag u32, sticky
+//      (loss 0, zeros), another one outside of the vocabulary makes the row's loss and its gradient NaN; a null health is not wanted
+// out  logits in place; losses f32 [rows], overwritten; loss f32; health
 // pre  columns % 8 == 0, 16-byte aligned; the first `held` vectors of 8 fit in the shared memory of the launch; at most 512 threads
 // acc  f32 a row, f64 over rows; fixed order. A NaN or an infinite logit makes the loss NaN or infinite
 // ref  sparse24_cpu::loss; bounds: tolerance::{softmax, row_loss}
-#include "scalar.cuh"
+#include "health.cuh"
 
 constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
 constexpr u32 IGNORE = 0xffffffffu;
@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(512, 2)
 
 // One block: thread t sums rows t, t + 1024, ...; then a binary tree.
 extern "C" __global__ void __launch_bounds__(1024)
-    loss_sum(const float* __restrict__ losses, float* loss, u32* flag, u64 rows, u32 accumulate) {
+    loss_sum(const float* __restrict__ losses, float* loss, Health* health, u64 rows, u32 accumulate) {
     __shared__ double sums[1024];
     double sum = 0.0;
     for (u64 row = threadIdx.x; row < rows; row += 1024) sum += losses[row];
@@ -146,5 +146,5 @@ extern "C" __global__ void __launch_bounds__(1024)
     if (threadIdx.x != 0) return;
     float total = float(sums[0]) + (accumulate ? *loss : 0.0f);
     *loss = total;
-    if (flag && !(fabsf(total) <= 3.4028234e38f)) *flag |= 1;
+    if (health && health->flag == 0 && !(fabsf(total) <= 3.4028234e38f)) health->flag = LOSS;
 }

@@ -1,5 +1,6 @@
 // The table of what the optimizer updates, and what is known of the gradients. Mirrors sparse24_cuda::adamw.
 #pragma once
+#include "health.cuh"
 #include "scalar.cuh"
 
 // One tensor. Pointers are 16-byte aligned; tiles and shadow may be null.
@@ -21,10 +22,3 @@ struct Chunk {
     u32 part;
 };
 constexpr u32 CHUNK = 8192, CHUNK_THREADS = 256;
-
-struct Health {
-    float grad_norm;
-    // 0: all is finite; NORM: the norm is not; else 1 + the first tensor whose gradient is not. It stays up until the host lowers it.
-    u32 flag;
-};
-constexpr u32 NORM = 0xffffffffu;

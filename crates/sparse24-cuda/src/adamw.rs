@@ -65,9 +65,14 @@ pub struct Health {
     pub non_finite: Option<NonFinite>,
 }
 
+/// The flag of a loss that is not finite: `LOSS` of `kernels/health.cuh`.
+const LOSS: u32 = u32::MAX - 1;
+
 /// What was not finite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NonFinite {
+    /// The loss of a micro-batch.
+    Loss,
     /// The gradient of the tensor at this place in the table, the first such.
     Gradient(usize),
     /// The norm of gradients that all are finite.
@@ -84,6 +89,7 @@ impl Health {
         let non_finite = match flag {
             0 => None,
             u32::MAX => Some(NonFinite::Norm),
+            LOSS => Some(NonFinite::Loss),
             place => Some(NonFinite::Gradient(place as usize - 1)),
         };
         Self { grad_norm: f32::from_bits(norm), non_finite }

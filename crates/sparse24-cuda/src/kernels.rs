@@ -86,6 +86,7 @@ pub const SOURCES: &[Source] = sources! {
 pub const HEADERS: &[Header] = &[
     Header { name: "activation.cuh", text: include_str!("../kernels/activation.cuh") },
     Header { name: "attention.cuh", text: include_str!("../kernels/attention.cuh") },
+    Header { name: "health.cuh", text: include_str!("../kernels/health.cuh") },
     Header { name: "hopper.cuh", text: include_str!("../kernels/hopper.cuh") },
     Header { name: "mvue.cuh", text: include_str!("../kernels/mvue.cuh") },
     Header { name: "packed.cuh", text: include_str!("../kernels/packed.cuh") },

@@ -4,6 +4,7 @@ use half::bf16;
 
 use crate::{
     Beta, Device, Error, Matrix,
+    adamw::Health,
     launch::{Argument, Grid},
     operand::check_packed,
 };
@@ -60,22 +61,22 @@ pub fn loss_forward(device: &mut Device, op: &HeadLoss) -> Result<(), Error> {
     device.launch("loss_forward", grid, &[&operands[..], &sizes, &[op.smoothing.into()]].concat())
 }
 
-/// loss `[1, 1]` = the sum of losses `[p, 1]`, in a fixed order; raises `flag` `[1, 1]` (bit 0) if it is not finite.
+/// loss `[1, 1]` = the sum of losses `[p, 1]`, in a fixed order; raises the flag of `health` `[1, 2]` ([`Health`](crate::adamw::Health)) if it is not finite.
 ///
 /// # Errors
 /// As [`head_loss`].
-pub fn loss_sum(device: &mut Device, losses: Matrix<f32>, loss: Matrix<f32>, beta: Beta, flag: Option<Matrix<u32>>) -> Result<(), Error> {
+pub fn loss_sum(device: &mut Device, losses: Matrix<f32>, loss: Matrix<f32>, beta: Beta, health: Option<Matrix<u32>>) -> Result<(), Error> {
     const OPERATION: &str = "loss sum";
     let rows = losses.shape()[0];
     check_packed(device, OPERATION, "losses", losses, [rows, 1], 4)?;
     device.check(OPERATION, "loss", loss, [1, 1])?;
     device.check_apart(OPERATION, ("loss", loss.span()), &[("losses", losses.span())])?;
-    if let Some(flag) = flag {
-        device.check(OPERATION, "flag", flag, [1, 1])?;
-        device.check_apart(OPERATION, ("flag", flag.span()), &[("losses", losses.span()), ("loss", loss.span())])?;
+    if let Some(health) = health {
+        device.check(OPERATION, "health", health, [1, Health::WORDS])?;
+        device.check_apart(OPERATION, ("health", health.span()), &[("losses", losses.span()), ("loss", loss.span())])?;
     }
     let accumulate = u32::from(beta == Beta::Accumulate);
-    let arguments = [losses.into(), loss.into(), flag.into(), Argument::U64(rows as u64), accumulate.into()];
+    let arguments = [losses.into(), loss.into(), health.into(), Argument::U64(rows as u64), accumulate.into()];
     device.launch("loss_sum", Grid::line(1, 1024), &arguments)
 }
 

@@ -6,6 +6,7 @@ use sparse24_core::philox::Philox4x32;
 use sparse24_cpu::loss as cpu;
 use sparse24_cuda::{
     Beta, Device, Error,
+    adamw::{Health, NonFinite},
     loss::{HeadLoss, IGNORE, head_loss, loss_forward, loss_sum},
 };
 
@@ -84,7 +85,7 @@ fn check(device: &mut Device, shape: [usize; 3], smoothing: f32, scale: f32, spr
 }
 
 #[test]
-fn the_sum_is_that_of_all_rows_and_raises_the_flag_when_it_is_not_finite() {
+fn the_sum_is_that_of_all_rows_and_raises_the_health_when_it_is_not_finite() {
     on_gpu(|device| {
         for rows in [0, 1, 1023, 1025, 16384] {
             let host = gaussian::<f32>([rows, 1], 3).mapv(|x| x + 5.0);
@@ -95,17 +96,18 @@ fn the_sum_is_that_of_all_rows_and_raises_the_flag_when_it_is_not_finite() {
                 loss_sum(device, losses, loss, beta, None).expect("queued");
                 assert_within("loss", device.download(loss).expect("read"), &[times * expected], |_| 4.0 * U * expected);
             }
-            let flag = device.alloc::<u32>("flag", [1, 1]).expect("memory");
-            loss_sum(device, losses, loss, Beta::Overwrite, Some(flag)).expect("queued");
-            assert_eq!(device.download(flag).expect("read"), [0]);
+            let health = device.alloc::<u32>("health", [1, Health::WORDS]).expect("memory");
+            loss_sum(device, losses, loss, Beta::Overwrite, Some(health)).expect("queued");
+            assert_eq!(device.download(health).expect("read"), [0; 2]);
         }
         for bad in [f32::NAN, f32::INFINITY] {
             let mut host = Array2::from_elem([2000, 1], 1.0);
             host[(1500, 0)] = bad;
-            let (losses, flag) = (upload(device, &host), device.alloc::<u32>("flag", [1, 1]).expect("memory"));
+            let (losses, health) = (upload(device, &host), device.alloc::<u32>("health", [1, Health::WORDS]).expect("memory"));
             let loss = device.alloc("loss", [1, 1]).expect("memory");
-            loss_sum(device, losses, loss, Beta::Overwrite, Some(flag)).expect("queued");
-            assert_eq!(device.download(flag).expect("read"), [1]);
+            loss_sum(device, losses, loss, Beta::Overwrite, Some(health)).expect("queued");
+            let words = device.download(health).expect("read");
+            assert_eq!(Health::of_words([words[0], words[1]]).non_finite, Some(NonFinite::Loss));
             assert!(!device.download(loss).expect("read")[0].is_finite());
         }
     });

@@ -9,15 +9,15 @@ use std::collections::HashMap;
 use half::bf16;
 use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site, prune::ValueMap};
 use sparse24_cuda::{
-    compressed::Compressed, Device as Gpu, Matrix, Scalar, Settings, activation, adamw, attention, bias, dropout, embedding, flip, gemm, loss, mvue, norm, prune, search,
-    spmm24,
+    Device as Gpu, Matrix, Scalar, Settings, activation, adamw, attention, bias, compressed::Compressed, dropout, embedding, flip, gemm,
+    loss, mvue, norm, prune, search, spmm24,
 };
 
 use self::storage::Storage;
 use super::{
-    Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, BackendSettings, Beta, DType, Device,
-    Dropout, Embed, Gradient, Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite, NormBackward, NormForward,
-    OptimizerEntry, Region, StepReport, StepState, Tensor, Weight, Weight24,
+    Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, BackendSettings, Beta, DType,
+    Device, Dropout, Embed, Gradient, Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite, NormBackward,
+    NormForward, OptimizerEntry, Region, StepReport, StepState, Tensor, Weight, Weight24,
 };
 use crate::{
     Error,
@@ -130,13 +130,7 @@ impl CudaBackend {
     }
 
     /// d = b decode(a)^T + bias.
-    fn pruned_product(
-        &mut self,
-        a: Compressed,
-        b: Matrix<bf16>,
-        bias: Option<Matrix<f32>>,
-        d: Matrix<bf16>,
-    ) -> Result<(), Error> {
+    fn pruned_product(&mut self, a: Compressed, b: Matrix<bf16>, bias: Option<Matrix<f32>>, d: Matrix<bf16>) -> Result<(), Error> {
         let ([m, k], n) = (a.shape(), b.shape()[0]);
         let (plan, scratch) = self.plan(spmm24::Form::Transposed, [m, n, k])?;
         Ok(spmm24::spmm24_transposed(&mut self.gpu, &spmm24::Transposed { a, b, bias, d, scratch }, plan)?)
@@ -474,8 +468,8 @@ impl Backend for CudaBackend {
             let dx = self.storage.activations(gradients.dx.rows(rows));
             self.gemm.linear_dgrad(&mut self.gpu, &gemm::LinearDgrad { dz: logits, weight, dx })?;
         }
-        let flag = op.gradients.is_some().then_some(self.health.columns(1..2));
-        Ok(loss::loss_sum(&mut self.gpu, losses, self.storage.floats(op.loss), sparse24_cuda::Beta::Overwrite, flag)?)
+        let health = op.gradients.is_some().then_some(self.health);
+        Ok(loss::loss_sum(&mut self.gpu, losses, self.storage.floats(op.loss), sparse24_cuda::Beta::Overwrite, health)?)
     }
 
     fn logits(&mut self, x: Tensor, embedding: Tensor, out: Tensor) -> Result<(), Error> {
@@ -510,6 +504,7 @@ impl Backend for CudaBackend {
         let health = adamw::Health::of_words([words[0], words[1]]);
         self.gpu.fill_bytes(self.health, 0)?;
         let non_finite = health.non_finite.map(|culprit| match culprit {
+            adamw::NonFinite::Loss => NonFinite::Loss,
             adamw::NonFinite::Gradient(place) => NonFinite::Gradient(place),
             adamw::NonFinite::Norm => NonFinite::Norm,
         });
