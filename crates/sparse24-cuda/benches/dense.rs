@@ -1,14 +1,14 @@
 //! Time of norm, loss and embedding beside their floors: the bytes that must move, at the rate of a device-to-device copy in this run; and of
 //! dense products.
 //!
-//! What is timed is verified by the tests of `gpu`. A timing is that of several calls
-//! in a row on buffers that together exceed the L2, so that the GPU does not wait for the host.
+//! What is timed is verified by the tests of `gpu`. A timing is that of several calls in a row, so that the GPU does not
+//! wait for the host, on buffers that together exceed the L2.
 
 use half::bf16;
 use sparse24_cuda::{
-    Device, Error, Matrix, Settings,
+    Beta, Device, Error, Matrix, Settings,
     embedding::{Embed, EmbedScratch, embed_backward, embed_forward},
-    gemm::{Beta, Gemm, LinearDgrad, LinearForward, LinearWgrad, WORKSPACE},
+    gemm::{Gemm, LinearDgrad, LinearForward, LinearWgrad, WORKSPACE},
     loss::{HeadLoss, head_loss, loss_forward, loss_sum},
     norm::{NormBackward, NormForward, norm_backward, norm_backward_scratch, norm_forward},
 };

@@ -1,19 +1,19 @@
 // bias_grad: db = the column sums of dz, or db += them
-// in   dz bf16 [p,r], rows `stride` apart; partial f32 [ceil(p/256),r], scratch
+// in   dz bf16 [p,r], rows `stride` apart; partial f32 [ceil(p/rows),r], scratch
 // out  db f32 [r]
-// pre  column_sums: blocks of 256 rows and 256 columns; row_sums: blocks of 32 columns; a thread takes `width` columns, 8 or 1; rows of dz
+// pre  column_sums: blocks of `rows` and 32*width columns, a thread taking `width`, 8 or 1; row_sums: blocks of 32 columns; rows of dz
 //      16-byte aligned and 8 divides r if it is 8; outputs alias nothing
-// acc  f32, fixed order: every eighth row of 256, those eight, every eighth block of rows, those eight
+// acc  f32, fixed order: every eighth row of a block, those eight, every 32nd block of rows, those 32
 // ref  sparse24_cpu::bias::bias_grad; bound: tolerance::bias_grad
 #include "packed.cuh"
 
-constexpr u32 THREADS = 256, ROWS = 256, GROUPS = 8, LANES = 32;
+constexpr u32 THREADS = 256, GROUPS = 8, LANES = 32, BLOCKS = 32;
 
 template <int WIDTH>
-__device__ __forceinline__ void column_sums_of(const bf16* dz, u64 stride, float* partial, u32 p, u32 r) {
+__device__ __forceinline__ void column_sums_of(const bf16* dz, u64 stride, float* partial, u32 p, u32 r, u32 rows) {
     __shared__ float sums[GROUPS][LANES * WIDTH + 1];
     u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES, column = (blockIdx.x * LANES + lane) * WIDTH;
-    u32 first = blockIdx.y * ROWS + group, last = min(p, (blockIdx.y + 1) * ROWS);
+    u32 first = blockIdx.y * rows + group, last = min(p, (blockIdx.y + 1) * rows);
     Run<WIDTH> sum = {};
     if (column < r) {
 #pragma unroll 8
@@ -36,23 +36,23 @@ __device__ __forceinline__ void column_sums_of(const bf16* dz, u64 stride, float
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    column_sums(const bf16* __restrict__ dz, u64 stride, float* __restrict__ partial, u32 p, u32 r, u32 width) {
-    width == 8 ? column_sums_of<8>(dz, stride, partial, p, r) : column_sums_of<1>(dz, stride, partial, p, r);
+    column_sums(const bf16* __restrict__ dz, u64 stride, float* __restrict__ partial, u32 p, u32 r, u32 rows, u32 width) {
+    width == 8 ? column_sums_of<8>(dz, stride, partial, p, r, rows) : column_sums_of<1>(dz, stride, partial, p, r, rows);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(LANES * BLOCKS)
     row_sums(const float* __restrict__ partial, float* db, u32 blocks, u32 r, u32 accumulate) {
-    __shared__ float sums[GROUPS][LANES];
-    u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES, column = blockIdx.x * LANES + lane;
+    __shared__ float sums[BLOCKS][LANES];
+    u32 lane = threadIdx.x % LANES, first = threadIdx.x / LANES, column = blockIdx.x * LANES + lane;
     float sum = 0.0f;
     if (column < r) {
 #pragma unroll 8
-        for (u32 block = group; block < blocks; block += GROUPS) sum += partial[u64(block) * r + column];
+        for (u32 block = first; block < blocks; block += BLOCKS) sum += partial[u64(block) * r + column];
     }
-    sums[group][lane] = sum;
+    sums[first][lane] = sum;
     __syncthreads();
-    if (group > 0 || column >= r) return;
+    if (first > 0 || column >= r) return;
 #pragma unroll
-    for (u32 i = 1; i < GROUPS; ++i) sum += sums[i][lane];
+    for (u32 i = 1; i < BLOCKS; ++i) sum += sums[i][lane];
     db[column] = accumulate ? db[column] + sum : sum;
 }

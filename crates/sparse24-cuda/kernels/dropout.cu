@@ -12,9 +12,9 @@ constexpr u32 THREADS = 256;
 __device__ __forceinline__ float dropped(float x, u32 word, float p, float scale) { return uniform(word) >= p ? x * scale : 0.0f; }
 
 extern "C" __global__ void __launch_bounds__(THREADS) dropout(bf16* x, u64 elements, const StepState* state, u32 site, float p, float scale) {
+    StepState now = uniform_state(state);
     u64 first = 8 * (u64(blockIdx.x) * THREADS + threadIdx.x);
     if (first >= elements) return;
-    StepState now = *state;
     uint4 low = philox(now, site, u32(first / 4)), high = philox(now, site, u32(first / 4 + 1));
     u32 words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     if (first + 8 <= elements) {

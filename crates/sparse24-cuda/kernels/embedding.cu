@@ -1,17 +1,18 @@
 // embed_forward: row i of out = row tokens[i] of the token table + row (i mod context) of the position table
-// embed_order: order = the rows sorted by token, and those of one token by their number
+// embed_sort, embed_order: order = the rows sorted by token, and those of one token by their number; sorted = their tokens
 // embed_runs, embed_join: row t of the token table's gradient += the sum of the rows of dout whose token is t
 // embed_positions: row t of the position table's gradient += the sum of the rows t, t + context, ... of dout
 // in   tokens u32 [rows]; tables f32 [vocabulary, 4 quads] and [at least context, 4 quads], a null position table is zero;
 //      dout bf16 [rows, 4 quads]
-// out  out bf16 [rows, 4 quads], overwritten, NaN where a token is outside of the vocabulary; order u32 [rows], overwritten; gradients f32,
-//      accumulated, such tokens ignored; pieces f32 [2 * ceil(rows / 32), 4 quads] is scratch
+// out  out bf16 [rows, 4 quads], overwritten, NaN where a token is outside of the vocabulary; order and sorted u32 [rows],
+//      overwritten; gradients f32, accumulated, such tokens ignored; scratch: pieces f32 [2 * ceil(rows / 32), 4 quads], keys and numbers
+//      u32 [rows]
 // pre  out and dout 8-byte, tables and pieces 16-byte aligned; vocabulary < 2^32 - 1
 // acc  f32, fixed order: the sorted rows in spans of 32, and the spans in order
 // ref  sparse24_cpu::embedding; bounds: tolerance::{embedding, embedding_gradient}
 #include "scalar.cuh"
 
-constexpr u32 SPAN = 32, NONE = 0xffffffffu;
+constexpr u32 SPAN = 32, STRETCH = 512, NONE = 0xffffffffu;
 
 __device__ __forceinline__ float4 plus(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 __device__ __forceinline__ float4 widen(uint2 x) {
@@ -20,8 +21,8 @@ __device__ __forceinline__ float4 widen(uint2 x) {
 
 // A warp has a row.
 extern "C" __global__ void __launch_bounds__(256, 6)
-    embed_forward(const u32* __restrict__ tokens, const float4* __restrict__ table, const float4* __restrict__ positions, uint2* out, u32 rows,
-                  u32 context, u32 quads, u32 vocabulary) {
+    embed_forward(const u32* __restrict__ tokens, const float4* __restrict__ table, const float4* __restrict__ positions, uint2* out,
+                  u32 rows, u32 context, u32 quads, u32 vocabulary) {
     u32 row = blockIdx.x * 8 + threadIdx.x / 32;
     if (row >= rows) return;
     u32 token = tokens[row], position = row % context;
@@ -38,85 +39,104 @@ extern "C" __global__ void __launch_bounds__(256, 6)
     }
 }
 
-// A block counts, for 64 rows, the rows that come before each: all smaller tokens, and equal ones with a smaller number.
-extern "C" __global__ void __launch_bounds__(256)
-    embed_order(const u32* __restrict__ tokens, u32* order, u32 rows, u32 vocabulary) {
-    constexpr u32 ROWS = 64, SLICES = 4, KEYS = 2048;
-    __shared__ uint4 keys[KEYS / 4];
-    __shared__ u32 ranks[SLICES][ROWS];
-    u32 first = blockIdx.x * ROWS, row = first + threadIdx.x % ROWS, slice = threadIdx.x / ROWS, rank = 0;
-    auto key_of = [&](u32 at) { return at < rows ? min(tokens[at], vocabulary) : NONE; };
-    u32 key = key_of(row);
-    for (u32 start = 0; start < rows; start += KEYS) {
-        __syncthreads();
-        for (u32 i = threadIdx.x; i < KEYS; i += 256) reinterpret_cast<u32*>(keys)[i] = key_of(start + i);
-        __syncthreads();
-#pragma unroll 8
-        for (u32 i = slice * (KEYS / 4 / SLICES); i < (slice + 1) * (KEYS / 4 / SLICES); ++i) {
-            uint4 of = keys[i];
-            // Equal tokens before this block's rows; those among them follow below.
-            u32 limit = key + (start + 4 * i < first);
-            rank += (of.x < limit) + (of.y < limit) + (of.z < limit) + (of.w < limit);
-        }
-    }
-    for (u32 at = first + slice; at < row; at += SLICES) rank += key_of(at) == key;
-    ranks[slice][threadIdx.x % ROWS] = rank;
+// A block sorts a stretch of rows by token: `keys` and `numbers` of each, in the stretch's own order.
+extern "C" __global__ void __launch_bounds__(STRETCH)
+    embed_sort(const u32* __restrict__ tokens, u32* keys, u32* numbers, u32 rows, u32 vocabulary) {
+    __shared__ uint4 all[STRETCH / 4];
+    u32 row = blockIdx.x * STRETCH + threadIdx.x, key = row < rows ? min(tokens[row], vocabulary) : NONE, warp = threadIdx.x & ~31u;
+    reinterpret_cast<u32*>(all)[threadIdx.x] = key;
     __syncthreads();
-    if (slice == 0 && row < rows) {
-        for (u32 s = 1; s < SLICES; ++s) rank += ranks[s][threadIdx.x];
-        order[rank] = row;
+    // Smaller tokens, and equal ones with a smaller number: of earlier warps here, of this one from the match.
+    u32 rank = __popc(__match_any_sync(NONE, key) & ((1u << (threadIdx.x % 32)) - 1));
+#pragma unroll 8
+    for (u32 i = 0; i < STRETCH / 4; ++i) {
+        uint4 of = all[i];
+        u32 limit = key + (4 * i < warp);
+        rank += (of.x < limit) + (of.y < limit) + (of.z < limit) + (of.w < limit);
     }
+    if (row >= rows) return;
+    keys[blockIdx.x * STRETCH + rank] = key;
+    numbers[blockIdx.x * STRETCH + rank] = row;
 }
 
-// The token of a place in the order; NONE beyond both ends.
-struct Sorted {
-    const u32 *tokens, *order;
-    u32 rows, vocabulary;
-    __device__ __forceinline__ u32 operator[](u32 place) const { return place < rows ? min(tokens[order[place]], vocabulary) : NONE; }
-};
+// The place of each row among all: its place in its stretch, and in each other one the tokens that come before it. A block has 32 rows,
+// and warp w the stretches w, w + 4, ...
+extern "C" __global__ void __launch_bounds__(128)
+    embed_order(const u32* __restrict__ keys, const u32* __restrict__ numbers, u32* order, u32* sorted, u32 rows) {
+    constexpr u32 WARPS = 4;
+    __shared__ u32 places[WARPS][32];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, at = blockIdx.x * 32 + lane, own = at / STRETCH, place = 0;
+    u32 key = at < rows ? keys[at] : 0;
+#pragma unroll 4
+    for (u32 other = warp; other < (rows + STRETCH - 1) / STRETCH; other += WARPS) {
+        const u32* of = keys + other * STRETCH;
+        u32 count = min(STRETCH, rows - other * STRETCH), limit = key + (other < own), before = 0;
+#pragma unroll
+        for (u32 step = STRETCH; step > 0; step /= 2) {
+            // Read always: a branch would wait for each stretch by itself.
+            u32 next = before + step, of_next = of[min(next, count) - 1];
+            before = next <= count && of_next < limit ? next : before;
+        }
+        place += other == own ? at % STRETCH : before;
+    }
+    places[warp][lane] = place;
+    __syncthreads();
+    if (warp != 0 || at >= rows) return;
+    for (u32 w = 1; w < WARPS; ++w) place += places[w][lane];
+    order[place] = numbers[at];
+    sorted[place] = key;
+}
+
+// NONE beyond both ends.
+__device__ __forceinline__ u32 token_at(const u32* sorted, u32 place, u32 rows) { return place < rows ? sorted[place] : NONE; }
 
 // A warp has a span of places and 128 columns. A run of one token within the span goes to the table; what is cut at its ends is kept:
 // pieces [0] began in an earlier span, pieces [1] begins here and goes on.
-extern "C" __global__ void __launch_bounds__(256, 4)
-    embed_runs(const uint2* __restrict__ dout, const u32* __restrict__ tokens, const u32* __restrict__ order, float4* table, float4* pieces,
+extern "C" __global__ void __launch_bounds__(256, 2)
+    embed_runs(const uint2* __restrict__ dout, const u32* __restrict__ sorted, const u32* __restrict__ order, float4* table, float4* pieces,
                u32 rows, u32 quads, u32 vocabulary) {
     constexpr u32 AHEAD = 8;
-    Sorted sorted = {tokens, order, rows, vocabulary};
     u32 spans = (rows + SPAN - 1) / SPAN, span = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, quad = blockIdx.y * 32 + lane;
     if (span >= spans) return;
-    u32 start = span * SPAN, count = min(SPAN, rows - start), row = lane < count ? order[start + lane] : 0, key = sorted[start + lane];
-    u32 before = start > 0 ? sorted[start - 1] : NONE, after = sorted[start + SPAN];
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    u32 start = span * SPAN, count = min(SPAN, rows - start), row = lane < count ? order[start + lane] : 0;
+    u32 key = token_at(sorted, start + lane, rows), after = token_at(sorted, start + SPAN, rows);
+    u32 before = start > 0 ? sorted[start - 1] : NONE;
+    u32 following = __shfl_down_sync(NONE, key, 1);
+    // What a place's sum is when its run ends there: nothing yet, the rest of a run, the beginning of one, or all of it.
+    enum { GOES_ON, REST, BEGINNING, WHOLE };
+    bool last = lane + 1 == count;
+    u32 end = !last && following == key ? GOES_ON : key == before ? REST : last && key == after ? BEGINNING : WHOLE;
+    float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f), sum = zero;
     for (u32 first = 0; first < count; first += AHEAD) {
         uint2 raw[AHEAD];
+        float4 held[AHEAD];
 #pragma unroll
         for (u32 a = 0; a < AHEAD; ++a) {
-            u32 of = __shfl_sync(NONE, row, first + a);
-            raw[a] = first + a < count && quad < quads ? dout[u64(of) * quads + quad] : make_uint2(0, 0);
+            u32 of = __shfl_sync(NONE, row, first + a), token = __shfl_sync(NONE, key, first + a), at = __shfl_sync(NONE, end, first + a);
+            bool here = first + a < count && quad < quads;
+            raw[a] = here ? dout[u64(of) * quads + quad] : make_uint2(0, 0);
+            held[a] = here && at == WHOLE && token < vocabulary ? table[u64(token) * quads + quad] : zero;
         }
 #pragma unroll
         for (u32 a = 0; a < AHEAD; ++a) {
-            u32 place = first + a, token = __shfl_sync(NONE, key, place), following = __shfl_sync(NONE, key, place + 1);
-            if (place >= count) continue;
+            u32 token = __shfl_sync(NONE, key, first + a), at = __shfl_sync(NONE, end, first + a);
             sum = plus(sum, widen(raw[a]));
-            bool last = place + 1 == count;
-            if (!last && following == token) continue;
+            if (at == GOES_ON || first + a >= count) continue;
             u64 piece = u64(span) * quads + quad;
             if (quad < quads && token < vocabulary) {
-                if (token == before) pieces[piece] = sum;
-                else if (last && token == after) pieces[u64(spans) * quads + piece] = sum;
-                else table[u64(token) * quads + quad] = plus(table[u64(token) * quads + quad], sum);
+                if (at == REST) pieces[piece] = sum;
+                else if (at == BEGINNING) pieces[u64(spans) * quads + piece] = sum;
+                else table[u64(token) * quads + quad] = plus(held[a], sum);
             }
-            sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            sum = zero;
         }
     }
 }
 
 // The pieces of each run that begins in a span and goes on, in order.
 extern "C" __global__ void __launch_bounds__(256, 6)
-    embed_join(const u32* __restrict__ tokens, const u32* __restrict__ order, float4* table, const float4* __restrict__ pieces, u32 rows,
+    embed_join(const u32* __restrict__ sorted, float4* table, const float4* __restrict__ pieces, u32 rows,
                u32 quads, u32 vocabulary) {
-    Sorted sorted = {tokens, order, rows, vocabulary};
     u32 spans = (rows + SPAN - 1) / SPAN, span = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, quad = blockIdx.y * 32 + lane;
     if (span + 1 >= spans) return;
     u32 token = sorted[(span + 1) * SPAN], before = span > 0 ? sorted[span * SPAN - 1] : NONE;

@@ -78,7 +78,7 @@ __device__ __forceinline__ u32 load4(u32 shared) {
     return x;
 }
 // Four 8x8 matrices of bf16 pairs, each stored transposed: lane l gives the address of row l%8 of matrix l/8.
-__device__ __forceinline__ void store_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
+__device__ __forceinline__ void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
@@ -95,7 +95,7 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 leading, u32 strided)
 }
 
 // d[64, COLUMNS] = a[64, 32] * b[32, COLUMNS] (+ d): a 2:4 in registers, its metadata in the lanes of half `STEP` of each quad; b in shared
-// memory, its rows contiguous along k, or along n where TRANSPOSED is 1.
+// memory, its rows contiguous along k, or along n where ROWS_OF_N is 1.
 #define TEN(t) "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9"
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
@@ -105,18 +105,18 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 leading, u32 strided)
                  "wgmma.mma_async.sp.sync.aligned.m64n" columns "k32.f32.bf16.bf16 {" list "}, {" values "}, " b_at ", " metadata_at          \
                  ", " step_at ", p, 1, 1, " transposed_at ";\n\t}"                                                                           \
                  : __VA_ARGS__                                                                                                               \
-                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(metadata), "r"(accumulate), "n"(STEP), "n"(TRANSPOSED))
-template <int STEP, int TRANSPOSED>
+                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(metadata), "r"(accumulate), "n"(STEP), "n"(ROWS_OF_N))
+template <int STEP, int ROWS_OF_N>
 __device__ __forceinline__ void wgmma_sp(float (&d)[64], uint4 a, u64 b, u32 metadata, u32 accumulate) {
     WGMMA_SP("128", TEN() ", " TEN(1) ", " TEN(2) ", " TEN(3) ", " TEN(4) ", " TEN(5) ", %60, %61, %62, %63", "%64, %65, %66, %67", "%68",
              "%69", "%70", "%71", "%72", D64(0));
 }
-template <int STEP, int TRANSPOSED>
+template <int STEP, int ROWS_OF_N>
 __device__ __forceinline__ void wgmma_sp(float (&d)[80], uint4 a, u64 b, u32 metadata, u32 accumulate) {
     WGMMA_SP("160", TEN() ", " TEN(1) ", " TEN(2) ", " TEN(3) ", " TEN(4) ", " TEN(5) ", " TEN(6) ", " TEN(7), "%80, %81, %82, %83", "%84",
              "%85", "%86", "%87", "%88", D64(0), D16(64));
 }
-template <int STEP, int TRANSPOSED>
+template <int STEP, int ROWS_OF_N>
 __device__ __forceinline__ void wgmma_sp(float (&d)[96], uint4 a, u64 b, u32 metadata, u32 accumulate) {
     WGMMA_SP("192", TEN() ", " TEN(1) ", " TEN(2) ", " TEN(3) ", " TEN(4) ", " TEN(5) ", " TEN(6) ", " TEN(7) ", " TEN(8) ", %90, %91, %92, %93, %94, %95",
              "%96, %97, %98, %99", "%100", "%101", "%102", "%103", "%104", D64(0), D16(64), D16(80));

@@ -24,7 +24,8 @@ struct Exponentials { float maximum, shift, sum, total; };
 
 struct Vector { float at[8]; };
 __device__ __forceinline__ Vector widen(uint4 x) {
-    return {widen_low(x.x), widen_high(x.x), widen_low(x.y), widen_high(x.y), widen_low(x.z), widen_high(x.z), widen_low(x.w), widen_high(x.w)};
+    return {widen_low(x.x), widen_high(x.x), widen_low(x.y), widen_high(x.y),
+            widen_low(x.z), widen_high(x.z), widen_low(x.w), widen_high(x.w)};
 }
 
 __device__ __forceinline__ void rise(Exponentials& so_far, float maximum) {
@@ -65,8 +66,8 @@ __device__ __forceinline__ Exponentials of_block(Exponentials own) {
 enum class Gradient { Wanted, Absent };
 
 template <Gradient GRADIENT>
-__device__ __forceinline__ void row_loss(bf16* logits, const u32* __restrict__ targets, float* losses, u32 columns, u32 vocabulary, u32 held,
-                                         float smoothing, float scale) {
+__device__ __forceinline__ void row_loss(bf16* logits, const u32* __restrict__ targets, float* losses, u32 columns, u32 vocabulary,
+                                         u32 held, float smoothing, float scale) {
     extern __shared__ uint4 kept[];
     constexpr int AHEAD = 4;
     logits += u64(blockIdx.x) * columns;
@@ -132,7 +133,8 @@ extern "C" __global__ void __launch_bounds__(512, 2)
 }
 
 // One block: thread t sums rows t, t + 1024, ...; then a binary tree.
-extern "C" __global__ void __launch_bounds__(1024) loss_sum(const float* __restrict__ losses, float* loss, u32* flag, u64 rows, u32 accumulate) {
+extern "C" __global__ void __launch_bounds__(1024)
+    loss_sum(const float* __restrict__ losses, float* loss, u32* flag, u64 rows, u32 accumulate) {
     __shared__ double sums[1024];
     double sum = 0.0;
     for (u64 row = threadIdx.x; row < rows; row += 1024) sum += losses[row];

@@ -140,36 +140,6 @@ __device__ __forceinline__ Ordinary mvue_exact_ordinary(Group x, u32 word) {
     return {mvue_keep(x, __float_as_uint(selector), r), r};
 }
 
-// The exact estimates of sixteen tokens of a feature from the words of their call: kept pairs to `values`; returns their four nibbles.
-__device__ __forceinline__ u32 mvue_exact(u32 (&x)[8], uint4 words, u32 (&values)[4]) {
-    constexpr u32 EXTREME = 1 << 12;
-    bool ordinary = min(min(words.x + EXTREME, words.y + EXTREME), min(words.z + EXTREME, words.w + EXTREME)) >= 2 * EXTREME;
-    u32 nibbles = 0;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        Ordinary made = mvue_exact_ordinary({x[2 * j], x[2 * j + 1]}, j == 0 ? words.x : j == 1 ? words.y : j == 2 ? words.z : words.w);
-        ordinary &= made.r >= 0x1p-100f;
-        values[j] = made.kept.values;
-        nibbles |= mvue_nibble(made.kept, j);
-    }
-    if (!ordinary) {
-        nibbles = 0;
-        // One copy of the code: groups take turns at the front.
-#pragma unroll 1
-        for (int j = 0; j < 4; ++j) {
-            Kept kept = mvue_exact_any({x[0], x[1]}, words.x);
-            u32 x0 = x[0], x1 = x[1];
-#pragma unroll
-            for (int i = 0; i < 6; ++i) x[i] = x[i + 2];
-            x[6] = x0, x[7] = x1;
-            words = make_uint4(words.y, words.z, words.w, words.x);
-            values[0] = values[1], values[1] = values[2], values[2] = values[3], values[3] = kept.values;
-            nibbles = nibbles >> 4 | mvue_nibble(kept, 3);
-        }
-    }
-    return nibbles >> MVUE_NIBBLES & 0xffff;
-}
-
 // The approximate estimate from two uniforms.
 __device__ __forceinline__ Kept mvue_approximate(Group x, u32 word, u32 second_word) {
     float a[4] = {fabsf(widen_low(x.x01)), fabsf(widen_high(x.x01)), fabsf(widen_low(x.x23)), fabsf(widen_high(x.x23))};
@@ -227,14 +197,41 @@ __device__ __forceinline__ Kept mvue_approximate(Group x, u32 word, u32 second_w
     return {narrow_pair(value(low, widen_low(kept)), value(high, widen_high(kept))), selector};
 }
 
-// The same with the approximate estimator, which draws each second uniform in another call.
-__device__ __forceinline__ u32 mvue_approximate(const u32 (&x)[8], uint4 words, uint4 seconds, u32 (&values)[4]) {
-    u32 draws[4] = {words.x, words.y, words.z, words.w}, second_draws[4] = {seconds.x, seconds.y, seconds.z, seconds.w}, nibbles = 0;
-#pragma unroll
+// The estimates of sixteen tokens of a feature by one copy of the code: groups come to the front in turn.
+template <class Sample>
+__device__ __forceinline__ u32 mvue_in_turn(const u32 (&x)[8], uint4 words, uint4 seconds, u32 (&values)[4], Sample sample) {
+    u32 next[8] = {x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]}, nibbles = 0;
+#pragma unroll 1
     for (int j = 0; j < 4; ++j) {
-        Kept kept = mvue_approximate({x[2 * j], x[2 * j + 1]}, draws[j], second_draws[j]);
-        values[j] = kept.values;
-        nibbles |= mvue_nibble(kept, j);
+        Kept kept = sample(Group{next[0], next[1]}, words.x, seconds.x);
+#pragma unroll
+        for (int i = 0; i < 6; ++i) next[i] = next[i + 2];
+        words = make_uint4(words.y, words.z, words.w, 0);
+        seconds = make_uint4(seconds.y, seconds.z, seconds.w, 0);
+        values[0] = values[1], values[1] = values[2], values[2] = values[3], values[3] = kept.values;
+        nibbles = nibbles >> 4 | mvue_nibble(kept, 3);
     }
     return nibbles >> MVUE_NIBBLES;
+}
+
+// The exact estimates of sixteen tokens of a feature from the words of their call: kept pairs to `values`; returns their four nibbles.
+__device__ __forceinline__ u32 mvue_exact(const u32 (&x)[8], uint4 words, u32 (&values)[4]) {
+    constexpr u32 EXTREME = 1 << 12;
+    bool ordinary = min(min(words.x + EXTREME, words.y + EXTREME), min(words.z + EXTREME, words.w + EXTREME)) >= 2 * EXTREME;
+    u32 draws[4] = {words.x, words.y, words.z, words.w}, nibbles = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        Ordinary made = mvue_exact_ordinary({x[2 * j], x[2 * j + 1]}, draws[j]);
+        ordinary &= made.r >= 0x1p-100f;
+        values[j] = made.kept.values;
+        nibbles |= mvue_nibble(made.kept, j);
+    }
+    nibbles >>= MVUE_NIBBLES;
+    if (!ordinary) nibbles = mvue_in_turn(x, words, words, values, [](Group x, u32 word, u32) { return mvue_exact_any(x, word); });
+    return nibbles;
+}
+
+// The same with the approximate estimator, which draws each second uniform in another call.
+__device__ __forceinline__ u32 mvue_approximate(const u32 (&x)[8], uint4 words, uint4 seconds, u32 (&values)[4]) {
+    return mvue_in_turn(x, words, seconds, values, [](Group x, u32 word, u32 second) { return mvue_approximate(x, word, second); });
 }

@@ -29,14 +29,6 @@ __device__ __forceinline__ void load_transposed(u32 from, u32& a, u32& b, u32& c
                  : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(from) : "memory");
 }
 
-// The same in every lane, and known to be: the keys of each round are then computed once a warp.
-__device__ __forceinline__ StepState uniform_state(const StepState* state) {
-    StepState all = *state;
-    u32 low = __shfl_sync(0xffffffffu, u32(all.seed), 0), high = __shfl_sync(0xffffffffu, u32(all.seed >> 32), 0);
-    all.seed = u64(high) << 32 | low;
-    return all;
-}
-
 template <bool APPROXIMATE>
 __device__ __forceinline__ void compress(const bf16* dz, u64 stride, u32 p, u32 r, uint4* values, u32* metadata, const StepState* at, u32 site,
                                          u32 second_site) {
@@ -85,7 +77,7 @@ __device__ __forceinline__ void compress(const bf16* dz, u64 stride, u32 p, u32 
         __syncthreads();
         if (block + gridDim.y < blocks) load(block + gridDim.y, buffer ^ TILE);
         u32 word = 0;
-#pragma unroll
+#pragma unroll(APPROXIMATE ? 1 : 2)
         for (u32 half = 0; half < 2; ++half) {
             u32 x[8], kept[4];
             load_transposed((from + buffer) ^ half << 4, x[0], x[1], x[2], x[3]);

@@ -5,7 +5,8 @@
 // in   x, delta, dy bf16 [rows, 4 quads]; gamma, beta f32 [4 quads]; a null delta or beta is zero
 // out  residual, y bf16, overwritten (residual may be x); stats f32 [rows, 2] mean and rstd, overwritten; dresidual bf16 in place;
 //      partial f32 [blocks, 8 quads], overwritten; dgamma, dbeta f32 [4 quads], overwritten or accumulated; a null dbeta is not wanted
-// pre  quads <= 256 (forward) or 128 (backward) for each of the warps in the kernel's name; activations 8-byte, the others 16-byte aligned
+// pre  quads <= 256 (forward) or 128 (backward) times the warps in the kernel's name; activations 8-byte, the others 16-byte aligned;
+//      backward: blocks of as many whole rows as 512 threads hold, and 192 bytes of shared memory a thread
 // acc  f32, two passes over the residual as rounded to bf16; fixed order
 // ref  sparse24_cpu::norm; bounds: tolerance::{norm_y, norm_dresidual, norm_parameter}
 #include "scalar.cuh"
@@ -39,8 +40,8 @@ template <int WARPS, int N> __device__ __forceinline__ void row_sums(float (&sum
 }
 
 template <int WARPS>
-__device__ __forceinline__ void forward(const uint2* x, const uint2* delta, const float4* __restrict__ gamma, const float4* __restrict__ beta, uint2* residual,
-                                        uint2* y, float2* stats, u64 rows, u32 quads) {
+__device__ __forceinline__ void forward(const uint2* x, const uint2* delta, const float4* __restrict__ gamma,
+                                        const float4* __restrict__ beta, uint2* residual, uint2* y, float2* stats, u64 rows, u32 quads) {
     constexpr int THREADS = 32 * WARPS, QUADS = 8;
     __shared__ float slots[2][8][1];
     u32 place = threadIdx.x / THREADS, lane = threadIdx.x % THREADS;
@@ -91,46 +92,58 @@ __device__ __forceinline__ void forward(const uint2* x, const uint2* delta, cons
     }
 }
 
-// Rows whose quads a thread has loaded.
-template <int QUADS> struct Rows { uint2 dy[QUADS], residual[QUADS], dresidual[QUADS]; float2 stats; };
+// A thread copies what it alone will read, rows ahead, so that nobody waits for a barrier.
+__device__ __forceinline__ void copy_async(uint2* to, const uint2* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(u32(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+}
 
 template <int WARPS>
 __device__ __forceinline__ void backward(const uint2* __restrict__ dy, const uint2* __restrict__ residual, const float2* __restrict__ stats,
                                          const float4* __restrict__ gamma, uint2* dresidual, float4* partial, u64 rows, u32 quads) {
-    constexpr int THREADS = 32 * WARPS, QUADS = 4, GROUPS = 16 / WARPS;
+    constexpr int THREADS = 32 * WARPS, QUADS = 4, GROUPS = 16 / WARPS, BLOCK = GROUPS * THREADS, STAGES = 2;
     __shared__ float slots[2][16][2];
-    __shared__ float4 sums[GROUPS > 1 ? 2 : 1][GROUPS > 1 ? QUADS * THREADS : 1];
+    // [STAGES][QUADS][3][BLOCK] of rows; in the end [GROUPS][2][QUADS * THREADS] of sums.
+    extern __shared__ float4 shared[];
+    uint2* staged = reinterpret_cast<uint2*>(shared) + threadIdx.x;
     u32 group = threadIdx.x / THREADS, lane = threadIdx.x % THREADS;
+    u64 row = u64(blockIdx.x) * GROUPS + group, step = u64(gridDim.x) * GROUPS;
+    auto slot = [&](u32 stage, int quad, int operand) { return staged + ((stage * QUADS + quad) * 3 + operand) * BLOCK; };
+    auto copy = [&](u64 row, u32 stage) {
+        if (row < rows) {
+#pragma unroll
+            for (int i = 0; i < QUADS; ++i) {
+                u64 at = row * quads + i * THREADS + lane;
+                if (i * THREADS + lane >= quads) continue;
+                copy_async(slot(stage, i, 0), dy + at);
+                copy_async(slot(stage, i, 1), residual + at);
+                copy_async(slot(stage, i, 2), dresidual + at);
+            }
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
     Quad scale[QUADS] = {}, dgamma[QUADS] = {}, dbeta[QUADS] = {};
 #pragma unroll
     for (int i = 0; i < QUADS; ++i)
         if (i * THREADS + lane < quads) scale[i] = widen(gamma[i * THREADS + lane]);
-    auto load = [&](u64 row) {
-        Rows<QUADS> to = {};
-        if (row >= rows) return to;
-        to.stats = stats[row];
-#pragma unroll
-        for (int i = 0; i < QUADS; ++i) {
-            u32 quad = i * THREADS + lane;
-            if (quad >= quads) continue;
-            u64 at = row * quads + quad;
-            to.dy[i] = dy[at], to.residual[i] = residual[at], to.dresidual[i] = dresidual[at];
-        }
-        return to;
-    };
-    u64 row = u64(blockIdx.x) * GROUPS + group;
-    Rows<QUADS> next = load(row);
-    for (u32 turn = 0; row < rows; turn ^= 1) {
-        Rows<QUADS> now = next;
+    copy(row, 0);
+    float2 next = row < rows ? stats[row] : make_float2(0.0f, 0.0f);
+    for (u32 stage = 0; row < rows; stage ^= 1) {
         u64 start = row * quads;
-        row += u64(gridDim.x) * GROUPS;
-        // The next row is under way while this one is worked on.
-        next = load(row);
-        float mean = now.stats.x, rstd = now.stats.y, means[2] = {0.0f, 0.0f};
+        row += step;
+        copy(row, stage ^ 1);
+        float mean = next.x, rstd = next.y, means[2] = {0.0f, 0.0f};
+        if (row < rows) next = stats[row];
+        // All but the newest have arrived.
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        // Read past the row's end too: a branch would wait for each read by itself.
+        uint2 raw[3][QUADS];
+#pragma unroll
+        for (int i = 0; i < QUADS; ++i)
+            for (int operand = 0; operand < 3; ++operand) raw[operand][i] = *slot(stage, i, operand);
 #pragma unroll
         for (int i = 0; i < QUADS; ++i) {
-            Quad d = widen(now.dy[i]), x = widen(now.residual[i]);
             if (i * THREADS + lane >= quads) continue;
+            Quad d = widen(raw[0][i]), x = widen(raw[1][i]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float n = (x.at[e] - mean) * rstd, g = d.at[e] * scale[i].at[e];
@@ -138,13 +151,13 @@ __device__ __forceinline__ void backward(const uint2* __restrict__ dy, const uin
                 dgamma[i].at[e] += d.at[e] * n, dbeta[i].at[e] += d.at[e];
             }
         }
-        row_sums<WARPS>(means, &slots[turn][group * WARPS], group);
+        row_sums<WARPS>(means, &slots[stage][group * WARPS], group);
         float mean_g = means[0] / float(4 * quads), mean_gn = means[1] / float(4 * quads);
 #pragma unroll
         for (int i = 0; i < QUADS; ++i) {
             u32 quad = i * THREADS + lane;
             if (quad >= quads) continue;
-            Quad d = widen(now.dy[i]), x = widen(now.residual[i]), out = widen(now.dresidual[i]);
+            Quad d = widen(raw[0][i]), x = widen(raw[1][i]), out = widen(raw[2][i]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float n = (x.at[e] - mean) * rstd, g = d.at[e] * scale[i].at[e];
@@ -153,31 +166,31 @@ __device__ __forceinline__ void backward(const uint2* __restrict__ dy, const uin
             dresidual[start + quad] = narrow(out);
         }
     }
-    for (u32 turn = 0; turn < GROUPS; ++turn) {
-        if (group == turn) {
+    constexpr u32 PLANE = QUADS * THREADS;
+    __syncthreads();
 #pragma unroll
-            for (int i = 0; i < QUADS; ++i) {
-                u32 quad = i * THREADS + lane;
-                if (quad >= quads) continue;
-                if (GROUPS > 1 && turn > 0) {
-                    Quad a = widen(sums[0][quad]), b = widen(sums[GROUPS > 1][quad]);
+    for (int i = 0; i < QUADS; ++i) {
+        u32 at = group * 2 * PLANE + i * THREADS + lane;
+        shared[at] = whole(dgamma[i]), shared[at + PLANE] = whole(dbeta[i]);
+    }
+    __syncthreads();
+    for (u32 at = threadIdx.x; at < 2 * quads; at += BLOCK) {
+        u32 from = at < quads ? at : PLANE + at - quads;
+        Quad sum = {};
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) dgamma[i].at[e] += a.at[e], dbeta[i].at[e] += b.at[e];
-                }
-                bool last = turn == GROUPS - 1;
-                float4* to = partial + u64(blockIdx.x) * 2 * quads;
-                (last ? to : sums[0])[quad] = whole(dgamma[i]);
-                (last ? to + quads : sums[GROUPS > 1])[quad] = whole(dbeta[i]);
-            }
+        for (int g = 0; g < GROUPS; ++g) {
+            Quad of = widen(shared[g * 2 * PLANE + from]);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sum.at[e] += of.at[e];
         }
-        if (GROUPS > 1) __syncthreads();
+        partial[u64(blockIdx.x) * 2 * quads + at] = whole(sum);
     }
 }
 
 #define FORWARD(name, warps)                                                                                                               \
     extern "C" __global__ void __launch_bounds__(256, 4)                                                                                   \
-        name(const uint2* x, const uint2* delta, const float4* gamma, const float4* beta, uint2* residual, uint2* y, float2* stats, u64 rows, \
-             u32 quads) {                                                                                                                  \
+        name(const uint2* x, const uint2* delta, const float4* gamma, const float4* beta, uint2* residual, uint2* y, float2* stats,        \
+             u64 rows, u32 quads) {                                                                                                        \
         forward<warps>(x, delta, gamma, beta, residual, y, stats, rows, quads);                                                            \
     }
 FORWARD(norm_forward_1, 1)
@@ -187,28 +200,39 @@ FORWARD(norm_forward_8, 8)
 
 #define BACKWARD(name, warps)                                                                                                              \
     extern "C" __global__ void __launch_bounds__(512)                                                                                      \
-        name(const uint2* dy, const uint2* residual, const float2* stats, const float4* gamma, uint2* dresidual, float4* partial, u64 rows, \
-             u32 quads) {                                                                                                                  \
+        name(const uint2* dy, const uint2* residual, const float2* stats, const float4* gamma, uint2* dresidual, float4* partial,          \
+             u64 rows, u32 quads) {                                                                                                        \
         backward<warps>(dy, residual, stats, gamma, dresidual, partial, rows, quads);                                                      \
     }
 BACKWARD(norm_backward_1, 1)
 BACKWARD(norm_backward_2, 2)
+BACKWARD(norm_backward_3, 3)
 BACKWARD(norm_backward_4, 4)
 BACKWARD(norm_backward_8, 8)
 BACKWARD(norm_backward_16, 16)
 
-// A block has 32 columns of [dgamma, dbeta]; warp w sums the blocks w, w + 8, ...
-extern "C" __global__ void __launch_bounds__(256)
+// A block has 16 columns of [dgamma, dbeta] and 32 slices of the blocks: slice s sums s, s + 32, ..., and a warp the slices of a column.
+extern "C" __global__ void __launch_bounds__(512)
     norm_parameters(const float* __restrict__ partial, float* dgamma, float* dbeta, u32 blocks, u32 columns, u32 accumulate) {
-    __shared__ float sums[8][32];
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = blockIdx.x * 32 + lane;
+    constexpr u32 COLUMNS = 16, AHEAD = 8;
+    __shared__ float sums[32][COLUMNS + 1];
+    u32 slice = threadIdx.x / COLUMNS, column = blockIdx.x * COLUMNS + threadIdx.x % COLUMNS;
     float sum = 0.0f;
-    if (column < 2 * columns)
-        for (u32 block = warp; block < blocks; block += 8) sum += partial[u64(block) * 2 * columns + column];
-    sums[warp][lane] = sum;
+    for (u32 first = slice; first < blocks; first += 32 * AHEAD) {
+        float of[AHEAD];
+#pragma unroll
+        for (u32 a = 0; a < AHEAD; ++a) {
+            u32 block = first + 32 * a;
+            of[a] = block < blocks && column < 2 * columns ? partial[u64(block) * 2 * columns + column] : 0.0f;
+        }
+#pragma unroll
+        for (u32 a = 0; a < AHEAD; ++a) sum += of[a];
+    }
+    sums[slice][threadIdx.x % COLUMNS] = sum;
     __syncthreads();
-    if (warp != 0 || column >= 2 * columns) return;
-    for (int w = 1; w < 8; ++w) sum += sums[w][lane];
+    sum = warp_sum(sums[threadIdx.x % 32][threadIdx.x / 32]);
+    column = blockIdx.x * COLUMNS + threadIdx.x / 32;
+    if (threadIdx.x % 32 != 0 || column >= 2 * columns) return;
     float* to = column < columns ? dgamma + column : dbeta ? dbeta + (column - columns) : nullptr;
     if (to) *to = accumulate ? *to + sum : sum;
 }

@@ -1,9 +1,9 @@
 // spmm24_mma: D[m,n] = decode(A)[m,k] * B[k,n] by the sparse instruction that every served GPU has
-//   spmm24_mma_turned   B given as rows of k, D as rows of m: bf16, D^T = (A B)^T + bias
+//   spmm24_mma_transposed   B given as rows of k, D as rows of m: bf16, D^T = (A B)^T + bias
 //   spmm24_mma_straight B given as rows of n, D as rows of n: f32, overwritten or added to
 // in   A: values bf16, FragmentMajor; metadata u32, LaneMajor; m/64 x k/64 blocks. B bf16: [n,k], or [k_rows,n] followed by zeros. bias f32 [m] or null
 // out  D bf16 [n,m], or f32 [m,n]
-// pre  m, n and k multiples of 4 (n of turned: any); A's rows of 16 bytes aligned, B's and D's of 8; D aliases nothing
+// pre  m, n and k multiples of 4 (n of transposed: any); A's rows of 16 bytes aligned, B's and D's of 8; D aliases nothing
 // acc  f32, ascending k: bitwise repeatable for one build and device
 // ref  sparse24_cpu::spmm24; bound: tolerance::spmm24
 #include "scalar.cuh"
@@ -26,7 +26,7 @@ __device__ __forceinline__ void mma_sp_1(float (&d)[4], uint4 a, const u32 (&b)[
 }
 
 // The tile of B at k0, n0 as rows of k, zeros beyond the matrix. A piece is four elements that lie together: along k, or along n.
-__device__ __forceinline__ void load_turned(char* tile, const char* b, u64 stride, u32 n0, u32 k0, u32 n, u32 k) {
+__device__ __forceinline__ void load_transposed(char* tile, const char* b, u64 stride, u32 n0, u32 k0, u32 n, u32 k) {
     for (u32 i = threadIdx.x; i < TILE * TILE / 4; i += THREADS) {
         u32 row = i / (TILE / 4), column = i % (TILE / 4) * 4;
         uint2 piece = make_uint2(0, 0);
@@ -68,12 +68,12 @@ __device__ __forceinline__ void multiply(float (&d)[TILE / 8][4], char* tile, co
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    spmm24_mma_turned(const char* __restrict__ b, u64 b_stride, const uint4* __restrict__ values, const u32* __restrict__ metadata,
+    spmm24_mma_transposed(const char* __restrict__ b, u64 b_stride, const uint4* __restrict__ values, const u32* __restrict__ metadata,
                       const float* __restrict__ bias, char* d, u64 d_stride, u32 m, u32 n, u32 k) {
     __shared__ __align__(16) char tile[TILE * PITCH];
     u32 n0 = blockIdx.x * TILE, m0 = blockIdx.y * TILE, lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
     float sum[TILE / 8][4] = {};
-    multiply(sum, tile, values, metadata, (k + TILE - 1) / TILE, [&](u32 k0) { load_turned(tile, b, b_stride, n0, k0, n, k); });
+    multiply(sum, tile, values, metadata, (k + TILE - 1) / TILE, [&](u32 k0) { load_transposed(tile, b, b_stride, n0, k0, n, k); });
     __syncthreads();
     float low = bias && m0 + row < m ? bias[m0 + row] : 0.0f, high = bias && m0 + row + 8 < m ? bias[m0 + row + 8] : 0.0f;
 #pragma unroll

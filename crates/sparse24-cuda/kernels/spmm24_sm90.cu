@@ -1,21 +1,25 @@
 // spmm24_sm90: the product D[m,n] = decode(A)[m,k] * B[k,n] on Hopper's sparse tensor cores
-//   spmm24_turned_*   B given as rows of k (K-major), D as rows of m: bf16, D^T = (A B)^T + bias; TMA stores
-//   spmm24_straight_* B given as rows of n, D as rows of n: f32, overwritten or added to; the last tiles may be divided along k
-//   spmm24_gather     the sums of the parts of divided tiles
-// in   A: values bf16, FragmentMajor; metadata u32, LaneMajor; m/64 x k/64 blocks, padding zero. B bf16 by tensor map. bias f32 [m] or null
-// out  D as above
-// pre  16-byte aligned; D aliases nothing; a cluster of two blocks, a grid of at most the resident ones
-// acc  f32, fixed order: bitwise repeatable for one plan and device
+//   spmm24_transposed_*  B given as rows of k, D as rows of m: bf16, D^T = (A B)^T + bias
+//   spmm24_straight_*    B given as rows of n, D as rows of n: f32, overwritten or added to
+//   spmm24_gather*       the same of tiles that were divided along k: the sums of their parts
+// in   A: values bf16, FragmentMajor; metadata u32, LaneMajor; m/64 x k/64 blocks. B bf16 and D of transposed by tensor map. bias f32 [m] or null
+// out  D as above; partial f32, a fragment of 64 rows after the other
+// pre  k > 0; m of transposed and n of straight multiples of 4; rows 16-byte aligned; D and partial alias nothing; a cluster of two blocks
+// acc  f32, fixed order: bitwise repeatable for one plan
 // ref  sparse24_cpu::spmm24; bound: tolerance::spmm24
 #include "hopper.cuh"
 
-// A tile of D is 256 rows and COLUMNS columns: four warpgroup products of 64 rows, two a consumer warpgroup. The tiles of a cluster's two
-// blocks are neighbours along n and share A, or along m and share B.
+// One warp of each block brings A and B into a ring of stages, two warpgroups consume them. A tile of D is 256 rows and COLUMNS columns: four
+// products of 64 rows, two a warpgroup. A lane's registers of A are loaded from where its 16 bytes lie, while the product before runs. The
+// tensor cores read B from shared memory as fast as it delivers; so tiles are as large as registers allow, to bring B and A the fewest times.
+// The tiles of a cluster's two blocks are neighbours along n and share A, or along m and share B: it is brought once for both.
 enum class Share { A, B };
-enum class Form { Turned, Straight };
+enum class Form { Transposed, Straight };
 
 constexpr u32 BLOCK = 64, BLOCKS = 4, VALUES = 4096, METADATA = 512;
 constexpr u32 CONSUMERS = 2, THREADS = 128 * (CONSUMERS + 1);
+// Named barriers: a warpgroup's own are 1 and 2.
+constexpr u32 SKEWED = 3;
 
 struct Work {
     u32 m, n, k_blocks;
@@ -24,6 +28,7 @@ struct Work {
     u32 whole, parts;   // tiles that one cluster computes; parts into which each other is divided along k
 };
 
+// What a cluster computes at a time: a tile, or a part of it.
 struct Unit {
     u32 row, column, begin, end;
 };
@@ -40,228 +45,288 @@ __device__ __forceinline__ Unit unit_of(const Work& work, u32 index) {
     return {sweep * work.sweep + within % high, within / high, work.k_blocks * part / parts, work.k_blocks * (part + 1) / parts};
 }
 
-template <Form FORM, int COLUMNS, Share SHARE, int STAGES, int CHUNK, int CHUNKS, int SKEW>
-__device__ __forceinline__ void spmm24(const TensorMap& b_map, const TensorMap& d_map, const char* values, const char* metadata,
-                                       const float* bias, float* d, u64 d_stride, float4* partial, u32 accumulate, const Work& work) {
-    constexpr u32 BOXES = FORM == Form::Turned ? 1 : (COLUMNS + 63) / 64;  // of B in a stage
-    // A stage: B, the values of A, its metadata, and two barriers: it is full, and it is empty.
-    constexpr u32 B_BYTES = FORM == Form::Turned ? COLUMNS * 128 : BOXES * 8192, BYTES = B_BYTES + BLOCKS * (VALUES + METADATA);
-    constexpr u32 FULL = BYTES, EMPTY = BYTES + 8, STAGE = BYTES + 1024;
-    constexpr u32 CHUNK_BYTES = CHUNK * 128;
-    extern __shared__ __align__(1024) unsigned char memory[];
-    u32 ring = shared_address(memory), ring_end = ring + STAGES * STAGE;
-    u32 rank = cluster_rank(), warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), group = warp / 4;
-    u32 units = work.whole + (work.rows * work.columns - work.whole) * work.parts;
-    u32 block_rows = (work.m + BLOCK - 1) / BLOCK;
-    if (threadIdx.x == 0) {
-        for (u32 at = ring; at < ring_end; at += STAGE) {
-            barrier_init(at + FULL, 1);
-            barrier_init(at + EMPTY, 2 * 4 * CONSUMERS);
+// Where a fragment of 64 rows and COLUMNS columns of D belongs.
+struct Place {
+    u32 row, column;  // of its first element
+    u32 slab, lane;   // the warp's 16 rows of it
+};
+
+__device__ __forceinline__ float4 add(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+
+// In bf16 and turned, CHUNK columns at a time through one of CHUNKS buffers, which the copy engine empties. An epilogue on elements goes here.
+template <u32 COLUMNS, u32 CHUNK, u32 CHUNKS>
+__device__ __forceinline__ void store_transposed(const float (&x)[COLUMNS / 2], const Place& at, const TensorMap& d, const float* bias, u32 m,
+                                                 u32 group, u32 buffers, u32& buffer) {
+    u32 row = at.row + at.slab * 16 + at.lane / 4;
+    float low = bias && row < m ? bias[row] : 0.0f, high = bias && row + 8 < m ? bias[row + 8] : 0.0f;
+#pragma unroll
+    for (u32 column = 0; column < COLUMNS; column += CHUNK) {
+        u32 to = buffers + buffer * CHUNK * 128;
+        if (threadIdx.x % 128 == 0) boxes_read<CHUNKS - 1>();
+        named_sync(1 + group, 128);
+        u32 line = to + ((at.lane / 16) * 8 + at.lane % 8) * 128 + (((at.slab * 2 + at.lane / 8 % 2) ^ (at.lane % 8)) * 16);
+#pragma unroll
+        for (u32 j = 0; j < CHUNK / 16; ++j) {
+            const float* y = x + column / 2 + 8 * j;
+            store_matrices(line + j * 16 * 128, narrow_pair(y[0] + low, y[1] + low), narrow_pair(y[2] + high, y[3] + high),
+                           narrow_pair(y[4] + low, y[5] + low), narrow_pair(y[6] + high, y[7] + high));
         }
-        barrier_init_visible();
+        visible_to_copies();
+        named_sync(1 + group, 128);
+        if (threadIdx.x % 128 == 0) box_out(d, at.row, at.column + column, to);
+        if (++buffer == CHUNKS) buffer = 0;
     }
-    __syncthreads();
-    cluster_sync();
-    u32 at = ring, phase = 0;
-    auto advance = [&] {
-        at += STAGE;
-        if (at == ring_end) at = ring, phase ^= 1;
-    };
-    if (group == CONSUMERS) {
-        registers_at_most<24>();
-        // Each lane of one warp brings one thing: the values of a block, its metadata, or a box of B.
-        u32 lane = threadIdx.x % 32, block = lane % BLOCKS, box = lane - 2 * BLOCKS;
-        bool brings_b = lane >= 2 * BLOCKS && box < BOXES, brings_a = lane < 2 * BLOCKS && (SHARE == Share::B || block / (BLOCKS / 2) == rank);
-        u32 bytes = lane < BLOCKS ? VALUES : METADATA, offset = B_BYTES + (lane < BLOCKS ? 0 : BLOCKS * VALUES) + block * bytes;
-        if (warp == 4 * CONSUMERS) {
-            for (u32 index = blockIdx.x / 2; index < units; index += gridDim.x / 2) {
-                Unit unit = unit_of(work, index);
-                u32 row = SHARE == Share::B ? 2 * unit.row + rank : unit.row, column = SHARE == Share::A ? 2 * unit.column + rank : unit.column;
-                // Of a tile that reaches beyond the matrix the last block stands in for those that do not exist: their rows are not stored.
-                u64 first = u64(min(row * BLOCKS + block, block_rows - 1)) * work.k_blocks + unit.begin;
-                const char* from = (lane < BLOCKS ? values : metadata) + first * bytes;
-                for (u32 k = unit.begin; k < unit.end; ++k, from += bytes, advance()) {
-                    u32 barrier = at + FULL;
-                    barrier_wait(at + EMPTY, phase ^ 1);
-                    if (lane == 0) barrier_expect(barrier, BYTES);
-                    if (brings_a) {
-                        if constexpr (SHARE == Share::A) copy_in_all(at + offset, from, bytes, barrier);
-                        else copy_in(at + offset, from, bytes, barrier);
-                    }
-                    if (brings_b) {
-                        if constexpr (FORM == Form::Turned) {
-                            if constexpr (SHARE == Share::A) box_in(at, b_map, 64 * k, column * COLUMNS, barrier);
-                            else box_in_all(at + rank * (B_BYTES / 2), b_map, 64 * k, column * COLUMNS + rank * (COLUMNS / 2), barrier);
-                        } else {
-                            u32 x = column * COLUMNS + 64 * box;
-                            if constexpr (SHARE == Share::A) box_in(at + 8192 * box, b_map, x, 64 * k, barrier);
-                            else box_in_all(at + 8192 * box + 4096 * rank, b_map, x, 64 * k + 32 * rank, barrier);
-                        }
-                    }
-                    __syncwarp();
-                }
+}
+
+// In f32. Neighbouring lanes exchange halves, so that each has four columns of one of two products of eight.
+template <u32 COLUMNS>
+__device__ __forceinline__ void store_straight(const float (&x)[COLUMNS / 2], const Place& at, float* d, u64 stride, u32 accumulate, u32 m, u32 n) {
+    u32 odd = at.lane & 1, row = at.row + at.slab * 16 + at.lane / 4, column = at.column + 8 * odd + 4 * (at.lane % 4 / 2);
+#pragma unroll
+    for (u32 j = 0; j < COLUMNS / 2; j += 8) {
+#pragma unroll
+        for (u32 h = 0; h < 2; ++h) {
+            float give0 = odd ? x[j + 2 * h] : x[j + 4 + 2 * h], give1 = odd ? x[j + 1 + 2 * h] : x[j + 5 + 2 * h];
+            float keep0 = odd ? x[j + 4 + 2 * h] : x[j + 2 * h], keep1 = odd ? x[j + 5 + 2 * h] : x[j + 1 + 2 * h];
+            float take0 = __shfl_xor_sync(0xffffffffu, give0, 1), take1 = __shfl_xor_sync(0xffffffffu, give1, 1);
+            float4 four = odd ? make_float4(take0, take1, keep0, keep1) : make_float4(keep0, keep1, take0, take1);
+            if (row + 8 * h < m && column + 2 * j < n) {
+                float4* to = reinterpret_cast<float4*>(d + (row + 8 * h) * stride + column + 2 * j);
+                *to = accumulate ? add(*to, four) : four;
             }
         }
-    } else {
-        registers_at_least<240>();
-        constexpr int TRANSPOSED = FORM == Form::Straight;
-        constexpr u32 LEADING = TRANSPOSED ? 8192 : 16, STEP = TRANSPOSED ? 4096 / 16 : 64 / 16;
-        u32 lane = threadIdx.x % 32, slab = warp % 4;
-        float d0[COLUMNS / 2], d1[COLUMNS / 2];
-        if (SKEW > 0 && group == 1) named_sync(3, 256);
-        u32 skew = SKEW > 0 && group == 0 ? SKEW : 0;
-        u32 chunk = 0;
+    }
+}
+
+template <Form FORM, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kernel {
+    // A stage: B, the values of A, its metadata, and two barriers: it is full, and it is empty.
+    static constexpr u32 BOXES = FORM == Form::Transposed ? 1 : (COLUMNS + 63) / 64;
+    static constexpr u32 B_BYTES = FORM == Form::Transposed ? COLUMNS * 128 : BOXES * 8192, BYTES = B_BYTES + BLOCKS * (VALUES + METADATA);
+    static constexpr u32 FULL = BYTES, EMPTY = BYTES + 8, STAGE = BYTES + 1024;
+
+    const Work& work;
+    u32 ring, ring_end, rank, units;
+    u32 at, phase;
+
+    __device__ __forceinline__ void advance() {
+        at += STAGE;
+        if (at == ring_end) at = ring, phase ^= 1;
+    }
+    __device__ __forceinline__ u32 previous() const { return at == ring ? ring_end - STAGE : at - STAGE; }
+    __device__ __forceinline__ u32 row(const Unit& unit) const { return SHARE == Share::B ? 2 * unit.row + rank : unit.row; }
+    __device__ __forceinline__ u32 column(const Unit& unit) const { return SHARE == Share::A ? 2 * unit.column + rank : unit.column; }
+    // To both blocks, because both fill the stage.
+    __device__ __forceinline__ void release(u32 stage, u32 lane) const {
+        if (lane < 2) barrier_arrive(stage + EMPTY, lane);
+    }
+
+    __device__ __forceinline__ void produce(const TensorMap& b, const char* values, const char* metadata) {
+        // Each lane brings one thing: the values of a block, its metadata, or a box of B.
+        u32 lane = threadIdx.x % 32, block = lane % BLOCKS, box = lane - 2 * BLOCKS, block_rows = (work.m + BLOCK - 1) / BLOCK;
+        bool brings_b = lane >= 2 * BLOCKS && box < BOXES, brings_a = lane < 2 * BLOCKS && (SHARE == Share::B || block / (BLOCKS / 2) == rank);
+        u32 bytes = lane < BLOCKS ? VALUES : METADATA, offset = B_BYTES + (lane < BLOCKS ? 0 : BLOCKS * VALUES) + block * bytes;
         for (u32 index = blockIdx.x / 2; index < units; index += gridDim.x / 2) {
             Unit unit = unit_of(work, index);
-            u32 row = SHARE == Share::B ? 2 * unit.row + rank : unit.row, column = SHARE == Share::A ? 2 * unit.column + rank : unit.column;
-            u32 first_block = row * BLOCKS + group * 2, n0 = column * COLUMNS;
-            auto release = [&](u32 at) {
-                if (lane < 2) barrier_arrive(at + EMPTY, lane);
-            };
-            if (first_block >= block_rows || n0 >= work.n) {
+            // Of a tile that reaches beyond the matrix the last block stands in for those that do not exist: their rows are not stored.
+            u64 first = u64(min(row(unit) * BLOCKS + block, block_rows - 1)) * work.k_blocks + unit.begin;
+            const char* from = (lane < BLOCKS ? values : metadata) + first * bytes;
+            u32 n = column(unit) * COLUMNS;
+            for (u32 k = unit.begin; k < unit.end; ++k, from += bytes, advance()) {
+                u32 full = at + FULL;
+                barrier_wait(at + EMPTY, phase ^ 1);
+                if (lane == 0) barrier_expect(full, BYTES);
+                if (brings_a) {
+                    if constexpr (SHARE == Share::A) copy_in_all(at + offset, from, bytes, full);
+                    else copy_in(at + offset, from, bytes, full);
+                }
+                if (brings_b) {
+                    if constexpr (FORM == Form::Transposed && SHARE == Share::A) box_in(at, b, 64 * k, n, full);
+                    else if constexpr (FORM == Form::Transposed) box_in_all(at + rank * (B_BYTES / 2), b, 64 * k, n + rank * (COLUMNS / 2), full);
+                    else if constexpr (SHARE == Share::A) box_in(at + 8192 * box, b, n + 64 * box, 64 * k, full);
+                    else box_in_all(at + 8192 * box + 4096 * rank, b, n + 64 * box, 64 * k + 32 * rank, full);
+                }
+                __syncwarp();
+            }
+        }
+    }
+
+    // d (+)= a block's 64 rows of the stage times its B.
+    __device__ __forceinline__ void multiply(float (&d)[COLUMNS / 2], u32 values, u32 metadata, u32 more) const {
+        constexpr int ROWS_OF_N = FORM == Form::Straight;
+        constexpr u32 LEADING = ROWS_OF_N ? 8192 : 16, STEP = ROWS_OF_N ? 4096 / 16 : 64 / 16;
+        u64 b = descriptor(at, LEADING, 1024);
+        uint4 low = load16(values), high = load16(values + 512);
+        u32 pattern = load4(metadata);
+        wgmma_fence();
+        wgmma_sp<0, ROWS_OF_N>(d, low, b, pattern, more);
+        wgmma_sp<1, ROWS_OF_N>(d, high, b + STEP, pattern, 1);
+        wgmma_commit();
+    }
+
+    template <int SKEW>
+    __device__ __forceinline__ void consume(u32 group, u32 slab, const TensorMap& d_map, const float* bias, float* d, u64 d_stride, float4* partial,
+                                            u32 accumulate) {
+        u32 lane = threadIdx.x % 32, block_rows = (work.m + BLOCK - 1) / BLOCK, buffer = 0;
+        float d0[COLUMNS / 2], d1[COLUMNS / 2];
+        // The second warpgroup begins later, so that one multiplies while the other stores.
+        if (SKEW > 0 && group == 1) named_sync(SKEWED, 256);
+        u32 skew = SKEW > 0 && group == 0 ? SKEW : 0;
+        for (u32 index = blockIdx.x / 2; index < units; index += gridDim.x / 2) {
+            Unit unit = unit_of(work, index);
+            u32 first_block = row(unit) * BLOCKS + group * 2, n = column(unit) * COLUMNS;
+            if (first_block >= block_rows || n >= work.n) {
+                if (SKEW > 0 && skew > 0) skew = 0, named_arrive(SKEWED, 256);
                 for (u32 k = unit.begin; k < unit.end; ++k, advance()) {
                     barrier_wait(at + FULL, phase);
-                    release(at);
+                    release(at, lane);
                 }
-                if (SKEW > 0 && skew > 0) skew = 0, named_arrive(3, 256);
                 continue;
             }
 #pragma unroll 1
             for (u32 steps = unit.end - unit.begin, step = 0; step < steps; ++step) {
-                u32 a = at + B_BYTES + group * 2 * VALUES + slab * 1024 + lane * 16;
-                u32 e = at + B_BYTES + BLOCKS * VALUES + group * 2 * METADATA + slab * 128 + lane * 4;
-                u64 b = descriptor(at, LEADING, 1024);
+                u32 values = at + B_BYTES + group * 2 * VALUES + slab * 1024 + lane * 16;
+                u32 metadata = at + B_BYTES + BLOCKS * VALUES + group * 2 * METADATA + slab * 128 + lane * 4;
                 barrier_wait(at + FULL, phase);
-                {
-                    uint4 low = load16(a), high = load16(a + 512);
-                    u32 meta = load4(e);
-                    wgmma_fence();
-                    wgmma_sp<0, TRANSPOSED>(d0, low, b, meta, step);
-                    wgmma_sp<1, TRANSPOSED>(d0, high, b + STEP, meta, 1);
-                    wgmma_commit();
-                }
+                multiply(d0, values, metadata, step);
                 wgmma_wait<1>();
-                if (step > 0) release(at == ring ? ring_end - STAGE : at - STAGE);
-                {
-                    uint4 low = load16(a + VALUES), high = load16(a + VALUES + 512);
-                    u32 meta = load4(e + METADATA);
-                    wgmma_fence();
-                    wgmma_sp<0, TRANSPOSED>(d1, low, b, meta, step);
-                    wgmma_sp<1, TRANSPOSED>(d1, high, b + STEP, meta, 1);
-                    wgmma_commit();
-                }
+                if (step > 0) release(previous(), lane);
+                multiply(d1, values + VALUES, metadata + METADATA, step);
                 wgmma_wait<1>();
-                if (SKEW > 0 && skew > 0 && --skew == 0) named_arrive(3, 256);
+                if (SKEW > 0 && skew > 0 && --skew == 0) named_arrive(SKEWED, 256);
                 advance();
             }
             wgmma_wait<0>();
-            release(at == ring ? ring_end - STAGE : at - STAGE);
+            release(previous(), lane);
             settle(d0);
             settle(d1);
-            auto store = [&](const float(&d_block)[COLUMNS / 2], u32 block) {
-                u32 r = block * BLOCK + slab * 16 + lane / 4;
-                if constexpr (FORM == Form::Turned) {
-                    float low = bias && r < work.m ? bias[r] : 0.0f, high = bias && r + 8 < work.m ? bias[r + 8] : 0.0f;
-#pragma unroll
-                    for (u32 column = 0; column < COLUMNS; column += CHUNK) {
-                        u32 to = ring_end + (group * CHUNKS + chunk) * CHUNK_BYTES;
-                        if (threadIdx.x % 128 == 0) boxes_read<CHUNKS - 1>();
-                        named_sync(1 + group, 128);
-                        u32 line = to + ((lane / 16) * 8 + lane % 8) * 128 + (((slab * 2 + lane / 8 % 2) ^ (lane % 8)) * 16);
-#pragma unroll
-                        for (u32 j = 0; j < CHUNK / 16; ++j) {
-                            const float* x = d_block + column / 2 + 8 * j;
-                            store_transposed(line + j * 16 * 128, narrow_pair(x[0] + low, x[1] + low), narrow_pair(x[2] + high, x[3] + high),
-                                             narrow_pair(x[4] + low, x[5] + low), narrow_pair(x[6] + high, x[7] + high));
-                        }
-                        visible_to_copies();
-                        named_sync(1 + group, 128);
-                        if (threadIdx.x % 128 == 0) box_out(d_map, block * BLOCK, n0 + column, to);
-                        if (++chunk == CHUNKS) chunk = 0;
-                    }
-                } else if (index >= work.whole) {
-                    u64 slot = (u64(index - work.whole) * 2 + rank) * BLOCKS + (block - row * BLOCKS);
+            auto store = [&](const float(&x)[COLUMNS / 2], u32 block) {
+                Place place = {block * BLOCK, n, slab, lane};
+                if (index >= work.whole) {
+                    u64 slot = (u64(index - work.whole) * 2 + rank) * BLOCKS + (block - row(unit) * BLOCKS);
                     float4* to = partial + slot * (COLUMNS / 8) * 128 + threadIdx.x % 128;
 #pragma unroll
-                    for (u32 j = 0; j < COLUMNS / 8; ++j) to[j * 128] = make_float4(d_block[4 * j], d_block[4 * j + 1], d_block[4 * j + 2], d_block[4 * j + 3]);
+                    for (u32 j = 0; j < COLUMNS / 8; ++j) to[j * 128] = make_float4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
+                } else if constexpr (FORM == Form::Transposed) {
+                    store_transposed<COLUMNS, CHUNK, CHUNKS>(x, place, d_map, bias, work.m, group, ring_end + group * CHUNKS * CHUNK * 128, buffer);
                 } else {
-                    // Neighbouring lanes exchange halves, so that each has four columns of one of two products of eight.
-                    u32 odd = lane & 1, c = n0 + 8 * odd + 4 * (lane % 4 / 2);
-#pragma unroll
-                    for (u32 j = 0; j < COLUMNS / 16; ++j) {
-                        const float* x = d_block + 8 * j;
-#pragma unroll
-                        for (u32 h = 0; h < 2; ++h) {
-                            float s0 = odd ? x[2 * h] : x[4 + 2 * h], s1 = odd ? x[2 * h + 1] : x[5 + 2 * h];
-                            float k0 = odd ? x[4 + 2 * h] : x[2 * h], k1 = odd ? x[5 + 2 * h] : x[2 * h + 1];
-                            s0 = __shfl_xor_sync(0xffffffffu, s0, 1), s1 = __shfl_xor_sync(0xffffffffu, s1, 1);
-                            float4 out = odd ? make_float4(s0, s1, k0, k1) : make_float4(k0, k1, s0, s1);
-                            if (r + 8 * h < work.m && c + 16 * j < work.n) {
-                                float4* to = reinterpret_cast<float4*>(d + (r + 8 * h) * d_stride + c + 16 * j);
-                                if (accumulate) {
-                                    float4 old = *to;
-                                    out = make_float4(old.x + out.x, old.y + out.y, old.z + out.z, old.w + out.w);
-                                }
-                                *to = out;
-                            }
-                        }
-                    }
+                    store_straight<COLUMNS>(x, place, d, d_stride, accumulate, work.m, work.n);
                 }
             };
             store(d0, first_block);
             if (first_block + 1 < block_rows) store(d1, first_block + 1);
         }
-        if (SKEW > 0 && skew > 0) named_arrive(3, 256);
-        if (FORM == Form::Turned && threadIdx.x % 128 == 0) boxes_read<0>();
+        if (SKEW > 0 && skew > 0) named_arrive(SKEWED, 256);
+        if (FORM == Form::Transposed && threadIdx.x % 128 == 0) boxes_read<0>();
+    }
+};
+
+template <Form FORM, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, u32 CHUNKS, int SKEW>
+__device__ __forceinline__ void spmm24(const TensorMap& b_map, const TensorMap& d_map, const char* values, const char* metadata,
+                                       const float* bias, float* d, u64 d_stride, float4* partial, u32 accumulate, const Work& work) {
+    using Instance = Kernel<FORM, COLUMNS, SHARE, STAGES, CHUNK, CHUNKS>;
+    extern __shared__ __align__(1024) unsigned char memory[];
+    u32 ring = shared_address(memory), ring_end = ring + STAGES * Instance::STAGE, units = work.whole + (work.rows * work.columns - work.whole) * work.parts;
+    Instance kernel = {work, ring, ring_end, cluster_rank(), units, ring, 0};
+    u32 warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    if (threadIdx.x == 0) {
+        for (u32 at = ring; at < ring_end; at += Instance::STAGE) {
+            barrier_init(at + Instance::FULL, 1);
+            barrier_init(at + Instance::EMPTY, 2 * 4 * CONSUMERS);
+        }
+        barrier_init_visible();
+    }
+    __syncthreads();
+    cluster_sync();
+    if (warp >= 4 * CONSUMERS) {
+        registers_at_most<24>();
+        if (warp == 4 * CONSUMERS) kernel.produce(b_map, values, metadata);
+    } else {
+        registers_at_least<240>();
+        kernel.template consume<SKEW>(warp / 4, warp % 4, d_map, bias, d, d_stride, partial, accumulate);
     }
     // Nobody leaves while its neighbour may still write here or arrive at its barriers.
     cluster_sync();
 }
 
-// Sums the parts of divided tiles, in the order of k.
-extern "C" __global__ void __launch_bounds__(256)
+// What the two kernels that sum parts have in common: which parts, and where their sum belongs.
+struct Sum {
+    const float4* from;  // of the first part
+    u64 apart;           // from one part to the next
+    u32 row, column;     // of the block of 64 rows, and of its first column
+};
+
+__device__ __forceinline__ Sum sum_of(const float4* partial, const Work& work, u32 parts, u32 columns, u32 along_n, u32 index) {
+    u32 block = index % BLOCKS, rank = index / BLOCKS % 2, tile = index / BLOCKS / 2, lines = columns / 8 * 128;
+    Unit unit = unit_of(work, work.whole + tile);
+    u32 row = along_n ? unit.row : 2 * unit.row + rank, column = along_n ? 2 * unit.column + rank : unit.column;
+    return {partial + ((u64(tile) * parts * 2 + rank) * BLOCKS + block) * lines, u64(2) * BLOCKS * lines, (row * BLOCKS + block) * BLOCK, column * columns};
+}
+
+// A block of threads sums 64 rows and 32 columns.
+extern "C" __global__ void __launch_bounds__(128)
     spmm24_gather(const float4* __restrict__ partial, float* d, u64 d_stride, u32 accumulate, u32 m, u32 n, u32 rows, u32 tiles, u32 sweep,
                   u32 whole, u32 parts, u32 columns, u32 along_n) {
-    Work work = {m, n, 0, rows, tiles, sweep, whole, 1};
-    u32 lines = columns / 8 * 128, i = blockIdx.x * 256 + threadIdx.x;
-    if (i >= (rows * tiles - whole) * 2 * BLOCKS * lines) return;
-    u32 within = i % lines, block = i / lines % BLOCKS, rank = i / lines / BLOCKS % 2, tile = i / lines / BLOCKS / 2;
-    float4 sum = make_float4(0, 0, 0, 0);
-    for (u32 part = 0; part < parts; ++part) {
-        float4 x = partial[(((u64(tile) * parts + part) * 2 + rank) * BLOCKS + block) * lines + within];
-        sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+    Sum sum = sum_of(partial, {m, n, 0, rows, tiles, sweep, whole, 1}, parts, columns, along_n, blockIdx.y);
+    u32 lane = threadIdx.x % 32, row = sum.row + threadIdx.x / 32 * 16 + lane / 4;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        u32 j = 4 * blockIdx.x + i;
+        float4 x = make_float4(0, 0, 0, 0);
+        for (u32 part = 0; part < parts; ++part) x = add(x, sum.from[part * sum.apart + j * 128 + threadIdx.x]);
+        u32 column = sum.column + 8 * j + 2 * (lane % 4);
+        for (u32 h = 0; h < 2; ++h) {
+            if (row + 8 * h >= m || column >= n) continue;
+            float2* to = reinterpret_cast<float2*>(d + (row + 8 * h) * d_stride + column);
+            float2 out = h ? make_float2(x.z, x.w) : make_float2(x.x, x.y);
+            if (accumulate) out = make_float2(to->x + out.x, to->y + out.y);
+            *to = out;
+        }
     }
-    Unit unit = unit_of(work, whole + tile);
-    u32 row = along_n ? unit.row : 2 * unit.row + rank, column = along_n ? 2 * unit.column + rank : unit.column;
-    u32 lane = within % 32, r = (row * BLOCKS + block) * BLOCK + within / 32 % 4 * 16 + lane / 4, c = column * columns + within / 128 * 8 + 2 * (lane % 4);
-    for (u32 h = 0; h < 2; ++h) {
-        if (r + 8 * h >= m || c >= n) continue;
-        float2* to = reinterpret_cast<float2*>(d + (r + 8 * h) * d_stride + c);
-        float2 x = h ? make_float2(sum.z, sum.w) : make_float2(sum.x, sum.y);
-        if (accumulate) x = make_float2(to->x + x.x, to->y + x.y);
-        *to = x;
+}
+extern "C" __global__ void __launch_bounds__(128)
+    spmm24_gather_transposed(const float4* __restrict__ partial, const float* __restrict__ bias, char* d, u64 d_stride, u32 m, u32 n, u32 rows,
+                             u32 tiles, u32 sweep, u32 whole, u32 parts, u32 columns, u32 along_n) {
+    constexpr u32 COLUMNS = 32, PITCH = 2 * BLOCK + 16;
+    __shared__ __align__(16) char turned[COLUMNS * PITCH];
+    Sum sum = sum_of(partial, {m, n, 0, rows, tiles, sweep, whole, 1}, parts, columns, along_n, blockIdx.y);
+    u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4, first = blockIdx.x * COLUMNS;
+    float low = bias && sum.row + row < m ? bias[sum.row + row] : 0.0f, high = bias && sum.row + row + 8 < m ? bias[sum.row + row + 8] : 0.0f;
+#pragma unroll
+    for (u32 j = 0; j < COLUMNS / 8; ++j) {
+        float4 x = make_float4(0, 0, 0, 0);
+        for (u32 part = 0; part < parts; ++part) x = add(x, sum.from[part * sum.apart + (first / 8 + j) * 128 + threadIdx.x]);
+        u16* to = reinterpret_cast<u16*>(turned + (8 * j + 2 * (lane % 4)) * PITCH) + row;
+        to[0] = narrow(x.x + low).bits, to[PITCH / 2] = narrow(x.y + low).bits;
+        to[8] = narrow(x.z + high).bits, to[PITCH / 2 + 8] = narrow(x.w + high).bits;
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < COLUMNS * BLOCK / 4; i += 128) {
+        u32 token = i / (BLOCK / 4), feature = i % (BLOCK / 4) * 4;
+        if (sum.column + first + token >= n || sum.row + feature >= m) continue;
+        *reinterpret_cast<uint2*>(d + ((sum.column + first + token) * d_stride + sum.row + feature) * 2) =
+            *reinterpret_cast<const uint2*>(turned + token * PITCH + feature * 2);
     }
 }
 
-#define TURNED(name, columns, share, stages, chunk, chunks, skew)                                                                                 \
+#define TRANSPOSED(name, columns, share, stages, chunk, chunks, skew)                                                                      \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)                                                     \
         name(const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap d, const char* values, const char* metadata,           \
-             const float* bias, u32 m, u32 n, u32 k_blocks, u32 rows, u32 tiles, u32 sweep) {                                              \
-        spmm24<Form::Turned, columns, Share::share, stages, chunk, chunks, skew>(b, d, values, metadata, bias, nullptr, 0, nullptr, 0,            \
-                                                                          {m, n, k_blocks, rows, tiles, sweep, rows * tiles, 1});          \
+             const float* bias, float4* partial, u32 m, u32 n, u32 k_blocks, u32 rows, u32 tiles, u32 sweep, u32 whole, u32 parts) {       \
+        spmm24<Form::Transposed, columns, Share::share, stages, chunk, chunks, skew>(                                                      \
+            b, d, values, metadata, bias, nullptr, 0, partial, 0, {m, n, k_blocks, rows, tiles, sweep, whole, parts});                     \
     }
 #define STRAIGHT(name, columns, share, stages, skew)                                                                                       \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)                                                     \
-        name(const __grid_constant__ TensorMap b, const char* values, const char* metadata, float* d, u64 d_stride, float4* partial,       \
+        name(const __grid_constant__ TensorMap b, const char* values, const char* metadata, float4* partial, float* d, u64 d_stride,       \
              u32 accumulate, u32 m, u32 n, u32 k_blocks, u32 rows, u32 tiles, u32 sweep, u32 whole, u32 parts) {                           \
-        spmm24<Form::Straight, columns, Share::share, stages, 16, 0, skew>(b, b, values, metadata, nullptr, d, d_stride, partial, accumulate,  \
-                                                                       {m, n, k_blocks, rows, tiles, sweep, whole, parts});                \
+        spmm24<Form::Straight, columns, Share::share, stages, 16, 0, skew>(                                                                \
+            b, b, values, metadata, nullptr, d, d_stride, partial, accumulate, {m, n, k_blocks, rows, tiles, sweep, whole, parts});        \
     }
-TURNED(spmm24_turned_192a, 192, A, 4, 96, 2, 0)
-TURNED(spmm24_turned_192b, 192, B, 4, 96, 2, 0)
-TURNED(spmm24_turned_160a, 160, A, 4, 80, 3, 0)
-TURNED(spmm24_turned_128a, 128, A, 5, 64, 3, 0)
+TRANSPOSED(spmm24_transposed_192a, 192, A, 4, 96, 2, 1)
+TRANSPOSED(spmm24_transposed_192b, 192, B, 4, 96, 2, 1)
+TRANSPOSED(spmm24_transposed_160a, 160, A, 4, 80, 3, 1)
+TRANSPOSED(spmm24_transposed_128a, 128, A, 5, 64, 3, 1)
 STRAIGHT(spmm24_straight_192a, 192, A, 5, 0)
 STRAIGHT(spmm24_straight_192b, 192, B, 5, 0)
+STRAIGHT(spmm24_straight_160a, 160, A, 5, 0)
 STRAIGHT(spmm24_straight_128a, 128, A, 6, 0)
-STRAIGHT(spmm24_straight_128b, 128, B, 6, 0)

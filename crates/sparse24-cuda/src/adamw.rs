@@ -1,7 +1,7 @@
 //! AdamW with clipping and masked decay over a table of tensors, and the gradient norm that it clips by.
 //!
-//! The step is that of [`sparse24_cpu`](https://docs.rs/sparse24-cpu)'s `adamw_step`, bit for bit, with the scalars of the device's [`StepState`](crate::StepState). Norm and flag stay
-//! on the device: neither operation waits. Deliberately absent: any schedule.
+//! The step is that of `sparse24_cpu::adamw`, bit for bit, with the scalars of the device's [`StepState`](crate::StepState). Norm and flag
+//! stay on the device: neither operation waits. Deliberately absent: any schedule.
 
 use half::bf16;
 

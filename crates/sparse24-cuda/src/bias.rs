@@ -3,20 +3,22 @@
 use half::bf16;
 
 use crate::{
-    Device, Error, Matrix,
-    gemm::Beta,
+    Beta, Device, Error, Matrix,
     launch::{Argument, Grid},
     operand::check_packed,
 };
 
-const ROWS: usize = 256;
-const THREADS: u32 = 256;
 const LANES: usize = 32;
+
+/// Rows of a block: those that make about a thousand blocks of 256 columns, on every device.
+fn rows([p, r]: [usize; 2]) -> usize {
+    (p * r.div_ceil(256) / 1024).next_multiple_of(64).max(64)
+}
 
 /// The shape of the scratch of [`bias_grad`] for dz `[p, r]`.
 #[must_use]
-pub const fn bias_grad_scratch([p, r]: [usize; 2]) -> [usize; 2] {
-    [p.div_ceil(ROWS), r]
+pub fn bias_grad_scratch([p, r]: [usize; 2]) -> [usize; 2] {
+    [p.div_ceil(rows([p, r])), r]
 }
 
 /// db = the column sums of dz, or db += them: dz `[p, r]`, db `[1, r]`, `scratch` as [`bias_grad_scratch`] says.
@@ -27,11 +29,10 @@ pub const fn bias_grad_scratch([p, r]: [usize; 2]) -> [usize; 2] {
 /// [`Error::Shape`], [`Error::Alias`], [`Error::Stale`], [`Error::TooLarge`], [`Error::Driver`].
 pub fn bias_grad(device: &mut Device, dz: Matrix<bf16>, db: Matrix<f32>, beta: Beta, scratch: Matrix<f32>) -> Result<(), Error> {
     const OPERATION: &str = "bias grad";
-    // Blocks of rows are the second dimension of a grid.
-    const LIMIT: usize = 65_535 * ROWS;
+    const LIMIT: usize = i32::MAX as usize;
     let [p, r] = dz.shape();
     let [blocks, _] = bias_grad_scratch([p, r]);
-    if p > LIMIT || r > i32::MAX as usize {
+    if p > LIMIT || r > LIMIT {
         return Err(Error::TooLarge { operation: OPERATION, what: "tokens or features", found: p.max(r), limit: LIMIT });
     }
     device.check_live(OPERATION, "dz", dz)?;
@@ -41,9 +42,9 @@ pub fn bias_grad(device: &mut Device, dz: Matrix<bf16>, db: Matrix<f32>, beta: B
     device.check_apart(OPERATION, ("scratch", scratch.span()), &[("dz", dz.span())])?;
 
     let width = if r.is_multiple_of(8) && dz.is_aligned(16) { 8 } else { 1 };
-    let sizes = [p, r, width].map(|size| Argument::U32(size as u32));
-    let grid = Grid::plane([r.div_ceil(LANES * width), blocks], THREADS);
+    let sizes = [p, r, rows([p, r]), width].map(|size| Argument::U32(size as u32));
+    let grid = Grid::plane([r.div_ceil(LANES * width), blocks], 256);
     device.launch("column_sums", grid, &[&[dz.into(), Argument::U64(dz.stride() as u64), scratch.into()], &sizes[..]].concat())?;
     let sizes = [blocks, r, usize::from(beta == Beta::Accumulate)].map(|size| Argument::U32(size as u32));
-    device.launch("row_sums", Grid::line(r.div_ceil(LANES), THREADS), &[&[scratch.into(), db.into()], &sizes[..]].concat())
+    device.launch("row_sums", Grid::line(r.div_ceil(LANES), 1024), &[&[scratch.into(), db.into()], &sizes[..]].concat())
 }

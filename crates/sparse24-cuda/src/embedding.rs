@@ -29,7 +29,7 @@ pub struct Embed {
 /// What [`embed_backward`] works in.
 #[derive(Debug, Clone, Copy)]
 pub struct EmbedScratch {
-    /// The rows sorted by token.
+    /// The rows sorted by token, their tokens, and what sorting needs.
     pub order: Matrix<u32>,
     /// Sums of runs that cross a span of 32 of the sorted rows.
     pub pieces: Matrix<f32>,
@@ -39,7 +39,7 @@ impl EmbedScratch {
     /// The shape of `order` for rows `[p, c]`.
     #[must_use]
     pub const fn order_shape([p, _]: [usize; 2]) -> [usize; 2] {
-        [1, p]
+        [4, p]
     }
 
     /// The shape of `pieces` for rows `[p, c]`.
@@ -66,8 +66,6 @@ pub fn embed_forward(device: &mut Device, op: &Embed) -> Result<(), Error> {
 
 /// The tables' gradients += the sums of the rows of the output's gradient, see [`Embed`].
 ///
-/// Rows are sorted by token with comparisons of every pair.
-///
 /// # Errors
 /// As [`embed_forward`].
 pub fn embed_backward(device: &mut Device, op: &Embed, scratch: &EmbedScratch) -> Result<(), Error> {
@@ -89,13 +87,14 @@ pub fn embed_backward(device: &mut Device, op: &Embed, scratch: &EmbedScratch) -
     }
     let vocabulary = Argument::U32(op.token_table.shape()[0] as u32);
     let (rows, quads) = (Argument::U32(p as u32), Argument::U32(c as u32 / 4));
-    let [tokens, dout, table, order, pieces] =
-        [op.tokens.into(), op.rows.into(), op.token_table.into(), scratch.order.into(), scratch.pieces.into()];
+    let [order, sorted, keys, numbers] = [0, 1, 2, 3].map(|row| Argument::from(scratch.order.rows(row..row + 1)));
+    let [dout, table, pieces] = [op.rows.into(), op.token_table.into(), scratch.pieces.into()];
     // 8 warps a block: spans of 32 rows, and 128 columns.
     let spans = Grid::plane([p.div_ceil(8 * 32), c.div_ceil(128)], 256);
-    device.launch("embed_order", Grid::line(p.div_ceil(64), 256), &[tokens, order, rows, vocabulary])?;
-    device.launch("embed_runs", spans, &[dout, tokens, order, table, pieces, rows, quads, vocabulary])?;
-    device.launch("embed_join", spans, &[tokens, order, table, pieces, rows, quads, vocabulary])?;
+    device.launch("embed_sort", Grid::line(p.div_ceil(512), 512), &[op.tokens.into(), keys, numbers, rows, vocabulary])?;
+    device.launch("embed_order", Grid::line(p.div_ceil(32), 128), &[keys, numbers, order, sorted, rows])?;
+    device.launch("embed_runs", spans, &[dout, sorted, order, table, pieces, rows, quads, vocabulary])?;
+    device.launch("embed_join", spans, &[sorted, table, pieces, rows, quads, vocabulary])?;
     let Some(positions) = op.position_table else { return Ok(()) };
     let grid = Grid::plane([op.context.min(p).div_ceil(8), c.div_ceil(128)], 256);
     device.launch("embed_positions", grid, &[dout, positions.into(), rows, Argument::U32(op.context as u32), quads])

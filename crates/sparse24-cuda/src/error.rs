@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{Architecture, library::Library};
+use crate::{Architecture, library::Library, spmm24::Plan};
 
 /// Why a device cannot be opened or an operation cannot be queued. Shapes are `[rows, columns]`.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -135,6 +135,16 @@ pub enum Error {
         operation: &'static str,
         /// The handle.
         operand: &'static str,
+    },
+    /// A plan divides what the product does not have.
+    #[error("{operation}: plan {plan} does not fit m, n, k = {shape:?}")]
+    Plan {
+        /// The operation that refused.
+        operation: &'static str,
+        /// The plan.
+        plan: Plan,
+        /// m, n and k.
+        shape: [usize; 3],
     },
     /// A dimension is beyond what kernels count with.
     #[error("{operation}: {what} is {found}, at most {limit}")]

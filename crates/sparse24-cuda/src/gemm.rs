@@ -8,17 +8,8 @@ mod plan;
 
 use half::bf16;
 
-use crate::{Device, Error, Matrix, Scalar};
+use crate::{Beta, Device, Error, Matrix, Scalar};
 use plan::{Addresses, Key, Plans, Product};
-
-/// What becomes of the values that an output already holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Beta {
-    /// They are never read.
-    Overwrite,
-    /// The result is added to them.
-    Accumulate,
-}
 
 /// Bytes of [`Gemm`]'s workspace.
 pub const WORKSPACE: usize = 32 << 20;
@@ -105,7 +96,7 @@ impl Gemm {
         let ([p, q], r) = (op.x.shape(), op.weight.shape()[0]);
         device.check(OPERATION, "weight", op.weight, [r, q])?;
         device.check(OPERATION, "z", op.z, [p, r])?;
-        let mut inputs = vec![("x", op.x.span()), ("weight", op.weight.span())];
+        let mut inputs = vec![("weight", op.weight.span()), ("x", op.x.span())];
         if let Some(bias) = op.bias {
             device.check(OPERATION, "bias", bias, [1, r])?;
             check_start(device, OPERATION, "bias", bias)?;

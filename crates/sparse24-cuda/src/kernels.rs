@@ -66,21 +66,27 @@ pub const SOURCES: &[Source] = sources! {
     "bias_grad": "column_sums", "row_sums"; ALL, Off;
     "compress_weight": "compress_weight", "compress_forward"; ALL, Off;
     "dropout": "dropout"; ALL, Off;
-    "embedding": "embed_forward", "embed_order", "embed_runs", "embed_join", "embed_positions"; ALL, Off;
+    "embedding": "embed_forward", "embed_sort", "embed_order", "embed_runs", "embed_join", "embed_positions"; ALL, Off;
     "flip_count": "flip_count"; ALL, Off;
     "grad_norm": "square_sums", "norm_of_sums"; ALL, Off;
     "loss": "head_loss", "loss_forward", "loss_sum"; ALL, On;
     "mask_search": "mask_search_f32", "mask_search_bf16", "row_mask_search_f32", "row_mask_search_bf16", "column_mask_search_f32",
         "column_mask_search_bf16"; ALL, Off;
     "mvue_compress": "mvue_compress_exact", "mvue_compress_approximate"; ALL, Off;
-    "norm": "norm_forward_1", "norm_forward_2", "norm_forward_4", "norm_forward_8", "norm_backward_1", "norm_backward_2", "norm_backward_4",
-        "norm_backward_8", "norm_backward_16", "norm_parameters"; ALL, On;
+    "norm": "norm_forward_1", "norm_forward_2", "norm_forward_4", "norm_forward_8", "norm_backward_1", "norm_backward_2", "norm_backward_3",
+        "norm_backward_4", "norm_backward_8", "norm_backward_16", "norm_parameters"; ALL, On;
+    "spmm24_mma": "spmm24_mma_straight", "spmm24_mma_transposed"; ALL, On, contains "HMMA.SP";
+    "spmm24_sm90": "spmm24_transposed_192a", "spmm24_transposed_192b", "spmm24_transposed_160a", "spmm24_transposed_128a",
+        "spmm24_straight_192a", "spmm24_straight_192b", "spmm24_straight_160a", "spmm24_straight_128a", "spmm24_gather",
+        "spmm24_gather_transposed";
+        &[Architecture::Sm90a], On, contains "HGMMA.SP";
 };
 
 /// All headers.
 pub const HEADERS: &[Header] = &[
     Header { name: "activation.cuh", text: include_str!("../kernels/activation.cuh") },
     Header { name: "attention.cuh", text: include_str!("../kernels/attention.cuh") },
+    Header { name: "hopper.cuh", text: include_str!("../kernels/hopper.cuh") },
     Header { name: "mvue.cuh", text: include_str!("../kernels/mvue.cuh") },
     Header { name: "packed.cuh", text: include_str!("../kernels/packed.cuh") },
     Header { name: "parameters.cuh", text: include_str!("../kernels/parameters.cuh") },

@@ -3,8 +3,7 @@
 use half::bf16;
 
 use crate::{
-    Device, Error, Matrix,
-    gemm::Beta,
+    Beta, Device, Error, Matrix,
     launch::{Argument, Grid},
     operand::check_packed,
 };

@@ -6,8 +6,7 @@
 use half::bf16;
 
 use crate::{
-    Device, Error, Matrix,
-    gemm::Beta,
+    Beta, Device, Error, Matrix,
     launch::{Argument, Grid},
     operand::check_packed,
 };
@@ -136,20 +135,23 @@ pub fn norm_backward(device: &mut Device, op: &NormBackward) -> Result<(), Error
     let (entry, warps) = match width.div_ceil(512) {
         0..=1 => ("norm_backward_1", 1),
         2 => ("norm_backward_2", 2),
-        3..=4 => ("norm_backward_4", 4),
+        3 => ("norm_backward_3", 3),
+        4 => ("norm_backward_4", 4),
         5..=8 => ("norm_backward_8", 8),
         _ => ("norm_backward_16", 16),
     };
-    let blocks = if width == 0 { 0 } else { rows.div_ceil(16 / warps).min(device.multiprocessors()) };
+    let rows_a_block = 16 / warps;
+    let blocks = if width == 0 { 0 } else { rows.div_ceil(rows_a_block).min(device.multiprocessors()) };
+    let threads = (32 * warps * rows_a_block) as u32;
     let sizes = [Argument::U64(rows as u64), Argument::U32(width as u32 / 4)];
     let inputs: [Argument; 4] = [op.dy.into(), op.residual.into(), op.stats.into(), op.gamma.into()];
     let arguments = [&inputs[..], &[op.dresidual.into(), op.scratch.into()], &sizes].concat();
-    device.launch(entry, Grid::line(blocks, 512), &arguments)?;
+    device.launch(entry, Grid { shared: 192 * threads, ..Grid::line(blocks, threads) }, &arguments)?;
     let accumulate = u32::from(op.accumulate == Beta::Accumulate);
     let columns = if op.dbeta.is_some() { 2 * width } else { width };
     device.launch(
         "norm_parameters",
-        Grid::line(columns.div_ceil(32), 256),
+        Grid::line(columns.div_ceil(16), 512),
         &[op.scratch.into(), op.dgamma.into(), op.dbeta.into(), (blocks as u32).into(), (width as u32).into(), accumulate.into()],
     )
 }

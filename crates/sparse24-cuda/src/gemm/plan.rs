@@ -26,8 +26,8 @@ use cudarc::cublaslt::sys::{
     cudaDataType_t::{CUDA_R_16BF, CUDA_R_32F},
 };
 
-use super::{Beta, WORKSPACE};
-use crate::{Device, Error, library::Library};
+use super::WORKSPACE;
+use crate::{Beta, Device, Error, library::Library};
 
 /// The library's operations on an operand, of which the bindings have no type.
 const AS_IT_IS: i32 = 0;
@@ -169,7 +169,7 @@ impl Plans {
             let product = product.ok_or_else(|| foreign("one is of an unknown product".into()))?;
             let key = Key { product, sizes: [m, n, k].map(|&size| size as usize), strides: [a, b, d].map(|&stride| stride as usize) };
             let (descriptors, algorithm) = (Descriptors::new(&key)?, cublasLtMatmulAlgo_t { data: *data });
-            descriptors.accept(&self.handle, &algorithm).map_err(|code| refused(&key, code))?;
+            descriptors.accept(&self.handle, &key, &algorithm).map_err(|code| refused(&key, code))?;
             added.insert(key, Plan { descriptors, algorithm, choice: Choice::Measured });
         }
         for (key, plan) in added {
@@ -244,7 +244,9 @@ impl Descriptors {
         let preference = Preference::new().map_err(|code| refused(key, code))?;
         said(preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(WORKSPACE as u64)))?;
         // The others add partial sums up in the output, in bf16 or as they come.
-        said(preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32)))?;
+        let scheme =
+            if key.product == Product::ForwardBias { CUBLASLT_REDUCTION_SCHEME_NONE } else { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE };
+        said(preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &(scheme as u32)))?;
         for attribute in [
             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -265,18 +267,18 @@ impl Descriptors {
         check(status, || format!("{key}"))?;
         let found = &found[..usize::try_from(count).unwrap_or(0)];
         let usable = found.iter().filter(|found| found.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS).map(|found| found.algo);
-        Ok(usable.filter(repeats).collect())
+        Ok(usable.filter(|algorithm| serves(key, algorithm)).collect())
     }
 
-    /// The library takes the algorithm for this product, it repeats its bits, and the workspace suffices.
-    fn accept(&self, handle: &Handle, algorithm: &cublasLtMatmulAlgo_t) -> Result<(), cublasStatus_t> {
+    /// The library takes the algorithm for this product, it serves, and the workspace suffices.
+    fn accept(&self, handle: &Handle, key: &Key, algorithm: &cublasLtMatmulAlgo_t) -> Result<(), cublasStatus_t> {
         // SAFETY: numbers, of which zero is a value, as it is of the status.
         let mut result: cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
         let [a, b, d] = self.layouts;
         // SAFETY: descriptors are alive, and the library writes one result.
         succeeded(unsafe { sys::cublasLtMatmulAlgoCheck(handle.0, self.product, a, b, d, d, algorithm, &mut result) })?;
         succeeded(result.state)?;
-        if repeats(algorithm) && result.workspaceSize <= WORKSPACE { Ok(()) } else { Err(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED) }
+        if serves(key, algorithm) && result.workspaceSize <= WORKSPACE { Ok(()) } else { Err(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED) }
     }
 
     /// The shortest of a few times in ms; none if the library refuses after all, or once it is clearly not below `limit`.
@@ -387,16 +389,18 @@ impl Drop for Preference {
     }
 }
 
-/// Whether partial sums over k, if the algorithm has any, are added in f32 and in order.
-fn repeats(algorithm: &cublasLtMatmulAlgo_t) -> bool {
+/// Whether partial sums over k, if the algorithm has any, are added in f32 and in order, and the result is rounded once: with partial sums
+/// a bias is added after that rounding, and the sum rounded again.
+fn serves(key: &Key, algorithm: &cublasLtMatmulAlgo_t) -> bool {
     let (mut scheme, mut written) = (u32::MAX, 0);
     // SAFETY: the attribute is a u32, and there is room for it.
     let status = unsafe {
         let to = (&raw mut scheme).cast();
         sys::cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, to, size_of::<u32>(), &mut written)
     };
-    let allowed = [CUBLASLT_REDUCTION_SCHEME_NONE, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE].map(|scheme| scheme as u32);
-    status == cublasStatus_t::CUBLAS_STATUS_SUCCESS && allowed.contains(&scheme)
+    let whole = scheme == CUBLASLT_REDUCTION_SCHEME_NONE as u32;
+    let in_order = scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32 && key.product != Product::ForwardBias;
+    status == cublasStatus_t::CUBLAS_STATUS_SUCCESS && (whole || in_order)
 }
 
 /// The library's release: 10000 * major + 100 * minor + patch.

@@ -5,8 +5,7 @@ use ndarray::{Array2, s};
 use sparse24_core::philox::Philox4x32;
 use sparse24_cpu::loss as cpu;
 use sparse24_cuda::{
-    Device, Error,
-    gemm::Beta,
+    Beta, Device, Error,
     loss::{HeadLoss, IGNORE, head_loss, loss_forward, loss_sum},
 };
 

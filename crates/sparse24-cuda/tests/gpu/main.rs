@@ -17,5 +17,6 @@ mod norm;
 mod planted;
 mod prune;
 mod search;
+mod spmm24;
 mod support;
 mod tolerance;

@@ -95,7 +95,7 @@ fn ragged_shapes() {
 #[test]
 fn special_values() {
     on_gpu(|device| {
-        for seed in 0..40 {
+        for seed in 0..if affordable(usize::MAX) { 40 } else { 2 } {
             for kind in Kind::ALL {
                 estimates_are_those_of_core(device, &random([16, 1600], kind, seed), seed);
             }
@@ -186,7 +186,7 @@ impl Kind {
         let (sign, low) = ((word >> 31 << 15) as u16, (word & 0x7f) as u16);
         let magnitude = |exponent: u32| bf16::from_bits(sign | (exponent as u16) << 7 | low);
         match self {
-            Self::Zeros if word / 256 % 3 == 0 => bf16::from_bits(sign),
+            Self::Zeros if (word / 256).is_multiple_of(3) => bf16::from_bits(sign),
             Self::Gaussian | Self::Zeros => {
                 let sum: u32 = word.to_le_bytes().into_iter().map(u32::from).sum();
                 bf16::from_f32((sum as f32 - 510.0) * 1e-3)

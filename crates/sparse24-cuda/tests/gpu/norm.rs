@@ -4,8 +4,7 @@ use half::bf16;
 use ndarray::{Array1, Array2};
 use sparse24_cpu::{gemm::Beta as CpuBeta, norm as cpu};
 use sparse24_cuda::{
-    Device, Error, Matrix,
-    gemm::Beta,
+    Beta, Device, Error, Matrix,
     norm::{MAX_WIDTH, NormBackward, NormForward, norm_backward, norm_backward_scratch, norm_forward},
 };
 
@@ -14,8 +13,8 @@ use crate::{
     tolerance::{assert_within, norm_dresidual, norm_parameter, norm_stats, norm_y},
 };
 
-const SHAPES: [[usize; 2]; 11] =
-    [[1, 4], [37, 4], [5, 64], [130, 768], [1, 1028], [67, 1600], [29, 2048], [300, 2052], [9, 4096], [3, 8192], [2200, 64]];
+const SHAPES: [[usize; 2]; 12] =
+    [[1, 4], [37, 4], [5, 64], [130, 768], [1, 1028], [67, 1280], [67, 1600], [29, 2048], [300, 2052], [9, 4096], [3, 8192], [2200, 64]];
 
 fn widened(x: &[bf16]) -> Vec<f32> {
     x.iter().map(|x| x.to_f32()).collect()

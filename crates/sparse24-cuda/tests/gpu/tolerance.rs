@@ -6,6 +6,7 @@
 //! within the sum of both depths. Products of errors are covered by the small integers added to a depth.
 
 mod attention;
+pub(crate) mod spmm24;
 
 pub(crate) use attention::{AttentionHead, attention, rounded};
 
@@ -73,9 +74,9 @@ pub(crate) fn norm_dresidual(c: usize, rstd: f64, [g, n]: [f64; 2], [mean_g, mea
 /// A column sum over p rows of terms with 4 roundings on each side, `magnitude` the sum of the terms' magnitudes and what was there.
 ///
 /// The CPU adds 32 rows in order and p/32 blocks. The GPU has at least 32 blocks where it has the rows, and at most 16 groups in each:
-/// p/32 rows in order, 16 groups, and then the blocks: an eighth of at most 256, and 8.
+/// p/32 rows in order, 16 groups, and then the blocks: 8 in order, and 5 in a warp.
 pub(crate) fn norm_parameter(p: usize, magnitude: f64) -> f64 {
-    ((2 * p.div_ceil(32) + 32 + 16 + 32 + 8) as f64 + 10.0) * U * magnitude + TINY
+    ((2 * p.div_ceil(32) + 32 + 16 + 8 + 5) as f64 + 10.0) * U * magnitude + TINY
 }
 
 /// The relative error of one softmax probability, and with it the absolute one of the logarithm of the sum, of a row whose logits are at
@@ -154,8 +155,9 @@ pub(crate) fn activation(z: f64, y: f64, dy: f64) -> [f64; 2] {
     [2.0 * (z.abs() * ds + 2.0 * U * z.abs() * s), 2.0 * (product + ds + 2.0 * U * slope)]
 }
 
-/// A column of p bf16 numbers with this sum of magnitudes, summed in f32: the GPU's additions are 32, 8, p/2048 and 8 deep, the CPU's 64 and p/64, and
-/// one joins what was there.
-pub(crate) fn bias_grad(p: usize, magnitudes: f64) -> f64 {
-    (32 + 8 + p.div_ceil(2048) + 8 + 64 + p.div_ceil(64) + 2) as f64 * U * magnitudes
+/// A column of p bf16 numbers with this sum of magnitudes, summed in f32: the GPU has `blocks` of at most p/blocks + 64 rows, of which a thread adds
+/// every eighth, then 8, every 32nd block and 32; the CPU adds 64 and p/64; and one joins what was there.
+pub(crate) fn bias_grad(p: usize, blocks: usize, magnitudes: f64) -> f64 {
+    let rows = p.div_ceil(blocks.max(1)) + 64;
+    (rows.div_ceil(8) + 8 + blocks.div_ceil(32) + 32 + 64 + p.div_ceil(64) + 2) as f64 * U * magnitudes
 }

@@ -1,0 +1,344 @@
+//! Plans: which kernel computes a product, in which tiles, and how the last of them are divided.
+//!
+//! A plan can be timed, written down and read back; which one is fastest depends on the shape and the GPU, and [`plan`] guesses it from
+//! measurements. Invariant: what a plan says fixes the order of every sum.
+
+use std::{fmt, str::FromStr};
+
+use crate::{
+    Architecture, Device, Error,
+    launch::{Argument, Grid},
+    layout::BLOCK,
+};
+
+/// Which of the two products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// [`spmm24_transposed`](super::spmm24_transposed).
+    Transposed,
+    /// [`spmm24`](super::spmm24).
+    Straight,
+}
+
+/// How a product is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Plan {
+    /// By the instruction that every GPU from compute capability 8.0 has.
+    Mma,
+    /// By Hopper's own.
+    Wgmma(Wgmma),
+}
+
+/// Tiles of two blocks on neighbouring multiprocessors, a *pair*, swept over the result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Wgmma {
+    /// The tile of a block.
+    pub tile: Tile,
+    /// Rows of pairs that are swept along n together, so that their part of A stays in the L2.
+    pub sweep: u32,
+    /// The last pairs, divided along k: as many as would leave multiprocessors idle.
+    pub divided: u32,
+    /// Into how many parts each of these is divided; 1 where none is.
+    pub parts: u32,
+    /// Pairs that are computed at once.
+    pub residents: u32,
+}
+
+/// 256 rows and some columns of the result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Tile {
+    /// Columns.
+    pub columns: u32,
+    /// What the tiles of a pair have in common.
+    pub share: Share,
+}
+
+/// What is brought once for both tiles of a pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Share {
+    /// A: they lie side by side along n.
+    A,
+    /// B: they lie one below the other.
+    B,
+}
+
+/// A kernel of `kernels/spmm24_sm90.cu`, with the numbers that it was instantiated for.
+struct Instance {
+    form: Form,
+    tile: Tile,
+    entry: &'static str,
+    stages: u32,
+    /// Rows of the result's transpose that are stored together, and buffers for so many.
+    chunk: u32,
+    chunks: u32,
+}
+
+const ROWS: u32 = 256;
+const THREADS: u32 = 384;
+/// Rows of pairs that are swept together, at least, and the bytes of A that stay in the L2 beside the rest.
+const LEAST_SWEPT: u32 = 16;
+const SWEPT_BYTES: u64 = 24 << 20;
+/// Parts into which a pair is divided at most, and pairs that are.
+const MOST_PARTS: u32 = 16;
+const MOST_DIVIDED: u32 = 8191;
+
+// From measurements on an H200, in steps of the widest tile: what storing a tile takes that no product hides; what a narrower tile's step
+// takes more, a column less; the kernel that sums parts, and that for each.
+const STORE_BF16: f64 = 2.0;
+const STORE_F32: f64 = 6.0;
+const STORE_PART: f64 = 8.0;
+const NARROW_STEP: f64 = 0.0018;
+const GATHER: f64 = 4.0;
+const GATHER_PART: f64 = 0.2;
+
+macro_rules! instances {
+    ($($form:ident $columns:literal $share:ident $entry:literal: $stages:literal stages, $chunks:literal chunks of $chunk:literal;)+) => {
+        &[$(Instance {
+            form: Form::$form,
+            tile: Tile { columns: $columns, share: Share::$share },
+            entry: $entry,
+            stages: $stages,
+            chunk: $chunk,
+            chunks: $chunks,
+        }),+]
+    };
+}
+
+const INSTANCES: &[Instance] = instances! {
+    Transposed 192 A "spmm24_transposed_192a": 4 stages, 2 chunks of 96;
+    Transposed 192 B "spmm24_transposed_192b": 4 stages, 2 chunks of 96;
+    Transposed 160 A "spmm24_transposed_160a": 4 stages, 3 chunks of 80;
+    Transposed 128 A "spmm24_transposed_128a": 5 stages, 3 chunks of 64;
+    Straight 192 A "spmm24_straight_192a": 5 stages, 0 chunks of 0;
+    Straight 192 B "spmm24_straight_192b": 5 stages, 0 chunks of 0;
+    Straight 160 A "spmm24_straight_160a": 5 stages, 0 chunks of 0;
+    Straight 128 A "spmm24_straight_128a": 6 stages, 0 chunks of 0;
+};
+
+impl Plan {
+    /// How many f32 the parts of divided pairs take.
+    #[must_use]
+    pub const fn scratch(self) -> usize {
+        match self {
+            Self::Wgmma(Wgmma { tile, divided, parts, .. }) => (divided * parts) as usize * tile.elements(),
+            Self::Mma => 0,
+        }
+    }
+
+    /// Sums without terms are left to the kernel that can do without a copy.
+    pub(crate) const fn unless_empty(self, k: usize) -> Self {
+        if k == 0 { Self::Mma } else { self }
+    }
+}
+
+impl Tile {
+    /// f32 sums of a pair.
+    const fn elements(self) -> usize {
+        2 * (ROWS * self.columns) as usize
+    }
+
+    /// Rows and columns of pairs that cover `[m, n]`.
+    fn pairs(self, [m, n]: [usize; 2]) -> [u32; 2] {
+        let (rows, columns) = (m.div_ceil(ROWS as usize) as u32, n.div_ceil(self.columns as usize) as u32);
+        match self.share {
+            Share::A => [rows, columns.div_ceil(2)],
+            Share::B => [rows.div_ceil(2), columns],
+        }
+    }
+}
+
+/// What is launched: a kernel of whole and divided pairs, and one that sums the parts of the latter.
+pub(super) struct Launches {
+    pub(super) entry: &'static str,
+    pub(super) grid: Grid,
+    pub(super) sizes: [Argument; 8],
+    pub(super) gather_grid: Grid,
+    pub(super) gather_sizes: [Argument; 9],
+    /// Rows of the boxes in which B is brought and D is stored.
+    pub(super) rows_of_b: u32,
+    pub(super) rows_of_d: u32,
+}
+
+impl Wgmma {
+    pub(super) fn launches(self, operation: &'static str, device: &Device, form: Form, [m, n, k]: [usize; 3]) -> Result<Launches, Error> {
+        const GATHERED_COLUMNS: u32 = 32;
+        let architecture = device.architecture();
+        let instance = INSTANCES.iter().find(|instance| instance.form == form && instance.tile == self.tile);
+        let Some(instance) = instance.filter(|_| architecture == Architecture::Sm90a) else {
+            return Err(Error::Unserved { operation, architecture });
+        };
+        let Self { tile, sweep, divided, parts, residents } = self;
+        let [rows, columns] = tile.pairs([m, n]);
+        let steps = k.div_ceil(BLOCK) as u32;
+        if sweep == 0 || residents == 0 || divided > (rows * columns).min(MOST_DIVIDED) || !(1..=steps).contains(&parts) {
+            return Err(Error::Plan { operation, plan: Plan::Wgmma(self), shape: [m, n, k] });
+        }
+        let (m, n, whole) = (m as u32, n as u32, rows * columns - divided);
+        let along_n = u32::from(tile.share == Share::A);
+        let gather = [tile.columns / GATHERED_COLUMNS, divided * 2 * ROWS / BLOCK as u32].map(|blocks| blocks as usize);
+        Ok(Launches {
+            entry: instance.entry,
+            grid: instance.grid(residents.min(whole + divided * parts)),
+            sizes: [m, n, steps, rows, columns, sweep, whole, parts].map(Argument::U32),
+            gather_grid: Grid::plane(gather, 128),
+            gather_sizes: [m, n, rows, columns, sweep, whole, parts, tile.columns, along_n].map(Argument::U32),
+            rows_of_b: match (form, tile.share) {
+                (Form::Transposed, Share::A) => tile.columns,
+                (Form::Transposed, Share::B) => tile.columns / 2,
+                (Form::Straight, Share::A) => BLOCK as u32,
+                (Form::Straight, Share::B) => BLOCK as u32 / 2,
+            },
+            rows_of_d: instance.chunk,
+        })
+    }
+}
+
+impl Instance {
+    /// A block on a multiprocessor.
+    const fn grid(&self, pairs: u32) -> Grid {
+        const A: u32 = 4 * (4096 + 512);
+        const BARRIERS: u32 = 1024;
+        let b = self.tile.columns.next_multiple_of(if matches!(self.form, Form::Straight) { 64 } else { 8 }) * 128;
+        let shared = self.stages * (b + A + BARRIERS) + 2 * self.chunks * self.chunk * 128;
+        Grid { blocks: [2 * pairs, 1, 1], threads: THREADS, shared }
+    }
+}
+
+impl Tile {
+    /// The division of this tile that should be fastest, and how long it should take, in steps of 64 along k of the widest tile.
+    fn guess(self, form: Form, [m, n, k]: [usize; 3], residents: u32) -> (f64, Wgmma) {
+        let [rows, columns] = self.pairs([m, n]);
+        let steps = k.div_ceil(BLOCK) as u32;
+        // A last row of tiles with half of its blocks costs half as much: it comes last, for the pairs that are free first.
+        let short = self.share == Share::A && (1..=2).contains(&(m.div_ceil(BLOCK) % 4));
+        let row_bytes = (u64::from(ROWS) * k as u64 * 9 / 8) << u32::from(self.share == Share::B);
+        let most = LEAST_SWEPT.max((SWEPT_BYTES / row_bytes.max(1)) as u32);
+        let sweep = if rows <= most { (rows - u32::from(short)).max(1) } else { most };
+        let (count, width) = (rows * columns, f64::from(self.columns) / 192.0);
+        let step = width * (1.0 + (192.0 - f64::from(self.columns)) * NARROW_STEP);
+        let store = if form == Form::Straight { STORE_F32 } else { STORE_BF16 };
+        let whole_cost = f64::from(steps) * step + store * width;
+        let divided_in = |divided: u32, parts: u32| {
+            let (whole, part_cost) = (count - divided, f64::from(steps) / f64::from(parts) * step + STORE_PART * width);
+            let mut busy = vec![0.0; residents as usize];
+            for unit in 0..whole + divided * parts {
+                let (tile, cost) = if unit < whole { (unit, whole_cost) } else { (whole + (unit - whole) / parts, part_cost) };
+                let (first, within) = (tile / (sweep * columns) * sweep, tile % (sweep * columns));
+                let last_row = first + within % sweep.min(rows - first) == rows - 1;
+                busy[(unit % residents) as usize] += if short && last_row { cost / 2.0 } else { cost };
+            }
+            let gather = if divided > 0 { GATHER + f64::from(divided * parts) * width * GATHER_PART } else { 0.0 };
+            (busy.into_iter().fold(0.0, f64::max) + gather, Wgmma { tile: self, sweep, divided, parts, residents })
+        };
+        let left = count % residents;
+        let most = if left > 0 { MOST_PARTS.min(steps) } else { 1 };
+        (2..=most)
+            .map(|parts| divided_in(left, parts))
+            .chain([divided_in(0, 1)])
+            .min_by(|(a, _), (b, _)| a.total_cmp(b))
+            .expect("one at least")
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mma => f.write_str("mma"),
+            Self::Wgmma(Wgmma { tile, sweep, divided, parts, residents }) => {
+                let share = if tile.share == Share::A { 'a' } else { 'b' };
+                write!(f, "wgmma-{}{share}-{sweep}-{divided}x{parts}-{residents}", tile.columns)
+            }
+        }
+    }
+}
+
+impl FromStr for Plan {
+    type Err = NoPlan;
+
+    /// What [`Display`](fmt::Display) writes.
+    fn from_str(text: &str) -> Result<Self, NoPlan> {
+        let read = || {
+            let fields: Vec<&str> = text.strip_prefix("wgmma-")?.split('-').collect();
+            let [tile, sweep, division, residents] = fields[..] else { return None };
+            let (columns, share) = match tile.strip_suffix('a') {
+                Some(columns) => (columns, Share::A),
+                None => (tile.strip_suffix('b')?, Share::B),
+            };
+            let (divided, parts) = division.split_once('x')?;
+            let tile = Tile { columns: columns.parse().ok()?, share };
+            let [sweep, divided, parts, residents] = [sweep.parse(), divided.parse(), parts.parse(), residents.parse()];
+            Some(Self::Wgmma(Wgmma { tile, sweep: sweep.ok()?, divided: divided.ok()?, parts: parts.ok()?, residents: residents.ok()? }))
+        };
+        let plan = if text == "mma" { Some(Self::Mma) } else { read() };
+        plan.filter(|plan| plan.to_string() == text).ok_or_else(|| NoPlan(text.to_owned()))
+    }
+}
+
+/// A text that names no plan.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} names no plan of a sparse product")]
+pub struct NoPlan(String);
+
+/// All plans worth timing for a product `[m, n, k]` whose rows begin at multiples of `alignment` bytes, the one that should be fastest first.
+///
+/// # Errors
+/// [`Error::Compile`], [`Error::Library`], [`Error::Driver`]: how many tiles fit on the GPU at once is asked of the compiled kernels.
+pub fn plans(device: &mut Device, form: Form, shape: [usize; 3], alignment: usize) -> Result<Vec<Plan>, Error> {
+    let mut guesses: Vec<(f64, Plan)> = Vec::new();
+    if device.architecture() == Architecture::Sm90a && !shape.contains(&0) && alignment.is_multiple_of(super::WIDE) {
+        for instance in INSTANCES.iter().filter(|instance| instance.form == form) {
+            let residents = device.resident_blocks(instance.entry, instance.grid(1), 2)? as u32 / 2;
+            let (cost, wgmma) = instance.tile.guess(form, shape, residents);
+            guesses.push((cost, Plan::Wgmma(wgmma)));
+        }
+    }
+    guesses.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    Ok(guesses.into_iter().map(|(_, plan)| plan).chain([Plan::Mma]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_read_back_as_it_was_written() {
+        let tile = |columns, share| Tile { columns, share };
+        for plan in [
+            Plan::Mma,
+            Plan::Wgmma(Wgmma { tile: tile(192, Share::A), sweep: 8, divided: 0, parts: 1, residents: 66 }),
+            Plan::Wgmma(Wgmma { tile: tile(128, Share::B), sweep: 16, divided: 14, parts: 4, residents: 57 }),
+        ] {
+            assert_eq!(plan.to_string().parse(), Ok(plan));
+        }
+        for text in ["", "wgmma", "wgmma-192c-8-0x1-66", "wgmma-192a-8-0x1", "wgmma-192a-+8-0x1-66", "wgmma-192a-8-0-66"] {
+            assert!(text.parse::<Plan>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_table_of_instances_says_what_the_kernels_are() {
+        let source = crate::kernels::source_of("spmm24_transposed_192a").expect("it is in the table").text;
+        for Instance { form, tile: Tile { columns, share }, entry, stages, chunk, chunks } in INSTANCES {
+            let line = match form {
+                Form::Transposed => format!("\nTRANSPOSED({entry}, {columns}, {share:?}, {stages}, {chunk}, {chunks}, "),
+                Form::Straight => format!("\nSTRAIGHT({entry}, {columns}, {share:?}, {stages}, "),
+            };
+            assert!(source.contains(&line), "{line}");
+        }
+        assert_eq!(source.matches("\nTRANSPOSED(").count() + source.matches("\nSTRAIGHT(").count(), INSTANCES.len());
+    }
+
+    #[test]
+    fn every_pair_is_swept_whatever_the_shape() {
+        for instance in INSTANCES {
+            for shape in [[4, 4, 4], [64, 1, 64], [1600, 16384, 6400], [6400, 1600, 16384], [320, 1000, 1024], [30768, 8192, 4]] {
+                let (cost, wgmma) = instance.tile.guess(instance.form, shape, 66);
+                let [rows, columns] = instance.tile.pairs([shape[0], shape[1]]);
+                assert!(
+                    cost > 0.0 && wgmma.sweep >= 1 && wgmma.divided <= rows * columns && wgmma.parts as usize <= shape[2].div_ceil(BLOCK)
+                );
+                assert_eq!(wgmma.divided == 0, wgmma.parts == 1, "{shape:?}");
+            }
+        }
+    }
+}

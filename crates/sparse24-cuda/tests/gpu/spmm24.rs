@@ -1,0 +1,298 @@
+//! spmm24 and spmm24_transposed, by every plan.
+
+use half::bf16;
+use ndarray::{Array2, Axis, concatenate};
+use sparse24_core::{
+    compressed::Compressed24,
+    group::Pattern,
+    philox::{Philox4x32, uniform},
+};
+use sparse24_cuda::{
+    Device, Error,
+    compressed::Compressed,
+    layout::to_fragments,
+    Beta,
+    spmm24::{Form, Plan, Straight, Transposed, Wgmma, plans, spmm24, spmm24_transposed},
+};
+
+use crate::{
+    support::{Poisoned, gaussian, on_gpu, upload},
+    tolerance,
+};
+
+/// m, k, n: one block; one tile; ragged tokens; a block row more than tiles; the last rows of a tile missing, or most; long and short k.
+const SHAPES: [[usize; 3]; 12] = [
+    [64, 64, 64],
+    [4, 4, 1],
+    [8, 8, 4],
+    [64, 64, 3],
+    [264, 136, 65],
+    [260, 132, 68],
+    [320, 192, 1000],
+    [1024, 1600, 1000],
+    [1600, 64, 400],
+    [132, 1092, 36],
+    [768, 1024, 772],
+    [2048, 320, 1024],
+];
+
+#[test]
+fn products_of_small_integers_are_exact() {
+    on_gpu(|device| {
+        for [m, k, n] in SHAPES {
+            let a = sparse([m, k], 1, |x| bf16::from_f32(small(x)));
+            let x = gaussian::<f32>([n, k], 2).mapv(small);
+            let bias = gaussian::<f32>([1, m], 3).mapv(small);
+            let product = reference(&a, &x.t().to_owned());
+            let expected = (&product.t() + &bias).mapv(bf16::from_f32);
+            for plan in all_plans(device, Form::Transposed, [m, n, k]) {
+                let d = transposed(device, &a, &x.mapv(bf16::from_f32), Some(&bias), plan);
+                assert_eq!(first_difference(&d, &expected), None, "{plan} of m, k, n = {:?}", [m, k, n]);
+            }
+            if n % 4 != 0 {
+                continue;
+            }
+            let b = x.t().as_standard_layout().into_owned();
+            let before = gaussian::<f32>([m, n], 4).mapv(small);
+            for plan in all_plans(device, Form::Straight, [m, n, k]) {
+                for (beta, expected) in [(Beta::Overwrite, product.clone()), (Beta::Accumulate, &product + &before)] {
+                    let d = straight(device, &a, &b.mapv(bf16::from_f32), (beta, &before), plan);
+                    assert_eq!(first_difference(&d, &expected), None, "{plan}, {beta:?} of m, k, n = {:?}", [m, k, n]);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn an_identity_gives_the_other_operand_back() {
+    on_gpu(|device| {
+        let (size, n) = (320, 200);
+        let kept = Pattern::ALL[0].nibble();
+        let mut identity = Compressed24::from_parts(Array2::from_elem((size, size / 2), bf16::ZERO), vec![kept * 0x11; size * size / 8])
+            .expect("patterns");
+        let (mut values, metadata) = identity.parts_mut();
+        for row in 0..size {
+            // Columns 0 and 1 of a group are kept where the diagonal is among them, 2 and 3 otherwise.
+            let (group, within) = (row / 4, row % 4);
+            values[[row, 2 * group + within % 2]] = bf16::ONE;
+            if within >= 2 {
+                let byte = &mut metadata[row * size / 8 + group / 2];
+                *byte = *byte & !(0xf << (4 * (group % 2))) | 0xe << (4 * (group % 2));
+            }
+        }
+        let x = gaussian::<bf16>([n, size], 5);
+        for plan in all_plans(device, Form::Transposed, [size, n, size]) {
+            let d = transposed(device, &identity, &x, None, plan);
+            assert_eq!(first_difference(&d, &x), None, "{plan}");
+        }
+        let b = x.t().as_standard_layout().into_owned();
+        let expected = b.mapv(bf16::to_f32);
+        for plan in all_plans(device, Form::Straight, [size, n, size]) {
+            let d = straight(device, &identity, &b, (Beta::Overwrite, &expected), plan);
+            assert_eq!(first_difference(&d, &expected), None, "{plan}");
+        }
+    });
+}
+
+#[test]
+fn other_products_lie_within_their_bound_and_repeat_to_the_bit() {
+    on_gpu(|device| {
+        for [m, k, n] in [[264, 136, 65], [320, 1024, 1000], [768, 3072, 264]] {
+            let a = sparse([m, k], 6, bf16::from_f32);
+            let x = gaussian::<bf16>([n, k], 7);
+            let b = x.t().mapv(bf16::to_f32);
+            let bias = gaussian::<f32>([1, m], 8);
+            let magnitudes =
+                Compressed24::from_parts(a.values().mapv(|x| bf16::from_f32(x.to_f32().abs())), a.metadata().to_vec()).expect("patterns");
+            let bound = tolerance::spmm24::product(k, &(reference(&magnitudes, &b.mapv(f32::abs)) + bias.mapv(f32::abs).t()));
+            let product = reference(&a, &b);
+            for plan in all_plans(device, Form::Transposed, [m, n, k]) {
+                let [d, again] = [(); 2].map(|()| transposed(device, &a, &x, Some(&bias), plan));
+                assert_eq!(first_difference(&d, &again), None, "{plan}");
+                for ((token, feature), &d) in d.indexed_iter() {
+                    let expected = product[[feature, token]] + bias[[0, feature]];
+                    let bound = tolerance::spmm24::rounded(expected, bound[[feature, token]]);
+                    assert!((d.to_f32() - expected).abs() <= bound, "{plan} at {:?}: {d}, not {expected} +- {bound}", [token, feature]);
+                }
+            }
+            if n % 4 != 0 {
+                continue;
+            }
+            let b = x.t().as_standard_layout().into_owned();
+            for plan in all_plans(device, Form::Straight, [m, n, k]) {
+                let [d, again] = [(); 2].map(|()| straight(device, &a, &b, (Beta::Overwrite, &product), plan));
+                assert_eq!(first_difference(&d, &again), None, "{plan}");
+                for (at, &d) in d.indexed_iter() {
+                    let (expected, bound) = (product[at], bound[at]);
+                    assert!((d - expected).abs() <= bound, "{plan} at {at:?}: {d}, not {expected} +- {bound}");
+                }
+            }
+        }
+    });
+}
+
+/// What is not kept is not read: only rows that keep a NaN's column see it.
+#[test]
+fn a_nan_is_seen_where_its_column_is_kept() {
+    on_gpu(|device| {
+        let [m, k, n] = [136, 192, 72];
+        let a = sparse([m, k], 9, bf16::from_f32);
+        let mut x = gaussian::<bf16>([n, k], 10);
+        x[[5, 70]] = bf16::NAN;
+        x[[6, 71]] = bf16::INFINITY;
+        let expected = reference(&a, &x.t().mapv(bf16::to_f32)).mapv(f32::is_finite);
+        assert!(expected.iter().any(|&finite| !finite) && expected.column(5).iter().any(|&finite| finite));
+        for plan in all_plans(device, Form::Transposed, [m, n, k]) {
+            let d = transposed(device, &a, &x, None, plan).t().mapv(|d| d.to_f32().is_finite());
+            assert_eq!(first_difference(&d.as_standard_layout().into_owned(), &expected), None, "{plan}");
+        }
+    });
+}
+
+/// Tokens that are not a multiple of four: the operand sampled along them is padded with zeros, the other is not.
+#[test]
+fn missing_last_rows_of_b_count_as_zeros() {
+    on_gpu(|device| {
+        let [m, k, n] = [72, 1000, 264];
+        let a = sparse([m, k], 11, |x| bf16::from_f32(small(x)));
+        for missing in 1..4 {
+            let b = gaussian::<f32>([k - missing, n], 12).mapv(small);
+            let padded = concatenate![Axis(0), b, Array2::zeros((missing, n))];
+            let expected = reference(&a, &padded);
+            for plan in all_plans(device, Form::Straight, [m, n, k]) {
+                let d = straight(device, &a, &b.mapv(bf16::from_f32), (Beta::Overwrite, &expected), plan);
+                assert_eq!(first_difference(&d, &expected), None, "{plan}, {missing} missing");
+            }
+        }
+    });
+}
+
+#[test]
+fn sums_of_nothing_are_zero_and_empty_results_are_left_alone() {
+    on_gpu(|device| {
+        let bias = gaussian::<f32>([1, 72], 13);
+        let a = Compressed24::zeros(72, 0).expect("grouped");
+        for plan in all_plans(device, Form::Transposed, [72, 40, 64]) {
+            let d = transposed(device, &a, &Array2::from_elem((40, 0), bf16::ZERO), Some(&bias), plan);
+            let expected = bias.mapv(bf16::from_f32);
+            assert!(d.rows().into_iter().all(|row| row == expected.row(0)), "{plan}");
+            for [m, n] in [[0, 40], [72, 0]] {
+                let d =
+                    transposed(device, &Compressed24::zeros(m, 64).expect("grouped"), &Array2::from_elem((n, 64), bf16::ZERO), None, plan);
+                assert_eq!(d.dim(), (n, m));
+            }
+        }
+    });
+}
+
+#[test]
+fn operands_that_do_not_fit_are_refused() {
+    on_gpu(|device| {
+        let a = compressed(device, &sparse([72, 64], 14, bf16::from_f32));
+        let [wide, odd] = [80, 68].map(|stride| device.alloc::<bf16>("b", [40, stride]).expect("memory").columns(0..64));
+        let d = device.alloc::<bf16>("d", [40, 72]).expect("memory");
+        let scratch = device.alloc::<f32>("scratch", [1, 0]).expect("memory");
+        let good = Transposed { a, b: wide, bias: None, d, scratch };
+        let wgmma = plans(device, Form::Transposed, [72, 40, 64], 16).expect("plans")[0];
+        let refused = |device: &mut Device, operands: Transposed, plan| spmm24_transposed(device, &operands, plan).expect_err("refused");
+        assert!(matches!(refused(device, Transposed { b: wide.rows(0..39), ..good }, wgmma), Error::Shape { operand: "d", .. }));
+        assert!(matches!(refused(device, Transposed { d: wide.columns(0..40), ..good }, wgmma), Error::Shape { operand: "d", .. }));
+        let alias = device.alloc::<bf16>("both", [40, 72]).expect("memory");
+        assert!(matches!(
+            refused(device, Transposed { b: alias.columns(0..64), d: alias, ..good }, wgmma),
+            Error::Alias { output: "d", .. }
+        ));
+        if let Plan::Wgmma(wgmma) = wgmma {
+            assert!(matches!(
+                refused(device, Transposed { b: odd, ..good }, Plan::Wgmma(wgmma)),
+                Error::Alignment { operand: "b", bytes: 16, .. }
+            ));
+            for bad in [Wgmma { divided: 0, parts: 2, ..wgmma }, Wgmma { sweep: 0, ..wgmma }, Wgmma { residents: 0, ..wgmma }] {
+                assert!(matches!(refused(device, good, Plan::Wgmma(bad)), Error::Plan { .. }), "{bad:?}");
+            }
+        }
+        spmm24_transposed(device, &Transposed { b: odd, ..good }, Plan::Mma).expect("narrow rows suffice");
+        let other = Compressed::alloc(device, "a", [70, 64]).expect("memory");
+        assert!(matches!(refused(device, Transposed { a: other, ..good }, Plan::Mma), Error::Semantics(_)));
+    });
+}
+
+/// In -2..=2.
+fn small(x: f32) -> f32 {
+    (x * 2.0).round().clamp(-2.0, 2.0)
+}
+
+/// Random kept values in random patterns.
+fn sparse([m, k]: [usize; 2], seed: u64, value: impl Fn(f32) -> bf16) -> Compressed24<bf16> {
+    let philox = Philox4x32::new(seed);
+    let pattern =
+        |row: usize, group: usize| Pattern::ALL[(uniform(philox.block([row as u32, group as u32, 1, 0])[0]) * 6.0) as usize].nibble();
+    let bytes = (k / 4).div_ceil(2);
+    let mut metadata = vec![0; m * bytes];
+    for row in 0..m {
+        (0..k / 4).for_each(|group| metadata[row * bytes + group / 2] |= pattern(row, group) << (4 * (group % 2)));
+    }
+    Compressed24::from_parts(gaussian::<f32>([m, k / 2], seed).mapv(value), metadata).expect("patterns")
+}
+
+fn reference(a: &Compressed24<bf16>, b: &Array2<f32>) -> Array2<f32> {
+    let mut d = Array2::zeros((a.shape()[0], b.ncols()));
+    sparse24_cpu::spmm24::spmm24(a, b.view(), d.view_mut()).expect("the shapes agree");
+    d
+}
+
+/// The plans offered, and the same with other divisions of the work.
+fn all_plans(device: &mut Device, form: Form, [m, n, k]: [usize; 3]) -> Vec<Plan> {
+    let inner = if form == Form::Transposed { [k, m] } else { [n, n] };
+    let alignment = if inner.iter().all(|length| length % 8 == 0) { 16 } else { 8 };
+    let offered = plans(device, form, [m, n, k], alignment).expect("plans");
+    let more = offered.iter().flat_map(|&plan| match plan {
+        Plan::Mma => vec![],
+        Plan::Wgmma(wgmma) => {
+            let parts = k.div_ceil(64).min(3) as u32;
+            vec![Wgmma { divided: 1, parts, residents: 2, ..wgmma }, Wgmma { sweep: 1, divided: 0, parts: 1, residents: 5, ..wgmma }]
+        }
+    });
+    let more: Vec<Plan> = more.map(Plan::Wgmma).collect();
+    [offered, more].concat()
+}
+
+fn compressed(device: &mut Device, a: &Compressed24<bf16>) -> Compressed {
+    let on_device = Compressed::alloc(device, "a", a.shape()).expect("memory");
+    on_device.upload(device, &to_fragments(a)).expect("uploaded");
+    on_device
+}
+
+fn transposed(device: &mut Device, a: &Compressed24<bf16>, x: &Array2<bf16>, bias: Option<&Array2<f32>>, plan: Plan) -> Array2<bf16> {
+    let (a, b, bias) = (compressed(device, a), upload(device, x), bias.map(|bias| upload(device, bias)));
+    let d = Poisoned::new(device, [x.nrows(), a.shape()[0]]);
+    let scratch = Poisoned::new(device, [1, plan.scratch()]);
+    spmm24_transposed(device, &Transposed { a, b, bias, d: d.matrix, scratch: scratch.matrix }, plan).expect("queued");
+    scratch.read(device);
+    Array2::from_shape_vec((x.nrows(), a.shape()[0]), d.read(device)).expect("as many")
+}
+
+fn straight(
+    device: &mut Device,
+    a: &Compressed24<bf16>,
+    b: &Array2<bf16>,
+    (beta, before): (Beta, &Array2<f32>),
+    plan: Plan,
+) -> Array2<f32> {
+    let (a, b) = (compressed(device, a), upload(device, b));
+    let d = Poisoned::new(device, [a.shape()[0], b.shape()[1]]);
+    if beta == Beta::Accumulate {
+        device.upload(d.matrix, before.as_slice().expect("row-major")).expect("uploaded");
+    }
+    let scratch = Poisoned::new(device, [1, plan.scratch()]);
+    spmm24(device, &Straight { a, b, d: d.matrix, beta, scratch: scratch.matrix }, plan).expect("queued");
+    scratch.read(device);
+    Array2::from_shape_vec((a.shape()[0], b.shape()[1]), d.read(device)).expect("as many")
+}
+
+fn first_difference<T: PartialEq + Copy + std::fmt::Debug>(a: &Array2<T>, b: &Array2<T>) -> Option<([usize; 2], T, T)> {
+    assert_eq!(a.dim(), b.dim());
+    let different = a.indexed_iter().zip(b).find(|((_, a), b)| a != b);
+    different.map(|(((i, j), &a), &b)| ([i, j], a, b))
+}
