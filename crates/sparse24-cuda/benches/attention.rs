@@ -10,9 +10,9 @@ use sparse24_cpu::attention as cpu;
 use sparse24_cuda::{
     Device, Error, Matrix, Settings,
     attention::{
-        AttentionBackward, AttentionForward, AttentionMask, AttentionShape, ProbabilityDropout, attention_backward, attention_forward,
-        backward_scratch,
+        AttentionBackward, AttentionForward, AttentionMask, AttentionShape, attention_backward, attention_forward, backward_scratch,
     },
+    dropout::Dropout,
 };
 
 const TIMINGS: usize = 40;
@@ -72,7 +72,7 @@ fn operands(device: &mut Device, shape: AttentionShape, width: usize, dropped: O
         q,
         k,
         v,
-        dropout: dropped.map(|p| ProbabilityDropout { p, site: Site::new(Purpose::Dropout, 1) }),
+        dropout: dropped.map(|p| Dropout { p, site: Site::new(Purpose::Dropout, 1) }),
         o: device.alloc("o", [rows, d])?,
         lse: device.alloc("lse", [shape.batch * shape.heads, shape.queries])?,
     };

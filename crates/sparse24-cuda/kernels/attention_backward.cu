@@ -10,8 +10,8 @@
 
 template <int WIDTH, class Drop>
 __device__ __forceinline__ void queries(const Attention& of, const bf16* q, const bf16* k, const bf16* v, const bf16* o,
-                                        const bf16* d_o, const float* lse, float* rows_out, bf16* dq, u32 q_stride, u32 k_stride, u32 v_stride, u32 o_stride, u32 d_o_stride,
-                                        u32 dq_stride) {
+                                        const bf16* d_o, const float* lse, float* rows_out, bf16* dq, u32 q_stride, u32 k_stride,
+                                        u32 v_stride, u32 o_stride, u32 d_o_stride, u32 dq_stride) {
     extern __shared__ __align__(1024) u8 memory[];
     int pieces = (of.queries + ROWS - 1) / ROWS;
     Place place(pieces);

@@ -4,11 +4,12 @@
 //! from the log-sum-exp of their rows, and dropout from its stream. Source: Vaswani et al., arXiv 1706.03762; Dao, arXiv 2307.08691.
 
 use half::bf16;
-use sparse24_core::philox::Site;
 
 use crate::{
     Device, Error, Matrix,
+    dropout::Dropout,
     launch::{Argument, Grid},
+    operand::check_packed,
 };
 
 /// Which keys a query sees.
@@ -35,16 +36,6 @@ pub struct AttentionShape {
     pub mask: AttentionMask,
 }
 
-/// Inverted dropout of the probabilities, numbered as `[batch, heads, Tq, Tk]`: element e is kept when its uniform (word e mod 4 of call e / 4)
-/// is at least `p`, and scaled by 1 / (1 - p). Seed and counters are those of the device's step.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ProbabilityDropout {
-    /// The probability of being dropped, in [0, 1).
-    pub p: f32,
-    /// Where the uniforms come from: at most 2^34 elements.
-    pub site: Site,
-}
-
 /// o = dropout(softmax(mask(q k^T / sqrt(head width)))) v for every sequence and head.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionForward {
@@ -56,8 +47,8 @@ pub struct AttentionForward {
     pub k: Matrix<bf16>,
     /// Values `[batch * Tk, d]`.
     pub v: Matrix<bf16>,
-    /// On the probabilities.
-    pub dropout: Option<ProbabilityDropout>,
+    /// On the probabilities, numbered as `[batch, heads, Tq, Tk]`.
+    pub dropout: Option<Dropout>,
     /// `[batch * Tq, d]`, overwritten.
     pub o: Matrix<bf16>,
     /// ln of the sums of exponentials `[batch * heads, Tq]`, contiguous, overwritten.
@@ -123,8 +114,7 @@ pub fn attention_backward(device: &mut Device, op: &AttentionBackward) -> Result
         device.check(OPERATION, operand, matrix, [shape.batch * rows, d])?;
         device.check_aligned(OPERATION, operand, matrix, 16)?;
     }
-    device.check(OPERATION, "scratch", scratch, backward_scratch(shape))?;
-    check_contiguous(OPERATION, "scratch", scratch)?;
+    check_packed(device, OPERATION, "scratch", scratch, backward_scratch(shape), 4)?;
     let inputs = [("q", q.span()), ("k", k.span()), ("v", v.span()), ("o", o.span()), ("d_o", d_o.span()), ("lse", lse.span())];
     let gradients = [("dq", dq), ("dk", dk), ("dv", dv)];
     device.check_apart(OPERATION, ("scratch", scratch.span()), &inputs)?;
@@ -191,8 +181,7 @@ impl AttentionForward {
             device.check(operation, operand, matrix, [batch * rows, d])?;
             device.check_aligned(operation, operand, matrix, 16)?;
         }
-        device.check(operation, "lse", self.lse, [batch * heads, queries])?;
-        check_contiguous(operation, "lse", self.lse)?;
+        check_packed(device, operation, "lse", self.lse, [batch * heads, queries], 4)?;
         if !width.is_multiple_of(8) {
             return Err(Error::Alignment { operation, operand: "every head of q", bytes: 16 });
         }
@@ -231,12 +220,6 @@ impl AttentionForward {
 
 fn stride(matrix: Matrix<bf16>) -> Argument {
     Argument::U32(u32::try_from(matrix.stride()).expect("a row is counted in 32 bits"))
-}
-
-fn check_contiguous(operation: &'static str, operand: &'static str, matrix: Matrix<f32>) -> Result<(), Error> {
-    let [rows, columns] = matrix.shape();
-    let found = [rows, matrix.stride()];
-    if matrix.is_contiguous() { Ok(()) } else { Err(Error::Shape { operation, operand, expected: [rows, columns], found }) }
 }
 
 /// Whether two matrices are disjoint column ranges of one.

@@ -3,13 +3,13 @@
 use half::bf16;
 use ndarray::{Array2, ArrayView2, s};
 use sparse24_core::philox::{Purpose, Site, Stream};
-use sparse24_cpu::{attention as cpu, dropout::Dropout};
+use sparse24_cpu::{attention as cpu, dropout::Dropout as CpuDropout};
 use sparse24_cuda::{
     Device, Error, Matrix, StepState,
     attention::{
-        AttentionBackward, AttentionForward, AttentionMask, AttentionShape, ProbabilityDropout, attention_backward, attention_forward,
-        backward_scratch,
+        AttentionBackward, AttentionForward, AttentionMask, AttentionShape, attention_backward, attention_forward, backward_scratch,
     },
+    dropout::Dropout,
 };
 
 use crate::{
@@ -54,7 +54,7 @@ impl Case {
         let AttentionShape { batch, heads, queries, keys, mask } = self.shape;
         let mask = if mask == AttentionMask::Causal { cpu::AttentionMask::Causal } else { cpu::AttentionMask::Full };
         let shape = cpu::AttentionShape { batch, heads, queries, keys, mask };
-        let dropout = self.dropped.map(|p| Dropout { p, stream: Stream::new(STEP.seed, SITE, STEP.micro_step, STEP.step) });
+        let dropout = self.dropped.map(|p| CpuDropout { p, stream: Stream::new(STEP.seed, SITE, STEP.micro_step, STEP.step) });
         let (mut o, mut lse) = (Array2::from_elem(self.q.dim(), f32::NAN), Array2::from_elem((batch * heads, queries), f32::NAN));
         let (q, k, v) = (self.q.view(), self.k.view(), self.v.view());
         cpu::attention_forward(shape, q, k, v, o.view_mut(), lse.view_mut(), dropout.as_ref()).expect("shapes fit");
@@ -90,7 +90,7 @@ impl Case {
         let [q, k, v] = place(device, [&self.q, &self.k, &self.v]);
         device.set_step(&STEP).expect("set");
         let (o, lse) = (Poisoned::<bf16>::new(device, [q_rows, d]), Poisoned::<f32>::new(device, [batch * heads, queries]));
-        let dropout = self.dropped.map(|p| ProbabilityDropout { p, site: SITE });
+        let dropout = self.dropped.map(|p| Dropout { p, site: SITE });
         let forward = AttentionForward { shape: self.shape, q, k, v, dropout, o: o.matrix, lse: lse.matrix };
         attention_forward(device, &forward).expect("queued");
         let results = (read(&o, device), Array2::from_shape_vec((batch * heads, queries), lse.read(device)).expect("as many"));
