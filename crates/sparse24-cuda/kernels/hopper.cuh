@@ -121,6 +121,11 @@ __device__ __forceinline__ void wgmma_sp(float (&d)[96], uint4 a, u64 b, u32 met
     WGMMA_SP("192", TEN() ", " TEN(1) ", " TEN(2) ", " TEN(3) ", " TEN(4) ", " TEN(5) ", " TEN(6) ", " TEN(7) ", " TEN(8) ", %90, %91, %92, %93, %94, %95",
              "%96, %97, %98, %99", "%100", "%101", "%102", "%103", "%104", D64(0), D16(64), D16(80));
 }
+template <int STEP, int ROWS_OF_N>
+__device__ __forceinline__ void wgmma_sp(float (&d)[128], uint4 a, u64 b, u32 metadata, u32 accumulate) {
+    WGMMA_SP("256", TEN() ", " TEN(1) ", " TEN(2) ", " TEN(3) ", " TEN(4) ", " TEN(5) ", " TEN(6) ", " TEN(7) ", " TEN(8) ", " TEN(9) ", " TEN(10) ", " TEN(11) ", %120, %121, %122, %123, %124, %125, %126, %127",
+             "%128, %129, %130, %131", "%132", "%133", "%134", "%135", "%136", D64(0), D64(64));
+}
 #undef WGMMA_SP
 #undef D64
 #undef D16

@@ -9,14 +9,14 @@
 // ref  sparse24_cpu::spmm24; bound: tolerance::spmm24
 #include "hopper.cuh"
 
-// One warp of each block brings A and B into a ring of stages, two warpgroups consume them. A tile of D is 256 rows and COLUMNS columns: four
-// products of 64 rows, two a warpgroup. A lane's registers of A are loaded from where its 16 bytes lie, while the product before runs. The
+// One warp of each block brings A and B into a ring of stages, two warpgroups consume them. A tile of D is 128 HIGH rows and COLUMNS columns:
+// HIGH products of 64 rows a warpgroup. A lane's registers of A are loaded from where its 16 bytes lie, while the product before runs. The
 // tensor cores read B from shared memory as fast as it delivers; so tiles are as large as registers allow, to bring B and A the fewest times.
 // The tiles of a cluster's two blocks are neighbours along n and share A, or along m and share B: it is brought once for both.
 enum class Share { A, B };
 enum class Form { Transposed, Straight };
 
-constexpr u32 BLOCK = 64, BLOCKS = 4, VALUES = 4096, METADATA = 512;
+constexpr u32 BLOCK = 64, VALUES = 4096, METADATA = 512;
 constexpr u32 CONSUMERS = 2, THREADS = 128 * (CONSUMERS + 1);
 // Named barriers: a warpgroup's own are 1 and 2.
 constexpr u32 SKEWED = 3;
@@ -98,7 +98,8 @@ __device__ __forceinline__ void store_straight(const float (&x)[COLUMNS / 2], co
     }
 }
 
-template <Form FORM, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kernel {
+template <Form FORM, u32 HIGH, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kernel {
+    static constexpr u32 BLOCKS = CONSUMERS * HIGH;
     // A stage: B, the values of A, its metadata, and two barriers: it is full, and it is empty.
     static constexpr u32 BOXES = FORM == Form::Transposed ? 1 : (COLUMNS + 63) / 64;
     static constexpr u32 B_BYTES = FORM == Form::Transposed ? COLUMNS * 128 : BOXES * 8192, BYTES = B_BYTES + BLOCKS * (VALUES + METADATA);
@@ -167,13 +168,13 @@ template <Form FORM, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, u32 CHUNKS
     __device__ __forceinline__ void consume(u32 group, u32 slab, const TensorMap& d_map, const float* bias, float* d, u64 d_stride, float4* partial,
                                             u32 accumulate) {
         u32 lane = threadIdx.x % 32, block_rows = (work.m + BLOCK - 1) / BLOCK, buffer = 0;
-        float d0[COLUMNS / 2], d1[COLUMNS / 2];
+        float d0[COLUMNS / 2], d1[HIGH == 2 ? COLUMNS / 2 : 1];
         // The second warpgroup begins later, so that one multiplies while the other stores.
         if (SKEW > 0 && group == 1) named_sync(SKEWED, 256);
         u32 skew = SKEW > 0 && group == 0 ? SKEW : 0;
         for (u32 index = blockIdx.x / 2; index < units; index += gridDim.x / 2) {
             Unit unit = unit_of(work, index);
-            u32 first_block = row(unit) * BLOCKS + group * 2, n = column(unit) * COLUMNS;
+            u32 first_block = row(unit) * BLOCKS + group * HIGH, n = column(unit) * COLUMNS;
             if (first_block >= block_rows || n >= work.n) {
                 if (SKEW > 0 && skew > 0) skew = 0, named_arrive(SKEWED, 256);
                 for (u32 k = unit.begin; k < unit.end; ++k, advance()) {
@@ -182,23 +183,32 @@ template <Form FORM, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, u32 CHUNKS
                 }
                 continue;
             }
-#pragma unroll 1
-            for (u32 steps = unit.end - unit.begin, step = 0; step < steps; ++step) {
-                u32 values = at + B_BYTES + group * 2 * VALUES + slab * 1024 + lane * 16;
-                u32 metadata = at + B_BYTES + BLOCKS * VALUES + group * 2 * METADATA + slab * 128 + lane * 4;
+            auto values = [&] { return at + B_BYTES + group * HIGH * VALUES + slab * 1024 + lane * 16; };
+            auto metadata = [&] { return at + B_BYTES + BLOCKS * VALUES + group * HIGH * METADATA + slab * 128 + lane * 4; };
+            auto step = [&](u32 k) {
                 barrier_wait(at + FULL, phase);
-                multiply(d0, values, metadata, step);
+                multiply(d0, values(), metadata(), k);
                 wgmma_wait<1>();
-                if (step > 0) release(previous(), lane);
-                multiply(d1, values + VALUES, metadata + METADATA, step);
-                wgmma_wait<1>();
+                if (k > 0) release(previous(), lane);
+                if constexpr (HIGH == 2) {
+                    multiply(d1, values() + VALUES, metadata() + METADATA, k);
+                    wgmma_wait<1>();
+                }
                 if (SKEW > 0 && skew > 0 && --skew == 0) named_arrive(SKEWED, 256);
                 advance();
+            };
+            // The registers of A are those of one of two products in turn: of two steps where a warpgroup has one.
+            u32 steps = unit.end - unit.begin, k = 0;
+#pragma unroll 1
+            for (; k + 2 / HIGH <= steps; k += 2 / HIGH) {
+                step(k);
+                if constexpr (HIGH == 1) step(k + 1);
             }
+            if (HIGH == 1 && k < steps) step(k);
             wgmma_wait<0>();
             release(previous(), lane);
             settle(d0);
-            settle(d1);
+            if constexpr (HIGH == 2) settle(d1);
             auto store = [&](const float(&x)[COLUMNS / 2], u32 block) {
                 Place place = {block * BLOCK, n, slab, lane};
                 if (index >= work.whole) {
@@ -213,17 +223,19 @@ template <Form FORM, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, u32 CHUNKS
                 }
             };
             store(d0, first_block);
-            if (first_block + 1 < block_rows) store(d1, first_block + 1);
+            if constexpr (HIGH == 2) {
+                if (first_block + 1 < block_rows) store(d1, first_block + 1);
+            }
         }
         if (SKEW > 0 && skew > 0) named_arrive(SKEWED, 256);
         if (FORM == Form::Transposed && threadIdx.x % 128 == 0) boxes_read<0>();
     }
 };
 
-template <Form FORM, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, u32 CHUNKS, int SKEW>
+template <Form FORM, u32 HIGH, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, u32 CHUNKS, int SKEW>
 __device__ __forceinline__ void spmm24(const TensorMap& b_map, const TensorMap& d_map, const char* values, const char* metadata,
                                        const float* bias, float* d, u64 d_stride, float4* partial, u32 accumulate, const Work& work) {
-    using Instance = Kernel<FORM, COLUMNS, SHARE, STAGES, CHUNK, CHUNKS>;
+    using Instance = Kernel<FORM, HIGH, COLUMNS, SHARE, STAGES, CHUNK, CHUNKS>;
     extern __shared__ __align__(1024) unsigned char memory[];
     u32 ring = shared_address(memory), ring_end = ring + STAGES * Instance::STAGE, units = work.whole + (work.rows * work.columns - work.whole) * work.parts;
     Instance kernel = {work, ring, ring_end, cluster_rank(), units, ring, 0};
@@ -255,18 +267,19 @@ struct Sum {
     u32 row, column;     // of the block of 64 rows, and of its first column
 };
 
-__device__ __forceinline__ Sum sum_of(const float4* partial, const Work& work, u32 parts, u32 columns, u32 along_n, u32 index) {
-    u32 block = index % BLOCKS, rank = index / BLOCKS % 2, tile = index / BLOCKS / 2, lines = columns / 8 * 128;
+__device__ __forceinline__ Sum sum_of(const float4* partial, const Work& work, u32 parts, u32 blocks, u32 columns, u32 along_n, u32 index) {
+    u32 block = index % blocks, rank = index / blocks % 2, tile = index / blocks / 2, lines = columns / 8 * 128;
     Unit unit = unit_of(work, work.whole + tile);
     u32 row = along_n ? unit.row : 2 * unit.row + rank, column = along_n ? 2 * unit.column + rank : unit.column;
-    return {partial + ((u64(tile) * parts * 2 + rank) * BLOCKS + block) * lines, u64(2) * BLOCKS * lines, (row * BLOCKS + block) * BLOCK, column * columns};
+    return {partial + ((u64(tile) * parts * 2 + rank) * blocks + block) * lines, u64(2) * blocks * lines, (row * blocks + block) * BLOCK,
+            column * columns};
 }
 
 // A block of threads sums 64 rows and 32 columns.
 extern "C" __global__ void __launch_bounds__(128)
     spmm24_gather(const float4* __restrict__ partial, float* d, u64 d_stride, u32 accumulate, u32 m, u32 n, u32 rows, u32 tiles, u32 sweep,
-                  u32 whole, u32 parts, u32 columns, u32 along_n) {
-    Sum sum = sum_of(partial, {m, n, 0, rows, tiles, sweep, whole, 1}, parts, columns, along_n, blockIdx.y);
+                  u32 whole, u32 parts, u32 blocks, u32 columns, u32 along_n) {
+    Sum sum = sum_of(partial, {m, n, 0, rows, tiles, sweep, whole, 1}, parts, blocks, columns, along_n, blockIdx.y);
     u32 lane = threadIdx.x % 32, row = sum.row + threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
@@ -285,10 +298,10 @@ extern "C" __global__ void __launch_bounds__(128)
 }
 extern "C" __global__ void __launch_bounds__(128)
     spmm24_gather_transposed(const float4* __restrict__ partial, const float* __restrict__ bias, char* d, u64 d_stride, u32 m, u32 n, u32 rows,
-                             u32 tiles, u32 sweep, u32 whole, u32 parts, u32 columns, u32 along_n) {
+                             u32 tiles, u32 sweep, u32 whole, u32 parts, u32 blocks, u32 columns, u32 along_n) {
     constexpr u32 COLUMNS = 32, PITCH = 2 * BLOCK + 16;
     __shared__ __align__(16) char turned[COLUMNS * PITCH];
-    Sum sum = sum_of(partial, {m, n, 0, rows, tiles, sweep, whole, 1}, parts, columns, along_n, blockIdx.y);
+    Sum sum = sum_of(partial, {m, n, 0, rows, tiles, sweep, whole, 1}, parts, blocks, columns, along_n, blockIdx.y);
     u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4, first = blockIdx.x * COLUMNS;
     float low = bias && sum.row + row < m ? bias[sum.row + row] : 0.0f, high = bias && sum.row + row + 8 < m ? bias[sum.row + row + 8] : 0.0f;
 #pragma unroll
@@ -308,25 +321,29 @@ extern "C" __global__ void __launch_bounds__(128)
     }
 }
 
-#define TRANSPOSED(name, columns, share, stages, chunk, chunks, skew)                                                                      \
+#define TRANSPOSED(name, high, columns, share, stages, chunk, chunks, skew)                                                                \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)                                                     \
         name(const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap d, const char* values, const char* metadata,           \
              const float* bias, float4* partial, u32 m, u32 n, u32 k_blocks, u32 rows, u32 tiles, u32 sweep, u32 whole, u32 parts) {       \
-        spmm24<Form::Transposed, columns, Share::share, stages, chunk, chunks, skew>(                                                      \
+        spmm24<Form::Transposed, high, columns, Share::share, stages, chunk, chunks, skew>(                                                \
             b, d, values, metadata, bias, nullptr, 0, partial, 0, {m, n, k_blocks, rows, tiles, sweep, whole, parts});                     \
     }
-#define STRAIGHT(name, columns, share, stages, skew)                                                                                       \
+#define STRAIGHT(name, high, columns, share, stages, skew)                                                                                 \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)                                                     \
         name(const __grid_constant__ TensorMap b, const char* values, const char* metadata, float4* partial, float* d, u64 d_stride,       \
              u32 accumulate, u32 m, u32 n, u32 k_blocks, u32 rows, u32 tiles, u32 sweep, u32 whole, u32 parts) {                           \
-        spmm24<Form::Straight, columns, Share::share, stages, 16, 0, skew>(                                                                \
+        spmm24<Form::Straight, high, columns, Share::share, stages, 16, 0, skew>(                                                          \
             b, b, values, metadata, nullptr, d, d_stride, partial, accumulate, {m, n, k_blocks, rows, tiles, sweep, whole, parts});        \
     }
-TRANSPOSED(spmm24_transposed_192a, 192, A, 4, 96, 2, 1)
-TRANSPOSED(spmm24_transposed_192b, 192, B, 4, 96, 2, 1)
-TRANSPOSED(spmm24_transposed_160a, 160, A, 4, 80, 3, 1)
-TRANSPOSED(spmm24_transposed_128a, 128, A, 5, 64, 3, 1)
-STRAIGHT(spmm24_straight_192a, 192, A, 5, 0)
-STRAIGHT(spmm24_straight_192b, 192, B, 5, 0)
-STRAIGHT(spmm24_straight_160a, 160, A, 5, 0)
-STRAIGHT(spmm24_straight_128a, 128, A, 6, 0)
+TRANSPOSED(spmm24_transposed_256x192a, 2, 192, A, 4, 96, 2, 1)
+TRANSPOSED(spmm24_transposed_256x192b, 2, 192, B, 4, 96, 2, 1)
+TRANSPOSED(spmm24_transposed_256x160a, 2, 160, A, 4, 80, 3, 1)
+TRANSPOSED(spmm24_transposed_256x128a, 2, 128, A, 5, 64, 3, 1)
+TRANSPOSED(spmm24_transposed_128x256a, 1, 256, A, 4, 64, 3, 1)
+TRANSPOSED(spmm24_transposed_128x256b, 1, 256, B, 4, 64, 3, 1)
+STRAIGHT(spmm24_straight_256x192a, 2, 192, A, 5, 0)
+STRAIGHT(spmm24_straight_256x192b, 2, 192, B, 5, 0)
+STRAIGHT(spmm24_straight_256x160a, 2, 160, A, 5, 0)
+STRAIGHT(spmm24_straight_256x128a, 2, 128, A, 6, 0)
+STRAIGHT(spmm24_straight_128x256a, 1, 256, A, 5, 0)
+STRAIGHT(spmm24_straight_128x256b, 1, 256, B, 5, 0)

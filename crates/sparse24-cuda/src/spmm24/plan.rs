@@ -8,7 +8,7 @@ use std::{fmt, str::FromStr};
 use crate::{
     Architecture, Device, Error,
     launch::{Argument, Grid},
-    layout::BLOCK,
+    layout::{BLOCK, BLOCK_METADATA, BLOCK_VALUES},
 };
 
 /// Which of the two products.
@@ -44,9 +44,11 @@ pub struct Wgmma {
     pub residents: u32,
 }
 
-/// 256 rows and some columns of the result.
+/// Rows and columns of the result that a block computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tile {
+    /// Rows.
+    pub rows: u32,
     /// Columns.
     pub columns: u32,
     /// What the tiles of a pair have in common.
@@ -73,7 +75,6 @@ struct Instance {
     chunks: u32,
 }
 
-const ROWS: u32 = 256;
 const THREADS: u32 = 384;
 /// Rows of pairs that are swept together, at least, and the bytes of A that stay in the L2 beside the rest.
 const LEAST_SWEPT: u32 = 16;
@@ -92,10 +93,10 @@ const GATHER: f64 = 4.0;
 const GATHER_PART: f64 = 0.2;
 
 macro_rules! instances {
-    ($($form:ident $columns:literal $share:ident $entry:literal: $stages:literal stages, $chunks:literal chunks of $chunk:literal;)+) => {
+    ($($form:ident $rows:literal x $columns:literal $share:ident $entry:literal: $stages:literal stages, $chunks:literal chunks of $chunk:literal;)+) => {
         &[$(Instance {
             form: Form::$form,
-            tile: Tile { columns: $columns, share: Share::$share },
+            tile: Tile { rows: $rows, columns: $columns, share: Share::$share },
             entry: $entry,
             stages: $stages,
             chunk: $chunk,
@@ -105,14 +106,18 @@ macro_rules! instances {
 }
 
 const INSTANCES: &[Instance] = instances! {
-    Transposed 192 A "spmm24_transposed_192a": 4 stages, 2 chunks of 96;
-    Transposed 192 B "spmm24_transposed_192b": 4 stages, 2 chunks of 96;
-    Transposed 160 A "spmm24_transposed_160a": 4 stages, 3 chunks of 80;
-    Transposed 128 A "spmm24_transposed_128a": 5 stages, 3 chunks of 64;
-    Straight 192 A "spmm24_straight_192a": 5 stages, 0 chunks of 0;
-    Straight 192 B "spmm24_straight_192b": 5 stages, 0 chunks of 0;
-    Straight 160 A "spmm24_straight_160a": 5 stages, 0 chunks of 0;
-    Straight 128 A "spmm24_straight_128a": 6 stages, 0 chunks of 0;
+    Transposed 256 x 192 A "spmm24_transposed_256x192a": 4 stages, 2 chunks of 96;
+    Transposed 256 x 192 B "spmm24_transposed_256x192b": 4 stages, 2 chunks of 96;
+    Transposed 256 x 160 A "spmm24_transposed_256x160a": 4 stages, 3 chunks of 80;
+    Transposed 256 x 128 A "spmm24_transposed_256x128a": 5 stages, 3 chunks of 64;
+    Transposed 128 x 256 A "spmm24_transposed_128x256a": 4 stages, 3 chunks of 64;
+    Transposed 128 x 256 B "spmm24_transposed_128x256b": 4 stages, 3 chunks of 64;
+    Straight 256 x 192 A "spmm24_straight_256x192a": 5 stages, 0 chunks of 0;
+    Straight 256 x 192 B "spmm24_straight_256x192b": 5 stages, 0 chunks of 0;
+    Straight 256 x 160 A "spmm24_straight_256x160a": 5 stages, 0 chunks of 0;
+    Straight 256 x 128 A "spmm24_straight_256x128a": 6 stages, 0 chunks of 0;
+    Straight 128 x 256 A "spmm24_straight_128x256a": 5 stages, 0 chunks of 0;
+    Straight 128 x 256 B "spmm24_straight_128x256b": 5 stages, 0 chunks of 0;
 };
 
 impl Plan {
@@ -134,12 +139,12 @@ impl Plan {
 impl Tile {
     /// f32 sums of a pair.
     const fn elements(self) -> usize {
-        2 * (ROWS * self.columns) as usize
+        2 * (self.rows * self.columns) as usize
     }
 
     /// Rows and columns of pairs that cover `[m, n]`.
     fn pairs(self, [m, n]: [usize; 2]) -> [u32; 2] {
-        let (rows, columns) = (m.div_ceil(ROWS as usize) as u32, n.div_ceil(self.columns as usize) as u32);
+        let (rows, columns) = (m.div_ceil(self.rows as usize) as u32, n.div_ceil(self.columns as usize) as u32);
         match self.share {
             Share::A => [rows, columns.div_ceil(2)],
             Share::B => [rows.div_ceil(2), columns],
@@ -153,7 +158,7 @@ pub(super) struct Launches {
     pub(super) grid: Grid,
     pub(super) sizes: [Argument; 8],
     pub(super) gather_grid: Grid,
-    pub(super) gather_sizes: [Argument; 9],
+    pub(super) gather_sizes: [Argument; 10],
     /// Rows of the boxes in which B is brought and D is stored.
     pub(super) rows_of_b: u32,
     pub(super) rows_of_d: u32,
@@ -175,13 +180,14 @@ impl Wgmma {
         }
         let (m, n, whole) = (m as u32, n as u32, rows * columns - divided);
         let along_n = u32::from(tile.share == Share::A);
-        let gather = [tile.columns / GATHERED_COLUMNS, divided * 2 * ROWS / BLOCK as u32].map(|blocks| blocks as usize);
+        let blocks = tile.rows / BLOCK as u32;
+        let gather = [tile.columns / GATHERED_COLUMNS, divided * 2 * blocks].map(|blocks| blocks as usize);
         Ok(Launches {
             entry: instance.entry,
             grid: instance.grid(residents.min(whole + divided * parts)),
             sizes: [m, n, steps, rows, columns, sweep, whole, parts].map(Argument::U32),
             gather_grid: Grid::plane(gather, 128),
-            gather_sizes: [m, n, rows, columns, sweep, whole, parts, tile.columns, along_n].map(Argument::U32),
+            gather_sizes: [m, n, rows, columns, sweep, whole, parts, blocks, tile.columns, along_n].map(Argument::U32),
             rows_of_b: match (form, tile.share) {
                 (Form::Transposed, Share::A) => tile.columns,
                 (Form::Transposed, Share::B) => tile.columns / 2,
@@ -196,10 +202,10 @@ impl Wgmma {
 impl Instance {
     /// A block on a multiprocessor.
     const fn grid(&self, pairs: u32) -> Grid {
-        const A: u32 = 4 * (4096 + 512);
         const BARRIERS: u32 = 1024;
+        let a = self.tile.rows / BLOCK as u32 * (2 * BLOCK_VALUES + 4 * BLOCK_METADATA) as u32;
         let b = self.tile.columns.next_multiple_of(if matches!(self.form, Form::Straight) { 64 } else { 8 }) * 128;
-        let shared = self.stages * (b + A + BARRIERS) + 2 * self.chunks * self.chunk * 128;
+        let shared = self.stages * (b + a + BARRIERS) + 2 * self.chunks * self.chunk * 128;
         Grid { blocks: [2 * pairs, 1, 1], threads: THREADS, shared }
     }
 }
@@ -209,13 +215,14 @@ impl Tile {
     fn guess(self, form: Form, [m, n, k]: [usize; 3], residents: u32) -> (f64, Wgmma) {
         let [rows, columns] = self.pairs([m, n]);
         let steps = k.div_ceil(BLOCK) as u32;
-        // A last row of tiles with half of its blocks costs half as much: it comes last, for the pairs that are free first.
-        let short = self.share == Share::A && (1..=2).contains(&(m.div_ceil(BLOCK) % 4));
-        let row_bytes = (u64::from(ROWS) * k as u64 * 9 / 8) << u32::from(self.share == Share::B);
+        // A last row of tiles with at most half of its blocks costs half as much: it comes last, for the pairs that are free first.
+        let last = (m.div_ceil(BLOCK) * BLOCK) as u32 % self.rows;
+        let short = self.share == Share::A && last > 0 && last <= self.rows / 2;
+        let row_bytes = (u64::from(self.rows) * k as u64 * 9 / 8) << u32::from(self.share == Share::B);
         let most = LEAST_SWEPT.max((SWEPT_BYTES / row_bytes.max(1)) as u32);
         let sweep = if rows <= most { (rows - u32::from(short)).max(1) } else { most };
-        let (count, width) = (rows * columns, f64::from(self.columns) / 192.0);
-        let step = width * (1.0 + (192.0 - f64::from(self.columns)) * NARROW_STEP);
+        let (count, width) = (rows * columns, f64::from(self.rows * self.columns) / (256.0 * 192.0));
+        let step = width * (1.0 + (192.0 - f64::from(self.columns)).max(0.0) * NARROW_STEP);
         let store = if form == Form::Straight { STORE_F32 } else { STORE_BF16 };
         let whole_cost = f64::from(steps) * step + store * width;
         let divided_in = |divided: u32, parts: u32| {
@@ -246,7 +253,7 @@ impl fmt::Display for Plan {
             Self::Mma => f.write_str("mma"),
             Self::Wgmma(Wgmma { tile, sweep, divided, parts, residents }) => {
                 let share = if tile.share == Share::A { 'a' } else { 'b' };
-                write!(f, "wgmma-{}{share}-{sweep}-{divided}x{parts}-{residents}", tile.columns)
+                write!(f, "wgmma-{}x{}{share}-{sweep}-{divided}x{parts}-{residents}", tile.rows, tile.columns)
             }
         }
     }
@@ -260,12 +267,12 @@ impl FromStr for Plan {
         let read = || {
             let fields: Vec<&str> = text.strip_prefix("wgmma-")?.split('-').collect();
             let [tile, sweep, division, residents] = fields[..] else { return None };
-            let (columns, share) = match tile.strip_suffix('a') {
-                Some(columns) => (columns, Share::A),
+            let (size, share) = match tile.strip_suffix('a') {
+                Some(size) => (size, Share::A),
                 None => (tile.strip_suffix('b')?, Share::B),
             };
-            let (divided, parts) = division.split_once('x')?;
-            let tile = Tile { columns: columns.parse().ok()?, share };
+            let [(rows, columns), (divided, parts)] = [size.split_once('x')?, division.split_once('x')?];
+            let tile = Tile { rows: rows.parse().ok()?, columns: columns.parse().ok()?, share };
             let [sweep, divided, parts, residents] = [sweep.parse(), divided.parse(), parts.parse(), residents.parse()];
             Some(Self::Wgmma(Wgmma { tile, sweep: sweep.ok()?, divided: divided.ok()?, parts: parts.ok()?, residents: residents.ok()? }))
         };
@@ -302,26 +309,27 @@ mod tests {
 
     #[test]
     fn a_plan_is_read_back_as_it_was_written() {
-        let tile = |columns, share| Tile { columns, share };
+        let tile = |rows, columns, share| Tile { rows, columns, share };
         for plan in [
             Plan::Mma,
-            Plan::Wgmma(Wgmma { tile: tile(192, Share::A), sweep: 8, divided: 0, parts: 1, residents: 66 }),
-            Plan::Wgmma(Wgmma { tile: tile(128, Share::B), sweep: 16, divided: 14, parts: 4, residents: 57 }),
+            Plan::Wgmma(Wgmma { tile: tile(256, 192, Share::A), sweep: 8, divided: 0, parts: 1, residents: 66 }),
+            Plan::Wgmma(Wgmma { tile: tile(128, 256, Share::B), sweep: 16, divided: 14, parts: 4, residents: 57 }),
         ] {
             assert_eq!(plan.to_string().parse(), Ok(plan));
         }
-        for text in ["", "wgmma", "wgmma-192c-8-0x1-66", "wgmma-192a-8-0x1", "wgmma-192a-+8-0x1-66", "wgmma-192a-8-0-66"] {
+        for text in ["", "wgmma", "wgmma-256x192c-8-0x1-66", "wgmma-256x192a-8-0x1", "wgmma-256x192a-+8-0x1-66", "wgmma-192a-8-0x1-66"] {
             assert!(text.parse::<Plan>().is_err(), "{text}");
         }
     }
 
     #[test]
     fn the_table_of_instances_says_what_the_kernels_are() {
-        let source = crate::kernels::source_of("spmm24_transposed_192a").expect("it is in the table").text;
-        for Instance { form, tile: Tile { columns, share }, entry, stages, chunk, chunks } in INSTANCES {
+        let source = crate::kernels::source_of("spmm24_gather").expect("it is in the table").text;
+        for Instance { form, tile: Tile { rows, columns, share }, entry, stages, chunk, chunks } in INSTANCES {
+            let high = rows / 128;
             let line = match form {
-                Form::Transposed => format!("\nTRANSPOSED({entry}, {columns}, {share:?}, {stages}, {chunk}, {chunks}, "),
-                Form::Straight => format!("\nSTRAIGHT({entry}, {columns}, {share:?}, {stages}, "),
+                Form::Transposed => format!("\nTRANSPOSED({entry}, {high}, {columns}, {share:?}, {stages}, {chunk}, {chunks}, "),
+                Form::Straight => format!("\nSTRAIGHT({entry}, {high}, {columns}, {share:?}, {stages}, "),
             };
             assert!(source.contains(&line), "{line}");
         }
