@@ -172,7 +172,7 @@ impl CudaBackend {
             q: self.storage.activations(op.q),
             k: self.storage.activations(op.k),
             v: self.storage.activations(op.v),
-            dropout: op.dropout.map(|Dropout { p, site }| attention::ProbabilityDropout { p, site }),
+            dropout: op.dropout.map(|Dropout { p, site }| dropout::Dropout { p, site }),
             o: self.storage.activations(op.o),
             lse: self.storage.floats(op.lse),
         }
