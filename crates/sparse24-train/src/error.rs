@@ -104,15 +104,20 @@ pub enum Error {
     #[error(transparent)]
     Semantics(#[from] sparse24_core::Error),
     /// The loss or a gradient is not finite; no update was made.
-    #[error("step {step}: {quantity} is not finite; training stopped before the update, the last good checkpoint is kept")]
+    #[error(
+        "step {step}: {quantity} is not finite; training stopped before the update, {}; lower optimizer.learning_rate or lengthen optimizer.warmup_steps",
+        kept.map_or("nothing was saved yet".to_owned(), |kept| format!("the checkpoint of step {kept} is kept"))
+    )]
     NonFinite {
         /// The optimizer step that was not taken.
         step: u32,
         /// What was not finite: the loss, or the tensor whose gradient it is.
         quantity: String,
+        /// The step of the run's newest checkpoint, if it has one.
+        kept: Option<u32>,
     },
     /// A tensor to be saved is not finite; nothing was written.
-    #[error("checkpoint of step {step} not written: {tensor:?} holds {value} at element {element}; the last good checkpoint is kept")]
+    #[error("checkpoint of step {step} not written: {tensor:?} holds {value} at element {element}; earlier checkpoints stay")]
     NonFiniteCheckpoint {
         /// Optimizer steps done.
         step: u32,

@@ -233,7 +233,7 @@ impl Trainer {
         self.backend.optimizer_step(table, &self.recipe.optimizer, self.recipe.method.decay)?;
         let report = self.backend.report(self.losses)?;
         if let Some(culprit) = report.non_finite {
-            return Err(Error::NonFinite { step, quantity: self.named(culprit) });
+            return Err(Error::NonFinite { step, quantity: self.named(culprit), kept: None });
         }
 
         self.step = step;

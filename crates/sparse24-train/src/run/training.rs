@@ -192,9 +192,11 @@ impl Run {
         let mut last: Option<StepMetrics> = None;
         let mut tokens_since = Instant::now();
         while self.trainer.step() < self.config.steps {
-            let metrics = self.step(&mut tokens_since).inspect_err(|error| {
+            let metrics = self.step(&mut tokens_since).map_err(|error| {
+                let error = self.with_newest_checkpoint(error);
                 // The error itself matters more than a log that cannot be written.
                 let _ = self.log.line(&error.to_string());
+                error
             })?;
             observer.stepped(&metrics);
             if self.saves_after(metrics.step) {
@@ -250,6 +252,15 @@ impl Run {
         };
         self.metrics.append(&metrics)?;
         Ok(metrics)
+    }
+
+    /// An error that tells what it leaves, if it should.
+    fn with_newest_checkpoint(&self, mut error: Error) -> Error {
+        if let Error::NonFinite { kept, .. } = &mut error {
+            let newest = checkpoint::latest(&self.directory.checkpoints()).ok().and_then(|latest| latest.checkpoint);
+            *kept = newest.as_deref().and_then(checkpoint::step_of);
+        }
+        error
     }
 
     /// The last step of the first phase: the last 2:4 model of a sparse run.
