@@ -79,10 +79,10 @@ impl Progress {
         }
     }
 
-    /// Ends the live line.
+    /// Ends the live line where it stands.
     pub(crate) fn finish(&self) {
         if let Some(bar) = &self.bar {
-            bar.finish();
+            bar.abandon();
         }
     }
 

@@ -1,18 +1,22 @@
 //! `sparse24 train`: a run from its first step to its last.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
 
 use sparse24_train::{
     Error,
     config::Config,
-    run::{Observer, Run, StepMetrics, Summary, open_dataset},
+    run::{Ended, Observer, Run, StepMetrics, Summary, open_dataset},
 };
 
 use crate::{
     configure::Configure,
     failure::{Exit, Failure},
-    output::{note, say},
+    output::{note, say, word},
     progress::{Progress, Seen},
+    signals::Signals,
     weights,
 };
 
@@ -59,6 +63,7 @@ pub(crate) fn on_threads(config: &Config, work: impl FnOnce() -> Result<(), Fail
 
 /// Trains a run to its end, in sight.
 pub(crate) fn drive(mut run: Run, json: bool) -> Result<(), Failure> {
+    let signals = Signals::take().map_err(|error| Failure::new(Exit::Io, format!("cannot listen for signals: {error}")))?;
     let config = run.config().clone();
     let recipe = run.trainer().recipe();
     let parameters: usize = run.trainer().parameter_shapes().map(|(_, [rows, columns])| rows * columns).sum();
@@ -79,17 +84,26 @@ pub(crate) fn drive(mut run: Run, json: bool) -> Result<(), Failure> {
     for notice in run.notices() {
         note(notice);
     }
-    let mut watcher = Watcher(Progress::new(run.trainer().step(), config.steps));
-    let summary = run.train(&mut watcher)?;
-    watcher.0.finish();
-    report(&summary, json)
+    let mut watcher = Watcher { progress: Progress::new(run.trainer().step(), config.steps), signals };
+    let ended = run.train(&mut watcher);
+    watcher.progress.finish();
+    match (ended?, watcher.signals.received()) {
+        (Ended::Finished(summary), _) => report(&summary, json),
+        (Ended::Stopped { step }, exit) => {
+            let sentence = format!("interrupted after step {step}; resume with: sparse24 resume {}", word(run.path()));
+            Err(Failure::new(exit.unwrap_or(Exit::Interrupted), sentence))
+        }
+    }
 }
 
-struct Watcher(Progress);
+struct Watcher {
+    progress: Progress,
+    signals: Signals,
+}
 
 impl Observer for Watcher {
-    fn stepped(&mut self, metrics: &StepMetrics) {
-        self.0.step(Seen {
+    fn stepped(&mut self, metrics: &StepMetrics) -> ControlFlow<()> {
+        self.progress.step(Seen {
             step: metrics.step,
             phase: metrics.phase,
             loss: f64::from(metrics.loss),
@@ -97,10 +111,11 @@ impl Observer for Watcher {
             tokens_per_second: metrics.tokens_per_s,
             validation_loss: metrics.val_loss.map(f64::from),
         });
+        if self.signals.received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     fn said(&mut self, line: &str) {
-        self.0.say(line);
+        self.progress.say(line);
     }
 }
 
@@ -110,8 +125,8 @@ fn report(summary: &Summary, json: bool) -> Result<(), Failure> {
         return Ok(());
     }
     say!("validation loss {:.4} after {} steps, {:.0} s", summary.val_loss, summary.steps, summary.seconds);
-    let run = summary.run.display();
-    say!("run directory   {run}");
+    say!("run directory   {}", summary.run.display());
+    let run = word(&summary.run);
     say!("next            sparse24 sample {run} | sparse24 export {run} DIR");
     Ok(())
 }

@@ -6,6 +6,7 @@
 
 use std::{
     num::NonZeroUsize,
+    ops::ControlFlow,
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -37,8 +38,8 @@ pub struct Run {
 
 /// Who watches a run.
 pub trait Observer {
-    /// After every optimizer step.
-    fn stepped(&mut self, metrics: &StepMetrics);
+    /// After every optimizer step; a break stops the run there, with a checkpoint.
+    fn stepped(&mut self, metrics: &StepMetrics) -> ControlFlow<()>;
     /// Something worth a line.
     fn said(&mut self, line: &str);
 }
@@ -52,7 +53,19 @@ pub enum Damaged {
     FallBack,
 }
 
-/// How a run ended.
+/// How [`Run::train`] ended.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Ended {
+    /// The last step is done.
+    Finished(Summary),
+    /// The observer stopped it before; a resume continues from here.
+    Stopped {
+        /// The step done last, which has a checkpoint.
+        step: u32,
+    },
+}
+
+/// What came of a run.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Summary {
     /// The run directory.
@@ -183,11 +196,11 @@ impl Run {
         &self.dataset
     }
 
-    /// Trains to the last step.
+    /// Trains to the last step, or until the observer stops it.
     ///
     /// # Errors
     /// [`Error::NonFinite`] before any update; the last checkpoint stays. Those of the run directory.
-    pub fn train(&mut self, observer: &mut dyn Observer) -> Result<Summary, Error> {
+    pub fn train(&mut self, observer: &mut dyn Observer) -> Result<Ended, Error> {
         let began = Instant::now();
         let mut last: Option<StepMetrics> = None;
         let mut tokens_since = Instant::now();
@@ -198,8 +211,8 @@ impl Run {
                 let _ = self.log.line(&error.to_string());
                 error
             })?;
-            observer.stepped(&metrics);
-            if self.saves_after(metrics.step) {
+            let stops = observer.stepped(&metrics).is_break() && metrics.step < self.config.steps;
+            if stops || self.saves_after(metrics.step) {
                 let path = self.save()?;
                 self.log.line(&format!("step {}: saved {}", metrics.step, path.display()))?;
                 tokens_since = Instant::now();
@@ -209,6 +222,10 @@ impl Run {
                 observer.said(&line);
                 self.log.line(&line)?;
             }
+            if stops {
+                self.log.line(&format!("stopped after step {}", metrics.step))?;
+                return Ok(Ended::Stopped { step: metrics.step });
+            }
             last = Some(metrics);
         }
         let val_loss = match last.as_ref().and_then(|metrics| metrics.val_loss) {
@@ -216,7 +233,8 @@ impl Run {
             None => self.evaluate()?,
         };
         let loss = last.map(|metrics| metrics.loss);
-        Ok(Summary { run: self.path().to_owned(), steps: self.trainer.step(), loss, val_loss, seconds: began.elapsed().as_secs_f64() })
+        let (run, steps, seconds) = (self.path().to_owned(), self.trainer.step(), began.elapsed().as_secs_f64());
+        Ok(Ended::Finished(Summary { run, steps, loss, val_loss, seconds }))
     }
 
     /// Mean loss over the whole held-out split, nats a token.

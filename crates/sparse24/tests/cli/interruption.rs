@@ -1,6 +1,13 @@
 //! `sparse24 resume`: kills, and every way in which it refuses.
 
-use std::{fs, path::Path, process::Stdio, thread, time::Duration};
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read},
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
 
 use serde_json::Value;
 
@@ -75,6 +82,66 @@ fn a_killed_run_ends_like_one_that_was_not() {
     assert!(initial.len() == 4 && initial[2..].iter().all(|initial| *initial == "checkpoint"), "one entry a start: {initial:?}");
     let log = place.read(&format!("{run}/log.txt"));
     assert_eq!(log.matches("resumed after step ").count(), 3, "{log}");
+}
+
+/// Starts a run and sends it a signal once it has told of 20 steps; none if it ended first, else its exit code and what it said.
+#[cfg(unix)]
+fn signalled(place: &Place, line: &str, run: &str, signal: &str) -> Option<(i32, String)> {
+    let child = place.command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let metrics = place.path(run).join("metrics.jsonl");
+    while fs::read(&metrics).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count()) < 20 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    (!output.status.success()).then(|| (output.status.code().expect("it exits by itself"), said))
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_saves_and_says_how_to_go_on() {
+    let place = Place::new();
+    let settings = format!("{LONG} --checkpoint-every 0");
+    place.train("whole", &settings);
+    for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
+        let (run, found, said) = attempts(|attempt| {
+            let run = format!("stopped{signal}-{attempt}");
+            let (code, said) = signalled(&place, &format!("train {TINY} {settings} --out {run}"), &run, signal)?;
+            Some((run, code, said))
+        });
+        let step = place.metrics(&run).len();
+        assert_eq!(found, code, "{said}");
+        assert_eq!(said.lines().last().unwrap(), format!("interrupted after step {step}; resume with: sparse24 resume {run}"), "{said}");
+        assert!(place.read(&format!("{run}/log.txt")).contains(&format!("stopped after step {step}")));
+        assert!(place.path(&format!("{run}/checkpoints/step-{step:08}/manifest.json")).is_file(), "not a step is lost");
+        place.answer(&format!("resume {run}"));
+        let at_end = |run: &str| place.tree(&format!("{run}/checkpoints/step-00000600"));
+        assert!(at_end(&run) == at_end("whole"), "stopped after {step}");
+        assert_eq!(timeless(&place, &run), timeless(&place, "whole"), "stopped after {step}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_second_signal_ends_the_step_as_well() {
+    let place = Place::new();
+    // A step of minutes.
+    let mut command = place.command(&format!("train {TINY} --set batch.accumulation=1000000 --out run"));
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap());
+    let mut lines = String::new();
+    said.read_line(&mut lines).unwrap();
+    let status = loop {
+        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+        thread::sleep(Duration::from_millis(20));
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+    };
+    said.read_to_string(&mut lines).unwrap();
+    assert_eq!(status.code(), Some(130));
+    assert!(!lines.contains("interrupted") && !place.path("run/checkpoints").exists(), "{lines}");
 }
 
 #[test]
