@@ -109,7 +109,7 @@ impl Observer for Watcher {
             loss: f64::from(metrics.loss),
             flip_rate: metrics.flip_rate,
             tokens_per_second: metrics.tokens_per_s,
-            validation_loss: metrics.val_loss.map(f64::from),
+            validation_loss: metrics.val_loss,
         });
         if self.signals.received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }

@@ -72,7 +72,10 @@ pub struct Summary {
     pub run: PathBuf,
     /// Optimizer steps done.
     pub steps: u32,
-    /// Loss of the last step, nats a token; none if no step was left to do.
+    /// Those that this process did: none where the run was finished before.
+    pub trained: u32,
+    /// Loss of the last step, nats a token; none if the metrics have lost it.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub loss: Option<f32>,
     /// Loss on the held-out split at the end, nats a token.
     pub val_loss: f64,
@@ -157,16 +160,19 @@ impl Run {
         if last < step {
             notices.push(format!("metrics.jsonl has lost the steps {} to {step}", last + 1));
         }
+        notices.push(match config.steps {
+            steps if steps == step => format!("the run is finished: all of its {steps} steps were done"),
+            _ => format!("resumed after step {step}"),
+        });
         Provenance::of_start(&trainer.backend().device(), initial).record(&directory.provenance())?;
         let mut log = Log::open(&directory.log())?;
         for notice in &notices {
             log.line(notice)?;
         }
-        log.line(&format!("resumed after step {step}"))?;
         Ok(Self { config, dataset, trainer, directory, metrics, log, notices })
     }
 
-    /// What was found amiss, and passed over, when the run was resumed.
+    /// What is to be told of a resume: what was found amiss and passed over, and where it continues.
     #[must_use]
     pub fn notices(&self) -> &[String] {
         &self.notices
@@ -202,6 +208,7 @@ impl Run {
     /// [`Error::NonFinite`] before any update; the last checkpoint stays. Those of the run directory.
     pub fn train(&mut self, observer: &mut dyn Observer) -> Result<Ended, Error> {
         let began = Instant::now();
+        let first = self.trainer.step();
         let mut last: Option<StepMetrics> = None;
         let mut tokens_since = Instant::now();
         while self.trainer.step() < self.config.steps {
@@ -229,12 +236,16 @@ impl Run {
             last = Some(metrics);
         }
         let val_loss = match last.as_ref().and_then(|metrics| metrics.val_loss) {
-            Some(loss) => f64::from(loss),
+            Some(loss) => loss,
             None => self.evaluate()?,
         };
+        let steps = self.trainer.step();
+        if last.is_none() {
+            last = MetricsLog::read(&self.directory.metrics())?.pop().filter(|metrics| metrics.step == steps);
+        }
         let loss = last.map(|metrics| metrics.loss);
-        let (run, steps, seconds) = (self.path().to_owned(), self.trainer.step(), began.elapsed().as_secs_f64());
-        Ok(Ended::Finished(Summary { run, steps, loss, val_loss, seconds }))
+        let run = self.path().to_owned();
+        Ok(Ended::Finished(Summary { run, steps, trained: steps - first, loss, val_loss, seconds: began.elapsed().as_secs_f64() }))
     }
 
     /// Mean loss over the whole held-out split, nats a token.
@@ -253,7 +264,7 @@ impl Run {
         let outcome = self.trainer.train_step(&batches, sampling)?;
         let seconds = since.elapsed().as_secs_f64();
         let evaluates = step == self.config.steps || is_due(self.config.run.eval_every, step) || step == self.switch();
-        let val_loss = if evaluates { Some(self.evaluate()? as f32) } else { None };
+        let val_loss = if evaluates { Some(self.evaluate()?) } else { None };
         *since = Instant::now();
         let metrics = StepMetrics {
             step,
@@ -265,7 +276,7 @@ impl Run {
             flip_rate: outcome.flips.as_deref().map(overall_flip_rate),
             flip_rate_per_layer: outcome
                 .flips
-                .map(|flips| flips.into_iter().map(|layer| sparse24_core::flip::flip_rate(layer.flips, layer.weights)).collect()),
+                .map(|flips| flips.into_iter().map(|layer| (layer.name, sparse24_core::flip::flip_rate(layer.flips, layer.weights))).collect()),
             val_loss,
         };
         self.metrics.append(&metrics)?;

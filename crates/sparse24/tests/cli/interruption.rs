@@ -213,8 +213,11 @@ fn lost_metrics_are_told() {
     fs::remove_dir_all(place.path("run/checkpoints/step-00000012")).unwrap();
     let whole = place.read("run/metrics.jsonl");
     place.write("run/metrics.jsonl", whole.lines().take(5).map(|line| format!("{line}\n")).collect::<String>());
-    place.answer("resume run");
-    assert!(place.read("run/log.txt").contains("metrics.jsonl has lost the steps 6 to 10"));
+    let output = place.command("resume run").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    for line in ["metrics.jsonl has lost the steps 6 to 10", "resumed after step 10"] {
+        assert!(said.lines().any(|said| said == line) && place.read("run/log.txt").contains(line), "{said}");
+    }
     let steps: Vec<_> = place.metrics("run").iter().map(|line| line["step"].as_u64().unwrap()).collect();
     assert_eq!(steps, [1, 2, 3, 4, 5, 11, 12]);
 }
@@ -225,8 +228,15 @@ fn a_finished_run_stays_as_it_is() {
     let trained = place.train("run", "");
     let (checkpoints, metrics) = (place.tree("run/checkpoints"), place.read("run/metrics.jsonl"));
     let resumed = place.json("resume run --json");
-    assert!(resumed["loss"].is_null(), "no step was left to do: {resumed}");
-    assert!((resumed["val_loss"].as_f64().unwrap() - trained["val_loss"].as_f64().unwrap()).abs() <= 1e-6);
+    for key in ["run", "steps", "loss", "val_loss"] {
+        assert_eq!(resumed[key], trained[key], "{key}");
+    }
+    assert_eq!((&trained["trained"], &resumed["trained"]), (&Value::from(12), &Value::from(0)));
+    assert_eq!(trained["val_loss"], place.json("eval run --json")["loss"], "to the last digit");
+    let output = place.command("resume run").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.lines().any(|line| line == "the run is finished: all of its 12 steps were done"), "{said}");
+    assert!(String::from_utf8(output.stdout).unwrap().contains("run directory   run\n"));
     assert!(place.tree("run/checkpoints") == checkpoints && place.read("run/metrics.jsonl") == metrics);
 }
 

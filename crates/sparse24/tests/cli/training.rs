@@ -40,7 +40,8 @@ fn a_run_directory_holds_what_the_guide_says() {
             assert!(line[number].as_f64().unwrap() > 0.0, "{number} of {line}");
         }
         if let Some(rate) = line["flip_rate"].as_f64() {
-            let layers: Vec<f64> = line["flip_rate_per_layer"].as_array().unwrap().iter().map(|rate| rate.as_f64().unwrap()).collect();
+            let layers: Vec<f64> = line["flip_rate_per_layer"].as_object().unwrap().values().map(|rate| rate.as_f64().unwrap()).collect();
+            assert!(line["flip_rate_per_layer"]["h.1.mlp.c_proj.weight"].is_f64(), "a layer goes by its name");
             assert_eq!(layers.len(), 4, "two linear layers in each of two blocks");
             let mean = layers.iter().sum::<f64>() / 4.0;
             // All four have 512 weights, so the rate is the mean of theirs: four roundings of numbers below 1.
