@@ -7,7 +7,7 @@ use std::{io, path::PathBuf};
 pub enum ErrorKind {
     /// The configuration is wrong or impossible.
     Configuration,
-    /// A file holds what it should not.
+    /// A file holds what it should not, or is not there to be read.
     Input,
     /// The operating system refused to read or write.
     Io,
@@ -142,6 +142,7 @@ impl Error {
             | Self::UnknownToken { .. }
             | Self::Semantics(_)
             | Self::Parameter { .. } => ErrorKind::Input,
+            Self::Io { action: "read", source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::Input,
             Self::Io { .. } => ErrorKind::Io,
             Self::Operand { .. } => ErrorKind::Contract,
             Self::NonFinite { .. } | Self::NonFiniteCheckpoint { .. } => ErrorKind::NonFinite,
@@ -165,6 +166,17 @@ impl Error {
     #[cfg(feature = "run")]
     pub(crate) fn file(path: impl Into<PathBuf>, problem: impl Into<String>) -> Self {
         Self::File { path: path.into(), problem: problem.into() }
+    }
+
+    /// Of a path that is not there, also tells what was expected.
+    #[cfg(feature = "run")]
+    pub(crate) fn expecting(self, expected: &str) -> Self {
+        match self {
+            Self::Io { path, source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                Self::file(path, format!("does not exist, expected {expected}"))
+            }
+            other => other,
+        }
     }
 
     #[cfg(feature = "run")]

@@ -29,7 +29,7 @@ pub(crate) struct Args {
     search: SearchName,
     #[command(flatten)]
     filter: Filter,
-    /// Refuse the file if a two-dimensional float tensor cannot be pruned
+    /// Refuse the file if a two-dimensional float tensor that is included, and no embedding, cannot be pruned
     #[arg(long)]
     strict: bool,
     /// The list as one JSON object

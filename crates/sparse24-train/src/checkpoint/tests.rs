@@ -197,7 +197,7 @@ fn damage_names_the_file_the_tensor_and_the_bytes() {
 
     fs::remove_file(&file).unwrap();
     let error = load(&path).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Io);
+    assert_eq!(error.kind(), ErrorKind::Input);
     assert!(error.to_string().starts_with("cannot read ") && error.to_string().contains(MODEL), "{error}");
 }
 

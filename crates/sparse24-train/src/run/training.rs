@@ -21,7 +21,7 @@ use crate::{
     Error,
     checkpoint::{self, NamedTensor, Retention},
     config::Config,
-    data::Dataset,
+    data::{Dataset, Tokenizer},
     trainer::{FlipSampling, Trainer, overall_flip_rate},
 };
 
@@ -121,7 +121,8 @@ impl Run {
         Ok(Self { config, dataset, trainer, directory, metrics, log, notices: Vec::new() })
     }
 
-    /// Continues a run from its newest checkpoint, or, if it has none, from the beginning.
+    /// Continues a run from its newest checkpoint, or, if it has none, from the beginning. A lost `tokenizer.json` is written again: the data
+    /// have the same one, or are refused.
     ///
     /// # Errors
     /// [`Error::File`] for a directory that holds no run or is in use, for a damaged newest checkpoint unless it may be passed over and one
@@ -154,6 +155,10 @@ impl Run {
             }
             None => Initial::Random,
         };
+        if let Some(tokenizer) = dataset.tokenizer().filter(|tokenizer| !is_saved(tokenizer, &directory.tokenizer())) {
+            tokenizer.save(&directory.tokenizer())?;
+            notices.push("tokenizer.json was missing or damaged, and was written again from the data".to_owned());
+        }
         let step = trainer.step();
         let (metrics, cut) = MetricsLog::resume(&directory.metrics(), step)?;
         let last = cut.last.unwrap_or(0);
@@ -311,6 +316,11 @@ impl Run {
         checkpoint::retain(&self.directory.checkpoints(), &Retention { last, always: vec![self.switch()] })?;
         Ok(path)
     }
+}
+
+/// Whether a file holds this tokenizer.
+fn is_saved(tokenizer: &Tokenizer, file: &Path) -> bool {
+    Tokenizer::load(file).is_ok_and(|saved| saved == *tokenizer)
 }
 
 /// Whether something that happens every so many steps (0 is never) happens after this one.

@@ -175,7 +175,7 @@ fn a_run_from_given_weights_never_resumes_from_others() {
     assert!(place.tree("run/checkpoints/step-00000012") == end, "random weights are made again");
     fs::remove_dir_all(place.path("run/checkpoints")).unwrap();
     fs::remove_file(place.path("run/provenance.json")).unwrap();
-    place.refuses("resume run", 4, "cannot read run/provenance.json: *");
+    place.refuses("resume run", 3, "cannot read run/provenance.json: *");
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn a_run_resumes_from_anywhere_and_after_a_move_of_its_data() {
     assert!(place.tree("run/checkpoints/step-00000012") == end);
     rewind();
     fs::rename(place.path("text"), place.path("elsewhere/text")).unwrap();
-    place.refuses("resume run", 4, "cannot read */text: No such file or directory (os error 2)");
+    place.refuses("resume run", 3, "*/text: does not exist, expected a text file, a folder of them, or a folder of token shards");
     place.write(
         "run/config.toml",
         place
@@ -324,6 +324,14 @@ fn a_damaged_file_of_a_run_is_named() {
         place.write(&format!("run/{file}"), contents);
         place.refuses("resume run", 3, message);
         place.write(&format!("run/{file}"), whole);
+    }
+    // The data tell what the tokenizer was.
+    let whole = place.read("run/tokenizer.json");
+    for damage in ["", "{}", r#"{"sparse24_tokenizer":1,"kind":"char","characters":"ab"}"#] {
+        place.write("run/tokenizer.json", damage);
+        let said = String::from_utf8(place.command("resume run").output().unwrap().stderr).unwrap();
+        assert!(said.contains("\ntokenizer.json was missing or damaged, and was written again from the data\n"), "{said}");
+        assert_eq!(place.read("run/tokenizer.json"), whole);
     }
     // Half a line is what a kill leaves, and is no damage.
     let whole = place.read("run/metrics.jsonl");

@@ -17,7 +17,7 @@ fn data_that_cannot_be_used_are_refused_by_name() {
     place.write("mixed/a", "good text");
     place.write("mixed/b", b"\x89PNG");
     for (data, code, message) in [
-        ("nowhere", 4, "cannot read nowhere: No such file or directory (os error 2)"),
+        ("nowhere", 3, "nowhere: does not exist, expected a text file, a folder of them, or a folder of token shards"),
         ("empty", 3, "empty: holds no text; a corpus needs at least one context and a token"),
         ("blank", 3, "blank: holds no text; a corpus needs at least one context and a token"),
         ("folder", 3, "folder: holds no text; a corpus needs at least one context and a token"),
@@ -87,7 +87,7 @@ fn shards_that_cannot_be_used_are_refused_by_name() {
     place.write("foreign/train.bin", &ids[..7]);
     place.refuses(&train, 3, "foreign/train.bin: holds 7 bytes without a known header; raw u16 tokens would take one byte less or more");
     place.write("foreign/train.bin", &ids[..4]);
-    place.refuses(&train, 4, "cannot read foreign/val.bin: No such file or directory (os error 2)");
+    place.refuses(&train, 3, "foreign/val.bin: does not exist, expected token shards to train on and to hold out");
 }
 
 #[test]
