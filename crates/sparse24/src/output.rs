@@ -37,6 +37,11 @@ pub(crate) fn word(path: &Path) -> String {
     if !text.is_empty() && text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }
 
+/// `1 tensor`, `2 tensors`.
+pub(crate) fn counted(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
 /// [`line()`] as `println!`; leaves the function if it cannot be written.
 macro_rules! say {
     ($($argument:tt)*) => {

@@ -8,13 +8,14 @@ use std::{
 use sparse24_train::{
     Error,
     config::Config,
+    method::PhaseKind,
     run::{Ended, Observer, Run, StepMetrics, Summary, open_dataset},
 };
 
 use crate::{
     configure::Configure,
     failure::{Exit, Failure},
-    output::{note, say, word},
+    output::{counted, note, say, word},
     progress::{Progress, Seen},
     signals::Signals,
     weights,
@@ -69,15 +70,17 @@ pub(crate) fn drive(mut run: Run, json: bool) -> Result<(), Failure> {
     let parameters: usize = run.trainer().parameter_shapes().map(|(_, [rows, columns])| rows * columns).sum();
     let device = run.trainer().backend().device();
     note(format_args!(
-        "{} parameters, {} tokens a step, {} steps of {} on {}: {}",
+        "{} parameters, {} tokens a step, {} of {} on {}: {}",
         parameters,
         recipe.tokens_per_step(),
-        config.steps,
+        counted(config.steps as usize, "step"),
         config.method.name,
         run.dataset().source().display(),
         run.path().display()
     ));
-    note(format_args!("{} ({}); sparse products are {}", device.backend, device.description, device.sparse_products));
+    let is_sparse = recipe.method.phases.iter().any(|phase| phase.kind() == PhaseKind::Sparse);
+    let products = if is_sparse { format!("; sparse products are {}", device.sparse_products) } else { String::new() };
+    note(format_args!("{} ({}){products}", device.backend, device.description));
     if let Some(remark) = config.remark() {
         note(remark);
     }
@@ -124,7 +127,7 @@ fn report(summary: &Summary, json: bool) -> Result<(), Failure> {
         say!("{}", serde_json::to_string(summary).expect("plain values"));
         return Ok(());
     }
-    say!("validation loss {:.4} after {} steps, {:.0} s", summary.val_loss, summary.steps, summary.seconds);
+    say!("validation loss {:.4} after {}, {:.0} s", summary.val_loss, counted(summary.steps as usize, "step"), summary.seconds);
     say!("run directory   {}", summary.run.display());
     let run = word(&summary.run);
     say!("next            sparse24 sample {run} | sparse24 export {run} DIR");

@@ -154,9 +154,8 @@ fn a_poisoned_weight_stops_training() {
                 let error = trainer.train_step(&noise, FlipSampling::Sample).expect_err("poisoned");
                 assert_eq!(error.kind(), ErrorKind::NonFinite);
                 // GELU takes minus infinity to 0: the poison is then seen in the backward alone.
-                let messages = ["the loss", "the gradient of wte.weight"].map(|quantity| {
-                    format!("step 2: {quantity} is not finite; training stopped before the update, ")
-                });
+                let messages = ["the loss", "the gradient of wte.weight"]
+                    .map(|quantity| format!("step 2: {quantity} is not finite; training stopped before the update, "));
                 assert!(messages.iter().any(|message| error.to_string().starts_with(message)), "{name} {poison}: {error}");
                 assert_eq!(trainer.step(), 1);
                 assert!(same_bits(&states(&mut trainer), &bad), "{name} {poison}: something was updated");

@@ -63,10 +63,11 @@ impl Gpt2Config {
         fs::metadata(path).map_err(|e| Error::io("read", path, e).expecting(expected))?;
         let path = &if path.is_dir() { path.join(CONFIG) } else { path.with_file_name(CONFIG) };
         let refuse = |problem: String| Err(Error::file(path, problem));
-        let raw: Raw = match serde_json::from_slice(&disk::read_small(path, 1 << 20).map_err(|e| e.expecting("that of a Hugging Face GPT-2"))?) {
-            Ok(raw) => raw,
-            Err(e) => return refuse(format!("is no GPT-2 configuration: {e}")),
-        };
+        let raw: Raw =
+            match serde_json::from_slice(&disk::read_small(path, 1 << 20).map_err(|e| e.expecting("that of a Hugging Face GPT-2"))?) {
+                Ok(raw) => raw,
+                Err(e) => return refuse(format!("is no GPT-2 configuration: {e}")),
+            };
         if raw.model_type != "gpt2" {
             return refuse(format!("model_type is {:?}, expected \"gpt2\"", raw.model_type));
         }

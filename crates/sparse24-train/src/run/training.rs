@@ -166,7 +166,7 @@ impl Run {
             notices.push(format!("metrics.jsonl has lost the steps {} to {step}", last + 1));
         }
         notices.push(match config.steps {
-            steps if steps == step => format!("the run is finished: all of its {steps} steps were done"),
+            last if last == step => format!("the run is finished: step {step} was its last"),
             _ => format!("resumed after step {step}"),
         });
         Provenance::of_start(&trainer.backend().device(), initial).record(&directory.provenance())?;
@@ -279,9 +279,9 @@ impl Run {
             grad_norm: outcome.grad_norm,
             tokens_per_s: self.trainer.recipe().tokens_per_step() as f64 / seconds,
             flip_rate: outcome.flips.as_deref().map(overall_flip_rate),
-            flip_rate_per_layer: outcome
-                .flips
-                .map(|flips| flips.into_iter().map(|layer| (layer.name, sparse24_core::flip::flip_rate(layer.flips, layer.weights))).collect()),
+            flip_rate_per_layer: outcome.flips.map(|flips| {
+                flips.into_iter().map(|layer| (layer.name, sparse24_core::flip::flip_rate(layer.flips, layer.weights))).collect()
+            }),
             val_loss,
         };
         self.metrics.append(&metrics)?;

@@ -100,7 +100,11 @@ fn a_model_without_a_tokenizer_is_not_evaluated_on_larger_ids() {
     place.answer("eval run --data small");
     let message = "text: is text, which this model has no tokenizer for; expected a folder of prepared shards (train.bin and val.bin)";
     place.refuses("eval run --data text", 3, message);
-    place.refuses("eval run --data nowhere", 3, "nowhere: does not exist, expected a text file, a folder of them, or a folder of token shards");
+    place.refuses(
+        "eval run --data nowhere",
+        3,
+        "nowhere: does not exist, expected a text file, a folder of them, or a folder of token shards",
+    );
     place.refuses("sample run", 3, "run has no tokenizer.json: it was trained on token ids without one");
 }
 

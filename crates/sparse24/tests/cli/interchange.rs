@@ -260,7 +260,8 @@ fn a_damaged_or_foreign_folder_is_not_imported() {
     );
     place.write("gpt2/model.safetensors.index.json", "{}");
     place.refuses("import gpt2 new", 3, r#"gpt2: holds no "model.safetensors"; the weights are in several files: save them again as one"#);
-    let message = "nowhere: does not exist, expected a folder with config.json and model.safetensors, or the latter with the former beside it";
+    let message =
+        "nowhere: does not exist, expected a folder with config.json and model.safetensors, or the latter with the former beside it";
     place.refuses("import nowhere new", 3, message);
 }
 
@@ -289,7 +290,7 @@ fn an_import_that_cannot_be_placed_or_read_is_refused() {
         place.refuses(&format!("import {line}"), code, message);
     }
     write_gpt2_of_zeros(&place, "odd", 6, 8);
-    place.refuses("import odd new", 3, "odd: model.width: expected a multiple of 4, for 4x4 tiles, found 6");
+    place.refuses("import odd new", 3, "odd: model.width: expected a multiple of 4, for 4x4 tiles, and of model.heads 1, found 6");
 }
 
 #[test]
@@ -323,17 +324,17 @@ fn weights_of_another_shape_are_refused() {
     for (settings, run, gpt2) in [
         (
             "--set model.width=32",
-            "wte.weight: expected [27, 32], found 432 values",
+            "wte.weight: expected 864 values ([27, 32]), found 432",
             "tensor \"transformer.wte.weight\" (F32 [27, 16]) is expected to be [27, 32]",
         ),
         (
             "--set model.context=8",
-            "wpe.weight: expected [8, 16], found 192 values",
+            "wpe.weight: expected 128 values ([8, 16]), found 192",
             "tensor \"transformer.wpe.weight\" (F32 [12, 16]) has 12 positions, the model a context of 8",
         ),
         (
             "--set data.tokenizer=byte",
-            "wte.weight: expected [256, 16], found 432 values",
+            "wte.weight: expected 4096 values ([256, 16]), found 432",
             "tensor \"transformer.wte.weight\" (F32 [27, 16]) has a vocabulary of 27 tokens, the model one of 256; *",
         ),
         (

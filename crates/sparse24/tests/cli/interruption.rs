@@ -235,7 +235,7 @@ fn a_finished_run_stays_as_it_is() {
     assert_eq!(trained["val_loss"], place.json("eval run --json")["loss"], "to the last digit");
     let output = place.command("resume run").output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.lines().any(|line| line == "the run is finished: all of its 12 steps were done"), "{said}");
+    assert!(said.lines().any(|line| line == "the run is finished: step 12 was its last"), "{said}");
     assert!(String::from_utf8(output.stdout).unwrap().contains("run directory   run\n"));
     assert!(place.tree("run/checkpoints") == checkpoints && place.read("run/metrics.jsonl") == metrics);
 }

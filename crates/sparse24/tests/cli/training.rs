@@ -91,6 +91,18 @@ fn a_pipe_sees_plain_lines() {
 }
 
 #[test]
+fn a_line_tells_only_what_was_measured_since_the_one_before() {
+    let place = Place::new();
+    let output = place.command(&format!("train {TINY} --method dense --out run --set run.eval_every=1")).output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(!told.contains("sparse products"), "a dense run has none: {told}");
+    for step in 1..=12 {
+        let line = told.lines().find(|line| line.starts_with(&format!("step {step}/12 "))).unwrap();
+        assert!(line.contains(" val ") && line.contains(" flip ") == (step == 1 || step % 3 == 0), "{told}");
+    }
+}
+
+#[test]
 fn a_run_without_a_place_gets_one() {
     let place = Place::new();
     let summary = place.json(&format!("train {TINY} --json"));
@@ -181,7 +193,7 @@ fn a_warm_up_longer_than_the_run_is_said() {
         let output = place.command(&format!("train {TINY} --set optimizer.warmup_steps={warmup} --out run{warmup}")).output().unwrap();
         let told = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(0), "{told}");
-        let remark = format!("warm-up ({warmup} steps) does not end within the run (12 steps)");
+        let remark = format!("warm-up (optimizer.warmup_steps = {warmup}) does not end within the run (steps = 12)");
         assert_eq!(told.lines().any(|line| line == remark), is_said, "{told}");
     }
 }
