@@ -1,4 +1,4 @@
-//! The configuration of a run: one TOML document, every key with a default, unknown keys refused with the nearest known one.
+//! The configuration of a run: one TOML document, every key with a default, unknown keys refused with the known ones.
 //!
 //! Layers, later ones win: the preset, a file, `--set key=value`. A resolved configuration names every key, so a run directory explains
 //! itself. Deliberately absent: command-line arguments.
@@ -163,7 +163,7 @@ impl Config {
     /// A preset (that which the document names, or else [`preset::DEFAULT`], unless one is given), overlaid with a TOML document and then with `key=value` settings.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an unknown preset or key (with the nearest known one), a value of the wrong type, a document that names
+    /// [`Error::Setting`] for an unknown preset or key (with the known ones), a value of the wrong type, a document that names
     /// another preset than the one given or is no TOML (with the line), or an impossible whole; [`Error::Io`] for the document.
     pub fn resolve(preset: Option<&str>, document: Option<&Path>, settings: &[String]) -> Result<Self, Error> {
         let table = match document {
@@ -208,9 +208,14 @@ impl Config {
         Value::Table(table).try_into().map_err(|error: toml::de::Error| {
             // The library tells the key in its last line alone.
             let text = error.to_string();
-            let key = text.lines().last().and_then(|line| line.strip_prefix("in `")?.strip_suffix('`'));
-            let message = error.message().replace("expected u32", &format!("expected at most {}", u32::MAX));
-            Error::setting(key.unwrap_or(ROOT), message)
+            let key = text.lines().last().and_then(|line| line.strip_prefix("in `")?.strip_suffix('`')).unwrap_or(ROOT);
+            // What is found, and of a choice also what is known, stands between backquotes.
+            let words: Vec<&str> = error.message().split('`').skip(1).step_by(2).collect();
+            match (error.message(), words.as_slice()) {
+                (message, [found, known @ ..]) if message.starts_with("unknown variant") => unknown(key, found, known.iter().copied()),
+                (message, [found]) if message.ends_with("expected u32") => out_of_range(key, u32::MAX.into(), found),
+                (message, _) => Error::setting(key, message),
+            }
         })
     }
 
@@ -243,14 +248,16 @@ impl Config {
         if self.backend.threads > 4096 {
             return refuse("backend.threads", format!("expected at most 4096, 0 for one a core, found {}", self.backend.threads));
         }
+        if !model.width.is_multiple_of(4) {
+            let problem = format!("expected a multiple of 4, for 4x4 tiles, and of model.heads {}, found {}", model.heads, model.width);
+            return refuse("model.width", problem);
+        }
         if !model.width.is_multiple_of(model.heads) {
             let problem = format!("expected a divisor of model.width {}, found {}", model.width, model.heads);
             return refuse("model.heads", problem);
         }
-        for (key, value) in [("model.width", model.width), ("model.ffn_width", model.ffn_width)] {
-            if !value.is_multiple_of(4) {
-                return refuse(key, format!("expected a multiple of 4, for 4x4 tiles, found {value}"));
-            }
+        if !model.ffn_width.is_multiple_of(4) {
+            return refuse("model.ffn_width", format!("expected a multiple of 4, for 4x4 tiles, found {}", model.ffn_width));
         }
         let shares = [("model.dropout", model.dropout), ("optimizer.beta1", optimizer.beta1), ("optimizer.beta2", optimizer.beta2)];
         if let Some((key, value)) = shares.into_iter().find(|(_, value)| !(0.0..1.0).contains(value)) {
@@ -299,7 +306,7 @@ impl Config {
     #[must_use]
     pub fn remark(&self) -> Option<String> {
         let (warmup, steps) = (self.optimizer.warmup_steps, self.steps);
-        (warmup >= steps).then(|| format!("warm-up ({warmup} steps) does not end within the run ({steps} steps)"))
+        (warmup >= steps).then(|| format!("warm-up (optimizer.warmup_steps = {warmup}) does not end within the run (steps = {steps})"))
     }
 
     /// The backend that it names.
@@ -373,9 +380,14 @@ impl Config {
 /// What an unknown key at the top is part of.
 const ROOT: &str = "configuration";
 
-/// "unknown X, did you mean Y".
+fn out_of_range(key: &str, most: u64, found: &str) -> Error {
+    Error::setting(key, format!("expected at most {most}, found {found}"))
+}
+
+/// "X is not known; did you mean Y?", where one is near enough to be a slip: a third of the letters at most.
 pub(crate) fn unknown<'a>(key: &str, found: &str, known: impl Iterator<Item = &'a str> + Clone) -> Error {
-    let nearest = known.clone().max_by(|a, b| strsim::jaro_winkler(found, a).total_cmp(&strsim::jaro_winkler(found, b)));
+    let distance = |name: &&str| strsim::damerau_levenshtein(found, name);
+    let nearest = known.clone().min_by_key(distance).filter(|name| 3 * distance(name) <= found.chars().count());
     let all = known.collect::<Vec<_>>().join(", ");
     let advice = nearest.map_or_else(String::new, |nearest| format!("; did you mean {nearest:?}?"));
     Error::setting(key, format!("{found:?} is not known{advice} (known: {all})"))
@@ -405,7 +417,7 @@ fn on_preset(preset: Option<&str>, document: Table) -> Result<Table, Error> {
 
 fn read_table(path: &Path) -> Result<Table, Error> {
     let refuse = |line: usize, problem: &str| Error::setting(format!("line {line}"), problem.replace('\n', ", "));
-    let bytes = disk::read_small(path, 1 << 20)?;
+    let bytes = disk::read_small(path, 1 << 20).map_err(|e| e.expecting("a TOML file; `sparse24 config` prints one"))?;
     let line = |at: usize| 1 + bytes.iter().take(at).filter(|&&byte| byte == b'\n').count();
     let text = str::from_utf8(&bytes).map_err(|error| refuse(line(error.valid_up_to()), "is not UTF-8 text"))?;
     text.parse::<Table>().map_err(|error| refuse(line(error.span().map_or(0, |span| span.start)), error.message()))
@@ -433,6 +445,10 @@ fn converted(key: &str, known: &Value, value: Value) -> Result<Value, Error> {
         (Value::Float(_), Value::Integer(whole)) => Ok(Value::Float(whole as f64)),
         (Value::Integer(_), Value::Integer(negative @ ..0)) => {
             Err(Error::setting(key, format!("expected a whole number of at least 0, found {negative}")))
+        }
+        // A number that TOML cannot hold.
+        (Value::Integer(_), Value::String(digits)) if digits.bytes().all(|b| b.is_ascii_digit()) && digits.len() >= 19 => {
+            Err(out_of_range(key, i64::MAX as u64, &digits))
         }
         (known, value) if known.same_type(&value) => Ok(value),
         (known, value) => Err(Error::setting(key, format!("expected {}, found {value}", described(known)))),

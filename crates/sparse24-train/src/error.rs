@@ -7,7 +7,7 @@ use std::{io, path::PathBuf};
 pub enum ErrorKind {
     /// The configuration is wrong or impossible.
     Configuration,
-    /// A file holds what it should not.
+    /// A file holds what it should not, or is not there to be read.
     Input,
     /// The operating system refused to read or write.
     Io,
@@ -109,15 +109,20 @@ pub enum Error {
     #[error(transparent)]
     Semantics(#[from] sparse24_core::Error),
     /// The loss or a gradient is not finite; no update was made.
-    #[error("step {step}: {quantity} is not finite; training stopped before the update, the last good checkpoint is kept")]
+    #[error(
+        "step {step}: {quantity} is not finite; training stopped before the update, {}; lower optimizer.learning_rate or lengthen optimizer.warmup_steps",
+        kept.map_or("nothing was saved yet".to_owned(), |kept| format!("the checkpoint of step {kept} is kept"))
+    )]
     NonFinite {
         /// The optimizer step that was not taken.
         step: u32,
         /// What was not finite: the loss, or the tensor whose gradient it is.
         quantity: String,
+        /// The step of the run's newest checkpoint, if it has one.
+        kept: Option<u32>,
     },
     /// A tensor to be saved is not finite; nothing was written.
-    #[error("checkpoint of step {step} not written: {tensor:?} holds {value} at element {element}; the last good checkpoint is kept")]
+    #[error("checkpoint of step {step} not written: {tensor:?} holds {value} at element {element}; earlier checkpoints stay")]
     NonFiniteCheckpoint {
         /// Optimizer steps done.
         step: u32,
@@ -142,6 +147,7 @@ impl Error {
             | Self::UnknownToken { .. }
             | Self::Semantics(_)
             | Self::Parameter { .. } => ErrorKind::Input,
+            Self::Io { action: "read", source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::Input,
             Self::Io { .. } => ErrorKind::Io,
             Self::Device(_) => ErrorKind::Device,
             Self::Operand { .. } => ErrorKind::Contract,
@@ -166,6 +172,17 @@ impl Error {
     #[cfg(feature = "run")]
     pub(crate) fn file(path: impl Into<PathBuf>, problem: impl Into<String>) -> Self {
         Self::File { path: path.into(), problem: problem.into() }
+    }
+
+    /// Of a path that is not there, also tells what was expected.
+    #[cfg(feature = "run")]
+    pub(crate) fn expecting(self, expected: &str) -> Self {
+        match self {
+            Self::Io { path, source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                Self::file(path, format!("does not exist, expected {expected}"))
+            }
+            other => other,
+        }
     }
 
     #[cfg(feature = "run")]

@@ -43,7 +43,7 @@ pub enum Search {
     Greedy,
 }
 
-/// What becomes of two-dimensional float tensors that cannot be pruned.
+/// What becomes of two-dimensional float tensors, embeddings aside, that cannot be pruned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unprunable {
     /// They are copied and listed.
@@ -73,9 +73,9 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Whether it is a two-dimensional float tensor, which strict pruning must prune.
+    /// Whether it is a two-dimensional float tensor that is wanted, which strict pruning must prune. An embedding is not.
     fn concerns_matrix(&self) -> bool {
-        matches!(self, Self::NarrowFloat | Self::Embedding | Self::Indivisible(_))
+        matches!(self, Self::NarrowFloat | Self::Indivisible(_))
     }
 }
 
@@ -179,7 +179,7 @@ pub fn is_embedding(name: &str) -> bool {
 ///
 /// # Errors
 /// [`Error::Io`]; [`Error::File`] for a malformed file, one without a tensor to prune, an output that is the input or exists and
-/// is no regular file, and, with [`Unprunable::Refuse`], a two-dimensional float tensor that is included but cannot be pruned.
+/// is no regular file, and, with [`Unprunable::Refuse`], a two-dimensional float tensor that is included and no embedding but cannot be pruned.
 pub fn prune_file(
     input: &Path,
     output: &Path,
@@ -187,7 +187,7 @@ pub fn prune_file(
     search: Search,
     unprunable: Unprunable,
 ) -> Result<Vec<TensorReport<Pruned>>, Error> {
-    let mut bytes = disk::read(input)?;
+    let mut bytes = read(input)?;
     if fs::canonicalize(output).is_ok_and(|output| fs::canonicalize(input).is_ok_and(|input| input == output)) {
         return Err(Error::file(output, "is the input; the unpruned weights would be lost, name another file"));
     }
@@ -209,7 +209,11 @@ pub fn prune_file(
 /// # Errors
 /// [`Error::Io`]; [`Error::File`] for a malformed file, and one without a tensor that could be pruned: it would prove nothing.
 pub fn verify_file(path: &Path, selection: Selection<'_>) -> Result<Vec<TensorReport<Verdict>>, Error> {
-    for_each(path, &mut disk::read(path)?, selection, |matrix| matrix.verify())
+    for_each(path, &mut read(path)?, selection, |matrix| matrix.verify())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    disk::read(path).map_err(|e| e.expecting("a safetensors file"))
 }
 
 fn for_each<T>(

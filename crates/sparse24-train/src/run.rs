@@ -47,4 +47,4 @@ pub use provenance::{Initial, Provenance};
 #[cfg(feature = "cpu")]
 pub use setup::{open_dataset, run_config};
 #[cfg(feature = "cpu")]
-pub use training::{Damaged, Observer, Run, Summary};
+pub use training::{Damaged, Ended, Observer, Run, Summary};

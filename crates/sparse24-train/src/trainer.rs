@@ -233,7 +233,7 @@ impl Trainer {
         self.backend.optimizer_step(table, &self.recipe.optimizer, self.recipe.method.decay)?;
         let report = self.backend.report(self.losses)?;
         if let Some(culprit) = report.non_finite {
-            return Err(Error::NonFinite { step, quantity: self.named(culprit) });
+            return Err(Error::NonFinite { step, quantity: self.named(culprit), kept: None });
         }
 
         self.step = step;
@@ -339,7 +339,8 @@ impl Trainer {
         for parameter in self.parameters.iter() {
             let (_, values) = weights.iter().find(|(name, _)| *name == parameter.name).ok_or_else(|| missing(parameter, "weight"))?;
             if values.len() != parameter.weight.elements() {
-                let problem = format!("expected {:?}, found {} values", parameter.weight.shape, values.len());
+                let problem =
+                    format!("expected {} values ({:?}), found {}", parameter.weight.elements(), parameter.weight.shape, values.len());
                 return Err(Error::Parameter { name: parameter.name.clone(), problem });
             }
             self.backend.upload(parameter.weight, values)?;

@@ -29,13 +29,13 @@ pub(crate) struct Configure {
     backend: Option<String>,
     /// Optimizer steps
     #[arg(long, allow_negative_numbers = true)]
-    steps: Option<u32>,
+    steps: Option<String>,
     /// Of everything random
-    #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(..=i64::MAX as u64))]
-    seed: Option<u64>,
+    #[arg(long, allow_negative_numbers = true)]
+    seed: Option<String>,
     /// Steps between checkpoints
     #[arg(long, value_name = "STEPS", allow_negative_numbers = true)]
-    checkpoint_every: Option<u32>,
+    checkpoint_every: Option<String>,
 }
 
 impl Configure {
@@ -47,9 +47,9 @@ impl Configure {
             ("data.path", data),
             ("method.name", self.method.as_deref().map(quoted)),
             ("backend.name", self.backend.as_deref().map(quoted)),
-            ("steps", self.steps.map(|steps| steps.to_string())),
-            ("seed", self.seed.map(|seed| seed.to_string())),
-            ("run.checkpoint_every", self.checkpoint_every.map(|steps| steps.to_string())),
+            ("steps", self.steps.clone()),
+            ("seed", self.seed.clone()),
+            ("run.checkpoint_every", self.checkpoint_every.clone()),
         ];
         let flags = flags.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?)));
         let settings: Vec<String> = self.settings.iter().cloned().chain(flags).collect();

@@ -84,9 +84,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 (None, problem) => say!("backend {name:<5} {}", problem.as_deref().unwrap_or_default()),
             }
         }
-        match &report.problem {
-            None => say!("runs          {} can be written", args.out.display()),
-            Some(problem) => say!("runs          {problem}"),
+        // Otherwise it is the error.
+        if report.problem.is_none() {
+            say!("runs          {} can be written", args.out.display());
         }
     }
     match report.problem {

@@ -10,7 +10,11 @@ use sparse24_train::{
     run::open_dataset,
 };
 
-use crate::{configure::Configure, failure::Failure, output::say};
+use crate::{
+    configure::Configure,
+    failure::Failure,
+    output::{counted, say},
+};
 
 /// Parameters, memory, floating-point operations and time of a configuration
 #[derive(clap::Args, Debug)]
@@ -66,7 +70,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         estimate.flops_per_step / 1e9,
         100.0 * estimate.sparse_share
     );
-    say!("time         {} a step, {} for {} steps", human(seconds_per_step), human(report.seconds), recipe.steps);
+    say!("time         {} a step, {} for {}", human(seconds_per_step), human(report.seconds), counted(recipe.steps as usize, "step"));
     say!(
         "             from {:.0} GFLOP/s measured just now on this machine, times {OVERHEAD} for all that is no product",
         report.gflops_measured

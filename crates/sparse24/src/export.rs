@@ -11,7 +11,7 @@ use sparse24_train::{
 
 use crate::{
     failure::{Exit, Failure},
-    output::say,
+    output::{say, word},
 };
 
 /// Write a run or a checkpoint as a folder that transformers' GPT2LMHeadModel loads
@@ -67,7 +67,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         say!("{} biases that the model has not were written as zeros, which compute the same", exported.zero_biases.len());
     }
     if !exported.sparse24.is_empty() {
-        say!("{} weights were read back and proved 2:4", exported.sparse24.len());
+        say!("{} weights were read back and proved 2:4; to verify them again:", exported.sparse24.len());
+        // Where attention is dense, it is not to be proved.
+        let filter = if exported.sparse24.iter().all(|name| name.contains(".mlp.")) { " --include mlp" } else { "" };
+        say!("sparse24 verify {}{filter}", word(&args.out.join("model.safetensors")));
     }
     Ok(())
 }

@@ -23,8 +23,12 @@ pub(crate) enum Exit {
     Device = 6,
     /// A defect of sparse24: an operation was called with operands that do not fit.
     Defect = 70,
+    /// Stopped by SIGINT with all work saved; the shell's code for that.
+    Interrupted = 130,
     /// Whoever read standard output closed it; the shell's code for that.
     Unread = 141,
+    /// As `Interrupted`, by SIGTERM.
+    Terminated = 143,
 }
 
 /// One sentence and the code to end with.
@@ -42,8 +46,10 @@ impl Failure {
 
     /// Tells standard error, unless nobody is interested any more.
     pub(crate) fn tell(&self) {
-        if self.exit != Exit::Unread {
-            note(format_args!("error: {}", self.sentence));
+        match self.exit {
+            Exit::Unread => {}
+            Exit::Interrupted | Exit::Terminated => note(&self.sentence),
+            _ => note(format_args!("error: {}", self.sentence)),
         }
     }
 

@@ -11,7 +11,7 @@ use sparse24_train::{
 
 use crate::{
     failure::{Exit, Failure},
-    output::say,
+    output::{counted, say},
     prepare::tokenizer_names,
     weights,
 };
@@ -61,9 +61,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         config.data.tokenizer = tokenizer.kind();
     }
     config.check().map_err(|error| Failure::new(Exit::Input, format!("{}: {error}", args.path.display())))?;
-    let count = tensors.len();
+    let count = counted(tensors.len(), "tensor");
     let checkpoint = adopt(&config, tensors, tokenizer.as_ref(), &args.out)?;
-    say!("imported {count} tensors into {}", checkpoint.display());
+    say!("imported {count} into {}", checkpoint.display());
     if bias == Bias::Absent {
         say!("all of its biases are zero: the model has none (model.bias = false)");
     }

@@ -19,6 +19,7 @@ mod progress;
 mod prune;
 mod resume;
 mod sample;
+mod signals;
 mod structure;
 mod train;
 mod verify;

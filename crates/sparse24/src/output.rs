@@ -6,6 +6,7 @@
 use std::{
     fmt,
     io::{self, ErrorKind, Write},
+    path::Path,
 };
 
 use crate::failure::{Exit, Failure};
@@ -29,6 +30,18 @@ pub(crate) fn note(text: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
+/// A path as one word of a command line for a shell.
+pub(crate) fn word(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+,=@%:".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
+}
+
+/// `1 tensor`, `2 tensors`.
+pub(crate) fn counted(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
 /// [`line()`] as `println!`; leaves the function if it cannot be written.
 macro_rules! say {
     ($($argument:tt)*) => {
@@ -37,3 +50,15 @@ macro_rules! say {
 }
 
 pub(crate) use say;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_one_word() {
+        for (path, expected) in [("runs/a-1", "runs/a-1"), ("a b", "'a b'"), ("it's", r"'it'\''s'"), ("$x", "'$x'"), ("", "''")] {
+            assert_eq!(word(Path::new(path)), expected);
+        }
+    }
+}

@@ -6,7 +6,10 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde_json::json;
 use sparse24_train::data::{Corpus, Tokenizer, TokenizerKind, VALIDATION_FRACTION, prepare};
 
-use crate::{failure::Failure, output::say};
+use crate::{
+    failure::Failure,
+    output::{say, word},
+};
 
 /// Encode a text file or folder into token shards (train.bin, val.bin, tokenizer.json)
 #[derive(clap::Args, Debug)]
@@ -51,6 +54,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     } else {
         let out = args.out.display();
         say!("{train} tokens to train on and {validation} held out, of a vocabulary of {vocabulary}: {out}");
+        let out = word(&args.out);
         say!("train on them with `sparse24 train --data {out} --set data.tokenizer={}`", args.tokenizer.name());
     }
     Ok(())

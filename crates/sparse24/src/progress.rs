@@ -66,6 +66,8 @@ impl Progress {
             None if seen.validation_loss.is_some() || self.printed.is_none_or(|at| at.elapsed() >= INTERVAL) => {
                 self.printed = Some(Instant::now());
                 note(format_args!("step {}/{} {line}", seen.step, self.total));
+                // A line that stays tells what was measured since the one before it.
+                (self.flip_rate, self.validation_loss) = (None, None);
             }
             None => {}
         }
@@ -79,10 +81,10 @@ impl Progress {
         }
     }
 
-    /// Ends the live line.
+    /// Ends the live line where it stands.
     pub(crate) fn finish(&self) {
         if let Some(bar) = &self.bar {
-            bar.finish();
+            bar.abandon();
         }
     }
 

@@ -8,7 +8,7 @@ use sparse24_train::pruning::{Pruned, Search, Selection, Unprunable, prune_file}
 
 use crate::{
     failure::{Exit, Failure},
-    output::{self, say},
+    output::{self, counted, say},
     structure::{Filter, Structure, lines, objects},
 };
 
@@ -29,7 +29,7 @@ pub(crate) struct Args {
     search: SearchName,
     #[command(flatten)]
     filter: Filter,
-    /// Refuse the file if a two-dimensional float tensor cannot be pruned
+    /// Refuse the file if a two-dimensional float tensor that is included, and no embedding, cannot be pruned
     #[arg(long)]
     strict: bool,
     /// The list as one JSON object
@@ -67,7 +67,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     output::write(format_args!("{}", lines(&reports, "copied", |pruned| ("pruned", remark(pruned)))))?;
     let pruned = reports.iter().filter(|report| report.outcome.is_ok()).count();
-    say!("{pruned} tensors pruned ({}), {} copied: {}", selection.kind, reports.len() - pruned, args.output.display());
+    let (what, copied) = (counted(pruned, "tensor"), reports.len() - pruned);
+    say!("{what} pruned ({}), {copied} copied: {}", selection.kind, args.output.display());
     Ok(())
 }
 

@@ -1,18 +1,23 @@
 //! `sparse24 train`: a run from its first step to its last.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
 
 use sparse24_train::{
     Error,
     config::Config,
-    run::{Observer, Run, StepMetrics, Summary, open_dataset},
+    method::PhaseKind,
+    run::{Ended, Observer, Run, StepMetrics, Summary, open_dataset},
 };
 
 use crate::{
     configure::Configure,
     failure::{Exit, Failure},
-    output::{note, say},
+    output::{counted, note, say, word},
     progress::{Progress, Seen},
+    signals::Signals,
     weights,
 };
 
@@ -59,48 +64,61 @@ pub(crate) fn on_threads(config: &Config, work: impl FnOnce() -> Result<(), Fail
 
 /// Trains a run to its end, in sight.
 pub(crate) fn drive(mut run: Run, json: bool) -> Result<(), Failure> {
+    let signals = Signals::take().map_err(|error| Failure::new(Exit::Io, format!("cannot listen for signals: {error}")))?;
     let config = run.config().clone();
     let recipe = run.trainer().recipe();
     let parameters: usize = run.trainer().parameter_shapes().map(|(_, [rows, columns])| rows * columns).sum();
     let device = run.trainer().backend().device();
     note(format_args!(
-        "{} parameters, {} tokens a step, {} steps of {} on {}: {}",
+        "{} parameters, {} tokens a step, {} of {} on {}: {}",
         parameters,
         recipe.tokens_per_step(),
-        config.steps,
+        counted(config.steps as usize, "step"),
         config.method.name,
         run.dataset().source().display(),
         run.path().display()
     ));
-    note(format_args!("{} ({}); sparse products are {}", device.backend, device.description, device.sparse_products));
+    let is_sparse = recipe.method.phases.iter().any(|phase| phase.kind() == PhaseKind::Sparse);
+    let products = if is_sparse { format!("; sparse products are {}", device.sparse_products) } else { String::new() };
+    note(format_args!("{} ({}){products}", device.backend, device.description));
     if let Some(remark) = config.remark() {
         note(remark);
     }
     for notice in run.notices() {
         note(notice);
     }
-    let mut watcher = Watcher(Progress::new(run.trainer().step(), config.steps));
-    let summary = run.train(&mut watcher)?;
-    watcher.0.finish();
-    report(&summary, json)
+    let mut watcher = Watcher { progress: Progress::new(run.trainer().step(), config.steps), signals };
+    let ended = run.train(&mut watcher);
+    watcher.progress.finish();
+    match (ended?, watcher.signals.received()) {
+        (Ended::Finished(summary), _) => report(&summary, json),
+        (Ended::Stopped { step }, exit) => {
+            let sentence = format!("interrupted after step {step}; resume with: sparse24 resume {}", word(run.path()));
+            Err(Failure::new(exit.unwrap_or(Exit::Interrupted), sentence))
+        }
+    }
 }
 
-struct Watcher(Progress);
+struct Watcher {
+    progress: Progress,
+    signals: Signals,
+}
 
 impl Observer for Watcher {
-    fn stepped(&mut self, metrics: &StepMetrics) {
-        self.0.step(Seen {
+    fn stepped(&mut self, metrics: &StepMetrics) -> ControlFlow<()> {
+        self.progress.step(Seen {
             step: metrics.step,
             phase: metrics.phase,
             loss: f64::from(metrics.loss),
             flip_rate: metrics.flip_rate,
             tokens_per_second: metrics.tokens_per_s,
-            validation_loss: metrics.val_loss.map(f64::from),
+            validation_loss: metrics.val_loss,
         });
+        if self.signals.received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     fn said(&mut self, line: &str) {
-        self.0.say(line);
+        self.progress.say(line);
     }
 }
 
@@ -109,9 +127,9 @@ fn report(summary: &Summary, json: bool) -> Result<(), Failure> {
         say!("{}", serde_json::to_string(summary).expect("plain values"));
         return Ok(());
     }
-    say!("validation loss {:.4} after {} steps, {:.0} s", summary.val_loss, summary.steps, summary.seconds);
-    let run = summary.run.display();
-    say!("run directory   {run}");
+    say!("validation loss {:.4} after {}, {:.0} s", summary.val_loss, counted(summary.steps as usize, "step"), summary.seconds);
+    say!("run directory   {}", summary.run.display());
+    let run = word(&summary.run);
     say!("next            sparse24 sample {run} | sparse24 export {run} DIR");
     Ok(())
 }

@@ -7,7 +7,7 @@ use sparse24_train::pruning::{Selection, Verdict, verify_file};
 
 use crate::{
     failure::{Exit, Failure},
-    output::{self, say},
+    output::{self, counted, say},
     structure::{Filter, Structure, lines, objects},
 };
 
@@ -50,12 +50,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (file, kind) = (args.file.display(), selection.kind);
     match refuted.first() {
         Some(first) => {
-            let sentence = format!("{file}: {} of {checked} tensors are not {kind}; the first is `{}`", refuted.len(), first.name);
+            let (of, are) = (counted(checked, "tensor"), if refuted.len() == 1 { "is" } else { "are" });
+            let sentence = format!("{file}: {} of {of} {are} not {kind}; the first is `{}`", refuted.len(), first.name);
             Err(Failure::new(Exit::Refuted, sentence))
         }
         None => {
             if !args.json {
-                say!("all {checked} tensors that can be pruned are {kind}; {} skipped", reports.len() - checked);
+                say!("{} proved {kind}, {} skipped", counted(checked, "tensor"), reports.len() - checked);
             }
             Ok(())
         }

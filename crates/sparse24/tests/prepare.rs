@@ -64,7 +64,7 @@ fn every_refusal_says_why_and_leaves_nothing() {
     let before = names(root);
     let args = |data, out| ["--data", data, "--tokenizer", "byte", "--out", out];
     for (data, out, code, expected) in [
-        ("nowhere", "out", 4, "error: cannot read nowhere: "),
+        ("nowhere", "out", 3, "error: nowhere: does not exist, expected a text file"),
         ("latin1", "out", 3, "error: latin1: is not UTF-8 text: byte 0xe9 at offset 3"),
         ("empty", "out", 3, "error: empty: holds no text"),
         ("one", "out", 3, "error: one: 1 characters are too few"),

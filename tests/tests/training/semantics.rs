@@ -154,10 +154,9 @@ fn a_poisoned_weight_stops_training() {
                 let error = trainer.train_step(&noise, FlipSampling::Sample).expect_err("poisoned");
                 assert_eq!(error.kind(), ErrorKind::NonFinite);
                 // GELU takes minus infinity to 0: the poison is then seen in the backward alone.
-                let messages = ["the loss", "the gradient of wte.weight"].map(|quantity| {
-                    format!("step 2: {quantity} is not finite; training stopped before the update, the last good checkpoint is kept")
-                });
-                assert!(messages.contains(&error.to_string()), "{name} {poison}: {error}");
+                let messages = ["the loss", "the gradient of wte.weight"]
+                    .map(|quantity| format!("step 2: {quantity} is not finite; training stopped before the update, "));
+                assert!(messages.iter().any(|message| error.to_string().starts_with(message)), "{name} {poison}: {error}");
                 assert_eq!(trainer.step(), 1);
                 assert!(same_bits(&states(&mut trainer), &bad), "{name} {poison}: something was updated");
             }
@@ -202,7 +201,7 @@ fn an_overflowing_gradient_names_its_tensor() {
     let evaluated = trainer.evaluate(&HeldOut::of(&recipe)).expect("runs");
     assert!(evaluated.is_finite(), "the loss is {evaluated}");
     let error = trainer.train_step(&Noise::of(&recipe), FlipSampling::Skip).expect_err("overflows");
-    assert!(matches!(&error, Error::NonFinite { step: 1, quantity } if quantity == "the gradient of wte.weight"), "{error}");
+    assert!(matches!(&error, Error::NonFinite { step: 1, quantity, .. } if quantity == "the gradient of wte.weight"), "{error}");
     assert!(same_bits(&states(&mut trainer), &before));
 }
 
@@ -229,7 +228,7 @@ fn an_infinite_loss_stops_training_though_gradients_are_finite() {
     fixture::begin(&mut trainer, &weights);
     let before = states(&mut trainer);
     let error = trainer.train_step(&Wanted(Noise::of(&recipe)), FlipSampling::Skip).expect_err("infinite");
-    assert!(matches!(&error, Error::NonFinite { step: 1, quantity } if quantity == "the loss"), "{error}");
+    assert!(matches!(&error, Error::NonFinite { step: 1, quantity, .. } if quantity == "the loss"), "{error}");
     assert!(same_bits(&states(&mut trainer), &before), "the weights were updated");
 }
 

@@ -45,9 +45,11 @@ impl Corpus {
     /// to a file is read; one to a folder is not entered, so that no loop is followed.
     ///
     /// # Errors
-    /// [`Error::Io`] for what cannot be read, [`Error::File`] naming the file and byte offset for what is not UTF-8, and for no text at all.
+    /// [`Error::Io`] for what cannot be read, [`Error::File`] naming the file and byte offset for what is not UTF-8, for no text at all, and
+    /// for a path that does not exist.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let kind = fs::metadata(path).map_err(|e| Error::io("read", path, e))?;
+        let expected = "a text file, a folder of them, or a folder of token shards";
+        let kind = fs::metadata(path).map_err(|e| Error::io("read", path, e).expecting(expected))?;
         let text = if kind.is_dir() {
             let mut files = Vec::new();
             list(path, &mut files)?;
@@ -192,6 +194,6 @@ mod tests {
         assert!(Corpus::open(&file).unwrap_err().to_string().contains("holds no text"));
         fs::remove_file(&file).unwrap();
         assert!(Corpus::open(folder.path()).unwrap_err().to_string().contains("holds no text"));
-        assert!(Corpus::open(&file).unwrap_err().to_string().starts_with("cannot read"));
+        assert!(Corpus::open(&file).unwrap_err().to_string().contains("picture: does not exist, expected a text file"));
     }
 }

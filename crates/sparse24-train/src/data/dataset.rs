@@ -108,7 +108,7 @@ impl Dataset {
             return Err(Error::file(folder, format!("has a tokenizer of {known} tokens, expected one of {asked}")));
         }
         let read = |path: &Path| {
-            let shard = shard::read(path, known.or(vocabulary))?;
+            let shard = shard::read(path, known.or(vocabulary)).map_err(|e| e.expecting("token shards to train on and to hold out"))?;
             match (&shard.origin, &tokenizer) {
                 (None, _) if foreign => Ok(shard),
                 (None, _) => Err(Error::file(path, format!("is no token shard of sparse24, which the {TOKENIZER} beside it promises"))),

@@ -3,7 +3,7 @@
 //! Invariant: a [`Gpt2Config`] that was read describes a model that we compute as Hugging Face does; options that would change the
 //! mathematics are refused. Deliberately absent: dropout, which is a choice of the training.
 
-use std::path::Path;
+use std::{fs, path::Path};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -59,12 +59,15 @@ impl Gpt2Config {
     /// [`Error::File`] names the key and what was expected: another model, an activation other than `gelu_new`, an untied head,
     /// another epsilon, impossible lengths. [`Error::Io`].
     pub fn read(path: &Path) -> Result<Self, Error> {
+        let expected = "a folder with config.json and model.safetensors, or the latter with the former beside it";
+        fs::metadata(path).map_err(|e| Error::io("read", path, e).expecting(expected))?;
         let path = &if path.is_dir() { path.join(CONFIG) } else { path.with_file_name(CONFIG) };
         let refuse = |problem: String| Err(Error::file(path, problem));
-        let raw: Raw = match serde_json::from_slice(&disk::read_small(path, 1 << 20)?) {
-            Ok(raw) => raw,
-            Err(e) => return refuse(format!("is no GPT-2 configuration: {e}")),
-        };
+        let raw: Raw =
+            match serde_json::from_slice(&disk::read_small(path, 1 << 20).map_err(|e| e.expecting("that of a Hugging Face GPT-2"))?) {
+                Ok(raw) => raw,
+                Err(e) => return refuse(format!("is no GPT-2 configuration: {e}")),
+            };
         if raw.model_type != "gpt2" {
             return refuse(format!("model_type is {:?}, expected \"gpt2\"", raw.model_type));
         }

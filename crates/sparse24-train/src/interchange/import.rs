@@ -23,7 +23,7 @@ use crate::{
 /// that is not zero for a model without; an untied head. [`Error::Io`].
 pub fn import(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<Vec<NamedTensor>, Error> {
     let path = &if path.is_dir() { weights_in(path)? } else { path.to_owned() };
-    let mut file = TensorFile::open(path)?;
+    let mut file = TensorFile::open(path).map_err(|e| e.expecting("a safetensors file, or a folder with a model.safetensors"))?;
     let mut found = HashMap::new();
     for entry in std::mem::take(&mut file.entries) {
         let name = entry.name.strip_prefix(PREFIX).unwrap_or(&entry.name).to_owned();

@@ -217,7 +217,7 @@ fn folders_without_weights_say_what_they_hold() {
     assert!(problem(import(directory.path(), &[])).ends_with("is not read: save the weights again as safetensors"));
     fs::write(directory.path().join("model.safetensors.index.json"), "").unwrap();
     assert!(problem(import(directory.path(), &[])).ends_with("in several files: save them again as one"));
-    assert!(problem(import(Path::new("nowhere.safetensors"), &[])).starts_with("cannot read nowhere.safetensors: "));
+    assert!(problem(import(Path::new("nowhere.safetensors"), &[])).starts_with("nowhere.safetensors: does not exist, expected "));
 }
 
 #[test]
@@ -246,6 +246,7 @@ fn configurations_that_compute_something_else_are_refused() {
         assert!(found.contains(message), "{found}");
     }
     fs::write(&path, good.replace("\"n_inner\": null", "\"n_inner\": 20").replace("0.00001", "1e-05")).unwrap();
+    fs::write(directory.path().join(WEIGHTS), "").unwrap();
     assert_eq!(Gpt2Config::read(&directory.path().join(WEIGHTS)).unwrap(), Gpt2Config { n_inner: 20, ..TINY });
 }
 

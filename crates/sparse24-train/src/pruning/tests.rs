@@ -139,7 +139,7 @@ fn reasons() {
     }
     let output = folder.path("out.safetensors");
     let message = prune_file(&input, &output, selected(MaskKind::RowWise), Search::Exact, Unprunable::Refuse).unwrap_err().to_string();
-    assert!(message.contains("in.safetensors: strict pruning") && message.contains("3 cannot be pruned"), "{message}");
+    assert!(message.contains("in.safetensors: strict pruning") && message.contains("2 cannot be pruned"), "{message}");
     assert!(!output.exists());
 }
 
@@ -298,7 +298,7 @@ fn malformed_files_say_what_is_wrong() {
         fs::write(&path, bytes).unwrap();
         assert!(refusal(&path).contains(expected), "{}", refusal(&path));
     }
-    assert!(refusal(&folder.path("none")).starts_with("cannot read"));
+    assert!(refusal(&folder.path("none")).contains("none: does not exist, expected a safetensors file"));
     assert!(refusal(&folder.path("")).contains("is a folder"));
 }
 

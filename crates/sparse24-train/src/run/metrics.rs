@@ -5,6 +5,7 @@
 //! finds every step up to the checkpoint. Deliberately absent: what the numbers mean.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     io::{BufRead, BufReader, ErrorKind, Write},
     path::{Path, PathBuf},
@@ -33,12 +34,12 @@ pub struct StepMetrics {
     /// Share of mask bits that this step changed, in [0, 1]; sampled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flip_rate: Option<f64>,
-    /// The same for each sparsifiable weight, in the order of the model; sampled.
+    /// The same for each sparsifiable weight, by its name; sampled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub flip_rate_per_layer: Option<Vec<f64>>,
+    pub flip_rate_per_layer: Option<BTreeMap<String, f64>>,
     /// Loss on the held-out split after this step, nats a token; sampled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub val_loss: Option<f32>,
+    pub val_loss: Option<f64>,
 }
 
 /// What [`MetricsLog::resume`] found.

@@ -25,7 +25,7 @@ fn metrics(step: u32) -> StepMetrics {
         grad_norm: 0.1 + step as f32,
         tokens_per_s: 12_345.678,
         flip_rate: step.is_multiple_of(2).then_some(0.012_5),
-        flip_rate_per_layer: step.is_multiple_of(2).then(|| vec![0.01, 0.015]),
+        flip_rate_per_layer: step.is_multiple_of(2).then(|| [("a".to_owned(), 0.01), ("b".to_owned(), 0.015)].into()),
         val_loss: None,
     }
 }
@@ -99,7 +99,7 @@ fn metrics_are_one_object_a_step() {
         text,
         "{\"step\":1,\"phase\":\"sparse\",\"loss\":4.25,\"lr\":0.001,\"grad_norm\":1.1,\"tokens_per_s\":12345.678}\n\
          {\"step\":2,\"phase\":\"sparse\",\"loss\":4.25,\"lr\":0.001,\"grad_norm\":2.1,\"tokens_per_s\":12345.678,\
-         \"flip_rate\":0.0125,\"flip_rate_per_layer\":[0.01,0.015]}\n"
+         \"flip_rate\":0.0125,\"flip_rate_per_layer\":{\"a\":0.01,\"b\":0.015}}\n"
     );
     assert_eq!(MetricsLog::read(&path).unwrap(), [metrics(1), metrics(2)]);
     assert!(problem(MetricsLog::create(&path)).starts_with("cannot create "));

@@ -6,6 +6,7 @@
 
 use std::{
     num::NonZeroUsize,
+    ops::ControlFlow,
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -20,7 +21,7 @@ use crate::{
     Error,
     checkpoint::{self, NamedTensor, Retention},
     config::Config,
-    data::Dataset,
+    data::{Dataset, Tokenizer},
     trainer::{FlipSampling, Trainer, overall_flip_rate},
 };
 
@@ -37,8 +38,8 @@ pub struct Run {
 
 /// Who watches a run.
 pub trait Observer {
-    /// After every optimizer step.
-    fn stepped(&mut self, metrics: &StepMetrics);
+    /// After every optimizer step; a break stops the run there, with a checkpoint.
+    fn stepped(&mut self, metrics: &StepMetrics) -> ControlFlow<()>;
     /// Something worth a line.
     fn said(&mut self, line: &str);
 }
@@ -52,14 +53,29 @@ pub enum Damaged {
     FallBack,
 }
 
-/// How a run ended.
+/// How [`Run::train`] ended.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Ended {
+    /// The last step is done.
+    Finished(Summary),
+    /// The observer stopped it before; a resume continues from here.
+    Stopped {
+        /// The step done last, which has a checkpoint.
+        step: u32,
+    },
+}
+
+/// What came of a run.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Summary {
     /// The run directory.
     pub run: PathBuf,
     /// Optimizer steps done.
     pub steps: u32,
-    /// Loss of the last step, nats a token; none if no step was left to do.
+    /// Those that this process did: none where the run was finished before.
+    pub trained: u32,
+    /// Loss of the last step, nats a token; none if the metrics have lost it.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub loss: Option<f32>,
     /// Loss on the held-out split at the end, nats a token.
     pub val_loss: f64,
@@ -105,7 +121,8 @@ impl Run {
         Ok(Self { config, dataset, trainer, directory, metrics, log, notices: Vec::new() })
     }
 
-    /// Continues a run from its newest checkpoint, or, if it has none, from the beginning.
+    /// Continues a run from its newest checkpoint, or, if it has none, from the beginning. A lost `tokenizer.json` is written again: the data
+    /// have the same one, or are refused.
     ///
     /// # Errors
     /// [`Error::File`] for a directory that holds no run or is in use, for a damaged newest checkpoint unless it may be passed over and one
@@ -138,22 +155,29 @@ impl Run {
             }
             None => Initial::Random,
         };
+        if let Some(tokenizer) = dataset.tokenizer().filter(|tokenizer| !is_saved(tokenizer, &directory.tokenizer())) {
+            tokenizer.save(&directory.tokenizer())?;
+            notices.push("tokenizer.json was missing or damaged, and was written again from the data".to_owned());
+        }
         let step = trainer.step();
         let (metrics, cut) = MetricsLog::resume(&directory.metrics(), step)?;
         let last = cut.last.unwrap_or(0);
         if last < step {
             notices.push(format!("metrics.jsonl has lost the steps {} to {step}", last + 1));
         }
+        notices.push(match config.steps {
+            last if last == step => format!("the run is finished: step {step} was its last"),
+            _ => format!("resumed after step {step}"),
+        });
         Provenance::of_start(&trainer.backend().device(), initial).record(&directory.provenance())?;
         let mut log = Log::open(&directory.log())?;
         for notice in &notices {
             log.line(notice)?;
         }
-        log.line(&format!("resumed after step {step}"))?;
         Ok(Self { config, dataset, trainer, directory, metrics, log, notices })
     }
 
-    /// What was found amiss, and passed over, when the run was resumed.
+    /// What is to be told of a resume: what was found amiss and passed over, and where it continues.
     #[must_use]
     pub fn notices(&self) -> &[String] {
         &self.notices
@@ -183,21 +207,24 @@ impl Run {
         &self.dataset
     }
 
-    /// Trains to the last step.
+    /// Trains to the last step, or until the observer stops it.
     ///
     /// # Errors
     /// [`Error::NonFinite`] before any update; the last checkpoint stays. Those of the run directory.
-    pub fn train(&mut self, observer: &mut dyn Observer) -> Result<Summary, Error> {
+    pub fn train(&mut self, observer: &mut dyn Observer) -> Result<Ended, Error> {
         let began = Instant::now();
+        let first = self.trainer.step();
         let mut last: Option<StepMetrics> = None;
         let mut tokens_since = Instant::now();
         while self.trainer.step() < self.config.steps {
-            let metrics = self.step(&mut tokens_since).inspect_err(|error| {
+            let metrics = self.step(&mut tokens_since).map_err(|error| {
+                let error = self.with_newest_checkpoint(error);
                 // The error itself matters more than a log that cannot be written.
                 let _ = self.log.line(&error.to_string());
+                error
             })?;
-            observer.stepped(&metrics);
-            if self.saves_after(metrics.step) {
+            let stops = observer.stepped(&metrics).is_break() && metrics.step < self.config.steps;
+            if stops || self.saves_after(metrics.step) {
                 let path = self.save()?;
                 self.log.line(&format!("step {}: saved {}", metrics.step, path.display()))?;
                 tokens_since = Instant::now();
@@ -207,14 +234,23 @@ impl Run {
                 observer.said(&line);
                 self.log.line(&line)?;
             }
+            if stops {
+                self.log.line(&format!("stopped after step {}", metrics.step))?;
+                return Ok(Ended::Stopped { step: metrics.step });
+            }
             last = Some(metrics);
         }
         let val_loss = match last.as_ref().and_then(|metrics| metrics.val_loss) {
-            Some(loss) => f64::from(loss),
+            Some(loss) => loss,
             None => self.evaluate()?,
         };
+        let steps = self.trainer.step();
+        if last.is_none() {
+            last = MetricsLog::read(&self.directory.metrics())?.pop().filter(|metrics| metrics.step == steps);
+        }
         let loss = last.map(|metrics| metrics.loss);
-        Ok(Summary { run: self.path().to_owned(), steps: self.trainer.step(), loss, val_loss, seconds: began.elapsed().as_secs_f64() })
+        let run = self.path().to_owned();
+        Ok(Ended::Finished(Summary { run, steps, trained: steps - first, loss, val_loss, seconds: began.elapsed().as_secs_f64() }))
     }
 
     /// Mean loss over the whole held-out split, nats a token.
@@ -233,7 +269,7 @@ impl Run {
         let outcome = self.trainer.train_step(&batches, sampling)?;
         let seconds = since.elapsed().as_secs_f64();
         let evaluates = step == self.config.steps || is_due(self.config.run.eval_every, step) || step == self.switch();
-        let val_loss = if evaluates { Some(self.evaluate()? as f32) } else { None };
+        let val_loss = if evaluates { Some(self.evaluate()?) } else { None };
         *since = Instant::now();
         let metrics = StepMetrics {
             step,
@@ -243,13 +279,22 @@ impl Run {
             grad_norm: outcome.grad_norm,
             tokens_per_s: self.trainer.recipe().tokens_per_step() as f64 / seconds,
             flip_rate: outcome.flips.as_deref().map(overall_flip_rate),
-            flip_rate_per_layer: outcome
-                .flips
-                .map(|flips| flips.into_iter().map(|layer| sparse24_core::flip::flip_rate(layer.flips, layer.weights)).collect()),
+            flip_rate_per_layer: outcome.flips.map(|flips| {
+                flips.into_iter().map(|layer| (layer.name, sparse24_core::flip::flip_rate(layer.flips, layer.weights))).collect()
+            }),
             val_loss,
         };
         self.metrics.append(&metrics)?;
         Ok(metrics)
+    }
+
+    /// An error that tells what it leaves, if it should.
+    fn with_newest_checkpoint(&self, mut error: Error) -> Error {
+        if let Error::NonFinite { kept, .. } = &mut error {
+            let newest = checkpoint::latest(&self.directory.checkpoints()).ok().and_then(|latest| latest.checkpoint);
+            *kept = newest.as_deref().and_then(checkpoint::step_of);
+        }
+        error
     }
 
     /// The last step of the first phase: the last 2:4 model of a sparse run.
@@ -271,6 +316,11 @@ impl Run {
         checkpoint::retain(&self.directory.checkpoints(), &Retention { last, always: vec![self.switch()] })?;
         Ok(path)
     }
+}
+
+/// Whether a file holds this tokenizer.
+fn is_saved(tokenizer: &Tokenizer, file: &Path) -> bool {
+    Tokenizer::load(file).is_ok_and(|saved| saved == *tokenizer)
 }
 
 /// Whether something that happens every so many steps (0 is never) happens after this one.

@@ -1,6 +1,13 @@
 //! `sparse24 resume`: kills, and every way in which it refuses.
 
-use std::{fs, path::Path, process::Stdio, thread, time::Duration};
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read},
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
 
 use serde_json::Value;
 
@@ -77,6 +84,66 @@ fn a_killed_run_ends_like_one_that_was_not() {
     assert_eq!(log.matches("resumed after step ").count(), 3, "{log}");
 }
 
+/// Starts a run and sends it a signal once it has told of 20 steps; none if it ended first, else its exit code and what it said.
+#[cfg(unix)]
+fn signalled(place: &Place, line: &str, run: &str, signal: &str) -> Option<(i32, String)> {
+    let child = place.command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let metrics = place.path(run).join("metrics.jsonl");
+    while fs::read(&metrics).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count()) < 20 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    (!output.status.success()).then(|| (output.status.code().expect("it exits by itself"), said))
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_saves_and_says_how_to_go_on() {
+    let place = Place::new();
+    let settings = format!("{LONG} --checkpoint-every 0");
+    place.train("whole", &settings);
+    for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
+        let (run, found, said) = attempts(|attempt| {
+            let run = format!("stopped{signal}-{attempt}");
+            let (code, said) = signalled(&place, &format!("train {TINY} {settings} --out {run}"), &run, signal)?;
+            Some((run, code, said))
+        });
+        let step = place.metrics(&run).len();
+        assert_eq!(found, code, "{said}");
+        assert_eq!(said.lines().last().unwrap(), format!("interrupted after step {step}; resume with: sparse24 resume {run}"), "{said}");
+        assert!(place.read(&format!("{run}/log.txt")).contains(&format!("stopped after step {step}")));
+        assert!(place.path(&format!("{run}/checkpoints/step-{step:08}/manifest.json")).is_file(), "not a step is lost");
+        place.answer(&format!("resume {run}"));
+        let at_end = |run: &str| place.tree(&format!("{run}/checkpoints/step-00000600"));
+        assert!(at_end(&run) == at_end("whole"), "stopped after {step}");
+        assert_eq!(timeless(&place, &run), timeless(&place, "whole"), "stopped after {step}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_second_signal_ends_the_step_as_well() {
+    let place = Place::new();
+    // A step of minutes.
+    let mut command = place.command(&format!("train {TINY} --set batch.accumulation=1000000 --out run"));
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap());
+    let mut lines = String::new();
+    said.read_line(&mut lines).unwrap();
+    let status = loop {
+        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+        thread::sleep(Duration::from_millis(20));
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+    };
+    said.read_to_string(&mut lines).unwrap();
+    assert_eq!(status.code(), Some(130));
+    assert!(!lines.contains("interrupted") && !place.path("run/checkpoints").exists(), "{lines}");
+}
+
 #[test]
 fn a_run_killed_before_its_first_checkpoint_begins_anew() {
     let place = Place::new();
@@ -108,7 +175,7 @@ fn a_run_from_given_weights_never_resumes_from_others() {
     assert!(place.tree("run/checkpoints/step-00000012") == end, "random weights are made again");
     fs::remove_dir_all(place.path("run/checkpoints")).unwrap();
     fs::remove_file(place.path("run/provenance.json")).unwrap();
-    place.refuses("resume run", 4, "cannot read run/provenance.json: *");
+    place.refuses("resume run", 3, "cannot read run/provenance.json: *");
 }
 
 #[test]
@@ -146,8 +213,11 @@ fn lost_metrics_are_told() {
     fs::remove_dir_all(place.path("run/checkpoints/step-00000012")).unwrap();
     let whole = place.read("run/metrics.jsonl");
     place.write("run/metrics.jsonl", whole.lines().take(5).map(|line| format!("{line}\n")).collect::<String>());
-    place.answer("resume run");
-    assert!(place.read("run/log.txt").contains("metrics.jsonl has lost the steps 6 to 10"));
+    let output = place.command("resume run").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    for line in ["metrics.jsonl has lost the steps 6 to 10", "resumed after step 10"] {
+        assert!(said.lines().any(|said| said == line) && place.read("run/log.txt").contains(line), "{said}");
+    }
     let steps: Vec<_> = place.metrics("run").iter().map(|line| line["step"].as_u64().unwrap()).collect();
     assert_eq!(steps, [1, 2, 3, 4, 5, 11, 12]);
 }
@@ -158,8 +228,15 @@ fn a_finished_run_stays_as_it_is() {
     let trained = place.train("run", "");
     let (checkpoints, metrics) = (place.tree("run/checkpoints"), place.read("run/metrics.jsonl"));
     let resumed = place.json("resume run --json");
-    assert!(resumed["loss"].is_null(), "no step was left to do: {resumed}");
-    assert!((resumed["val_loss"].as_f64().unwrap() - trained["val_loss"].as_f64().unwrap()).abs() <= 1e-6);
+    for key in ["run", "steps", "loss", "val_loss"] {
+        assert_eq!(resumed[key], trained[key], "{key}");
+    }
+    assert_eq!((&trained["trained"], &resumed["trained"]), (&Value::from(12), &Value::from(0)));
+    assert_eq!(trained["val_loss"], place.json("eval run --json")["loss"], "to the last digit");
+    let output = place.command("resume run").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.lines().any(|line| line == "the run is finished: step 12 was its last"), "{said}");
+    assert!(String::from_utf8(output.stdout).unwrap().contains("run directory   run\n"));
     assert!(place.tree("run/checkpoints") == checkpoints && place.read("run/metrics.jsonl") == metrics);
 }
 
@@ -183,7 +260,7 @@ fn a_run_resumes_from_anywhere_and_after_a_move_of_its_data() {
     assert!(place.tree("run/checkpoints/step-00000012") == end);
     rewind();
     fs::rename(place.path("text"), place.path("elsewhere/text")).unwrap();
-    place.refuses("resume run", 4, "cannot read */text: No such file or directory (os error 2)");
+    place.refuses("resume run", 3, "*/text: does not exist, expected a text file, a folder of them, or a folder of token shards");
     place.write(
         "run/config.toml",
         place
@@ -247,6 +324,14 @@ fn a_damaged_file_of_a_run_is_named() {
         place.write(&format!("run/{file}"), contents);
         place.refuses("resume run", 3, message);
         place.write(&format!("run/{file}"), whole);
+    }
+    // The data tell what the tokenizer was.
+    let whole = place.read("run/tokenizer.json");
+    for damage in ["", "{}", r#"{"sparse24_tokenizer":1,"kind":"char","characters":"ab"}"#] {
+        place.write("run/tokenizer.json", damage);
+        let said = String::from_utf8(place.command("resume run").output().unwrap().stderr).unwrap();
+        assert!(said.contains("\ntokenizer.json was missing or damaged, and was written again from the data\n"), "{said}");
+        assert_eq!(place.read("run/tokenizer.json"), whole);
     }
     // Half a line is what a kill leaves, and is no damage.
     let whole = place.read("run/metrics.jsonl");

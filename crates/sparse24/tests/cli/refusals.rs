@@ -17,7 +17,7 @@ fn data_that_cannot_be_used_are_refused_by_name() {
     place.write("mixed/a", "good text");
     place.write("mixed/b", b"\x89PNG");
     for (data, code, message) in [
-        ("nowhere", 4, "cannot read nowhere: No such file or directory (os error 2)"),
+        ("nowhere", 3, "nowhere: does not exist, expected a text file, a folder of them, or a folder of token shards"),
         ("empty", 3, "empty: holds no text; a corpus needs at least one context and a token"),
         ("blank", 3, "blank: holds no text; a corpus needs at least one context and a token"),
         ("folder", 3, "folder: holds no text; a corpus needs at least one context and a token"),
@@ -87,7 +87,7 @@ fn shards_that_cannot_be_used_are_refused_by_name() {
     place.write("foreign/train.bin", &ids[..7]);
     place.refuses(&train, 3, "foreign/train.bin: holds 7 bytes without a known header; raw u16 tokens would take one byte less or more");
     place.write("foreign/train.bin", &ids[..4]);
-    place.refuses(&train, 4, "cannot read foreign/val.bin: No such file or directory (os error 2)");
+    place.refuses(&train, 3, "foreign/val.bin: does not exist, expected token shards to train on and to hold out");
 }
 
 #[test]
@@ -143,17 +143,25 @@ fn a_model_beyond_the_memory_is_refused() {
 #[test]
 fn training_stops_before_a_step_that_is_not_finite() {
     let place = Place::new();
+    let advice = "lower optimizer.learning_rate or lengthen optimizer.warmup_steps";
     let output = place.command(&format!("train {TINY} --out run --set optimizer.learning_rate=1e35")).output().unwrap();
     assert_eq!(output.status.code(), Some(5));
     let told = String::from_utf8(output.stderr.clone()).unwrap();
     let last = told.lines().last().unwrap();
     assert!(last.starts_with("error: step "), "{told}");
-    assert!(last.ends_with("is not finite; training stopped before the update, the last good checkpoint is kept"), "{told}");
+    let ending = format!("is not finite; training stopped before the update, nothing was saved yet; {advice}");
+    assert!(last.ends_with(&ending), "{told}");
     assert!(!told.contains("panicked") && output.stdout.is_empty(), "{told}");
     let step = last.split([' ', ':']).find_map(|word| word.parse::<usize>().ok()).unwrap();
     assert_eq!(place.metrics("run").len() + 1, step, "every step but the one not taken was told");
     assert!(place.read("run/log.txt").contains("is not finite"));
     assert!(!place.path("run/checkpoints").exists(), "nothing that is not finite was saved");
+
+    let kept = "--out kept --set optimizer.learning_rate=1e35 --set optimizer.warmup_steps=0 --checkpoint-every 1";
+    let output = place.command(&format!("train {TINY} {kept}")).output().unwrap();
+    assert_eq!(output.status.code(), Some(5));
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(told.contains(&format!("the checkpoint of step {} is kept; {advice}", place.metrics("kept").len())), "{told}");
 }
 
 #[test]

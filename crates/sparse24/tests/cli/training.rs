@@ -40,7 +40,8 @@ fn a_run_directory_holds_what_the_guide_says() {
             assert!(line[number].as_f64().unwrap() > 0.0, "{number} of {line}");
         }
         if let Some(rate) = line["flip_rate"].as_f64() {
-            let layers: Vec<f64> = line["flip_rate_per_layer"].as_array().unwrap().iter().map(|rate| rate.as_f64().unwrap()).collect();
+            let layers: Vec<f64> = line["flip_rate_per_layer"].as_object().unwrap().values().map(|rate| rate.as_f64().unwrap()).collect();
+            assert!(line["flip_rate_per_layer"]["h.1.mlp.c_proj.weight"].is_f64(), "a layer goes by its name");
             assert_eq!(layers.len(), 4, "two linear layers in each of two blocks");
             let mean = layers.iter().sum::<f64>() / 4.0;
             // All four have 512 weights, so the rate is the mean of theirs: four roundings of numbers below 1.
@@ -87,6 +88,18 @@ fn a_pipe_sees_plain_lines() {
     assert!(lines.contains(&"step 10: sparse training ends, dense fine-tuning begins"), "{told}");
     assert!(lines.last().unwrap().starts_with("step 12/12 dense loss ") && told.contains("ETA 0:00"), "{told}");
     assert!(answer.starts_with("validation loss ") && answer.contains("run directory   run\n"), "{answer}");
+}
+
+#[test]
+fn a_line_tells_only_what_was_measured_since_the_one_before() {
+    let place = Place::new();
+    let output = place.command(&format!("train {TINY} --method dense --out run --set run.eval_every=1")).output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(!told.contains("sparse products"), "a dense run has none: {told}");
+    for step in 1..=12 {
+        let line = told.lines().find(|line| line.starts_with(&format!("step {step}/12 "))).unwrap();
+        assert!(line.contains(" val ") && line.contains(" flip ") == (step == 1 || step % 3 == 0), "{told}");
+    }
 }
 
 #[test]
@@ -180,7 +193,7 @@ fn a_warm_up_longer_than_the_run_is_said() {
         let output = place.command(&format!("train {TINY} --set optimizer.warmup_steps={warmup} --out run{warmup}")).output().unwrap();
         let told = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(0), "{told}");
-        let remark = format!("warm-up ({warmup} steps) does not end within the run (12 steps)");
+        let remark = format!("warm-up (optimizer.warmup_steps = {warmup}) does not end within the run (steps = 12)");
         assert_eq!(told.lines().any(|line| line == remark), is_said, "{told}");
     }
 }

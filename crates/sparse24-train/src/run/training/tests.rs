@@ -4,7 +4,7 @@ use std::fs;
 
 use super::*;
 use crate::{
-    data::{Corpus, Tokenizer, TokenizerKind},
+    data::{Corpus, TokenizerKind},
     disk::fault::{self, Plan},
     run::adopt,
 };
