@@ -116,9 +116,9 @@ template <Form FORM, u32 HIGH, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, 
     __device__ __forceinline__ u32 previous() const { return at == ring ? ring_end - STAGE : at - STAGE; }
     __device__ __forceinline__ u32 row(const Unit& unit) const { return SHARE == Share::B ? 2 * unit.row + rank : unit.row; }
     __device__ __forceinline__ u32 column(const Unit& unit) const { return SHARE == Share::A ? 2 * unit.column + rank : unit.column; }
-    // To both blocks, because both fill the stage.
-    __device__ __forceinline__ void release(u32 stage, u32 lane) const {
-        if (lane < 2) barrier_arrive(stage + EMPTY, lane);
+    // To both blocks, because both fill the stage; by one warp, because a product that one warp of a warpgroup waited for is done in all.
+    __device__ __forceinline__ void release(u32 stage) const {
+        if (threadIdx.x % 128 < 2) barrier_arrive(stage + EMPTY, threadIdx.x % 128);
     }
 
     __device__ __forceinline__ void produce(const TensorMap& b, const char* values, const char* metadata) {
@@ -179,7 +179,8 @@ template <Form FORM, u32 HIGH, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, 
                 if (SKEW > 0 && skew > 0) skew = 0, named_arrive(SKEWED, 256);
                 for (u32 k = unit.begin; k < unit.end; ++k, advance()) {
                     barrier_wait(at + FULL, phase);
-                    release(at, lane);
+                    named_sync(1 + group, 128);
+                    release(at);
                 }
                 continue;
             }
@@ -189,7 +190,7 @@ template <Form FORM, u32 HIGH, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, 
                 barrier_wait(at + FULL, phase);
                 multiply(d0, values(), metadata(), k);
                 wgmma_wait<1>();
-                if (k > 0) release(previous(), lane);
+                if (k > 0) release(previous());
                 if constexpr (HIGH == 2) {
                     multiply(d1, values() + VALUES, metadata() + METADATA, k);
                     wgmma_wait<1>();
@@ -206,7 +207,7 @@ template <Form FORM, u32 HIGH, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, 
             }
             if (HIGH == 1 && k < steps) step(k);
             wgmma_wait<0>();
-            release(previous(), lane);
+            release(previous());
             settle(d0);
             if constexpr (HIGH == 2) settle(d1);
             auto store = [&](const float(&x)[COLUMNS / 2], u32 block) {
@@ -243,7 +244,7 @@ __device__ __forceinline__ void spmm24(const TensorMap& b_map, const TensorMap& 
     if (threadIdx.x == 0) {
         for (u32 at = ring; at < ring_end; at += Instance::STAGE) {
             barrier_init(at + Instance::FULL, 1);
-            barrier_init(at + Instance::EMPTY, 2 * 4 * CONSUMERS);
+            barrier_init(at + Instance::EMPTY, 2 * CONSUMERS);
         }
         barrier_init_visible();
     }
