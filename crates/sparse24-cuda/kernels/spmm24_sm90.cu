@@ -116,9 +116,9 @@ template <Form FORM, u32 HIGH, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, 
     __device__ __forceinline__ u32 previous() const { return at == ring ? ring_end - STAGE : at - STAGE; }
     __device__ __forceinline__ u32 row(const Unit& unit) const { return SHARE == Share::B ? 2 * unit.row + rank : unit.row; }
     __device__ __forceinline__ u32 column(const Unit& unit) const { return SHARE == Share::A ? 2 * unit.column + rank : unit.column; }
-    // To both blocks, because both fill the stage; by one warp, because a product that one warp of a warpgroup waited for is done in all.
-    __device__ __forceinline__ void release(u32 stage) const {
-        if (threadIdx.x % 128 < 2) barrier_arrive(stage + EMPTY, threadIdx.x % 128);
+    // To both blocks, because both fill the stage; by every warp, once its own reads are done.
+    __device__ __forceinline__ void release(u32 stage, u32 lane) const {
+        if (lane < 2) barrier_arrive(stage + EMPTY, lane);
     }
 
     __device__ __forceinline__ void produce(const TensorMap& b, const char* values, const char* metadata) {
@@ -179,8 +179,7 @@ template <Form FORM, u32 HIGH, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, 
                 if (SKEW > 0 && skew > 0) skew = 0, named_arrive(SKEWED, 256);
                 for (u32 k = unit.begin; k < unit.end; ++k, advance()) {
                     barrier_wait(at + FULL, phase);
-                    named_sync(1 + group, 128);
-                    release(at);
+                    release(at, lane);
                 }
                 continue;
             }
@@ -190,7 +189,7 @@ template <Form FORM, u32 HIGH, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, 
                 barrier_wait(at + FULL, phase);
                 multiply(d0, values(), metadata(), k);
                 wgmma_wait<1>();
-                if (k > 0) release(previous());
+                if (k > 0) release(previous(), lane);
                 if constexpr (HIGH == 2) {
                     multiply(d1, values() + VALUES, metadata() + METADATA, k);
                     wgmma_wait<1>();
@@ -207,7 +206,7 @@ template <Form FORM, u32 HIGH, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, 
             }
             if (HIGH == 1 && k < steps) step(k);
             wgmma_wait<0>();
-            release(previous());
+            release(previous(), lane);
             settle(d0);
             if constexpr (HIGH == 2) settle(d1);
             auto store = [&](const float(&x)[COLUMNS / 2], u32 block) {
@@ -244,7 +243,7 @@ __device__ __forceinline__ void spmm24(const TensorMap& b_map, const TensorMap& 
     if (threadIdx.x == 0) {
         for (u32 at = ring; at < ring_end; at += Instance::STAGE) {
             barrier_init(at + Instance::FULL, 1);
-            barrier_init(at + Instance::EMPTY, 2 * CONSUMERS);
+            barrier_init(at + Instance::EMPTY, 2 * 4 * CONSUMERS);
         }
         barrier_init_visible();
     }
@@ -339,12 +338,9 @@ extern "C" __global__ void __launch_bounds__(128)
 TRANSPOSED(spmm24_transposed_256x192a, 2, 192, A, 4, 96, 2, 1)
 TRANSPOSED(spmm24_transposed_256x192b, 2, 192, B, 4, 96, 2, 1)
 TRANSPOSED(spmm24_transposed_256x160a, 2, 160, A, 4, 80, 3, 1)
-TRANSPOSED(spmm24_transposed_256x128a, 2, 128, A, 5, 64, 3, 1)
-TRANSPOSED(spmm24_transposed_128x256a, 1, 256, A, 4, 64, 3, 1)
 TRANSPOSED(spmm24_transposed_128x256b, 1, 256, B, 4, 64, 3, 1)
 STRAIGHT(spmm24_straight_256x192a, 2, 192, A, 5, 0)
 STRAIGHT(spmm24_straight_256x192b, 2, 192, B, 5, 0)
 STRAIGHT(spmm24_straight_256x160a, 2, 160, A, 5, 0)
-STRAIGHT(spmm24_straight_256x128a, 2, 128, A, 6, 0)
 STRAIGHT(spmm24_straight_128x256a, 1, 256, A, 5, 0)
 STRAIGHT(spmm24_straight_128x256b, 1, 256, B, 5, 0)
