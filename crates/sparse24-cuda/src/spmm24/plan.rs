@@ -188,8 +188,7 @@ impl Wgmma {
             rows_of_b: match (form, tile.share) {
                 (Form::Transposed, Share::A) => tile.columns,
                 (Form::Transposed, Share::B) => tile.columns / 2,
-                (Form::Straight, Share::A) => BLOCK as u32,
-                (Form::Straight, Share::B) => BLOCK as u32 / 2,
+                (Form::Straight, _) => BLOCK as u32,
             },
             rows_of_d: instance.chunk,
         })
