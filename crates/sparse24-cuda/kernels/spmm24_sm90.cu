@@ -116,7 +116,7 @@ template <Form FORM, u32 HIGH, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, 
     __device__ __forceinline__ u32 previous() const { return at == ring ? ring_end - STAGE : at - STAGE; }
     __device__ __forceinline__ u32 row(const Unit& unit) const { return SHARE == Share::B ? 2 * unit.row + rank : unit.row; }
     __device__ __forceinline__ u32 column(const Unit& unit) const { return SHARE == Share::A ? 2 * unit.column + rank : unit.column; }
-    // To both blocks, because both fill the stage.
+    // To both blocks, because both fill the stage; by every warp, once its own reads are done.
     __device__ __forceinline__ void release(u32 stage, u32 lane) const {
         if (lane < 2) barrier_arrive(stage + EMPTY, lane);
     }
@@ -124,7 +124,8 @@ template <Form FORM, u32 HIGH, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, 
     __device__ __forceinline__ void produce(const TensorMap& b, const char* values, const char* metadata) {
         // Each lane brings one thing: the values of a block, its metadata, or a box of B.
         u32 lane = threadIdx.x % 32, block = lane % BLOCKS, box = lane - 2 * BLOCKS, block_rows = (work.m + BLOCK - 1) / BLOCK;
-        bool brings_b = lane >= 2 * BLOCKS && box < BOXES, brings_a = lane < 2 * BLOCKS && (SHARE == Share::B || block / (BLOCKS / 2) == rank);
+        bool brings_b = lane >= 2 * BLOCKS && box < BOXES && (FORM == Form::Transposed || SHARE == Share::A || box % 2 == rank);
+        bool brings_a = lane < 2 * BLOCKS && (SHARE == Share::B || block / (BLOCKS / 2) == rank);
         u32 bytes = lane < BLOCKS ? VALUES : METADATA, offset = B_BYTES + (lane < BLOCKS ? 0 : BLOCKS * VALUES) + block * bytes;
         for (u32 index = blockIdx.x / 2; index < units; index += gridDim.x / 2) {
             Unit unit = unit_of(work, index);
@@ -144,7 +145,7 @@ template <Form FORM, u32 HIGH, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, 
                     if constexpr (FORM == Form::Transposed && SHARE == Share::A) box_in(at, b, 64 * k, n, full);
                     else if constexpr (FORM == Form::Transposed) box_in_all(at + rank * (B_BYTES / 2), b, 64 * k, n + rank * (COLUMNS / 2), full);
                     else if constexpr (SHARE == Share::A) box_in(at + 8192 * box, b, n + 64 * box, 64 * k, full);
-                    else box_in_all(at + 8192 * box + 4096 * rank, b, n + 64 * box, 64 * k + 32 * rank, full);
+                    else box_in_all(at + 8192 * box, b, n + 64 * box, 64 * k, full);
                 }
                 __syncwarp();
             }
@@ -338,12 +339,9 @@ extern "C" __global__ void __launch_bounds__(128)
 TRANSPOSED(spmm24_transposed_256x192a, 2, 192, A, 4, 96, 2, 1)
 TRANSPOSED(spmm24_transposed_256x192b, 2, 192, B, 4, 96, 2, 1)
 TRANSPOSED(spmm24_transposed_256x160a, 2, 160, A, 4, 80, 3, 1)
-TRANSPOSED(spmm24_transposed_256x128a, 2, 128, A, 5, 64, 3, 1)
-TRANSPOSED(spmm24_transposed_128x256a, 1, 256, A, 4, 64, 3, 1)
 TRANSPOSED(spmm24_transposed_128x256b, 1, 256, B, 4, 64, 3, 1)
 STRAIGHT(spmm24_straight_256x192a, 2, 192, A, 5, 0)
 STRAIGHT(spmm24_straight_256x192b, 2, 192, B, 5, 0)
 STRAIGHT(spmm24_straight_256x160a, 2, 160, A, 5, 0)
-STRAIGHT(spmm24_straight_256x128a, 2, 128, A, 6, 0)
 STRAIGHT(spmm24_straight_128x256a, 1, 256, A, 5, 0)
 STRAIGHT(spmm24_straight_128x256b, 1, 256, B, 5, 0)

@@ -83,12 +83,12 @@ const SWEPT_BYTES: u64 = 24 << 20;
 const MOST_PARTS: u32 = 16;
 const MOST_DIVIDED: u32 = 8191;
 
-// From measurements on an H200, in steps of the widest tile: what storing a tile takes that no product hides; what a narrower tile's step
-// takes more, a column less; the kernel that sums parts, and that for each.
+// From measurements on an H200, in steps of the largest tile: what storing a tile takes that no product hides; what the step of another tile
+// takes more; the kernel that sums parts, and that for each.
 const STORE_BF16: f64 = 2.0;
 const STORE_F32: f64 = 6.0;
 const STORE_PART: f64 = 8.0;
-const NARROW_STEP: f64 = 0.0018;
+const NARROW_STEP: f64 = 1.05;
 const GATHER: f64 = 4.0;
 const GATHER_PART: f64 = 0.2;
 
@@ -109,13 +109,10 @@ const INSTANCES: &[Instance] = instances! {
     Transposed 256 x 192 A "spmm24_transposed_256x192a": 4 stages, 2 chunks of 96;
     Transposed 256 x 192 B "spmm24_transposed_256x192b": 4 stages, 2 chunks of 96;
     Transposed 256 x 160 A "spmm24_transposed_256x160a": 4 stages, 3 chunks of 80;
-    Transposed 256 x 128 A "spmm24_transposed_256x128a": 5 stages, 3 chunks of 64;
-    Transposed 128 x 256 A "spmm24_transposed_128x256a": 4 stages, 3 chunks of 64;
     Transposed 128 x 256 B "spmm24_transposed_128x256b": 4 stages, 3 chunks of 64;
     Straight 256 x 192 A "spmm24_straight_256x192a": 5 stages, 0 chunks of 0;
     Straight 256 x 192 B "spmm24_straight_256x192b": 5 stages, 0 chunks of 0;
     Straight 256 x 160 A "spmm24_straight_256x160a": 5 stages, 0 chunks of 0;
-    Straight 256 x 128 A "spmm24_straight_256x128a": 6 stages, 0 chunks of 0;
     Straight 128 x 256 A "spmm24_straight_128x256a": 5 stages, 0 chunks of 0;
     Straight 128 x 256 B "spmm24_straight_128x256b": 5 stages, 0 chunks of 0;
 };
@@ -191,8 +188,7 @@ impl Wgmma {
             rows_of_b: match (form, tile.share) {
                 (Form::Transposed, Share::A) => tile.columns,
                 (Form::Transposed, Share::B) => tile.columns / 2,
-                (Form::Straight, Share::A) => BLOCK as u32,
-                (Form::Straight, Share::B) => BLOCK as u32 / 2,
+                (Form::Straight, _) => BLOCK as u32,
             },
             rows_of_d: instance.chunk,
         })
@@ -222,7 +218,7 @@ impl Tile {
         let most = LEAST_SWEPT.max((SWEPT_BYTES / row_bytes.max(1)) as u32);
         let sweep = if rows <= most { (rows - u32::from(short)).max(1) } else { most };
         let (count, width) = (rows * columns, f64::from(self.rows * self.columns) / (256.0 * 192.0));
-        let step = width * (1.0 + (192.0 - f64::from(self.columns)).max(0.0) * NARROW_STEP);
+        let step = if self.rows * self.columns == 256 * 192 { width } else { width * NARROW_STEP };
         let store = if form == Form::Straight { STORE_F32 } else { STORE_BF16 };
         let whole_cost = f64::from(steps) * step + store * width;
         let divided_in = |divided: u32, parts: u32| {
