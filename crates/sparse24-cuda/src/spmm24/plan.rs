@@ -88,7 +88,8 @@ const MOST_DIVIDED: u32 = 8191;
 const STORE_BF16: f64 = 2.0;
 const STORE_F32: f64 = 6.0;
 const STORE_PART: f64 = 8.0;
-const NARROW_STEP: f64 = 1.05;
+const OTHER_STEP: f64 = 1.04;
+const LOW_STEP: f64 = 1.1;
 const GATHER: f64 = 4.0;
 const GATHER_PART: f64 = 0.2;
 
@@ -218,7 +219,13 @@ impl Tile {
         let most = LEAST_SWEPT.max((SWEPT_BYTES / row_bytes.max(1)) as u32);
         let sweep = if rows <= most { (rows - u32::from(short)).max(1) } else { most };
         let (count, width) = (rows * columns, f64::from(self.rows * self.columns) / (256.0 * 192.0));
-        let step = if self.rows * self.columns == 256 * 192 { width } else { width * NARROW_STEP };
+        let step = width
+            * match (self.rows, self.columns, self.share) {
+                (256, 192, _) => 1.0,
+                // Of A there is little to share: the whole of B is brought to both blocks.
+                (128, _, Share::A) => LOW_STEP,
+                _ => OTHER_STEP,
+            };
         let store = if form == Form::Straight { STORE_F32 } else { STORE_BF16 };
         let whole_cost = f64::from(steps) * step + store * width;
         let divided_in = |divided: u32, parts: u32| {
