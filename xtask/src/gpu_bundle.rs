@@ -30,6 +30,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("xtask lies in no workspace")?;
     let out = selection.out.take().unwrap_or_else(|| root.join("target/gpu-bundle"));
     clear(&out)?;
+    // First, so that a bundle that was not finished is known for one.
+    fs::write(out.join("run.sh"), RUN)?;
     selection.out = Some(out.join("kernels"));
     let checked = kernels::build(&selection)?;
     let mut size = 0;
@@ -38,7 +40,6 @@ pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
         output(Command::new("strip").arg("-o").arg(&to).arg(built), root)?;
         size += fs::metadata(&to)?.len();
     }
-    fs::write(out.join("run.sh"), RUN)?;
     println!("{}: {} MB of binaries; `bash run.sh test` there", out.display(), size.div_ceil(1 << 20));
     Ok(checked)
 }

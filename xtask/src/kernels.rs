@@ -86,7 +86,7 @@ pub(crate) fn build(selection: &Selection) -> Result<ExitCode> {
                     println!("{:<32} {:<8} {function} {of_file:>6}", function.name, architecture.name());
                 }
                 keep(&compiled, selection.out.as_deref())?;
-                let mut found = log.findings(source.entries);
+                let mut found = log.findings(source.entries, source.local_memory);
                 found.extend(missing_instruction(source, &compiled, disassembler.as_ref())?);
                 found
             }
@@ -177,12 +177,13 @@ mod tests {
             serves: &[],
             contraction: Contraction::Off,
             instruction: Some("HGMMA"),
+            local_memory: 0,
         };
         match compile(&source, Architecture::Sm90a) {
             Err(error @ Error::Library { .. }) => println!("skipped: {error}"),
             Err(error) => panic!("{error}"),
             Ok(compiled) => {
-                let mut found = Log::read(&compiled.log).findings(source.entries);
+                let mut found = Log::read(&compiled.log).findings(source.entries, source.local_memory);
                 found.extend(missing_instruction(&source, &compiled, Disassembler::find().as_ref()).unwrap());
                 for what in ["stack", "warning", "C7508"] {
                     assert!(found.iter().any(|finding| finding.contains(what)), "{what} is missing in {found:?}");

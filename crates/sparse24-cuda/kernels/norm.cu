@@ -100,9 +100,9 @@ __device__ __forceinline__ void copy_async(uint2* to, const uint2* from) {
 template <int WARPS>
 __device__ __forceinline__ void backward(const uint2* __restrict__ dy, const uint2* __restrict__ residual, const float2* __restrict__ stats,
                                          const float4* __restrict__ gamma, uint2* dresidual, float4* partial, u64 rows, u32 quads) {
-    constexpr int THREADS = 32 * WARPS, QUADS = 4, GROUPS = 16 / WARPS, BLOCK = GROUPS * THREADS, STAGES = 2;
+    constexpr int THREADS = 32 * WARPS, QUADS = 4, GROUPS = 16 / WARPS, BLOCK = GROUPS * THREADS;
     __shared__ float slots[2][16][2];
-    // [STAGES][QUADS][3][BLOCK] of rows; in the end [GROUPS][2][QUADS * THREADS] of sums.
+    // [2][QUADS][3][BLOCK] of rows; in the end [GROUPS][2][QUADS * THREADS] of sums.
     extern __shared__ float4 shared[];
     uint2* staged = reinterpret_cast<uint2*>(shared) + threadIdx.x;
     u32 group = threadIdx.x / THREADS, lane = threadIdx.x % THREADS;

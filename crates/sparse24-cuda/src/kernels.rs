@@ -19,6 +19,8 @@ pub struct Source {
     pub contraction: Contraction,
     /// An instruction that its machine code must contain.
     pub instruction: Option<&'static str>,
+    /// Bytes of local memory that a thread may use, where a few registers spilled pay for more threads at once.
+    pub local_memory: u32,
 }
 
 /// Whether the compiler may contract a product and a sum into one operation, which rounds once.
@@ -42,7 +44,7 @@ pub struct Header {
 const ALL: &[Architecture] = &Architecture::ALL;
 
 macro_rules! sources {
-    ($($name:literal: $($entry:literal),+; $serves:expr, $contraction:ident $(, contains $instruction:literal)?;)+) => {
+    ($($name:literal: $($entry:literal),+; $serves:expr, $contraction:ident $(, contains $instruction:literal)? $(, spills $bytes:literal)?;)+) => {
         &[$(Source {
             name: $name,
             text: include_str!(concat!("../kernels/", $name, ".cu")),
@@ -50,6 +52,7 @@ macro_rules! sources {
             serves: $serves,
             contraction: Contraction::$contraction,
             instruction: sources!(@instruction $($instruction)?),
+            local_memory: 0 $(+ $bytes)?,
         }),+]
     };
     (@instruction) => { None };
@@ -61,8 +64,8 @@ pub const SOURCES: &[Source] = sources! {
     "activation": "gelu_forward", "gelu_backward", "geglu_forward", "geglu_backward", "swiglu_forward", "swiglu_backward"; ALL, On;
     "adamw": "adamw_step"; ALL, Off;
     "attention_backward": "attention_backward_64_queries", "attention_backward_64_keys", "attention_backward_128_queries", "attention_backward_128_keys",
-        "attention_backward_dropout_64_queries", "attention_backward_dropout_64_keys", "attention_backward_dropout_128_queries", "attention_backward_dropout_128_keys"; ALL, On;
-    "attention_forward": "attention_forward_64", "attention_forward_128", "attention_forward_dropout_64", "attention_forward_dropout_128"; ALL, On;
+        "attention_backward_dropout_64_queries", "attention_backward_dropout_64_keys", "attention_backward_dropout_128_queries", "attention_backward_dropout_128_keys"; ALL, On, spills 32;
+    "attention_forward": "attention_forward_64", "attention_forward_128", "attention_forward_dropout_64", "attention_forward_dropout_128"; ALL, On, spills 32;
     "bias_grad": "column_sums", "row_sums"; ALL, Off;
     "compress_weight": "compress_weight", "compress_forward"; ALL, Off;
     "dropout": "dropout"; ALL, Off;

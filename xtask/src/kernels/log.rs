@@ -48,14 +48,14 @@ impl Log {
         log
     }
 
-    /// What is wrong, given the kernels that the file should have.
-    pub(super) fn findings(&self, entries: &[&str]) -> Vec<String> {
+    /// What is wrong, given the kernels that the file should have and the bytes of local memory that they may use.
+    pub(super) fn findings(&self, entries: &[&str], local_memory: u32) -> Vec<String> {
         let mut found = self.remarks.clone();
         for Function { name, entry, spills, stack, .. } in &self.functions {
-            if *spills > 0 {
+            if *spills > 0 && *stack > local_memory {
                 found.push(format!("{name} spills {spills} bytes"));
             }
-            if *stack > 0 {
+            if *stack > local_memory {
                 found.push(format!("{name} has a stack of {stack} bytes: local memory"));
             }
             if *entry && !entries.contains(&name.as_str()) {
@@ -116,7 +116,7 @@ ptxas info    : Compile time = 25.227 ms
         let clean = Log::read(CLEAN);
         let expected = Function { name: "clean".into(), entry: true, registers: 24, shared: 1024, spills: 0, stack: 0 };
         assert_eq!(clean, Log { functions: vec![expected], remarks: vec![] });
-        assert_eq!(clean.findings(&["clean"]), [""; 0]);
+        assert_eq!(clean.findings(&["clean"], 0), [""; 0]);
     }
 
     #[test]
@@ -126,7 +126,8 @@ ptxas info    : Compile time = 25.227 ms
             "spills spills 1680 bytes",
             "spills has a stack of 440 bytes: local memory",
         ];
-        assert_eq!(Log::read(SPILLS).findings(&["calls", "spills"]), expected);
+        assert_eq!(Log::read(SPILLS).findings(&["calls", "spills"], 0), expected);
+        assert_eq!(Log::read(SPILLS).findings(&["calls", "spills"], 128), expected[1..], "a declared stack is not a finding");
     }
 
     #[test]
@@ -139,17 +140,21 @@ ptxas info    : Compile time = 25.227 ms
             "ptxas warning : Stack size for entry function 'clean' cannot be statically determined",
         ];
         for remark in remarks {
-            assert_eq!(Log::read(&format!("{remark}\n{CLEAN}")).findings(&["clean"]), [remark]);
+            assert_eq!(Log::read(&format!("{remark}\n{CLEAN}")).findings(&["clean"], 0), [remark]);
         }
         for harmless in ["ptxas info    : (C7519) warpgroup.arrive is injected", "Remark: The warnings can be suppressed with \"-diag\""] {
-            assert_eq!(Log::read(&format!("{harmless}\n{CLEAN}")).findings(&["clean"]), [""; 0]);
+            assert_eq!(Log::read(&format!("{harmless}\n{CLEAN}")).findings(&["clean"], 0), [""; 0]);
         }
     }
 
     #[test]
     fn kernels_are_those_of_the_table() {
-        assert_eq!(Log::read(CLEAN).findings(&[]), ["clean is not in the table of kernels"]);
-        assert_eq!(Log::read(CLEAN).findings(&["clean", "other"]), ["the compiler says nothing about a kernel other"]);
-        assert_eq!(Log::read("").findings(&["clean"]), ["the compiler says nothing about a kernel clean"], "an empty log passes nothing");
+        assert_eq!(Log::read(CLEAN).findings(&[], 0), ["clean is not in the table of kernels"]);
+        assert_eq!(Log::read(CLEAN).findings(&["clean", "other"], 0), ["the compiler says nothing about a kernel other"]);
+        assert_eq!(
+            Log::read("").findings(&["clean"], 0),
+            ["the compiler says nothing about a kernel clean"],
+            "an empty log passes nothing"
+        );
     }
 }

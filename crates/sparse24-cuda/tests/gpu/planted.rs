@@ -16,6 +16,7 @@ const PLANTED: Source = Source {
     serves: &Architecture::ALL,
     contraction: Contraction::Off,
     instruction: None,
+    local_memory: 0,
 };
 
 #[test]
