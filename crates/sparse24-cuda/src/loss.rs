@@ -61,7 +61,7 @@ pub fn loss_forward(device: &mut Device, op: &HeadLoss) -> Result<(), Error> {
     device.launch("loss_forward", grid, &[&operands[..], &sizes, &[op.smoothing.into()]].concat())
 }
 
-/// loss `[1, 1]` = the sum of losses `[p, 1]`, in a fixed order; raises the flag of `health` `[1, 2]` ([`Health`](crate::adamw::Health)) if it is not finite.
+/// loss `[1, 1]` = the sum of losses `[p, 1]`, in a fixed order; raises the flag of `health` `[1, 2]` ([`Health`]) if it is not finite.
 ///
 /// # Errors
 /// As [`head_loss`].
