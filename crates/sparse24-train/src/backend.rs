@@ -448,11 +448,22 @@ pub struct BackendSettings {
     pub gpu: usize,
 }
 
+/// Where a backend's buffers are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// In this machine's memory.
+    Host,
+    /// In the device's own, which says itself when it does not suffice.
+    Device,
+}
+
 /// A backend that a configuration can name.
 #[derive(Debug, Clone, Copy)]
 pub struct BackendEntry {
     /// Its name.
     pub name: &'static str,
+    /// Where its buffers are.
+    pub memory: Memory,
     /// Opens it, with nothing allocated.
     pub open: fn(BackendSettings) -> Result<Box<dyn Backend>, Error>,
 }
@@ -460,9 +471,9 @@ pub struct BackendEntry {
 /// All backends of this build. Adding one is a line here.
 pub const BACKENDS: &[BackendEntry] = &[
     #[cfg(feature = "cpu")]
-    BackendEntry { name: "cpu", open: |settings| Ok(Box::new(cpu::CpuBackend::new(settings.arithmetic))) },
+    BackendEntry { name: "cpu", memory: Memory::Host, open: |settings| Ok(Box::new(cpu::CpuBackend::new(settings.arithmetic))) },
     #[cfg(feature = "cuda")]
-    BackendEntry { name: "cuda", open: |settings| Ok(Box::new(cuda::CudaBackend::open(settings)?)) },
+    BackendEntry { name: "cuda", memory: Memory::Device, open: |settings| Ok(Box::new(cuda::CudaBackend::open(settings)?)) },
 ];
 
 /// A device that can train. See the [module documentation](self) for what holds for every operation.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::{
     Error,
-    backend::{Backend, BackendSettings},
+    backend::{Backend, BackendSettings, Memory},
     config::{BackendConfig, Config},
     data::{Dataset, Draw, EvaluationWindows},
     estimate::estimate,
@@ -37,7 +37,10 @@ pub fn open_dataset(config: &Config) -> Result<Dataset, Error> {
 /// A trainer at step 0, if this machine has the memory for it.
 pub(super) fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer, Error> {
     let recipe = config.recipe(vocabulary)?;
-    let needed = estimate(&recipe).device_bytes();
+    let needed = match config.backend_entry()?.memory {
+        Memory::Host => estimate(&recipe).device_bytes(),
+        Memory::Device => 0,
+    };
     if let Some(there) = machine::memory().map(|memory| memory.total).filter(|&there| needed > there) {
         let [needed, there] = [needed, there].map(|bytes| bytes >> 20);
         let problem = format!("needs {needed} MiB of memory, this machine has {there}; make it or batch.sequences smaller");
