@@ -103,6 +103,10 @@ fn compressions(criterion: &mut Criterion, w: &Array2<f32>) {
         Entry::new("prune + compress both ways, f32 to bf16", bytes(2), move || {
             prune::compress_weight(black_box(w).view(), mask, ValueMap::Identity, &mut forward16, &mut dgrad16).expect("shapes agree");
         }),
+        Entry::new("the same, straightforwardly: core, group by group", bytes(4), move || {
+            black_box(Compressed24::encode(black_box(w).view(), mask).expect("row-wise"));
+            black_box(Compressed24::encode(black_box(w).t(), &mask.transpose()).expect("column-wise"));
+        }),
         Entry::new("masked dense copy, f32", ELEMENTS * 8 + ELEMENTS / 8, move || {
             prune::masked(black_box(w).view(), mask, dense.view_mut()).expect("shapes agree");
         }),
@@ -123,6 +127,9 @@ fn estimates<T: Element>(criterion: &mut Criterion, name: &str, dz: &Array2<T>) 
             mvue::mvue_compress_at(level, black_box(dz).view(), Estimator::Exact, stream, &mut out).expect("shapes agree");
         }));
     }
+    entries.push(Entry::new("the same, straightforwardly: core, group by group", bytes, move || {
+        black_box(core_mvue::compress(black_box(dz).view(), Estimator::Exact, stream).expect("grouped"));
+    }));
     let single = dz.mapv(T::to_f32);
     let mut dense = Array2::zeros(dz.raw_dim());
     mvue::mvue_prune(single.view(), Estimator::Exact, stream, dense.view_mut()).expect("shapes agree");

@@ -149,7 +149,7 @@ pub struct RunConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BackendConfig {
-    /// `cpu`.
+    /// `cpu` or `cuda`.
     pub name: String,
     /// Threads; 0 is one a core.
     pub threads: usize,

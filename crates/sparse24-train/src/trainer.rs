@@ -464,10 +464,17 @@ impl Method {
     /// # Errors
     /// [`Error::Setting`] names the first choice that it does not run.
     pub fn check(&self) -> Result<(), Error> {
+        /// Steps of a long run, in which phases of any fraction are told apart.
+        const ALL: u32 = 1 << 24;
         let refuse =
             |choice: &str| Err(Error::Setting { key: format!("method {}", self.name), problem: format!("{choice} is not supported yet") });
         if self.phases.is_empty() {
             return refuse("a method without phases");
+        }
+        let ends: Vec<u32> = self.phases.iter().map(|phase| phase.last_step(ALL)).collect();
+        if !ends.is_sorted() || ends.last() != Some(&ALL) {
+            let problem = "phases must follow each other, and the last one end with the run".to_owned();
+            return Err(Error::Setting { key: format!("method {}", self.name), problem });
         }
         for phase in &self.phases {
             match phase.forward {

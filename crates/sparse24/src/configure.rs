@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use sparse24_train::config::Config;
 
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 
 /// Preset, then file, then flags and `--set`.
 #[derive(clap::Args, Debug, Clone)]
@@ -24,7 +24,7 @@ pub(crate) struct Configure {
     /// The training method: dense or fst
     #[arg(long)]
     method: Option<String>,
-    /// The device: cpu
+    /// The device: cpu or cuda
     #[arg(long)]
     backend: Option<String>,
     /// Optimizer steps
@@ -42,7 +42,9 @@ impl Configure {
     /// The resolved configuration.
     pub(crate) fn resolve(&self) -> Result<Config, Failure> {
         let quoted = |text: &str| serde_json::Value::from(text).to_string();
-        let data = self.data.as_ref().map(|path| quoted(&path.to_string_lossy()));
+        let unreadable = |path: &PathBuf| Failure::new(Exit::Usage, format!("--data {}: the name is not UTF-8; rename it", path.display()));
+        let name = |path: &PathBuf| path.to_str().map(quoted).ok_or_else(|| unreadable(path));
+        let data = self.data.as_ref().map(name).transpose()?;
         let flags = [
             ("data.path", data),
             ("method.name", self.method.as_deref().map(quoted)),

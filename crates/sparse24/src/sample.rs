@@ -28,7 +28,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 200, allow_negative_numbers = true)]
     top_k: usize,
     /// Of the draws
-    #[arg(long, default_value_t = 1337)]
+    #[arg(long, default_value_t = 1337, allow_negative_numbers = true)]
     seed: u64,
 }
 

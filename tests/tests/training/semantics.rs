@@ -266,6 +266,12 @@ fn methods_that_this_trainer_does_not_run_are_refused() {
         ..Method::dense()
     };
     assert_eq!(two.check().expect_err("two kinds").to_string(), "method trial: a second kind of mask is not supported yet");
+    let ends = |until| Phase { until, ..dense };
+    for phases in [vec![ends(half)], vec![dense, ends(half)], vec![dense, ends(half), dense]] {
+        let method = Method { name: "trial", phases, ..Method::dense() };
+        let expected = "method trial: phases must follow each other, and the last one end with the run";
+        assert_eq!(method.check().expect_err("not all of a run").to_string(), expected);
+    }
     for method in [Method::dense(), Method::fst(1.0)] {
         method.check().expect("supported");
     }

@@ -8,4 +8,5 @@ mod gemm;
 mod loss;
 mod math;
 mod norm;
+mod properties;
 mod rows;

@@ -179,6 +179,18 @@ fn threads_that_the_system_does_not_start_are_no_panic() {
 }
 
 #[test]
+#[cfg(unix)]
+fn a_name_that_no_configuration_can_hold_is_refused() {
+    use std::os::unix::ffi::OsStrExt;
+    let place = Place::new();
+    let name = std::ffi::OsStr::from_bytes(b"na\xffme.txt");
+    std::fs::copy(place.path("text"), place.path("").join(name)).unwrap();
+    let mut command = place.command("config --data");
+    command.arg(name);
+    place.refuses_command(command, 2, "--data *: the name is not UTF-8; rename it");
+}
+
+#[test]
 fn a_preset_of_a_large_corpus_is_not_trained_on_the_embedded_text() {
     let place = Place::new();
     for preset in ["gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m"] {
