@@ -7,7 +7,7 @@ use std::{hint::black_box, time::Duration, time::Instant};
 
 use criterion::{Criterion, Throughput};
 use half::bf16;
-use ndarray::Array2;
+use ndarray::{Array2, Axis};
 use rayon::prelude::*;
 use sparse24_core::{
     Element, Mask, MaskKind,
@@ -104,8 +104,11 @@ fn compressions(criterion: &mut Criterion, w: &Array2<f32>) {
             prune::compress_weight(black_box(w).view(), mask, ValueMap::Identity, &mut forward16, &mut dgrad16).expect("shapes agree");
         }),
         Entry::new("the same, straightforwardly: core, group by group", bytes(4), move || {
-            black_box(Compressed24::encode(black_box(w).view(), mask).expect("row-wise"));
-            black_box(Compressed24::encode(black_box(w).t(), &mask.transpose()).expect("column-wise"));
+            // On both cores, as a machine may take away one that idles.
+            black_box(rayon::join(
+                || Compressed24::encode(black_box(w).view(), mask).expect("row-wise"),
+                || Compressed24::encode(black_box(w).t(), &mask.transpose()).expect("column-wise"),
+            ));
         }),
         Entry::new("masked dense copy, f32", ELEMENTS * 8 + ELEMENTS / 8, move || {
             prune::masked(black_box(w).view(), mask, dense.view_mut()).expect("shapes agree");
@@ -128,7 +131,9 @@ fn estimates<T: Element>(criterion: &mut Criterion, name: &str, dz: &Array2<T>) 
         }));
     }
     entries.push(Entry::new("the same, straightforwardly: core, group by group", bytes, move || {
-        black_box(core_mvue::compress(black_box(dz).view(), Estimator::Exact, stream).expect("grouped"));
+        let (left, right) = black_box(dz).view().split_at(Axis(1), SHAPE[1] / 2);
+        let compress = |half| core_mvue::compress(half, Estimator::Exact, stream).expect("grouped");
+        black_box(rayon::join(|| compress(left), || compress(right)));
     }));
     let single = dz.mapv(T::to_f32);
     let mut dense = Array2::zeros(dz.raw_dim());

@@ -75,6 +75,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         "             from {:.0} GFLOP/s measured just now on this machine, times {OVERHEAD} for all that is no product",
         report.gflops_measured
     );
+    if config.backend.name != "cpu" {
+        say!("             memory and time are those of the CPU, whatever backend is named");
+    }
     Ok(())
 }
 
