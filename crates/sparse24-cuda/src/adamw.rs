@@ -8,6 +8,7 @@ use half::bf16;
 use crate::{
     Device, Error, Matrix,
     launch::{Argument, Grid},
+    operand::check_packed,
     search::{check_tiled, check_tiles},
 };
 
@@ -151,8 +152,7 @@ impl Parameter {
     fn check(&self, device: &Device, spans: &mut Vec<(&'static str, std::ops::Range<u64>)>) -> Result<(), Error> {
         let shape = self.w.shape();
         for (operand, matrix) in [("w", self.w), ("g", self.g), ("m", self.m), ("v", self.v)] {
-            device.check(OPERATION, operand, matrix, shape)?;
-            check_flat(device, operand, matrix, 16)?;
+            check_packed(device, OPERATION, operand, matrix, shape, 16)?;
             spans.push((operand, matrix.span()));
         }
         if let Some(tiles) = self.tiles {
@@ -160,22 +160,12 @@ impl Parameter {
             spans.push(("the mask", tiles.span()));
         }
         if let Some(shadow) = self.shadow {
-            device.check(OPERATION, "the bf16 copy", shadow, shape)?;
-            check_flat(device, "the bf16 copy", shadow, 8)?;
+            check_packed(device, OPERATION, "the bf16 copy", shadow, shape, 8)?;
             spans.push(("the bf16 copy", shadow.span()));
         }
         spans.retain(|(_, span)| !span.is_empty());
         Ok(())
     }
-}
-
-/// The elements lie without gaps from a multiple of `bytes` on.
-fn check_flat<T: crate::Scalar>(device: &Device, operand: &'static str, matrix: Matrix<T>, bytes: usize) -> Result<(), Error> {
-    let [rows, columns] = matrix.shape();
-    if !matrix.is_contiguous() {
-        return Err(Error::Shape { operation: OPERATION, operand, expected: [rows, columns], found: [rows, matrix.stride()] });
-    }
-    device.check_aligned(OPERATION, operand, matrix.reshaped([1, rows * columns]), bytes)
 }
 
 /// The L2 norm of all gradients into `health` `[1, 2]`; raises its flag, unless it is up, if a gradient or the norm is not finite.

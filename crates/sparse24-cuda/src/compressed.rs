@@ -7,6 +7,7 @@ use half::bf16;
 use crate::{
     Device, Error, Matrix,
     layout::{BLOCK_METADATA, BLOCK_VALUES, Fragments, blocks},
+    operand::check_packed,
 };
 
 /// Values and metadata of a matrix `[m, k]` that is 2:4 along its rows: a plain handle, a row of each matrix a block of 64x64.
@@ -63,11 +64,7 @@ impl Compressed {
             return Err(Error::Shape { operation, operand, expected, found: self.shape });
         }
         let count = blocks(expected).into_iter().product();
-        device.check(operation, operand, self.values, [count, BLOCK_VALUES])?;
-        device.check(operation, operand, self.metadata, [count, BLOCK_METADATA])?;
-        device.check(operation, operand, self.values, [count, self.values.stride()])?;
-        device.check(operation, operand, self.metadata, [count, self.metadata.stride()])?;
-        device.check_aligned(operation, operand, self.values, 16)?;
-        device.check_aligned(operation, operand, self.metadata, 16)
+        check_packed(device, operation, operand, self.values, [count, BLOCK_VALUES], 16)?;
+        check_packed(device, operation, operand, self.metadata, [count, BLOCK_METADATA], 16)
     }
 }

@@ -57,7 +57,7 @@ struct Allocation {
 #[derive(Clone)]
 struct Kernel {
     function: sys::CUfunction,
-    parameters: Vec<usize>,
+    parameters: Arc<[usize]>,
     shared: u32,
 }
 
@@ -268,8 +268,8 @@ impl Device {
         self.bind()?;
         let what = || format!("{entry} on {:?} blocks of {} threads, {} bytes shared", grid.blocks, grid.threads, grid.shared);
         let kernel = self.kernel(entry, grid.shared)?;
-        let sizes: Vec<usize> = arguments.iter().map(Argument::size).collect();
-        assert_eq!(sizes, kernel.parameters, "{entry}: arguments are those that the kernel declares");
+        let sizes = arguments.iter().map(Argument::size);
+        assert!(sizes.eq(kernel.parameters.iter().copied()), "{entry}: arguments are those that the kernel declares");
         let mut pointers: Vec<_> = arguments.iter().map(Argument::pointer).collect();
         let [x, y, z] = grid.blocks;
         // SAFETY: the arguments have the sizes of the kernel's parameters, and each operation checked what they point to.
@@ -471,7 +471,7 @@ impl Kernel {
         while unsafe { sys::cuFuncGetParamInfo(function, parameters.len(), &mut offset, &mut size) }.result().is_ok() {
             parameters.push(size);
         }
-        Ok(Self { function, parameters, shared: 0 })
+        Ok(Self { function, parameters: parameters.into(), shared: 0 })
     }
 }
 

@@ -6,7 +6,11 @@
 use half::bf16;
 use sparse24_core::MaskKind;
 
-use crate::{Device, Error, Matrix, Scalar, launch::Argument, launch::Grid};
+use crate::{
+    Device, Error, Matrix, Scalar,
+    launch::{Argument, Grid},
+    operand::check_packed,
+};
 
 /// Threads of a block, one a tile: `THREADS` of the kernel.
 const THREADS: usize = 128;
@@ -78,12 +82,7 @@ pub(crate) fn check_tiles(
     tiles: Matrix<u16>,
     shape: [usize; 2],
 ) -> Result<(), Error> {
-    device.check(operation, operand, tiles, shape)?;
-    if tiles.is_contiguous() {
-        Ok(())
-    } else {
-        Err(Error::Shape { operation, operand, expected: shape, found: [shape[0], tiles.stride()] })
-    }
+    check_packed(device, operation, operand, tiles, shape, size_of::<u16>())
 }
 
 /// As many tiles as kernels count with.
