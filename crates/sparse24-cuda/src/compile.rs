@@ -3,19 +3,33 @@
 //! Deliberately absent: where the code is kept ([`crate::cache`]), and any GPU: one can compile for a GPU that is not there.
 
 use std::{
-    ffi::{CStr, CString, c_char},
+    ffi::{CString, c_char, c_int},
     io,
     path::Path,
 };
 
-use cudarc::nvrtc::{result, sys};
+use cudarc::nvrtc::{
+    result::NvrtcError,
+    sys::{nvrtcProgram, nvrtcResult},
+};
 
 use crate::{
     Architecture, Error,
     cache::Cache,
     kernels::{Contraction, HEADERS, Source},
-    library::Library,
+    library::{Library, functions},
 };
+
+functions! { Library::Nvrtc;
+    nvrtcCreateProgram(program: *mut nvrtcProgram, source: *const c_char, name: *const c_char, count: c_int, headers: *const *const c_char,
+        names: *const *const c_char) -> nvrtcResult;
+    nvrtcCompileProgram(program: nvrtcProgram, count: c_int, options: *const *const c_char) -> nvrtcResult;
+    nvrtcDestroyProgram(program: *mut nvrtcProgram) -> nvrtcResult;
+    nvrtcGetProgramLogSize(program: nvrtcProgram, size: *mut usize) -> nvrtcResult;
+    nvrtcGetProgramLog(program: nvrtcProgram, log: *mut c_char) -> nvrtcResult;
+    nvrtcGetCUBINSize(program: nvrtcProgram, size: *mut usize) -> nvrtcResult;
+    nvrtcGetCUBIN(program: nvrtcProgram, cubin: *mut c_char) -> nvrtcResult;
+}
 
 /// What the compiler made of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,12 +57,11 @@ impl Compiled {
 /// # Errors
 /// [`Error::Library`] without NVRTC; [`Error::Compile`] with what it said.
 pub fn compile(source: &Source, architecture: Architecture) -> Result<Compiled, Error> {
-    Library::Nvrtc.load()?;
+    load()?;
     let failed = |log: String| Error::Compile { kernel: source.name, architecture, log };
-    let refused = |error: result::NvrtcError| failed(error.to_string());
+    let refused = |error: NvrtcError| failed(error.to_string());
     let program = Program::new(source).map_err(refused)?;
-    // SAFETY: the program is alive.
-    let compiled = unsafe { result::compile_program(program.raw, &options(source, architecture)) };
+    let compiled = program.compile(&options(source, architecture));
     let log = program.log().map_err(refused)?;
     match compiled {
         Ok(()) => Ok(Compiled { file_name: file_name(source, architecture), cubin: program.cubin().map_err(refused)?, log }),
@@ -103,12 +116,12 @@ fn options(source: &Source, architecture: Architecture) -> Vec<String> {
 
 /// A program of the compiler, and the texts that it may point to.
 struct Program {
-    raw: sys::nvrtcProgram,
+    raw: nvrtcProgram,
     _texts: Vec<CString>,
 }
 
 impl Program {
-    fn new(source: &Source) -> Result<Self, result::NvrtcError> {
+    fn new(source: &Source) -> Result<Self, NvrtcError> {
         let text = |text: &str| CString::new(text).expect("sources hold no NUL");
         let mut texts = vec![text(source.text), text(&format!("{}.cu", source.name))];
         texts.extend(HEADERS.iter().map(|header| text(header.text)));
@@ -118,25 +131,37 @@ impl Program {
         let mut raw = std::ptr::null_mut();
         // SAFETY: every pointer is to a terminated text that lives as long as the program; there are as many headers as names.
         let created =
-            unsafe { sys::nvrtcCreateProgram(&mut raw, pointers[0], pointers[1], HEADERS.len() as i32, headers.as_ptr(), names.as_ptr()) };
+            unsafe { nvrtcCreateProgram(&mut raw, pointers[0], pointers[1], HEADERS.len() as c_int, headers.as_ptr(), names.as_ptr()) };
         created.result()?;
         Ok(Self { raw, _texts: texts })
     }
 
-    fn log(&self) -> Result<String, result::NvrtcError> {
-        // SAFETY: the program is alive; the log ends with a NUL.
-        let log = unsafe { result::get_program_log(self.raw) }?;
-        // SAFETY: as above.
-        Ok(if log.is_empty() { String::new() } else { unsafe { CStr::from_ptr(log.as_ptr()) }.to_string_lossy().into_owned() })
+    fn compile(&self, options: &[String]) -> Result<(), NvrtcError> {
+        let options: Vec<CString> = options.iter().map(|option| CString::new(option.as_str()).expect("options hold no NUL")).collect();
+        let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        // SAFETY: the program is alive, and every pointer is to a terminated text that lives until the call returns.
+        unsafe { nvrtcCompileProgram(self.raw, pointers.len() as c_int, pointers.as_ptr()) }.result()
     }
 
-    fn cubin(&self) -> Result<Vec<u8>, result::NvrtcError> {
+    fn log(&self) -> Result<String, NvrtcError> {
         let mut size = 0;
         // SAFETY: the program is alive.
-        unsafe { sys::nvrtcGetCUBINSize(self.raw, &mut size) }.result()?;
+        unsafe { nvrtcGetProgramLogSize(self.raw, &mut size) }.result()?;
+        let mut log = vec![0_u8; size];
+        // SAFETY: the program is alive, and the buffer has the size that the compiler asked for.
+        unsafe { nvrtcGetProgramLog(self.raw, log.as_mut_ptr().cast()) }.result()?;
+        // It ends with a NUL.
+        log.pop();
+        Ok(String::from_utf8_lossy(&log).into_owned())
+    }
+
+    fn cubin(&self) -> Result<Vec<u8>, NvrtcError> {
+        let mut size = 0;
+        // SAFETY: the program is alive.
+        unsafe { nvrtcGetCUBINSize(self.raw, &mut size) }.result()?;
         let mut cubin = vec![0_u8; size];
         // SAFETY: the program is alive, and the buffer has the size that the compiler asked for.
-        unsafe { sys::nvrtcGetCUBIN(self.raw, cubin.as_mut_ptr().cast()) }.result()?;
+        unsafe { nvrtcGetCUBIN(self.raw, cubin.as_mut_ptr().cast()) }.result()?;
         Ok(cubin)
     }
 }
@@ -144,7 +169,7 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         // SAFETY: the program is alive, and nothing uses it afterwards.
-        let _ = unsafe { result::destroy_program(self.raw) };
+        let _ = unsafe { nvrtcDestroyProgram(&mut self.raw) };
     }
 }
 

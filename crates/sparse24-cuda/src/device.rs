@@ -35,7 +35,7 @@ pub struct Settings {
 /// An open GPU.
 pub struct Device {
     context: Arc<CudaContext>,
-    stream: Arc<CudaStream>,
+    pub(crate) stream: Arc<CudaStream>,
     name: String,
     architecture: Architecture,
     multiprocessors: usize,
@@ -228,21 +228,6 @@ impl Device {
     pub fn synchronize(&self) -> Result<(), Error> {
         self.bind()?;
         self.stream.synchronize().map_err(|error| driver_error("waiting for the GPU".into(), error))
-    }
-
-    /// Milliseconds on the GPU's clock that `work`, once queued, takes.
-    ///
-    /// # Errors
-    /// Those of `work`; [`Error::Driver`].
-    pub fn time(&mut self, work: impl FnOnce(&mut Self) -> Result<(), Error>) -> Result<f32, Error> {
-        self.bind()?;
-        let said = |error| driver_error("timing".into(), error);
-        let event = |device: &Self| device.stream.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).map_err(said);
-        let start = event(self)?;
-        work(self)?;
-        let end = event(self)?;
-        end.synchronize().map_err(said)?;
-        start.elapsed_ms(&end).map_err(said)
     }
 
     /// The step state, for kernels that read it.

@@ -19,6 +19,16 @@ pub enum Error {
         /// The file names that were tried, in order.
         tried: Vec<PathBuf>,
     },
+    /// A library lacks a function that every release of CUDA 13 has.
+    #[error("{} has no function {name}, so it is not {library} of CUDA 13; {}", file.display(), library.advice())]
+    Function {
+        /// Which.
+        library: Library,
+        /// The file that was loaded.
+        file: PathBuf,
+        /// The function.
+        name: &'static str,
+    },
     /// The driver is older than the compiled kernels.
     #[error("the CUDA driver serves CUDA {}.{}, and kernels need {}.{}: install a newer driver", found[0], found[1], required[0], required[1])]
     OldDriver {
@@ -135,6 +145,14 @@ pub enum Error {
         operation: &'static str,
         /// The handle.
         operand: &'static str,
+    },
+    /// A plan that was written down cannot be replayed.
+    #[error("plan {key:?}: {problem}")]
+    Recorded {
+        /// What it is for.
+        key: String,
+        /// What is wrong with it.
+        problem: String,
     },
     /// A plan divides what the product does not have.
     #[error("{operation}: plan {plan} does not fit m, n, k = {shape:?}")]

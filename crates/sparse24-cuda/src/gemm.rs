@@ -1,10 +1,13 @@
 //! Dense products through cuBLASLt, in bf16 with sums in f32.
 //!
-//! How a product is computed is a plan: measured once a shape, kept, and written down as bytes that another process replays.
+//! How a product is computed is a plan: measured once a shape, kept, and written down as text that another process replays.
 //! Invariant: a plan repeats its bits. Algorithms that split the sum over k may do so only through partial sums in f32 that a later step
 //! adds in order; those that add them up in the output as blocks finish are never candidates.
 
+mod cublaslt;
 mod plan;
+
+use std::collections::BTreeMap;
 
 use half::bf16;
 
@@ -72,19 +75,24 @@ impl Gemm {
         Ok(Self { plans: Plans::new(device)?, workspace })
     }
 
-    /// The plans as bytes, sorted by shape.
+    /// The library's release, of which plans are: 10000 * major + 100 * minor + patch.
     #[must_use]
-    pub fn export_plans(&self) -> Vec<u8> {
-        self.plans.to_bytes()
+    pub fn release(&self) -> usize {
+        cublaslt::version()
     }
 
-    /// Takes plans over from bytes; shapes that are planned already keep theirs.
+    /// The measured plans as text, by product and shape.
+    #[must_use]
+    pub fn plans(&self) -> BTreeMap<String, String> {
+        self.plans.texts()
+    }
+
+    /// Takes over what [`Gemm::plans`] gave, of the same release of the library, in place of what is planned for that shape.
     ///
     /// # Errors
-    /// [`Error::Blas`] if the bytes are not those of [`Gemm::export_plans`], come from another release of the library, or hold a plan that
-    /// the library refuses on this GPU; then no plan is taken over.
-    pub fn import_plans(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.plans.add_bytes(bytes)
+    /// [`Error::Recorded`] if the texts are no product or no plan, or the library refuses the plan on this GPU.
+    pub fn use_plan(&mut self, product: &str, plan: &str) -> Result<(), Error> {
+        self.plans.add(product, plan)
     }
 
     /// See [`LinearForward`].

@@ -38,6 +38,7 @@ pub mod spmm24;
 mod step;
 pub mod survey;
 mod tensor_map;
+mod timing;
 
 pub use architecture::Architecture;
 pub use beta::Beta;

@@ -1,14 +1,15 @@
 //! Where the shared libraries of CUDA are found, before anything asks for a function of them.
 //!
-//! Invariant: once [`Library::load`] succeeded, the bindings find the library too: a loader that holds a library of that name hands it
-//! out again. Deliberately absent: versions; a function that a library lacks is an error of the call.
+//! Invariant: functions are those of the file that [`Library::load`] chose, whatever else of its name the loader would find; the
+//! bindings' own search prefers other names. The driver alone is left to that search: a machine has one.
+//! Deliberately absent: versions; a function that a library lacks is an error.
 
 use std::{
     env,
     ffi::OsStr,
     fmt,
     path::{Path, PathBuf},
-    sync::Mutex,
+    sync::{Mutex, PoisonError},
 };
 
 use crate::Error;
@@ -56,25 +57,37 @@ impl Library {
     /// # Errors
     /// [`Error::Library`] with the file names that were tried.
     pub fn load(self) -> Result<PathBuf, Error> {
-        static LOADED: Mutex<Vec<(Library, PathBuf)>> = Mutex::new(Vec::new());
-        let mut loaded = LOADED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some((_, path)) = loaded.iter().find(|(library, _)| *library == self) {
-            return Ok(path.clone());
+        self.loaded().map(|(path, _)| path)
+    }
+
+    /// A function of it.
+    ///
+    /// # Errors
+    /// [`Error::Library`]; [`Error::Function`] if it has none of this name.
+    ///
+    /// # Safety
+    /// `F` is a pointer to a function of that function's type.
+    pub(crate) unsafe fn function<F: Copy>(self, name: &'static str) -> Result<F, Error> {
+        let (file, library) = self.loaded()?;
+        // SAFETY: the caller's.
+        let found = unsafe { library.get::<F>(name.as_bytes()) };
+        found.map(|function| *function).map_err(|_| Error::Function { library: self, file, name })
+    }
+
+    fn loaded(self) -> Result<(PathBuf, &'static libloading::Library), Error> {
+        static LOADED: Mutex<Vec<(Library, PathBuf, &libloading::Library)>> = Mutex::new(Vec::new());
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, path, opened)) = loaded.iter().find(|(library, ..)| *library == self) {
+            return Ok((path.clone(), opened));
         }
         let tried = self.candidates(env::var_os(FOLDERS_VARIABLE).as_deref());
-        // SAFETY: the initialisers of CUDA's libraries may run at any time; the library is never unloaded.
-        let opens = |path: &Path| unsafe { libloading::Library::new(path) }.map(std::mem::forget).is_ok();
-        let with_parts = |path: &&PathBuf| {
-            self.parts(path).iter().for_each(|part| _ = opens(part));
-            opens(path)
+        let with_parts = |path: &PathBuf| {
+            self.parts(path).iter().for_each(|part| _ = open(part));
+            Some((path.clone(), open(path)?))
         };
-        match tried.iter().find(with_parts) {
-            None => Err(Error::Library { library: self, tried }),
-            Some(path) => {
-                loaded.push((self, path.clone()));
-                Ok(path.clone())
-            }
-        }
+        let Some((path, opened)) = tried.iter().find_map(with_parts) else { return Err(Error::Library { library: self, tried }) };
+        loaded.push((self, path.clone(), opened));
+        Ok((path, opened))
     }
 
     /// Files of the same folder that the library opens by their bare names, and so finds in the loader's own folders only, unless they are
@@ -100,6 +113,54 @@ impl Library {
         files
     }
 }
+
+/// Opens a library for the rest of the process.
+fn open(path: &Path) -> Option<&'static libloading::Library> {
+    // SAFETY: the initialisers of CUDA's libraries may run at any time; the library is never unloaded.
+    unsafe { libloading::Library::new(path) }.ok().map(|opened| &*Box::leak(Box::new(opened)))
+}
+
+/// Bindings to functions of a [`Library`] under their own names, found in the file that was chosen when they are loaded.
+macro_rules! functions {
+    ($library:expr; $($name:ident($($argument:ident: $of:ty),*) -> $out:ty;)*) => {
+        #[allow(non_snake_case)]
+        struct Functions {
+            $($name: unsafe extern "C" fn($($of),*) -> $out,)*
+        }
+
+        static FUNCTIONS: std::sync::OnceLock<Functions> = std::sync::OnceLock::new();
+
+        /// Finds all of them.
+        ///
+        /// # Errors
+        /// Those of [`Library::function`](crate::library::Library::function).
+        pub(crate) fn load() -> Result<(), crate::Error> {
+            if FUNCTIONS.get().is_none() {
+                let functions = Functions {
+                    // SAFETY: the library's header gives its function of this name this type.
+                    $($name: unsafe { $library.function(stringify!($name)) }?,)*
+                };
+                // Who was faster found the same.
+                let _ = FUNCTIONS.set(functions);
+            }
+            Ok(())
+        }
+
+        $(
+            /// As the library documents it.
+            ///
+            /// # Safety
+            /// The library's own conditions; [`load`] succeeded.
+            #[allow(non_snake_case, clippy::too_many_arguments)]
+            pub(crate) unsafe fn $name($($argument: $of),*) -> $out {
+                let functions = FUNCTIONS.get().expect("the library was loaded");
+                // SAFETY: the caller's.
+                unsafe { (functions.$name)($($argument),*) }
+            }
+        )*
+    };
+}
+pub(crate) use functions;
 
 /// `lib` of every folder of `site-packages/nvidia`, in the active environment and those beside the `python3` of the `PATH`.
 fn python_folders() -> Vec<PathBuf> {
@@ -149,6 +210,30 @@ mod tests {
         [&part, &other].into_iter().for_each(|file| std::fs::write(file, b"").expect("written"));
         assert_eq!(Library::Nvrtc.parts(&folder.path().join("libnvrtc.so.13")), [part]);
         assert!(Library::Nvrtc.parts(Path::new("libnvrtc.so.13")).is_empty());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn functions_are_those_of_the_file_that_was_opened() {
+        let maps = || std::fs::read_to_string("/proc/self/maps").expect("this process's memory");
+        // Of this process already, as another release of CUDA's may be.
+        let files = maps();
+        let file = files.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|file| file.contains("/libgcc_s.so"));
+        let Some(file) = file else { return println!("skipped: this build has no library to try it with") };
+        let folder = tempfile::tempdir().expect("a folder");
+        let copy = folder.path().join("libgcc_s.so");
+        std::fs::copy(file, &copy).expect("copied");
+        let opened = open(&copy).expect("it was open before");
+        // SAFETY: its address alone is read.
+        let function = unsafe { opened.get::<*const ()>(b"_Unwind_GetIP") }.map(|function| *function as usize).expect("it has one");
+        let holds = |line: &str| -> Option<bool> {
+            let (first, end) = line.split_whitespace().next()?.split_once('-')?;
+            let [first, end] = [first, end].map(|address| usize::from_str_radix(address, 16));
+            Some((first.ok()?..end.ok()?).contains(&function))
+        };
+        let maps = maps();
+        let line = maps.lines().find(|line| holds(line) == Some(true)).expect("it lies somewhere");
+        assert!(line.ends_with(copy.to_str().expect("a name")), "{line}");
     }
 
     #[test]

@@ -12,7 +12,7 @@
 //! Shapes are `[rows, columns]`, row-major; tokens p, in-features q, out-features r. Adding a backend is one adaptor file and one line
 //! in [`BACKENDS`]. Deliberately absent: layers, models, autograd.
 
-use std::ops::Range;
+use std::{collections::BTreeMap, ops::Range};
 
 use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
 
@@ -448,6 +448,12 @@ pub struct BackendSettings {
     pub gpu: usize,
 }
 
+/// Every timed choice, by what was chosen.
+pub type Plans = BTreeMap<String, String>;
+
+/// The entry of [`Plans`] that says on what they were timed; what reads otherwise elsewhere is timed anew there.
+pub const PLANNED_ON: &str = "device";
+
 /// Where a backend's buffers are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
@@ -485,6 +491,22 @@ pub trait Backend: Send {
     fn device(&self) -> Device;
     /// Bytes held, by region.
     fn memory(&self) -> Vec<(Region, usize)>;
+
+    /// The timed choices so far, with [`PLANNED_ON`]; empty where nothing is timed. A choice is about time alone: it may fix the order of a sum, never
+    /// what is summed.
+    fn plans(&self) -> Plans {
+        Plans::new()
+    }
+    /// Replays recorded choices instead of timing them: with those of a run, the same build on the same device gives its bits.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] names the first that this device does not have.
+    fn use_plans(&mut self, plans: &Plans) -> Result<(), Error> {
+        match plans.keys().next() {
+            None => Ok(()),
+            Some(key) => Err(Error::Plan { key: key.clone(), problem: "nothing is timed on this backend".to_owned() }),
+        }
+    }
 
     /// A zeroed `[rows, columns]` matrix; `name` appears in errors.
     fn alloc(&mut self, name: &str, shape: [usize; 2], dtype: DType, region: Region) -> Result<Tensor, Error>;

@@ -102,6 +102,14 @@ pub enum Error {
         /// What is missing or does not fit.
         problem: String,
     },
+    /// A timed choice that was recorded cannot be replayed.
+    #[error("plan {key:?}: {problem}")]
+    Plan {
+        /// What it is for.
+        key: String,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// A device cannot be opened, is full, or failed.
     #[error("{0}")]
     Device(String),
@@ -146,6 +154,7 @@ impl Error {
             | Self::LongWhiteSpace { .. }
             | Self::UnknownToken { .. }
             | Self::Semantics(_)
+            | Self::Plan { .. }
             | Self::Parameter { .. } => ErrorKind::Input,
             Self::Io { action: "read", source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::Input,
             Self::Io { .. } => ErrorKind::Io,

@@ -9,6 +9,7 @@
 //! | `config.toml` | the resolved configuration |
 //! | `provenance.json` | what ran, where and how: one object a start ([`Provenance`]) |
 //! | `tokenizer.json` | the tokenizer |
+//! | `plans.json` | timed choices, on a device that has any |
 //! | `metrics.jsonl` | one object a step ([`StepMetrics`]) |
 //! | `checkpoints/` | [`crate::checkpoint`] |
 //! | `log.txt` | what was said, line by line ([`Log`]) |
@@ -25,6 +26,8 @@ mod log;
 mod metrics;
 #[cfg(feature = "cpu")]
 mod model;
+#[cfg(feature = "cpu")]
+mod plans;
 mod provenance;
 #[cfg(feature = "cpu")]
 mod setup;
@@ -47,4 +50,4 @@ pub use provenance::{Initial, Provenance};
 #[cfg(feature = "cpu")]
 pub use setup::{open_dataset, run_config};
 #[cfg(feature = "cpu")]
-pub use training::{Damaged, Ended, Observer, Run, Summary};
+pub use training::{Damaged, Ended, Given, Observer, Run, Summary};

@@ -17,7 +17,7 @@ use sparse24_core::{
 
 use crate::{
     Error,
-    backend::{Backend, Beta, DType, MaskId, NonFinite, OptimizerEntry, Region, StepState, Tensor},
+    backend::{Backend, Beta, DType, MaskId, NonFinite, OptimizerEntry, Plans, Region, StepState, Tensor},
     method::{GradientOperand, KeptValues, Method, Phase, PhaseKind, Pruner, Until, WeightOperand},
     model::gpt2::{BatchShape, Gpt2, Gpt2Shape},
     nn::{
@@ -189,6 +189,14 @@ impl Trainer {
     #[must_use]
     pub fn backend(&self) -> &dyn Backend {
         &*self.backend
+    }
+
+    /// Replays timed choices of another process from here on.
+    ///
+    /// # Errors
+    /// Those of [`Backend::use_plans`].
+    pub fn use_plans(&mut self, plans: &Plans) -> Result<(), Error> {
+        self.backend.use_plans(plans)
     }
 
     /// The phase that the weights are in: that of the step done last.

@@ -9,7 +9,7 @@ use sparse24_train::{
     Error,
     config::Config,
     method::PhaseKind,
-    run::{Ended, Observer, Run, StepMetrics, Summary, open_dataset},
+    run::{Ended, Given, Observer, Run, StepMetrics, Summary, open_dataset},
 };
 
 use crate::{
@@ -32,6 +32,9 @@ pub(crate) struct Args {
     /// Begin with the weights of a run, a checkpoint or a Hugging Face GPT-2
     #[arg(long, value_name = "PATH")]
     init_from: Option<PathBuf>,
+    /// Replay the timed choices of a run (or of a plans.json) instead of timing: with its seed, a GPU gives its bits
+    #[arg(long, value_name = "RUN")]
+    plans: Option<PathBuf>,
     /// The summary as one JSON object on standard output
     #[arg(long)]
     json: bool,
@@ -45,7 +48,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let dataset = open_dataset(&config)?;
         let vocabulary = dataset.vocabulary() as usize;
         let initial = args.init_from.as_deref().map(|path| weights::read(path, &config, vocabulary)).transpose()?;
-        let run = Run::start(config, dataset, initial.as_deref(), &out).map_err(|error| match (&args.init_from, error) {
+        let given = Given { weights: initial.as_deref(), plans: args.plans.as_deref() };
+        let run = Run::start(config, dataset, given, &out).map_err(|error| match (&args.init_from, error) {
             (Some(path), Error::Parameter { name, problem }) => {
                 let sentence = format!("{}: {name}: {problem}; the weights to begin with must have the model's shape", path.display());
                 Failure::new(Exit::Input, sentence)

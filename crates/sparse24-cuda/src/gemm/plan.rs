@@ -4,8 +4,10 @@
 
 use std::{
     collections::BTreeMap,
-    ffi::{CStr, c_int, c_void},
+    ffi::{c_int, c_void},
+    fmt,
     ptr::null_mut,
+    str::FromStr,
 };
 
 use cudarc::cublaslt::sys::{
@@ -26,8 +28,11 @@ use cudarc::cublaslt::sys::{
     cudaDataType_t::{CUDA_R_16BF, CUDA_R_32F},
 };
 
-use super::WORKSPACE;
-use crate::{Beta, Device, Error, library::Library};
+use super::{
+    WORKSPACE,
+    cublaslt::{self, blas_error, check, succeeded},
+};
+use crate::{Beta, Device, Error};
 
 /// The library's operations on an operand, of which the bindings have no type.
 const AS_IT_IS: i32 = 0;
@@ -37,8 +42,6 @@ const TRANSPOSED: i32 = 1;
 pub(super) const ALIGNMENT: usize = 16;
 /// Candidates measured.
 const CANDIDATES: usize = 16;
-/// The bytes of plans begin with this.
-const MAGIC: u64 = u64::from_le_bytes(*b"S24GEMM1");
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Product {
@@ -52,7 +55,8 @@ pub(super) enum Product {
     Wgrad,
 }
 
-const PRODUCTS: [Product; 4] = [Product::Forward, Product::ForwardBias, Product::Dgrad, Product::Wgrad];
+const PRODUCTS: [(Product, &str); 4] =
+    [(Product::Forward, "forward"), (Product::ForwardBias, "forward+bias"), (Product::Dgrad, "dgrad"), (Product::Wgrad, "wgrad")];
 
 /// What a plan depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -97,11 +101,11 @@ struct Plan {
 
 impl Plans {
     pub(super) fn new(device: &Device) -> Result<Self, Error> {
-        Library::CublasLt.load()?;
+        cublaslt::load()?;
         device.bind()?;
         let mut handle = null_mut();
         // SAFETY: the library is loaded, and the context bound.
-        check(unsafe { sys::cublasLtCreate(&mut handle) }, || "opening the library".into())?;
+        check(unsafe { cublaslt::cublasLtCreate(&mut handle) }, || "opening the library".into())?;
         Ok(Self { plans: BTreeMap::new(), handle: Handle(handle) })
     }
 
@@ -121,62 +125,41 @@ impl Plans {
         let descriptors = Descriptors::new(&key)?;
         let candidates = descriptors.candidates(&self.handle, &key)?;
         let refused_all = || refused(&key, cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
-        if beta == Beta::Accumulate {
-            let &algorithm = candidates.first().ok_or_else(refused_all)?;
-            return Ok(Plan { descriptors, algorithm, choice: Choice::Unmeasured });
-        }
-        let mut best: Option<(f32, cublasLtMatmulAlgo_t)> = None;
-        for algorithm in candidates {
-            let time = descriptors.time(device, &self.handle, &algorithm, addresses, best.map(|(time, _)| time))?;
-            best = match (time, best) {
-                (Some(time), Some((fastest, _))) if time >= fastest => best,
-                (Some(time), _) => Some((time, algorithm)),
-                (None, _) => best,
-            };
-        }
-        let (_, algorithm) = best.ok_or_else(refused_all)?;
-        Ok(Plan { descriptors, algorithm, choice: Choice::Measured })
-    }
-
-    /// Numbers of 64 bits, little-endian: magic, the library's version, then product, sizes, strides and algorithm of each plan.
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let measured = self.plans.iter().filter(|(_, plan)| plan.choice == Choice::Measured);
-        let words = measured.flat_map(|(key, plan)| {
-            let shape = key.sizes.into_iter().chain(key.strides).map(|size| size as u64);
-            [key.product as u64].into_iter().chain(shape).chain(plan.algorithm.data)
-        });
-        [MAGIC, version()].into_iter().chain(words).flat_map(u64::to_le_bytes).collect()
-    }
-
-    pub(super) fn add_bytes(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        const WORDS: usize = 7 + 8;
-        let foreign = |code: String| Error::Blas { what: "recorded plans".into(), code };
-        let (words, rest) = bytes.as_chunks::<8>();
-        let words: Vec<u64> = words.iter().map(|&word| u64::from_le_bytes(word)).collect();
-        let (plans, []) = words.get(2..).unwrap_or_default().as_chunks::<WORDS>() else {
-            return Err(foreign("the last is cut off".into()));
+        let (algorithm, choice) = match beta {
+            Beta::Accumulate => (*candidates.first().ok_or_else(refused_all)?, Choice::Unmeasured),
+            Beta::Overwrite => {
+                let run = |device: &mut Device, algorithm: &_| {
+                    descriptors.multiply(device, &self.handle, algorithm, addresses, beta).map_err(|code| refused(&key, code))
+                };
+                (device.fastest(&candidates, run)?.ok_or_else(refused_all)?, Choice::Measured)
+            }
         };
-        if !rest.is_empty() || words.first() != Some(&MAGIC) {
-            return Err(foreign("they are not plans".into()));
-        }
-        if words[1] != version() {
-            return Err(foreign(format!("recorded with release {}, this is {}", words[1], version())));
-        }
-        let mut added = BTreeMap::new();
-        for plan in plans {
-            let [product, m, n, k, a, b, d, data @ ..] = plan;
-            let product = usize::try_from(*product).ok().and_then(|product| PRODUCTS.get(product).copied());
-            let product = product.ok_or_else(|| foreign("one is of an unknown product".into()))?;
-            let key = Key { product, sizes: [m, n, k].map(|&size| size as usize), strides: [a, b, d].map(|&stride| stride as usize) };
-            let (descriptors, algorithm) = (Descriptors::new(&key)?, cublasLtMatmulAlgo_t { data: *data });
-            descriptors.accept(&self.handle, &key, &algorithm).map_err(|code| refused(&key, code))?;
-            added.insert(key, Plan { descriptors, algorithm, choice: Choice::Measured });
-        }
-        for (key, plan) in added {
-            self.plans.entry(key).or_insert(plan);
-        }
+        Ok(Plan { descriptors, algorithm, choice })
+    }
+
+    /// What was measured: the algorithm's words, by key.
+    pub(super) fn texts(&self) -> BTreeMap<String, String> {
+        let words = |plan: &Plan| plan.algorithm.data.map(|word| format!("{word:016x}")).join("-");
+        let measured = self.plans.iter().filter(|(_, plan)| plan.choice == Choice::Measured);
+        measured.map(|(key, plan)| (key.to_string(), words(plan))).collect()
+    }
+
+    pub(super) fn add(&mut self, key: &str, text: &str) -> Result<(), Error> {
+        let no_plan = |problem: &str| Error::Recorded { key: key.to_owned(), problem: problem.to_owned() };
+        let of: Key = key.parse().map_err(|()| no_plan("it names no dense product"))?;
+        let algorithm =
+            words(text).ok_or_else(|| no_plan("it is no algorithm of cuBLASLt: expected eight words of 16 hexadecimal digits"))?;
+        let descriptors = Descriptors::new(&of)?;
+        descriptors.accept(&self.handle, &of, &algorithm).map_err(|code| no_plan(&refused(&of, code).to_string()))?;
+        self.plans.insert(of, Plan { descriptors, algorithm, choice: Choice::Measured });
         Ok(())
     }
+}
+
+fn words(text: &str) -> Option<cublasLtMatmulAlgo_t> {
+    let word = |digits: &str| u64::from_str_radix(digits, 16).ok().filter(|word| format!("{word:016x}") == digits);
+    let words: Vec<u64> = text.split('-').map(word).collect::<Option<_>>()?;
+    Some(cublasLtMatmulAlgo_t { data: words.try_into().ok()? })
 }
 
 #[derive(Debug)]
@@ -188,7 +171,7 @@ unsafe impl Send for Handle {}
 impl Drop for Handle {
     fn drop(&mut self) {
         // SAFETY: it was created once and is destroyed once.
-        let _ = unsafe { sys::cublasLtDestroy(self.0) };
+        let _ = unsafe { cublaslt::cublasLtDestroy(self.0) };
     }
 }
 
@@ -218,10 +201,10 @@ impl Descriptors {
         for (i, element) in [CUDA_R_16BF, CUDA_R_16BF, output].into_iter().enumerate() {
             let ([rows, columns], stride) = (shapes[i], key.strides[i] as i64);
             // SAFETY: the library is loaded, and writes a pointer.
-            said(unsafe { sys::cublasLtMatrixLayoutCreate(&mut of.layouts[i], element, rows, columns, stride) })?;
+            said(unsafe { cublaslt::cublasLtMatrixLayoutCreate(&mut of.layouts[i], element, rows, columns, stride) })?;
         }
         // SAFETY: the library is loaded, and writes a pointer.
-        said(unsafe { sys::cublasLtMatmulDescCreate(&mut of.product, CUBLAS_COMPUTE_32F, CUDA_R_32F) })?;
+        said(unsafe { cublaslt::cublasLtMatmulDescCreate(&mut of.product, CUBLAS_COMPUTE_32F, CUDA_R_32F) })?;
         let epilogue = match key.product {
             Product::ForwardBias => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
             Product::Forward | Product::Dgrad | Product::Wgrad => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
@@ -235,7 +218,7 @@ impl Descriptors {
     /// `value` has the type that the attribute has.
     fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> cublasStatus_t {
         // SAFETY: the descriptor is alive, and the library copies as many bytes as the value has.
-        unsafe { sys::cublasLtMatmulDescSetAttribute(self.product, attribute, (&raw const *value).cast(), size_of::<T>()) }
+        unsafe { cublaslt::cublasLtMatmulDescSetAttribute(self.product, attribute, (&raw const *value).cast(), size_of::<T>()) }
     }
 
     /// Algorithms that repeat their bits, the library's favourite first.
@@ -262,7 +245,7 @@ impl Descriptors {
         // SAFETY: descriptors are alive, and there is room for as many results as are asked for.
         let status = unsafe {
             let (asked, results) = (CANDIDATES as c_int, found.as_mut_ptr());
-            sys::cublasLtMatmulAlgoGetHeuristic(handle.0, self.product, a, b, d, d, preference.0, asked, results, &mut count)
+            cublaslt::cublasLtMatmulAlgoGetHeuristic(handle.0, self.product, a, b, d, d, preference.0, asked, results, &mut count)
         };
         check(status, || format!("{key}"))?;
         let found = &found[..usize::try_from(count).unwrap_or(0)];
@@ -276,39 +259,9 @@ impl Descriptors {
         let mut result: cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
         let [a, b, d] = self.layouts;
         // SAFETY: descriptors are alive, and the library writes one result.
-        succeeded(unsafe { sys::cublasLtMatmulAlgoCheck(handle.0, self.product, a, b, d, d, algorithm, &mut result) })?;
+        succeeded(unsafe { cublaslt::cublasLtMatmulAlgoCheck(handle.0, self.product, a, b, d, d, algorithm, &mut result) })?;
         succeeded(result.state)?;
         if serves(key, algorithm) && result.workspaceSize <= WORKSPACE { Ok(()) } else { Err(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED) }
-    }
-
-    /// The shortest of a few times in ms; none if the library refuses after all, or once it is clearly not below `limit`.
-    fn time(
-        &self,
-        device: &mut Device,
-        handle: &Handle,
-        algorithm: &cublasLtMatmulAlgo_t,
-        addresses: &Addresses,
-        limit: Option<f32>,
-    ) -> Result<Option<f32>, Error> {
-        const TIMES: usize = 5;
-        const CALLS: usize = 4;
-        let mut shortest = f32::INFINITY;
-        // The first time also loads the kernel.
-        for time in 0..=TIMES {
-            let mut status = Ok(());
-            let taken = device.time(|device| {
-                status = (0..CALLS).try_for_each(|_| self.multiply(device, handle, algorithm, addresses, Beta::Overwrite));
-                Ok(())
-            })?;
-            if status.is_err() {
-                return Ok(None);
-            }
-            shortest = if time == 0 { shortest } else { shortest.min(taken) };
-            if time > 0 && limit.is_some_and(|limit| shortest > 1.5 * limit) {
-                return Ok(None);
-            }
-        }
-        Ok(Some(shortest))
     }
 
     fn multiply(
@@ -330,7 +283,7 @@ impl Descriptors {
         // SAFETY: descriptors are alive; operands lie in live memory as the caller checked, and have the shapes described; the numbers are
         // read before the call returns.
         succeeded(unsafe {
-            sys::cublasLtMatmul(
+            cublaslt::cublasLtMatmul(
                 handle.0,
                 self.product,
                 one,
@@ -356,11 +309,11 @@ impl Drop for Descriptors {
     fn drop(&mut self) {
         for layout in self.layouts.into_iter().filter(|layout| !layout.is_null()) {
             // SAFETY: it was created once and is destroyed once.
-            let _ = unsafe { sys::cublasLtMatrixLayoutDestroy(layout) };
+            let _ = unsafe { cublaslt::cublasLtMatrixLayoutDestroy(layout) };
         }
         if !self.product.is_null() {
             // SAFETY: as above.
-            let _ = unsafe { sys::cublasLtMatmulDescDestroy(self.product) };
+            let _ = unsafe { cublaslt::cublasLtMatmulDescDestroy(self.product) };
         }
     }
 }
@@ -371,21 +324,21 @@ impl Preference {
     fn new() -> Result<Self, cublasStatus_t> {
         let mut preference = null_mut();
         // SAFETY: the library is loaded, and writes a pointer.
-        succeeded(unsafe { sys::cublasLtMatmulPreferenceCreate(&mut preference) })?;
+        succeeded(unsafe { cublaslt::cublasLtMatmulPreferenceCreate(&mut preference) })?;
         Ok(Self(preference))
     }
 
     /// `value` has the type that the attribute has.
     fn set<T>(&self, attribute: sys::cublasLtMatmulPreferenceAttributes_t, value: &T) -> cublasStatus_t {
         // SAFETY: the preference is alive, and the library copies as many bytes as the value has.
-        unsafe { sys::cublasLtMatmulPreferenceSetAttribute(self.0, attribute, (&raw const *value).cast(), size_of::<T>()) }
+        unsafe { cublaslt::cublasLtMatmulPreferenceSetAttribute(self.0, attribute, (&raw const *value).cast(), size_of::<T>()) }
     }
 }
 
 impl Drop for Preference {
     fn drop(&mut self) {
         // SAFETY: it was created once and is destroyed once.
-        let _ = unsafe { sys::cublasLtMatmulPreferenceDestroy(self.0) };
+        let _ = unsafe { cublaslt::cublasLtMatmulPreferenceDestroy(self.0) };
     }
 }
 
@@ -396,46 +349,62 @@ fn serves(key: &Key, algorithm: &cublasLtMatmulAlgo_t) -> bool {
     // SAFETY: the attribute is a u32, and there is room for it.
     let status = unsafe {
         let to = (&raw mut scheme).cast();
-        sys::cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, to, size_of::<u32>(), &mut written)
+        cublaslt::cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, to, size_of::<u32>(), &mut written)
     };
     let whole = scheme == CUBLASLT_REDUCTION_SCHEME_NONE as u32;
     let in_order = scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32 && key.product != Product::ForwardBias;
     status == cublasStatus_t::CUBLAS_STATUS_SUCCESS && (whole || in_order)
 }
 
-/// The library's release: 10000 * major + 100 * minor + patch.
-fn version() -> u64 {
-    // SAFETY: whoever has plans has loaded the library.
-    unsafe { sys::cublasLtGetVersion() as u64 }
-}
-
-fn succeeded(status: cublasStatus_t) -> Result<(), cublasStatus_t> {
-    if status == cublasStatus_t::CUBLAS_STATUS_SUCCESS { Ok(()) } else { Err(status) }
-}
-
-fn check(status: cublasStatus_t, what: impl FnOnce() -> String) -> Result<(), Error> {
-    succeeded(status).map_err(|status| blas_error(what(), status))
-}
-
 fn refused(key: &Key, status: cublasStatus_t) -> Error {
     blas_error(key.to_string(), status)
 }
 
-fn blas_error(what: String, status: cublasStatus_t) -> Error {
-    // SAFETY: the library answers for every status with a text that ends with a NUL and is never freed.
-    let name = unsafe { CStr::from_ptr(sys::cublasLtGetStatusName(status)) };
-    Error::Blas { what, code: name.to_string_lossy().into_owned() }
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ([m, n, k], [a, b, d]) = (self.sizes, self.strides);
+        let (_, name) = PRODUCTS[self.product as usize];
+        write!(f, "{name} {m}x{n}x{k} strides {a}, {b}, {d}")
+    }
 }
 
-impl std::fmt::Display for Key {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let ([m, n, k], [a, b, d]) = (self.sizes, self.strides);
-        let (name, [p, q, r]) = match self.product {
-            Product::Forward => ("Z = X W^T", [n, k, m]),
-            Product::ForwardBias => ("Z = X W^T + b", [n, k, m]),
-            Product::Dgrad => ("dX = dZ W", [n, m, k]),
-            Product::Wgrad => ("dW = dZ^T X", [k, m, n]),
+impl FromStr for Key {
+    type Err = ();
+
+    /// What [`Display`](fmt::Display) writes.
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let read = || {
+            let (name, rest) = text.split_once(' ')?;
+            let (sizes, strides) = rest.split_once(" strides ")?;
+            let three = |text: &str, between: &str| -> Option<[usize; 3]> {
+                text.split(between).map(|number| number.parse().ok()).collect::<Option<Vec<_>>>()?.try_into().ok()
+            };
+            let &(product, _) = PRODUCTS.iter().find(|(_, known)| *known == name)?;
+            Some(Self { product, sizes: three(sizes, "x")?, strides: three(strides, ", ")? })
         };
-        write!(f, "{name} of {p} tokens, {q} in, {r} out, strides {a}, {b}, {d}")
+        read().filter(|key| key.to_string() == text).ok_or(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_algorithms_are_read_back_as_they_were_written() {
+        for (product, _) in PRODUCTS {
+            let key = Key { product, sizes: [3072, 16384, 768], strides: [768, 1, 50304] };
+            assert_eq!(key.to_string().parse(), Ok(key));
+        }
+        for text in
+            ["", "forward", "forward 1x2x3", "turn 1x2x3 strides 1, 2, 3", "dgrad 1x2 strides 1, 2, 3", "dgrad 1x2x+3 strides 1, 2, 3"]
+        {
+            assert_eq!(text.parse::<Key>(), Err(()), "{text}");
+        }
+        let text = (0..8).map(|word| format!("{word:016x}")).collect::<Vec<_>>().join("-");
+        assert_eq!(words(&text).map(|algorithm| algorithm.data), Some([0, 1, 2, 3, 4, 5, 6, 7]));
+        for text in [&text[1..], &text[..text.len() - 17], &text.replace('7', "G"), &format!("{text}-{}", &text[..16])] {
+            assert!(words(text).is_none(), "{text}");
+        }
     }
 }

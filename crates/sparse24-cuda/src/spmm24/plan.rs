@@ -128,6 +128,17 @@ impl Plan {
         }
     }
 
+    /// Whether this GPU can compute a product `[m, n, k]` by it.
+    ///
+    /// # Errors
+    /// [`Error::Unserved`] for a plan of another GPU; [`Error::Plan`] for one that divides what the product does not have.
+    pub fn check(self, device: &Device, form: Form, shape: [usize; 3]) -> Result<(), Error> {
+        match self {
+            Self::Mma => Ok(()),
+            Self::Wgmma(wgmma) => wgmma.launches("a sparse product", device, form, shape).map(drop),
+        }
+    }
+
     /// Sums without terms are left to the kernel that can do without a copy.
     pub(crate) const fn unless_empty(self, k: usize) -> Self {
         if k == 0 { Self::Mma } else { self }

@@ -165,38 +165,33 @@ fn a_plan_repeats_its_bits_and_so_does_its_copy() {
         let all = |device: &mut Device, gemm: &mut Gemm| hosts.each_ref().map(|host| bits(on_device(device, gemm, host)));
         let first = all(device, &mut gemm);
         assert!((0..5).all(|_| all(device, &mut gemm) == first), "a plan repeats its bits");
-        let bytes = gemm.export_plans();
+        let plans = gemm.plans();
         let mut copy = products(device);
-        copy.import_plans(&bytes).expect("plans of this library");
-        assert_eq!(copy.export_plans(), bytes);
+        plans.iter().for_each(|(product, plan)| copy.use_plan(product, plan).expect("plans of this library"));
+        assert_eq!(copy.plans(), plans);
         assert!(all(device, &mut copy) == first, "a copy of the plans gives the same bits");
-        assert_eq!(copy.export_plans(), bytes, "nothing was planned anew");
+        assert_eq!(copy.plans(), plans, "nothing was planned anew");
     });
 }
 
 #[test]
-fn bytes_that_are_no_plans_of_this_library_are_refused() {
+fn texts_that_are_no_plans_of_this_library_are_refused() {
     on_gpu(|device| {
         let mut gemm = products(device);
         on_device(device, &mut gemm, &Linear::new([64, 64, 64], integers));
-        let bytes = gemm.export_plans();
-        let mut refuses = |change: &dyn Fn(&mut Vec<u8>), word: &str| {
-            let mut changed = bytes.clone();
-            change(&mut changed);
-            let mut fresh = products(device);
-            let nothing = fresh.export_plans();
-            let error = fresh.import_plans(&changed).expect_err("they are changed");
-            assert!(matches!(error, Error::Blas { .. }) && error.to_string().contains(word), "{error}");
-            assert_eq!(fresh.export_plans(), nothing);
+        let plans = gemm.plans();
+        let (product, plan) = plans.iter().find(|(product, _)| product.starts_with("wgrad ")).expect("it was measured");
+        let mut fresh = products(device);
+        let mut refuses = |product: &str, plan: &str, word: &str| {
+            let error = fresh.use_plan(product, plan).expect_err("it is changed");
+            assert!(matches!(&error, Error::Recorded { key, .. } if key == product) && error.to_string().contains(word), "{error}");
+            assert!(fresh.plans().is_empty());
         };
-        refuses(&|bytes| bytes.clear(), "not plans");
-        refuses(&|bytes| bytes[0] ^= 1, "not plans");
-        refuses(&|bytes| bytes[8] ^= 1, "release");
-        refuses(&|bytes| bytes[16] = 9, "unknown product");
-        refuses(&|bytes| bytes.truncate(bytes.len() - 1), "cut off");
-        refuses(&|bytes| bytes.truncate(bytes.len() - 8), "cut off");
-        // The algorithm of the last plan.
-        refuses(&|bytes| bytes.iter_mut().rev().take(64).for_each(|byte| *byte = 0xff), "dW = dZ^T X");
+        refuses("", plan, "no dense product");
+        refuses(&product.replace("wgrad", "egrad"), plan, "no dense product");
+        refuses(product, "", "no algorithm");
+        refuses(product, &plan[1..], "no algorithm");
+        refuses(product, &plan.chars().map(|c| if c == '-' { c } else { 'f' }).collect::<String>(), "cuBLASLt says");
     });
 }
 

@@ -4,8 +4,6 @@
 //! optimizer keeps. A [`Weight24`] is S(W) compressed both ways, a [`Gradient24`] the sampled dZ^T, multiplied on the sparse tensor cores.
 //! Operations are queued; only downloads, counts and reports wait. Deliberately absent: arithmetic, which is the kernels'.
 
-use std::collections::HashMap;
-
 use half::bf16;
 use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site, prune::ValueMap};
 use sparse24_cuda::{
@@ -13,17 +11,18 @@ use sparse24_cuda::{
     loss, mvue, norm, prune, search, spmm24,
 };
 
-use self::storage::Storage;
+use self::{plans::SparsePlans, storage::Storage};
 use super::{
     Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, BackendSettings, Beta, DType,
     Device, Dropout, Embed, Gradient, Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite, NormBackward,
-    NormForward, OptimizerEntry, Region, StepReport, StepState, Tensor, Weight, Weight24,
+    NormForward, OptimizerEntry, Plans, Region, StepReport, StepState, Tensor, Weight, Weight24,
 };
 use crate::{
     Error,
     optim::{AdamW, MaskedDecay},
 };
 
+mod plans;
 mod storage;
 
 /// The backend of one GPU.
@@ -39,7 +38,7 @@ pub struct CudaBackend {
     health: Matrix<u32>,
     flips: Matrix<u64>,
     tables: Vec<(Vec<OptimizerEntry>, adamw::Parameters)>,
-    plans: HashMap<(spmm24::Form, [usize; 3]), spmm24::Plan>,
+    sparse_plans: SparsePlans,
     scratch: Scratch,
 }
 
@@ -97,7 +96,7 @@ impl CudaBackend {
             health,
             flips,
             tables: Vec::new(),
-            plans: HashMap::new(),
+            sparse_plans: SparsePlans::default(),
             scratch: Scratch::default(),
         })
     }
@@ -116,24 +115,13 @@ impl CudaBackend {
         }
     }
 
-    /// How a sparse product is computed, and memory for it.
-    fn plan(&mut self, form: spmm24::Form, shape: [usize; 3]) -> Result<(spmm24::Plan, Matrix<f32>), Error> {
-        let plan = match self.plans.get(&(form, shape)) {
-            Some(plan) => *plan,
-            None => {
-                let plan = spmm24::plans(&mut self.gpu, form, shape, 16)?[0];
-                *self.plans.entry((form, shape)).or_insert(plan)
-            }
-        };
-        let scratch = grown(&mut self.gpu, &mut self.scratch.floats, [1, plan.scratch()])?;
-        Ok((plan, scratch))
-    }
-
     /// d = b decode(a)^T + bias.
     fn pruned_product(&mut self, a: Compressed, b: Matrix<bf16>, bias: Option<Matrix<f32>>, d: Matrix<bf16>) -> Result<(), Error> {
         let ([m, k], n) = (a.shape(), b.shape()[0]);
-        let (plan, scratch) = self.plan(spmm24::Form::Transposed, [m, n, k])?;
-        Ok(spmm24::spmm24_transposed(&mut self.gpu, &spmm24::Transposed { a, b, bias, d, scratch }, plan)?)
+        let product = (spmm24::Form::Transposed, [m, n, k], sparse24_cuda::Beta::Overwrite);
+        self.sparse_plans.run(&mut self.gpu, &mut self.scratch, product, |gpu, scratch, plan| {
+            spmm24::spmm24_transposed(gpu, &spmm24::Transposed { a, b, bias, d, scratch }, plan)
+        })
     }
 
     /// The optimizer's table on the device, laid down at its first use.
@@ -224,6 +212,14 @@ impl Backend for CudaBackend {
         let sparse = masks + compressed.map(|c| 2 * c.values.elements() + 4 * c.metadata.elements()).sum::<usize>();
         let dense = [Region::Parameters, Region::Gradients, Region::Moments, Region::Activations];
         dense.map(|region| (region, self.storage.bytes(region))).into_iter().chain([(Region::Sparse, sparse)]).collect()
+    }
+
+    fn plans(&self) -> Plans {
+        plans::recorded(&self.gpu, &self.gemm, &self.sparse_plans)
+    }
+
+    fn use_plans(&mut self, recorded: &Plans) -> Result<(), Error> {
+        plans::replay(&self.gpu, &mut self.gemm, &mut self.sparse_plans, recorded)
     }
 
     fn alloc(&mut self, name: &str, shape: [usize; 2], dtype: DType, region: Region) -> Result<Tensor, Error> {
@@ -370,8 +366,9 @@ impl Backend for CudaBackend {
             Gradient::Sampled(Gradient24(at)) => {
                 let a = self.gradients24[at];
                 let ([m, k], n) = (a.shape(), x.shape()[1]);
-                let (plan, scratch) = self.plan(spmm24::Form::Straight, [m, n, k])?;
-                Ok(spmm24::spmm24(&mut self.gpu, &spmm24::Straight { a, b: x, d: dw, beta, scratch }, plan)?)
+                self.sparse_plans.run(&mut self.gpu, &mut self.scratch, (spmm24::Form::Straight, [m, n, k], beta), |gpu, scratch, plan| {
+                    spmm24::spmm24(gpu, &spmm24::Straight { a, b: x, d: dw, beta, scratch }, plan)
+                })
             }
         }
     }

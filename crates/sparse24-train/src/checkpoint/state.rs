@@ -94,7 +94,8 @@ pub struct State {
     pub method: BTreeMap<String, u64>,
     /// Every timed choice, by what was chosen; a resume replays it. Empty where nothing is timed, as on the CPU.
     pub plan: BTreeMap<String, String>,
-    /// Of the resolved configuration, as far as it decides the bits: not of where the data lie, nor of threads, nor of what is saved.
+    /// Of the resolved configuration, as far as it decides the bits: not of where the data lie, nor of threads or the number of the GPU, nor of
+    /// what is saved.
     pub config: Fingerprint,
     /// Of the training tokens.
     pub dataset: Fingerprint,

@@ -12,6 +12,7 @@ use crate::{Error, checkpoint, disk};
 
 const LOCK: &str = "lock";
 const CONFIG: &str = "config.toml";
+pub(super) const PLANS: &str = "plans.json";
 
 /// A run directory that this process alone may write.
 #[derive(Debug)]
@@ -108,6 +109,12 @@ impl RunDirectory {
     #[must_use]
     pub fn provenance(&self) -> PathBuf {
         self.path.join("provenance.json")
+    }
+
+    /// `plans.json`, where the device times choices.
+    #[must_use]
+    pub fn plans(&self) -> PathBuf {
+        self.path.join(PLANS)
     }
 
     /// `tokenizer.json`.

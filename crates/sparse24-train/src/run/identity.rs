@@ -1,6 +1,6 @@
 //! What a run is: the hashes that a resume, or a reader of its model, must find unchanged.
 //!
-//! Invariant: equal identities end in equal bits. What decides none is left out: where the data lie, threads, the name of the preset, and
+//! Invariant: equal identities end in equal bits. What decides none is left out: where the data lie, threads, the number of the GPU, the name of the preset, and
 //! which checkpoints are made and kept. Deliberately absent: tensors.
 
 use std::path::Path;
@@ -31,7 +31,7 @@ pub(super) fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) ->
         seed: config.seed,
         tokens_seen: trainer.recipe().tokens_per_step() * u64::from(trainer.step()),
         method: Default::default(),
-        plan: Default::default(),
+        plan: trainer.backend().plans(),
         config: decisive(config),
         dataset: of_dataset(dataset),
         tokenizer: of_tokenizer(dataset.tokenizer()),
@@ -54,6 +54,7 @@ pub(super) fn decisive(config: &Config) -> Fingerprint {
     config.run.checkpoint_every = 0;
     config.run.keep_last = 0;
     config.backend.threads = 0;
+    config.backend.gpu = 0;
     Fingerprint::of(config.to_toml().as_bytes())
 }
 

@@ -14,11 +14,13 @@ use std::{
 use super::{
     Initial, Log, MetricsLog, Provenance, RunDirectory, StepMetrics,
     identity::{self, identity},
+    plans,
     setup::{SeededBatches, new_trainer, open_dataset, run_config},
     snapshot::{restore, snapshot},
 };
 use crate::{
     Error,
+    backend::Plans,
     checkpoint::{self, NamedTensor, Retention},
     config::Config,
     data::{Dataset, Tokenizer},
@@ -34,6 +36,8 @@ pub struct Run {
     metrics: MetricsLog,
     log: Log,
     notices: Vec<String>,
+    /// As the run directory has them.
+    plans: Plans,
 }
 
 /// Who watches a run.
@@ -42,6 +46,15 @@ pub trait Observer {
     fn stepped(&mut self, metrics: &StepMetrics) -> ControlFlow<()>;
     /// Something worth a line.
     fn said(&mut self, line: &str);
+}
+
+/// What a run begins with besides its configuration and its data.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Given<'a> {
+    /// Its first weights; random ones otherwise.
+    pub weights: Option<&'a [NamedTensor]>,
+    /// The plans of another run, to have its bits: its directory, or the file.
+    pub plans: Option<&'a Path>,
 }
 
 /// What a resume does about a damaged newest checkpoint.
@@ -84,13 +97,16 @@ pub struct Summary {
 }
 
 impl Run {
-    /// Begins a run on the configuration's dataset ([`open_dataset`]) in a new directory, from random weights or from these; nothing is
-    /// written before everything has been checked.
+    /// Begins a run on the configuration's dataset ([`open_dataset`]) in a new directory; nothing is written before everything has been
+    /// checked.
     ///
     /// # Errors
-    /// Those of the configuration, the weights and the directory, of which nothing is left then.
-    pub fn start(mut config: Config, dataset: Dataset, initial: Option<&[NamedTensor]>, path: &Path) -> Result<Self, Error> {
+    /// Those of the configuration, of what is given and of the directory, of which nothing is left then.
+    pub fn start(mut config: Config, dataset: Dataset, Given { weights: initial, plans }: Given<'_>, path: &Path) -> Result<Self, Error> {
         let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
+        if let Some(path) = plans {
+            plans::use_file(&mut trainer, path)?;
+        }
         if let Some(weights) = initial {
             let named: Vec<_> = weights.iter().map(|tensor| (tensor.name.as_str(), tensor.values.as_slice())).collect();
             trainer.start_from(&named)?;
@@ -118,7 +134,7 @@ impl Run {
             directory.write(&directory.config(), config.to_toml().as_bytes())?;
             Ok((metrics, log))
         })?;
-        Ok(Self { config, dataset, trainer, directory, metrics, log, notices: Vec::new() })
+        Ok(Self { config, dataset, trainer, directory, metrics, log, notices: Vec::new(), plans: Plans::new() })
     }
 
     /// Continues a run from its newest checkpoint, or, if it has none, from the beginning. A lost `tokenizer.json` is written again: the data
@@ -137,11 +153,13 @@ impl Run {
             let advice = "restore it, or continue from the one before it with `sparse24 resume --fall-back`";
             return Err(Error::file(path, format!("its newest checkpoint is damaged ({error}); {advice}")));
         }
+        let mut plans = Plans::new();
         let mut notices: Vec<_> = latest.refused.iter().map(|(_, error)| format!("passed over a damaged checkpoint: {error}")).collect();
         let initial = match latest.checkpoint {
             Some(path) => {
                 let checkpoint = checkpoint::load(&path)?;
                 identity::check(&path, &checkpoint.state, &identity(&config, &dataset, &trainer))?;
+                plans.clone_from(&checkpoint.state.plan);
                 restore(&mut trainer, checkpoint)?;
                 checkpoint::discard_after(&directory.checkpoints(), trainer.step())?;
                 Initial::Checkpoint
@@ -159,6 +177,11 @@ impl Run {
             tokenizer.save(&directory.tokenizer())?;
             notices.push("tokenizer.json was missing or damaged, and was written again from the data".to_owned());
         }
+        // It holds at least what the checkpoint does, unless it is lost.
+        if directory.plans().exists() {
+            plans = plans::read(&directory.plans())?;
+        }
+        notices.extend(plans::use_own(&mut trainer, &plans, &directory.plans())?);
         let step = trainer.step();
         let (metrics, cut) = MetricsLog::resume(&directory.metrics(), step)?;
         let last = cut.last.unwrap_or(0);
@@ -174,7 +197,7 @@ impl Run {
         for notice in &notices {
             log.line(notice)?;
         }
-        Ok(Self { config, dataset, trainer, directory, metrics, log, notices })
+        Ok(Self { config, dataset, trainer, directory, metrics, log, notices, plans })
     }
 
     /// What is to be told of a resume: what was found amiss and passed over, and where it continues.
@@ -270,6 +293,7 @@ impl Run {
         let seconds = since.elapsed().as_secs_f64();
         let evaluates = step == self.config.steps || is_due(self.config.run.eval_every, step) || step == self.switch();
         let val_loss = if evaluates { Some(self.evaluate()?) } else { None };
+        self.record_plans()?;
         *since = Instant::now();
         let metrics = StepMetrics {
             step,
@@ -286,6 +310,16 @@ impl Run {
         };
         self.metrics.append(&metrics)?;
         Ok(metrics)
+    }
+
+    /// Brings `plans.json` in line with what has been timed.
+    fn record_plans(&mut self) -> Result<(), Error> {
+        let plans = self.trainer.backend().plans();
+        if plans != self.plans {
+            plans::write(&self.directory.plans(), &plans)?;
+            self.plans = plans;
+        }
+        Ok(())
     }
 
     /// An error that tells what it leaves, if it should.

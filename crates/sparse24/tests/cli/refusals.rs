@@ -141,6 +141,33 @@ fn a_model_beyond_the_memory_is_refused() {
 }
 
 #[test]
+fn plans_that_cannot_be_replayed_are_refused_by_name() {
+    let place = Place::new();
+    place.train("run", "");
+    assert!(!place.path("run/plans.json").exists(), "nothing is timed on a CPU");
+    fs::create_dir(place.path("folder")).unwrap();
+    place.write("none", "{}");
+    let elsewhere = r#"{"device": "NVIDIA Z1 (sm_999), cuBLASLt 130100", "gemm wgrad 8x8x8 strides 8, 8, 8": "0"}"#;
+    place.write("elsewhere", elsewhere);
+    for (plans, message) in [
+        ("nowhere", "nowhere: does not exist, expected a run directory or a plans.json"),
+        ("folder", "folder/plans.json: does not exist, expected a run directory or a plans.json"),
+        ("text", "text: is no object of plans: *"),
+        ("elsewhere", r#"elsewhere: plan "device": nothing is timed on this backend; do without them"#),
+    ] {
+        place.refuses(&format!("train {TINY} --plans {plans} --out new"), 3, message);
+        assert!(!place.path("new").exists());
+    }
+    place.train("new", "--plans none");
+    place.write("run/plans.json", elsewhere);
+    place.refuses("resume run", 3, r#"run/plans.json: plan "device": nothing is timed on this backend; do without them"#);
+    place.write("run/plans.json", r#"{"gemm": 1}"#);
+    place.refuses("resume run", 3, "run/plans.json: is no object of plans: *");
+    fs::remove_file(place.path("run/plans.json")).unwrap();
+    place.answer("resume run");
+}
+
+#[test]
 fn training_stops_before_a_step_that_is_not_finite() {
     let place = Place::new();
     let advice = "lower optimizer.learning_rate or lengthen optimizer.warmup_steps";

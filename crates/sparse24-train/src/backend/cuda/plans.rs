@@ -1,0 +1,109 @@
+//! Timed choices as text: which plan each product takes on this GPU.
+//!
+//! Invariant: a choice that was timed is among [`recorded`], and one that was taken over is never timed again. Deliberately absent: files.
+
+use std::collections::HashMap;
+
+use sparse24_cuda::{
+    Beta, Device, Error as Refusal, Matrix,
+    gemm::Gemm,
+    spmm24::{Form, Plan, plans},
+};
+
+use super::{Scratch, grown};
+use crate::{
+    Error,
+    backend::{PLANNED_ON, Plans},
+};
+
+/// The plans of sparse products, by form and m, n, k.
+#[derive(Default)]
+pub(super) struct SparsePlans(HashMap<(Form, [usize; 3]), Plan>);
+
+const FORMS: [(Form, &str); 2] = [(Form::Transposed, "transposed"), (Form::Straight, "straight")];
+const GEMM: &str = "gemm";
+const SPMM24: &str = "spmm24";
+/// Where rows of all operands begin, in bytes.
+const ALIGNMENT: usize = 16;
+
+impl SparsePlans {
+    /// Computes a product by its plan, the fastest where none was taken over. `run` queues it.
+    ///
+    /// Plans are timed where the result is overwritten; a product that is added to one before that takes the likeliest.
+    pub(super) fn run(
+        &mut self,
+        gpu: &mut Device,
+        scratch: &mut Scratch,
+        (form, shape, beta): (Form, [usize; 3], Beta),
+        run: impl Fn(&mut Device, Matrix<f32>, Plan) -> Result<(), Refusal>,
+    ) -> Result<(), Error> {
+        let plan = match self.0.get(&(form, shape)) {
+            Some(plan) => *plan,
+            None => {
+                let candidates = plans(gpu, form, shape, ALIGNMENT)?;
+                match beta {
+                    Beta::Accumulate => candidates[0],
+                    Beta::Overwrite => {
+                        let most = candidates.iter().map(|plan| plan.scratch()).max().unwrap_or(0);
+                        let room = grown(gpu, &mut scratch.floats, [1, most])?;
+                        let fastest = gpu.fastest(&candidates, |gpu, plan| run(gpu, room, *plan))?.unwrap_or(candidates[0]);
+                        *self.0.entry((form, shape)).or_insert(fastest)
+                    }
+                }
+            }
+        };
+        let room = grown(gpu, &mut scratch.floats, [1, plan.scratch()])?;
+        Ok(run(gpu, room, plan)?)
+    }
+
+    fn texts(&self) -> impl Iterator<Item = (String, String)> {
+        self.0.iter().map(|(&(form, [m, n, k]), plan)| {
+            let (_, name) = FORMS[form as usize];
+            (format!("{name} {m}x{n}x{k}"), plan.to_string())
+        })
+    }
+
+    fn add(&mut self, gpu: &Device, product: &str, plan: &str) -> Result<(), String> {
+        let of = product.split_once(' ').and_then(|(name, sizes)| {
+            let &(form, _) = FORMS.iter().find(|(_, known)| *known == name)?;
+            let sizes: Option<Vec<usize>> = sizes.split('x').map(|size| size.parse().ok()).collect();
+            Some((form, sizes?.try_into().ok()?))
+        });
+        let (form, shape) = of.ok_or("it names no sparse product")?;
+        let plan: Plan = plan.parse().map_err(|error: sparse24_cuda::spmm24::NoPlan| error.to_string())?;
+        plan.check(gpu, form, shape).map_err(|error| error.to_string())?;
+        self.0.insert((form, shape), plan);
+        Ok(())
+    }
+}
+
+/// What plans belong to: the GPU, and the library whose algorithms some of them name.
+fn planned_on(gpu: &Device, gemm: &Gemm) -> String {
+    format!("{} ({}), cuBLASLt {}", gpu.name(), gpu.architecture(), gemm.release())
+}
+
+/// All plans, and what they belong to.
+pub(super) fn recorded(gpu: &Device, gemm: &Gemm, sparse: &SparsePlans) -> Plans {
+    let kinds = gemm.plans().into_iter().map(|plan| (GEMM, plan)).chain(sparse.texts().map(|plan| (SPMM24, plan)));
+    let plans = kinds.map(|(kind, (product, plan))| (format!("{kind} {product}"), plan));
+    plans.chain([(PLANNED_ON.to_owned(), planned_on(gpu, gemm))]).collect()
+}
+
+/// Takes over what [`recorded`] gave.
+pub(super) fn replay(gpu: &Device, gemm: &mut Gemm, sparse: &mut SparsePlans, recorded: &Plans) -> Result<(), Error> {
+    let here = planned_on(gpu, gemm);
+    for (key, text) in recorded {
+        let refused = |problem: String| Error::Plan { key: key.clone(), problem };
+        match key.split_once(' ') {
+            None if key == PLANNED_ON && *text == here => {}
+            None if key == PLANNED_ON => return Err(refused(format!("timed on {text}, found {here}"))),
+            Some((GEMM, product)) => gemm.use_plan(product, text).map_err(|error| match error {
+                Refusal::Recorded { problem, .. } => refused(problem),
+                other => other.into(),
+            })?,
+            Some((SPMM24, product)) => sparse.add(gpu, product, text).map_err(refused)?,
+            _ => return Err(refused("it names nothing that is timed here".to_owned())),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,6 @@
+//! Training on a GPU against training on the CPU, in one process.
+//!
+//! Without a GPU each test says that it was skipped and why; where `SPARSE24_REQUIRE_GPU` is set, that fails it.
+
+mod plans;
+mod support;
