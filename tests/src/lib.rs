@@ -1,5 +1,6 @@
 //! Cross-crate tests: oracle, property, cross-backend, training. The tests are in `tests/`; what they share is here.
 
+pub mod hardening;
 pub mod oracle;
 
 #[cfg(doctest)]

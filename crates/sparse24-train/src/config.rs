@@ -166,16 +166,18 @@ impl Config {
     /// [`Error::Setting`] for an unknown preset or key (with the known ones), a value of the wrong type, a document that names
     /// another preset than the one given or is no TOML (with the line), or an impossible whole; [`Error::Io`] for the document.
     pub fn resolve(preset: Option<&str>, document: Option<&Path>, settings: &[String]) -> Result<Self, Error> {
+        let in_document = |error: Error| match (document, error) {
+            (Some(path), Error::Setting { key, problem }) => Error::setting(format!("{}: {key}", path.display()), problem),
+            (_, other) => other,
+        };
         let table = match document {
             None => table_of(&preset::find(preset.unwrap_or(preset::DEFAULT))?),
-            Some(path) => read_table(path).and_then(|document| on_preset(preset, document)).map_err(|error| match error {
-                Error::Setting { key, problem } => Error::setting(format!("{}: {key}", path.display()), problem),
-                other => other,
-            })?,
+            Some(path) => read_table(path).and_then(|document| on_preset(preset, document)).map_err(in_document)?,
         };
         let table = settings.iter().try_fold(table, |table, setting| apply(table, setting))?;
         let config = Self::from_table(table)?;
-        config.check()?;
+        // Presets are possible: without settings it is the document that is not.
+        config.check().map_err(|error| if settings.is_empty() { in_document(error) } else { error })?;
         Ok(config)
     }
 
@@ -386,8 +388,11 @@ fn out_of_range(key: &str, most: u64, found: &str) -> Error {
 
 /// "X is not known; did you mean Y?", where one is near enough to be a slip: a third of the letters at most.
 pub(crate) fn unknown<'a>(key: &str, found: &str, known: impl Iterator<Item = &'a str> + Clone) -> Error {
+    /// Takes memory for every pair of letters, and no key is that long.
+    const LONGEST: usize = 64;
     let distance = |name: &&str| strsim::damerau_levenshtein(found, name);
-    let nearest = known.clone().min_by_key(distance).filter(|name| 3 * distance(name) <= found.chars().count());
+    let near = |name: &&str| found.len() <= LONGEST && 3 * distance(name) <= found.chars().count();
+    let nearest = known.clone().filter(near).min_by_key(distance);
     let all = known.collect::<Vec<_>>().join(", ");
     let advice = nearest.map_or_else(String::new, |nearest| format!("; did you mean {nearest:?}?"));
     Error::setting(key, format!("{found:?} is not known{advice} (known: {all})"))
@@ -474,16 +479,17 @@ fn apply(mut table: Table, setting: &str) -> Result<Table, Error> {
     if key == "preset" {
         return Err(Error::setting(key, "a preset is what settings are laid on, choose it before them (--preset)"));
     }
-    let mut path: Vec<&str> = key.split('.').collect();
-    let leaf = path.pop().expect("split yields at least one part");
-    let section = path.iter().try_fold(&table, |table, section| table.get(*section)?.as_table());
-    let wants_string = section.and_then(|section| section.get(leaf)).is_some_and(Value::is_str);
+    // Sections do not nest: of more dots than one, all but the last are part of a name that is not known.
+    let (section, leaf) = key.rsplit_once('.').map_or((None, key), |(section, leaf)| (Some(section), leaf));
+    let known = section.map_or(Some(&table), |section| table.get(section)?.as_table());
+    let wants_string = known.and_then(|known| known.get(leaf)).is_some_and(Value::is_str);
     let verbatim = || Value::String(text.to_owned());
     let value = text.parse().ok().filter(|value: &Value| !wants_string || value.is_str()).unwrap_or_else(verbatim);
-    let over = path
-        .into_iter()
-        .rev()
-        .fold(Table::from_iter([(leaf.to_owned(), value)]), |inner, section| Table::from_iter([(section.to_owned(), Value::Table(inner))]));
+    let over = [(leaf.to_owned(), value)].into_iter().collect();
+    let over = match section {
+        None => over,
+        Some(section) => [(section.to_owned(), Value::Table(over))].into_iter().collect(),
+    };
     overlay(&mut table, over, "")?;
     Ok(table)
 }

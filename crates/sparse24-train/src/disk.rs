@@ -132,9 +132,16 @@ pub(crate) fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     if size > limit {
         return Err(Error::file(path, format!("holds {size} bytes, expected at most {limit}")));
     }
-    let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or(0));
+    let mut bytes = reserve(path, usize::try_from(size).unwrap_or(usize::MAX))?;
     file.read_to_end(&mut bytes).map_err(|e| Error::io("read", path, e))?;
     Ok(bytes)
+}
+
+/// Room for what a file says it holds: a file may be larger than memory, and one with holes larger than any disk.
+pub(crate) fn reserve<T>(path: &Path, count: usize) -> Result<Vec<T>, Error> {
+    let mut room = Vec::new();
+    room.try_reserve_exact(count).map_err(|e| Error::io("read", path, e.into()))?;
+    Ok(room)
 }
 
 #[cfg(not(test))]

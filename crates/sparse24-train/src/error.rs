@@ -175,12 +175,12 @@ impl Error {
 
     #[cfg(feature = "run")]
     pub(crate) fn setting(key: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self::Setting { key: key.into(), problem: problem.into() }
+        Self::Setting { key: printable(&key.into()), problem: printable(&problem.into()) }
     }
 
     #[cfg(feature = "run")]
     pub(crate) fn file(path: impl Into<PathBuf>, problem: impl Into<String>) -> Self {
-        Self::File { path: path.into(), problem: problem.into() }
+        Self::File { path: path.into(), problem: printable(&problem.into()) }
     }
 
     /// Of a path that is not there, also tells what was expected.
@@ -197,5 +197,22 @@ impl Error {
     #[cfg(feature = "run")]
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
         Self::Io { action, path: path.into(), source }
+    }
+}
+
+/// What a message may quote of a file: control characters are escaped, and of a long text the middle is left out.
+#[cfg(feature = "run")]
+fn printable(text: &str) -> String {
+    /// Characters of either end that stay.
+    const END: usize = 500;
+    let escaped = |part: &str| {
+        part.chars().fold(String::new(), |mut text, c| {
+            if c.is_control() { text.extend(c.escape_default()) } else { text.push(c) }
+            text
+        })
+    };
+    match (text.char_indices().nth(END), text.char_indices().nth_back(END)) {
+        (Some((head, _)), Some((tail, _))) if head < tail => format!("{} [...] {}", escaped(&text[..head]), escaped(&text[tail..])),
+        _ => escaped(text),
     }
 }

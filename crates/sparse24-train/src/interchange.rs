@@ -30,19 +30,25 @@ fn is_conv1d(name: &str) -> bool {
             .any(|suffix| name.strip_suffix(suffix).is_some_and(|rest| rest.ends_with('.')))
 }
 
+/// Rows and columns that are transposed at a time: reads and writes then both stay within few cache lines.
+const SIDE: usize = 32;
+
 /// `[rows, columns]`, row-major, becomes `[columns, rows]`.
 fn transpose(values: &[f32], [rows, columns]: [usize; 2]) -> Vec<f32> {
-    // Square pieces: reads and writes then both stay within few cache lines.
-    const SIDE: usize = 32;
     let mut out = vec![0.0; values.len()];
-    for top in (0..rows).step_by(SIDE) {
-        for left in (0..columns).step_by(SIDE) {
-            for row in top..rows.min(top + SIDE) {
-                for column in left..columns.min(left + SIDE) {
-                    out[column * rows + row] = values[row * columns + column];
-                }
+    for (panel, first) in values.chunks((SIDE * columns).max(1)).zip((0..).step_by(SIDE)) {
+        transpose_rows(panel, first, &mut out, [rows, columns]);
+    }
+    out
+}
+
+/// Rows of `[rows, columns]`, from the `first` on, become columns of `out`, `[columns, rows]`; both are row-major.
+fn transpose_rows(panel: &[f32], first: usize, out: &mut [f32], [rows, columns]: [usize; 2]) {
+    for left in (0..columns).step_by(SIDE) {
+        for (values, row) in panel.chunks_exact(columns).zip(first..) {
+            for column in left..columns.min(left + SIDE) {
+                out[column * rows + row] = values[column];
             }
         }
     }
-    out
 }

@@ -8,6 +8,7 @@ pub(crate) mod container;
 use std::{
     fs::File,
     io::{Read, Seek, SeekFrom},
+    ops::Range,
     path::{Path, PathBuf},
 };
 
@@ -38,27 +39,42 @@ impl TensorFile {
 
     /// The values of a float tensor, exactly, as f32; refused unless all are finite.
     pub(crate) fn floats(&mut self, entry: &Entry) -> Result<Vec<f32>, Error> {
+        let mut values = self.room(entry)?;
+        self.float_pieces(entry, CHUNK / 4, |piece| values.extend_from_slice(piece))?;
+        Ok(values)
+    }
+
+    /// For the values of a tensor.
+    pub(crate) fn room<T>(&self, entry: &Entry) -> Result<Vec<T>, Error> {
+        disk::reserve(&self.path, entry.elements())
+    }
+
+    /// As [`TensorFile::floats`], handed to `take` in pieces of `length` values; the last has the rest.
+    pub(crate) fn float_pieces(&mut self, entry: &Entry, length: usize, mut take: impl FnMut(&[f32])) -> Result<(), Error> {
         let width = match entry.dtype {
             Dtype::F32 => 4,
             Dtype::F16 | Dtype::BF16 => 2,
             _ => return Err(self.refuse(entry, "is expected to be F32, F16 or BF16")),
         };
-        let mut values = Vec::with_capacity(entry.range.len() / width);
-        match entry.dtype {
-            Dtype::F32 => self.chunks(entry, |bytes| {
-                values.extend(bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))));
-            })?,
-            Dtype::F16 => self.chunks(entry, |bytes| values.extend(halves(bytes).map(|bits| f16::from_bits(bits).to_f32())))?,
-            Dtype::BF16 => self.chunks(entry, |bytes| values.extend(halves(bytes).map(|bits| bf16::from_bits(bits).to_f32())))?,
-            _ => unreachable!("the width has refused it"),
-        }
-        match first_non_finite(&values) {
-            None => Ok(values),
-            Some(at) => {
-                let offset = entry.range.start + at * width;
-                Err(self.refuse(entry, &format!("holds {} at element {at} (byte {offset}); only finite values are read", values[at])))
+        let length = length.min(entry.elements()).max(1);
+        let (mut buffer, mut values) = (disk::reserve(&self.path, length * width)?, disk::reserve(&self.path, length)?);
+        for start in entry.range.clone().step_by(length * width) {
+            self.read_at(start..entry.range.end.min(start + length * width), &mut buffer)?;
+            values.clear();
+            match entry.dtype {
+                Dtype::F32 => values.extend(buffer.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes")))),
+                Dtype::F16 => values.extend(halves(&buffer).map(|bits| f16::from_bits(bits).to_f32())),
+                _ => values.extend(halves(&buffer).map(|bits| bf16::from_bits(bits).to_f32())),
             }
+            if let Some(at) = first_non_finite(&values) {
+                let (value, offset) = (values[at], start + at * width);
+                let element = (offset - entry.range.start) / width;
+                let problem = format!("holds {value} at element {element} (byte {offset}); only finite values are read");
+                return Err(self.refuse(entry, &problem));
+            }
+            take(&values);
         }
+        Ok(())
     }
 
     /// The values of a u16 tensor.
@@ -66,8 +82,12 @@ impl TensorFile {
         if entry.dtype != Dtype::U16 {
             return Err(self.refuse(entry, "is expected to be U16"));
         }
-        let mut tiles = Vec::with_capacity(entry.range.len() / 2);
-        self.chunks(entry, |bytes| tiles.extend(halves(bytes)))?;
+        let mut tiles = self.room(entry)?;
+        let mut buffer = Vec::with_capacity(entry.range.len().min(CHUNK));
+        for start in entry.range.clone().step_by(CHUNK) {
+            self.read_at(start..entry.range.end.min(start + CHUNK), &mut buffer)?;
+            tiles.extend(halves(&buffer));
+        }
         Ok(tiles)
     }
 
@@ -76,20 +96,11 @@ impl TensorFile {
         Error::file(&self.path, format!("tensor {:?} ({} {:?}) {problem}", entry.name, entry.dtype, entry.shape))
     }
 
-    fn chunks(&mut self, entry: &Entry, mut take: impl FnMut(&[u8])) -> Result<(), Error> {
-        let mut read = || {
-            self.file.seek(SeekFrom::Start(entry.range.start as u64))?;
-            let mut buffer = vec![0; entry.range.len().min(CHUNK)];
-            let mut left = entry.range.len();
-            while left > 0 {
-                let now = left.min(CHUNK);
-                self.file.read_exact(&mut buffer[..now])?;
-                take(&buffer[..now]);
-                left -= now;
-            }
-            Ok(())
-        };
-        read().map_err(|e| Error::io("read", &self.path, e))
+    /// These bytes of the file.
+    fn read_at(&mut self, range: Range<usize>, buffer: &mut Vec<u8>) -> Result<(), Error> {
+        buffer.resize(range.len(), 0);
+        let read = self.file.seek(SeekFrom::Start(range.start as u64)).and_then(|_| self.file.read_exact(buffer));
+        read.map_err(|e| Error::io("read", &self.path, e))
     }
 }
 

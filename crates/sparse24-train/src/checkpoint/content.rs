@@ -13,7 +13,7 @@ use sparse24_core::Mask;
 
 use super::{
     State,
-    manifest::{FileRecord, JSON_LIMIT, MASKS, MODEL, Manifest, OPTIMIZER, Recorder, STATE},
+    manifest::{FileRecord, MASKS, MODEL, Manifest, OPTIMIZER, Recorder, STATE},
 };
 use crate::{
     Error, disk,
@@ -23,6 +23,8 @@ use crate::{
 const FIRST: &str = "exp_avg.";
 const SECOND: &str = "exp_avg_sq.";
 const AUXILIARY: &str = "auxiliary.";
+/// Longest state that is read; its lists of names take a dozen times the memory of their text.
+const STATE_LIMIT: u64 = 1 << 20;
 
 /// A named host tensor, row-major.
 #[derive(Debug, Clone, PartialEq)]
@@ -184,7 +186,7 @@ pub fn load(checkpoint: &Path) -> Result<Checkpoint, Error> {
     let manifest = Manifest::open(checkpoint)?;
     manifest.prove(checkpoint)?;
     let path = checkpoint.join(STATE);
-    let state: State = serde_json::from_slice(&disk::read_small(&path, JSON_LIMIT)?)
+    let state: State = serde_json::from_slice(&disk::read_small(&path, STATE_LIMIT)?)
         .map_err(|e| Error::file(&path, format!("is no checkpoint state: {e}")))?;
     if state.step != manifest.step {
         return Err(Error::file(path, format!("is of step {}, the manifest of step {}", state.step, manifest.step)));

@@ -28,8 +28,8 @@ pub(crate) const STATE: &str = "state.json";
 const FILES: [&str; 4] = [MASKS, MODEL, OPTIMIZER, STATE];
 
 const FORMAT: &str = "sparse24-checkpoint";
-/// Longest manifest or state that is read.
-pub(crate) const JSON_LIMIT: u64 = 8 << 20;
+/// Longest manifest that is read.
+const LIMIT: u64 = 8 << 20;
 const BEFORE: &[u8] = b",\n  \"checksum\": \"";
 const AFTER: &[u8] = b"\"\n}\n";
 
@@ -84,7 +84,7 @@ impl Manifest {
     /// Proves the checksum, then reads.
     pub(crate) fn open(directory: &Path) -> Result<Self, Error> {
         let path = directory.join(MANIFEST);
-        let mut bytes = disk::read_small(&path, JSON_LIMIT)?;
+        let mut bytes = disk::read_small(&path, LIMIT)?;
         if bytes.len() < BEFORE.len() + 64 + AFTER.len() || !bytes.ends_with(AFTER) {
             return Err(Error::file(path, format!("does not end with its checksum: it is cut or damaged ({} bytes)", bytes.len())));
         }

@@ -189,7 +189,10 @@ impl Reader {
     /// The rest of the file after `head`, as ids below the vocabulary, and the hash of its bytes.
     fn ids(&mut self, head: &[u8], count: u64, width: usize, vocabulary: Option<u32>) -> Result<(Tokens, Hash), Error> {
         let count = usize::try_from(count).map_err(|_| self.refuse(format!("{count} tokens are more than this machine can address")))?;
-        let mut tokens = if width == 2 { Tokens::U16(Vec::with_capacity(count)) } else { Tokens::U32(Vec::with_capacity(count)) };
+        let mut tokens = match width {
+            2 => Tokens::U16(disk::reserve(&self.path, count)?),
+            _ => Tokens::U32(disk::reserve(&self.path, count)?),
+        };
         let mut hasher = blake3::Hasher::new();
         let mut piece = head.to_vec();
         let mut left = count * width - head.len();

@@ -232,13 +232,13 @@ impl TryFrom<Description> for Tokenizer {
         match (description.kind, description.characters) {
             (TokenizerKind::Character, None) => Err("kind `char` needs its `characters`".to_owned()),
             (TokenizerKind::Character, Some(characters)) => {
-                let characters: Vec<char> = characters.chars().collect();
                 if characters.is_empty() {
                     return Err("`characters` is empty".to_owned());
                 }
-                match characters.windows(2).find(|pair| pair[0] >= pair[1]) {
-                    None => Ok(Self::Character(characters)),
-                    Some(pair) => Err(format!("`characters` must ascend, but {:?} comes before {:?}", pair[0], pair[1])),
+                // Before they take four bytes each: those that ascend are not many.
+                match characters.chars().zip(characters.chars().skip(1)).find(|(one, next)| one >= next) {
+                    None => Ok(Self::Character(characters.chars().collect())),
+                    Some((one, next)) => Err(format!("`characters` must ascend, but {one:?} comes before {next:?}")),
                 }
             }
             (kind, Some(_)) => Err(format!("kind `{}` has no `characters`", kind.name())),

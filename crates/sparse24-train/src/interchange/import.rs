@@ -5,7 +5,7 @@ use std::{
     path::Path,
 };
 
-use super::{PREFIX, WEIGHTS, is_conv1d, transpose};
+use super::{PREFIX, SIDE, WEIGHTS, is_conv1d, transpose_rows};
 use crate::{
     Error,
     checkpoint::NamedTensor,
@@ -103,9 +103,17 @@ fn read(file: &mut TensorFile, entry: &Entry, name: &str, shape: &[usize]) -> Re
         };
         return Err(file.refuse(entry, &problem));
     }
-    let values = file.floats(entry)?;
     match *stored {
-        [rows, columns] if is_transposed => Ok(transpose(&values, [rows, columns])),
-        _ => Ok(values),
+        [rows, columns] if is_transposed => {
+            // As it is read: of a large tensor there is no room for two.
+            let (mut values, mut row) = (file.room(entry)?, 0);
+            values.resize(rows * columns, 0.0);
+            file.float_pieces(entry, SIDE * columns, |panel| {
+                transpose_rows(panel, row, &mut values, [rows, columns]);
+                row += SIDE;
+            })?;
+            Ok(values)
+        }
+        _ => file.floats(entry),
     }
 }

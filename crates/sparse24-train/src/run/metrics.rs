@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    io::{BufRead, BufReader, ErrorKind, Write},
+    io::{BufRead, BufReader, ErrorKind, Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -143,6 +143,9 @@ fn cut(path: &Path, step: u32) -> Result<Cut, Error> {
     Ok(Cut { last, lines: count })
 }
 
+/// Ten thousand layers fit.
+const LONGEST_LINE: u64 = 1 << 20;
+
 enum Line {
     Whole(StepMetrics),
     /// The last line, which no newline ends or which does not parse.
@@ -162,19 +165,22 @@ struct Lines {
 
 impl Lines {
     fn open(path: &Path) -> Result<Self, Error> {
-        let file = File::open(path).map_err(|e| Error::io("read", path, e))?;
+        let (file, _) = disk::open(path)?;
         Ok(Self { path: path.to_owned(), reader: BufReader::new(file), line: Vec::new(), end: 0, number: 0, step: None })
     }
 
     fn next(&mut self) -> Result<Option<Line>, Error> {
         let read_error = |e| Error::io("read", &self.path, e);
         self.line.clear();
-        let length = self.reader.read_until(b'\n', &mut self.line).map_err(read_error)?;
+        let length = (&mut self.reader).take(LONGEST_LINE + 1).read_until(b'\n', &mut self.line).map_err(read_error)?;
         if length == 0 {
             return Ok(None);
         }
         self.number += 1;
         self.end += length as u64;
+        if length as u64 > LONGEST_LINE {
+            return Err(Error::file(&self.path, format!("line {} is longer than {LONGEST_LINE} bytes: it is no metrics", self.number)));
+        }
         let is_last = self.reader.fill_buf().map_err(read_error)?.is_empty();
         let problem = match serde_json::from_slice::<StepMetrics>(&self.line) {
             Ok(_) if self.line.last() != Some(&b'\n') => return Ok(Some(Line::Broken)),

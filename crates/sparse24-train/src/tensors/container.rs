@@ -4,12 +4,12 @@
 //! Read here and not by the library of that name, so that an error can say which tensor, and a hostile header costs no more memory than
 //! its own size a few times.
 
-use std::{fmt, io::Read, ops::Range, path::Path};
+use std::{fmt, io::Read, marker::PhantomData, ops::Range, path::Path};
 
 use safetensors::Dtype;
 use serde::{
     Deserialize, Deserializer,
-    de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
+    de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
 };
 
 use crate::Error;
@@ -23,11 +23,20 @@ pub(crate) struct Entry {
     pub(crate) range: Range<usize>,
 }
 
+impl Entry {
+    /// How many; the bytes hold them exactly.
+    pub(crate) fn elements(&self) -> usize {
+        self.range.len() * 8 / self.dtype.bitsize()
+    }
+}
+
 /// The longest header that is read: more than a hundred thousand tensors take. The format would allow 100 MB, of which most could be parsed
 /// into several times as much.
 pub(super) const HEADER_LIMIT: u64 = 1 << 24;
 /// More than any library makes.
 const MOST_DIMENSIONS: usize = 64;
+/// In bytes; no module nests that deep.
+const LONGEST_NAME: usize = 4096;
 
 /// The entries of a file of `size` bytes, of which no more is read than its header; `path` names it in errors.
 pub(crate) fn read(path: &Path, file: &mut impl Read, size: u64) -> Result<Vec<Entry>, Error> {
@@ -53,45 +62,43 @@ pub(crate) fn read(path: &Path, file: &mut impl Read, size: u64) -> Result<Vec<E
 
 /// The entries of a file of `size` bytes that begins with the length of this header and the header.
 fn parse(header: &[u8], size: usize) -> Result<Vec<Entry>, String> {
-    let Header(mut tensors) = serde_json::from_slice(header).map_err(|e| format!("its header is malformed: {e}"))?;
-    tensors.sort_by(|a, b| (a.1.data_offsets, &a.0).cmp(&(b.1.data_offsets, &b.0)));
+    let Header(mut entries) = serde_json::from_slice(header).map_err(|e| format!("its header is malformed: {e}"))?;
+    // In place, as all that follows: of a hundred thousand entries one list is enough.
+    entries.sort_unstable_by(|a, b| (a.range.start, a.range.end, &a.name).cmp(&(b.range.start, b.range.end, &b.name)));
     let start = 8 + header.len();
     let mut end = start;
-    let entries = tensors
-        .into_iter()
-        .map(|(name, Info { dtype, shape, data_offsets: [from, to] })| {
-            let (from, to) = (from.saturating_add(start as u64), to.saturating_add(start as u64));
-            let bits = shape.iter().try_fold(dtype.bitsize(), |bits, &length| bits.checked_mul(length));
-            let Some(bytes) = bits.filter(|bits| bits % 8 == 0).map(|bits| bits / 8) else {
-                return Err(format!("tensor `{name}` cannot have the shape {shape:?}"));
-            };
-            if from != end as u64 {
-                return Err(format!("tensor `{name}` begins at offset {from}, expected {end}, where the data before it ends"));
-            }
-            let found = i128::from(to) - i128::from(from);
-            if found != bytes as i128 {
-                return Err(format!("tensor `{name}` {dtype} {shape:?} takes {bytes} bytes, but its offsets {from} to {to} hold {found}"));
-            }
-            if to > size as u64 {
-                return Err(format!("tensor `{name}` ends at offset {to}, but the file at {size}"));
-            }
-            let range = end..to as usize;
-            end = range.end;
-            Ok(Entry { name, dtype, shape, range })
-        })
-        .collect::<Result<Vec<_>, _>>()?;
+    for Entry { name, dtype, shape, range } in &mut entries {
+        let (from, to) = (range.start.saturating_add(start), range.end.saturating_add(start));
+        let bits = shape.iter().try_fold(dtype.bitsize(), |bits, &length| bits.checked_mul(length));
+        let Some(bytes) = bits.filter(|bits| bits % 8 == 0).map(|bits| bits / 8) else {
+            return Err(format!("tensor `{name}` cannot have the shape {shape:?}"));
+        };
+        if from != end {
+            return Err(format!("tensor `{name}` begins at offset {from}, expected {end}, where the data before it ends"));
+        }
+        let found = to as i128 - from as i128;
+        if found != bytes as i128 {
+            return Err(format!("tensor `{name}` {dtype} {shape:?} takes {bytes} bytes, but its offsets {from} to {to} hold {found}"));
+        }
+        if to > size {
+            return Err(format!("tensor `{name}` ends at offset {to}, but the file at {size}"));
+        }
+        *range = end..to;
+        end = to;
+    }
     if end != size {
         return Err(format!("its tensors end at offset {end}, but the file at {size}"));
     }
-    let mut names: Vec<_> = entries.iter().map(|entry| &entry.name).collect();
-    names.sort();
+    let mut names: Vec<_> = entries.iter().map(|entry| entry.name.as_str()).collect();
+    names.sort_unstable();
     match names.windows(2).find(|pair| pair[0] == pair[1]) {
         None => Ok(entries),
         Some(pair) => Err(format!("its header names the tensor `{}` twice", pair[0])),
     }
 }
 
-struct Header(Vec<(String, Info)>);
+/// The entries in the order of the header, their ranges counted from its end.
+struct Header(Vec<Entry>);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -99,7 +106,7 @@ struct Info {
     dtype: Dtype,
     #[serde(deserialize_with = "shape")]
     shape: Vec<usize>,
-    data_offsets: [u64; 2],
+    data_offsets: [usize; 2],
 }
 
 impl<'de> Deserialize<'de> for Header {
@@ -111,19 +118,42 @@ impl<'de> Deserialize<'de> for Header {
                 f.write_str("an object of tensors")
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
-                let mut tensors = Vec::new();
+                let mut entries = Vec::new();
                 while let Some(name) = map.next_key::<String>()? {
+                    if name.len() > LONGEST_NAME {
+                        return Err(A::Error::custom(format_args!("a name of {} bytes, expected at most {LONGEST_NAME}", name.len())));
+                    }
                     if name == "__metadata__" {
                         map.next_value::<IgnoredAny>()?;
                     } else {
-                        let info = map.next_value().map_err(|e| A::Error::custom(format_args!("tensor `{name}`: {e}")))?;
-                        tensors.push((name, info));
+                        let Object(Info { dtype, shape, data_offsets: [start, end] }) =
+                            map.next_value().map_err(|e| A::Error::custom(format_args!("tensor `{name}`: {e}")))?;
+                        entries.push(Entry { name, dtype, shape, range: start..end });
                     }
                 }
-                Ok(Header(tensors))
+                Ok(Header(entries))
             }
         }
         deserializer.deserialize_map(Tensors)
+    }
+}
+
+/// What is written as an object; derived, it could be a list of the values alone too, a quarter as long.
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = Object<T>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+        deserializer.deserialize_map(Fields(PhantomData))
     }
 }
 
@@ -142,6 +172,7 @@ fn shape<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<usize>, D::Er
                 }
                 shape.push(length);
             }
+            shape.shrink_to_fit();
             Ok(shape)
         }
     }

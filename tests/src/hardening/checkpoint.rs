@@ -1,0 +1,186 @@
+//! A checkpoint of which one file is from outside, under a manifest whose hashes are right: what hides behind a checksum is no more to be
+//! trusted than what has none.
+//!
+//! Invariant: what loads can be saved, and loads again as it was. The manifest is written here as `docs/checkpoint-format.md` says, and not
+//! by the code under test.
+
+use std::{collections::BTreeMap, fs, path::PathBuf};
+
+use serde_json::{Value, json};
+use sparse24_core::Mask;
+use sparse24_train::checkpoint::{Checkpoint, Fingerprint, NamedTensor, PhaseKind, State, load, save, verify};
+
+use super::{place, refused, tensors};
+
+const MANIFEST: &str = "manifest.json";
+
+pub(super) fn manifest(bytes: &[u8]) {
+    let folder = saved(MANIFEST);
+    fs::write(folder.join(MANIFEST), bytes).unwrap();
+    opened(&folder, MANIFEST);
+    fs::write(folder.join(MANIFEST), sealed(bytes)).unwrap();
+    if let Some(loaded) = opened(&folder, "-00000007") {
+        assert_eq!(loaded, sound(), "a manifest changes nothing of what it proves");
+    }
+}
+
+pub(super) fn tensors(bytes: &[u8]) {
+    let (file, bytes) = match bytes.split_first() {
+        Some((selector, bytes)) if selector % 2 == 1 => ("optimizer.safetensors", bytes),
+        _ => ("model.safetensors", bytes.get(1..).unwrap_or_default()),
+    };
+    tampered(file, bytes);
+}
+
+pub(super) fn masks(bytes: &[u8]) {
+    tampered("masks.safetensors", bytes);
+}
+
+pub(super) fn state(bytes: &[u8]) {
+    tampered("state.json", bytes);
+}
+
+/// A checkpoint in which this file holds these bytes, and the manifest says so.
+fn tampered(file: &str, bytes: &[u8]) {
+    let folder = saved(file);
+    fs::write(folder.join(file), bytes).unwrap();
+    let hash = blake3::hash(bytes).to_hex().to_string();
+    let mut manifest: Value = serde_json::from_slice(&fs::read(folder.join(MANIFEST)).unwrap()).unwrap();
+    manifest["files"][file] =
+        json!({"size": bytes.len(), "blake3": hash, "parts": [{"name": "all", "end": bytes.len(), "blake3": hash}]});
+    fs::write(folder.join(MANIFEST), written(&manifest)).unwrap();
+    verify(&folder).unwrap();
+    let Some(loaded) = opened(&folder, "-00000007") else { return };
+    let again = save(&place::path("again"), &loaded).unwrap();
+    assert_eq!(load(&again).unwrap(), loaded);
+}
+
+fn opened(folder: &PathBuf, names: &str) -> Option<Checkpoint> {
+    match load(folder) {
+        Ok(loaded) => Some(loaded),
+        Err(error) => {
+            refused(&error, names);
+            None
+        }
+    }
+}
+
+/// The text of a manifest with its checksum.
+fn written(manifest: &Value) -> Vec<u8> {
+    let mut manifest = manifest.clone();
+    manifest.as_object_mut().unwrap().remove("checksum");
+    let text = manifest.to_string();
+    sealed(format!("{},\n  \"checksum\": \"{}\"\n}}\n", &text[..text.len() - 1], "0".repeat(64)).as_bytes())
+}
+
+/// The same bytes with the right checksum, where they have room for one.
+fn sealed(bytes: &[u8]) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    let Some(end) = bytes.len().checked_sub(4).filter(|&end| end >= 64) else { return bytes };
+    bytes[end - 64..end].fill(b'0');
+    let checksum = blake3::hash(&bytes).to_hex();
+    bytes[end - 64..end].copy_from_slice(checksum.as_bytes());
+    bytes
+}
+
+/// The sound checkpoint in a folder of this thread and of this use.
+fn saved(purpose: &str) -> PathBuf {
+    let run = place::path(&format!("{purpose}.run"));
+    let folder = run.join("step-00000007");
+    if folder.exists() { folder } else { save(&run, &sound()).unwrap() }
+}
+
+fn sound() -> Checkpoint {
+    let tensor = |name: &str, shape: &[usize]| NamedTensor {
+        name: name.to_owned(),
+        shape: shape.to_vec(),
+        values: (0..shape.iter().product()).map(|at: usize| at as f32 - 7.5).collect(),
+    };
+    let weights = [tensor("wte.weight", &[3, 4]), tensor("h.0.mlp.c_fc.weight", &[8, 4])];
+    Checkpoint {
+        state: State {
+            step: 7,
+            total_steps: 60,
+            phase: 0,
+            phase_kind: PhaseKind::Sparse,
+            seed: u64::MAX,
+            tokens_seen: 1 << 60,
+            method: BTreeMap::from([("flips".to_owned(), 3)]),
+            plan: BTreeMap::from([("ffn".to_owned(), "algorithm 7".to_owned())]),
+            config: Fingerprint::of(b"config"),
+            dataset: Fingerprint::of(b"dataset"),
+            tokenizer: Fingerprint::of(b"tokenizer"),
+        },
+        weights: weights.to_vec(),
+        first_moments: weights.to_vec(),
+        second_moments: weights[..1].to_vec(),
+        masks: vec![("h.0.mlp.c_fc.weight".to_owned(), Mask::from_tiles(8, 4, vec![0x3c3c, 0xc3c3]).unwrap())],
+        auxiliary: vec![tensor("scale", &[3])],
+    }
+}
+
+fn file_of_sound(name: &str) -> Vec<u8> {
+    fs::read(saved("seeds").join(name)).unwrap()
+}
+
+pub(super) fn manifest_seeds() -> Vec<Vec<u8>> {
+    let text = String::from_utf8(file_of_sound(MANIFEST)).unwrap();
+    let changes = [
+        ("\"step\": 7", "\"step\": 8"),
+        ("\"step\": 7", "\"step\": 4294967296"),
+        ("\"step\": 7", "\"step\": 7, \"step\": 7"),
+        ("\"format_version\": 1", "\"format_version\": 2"),
+        ("\"end\": ", "\"end\": 1844674407370955"),
+        ("\"size\": ", "\"size\": 1844674407370955"),
+        ("\"masks.safetensors\"", "\"../../etc/passwd\""),
+        ("\"masks.safetensors\"", "\"masks.safetensors\": 7, \"masks.safetensors\""),
+        ("\"state.json\"", "\"state\\u0000.json\""),
+        ("\"header\"", "\"\\u001b[2J\""),
+        ("\"files\"", "\"flies\""),
+        ("\"parts\": []", "\"parts\": [[[[[[[["),
+        ("\n", "\r\n"),
+    ];
+    let mut seeds: Vec<Vec<u8>> = changes.map(|(from, to)| text.replacen(from, to, 1).into_bytes()).into();
+    seeds.extend([Vec::new(), vec![b'0'; 67], text.as_bytes()[..text.len() - 1].to_vec(), vec![b'['; 5000]]);
+    seeds.push(text.into_bytes());
+    seeds
+}
+
+pub(super) fn tensors_seeds() -> Vec<Vec<u8>> {
+    let mut seeds: Vec<Vec<u8>> = tensors::attacks().into_iter().map(|file| [&[0], &file[..]].concat()).collect();
+    seeds.push([&[0], &file_of_sound("model.safetensors")[..]].concat());
+    seeds.push([&[1], &file_of_sound("optimizer.safetensors")[..]].concat());
+    let header = r#"{"exp_avg.x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"x":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#;
+    seeds.push([&[1], &tensors::file(header, 8)[..]].concat());
+    seeds
+}
+
+pub(super) fn masks_seeds() -> Vec<Vec<u8>> {
+    let mut seeds = tensors::attacks();
+    seeds.push(file_of_sound("masks.safetensors"));
+    for shape in ["[2,2]", "[1,1,4]", "[4]", "[0,4611686018427387904]", "[4611686018427387904,0]"] {
+        seeds.push(tensors::file(&format!(r#"{{"wte.weight":{{"dtype":"U16","shape":{shape},"data_offsets":[0,8]}}}}"#), 8));
+        seeds.push(tensors::file(&format!(r#"{{"wte.weight":{{"dtype":"U16","shape":{shape},"data_offsets":[0,0]}}}}"#), 0));
+    }
+    seeds
+}
+
+pub(super) fn state_seeds() -> Vec<Vec<u8>> {
+    let text = String::from_utf8(file_of_sound("state.json")).unwrap();
+    let changes = [
+        ("\"step\": 7", "\"step\": 4294967296"),
+        ("\"step\": 7", "\"step\": -1"),
+        ("\"step\": 7", "\"step\": 7.0"),
+        ("\"step\": 7", "\"step\": 7, \"step\": 7"),
+        ("\"sparse\"", "\"neither\""),
+        ("\"flips\": 3", "\"flips\": 3, \"flips\": 4"),
+        ("\"flips\": 3", "\"flips\": 18446744073709551616"),
+        ("\"ffn\"", "\"\\ud800\""),
+        ("\"plan\"", "\"plane\\u001b[2J\""),
+        ("\n", "\r\n"),
+    ];
+    let mut seeds: Vec<Vec<u8>> = changes.map(|(from, to)| text.replacen(from, to, 1).into_bytes()).into();
+    seeds.extend([Vec::new(), b"null".to_vec(), vec![b'{'; 100], vec![b'['; 5000], text.as_bytes()[..text.len() / 2].to_vec()]);
+    seeds.push(text.into_bytes());
+    seeds
+}

@@ -1,0 +1,102 @@
+//! Configurations: the TOML document and `--set`.
+//!
+//! Invariant: what is accepted can be estimated without overflow, and is read back as it was from its own text.
+
+use sparse24_train::{
+    config::{Config, preset},
+    estimate::estimate,
+};
+
+use super::{place, refused};
+
+pub(super) fn document(bytes: &[u8]) {
+    let path = place::file("config.toml", bytes);
+    let resolved = Config::resolve(None, Some(&path), &[]);
+    match &resolved {
+        Ok(config) => accepted(config),
+        Err(error) => refused(error, "config.toml"),
+    }
+    match (Config::read(&path), resolved) {
+        (Ok(config), Ok(resolved)) => assert_eq!(config, resolved, "a whole configuration leaves nothing to a preset"),
+        (Ok(config), Err(_)) => accepted(&config),
+        (Err(error), _) => refused(&error, "config.toml"),
+    }
+}
+
+pub(super) fn settings(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let settings: Vec<String> = text.split('\n').map(str::to_owned).collect();
+    match Config::resolve(None, None, &settings) {
+        Ok(config) => accepted(&config),
+        Err(error) => refused(&error, ": "),
+    }
+}
+
+fn accepted(config: &Config) {
+    let again = Config::read(&place::file("resolved.toml", config.to_toml().as_bytes())).unwrap();
+    assert_eq!(again, *config, "its own text is another configuration");
+    for vocabulary in [1, 50_257, u32::MAX as usize] {
+        let recipe = config.recipe(vocabulary).unwrap();
+        assert!(estimate(&recipe).device_bytes() > 0);
+    }
+    let _ = (config.check_corpus(), config.remark());
+}
+
+pub(super) fn document_seeds() -> Vec<Vec<u8>> {
+    let mut seeds: Vec<Vec<u8>> = preset::PRESETS.iter().map(|preset| preset.config().to_toml().into_bytes()).collect();
+    let whole = preset::PRESETS[0].config().to_toml();
+    seeds.push(whole.replace('\n', "\r\n").into_bytes());
+    seeds.push([b"\xef\xbb\xbf", whole.as_bytes()].concat());
+    seeds.push(whole.as_bytes()[..whole.len() / 2].to_vec());
+    let attacks = [
+        "",
+        "\0",
+        "preset = \"imported\"\n[model]\nwidth = 8\nheads = 2\n",
+        "steps = 1\nsteps = 2\n",
+        "[model]\nwidth = 8\n[model]\nwidth = 16\n",
+        "steps = -1\n[model]\nlayers = 9223372036854775807\nwidth = 9223372036854775808\n",
+        "[optimizer]\nlearning_rate = nan\nepsilon = -inf\nclip = 1e400\nbeta1 = 1e39\n",
+        "[model]\nlayers = 16777216\nheads = 4\nwidth = 16777216\nffn_width = 16777216\ncontext = 16777216\n",
+        "seed = 0x7fffffffffffffff\nsteps = 0o37777777777\n",
+        "model = 1979-05-27T07:32:00Z\n",
+        "steps.steps.steps = 1\nmodel.width.x = 2\n",
+        "\"ste\\u0070s\" = 3\n'model'.\"width\" = 8\n",
+        "[data]\npath = \"\\u0000\\u001b[31m\\n\"\ntokenizer = \"gpt2\"\n",
+        "[method]\nname = \"\u{1b}[2J\"\n",
+        "[[model]]\n[[model]]\n",
+        "x = \"\"\"\\\n   \\\n",
+    ];
+    seeds.extend(attacks.map(|text| text.as_bytes().to_vec()));
+    seeds.push(b"steps = 1 # \xff\n".to_vec());
+    seeds.push(["x = ", &"[".repeat(5000)].concat().into_bytes());
+    seeds.push(["x = ", &"{a=".repeat(3000)].concat().into_bytes());
+    seeds.push(["x", &".x".repeat(5000), " = 1"].concat().into_bytes());
+    seeds.push(["[x", &".x".repeat(5000), "]"].concat().into_bytes());
+    seeds.push(["k".repeat(20_000), " = 1".to_owned()].concat().into_bytes());
+    seeds.push(["preset = \"", &"q".repeat(20_000), "\""].concat().into_bytes());
+    seeds
+}
+
+pub(super) fn settings_seeds() -> Vec<Vec<u8>> {
+    let mut seeds: Vec<Vec<u8>> = [
+        "model.width=16\nmodel.heads=4",
+        "optimizer.learning_rate=nan",
+        "optimizer.clip=1e39\nmodel.dropout=-0.0\nmethod.lambda=1e-46",
+        "seed=18446744073709551616\nsteps=-9223372036854775808",
+        "data.path=C:\\new\ndata.path=\"quoted\"\ndata.path='''",
+        "data.tokenizer=char\nmodel.activation=gelu\nmethod.name=dense",
+        "=\n==\n.=\n..=.\na..b=c",
+        "model=3\nmodel.width={}\nmodel.width=[[[[[",
+        "model={width=8}\nmodel.width.x=1",
+        "preset=quickstart",
+        "steps=1\u{0}\u{1b}[31m\u{2028}",
+        "backend.name=cpu\nbackend.threads=4097\nbackend.gpu=9223372036854775807",
+    ]
+    .map(|text| text.as_bytes().to_vec())
+    .into();
+    seeds.push(["x", &".x".repeat(100_000), "=1"].concat().into_bytes());
+    seeds.push(["k".repeat(100_000), "=1".to_owned()].concat().into_bytes());
+    seeds.push(["model.width=", &"[".repeat(50_000)].concat().into_bytes());
+    seeds.push(["steps=", &"9".repeat(50_000)].concat().into_bytes());
+    seeds
+}

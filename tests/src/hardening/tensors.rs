@@ -1,0 +1,108 @@
+//! Safetensors files as `sparse24 prune` and `sparse24 verify` read them, and the attacks that every reader of such files gets.
+//!
+//! Invariant: what was pruned verifies, and differs from what it was by zeros alone.
+
+use std::fs;
+
+use sparse24_core::MaskKind;
+use sparse24_train::pruning::{Search, Selection, Unprunable, Verdict, prune_file, verify_file};
+
+use super::{place, refused};
+
+pub(super) fn prune(bytes: &[u8]) {
+    let input = place::file("weights.safetensors", bytes);
+    let output = place::path("pruned.safetensors");
+    for kind in [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise] {
+        let selection = Selection { kind, include: &|name| !name.contains("excluded") };
+        let pruned = match (verify_file(&input, selection), prune_file(&input, &output, selection, Search::Exact, Unprunable::Copy)) {
+            (Ok(_), Ok(pruned)) => pruned,
+            (Err(error), Err(other)) => {
+                refused(&error, "weights.safetensors");
+                assert_eq!(error.to_string(), other.to_string());
+                continue;
+            }
+            (found, other) => panic!("verify finds {found:?}, prune {other:?}"),
+        };
+        let proved = verify_file(&output, selection).unwrap();
+        assert!(proved.iter().all(|report| report.outcome.as_ref().is_ok_and(|verdict| *verdict == Verdict::Holds) || report.outcome.is_err()));
+        let names = |reports: &[_]| reports.len();
+        assert_eq!(names(&proved), pruned.len());
+        let after = fs::read(&output).unwrap();
+        assert!(after.len() == bytes.len() && bytes.iter().zip(&after).all(|(before, after)| before == after || *after == 0));
+    }
+    match prune_file(&input, &output, Selection { kind: MaskKind::Transposable, include: &|_| true }, Search::Greedy, Unprunable::Refuse) {
+        Ok(reports) => assert!(!reports.is_empty()),
+        Err(error) => refused(&error, "weights.safetensors"),
+    }
+}
+
+/// A file with this header and so many bytes of data.
+pub(super) fn file(header: &str, data: usize) -> Vec<u8> {
+    let data = (0..data).map(|at| [0x00, 0x3c, 0xc0, 0x3f][at % 4]);
+    (header.len() as u64).to_le_bytes().into_iter().chain(header.bytes()).chain(data).collect()
+}
+
+/// Files that no reader may trust, whatever it looks for.
+pub(super) fn attacks() -> Vec<Vec<u8>> {
+    let one = |entry: &str| format!("{{\"w\":{entry}}}");
+    let sound = one(r#"{"dtype":"F32","shape":[4,4],"data_offsets":[0,64]}"#);
+    let mut seeds = vec![Vec::new(), vec![0; 7], vec![0; 8], vec![0xff; 8], vec![0xff; 64]];
+    for length in [0, 1, sound.len() as u64 - 1, sound.len() as u64 + 1, 100_000_000, 1 << 24, 1 << 63, u64::MAX, u64::MAX - 7] {
+        let mut bytes = file(&sound, 64);
+        bytes[..8].copy_from_slice(&length.to_le_bytes());
+        seeds.push(bytes);
+    }
+    let headers = [
+        "{}",
+        "{",
+        "[]",
+        "null",
+        "{\"w\":null}",
+        "{\"__metadata__\":{\"format\":\"pt\"}}",
+        "{\"__metadata__\":7,\"__metadata__\":{\"a\":[]}}",
+        &one(r#"{"dtype":"F32","shape":[4,4],"data_offsets":[0,64],"extra":0}"#),
+        &one(r#"{"dtype":"F32","dtype":"F32","shape":[4,4],"data_offsets":[0,64]}"#),
+        &one(r#"{"dtype":"F33","shape":[4,4],"data_offsets":[0,64]}"#),
+        &one(r#"{"dtype":"F32","shape":[4,-4],"data_offsets":[0,64]}"#),
+        &one(r#"{"dtype":"F32","shape":[4,4.0],"data_offsets":[0,64]}"#),
+        &one(r#"{"dtype":"F32","shape":[4,4],"data_offsets":[0,64,64]}"#),
+        &one(r#"{"dtype":"F32","shape":[4,4],"data_offsets":[64,0]}"#),
+        &one(r#"{"dtype":"F32","shape":[4,4],"data_offsets":[8,72]}"#),
+        &one(r#"{"dtype":"F32","shape":[4,4],"data_offsets":[18446744073709551552,18446744073709551615]}"#),
+        &one(r#"{"dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,64]}"#),
+        &one(r#"{"dtype":"F32","shape":[18446744073709551615,0],"data_offsets":[0,0]}"#),
+        &one(r#"{"dtype":"F4","shape":[1],"data_offsets":[0,1]}"#),
+        &one(r#"{"dtype":"F6_E2M3","shape":[4,4],"data_offsets":[0,12]}"#),
+        &one(r#"{"dtype":"C64","shape":[4,2],"data_offsets":[0,64]}"#),
+        &one(r#"{"dtype":"F32","shape":[],"data_offsets":[0,4]}"#),
+        r#"{"a":{"dtype":"F32","shape":[4,2],"data_offsets":[0,32]},"b":{"dtype":"F32","shape":[4,2],"data_offsets":[16,48]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[4,1],"data_offsets":[0,16]},"b":{"dtype":"F32","shape":[4,2],"data_offsets":[32,64]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[4,2],"data_offsets":[0,32]},"a":{"dtype":"F32","shape":[4,2],"data_offsets":[32,64]}}"#,
+        r#"{"\u001b[2J\n":{"dtype":"F32","shape":[3],"data_offsets":[0,64]}}"#,
+    ];
+    seeds.extend(headers.map(|header| file(header, 64)));
+    seeds.push(file(&one(&"[".repeat(3000)), 0));
+    seeds.push(file(&one(&format!(r#"{{"dtype":"F32","shape":[{}1],"data_offsets":[0,4]}}"#, "1,".repeat(100))), 4));
+    seeds.push(file(&sound.replace("\"w\"", &format!("\"{}\"", "n".repeat(5000))).replace("[4,4]", "[4,5]"), 64));
+    let mut invalid = file(&sound, 64);
+    invalid[10] = 0xff;
+    seeds.push(invalid);
+    seeds
+}
+
+pub(super) fn prune_seeds() -> Vec<Vec<u8>> {
+    let mut seeds = attacks();
+    for dtype in ["F16", "BF16", "F32", "F64"] {
+        let width = if dtype.ends_with("16") { 2 } else { dtype[1..].parse::<usize>().expect("a number of bits") / 8 };
+        let (first, second) = (32 * width, 32 * width + 12);
+        let header = format!(
+            r#"{{"w":{{"dtype":"{dtype}","shape":[8,4],"data_offsets":[0,{first}]}},"wte.weight":{{"dtype":"U8","shape":[3,4],"data_offsets":[{first},{second}]}}}}"#
+        );
+        seeds.push(file(&header, second));
+    }
+    let mut special = file(r#"{"w":{"dtype":"F32","shape":[4,4],"data_offsets":[0,64]}}"#, 64);
+    let data = special.len() - 64;
+    special[data..data + 12].copy_from_slice(&[0, 0, 0xc0, 0x7f, 0, 0, 0x80, 0xff, 0, 0, 0, 0x80]);
+    seeds.push(special);
+    seeds
+}
