@@ -27,9 +27,13 @@ mod metrics;
 mod model;
 mod provenance;
 #[cfg(feature = "cpu")]
+mod saving;
+#[cfg(feature = "cpu")]
 mod setup;
 #[cfg(feature = "cpu")]
 mod snapshot;
+#[cfg(feature = "cpu")]
+mod spikes;
 #[cfg(feature = "cpu")]
 mod training;
 
@@ -47,4 +51,4 @@ pub use provenance::{Initial, Provenance};
 #[cfg(feature = "cpu")]
 pub use setup::{open_dataset, run_config};
 #[cfg(feature = "cpu")]
-pub use training::{Damaged, Ended, Observer, Run, Summary};
+pub use training::{Asked, Damaged, Ended, Observer, Resume, Run, Summary};

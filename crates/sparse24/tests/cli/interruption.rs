@@ -122,26 +122,54 @@ fn a_signal_saves_and_says_how_to_go_on() {
     }
 }
 
+/// Begins a run, waits for its first line, and sends signals until it ends, with pauses between; gives its code, how many it took and what
+/// it said.
 #[cfg(unix)]
-#[test]
-fn a_second_signal_ends_the_step_as_well() {
-    let place = Place::new();
-    // A step of minutes.
-    let mut command = place.command(&format!("train {TINY} --set batch.accumulation=1000000 --out run"));
-    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+fn insist(place: &Place, line: &str, signal: &str, pause: Duration) -> (Option<i32>, usize, String) {
+    const TICK: Duration = Duration::from_millis(20);
+    let mut child = place.command(line).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(child.stderr.take().unwrap());
     let mut lines = String::new();
     said.read_line(&mut lines).unwrap();
-    let status = loop {
-        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-        thread::sleep(Duration::from_millis(20));
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
+    for sent in 1.. {
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+        for _ in 0..pause.div_duration_f64(TICK) as u32 {
+            thread::sleep(TICK);
+            if let Some(status) = child.try_wait().unwrap() {
+                said.read_to_string(&mut lines).unwrap();
+                return (status.code(), sent, lines);
+            }
         }
-    };
-    said.read_to_string(&mut lines).unwrap();
-    assert_eq!(status.code(), Some(130));
-    assert!(!lines.contains("interrupted") && !place.path("run/checkpoints").exists(), "{lines}");
+    }
+    unreachable!("signals are sent for ever");
+}
+
+/// The step takes minutes, one of its micro-steps a millisecond.
+#[cfg(unix)]
+#[test]
+fn a_signal_abandons_the_step_under_way() {
+    let place = Place::new();
+    for (signal, exit) in [("-INT", 130), ("-TERM", 143)] {
+        let run = format!("run{exit}");
+        let line = format!("train {TINY} --set batch.accumulation=1000000 --out {run}");
+        let (code, sent, said) = insist(&place, &line, signal, Duration::from_secs(60));
+        assert_eq!((code, sent), (Some(exit), 1), "{said}");
+        assert_eq!(said.lines().last().unwrap(), format!("interrupted after step 0; resume with: sparse24 resume {run}"), "{said}");
+        assert!(place.path(&format!("{run}/checkpoints/step-00000000/manifest.json")).is_file());
+    }
+}
+
+/// A micro-step takes seconds.
+#[cfg(unix)]
+#[test]
+fn a_second_signal_ends_at_once() {
+    let place = Place::new();
+    for (signal, exit) in [("-INT", 130), ("-TERM", 143)] {
+        let line = format!("train {TINY} --set batch.sequences=200 --set model.width=512 --set model.ffn_width=2048 --out run{exit}");
+        let (code, sent, said) = insist(&place, &line, signal, Duration::from_millis(100));
+        assert_eq!((code, sent), (Some(exit), 2), "{said}");
+        assert!(!said.contains("interrupted") && !place.path(&format!("run{exit}/checkpoints")).exists(), "{said}");
+    }
 }
 
 #[test]
@@ -195,7 +223,7 @@ fn a_resume_falls_back_when_asked() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");
     for step in [10, 12] {
-        let line = format!("passed over a damaged checkpoint: {}/model.safetensors: holds 100 bytes, the manifest says", checkpoint(step));
+        let line = format!("passed over a damaged checkpoint: {}/model.safetensors: ends at byte 100, the manifest says", checkpoint(step));
         assert!(said.contains(&line) && place.read("run/log.txt").contains(&line), "{said}");
     }
     assert!(place.read("run/log.txt").contains("resumed after step 8"));
@@ -286,6 +314,10 @@ fn what_is_no_run_is_refused() {
     }
     place.train("run", "");
     let config = place.read("run/config.toml");
+    let differs = |was: &str, is: &str| format!("run/checkpoints/step-00000012: was saved with {was}, the run has {is} now");
+    let choice =
+        |was: &str, is: &str, key: &str| format!("{}; undo that, continue so with --allow {key}, or start a new run", differs(was, is));
+    let shape = |was: &str, is: &str| format!("{}, which its weights do not fit; undo that, or start a new run", differs(was, is));
     for (from, to, message) in [
         ("steps = 12", "steps = 0", "run/config.toml: steps: expected at least 1, found 0"),
         ("steps = 12", "steps = \"x\"", r#"run/config.toml: steps: expected a whole number, found "x""#),
@@ -295,14 +327,11 @@ fn what_is_no_run_is_refused() {
         ("[model]", "[model", "run/config.toml: line 5: *"),
         ("\"fst\"", "\"fts\"", r#"run/config.toml: method.name: "fts" is not known; did you mean "fst"? *"#),
         // Possible, but not what the run was.
-        (
-            "steps = 12",
-            "steps = 13",
-            "run/checkpoints/step-00000012: was saved with another configuration (fingerprint *) than the run has now (*); undo the change in config.toml, or start a new run",
-        ),
-        ("width = 16", "width = 32", "run/checkpoints/step-00000012: was saved with another configuration (fingerprint *"),
-        ("seed = 1337", "seed = 1", "run/checkpoints/step-00000012: was saved with another configuration (fingerprint *"),
-        ("\"char\"", "\"byte\"", "run/checkpoints/step-00000012: was saved with another configuration (fingerprint *"),
+        ("steps = 12", "steps = 13", &choice("steps = 12", "steps = 13", "steps")),
+        ("seed = 1337", "seed = 1", &choice("seed = 1337", "seed = 1", "seed")),
+        ("lambda = 0.00006", "lambda = 1", &choice("method.lambda = 0.00006", "method.lambda = 1.0", "method.lambda")),
+        ("width = 16", "width = 32", &shape("model.width = 16", "model.width = 32")),
+        ("\"char\"", "\"byte\"", &shape("data.tokenizer = \"char\", data of *", "data.tokenizer = \"byte\", data of *")),
     ] {
         assert!(config.contains(from));
         place.write("run/config.toml", config.replacen(from, to, 1));
@@ -345,11 +374,18 @@ fn other_data_are_refused() {
     let place = Place::new();
     place.train("run", "--checkpoint-every 4");
     let text = place.read("text");
-    let message = "run/checkpoints/step-00000012: was saved with other data (fingerprint *) than the run has now (*); restore them, or start a new run";
+    let other = "run/checkpoints/step-00000012: was saved with data of 3600 + 400 tokens of 27 (fingerprint *), the run has data of 3600 + 400 tokens of 27 (fingerprint *) now; \
+                 undo that, continue so with --allow data, or start a new run";
     place.write("text", crate::support::text(2));
-    place.refuses("resume run", 3, message);
+    place.refuses("resume run", 3, other);
     place.write("text", text.replacen('q', "p", 1));
-    place.refuses("resume run", 3, message);
+    place.refuses("resume run", 3, other);
+    place.write("text", text.replace('q', "p"));
+    let message =
+        "*, the run has data of 3600 + 400 tokens of 26 (fingerprint * now, which its weights do not fit; undo that, or start a new run";
+    for line in ["resume run", "resume run --allow data"] {
+        place.refuses(line, 3, message);
+    }
     place.write("text", "");
     place.refuses("resume run", 3, "*/text: holds no text; a corpus needs at least one context and a token");
     place.write("text", text);
@@ -381,12 +417,12 @@ fn a_damaged_newest_checkpoint_is_named_and_the_one_before_it_serves() {
         fs::write(&path, whole).unwrap();
     };
     damage("model.safetensors", &|bytes| *bytes.last_mut().unwrap() ^= 1, r#"is damaged in "ln_f.weight", bytes *"#);
-    damage("model.safetensors", &|bytes| bytes.truncate(100), "holds 100 bytes, the manifest says *");
+    damage("model.safetensors", &|bytes| bytes.truncate(100), "ends at byte 100, the manifest says *");
     damage("optimizer.safetensors", &|bytes| bytes[20] ^= 1, r#"is damaged in "header", bytes 0..*"#);
-    damage("masks.safetensors", &|bytes| bytes.push(0), "holds * bytes, the manifest says *");
-    damage("state.json", &|bytes| bytes[20] ^= 1, "is damaged: *");
-    damage("manifest.json", &|bytes| bytes[20] ^= 1, "is damaged: its checksum says *");
-    damage("manifest.json", &|bytes| bytes.clear(), "does not end with its checksum: it is cut or damaged (0 bytes)");
+    damage("masks.safetensors", &|bytes| bytes.push(0), "ends at byte *, the manifest says *");
+    damage("state.json", &|bytes| bytes[20] ^= 1, r#"is damaged in "state", bytes 0..*"#);
+    damage("manifest.json", &|bytes| bytes[20] ^= 1, "is damaged, bytes 0..*: its checksum says *");
+    damage("manifest.json", &|bytes| bytes.clear(), "does not end with its checksum at byte 0: it is cut or damaged");
     fs::remove_dir_all(place.path(newest.to_str().unwrap())).unwrap();
     place.answer("resume run");
     assert!(place.tree(newest.to_str().unwrap()) == end);
