@@ -352,13 +352,15 @@ impl Trainer {
         Ok(())
     }
 
-    /// Continues after optimizer step `step` from its parameter states.
+    /// Continues after optimizer step `step` from its parameter states. Where they are dense and the phase is not, masks are searched in the
+    /// weights.
     ///
     /// # Errors
-    /// [`Error::Operand`] where a parameter is missing or has another shape; a sparse phase needs every mask.
+    /// [`Error::Operand`] where a parameter is missing or has another shape; a sparse phase needs every mask or none.
     pub fn restore(&mut self, step: u32, states: &[ParameterState]) -> Result<(), Error> {
         self.step = step;
-        let sparse = self.phase().mask().is_some();
+        let masked = states.iter().any(|state| state.mask.is_some());
+        let sparse = self.phase().mask().is_some() && masked;
         for parameter in self.parameters.iter() {
             let state = find(states, parameter)?;
             self.backend.upload(parameter.weight, &state.weight)?;
@@ -370,7 +372,7 @@ impl Trainer {
                 (None, _) => {}
             }
         }
-        self.prepare_weights(Refreshed::Kept)
+        self.prepare_weights(if masked { Refreshed::Kept } else { Refreshed::Anew })
     }
 
     /// Begins from these named weights, row-major, instead of random ones; masks are searched in them.
