@@ -523,6 +523,11 @@ pub trait Backend: Send {
     fn upload_tokens(&mut self, to: Tensor, from: &[u32]) -> Result<(), Error>;
     /// Device to host, f32, rows packed.
     fn download(&mut self, from: Tensor) -> Result<Vec<f32>, Error>;
+    /// As [`Backend::download`], into a vector whose room can serve again.
+    fn download_into(&mut self, from: Tensor, to: &mut Vec<f32>) -> Result<(), Error> {
+        *to = self.download(from)?;
+        Ok(())
+    }
     /// Host to device.
     fn upload_mask(&mut self, to: MaskId, from: &Mask) -> Result<(), Error>;
     /// Device to host.

@@ -8,7 +8,7 @@
 //! | `optimizer.safetensors` | `exp_avg.<weight>`, `exp_avg_sq.<weight>`, and `auxiliary.<name>` |
 //! | `masks.safetensors` | one u16 a 4x4 tile, `[rows/4, columns/4]`, under the name of the weight |
 //! | `state.json` | [`State`] |
-//! | `manifest.json` | format version, size and blake3 of each file, and a checksum of itself |
+//! | `manifest.json` | format version, the parts of each file with their blake3, and a checksum of itself |
 //!
 //! `docs/checkpoint-format.md` is enough to write a reader.
 //!
@@ -21,6 +21,7 @@
 
 mod content;
 mod manifest;
+mod saver;
 mod state;
 mod store;
 
@@ -29,7 +30,8 @@ mod tests;
 
 pub use content::{Checkpoint, NamedTensor, load};
 pub use manifest::{FORMAT_VERSION, verify};
-pub use state::{Fingerprint, State};
+pub use saver::Saver;
+pub use state::{DatasetIdentity, Fingerprint, State};
 
 pub use crate::method::PhaseKind;
-pub use store::{Latest, Retention, discard_after, latest, recover, retain, save, step_of};
+pub use store::{Latest, Retention, count, discard_after, latest, recover, retain, save, step_of};

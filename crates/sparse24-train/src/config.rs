@@ -143,6 +143,26 @@ pub struct RunConfig {
     pub checkpoint_every: u32,
     /// Checkpoints that are kept, besides the one at the switch.
     pub keep_last: usize,
+    /// Checkpoints of the multiples of this are kept as well.
+    pub keep_every: u32,
+    /// What a loss or gradient that is not finite does.
+    pub on_nonfinite: OnNonFinite,
+    /// Steps that may be skipped in the whole run.
+    pub skip_limit: u32,
+    /// A loss so many standard deviations above the mean of the losses before it ends the run.
+    pub spike_z: f32,
+    /// How many losses before it.
+    pub spike_window: usize,
+}
+
+/// What a loss or gradient that is not finite does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnNonFinite {
+    /// It ends the run.
+    Stop,
+    /// Its step is done without an update.
+    Skip,
 }
 
 /// Where it runs.
@@ -240,6 +260,7 @@ impl Config {
             ("batch.sequences", batch.sequences),
             ("batch.accumulation", batch.accumulation as usize),
             ("run.keep_last", run.keep_last),
+            ("run.spike_window", run.spike_window),
         ];
         if let Some((key, _)) = positive.into_iter().find(|&(_, value)| value == 0) {
             return refuse(key, "expected at least 1, found 0".to_owned());
@@ -271,6 +292,7 @@ impl Config {
             ("optimizer.min_learning_rate", optimizer.min_learning_rate),
             ("optimizer.weight_decay", optimizer.weight_decay),
             ("optimizer.clip", optimizer.clip),
+            ("run.spike_z", run.spike_z),
         ];
         if let Some((key, value)) = magnitudes.into_iter().find(|(_, value)| !(value.is_finite() && *value >= 0.0)) {
             return refuse(key, format!("expected a finite number of at least 0, found {value}"));

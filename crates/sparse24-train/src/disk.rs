@@ -59,6 +59,26 @@ pub(crate) fn sync_directory(path: &Path) -> Result<(), Error> {
     fault::check().and_then(|()| sync()).map_err(|e| Error::io("sync", path, e))
 }
 
+/// Refuses to write `needed` bytes for `what` where the file system has not as many; some systems do not tell, and a quota is only met by
+/// writing.
+pub(crate) fn check_room(path: &Path, needed: u64, what: impl FnOnce() -> String) -> Result<(), Error> {
+    match free(path) {
+        Some(free) if free < needed => Err(Error::Room { path: path.to_owned(), what: what(), needed, free }),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes that this process could still write.
+fn free(path: &Path) -> Option<u64> {
+    #[cfg(unix)]
+    return rustix::fs::statvfs(path)
+        .ok()
+        .filter(|system| system.f_blocks > 0)
+        .map(|system| system.f_bavail.saturating_mul(system.f_frsize));
+    #[cfg(not(unix))]
+    None
+}
+
 /// Replaces a file as a whole: a reader sees the old contents or the new, also after a crash.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     replace(path, |file| file.write(bytes))

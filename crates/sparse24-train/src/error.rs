@@ -11,10 +11,12 @@ pub enum ErrorKind {
     Input,
     /// The operating system refused to read or write.
     Io,
-    /// A loss or gradient is not finite.
+    /// A loss or gradient is not finite, or far from what it was.
     NonFinite,
     /// A device, its driver or a library of its is missing, full or failed.
     Device,
+    /// The caller asked to be interrupted.
+    Interrupted,
     /// An operation was called with operands that do not fit: a defect of the caller.
     Contract,
 }
@@ -48,6 +50,18 @@ pub enum Error {
         path: PathBuf,
         /// Why it failed.
         source: io::Error,
+    },
+    /// A file system has too little room for what is to be written; nothing was.
+    #[error("{}: {what} need {} of disk space, {} are free; make room, or keep less", path.display(), mebibytes(*needed), mebibytes(*free))]
+    Room {
+        /// Where it is to be written.
+        path: PathBuf,
+        /// What is to be written.
+        what: String,
+        /// Its bytes.
+        needed: u64,
+        /// Bytes that can be had.
+        free: u64,
     },
     /// A text holds a character that a character tokenizer never saw.
     #[error(
@@ -116,16 +130,55 @@ pub enum Error {
     /// The semantics of 2:4 refuse.
     #[error(transparent)]
     Semantics(#[from] sparse24_core::Error),
+    /// The flag of [`crate::trainer::Trainer::interrupt_on`] was set; what was under way left no trace.
+    #[error("interrupted")]
+    Interrupted,
     /// The loss or a gradient is not finite; no update was made.
     #[error(
-        "step {step}: {quantity} is not finite; training stopped before the update, {}; lower optimizer.learning_rate or lengthen optimizer.warmup_steps",
-        kept.map_or("nothing was saved yet".to_owned(), |kept| format!("the checkpoint of step {kept} is kept"))
+        "step {step}: {what}; training stopped before the update, {}; lower optimizer.learning_rate or lengthen optimizer.warmup_steps",
+        told(*kept)
     )]
     NonFinite {
         /// The optimizer step that was not taken.
         step: u32,
-        /// What was not finite: the loss, or the tensor whose gradient it is.
-        quantity: String,
+        /// What was not finite, and in which layer it began.
+        what: String,
+        /// The step of the run's newest checkpoint, if it has one.
+        kept: Option<u32>,
+    },
+    /// More steps were skipped than may be, because loss or gradients were not finite.
+    #[error(
+        "step {step}: {what}, and {skipped} steps were skipped already, as many as run.skip_limit allows; training stopped before the update, {}",
+        told(*kept)
+    )]
+    SkipLimit {
+        /// The optimizer step that was not taken.
+        step: u32,
+        /// What was not finite, and in which layer it began.
+        what: String,
+        /// Steps skipped before.
+        skipped: u32,
+        /// The step of the run's newest checkpoint, if it has one.
+        kept: Option<u32>,
+    },
+    /// The loss stands far above those before it.
+    #[error(
+        "step {step}: the loss {loss} lies {z:.1} standard deviations above {mean}, the mean of the {window} before it, run.spike_z allows {allowed}; training stopped after the step, {}",
+        told(*kept)
+    )]
+    Spike {
+        /// The optimizer step, which was taken.
+        step: u32,
+        /// Its loss.
+        loss: f32,
+        /// Standard deviations above the mean.
+        z: f64,
+        /// What would have been a spike.
+        allowed: f32,
+        /// Of the losses before it.
+        mean: f64,
+        /// How many these are.
+        window: usize,
         /// The step of the run's newest checkpoint, if it has one.
         kept: Option<u32>,
     },
@@ -143,6 +196,15 @@ pub enum Error {
     },
 }
 
+/// What an error leaves.
+fn told(kept: Option<u32>) -> String {
+    kept.map_or("nothing was saved yet".to_owned(), |kept| format!("the checkpoint of step {kept} is kept"))
+}
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
 impl Error {
     /// The kind, for exit codes.
     #[must_use]
@@ -157,10 +219,11 @@ impl Error {
             | Self::Plan { .. }
             | Self::Parameter { .. } => ErrorKind::Input,
             Self::Io { action: "read", source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::Input,
-            Self::Io { .. } => ErrorKind::Io,
+            Self::Io { .. } | Self::Room { .. } => ErrorKind::Io,
             Self::Device(_) => ErrorKind::Device,
+            Self::Interrupted => ErrorKind::Interrupted,
             Self::Operand { .. } => ErrorKind::Contract,
-            Self::NonFinite { .. } | Self::NonFiniteCheckpoint { .. } => ErrorKind::NonFinite,
+            Self::NonFinite { .. } | Self::SkipLimit { .. } | Self::Spike { .. } | Self::NonFiniteCheckpoint { .. } => ErrorKind::NonFinite,
         }
     }
 
@@ -207,7 +270,11 @@ fn printable(text: &str) -> String {
     const END: usize = 500;
     let escaped = |part: &str| {
         part.chars().fold(String::new(), |mut text, c| {
-            if c.is_control() { text.extend(c.escape_default()) } else { text.push(c) }
+            if c.is_control() {
+                text.extend(c.escape_default())
+            } else {
+                text.push(c)
+            }
             text
         })
     };

@@ -30,9 +30,13 @@ mod model;
 mod plans;
 mod provenance;
 #[cfg(feature = "cpu")]
+mod saving;
+#[cfg(feature = "cpu")]
 mod setup;
 #[cfg(feature = "cpu")]
 mod snapshot;
+#[cfg(feature = "cpu")]
+mod spikes;
 #[cfg(feature = "cpu")]
 mod training;
 
@@ -50,4 +54,4 @@ pub use provenance::{Initial, Provenance};
 #[cfg(feature = "cpu")]
 pub use setup::{open_dataset, run_config};
 #[cfg(feature = "cpu")]
-pub use training::{Damaged, Ended, Given, Observer, Run, Summary};
+pub use training::{Asked, Damaged, Ended, Given, Observer, Resume, Run, Summary};

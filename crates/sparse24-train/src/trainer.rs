@@ -7,7 +7,13 @@
 //!
 //! The state after step t is a function of (seed, recipe, data) alone. Deliberately absent: files, clocks, terminals.
 
-use std::num::NonZeroU32;
+use std::{
+    num::NonZeroU32,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use sparse24_core::{
     Mask, MaskKind,
@@ -17,7 +23,7 @@ use sparse24_core::{
 
 use crate::{
     Error,
-    backend::{Backend, Beta, DType, MaskId, NonFinite, OptimizerEntry, Plans, Region, StepState, Tensor},
+    backend::{Backend, Beta, DType, MaskId, OptimizerEntry, Plans, Region, StepState, Tensor},
     method::{GradientOperand, KeptValues, Method, Phase, PhaseKind, Pruner, Until, WeightOperand},
     model::gpt2::{BatchShape, Gpt2, Gpt2Shape},
     nn::{
@@ -27,6 +33,8 @@ use crate::{
     optim::{AdamVariant, AdamW},
     schedule::Schedule,
 };
+
+mod divergence;
 
 /// All that determines a run, besides its data.
 #[derive(Debug, Clone, PartialEq)]
@@ -120,7 +128,7 @@ pub fn overall_flip_rate(flips: &[Flips]) -> f64 {
 }
 
 /// The state of one parameter on the host.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct ParameterState {
     /// Its name.
     pub name: String,
@@ -149,6 +157,7 @@ pub struct Trainer {
     dense_table: Vec<OptimizerEntry>,
     inputs: Vec<u32>,
     targets: Vec<u32>,
+    interrupt: Arc<AtomicBool>,
 }
 
 impl Trainer {
@@ -166,9 +175,20 @@ impl Trainer {
             .collect::<Result<Vec<_>, Error>>()?;
         let [sparse_table, dense_table] =
             [Masked::Decayed, Masked::Untouched].map(|masked| parameters.optimizer_table(recipe.weight_decay, masked));
-        let (inputs, targets) = (Vec::new(), Vec::new());
-        let mut trainer =
-            Self { backend, model, parameters, recipe, step: 0, losses, flip_masks, sparse_table, dense_table, inputs, targets };
+        let mut trainer = Self {
+            backend,
+            model,
+            parameters,
+            recipe,
+            step: 0,
+            losses,
+            flip_masks,
+            sparse_table,
+            dense_table,
+            inputs: Vec::new(),
+            targets: Vec::new(),
+            interrupt: Arc::default(),
+        };
         trainer.prepare_weights(Refreshed::Anew)?;
         Ok(trainer)
     }
@@ -205,10 +225,16 @@ impl Trainer {
         &self.recipe.method.phases[self.phase_index(self.step)]
     }
 
+    /// While this is set, a step or an evaluation under way ends before its next micro-batch with [`Error::Interrupted`].
+    pub fn interrupt_on(&mut self, flag: Arc<AtomicBool>) {
+        self.interrupt = flag;
+    }
+
     /// One optimizer step.
     ///
     /// # Errors
-    /// [`Error::NonFinite`] before any update if the loss or a gradient is not finite; those of the operations.
+    /// [`Error::NonFinite`] before any update if the loss or a gradient is not finite; [`Error::Interrupted`], which leaves the state as it
+    /// was before the step; those of the operations.
     pub fn train_step(&mut self, batches: &dyn Batches, sampling: FlipSampling) -> Result<StepOutcome, Error> {
         let step = self.step + 1;
         let phase = self.recipe.method.phases[self.phase_index(step)];
@@ -216,6 +242,7 @@ impl Trainer {
         let tokens = self.recipe.tokens_per_step() as f64;
         let learning_rate = self.recipe.schedule.learning_rate(step);
         for micro_step in 0..accumulation {
+            self.check_interrupt()?;
             batches.fill(step, micro_step, &mut self.inputs, &mut self.targets);
             self.backend.set_step(StepState { seed: self.recipe.seed, step, micro_step, learning_rate })?;
             let mut pass = Pass {
@@ -241,7 +268,7 @@ impl Trainer {
         self.backend.optimizer_step(table, &self.recipe.optimizer, self.recipe.method.decay)?;
         let report = self.backend.report(self.losses)?;
         if let Some(culprit) = report.non_finite {
-            return Err(Error::NonFinite { step, quantity: self.named(culprit), kept: None });
+            return Err(Error::NonFinite { step, what: self.divergence(batches, culprit)?, kept: None });
         }
 
         self.step = step;
@@ -254,16 +281,27 @@ impl Trainer {
         Ok(StepOutcome { step, phase: phase.kind(), loss: report.loss / tokens, learning_rate, grad_norm: report.grad_norm, flips })
     }
 
-    /// Mean loss a token over all windows, with the weights of the current phase.
+    /// Does the next step without its update: what remains of one whose loss or gradients are not finite.
     ///
     /// # Errors
     /// Those of the operations.
+    pub fn pass_over(&mut self) -> Result<(), Error> {
+        self.step += 1;
+        let due = if self.recipe.method.refresh.is_due(self.step) { Refreshed::Anew } else { Refreshed::Kept };
+        self.prepare_weights(due)
+    }
+
+    /// Mean loss a token over all windows, with the weights of the current phase.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`]; those of the operations.
     pub fn evaluate(&mut self, windows: &dyn Windows) -> Result<f64, Error> {
         let phase = *self.phase();
         let BatchShape { sequences, context } = self.recipe.batch;
         let (mut sum, mut counted) = (0.0, 0);
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         for first in (0..windows.count()).step_by(sequences) {
+            self.check_interrupt()?;
             let taken = sequences.min(windows.count() - first);
             counted += windows.fill(first, taken, &mut inputs, &mut targets);
             let mut pass = evaluation_pass(&mut *self.backend, &phase, taken, context);
@@ -298,30 +336,39 @@ impl Trainer {
     /// # Errors
     /// Those of the downloads.
     pub fn parameter_states(&mut self) -> Result<Vec<ParameterState>, Error> {
-        let sparse = self.phase().mask().is_some();
-        let backend = &mut *self.backend;
-        self.parameters
-            .iter()
-            .map(|parameter| {
-                Ok(ParameterState {
-                    name: parameter.name.clone(),
-                    shape: parameter.weight.shape,
-                    weight: backend.download(parameter.weight)?,
-                    first_moment: backend.download(parameter.first_moment)?,
-                    second_moment: backend.download(parameter.second_moment)?,
-                    mask: parameter.mask.filter(|_| sparse).map(|mask| backend.download_mask(mask)).transpose()?,
-                })
-            })
-            .collect()
+        let mut states = Vec::new();
+        self.parameter_states_into(&mut states)?;
+        Ok(states)
     }
 
-    /// Continues after optimizer step `step` from its parameter states.
+    /// As [`Trainer::parameter_states`], into the room of earlier states.
     ///
     /// # Errors
-    /// [`Error::Operand`] where a parameter is missing or has another shape; a sparse phase needs every mask.
+    /// Those of the downloads.
+    pub fn parameter_states_into(&mut self, states: &mut Vec<ParameterState>) -> Result<(), Error> {
+        let sparse = self.phase().mask().is_some();
+        let backend = &mut *self.backend;
+        states.resize_with(self.parameters.iter().len(), ParameterState::default);
+        for (parameter, state) in self.parameters.iter().zip(states) {
+            state.name.clone_from(&parameter.name);
+            state.shape = parameter.weight.shape;
+            backend.download_into(parameter.weight, &mut state.weight)?;
+            backend.download_into(parameter.first_moment, &mut state.first_moment)?;
+            backend.download_into(parameter.second_moment, &mut state.second_moment)?;
+            state.mask = parameter.mask.filter(|_| sparse).map(|mask| backend.download_mask(mask)).transpose()?;
+        }
+        Ok(())
+    }
+
+    /// Continues after optimizer step `step` from its parameter states. Where they are dense and the phase is not, masks are searched in the
+    /// weights.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] where a parameter is missing or has another shape; a sparse phase needs every mask or none.
     pub fn restore(&mut self, step: u32, states: &[ParameterState]) -> Result<(), Error> {
         self.step = step;
-        let sparse = self.phase().mask().is_some();
+        let masked = states.iter().any(|state| state.mask.is_some());
+        let sparse = self.phase().mask().is_some() && masked;
         for parameter in self.parameters.iter() {
             let state = find(states, parameter)?;
             self.backend.upload(parameter.weight, &state.weight)?;
@@ -333,7 +380,7 @@ impl Trainer {
                 (None, _) => {}
             }
         }
-        self.prepare_weights(Refreshed::Kept)
+        self.prepare_weights(if masked { Refreshed::Kept } else { Refreshed::Anew })
     }
 
     /// Begins from these named weights, row-major, instead of random ones; masks are searched in them.
@@ -378,15 +425,8 @@ impl Trainer {
         if current.or(entered).is_some() { self.model.compress(&mut *self.backend) } else { Ok(()) }
     }
 
-    fn named(&self, culprit: NonFinite) -> String {
-        match culprit {
-            NonFinite::Loss => "the loss".to_owned(),
-            NonFinite::Norm => "the norm of the gradients".to_owned(),
-            NonFinite::Gradient(row) => {
-                let parameter = self.parameters.iter().nth(row).expect("the table has a row a parameter");
-                format!("the gradient of {}", parameter.name)
-            }
-        }
+    fn check_interrupt(&self) -> Result<(), Error> {
+        if self.interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
     }
 
     fn count_flips(&mut self) -> Result<Vec<Flips>, Error> {

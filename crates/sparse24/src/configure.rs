@@ -36,6 +36,9 @@ pub(crate) struct Configure {
     /// Steps between checkpoints
     #[arg(long, value_name = "STEPS", allow_negative_numbers = true)]
     checkpoint_every: Option<String>,
+    /// What a loss or gradient that is not finite does: stop (the run ends, the last checkpoint stays) or skip (the step has no update)
+    #[arg(long, value_name = "stop|skip")]
+    on_nonfinite: Option<String>,
 }
 
 impl Configure {
@@ -52,6 +55,7 @@ impl Configure {
             ("steps", self.steps.clone()),
             ("seed", self.seed.clone()),
             ("run.checkpoint_every", self.checkpoint_every.clone()),
+            ("run.on_nonfinite", self.on_nonfinite.as_deref().map(quoted)),
         ];
         let flags = flags.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?)));
         let settings: Vec<String> = self.settings.iter().cloned().chain(flags).collect();

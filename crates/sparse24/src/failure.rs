@@ -67,6 +67,7 @@ impl From<Error> for Failure {
             ErrorKind::Io => Exit::Io,
             ErrorKind::NonFinite => Exit::NonFinite,
             ErrorKind::Device => Exit::Device,
+            ErrorKind::Interrupted => Exit::Interrupted,
             ErrorKind::Contract => Exit::Defect,
         };
         Self::new(exit, error.to_string())

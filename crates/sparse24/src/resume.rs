@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use sparse24_train::run::{Damaged, Run, run_config};
+use sparse24_train::run::{Damaged, Resume, Run, run_config};
 
 use crate::{failure::Failure, train};
 
@@ -14,6 +14,9 @@ pub(crate) struct Args {
     /// If the newest checkpoint is damaged, remove it and continue from the one before it
     #[arg(long)]
     fall_back: bool,
+    /// A key or section of the configuration that may differ from the checkpoint's; `data` also allows other data
+    #[arg(long, value_name = "KEY")]
+    allow: Vec<String>,
     /// The summary as one JSON object on standard output
     #[arg(long)]
     json: bool,
@@ -23,5 +26,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // Opened for its thread count; the run reads it again under its lock.
     let config = run_config(&args.run)?;
     let damaged = if args.fall_back { Damaged::FallBack } else { Damaged::Refuse };
-    train::on_threads(&config, || train::drive(Run::resume(&args.run, damaged)?, args.json))
+    let how = Resume { damaged, allow: args.allow.clone() };
+    train::on_threads(&config, || train::drive(Run::resume(&args.run, &how)?, args.json))
 }

@@ -1,6 +1,7 @@
-//! SIGINT and SIGTERM while a run trains: the first asks it to stop after the step under way, a second of its kind ends the process at once.
+//! Signals while a run trains: the first SIGINT or SIGTERM asks it to save and stop, a second of its kind ends the process at once; SIGUSR1
+//! asks it to save and go on.
 //!
-//! Invariant: a handler only sets a flag, or exits. Deliberately absent: what happens between the two ([`crate::train`]).
+//! Invariant: a handler only sets flags, or exits. Deliberately absent: what happens between the two ([`crate::train`]).
 
 use std::{
     io,
@@ -14,27 +15,57 @@ use signal_hook::{
     consts::{SIGINT, SIGTERM},
     flag,
 };
+use sparse24_train::run::Asked;
 
 use crate::failure::Exit;
 
-/// Whether a signal asked to stop, and the code to exit with then.
-pub(crate) struct Signals([(Exit, Arc<AtomicBool>); 2]);
+/// Which signals came.
+pub(crate) struct Signals {
+    stops: [(Exit, Arc<AtomicBool>); 2],
+    save: Arc<AtomicBool>,
+    any: Arc<AtomicBool>,
+}
 
 impl Signals {
-    /// Takes both signals over, for the rest of the process.
+    /// Takes the signals over, for the rest of the process.
     pub(crate) fn take() -> io::Result<Self> {
-        let take = |signal, exit| {
-            let received = Arc::new(AtomicBool::new(false));
-            // In this order: handlers run in it, and the first signal must not find the flag set.
-            flag::register_conditional_shutdown(signal, exit as i32, received.clone())?;
+        let any = Arc::new(AtomicBool::new(false));
+        let take = |signal, received: &Arc<AtomicBool>| {
             flag::register(signal, received.clone())?;
+            flag::register(signal, any.clone())
+        };
+        let stop = |signal, exit| {
+            let received = Arc::default();
+            // In this order: handlers run in it, and the first signal must not find the flag set.
+            flag::register_conditional_shutdown(signal, exit as i32, Arc::clone(&received))?;
+            take(signal, &received)?;
             Ok::<_, io::Error>((exit, received))
         };
-        Ok(Self([take(SIGINT, Exit::Interrupted)?, take(SIGTERM, Exit::Terminated)?]))
+        let stops = [stop(SIGINT, Exit::Interrupted)?, stop(SIGTERM, Exit::Terminated)?];
+        let save = Arc::default();
+        #[cfg(unix)]
+        take(signal_hook::consts::SIGUSR1, &save)?;
+        Ok(Self { stops, save, any })
     }
 
-    /// The exit code of the signal that came, if one did.
+    /// A flag that each of them sets, and [`Signals::asked`] clears.
+    pub(crate) fn any(&self) -> Arc<AtomicBool> {
+        self.any.clone()
+    }
+
+    /// What they ask for.
+    pub(crate) fn asked(&self) -> Asked {
+        // Before the others are read: what comes in between sets it again.
+        self.any.store(false, Ordering::SeqCst);
+        match self.received() {
+            Some(_) => Asked::Stop,
+            None if self.save.swap(false, Ordering::SeqCst) => Asked::Save,
+            None => Asked::Nothing,
+        }
+    }
+
+    /// The exit code of the signal that asked to stop, if one did.
     pub(crate) fn received(&self) -> Option<Exit> {
-        self.0.iter().find(|(_, received)| received.load(Ordering::Relaxed)).map(|&(exit, _)| exit)
+        self.stops.iter().find(|(_, received)| received.load(Ordering::SeqCst)).map(|&(exit, _)| exit)
     }
 }

@@ -1,15 +1,12 @@
 //! `sparse24 train`: a run from its first step to its last.
 
-use std::{
-    ops::ControlFlow,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use sparse24_train::{
     Error,
     config::Config,
     method::PhaseKind,
-    run::{Ended, Given, Observer, Run, StepMetrics, Summary, open_dataset},
+    run::{Asked, Ended, Given, Observer, Run, StepMetrics, Summary, open_dataset},
 };
 
 use crate::{
@@ -91,6 +88,7 @@ pub(crate) fn drive(mut run: Run, json: bool) -> Result<(), Failure> {
     for notice in run.notices() {
         note(notice);
     }
+    run.interrupt_on(signals.any());
     let mut watcher = Watcher { progress: Progress::new(run.trainer().step(), config.steps), signals };
     let ended = run.train(&mut watcher);
     watcher.progress.finish();
@@ -109,7 +107,7 @@ struct Watcher {
 }
 
 impl Observer for Watcher {
-    fn stepped(&mut self, metrics: &StepMetrics) -> ControlFlow<()> {
+    fn stepped(&mut self, metrics: &StepMetrics) {
         self.progress.step(Seen {
             step: metrics.step,
             phase: metrics.phase,
@@ -118,11 +116,14 @@ impl Observer for Watcher {
             tokens_per_second: metrics.tokens_per_s,
             validation_loss: metrics.val_loss,
         });
-        if self.signals.received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     fn said(&mut self, line: &str) {
         self.progress.say(line);
+    }
+
+    fn asked(&mut self) -> Asked {
+        self.signals.asked()
     }
 }
 

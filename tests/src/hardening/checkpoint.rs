@@ -4,11 +4,15 @@
 //! Invariant: what loads can be saved, and loads again as it was. The manifest is written here as `docs/checkpoint-format.md` says, and not
 //! by the code under test.
 
-use std::{collections::BTreeMap, fs, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use serde_json::{Value, json};
 use sparse24_core::Mask;
-use sparse24_train::checkpoint::{Checkpoint, Fingerprint, NamedTensor, PhaseKind, State, load, save, verify};
+use sparse24_train::checkpoint::{Checkpoint, DatasetIdentity, Fingerprint, NamedTensor, PhaseKind, State, load, save, verify};
 
 use super::{place, refused, tensors};
 
@@ -46,8 +50,7 @@ fn tampered(file: &str, bytes: &[u8]) {
     fs::write(folder.join(file), bytes).unwrap();
     let hash = blake3::hash(bytes).to_hex().to_string();
     let mut manifest: Value = serde_json::from_slice(&fs::read(folder.join(MANIFEST)).unwrap()).unwrap();
-    manifest["files"][file] =
-        json!({"size": bytes.len(), "blake3": hash, "parts": [{"name": "all", "end": bytes.len(), "blake3": hash}]});
+    manifest["files"][file] = json!({"size": bytes.len(), "blake3": hash, "parts": [{"name": "all", "end": bytes.len(), "blake3": hash}]});
     fs::write(folder.join(MANIFEST), written(&manifest)).unwrap();
     verify(&folder).unwrap();
     let Some(loaded) = opened(&folder, "-00000007") else { return };
@@ -55,7 +58,7 @@ fn tampered(file: &str, bytes: &[u8]) {
     assert_eq!(load(&again).unwrap(), loaded);
 }
 
-fn opened(folder: &PathBuf, names: &str) -> Option<Checkpoint> {
+fn opened(folder: &Path, names: &str) -> Option<Checkpoint> {
     match load(folder) {
         Ok(loaded) => Some(loaded),
         Err(error) => {
@@ -107,8 +110,13 @@ fn sound() -> Checkpoint {
             tokens_seen: 1 << 60,
             method: BTreeMap::from([("flips".to_owned(), 3)]),
             plan: BTreeMap::from([("ffn".to_owned(), "algorithm 7".to_owned())]),
-            config: Fingerprint::of(b"config"),
-            dataset: Fingerprint::of(b"dataset"),
+            config: BTreeMap::from([("steps".to_owned(), "60".to_owned())]),
+            dataset: DatasetIdentity {
+                fingerprint: Fingerprint::of(b"dataset"),
+                training_tokens: 900,
+                held_out_tokens: 100,
+                vocabulary: 65,
+            },
             tokenizer: Fingerprint::of(b"tokenizer"),
         },
         weights: weights.to_vec(),

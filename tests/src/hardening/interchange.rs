@@ -69,7 +69,8 @@ pub(super) fn config(bytes: &[u8]) {
 
 pub(super) fn config_seeds() -> Vec<Vec<u8>> {
     let sound = r#"{"model_type":"gpt2","n_layer":2,"n_head":4,"n_embd":32,"n_positions":64,"vocab_size":256"#;
-    let mut seeds: Vec<Vec<u8>> = ["", "{", "{}", "null", "[1,2]", "{\"model_type\":\"gpt2\"}", "{\"model_type\":7}"].map(Into::into).into();
+    let mut seeds: Vec<Vec<u8>> =
+        ["", "{", "{}", "null", "[1,2]", "{\"model_type\":\"gpt2\"}", "{\"model_type\":7}"].map(Into::into).into();
     let fields = [
         "",
         r#","n_inner":null,"activation_function":"gelu_new","layer_norm_epsilon":1e-05,"tie_word_embeddings":true"#,

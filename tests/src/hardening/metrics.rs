@@ -24,7 +24,7 @@ pub(super) fn log(bytes: &[u8]) {
     for step in [u32::MAX, middle, 0] {
         let (mut log, cut) = MetricsLog::resume(&path, step).unwrap();
         let kept: Vec<_> = all.iter().filter(|metrics| metrics.step <= step).cloned().collect();
-        assert_eq!(cut.last, kept.last().map(|metrics| metrics.step));
+        assert_eq!(cut.last.as_ref(), kept.last());
         assert_eq!(MetricsLog::read(&path).unwrap(), kept);
         if let Some(next) = all.iter().find(|metrics| metrics.step > step) {
             log.append(next).unwrap();

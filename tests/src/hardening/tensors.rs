@@ -24,7 +24,9 @@ pub(super) fn prune(bytes: &[u8]) {
             (found, other) => panic!("verify finds {found:?}, prune {other:?}"),
         };
         let proved = verify_file(&output, selection).unwrap();
-        assert!(proved.iter().all(|report| report.outcome.as_ref().is_ok_and(|verdict| *verdict == Verdict::Holds) || report.outcome.is_err()));
+        assert!(
+            proved.iter().all(|report| report.outcome.as_ref().is_ok_and(|verdict| *verdict == Verdict::Holds) || report.outcome.is_err())
+        );
         let names = |reports: &[_]| reports.len();
         assert_eq!(names(&proved), pruned.len());
         let after = fs::read(&output).unwrap();

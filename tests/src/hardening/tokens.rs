@@ -220,9 +220,8 @@ pub(super) fn corpus(bytes: &[u8]) {
 }
 
 pub(super) fn corpus_seeds() -> Vec<Vec<u8>> {
-    let mut seeds: Vec<Vec<u8>> = ["", " \n\t", "x", "to be, or not to be: that is the question", "\r\na\r\nb", "<|endoftext|><|endoftext|>"]
-        .map(Into::into)
-        .into();
+    let mut seeds: Vec<Vec<u8>> =
+        ["", " \n\t", "x", "to be, or not to be: that is the question", "\r\na\r\nb", "<|endoftext|><|endoftext|>"].map(Into::into).into();
     seeds.extend(["\u{feff}text", "é\u{301}😀\u{200d}👩🏽‍🚀", "\0\u{1}\u{7f}", "don't 's 'S we'll 3.14159 --\t--"].map(Into::into));
     seeds.extend([b"text\xff".to_vec(), b"\xf4\x90\x80\x80".to_vec(), b"\xed\xa0\x80".to_vec()]);
     seeds.extend([" ".repeat(3000) + "x", "a".repeat(3000), "0".repeat(3000), "\u{300}".repeat(1500)].map(String::into_bytes));

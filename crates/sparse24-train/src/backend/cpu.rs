@@ -244,7 +244,15 @@ impl Backend for CpuBackend {
     }
 
     fn download(&mut self, from: Tensor) -> Result<Vec<f32>, Error> {
-        Ok(self.storage.view(from).iter().copied().collect())
+        let mut to = Vec::with_capacity(from.elements());
+        self.download_into(from, &mut to)?;
+        Ok(to)
+    }
+
+    fn download_into(&mut self, from: Tensor, to: &mut Vec<f32>) -> Result<(), Error> {
+        to.clear();
+        self.storage.view(from).rows().into_iter().for_each(|row| to.extend_from_slice(row.as_slice().expect("rows are contiguous")));
+        Ok(())
     }
 
     fn upload_mask(&mut self, MaskId(to): MaskId, from: &Mask) -> Result<(), Error> {

@@ -13,7 +13,7 @@ use sparse24_core::Mask;
 
 use super::{
     State,
-    manifest::{FileRecord, MASKS, MODEL, Manifest, OPTIMIZER, Recorder, STATE},
+    manifest::{MASKS, MODEL, Manifest, OPTIMIZER, Parts, Recorder, STATE},
 };
 use crate::{
     Error, disk,
@@ -66,6 +66,13 @@ impl Checkpoint {
     /// The lists of tensors, each with the prefix of its names and its file.
     fn lists(&self) -> [(&'static str, &[NamedTensor]); 4] {
         [("", &self.weights), (FIRST, &self.first_moments), (SECOND, &self.second_moments), (AUXILIARY, &self.auxiliary)]
+    }
+
+    /// Bytes of all tensors.
+    pub(crate) fn bytes(&self) -> u64 {
+        let floats = self.lists().into_iter().flat_map(|(_, list)| list).map(|tensor| 4 * tensor.values.len());
+        let masks = self.masks.iter().map(|(_, mask)| 2 * mask.tiles().len());
+        floats.chain(masks).sum::<usize>() as u64
     }
 
     /// Refuses what must not be written.
@@ -135,6 +142,7 @@ impl Checkpoint {
         let mut text = serde_json::to_vec_pretty(&self.state).expect("strings and integers are JSON");
         text.push(b'\n');
         state.write(&text)?;
+        state.end_part("state");
         files.insert(STATE.into(), state.finish()?);
         let mut manifest = disk::NewFile::create(directory.join(super::manifest::MANIFEST))?;
         manifest.write(&Manifest::new(self.state.step, files).seal())?;
@@ -147,7 +155,7 @@ fn shape_or_missing(shape: Option<&&[usize]>) -> String {
     shape.map_or_else(|| "is missing".into(), |shape| format!("{shape:?}"))
 }
 
-fn write_tensors(path: &Path, lists: &[(&str, &[NamedTensor])]) -> Result<FileRecord, Error> {
+fn write_tensors(path: &Path, lists: &[(&str, &[NamedTensor])]) -> Result<Parts, Error> {
     let tensors = || lists.iter().flat_map(|(prefix, list)| list.iter().map(move |tensor| (prefix, tensor)));
     let layout: Vec<_> =
         tensors().map(|(prefix, t)| Layout { name: format!("{prefix}{}", t.name), dtype: Dtype::F32, shape: t.shape.clone() }).collect();
@@ -161,7 +169,7 @@ fn write_tensors(path: &Path, lists: &[(&str, &[NamedTensor])]) -> Result<FileRe
     file.finish()
 }
 
-fn write_masks(path: &Path, masks: &[(String, Mask)]) -> Result<FileRecord, Error> {
+fn write_masks(path: &Path, masks: &[(String, Mask)]) -> Result<Parts, Error> {
     let tiles = |mask: &Mask| vec![mask.rows() / 4, mask.columns() / 4];
     let layout: Vec<_> = masks.iter().map(|(name, mask)| Layout { name: name.clone(), dtype: Dtype::U16, shape: tiles(mask) }).collect();
     let mut file = Recorder::create(path.to_owned())?;
@@ -176,7 +184,7 @@ fn write_masks(path: &Path, masks: &[(String, Mask)]) -> Result<FileRecord, Erro
 
 /// Reads a checkpoint directory.
 ///
-/// The manifest proves itself, then every file's size and hash, before anything is parsed. Memory beyond the tensors is
+/// The manifest proves itself, then every file's size and hashes, before anything is parsed. Memory beyond the tensors is
 /// proportional to the headers, whatever the bytes.
 ///
 /// # Errors

@@ -4,12 +4,7 @@
 //! that it is found without parsing. Invariant: nothing of a checkpoint is believed before its hash is. Deliberately absent: what
 //! the files hold.
 
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    io::{Read, Seek, SeekFrom},
-    path::Path,
-};
+use std::{collections::BTreeMap, io::Read, path::Path};
 
 use serde::{Deserialize, Serialize};
 
@@ -39,21 +34,17 @@ pub(crate) struct Manifest {
     format: String,
     format_version: u32,
     pub(crate) step: u32,
-    files: BTreeMap<String, FileRecord>,
+    files: BTreeMap<String, Parts>,
     #[serde(skip_serializing)]
     #[allow(dead_code, reason = "proved before the rest is parsed")]
     checksum: Fingerprint,
 }
 
-/// What a file must be.
+/// What a file must be: its parts, in order and without gap. A tensor file has its header and each tensor, so that what is damaged is
+/// named; any other file is one part.
 #[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct FileRecord {
-    size: u64,
-    blake3: Fingerprint,
-    /// The header and each tensor, in order and without gap: they tell where a damaged file is damaged.
-    parts: Vec<Part>,
-}
+#[serde(transparent)]
+pub(crate) struct Parts(Vec<Part>);
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -64,7 +55,7 @@ struct Part {
 }
 
 impl Manifest {
-    pub(crate) fn new(step: u32, files: BTreeMap<String, FileRecord>) -> Self {
+    pub(crate) fn new(step: u32, files: BTreeMap<String, Parts>) -> Self {
         Self { format: FORMAT.into(), format_version: FORMAT_VERSION, step, files, checksum: Fingerprint::from_bytes([0; 32]) }
     }
 
@@ -86,7 +77,7 @@ impl Manifest {
         let path = directory.join(MANIFEST);
         let mut bytes = disk::read_small(&path, LIMIT)?;
         if bytes.len() < BEFORE.len() + 64 + AFTER.len() || !bytes.ends_with(AFTER) {
-            return Err(Error::file(path, format!("does not end with its checksum: it is cut or damaged ({} bytes)", bytes.len())));
+            return Err(Error::file(path, format!("does not end with its checksum at byte {}: it is cut or damaged", bytes.len())));
         }
         let digits = digits(bytes.len());
         let stated = String::from_utf8_lossy(&bytes[digits.clone()]).into_owned();
@@ -94,7 +85,8 @@ impl Manifest {
         bytes[digits].fill(b'0');
         let found = Fingerprint::of(&bytes).to_string();
         if stated != found {
-            return Err(Error::file(path, format!("is damaged: its checksum says {stated:?}, its bytes give {found}")));
+            let length = bytes.len();
+            return Err(Error::file(path, format!("is damaged, bytes 0..{length}: its checksum says {stated:?}, they give {found}")));
         }
         #[derive(Deserialize)]
         struct Version {
@@ -119,9 +111,9 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Proves the size and the hash of every file.
+    /// Proves the size and the hashes of every file.
     pub(crate) fn prove(&self, directory: &Path) -> Result<(), Error> {
-        self.files.iter().try_for_each(|(name, record)| record.prove(&directory.join(name)))
+        self.files.iter().try_for_each(|(name, parts)| parts.prove(&directory.join(name)))
     }
 }
 
@@ -130,44 +122,29 @@ fn digits(length: usize) -> std::ops::Range<usize> {
     length - AFTER.len() - 64..length - AFTER.len()
 }
 
-impl FileRecord {
+impl Parts {
     fn prove(&self, path: &Path) -> Result<(), Error> {
         let (mut file, size) = disk::open(path)?;
-        if size != self.size {
-            let within = self.parts.iter().find(|part| part.end > size).map(|part| format!(", which is within {:?}", part.name));
-            return Err(Error::file(
-                path,
-                format!("holds {size} bytes, the manifest says {}{}", self.size, within.filter(|_| size < self.size).unwrap_or_default()),
-            ));
-        }
-        let mut hasher = blake3::Hasher::new();
-        hasher.update_reader(&mut file).map_err(|e| Error::io("read", path, e))?;
-        let found = Fingerprint::from_bytes(*hasher.finalize().as_bytes());
-        if found == self.blake3 { Ok(()) } else { Err(self.locate(path, file, found)) }
-    }
-
-    /// The error for a file whose hash is wrong: the first part that is.
-    fn locate(&self, path: &Path, mut file: File, found: Fingerprint) -> Error {
-        let whole = Error::file(path, format!("is damaged: the manifest says blake3 {}, its bytes give {found}", self.blake3));
-        if file.seek(SeekFrom::Start(0)).is_err() {
-            return whole;
+        let expected = self.0.last().map_or(0, |part| part.end);
+        if size != expected {
+            let cut = self.0.iter().find(|part| part.end > size).filter(|_| size < expected);
+            let within = cut.map_or_else(String::new, |part| format!(", which is within {:?}", part.name));
+            return Err(Error::file(path, format!("ends at byte {size}, the manifest says {expected}{within}")));
         }
         let mut begin = 0;
-        for part in &self.parts {
+        for Part { name, end, blake3 } in &self.0 {
             let mut hasher = blake3::Hasher::new();
-            if let Err(e) = hasher.update_reader((&mut file).take(part.end.saturating_sub(begin))) {
-                return Error::io("read", path, e);
+            hasher.update_reader((&mut file).take(end.saturating_sub(begin))).map_err(|e| Error::io("read", path, e))?;
+            if hasher.finalize().as_bytes() != blake3.as_bytes() {
+                return Err(Error::file(path, format!("is damaged in {name:?}, bytes {begin}..{end}")));
             }
-            if hasher.finalize().as_bytes() != part.blake3.as_bytes() {
-                return Error::file(path, format!("is damaged in {:?}, bytes {begin}..{}", part.name, part.end));
-            }
-            begin = part.end;
+            begin = *end;
         }
-        whole
+        Ok(())
     }
 }
 
-/// Proves a checkpoint without loading it: the manifest by its own checksum, then every file by size and hash.
+/// Proves a checkpoint without loading it: the manifest by its own checksum, then every file by its size and hashes.
 ///
 /// # Errors
 /// [`Error::File`] names the file and, in a damaged tensor file, the tensor and its bytes; [`Error::Io`] if one cannot be read.
@@ -175,40 +152,36 @@ pub fn verify(checkpoint: &Path) -> Result<(), Error> {
     Manifest::open(checkpoint)?.prove(checkpoint)
 }
 
-/// A file being written and hashed, as a whole and part by part.
+/// A file being written, and hashed part by part.
 pub(crate) struct Recorder {
     file: disk::NewFile,
-    whole: blake3::Hasher,
-    part: blake3::Hasher,
+    hasher: blake3::Hasher,
     size: u64,
     parts: Vec<Part>,
 }
 
 impl Recorder {
     pub(crate) fn create(path: std::path::PathBuf) -> Result<Self, Error> {
-        let file = disk::NewFile::create(path)?;
-        Ok(Self { file, whole: blake3::Hasher::new(), part: blake3::Hasher::new(), size: 0, parts: Vec::new() })
+        Ok(Self { file: disk::NewFile::create(path)?, hasher: blake3::Hasher::new(), size: 0, parts: Vec::new() })
     }
 
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.file.write(bytes)?;
-        self.whole.update(bytes);
-        self.part.update(bytes);
+        self.hasher.update(bytes);
         self.size += bytes.len() as u64;
         Ok(())
     }
 
     /// What was written since the last part is `name`.
     pub(crate) fn end_part(&mut self, name: &str) {
-        let blake3 = Fingerprint::from_bytes(*self.part.finalize().as_bytes());
+        let blake3 = Fingerprint::from_bytes(*self.hasher.finalize().as_bytes());
         self.parts.push(Part { name: name.into(), end: self.size, blake3 });
-        self.part.reset();
+        self.hasher.reset();
     }
 
     /// Syncs, and says what the file must be.
-    pub(crate) fn finish(self) -> Result<FileRecord, Error> {
+    pub(crate) fn finish(self) -> Result<Parts, Error> {
         self.file.sync()?;
-        let blake3 = Fingerprint::from_bytes(*self.whole.finalize().as_bytes());
-        Ok(FileRecord { size: self.size, blake3, parts: self.parts })
+        Ok(Parts(self.parts))
     }
 }

@@ -94,11 +94,25 @@ pub struct State {
     pub method: BTreeMap<String, u64>,
     /// Every timed choice, by what was chosen; a resume replays it. Empty where nothing is timed, as on the CPU.
     pub plan: BTreeMap<String, String>,
-    /// Of the resolved configuration, as far as it decides the bits: not of where the data lie, nor of threads or the number of the GPU, nor of
-    /// what is saved.
-    pub config: Fingerprint,
-    /// Of the training tokens.
-    pub dataset: Fingerprint,
+    /// The resolved configuration, as far as it decides the bits (not where the data lie, nor threads or the number of the GPU, nor what is
+    /// saved): each key, dotted, with its value in TOML.
+    pub config: BTreeMap<String, String>,
+    /// Of the tokens, training and held out.
+    pub dataset: DatasetIdentity,
     /// Of the tokenizer.
     pub tokenizer: Fingerprint,
+}
+
+/// What tells one dataset from another: by the fingerprint alone, the rest is for a person.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DatasetIdentity {
+    /// Of the tokens and their tokenizer.
+    pub fingerprint: Fingerprint,
+    /// Tokens to train on.
+    pub training_tokens: u64,
+    /// Tokens held out.
+    pub held_out_tokens: u64,
+    /// How many ids there are.
+    pub vocabulary: u32,
 }

@@ -27,8 +27,8 @@ const PREDECESSOR: &str = ".old-";
 /// before stays good until the new one stands complete; on an error, nothing unfinished is left behind.
 ///
 /// # Errors
-/// [`Error::NonFiniteCheckpoint`] names the first value that is NaN or infinite, before anything is written; [`Error::Io`] if
-/// the disk is full or fails.
+/// [`Error::NonFiniteCheckpoint`] names the first value that is NaN or infinite, and [`Error::Room`] tells a disk that has no room for the
+/// tensors, before anything is written; [`Error::Io`] if the disk is full or fails.
 ///
 /// # Panics
 /// If the checkpoint contradicts itself: a length that is not its shape's, a name that stands twice, a moment or a mask
@@ -43,7 +43,9 @@ pub fn save(directory: &Path, checkpoint: &Checkpoint) -> Result<PathBuf, Error>
         disk::sync_directory(disk::parent(directory))?;
     }
     recover(directory)?;
-    let name = directory_name(checkpoint.state.step);
+    let step = checkpoint.state.step;
+    disk::check_room(directory, checkpoint.bytes(), || format!("the tensors of the checkpoint of step {step}"))?;
+    let name = directory_name(step);
     let unfinished = directory.join(format!("{UNFINISHED}{name}"));
     let target = directory.join(&name);
     let placed = disk::create_directory(&unfinished)
@@ -124,22 +126,38 @@ fn proved(path: &Path, step: u32) -> Result<(), Error> {
 pub struct Retention {
     /// So many of the newest.
     pub last: NonZeroUsize,
+    /// And those of the multiples of this; 0 has none.
+    pub every: u32,
     /// And those of these steps, such as the switch from sparse to dense.
     pub always: Vec<u32>,
 }
 
-/// Removes the checkpoints that need not stay, after the newest has verified; returns the steps removed.
+impl Retention {
+    fn keeps(&self, step: u32) -> bool {
+        self.always.contains(&step) || self.every > 0 && step.is_multiple_of(self.every)
+    }
+}
+
+/// Removes the checkpoints that need not stay, after the newest was read back and proved; returns the steps removed.
 ///
 /// # Errors
 /// The newest one's error if it does not verify: then nothing is removed. [`Error::Io`].
 pub fn retain(directory: &Path, retention: &Retention) -> Result<Vec<u32>, Error> {
-    let all = checkpoints(directory)?;
-    if let Some((step, newest)) = all.last() {
+    let mut all = checkpoints(directory)?;
+    let kept = all.split_off(all.len().saturating_sub(retention.last.get()));
+    all.retain(|&(step, _)| !retention.keeps(step));
+    if let Some((step, newest)) = kept.last().filter(|_| !all.is_empty()) {
         proved(newest, *step)?;
     }
-    let old = all.len().saturating_sub(retention.last.get());
-    let doomed = all.into_iter().take(old).filter(|(step, _)| !retention.always.contains(step));
-    remove(directory, doomed)
+    remove(directory, all.into_iter())
+}
+
+/// How many checkpoints there are, verified or not.
+///
+/// # Errors
+/// [`Error::Io`] if the directory cannot be listed; one that does not exist holds none.
+pub fn count(directory: &Path) -> Result<usize, Error> {
+    Ok(checkpoints(directory)?.len())
 }
 
 /// Removes the checkpoints of steps beyond `step`; returns the steps removed.

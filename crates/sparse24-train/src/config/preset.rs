@@ -1,6 +1,6 @@
 //! Named configurations, each with its source.
 
-use super::{BackendConfig, BatchConfig, Config, DataConfig, MethodConfig, ModelConfig, OptimizerConfig, RunConfig, unknown};
+use super::{BackendConfig, BatchConfig, Config, DataConfig, MethodConfig, ModelConfig, OnNonFinite, OptimizerConfig, RunConfig, unknown};
 use crate::{
     Error,
     backend::{Activation, Arithmetic},
@@ -154,7 +154,7 @@ fn quickstart() -> Config {
         steps: 1500,
         optimizer: OptimizerConfig { warmup_steps: 150, ..base.optimizer },
         data: DataConfig { path: String::new(), tokenizer: TokenizerKind::Byte, validation: 0.1 },
-        run: RunConfig { eval_every: 250, flip_every: 10, checkpoint_every: 500, keep_last: 2 },
+        run: RunConfig { flip_every: 10, ..base.run },
         ..base
     }
 }
@@ -189,7 +189,17 @@ fn shakespeare_char_cpu() -> Config {
         },
         batch: BatchConfig { sequences: 12, accumulation: 1 },
         data: DataConfig { path: String::new(), tokenizer: TokenizerKind::Character, validation: 0.1 },
-        run: RunConfig { eval_every: 250, flip_every: 20, checkpoint_every: 500, keep_last: 2 },
+        run: RunConfig {
+            eval_every: 250,
+            flip_every: 20,
+            checkpoint_every: 500,
+            keep_last: 2,
+            keep_every: 0,
+            on_nonfinite: OnNonFinite::Stop,
+            skip_limit: 10,
+            spike_z: 0.0,
+            spike_window: 100,
+        },
         backend: BackendConfig { name: "cpu".to_owned(), threads: 0, arithmetic: Arithmetic::Native, gpu: 0 },
     }
 }
@@ -213,7 +223,7 @@ fn gpt2(layers: usize, heads: usize, width: usize, lambda: f32) -> Config {
         optimizer: OptimizerConfig { learning_rate: 1.5e-4, min_learning_rate: 1e-5, warmup_steps: 3000, beta2: 0.95, ..base.optimizer },
         batch: BatchConfig { sequences: 16, accumulation: 32 },
         data: DataConfig { path: String::new(), tokenizer: TokenizerKind::Gpt2, validation: 0.1 },
-        run: RunConfig { eval_every: 1000, flip_every: 100, checkpoint_every: 1000, keep_last: 2 },
+        run: RunConfig { eval_every: 1000, flip_every: 100, checkpoint_every: 1000, ..base.run },
         ..base
     }
 }

@@ -120,7 +120,10 @@ impl Dataset {
         let (train, validation) = (read(&train)?.tokens, read(&validation)?.tokens);
         let largest = train.largest().max(validation.largest());
         let Some(vocabulary) = known.or(vocabulary).or(largest.map_or(Some(0), |id| id.checked_add(1))) else {
-            return Err(Error::file(folder, format!("holds the token {}, which no vocabulary has; it is no folder of token shards", u32::MAX)));
+            return Err(Error::file(
+                folder,
+                format!("holds the token {}, which no vocabulary has; it is no folder of token shards", u32::MAX),
+            ));
         };
         Ok(Self::new(train, validation, vocabulary, tokenizer, folder))
     }

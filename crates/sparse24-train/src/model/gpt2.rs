@@ -218,6 +218,34 @@ impl Gpt2 {
         pass.backend.download(out)
     }
 
+    /// What each layer puts out in a forward pass, in order: the names and the activations that it leaves.
+    ///
+    /// # Errors
+    /// Those of the operations.
+    pub fn outputs(&self, pass: &mut Pass<'_>, tokens: &[u32]) -> Result<Vec<(String, Tensor)>, Error> {
+        self.forward(pass, tokens)?;
+        let (mut outputs, mut before) = (Vec::new(), "the embedding".to_owned());
+        for (layer, block) in self.blocks.iter().enumerate() {
+            let BlockActivations { norms: [first, second], attention, ffn } = block.kept.of_pass(pass, block.attention.heads);
+            // A norm adds the output of the layer before it.
+            outputs.push((before, first.residual));
+            let parts = [
+                ("ln_1", first.y),
+                ("attn.c_attn", attention.qkv),
+                ("attn", attention.o),
+                ("attn.c_proj", second.residual),
+                ("ln_2", second.y),
+                ("mlp.c_fc", ffn.z),
+                ("mlp.act", ffn.h),
+            ];
+            outputs.extend(parts.map(|(part, output)| (format!("h.{layer}.{part}"), output)));
+            before = format!("h.{layer}.mlp.c_proj");
+        }
+        let last = self.buffers.final_norm.first_rows(pass.tokens());
+        outputs.extend([(before, last.residual), ("ln_f".to_owned(), last.y)]);
+        Ok(outputs)
+    }
+
     /// The output of the final norm.
     fn forward(&self, pass: &mut Pass<'_>, tokens: &[u32]) -> Result<Tensor, Error> {
         let p = pass.tokens();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::{
     Initial, Provenance, RunDirectory,
-    identity::{decisive, none, of_tokenizer},
+    identity::{decisive, no_dataset, of_tokenizer},
     setup::open_backend,
 };
 use crate::{
@@ -46,7 +46,7 @@ pub fn adopt(config: &Config, weights: Vec<NamedTensor>, tokenizer: Option<&Toke
         method: Default::default(),
         plan: Default::default(),
         config: decisive(config),
-        dataset: none(),
+        dataset: no_dataset(),
         tokenizer: of_tokenizer(tokenizer),
     };
     let zeros: Vec<_> = weights.iter().map(|tensor| NamedTensor { values: vec![0.0; tensor.values.len()], ..tensor.clone() }).collect();

@@ -1,14 +1,16 @@
-//! What a run is: the hashes that a resume, or a reader of its model, must find unchanged.
+//! What a run is: what a resume, or a reader of its model, must find unchanged.
 //!
-//! Invariant: equal identities end in equal bits. What decides none is left out: where the data lie, threads, the number of the GPU, the name of the preset, and
-//! which checkpoints are made and kept. Deliberately absent: tensors.
+//! Invariant: equal identities end in equal bits, as far as both go. What decides none is left out: where the data lie, threads, the number of
+//! the GPU, the name of the preset, which checkpoints are made and kept, and what ends a run early. Deliberately absent: tensors.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
+
+use toml::{Table, Value};
 
 use crate::{
     Error,
-    checkpoint::{Fingerprint, State},
-    config::Config,
+    checkpoint::{DatasetIdentity, Fingerprint, State},
+    config::{self, Config},
     data::{Dataset, Tokenizer},
     trainer::Trainer,
 };
@@ -16,9 +18,34 @@ use crate::{
 /// What stands for data or a tokenizer where there is none.
 const NONE: &[u8] = &[];
 
-/// The hash of no data, and of no tokenizer.
-pub(super) fn none() -> Fingerprint {
+/// Keys of the configuration that decide no bit.
+const DECIDES_NOTHING: [&str; 11] = [
+    "preset",
+    "data.path",
+    "run.checkpoint_every",
+    "run.keep_last",
+    "run.keep_every",
+    "run.on_nonfinite",
+    "run.skip_limit",
+    "run.spike_z",
+    "run.spike_window",
+    "backend.threads",
+    "backend.gpu",
+];
+
+/// The name of the data among the keys.
+const DATA: &str = "data";
+/// The name of the tokenizer among the keys.
+const TOKENIZER: &str = "data.tokenizer";
+
+/// The hash of no tokenizer.
+fn none() -> Fingerprint {
     Fingerprint::of(NONE)
+}
+
+/// No data.
+pub(super) fn no_dataset() -> DatasetIdentity {
+    DatasetIdentity { fingerprint: none(), training_tokens: 0, held_out_tokens: 0, vocabulary: 0 }
 }
 
 /// Where a run stands and what it is.
@@ -38,43 +65,114 @@ pub(super) fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) ->
     }
 }
 
-pub(super) fn of_dataset(dataset: &Dataset) -> Fingerprint {
-    Fingerprint::from_bytes(*dataset.fingerprint().as_bytes())
+pub(super) fn of_dataset(dataset: &Dataset) -> DatasetIdentity {
+    DatasetIdentity {
+        fingerprint: Fingerprint::from_bytes(*dataset.fingerprint().as_bytes()),
+        training_tokens: dataset.train().len() as u64,
+        held_out_tokens: dataset.validation().len() as u64,
+        vocabulary: dataset.vocabulary(),
+    }
 }
 
 pub(super) fn of_tokenizer(tokenizer: Option<&Tokenizer>) -> Fingerprint {
     tokenizer.map_or_else(none, |tokenizer| Fingerprint::from_bytes(*tokenizer.fingerprint().as_bytes()))
 }
 
-/// Of the configuration, as far as it decides the bits of a model or of the metrics.
-pub(super) fn decisive(config: &Config) -> Fingerprint {
-    let mut config = config.clone();
-    config.preset.clear();
-    config.data.path.clear();
-    config.run.checkpoint_every = 0;
-    config.run.keep_last = 0;
-    config.backend.threads = 0;
-    config.backend.gpu = 0;
-    Fingerprint::of(config.to_toml().as_bytes())
+/// The configuration, as far as it decides the bits of a model or of the metrics: dotted keys and TOML values.
+pub(super) fn decisive(config: &Config) -> BTreeMap<String, String> {
+    fn flatten(table: Table, prefix: &str, into: &mut BTreeMap<String, String>) {
+        for (key, value) in table {
+            match value {
+                Value::Table(section) => flatten(section, &format!("{prefix}{key}."), into),
+                value => drop(into.insert(format!("{prefix}{key}"), value.to_string())),
+            }
+        }
+    }
+    let mut settings = BTreeMap::new();
+    flatten(config.to_toml().parse().expect("a configuration is a TOML table"), "", &mut settings);
+    settings.retain(|key, _| !DECIDES_NOTHING.contains(&key.as_str()));
+    settings
 }
 
-/// Refuses to continue a run with what it did not begin with.
-pub(super) fn check(path: &Path, saved: &State, now: &State) -> Result<(), Error> {
-    if saved.dataset == none() {
-        let problem = "is an imported model, which was not trained here; begin a run from it with `sparse24 train --init-from`";
-        return Err(Error::file(path, problem));
-    }
-    let differs = [
-        ("another configuration", saved.config, now.config, "undo the change in config.toml"),
-        ("other data", saved.dataset, now.dataset, "restore them"),
-        ("another tokenizer", saved.tokenizer, now.tokenizer, "restore it"),
-    ];
-    match differs.into_iter().find(|(_, saved, now, _)| saved != now) {
+/// Something that is not what it was.
+struct Difference {
+    key: String,
+    was: String,
+    is: String,
+    kind: Kind,
+}
+
+/// Whether the weights of the one could be trained on with the other.
+#[derive(PartialEq, Eq)]
+enum Kind {
+    /// They could, if that is wanted.
+    Choice,
+    /// They have another shape or meaning.
+    Shape,
+}
+
+/// What differs between two settings, by key.
+fn settings(saved: &BTreeMap<String, String>, now: &BTreeMap<String, String>) -> Vec<Difference> {
+    let keys = saved.keys().chain(now.keys().filter(|key| !saved.contains_key(*key)));
+    let told = |key: &str, settings: &BTreeMap<String, String>| {
+        settings.get(key).map_or_else(|| format!("no {key}"), |value| format!("{key} = {value}"))
+    };
+    let kind = |key: &str| if key.starts_with("model.") && key != "model.dropout" { Kind::Shape } else { Kind::Choice };
+    let differing = keys.filter(|key| saved.get(*key) != now.get(*key));
+    differing.map(|key| Difference { key: key.clone(), was: told(key, saved), is: told(key, now), kind: kind(key) }).collect()
+}
+
+/// Refuses another configuration than the model's own.
+pub(super) fn check_config(path: &Path, saved: &State, checkpoint: &Path, config: &Config) -> Result<(), Error> {
+    match settings(&saved.config, &decisive(config)).first() {
         None => Ok(()),
-        Some((what, saved, now, advice)) => {
-            let [saved, now] = [saved, now].map(|fingerprint| fingerprint.to_string()[..8].to_owned());
-            let problem = format!("was saved with {what} (fingerprint {saved}) than the run has now ({now}); {advice}, or start a new run");
+        Some(Difference { was, is, .. }) => {
+            let problem = format!("says {is}, but {} was saved with {was}; undo the change", checkpoint.display());
             Err(Error::file(path, problem))
         }
     }
+}
+
+/// Refuses to continue a run with what it did not begin with, but for what these keys and sections allow; gives what they allowed, in words.
+pub(super) fn check(path: &Path, saved: &State, now: &State, allowed: &[String]) -> Result<Vec<String>, Error> {
+    let is_known = |name: &str| name == DATA || now.config.keys().any(|key| covers(name, key));
+    if let Some(name) = allowed.iter().find(|name| !is_known(name)) {
+        return Err(config::unknown("--allow", name, now.config.keys().map(String::as_str)));
+    }
+    if saved.dataset == no_dataset() {
+        let problem = "is an imported model, which was not trained here; begin a run from it with `sparse24 train --init-from`";
+        return Err(Error::file(path, problem));
+    }
+    let mut differences = settings(&saved.config, &now.config);
+    let short = |fingerprint: Fingerprint| fingerprint.to_string()[..8].to_owned();
+    if saved.dataset.fingerprint != now.dataset.fingerprint {
+        let told = |DatasetIdentity { fingerprint, training_tokens, held_out_tokens, vocabulary }| {
+            format!("data of {training_tokens} + {held_out_tokens} tokens of {vocabulary} (fingerprint {})", short(fingerprint))
+        };
+        let kind = if saved.dataset.vocabulary == now.dataset.vocabulary { Kind::Choice } else { Kind::Shape };
+        differences.push(Difference { key: DATA.into(), was: told(saved.dataset), is: told(now.dataset), kind });
+    }
+    if saved.tokenizer != now.tokenizer {
+        let told = |fingerprint| format!("a tokenizer (fingerprint {})", short(fingerprint));
+        let (was, is) = (told(saved.tokenizer), told(now.tokenizer));
+        differences.push(Difference { key: TOKENIZER.into(), was, is, kind: Kind::Choice });
+    }
+    let is_accepted = |d: &Difference| d.kind == Kind::Choice && allowed.iter().any(|name| covers(name, &d.key));
+    let (accepted, refused): (Vec<_>, Vec<_>) = differences.into_iter().partition(is_accepted);
+    if refused.is_empty() {
+        return Ok(accepted.into_iter().map(|Difference { was, is, .. }| format!("the run continues with {is}, it had {was}")).collect());
+    }
+    let all = |tell: fn(&Difference) -> &str| refused.iter().map(tell).collect::<Vec<_>>();
+    let (was, is) = (all(|d| &d.was).join(", "), all(|d| &d.is).join(", "));
+    let advice = if refused.iter().all(|d| d.kind == Kind::Choice) {
+        format!("; undo that, continue so with --allow {}, or start a new run", all(|d| &d.key).join(" --allow "))
+    } else {
+        ", which its weights do not fit; undo that, or start a new run".to_owned()
+    };
+    Err(Error::file(path, format!("was saved with {was}, the run has {is} now{advice}")))
+}
+
+/// Whether a name is this key or a section that it stands in.
+fn covers(name: &str, key: &str) -> bool {
+    key.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }

@@ -1,12 +1,12 @@
 //! `metrics.jsonl`: one object a step, in the order of the steps.
 //!
 //! Invariant: steps increase strictly, and every line but a crash's last is whole. Each object is one write to the operating
-//! system, so it outlives the process; [`MetricsLog::sync`] before a checkpoint makes it outlive the machine, so that a resume
+//! system, so it outlives the process; [`MetricsLog::syncer`] before a checkpoint makes it outlive the machine, so that a resume
 //! finds every step up to the checkpoint. Deliberately absent: what the numbers mean.
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
+    fs::File,
     io::{BufRead, BufReader, ErrorKind, Read, Write},
     path::{Path, PathBuf},
 };
@@ -23,11 +23,13 @@ pub struct StepMetrics {
     pub step: u32,
     /// The kind of its phase.
     pub phase: PhaseKind,
-    /// Mean training loss, nats a token.
+    /// Mean training loss, nats a token; NaN, and `null` in the file, where a skipped step's was not finite.
+    #[serde(with = "null_is_nan")]
     pub loss: f32,
     /// Learning rate.
     pub lr: f32,
-    /// L2 norm of the gradient, before clipping.
+    /// L2 norm of the gradient, before clipping; as with the loss.
+    #[serde(with = "null_is_nan")]
     pub grad_norm: f32,
     /// Tokens trained on a second.
     pub tokens_per_s: f64,
@@ -40,13 +42,29 @@ pub struct StepMetrics {
     /// Loss on the held-out split after this step, nats a token; sampled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub val_loss: Option<f64>,
+    /// What was not finite in a step that was skipped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skipped: Option<String>,
+}
+
+/// JSON has no NaN.
+mod null_is_nan {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(value: &f32, to: S) -> Result<S::Ok, S::Error> {
+        value.is_finite().then_some(value).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f32, D::Error> {
+        Ok(Option::deserialize(from)?.unwrap_or(f32::NAN))
+    }
 }
 
 /// What [`MetricsLog::resume`] found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Cut {
-    /// The last step that stays; less than the checkpoint's if lines were lost.
-    pub last: Option<u32>,
+    /// The last step that stays; before the checkpoint's if lines were lost.
+    pub last: Option<StepMetrics>,
     /// Lines beyond the checkpoint that were cut, a broken last one included.
     pub lines: usize,
 }
@@ -56,6 +74,9 @@ pub struct Cut {
 pub struct MetricsLog {
     path: PathBuf,
     file: File,
+    /// The step told last, and the byte at which its line begins.
+    last: Option<(u32, u64)>,
+    end: u64,
 }
 
 impl MetricsLog {
@@ -65,7 +86,7 @@ impl MetricsLog {
     /// [`Error::Io`], also if the file exists.
     pub fn create(path: &Path) -> Result<Self, Error> {
         let file = File::options().append(true).create_new(true).open(path).map_err(|e| Error::io("create", path, e))?;
-        Ok(Self { path: path.to_owned(), file })
+        Ok(Self { path: path.to_owned(), file, last: None, end: 0 })
     }
 
     /// Continues after a checkpoint of `step`: what was measured beyond it, and a last line that a crash left broken, is cut, so
@@ -75,27 +96,56 @@ impl MetricsLog {
     /// [`Error::File`] names the first line that is not the last and is no metrics object or not beyond the one before it;
     /// [`Error::Io`].
     pub fn resume(path: &Path, step: u32) -> Result<(Self, Cut), Error> {
-        let cut = cut(path, step)?;
-        let file = File::options().append(true).create(true).open(path).map_err(|e| Error::io("open", path, e))?;
-        Ok((Self { path: path.to_owned(), file }, cut))
+        let (mut last, mut line, mut end, mut lines) = (None, None, 0, 0);
+        match Lines::open(path) {
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+            Ok(mut all) => {
+                while let Some(read) = all.next()? {
+                    match read {
+                        Line::Whole(metrics) if metrics.step <= step => {
+                            line = Some((metrics.step, end));
+                            (last, end) = (Some(metrics), all.end);
+                        }
+                        _ => lines += 1,
+                    }
+                }
+            }
+        }
+        if lines > 0 {
+            rewrite(path, end, &[])?;
+        }
+        Ok((Self { path: path.to_owned(), file: open(path)?, last: line, end }, Cut { last, lines }))
     }
 
-    /// Appends one step.
+    /// Appends one step. One that was told already, without everything that was measured of it, is told anew in its place, atomically.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn append(&mut self, metrics: &StepMetrics) -> Result<(), Error> {
         let mut line = serde_json::to_vec(metrics).expect("numbers are JSON");
         line.push(b'\n');
-        self.file.write_all(&line).map_err(|e| Error::io("write", &self.path, e))
+        match self.last {
+            Some((step, begin)) if step == metrics.step => {
+                rewrite(&self.path, begin, &line)?;
+                self.file = open(&self.path)?;
+                self.end = begin;
+            }
+            _ => self.file.write_all(&line).map_err(|e| Error::io("write", &self.path, e))?,
+        }
+        self.last = Some((metrics.step, self.end));
+        self.end += line.len() as u64;
+        Ok(())
     }
 
-    /// Returns once all is on the device. Call it before each checkpoint is saved.
+    /// A task that returns once all that was appended is on the device. Run it before each checkpoint is saved.
     ///
     /// # Errors
-    /// [`Error::Io`].
-    pub fn sync(&self) -> Result<(), Error> {
-        self.file.sync_data().map_err(|e| Error::io("sync", &self.path, e))
+    /// [`Error::Io`], of the making and of the task.
+    pub fn syncer(&self) -> Result<impl FnOnce() -> Result<(), Error> + Send + 'static, Error> {
+        let path = self.path.clone();
+        let file = self.file.try_clone().map_err(|e| Error::io("sync", &path, e))?;
+        Ok(move || file.sync_data().map_err(|e| Error::io("sync", path, e)))
     }
 
     /// All steps of a file, for reports; a broken last line is passed over.
@@ -112,35 +162,25 @@ impl MetricsLog {
     }
 }
 
-fn cut(path: &Path, step: u32) -> Result<Cut, Error> {
-    let mut lines = match Lines::open(path) {
-        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(Cut { last: None, lines: 0 }),
-        lines => lines?,
-    };
-    let (mut last, mut keep) = (None, 0);
-    loop {
-        match lines.next()? {
-            None => return Ok(Cut { last, lines: 0 }),
-            Some(Line::Whole(metrics)) if metrics.step <= step => (last, keep) = (Some(metrics.step), lines.end),
-            Some(_) => break,
+fn open(path: &Path) -> Result<File, Error> {
+    File::options().append(true).create(true).open(path).map_err(|e| Error::io("open", path, e))
+}
+
+/// Replaces what follows the first `keep` bytes.
+fn rewrite(path: &Path, keep: u64, tail: &[u8]) -> Result<(), Error> {
+    let (file, _) = disk::open(path)?;
+    let mut kept = BufReader::new(file.take(keep));
+    disk::replace(path, |new| {
+        loop {
+            let piece = kept.fill_buf().map_err(|e| Error::io("read", path, e))?;
+            if piece.is_empty() {
+                return new.write(tail);
+            }
+            new.write(piece)?;
+            let length = piece.len();
+            kept.consume(length);
         }
-    }
-    let mut count = 1;
-    while lines.next()?.is_some() {
-        count += 1;
-    }
-    let aside = disk::aside(path);
-    let copied = fs::copy(path, &aside).and_then(|_| {
-        let file = File::options().write(true).open(&aside)?;
-        file.set_len(keep)?;
-        file.sync_all()
-    });
-    copied
-        .map_err(|e| Error::io("write", &aside, e))
-        .and_then(|()| disk::rename(&aside, path))
-        .inspect_err(|_| drop(fs::remove_file(&aside)))?;
-    disk::sync_directory(disk::parent(path))?;
-    Ok(Cut { last, lines: count })
+    })
 }
 
 /// Ten thousand layers fit.

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    identity::{decisive, none, of_dataset, of_tokenizer},
+    identity::{check_config, no_dataset, of_dataset, of_tokenizer},
     setup::{new_trainer, open_dataset, run_config},
     snapshot::restore,
 };
@@ -39,10 +39,7 @@ impl Model {
         let (run, from) = locate(path)?;
         let config = run_config(&run)?;
         let checkpoint = checkpoint::load(&from)?;
-        if checkpoint.state.config != decisive(&config) {
-            let problem = format!("is not the configuration that {} was saved with; undo the change", from.display());
-            return Err(Error::file(run.join("config.toml"), problem));
-        }
+        check_config(&run.join("config.toml"), &checkpoint.state, &from, &config)?;
         let vocabulary = checkpoint.weight("wte.weight").ok_or_else(|| Error::file(path, "its model has no wte.weight"))?.shape[0];
         let beside = run.join("tokenizer.json");
         let tokenizer = beside.exists().then(|| Tokenizer::load(&beside)).transpose()?;
@@ -76,11 +73,11 @@ impl Model {
     /// Those of [`open_dataset`]; [`Error::File`] for data that have changed since.
     pub fn dataset(&self) -> Result<Dataset, Error> {
         let trained_on = self.checkpoint.state.dataset;
-        if trained_on == none() && self.tokenizer.is_none() {
+        if trained_on == no_dataset() && self.tokenizer.is_none() {
             self.check_readable(Path::new(&self.config.data.path))?;
         }
         let dataset = open_dataset(&self.config)?;
-        if trained_on == of_dataset(&dataset) || trained_on == none() {
+        if trained_on == of_dataset(&dataset) || trained_on == no_dataset() {
             return Ok(dataset);
         }
         Err(Error::file(dataset.source(), "holds other data than the run was trained on; restore them, or name the data to evaluate on"))

@@ -1,6 +1,7 @@
 //! A trainer as a checkpoint, and back.
 //!
-//! Invariant: restoring a snapshot gives a trainer that continues with the same bits. Deliberately absent: files.
+//! Invariant: restoring a snapshot gives a trainer that continues with the same bits. [`snapshot`] is the one place where a run waits for
+//! its state to be copied. Deliberately absent: files.
 
 use crate::{
     Error,
@@ -8,8 +9,10 @@ use crate::{
     trainer::{ParameterState, Trainer},
 };
 
-/// Everything that the trainer remembers; the state says what it belongs to.
-pub(super) fn snapshot(trainer: &mut Trainer, state: State) -> Result<Checkpoint, Error> {
+/// Everything that the trainer remembers, in the room of an earlier checkpoint if there is one; the state says what it belongs to.
+pub(super) fn snapshot(trainer: &mut Trainer, state: State, spare: Option<Checkpoint>) -> Result<Checkpoint, Error> {
+    let mut states = spare.map(parameter_states).transpose()?.unwrap_or_default();
+    trainer.parameter_states_into(&mut states)?;
     let mut out = Checkpoint {
         state,
         weights: Vec::new(),
@@ -18,8 +21,7 @@ pub(super) fn snapshot(trainer: &mut Trainer, state: State) -> Result<Checkpoint
         masks: Vec::new(),
         auxiliary: Vec::new(),
     };
-    for parameter in trainer.parameter_states()? {
-        let ParameterState { name, shape, weight, first_moment, second_moment, mask } = parameter;
+    for ParameterState { name, shape, weight, first_moment, second_moment, mask } in states {
         let shape = if shape[0] == 1 { vec![shape[1]] } else { shape.to_vec() };
         let tensor = |values| NamedTensor { name: name.clone(), shape: shape.clone(), values };
         out.weights.push(tensor(weight));
@@ -32,13 +34,18 @@ pub(super) fn snapshot(trainer: &mut Trainer, state: State) -> Result<Checkpoint
 
 /// Brings a trainer of the same shape to where the checkpoint was.
 pub(super) fn restore(trainer: &mut Trainer, checkpoint: Checkpoint) -> Result<(), Error> {
-    let Checkpoint { state, weights, first_moments, second_moments, mut masks, .. } = checkpoint;
+    let step = checkpoint.state.step;
+    trainer.restore(step, &parameter_states(checkpoint)?)
+}
+
+fn parameter_states(checkpoint: Checkpoint) -> Result<Vec<ParameterState>, Error> {
+    let Checkpoint { weights, first_moments, second_moments, mut masks, .. } = checkpoint;
     let mut first: Vec<_> = first_moments.into_iter().map(Some).collect();
     let mut second: Vec<_> = second_moments.into_iter().map(Some).collect();
     let take = |list: &mut Vec<Option<NamedTensor>>, name: &str| {
         list.iter_mut().find(|slot| slot.as_ref().is_some_and(|t| t.name == name)).and_then(Option::take).map(|t| t.values)
     };
-    let states: Vec<ParameterState> = weights
+    weights
         .into_iter()
         .map(|NamedTensor { name, shape, values }| {
             let missing = |what| Error::Parameter { name: name.clone(), problem: format!("its {what} is missing") };
@@ -48,6 +55,5 @@ pub(super) fn restore(trainer: &mut Trainer, checkpoint: Checkpoint) -> Result<(
             let shape = if let [rows, columns] = shape[..] { [rows, columns] } else { [1, values.len()] };
             Ok(ParameterState { name, shape, weight: values, first_moment, second_moment, mask })
         })
-        .collect::<Result<_, Error>>()?;
-    trainer.restore(state.step, &states)
+        .collect()
 }

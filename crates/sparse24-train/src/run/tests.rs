@@ -27,6 +27,7 @@ fn metrics(step: u32) -> StepMetrics {
         flip_rate: step.is_multiple_of(2).then_some(0.012_5),
         flip_rate_per_layer: step.is_multiple_of(2).then(|| [("a".to_owned(), 0.01), ("b".to_owned(), 0.015)].into()),
         val_loss: None,
+        skipped: None,
     }
 }
 
@@ -93,7 +94,7 @@ fn metrics_are_one_object_a_step() {
     let mut log = MetricsLog::create(&path).unwrap();
     log.append(&metrics(1)).unwrap();
     log.append(&metrics(2)).unwrap();
-    log.sync().unwrap();
+    log.syncer().unwrap()().unwrap();
     let text = fs::read_to_string(&path).unwrap();
     assert_eq!(
         text,
@@ -117,7 +118,7 @@ fn a_resume_cuts_what_lies_beyond_the_checkpoint() {
         fs::write(&path, &whole[..end]).unwrap();
         let kept = (1..=3).filter(|&n| lines[..n].concat().len() <= end).count();
         let (mut log, cut) = MetricsLog::resume(&path, 3).unwrap();
-        assert_eq!(cut.last, (kept > 0).then_some(kept as u32), "{end} bytes");
+        assert_eq!(cut.last, (kept > 0).then(|| metrics(kept as u32)), "{end} bytes");
         assert_eq!(cut.lines > 0, lines[..kept].concat().len() < end, "{end} bytes");
         log.append(&metrics(4)).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), lines[..kept].concat() + &lines[3], "{end} bytes");
@@ -136,7 +137,7 @@ fn a_cut_that_fails_changes_nothing() {
     (1..=5).for_each(|step| log.append(&metrics(step)).unwrap());
     let before = fs::read(&path).unwrap();
     fault::plan(Plan::FailOnce(0));
-    assert!(problem(MetricsLog::resume(&path, 3)).starts_with("cannot rename "));
+    assert!(problem(MetricsLog::resume(&path, 3)).starts_with("cannot write "));
     assert_eq!(fs::read(&path).unwrap(), before);
     assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 1);
 }
@@ -152,7 +153,7 @@ fn damaged_metrics_name_the_line() {
     fs::write(&path, line(2) + &line(2)).unwrap();
     assert!(problem(MetricsLog::read(&path)).ends_with("line 2 is no metrics of the next step: step 2 follows step 2"));
     fs::write(&path, line(2) + "{\n").unwrap();
-    assert_eq!(MetricsLog::resume(&path, 3).unwrap().1, Cut { last: Some(2), lines: 1 });
+    assert_eq!(MetricsLog::resume(&path, 3).unwrap().1, Cut { last: Some(metrics(2)), lines: 1 });
 }
 
 #[test]

@@ -5,9 +5,8 @@
 //! implements).
 
 use std::{
-    num::NonZeroUsize,
-    ops::ControlFlow,
     path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicBool},
     time::Instant,
 };
 
@@ -15,37 +14,69 @@ use super::{
     Initial, Log, MetricsLog, Provenance, RunDirectory, StepMetrics,
     identity::{self, identity},
     plans,
+    saving::{SKIPPED, check_room},
     setup::{SeededBatches, new_trainer, open_dataset, run_config},
     snapshot::{restore, snapshot},
+    spikes::Spikes,
 };
 use crate::{
     Error,
     backend::Plans,
-    checkpoint::{self, NamedTensor, Retention},
-    config::Config,
+    checkpoint::{self, NamedTensor, Saver},
+    config::{Config, OnNonFinite},
     data::{Dataset, Tokenizer},
     trainer::{FlipSampling, Trainer, overall_flip_rate},
 };
 
 /// A run that this process alone may continue.
 pub struct Run {
-    config: Config,
-    dataset: Dataset,
-    trainer: Trainer,
+    pub(super) config: Config,
+    pub(super) dataset: Dataset,
+    pub(super) trainer: Trainer,
     directory: RunDirectory,
-    metrics: MetricsLog,
-    log: Log,
+    pub(super) metrics: MetricsLog,
+    pub(super) log: Log,
     notices: Vec<String>,
     /// As the run directory has them.
     plans: Plans,
+    pub(super) saver: Saver,
+    /// The step that was saved last, or is being saved.
+    pub(super) saved: Option<u32>,
+    /// What the step done last measured, until it is evaluated.
+    pub(super) pending: Option<StepMetrics>,
+    /// Steps without an update.
+    pub(super) skipped: u32,
+    spikes: Spikes,
 }
 
 /// Who watches a run.
 pub trait Observer {
-    /// After every optimizer step; a break stops the run there, with a checkpoint.
-    fn stepped(&mut self, metrics: &StepMetrics) -> ControlFlow<()>;
+    /// After every optimizer step.
+    fn stepped(&mut self, metrics: &StepMetrics);
     /// Something worth a line.
     fn said(&mut self, line: &str);
+    /// What is asked of the run. A save is asked for once; whoever asks also sets the flag of [`Run::interrupt_on`], which this clears.
+    fn asked(&mut self) -> Asked;
+}
+
+/// What an [`Observer`] asks of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// To go on.
+    Nothing,
+    /// To save the state of the last optimizer-step boundary, and go on.
+    Save,
+    /// To save it, and stop.
+    Stop,
+}
+
+/// How a run is resumed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resume {
+    /// What is done about a damaged newest checkpoint.
+    pub damaged: Damaged,
+    /// Keys and sections of the configuration that may differ from the checkpoint's; `data` allows other data.
+    pub allow: Vec<String>,
 }
 
 /// What a run begins with besides its configuration and its data.
@@ -117,13 +148,14 @@ impl Run {
             config.data.path = absolute.into_os_string().into_string().unwrap_or(config.data.path);
         }
         let (directory, (metrics, log)) = RunDirectory::filled(path, |directory| {
+            check_room(&config, trainer.recipe(), directory.path())?;
             if let Some(tokenizer) = dataset.tokenizer() {
                 tokenizer.save(&directory.tokenizer())?;
             }
             if initial.is_some() {
                 // A resume cannot make these weights again.
                 let state = identity(&config, &dataset, &trainer);
-                checkpoint::save(&directory.checkpoints(), &snapshot(&mut trainer, state)?)?;
+                checkpoint::save(&directory.checkpoints(), &snapshot(&mut trainer, state, None)?)?;
             }
             let initial = if initial.is_some() { Initial::Given } else { Initial::Random };
             Provenance::of_start(&trainer.backend().device(), initial).record(&directory.provenance())?;
@@ -134,7 +166,10 @@ impl Run {
             directory.write(&directory.config(), config.to_toml().as_bytes())?;
             Ok((metrics, log))
         })?;
-        Ok(Self { config, dataset, trainer, directory, metrics, log, notices: Vec::new(), plans: Plans::new() })
+        let saver = Saver::new(directory.checkpoints());
+        let spikes = Spikes::new(config.run.spike_z, config.run.spike_window, std::iter::empty());
+        let (saved, pending, skipped, notices, plans) = (initial.map(|_| 0), None, 0, Vec::new(), Plans::new());
+        Ok(Self { config, dataset, trainer, directory, metrics, log, notices, plans, saver, saved, pending, skipped, spikes })
     }
 
     /// Continues a run from its newest checkpoint, or, if it has none, from the beginning. A lost `tokenizer.json` is written again: the data
@@ -142,26 +177,31 @@ impl Run {
     ///
     /// # Errors
     /// [`Error::File`] for a directory that holds no run or is in use, for a damaged newest checkpoint unless it may be passed over and one
-    /// before it verifies, for a run without any whose first weights came from elsewhere, and for data that are not the checkpoint's.
-    pub fn resume(path: &Path, damaged: Damaged) -> Result<Self, Error> {
+    /// before it verifies, for a run without any whose first weights came from elsewhere, and for data or settings that are neither the
+    /// checkpoint's nor allowed to differ; [`Error::Room`].
+    pub fn resume(path: &Path, how: &Resume) -> Result<Self, Error> {
         let directory = RunDirectory::open(path)?;
         let config = run_config(directory.path())?;
         let dataset = open_dataset(&config)?;
         let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
         let latest = checkpoint::latest(&directory.checkpoints())?;
-        if let Some((_, error)) = latest.refused.first().filter(|_| damaged == Damaged::Refuse) {
+        if let Some((_, error)) = latest.refused.first().filter(|_| how.damaged == Damaged::Refuse) {
             let advice = "restore it, or continue from the one before it with `sparse24 resume --fall-back`";
             return Err(Error::file(path, format!("its newest checkpoint is damaged ({error}); {advice}")));
         }
         let mut plans = Plans::new();
         let mut notices: Vec<_> = latest.refused.iter().map(|(_, error)| format!("passed over a damaged checkpoint: {error}")).collect();
+        let (mut saved, mut skipped) = (None, 0);
         let initial = match latest.checkpoint {
             Some(path) => {
                 let checkpoint = checkpoint::load(&path)?;
-                identity::check(&path, &checkpoint.state, &identity(&config, &dataset, &trainer))?;
                 plans.clone_from(&checkpoint.state.plan);
+                let now = identity(&config, &dataset, &trainer);
+                notices.extend(identity::check(&path, &checkpoint.state, &now, &how.allow)?);
+                skipped = checkpoint.state.method.get(SKIPPED).map_or(0, |&steps| u32::try_from(steps).unwrap_or(u32::MAX));
                 restore(&mut trainer, checkpoint)?;
                 checkpoint::discard_after(&directory.checkpoints(), trainer.step())?;
+                saved = Some(trainer.step());
                 Initial::Checkpoint
             }
             None if !notices.is_empty() => {
@@ -182,9 +222,10 @@ impl Run {
             plans = plans::read(&directory.plans())?;
         }
         notices.extend(plans::use_own(&mut trainer, &plans, &directory.plans())?);
+        check_room(&config, trainer.recipe(), directory.path())?;
         let step = trainer.step();
         let (metrics, cut) = MetricsLog::resume(&directory.metrics(), step)?;
-        let last = cut.last.unwrap_or(0);
+        let last = cut.last.as_ref().map_or(0, |metrics| metrics.step);
         if last < step {
             notices.push(format!("metrics.jsonl has lost the steps {} to {step}", last + 1));
         }
@@ -197,7 +238,14 @@ impl Run {
         for notice in &notices {
             log.line(notice)?;
         }
-        Ok(Self { config, dataset, trainer, directory, metrics, log, notices, plans })
+        let before = if config.run.spike_z > 0.0 { MetricsLog::read(&directory.metrics())? } else { Vec::new() };
+        let spikes = Spikes::new(config.run.spike_z, config.run.spike_window, before.iter().map(|metrics| metrics.loss));
+        let saver = Saver::new(directory.checkpoints());
+        let mut run =
+            Self { config, dataset, trainer, directory, metrics, log, notices, plans, saver, saved, pending: None, skipped, spikes };
+        // A signal came between the step and its evaluation.
+        run.pending = cut.last.filter(|metrics| metrics.step == step && metrics.val_loss.is_none() && run.evaluates_after(step));
+        Ok(run)
     }
 
     /// What is to be told of a resume: what was found amiss and passed over, and where it continues.
@@ -230,38 +278,53 @@ impl Run {
         &self.dataset
     }
 
-    /// Trains to the last step, or until the observer stops it.
+    /// While this is set, the step or evaluation under way ends within a micro-batch, and the observer is asked what for.
+    pub fn interrupt_on(&mut self, flag: Arc<AtomicBool>) {
+        self.trainer.interrupt_on(flag);
+    }
+
+    /// Trains to the last step, or until the observer asks to stop. However it ends, what was being saved is saved.
     ///
     /// # Errors
-    /// [`Error::NonFinite`] before any update; the last checkpoint stays. Those of the run directory.
+    /// [`Error::NonFinite`] and [`Error::SkipLimit`] before the update, [`Error::Spike`] after it; the last checkpoint stays. Those of the run
+    /// directory and of saving, which are told after the step under way.
     pub fn train(&mut self, observer: &mut dyn Observer) -> Result<Ended, Error> {
+        let steps = self.steps(observer);
+        // The first error counts.
+        let settled = self.settle();
+        let ended = steps.and_then(|ended| settled.map(|()| ended)).map_err(|error| self.with_newest_checkpoint(error));
+        match &ended {
+            Ok(Ended::Finished(_)) => {}
+            Ok(Ended::Stopped { step }) => self.log.line(&format!("stopped after step {step}"))?,
+            // The error itself matters more than a log that cannot be written.
+            Err(error) => drop(self.log.line(&error.to_string())),
+        }
+        ended
+    }
+
+    fn steps(&mut self, observer: &mut dyn Observer) -> Result<Ended, Error> {
         let began = Instant::now();
         let first = self.trainer.step();
-        let mut last: Option<StepMetrics> = None;
-        let mut tokens_since = Instant::now();
-        while self.trainer.step() < self.config.steps {
-            let metrics = self.step(&mut tokens_since).map_err(|error| {
-                let error = self.with_newest_checkpoint(error);
-                // The error itself matters more than a log that cannot be written.
-                let _ = self.log.line(&error.to_string());
-                error
-            })?;
-            let stops = observer.stepped(&metrics).is_break() && metrics.step < self.config.steps;
-            if stops || self.saves_after(metrics.step) {
-                let path = self.save()?;
-                self.log.line(&format!("step {}: saved {}", metrics.step, path.display()))?;
-                tokens_since = Instant::now();
+        let mut last = None;
+        while self.trainer.step() < self.config.steps || self.pending.is_some() {
+            self.look_after_save()?;
+            match observer.asked() {
+                Asked::Nothing => {}
+                Asked::Save => self.save()?,
+                Asked::Stop => {
+                    self.save()?;
+                    return Ok(Ended::Stopped { step: self.trainer.step() });
+                }
             }
-            if metrics.step == self.switch() && metrics.step < self.config.steps {
-                let line = format!("step {}: sparse training ends, dense fine-tuning begins", metrics.step);
-                observer.said(&line);
-                self.log.line(&line)?;
+            match self.advance() {
+                Ok(metrics) => {
+                    observer.stepped(&metrics);
+                    self.conclude(&metrics, observer)?;
+                    last = Some(metrics);
+                }
+                Err(Error::Interrupted) => {}
+                Err(error) => return Err(error),
             }
-            if stops {
-                self.log.line(&format!("stopped after step {}", metrics.step))?;
-                return Ok(Ended::Stopped { step: metrics.step });
-            }
-            last = Some(metrics);
         }
         let val_loss = match last.as_ref().and_then(|metrics| metrics.val_loss) {
             Some(loss) => loss,
@@ -276,6 +339,50 @@ impl Run {
         Ok(Ended::Finished(Summary { run, steps, trained: steps - first, loss, val_loss, seconds: began.elapsed().as_secs_f64() }))
     }
 
+    /// The next step and all that is measured of it; or what was not measured yet of the last one. Interrupted, it leaves the step undone,
+    /// or done and its evaluation undone.
+    fn advance(&mut self) -> Result<StepMetrics, Error> {
+        let mut metrics = match self.pending.take() {
+            Some(metrics) => metrics,
+            None => self.step()?,
+        };
+        if self.evaluates_after(metrics.step) && metrics.val_loss.is_none() {
+            match self.evaluate() {
+                Ok(loss) => metrics.val_loss = Some(loss),
+                Err(error) => {
+                    self.pending = Some(metrics);
+                    return Err(error);
+                }
+            }
+        }
+        self.record_plans()?;
+        self.metrics.append(&metrics)?;
+        Ok(metrics)
+    }
+
+    /// What follows a step that is told.
+    fn conclude(&mut self, metrics: &StepMetrics, observer: &mut dyn Observer) -> Result<(), Error> {
+        let &StepMetrics { step, loss, .. } = metrics;
+        if let Some(what) = &metrics.skipped {
+            let line = format!("step {step}: skipped, because {what}");
+            observer.said(&line);
+            self.log.line(&line)?;
+        }
+        if let Some(spike) = self.spikes.next(loss) {
+            let (allowed, window) = (self.config.run.spike_z, self.config.run.spike_window);
+            return Err(Error::Spike { step, loss, z: spike.z, allowed, mean: spike.mean, window, kept: None });
+        }
+        if self.saves_after(step) {
+            self.save()?;
+        }
+        if step == self.switch() && step < self.config.steps {
+            let line = format!("step {step}: sparse training ends, dense fine-tuning begins");
+            observer.said(&line);
+            self.log.line(&line)?;
+        }
+        Ok(())
+    }
+
     /// Mean loss over the whole held-out split, nats a token.
     ///
     /// # Errors
@@ -284,32 +391,56 @@ impl Run {
         self.trainer.evaluate(&self.dataset.evaluation_windows(self.config.model.context))
     }
 
-    fn step(&mut self, since: &mut Instant) -> Result<StepMetrics, Error> {
+    /// One optimizer step, taken or skipped.
+    fn step(&mut self) -> Result<StepMetrics, Error> {
         let step = self.trainer.step() + 1;
         let sampling = if step == 1 || is_due(self.config.run.flip_every, step) { FlipSampling::Sample } else { FlipSampling::Skip };
         let (sequences, context) = (self.config.batch.sequences, self.config.model.context);
         let batches = SeededBatches { dataset: &self.dataset, seed: self.config.seed, sequences, context };
-        let outcome = self.trainer.train_step(&batches, sampling)?;
-        let seconds = since.elapsed().as_secs_f64();
-        let evaluates = step == self.config.steps || is_due(self.config.run.eval_every, step) || step == self.switch();
-        let val_loss = if evaluates { Some(self.evaluate()?) } else { None };
-        self.record_plans()?;
-        *since = Instant::now();
-        let metrics = StepMetrics {
+        let tokens = self.trainer.recipe().tokens_per_step() as f64;
+        let began = Instant::now();
+        let tokens_per_s = || tokens / began.elapsed().as_secs_f64();
+        let outcome = match self.trainer.train_step(&batches, sampling) {
+            Ok(outcome) => outcome,
+            Err(Error::NonFinite { step, what, kept }) if self.config.run.on_nonfinite == OnNonFinite::Skip => {
+                if self.skipped >= self.config.run.skip_limit {
+                    return Err(Error::SkipLimit { step, what, skipped: self.skipped, kept });
+                }
+                self.trainer.pass_over()?;
+                self.skipped += 1;
+                return Ok(StepMetrics {
+                    step,
+                    phase: self.trainer.phase().kind(),
+                    loss: f32::NAN,
+                    lr: self.trainer.recipe().schedule.learning_rate(step),
+                    grad_norm: f32::NAN,
+                    tokens_per_s: tokens_per_s(),
+                    flip_rate: None,
+                    flip_rate_per_layer: None,
+                    val_loss: None,
+                    skipped: Some(what),
+                });
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(StepMetrics {
             step,
             phase: outcome.phase,
             loss: outcome.loss as f32,
             lr: outcome.learning_rate,
             grad_norm: outcome.grad_norm,
-            tokens_per_s: self.trainer.recipe().tokens_per_step() as f64 / seconds,
+            tokens_per_s: tokens_per_s(),
             flip_rate: outcome.flips.as_deref().map(overall_flip_rate),
             flip_rate_per_layer: outcome.flips.map(|flips| {
                 flips.into_iter().map(|layer| (layer.name, sparse24_core::flip::flip_rate(layer.flips, layer.weights))).collect()
             }),
-            val_loss,
-        };
-        self.metrics.append(&metrics)?;
-        Ok(metrics)
+            val_loss: None,
+            skipped: None,
+        })
+    }
+
+    fn evaluates_after(&self, step: u32) -> bool {
+        step == self.config.steps || is_due(self.config.run.eval_every, step) || step == self.switch()
     }
 
     /// Brings `plans.json` in line with what has been timed.
@@ -324,31 +455,11 @@ impl Run {
 
     /// An error that tells what it leaves, if it should.
     fn with_newest_checkpoint(&self, mut error: Error) -> Error {
-        if let Error::NonFinite { kept, .. } = &mut error {
+        if let Error::NonFinite { kept, .. } | Error::SkipLimit { kept, .. } | Error::Spike { kept, .. } = &mut error {
             let newest = checkpoint::latest(&self.directory.checkpoints()).ok().and_then(|latest| latest.checkpoint);
             *kept = newest.as_deref().and_then(checkpoint::step_of);
         }
         error
-    }
-
-    /// The last step of the first phase: the last 2:4 model of a sparse run.
-    fn switch(&self) -> u32 {
-        let recipe = self.trainer.recipe();
-        recipe.method.phases[0].last_step(recipe.steps)
-    }
-
-    fn saves_after(&self, step: u32) -> bool {
-        step == self.config.steps || step == self.switch() || is_due(self.config.run.checkpoint_every, step)
-    }
-
-    fn save(&mut self) -> Result<PathBuf, Error> {
-        self.metrics.sync()?;
-        let state = identity(&self.config, &self.dataset, &self.trainer);
-        let checkpoint = snapshot(&mut self.trainer, state)?;
-        let path = checkpoint::save(&self.directory.checkpoints(), &checkpoint)?;
-        let last = NonZeroUsize::new(self.config.run.keep_last).unwrap_or(NonZeroUsize::MIN);
-        checkpoint::retain(&self.directory.checkpoints(), &Retention { last, always: vec![self.switch()] })?;
-        Ok(path)
     }
 }
 
@@ -358,7 +469,7 @@ fn is_saved(tokenizer: &Tokenizer, file: &Path) -> bool {
 }
 
 /// Whether something that happens every so many steps (0 is never) happens after this one.
-fn is_due(every: u32, step: u32) -> bool {
+pub(super) fn is_due(every: u32, step: u32) -> bool {
     every > 0 && step.is_multiple_of(every)
 }
 

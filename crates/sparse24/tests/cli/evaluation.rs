@@ -55,7 +55,7 @@ fn what_cannot_be_evaluated_is_refused() {
     let config = place.read("run/config.toml");
     for (from, to) in [("width = 16", "width = 32"), ("heads = 2", "heads = 4"), ("\"char\"", "\"byte\"")] {
         place.write("run/config.toml", config.replacen(from, to, 1));
-        let message = "run/config.toml: is not the configuration that run/checkpoints/step-00000012 was saved with; undo the change";
+        let message = "run/config.toml: says * = *, but run/checkpoints/step-00000012 was saved with * = *; undo the change";
         for command in ["eval run", "sample run", "export run out"] {
             place.refuses(command, 3, message);
         }

@@ -1,20 +1,13 @@
 //! `sparse24 resume`: kills, and every way in which it refuses.
 
-use std::{
-    fs,
-    io::{BufRead, BufReader, Read},
-    path::Path,
-    process::{Command, Stdio},
-    thread,
-    time::Duration,
-};
+use std::{fs, path::Path, process::Stdio, thread, time::Duration};
 
 use serde_json::Value;
 
 use crate::support::{Place, TINY};
 
 /// 600 steps of a few milliseconds: the switch is after 500.
-const LONG: &str = "--set steps=600 --set model.width=32 --set model.ffn_width=64 --set model.context=16 --set batch.accumulation=2 \
+pub(crate) const LONG: &str = "--set steps=600 --set model.width=32 --set model.ffn_width=64 --set model.context=16 --set batch.accumulation=2 \
     --set model.dropout=0.1 --set run.flip_every=5 --set run.eval_every=75 --set method.refresh=7 --set run.keep_last=2";
 
 /// Starts a run (or resumes it) and kills it once it has told of `seen` steps; none if it ended first, else the last step it told of.
@@ -30,7 +23,7 @@ fn kill(place: &Place, line: &str, run: &str, seen: usize) -> Option<usize> {
 }
 
 /// Makes a killed process of the first attempt that does not end before: each leaves hundreds of milliseconds to kill it in.
-fn attempts<T>(attempt: impl FnMut(usize) -> Option<T>) -> T {
+pub(crate) fn attempts<T>(attempt: impl FnMut(usize) -> Option<T>) -> T {
     (0..10).find_map(attempt).expect("ten runs have ended before they could be killed")
 }
 
@@ -43,7 +36,7 @@ fn save_every(place: &Place, run: &str, from: u32, to: u32) {
 }
 
 /// The metrics without what clocks say.
-fn timeless(place: &Place, run: &str) -> Vec<Value> {
+pub(crate) fn timeless(place: &Place, run: &str) -> Vec<Value> {
     let mut metrics = place.metrics(run);
     for line in &mut metrics {
         assert!(line.as_object_mut().unwrap().remove("tokens_per_s").is_some());
@@ -82,66 +75,6 @@ fn a_killed_run_ends_like_one_that_was_not() {
     assert!(initial.len() == 4 && initial[2..].iter().all(|initial| *initial == "checkpoint"), "one entry a start: {initial:?}");
     let log = place.read(&format!("{run}/log.txt"));
     assert_eq!(log.matches("resumed after step ").count(), 3, "{log}");
-}
-
-/// Starts a run and sends it a signal once it has told of 20 steps; none if it ended first, else its exit code and what it said.
-#[cfg(unix)]
-fn signalled(place: &Place, line: &str, run: &str, signal: &str) -> Option<(i32, String)> {
-    let child = place.command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let metrics = place.path(run).join("metrics.jsonl");
-    while fs::read(&metrics).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count()) < 20 {
-        thread::sleep(Duration::from_millis(1));
-    }
-    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
-    let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    (!output.status.success()).then(|| (output.status.code().expect("it exits by itself"), said))
-}
-
-#[cfg(unix)]
-#[test]
-fn a_signal_saves_and_says_how_to_go_on() {
-    let place = Place::new();
-    let settings = format!("{LONG} --checkpoint-every 0");
-    place.train("whole", &settings);
-    for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
-        let (run, found, said) = attempts(|attempt| {
-            let run = format!("stopped{signal}-{attempt}");
-            let (code, said) = signalled(&place, &format!("train {TINY} {settings} --out {run}"), &run, signal)?;
-            Some((run, code, said))
-        });
-        let step = place.metrics(&run).len();
-        assert_eq!(found, code, "{said}");
-        assert_eq!(said.lines().last().unwrap(), format!("interrupted after step {step}; resume with: sparse24 resume {run}"), "{said}");
-        assert!(place.read(&format!("{run}/log.txt")).contains(&format!("stopped after step {step}")));
-        assert!(place.path(&format!("{run}/checkpoints/step-{step:08}/manifest.json")).is_file(), "not a step is lost");
-        place.answer(&format!("resume {run}"));
-        let at_end = |run: &str| place.tree(&format!("{run}/checkpoints/step-00000600"));
-        assert!(at_end(&run) == at_end("whole"), "stopped after {step}");
-        assert_eq!(timeless(&place, &run), timeless(&place, "whole"), "stopped after {step}");
-    }
-}
-
-#[cfg(unix)]
-#[test]
-fn a_second_signal_ends_the_step_as_well() {
-    let place = Place::new();
-    // A step of minutes.
-    let mut command = place.command(&format!("train {TINY} --set batch.accumulation=1000000 --out run"));
-    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-    let mut said = BufReader::new(child.stderr.take().unwrap());
-    let mut lines = String::new();
-    said.read_line(&mut lines).unwrap();
-    let status = loop {
-        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-        thread::sleep(Duration::from_millis(20));
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-    };
-    said.read_to_string(&mut lines).unwrap();
-    assert_eq!(status.code(), Some(130));
-    assert!(!lines.contains("interrupted") && !place.path("run/checkpoints").exists(), "{lines}");
 }
 
 #[test]
@@ -195,7 +128,7 @@ fn a_resume_falls_back_when_asked() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");
     for step in [10, 12] {
-        let line = format!("passed over a damaged checkpoint: {}/model.safetensors: holds 100 bytes, the manifest says", checkpoint(step));
+        let line = format!("passed over a damaged checkpoint: {}/model.safetensors: ends at byte 100, the manifest says", checkpoint(step));
         assert!(said.contains(&line) && place.read("run/log.txt").contains(&line), "{said}");
     }
     assert!(place.read("run/log.txt").contains("resumed after step 8"));
@@ -286,6 +219,10 @@ fn what_is_no_run_is_refused() {
     }
     place.train("run", "");
     let config = place.read("run/config.toml");
+    let differs = |was: &str, is: &str| format!("run/checkpoints/step-00000012: was saved with {was}, the run has {is} now");
+    let choice =
+        |was: &str, is: &str, key: &str| format!("{}; undo that, continue so with --allow {key}, or start a new run", differs(was, is));
+    let shape = |was: &str, is: &str| format!("{}, which its weights do not fit; undo that, or start a new run", differs(was, is));
     for (from, to, message) in [
         ("steps = 12", "steps = 0", "run/config.toml: steps: expected at least 1, found 0"),
         ("steps = 12", "steps = \"x\"", r#"run/config.toml: steps: expected a whole number, found "x""#),
@@ -295,14 +232,11 @@ fn what_is_no_run_is_refused() {
         ("[model]", "[model", "run/config.toml: line 5: *"),
         ("\"fst\"", "\"fts\"", r#"run/config.toml: method.name: "fts" is not known; did you mean "fst"? *"#),
         // Possible, but not what the run was.
-        (
-            "steps = 12",
-            "steps = 13",
-            "run/checkpoints/step-00000012: was saved with another configuration (fingerprint *) than the run has now (*); undo the change in config.toml, or start a new run",
-        ),
-        ("width = 16", "width = 32", "run/checkpoints/step-00000012: was saved with another configuration (fingerprint *"),
-        ("seed = 1337", "seed = 1", "run/checkpoints/step-00000012: was saved with another configuration (fingerprint *"),
-        ("\"char\"", "\"byte\"", "run/checkpoints/step-00000012: was saved with another configuration (fingerprint *"),
+        ("steps = 12", "steps = 13", &choice("steps = 12", "steps = 13", "steps")),
+        ("seed = 1337", "seed = 1", &choice("seed = 1337", "seed = 1", "seed")),
+        ("lambda = 0.00006", "lambda = 1", &choice("method.lambda = 0.00006", "method.lambda = 1.0", "method.lambda")),
+        ("width = 16", "width = 32", &shape("model.width = 16", "model.width = 32")),
+        ("\"char\"", "\"byte\"", &shape("data.tokenizer = \"char\", data of *", "data.tokenizer = \"byte\", data of *")),
     ] {
         assert!(config.contains(from));
         place.write("run/config.toml", config.replacen(from, to, 1));
@@ -310,6 +244,39 @@ fn what_is_no_run_is_refused() {
     }
     place.write("run/config.toml", &config);
     place.answer("resume run");
+}
+
+#[test]
+fn what_is_allowed_may_differ() {
+    let place = Place::new();
+    place.train("run", "--checkpoint-every 4 --set run.keep_last=9");
+    let config = place.read("run/config.toml");
+    place.write("run/config.toml", config.replace("steps = 12", "steps = 15").replace("learning_rate = 0.02", "learning_rate = 0.01"));
+    place.write("text", crate::support::text(2));
+    let message = "run/checkpoints/step-00000012: was saved with optimizer.learning_rate = 0.02, steps = 12, data of *, the run has \
+                   optimizer.learning_rate = 0.01, steps = 15, data of * now; undo that, continue so with \
+                   --allow optimizer.learning_rate --allow steps --allow data, or start a new run";
+    place.refuses("resume run", 3, message);
+    place.refuses("resume run --allow optimizer --allow data", 3, "*: was saved with steps = 12, the run has steps = 15 now; *");
+    place.refuses("resume run --allow step", 2, r#"--allow: "step" is not known; did you mean "steps"? *"#);
+    let output = place.command("resume run --allow optimizer --allow data --allow steps").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}");
+    for line in ["the run continues with steps = 15, it had steps = 12", "resumed after step 12"] {
+        assert!(said.lines().any(|said| said == line) && place.read("run/log.txt").contains(line), "{said}");
+    }
+    assert_eq!(place.metrics("run").len(), 15);
+    place.answer("resume run");
+}
+
+#[test]
+fn old_checkpoints_go_and_those_asked_for_stay() {
+    let place = Place::new();
+    place.train("run", "--checkpoint-every 1 --set run.keep_last=2 --set run.keep_every=3");
+    let mut kept: Vec<_> =
+        fs::read_dir(place.path("run/checkpoints")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    kept.sort();
+    assert_eq!(kept, [3, 6, 9, 10, 11, 12].map(|step| format!("step-{step:08}")), "multiples of 3, the switch, the last two");
 }
 
 #[test]
@@ -345,11 +312,18 @@ fn other_data_are_refused() {
     let place = Place::new();
     place.train("run", "--checkpoint-every 4");
     let text = place.read("text");
-    let message = "run/checkpoints/step-00000012: was saved with other data (fingerprint *) than the run has now (*); restore them, or start a new run";
+    let other = "run/checkpoints/step-00000012: was saved with data of 3600 + 400 tokens of 27 (fingerprint *), the run has data of 3600 + 400 tokens of 27 (fingerprint *) now; \
+                 undo that, continue so with --allow data, or start a new run";
     place.write("text", crate::support::text(2));
-    place.refuses("resume run", 3, message);
+    place.refuses("resume run", 3, other);
     place.write("text", text.replacen('q', "p", 1));
-    place.refuses("resume run", 3, message);
+    place.refuses("resume run", 3, other);
+    place.write("text", text.replace('q', "p"));
+    let message =
+        "*, the run has data of 3600 + 400 tokens of 26 (fingerprint * now, which its weights do not fit; undo that, or start a new run";
+    for line in ["resume run", "resume run --allow data"] {
+        place.refuses(line, 3, message);
+    }
     place.write("text", "");
     place.refuses("resume run", 3, "*/text: holds no text; a corpus needs at least one context and a token");
     place.write("text", text);
@@ -381,12 +355,12 @@ fn a_damaged_newest_checkpoint_is_named_and_the_one_before_it_serves() {
         fs::write(&path, whole).unwrap();
     };
     damage("model.safetensors", &|bytes| *bytes.last_mut().unwrap() ^= 1, r#"is damaged in "ln_f.weight", bytes *"#);
-    damage("model.safetensors", &|bytes| bytes.truncate(100), "holds 100 bytes, the manifest says *");
+    damage("model.safetensors", &|bytes| bytes.truncate(100), "ends at byte 100, the manifest says *");
     damage("optimizer.safetensors", &|bytes| bytes[20] ^= 1, r#"is damaged in "header", bytes 0..*"#);
-    damage("masks.safetensors", &|bytes| bytes.push(0), "holds * bytes, the manifest says *");
-    damage("state.json", &|bytes| bytes[20] ^= 1, "is damaged: *");
-    damage("manifest.json", &|bytes| bytes[20] ^= 1, "is damaged: its checksum says *");
-    damage("manifest.json", &|bytes| bytes.clear(), "does not end with its checksum: it is cut or damaged (0 bytes)");
+    damage("masks.safetensors", &|bytes| bytes.push(0), "ends at byte *, the manifest says *");
+    damage("state.json", &|bytes| bytes[20] ^= 1, r#"is damaged in "state", bytes 0..*"#);
+    damage("manifest.json", &|bytes| bytes[20] ^= 1, "is damaged, bytes 0..*: its checksum says *");
+    damage("manifest.json", &|bytes| bytes.clear(), "does not end with its checksum at byte 0: it is cut or damaged");
     fs::remove_dir_all(place.path(newest.to_str().unwrap())).unwrap();
     place.answer("resume run");
     assert!(place.tree(newest.to_str().unwrap()) == end);

@@ -3,10 +3,12 @@
 //! `prepare`, `prune` and `verify` have their own files beside this folder.
 
 mod configuration;
+mod divergence;
 mod evaluation;
 mod interchange;
 mod interruption;
 mod refusals;
 mod reports;
+mod signals;
 mod support;
 mod training;

@@ -1,0 +1,165 @@
+//! Signals while a run trains: SIGINT and SIGTERM save and stop, SIGUSR1 saves and goes on, and each is heard within a micro-step.
+#![cfg(unix)]
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read},
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use crate::{
+    interruption::{LONG, attempts, timeless},
+    support::{Place, TINY},
+};
+
+fn send(signal: &str, child: &Child) {
+    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+}
+
+/// Starts a run and sends it a signal once it has told of 20 steps; none if it ended first, else its exit code and what it said.
+fn signalled(place: &Place, line: &str, run: &str, signal: &str) -> Option<(i32, String)> {
+    let child = place.command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let metrics = place.path(run).join("metrics.jsonl");
+    while fs::read(&metrics).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count()) < 20 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    send(signal, &child);
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    (!output.status.success()).then(|| (output.status.code().expect("it exits by itself"), said))
+}
+
+#[test]
+fn a_signal_saves_and_says_how_to_go_on() {
+    let place = Place::new();
+    let settings = format!("{LONG} --checkpoint-every 0");
+    place.train("whole", &settings);
+    for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
+        let (run, found, said) = attempts(|attempt| {
+            let run = format!("stopped{signal}-{attempt}");
+            let (code, said) = signalled(&place, &format!("train {TINY} {settings} --out {run}"), &run, signal)?;
+            Some((run, code, said))
+        });
+        let step = place.metrics(&run).len();
+        assert_eq!(found, code, "{said}");
+        assert_eq!(said.lines().last().unwrap(), format!("interrupted after step {step}; resume with: sparse24 resume {run}"), "{said}");
+        assert!(place.read(&format!("{run}/log.txt")).contains(&format!("stopped after step {step}")));
+        assert!(place.path(&format!("{run}/checkpoints/step-{step:08}/manifest.json")).is_file(), "not a step is lost");
+        place.answer(&format!("resume {run}"));
+        let at_end = |run: &str| place.tree(&format!("{run}/checkpoints/step-00000600"));
+        assert!(at_end(&run) == at_end("whole"), "stopped after {step}");
+        assert_eq!(timeless(&place, &run), timeless(&place, "whole"), "stopped after {step}");
+    }
+}
+
+/// Begins a run, waits for its first line, and sends signals until it ends, with pauses between; gives its code, how many it took and what
+/// it said.
+fn insist(place: &Place, line: &str, signal: &str, pause: Duration) -> (Option<i32>, usize, String) {
+    const TICK: Duration = Duration::from_millis(20);
+    let mut child = place.command(line).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap());
+    let mut lines = String::new();
+    said.read_line(&mut lines).unwrap();
+    for sent in 1.. {
+        send(signal, &child);
+        for _ in 0..pause.div_duration_f64(TICK) as u32 {
+            thread::sleep(TICK);
+            if let Some(status) = child.try_wait().unwrap() {
+                said.read_to_string(&mut lines).unwrap();
+                return (status.code(), sent, lines);
+            }
+        }
+    }
+    unreachable!("signals are sent for ever");
+}
+
+/// The step takes minutes, one of its micro-steps a millisecond.
+#[test]
+fn a_signal_abandons_the_step_under_way() {
+    let place = Place::new();
+    for (signal, exit) in [("-INT", 130), ("-TERM", 143)] {
+        let run = format!("run{exit}");
+        let line = format!("train {TINY} --set batch.accumulation=1000000 --out {run}");
+        let (code, sent, said) = insist(&place, &line, signal, Duration::from_secs(60));
+        assert_eq!((code, sent), (Some(exit), 1), "{said}");
+        assert_eq!(said.lines().last().unwrap(), format!("interrupted after step 0; resume with: sparse24 resume {run}"), "{said}");
+        assert!(place.path(&format!("{run}/checkpoints/step-00000000/manifest.json")).is_file());
+    }
+}
+
+/// A micro-step takes seconds.
+#[test]
+fn a_second_signal_ends_at_once() {
+    let place = Place::new();
+    for (signal, exit) in [("-INT", 130), ("-TERM", 143)] {
+        let line = format!("train {TINY} --set batch.sequences=200 --set model.width=512 --set model.ffn_width=2048 --out run{exit}");
+        let (code, sent, said) = insist(&place, &line, signal, Duration::from_millis(100));
+        assert_eq!((code, sent), (Some(exit), 2), "{said}");
+        assert!(!said.contains("interrupted") && !place.path(&format!("run{exit}/checkpoints")).exists(), "{said}");
+    }
+}
+
+/// One save, and a run that ends like one that nobody asked.
+#[test]
+fn sigusr1_saves_and_the_run_goes_on() {
+    let place = Place::new();
+    let settings = format!("{LONG} --checkpoint-every 0");
+    place.train("whole", &settings);
+    attempts(|attempt| {
+        let run = format!("asked-{attempt}");
+        let mut child = place.command(&format!("train {TINY} {settings} --out {run}")).stderr(Stdio::null()).spawn().unwrap();
+        while !place.path(&format!("{run}/metrics.jsonl")).exists() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        thread::sleep(Duration::from_millis(30));
+        send("-USR1", &child);
+        assert!(child.wait().unwrap().success());
+        let log = place.read(&format!("{run}/log.txt"));
+        let at_end = |run: &str| place.tree(&format!("{run}/checkpoints/step-00000600"));
+        assert!(at_end(&run) == at_end("whole"));
+        assert_eq!(timeless(&place, &run), timeless(&place, "whole"));
+        // The others are of the switch and of the end; a signal may also come after the last step.
+        (log.matches(": saved ").count() == 3).then_some(())
+    });
+}
+
+/// Nearly all of the time goes by in evaluations: a step that is done and not evaluated is neither lost nor told twice.
+#[test]
+fn a_signal_abandons_the_evaluation_under_way() {
+    let place = Place::new();
+    let settings = "--set data.validation=0.99 --set run.eval_every=1 --set steps=40 --set model.width=64 --set model.context=32";
+    place.train("whole", settings);
+    let whole = place.tree("whole/checkpoints/step-00000040");
+    for signal in ["-TERM", "-USR1"] {
+        let run = attempts(|attempt| {
+            let run = format!("run{signal}-{attempt}");
+            let mut child = place.command(&format!("train {TINY} {settings} --out {run}")).stderr(Stdio::null()).spawn().unwrap();
+            let metrics = place.path(&format!("{run}/metrics.jsonl"));
+            while fs::read(&metrics).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count()) < 3 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            send(signal, &child);
+            let mut early = false;
+            let code = loop {
+                if let Some(status) = child.try_wait().unwrap() {
+                    break status.code();
+                }
+                // A line without its evaluation, while the run waits for the signal's checkpoint or goes on.
+                let text = fs::read_to_string(&metrics).unwrap_or_default();
+                early |= text.lines().last().is_some_and(|line| line.ends_with('}') && !line.contains("val_loss"));
+            };
+            if signal == "-USR1" {
+                assert_eq!(code, Some(0));
+                return early.then_some(run);
+            }
+            let text = fs::read_to_string(&metrics).unwrap();
+            let stopped = code == Some(143) && !text.lines().last().unwrap().contains("val_loss");
+            place.answer(&format!("resume {run}"));
+            stopped.then_some(run)
+        });
+        assert!(place.tree(&format!("{run}/checkpoints/step-00000040")) == whole);
+        assert_eq!(timeless(&place, &run), timeless(&place, "whole"));
+    }
+}
