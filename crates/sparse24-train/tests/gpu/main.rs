@@ -3,4 +3,5 @@
 //! Without a GPU each test says that it was skipped and why; where `SPARSE24_REQUIRE_GPU` is set, that fails it.
 
 mod plans;
+mod step;
 mod support;
