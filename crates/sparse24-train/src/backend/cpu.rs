@@ -132,7 +132,7 @@ impl CpuBackend {
     fn store(&self, activations: &mut ArrayViewMut2<'_, f32>) {
         match self.arithmetic {
             Arithmetic::Native | Arithmetic::F32 => {}
-            Arithmetic::Bf16Operands => activations.mapv_inplace(|x| bf16::from_f32(x).to_f32()),
+            Arithmetic::Bf16 => activations.mapv_inplace(|x| bf16::from_f32(x).to_f32()),
         }
     }
 
@@ -140,7 +140,7 @@ impl CpuBackend {
     fn rounded<'a>(&self, operand: ArrayView2<'a, f32>, scratch: &'a mut Vec<f32>) -> Result<ArrayView2<'a, f32>, sparse24_cpu::Error> {
         match self.arithmetic {
             Arithmetic::Native | Arithmetic::F32 => Ok(operand),
-            Arithmetic::Bf16Operands => {
+            Arithmetic::Bf16 => {
                 round_bf16(operand, scratch_view(scratch, operand.dim()))?;
                 Ok(ArrayView2::from_shape(operand.dim(), &scratch[..operand.len()]).expect("the scratch was grown"))
             }
@@ -196,7 +196,7 @@ impl Backend for CpuBackend {
     fn device(&self) -> Device {
         let arithmetic = match self.arithmetic {
             Arithmetic::Native | Arithmetic::F32 => "f32",
-            Arithmetic::Bf16Operands => "f32 with bf16 operands",
+            Arithmetic::Bf16 => "bf16 activations and operands, f32 sums",
         };
         Device {
             backend: "cpu",
@@ -318,7 +318,7 @@ impl Backend for CpuBackend {
             mvue_prune(dz, estimator, self.stream(site), sampled.view_mut())?;
             match self.arithmetic {
                 Arithmetic::Native | Arithmetic::F32 => Ok(()),
-                Arithmetic::Bf16Operands => {
+                Arithmetic::Bf16 => {
                     let mut stored = scratch_view(stored, sampled.dim());
                     round_bf16(sampled.view(), stored.view_mut())?;
                     sampled.assign(&stored);
@@ -388,7 +388,7 @@ impl Backend for CpuBackend {
             let (x, delta, gamma) = (cpu.storage.view(op.x), op.delta.map(|t| cpu.storage.view(t)), cpu.storage.row(op.gamma));
             let beta = op.beta.map(|t| cpu.storage.row(t));
             norm_forward(x, delta, gamma, beta, residual.view_mut(), y.view_mut(), stats.view_mut())?;
-            if cpu.arithmetic == Arithmetic::Bf16Operands {
+            if cpu.arithmetic == Arithmetic::Bf16 {
                 // The norm is that of the residual as it is stored.
                 cpu.store(&mut residual);
                 let stored = residual.to_owned();

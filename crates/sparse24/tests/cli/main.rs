@@ -4,6 +4,8 @@
 
 mod configuration;
 mod evaluation;
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+mod gpus;
 mod interchange;
 mod interruption;
 mod refusals;
