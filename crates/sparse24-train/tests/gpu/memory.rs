@@ -2,8 +2,8 @@
 
 use std::{
     env,
-    io::{BufRead, BufReader, Read, stdin},
-    process::{Child, Command, Stdio},
+    io::{BufRead, BufReader, Lines, Read, stdin},
+    process::{Child, ChildStdout, Command, Stdio},
 };
 
 use sparse24_train::{
@@ -32,24 +32,27 @@ fn hold(backend: &mut dyn Backend, mib: usize) -> Result<(), Error> {
 }
 
 /// Another process that holds all memory of the GPU but less than these MiB, until it is dropped.
-struct Holder(Child);
+struct Holder {
+    process: Child,
+    _output: Lines<BufReader<ChildStdout>>,
+}
 
 impl Holder {
     fn leaving(mib: usize) -> Self {
         let mut command = Command::new(env::current_exe().expect("this test"));
         command.args(["--ignored", "--exact", "memory::holder", "--nocapture"]).env("SPARSE24_LEAVE_MIB", mib.to_string());
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("started");
-        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        assert!(lines.any(|line| line.expect("text").contains("holding")), "the other process could not hold the memory");
-        Self(child)
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("started");
+        let mut output = BufReader::new(process.stdout.take().expect("piped")).lines();
+        assert!(output.any(|line| line.expect("text").contains("holding")), "the other process could not hold the memory");
+        Self { process, _output: output }
     }
 }
 
 impl Drop for Holder {
     fn drop(&mut self) {
         // It ends with its input.
-        drop(self.0.stdin.take());
-        let _ = self.0.wait();
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
     }
 }
 

@@ -217,17 +217,3 @@ fn a_step_of_gpt2_124m_is_the_cpus() {
         compare(gpu, &recipe, &dataset, &[0, 50, 100, 200], 4);
     });
 }
-
-#[test]
-#[ignore]
-fn pretend() {
-    let dataset = embedded(TokenizerKind::Byte);
-    let small = |config: &mut Config| {
-        (config.model.layers, config.model.bias, config.model.dropout) = (2, true, 0.1);
-        config.batch.accumulation = 2;
-    };
-    let recipe = recipe("quickstart", small, dataset.vocabulary() as usize);
-    let t = std::time::Instant::now();
-    compare(Box::new(CpuBackend::new(Arithmetic::F32)), &recipe, &dataset, &[0, 50, 100, 200], 4);
-    println!("{:?}", t.elapsed());
-}
