@@ -8,6 +8,7 @@ mod training {
     mod layers;
     mod oracle;
     mod repeat;
+    mod rounding;
     mod semantics;
     mod spy;
     mod step;

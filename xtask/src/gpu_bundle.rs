@@ -1,5 +1,5 @@
-//! `cargo xtask gpu-bundle`: what a GPU host without Rust needs to test and measure the CUDA kernels, in one folder: the tests, the benches and
-//! the command as stripped binaries, compiled kernels, and `run.sh`. The host's C library must be as recent as this machine's.
+//! `cargo xtask gpu-bundle`: what a GPU host without Rust needs to test and measure the CUDA kernels, and training with them, in one folder: the
+//! tests, the benches and the command as stripped binaries, compiled kernels, and `run.sh`. The host's C library must be as recent as this machine's.
 
 use std::{
     fs,
@@ -62,7 +62,8 @@ fn build(root: &Path) -> Result<Vec<(String, PathBuf)>> {
     let cargo = || Command::new(env!("CARGO"));
     let metadata = output(cargo().args(["metadata", "--no-deps", "--format-version", "1"]), root)?;
     let mut command = cargo();
-    command.args(["build", "--release", "-p", PACKAGE, "-p", "sparse24", "--test", "gpu", "--bin", "sparse24"]);
+    command.args(["build", "--release", "-p", PACKAGE, "-p", "sparse24-train", "-p", "sparse24", "--features", "sparse24-train/cuda"]);
+    command.args(["--test", "gpu", "--test", "training", "--bin", "sparse24"]);
     command.args(benches(&metadata)?.iter().flat_map(|name| ["--bench", name]));
     let messages = output(command.arg("--message-format=json-render-diagnostics"), root)?;
     messages.lines().filter_map(|line| binary(line).transpose()).collect()

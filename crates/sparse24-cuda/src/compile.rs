@@ -179,6 +179,20 @@ mod tests {
     use crate::kernels::SOURCES;
 
     #[test]
+    fn a_source_that_does_not_compile_is_an_error_that_says_where() {
+        let broken = Source { text: "#include \"scalar.cuh\"\n\nextern \"C\" __global__ void x() { u32 a = b; }\n", ..SOURCES[0] };
+        match compile(&broken, Architecture::Sm80) {
+            Err(Error::Library { .. }) => println!("skipped: the compiler is not on this machine"),
+            Err(error @ Error::Compile { .. }) => {
+                let place = format!("kernel {name} does not compile for sm_80: {name}.cu(3): error: ", name = SOURCES[0].name);
+                let text = error.to_string();
+                assert!(text.starts_with(&place) && text.lines().count() == 1, "{text}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
     fn a_name_depends_on_text_options_and_architecture() {
         let source = SOURCES[0];
         let contraction = match source.contraction {

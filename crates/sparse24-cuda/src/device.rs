@@ -68,7 +68,8 @@ impl Device {
     /// Opens a GPU; nothing is compiled yet.
     ///
     /// # Errors
-    /// [`Error::Library`] without a driver, [`Error::NoDevice`], [`Error::Architecture`] for a GPU without sparse tensor cores, [`Error::Driver`].
+    /// [`Error::Library`] without a driver, [`Error::NoDevice`], [`Error::Architecture`] for a GPU without sparse tensor cores,
+    /// [`Error::Occupied`], [`Error::Driver`].
     pub fn open(settings: &Settings) -> Result<Self, Error> {
         driver::start()?;
         let said = |what: &'static str| move |error: DriverError| driver_error(what.into(), error);
@@ -77,7 +78,7 @@ impl Device {
         if settings.ordinal >= count {
             return Err(Error::NoDevice { ordinal: settings.ordinal, count });
         }
-        let context = CudaContext::new(settings.ordinal).map_err(said("opening the GPU"))?;
+        let context = CudaContext::new(settings.ordinal).map_err(|error| not_opened(settings.ordinal, error))?;
         // SAFETY: one stream runs everything in order, so that no event has to order anything.
         unsafe { context.disable_event_tracking() };
         let name = context.name().map_err(said("asking for the GPU's name"))?;
@@ -472,6 +473,17 @@ impl Place {
     fn on_device<T: Scalar>(matrix: Matrix<T>) -> Self {
         let memory = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
         Self { memory, host: std::ptr::null_mut(), device: matrix.address, pitch: matrix.stride }
+    }
+}
+
+/// Why a GPU that is there is not opened.
+fn not_opened(ordinal: usize, error: DriverError) -> Error {
+    match error.0 {
+        sys::CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
+            Error::Occupied { ordinal, reason: "it serves one process alone, and another has it" }
+        }
+        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::Occupied { ordinal, reason: "other processes hold its memory" },
+        _ => driver_error("opening the GPU".into(), error),
     }
 }
 

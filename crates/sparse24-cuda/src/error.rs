@@ -72,8 +72,16 @@ pub enum Error {
         /// The largest thing it holds.
         largest: String,
     },
+    /// Another process leaves no room on the GPU.
+    #[error("GPU {ordinal} cannot be opened: {reason}; wait for the other process, or choose another GPU")]
+    Occupied {
+        /// The number asked for.
+        ordinal: usize,
+        /// What is in the way.
+        reason: &'static str,
+    },
     /// A kernel does not compile.
-    #[error("kernel {kernel} does not compile for {architecture}: {log}")]
+    #[error("kernel {kernel} does not compile for {architecture}: {}", log.lines().find(|line| line.contains("error")).unwrap_or(log))]
     Compile {
         /// Its file.
         kernel: &'static str,

@@ -31,7 +31,7 @@ pub mod cuda;
 pub enum DType {
     /// 32-bit float.
     F32,
-    /// What the device stores activations in, and their gradients: f32 on a CPU, bf16 on a GPU. The host reads and writes them as f32.
+    /// What the device stores activations in, and their gradients: bf16 on a GPU, f32 on a CPU unless that mimics a GPU. The host reads and writes them as f32.
     Activation,
     /// Token ids.
     U32,
@@ -426,23 +426,24 @@ pub struct Device {
     pub sparse_products: &'static str,
 }
 
-/// How operands of products are rounded.
+/// What is rounded to bf16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "run", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Arithmetic {
-    /// As is usual on the device: f32 on a CPU, bf16 operands on a GPU.
+    /// As is usual on the device: [`Self::F32`] on a CPU, [`Self::Bf16`] on a GPU.
     #[default]
     Native,
     /// f32 throughout.
     F32,
-    /// Operands of linear layers are rounded to bf16, sums are f32, as a GPU's tensor cores do.
-    Bf16Operands,
+    /// As on a GPU: activations and their gradients are stored in bf16, products read a weight's rounding to bf16; sums, weights, their
+    /// gradients, moments and statistics are f32.
+    Bf16,
 }
 
 /// How a backend is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BackendSettings {
-    /// How operands of products are rounded.
+    /// What is rounded to bf16.
     pub arithmetic: Arithmetic,
     /// The number of the GPU, as its driver counts; of no meaning on a CPU.
     pub gpu: usize,

@@ -203,7 +203,7 @@ fn rounded_operands_are_as_if_rounded_before() {
         layer.backward(&mut pass, x, dz, dx, None).expect("fits");
         bench.found(&[("z", z), ("dx", dx)])
     };
-    let rounded = run(Operands::Bf16Operands, &Matrix::clone);
+    let rounded = run(Operands::Bf16, &Matrix::clone);
     assert_eq!(rounded, run(Operands::F32, &round));
     assert_ne!(rounded, run(Operands::F32, &Matrix::clone));
 }

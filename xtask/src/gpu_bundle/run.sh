@@ -9,10 +9,50 @@ export PATH="$PATH:${CUDA_HOME:-/usr/local/cuda}/bin"
 # The exit code that tells a sanitizer's complaint from a failing test.
 complaint=86
 
-test_() { ./gpu; }
+test_() { ./gpu; ./training; }
 
-# What is ignored for its length, and not for being planted.
-long() { ./gpu --ignored --skip planted::; }
+# What is ignored for its length, and not for being planted or a part of another test. Training on the CPU wants the cores, holding memory the GPU.
+long() {
+    ./gpu --ignored --skip planted::
+    ./training --ignored --skip holder --test-threads 1 --nocapture
+    repeat
+}
+
+# Ten runs with one seed and the plans of the first end in the same files: fully sparse, then dense, with dropout. Two at a time share the GPU;
+# the last is interrupted and resumed.
+repeat() {
+    local runs run process saved file code=0
+    runs=$(mktemp -d)
+    local settings=(--backend cuda --preset quickstart --set steps=240 --set method.refresh=10 --set model.dropout=0.1
+        --set run.flip_every=5 --set run.eval_every=0 --checkpoint-every 0)
+    echo "== ten runs ($SECONDS s)"
+    ./sparse24 train "${settings[@]}" --out "$runs/1" > /dev/null
+    settings+=(--plans "$runs/1")
+    for run in 2 4 6 8; do
+        ./sparse24 train "${settings[@]}" --out "$runs/$run" > /dev/null 2>&1 &
+        process=$!
+        ./sparse24 train "${settings[@]}" --out "$runs/$((run + 1))" > /dev/null 2>&1
+        wait "$process"
+    done
+    ./sparse24 train "${settings[@]}" --out "$runs/10" > /dev/null 2>&1 &
+    process=$!
+    until [ -e "$runs/10/metrics.jsonl" ] && [ "$(wc -l < "$runs/10/metrics.jsonl")" -ge 60 ]; do
+        kill -0 "$process"
+        sleep 0.01
+    done
+    kill -TERM "$process"
+    wait "$process" || code=$?
+    [ "$code" = 143 ] || { echo "the tenth run ended with $code before it could be interrupted" >&2; return 1; }
+    tail -n 1 "$runs/10/log.txt"
+    ./sparse24 resume "$runs/10" > /dev/null
+    # Weights, moments and masks; the other files also say which plans there were.
+    saved=$(cd "$runs/1/checkpoints" && echo step-*/*.safetensors)
+    for run in {2..10}; do
+        for file in $saved; do cmp "$runs/1/checkpoints/$file" "$runs/$run/checkpoints/$file"; done
+    done
+    echo "the same bits: $saved"
+    rm -r "$runs"
+}
 
 sanitize() {
     local tool code output skipped

@@ -5,6 +5,7 @@
 
 use std::mem;
 
+use half::bf16;
 use ndarray::{Array2, ArrayView2, ArrayViewMut1, ArrayViewMut2, s};
 use sparse24_core::{
     Mask, MaskKind,
@@ -83,7 +84,7 @@ impl CpuBackend {
         }
     }
 
-    /// Runs an operation that writes these tensors, each of its own buffer.
+    /// Runs an operation that writes these tensors, each of its own buffer; activations among them are stored rounded.
     fn write<const N: usize>(
         &mut self,
         outputs: [Tensor; N],
@@ -96,7 +97,10 @@ impl CpuBackend {
             view_mut(outputs[at - 1], data)
         });
         let done = run(self, views);
-        for (t, data) in outputs.into_iter().zip(taken) {
+        for (t, mut data) in outputs.into_iter().zip(taken) {
+            if t.dtype == DType::Activation {
+                self.store(&mut view_mut(t, &mut data));
+            }
             self.storage.put(t, data);
         }
         Ok(done?)
@@ -124,11 +128,19 @@ impl CpuBackend {
         }
     }
 
+    /// Rounds activations as they are stored.
+    fn store(&self, activations: &mut ArrayViewMut2<'_, f32>) {
+        match self.arithmetic {
+            Arithmetic::Native | Arithmetic::F32 => {}
+            Arithmetic::Bf16 => activations.mapv_inplace(|x| bf16::from_f32(x).to_f32()),
+        }
+    }
+
     /// The operand as products read it: itself, or its rounding in `scratch`.
     fn rounded<'a>(&self, operand: ArrayView2<'a, f32>, scratch: &'a mut Vec<f32>) -> Result<ArrayView2<'a, f32>, sparse24_cpu::Error> {
         match self.arithmetic {
             Arithmetic::Native | Arithmetic::F32 => Ok(operand),
-            Arithmetic::Bf16Operands => {
+            Arithmetic::Bf16 => {
                 round_bf16(operand, scratch_view(scratch, operand.dim()))?;
                 Ok(ArrayView2::from_shape(operand.dim(), &scratch[..operand.len()]).expect("the scratch was grown"))
             }
@@ -184,7 +196,7 @@ impl Backend for CpuBackend {
     fn device(&self) -> Device {
         let arithmetic = match self.arithmetic {
             Arithmetic::Native | Arithmetic::F32 => "f32",
-            Arithmetic::Bf16Operands => "f32 with bf16 operands",
+            Arithmetic::Bf16 => "bf16 activations and operands, f32 sums",
         };
         Device {
             backend: "cpu",
@@ -314,7 +326,7 @@ impl Backend for CpuBackend {
             mvue_prune(dz, estimator, self.stream(site), sampled.view_mut())?;
             match self.arithmetic {
                 Arithmetic::Native | Arithmetic::F32 => Ok(()),
-                Arithmetic::Bf16Operands => {
+                Arithmetic::Bf16 => {
                     let mut stored = scratch_view(stored, sampled.dim());
                     round_bf16(sampled.view(), stored.view_mut())?;
                     sampled.assign(&stored);
@@ -329,23 +341,20 @@ impl Backend for CpuBackend {
     fn linear_forward(&mut self, op: &LinearForward) -> Result<(), Error> {
         let mut scratch = mem::take(&mut self.scratch);
         let [left, right, _] = &mut scratch;
-        let mut product = |cpu: &Self, mut z: ArrayViewMut2<'_, f32>| {
+        let done = self.write([op.z], |cpu, [mut z]| {
             let (x, w) = (cpu.rounded(cpu.storage.view(op.x), left)?, cpu.rounded(cpu.weight(op.weight), right)?);
             matmul(x, w.t(), z.view_mut(), sparse24_cpu::gemm::Beta::Overwrite)?;
             match op.bias {
                 Some(bias) => bias_forward(z, cpu.storage.row(bias)),
                 None => Ok(()),
             }
-        };
-        let done = match op.then {
-            None => self.write([op.z], |cpu, [z]| product(cpu, z)),
-            Some((activation, h)) => self.write([op.z, h], |cpu, [mut z, h]| {
-                product(cpu, z.view_mut())?;
-                act_forward(activation, z.view(), h)
-            }),
-        };
+        });
         self.scratch = scratch;
-        done
+        done?;
+        match op.then {
+            None => Ok(()),
+            Some((activation, h)) => self.write([h], |cpu, [h]| act_forward(activation, cpu.storage.view(op.z), h)),
+        }
     }
 
     fn linear_dgrad(&mut self, op: &LinearDgrad) -> Result<(), Error> {
@@ -358,6 +367,7 @@ impl Backend for CpuBackend {
                 Some((activation, z)) => {
                     let mut dh = scratch_view(through, (dz.nrows(), w.ncols()));
                     matmul(dz, w, dh.view_mut(), sparse24_cpu::gemm::Beta::Overwrite)?;
+                    cpu.store(&mut dh);
                     act_backward(activation, dh.view(), cpu.storage.view(z), dx)
                 }
             }
@@ -382,9 +392,17 @@ impl Backend for CpuBackend {
     }
 
     fn norm_forward(&mut self, op: &NormForward) -> Result<(), Error> {
-        self.write([op.residual, op.y, op.stats], |cpu, [residual, y, stats]| {
-            let (delta, beta) = (op.delta.map(|t| cpu.storage.view(t)), op.beta.map(|t| cpu.storage.row(t)));
-            norm_forward(cpu.storage.view(op.x), delta, cpu.storage.row(op.gamma), beta, residual, y, stats)
+        self.write([op.residual, op.y, op.stats], |cpu, [mut residual, mut y, mut stats]| {
+            let (x, delta, gamma) = (cpu.storage.view(op.x), op.delta.map(|t| cpu.storage.view(t)), cpu.storage.row(op.gamma));
+            let beta = op.beta.map(|t| cpu.storage.row(t));
+            norm_forward(x, delta, gamma, beta, residual.view_mut(), y.view_mut(), stats.view_mut())?;
+            if cpu.arithmetic == Arithmetic::Bf16 {
+                // The norm is that of the residual as it is stored.
+                cpu.store(&mut residual);
+                let stored = residual.to_owned();
+                norm_forward(stored.view(), None, gamma, beta, residual, y, stats)?;
+            }
+            Ok(())
         })
     }
 

@@ -33,7 +33,7 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
         ("model.sparsify=all", r#"model.sparsify: "all" is not known (known: ffn, ffn-and-attention)"#),
         ("model.sparsify=fnn", r#"model.sparsify: "fnn" is not known; did you mean "ffn"? (known: ffn, ffn-and-attention)"#),
         ("data.tokenizer=bpe", r#"data.tokenizer: "bpe" is not known (known: byte, char, gpt2)"#),
-        ("backend.arithmetic=f16", r#"backend.arithmetic: "f16" is not known (known: native, f32, bf16-operands)"#),
+        ("backend.arithmetic=f16", r#"backend.arithmetic: "f16" is not known; did you mean "bf16"? (known: native, f32, bf16)"#),
         ("backend.name=metal", r#"backend.name: "metal" is not known (known: *"#),
         ("method.name=fts", r#"method.name: "fts" is not known; did you mean "fst"? (known: dense, fst)"#),
         // Impossible values.

@@ -5,6 +5,8 @@
 mod configuration;
 mod divergence;
 mod evaluation;
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+mod gpus;
 mod interchange;
 mod interruption;
 mod refusals;

@@ -143,7 +143,7 @@ fn every_kind_of_model_trains_and_resumes() {
         ("dropout", "--set model.dropout=0.2"),
         ("accumulation", "--set batch.accumulation=3 --set batch.sequences=2"),
         ("attention", "--set model.sparsify=ffn-and-attention --set model.layers=1"),
-        ("bf16", "--set backend.arithmetic=bf16-operands"),
+        ("bf16", "--set backend.arithmetic=bf16"),
         ("byte", "--set data.tokenizer=byte"),
     ] {
         let settings = format!("{settings} --checkpoint-every 4 --set run.keep_last=9");

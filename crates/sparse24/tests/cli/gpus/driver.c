@@ -1,0 +1,43 @@
+// A CUDA driver for tests, with a GPU that computes nothing. What is to go wrong is read from the environment:
+// FAKE_INIT, FAKE_OPEN: what cuInit and the opening of a GPU say; FAKE_RELEASE, FAKE_GPUS, FAKE_CAPABILITY (90 for 9.0), FAKE_MIB.
+#include <stdlib.h>
+#include <string.h>
+
+enum { OUT_OF_MEMORY = 2, MAJOR = 75, MINOR = 76 };
+
+static long number(const char* name, long otherwise) {
+    const char* text = getenv(name);
+    return text ? atol(text) : otherwise;
+}
+
+static size_t held;
+static size_t total(void) { return (size_t)number("FAKE_MIB", 1024) << 20; }
+
+int cuDriverGetVersion(int* version) { return *version = number("FAKE_RELEASE", 13000), 0; }
+int cuInit(unsigned flags) { return (void)flags, number("FAKE_INIT", 0); }
+int cuDeviceGetCount(int* count) { return *count = number("FAKE_GPUS", 1), 0; }
+int cuDeviceGet(int* gpu, int ordinal) { return *gpu = ordinal, 0; }
+int cuDeviceGetName(char* name, int length, int gpu) { return (void)gpu, strncpy(name, "NVIDIA F1", length), 0; }
+int cuDeviceTotalMem_v2(size_t* bytes, int gpu) { return (void)gpu, *bytes = total(), 0; }
+int cuDeviceGetAttribute(int* value, int which, int gpu) {
+    long capability = number("FAKE_CAPABILITY", 90);
+    *value = which == MAJOR ? capability / 10 : which == MINOR ? capability % 10 : 1;
+    return (void)gpu, 0;
+}
+int cuDevicePrimaryCtxRetain(void** context, int gpu) { return (void)gpu, *context = &held, number("FAKE_OPEN", 0); }
+int cuDevicePrimaryCtxRelease_v2(int gpu) { return (void)gpu, 0; }
+int cuCtxSetCurrent(void* context) { return (void)context, 0; }
+int cuCtxGetCurrent(void** context) { return *context = &held, 0; }
+int cuCtxGetDevice(int* gpu) { return *gpu = 0, 0; }
+int cuStreamCreate(void** stream, unsigned flags) { return (void)flags, *stream = &held, 0; }
+int cuStreamSynchronize(void* stream) { return (void)stream, 0; }
+int cuStreamDestroy_v2(void* stream) { return (void)stream, 0; }
+int cuMemGetInfo_v2(size_t* left, size_t* of) { return *of = total(), *left = *of - held, 0; }
+int cuMemAlloc_v2(unsigned long long* address, size_t bytes) {
+    if (bytes > total() - held) return OUT_OF_MEMORY;
+    return held += bytes, *address = 1 << 20, 0;
+}
+int cuMemFree_v2(unsigned long long address) { return (void)address, 0; }
+int cuMemsetD8Async(unsigned long long address, unsigned char byte, size_t bytes, void* stream) {
+    return (void)address, (void)byte, (void)bytes, (void)stream, 0;
+}
