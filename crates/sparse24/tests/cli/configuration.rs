@@ -118,7 +118,7 @@ fn a_document_is_refused_by_its_name_and_line() {
         ("model.layers.x = 1\n", "my.toml: model.layers: expected a whole number, found { x = 1 }"),
         ("preset = \"x\"\n", r#"my.toml: preset: "x" is not known (known: quickstart, *)"#),
         ("preset = 3\n", "my.toml: preset: expected a string, found 3"),
-        ("steps = 0", "steps: expected at least 1, found 0"),
+        ("steps = 0", "my.toml: steps: expected at least 1, found 0"),
     ] {
         place.write("my.toml", document);
         place.refuses("config --config my.toml", 2, message);
