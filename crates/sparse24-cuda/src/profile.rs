@@ -19,8 +19,8 @@ pub enum Work {
     Kernel(&'static str),
     /// A dense product.
     Product {
-        /// Its equation.
-        product: &'static str,
+        /// `forward`, `dgrad` or `wgrad`.
+        pass: &'static str,
         /// p.
         tokens: usize,
         /// `[r, q]`.

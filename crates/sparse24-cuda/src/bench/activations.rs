@@ -19,7 +19,7 @@ type CpuBackward = fn(ArrayView2<'_, f32>, ArrayView2<'_, f32>, ArrayViewMut2<'_
 /// An activation; columns of Z for one of H.
 struct Activation {
     names: [&'static str; 2],
-    covers: [&'static [&'static str]; 2],
+    entries: [&'static [&'static str]; 2],
     width: usize,
     forward: (Forward, CpuForward),
     backward: (Backward, CpuBackward),
@@ -28,21 +28,21 @@ struct Activation {
 const ACTIVATIONS: [Activation; 3] = [
     Activation {
         names: ["gelu_forward", "gelu_backward"],
-        covers: [&["gelu_forward"], &["gelu_backward"]],
+        entries: [&["gelu_forward"], &["gelu_backward"]],
         width: 1,
         forward: (activation::gelu_forward, on_cpu::gelu_forward),
         backward: (activation::gelu_backward, on_cpu::gelu_backward),
     },
     Activation {
         names: ["geglu_forward", "geglu_backward"],
-        covers: [&["geglu_forward"], &["geglu_backward"]],
+        entries: [&["geglu_forward"], &["geglu_backward"]],
         width: 2,
         forward: (activation::geglu_forward, on_cpu::geglu_forward),
         backward: (activation::geglu_backward, on_cpu::geglu_backward),
     },
     Activation {
         names: ["swiglu_forward", "swiglu_backward"],
-        covers: [&["swiglu_forward"], &["swiglu_backward"]],
+        entries: [&["swiglu_forward"], &["swiglu_backward"]],
         width: 2,
         forward: (activation::swiglu_forward, on_cpu::swiglu_forward),
         backward: (activation::swiglu_backward, on_cpu::swiglu_backward),
@@ -51,12 +51,12 @@ const ACTIVATIONS: [Activation; 3] = [
 
 pub(super) fn cases(size: &Size) -> Vec<Case> {
     let shape @ [p, f] = size.hidden();
-    let case = |kernel, covers, prepare: Box<super::Prepare>| Case { kernel, shape: format!("{p}x{f}"), covers, prepare };
+    let case = |kernel, entries, prepare: Box<super::Prepare>| Case { kernel, shape: format!("{p}x{f}"), entries, prepare };
     let of = |a: &'static Activation| {
         let [forward, backward] = a.names;
         let (of_forward, of_backward): (Box<super::Prepare>, Box<super::Prepare>) =
             (Box::new(move |bench| forwards(bench, shape, a)), Box::new(move |bench| backwards(bench, shape, a)));
-        [case(forward, a.covers[0], of_forward), case(backward, a.covers[1], of_backward)]
+        [case(forward, a.entries[0], of_forward), case(backward, a.entries[1], of_backward)]
     };
     const { &ACTIVATIONS }.iter().flat_map(of).collect()
 }

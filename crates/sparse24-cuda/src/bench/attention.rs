@@ -40,15 +40,15 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
     let Some(width) = size.width() else { return Vec::new() };
     let head = if width <= GPT2 { 64 } else { 128 };
     let (batch, heads) = (TOKENS / CONTEXT, width / head);
-    let case = |kernel, covers, pass, dropped| -> Case {
+    let case = |kernel, entries, pass, dropped| -> Case {
         let prepare = Box::new(move |bench: &mut Bench| prepare(bench, [heads, head], pass, dropped));
-        Case { kernel, shape: format!("{batch}x{heads}x{CONTEXT}x{head}"), covers, prepare }
+        Case { kernel, shape: format!("{batch}x{heads}x{CONTEXT}x{head}"), entries, prepare }
     };
     vec![
         case("attention_forward", &["attention_forward_64", "attention_forward_128"], Pass::Forward, None),
         case("attention_backward", &["attention_backward_64_", "attention_backward_128_"], Pass::Backward, None),
-        case("attention_forward, dropout", &["attention_forward_dropout_"], Pass::Forward, Some(0.2)),
-        case("attention_backward, dropout", &["attention_backward_dropout_"], Pass::Backward, Some(0.2)),
+        case("attention_forward_dropout", &["attention_forward_dropout_"], Pass::Forward, Some(0.2)),
+        case("attention_backward_dropout", &["attention_backward_dropout_"], Pass::Backward, Some(0.2)),
     ]
 }
 

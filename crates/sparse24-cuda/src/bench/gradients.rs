@@ -25,25 +25,25 @@ use crate::{
 const STATE: StepState = StepState { seed: 1, step: 1, micro_step: 0, learning_rate: 0.0, bias_correction1: 1.0, bias_correction2: 1.0 };
 
 pub(super) fn cases(size: &Size) -> Vec<Case> {
-    let case = |kernel, covers, shape: [usize; 2], note: &str, prepare: Box<super::Prepare>| Case {
+    let case = |kernel, entries, shape: [usize; 2], prepare: Box<super::Prepare>| Case {
         kernel,
-        shape: format!("{}x{}{note}", shape[0], shape[1]),
-        covers,
+        shape: format!("{}x{}", shape[0], shape[1]),
+        entries,
         prepare,
     };
     let (hidden, stream) = (size.hidden(), size.stream());
     let exact: &[&str] = &["mvue_compress_exact"];
     let estimate = |shape, estimator, zeros| -> Box<super::Prepare> { Box::new(move |bench| estimates(bench, shape, estimator, zeros)) };
-    let mut cases = vec![case("mvue_exact", exact, hidden, "", estimate(hidden, Estimator::Exact, Zeros::None))];
+    let mut cases = vec![case("mvue_exact", exact, hidden, estimate(hidden, Estimator::Exact, Zeros::None))];
     if stream != hidden {
-        cases.push(case("mvue_exact", exact, stream, "", estimate(stream, Estimator::Exact, Zeros::None)));
+        cases.push(case("mvue_exact", exact, stream, estimate(stream, Estimator::Exact, Zeros::None)));
     }
     // As after dropout: groups with three zeros or four take the long way.
-    cases.push(case("mvue_exact", exact, hidden, ", 1/5 zero", estimate(hidden, Estimator::Exact, Zeros::Fifth)));
+    cases.push(case("mvue_exact_fifth_zero", exact, hidden, estimate(hidden, Estimator::Exact, Zeros::Fifth)));
     let approximate = estimate(hidden, Estimator::Approximate, Zeros::None);
-    cases.push(case("mvue_approximate", &["mvue_compress_approximate"], hidden, "", approximate));
-    cases.push(case("bias_grad", &["column_sums", "row_sums"], hidden, "", Box::new(move |bench| sums(bench, hidden))));
-    cases.push(case("dropout", &["dropout"], stream, "", Box::new(move |bench| drops(bench, stream))));
+    cases.push(case("mvue_approximate", &["mvue_compress_approximate"], hidden, approximate));
+    cases.push(case("bias_grad", &["column_sums", "row_sums"], hidden, Box::new(move |bench| sums(bench, hidden))));
+    cases.push(case("dropout", &["dropout"], stream, Box::new(move |bench| drops(bench, stream))));
     cases
 }
 

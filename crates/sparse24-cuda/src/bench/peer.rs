@@ -163,17 +163,17 @@ impl CusparseLt {
         // SAFETY: the plan was made, and two numbers are written.
         succeeded(unsafe { (of.compressed_size)(handle, planned, &mut size, &mut room) }, "the compressed size")?;
         let mut memory = |bytes: usize| device.alloc::<u8>("cuSPARSELt", [1, bytes.max(256)]).map_err(|error| error.to_string());
-        let [compressed, room, workspace] = [memory(size)?, memory(room)?, memory(WORKSPACE)?].map(|memory| address(memory));
+        let [compressed, room, workspace] = [memory(size)?, memory(room)?, memory(WORKSPACE)?].map(address);
         let mut stream: Thing = device.stream().cast();
         // SAFETY: A has the shape described, and outputs the sizes asked for.
         succeeded(unsafe { (of.compress)(handle, planned, address(a), compressed, room, stream) }, "compressing")?;
         let (one, zero) = (1.0_f32, 0.0_f32);
         let [alpha, beta] = [&one, &zero].map(|number| (&raw const *number).cast_mut().cast());
-        let [b, d] = sets[0].map(|matrix| address(matrix));
+        let [b, d] = sets[0].map(address);
         // SAFETY: operands have the shapes described; D is read and written by nobody else meanwhile.
         let searched = unsafe { (of.search)(handle, planned, alpha, compressed, b, beta, d, d, workspace, &mut stream, 1) };
         succeeded(searched, "its search")?;
-        let pairs: Vec<[Thing; 2]> = sets.iter().map(|set| set.map(|matrix| address(matrix))).collect();
+        let pairs: Vec<[Thing; 2]> = sets.iter().map(|set| set.map(address)).collect();
         let launch = move |device: &mut Device, set: usize| {
             device.bind()?;
             let Opened { functions: of, handle, .. } = &*plan.library.0;

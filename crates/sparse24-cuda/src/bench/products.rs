@@ -18,7 +18,7 @@ use super::{
     input::{PANEL, panel, random, repeat, repeated},
     peer,
     report::PlanTime,
-    timing::{Contestant, Effort, contest},
+    timing::{Contestant, Effort, Launch, contest},
 };
 use crate::{
     Device, Error, Matrix,
@@ -62,19 +62,19 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
         ("spmm24", Form::Straight, [4 * d, d, p]),
         ("spmm24", Form::Straight, [d, 4 * d, p]),
     ] {
-        let covers: &[&str] = match form {
+        let entries: &[&str] = match form {
             Form::Transposed => &["spmm24_transposed_", "spmm24_gather_transposed"],
             Form::Straight => &["spmm24_straight_", "spmm24_gather"],
         };
         let prepare = Box::new(move |bench: &mut Bench| sparse(bench, form, shape, Plans::Fastest));
-        cases.push(Case { kernel, shape: named(shape), covers, prepare });
+        cases.push(Case { kernel, shape: named(shape), entries, prepare });
     }
-    for (kernel, covers, form, shape) in [
+    for (kernel, entries, form, shape) in [
         ("spmm24_mma_transposed", &["spmm24_mma_transposed"], Form::Transposed, [4 * d, p, d]),
         ("spmm24_mma_straight", &["spmm24_mma_straight"], Form::Straight, [4 * d, d, p]),
     ] {
         let prepare = Box::new(move |bench: &mut Bench| sparse(bench, form, shape, Plans::Mma));
-        cases.push(Case { kernel, shape: named(shape), covers, prepare });
+        cases.push(Case { kernel, shape: named(shape), entries, prepare });
     }
     for (kernel, product) in [("linear_forward", Linear::Forward), ("linear_dgrad", Linear::Dgrad), ("linear_wgrad", Linear::Wgrad)] {
         // Attention in and out, up, down, and a part of the head.
@@ -85,7 +85,7 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
                 Linear::Wgrad => [r, q, p],
             };
             let prepare = Box::new(move |bench: &mut Bench| linear(bench, product, [p, q, r]));
-            cases.push(Case { kernel, shape: named(shape), covers: &[], prepare });
+            cases.push(Case { kernel, shape: named(shape), entries: &[], prepare });
         }
     }
     cases
@@ -209,7 +209,6 @@ fn sparse(bench: &mut Bench, form: Form, shape @ [m, n, k]: [usize; 3], which: P
     let mut contestants = vec![Contestant { name: "itself".into(), sets: count, launch }];
     let mut without = Vec::new();
     if which == Plans::Fastest {
-        // Its sparse operand has this memory only until it is compressed, but there is enough.
         let verified = |found: &mut Read<'_>| sampled("cuSPARSELt", shape, ROUNDED, term, found);
         match cusparselt(bench, form, shape, &pruned, &sets, verified) {
             Ok(contestant) => contestants.extend(contestant),
@@ -269,7 +268,7 @@ fn cublaslt(bench: &mut Bench, form: Form, [m, n, k]: [usize; 3], sets: &[Set]) 
     let mut gemm = bench.gemm()?;
     let device = &mut bench.device;
     let (b, count): (Vec<Matrix<bf16>>, usize) = (sets.iter().map(Set::b).collect(), sets.len());
-    let launch: Box<dyn FnMut(&mut Device, usize) -> Result<(), Error>> = match form {
+    let launch: Box<Launch> = match form {
         Form::Transposed => {
             let weight = repeated(device, [m, k], &panel(k, 1))?;
             let z = b.iter().map(|_| device.alloc("d of cuBLASLt", [n, m])).collect::<Result<Vec<_>, Error>>()?;
@@ -296,7 +295,7 @@ fn linear(bench: &mut Bench, product: Linear, [p, q, r]: [usize; 3]) -> Result<P
     };
     let count = bench.sets(bytes);
     let device = &mut bench.device;
-    let launch: Box<dyn FnMut(&mut Device, usize) -> Result<(), Error>>;
+    let launch: Box<Launch>;
     match product {
         Linear::Forward => {
             let weight = repeated(device, [r, q], &of_w)?;

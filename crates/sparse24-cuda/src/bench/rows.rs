@@ -17,7 +17,7 @@ use crate::{
 };
 
 pub(super) fn cases(size: &Size) -> Vec<Case> {
-    let case = |kernel, covers, shape: String, prepare: Box<super::Prepare>| Case { kernel, shape, covers, prepare };
+    let case = |kernel, entries, shape: String, prepare: Box<super::Prepare>| Case { kernel, shape, entries, prepare };
     let shape @ [p, c] = size.stream();
     let (named, mut cases) = (|| format!("{p}x{c}"), Vec::new());
     if c <= MAX_WIDTH {
@@ -69,7 +69,7 @@ fn norms(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepared, Stop
     let found = repeating(&mut bench.device, "y", sets[0].y, PANEL)?;
     let count = found.len();
     near("y", found.into_iter().map(bf16::to_f32), y.into_iter().take(count), [BF16, 1e-4])?;
-    bench.moving("every element, within 5/1024 of the CPU's in f32", bytes, sets, |device, op| norm_forward(device, op))
+    bench.moving("every element, within 5/1024 of the CPU's in f32", bytes, sets, norm_forward)
 }
 
 fn norm_gradients(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepared, Stop> {
@@ -164,7 +164,7 @@ fn embeddings(bench: &mut Bench, width: usize) -> Result<Prepared, Stop> {
     let expected = Array2::from_shape_fn(shape, element);
     same("rows", &bench.device.download(sets[0].rows)?, expected.as_slice().expect("row-major"))?;
     let bytes = 2 * TOKENS * width + table_bytes(&text, width);
-    bench.moving("every element, bit for bit", bytes, sets, |device, op| embed_forward(device, op))
+    bench.moving("every element, bit for bit", bytes, sets, embed_forward)
 }
 
 fn embedding_gradients(bench: &mut Bench, width: usize) -> Result<Prepared, Stop> {

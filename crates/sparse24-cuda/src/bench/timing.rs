@@ -62,7 +62,7 @@ pub(super) struct Contestant {
     pub(super) launch: Box<Launch>,
 }
 
-type Launch = dyn FnMut(&mut Device, usize) -> Result<(), Error>;
+pub(super) type Launch = dyn FnMut(&mut Device, usize) -> Result<(), Error>;
 
 /// A copy that reads and writes so many bytes in all.
 pub(super) fn copy(device: &mut Device, bytes: usize, sets: usize) -> Result<Contestant, Error> {

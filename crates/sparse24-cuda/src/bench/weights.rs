@@ -21,26 +21,26 @@ use crate::{
 
 pub(super) fn cases(size: &Size) -> Vec<Case> {
     let [r, q] = size.weights();
-    let case = |kernel, covers, shape: [usize; 2], prepare: Box<super::Prepare>| Case {
+    let case = |kernel, entries, shape: [usize; 2], prepare: Box<super::Prepare>| Case {
         kernel,
         shape: format!("{}x{}", shape[0], shape[1]),
-        covers,
+        entries,
         prepare,
     };
     let mut cases = Vec::new();
-    for (kernel, covers, kind) in [
+    for (kernel, entries, kind) in [
         ("mask_search_f32", &["mask_search_f32"] as &[&str], MaskKind::Transposable),
         ("row_mask_search_f32", &["row_mask_search_f32"], MaskKind::RowWise),
         ("column_mask_search_f32", &["column_mask_search_f32"], MaskKind::ColumnWise),
     ] {
-        cases.push(case(kernel, covers, [r, q], Box::new(move |bench| searches(bench, [r, q], kind, |x| x))));
+        cases.push(case(kernel, entries, [r, q], Box::new(move |bench| searches(bench, [r, q], kind, |x| x))));
     }
-    for (kernel, covers, kind) in [
+    for (kernel, entries, kind) in [
         ("mask_search_bf16", &["mask_search_bf16"] as &[&str], MaskKind::Transposable),
         ("row_mask_search_bf16", &["row_mask_search_bf16"], MaskKind::RowWise),
         ("column_mask_search_bf16", &["column_mask_search_bf16"], MaskKind::ColumnWise),
     ] {
-        cases.push(case(kernel, covers, [r, q], Box::new(move |bench| searches(bench, [r, q], kind, bf16::from_f32))));
+        cases.push(case(kernel, entries, [r, q], Box::new(move |bench| searches(bench, [r, q], kind, bf16::from_f32))));
     }
     for shape in [[r, q], [q, r]] {
         cases.push(case("compress_weight", &["compress_weight"], shape, Box::new(move |bench| compresses(bench, shape, Ways::Both))));
@@ -51,9 +51,9 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
     for (name, tensors) in tables(size) {
         let (of_norm, of_step) = (tensors.clone(), tensors);
         let shape = name.clone();
-        cases.push(Case { kernel: "grad_norm", shape, covers: norm, prepare: Box::new(move |bench| norms(bench, &of_norm)) });
-        let covers = &["adamw_step"];
-        cases.push(Case { kernel: "adamw_step", shape: name, covers, prepare: Box::new(move |bench| steps(bench, &of_step)) });
+        cases.push(Case { kernel: "grad_norm", shape, entries: norm, prepare: Box::new(move |bench| norms(bench, &of_norm)) });
+        let entries = &["adamw_step"];
+        cases.push(Case { kernel: "adamw_step", shape: name, entries, prepare: Box::new(move |bench| steps(bench, &of_step)) });
     }
     cases
 }
@@ -151,51 +151,55 @@ struct Table {
     largest: Parameter,
 }
 
-/// Operands of an optimizer step, all matrices of several rows masked, and the panels of its largest tensor: w, g and the mask.
-fn optimizer(bench: &mut Bench, tensors: &[[usize; 2]]) -> Result<(Vec<Table>, [Array2<f32>; 2], Mask), Stop> {
+/// What repeats in the largest tensor of a table.
+struct Panels {
+    w: Array2<f32>,
+    g: Array2<f32>,
+    mask: Mask,
+}
+
+/// Sets of tensors, all matrices of several rows masked.
+fn optimizer(bench: &mut Bench, tensors: &[[usize; 2]]) -> Result<(Vec<Table>, Panels), Stop> {
     let elements: usize = tensors.iter().map(|[rows, columns]| rows * columns).sum();
-    let largest = *tensors.iter().max_by_key(|[rows, columns]| rows * columns).expect("a tensor");
-    let panels = [3, 4].map(|seed| random([PANEL, largest[1]], seed));
-    let mut mask = Mask::empty(PANEL, largest[1])?;
-    cpu::search::mask_search(panels[0].view(), MaskKind::Transposable, &mut mask).expect("tiled");
-    let tiles = Array2::from_shape_vec((PANEL / 4, largest[1] / 4), mask.tiles().to_vec()).expect("as many");
+    let place = (0..tensors.len()).max_by_key(|&place| tensors[place][0] * tensors[place][1]).expect("a tensor");
+    let [w, g] = [W, G].map(|seed| random([PANEL, tensors[place][1]], seed));
+    let mut mask = Mask::empty(PANEL, w.ncols())?;
+    cpu::search::mask_search(w.view(), MaskKind::Transposable, &mut mask).expect("tiled");
+    let tiles = Array2::from_shape_vec((PANEL / 4, w.ncols() / 4), mask.tiles().to_vec()).expect("as many");
     let mut tables = Vec::new();
     for _ in 0..bench.sets(30 * elements) {
         let device = &mut bench.device;
         let mut parameters = Vec::new();
         for &shape @ [rows, columns] in tensors {
-            let [w, g, m, v] = [(); 4].map(|()| device.alloc::<f32>("tensor", shape));
-            let (w, g) = (w?, g?);
-            let of_columns = |panel: &Array2<f32>| panel.slice(ndarray::s![.., ..columns.min(panel.ncols())]).to_owned();
-            if columns <= largest[1] {
-                repeat(device, w, &of_columns(&panels[0]))?;
-                repeat(device, g, &of_columns(&panels[1]))?;
-            } else {
-                repeat(device, w, &random([PANEL, columns], 3))?;
-                repeat(device, g, &random([PANEL, columns], 4))?;
-            }
-            let masks = if rows > 1 { Some(device.alloc::<u16>("mask", [rows / 4, columns / 4])?) } else { None };
-            if let Some(masks) = masks.filter(|_| shape == largest) {
-                repeat(device, masks, &tiles)?;
-            }
-            let shadow = Some(device.alloc::<bf16>("bf16 copy", shape)?);
-            parameters.push(Parameter { w, g, m: m?, v: v?, tiles: masks, shadow, weight_decay: 0.1 });
+            let [w, g] = [W, G].map(|seed| repeated(device, shape, &random([PANEL, columns], seed)));
+            let [m, v] = [(); 2].map(|()| device.alloc("moments", shape));
+            let tiles = if rows > 1 { Some(device.alloc("mask", [rows / 4, columns / 4])?) } else { None };
+            let shadow = Some(device.alloc("bf16 copy", shape)?);
+            parameters.push(Parameter { w: w?, g: g?, m: m?, v: v?, tiles, shadow, weight_decay: 0.1 });
         }
-        let place = tensors.iter().position(|shape| *shape == largest).expect("it is one of them");
-        let health = device.alloc("health", [1, Health::WORDS])?;
-        tables.push(Table { parameters: Parameters::new(device, &parameters)?, health, largest: parameters[place] });
+        let largest = parameters[place];
+        repeat(device, largest.tiles.expect("it is a matrix"), &tiles)?;
+        tables.push(Table {
+            parameters: Parameters::new(device, &parameters)?,
+            health: device.alloc("health", [1, Health::WORDS])?,
+            largest,
+        });
     }
-    Ok((tables, panels, mask))
+    Ok((tables, Panels { w, g, mask }))
 }
 
+// Seeds of weights and gradients.
+const W: usize = 3;
+const G: usize = 4;
+
 fn norms(bench: &mut Bench, tensors: &[[usize; 2]]) -> Result<Prepared, Stop> {
-    let (tables, _, _) = optimizer(bench, tensors)?;
+    let (tables, _) = optimizer(bench, tensors)?;
     let elements: usize = tensors.iter().map(|[rows, columns]| rows * columns).sum();
     let found = norm(&mut bench.device, &tables[0])?;
     // Of every tensor as it lies on the device.
     let mut squares = 0.0;
     for &[rows, columns] in tensors {
-        let g = random([PANEL, columns], 4);
+        let g = random([PANEL, columns], G);
         let row = |row: usize| g.row(row).iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>();
         let of_rows: Vec<f64> = (0..PANEL.min(rows)).map(row).collect();
         squares += (0..rows).map(|row| of_rows[row % PANEL]).sum::<f64>();
@@ -217,7 +221,7 @@ fn steps(bench: &mut Bench, tensors: &[[usize; 2]]) -> Result<Prepared, Stop> {
     let rule = AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, clip: 1.0, decay: MaskedDecay::OnGradients(LAMBDA) };
     let state = StepState { learning_rate: 1e-4, bias_correction1: 0.1, bias_correction2: 0.05, ..StepState::default() };
     bench.device.set_step(&state)?;
-    let (tables, [mut w, g], mask) = optimizer(bench, tensors)?;
+    let (tables, Panels { mut w, g, mask }) = optimizer(bench, tensors)?;
     let norm = norm(&mut bench.device, &tables[0])?;
     // A step reads the norm where that of the gradients was left.
     for table in &tables[1..] {
