@@ -12,7 +12,7 @@ use sparse24_cpu as cpu;
 use super::{
     BETA, Bench, Case, Prepared, Size,
     check::{Stop, same, same_compressed},
-    input::{PANEL, panel, random, repeated, upload},
+    input::{PANEL, panel, random, repeated, tall, upload},
 };
 use crate::{
     Error, StepState,
@@ -74,7 +74,7 @@ fn estimates(bench: &mut Bench, shape @ [p, r]: [usize; 2], estimator: Estimator
         .collect::<Result<Vec<_>, Error>>()?;
     let (dz, out) = sets[0];
     mvue_compress(&mut bench.device, dz, estimator, SITE, out)?;
-    let host = Array2::from_shape_fn(shape, |(token, feature)| few[[token % PANEL, feature]]);
+    let host = tall(p, &few);
     let mut expected = Compressed24::zeros(r, p)?;
     cpu::mvue::mvue_compress(host.view(), estimator, Stream::new(1, SITE, 0, 1), &mut expected).expect("grouped");
     same_compressed("the estimate", &out.download(&mut bench.device)?, &expected)?;
@@ -103,7 +103,7 @@ fn drops(bench: &mut Bench, shape @ [p, r]: [usize; 2]) -> Result<Prepared, Stop
     bench.device.set_step(&STATE)?;
     let values = panel(r, 8);
     let sets = (0..bench.sets(4 * p * r)).map(|_| repeated(&mut bench.device, shape, &values)).collect::<Result<Vec<_>, Error>>()?;
-    let host = Array2::from_shape_fn(shape, |(token, feature)| values[[token % PANEL, feature]]);
+    let host = tall(p, &values);
     let fresh = upload(&mut bench.device, host.view())?;
     dropout(&mut bench.device, fresh, &rule)?;
     let mut expected = host.mapv(bf16::to_f32);

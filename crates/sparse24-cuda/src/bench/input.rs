@@ -53,6 +53,16 @@ pub(super) fn repeat<T: Scalar>(device: &mut Device, to: Matrix<T>, panel: &Arra
     Ok(())
 }
 
+/// The same on the host.
+pub(super) fn tall<T: Copy>(rows: usize, panel: &Array2<T>) -> Array2<T> {
+    let elements = panel.as_slice().expect("row-major");
+    let mut out = Vec::with_capacity(rows * panel.ncols());
+    while out.len() < rows * panel.ncols() {
+        out.extend_from_slice(&elements[..elements.len().min(rows * panel.ncols() - out.len())]);
+    }
+    Array2::from_shape_vec((rows, panel.ncols()), out).expect("as many")
+}
+
 /// A new matrix with the rows of a panel.
 pub(super) fn repeated<T: Scalar>(device: &mut Device, shape: [usize; 2], panel: &Array2<T>) -> Result<Matrix<T>, Error> {
     let to = device.alloc("input", shape)?;

@@ -8,7 +8,7 @@ use sparse24_cpu as cpu;
 use super::{
     Bench, Case, Prepared, Size,
     check::{Stop, near, repeating, same, same_compressed},
-    input::{PANEL, random, repeat, repeated},
+    input::{PANEL, random, repeat, repeated, tall},
 };
 use crate::{
     Device, Error, Matrix, StepState,
@@ -99,7 +99,7 @@ enum Ways {
 
 fn compresses(bench: &mut Bench, shape @ [r, q]: [usize; 2], ways: Ways) -> Result<Prepared, Stop> {
     let panel = random([PANEL, q], 1);
-    let host = Array2::from_shape_fn(shape, |(row, column)| panel[[row % PANEL, column]]);
+    let host = tall(r, &panel);
     let mut mask = Mask::empty(r, q)?;
     cpu::search::mask_search(host.view(), MaskKind::Transposable, &mut mask).expect("tiled");
     let outputs = if ways == Ways::Both { 2 } else { 1 };

@@ -64,7 +64,7 @@ fn list(cases: &[Case], as_json: bool) -> Result<(), Failure> {
         say!("{}", serde_json::to_string_pretty(&cases).expect("plain values"));
     } else {
         for case in cases {
-            say!("{:<25} {}", case.kernel, case.shape);
+            say!("{:<26} {}", case.kernel, case.shape);
         }
     }
     Ok(())

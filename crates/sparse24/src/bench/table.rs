@@ -8,9 +8,9 @@ use sparse24_cuda::bench::{Known, Machine, Measured, Outcome, Peer, Reading, Rec
 pub(super) fn of(report: &Report) -> String {
     let mut text = String::new();
     head(&mut text, &report.machine, &report.cases);
-    let columns = ["kernel", "shape", "median us", "p10-p90", "rate", "floor", "peer"];
+    let columns = ["kernel", "shape", "median", "p10-p90 us", "rate", "floor", "peer"];
     let [kernel, shape, median, spread, rate, floor, peer] = columns;
-    line(&mut text, format_args!("{kernel:<25} {shape:<16} {median:>9} {spread:>11} {rate:>12} {floor:>5}  {peer}"));
+    line(&mut text, format_args!("{kernel:<26} {shape:<16} {median:>7} {spread:>11} {rate:>12} {floor:>5}  {peer}"));
     for record in &report.cases {
         row(&mut text, record);
     }
@@ -76,17 +76,17 @@ fn row(text: &mut String, record: &Record) {
     let Record { kernel, shape, outcome } = record;
     let measured = match outcome {
         Outcome::Measured(measured) => measured,
-        Outcome::Failed { difference } => return line(text, format_args!("{kernel:<25} {shape:<16} FAILED: {difference}")),
-        Outcome::Unmeasured { reason } => return line(text, format_args!("{kernel:<25} {shape:<16} not run: {reason}")),
+        Outcome::Failed { difference } => return line(text, format_args!("{kernel:<26} {shape:<16} FAILED: {difference}")),
+        Outcome::Unmeasured { reason } => return line(text, format_args!("{kernel:<26} {shape:<16} not run: {reason}")),
     };
     let floor = measured.over_floor.map_or_else(|| "?".to_owned(), |ratio| format!("{ratio:.2}"));
     let spread = format!("{}-{}", us(measured.us.p10), us(measured.us.p90));
     let peer = |peer: &Peer| format!("{} {:.2}", peer.name, peer.ratio);
     let mut peers = measured.peers.iter().map(peer);
     let (median, rate, first) = (us(measured.us.median), rate(measured), peers.next().unwrap_or_default());
-    line(text, format_args!("{kernel:<25} {shape:<16} {median:>9} {spread:>11} {rate:>12} {floor:>5}  {first}"));
+    line(text, format_args!("{kernel:<26} {shape:<16} {median:>7} {spread:>11} {rate:>12} {floor:>5}  {first}"));
     for peer in peers {
-        line(text, format_args!("{:<84}{peer}", ""));
+        line(text, format_args!("{:<85}{peer}", ""));
     }
     for refused in &measured.without {
         line(text, format_args!("  without a peer: {refused}"));
@@ -95,15 +95,18 @@ fn row(text: &mut String, record: &Record) {
 
 fn legend(text: &mut String, report: &Report) {
     if let Some(copy) = report.copy_gb_s {
-        line(text, format_args!("floor: the median over the time that what must be moved takes at the rate of a large copy in this run,"));
+        line(text, format_args!("floor: median over the time that what must be moved takes at the rate of a copy in this run,"));
         line(text, format_args!("       {copy:.0} GB/s read and written"));
     }
     if let Some(dense) = report.dense_tflop_s {
-        line(text, format_args!("       or, if that is longer, its products at cuBLASLt's rate at 8192x8192x8192 in this run,"));
-        line(text, format_args!("       {dense:.0} TFLOP/s, and twice that for sparse products, whose FLOPs are those of the dense one"));
+        line(
+            text,
+            format_args!("       or, if longer, its products at cuBLASLt's rate at 8192x8192x8192 in this run, {dense:.0} TFLOP/s,"),
+        );
+        line(text, format_args!("       and at twice that for sparse products, whose FLOPs are those of the dense one"));
     }
     if report.cases.iter().filter_map(Record::measured).any(|measured| !measured.peers.is_empty()) {
-        line(text, format_args!("peer:  its median over the kernel's, timed in turns: above 1 the kernel is faster; a copy moves as much"));
+        line(text, format_args!("peer:  its median over the kernel's, in turns: above 1 the kernel is faster; a copy moves as much"));
     }
 }
 
@@ -151,14 +154,14 @@ mod tests {
             after: Some(reading),
         };
         let times = |median| Quantiles { median, p10: 0.99 * median, p90: 1.01 * median };
-        let measured = |median, tflop_s, peers: &[(&str, f64)]| Measured {
+        let measured = |median, floor, tflop_s, peers: &[(&str, f64)]| Measured {
             verified: "all",
             us: times(median),
             gb_s: 4012.4,
             tflop_s,
-            floor_us: Some(100.0),
+            floor_us: Some(floor),
             floor_of: Some("bytes"),
-            over_floor: Some(median / 100.0),
+            over_floor: Some(median / floor),
             peers: peers.iter().map(|&(name, ratio)| Peer { name: name.into(), us: times(ratio * median), ratio }).collect(),
             without: Vec::new(),
             plans: Vec::new(),
@@ -170,11 +173,11 @@ mod tests {
             copy_gb_s: Some(4100.4),
             dense_tflop_s: Some(712.3),
             cases: vec![
-                record("column_mask_search_bf16", "16384x4096", Outcome::Measured(measured(67.246, None, &[("copy", 0.98)]))),
+                record("column_mask_search_bf16", "16384x4096", Outcome::Measured(measured(67.246, 100.0, None, &[("copy", 0.98)]))),
                 record(
                     "spmm24_transposed",
                     "16384x16384x4096",
-                    Outcome::Measured(measured(12_950.4, Some(1234.0), &[("cuSPARSELt", 1.026), ("cuBLASLt", 1.5)])),
+                    Outcome::Measured(measured(12_950.4, 5000.0, Some(1234.0), &[("cuSPARSELt", 1.026), ("cuBLASLt", 1.5)])),
                 ),
                 record("flip_count", "8x8", Outcome::Failed { difference: "the count, element 0: found 3, expected 4".into() }),
                 record("dropout", "8x8", Outcome::Unmeasured { reason: "x needs 3 MiB".into() }),
@@ -191,13 +194,13 @@ mod tests {
             "NVIDIA H200, compute capability 9.0, 132 multiprocessors, 143771 MiB, L2 50 MiB\n",
             "driver 580.82.07 (CUDA 13.0), NVRTC 13.0, cuBLASLt 13.0, cuSPARSELt unknown\ncuSPARSELt was not found\n",
             "clock ? before, 1500-1500 during, 1500 after of 1980 MHz\npower ? before, 690-690 during, 690 after of 700 W; chip ",
-            "\ncolumn_mask_search_bf16   16384x4096           67.25 66.57-67.92    4012 GB/s  0.67  copy 0.98\n",
-            "\nspmm24_transposed         16384x16384x4096     12950 12821-13080 1234 TFLOP/s 129.50  cuSPARSELt 1.03\n",
-            " cuBLASLt 1.50\n",
-            "\nflip_count                8x8              FAILED: the count, element 0: found 3, expected 4\n",
-            "\ndropout                   8x8              not run: x needs 3 MiB\n",
+            "\ncolumn_mask_search_bf16    16384x4096         67.25 66.57-67.92    4012 GB/s  0.67  copy 0.98\n",
+            "\nspmm24_transposed          16384x16384x4096   12950 12821-13080 1234 TFLOP/s  2.59  cuSPARSELt 1.03\n",
+            "   cuBLASLt 1.50\n",
+            "\nflip_count                 8x8              FAILED: the count, element 0: found 3, expected 4\n",
+            "\ndropout                    8x8              not run: x needs 3 MiB\n",
             "       4100 GB/s read and written\n",
-            "       712 TFLOP/s, and twice",
+            " in this run, 712 TFLOP/s,\n",
             "six products of a block, d = 768: 0.505 ms, cuSPARSELt 0.579 (1.147)\n",
         ] {
             assert!(text.contains(said), "{said:?} is missing in\n{text}");
