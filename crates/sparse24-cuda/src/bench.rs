@@ -18,6 +18,8 @@ mod size;
 mod timing;
 mod weights;
 
+use std::collections::BTreeMap;
+
 use crate::{
     Beta, Device, Error,
     gemm::{Gemm, LinearForward, WORKSPACE},
@@ -125,8 +127,8 @@ pub struct Bench {
     cusparselt: Option<CusparseLt>,
     machine: Machine,
     rates: Rates,
-    /// Plans of dense products, as `Gemm` writes them down.
-    plans: Vec<u8>,
+    /// Plans of dense products, as [`Gemm`] writes them down.
+    plans: BTreeMap<String, String>,
     l2_bytes: usize,
     records: Vec<Record>,
 }
@@ -140,7 +142,7 @@ impl Bench {
         let (sensor, cusparselt) = (Sensor::of(&device), CusparseLt::load(&device));
         let l2_bytes = machine::l2_bytes(&device)?;
         let machine = Machine::of(&device, &sensor, &cusparselt)?;
-        let (rates, plans, records) = (Rates::default(), Vec::new(), Vec::new());
+        let (rates, plans, records) = (Rates::default(), BTreeMap::new(), Vec::new());
         Ok(Self { device, effort, sensor: sensor.ok(), cusparselt: cusparselt.ok(), machine, rates, plans, l2_bytes, records })
     }
 
@@ -221,9 +223,7 @@ impl Bench {
     fn gemm(&mut self) -> Result<Gemm, Error> {
         let workspace = self.device.alloc("workspace", [1, WORKSPACE])?;
         let mut gemm = Gemm::new(&self.device, workspace)?;
-        if !self.plans.is_empty() {
-            gemm.import_plans(&self.plans)?;
-        }
+        self.plans.iter().try_for_each(|(product, plan)| gemm.use_plan(product, plan))?;
         Ok(gemm)
     }
 

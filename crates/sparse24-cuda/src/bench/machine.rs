@@ -1,13 +1,15 @@
 //! What a bench ran on: the GPU and the releases of everything that decides a time.
 
-use cudarc::{cublaslt, driver::sys::CUdevice_attribute, nvrtc};
+use std::ffi::c_int;
+
+use cudarc::driver::sys::CUdevice_attribute;
 use serde::Serialize;
 
 use super::{
     nvml::{Reading, Sensor},
     peer::CusparseLt,
 };
-use crate::{Device, Error, device::driver_error, driver, library::Library};
+use crate::{Device, Error, device::driver_error, driver, gemm, library::Library};
 
 /// A release, or why it is not known.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -79,8 +81,8 @@ impl Machine {
             driver: driver.into(),
             cuda: driver::start()?,
             nvrtc: nvrtc_release().into(),
-            cublaslt: cublaslt_release().into(),
-            cusparselt: cusparselt.as_ref().map(CusparseLt::release).map_err(Clone::clone).into(),
+            cublaslt: gemm::release().map(dotted).into(),
+            cusparselt: cusparselt.as_ref().map(CusparseLt::release).into(),
             most_sm_mhz: sensor.and_then(Sensor::most_sm_mhz),
             most_watts: sensor.and_then(Sensor::most_watts),
             before: sensor.map(Sensor::read),
@@ -89,25 +91,18 @@ impl Machine {
     }
 }
 
-impl From<Result<String, String>> for Known {
-    fn from(known: Result<String, String>) -> Self {
-        known.map_or_else(Self::Problem, Self::Release)
+impl<E: ToString> From<Result<String, E>> for Known {
+    fn from(known: Result<String, E>) -> Self {
+        known.map_or_else(|problem| Self::Problem(problem.to_string()), Self::Release)
     }
 }
 
-fn nvrtc_release() -> Result<String, String> {
-    Library::Nvrtc.load().map_err(|error| error.to_string())?;
+fn nvrtc_release() -> Result<String, Error> {
+    type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: the library is loaded, and writes two numbers.
-    unsafe { nvrtc::sys::nvrtcVersion(&mut major, &mut minor) }.result().map_err(|error| error.to_string())?;
+    // SAFETY: the library's header gives the function this type; it writes two numbers.
+    unsafe { Library::Nvrtc.function::<Version>("nvrtcVersion")?(&mut major, &mut minor) };
     Ok(format!("{major}.{minor}"))
-}
-
-fn cublaslt_release() -> Result<String, String> {
-    Library::CublasLt.load().map_err(|error| error.to_string())?;
-    // SAFETY: the library is loaded.
-    let version = unsafe { cublaslt::sys::cublasLtGetVersion() };
-    Ok(dotted(version))
 }
 
 /// From the library's number: 10000 * major + 100 * minor + patch.

@@ -12,9 +12,11 @@ use std::{
 use half::bf16;
 
 use super::timing::Contestant;
-use crate::{Device, Error, Matrix, library, spmm24::Form};
-
-const FILES: [&str; 2] = ["libcusparseLt.so.0", "libcusparseLt.so"];
+use crate::{
+    Device, Error, Matrix,
+    library::{Library, functions},
+    spmm24::Form,
+};
 
 /// Bytes that its kernels may work in.
 const WORKSPACE: usize = 256 << 20;
@@ -43,44 +45,29 @@ impl Opaque {
     }
 }
 
-/// A pointer to a thing of the library's.
+/// A pointer to a thing of the library's, or to memory.
 type Thing = *mut c_void;
-type Status = c_int;
 
-macro_rules! functions {
-    ($($name:ident = $symbol:literal($($argument:ty),*);)+) => {
-        struct Functions {
-            $($name: unsafe extern "C" fn($($argument),*) -> Status,)+
-            _library: libloading::Library,
-        }
-
-        impl Functions {
-            fn of(library: libloading::Library) -> Result<Self, String> {
-                $(
-                    // SAFETY: the library's header declares it so.
-                    let $name = *unsafe { library.get($symbol) }.map_err(|_| format!("it lacks {:?}", $symbol))?;
-                )+
-                Ok(Self { $($name,)+ _library: library })
-            }
-        }
-    };
-}
-
-functions! {
-    init = c"cusparseLtInit"(Thing);
-    destroy = c"cusparseLtDestroy"(Thing);
-    property = c"cusparseLtGetProperty"(c_int, *mut c_int);
-    sparse = c"cusparseLtStructuredDescriptorInit"(Thing, Thing, i64, i64, i64, u32, c_int, c_int, c_int);
-    dense = c"cusparseLtDenseDescriptorInit"(Thing, Thing, i64, i64, i64, u32, c_int, c_int);
-    product = c"cusparseLtMatmulDescriptorInit"(Thing, Thing, c_int, c_int, Thing, Thing, Thing, Thing, c_int);
-    selection = c"cusparseLtMatmulAlgSelectionInit"(Thing, Thing, Thing, c_int);
-    plan = c"cusparseLtMatmulPlanInit"(Thing, Thing, Thing, Thing);
-    drop_plan = c"cusparseLtMatmulPlanDestroy"(Thing);
-    drop_matrix = c"cusparseLtMatDescriptorDestroy"(Thing);
-    compressed_size = c"cusparseLtSpMMACompressedSize"(Thing, Thing, *mut usize, *mut usize);
-    compress = c"cusparseLtSpMMACompress"(Thing, Thing, Thing, Thing, Thing, Thing);
-    search = c"cusparseLtMatmulSearch"(Thing, Thing, Thing, Thing, Thing, Thing, Thing, Thing, Thing, *mut Thing, i32);
-    multiply = c"cusparseLtMatmul"(Thing, Thing, Thing, Thing, Thing, Thing, Thing, Thing, Thing, *mut Thing, i32);
+functions! { Library::CusparseLt;
+    cusparseLtInit(handle: Thing) -> c_int;
+    cusparseLtDestroy(handle: Thing) -> c_int;
+    cusparseLtGetProperty(part: c_int, number: *mut c_int) -> c_int;
+    cusparseLtStructuredDescriptorInit(handle: Thing, matrix: Thing, rows: i64, columns: i64, stride: i64, alignment: u32, element: c_int,
+        order: c_int, sparsity: c_int) -> c_int;
+    cusparseLtDenseDescriptorInit(handle: Thing, matrix: Thing, rows: i64, columns: i64, stride: i64, alignment: u32, element: c_int,
+        order: c_int) -> c_int;
+    cusparseLtMatDescriptorDestroy(matrix: Thing) -> c_int;
+    cusparseLtMatmulDescriptorInit(handle: Thing, product: Thing, turned_a: c_int, turned_b: c_int, a: Thing, b: Thing, c: Thing, d: Thing,
+        sums: c_int) -> c_int;
+    cusparseLtMatmulAlgSelectionInit(handle: Thing, selection: Thing, product: Thing, algorithm: c_int) -> c_int;
+    cusparseLtMatmulPlanInit(handle: Thing, plan: Thing, product: Thing, selection: Thing) -> c_int;
+    cusparseLtMatmulPlanDestroy(plan: Thing) -> c_int;
+    cusparseLtSpMMACompressedSize(handle: Thing, plan: Thing, bytes: *mut usize, room: *mut usize) -> c_int;
+    cusparseLtSpMMACompress(handle: Thing, plan: Thing, a: Thing, to: Thing, room: Thing, stream: Thing) -> c_int;
+    cusparseLtMatmulSearch(handle: Thing, plan: Thing, alpha: Thing, a: Thing, b: Thing, beta: Thing, c: Thing, d: Thing, workspace: Thing,
+        streams: *mut Thing, count: i32) -> c_int;
+    cusparseLtMatmul(handle: Thing, plan: Thing, alpha: Thing, a: Thing, b: Thing, beta: Thing, c: Thing, d: Thing, workspace: Thing,
+        streams: *mut Thing, count: i32) -> c_int;
 }
 
 /// The library, opened for the device that was current.
@@ -88,7 +75,6 @@ functions! {
 pub(super) struct CusparseLt(Rc<Opened>);
 
 struct Opened {
-    functions: Functions,
     handle: Box<Opaque>,
     release: String,
 }
@@ -106,22 +92,17 @@ pub(super) struct Operands<'a> {
 impl CusparseLt {
     /// Finds it as CUDA's own libraries are found.
     pub(super) fn load(device: &Device) -> Result<Self, String> {
-        let (library, file) = library::open(&FILES).map_err(|tried| {
-            let tried = tried.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
-            format!("cuSPARSELt was not found: tried {tried}; `pip install nvidia-cusparselt-cu13` brings it")
-        })?;
-        let told = |problem: String| format!("cuSPARSELt ({}): {problem}", file.display());
-        let (functions, handle) = (Functions::of(library).map_err(told)?, Opaque::new());
-        device.bind().map_err(|error| told(error.to_string()))?;
+        load().and_then(|()| device.bind()).map_err(|error| error.to_string())?;
+        let handle = Opaque::new();
         // SAFETY: the context is bound, and there is room for a handle.
-        succeeded(unsafe { (functions.init)(handle.pointer()) }, "opening it").map_err(told)?;
+        succeeded(unsafe { cusparseLtInit(handle.pointer()) }, "opening it")?;
         let mut release = [0; 3];
         for (part, number) in (0..).zip(&mut release) {
             // SAFETY: the library writes a number.
-            succeeded(unsafe { (functions.property)(part, number) }, "its release").map_err(told)?;
+            succeeded(unsafe { cusparseLtGetProperty(part, number) }, "its release")?;
         }
         let release = release.map(|number| number.to_string()).join(".");
-        Ok(Self(Rc::new(Opened { functions, handle, release })))
+        Ok(Self(Rc::new(Opened { handle, release })))
     }
 
     /// Its release.
@@ -132,7 +113,7 @@ impl CusparseLt {
     /// A product by the algorithm that its own search finds, its sparse operand compressed; or why it does not take it.
     pub(super) fn product(&self, device: &mut Device, operands: &Operands<'_>) -> Result<Contestant, String> {
         let Operands { form, shape: [m, n, k], a, sets } = *operands;
-        let (of, handle) = (&self.0.functions, self.0.handle.pointer());
+        let handle = self.0.handle.pointer();
         let mut plan = Plan { library: self.clone(), matrices: Vec::new(), made: Vec::new(), planned: false };
         // D^T and B^T lie row-major in the transposed form, which is D and B column-major.
         let (order, stride_b, stride_d) = match form {
@@ -142,47 +123,51 @@ impl CusparseLt {
         let [rows, columns, inner] = [m, n, k].map(|length| length as i64);
         let a_descriptor = plan.matrix(|to| {
             // SAFETY: there is room for a descriptor, of which it writes no more than it needs; as below.
-            unsafe { (of.sparse)(handle, to, rows, inner, inner, OPERAND_ALIGNMENT, BF16, ROWS_FIRST, TWO_OF_FOUR) }
+            unsafe { cusparseLtStructuredDescriptorInit(handle, to, rows, inner, inner, OPERAND_ALIGNMENT, BF16, ROWS_FIRST, TWO_OF_FOUR) }
         })?;
         let b_descriptor =
             // SAFETY: as above.
-            plan.matrix(|to| unsafe { (of.dense)(handle, to, inner, columns, stride_b as i64, OPERAND_ALIGNMENT, BF16, order) })?;
+            plan.matrix(|to| unsafe { cusparseLtDenseDescriptorInit(handle, to, inner, columns, stride_b as i64, OPERAND_ALIGNMENT, BF16, order) })?;
         let d_descriptor =
             // SAFETY: as above.
-            plan.matrix(|to| unsafe { (of.dense)(handle, to, rows, columns, stride_d as i64, OPERAND_ALIGNMENT, BF16, order) })?;
+            plan.matrix(|to| unsafe { cusparseLtDenseDescriptorInit(handle, to, rows, columns, stride_d as i64, OPERAND_ALIGNMENT, BF16, order) })?;
         let [product, selection, planned] = [0; 3].map(|_| plan.make());
         // SAFETY: there is room for each, and those that are read were made.
         unsafe {
             let (b, d) = (b_descriptor, d_descriptor);
-            succeeded((of.product)(handle, product, AS_IT_IS, AS_IT_IS, a_descriptor, b, d, d, IN_F32), "describing the product")?;
-            succeeded((of.selection)(handle, selection, product, ANY_ALGORITHM), "its algorithms")?;
-            succeeded((of.plan)(handle, planned, product, selection), "its plan")?;
+            succeeded(
+                cusparseLtMatmulDescriptorInit(handle, product, AS_IT_IS, AS_IT_IS, a_descriptor, b, d, d, IN_F32),
+                "describing the product",
+            )?;
+            succeeded(cusparseLtMatmulAlgSelectionInit(handle, selection, product, ANY_ALGORITHM), "its algorithms")?;
+            succeeded(cusparseLtMatmulPlanInit(handle, planned, product, selection), "its plan")?;
         }
         plan.planned = true;
         let (mut size, mut room) = (0, 0);
         // SAFETY: the plan was made, and two numbers are written.
-        succeeded(unsafe { (of.compressed_size)(handle, planned, &mut size, &mut room) }, "the compressed size")?;
+        succeeded(unsafe { cusparseLtSpMMACompressedSize(handle, planned, &mut size, &mut room) }, "the compressed size")?;
         let mut memory = |bytes: usize| device.alloc::<u8>("cuSPARSELt", [1, bytes.max(256)]).map_err(|error| error.to_string());
         let [compressed, room, workspace] = [memory(size)?, memory(room)?, memory(WORKSPACE)?].map(address);
         let mut stream: Thing = device.stream().cast();
         // SAFETY: A has the shape described, and outputs the sizes asked for.
-        succeeded(unsafe { (of.compress)(handle, planned, address(a), compressed, room, stream) }, "compressing")?;
+        succeeded(unsafe { cusparseLtSpMMACompress(handle, planned, address(a), compressed, room, stream) }, "compressing")?;
         let (one, zero) = (1.0_f32, 0.0_f32);
         let [alpha, beta] = [&one, &zero].map(|number| (&raw const *number).cast_mut().cast());
         let [b, d] = sets[0].map(address);
         // SAFETY: operands have the shapes described; D is read and written by nobody else meanwhile.
-        let searched = unsafe { (of.search)(handle, planned, alpha, compressed, b, beta, d, d, workspace, &mut stream, 1) };
+        let searched = unsafe { cusparseLtMatmulSearch(handle, planned, alpha, compressed, b, beta, d, d, workspace, &mut stream, 1) };
         succeeded(searched, "its search")?;
         let pairs: Vec<[Thing; 2]> = sets.iter().map(|set| set.map(address)).collect();
         let launch = move |device: &mut Device, set: usize| {
             device.bind()?;
-            let Opened { functions: of, handle, .. } = &*plan.library.0;
+            let handle = &plan.library.0.handle;
             let (planned, mut stream): (Thing, Thing) = (planned, device.stream().cast());
             let (one, zero) = (1.0_f32, 0.0_f32);
             let [alpha, beta] = [&one, &zero].map(|number| (&raw const *number).cast_mut().cast());
             let [b, d] = pairs[set];
             // SAFETY: as above; the memory is the device's until it is reset, which ends all contestants' use.
-            let status = unsafe { (of.multiply)(handle.pointer(), planned, alpha, compressed, b, beta, d, d, workspace, &mut stream, 1) };
+            let status =
+                unsafe { cusparseLtMatmul(handle.pointer(), planned, alpha, compressed, b, beta, d, d, workspace, &mut stream, 1) };
             succeeded(status, "a product").map_err(|code| Error::Driver { what: "cuSPARSELt".into(), code })
         };
         Ok(Contestant { name: "cuSPARSELt".into(), sets: sets.len(), launch: Box::new(launch) })
@@ -192,7 +177,7 @@ impl CusparseLt {
 impl Drop for Opened {
     fn drop(&mut self) {
         // SAFETY: it was opened once, and nothing uses it afterwards.
-        unsafe { (self.functions.destroy)(self.handle.pointer()) };
+        let _ = unsafe { cusparseLtDestroy(self.handle.pointer()) };
     }
 }
 
@@ -211,7 +196,7 @@ impl Plan {
         self.made.last().expect("it was just pushed").pointer()
     }
 
-    fn matrix(&mut self, describe: impl FnOnce(Thing) -> Status) -> Result<Thing, String> {
+    fn matrix(&mut self, describe: impl FnOnce(Thing) -> c_int) -> Result<Thing, String> {
         let descriptor = Opaque::new();
         succeeded(describe(descriptor.pointer()), "describing a matrix")?;
         self.matrices.push(descriptor);
@@ -221,14 +206,13 @@ impl Plan {
 
 impl Drop for Plan {
     fn drop(&mut self) {
-        let of = &self.library.0.functions;
         // SAFETY: each was made once and is taken apart once, the plan before what it was made of.
         unsafe {
             if let Some(plan) = self.made.last().filter(|_| self.planned) {
-                (of.drop_plan)(plan.pointer());
+                cusparseLtMatmulPlanDestroy(plan.pointer());
             }
             for matrix in &self.matrices {
-                (of.drop_matrix)(matrix.pointer());
+                cusparseLtMatDescriptorDestroy(matrix.pointer());
             }
         }
     }
@@ -238,6 +222,6 @@ fn address<T: crate::Scalar>(matrix: Matrix<T>) -> Thing {
     matrix.span().start as Thing
 }
 
-fn succeeded(status: Status, what: &str) -> Result<(), String> {
-    if status == 0 { Ok(()) } else { Err(format!("{what} failed with status {status}")) }
+fn succeeded(status: c_int, what: &str) -> Result<(), String> {
+    if status == 0 { Ok(()) } else { Err(format!("cuSPARSELt: {what} failed with status {status}")) }
 }

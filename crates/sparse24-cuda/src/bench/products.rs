@@ -255,7 +255,7 @@ fn cusparselt(
         pairs.push([set.b(), d]);
     }
     let operands = peer::Operands { form, shape, a, sets: &pairs };
-    let mut contestant = library.product(device, &operands).map_err(|problem| Stop::Wrong(format!("cuSPARSELt: {problem}")))?;
+    let mut contestant = library.product(device, &operands).map_err(Stop::Wrong)?;
     (contestant.launch)(device, 0)?;
     let d = pairs[0][1];
     let turned = |[row, column]: [usize; 2]| if form == Form::Transposed { [column, row] } else { [row, column] };
@@ -305,7 +305,7 @@ fn linear(bench: &mut Bench, product: Linear, [p, q, r]: [usize; 3]) -> Result<P
             }
             gemm.linear_forward(device, &sets[0])?;
             sampled("z", shape, ROUNDED, |[i, j], k| x(i, k) * w(j, k), &mut |at| element(device, sets[0].z, at))?;
-            bench.plans = gemm.export_plans();
+            bench.plans = gemm.plans();
             launch = Box::new(move |device, set| gemm.linear_forward(device, &sets[set]));
         }
         Linear::Dgrad => {
@@ -316,7 +316,7 @@ fn linear(bench: &mut Bench, product: Linear, [p, q, r]: [usize; 3]) -> Result<P
             }
             gemm.linear_dgrad(device, &sets[0])?;
             sampled("dx", shape, ROUNDED, |[i, j], k| dz(i, k) * w(k, j), &mut |at| element(device, sets[0].dx, at))?;
-            bench.plans = gemm.export_plans();
+            bench.plans = gemm.plans();
             launch = Box::new(move |device, set| gemm.linear_dgrad(device, &sets[set]));
         }
         Linear::Wgrad => {
@@ -327,7 +327,7 @@ fn linear(bench: &mut Bench, product: Linear, [p, q, r]: [usize; 3]) -> Result<P
             }
             gemm.linear_wgrad(device, &sets[0])?;
             sampled("dw", shape, 0.0, |[i, j], k| dz(k, i) * x(k, j), &mut |at| element(device, sets[0].dw, at))?;
-            bench.plans = gemm.export_plans();
+            bench.plans = gemm.plans();
             launch = Box::new(move |device, set| gemm.linear_wgrad(device, &sets[set]));
         }
     }

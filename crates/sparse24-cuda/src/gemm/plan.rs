@@ -130,7 +130,8 @@ impl Plans {
             self.plans.insert(key, plan);
         }
         let plan = &self.plans[&key];
-        let queue = || plan.descriptors.multiply(device, &self.handle, &plan.algorithm, addresses, beta).map_err(|code| refused(&key, code));
+        let queue =
+            || plan.descriptors.multiply(device, &self.handle, &plan.algorithm, addresses, beta).map_err(|code| refused(&key, code));
         device.noted(key.work(), queue)
     }
 

@@ -1,7 +1,5 @@
 //! `sparse24 bench`, as far as it needs no GPU: what it would run, and how it refuses.
 
-use std::collections::HashSet;
-
 use crate::support::Place;
 
 #[test]
@@ -11,7 +9,7 @@ fn cases_are_listed_without_a_gpu() {
     let cases = place.json("bench --list --json");
     let cases = cases.as_array().unwrap();
     let named: Vec<[&str; 2]> = cases.iter().map(|case| ["kernel", "shape"].map(|key| case[key].as_str().unwrap())).collect();
-    assert_eq!(named.len(), named.iter().collect::<HashSet<_>>().len(), "a case stands once");
+    assert_eq!(named.len(), named.iter().collect::<std::collections::HashSet<_>>().len(), "a case stands once");
     // The goals' two shapes, and a product of each size.
     for case in [
         ["mask_search_f32", "16384x4096"],
