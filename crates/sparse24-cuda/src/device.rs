@@ -20,6 +20,7 @@ use crate::{
     cache::Cache,
     compile, driver, kernels,
     launch::{Argument, Grid},
+    profile::{Profile, Work},
     step::StepState,
 };
 
@@ -45,6 +46,7 @@ pub struct Device {
     allocations: Vec<Allocation>,
     mark: u64,
     state: Matrix<u32>,
+    profile: Profile,
 }
 
 struct Allocation {
@@ -91,9 +93,9 @@ impl Device {
         let cache = settings.kernel_cache.as_deref().map_or_else(Cache::of_user, Cache::at);
         let mark = next_mark();
         let state = Matrix { mark, address: 0, shape: [0, 0], stride: 0, element: PhantomData };
-        let (kernels, modules) = (HashMap::new(), HashMap::new());
+        let (kernels, modules, allocations, profile) = (HashMap::new(), HashMap::new(), Vec::new(), Profile::default());
         let mut device =
-            Self { context, stream, name, architecture, multiprocessors, cache, kernels, modules, allocations: Vec::new(), mark, state };
+            Self { context, stream, name, architecture, multiprocessors, cache, kernels, modules, allocations, mark, state, profile };
         device.state = device.alloc("step state", [1, StepState::WORDS])?;
         Ok(device)
     }
@@ -114,6 +116,12 @@ impl Device {
     #[must_use]
     pub const fn multiprocessors(&self) -> usize {
         self.multiprocessors
+    }
+
+    /// What notes the time of everything queued here, once it is started.
+    #[must_use]
+    pub fn profile(&self) -> Profile {
+        self.profile.clone()
     }
 
     /// Bytes that are allocated.
@@ -209,9 +217,11 @@ impl Device {
             return Ok(());
         }
         self.bind()?;
-        // SAFETY: the rows lie within an allocation of this device.
-        let done = unsafe { sys::cuMemsetD2D8Async(to.address, pitch.max(width), byte, width, to.shape[0], self.stream.cu_stream()) };
-        done.result().map_err(|error| driver_error("fill".into(), error))
+        self.noted(Work::Copy, || {
+            // SAFETY: the rows lie within an allocation of this device.
+            let done = unsafe { sys::cuMemsetD2D8Async(to.address, pitch.max(width), byte, width, to.shape[0], self.stream.cu_stream()) };
+            done.result().map_err(|error| driver_error("fill".into(), error))
+        })
     }
 
     /// What changes every step, for all operations queued from now on.
@@ -241,6 +251,12 @@ impl Device {
         self.stream.cu_stream()
     }
 
+    /// The context, for questions about the GPU.
+    #[cfg(feature = "bench")]
+    pub(crate) fn context(&self) -> &CudaContext {
+        &self.context
+    }
+
     /// The context becomes that of this thread.
     pub(crate) fn bind(&self) -> Result<(), Error> {
         self.context.bind_to_thread().map_err(|error| driver_error("binding the GPU to a thread".into(), error))
@@ -258,11 +274,19 @@ impl Device {
         assert!(sizes.eq(kernel.parameters.iter().copied()), "{entry}: arguments are those that the kernel declares");
         let mut pointers: Vec<_> = arguments.iter().map(Argument::pointer).collect();
         let [x, y, z] = grid.blocks;
-        // SAFETY: the arguments have the sizes of the kernel's parameters, and each operation checked what they point to.
-        unsafe {
-            result::launch_kernel(kernel.function, (x, y, z), (grid.threads, 1, 1), grid.shared, self.stream.cu_stream(), &mut pointers)
-        }
-        .map_err(|error| driver_error(what(), error))
+        let (threads, stream) = ((grid.threads, 1, 1), self.stream.cu_stream());
+        self.noted(Work::Kernel(entry), || {
+            // SAFETY: the arguments have the sizes of the kernel's parameters, and each operation checked what they point to.
+            unsafe { result::launch_kernel(kernel.function, (x, y, z), threads, grid.shared, stream, &mut pointers) }
+                .map_err(|error| driver_error(what(), error))
+        })
+    }
+
+    /// Queues something, whose time goes into a profile that is being taken.
+    pub(crate) fn noted(&self, work: Work, queue: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+        let began = self.profile.begin(&self.stream)?;
+        queue()?;
+        self.profile.end(work, began, &self.stream)
     }
 
     /// How many blocks of a kernel run at once, in clusters of `cluster`.
@@ -353,9 +377,11 @@ impl Device {
             WidthInBytes: shape[1] * size,
             Height: shape[0],
         };
-        // SAFETY: device rows lie within an allocation of this device. Host rows lie within a slice: those read were copied aside when the
-        // call returns, as the driver promises for pageable memory, and who has some written waits.
-        unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.stream.cu_stream()) }.result().map_err(|error| driver_error(what.into(), error))
+        self.noted(Work::Copy, || {
+            // SAFETY: device rows lie within an allocation of this device. Host rows lie within a slice: those read were copied aside when
+            // the call returns, as the driver promises for pageable memory, and who has some written waits.
+            unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.stream.cu_stream()) }.result().map_err(|error| driver_error(what.into(), error))
+        })
     }
 
     fn out_of_memory(&self, name: &str, bytes: usize) -> Error {

@@ -173,6 +173,13 @@ impl Gemm {
     }
 }
 
+/// The library's release, without any product.
+#[cfg(feature = "bench")]
+pub(crate) fn release() -> Result<usize, Error> {
+    cublaslt::load()?;
+    Ok(cublaslt::version())
+}
+
 /// In the library's terms D = A B; `inputs` begin with A and B in the order of their names.
 struct Operands<T> {
     a: Matrix<bf16>,

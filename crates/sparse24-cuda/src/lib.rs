@@ -11,6 +11,8 @@ pub mod activation;
 pub mod adamw;
 mod architecture;
 pub mod attention;
+#[cfg(feature = "bench")]
+pub mod bench;
 mod beta;
 pub mod bias;
 mod cache;
@@ -32,6 +34,7 @@ mod matrix;
 pub mod mvue;
 pub mod norm;
 mod operand;
+pub mod profile;
 pub mod prune;
 pub mod search;
 pub mod spmm24;

@@ -26,10 +26,14 @@ pub enum Library {
     Nvrtc,
     /// Dense products.
     CublasLt,
+    /// The peer of sparse products in a bench; nothing else wants it.
+    CusparseLt,
+    /// Clocks and power, for a bench.
+    Nvml,
 }
 
 impl Library {
-    /// All of them.
+    /// Those that training wants.
     pub const ALL: [Self; 3] = [Self::Driver, Self::Nvrtc, Self::CublasLt];
 
     /// Its file names, most specific first.
@@ -39,6 +43,8 @@ impl Library {
             Self::Driver => &["libcuda.so.1", "libcuda.so"],
             Self::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so"],
             Self::CublasLt => &["libcublasLt.so.13", "libcublasLt.so"],
+            Self::CusparseLt => &["libcusparseLt.so.0", "libcusparseLt.so"],
+            Self::Nvml => &["libnvidia-ml.so.1", "libnvidia-ml.so"],
         }
     }
 
@@ -48,6 +54,8 @@ impl Library {
         match self {
             Self::Driver => "install NVIDIA's driver, release 580 or later",
             Self::Nvrtc => "install CUDA 13, or `pip install nvidia-cuda-nvrtc` and name its lib folder in SPARSE24_CUDA_LIBRARIES",
+            Self::CusparseLt => "`pip install nvidia-cusparselt-cu13` and name its lib folder in SPARSE24_CUDA_LIBRARIES",
+            Self::Nvml => "it comes with NVIDIA's driver",
             Self::CublasLt => "install CUDA 13, or `pip install nvidia-cublas` and name its lib folder in SPARSE24_CUDA_LIBRARIES",
         }
     }
@@ -188,6 +196,8 @@ impl fmt::Display for Library {
             Self::Driver => "the CUDA driver",
             Self::Nvrtc => "the compiler of CUDA kernels (NVRTC)",
             Self::CublasLt => "the library of dense products (cuBLASLt)",
+            Self::CusparseLt => "the peer of sparse products (cuSPARSELt)",
+            Self::Nvml => "the library of clocks and power (NVML)",
         })
     }
 }

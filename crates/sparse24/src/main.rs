@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, error::ErrorKind};
 
+mod bench;
 mod config;
 mod configure;
 mod doctor;
@@ -50,6 +51,7 @@ enum Command {
     Export(export::Args),
     Estimate(estimate::Args),
     Doctor(doctor::Args),
+    Bench(bench::Args),
 }
 
 fn run(command: &Command) -> Result<(), Failure> {
@@ -67,6 +69,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Export(args) => export::run(args),
         Command::Estimate(args) => estimate::run(args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Bench(args) => bench::run(args),
     }
 }
 

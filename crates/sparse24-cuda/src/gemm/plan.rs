@@ -32,7 +32,7 @@ use super::{
     WORKSPACE,
     cublaslt::{self, blas_error, check, succeeded},
 };
-use crate::{Beta, Device, Error};
+use crate::{Beta, Device, Error, profile::Work};
 
 /// The library's operations on an operand, of which the bindings have no type.
 const AS_IT_IS: i32 = 0;
@@ -66,6 +66,18 @@ pub(super) struct Key {
     pub(super) sizes: [usize; 3],
     /// Of A, B and D.
     pub(super) strides: [usize; 3],
+}
+
+impl Key {
+    fn work(&self) -> Work {
+        let [m, n, k] = self.sizes;
+        let (pass, tokens, weight) = match self.product {
+            Product::Forward | Product::ForwardBias => ("forward", n, [m, k]),
+            Product::Dgrad => ("dgrad", n, [k, m]),
+            Product::Wgrad => ("wgrad", k, [n, m]),
+        };
+        Work::Product { pass, tokens, weight }
+    }
 }
 
 pub(super) struct Addresses {
@@ -118,7 +130,9 @@ impl Plans {
             self.plans.insert(key, plan);
         }
         let plan = &self.plans[&key];
-        plan.descriptors.multiply(device, &self.handle, &plan.algorithm, addresses, beta).map_err(|code| refused(&key, code))
+        let queue =
+            || plan.descriptors.multiply(device, &self.handle, &plan.algorithm, addresses, beta).map_err(|code| refused(&key, code));
+        device.noted(key.work(), queue)
     }
 
     fn plan(&self, device: &mut Device, key: Key, addresses: &Addresses, beta: Beta) -> Result<Plan, Error> {

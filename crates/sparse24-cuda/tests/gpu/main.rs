@@ -6,6 +6,8 @@
 mod activation;
 mod adamw;
 mod attention;
+#[cfg(feature = "bench")]
+mod bench;
 mod bias;
 mod dropout;
 mod embedding;

@@ -8,7 +8,7 @@ use half::bf16;
 use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site, prune::ValueMap};
 use sparse24_cuda::{
     Device as Gpu, Matrix, Scalar, Settings, activation, adamw, attention, bias, compressed::Compressed, dropout, embedding, flip, gemm,
-    loss, mvue, norm, prune, search, spmm24,
+    loss, mvue, norm, profile::Profile, prune, search, spmm24,
 };
 
 use self::{plans::SparsePlans, storage::Storage};
@@ -99,6 +99,12 @@ impl CudaBackend {
             sparse_plans: SparsePlans::default(),
             scratch: Scratch::default(),
         })
+    }
+
+    /// What notes the time of everything that this backend queues, once it is started.
+    #[must_use]
+    pub fn profile(&self) -> Profile {
+        self.gpu.profile()
     }
 
     /// The step state as the kernels read it; the optimizer's numbers are those of its rule.

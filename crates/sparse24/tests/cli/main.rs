@@ -2,6 +2,7 @@
 //!
 //! `prepare`, `prune` and `verify` have their own files beside this folder.
 
+mod bench;
 mod configuration;
 mod divergence;
 mod evaluation;

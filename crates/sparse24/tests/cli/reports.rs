@@ -112,8 +112,10 @@ fn the_doctor_tells_what_is_there_and_leaves_nothing() {
 fn help_and_version_are_answers() {
     let place = Place::new();
     assert_eq!(place.answer("--version"), format!("sparse24 {}\n", env!("CARGO_PKG_VERSION")));
-    let commands =
-        ["train", "resume", "eval", "sample", "prepare", "prune", "verify", "presets", "config", "import", "export", "estimate", "doctor"];
+    let commands = [
+        "train", "resume", "eval", "sample", "prepare", "prune", "verify", "presets", "config", "import", "export", "estimate", "doctor",
+        "bench",
+    ];
     let help = place.answer("--help");
     for command in commands {
         assert!(help.contains(&format!("\n  {command} ")), "{help}");

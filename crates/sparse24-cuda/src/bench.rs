@@ -1,0 +1,292 @@
+//! Every kernel as a case: operands of a shape, a check of its results against core or the CPU, what it must move or multiply, and a launch.
+//!
+//! A [`Case`] is a plain value that needs no GPU; a [`Bench`] runs one: verified first, then timed in turns with its peers, over buffers that no
+//! L2 holds. Invariant: what is not right has no time. Deliberately absent: a verdict on speed, and how results are printed.
+
+mod activations;
+mod attention;
+mod check;
+mod gradients;
+mod input;
+mod machine;
+mod nvml;
+mod peer;
+mod products;
+mod report;
+mod rows;
+mod size;
+mod timing;
+mod weights;
+
+use std::collections::BTreeMap;
+
+use crate::{
+    Beta, Device, Error,
+    gemm::{Gemm, LinearForward, WORKSPACE},
+};
+use check::Stop;
+use nvml::Sensor;
+use peer::CusparseLt;
+use timing::{Contestant, contest};
+
+pub use machine::{Known, Machine};
+pub use nvml::Reading;
+pub use report::{Block, Measured, Outcome, Peer, PlanTime, Record, Report};
+pub use size::Size;
+pub use timing::{Effort, Quantiles};
+
+/// Tokens of a case: 16 sequences of 1024.
+pub const TOKENS: usize = 16 * 1024;
+
+/// A kernel at a shape.
+pub struct Case {
+    /// The operation, as its kernel is called.
+    pub kernel: &'static str,
+    /// In words.
+    pub shape: String,
+    /// Beginnings of the names of the kernels of this crate that it launches, on one GPU or another.
+    pub entries: &'static [&'static str],
+    prepare: Box<Prepare>,
+}
+
+type Prepare = dyn Fn(&mut Bench) -> Result<Prepared, Stop>;
+
+/// What is ready to be timed, its results verified.
+struct Prepared {
+    work: Work,
+    /// What was verified.
+    verified: &'static str,
+    /// Times of the ways to compute it, where there is a choice.
+    plans: Vec<PlanTime>,
+    /// Peers that refused, and why.
+    without: Vec<String>,
+    /// The kernel itself, then its peers.
+    contestants: Vec<Contestant>,
+}
+
+/// What an operation must do, however it does it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Work {
+    bytes: f64,
+    /// Of the dense product, whatever of it is skipped.
+    flops: f64,
+    /// Times the rate of a dense product that the instruction could have.
+    speed: f64,
+}
+
+impl Work {
+    fn moves(bytes: usize) -> Self {
+        Self { bytes: bytes as f64, flops: 0.0, speed: 1.0 }
+    }
+
+    /// The longest that bytes and products take at these rates, in microseconds, and which it is; none without a rate.
+    fn floor(&self, rates: &Rates) -> Option<(f64, &'static str)> {
+        let moved = self.bytes / rates.copy? * 1e6;
+        if self.flops == 0.0 {
+            return Some((moved, "bytes"));
+        }
+        let multiplied = self.flops / (rates.dense? * self.speed) * 1e6;
+        Some(if moved > multiplied { (moved, "bytes") } else { (multiplied, "products") })
+    }
+}
+
+/// What this GPU reaches in this run: the floors are made of it.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Rates {
+    /// Bytes a second that a large copy reads and writes.
+    copy: Option<f64>,
+    /// FLOP/s of cuBLASLt at [`SQUARE`].
+    dense: Option<f64>,
+}
+
+/// The lengths of the product whose rate dense products are held to.
+const SQUARE: usize = 8192;
+
+/// The cases of some sizes, those of one kernel beside each other; the same case of two sizes stands once.
+#[must_use]
+pub fn cases(sizes: &[Size]) -> Vec<Case> {
+    let families = [weights::cases, gradients::cases, activations::cases, rows::cases, attention::cases, products::cases];
+    let mut cases: Vec<Case> = Vec::new();
+    for case in families.iter().flat_map(|family| sizes.iter().flat_map(family)) {
+        if !cases.iter().any(|other| (other.kernel, &other.shape) == (case.kernel, &case.shape)) {
+            cases.push(case);
+        }
+    }
+    let kernels: Vec<&str> = cases.iter().map(|case| case.kernel).collect();
+    let first: Vec<usize> = kernels.iter().map(|kernel| kernels.iter().position(|other| other == kernel).expect("itself")).collect();
+    let mut numbered: Vec<(usize, Case)> = first.into_iter().zip(cases).collect();
+    numbered.sort_by_key(|(first, _)| *first);
+    numbered.into_iter().map(|(_, case)| case).collect()
+}
+
+/// A GPU on which cases are run.
+pub struct Bench {
+    device: Device,
+    effort: Effort,
+    sensor: Option<Sensor>,
+    cusparselt: Option<CusparseLt>,
+    machine: Machine,
+    rates: Rates,
+    /// Plans of dense products, as [`Gemm`] writes them down.
+    plans: BTreeMap<String, String>,
+    l2_bytes: usize,
+    records: Vec<Record>,
+}
+
+impl Bench {
+    /// Takes the device over, and asks what the machine is.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn new(device: Device, effort: Effort) -> Result<Self, Error> {
+        let (sensor, cusparselt) = (Sensor::of(&device), CusparseLt::load(&device));
+        let l2_bytes = machine::l2_bytes(&device)?;
+        let machine = Machine::of(&device, &sensor, &cusparselt)?;
+        let (rates, plans, records) = (Rates::default(), BTreeMap::new(), Vec::new());
+        Ok(Self { device, effort, sensor: sensor.ok(), cusparselt: cusparselt.ok(), machine, rates, plans, l2_bytes, records })
+    }
+
+    /// Verifies a case and, if it is right, times it.
+    ///
+    /// # Errors
+    /// Those of the operations, but [`Error::OutOfMemory`] and a library that is missing, which are outcomes of the case.
+    pub fn run(&mut self, case: &Case) -> Result<&Record, Error> {
+        self.device.reset()?;
+        let outcome = match self.measure(case) {
+            Ok(measured) => Outcome::Measured(measured),
+            Err(Stop::Wrong(difference)) => Outcome::Failed { difference },
+            Err(Stop::Error(error @ (Error::OutOfMemory { .. } | Error::Library { .. }))) => {
+                Outcome::Unmeasured { reason: error.to_string() }
+            }
+            Err(Stop::Error(error)) => return Err(error),
+        };
+        self.records.push(Record { kernel: case.kernel, shape: case.shape.clone(), outcome });
+        Ok(self.records.last().expect("it was just pushed"))
+    }
+
+    /// All that was run.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn report(mut self) -> Result<Report, Error> {
+        self.device.synchronize()?;
+        self.machine.after = self.sensor.as_ref().map(Sensor::read);
+        Ok(Report::new(self.machine, self.rates, self.records))
+    }
+
+    fn measure(&mut self, case: &Case) -> Result<Measured, Stop> {
+        let Prepared { work, verified, plans, without, mut contestants } = (case.prepare)(self)?;
+        let mut reading = None;
+        let sensor = &self.sensor;
+        let times = contest(&mut self.device, &mut contestants, self.effort, || reading = sensor.as_ref().map(Sensor::read))?;
+        let names: Vec<String> = contestants.into_iter().map(|contestant| contestant.name).collect();
+        self.measure_rates(&work)?;
+        Ok(Measured { verified, plans, without, reading, ..Measured::new(&work, work.floor(&self.rates), &names, &times) })
+    }
+
+    /// The rates that the floor of this work needs, once.
+    fn measure_rates(&mut self, work: &Work) -> Result<(), Error> {
+        if self.rates.copy.is_none() {
+            self.device.reset()?;
+            self.rates.copy = Some(self.copy_rate()?);
+        }
+        if work.flops > 0.0 && self.rates.dense.is_none() {
+            self.device.reset()?;
+            self.rates.dense = match self.dense_rate() {
+                Err(Error::Library { .. }) => None,
+                rate => Some(rate?),
+            };
+        }
+        Ok(())
+    }
+
+    fn copy_rate(&mut self) -> Result<f64, Error> {
+        let bytes = 8 * self.l2_bytes.max(32 << 20);
+        let mut copy = [timing::copy(&mut self.device, bytes, 2)?];
+        Ok(bytes as f64 / contest(&mut self.device, &mut copy, self.effort, || ())?[0].median * 1e6)
+    }
+
+    fn dense_rate(&mut self) -> Result<f64, Error> {
+        let shape = [SQUARE; 2];
+        let [x, weight, z] = [self.device.alloc("x", shape)?, self.device.alloc("w", shape)?, self.device.alloc("z", shape)?];
+        for (seed, operand) in [(1, x), (2, weight)] {
+            input::repeat(&mut self.device, operand, &input::panel(SQUARE, seed))?;
+        }
+        let mut gemm = self.gemm()?;
+        let launch = move |device: &mut Device, _| gemm.linear_forward(device, &LinearForward { x, weight, bias: None, z });
+        let mut product = [Contestant { name: "cuBLASLt".into(), sets: 1, launch: Box::new(launch) }];
+        let flops = 2.0 * (SQUARE as f64).powi(3);
+        Ok(flops / contest(&mut self.device, &mut product, self.effort, || ())?[0].median * 1e6)
+    }
+
+    /// Dense products with the plans that were measured so far.
+    fn gemm(&mut self) -> Result<Gemm, Error> {
+        let workspace = self.device.alloc("workspace", [1, WORKSPACE])?;
+        let mut gemm = Gemm::new(&self.device, workspace)?;
+        self.plans.iter().try_for_each(|(product, plan)| gemm.use_plan(product, plan))?;
+        Ok(gemm)
+    }
+
+    /// So many sets of buffers, where one has `bytes`, that the L2 does not hold what the next launch works on.
+    fn sets(&self, bytes: usize) -> usize {
+        (4 * self.l2_bytes).div_ceil(bytes.max(1)).clamp(2, timing::LAUNCHES)
+    }
+
+    /// A kernel that moves `bytes` on each of some sets of buffers, beside a copy of as many.
+    fn moving<S: 'static>(
+        &mut self,
+        verified: &'static str,
+        bytes: usize,
+        sets: Vec<S>,
+        launch: impl Fn(&mut Device, &S) -> Result<(), Error> + 'static,
+    ) -> Result<Prepared, Stop> {
+        let copy = timing::copy(&mut self.device, bytes, sets.len())?;
+        let count = sets.len();
+        let launch = Box::new(move |device: &mut Device, set: usize| launch(device, &sets[set]));
+        let contestants = vec![Contestant { name: "itself".into(), sets: count, launch }, copy];
+        Ok(Prepared { work: Work::moves(bytes), verified, plans: Vec::new(), without: Vec::new(), contestants })
+    }
+}
+
+/// Whether a product adds to what is there: never, in a bench.
+const BETA: Beta = Beta::Overwrite;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::SOURCES;
+
+    #[test]
+    fn every_kernel_has_a_case() {
+        let cases = cases(&Size::all());
+        let covered: Vec<&str> = cases.iter().flat_map(|case| case.entries).copied().collect();
+        for entry in SOURCES.iter().flat_map(|source| source.entries) {
+            assert!(covered.iter().any(|beginning| entry.starts_with(beginning)), "no case of bench launches {entry}");
+        }
+        for beginning in covered {
+            let launches = SOURCES.iter().flat_map(|source| source.entries).any(|entry| entry.starts_with(beginning));
+            assert!(launches, "no kernel begins with {beginning}");
+        }
+    }
+
+    #[test]
+    fn a_case_stands_once_and_beside_those_of_its_kernel() {
+        let cases = cases(&Size::all());
+        let mut seen = std::collections::HashSet::new();
+        assert!(cases.iter().all(|case| seen.insert((case.kernel, case.shape.clone()))));
+        let mut kernels: Vec<&str> = cases.iter().map(|case| case.kernel).collect();
+        kernels.dedup();
+        let distinct: std::collections::HashSet<&str> = kernels.iter().copied().collect();
+        assert_eq!(kernels.len(), distinct.len(), "{kernels:?}");
+    }
+
+    #[test]
+    fn the_floor_is_the_longer_of_bytes_and_products() {
+        let rates = Rates { copy: Some(4e12), dense: Some(800e12) };
+        assert_eq!(Work::moves(4_000_000).floor(&rates), Some((1.0, "bytes")));
+        let product = Work { bytes: 4e6, flops: 1.6e12, speed: 2.0 };
+        assert_eq!(product.floor(&rates), Some((1000.0, "products")));
+        assert_eq!(Work { bytes: 8e9, ..product }.floor(&rates), Some((2000.0, "bytes")));
+        assert_eq!(product.floor(&Rates { dense: None, ..rates }), None);
+    }
+}

@@ -1,0 +1,166 @@
+//! What is asked of results before anything is timed.
+//!
+//! Where core defines the bits, or operations round in the CPU's order, results are compared bit for bit; elsewhere within bounds that are a few
+//! times wider than those that the tests derive, at every element that is looked at. A NaN is never within a bound.
+
+use std::{fmt::Display, num::NonZeroUsize, thread};
+
+use half::bf16;
+use ndarray::Array2;
+use sparse24_core::compressed::Compressed24;
+
+use crate::{
+    Device, Error, Matrix, Scalar,
+    layout::{BLOCK_METADATA, BLOCK_VALUES, FragmentMajor, Fragments, LaneMajor, blocks},
+};
+
+/// Why there is no time.
+#[derive(Debug)]
+pub(super) enum Stop {
+    /// The result is not right: what, where, and what it should be.
+    Wrong(String),
+    /// An operation refused.
+    Error(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl From<sparse24_core::Error> for Stop {
+    fn from(error: sparse24_core::Error) -> Self {
+        Self::Error(error.into())
+    }
+}
+
+/// What rounding to bf16 changes at most, relatively, with room for what f32 sums differ by.
+pub(super) const BF16: f64 = 1.25 / 256.0;
+
+/// The same elements.
+pub(super) fn same<T: PartialEq + Display>(what: &str, found: &[T], expected: &[T]) -> Result<(), Stop> {
+    if found == expected {
+        return Ok(());
+    }
+    let at = found.iter().zip(expected).position(|(found, expected)| found != expected);
+    Err(Stop::Wrong(match at {
+        Some(at) => format!("{what}, element {at}: found {}, expected {}", found[at], expected[at]),
+        None => format!("{what}: found {} elements, expected {}", found.len(), expected.len()),
+    }))
+}
+
+/// |found - expected| <= relative * |expected| + absolute, at every element.
+pub(super) fn near(
+    what: &str,
+    found: impl IntoIterator<Item = f32>,
+    expected: impl IntoIterator<Item = f32>,
+    [relative, absolute]: [f64; 2],
+) -> Result<(), Stop> {
+    let mut expected = expected.into_iter();
+    for (at, found) in found.into_iter().enumerate() {
+        let Some(expected) = expected.next() else { return Err(Stop::Wrong(format!("{what}: more elements than expected"))) };
+        let bound = relative * f64::from(expected.abs()) + absolute;
+        let difference = (f64::from(found) - f64::from(expected)).abs();
+        // As it stands, so that a NaN does not pass.
+        let within = difference <= bound;
+        if !within {
+            return Err(Stop::Wrong(format!("{what}, element {at}: found {found}, expected {expected} within {bound:.3e}")));
+        }
+    }
+    if expected.next().is_some() { Err(Stop::Wrong(format!("{what}: fewer elements than expected"))) } else { Ok(()) }
+}
+
+/// |found - expected| <= share * |expected|, in Euclidean norms.
+pub(super) fn near_in_norm(what: &str, found: &Array2<f32>, expected: &Array2<f32>, share: f64) -> Result<(), Stop> {
+    let norm = |x: &Array2<f32>| x.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
+    let error = norm(&(found - expected)) / norm(expected);
+    let within = error <= share;
+    if within { Ok(()) } else { Err(Stop::Wrong(format!("{what} is off by {error:.3e} of its norm, at most {share:.1e} is expected"))) }
+}
+
+/// Downloads the first rows, `period` of them, having seen that all further ones repeat them, as the operands do.
+pub(super) fn repeating<T: Scalar + PartialEq>(device: &mut Device, what: &str, from: Matrix<T>, period: usize) -> Result<Vec<T>, Stop> {
+    const AT_ONCE: usize = 64 << 20;
+    let [rows, columns] = from.shape();
+    let together = (AT_ONCE / (columns * size_of::<T>()) / period).max(1) * period;
+    let panel = device.download(from.rows(0..period.min(rows)))?;
+    for first in (0..rows).step_by(together) {
+        let part = device.download(from.rows(first..(first + together).min(rows)))?;
+        if let Some(at) = part.chunks(panel.len()).position(|rows| *rows != panel[..rows.len()]) {
+            let row = first + at * period;
+            return Err(Stop::Wrong(format!("{what}: rows from {row} on are not those from 0 on, which had the same operands")));
+        }
+    }
+    Ok(panel)
+}
+
+/// Values and patterns of every group, bit for bit; nothing is asked of what pads the shape.
+pub(super) fn same_compressed(what: &str, found: &Fragments, expected: &Compressed24<bf16>) -> Result<(), Stop> {
+    let [m, k] = expected.shape();
+    let count: usize = blocks([m, k]).into_iter().product();
+    if (found.values.len(), found.metadata.len()) != (count * BLOCK_VALUES, count * BLOCK_METADATA) {
+        return Err(Stop::Wrong(format!("{what}: not as many blocks as cover {m}x{k}")));
+    }
+    let values = expected.values();
+    let differs = |row: usize| {
+        (0..k / 4).find(|&group| {
+            let (word, shift) = LaneMajor.index([row, group], k);
+            let nibble = (found.metadata[word] >> shift & 0xf) as u8;
+            let kept = [0, 1].map(|i| found.values[FragmentMajor.index([row, 2 * group + i], k)].to_bits());
+            nibble != expected.pattern(row, group).nibble() || kept != [0, 1].map(|i| values[[row, 2 * group + i]].to_bits())
+        })
+    };
+    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let part = |thread: usize| (thread..m).step_by(threads).find_map(|row| Some([row, differs(row)?]));
+    let wrong = thread::scope(|scope| {
+        let part = &part;
+        let workers: Vec<_> = (0..threads).map(|thread| scope.spawn(move || part(thread))).collect();
+        workers.into_iter().filter_map(|worker| worker.join().expect("comparing does not panic")).min()
+    });
+    wrong.map_or(Ok(()), |[row, group]| Err(Stop::Wrong(format!("{what}, row {row}, group {group}: not core's bits"))))
+}
+
+#[cfg(test)]
+mod tests {
+    use sparse24_core::{MaskKind, search};
+
+    use super::*;
+    use crate::layout::to_fragments;
+
+    #[test]
+    fn what_is_not_near_is_told_with_its_place() {
+        let told = |stop: Result<(), Stop>| match stop {
+            Err(Stop::Wrong(text)) => text,
+            other => panic!("{other:?}"),
+        };
+        assert!(near("x", [1.0, 2.0], [1.0, 2.001], [1e-3, 0.0]).is_ok() && same("x", &[1, 2], &[1, 2]).is_ok());
+        assert_eq!(told(near("x", [1.0, 2.0], [1.0, 2.1], [1e-3, 0.0])), "x, element 1: found 2, expected 2.1 within 2.100e-3");
+        assert!(told(near("x", [f32::NAN], [1.0], [1.0, f64::INFINITY])).contains("element 0: found NaN"));
+        assert!(
+            told(near("x", [1.0], [1.0, 2.0], [1.0, 1.0])).contains("fewer") && told(near("x", [1.0], [], [1.0, 1.0])).contains("more")
+        );
+        assert_eq!(told(same("x", &[1, 2], &[1, 3])), "x, element 1: found 2, expected 3");
+        let [ones, nans] = [1.0, f32::NAN].map(|x| Array2::from_elem((2, 2), x));
+        assert!(near_in_norm("x", &ones, &ones, 0.0).is_ok());
+        assert!(told(near_in_norm("x", &nans, &ones, 1.0)).contains("off by NaN"));
+    }
+
+    #[test]
+    fn a_value_or_a_pattern_that_differs_is_found() {
+        let dense = super::super::input::random([132, 68], 3).mapv(bf16::from_f32);
+        let mask = search::mask_search(dense.view(), MaskKind::Transposable).expect("tiled");
+        let logical = Compressed24::encode(dense.view(), &mask).expect("row-wise");
+        let whole = to_fragments(&logical);
+        assert!(same_compressed("w", &whole, &logical).is_ok());
+        let place = FragmentMajor.index([131, 2 * 16 + 1], 68);
+        let (word, shift) = LaneMajor.index([77, 5], 68);
+        let mut values = whole.clone();
+        values.values[place] = -values.values[place];
+        let mut metadata = whole.clone();
+        metadata.metadata[word] ^= 1 << shift;
+        for (fragments, place) in [(values, "row 131, group 16"), (metadata, "row 77, group 5")] {
+            assert!(matches!(same_compressed("w", &fragments, &logical), Err(Stop::Wrong(text)) if text.contains(place)));
+        }
+    }
+}

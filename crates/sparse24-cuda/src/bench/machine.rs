@@ -1,0 +1,121 @@
+//! What a bench ran on: the GPU and the releases of everything that decides a time.
+
+use std::ffi::c_int;
+
+use cudarc::driver::sys::CUdevice_attribute;
+use serde::Serialize;
+
+use super::{
+    nvml::{Reading, Sensor},
+    peer::CusparseLt,
+};
+use crate::{Device, Error, device::driver_error, driver, gemm, library::Library};
+
+/// A release, or why it is not known.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Known {
+    /// The release.
+    Release(String),
+    /// In a sentence.
+    Problem(String),
+}
+
+/// The GPU and its software.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Machine {
+    /// Its name.
+    pub gpu: String,
+    /// Compute capability: major, minor.
+    pub capability: [i32; 2],
+    /// How many.
+    pub multiprocessors: usize,
+    /// MiB of its memory.
+    pub memory_mib: usize,
+    /// MiB of its last cache.
+    pub l2_mib: usize,
+    /// The driver's release.
+    pub driver: Known,
+    /// The newest release of CUDA that the driver serves: major, minor.
+    pub cuda: [i32; 2],
+    /// The compiler of kernels.
+    pub nvrtc: Known,
+    /// The library of dense products.
+    pub cublaslt: Known,
+    /// The peer of sparse products.
+    pub cusparselt: Known,
+    /// The highest clock of the multiprocessors.
+    pub most_sm_mhz: Option<u32>,
+    /// What the board may draw.
+    pub most_watts: Option<u32>,
+    /// Before anything ran.
+    pub before: Option<Reading>,
+    /// After all had run.
+    pub after: Option<Reading>,
+}
+
+/// Bytes of the last cache.
+pub(super) fn l2_bytes(device: &Device) -> Result<usize, Error> {
+    let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
+    let said = |error| driver_error("asking for the size of the L2".into(), error);
+    Ok(usize::try_from(device.context().attribute(attribute).map_err(said)?).unwrap_or(0))
+}
+
+impl Machine {
+    pub(super) fn of(device: &Device, sensor: &Result<Sensor, String>, cusparselt: &Result<CusparseLt, String>) -> Result<Self, Error> {
+        let context = device.context();
+        let (major, minor) =
+            context.compute_capability().map_err(|error| driver_error("asking for the compute capability".into(), error))?;
+        let (_, memory) = context.mem_get_info().map_err(|error| driver_error("asking for the memory".into(), error))?;
+        let driver = match sensor {
+            Ok(sensor) => sensor.driver().ok_or_else(|| "the driver does not say".to_owned()),
+            Err(problem) => Err(problem.clone()),
+        };
+        let sensor = sensor.as_ref().ok();
+        Ok(Self {
+            gpu: device.name().to_owned(),
+            capability: [major, minor],
+            multiprocessors: device.multiprocessors(),
+            memory_mib: memory >> 20,
+            l2_mib: l2_bytes(device)? >> 20,
+            driver: driver.into(),
+            cuda: driver::start()?,
+            nvrtc: nvrtc_release().into(),
+            cublaslt: gemm::release().map(dotted).into(),
+            cusparselt: cusparselt.as_ref().map(CusparseLt::release).into(),
+            most_sm_mhz: sensor.and_then(Sensor::most_sm_mhz),
+            most_watts: sensor.and_then(Sensor::most_watts),
+            before: sensor.map(Sensor::read),
+            after: None,
+        })
+    }
+}
+
+impl<E: ToString> From<Result<String, E>> for Known {
+    fn from(known: Result<String, E>) -> Self {
+        known.map_or_else(|problem| Self::Problem(problem.to_string()), Self::Release)
+    }
+}
+
+fn nvrtc_release() -> Result<String, Error> {
+    type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the library's header gives the function this type; it writes two numbers.
+    unsafe { Library::Nvrtc.function::<Version>("nvrtcVersion")?(&mut major, &mut minor) };
+    Ok(format!("{major}.{minor}"))
+}
+
+/// From the library's number: 10000 * major + 100 * minor + patch.
+fn dotted(version: usize) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::dotted;
+
+    #[test]
+    fn a_release_is_read_from_the_library_s_number() {
+        assert_eq!(dotted(130_100), "13.1.0");
+    }
+}

@@ -1,0 +1,227 @@
+//! cuSPARSELt, the peer of sparse products, where the machine has it: loaded at run time, with declarations of our own for what is called.
+//!
+//! Its handles are bytes of which it alone knows the meaning; there is room for those of every release. Deliberately absent: any use outside of
+//! a bench, since its format is private and its compression too slow for gradients.
+
+use std::{
+    cell::UnsafeCell,
+    ffi::{c_int, c_void},
+    rc::Rc,
+};
+
+use half::bf16;
+
+use super::timing::Contestant;
+use crate::{
+    Device, Error, Matrix,
+    library::{Library, functions},
+    spmm24::Form,
+};
+
+/// Bytes that its kernels may work in.
+const WORKSPACE: usize = 256 << 20;
+
+// The library's numbers.
+const BF16: c_int = 14;
+const COLUMNS_FIRST: c_int = 1;
+const ROWS_FIRST: c_int = 2;
+const AS_IT_IS: c_int = 0;
+const TWO_OF_FOUR: c_int = 0;
+const IN_F32: c_int = 2;
+const ANY_ALGORITHM: c_int = 0;
+const OPERAND_ALIGNMENT: u32 = 16;
+
+/// Memory for one of the library's own things, whose size differs between its releases: 512 bytes in some, 11024 in others.
+#[repr(C, align(16))]
+struct Opaque(UnsafeCell<[u8; 16 << 10]>);
+
+impl Opaque {
+    fn new() -> Box<Self> {
+        Box::new(Self(UnsafeCell::new([0; 16 << 10])))
+    }
+
+    fn pointer(&self) -> Thing {
+        self.0.get().cast()
+    }
+}
+
+/// A pointer to a thing of the library's, or to memory.
+type Thing = *mut c_void;
+
+functions! { Library::CusparseLt;
+    cusparseLtInit(handle: Thing) -> c_int;
+    cusparseLtDestroy(handle: Thing) -> c_int;
+    cusparseLtGetProperty(part: c_int, number: *mut c_int) -> c_int;
+    cusparseLtStructuredDescriptorInit(handle: Thing, matrix: Thing, rows: i64, columns: i64, stride: i64, alignment: u32, element: c_int,
+        order: c_int, sparsity: c_int) -> c_int;
+    cusparseLtDenseDescriptorInit(handle: Thing, matrix: Thing, rows: i64, columns: i64, stride: i64, alignment: u32, element: c_int,
+        order: c_int) -> c_int;
+    cusparseLtMatDescriptorDestroy(matrix: Thing) -> c_int;
+    cusparseLtMatmulDescriptorInit(handle: Thing, product: Thing, turned_a: c_int, turned_b: c_int, a: Thing, b: Thing, c: Thing, d: Thing,
+        sums: c_int) -> c_int;
+    cusparseLtMatmulAlgSelectionInit(handle: Thing, selection: Thing, product: Thing, algorithm: c_int) -> c_int;
+    cusparseLtMatmulPlanInit(handle: Thing, plan: Thing, product: Thing, selection: Thing) -> c_int;
+    cusparseLtMatmulPlanDestroy(plan: Thing) -> c_int;
+    cusparseLtSpMMACompressedSize(handle: Thing, plan: Thing, bytes: *mut usize, room: *mut usize) -> c_int;
+    cusparseLtSpMMACompress(handle: Thing, plan: Thing, a: Thing, to: Thing, room: Thing, stream: Thing) -> c_int;
+    cusparseLtMatmulSearch(handle: Thing, plan: Thing, alpha: Thing, a: Thing, b: Thing, beta: Thing, c: Thing, d: Thing, workspace: Thing,
+        streams: *mut Thing, count: i32) -> c_int;
+    cusparseLtMatmul(handle: Thing, plan: Thing, alpha: Thing, a: Thing, b: Thing, beta: Thing, c: Thing, d: Thing, workspace: Thing,
+        streams: *mut Thing, count: i32) -> c_int;
+}
+
+/// The library, opened for the device that was current.
+#[derive(Clone)]
+pub(super) struct CusparseLt(Rc<Opened>);
+
+struct Opened {
+    handle: Box<Opaque>,
+    release: String,
+}
+
+/// Operands of D`[m,n]` = A`[m,k]` B`[k,n]`, in the order in memory that the product's form has.
+pub(super) struct Operands<'a> {
+    pub(super) form: Form,
+    pub(super) shape: [usize; 3],
+    /// A, dense in memory and 2:4 along its rows.
+    pub(super) a: Matrix<bf16>,
+    /// B and D, a pair a set of buffers.
+    pub(super) sets: &'a [[Matrix<bf16>; 2]],
+}
+
+impl CusparseLt {
+    /// Finds it as CUDA's own libraries are found.
+    pub(super) fn load(device: &Device) -> Result<Self, String> {
+        load().and_then(|()| device.bind()).map_err(|error| error.to_string())?;
+        let handle = Opaque::new();
+        // SAFETY: the context is bound, and there is room for a handle.
+        succeeded(unsafe { cusparseLtInit(handle.pointer()) }, "opening it")?;
+        let mut release = [0; 3];
+        for (part, number) in (0..).zip(&mut release) {
+            // SAFETY: the library writes a number.
+            succeeded(unsafe { cusparseLtGetProperty(part, number) }, "its release")?;
+        }
+        let release = release.map(|number| number.to_string()).join(".");
+        Ok(Self(Rc::new(Opened { handle, release })))
+    }
+
+    /// Its release.
+    pub(super) fn release(&self) -> String {
+        self.0.release.clone()
+    }
+
+    /// A product by the algorithm that its own search finds, its sparse operand compressed; or why it does not take it.
+    pub(super) fn product(&self, device: &mut Device, operands: &Operands<'_>) -> Result<Contestant, String> {
+        let Operands { form, shape: [m, n, k], a, sets } = *operands;
+        let handle = self.0.handle.pointer();
+        let mut plan = Plan { library: self.clone(), matrices: Vec::new(), made: Vec::new(), planned: false };
+        // D^T and B^T lie row-major in the transposed form, which is D and B column-major.
+        let (order, stride_b, stride_d) = match form {
+            Form::Transposed => (COLUMNS_FIRST, k, m),
+            Form::Straight => (ROWS_FIRST, n, n),
+        };
+        let [rows, columns, inner] = [m, n, k].map(|length| length as i64);
+        let a_descriptor = plan.matrix(|to| {
+            // SAFETY: there is room for a descriptor, of which it writes no more than it needs; as below.
+            unsafe { cusparseLtStructuredDescriptorInit(handle, to, rows, inner, inner, OPERAND_ALIGNMENT, BF16, ROWS_FIRST, TWO_OF_FOUR) }
+        })?;
+        let b_descriptor =
+            // SAFETY: as above.
+            plan.matrix(|to| unsafe { cusparseLtDenseDescriptorInit(handle, to, inner, columns, stride_b as i64, OPERAND_ALIGNMENT, BF16, order) })?;
+        let d_descriptor =
+            // SAFETY: as above.
+            plan.matrix(|to| unsafe { cusparseLtDenseDescriptorInit(handle, to, rows, columns, stride_d as i64, OPERAND_ALIGNMENT, BF16, order) })?;
+        let [product, selection, planned] = [0; 3].map(|_| plan.make());
+        // SAFETY: there is room for each, and those that are read were made.
+        unsafe {
+            let (b, d) = (b_descriptor, d_descriptor);
+            succeeded(
+                cusparseLtMatmulDescriptorInit(handle, product, AS_IT_IS, AS_IT_IS, a_descriptor, b, d, d, IN_F32),
+                "describing the product",
+            )?;
+            succeeded(cusparseLtMatmulAlgSelectionInit(handle, selection, product, ANY_ALGORITHM), "its algorithms")?;
+            succeeded(cusparseLtMatmulPlanInit(handle, planned, product, selection), "its plan")?;
+        }
+        plan.planned = true;
+        let (mut size, mut room) = (0, 0);
+        // SAFETY: the plan was made, and two numbers are written.
+        succeeded(unsafe { cusparseLtSpMMACompressedSize(handle, planned, &mut size, &mut room) }, "the compressed size")?;
+        let mut memory = |bytes: usize| device.alloc::<u8>("cuSPARSELt", [1, bytes.max(256)]).map_err(|error| error.to_string());
+        let [compressed, room, workspace] = [memory(size)?, memory(room)?, memory(WORKSPACE)?].map(address);
+        let mut stream: Thing = device.stream().cast();
+        // SAFETY: A has the shape described, and outputs the sizes asked for.
+        succeeded(unsafe { cusparseLtSpMMACompress(handle, planned, address(a), compressed, room, stream) }, "compressing")?;
+        let (one, zero) = (1.0_f32, 0.0_f32);
+        let [alpha, beta] = [&one, &zero].map(|number| (&raw const *number).cast_mut().cast());
+        let [b, d] = sets[0].map(address);
+        // SAFETY: operands have the shapes described; D is read and written by nobody else meanwhile.
+        let searched = unsafe { cusparseLtMatmulSearch(handle, planned, alpha, compressed, b, beta, d, d, workspace, &mut stream, 1) };
+        succeeded(searched, "its search")?;
+        let pairs: Vec<[Thing; 2]> = sets.iter().map(|set| set.map(address)).collect();
+        let launch = move |device: &mut Device, set: usize| {
+            device.bind()?;
+            let handle = &plan.library.0.handle;
+            let (planned, mut stream): (Thing, Thing) = (planned, device.stream().cast());
+            let (one, zero) = (1.0_f32, 0.0_f32);
+            let [alpha, beta] = [&one, &zero].map(|number| (&raw const *number).cast_mut().cast());
+            let [b, d] = pairs[set];
+            // SAFETY: as above; the memory is the device's until it is reset, which ends all contestants' use.
+            let status =
+                unsafe { cusparseLtMatmul(handle.pointer(), planned, alpha, compressed, b, beta, d, d, workspace, &mut stream, 1) };
+            succeeded(status, "a product").map_err(|code| Error::Driver { what: "cuSPARSELt".into(), code })
+        };
+        Ok(Contestant { name: "cuSPARSELt".into(), sets: sets.len(), launch: Box::new(launch) })
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // SAFETY: it was opened once, and nothing uses it afterwards.
+        let _ = unsafe { cusparseLtDestroy(self.handle.pointer()) };
+    }
+}
+
+/// The library's things that a product needs, taken apart in the end.
+struct Plan {
+    library: CusparseLt,
+    matrices: Vec<Box<Opaque>>,
+    /// The product, its algorithms, its plan.
+    made: Vec<Box<Opaque>>,
+    planned: bool,
+}
+
+impl Plan {
+    fn make(&mut self) -> Thing {
+        self.made.push(Opaque::new());
+        self.made.last().expect("it was just pushed").pointer()
+    }
+
+    fn matrix(&mut self, describe: impl FnOnce(Thing) -> c_int) -> Result<Thing, String> {
+        let descriptor = Opaque::new();
+        succeeded(describe(descriptor.pointer()), "describing a matrix")?;
+        self.matrices.push(descriptor);
+        Ok(self.matrices.last().expect("it was just pushed").pointer())
+    }
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: each was made once and is taken apart once, the plan before what it was made of.
+        unsafe {
+            if let Some(plan) = self.made.last().filter(|_| self.planned) {
+                cusparseLtMatmulPlanDestroy(plan.pointer());
+            }
+            for matrix in &self.matrices {
+                cusparseLtMatDescriptorDestroy(matrix.pointer());
+            }
+        }
+    }
+}
+
+fn address<T: crate::Scalar>(matrix: Matrix<T>) -> Thing {
+    matrix.span().start as Thing
+}
+
+fn succeeded(status: c_int, what: &str) -> Result<(), String> {
+    if status == 0 { Ok(()) } else { Err(format!("cuSPARSELt: {what} failed with status {status}")) }
+}

@@ -1,0 +1,150 @@
+//! How long operations take on the GPU: contestants in turns, each launch on other buffers than the one before.
+//!
+//! A timing is that of some launches in a row between two events. Before it the GPU is given something else to do, so that it does not wait for the
+//! host within; that only reads, several times the L2, so that nothing of the operands is left there and nothing is still to be written.
+
+use serde::Serialize;
+
+use crate::{Device, Error, Matrix, flip::flip_count};
+
+/// Launches of a timing at most.
+pub(super) const LAUNCHES: usize = 10;
+
+/// Microseconds that a timing aims at.
+const SPAN: f64 = 500.0;
+
+/// Microseconds of work that is queued for the GPU's sensors to see.
+const SEEN: f64 = 4000.0;
+
+/// How many timings there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effort {
+    /// Enough for a median with its spread.
+    Thorough,
+    /// A glance.
+    Quick,
+}
+
+impl Effort {
+    const fn timings(self) -> usize {
+        match self {
+            Self::Thorough => 40,
+            Self::Quick => 7,
+        }
+    }
+}
+
+/// Microseconds of a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Quantiles {
+    /// Half of the timings are shorter.
+    pub median: f64,
+    /// A tenth is shorter.
+    pub p10: f64,
+    /// A tenth is longer.
+    pub p90: f64,
+}
+
+impl Quantiles {
+    fn of(mut times: Vec<f64>) -> Self {
+        times.sort_by(f64::total_cmp);
+        let [p10, median, p90] = [0.1, 0.5, 0.9].map(|share: f64| times[(share * (times.len() - 1) as f64).round() as usize]);
+        Self { median, p10, p90 }
+    }
+}
+
+/// Something that is timed.
+pub(super) struct Contestant {
+    pub(super) name: String,
+    /// Sets of buffers.
+    pub(super) sets: usize,
+    /// Queues it on one of them.
+    pub(super) launch: Box<Launch>,
+}
+
+pub(super) type Launch = dyn FnMut(&mut Device, usize) -> Result<(), Error>;
+
+/// A copy that reads and writes so many bytes in all.
+pub(super) fn copy(device: &mut Device, bytes: usize, sets: usize) -> Result<Contestant, Error> {
+    let halves: Matrix<u8> = device.alloc("copy", [2 * sets, (bytes / 2).next_multiple_of(256)])?;
+    let launch = move |device: &mut Device, set: usize| {
+        let [from, to] = [0, 1].map(|side| halves.rows(2 * set + side..2 * set + side + 1).columns(0..bytes / 2));
+        device.copy(from, to)
+    };
+    Ok(Contestant { name: "copy".into(), sets, launch: Box::new(launch) })
+}
+
+/// Times contestants in turns; `during` is called once, while the first of them runs.
+pub(super) fn contest(
+    device: &mut Device,
+    contestants: &mut [Contestant],
+    effort: Effort,
+    during: impl FnOnce(),
+) -> Result<Vec<Quantiles>, Error> {
+    let head_start = HeadStart::new(device)?;
+    let mut during = Some(during);
+    let mut launches = Vec::new();
+    for contestant in &mut *contestants {
+        // The first time compiles and plans.
+        run(device, contestant, 0..contestant.sets)?;
+        head_start.give(device)?;
+        let each = time(device, contestant, 0..contestant.sets)?;
+        launches.push(((SPAN / each).ceil() as usize).clamp(1, LAUNCHES));
+        if let Some(during) = during.take() {
+            run(device, contestant, 0..((SEEN / each).ceil() as usize).clamp(1, 100 * LAUNCHES))?;
+            during();
+        }
+    }
+    let mut times = vec![Vec::new(); contestants.len()];
+    for timing in 0..effort.timings() {
+        for (at, contestant) in contestants.iter_mut().enumerate() {
+            head_start.give(device)?;
+            let first = timing * launches[at];
+            times[at].push(time(device, contestant, first..first + launches[at])?);
+        }
+    }
+    Ok(times.into_iter().map(Quantiles::of).collect())
+}
+
+fn run(device: &mut Device, contestant: &mut Contestant, mut launches: std::ops::Range<usize>) -> Result<(), Error> {
+    let Contestant { sets, launch, .. } = contestant;
+    launches.try_for_each(|at| launch(device, at % *sets))
+}
+
+/// Microseconds of a launch.
+fn time(device: &mut Device, contestant: &mut Contestant, launches: std::ops::Range<usize>) -> Result<f64, Error> {
+    let count = launches.len() as f64;
+    Ok(f64::from(device.time(|device| run(device, contestant, launches))?) * 1e3 / count)
+}
+
+/// What the GPU does while the host queues a timing's launches.
+struct HeadStart {
+    sides: [Matrix<u16>; 2],
+    count: Matrix<u64>,
+}
+
+impl HeadStart {
+    fn new(device: &mut Device) -> Result<Self, Error> {
+        // 0.1 ms on the fastest of GPUs.
+        const BYTES: usize = 200 << 20;
+        let mut side = || device.alloc("head start", [1, BYTES / 2]);
+        let sides = [side()?, side()?];
+        Ok(Self { sides, count: device.alloc("head start", [1, 1])? })
+    }
+
+    fn give(&self, device: &mut Device) -> Result<(), Error> {
+        flip_count(device, self.sides[0], self.sides[1], self.count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Quantiles;
+
+    #[test]
+    fn quantiles_are_those_of_the_sorted_times() {
+        let times = (0..41).map(|i| f64::from(i * 17 % 41)).collect();
+        assert_eq!(Quantiles::of(times), Quantiles { median: 20.0, p10: 4.0, p90: 36.0 });
+        assert_eq!(Quantiles::of(vec![3.0]), Quantiles { median: 3.0, p10: 3.0, p90: 3.0 });
+    }
+}

@@ -1,0 +1,34 @@
+//! The cases of the bench themselves: each is right and has a time, on a layer that is small.
+
+use sparse24_cuda::{
+    Device, Settings,
+    bench::{Bench, Effort, Outcome, Size, cases},
+};
+
+use crate::support::{affordable, on_gpu};
+
+#[test]
+fn every_case_is_right_and_has_a_time() {
+    on_gpu(|_| {
+        if !affordable(1 << 30) {
+            return;
+        }
+        let device = Device::open(&Settings::default()).expect("it opened before");
+        let mut bench = Bench::new(device, Effort::Quick).expect("the machine answers");
+        let sizes = [Size::Width(128), Size::Matrix([1000, 264])];
+        for case in cases(&sizes) {
+            let record = bench.run(&case).expect("no operation refuses");
+            match &record.outcome {
+                Outcome::Measured(measured) => {
+                    let us = measured.us;
+                    assert!(0.0 < us.p10 && us.p10 <= us.median && us.median <= us.p90, "{record:?}");
+                    assert!(measured.peers.iter().all(|peer| peer.ratio > 0.0), "{record:?}");
+                }
+                other => panic!("{} {}: {other:?}", case.kernel, case.shape),
+            }
+        }
+        let report = bench.report().expect("the machine answers");
+        assert!(report.copy_gb_s.is_some_and(|rate| rate > 1.0) && report.dense_tflop_s.is_some_and(|rate| rate > 1.0), "{report:?}");
+        assert_eq!(report.blocks.len(), 1, "the block of the width");
+    });
+}
