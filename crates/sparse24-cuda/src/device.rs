@@ -34,7 +34,7 @@ pub struct Settings {
 
 /// An open GPU.
 pub struct Device {
-    context: Arc<CudaContext>,
+    pub(crate) context: Arc<CudaContext>,
     pub(crate) stream: Arc<CudaStream>,
     name: String,
     architecture: Architecture,
@@ -43,8 +43,10 @@ pub struct Device {
     kernels: HashMap<&'static str, Kernel>,
     modules: HashMap<&'static str, sys::CUmodule>,
     allocations: Vec<Allocation>,
-    mark: u64,
+    pub(crate) mark: u64,
     state: Matrix<u32>,
+    /// Work is recorded and not done.
+    pub(crate) recording: bool,
 }
 
 struct Allocation {
@@ -92,8 +94,9 @@ impl Device {
         let mark = next_mark();
         let state = Matrix { mark, address: 0, shape: [0, 0], stride: 0, element: PhantomData };
         let (kernels, modules) = (HashMap::new(), HashMap::new());
+        let (allocations, recording) = (Vec::new(), false);
         let mut device =
-            Self { context, stream, name, architecture, multiprocessors, cache, kernels, modules, allocations: Vec::new(), mark, state };
+            Self { context, stream, name, architecture, multiprocessors, cache, kernels, modules, allocations, mark, state, recording };
         device.state = device.alloc("step state", [1, StepState::WORDS])?;
         Ok(device)
     }
@@ -139,6 +142,7 @@ impl Device {
     /// # Errors
     /// [`Error::OutOfMemory`] with what holds the rest; [`Error::Driver`].
     pub fn alloc_undefined<T: Scalar>(&mut self, name: &str, shape: [usize; 2]) -> Result<Matrix<T>, Error> {
+        self.refuse_while_recording("an allocation")?;
         self.bind()?;
         let bytes = (shape[0] * shape[1] * size_of::<T>()).max(1);
         // SAFETY: the context is bound.
@@ -168,6 +172,7 @@ impl Device {
     /// # Errors
     /// [`Error::Shape`] unless there is one element for each of the matrix; [`Error::Stale`]; [`Error::Driver`].
     pub fn upload<T: Scalar>(&mut self, to: Matrix<T>, from: &[T]) -> Result<(), Error> {
+        self.refuse_while_recording("upload")?;
         self.check_length("upload", to, from.len())?;
         let host =
             Place { memory: sys::CUmemorytype::CU_MEMORYTYPE_HOST, host: from.as_ptr().cast_mut().cast(), device: 0, pitch: to.shape[1] };
@@ -179,6 +184,7 @@ impl Device {
     /// # Errors
     /// [`Error::Stale`]; [`Error::Driver`], also of an earlier operation.
     pub fn download<T: Scalar>(&mut self, from: Matrix<T>) -> Result<Vec<T>, Error> {
+        self.refuse_while_recording("download")?;
         self.check_live("download", "the matrix", from)?;
         let mut to = vec![T::default(); from.elements()];
         let host = Place { memory: sys::CUmemorytype::CU_MEMORYTYPE_HOST, host: to.as_mut_ptr().cast(), device: 0, pitch: from.shape[1] };
@@ -227,6 +233,7 @@ impl Device {
     /// # Errors
     /// [`Error::Driver`], also of an earlier operation.
     pub fn synchronize(&self) -> Result<(), Error> {
+        self.refuse_while_recording("a wait")?;
         self.bind()?;
         self.stream.synchronize().map_err(|error| driver_error("waiting for the GPU".into(), error))
     }

@@ -146,6 +146,12 @@ pub enum Error {
         /// The operand that it shares memory with.
         other: &'static str,
     },
+    /// An operation that is done at once cannot be recorded.
+    #[error("{operation} cannot be part of what is recorded for replay")]
+    Recording {
+        /// The operation that refused.
+        operation: &'static str,
+    },
     /// A handle is of another device, or of memory that was given back.
     #[error("{operation}: {operand} is a handle to memory that this device does not hold")]
     Stale {

@@ -10,7 +10,7 @@ use toml::{Table, Value};
 
 use crate::{
     Error,
-    backend::{Activation, Arithmetic, BACKENDS, BackendEntry},
+    backend::{Activation, Arithmetic, BACKENDS, BackendEntry, Launches},
     data::TokenizerKind,
     disk,
     method::{Method, PRESETS},
@@ -177,6 +177,8 @@ pub struct BackendConfig {
     pub arithmetic: Arithmetic,
     /// The number of the GPU, where the backend is one.
     pub gpu: usize,
+    /// Whether a GPU's launches are recorded and replayed; of no consequence for results.
+    pub launches: Launches,
 }
 
 impl Config {

@@ -16,6 +16,7 @@ mod mvue;
 mod norm;
 mod planted;
 mod prune;
+mod recording;
 mod search;
 mod spmm24;
 mod support;

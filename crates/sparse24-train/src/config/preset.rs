@@ -3,7 +3,7 @@
 use super::{BackendConfig, BatchConfig, Config, DataConfig, MethodConfig, ModelConfig, OnNonFinite, OptimizerConfig, RunConfig, unknown};
 use crate::{
     Error,
-    backend::{Activation, Arithmetic},
+    backend::{Activation, Arithmetic, Launches},
     data::TokenizerKind,
     model::gpt2::Sparsify,
 };
@@ -200,7 +200,7 @@ fn shakespeare_char_cpu() -> Config {
             spike_z: 0.0,
             spike_window: 100,
         },
-        backend: BackendConfig { name: "cpu".to_owned(), threads: 0, arithmetic: Arithmetic::Native, gpu: 0 },
+        backend: BackendConfig { name: "cpu".to_owned(), threads: 0, arithmetic: Arithmetic::Native, gpu: 0, launches: Launches::Replayed },
     }
 }
 

@@ -176,13 +176,28 @@ impl Gpt2 {
         })
     }
 
-    /// Forward and backward of one micro-batch: the gradients of `scale` times the summed loss, and that sum in `loss` `[1, 1]`.
+    /// Brings a batch to the device, for all that follows.
+    ///
+    /// # Errors
+    /// Those of the uploads.
+    pub fn upload(&self, backend: &mut dyn Backend, tokens: &[u32], targets: &[u32]) -> Result<(), Error> {
+        backend.upload_tokens(self.buffers.tokens.first_rows(tokens.len()), tokens)?;
+        backend.upload_tokens(self.buffers.targets.first_rows(targets.len()), targets)
+    }
+
+    /// The summed loss of the batch done last `[1, 1]`.
+    #[must_use]
+    pub fn loss(&self) -> Tensor {
+        self.buffers.loss
+    }
+
+    /// Forward and backward of the batch on the device: [`Gpt2::loss`], and the gradients of `scale` times it.
     ///
     /// # Errors
     /// Those of the operations.
-    pub fn train(&self, pass: &mut Pass<'_>, tokens: &[u32], targets: &[u32], scale: f32, loss: Tensor) -> Result<(), Error> {
-        let x = self.forward(pass, tokens)?;
-        let head = HeadBuffers { loss, ..self.head(pass, targets)? };
+    pub fn train(&self, pass: &mut Pass<'_>, scale: f32) -> Result<(), Error> {
+        let x = self.forward(pass)?;
+        let head = self.head(pass);
         let p = pass.tokens();
         let [dresidual, dy, ddelta] = [self.buffers.dresidual, self.buffers.dy, self.buffers.ddelta].map(|t| t.first_rows(p));
         self.embedding.loss_and_gradient(pass, x, head, scale, dy)?;
@@ -196,13 +211,13 @@ impl Gpt2 {
         self.embedding.backward(pass, self.buffers.tokens.first_rows(p), dresidual)
     }
 
-    /// The summed loss of one batch; targets of [`crate::backend::HeadLoss::IGNORE`] count nothing.
+    /// The summed loss of the batch on the device; targets of [`crate::backend::HeadLoss::IGNORE`] count nothing.
     ///
     /// # Errors
     /// Those of the operations.
-    pub fn evaluate(&self, pass: &mut Pass<'_>, tokens: &[u32], targets: &[u32]) -> Result<f32, Error> {
-        let x = self.forward(pass, tokens)?;
-        let head = self.head(pass, targets)?;
+    pub fn evaluate(&self, pass: &mut Pass<'_>) -> Result<f32, Error> {
+        let x = self.forward(pass)?;
+        let head = self.head(pass);
         self.embedding.loss(pass, x, head)?;
         Ok(pass.backend.download(head.loss)?[0])
     }
@@ -212,7 +227,8 @@ impl Gpt2 {
     /// # Errors
     /// Those of the operations.
     pub fn next_logits(&self, pass: &mut Pass<'_>, tokens: &[u32]) -> Result<Vec<f32>, Error> {
-        let x = self.forward(pass, tokens)?;
+        pass.backend.upload_tokens(self.buffers.tokens.first_rows(tokens.len()), tokens)?;
+        let x = self.forward(pass)?;
         let out = self.buffers.logits.first_rows(1);
         self.embedding.logits(pass, x.rows(tokens.len() - 1..tokens.len()), out)?;
         pass.backend.download(out)
@@ -223,7 +239,8 @@ impl Gpt2 {
     /// # Errors
     /// Those of the operations.
     pub fn outputs(&self, pass: &mut Pass<'_>, tokens: &[u32]) -> Result<Vec<(String, Tensor)>, Error> {
-        self.forward(pass, tokens)?;
+        pass.backend.upload_tokens(self.buffers.tokens.first_rows(tokens.len()), tokens)?;
+        self.forward(pass)?;
         let (mut outputs, mut before) = (Vec::new(), "the embedding".to_owned());
         for (layer, block) in self.blocks.iter().enumerate() {
             let BlockActivations { norms: [first, second], attention, ffn } = block.kept.of_pass(pass, block.attention.heads);
@@ -247,10 +264,9 @@ impl Gpt2 {
     }
 
     /// The output of the final norm.
-    fn forward(&self, pass: &mut Pass<'_>, tokens: &[u32]) -> Result<Tensor, Error> {
+    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
         let p = pass.tokens();
         let ids = self.buffers.tokens.first_rows(p);
-        pass.backend.upload_tokens(ids, tokens)?;
         let [embedded, delta] = [self.buffers.embedded, self.buffers.delta].map(|t| t.first_rows(p));
         self.embedding.forward(pass, ids, embedded)?;
         pass.drop_in_place(embedded, EMBEDDING_DROPOUT)?;
@@ -264,10 +280,9 @@ impl Gpt2 {
         Ok(kept.y)
     }
 
-    fn head(&self, pass: &mut Pass<'_>, targets: &[u32]) -> Result<HeadBuffers, Error> {
-        let on_device = self.buffers.targets.first_rows(pass.tokens());
-        pass.backend.upload_tokens(on_device, targets)?;
-        Ok(HeadBuffers { logits: self.buffers.logits, targets: on_device, loss: self.buffers.loss })
+    fn head(&self, pass: &Pass<'_>) -> HeadBuffers {
+        let Buffers { logits, targets, loss, .. } = self.buffers;
+        HeadBuffers { logits, targets: targets.first_rows(pass.tokens()), loss }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
 const NONE: &[u8] = &[];
 
 /// Keys of the configuration that decide no bit.
-const DECIDES_NOTHING: [&str; 11] = [
+const DECIDES_NOTHING: [&str; 12] = [
     "preset",
     "data.path",
     "run.checkpoint_every",
@@ -31,6 +31,7 @@ const DECIDES_NOTHING: [&str; 11] = [
     "run.spike_window",
     "backend.threads",
     "backend.gpu",
+    "backend.launches",
 ];
 
 /// The name of the data among the keys.

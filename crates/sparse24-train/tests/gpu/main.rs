@@ -2,6 +2,7 @@
 //!
 //! Without a GPU each test says that it was skipped and why; where `SPARSE24_REQUIRE_GPU` is set, that fails it.
 
+mod launches;
 mod memory;
 mod plans;
 mod step;
