@@ -25,7 +25,7 @@ use crate::{
     Error,
     backend::{Backend, Beta, DType, MaskId, Plans, Region, SegmentId, StepState, TableId, Tensor},
     method::{GradientOperand, KeptValues, Method, Phase, PhaseKind, Pruner, Until, WeightOperand},
-    model::gpt2::{BatchShape, Gpt2, Gpt2Shape},
+    model::gpt2::{BatchShape, Gpt2, Gpt2Shape, Recompute},
     nn::{
         Pass,
         parameter::{Masked, Parameter, Parameters},
@@ -47,6 +47,8 @@ pub struct Recipe {
     pub steps: u32,
     /// A micro-batch.
     pub batch: BatchShape,
+    /// What its backward pass computes again.
+    pub recompute: Recompute,
     /// Micro-batches an optimizer step.
     pub accumulation: NonZeroU32,
     /// Probability of dropout.
@@ -167,7 +169,7 @@ impl Trainer {
     /// [`Error::Setting`] for a method that this trainer does not run; those of the allocations.
     pub fn new(mut backend: Box<dyn Backend>, recipe: Recipe) -> Result<Self, Error> {
         recipe.method.check()?;
-        let (model, parameters) = Gpt2::new(&mut *backend, recipe.model, recipe.batch)?;
+        let (model, parameters) = Gpt2::new(&mut *backend, recipe.model, recipe.batch, recipe.recompute)?;
         parameters.initialise(&mut *backend, recipe.seed)?;
         let losses = backend.alloc("losses", [recipe.accumulation.get() as usize, 1], DType::F32, Region::Activations)?;
         let flip_masks = sparsifiable(&parameters)

@@ -5,7 +5,7 @@ use crate::{
     Error,
     backend::{Activation, Arithmetic, Launches},
     data::TokenizerKind,
-    model::gpt2::Sparsify,
+    model::gpt2::{Recompute, Sparsify},
 };
 
 /// A row of the table of presets.
@@ -174,6 +174,7 @@ fn shakespeare_char_cpu() -> Config {
             bias: false,
             dropout: 0.0,
             sparsify: Sparsify::Ffn,
+            recompute: Recompute::None,
         },
         method: MethodConfig { name: "fst".to_owned(), lambda: 6e-5, refresh: 40 },
         optimizer: OptimizerConfig {
