@@ -5,5 +5,6 @@
 mod launches;
 mod memory;
 mod plans;
+mod recompute;
 mod step;
 mod support;
