@@ -1,7 +1,8 @@
-//! An open GPU: its memory, its one stream, and its compiled kernels.
+//! An open GPU: its one stream, and its compiled kernels.
 //!
 //! Invariant: whatever a kernel is launched on was checked before: handles are of this device, and arguments have the sizes of the
-//! kernel's parameters. Operations run in the order in which they were queued. Deliberately absent: what any operation computes.
+//! kernel's parameters. Operations run in the order in which they were queued. Deliberately absent: what any operation computes, and the
+//! account of memory ([`crate::memory`]).
 
 use std::{
     collections::HashMap,
@@ -20,6 +21,7 @@ use crate::{
     cache::Cache,
     compile, driver, kernels,
     launch::{Argument, Grid},
+    memory::Memory,
     step::StepState,
 };
 
@@ -42,17 +44,11 @@ pub struct Device {
     cache: Cache,
     kernels: HashMap<&'static str, Kernel>,
     modules: HashMap<&'static str, sys::CUmodule>,
-    allocations: Vec<Allocation>,
+    pub(crate) memory: Memory,
     pub(crate) mark: u64,
-    state: Matrix<u32>,
+    pub(crate) state: Matrix<u32>,
     /// Work is recorded and not done.
     pub(crate) recording: bool,
-}
-
-struct Allocation {
-    name: String,
-    address: u64,
-    bytes: usize,
 }
 
 /// A loaded kernel and the sizes of its parameters.
@@ -94,9 +90,9 @@ impl Device {
         let mark = next_mark();
         let state = Matrix { mark, address: 0, shape: [0, 0], stride: 0, element: PhantomData };
         let (kernels, modules) = (HashMap::new(), HashMap::new());
-        let (allocations, recording) = (Vec::new(), false);
+        let (memory, recording) = (Memory::default(), false);
         let mut device =
-            Self { context, stream, name, architecture, multiprocessors, cache, kernels, modules, allocations, mark, state, recording };
+            Self { context, stream, name, architecture, multiprocessors, cache, kernels, modules, memory, mark, state, recording };
         device.state = device.alloc("step state", [1, StepState::WORDS])?;
         Ok(device)
     }
@@ -117,54 +113,6 @@ impl Device {
     #[must_use]
     pub const fn multiprocessors(&self) -> usize {
         self.multiprocessors
-    }
-
-    /// Bytes that are allocated.
-    #[must_use]
-    pub fn bytes_held(&self) -> usize {
-        self.allocations.iter().map(|allocation| allocation.bytes).sum()
-    }
-
-    /// A zeroed matrix, 256-byte aligned; `name` appears in errors.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`] with what holds the rest; [`Error::Driver`].
-    pub fn alloc<T: Scalar>(&mut self, name: &str, shape: [usize; 2]) -> Result<Matrix<T>, Error> {
-        let matrix = self.alloc_undefined(name, shape)?;
-        // SAFETY: the allocation has that many bytes.
-        unsafe { result::memset_d8_async(matrix.address, 0, matrix.elements() * size_of::<T>(), self.stream.cu_stream()) }
-            .map_err(|error| driver_error(format!("zeroing {name}"), error))?;
-        Ok(matrix)
-    }
-
-    /// As [`Device::alloc`], with whatever bits were there: for what is written before it is read, which `compute-sanitizer` then checks.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`] with what holds the rest; [`Error::Driver`].
-    pub fn alloc_undefined<T: Scalar>(&mut self, name: &str, shape: [usize; 2]) -> Result<Matrix<T>, Error> {
-        self.refuse_while_recording("an allocation")?;
-        self.bind()?;
-        let bytes = (shape[0] * shape[1] * size_of::<T>()).max(1);
-        // SAFETY: the context is bound.
-        let address = match unsafe { result::malloc_sync(bytes) } {
-            Ok(address) => address,
-            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => return Err(self.out_of_memory(name, bytes)),
-            Err(error) => return Err(driver_error(format!("allocating {name}"), error)),
-        };
-        self.allocations.push(Allocation { name: name.to_owned(), address, bytes });
-        Ok(Matrix { mark: self.mark, address, shape, stride: shape[1], element: PhantomData })
-    }
-
-    /// Gives all memory back; every handle becomes stale.
-    ///
-    /// # Errors
-    /// [`Error::Driver`].
-    pub fn reset(&mut self) -> Result<(), Error> {
-        self.synchronize()?;
-        self.free();
-        self.mark = next_mark();
-        self.state = self.alloc("step state", [1, StepState::WORDS])?;
-        Ok(())
     }
 
     /// to = from, row after row; the host's slice may be used again at once.
@@ -364,27 +312,6 @@ impl Device {
         // call returns, as the driver promises for pageable memory, and who has some written waits.
         unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.stream.cu_stream()) }.result().map_err(|error| driver_error(what.into(), error))
     }
-
-    fn out_of_memory(&self, name: &str, bytes: usize) -> Error {
-        const MIB: usize = 1 << 20;
-        let (free, total) = result::mem_get_info().unwrap_or((0, 0));
-        let largest = self.allocations.iter().max_by_key(|allocation| allocation.bytes);
-        Error::OutOfMemory {
-            name: name.to_owned(),
-            asked: bytes.div_ceil(MIB),
-            free: free / MIB,
-            total: total / MIB,
-            held: self.bytes_held() / MIB,
-            largest: largest.map_or_else(|| "nothing".into(), |largest| format!("{} ({} MiB)", largest.name, largest.bytes / MIB)),
-        }
-    }
-
-    fn free(&mut self) {
-        for Allocation { address, .. } in self.allocations.drain(..) {
-            // SAFETY: it was allocated once and is freed once; nothing that was queued still uses it.
-            let _ = unsafe { result::free_sync(address) };
-        }
-    }
 }
 
 /// Checks that operations begin with.
@@ -444,7 +371,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         let _ = self.synchronize();
-        self.free();
+        self.free_all();
         for (_, module) in self.modules.drain() {
             // SAFETY: nothing of it runs any more.
             let _ = unsafe { result::module::unload(module) };
@@ -498,7 +425,7 @@ pub(crate) fn driver_error(what: String, DriverError(code): DriverError) -> Erro
     Error::Driver { what, code: format!("{code:?}") }
 }
 
-fn next_mark() -> u64 {
+pub(crate) fn next_mark() -> u64 {
     static MARKS: AtomicU64 = AtomicU64::new(1);
     MARKS.fetch_add(1, Ordering::Relaxed)
 }

@@ -29,6 +29,7 @@ pub mod layout;
 pub mod library;
 pub mod loss;
 mod matrix;
+mod memory;
 pub mod mvue;
 pub mod norm;
 mod operand;

@@ -52,6 +52,23 @@ pub enum Region {
     Activations,
 }
 
+impl Region {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Parameters, Self::Gradients, Self::Moments, Self::Sparse, Self::Activations];
+
+    /// In words.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Parameters => "weights",
+            Self::Gradients => "gradients",
+            Self::Moments => "moments",
+            Self::Sparse => "masks and pruned operands",
+            Self::Activations => "activations and scratch",
+        }
+    }
+}
+
 /// A matrix in a backend's buffer, or a rectangle of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tensor {
@@ -520,6 +537,10 @@ pub trait Backend: Send {
     /// what is summed.
     fn plans(&self) -> Plans {
         Plans::new()
+    }
+    /// How many there are: as long as that is the same, they are. Unlike them it costs nothing to ask.
+    fn plans_made(&self) -> usize {
+        0
     }
     /// Replays recorded choices instead of timing them: with those of a run, the same build on the same device gives its bits.
     ///

@@ -12,6 +12,7 @@ mod embedding;
 mod flip;
 mod gemm;
 mod loss;
+mod memory;
 mod mvue;
 mod norm;
 mod planted;

@@ -65,7 +65,10 @@ fn grown<T: Scalar>(gpu: &mut Gpu, scratch: &mut Option<Matrix<T>>, shape: [usiz
     let elements = shape[0] * shape[1];
     let whole = match *scratch {
         Some(whole) if whole.elements() >= elements => whole,
-        _ => *scratch.insert(gpu.alloc("scratch", [1, elements])?),
+        _ => {
+            gpu.set_purpose(Region::Activations.name());
+            *scratch.insert(gpu.alloc("scratch of operations", [1, elements])?)
+        }
     };
     Ok(whole.columns(0..elements).reshaped(shape))
 }
@@ -75,6 +78,9 @@ impl From<sparse24_cuda::Error> for Error {
         match error {
             sparse24_cuda::Error::Semantics(error) => Self::Semantics(error),
             sparse24_cuda::Error::Shape { operation, operand, expected, found } => Self::Operand { operation, operand, expected, found },
+            full @ sparse24_cuda::Error::OutOfMemory { .. } => Self::Device(format!(
+                "{full}; lower batch.sequences (and raise batch.accumulation), set model.recompute = \"blocks\", or train a smaller model"
+            )),
             other => Self::Device(other.to_string()),
         }
     }
@@ -91,6 +97,7 @@ impl CudaBackend {
             return Err(Error::Setting { key: "backend.arithmetic".to_owned(), problem });
         }
         let mut gpu = Gpu::open(&Settings { ordinal: settings.gpu, ..Settings::default() })?;
+        gpu.set_purpose(Region::Activations.name());
         let workspace = gpu.alloc("workspace of dense products", [1, gemm::WORKSPACE])?;
         let gemm = gemm::Gemm::new(&gpu, workspace)?;
         let health = gpu.alloc("health", [1, adamw::Health::WORDS])?;
@@ -190,17 +197,17 @@ impl Backend for CudaBackend {
     }
 
     fn memory(&self) -> Vec<(Region, usize)> {
-        let masks: usize = self.masks.iter().map(|(tiles, _)| 2 * tiles.elements()).sum();
-        let compressed = self.weights24.iter().flatten().chain(&self.gradients24);
-        let sparse = masks + compressed.map(|c| 2 * c.values.elements() + 4 * c.metadata.elements()).sum::<usize>();
-        let dense = [Region::Parameters, Region::Gradients, Region::Moments].map(|region| (region, self.storage.bytes(region)));
-        let named = sparse + dense.iter().map(|(_, bytes)| bytes).sum::<usize>();
-        // With scratch, workspace and tables: whatever else the device holds.
-        dense.into_iter().chain([(Region::Sparse, sparse), (Region::Activations, self.gpu.bytes_held() - named)]).collect()
+        let held = self.gpu.held();
+        let of = |region: Region| held.iter().filter(|(purpose, _)| *purpose == region.name()).map(|(_, bytes)| bytes).sum();
+        Region::ALL.map(|region| (region, of(region))).into()
     }
 
     fn plans(&self) -> Plans {
         plans::recorded(&self.gpu, &self.gemm, &self.sparse_plans)
+    }
+
+    fn plans_made(&self) -> usize {
+        1 + self.gemm.planned() + self.sparse_plans.len()
     }
 
     fn use_plans(&mut self, recorded: &Plans) -> Result<(), Error> {
@@ -213,11 +220,13 @@ impl Backend for CudaBackend {
 
     fn alloc_mask(&mut self, [rows, columns]: [usize; 2]) -> Result<MaskId, Error> {
         let empty = Mask::empty(rows, columns)?;
+        self.gpu.set_purpose(Region::Sparse.name());
         self.masks.push((self.gpu.alloc("mask", [rows / 4, columns / 4])?, empty.shape()));
         Ok(MaskId(self.masks.len() - 1))
     }
 
     fn alloc_weight24(&mut self, [r, q]: [usize; 2]) -> Result<Weight24, Error> {
+        self.gpu.set_purpose(Region::Sparse.name());
         let both = [[r, q], [q, r]].map(|shape| Compressed::alloc(&mut self.gpu, "pruned weight", shape));
         let [forward, dgrad] = both;
         self.weights24.push([forward?, dgrad?]);
@@ -225,6 +234,7 @@ impl Backend for CudaBackend {
     }
 
     fn alloc_gradient24(&mut self, [p, r]: [usize; 2]) -> Result<Gradient24, Error> {
+        self.gpu.set_purpose(Region::Sparse.name());
         self.gradients24.push(Compressed::alloc(&mut self.gpu, "sampled gradient", [r, p.next_multiple_of(4)])?);
         Ok(Gradient24(self.gradients24.len() - 1))
     }
@@ -242,6 +252,7 @@ impl Backend for CudaBackend {
                 weight_decay: entry.weight_decay,
             })
             .collect();
+        self.gpu.set_purpose(Region::Activations.name());
         self.tables.push(adamw::Parameters::new(&mut self.gpu, &parameters)?);
         Ok(TableId(self.tables.len() - 1))
     }

@@ -41,6 +41,7 @@ fn replayed_plans_give_the_bits_of_timed_ones_a_resume_included() {
         let mut timed = Trainer::new(timing, recipe.clone()).expect("room");
         let expected = finish(&mut timed, &dataset);
         let plans = timed.backend().plans();
+        assert_eq!(timed.backend().plans_made(), plans.len());
         for kind in ["gemm forward", "gemm dgrad", "gemm wgrad", "spmm24 transposed", "spmm24 straight"] {
             assert!(plans.keys().any(|key| key.starts_with(kind)), "no {kind} among {:?}", plans.keys());
         }
