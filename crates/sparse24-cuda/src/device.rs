@@ -1,7 +1,8 @@
-//! An open GPU: its memory, its one stream, and its compiled kernels.
+//! An open GPU: its one stream, and its compiled kernels.
 //!
 //! Invariant: whatever a kernel is launched on was checked before: handles are of this device, and arguments have the sizes of the
-//! kernel's parameters. Operations run in the order in which they were queued. Deliberately absent: what any operation computes.
+//! kernel's parameters. Operations run in the order in which they were queued. Deliberately absent: what any operation computes, and the
+//! account of memory ([`crate::memory`]).
 
 use std::{
     collections::HashMap,
@@ -20,6 +21,7 @@ use crate::{
     cache::Cache,
     compile, driver, kernels,
     launch::{Argument, Grid},
+    memory::Memory,
     profile::{Profile, Work},
     step::StepState,
 };
@@ -35,7 +37,7 @@ pub struct Settings {
 
 /// An open GPU.
 pub struct Device {
-    context: Arc<CudaContext>,
+    pub(crate) context: Arc<CudaContext>,
     pub(crate) stream: Arc<CudaStream>,
     name: String,
     architecture: Architecture,
@@ -43,16 +45,12 @@ pub struct Device {
     cache: Cache,
     kernels: HashMap<&'static str, Kernel>,
     modules: HashMap<&'static str, sys::CUmodule>,
-    allocations: Vec<Allocation>,
-    mark: u64,
-    state: Matrix<u32>,
+    pub(crate) memory: Memory,
+    pub(crate) mark: u64,
+    pub(crate) state: Matrix<u32>,
+    /// Work is recorded and not done.
+    pub(crate) recording: bool,
     profile: Profile,
-}
-
-struct Allocation {
-    name: String,
-    address: u64,
-    bytes: usize,
 }
 
 /// A loaded kernel and the sizes of its parameters.
@@ -93,9 +91,10 @@ impl Device {
         let cache = settings.kernel_cache.as_deref().map_or_else(Cache::of_user, Cache::at);
         let mark = next_mark();
         let state = Matrix { mark, address: 0, shape: [0, 0], stride: 0, element: PhantomData };
-        let (kernels, modules, allocations, profile) = (HashMap::new(), HashMap::new(), Vec::new(), Profile::default());
+        let (kernels, modules) = (HashMap::new(), HashMap::new());
+        let (memory, recording, profile) = (Memory::default(), false, Profile::default());
         let mut device =
-            Self { context, stream, name, architecture, multiprocessors, cache, kernels, modules, allocations, mark, state, profile };
+            Self { context, stream, name, architecture, multiprocessors, cache, kernels, modules, memory, mark, state, recording, profile };
         device.state = device.alloc("step state", [1, StepState::WORDS])?;
         Ok(device)
     }
@@ -124,58 +123,12 @@ impl Device {
         self.profile.clone()
     }
 
-    /// Bytes that are allocated.
-    #[must_use]
-    pub fn bytes_held(&self) -> usize {
-        self.allocations.iter().map(|allocation| allocation.bytes).sum()
-    }
-
-    /// A zeroed matrix, 256-byte aligned; `name` appears in errors.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`] with what holds the rest; [`Error::Driver`].
-    pub fn alloc<T: Scalar>(&mut self, name: &str, shape: [usize; 2]) -> Result<Matrix<T>, Error> {
-        let matrix = self.alloc_undefined(name, shape)?;
-        // SAFETY: the allocation has that many bytes.
-        unsafe { result::memset_d8_async(matrix.address, 0, matrix.elements() * size_of::<T>(), self.stream.cu_stream()) }
-            .map_err(|error| driver_error(format!("zeroing {name}"), error))?;
-        Ok(matrix)
-    }
-
-    /// As [`Device::alloc`], with whatever bits were there: for what is written before it is read, which `compute-sanitizer` then checks.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`] with what holds the rest; [`Error::Driver`].
-    pub fn alloc_undefined<T: Scalar>(&mut self, name: &str, shape: [usize; 2]) -> Result<Matrix<T>, Error> {
-        self.bind()?;
-        let bytes = (shape[0] * shape[1] * size_of::<T>()).max(1);
-        // SAFETY: the context is bound.
-        let address = match unsafe { result::malloc_sync(bytes) } {
-            Ok(address) => address,
-            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => return Err(self.out_of_memory(name, bytes)),
-            Err(error) => return Err(driver_error(format!("allocating {name}"), error)),
-        };
-        self.allocations.push(Allocation { name: name.to_owned(), address, bytes });
-        Ok(Matrix { mark: self.mark, address, shape, stride: shape[1], element: PhantomData })
-    }
-
-    /// Gives all memory back; every handle becomes stale.
-    ///
-    /// # Errors
-    /// [`Error::Driver`].
-    pub fn reset(&mut self) -> Result<(), Error> {
-        self.synchronize()?;
-        self.free();
-        self.mark = next_mark();
-        self.state = self.alloc("step state", [1, StepState::WORDS])?;
-        Ok(())
-    }
-
     /// to = from, row after row; the host's slice may be used again at once.
     ///
     /// # Errors
     /// [`Error::Shape`] unless there is one element for each of the matrix; [`Error::Stale`]; [`Error::Driver`].
     pub fn upload<T: Scalar>(&mut self, to: Matrix<T>, from: &[T]) -> Result<(), Error> {
+        self.refuse_while_recording("upload")?;
         self.check_length("upload", to, from.len())?;
         let host =
             Place { memory: sys::CUmemorytype::CU_MEMORYTYPE_HOST, host: from.as_ptr().cast_mut().cast(), device: 0, pitch: to.shape[1] };
@@ -187,6 +140,7 @@ impl Device {
     /// # Errors
     /// [`Error::Stale`]; [`Error::Driver`], also of an earlier operation.
     pub fn download<T: Scalar>(&mut self, from: Matrix<T>) -> Result<Vec<T>, Error> {
+        self.refuse_while_recording("download")?;
         self.check_live("download", "the matrix", from)?;
         let mut to = vec![T::default(); from.elements()];
         let host = Place { memory: sys::CUmemorytype::CU_MEMORYTYPE_HOST, host: to.as_mut_ptr().cast(), device: 0, pitch: from.shape[1] };
@@ -237,6 +191,7 @@ impl Device {
     /// # Errors
     /// [`Error::Driver`], also of an earlier operation.
     pub fn synchronize(&self) -> Result<(), Error> {
+        self.refuse_while_recording("a wait")?;
         self.bind()?;
         self.stream.synchronize().map_err(|error| driver_error("waiting for the GPU".into(), error))
     }
@@ -383,27 +338,6 @@ impl Device {
             unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.stream.cu_stream()) }.result().map_err(|error| driver_error(what.into(), error))
         })
     }
-
-    fn out_of_memory(&self, name: &str, bytes: usize) -> Error {
-        const MIB: usize = 1 << 20;
-        let (free, total) = result::mem_get_info().unwrap_or((0, 0));
-        let largest = self.allocations.iter().max_by_key(|allocation| allocation.bytes);
-        Error::OutOfMemory {
-            name: name.to_owned(),
-            asked: bytes.div_ceil(MIB),
-            free: free / MIB,
-            total: total / MIB,
-            held: self.bytes_held() / MIB,
-            largest: largest.map_or_else(|| "nothing".into(), |largest| format!("{} ({} MiB)", largest.name, largest.bytes / MIB)),
-        }
-    }
-
-    fn free(&mut self) {
-        for Allocation { address, .. } in self.allocations.drain(..) {
-            // SAFETY: it was allocated once and is freed once; nothing that was queued still uses it.
-            let _ = unsafe { result::free_sync(address) };
-        }
-    }
 }
 
 /// Checks that operations begin with.
@@ -463,7 +397,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         let _ = self.synchronize();
-        self.free();
+        self.free_all();
         for (_, module) in self.modules.drain() {
             // SAFETY: nothing of it runs any more.
             let _ = unsafe { result::module::unload(module) };
@@ -517,7 +451,7 @@ pub(crate) fn driver_error(what: String, DriverError(code): DriverError) -> Erro
     Error::Driver { what, code: format!("{code:?}") }
 }
 
-fn next_mark() -> u64 {
+pub(crate) fn next_mark() -> u64 {
     static MARKS: AtomicU64 = AtomicU64::new(1);
     MARKS.fetch_add(1, Ordering::Relaxed)
 }

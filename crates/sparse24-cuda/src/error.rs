@@ -56,21 +56,22 @@ pub enum Error {
     },
     /// The GPU's memory does not suffice.
     #[error(
-        "{name} needs {asked} MiB of GPU memory: {free} MiB are free of {total}, and this process holds {held} MiB, most of it {largest}"
+        "{name} needs {} MiB of GPU memory for {purpose}, and {} MiB are free of {}: this process holds {} MiB ({}), other processes and the driver {} MiB",
+        mib(*asked), mib(*free), mib(*total), mib(sum(held)), listed(held), mib(total.saturating_sub(free + sum(held)))
     )]
     OutOfMemory {
         /// What was to be allocated.
         name: String,
-        /// MiB asked for.
+        /// What for.
+        purpose: &'static str,
+        /// Bytes asked for; the most that can be counted if they cannot be.
         asked: usize,
-        /// MiB free on the GPU.
+        /// Bytes free on the GPU.
         free: usize,
-        /// MiB of the GPU.
+        /// Bytes of the GPU.
         total: usize,
-        /// MiB that this device holds.
-        held: usize,
-        /// The largest thing it holds.
-        largest: String,
+        /// Bytes that the device holds, by purpose.
+        held: Vec<(&'static str, usize)>,
     },
     /// Another process leaves no room on the GPU.
     #[error("GPU {ordinal} cannot be opened: {reason}; wait for the other process, or choose another GPU")]
@@ -146,6 +147,12 @@ pub enum Error {
         /// The operand that it shares memory with.
         other: &'static str,
     },
+    /// An operation that is done at once cannot be recorded.
+    #[error("{operation} cannot be part of what is recorded for replay")]
+    Recording {
+        /// The operation that refused.
+        operation: &'static str,
+    },
     /// A handle is of another device, or of memory that was given back.
     #[error("{operation}: {operand} is a handle to memory that this device does not hold")]
     Stale {
@@ -184,4 +191,35 @@ pub enum Error {
         /// The largest served.
         limit: usize,
     },
+}
+
+fn mib(bytes: usize) -> usize {
+    bytes.div_ceil(1 << 20)
+}
+
+fn sum(held: &[(&'static str, usize)]) -> usize {
+    held.iter().map(|(_, bytes)| bytes).sum()
+}
+
+/// What is worth a word.
+fn listed(held: &[(&'static str, usize)]) -> String {
+    let large = held.iter().filter(|(_, bytes)| *bytes >= 1 << 20);
+    large.map(|&(purpose, bytes)| format!("{purpose} {}", mib(bytes))).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_memory_tells_who_holds_it() {
+        let mib = |count: usize| count << 20;
+        let held = vec![("weights", mib(30)), ("activations", mib(15) + 1), ("tables", 1)];
+        let error = Error::OutOfMemory { name: "h.3.z".into(), purpose: "activations", asked: mib(7), free: mib(4), total: mib(100), held };
+        assert_eq!(
+            error.to_string(),
+            "h.3.z needs 7 MiB of GPU memory for activations, and 4 MiB are free of 100: this process holds 46 MiB (weights 30, activations 16), \
+             other processes and the driver 51 MiB"
+        );
+    }
 }

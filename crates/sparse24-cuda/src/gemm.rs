@@ -87,6 +87,12 @@ impl Gemm {
         self.plans.texts()
     }
 
+    /// How many of them there are.
+    #[must_use]
+    pub fn planned(&self) -> usize {
+        self.plans.measured().count()
+    }
+
     /// Takes over what [`Gemm::plans`] gave, of the same release of the library, in place of what is planned for that shape.
     ///
     /// # Errors

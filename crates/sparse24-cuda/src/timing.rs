@@ -12,6 +12,7 @@ impl Device {
     /// # Errors
     /// Those of `work`; [`Error::Driver`].
     pub fn time(&mut self, work: impl FnOnce(&mut Self) -> Result<(), Error>) -> Result<f32, Error> {
+        self.refuse_while_recording("timing")?;
         self.bind()?;
         let said = |error| driver_error("timing".into(), error);
         let event = |device: &Self| device.stream.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).map_err(said);

@@ -1,6 +1,6 @@
 //! The contract between training and a device: a small set of operations, each given by its equation.
 //!
-//! - A backend owns its buffers; handles ([`Tensor`], [`MaskId`], [`Weight24`], [`Gradient24`]) are plain numbers with stable addresses.
+//! - A backend owns its buffers; handles ([`Tensor`], [`MaskId`], [`Weight24`], [`Gradient24`], [`TableId`]) are plain numbers with stable addresses.
 //!   Everything is allocated before the first step.
 //! - What changes each step lives on the device ([`StepState`]); randomness is addressed by (seed, site, micro-step, step).
 //! - Sums run in a fixed order: the same plan, build and device give the same bits. Masks, patterns and sampled indices are the same bits
@@ -50,6 +50,23 @@ pub enum Region {
     Sparse,
     /// What the forward pass keeps for the backward pass, and scratch.
     Activations,
+}
+
+impl Region {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Parameters, Self::Gradients, Self::Moments, Self::Sparse, Self::Activations];
+
+    /// In words.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Parameters => "weights",
+            Self::Gradients => "gradients",
+            Self::Moments => "moments",
+            Self::Sparse => "masks and pruned operands",
+            Self::Activations => "activations and scratch",
+        }
+    }
 }
 
 /// A matrix in a backend's buffer, or a rectangle of one.
@@ -107,6 +124,14 @@ impl Tensor {
 /// A mask on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MaskId(pub usize);
+
+/// A table of tensors that the optimizer updates together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TableId(pub usize);
+
+/// The number of a segment, see [`Backend::segment`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SegmentId(pub usize);
 
 /// A pruned weight in the device's own form, made by [`Backend::compress_weight`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -210,6 +235,8 @@ pub struct StepState {
     pub micro_step: u32,
     /// The learning rate of this step.
     pub learning_rate: f32,
+    /// Adam's: 1 - beta^step, of the first moment and of the second.
+    pub bias_corrections: [f32; 2],
 }
 
 /// Z = X W^T + b, then H = act(Z) if asked for.
@@ -440,6 +467,17 @@ pub enum Arithmetic {
     Bf16,
 }
 
+/// How a device is told what to do in a training step; results have the same bits either way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "run", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum Launches {
+    /// Segments are recorded and then replayed as a whole, where the device can.
+    #[default]
+    Replayed,
+    /// One operation at a time.
+    Queued,
+}
+
 /// How a backend is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BackendSettings {
@@ -447,6 +485,8 @@ pub struct BackendSettings {
     pub arithmetic: Arithmetic,
     /// The number of the GPU, as its driver counts; of no meaning on a CPU.
     pub gpu: usize,
+    /// How a device is told what to do; of no meaning on a CPU.
+    pub launches: Launches,
 }
 
 /// Every timed choice, by what was chosen.
@@ -498,6 +538,10 @@ pub trait Backend: Send {
     fn plans(&self) -> Plans {
         Plans::new()
     }
+    /// How many there are: as long as that is the same, they are. Unlike them it costs nothing to ask.
+    fn plans_made(&self) -> usize {
+        0
+    }
     /// Replays recorded choices instead of timing them: with those of a run, the same build on the same device gives its bits.
     ///
     /// # Errors
@@ -517,6 +561,8 @@ pub trait Backend: Send {
     fn alloc_weight24(&mut self, shape: [usize; 2]) -> Result<Weight24, Error>;
     /// Room for MVUE(dZ^T), dZ `[p, r]`.
     fn alloc_gradient24(&mut self, shape: [usize; 2]) -> Result<Gradient24, Error>;
+    /// A table of the optimizer; it sums norms and names gradients in this order.
+    fn alloc_table(&mut self, table: &[OptimizerEntry]) -> Result<TableId, Error>;
 
     /// Host to device, f32.
     fn upload(&mut self, to: Tensor, from: &[f32]) -> Result<(), Error>;
@@ -540,6 +586,10 @@ pub trait Backend: Send {
 
     /// What the following operations read of the step.
     fn set_step(&mut self, state: StepState) -> Result<(), Error>;
+
+    /// Does `work`, or what it did before under the same number. It is the same operations on the same handles every time, reads nothing of
+    /// the host and leaves nothing there: what changes is what buffers hold, and the step state. A device may record it and replay it.
+    fn segment(&mut self, segment: SegmentId, work: &mut dyn FnMut(&mut dyn Backend) -> Result<(), Error>) -> Result<(), Error>;
 
     /// mask = search(w), see [`sparse24_core::search::mask_search`].
     fn mask_search(&mut self, w: Tensor, kind: MaskKind, mask: MaskId) -> Result<(), Error>;
@@ -578,9 +628,9 @@ pub trait Backend: Send {
     fn dropout(&mut self, x: Tensor, dropout: Dropout) -> Result<(), Error>;
 
     /// Keeps the L2 norm of all gradients on the device, and raises the flag if one is not finite.
-    fn grad_norm(&mut self, table: &[OptimizerEntry]) -> Result<(), Error>;
+    fn grad_norm(&mut self, table: TableId) -> Result<(), Error>;
     /// One AdamW step of every row, clipped by the norm of [`Backend::grad_norm`], with masked decay; a no-op while the flag is up.
-    fn optimizer_step(&mut self, table: &[OptimizerEntry], rule: &AdamW, decay: MaskedDecay) -> Result<(), Error>;
+    fn optimizer_step(&mut self, table: TableId, rule: &AdamW, decay: MaskedDecay) -> Result<(), Error>;
     /// The outcome of the step; `losses` are summed in f64, in order.
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error>;
 }

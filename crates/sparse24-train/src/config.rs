@@ -10,11 +10,11 @@ use toml::{Table, Value};
 
 use crate::{
     Error,
-    backend::{Activation, Arithmetic, BACKENDS, BackendEntry},
+    backend::{Activation, Arithmetic, BACKENDS, BackendEntry, Launches},
     data::TokenizerKind,
     disk,
     method::{Method, PRESETS},
-    model::gpt2::{BatchShape, Gpt2Shape, Sparsify},
+    model::gpt2::{BatchShape, Gpt2Shape, Recompute, Sparsify},
     nn::linear24::Bias,
     optim::AdamW,
     schedule::Schedule,
@@ -71,6 +71,8 @@ pub struct ModelConfig {
     pub dropout: f32,
     /// Which linear layers may be pruned.
     pub sparsify: Sparsify,
+    /// What the backward pass computes again, to have it not in memory; of no consequence for results.
+    pub recompute: Recompute,
 }
 
 /// How it is trained.
@@ -177,6 +179,8 @@ pub struct BackendConfig {
     pub arithmetic: Arithmetic,
     /// The number of the GPU, where the backend is one.
     pub gpu: usize,
+    /// Whether a GPU's launches are recorded and replayed; of no consequence for results.
+    pub launches: Launches,
 }
 
 impl Config {
@@ -380,6 +384,7 @@ impl Config {
             method,
             steps: self.steps,
             batch: BatchShape { sequences: batch.sequences, context: model.context },
+            recompute: model.recompute,
             accumulation: NonZeroU32::new(batch.accumulation)
                 .ok_or_else(|| Error::setting("batch.accumulation", "expected at least 1, found 0"))?,
             dropout: model.dropout,

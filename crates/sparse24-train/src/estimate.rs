@@ -4,7 +4,7 @@
 
 use crate::{
     method::Method,
-    model::gpt2::{Gpt2Shape, HEAD_ROWS, Sparsify},
+    model::gpt2::{Gpt2Shape, HEAD_ROWS, Recompute, Sparsify},
     nn::linear24::Bias,
     trainer::Recipe,
 };
@@ -73,14 +73,26 @@ pub fn estimate(recipe: &Recipe) -> Estimate {
     // A mask and two for the flip rate, an eighth of a byte an element each; S(W).
     let sparse = 3 * sparsifiable / 8 + 4 * (sparsifiable + gradients24);
     let norm = 2 * p * d + 2 * p;
-    let kept = layers * (2 * norm + 4 * p * d + heads * p + p * (z + f));
+    let block = 2 * norm + 4 * p * d + heads * p + p * (z + f);
+    let kept = match recipe.recompute {
+        Recompute::None => layers * block,
+        Recompute::Blocks => layers * p * d + block,
+    };
     let shared = norm + p * (9 * d + z) + 2 * p + 1 + accumulation + p.min(HEAD_ROWS as u128) * vocabulary;
 
     let tokens = (p * accumulation) as f64;
     // Forward, dgrad and wgrad of each product; causal attention is half of 2 T d multiply-adds forward and 2.5 times that backward.
     let linear = 6.0 * (layers * (ffn + projections) + vocabulary * d) as f64;
     let attention = 7.0 * (layers * context * d) as f64;
-    let flops = tokens * (linear + attention);
+    // Of a block, once more, all forward products but the last; of the last block nothing.
+    let again = if recipe.recompute == Recompute::Blocks { layers - 1 } else { 0 };
+    let recomputed = 2.0 * (again * (z * d + projections + context * d)) as f64;
+    let flops = tokens * (linear + attention + recomputed);
+    let recomputed_sparse = match sparsify {
+        Sparsify::Ffn => again * z * d,
+        Sparsify::FfnAndAttention => again * (z * d + projections),
+    };
+    let sparse_flops = tokens * (6.0 * sparsifiable as f64 + 2.0 * recomputed_sparse as f64);
     let narrow = |count: u128| u64::try_from(count).unwrap_or(u64::MAX);
     Estimate {
         parameters: narrow(parameters),
@@ -92,7 +104,7 @@ pub fn estimate(recipe: &Recipe) -> Estimate {
         activation_bytes: narrow(4 * (kept + shared)),
         tokens_per_step: narrow(p * accumulation),
         flops_per_step: flops,
-        sparse_share: if is_sparse(&recipe.method) { tokens * 6.0 * sparsifiable as f64 / flops } else { 0.0 },
+        sparse_share: if is_sparse(&recipe.method) { sparse_flops / flops } else { 0.0 },
         checkpoint_bytes: narrow(12 * parameters + sparsifiable / 8),
     }
 }
@@ -140,6 +152,8 @@ mod tests {
         check(&["method.name=dense", "model.bias=true"], 11);
         check(&["model.sparsify=ffn-and-attention", "model.activation=geglu", "batch.accumulation=3"], 7);
         check(&["model.sparsify=ffn-and-attention", "model.activation=swiglu", "model.bias=true", "model.dropout=0.1"], 65);
+        check(&["model.recompute=blocks"], 256);
+        check(&["model.recompute=blocks", "model.layers=1", "model.activation=swiglu", "model.bias=true"], 9);
         // More tokens than rows of logits are held at a time.
         check(&["model.layers=1", "model.context=512", "batch.sequences=4"], 5);
     }

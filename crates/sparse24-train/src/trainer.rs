@@ -23,9 +23,9 @@ use sparse24_core::{
 
 use crate::{
     Error,
-    backend::{Backend, Beta, DType, MaskId, OptimizerEntry, Plans, Region, StepState, Tensor},
+    backend::{Backend, Beta, DType, MaskId, Plans, Region, SegmentId, StepState, TableId, Tensor},
     method::{GradientOperand, KeptValues, Method, Phase, PhaseKind, Pruner, Until, WeightOperand},
-    model::gpt2::{BatchShape, Gpt2, Gpt2Shape},
+    model::gpt2::{BatchShape, Gpt2, Gpt2Shape, Recompute},
     nn::{
         Pass,
         parameter::{Masked, Parameter, Parameters},
@@ -47,6 +47,8 @@ pub struct Recipe {
     pub steps: u32,
     /// A micro-batch.
     pub batch: BatchShape,
+    /// What its backward pass computes again.
+    pub recompute: Recompute,
     /// Micro-batches an optimizer step.
     pub accumulation: NonZeroU32,
     /// Probability of dropout.
@@ -153,8 +155,8 @@ pub struct Trainer {
     step: u32,
     losses: Tensor,
     flip_masks: Vec<[MaskId; 2]>,
-    sparse_table: Vec<OptimizerEntry>,
-    dense_table: Vec<OptimizerEntry>,
+    sparse_table: TableId,
+    dense_table: TableId,
     inputs: Vec<u32>,
     targets: Vec<u32>,
     interrupt: Arc<AtomicBool>,
@@ -167,14 +169,14 @@ impl Trainer {
     /// [`Error::Setting`] for a method that this trainer does not run; those of the allocations.
     pub fn new(mut backend: Box<dyn Backend>, recipe: Recipe) -> Result<Self, Error> {
         recipe.method.check()?;
-        let (model, parameters) = Gpt2::new(&mut *backend, recipe.model, recipe.batch)?;
+        let (model, parameters) = Gpt2::new(&mut *backend, recipe.model, recipe.batch, recipe.recompute)?;
         parameters.initialise(&mut *backend, recipe.seed)?;
         let losses = backend.alloc("losses", [recipe.accumulation.get() as usize, 1], DType::F32, Region::Activations)?;
         let flip_masks = sparsifiable(&parameters)
             .map(|(parameter, _)| Ok([backend.alloc_mask(parameter.weight.shape)?, backend.alloc_mask(parameter.weight.shape)?]))
             .collect::<Result<Vec<_>, Error>>()?;
-        let [sparse_table, dense_table] =
-            [Masked::Decayed, Masked::Untouched].map(|masked| parameters.optimizer_table(recipe.weight_decay, masked));
+        let mut table = |masked| backend.alloc_table(&parameters.optimizer_table(recipe.weight_decay, masked));
+        let (sparse_table, dense_table) = (table(Masked::Decayed)?, table(Masked::Untouched)?);
         let mut trainer = Self {
             backend,
             model,
@@ -237,35 +239,39 @@ impl Trainer {
     /// was before the step; those of the operations.
     pub fn train_step(&mut self, batches: &dyn Batches, sampling: FlipSampling) -> Result<StepOutcome, Error> {
         let step = self.step + 1;
-        let phase = self.recipe.method.phases[self.phase_index(step)];
+        let index = self.phase_index(step);
+        let phase = self.recipe.method.phases[index];
         let (accumulation, BatchShape { sequences, context }) = (self.recipe.accumulation.get(), self.recipe.batch);
         let tokens = self.recipe.tokens_per_step() as f64;
         let learning_rate = self.recipe.schedule.learning_rate(step);
+        let Recipe { seed, dropout, optimizer, .. } = self.recipe;
+        let Self { backend, model, interrupt, .. } = self;
         for micro_step in 0..accumulation {
-            self.check_interrupt()?;
+            go_on(interrupt)?;
             batches.fill(step, micro_step, &mut self.inputs, &mut self.targets);
-            self.backend.set_step(StepState { seed: self.recipe.seed, step, micro_step, learning_rate })?;
-            let mut pass = Pass {
-                backend: &mut *self.backend,
-                phase: &phase,
-                sequences,
-                context,
-                dropout: self.recipe.dropout,
-                beta: if micro_step == 0 { Beta::Overwrite } else { Beta::Accumulate },
-            };
-            let slot = self.losses.rows(micro_step as usize..micro_step as usize + 1);
-            self.model.train(&mut pass, &self.inputs, &self.targets, (1.0 / tokens) as f32, slot)?;
+            let bias_corrections = optimizer.bias_corrections(step);
+            backend.set_step(StepState { seed, step, micro_step, learning_rate, bias_corrections })?;
+            model.upload(&mut **backend, &self.inputs, &self.targets)?;
+            let (part, beta) = if micro_step == 0 { (Part::First, Beta::Overwrite) } else { (Part::Further, Beta::Accumulate) };
+            backend.segment(part.of_phase(index), &mut |backend| {
+                let mut pass = Pass { backend, phase: &phase, sequences, context, dropout, beta };
+                model.train(&mut pass, (1.0 / tokens) as f32)
+            })?;
+            backend.copy(model.loss(), self.losses.rows(micro_step as usize..micro_step as usize + 1))?;
         }
 
-        let table = match phase.kind() {
-            PhaseKind::Sparse => &self.sparse_table,
-            PhaseKind::Dense => &self.dense_table,
-        };
-        self.backend.grad_norm(table)?;
         if sampling == FlipSampling::Sample {
-            search_flips(&mut *self.backend, &self.parameters, self.flip_masks.iter().map(|masks| masks[0]))?;
+            search_flips(&mut **backend, &self.parameters, self.flip_masks.iter().map(|masks| masks[0]))?;
         }
-        self.backend.optimizer_step(table, &self.recipe.optimizer, self.recipe.method.decay)?;
+        let table = match phase.kind() {
+            PhaseKind::Sparse => self.sparse_table,
+            PhaseKind::Dense => self.dense_table,
+        };
+        let decay = self.recipe.method.decay;
+        backend.segment(Part::Update.of_phase(index), &mut |backend| {
+            backend.grad_norm(table)?;
+            backend.optimizer_step(table, &optimizer, decay)
+        })?;
         let report = self.backend.report(self.losses)?;
         if let Some(culprit) = report.non_finite {
             return Err(Error::NonFinite { step, what: self.divergence(batches, culprit)?, kept: None });
@@ -301,11 +307,11 @@ impl Trainer {
         let (mut sum, mut counted) = (0.0, 0);
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         for first in (0..windows.count()).step_by(sequences) {
-            self.check_interrupt()?;
+            go_on(&self.interrupt)?;
             let taken = sequences.min(windows.count() - first);
             counted += windows.fill(first, taken, &mut inputs, &mut targets);
-            let mut pass = evaluation_pass(&mut *self.backend, &phase, taken, context);
-            sum += f64::from(self.model.evaluate(&mut pass, &inputs, &targets)?);
+            self.model.upload(&mut *self.backend, &inputs, &targets)?;
+            sum += f64::from(self.model.evaluate(&mut evaluation_pass(&mut *self.backend, &phase, taken, context))?);
         }
         Ok(sum / counted as f64)
     }
@@ -422,11 +428,11 @@ impl Trainer {
                 self.backend.mask_search(parameter.weight, kind, mask)?;
             }
         }
-        if current.or(entered).is_some() { self.model.compress(&mut *self.backend) } else { Ok(()) }
-    }
-
-    fn check_interrupt(&self) -> Result<(), Error> {
-        if self.interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
+        if current.or(entered).is_none() {
+            return Ok(());
+        }
+        let model = &self.model;
+        self.backend.segment(Part::Compress.of_phase(0), &mut |backend| model.compress(backend))
     }
 
     fn count_flips(&mut self) -> Result<Vec<Flips>, Error> {
@@ -475,10 +481,35 @@ impl Sampler {
     }
 }
 
+/// The parts of a step that are the same every time in a phase.
+#[derive(Debug, Clone, Copy)]
+enum Part {
+    /// Forward and backward of the first micro-batch.
+    First,
+    /// Of each further one.
+    Further,
+    /// The gradient norm and the optimizer.
+    Update,
+    /// S(w), in all phases.
+    Compress,
+}
+
+impl Part {
+    const ALL: usize = 4;
+
+    fn of_phase(self, phase: usize) -> SegmentId {
+        SegmentId(Self::ALL * phase + self as usize)
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Refreshed {
     Anew,
     Kept,
+}
+
+fn go_on(interrupt: &AtomicBool) -> Result<(), Error> {
+    if interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
 }
 
 fn evaluation_pass<'a>(backend: &'a mut dyn Backend, phase: &'a Phase, sequences: usize, context: usize) -> Pass<'a> {

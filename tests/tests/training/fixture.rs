@@ -9,7 +9,7 @@ use sparse24_core::{
 use sparse24_train::{
     backend::{Activation, Backend},
     method::{GradientOperand, KeptValues, Method, Phase, Pruner, Until, WeightOperand},
-    model::gpt2::{BatchShape, Gpt2Shape, Sparsify},
+    model::gpt2::{BatchShape, Gpt2Shape, Recompute, Sparsify},
     nn::linear24::Bias,
     optim::{AdamVariant, AdamW},
     schedule::Schedule,
@@ -62,6 +62,7 @@ pub(crate) fn recipe(method: Method) -> Recipe {
         method,
         steps: STEPS,
         batch: BatchShape { sequences: 3, context: 7 },
+        recompute: Recompute::None,
         accumulation: NonZeroU32::new(2).expect("not zero"),
         dropout: 0.0,
         optimizer: AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-3, clip: 0.5 },

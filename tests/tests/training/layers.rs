@@ -48,7 +48,9 @@ impl Bench {
     fn with(seed: u64, operands: Operands) -> Self {
         let mut backend = CpuBackend::new(operands);
         let Address { seed: of_run, step, micro_step } = ADDRESS;
-        backend.set_step(StepState { seed: of_run, step, micro_step, learning_rate: 0.0 }).expect("the CPU does not refuse");
+        backend
+            .set_step(StepState { seed: of_run, step, micro_step, learning_rate: 0.0, bias_corrections: [1.0; 2] })
+            .expect("the CPU does not refuse");
         let (parameters, weights, before) = (Parameters::default(), Tensors::new(), Tensors::new());
         let phase = fixture::phase(None, None, GradientOperand::Dense);
         Self { backend, parameters, phase, random: Random(seed), weights, before }

@@ -2,9 +2,9 @@
 
 use sparse24_core::{MaskKind, mvue::Estimator, phase::Fraction};
 use sparse24_train::{
-    backend::{Activation, Arithmetic, cpu::CpuBackend},
+    backend::{Activation, Arithmetic, Region, cpu::CpuBackend},
     method::{GradientOperand, Method, Phase, PhaseKind, Until},
-    model::gpt2::BatchShape,
+    model::gpt2::{BatchShape, Recompute},
     trainer::{FlipSampling, ParameterState, Recipe, Sampler, StepOutcome, Trainer},
 };
 
@@ -53,6 +53,29 @@ fn wide() -> Recipe {
     (recipe.model.activation, recipe.model.context, recipe.model.vocabulary) = (Activation::Geglu, 33, 70);
     (recipe.batch, recipe.dropout, recipe.steps) = (BatchShape { sequences: 4, context: 33 }, 0.1, 24);
     recipe
+}
+
+#[test]
+fn blocks_that_are_computed_again_give_the_same_bits_in_less_memory() {
+    for method in [fst(LAMBDA), Method::dense()] {
+        for dropout in [0.0, 0.1] {
+            let mut kept = Recipe { method: method.clone(), dropout, ..wide() };
+            kept.model.layers = 3;
+            let held_out = HeldOut::of(&kept);
+            let activations = |trainer: &Trainer| {
+                let memory = trainer.backend().memory();
+                memory.iter().filter(|(region, _)| *region == Region::Activations).map(|(_, bytes)| bytes).sum::<usize>()
+            };
+            let [(expected, more), (found, less)] = [Recompute::None, Recompute::Blocks].map(|recompute| {
+                let mut trainer = start(&Recipe { recompute, ..kept.clone() });
+                let outcomes = finish(&mut trainer);
+                let evaluated = trainer.evaluate(&held_out).expect("finite").to_bits();
+                ((outcome_bits(&outcomes), bits(&mut trainer), evaluated), activations(&trainer))
+            });
+            assert!(found == expected, "{} with dropout {dropout}", method.name);
+            assert!(less < more, "{less} instead of {more} bytes");
+        }
+    }
 }
 
 #[test]

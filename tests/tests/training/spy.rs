@@ -11,7 +11,8 @@ use sparse24_train::{
     Error,
     backend::{
         AttentionBackward, AttentionForward, Backend, Beta, DType, Device, Dropout, Embed, Gradient, Gradient24, HeadLoss, LinearDgrad,
-        LinearForward, LinearWgrad, MaskId, NormBackward, NormForward, OptimizerEntry, Region, StepReport, StepState, Tensor, Weight24,
+        LinearForward, LinearWgrad, MaskId, NormBackward, NormForward, OptimizerEntry, Region, SegmentId, StepReport, StepState, TableId,
+        Tensor, Weight24,
     },
     optim::{AdamW, MaskedDecay},
 };
@@ -49,7 +50,7 @@ impl<B: Backend> Spy<B> {
     /// The backend and its log.
     pub(crate) fn new(inner: B) -> (Box<Self>, Arc<Mutex<Log>>) {
         let log = Arc::new(Mutex::new(Log::default()));
-        let state = StepState { seed: 0, step: 0, micro_step: 0, learning_rate: 0.0 };
+        let state = StepState { seed: 0, step: 0, micro_step: 0, learning_rate: 0.0, bias_corrections: [1.0; 2] };
         (Box::new(Self { inner, log: Arc::clone(&log), state, probes: HashMap::new() }), log)
     }
 
@@ -95,6 +96,10 @@ impl<B: Backend> Backend for Spy<B> {
         self.inner.set_step(state)
     }
 
+    fn segment(&mut self, _: SegmentId, work: &mut dyn FnMut(&mut dyn Backend) -> Result<(), Error>) -> Result<(), Error> {
+        work(self)
+    }
+
     fn mask_search(&mut self, w: Tensor, kind: MaskKind, mask: MaskId) -> Result<(), Error> {
         self.write(|log| log.searches.push((self.state.step, mask)));
         self.inner.mask_search(w, kind, mask)
@@ -117,6 +122,7 @@ impl<B: Backend> Backend for Spy<B> {
         alloc_mask(shape: [usize; 2]) -> MaskId;
         alloc_weight24(shape: [usize; 2]) -> Weight24;
         alloc_gradient24(shape: [usize; 2]) -> Gradient24;
+        alloc_table(table: &[OptimizerEntry]) -> TableId;
         upload(to: Tensor, from: &[f32]) -> ();
         upload_tokens(to: Tensor, from: &[u32]) -> ();
         download(from: Tensor) -> Vec<f32>;
@@ -138,8 +144,8 @@ impl<B: Backend> Backend for Spy<B> {
         head_loss(op: &HeadLoss) -> ();
         logits(x: Tensor, embedding: Tensor, out: Tensor) -> ();
         dropout(x: Tensor, dropout: Dropout) -> ();
-        grad_norm(table: &[OptimizerEntry]) -> ();
-        optimizer_step(table: &[OptimizerEntry], rule: &AdamW, decay: MaskedDecay) -> ();
+        grad_norm(table: TableId) -> ();
+        optimizer_step(table: TableId, rule: &AdamW, decay: MaskedDecay) -> ();
         report(losses: Tensor) -> StepReport;
     }
 }

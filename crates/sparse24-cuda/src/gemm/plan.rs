@@ -105,7 +105,7 @@ enum Choice {
 }
 
 #[derive(Debug)]
-struct Plan {
+pub(super) struct Plan {
     descriptors: Descriptors,
     algorithm: cublasLtMatmulAlgo_t,
     choice: Choice,
@@ -151,11 +151,14 @@ impl Plans {
         Ok(Plan { descriptors, algorithm, choice })
     }
 
+    pub(super) fn measured(&self) -> impl Iterator<Item = (&Key, &Plan)> {
+        self.plans.iter().filter(|(_, plan)| plan.choice == Choice::Measured)
+    }
+
     /// What was measured: the algorithm's words, by key.
     pub(super) fn texts(&self) -> BTreeMap<String, String> {
         let words = |plan: &Plan| plan.algorithm.data.map(|word| format!("{word:016x}")).join("-");
-        let measured = self.plans.iter().filter(|(_, plan)| plan.choice == Choice::Measured);
-        measured.map(|(key, plan)| (key.to_string(), words(plan))).collect()
+        self.measured().map(|(key, plan)| (key.to_string(), words(plan))).collect()
     }
 
     pub(super) fn add(&mut self, key: &str, text: &str) -> Result<(), Error> {

@@ -32,7 +32,7 @@ use self::storage::{Storage, scratch_view, view_mut};
 use super::{
     Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, Beta, DType, Device, Dropout,
     Embed, Gradient, Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite, NormBackward, NormForward,
-    OptimizerEntry, Region, StepReport, StepState, Tensor, Weight, Weight24,
+    OptimizerEntry, Region, SegmentId, StepReport, StepState, TableId, Tensor, Weight, Weight24,
 };
 use crate::{
     Error,
@@ -48,6 +48,7 @@ pub struct CpuBackend {
     masks: Vec<Mask>,
     weights24: Vec<Array2<f32>>,
     gradients24: Vec<Array2<f32>>,
+    tables: Vec<Vec<OptimizerEntry>>,
     scratch: [Vec<f32>; 3],
     state: StepState,
     grad_norm: f32,
@@ -77,8 +78,9 @@ impl CpuBackend {
             masks: Vec::new(),
             weights24: Vec::new(),
             gradients24: Vec::new(),
+            tables: Vec::new(),
             scratch: Default::default(),
-            state: StepState { seed: 0, step: 0, micro_step: 0, learning_rate: 0.0 },
+            state: StepState { seed: 0, step: 0, micro_step: 0, learning_rate: 0.0, bias_corrections: [1.0; 2] },
             grad_norm: 0.0,
             non_finite: None,
         }
@@ -234,6 +236,11 @@ impl Backend for CpuBackend {
         Ok(Gradient24(self.gradients24.len() - 1))
     }
 
+    fn alloc_table(&mut self, table: &[OptimizerEntry]) -> Result<TableId, Error> {
+        self.tables.push(table.to_vec());
+        Ok(TableId(self.tables.len() - 1))
+    }
+
     fn upload(&mut self, to: Tensor, from: &[f32]) -> Result<(), Error> {
         let source = ArrayView2::from_shape(to.shape, from).map_err(|_| Error::Operand {
             operation: "upload",
@@ -297,6 +304,10 @@ impl Backend for CpuBackend {
     fn set_step(&mut self, state: StepState) -> Result<(), Error> {
         self.state = state;
         Ok(())
+    }
+
+    fn segment(&mut self, _: SegmentId, work: &mut dyn FnMut(&mut dyn Backend) -> Result<(), Error>) -> Result<(), Error> {
+        work(self)
     }
 
     fn mask_search(&mut self, w: Tensor, kind: MaskKind, MaskId(mask): MaskId) -> Result<(), Error> {
@@ -515,9 +526,11 @@ impl Backend for CpuBackend {
         self.write([x], |cpu, [x]| dropout(x, &cpu.kernel_dropout(dropped)))
     }
 
-    fn grad_norm(&mut self, table: &[OptimizerEntry]) -> Result<(), Error> {
-        let norms: Vec<f64> =
-            table.iter().map(|entry| adamw::squared_norm(&self.storage.floats(entry.gradient)[..entry.gradient.elements()])).collect();
+    fn grad_norm(&mut self, TableId(table): TableId) -> Result<(), Error> {
+        let norms: Vec<f64> = self.tables[table]
+            .iter()
+            .map(|entry| adamw::squared_norm(&self.storage.floats(entry.gradient)[..entry.gradient.elements()]))
+            .collect();
         self.grad_norm = norms.iter().sum::<f64>().sqrt() as f32;
         let gradient = norms.iter().position(|norm| !norm.is_finite()).map(NonFinite::Gradient);
         let norm = (!self.grad_norm.is_finite()).then_some(NonFinite::Norm);
@@ -525,12 +538,12 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn optimizer_step(&mut self, table: &[OptimizerEntry], rule: &AdamW, decay: MaskedDecay) -> Result<(), Error> {
+    fn optimizer_step(&mut self, TableId(table): TableId, rule: &AdamW, decay: MaskedDecay) -> Result<(), Error> {
         if self.non_finite.is_some() {
             return Ok(());
         }
-        let [bias_correction1, bias_correction2] = rule.bias_corrections(self.state.step);
-        for entry in table {
+        let [bias_correction1, bias_correction2] = self.state.bias_corrections;
+        for &entry in &self.tables[table] {
             let step = adamw::AdamW {
                 learning_rate: self.state.learning_rate,
                 beta1: rule.beta1,

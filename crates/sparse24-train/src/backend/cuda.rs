@@ -4,18 +4,20 @@
 //! optimizer keeps. A [`Weight24`] is S(W) compressed both ways, a [`Gradient24`] the sampled dZ^T, multiplied on the sparse tensor cores.
 //! Operations are queued; only downloads, counts and reports wait. Deliberately absent: arithmetic, which is the kernels'.
 
+use std::collections::HashMap;
+
 use half::bf16;
 use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site, prune::ValueMap};
 use sparse24_cuda::{
-    Device as Gpu, Matrix, Scalar, Settings, activation, adamw, attention, bias, compressed::Compressed, dropout, embedding, flip, gemm,
-    loss, mvue, norm, profile::Profile, prune, search, spmm24,
+    Device as Gpu, Matrix, Recording, Scalar, Settings, activation, adamw, attention, bias, compressed::Compressed, dropout, embedding,
+    flip, gemm, loss, mvue, norm, profile::Profile, prune, search, spmm24,
 };
 
 use self::{plans::SparsePlans, storage::Storage};
 use super::{
     Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, BackendSettings, Beta, DType,
-    Device, Dropout, Embed, Gradient, Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite, NormBackward,
-    NormForward, OptimizerEntry, Plans, Region, StepReport, StepState, Tensor, Weight, Weight24,
+    Device, Dropout, Embed, Gradient, Gradient24, HeadLoss, Launches, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite,
+    NormBackward, NormForward, OptimizerEntry, Plans, Region, SegmentId, StepReport, StepState, TableId, Tensor, Weight, Weight24,
 };
 use crate::{
     Error,
@@ -33,13 +35,21 @@ pub struct CudaBackend {
     masks: Vec<(Matrix<u16>, [usize; 2])>,
     weights24: Vec<[Compressed; 2]>,
     gradients24: Vec<Compressed>,
-    state: StepState,
     /// The norm of all gradients and the flag.
     health: Matrix<u32>,
     flips: Matrix<u64>,
-    tables: Vec<(Vec<OptimizerEntry>, adamw::Parameters)>,
+    launches: Launches,
+    tables: Vec<adamw::Parameters>,
+    segments: HashMap<SegmentId, Segment>,
     sparse_plans: SparsePlans,
     scratch: Scratch,
+}
+
+/// How far a segment has come.
+enum Segment {
+    /// Done once: its plans are chosen, its kernels loaded, its scratch is there.
+    Done,
+    Recorded(Recording),
 }
 
 /// What operations work in; it grows in the first step only.
@@ -55,7 +65,10 @@ fn grown<T: Scalar>(gpu: &mut Gpu, scratch: &mut Option<Matrix<T>>, shape: [usiz
     let elements = shape[0] * shape[1];
     let whole = match *scratch {
         Some(whole) if whole.elements() >= elements => whole,
-        _ => *scratch.insert(gpu.alloc("scratch", [1, elements])?),
+        _ => {
+            gpu.set_purpose(Region::Activations.name());
+            *scratch.insert(gpu.alloc("scratch of operations", [1, elements])?)
+        }
     };
     Ok(whole.columns(0..elements).reshaped(shape))
 }
@@ -65,6 +78,9 @@ impl From<sparse24_cuda::Error> for Error {
         match error {
             sparse24_cuda::Error::Semantics(error) => Self::Semantics(error),
             sparse24_cuda::Error::Shape { operation, operand, expected, found } => Self::Operand { operation, operand, expected, found },
+            full @ sparse24_cuda::Error::OutOfMemory { .. } => Self::Device(format!(
+                "{full}; lower batch.sequences (and raise batch.accumulation), set model.recompute = \"blocks\", or train a smaller model"
+            )),
             other => Self::Device(other.to_string()),
         }
     }
@@ -81,6 +97,7 @@ impl CudaBackend {
             return Err(Error::Setting { key: "backend.arithmetic".to_owned(), problem });
         }
         let mut gpu = Gpu::open(&Settings { ordinal: settings.gpu, ..Settings::default() })?;
+        gpu.set_purpose(Region::Activations.name());
         let workspace = gpu.alloc("workspace of dense products", [1, gemm::WORKSPACE])?;
         let gemm = gemm::Gemm::new(&gpu, workspace)?;
         let health = gpu.alloc("health", [1, adamw::Health::WORDS])?;
@@ -92,10 +109,11 @@ impl CudaBackend {
             masks: Vec::new(),
             weights24: Vec::new(),
             gradients24: Vec::new(),
-            state: StepState { seed: 0, step: 0, micro_step: 0, learning_rate: 0.0 },
             health,
             flips,
+            launches: settings.launches,
             tables: Vec::new(),
+            segments: HashMap::new(),
             sparse_plans: SparsePlans::default(),
             scratch: Scratch::default(),
         })
@@ -105,12 +123,6 @@ impl CudaBackend {
     #[must_use]
     pub fn profile(&self) -> Profile {
         self.gpu.profile()
-    }
-
-    /// The step state as the kernels read it; the optimizer's numbers are those of its rule.
-    fn upload_state(&mut self, [bias_correction1, bias_correction2]: [f32; 2]) -> Result<(), Error> {
-        let StepState { seed, step, micro_step, learning_rate } = self.state;
-        Ok(self.gpu.set_step(&sparse24_cuda::StepState { seed, step, micro_step, learning_rate, bias_correction1, bias_correction2 })?)
     }
 
     /// Columns of W.
@@ -128,28 +140,6 @@ impl CudaBackend {
         self.sparse_plans.run(&mut self.gpu, &mut self.scratch, product, |gpu, scratch, plan| {
             spmm24::spmm24_transposed(gpu, &spmm24::Transposed { a, b, bias, d, scratch }, plan)
         })
-    }
-
-    /// The optimizer's table on the device, laid down at its first use.
-    fn table(&mut self, table: &[OptimizerEntry]) -> Result<adamw::Parameters, Error> {
-        if let Some((_, laid)) = self.tables.iter().find(|(entries, _)| entries == table) {
-            return Ok(*laid);
-        }
-        let parameters: Vec<_> = table
-            .iter()
-            .map(|entry| adamw::Parameter {
-                w: self.storage.floats(entry.weight),
-                g: self.storage.floats(entry.gradient),
-                m: self.storage.floats(entry.first_moment),
-                v: self.storage.floats(entry.second_moment),
-                tiles: entry.mask.map(|MaskId(at)| self.masks[at].0),
-                shadow: Some(self.storage.copy_of(entry.weight)),
-                weight_decay: entry.weight_decay,
-            })
-            .collect();
-        let laid = adamw::Parameters::new(&mut self.gpu, &parameters)?;
-        self.tables.push((table.to_vec(), laid));
-        Ok(laid)
     }
 
     fn act_backward(&mut self, activation: Activation, dh: Matrix<bf16>, z: Matrix<bf16>, dz: Matrix<bf16>) -> Result<(), Error> {
@@ -213,15 +203,17 @@ impl Backend for CudaBackend {
     }
 
     fn memory(&self) -> Vec<(Region, usize)> {
-        let masks: usize = self.masks.iter().map(|(tiles, _)| 2 * tiles.elements()).sum();
-        let compressed = self.weights24.iter().flatten().chain(&self.gradients24);
-        let sparse = masks + compressed.map(|c| 2 * c.values.elements() + 4 * c.metadata.elements()).sum::<usize>();
-        let dense = [Region::Parameters, Region::Gradients, Region::Moments, Region::Activations];
-        dense.map(|region| (region, self.storage.bytes(region))).into_iter().chain([(Region::Sparse, sparse)]).collect()
+        let held = self.gpu.held();
+        let of = |region: Region| held.iter().filter(|(purpose, _)| *purpose == region.name()).map(|(_, bytes)| bytes).sum();
+        Region::ALL.map(|region| (region, of(region))).into()
     }
 
     fn plans(&self) -> Plans {
         plans::recorded(&self.gpu, &self.gemm, &self.sparse_plans)
+    }
+
+    fn plans_made(&self) -> usize {
+        1 + self.gemm.planned() + self.sparse_plans.len()
     }
 
     fn use_plans(&mut self, recorded: &Plans) -> Result<(), Error> {
@@ -234,11 +226,13 @@ impl Backend for CudaBackend {
 
     fn alloc_mask(&mut self, [rows, columns]: [usize; 2]) -> Result<MaskId, Error> {
         let empty = Mask::empty(rows, columns)?;
+        self.gpu.set_purpose(Region::Sparse.name());
         self.masks.push((self.gpu.alloc("mask", [rows / 4, columns / 4])?, empty.shape()));
         Ok(MaskId(self.masks.len() - 1))
     }
 
     fn alloc_weight24(&mut self, [r, q]: [usize; 2]) -> Result<Weight24, Error> {
+        self.gpu.set_purpose(Region::Sparse.name());
         let both = [[r, q], [q, r]].map(|shape| Compressed::alloc(&mut self.gpu, "pruned weight", shape));
         let [forward, dgrad] = both;
         self.weights24.push([forward?, dgrad?]);
@@ -246,8 +240,27 @@ impl Backend for CudaBackend {
     }
 
     fn alloc_gradient24(&mut self, [p, r]: [usize; 2]) -> Result<Gradient24, Error> {
+        self.gpu.set_purpose(Region::Sparse.name());
         self.gradients24.push(Compressed::alloc(&mut self.gpu, "sampled gradient", [r, p.next_multiple_of(4)])?);
         Ok(Gradient24(self.gradients24.len() - 1))
+    }
+
+    fn alloc_table(&mut self, table: &[OptimizerEntry]) -> Result<TableId, Error> {
+        let parameters: Vec<_> = table
+            .iter()
+            .map(|entry| adamw::Parameter {
+                w: self.storage.floats(entry.weight),
+                g: self.storage.floats(entry.gradient),
+                m: self.storage.floats(entry.first_moment),
+                v: self.storage.floats(entry.second_moment),
+                tiles: entry.mask.map(|MaskId(at)| self.masks[at].0),
+                shadow: Some(self.storage.copy_of(entry.weight)),
+                weight_decay: entry.weight_decay,
+            })
+            .collect();
+        self.gpu.set_purpose(Region::Activations.name());
+        self.tables.push(adamw::Parameters::new(&mut self.gpu, &parameters)?);
+        Ok(TableId(self.tables.len() - 1))
     }
 
     fn upload(&mut self, to: Tensor, from: &[f32]) -> Result<(), Error> {
@@ -290,8 +303,32 @@ impl Backend for CudaBackend {
     }
 
     fn set_step(&mut self, state: StepState) -> Result<(), Error> {
-        self.state = state;
-        self.upload_state([1.0; 2])
+        let StepState { seed, step, micro_step, learning_rate, bias_corrections: [bias_correction1, bias_correction2] } = state;
+        Ok(self.gpu.set_step(&sparse24_cuda::StepState { seed, step, micro_step, learning_rate, bias_correction1, bias_correction2 })?)
+    }
+
+    fn segment(&mut self, segment: SegmentId, work: &mut dyn FnMut(&mut dyn Backend) -> Result<(), Error>) -> Result<(), Error> {
+        // A replay is one launch: where each is timed, they are queued.
+        if self.gpu.profile().is_taken() {
+            return work(self);
+        }
+        if let Some(Segment::Recorded(recording)) = self.segments.get(&segment) {
+            return Ok(self.gpu.replay(recording)?);
+        }
+        let next = if self.launches == Launches::Queued || !self.segments.contains_key(&segment) {
+            work(self)?;
+            Segment::Done
+        } else {
+            self.gpu.start_recording()?;
+            let queued = work(self);
+            let recorded = self.gpu.stop_recording();
+            queued?;
+            let recording = recorded?;
+            self.gpu.replay(&recording)?;
+            Segment::Recorded(recording)
+        };
+        self.segments.insert(segment, next);
+        Ok(())
     }
 
     fn mask_search(&mut self, w: Tensor, kind: MaskKind, MaskId(mask): MaskId) -> Result<(), Error> {
@@ -484,21 +521,18 @@ impl Backend for CudaBackend {
         Ok(dropout::dropout(&mut self.gpu, self.storage.activations(x), &dropout::Dropout { p, site })?)
     }
 
-    fn grad_norm(&mut self, table: &[OptimizerEntry]) -> Result<(), Error> {
-        let table = self.table(table)?;
-        Ok(adamw::grad_norm(&mut self.gpu, &table, self.health)?)
+    fn grad_norm(&mut self, TableId(table): TableId) -> Result<(), Error> {
+        Ok(adamw::grad_norm(&mut self.gpu, &self.tables[table], self.health)?)
     }
 
-    fn optimizer_step(&mut self, table: &[OptimizerEntry], rule: &AdamW, decay: MaskedDecay) -> Result<(), Error> {
-        let table = self.table(table)?;
-        self.upload_state(rule.bias_corrections(self.state.step))?;
+    fn optimizer_step(&mut self, TableId(table): TableId, rule: &AdamW, decay: MaskedDecay) -> Result<(), Error> {
         let decay = match decay {
             MaskedDecay::None => adamw::MaskedDecay::None,
             MaskedDecay::OnGradients(lambda) => adamw::MaskedDecay::OnGradients(lambda),
             MaskedDecay::OnWeights(lambda) => adamw::MaskedDecay::OnWeights(lambda),
         };
         let AdamW { beta1, beta2, epsilon, clip } = *rule;
-        Ok(adamw::adamw_step(&mut self.gpu, &table, &adamw::AdamW { beta1, beta2, epsilon, clip, decay }, self.health)?)
+        Ok(adamw::adamw_step(&mut self.gpu, &self.tables[table], &adamw::AdamW { beta1, beta2, epsilon, clip, decay }, self.health)?)
     }
 
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {

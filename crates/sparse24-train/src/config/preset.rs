@@ -3,9 +3,9 @@
 use super::{BackendConfig, BatchConfig, Config, DataConfig, MethodConfig, ModelConfig, OnNonFinite, OptimizerConfig, RunConfig, unknown};
 use crate::{
     Error,
-    backend::{Activation, Arithmetic},
+    backend::{Activation, Arithmetic, Launches},
     data::TokenizerKind,
-    model::gpt2::Sparsify,
+    model::gpt2::{Recompute, Sparsify},
 };
 
 /// A row of the table of presets.
@@ -174,6 +174,7 @@ fn shakespeare_char_cpu() -> Config {
             bias: false,
             dropout: 0.0,
             sparsify: Sparsify::Ffn,
+            recompute: Recompute::None,
         },
         method: MethodConfig { name: "fst".to_owned(), lambda: 6e-5, refresh: 40 },
         optimizer: OptimizerConfig {
@@ -200,7 +201,7 @@ fn shakespeare_char_cpu() -> Config {
             spike_z: 0.0,
             spike_window: 100,
         },
-        backend: BackendConfig { name: "cpu".to_owned(), threads: 0, arithmetic: Arithmetic::Native, gpu: 0 },
+        backend: BackendConfig { name: "cpu".to_owned(), threads: 0, arithmetic: Arithmetic::Native, gpu: 0, launches: Launches::Replayed },
     }
 }
 

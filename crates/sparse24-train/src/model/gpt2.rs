@@ -50,6 +50,17 @@ pub enum Sparsify {
     FfnAndAttention,
 }
 
+/// What the backward pass computes again instead of having it kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "run", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum Recompute {
+    /// Nothing.
+    #[default]
+    None,
+    /// All of a block from its input: a fifth to a third of a step's arithmetic more, the same bits, and the memory of one block instead of all.
+    Blocks,
+}
+
 /// One step's tokens: what is run at a time, at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchShape {
@@ -81,6 +92,8 @@ struct Block {
     attention: Attention,
     ffn: Ffn,
     kept: BlockActivations,
+    /// Where they are computed again, if another block has overwritten them since.
+    again: Option<BlockActivations>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -115,7 +128,7 @@ impl Gpt2 {
     ///
     /// # Errors
     /// Those of the allocations, among them sparsified shapes that are not made of 4x4 tiles.
-    pub fn new(backend: &mut dyn Backend, shape: Gpt2Shape, batch: BatchShape) -> Result<(Self, Parameters), Error> {
+    pub fn new(backend: &mut dyn Backend, shape: Gpt2Shape, batch: BatchShape, recompute: Recompute) -> Result<(Self, Parameters), Error> {
         let mut parameters = Parameters::default();
         let Gpt2Shape { width: d, ffn_width, .. } = shape;
         let p = batch.sequences * batch.context;
@@ -132,8 +145,12 @@ impl Gpt2 {
                 Sparsify::FfnAndAttention => Some(backend.alloc_gradient24([p, 3 * d])?),
             },
         };
+        let shared = match recompute {
+            Recompute::None => None,
+            Recompute::Blocks => Some(BlockActivations::new(backend, "block", shape, batch)?),
+        };
         let blocks = (0..shape.layers)
-            .map(|layer| Block::new(backend, &mut parameters, shape, layer, batch, sampled))
+            .map(|layer| Block::new(backend, &mut parameters, shape, layer, batch, (sampled, shared)))
             .collect::<Result<Vec<_>, _>>()?;
         let norm = Norm::new(backend, &mut parameters, "ln_f", d, shape.bias)?;
 
@@ -176,13 +193,28 @@ impl Gpt2 {
         })
     }
 
-    /// Forward and backward of one micro-batch: the gradients of `scale` times the summed loss, and that sum in `loss` `[1, 1]`.
+    /// Brings a batch to the device, for all that follows.
+    ///
+    /// # Errors
+    /// Those of the uploads.
+    pub fn upload(&self, backend: &mut dyn Backend, tokens: &[u32], targets: &[u32]) -> Result<(), Error> {
+        backend.upload_tokens(self.buffers.tokens.first_rows(tokens.len()), tokens)?;
+        backend.upload_tokens(self.buffers.targets.first_rows(targets.len()), targets)
+    }
+
+    /// The summed loss of the batch done last `[1, 1]`.
+    #[must_use]
+    pub fn loss(&self) -> Tensor {
+        self.buffers.loss
+    }
+
+    /// Forward and backward of the batch on the device: [`Gpt2::loss`], and the gradients of `scale` times it.
     ///
     /// # Errors
     /// Those of the operations.
-    pub fn train(&self, pass: &mut Pass<'_>, tokens: &[u32], targets: &[u32], scale: f32, loss: Tensor) -> Result<(), Error> {
-        let x = self.forward(pass, tokens)?;
-        let head = HeadBuffers { loss, ..self.head(pass, targets)? };
+    pub fn train(&self, pass: &mut Pass<'_>, scale: f32) -> Result<(), Error> {
+        let x = self.forward(pass)?;
+        let head = self.head(pass);
         let p = pass.tokens();
         let [dresidual, dy, ddelta] = [self.buffers.dresidual, self.buffers.dy, self.buffers.ddelta].map(|t| t.first_rows(p));
         self.embedding.loss_and_gradient(pass, x, head, scale, dy)?;
@@ -196,13 +228,13 @@ impl Gpt2 {
         self.embedding.backward(pass, self.buffers.tokens.first_rows(p), dresidual)
     }
 
-    /// The summed loss of one batch; targets of [`crate::backend::HeadLoss::IGNORE`] count nothing.
+    /// The summed loss of the batch on the device; targets of [`crate::backend::HeadLoss::IGNORE`] count nothing.
     ///
     /// # Errors
     /// Those of the operations.
-    pub fn evaluate(&self, pass: &mut Pass<'_>, tokens: &[u32], targets: &[u32]) -> Result<f32, Error> {
-        let x = self.forward(pass, tokens)?;
-        let head = self.head(pass, targets)?;
+    pub fn evaluate(&self, pass: &mut Pass<'_>) -> Result<f32, Error> {
+        let x = self.forward(pass)?;
+        let head = self.head(pass);
         self.embedding.loss(pass, x, head)?;
         Ok(pass.backend.download(head.loss)?[0])
     }
@@ -212,7 +244,8 @@ impl Gpt2 {
     /// # Errors
     /// Those of the operations.
     pub fn next_logits(&self, pass: &mut Pass<'_>, tokens: &[u32]) -> Result<Vec<f32>, Error> {
-        let x = self.forward(pass, tokens)?;
+        pass.backend.upload_tokens(self.buffers.tokens.first_rows(tokens.len()), tokens)?;
+        let x = self.forward(pass)?;
         let out = self.buffers.logits.first_rows(1);
         self.embedding.logits(pass, x.rows(tokens.len() - 1..tokens.len()), out)?;
         pass.backend.download(out)
@@ -223,7 +256,8 @@ impl Gpt2 {
     /// # Errors
     /// Those of the operations.
     pub fn outputs(&self, pass: &mut Pass<'_>, tokens: &[u32]) -> Result<Vec<(String, Tensor)>, Error> {
-        self.forward(pass, tokens)?;
+        pass.backend.upload_tokens(self.buffers.tokens.first_rows(tokens.len()), tokens)?;
+        self.forward(pass)?;
         let (mut outputs, mut before) = (Vec::new(), "the embedding".to_owned());
         for (layer, block) in self.blocks.iter().enumerate() {
             let BlockActivations { norms: [first, second], attention, ffn } = block.kept.of_pass(pass, block.attention.heads);
@@ -247,10 +281,9 @@ impl Gpt2 {
     }
 
     /// The output of the final norm.
-    fn forward(&self, pass: &mut Pass<'_>, tokens: &[u32]) -> Result<Tensor, Error> {
+    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
         let p = pass.tokens();
         let ids = self.buffers.tokens.first_rows(p);
-        pass.backend.upload_tokens(ids, tokens)?;
         let [embedded, delta] = [self.buffers.embedded, self.buffers.delta].map(|t| t.first_rows(p));
         self.embedding.forward(pass, ids, embedded)?;
         pass.drop_in_place(embedded, EMBEDDING_DROPOUT)?;
@@ -264,10 +297,9 @@ impl Gpt2 {
         Ok(kept.y)
     }
 
-    fn head(&self, pass: &mut Pass<'_>, targets: &[u32]) -> Result<HeadBuffers, Error> {
-        let on_device = self.buffers.targets.first_rows(pass.tokens());
-        pass.backend.upload_tokens(on_device, targets)?;
-        Ok(HeadBuffers { logits: self.buffers.logits, targets: on_device, loss: self.buffers.loss })
+    fn head(&self, pass: &Pass<'_>) -> HeadBuffers {
+        let Buffers { logits, targets, loss, .. } = self.buffers;
+        HeadBuffers { logits, targets: targets.first_rows(pass.tokens()), loss }
     }
 }
 
@@ -292,12 +324,11 @@ impl Block {
         shape: Gpt2Shape,
         layer: usize,
         batch: BatchShape,
-        sampled: SampledGradients,
+        (sampled, shared): (SampledGradients, Option<BlockActivations>),
     ) -> Result<Self, Error> {
         let Gpt2Shape { width: d, ffn_width, bias, .. } = shape;
         let z_width = ffn_width * shape.activation.width();
         let residual_deviation = DEVIATION / (2.0 * shape.layers as f32).sqrt();
-        let p = batch.sequences * batch.context;
         let of = |part: &str| format!("h.{layer}.{part}");
         let linear = |backend: &mut dyn Backend, parameters: &mut Parameters, part: &str, shape, deviation, sparse| {
             Linear24::new(backend, parameters, LinearSpec { name: of(part), shape, deviation, bias, sparse })
@@ -318,26 +349,42 @@ impl Block {
             activation: shape.activation,
         };
 
-        let lse = backend.alloc(&of("lse"), [batch.sequences * shape.heads, batch.context], DType::F32, Region::Activations)?;
-        let mut alloc = |part: &str, columns| backend.alloc(&of(part), [p, columns], DType::Activation, Region::Activations);
-        let attention_kept = AttentionActivations { qkv: alloc("qkv", 3 * d)?, o: alloc("o", d)?, lse };
-        let ffn_kept = FfnActivations { z: alloc("z", z_width)?, h: alloc("h", ffn_width)? };
-        let norms_kept = [norm_activations(backend, &of("ln_1"), [p, d])?, norm_activations(backend, &of("ln_2"), [p, d])?];
-        let kept = BlockActivations { norms: norms_kept, attention: attention_kept, ffn: ffn_kept };
-        Ok(Self { norms: [first_norm, second_norm], attention, ffn, kept })
+        let kept = match shared {
+            None => BlockActivations::new(backend, &format!("h.{layer}"), shape, batch)?,
+            Some(shared) => {
+                let rows = [batch.sequences * batch.context, d];
+                shared.with_input(backend.alloc(&of("input"), rows, DType::Activation, Region::Activations)?)
+            }
+        };
+        // What the last block leaves is still there when the backward pass begins.
+        let again = shared.filter(|_| layer + 1 < shape.layers);
+        Ok(Self { norms: [first_norm, second_norm], attention, ffn, kept, again })
     }
 
     /// Leaves the block's output in `delta`, to be added to the returned residual.
-    fn forward(&self, pass: &mut Pass<'_>, layer: usize, (x, before): (Tensor, Option<Tensor>), delta: Tensor) -> Result<Tensor, Error> {
+    fn forward(&self, pass: &mut Pass<'_>, layer: usize, stream: (Tensor, Option<Tensor>), delta: Tensor) -> Result<Tensor, Error> {
         let kept = self.kept.of_pass(pass, self.attention.heads);
+        self.keep(pass, layer, stream, kept, delta)?;
+        self.ffn.narrow(pass, kept.ffn, delta)?;
+        pass.drop_in_place(delta, dropout_place(layer, 2))?;
+        Ok(kept.norms[1].residual)
+    }
+
+    /// All that the backward pass wants of the forward pass.
+    fn keep(
+        &self,
+        pass: &mut Pass<'_>,
+        layer: usize,
+        (x, before): (Tensor, Option<Tensor>),
+        kept: BlockActivations,
+        delta: Tensor,
+    ) -> Result<(), Error> {
         let [first, second] = kept.norms;
         self.norms[0].forward(pass, x, before, first)?;
         self.attention.forward(pass, first.y, kept.attention, delta)?;
         pass.drop_in_place(delta, dropout_place(layer, 1))?;
         self.norms[1].forward(pass, first.residual, Some(delta), second)?;
-        self.ffn.forward(pass, second.y, kept.ffn, delta)?;
-        pass.drop_in_place(delta, dropout_place(layer, 2))?;
-        Ok(second.residual)
+        self.ffn.widen(pass, second.y, kept.ffn)
     }
 
     /// `dresidual` in: the gradient of the block's output stream; out: of its input stream.
@@ -351,7 +398,12 @@ impl Block {
         ddelta: Tensor,
     ) -> Result<(), Error> {
         let p = pass.tokens();
-        let kept = self.kept.of_pass(pass, self.attention.heads);
+        let mut kept = self.kept.of_pass(pass, self.attention.heads);
+        if let Some(again) = self.again {
+            let input = kept.norms[0].residual;
+            kept = again.of_pass(pass, self.attention.heads);
+            self.keep(pass, layer, (input, None), kept, buffers.delta.first_rows(p))?;
+        }
         let [first, second] = kept.norms;
         let [d_o, dqkv, dz] = [buffers.d_o, buffers.dqkv, buffers.dz].map(|t| t.first_rows(p));
 
@@ -375,6 +427,24 @@ fn dropped(pass: &mut Pass<'_>, d: Tensor, copy: Tensor, place: u32) -> Result<T
 }
 
 impl BlockActivations {
+    fn new(backend: &mut dyn Backend, block: &str, shape: Gpt2Shape, batch: BatchShape) -> Result<Self, Error> {
+        let Gpt2Shape { width: d, heads, ffn_width, activation, .. } = shape;
+        let p = batch.sequences * batch.context;
+        let of = |part: &str| format!("{block}.{part}");
+        let lse = backend.alloc(&of("lse"), [batch.sequences * heads, batch.context], DType::F32, Region::Activations)?;
+        let mut alloc = |part: &str, columns| backend.alloc(&of(part), [p, columns], DType::Activation, Region::Activations);
+        let attention = AttentionActivations { qkv: alloc("qkv", 3 * d)?, o: alloc("o", d)?, lse };
+        let ffn = FfnActivations { z: alloc("z", ffn_width * activation.width())?, h: alloc("h", ffn_width)? };
+        let norms = [norm_activations(backend, &of("ln_1"), [p, d])?, norm_activations(backend, &of("ln_2"), [p, d])?];
+        Ok(Self { norms, attention, ffn })
+    }
+
+    /// The same, but for the residual stream at its begin.
+    fn with_input(self, input: Tensor) -> Self {
+        let [first, second] = self.norms;
+        Self { norms: [NormActivations { residual: input, ..first }, second], ..self }
+    }
+
     /// The rows that this pass uses.
     fn of_pass(self, pass: &Pass<'_>, heads: usize) -> Self {
         let p = pass.tokens();

@@ -41,7 +41,23 @@ impl Ffn {
     /// # Errors
     /// Those of the layers.
     pub fn forward(&self, pass: &mut Pass<'_>, x: Tensor, kept: FfnActivations, y: Tensor) -> Result<(), Error> {
-        self.up.forward(pass, x, kept.z, Some((self.activation, kept.h)))?;
+        self.widen(pass, x, kept)?;
+        self.narrow(pass, kept, y)
+    }
+
+    /// Z = x W_up^T and H = act(Z): all that the backward pass wants.
+    ///
+    /// # Errors
+    /// Those of the layer.
+    pub fn widen(&self, pass: &mut Pass<'_>, x: Tensor, kept: FfnActivations) -> Result<(), Error> {
+        self.up.forward(pass, x, kept.z, Some((self.activation, kept.h)))
+    }
+
+    /// y = H W_down^T.
+    ///
+    /// # Errors
+    /// Those of the layer.
+    pub fn narrow(&self, pass: &mut Pass<'_>, kept: FfnActivations, y: Tensor) -> Result<(), Error> {
         self.down.forward(pass, kept.h, y, None)
     }
 

@@ -51,8 +51,8 @@ pub(super) fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer,
 
 /// The device that the configuration names.
 pub(super) fn open_backend(config: &Config) -> Result<Box<dyn Backend>, Error> {
-    let BackendConfig { arithmetic, gpu, .. } = config.backend;
-    (config.backend_entry()?.open)(BackendSettings { arithmetic, gpu })
+    let BackendConfig { arithmetic, gpu, launches, .. } = config.backend;
+    (config.backend_entry()?.open)(BackendSettings { arithmetic, gpu, launches })
 }
 
 /// The training batches of a run.

@@ -37,8 +37,8 @@ pub struct Run {
     pub(super) metrics: MetricsLog,
     pub(super) log: Log,
     notices: Vec<String>,
-    /// As the run directory has them.
-    plans: Plans,
+    /// How many plans the run directory has, as far as this process wrote them.
+    plans_recorded: usize,
     pub(super) saver: Saver,
     /// The step that was saved last, or is being saved.
     pub(super) saved: Option<u32>,
@@ -168,8 +168,8 @@ impl Run {
         })?;
         let saver = Saver::new(directory.checkpoints());
         let spikes = Spikes::new(config.run.spike_z, config.run.spike_window, std::iter::empty());
-        let (saved, pending, skipped, notices, plans) = (initial.map(|_| 0), None, 0, Vec::new(), Plans::new());
-        Ok(Self { config, dataset, trainer, directory, metrics, log, notices, plans, saver, saved, pending, skipped, spikes })
+        let (saved, pending, skipped, notices, plans_recorded) = (initial.map(|_| 0), None, 0, Vec::new(), 0);
+        Ok(Self { config, dataset, trainer, directory, metrics, log, notices, plans_recorded, saver, saved, pending, skipped, spikes })
     }
 
     /// Continues a run from its newest checkpoint, or, if it has none, from the beginning. A lost `tokenizer.json` is written again: the data
@@ -241,8 +241,21 @@ impl Run {
         let before = if config.run.spike_z > 0.0 { MetricsLog::read(&directory.metrics())? } else { Vec::new() };
         let spikes = Spikes::new(config.run.spike_z, config.run.spike_window, before.iter().map(|metrics| metrics.loss));
         let saver = Saver::new(directory.checkpoints());
-        let mut run =
-            Self { config, dataset, trainer, directory, metrics, log, notices, plans, saver, saved, pending: None, skipped, spikes };
+        let mut run = Self {
+            config,
+            dataset,
+            trainer,
+            directory,
+            metrics,
+            log,
+            notices,
+            plans_recorded: 0,
+            saver,
+            saved,
+            pending: None,
+            skipped,
+            spikes,
+        };
         // A signal came between the step and its evaluation.
         run.pending = cut.last.filter(|metrics| metrics.step == step && metrics.val_loss.is_none() && run.evaluates_after(step));
         Ok(run)
@@ -445,10 +458,10 @@ impl Run {
 
     /// Brings `plans.json` in line with what has been timed.
     fn record_plans(&mut self) -> Result<(), Error> {
-        let plans = self.trainer.backend().plans();
-        if plans != self.plans {
-            plans::write(&self.directory.plans(), &plans)?;
-            self.plans = plans;
+        let backend = self.trainer.backend();
+        if backend.plans_made() != self.plans_recorded {
+            plans::write(&self.directory.plans(), &backend.plans())?;
+            self.plans_recorded = backend.plans_made();
         }
         Ok(())
     }

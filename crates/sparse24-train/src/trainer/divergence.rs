@@ -28,7 +28,13 @@ impl Trainer {
         let phase = self.recipe.method.phases[self.phase_index(step)];
         for micro_step in 0..self.recipe.accumulation.get() {
             batches.fill(step, micro_step, &mut self.inputs, &mut self.targets);
-            self.backend.set_step(StepState { seed: self.recipe.seed, step, micro_step, learning_rate: 0.0 })?;
+            self.backend.set_step(StepState {
+                seed: self.recipe.seed,
+                step,
+                micro_step,
+                learning_rate: 0.0,
+                bias_corrections: [1.0; 2],
+            })?;
             let mut pass = Pass {
                 backend: &mut *self.backend,
                 phase: &phase,

@@ -2,7 +2,9 @@
 //!
 //! Without a GPU each test says that it was skipped and why; where `SPARSE24_REQUIRE_GPU` is set, that fails it.
 
+mod launches;
 mod memory;
 mod plans;
+mod recompute;
 mod step;
 mod support;

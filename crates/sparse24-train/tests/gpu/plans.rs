@@ -11,7 +11,7 @@ use sparse24_train::{
 use crate::support::{Drawn, embedded, on_gpu};
 
 /// Five sparse steps, two refreshes among them, and three dense ones; ragged tokens.
-fn recipe(dataset: &Dataset) -> Recipe {
+pub(crate) fn recipe(dataset: &Dataset) -> Recipe {
     let settings = "steps=8 model.layers=2 model.width=128 model.heads=2 model.ffn_width=512 model.context=75 batch.sequences=5 \
                     batch.accumulation=2 method.refresh=2 model.dropout=0.1 model.bias=true";
     let settings: Vec<String> = settings.split_whitespace().map(str::to_owned).collect();
@@ -24,7 +24,7 @@ fn another() -> Box<dyn Backend> {
 }
 
 /// Trains to the end and evaluates; gives the loss and the states.
-fn finish(trainer: &mut Trainer, dataset: &Dataset) -> (f64, Vec<ParameterState>) {
+pub(crate) fn finish(trainer: &mut Trainer, dataset: &Dataset) -> (f64, Vec<ParameterState>) {
     let recipe = trainer.recipe().clone();
     while trainer.step() < recipe.steps {
         trainer.train_step(&Drawn { dataset, recipe: &recipe }, FlipSampling::Sample).expect("finite");
@@ -41,6 +41,7 @@ fn replayed_plans_give_the_bits_of_timed_ones_a_resume_included() {
         let mut timed = Trainer::new(timing, recipe.clone()).expect("room");
         let expected = finish(&mut timed, &dataset);
         let plans = timed.backend().plans();
+        assert_eq!(timed.backend().plans_made(), plans.len());
         for kind in ["gemm forward", "gemm dgrad", "gemm wgrad", "spmm24 transposed", "spmm24 straight"] {
             assert!(plans.keys().any(|key| key.starts_with(kind)), "no {kind} among {:?}", plans.keys());
         }

@@ -56,6 +56,10 @@ impl SparsePlans {
         Ok(run(gpu, room, plan)?)
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     fn texts(&self) -> impl Iterator<Item = (String, String)> {
         self.0.iter().map(|(&(form, [m, n, k]), plan)| {
             let (_, name) = FORMS[form as usize];

@@ -18,7 +18,6 @@ pub(super) struct Storage(Vec<Buffer>);
 
 struct Buffer {
     name: String,
-    region: Region,
     data: Data,
 }
 
@@ -46,6 +45,7 @@ impl Storage {
         dtype: DType,
         region: Region,
     ) -> Result<Tensor, Error> {
+        device.set_purpose(region.name());
         let tall = if rows == 1 { 1 } else { padded(rows) };
         let (data, stride) = match (dtype, region) {
             (DType::U32, _) => (Data::Tokens(device.alloc(name, [rows, columns])?), columns),
@@ -57,7 +57,7 @@ impl Storage {
             (DType::F32, Region::Gradients) => (Data::F32(device.alloc(name, [tall, columns])?), columns),
             (DType::F32, _) => (Data::F32(device.alloc(name, [rows, columns])?), columns),
         };
-        self.0.push(Buffer { name: name.to_owned(), region, data });
+        self.0.push(Buffer { name: name.to_owned(), data });
         Ok(Tensor { buffer: self.0.len() - 1, offset: 0, shape: [rows, columns], stride, dtype })
     }
 
@@ -138,22 +138,6 @@ impl Storage {
         match &self.0[t.buffer].data {
             Data::Activation(_) => Ok(device.fill_bytes(self.activations(t), 0)?),
             _ => Ok(device.fill_bytes(self.floats(t), 0)?),
-        }
-    }
-
-    /// Bytes held for a region.
-    pub(super) fn bytes(&self, region: Region) -> usize {
-        self.0.iter().filter(|buffer| buffer.region == region).map(Buffer::bytes).sum()
-    }
-}
-
-impl Buffer {
-    fn bytes(&self) -> usize {
-        match &self.data {
-            Data::F32(whole) => 4 * whole.elements(),
-            Data::Weight { values, copy } => 4 * values.elements() + 2 * copy.elements(),
-            Data::Activation(whole) => 2 * whole.elements(),
-            Data::Tokens(whole) => 4 * whole.elements(),
         }
     }
 }

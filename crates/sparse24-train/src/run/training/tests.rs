@@ -110,6 +110,8 @@ fn what_decides_no_bits_is_no_part_of_the_identity() {
     assert!(same(|config| config.data.path = "elsewhere".to_owned()));
     assert!(same(|config| config.backend.threads += 1));
     assert!(same(|config| config.backend.gpu += 1));
+    assert!(same(|config| config.backend.launches = crate::backend::Launches::Queued));
+    assert!(same(|config| config.model.recompute = crate::model::gpt2::Recompute::Blocks));
     assert!(same(|config| config.run.checkpoint_every += 1));
     assert!(same(|config| config.run.keep_last += 1));
     assert!(!same(|config| config.run.eval_every += 1), "it decides the metrics");

@@ -1,0 +1,31 @@
+//! Memory: who asks for more than there is learns who holds it.
+
+use sparse24_cuda::{Device, Error, Settings};
+
+use crate::support::on_gpu;
+
+const MIB: usize = 1 << 20;
+
+#[test]
+fn a_lack_of_memory_tells_who_holds_it() {
+    on_gpu(|device| {
+        // As another process would.
+        let mut other = Device::open(&Settings::default()).expect("a second one");
+        other.alloc_undefined::<u8>("elsewhere", [512, MIB]).expect("memory");
+        device.set_purpose("weights");
+        device.alloc_undefined::<f32>("w", [16, MIB]).expect("memory");
+        device.set_purpose("activations");
+        device.alloc_undefined::<f32>("z", [8, MIB]).expect("memory");
+        let before = device.held();
+        assert!(before.contains(&("weights", 64 * MIB)) && before.contains(&("activations", 32 * MIB)), "{before:?}");
+        for (shape, bytes) in [([1 << 20, MIB], 4 << 40), ([1 << 40, 1 << 40], usize::MAX)] {
+            let error = device.alloc_undefined::<f32>("h.3.z", shape).expect_err("nobody has so much");
+            let Error::OutOfMemory { name, purpose, asked, free, total, held } = &error else { panic!("{error}") };
+            assert_eq!((name.as_str(), *purpose, *asked, held), ("h.3.z", "activations", bytes, &before));
+            let known: usize = held.iter().map(|(_, bytes)| bytes).sum();
+            assert!(*free > 0 && free + known + 512 * MIB <= *total, "{error}");
+        }
+        assert_eq!(device.held(), before);
+        device.alloc::<f32>("z", [8, MIB]).expect("what there is, is still to be had");
+    });
+}

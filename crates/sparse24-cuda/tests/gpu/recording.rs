@@ -1,0 +1,62 @@
+//! Recordings: a replay does again what was queued, and what would be done at once is refused.
+
+use sparse24_cuda::{Device, Error, StepState, activation::gelu_forward, dropout};
+
+use crate::support::{Poisoned, gaussian, on_gpu, upload};
+use half::bf16;
+use sparse24_core::philox::{Purpose, Site};
+
+#[test]
+fn a_replay_reads_what_memory_and_step_hold_by_then() {
+    on_gpu(|device| {
+        let shape = [33, 64];
+        let inputs = [1, 2, 3].map(|seed| gaussian::<bf16>(shape, seed));
+        let (x, h) = (upload(device, &inputs[0]), Poisoned::<bf16>::new(device, shape));
+        let rule = dropout::Dropout { p: 0.5, site: Site::new(Purpose::Dropout, 7) };
+        let work = |device: &mut Device| {
+            gelu_forward(device, x, h.matrix).expect("queued");
+            dropout::dropout(device, h.matrix, &rule).expect("queued");
+        };
+        let state = |step| StepState { seed: 5, step, ..StepState::default() };
+        let expected: Vec<Vec<bf16>> = (0..3)
+            .map(|step| {
+                device.set_step(&state(step as u32)).expect("queued");
+                device.upload(x, inputs[step].as_slice().expect("row-major")).expect("queued");
+                work(device);
+                h.read(device)
+            })
+            .collect();
+        device.fill_bytes(h.matrix, 0xff).expect("filled");
+        device.start_recording().expect("kernels are loaded");
+        work(device);
+        let recording = device.stop_recording().expect("launches alone");
+        assert!(h.read(device).iter().all(|x| x.is_nan()), "it was recorded and not done");
+        for (step, expected) in expected.iter().enumerate() {
+            device.set_step(&state(step as u32)).expect("queued");
+            device.upload(x, inputs[step].as_slice().expect("row-major")).expect("queued");
+            device.replay(&recording).expect("queued");
+            assert!(h.read(device) == *expected, "step {step}");
+        }
+        device.reset().expect("reset");
+        assert!(matches!(device.replay(&recording), Err(Error::Stale { .. })));
+    });
+}
+
+#[test]
+fn what_is_done_at_once_is_refused_while_recording() {
+    on_gpu(|device| {
+        let x = upload(device, &gaussian::<f32>([4, 4], 1));
+        device.start_recording().expect("nothing is recorded yet");
+        let is_refused = |result: Result<(), Error>| assert!(matches!(result, Err(Error::Recording { .. })), "{result:?}");
+        is_refused(device.start_recording());
+        is_refused(device.upload(x, &[0.0; 16]));
+        is_refused(device.download(x).map(drop));
+        is_refused(device.alloc::<f32>("more", [1, 1]).map(drop));
+        is_refused(device.set_step(&StepState::default()));
+        is_refused(device.synchronize());
+        is_refused(device.time(|_| Ok(())).map(drop));
+        let empty = device.stop_recording().expect("nothing was recorded");
+        device.replay(&empty).expect("nothing");
+        device.synchronize().expect("it works again");
+    });
+}
