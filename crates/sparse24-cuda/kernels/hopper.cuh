@@ -107,9 +107,9 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 leading, u32 strided)
                  : __VA_ARGS__                                                                                                               \
                  : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(metadata), "r"(accumulate), "n"(STEP), "n"(ROWS_OF_N))
 template <int STEP, int ROWS_OF_N>
-__device__ __forceinline__ void wgmma_sp(float (&d)[80], uint4 a, u64 b, u32 metadata, u32 accumulate) {
-    WGMMA_SP("160", TEN() ", " TEN(1) ", " TEN(2) ", " TEN(3) ", " TEN(4) ", " TEN(5) ", " TEN(6) ", " TEN(7), "%80, %81, %82, %83", "%84",
-             "%85", "%86", "%87", "%88", D64(0), D16(64));
+__device__ __forceinline__ void wgmma_sp(float (&d)[64], uint4 a, u64 b, u32 metadata, u32 accumulate) {
+    WGMMA_SP("128", TEN() ", " TEN(1) ", " TEN(2) ", " TEN(3) ", " TEN(4) ", " TEN(5) ", %60, %61, %62, %63", "%64, %65, %66, %67", "%68", "%69",
+             "%70", "%71", "%72", D64(0));
 }
 template <int STEP, int ROWS_OF_N>
 __device__ __forceinline__ void wgmma_sp(float (&d)[96], uint4 a, u64 b, u32 metadata, u32 accumulate) {
