@@ -32,11 +32,11 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
         "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
         "@!done bra again;\n\t}" ::"r"(barrier), "r"(parity) : "memory");
 }
-// An arrival at the same barrier of another block of the cluster.
-__device__ __forceinline__ void barrier_arrive(u32 barrier, u32 rank) {
+// So many arrivals at the same barrier of a block of the cluster.
+__device__ __forceinline__ void barrier_arrive(u32 barrier, u32 rank, u32 count) {
     asm volatile(
         "{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, %0, %1;\n\t"
-        "mbarrier.arrive.shared::cluster.b64 _, [there];\n\t}" ::"r"(barrier), "r"(rank) : "memory");
+        "mbarrier.arrive.shared::cluster.b64 _, [there], %2;\n\t}" ::"r"(barrier), "r"(rank), "r"(count) : "memory");
 }
 
 // Copies into shared memory that tell a barrier how many bytes came; the `_all` forms write both blocks of a cluster of two.
