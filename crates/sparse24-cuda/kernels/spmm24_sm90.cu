@@ -207,16 +207,14 @@ template <Form FORM, u32 COLUMNS, u32 STAGES> struct Kernel {
                 wgmma_sp<1, ROWS_OF_N>(d0, high, b + STEP, pattern, 1);
                 wgmma_commit();
                 wgmma_wait<1>();
-                if (k > 0) {
-                    release(previous(), lane);
-                    if (FORM == Form::Transposed && lent) give_back(lent);
-                }
+                if (k > 0) release(previous(), lane);
                 if constexpr (SECOND > 0) {
                     wgmma_fence();
                     wgmma_sp<0, ROWS_OF_N>(d1, low, c, pattern, k);
                     wgmma_sp<1, ROWS_OF_N>(d1, high, c + STEP, pattern, 1);
                     wgmma_commit();
                 }
+                if (FORM == Form::Transposed && lent) give_back(lent);
                 advance();
             };
             // The registers of A are those of one of two steps in turn.
@@ -236,14 +234,12 @@ template <Form FORM, u32 COLUMNS, u32 STAGES> struct Kernel {
                 store<FIRST>(d0, 0, index, place, group, to);
                 if constexpr (SECOND > 0) store<SECOND>(d1, FIRST, index, place, group, to);
             } else if constexpr (FORM == Form::Transposed) {
-                // The first half through a buffer of its own, which the tile before has left.
-                if (lent) give_back(lent);
-                named_sync(1 + group, 128);
-                store_transposed<HALF, 0>(d0, place, to, work.m, group, ring_end + group * HALF * 128);
-                place.column += HALF;
+                // The first half through a stage, the second through a buffer of its own, which the tile before has left by now.
                 barrier_wait(at + FULL, phase);
-                if constexpr (SECOND > 0) store_transposed<HALF, 0>(d1, place, to, work.m, group, at + group * HALF * 128);
-                else store_transposed<HALF, HALF / 2>(d0, place, to, work.m, group, at + group * HALF * 128);
+                store_transposed<HALF, 0>(d0, place, to, work.m, group, at + group * HALF * 128);
+                place.column += HALF;
+                if constexpr (SECOND > 0) store_transposed<HALF, 0>(d1, place, to, work.m, group, ring_end + group * HALF * 128);
+                else store_transposed<HALF, HALF / 2>(d0, place, to, work.m, group, ring_end + group * HALF * 128);
                 lent = at;
                 advance();
             }
@@ -298,6 +294,7 @@ extern "C" __global__ void __launch_bounds__(128, 8)
     spmm24_gather(const float4* __restrict__ partial, float* d, u64 d_stride, u32 accumulate, u32 m, u32 n, u32 rows, u32 tiles, u32 sweep,
                   u32 whole, u32 parts, u32 columns) {
     Sum sum = sum_of(partial, {m, n, 0, rows, tiles, sweep, whole, 1}, parts, columns, blockIdx.y);
+    if (sum.row >= m) return;
     u32 lane = threadIdx.x % 32, row = sum.row + threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
@@ -320,6 +317,7 @@ extern "C" __global__ void __launch_bounds__(128)
     constexpr u32 COLUMNS = 32, PITCH = 2 * BLOCK + 16;
     __shared__ __align__(16) char turned[COLUMNS * PITCH];
     Sum sum = sum_of(partial, {m, n, 0, rows, tiles, sweep, whole, 1}, parts, columns, blockIdx.y);
+    if (sum.row >= m) return;
     u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4, first = blockIdx.x * COLUMNS;
     float low = bias && sum.row + row < m ? bias[sum.row + row] : 0.0f, high = bias && sum.row + row + 8 < m ? bias[sum.row + row + 8] : 0.0f;
 #pragma unroll
