@@ -32,11 +32,11 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
         "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
         "@!done bra again;\n\t}" ::"r"(barrier), "r"(parity) : "memory");
 }
-// An arrival at the same barrier of another block of the cluster.
-__device__ __forceinline__ void barrier_arrive(u32 barrier, u32 rank) {
+// So many arrivals at the same barrier of a block of the cluster.
+__device__ __forceinline__ void barrier_arrive(u32 barrier, u32 rank, u32 count) {
     asm volatile(
         "{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, %0, %1;\n\t"
-        "mbarrier.arrive.shared::cluster.b64 _, [there];\n\t}" ::"r"(barrier), "r"(rank) : "memory");
+        "mbarrier.arrive.shared::cluster.b64 _, [there], %2;\n\t}" ::"r"(barrier), "r"(rank), "r"(count) : "memory");
 }
 
 // Copies into shared memory that tell a barrier how many bytes came; the `_all` forms write both blocks of a cluster of two.
@@ -107,9 +107,9 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 leading, u32 strided)
                  : __VA_ARGS__                                                                                                               \
                  : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(metadata), "r"(accumulate), "n"(STEP), "n"(ROWS_OF_N))
 template <int STEP, int ROWS_OF_N>
-__device__ __forceinline__ void wgmma_sp(float (&d)[80], uint4 a, u64 b, u32 metadata, u32 accumulate) {
-    WGMMA_SP("160", TEN() ", " TEN(1) ", " TEN(2) ", " TEN(3) ", " TEN(4) ", " TEN(5) ", " TEN(6) ", " TEN(7), "%80, %81, %82, %83", "%84",
-             "%85", "%86", "%87", "%88", D64(0), D16(64));
+__device__ __forceinline__ void wgmma_sp(float (&d)[64], uint4 a, u64 b, u32 metadata, u32 accumulate) {
+    WGMMA_SP("128", TEN() ", " TEN(1) ", " TEN(2) ", " TEN(3) ", " TEN(4) ", " TEN(5) ", %60, %61, %62, %63", "%64, %65, %66, %67", "%68", "%69",
+             "%70", "%71", "%72", D64(0));
 }
 template <int STEP, int ROWS_OF_N>
 __device__ __forceinline__ void wgmma_sp(float (&d)[96], uint4 a, u64 b, u32 metadata, u32 accumulate) {

@@ -9,17 +9,15 @@
 // ref  sparse24_cpu::spmm24; bound: tolerance::spmm24
 #include "hopper.cuh"
 
-// One warp of each block brings A and B into a ring of stages, two warpgroups consume them. A tile of D is 128 HIGH rows and COLUMNS columns:
-// HIGH products of 64 rows a warpgroup. A lane's registers of A are loaded from where its 16 bytes lie, while the product before runs. The
-// tensor cores read B from shared memory as fast as it delivers; so tiles are as large as registers allow, to bring B and A the fewest times.
-// The tiles of a cluster's two blocks are neighbours along n and share A, or along m and share B: it is brought once for both.
-enum class Share { A, B };
+// One warp of each block brings A and B into a ring of stages, two warpgroups consume them. A tile of D is 128 rows and COLUMNS columns: a
+// warpgroup has 64 rows, whose A each lane loads into registers from where its 16 bytes lie, while the product before runs. The tensor cores
+// read B from shared memory as fast as it delivers, so every load of A costs them time: tiles are as wide as registers allow, in two
+// instructions of columns each, which read the same registers of A. The tiles of a cluster's two blocks lie one below the other and share B.
 enum class Form { Transposed, Straight };
 
 constexpr u32 BLOCK = 64, VALUES = 4096, METADATA = 512;
-constexpr u32 CONSUMERS = 2, THREADS = 128 * (CONSUMERS + 1);
-// Named barriers: a warpgroup's own are 1 and 2.
-constexpr u32 SKEWED = 3;
+// Warpgroups that multiply, a block of rows each.
+constexpr u32 CONSUMERS = 2, BLOCKS = CONSUMERS, THREADS = 128 * (CONSUMERS + 1);
 
 struct Work {
     u32 m, n, k_blocks;
@@ -45,6 +43,16 @@ __device__ __forceinline__ Unit unit_of(const Work& work, u32 index) {
     return {sweep * work.sweep + within % high, within / high, work.k_blocks * part / parts, work.k_blocks * (part + 1) / parts};
 }
 
+// Where results go: through a tensor map, or to rows of floats.
+struct Result {
+    const TensorMap& map;
+    const float* bias;
+    float* d;
+    u64 stride;
+    u32 accumulate;
+    float4* partial;
+};
+
 // Where a fragment of 64 rows and COLUMNS columns of D belongs.
 struct Place {
     u32 row, column;  // of its first element
@@ -53,34 +61,26 @@ struct Place {
 
 __device__ __forceinline__ float4 add(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
-// In bf16 and turned, CHUNK columns at a time through one of CHUNKS buffers, which the copy engine empties. An epilogue on elements goes here.
-template <u32 COLUMNS, u32 CHUNK, u32 CHUNKS>
-__device__ __forceinline__ void store_transposed(const float (&x)[COLUMNS / 2], const Place& at, const TensorMap& d, const float* bias, u32 m,
-                                                 u32 group, u32 buffers, u32& buffer) {
+// In bf16 and turned, through a buffer that the copy engine empties: COLUMNS columns of sums from x[FIRST] on. An epilogue on elements goes here.
+template <u32 COLUMNS, u32 FIRST, u32 N>
+__device__ __forceinline__ void store_transposed(const float (&x)[N], const Place& at, const Result& to, u32 m, u32 group, u32 buffer) {
     u32 row = at.row + at.slab * 16 + at.lane / 4;
-    float low = bias && row < m ? bias[row] : 0.0f, high = bias && row + 8 < m ? bias[row + 8] : 0.0f;
+    float low = to.bias && row < m ? to.bias[row] : 0.0f, high = to.bias && row + 8 < m ? to.bias[row + 8] : 0.0f;
+    u32 line = buffer + ((at.lane / 16) * 8 + at.lane % 8) * 128 + (((at.slab * 2 + at.lane / 8 % 2) ^ (at.lane % 8)) * 16);
 #pragma unroll
-    for (u32 column = 0; column < COLUMNS; column += CHUNK) {
-        u32 to = buffers + buffer * CHUNK * 128;
-        if (threadIdx.x % 128 == 0) boxes_read<CHUNKS - 1>();
-        named_sync(1 + group, 128);
-        u32 line = to + ((at.lane / 16) * 8 + at.lane % 8) * 128 + (((at.slab * 2 + at.lane / 8 % 2) ^ (at.lane % 8)) * 16);
-#pragma unroll
-        for (u32 j = 0; j < CHUNK / 16; ++j) {
-            const float* y = x + column / 2 + 8 * j;
-            store_matrices(line + j * 16 * 128, narrow_pair(y[0] + low, y[1] + low), narrow_pair(y[2] + high, y[3] + high),
-                           narrow_pair(y[4] + low, y[5] + low), narrow_pair(y[6] + high, y[7] + high));
-        }
-        visible_to_copies();
-        named_sync(1 + group, 128);
-        if (threadIdx.x % 128 == 0) box_out(d, at.row, at.column + column, to);
-        if (++buffer == CHUNKS) buffer = 0;
+    for (u32 j = 0; j < COLUMNS / 16; ++j) {
+        const float* y = x + FIRST + 8 * j;
+        store_matrices(line + j * 16 * 128, narrow_pair(y[0] + low, y[1] + low), narrow_pair(y[2] + high, y[3] + high),
+                       narrow_pair(y[4] + low, y[5] + low), narrow_pair(y[6] + high, y[7] + high));
     }
+    visible_to_copies();
+    named_sync(1 + group, 128);
+    if (threadIdx.x % 128 == 0) box_out(to.map, at.row, at.column, buffer);
 }
 
 // In f32. Neighbouring lanes exchange halves, so that each has four columns of one of two products of eight.
 template <u32 COLUMNS>
-__device__ __forceinline__ void store_straight(const float (&x)[COLUMNS / 2], const Place& at, float* d, u64 stride, u32 accumulate, u32 m, u32 n) {
+__device__ __forceinline__ void store_straight(const float (&x)[COLUMNS / 2], const Place& at, const Result& to, u32 m, u32 n) {
     u32 odd = at.lane & 1, row = at.row + at.slab * 16 + at.lane / 4, column = at.column + 8 * odd + 4 * (at.lane % 4 / 2);
 #pragma unroll
     for (u32 j = 0; j < COLUMNS / 2; j += 8) {
@@ -91,18 +91,20 @@ __device__ __forceinline__ void store_straight(const float (&x)[COLUMNS / 2], co
             float take0 = __shfl_xor_sync(0xffffffffu, give0, 1), take1 = __shfl_xor_sync(0xffffffffu, give1, 1);
             float4 four = odd ? make_float4(take0, take1, keep0, keep1) : make_float4(keep0, keep1, take0, take1);
             if (row + 8 * h < m && column + 2 * j < n) {
-                float4* to = reinterpret_cast<float4*>(d + (row + 8 * h) * stride + column + 2 * j);
-                *to = accumulate ? add(*to, four) : four;
+                float4* d = reinterpret_cast<float4*>(to.d + (row + 8 * h) * to.stride + column + 2 * j);
+                *d = to.accumulate ? add(*d, four) : four;
             }
         }
     }
 }
 
-template <Form FORM, u32 HIGH, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kernel {
-    static constexpr u32 BLOCKS = CONSUMERS * HIGH;
+// The columns of a tile that one instruction computes, and the rest, which another does.
+__device__ constexpr u32 first_columns(u32 columns) { return columns <= 256 ? columns : 192; }
+
+template <Form FORM, u32 COLUMNS, u32 STAGES> struct Kernel {
+    static constexpr u32 FIRST = first_columns(COLUMNS), SECOND = COLUMNS - FIRST, HALF = COLUMNS / 2;
     // A stage: B, the values of A, its metadata, and two barriers: it is full, and it is empty.
-    static constexpr u32 BOXES = FORM == Form::Transposed ? 1 : (COLUMNS + 63) / 64;
-    static constexpr u32 B_BYTES = FORM == Form::Transposed ? COLUMNS * 128 : BOXES * 8192, BYTES = B_BYTES + BLOCKS * (VALUES + METADATA);
+    static constexpr u32 B_BYTES = COLUMNS * 128, BYTES = B_BYTES + BLOCKS * (VALUES + METADATA);
     static constexpr u32 FULL = BYTES, EMPTY = BYTES + 8, STAGE = BYTES + 1024;
 
     const Work& work;
@@ -114,129 +116,141 @@ template <Form FORM, u32 HIGH, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, 
         if (at == ring_end) at = ring, phase ^= 1;
     }
     __device__ __forceinline__ u32 previous() const { return at == ring ? ring_end - STAGE : at - STAGE; }
-    __device__ __forceinline__ u32 row(const Unit& unit) const { return SHARE == Share::B ? 2 * unit.row + rank : unit.row; }
-    __device__ __forceinline__ u32 column(const Unit& unit) const { return SHARE == Share::A ? 2 * unit.column + rank : unit.column; }
+    __device__ __forceinline__ u32 first_block(const Unit& unit) const { return (2 * unit.row + rank) * BLOCKS; }
     // To both blocks, because both fill the stage; by every warp, once its own reads are done.
     __device__ __forceinline__ void release(u32 stage, u32 lane) const {
-        if (lane < 2) barrier_arrive(stage + EMPTY, lane);
+        __syncwarp();
+        if (lane < 2) barrier_arrive(stage + EMPTY, lane, 1);
+    }
+    // The same for all warps of a warpgroup, by the thread that stored through the stage, once the copy engine has read it.
+    __device__ __forceinline__ void give_back(u32& lent) const {
+        if (threadIdx.x % 128 == 0) {
+            boxes_read<0>();
+            barrier_arrive(lent + EMPTY, 0, 4);
+            barrier_arrive(lent + EMPTY, 1, 4);
+        }
+        lent = 0;
     }
 
     __device__ __forceinline__ void produce(const TensorMap& b, const char* values, const char* metadata) {
-        // Each lane brings one thing: the values of a block, its metadata, or a box of B.
+        // Each lane brings one thing: the values of a block, its metadata, or a box of B: half of its rows, or every other 64 columns.
+        constexpr u32 BOXES = FORM == Form::Transposed ? 2 : COLUMNS / 64;
         u32 lane = threadIdx.x % 32, block = lane % BLOCKS, box = lane - 2 * BLOCKS, block_rows = (work.m + BLOCK - 1) / BLOCK;
-        bool brings_b = lane >= 2 * BLOCKS && box < BOXES && (FORM == Form::Transposed || SHARE == Share::A || box % 2 == rank);
-        bool brings_a = lane < 2 * BLOCKS && (SHARE == Share::B || block / (BLOCKS / 2) == rank);
+        bool brings_b = lane >= 2 * BLOCKS && box < BOXES && box % 2 == rank;
         u32 bytes = lane < BLOCKS ? VALUES : METADATA, offset = B_BYTES + (lane < BLOCKS ? 0 : BLOCKS * VALUES) + block * bytes;
         for (u32 index = blockIdx.x / 2; index < units; index += gridDim.x / 2) {
             Unit unit = unit_of(work, index);
             // Of a tile that reaches beyond the matrix the last block stands in for those that do not exist: their rows are not stored.
-            u64 first = u64(min(row(unit) * BLOCKS + block, block_rows - 1)) * work.k_blocks + unit.begin;
+            u64 first = u64(min(first_block(unit) + block, block_rows - 1)) * work.k_blocks + unit.begin;
             const char* from = (lane < BLOCKS ? values : metadata) + first * bytes;
-            u32 n = column(unit) * COLUMNS;
+            u32 n = unit.column * COLUMNS;
             for (u32 k = unit.begin; k < unit.end; ++k, from += bytes, advance()) {
                 u32 full = at + FULL;
                 barrier_wait(at + EMPTY, phase ^ 1);
                 if (lane == 0) barrier_expect(full, BYTES);
-                if (brings_a) {
-                    if constexpr (SHARE == Share::A) copy_in_all(at + offset, from, bytes, full);
-                    else copy_in(at + offset, from, bytes, full);
-                }
+                if (lane < 2 * BLOCKS) copy_in(at + offset, from, bytes, full);
                 if (brings_b) {
-                    if constexpr (FORM == Form::Transposed && SHARE == Share::A) box_in(at, b, 64 * k, n, full);
-                    else if constexpr (FORM == Form::Transposed) box_in_all(at + rank * (B_BYTES / 2), b, 64 * k, n + rank * (COLUMNS / 2), full);
-                    else if constexpr (SHARE == Share::A) box_in(at + 8192 * box, b, n + 64 * box, 64 * k, full);
+                    if constexpr (FORM == Form::Transposed) box_in_all(at + box * (B_BYTES / 2), b, 64 * k, n + box * (COLUMNS / 2), full);
                     else box_in_all(at + 8192 * box, b, n + 64 * box, 64 * k, full);
                 }
                 __syncwarp();
             }
+            // Half of a tile of Transposed is stored through a stage that stays empty.
+            if (FORM == Form::Transposed && index < work.whole) {
+                barrier_wait(at + EMPTY, phase ^ 1);
+                if (lane == 0) barrier_expect(at + FULL, 0);
+                __syncwarp();
+                advance();
+            }
         }
     }
 
-    // d (+)= a block's 64 rows of the stage times its B.
-    __device__ __forceinline__ void multiply(float (&d)[COLUMNS / 2], u32 values, u32 metadata, u32 more) const {
-        constexpr int ROWS_OF_N = FORM == Form::Straight;
-        constexpr u32 LEADING = ROWS_OF_N ? 8192 : 16, STEP = ROWS_OF_N ? 4096 / 16 : 64 / 16;
-        u64 b = descriptor(at, LEADING, 1024);
-        uint4 low = load16(values), high = load16(values + 512);
-        u32 pattern = load4(metadata);
-        wgmma_fence();
-        wgmma_sp<0, ROWS_OF_N>(d, low, b, pattern, more);
-        wgmma_sp<1, ROWS_OF_N>(d, high, b + STEP, pattern, 1);
-        wgmma_commit();
+    // Some columns of a warpgroup's sums, as they are where other parts are to be added.
+    template <u32 WIDTH> __device__ __forceinline__ void store(const float (&x)[WIDTH / 2], u32 first, u32 index, Place at, u32 group, const Result& to) const {
+        if (index >= work.whole) {
+            u64 slot = (u64(index - work.whole) * 2 + rank) * BLOCKS + group;
+            float4* part = to.partial + (slot * (COLUMNS / 8) + first / 8) * 128 + threadIdx.x % 128;
+#pragma unroll
+            for (u32 j = 0; j < WIDTH / 8; ++j) part[j * 128] = make_float4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
+        } else if constexpr (FORM == Form::Straight) {
+            at.column += first;
+            store_straight<WIDTH>(x, at, to, work.m, work.n);
+        }
     }
 
-    template <int SKEW>
-    __device__ __forceinline__ void consume(u32 group, u32 slab, const TensorMap& d_map, const float* bias, float* d, u64 d_stride, float4* partial,
-                                            u32 accumulate) {
-        u32 lane = threadIdx.x % 32, block_rows = (work.m + BLOCK - 1) / BLOCK, buffer = 0;
-        float d0[COLUMNS / 2], d1[HIGH == 2 ? COLUMNS / 2 : 1];
-        // The second warpgroup begins later, so that one multiplies while the other stores.
-        if (SKEW > 0 && group == 1) named_sync(SKEWED, 256);
-        u32 skew = SKEW > 0 && group == 0 ? SKEW : 0;
+    __device__ __forceinline__ void consume(u32 group, u32 slab, const Result& to) {
+        constexpr int ROWS_OF_N = FORM == Form::Straight;
+        constexpr u32 LEADING = ROWS_OF_N ? 8192 : 16, STEP = ROWS_OF_N ? 4096 / 16 : 64 / 16;
+        u32 lane = threadIdx.x % 32, block_rows = (work.m + BLOCK - 1) / BLOCK, lent = 0;
+        float d0[FIRST / 2], d1[SECOND / 2 + !SECOND];
         for (u32 index = blockIdx.x / 2; index < units; index += gridDim.x / 2) {
             Unit unit = unit_of(work, index);
-            u32 first_block = row(unit) * BLOCKS + group * HIGH, n = column(unit) * COLUMNS;
-            if (first_block >= block_rows || n >= work.n) {
-                if (SKEW > 0 && skew > 0) skew = 0, named_arrive(SKEWED, 256);
-                for (u32 k = unit.begin; k < unit.end; ++k, advance()) {
+            u32 block = first_block(unit) + group, steps = unit.end - unit.begin, k = 0;
+            bool turned = FORM == Form::Transposed && index < work.whole;
+            if (block >= block_rows) {
+                if (lent) give_back(lent);
+                for (; k < steps + turned; ++k, advance()) {
                     barrier_wait(at + FULL, phase);
                     release(at, lane);
                 }
                 continue;
             }
-            auto values = [&] { return at + B_BYTES + group * HIGH * VALUES + slab * 1024 + lane * 16; };
-            auto metadata = [&] { return at + B_BYTES + BLOCKS * VALUES + group * HIGH * METADATA + slab * 128 + lane * 4; };
             auto step = [&](u32 k) {
+                u32 values = at + B_BYTES + group * VALUES + slab * 1024 + lane * 16;
+                u32 metadata = at + B_BYTES + BLOCKS * VALUES + group * METADATA + slab * 128 + lane * 4;
+                u64 b = descriptor(at, LEADING, 1024), c = b + FIRST * 128 / 16;
                 barrier_wait(at + FULL, phase);
-                multiply(d0, values(), metadata(), k);
+                uint4 low = load16(values), high = load16(values + 512);
+                u32 pattern = load4(metadata);
+                wgmma_fence();
+                wgmma_sp<0, ROWS_OF_N>(d0, low, b, pattern, k);
+                wgmma_sp<1, ROWS_OF_N>(d0, high, b + STEP, pattern, 1);
+                wgmma_commit();
                 wgmma_wait<1>();
                 if (k > 0) release(previous(), lane);
-                if constexpr (HIGH == 2) {
-                    multiply(d1, values() + VALUES, metadata() + METADATA, k);
-                    wgmma_wait<1>();
+                if constexpr (SECOND > 0) {
+                    wgmma_fence();
+                    wgmma_sp<0, ROWS_OF_N>(d1, low, c, pattern, k);
+                    wgmma_sp<1, ROWS_OF_N>(d1, high, c + STEP, pattern, 1);
+                    wgmma_commit();
                 }
-                if (SKEW > 0 && skew > 0 && --skew == 0) named_arrive(SKEWED, 256);
+                if (FORM == Form::Transposed && lent) give_back(lent);
                 advance();
             };
-            // The registers of A are those of one of two products in turn: of two steps where a warpgroup has one.
-            u32 steps = unit.end - unit.begin, k = 0;
+            // The registers of A are those of one of two steps in turn.
 #pragma unroll 1
-            for (; k + 2 / HIGH <= steps; k += 2 / HIGH) {
+            while (true) {
                 step(k);
-                if constexpr (HIGH == 1) step(k + 1);
+                if (++k == steps) break;
+                step(k);
+                if (++k == steps) break;
             }
-            if (HIGH == 1 && k < steps) step(k);
             wgmma_wait<0>();
             release(previous(), lane);
             settle(d0);
-            if constexpr (HIGH == 2) settle(d1);
-            auto store = [&](const float(&x)[COLUMNS / 2], u32 block) {
-                Place place = {block * BLOCK, n, slab, lane};
-                if (index >= work.whole) {
-                    u64 slot = (u64(index - work.whole) * 2 + rank) * BLOCKS + (block - row(unit) * BLOCKS);
-                    float4* to = partial + slot * (COLUMNS / 8) * 128 + threadIdx.x % 128;
-#pragma unroll
-                    for (u32 j = 0; j < COLUMNS / 8; ++j) to[j * 128] = make_float4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
-                } else if constexpr (FORM == Form::Transposed) {
-                    store_transposed<COLUMNS, CHUNK, CHUNKS>(x, place, d_map, bias, work.m, group, ring_end + group * CHUNKS * CHUNK * 128, buffer);
-                } else {
-                    store_straight<COLUMNS>(x, place, d, d_stride, accumulate, work.m, work.n);
-                }
-            };
-            store(d0, first_block);
-            if constexpr (HIGH == 2) {
-                if (first_block + 1 < block_rows) store(d1, first_block + 1);
+            if constexpr (SECOND > 0) settle(d1);
+            Place place = {block * BLOCK, unit.column * COLUMNS, slab, lane};
+            if (!turned) {
+                store<FIRST>(d0, 0, index, place, group, to);
+                if constexpr (SECOND > 0) store<SECOND>(d1, FIRST, index, place, group, to);
+            } else if constexpr (FORM == Form::Transposed) {
+                // The first half through a stage, the second through a buffer of its own, which the tile before has left by now.
+                barrier_wait(at + FULL, phase);
+                store_transposed<HALF, 0>(d0, place, to, work.m, group, at + group * HALF * 128);
+                place.column += HALF;
+                if constexpr (SECOND > 0) store_transposed<HALF, 0>(d1, place, to, work.m, group, ring_end + group * HALF * 128);
+                else store_transposed<HALF, HALF / 2>(d0, place, to, work.m, group, ring_end + group * HALF * 128);
+                lent = at;
+                advance();
             }
         }
-        if (SKEW > 0 && skew > 0) named_arrive(SKEWED, 256);
         if (FORM == Form::Transposed && threadIdx.x % 128 == 0) boxes_read<0>();
     }
 };
 
-template <Form FORM, u32 HIGH, u32 COLUMNS, Share SHARE, u32 STAGES, u32 CHUNK, u32 CHUNKS, int SKEW>
-__device__ __forceinline__ void spmm24(const TensorMap& b_map, const TensorMap& d_map, const char* values, const char* metadata,
-                                       const float* bias, float* d, u64 d_stride, float4* partial, u32 accumulate, const Work& work) {
-    using Instance = Kernel<FORM, HIGH, COLUMNS, SHARE, STAGES, CHUNK, CHUNKS>;
+template <Form FORM, u32 COLUMNS, u32 STAGES>
+__device__ __forceinline__ void spmm24(const TensorMap& b, const char* values, const char* metadata, const Result& to, const Work& work) {
+    using Instance = Kernel<FORM, COLUMNS, STAGES>;
     extern __shared__ __align__(1024) unsigned char memory[];
     u32 ring = shared_address(memory), ring_end = ring + STAGES * Instance::STAGE, units = work.whole + (work.rows * work.columns - work.whole) * work.parts;
     Instance kernel = {work, ring, ring_end, cluster_rank(), units, ring, 0};
@@ -252,10 +266,10 @@ __device__ __forceinline__ void spmm24(const TensorMap& b_map, const TensorMap& 
     cluster_sync();
     if (warp >= 4 * CONSUMERS) {
         registers_at_most<24>();
-        if (warp == 4 * CONSUMERS) kernel.produce(b_map, values, metadata);
+        if (warp == 4 * CONSUMERS) kernel.produce(b, values, metadata);
     } else {
         registers_at_least<240>();
-        kernel.template consume<SKEW>(warp / 4, warp % 4, d_map, bias, d, d_stride, partial, accumulate);
+        kernel.consume(warp / 4, warp % 4, to);
     }
     // Nobody leaves while its neighbour may still write here or arrive at its barriers.
     cluster_sync();
@@ -268,19 +282,19 @@ struct Sum {
     u32 row, column;     // of the block of 64 rows, and of its first column
 };
 
-__device__ __forceinline__ Sum sum_of(const float4* partial, const Work& work, u32 parts, u32 blocks, u32 columns, u32 along_n, u32 index) {
-    u32 block = index % blocks, rank = index / blocks % 2, tile = index / blocks / 2, lines = columns / 8 * 128;
+__device__ __forceinline__ Sum sum_of(const float4* partial, const Work& work, u32 parts, u32 columns, u32 index) {
+    u32 block = index % BLOCKS, rank = index / BLOCKS % 2, tile = index / BLOCKS / 2, lines = columns / 8 * 128;
     Unit unit = unit_of(work, work.whole + tile);
-    u32 row = along_n ? unit.row : 2 * unit.row + rank, column = along_n ? 2 * unit.column + rank : unit.column;
-    return {partial + ((u64(tile) * parts * 2 + rank) * blocks + block) * lines, u64(2) * blocks * lines, (row * blocks + block) * BLOCK,
-            column * columns};
+    return {partial + ((u64(tile) * parts * 2 + rank) * BLOCKS + block) * lines, u64(2) * BLOCKS * lines,
+            ((2 * unit.row + rank) * BLOCKS + block) * BLOCK, unit.column * columns};
 }
 
 // A block of threads sums 64 rows and 32 columns.
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 8)
     spmm24_gather(const float4* __restrict__ partial, float* d, u64 d_stride, u32 accumulate, u32 m, u32 n, u32 rows, u32 tiles, u32 sweep,
-                  u32 whole, u32 parts, u32 blocks, u32 columns, u32 along_n) {
-    Sum sum = sum_of(partial, {m, n, 0, rows, tiles, sweep, whole, 1}, parts, blocks, columns, along_n, blockIdx.y);
+                  u32 whole, u32 parts, u32 columns) {
+    Sum sum = sum_of(partial, {m, n, 0, rows, tiles, sweep, whole, 1}, parts, columns, blockIdx.y);
+    if (sum.row >= m) return;
     u32 lane = threadIdx.x % 32, row = sum.row + threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
@@ -299,10 +313,11 @@ extern "C" __global__ void __launch_bounds__(128)
 }
 extern "C" __global__ void __launch_bounds__(128)
     spmm24_gather_transposed(const float4* __restrict__ partial, const float* __restrict__ bias, char* d, u64 d_stride, u32 m, u32 n, u32 rows,
-                             u32 tiles, u32 sweep, u32 whole, u32 parts, u32 blocks, u32 columns, u32 along_n) {
+                             u32 tiles, u32 sweep, u32 whole, u32 parts, u32 columns) {
     constexpr u32 COLUMNS = 32, PITCH = 2 * BLOCK + 16;
     __shared__ __align__(16) char turned[COLUMNS * PITCH];
-    Sum sum = sum_of(partial, {m, n, 0, rows, tiles, sweep, whole, 1}, parts, blocks, columns, along_n, blockIdx.y);
+    Sum sum = sum_of(partial, {m, n, 0, rows, tiles, sweep, whole, 1}, parts, columns, blockIdx.y);
+    if (sum.row >= m) return;
     u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4, first = blockIdx.x * COLUMNS;
     float low = bias && sum.row + row < m ? bias[sum.row + row] : 0.0f, high = bias && sum.row + row + 8 < m ? bias[sum.row + row + 8] : 0.0f;
 #pragma unroll
@@ -322,26 +337,22 @@ extern "C" __global__ void __launch_bounds__(128)
     }
 }
 
-#define TRANSPOSED(name, high, columns, share, stages, chunk, chunks, skew)                                                                \
+#define TRANSPOSED(name, columns, stages)                                                                                                  \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)                                                     \
         name(const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap d, const char* values, const char* metadata,           \
              const float* bias, float4* partial, u32 m, u32 n, u32 k_blocks, u32 rows, u32 tiles, u32 sweep, u32 whole, u32 parts) {       \
-        spmm24<Form::Transposed, high, columns, Share::share, stages, chunk, chunks, skew>(                                                \
-            b, d, values, metadata, bias, nullptr, 0, partial, 0, {m, n, k_blocks, rows, tiles, sweep, whole, parts});                     \
+        spmm24<Form::Transposed, columns, stages>(b, values, metadata, {d, bias, nullptr, 0, 0, partial},                                  \
+                                                  {m, n, k_blocks, rows, tiles, sweep, whole, parts});                                     \
     }
-#define STRAIGHT(name, high, columns, share, stages, skew)                                                                                 \
+#define STRAIGHT(name, columns, stages)                                                                                                    \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)                                                     \
         name(const __grid_constant__ TensorMap b, const char* values, const char* metadata, float4* partial, float* d, u64 d_stride,       \
              u32 accumulate, u32 m, u32 n, u32 k_blocks, u32 rows, u32 tiles, u32 sweep, u32 whole, u32 parts) {                           \
-        spmm24<Form::Straight, high, columns, Share::share, stages, 16, 0, skew>(                                                          \
-            b, b, values, metadata, nullptr, d, d_stride, partial, accumulate, {m, n, k_blocks, rows, tiles, sweep, whole, parts});        \
+        spmm24<Form::Straight, columns, stages>(b, values, metadata, {b, nullptr, d, d_stride, accumulate, partial},                       \
+                                                {m, n, k_blocks, rows, tiles, sweep, whole, parts});                                       \
     }
-TRANSPOSED(spmm24_transposed_256x192a, 2, 192, A, 4, 96, 2, 1)
-TRANSPOSED(spmm24_transposed_256x192b, 2, 192, B, 4, 96, 2, 1)
-TRANSPOSED(spmm24_transposed_256x160a, 2, 160, A, 4, 80, 3, 1)
-TRANSPOSED(spmm24_transposed_128x256b, 1, 256, B, 4, 64, 3, 1)
-STRAIGHT(spmm24_straight_256x192a, 2, 192, A, 5, 0)
-STRAIGHT(spmm24_straight_256x192b, 2, 192, B, 5, 0)
-STRAIGHT(spmm24_straight_256x160a, 2, 160, A, 5, 0)
-STRAIGHT(spmm24_straight_128x256a, 1, 256, A, 5, 0)
-STRAIGHT(spmm24_straight_128x256b, 1, 256, B, 5, 0)
+TRANSPOSED(spmm24_transposed_384, 384, 3)
+TRANSPOSED(spmm24_transposed_256, 256, 4)
+STRAIGHT(spmm24_straight_384, 384, 3)
+STRAIGHT(spmm24_straight_320, 320, 4)
+STRAIGHT(spmm24_straight_256, 256, 5)

@@ -79,9 +79,8 @@ pub const SOURCES: &[Source] = sources! {
     "norm": "norm_forward_1", "norm_forward_2", "norm_forward_4", "norm_forward_8", "norm_backward_1", "norm_backward_2", "norm_backward_3",
         "norm_backward_4", "norm_backward_8", "norm_backward_16", "norm_parameters"; ALL, On;
     "spmm24_mma": "spmm24_mma_straight", "spmm24_mma_transposed"; ALL, On, contains "HMMA.SP";
-    "spmm24_sm90": "spmm24_transposed_256x192a", "spmm24_transposed_256x192b", "spmm24_transposed_256x160a", "spmm24_transposed_128x256b",
-        "spmm24_straight_256x192a", "spmm24_straight_256x192b", "spmm24_straight_256x160a", "spmm24_straight_128x256a",
-        "spmm24_straight_128x256b", "spmm24_gather", "spmm24_gather_transposed";
+    "spmm24_sm90": "spmm24_transposed_384", "spmm24_transposed_256", "spmm24_straight_384", "spmm24_straight_320", "spmm24_straight_256",
+        "spmm24_gather", "spmm24_gather_transposed";
         &[Architecture::Sm90a], On, contains "HGMMA.SP";
 };
 

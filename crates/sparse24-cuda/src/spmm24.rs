@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use half::bf16;
 
-pub use plan::{Form, NoPlan, Plan, Share, Tile, Wgmma, plans};
+pub use plan::{Form, NoPlan, Plan, Wgmma, plans};
 
 use crate::{
     Beta, Device, Error, Matrix, Scalar,

@@ -29,11 +29,11 @@ pub enum Plan {
     Wgmma(Wgmma),
 }
 
-/// Tiles of two blocks on neighbouring multiprocessors, a *pair*, swept over the result.
+/// Tiles of two blocks on neighbouring multiprocessors, a *pair* that shares the dense operand, swept over the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Wgmma {
-    /// The tile of a block.
-    pub tile: Tile,
+    /// Columns of the tile that a pair computes; it has 256 rows.
+    pub columns: u32,
     /// Rows of pairs that are swept along n together, so that their part of A stays in the L2.
     pub sweep: u32,
     /// The last pairs, divided along k: as many as would leave multiprocessors idle.
@@ -44,38 +44,17 @@ pub struct Wgmma {
     pub residents: u32,
 }
 
-/// Rows and columns of the result that a block computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Tile {
-    /// Rows.
-    pub rows: u32,
-    /// Columns.
-    pub columns: u32,
-    /// What the tiles of a pair have in common.
-    pub share: Share,
-}
-
-/// What is brought once for both tiles of a pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Share {
-    /// A: they lie side by side along n.
-    A,
-    /// B: they lie one below the other.
-    B,
-}
-
 /// A kernel of `kernels/spmm24_sm90.cu`, with the numbers that it was instantiated for.
 struct Instance {
     form: Form,
-    tile: Tile,
+    columns: u32,
     entry: &'static str,
     stages: u32,
-    /// Rows of the result's transpose that are stored together, and buffers for so many.
-    chunk: u32,
-    chunks: u32,
 }
 
 const THREADS: u32 = 384;
+/// Rows of a pair's tile; each of its four warpgroups has a block of them.
+const ROWS: u32 = 4 * BLOCK as u32;
 /// Rows of pairs that are swept together, at least, and the bytes of A that stay in the L2 beside the rest.
 const LEAST_SWEPT: u32 = 16;
 const SWEPT_BYTES: u64 = 24 << 20;
@@ -83,47 +62,29 @@ const SWEPT_BYTES: u64 = 24 << 20;
 const MOST_PARTS: u32 = 16;
 const MOST_DIVIDED: u32 = 8191;
 
-// From measurements on an H200, in steps of the largest tile: what storing a tile takes that no product hides; what the step of another tile
-// takes more; the kernel that sums parts, and that for each.
-const STORE_BF16: f64 = 2.0;
-const STORE_F32: f64 = 6.0;
-const STORE_PART: f64 = 8.0;
-const OTHER_STEP: f64 = 1.04;
-const LOW_STEP: f64 = 1.1;
-const GATHER: f64 = 4.0;
-const GATHER_PART: f64 = 0.2;
+// From measurements on an H200, in cycles: loads of A in a step of 64 along k, which hold up reads of B; what storing a column of sums takes
+// that no product hides; the kernel that sums parts, and that for each column of each.
+const LOADS: f64 = 144.0;
+const STORE_BF16: f64 = 4.0;
+const STORE_F32: f64 = 16.0;
+const STORE_PART: f64 = 20.0;
+const GATHER: f64 = 4000.0;
+const GATHER_PART: f64 = 0.5;
 
-macro_rules! instances {
-    ($($form:ident $rows:literal x $columns:literal $share:ident $entry:literal: $stages:literal stages, $chunks:literal chunks of $chunk:literal;)+) => {
-        &[$(Instance {
-            form: Form::$form,
-            tile: Tile { rows: $rows, columns: $columns, share: Share::$share },
-            entry: $entry,
-            stages: $stages,
-            chunk: $chunk,
-            chunks: $chunks,
-        }),+]
-    };
-}
-
-const INSTANCES: &[Instance] = instances! {
-    Transposed 256 x 192 A "spmm24_transposed_256x192a": 4 stages, 2 chunks of 96;
-    Transposed 256 x 192 B "spmm24_transposed_256x192b": 4 stages, 2 chunks of 96;
-    Transposed 256 x 160 A "spmm24_transposed_256x160a": 4 stages, 3 chunks of 80;
-    Transposed 128 x 256 B "spmm24_transposed_128x256b": 4 stages, 3 chunks of 64;
-    Straight 256 x 192 A "spmm24_straight_256x192a": 5 stages, 0 chunks of 0;
-    Straight 256 x 192 B "spmm24_straight_256x192b": 5 stages, 0 chunks of 0;
-    Straight 256 x 160 A "spmm24_straight_256x160a": 5 stages, 0 chunks of 0;
-    Straight 128 x 256 A "spmm24_straight_128x256a": 5 stages, 0 chunks of 0;
-    Straight 128 x 256 B "spmm24_straight_128x256b": 5 stages, 0 chunks of 0;
-};
+const INSTANCES: &[Instance] = &[
+    Instance { form: Form::Transposed, columns: 384, entry: "spmm24_transposed_384", stages: 3 },
+    Instance { form: Form::Transposed, columns: 256, entry: "spmm24_transposed_256", stages: 4 },
+    Instance { form: Form::Straight, columns: 384, entry: "spmm24_straight_384", stages: 3 },
+    Instance { form: Form::Straight, columns: 320, entry: "spmm24_straight_320", stages: 4 },
+    Instance { form: Form::Straight, columns: 256, entry: "spmm24_straight_256", stages: 5 },
+];
 
 impl Plan {
     /// How many f32 the parts of divided pairs take.
     #[must_use]
     pub const fn scratch(self) -> usize {
         match self {
-            Self::Wgmma(Wgmma { tile, divided, parts, .. }) => (divided * parts) as usize * tile.elements(),
+            Self::Wgmma(Wgmma { columns, divided, parts, .. }) => (divided * parts) as usize * (ROWS * columns) as usize,
             Self::Mma => 0,
         }
     }
@@ -145,20 +106,9 @@ impl Plan {
     }
 }
 
-impl Tile {
-    /// f32 sums of a pair.
-    const fn elements(self) -> usize {
-        2 * (self.rows * self.columns) as usize
-    }
-
-    /// Rows and columns of pairs that cover `[m, n]`.
-    fn pairs(self, [m, n]: [usize; 2]) -> [u32; 2] {
-        let (rows, columns) = (m.div_ceil(self.rows as usize) as u32, n.div_ceil(self.columns as usize) as u32);
-        match self.share {
-            Share::A => [rows, columns.div_ceil(2)],
-            Share::B => [rows.div_ceil(2), columns],
-        }
-    }
+/// Rows and columns of pairs, whose tiles have so many columns, that cover `[m, n]`.
+fn pairs(columns: u32, [m, n]: [usize; 2]) -> [u32; 2] {
+    [m.div_ceil(ROWS as usize) as u32, n.div_ceil(columns as usize) as u32]
 }
 
 /// What is launched: a kernel of whole and divided pairs, and one that sums the parts of the latter.
@@ -167,7 +117,7 @@ pub(super) struct Launches {
     pub(super) grid: Grid,
     pub(super) sizes: [Argument; 8],
     pub(super) gather_grid: Grid,
-    pub(super) gather_sizes: [Argument; 10],
+    pub(super) gather_sizes: [Argument; 8],
     /// Rows of the boxes in which B is brought and D is stored.
     pub(super) rows_of_b: u32,
     pub(super) rows_of_d: u32,
@@ -177,32 +127,26 @@ impl Wgmma {
     pub(super) fn launches(self, operation: &'static str, device: &Device, form: Form, [m, n, k]: [usize; 3]) -> Result<Launches, Error> {
         const GATHERED_COLUMNS: u32 = 32;
         let architecture = device.architecture();
-        let instance = INSTANCES.iter().find(|instance| instance.form == form && instance.tile == self.tile);
+        let instance = INSTANCES.iter().find(|instance| instance.form == form && instance.columns == self.columns);
         let Some(instance) = instance.filter(|_| architecture == Architecture::Sm90a) else {
             return Err(Error::Unserved { operation, architecture });
         };
-        let Self { tile, sweep, divided, parts, residents } = self;
-        let [rows, columns] = tile.pairs([m, n]);
+        let Self { columns: width, sweep, divided, parts, residents } = self;
+        let [rows, columns] = pairs(width, [m, n]);
         let steps = k.div_ceil(BLOCK) as u32;
         if sweep == 0 || residents == 0 || divided > (rows * columns).min(MOST_DIVIDED) || !(1..=steps).contains(&parts) {
             return Err(Error::Plan { operation, plan: Plan::Wgmma(self), shape: [m, n, k] });
         }
         let (m, n, whole) = (m as u32, n as u32, rows * columns - divided);
-        let along_n = u32::from(tile.share == Share::A);
-        let blocks = tile.rows / BLOCK as u32;
-        let gather = [tile.columns / GATHERED_COLUMNS, divided * 2 * blocks].map(|blocks| blocks as usize);
+        let gather = [width / GATHERED_COLUMNS, divided * ROWS / BLOCK as u32].map(|blocks| blocks as usize);
         Ok(Launches {
             entry: instance.entry,
             grid: instance.grid(residents.min(whole + divided * parts)),
             sizes: [m, n, steps, rows, columns, sweep, whole, parts].map(Argument::U32),
             gather_grid: Grid::plane(gather, 128),
-            gather_sizes: [m, n, rows, columns, sweep, whole, parts, blocks, tile.columns, along_n].map(Argument::U32),
-            rows_of_b: match (form, tile.share) {
-                (Form::Transposed, Share::A) => tile.columns,
-                (Form::Transposed, Share::B) => tile.columns / 2,
-                (Form::Straight, _) => BLOCK as u32,
-            },
-            rows_of_d: instance.chunk,
+            gather_sizes: [m, n, rows, columns, sweep, whole, parts, width].map(Argument::U32),
+            rows_of_b: if form == Form::Transposed { width / 2 } else { BLOCK as u32 },
+            rows_of_d: width / 2,
         })
     }
 }
@@ -211,63 +155,46 @@ impl Instance {
     /// A block on a multiprocessor.
     const fn grid(&self, pairs: u32) -> Grid {
         const BARRIERS: u32 = 1024;
-        let a = self.tile.rows / BLOCK as u32 * (2 * BLOCK_VALUES + 4 * BLOCK_METADATA) as u32;
-        let b = self.tile.columns.next_multiple_of(if matches!(self.form, Form::Straight) { 64 } else { 8 }) * 128;
-        let shared = self.stages * (b + a + BARRIERS) + 2 * self.chunks * self.chunk * 128;
+        let stage = 128 * self.columns + 2 * (2 * BLOCK_VALUES + 4 * BLOCK_METADATA) as u32 + BARRIERS;
+        let shared = self.stages * stage + if matches!(self.form, Form::Transposed) { self.columns * 128 } else { 0 };
         Grid { blocks: [2 * pairs, 1, 1], threads: THREADS, shared }
     }
 }
 
-impl Tile {
-    /// The division of this tile that should be fastest, and how long it should take, in steps of 64 along k of the widest tile.
-    fn guess(self, form: Form, [m, n, k]: [usize; 3], residents: u32) -> (f64, Wgmma) {
-        let [rows, columns] = self.pairs([m, n]);
-        let steps = k.div_ceil(BLOCK) as u32;
-        // A last row of tiles with at most half of its blocks costs half as much: it comes last, for the pairs that are free first.
-        let last = (m.div_ceil(BLOCK) * BLOCK) as u32 % self.rows;
-        let short = self.share == Share::A && last > 0 && last <= self.rows / 2;
-        let row_bytes = (u64::from(self.rows) * k as u64 * 9 / 8) << u32::from(self.share == Share::B);
-        let most = LEAST_SWEPT.max((SWEPT_BYTES / row_bytes.max(1)) as u32);
-        let sweep = if rows <= most { (rows - u32::from(short)).max(1) } else { most };
-        let (count, width) = (rows * columns, f64::from(self.rows * self.columns) / (256.0 * 192.0));
-        let step = width
-            * match (self.rows, self.columns, self.share) {
-                (256, 192, _) => 1.0,
-                // Of A there is little to share: the whole of B is brought to both blocks.
-                (128, _, Share::A) => LOW_STEP,
-                _ => OTHER_STEP,
-            };
-        let store = if form == Form::Straight { STORE_F32 } else { STORE_BF16 };
-        let whole_cost = f64::from(steps) * step + store * width;
-        let divided_in = |divided: u32, parts: u32| {
-            let (whole, part_cost) = (count - divided, f64::from(steps) / f64::from(parts) * step + STORE_PART * width);
-            let mut busy = vec![0.0; residents as usize];
-            for unit in 0..whole + divided * parts {
-                let (tile, cost) = if unit < whole { (unit, whole_cost) } else { (whole + (unit - whole) / parts, part_cost) };
-                let (first, within) = (tile / (sweep * columns) * sweep, tile % (sweep * columns));
-                let last_row = first + within % sweep.min(rows - first) == rows - 1;
-                busy[(unit % residents) as usize] += if short && last_row { cost / 2.0 } else { cost };
-            }
-            let gather = if divided > 0 { GATHER + f64::from(divided * parts) * width * GATHER_PART } else { 0.0 };
-            (busy.into_iter().fold(0.0, f64::max) + gather, Wgmma { tile: self, sweep, divided, parts, residents })
-        };
-        let left = count % residents;
-        let most = if left > 0 { MOST_PARTS.min(steps) } else { 1 };
-        (2..=most)
-            .map(|parts| divided_in(left, parts))
-            .chain([divided_in(0, 1)])
-            .min_by(|(a, _), (b, _)| a.total_cmp(b))
-            .expect("one at least")
-    }
+/// The division of tiles of so many columns that should be fastest, and how many cycles it should take.
+fn guess(columns: u32, form: Form, [m, n, k]: [usize; 3], residents: u32) -> (f64, Wgmma) {
+    let [rows, across] = pairs(columns, [m, n]);
+    let steps = k.div_ceil(BLOCK) as u32;
+    // A last row of pairs with one block of rows costs half as much: it comes last, for the pairs that are free first.
+    let short = (1..=BLOCK).contains(&(m % ROWS as usize));
+    let most = LEAST_SWEPT.max((SWEPT_BYTES / (u64::from(ROWS) * k as u64 * 9 / 8).max(1)) as u32);
+    let sweep = if rows <= most { (rows - u32::from(short)).max(1) } else { most };
+    let (count, width) = (rows * across, f64::from(columns));
+    let (step, store) = (2.0 * width + LOADS, if form == Form::Straight { STORE_F32 } else { STORE_BF16 } * width);
+    let divided_in = |divided: u32, parts: u32| {
+        let whole = count - divided;
+        let [whole_cost, part_cost] = [f64::from(steps) * step + store, f64::from(steps) / f64::from(parts) * step + STORE_PART * width];
+        let mut busy = vec![0.0; residents as usize];
+        for unit in 0..whole + divided * parts {
+            let (tile, cost) = if unit < whole { (unit, whole_cost) } else { (whole + (unit - whole) / parts, part_cost) };
+            let (first, within) = (tile / (sweep * across) * sweep, tile % (sweep * across));
+            let last_row = first + within % sweep.min(rows - first) == rows - 1;
+            busy[(unit % residents) as usize] += if short && last_row { cost / 2.0 } else { cost };
+        }
+        let gather = if divided > 0 { GATHER + f64::from(divided * parts) * width * GATHER_PART } else { 0.0 };
+        (busy.into_iter().fold(0.0, f64::max) + gather, Wgmma { columns, sweep, divided, parts, residents })
+    };
+    let left = count % residents;
+    let most = if left > 0 { MOST_PARTS.min(steps) } else { 1 };
+    (2..=most).map(|parts| divided_in(left, parts)).chain([divided_in(0, 1)]).min_by(|(a, _), (b, _)| a.total_cmp(b)).expect("one at least")
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Mma => f.write_str("mma"),
-            Self::Wgmma(Wgmma { tile, sweep, divided, parts, residents }) => {
-                let share = if tile.share == Share::A { 'a' } else { 'b' };
-                write!(f, "wgmma-{}x{}{share}-{sweep}-{divided}x{parts}-{residents}", tile.rows, tile.columns)
+            Self::Wgmma(Wgmma { columns, sweep, divided, parts, residents }) => {
+                write!(f, "wgmma-{columns}-{sweep}-{divided}x{parts}-{residents}")
             }
         }
     }
@@ -280,15 +207,11 @@ impl FromStr for Plan {
     fn from_str(text: &str) -> Result<Self, NoPlan> {
         let read = || {
             let fields: Vec<&str> = text.strip_prefix("wgmma-")?.split('-').collect();
-            let [tile, sweep, division, residents] = fields[..] else { return None };
-            let (size, share) = match tile.strip_suffix('a') {
-                Some(size) => (size, Share::A),
-                None => (tile.strip_suffix('b')?, Share::B),
-            };
-            let [(rows, columns), (divided, parts)] = [size.split_once('x')?, division.split_once('x')?];
-            let tile = Tile { rows: rows.parse().ok()?, columns: columns.parse().ok()?, share };
-            let [sweep, divided, parts, residents] = [sweep.parse(), divided.parse(), parts.parse(), residents.parse()];
-            Some(Self::Wgmma(Wgmma { tile, sweep: sweep.ok()?, divided: divided.ok()?, parts: parts.ok()?, residents: residents.ok()? }))
+            let [columns, sweep, division, residents] = fields[..] else { return None };
+            let (divided, parts) = division.split_once('x')?;
+            let [columns, sweep, divided, parts, residents] = [columns, sweep, divided, parts, residents].map(str::parse);
+            let (columns, sweep, residents) = (columns.ok()?, sweep.ok()?, residents.ok()?);
+            Some(Self::Wgmma(Wgmma { columns, sweep, divided: divided.ok()?, parts: parts.ok()?, residents }))
         };
         let plan = if text == "mma" { Some(Self::Mma) } else { read() };
         plan.filter(|plan| plan.to_string() == text).ok_or_else(|| NoPlan(text.to_owned()))
@@ -309,7 +232,7 @@ pub fn plans(device: &mut Device, form: Form, shape: [usize; 3], alignment: usiz
     if device.architecture() == Architecture::Sm90a && !shape.contains(&0) && alignment.is_multiple_of(super::WIDE) {
         for instance in INSTANCES.iter().filter(|instance| instance.form == form) {
             let residents = device.resident_blocks(instance.entry, instance.grid(1), 2)? as u32 / 2;
-            let (cost, wgmma) = instance.tile.guess(form, shape, residents);
+            let (cost, wgmma) = guess(instance.columns, form, shape, residents);
             guesses.push((cost, Plan::Wgmma(wgmma)));
         }
     }
@@ -323,15 +246,14 @@ mod tests {
 
     #[test]
     fn a_plan_is_read_back_as_it_was_written() {
-        let tile = |rows, columns, share| Tile { rows, columns, share };
         for plan in [
             Plan::Mma,
-            Plan::Wgmma(Wgmma { tile: tile(256, 192, Share::A), sweep: 8, divided: 0, parts: 1, residents: 66 }),
-            Plan::Wgmma(Wgmma { tile: tile(128, 256, Share::B), sweep: 16, divided: 14, parts: 4, residents: 57 }),
+            Plan::Wgmma(Wgmma { columns: 384, sweep: 8, divided: 0, parts: 1, residents: 66 }),
+            Plan::Wgmma(Wgmma { columns: 256, sweep: 16, divided: 14, parts: 4, residents: 57 }),
         ] {
             assert_eq!(plan.to_string().parse(), Ok(plan));
         }
-        for text in ["", "wgmma", "wgmma-256x192c-8-0x1-66", "wgmma-256x192a-8-0x1", "wgmma-256x192a-+8-0x1-66", "wgmma-192a-8-0x1-66"] {
+        for text in ["", "wgmma", "wgmma-256a-8-0x1-66", "wgmma-256-8-0x1", "wgmma-256-+8-0x1-66", "wgmma-256-8-0-66"] {
             assert!(text.parse::<Plan>().is_err(), "{text}");
         }
     }
@@ -339,12 +261,8 @@ mod tests {
     #[test]
     fn the_table_of_instances_says_what_the_kernels_are() {
         let source = crate::kernels::source_of("spmm24_gather").expect("it is in the table").text;
-        for Instance { form, tile: Tile { rows, columns, share }, entry, stages, chunk, chunks } in INSTANCES {
-            let high = rows / 128;
-            let line = match form {
-                Form::Transposed => format!("\nTRANSPOSED({entry}, {high}, {columns}, {share:?}, {stages}, {chunk}, {chunks}, "),
-                Form::Straight => format!("\nSTRAIGHT({entry}, {high}, {columns}, {share:?}, {stages}, "),
-            };
+        for Instance { form, columns, entry, stages } in INSTANCES {
+            let line = format!("\n{}({entry}, {columns}, {stages})\n", format!("{form:?}").to_uppercase());
             assert!(source.contains(&line), "{line}");
         }
         assert_eq!(source.matches("\nTRANSPOSED(").count() + source.matches("\nSTRAIGHT(").count(), INSTANCES.len());
@@ -354,8 +272,8 @@ mod tests {
     fn every_pair_is_swept_whatever_the_shape() {
         for instance in INSTANCES {
             for shape in [[4, 4, 4], [64, 1, 64], [1600, 16384, 6400], [6400, 1600, 16384], [320, 1000, 1024], [30768, 8192, 4]] {
-                let (cost, wgmma) = instance.tile.guess(instance.form, shape, 66);
-                let [rows, columns] = instance.tile.pairs([shape[0], shape[1]]);
+                let (cost, wgmma) = guess(instance.columns, instance.form, shape, 66);
+                let [rows, columns] = pairs(instance.columns, [shape[0], shape[1]]);
                 assert!(
                     cost > 0.0 && wgmma.sweep >= 1 && wgmma.divided <= rows * columns && wgmma.parts as usize <= shape[2].div_ceil(BLOCK)
                 );
