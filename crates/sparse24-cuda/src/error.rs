@@ -56,7 +56,7 @@ pub enum Error {
     },
     /// The GPU's memory does not suffice.
     #[error(
-        "{name} needs {} MiB of GPU memory for {purpose}, and {} MiB are free of {}: this process holds {} MiB ({}), other processes and the driver {} MiB",
+        "{name} needs {} MiB of GPU memory for {purpose}, and {} MiB are free of {}: this process holds {} MiB{}, other processes and the driver {} MiB",
         mib(*asked), mib(*free), mib(*total), mib(sum(held)), listed(held), mib(total.saturating_sub(free + sum(held)))
     )]
     OutOfMemory {
@@ -204,7 +204,8 @@ fn sum(held: &[(&'static str, usize)]) -> usize {
 /// What is worth a word.
 fn listed(held: &[(&'static str, usize)]) -> String {
     let large = held.iter().filter(|(_, bytes)| *bytes >= 1 << 20);
-    large.map(|&(purpose, bytes)| format!("{purpose} {}", mib(bytes))).collect::<Vec<_>>().join(", ")
+    let large: Vec<_> = large.map(|&(purpose, bytes)| format!("{purpose} {}", mib(bytes))).collect();
+    if large.is_empty() { String::new() } else { format!(" ({})", large.join(", ")) }
 }
 
 #[cfg(test)]

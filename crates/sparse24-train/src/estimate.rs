@@ -155,7 +155,7 @@ mod tests {
         check(&["model.recompute=blocks"], 256);
         check(&["model.recompute=blocks", "model.layers=1", "model.activation=swiglu", "model.bias=true"], 9);
         // More tokens than rows of logits are held at a time.
-        check(&["model.layers=1", "model.context=512", "batch.sequences=4"], 5);
+        check(&["model.layers=1", "model.context=512", "batch.sequences=12"], 5);
     }
 
     #[test]

@@ -73,8 +73,8 @@ pub struct BatchShape {
 /// Standard deviation of the initial weights; residual projections divide it by sqrt(2 layers).
 const DEVIATION: f32 = 0.02;
 
-/// Rows of logits held at a time, so that a large vocabulary needs no `[p, V]` buffer.
-pub(crate) const HEAD_ROWS: usize = 1024;
+/// Rows of logits held at a time, so that a large vocabulary needs no `[p, V]` buffer; a GPU wants thousands for its products.
+pub(crate) const HEAD_ROWS: usize = 4096;
 
 /// The model with its activations.
 #[derive(Debug)]

@@ -52,7 +52,7 @@ fn what_is_missing_of_a_gpu_is_one_sentence() {
         ),
         (("FAKE_OPEN", "46"), "", &alone),
         (("FAKE_OPEN", "2"), "", &full),
-        (("FAKE_MIB", "16"), "", "* needs 32 MiB of GPU memory: *"),
+        (("FAKE_MIB", "16"), "", "* needs 32 MiB of GPU memory for *; lower batch.sequences *"),
     ] {
         place.refuses_command(train(&place, &driver, &[faults], more), 6, message);
     }
