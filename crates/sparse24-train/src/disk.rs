@@ -51,6 +51,11 @@ pub(crate) fn rename(from: &Path, to: &Path) -> Result<(), Error> {
     fault::before(Operation::Rename(from, to)).and_then(|()| fs::rename(from, to)).map_err(|e| Error::io("rename", from, e))
 }
 
+/// Removes a file.
+pub(crate) fn remove_file(path: &Path) -> Result<(), Error> {
+    fault::before(Operation::RemoveFile(path)).and_then(|()| fs::remove_file(path)).map_err(|e| Error::io("remove", path, e))
+}
+
 /// Removes a directory and all it holds.
 pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
     fault::before(Operation::RemoveDirectory(path)).and_then(|()| fs::remove_dir_all(path)).map_err(|e| Error::io("remove", path, e))

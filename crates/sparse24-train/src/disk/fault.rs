@@ -21,6 +21,7 @@ pub(super) enum Operation<'a> {
     Write(&'a Path, &'a [u8]),
     Sync(&'a Path),
     Rename(&'a Path, &'a Path),
+    RemoveFile(&'a Path),
     RemoveDirectory(&'a Path),
     SyncDirectory(&'a Path),
 }
@@ -103,6 +104,7 @@ mod planned {
         Write(PathBuf, Vec<u8>),
         Sync(PathBuf),
         Rename(PathBuf, PathBuf),
+        RemoveFile(PathBuf),
         RemoveDirectory(PathBuf),
         SyncDirectory(PathBuf),
     }
@@ -167,6 +169,7 @@ mod planned {
                 Operation::Write(path, bytes) => Record::Write(path.into(), bytes.into()),
                 Operation::Sync(path) => Record::Sync(path.into()),
                 Operation::Rename(from, to) => Record::Rename(from.into(), to.into()),
+                Operation::RemoveFile(path) => Record::RemoveFile(path.into()),
                 Operation::RemoveDirectory(path) => Record::RemoveDirectory(path.into()),
                 Operation::SyncDirectory(path) => Record::SyncDirectory(path.into()),
             });

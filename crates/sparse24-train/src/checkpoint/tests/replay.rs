@@ -138,6 +138,7 @@ impl Disk {
                 let (inode, source, target) = (self.inode(from), self.find(from), self.find(to));
                 self.change([(source.0, Change::Entry(source.1, None)), (target.0, Change::Entry(target.1, Some(inode)))]);
             }
+            Record::RemoveFile(path) => panic!("a rotation removes directories alone, not {}", path.display()),
             Record::RemoveDirectory(path) => {
                 let (inode, (parent, name)) = (self.inode(path), self.find(path));
                 let Node::Directory(entries) = self.now().swap_remove(inode) else { panic!("{} is a file", path.display()) };
