@@ -6,6 +6,7 @@ use std::{
     process::{Command, ExitCode},
 };
 
+mod crash;
 mod figure;
 mod gpu_bundle;
 mod kernels;
@@ -19,6 +20,7 @@ usage: cargo xtask <task>
 
   tidy                            check layering, file heads, names, sizes and the other rules of xtask/src/tidy
   figure RUN_DIR... --out FILE    draw loss and flip rate of one or more run directories as an SVG
+  crash [RUNS]                    kill so many runs (1000), resume them, and compare their ends; then all other tests of crashes and faults
   kernels [NAME...] [--arch ARCHITECTURE]... [--out DIR]
                                   compile CUDA kernels, without a GPU, and check what the compiler made of them
   gpu-bundle [--arch ARCHITECTURE]... [--out DIR]
@@ -37,6 +39,7 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
     match arguments.split_first() {
         Some((task, [])) if task == "tidy" => tidy::run(),
         Some((task, rest)) if task == "figure" => figure::run(rest),
+        Some((task, rest)) if task == "crash" => crash::run(rest),
         Some((task, rest)) if task == "kernels" => kernels::run(rest),
         Some((task, rest)) if task == "gpu-bundle" => gpu_bundle::run(rest),
         _ => Err(USAGE.into()),

@@ -1,7 +1,7 @@
 //! The few file operations that checkpoints, run directories and prepared data are made of, each with its error.
 //!
-//! Invariant: everything that must survive goes through here, so that the tests can make the Nth operation fail, or
-//! "kill" the process at it. Deliberately absent: formats.
+//! Invariant: everything that must survive goes through here, so that the tests can make the Nth operation fail, "kill" the process at it,
+//! or write down what was done ([`fault`]). Deliberately absent: formats.
 
 use std::{
     fs::{self, File},
@@ -10,6 +10,9 @@ use std::{
 };
 
 use crate::Error;
+use fault::Operation;
+
+pub(crate) mod fault;
 
 /// A file being written for the first time.
 pub(crate) struct NewFile {
@@ -20,7 +23,7 @@ pub(crate) struct NewFile {
 impl NewFile {
     /// Creates or truncates.
     pub(crate) fn create(path: PathBuf) -> Result<Self, Error> {
-        let created = fault::check().and_then(|()| File::create(&path));
+        let created = fault::before(Operation::Create(&path)).and_then(|()| File::create(&path));
         match created {
             Ok(file) => Ok(Self { path, file }),
             Err(source) => Err(Error::io("create", path, source)),
@@ -29,34 +32,39 @@ impl NewFile {
 
     /// Writes all of `bytes`.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        fault::check().and_then(|()| self.file.write_all(bytes)).map_err(|e| Error::io("write", &self.path, e))
+        fault::writer(&mut self.file, &self.path).write_all(bytes).map_err(|e| Error::io("write", &self.path, e))
     }
 
     /// Returns once the contents are on the device.
     pub(crate) fn sync(self) -> Result<(), Error> {
-        fault::check().and_then(|()| self.file.sync_all()).map_err(|e| Error::io("sync", &self.path, e))
+        fault::before(Operation::Sync(&self.path)).and_then(|()| self.file.sync_all()).map_err(|e| Error::io("sync", &self.path, e))
     }
 }
 
 /// Makes one directory.
 pub(crate) fn create_directory(path: &Path) -> Result<(), Error> {
-    fault::check().and_then(|()| fs::create_dir(path)).map_err(|e| Error::io("create", path, e))
+    fault::before(Operation::CreateDirectory(path)).and_then(|()| fs::create_dir(path)).map_err(|e| Error::io("create", path, e))
 }
 
 /// Moves, atomically; on Unix an existing file is replaced.
 pub(crate) fn rename(from: &Path, to: &Path) -> Result<(), Error> {
-    fault::check().and_then(|()| fs::rename(from, to)).map_err(|e| Error::io("rename", from, e))
+    fault::before(Operation::Rename(from, to)).and_then(|()| fs::rename(from, to)).map_err(|e| Error::io("rename", from, e))
+}
+
+/// Removes a file.
+pub(crate) fn remove_file(path: &Path) -> Result<(), Error> {
+    fault::before(Operation::RemoveFile(path)).and_then(|()| fs::remove_file(path)).map_err(|e| Error::io("remove", path, e))
 }
 
 /// Removes a directory and all it holds.
 pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
-    fault::check().and_then(|()| fs::remove_dir_all(path)).map_err(|e| Error::io("remove", path, e))
+    fault::before(Operation::RemoveDirectory(path)).and_then(|()| fs::remove_dir_all(path)).map_err(|e| Error::io("remove", path, e))
 }
 
 /// Returns once the names in the directory are on the device. Only Unix can; elsewhere the rename is as good as it gets.
 pub(crate) fn sync_directory(path: &Path) -> Result<(), Error> {
     let sync = || if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) };
-    fault::check().and_then(|()| sync()).map_err(|e| Error::io("sync", path, e))
+    fault::before(Operation::SyncDirectory(path)).and_then(|()| sync()).map_err(|e| Error::io("sync", path, e))
 }
 
 /// Refuses to write `needed` bytes for `what` where the file system has not as many; some systems do not tell, and a quota is only met by
@@ -162,52 +170,4 @@ pub(crate) fn reserve<T>(path: &Path, count: usize) -> Result<Vec<T>, Error> {
     let mut room = Vec::new();
     room.try_reserve_exact(count).map_err(|e| Error::io("read", path, e.into()))?;
     Ok(room)
-}
-
-#[cfg(not(test))]
-mod fault {
-    /// Nothing fails by itself.
-    pub(super) fn check() -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-pub(crate) mod fault {
-    use std::{cell::Cell, io};
-
-    /// What happens to the operations of this thread.
-    #[derive(Clone, Copy)]
-    pub(crate) enum Plan {
-        /// All succeed.
-        Healthy,
-        /// After this many more, one fails as a full disk does.
-        FailOnce(u32),
-        /// After this many more, none is carried out: the process is dead.
-        Kill(u32),
-    }
-
-    thread_local!(static PLAN: Cell<Plan> = const { Cell::new(Plan::Healthy) });
-
-    /// Sets the plan.
-    pub(crate) fn plan(plan: Plan) {
-        PLAN.set(plan);
-    }
-
-    pub(super) fn check() -> io::Result<()> {
-        match PLAN.get() {
-            Plan::Healthy => return Ok(()),
-            Plan::FailOnce(0) => PLAN.set(Plan::Healthy),
-            Plan::Kill(0) => {}
-            Plan::FailOnce(n) => {
-                PLAN.set(Plan::FailOnce(n - 1));
-                return Ok(());
-            }
-            Plan::Kill(n) => {
-                PLAN.set(Plan::Kill(n - 1));
-                return Ok(());
-            }
-        }
-        Err(io::ErrorKind::StorageFull.into())
-    }
 }

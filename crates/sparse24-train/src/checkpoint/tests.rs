@@ -1,9 +1,8 @@
-//! Round trips, damage of every kind, and the failure or death of every file operation.
+//! Round trips, refusals and rotation; damage, failures, crashes and the files of released versions have their own files.
 
 use std::{
     collections::BTreeMap,
     fs,
-    io::Write,
     num::NonZeroUsize,
     path::{Path, PathBuf},
 };
@@ -15,11 +14,12 @@ use super::{
     manifest::{MANIFEST, MASKS, MODEL, OPTIMIZER, STATE},
     *,
 };
-use crate::{
-    Error, ErrorKind,
-    disk::fault::{self, Plan},
-    tensors,
-};
+use crate::{Error, ErrorKind};
+
+mod damage;
+mod faults;
+mod golden;
+mod replay;
 
 const FILES: [&str; 5] = [MANIFEST, MODEL, OPTIMIZER, MASKS, STATE];
 
@@ -68,13 +68,6 @@ fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     result.unwrap_err().to_string()
 }
 
-/// In place: a file cut to nothing and written anew is flushed to the device by some file systems, thousands of times here.
-fn overwrite(path: &Path, bytes: &[u8]) {
-    let mut file = fs::File::options().write(true).create(true).truncate(false).open(path).unwrap();
-    file.write_all(bytes).unwrap();
-    file.set_len(bytes.len() as u64).unwrap();
-}
-
 /// A deterministic stream of numbers: splitmix64.
 struct Numbers(u64);
 
@@ -105,105 +98,6 @@ fn empty_lists_survive() {
     (bare.first_moments, bare.second_moments, bare.masks, bare.auxiliary) = Default::default();
     let path = save(directory.path(), &bare).unwrap();
     assert_eq!(load(&path).unwrap(), bare);
-}
-
-#[test]
-fn a_flip_in_any_header_byte_is_refused() {
-    let (_directory, path) = saved(1);
-    for name in FILES {
-        let file = path.join(name);
-        let good = fs::read(&file).unwrap();
-        let mut numbers = Numbers(0);
-        let is_json = name.ends_with(".json");
-        let header = if is_json { good.len() } else { 8 + u64::from_le_bytes(good[..8].try_into().unwrap()) as usize };
-        for at in (0..header).step_by(if name == MANIFEST { 3 } else { 1 }) {
-            let mut bad = good.clone();
-            bad[at] ^= 1 << numbers.below(8);
-            overwrite(&file, &bad);
-            let message = problem(load(&path));
-            assert!(message.contains(name), "{name}, byte {at}: {message}");
-        }
-        overwrite(&file, &good);
-    }
-    load(&path).unwrap();
-}
-
-#[test]
-fn two_thousand_random_flips_and_cuts_are_refused() {
-    let (_directory, path) = saved(1);
-    let mut numbers = Numbers(1);
-    for round in 0..2000 {
-        let file = path.join(FILES[numbers.below(FILES.len())]);
-        let good = fs::read(&file).unwrap();
-        let mut bad = good.clone();
-        match round % 4 {
-            0 => bad.truncate(numbers.below(good.len())),
-            1 => bad.push(numbers.below(256) as u8),
-            _ => {
-                for _ in 0..=numbers.below(8) {
-                    let at = numbers.below(bad.len());
-                    bad[at] ^= 1 << numbers.below(8);
-                }
-            }
-        }
-        overwrite(&file, &bad);
-        assert_eq!(load(&path).is_ok(), bad == good, "{}, round {round}", file.display());
-        overwrite(&file, &good);
-    }
-}
-
-/// Without the hashes: a file from elsewhere has none.
-#[test]
-fn a_damaged_tensor_file_never_panics() {
-    let (directory, path) = saved(1);
-    let good = fs::read(path.join(MODEL)).unwrap();
-    let file = directory.path().join("other.safetensors");
-    let header = 8 + u64::from_le_bytes(good[..8].try_into().unwrap()) as usize;
-    let mut opened = 0;
-    for at in 0..header {
-        for bit in [0, 1 + at % 7] {
-            let mut bad = good.clone();
-            bad[at] ^= 1 << bit;
-            overwrite(&file, &bad);
-            if let Ok(mut read) = tensors::TensorFile::open(&file) {
-                opened += 1;
-                for entry in std::mem::take(&mut read.entries) {
-                    let _ = read.floats(&entry);
-                    let _ = read.tiles(&entry);
-                }
-            }
-        }
-    }
-    assert!(opened > 0, "some flips only rename a tensor");
-}
-
-#[test]
-fn damage_names_the_file_the_tensor_and_the_bytes() {
-    let (_directory, path) = saved(1);
-    let file = path.join(MODEL);
-    let good = fs::read(&file).unwrap();
-    let data = good.len() - 4 * (40 + 128 + 8);
-
-    let mut bad = good.clone();
-    bad[data + 4 * 40 + 5] ^= 1;
-    fs::write(&file, &bad).unwrap();
-    let message = problem(load(&path));
-    let expected = format!("model.safetensors: is damaged in \"h.0.mlp.c_fc.weight\", bytes {}..{}", data + 160, data + 160 + 512);
-    assert!(message.ends_with(&expected), "{message}");
-
-    bad[10] ^= 1;
-    fs::write(&file, &bad).unwrap();
-    let expected = format!("is damaged in \"header\", bytes 0..{data}");
-    assert!(problem(load(&path)).ends_with(&expected), "{}", problem(load(&path)));
-
-    fs::write(&file, &good[..good.len() - 1]).unwrap();
-    let expected = format!("ends at byte {}, the manifest says {}, which is within \"h.0.ln_1.weight\"", good.len() - 1, good.len());
-    assert!(problem(load(&path)).ends_with(&expected), "{}", problem(load(&path)));
-
-    fs::remove_file(&file).unwrap();
-    let error = load(&path).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Input);
-    assert!(error.to_string().starts_with("cannot read ") && error.to_string().contains(MODEL), "{error}");
 }
 
 #[test]
@@ -329,70 +223,6 @@ fn rotation_waits_for_a_newer_one_that_verifies() {
     assert_eq!(discard_after(at, 20).unwrap(), [40, 50]);
     assert_eq!(latest(at).unwrap().checkpoint, Some(at.join("step-00000020")));
     assert_eq!(fs::read_dir(at).unwrap().count(), 1);
-}
-
-/// Runs `save` with a plan over a directory that holds a good checkpoint, and returns whether it went through.
-fn save_under(plan: Plan, at: &Path, old: &Checkpoint, new: &Checkpoint) -> bool {
-    let _ = fs::remove_dir_all(at);
-    save(at, old).unwrap();
-    fault::plan(plan);
-    let result = save(at, new);
-    fault::plan(Plan::Healthy);
-    if let Err(error) = &result {
-        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
-        assert!(error.to_string().contains("no storage space") && error.to_string().starts_with("cannot "), "{error}");
-    }
-    result.is_ok()
-}
-
-/// The last good checkpoint, or the new one, always loads; a second save then goes through.
-fn survives(at: &Path, old: &Checkpoint, new: &Checkpoint) {
-    let found = latest(at).unwrap();
-    assert!(found.refused.is_empty(), "{:?}", found.refused);
-    let loaded = load(&found.checkpoint.expect("one is always good")).unwrap();
-    assert!(loaded == *old || loaded == *new);
-    save(at, new).unwrap();
-    assert_eq!(load(&latest(at).unwrap().checkpoint.unwrap()).unwrap(), *new);
-}
-
-/// The second pair replaces a checkpoint of the same step.
-fn pairs() -> [(Checkpoint, Checkpoint); 2] {
-    let mut changed = sample(1);
-    changed.weights[0].values[0] = 42.0;
-    [(sample(1), sample(2)), (sample(1), changed)]
-}
-
-#[test]
-fn a_failure_of_any_operation_leaves_a_good_checkpoint_and_no_litter() {
-    let directory = tempfile::tempdir().unwrap();
-    let at = &directory.path().join("checkpoints");
-    for (old, new) in &pairs() {
-        let mut operations = 0;
-        while !save_under(Plan::FailOnce(operations), at, old, new) {
-            for entry in fs::read_dir(at).unwrap() {
-                let name = entry.unwrap().file_name();
-                assert!(name.to_str().unwrap().starts_with("step-"), "operation {operations} left {name:?}");
-            }
-            survives(at, old, new);
-            operations += 1;
-        }
-        assert!(operations > 25, "{operations}");
-    }
-}
-
-#[test]
-fn death_at_any_operation_leaves_a_good_checkpoint() {
-    let directory = tempfile::tempdir().unwrap();
-    let at = &directory.path().join("checkpoints");
-    for (old, new) in &pairs() {
-        let mut operations = 0;
-        while !save_under(Plan::Kill(operations), at, old, new) {
-            recover(at).unwrap();
-            survives(at, old, new);
-            operations += 1;
-        }
-        assert!(operations > 25, "{operations}");
-    }
 }
 
 #[test]

@@ -4,7 +4,9 @@
 //! Deliberately absent: encoding of texts larger than memory.
 
 use std::{
-    fs,
+    ffi::OsString,
+    fs::{self, File, TryLockError},
+    io::{self, ErrorKind},
     path::{Path, PathBuf},
 };
 
@@ -14,6 +16,9 @@ use super::{
     shard::{self, Origin},
 };
 use crate::{Error, disk};
+
+/// Held while a folder is made; it is removed before the folder gets its name.
+const LOCK: &str = "lock";
 
 /// Encodes a corpus into a folder for [`Dataset::from_folder`]: `train.bin`, `val.bin`, `tokenizer.json`.
 ///
@@ -29,11 +34,11 @@ pub fn prepare(corpus: &Corpus, tokenizer: Tokenizer, validation: f64, folder: &
     let dataset = Dataset::from_corpus(corpus, tokenizer, validation)?;
     let parent = disk::parent(folder);
     fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, e))?;
-    let partial = PartialFolder(disk::aside(folder));
-    fs::create_dir(&partial.0).map_err(|e| Error::io("create", folder, e))?;
+    let (partial, _lock) = PartialFolder::claim(folder)?;
     shard::write(&partial.0.join(TRAIN), dataset.train(), origin)?;
     shard::write(&partial.0.join(VALIDATION), dataset.validation(), origin)?;
     described.save(&partial.0.join(TOKENIZER))?;
+    disk::remove_file(&partial.0.join(LOCK))?;
     let failed = |e| Error::io("replace", folder, e);
     if folder.exists() {
         let replaced = PartialFolder(disk::aside(&partial.0));
@@ -52,11 +57,40 @@ pub fn prepare(corpus: &Corpus, tokenizer: Tokenizer, validation: f64, folder: &
 /// A folder that is removed with all that it holds when it goes out of scope under this name.
 struct PartialFolder(PathBuf);
 
+impl PartialFolder {
+    /// The place where a folder is made, empty but for a lock that this process holds. What a process that died left there is removed.
+    fn claim(folder: &Path) -> Result<(Self, File), Error> {
+        let path = disk::aside(folder);
+        let failed = |e| Error::io("create", folder, e);
+        match fs::create_dir(&path) {
+            Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(failed(e)),
+            _ => {}
+        }
+        let lock = File::create(path.join(LOCK)).map_err(failed)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(Error::file(folder, "is being prepared by another process; wait for it")),
+            Err(TryLockError::Error(e)) => return Err(failed(e)),
+        }
+        // The folder that was to be replaced, if the process died between taking its name away and giving it to the new one.
+        drop(Self(disk::aside(&path)));
+        for name in names(&path)?.into_iter().filter(|name| name != LOCK) {
+            fs::remove_file(path.join(name)).map_err(failed)?;
+        }
+        Ok((Self(path), lock))
+    }
+}
+
 impl Drop for PartialFolder {
     fn drop(&mut self) {
         // After the rename there is nothing here; before it, the error at hand says more than one of the removal would.
         let _ = fs::remove_dir_all(&self.0);
     }
+}
+
+fn names(folder: &Path) -> Result<Vec<OsString>, Error> {
+    let list = || fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>();
+    list().map_err(|e| Error::io("read", folder, e))
 }
 
 fn check_replaceable(folder: &Path) -> Result<(), Error> {
@@ -66,9 +100,7 @@ fn check_replaceable(folder: &Path) -> Result<(), Error> {
     if !folder.is_dir() {
         return Err(Error::file(folder, "exists and is not a folder; name a new one"));
     }
-    let failed = |e| Error::io("read", folder, e);
-    let names =
-        fs::read_dir(folder).map_err(failed)?.map(|entry| entry.map(|e| e.file_name())).collect::<Result<Vec<_>, _>>().map_err(failed)?;
+    let names = names(folder)?;
     let stranger = names.iter().find(|name| ![TRAIN, VALIDATION, TOKENIZER].iter().any(|ours| name == ours));
     if let Some(stranger) = stranger {
         let problem = format!("is not empty and holds `{}`, which `prepare` never wrote; name a new or empty folder", stranger.display());
@@ -113,6 +145,23 @@ pub(super) mod tests {
             assert_eq!(read.tokenizer(), written.tokenizer());
             assert_eq!(read.fingerprint(), written.fingerprint());
         }
+    }
+
+    #[test]
+    fn what_a_dead_process_left_is_taken_over_and_what_a_living_one_makes_is_not() {
+        let root = tempfile::tempdir().unwrap();
+        let (folder, partial) = (root.path().join("out"), root.path().join(".tmp-out"));
+        fs::create_dir(&partial).unwrap();
+        for name in [TRAIN, ".tmp-val.bin", LOCK] {
+            fs::write(partial.join(name), "half").unwrap();
+        }
+        prepared(&folder, TokenizerKind::Byte).unwrap();
+        assert_eq!(names(root.path()), ["out"]);
+        assert_eq!(names(&folder), [TOKENIZER, TRAIN, VALIDATION]);
+        let (living, _lock) = PartialFolder::claim(&folder).unwrap();
+        let message = prepared(&folder, TokenizerKind::Byte).unwrap_err().to_string();
+        assert!(message.ends_with("out: is being prepared by another process; wait for it"), "{message}");
+        assert_eq!(names(&living.0), [LOCK]);
     }
 
     #[test]

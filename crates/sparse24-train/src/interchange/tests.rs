@@ -13,7 +13,7 @@ use crate::nn::linear24::Bias;
 use crate::{
     Error,
     checkpoint::{NamedTensor, PhaseKind},
-    disk::fault::{self, Plan},
+    disk::fault::{self, Fault, Plan},
     tensors::{self, Layout},
 };
 
@@ -314,10 +314,10 @@ fn exports_that_cannot_be_leave_nothing() {
     assert!(attempt(&bad, Dtype::F16).ends_with("\"wte.weight\" holds 100000 at element 3, which is not finite in F16"));
     let mut operations = 0;
     loop {
-        fault::plan(Plan::FailOnce(operations));
+        fault::plan(Plan::Fail(operations, Fault::NoSpace));
         match export(&folder, &good, &TINY, Dtype::F32, Values::Dense) {
             Ok(_) => break,
-            Err(error) => assert!(error.to_string().contains("no storage space"), "{error}"),
+            Err(error) => assert!(error.to_string().contains("No space left on device"), "{error}"),
         }
         let left = fs::read_dir(directory.path()).unwrap().count();
         assert_eq!(left, usize::from(folder.exists()), "operation {operations}");

@@ -3,8 +3,8 @@
 //! Invariant: the lock is taken before anything else is written and is held until drop.
 
 use std::{
-    fs::{self, File, TryLockError},
-    io::{Read, Write},
+    fs::{self, DirEntry, File, TryLockError},
+    io::{self, Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -13,6 +13,13 @@ use crate::{Error, checkpoint, disk};
 const LOCK: &str = "lock";
 const CONFIG: &str = "config.toml";
 pub(super) const PLANS: &str = "plans.json";
+const PROVENANCE: &str = "provenance.json";
+const TOKENIZER: &str = "tokenizer.json";
+const METRICS: &str = "metrics.jsonl";
+const CHECKPOINTS: &str = "checkpoints";
+const LOG: &str = "log.txt";
+/// What a start writes before the configuration.
+const STARTED: [&str; 6] = [PROVENANCE, PLANS, TOKENIZER, METRICS, CHECKPOINTS, LOG];
 
 /// A run directory that this process alone may write.
 #[derive(Debug)]
@@ -23,7 +30,7 @@ pub struct RunDirectory {
 }
 
 impl RunDirectory {
-    /// Makes the directory and its parents, and locks it. One that is empty is taken as it is.
+    /// Makes the directory and its parents, and locks it. One that is empty is taken as it is, and one in which a start died is emptied.
     ///
     /// # Errors
     /// [`Error::File`] if it exists and is not an empty directory, or is in use; [`Error::Io`] if it cannot be made.
@@ -33,28 +40,23 @@ impl RunDirectory {
         }
         fs::create_dir_all(path).map_err(|e| Error::io("create", path, e))?;
         disk::sync_directory(disk::parent(path))?;
-        let occupied = |path: &Path| -> Result<Option<String>, Error> {
-            let list_error = |e| Error::io("list", path, e);
-            for entry in fs::read_dir(path).map_err(list_error)? {
-                let name = entry.map_err(list_error)?.file_name();
-                if name != LOCK {
-                    return Ok(Some(name.to_string_lossy().into_owned()));
-                }
-            }
-            Ok(None)
-        };
         // Before the lock, so that somebody else's directory gets no lock file; after it, for who was faster.
         let refuse = |name: String| {
             Error::file(path, format!("already holds {name:?}, expected a new or empty run directory; choose another, or resume this one"))
         };
-        if let Some(name) = occupied(path)? {
+        if let Some(name) = contents(path)?.occupied {
             return Err(refuse(name));
         }
         let lock = lock(path)?;
-        match occupied(path)? {
-            Some(name) => Err(refuse(name)),
-            None => Ok(Self { path: path.to_owned(), _lock: lock }),
+        let Contents { occupied, remains } = contents(path)?;
+        if let Some(name) = occupied {
+            return Err(refuse(name));
         }
+        for name in remains {
+            let remove = if path.join(&name).is_dir() { disk::remove_directory } else { disk::remove_file };
+            remove(&path.join(name))?;
+        }
+        Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
     /// Makes the directory, and in it what `fill` writes; if that fails, nothing is left.
@@ -108,7 +110,7 @@ impl RunDirectory {
     /// `provenance.json`.
     #[must_use]
     pub fn provenance(&self) -> PathBuf {
-        self.path.join("provenance.json")
+        self.path.join(PROVENANCE)
     }
 
     /// `plans.json`, where the device times choices.
@@ -120,25 +122,25 @@ impl RunDirectory {
     /// `tokenizer.json`.
     #[must_use]
     pub fn tokenizer(&self) -> PathBuf {
-        self.path.join("tokenizer.json")
+        self.path.join(TOKENIZER)
     }
 
     /// `metrics.jsonl`.
     #[must_use]
     pub fn metrics(&self) -> PathBuf {
-        self.path.join("metrics.jsonl")
+        self.path.join(METRICS)
     }
 
     /// `checkpoints/`.
     #[must_use]
     pub fn checkpoints(&self) -> PathBuf {
-        self.path.join("checkpoints")
+        self.path.join(CHECKPOINTS)
     }
 
     /// `log.txt`.
     #[must_use]
     pub fn log(&self) -> PathBuf {
-        self.path.join("log.txt")
+        self.path.join(LOG)
     }
 
     /// Writes one of these files as a whole: a reader sees the old contents or the new, also after a crash.
@@ -148,6 +150,28 @@ impl RunDirectory {
     pub fn write(&self, file: &Path, contents: &[u8]) -> Result<(), Error> {
         disk::write_atomically(file, contents)
     }
+}
+
+/// What lies in a directory besides a lock.
+struct Contents {
+    /// Something that must not be replaced.
+    occupied: Option<String>,
+    /// What a start left that died before it wrote the configuration, which it does last. No step is told in it.
+    remains: Vec<String>,
+}
+
+fn contents(path: &Path) -> Result<Contents, Error> {
+    let name = |entry: io::Result<DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
+    let list = || fs::read_dir(path)?.map(name).collect::<io::Result<Vec<_>>>();
+    let mut names = list().map_err(|e| Error::io("list", path, e))?;
+    let was_locked = names.iter().any(|name| name == LOCK);
+    names.retain(|name| name != LOCK);
+    let is_told = fs::metadata(path.join(METRICS)).is_ok_and(|metrics| metrics.len() > 0);
+    let is_ours = |name: &String| STARTED.contains(&name.as_str()) || name.starts_with(".tmp-");
+    if was_locked && !is_told && names.iter().all(is_ours) {
+        return Ok(Contents { occupied: None, remains: names });
+    }
+    Ok(Contents { occupied: names.into_iter().next(), remains: Vec::new() })
 }
 
 /// Takes the lock and leaves this process's id in it.

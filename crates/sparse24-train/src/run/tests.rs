@@ -9,7 +9,7 @@ use super::*;
 use crate::{
     Error,
     checkpoint::PhaseKind,
-    disk::fault::{self, Plan},
+    disk::fault::{self, Fault, Plan},
 };
 
 fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
@@ -77,8 +77,8 @@ fn a_failed_write_keeps_the_old_contents() {
     let run = RunDirectory::create(temporary.path()).unwrap();
     run.write(&run.config(), b"old").unwrap();
     for operation in 0..4 {
-        fault::plan(Plan::FailOnce(operation));
-        assert!(problem(run.write(&run.config(), b"new")).contains("no storage space"));
+        fault::plan(Plan::Fail(operation, Fault::NoSpace));
+        assert!(problem(run.write(&run.config(), b"new")).contains("No space left on device"));
         assert_eq!(fs::read(run.config()).unwrap(), b"old");
         assert_eq!(fs::read_dir(run.path()).unwrap().count(), 2, "operation {operation} leaves nothing aside");
     }
@@ -136,7 +136,7 @@ fn a_cut_that_fails_changes_nothing() {
     let mut log = MetricsLog::create(&path).unwrap();
     (1..=5).for_each(|step| log.append(&metrics(step)).unwrap());
     let before = fs::read(&path).unwrap();
-    fault::plan(Plan::FailOnce(0));
+    fault::plan(Plan::Fail(0, Fault::NoSpace));
     assert!(problem(MetricsLog::resume(&path, 3)).starts_with("cannot write "));
     assert_eq!(fs::read(&path).unwrap(), before);
     assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 1);

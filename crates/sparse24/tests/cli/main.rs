@@ -6,6 +6,7 @@ mod bench;
 mod configuration;
 mod divergence;
 mod evaluation;
+mod format;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod gpus;
 mod interchange;

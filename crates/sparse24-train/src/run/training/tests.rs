@@ -5,7 +5,7 @@ use std::fs;
 use super::*;
 use crate::{
     data::{Corpus, TokenizerKind},
-    disk::fault::{self, Plan},
+    disk::fault::{self, Fault, Plan},
     run::adopt,
 };
 
@@ -53,7 +53,7 @@ fn a_start_that_fails_leaves_nothing() {
     let config = tiny("fst");
     let given = weights(&config);
     let attempt = |path: &Path| Run::start(config.clone(), dataset(), Given { weights: Some(&given), plans: None }, path).is_ok();
-    let operations = failing_everywhere(Plan::FailOnce, attempt, |path| assert!(!path.exists()));
+    let operations = failing_everywhere(|at| Plan::Fail(at, Fault::NoSpace), attempt, |path| assert!(!path.exists()));
     assert!(operations > 20, "{operations}");
 }
 
@@ -75,7 +75,7 @@ fn an_adoption_that_fails_leaves_nothing() {
     let config = tiny("dense");
     let given = weights(&config);
     let attempt = |path: &Path| adopt(&config, given.clone(), Some(&Tokenizer::Byte), path).is_ok();
-    let operations = failing_everywhere(Plan::FailOnce, attempt, |path| assert!(!path.exists()));
+    let operations = failing_everywhere(|at| Plan::Fail(at, Fault::NoSpace), attempt, |path| assert!(!path.exists()));
     assert!(operations > 20, "{operations}");
 }
 

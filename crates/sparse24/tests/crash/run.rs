@@ -1,0 +1,155 @@
+//! The runs that are killed: a fraction of a second with everything in it, and what their end must be.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use crate::{
+    shim,
+    support::{Place, TINY},
+};
+
+/// The numbers of a run, as far as points in it are chosen by them.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) steps: usize,
+    /// Steps between mask searches.
+    pub(crate) refresh: usize,
+    /// Steps between checkpoints.
+    pub(crate) every: usize,
+    settings: &'static str,
+}
+
+/// Three micro-steps a step, dropout, evaluations between the checkpoints.
+pub(crate) const RICH: Shape = Shape {
+    steps: 60,
+    refresh: 4,
+    every: 7,
+    settings: "--set model.width=64 --set model.ffn_width=128 --set model.dropout=0.1 --set batch.accumulation=3 --set run.eval_every=9",
+};
+
+/// As little as has a switch, and a rotation in each phase.
+pub(crate) const SHORT: Shape = Shape { steps: 6, refresh: 2, every: 2, settings: "--set run.keep_last=1" };
+
+impl Shape {
+    /// The last step of the sparse phase.
+    pub(crate) fn switch(self) -> usize {
+        self.steps * 5 / 6
+    }
+
+    /// The line that begins a run or, once it can be resumed, goes on with it.
+    pub(crate) fn next_line(self, run: &Path) -> String {
+        let Self { steps, refresh, every, settings } = self;
+        let at = run.display();
+        if run.join("config.toml").exists() {
+            return format!("resume {at}");
+        }
+        format!("train {TINY} --set steps={steps} --set method.refresh={refresh} --checkpoint-every {every} {settings} --out {at}")
+    }
+}
+
+/// A run that nothing befell.
+pub(crate) struct Whole {
+    shape: Shape,
+    checkpoints: BTreeMap<PathBuf, Option<Vec<u8>>>,
+    metrics: Vec<Value>,
+    /// Its file operations: what, and where in the run directory.
+    pub(crate) operations: Vec<(String, PathBuf)>,
+    /// How long it took.
+    pub(crate) duration: Duration,
+}
+
+impl Whole {
+    pub(crate) fn train(place: &Place, shape: Shape) -> Self {
+        let (root, trace) = (place.path("whole"), place.path("trace"));
+        let mut command = place.command(&shape.next_line(&root));
+        shim::traced(&mut command, &root, &trace);
+        let began = Instant::now();
+        assert!(command.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success());
+        let duration = began.elapsed();
+        let operation = |line: &str| {
+            let (what, path) = line.split_once(' ').unwrap();
+            (what.to_owned(), Path::new(path).strip_prefix(&root).unwrap().to_owned())
+        };
+        let operations = fs::read_to_string(trace).unwrap().lines().map(operation).collect();
+        Self { shape, checkpoints: place.tree("whole/checkpoints"), metrics: timeless(place, "whole"), operations, duration }
+    }
+
+    /// How many operations there are below a part of the run directory.
+    pub(crate) fn operations_below(&self, part: &str) -> usize {
+        self.operations.iter().filter(|(_, path)| path.starts_with(part)).count()
+    }
+
+    /// What is different about a run that has ended; none if nothing is that should not be.
+    pub(crate) fn difference(&self, place: &Place, run: &str) -> Option<String> {
+        let found = place.tree(&format!("{run}/checkpoints"));
+        if let Some(litter) = found.keys().find(|path| !path.starts_with("step-") && !path.to_str().unwrap().starts_with("step-")) {
+            return Some(format!("{} is left", litter.display()));
+        }
+        let kept = [self.shape.switch(), self.shape.steps].map(|step| format!("step-{step:08}"));
+        let expected = self.checkpoints.iter().filter(|(path, _)| kept.iter().any(|kept| path.starts_with(kept)));
+        for (path, bytes) in expected {
+            if found.get(path) != Some(bytes) {
+                return Some(format!("{} differs", path.display()));
+            }
+        }
+        for file in ["config.toml", "tokenizer.json"] {
+            if place.read(&format!("{run}/{file}")) != place.read(&format!("whole/{file}")) {
+                return Some(format!("{file} differs"));
+            }
+        }
+        let metrics = timeless(place, run);
+        let unequal = metrics.iter().zip(&self.metrics).find(|(found, expected)| found != expected);
+        match unequal {
+            Some((found, expected)) => Some(format!("metrics: {found}, expected {expected}")),
+            None if metrics.len() != self.metrics.len() => Some(format!("metrics of {} steps", metrics.len())),
+            None => None,
+        }
+    }
+}
+
+/// The metrics without what clocks say.
+fn timeless(place: &Place, run: &str) -> Vec<Value> {
+    let mut metrics = place.metrics(run);
+    for line in &mut metrics {
+        assert!(line.as_object_mut().unwrap().remove("tokens_per_s").is_some());
+    }
+    metrics
+}
+
+/// The order on which everything rests: what a checkpoint's steps measured is on the device before the checkpoint has its name, so are its
+/// files and its directory, and the manifest is written last; nothing older goes before the name is on the device.
+#[test]
+fn everything_is_synced_before_what_relies_on_it() {
+    let place = Place::new();
+    let whole = Whole::train(&place, RICH);
+    // Beside the writer, the run tells its steps.
+    let of_a_save = |(what, path): &&(String, PathBuf)| path.starts_with("checkpoints") || what == "fdatasync";
+    let told = |(what, path): &(String, PathBuf)| format!("{what} {}", path.file_name().unwrap().to_str().unwrap());
+    let mut operations: Vec<String> = whole.operations.iter().filter(of_a_save).map(told).collect();
+    // A file is written in pieces, and removed in any order.
+    operations.dedup();
+    operations.retain(|operation| !operation.starts_with("unlinkat "));
+    let first = operations.iter().position(|operation| operation == "mkdir checkpoints").unwrap();
+    operations.remove(first);
+    let saves: Vec<&[String]> = operations.split_inclusive(|operation| operation == "fsync checkpoints").collect();
+    assert_eq!(saves.len(), RICH.steps / RICH.every + 2, "every so many steps, at the switch and at the end");
+    for save in saves {
+        let named = save.iter().position(|operation| operation.starts_with("rename step-")).unwrap();
+        let name = save[named].strip_prefix("rename ").unwrap();
+        let file = |file: &str| ["open", "write", "fsync"].map(|what| format!("{what} {file}"));
+        let mut expected = vec!["fdatasync metrics.jsonl".to_owned(), format!("mkdir .tmp-{name}")];
+        for name in ["model.safetensors", "optimizer.safetensors", "masks.safetensors", "state.json", "manifest.json"] {
+            expected.extend(file(name));
+        }
+        expected.extend([format!("fsync .tmp-{name}"), format!("rename {name}"), "fsync checkpoints".to_owned()]);
+        let removed = save.iter().take_while(|operation| operation.starts_with("rename .tmp-step-")).count();
+        assert_eq!(save[removed..], expected);
+    }
+}

@@ -1,0 +1,178 @@
+// Stands between the command and the kernel (LD_PRELOAD), counts the operations that change files below a folder, and lets one fail, or
+// ends the process there.
+//
+//   SHIM_ROOT   the folder; paths that begin so are counted, from 0
+//   SHIM_PLAN   none                nothing happens
+//               kill N              the process dies before operation N; a write is half done
+//               later N US          the process dies so many microseconds after operation N
+//               fail N ERRNO        operation N fails
+//               every N ERRNO       operations N-1, 2N-1, ... fail
+//               short N             the write that is operation N, or the next one, does half
+//               full N              from operation N on, whatever takes room fails with ENOSPC
+//   SHIM_TRACE  a file; one line an operation is added to it
+//
+// Invariant: an operation that is let through is the kernel's own. Deliberately absent: operations that only read.
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
+
+static atomic_long counter;
+
+// What becomes of an operation.
+enum verdict { GO, HALF, FAIL };
+
+static void die(void) {
+    kill(getpid(), SIGKILL);
+    for (;;) pause();
+}
+
+static void die_later(long microseconds) {
+    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGKILL};
+    struct itimerspec when = {.it_value = {microseconds / 1000000, microseconds % 1000000 * 1000 + 1}};
+    timer_t timer;
+    if (timer_create(CLOCK_MONOTONIC, &event, &timer) == 0) timer_settime(timer, 0, &when, NULL);
+}
+
+static void trace(const char *name, const char *path) {
+    const char *file = getenv("SHIM_TRACE");
+    if (!file) return;
+    static int (*real_open)(const char *, int, ...);
+    static ssize_t (*real_write)(int, const void *, size_t);
+    if (!real_open) real_open = dlsym(RTLD_NEXT, "open64");
+    if (!real_write) real_write = dlsym(RTLD_NEXT, "write");
+    char line[8192];
+    int length = snprintf(line, sizeof line, "%s %s\n", name, path);
+    int fd = real_open(file, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
+    if (fd >= 0) {
+        if (real_write(fd, line, (size_t)length) < 0) _exit(99);
+        close(fd);
+    }
+}
+
+static enum verdict verdict(const char *name, const char *path, int takes_room) {
+    const char *root = getenv("SHIM_ROOT"), *plan = getenv("SHIM_PLAN");
+    if (!root || !plan || strncmp(path, root, strlen(root)) != 0) return GO;
+    long now = atomic_fetch_add(&counter, 1), n = 0, argument = 0;
+    char what[16] = "";
+    sscanf(plan, "%15s %ld %ld", what, &n, &argument);
+    int is_write = strcmp(name, "write") == 0;
+    trace(name, path);
+    if (strcmp(what, "kill") == 0 && now == n) {
+        if (is_write) return HALF;
+        die();
+    }
+    if (strcmp(what, "later") == 0 && now == n) die_later(argument);
+    if (strcmp(what, "short") == 0 && now >= n && is_write) {
+        setenv("SHIM_PLAN", "none", 1);
+        return HALF;
+    }
+    if (strcmp(what, "full") == 0 && now >= n && takes_room) {
+        errno = ENOSPC;
+        return FAIL;
+    }
+    if ((strcmp(what, "fail") == 0 && now == n) || (strcmp(what, "every") == 0 && now % n == n - 1)) {
+        errno = (int)argument;
+        return FAIL;
+    }
+    return GO;
+}
+
+// The path of an open file, or of a name relative to an open folder.
+static const char *of_fd(int fd, char *buffer, size_t size) {
+    char link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, buffer, size - 1);
+    buffer[length < 0 ? 0 : length] = 0;
+    return buffer;
+}
+
+static const char *at(int folder, const char *name, char *buffer, size_t size) {
+    if (name[0] == '/' || folder == AT_FDCWD) return name;
+    of_fd(folder, buffer, size);
+    size_t length = strlen(buffer);
+    snprintf(buffer + length, size - length, "/%s", name);
+    return buffer;
+}
+
+#define REAL(type, name, ...) \
+    static type (*real)(__VA_ARGS__); \
+    if (!real) real = dlsym(RTLD_NEXT, name)
+
+static int opens_to_write(int flags) { return (flags & O_ACCMODE) != O_RDONLY || flags & (O_CREAT | O_TRUNC); }
+
+#define OPEN(name) \
+    int name(const char *path, int flags, ...) { \
+        REAL(int, #name, const char *, int, ...); \
+        va_list rest; \
+        va_start(rest, flags); \
+        mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0; \
+        va_end(rest); \
+        if (opens_to_write(flags) && verdict("open", path, flags & O_CREAT) == FAIL) return -1; \
+        return real(path, flags, mode); \
+    }
+OPEN(open)
+OPEN(open64)
+
+ssize_t write(int fd, const void *bytes, size_t size) {
+    REAL(ssize_t, "write", int, const void *, size_t);
+    char path[4096];
+    switch (verdict("write", of_fd(fd, path, sizeof path), 1)) {
+    case FAIL: return -1;
+    case GO: return real(fd, bytes, size);
+    case HALF: break;
+    }
+    ssize_t written = real(fd, bytes, (size + 1) / 2);
+    if (strncmp(getenv("SHIM_PLAN"), "kill", 4) == 0) die();
+    return written;
+}
+
+#define ON_FD(name) \
+    int name(int fd) { \
+        REAL(int, #name, int); \
+        char path[4096]; \
+        return verdict(#name, of_fd(fd, path, sizeof path), 1) == FAIL ? -1 : real(fd); \
+    }
+ON_FD(fsync)
+ON_FD(fdatasync)
+
+int ftruncate64(int fd, off64_t length) {
+    REAL(int, "ftruncate64", int, off64_t);
+    char path[4096];
+    return verdict("ftruncate", of_fd(fd, path, sizeof path), 0) == FAIL ? -1 : real(fd, length);
+}
+
+int rename(const char *from, const char *to) {
+    REAL(int, "rename", const char *, const char *);
+    return verdict("rename", to, 0) == FAIL ? -1 : real(from, to);
+}
+
+int mkdir(const char *path, mode_t mode) {
+    REAL(int, "mkdir", const char *, mode_t);
+    return verdict("mkdir", path, 1) == FAIL ? -1 : real(path, mode);
+}
+
+#define REMOVE(name) \
+    int name(const char *path) { \
+        REAL(int, #name, const char *); \
+        return verdict(#name, path, 0) == FAIL ? -1 : real(path); \
+    }
+REMOVE(unlink)
+REMOVE(rmdir)
+
+int unlinkat(int folder, const char *name, int flags) {
+    REAL(int, "unlinkat", int, const char *, int);
+    char path[4096];
+    return verdict("unlinkat", at(folder, name, path, sizeof path), 0) == FAIL ? -1 : real(folder, name, flags);
+}
