@@ -57,7 +57,7 @@ pub fn memory_bound(input: usize) -> u64 {
     2 * input as u64 + (64 << 20)
 }
 
-/// Longer than any message needs to be; what it quotes of a file is cut.
+/// In characters; what a message quotes of a file is cut.
 const LONGEST_MESSAGE: usize = 2000;
 
 /// A refusal is one short printable sentence that names the file, or the key.
@@ -65,6 +65,6 @@ fn refused(error: &Error, names: &str) {
     let message = error.to_string();
     assert!(message.contains(names), "does not name {names:?}: {message}");
     assert!(!message.contains(char::is_control), "is more than a line of text: {message:?}");
-    assert!(message.len() <= LONGEST_MESSAGE, "takes {} bytes: {message:.200}", message.len());
+    assert!(message.chars().count() <= LONGEST_MESSAGE, "is longer than any message needs to be: {message}");
     assert!(matches!(error.kind(), ErrorKind::Configuration | ErrorKind::Input), "blames the machine: {message}");
 }

@@ -7,5 +7,6 @@ mod hardening {
     mod mutation;
     mod no_file;
     mod random;
+    mod refusals;
     mod trial;
 }

@@ -447,9 +447,12 @@ fn on_preset(preset: Option<&str>, document: Table) -> Result<Table, Error> {
     Ok(table)
 }
 
+/// In bytes, some fifty configurations; parsing takes a hundred times as much memory.
+const LONGEST_DOCUMENT: u64 = 1 << 16;
+
 fn read_table(path: &Path) -> Result<Table, Error> {
     let refuse = |line: usize, problem: &str| Error::setting(format!("line {line}"), problem.replace('\n', ", "));
-    let bytes = disk::read_small(path, 1 << 20).map_err(|e| e.expecting("a TOML file; `sparse24 config` prints one"))?;
+    let bytes = disk::read_small(path, LONGEST_DOCUMENT).map_err(|e| e.expecting("a TOML file; `sparse24 config` prints one"))?;
     let line = |at: usize| 1 + bytes.iter().take(at).filter(|&&byte| byte == b'\n').count();
     let text = str::from_utf8(&bytes).map_err(|error| refuse(line(error.valid_up_to()), "is not UTF-8 text"))?;
     text.parse::<Table>().map_err(|error| refuse(line(error.span().map_or(0, |span| span.start)), error.message()))

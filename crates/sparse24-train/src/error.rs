@@ -263,23 +263,14 @@ impl Error {
     }
 }
 
-/// What a message may quote of a file: control characters are escaped, and of a long text the middle is left out.
+/// What a message may quote of a file: no control characters, and of a long text both ends.
 #[cfg(feature = "run")]
 fn printable(text: &str) -> String {
-    /// Characters of either end that stay.
-    const END: usize = 500;
-    let escaped = |part: &str| {
-        part.chars().fold(String::new(), |mut text, c| {
-            if c.is_control() {
-                text.extend(c.escape_default())
-            } else {
-                text.push(c)
-            }
-            text
-        })
-    };
+    /// In characters.
+    const END: usize = 300;
+    let plain = |part: &str| part.replace(char::is_control, "\u{fffd}");
     match (text.char_indices().nth(END), text.char_indices().nth_back(END)) {
-        (Some((head, _)), Some((tail, _))) if head < tail => format!("{} [...] {}", escaped(&text[..head]), escaped(&text[tail..])),
-        _ => escaped(text),
+        (Some((head, _)), Some((tail, _))) if head < tail => format!("{} [...] {}", plain(&text[..head]), plain(&text[tail..])),
+        _ => plain(text),
     }
 }

@@ -64,6 +64,7 @@ pub(super) fn attacks() -> Vec<Vec<u8>> {
         "{\"__metadata__\":7,\"__metadata__\":{\"a\":[]}}",
         &one(r#"{"dtype":"F32","shape":[4,4],"data_offsets":[0,64],"extra":0}"#),
         &one(r#"{"dtype":"F32","dtype":"F32","shape":[4,4],"data_offsets":[0,64]}"#),
+        &one(r#"["F32",[4,4],[0,64]]"#),
         &one(r#"{"dtype":"F33","shape":[4,4],"data_offsets":[0,64]}"#),
         &one(r#"{"dtype":"F32","shape":[4,-4],"data_offsets":[0,64]}"#),
         &one(r#"{"dtype":"F32","shape":[4,4.0],"data_offsets":[0,64]}"#),

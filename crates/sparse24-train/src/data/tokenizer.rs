@@ -62,9 +62,15 @@ impl Tokenizer {
         match kind {
             TokenizerKind::Byte => Ok(Self::Byte),
             TokenizerKind::Character => {
-                let mut seen = vec![false; char::MAX as usize + 1];
-                text.chars().for_each(|c| seen[c as usize] = true);
-                Ok(Self::Character((0..=char::MAX as u32).filter(|&c| seen[c as usize]).filter_map(char::from_u32).collect()))
+                let mut seen = Vec::new();
+                for c in text.chars().map(|c| c as usize) {
+                    if c >= seen.len() {
+                        seen.resize(c + 1, false);
+                    }
+                    seen[c] = true;
+                }
+                let seen = (0..).zip(seen).filter_map(|(c, seen)| if seen { char::from_u32(c) } else { None });
+                Ok(Self::Character(seen.collect()))
             }
             #[cfg(feature = "tokenizers")]
             TokenizerKind::Gpt2 => Ok(Self::Gpt2),

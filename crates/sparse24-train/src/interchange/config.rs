@@ -41,8 +41,12 @@ struct Raw {
     n_positions: usize,
     vocab_size: usize,
     n_inner: Option<usize>,
-    #[serde(flatten)]
-    others: serde_json::Map<String, Value>,
+    activation_function: Option<Value>,
+    layer_norm_epsilon: Option<Value>,
+    tie_word_embeddings: Option<Value>,
+    scale_attn_weights: Option<Value>,
+    scale_attn_by_inverse_layer_idx: Option<Value>,
+    add_cross_attention: Option<Value>,
 }
 
 impl Gpt2Config {
@@ -76,15 +80,15 @@ impl Gpt2Config {
             _ => found == expected,
         };
         let expected = [
-            ("activation_function", vec![json!("gelu_new"), json!("gelu_pytorch_tanh")]),
-            ("layer_norm_epsilon", vec![json!(1e-5)]),
-            ("tie_word_embeddings", vec![json!(true)]),
-            ("scale_attn_weights", vec![json!(true)]),
-            ("scale_attn_by_inverse_layer_idx", vec![json!(false)]),
-            ("add_cross_attention", vec![json!(false)]),
+            ("activation_function", &raw.activation_function, vec![json!("gelu_new"), json!("gelu_pytorch_tanh")]),
+            ("layer_norm_epsilon", &raw.layer_norm_epsilon, vec![json!(1e-5)]),
+            ("tie_word_embeddings", &raw.tie_word_embeddings, vec![json!(true)]),
+            ("scale_attn_weights", &raw.scale_attn_weights, vec![json!(true)]),
+            ("scale_attn_by_inverse_layer_idx", &raw.scale_attn_by_inverse_layer_idx, vec![json!(false)]),
+            ("add_cross_attention", &raw.add_cross_attention, vec![json!(false)]),
         ];
-        for (key, admitted) in expected {
-            if let Some(found) = raw.others.get(key).filter(|found| !admitted.iter().any(|value| same(found, value))) {
+        for (key, found, admitted) in expected {
+            if let Some(found) = found.as_ref().filter(|found| !admitted.iter().any(|value| same(found, value))) {
                 return refuse(format!("{key} is {found}, expected {}; this model computes nothing else", admitted[0]));
             }
         }

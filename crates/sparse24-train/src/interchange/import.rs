@@ -24,23 +24,26 @@ use crate::{
 pub fn import(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<Vec<NamedTensor>, Error> {
     let path = &if path.is_dir() { weights_in(path)? } else { path.to_owned() };
     let mut file = TensorFile::open(path).map_err(|e| e.expecting("a safetensors file, or a folder with a model.safetensors"))?;
-    let mut found = HashMap::new();
-    for entry in std::mem::take(&mut file.entries) {
-        let name = entry.name.strip_prefix(PREFIX).unwrap_or(&entry.name).to_owned();
-        if name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") {
-            continue;
+    let mut entries = std::mem::take(&mut file.entries);
+    entries.retain_mut(|entry| {
+        if entry.name.starts_with(PREFIX) {
+            entry.name.drain(..PREFIX.len());
         }
-        if let Some(twin) = found.insert(name, entry) {
-            return Err(file.refuse(&twin, "stands twice, with and without the prefix \"transformer.\""));
+        !entry.name.ends_with(".attn.bias") && !entry.name.ends_with(".attn.masked_bias")
+    });
+    let mut found = HashMap::with_capacity(entries.len());
+    for entry in &entries {
+        if found.insert(entry.name.as_str(), entry).is_some() {
+            return Err(file.refuse(entry, "stands twice, with and without the prefix \"transformer.\""));
         }
     }
     let head = found.remove("lm_head.weight");
     refuse_others(&mut file, &found, expected)?;
     let mut tensors = Vec::with_capacity(expected.len());
     for (name, shape) in expected {
-        let entry = found.get(name).ok_or_else(|| missing(path, name))?;
+        let entry = found.get(name.as_str()).ok_or_else(|| missing(path, name))?;
         let values = read(&mut file, entry, name, shape)?;
-        if let Some(head) = head.as_ref().filter(|_| name == "wte.weight")
+        if let Some(head) = head.filter(|_| name == "wte.weight")
             && (head.shape != entry.shape || file.floats(head)? != values)
         {
             return Err(file.refuse(head, "differs from \"wte.weight\": the head is not tied to the embedding, which this model needs"));
@@ -67,10 +70,10 @@ fn weights_in(folder: &Path) -> Result<std::path::PathBuf, Error> {
 }
 
 /// Refuses tensors that have no place, but for biases that do nothing.
-fn refuse_others(file: &mut TensorFile, found: &HashMap<String, Entry>, expected: &[(String, Vec<usize>)]) -> Result<(), Error> {
+fn refuse_others(file: &mut TensorFile, found: &HashMap<&str, &Entry>, expected: &[(String, Vec<usize>)]) -> Result<(), Error> {
     let expected: HashSet<_> = expected.iter().map(|(name, _)| name.as_str()).collect();
-    let mut others: Vec<_> = found.iter().filter(|(name, _)| !expected.contains(name.as_str())).collect();
-    others.sort_unstable_by_key(|(name, _)| name.as_str());
+    let mut others: Vec<_> = found.iter().filter(|(name, _)| !expected.contains(*name)).collect();
+    others.sort_unstable_by_key(|(name, _)| *name);
     for (name, entry) in others {
         let weight = name.strip_suffix(".bias").map(|layer| format!("{layer}.weight"));
         if !weight.is_some_and(|weight| expected.contains(weight.as_str())) {

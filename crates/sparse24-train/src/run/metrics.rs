@@ -8,6 +8,7 @@ use std::{
     collections::BTreeMap,
     fs::File,
     io::{BufRead, BufReader, ErrorKind, Read, Write},
+    iter,
     path::{Path, PathBuf},
 };
 
@@ -148,17 +149,25 @@ impl MetricsLog {
         Ok(move || file.sync_data().map_err(|e| Error::io("sync", path, e)))
     }
 
-    /// All steps of a file, for reports; a broken last line is passed over.
+    /// The steps of a file, one at a time; a broken last line is passed over.
+    ///
+    /// # Errors
+    /// As [`MetricsLog::resume`]; an item's error is the last item that counts.
+    pub fn steps(path: &Path) -> Result<impl Iterator<Item = Result<StepMetrics, Error>>, Error> {
+        let mut lines = Lines::open(path)?;
+        Ok(iter::from_fn(move || match lines.next() {
+            Ok(Some(Line::Whole(metrics))) => Some(Ok(metrics)),
+            Ok(_) => None,
+            Err(error) => Some(Err(error)),
+        }))
+    }
+
+    /// All [`MetricsLog::steps`] at once, which take several times the memory of their text.
     ///
     /// # Errors
     /// As [`MetricsLog::resume`].
     pub fn read(path: &Path) -> Result<Vec<StepMetrics>, Error> {
-        let mut all = Vec::new();
-        let mut lines = Lines::open(path)?;
-        while let Some(Line::Whole(metrics)) = lines.next()? {
-            all.push(metrics);
-        }
-        Ok(all)
+        Self::steps(path)?.collect()
     }
 }
 

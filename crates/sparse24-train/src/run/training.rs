@@ -345,7 +345,7 @@ impl Run {
         };
         let steps = self.trainer.step();
         if last.is_none() {
-            last = MetricsLog::read(&self.directory.metrics())?.pop().filter(|metrics| metrics.step == steps);
+            last = MetricsLog::steps(&self.directory.metrics())?.last().transpose()?.filter(|metrics| metrics.step == steps);
         }
         let loss = last.map(|metrics| metrics.loss);
         let run = self.path().to_owned();

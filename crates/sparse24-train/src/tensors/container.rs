@@ -123,6 +123,10 @@ impl<'de> Deserialize<'de> for Header {
                     if name.len() > LONGEST_NAME {
                         return Err(A::Error::custom(format_args!("a name of {} bytes, expected at most {LONGEST_NAME}", name.len())));
                     }
+                    // Names are listed on terminals.
+                    if name.contains(char::is_control) {
+                        return Err(A::Error::custom(format_args!("the name {name:?} has control characters, expected none")));
+                    }
                     if name == "__metadata__" {
                         map.next_value::<IgnoredAny>()?;
                     } else {

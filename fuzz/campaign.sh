@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# Fuzzes every target at once, one process each, and goes on where an earlier campaign in the same folder ended.
+#
+#   campaign.sh FOLDER [SECONDS]     70 seconds unless said
+#
+# FOLDER gets corpora/TARGET/, findings/, logs/ and totals.tsv. It needs two programs beside it in $PROGRAMS: `any` and `seeds`; without
+# that variable they are built here, for which rustup's nightly toolchain and cargo-fuzz must be there. Ends with 1 if there are findings.
+set -euo pipefail
+
+folder=$(mkdir -p "$1" && cd "$1" && pwd)
+seconds=${2:-70}
+targets="config_document config_settings safetensors_prune safetensors_import huggingface_config checkpoint_manifest checkpoint_tensors
+    checkpoint_masks checkpoint_state token_shard token_folder tokenizer_file corpus_text metrics_log"
+
+if [ -z "${PROGRAMS:-}" ]; then
+    cd "$(dirname "$0")"
+    # Without a sanitizer: no target has `unsafe` of its own. Overflows and memory are checked all the same.
+    cargo +nightly fuzz build --fuzz-dir . --sanitizer none any
+    cargo +nightly build --release --bin seeds
+    PROGRAMS=$folder/programs
+    mkdir -p "$PROGRAMS"
+    built=${CARGO_TARGET_DIR:-target}
+    strip -o "$PROGRAMS/any" "$built"/*-unknown-*/release/any
+    strip -o "$PROGRAMS/seeds" "$built/release/seeds"
+fi
+
+mkdir -p "$folder"/{findings,logs}
+[ -d "$folder/corpora" ] || "$PROGRAMS/seeds" "$folder/corpora"
+touch "$folder/totals.tsv"
+# In memory: a loader reads files, and libFuzzer writes thousands a second.
+TMPDIR=$(mktemp -d -p "$([ -w /dev/shm ] && echo /dev/shm || echo /tmp)")
+export TMPDIR
+trap 'rm -rf "$TMPDIR"' EXIT
+
+# Every line of libFuzzer after the second in which it was said.
+fuzz() {
+    local name=$1 left
+    local end=$((SECONDS + seconds))
+    # A finding ends the process, not the campaign.
+    for _ in {1..20}; do
+        left=$((end - SECONDS))
+        [ "$left" -gt 0 ] || break
+        TIMEFORMAT='cpu %U %S'
+        { time SPARSE24_FUZZ_TARGET=$name nice -n 19 "$PROGRAMS/any" -max_total_time="$left" -timeout=1 -rss_limit_mb=512 -max_len=8192 \
+            -print_final_stats=1 -artifact_prefix="$folder/findings/$name-" "$folder/corpora/$name"; } 2>&1 || true
+    done | while IFS= read -r line; do printf '%(%s)T %s\n' -1 "$line"; done > "$folder/logs/$name.log"
+}
+
+# Adds a log to what totals.tsv says of its target: name, CPU seconds, executions, edges covered, CPU seconds since the last new one.
+add() {
+    LC_ALL=C awk -v name="$1" -v total="$(grep -P "^$1\t" "$folder/totals.tsv" || true)" '
+        BEGIN { split(total, before, "\t") }
+        NR == 1 { began = $1 }
+        { ended = $1 }
+        $2 == "cpu" { cpu += $3 + $4 }
+        $2 == "stat::number_of_executed_units:" { executions += $3 }
+        # Until it has begun, it finds again what the corpus holds.
+        $2 == "INFO:" { begun = 0 }
+        $4 == "cov:" && $5 > most { most = $5; if (begun) { found = 1; last = $1 } }
+        $3 == "INITED" { begun = 1 }
+        END {
+            # The share of the CPU that the process had.
+            share = ended > began ? cpu / (ended - began) : 1
+            quiet = found ? (ended - last) * share : before[5] + cpu
+            printf "%s\t%.0f\t%d\t%d\t%.0f\n", name, before[2] + cpu, before[3] + executions, most, quiet
+        }' "$folder/logs/$1.log"
+}
+
+for name in $targets; do fuzz "$name" & done
+wait
+for name in $targets; do add "$name"; done > "$folder/totals.new"
+mv "$folder/totals.new" "$folder/totals.tsv"
+
+awk -F '\t' 'BEGIN { printf "%-20s %10s %14s %8s %12s\n", "target", "CPU min", "executions", "edges", "quiet min" }
+    { printf "%-20s %10.1f %14d %8d %12.1f\n", $1, $2 / 60, $3, $4, $5 / 60; cpu += $2; executions += $3 }
+    END { printf "%-20s %10.1f %14d\n", "all", cpu / 60, executions }' "$folder/totals.tsv"
+
+status=0
+for finding in "$folder"/findings/*; do
+    [ -e "$finding" ] || continue
+    status=1
+    name=$(basename "$finding")
+    # A timeout may be the machine's: it counts if it comes again alone.
+    if SPARSE24_FUZZ_TARGET=${name%-*-*} "$PROGRAMS/any" -timeout=1 -rss_limit_mb=512 "$finding" > "$folder/logs/$name.log" 2>&1; then
+        echo "finding $name: not seen again"
+    else
+        echo "finding $name: $(grep -m 1 -A 1 -E 'panicked|ERROR' "$folder/logs/$name.log" | tr '\n' ' ' | cut -c 1-400)"
+    fi
+done
+exit $status

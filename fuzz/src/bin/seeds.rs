@@ -1,0 +1,17 @@
+//! Writes the seeds of every target into a folder, one folder a target.
+
+use std::{env, fs, io, path::PathBuf};
+
+use sparse24_tests::hardening::TARGETS;
+
+fn main() -> io::Result<()> {
+    let corpora = PathBuf::from(env::args_os().nth(1).expect("an argument: the folder of the corpora"));
+    for target in &TARGETS {
+        let corpus = corpora.join(target.name);
+        fs::create_dir_all(&corpus)?;
+        for (number, seed) in (target.seeds)().iter().enumerate() {
+            fs::write(corpus.join(format!("seed-{number:03}")), seed)?;
+        }
+    }
+    Ok(())
+}
