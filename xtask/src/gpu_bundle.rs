@@ -54,36 +54,23 @@ fn clear(out: &Path) -> Result<()> {
     if is_bundle {
         fs::remove_dir_all(out)?;
     }
-    Ok(fs::create_dir_all(out.join("benches"))?)
+    Ok(fs::create_dir_all(out)?)
 }
 
-/// Builds everything and says where it lies: its path in the bundle, and that of the binary.
+/// Builds everything and says where it lies: its name in the bundle, and the binary's path.
 fn build(root: &Path) -> Result<Vec<(String, PathBuf)>> {
-    let cargo = || Command::new(env!("CARGO"));
-    let metadata = output(cargo().args(["metadata", "--no-deps", "--format-version", "1"]), root)?;
-    let mut command = cargo();
+    let mut command = Command::new(env!("CARGO"));
     command.args(["build", "--release", "-p", PACKAGE, "-p", "sparse24-train", "-p", "sparse24", "--features", "sparse24-train/cuda"]);
     command.args(["--test", "gpu", "--test", "training", "--bin", "sparse24"]);
-    command.args(benches(&metadata)?.iter().flat_map(|name| ["--bench", name]));
     let messages = output(command.arg("--message-format=json-render-diagnostics"), root)?;
     messages.lines().filter_map(|line| binary(line).transpose()).collect()
-}
-
-/// The benches of the package, from `cargo metadata`.
-fn benches(metadata: &str) -> Result<Vec<String>> {
-    let metadata: Value = serde_json::from_str(metadata)?;
-    let packages = metadata["packages"].as_array().ok_or("cargo metadata without packages")?;
-    let targets = packages.iter().filter(|package| package["name"] == PACKAGE).filter_map(|package| package["targets"].as_array());
-    let benches = targets.flatten().filter(|target| target["kind"][0] == "bench").filter_map(|target| target["name"].as_str());
-    Ok(benches.map(str::to_owned).collect())
 }
 
 /// The binary that a message of `cargo build` is about, if it is about one.
 fn binary(message: &str) -> Result<Option<(String, PathBuf)>> {
     let message: Value = serde_json::from_str(message)?;
-    let (kind, name) = (message["target"]["kind"][0].as_str(), message["target"]["name"].as_str());
-    let (Some(kind), Some(name), Some(file)) = (kind, name, message["executable"].as_str()) else { return Ok(None) };
-    Ok(Some((if kind == "bench" { format!("benches/{name}") } else { name.to_owned() }, file.into())))
+    let named = message["target"]["name"].as_str().zip(message["executable"].as_str());
+    Ok(named.map(|(name, file)| (name.to_owned(), file.into())))
 }
 
 #[cfg(test)]
@@ -91,15 +78,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn benches_and_binaries_are_told_from_the_rest() {
-        let metadata = r#"{"packages": [
-            {"name": "sparse24-cuda", "targets": [{"kind": ["lib"], "name": "a"}, {"kind": ["bench"], "name": "b"}, {"kind": ["test"], "name": "gpu"}]},
-            {"name": "sparse24-cpu", "targets": [{"kind": ["bench"], "name": "c"}]}]}"#;
-        assert_eq!(benches(metadata).unwrap(), ["b"]);
-        let message = |kind, executable| format!(r#"{{"target": {{"kind": ["{kind}"], "name": "x"}}, "executable": {executable}}}"#);
-        assert_eq!(binary(&message("bench", r#""/t/x-1""#)).unwrap(), Some(("benches/x".into(), "/t/x-1".into())));
-        assert_eq!(binary(&message("test", r#""/t/x-1""#)).unwrap(), Some(("x".into(), "/t/x-1".into())));
-        assert_eq!(binary(&message("lib", "null")).unwrap(), None);
+    fn binaries_are_told_from_the_rest() {
+        let message = |executable| format!(r#"{{"target": {{"kind": ["test"], "name": "x"}}, "executable": {executable}}}"#);
+        assert_eq!(binary(&message(r#""/t/x-1""#)).unwrap(), Some(("x".into(), "/t/x-1".into())));
+        assert_eq!(binary(&message("null")).unwrap(), None);
         assert_eq!(binary(r#"{"reason": "build-finished", "success": true}"#).unwrap(), None);
     }
 
@@ -108,12 +90,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("x/kept");
         clear(&folder.path().join("x")).unwrap();
-        fs::remove_dir(folder.path().join("x/benches")).unwrap();
         clear(&folder.path().join("x")).unwrap();
         fs::write(&file, "").unwrap();
         assert!(clear(&folder.path().join("x")).is_err() && file.exists());
         fs::write(folder.path().join("x/run.sh"), RUN).unwrap();
         clear(&folder.path().join("x")).unwrap();
-        assert!(!file.exists() && folder.path().join("x/benches").is_dir());
+        assert!(!file.exists() && folder.path().join("x").is_dir());
     }
 }

@@ -24,7 +24,7 @@ usage: cargo xtask <task>
   kernels [NAME...] [--arch ARCHITECTURE]... [--out DIR]
                                   compile CUDA kernels, without a GPU, and check what the compiler made of them
   gpu-bundle [--arch ARCHITECTURE]... [--out DIR]
-                                  pack tests, benches and the command for GPU hosts without Rust";
+                                  pack tests and the command for GPU hosts without Rust";
 
 /// What a command prints, run in a folder.
 fn output(command: &mut Command, directory: &Path) -> Result<String> {

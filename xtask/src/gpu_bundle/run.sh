@@ -77,14 +77,7 @@ sanitize() {
     done
 }
 
-bench() {
-    local bench
-    for bench in benches/*; do
-        [ -e "$bench" ] || continue
-        echo "== $bench ($SECONDS s)"
-        "$bench"
-    done
-}
+bench() { ./sparse24 bench; }
 
 ./sparse24 doctor
 case "${1:-}" in

@@ -5,14 +5,12 @@ use sparse24_cuda::{
     bench::{Bench, Effort, Outcome, Size, cases},
 };
 
-use crate::support::{affordable, on_gpu};
+use crate::support::on_gpu;
 
 #[test]
+#[ignore = "takes half a minute"]
 fn every_case_is_right_and_has_a_time() {
     on_gpu(|_| {
-        if !affordable(1 << 30) {
-            return;
-        }
         let device = Device::open(&Settings::default()).expect("it opened before");
         let mut bench = Bench::new(device, Effort::Quick).expect("the machine answers");
         let sizes = [Size::Width(128), Size::Matrix([1000, 264])];

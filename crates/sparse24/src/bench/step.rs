@@ -1,12 +1,12 @@
 //! Where the time of a steady training step goes, by kind of work: the trainer as it is, on random tokens.
 //!
-//! Steps are timed without a profile first. Then a few run under one, which takes a little longer, since events stand around each launch: shares
-//! are of those steps. What no span covers is the GPU waiting, for the host or between two launches.
+//! Steps are timed without a profile first. Then a few run under one, which takes longer, since each launch is queued between events instead of
+//! replayed with others: shares are of those steps. What no span covers is the GPU waiting, for the host or between two launches.
 
 use std::{collections::BTreeMap, time::Instant};
 
 use serde::Serialize;
-use sparse24_cuda::profile::{Kind, Span, Work};
+use sparse24_cuda::profile::{Kind, Profile, Span, Work};
 use sparse24_train::{
     Error,
     backend::{BackendSettings, cuda::CudaBackend},
@@ -80,26 +80,10 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
     let batches = Random { tokens: recipe.batch.sequences * recipe.batch.context, vocabulary: vocabulary as u32 };
     let (timed, profiled) = if args.quick { (3, 1) } else { (10, 3) };
     note(format_args!("{} steps of {} tokens to warm up, {timed} timed, {profiled} profiled", FIRST, recipe.tokens_per_step()));
-    let mut steady = |steps: usize| -> Result<Vec<f64>, Error> {
-        let mut times = Vec::new();
-        while times.len() < steps {
-            // Steps that refresh masks come seldom, and cost more.
-            let refreshes = recipe.method.refresh.is_due(trainer.step() + 1);
-            let began = Instant::now();
-            trainer.train_step(&batches, FlipSampling::Skip)?;
-            if !refreshes {
-                times.push(began.elapsed().as_secs_f64() * 1e3);
-            }
-        }
-        times.sort_by(f64::total_cmp);
-        Ok(times)
-    };
-    steady(FIRST)?;
-    let times = steady(timed)?;
-    profile.start();
-    let under = steady(profiled);
-    let spans = profile.finish().map_err(Error::from)?;
-    let (step_ms, profiled_step_ms) = (times[times.len() / 2], under?.iter().sum::<f64>() / profiled as f64);
+    steady(&mut trainer, &batches, FIRST, None)?;
+    let (times, _) = steady(&mut trainer, &batches, timed, None)?;
+    let (under, spans) = steady(&mut trainer, &batches, profiled, Some(&profile))?;
+    let (step_ms, profiled_step_ms) = (times[times.len() / 2], under.iter().sum::<f64>() / profiled as f64);
     let kinds = kinds(&spans, &recipe.model, profiled as f64, profiled_step_ms);
     let covered_ms = kinds.iter().map(|part| part.ms).sum();
     let report = Report {
@@ -125,6 +109,26 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
     table(&report, &recipe)
 }
 
+/// Milliseconds of so many steps, the shortest first, and what a profile saw of them.
+fn steady(trainer: &mut Trainer, batches: &Random, steps: usize, profile: Option<&Profile>) -> Result<(Vec<f64>, Vec<Span>), Error> {
+    let (mut times, mut spans) = (Vec::new(), Vec::new());
+    while times.len() < steps {
+        let (refresh, step) = (trainer.recipe().method.refresh, trainer.step() + 1);
+        profile.iter().for_each(|profile| profile.start());
+        let began = Instant::now();
+        trainer.train_step(batches, FlipSampling::Skip)?;
+        let time = began.elapsed().as_secs_f64() * 1e3;
+        let seen = profile.map_or_else(|| Ok(Vec::new()), Profile::finish)?;
+        // Steps that refresh masks cost more, and come seldom where not each of them does.
+        if !refresh.is_due(step) || refresh.is_due(step + 1) {
+            times.push(time);
+            spans.extend(seen);
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    Ok((times, spans))
+}
+
 fn table(report: &Report, recipe: &Recipe) -> Result<(), Failure> {
     let Report { device, preset, method, phase, step_ms, steps, profiled_step_ms: whole, covered_ms, gap_ms, .. } = report;
     say!("{device}");
@@ -136,7 +140,7 @@ fn table(report: &Report, recipe: &Recipe) -> Result<(), Failure> {
         report.bytes_held as f64 / f64::from(1 << 30)
     );
     say!("a step {step_ms:.2} ms (median of {steps}), {:.0} tokens/s", report.tokens_per_s);
-    say!("under the profile, with events around each launch, {whole:.2} ms (mean of {}):\n", report.profiled_steps);
+    say!("under the profile, each launch queued between events, {whole:.2} ms (mean of {}):\n", report.profiled_steps);
     say!("{:<44} {:>10} {:>7} {:>9}", "kind of work", "ms a step", "%", "launches");
     for kind in &report.kinds {
         say!("{:<44} {:>10.3} {:>7.1} {:>9.0}", kind.name, kind.ms, kind.percent, kind.launches);
