@@ -34,7 +34,7 @@ __device__ __forceinline__ void compress(const bf16* dz, u64 stride, u32 p, u32 
                                          u32 second_site) {
     __shared__ __align__(128) u8 tiles[2 * TILE];
     __shared__ __align__(128) u8 turned[BLOCK * BLOCK];
-    StepState state = uniform_state(at);
+    StepState state = uniform_state(*at);
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, of = lane % 4;
 
     // A tile has rows of 64 tokens, 128 bytes each; their chunks of 16 bytes lie where the eight rows of one transposing load, tokens 16c + 2i
