@@ -136,9 +136,6 @@ struct ColumnWise {
 
 template <class Rule, class T>
 __device__ __forceinline__ void search(const T* w, u16* tiles, u64 stride, u32 rows, u32 columns) {
-    // Shared, because lanes look up different codes.
-    __shared__ u32 codes[64];
-    if (threadIdx.x < 64) codes[threadIdx.x] = reinterpret_cast<const u32*>(CODES)[threadIdx.x];
     u32 column = blockIdx.x * 32 + threadIdx.x % 32, first = (blockIdx.z * gridDim.y + blockIdx.y) * WARPS * TALL<T> + threadIdx.x / 32;
     const T* at = w + 4 * (u64(first) * stride + column);
     wait_for_previous();
@@ -150,6 +147,9 @@ __device__ __forceinline__ void search(const T* w, u16* tiles, u64 stride, u32 r
             for (u32 i = 0; i < 4; ++i) raw[t][i] = *reinterpret_cast<const typename Row<T>::type*>(at + (4 * WARPS * t + i) * stride);
         }
     }
+    // Shared, because lanes look up different codes; filled while the rows are on their way.
+    __shared__ u32 codes[64];
+    if (threadIdx.x < 64) codes[threadIdx.x] = reinterpret_cast<const u32*>(CODES)[threadIdx.x];
     __syncthreads();
 #pragma unroll
     for (u32 t = 0; t < TALL<T>; ++t) {
