@@ -2,7 +2,8 @@
 //! dense products.
 //!
 //! What is timed is verified by the tests of `gpu`. A timing is that of several calls in a row, so that the GPU does not
-//! wait for the host, on buffers that together exceed the L2.
+//! wait for the host, on buffers that together exceed the L2. Calls are queued one by one, and recorded once and replayed, as a training step is:
+//! goals are held against the latter.
 
 use half::bf16;
 use sparse24_cuda::{
@@ -29,7 +30,7 @@ fn main() -> Result<(), Error> {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let rate = copy_rate(&mut device)?;
     println!("{}: a copy moves {rate:.0} GB/s", device.name());
-    println!("{:<36} {:>9} {:>9} {:>9} {:>8} {:>7}", "operation", "median us", "p10", "p90", "GB/s", "x floor");
+    println!("{:<36} {:>36} | {:>36}", "operation", "queued: median us, p10, p90, x floor", "replayed");
     let mut bench = Bench { device, rate, wanted };
     for width in [768, 1024, 1280, 1600, 2048, 4096] {
         norm(&mut bench, width)?;
@@ -64,9 +65,18 @@ impl Bench {
         sets: &[S],
         mut call: impl FnMut(&mut Device, S) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let Some([low, median, high]) = self.measure(name, sets, &mut call)? else { return Ok(()) };
-        let (rate, floor) = (bytes as f64 / median / 1e3, bytes as f64 / self.rate / 1e3);
-        println!("{name:<36} {median:>9.1} {low:>9.1} {high:>9.1} {rate:>8.0} {:>7.2}", median / floor);
+        let Some(queued) = self.measure(name, sets, &mut call)? else { return Ok(()) };
+        let calls = calls(sets);
+        self.device.start_recording()?;
+        let recorded = (0..calls).try_for_each(|i| call(&mut self.device, sets[i % sets.len()]));
+        let recording = self.device.stop_recording()?;
+        recorded?;
+        let mut replay = || Ok(f64::from(self.device.time(|device| device.replay(&recording))?) * 1e3 / calls as f64);
+        let replayed = quantiles((0..TIMINGS).map(|_| replay()).collect::<Result<_, Error>>()?);
+        let floor = bytes as f64 / self.rate / 1e3;
+        let [queued, replayed] =
+            [queued, replayed].map(|[low, median, high]| format!("{median:>10.1} {low:>8.1} {high:>8.1} {:>7.2}", median / floor));
+        println!("{name:<36} {queued} | {replayed}");
         Ok(())
     }
 
@@ -80,10 +90,18 @@ impl Bench {
         if !self.wanted.is_empty() && !self.wanted.iter().any(|wanted| name.contains(wanted)) {
             return Ok(None);
         }
-        let mut times = timings(&mut self.device, sets, call)?;
-        times.sort_by(f64::total_cmp);
-        Ok(Some([0.1, 0.5, 0.9].map(|part: f64| times[(part * (times.len() - 1) as f64).round() as usize])))
+        Ok(Some(quantiles(timings(&mut self.device, sets, call)?)))
     }
+}
+
+fn quantiles(mut times: Vec<f64>) -> [f64; 3] {
+    times.sort_by(f64::total_cmp);
+    [0.1, 0.5, 0.9].map(|part: f64| times[(part * (times.len() - 1) as f64).round() as usize])
+}
+
+/// In a timing.
+fn calls<S>(sets: &[S]) -> usize {
+    sets.len().max(6)
 }
 
 /// Microseconds a call.
@@ -92,7 +110,7 @@ fn timings<S: Copy>(
     sets: &[S],
     call: &mut impl FnMut(&mut Device, S) -> Result<(), Error>,
 ) -> Result<Vec<f64>, Error> {
-    let calls = sets.len().max(6);
+    let calls = calls(sets);
     let mut turn = |device: &mut Device| {
         device.time(|device| (0..calls).try_for_each(|i| call(device, sets[i % sets.len()]))).map(|ms| f64::from(ms) * 1e3 / calls as f64)
     };

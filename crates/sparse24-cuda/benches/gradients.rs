@@ -1,7 +1,8 @@
 //! The kernels of gradients and activations against the bytes they must move.
 //!
 //! A result is verified before its kernel is timed. Each timing runs over buffers that together exceed the L2 cache. Medians with the
-//! tenth and the ninetieth percentile, and the ratio to the floor: bytes at the rate of a device-to-device copy.
+//! tenth and the ninetieth percentile, and the ratio to the floor: bytes at the rate of a device-to-device copy. Each kernel is timed queued launch
+//! by launch, and recorded once and replayed, as a training step is: goals are held against the latter.
 
 use half::bf16;
 use ndarray::{Array2, Axis, Zip, s};
@@ -30,7 +31,7 @@ const SITE: Site = Site::new(Purpose::Mvue, 1);
 fn main() -> Result<(), Error> {
     let mut device = Device::open(&Settings::default())?;
     println!("{}; medians of {TIMINGS} timings; floor: bytes / {:.1} TB/s", device.name(), COPY / 1e12);
-    println!("{:28} {:>12} {:>9} {:>9} {:>9} {:>7} {:>8}", "", "", "median us", "p10", "p90", "GB/s", "x floor");
+    println!("{:28} {:>12} {:>34} | {:>34}", "", "", "queued: median us, p10, p90, x floor", "replayed");
     for shape in
         [[16_384, 4096], [16_384, 5120], [16_384, 1280], [5120, 1280], [16_384, 3072], [16_384, 768], [16_384, 1600], [16_384, 6400]]
     {
@@ -154,13 +155,22 @@ fn report<B>(
     sets: &[B],
     run: impl Fn(&mut Device, &B) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let mut timing = || device.time(|device| sets.iter().try_for_each(|set| run(device, set)));
-    timing()?;
-    let mut microseconds = (0..TIMINGS).map(|_| Ok(f64::from(timing()?) * 1e3 / sets.len() as f64)).collect::<Result<Vec<_>, Error>>()?;
-    microseconds.sort_by(f64::total_cmp);
-    let [p10, median, p90] = [TIMINGS / 10, TIMINGS / 2, TIMINGS * 9 / 10].map(|at| microseconds[at]);
-    let (rate, ratio) = (bytes as f64 / median / 1e3, median * 1e-6 * COPY / bytes as f64);
-    println!("{name:28} {:>12} {median:9.2} {p10:9.2} {p90:9.2} {rate:7.0} {ratio:8.2}", format!("{}x{}", shape[0], shape[1]));
+    let all = |device: &mut Device| sets.iter().try_for_each(|set| run(device, set));
+    all(device)?;
+    device.start_recording()?;
+    let recorded = all(device);
+    let recording = device.stop_recording()?;
+    recorded?;
+    let mut row = |work: &dyn Fn(&mut Device) -> Result<(), Error>| -> Result<String, Error> {
+        device.time(work)?;
+        let mut microseconds =
+            (0..TIMINGS).map(|_| Ok(f64::from(device.time(work)?) * 1e3 / sets.len() as f64)).collect::<Result<Vec<_>, Error>>()?;
+        microseconds.sort_by(f64::total_cmp);
+        let [p10, median, p90] = [TIMINGS / 10, TIMINGS / 2, TIMINGS * 9 / 10].map(|at| microseconds[at]);
+        Ok(format!("{median:9.2} {p10:8.2} {p90:8.2} {:6.2}", median * 1e-6 * COPY / bytes as f64))
+    };
+    let (queued, replayed) = (row(&all)?, row(&|device| device.replay(&recording))?);
+    println!("{name:28} {:>12} {queued} | {replayed}", format!("{}x{}", shape[0], shape[1]));
     Ok(())
 }
 

@@ -1,7 +1,8 @@
 //! What is done to weights, against the bytes it must move: mask search, compression both ways, the gradient norm and the optimizer step.
 //!
 //! Every result is verified before it is timed. A timing is that of some launches in a row, each on other buffers than the one before, more
-//! than the L2 holds in all. The floor is bytes at [`COPY`]; a copy of as many bytes stands beside it.
+//! than the L2 holds in all. The floor is bytes at [`COPY`]; a copy of as many bytes stands beside it. Launches are queued one by one, and recorded
+//! once and replayed, as a training step is: goals are held against the latter.
 
 use half::bf16;
 use ndarray::{Array2, Zip};
@@ -31,7 +32,7 @@ const SHAPES: [[usize; 2]; 5] = [[16384, 4096], [5120, 1280], [6400, 1600], [307
 fn main() -> Result<(), Error> {
     let mut device = Device::open(&Settings::default())?;
     println!("{}; medians of {TIMINGS} timings of {LAUNCHES} launches; floor: bytes / {:.1} TB/s", device.name(), COPY / 1e12);
-    println!("{:<44} {:>9} {:>9} {:>9} {:>8} {:>7} {:>9}", "", "median us", "p10", "p90", "GB/s", "x floor", "x copy");
+    println!("{:<34} {:>44} | {:>44}", "", "queued: median us, p10, p90, x floor, x copy", "replayed");
     for shape in SHAPES {
         weights(&mut device, shape)?;
         device.reset()?;
@@ -181,23 +182,31 @@ fn report<B>(
         timings(device, &pairs, &|device, &[from, to]: &[Matrix<u8>; 2]| device.copy(from, to))?
     };
     let times = timings(device, buffers, run)?;
-    let [low, median, high] = [times.len() / 10, times.len() / 2, times.len() * 9 / 10].map(|at| f64::from(times[at]));
-    let (rate, floor) = (bytes as f64 / median / 1e3, bytes as f64 / COPY * 1e6);
-    let copy = f64::from(copied[copied.len() / 2]);
-    println!("{name:<44} {median:>9.2} {low:>9.2} {high:>9.2} {rate:>8.0} {:>7.2} {:>9.2}", median / floor, median / copy);
+    let floor = bytes as f64 / COPY * 1e6;
+    let [queued, replayed] = [0, 1].map(|way| {
+        let times = &times[way];
+        let [low, median, high] = [times.len() / 10, times.len() / 2, times.len() * 9 / 10].map(|at| f64::from(times[at]));
+        let copy = f64::from(copied[way][copied[way].len() / 2]);
+        format!("{median:>10.2} {low:>8.2} {high:>8.2} {:>7.2} {:>7.2}", median / floor, median / copy)
+    });
+    println!("{name:<34} {queued} | {replayed}");
     Ok(())
 }
 
-/// Microseconds of one launch, ascending.
-fn timings<B>(device: &mut Device, buffers: &[B], run: &dyn Fn(&mut Device, &B) -> Result<(), Error>) -> Result<Vec<f32>, Error> {
-    let mut turns = buffers.iter().cycle();
-    let mut times = Vec::new();
-    for timing in 0..TIMINGS + 5 {
-        let time = device.time(|device| (0..LAUNCHES).try_for_each(|_| run(device, turns.next().expect("there are buffers"))))?;
-        if timing >= 5 {
-            times.push(time * 1e3 / LAUNCHES as f32);
-        }
-    }
-    times.sort_by(f32::total_cmp);
-    Ok(times)
+/// Microseconds of one launch, ascending: queued, and replayed.
+fn timings<B>(device: &mut Device, buffers: &[B], run: &dyn Fn(&mut Device, &B) -> Result<(), Error>) -> Result<[Vec<f32>; 2], Error> {
+    let launches = LAUNCHES.next_multiple_of(buffers.len());
+    let all = |device: &mut Device| (0..launches).try_for_each(|at| run(device, &buffers[at % buffers.len()]));
+    all(device)?;
+    device.start_recording()?;
+    let recorded = all(device);
+    let recording = device.stop_recording()?;
+    recorded?;
+    let mut timed = |work: &dyn Fn(&mut Device) -> Result<(), Error>| -> Result<Vec<f32>, Error> {
+        device.time(work)?;
+        let mut times = (0..TIMINGS).map(|_| Ok(device.time(work)? * 1e3 / launches as f32)).collect::<Result<Vec<_>, Error>>()?;
+        times.sort_by(f32::total_cmp);
+        Ok(times)
+    };
+    Ok([timed(&all)?, timed(&|device| device.replay(&recording))?])
 }
