@@ -1,6 +1,6 @@
 //! `cargo xtask kernels`: compiles every CUDA kernel for every architecture that it serves, with NVRTC and no GPU, and reads what the compiler
-//! says about it. A spill, local memory, a warning, a serialised `wgmma` or a missing instruction fails the task. What a kernel computes
-//! is not looked at: that wants a GPU (`cargo xtask gpu-bundle`).
+//! says about it. A spill, local memory, a warning, a serialised `wgmma`, a missing instruction or an early kernel that does not wait fails the
+//! task. What a kernel computes is not looked at: that wants a GPU (`cargo xtask gpu-bundle`).
 
 use std::{
     env,
@@ -13,7 +13,7 @@ use std::{
 
 use sparse24_cuda::{
     Architecture, Compiled, Error, compile,
-    kernels::{SOURCES, Source},
+    kernels::{SOURCES, Source, Start},
     library::Library,
 };
 
@@ -87,7 +87,9 @@ pub(crate) fn build(selection: &Selection) -> Result<ExitCode> {
                 }
                 keep(&compiled, selection.out.as_deref())?;
                 let mut found = log.findings(source.entries, source.local_memory);
-                found.extend(missing_instruction(source, &compiled, disassembler.as_ref())?);
+                if let Some(disassembler) = &disassembler {
+                    found.extend(wrong_instructions(source, *architecture, &compiled, disassembler)?);
+                }
                 found
             }
         };
@@ -134,10 +136,22 @@ fn keep(compiled: &Compiled, folder: Option<&Path>) -> Result<()> {
     }
 }
 
-fn missing_instruction(source: &Source, compiled: &Compiled, disassembler: Option<&Disassembler>) -> Result<Option<String>> {
-    let (Some(instruction), Some(disassembler)) = (source.instruction, disassembler) else { return Ok(None) };
-    let found = disassembler::contains(&disassembler.read(&compiled.file_name, &compiled.cubin)?, instruction);
-    Ok((!found).then(|| format!("the machine code has no {instruction}")))
+/// What the machine code should have, and where it does what it should not.
+fn wrong_instructions(
+    source: &Source,
+    architecture: Architecture,
+    compiled: &Compiled,
+    disassembler: &Disassembler,
+) -> Result<Vec<String>> {
+    let early = source.start() == Start::Early && architecture.starts_early();
+    if source.instruction.is_none() && !early {
+        return Ok(Vec::new());
+    }
+    let text = disassembler.read(&compiled.file_name, &compiled.cubin)?;
+    let missing = source.instruction.filter(|instruction| !disassembler::contains(&text, instruction));
+    let missing = missing.map(|instruction| format!("the machine code has no {instruction}"));
+    let hasty = disassembler::hasty(&text).into_iter().filter(|_| early);
+    Ok(missing.into_iter().chain(hasty.map(|entry| format!("{entry} starts early and touches memory before it waits"))).collect())
 }
 
 #[cfg(test)]
@@ -184,11 +198,14 @@ mod tests {
             Err(error) => panic!("{error}"),
             Ok(compiled) => {
                 let mut found = Log::read(&compiled.log).findings(source.entries, source.local_memory);
-                found.extend(missing_instruction(&source, &compiled, Disassembler::find().as_ref()).unwrap());
+                let disassembler = Disassembler::find();
+                if let Some(disassembler) = &disassembler {
+                    found.extend(wrong_instructions(&source, Architecture::Sm90a, &compiled, disassembler).unwrap());
+                }
                 for what in ["stack", "warning", "C7508"] {
                     assert!(found.iter().any(|finding| finding.contains(what)), "{what} is missing in {found:?}");
                 }
-                assert_eq!(found.iter().any(|finding| finding.contains("no HGMMA")), Disassembler::find().is_some(), "{found:?}");
+                assert_eq!(found.iter().any(|finding| finding.contains("no HGMMA")), disassembler.is_some(), "{found:?}");
             }
         }
     }

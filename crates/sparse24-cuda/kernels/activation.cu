@@ -6,6 +6,7 @@
 // acc  f32
 // ref  sparse24_cpu::activation; bound: tolerance::activation
 #include "activation.cuh"
+#include "early.cuh"
 #include "packed.cuh"
 
 constexpr u32 THREADS = 256;
@@ -28,6 +29,7 @@ __device__ __forceinline__ void gelu_backward_at(const bf16* dh, const bf16* z, 
 
 // A thread has a run of eight; after the last whole one, an element each.
 extern "C" __global__ void __launch_bounds__(THREADS) gelu_forward(const bf16* __restrict__ z, bf16* __restrict__ h, u64 elements) {
+    wait_for_previous();
     u64 thread = u64(blockIdx.x) * THREADS + threadIdx.x, left = 7 * (elements / 8) + thread;
     if (thread < elements / 8)
         gelu_forward_at<8>(z, h, 8 * thread);
@@ -37,6 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gelu_forward(const bf16* _
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     gelu_backward(const bf16* __restrict__ dh, const bf16* __restrict__ z, bf16* __restrict__ dz, u64 elements) {
+    wait_for_previous();
     u64 thread = u64(blockIdx.x) * THREADS + threadIdx.x, left = 7 * (elements / 8) + thread;
     if (thread < elements / 8)
         gelu_backward_at<8>(dh, z, dz, 8 * thread);
@@ -49,6 +52,7 @@ __device__ __forceinline__ void gated_forward(const bf16* z, bf16* h, u32 runs, 
     u32 run = blockIdx.x * THREADS + threadIdx.x, runs_a_row = f / WIDTH;
     if (run >= runs) return;
     const bf16* first = z + u64(run / runs_a_row) * 2 * f + run % runs_a_row * WIDTH;
+    wait_for_previous();
     Run<WIDTH> a = load<WIDTH>(first), b = load<WIDTH>(first + f);
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) a.at[i] = A::at(a.at[i]).value * b.at[i];
@@ -60,6 +64,7 @@ __device__ __forceinline__ void gated_backward(const bf16* dh, const bf16* z, bf
     u32 run = blockIdx.x * THREADS + threadIdx.x, runs_a_row = f / WIDTH;
     if (run >= runs) return;
     u64 at = u64(run / runs_a_row) * 2 * f + run % runs_a_row * WIDTH;
+    wait_for_previous();
     Run<WIDTH> d = load<WIDTH>(dh + u64(run) * WIDTH), a = load<WIDTH>(z + at), b = load<WIDTH>(z + at + f);
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) {

@@ -4,6 +4,7 @@
 // pre  x 16-byte aligned; at most 2^34 elements
 // acc  f32, rounded once: the bits of the CPU's product, rounded to bf16
 // ref  sparse24_cpu::dropout
+#include "early.cuh"
 #include "packed.cuh"
 #include "philox.cuh"
 
@@ -12,13 +13,19 @@ constexpr u32 THREADS = 256;
 __device__ __forceinline__ float dropped(float x, u32 word, float p, float scale) { return uniform(word) >= p ? x * scale : 0.0f; }
 
 extern "C" __global__ void __launch_bounds__(THREADS) dropout(bf16* x, u64 elements, const StepState* state, u32 site, float p, float scale) {
-    StepState now = uniform_state(state);
     u64 first = 8 * (u64(blockIdx.x) * THREADS + threadIdx.x);
+    bool whole = first + 8 <= elements;
+    uint4 raw = make_uint4(0, 0, 0, 0);
+    wait_for_previous();
+    // Both are on their way before either is waited for.
+    StepState now = *state;
+    if (whole) raw = *reinterpret_cast<const uint4*>(x + first);
+    now = uniform_state(now);
     if (first >= elements) return;
     uint4 low = philox(now, site, u32(first / 4)), high = philox(now, site, u32(first / 4 + 1));
     u32 words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    if (first + 8 <= elements) {
-        Run<8> run = load<8>(x + first);
+    if (whole) {
+        Run<8> run = widen(raw);
 #pragma unroll
         for (int i = 0; i < 8; ++i) run.at[i] = dropped(run.at[i], words[i], p, scale);
         store(x + first, run);

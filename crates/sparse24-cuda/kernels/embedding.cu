@@ -10,9 +10,10 @@
 // pre  out and dout 8-byte, tables and pieces 16-byte aligned; vocabulary < 2^32 - 1
 // acc  f32, fixed order: the sorted rows in spans of 32, and the spans in order
 // ref  sparse24_cpu::embedding; bounds: tolerance::{embedding, embedding_gradient}
+#include "early.cuh"
 #include "scalar.cuh"
 
-constexpr u32 SPAN = 32, STRETCH = 512, NONE = 0xffffffffu;
+constexpr u32 SPAN = 32, STRETCH = 256, NONE = 0xffffffffu;
 
 __device__ __forceinline__ float4 plus(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 __device__ __forceinline__ float4 widen(uint2 x) {
@@ -24,6 +25,7 @@ extern "C" __global__ void __launch_bounds__(256, 6)
     embed_forward(const u32* __restrict__ tokens, const float4* __restrict__ table, const float4* __restrict__ positions, uint2* out,
                   u32 rows, u32 context, u32 quads, u32 vocabulary) {
     u32 row = blockIdx.x * 8 + threadIdx.x / 32;
+    wait_for_previous();
     if (row >= rows) return;
     u32 token = tokens[row], position = row % context;
     for (u32 quad = threadIdx.x % 32; quad < quads; quad += 32) {
@@ -43,6 +45,7 @@ extern "C" __global__ void __launch_bounds__(256, 6)
 extern "C" __global__ void __launch_bounds__(STRETCH)
     embed_sort(const u32* __restrict__ tokens, u32* keys, u32* numbers, u32 rows, u32 vocabulary) {
     __shared__ uint4 all[STRETCH / 4];
+    wait_for_previous();
     u32 row = blockIdx.x * STRETCH + threadIdx.x, key = row < rows ? min(tokens[row], vocabulary) : NONE, warp = threadIdx.x & ~31u;
     reinterpret_cast<u32*>(all)[threadIdx.x] = key;
     __syncthreads();
@@ -60,12 +63,13 @@ extern "C" __global__ void __launch_bounds__(STRETCH)
 }
 
 // The place of each row among all: its place in its stretch, and in each other one the tokens that come before it. A block has 32 rows,
-// and warp w the stretches w, w + 4, ...
-extern "C" __global__ void __launch_bounds__(128)
+// and warp w the stretches w, w + 16, ...
+extern "C" __global__ void __launch_bounds__(512)
     embed_order(const u32* __restrict__ keys, const u32* __restrict__ numbers, u32* order, u32* sorted, u32 rows) {
-    constexpr u32 WARPS = 4;
+    constexpr u32 WARPS = 16;
     __shared__ u32 places[WARPS][32];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, at = blockIdx.x * 32 + lane, own = at / STRETCH, place = 0;
+    wait_for_previous();
     u32 key = at < rows ? keys[at] : 0;
 #pragma unroll 4
     for (u32 other = warp; other < (rows + STRETCH - 1) / STRETCH; other += WARPS) {
@@ -97,6 +101,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
                u32 rows, u32 quads, u32 vocabulary) {
     constexpr u32 AHEAD = 8;
     u32 spans = (rows + SPAN - 1) / SPAN, span = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, quad = blockIdx.y * 32 + lane;
+    wait_for_previous();
     if (span >= spans) return;
     u32 start = span * SPAN, count = min(SPAN, rows - start), row = lane < count ? order[start + lane] : 0;
     u32 key = token_at(sorted, start + lane, rows), after = token_at(sorted, start + SPAN, rows);
@@ -138,6 +143,7 @@ extern "C" __global__ void __launch_bounds__(256, 6)
     embed_join(const u32* __restrict__ sorted, float4* table, const float4* __restrict__ pieces, u32 rows,
                u32 quads, u32 vocabulary) {
     u32 spans = (rows + SPAN - 1) / SPAN, span = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, quad = blockIdx.y * 32 + lane;
+    wait_for_previous();
     if (span + 1 >= spans) return;
     u32 token = sorted[(span + 1) * SPAN], before = span > 0 ? sorted[span * SPAN - 1] : NONE;
     if (token != sorted[span * SPAN + SPAN - 1] || token == before || token >= vocabulary) return;
@@ -156,6 +162,7 @@ extern "C" __global__ void __launch_bounds__(256, 6)
 extern "C" __global__ void __launch_bounds__(256, 6)
     embed_positions(const uint2* __restrict__ dout, float4* positions, u32 rows, u32 context, u32 quads) {
     u32 position = blockIdx.x * 8 + threadIdx.x / 32, quad = blockIdx.y * 32 + threadIdx.x % 32;
+    wait_for_previous();
     if (position >= min(context, rows) || quad >= quads) return;
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 8

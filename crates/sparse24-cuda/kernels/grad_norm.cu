@@ -4,6 +4,7 @@
 // pre  g 16-byte aligned; norm_of_sums: one block of 1024 threads; outputs alias nothing
 // acc  f64, squares exact, fixed order: bitwise repeatable; no finite gradient overflows
 // ref  sparse24_cpu::adamw::squared_norm; bound: tolerance::grad_norm
+#include "early.cuh"
 #include "parameters.cuh"
 
 __device__ __forceinline__ double warp_sum(double x) {
@@ -23,6 +24,7 @@ __device__ __forceinline__ double block_sum(double x) {
 __device__ __forceinline__ double square(float g, double sum) { return fma(double(g), double(g), sum); }
 
 extern "C" __global__ void __launch_bounds__(256) square_sums(const Parameter* __restrict__ table, const Chunk* __restrict__ chunks, double* sums) {
+    wait_for_previous();
     Chunk chunk = chunks[blockIdx.x];
     const float* __restrict__ g = table[chunk.tensor].g + u64(chunk.part) * CHUNK;
     u32 length = u32(min(table[chunk.tensor].length - u64(chunk.part) * CHUNK, u64(CHUNK)));
@@ -43,6 +45,7 @@ extern "C" __global__ void __launch_bounds__(256) square_sums(const Parameter* _
 
 extern "C" __global__ void __launch_bounds__(1024) norm_of_sums(const Chunk* __restrict__ chunks, const double* __restrict__ sums, Health* health, u32 count) {
     __shared__ u32 first;
+    wait_for_previous();
     if (threadIdx.x == 0) first = count;
     __syncthreads();
     double sum = 0.0;

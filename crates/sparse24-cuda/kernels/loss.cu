@@ -7,6 +7,7 @@
 // pre  columns % 8 == 0, 16-byte aligned; the first `held` vectors of 8 fit in the shared memory of the launch; at most 512 threads
 // acc  f32 a row, f64 over rows; fixed order. A NaN or an infinite logit makes the loss NaN or infinite
 // ref  sparse24_cpu::loss; bounds: tolerance::{softmax, row_loss}
+#include "early.cuh"
 #include "health.cuh"
 
 constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
@@ -70,6 +71,7 @@ __device__ __forceinline__ void row_loss(bf16* logits, const u32* __restrict__ t
                                          u32 held, float smoothing, float scale) {
     extern __shared__ uint4 kept[];
     constexpr int AHEAD = 4;
+    wait_for_previous();
     logits += u64(blockIdx.x) * columns;
     uint4* vectors = reinterpret_cast<uint4*>(logits);
     u32 target = targets[blockIdx.x], whole = vocabulary / 8;
@@ -137,6 +139,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     loss_sum(const float* __restrict__ losses, float* loss, Health* health, u64 rows, u32 accumulate) {
     __shared__ double sums[1024];
     double sum = 0.0;
+    wait_for_previous();
     for (u64 row = threadIdx.x; row < rows; row += 1024) sum += losses[row];
     sums[threadIdx.x] = sum;
     for (u32 width = 512; width > 0; width /= 2) {

@@ -1,9 +1,11 @@
 // mask_search_{f32,bf16}: the transposable mask of largest kept L1 norm; row_ and column_: the two largest magnitudes of every group
 // in   w f32 or bf16 [r,q], rows `stride` elements apart
 // out  tiles u16 [r/4,q/4], overwritten, never read
-// pre  128 threads, one a tile; r, q and stride multiples of 4; w aligned to four elements; `count` = r*q/16 fits 32 bits; tiles alias nothing
+// pre  r, q and stride multiples of 4; w aligned to four elements; blocks of 32 tiles a row and `TALL<T>` rows of tiles a warp, those of
+//      grid rows one below another, then those of grid planes; tiles alias nothing
 // acc  f32, every operation rounded, in core's order
 // ref  sparse24_core::search::mask_search, bit for bit
+#include "early.cuh"
 #include "scalar.cuh"
 
 // sparse24_core::search::CODES: the bits of every 7-bit code.
@@ -17,16 +19,32 @@ alignas(4) __device__ const u16 CODES[128] = {
     0xc693, 0x93c6, 0xc639, 0x936c, 0x6c93, 0x39c6, 0x6c39, 0x396c, 0xa695, 0x95a6, 0xa659, 0x956a, 0x6a95, 0x59a6, 0x6a59, 0x596a,
     0xaa55, 0x9966, 0x6699, 0x55aa, 0xcc33, 0x33cc, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000, 0x0000,
 };
-constexpr u32 THREADS = 128, PAIR_CODES = 64, SHARED_CODES = 112;
+constexpr u32 THREADS = 128, WARPS = THREADS / 32, PAIR_CODES = 64, SHARED_CODES = 112;
 
 struct Candidate {
     float norm;
     u32 code;
 };
 
-// A NaN counts as the limit.
-__device__ __forceinline__ float4 magnitude(float4 w, float limit) {
+// Four elements as they lie in memory, and how many tiles a thread has: as many bytes on their way for both.
+template <class T> struct Row;
+template <> struct Row<float> { using type = float4; };
+template <> struct Row<bf16> { using type = uint2; };
+template <class T> constexpr u32 TALL = 4 / sizeof(T);
+
+// Magnitudes up to a limit, whose upper half is given; a NaN counts as the limit.
+template <u32 LIMIT> __device__ __forceinline__ float4 magnitude(float4 w) {
+    float limit = widen_low(LIMIT);
     return make_float4(fminf(fabsf(w.x), limit), fminf(fabsf(w.y), limit), fminf(fabsf(w.z), limit), fminf(fabsf(w.w), limit));
+}
+template <u32 LIMIT> __device__ __forceinline__ u32 magnitude_pair(u32 w) {
+    u32 magnitude;
+    asm("{.reg .b32 m;\nabs.bf16x2 m, %1;\nmin.bf16x2 %0, m, %2;}" : "=r"(magnitude) : "r"(w), "r"(LIMIT * 0x10001u));
+    return magnitude;
+}
+template <u32 LIMIT> __device__ __forceinline__ float4 magnitude(uint2 w) {
+    u32 low = magnitude_pair<LIMIT>(w.x), high = magnitude_pair<LIMIT>(w.y);
+    return make_float4(widen_low(low), widen_high(low), widen_low(high), widen_high(high));
 }
 __device__ __forceinline__ float4 operator+(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 __device__ __forceinline__ float4 operator-(float4 a, float4 b) { return make_float4(a.x - b.x, a.y - b.y, a.z - b.z, a.w - b.w); }
@@ -54,19 +72,19 @@ __device__ __forceinline__ Candidate top_minus_bottom(const float (&x)[6], u32 c
     return {together ? fabsf(across) : split, together ? push_sign((codes | 4) >> 1, across) : set};
 }
 
-// sparse24_core::search::code.
-__device__ __forceinline__ u32 transposable_code(const float4 (&w)[4]) {
-    float4 a = magnitude(w[0], 0x1p124f), b = magnitude(w[1], 0x1p124f), c = magnitude(w[2], 0x1p124f), e = magnitude(w[3], 0x1p124f);
+// sparse24_core::search::code, of magnitudes.
+__device__ __forceinline__ u32 transposable_code(const float4 (&m)[4]) {
     float upper[6], lower[6], across[6];
-    differences(a - b, upper);
-    differences(c - e, lower);
-    differences((a + b) - (c + e), across);
-    Candidate best = {-1.0f, 0};
+    differences(m[0] - m[1], upper);
+    differences(m[2] - m[3], lower);
+    differences((m[0] + m[1]) - (m[2] + m[3]), across);
+    Candidate best;
 #pragma unroll
     for (int pair = 0; pair < 6; ++pair) {
         float d = upper[pair], d_lower = lower[pair], shared = across[5 - pair];
         u32 code = push_sign(push_sign(push_sign(PAIR_CODES / 8 + pair, d_lower), d), shared);
-        best = later(best, {(fabsf(d) + fabsf(d_lower)) + fabsf(shared), code});
+        Candidate next = {(fabsf(d) + fabsf(d_lower)) + fabsf(shared), code};
+        best = pair == 0 ? next : later(best, next);
     }
     best = later(best, top_minus_bottom(across, SHARED_CODES));
     Candidate above = top_minus_bottom(upper, 0), below = top_minus_bottom(lower, 0);
@@ -82,13 +100,10 @@ __device__ __forceinline__ u32 largest_two(float a, float b, float c, float e) {
            u32(!two_of(!e_a, !e_b, !e_c)) << 3;
 }
 
-__device__ __forceinline__ u32 row_wise(const float4 (&w)[4]) {
+__device__ __forceinline__ u32 row_wise(const float4 (&m)[4]) {
     u32 bits = 0;
 #pragma unroll
-    for (int row = 0; row < 4; ++row) {
-        float4 m = magnitude(w[row], __uint_as_float(0x7f800000u));
-        bits |= largest_two(m.x, m.y, m.z, m.w) << (4 * row);
-    }
+    for (int row = 0; row < 4; ++row) bits |= largest_two(m[row].x, m[row].y, m[row].z, m[row].w) << (4 * row);
     return bits;
 }
 
@@ -100,48 +115,56 @@ __device__ __forceinline__ u32 transposed(u32 bits) {
     return bits ^ swap ^ swap << 6;
 }
 
-__device__ __forceinline__ u32 column_wise(const float4 (&w)[4]) {
-    float4 columns[4] = {make_float4(w[0].x, w[1].x, w[2].x, w[3].x), make_float4(w[0].y, w[1].y, w[2].y, w[3].y),
-                         make_float4(w[0].z, w[1].z, w[2].z, w[3].z), make_float4(w[0].w, w[1].w, w[2].w, w[3].w)};
+__device__ __forceinline__ u32 column_wise(const float4 (&m)[4]) {
+    float4 columns[4] = {make_float4(m[0].x, m[1].x, m[2].x, m[3].x), make_float4(m[0].y, m[1].y, m[2].y, m[3].y),
+                         make_float4(m[0].z, m[1].z, m[2].z, m[3].z), make_float4(m[0].w, m[1].w, m[2].w, m[3].w)};
     return transposed(row_wise(columns));
 }
 
-__device__ __forceinline__ float4 load(const float* w) { return *reinterpret_cast<const float4*>(w); }
-__device__ __forceinline__ float4 load(const bf16* w) {
-    uint2 pairs = *reinterpret_cast<const uint2*>(w);
-    return make_float4(widen_low(pairs.x), widen_high(pairs.x), widen_low(pairs.y), widen_high(pairs.y));
-}
-
 struct Transposable {
-    static __device__ __forceinline__ u32 bits(const float4 (&rows)[4], const u16* codes) { return codes[transposable_code(rows)]; }
+    static constexpr u32 LIMIT = 0x7d80;  // 2^124
+    static __device__ __forceinline__ u32 bits(const float4 (&m)[4], const u16* codes) { return codes[transposable_code(m)]; }
 };
 struct RowWise {
-    static __device__ __forceinline__ u32 bits(const float4 (&rows)[4], const u16*) { return row_wise(rows); }
+    static constexpr u32 LIMIT = 0x7f80;  // infinity
+    static __device__ __forceinline__ u32 bits(const float4 (&m)[4], const u16*) { return row_wise(m); }
 };
 struct ColumnWise {
-    static __device__ __forceinline__ u32 bits(const float4 (&rows)[4], const u16*) { return column_wise(rows); }
+    static constexpr u32 LIMIT = 0x7f80;
+    static __device__ __forceinline__ u32 bits(const float4 (&m)[4], const u16*) { return column_wise(m); }
 };
 
 template <class Rule, class T>
-__device__ __forceinline__ void search(const T* __restrict__ w, u16* __restrict__ tiles, u64 stride, u32 count, u32 columns) {
-    u64 tile = u64(blockIdx.x) * THREADS + threadIdx.x;
-    float4 rows[4];
-    if (tile < count) {
-        u32 row = u32(tile) / columns, column = u32(tile) - row * columns;
-        const T* at = w + 4 * (row * stride + column);
+__device__ __forceinline__ void search(const T* w, u16* tiles, u64 stride, u32 rows, u32 columns) {
+    u32 column = blockIdx.x * 32 + threadIdx.x % 32, first = (blockIdx.z * gridDim.y + blockIdx.y) * WARPS * TALL<T> + threadIdx.x / 32;
+    const T* at = w + 4 * (u64(first) * stride + column);
+    wait_for_previous();
+    typename Row<T>::type raw[TALL<T>][4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) rows[i] = load(at + i * stride);
+    for (u32 t = 0; t < TALL<T>; ++t) {
+        if (first + WARPS * t < rows && column < columns) {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) raw[t][i] = *reinterpret_cast<const typename Row<T>::type*>(at + (4 * WARPS * t + i) * stride);
+        }
     }
     // Shared, because lanes look up different codes; filled while the rows are on their way.
     __shared__ u32 codes[64];
     if (threadIdx.x < 64) codes[threadIdx.x] = reinterpret_cast<const u32*>(CODES)[threadIdx.x];
     __syncthreads();
-    if (tile < count) tiles[tile] = u16(Rule::bits(rows, reinterpret_cast<const u16*>(codes)));
+#pragma unroll
+    for (u32 t = 0; t < TALL<T>; ++t) {
+        if (first + WARPS * t < rows && column < columns) {
+            float4 m[4];
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) m[i] = magnitude<Rule::LIMIT>(raw[t][i]);
+            tiles[u64(first + WARPS * t) * columns + column] = u16(Rule::bits(m, reinterpret_cast<const u16*>(codes)));
+        }
+    }
 }
 
-#define ENTRY(name, T, Rule)                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS) name(const T* w, u16* tiles, u64 stride, u32 count, u32 columns) { \
-        search<Rule>(w, tiles, stride, count, columns);                                                                      \
+#define ENTRY(name, T, Rule)                                                                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS) name(const T* w, u16* tiles, u64 stride, u32 rows, u32 columns) {                \
+        search<Rule>(w, tiles, stride, rows, columns);                                                                                   \
     }
 ENTRY(mask_search_f32, float, Transposable)
 ENTRY(mask_search_bf16, bf16, Transposable)

@@ -40,11 +40,8 @@ __device__ __forceinline__ Kept mvue_keep(Group x, u32 selector, float r) {
     return {values, selector};
 }
 
-// The nibble i0 | i1 << 2 of group j of a call, MVUE_NIBBLES bits higher than it belongs.
-constexpr int MVUE_NIBBLES = 7;
-__device__ __forceinline__ u32 mvue_nibble(Kept kept, int j) {
-    return (kept.selector - MVUE_SELECTOR) * (65u << 4 * j) & 0xfu << (4 * j + MVUE_NIBBLES);
-}
+// The nibble i0 | i1 << 2.
+__device__ __forceinline__ u32 mvue_nibble(u32 selector) { return (selector - MVUE_SELECTOR) * 65 >> 7 & 0xf; }
 
 // Comparisons as numbers, 1 where they hold, else 0: sums of them are cheaper than selections.
 __device__ __forceinline__ float at_least(float a, float b) {
@@ -107,19 +104,24 @@ __device__ __forceinline__ Kept mvue_exact_any(Group x, u32 word) {
     return mvue_keep(x, mvue_selector(__ffs(pair) - 1, 31 - __clz(pair)), r * scale);
 }
 
-// An ordinary group's exact estimate, and r: NaN unless the sum is finite.
+// An ordinary group's exact estimate: its kept pair, and 2 - low and 3 - high are the indices; r is NaN unless the sum is finite.
 struct Ordinary {
-    Kept kept;
-    float r;
+    u32 values;
+    float low, high, r;
 };
 
-// The exact estimate from one uniform where r is at least 2^-100 and the uniform between 2^-20 and 1 - 2^-20: core's, in which "else the last"
-// and "the one before the last" come out of the comparisons:
+constexpr float MVUE_LEAST = 0x1p-100f, MVUE_SMALL = 0x1p-20f;
+constexpr u32 MVUE_EXTREME = 1 << 12;
+
+// The exact estimate from one uniform where r is at least MVUE_LEAST, and either the uniform lies between 2^-20 and 1 - 2^-20 or no element is
+// below MVUE_SMALL of r: core's, in which "else the last" and "the one before the last" come out of the comparisons:
 // - t < r. A nonzero element is drawn or certain, and at least three are nonzero unless two are certain.
 // - R is at most min(a0, a1) + p23 and min(a2, a3) + p01. So where the last element is zero, r is at most the sum that ends with the one
-//   before it, and so is t. Where nothing is certain, t + r is less than the sum of all by more than what rounding adds.
+//   before it, and so is t. Where nothing is certain, t + r is less than the sum of all by more than what rounding adds; where the last is not
+//   zero, it need not be.
 // - Where nothing is certain every a is below r, so t + r is at least the sum that ends with the first drawn: the second comes later.
-// - Where two are certain the drawn add up to less than 2^-21 r: t lies above every sum of them, t - r below.
+// - Where two are certain the drawn add up to less than 2^-21 r: t lies above every sum of them, t - r below. Where no element is that
+//   small, two are never certain.
 // What is certain moves the sums that its index is compared with out of reach. A comparison for a lower index implies that for the next, so
 // that indices are counts. Fused products are exact: one factor is 0, 1, -1 or 2, or everything is an integer.
 __device__ __forceinline__ Ordinary mvue_exact_ordinary(Group x, u32 word) {
@@ -134,10 +136,10 @@ __device__ __forceinline__ Ordinary mvue_exact_ordinary(Group x, u32 word) {
     float second = __fmaf_rn((1.0f - certain01) - certain23, r, t);
     float low = less(t, __fmaf_rn(certain0, MVUE_LARGEST, c0)) + less(t, __fmaf_rn(certain01, MVUE_LARGEST, c1));
     float high = less(second, __fmaf_rn(certain23, -MVUE_LARGEST, c1)) + less(second, __fmaf_rn(certain3, -MVUE_LARGEST, c2));
-    // 2 - low and 3 - high are the indices; adding 2^23 leaves an integer in the low bits.
+    // Adding 2^23 leaves an integer in the low bits.
     float selector = __fmaf_rn(low, -float(MVUE_INDEX), 0x1p23f + float(MVUE_SELECTOR + MVUE_INDEX * (2 + 3 * 256)));
     selector = __fmaf_rn(high, -float(MVUE_INDEX * 256), selector);
-    return {mvue_keep(x, __float_as_uint(selector), r), r};
+    return {mvue_keep(x, __float_as_uint(selector), r).values, low, high, r};
 }
 
 // The approximate estimate from two uniforms.
@@ -197,41 +199,71 @@ __device__ __forceinline__ Kept mvue_approximate(Group x, u32 word, u32 second_w
     return {narrow_pair(value(low, widen_low(kept)), value(high, widen_high(kept))), selector};
 }
 
-// The estimates of sixteen tokens of a feature by one copy of the code: groups come to the front in turn.
+// The estimates of some groups of sixteen tokens of a feature, a bit each in `which`, by one copy of the code: groups come to the front in turn.
 template <class Sample>
-__device__ __forceinline__ u32 mvue_in_turn(const u32 (&x)[8], uint4 words, uint4 seconds, u32 (&values)[4], Sample sample) {
-    u32 next[8] = {x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]}, nibbles = 0;
+__device__ __forceinline__ u32 mvue_in_turn(const u32 (&x)[8], uint4 words, uint4 seconds, u32 which, u32 (&values)[4], u32 nibbles, Sample sample) {
+    u32 next[8] = {x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]};
 #pragma unroll 1
     for (int j = 0; j < 4; ++j) {
-        Kept kept = sample(Group{next[0], next[1]}, words.x, seconds.x);
+        Kept kept = {values[0], 0};
+        if (which >> j & 1) {
+            kept = sample(Group{next[0], next[1]}, words.x, seconds.x);
+            nibbles = nibbles & ~(0xfu << 4 * j) | mvue_nibble(kept.selector) << 4 * j;
+        }
 #pragma unroll
         for (int i = 0; i < 6; ++i) next[i] = next[i + 2];
         words = make_uint4(words.y, words.z, words.w, 0);
         seconds = make_uint4(seconds.y, seconds.z, seconds.w, 0);
         values[0] = values[1], values[1] = values[2], values[2] = values[3], values[3] = kept.values;
-        nibbles = nibbles >> 4 | mvue_nibble(kept, 3);
     }
-    return nibbles >> MVUE_NIBBLES;
+    return nibbles;
+}
+
+// The least magnitude of a group.
+__device__ __forceinline__ float mvue_least(u32 x01, u32 x23) {
+    return fminf(fminf(fabsf(widen_low(x01)), fabsf(widen_high(x01))), fminf(fabsf(widen_low(x23)), fabsf(widen_high(x23))));
 }
 
 // The exact estimates of sixteen tokens of a feature from the words of their call: kept pairs to `values`; returns their four nibbles.
 __device__ __forceinline__ u32 mvue_exact(const u32 (&x)[8], uint4 words, u32 (&values)[4]) {
-    constexpr u32 EXTREME = 1 << 12;
-    bool ordinary = min(min(words.x + EXTREME, words.y + EXTREME), min(words.z + EXTREME, words.w + EXTREME)) >= 2 * EXTREME;
-    u32 draws[4] = {words.x, words.y, words.z, words.w}, nibbles = 0;
+    u32 draws[4] = {words.x, words.y, words.z, words.w};
+    auto extreme = [](u32 word) { return word + MVUE_EXTREME < 2 * MVUE_EXTREME; };
+    bool usual = min(min(words.x + MVUE_EXTREME, words.y + MVUE_EXTREME), min(words.z + MVUE_EXTREME, words.w + MVUE_EXTREME)) >= 2 * MVUE_EXTREME;
+    bool ordinary = usual;
+    // Nibbles are 2 - low + 4 * (3 - high); an integer again.
+    float r[4], all = 0x1p23f + float(14 * 0x1111);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         Ordinary made = mvue_exact_ordinary({x[2 * j], x[2 * j + 1]}, draws[j]);
-        ordinary &= made.r >= 0x1p-100f;
-        values[j] = made.kept.values;
-        nibbles |= mvue_nibble(made.kept, j);
+        values[j] = made.values;
+        r[j] = made.r;
+        ordinary &= made.r >= MVUE_LEAST;
+        all = __fmaf_rn(made.low, -float(1 << 4 * j), all);
+        all = __fmaf_rn(made.high, -float(4 << 4 * j), all);
     }
-    nibbles >>= MVUE_NIBBLES;
-    if (!ordinary) nibbles = mvue_in_turn(x, words, words, values, [](Group x, u32 word, u32) { return mvue_exact_any(x, word); });
-    return nibbles;
+    u32 nibbles = __float_as_uint(all) & 0xffff;
+    if (ordinary) return nibbles;
+    bool done = usual;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        // Where at most one is not zero, it and its neighbour stay as they are.
+        bool zero = r[j] == 0.0f, later = (x[2 * j + 1] & 0x7fff7fffu) != 0;
+        values[j] = zero ? later ? x[2 * j + 1] : x[2 * j] : values[j];
+        nibbles = zero ? nibbles & ~(0xfu << 4 * j) | (later ? 0xeu : 0x4u) << 4 * j : nibbles;
+        done &= zero || r[j] >= MVUE_LEAST;
+    }
+    if (done) return nibbles;
+    u32 rest = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        bool covered = r[j] >= MVUE_LEAST && (!extreme(draws[j]) || mvue_least(x[2 * j], x[2 * j + 1]) >= r[j] * MVUE_SMALL);
+        rest |= u32(r[j] != 0.0f && !covered) << j;
+    }
+    if (rest == 0) return nibbles;
+    return mvue_in_turn(x, words, words, rest, values, nibbles, [](Group x, u32 word, u32) { return mvue_exact_any(x, word); });
 }
 
 // The same with the approximate estimator, which draws each second uniform in another call.
 __device__ __forceinline__ u32 mvue_approximate(const u32 (&x)[8], uint4 words, uint4 seconds, u32 (&values)[4]) {
-    return mvue_in_turn(x, words, seconds, values, [](Group x, u32 word, u32 second) { return mvue_approximate(x, word, second); });
+    return mvue_in_turn(x, words, seconds, 0xf, values, 0, [](Group x, u32 word, u32 second) { return mvue_approximate(x, word, second); });
 }

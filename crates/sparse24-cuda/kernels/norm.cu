@@ -9,6 +9,7 @@
 //      backward: blocks of as many whole rows as 512 threads hold, and 192 bytes of shared memory a thread
 // acc  f32, two passes over the residual as rounded to bf16; fixed order
 // ref  sparse24_cpu::norm; bounds: tolerance::{norm_y, norm_dresidual, norm_parameter}
+#include "early.cuh"
 #include "scalar.cuh"
 
 constexpr float EPSILON = 1e-5f;
@@ -44,6 +45,7 @@ __device__ __forceinline__ void forward(const uint2* x, const uint2* delta, cons
                                         const float4* __restrict__ beta, uint2* residual, uint2* y, float2* stats, u64 rows, u32 quads) {
     constexpr int THREADS = 32 * WARPS, QUADS = 8;
     __shared__ float slots[2][8][1];
+    wait_for_previous();
     u32 place = threadIdx.x / THREADS, lane = threadIdx.x % THREADS;
     u64 row = u64(blockIdx.x) * (256 / THREADS) + place, start = row * quads;
     if (row >= rows) return;
@@ -121,11 +123,12 @@ __device__ __forceinline__ void backward(const uint2* __restrict__ dy, const uin
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
+    wait_for_previous();
+    copy(row, 0);
     Quad scale[QUADS] = {}, dgamma[QUADS] = {}, dbeta[QUADS] = {};
 #pragma unroll
     for (int i = 0; i < QUADS; ++i)
         if (i * THREADS + lane < quads) scale[i] = widen(gamma[i * THREADS + lane]);
-    copy(row, 0);
     float2 next = row < rows ? stats[row] : make_float2(0.0f, 0.0f);
     for (u32 stage = 0; row < rows; stage ^= 1) {
         u64 start = row * quads;
@@ -218,6 +221,7 @@ extern "C" __global__ void __launch_bounds__(512)
     __shared__ float sums[32][COLUMNS + 1];
     u32 slice = threadIdx.x / COLUMNS, column = blockIdx.x * COLUMNS + threadIdx.x % COLUMNS;
     float sum = 0.0f;
+    wait_for_previous();
     for (u32 first = slice; first < blocks; first += 32 * AHEAD) {
         float of[AHEAD];
 #pragma unroll

@@ -7,22 +7,18 @@ struct Run {
     float at[WIDTH];
 };
 
+__device__ __forceinline__ Run<8> widen(uint4 pairs) {
+    return {widen_low(pairs.x), widen_high(pairs.x), widen_low(pairs.y), widen_high(pairs.y),
+            widen_low(pairs.z), widen_high(pairs.z), widen_low(pairs.w), widen_high(pairs.w)};
+}
+
 template <int WIDTH>
 __device__ __forceinline__ Run<WIDTH> load(const bf16* from) {
     static_assert(WIDTH == 8 || WIDTH == 1, "sixteen bytes or one element");
-    Run<WIDTH> run;
-    if constexpr (WIDTH == 1) {
-        run.at[0] = widen(*from);
-    } else {
-        uint4 pairs = *reinterpret_cast<const uint4*>(from);
-        u32 pair[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            run.at[2 * i] = widen_low(pair[i]);
-            run.at[2 * i + 1] = widen_high(pair[i]);
-        }
-    }
-    return run;
+    if constexpr (WIDTH == 1)
+        return {widen(*from)};
+    else
+        return widen(*reinterpret_cast<const uint4*>(from));
 }
 
 template <int WIDTH>

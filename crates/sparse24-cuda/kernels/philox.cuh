@@ -33,8 +33,7 @@ __device__ __forceinline__ uint4 philox(u64 key, u32 call, u32 site, u32 micro_s
     return c;
 }
 // For whole warps: the same in every lane, and known to be, so that the keys of each round are computed once a warp.
-__device__ __forceinline__ StepState uniform_state(const StepState* state) {
-    StepState all = *state;
+__device__ __forceinline__ StepState uniform_state(StepState all) {
     u32 low = __shfl_sync(0xffffffffu, u32(all.seed), 0), high = __shfl_sync(0xffffffffu, u32(all.seed >> 32), 0);
     all.seed = u64(high) << 32 | low;
     return all;

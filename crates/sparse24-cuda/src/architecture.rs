@@ -36,6 +36,12 @@ impl Architecture {
         }
     }
 
+    /// Whether a kernel may start while the previous one still runs.
+    #[must_use]
+    pub const fn starts_early(self) -> bool {
+        matches!(self, Self::Sm90a | Self::Sm100a | Self::Sm120a)
+    }
+
     /// The one whose machine code runs on a device of this compute capability; `None` below 8.0 and for one not known here.
     #[must_use]
     pub const fn of_capability(major: i32, minor: i32) -> Option<Self> {

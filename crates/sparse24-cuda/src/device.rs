@@ -19,7 +19,8 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use crate::{
     Architecture, Error, Matrix, Scalar,
     cache::Cache,
-    compile, driver, kernels,
+    compile, driver,
+    kernels::{self, Start},
     launch::{Argument, Grid},
     memory::Memory,
     profile::{Profile, Work},
@@ -59,6 +60,7 @@ struct Kernel {
     function: sys::CUfunction,
     parameters: Arc<[usize]>,
     shared: u32,
+    start: Start,
 }
 
 // SAFETY: the raw handles of kernels and modules belong to the context, which any thread may use once it is bound there; every method binds it.
@@ -228,13 +230,36 @@ impl Device {
         let sizes = arguments.iter().map(Argument::size);
         assert!(sizes.eq(kernel.parameters.iter().copied()), "{entry}: arguments are those that the kernel declares");
         let mut pointers: Vec<_> = arguments.iter().map(Argument::pointer).collect();
-        let [x, y, z] = grid.blocks;
-        let (threads, stream) = ((grid.threads, 1, 1), self.stream.cu_stream());
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig { numAttrs: u32::from(kernel.start == Start::Early), ..self.config(grid, &mut early) };
         self.noted(Work::Kernel(entry), || {
-            // SAFETY: the arguments have the sizes of the kernel's parameters, and each operation checked what they point to.
-            unsafe { result::launch_kernel(kernel.function, (x, y, z), threads, grid.shared, stream, &mut pointers) }
+            // SAFETY: the arguments have the sizes of the kernel's parameters, and each operation checked what they point to. A kernel that
+            // starts early waits by itself for all that was queued before.
+            unsafe { sys::cuLaunchKernelEx(&config, kernel.function, pointers.as_mut_ptr(), std::ptr::null_mut()) }
+                .result()
                 .map_err(|error| driver_error(what(), error))
         })
+    }
+
+    /// A launch of `grid` on the stream, with one attribute.
+    fn config(&self, grid: Grid, attribute: &mut sys::CUlaunchAttribute) -> sys::CUlaunchConfig {
+        let [x, y, z] = grid.blocks;
+        sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: grid.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: grid.shared,
+            hStream: self.stream.cu_stream(),
+            attrs: attribute,
+            numAttrs: 1,
+        }
     }
 
     /// Queues something, whose time goes into a profile that is being taken.
@@ -255,18 +280,7 @@ impl Device {
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { clusterDim: dimension },
         };
-        let config = sys::CUlaunchConfig {
-            gridDimX: blocks,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: grid.threads,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: grid.shared,
-            hStream: self.stream.cu_stream(),
-            attrs: &mut attribute,
-            numAttrs: 1,
-        };
+        let config = self.config(Grid { blocks: [blocks, 1, 1], ..grid }, &mut attribute);
         let mut clusters = 0;
         // SAFETY: the function is loaded, and the configuration lives until the call returns.
         unsafe { sys::cuOccupancyMaxActiveClusters(&mut clusters, kernel.function, &config) }
@@ -294,7 +308,8 @@ impl Device {
                     module
                 }
             };
-            let kernel = Kernel::load(module, entry)?;
+            let start = if self.architecture.starts_early() { source.start() } else { Start::AfterPrevious };
+            let kernel = Kernel::load(module, entry, start)?;
             self.kernels.insert(entry, kernel);
         }
         let kernel = self.kernels.get_mut(entry).expect("it was loaded");
@@ -406,7 +421,7 @@ impl Drop for Device {
 }
 
 impl Kernel {
-    fn load(module: sys::CUmodule, entry: &'static str) -> Result<Self, Error> {
+    fn load(module: sys::CUmodule, entry: &'static str, start: Start) -> Result<Self, Error> {
         let said = |error| driver_error(format!("loading {entry}"), error);
         let name = std::ffi::CString::new(entry).expect("names hold no NUL");
         // SAFETY: the module is loaded.
@@ -417,7 +432,7 @@ impl Kernel {
         while unsafe { sys::cuFuncGetParamInfo(function, parameters.len(), &mut offset, &mut size) }.result().is_ok() {
             parameters.push(size);
         }
-        Ok(Self { function, parameters: parameters.into(), shared: 0 })
+        Ok(Self { function, parameters: parameters.into(), shared: 0, start })
     }
 }
 

@@ -91,8 +91,8 @@ pub fn embed_backward(device: &mut Device, op: &Embed, scratch: &EmbedScratch) -
     let [dout, table, pieces] = [op.rows.into(), op.token_table.into(), scratch.pieces.into()];
     // 8 warps a block: spans of 32 rows, and 128 columns.
     let spans = Grid::plane([p.div_ceil(8 * 32), c.div_ceil(128)], 256);
-    device.launch("embed_sort", Grid::line(p.div_ceil(512), 512), &[op.tokens.into(), keys, numbers, rows, vocabulary])?;
-    device.launch("embed_order", Grid::line(p.div_ceil(32), 128), &[keys, numbers, order, sorted, rows])?;
+    device.launch("embed_sort", Grid::line(p.div_ceil(256), 256), &[op.tokens.into(), keys, numbers, rows, vocabulary])?;
+    device.launch("embed_order", Grid::line(p.div_ceil(32), 512), &[keys, numbers, order, sorted, rows])?;
     device.launch("embed_runs", spans, &[dout, sorted, order, table, pieces, rows, quads, vocabulary])?;
     device.launch("embed_join", spans, &[sorted, table, pieces, rows, quads, vocabulary])?;
     let Some(positions) = op.position_table else { return Ok(()) };

@@ -32,6 +32,23 @@ pub enum Contraction {
     On,
 }
 
+/// When a kernel's blocks may take their places.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// Once all that was queued before is done.
+    AfterPrevious,
+    /// Once no block of the previous kernel is left to start, where the GPU can: the kernel itself waits before it touches what others write.
+    Early,
+}
+
+impl Source {
+    /// When blocks of its kernels may take their places.
+    #[must_use]
+    pub fn start(&self) -> Start {
+        if self.text.contains("#include \"early.cuh\"") { Start::Early } else { Start::AfterPrevious }
+    }
+}
+
 /// A file that sources include.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
@@ -88,6 +105,7 @@ pub const SOURCES: &[Source] = sources! {
 pub const HEADERS: &[Header] = &[
     Header { name: "activation.cuh", text: include_str!("../kernels/activation.cuh") },
     Header { name: "attention.cuh", text: include_str!("../kernels/attention.cuh") },
+    Header { name: "early.cuh", text: include_str!("../kernels/early.cuh") },
     Header { name: "health.cuh", text: include_str!("../kernels/health.cuh") },
     Header { name: "hopper.cuh", text: include_str!("../kernels/hopper.cuh") },
     Header { name: "mvue.cuh", text: include_str!("../kernels/mvue.cuh") },

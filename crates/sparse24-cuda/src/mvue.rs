@@ -53,16 +53,15 @@ pub fn mvue_compress(device: &mut Device, dz: Matrix<bf16>, estimator: Estimator
 }
 
 /// As many thread blocks as run at once, each with some blocks of a block row: the copy of one runs under the estimate of another. Where that
-/// were many, there are more thread blocks, since those that end late are then a smaller part.
+/// were more than six each, there are more thread blocks, since those that end late are then a smaller part.
 fn grid(device: &Device, [block_rows, block_columns]: [usize; 2]) -> Grid {
-    const RESIDENT: usize = 9;
+    /// Of the kernel.
+    const RESIDENT: usize = 7;
+    const EACH: usize = 6;
     const THREADS: u32 = 2 * BLOCK as u32;
     // The second dimension of a grid.
     const MOST: usize = 65_535;
     let together = (RESIDENT * device.multiprocessors() / block_rows.max(1)).max(1);
-    let each = match block_columns.div_ceil(together) {
-        each @ 0..=6 => each.max(1),
-        _ => 4.max(block_columns.div_ceil(MOST)),
-    };
-    Grid::plane([block_rows, block_columns.div_ceil(each)], THREADS)
+    let high = if block_columns <= EACH * together { together.min(block_columns) } else { block_columns.div_ceil(EACH).min(MOST) };
+    Grid::plane([block_rows, high], THREADS)
 }

@@ -12,7 +12,7 @@ use crate::{
     operand::check_packed,
 };
 
-/// Threads of a block, one a tile: `THREADS` of the kernel.
+/// Threads of a block: `THREADS` of the kernel.
 const THREADS: usize = 128;
 
 /// A storage type of weights that are searched.
@@ -59,10 +59,24 @@ pub fn mask_search<T: Weight>(device: &mut Device, w: Matrix<T>, kind: MaskKind,
         MaskKind::RowWise => T::KERNELS.row_wise,
         MaskKind::ColumnWise => T::KERNELS.column_wise,
     };
-    let count = count_tiles(OPERATION, tiles)?;
-    let grid = Grid::line(tiles.elements().div_ceil(THREADS), THREADS as u32);
-    let columns = tiles.shape()[1] as u32;
-    device.launch(kernel, grid, &[w.into(), tiles.into(), Argument::U64(w.stride() as u64), count.into(), columns.into()])
+    count_tiles(OPERATION, tiles)?;
+    let [rows, columns] = tiles.shape();
+    let (rows, columns) = (rows as u32, columns as u32);
+    device.launch(
+        kernel,
+        grid::<T>(tiles.shape()),
+        &[w.into(), tiles.into(), Argument::U64(w.stride() as u64), rows.into(), columns.into()],
+    )
+}
+
+/// A warp takes 32 tiles of a row, and as many rows as make it read as much for every type.
+fn grid<T>([rows, columns]: [usize; 2]) -> Grid {
+    // The second and the third dimension of a grid.
+    const MOST: usize = 65_535;
+    let high = rows.div_ceil(THREADS / 32 * (4 / size_of::<T>()));
+    let planes = high.div_ceil(MOST) as u32;
+    let [x, y, _] = Grid::plane([columns.div_ceil(32), high.min(MOST)], 0).blocks;
+    Grid { blocks: [x, y, planes], threads: THREADS as u32, shared: 0 }
 }
 
 /// The shape of the tiles of a matrix.

@@ -43,9 +43,31 @@ pub(super) fn contains(text: &str, instruction: &str) -> bool {
     words.into_iter().any(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
+/// The kernels that touch global memory before they have waited for the previous one, or without.
+pub(super) fn hasty(text: &str) -> Vec<&str> {
+    const WAIT: &str = "ACQBULK";
+    const TOUCHES: [&str; 9] = ["LD", "LDG", "LDGSTS", "ST", "STG", "ATOM", "ATOMG", "RED", "REDG"];
+    let entries = text.split("\n.text.").skip(1).filter_map(|entry| entry.split_once(':'));
+    let waits = |code: &str| {
+        let first = code.lines().find(|line| [WAIT].iter().chain(&TOUCHES).any(|instruction| contains(line, instruction)));
+        first.is_none_or(|line| contains(line, WAIT))
+    };
+    entries.filter(|(_, code)| !waits(code)).map(|(entry, _)| entry).collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::contains;
+    use super::{contains, hasty};
+
+    #[test]
+    fn who_touches_memory_before_waiting_is_hasty() {
+        let (wait, load) = ("  /*0010*/ ACQBULK ;\n", "  /*0020*/ @!P0 LDG.E.64 R2, desc[UR4][R2.64] ;\n");
+        let (table, shared) = ("  /*0000*/ LDC R1, c[0x0][0x28] ;\n", "  /*0030*/ STS [R2], R3 ;\n");
+        let text =
+            [("patient", [table, shared, wait, load]), ("hasty", [table, load, wait, shared]), ("never", [table, table, load, load])]
+                .map(|(name, code)| format!("\t.section\t.text.{name}\n.text.{name}:\n{}", code.concat()));
+        assert_eq!(hasty(&text.concat()), ["hasty", "never"]);
+    }
 
     #[test]
     fn an_instruction_is_found_with_its_modifiers_and_not_in_a_longer_name() {

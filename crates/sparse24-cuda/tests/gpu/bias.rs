@@ -48,8 +48,8 @@ fn integers_are_summed_exactly() {
         for (rows, columns) in [(0..1030, 0..80), (3..1029, 8..72), (1..600, 3..50)] {
             let part = on_device.rows(rows.clone()).columns(columns.clone());
             let db = Poisoned::<f32>::new(device, [1, columns.len()]);
-            let scratch = device.alloc("scratch", bias_grad_scratch(part.shape())).expect("memory");
-            bias_grad(device, part, db.matrix, Beta::Overwrite, scratch).expect("queued");
+            let scratch = Poisoned::new(device, bias_grad_scratch(part.shape()));
+            bias_grad(device, part, db.matrix, Beta::Overwrite, scratch.matrix).expect("queued");
             let expected = dz.slice(s![rows, columns]).mapv(bf16::to_f32).sum_axis(ndarray::Axis(0));
             assert_eq!(db.read(device), expected.to_vec());
         }

@@ -1,9 +1,10 @@
 //! flip_count.
 
-use sparse24_core::{MaskKind, flip, search::mask_search};
+use ndarray::{ArrayViewMut1, Zip};
+use sparse24_core::{Mask, MaskKind, flip, search::mask_search};
 use sparse24_cuda::flip::flip_count;
 
-use crate::support::{affordable, gaussian, on_gpu};
+use crate::support::{Poisoned, affordable, gaussian, on_gpu, split_mix};
 
 #[test]
 fn differing_elements_are_counted_exactly() {
@@ -11,16 +12,41 @@ fn differing_elements_are_counted_exactly() {
         for shape in [[4, 4], [4, 36], [64, 64], [1024, 1600], [3072, 768]].into_iter().filter(|[r, q]| affordable(r * q)) {
             let masks = [1, 2].map(|seed| mask_search(gaussian::<f32>(shape, seed).view(), MaskKind::Transposable).expect("tiled"));
             let tiles = masks.each_ref().map(|mask| {
-                let on_device = device.alloc::<u16>("mask", [shape[0] / 4, shape[1] / 4]).expect("memory");
+                let on_device = Poisoned::<u16>::new(device, [shape[0] / 4, shape[1] / 4]).matrix;
                 device.upload(on_device, mask.tiles()).expect("uploaded");
                 on_device
             });
-            let count = device.alloc::<u64>("count", [1, 1]).expect("memory");
+            let count = Poisoned::<u64>::new(device, [1, 1]);
+            device.upload(count.matrix, &[u64::from(u32::MAX)]).expect("uploaded");
             let expected = flip::flip_count(&masks[0], &masks[1]).expect("equal shapes");
             for times in 1..=2 {
-                flip_count(device, tiles[0], tiles[1], count).expect("queued");
-                assert_eq!(device.download(count).expect("read"), [times * expected as u64], "{shape:?}, call {times}");
+                flip_count(device, tiles[0], tiles[1], count.matrix).expect("queued");
+                assert_eq!(count.read(device), [u64::from(u32::MAX) + times * expected], "{shape:?}, call {times}");
             }
+        }
+    });
+}
+
+/// More than 2^30 tiles of any bits, each round's number no multiple of what a thread takes at once.
+#[test]
+#[ignore = "4 GiB pass through the host"]
+fn a_billion_random_tiles() {
+    const TILES: usize = (1 << 24) + 3;
+    on_gpu(|device| {
+        let mut masks = [(); 2].map(|()| Mask::empty(4, 4 * TILES).expect("tiled"));
+        let tiles = [(); 2].map(|()| Poisoned::<u16>::new(device, [1, TILES]).matrix);
+        let count = Poisoned::<u64>::new(device, [1, 1]);
+        device.upload(count.matrix, &[0]).expect("uploaded");
+        let mut expected = 0;
+        for round in 0..64 {
+            for (of, (mask, tiles)) in masks.iter_mut().zip(tiles).enumerate() {
+                let first = ((2 * round + of) * TILES) as u64;
+                Zip::indexed(ArrayViewMut1::from(mask.tiles_mut())).par_for_each(|at, tile| *tile = split_mix(first + at as u64) as u16);
+                device.upload(tiles, mask.tiles()).expect("uploaded");
+            }
+            flip_count(device, tiles[0], tiles[1], count.matrix).expect("queued");
+            expected += flip::flip_count(&masks[0], &masks[1]).expect("equal shapes");
+            assert_eq!(count.read(device), [expected], "round {round}");
         }
     });
 }

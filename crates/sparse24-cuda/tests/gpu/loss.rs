@@ -90,25 +90,25 @@ fn the_sum_is_that_of_all_rows_and_raises_the_health_when_it_is_not_finite() {
         for rows in [0, 1, 1023, 1025, 16384] {
             let host = gaussian::<f32>([rows, 1], 3).mapv(|x| x + 5.0);
             let losses = upload(device, &host);
-            let loss = Poisoned::<f32>::new(device, [1, 1]).matrix;
+            let loss = Poisoned::<f32>::new(device, [1, 1]);
             let expected = host.iter().map(|&x| f64::from(x)).sum::<f64>();
             for (times, beta) in [(1.0, Beta::Overwrite), (2.0, Beta::Accumulate)] {
-                loss_sum(device, losses, loss, beta, None).expect("queued");
-                assert_within("loss", device.download(loss).expect("read"), &[times * expected], |_| 4.0 * U * expected);
+                loss_sum(device, losses, loss.matrix, beta, None).expect("queued");
+                assert_within("loss", loss.read(device), &[times * expected], |_| 4.0 * U * expected);
             }
             let health = device.alloc::<u32>("health", [1, Health::WORDS]).expect("memory");
-            loss_sum(device, losses, loss, Beta::Overwrite, Some(health)).expect("queued");
+            loss_sum(device, losses, loss.matrix, Beta::Overwrite, Some(health)).expect("queued");
             assert_eq!(device.download(health).expect("read"), [0; 2]);
         }
         for bad in [f32::NAN, f32::INFINITY] {
             let mut host = Array2::from_elem([2000, 1], 1.0);
             host[(1500, 0)] = bad;
             let (losses, health) = (upload(device, &host), device.alloc::<u32>("health", [1, Health::WORDS]).expect("memory"));
-            let loss = device.alloc("loss", [1, 1]).expect("memory");
-            loss_sum(device, losses, loss, Beta::Overwrite, Some(health)).expect("queued");
+            let loss = Poisoned::<f32>::new(device, [1, 1]);
+            loss_sum(device, losses, loss.matrix, Beta::Overwrite, Some(health)).expect("queued");
             let words = device.download(health).expect("read");
             assert_eq!(Health::of_words([words[0], words[1]]).non_finite, Some(NonFinite::Loss));
-            assert!(!device.download(loss).expect("read")[0].is_finite());
+            assert!(!loss.read(device)[0].is_finite());
         }
     });
 }

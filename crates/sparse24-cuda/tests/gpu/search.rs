@@ -9,7 +9,7 @@ use sparse24_cuda::{
     search::{Weight, mask_search},
 };
 
-use crate::support::{Poisoned, on_gpu, upload};
+use crate::support::{Poisoned, on_gpu, split_mix, upload};
 
 const KINDS: [MaskKind; 3] = [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise];
 
@@ -81,7 +81,7 @@ fn every_ternary_tile() {
     on_gpu(|device| {
         let mut w = Array2::<f32>::zeros((4, 4 * TILES));
         let on_device = upload(device, &w);
-        let tiles = device.alloc::<u16>("mask", [1, TILES]).expect("memory");
+        let tiles = Poisoned::<u16>::new(device, [1, TILES]);
         let mut expected = Mask::empty(4, 4 * TILES).expect("tiled");
         for part in 0..81 {
             for tile in 0..TILES {
@@ -92,9 +92,9 @@ fn every_ternary_tile() {
                 }
             }
             device.upload(on_device, w.as_slice().expect("row-major")).expect("uploaded");
-            mask_search(device, on_device, MaskKind::Transposable, tiles).expect("queued");
+            mask_search(device, on_device, MaskKind::Transposable, tiles.matrix).expect("queued");
             cpu::mask_search(w.view(), MaskKind::Transposable, &mut expected).expect("tiled");
-            assert_eq!(device.download(tiles).expect("read"), expected.tiles(), "part {part}");
+            assert_eq!(tiles.read(device), expected.tiles(), "part {part}");
         }
     });
 }
@@ -107,25 +107,21 @@ fn a_billion_random_tiles() {
     on_gpu(|device| {
         let mut w = Array2::<f32>::zeros(SHAPE);
         let on_device = upload(device, &w);
-        let tiles = device.alloc::<u16>("mask", SHAPE.map(|length| length / 4)).expect("memory");
+        let tiles = Poisoned::<u16>::new(device, SHAPE.map(|length| length / 4));
         let mut expected = Mask::empty(SHAPE[0], SHAPE[1]).expect("tiled");
         for round in 0..64_u64 {
             let bits: u32 = if round % 5 == 0 { 0x81e0_0000 } else { 0x81ff_ffff };
             Zip::indexed(w.rows_mut()).par_for_each(|row, mut w| {
-                let mut state = (round << 32 | row as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                for pair in w.as_slice_mut().expect("row-major").as_chunks_mut::<2>().0 {
-                    // SplitMix64.
-                    state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                    let mut word = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-                    word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-                    word ^= word >> 31;
+                let first = (round * SHAPE[0] as u64 + row as u64) * SHAPE[1] as u64 / 2;
+                for (at, pair) in w.as_slice_mut().expect("row-major").as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                    let word = split_mix(first + at as u64);
                     *pair = [word as u32, (word >> 32) as u32].map(|word| f32::from_bits(word & bits | 0x3e00_0000));
                 }
             });
             device.upload(on_device, w.as_slice().expect("row-major")).expect("uploaded");
-            mask_search(device, on_device, MaskKind::Transposable, tiles).expect("queued");
+            mask_search(device, on_device, MaskKind::Transposable, tiles.matrix).expect("queued");
             cpu::mask_search(w.view(), MaskKind::Transposable, &mut expected).expect("tiled");
-            assert!(device.download(tiles).expect("read") == expected.tiles(), "round {round}");
+            assert!(tiles.read(device) == expected.tiles(), "round {round}");
         }
     });
 }

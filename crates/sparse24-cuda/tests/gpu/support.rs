@@ -87,3 +87,11 @@ pub(crate) fn gaussian<T: Element>([rows, columns]: [usize; 2], seed: u64) -> Ar
         T::from_f32(words.into_iter().map(|word| uniform(word) - 0.5).sum::<f32>() * 1.7)
     })
 }
+
+/// Number `at` of the sequence of SplitMix64 from 0.
+pub(crate) fn split_mix(at: u64) -> u64 {
+    let word = at.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ word >> 31
+}
