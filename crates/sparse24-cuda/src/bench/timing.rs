@@ -1,11 +1,17 @@
 //! How long operations take on the GPU: contestants in turns, each launch on other buffers than the one before.
 //!
-//! A timing is that of some launches in a row between two events. Before it the GPU is given something else to do, so that it does not wait for the
-//! host within; that only reads, several times the L2, so that nothing of the operands is left there and nothing is still to be written.
+//! A timing is that of some launches in a row between two events, recorded before and replayed as a training step is. Before it the GPU is given
+//! something else to do, so that it does not wait for the host within; that only reads, several times the L2, so that nothing of the operands is
+//! left there and nothing is still to be written.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    ops::Range,
+};
 
 use serde::Serialize;
 
-use crate::{Device, Error, Matrix, flip::flip_count};
+use crate::{Device, Error, Matrix, Recording, flip::flip_count};
 
 /// Launches of a timing at most.
 pub(super) const LAUNCHES: usize = 10;
@@ -88,7 +94,7 @@ pub(super) fn contest(
         // The first time compiles and plans.
         run(device, contestant, 0..contestant.sets)?;
         head_start.give(device)?;
-        let each = time(device, contestant, 0..contestant.sets)?;
+        let each = f64::from(device.time(|device| run(device, contestant, 0..contestant.sets))?) * 1e3 / contestant.sets as f64;
         launches.push(((SPAN / each).ceil() as usize).clamp(1, LAUNCHES));
         if let Some(during) = during.take() {
             run(device, contestant, 0..((SEEN / each).ceil() as usize).clamp(1, 100 * LAUNCHES))?;
@@ -96,25 +102,31 @@ pub(super) fn contest(
         }
     }
     let mut times = vec![Vec::new(); contestants.len()];
+    let mut recordings = HashMap::new();
     for timing in 0..effort.timings() {
         for (at, contestant) in contestants.iter_mut().enumerate() {
+            let first = timing * launches[at] % contestant.sets;
+            let recording = match recordings.entry((at, first)) {
+                Entry::Occupied(recorded) => recorded.into_mut(),
+                Entry::Vacant(place) => place.insert(record(device, contestant, first..first + launches[at])?),
+            };
             head_start.give(device)?;
-            let first = timing * launches[at];
-            times[at].push(time(device, contestant, first..first + launches[at])?);
+            times[at].push(f64::from(device.time(|device| device.replay(recording))?) * 1e3 / launches[at] as f64);
         }
     }
     Ok(times.into_iter().map(Quantiles::of).collect())
 }
 
-fn run(device: &mut Device, contestant: &mut Contestant, mut launches: std::ops::Range<usize>) -> Result<(), Error> {
+fn run(device: &mut Device, contestant: &mut Contestant, mut launches: Range<usize>) -> Result<(), Error> {
     let Contestant { sets, launch, .. } = contestant;
     launches.try_for_each(|at| launch(device, at % *sets))
 }
 
-/// Microseconds of a launch.
-fn time(device: &mut Device, contestant: &mut Contestant, launches: std::ops::Range<usize>) -> Result<f64, Error> {
-    let count = launches.len() as f64;
-    Ok(f64::from(device.time(|device| run(device, contestant, launches))?) * 1e3 / count)
+fn record(device: &mut Device, contestant: &mut Contestant, launches: Range<usize>) -> Result<Recording, Error> {
+    device.start_recording()?;
+    let queued = run(device, contestant, launches);
+    let recorded = device.stop_recording();
+    queued.and(recorded)
 }
 
 /// What the GPU does while the host queues a timing's launches.
