@@ -3,7 +3,7 @@
 //! Invariant: a target is a function of its bytes alone, and panics where a promise is broken: the loader panicked, loaded what it should not,
 //! or refused in words that do not help. Deliberately absent: memory, which the callers count, and time.
 
-mod checkpoint;
+pub mod checkpoint;
 mod config;
 mod interchange;
 mod metrics;

@@ -44,18 +44,24 @@ pub(super) fn state(bytes: &[u8]) {
     tampered("state.json", bytes);
 }
 
-/// A checkpoint in which this file holds these bytes, and the manifest says so.
+/// A checkpoint in which this file is from outside.
 fn tampered(file: &str, bytes: &[u8]) {
     let folder = saved(file);
-    fs::write(folder.join(file), bytes).unwrap();
-    let hash = blake3::hash(bytes).to_hex().to_string();
-    let mut manifest: Value = serde_json::from_slice(&fs::read(folder.join(MANIFEST)).unwrap()).unwrap();
-    manifest["files"][file] = json!([{"name": "all", "end": bytes.len(), "blake3": hash}]);
-    fs::write(folder.join(MANIFEST), written(&manifest)).unwrap();
+    forge(&folder, file, bytes);
     verify(&folder).unwrap();
     let Some(loaded) = opened(&folder, "-00000007") else { return };
     let again = save(&place::path("again"), &loaded).unwrap();
     assert_eq!(load(&again).unwrap(), loaded);
+}
+
+/// Replaces a file of a checkpoint, and lets the manifest say so.
+pub fn forge(checkpoint: &Path, file: &str, bytes: &[u8]) {
+    let manifest = checkpoint.join(MANIFEST);
+    fs::write(checkpoint.join(file), bytes).unwrap();
+    let hash = blake3::hash(bytes).to_hex().to_string();
+    let mut said: Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
+    said["files"][file] = json!([{"name": "all", "end": bytes.len(), "blake3": hash}]);
+    fs::write(manifest, written(&said)).unwrap();
 }
 
 fn opened(folder: &Path, names: &str) -> Option<Checkpoint> {
@@ -76,8 +82,8 @@ fn written(manifest: &Value) -> Vec<u8> {
     sealed(format!("{},\n  \"checksum\": \"{}\"\n}}\n", &text[..text.len() - 1], "0".repeat(64)).as_bytes())
 }
 
-/// The same bytes with the right checksum, where they have room for one.
-fn sealed(bytes: &[u8]) -> Vec<u8> {
+/// The bytes of a manifest with the right checksum, where they have room for one.
+pub fn sealed(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let Some(end) = bytes.len().checked_sub(4).filter(|&end| end >= 64) else { return bytes };
     bytes[end - 64..end].fill(b'0');
@@ -93,7 +99,8 @@ fn saved(purpose: &str) -> PathBuf {
     if folder.exists() { folder } else { save(&run, &sound()).unwrap() }
 }
 
-fn sound() -> Checkpoint {
+/// A small checkpoint with something of everything.
+pub fn sound() -> Checkpoint {
     let tensor = |name: &str, shape: &[usize]| NamedTensor {
         name: name.to_owned(),
         shape: shape.to_vec(),

@@ -5,7 +5,10 @@
 use std::{fmt::Write, fs, path::Path};
 
 use sparse24_core::MaskKind;
-use sparse24_tests::hardening::memory_bound;
+use sparse24_tests::hardening::{
+    checkpoint::{forge, sealed, sound},
+    memory_bound,
+};
 use sparse24_train::{
     Error,
     checkpoint::{self, NamedTensor},
@@ -132,16 +135,11 @@ fn checkpoints() {
     let folder = tempfile::tempdir().unwrap();
     let tensor = |name: &str| NamedTensor { name: name.to_owned(), shape: vec![4096, 2048], values: vec![0.5; 4096 * 2048] };
     let checkpoint = checkpoint::Checkpoint {
-        state: serde_json::from_value(serde_json::json!({
-            "step": 1, "total_steps": 2, "phase": 0, "phase_kind": "dense", "seed": 0, "tokens_seen": 0, "method": {}, "plan": {},
-            "config": "0".repeat(64), "dataset": "0".repeat(64), "tokenizer": "0".repeat(64),
-        }))
-        .unwrap(),
         weights: vec![tensor("a"), tensor("b")],
         first_moments: vec![tensor("a")],
         second_moments: Vec::new(),
         masks: Vec::new(),
-        auxiliary: Vec::new(),
+        ..sound()
     };
     let saved = checkpoint::save(folder.path(), &checkpoint).unwrap();
     drop(checkpoint);
@@ -151,29 +149,32 @@ fn checkpoints() {
     let files = files.each_ref().map(|(name, bytes)| (*name, bytes.as_slice()));
     assert!(held("a checkpoint", &files, checkpoint::load));
     // Behind a checksum that is right.
-    let record = |list: &str| format!(r#"{{"size":0,"blake3":"{}","parts":[{list}]}}"#, "0".repeat(64));
+    let manifest = |text: String| sealed(format!("{text},\n  \"checksum\": \"{}\"\n}}\n", "0".repeat(64)).as_bytes());
     let part = format!(r#"["",0,"{}"]"#, "0".repeat(64));
     let attacks = [
-        ("many parts", record(&vec![part; 100_000].join(","))),
-        ("a long part", record(&format!(r#"["{}""#, "\\n".repeat(4_000_000)))),
-        ("a long hash", format!(r#"{{"blake3":"{}"}}"#, "0".repeat(8_000_000))),
-        ("nested", "[".repeat(8_000_000)),
+        ("many parts", format!("[{}]", vec![part; 50_000].join(","))),
+        ("a long part", format!(r#"[["{}""#, "\\n".repeat(2_000_000))),
+        ("a long hash", format!(r#"[["",0,"{}"]]"#, "0".repeat(4_000_000))),
+        ("nested", "[".repeat(4_000_000)),
     ];
     for (what, files) in attacks {
         let text = format!(r#"{{"format":"sparse24-checkpoint","format_version":1,"step":1,"files":{{"state.json":{files}}}"#);
-        assert!(!held(what, &[("manifest.json", &sealed(text))], checkpoint::load));
+        assert!(!held(what, &[("manifest.json", &manifest(text))], checkpoint::load));
     }
-    let files: Vec<_> = (0..90_000).map(|number| format!(r#""{number}":{}"#, record(""))).collect();
+    let files: Vec<_> = (0..355_000).map(|number| format!(r#""{number}":[]"#)).collect();
     let text = format!(r#"{{"format":"sparse24-checkpoint","format_version":1,"step":1,"files":{{{}}}"#, files.join(","));
-    assert!(!held("many files", &[("manifest.json", &sealed(text[..8_000_000].to_owned()))], checkpoint::load));
-}
-
-/// A manifest that ends with its checksum.
-fn sealed(text: String) -> Vec<u8> {
-    let mut bytes = format!("{text},\n  \"checksum\": \"{}\"\n}}\n", "0".repeat(64)).into_bytes();
-    let (end, checksum) = (bytes.len() - 4, blake3::hash(&bytes).to_hex());
-    bytes[end - 64..end].copy_from_slice(checksum.as_bytes());
-    bytes
+    assert!(text.len() > 4_000_000 && text.len() < 4 << 20);
+    assert!(!held("many files", &[("manifest.json", &manifest(text))], checkpoint::load));
+    let state = String::from_utf8(read("state.json")).unwrap();
+    let entries = |value: &str| (0..90_000).map(|number| format!(r#""{number}":{value}"#)).collect::<Vec<_>>().join(",");
+    for (what, key, value) in [("counters", "method", "0"), ("choices", "plan", "\"\""), ("settings", "config", "\"\"")] {
+        let folder = tempfile::tempdir().unwrap();
+        let saved = checkpoint::save(folder.path(), &sound()).unwrap();
+        let state = state.replacen(&format!("\"{key}\": {{"), &format!("\"{key}\": {{{},", entries(value)), 1);
+        forge(&saved, "state.json", state.as_bytes());
+        let bytes = names.map(|name| (name, fs::read(saved.join(name)).unwrap()));
+        assert!(held(what, &bytes.each_ref().map(|(name, bytes)| (*name, bytes.as_slice())), checkpoint::load));
+    }
 }
 
 #[test]
