@@ -32,11 +32,11 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
         "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
         "@!done bra again;\n\t}" ::"r"(barrier), "r"(parity) : "memory");
 }
-// So many arrivals at the same barrier of a block of the cluster.
-__device__ __forceinline__ void barrier_arrive(u32 barrier, u32 rank, u32 count) {
+// An arrival at the same barrier of a block of the cluster.
+__device__ __forceinline__ void barrier_arrive(u32 barrier, u32 rank) {
     asm volatile(
         "{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, %0, %1;\n\t"
-        "mbarrier.arrive.shared::cluster.b64 _, [there], %2;\n\t}" ::"r"(barrier), "r"(rank), "r"(count) : "memory");
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n\t}" ::"r"(barrier), "r"(rank) : "memory");
 }
 
 // Copies into shared memory that tell a barrier how many bytes came; the `_all` forms write both blocks of a cluster of two.
@@ -64,8 +64,8 @@ __device__ __forceinline__ void box_out(const TensorMap& map, u32 x, u32 y, u32 
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 template <int N> __device__ __forceinline__ void boxes_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
-// What this thread wrote to shared memory becomes visible to the copy engine.
-__device__ __forceinline__ void visible_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// What this thread read and wrote in shared memory, or knows to be done by others, comes before copies that it, or who waits for it, begins.
+__device__ __forceinline__ void ordered_with_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ uint4 load16(u32 shared) {
     uint4 x;

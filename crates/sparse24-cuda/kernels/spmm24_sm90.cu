@@ -61,21 +61,29 @@ struct Place {
 
 __device__ __forceinline__ float4 add(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
-// In bf16 and turned, through a buffer that the copy engine empties: COLUMNS columns of sums from x[FIRST] on. An epilogue on elements goes here.
-template <u32 COLUMNS, u32 FIRST, u32 N>
-__device__ __forceinline__ void store_transposed(const float (&x)[N], const Place& at, const Result& to, u32 m, u32 group, u32 buffer) {
+// In bf16 and turned, CHUNK columns at a time through one of CHUNKS buffers, which the copy engine empties. An epilogue on elements goes here.
+template <u32 COLUMNS, u32 CHUNK, u32 CHUNKS>
+__device__ __forceinline__ void store_transposed(const float (&x)[COLUMNS / 2], const Place& at, const Result& to, u32 m, u32 group, u32 buffers,
+                                                 u32& buffer) {
     u32 row = at.row + at.slab * 16 + at.lane / 4;
     float low = to.bias && row < m ? to.bias[row] : 0.0f, high = to.bias && row + 8 < m ? to.bias[row + 8] : 0.0f;
-    u32 line = buffer + ((at.lane / 16) * 8 + at.lane % 8) * 128 + (((at.slab * 2 + at.lane / 8 % 2) ^ (at.lane % 8)) * 16);
 #pragma unroll
-    for (u32 j = 0; j < COLUMNS / 16; ++j) {
-        const float* y = x + FIRST + 8 * j;
-        store_matrices(line + j * 16 * 128, narrow_pair(y[0] + low, y[1] + low), narrow_pair(y[2] + high, y[3] + high),
-                       narrow_pair(y[4] + low, y[5] + low), narrow_pair(y[6] + high, y[7] + high));
+    for (u32 column = 0; column < COLUMNS; column += CHUNK) {
+        u32 chunk = buffers + buffer * CHUNK * 128;
+        if (threadIdx.x % 128 == 0) boxes_read<CHUNKS - 1>();
+        named_sync(1 + group, 128);
+        u32 line = chunk + ((at.lane / 16) * 8 + at.lane % 8) * 128 + (((at.slab * 2 + at.lane / 8 % 2) ^ (at.lane % 8)) * 16);
+#pragma unroll
+        for (u32 j = 0; j < CHUNK / 16; ++j) {
+            const float* y = x + column / 2 + 8 * j;
+            store_matrices(line + j * 16 * 128, narrow_pair(y[0] + low, y[1] + low), narrow_pair(y[2] + high, y[3] + high),
+                           narrow_pair(y[4] + low, y[5] + low), narrow_pair(y[6] + high, y[7] + high));
+        }
+        ordered_with_copies();
+        named_sync(1 + group, 128);
+        if (threadIdx.x % 128 == 0) box_out(to.map, at.row, at.column + column, chunk);
+        if (++buffer == CHUNKS) buffer = 0;
     }
-    visible_to_copies();
-    named_sync(1 + group, 128);
-    if (threadIdx.x % 128 == 0) box_out(to.map, at.row, at.column, buffer);
 }
 
 // In f32. Neighbouring lanes exchange halves, so that each has four columns of one of two products of eight.
@@ -101,8 +109,8 @@ __device__ __forceinline__ void store_straight(const float (&x)[COLUMNS / 2], co
 // The columns of a tile that one instruction computes, and the rest, which another does.
 __device__ constexpr u32 first_columns(u32 columns) { return columns <= 256 ? columns : 192; }
 
-template <Form FORM, u32 COLUMNS, u32 STAGES> struct Kernel {
-    static constexpr u32 FIRST = first_columns(COLUMNS), SECOND = COLUMNS - FIRST, HALF = COLUMNS / 2;
+template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kernel {
+    static constexpr u32 FIRST = first_columns(COLUMNS), SECOND = COLUMNS - FIRST;
     // A stage: B, the values of A, its metadata, and two barriers: it is full, and it is empty.
     static constexpr u32 B_BYTES = COLUMNS * 128, BYTES = B_BYTES + BLOCKS * (VALUES + METADATA);
     static constexpr u32 FULL = BYTES, EMPTY = BYTES + 8, STAGE = BYTES + 1024;
@@ -120,16 +128,7 @@ template <Form FORM, u32 COLUMNS, u32 STAGES> struct Kernel {
     // To both blocks, because both fill the stage; by every warp, once its own reads are done.
     __device__ __forceinline__ void release(u32 stage, u32 lane) const {
         __syncwarp();
-        if (lane < 2) barrier_arrive(stage + EMPTY, lane, 1);
-    }
-    // The same for all warps of a warpgroup, by the thread that stored through the stage, once the copy engine has read it.
-    __device__ __forceinline__ void give_back(u32& lent) const {
-        if (threadIdx.x % 128 == 0) {
-            boxes_read<0>();
-            barrier_arrive(lent + EMPTY, 0, 4);
-            barrier_arrive(lent + EMPTY, 1, 4);
-        }
-        lent = 0;
+        if (lane < 2) barrier_arrive(stage + EMPTY, lane);
     }
 
     __device__ __forceinline__ void produce(const TensorMap& b, const char* values, const char* metadata) {
@@ -147,6 +146,8 @@ template <Form FORM, u32 COLUMNS, u32 STAGES> struct Kernel {
             for (u32 k = unit.begin; k < unit.end; ++k, from += bytes, advance()) {
                 u32 full = at + FULL;
                 barrier_wait(at + EMPTY, phase ^ 1);
+                // What lanes read there comes before what is copied there.
+                ordered_with_copies();
                 if (lane == 0) barrier_expect(full, BYTES);
                 if (lane < 2 * BLOCKS) copy_in(at + offset, from, bytes, full);
                 if (brings_b) {
@@ -155,25 +156,21 @@ template <Form FORM, u32 COLUMNS, u32 STAGES> struct Kernel {
                 }
                 __syncwarp();
             }
-            // Half of a tile of Transposed is stored through a stage that stays empty.
-            if (FORM == Form::Transposed && index < work.whole) {
-                barrier_wait(at + EMPTY, phase ^ 1);
-                if (lane == 0) barrier_expect(at + FULL, 0);
-                __syncwarp();
-                advance();
-            }
         }
     }
 
-    // Some columns of a warpgroup's sums, as they are where other parts are to be added.
-    template <u32 WIDTH> __device__ __forceinline__ void store(const float (&x)[WIDTH / 2], u32 first, u32 index, Place at, u32 group, const Result& to) const {
+    // Some columns of a warpgroup's sums: as they are where other parts are to be added.
+    template <u32 WIDTH>
+    __device__ __forceinline__ void store(const float (&x)[WIDTH / 2], u32 first, u32 index, Place at, u32 group, const Result& to, u32& buffer) const {
+        at.column += first;
         if (index >= work.whole) {
             u64 slot = (u64(index - work.whole) * 2 + rank) * BLOCKS + group;
             float4* part = to.partial + (slot * (COLUMNS / 8) + first / 8) * 128 + threadIdx.x % 128;
 #pragma unroll
             for (u32 j = 0; j < WIDTH / 8; ++j) part[j * 128] = make_float4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
-        } else if constexpr (FORM == Form::Straight) {
-            at.column += first;
+        } else if constexpr (FORM == Form::Transposed) {
+            store_transposed<WIDTH, CHUNK, CHUNKS>(x, at, to, work.m, group, ring_end + group * CHUNKS * CHUNK * 128, buffer);
+        } else {
             store_straight<WIDTH>(x, at, to, work.m, work.n);
         }
     }
@@ -181,15 +178,13 @@ template <Form FORM, u32 COLUMNS, u32 STAGES> struct Kernel {
     __device__ __forceinline__ void consume(u32 group, u32 slab, const Result& to) {
         constexpr int ROWS_OF_N = FORM == Form::Straight;
         constexpr u32 LEADING = ROWS_OF_N ? 8192 : 16, STEP = ROWS_OF_N ? 4096 / 16 : 64 / 16;
-        u32 lane = threadIdx.x % 32, block_rows = (work.m + BLOCK - 1) / BLOCK, lent = 0;
+        u32 lane = threadIdx.x % 32, block_rows = (work.m + BLOCK - 1) / BLOCK, buffer = 0;
         float d0[FIRST / 2], d1[SECOND / 2 + !SECOND];
         for (u32 index = blockIdx.x / 2; index < units; index += gridDim.x / 2) {
             Unit unit = unit_of(work, index);
             u32 block = first_block(unit) + group, steps = unit.end - unit.begin, k = 0;
-            bool turned = FORM == Form::Transposed && index < work.whole;
             if (block >= block_rows) {
-                if (lent) give_back(lent);
-                for (; k < steps + turned; ++k, advance()) {
+                for (; k < steps; ++k, advance()) {
                     barrier_wait(at + FULL, phase);
                     release(at, lane);
                 }
@@ -214,7 +209,6 @@ template <Form FORM, u32 COLUMNS, u32 STAGES> struct Kernel {
                     wgmma_sp<1, ROWS_OF_N>(d1, high, c + STEP, pattern, 1);
                     wgmma_commit();
                 }
-                if (FORM == Form::Transposed && lent) give_back(lent);
                 advance();
             };
             // The registers of A are those of one of two steps in turn.
@@ -230,27 +224,16 @@ template <Form FORM, u32 COLUMNS, u32 STAGES> struct Kernel {
             settle(d0);
             if constexpr (SECOND > 0) settle(d1);
             Place place = {block * BLOCK, unit.column * COLUMNS, slab, lane};
-            if (!turned) {
-                store<FIRST>(d0, 0, index, place, group, to);
-                if constexpr (SECOND > 0) store<SECOND>(d1, FIRST, index, place, group, to);
-            } else if constexpr (FORM == Form::Transposed) {
-                // The first half through a stage, the second through a buffer of its own, which the tile before has left by now.
-                barrier_wait(at + FULL, phase);
-                store_transposed<HALF, 0>(d0, place, to, work.m, group, at + group * HALF * 128);
-                place.column += HALF;
-                if constexpr (SECOND > 0) store_transposed<HALF, 0>(d1, place, to, work.m, group, ring_end + group * HALF * 128);
-                else store_transposed<HALF, HALF / 2>(d0, place, to, work.m, group, ring_end + group * HALF * 128);
-                lent = at;
-                advance();
-            }
+            store<FIRST>(d0, 0, index, place, group, to, buffer);
+            if constexpr (SECOND > 0) store<SECOND>(d1, FIRST, index, place, group, to, buffer);
         }
         if (FORM == Form::Transposed && threadIdx.x % 128 == 0) boxes_read<0>();
     }
 };
 
-template <Form FORM, u32 COLUMNS, u32 STAGES>
+template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS>
 __device__ __forceinline__ void spmm24(const TensorMap& b, const char* values, const char* metadata, const Result& to, const Work& work) {
-    using Instance = Kernel<FORM, COLUMNS, STAGES>;
+    using Instance = Kernel<FORM, COLUMNS, STAGES, CHUNK, CHUNKS>;
     extern __shared__ __align__(1024) unsigned char memory[];
     u32 ring = shared_address(memory), ring_end = ring + STAGES * Instance::STAGE, units = work.whole + (work.rows * work.columns - work.whole) * work.parts;
     Instance kernel = {work, ring, ring_end, cluster_rank(), units, ring, 0};
@@ -337,22 +320,22 @@ extern "C" __global__ void __launch_bounds__(128)
     }
 }
 
-#define TRANSPOSED(name, columns, stages)                                                                                                  \
+#define TRANSPOSED(name, columns, stages, chunk, chunks)                                                                                   \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)                                                     \
         name(const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap d, const char* values, const char* metadata,           \
              const float* bias, float4* partial, u32 m, u32 n, u32 k_blocks, u32 rows, u32 tiles, u32 sweep, u32 whole, u32 parts) {       \
-        spmm24<Form::Transposed, columns, stages>(b, values, metadata, {d, bias, nullptr, 0, 0, partial},                                  \
-                                                  {m, n, k_blocks, rows, tiles, sweep, whole, parts});                                     \
+        spmm24<Form::Transposed, columns, stages, chunk, chunks>(b, values, metadata, {d, bias, nullptr, 0, 0, partial},                   \
+                                                                 {m, n, k_blocks, rows, tiles, sweep, whole, parts});                      \
     }
 #define STRAIGHT(name, columns, stages)                                                                                                    \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)                                                     \
         name(const __grid_constant__ TensorMap b, const char* values, const char* metadata, float4* partial, float* d, u64 d_stride,       \
              u32 accumulate, u32 m, u32 n, u32 k_blocks, u32 rows, u32 tiles, u32 sweep, u32 whole, u32 parts) {                           \
-        spmm24<Form::Straight, columns, stages>(b, values, metadata, {b, nullptr, d, d_stride, accumulate, partial},                       \
-                                                {m, n, k_blocks, rows, tiles, sweep, whole, parts});                                       \
+        spmm24<Form::Straight, columns, stages, 16, 0>(b, values, metadata, {b, nullptr, d, d_stride, accumulate, partial},                \
+                                                       {m, n, k_blocks, rows, tiles, sweep, whole, parts});                                \
     }
-TRANSPOSED(spmm24_transposed_384, 384, 3)
-TRANSPOSED(spmm24_transposed_256, 256, 4)
+TRANSPOSED(spmm24_transposed_384, 384, 3, 96, 2)
+TRANSPOSED(spmm24_transposed_256, 256, 4, 64, 3)
 STRAIGHT(spmm24_straight_384, 384, 3)
 STRAIGHT(spmm24_straight_320, 320, 4)
 STRAIGHT(spmm24_straight_256, 256, 5)

@@ -50,6 +50,9 @@ struct Instance {
     columns: u32,
     entry: &'static str,
     stages: u32,
+    /// Rows of the result's transpose that are stored together, and buffers for so many.
+    chunk: u32,
+    chunks: u32,
 }
 
 const THREADS: u32 = 384;
@@ -64,20 +67,26 @@ const MOST_DIVIDED: u32 = 8191;
 
 // From measurements on an H200, in cycles: loads of A in a step of 64 along k, which hold up reads of B; what storing a column of sums takes
 // that no product hides; the kernel that sums parts, and that for each column of each.
-const LOADS: f64 = 144.0;
-const STORE_BF16: f64 = 4.0;
-const STORE_F32: f64 = 16.0;
+const LOADS: f64 = 160.0;
+const STORE_BF16: f64 = 8.0;
+const STORE_F32: f64 = 17.0;
 const STORE_PART: f64 = 20.0;
-const GATHER: f64 = 4000.0;
+const GATHER: f64 = 8000.0;
 const GATHER_PART: f64 = 0.5;
 
-const INSTANCES: &[Instance] = &[
-    Instance { form: Form::Transposed, columns: 384, entry: "spmm24_transposed_384", stages: 3 },
-    Instance { form: Form::Transposed, columns: 256, entry: "spmm24_transposed_256", stages: 4 },
-    Instance { form: Form::Straight, columns: 384, entry: "spmm24_straight_384", stages: 3 },
-    Instance { form: Form::Straight, columns: 320, entry: "spmm24_straight_320", stages: 4 },
-    Instance { form: Form::Straight, columns: 256, entry: "spmm24_straight_256", stages: 5 },
-];
+macro_rules! instances {
+    ($($form:ident $columns:literal $entry:literal: $stages:literal stages, $chunks:literal chunks of $chunk:literal;)+) => {
+        &[$(Instance { form: Form::$form, columns: $columns, entry: $entry, stages: $stages, chunk: $chunk, chunks: $chunks }),+]
+    };
+}
+
+const INSTANCES: &[Instance] = instances! {
+    Transposed 384 "spmm24_transposed_384": 3 stages, 2 chunks of 96;
+    Transposed 256 "spmm24_transposed_256": 4 stages, 3 chunks of 64;
+    Straight 384 "spmm24_straight_384": 3 stages, 0 chunks of 0;
+    Straight 320 "spmm24_straight_320": 4 stages, 0 chunks of 0;
+    Straight 256 "spmm24_straight_256": 5 stages, 0 chunks of 0;
+};
 
 impl Plan {
     /// How many f32 the parts of divided pairs take.
@@ -146,7 +155,7 @@ impl Wgmma {
             gather_grid: Grid::plane(gather, 128),
             gather_sizes: [m, n, rows, columns, sweep, whole, parts, width].map(Argument::U32),
             rows_of_b: if form == Form::Transposed { width / 2 } else { BLOCK as u32 },
-            rows_of_d: width / 2,
+            rows_of_d: instance.chunk,
         })
     }
 }
@@ -156,7 +165,7 @@ impl Instance {
     const fn grid(&self, pairs: u32) -> Grid {
         const BARRIERS: u32 = 1024;
         let stage = 128 * self.columns + 2 * (2 * BLOCK_VALUES + 4 * BLOCK_METADATA) as u32 + BARRIERS;
-        let shared = self.stages * stage + if matches!(self.form, Form::Transposed) { self.columns * 128 } else { 0 };
+        let shared = self.stages * stage + 2 * self.chunks * self.chunk * 128;
         Grid { blocks: [2 * pairs, 1, 1], threads: THREADS, shared }
     }
 }
@@ -261,8 +270,11 @@ mod tests {
     #[test]
     fn the_table_of_instances_says_what_the_kernels_are() {
         let source = crate::kernels::source_of("spmm24_gather").expect("it is in the table").text;
-        for Instance { form, columns, entry, stages } in INSTANCES {
-            let line = format!("\n{}({entry}, {columns}, {stages})\n", format!("{form:?}").to_uppercase());
+        for Instance { form, columns, entry, stages, chunk, chunks } in INSTANCES {
+            let line = match form {
+                Form::Transposed => format!("\nTRANSPOSED({entry}, {columns}, {stages}, {chunk}, {chunks})\n"),
+                Form::Straight => format!("\nSTRAIGHT({entry}, {columns}, {stages})\n"),
+            };
             assert!(source.contains(&line), "{line}");
         }
         assert_eq!(source.matches("\nTRANSPOSED(").count() + source.matches("\nSTRAIGHT(").count(), INSTANCES.len());

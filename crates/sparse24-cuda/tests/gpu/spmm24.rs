@@ -340,7 +340,7 @@ fn transposed_on_device(device: &mut Device, a: Compressed, x: &Array2<bf16>, bi
     }
     let scratch = Poisoned::new(device, [1, plan.scratch()]);
     spmm24_transposed(device, &Transposed { a, b, bias, d: d.matrix, scratch: scratch.matrix }, plan).expect("queued");
-    scratch.read(device);
+    untouched_around(device, &scratch);
     Array2::from_shape_vec((x.nrows(), a.shape()[0]), d.read(device)).expect("as many")
 }
 
@@ -363,8 +363,14 @@ fn straight_on_device(
     }
     let scratch = Poisoned::new(device, [1, plan.scratch()]);
     spmm24(device, &Straight { a, b, d: d.matrix, beta, scratch: scratch.matrix }, plan).expect("queued");
-    scratch.read(device);
+    untouched_around(device, &scratch);
     Array2::from_shape_vec((a.shape()[0], b.shape()[1]), d.read(device)).expect("as many")
+}
+
+/// The guard bands; the scratch itself is nobody's to read, and a part of it undefined.
+fn untouched_around(device: &mut Device, scratch: &Poisoned<f32>) {
+    device.fill_bytes(scratch.matrix, 0).expect("filled");
+    scratch.read(device);
 }
 
 fn first_difference<T: PartialEq + Copy + std::fmt::Debug>(a: &Array2<T>, b: &Array2<T>) -> Option<([usize; 2], T, T)> {
