@@ -1,5 +1,5 @@
 // dropout: x = kept ? x / (1 - p) : 0, element e being kept when word e%4 of call e/4 makes a uniform of at least p
-// in   state: seed, step, micro-step; site; p, and scale = 1 / (1 - p)
+// in   state: seed, step, micro-step; site; p in [0, 1), and scale = 1 / (1 - p)
 // out  x bf16 [elements], in place
 // pre  x 16-byte aligned; at most 2^34 elements
 // acc  f32, rounded once: the bits of the CPU's product, rounded to bf16
@@ -10,7 +10,9 @@
 
 constexpr u32 THREADS = 256;
 
-__device__ __forceinline__ float dropped(float x, u32 word, float p, float scale) { return uniform(word) >= p ? x * scale : 0.0f; }
+// The least word whose uniform is at least p.
+__device__ __forceinline__ u32 least_kept(float p) { return __float2uint_ru(p * 0x1p24f) << 8; }
+__device__ __forceinline__ float dropped(float x, u32 word, u32 least, float scale) { return word >= least ? x * scale : 0.0f; }
 
 extern "C" __global__ void __launch_bounds__(THREADS) dropout(bf16* x, u64 elements, const StepState* state, u32 site, float p, float scale) {
     u64 first = 8 * (u64(blockIdx.x) * THREADS + threadIdx.x);
@@ -23,15 +25,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) dropout(bf16* x, u64 eleme
     now = uniform_state(now);
     if (first >= elements) return;
     uint4 low = philox(now, site, u32(first / 4)), high = philox(now, site, u32(first / 4 + 1));
+    u32 least = least_kept(p);
     u32 words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     if (whole) {
         Run<8> run = widen(raw);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) run.at[i] = dropped(run.at[i], words[i], p, scale);
+        for (int i = 0; i < 8; ++i) run.at[i] = dropped(run.at[i], words[i], least, scale);
         store(x + first, run);
     } else {
 #pragma unroll
         for (int i = 0; i < 8; ++i)
-            if (first + i < elements) x[first + i] = narrow(dropped(widen(x[first + i]), words[i], p, scale));
+            if (first + i < elements) x[first + i] = narrow(dropped(widen(x[first + i]), words[i], least, scale));
     }
 }

@@ -16,7 +16,7 @@ fn what_is_kept_is_the_cpu_s() {
     on_gpu(|device| {
         let site = Site::new(Purpose::Dropout, 12);
         for (number, shape) in [[0, 8], [1, 1], [1, 7], [3, 5], [4, 64], [130, 1604], [1024, 768]].into_iter().enumerate() {
-            for p in [0.0, 0.1, 0.2, 0.75] {
+            for p in [0.0, 1e-9, 0.1, 0.2, 0.75, 1.0 - f32::EPSILON / 2.0] {
                 let state = StepState { seed: 0x0123_4567_89ab_cdef, step: 7, micro_step: number as u32, ..StepState::default() };
                 device.set_step(&state).expect("set");
                 let x: Array2<bf16> = gaussian(shape, number as u64);
