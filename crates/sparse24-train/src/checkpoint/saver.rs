@@ -45,6 +45,7 @@ impl Saver {
         assert!(self.in_flight.is_none(), "one save is in flight at a time");
         let directory = self.directory.clone();
         let write = move || {
+            give_way();
             let written = before().and_then(|()| save(&directory, &checkpoint)).and_then(|path| {
                 retain(&directory, &retention)?;
                 Ok(path)
@@ -77,6 +78,13 @@ impl Saver {
     pub fn spare(&mut self) -> Option<Checkpoint> {
         self.spare.take()
     }
+}
+
+/// Takes the processor time that the steps leave; who waits for a save leaves it all.
+fn give_way() {
+    // There it is of this thread; elsewhere of the whole process.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::setpriority_process(None, 19);
 }
 
 impl Drop for Saver {
