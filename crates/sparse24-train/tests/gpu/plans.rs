@@ -89,6 +89,6 @@ fn what_this_device_does_not_have_is_refused_by_name() {
         refuses("spmm24 sideways 64x64x64", "mma", "no sparse product");
         refuses("spmm24 straight 64x64", "mma", "no sparse product");
         refuses("spmm24 straight 64x64x64", "mmb", "no plan");
-        refuses("spmm24 straight 64x64x64", "wgmma-8x8a-8-0x1-66", "no kernel");
+        refuses("spmm24 straight 64x64x64", "wgmma-8-8-0x1-66", "no kernel");
     });
 }
