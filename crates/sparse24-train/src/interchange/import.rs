@@ -25,15 +25,10 @@ pub fn import(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<Vec<Name
     let path = &if path.is_dir() { weights_in(path)? } else { path.to_owned() };
     let mut file = TensorFile::open(path).map_err(|e| e.expecting("a safetensors file, or a folder with a model.safetensors"))?;
     let mut entries = std::mem::take(&mut file.entries);
-    entries.retain_mut(|entry| {
-        if entry.name.starts_with(PREFIX) {
-            entry.name.drain(..PREFIX.len());
-        }
-        !entry.name.ends_with(".attn.bias") && !entry.name.ends_with(".attn.masked_bias")
-    });
+    entries.retain(|entry| !entry.name.ends_with(".attn.bias") && !entry.name.ends_with(".attn.masked_bias"));
     let mut found = HashMap::with_capacity(entries.len());
     for entry in &entries {
-        if found.insert(entry.name.as_str(), entry).is_some() {
+        if found.insert(entry.name.strip_prefix(PREFIX).unwrap_or(&entry.name), entry).is_some() {
             return Err(file.refuse(entry, "stands twice, with and without the prefix \"transformer.\""));
         }
     }
