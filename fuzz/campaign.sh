@@ -86,12 +86,13 @@ awk -F '\t' 'BEGIN { printf "%-20s %10s %14s %8s %12s\n", "target", "CPU min", "
 status=0
 for finding in "$folder"/findings/*; do
     [ -e "$finding" ] || continue
-    status=1
     name=$(basename "$finding")
-    # A timeout may be the machine's: it counts if it comes again alone.
+    # A timeout may be the machine's: it counts if it comes again.
     if SPARSE24_FUZZ_TARGET=${name%-*-*} "$PROGRAMS/any" -timeout=1 -rss_limit_mb=512 "$finding" > "$folder/logs/$name.log" 2>&1; then
-        echo "finding $name: not seen again"
+        mv "$finding" "$folder/logs"
+        echo "not seen again: $name"
     else
+        status=1
         echo "finding $name: $(grep -m 1 -A 1 -E 'panicked|ERROR' "$folder/logs/$name.log" | tr '\n' ' ' | cut -c 1-400)"
     fi
 done
