@@ -16,7 +16,7 @@ fn place() -> Option<(Place, PathBuf)> {
     std::fs::create_dir(&folder).unwrap();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cli/gpus/driver.c");
     let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", ASKED_FOR, source, "-o"]).arg(folder.join("libcuda.so.1"));
+    compiler.args(["-shared", "-fPIC", "-Wall", "-Wextra", ASKED_FOR, source, "-o"]).arg(folder.join("libcuda.so.1"));
     match compiler.status() {
         Ok(status) => assert!(status.success(), "{compiler:?}"),
         Err(error) => {

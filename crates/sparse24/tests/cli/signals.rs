@@ -4,6 +4,7 @@
 use std::{
     fs,
     io::{BufRead, BufReader, Read},
+    path::Path,
     process::{Child, Command, Stdio},
     thread,
     time::Duration,
@@ -14,18 +15,26 @@ use crate::{
     support::{Place, TINY},
 };
 
-fn send(signal: &str, child: &Child) {
-    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+/// To who has not ended: the number of one that has may be another's.
+fn send(signal: &str, child: &mut Child) {
+    if child.try_wait().unwrap().is_none() {
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+    }
+}
+
+/// Waits until a run has told of so many steps, or ended.
+fn wait_for_steps(steps: usize, child: &mut Child, run: &Path) {
+    let told = || fs::read(run.join("metrics.jsonl")).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count());
+    while told() < steps && child.try_wait().unwrap().is_none() {
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Starts a run and sends it a signal once it has told of 20 steps; none if it ended first, else its exit code and what it said.
 fn signalled(place: &Place, line: &str, run: &str, signal: &str) -> Option<(i32, String)> {
-    let child = place.command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let metrics = place.path(run).join("metrics.jsonl");
-    while fs::read(&metrics).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count()) < 20 {
-        thread::sleep(Duration::from_millis(1));
-    }
-    send(signal, &child);
+    let mut child = place.command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for_steps(20, &mut child, &place.path(run));
+    send(signal, &mut child);
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     (!output.status.success()).then(|| (output.status.code().expect("it exits by itself"), said))
@@ -60,10 +69,10 @@ fn interrupted(place: &Place, line: &str, signal: &str, times: usize) -> (Option
     let mut said = BufReader::new(child.stderr.take().unwrap());
     let mut lines = String::new();
     said.read_line(&mut lines).unwrap();
-    send(signal, &child);
+    send(signal, &mut child);
     for _ in 1..times {
         thread::sleep(Duration::from_millis(100));
-        send(signal, &child);
+        send(signal, &mut child);
     }
     said.read_to_string(&mut lines).unwrap();
     (child.wait().unwrap().code(), lines)
@@ -108,11 +117,8 @@ fn sigusr1_saves_and_the_run_goes_on() {
     attempts(|attempt| {
         let run = format!("asked-{attempt}");
         let mut child = place.command(&format!("train {TINY} {settings} --out {run}")).stderr(Stdio::null()).spawn().unwrap();
-        while !place.path(&format!("{run}/metrics.jsonl")).exists() {
-            thread::sleep(Duration::from_millis(1));
-        }
-        thread::sleep(Duration::from_millis(30));
-        send("-USR1", &child);
+        wait_for_steps(5, &mut child, &place.path(&run));
+        send("-USR1", &mut child);
         assert!(child.wait().unwrap().success());
         let log = place.read(&format!("{run}/log.txt"));
         let at_end = |run: &str| place.tree(&format!("{run}/checkpoints/step-00000600"));
@@ -135,10 +141,8 @@ fn a_signal_abandons_the_evaluation_under_way() {
             let run = format!("run{signal}-{attempt}");
             let mut child = place.command(&format!("train {TINY} {settings} --out {run}")).stderr(Stdio::null()).spawn().unwrap();
             let metrics = place.path(&format!("{run}/metrics.jsonl"));
-            while fs::read(&metrics).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count()) < 3 {
-                thread::sleep(Duration::from_millis(1));
-            }
-            send(signal, &child);
+            wait_for_steps(3, &mut child, &place.path(&run));
+            send(signal, &mut child);
             let mut early = false;
             let code = loop {
                 if let Some(status) = child.try_wait().unwrap() {
