@@ -165,3 +165,38 @@ fn a_signal_abandons_the_evaluation_under_way() {
         assert_eq!(timeless(&place, &run), timeless(&place, "whole"));
     }
 }
+
+/// Seconds of encoding; signalled as soon as it listens.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_signal_leaves_nothing_of_a_prepare() {
+    let place = Place::new();
+    place.write("text", "to be, or not to be\n".repeat(1 << 20));
+    let names = || fs::read_dir(place.path("")).unwrap().count();
+    let before = names();
+    for (number, signal, exit) in [(2, "-INT", 130), (15, "-TERM", 143)] {
+        attempts(|_| {
+            let mut command = place.command("prepare --data text --tokenizer gpt2 --out out");
+            let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+            let status = format!("/proc/{}/status", child.id());
+            let listens = || {
+                let status = fs::read_to_string(&status).unwrap_or_default();
+                let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
+                u64::from_str_radix(caught.trim(), 16).unwrap() >> (number - 1) & 1 == 1
+            };
+            while !listens() && child.try_wait().unwrap().is_none() {
+                thread::yield_now();
+            }
+            send(signal, &mut child);
+            let output = child.wait_with_output().unwrap();
+            let said = String::from_utf8(output.stderr).unwrap();
+            if output.status.success() {
+                fs::remove_dir_all(place.path("out")).unwrap();
+                return None;
+            }
+            assert_eq!((output.status.code(), said.as_str()), (Some(exit), "interrupted; out is as it was\n"));
+            assert_eq!(names(), before, "something half-written is left");
+            Some(())
+        });
+    }
+}
