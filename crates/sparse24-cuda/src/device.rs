@@ -23,6 +23,7 @@ use crate::{
     host_copy::Copies,
     kernels::{self, Start},
     launch::{Argument, Grid},
+    library,
     memory::Memory,
     profile::{Profile, Work},
     step::StepState,
@@ -35,6 +36,8 @@ pub struct Settings {
     pub ordinal: usize,
     /// The folder of compiled kernels; otherwise that of `SPARSE24_KERNEL_CACHE`, or one in the user's cache.
     pub kernel_cache: Option<PathBuf>,
+    /// Folders with CUDA's libraries, see [`library::search_in`](crate::library::search_in).
+    pub libraries: Vec<PathBuf>,
 }
 
 /// An open GPU.
@@ -75,6 +78,7 @@ impl Device {
     /// [`Error::Library`] without a driver, [`Error::NoDevice`], [`Error::Architecture`] for a GPU without sparse tensor cores,
     /// [`Error::Occupied`], [`Error::Driver`].
     pub fn open(settings: &Settings) -> Result<Self, Error> {
+        library::search_in(&settings.libraries);
         driver::start()?;
         let said = |what: &'static str| move |error: DriverError| driver_error(what.into(), error);
         let count = result::device::get_count().map_err(said("counting GPUs"))?;

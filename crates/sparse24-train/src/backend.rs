@@ -12,7 +12,7 @@
 //! Shapes are `[rows, columns]`, row-major; tokens p, in-features q, out-features r. Adding a backend is one adaptor file and one line
 //! in [`BACKENDS`]. Deliberately absent: layers, models, autograd.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{collections::BTreeMap, ops::Range, path::PathBuf};
 
 use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
 
@@ -252,7 +252,7 @@ pub enum Launches {
 }
 
 /// How a backend is opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BackendSettings {
     /// What is rounded to bf16.
     pub arithmetic: Arithmetic,
@@ -260,6 +260,8 @@ pub struct BackendSettings {
     pub gpu: usize,
     /// How a device is told what to do; of no meaning on a CPU.
     pub launches: Launches,
+    /// Folders with the libraries that are loaded at run time; of no meaning on a CPU.
+    pub libraries: Vec<PathBuf>,
 }
 
 /// Every timed choice, by what was chosen.

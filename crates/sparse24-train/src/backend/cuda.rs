@@ -105,7 +105,7 @@ impl CudaBackend {
             let problem = "the GPU multiplies in bf16: use `native`".to_owned();
             return Err(Error::Setting { key: "backend.arithmetic".to_owned(), problem });
         }
-        let mut gpu = Gpu::open(&Settings { ordinal: settings.gpu, ..Settings::default() })?;
+        let mut gpu = Gpu::open(&Settings { ordinal: settings.gpu, libraries: settings.libraries, ..Settings::default() })?;
         gpu.set_purpose(Region::Activations.name());
         let workspace = gpu.alloc("workspace of dense products", [1, gemm::WORKSPACE])?;
         let gemm = gemm::Gemm::new(&gpu, workspace)?;

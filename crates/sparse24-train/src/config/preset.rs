@@ -201,7 +201,14 @@ fn shakespeare_char_cpu() -> Config {
             spike_z: 0.0,
             spike_window: 100,
         },
-        backend: BackendConfig { name: "cpu".to_owned(), threads: 0, arithmetic: Arithmetic::Native, gpu: 0, launches: Launches::Replayed },
+        backend: BackendConfig {
+            name: "cpu".to_owned(),
+            threads: 0,
+            arithmetic: Arithmetic::Native,
+            gpu: 0,
+            launches: Launches::Replayed,
+            libraries: String::new(),
+        },
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
 const NONE: &[u8] = &[];
 
 /// Keys of the configuration that decide no bit.
-const DECIDES_NOTHING: [&str; 13] = [
+const DECIDES_NOTHING: [&str; 14] = [
     "preset",
     "data.path",
     "run.checkpoint_every",
@@ -32,6 +32,7 @@ const DECIDES_NOTHING: [&str; 13] = [
     "model.recompute",
     "backend.threads",
     "backend.gpu",
+    "backend.libraries",
     "backend.launches",
 ];
 

@@ -15,26 +15,29 @@ use crate::{
     support::{Place, TINY},
 };
 
-/// To who has not ended: the number of one that has may be another's.
-fn send(signal: &str, child: &mut Child) {
-    if child.try_wait().unwrap().is_none() {
-        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
-    }
+/// To who may have ended, but was not waited for: else its number may be another's.
+fn send(signal: &str, child: &Child) {
+    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
 }
 
-/// Waits until a run has told of so many steps, or ended.
-fn wait_for_steps(steps: usize, child: &mut Child, run: &Path) {
+/// Waits until a run has told of so many steps; false if it ended before.
+fn tells(steps: usize, child: &mut Child, run: &Path) -> bool {
     let told = || fs::read(run.join("metrics.jsonl")).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count());
-    while told() < steps && child.try_wait().unwrap().is_none() {
+    while told() < steps {
+        if child.try_wait().unwrap().is_some() {
+            return false;
+        }
         thread::sleep(Duration::from_millis(1));
     }
+    true
 }
 
 /// Starts a run and sends it a signal once it has told of 20 steps; none if it ended first, else its exit code and what it said.
 fn signalled(place: &Place, line: &str, run: &str, signal: &str) -> Option<(i32, String)> {
     let mut child = place.command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    wait_for_steps(20, &mut child, &place.path(run));
-    send(signal, &mut child);
+    if tells(20, &mut child, &place.path(run)) {
+        send(signal, &child);
+    }
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     (!output.status.success()).then(|| (output.status.code().expect("it exits by itself"), said))
@@ -69,10 +72,10 @@ fn interrupted(place: &Place, line: &str, signal: &str, times: usize) -> (Option
     let mut said = BufReader::new(child.stderr.take().unwrap());
     let mut lines = String::new();
     said.read_line(&mut lines).unwrap();
-    send(signal, &mut child);
+    send(signal, &child);
     for _ in 1..times {
         thread::sleep(Duration::from_millis(100));
-        send(signal, &mut child);
+        send(signal, &child);
     }
     said.read_to_string(&mut lines).unwrap();
     (child.wait().unwrap().code(), lines)
@@ -117,8 +120,9 @@ fn sigusr1_saves_and_the_run_goes_on() {
     attempts(|attempt| {
         let run = format!("asked-{attempt}");
         let mut child = place.command(&format!("train {TINY} {settings} --out {run}")).stderr(Stdio::null()).spawn().unwrap();
-        wait_for_steps(5, &mut child, &place.path(&run));
-        send("-USR1", &mut child);
+        if tells(5, &mut child, &place.path(&run)) {
+            send("-USR1", &child);
+        }
         assert!(child.wait().unwrap().success());
         let log = place.read(&format!("{run}/log.txt"));
         let at_end = |run: &str| place.tree(&format!("{run}/checkpoints/step-00000600"));
@@ -141,8 +145,9 @@ fn a_signal_abandons_the_evaluation_under_way() {
             let run = format!("run{signal}-{attempt}");
             let mut child = place.command(&format!("train {TINY} {settings} --out {run}")).stderr(Stdio::null()).spawn().unwrap();
             let metrics = place.path(&format!("{run}/metrics.jsonl"));
-            wait_for_steps(3, &mut child, &place.path(&run));
-            send(signal, &mut child);
+            if tells(3, &mut child, &place.path(&run)) {
+                send(signal, &child);
+            }
             let mut early = false;
             let code = loop {
                 if let Some(status) = child.try_wait().unwrap() {
@@ -184,10 +189,13 @@ fn a_signal_leaves_nothing_of_a_prepare() {
                 let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
                 u64::from_str_radix(caught.trim(), 16).unwrap() >> (number - 1) & 1 == 1
             };
+            // One that has ended listens no more, and lets itself be waited for.
             while !listens() && child.try_wait().unwrap().is_none() {
                 thread::yield_now();
             }
-            send(signal, &mut child);
+            if listens() {
+                send(signal, &child);
+            }
             let output = child.wait_with_output().unwrap();
             let said = String::from_utf8(output.stderr).unwrap();
             if output.status.success() {
