@@ -1,0 +1,272 @@
+//! The curves of every run: loss, held-out loss, flip rate, and what the optimizer did.
+
+use super::{
+    axis::{Axis, range},
+    chart::{Chart, Series},
+    figure::{Figure, Layout, Legend, buckets, cell, finely, span, thinned},
+    frame::Mark,
+    markup::{Table, number},
+    record::Record,
+};
+use crate::method::PhaseKind;
+
+/// A unit of time: its name and its seconds.
+pub(super) type Unit = (&'static str, f64);
+
+/// That which suits the longest run.
+pub(super) fn unit(runs: &[Record]) -> Unit {
+    let longest = runs.iter().filter_map(|run| run.steps.last()).map(|step| step.seconds).fold(0.0, f64::max);
+    match longest {
+        s if s < 300.0 => ("s", 1.0),
+        s if s < 18_000.0 => ("min", 60.0),
+        s if s < 400_000.0 => ("h", 3600.0),
+        _ => ("d", 86_400.0),
+    }
+}
+
+/// The axis of steps.
+pub(super) fn step_axis(runs: &[Record]) -> Axis {
+    Axis::from_zero("optimizer step", runs.iter().map(|run| f64::from(run.last_step())))
+}
+
+/// Where phases of another kind begin; `x` places a step of a run.
+pub(super) fn switches(runs: &[Record], x: impl Fn(&Record, u32) -> f64) -> Vec<Mark> {
+    let mut marks: Vec<Mark> = Vec::new();
+    let ends = |run: &Record, step: u32| x(run, step.saturating_sub(1));
+    let all: Vec<_> = runs.iter().enumerate().flat_map(|(series, run)| run.switches.iter().map(move |&(step, kind)| (series, run, step, kind))).collect();
+    let is_shared = |step: u32| runs.iter().all(|run| run.switches.is_empty() || run.switches.iter().any(|&(other, _)| other == step));
+    for (series, run, step, kind) in all {
+        let at = ends(run, step);
+        let begins = if kind == PhaseKind::Dense { "dense" } else { "sparse" };
+        let (label, series) = if is_shared(step) { (format!("{begins} from step {step}"), None) } else { (format!("{begins} begins"), Some(series)) };
+        if marks.iter().any(|mark| mark.x == at && mark.series.is_none()) {
+            continue;
+        }
+        let label = if marks.iter().any(|mark| mark.label == label) { String::new() } else { label };
+        marks.push(Mark { x: at, label, series: series.filter(|_| runs.len() > 1) });
+    }
+    marks
+}
+
+/// Loss against step and against time.
+pub(super) fn loss(runs: &[Record]) -> Figure {
+    let fine = finely(runs.len());
+    let (unit, seconds) = unit(runs);
+    let time_of = |run: &Record, step: f64| run.seconds_at(step as u32) / seconds;
+    let (mut by_step, mut by_time, mut tables, mut most) = (Vec::new(), Vec::new(), Vec::new(), 1);
+    for (number, run) in runs.iter().enumerate() {
+        let losses: Vec<_> = run.steps.iter().map(|step| [f64::from(step.step), f64::from(step.loss)]).collect();
+        let thin = buckets(&losses, fine);
+        most = most.max(losses.len().div_ceil(fine));
+        let validation: Vec<_> = run.validation.iter().map(|&(step, loss)| [f64::from(step), loss]).collect();
+        for (series, time) in [(&mut by_step, false), (&mut by_time, true)] {
+            let x = |step: f64| if time { time_of(run, step) } else { step };
+            series.push(Series {
+                number,
+                band: if losses.len() > fine { thin.iter().map(|b| [x(b.middle()), b.low, b.high]).collect() } else { Vec::new() },
+                faint: thin.iter().map(|b| [x(b.middle()), b.mean]).collect(),
+                strong: validation.iter().map(|&[step, loss]| [x(step), loss]).collect(),
+                dots: Vec::new(),
+            });
+        }
+        let columns = |names: [&str; 4]| names.map(|name| name.replace("UNIT", unit)).into_iter().filter(|name| !name.is_empty()).collect();
+        let rows = thin.iter().map(|b| vec![span(b), cell(time_of(run, b.middle())), cell(b.mean), format!("{} to {}", cell(b.low), cell(b.high))]);
+        tables.push(Table {
+            caption: format!("{}: training loss, nats a token", run.name),
+            columns: columns(["step", "time, UNIT", "training loss", "least to largest"]),
+            rows: rows.collect(),
+            series: Some(number),
+        });
+        let rows = validation.iter().map(|&[step, loss]| vec![step.to_string(), cell(time_of(run, step)), cell(loss)]);
+        tables.push(Table {
+            caption: format!("{}: loss on the held-out split, nats a token", run.name),
+            columns: columns(["step", "time, UNIT", "held-out loss", ""]),
+            rows: rows.collect(),
+            series: Some(number),
+        });
+    }
+
+    let x = step_axis(runs);
+    let label = "loss, nats a token";
+    let (y, cut) = loss_axis(label, &by_step, x.high * HEAD);
+    let mut notes: Vec<String> = thinned(most).into_iter().collect();
+    notes.extend(cut.map(|top| format!("The first steps reach up to {}, above the picture.", number(top, 3))));
+    let mut pictures = vec![(
+        "against the step".to_owned(),
+        line_chart(runs, ["loss-step", "Loss against the optimizer step"], [x, y.clone()], by_step, switches(runs, |_, step| f64::from(step))),
+    )];
+    if runs.iter().any(|run| run.steps.last().is_some_and(|step| step.seconds > 0.0)) {
+        let high = range(runs.iter().filter_map(|run| run.steps.last()).map(|step| step.seconds / seconds)).map_or(1.0, |range| range.1);
+        let x = Axis::from_zero(format!("time in optimizer steps, {unit}"), [high]);
+        let marks = switches(runs, |run, step| time_of(run, f64::from(step)));
+        pictures.push(("against time".to_owned(), line_chart(runs, ["loss-time", "Loss against time"], [x, y], by_time, marks)));
+    } else {
+        notes.push("Against time nothing can be drawn: the metrics or the configuration do not tell it.".into());
+    }
+    let lead = "Thin: training loss of a step's batches. Strong, with markers: loss over the whole held-out split, with the weights of the phase. \
+                Time is that of the optimizer steps, tokens over tokens a second; evaluations, saving and pauses are not in it.";
+    Figure { id: "loss", title: "Loss", lead: lead.into(), layout: Layout::Stacked, pictures, legend: all(runs), notes, tables }
+}
+
+/// The share of the steps at the beginning that need not fit into a picture.
+const HEAD: f64 = 0.03;
+
+/// Around all but the beginning; and the largest value that does not fit.
+fn loss_axis(label: &str, series: &[Series], head: f64) -> (Axis, Option<f64>) {
+    let values = |from: f64| {
+        series.iter().flat_map(move |series| {
+            let band = series.band.iter().filter(move |point| point[0] >= from).flat_map(|&[_, low, high]| [low, high]);
+            let lines = series.faint.iter().chain(&series.strong).filter(move |point| point[0] >= from).map(|point| point[1]);
+            band.chain(lines)
+        })
+    };
+    let (all, later) = (range(values(0.0)), range(values(head)));
+    match (all, later) {
+        (Some((_, top)), Some((low, high))) if top > high + 0.15 * (high - low) => (Axis::around(label, [low, high]), Some(top)),
+        _ => (Axis::around(label, values(0.0)), None),
+    }
+}
+
+/// The held-out loss of the second half, where several runs come near each other.
+pub(super) fn validation(runs: &[Record]) -> Option<Figure> {
+    let x = step_axis(runs);
+    let half = x.high / 2.0;
+    let later = |run: &Record| -> Vec<[f64; 2]> {
+        run.validation.iter().map(|&(step, loss)| [f64::from(step), loss]).filter(|&[step, _]| step >= half).collect()
+    };
+    let series: Vec<_> = runs.iter().enumerate().map(|(number, run)| Series { number, strong: later(run), ..Series::default() }).collect();
+    if runs.len() < 2 || series.iter().filter(|series| series.strong.len() > 1).count() < 2 {
+        return None;
+    }
+    let y = Axis::around("held-out loss, nats a token", series.iter().flat_map(|series| &series.strong).map(|point| point[1]));
+    let tables = table_each(runs, &series, "held-out loss, nats a token", "held-out loss");
+    let marks = switches(runs, |_, step| f64::from(step)).into_iter().filter(|mark| mark.x >= half).collect();
+    let x = Axis { low: half, ..x };
+    let title = "Loss on the held-out split over the second half of the steps";
+    let picture = line_chart(runs, ["held-out-step", title], [x, y], series, marks);
+    let lead = "The same held-out loss over the second half of the steps, on a scale of its own.";
+    Some(Figure {
+        id: "held-out",
+        title: "Held-out loss, closer",
+        lead: lead.into(),
+        layout: Layout::Stacked,
+        pictures: vec![(String::new(), picture)],
+        legend: all(runs),
+        notes: Vec::new(),
+        tables,
+    })
+}
+
+/// The flip rate against the step.
+pub(super) fn flips(runs: &[Record]) -> Option<Figure> {
+    let fine = finely(runs.len());
+    let points = |run: &Record| -> Vec<[f64; 2]> { run.flips.iter().map(|&(step, rate)| [f64::from(step), rate]).collect() };
+    let thin = |run: &Record| -> Vec<[f64; 2]> { buckets(&points(run), fine).iter().map(|b| [b.middle(), b.mean]).collect() };
+    let series: Vec<_> = runs.iter().enumerate().map(|(number, run)| Series { number, strong: thin(run), ..Series::default() }).collect();
+    if series.iter().all(|series| series.strong.is_empty()) {
+        return None;
+    }
+    let most = runs.iter().map(|run| run.flips.len().div_ceil(fine)).max().unwrap_or(1);
+    let y = Axis::of_magnitudes("flip rate", series.iter().flat_map(|series| &series.strong).map(|point| point[1]));
+    let tables = table_each(runs, &series, "flip rate", "flip rate");
+    let marks = switches(runs, |_, step| f64::from(step));
+    let picture = line_chart(runs, ["flips-step", "Flip rate against the optimizer step"], [step_axis(runs), y], series, marks);
+    let notes = if most > 1 { vec![format!("Each point is the mean of up to {most} samples.")] } else { Vec::new() };
+    let lead = "The share of mask bits that change in one step, |m(w_t) − m(w_t−1)|₁ / D, of all sparsifiable weights; of a dense run, of the mask \
+                that its weights would have. Sparse training wants it to rise and then to calm down; λ is the factor of masked decay.";
+    Some(Figure {
+        id: "flips",
+        title: "Flip rate",
+        lead: lead.into(),
+        layout: Layout::Stacked,
+        pictures: vec![(String::new(), picture)],
+        legend: all(runs),
+        notes,
+        tables,
+    })
+}
+
+/// Gradient norm, learning rate and speed.
+pub(super) fn optimizer(runs: &[Record]) -> Figure {
+    let fine = finely(runs.len()) / 2;
+    let kinds: [(&str, &str, fn(&super::record::Step) -> f32); 3] = [
+        ("gradient-norm", "gradient norm, before clipping", |step| step.grad_norm),
+        ("learning-rate", "learning rate", |step| step.lr),
+        ("speed", "tokens a second", |step| step.tokens_per_s),
+    ];
+    let thin: Vec<[Vec<_>; 3]> = runs
+        .iter()
+        .map(|run| kinds.map(|(_, _, of)| buckets(&run.steps.iter().map(|step| [f64::from(step.step), f64::from(of(step))]).collect::<Vec<_>>(), fine)))
+        .collect();
+    let picture = |kind: usize| {
+        let (id, name, _) = kinds[kind];
+        let series: Vec<_> = thin
+            .iter()
+            .enumerate()
+            .map(|(number, thin)| Series { number, strong: thin[kind].iter().map(|b| [b.middle(), b.mean]).collect(), ..Series::default() })
+            .collect();
+        let values = series.iter().flat_map(|series| &series.strong).map(|point| point[1]);
+        let y = if id == "gradient-norm" { Axis::of_magnitudes("", values) } else { Axis::from_zero("", values) };
+        let (x, title) = (step_axis(runs), format!("{name} against the optimizer step"));
+        let description = describe(&series, runs);
+        let marks = switches(runs, |_, step| f64::from(step)).into_iter().map(|mark| Mark { label: String::new(), ..mark }).collect();
+        let chart = Chart { id: id.into(), title, description, x, y, height: 150.0, series, marks, column: 0 };
+        (name.to_owned(), chart.draw())
+    };
+    let tables = runs.iter().zip(&thin).enumerate().map(|(series, (run, thin))| {
+        let rows = (0..thin[0].len()).map(|at| {
+            let of = |kind: usize| cell(thin[kind][at].mean);
+            vec![span(&thin[0][at]), of(0), of(1), of(2), cell(thin[0][at].high)]
+        });
+        Table {
+            caption: format!("{}: means over the steps", run.name),
+            columns: ["step", "gradient norm", "learning rate", "tokens a second", "largest gradient norm"].map(str::to_owned).into(),
+            rows: rows.collect(),
+            series: Some(series),
+        }
+    });
+    Figure {
+        id: "optimizer",
+        title: "Optimizer and speed",
+        lead: "What the optimizer saw, and how fast the steps were.".into(),
+        layout: Layout::Beside,
+        pictures: (0..kinds.len()).map(picture).collect(),
+        legend: all(runs),
+        notes: thinned(runs.iter().map(|run| run.steps.len().div_ceil(fine)).max().unwrap_or(1)).map(|_| "Each point is a mean of neighbouring steps.".into()).into_iter().collect(),
+        tables: tables.collect(),
+    }
+}
+
+/// A legend of all runs, where there are several.
+pub(super) fn all(runs: &[Record]) -> Legend {
+    if runs.len() > 1 { Legend::Series((0..runs.len()).collect()) } else { Legend::None }
+}
+
+/// A line chart of the usual height: its name and title, its axes.
+pub(super) fn line_chart(runs: &[Record], [id, title]: [&str; 2], [x, y]: [Axis; 2], series: Vec<Series>, marks: Vec<Mark>) -> String {
+    let (description, column) = (describe(&series, runs), usize::from(x.label.starts_with("time")));
+    Chart { id: id.into(), title: title.into(), description, x, y, height: 300.0, series, marks, column }.draw()
+}
+
+/// Where each curve begins and ends, in words.
+fn describe(series: &[Series], runs: &[Record]) -> String {
+    let told = series.iter().filter_map(|series| {
+        let curve = if series.strong.is_empty() { &series.faint } else { &series.strong };
+        let ([from, first], [to, last]) = (curve.first()?, curve.last()?);
+        let name = &runs[series.number].name;
+        Some(format!("{name}: from {} at {} to {} at {}.", number(*first, 4), number(*from, 4), number(*last, 4), number(*to, 4)))
+    });
+    told.collect::<Vec<_>>().join(" ")
+}
+
+/// A table for each series: step and value.
+pub(super) fn table_each(runs: &[Record], series: &[Series], what: &str, column: &str) -> Vec<Table> {
+    let some = series.iter().filter(|series| !series.strong.is_empty());
+    some.map(|series| Table {
+        caption: format!("{}: {what}", runs[series.number].name),
+        columns: vec!["step".into(), column.into()],
+        rows: series.strong.iter().map(|&[step, value]| vec![step.to_string(), cell(value)]).collect(),
+        series: Some(series.number),
+    })
+    .collect()
+}
