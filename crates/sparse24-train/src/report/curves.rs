@@ -8,7 +8,6 @@ use super::{
     markup::{Table, number},
     record::Record,
 };
-use crate::method::PhaseKind;
 
 /// A unit of time: its name and its seconds.
 pub(super) type Unit = (&'static str, f64);
@@ -29,28 +28,33 @@ pub(super) fn step_axis(runs: &[Record]) -> Axis {
     Axis::from_zero("optimizer step", runs.iter().map(|run| f64::from(run.last_step())))
 }
 
-/// Where phases of another kind begin; `x` places a step of a run.
+/// Where phases of another kind begin; `x` places the step before, the last one of the phase that ends.
 pub(super) fn switches(runs: &[Record], x: impl Fn(&Record, u32) -> f64) -> Vec<Mark> {
     let mut marks: Vec<Mark> = Vec::new();
-    let ends = |run: &Record, step: u32| x(run, step.saturating_sub(1));
-    let all: Vec<_> = runs.iter().enumerate().flat_map(|(series, run)| run.switches.iter().map(move |&(step, kind)| (series, run, step, kind))).collect();
-    let is_shared = |step: u32| runs.iter().all(|run| run.switches.is_empty() || run.switches.iter().any(|&(other, _)| other == step));
-    for (series, run, step, kind) in all {
-        let at = ends(run, step);
-        let begins = if kind == PhaseKind::Dense { "dense" } else { "sparse" };
-        let (label, series) = if is_shared(step) { (format!("{begins} from step {step}"), None) } else { (format!("{begins} begins"), Some(series)) };
-        if marks.iter().any(|mark| mark.x == at && mark.series.is_none()) {
-            continue;
+    for (number, run) in runs.iter().enumerate() {
+        for &(step, kind) in &run.switches {
+            let (x, label) = (x(run, step.saturating_sub(1)), format!("{kind} from step {step}"));
+            match marks.iter_mut().find(|mark| mark.x == x) {
+                Some(mark) => mark.series = None,
+                None => {
+                    let label = if marks.iter().any(|mark| mark.label == label) { String::new() } else { label };
+                    marks.push(Mark { x, label, series: (runs.len() > 1).then_some(number) });
+                }
+            }
         }
-        let label = if marks.iter().any(|mark| mark.label == label) { String::new() } else { label };
-        marks.push(Mark { x: at, label, series: series.filter(|_| runs.len() > 1) });
     }
+    // More labels than that would cover each other.
+    marks.iter_mut().skip(MARKS).for_each(|mark| mark.label.clear());
     marks
 }
 
+/// Labelled marks of one picture.
+const MARKS: usize = 3;
+
 /// Loss against step and against time.
 pub(super) fn loss(runs: &[Record]) -> Figure {
-    let fine = finely(runs.len());
+    // Losses of neighbouring batches scatter: a few of them together show more.
+    let fine = finely(runs.len()) / 2;
     let (unit, seconds) = unit(runs);
     let time_of = |run: &Record, step: f64| run.seconds_at(step as u32) / seconds;
     let (mut by_step, mut by_time, mut tables, mut most) = (Vec::new(), Vec::new(), Vec::new(), 1);
@@ -63,7 +67,7 @@ pub(super) fn loss(runs: &[Record]) -> Figure {
             let x = |step: f64| if time { time_of(run, step) } else { step };
             series.push(Series {
                 number,
-                band: if losses.len() > fine { thin.iter().map(|b| [x(b.middle()), b.low, b.high]).collect() } else { Vec::new() },
+                band: if losses.len() > fine && runs.len() <= BANDS { thin.iter().map(|b| [x(b.middle()), b.low, b.high]).collect() } else { Vec::new() },
                 faint: thin.iter().map(|b| [x(b.middle()), b.mean]).collect(),
                 strong: validation.iter().map(|&[step, loss]| [x(step), loss]).collect(),
                 dots: Vec::new(),
@@ -89,7 +93,7 @@ pub(super) fn loss(runs: &[Record]) -> Figure {
     let x = step_axis(runs);
     let label = "loss, nats a token";
     let (y, cut) = loss_axis(label, &by_step, x.high * HEAD);
-    let mut notes: Vec<String> = thinned(most).into_iter().collect();
+    let mut notes: Vec<String> = thinned(most, runs.len() <= BANDS).into_iter().collect();
     notes.extend(cut.map(|top| format!("The first steps reach up to {}, above the picture.", number(top, 3))));
     let mut pictures = vec![(
         "against the step".to_owned(),
@@ -107,6 +111,9 @@ pub(super) fn loss(runs: &[Record]) -> Figure {
                 Time is that of the optimizer steps, tokens over tokens a second; evaluations, saving and pauses are not in it.";
     Figure { id: "loss", title: "Loss", lead: lead.into(), layout: Layout::Stacked, pictures, legend: all(runs), notes, tables }
 }
+
+/// The bands of more runs would hide each other.
+const BANDS: usize = 3;
 
 /// The share of the steps at the beginning that need not fit into a picture.
 const HEAD: f64 = 0.03;
@@ -172,7 +179,7 @@ pub(super) fn flips(runs: &[Record]) -> Option<Figure> {
     let marks = switches(runs, |_, step| f64::from(step));
     let picture = line_chart(runs, ["flips-step", "Flip rate against the optimizer step"], [step_axis(runs), y], series, marks);
     let notes = if most > 1 { vec![format!("Each point is the mean of up to {most} samples.")] } else { Vec::new() };
-    let lead = "The share of mask bits that change in one step, |m(w_t) − m(w_t−1)|₁ / D, of all sparsifiable weights; of a dense run, of the mask \
+    let lead = "The share of mask bits that change in one step, |m(wₜ) − m(wₜ₋₁)|₁ / D, of all sparsifiable weights; of a dense run, of the mask \
                 that its weights would have. Sparse training wants it to rise and then to calm down; λ is the factor of masked decay.";
     Some(Figure {
         id: "flips",
@@ -206,7 +213,7 @@ pub(super) fn optimizer(runs: &[Record]) -> Figure {
             .map(|(number, thin)| Series { number, strong: thin[kind].iter().map(|b| [b.middle(), b.mean]).collect(), ..Series::default() })
             .collect();
         let values = series.iter().flat_map(|series| &series.strong).map(|point| point[1]);
-        let y = if id == "gradient-norm" { Axis::of_magnitudes("", values) } else { Axis::from_zero("", values) };
+        let y = if id == "gradient-norm" { Axis::of_magnitudes("", values) } else { Axis::around("", values.chain([0.0])) };
         let (x, title) = (step_axis(runs), format!("{name} against the optimizer step"));
         let description = describe(&series, runs);
         let marks = switches(runs, |_, step| f64::from(step)).into_iter().map(|mark| Mark { label: String::new(), ..mark }).collect();
@@ -232,7 +239,7 @@ pub(super) fn optimizer(runs: &[Record]) -> Figure {
         layout: Layout::Beside,
         pictures: (0..kinds.len()).map(picture).collect(),
         legend: all(runs),
-        notes: thinned(runs.iter().map(|run| run.steps.len().div_ceil(fine)).max().unwrap_or(1)).map(|_| "Each point is a mean of neighbouring steps.".into()).into_iter().collect(),
+        notes: thinned(runs.iter().map(|run| run.steps.len().div_ceil(fine)).max().unwrap_or(1), false).into_iter().collect(),
         tables: tables.collect(),
     }
 }

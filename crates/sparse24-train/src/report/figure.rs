@@ -106,6 +106,7 @@ pub(super) fn cell(value: f64) -> String {
 }
 
 /// That curves are thinner than the measurements.
-pub(super) fn thinned(most_in_one: usize) -> Option<String> {
-    (most_in_one > 1).then(|| format!("Each point is the mean of up to {most_in_one} measurements; the band reaches from the least to the largest of them."))
+pub(super) fn thinned(most_in_one: usize, banded: bool) -> Option<String> {
+    let band = if banded { "; the band reaches from the least to the largest of them" } else { "" };
+    (most_in_one > 1).then(|| format!("Each point is the mean of up to {most_in_one} measurements{band}."))
 }

@@ -85,10 +85,10 @@ impl Frame {
         );
         self.draw_levels(&mut svg);
         self.draw_x(&mut svg);
-        self.draw_marks(&mut svg);
         let view = format!("width=\"100%\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" preserveAspectRatio=\"none\"");
-        let _ = writeln!(svg, "<svg {view}>\n{inside}</svg>\n{above}</svg>");
-        svg
+        let _ = writeln!(svg, "<svg {view}>\n{inside}</svg>");
+        self.draw_marks(&mut svg);
+        svg + above + "</svg>\n"
     }
 
     fn draw_levels(&self, svg: &mut String) {

@@ -16,16 +16,15 @@ struct Result {
     of: fn(&Record) -> String,
 }
 
-const RESULTS: [Result; 9] = [
+const RESULTS: [Result; 8] = [
     Result { name: "held-out loss", of: |run| run.validation.last().map_or("–".into(), |(_, loss)| format!("{loss:.4}")) },
     Result { name: "method", of: Record::method },
     Result { name: "steps", of: steps },
-    Result { name: "state", of: state },
-    Result { name: "dense from", of: |run| run.switches.last().map_or("–".into(), |(step, kind)| format!("{kind} from step {}", grouped((*step).into()))) },
+    Result { name: "switch", of: |run| run.switches.last().map_or("none".into(), |(step, kind)| format!("{kind} from {}", grouped((*step).into()))) },
     Result { name: "training loss", of: |run| number(last_loss(run), 4) },
     Result { name: "flip rate", of: |run| run.flips.last().map_or("–".into(), |(_, rate)| number(*rate, 3)) },
     Result { name: "time in steps", of: |run| run.steps.last().map_or("–".into(), |step| duration(step.seconds)) },
-    Result { name: "tokens a second", of: |run| number(median_speed(run), 3) },
+    Result { name: "tokens a second", of: |run| grouped(median_speed(run).round() as u64) },
 ];
 
 /// The mean over the last steps: one step's batches say little.
@@ -44,12 +43,15 @@ fn median_speed(run: &Record) -> f64 {
 
 fn steps(run: &Record) -> String {
     let done = grouped(run.last_step().into());
-    run.steps_asked().map_or(done.clone(), |asked| format!("{done} of {}", grouped(asked.into())))
+    match run.steps_asked() {
+        Some(_) if is_finished(run) => format!("{done}, finished"),
+        Some(asked) => format!("{done} of {}, unfinished", grouped(asked.into())),
+        None => done,
+    }
 }
 
-fn state(run: &Record) -> String {
-    let is_finished = run.steps_asked().is_some_and(|asked| run.last_step() >= asked);
-    if is_finished { "finished".into() } else { format!("unfinished, after step {}", grouped(run.last_step().into())) }
+fn is_finished(run: &Record) -> bool {
+    run.steps_asked().is_some_and(|asked| run.last_step() >= asked)
 }
 
 /// Tiles for one run, a table for several; then what is missing or damaged.
@@ -63,12 +65,12 @@ pub(super) fn results(runs: &[Record]) -> String {
         out += "</dl>\n";
     } else {
         out += "<div class=\"scroll results\" tabindex=\"0\" role=\"group\" aria-label=\"Results\"><table><caption>Results</caption><thead><tr><th scope=\"col\">run</th>";
-        RESULTS.iter().for_each(|Result { name, .. }| drop(write!(out, "<th scope=\"col\">{name}</th>")));
+        out.extend(RESULTS.iter().map(|Result { name, .. }| format!("<th scope=\"col\">{name}</th>")));
         out += "</tr></thead><tbody>\n";
         for (series, run) in runs.iter().enumerate() {
             let symbol = format!("<svg class=\"swatch\" width=\"14\" height=\"14\" aria-hidden=\"true\"><use class=\"{}\" href=\"{}\" x=\"7\" y=\"7\"/></svg>", ink(series), marker(series));
             let _ = write!(out, "<tr><th scope=\"row\">{symbol} {}</th>", Text(&run.name));
-            RESULTS.iter().for_each(|Result { of, .. }| drop(write!(out, "<td>{}</td>", Text(&of(run)))));
+            out.extend(RESULTS.iter().map(|Result { of, .. }| format!("<td>{}</td>", Text(&of(run)))));
             out += "</tr>\n";
         }
         out += "</tbody></table></div>\n";
@@ -81,8 +83,7 @@ pub(super) fn problems(runs: &[Record], of_the_page: &[String]) -> String {
     let mut told: Vec<String> = of_the_page.to_vec();
     for run in runs {
         told.extend(run.problems.iter().map(|problem| format!("{}: {problem}.", run.name)));
-        let unfinished = state(run) != "finished";
-        if let Some(line) = run.log.last().filter(|_| unfinished) {
+        if let Some(line) = run.log.last().filter(|_| !is_finished(run)) {
             told.push(format!("{} is unfinished; its log ends with “{line}”.", run.name));
         }
     }
