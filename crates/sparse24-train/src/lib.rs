@@ -32,6 +32,8 @@ pub mod nn;
 pub mod optim;
 #[cfg(feature = "run")]
 pub mod pruning;
+#[cfg(all(feature = "run", feature = "cpu"))]
+pub mod report;
 #[cfg(feature = "run")]
 pub mod run;
 pub mod schedule;

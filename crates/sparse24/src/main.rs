@@ -18,6 +18,7 @@ mod prepare;
 mod presets;
 mod progress;
 mod prune;
+mod report;
 mod resume;
 mod sample;
 mod signals;
@@ -41,6 +42,7 @@ enum Command {
     Train(train::Args),
     Resume(resume::Args),
     Eval(eval::Args),
+    Report(report::Args),
     Sample(sample::Args),
     Prepare(prepare::Args),
     Prune(prune::Args),
@@ -59,6 +61,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Train(args) => train::run(args),
         Command::Resume(args) => resume::run(args),
         Command::Eval(args) => eval::run(args),
+        Command::Report(args) => report::run(args),
         Command::Sample(args) => sample::run(args),
         Command::Prepare(args) => prepare::run(args),
         Command::Prune(args) => prune::run(args),

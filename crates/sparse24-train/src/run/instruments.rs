@@ -1,6 +1,6 @@
 //! What a run measures of its masks and its sampled gradients at some of its steps: `run.instrument_every`.
 //!
-//! Invariant: nothing here decides a bit of training.
+//! Deliberately absent: how it is measured.
 
 use std::collections::BTreeMap;
 
