@@ -61,7 +61,10 @@ pub fn page(paths: &[PathBuf]) -> Result<String, Error> {
             problems.extend(damaged.into_iter().map(|problem| format!("{}: {problem}.", path.display())));
             let (arms, left_out) = arms(path);
             runs.extend(arms.iter().map(|run| Record::read(run)).collect::<Result<Vec<_>, _>>()?);
-            problems.extend((left_out > 0).then(|| format!("Of each arm of {} one run is drawn; {left_out} more are in its conclusions.", path.display())));
+            problems.extend(
+                (left_out > 0)
+                    .then(|| format!("Of each arm of {} one run is drawn; {left_out} more are in its conclusions.", path.display())),
+            );
         } else {
             runs.push(Record::read(path)?);
         }
@@ -114,13 +117,15 @@ fn assemble(runs: &[Record], figures: &[Figure], problems: &[String]) -> String 
         [first, .., last] if names.len() > 4 => format!("{} runs: {first} to {last}", names.len()),
         names => names.join(" · "),
     };
-    let links = figures.iter().map(|figure| (figure.id, figure.title)).chain((!runs.is_empty()).then_some(("configuration", "Configuration")));
+    let links =
+        figures.iter().map(|figure| (figure.id, figure.title)).chain((!runs.is_empty()).then_some(("configuration", "Configuration")));
     let links: String = links.map(|(id, title)| format!("<li><a href=\"#{id}\">{title}</a></li>")).collect();
     let results = if runs.is_empty() { String::new() } else { summary::results(runs) };
     let problems = summary::problems(runs, problems);
     let figures: String = figures.iter().map(|figure| figure.draw(runs)).collect();
     let configuration = if runs.is_empty() { String::new() } else { summary::configuration(runs) };
-    let (style, script, symbols, version) = (include_str!("report/page.css"), include_str!("report/page.js"), SYMBOLS, env!("CARGO_PKG_VERSION"));
+    let (style, script, symbols, version) =
+        (include_str!("report/page.css"), include_str!("report/page.js"), SYMBOLS, env!("CARGO_PKG_VERSION"));
     let title = Text(&title);
     format!(
         r##"<!DOCTYPE html>

@@ -23,6 +23,7 @@ mod resume;
 mod sample;
 mod signals;
 mod structure;
+mod tensorboard;
 mod train;
 mod verify;
 mod weights;

@@ -148,7 +148,10 @@ mod tests {
         assert_eq!(labels(&Axis::from_zero("step", [300_000.0]), 6), ["0", "50k", "100k", "150k", "200k", "250k", "300k"]);
         let loss = Axis::around("loss", [1.52, 4.39]);
         assert_eq!((loss.low, loss.high, labels(&loss, 5)), (1.0, 5.0, vec!["1".into(), "2".into(), "3".into(), "4".into(), "5".into()]));
-        assert_eq!(labels(&Axis::around("loss", [-0.1, 0.1]), 4), ["−0.10", "−0.05", "0.00", "0.05", "0.10"].map(|l| if l == "0.00" { "0" } else { l }));
+        assert_eq!(
+            labels(&Axis::around("loss", [-0.1, 0.1]), 4),
+            ["−0.10", "−0.05", "0.00", "0.05", "0.10"].map(|l| if l == "0.00" { "0" } else { l })
+        );
     }
 
     #[test]
@@ -162,7 +165,13 @@ mod tests {
 
     #[test]
     fn nothing_or_one_value_has_an_axis() {
-        for axis in [Axis::around("", []), Axis::around("", [2.5]), Axis::of_magnitudes("", []), Axis::of_magnitudes("", [0.0]), Axis::from_zero("", [f64::NAN])] {
+        for axis in [
+            Axis::around("", []),
+            Axis::around("", [2.5]),
+            Axis::of_magnitudes("", []),
+            Axis::of_magnitudes("", [0.0]),
+            Axis::from_zero("", [f64::NAN]),
+        ] {
             assert!(axis.low < axis.high && axis.low.is_finite() && axis.high.is_finite(), "{axis:?}");
             assert!(!axis.ticks(5).is_empty(), "{axis:?}");
         }

@@ -63,7 +63,9 @@ fn interval(low: f64, high: f64) -> String {
 fn search(value: &Value) -> Option<Figure> {
     let candidates = value["candidates"].as_array()?;
     let recommended = value["recommended"].as_f64();
-    let of = |candidate: &Value| (real(&candidate["lambda"]), real(&candidate["mu"]), real(&candidate["interval"][0]), real(&candidate["interval"][1]));
+    let of = |candidate: &Value| {
+        (real(&candidate["lambda"]), real(&candidate["mu"]), real(&candidate["interval"][0]), real(&candidate["interval"][1]))
+    };
     let (low, high) = range(candidates.iter().map(|candidate| of(candidate).0).filter(|lambda| *lambda > 0.0)).unwrap_or((1e-6, 1e-3));
     let x = Axis::log("decay factor λ", low / 1.5, high * 1.5);
     let values = candidates.iter().map(of).flat_map(|(_, mu, low, high)| [mu, low, high]);
@@ -92,7 +94,13 @@ fn search(value: &Value) -> Option<Figure> {
     };
     let rows = candidates.iter().map(|candidate| {
         let (lambda, mu, low, high) = of(candidate);
-        vec![number(lambda, 3), number(mu, 3), interval(low, high), text(&candidate["verdict"]).replace('-', " "), number(real(&candidate["flip_rate"]), 3)]
+        vec![
+            number(lambda, 3),
+            number(mu, 3),
+            interval(low, high),
+            text(&candidate["verdict"]).replace('-', " "),
+            number(real(&candidate["flip_rate"]), 3),
+        ]
     });
     let table = Table {
         caption: "Candidates".into(),
@@ -166,7 +174,12 @@ fn study(value: &Value) -> Option<Figure> {
         ]
     });
     let head = ["arm", "held-out loss", "difference", "95 % interval", "pairs", "flip rate", "μ", "failed runs"];
-    let table = Table { caption: format!("Arms; differences to {reference}"), columns: head.map(str::to_owned).into(), rows: rows.collect(), series: None };
+    let table = Table {
+        caption: format!("Arms; differences to {reference}"),
+        columns: head.map(str::to_owned).into(),
+        rows: rows.collect(),
+        series: None,
+    };
     let seeds = value["seeds"].as_array().map_or(0, Vec::len);
     Some(Figure {
         id: "study",

@@ -67,14 +67,20 @@ pub(super) fn loss(runs: &[Record]) -> Figure {
             let x = |step: f64| if time { time_of(run, step) } else { step };
             series.push(Series {
                 number,
-                band: if losses.len() > fine && runs.len() <= BANDS { thin.iter().map(|b| [x(b.middle()), b.low, b.high]).collect() } else { Vec::new() },
+                band: if losses.len() > fine && runs.len() <= BANDS {
+                    thin.iter().map(|b| [x(b.middle()), b.low, b.high]).collect()
+                } else {
+                    Vec::new()
+                },
                 faint: thin.iter().map(|b| [x(b.middle()), b.mean]).collect(),
                 strong: validation.iter().map(|&[step, loss]| [x(step), loss]).collect(),
                 dots: Vec::new(),
             });
         }
         let columns = |names: [&str; 4]| names.map(|name| name.replace("UNIT", unit)).into_iter().filter(|name| !name.is_empty()).collect();
-        let rows = thin.iter().map(|b| vec![span(b), cell(time_of(run, b.middle())), cell(b.mean), format!("{} to {}", cell(b.low), cell(b.high))]);
+        let rows = thin
+            .iter()
+            .map(|b| vec![span(b), cell(time_of(run, b.middle())), cell(b.mean), format!("{} to {}", cell(b.low), cell(b.high))]);
         tables.push(Table {
             caption: format!("{}: training loss, nats a token", run.name),
             columns: columns(["step", "time, UNIT", "training loss", "least to largest"]),
@@ -97,7 +103,13 @@ pub(super) fn loss(runs: &[Record]) -> Figure {
     notes.extend(cut.map(|top| format!("The first steps reach up to {}, above the picture.", number(top, 3))));
     let mut pictures = vec![(
         "against the step".to_owned(),
-        line_chart(runs, ["loss-step", "Loss against the optimizer step"], [x, y.clone()], by_step, switches(runs, |_, step| f64::from(step))),
+        line_chart(
+            runs,
+            ["loss-step", "Loss against the optimizer step"],
+            [x, y.clone()],
+            by_step,
+            switches(runs, |_, step| f64::from(step)),
+        ),
     )];
     if runs.iter().any(|run| run.steps.last().is_some_and(|step| step.seconds > 0.0)) {
         let high = range(runs.iter().filter_map(|run| run.steps.last()).map(|step| step.seconds / seconds)).map_or(1.0, |range| range.1);
@@ -203,7 +215,11 @@ pub(super) fn optimizer(runs: &[Record]) -> Figure {
     ];
     let thin: Vec<[Vec<_>; 3]> = runs
         .iter()
-        .map(|run| kinds.map(|(_, _, of)| buckets(&run.steps.iter().map(|step| [f64::from(step.step), f64::from(of(step))]).collect::<Vec<_>>(), fine)))
+        .map(|run| {
+            kinds.map(|(_, _, of)| {
+                buckets(&run.steps.iter().map(|step| [f64::from(step.step), f64::from(of(step))]).collect::<Vec<_>>(), fine)
+            })
+        })
         .collect();
     let picture = |kind: usize| {
         let (id, name, _) = kinds[kind];

@@ -51,15 +51,25 @@ impl Figure {
     pub(super) fn draw(&self, runs: &[Record]) -> String {
         let Self { id, title, lead, layout, pictures, legend, notes, tables } = self;
         let lead = Text(lead);
-        let mut out = format!("<figure id=\"{id}\" aria-labelledby=\"{id}-head\">\n<h2 id=\"{id}-head\">{title}</h2>\n<p class=\"lead\">{lead}</p>\n");
+        let mut out = format!(
+            "<figure id=\"{id}\" aria-labelledby=\"{id}-head\">\n<h2 id=\"{id}-head\">{title}</h2>\n<p class=\"lead\">{lead}</p>\n"
+        );
         match legend {
             Legend::None => {}
             Legend::Own(markup) => out += markup,
             Legend::Series(series) => {
                 out += "<ul class=\"legend\">";
                 for &series in series {
-                    let symbol = format!("<line class=\"strong {0}\" x1=\"0\" x2=\"26\" y1=\"7\" y2=\"7\"/><use class=\"{0}\" href=\"{1}\" x=\"13\" y=\"7\"/>", ink(series), marker(series));
-                    let _ = write!(out, "<li><svg class=\"swatch\" width=\"26\" height=\"14\" aria-hidden=\"true\">{symbol}</svg>{}</li>", label(&runs[series]));
+                    let symbol = format!(
+                        "<line class=\"strong {0}\" x1=\"0\" x2=\"26\" y1=\"7\" y2=\"7\"/><use class=\"{0}\" href=\"{1}\" x=\"13\" y=\"7\"/>",
+                        ink(series),
+                        marker(series)
+                    );
+                    let _ = write!(
+                        out,
+                        "<li><svg class=\"swatch\" width=\"26\" height=\"14\" aria-hidden=\"true\">{symbol}</svg>{}</li>",
+                        label(&runs[series])
+                    );
                 }
                 out += "</ul>\n";
             }

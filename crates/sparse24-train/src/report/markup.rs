@@ -105,7 +105,11 @@ pub(super) struct Table {
 impl Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let series = self.series.map(|series| format!(" data-series=\"{series}\"")).unwrap_or_default();
-        write!(f, "<div class=\"scroll\" tabindex=\"0\" role=\"group\" aria-label=\"{0}\"><table{series}><caption>{0}</caption>", Text(&self.caption))?;
+        write!(
+            f,
+            "<div class=\"scroll\" tabindex=\"0\" role=\"group\" aria-label=\"{0}\"><table{series}><caption>{0}</caption>",
+            Text(&self.caption)
+        )?;
         f.write_str("<thead><tr>")?;
         self.columns.iter().try_for_each(|column| write!(f, "<th scope=\"col\">{}</th>", Text(column)))?;
         f.write_str("</tr></thead><tbody>\n")?;

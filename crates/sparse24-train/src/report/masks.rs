@@ -33,14 +33,22 @@ pub(super) fn heat(runs: &[Record]) -> Option<Figure> {
         let names: Vec<String> = run.layers.iter().map(|name| name.trim_end_matches(".weight").to_owned()).collect();
         let mean = |row: &[f64]| Bucket::of(row.iter().map(|rate| (0.0, *rate))).mean;
         let busiest = rows.iter().map(|row| mean(row)).enumerate().max_by(|a, b| a.1.total_cmp(&b.1)).map_or("", |(at, _)| &names[at]);
-        let description = format!("{} over {}; on average {busiest} flips most.", counted(names.len() as u64, "layer"), counted(run.last_step().into(), "step"));
+        let description = format!(
+            "{} over {}; on average {busiest} flips most.",
+            counted(names.len() as u64, "layer"),
+            counted(run.last_step().into(), "step")
+        );
         let marks = marks.iter().filter(|mark| mark.series.is_none_or(|series| series == number)).cloned().collect();
         let (ends, table) = cells(run, TABLE_COLUMNS);
         let head = ends.windows(2).map(|edge| format!("to step {}", edge[1]));
         tables.push(Table {
             caption: format!("{}: mean flip rate of each layer", run.name),
             columns: std::iter::once("layer".to_owned()).chain(head).collect(),
-            rows: names.iter().zip(&table).map(|(name, row)| std::iter::once(name.clone()).chain(row.iter().map(|rate| cell(*rate))).collect()).collect(),
+            rows: names
+                .iter()
+                .zip(&table)
+                .map(|(name, row)| std::iter::once(name.clone()).chain(row.iter().map(|rate| cell(*rate))).collect())
+                .collect(),
             series: None,
         });
         let (id, title) = (format!("heat-{number}"), format!("Flip rate by layer and step: {}", run.name));
@@ -65,13 +73,17 @@ fn cells(run: &Record, columns: usize) -> (Vec<f64>, Vec<Vec<f64>>) {
     let parts: Vec<_> = ranges(samples.len(), columns).collect();
     let ends = parts.iter().map(|part| f64::from(samples[part.end - 1].0));
     let edges = std::iter::once(0.0).chain(ends).collect();
-    let mean = |layer: usize, part: &std::ops::Range<usize>| Bucket::of(samples[part.clone()].iter().map(|(_, rates)| (0.0, f64::from(rates[layer])))).mean;
+    let mean = |layer: usize, part: &std::ops::Range<usize>| {
+        Bucket::of(samples[part.clone()].iter().map(|(_, rates)| (0.0, f64::from(rates[layer])))).mean
+    };
     (edges, (0..run.layers.len()).map(|layer| parts.iter().map(|part| mean(layer, part)).collect()).collect())
 }
 
 /// Cumulative flips of a tile against its gap, at the last sample of each run.
 pub(super) fn scatter(runs: &[Record]) -> Option<Figure> {
-    let last = |run: &Record| run.instruments.last().filter(|(_, instruments)| !instruments.tiles.is_empty()).map(|(step, last)| (*step, last.tiles.clone()));
+    let last = |run: &Record| {
+        run.instruments.last().filter(|(_, instruments)| !instruments.tiles.is_empty()).map(|(step, last)| (*step, last.tiles.clone()))
+    };
     let drawn: Vec<_> = runs.iter().enumerate().filter_map(|(number, run)| Some((number, run, last(run)?))).collect();
     let tiles = || drawn.iter().flat_map(|(.., (_, tiles))| tiles);
     let (low, high) = range(tiles().map(|tile| f64::from(tile.0)).filter(|gap| *gap > 0.0))?;
@@ -82,7 +94,8 @@ pub(super) fn scatter(runs: &[Record]) -> Option<Figure> {
     for (number, run, (step, mut tiles)) in drawn {
         tiles.sort_by(|a, b| a.0.total_cmp(&b.0));
         let parts: Vec<_> = ranges(tiles.len(), 10).collect();
-        let mean = |part: &std::ops::Range<usize>| Bucket::of(tiles[part.clone()].iter().map(|&(gap, flips)| (f64::from(gap), f64::from(flips))));
+        let mean =
+            |part: &std::ops::Range<usize>| Bucket::of(tiles[part.clone()].iter().map(|&(gap, flips)| (f64::from(gap), f64::from(flips))));
         let line: Vec<_> = parts.iter().map(|part| [f64::from(tiles[part.start + part.len() / 2].0), mean(part).mean]).collect();
         let rows = parts.iter().map(|part| {
             let bucket = mean(part);
@@ -95,7 +108,12 @@ pub(super) fn scatter(runs: &[Record]) -> Option<Figure> {
             series: None,
         });
         let most = |part: usize| number_of(line.get(part).map_or(f64::NAN, |point| point[1]));
-        let description = format!("{} of all tiles. Mean flips of the tenth of least gap: {}; of the largest: {}.", counted(tiles.len() as u64, "sample"), most(0), most(line.len().saturating_sub(1)));
+        let description = format!(
+            "{} of all tiles. Mean flips of the tenth of least gap: {}; of the largest: {}.",
+            counted(tiles.len() as u64, "sample"),
+            most(0),
+            most(line.len().saturating_sub(1))
+        );
         let dots = tiles.iter().map(|&(gap, flips)| [f64::from(gap), f64::from(flips)]).collect();
         let chart = Chart {
             id: format!("scatter-{number}"),
@@ -143,11 +161,17 @@ pub(super) fn instruments(runs: &[Record]) -> Vec<Figure> {
 /// A number of the instruments against the step.
 fn measured(runs: &[Record], [id, title, label]: [&'static str; 3], lead: &str, of: fn(&Instruments) -> Option<f64>) -> Option<Figure> {
     let fine = finely(runs.len());
-    let points = |run: &Record| -> Vec<[f64; 2]> { run.instruments.iter().filter_map(|(step, instruments)| Some([f64::from(*step), of(instruments)?])).collect() };
+    let points = |run: &Record| -> Vec<[f64; 2]> {
+        run.instruments.iter().filter_map(|(step, instruments)| Some([f64::from(*step), of(instruments)?])).collect()
+    };
     let series: Vec<_> = runs
         .iter()
         .enumerate()
-        .map(|(number, run)| Series { number, strong: buckets(&points(run), fine).iter().map(|b| [b.middle(), b.mean]).collect(), ..Series::default() })
+        .map(|(number, run)| Series {
+            number,
+            strong: buckets(&points(run), fine).iter().map(|b| [b.middle(), b.mean]).collect(),
+            ..Series::default()
+        })
         .filter(|series| !series.strong.is_empty())
         .collect();
     if series.is_empty() {
@@ -157,7 +181,16 @@ fn measured(runs: &[Record], [id, title, label]: [&'static str; 3], lead: &str, 
     let tables = table_each(runs, &series, label, label);
     let legend = if runs.len() > 1 { Legend::Series(series.iter().map(|series| series.number).collect()) } else { Legend::None };
     let picture = line_chart(runs, [&format!("{id}-step"), title], [step_axis(runs), y], series, switches(runs, |_, step| f64::from(step)));
-    Some(Figure { id, title, lead: lead.into(), layout: Layout::Stacked, pictures: vec![(String::new(), picture)], legend, notes: Vec::new(), tables })
+    Some(Figure {
+        id,
+        title,
+        lead: lead.into(),
+        layout: Layout::Stacked,
+        pictures: vec![(String::new(), picture)],
+        legend,
+        notes: Vec::new(),
+        tables,
+    })
 }
 
 /// The distribution of the gaps against the step.
@@ -167,11 +200,13 @@ fn gaps(runs: &[Record]) -> Option<Figure> {
     let mut series = Vec::new();
     for (number, run) in runs.iter().enumerate().filter(|(_, run)| !run.instruments.is_empty()) {
         let of = |quantile: usize| -> Vec<Bucket> {
-            let points: Vec<_> = run.instruments.iter().map(|(step, instruments)| [f64::from(*step), f64::from(instruments.gap[quantile])]).collect();
+            let points: Vec<_> =
+                run.instruments.iter().map(|(step, instruments)| [f64::from(*step), f64::from(instruments.gap[quantile])]).collect();
             buckets(&points, fine)
         };
         let quantiles: Vec<Vec<Bucket>> = (0..5).map(of).collect();
-        let rows = (0..quantiles[0].len()).map(|at| std::iter::once(quantiles[0][at].middle().to_string()).chain(quantiles.iter().map(|of| cell(of[at].mean))).collect());
+        let rows = (0..quantiles[0].len())
+            .map(|at| std::iter::once(quantiles[0][at].middle().to_string()).chain(quantiles.iter().map(|of| cell(of[at].mean))).collect());
         tables.push(Table {
             caption: format!("{}: quantiles of the gap over all tiles", run.name),
             columns: ["step", "10 %", "25 %", "50 %", "75 %", "90 %"].map(str::to_owned).into(),
@@ -186,7 +221,13 @@ fn gaps(runs: &[Record]) -> Option<Figure> {
         return None;
     }
     let y = Axis::from_zero("L1-norm gap of a tile", series.iter().flat_map(|series| &series.band).map(|point| point[2]));
-    let picture = line_chart(runs, ["gaps-step", "L1-norm gap of the tiles"], [step_axis(runs), y], series, switches(runs, |_, step| f64::from(step)));
+    let picture = line_chart(
+        runs,
+        ["gaps-step", "L1-norm gap of the tiles"],
+        [step_axis(runs), y],
+        series,
+        switches(runs, |_, step| f64::from(step)),
+    );
     Some(Figure {
         id: "gaps",
         title: "Gap between the best mask and the next",

@@ -196,7 +196,9 @@ impl Record {
         let mut reader = BufReader::new(file);
         let skipped = length.saturating_sub(1 << 16);
         let mut bytes = Vec::new();
-        if std::io::copy(&mut (&mut reader).take(skipped), &mut std::io::sink()).is_ok() && reader.take(1 << 16).read_to_end(&mut bytes).is_ok() {
+        if std::io::copy(&mut (&mut reader).take(skipped), &mut std::io::sink()).is_ok()
+            && reader.take(1 << 16).read_to_end(&mut bytes).is_ok()
+        {
             lines.extend(String::from_utf8_lossy(&bytes).lines().map(str::to_owned));
         }
         self.log = lines.split_off(lines.len().saturating_sub(LOG_LINES));
@@ -205,7 +207,9 @@ impl Record {
     fn read_metrics(&mut self) {
         let Ok((file, _)) = disk::open(&self.path.join("metrics.jsonl")) else {
             let missing = !fs::exists(self.path.join("metrics.jsonl")).unwrap_or(true);
-            return self.problems.push(format!("metrics.jsonl {}: there are no curves", if missing { "is missing" } else { "cannot be read" }));
+            return self
+                .problems
+                .push(format!("metrics.jsonl {}: there are no curves", if missing { "is missing" } else { "cannot be read" }));
         };
         let tokens = self.tokens_per_step().unwrap_or(f64::NAN);
         let mut reader = BufReader::with_capacity(1 << 16, file);
@@ -242,10 +246,18 @@ impl Record {
         // The line being written when the power failed is expected, and no step.
         if let Some(first) = unread.first() {
             let count = counted(unread.len() as u64, "line");
-            self.problems.push(format!("metrics.jsonl: {count} of {number} cannot be read and {} left out, the first is line {first}", if unread.len() == 1 { "is" } else { "are" }));
+            self.problems.push(format!(
+                "metrics.jsonl: {count} of {number} cannot be read and {} left out, the first is line {first}",
+                if unread.len() == 1 { "is" } else { "are" }
+            ));
         }
         if lost > 0 {
-            self.problems.push(format!("metrics.jsonl: {} before step {} {} missing", counted(lost, "step"), self.last_step(), if lost == 1 { "is" } else { "are" }));
+            self.problems.push(format!(
+                "metrics.jsonl: {} before step {} {} missing",
+                counted(lost, "step"),
+                self.last_step(),
+                if lost == 1 { "is" } else { "are" }
+            ));
         }
         if self.steps.is_empty() {
             self.problems.push("metrics.jsonl has no step: there are no curves".into());
@@ -258,7 +270,14 @@ impl Record {
         let before = self.steps.last().map_or(0.0, |step| step.seconds);
         let or_nan = |value: Option<f32>| value.unwrap_or(f32::NAN);
         let seconds = before + if rate.is_nan() { 0.0 * tokens } else { tokens / rate };
-        self.steps.push(Step { step, loss: or_nan(loss), lr: or_nan(lr), grad_norm: or_nan(grad_norm), tokens_per_s: rate as f32, seconds });
+        self.steps.push(Step {
+            step,
+            loss: or_nan(loss),
+            lr: or_nan(lr),
+            grad_norm: or_nan(grad_norm),
+            tokens_per_s: rate as f32,
+            seconds,
+        });
         self.validation.extend(val_loss.map(|loss| (step, loss)));
         self.flips.extend(flip_rate.map(|rate| (step, rate)));
         if let Some(rates) = flip_rate_per_layer {
@@ -316,7 +335,9 @@ pub(super) fn name_all(records: &mut [Record]) {
     let end = |at: usize, length: usize| parts[at][parts[at].len().saturating_sub(length)..].join("/");
     let longest = parts.iter().map(Vec::len).max().unwrap_or(0);
     for at in 0..parts.len() {
-        let differs = |length: &usize| (0..parts.len()).all(|other| other == at || parts[other] == parts[at] || end(other, *length) != end(at, *length));
+        let differs = |length: &usize| {
+            (0..parts.len()).all(|other| other == at || parts[other] == parts[at] || end(other, *length) != end(at, *length))
+        };
         let length = (1..=longest).find(differs).unwrap_or(longest);
         records[at].name = end(at, length);
     }

@@ -20,7 +20,10 @@ const RESULTS: [Result; 8] = [
     Result { name: "held-out loss", of: |run| run.validation.last().map_or("–".into(), |(_, loss)| format!("{loss:.4}")) },
     Result { name: "method", of: Record::method },
     Result { name: "steps", of: steps },
-    Result { name: "switch", of: |run| run.switches.last().map_or("none".into(), |(step, kind)| format!("{kind} from {}", grouped((*step).into()))) },
+    Result {
+        name: "switch",
+        of: |run| run.switches.last().map_or("none".into(), |(step, kind)| format!("{kind} from {}", grouped((*step).into()))),
+    },
     Result { name: "training loss", of: |run| number(last_loss(run), 4) },
     Result { name: "flip rate", of: |run| run.flips.last().map_or("–".into(), |(_, rate)| number(*rate, 3)) },
     Result { name: "time in steps", of: |run| run.steps.last().map_or("–".into(), |step| duration(step.seconds)) },
@@ -68,7 +71,11 @@ pub(super) fn results(runs: &[Record]) -> String {
         out.extend(RESULTS.iter().map(|Result { name, .. }| format!("<th scope=\"col\">{name}</th>")));
         out += "</tr></thead><tbody>\n";
         for (series, run) in runs.iter().enumerate() {
-            let symbol = format!("<svg class=\"swatch\" width=\"14\" height=\"14\" aria-hidden=\"true\"><use class=\"{}\" href=\"{}\" x=\"7\" y=\"7\"/></svg>", ink(series), marker(series));
+            let symbol = format!(
+                "<svg class=\"swatch\" width=\"14\" height=\"14\" aria-hidden=\"true\"><use class=\"{}\" href=\"{}\" x=\"7\" y=\"7\"/></svg>",
+                ink(series),
+                marker(series)
+            );
             let _ = write!(out, "<tr><th scope=\"row\">{symbol} {}</th>", Text(&run.name));
             out.extend(RESULTS.iter().map(|Result { of, .. }| format!("<td>{}</td>", Text(&of(run)))));
             out += "</tr>\n";
@@ -100,7 +107,9 @@ pub(super) fn configuration(runs: &[Record]) -> String {
     let of = |run: &Record, key: &str| run.setting(key).unwrap_or("–").to_owned();
     let differs = |key: &&&String| runs.iter().any(|run| of(run, key) != of(&runs[0], key));
     let (differing, common): (Vec<&String>, Vec<&String>) = keys.iter().partition(|key| differs(key));
-    let named = |keys: &[&String]| keys.iter().map(|key| std::iter::once((*key).clone()).chain(runs.iter().map(|run| of(run, key))).collect()).collect();
+    let named = |keys: &[&String]| {
+        keys.iter().map(|key| std::iter::once((*key).clone()).chain(runs.iter().map(|run| of(run, key))).collect()).collect()
+    };
     let mut out = String::from("<section id=\"configuration\"><h2>Configuration and provenance</h2>\n");
     if runs.len() > 1 {
         let columns = std::iter::once("setting".to_owned()).chain(runs.iter().map(|run| run.name.clone())).collect();
@@ -112,7 +121,14 @@ pub(super) fn configuration(runs: &[Record]) -> String {
     let table = Table { caption: caption.into(), columns, rows, series: None };
     let _ = write!(out, "<details><summary>{caption} ({})</summary>{table}</details>\n", counted(common.len() as u64, "key"));
     for run in runs {
-        let _ = write!(out, "<details><summary>Provenance of {} ({})</summary>{}{}</details>\n", Text(&run.name), counted(run.starts.len() as u64, "start"), starts(run), log(run));
+        let _ = write!(
+            out,
+            "<details><summary>Provenance of {} ({})</summary>{}{}</details>\n",
+            Text(&run.name),
+            counted(run.starts.len() as u64, "start"),
+            starts(run),
+            log(run)
+        );
     }
     out + "</section>\n"
 }
@@ -122,11 +138,17 @@ fn starts(run: &Record) -> Table {
     let told = |value: Option<&Value>| match value {
         None | Some(Value::Null) => "–".to_owned(),
         Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(words)) => words.iter().map(|word| word.as_str().map_or_else(|| word.to_string(), str::to_owned)).collect::<Vec<_>>().join(" "),
-        Some(Value::Object(pairs)) => pairs.iter().map(|(key, value)| format!("{key} {}", value.as_str().unwrap_or_default())).collect::<Vec<_>>().join(", "),
+        Some(Value::Array(words)) => {
+            words.iter().map(|word| word.as_str().map_or_else(|| word.to_string(), str::to_owned)).collect::<Vec<_>>().join(" ")
+        }
+        Some(Value::Object(pairs)) => {
+            pairs.iter().map(|(key, value)| format!("{key} {}", value.as_str().unwrap_or_default())).collect::<Vec<_>>().join(", ")
+        }
         Some(other) => other.to_string(),
     };
-    let rows = keys.iter().map(|key| std::iter::once((*key).clone()).chain(run.starts.iter().map(|start| told(start.get(key.as_str())))).collect());
+    let rows = keys
+        .iter()
+        .map(|key| std::iter::once((*key).clone()).chain(run.starts.iter().map(|start| told(start.get(key.as_str())))).collect());
     let columns = std::iter::once("start".to_owned()).chain((1..=run.starts.len()).map(|number| number.to_string())).collect();
     Table { caption: format!("Starts of {}", run.path.display()), columns, rows: rows.collect(), series: None }
 }

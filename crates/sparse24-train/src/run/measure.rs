@@ -81,7 +81,8 @@ impl FlipCounts {
             before += flips.len();
             own.sort_by(f32::total_cmp);
             let noise = noise.iter().find(|noise| noise.name == change.name).and_then(|noise| ratio(noise.variance, noise.square));
-            let of_layer = LayerInstruments { kept: layer.kept(), flips_per_tile: layer.flips(), gap: quantile(&own, 0.5), mvue_variance: noise };
+            let of_layer =
+                LayerInstruments { kept: layer.kept(), flips_per_tile: layer.flips(), gap: quantile(&own, 0.5), mvue_variance: noise };
             layers.insert(change.name.to_owned(), of_layer);
             total.add(&layer);
             gaps.extend(own);
