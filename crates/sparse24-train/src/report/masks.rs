@@ -26,7 +26,6 @@ pub(super) fn heat(runs: &[Record]) -> Option<Figure> {
     let (low, high) = range(positive)?;
     // A thousandth of the largest is as good as nothing.
     let shades = Shades { low: low.max(high / 1000.0).min(high / 2.0), high };
-    let marks: Vec<Mark> = switches(runs, |_, step| f64::from(step));
     let mut pictures = Vec::new();
     let mut tables = Vec::new();
     for ((number, run), (edges, rows)) in drawn.into_iter().zip(all_cells) {
@@ -38,7 +37,9 @@ pub(super) fn heat(runs: &[Record]) -> Option<Figure> {
             counted(names.len() as u64, "layer"),
             counted(run.last_step().into(), "step")
         );
-        let marks = marks.iter().filter(|mark| mark.series.is_none_or(|series| series == number)).cloned().collect();
+        let own = switches(std::slice::from_ref(run), |_, step| f64::from(step)).into_iter();
+        // A label would hide cells.
+        let marks = own.map(|mark| Mark { label: String::new(), ..mark }).collect();
         let (ends, table) = cells(run, TABLE_COLUMNS);
         let head = ends.windows(2).map(|edge| format!("to step {}", edge[1]));
         tables.push(Table {
@@ -62,7 +63,7 @@ pub(super) fn heat(runs: &[Record]) -> Option<Figure> {
         layout: Layout::Stacked,
         pictures,
         legend: Legend::Own(shades.legend()),
-        notes: vec!["A cell is the mean of its samples.".into()],
+        notes: vec!["A cell is the mean of its samples; a dashed line is where a phase of another kind begins.".into()],
         tables,
     })
 }
@@ -126,7 +127,7 @@ pub(super) fn scatter(runs: &[Record]) -> Option<Figure> {
             marks: Vec::new(),
             column: 0,
         };
-        pictures.push((format!("{} · {} · step {step}", run.name, run.method()), chart.draw()));
+        pictures.push((if runs.len() > 1 { run.name.clone() } else { String::new() }, chart.draw()));
     }
     Some(Figure {
         id: "tiles",
@@ -135,8 +136,8 @@ pub(super) fn scatter(runs: &[Record]) -> Option<Figure> {
                flipped in it over the sampled steps. Where masked decay works, few tiles flip often, and those that do have a small gap.".into(),
         layout: Layout::Beside,
         pictures,
-        legend: Legend::None,
-        notes: vec!["The line joins the means of tenths of the tiles. All pictures have the same axes.".into()],
+        legend: all(runs),
+        notes: vec!["The line joins the means of tenths of the tiles, by their gap. All pictures have the same axes.".into()],
         tables,
     })
 }
@@ -213,14 +214,22 @@ fn gaps(runs: &[Record]) -> Option<Figure> {
             rows: rows.collect(),
             series: Some(number),
         });
-        let strong = quantiles[2].iter().map(|b| [b.middle(), b.mean]).collect();
-        let band = quantiles[1].iter().zip(&quantiles[3]).map(|(low, high)| [low.middle(), low.mean, high.mean]).collect();
-        series.push(Series { number, band, strong, ..Series::default() });
+        let curve = |quantile: usize| quantiles[quantile].iter().map(|b| [b.middle(), b.mean]);
+        let (mut band, mut faint) = (Vec::new(), Vec::new());
+        if runs.len() == 1 {
+            band = curve(1).zip(curve(3)).map(|([x, low], [_, high])| [x, low, high]).collect();
+        } else {
+            // Bands would hide each other.
+            faint = curve(1).chain([[f64::NAN; 2]]).chain(curve(3)).collect();
+        }
+        let strong = curve(2).collect();
+        series.push(Series { number, band, faint, strong, ..Series::default() });
     }
     if series.is_empty() {
         return None;
     }
-    let y = Axis::from_zero("L1-norm gap of a tile", series.iter().flat_map(|series| &series.band).map(|point| point[2]));
+    let top = runs.iter().flat_map(|run| &run.instruments).map(|(_, instruments)| f64::from(instruments.gap[3]));
+    let y = Axis::around("L1-norm gap of a tile", top.chain([0.0]));
     let picture = line_chart(
         runs,
         ["gaps-step", "L1-norm gap of the tiles"],
@@ -231,7 +240,7 @@ fn gaps(runs: &[Record]) -> Option<Figure> {
     Some(Figure {
         id: "gaps",
         title: "Gap between the best mask and the next",
-        lead: "The kept L1 norm of a tile's best mask minus that of its second best: the median over all tiles, and the middle half of them. A mask with a small gap flips easily.".into(),
+        lead: "The kept L1 norm of a tile's best mask minus that of its second best: the median over all tiles, and thin (or shaded) the quarters of them. A mask with a small gap flips easily.".into(),
         layout: Layout::Stacked,
         pictures: vec![(String::new(), picture)],
         legend: all(runs),

@@ -16,7 +16,7 @@ use crate::{
 
 /// Tiles whose gap is computed, and tiles that are written down, evenly spaced over all weights.
 const GAPS: usize = 1 << 16;
-const TILES: usize = 1 << 10;
+const TILES: usize = 1 << 9;
 
 /// Counts are f32 in checkpoints, where integers are exact up to here: a million samples in which every bit of a tile flips.
 const MOST: u32 = 1 << 24;
