@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{
     axis::{Axis, range},
     chart::{Chart, Series},
-    figure::{Figure, Layout, Legend, cell},
+    figure::{Figure, Layout, Legend, Numbers, cell},
     frame::{Frame, Mark, across},
     markup::{Table, number, signed},
 };
@@ -122,6 +122,7 @@ fn search(value: &Value) -> Option<Figure> {
         legend: Legend::None,
         notes: advice.into_iter().collect(),
         tables: vec![table],
+        numbers: Numbers::Open,
     })
 }
 
@@ -194,5 +195,6 @@ fn study(value: &Value) -> Option<Figure> {
         legend: Legend::None,
         notes: vec!["Left of the line is better than the reference. Intervals stand by themselves: of twenty, one misses.".into()],
         tables: vec![table],
+        numbers: Numbers::Open,
     })
 }

@@ -3,7 +3,7 @@
 use super::{
     axis::{Axis, range},
     chart::{Chart, Series},
-    figure::{Figure, Layout, Legend, buckets, cell, finely, span, thinned},
+    figure::{Figure, Layout, Legend, Numbers, buckets, cell, finely, span, thinned},
     frame::Mark,
     markup::{Table, number},
     record::Record,
@@ -121,7 +121,17 @@ pub(super) fn loss(runs: &[Record]) -> Figure {
     }
     let lead = "Thin: training loss of a step's batches. Strong, with markers: loss over the whole held-out split, with the weights of the phase. \
                 Time is that of the optimizer steps, tokens over tokens a second; evaluations, saving and pauses are not in it.";
-    Figure { id: "loss", title: "Loss", lead: lead.into(), layout: Layout::Stacked, pictures, legend: all(runs), notes, tables }
+    Figure {
+        id: "loss",
+        title: "Loss",
+        lead: lead.into(),
+        layout: Layout::Stacked,
+        pictures,
+        legend: all(runs),
+        notes,
+        tables,
+        numbers: Numbers::Folded,
+    }
 }
 
 /// The bands of more runs would hide each other.
@@ -173,6 +183,7 @@ pub(super) fn validation(runs: &[Record]) -> Option<Figure> {
         legend: all(runs),
         notes: Vec::new(),
         tables,
+        numbers: Numbers::Folded,
     })
 }
 
@@ -202,6 +213,7 @@ pub(super) fn flips(runs: &[Record]) -> Option<Figure> {
         legend: all(runs),
         notes,
         tables,
+        numbers: Numbers::Folded,
     })
 }
 
@@ -257,6 +269,7 @@ pub(super) fn optimizer(runs: &[Record]) -> Figure {
         legend: all(runs),
         notes: thinned(runs.iter().map(|run| run.steps.len().div_ceil(fine)).max().unwrap_or(1), false).into_iter().collect(),
         tables: tables.collect(),
+        numbers: Numbers::Folded,
     }
 }
 

@@ -25,6 +25,16 @@ pub(super) struct Figure {
     /// Sentences under the pictures.
     pub(super) notes: Vec<String>,
     pub(super) tables: Vec<Table>,
+    pub(super) numbers: Numbers,
+}
+
+/// How the tables stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Numbers {
+    /// Behind a line that unfolds them.
+    Folded,
+    /// In sight: they are what the figure is for.
+    Open,
 }
 
 /// How pictures stand.
@@ -49,7 +59,7 @@ pub(super) enum Legend {
 impl Figure {
     /// The `figure` element.
     pub(super) fn draw(&self, runs: &[Record]) -> String {
-        let Self { id, title, lead, layout, pictures, legend, notes, tables } = self;
+        let Self { id, title, lead, layout, pictures, legend, notes, tables, numbers } = self;
         let lead = Text(lead);
         let mut out = format!(
             "<figure id=\"{id}\" aria-labelledby=\"{id}-head\">\n<h2 id=\"{id}-head\">{title}</h2>\n<p class=\"lead\">{lead}</p>\n"
@@ -83,7 +93,8 @@ impl Figure {
         if !notes.is_empty() {
             let _ = writeln!(out, "<figcaption>{}</figcaption>", Text(&notes.join(" ")));
         }
-        out += "<details><summary>The numbers</summary>\n";
+        out += if *numbers == Numbers::Open { "<details open=\"\">" } else { "<details>" };
+        out += "<summary>The numbers</summary>\n";
         tables.iter().for_each(|table| out += &table.to_string());
         out + "</details>\n</figure>\n"
     }

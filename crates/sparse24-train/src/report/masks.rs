@@ -4,7 +4,7 @@ use super::{
     axis::{Axis, range},
     chart::{Chart, Series},
     curves::{all, line_chart, step_axis, switches, table_each},
-    figure::{Figure, Layout, Legend, buckets, cell, finely},
+    figure::{Figure, Layout, Legend, Numbers, buckets, cell, finely},
     frame::Mark,
     heat::{Heat, Shades},
     markup::{Table, counted, number},
@@ -65,6 +65,7 @@ pub(super) fn heat(runs: &[Record]) -> Option<Figure> {
         legend: Legend::Own(shades.legend()),
         notes: vec!["A cell is the mean of its samples; a dashed line is where a phase of another kind begins.".into()],
         tables,
+        numbers: Numbers::Folded,
     })
 }
 
@@ -139,6 +140,7 @@ pub(super) fn scatter(runs: &[Record]) -> Option<Figure> {
         legend: all(runs),
         notes: vec!["The line joins the means of tenths of the tiles, by their gap. All pictures have the same axes.".into()],
         tables,
+        numbers: Numbers::Folded,
     })
 }
 
@@ -191,6 +193,7 @@ fn measured(runs: &[Record], [id, title, label]: [&'static str; 3], lead: &str, 
         legend,
         notes: Vec::new(),
         tables,
+        numbers: Numbers::Folded,
     })
 }
 
@@ -246,6 +249,7 @@ fn gaps(runs: &[Record]) -> Option<Figure> {
         legend: all(runs),
         notes: Vec::new(),
         tables,
+        numbers: Numbers::Folded,
     })
 }
 

@@ -6,14 +6,19 @@ for (const plot of document.querySelectorAll("figure .plot:not(.heat):not(.arms)
   const column = Number(plot.dataset.column), low = Number(plot.dataset.low), high = Number(plot.dataset.high);
   const middle = cell => {
     const ends = cell.textContent.split("–").map(Number);
-    return (ends[0] + ends[ends.length - 1]) / 2;
+    return (ends[0] + ends[ends.length - 1]) / 2 || 0;
   };
-  const curves = tables.filter(table => table.rows[0].cells.length > column).map(table => ({
-    name: table.caption.textContent,
-    heads: [...table.rows[0].cells].map(cell => cell.textContent),
-    rows: [...table.tBodies[0].rows],
-    xs: [...table.tBodies[0].rows].map(row => middle(row.cells[column])),
-  }));
+  const curves = tables.filter(table => table.rows[0].cells.length > column && table.tBodies[0].rows.length > 0).map(table => {
+    const heads = [...table.rows[0].cells].map(cell => cell.textContent), rows = [...table.tBodies[0].rows];
+    return {
+      name: table.caption.textContent.split(": ")[0],
+      heads,
+      shown: heads.map(head => !/^(step|time|least|largest)/.test(head)),
+      rows,
+      xs: rows.map(row => middle(row.cells[column])),
+    };
+  });
+  if (curves.length === 0) continue;
   const room = plot.parentElement;
   const cross = document.createElement("div"), values = document.createElement("div");
   cross.className = "cross";
@@ -26,10 +31,14 @@ for (const plot of document.querySelectorAll("figure .plot:not(.heat):not(.arms)
     const box = plot.getBoundingClientRect(), outer = room.getBoundingClientRect();
     const share = Math.min(Math.max((event.clientX - box.left) / box.width, 0), 1);
     const x = plot.dataset.scale === "log" ? low * Math.pow(high / low, share) : low + share * (high - low);
-    values.textContent = curves.filter(curve => curve.rows.length > 0).map(curve => {
-      const cells = [...curve.rows[nearest(curve.xs, x)].cells].map((cell, index) => curve.heads[index] + " " + cell.textContent);
-      return curve.name.split(":")[0] + " · " + cells.join(", ");
-    }).join("\n");
+    const lines = new Map();
+    for (const curve of curves) {
+      const row = curve.rows[nearest(curve.xs, x)];
+      const told = curve.heads.map((head, index) => head + " " + row.cells[index].textContent).filter((_, index) => curve.shown[index]);
+      lines.set(curve.name, [...(lines.get(curve.name) || []), ...told]);
+    }
+    const all = [...lines].map(([name, told]) => name + ": " + told.join(", "));
+    values.textContent = [curves[0].heads[column] + " " + Number(x.toPrecision(4)), ...all].join("\n");
     cross.hidden = values.hidden = false;
     const left = box.left - outer.left + share * box.width;
     cross.style.cssText = `left:${left}px;top:${box.top - outer.top}px;height:${box.height}px`;

@@ -117,8 +117,7 @@ fn console(place: &Place, browser: &str, page: &str, more: &[&str]) -> String {
 #[test]
 fn a_run_that_fails_has_a_page_too() {
     let place = Place::new();
-    let output =
-        place.command(&format!("train {TINY} --set optimizer.learning_rate=1e30 --out run")).output().unwrap();
+    let output = place.command(&format!("train {TINY} --set optimizer.learning_rate=1e30 --out run")).output().unwrap();
     assert_eq!(output.status.code(), Some(5), "{output:?}");
     let page = place.read("run/report.html");
     assert!(page.contains("unfinished") && page.contains("is not finite"), "{page}");
