@@ -57,7 +57,14 @@ pub fn page(paths: &[PathBuf]) -> Result<String, Error> {
     for path in paths {
         if comparison::is_folder(path) {
             let (concluded, damaged) = comparison::figures(path);
-            figures.extend(concluded);
+            for figure in concluded {
+                // Names within the page are those of the figures.
+                if figures.iter().any(|other: &Figure| other.id == figure.id) {
+                    problems.push(format!("{}: one {} fits in a page; this one is left out.", path.display(), figure.id));
+                } else {
+                    figures.push(figure);
+                }
+            }
             problems.extend(damaged.into_iter().map(|problem| format!("{}: {problem}.", path.display())));
             let (arms, left_out) = arms(path);
             runs.extend(arms.iter().map(|run| Record::read(run)).collect::<Result<Vec<_>, _>>()?);
@@ -67,6 +74,9 @@ pub fn page(paths: &[PathBuf]) -> Result<String, Error> {
             );
         } else {
             runs.push(Record::read(path)?);
+            // Of the search that chose its lambda, if it made one.
+            let (searched, _) = comparison::figures(&path.join("lambda-search"));
+            figures.extend(searched.into_iter().filter(|_| paths.len() == 1));
         }
     }
     if runs.is_empty() && figures.is_empty() {

@@ -47,8 +47,9 @@ struct Summary {
 struct Value {
     #[prost(string, tag = "1")]
     tag: String,
-    #[prost(float, tag = "2")]
-    simple_value: f32,
+    /// One of several kinds of values, so that 0 is written too.
+    #[prost(float, optional, tag = "2")]
+    simple_value: Option<f32>,
 }
 
 /// `tensorflow.SessionLog`; its status START makes readers forget later steps of earlier files.
@@ -99,7 +100,7 @@ impl Events {
 
     /// Tells a step.
     pub(crate) fn append(&mut self, metrics: &StepMetrics) -> io::Result<()> {
-        let value = scalars(metrics).into_iter().map(|(tag, value)| Value { tag, simple_value: value as f32 }).collect();
+        let value = scalars(metrics).into_iter().map(|(tag, value)| Value { tag, simple_value: Some(value as f32) }).collect();
         self.write(&Event { step: metrics.step.into(), summary: Some(Summary { value }), ..Event::default() })
     }
 
@@ -151,10 +152,15 @@ mod tests {
     /// TensorBoard's own RecordWriter wrote these bytes of the same event.
     #[test]
     fn a_record_is_what_tensorboard_writes() {
-        let value = vec![Value { tag: "loss".into(), simple_value: 1.5 }];
+        let value = vec![Value { tag: "loss".into(), simple_value: Some(1.5) }];
         let event = Event { wall_time: 2.0, step: 3, summary: Some(Summary { value }), ..Event::default() };
         let expected = "1a00000000000000129bd82d09000000000000004010032a0d0a0b0a046c6f7373150000c03f22bc952a";
         let hexadecimal: String = record(&event.encode_to_vec()).iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hexadecimal, expected);
+    }
+    #[test]
+    fn zero_is_a_value() {
+        let value = Value { tag: "x".into(), simple_value: Some(0.0) };
+        assert_eq!(value.encode_to_vec(), [0x0a, 1, b'x', 0x15, 0, 0, 0, 0]);
     }
 }

@@ -141,9 +141,11 @@ fn starts(run: &Record) -> Table {
         Some(Value::Array(words)) => {
             words.iter().map(|word| word.as_str().map_or_else(|| word.to_string(), str::to_owned)).collect::<Vec<_>>().join(" ")
         }
-        Some(Value::Object(pairs)) => {
-            pairs.iter().map(|(key, value)| format!("{key} {}", value.as_str().unwrap_or_default())).collect::<Vec<_>>().join(", ")
-        }
+        Some(Value::Object(pairs)) => pairs
+            .iter()
+            .map(|(key, value)| format!("{key} {}", value.as_str().map_or_else(|| value.to_string(), str::to_owned)))
+            .collect::<Vec<_>>()
+            .join(", "),
         Some(other) => other.to_string(),
     };
     let rows = keys

@@ -256,7 +256,7 @@ fn a_long_run_is_a_small_page() {
     let text = check(&page);
     assert!(page.len() < 2_000_000, "{} bytes", page.len());
     assert!(
-        text.contains("Each point is the mean of up to 938 measurements; the band reaches from the least to the largest of them."),
+        text.contains("Each point is the mean of up to 1875 measurements; the band reaches from the least to the largest of them."),
         "{text}"
     );
 }
