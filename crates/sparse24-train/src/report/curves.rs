@@ -62,7 +62,7 @@ pub(super) fn loss(runs: &[Record]) -> Figure {
         let losses: Vec<_> = run.steps.iter().map(|step| [f64::from(step.step), f64::from(step.loss)]).collect();
         let thin = buckets(&losses, fine);
         most = most.max(losses.len().div_ceil(fine));
-        let validation: Vec<_> = run.validation.iter().map(|&(step, loss)| [f64::from(step), loss]).collect();
+        let validation: Vec<_> = buckets(&held_out(run), fine).iter().map(|b| [b.x[1], b.mean]).collect();
         for (series, time) in [(&mut by_step, false), (&mut by_time, true)] {
             let x = |step: f64| if time { time_of(run, step) } else { step };
             series.push(Series {
@@ -161,7 +161,8 @@ pub(super) fn validation(runs: &[Record]) -> Option<Figure> {
     let x = step_axis(runs);
     let half = x.high / 2.0;
     let later = |run: &Record| -> Vec<[f64; 2]> {
-        run.validation.iter().map(|&(step, loss)| [f64::from(step), loss]).filter(|&[step, _]| step >= half).collect()
+        let points: Vec<_> = held_out(run).into_iter().filter(|&[step, _]| step >= half).collect();
+        buckets(&points, finely(runs.len())).iter().map(|b| [b.x[1], b.mean]).collect()
     };
     let series: Vec<_> = runs.iter().enumerate().map(|(number, run)| Series { number, strong: later(run), ..Series::default() }).collect();
     if runs.len() < 2 || series.iter().filter(|series| series.strong.len() > 1).count() < 2 {
@@ -185,6 +186,11 @@ pub(super) fn validation(runs: &[Record]) -> Option<Figure> {
         tables,
         numbers: Numbers::Folded,
     })
+}
+
+/// Steps and losses on the held-out split.
+fn held_out(run: &Record) -> Vec<[f64; 2]> {
+    run.validation.iter().map(|&(step, loss)| [f64::from(step), loss]).collect()
 }
 
 /// The flip rate against the step.

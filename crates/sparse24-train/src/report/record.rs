@@ -82,6 +82,8 @@ struct Line {
 const LONGEST_LINE: u64 = 1 << 20;
 const LARGEST_FILE: u64 = 16 << 20;
 const LOG_LINES: usize = 12;
+/// More than any method has.
+const SWITCHES: usize = 16;
 
 impl Record {
     /// Reads what is there.
@@ -226,7 +228,7 @@ impl Record {
                 }
             }
             let last = self.steps.last().map(|step| step.step);
-            let line = serde_json::from_slice::<Line>(&bytes).ok().filter(|line| last.is_none_or(|last| last < line.step));
+            let line = serde_json::from_slice::<Line>(&bytes).ok().filter(|line| last.unwrap_or(0) < line.step);
             let Some(line) = line else {
                 unread.push(number);
                 // The rest of a line that is too long is no line.
@@ -237,7 +239,7 @@ impl Record {
                 continue;
             };
             lost += u64::from(line.step - last.unwrap_or(0) - 1);
-            if phase.is_some_and(|phase| phase != line.phase) {
+            if phase.is_some_and(|phase| phase != line.phase) && self.switches.len() < SWITCHES {
                 self.switches.push((line.step, line.phase));
             }
             phase = Some(line.phase);

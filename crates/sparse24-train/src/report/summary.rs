@@ -133,26 +133,26 @@ pub(super) fn configuration(runs: &[Record]) -> String {
     out + "</section>\n"
 }
 
+/// The first start and the last ones, a column each.
 fn starts(run: &Record) -> Table {
-    let keys: BTreeSet<&String> = run.starts.iter().filter_map(Value::as_object).flat_map(|start| start.keys()).collect();
-    let told = |value: Option<&Value>| match value {
-        None | Some(Value::Null) => "–".to_owned(),
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(words)) => {
-            words.iter().map(|word| word.as_str().map_or_else(|| word.to_string(), str::to_owned)).collect::<Vec<_>>().join(" ")
-        }
-        Some(Value::Object(pairs)) => pairs
-            .iter()
-            .map(|(key, value)| format!("{key} {}", value.as_str().map_or_else(|| value.to_string(), str::to_owned)))
-            .collect::<Vec<_>>()
-            .join(", "),
-        Some(other) => other.to_string(),
-    };
-    let rows = keys
-        .iter()
-        .map(|key| std::iter::once((*key).clone()).chain(run.starts.iter().map(|start| told(start.get(key.as_str())))).collect());
-    let columns = std::iter::once("start".to_owned()).chain((1..=run.starts.len()).map(|number| number.to_string())).collect();
-    Table { caption: format!("Starts of {}", run.path.display()), columns, rows: rows.collect(), series: None }
+    const LAST: usize = 5;
+    let shown: Vec<usize> = (0..run.starts.len()).filter(|&at| at == 0 || at + LAST >= run.starts.len()).collect();
+    let keys: BTreeSet<&String> = shown.iter().filter_map(|&at| run.starts[at].as_object()).flat_map(|start| start.keys()).collect();
+    let of = |key: &str| shown.iter().map(|&at| run.starts[at].get(key).map_or("–".into(), told)).collect::<Vec<_>>();
+    let rows = keys.into_iter().map(|key| [vec![key.clone()], of(key)].concat()).collect();
+    let columns = std::iter::once("start".to_owned()).chain(shown.iter().map(|at| (at + 1).to_string())).collect();
+    Table { caption: format!("Starts of {}", run.path.display()), columns, rows, series: None }
+}
+
+/// A value in words.
+fn told(value: &Value) -> String {
+    match value {
+        Value::Null => "–".into(),
+        Value::String(text) => text.clone(),
+        Value::Array(words) => words.iter().map(told).collect::<Vec<_>>().join(" "),
+        Value::Object(pairs) => pairs.iter().map(|(key, value)| format!("{key} {}", told(value))).collect::<Vec<_>>().join(", "),
+        other => other.to_string(),
+    }
 }
 
 fn log(run: &Record) -> String {

@@ -205,8 +205,19 @@ fn numbers_that_are_none_are_gaps() {
             metrics.flip_rate = Some(0.0);
         }
     });
+    // What no run measures.
+    let mut lines = fs::read_to_string(path.join("metrics.jsonl")).unwrap();
+    lines.insert_str(0, "{\"step\": 0, \"phase\": \"dense\"}\n");
+    for (step, value) in [(31, "1e308"), (32, "-1e308"), (33, "5e-324"), (34, "1e999")] {
+        let _ = writeln!(
+            lines,
+            "{{\"step\": {step}, \"phase\": \"dense\", \"val_loss\": {value}, \"flip_rate\": {value}, \"loss\": {value}, \"tokens_per_s\": 1e-300}}"
+        );
+    }
+    fs::write(path.join("metrics.jsonl"), lines).unwrap();
     let page = page(&[path]).unwrap();
-    check(&page);
+    let text = check(&page);
+    assert!(text.contains("2 lines of 35 cannot be read and are left out, the first is line 1"), "{text}");
     let drawn: String = page.split(" d=\"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
     assert!(!drawn.contains("NaN") && !drawn.contains("inf"));
 }
@@ -247,7 +258,8 @@ fn what_stands_in_files_is_text() {
 fn a_long_run_is_a_small_page() {
     let folder = tempfile::tempdir().unwrap();
     let paths: Vec<PathBuf> = ["a", "b"].map(|name| folder.path().join(name)).into();
-    let lines: String = (1..=300_000).map(|number| serde_json::to_string(&step(number, 300_000, 48, 1000)).unwrap() + "\n").collect();
+    let metrics = |number: u32| StepMetrics { val_loss: Some(2.1), ..step(number, 300_000, 48, 1000) };
+    let lines: String = (1..=300_000).map(|number| serde_json::to_string(&metrics(number)).unwrap() + "\n").collect();
     for path in &paths {
         write_run(path, "fst", 0, 300_000, |_| {});
         fs::write(path.join("metrics.jsonl"), &lines).unwrap();
