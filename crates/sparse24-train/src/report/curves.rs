@@ -7,6 +7,7 @@ use super::{
     frame::Mark,
     markup::{Table, number},
     record::Record,
+    thin::Bucket,
 };
 
 /// A unit of time: its name and its seconds.
@@ -51,70 +52,77 @@ pub(super) fn switches(runs: &[Record], x: impl Fn(&Record, u32) -> f64) -> Vec<
 /// Labelled marks of one picture.
 const MARKS: usize = 3;
 
+/// The losses of a run as they are drawn.
+struct Losses<'a> {
+    number: usize,
+    run: &'a Record,
+    /// Of training.
+    thin: Vec<Bucket>,
+    /// Step and loss on the held-out split.
+    held_out: Vec<[f64; 2]>,
+}
+
+impl<'a> Losses<'a> {
+    fn of(number: usize, run: &'a Record, fine: usize) -> Self {
+        let points: Vec<_> = run.steps.iter().map(|step| [f64::from(step.step), f64::from(step.loss)]).collect();
+        let held_out = buckets(&held_out(run), fine).iter().map(|b| [b.x[1], b.mean]).collect();
+        Self { number, run, thin: buckets(&points, fine), held_out }
+    }
+
+    fn series(&self, has_band: bool, x: impl Fn(&Record, f64) -> f64) -> Series {
+        let x = |step| x(self.run, step);
+        let has_band = has_band && self.thin.len() < self.run.steps.len();
+        let band = self.thin.iter().filter(|_| has_band).map(|b| [x(b.middle()), b.low, b.high]).collect();
+        let faint = self.thin.iter().map(|b| [x(b.middle()), b.mean]).collect();
+        let strong = self.held_out.iter().map(|&[step, loss]| [x(step), loss]).collect();
+        Series { number: self.number, band, faint, strong, ..Series::default() }
+    }
+
+    fn tables(&self, unit: Unit) -> [Table; 2] {
+        let time = |step: f64| cell(time_at(self.run, step, unit));
+        let table = |what: &str, columns: &[&str], rows: Vec<Vec<String>>| Table {
+            caption: format!("{}: {what}, nats a token", self.run.name),
+            columns: ["step".into(), format!("time, {}", unit.0)].into_iter().chain(columns.iter().map(|&column| column.into())).collect(),
+            rows,
+            series: Some(self.number),
+        };
+        let ends = |b: &Bucket| format!("{} to {}", cell(b.low), cell(b.high));
+        let trained = self.thin.iter().map(|b| vec![span(b), time(b.middle()), cell(b.mean), ends(b)]).collect();
+        let held_out = self.held_out.iter().map(|&[step, loss]| vec![step.to_string(), time(step), cell(loss)]).collect();
+        [
+            table("training loss", &["training loss", "least to largest"], trained),
+            table("loss on the held-out split", &["held-out loss"], held_out),
+        ]
+    }
+}
+
+/// The time of all steps up to this one.
+fn time_at(run: &Record, step: f64, (_, seconds): Unit) -> f64 {
+    run.seconds_at(step as u32) / seconds
+}
+
 /// Loss against step and against time.
 pub(super) fn loss(runs: &[Record]) -> Figure {
     // Losses of neighbouring batches scatter: a few of them together show more.
     let fine = finely(runs.len()) / 2;
-    let (unit, seconds) = unit(runs);
-    let time_of = |run: &Record, step: f64| run.seconds_at(step as u32) / seconds;
-    let (mut by_step, mut by_time, mut tables, mut most) = (Vec::new(), Vec::new(), Vec::new(), 1);
-    for (number, run) in runs.iter().enumerate() {
-        let losses: Vec<_> = run.steps.iter().map(|step| [f64::from(step.step), f64::from(step.loss)]).collect();
-        let thin = buckets(&losses, fine);
-        most = most.max(losses.len().div_ceil(fine));
-        let validation: Vec<_> = buckets(&held_out(run), fine).iter().map(|b| [b.x[1], b.mean]).collect();
-        for (series, time) in [(&mut by_step, false), (&mut by_time, true)] {
-            let x = |step: f64| if time { time_of(run, step) } else { step };
-            series.push(Series {
-                number,
-                band: if losses.len() > fine && runs.len() <= BANDS {
-                    thin.iter().map(|b| [x(b.middle()), b.low, b.high]).collect()
-                } else {
-                    Vec::new()
-                },
-                faint: thin.iter().map(|b| [x(b.middle()), b.mean]).collect(),
-                strong: validation.iter().map(|&[step, loss]| [x(step), loss]).collect(),
-                dots: Vec::new(),
-            });
-        }
-        let columns = |names: [&str; 4]| names.map(|name| name.replace("UNIT", unit)).into_iter().filter(|name| !name.is_empty()).collect();
-        let rows = thin
-            .iter()
-            .map(|b| vec![span(b), cell(time_of(run, b.middle())), cell(b.mean), format!("{} to {}", cell(b.low), cell(b.high))]);
-        tables.push(Table {
-            caption: format!("{}: training loss, nats a token", run.name),
-            columns: columns(["step", "time, UNIT", "training loss", "least to largest"]),
-            rows: rows.collect(),
-            series: Some(number),
-        });
-        let rows = validation.iter().map(|&[step, loss]| vec![step.to_string(), cell(time_of(run, step)), cell(loss)]);
-        tables.push(Table {
-            caption: format!("{}: loss on the held-out split, nats a token", run.name),
-            columns: columns(["step", "time, UNIT", "held-out loss", ""]),
-            rows: rows.collect(),
-            series: Some(number),
-        });
-    }
+    let (unit, has_band) = (unit(runs), runs.len() <= BANDS);
+    let losses: Vec<_> = runs.iter().enumerate().map(|(number, run)| Losses::of(number, run, fine)).collect();
+    let by_step: Vec<_> = losses.iter().map(|losses| losses.series(has_band, |_, step| step)).collect();
+    let by_time = losses.iter().map(|losses| losses.series(has_band, |run, step| time_at(run, step, unit))).collect();
+    let most = runs.iter().map(|run| run.steps.len().div_ceil(fine)).max().unwrap_or(1);
 
     let x = step_axis(runs);
     let label = "loss, nats a token";
     let (y, cut) = loss_axis(label, &by_step, x.high * HEAD);
-    let mut notes: Vec<String> = thinned(most, runs.len() <= BANDS).into_iter().collect();
+    let mut notes: Vec<String> = thinned(most, has_band).into_iter().collect();
     notes.extend(cut.map(|top| format!("The first steps reach up to {}, above the picture.", number(top, 3))));
-    let mut pictures = vec![(
-        "against the step".to_owned(),
-        line_chart(
-            runs,
-            ["loss-step", "Loss against the optimizer step"],
-            [x, y.clone()],
-            by_step,
-            switches(runs, |_, step| f64::from(step)),
-        ),
-    )];
+    let marks = switches(runs, |_, step| f64::from(step));
+    let picture = line_chart(runs, ["loss-step", "Loss against the optimizer step"], [x, y.clone()], by_step, marks);
+    let mut pictures = vec![("against the step".to_owned(), picture)];
     if runs.iter().any(|run| run.steps.last().is_some_and(|step| step.seconds > 0.0)) {
-        let high = range(runs.iter().filter_map(|run| run.steps.last()).map(|step| step.seconds / seconds)).map_or(1.0, |range| range.1);
-        let x = Axis::from_zero(format!("time in optimizer steps, {unit}"), [high]);
-        let marks = switches(runs, |run, step| time_of(run, f64::from(step)));
+        let ends = runs.iter().map(|run| time_at(run, f64::from(run.last_step()), unit));
+        let x = Axis::from_zero(format!("time in optimizer steps, {}", unit.0), ends);
+        let marks = switches(runs, |run, step| time_at(run, f64::from(step), unit));
         pictures.push(("against time".to_owned(), line_chart(runs, ["loss-time", "Loss against time"], [x, y], by_time, marks)));
     } else {
         notes.push("Against time nothing can be drawn: the metrics or the configuration do not tell it.".into());
@@ -129,7 +137,7 @@ pub(super) fn loss(runs: &[Record]) -> Figure {
         pictures,
         legend: all(runs),
         notes,
-        tables,
+        tables: losses.iter().flat_map(|losses| losses.tables(unit)).collect(),
         numbers: Numbers::Folded,
     }
 }
