@@ -43,6 +43,8 @@ fn instruments_decide_no_bit_and_count_what_flips() {
         let path = |run: &str| place.path(&format!("{run}/checkpoints/step-00000012/{part}"));
         assert!(fs::read(path("plain")).unwrap() == fs::read(path("measured")).unwrap(), "{part} differs");
     }
+    let evaluated = |run: &str| place.json(&format!("eval {run} --json"))["val_loss"].clone();
+    assert_eq!(evaluated("measured"), evaluated("plain"), "what a checkpoint has besides is passed over");
     let mut metrics = timeless(&place, "measured");
     let samples: Vec<Value> = metrics.iter_mut().map(|line| line.as_object_mut().unwrap().remove("instruments").unwrap()).collect();
     assert_eq!(metrics, timeless(&place, "plain"));
@@ -65,6 +67,17 @@ fn instruments_decide_no_bit_and_count_what_flips() {
         assert!(noise.is_none_or(|noise| noise > 0.0 && noise < 2.0), "{sample}");
     }
     assert!(flips > 0.0, "nothing flips");
+}
+
+#[test]
+fn a_run_from_before_there_were_instruments_goes_on() {
+    let place = Place::new();
+    place.train("run", "");
+    let config = place.read("run/config.toml");
+    assert!(config.contains("instrument_every = 0\n"));
+    place.write("run/config.toml", config.replace("instrument_every = 0\n", ""));
+    place.answer("resume run");
+    place.answer("report run");
 }
 
 #[test]
