@@ -79,7 +79,7 @@ pub(super) fn check_room(config: &Config, recipe: &Recipe, run: &Path) -> Result
     let most = most_kept(config, switch(recipe)).saturating_add(1).saturating_sub(there).max(1);
     let estimate = estimate(recipe);
     // Four bytes a tile, which instruments count the flips of.
-    let counts = if config.run.instrument_every > 0 { estimate.sparsifiable as u64 / 4 } else { 0 };
+    let counts = if config.run.instrument_every > 0 { estimate.sparsifiable / 4 } else { 0 };
     let needed = (estimate.checkpoint_bytes + counts).saturating_mul(most);
     disk::check_room(run, needed, || format!("{most} more checkpoints, as run.keep_last, run.keep_every and the switch ask for,"))
 }
