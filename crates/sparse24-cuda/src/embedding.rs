@@ -52,7 +52,7 @@ impl EmbedScratch {
 /// rows = the embeddings, see [`Embed`].
 ///
 /// # Errors
-/// [`Error::Shape`], also for gaps or a width that is no multiple of 4; [`Error::TooLarge`], [`Error::Alignment`], [`Error::Alias`],
+/// [`Error::Gaps`]; [`Error::Shape`], also for a width that is no multiple of 4; [`Error::TooLarge`], [`Error::Alignment`], [`Error::Alias`],
 /// [`Error::Stale`], [`Error::Driver`].
 pub fn embed_forward(device: &mut Device, op: &Embed) -> Result<(), Error> {
     const OPERATION: &str = "embed forward";
