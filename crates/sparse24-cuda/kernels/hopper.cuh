@@ -85,7 +85,7 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 leading, u32 strided)
     return u64((address & 0x3ffff) >> 4) | u64(leading >> 4) << 16 | u64(strided >> 4) << 32 | u64(1) << 62;
 }
 
-// d[64, COLUMNS] = a[64, 32] * b[32, COLUMNS] (+ d): a 2:4 in registers, its metadata in the lanes of half `STEP` of each quad; b in shared
+// d[64, COLUMNS] = a[64, 32] * b[32, COLUMNS] (+ d): a 2:4 in registers, its metadata in the lanes of half `STEP` of every four; b in shared
 // memory, its rows contiguous along k, or along n where ROWS_OF_N is 1.
 #define TEN(t) "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9"
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])

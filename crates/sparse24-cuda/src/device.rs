@@ -18,7 +18,7 @@ use std::{
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 
 use crate::{
-    Architecture, Error, Matrix, Release, Scalar,
+    Architecture, Error, Matrix, Release,
     cache::Cache,
     compile, driver,
     kernels::{self, Start},
