@@ -25,6 +25,7 @@ use crate::{
     trainer::Recipe,
 };
 
+mod error;
 mod limits;
 mod plans;
 mod storage;
@@ -75,30 +76,6 @@ fn grown<T: Scalar>(gpu: &mut Gpu, scratch: &mut Option<Matrix<T>>, shape: [usiz
         }
     };
     Ok(whole.columns(0..elements).reshaped(shape))
-}
-
-impl From<sparse24_cuda::Error> for Error {
-    fn from(error: sparse24_cuda::Error) -> Self {
-        match error {
-            sparse24_cuda::Error::Semantics(error) => Self::Semantics(error),
-            sparse24_cuda::Error::Shape { operation, operand, expected, found } => Self::Operand { operation, operand, expected, found },
-            full if full.waits_for_others() => {
-                Self::Device(format!("{full}; wait for the other processes, or choose another GPU (backend.gpu)"))
-            }
-            full @ sparse24_cuda::Error::OutOfMemory { .. } => Self::Device(format!(
-                "{full}; lower batch.sequences (and raise batch.accumulation), set model.recompute = \"blocks\", or train a smaller model"
-            )),
-            defect @ (sparse24_cuda::Error::Gaps { .. }
-            | sparse24_cuda::Error::OutOfRange { .. }
-            | sparse24_cuda::Error::Alignment { .. }
-            | sparse24_cuda::Error::Alias { .. }
-            | sparse24_cuda::Error::Recording { .. }
-            | sparse24_cuda::Error::Stale { .. }
-            | sparse24_cuda::Error::Plan { .. }
-            | sparse24_cuda::Error::TooLarge { .. }) => Self::Refused(defect.to_string()),
-            other => Self::Device(other.to_string()),
-        }
-    }
 }
 
 impl CudaBackend {
