@@ -15,16 +15,16 @@ use crate::support::{Drawn, embedded, on_gpu};
 const STEPS: usize = 40;
 
 /// The loss of every step.
-fn losses(backend: Box<dyn Backend>, recipe: &Recipe, dataset: &Dataset) -> Vec<f32> {
+fn losses(backend: Box<dyn Backend>, recipe: &Recipe, dataset: &Dataset) -> Vec<f64> {
     let mut trainer = Trainer::new(backend, recipe.clone()).expect("room");
     let batches = Drawn { dataset, recipe };
     (0..STEPS).map(|_| trainer.train_step(&batches, FlipSampling::Skip).expect("finite").loss).collect()
 }
 
 /// How far the loss fell, in the mean of a few steps.
-fn fall(losses: &[f32]) -> f32 {
+fn fall(losses: &[f64]) -> f64 {
     const FEW: usize = 5;
-    let mean = |losses: &[f32]| losses.iter().sum::<f32>() / FEW as f32;
+    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / FEW as f64;
     mean(&losses[..FEW]) - mean(&losses[STEPS - FEW..])
 }
 
