@@ -112,7 +112,7 @@ pub enum Error {
         code: String,
     },
     /// The library of dense products refuses a call.
-    #[error("{what}: cuBLASLt says {code}; use cuBLASLt of CUDA 13, and report what it refuses")]
+    #[error("{what}: cuBLASLt says {code}; {}", blas_advice(code))]
     Blas {
         /// The call.
         what: String,
@@ -259,12 +259,21 @@ fn gpus_advice(count: usize) -> String {
     }
 }
 
+/// By the library's name for the failure.
+fn blas_advice(code: &str) -> &'static str {
+    match code {
+        "CUBLAS_STATUS_ALLOC_FAILED" | "CUBLAS_STATUS_NOT_INITIALIZED" => "see `nvidia-smi`: memory or the driver may not suffice for it",
+        _ => "use cuBLASLt of CUDA 13, and report what it refuses",
+    }
+}
+
 /// By the driver's name for the failure.
 fn driver_advice(code: &str) -> &'static str {
     match code {
         "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH" | "CUDA_ERROR_NOT_INITIALIZED" | "CUDA_ERROR_SYSTEM_NOT_READY" | "CUDA_ERROR_UNKNOWN" => {
             "reload or reinstall NVIDIA's driver, or restart the machine"
         }
+        "CUDA_ERROR_STUB_LIBRARY" => "take the folder of CUDA's stubs out of LD_LIBRARY_PATH",
         "CUDA_ERROR_ECC_UNCORRECTABLE" | "CUDA_ERROR_HARDWARE_STACK_ERROR" | "CUDA_ERROR_CONTAINED" => {
             "the GPU is damaged: see `nvidia-smi -q`, and choose another"
         }
@@ -321,5 +330,7 @@ mod tests {
         let code = format!("{:?}", cudarc::driver::sys::CUresult::CUDA_ERROR_ECC_UNCORRECTABLE);
         let damaged = Error::Driver { what: "replay".into(), code }.to_string();
         assert!(damaged.contains("choose another"), "{damaged}");
+        let full = Error::Blas { what: "opening the library".into(), code: "CUBLAS_STATUS_ALLOC_FAILED".into() }.to_string();
+        assert!(full.contains("memory"), "{full}");
     }
 }
