@@ -195,15 +195,16 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-/// Where Python is installed: the active environment, what the `python3` of the `PATH` belongs to, and the user's own packages.
+/// Where Python is installed: the active environment, what each `python3` of the `PATH` belongs to, and the user's own packages.
 fn python_roots() -> Vec<PathBuf> {
-    let on_path = env::var_os("PATH").and_then(|path| env::split_paths(&path).find(|folder| folder.join("python3").exists()));
-    let prefix = on_path.and_then(|bin| bin.parent().map(Path::to_owned));
+    let path = env::var_os("PATH").map(|path| env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
+    let programs = path.iter().filter(|folder| folder.join("python3").exists());
+    let prefixes: Vec<PathBuf> = programs.filter_map(|bin| bin.parent().map(Path::to_owned)).collect();
     let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(env::var_os).map(PathBuf::from);
     // Distributions leave /usr to their own packages, and have pip install beside.
-    let local = prefix.as_ref().map(|prefix| prefix.join("local"));
+    let local: Vec<PathBuf> = prefixes.iter().map(|prefix| prefix.join("local")).collect();
     let user = env::home_dir().map(|home| home.join(".local"));
-    environments.chain(prefix).chain(local).chain(user).collect()
+    environments.chain(prefixes).chain(local).chain(user).collect()
 }
 
 /// The folders of NVIDIA's packages below these roots: `nvidia` in every `site-packages` and `dist-packages`.
