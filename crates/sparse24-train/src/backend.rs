@@ -19,6 +19,7 @@ use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
 use crate::{
     Error,
     optim::{AdamW, MaskedDecay},
+    trainer::Recipe,
 };
 
 #[cfg(feature = "cpu")]
@@ -286,6 +287,8 @@ pub struct BackendEntry {
     pub name: &'static str,
     /// Where its buffers are.
     pub memory: Memory,
+    /// Refuses what it cannot train, before it is opened.
+    pub check: fn(&Recipe) -> Result<(), Error>,
     /// Opens it, with nothing allocated.
     pub open: fn(BackendSettings) -> Result<Box<dyn Backend>, Error>,
 }
@@ -293,9 +296,19 @@ pub struct BackendEntry {
 /// All backends of this build. Adding one is a line here.
 pub const BACKENDS: &[BackendEntry] = &[
     #[cfg(feature = "cpu")]
-    BackendEntry { name: "cpu", memory: Memory::Host, open: |settings| Ok(Box::new(cpu::CpuBackend::new(settings.arithmetic))) },
+    BackendEntry {
+        name: "cpu",
+        memory: Memory::Host,
+        check: |_| Ok(()),
+        open: |settings| Ok(Box::new(cpu::CpuBackend::new(settings.arithmetic))),
+    },
     #[cfg(feature = "cuda")]
-    BackendEntry { name: "cuda", memory: Memory::Device, open: |settings| Ok(Box::new(cuda::CudaBackend::open(settings)?)) },
+    BackendEntry {
+        name: "cuda",
+        memory: Memory::Device,
+        check: cuda::CudaBackend::check,
+        open: |settings| Ok(Box::new(cuda::CudaBackend::open(settings)?)),
+    },
 ];
 
 /// A device that can train. See the [module documentation](self) for what holds for every operation.

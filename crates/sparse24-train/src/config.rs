@@ -329,8 +329,10 @@ impl Config {
             let problem = format!("expected the share to hold out, above 0 and below 1, found {}", self.data.validation);
             return refuse("data.validation", problem);
         }
-        self.backend_entry()?;
-        self.method_value()?.check()
+        let backend = self.backend_entry()?;
+        self.method_value()?.check()?;
+        // No backend depends on the vocabulary, which the corpus has yet to tell.
+        (backend.check)(&self.recipe(1)?)
     }
 
     /// Refuses to train a preset of a large corpus on the embedded text, which would be no more than days of memorising it.

@@ -22,14 +22,16 @@ use super::{
 use crate::{
     Error,
     optim::{AdamW, MaskedDecay},
+    trainer::Recipe,
 };
 
+mod error;
+mod limits;
 mod plans;
 mod storage;
 
 /// The backend of one GPU.
 pub struct CudaBackend {
-    gpu: Gpu,
     gemm: gemm::Gemm,
     storage: Storage,
     masks: Vec<(Matrix<u16>, [usize; 2])>,
@@ -45,6 +47,8 @@ pub struct CudaBackend {
     writes: Writes,
     sparse_plans: SparsePlans,
     scratch: Scratch,
+    /// Last, so that it outlives what is of it.
+    gpu: Gpu,
 }
 
 /// A segment that was done once: its plans are chosen, its kernels loaded, its scratch is there.
@@ -67,6 +71,7 @@ struct Scratch {
     floats: Option<Matrix<f32>>,
     activations: Option<Matrix<bf16>>,
     order: Option<Matrix<u32>>,
+    report: Option<Matrix<u8>>,
 }
 
 /// A contiguous matrix of scratch, which only ever grows; what it holds is left over.
@@ -82,20 +87,15 @@ fn grown<T: Scalar>(gpu: &mut Gpu, scratch: &mut Option<Matrix<T>>, shape: [usiz
     Ok(whole.columns(0..elements).reshaped(shape))
 }
 
-impl From<sparse24_cuda::Error> for Error {
-    fn from(error: sparse24_cuda::Error) -> Self {
-        match error {
-            sparse24_cuda::Error::Semantics(error) => Self::Semantics(error),
-            sparse24_cuda::Error::Shape { operation, operand, expected, found } => Self::Operand { operation, operand, expected, found },
-            full @ sparse24_cuda::Error::OutOfMemory { .. } => Self::Device(format!(
-                "{full}; lower batch.sequences (and raise batch.accumulation), set model.recompute = \"blocks\", or train a smaller model"
-            )),
-            other => Self::Device(other.to_string()),
-        }
-    }
-}
-
 impl CudaBackend {
+    /// Refuses what the kernels do not serve, without a GPU.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] names the first key that is wrong.
+    pub fn check(recipe: &Recipe) -> Result<(), Error> {
+        limits::check(recipe)
+    }
+
     /// Opens a GPU and allocates little.
     ///
     /// # Errors
@@ -112,7 +112,6 @@ impl CudaBackend {
         let health = gpu.alloc("health", [1, adamw::Health::WORDS])?;
         let flips = gpu.alloc("flips", [1, 1])?;
         Ok(Self {
-            gpu,
             gemm,
             storage: Storage::default(),
             masks: Vec::new(),
@@ -126,6 +125,7 @@ impl CudaBackend {
             writes: Writes::Other,
             sparse_plans: SparsePlans::default(),
             scratch: Scratch::default(),
+            gpu,
         })
     }
 
@@ -207,7 +207,11 @@ impl Backend for CudaBackend {
     fn device(&self) -> Device {
         Device {
             backend: "cuda",
-            description: format!("{} ({}), bf16 activations, f32 weights", self.gpu.name(), self.gpu.architecture()),
+            description: format!(
+                "{}, driver {}, bf16 activations, f32 weights",
+                plans::planned_on(&self.gpu, &self.gemm),
+                self.gpu.driver()
+            ),
             sparse_products: "computed on the sparse tensor cores",
         }
     }
@@ -565,9 +569,17 @@ impl Backend for CudaBackend {
     }
 
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {
-        let loss = self.download(losses)?.into_iter().map(f64::from).sum();
-        let words = self.gpu.download(self.health)?;
-        let health = adamw::Health::of_words([words[0], words[1]]);
+        // Side by side, so that the host waits once.
+        let (losses, health) = (self.storage.floats(losses).as_bytes(), self.health.as_bytes());
+        let ([rows, columns], [_, words]) = (losses.shape(), health.shape());
+        let report = grown(&mut self.gpu, &mut self.scratch.report, [1, rows * columns + words])?;
+        let (of_losses, of_health) = (report.columns(0..rows * columns), report.columns(rows * columns..rows * columns + words));
+        self.gpu.copy(losses, of_losses.rectangle(0, [rows, columns], columns))?;
+        self.gpu.copy(health, of_health)?;
+        let bytes = self.gpu.download(report)?;
+        let mut words = bytes.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().expect("four bytes")));
+        let loss = words.by_ref().take(rows * columns / 4).map(|word| f64::from(f32::from_bits(word))).sum();
+        let health = adamw::Health::of_words(std::array::from_fn(|_| words.next().expect("two words follow")));
         self.gpu.fill_bytes(self.health, 0)?;
         let non_finite = health.non_finite.map(|culprit| match culprit {
             adamw::NonFinite::Loss => NonFinite::Loss,
