@@ -42,7 +42,7 @@ pub fn shuffled(rows: usize, stream: Stream, candidate: u32) -> Vec<u32> {
     let first = candidate.wrapping_mul(rows.div_ceil(4) as u32);
     for (call, places) in (1..rows).rev().collect::<Vec<_>>().chunks(4).enumerate() {
         for (&place, word) in places.iter().zip(stream.words(first.wrapping_add(call as u32))) {
-            order.swap(place, (u64::from(word) * (place as u64 + 1) >> 32) as usize);
+            order.swap(place, ((u64::from(word) * (place as u64 + 1)) >> 32) as usize);
         }
     }
     order
