@@ -45,7 +45,7 @@ impl Trainer {
     /// Tiles of all sparsifiable weights.
     #[must_use]
     pub fn tiles(&self) -> usize {
-        sparsifiable(&self.parameters).map(|(parameter, _)| parameter.weight.elements() / 16).sum()
+        sparsifiable(&self.parameters).map(|parameter| parameter.weight.elements() / 16).sum()
     }
 
     /// Looks at every sparsifiable weight and its masks around the step done last, whose flips were sampled.
@@ -54,7 +54,7 @@ impl Trainer {
     /// Those of the downloads.
     pub fn look_at_masks(&mut self, mut look: impl FnMut(MaskChange<'_>)) -> Result<(), Error> {
         let Self { backend, parameters, flip_masks, .. } = self;
-        for ((parameter, _), [before, after]) in sparsifiable(parameters).zip(&*flip_masks) {
+        for (parameter, [before, after]) in sparsifiable(parameters).zip(&*flip_masks) {
             let weight = backend.download(parameter.weight)?;
             let (before, after) = (backend.download_mask(*before)?, backend.download_mask(*after)?);
             look(MaskChange { name: &parameter.name, shape: parameter.weight.shape, weight: &weight, before: &before, after: &after });
@@ -68,7 +68,7 @@ impl Trainer {
     /// # Errors
     /// [`Error::Interrupted`]; those of the operations.
     pub fn gradient_noise(&mut self, batches: &dyn Batches) -> Result<Vec<GradientNoise>, Error> {
-        let step = self.step + 1;
+        let step = self.step() + 1;
         let phase = self.recipe.method.phases[self.phase_index(step)];
         let mut noise = Vec::new();
         if !matches!(phase.wgrad, GradientOperand::Mvue(_)) {
