@@ -8,6 +8,7 @@
 //! | [`trainer`] | the loop as a state machine, one optimizer step at a time |
 //! | [`estimate`] | what a run costs before it runs |
 //! | `data`, `config`, `checkpoint`, `run`, `interchange`, `pruning`, `machine` | corpora, settings, files and memory (feature `run`) |
+//! | `series`, `search`, `study`, `statistics` | many runs: the search for lambda, and comparisons (feature `run`) |
 //!
 //! Without default features there are no files, tokenizers, clocks or threads: implement [`backend::Backend`] and embed the rest.
 
@@ -35,6 +36,14 @@ pub mod pruning;
 #[cfg(feature = "run")]
 pub mod run;
 pub mod schedule;
+#[cfg(all(feature = "run", feature = "cpu"))]
+pub mod search;
+#[cfg(all(feature = "run", feature = "cpu"))]
+pub mod series;
+#[cfg(feature = "run")]
+pub mod statistics;
+#[cfg(all(feature = "run", feature = "cpu"))]
+pub mod study;
 #[cfg(feature = "run")]
 mod tensors;
 pub mod trainer;

@@ -46,11 +46,14 @@ mod tests;
 #[cfg(feature = "cpu")]
 pub use adopt::adopt;
 pub use directory::RunDirectory;
+pub(crate) use directory::lock;
+#[cfg(feature = "cpu")]
+pub(crate) use identity::{decisive, of_dataset};
 pub use log::{Log, timestamp};
 pub use metrics::{Cut, MetricsLog, StepMetrics};
 #[cfg(feature = "cpu")]
 pub use model::Model;
-pub use provenance::{Initial, Provenance};
+pub use provenance::{Initial, LambdaOrigin, Provenance};
 #[cfg(feature = "cpu")]
 pub use setup::{open_dataset, run_config};
 #[cfg(feature = "cpu")]

@@ -174,8 +174,8 @@ fn contents(path: &Path) -> Result<Contents, Error> {
     Ok(Contents { occupied: names.into_iter().next(), remains: Vec::new() })
 }
 
-/// Takes the lock and leaves this process's id in it.
-fn lock(directory: &Path) -> Result<File, Error> {
+/// Takes the lock of a folder and leaves this process's id in it.
+pub(crate) fn lock(directory: &Path) -> Result<File, Error> {
     let path = directory.join(LOCK);
     let lock_error = |e| Error::io("lock", &path, e);
     let mut file = File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(lock_error)?;

@@ -5,8 +5,6 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use toml::{Table, Value};
-
 use crate::{
     Error,
     checkpoint::{DatasetIdentity, Fingerprint, State},
@@ -67,7 +65,7 @@ pub(super) fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) ->
     }
 }
 
-pub(super) fn of_dataset(dataset: &Dataset) -> DatasetIdentity {
+pub(crate) fn of_dataset(dataset: &Dataset) -> DatasetIdentity {
     DatasetIdentity {
         fingerprint: Fingerprint::from_bytes(*dataset.fingerprint().as_bytes()),
         training_tokens: dataset.train().len() as u64,
@@ -81,17 +79,8 @@ pub(super) fn of_tokenizer(tokenizer: Option<&Tokenizer>) -> Fingerprint {
 }
 
 /// The configuration, as far as it decides the bits of a model or of the metrics: dotted keys and TOML values.
-pub(super) fn decisive(config: &Config) -> BTreeMap<String, String> {
-    fn flatten(table: Table, prefix: &str, into: &mut BTreeMap<String, String>) {
-        for (key, value) in table {
-            match value {
-                Value::Table(section) => flatten(section, &format!("{prefix}{key}."), into),
-                value => drop(into.insert(format!("{prefix}{key}"), value.to_string())),
-            }
-        }
-    }
-    let mut settings = BTreeMap::new();
-    flatten(config.to_toml().parse().expect("a configuration is a TOML table"), "", &mut settings);
+pub(crate) fn decisive(config: &Config) -> BTreeMap<String, String> {
+    let mut settings = config::dotted(config.to_toml().parse().expect("a configuration is a TOML table"));
     settings.retain(|key, _| !DECIDES_NOTHING.contains(&key.as_str()));
     settings
 }

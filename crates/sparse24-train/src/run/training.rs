@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{
-    Initial, Log, MetricsLog, Provenance, RunDirectory, StepMetrics,
+    Initial, LambdaOrigin, Log, MetricsLog, Provenance, RunDirectory, StepMetrics,
     identity::{self, identity},
     plans,
     saving::{SKIPPED, check_room},
@@ -86,6 +86,8 @@ pub struct Given<'a> {
     pub weights: Option<&'a [NamedTensor]>,
     /// The plans of another run, to have its bits: its directory, or the file.
     pub plans: Option<&'a Path>,
+    /// Where its lambda was found, to be told in its provenance.
+    pub lambda: Option<&'a LambdaOrigin>,
 }
 
 /// What a resume does about a damaged newest checkpoint.
@@ -133,7 +135,12 @@ impl Run {
     ///
     /// # Errors
     /// Those of the configuration, of what is given and of the directory, of which nothing is left then.
-    pub fn start(mut config: Config, dataset: Dataset, Given { weights: initial, plans }: Given<'_>, path: &Path) -> Result<Self, Error> {
+    pub fn start(
+        mut config: Config,
+        dataset: Dataset,
+        Given { weights: initial, plans, lambda }: Given<'_>,
+        path: &Path,
+    ) -> Result<Self, Error> {
         let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
         if let Some(path) = plans {
             plans::use_file(&mut trainer, path)?;
@@ -158,7 +165,8 @@ impl Run {
                 checkpoint::save(&directory.checkpoints(), &snapshot(&mut trainer, state, None)?)?;
             }
             let initial = if initial.is_some() { Initial::Given } else { Initial::Random };
-            Provenance::of_start(&trainer.backend().device(), initial).record(&directory.provenance())?;
+            let start = Provenance { lambda: lambda.cloned(), ..Provenance::of_start(&trainer.backend().device(), initial) };
+            start.record(&directory.provenance())?;
             let metrics = MetricsLog::create(&directory.metrics())?;
             let mut log = Log::open(&directory.log())?;
             log.line("started")?;
