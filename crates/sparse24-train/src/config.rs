@@ -155,6 +155,9 @@ pub struct RunConfig {
     pub spike_z: f32,
     /// How many losses before it.
     pub spike_window: usize,
+    /// The directory of a dense run of the same schedule, whose flip rates this one's are compared with; empty is none.
+    #[serde(default)]
+    pub flip_reference: String,
 }
 
 /// What a loss or gradient that is not finite does.

@@ -13,6 +13,7 @@
 //! | `metrics.jsonl` | one object a step ([`StepMetrics`]) |
 //! | `checkpoints/` | [`crate::checkpoint`] |
 //! | `log.txt` | what was said, line by line ([`Log`]) |
+//! | `lambda-search/` | the search for its lambda, where it was made for this run ([`crate::search`]) |
 //!
 //! Invariant: a [`RunDirectory`] holds the lock; two processes never write one run directory. Deliberately absent: the loop itself
 //! ([`crate::trainer`]), and terminals.
@@ -29,6 +30,8 @@ mod model;
 #[cfg(feature = "cpu")]
 mod plans;
 mod provenance;
+#[cfg(feature = "cpu")]
+mod reference;
 #[cfg(feature = "cpu")]
 mod saving;
 #[cfg(feature = "cpu")]

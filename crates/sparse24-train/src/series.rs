@@ -24,7 +24,7 @@ use crate::{
     Error,
     config::Config,
     disk,
-    run::{self, Asked, Damaged, Ended, Given, Observer, Resume, Run, StepMetrics, open_dataset, run_config},
+    run::{self, Asked, Damaged, Given, Observer, Resume, Run, StepMetrics, open_dataset, run_config},
 };
 
 /// One run of a series.

@@ -13,6 +13,7 @@ mod eval;
 mod export;
 mod failure;
 mod import;
+mod lambda_search;
 mod output;
 mod prepare;
 mod presets;
@@ -20,8 +21,10 @@ mod progress;
 mod prune;
 mod resume;
 mod sample;
+mod series;
 mod signals;
 mod structure;
+mod study;
 mod train;
 mod verify;
 mod weights;
@@ -42,6 +45,8 @@ enum Command {
     Resume(resume::Args),
     Eval(eval::Args),
     Sample(sample::Args),
+    LambdaSearch(lambda_search::Args),
+    Study(study::Args),
     Prepare(prepare::Args),
     Prune(prune::Args),
     Verify(verify::Args),
@@ -60,6 +65,8 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Resume(args) => resume::run(args),
         Command::Eval(args) => eval::run(args),
         Command::Sample(args) => sample::run(args),
+        Command::LambdaSearch(args) => lambda_search::run(args),
+        Command::Study(args) => study::run(args),
         Command::Prepare(args) => prepare::run(args),
         Command::Prune(args) => prune::run(args),
         Command::Verify(args) => verify::run(args),

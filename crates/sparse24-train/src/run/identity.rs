@@ -1,7 +1,7 @@
 //! What a run is: what a resume, or a reader of its model, must find unchanged.
 //!
 //! Invariant: equal identities end in equal bits, as far as both go. What decides none is left out: where the data lie, threads, the number of
-//! the GPU and how it is told what to do, what is computed again, the name of the preset, which checkpoints are made and kept, and what ends a run early. Deliberately absent: tensors.
+//! the GPU and how it is told what to do, what is computed again, the name of the preset, which checkpoints are made and kept, what ends a run early, and what it is compared with. Deliberately absent: tensors.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -17,7 +17,7 @@ use crate::{
 const NONE: &[u8] = &[];
 
 /// Keys of the configuration that decide no bit.
-const DECIDES_NOTHING: [&str; 13] = [
+const DECIDES_NOTHING: [&str; 14] = [
     "preset",
     "data.path",
     "run.checkpoint_every",
@@ -27,6 +27,7 @@ const DECIDES_NOTHING: [&str; 13] = [
     "run.skip_limit",
     "run.spike_z",
     "run.spike_window",
+    "run.flip_reference",
     "model.recompute",
     "backend.threads",
     "backend.gpu",

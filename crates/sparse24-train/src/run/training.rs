@@ -14,6 +14,7 @@ use super::{
     Initial, LambdaOrigin, Log, MetricsLog, Provenance, RunDirectory, StepMetrics,
     identity::{self, identity},
     plans,
+    reference::FlipReference,
     saving::{SKIPPED, check_room},
     setup::{SeededBatches, new_trainer, open_dataset, run_config},
     snapshot::{restore, snapshot},
@@ -47,6 +48,7 @@ pub struct Run {
     /// Steps without an update.
     pub(super) skipped: u32,
     spikes: Spikes,
+    reference: Option<FlipReference>,
 }
 
 /// Who watches a run.
@@ -149,11 +151,12 @@ impl Run {
             let named: Vec<_> = weights.iter().map(|tensor| (tensor.name.as_str(), tensor.values.as_slice())).collect();
             trainer.start_from(&named)?;
         }
-        if !config.data.path.is_empty() {
-            // A resume may begin elsewhere.
-            let absolute = std::path::absolute(&config.data.path).map_err(|e| Error::io("find", &config.data.path, e))?;
-            config.data.path = absolute.into_os_string().into_string().unwrap_or(config.data.path);
+        // A resume may begin elsewhere.
+        for path in [&mut config.data.path, &mut config.run.flip_reference].into_iter().filter(|path| !path.is_empty()) {
+            let absolute = std::path::absolute(&*path).map_err(|e| Error::io("find", &*path, e))?;
+            *path = absolute.into_os_string().into_string().unwrap_or_else(|_| path.clone());
         }
+        let reference = FlipReference::open(&config, std::iter::empty())?;
         let (directory, (metrics, log)) = RunDirectory::filled(path, |directory| {
             check_room(&config, trainer.recipe(), directory.path())?;
             if let Some(tokenizer) = dataset.tokenizer() {
@@ -177,7 +180,22 @@ impl Run {
         let saver = Saver::new(directory.checkpoints());
         let spikes = Spikes::new(config.run.spike_z, config.run.spike_window, std::iter::empty());
         let (saved, pending, skipped, notices, plans_recorded) = (initial.map(|_| 0), None, 0, Vec::new(), 0);
-        Ok(Self { config, dataset, trainer, directory, metrics, log, notices, plans_recorded, saver, saved, pending, skipped, spikes })
+        Ok(Self {
+            config,
+            dataset,
+            trainer,
+            directory,
+            metrics,
+            log,
+            notices,
+            plans_recorded,
+            saver,
+            saved,
+            pending,
+            skipped,
+            spikes,
+            reference,
+        })
     }
 
     /// Continues a run from its newest checkpoint, or, if it has none, from the beginning. A lost `tokenizer.json` is written again: the data
@@ -242,11 +260,17 @@ impl Run {
             _ => format!("resumed after step {step}"),
         });
         Provenance::of_start(&trainer.backend().device(), initial).record(&directory.provenance())?;
+        let watches = config.run.spike_z > 0.0 || !config.run.flip_reference.is_empty();
+        let before = if watches { MetricsLog::read(&directory.metrics())? } else { Vec::new() };
+        // It decides nothing, so a reference that has moved is no reason not to go on.
+        let reference = FlipReference::open(&config, before.iter()).unwrap_or_else(|error| {
+            notices.push(format!("{error}; flip rates are not compared"));
+            None
+        });
         let mut log = Log::open(&directory.log())?;
         for notice in &notices {
             log.line(notice)?;
         }
-        let before = if config.run.spike_z > 0.0 { MetricsLog::read(&directory.metrics())? } else { Vec::new() };
         let spikes = Spikes::new(config.run.spike_z, config.run.spike_window, before.iter().map(|metrics| metrics.loss));
         let saver = Saver::new(directory.checkpoints());
         let mut run = Self {
@@ -263,6 +287,7 @@ impl Run {
             pending: None,
             skipped,
             spikes,
+            reference,
         };
         // A signal came between the step and its evaluation.
         run.pending = cut.last.filter(|metrics| metrics.step == step && metrics.val_loss.is_none() && run.evaluates_after(step));
@@ -387,6 +412,14 @@ impl Run {
         let &StepMetrics { step, loss, .. } = metrics;
         if let Some(what) = &metrics.skipped {
             let line = format!("step {step}: skipped, because {what}");
+            observer.said(&line);
+            self.log.line(&line)?;
+        }
+        if let Some(mu) = self.reference.as_mut().and_then(|reference| reference.next(metrics)) {
+            let line = format!(
+                "step {step}: flip-rate explosion: mu = {mu:.2} of {}; a larger method.lambda calms the masks",
+                self.config.run.flip_reference
+            );
             observer.said(&line);
             self.log.line(&line)?;
         }

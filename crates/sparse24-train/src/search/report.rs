@@ -15,9 +15,10 @@ use crate::{
     Error,
     checkpoint::DatasetIdentity,
     config::Config,
+    data::Dataset,
     disk,
     method::PhaseKind,
-    run::LambdaOrigin,
+    run::{LambdaOrigin, of_dataset},
     series::{self, Build, Failure, Member, Told},
     statistics::{LEVEL, quantile},
 };
@@ -251,7 +252,7 @@ impl Report {
     ///
     /// # Errors
     /// [`Error::File`] for a search that is not finished, recommends nothing, or was made for other settings or data; `run` and the seed may differ.
-    pub fn origin(&self, folder: &Path, config: &Config, data: DatasetIdentity) -> Result<LambdaOrigin, Error> {
+    pub fn origin(&self, folder: &Path, config: &Config, dataset: &Dataset) -> Result<LambdaOrigin, Error> {
         let refuse = |problem: String| Err(Error::file(folder.join(FILE), problem));
         if self.done < self.of {
             return refuse(format!("is of a search with {} of {} runs done; go on with `sparse24 lambda-search`", self.done, self.of));
@@ -264,7 +265,7 @@ impl Report {
             let told = |settings: &BTreeMap<String, String>| settings.get(key).map_or("nothing".to_owned(), Clone::clone);
             return refuse(format!("searched with {key} = {}, the run has {}; search anew", told(&searched), told(&wanted)));
         }
-        if self.data.is_none_or(|searched| searched.fingerprint != data.fingerprint) {
+        if self.data.is_none_or(|searched| searched.fingerprint != of_dataset(dataset).fingerprint) {
             return refuse("searched on other data than the run's; search anew".to_owned());
         }
         let found = self.recommended.and_then(|lambda| self.candidates.iter().find(|candidate| candidate.lambda == lambda));
