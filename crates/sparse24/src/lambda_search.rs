@@ -87,7 +87,7 @@ pub(crate) fn search(config: Config, wanted: Wanted, out: &Path, jobs: u16, keep
         note(format_args!("{done} of them are done"));
     }
     let display = Display::new();
-    let watchers = display.watchers(jobs)?;
+    let watchers = display.watchers(jobs, &signals)?;
     let members = search.series().members().to_vec();
     let after = |member: usize, report: &Report| {
         let arm = &members[member].arm;

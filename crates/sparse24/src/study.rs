@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         args.out.display()
     ));
     let display = Display::new();
-    let watchers = display.watchers(args.jobs)?;
+    let watchers = display.watchers(args.jobs, &signals)?;
     let members = study.series().members().to_vec();
     let after = |member: usize, report: &Report| {
         let (arm, at) = (member % report.arms.len(), member / report.arms.len());

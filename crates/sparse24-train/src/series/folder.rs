@@ -105,7 +105,7 @@ pub(crate) fn check_name(key: &str, name: &str) -> Result<(), Error> {
     let starts = name.starts_with(|c: char| c.is_ascii_alphanumeric());
     if !starts || name.len() > 64 || !name.chars().all(is_plain) || name.ends_with('.') {
         let problem =
-            format!("{name:?} is no name of a folder, expected at most 64 letters, digits and any of . _ + = -, a letter or digit first");
+            format!("{name:?} is no name of a folder, expected at most 64 letters, digits and any of ._+=- with a letter or digit first");
         return Err(Error::setting(key, problem));
     }
     if TAKEN.contains(&name.to_ascii_lowercase().as_str()) {

@@ -13,6 +13,8 @@ mod interchange;
 mod interruption;
 mod refusals;
 mod reports;
+mod search;
 mod signals;
+mod study;
 mod support;
 mod training;
