@@ -13,7 +13,7 @@ use crate::{
     backend::{Activation, Arithmetic, BACKENDS, BackendEntry, Launches},
     data::TokenizerKind,
     disk,
-    method::{Method, PRESETS},
+    method::Method,
     model::gpt2::{BatchShape, Gpt2Shape, Recompute, Sparsify},
     nn::linear24::Bias,
     optim::AdamW,
@@ -21,7 +21,10 @@ use crate::{
     trainer::Recipe,
 };
 
+mod method;
 pub mod preset;
+
+pub use method::{HalfConfig, MethodConfig};
 
 /// A whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,6 +40,9 @@ pub struct Config {
     pub model: ModelConfig,
     /// How it is trained.
     pub method: MethodConfig,
+    /// The width of a method that narrows the feed-forward.
+    #[serde(default)]
+    pub half: HalfConfig,
     /// AdamW and the learning rate.
     pub optimizer: OptimizerConfig,
     /// Tokens a step.
@@ -73,18 +79,6 @@ pub struct ModelConfig {
     pub sparsify: Sparsify,
     /// What the backward pass computes again, to have it not in memory; of no consequence for results.
     pub recompute: Recompute,
-}
-
-/// How it is trained.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MethodConfig {
-    /// A row of the method table.
-    pub name: String,
-    /// The factor of masked decay, where the method has it.
-    pub lambda: f32,
-    /// Steps between mask searches, where the method has masks.
-    pub refresh: u32,
 }
 
 /// AdamW and the learning rate.
@@ -281,7 +275,6 @@ impl Config {
             ("model.width", model.width),
             ("model.ffn_width", model.ffn_width),
             ("model.context", model.context),
-            ("method.refresh", self.method.refresh as usize),
             ("batch.sequences", batch.sequences),
             ("batch.accumulation", batch.accumulation as usize),
             ("run.keep_last", run.keep_last),
@@ -336,7 +329,7 @@ impl Config {
             return refuse("data.validation", problem);
         }
         self.backend_entry()?;
-        self.method_value()?.check()
+        self.method_value()?.check(self.steps)
     }
 
     /// Refuses to train a preset of a large corpus on the embedded text, which would be no more than days of memorising it.
@@ -371,15 +364,9 @@ impl Config {
     /// The method as a value.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an unknown name.
+    /// [`Error::Setting`] for an unknown name or choice.
     pub fn method_value(&self) -> Result<Method, Error> {
-        let MethodConfig { name, lambda, refresh } = &self.method;
-        let mut method =
-            Method::preset(name, *lambda).ok_or_else(|| unknown("method.name", name, PRESETS.iter().map(|preset| preset.name)))?;
-        if let (sparse24_core::phase::Refresh::Every(interval), Some(wanted)) = (&mut method.refresh, NonZeroU32::new(*refresh)) {
-            *interval = wanted;
-        }
-        Ok(method)
+        self.method.value(&self.half)
     }
 
     /// All that determines the run, for a vocabulary.
@@ -389,7 +376,9 @@ impl Config {
     pub fn recipe(&self, vocabulary: usize) -> Result<Recipe, Error> {
         let Self { model, optimizer, batch, .. } = self;
         let method = self.method_value()?;
-        let ffn_width = model.ffn_width * method.width.numerator() as usize / method.width.denominator() as usize;
+        // Down to whole tiles, and at least one.
+        let narrowed = model.ffn_width as u64 * u64::from(method.width.numerator()) / u64::from(method.width.denominator());
+        let ffn_width = (narrowed as usize / 4 * 4).max(4);
         Ok(Recipe {
             model: Gpt2Shape {
                 layers: model.layers,
@@ -532,6 +521,7 @@ fn described(value: &Value) -> &'static str {
         Value::Float(_) => "a number",
         Value::Boolean(_) => "true or false",
         Value::Table(_) => "a section",
+        Value::Array(_) => "a list of strings",
         _ => "a string",
     }
 }

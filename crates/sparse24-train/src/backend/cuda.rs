@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use half::bf16;
-use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site, prune::ValueMap};
+use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
 use sparse24_cuda::{
     Device as Gpu, Matrix, Recording, Scalar, Settings, activation, adamw, attention, bias, compressed::Compressed, dropout, embedding,
     flip, gemm, loss, mvue, norm, profile::Profile, prune, search, spmm24,
@@ -15,12 +15,14 @@ use sparse24_cuda::{
 
 use self::{plans::SparsePlans, storage::Storage};
 use super::{
-    Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, BackendSettings, Beta, DType,
-    Device, Dropout, Embed, Gradient, Gradient24, HeadLoss, Launches, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite,
-    NormBackward, NormForward, OptimizerEntry, Plans, Region, SegmentId, StepReport, StepState, TableId, Tensor, Weight, Weight24,
+    Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, BackendSettings, Beta,
+    CompressWeight, DType, Device, Dropout, Embed, Gradient, Gradient24, HeadLoss, Launches, LinearDgrad, LinearForward, LinearWgrad,
+    MaskId, NonFinite, NormBackward, NormForward, OptimizerEntry, Orientation, Plans, Region, SegmentId, StepReport, StepState, TableId,
+    Tensor, Weight, Weight24,
 };
 use crate::{
     Error,
+    method::{DgradOperand, Method},
     optim::{AdamW, MaskedDecay},
 };
 
@@ -220,6 +222,23 @@ impl Backend for CudaBackend {
         plans::replay(&self.gpu, &mut self.gemm, &mut self.sparse_plans, recorded)
     }
 
+    fn check_method(&self, method: &Method) -> Result<(), Error> {
+        let refuse = |key: &str, choice: &str| {
+            let problem = format!("the backend cuda has no kernel for {choice} yet; take --backend cpu, or another method");
+            Err(Error::Setting { key: key.to_owned(), problem })
+        };
+        for phase in &method.phases {
+            match (phase.dgrad, phase.mask()) {
+                (DgradOperand::AsForward, None | Some(MaskKind::Transposable)) | (DgradOperand::Dense, _) => {}
+                (DgradOperand::AsForward, Some(kind)) => {
+                    return refuse("method.dgrad", &format!("the dgrad of {kind} pruned weights, which is a dense product"));
+                }
+                (DgradOperand::Permuted, _) => return refuse("method.dgrad", "permuted masks"),
+            }
+        }
+        if method.watches_variance() { refuse("method.phases", "a phase that ends when Adam's variance has settled") } else { Ok(()) }
+    }
+
     fn alloc(&mut self, name: &str, shape: [usize; 2], dtype: DType, region: Region) -> Result<Tensor, Error> {
         self.storage.alloc(&mut self.gpu, name, shape, dtype, region)
     }
@@ -341,10 +360,20 @@ impl Backend for CudaBackend {
         Ok(self.gpu.download(self.flips)?[0])
     }
 
-    fn compress_weight(&mut self, w: Tensor, MaskId(mask): MaskId, Weight24(out): Weight24) -> Result<(), Error> {
-        let pruned = prune::Pruned { w: self.storage.floats(w), tiles: self.masks[mask].0, map: ValueMap::Identity };
+    fn permuted_mask(&mut self, _: Tensor, _: MaskId, _: &[u32], _: MaskId) -> Result<(), Error> {
+        unreachable!("check_method refuses permuted masks")
+    }
+
+    fn compress_weight(&mut self, op: &CompressWeight) -> Result<(), Error> {
+        let (MaskId(mask), Weight24(out)) = (op.mask, op.out);
+        let pruned = prune::Pruned { w: self.storage.floats(op.w), tiles: self.masks[mask].0, map: op.map };
         let [forward, dgrad] = self.weights24[out];
-        Ok(prune::compress_weight(&mut self.gpu, &pruned, forward, dgrad)?)
+        match op.orientation {
+            Orientation::Both => prune::compress_weight(&mut self.gpu, &pruned, forward, dgrad)?,
+            Orientation::Forward => prune::compress_forward(&mut self.gpu, &pruned, forward)?,
+            Orientation::Permuted => unreachable!("check_method refuses permuted masks"),
+        }
+        Ok(())
     }
 
     fn mvue_compress(&mut self, dz: Tensor, site: Site, estimator: Estimator, Gradient24(out): Gradient24) -> Result<(), Error> {
@@ -533,6 +562,10 @@ impl Backend for CudaBackend {
         };
         let AdamW { beta1, beta2, epsilon, clip } = *rule;
         Ok(adamw::adamw_step(&mut self.gpu, &self.tables[table], &adamw::AdamW { beta1, beta2, epsilon, clip, decay }, self.health)?)
+    }
+
+    fn l1_distance(&mut self, _: Tensor, _: Tensor) -> Result<f64, Error> {
+        unreachable!("check_method refuses phases that watch a variance")
     }
 
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {

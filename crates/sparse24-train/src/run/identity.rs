@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
+use super::snapshot::counters;
 use crate::{
     Error,
     checkpoint::{DatasetIdentity, Fingerprint, State},
@@ -34,6 +35,16 @@ const DECIDES_NOTHING: [&str; 14] = [
     "backend.launches",
 ];
 
+/// What a key says that says nothing. Checkpoints of before there was the key have none.
+const UNSET: [(&str, &str); 6] = [
+    ("method.decay", "\"\""),
+    ("method.forward", "\"\""),
+    ("method.dgrad", "\"\""),
+    ("method.wgrad", "\"\""),
+    ("method.phases", "[]"),
+    ("half.ratio", "\"1/2\""),
+];
+
 /// The name of the data among the keys.
 const DATA: &str = "data";
 /// The name of the tokenizer among the keys.
@@ -54,11 +65,11 @@ pub(super) fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) ->
     State {
         step: trainer.step(),
         total_steps: config.steps,
-        phase: trainer.recipe().method.phase_at(trainer.step(), config.steps) as u32,
+        phase: trainer.recipe().method.phase_at(trainer.step(), config.steps, &trainer.progress().ends) as u32,
         phase_kind: trainer.phase().kind(),
         seed: config.seed,
         tokens_seen: trainer.recipe().tokens_per_step() * u64::from(trainer.step()),
-        method: Default::default(),
+        method: counters(trainer.progress()),
         plan: trainer.backend().plans(),
         config: decisive(config),
         dataset: of_dataset(dataset),
@@ -82,7 +93,7 @@ pub(super) fn of_tokenizer(tokenizer: Option<&Tokenizer>) -> Fingerprint {
 /// The configuration, as far as it decides the bits of a model or of the metrics: dotted keys and TOML values.
 pub(crate) fn decisive(config: &Config) -> BTreeMap<String, String> {
     let mut settings = config::dotted(config.to_toml().parse().expect("a configuration is a TOML table"));
-    settings.retain(|key, _| !DECIDES_NOTHING.contains(&key.as_str()));
+    settings.retain(|key, value| !DECIDES_NOTHING.contains(&key.as_str()) && !UNSET.contains(&(key.as_str(), value.as_str())));
     settings
 }
 

@@ -430,8 +430,8 @@ impl Run {
         if self.saves_after(step) {
             self.save()?;
         }
-        if step == self.switch() && step < self.config.steps {
-            let line = format!("step {step}: sparse training ends, dense fine-tuning begins");
+        if self.trainer.ends_phase() {
+            let line = format!("step {step}: {}", self.trainer.transition());
             observer.said(&line);
             self.log.line(&line)?;
         }
@@ -495,7 +495,7 @@ impl Run {
     }
 
     fn evaluates_after(&self, step: u32) -> bool {
-        step == self.config.steps || is_due(self.config.run.eval_every, step) || step == self.switch()
+        step == self.config.steps || is_due(self.config.run.eval_every, step) || self.trainer.ends_phase()
     }
 
     /// Brings `plans.json` in line with what has been timed.
