@@ -53,6 +53,11 @@ pub struct Plan {
 /// Where decay acts on weights: these over the peak learning rate, at 1 of which one step takes all of a pruned weight.
 const ON_WEIGHTS: [f32; 8] = [3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0];
 
+/// To two digits, since a grid is read by people.
+fn round(value: f32) -> f32 {
+    format!("{value:.1e}").parse().expect("a number is written as one")
+}
+
 /// The arm of the reference runs.
 const DENSE: &str = "dense";
 const DESCRIPTION: &str = "search.toml";
@@ -70,7 +75,7 @@ impl Plan {
             }
             (_, Some(candidates)) => candidates,
             (MaskedDecay::OnGradients(_), None) => GRID.map(|lambda| lambda as f32).to_vec(),
-            (MaskedDecay::OnWeights(_), None) => ON_WEIGHTS.map(|share| share / base.optimizer.learning_rate).to_vec(),
+            (MaskedDecay::OnWeights(_), None) => ON_WEIGHTS.map(|share| round(share / base.optimizer.learning_rate)).to_vec(),
         };
         let warmup = base.optimizer.warmup_steps;
         let until = wanted.until.unwrap_or(if warmup > 0 { warmup } else { base.steps / 20 }.clamp(1, base.steps));
