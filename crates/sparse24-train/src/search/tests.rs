@@ -2,9 +2,12 @@
 
 use super::*;
 use crate::{
+    backend::{Arithmetic, cpu::CpuBackend},
     checkpoint::Fingerprint,
+    estimate::estimate,
     method::PhaseKind,
     series::{Failure, Sample},
+    trainer::Trainer,
 };
 
 fn config(settings: &str) -> Config {
@@ -72,6 +75,20 @@ fn each_seed_has_one_reference_and_all_candidates() {
     assert!(members.iter().all(|member| but_method(member) == but_method(&members[0])), "the schedule is that of the whole run");
     let other = resolve("method.lambda=0.1", Wanted { seeds: Some(vec![4, 5]), ..Wanted::default() });
     assert_eq!(settings(&other.base), settings(&plan.base), "lambda is what is searched");
+}
+
+/// The weights by which layers count in mu.
+#[test]
+fn the_layers_of_a_model_are_those_that_flip() {
+    for settings in ["", "model.activation=geglu", "model.sparsify=ffn-and-attention model.layers=2 model.bias=true", "method.name=half"] {
+        let recipe = config(settings).recipe(20).unwrap();
+        let trainer = Trainer::new(Box::new(CpuBackend::new(Arithmetic::F32)), recipe.clone()).unwrap();
+        let shapes: BTreeMap<&str, u64> = trainer.parameter_shapes().map(|(name, [rows, columns])| (name, (rows * columns) as u64)).collect();
+        let layers = recipe.model.sparsifiable();
+        assert!(layers.iter().all(|(name, weights)| shapes[name.as_str()] == *weights), "{settings}: {layers:?}");
+        let all: u64 = layers.iter().map(|(_, weights)| weights).sum();
+        assert_eq!(all, estimate(&recipe).sparsifiable, "{settings}");
+    }
 }
 
 fn told(rates: &[(u32, f64, f64)]) -> Option<Told> {
