@@ -3,7 +3,7 @@
 //! Layers, later ones win: the preset, a file, `--set key=value`. A resolved configuration names every key, so a run directory explains
 //! itself. Deliberately absent: command-line arguments.
 
-use std::{num::NonZeroU32, path::Path};
+use std::{collections::BTreeMap, num::NonZeroU32, path::Path};
 
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -152,6 +152,9 @@ pub struct RunConfig {
     pub spike_z: f32,
     /// How many losses before it.
     pub spike_window: usize,
+    /// The directory of a dense run of the same schedule, whose flip rates this one's are compared with; empty is none.
+    #[serde(default)]
+    pub flip_reference: String,
 }
 
 /// What a loss or gradient that is not finite does.
@@ -237,6 +240,24 @@ impl Config {
     #[must_use]
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("a configuration is a TOML table")
+    }
+
+    /// A document, laid on the preset that it names or else on [`preset::DEFAULT`], and then settings; as [`Config::resolve`] does it.
+    pub(crate) fn of_document(document: Table, settings: &[String]) -> Result<Self, Error> {
+        settings.iter().try_fold(on_preset(None, document)?, |table, setting| apply(table, setting)).and_then(Self::checked)
+    }
+
+    /// This configuration with a document laid over it.
+    pub(crate) fn with(&self, document: Table) -> Result<Self, Error> {
+        let mut table = table_of(self);
+        overlay(&mut table, document, "")?;
+        Self::checked(table)
+    }
+
+    fn checked(table: Table) -> Result<Self, Error> {
+        let config = Self::from_table(table)?;
+        config.check()?;
+        Ok(config)
     }
 
     fn from_table(table: Table) -> Result<Self, Error> {
@@ -431,7 +452,22 @@ pub(crate) fn unknown<'a>(key: &str, found: &str, known: impl Iterator<Item = &'
     Error::setting(key, format!("{found:?} is not known{advice} (known: {all})"))
 }
 
-fn table_of(config: &Config) -> Table {
+/// The keys of a document, each with its section, and their values as TOML.
+pub(crate) fn dotted(document: Table) -> BTreeMap<String, String> {
+    fn flatten(table: Table, prefix: &str, into: &mut BTreeMap<String, String>) {
+        for (key, value) in table {
+            match value {
+                Value::Table(section) => flatten(section, &format!("{prefix}{key}."), into),
+                value => drop(into.insert(format!("{prefix}{key}"), value.to_string())),
+            }
+        }
+    }
+    let mut settings = BTreeMap::new();
+    flatten(document, "", &mut settings);
+    settings
+}
+
+pub(crate) fn table_of(config: &Config) -> Table {
     Table::try_from(config).expect("a configuration is a TOML table")
 }
 
@@ -456,7 +492,7 @@ fn on_preset(preset: Option<&str>, document: Table) -> Result<Table, Error> {
 /// In bytes, some fifty configurations; parsing takes a hundred times as much memory.
 const LONGEST_DOCUMENT: u64 = 1 << 16;
 
-fn read_table(path: &Path) -> Result<Table, Error> {
+pub(crate) fn read_table(path: &Path) -> Result<Table, Error> {
     let refuse = |line: usize, problem: &str| Error::setting(format!("line {line}"), problem.replace('\n', ", "));
     let bytes = disk::read_small(path, LONGEST_DOCUMENT).map_err(|e| e.expecting("a TOML file; `sparse24 config` prints one"))?;
     let line = |at: usize| 1 + bytes.iter().take(at).filter(|&&byte| byte == b'\n').count();

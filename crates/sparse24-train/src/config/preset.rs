@@ -204,6 +204,7 @@ fn shakespeare_char_cpu() -> Config {
             skip_limit: 10,
             spike_z: 0.0,
             spike_window: 100,
+            flip_reference: String::new(),
         },
         backend: BackendConfig {
             name: "cpu".to_owned(),
