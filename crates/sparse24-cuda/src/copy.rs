@@ -3,7 +3,7 @@
 //! Invariant: what of the host is read was copied aside when a call returns, and what is written is whole then. Deliberately absent: memory of
 //! either.
 
-use cudarc::driver::sys;
+use cudarc::driver::{CudaStream, sys};
 
 use crate::{Device, Error, Matrix, Scalar, profile::Work};
 
@@ -15,9 +15,8 @@ impl Device {
     pub fn upload<T: Scalar>(&mut self, to: Matrix<T>, from: &[T]) -> Result<(), Error> {
         self.refuse_while_recording("upload")?;
         self.check_length("upload", to, from.len())?;
-        let host =
-            Side { memory: sys::CUmemorytype::CU_MEMORYTYPE_HOST, host: from.as_ptr().cast_mut().cast(), device: 0, pitch: to.shape[1] };
-        self.copy_rows::<T>("upload", to.shape, host, Side::on_device(to))
+        let host = Side::on_host(from.as_ptr().cast_mut(), to.shape[1]);
+        self.copy_rows::<T>(&self.stream, "upload", to.shape, host, Side::on_device(to))
     }
 
     /// The elements, row after row, once all that was queued is done.
@@ -28,8 +27,8 @@ impl Device {
         self.refuse_while_recording("download")?;
         self.check_live("download", "the matrix", from)?;
         let mut to = vec![T::default(); from.elements()];
-        let host = Side { memory: sys::CUmemorytype::CU_MEMORYTYPE_HOST, host: to.as_mut_ptr().cast(), device: 0, pitch: from.shape[1] };
-        self.copy_rows::<T>("download", from.shape, Side::on_device(from), host)?;
+        let host = Side::on_host(to.as_mut_ptr(), from.shape[1]);
+        self.copy_rows::<T>(&self.stream, "download", from.shape, Side::on_device(from), host)?;
         self.synchronize()?;
         Ok(to)
     }
@@ -42,7 +41,7 @@ impl Device {
         self.check("copy", "to", to, from.shape)?;
         self.check_live("copy", "from", from)?;
         self.check_apart("copy", ("to", to.span()), &[("from", from.span())])?;
-        self.copy_rows::<T>("copy", from.shape, Side::on_device(from), Side::on_device(to))
+        self.copy_rows::<T>(&self.stream, "copy", from.shape, Side::on_device(from), Side::on_device(to))
     }
 
     /// Every byte = `byte`.
@@ -72,7 +71,14 @@ impl Device {
         }
     }
 
-    fn copy_rows<T: Scalar>(&self, what: &'static str, shape: [usize; 2], from: Side, to: Side) -> Result<(), Error> {
+    pub(crate) fn copy_rows<T: Scalar>(
+        &self,
+        stream: &CudaStream,
+        what: &'static str,
+        shape: [usize; 2],
+        from: Side,
+        to: Side,
+    ) -> Result<(), Error> {
         if shape[0] * shape[1] == 0 {
             return Ok(());
         }
@@ -97,15 +103,15 @@ impl Device {
             Height: shape[0],
         };
         self.noted(Work::Copy, || {
-            // SAFETY: device rows lie within an allocation of this device. Host rows lie within a slice: those read were copied aside when
-            // the call returns, as the driver promises for pageable memory, and who has some written waits.
-            unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.stream.cu_stream()) }.result().map_err(|error| self.refused(what.into(), error))
+            // SAFETY: device rows lie within an allocation of this device. Host rows lie within memory of the caller's: those read were
+            // copied aside when the call returns, as the driver promises for pageable memory, and who has some written waits.
+            unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) }.result().map_err(|error| self.refused(what.into(), error))
         })
     }
 }
 
 /// One side of a copy; a pitch is in elements.
-struct Side {
+pub(crate) struct Side {
     memory: sys::CUmemorytype,
     host: *mut std::ffi::c_void,
     device: u64,
@@ -113,8 +119,12 @@ struct Side {
 }
 
 impl Side {
-    fn on_device<T: Scalar>(matrix: Matrix<T>) -> Self {
+    pub(crate) fn on_device<T: Scalar>(matrix: Matrix<T>) -> Self {
         let memory = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
         Self { memory, host: std::ptr::null_mut(), device: matrix.address, pitch: matrix.stride }
+    }
+
+    pub(crate) fn on_host<T: Scalar>(first: *mut T, pitch: usize) -> Self {
+        Self { memory: sys::CUmemorytype::CU_MEMORYTYPE_HOST, host: first.cast(), device: 0, pitch }
     }
 }

@@ -21,6 +21,7 @@ use crate::{
     Architecture, Error, Matrix, Release,
     cache::Cache,
     compile, driver,
+    host_copy::Copies,
     kernels::{self, Start},
     launch::{Argument, Grid},
     library,
@@ -55,6 +56,7 @@ pub struct Device {
     kernels: HashMap<&'static str, Kernel>,
     modules: HashMap<&'static str, sys::CUmodule>,
     pub(crate) memory: Memory,
+    pub(crate) copies: Copies,
     pub(crate) mark: u64,
     pub(crate) state: Matrix<u32>,
     /// Work is recorded and not done.
@@ -103,7 +105,7 @@ impl Device {
         let mark = next_mark();
         let state = Matrix { mark, address: 0, shape: [0, 0], stride: 0, element: PhantomData };
         let (kernels, modules) = (HashMap::new(), HashMap::new());
-        let (memory, recording, profile) = (Memory::default(), false, Profile::default());
+        let (memory, copies, recording, profile) = (Memory::default(), Copies::default(), false, Profile::default());
         let release = OnceCell::new();
         let mut device = Self {
             context,
@@ -117,6 +119,7 @@ impl Device {
             kernels,
             modules,
             memory,
+            copies,
             mark,
             state,
             recording,
@@ -315,6 +318,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
+        let _ = self.wait_for_copies();
         let _ = self.synchronize();
         self.free_all();
         for (_, module) in self.modules.drain() {

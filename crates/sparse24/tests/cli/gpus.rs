@@ -21,7 +21,7 @@ fn compiled(folder: &Path, name: &str) -> bool {
     std::fs::create_dir(folder).unwrap();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cli/gpus/driver.c");
     let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", source, "-o"]).arg(folder.join(name));
+    compiler.args(["-shared", "-fPIC", "-Wall", "-Wextra", source, "-o"]).arg(folder.join(name));
     match compiler.status() {
         Ok(status) => assert!(status.success(), "{compiler:?}"),
         Err(error) => {
