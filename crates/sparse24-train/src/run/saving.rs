@@ -34,8 +34,7 @@ impl Run {
         self.settle()?;
         let mut state = identity(&self.config, &self.dataset, &self.trainer);
         state.method.extend((self.skipped > 0).then(|| (SKIPPED.to_owned(), u64::from(self.skipped))));
-        let mut checkpoint = snapshot(&mut self.trainer, state, self.saver.spare())?;
-        checkpoint.auxiliary.extend(self.flip_counts.tensors());
+        let checkpoint = snapshot(&mut self.trainer, state, self.flip_counts.tensors().collect(), self.saver.spare())?;
         self.saver.begin(checkpoint, retention(&self.config, self.switch()), self.metrics.syncer()?)?;
         self.saved = Some(step);
         Ok(())

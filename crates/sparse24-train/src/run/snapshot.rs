@@ -9,27 +9,23 @@ use crate::{
     trainer::{ParameterState, Trainer},
 };
 
-/// Everything that the trainer remembers now, in the room of an earlier checkpoint if there is one; the state says what it belongs to. What it
+/// Everything that the trainer remembers now, in the room of an earlier checkpoint if there is one; the state says what it belongs to, and auxiliary
+/// tensors go along. What it
 /// gives waits until all is copied.
 pub(super) fn snapshot(
     trainer: &mut Trainer,
     state: State,
+    auxiliary: Vec<NamedTensor>,
     spare: Option<Checkpoint>,
 ) -> Result<impl FnOnce() -> Result<Checkpoint, Error> + Send + use<>, Error> {
     let room = spare.map(parameter_states).transpose()?.unwrap_or_default();
     let copied = trainer.copy_out(room)?;
-    Ok(move || Ok(assemble(state, copied()?)))
+    Ok(move || Ok(assemble(state, auxiliary, copied()?)))
 }
 
-fn assemble(state: State, states: Vec<ParameterState>) -> Checkpoint {
-    let mut out = Checkpoint {
-        state,
-        weights: Vec::new(),
-        first_moments: Vec::new(),
-        second_moments: Vec::new(),
-        masks: Vec::new(),
-        auxiliary: Vec::new(),
-    };
+fn assemble(state: State, auxiliary: Vec<NamedTensor>, states: Vec<ParameterState>) -> Checkpoint {
+    let mut out =
+        Checkpoint { state, weights: Vec::new(), first_moments: Vec::new(), second_moments: Vec::new(), masks: Vec::new(), auxiliary };
     for ParameterState { name, shape, weight, first_moment, second_moment, mask } in states {
         let shape = if shape[0] == 1 { vec![shape[1]] } else { shape.to_vec() };
         let tensor = |values| NamedTensor { name: name.clone(), shape: shape.clone(), values };

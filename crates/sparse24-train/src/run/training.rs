@@ -158,7 +158,7 @@ impl Run {
             if initial.is_some() {
                 // A resume cannot make these weights again.
                 let state = identity(&config, &dataset, &trainer);
-                checkpoint::save(&directory.checkpoints(), &snapshot(&mut trainer, state, None)?()?)?;
+                checkpoint::save(&directory.checkpoints(), &snapshot(&mut trainer, state, Vec::new(), None)?()?)?;
             }
             let initial = if initial.is_some() { Initial::Given } else { Initial::Random };
             Provenance::of_start(&trainer.backend().device(), initial).record(&directory.provenance())?;

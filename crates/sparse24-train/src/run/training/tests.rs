@@ -29,7 +29,7 @@ fn weights(config: &Config) -> Vec<NamedTensor> {
     let dataset = dataset();
     let mut trainer = new_trainer(config, dataset.vocabulary() as usize).unwrap();
     let state = identity(config, &dataset, &trainer);
-    snapshot(&mut trainer, state, None).unwrap()().unwrap().weights
+    snapshot(&mut trainer, state, Vec::new(), None).unwrap()().unwrap().weights
 }
 
 /// Lets the Nth file operation fail, then the next, until none is left to fail; gives how many there were.
