@@ -64,7 +64,7 @@ fn a_checkpoint_that_will_not_fit_is_not_begun() {
     // A mebibyte is left: enough for metrics, not for a checkpoint.
     let script = format!(
         "{train} 2> said & run=$!; until [ -s disk/run/metrics.jsonl ]; do kill -0 $run || exit 99; sleep 0.01; done; \
-         head -c $(($(stat -f -c '%a * %S' disk) - (1 << 20))) /dev/zero > disk/others && kill -USR1 $run; wait $run; \
+         head -c $(($(stat -f -c '%a * %S' disk) - (1 << 20))) /dev/zero > disk/others; kill -TERM $run; wait $run; \
          code=$?; ls -A disk/run/checkpoints; exit $code"
     );
     let Some(output) = on_tmpfs(&place, "size=32m", &script) else { return };
