@@ -141,6 +141,9 @@ pub struct RunConfig {
     pub eval_every: u32,
     /// Steps between samples of the flip rate.
     pub flip_every: u32,
+    /// Steps between readings of the instruments: the norm that masks keep, the gaps and flips of tiles, the noise of sampled gradients.
+    #[serde(default)]
+    pub instrument_every: u32,
     /// Steps between checkpoints; there is always one at the switch and at the end.
     pub checkpoint_every: u32,
     /// Checkpoints that are kept, besides the one at the switch.

@@ -193,6 +193,7 @@ fn shakespeare_char_cpu() -> Config {
         run: RunConfig {
             eval_every: 250,
             flip_every: 20,
+            instrument_every: 0,
             checkpoint_every: 500,
             keep_last: 2,
             keep_every: 0,
