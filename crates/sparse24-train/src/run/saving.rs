@@ -8,7 +8,7 @@ use std::{num::NonZeroUsize, path::Path};
 use super::{Run, identity::identity, snapshot::snapshot, training::is_due};
 use crate::{
     Error,
-    checkpoint::{self, Retention},
+    checkpoint::{self, Checkpoint, Retention},
     config::Config,
     disk,
     estimate::estimate,
@@ -34,8 +34,9 @@ impl Run {
         self.settle()?;
         let mut state = identity(&self.config, &self.dataset, &self.trainer);
         state.method.extend((self.skipped > 0).then(|| (SKIPPED.to_owned(), u64::from(self.skipped))));
-        let mut checkpoint = snapshot(&mut self.trainer, state, self.saver.spare())?;
-        checkpoint.auxiliary.extend(self.flip_counts.tensors());
+        let copied = snapshot(&mut self.trainer, state, self.saver.spare())?;
+        let auxiliary: Vec<_> = self.flip_counts.tensors().collect();
+        let checkpoint = || Ok(Checkpoint { auxiliary, ..copied()? });
         self.saver.begin(checkpoint, retention(&self.config, self.switch()), self.metrics.syncer()?)?;
         self.saved = Some(step);
         Ok(())
