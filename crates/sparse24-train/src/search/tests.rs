@@ -83,7 +83,8 @@ fn the_layers_of_a_model_are_those_that_flip() {
     for settings in ["", "model.activation=geglu", "model.sparsify=ffn-and-attention model.layers=2 model.bias=true", "method.name=half"] {
         let recipe = config(settings).recipe(20).unwrap();
         let trainer = Trainer::new(Box::new(CpuBackend::new(Arithmetic::F32)), recipe.clone()).unwrap();
-        let shapes: BTreeMap<&str, u64> = trainer.parameter_shapes().map(|(name, [rows, columns])| (name, (rows * columns) as u64)).collect();
+        let shapes: BTreeMap<&str, u64> =
+            trainer.parameter_shapes().map(|(name, [rows, columns])| (name, (rows * columns) as u64)).collect();
         let layers = recipe.model.sparsifiable();
         assert!(layers.iter().all(|(name, weights)| shapes[name.as_str()] == *weights), "{settings}: {layers:?}");
         let all: u64 = layers.iter().map(|(_, weights)| weights).sum();
