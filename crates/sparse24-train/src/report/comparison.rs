@@ -20,11 +20,15 @@ const LARGEST: u64 = 16 << 20;
 /// The feasible ratios of flip rates.
 const FEASIBLE: [f64; 2] = [*sparse24_core::lambda::FEASIBLE.start(), *sparse24_core::lambda::FEASIBLE.end()];
 
+/// What a file of conclusions says; none if it says something else.
+type Conclude = fn(&Value) -> Option<Figure>;
+
+const KINDS: [(&str, Conclude); 2] = [("search.json", search), ("study.json", study)];
+
 /// The figures of a folder that is a search or a study, and what is wrong with its files.
 pub(super) fn figures(folder: &Path) -> (Vec<Figure>, Vec<String>) {
     let (mut figures, mut problems) = (Vec::new(), Vec::new());
-    let kinds: [(&str, fn(&Value) -> Option<Figure>); 2] = [("search.json", search), ("study.json", study)];
-    for (name, draw) in kinds {
+    for (name, draw) in KINDS {
         let path = folder.join(name);
         if !path.exists() {
             continue;

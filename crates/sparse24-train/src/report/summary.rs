@@ -119,11 +119,11 @@ pub(super) fn configuration(runs: &[Record]) -> String {
     let caption = if runs.len() > 1 { "Settings that all runs share" } else { "Settings" };
     let columns = vec!["setting".into(), "value".into()];
     let table = Table { caption: caption.into(), columns, rows, series: None };
-    let _ = write!(out, "<details><summary>{caption} ({})</summary>{table}</details>\n", counted(common.len() as u64, "key"));
+    let _ = writeln!(out, "<details><summary>{caption} ({})</summary>{table}</details>", counted(common.len() as u64, "key"));
     for run in runs {
-        let _ = write!(
+        let _ = writeln!(
             out,
-            "<details><summary>Provenance of {} ({})</summary>{}{}</details>\n",
+            "<details><summary>Provenance of {} ({})</summary>{}{}</details>",
             Text(&run.name),
             counted(run.starts.len() as u64, "start"),
             starts(run),
