@@ -47,6 +47,7 @@ fn median_speed(run: &Record) -> f64 {
 fn steps(run: &Record) -> String {
     let done = grouped(run.last_step().into());
     match run.steps_asked() {
+        Some(asked) if is_finished(run) && run.last_step() < asked => format!("{done} of {}", grouped(asked.into())),
         Some(_) if is_finished(run) => format!("{done}, finished"),
         Some(asked) => format!("{done} of {}, unfinished", grouped(asked.into())),
         None => done,
@@ -54,7 +55,7 @@ fn steps(run: &Record) -> String {
 }
 
 fn is_finished(run: &Record) -> bool {
-    run.steps_asked().is_some_and(|asked| run.last_step() >= asked)
+    run.until.or(run.steps_asked()).is_some_and(|asked| run.last_step() >= asked)
 }
 
 /// Tiles for one run, a table for several; then what is missing or damaged.
@@ -98,7 +99,7 @@ pub(super) fn problems(runs: &[Record], of_the_page: &[String]) -> String {
         return String::new();
     }
     let items: String = told.iter().map(|line| format!("<li>{}</li>", Text(line))).collect();
-    format!("<section class=\"problems\" aria-label=\"What is missing\"><h2>What is missing</h2><ul>{items}</ul></section>\n")
+    format!("<section class=\"problems\" aria-label=\"What is not here\"><h2>What is not here</h2><ul>{items}</ul></section>\n")
 }
 
 /// Settings, with those that differ first, and starts.
