@@ -23,7 +23,10 @@ mod adopt;
 mod directory;
 #[cfg(feature = "cpu")]
 mod identity;
+mod instruments;
 mod log;
+#[cfg(feature = "cpu")]
+mod measure;
 mod metrics;
 #[cfg(feature = "cpu")]
 mod model;
@@ -52,6 +55,7 @@ pub use directory::RunDirectory;
 pub(crate) use directory::lock;
 #[cfg(feature = "cpu")]
 pub(crate) use identity::{decisive, of_dataset};
+pub use instruments::{Instruments, LayerInstruments};
 pub use log::{Log, timestamp};
 pub use metrics::{Cut, MetricsLog, StepMetrics};
 #[cfg(feature = "cpu")]

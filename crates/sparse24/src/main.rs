@@ -19,12 +19,14 @@ mod prepare;
 mod presets;
 mod progress;
 mod prune;
+mod report;
 mod resume;
 mod sample;
 mod series;
 mod signals;
 mod structure;
 mod study;
+mod tensorboard;
 mod train;
 mod verify;
 mod weights;
@@ -44,6 +46,7 @@ enum Command {
     Train(train::Args),
     Resume(resume::Args),
     Eval(eval::Args),
+    Report(report::Args),
     Sample(sample::Args),
     LambdaSearch(lambda_search::Args),
     Study(study::Args),
@@ -64,6 +67,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Train(args) => train::run(args),
         Command::Resume(args) => resume::run(args),
         Command::Eval(args) => eval::run(args),
+        Command::Report(args) => report::run(args),
         Command::Sample(args) => sample::run(args),
         Command::LambdaSearch(args) => lambda_search::run(args),
         Command::Study(args) => study::run(args),

@@ -196,6 +196,7 @@ fn shakespeare_char_cpu() -> Config {
         run: RunConfig {
             eval_every: 250,
             flip_every: 20,
+            instrument_every: 0,
             checkpoint_every: 500,
             keep_last: 2,
             keep_every: 0,
@@ -205,7 +206,14 @@ fn shakespeare_char_cpu() -> Config {
             spike_window: 100,
             flip_reference: String::new(),
         },
-        backend: BackendConfig { name: "cpu".to_owned(), threads: 0, arithmetic: Arithmetic::Native, gpu: 0, launches: Launches::Replayed },
+        backend: BackendConfig {
+            name: "cpu".to_owned(),
+            threads: 0,
+            arithmetic: Arithmetic::Native,
+            gpu: 0,
+            launches: Launches::Replayed,
+            libraries: String::new(),
+        },
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
 const NONE: &[u8] = &[];
 
 /// Keys of the configuration that decide no bit.
-const DECIDES_NOTHING: [&str; 14] = [
+const DECIDES_NOTHING: [&str; 16] = [
     "preset",
     "data.path",
     "run.checkpoint_every",
@@ -28,10 +28,12 @@ const DECIDES_NOTHING: [&str; 14] = [
     "run.skip_limit",
     "run.spike_z",
     "run.spike_window",
+    "run.instrument_every",
     "run.flip_reference",
     "model.recompute",
     "backend.threads",
     "backend.gpu",
+    "backend.libraries",
     "backend.launches",
 ];
 

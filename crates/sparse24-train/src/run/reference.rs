@@ -88,6 +88,7 @@ mod tests {
             flip_rate: Some(rate),
             flip_rate_per_layer: None,
             val_loss: None,
+            instruments: None,
             skipped: None,
         }
     }
