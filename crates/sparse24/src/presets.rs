@@ -77,7 +77,9 @@ fn methods(args: &Args) -> Result<(), Failure> {
         say!("{name:<8} {forward:<15} {dgrad:<11} {wgrad:<6} {refresh:<15} {decay:<13} {phases}{narrowed}");
         say!("{:<8} {source}\n", "");
     }
-    say!("Train with one: `sparse24 train --method NAME`. Every choice can be set alone, such as --set method.decay=on-weights; forward, dgrad, wgrad and");
+    say!(
+        "Train with one: `sparse24 train --method NAME`. Every choice can be set alone, such as --set method.decay=on-weights; forward, dgrad, wgrad and"
+    );
     say!("decay are those of phases that are not dense. A list of phases: --set 'method.phases=[\"dense:1/6\", \"sparse\"]'.");
     Ok(())
 }
