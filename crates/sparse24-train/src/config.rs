@@ -3,14 +3,14 @@
 //! Layers, later ones win: the preset, a file, `--set key=value`. A resolved configuration names every key, so a run directory explains
 //! itself. Deliberately absent: command-line arguments.
 
-use std::{num::NonZeroU32, path::Path};
+use std::{collections::BTreeMap, num::NonZeroU32, path::Path};
 
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::{
     Error,
-    backend::{Activation, Arithmetic, BACKENDS, BackendEntry, Launches},
+    backend::{Activation, Arithmetic, BACKENDS, BackendEntry, BackendSettings, Launches},
     data::TokenizerKind,
     disk,
     method::Method,
@@ -135,6 +135,9 @@ pub struct RunConfig {
     pub eval_every: u32,
     /// Steps between samples of the flip rate.
     pub flip_every: u32,
+    /// Steps between readings of the instruments: the norm that masks keep, the gaps and flips of tiles, the noise of sampled gradients.
+    #[serde(default)]
+    pub instrument_every: u32,
     /// Steps between checkpoints; there is always one at the switch and at the end.
     pub checkpoint_every: u32,
     /// Checkpoints that are kept, besides the one at the switch.
@@ -149,6 +152,9 @@ pub struct RunConfig {
     pub spike_z: f32,
     /// How many losses before it.
     pub spike_window: usize,
+    /// The directory of a dense run of the same schedule, whose flip rates this one's are compared with; empty is none.
+    #[serde(default)]
+    pub flip_reference: String,
 }
 
 /// What a loss or gradient that is not finite does.
@@ -175,6 +181,18 @@ pub struct BackendConfig {
     pub gpu: usize,
     /// Whether a GPU's launches are recorded and replayed; of no consequence for results.
     pub launches: Launches,
+    /// Folders with CUDA's libraries, separated as in `PATH`, tried after those of `SPARSE24_CUDA_LIBRARIES`.
+    pub libraries: String,
+}
+
+impl BackendConfig {
+    /// How the backend is opened.
+    #[must_use]
+    pub fn settings(&self) -> BackendSettings {
+        let Self { arithmetic, gpu, launches, .. } = *self;
+        let folders = std::env::split_paths(&self.libraries).filter(|folder| !folder.as_os_str().is_empty());
+        BackendSettings { arithmetic, gpu, launches, libraries: folders.collect() }
+    }
 }
 
 impl Config {
@@ -222,6 +240,24 @@ impl Config {
     #[must_use]
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("a configuration is a TOML table")
+    }
+
+    /// A document, laid on the preset that it names or else on [`preset::DEFAULT`], and then settings; as [`Config::resolve`] does it.
+    pub(crate) fn of_document(document: Table, settings: &[String]) -> Result<Self, Error> {
+        settings.iter().try_fold(on_preset(None, document)?, |table, setting| apply(table, setting)).and_then(Self::checked)
+    }
+
+    /// This configuration with a document laid over it.
+    pub(crate) fn with(&self, document: Table) -> Result<Self, Error> {
+        let mut table = table_of(self);
+        overlay(&mut table, document, "")?;
+        Self::checked(table)
+    }
+
+    fn checked(table: Table) -> Result<Self, Error> {
+        let config = Self::from_table(table)?;
+        config.check()?;
+        Ok(config)
     }
 
     fn from_table(table: Table) -> Result<Self, Error> {
@@ -307,8 +343,10 @@ impl Config {
             let problem = format!("expected the share to hold out, above 0 and below 1, found {}", self.data.validation);
             return refuse("data.validation", problem);
         }
-        self.backend_entry()?;
-        self.method_value()?.check(self.steps)
+        let backend = self.backend_entry()?;
+        self.method_value()?.check(self.steps)?;
+        // No backend depends on the vocabulary, which the corpus has yet to tell.
+        (backend.check)(&self.recipe(1)?)
     }
 
     /// Refuses to train a preset of a large corpus on the embedded text, which would be no more than days of memorising it.
@@ -414,7 +452,22 @@ pub(crate) fn unknown<'a>(key: &str, found: &str, known: impl Iterator<Item = &'
     Error::setting(key, format!("{found:?} is not known{advice} (known: {all})"))
 }
 
-fn table_of(config: &Config) -> Table {
+/// The keys of a document, each with its section, and their values as TOML.
+pub(crate) fn dotted(document: Table) -> BTreeMap<String, String> {
+    fn flatten(table: Table, prefix: &str, into: &mut BTreeMap<String, String>) {
+        for (key, value) in table {
+            match value {
+                Value::Table(section) => flatten(section, &format!("{prefix}{key}."), into),
+                value => drop(into.insert(format!("{prefix}{key}"), value.to_string())),
+            }
+        }
+    }
+    let mut settings = BTreeMap::new();
+    flatten(document, "", &mut settings);
+    settings
+}
+
+pub(crate) fn table_of(config: &Config) -> Table {
     Table::try_from(config).expect("a configuration is a TOML table")
 }
 
@@ -439,7 +492,7 @@ fn on_preset(preset: Option<&str>, document: Table) -> Result<Table, Error> {
 /// In bytes, some fifty configurations; parsing takes a hundred times as much memory.
 const LONGEST_DOCUMENT: u64 = 1 << 16;
 
-fn read_table(path: &Path) -> Result<Table, Error> {
+pub(crate) fn read_table(path: &Path) -> Result<Table, Error> {
     let refuse = |line: usize, problem: &str| Error::setting(format!("line {line}"), problem.replace('\n', ", "));
     let bytes = disk::read_small(path, LONGEST_DOCUMENT).map_err(|e| e.expecting("a TOML file; `sparse24 config` prints one"))?;
     let line = |at: usize| 1 + bytes.iter().take(at).filter(|&&byte| byte == b'\n').count();

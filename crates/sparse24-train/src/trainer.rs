@@ -36,11 +36,13 @@ use self::{
 };
 
 mod divergence;
+mod instruments;
 mod operands;
 mod sampler;
 mod settling;
 mod state;
 
+pub use instruments::{GradientNoise, MaskChange};
 pub use sampler::Sampler;
 pub use state::{ParameterState, Progress};
 
@@ -281,7 +283,7 @@ impl Trainer {
             model.upload(&mut **backend, &self.inputs, &self.targets)?;
             let (part, beta) = if micro_step == 0 { (Part::First, Beta::Overwrite) } else { (Part::Further, Beta::Accumulate) };
             backend.segment(part.of_phase(index), &mut |backend| {
-                let mut pass = Pass { backend, phase: &phase, sequences, context, dropout, beta };
+                let mut pass = Pass { backend, phase: &phase, sequences, context, dropout, beta, watch: None };
                 model.train(&mut pass, (1.0 / tokens) as f32)
             })?;
             backend.copy(model.loss(), self.losses.rows(micro_step as usize..micro_step as usize + 1))?;
@@ -422,7 +424,7 @@ fn go_on(interrupt: &AtomicBool) -> Result<(), Error> {
 }
 
 fn evaluation_pass<'a>(backend: &'a mut dyn Backend, phase: &'a Phase, sequences: usize, context: usize) -> Pass<'a> {
-    Pass { backend, phase, sequences, context, dropout: 0.0, beta: Beta::Overwrite }
+    Pass { backend, phase, sequences, context, dropout: 0.0, beta: Beta::Overwrite, watch: None }
 }
 
 fn sparsifiable(parameters: &Parameters) -> impl Iterator<Item = &Parameter> {

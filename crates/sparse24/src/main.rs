@@ -13,15 +13,20 @@ mod eval;
 mod export;
 mod failure;
 mod import;
+mod lambda_search;
 mod output;
 mod prepare;
 mod presets;
 mod progress;
 mod prune;
+mod report;
 mod resume;
 mod sample;
+mod series;
 mod signals;
 mod structure;
+mod study;
+mod tensorboard;
 mod train;
 mod verify;
 mod weights;
@@ -41,7 +46,10 @@ enum Command {
     Train(train::Args),
     Resume(resume::Args),
     Eval(eval::Args),
+    Report(report::Args),
     Sample(sample::Args),
+    LambdaSearch(lambda_search::Args),
+    Study(study::Args),
     Prepare(prepare::Args),
     Prune(prune::Args),
     Verify(verify::Args),
@@ -59,7 +67,10 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Train(args) => train::run(args),
         Command::Resume(args) => resume::run(args),
         Command::Eval(args) => eval::run(args),
+        Command::Report(args) => report::run(args),
         Command::Sample(args) => sample::run(args),
+        Command::LambdaSearch(args) => lambda_search::run(args),
+        Command::Study(args) => study::run(args),
         Command::Prepare(args) => prepare::run(args),
         Command::Prune(args) => prune::run(args),
         Command::Verify(args) => verify::run(args),

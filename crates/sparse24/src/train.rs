@@ -6,7 +6,10 @@ use sparse24_train::{
     Error,
     config::Config,
     method::PhaseKind,
-    run::{Asked, Ended, Given, Observer, Run, StepMetrics, Summary, open_dataset},
+    report,
+    run::{Asked, Ended, Given, LambdaOrigin, Observer, Run, StepMetrics, Summary, open_dataset},
+    search::{Report, Wanted},
+    series::Keep,
 };
 
 use crate::{
@@ -15,6 +18,7 @@ use crate::{
     output::{counted, note, say, word},
     progress::{Progress, Seen},
     signals::Signals,
+    tensorboard::{self, Events},
     weights,
 };
 
@@ -32,20 +36,37 @@ pub(crate) struct Args {
     /// Replay the timed choices of a run (or of a plans.json) instead of timing: with its seed, a GPU gives its bits
     #[arg(long, value_name = "RUN")]
     plans: Option<PathBuf>,
+    /// The factor of masked decay, or auto for what a search recommends
+    #[arg(long, value_name = "auto|VALUE", allow_negative_numbers = true)]
+    lambda: Option<String>,
+    /// The finished search of --lambda auto; otherwise one is made first, in the run directory
+    #[arg(long, value_name = "DIR")]
+    lambda_search: Option<PathBuf>,
+    #[command(flatten)]
+    telling: Telling,
+}
+
+/// How a run tells what it does.
+#[derive(clap::Args, Debug, Clone)]
+pub(crate) struct Telling {
     /// The summary as one JSON object on standard output
     #[arg(long)]
     json: bool,
+    /// Also write event files for TensorBoard, to RUN/tensorboard; a run that has some goes on with them
+    #[arg(long)]
+    tensorboard: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let config = args.configure.resolve()?;
+    let mut config = args.configure.resolve()?;
     config.check_corpus()?;
     let out = args.out.clone().unwrap_or_else(|| default_directory(&config));
+    let lambda = choose_lambda(args, &mut config, &out)?;
     on_threads(&config.clone(), || {
         let dataset = open_dataset(&config)?;
         let vocabulary = dataset.vocabulary() as usize;
         let initial = args.init_from.as_deref().map(|path| weights::read(path, &config, vocabulary)).transpose()?;
-        let given = Given { weights: initial.as_deref(), plans: args.plans.as_deref() };
+        let given = Given { weights: initial.as_deref(), plans: args.plans.as_deref(), lambda: lambda.as_ref() };
         let run = Run::start(config, dataset, given, &out).map_err(|error| match (&args.init_from, error) {
             (Some(path), Error::Parameter { name, problem }) => {
                 let sentence = format!("{}: {name}: {problem}; the weights to begin with must have the model's shape", path.display());
@@ -53,8 +74,44 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             }
             (_, error) => error.into(),
         })?;
-        drive(run, args.json)
+        drive(run, &args.telling)
     })
+}
+
+/// Sets lambda as asked; gives where it comes from, if from a search.
+fn choose_lambda(args: &Args, config: &mut Config, out: &Path) -> Result<Option<LambdaOrigin>, Failure> {
+    let refuse = |problem: &str| Err(Failure::new(Exit::Usage, problem));
+    let asked = args.lambda.as_deref();
+    if args.lambda_search.is_some() && asked != Some("auto") {
+        return refuse("--lambda-search: is for --lambda auto, which is not asked for");
+    }
+    let Some(asked) = asked else { return Ok(None) };
+    if asked != "auto" {
+        let Ok(value) = asked.parse() else {
+            return refuse(&format!("--lambda: expected auto or a number, found {asked:?}"));
+        };
+        config.method.lambda = value;
+        config.check()?;
+        return Ok(None);
+    }
+    let folder = args.lambda_search.clone().unwrap_or_else(|| out.join("lambda-search"));
+    let found = match &args.lambda_search {
+        Some(folder) => Report::read(folder)?,
+        None if out.join("config.toml").exists() => {
+            let problem = format!("{}: already holds a run; resume it, or choose another directory", out.display());
+            return Err(Failure::new(Exit::Input, problem));
+        }
+        None => {
+            // The directory of a run that gets none has the time in its name.
+            let more = [Path::new("--out"), out];
+            let more = if args.out.is_some() { &more[..0] } else { &more };
+            crate::lambda_search::search(config.clone(), Wanted::default(), &folder, 1, Keep::Results, more)?
+        }
+    };
+    let origin = found.origin(&folder, config, &open_dataset(config)?)?;
+    note(format_args!("lambda {:e} (mu = {:.3}), by the search in {}", origin.lambda, origin.mu, folder.display()));
+    config.method.lambda = origin.lambda;
+    Ok(Some(origin))
 }
 
 /// Runs on the configured number of threads.
@@ -64,7 +121,7 @@ pub(crate) fn on_threads(config: &Config, work: impl FnOnce() -> Result<(), Fail
 }
 
 /// Trains a run to its end, in sight.
-pub(crate) fn drive(mut run: Run, json: bool) -> Result<(), Failure> {
+pub(crate) fn drive(mut run: Run, telling: &Telling) -> Result<(), Failure> {
     let signals = Signals::take().map_err(|error| Failure::new(Exit::Io, format!("cannot listen for signals: {error}")))?;
     let config = run.config().clone();
     let recipe = run.trainer().recipe();
@@ -89,11 +146,18 @@ pub(crate) fn drive(mut run: Run, json: bool) -> Result<(), Failure> {
         note(notice);
     }
     run.interrupt_on(signals.any());
-    let mut watcher = Watcher { progress: Progress::new(run.trainer().step(), config.steps), signals };
+    let is_told = telling.tensorboard || run.path().join(tensorboard::FOLDER).is_dir();
+    let events = is_told.then(|| Events::begin(run.path(), run.trainer().step())).transpose();
+    let events = events.map_err(|problem| Failure::new(Exit::Io, problem))?;
+    let mut watcher = Watcher { progress: Progress::new(run.trainer().step(), config.steps), signals, events };
     let ended = run.train(&mut watcher);
     watcher.progress.finish();
+    // However it ended: a page of a run that failed is wanted most.
+    if let Err(error) = report::write(&[run.path().to_owned()], &run.path().join(report::FILE)) {
+        note(format_args!("no report was written: {error}"));
+    }
     match (ended?, watcher.signals.received()) {
-        (Ended::Finished(summary), _) => report(&summary, json),
+        (Ended::Finished(summary), _) => conclude(&summary, telling),
         (Ended::Stopped { step }, exit) => {
             let sentence = format!("interrupted after step {step}; resume with: sparse24 resume {}", word(run.path()));
             Err(Failure::new(exit.unwrap_or(Exit::Interrupted), sentence))
@@ -104,6 +168,7 @@ pub(crate) fn drive(mut run: Run, json: bool) -> Result<(), Failure> {
 struct Watcher {
     progress: Progress,
     signals: Signals,
+    events: Option<Events>,
 }
 
 impl Observer for Watcher {
@@ -116,6 +181,10 @@ impl Observer for Watcher {
             tokens_per_second: metrics.tokens_per_s,
             validation_loss: metrics.val_loss,
         });
+        if let Some(Err(error)) = self.events.as_mut().map(|events| events.append(metrics)) {
+            self.progress.say(&format!("TensorBoard's event file ends before step {}: {error}", metrics.step));
+            self.events = None;
+        }
     }
 
     fn said(&mut self, line: &str) {
@@ -127,13 +196,14 @@ impl Observer for Watcher {
     }
 }
 
-fn report(summary: &Summary, json: bool) -> Result<(), Failure> {
-    if json {
+fn conclude(summary: &Summary, telling: &Telling) -> Result<(), Failure> {
+    if telling.json {
         say!("{}", serde_json::to_string(summary).expect("plain values"));
         return Ok(());
     }
     say!("validation loss {:.4} after {}, {:.0} s", summary.val_loss, counted(summary.steps as usize, "step"), summary.seconds);
     say!("run directory   {}", summary.run.display());
+    say!("report          {}", summary.run.join(report::FILE).display());
     let run = word(&summary.run);
     say!("next            sparse24 sample {run} | sparse24 export {run} DIR");
     Ok(())

@@ -95,7 +95,7 @@ impl Bench {
     }
 
     fn pass(&mut self, sequences: usize, context: usize, dropout: f32, beta: Beta) -> Pass<'_> {
-        Pass { backend: &mut self.backend, phase: &self.phase, sequences, context, dropout, beta }
+        Pass { backend: &mut self.backend, phase: &self.phase, sequences, context, dropout, beta, watch: None }
     }
 
     /// What these tensors and all gradients hold, by name.

@@ -2,7 +2,7 @@
 //!
 //! Activations and their gradients are bf16, weights, their gradients and moments f32; products read a bf16 copy of each weight that the
 //! optimizer keeps. A [`Weight24`] is S(W) compressed both ways, a [`Gradient24`] the sampled dZ^T, multiplied on the sparse tensor cores.
-//! Operations are queued; only downloads, counts and reports wait. Deliberately absent: arithmetic, which is the kernels'.
+//! Operations are queued; only downloads, counts and reports wait, and what overwrites parameters for copies of them. Deliberately absent: arithmetic, which is the kernels'.
 
 use std::collections::HashMap;
 
@@ -16,22 +16,24 @@ use sparse24_cuda::{
 use self::{plans::SparsePlans, storage::Storage};
 use super::{
     Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, BackendSettings, Beta,
-    CompressWeight, DType, Device, Dropout, Embed, Gradient, Gradient24, HeadLoss, Launches, LinearDgrad, LinearForward, LinearWgrad,
-    MaskId, NonFinite, NormBackward, NormForward, OptimizerEntry, Orientation, Plans, Region, SegmentId, StepReport, StepState, TableId,
-    Tensor, Weight, Weight24,
+    CompressWeight, Copied, DType, Device, Dropout, Embed, Gradient, Gradient24, HeadLoss, Launches, LinearDgrad, LinearForward,
+    LinearWgrad, MaskId, NonFinite, NormBackward, NormForward, OptimizerEntry, Orientation, Plans, Region, SegmentId, StepReport,
+    StepState, TableId, Tensor, Weight, Weight24,
 };
 use crate::{
     Error,
     method::{DgradOperand, Method},
     optim::{AdamW, MaskedDecay},
+    trainer::Recipe,
 };
 
+mod error;
+mod limits;
 mod plans;
 mod storage;
 
 /// The backend of one GPU.
 pub struct CudaBackend {
-    gpu: Gpu,
     gemm: gemm::Gemm,
     storage: Storage,
     masks: Vec<(Matrix<u16>, [usize; 2])>,
@@ -43,15 +45,26 @@ pub struct CudaBackend {
     launches: Launches,
     tables: Vec<adamw::Parameters>,
     segments: HashMap<SegmentId, Segment>,
+    /// Of the segment under way.
+    writes: Writes,
     sparse_plans: SparsePlans,
     scratch: Scratch,
+    /// Last, so that it outlives what is of it.
+    gpu: Gpu,
 }
 
-/// How far a segment has come.
-enum Segment {
-    /// Done once: its plans are chosen, its kernels loaded, its scratch is there.
-    Done,
-    Recorded(Recording),
+/// A segment that was done once: its plans are chosen, its kernels loaded, its scratch is there.
+struct Segment {
+    recording: Option<Recording>,
+    writes: Writes,
+}
+
+/// What work writes to.
+#[derive(Clone, Copy, PartialEq)]
+enum Writes {
+    /// No parameter and no moment.
+    Other,
+    Parameters,
 }
 
 /// What operations work in; it grows in the first step only.
@@ -60,6 +73,7 @@ struct Scratch {
     floats: Option<Matrix<f32>>,
     activations: Option<Matrix<bf16>>,
     order: Option<Matrix<u32>>,
+    report: Option<Matrix<u8>>,
 }
 
 /// A contiguous matrix of scratch, which only ever grows; what it holds is left over.
@@ -75,20 +89,15 @@ fn grown<T: Scalar>(gpu: &mut Gpu, scratch: &mut Option<Matrix<T>>, shape: [usiz
     Ok(whole.columns(0..elements).reshaped(shape))
 }
 
-impl From<sparse24_cuda::Error> for Error {
-    fn from(error: sparse24_cuda::Error) -> Self {
-        match error {
-            sparse24_cuda::Error::Semantics(error) => Self::Semantics(error),
-            sparse24_cuda::Error::Shape { operation, operand, expected, found } => Self::Operand { operation, operand, expected, found },
-            full @ sparse24_cuda::Error::OutOfMemory { .. } => Self::Device(format!(
-                "{full}; lower batch.sequences (and raise batch.accumulation), set model.recompute = \"blocks\", or train a smaller model"
-            )),
-            other => Self::Device(other.to_string()),
-        }
-    }
-}
-
 impl CudaBackend {
+    /// Refuses what the kernels do not serve, without a GPU.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] names the first key that is wrong.
+    pub fn check(recipe: &Recipe) -> Result<(), Error> {
+        limits::check(recipe)
+    }
+
     /// Opens a GPU and allocates little.
     ///
     /// # Errors
@@ -98,14 +107,13 @@ impl CudaBackend {
             let problem = "the GPU multiplies in bf16: use `native`".to_owned();
             return Err(Error::Setting { key: "backend.arithmetic".to_owned(), problem });
         }
-        let mut gpu = Gpu::open(&Settings { ordinal: settings.gpu, ..Settings::default() })?;
+        let mut gpu = Gpu::open(&Settings { ordinal: settings.gpu, libraries: settings.libraries, ..Settings::default() })?;
         gpu.set_purpose(Region::Activations.name());
         let workspace = gpu.alloc("workspace of dense products", [1, gemm::WORKSPACE])?;
         let gemm = gemm::Gemm::new(&gpu, workspace)?;
         let health = gpu.alloc("health", [1, adamw::Health::WORDS])?;
         let flips = gpu.alloc("flips", [1, 1])?;
         Ok(Self {
-            gpu,
             gemm,
             storage: Storage::default(),
             masks: Vec::new(),
@@ -116,8 +124,10 @@ impl CudaBackend {
             launches: settings.launches,
             tables: Vec::new(),
             segments: HashMap::new(),
+            writes: Writes::Other,
             sparse_plans: SparsePlans::default(),
             scratch: Scratch::default(),
+            gpu,
         })
     }
 
@@ -199,7 +209,11 @@ impl Backend for CudaBackend {
     fn device(&self) -> Device {
         Device {
             backend: "cuda",
-            description: format!("{} ({}), bf16 activations, f32 weights", self.gpu.name(), self.gpu.architecture()),
+            description: format!(
+                "{}, driver {}, bf16 activations, f32 weights",
+                plans::planned_on(&self.gpu, &self.gemm),
+                self.gpu.driver()
+            ),
             sparse_products: "computed on the sparse tensor cores",
         }
     }
@@ -283,6 +297,7 @@ impl Backend for CudaBackend {
     }
 
     fn upload(&mut self, to: Tensor, from: &[f32]) -> Result<(), Error> {
+        self.gpu.wait_for_copies()?;
         self.storage.upload(&mut self.gpu, to, from)
     }
 
@@ -292,6 +307,15 @@ impl Backend for CudaBackend {
 
     fn download(&mut self, from: Tensor) -> Result<Vec<f32>, Error> {
         self.storage.download(&mut self.gpu, from)
+    }
+
+    fn copy_out(&mut self, from: &[Tensor], mut to: Vec<Vec<f32>>) -> Result<Copied, Error> {
+        let matrices: Vec<_> = from.iter().map(|&tensor| self.storage.floats(tensor)).collect();
+        if let Some(copy) = self.gpu.copy_to_host(&matrices)? {
+            return Ok(Box::new(|| Ok(copy.read(to)?)));
+        }
+        to = matrices.into_iter().map(|matrix| self.gpu.download(matrix)).collect::<Result<_, _>>()?;
+        Ok(Box::new(|| Ok(to)))
     }
 
     fn upload_mask(&mut self, MaskId(to): MaskId, from: &Mask) -> Result<(), Error> {
@@ -331,12 +355,19 @@ impl Backend for CudaBackend {
         if self.gpu.profile().is_taken() {
             return work(self);
         }
-        if let Some(Segment::Recorded(recording)) = self.segments.get(&segment) {
+        let known = self.segments.get(&segment);
+        // A wait cannot be recorded.
+        if known.is_some_and(|known| known.writes == Writes::Parameters) {
+            self.gpu.wait_for_copies()?;
+        }
+        if let Some(recording) = known.and_then(|known| known.recording.as_ref()) {
             return Ok(self.gpu.replay(recording)?);
         }
-        let next = if self.launches == Launches::Queued || !self.segments.contains_key(&segment) {
+        let is_first = known.is_none();
+        self.writes = Writes::Other;
+        let recording = if self.launches == Launches::Queued || is_first {
             work(self)?;
-            Segment::Done
+            None
         } else {
             self.gpu.start_recording()?;
             let queued = work(self);
@@ -344,9 +375,9 @@ impl Backend for CudaBackend {
             queued?;
             let recording = recorded?;
             self.gpu.replay(&recording)?;
-            Segment::Recorded(recording)
+            Some(recording)
         };
-        self.segments.insert(segment, next);
+        self.segments.insert(segment, Segment { recording, writes: self.writes });
         Ok(())
     }
 
@@ -555,6 +586,8 @@ impl Backend for CudaBackend {
     }
 
     fn optimizer_step(&mut self, TableId(table): TableId, rule: &AdamW, decay: MaskedDecay) -> Result<(), Error> {
+        self.gpu.wait_for_copies()?;
+        self.writes = Writes::Parameters;
         let decay = match decay {
             MaskedDecay::None => adamw::MaskedDecay::None,
             MaskedDecay::OnGradients(lambda) => adamw::MaskedDecay::OnGradients(lambda),
@@ -569,9 +602,17 @@ impl Backend for CudaBackend {
     }
 
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {
-        let loss = self.download(losses)?.into_iter().map(f64::from).sum();
-        let words = self.gpu.download(self.health)?;
-        let health = adamw::Health::of_words([words[0], words[1]]);
+        // Side by side, so that the host waits once.
+        let (losses, health) = (self.storage.floats(losses).as_bytes(), self.health.as_bytes());
+        let ([rows, columns], [_, words]) = (losses.shape(), health.shape());
+        let report = grown(&mut self.gpu, &mut self.scratch.report, [1, rows * columns + words])?;
+        let (of_losses, of_health) = (report.columns(0..rows * columns), report.columns(rows * columns..rows * columns + words));
+        self.gpu.copy(losses, of_losses.rectangle(0, [rows, columns], columns))?;
+        self.gpu.copy(health, of_health)?;
+        let bytes = self.gpu.download(report)?;
+        let mut words = bytes.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().expect("four bytes")));
+        let loss = words.by_ref().take(rows * columns / 4).map(|word| f64::from(f32::from_bits(word))).sum();
+        let health = adamw::Health::of_words(std::array::from_fn(|_| words.next().expect("two words follow")));
         self.gpu.fill_bytes(self.health, 0)?;
         let non_finite = health.non_finite.map(|culprit| match culprit {
             adamw::NonFinite::Loss => NonFinite::Loss,

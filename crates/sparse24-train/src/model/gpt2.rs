@@ -42,6 +42,22 @@ pub struct Gpt2Shape {
     pub sparsify: Sparsify,
 }
 
+impl Gpt2Shape {
+    /// How many weights each linear layer that may be pruned has, by the name of its parameter.
+    #[must_use]
+    pub fn sparsifiable(&self) -> Vec<(String, u64)> {
+        let &Self { width: d, ffn_width, .. } = self;
+        let ffn = [("mlp.c_fc", d * ffn_width * self.activation.width()), ("mlp.c_proj", d * ffn_width)];
+        let attention = [("attn.c_attn", 3 * d * d), ("attn.c_proj", d * d)];
+        let parts = match self.sparsify {
+            Sparsify::Ffn => ffn.to_vec(),
+            Sparsify::FfnAndAttention => [attention, ffn].concat(),
+        };
+        let named = |layer| parts.iter().map(move |(part, weights)| (format!("h.{layer}.{part}.weight"), *weights as u64));
+        (0..self.layers).flat_map(named).collect()
+    }
+}
+
 /// Which linear layers may be pruned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "run", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]

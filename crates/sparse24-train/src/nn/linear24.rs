@@ -12,7 +12,7 @@
 use sparse24_core::philox::{Purpose, Site};
 
 use super::{
-    Pass,
+    Pass, SampledGradient,
     parameter::{Handle, Init, Parameters, Pruned},
 };
 use crate::{
@@ -110,6 +110,9 @@ impl Linear24 {
     ) -> Result<(), Error> {
         let gradient = match (pass.phase.wgrad, self.sampled) {
             (GradientOperand::Mvue(estimator), Some(sampled)) => {
+                if let Some(watch) = &mut pass.watch {
+                    watch(pass.backend, SampledGradient { weight: self.weight.weight, dz, estimator })?;
+                }
                 pass.backend.mvue_compress(dz, self.site, estimator, sampled)?;
                 Gradient::Sampled(sampled)
             }

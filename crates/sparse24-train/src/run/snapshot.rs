@@ -1,7 +1,7 @@
 //! A trainer as a checkpoint, and back.
 //!
 //! Invariant: restoring a snapshot gives a trainer that continues with the same bits. [`snapshot`] is the one place where a run waits for
-//! its state to be copied. Deliberately absent: files.
+//! its state, as far as its backend cannot copy beside other work. Deliberately absent: files.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -39,39 +39,46 @@ pub(super) fn scale(checkpoint: &Checkpoint, weight: &str) -> Option<f32> {
     tensor.values.first().copied()
 }
 
-/// Everything that the trainer remembers, in the room of an earlier checkpoint if there is one; the state says what it belongs to.
-pub(super) fn snapshot(trainer: &mut Trainer, state: State, spare: Option<Checkpoint>) -> Result<Checkpoint, Error> {
-    let mut states = spare.map(parameter_states).transpose()?.unwrap_or_default();
-    trainer.parameter_states_into(&mut states)?;
-    let mut out = Checkpoint {
-        state,
-        weights: Vec::new(),
-        first_moments: Vec::new(),
-        second_moments: Vec::new(),
-        masks: Vec::new(),
-        auxiliary: Vec::new(),
-    };
-    let changes = &trainer.progress().variance_changes;
-    let auxiliary = |name: String, shape: Vec<usize>, values: Vec<f32>| NamedTensor { name, shape, values };
-    out.auxiliary.extend((!changes.is_empty()).then(|| auxiliary(VARIANCE_CHANGES.to_owned(), vec![changes.len()], changes.clone())));
+/// Everything that the trainer remembers now, in the room of an earlier checkpoint if there is one; the state says what it belongs to, and auxiliary
+/// tensors go along. What it gives waits until all is copied.
+pub(super) fn snapshot(
+    trainer: &mut Trainer,
+    state: State,
+    mut auxiliary: Vec<NamedTensor>,
+    spare: Option<Checkpoint>,
+) -> Result<impl FnOnce() -> Result<Checkpoint, Error> + Send + use<>, Error> {
+    let changes = trainer.progress().variance_changes.clone();
+    auxiliary.extend((!changes.is_empty()).then(|| named(VARIANCE_CHANGES.to_owned(), vec![changes.len()], changes)));
+    let room = spare.map(parameter_states).transpose()?.unwrap_or_default();
+    let copied = trainer.copy_out(room)?;
+    Ok(move || Ok(assemble(state, auxiliary, copied()?)))
+}
+
+fn named(name: String, shape: Vec<usize>, values: Vec<f32>) -> NamedTensor {
+    NamedTensor { name, shape, values }
+}
+
+fn assemble(state: State, auxiliary: Vec<NamedTensor>, states: Vec<ParameterState>) -> Checkpoint {
+    let mut out =
+        Checkpoint { state, weights: Vec::new(), first_moments: Vec::new(), second_moments: Vec::new(), masks: Vec::new(), auxiliary };
     for ParameterState { name, shape, weight, first_moment, second_moment, mask, dgrad_mask, row_order, scale } in states {
         let shape = if shape[0] == 1 { vec![shape[1]] } else { shape.to_vec() };
         let tensor = |values| NamedTensor { name: name.clone(), shape: shape.clone(), values };
         out.weights.push(tensor(weight));
         out.first_moments.push(tensor(first_moment));
         out.second_moments.push(tensor(second_moment));
-        out.auxiliary.extend(scale.map(|scale| auxiliary(format!("{SCALE}{name}"), vec![1], vec![scale])));
+        out.auxiliary.extend(scale.map(|scale| named(format!("{SCALE}{name}"), vec![1], vec![scale])));
         out.auxiliary.extend(row_order.map(|order| {
             let order: Vec<f32> = order.into_iter().map(|row| row as f32).collect();
-            auxiliary(format!("{ROW_ORDER}{name}"), vec![order.len()], order)
+            named(format!("{ROW_ORDER}{name}"), vec![order.len()], order)
         }));
         out.auxiliary.extend(dgrad_mask.map(|mask| {
             let tiles = mask.tiles().iter().map(|&tile| f32::from(tile)).collect();
-            auxiliary(format!("{DGRAD_MASK}{name}"), vec![mask.rows() / 4, mask.columns() / 4], tiles)
+            named(format!("{DGRAD_MASK}{name}"), vec![mask.rows() / 4, mask.columns() / 4], tiles)
         }));
         out.masks.extend(mask.map(|mask| (name, mask)));
     }
-    Ok(out)
+    out
 }
 
 /// Brings a trainer of the same shape to where the checkpoint was.

@@ -11,9 +11,11 @@ use std::{
 };
 
 use super::{
-    Initial, Log, MetricsLog, Provenance, RunDirectory, StepMetrics,
+    Initial, LambdaOrigin, Log, MetricsLog, Provenance, RunDirectory, StepMetrics,
     identity::{self, identity},
+    measure::FlipCounts,
     plans,
+    reference::FlipReference,
     saving::{SKIPPED, check_room},
     setup::{SeededBatches, new_trainer, open_dataset, run_config},
     snapshot::{restore, snapshot},
@@ -47,6 +49,9 @@ pub struct Run {
     /// Steps without an update.
     pub(super) skipped: u32,
     spikes: Spikes,
+    /// Over the steps whose instruments were read.
+    pub(super) flip_counts: FlipCounts,
+    reference: Option<FlipReference>,
 }
 
 /// Who watches a run.
@@ -86,6 +91,8 @@ pub struct Given<'a> {
     pub weights: Option<&'a [NamedTensor]>,
     /// The plans of another run, to have its bits: its directory, or the file.
     pub plans: Option<&'a Path>,
+    /// Where its lambda was found, to be told in its provenance.
+    pub lambda: Option<&'a LambdaOrigin>,
 }
 
 /// What a resume does about a damaged newest checkpoint.
@@ -133,7 +140,12 @@ impl Run {
     ///
     /// # Errors
     /// Those of the configuration, of what is given and of the directory, of which nothing is left then.
-    pub fn start(mut config: Config, dataset: Dataset, Given { weights: initial, plans }: Given<'_>, path: &Path) -> Result<Self, Error> {
+    pub fn start(
+        mut config: Config,
+        dataset: Dataset,
+        Given { weights: initial, plans, lambda }: Given<'_>,
+        path: &Path,
+    ) -> Result<Self, Error> {
         let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
         if let Some(path) = plans {
             plans::use_file(&mut trainer, path)?;
@@ -142,11 +154,12 @@ impl Run {
             let named: Vec<_> = weights.iter().map(|tensor| (tensor.name.as_str(), tensor.values.as_slice())).collect();
             trainer.start_from(&named)?;
         }
-        if !config.data.path.is_empty() {
-            // A resume may begin elsewhere.
-            let absolute = std::path::absolute(&config.data.path).map_err(|e| Error::io("find", &config.data.path, e))?;
-            config.data.path = absolute.into_os_string().into_string().unwrap_or(config.data.path);
+        // A resume may begin elsewhere.
+        for path in [&mut config.data.path, &mut config.run.flip_reference].into_iter().filter(|path| !path.is_empty()) {
+            let absolute = std::path::absolute(&*path).map_err(|e| Error::io("find", &*path, e))?;
+            *path = absolute.into_os_string().into_string().unwrap_or_else(|_| path.clone());
         }
+        let reference = FlipReference::open(&config, std::iter::empty())?;
         let (directory, (metrics, log)) = RunDirectory::filled(path, |directory| {
             check_room(&config, trainer.recipe(), directory.path())?;
             if let Some(tokenizer) = dataset.tokenizer() {
@@ -155,10 +168,11 @@ impl Run {
             if initial.is_some() {
                 // A resume cannot make these weights again.
                 let state = identity(&config, &dataset, &trainer);
-                checkpoint::save(&directory.checkpoints(), &snapshot(&mut trainer, state, None)?)?;
+                checkpoint::save(&directory.checkpoints(), &snapshot(&mut trainer, state, Vec::new(), None)?()?)?;
             }
             let initial = if initial.is_some() { Initial::Given } else { Initial::Random };
-            Provenance::of_start(&trainer.backend().device(), initial).record(&directory.provenance())?;
+            let start = Provenance { lambda: lambda.cloned(), ..Provenance::of_start(&trainer.backend().device(), initial) };
+            start.record(&directory.provenance())?;
             let metrics = MetricsLog::create(&directory.metrics())?;
             let mut log = Log::open(&directory.log())?;
             log.line("started")?;
@@ -169,7 +183,23 @@ impl Run {
         let saver = Saver::new(directory.checkpoints());
         let spikes = Spikes::new(config.run.spike_z, config.run.spike_window, std::iter::empty());
         let (saved, pending, skipped, notices, plans_recorded) = (initial.map(|_| 0), None, 0, Vec::new(), 0);
-        Ok(Self { config, dataset, trainer, directory, metrics, log, notices, plans_recorded, saver, saved, pending, skipped, spikes })
+        Ok(Self {
+            config,
+            dataset,
+            trainer,
+            directory,
+            metrics,
+            log,
+            notices,
+            plans_recorded,
+            saver,
+            saved,
+            pending,
+            skipped,
+            spikes,
+            flip_counts: FlipCounts::default(),
+            reference,
+        })
     }
 
     /// Continues a run from its newest checkpoint, or, if it has none, from the beginning. A lost `tokenizer.json` is written again: the data
@@ -191,7 +221,7 @@ impl Run {
         }
         let mut plans = Plans::new();
         let mut notices: Vec<_> = latest.refused.iter().map(|(_, error)| format!("passed over a damaged checkpoint: {error}")).collect();
-        let (mut saved, mut skipped) = (None, 0);
+        let (mut saved, mut skipped, mut flip_counts) = (None, 0, FlipCounts::default());
         let initial = match latest.checkpoint {
             Some(path) => {
                 let checkpoint = checkpoint::load(&path)?;
@@ -199,6 +229,7 @@ impl Run {
                 let now = identity(&config, &dataset, &trainer);
                 notices.extend(identity::check(&path, &checkpoint.state, &now, &how.allow)?);
                 skipped = checkpoint.state.method.get(SKIPPED).map_or(0, |&steps| u32::try_from(steps).unwrap_or(u32::MAX));
+                flip_counts = FlipCounts::of_checkpoint(&checkpoint.auxiliary);
                 restore(&mut trainer, checkpoint)?;
                 checkpoint::discard_after(&directory.checkpoints(), trainer.step())?;
                 saved = Some(trainer.step());
@@ -234,11 +265,17 @@ impl Run {
             _ => format!("resumed after step {step}"),
         });
         Provenance::of_start(&trainer.backend().device(), initial).record(&directory.provenance())?;
+        let watches = config.run.spike_z > 0.0 || !config.run.flip_reference.is_empty();
+        let before = if watches { MetricsLog::read(&directory.metrics())? } else { Vec::new() };
+        // It decides nothing, so a reference that has moved is no reason not to go on.
+        let reference = FlipReference::open(&config, before.iter()).unwrap_or_else(|error| {
+            notices.push(format!("{error}; flip rates are not compared"));
+            None
+        });
         let mut log = Log::open(&directory.log())?;
         for notice in &notices {
             log.line(notice)?;
         }
-        let before = if config.run.spike_z > 0.0 { MetricsLog::read(&directory.metrics())? } else { Vec::new() };
         let spikes = Spikes::new(config.run.spike_z, config.run.spike_window, before.iter().map(|metrics| metrics.loss));
         let saver = Saver::new(directory.checkpoints());
         let mut run = Self {
@@ -255,6 +292,8 @@ impl Run {
             pending: None,
             skipped,
             spikes,
+            flip_counts,
+            reference,
         };
         // A signal came between the step and its evaluation.
         run.pending = cut.last.filter(|metrics| metrics.step == step && metrics.val_loss.is_none() && run.evaluates_after(step));
@@ -382,6 +421,14 @@ impl Run {
             observer.said(&line);
             self.log.line(&line)?;
         }
+        if let Some(mu) = self.reference.as_mut().and_then(|reference| reference.next(metrics)) {
+            let line = format!(
+                "step {step}: flip-rate explosion: mu = {mu:.2} of {}; a larger method.lambda calms the masks",
+                self.config.run.flip_reference
+            );
+            observer.said(&line);
+            self.log.line(&line)?;
+        }
         if let Some(spike) = self.spikes.next(loss) {
             let (allowed, window) = (self.config.run.spike_z, self.config.run.spike_window);
             return Err(Error::Spike { step, loss, z: spike.z, allowed, mean: spike.mean, window, kept: None });
@@ -408,9 +455,12 @@ impl Run {
     /// One optimizer step, taken or skipped.
     fn step(&mut self) -> Result<StepMetrics, Error> {
         let step = self.trainer.step() + 1;
-        let sampling = if step == 1 || is_due(self.config.run.flip_every, step) { FlipSampling::Sample } else { FlipSampling::Skip };
+        let flips_are_told = step == 1 || is_due(self.config.run.flip_every, step);
+        let is_measured = is_due(self.config.run.instrument_every, step);
+        let sampling = if flips_are_told || is_measured { FlipSampling::Sample } else { FlipSampling::Skip };
         let (sequences, context) = (self.config.batch.sequences, self.config.model.context);
         let batches = SeededBatches { dataset: &self.dataset, seed: self.config.seed, sequences, context };
+        let noise = if is_measured { self.trainer.gradient_noise(&batches)? } else { Vec::new() };
         let tokens = self.trainer.recipe().tokens_per_step() as f64;
         let began = Instant::now();
         let tokens_per_s = || tokens / began.elapsed().as_secs_f64();
@@ -432,23 +482,28 @@ impl Run {
                     flip_rate: None,
                     flip_rate_per_layer: None,
                     val_loss: None,
+                    instruments: None,
                     skipped: Some(what),
                 });
             }
             Err(error) => return Err(error),
         };
+        let tokens_per_s = tokens_per_s();
+        let instruments = is_measured.then(|| self.flip_counts.measure(&mut self.trainer, &noise)).transpose()?;
+        let flips = outcome.flips.filter(|_| flips_are_told);
         Ok(StepMetrics {
             step,
             phase: outcome.phase,
             loss: outcome.loss as f32,
             lr: outcome.learning_rate,
             grad_norm: outcome.grad_norm,
-            tokens_per_s: tokens_per_s(),
-            flip_rate: outcome.flips.as_deref().map(overall_flip_rate),
-            flip_rate_per_layer: outcome.flips.map(|flips| {
+            tokens_per_s,
+            flip_rate: flips.as_deref().map(overall_flip_rate),
+            flip_rate_per_layer: flips.map(|flips| {
                 flips.into_iter().map(|layer| (layer.name, sparse24_core::flip::flip_rate(layer.flips, layer.weights))).collect()
             }),
             val_loss: None,
+            instruments: instruments.map(Box::new),
             skipped: None,
         })
     }

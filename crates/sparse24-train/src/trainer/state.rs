@@ -2,6 +2,8 @@
 //!
 //! Invariant: a trainer that is restored continues with the bits of the one that was taken. Deliberately absent: files.
 
+use std::mem;
+
 use sparse24_core::Mask;
 
 use super::{Memory, Refreshed, Trainer};
@@ -48,32 +50,38 @@ impl From<u32> for Progress {
     }
 }
 
+impl ParameterState {
+    fn values(&mut self) -> [&mut Vec<f32>; 3] {
+        [&mut self.weight, &mut self.first_moment, &mut self.second_moment]
+    }
+}
+
 impl Trainer {
     /// The state of every parameter, in order. Together with the step it is all that a run remembers.
     ///
     /// # Errors
     /// Those of the downloads.
     pub fn parameter_states(&mut self) -> Result<Vec<ParameterState>, Error> {
-        let mut states = Vec::new();
-        self.parameter_states_into(&mut states)?;
-        Ok(states)
+        self.copy_out(Vec::new())?()
     }
 
-    /// As [`Trainer::parameter_states`], into the room of earlier states.
+    /// As [`Trainer::parameter_states`] now, in the room of earlier states; what it gives waits until they are copied, while the trainer can
+    /// go on.
     ///
     /// # Errors
     /// Those of the downloads.
-    pub fn parameter_states_into(&mut self, states: &mut Vec<ParameterState>) -> Result<(), Error> {
+    pub fn copy_out(
+        &mut self,
+        mut states: Vec<ParameterState>,
+    ) -> Result<impl FnOnce() -> Result<Vec<ParameterState>, Error> + Send + use<>, Error> {
         let sparse = self.phase().mask().is_some();
         let mut memories = self.memories.iter();
         let backend = &mut *self.backend;
         states.resize_with(self.parameters.iter().len(), ParameterState::default);
-        for (parameter, state) in self.parameters.iter().zip(states) {
+        let (mut from, mut room) = (Vec::new(), Vec::new());
+        for (parameter, state) in self.parameters.iter().zip(&mut states) {
             state.name.clone_from(&parameter.name);
             state.shape = parameter.weight.shape;
-            backend.download_into(parameter.weight, &mut state.weight)?;
-            backend.download_into(parameter.first_moment, &mut state.first_moment)?;
-            backend.download_into(parameter.second_moment, &mut state.second_moment)?;
             let pruned = parameter.pruned();
             let memory = pruned.and_then(|_| memories.next());
             let in_force = pruned.filter(|_| sparse);
@@ -81,8 +89,15 @@ impl Trainer {
             state.dgrad_mask = in_force.and_then(|pruned| pruned.dgrad).map(|(mask, _)| backend.download_mask(mask)).transpose()?;
             state.row_order = memory.filter(|_| sparse).and_then(|memory| memory.order.clone());
             state.scale = memory.and_then(|memory| memory.scale);
+            from.extend([parameter.weight, parameter.first_moment, parameter.second_moment]);
+            room.extend(state.values().map(mem::take));
         }
-        Ok(())
+        let copied = backend.copy_out(&from, room)?;
+        Ok(move || {
+            let values = copied()?;
+            states.iter_mut().flat_map(ParameterState::values).zip(values).for_each(|(place, values)| *place = values);
+            Ok(states)
+        })
     }
 
     /// Continues from its progress and its parameter states. Where they are dense and the phase is not, masks are searched in the weights.
