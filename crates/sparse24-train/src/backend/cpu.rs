@@ -36,9 +36,9 @@ use self::{
     storage::{Storage, scratch_view, view_mut},
 };
 use super::{
-    Activation, Arithmetic, AttentionBackward, AttentionForward, Backend, Beta, CompressWeight, Copied, DType, Device, Dropout, Embed,
-    Gradient, Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite, NormBackward, NormForward, OptimizerEntry,
-    Region, SegmentId, StepReport, StepState, TableId, Tensor, Weight, Weight24,
+    Arithmetic, AttentionBackward, AttentionForward, Backend, Beta, CompressWeight, Copied, DType, Device, Dropout, Embed, Gradient,
+    Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite, NormBackward, NormForward, OptimizerEntry, Region,
+    SegmentId, StepReport, StepState, TableId, Tensor, Weight, Weight24,
 };
 use crate::{
     Error,

@@ -41,13 +41,10 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
         ),
         ("method.decay=weights", r#"method.decay: "weights" is not known (known: none, on-gradients, on-weights)"#),
         ("method.forward=column", r#"method.forward: "column" is not known (known: dense, transposable, row-wise, soft-threshold)"#),
-        (
-            "method.dgrad=forward",
-            r#"method.dgrad: "forward" is not known; did you mean "as-forward"? (known: dense, as-forward, permuted)"#,
-        ),
+        ("method.dgrad=forward", r#"method.dgrad: "forward" is not known (known: dense, as-forward, permuted)"#),
         ("method.wgrad=mvu", r#"method.wgrad: "mvu" is not known; did you mean "mvue"? (known: dense, mvue, mvue-approximate)"#),
         ("method.phases=sparse", r#"method.phases: expected a list of strings, found "sparse""#),
-        ("method.phases=[5]", "method.phases: *expected a string"),
+        ("method.phases=[5]", "method.phases*expected a string"),
         (
             r#"method.phases=["spare:5/6"]"#,
             r#"method.phases: expected one of dense, sparse, frozen and, but for the last, its end in the run, as "sparse:5/6" or "dense:settled", found "spare:5/6""#,
