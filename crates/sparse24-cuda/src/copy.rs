@@ -103,8 +103,8 @@ impl Device {
             Height: shape[0],
         };
         self.noted(Work::Copy, || {
-            // SAFETY: device rows lie within an allocation of this device. Host rows lie within memory of the caller's: those read were copied aside when
-            // the call returns, as the driver promises for pageable memory, and who has some written waits.
+            // SAFETY: device rows lie within an allocation of this device. Host rows lie within memory of the caller's: those read were
+            // copied aside when the call returns, as the driver promises for pageable memory, and who has some written waits.
             unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) }.result().map_err(|error| self.refused(what.into(), error))
         })
     }
