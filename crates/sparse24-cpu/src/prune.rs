@@ -6,14 +6,14 @@ mod block;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ndarray::{ArrayView2, ArrayViewMut2, Axis, Zip, s};
+use ndarray::{ArrayView2, ArrayViewMut2, Axis, Zip};
 use rayon::prelude::*;
 use sparse24_core::{Element, Mask, MaskKind, compressed::Compressed24, prune::ValueMap};
 
 use self::block::{BLOCK_ROWS, Part};
 use crate::{
     Error, nibbles, shape,
-    simd::{Available, Kernel, Vector},
+    simd::{self, Available, Kernel, Vector},
     strips,
 };
 
@@ -181,26 +181,29 @@ fn compress<T: Element, U: Element>(
         return;
     }
     let (r, q) = w.dim();
-    let rows = strips::rows_per_task(q).next_multiple_of(BLOCK_ROWS);
-    let stride = forward.metadata_stride();
+    let bytes = forward.values().len() * size_of::<U>() * (1 + usize::from(dgrad.is_some()));
     let (values, metadata) = forward.parts_mut();
-    let values = values.into_slice().expect("values are row-major").chunks_mut(rows * q / 2);
-    let mut dgrad = dgrad.map(|dgrad| {
+    let forward = (values.into_slice().expect("values are row-major"), metadata);
+    let dgrad = dgrad.map(|dgrad| {
         let stride = dgrad.metadata_stride();
         let (values, metadata) = dgrad.parts_mut();
         (values, ArrayViewMut2::from_shape((q, stride), metadata).expect("metadata has a row for each row of values"))
     });
-    let mut parts: Vec<_> = (values.zip(metadata.chunks_mut(rows * stride)).enumerate())
-        .map(|(task, forward)| {
-            let (first, end) = (task * rows, r.min((task + 1) * rows));
-            let tiles = &mask.tiles()[first / 4 * (q / 4)..end / 4 * (q / 4)];
-            Part { w: w.slice_move(s![first..end, ..]), tiles, map, forward, dgrad: None }
-        })
-        .collect();
-    if let Some((values, metadata)) = &mut dgrad {
-        let columns = values.axis_chunks_iter_mut(Axis(1), rows / 2).zip(metadata.axis_chunks_iter_mut(Axis(1), rows / 8));
-        parts.iter_mut().zip(columns).for_each(|(part, columns)| part.dgrad = Some(columns));
+    // Blocks end where cache lines of dgrad's rows do.
+    let lead = dgrad.as_ref().map_or(0, |(values, _)| 2 * simd::before_a_line(values.as_ptr(), r / 2));
+    let rows = strips::rows_per_task(q).next_multiple_of(BLOCK_ROWS);
+    let (mut parts, mut rest) = (Vec::new(), Part { w, tiles: mask.tiles(), map, forward, dgrad, bytes });
+    if lead % 8 == 0 && (1..r).contains(&lead) {
+        let (part, others) = rest.split(lead);
+        parts.push(part);
+        rest = others;
     }
+    while rest.w.nrows() > rows {
+        let (part, others) = rest.split(rows);
+        parts.push(part);
+        rest = others;
+    }
+    parts.push(rest);
     strips::for_chunks(&mut parts, 1, |_, parts| {
         for part in parts {
             level.run(part);

@@ -9,9 +9,11 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod portable;
+mod stores;
 
 use sparse24_core::{Element, search::CODES};
 
+pub(crate) use self::stores::{Stores, before_a_line};
 use crate::convert;
 
 /// An instruction-set level.
@@ -123,6 +125,15 @@ pub(crate) trait Vector: Copy {
     type U: Copy;
     /// One truth a lane.
     type M: Copy;
+
+    /// Copies whole cache lines to where one begins, past the caches where the level can; others may see them after [`Self::fence`].
+    #[inline(always)]
+    fn stream<T: Copy>(self, from: &[T], to: &mut [T]) {
+        to.copy_from_slice(from);
+    }
+    /// What was streamed comes before what is stored next.
+    #[inline(always)]
+    fn fence(self) {}
 
     fn splat(self, x: f32) -> Self::F;
     fn load(self, from: &[f32]) -> Self::F;

@@ -1,6 +1,8 @@
 //! Compression of a block of weights: along its rows as they stream by, and along its columns by way of a panel in a near cache.
 //!
-//! Invariant: a mask that was checked. Deliberately absent: which threads do which rows.
+//! Rows are walked at the width of a block, so that what is read and what the forward output gets are long runs; the panel holds a whole
+//! block, so that each row of dgrad gets whole cache lines. Invariant: a mask that was checked. Deliberately absent: which threads do
+//! which rows.
 
 use core::any::TypeId;
 
@@ -13,19 +15,22 @@ use sparse24_core::{
 
 use crate::{
     convert, nibbles,
-    simd::{Kernel, Vector},
+    simd::{self, Kernel, Stores, Vector},
 };
 
 /// Rows of a block: its columns give two cache lines of f32 values, and whole words of metadata.
 pub(super) const BLOCK_ROWS: usize = 256;
 
-/// Columns of a block: few enough for its panel to stay near, many enough for its rows to stream.
-const BLOCK_COLUMNS: usize = 128;
+/// Columns of a block: few enough for its panel to stay in the second-level cache, many enough for its rows to stream.
+const BLOCK_COLUMNS: usize = 512;
 
 /// Rows and columns of a piece: whole vectors across two strips, and eight words of the mask along each.
 const ROWS: usize = 8;
 const COLUMNS: usize = 128;
 const WORDS: usize = COLUMNS / 16;
+
+/// Pieces before its turn that a piece is asked for.
+const AHEAD: usize = 2;
 
 /// Some rows of the weights, and where they go.
 pub(super) struct Part<'a, T, U> {
@@ -34,6 +39,8 @@ pub(super) struct Part<'a, T, U> {
     pub(super) map: ValueMap,
     pub(super) forward: (&'a mut [U], &'a mut [u8]),
     pub(super) dgrad: Option<(ArrayViewMut2<'a, U>, ArrayViewMut2<'a, u8>)>,
+    /// Bytes that all parts write.
+    pub(super) bytes: usize,
 }
 
 /// What sixteen columns of a block give to dgrad.
@@ -46,12 +53,14 @@ struct Panel {
     tiles: [[u64; 16]; BLOCK_ROWS / 64],
 }
 
-/// Stands in for rows that are too short, apart or absent.
-struct Spare<T, U> {
+/// Some rows of a block on their way.
+struct Staging<T, U> {
+    /// Stands in for rows that are too short, apart or absent.
     x: [[T; COLUMNS]; ROWS],
     carried: [[f32; COLUMNS]; ROWS],
-    values: [[U; COLUMNS / 2]; ROWS],
-    metadata: [[u8; COLUMNS / 8]; ROWS],
+    /// What the forward output gets of them.
+    values: [[U; BLOCK_COLUMNS / 2]; ROWS],
+    metadata: [[u8; BLOCK_COLUMNS / 8]; ROWS],
 }
 
 impl<T: Element, U: Element> Kernel for &mut Part<'_, T, U> {
@@ -119,46 +128,69 @@ impl Carriage for Mapped {
     }
 }
 
+impl<'a, T: Element, U: Element> Part<'a, T, U> {
+    /// Its first rows, a multiple of 8, and the others.
+    pub(super) fn split(self, rows: usize) -> (Self, Self) {
+        let q = self.w.ncols();
+        let (w, w_rest) = self.w.split_at(Axis(0), rows);
+        let (tiles, tiles_rest) = self.tiles.split_at(rows / 4 * (q / 4));
+        let (values, values_rest) = self.forward.0.split_at_mut(rows * (q / 2));
+        let (metadata, metadata_rest) = self.forward.1.split_at_mut(rows * stride(q));
+        let columns = |(values, metadata): (ArrayViewMut2<'a, U>, ArrayViewMut2<'a, u8>)| {
+            (values.split_at(Axis(1), rows / 2), metadata.split_at(Axis(1), rows / 8))
+        };
+        let (dgrad, dgrad_rest) = self.dgrad.map(columns).map(|((a, b), (c, d))| ((a, c), (b, d))).unzip();
+        (
+            Self { w, tiles, forward: (values, metadata), dgrad, ..self },
+            Self { w: w_rest, tiles: tiles_rest, forward: (values_rest, metadata_rest), dgrad: dgrad_rest, ..self },
+        )
+    }
+}
+
 impl<T: Element, U: Element> Part<'_, T, U> {
     #[inline(always)]
     fn blocks<V: Vector, C: Carriage>(&mut self, v: V) {
         let (rows, q) = self.w.dim();
-        let mut panels = [Panel { values: [[[0.0; 16]; 4]; BLOCK_ROWS / ROWS], tiles: [[0; 16]; BLOCK_ROWS / 64] }; BLOCK_COLUMNS / 16];
-        let mut spare = Spare {
+        let stores = Stores::new(v, self.bytes);
+        let mut panels = vec![Panel { values: [[[0.0; 16]; 4]; BLOCK_ROWS / ROWS], tiles: [[0; 16]; BLOCK_ROWS / 64] }; BLOCK_COLUMNS / 16];
+        let mut staging = Staging {
             x: [[T::default(); COLUMNS]; ROWS],
             carried: [[0.0; COLUMNS]; ROWS],
-            values: [[U::default(); COLUMNS / 2]; ROWS],
-            metadata: [[0; COLUMNS / 8]; ROWS],
+            values: [[U::default(); BLOCK_COLUMNS / 2]; ROWS],
+            metadata: [[0; BLOCK_COLUMNS / 8]; ROWS],
         };
         for first in (0..rows).step_by(BLOCK_ROWS) {
             for column in (0..q).step_by(BLOCK_COLUMNS) {
                 let [height, width] = [BLOCK_ROWS.min(rows - first), BLOCK_COLUMNS.min(q - column)];
                 for row in (0..height).step_by(ROWS) {
                     for at in (0..width).step_by(COLUMNS) {
-                        self.piece::<V, C>(v, [first + row, column + at], row / ROWS, &mut panels[at / 16..], &mut spare);
+                        self.piece::<V, C>(v, [first + row, column + at], [row, at], &mut panels, &mut staging);
                     }
+                    self.rows(&stores, [first + row, column], width, &staging);
                 }
                 if self.dgrad.is_some() {
                     for (panel, at) in panels.iter().zip((0..width).step_by(16)) {
-                        self.columns::<V, C>(v, [first, column + at], [height, 16.min(width - at)], panel);
+                        self.columns::<V, C>(&stores, [first, column + at], [height, 16.min(width - at)], panel);
                     }
                 }
             }
         }
     }
 
-    /// Compresses at most 8 rows of at most 128 columns along their rows, and leaves in panels what they give to dgrad.
+    /// Compresses at most 8 rows of at most 128 columns along their rows, and leaves in panels what they give to dgrad; `at` is their place
+    /// in the block.
     #[inline(always)]
     fn piece<V: Vector, C: Carriage>(
-        &mut self,
+        &self,
         v: V,
         [row, column]: [usize; 2],
-        pair: usize,
+        at: [usize; 2],
         panels: &mut [Panel],
-        spare: &mut Spare<T, U>,
+        staging: &mut Staging<T, U>,
     ) {
         let (w, map, q) = (self.w, self.map, self.w.ncols());
         let [height, width] = [ROWS.min(w.nrows() - row), COLUMNS.min(q - column)];
+        let (pair, panels) = (at[0] / ROWS, &mut panels[at[1] / 16..]);
         let mut words = [[0; WORDS]; 2];
         for (strip, words) in words.iter_mut().enumerate().take(height / 4) {
             let tiles = &self.tiles[(row / 4 + strip) * (q / 4) + column / 4..][..width / 4];
@@ -177,22 +209,18 @@ impl<T: Element, U: Element> Part<'_, T, U> {
             true => w.index_axis_move(Axis(0), row + i).to_slice()?[column..].first_chunk(),
             false => None,
         };
-        for (i, to) in spare.x.iter_mut().enumerate().take(height) {
+        for (i, to) in staging.x.iter_mut().enumerate().take(height) {
             if stored(i).is_none() {
                 gather(w, [row + i, column], to);
             }
         }
         let mut x = [&[0.0; COLUMNS]; ROWS];
-        for (i, (x, carried)) in x.iter_mut().zip(&mut spare.carried).enumerate() {
-            *x = carry::<C, T>(stored(i).unwrap_or(&spare.x[i]), &words[i / 4], 4 * (i % 4), map, carried);
+        for (i, (x, carried)) in x.iter_mut().zip(&mut staging.carried).enumerate() {
+            *x = carry::<C, T>(stored(i).unwrap_or(&staging.x[i]), &words[i / 4], 4 * (i % 4), map, carried);
         }
-        let (values, metadata): (&mut [U], &mut [u8]) = match (width, &mut self.forward) {
-            (COLUMNS, (values, metadata)) => (&mut values[row * (q / 2)..], &mut metadata[row * stride(q)..]),
-            _ => (&mut [], &mut []),
-        };
-        let values_to = whole(values, q / 2, column / 2, &mut spare.values);
-        let metadata_to = whole(metadata, stride(q), column / 8, &mut spare.metadata);
-        for (i, (values, metadata)) in values_to.into_iter().zip(metadata_to).enumerate() {
+        for (i, (values, metadata)) in staging.values.iter_mut().zip(&mut staging.metadata).enumerate() {
+            let values = values[at[1] / 2..].first_chunk_mut::<{ COLUMNS / 2 }>().expect("a block is whole pieces");
+            let metadata = metadata[at[1] / 8..].first_chunk_mut::<{ COLUMNS / 8 }>().expect("a block is whole pieces");
             for (at, to) in values.as_chunks_mut::<16>().0.iter_mut().enumerate() {
                 let mut packed = [0.0; 16];
                 for lane in (0..32).step_by(2 * V::LANES) {
@@ -206,7 +234,11 @@ impl<T: Element, U: Element> Part<'_, T, U> {
                 *to = patterns[i % 4].to_le_bytes();
             }
         }
+        let ahead = ahead(at[1], w.strides()[0]);
         for (at, panel) in panels.iter_mut().enumerate().take(WORDS) {
+            for x in (0..ROWS).filter_map(stored) {
+                simd::prefetch(&x[16 * at..], ahead);
+            }
             panel.tiles.as_flattened_mut()[2 * pair..][..2].copy_from_slice(&[tiles[0][at], tiles[1][at]]);
             for lane in (0..16).step_by(V::LANES) {
                 let mut strips = [[v.splat(0.0); 4]; 2];
@@ -220,30 +252,27 @@ impl<T: Element, U: Element> Part<'_, T, U> {
                 }
             }
         }
-        if width < COLUMNS {
-            self.forward_rest([row, column], spare);
-        }
     }
 
-    /// The forward values and metadata of rows too short for a piece.
-    #[cold]
-    #[inline(never)]
-    fn forward_rest(&mut self, [row, column]: [usize; 2], spare: &Spare<T, U>) {
-        let (q, width) = (self.w.ncols(), self.w.ncols() - column);
+    /// Writes the forward values and metadata of at most 8 rows at the width of the block.
+    #[inline(always)]
+    fn rows<V: Vector>(&mut self, stores: &Stores<V>, [row, column]: [usize; 2], width: usize, staging: &Staging<T, U>) {
+        let (q, (values, metadata)) = (self.w.ncols(), &mut self.forward);
         for (i, row) in (row..self.w.nrows().min(row + ROWS)).enumerate() {
-            self.forward.0[row * (q / 2) + column / 2..][..width / 2].copy_from_slice(&spare.values[i][..width / 2]);
-            let metadata = &mut self.forward.1[row * stride(q) + column / 8..][..width.div_ceil(8)];
-            metadata.copy_from_slice(&spare.metadata[i][..width.div_ceil(8)]);
+            stores.write(&staging.values[i][..width / 2], &mut values[row * (q / 2) + column / 2..][..width / 2]);
+            let to = &mut metadata[row * stride(q) + column / 8..][..width.div_ceil(8)];
+            to.copy_from_slice(&staging.metadata[i][..width.div_ceil(8)]);
             if width % 8 != 0 {
-                metadata[width / 8] &= 0xf;
+                to[width / 8] &= 0xf;
             }
         }
     }
 
-    /// Compresses at most 16 columns of at most 64 rows from their panel.
+    /// Compresses at most 16 columns of a block from their panel.
     #[inline(always)]
-    fn columns<V: Vector, C: Carriage>(&mut self, v: V, [first, column]: [usize; 2], [height, width]: [usize; 2], panel: &Panel) {
+    fn columns<V: Vector, C: Carriage>(&mut self, stores: &Stores<V>, [first, column]: [usize; 2], [height, width]: [usize; 2], panel: &Panel) {
         let Some((values, metadata)) = &mut self.dgrad else { return };
+        let v = stores.vector();
         let mut patterns = [[[0; 8]; BLOCK_ROWS / 64]; 16];
         for (at, tiles) in panel.tiles.iter().enumerate() {
             let columns = nibbles::transpose(*tiles);
@@ -276,7 +305,9 @@ impl<T: Element, U: Element> Part<'_, T, U> {
             for (i, packed) in (j..width).step_by(4).zip(&packed) {
                 let mut to = values.index_axis_mut(Axis(0), column + i);
                 let to = &mut to.as_slice_mut().expect("values are row-major")[first / 2..];
-                put::<C, U, _>(packed, to, height / 2);
+                let mut line = [U::default(); BLOCK_ROWS / 2];
+                deliver::<C, U, _>(packed, &mut line);
+                stores.write(&line[..height / 2], &mut to[..height / 2]);
             }
         }
     }
@@ -287,16 +318,11 @@ fn stride(q: usize) -> usize {
     (q / 4).div_ceil(2)
 }
 
-/// The `N` elements from `at` on of each row, spare ones for a row that has fewer.
+/// Elements between a piece at column `at` of its block and the one that follows [`AHEAD`] later.
 #[inline(always)]
-fn whole<'a, E, const N: usize>(rows: &'a mut [E], stride: usize, at: usize, spare: &'a mut [[E; N]; ROWS]) -> [&'a mut [E; N]; ROWS] {
-    let mut to = spare.each_mut();
-    for (to, row) in to.iter_mut().zip(rows.chunks_mut(stride)) {
-        if let Some(whole) = row[at..].first_chunk_mut() {
-            *to = whole;
-        }
-    }
-    to
+fn ahead(at: usize, stride: isize) -> usize {
+    let (rows, column) = ((at + AHEAD * COLUMNS) / BLOCK_COLUMNS * ROWS, (at + AHEAD * COLUMNS) % BLOCK_COLUMNS);
+    (stride as usize).wrapping_mul(rows).wrapping_add(column).wrapping_sub(at)
 }
 
 /// Elements of a row whose elements are apart or too few; missing ones are left.
@@ -357,15 +383,6 @@ fn quarters(words: &[[u64; WORDS]; 2]) -> [[[u16; 4]; WORDS]; 2] {
 #[inline(always)]
 fn lanes<V: Vector>(kept: u16, lane: usize) -> u32 {
     u32::from(kept) >> (lane % 16) & ((1 << V::LANES) - 1)
-}
-
-/// Delivers the first `length` lanes.
-#[inline(always)]
-fn put<C: Carriage, U: Element, const N: usize>(lanes: &[f32; N], to: &mut [U], length: usize) {
-    match to.first_chunk_mut() {
-        Some(to) if length == N => deliver::<C, U, N>(lanes, to),
-        _ => to[..length].iter_mut().zip(lanes).for_each(|(to, &lane)| *to = C::deliver(lane)),
-    }
 }
 
 /// Delivers all lanes.

@@ -72,6 +72,25 @@ impl Vector for Avx512 {
     type M = __mmask16;
 
     #[inline(always)]
+    fn stream<T: Copy>(self, from: &[T], to: &mut [T]) {
+        const BYTES: usize = size_of::<__m512i>();
+        let bytes = size_of_val(from);
+        assert!(bytes == size_of_val(to) && bytes % BYTES == 0 && to.as_ptr().addr() % BYTES == 0, "whole vectors at their places");
+        let (from, to) = (from.as_ptr().cast::<u8>(), to.as_mut_ptr().cast::<u8>());
+        for at in (0..bytes).step_by(BYTES) {
+            // SAFETY: the token proves the features. Both slices have the bytes from `at` on, which are whole vectors, and those of `to` are
+            // aligned; elements may be copied, and a shared and a mutable slice do not overlap. The order of these stores is
+            // [`super::Stores`]' affair, which fences before it gives the slices up.
+            unsafe { _mm512_stream_si512(to.add(at).cast(), _mm512_loadu_si512(from.add(at).cast())) }
+        }
+    }
+    #[inline(always)]
+    fn fence(self) {
+        // SAFETY: the instruction is part of every x86-64.
+        unsafe { _mm_sfence() }
+    }
+
+    #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
         avx512!(self, _mm512_set1_ps(x))
     }

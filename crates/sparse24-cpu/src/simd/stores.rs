@@ -1,0 +1,62 @@
+//! How results reach memory: through the caches, or past them where they would not stay anyway.
+//!
+//! A plain store of a line that no cache holds reads it first. Stores past the caches do not, provided that whole lines are written.
+//! Invariant: who made such stores has passed a fence before anybody else can see the memory. Deliberately absent: what is stored.
+
+use super::Vector;
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Outputs of at least so many bytes go past the caches: they would drive each other out of those of a core.
+const MANY: usize = 1 << 22;
+
+/// Stores of one kernel on one thread.
+pub(crate) struct Stores<V: Vector> {
+    v: V,
+    past: bool,
+}
+
+impl<V: Vector> Stores<V> {
+    /// For an output of so many bytes.
+    #[inline(always)]
+    pub(crate) fn new(v: V, bytes: usize) -> Self {
+        Self { v, past: bytes >= MANY }
+    }
+
+    #[inline(always)]
+    pub(crate) fn vector(&self) -> V {
+        self.v
+    }
+
+    /// Copies elements to a place that this thread does not read, nor hands to another one, while the stores are alive.
+    #[inline(always)]
+    pub(crate) fn write<T: Copy>(&self, from: &[T], to: &mut [T]) {
+        if !self.past {
+            return to.copy_from_slice(from);
+        }
+        let each = LINE / size_of::<T>();
+        let before = to.as_ptr().align_offset(LINE).min(to.len());
+        let [head, lines] = [before, before + (to.len() - before) / each * each];
+        to[..head].copy_from_slice(&from[..head]);
+        to[lines..].copy_from_slice(&from[lines..]);
+        self.v.stream(&from[head..lines], &mut to[head..lines]);
+    }
+}
+
+impl<V: Vector> Drop for Stores<V> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.past {
+            self.v.fence();
+        }
+    }
+}
+
+/// Elements before the first cache line that begins at an element of every row; 0 if rows begin in different places of a line.
+pub(crate) fn before_a_line<T>(first: *const T, row: usize) -> usize {
+    match (row * size_of::<T>()) % LINE {
+        0 => Some(first.align_offset(LINE)).filter(|&elements| elements < LINE).unwrap_or(0),
+        _ => 0,
+    }
+}
