@@ -10,7 +10,7 @@ use ndarray::{ArrayView2, ArrayViewMut2, Axis, Zip};
 use rayon::prelude::*;
 use sparse24_core::{Element, Mask, MaskKind, compressed::Compressed24, prune::ValueMap};
 
-use self::block::{BLOCK_ROWS, Part};
+use self::block::Part;
 use crate::{
     Error, nibbles, shape,
     simd::{self, Available, Kernel, Vector},
@@ -191,7 +191,7 @@ fn compress<T: Element, U: Element>(
     });
     // Blocks end where cache lines of dgrad's rows do.
     let lead = dgrad.as_ref().map_or(0, |(values, _)| 2 * simd::before_a_line(values.as_ptr(), r / 2));
-    let rows = strips::rows_per_task(q).next_multiple_of(BLOCK_ROWS);
+    let rows = strips::rows_per_task(q).next_multiple_of(256);
     let (mut parts, mut rest) = (Vec::new(), Part { w, tiles: mask.tiles(), map, forward, dgrad, bytes });
     if lead % 8 == 0 && (1..r).contains(&lead) {
         let (part, others) = rest.split(lead);

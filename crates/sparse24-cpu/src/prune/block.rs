@@ -19,10 +19,11 @@ use crate::{
 };
 
 /// Rows of a block: its columns give two cache lines of f32 values, and whole words of metadata.
-pub(super) const BLOCK_ROWS: usize = 256;
+pub(super) const BLOCK_ROWS: usize = match option_env!("BR") { Some(x) => parse(x), None => 128 };
+const fn parse(x: &str) -> usize { let b = x.as_bytes(); let mut i = 0; let mut n = 0; while i < b.len() { n = 10 * n + (b[i] - 48) as usize; i += 1; } n }
 
 /// Columns of a block: few enough for its panel to stay in the second-level cache, many enough for its rows to stream.
-const BLOCK_COLUMNS: usize = 512;
+const BLOCK_COLUMNS: usize = match option_env!("BC") { Some(x) => parse(x), None => 512 };
 
 /// Rows and columns of a piece: whole vectors across two strips, and eight words of the mask along each.
 const ROWS: usize = 8;
@@ -43,14 +44,15 @@ pub(super) struct Part<'a, T, U> {
     pub(super) bytes: usize,
 }
 
-/// What sixteen columns of a block give to dgrad.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
+/// A word a column; the length is no power of two, so that words of a column do not share a set of a cache.
+type Words = [u32; BLOCK_COLUMNS + 16];
+
+/// What a block gives to dgrad.
 struct Panel {
-    /// Of each two strips and each j the kept elements of the columns `4*tile + j`, as [`Vector::pack_pairs`] leaves them.
-    values: [[[f32; 16]; 4]; BLOCK_ROWS / ROWS],
-    /// Of each strip the transposed tiles.
-    tiles: [[u64; 16]; BLOCK_ROWS / 64],
+    /// Of each strip the two kept elements of each column: as bits, in one word or in two.
+    words: Vec<Words>,
+    /// Of each strip the transposed tiles, four a word.
+    tiles: Vec<[u64; BLOCK_COLUMNS / 16]>,
 }
 
 /// Some rows of a block on their way.
@@ -81,6 +83,11 @@ trait Carriage {
     /// Sixteen elements of a row; nibble `4*g` of `tiles` is the pattern of group g.
     fn carry<T: Element>(row: &[T; 16], tiles: u64, map: ValueMap, to: &mut [f32; 16]);
     fn deliver<U: Element>(lane: f32) -> U;
+    /// The bits of what is delivered.
+    #[inline(always)]
+    fn word<U: Element>(lane: f32) -> u32 {
+        convert::carry(Self::deliver::<U>(lane)).to_bits()
+    }
 }
 
 /// From a type to the same type: as bits, so that the payload of a NaN survives.
@@ -152,7 +159,9 @@ impl<T: Element, U: Element> Part<'_, T, U> {
     fn blocks<V: Vector, C: Carriage>(&mut self, v: V) {
         let (rows, q) = self.w.dim();
         let stores = Stores::new(v, self.bytes);
-        let mut panels = vec![Panel { values: [[[0.0; 16]; 4]; BLOCK_ROWS / ROWS], tiles: [[0; 16]; BLOCK_ROWS / 64] }; BLOCK_COLUMNS / 16];
+        let words = vec![[0; BLOCK_COLUMNS + 16]; BLOCK_ROWS / 2];
+        let mut panel = Panel { words, tiles: vec![[0; BLOCK_COLUMNS / 16]; BLOCK_ROWS / 4] };
+        let mut lines = [[0; BLOCK_ROWS / 2]; 16];
         let mut staging = Staging {
             x: [[T::default(); COLUMNS]; ROWS],
             carried: [[0.0; COLUMNS]; ROWS],
@@ -164,13 +173,16 @@ impl<T: Element, U: Element> Part<'_, T, U> {
                 let [height, width] = [BLOCK_ROWS.min(rows - first), BLOCK_COLUMNS.min(q - column)];
                 for row in (0..height).step_by(ROWS) {
                     for at in (0..width).step_by(COLUMNS) {
-                        self.piece::<V, C>(v, [first + row, column + at], [row, at], &mut panels, &mut staging);
+                        self.piece::<V, C>(v, [first + row, column + at], [row, at], &mut panel, &mut staging);
                     }
                     self.rows(&stores, [first + row, column], width, &staging);
                 }
                 if self.dgrad.is_some() {
-                    for (panel, at) in panels.iter().zip((0..width).step_by(16)) {
-                        self.columns::<V, C>(&stores, [first, column + at], [height, 16.min(width - at)], panel);
+                    for at in (0..width).step_by(COLUMNS) {
+                        self.column_metadata([first, column + at], [height, COLUMNS.min(width - at)], &panel.tiles, at / 16);
+                    }
+                    for at in (0..width).step_by(16) {
+                        self.columns(&stores, [first, column + at], [height, 16.min(width - at)], &panel.words, at, &mut lines);
                     }
                 }
             }
@@ -185,12 +197,11 @@ impl<T: Element, U: Element> Part<'_, T, U> {
         v: V,
         [row, column]: [usize; 2],
         at: [usize; 2],
-        panels: &mut [Panel],
+        panel: &mut Panel,
         staging: &mut Staging<T, U>,
     ) {
         let (w, map, q) = (self.w, self.map, self.w.ncols());
         let [height, width] = [ROWS.min(w.nrows() - row), COLUMNS.min(q - column)];
-        let (pair, panels) = (at[0] / ROWS, &mut panels[at[1] / 16..]);
         let mut words = [[0; WORDS]; 2];
         for (strip, words) in words.iter_mut().enumerate().take(height / 4) {
             let tiles = &self.tiles[(row / 4 + strip) * (q / 4) + column / 4..][..width / 4];
@@ -202,55 +213,53 @@ impl<T: Element, U: Element> Part<'_, T, U> {
         let rows = each(&words, nibbles::rows);
         let patterns = each(&rows, nibbles::metadata);
         let tiles = each(&words, nibbles::transpose_tiles);
-        let columns = quarters(&each(&tiles, nibbles::rows));
         let (rows, patterns) = (quarters(&rows), quarters(&patterns));
 
-        let stored = |i: usize| match i < height {
-            true => w.index_axis_move(Axis(0), row + i).to_slice()?[column..].first_chunk(),
-            false => None,
-        };
-        for (i, to) in staging.x.iter_mut().enumerate().take(height) {
-            if stored(i).is_none() {
+        let mut stored = [None; ROWS];
+        for (i, (stored, to)) in stored.iter_mut().zip(&mut staging.x).enumerate().take(height) {
+            *stored = w.index_axis_move(Axis(0), row + i).to_slice().and_then(|row| row[column..].first_chunk());
+            if stored.is_none() {
                 gather(w, [row + i, column], to);
             }
         }
         let mut x = [&[0.0; COLUMNS]; ROWS];
         for (i, (x, carried)) in x.iter_mut().zip(&mut staging.carried).enumerate() {
-            *x = carry::<C, T>(stored(i).unwrap_or(&staging.x[i]), &words[i / 4], 4 * (i % 4), map, carried);
+            *x = carry::<C, T>(stored[i].unwrap_or(&staging.x[i]), &words[i / 4], 4 * (i % 4), map, carried);
         }
-        for (i, (values, metadata)) in staging.values.iter_mut().zip(&mut staging.metadata).enumerate() {
-            let values = values[at[1] / 2..].first_chunk_mut::<{ COLUMNS / 2 }>().expect("a block is whole pieces");
+        for (metadata, patterns) in staging.metadata.iter_mut().zip(patterns.as_flattened()) {
             let metadata = metadata[at[1] / 8..].first_chunk_mut::<{ COLUMNS / 8 }>().expect("a block is whole pieces");
-            for (at, to) in values.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-                let mut packed = [0.0; 16];
-                for lane in (0..32).step_by(2 * V::LANES) {
-                    let [low, high] = [32 * at + lane, 32 * at + lane + V::LANES];
-                    let kept = [lanes::<V>(rows[i / 4][low / 16][i % 4], low), lanes::<V>(rows[i / 4][high / 16][i % 4], high)];
-                    v.store(v.pack_pairs([v.load(&x[i][low..]), v.load(&x[i][high..])], kept), &mut packed[lane / 2..]);
-                }
-                deliver::<C, U, 16>(&packed, to);
-            }
-            for (to, patterns) in metadata.as_chunks_mut().0.iter_mut().zip(&patterns[i / 4]) {
-                *to = patterns[i % 4].to_le_bytes();
-            }
+            metadata.as_chunks_mut().0.iter_mut().zip(patterns).for_each(|(to, patterns)| *to = patterns.to_le_bytes());
         }
         let ahead = ahead(at[1], w.strides()[0]);
-        for (at, panel) in panels.iter_mut().enumerate().take(WORDS) {
-            for x in (0..ROWS).filter_map(stored) {
-                simd::prefetch(&x[16 * at..], ahead);
-            }
-            panel.tiles.as_flattened_mut()[2 * pair..][..2].copy_from_slice(&[tiles[0][at], tiles[1][at]]);
-            for lane in (0..16).step_by(V::LANES) {
-                let mut strips = [[v.splat(0.0); 4]; 2];
-                for (x, strip) in x.iter().zip(strips.as_flattened_mut()) {
-                    *strip = v.load(&x[16 * at + lane..]);
-                }
-                let [upper, lower] = [v.transpose_tiles(strips[0]), v.transpose_tiles(strips[1])];
-                for j in 0..4 {
-                    let kept = [lanes::<V>(columns[0][at][j], lane), lanes::<V>(columns[1][at][j], lane)];
-                    v.store(v.pack_pairs([upper[j], lower[j]], kept), &mut panel.values[pair][j][lane..]);
+        let (strips, _) = x.as_chunks::<4>();
+        for (strip, x) in strips.iter().enumerate() {
+            for x in stored[4 * strip..4 * strip + 4].iter().flatten() {
+                for line in (0..COLUMNS).step_by(64 / size_of::<T>()) {
+                    simd::prefetch(&x[line..], ahead);
                 }
             }
+            for lane in (0..COLUMNS).step_by(2 * V::LANES) {
+                let mut both = [[v.splat(0.0); 2]; 4];
+                for (i, (both, x)) in both.iter_mut().zip(x).enumerate() {
+                    *both = [v.load(&x[lane..]), v.load(&x[lane + V::LANES..])];
+                    let patterns = nibbles_at::<V>(&patterns[strip][i], lane);
+                    let mut packed = [0.0; 16];
+                    v.store(v.pack_pairs(*both, patterns), &mut packed);
+                    let values = &mut staging.values[4 * strip + i][(at[1] + lane) / 2..][..V::LANES];
+                    values.iter_mut().zip(packed).for_each(|(to, lane)| *to = C::deliver(lane));
+                }
+                for half in 0..2 {
+                    let lane = lane + half * V::LANES;
+                    let [x0, x1, x2, x3] = [both[0][half], both[1][half], both[2][half], both[3][half]];
+                    let kept = |i: usize| v.chosen(lanes::<V>(rows[strip][i][lane / 16], lane));
+                    let upper = v.select(kept(0), x0, v.select(kept(1), x1, x2));
+                    let lower = v.select(kept(3), x3, v.select(kept(2), x2, x1));
+                    store_pair::<V, C, U>(v, [upper, lower], &mut panel.words, at[0] / 4 + strip, at[1] + lane);
+                }
+            }
+        }
+        for (to, tiles) in panel.tiles[at[0] / 4..].iter_mut().zip(&tiles) {
+            to[at[1] / 16..][..WORDS].copy_from_slice(tiles);
         }
     }
 
@@ -268,47 +277,77 @@ impl<T: Element, U: Element> Part<'_, T, U> {
         }
     }
 
-    /// Compresses at most 16 columns of a block from their panel.
+    /// Writes the dgrad metadata of at most 128 columns of a block.
     #[inline(always)]
-    fn columns<V: Vector, C: Carriage>(&mut self, stores: &Stores<V>, [first, column]: [usize; 2], [height, width]: [usize; 2], panel: &Panel) {
-        let Some((values, metadata)) = &mut self.dgrad else { return };
-        let v = stores.vector();
-        let mut patterns = [[[0; 8]; BLOCK_ROWS / 64]; 16];
-        for (at, tiles) in panel.tiles.iter().enumerate() {
-            let columns = nibbles::transpose(*tiles);
-            for (patterns, kept) in patterns.iter_mut().zip(columns) {
-                let absent = (64 * (at + 1)).saturating_sub(height).min(63);
-                patterns[at] = (nibbles::metadata(kept) & (u64::MAX >> absent)).to_le_bytes();
-            }
-        }
-        for (i, patterns) in patterns.iter().enumerate().take(width) {
-            let mut to = metadata.index_axis_mut(Axis(0), column + i);
-            copy(
-                patterns.as_flattened().first_chunk::<{ BLOCK_ROWS / 8 }>().expect("as many"),
-                &mut to.as_slice_mut().expect("metadata is row-major")[first / 8..],
-                height.div_ceil(8),
-            );
-        }
-        for j in 0..4 {
-            let mut packed = [[0.0; BLOCK_ROWS / 2]; 4];
-            for lane in (0..16).step_by(V::LANES) {
-                for pair in (0..BLOCK_ROWS / ROWS).step_by(V::LANES / 4) {
-                    let mut x = [v.splat(0.0); 4];
-                    for (x, from) in x.iter_mut().zip(&panel.values[pair..]).take(V::LANES / 4) {
-                        *x = v.load(&from[j][lane..]);
-                    }
-                    for (x, to) in v.transpose_pairs(x).into_iter().zip(&mut packed[lane / 4..]).take(V::LANES / 4) {
-                        v.store(x, &mut to[4 * pair..]);
-                    }
+    fn column_metadata(&mut self, [first, column]: [usize; 2], [height, width]: [usize; 2], tiles: &[[u64; BLOCK_COLUMNS / 16]], at: usize) {
+        let Some((_, metadata)) = &mut self.dgrad else { return };
+        let mut bytes = [[[0; 8]; BLOCK_ROWS / 64]; COLUMNS];
+        for (part, tiles) in tiles.as_chunks::<16>().0.iter().enumerate().take(height.div_ceil(64)) {
+            let mut words = [[0; WORDS]; 16];
+            words.iter_mut().zip(tiles).for_each(|(words, tiles)| words.copy_from_slice(&tiles[at..][..WORDS]));
+            nibbles::transpose(&mut words);
+            let absent = (64 * (part + 1)).saturating_sub(height);
+            for (i, words) in words.iter().enumerate() {
+                for (at, &kept) in words.iter().enumerate() {
+                    bytes[16 * at + i][part] = (nibbles::metadata(kept) & (u64::MAX >> absent)).to_le_bytes();
                 }
             }
-            for (i, packed) in (j..width).step_by(4).zip(&packed) {
-                let mut to = values.index_axis_mut(Axis(0), column + i);
-                let to = &mut to.as_slice_mut().expect("values are row-major")[first / 2..];
-                let mut line = [U::default(); BLOCK_ROWS / 2];
-                deliver::<C, U, _>(packed, &mut line);
-                stores.write(&line[..height / 2], &mut to[..height / 2]);
+        }
+        for (i, bytes) in bytes.iter().enumerate().take(width) {
+            let mut to = metadata.index_axis_mut(Axis(0), column + i);
+            let bytes = bytes.as_flattened().first_chunk::<{ BLOCK_ROWS / 8 }>().expect("as many");
+            copy(bytes, &mut to.as_slice_mut().expect("metadata is row-major")[first / 8..], height.div_ceil(8));
+        }
+    }
+
+    /// Writes the dgrad values of at most 16 columns of a block.
+    #[inline(always)]
+    fn columns<V: Vector>(
+        &mut self,
+        stores: &Stores<V>,
+        [first, column]: [usize; 2],
+        [height, width]: [usize; 2],
+        words: &[Words],
+        place: usize,
+        lines: &mut [[u32; BLOCK_ROWS / 2]; 16],
+    ) {
+        let Some((values, _)) = &mut self.dgrad else { return };
+        let v = stores.vector();
+        for at in (0..height / 2 / convert::elements_a_word::<U>()).step_by(V::LANES) {
+            for lane in (0..16).step_by(V::LANES) {
+                let mut square = [v.splat_u(0); 16];
+                for (row, words) in square.iter_mut().zip(&words[at..]).take(V::LANES) {
+                    *row = v.load_u(&words[place + lane..]);
+                }
+                v.transpose(&mut square);
+                for (&row, line) in square.iter().zip(&mut lines[lane..]).take(V::LANES) {
+                    v.store_u(row, &mut line[at..]);
+                }
             }
+        }
+        for (i, line) in lines.iter().enumerate().take(width) {
+            let mut to = values.index_axis_mut(Axis(0), column + i);
+            stores.write_words(line, &mut to.as_slice_mut().expect("values are row-major")[first / 2..][..height / 2]);
+        }
+    }
+}
+
+/// The kept elements of a strip's columns, from `column` of the block on.
+#[inline(always)]
+fn store_pair<V: Vector, C: Carriage, U: Element>(v: V, pair: [V::F; 2], words: &mut [Words], strip: usize, column: usize) {
+    if convert::is::<U, f32>() {
+        v.store_u(v.bits(pair[0]), &mut words[2 * strip][column..]);
+        return v.store_u(v.bits(pair[1]), &mut words[2 * strip + 1][column..]);
+    }
+    let mut lanes = [[0.0; 16]; 2];
+    v.store(pair[0], &mut lanes[0]);
+    v.store(pair[1], &mut lanes[1]);
+    for i in 0..V::LANES {
+        let [upper, lower] = [C::word::<U>(lanes[0][i]), C::word::<U>(lanes[1][i])];
+        if convert::elements_a_word::<U>() == 2 {
+            words[strip][column + i] = upper | lower << 16;
+        } else {
+            (words[2 * strip][column + i], words[2 * strip + 1][column + i]) = (upper, lower);
         }
     }
 }
@@ -369,28 +408,31 @@ fn each(words: &[[u64; WORDS]; 2], f: impl Fn(u64) -> u64) -> [[u64; WORDS]; 2] 
     out
 }
 
-/// The four 16-bit parts of each word.
+/// The four 16-bit parts of each word, those of one row side by side.
 #[inline(always)]
-fn quarters(words: &[[u64; WORDS]; 2]) -> [[[u16; 4]; WORDS]; 2] {
-    let mut out = [[[0; 4]; WORDS]; 2];
-    for (out, word) in out.as_flattened_mut().iter_mut().zip(words.as_flattened()) {
-        *out = [*word as u16, (word >> 16) as u16, (word >> 32) as u16, (word >> 48) as u16];
+fn quarters(words: &[[u64; WORDS]; 2]) -> [[[u16; WORDS]; 4]; 2] {
+    let mut out = [[[0; WORDS]; 4]; 2];
+    for (out, words) in out.iter_mut().zip(words) {
+        for (i, out) in out.iter_mut().enumerate() {
+            out.iter_mut().zip(words).for_each(|(out, word)| *out = (word >> (16 * i)) as u16);
+        }
     }
     out
+}
+
+/// The nibbles of the groups of two vectors from `lane` on.
+#[inline(always)]
+fn nibbles_at<V: Vector>(patterns: &[u16; WORDS], lane: usize) -> u32 {
+    match V::LANES {
+        16 => u32::from(patterns[lane / 16]) | u32::from(patterns[lane / 16 + 1]) << 16,
+        _ => u32::from(patterns[lane / 16]) >> (lane % 16),
+    }
 }
 
 /// The bits of the `LANES` lanes from `lane % 16` on.
 #[inline(always)]
 fn lanes<V: Vector>(kept: u16, lane: usize) -> u32 {
     u32::from(kept) >> (lane % 16) & ((1 << V::LANES) - 1)
-}
-
-/// Delivers all lanes.
-#[inline(always)]
-fn deliver<C: Carriage, U: Element, const N: usize>(lanes: &[f32; N], to: &mut [U; N]) {
-    for i in 0..N {
-        to[i] = C::deliver(lanes[i]);
-    }
 }
 
 /// Copies the first `length`.

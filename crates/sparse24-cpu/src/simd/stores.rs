@@ -3,7 +3,10 @@
 //! A plain store of a line that no cache holds reads it first. Stores past the caches do not, provided that whole lines are written.
 //! Invariant: who made such stores has passed a fence before anybody else can see the memory. Deliberately absent: what is stored.
 
+use sparse24_core::Element;
+
 use super::Vector;
+use crate::convert;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -29,10 +32,19 @@ impl<V: Vector> Stores<V> {
         self.v
     }
 
+    /// [`Self::write`] of elements from words of [`convert::narrow_word`], those of a 16-bit type from both halves, the lower first.
+    #[inline(always)]
+    pub(crate) fn write_words<T: Element>(&self, words: &[u32], to: &mut [T]) {
+        match super::elements(words) {
+            Some(from) => self.write(&from[..to.len()], to),
+            None => super::deliver_words(words, to),
+        }
+    }
+
     /// Copies elements to a place that this thread does not read, nor hands to another one, while the stores are alive.
     #[inline(always)]
-    pub(crate) fn write<T: Copy>(&self, from: &[T], to: &mut [T]) {
-        if !self.past {
+    pub(crate) fn write<T: Element>(&self, from: &[T], to: &mut [T]) {
+        if !self.past || !(convert::is::<T, f32>() || convert::elements_a_word::<T>() == 2) {
             return to.copy_from_slice(from);
         }
         let each = LINE / size_of::<T>();
