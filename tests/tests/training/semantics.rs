@@ -6,6 +6,7 @@ use sparse24_train::{
     Error, ErrorKind,
     backend::{Arithmetic, cpu::CpuBackend},
     method::{GradientOperand, KeptValues, Method, Phase, PhaseKind, Pruner, Until, WeightOperand},
+    model::gpt2::Recompute,
     optim::AdamVariant,
     trainer::{Batches, FlipSampling, ParameterState, Recipe, Trainer, overall_flip_rate},
 };
@@ -137,9 +138,15 @@ fn flips_are_those_of_consecutive_weights() {
 /// A weight that is not finite stops training before the update, which then repeats itself, until good weights are restored.
 #[test]
 fn a_poisoned_weight_stops_training() {
-    let recipe = fixture::recipe(fst(LAMBDA));
-    let noise = Noise::of(&recipe);
-    for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+    let kept = fixture::recipe(fst(LAMBDA));
+    let noise = Noise::of(&kept);
+    for (poison, recompute) in [
+        (f32::NAN, Recompute::None),
+        (f32::NAN, Recompute::Blocks),
+        (f32::INFINITY, Recompute::None),
+        (f32::NEG_INFINITY, Recompute::Blocks),
+    ] {
+        let recipe = Recipe { recompute, ..kept.clone() };
         for (name, layer) in [
             ("wte.weight", "the embedding"),
             ("h.0.mlp.c_fc.weight", "h.0.mlp.c_fc"),

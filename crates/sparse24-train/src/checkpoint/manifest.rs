@@ -69,6 +69,7 @@ impl Manifest {
         let checksum = Fingerprint::of(&bytes).to_string();
         let digits = digits(bytes.len());
         bytes[digits].copy_from_slice(checksum.as_bytes());
+        assert!(bytes.len() as u64 <= LIMIT, "a manifest of {} bytes could not be read again, {LIMIT} at most are", bytes.len());
         bytes
     }
 

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Error,
-    backend::{Backend, NormBackward, NormForward, Tensor},
+    backend::{Backend, DType, NormBackward, NormForward, Region, Tensor},
 };
 
 /// LayerNorm over d features.
@@ -26,6 +26,30 @@ pub struct NormActivations {
     pub y: Tensor,
     /// `[p, 2]`.
     pub stats: Tensor,
+}
+
+impl NormActivations {
+    /// Allocates them for p tokens of d features.
+    ///
+    /// # Errors
+    /// Those of the allocations.
+    pub fn new(backend: &mut dyn Backend, name: &str, [p, d]: [usize; 2]) -> Result<Self, Error> {
+        let mut alloc = |part: &str, columns, dtype| backend.alloc(&format!("{name} {part}"), [p, columns], dtype, Region::Activations);
+        Ok(Self {
+            residual: alloc("residual", d, DType::Activation)?,
+            y: alloc("y", d, DType::Activation)?,
+            stats: alloc("stats", 2, DType::F32)?,
+        })
+    }
+
+    /// Those of the first tokens.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[must_use]
+    pub fn first_rows(self, tokens: usize) -> Self {
+        Self { residual: self.residual.first_rows(tokens), y: self.y.first_rows(tokens), stats: self.stats.first_rows(tokens) }
+    }
 }
 
 impl Norm {

@@ -359,6 +359,7 @@ impl Run {
             Some(metrics) => metrics,
             None => self.step()?,
         };
+        self.record_plans()?;
         if self.evaluates_after(metrics.step) && metrics.val_loss.is_none() {
             match self.evaluate() {
                 Ok(loss) => metrics.val_loss = Some(loss),

@@ -5,7 +5,7 @@
 use super::{Batches, Trainer};
 use crate::{
     Error,
-    backend::{Beta, NonFinite, StepState, Tensor},
+    backend::{Backend, Beta, NonFinite, StepState, Tensor},
     nn::Pass,
 };
 
@@ -43,10 +43,10 @@ impl Trainer {
                 dropout: self.recipe.dropout,
                 beta: Beta::Overwrite,
             };
-            for (layer, output) in self.model.outputs(&mut pass, &self.inputs)? {
-                if !self.is_finite(output)? {
-                    return Ok(Some(layer));
-                }
+            self.model.upload(pass.backend, &self.inputs, &self.targets)?;
+            let first = self.model.first_output(&mut pass, |backend, output| Ok(!is_finite(backend, output)?))?;
+            if first.is_some() {
+                return Ok(first);
             }
         }
         Ok(None)
@@ -56,15 +56,15 @@ impl Trainer {
     fn first_gradient(&mut self, any: usize) -> Result<String, Error> {
         let gradients: Vec<_> = self.parameters.iter().map(|parameter| (parameter.name.clone(), parameter.gradient)).collect();
         for (name, gradient) in gradients.iter().rev() {
-            if !self.is_finite(*gradient)? {
+            if !is_finite(&mut *self.backend, *gradient)? {
                 return Ok(name.clone());
             }
         }
         // The sum of its squares overflows, though each element is finite.
         Ok(gradients[any].0.clone())
     }
+}
 
-    fn is_finite(&mut self, tensor: Tensor) -> Result<bool, Error> {
-        Ok(self.backend.download(tensor)?.iter().all(|value| value.is_finite()))
-    }
+fn is_finite(backend: &mut dyn Backend, tensor: Tensor) -> Result<bool, Error> {
+    Ok(backend.download(tensor)?.iter().all(|value| value.is_finite()))
 }

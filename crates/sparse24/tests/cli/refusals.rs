@@ -2,9 +2,8 @@
 
 use std::{
     fs::{self, File},
+    io::{BufRead, BufReader},
     process::Stdio,
-    thread,
-    time::Duration,
 };
 
 use crate::support::{Place, TINY, sentence};
@@ -138,11 +137,10 @@ fn a_directory_in_use_is_refused() {
 #[test]
 fn two_processes_never_write_one_run() {
     let place = Place::new();
-    let mut first =
-        place.command(&format!("train {TINY} --set batch.accumulation=1000000 --out run")).stderr(Stdio::null()).spawn().unwrap();
-    while !place.path("run/log.txt").exists() {
-        thread::sleep(Duration::from_millis(1));
-    }
+    let line = format!("train {TINY} --set batch.accumulation=1000000 --out run");
+    let mut first = place.command(&line).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(first.stderr.take().unwrap());
+    said.read_line(&mut String::new()).unwrap();
     let message = format!("run: is in use by another process (pid {}); wait for it, or choose another directory", first.id());
     let second = place.command("resume run").output().unwrap();
     assert_eq!((second.status.code(), sentence(&second)), (Some(3), format!("error: {message}")));

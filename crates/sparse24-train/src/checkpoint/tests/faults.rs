@@ -20,6 +20,7 @@ fn operations(at: &Path, old: &Checkpoint, new: &Checkpoint) -> u32 {
     begin(at, old);
     let operations = trace(|| rotate(at, new).unwrap()).len() as u32;
     assert!(operations > 25, "{operations}");
+    println!("a rotation of {operations} operations");
     operations
 }
 

@@ -214,6 +214,7 @@ fn power_cuts(old: &Checkpoint, new: &Checkpoint, work: impl FnOnce(&Path), coun
     }
     // Once the work is done and synced, only the new one is left to be found.
     assert_eq!(load(&latest(&at).unwrap().checkpoint.unwrap()).unwrap(), *new);
+    println!("{} operations, {} states after a power cut", records.len(), seen.len());
     seen.len()
 }
 
