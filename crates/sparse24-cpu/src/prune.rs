@@ -10,7 +10,7 @@ use ndarray::{ArrayView2, ArrayViewMut2, Axis, Zip};
 use rayon::prelude::*;
 use sparse24_core::{Element, Mask, MaskKind, compressed::Compressed24, prune::ValueMap};
 
-use self::block::Part;
+use self::block::{Panels, Part};
 use crate::{
     Error, nibbles, shape,
     simd::{self, Available, Kernel, Vector},
@@ -204,9 +204,9 @@ fn compress<T: Element, U: Element>(
         rest = others;
     }
     parts.push(rest);
-    strips::for_chunks(&mut parts, 1, |_, parts| {
-        for part in parts {
-            level.run(part);
-        }
-    });
+    let run = |panels: &mut Panels, part| level.run((part, panels));
+    match &mut parts[..] {
+        [part] => run(&mut Panels::new(), part),
+        parts => parts.par_iter_mut().for_each_init(Panels::new, run),
+    }
 }

@@ -4,8 +4,6 @@
 //! block, so that each row of dgrad gets whole cache lines. Invariant: a mask that was checked. Deliberately absent: which threads do
 //! which rows.
 
-use core::any::TypeId;
-
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 use sparse24_core::{
     Element,
@@ -18,12 +16,14 @@ use crate::{
     simd::{self, Kernel, Stores, Vector},
 };
 
-/// Rows of a block: its columns give two cache lines of f32 values, and whole words of metadata.
-pub(super) const BLOCK_ROWS: usize = match option_env!("BR") { Some(x) => parse(x), None => 128 };
-const fn parse(x: &str) -> usize { let b = x.as_bytes(); let mut i = 0; let mut n = 0; while i < b.len() { n = 10 * n + (b[i] - 48) as usize; i += 1; } n }
+/// Words that a block gives to a column of dgrad: four cache lines, as shorter runs are written at a fraction of the speed.
+const BLOCK_WORDS: usize = 64;
+
+/// Most rows of a block: a word is the kept pair of a strip, or one of the two.
+const BLOCK_ROWS: usize = 4 * BLOCK_WORDS;
 
 /// Columns of a block: few enough for its panel to stay in the second-level cache, many enough for its rows to stream.
-const BLOCK_COLUMNS: usize = match option_env!("BC") { Some(x) => parse(x), None => 512 };
+const BLOCK_COLUMNS: usize = 512;
 
 /// Rows and columns of a piece: whole vectors across two strips, and eight words of the mask along each.
 const ROWS: usize = 8;
@@ -44,10 +44,30 @@ pub(super) struct Part<'a, T, U> {
     pub(super) bytes: usize,
 }
 
+/// Rows and columns that are compressed together; none of them by default.
+#[derive(Clone, Copy, Default)]
+struct Block {
+    at: [usize; 2],
+    size: [usize; 2],
+}
+
 /// A word a column; the length is no power of two, so that words of a column do not share a set of a cache.
 type Words = [u32; BLOCK_COLUMNS + 16];
 
-/// What a block gives to dgrad.
+/// What blocks give to dgrad, of one that is being compressed and of the one before it.
+pub(super) struct Panels([Panel; 2]);
+
+impl Panels {
+    pub(super) fn new() -> Self {
+        Self(
+            [(); 2].map(|()| Panel {
+                words: vec![[0; BLOCK_COLUMNS + 16]; BLOCK_WORDS],
+                tiles: vec![[0; BLOCK_COLUMNS / 16]; BLOCK_ROWS / 4],
+            }),
+        )
+    }
+}
+
 struct Panel {
     /// Of each strip the two kept elements of each column: as bits, in one word or in two.
     words: Vec<Words>,
@@ -65,13 +85,14 @@ struct Staging<T, U> {
     metadata: [[u8; BLOCK_COLUMNS / 8]; ROWS],
 }
 
-impl<T: Element, U: Element> Kernel for &mut Part<'_, T, U> {
+impl<T: Element, U: Element> Kernel for (&mut Part<'_, T, U>, &mut Panels) {
     #[inline(always)]
     fn run<V: Vector>(self, v: V) {
-        match (self.map, TypeId::of::<T>() == TypeId::of::<U>()) {
-            (ValueMap::Identity, true) => self.blocks::<V, Bits>(v),
-            (ValueMap::Identity, false) => self.blocks::<V, Value>(v),
-            (ValueMap::SoftThreshold { .. }, _) => self.blocks::<V, Mapped>(v),
+        let (part, panels) = self;
+        match (part.map, convert::is::<T, U>()) {
+            (ValueMap::Identity, true) => part.blocks::<V, Bits>(v, panels),
+            (ValueMap::Identity, false) => part.blocks::<V, Value>(v, panels),
+            (ValueMap::SoftThreshold { .. }, _) => part.blocks::<V, Mapped>(v, panels),
         }
     }
 }
@@ -155,56 +176,55 @@ impl<'a, T: Element, U: Element> Part<'a, T, U> {
 }
 
 impl<T: Element, U: Element> Part<'_, T, U> {
+    /// The columns of a block are written while the next one is compressed, so that neither memory nor arithmetic waits for the other.
     #[inline(always)]
-    fn blocks<V: Vector, C: Carriage>(&mut self, v: V) {
+    fn blocks<V: Vector, C: Carriage>(&mut self, v: V, Panels([filled, panel]): &mut Panels) {
         let (rows, q) = self.w.dim();
         let stores = Stores::new(v, self.bytes);
-        let words = vec![[0; BLOCK_COLUMNS + 16]; BLOCK_ROWS / 2];
-        let mut panel = Panel { words, tiles: vec![[0; BLOCK_COLUMNS / 16]; BLOCK_ROWS / 4] };
-        let mut lines = [[0; BLOCK_ROWS / 2]; 16];
+        let mut lines = [[0; BLOCK_WORDS]; 16];
         let mut staging = Staging {
             x: [[T::default(); COLUMNS]; ROWS],
             carried: [[0.0; COLUMNS]; ROWS],
             values: [[U::default(); BLOCK_COLUMNS / 2]; ROWS],
             metadata: [[0; BLOCK_COLUMNS / 8]; ROWS],
         };
-        for first in (0..rows).step_by(BLOCK_ROWS) {
-            for column in (0..q).step_by(BLOCK_COLUMNS) {
-                let [height, width] = [BLOCK_ROWS.min(rows - first), BLOCK_COLUMNS.min(q - column)];
-                for row in (0..height).step_by(ROWS) {
-                    for at in (0..width).step_by(COLUMNS) {
-                        self.piece::<V, C>(v, [first + row, column + at], [row, at], &mut panel, &mut staging);
+        let height = 2 * BLOCK_WORDS * convert::elements_a_word::<U>();
+        let blocks = (0..rows).step_by(height).flat_map(|row| (0..q).step_by(BLOCK_COLUMNS).map(move |column| [row, column]));
+        let blocks = blocks.map(|at| Block { at, size: [height.min(rows - at[0]), BLOCK_COLUMNS.min(q - at[1])] });
+        let mut before = Block::default();
+        for block in blocks.chain([Block::default()]) {
+            let across = block.size[1].div_ceil(COLUMNS);
+            let pieces = block.size[0].div_ceil(ROWS) * across;
+            let sixteens = if self.dgrad.is_some() { before.size[1].div_ceil(16) } else { 0 };
+            let mut written = 0;
+            for piece in 0..pieces.max(1) {
+                if piece < pieces {
+                    let [row, column] = [piece / across * ROWS, piece % across * COLUMNS];
+                    self.piece::<V, C>(v, block, [row, column], panel, &mut staging);
+                    if column + COLUMNS >= block.size[1] {
+                        self.rows(&stores, block, row, &staging);
                     }
-                    self.rows(&stores, [first + row, column], width, &staging);
                 }
-                if self.dgrad.is_some() {
-                    for at in (0..width).step_by(COLUMNS) {
-                        self.column_metadata([first, column + at], [height, COLUMNS.min(width - at)], &panel.tiles, at / 16);
-                    }
-                    for at in (0..width).step_by(16) {
-                        self.columns(&stores, [first, column + at], [height, 16.min(width - at)], &panel.words, at, &mut lines);
-                    }
+                while written * pieces.max(1) < (piece + 1) * sixteens {
+                    self.columns(&stores, before, 16 * written, filled, &mut lines);
+                    written += 1;
                 }
             }
+            core::mem::swap(filled, panel);
+            before = block;
         }
     }
 
-    /// Compresses at most 8 rows of at most 128 columns along their rows, and leaves in panels what they give to dgrad; `at` is their place
-    /// in the block.
+    /// Compresses at most 8 rows of at most 128 columns, `at` in the block, along their rows, and leaves in the panel what they give to dgrad.
     #[inline(always)]
-    fn piece<V: Vector, C: Carriage>(
-        &self,
-        v: V,
-        [row, column]: [usize; 2],
-        at: [usize; 2],
-        panel: &mut Panel,
-        staging: &mut Staging<T, U>,
-    ) {
+    fn piece<V: Vector, C: Carriage>(&self, v: V, block: Block, at: [usize; 2], panel: &mut Panel, staging: &mut Staging<T, U>) {
         let (w, map, q) = (self.w, self.map, self.w.ncols());
+        let [row, column] = [block.at[0] + at[0], block.at[1] + at[1]];
         let [height, width] = [ROWS.min(w.nrows() - row), COLUMNS.min(q - column)];
         let mut words = [[0; WORDS]; 2];
         for (strip, words) in words.iter_mut().enumerate().take(height / 4) {
             let tiles = &self.tiles[(row / 4 + strip) * (q / 4) + column / 4..][..width / 4];
+            simd::prefetch(tiles, ahead(at[1], (q / 4) as isize) / 4);
             match tiles.first_chunk::<{ 4 * WORDS }>() {
                 Some(tiles) => words.iter_mut().zip(tiles.as_chunks::<4>().0).for_each(|(word, tiles)| *word = nibbles::word(tiles)),
                 None => words.iter_mut().zip(tiles.chunks(4)).for_each(|(word, tiles)| *word = ragged_word(tiles)),
@@ -222,9 +242,11 @@ impl<T: Element, U: Element> Part<'_, T, U> {
                 gather(w, [row + i, column], to);
             }
         }
+        let mut stored = stored.into_iter().zip(&staging.x).map(|(stored, spare)| stored.unwrap_or(spare));
+        let stored: [_; ROWS] = core::array::from_fn(|_| stored.next().expect("as many"));
         let mut x = [&[0.0; COLUMNS]; ROWS];
         for (i, (x, carried)) in x.iter_mut().zip(&mut staging.carried).enumerate() {
-            *x = carry::<C, T>(stored[i].unwrap_or(&staging.x[i]), &words[i / 4], 4 * (i % 4), map, carried);
+            *x = carry::<C, T>(stored[i], &words[i / 4], 4 * (i % 4), map, carried);
         }
         for (metadata, patterns) in staging.metadata.iter_mut().zip(patterns.as_flattened()) {
             let metadata = metadata[at[1] / 8..].first_chunk_mut::<{ COLUMNS / 8 }>().expect("a block is whole pieces");
@@ -233,15 +255,13 @@ impl<T: Element, U: Element> Part<'_, T, U> {
         let ahead = ahead(at[1], w.strides()[0]);
         let (strips, _) = x.as_chunks::<4>();
         for (strip, x) in strips.iter().enumerate() {
-            for x in stored[4 * strip..4 * strip + 4].iter().flatten() {
-                for line in (0..COLUMNS).step_by(64 / size_of::<T>()) {
-                    simd::prefetch(&x[line..], ahead);
-                }
-            }
             for lane in (0..COLUMNS).step_by(2 * V::LANES) {
                 let mut both = [[v.splat(0.0); 2]; 4];
                 for (i, (both, x)) in both.iter_mut().zip(x).enumerate() {
                     *both = [v.load(&x[lane..]), v.load(&x[lane + V::LANES..])];
+                    for line in (lane..lane + 2 * V::LANES).step_by(64 / size_of::<T>()) {
+                        simd::prefetch(&stored[4 * strip + i][line..], ahead);
+                    }
                     let patterns = nibbles_at::<V>(&patterns[strip][i], lane);
                     let mut packed = [0.0; 16];
                     v.store(v.pack_pairs(*both, patterns), &mut packed);
@@ -263,11 +283,12 @@ impl<T: Element, U: Element> Part<'_, T, U> {
         }
     }
 
-    /// Writes the forward values and metadata of at most 8 rows at the width of the block.
+    /// Writes the forward values and metadata of at most 8 rows of a block, from its row `at` on.
     #[inline(always)]
-    fn rows<V: Vector>(&mut self, stores: &Stores<V>, [row, column]: [usize; 2], width: usize, staging: &Staging<T, U>) {
+    fn rows<V: Vector>(&mut self, stores: &Stores<V>, block: Block, at: usize, staging: &Staging<T, U>) {
         let (q, (values, metadata)) = (self.w.ncols(), &mut self.forward);
-        for (i, row) in (row..self.w.nrows().min(row + ROWS)).enumerate() {
+        let ([first, column], [height, width]) = (block.at, block.size);
+        for (i, row) in (first + at..first + height.min(at + ROWS)).enumerate() {
             stores.write(&staging.values[i][..width / 2], &mut values[row * (q / 2) + column / 2..][..width / 2]);
             let to = &mut metadata[row * stride(q) + column / 8..][..width.div_ceil(8)];
             to.copy_from_slice(&staging.metadata[i][..width.div_ceil(8)]);
@@ -277,59 +298,54 @@ impl<T: Element, U: Element> Part<'_, T, U> {
         }
     }
 
-    /// Writes the dgrad metadata of at most 128 columns of a block.
+    /// Writes the dgrad values of at most 16 columns of a block, from its column `at` on, and of as many as a piece has their metadata.
     #[inline(always)]
-    fn column_metadata(&mut self, [first, column]: [usize; 2], [height, width]: [usize; 2], tiles: &[[u64; BLOCK_COLUMNS / 16]], at: usize) {
-        let Some((_, metadata)) = &mut self.dgrad else { return };
-        let mut bytes = [[[0; 8]; BLOCK_ROWS / 64]; COLUMNS];
-        for (part, tiles) in tiles.as_chunks::<16>().0.iter().enumerate().take(height.div_ceil(64)) {
-            let mut words = [[0; WORDS]; 16];
-            words.iter_mut().zip(tiles).for_each(|(words, tiles)| words.copy_from_slice(&tiles[at..][..WORDS]));
-            nibbles::transpose(&mut words);
-            let absent = (64 * (part + 1)).saturating_sub(height);
-            for (i, words) in words.iter().enumerate() {
-                for (at, &kept) in words.iter().enumerate() {
-                    bytes[16 * at + i][part] = (nibbles::metadata(kept) & (u64::MAX >> absent)).to_le_bytes();
-                }
+    fn columns<V: Vector>(&mut self, stores: &Stores<V>, block: Block, at: usize, panel: &Panel, lines: &mut [[u32; BLOCK_WORDS]; 16]) {
+        let Some((values, metadata)) = &mut self.dgrad else { return };
+        let ([first, column], [height, width]) = (block.at, block.size);
+        if at % COLUMNS == 0 {
+            for (i, bytes) in column_metadata(height, &panel.tiles, at).iter().enumerate().take(width - at) {
+                let mut to = metadata.index_axis_mut(Axis(0), column + at + i);
+                let to = &mut to.as_slice_mut().expect("metadata is row-major")[first / 8..][..height.div_ceil(8)];
+                to.chunks_mut(8).zip(bytes).for_each(|(to, bytes)| copy(bytes, to));
             }
         }
-        for (i, bytes) in bytes.iter().enumerate().take(width) {
-            let mut to = metadata.index_axis_mut(Axis(0), column + i);
-            let bytes = bytes.as_flattened().first_chunk::<{ BLOCK_ROWS / 8 }>().expect("as many");
-            copy(bytes, &mut to.as_slice_mut().expect("metadata is row-major")[first / 8..], height.div_ceil(8));
-        }
-    }
-
-    /// Writes the dgrad values of at most 16 columns of a block.
-    #[inline(always)]
-    fn columns<V: Vector>(
-        &mut self,
-        stores: &Stores<V>,
-        [first, column]: [usize; 2],
-        [height, width]: [usize; 2],
-        words: &[Words],
-        place: usize,
-        lines: &mut [[u32; BLOCK_ROWS / 2]; 16],
-    ) {
-        let Some((values, _)) = &mut self.dgrad else { return };
         let v = stores.vector();
-        for at in (0..height / 2 / convert::elements_a_word::<U>()).step_by(V::LANES) {
+        for word in (0..height / 2 / convert::elements_a_word::<U>()).step_by(V::LANES) {
             for lane in (0..16).step_by(V::LANES) {
                 let mut square = [v.splat_u(0); 16];
-                for (row, words) in square.iter_mut().zip(&words[at..]).take(V::LANES) {
-                    *row = v.load_u(&words[place + lane..]);
+                for (row, words) in square.iter_mut().zip(&panel.words[word..]).take(V::LANES) {
+                    *row = v.load_u(&words[at + lane..]);
                 }
                 v.transpose(&mut square);
                 for (&row, line) in square.iter().zip(&mut lines[lane..]).take(V::LANES) {
-                    v.store_u(row, &mut line[at..]);
+                    v.store_u(row, &mut line[word..]);
                 }
             }
         }
-        for (i, line) in lines.iter().enumerate().take(width) {
-            let mut to = values.index_axis_mut(Axis(0), column + i);
+        for (i, line) in lines.iter().enumerate().take(width - at) {
+            let mut to = values.index_axis_mut(Axis(0), column + at + i);
             stores.write_words(line, &mut to.as_slice_mut().expect("values are row-major")[first / 2..][..height / 2]);
         }
     }
+}
+
+/// The metadata of the columns of a piece, from column `at` of a block on: a word for 64 rows.
+#[inline(always)]
+fn column_metadata(height: usize, tiles: &[[u64; BLOCK_COLUMNS / 16]], at: usize) -> [[[u8; 8]; BLOCK_ROWS / 64]; COLUMNS] {
+    let mut bytes = [[[0; 8]; BLOCK_ROWS / 64]; COLUMNS];
+    for (part, tiles) in tiles.as_chunks::<16>().0.iter().enumerate().take(height.div_ceil(64)) {
+        let mut words = [[0; WORDS]; 16];
+        words.iter_mut().zip(tiles).for_each(|(words, tiles)| words.copy_from_slice(&tiles[at / 16..][..WORDS]));
+        nibbles::transpose(&mut words);
+        let absent = (64 * (part + 1)).saturating_sub(height);
+        for (i, words) in words.iter().enumerate() {
+            for (at, &kept) in words.iter().enumerate() {
+                bytes[16 * at + i][part] = (nibbles::metadata(kept) & (u64::MAX >> absent)).to_le_bytes();
+            }
+        }
+    }
+    bytes
 }
 
 /// The kept elements of a strip's columns, from `column` of the block on.
@@ -342,13 +358,14 @@ fn store_pair<V: Vector, C: Carriage, U: Element>(v: V, pair: [V::F; 2], words: 
     let mut lanes = [[0.0; 16]; 2];
     v.store(pair[0], &mut lanes[0]);
     v.store(pair[1], &mut lanes[1]);
+    let mut bits = [[0; 16]; 2];
     for i in 0..V::LANES {
         let [upper, lower] = [C::word::<U>(lanes[0][i]), C::word::<U>(lanes[1][i])];
-        if convert::elements_a_word::<U>() == 2 {
-            words[strip][column + i] = upper | lower << 16;
-        } else {
-            (words[2 * strip][column + i], words[2 * strip + 1][column + i]) = (upper, lower);
-        }
+        (bits[0][i], bits[1][i]) = if convert::elements_a_word::<U>() == 2 { (upper | lower << 16, 0) } else { (upper, lower) };
+    }
+    let each = convert::elements_a_word::<U>();
+    for (bits, words) in bits.iter().zip(&mut words[2 / each * strip..]).take(2 / each) {
+        v.store_u(v.load_u(bits), &mut words[column..]);
     }
 }
 
@@ -435,11 +452,11 @@ fn lanes<V: Vector>(kept: u16, lane: usize) -> u32 {
     u32::from(kept) >> (lane % 16) & ((1 << V::LANES) - 1)
 }
 
-/// Copies the first `length`.
+/// Copies as many as there is room for.
 #[inline(always)]
-fn copy<E: Copy, const N: usize>(from: &[E; N], to: &mut [E], length: usize) {
+fn copy<E: Copy, const N: usize>(from: &[E; N], to: &mut [E]) {
     match to.first_chunk_mut::<N>() {
-        Some(to) if length == N => *to = *from,
-        _ => to[..length].copy_from_slice(&from[..length]),
+        Some(to) => *to = *from,
+        None => to.copy_from_slice(&from[..to.len()]),
     }
 }

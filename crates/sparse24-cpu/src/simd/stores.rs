@@ -50,8 +50,12 @@ impl<V: Vector> Stores<V> {
         let each = LINE / size_of::<T>();
         let before = to.as_ptr().align_offset(LINE).min(to.len());
         let [head, lines] = [before, before + (to.len() - before) / each * each];
-        to[..head].copy_from_slice(&from[..head]);
-        to[lines..].copy_from_slice(&from[lines..]);
+        if head > 0 {
+            to[..head].copy_from_slice(&from[..head]);
+        }
+        if lines < to.len() {
+            to[lines..].copy_from_slice(&from[lines..]);
+        }
         self.v.stream(&from[head..lines], &mut to[head..lines]);
     }
 }
