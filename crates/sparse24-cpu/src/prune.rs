@@ -3,6 +3,7 @@
 //! Bit-identical to [`sparse24_core`] for any number of threads. Deliberately absent: which mask ([`crate::search`]).
 
 mod block;
+mod carriage;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
