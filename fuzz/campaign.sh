@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Fuzzes every target at once, one process each, and goes on where an earlier campaign in the same folder ended.
+# Fuzzes every target, one process each, and goes on where an earlier campaign in the same folder ended.
 #
-#   campaign.sh FOLDER [SECONDS]     70 seconds unless said
+#   campaign.sh FOLDER [SECONDS]     70 seconds a target unless said
 #
-# FOLDER gets corpora/TARGET/, findings/, logs/ and totals.tsv. It needs two programs beside it in $PROGRAMS: `any` and `seeds`; without
-# that variable they are built here, for which rustup's nightly toolchain and cargo-fuzz must be there. Ends with 1 if there are findings.
+# FOLDER gets corpora/TARGET/, findings/, logs/ and totals/TARGET. $JOBS targets run at a time: as many as there are processors unless set.
+# It needs two programs in $PROGRAMS: `any` and `seeds`; without that variable they are built here, for which rustup's nightly toolchain
+# and cargo-fuzz must be there. Ends with 1 if there are findings.
 set -euo pipefail
 
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -24,9 +25,8 @@ if [ -z "${PROGRAMS:-}" ]; then
     strip -o "$PROGRAMS/seeds" "$built/release/seeds"
 fi
 
-mkdir -p "$folder"/{findings,logs}
+mkdir -p "$folder"/{findings,logs,totals}
 [ -d "$folder/corpora" ] || "$PROGRAMS/seeds" "$folder/corpora"
-touch "$folder/totals.tsv"
 # In memory: a loader reads files, and libFuzzer writes thousands a second.
 TMPDIR=$(mktemp -d -p "$([ -w /dev/shm ] && echo /dev/shm || echo /tmp)")
 export TMPDIR
@@ -46,9 +46,10 @@ fuzz() {
     done | while IFS= read -r line; do printf '%(%s)T %s\n' -1 "$line"; done > "$folder/logs/$name.log"
 }
 
-# Adds a log to what totals.tsv says of its target: name, CPU seconds, executions, edges covered, CPU seconds since the last new one.
+# Adds a log to the totals of its target: name, CPU seconds, executions, edges covered, CPU seconds since the last new one.
 add() {
-    LC_ALL=C awk -v name="$1" -v total="$(grep -P "^$1\t" "$folder/totals.tsv" || true)" '
+    local totals=$folder/totals/$1
+    LC_ALL=C awk -v name="$1" -v total="$(cat "$totals" 2> /dev/null)" '
         BEGIN { split(total, before, "\t") }
         NR == 1 { began = $1 }
         { ended = $1 }
@@ -63,27 +64,35 @@ add() {
             share = ended > began ? cpu / (ended - began) : 1
             quiet = found ? (ended - last) * share : before[5] + cpu
             printf "%s\t%.0f\t%d\t%d\t%.0f\n", name, before[2] + cpu, before[3] + executions, most, quiet
-        }' "$folder/logs/$1.log"
+        }' "$folder/logs/$1.log" > "$totals.new"
+    mv "$totals.new" "$totals"
 }
 
-for name in $targets; do fuzz "$name" & done
+running=0
+for name in $targets; do
+    if [ "$running" -ge "${JOBS:-$(nproc)}" ]; then
+        wait -n
+    else
+        running=$((running + 1))
+    fi
+    { fuzz "$name"; add "$name"; } &
+done
 wait
-for name in $targets; do add "$name"; done > "$folder/totals.new"
-mv "$folder/totals.new" "$folder/totals.tsv"
 
 awk -F '\t' 'BEGIN { printf "%-20s %10s %14s %8s %12s\n", "target", "CPU min", "executions", "edges", "quiet min" }
     { printf "%-20s %10.1f %14d %8d %12.1f\n", $1, $2 / 60, $3, $4, $5 / 60; cpu += $2; executions += $3 }
-    END { printf "%-20s %10.1f %14d\n", "all", cpu / 60, executions }' "$folder/totals.tsv"
+    END { printf "%-20s %10.1f %14d\n", "all", cpu / 60, executions }' "$folder"/totals/*
 
 status=0
 for finding in "$folder"/findings/*; do
     [ -e "$finding" ] || continue
-    status=1
     name=$(basename "$finding")
-    # A timeout may be the machine's: it counts if it comes again alone.
+    # A timeout may be the machine's: it counts if it comes again.
     if SPARSE24_FUZZ_TARGET=${name%-*-*} "$PROGRAMS/any" -timeout=1 -rss_limit_mb=512 "$finding" > "$folder/logs/$name.log" 2>&1; then
-        echo "finding $name: not seen again"
+        mv "$finding" "$folder/logs"
+        echo "not seen again: $name"
     else
+        status=1
         echo "finding $name: $(grep -m 1 -A 1 -E 'panicked|ERROR' "$folder/logs/$name.log" | tr '\n' ' ' | cut -c 1-400)"
     fi
 done

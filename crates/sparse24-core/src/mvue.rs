@@ -143,6 +143,34 @@ pub fn approximate(x: [f32; 4], [u, v]: [f32; 2]) -> Kept24 {
     })
 }
 
+/// E|estimate(x) - x|^2 over the uniforms, summed over the group in f64; NaN for non-finite input.
+///
+/// Exact: sum over a_i < r of a_i (r - a_i), with r as in [`exact`]. Approximate: sum of a_i^2 (1/pi_i - 1), with pi_i as in [`approximate`].
+#[must_use]
+pub fn variance(x: [f32; 4], estimator: Estimator) -> f64 {
+    let a = x.map(|x| f64::from(x).abs());
+    let total: f64 = a.iter().sum();
+    if !total.is_finite() {
+        return f64::NAN;
+    }
+    if a.iter().filter(|a| **a > 0.0).count() < 3 {
+        return 0.0;
+    }
+    match estimator {
+        Estimator::Exact => {
+            let r = (total * 0.5).min(total - a.iter().copied().fold(0.0, f64::max));
+            a.iter().map(|a| a * (r - a).max(0.0)).sum()
+        }
+        Estimator::Approximate => {
+            let kept = |i: usize| {
+                let others = (0..4).filter(|&j| j != i).map(|j| a[j] / total * (a[i] / (total - a[j])));
+                a[i] / total + others.sum::<f64>()
+            };
+            (0..4).filter(|&i| a[i] > 0.0).map(|i| a[i] * a[i] * (1.0 / kept(i) - 1.0)).sum()
+        }
+    }
+}
+
 /// The estimate of dZ^T, compressed: `dz` is `[p, r]` as stored, the result `[r, p rounded up to a multiple of 4]`, padded with zeros.
 ///
 /// Group j of row i draws word `j % 4` of call `i*ceil(p/16) + j/4`; the approximate estimator draws its second uniform from the same
@@ -199,7 +227,7 @@ fn largest(a: [f32; 4]) -> usize {
 mod tests {
     use ndarray::Array2;
 
-    use super::{Estimator, Kept24, approximate, compress, exact};
+    use super::{Estimator, Kept24, approximate, compress, exact, variance};
     use crate::philox::{Purpose, Site, Stream};
 
     const ALMOST_ONE: f32 = 1.0 - f32::EPSILON / 2.0;
@@ -267,6 +295,18 @@ mod tests {
         assert_eq!(exact([big, -big, big, big], 0.6), kept([1, 3], [-2.0 * big, 2.0 * big]));
         let estimate = approximate([big, -big, big, big], [0.3, 0.9]);
         assert_eq!(estimate, kept([1, 3], [-2.0 * big, 2.0 * big]));
+    }
+
+    #[test]
+    fn variances_by_hand() {
+        // r = min(6.5/2, 3.5): 1 (3.25 - 1) + 2 (3.25 - 2) + 3 (3.25 - 3) + 0.5 (3.25 - 0.5).
+        assert_eq!(variance([1.0, -2.0, 3.0, 0.5], Estimator::Exact), 6.875);
+        // Each of three is kept with probability 2/3.
+        assert!((variance([1.0, 0.0, -1.0, 1.0], Estimator::Approximate) - 1.5).abs() < 1e-12);
+        for estimator in [Estimator::Exact, Estimator::Approximate] {
+            assert_eq!(variance([0.0, 2.0, 0.0, -3.0], estimator), 0.0);
+            assert!(variance([0.0, f32::INFINITY, 0.0, -3.0], estimator).is_nan());
+        }
     }
 
     #[test]

@@ -20,8 +20,10 @@ use crate::{
     Architecture, Error, Matrix, Scalar,
     cache::Cache,
     compile, driver,
+    host_copy::Copies,
     kernels::{self, Start},
     launch::{Argument, Grid},
+    library,
     memory::Memory,
     profile::{Profile, Work},
     step::StepState,
@@ -34,6 +36,8 @@ pub struct Settings {
     pub ordinal: usize,
     /// The folder of compiled kernels; otherwise that of `SPARSE24_KERNEL_CACHE`, or one in the user's cache.
     pub kernel_cache: Option<PathBuf>,
+    /// Folders with CUDA's libraries, see [`library::search_in`](crate::library::search_in).
+    pub libraries: Vec<PathBuf>,
 }
 
 /// An open GPU.
@@ -47,6 +51,7 @@ pub struct Device {
     kernels: HashMap<&'static str, Kernel>,
     modules: HashMap<&'static str, sys::CUmodule>,
     pub(crate) memory: Memory,
+    pub(crate) copies: Copies,
     pub(crate) mark: u64,
     pub(crate) state: Matrix<u32>,
     /// Work is recorded and not done.
@@ -73,6 +78,7 @@ impl Device {
     /// [`Error::Library`] without a driver, [`Error::NoDevice`], [`Error::Architecture`] for a GPU without sparse tensor cores,
     /// [`Error::Occupied`], [`Error::Driver`].
     pub fn open(settings: &Settings) -> Result<Self, Error> {
+        library::search_in(&settings.libraries);
         driver::start()?;
         let said = |what: &'static str| move |error: DriverError| driver_error(what.into(), error);
         let count = result::device::get_count().map_err(said("counting GPUs"))?;
@@ -94,9 +100,23 @@ impl Device {
         let mark = next_mark();
         let state = Matrix { mark, address: 0, shape: [0, 0], stride: 0, element: PhantomData };
         let (kernels, modules) = (HashMap::new(), HashMap::new());
-        let (memory, recording, profile) = (Memory::default(), false, Profile::default());
-        let mut device =
-            Self { context, stream, name, architecture, multiprocessors, cache, kernels, modules, memory, mark, state, recording, profile };
+        let (memory, copies, recording, profile) = (Memory::default(), Copies::default(), false, Profile::default());
+        let mut device = Self {
+            context,
+            stream,
+            name,
+            architecture,
+            multiprocessors,
+            cache,
+            kernels,
+            modules,
+            memory,
+            copies,
+            mark,
+            state,
+            recording,
+            profile,
+        };
         device.state = device.alloc("step state", [1, StepState::WORDS])?;
         Ok(device)
     }
@@ -132,9 +152,8 @@ impl Device {
     pub fn upload<T: Scalar>(&mut self, to: Matrix<T>, from: &[T]) -> Result<(), Error> {
         self.refuse_while_recording("upload")?;
         self.check_length("upload", to, from.len())?;
-        let host =
-            Place { memory: sys::CUmemorytype::CU_MEMORYTYPE_HOST, host: from.as_ptr().cast_mut().cast(), device: 0, pitch: to.shape[1] };
-        self.copy_rows::<T>("upload", to.shape, host, Place::on_device(to))
+        let host = Place::on_host(from.as_ptr().cast_mut(), to.shape[1]);
+        self.copy_rows::<T>(&self.stream, "upload", to.shape, host, Place::on_device(to))
     }
 
     /// The elements, row after row, once all that was queued is done.
@@ -145,8 +164,8 @@ impl Device {
         self.refuse_while_recording("download")?;
         self.check_live("download", "the matrix", from)?;
         let mut to = vec![T::default(); from.elements()];
-        let host = Place { memory: sys::CUmemorytype::CU_MEMORYTYPE_HOST, host: to.as_mut_ptr().cast(), device: 0, pitch: from.shape[1] };
-        self.copy_rows::<T>("download", from.shape, Place::on_device(from), host)?;
+        let host = Place::on_host(to.as_mut_ptr(), from.shape[1]);
+        self.copy_rows::<T>(&self.stream, "download", from.shape, Place::on_device(from), host)?;
         self.synchronize()?;
         Ok(to)
     }
@@ -159,7 +178,7 @@ impl Device {
         self.check("copy", "to", to, from.shape)?;
         self.check_live("copy", "from", from)?;
         self.check_apart("copy", ("to", to.span()), &[("from", from.span())])?;
-        self.copy_rows::<T>("copy", from.shape, Place::on_device(from), Place::on_device(to))
+        self.copy_rows::<T>(&self.stream, "copy", from.shape, Place::on_device(from), Place::on_device(to))
     }
 
     /// Every byte = `byte`.
@@ -323,7 +342,14 @@ impl Device {
         Ok(kernel.clone())
     }
 
-    fn copy_rows<T: Scalar>(&self, what: &'static str, shape: [usize; 2], from: Place, to: Place) -> Result<(), Error> {
+    pub(crate) fn copy_rows<T: Scalar>(
+        &self,
+        stream: &CudaStream,
+        what: &'static str,
+        shape: [usize; 2],
+        from: Place,
+        to: Place,
+    ) -> Result<(), Error> {
         if shape[0] * shape[1] == 0 {
             return Ok(());
         }
@@ -348,9 +374,9 @@ impl Device {
             Height: shape[0],
         };
         self.noted(Work::Copy, || {
-            // SAFETY: device rows lie within an allocation of this device. Host rows lie within a slice: those read were copied aside when
-            // the call returns, as the driver promises for pageable memory, and who has some written waits.
-            unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.stream.cu_stream()) }.result().map_err(|error| driver_error(what.into(), error))
+            // SAFETY: device rows lie within an allocation of this device. Host rows lie within memory of the caller's: those read were
+            // copied aside when the call returns, as the driver promises for pageable memory, and who has some written waits.
+            unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) }.result().map_err(|error| driver_error(what.into(), error))
         })
     }
 }
@@ -411,6 +437,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
+        let _ = self.wait_for_copies();
         let _ = self.synchronize();
         self.free_all();
         for (_, module) in self.modules.drain() {
@@ -437,7 +464,7 @@ impl Kernel {
 }
 
 /// One side of a copy; a pitch is in elements.
-struct Place {
+pub(crate) struct Place {
     memory: sys::CUmemorytype,
     host: *mut std::ffi::c_void,
     device: u64,
@@ -445,9 +472,13 @@ struct Place {
 }
 
 impl Place {
-    fn on_device<T: Scalar>(matrix: Matrix<T>) -> Self {
+    pub(crate) fn on_device<T: Scalar>(matrix: Matrix<T>) -> Self {
         let memory = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
         Self { memory, host: std::ptr::null_mut(), device: matrix.address, pitch: matrix.stride }
+    }
+
+    pub(crate) fn on_host<T: Scalar>(first: *mut T, pitch: usize) -> Self {
+        Self { memory: sys::CUmemorytype::CU_MEMORYTYPE_HOST, host: first.cast(), device: 0, pitch }
     }
 }
 

@@ -5,9 +5,7 @@
 //! Deliberately absent: versions; a function that a library lacks is an error.
 
 use std::{
-    env,
-    ffi::OsStr,
-    fmt,
+    env, fmt,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
@@ -16,6 +14,15 @@ use crate::Error;
 
 /// Folders with CUDA's libraries, tried before all others; separated as in `PATH`.
 pub const FOLDERS_VARIABLE: &str = "SPARSE24_CUDA_LIBRARIES";
+
+/// Folders that the program names, tried after those of the variable.
+static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// From here on, libraries are tried in these folders after those of [`FOLDERS_VARIABLE`] and before all others; one that is loaded stays.
+pub fn search_in(folders: &[PathBuf]) {
+    let mut named = FOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
+    folders.clone_into(&mut named);
+}
 
 /// A shared library that is loaded at run time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -88,7 +95,9 @@ impl Library {
         if let Some((_, path, opened)) = loaded.iter().find(|(library, ..)| *library == self) {
             return Ok((path.clone(), opened));
         }
-        let tried = self.candidates(env::var_os(FOLDERS_VARIABLE).as_deref());
+        let mut folders: Vec<PathBuf> = env::var_os(FOLDERS_VARIABLE).map(|list| env::split_paths(&list).collect()).unwrap_or_default();
+        folders.extend(FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
+        let tried = self.candidates(folders);
         let with_parts = |path: &PathBuf| {
             self.parts(path).iter().for_each(|part| _ = open(part));
             Some((path.clone(), open(path)?))
@@ -107,14 +116,13 @@ impl Library {
         file.parent().into_iter().flat_map(files).filter(is_part).collect()
     }
 
-    /// Files to try, in order: the folders of the setting, the loader's own search, CUDA's usual folder, Python's packages.
-    fn candidates(self, setting: Option<&OsStr>) -> Vec<PathBuf> {
+    /// Files to try, in order: folders that were named, the loader's own search, CUDA's usual folder, Python's packages.
+    fn candidates(self, named: Vec<PathBuf>) -> Vec<PathBuf> {
         let names = self.file_names();
-        let set: Vec<PathBuf> = setting.map(|folders| env::split_paths(folders).collect()).unwrap_or_default();
         let usual = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(|home| Path::new(&home).join("lib64"));
         let others = usual.chain(["/usr/local/cuda/lib64".into()]).chain(python_folders());
         let within = |folder: PathBuf| names.iter().map(move |name| folder.join(name));
-        let mut files: Vec<PathBuf> = set.into_iter().flat_map(within).collect();
+        let mut files: Vec<PathBuf> = named.into_iter().flat_map(within).collect();
         files.extend(names.iter().map(PathBuf::from));
         // Where the loader does not find it, a file that is not there need not be tried.
         files.extend(others.flat_map(within).filter(|file| file.is_file()));
@@ -207,8 +215,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_folders_of_the_setting_come_first() {
-        let files = Library::Nvrtc.candidates(Some(OsStr::new("/a:/b")));
+    fn folders_that_were_named_come_first() {
+        let files = Library::Nvrtc.candidates(["/a", "/b"].map(PathBuf::from).into());
         assert_eq!(files[..3], ["/a/libnvrtc.so.13", "/a/libnvrtc.so", "/b/libnvrtc.so.13"].map(PathBuf::from));
         assert!(files.contains(&PathBuf::from("libnvrtc.so.13")), "the loader's own search is tried too");
     }

@@ -89,6 +89,7 @@ impl Device {
     /// # Errors
     /// [`Error::Driver`].
     pub fn reset(&mut self) -> Result<(), Error> {
+        self.wait_for_copies()?;
         self.synchronize()?;
         self.free_all();
         self.memory.purpose = SCRATCH;

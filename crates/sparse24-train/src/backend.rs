@@ -12,7 +12,7 @@
 //! Shapes are `[rows, columns]`, row-major; tokens p, in-features q, out-features r. Adding a backend is one adaptor file and one line
 //! in [`BACKENDS`]. Deliberately absent: layers, models, autograd.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{collections::BTreeMap, ops::Range, path::PathBuf};
 
 use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
 
@@ -135,6 +135,9 @@ pub struct MaskId(pub usize);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableId(pub usize);
 
+/// The values of tensors on their way to the host, see [`Backend::copy_out`].
+pub type Copied = Box<dyn FnOnce() -> Result<Vec<Vec<f32>>, Error> + Send>;
+
 /// The number of a segment, see [`Backend::segment`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SegmentId(pub usize);
@@ -249,7 +252,7 @@ pub enum Launches {
 }
 
 /// How a backend is opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BackendSettings {
     /// What is rounded to bf16.
     pub arithmetic: Arithmetic,
@@ -257,6 +260,8 @@ pub struct BackendSettings {
     pub gpu: usize,
     /// How a device is told what to do; of no meaning on a CPU.
     pub launches: Launches,
+    /// Folders with the libraries that are loaded at run time; of no meaning on a CPU.
+    pub libraries: Vec<PathBuf>,
 }
 
 /// Every timed choice, by what was chosen.
@@ -340,11 +345,10 @@ pub trait Backend: Send {
     fn upload_tokens(&mut self, to: Tensor, from: &[u32]) -> Result<(), Error>;
     /// Device to host, f32, rows packed.
     fn download(&mut self, from: Tensor) -> Result<Vec<f32>, Error>;
-    /// As [`Backend::download`], into a vector whose room can serve again.
-    fn download_into(&mut self, from: Tensor, to: &mut Vec<f32>) -> Result<(), Error> {
-        *to = self.download(from)?;
-        Ok(())
-    }
+    /// Begins to copy to the host what tensors hold now, f32, rows packed, into vectors whose room can serve again. Whoever calls [`Copied`]
+    /// waits for it, on any thread; before that, of all that writes to tensors only [`Backend::upload`] and
+    /// [`Backend::optimizer_step`] may write to these.
+    fn copy_out(&mut self, from: &[Tensor], to: Vec<Vec<f32>>) -> Result<Copied, Error>;
     /// Host to device.
     fn upload_mask(&mut self, to: MaskId, from: &Mask) -> Result<(), Error>;
     /// Device to host.

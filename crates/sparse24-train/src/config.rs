@@ -10,7 +10,7 @@ use toml::{Table, Value};
 
 use crate::{
     Error,
-    backend::{Activation, Arithmetic, BACKENDS, BackendEntry, Launches},
+    backend::{Activation, Arithmetic, BACKENDS, BackendEntry, BackendSettings, Launches},
     data::TokenizerKind,
     disk,
     method::{Method, PRESETS},
@@ -141,6 +141,9 @@ pub struct RunConfig {
     pub eval_every: u32,
     /// Steps between samples of the flip rate.
     pub flip_every: u32,
+    /// Steps between readings of the instruments: the norm that masks keep, the gaps and flips of tiles, the noise of sampled gradients.
+    #[serde(default)]
+    pub instrument_every: u32,
     /// Steps between checkpoints; there is always one at the switch and at the end.
     pub checkpoint_every: u32,
     /// Checkpoints that are kept, besides the one at the switch.
@@ -181,6 +184,18 @@ pub struct BackendConfig {
     pub gpu: usize,
     /// Whether a GPU's launches are recorded and replayed; of no consequence for results.
     pub launches: Launches,
+    /// Folders with CUDA's libraries, separated as in `PATH`, tried after those of `SPARSE24_CUDA_LIBRARIES`.
+    pub libraries: String,
+}
+
+impl BackendConfig {
+    /// How the backend is opened.
+    #[must_use]
+    pub fn settings(&self) -> BackendSettings {
+        let Self { arithmetic, gpu, launches, .. } = *self;
+        let folders = std::env::split_paths(&self.libraries).filter(|folder| !folder.as_os_str().is_empty());
+        BackendSettings { arithmetic, gpu, launches, libraries: folders.collect() }
+    }
 }
 
 impl Config {

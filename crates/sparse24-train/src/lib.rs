@@ -7,6 +7,7 @@
 //! | [`method`], [`optim`], [`schedule`] | a training method, an optimizer, a learning rate: values |
 //! | [`trainer`] | the loop as a state machine, one optimizer step at a time |
 //! | [`estimate`] | what a run costs before it runs |
+//! | `report` | one offline page of what happened in runs (features `run` and `cpu`) |
 //! | `data`, `config`, `checkpoint`, `run`, `interchange`, `pruning`, `machine` | corpora, settings, files and memory (feature `run`) |
 //!
 //! Without default features there are no files, tokenizers, clocks or threads: implement [`backend::Backend`] and embed the rest.
@@ -32,6 +33,8 @@ pub mod nn;
 pub mod optim;
 #[cfg(feature = "run")]
 pub mod pruning;
+#[cfg(all(feature = "run", feature = "cpu"))]
+pub mod report;
 #[cfg(feature = "run")]
 pub mod run;
 pub mod schedule;

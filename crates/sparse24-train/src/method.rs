@@ -13,6 +13,8 @@ use sparse24_core::{
 
 use crate::optim::{AdamVariant, MaskedDecay};
 
+mod check;
+
 /// How a transformer is pre-trained.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Method {

@@ -2,11 +2,14 @@
 //!
 //! Data walks one way: a layer reads activations that its caller owns and writes activations that its caller owns.
 
-use sparse24_core::philox::{Purpose, Site};
+use sparse24_core::{
+    mvue::Estimator,
+    philox::{Purpose, Site},
+};
 
 use crate::{
     Error,
-    backend::{Backend, Beta, Dropout},
+    backend::{Backend, Beta, Dropout, Tensor},
     method::Phase,
 };
 
@@ -31,6 +34,22 @@ pub struct Pass<'a> {
     pub dropout: f32,
     /// Whether parameter gradients begin anew or add up.
     pub beta: Beta,
+    /// Who looks at gradients before they are sampled; nobody in a recorded segment.
+    pub watch: Option<&'a mut Watch<'a>>,
+}
+
+/// Called for every output gradient that is about to be sampled.
+pub type Watch<'a> = dyn FnMut(&mut dyn Backend, SampledGradient) -> Result<(), Error> + 'a;
+
+/// An output gradient that is about to be sampled.
+#[derive(Debug, Clone, Copy)]
+pub struct SampledGradient {
+    /// The weight whose gradient it is for.
+    pub weight: Tensor,
+    /// dZ `[p, r]`.
+    pub dz: Tensor,
+    /// How it will be sampled.
+    pub estimator: Estimator,
 }
 
 impl Pass<'_> {
@@ -50,7 +69,7 @@ impl Pass<'_> {
     ///
     /// # Errors
     /// Those of [`Backend::dropout`].
-    pub fn drop_in_place(&mut self, x: crate::backend::Tensor, place: u32) -> Result<(), Error> {
+    pub fn drop_in_place(&mut self, x: Tensor, place: u32) -> Result<(), Error> {
         match self.dropout_at(place) {
             Some(dropout) => self.backend.dropout(x, dropout),
             None => Ok(()),

@@ -22,7 +22,10 @@ mod adopt;
 mod directory;
 #[cfg(feature = "cpu")]
 mod identity;
+mod instruments;
 mod log;
+#[cfg(feature = "cpu")]
+mod measure;
 mod metrics;
 #[cfg(feature = "cpu")]
 mod model;
@@ -46,6 +49,7 @@ mod tests;
 #[cfg(feature = "cpu")]
 pub use adopt::adopt;
 pub use directory::RunDirectory;
+pub use instruments::{Instruments, LayerInstruments};
 pub use log::{Log, timestamp};
 pub use metrics::{Cut, MetricsLog, StepMetrics};
 #[cfg(feature = "cpu")]

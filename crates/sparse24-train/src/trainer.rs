@@ -15,26 +15,29 @@ use std::{
     },
 };
 
-use sparse24_core::{
-    Mask, MaskKind,
-    flip::flip_rate,
-    philox::{Purpose, Site, Stream, uniform},
-};
+use sparse24_core::{MaskKind, flip::flip_rate};
 
 use crate::{
     Error,
     backend::{Backend, Beta, DType, MaskId, Plans, Region, SegmentId, StepState, TableId, Tensor},
-    method::{GradientOperand, KeptValues, Method, Phase, PhaseKind, Pruner, Until, WeightOperand},
+    method::{Method, Phase, PhaseKind},
     model::gpt2::{BatchShape, Gpt2, Gpt2Shape, Recompute},
     nn::{
         Pass,
         parameter::{Masked, Parameter, Parameters},
     },
-    optim::{AdamVariant, AdamW},
+    optim::AdamW,
     schedule::Schedule,
 };
 
 mod divergence;
+mod instruments;
+mod sampler;
+mod state;
+
+pub use instruments::{GradientNoise, MaskChange};
+pub use sampler::Sampler;
+pub use state::ParameterState;
 
 /// All that determines a run, besides its data.
 #[derive(Debug, Clone, PartialEq)]
@@ -127,23 +130,6 @@ pub struct Flips {
 #[must_use]
 pub fn overall_flip_rate(flips: &[Flips]) -> f64 {
     flip_rate(flips.iter().map(|layer| layer.flips).sum(), flips.iter().map(|layer| layer.weights).sum())
-}
-
-/// The state of one parameter on the host.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct ParameterState {
-    /// Its name.
-    pub name: String,
-    /// `[rows, columns]`; vectors are `[1, n]`.
-    pub shape: [usize; 2],
-    /// w.
-    pub weight: Vec<f32>,
-    /// Adam's m.
-    pub first_moment: Vec<f32>,
-    /// Adam's v.
-    pub second_moment: Vec<f32>,
-    /// The mask that the next forward uses, in a sparse phase.
-    pub mask: Option<Mask>,
 }
 
 /// A run in memory.
@@ -254,7 +240,7 @@ impl Trainer {
             model.upload(&mut **backend, &self.inputs, &self.targets)?;
             let (part, beta) = if micro_step == 0 { (Part::First, Beta::Overwrite) } else { (Part::Further, Beta::Accumulate) };
             backend.segment(part.of_phase(index), &mut |backend| {
-                let mut pass = Pass { backend, phase: &phase, sequences, context, dropout, beta };
+                let mut pass = Pass { backend, phase: &phase, sequences, context, dropout, beta, watch: None };
                 model.train(&mut pass, (1.0 / tokens) as f32)
             })?;
             backend.copy(model.loss(), self.losses.rows(micro_step as usize..micro_step as usize + 1))?;
@@ -337,78 +323,6 @@ impl Trainer {
         self.model.next_logits(&mut pass, window)
     }
 
-    /// The state of every parameter, in order. Together with the step it is all that a run remembers.
-    ///
-    /// # Errors
-    /// Those of the downloads.
-    pub fn parameter_states(&mut self) -> Result<Vec<ParameterState>, Error> {
-        let mut states = Vec::new();
-        self.parameter_states_into(&mut states)?;
-        Ok(states)
-    }
-
-    /// As [`Trainer::parameter_states`], into the room of earlier states.
-    ///
-    /// # Errors
-    /// Those of the downloads.
-    pub fn parameter_states_into(&mut self, states: &mut Vec<ParameterState>) -> Result<(), Error> {
-        let sparse = self.phase().mask().is_some();
-        let backend = &mut *self.backend;
-        states.resize_with(self.parameters.iter().len(), ParameterState::default);
-        for (parameter, state) in self.parameters.iter().zip(states) {
-            state.name.clone_from(&parameter.name);
-            state.shape = parameter.weight.shape;
-            backend.download_into(parameter.weight, &mut state.weight)?;
-            backend.download_into(parameter.first_moment, &mut state.first_moment)?;
-            backend.download_into(parameter.second_moment, &mut state.second_moment)?;
-            state.mask = parameter.mask.filter(|_| sparse).map(|mask| backend.download_mask(mask)).transpose()?;
-        }
-        Ok(())
-    }
-
-    /// Continues after optimizer step `step` from its parameter states. Where they are dense and the phase is not, masks are searched in the
-    /// weights.
-    ///
-    /// # Errors
-    /// [`Error::Operand`] where a parameter is missing or has another shape; a sparse phase needs every mask or none.
-    pub fn restore(&mut self, step: u32, states: &[ParameterState]) -> Result<(), Error> {
-        self.step = step;
-        let masked = states.iter().any(|state| state.mask.is_some());
-        let sparse = self.phase().mask().is_some() && masked;
-        for parameter in self.parameters.iter() {
-            let state = find(states, parameter)?;
-            self.backend.upload(parameter.weight, &state.weight)?;
-            self.backend.upload(parameter.first_moment, &state.first_moment)?;
-            self.backend.upload(parameter.second_moment, &state.second_moment)?;
-            match (parameter.mask.filter(|_| sparse), &state.mask) {
-                (Some(id), Some(mask)) => self.backend.upload_mask(id, mask)?,
-                (Some(_), None) => return Err(missing(parameter, "mask")),
-                (None, _) => {}
-            }
-        }
-        self.prepare_weights(if masked { Refreshed::Kept } else { Refreshed::Anew })
-    }
-
-    /// Begins from these named weights, row-major, instead of random ones; masks are searched in them.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] where one is missing, has another size or belongs to no parameter.
-    pub fn start_from(&mut self, weights: &[(&str, &[f32])]) -> Result<(), Error> {
-        if let Some((name, _)) = weights.iter().find(|(name, _)| self.parameters.iter().all(|parameter| parameter.name != *name)) {
-            return Err(Error::Parameter { name: (*name).to_owned(), problem: "the model has no such parameter".to_owned() });
-        }
-        for parameter in self.parameters.iter() {
-            let (_, values) = weights.iter().find(|(name, _)| *name == parameter.name).ok_or_else(|| missing(parameter, "weight"))?;
-            if values.len() != parameter.weight.elements() {
-                let problem =
-                    format!("expected {} values ({:?}), found {}", parameter.weight.elements(), parameter.weight.shape, values.len());
-                return Err(Error::Parameter { name: parameter.name.clone(), problem });
-            }
-            self.backend.upload(parameter.weight, values)?;
-        }
-        self.prepare_weights(Refreshed::Anew)
-    }
-
     /// Names and shapes of all parameters, in order.
     pub fn parameter_shapes(&self) -> impl Iterator<Item = (&str, [usize; 2])> {
         self.parameters.iter().map(|parameter| (parameter.name.as_str(), parameter.weight.shape))
@@ -447,40 +361,6 @@ impl Trainer {
     }
 }
 
-/// How the next token is drawn.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sampler {
-    /// Divides the logits; 0 takes the likeliest token.
-    pub temperature: f32,
-    /// Only so many of the likeliest tokens can be drawn.
-    pub top_k: usize,
-    /// Of the draws.
-    pub seed: u64,
-}
-
-impl Sampler {
-    /// The token drawn at this position; equal logits are ordered lowest id first.
-    #[must_use]
-    pub fn draw(&self, logits: &[f32], position: u32) -> u32 {
-        let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-        order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
-        if self.temperature == 0.0 {
-            return order[0];
-        }
-        order.truncate(self.top_k.max(1));
-        let most = f64::from(logits[order[0] as usize]);
-        let weights: Vec<f64> =
-            order.iter().map(|&id| libm::exp((f64::from(logits[id as usize]) - most) / f64::from(self.temperature))).collect();
-        let [word, ..] = Stream::new(self.seed, Site::new(Purpose::Sampling, 0), 0, 0).words(position);
-        let mut left = f64::from(uniform(word)) * weights.iter().sum::<f64>();
-        let drawn = weights.iter().position(|&weight| {
-            left -= weight;
-            left < 0.0
-        });
-        order[drawn.unwrap_or(order.len() - 1)]
-    }
-}
-
 /// The parts of a step that are the same every time in a phase.
 #[derive(Debug, Clone, Copy)]
 enum Part {
@@ -513,7 +393,7 @@ fn go_on(interrupt: &AtomicBool) -> Result<(), Error> {
 }
 
 fn evaluation_pass<'a>(backend: &'a mut dyn Backend, phase: &'a Phase, sequences: usize, context: usize) -> Pass<'a> {
-    Pass { backend, phase, sequences, context, dropout: 0.0, beta: Beta::Overwrite }
+    Pass { backend, phase, sequences, context, dropout: 0.0, beta: Beta::Overwrite, watch: None }
 }
 
 fn sparsifiable(parameters: &Parameters) -> impl Iterator<Item = (&Parameter, MaskId)> {
@@ -525,55 +405,4 @@ fn search_flips(backend: &mut dyn Backend, parameters: &Parameters, masks: impl 
     sparsifiable(parameters)
         .zip(masks)
         .try_for_each(|((parameter, _), mask)| backend.mask_search(parameter.weight, MaskKind::Transposable, mask))
-}
-
-fn missing(parameter: &Parameter, what: &str) -> Error {
-    Error::Parameter { name: parameter.name.clone(), problem: format!("its {what} is missing") }
-}
-
-fn find<'a>(states: &'a [ParameterState], parameter: &Parameter) -> Result<&'a ParameterState, Error> {
-    let state = states.iter().find(|state| state.name == parameter.name).ok_or_else(|| missing(parameter, "state"))?;
-    let (expected, found) = (parameter.weight.shape, state.shape);
-    if expected == found { Ok(state) } else { Err(Error::Operand { operation: "restore", operand: "parameter", expected, found }) }
-}
-
-impl Method {
-    /// Whether this trainer runs every choice of the method.
-    ///
-    /// # Errors
-    /// [`Error::Setting`] names the first choice that it does not run.
-    pub fn check(&self) -> Result<(), Error> {
-        /// Steps of a long run, in which phases of any fraction are told apart.
-        const ALL: u32 = 1 << 24;
-        let refuse =
-            |choice: &str| Err(Error::Setting { key: format!("method {}", self.name), problem: format!("{choice} is not supported yet") });
-        if self.phases.is_empty() {
-            return refuse("a method without phases");
-        }
-        let ends: Vec<u32> = self.phases.iter().map(|phase| phase.last_step(ALL)).collect();
-        if !ends.is_sorted() || ends.last() != Some(&ALL) {
-            let problem = "phases must follow each other, and the last one end with the run".to_owned();
-            return Err(Error::Setting { key: format!("method {}", self.name), problem });
-        }
-        for phase in &self.phases {
-            match phase.forward {
-                WeightOperand::Pruned(Pruner::ColumnWisePermuted, _) => return refuse("a permuted column-wise mask"),
-                WeightOperand::Pruned(_, KeptValues::SoftThreshold) => return refuse("the soft threshold"),
-                _ => {}
-            }
-            if phase.dgrad != WeightOperand::Dense && phase.dgrad != phase.forward {
-                return refuse("a dgrad operand pruned otherwise than the forward's");
-            }
-            if matches!(phase.until, Until::VarianceSettled { .. }) || phase.optimizer == AdamVariant::FrozenVariance {
-                return refuse("a phase that watches or freezes Adam's variance");
-            }
-            if phase.forward == WeightOperand::Dense && matches!(phase.wgrad, GradientOperand::Mvue(_)) {
-                return refuse("a sampled gradient beside dense weights");
-            }
-        }
-        let mut kinds = self.phases.iter().filter_map(Phase::mask);
-        let first = kinds.next();
-        // A weight has one mask, which a new kind of phase would inherit until the next refresh.
-        if kinds.any(|kind| Some(kind) != first) { refuse("a second kind of mask") } else { Ok(()) }
-    }
 }

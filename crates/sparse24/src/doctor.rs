@@ -1,6 +1,6 @@
 //! `sparse24 doctor`: what this machine offers, and whether training would run on it.
 
-use std::{fs, num::NonZeroUsize, path::PathBuf, thread};
+use std::{env, ffi::OsString, fs, num::NonZeroUsize, path::PathBuf, thread};
 
 use serde::Serialize;
 use sparse24_cpu::Simd;
@@ -23,6 +23,9 @@ pub(crate) struct Args {
     /// Where runs would be written
     #[arg(long, default_value = "runs")]
     out: PathBuf,
+    /// Folders with CUDA's libraries, as the setting `backend.libraries`
+    #[arg(long, value_name = "FOLDERS")]
+    libraries: Option<OsString>,
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -50,14 +53,15 @@ struct Backend {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let libraries: Vec<PathBuf> = args.libraries.iter().flat_map(env::split_paths).collect();
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
         threads: thread::available_parallelism().map_or(1, NonZeroUsize::get),
         simd: Simd::detect().to_string(),
         memory_available_mib: machine::memory().map(|memory| memory.available >> 20),
         #[cfg(feature = "cuda")]
-        cuda: cuda::Cuda::of_machine(),
-        backends: BACKENDS.iter().map(opened).collect(),
+        cuda: cuda::Cuda::of_machine(&libraries),
+        backends: BACKENDS.iter().map(|entry| opened(entry, &libraries)).collect(),
         out: args.out.clone(),
         problem: unwritable(&args.out),
     };
@@ -95,8 +99,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn opened(entry: &BackendEntry) -> Backend {
-    let device = (entry.open)(BackendSettings::default()).map(|backend| backend.device());
+fn opened(entry: &BackendEntry, libraries: &[PathBuf]) -> Backend {
+    let device =
+        (entry.open)(BackendSettings { libraries: libraries.to_owned(), ..BackendSettings::default() }).map(|backend| backend.device());
     Backend {
         name: entry.name,
         sparse_products: device.as_ref().ok().map(|device| device.sparse_products),

@@ -18,10 +18,12 @@ mod prepare;
 mod presets;
 mod progress;
 mod prune;
+mod report;
 mod resume;
 mod sample;
 mod signals;
 mod structure;
+mod tensorboard;
 mod train;
 mod verify;
 mod weights;
@@ -41,6 +43,7 @@ enum Command {
     Train(train::Args),
     Resume(resume::Args),
     Eval(eval::Args),
+    Report(report::Args),
     Sample(sample::Args),
     Prepare(prepare::Args),
     Prune(prune::Args),
@@ -59,6 +62,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Train(args) => train::run(args),
         Command::Resume(args) => resume::run(args),
         Command::Eval(args) => eval::run(args),
+        Command::Report(args) => report::run(args),
         Command::Sample(args) => sample::run(args),
         Command::Prepare(args) => prepare::run(args),
         Command::Prune(args) => prune::run(args),

@@ -4,11 +4,15 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde_json::json;
-use sparse24_train::data::{Corpus, Tokenizer, TokenizerKind, VALIDATION_FRACTION, prepare};
+use sparse24_train::{
+    ErrorKind,
+    data::{Corpus, Tokenizer, TokenizerKind, VALIDATION_FRACTION, prepare},
+};
 
 use crate::{
-    failure::Failure,
+    failure::{Exit, Failure},
     output::{say, word},
+    signals::Signals,
 };
 
 /// Encode a text file or folder into token shards (train.bin, val.bin, tokenizer.json)
@@ -38,9 +42,16 @@ pub(crate) fn tokenizer_names() -> impl TypedValueParser<Value = TokenizerKind> 
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let signals = Signals::to_stop().map_err(|error| Failure::new(Exit::Io, format!("cannot listen for signals: {error}")))?;
     let corpus = Corpus::open(&args.data)?;
     let tokenizer = Tokenizer::for_text(args.tokenizer, corpus.text())?;
-    let dataset = prepare(&corpus, tokenizer, args.validation, &args.out)?;
+    let prepared = prepare(&corpus, tokenizer, args.validation, &args.out, &signals.any());
+    let dataset = prepared.map_err(|error| match signals.received() {
+        Some(exit) if error.kind() == ErrorKind::Interrupted => {
+            Failure::new(exit, format!("interrupted; {} is as it was", args.out.display()))
+        }
+        _ => error.into(),
+    })?;
     let (train, validation, vocabulary) = (dataset.train().len(), dataset.validation().len(), dataset.vocabulary());
     if args.json {
         let summary = json!({

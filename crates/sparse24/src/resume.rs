@@ -17,9 +17,8 @@ pub(crate) struct Args {
     /// A key or section of the configuration that may differ from the checkpoint's; `data` also allows other data
     #[arg(long, value_name = "KEY")]
     allow: Vec<String>,
-    /// The summary as one JSON object on standard output
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    telling: train::Telling,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -27,5 +26,5 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = run_config(&args.run)?;
     let damaged = if args.fall_back { Damaged::FallBack } else { Damaged::Refuse };
     let how = Resume { damaged, allow: args.allow.clone() };
-    train::on_threads(&config, || train::drive(Run::resume(&args.run, &how)?, args.json))
+    train::on_threads(&config, || train::drive(Run::resume(&args.run, &how)?, &args.telling))
 }

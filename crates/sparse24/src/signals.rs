@@ -1,4 +1,4 @@
-//! Signals while a run trains: the first SIGINT or SIGTERM asks it to save and stop, a second of its kind ends the process at once; SIGUSR1
+//! Signals while a run trains, or a text is encoded: the first SIGINT or SIGTERM asks it to save and stop, a second of its kind ends the process at once; SIGUSR1
 //! asks it to save and go on.
 //!
 //! Invariant: a handler only sets flags, or exits. Deliberately absent: what happens between the two ([`crate::train`]).
@@ -29,23 +29,24 @@ pub(crate) struct Signals {
 impl Signals {
     /// Takes the signals over, for the rest of the process.
     pub(crate) fn take() -> io::Result<Self> {
+        let signals = Self::to_stop()?;
+        #[cfg(unix)]
+        note(signal_hook::consts::SIGUSR1, &signals.save, &signals.any)?;
+        Ok(signals)
+    }
+
+    /// Those alone that ask to stop, where there is nothing to save.
+    pub(crate) fn to_stop() -> io::Result<Self> {
         let any = Arc::new(AtomicBool::new(false));
-        let take = |signal, received: &Arc<AtomicBool>| {
-            flag::register(signal, received.clone())?;
-            flag::register(signal, any.clone())
-        };
         let stop = |signal, exit| {
             let received = Arc::default();
             // In this order: handlers run in it, and the first signal must not find the flag set.
             flag::register_conditional_shutdown(signal, exit as i32, Arc::clone(&received))?;
-            take(signal, &received)?;
+            note(signal, &received, &any)?;
             Ok::<_, io::Error>((exit, received))
         };
         let stops = [stop(SIGINT, Exit::Interrupted)?, stop(SIGTERM, Exit::Terminated)?];
-        let save = Arc::default();
-        #[cfg(unix)]
-        take(signal_hook::consts::SIGUSR1, &save)?;
-        Ok(Self { stops, save, any })
+        Ok(Self { stops, save: Arc::default(), any })
     }
 
     /// A flag that each of them sets, and [`Signals::asked`] clears.
@@ -68,4 +69,10 @@ impl Signals {
     pub(crate) fn received(&self) -> Option<Exit> {
         self.stops.iter().find(|(_, received)| received.load(Ordering::SeqCst)).map(|&(exit, _)| exit)
     }
+}
+
+/// From now on the signal sets both flags.
+fn note(signal: i32, received: &Arc<AtomicBool>, any: &Arc<AtomicBool>) -> io::Result<()> {
+    flag::register(signal, received.clone())?;
+    flag::register(signal, any.clone()).map(drop)
 }

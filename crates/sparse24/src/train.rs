@@ -6,6 +6,7 @@ use sparse24_train::{
     Error,
     config::Config,
     method::PhaseKind,
+    report,
     run::{Asked, Ended, Given, Observer, Run, StepMetrics, Summary, open_dataset},
 };
 
@@ -15,6 +16,7 @@ use crate::{
     output::{counted, note, say, word},
     progress::{Progress, Seen},
     signals::Signals,
+    tensorboard::{self, Events},
     weights,
 };
 
@@ -32,9 +34,19 @@ pub(crate) struct Args {
     /// Replay the timed choices of a run (or of a plans.json) instead of timing: with its seed, a GPU gives its bits
     #[arg(long, value_name = "RUN")]
     plans: Option<PathBuf>,
+    #[command(flatten)]
+    telling: Telling,
+}
+
+/// How a run tells what it does.
+#[derive(clap::Args, Debug, Clone)]
+pub(crate) struct Telling {
     /// The summary as one JSON object on standard output
     #[arg(long)]
     json: bool,
+    /// Also write event files for TensorBoard, to RUN/tensorboard; a run that has some goes on with them
+    #[arg(long)]
+    tensorboard: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -53,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             }
             (_, error) => error.into(),
         })?;
-        drive(run, args.json)
+        drive(run, &args.telling)
     })
 }
 
@@ -64,7 +76,7 @@ pub(crate) fn on_threads(config: &Config, work: impl FnOnce() -> Result<(), Fail
 }
 
 /// Trains a run to its end, in sight.
-pub(crate) fn drive(mut run: Run, json: bool) -> Result<(), Failure> {
+pub(crate) fn drive(mut run: Run, telling: &Telling) -> Result<(), Failure> {
     let signals = Signals::take().map_err(|error| Failure::new(Exit::Io, format!("cannot listen for signals: {error}")))?;
     let config = run.config().clone();
     let recipe = run.trainer().recipe();
@@ -89,11 +101,18 @@ pub(crate) fn drive(mut run: Run, json: bool) -> Result<(), Failure> {
         note(notice);
     }
     run.interrupt_on(signals.any());
-    let mut watcher = Watcher { progress: Progress::new(run.trainer().step(), config.steps), signals };
+    let is_told = telling.tensorboard || run.path().join(tensorboard::FOLDER).is_dir();
+    let events = is_told.then(|| Events::begin(run.path(), run.trainer().step())).transpose();
+    let events = events.map_err(|problem| Failure::new(Exit::Io, problem))?;
+    let mut watcher = Watcher { progress: Progress::new(run.trainer().step(), config.steps), signals, events };
     let ended = run.train(&mut watcher);
     watcher.progress.finish();
+    // However it ended: a page of a run that failed is wanted most.
+    if let Err(error) = report::write(&[run.path().to_owned()], &run.path().join(report::FILE)) {
+        note(format_args!("no report was written: {error}"));
+    }
     match (ended?, watcher.signals.received()) {
-        (Ended::Finished(summary), _) => report(&summary, json),
+        (Ended::Finished(summary), _) => conclude(&summary, telling),
         (Ended::Stopped { step }, exit) => {
             let sentence = format!("interrupted after step {step}; resume with: sparse24 resume {}", word(run.path()));
             Err(Failure::new(exit.unwrap_or(Exit::Interrupted), sentence))
@@ -104,6 +123,7 @@ pub(crate) fn drive(mut run: Run, json: bool) -> Result<(), Failure> {
 struct Watcher {
     progress: Progress,
     signals: Signals,
+    events: Option<Events>,
 }
 
 impl Observer for Watcher {
@@ -116,6 +136,10 @@ impl Observer for Watcher {
             tokens_per_second: metrics.tokens_per_s,
             validation_loss: metrics.val_loss,
         });
+        if let Some(Err(error)) = self.events.as_mut().map(|events| events.append(metrics)) {
+            self.progress.say(&format!("TensorBoard's event file ends before step {}: {error}", metrics.step));
+            self.events = None;
+        }
     }
 
     fn said(&mut self, line: &str) {
@@ -127,13 +151,14 @@ impl Observer for Watcher {
     }
 }
 
-fn report(summary: &Summary, json: bool) -> Result<(), Failure> {
-    if json {
+fn conclude(summary: &Summary, telling: &Telling) -> Result<(), Failure> {
+    if telling.json {
         say!("{}", serde_json::to_string(summary).expect("plain values"));
         return Ok(());
     }
     say!("validation loss {:.4} after {}, {:.0} s", summary.val_loss, counted(summary.steps as usize, "step"), summary.seconds);
     say!("run directory   {}", summary.run.display());
+    say!("report          {}", summary.run.join(report::FILE).display());
     let run = word(&summary.run);
     say!("next            sparse24 sample {run} | sparse24 export {run} DIR");
     Ok(())

@@ -1,8 +1,9 @@
 //! Files as large as a loader reads, made to take as much memory as they can.
 //!
-//! Invariant: a loader holds at most twice the file and 64 MiB at a time, counted with both copies of what grows.
+//! Invariant: a loader holds at most twice the file and 64 MiB at a time, counted with both copies of what grows. Each case prints what it
+//! held and how long it took (`--nocapture` shows it).
 
-use std::{fmt::Write, fs, path::Path};
+use std::{fmt::Write, fs, path::Path, time::Instant};
 
 use sparse24_core::MaskKind;
 use sparse24_tests::hardening::{
@@ -28,9 +29,12 @@ fn held<T>(what: &str, files: &[(&str, &[u8])], load: impl Fn(&Path) -> Result<T
     }
     let total: usize = files.iter().map(|(_, bytes)| bytes.len()).sum();
     let mut outcome = None;
+    let began = Instant::now();
     let used = allocation_counter::measure(|| outcome = Some(load(folder.path()))).bytes_max;
     let outcome = outcome.unwrap();
-    println!("{what}: {:.1} MiB held for {:.1} MiB, {}", mib(used), mib(total as u64), if outcome.is_ok() { "loaded" } else { "refused" });
+    let seconds = began.elapsed().as_secs_f64();
+    let ended = if outcome.is_ok() { "loaded" } else { "refused" };
+    println!("{what}: {:.1} MiB held for {:.1} MiB, {ended} in {seconds:.2} s", mib(used), mib(total as u64));
     assert!(used <= memory_bound(total), "{what}: held {used} bytes for {total}");
     if let Err(error) = &outcome {
         let message = error.to_string();

@@ -1,7 +1,7 @@
 //! The estimators: to the bit against their definition, and in mean and variance by integrating over their uniforms.
 
 use proptest::prelude::*;
-use sparse24_core::mvue::{self, Kept24};
+use sparse24_core::mvue::{self, Estimator, Kept24};
 use sparse24_tests::oracle;
 
 use super::input::{cases, group, moderate, subnormal, tied, uniform};
@@ -119,6 +119,9 @@ proptest! {
         // The second moment is the sum of value times mean, and the values sum to at most s + 4r <= 3s.
         let (variance, least) = (moments.variance(a), oracle::least_variance(a));
         prop_assert!((variance - least).abs() <= 4.0 * s * bound, "the variance is {variance}, the least {least}");
+        // In f64 a dozen roundings of terms of at most s*s.
+        let told = mvue::variance(x, Estimator::Exact);
+        prop_assert!((told - least).abs() <= 16.0 * f64::EPSILON * s * s, "told is {told}, the least {least}");
     }
 
     #[test]
@@ -155,6 +158,9 @@ proptest! {
         let (variance, exact) = (moments.variance(a), exact_moments(x).variance(a));
         // The second moment is the sum of value times mean, and the values sum to at most 4s.
         prop_assert!((variance - published).abs() <= 5.0 * s * bound, "the variance is {variance}, not {published}");
+        // A reciprocal probability is at most s/a, so a term at most s*s; a hundred roundings.
+        let told = mvue::variance(x, Estimator::Approximate);
+        prop_assert!((told - published).abs() <= 100.0 * f64::EPSILON * s * s, "told is {told}, not {published}");
         prop_assert!(exact <= variance + 6.0 * s * bound, "exact {exact}, approximate {variance}");
         prop_assert!(oracle::least_variance(a) <= published * (1.0 + 1e-9));
     }

@@ -169,6 +169,22 @@ fn watching_changes_nothing() {
     assert!(run(&saving, FlipSampling::Skip) == unwatched, "saving");
 }
 
+/// Whoever asks late gets them as they were, also in room that held others.
+#[test]
+fn states_copied_out_are_those_of_their_step() {
+    let recipe = fixture::recipe(fst(LAMBDA));
+    let noise = Noise::of(&recipe);
+    let mut trainer = start(&recipe);
+    let mut room = Vec::new();
+    for _ in 0..STEPS {
+        let expected = trainer.parameter_states().expect("downloads");
+        let copied = trainer.copy_out(room).expect("downloads");
+        trainer.train_step(&noise, FlipSampling::Skip).expect("finite");
+        room = copied().expect("downloads");
+        assert!(room == expected, "before step {}", trainer.step());
+    }
+}
+
 /// Another seed is another run: what is repeated above is not a constant.
 #[test]
 fn another_seed_is_another_run() {

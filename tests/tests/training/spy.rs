@@ -10,9 +10,9 @@ use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
 use sparse24_train::{
     Error,
     backend::{
-        AttentionBackward, AttentionForward, Backend, Beta, DType, Device, Dropout, Embed, Gradient, Gradient24, HeadLoss, LinearDgrad,
-        LinearForward, LinearWgrad, MaskId, NormBackward, NormForward, OptimizerEntry, Region, SegmentId, StepReport, StepState, TableId,
-        Tensor, Weight24,
+        AttentionBackward, AttentionForward, Backend, Beta, Copied, DType, Device, Dropout, Embed, Gradient, Gradient24, HeadLoss,
+        LinearDgrad, LinearForward, LinearWgrad, MaskId, NormBackward, NormForward, OptimizerEntry, Region, SegmentId, StepReport,
+        StepState, TableId, Tensor, Weight24,
     },
     optim::{AdamW, MaskedDecay},
 };
@@ -126,6 +126,7 @@ impl<B: Backend> Backend for Spy<B> {
         upload(to: Tensor, from: &[f32]) -> ();
         upload_tokens(to: Tensor, from: &[u32]) -> ();
         download(from: Tensor) -> Vec<f32>;
+        copy_out(from: &[Tensor], to: Vec<Vec<f32>>) -> Copied;
         upload_mask(to: MaskId, from: &Mask) -> ();
         download_mask(from: MaskId) -> Mask;
         copy(from: Tensor, to: Tensor) -> ();

@@ -2,7 +2,7 @@
 //!
 //! Activations and their gradients are bf16, weights, their gradients and moments f32; products read a bf16 copy of each weight that the
 //! optimizer keeps. A [`Weight24`] is S(W) compressed both ways, a [`Gradient24`] the sampled dZ^T, multiplied on the sparse tensor cores.
-//! Operations are queued; only downloads, counts and reports wait. Deliberately absent: arithmetic, which is the kernels'.
+//! Operations are queued; only downloads, counts and reports wait, and what overwrites parameters for copies of them. Deliberately absent: arithmetic, which is the kernels'.
 
 use std::collections::HashMap;
 
@@ -15,8 +15,8 @@ use sparse24_cuda::{
 
 use self::{plans::SparsePlans, storage::Storage};
 use super::{
-    Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, BackendSettings, Beta, DType,
-    Device, Dropout, Embed, Gradient, Gradient24, HeadLoss, Launches, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite,
+    Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, BackendSettings, Beta, Copied,
+    DType, Device, Dropout, Embed, Gradient, Gradient24, HeadLoss, Launches, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite,
     NormBackward, NormForward, OptimizerEntry, Plans, Region, SegmentId, StepReport, StepState, TableId, Tensor, Weight, Weight24,
 };
 use crate::{
@@ -41,15 +41,24 @@ pub struct CudaBackend {
     launches: Launches,
     tables: Vec<adamw::Parameters>,
     segments: HashMap<SegmentId, Segment>,
+    /// Of the segment under way.
+    writes: Writes,
     sparse_plans: SparsePlans,
     scratch: Scratch,
 }
 
-/// How far a segment has come.
-enum Segment {
-    /// Done once: its plans are chosen, its kernels loaded, its scratch is there.
-    Done,
-    Recorded(Recording),
+/// A segment that was done once: its plans are chosen, its kernels loaded, its scratch is there.
+struct Segment {
+    recording: Option<Recording>,
+    writes: Writes,
+}
+
+/// What work writes to.
+#[derive(Clone, Copy, PartialEq)]
+enum Writes {
+    /// No parameter and no moment.
+    Other,
+    Parameters,
 }
 
 /// What operations work in; it grows in the first step only.
@@ -96,7 +105,7 @@ impl CudaBackend {
             let problem = "the GPU multiplies in bf16: use `native`".to_owned();
             return Err(Error::Setting { key: "backend.arithmetic".to_owned(), problem });
         }
-        let mut gpu = Gpu::open(&Settings { ordinal: settings.gpu, ..Settings::default() })?;
+        let mut gpu = Gpu::open(&Settings { ordinal: settings.gpu, libraries: settings.libraries, ..Settings::default() })?;
         gpu.set_purpose(Region::Activations.name());
         let workspace = gpu.alloc("workspace of dense products", [1, gemm::WORKSPACE])?;
         let gemm = gemm::Gemm::new(&gpu, workspace)?;
@@ -114,6 +123,7 @@ impl CudaBackend {
             launches: settings.launches,
             tables: Vec::new(),
             segments: HashMap::new(),
+            writes: Writes::Other,
             sparse_plans: SparsePlans::default(),
             scratch: Scratch::default(),
         })
@@ -264,6 +274,7 @@ impl Backend for CudaBackend {
     }
 
     fn upload(&mut self, to: Tensor, from: &[f32]) -> Result<(), Error> {
+        self.gpu.wait_for_copies()?;
         self.storage.upload(&mut self.gpu, to, from)
     }
 
@@ -273,6 +284,15 @@ impl Backend for CudaBackend {
 
     fn download(&mut self, from: Tensor) -> Result<Vec<f32>, Error> {
         self.storage.download(&mut self.gpu, from)
+    }
+
+    fn copy_out(&mut self, from: &[Tensor], mut to: Vec<Vec<f32>>) -> Result<Copied, Error> {
+        let matrices: Vec<_> = from.iter().map(|&tensor| self.storage.floats(tensor)).collect();
+        if let Some(copy) = self.gpu.copy_to_host(&matrices)? {
+            return Ok(Box::new(|| Ok(copy.read(to)?)));
+        }
+        to = matrices.into_iter().map(|matrix| self.gpu.download(matrix)).collect::<Result<_, _>>()?;
+        Ok(Box::new(|| Ok(to)))
     }
 
     fn upload_mask(&mut self, MaskId(to): MaskId, from: &Mask) -> Result<(), Error> {
@@ -312,12 +332,19 @@ impl Backend for CudaBackend {
         if self.gpu.profile().is_taken() {
             return work(self);
         }
-        if let Some(Segment::Recorded(recording)) = self.segments.get(&segment) {
+        let known = self.segments.get(&segment);
+        // A wait cannot be recorded.
+        if known.is_some_and(|known| known.writes == Writes::Parameters) {
+            self.gpu.wait_for_copies()?;
+        }
+        if let Some(recording) = known.and_then(|known| known.recording.as_ref()) {
             return Ok(self.gpu.replay(recording)?);
         }
-        let next = if self.launches == Launches::Queued || !self.segments.contains_key(&segment) {
+        let is_first = known.is_none();
+        self.writes = Writes::Other;
+        let recording = if self.launches == Launches::Queued || is_first {
             work(self)?;
-            Segment::Done
+            None
         } else {
             self.gpu.start_recording()?;
             let queued = work(self);
@@ -325,9 +352,9 @@ impl Backend for CudaBackend {
             queued?;
             let recording = recorded?;
             self.gpu.replay(&recording)?;
-            Segment::Recorded(recording)
+            Some(recording)
         };
-        self.segments.insert(segment, next);
+        self.segments.insert(segment, Segment { recording, writes: self.writes });
         Ok(())
     }
 
@@ -526,6 +553,8 @@ impl Backend for CudaBackend {
     }
 
     fn optimizer_step(&mut self, TableId(table): TableId, rule: &AdamW, decay: MaskedDecay) -> Result<(), Error> {
+        self.gpu.wait_for_copies()?;
+        self.writes = Writes::Parameters;
         let decay = match decay {
             MaskedDecay::None => adamw::MaskedDecay::None,
             MaskedDecay::OnGradients(lambda) => adamw::MaskedDecay::OnGradients(lambda),

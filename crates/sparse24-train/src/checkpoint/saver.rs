@@ -1,4 +1,4 @@
-//! Saving beside the work that goes on: a thread writes what was snapshotted, one checkpoint at a time.
+//! Saving beside the work that goes on: a thread takes what was snapshotted and writes it, one checkpoint at a time.
 //!
 //! Invariant: at most one save is in flight, in the order of [`save`] and [`retain`]; its outcome is told exactly once, and dropping
 //! waits for it. Deliberately absent: how a snapshot is taken.
@@ -20,7 +20,7 @@ pub struct Saver {
     spare: Option<Checkpoint>,
 }
 
-type Written = (Checkpoint, Result<PathBuf, Error>);
+type Written = (Option<Checkpoint>, Result<PathBuf, Error>);
 
 impl Saver {
     /// A saver with nothing in flight.
@@ -29,7 +29,7 @@ impl Saver {
         Self { directory, in_flight: None, spare: None }
     }
 
-    /// Runs `before` (what must be on the device first, such as the metrics), saves, then removes what need not stay.
+    /// Takes the checkpoint, runs `before` (what must be on the device first, such as the metrics), saves, then removes what need not stay.
     ///
     /// # Errors
     /// [`Error::Io`] if no thread starts. What goes wrong later is told by [`Saver::wait`].
@@ -38,7 +38,7 @@ impl Saver {
     /// If a save is in flight.
     pub fn begin(
         &mut self,
-        checkpoint: Checkpoint,
+        checkpoint: impl FnOnce() -> Result<Checkpoint, Error> + Send + 'static,
         retention: Retention,
         before: impl FnOnce() -> Result<(), Error> + Send + 'static,
     ) -> Result<(), Error> {
@@ -46,11 +46,15 @@ impl Saver {
         let directory = self.directory.clone();
         let write = move || {
             give_way();
+            let checkpoint = match checkpoint() {
+                Ok(checkpoint) => checkpoint,
+                Err(error) => return (None, Err(error)),
+            };
             let written = before().and_then(|()| save(&directory, &checkpoint)).and_then(|path| {
                 retain(&directory, &retention)?;
                 Ok(path)
             });
-            (checkpoint, written)
+            (Some(checkpoint), written)
         };
         let thread = Builder::new().name("checkpoint".to_owned()).spawn(write);
         self.in_flight = Some(thread.map_err(|e| Error::io("start a thread to save to", &self.directory, e))?);
@@ -70,7 +74,7 @@ impl Saver {
     pub fn wait(&mut self) -> Result<Option<PathBuf>, Error> {
         let Some(thread) = self.in_flight.take() else { return Ok(None) };
         let (checkpoint, written) = thread.join().unwrap_or_else(|panic| resume_unwind(panic));
-        self.spare = Some(checkpoint);
+        self.spare = checkpoint;
         written.map(Some)
     }
 

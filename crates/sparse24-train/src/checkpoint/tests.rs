@@ -5,6 +5,7 @@ use std::{
     fs,
     num::NonZeroUsize,
     path::{Path, PathBuf},
+    sync::mpsc,
 };
 
 use sparse24_core::Mask;
@@ -62,6 +63,25 @@ fn saved(step: u32) -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = save(directory.path(), &sample(step)).unwrap();
     (directory, path)
+}
+
+/// The work that goes on may be what the copy waits for.
+#[test]
+fn a_saver_takes_its_checkpoint_when_it_is_copied() {
+    let directory = tempfile::tempdir().unwrap();
+    let retention = || Retention { last: NonZeroUsize::MIN, every: 0, always: Vec::new() };
+    let mut saver = Saver::new(directory.path().to_owned());
+    let (copied, copy) = mpsc::channel();
+    saver.begin(move || Ok(copy.recv().unwrap()), retention(), || Ok(())).unwrap();
+    assert!(!saver.is_idle() && saver.spare().is_none());
+    copied.send(sample(4)).unwrap();
+    let path = saver.wait().unwrap().unwrap();
+    assert_eq!(load(&path).unwrap(), sample(4));
+    assert!(saver.spare().is_some(), "its room serves the next");
+    let lost = || Err(Error::Device("the copy is lost".to_owned()));
+    saver.begin(lost, retention(), || panic!("nothing is saved")).unwrap();
+    assert_eq!(problem(saver.wait()), problem(lost()));
+    assert!(saver.spare().is_none() && load(&path).is_ok() && count(directory.path()).unwrap() == 1);
 }
 
 fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> String {

@@ -193,6 +193,7 @@ fn shakespeare_char_cpu() -> Config {
         run: RunConfig {
             eval_every: 250,
             flip_every: 20,
+            instrument_every: 0,
             checkpoint_every: 500,
             keep_last: 2,
             keep_every: 0,
@@ -201,7 +202,14 @@ fn shakespeare_char_cpu() -> Config {
             spike_z: 0.0,
             spike_window: 100,
         },
-        backend: BackendConfig { name: "cpu".to_owned(), threads: 0, arithmetic: Arithmetic::Native, gpu: 0, launches: Launches::Replayed },
+        backend: BackendConfig {
+            name: "cpu".to_owned(),
+            threads: 0,
+            arithmetic: Arithmetic::Native,
+            gpu: 0,
+            launches: Launches::Replayed,
+            libraries: String::new(),
+        },
     }
 }
 

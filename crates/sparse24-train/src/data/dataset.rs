@@ -6,6 +6,7 @@
 use std::{
     convert::Infallible,
     path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
 };
 
 use blake3::Hash;
@@ -65,12 +66,20 @@ impl Dataset {
     /// # Errors
     /// As [`Corpus::split`]; [`Error::File`] for a text that the tokenizer cannot encode.
     pub fn from_corpus(corpus: &Corpus, tokenizer: Tokenizer, validation: f64) -> Result<Self, Error> {
+        Self::encoded(corpus, tokenizer, validation, &AtomicBool::new(false))
+    }
+
+    /// As [`Dataset::from_corpus`], until the flag is set.
+    pub(super) fn encoded(corpus: &Corpus, tokenizer: Tokenizer, validation: f64, interrupt: &AtomicBool) -> Result<Self, Error> {
         let [head, tail] = corpus.split(validation)?;
         let vocabulary = tokenizer.vocabulary();
         let encode = |text: &str, before: usize| {
             let mut tokens = Tokens::for_vocabulary(vocabulary);
-            tokenizer.encode_into(text, &mut tokens).map_err(|e| Error::file(corpus.source(), e.moved(before).to_string()))?;
-            Ok::<_, Error>(tokens)
+            match tokenizer.encode_into(text, &mut tokens, interrupt) {
+                Ok(()) => Ok(tokens),
+                Err(Error::Interrupted) => Err(Error::Interrupted),
+                Err(e) => Err(Error::file(corpus.source(), e.moved(before).to_string())),
+            }
         };
         let (train, validation) = (encode(head, 0)?, encode(tail, head.len())?);
         Ok(Self::new(train, validation, vocabulary, Some(tokenizer), corpus.source()))

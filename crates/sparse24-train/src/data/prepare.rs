@@ -8,6 +8,7 @@ use std::{
     fs::{self, File, TryLockError},
     io::{self, ErrorKind},
     path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
 };
 
 use super::{
@@ -25,13 +26,14 @@ const LOCK: &str = "lock";
 /// The folder appears whole or not at all: it is made beside its place and renamed. One that exists must be empty or prepared earlier.
 ///
 /// # Errors
-/// [`Error::File`] for a folder that holds anything else; [`Error::Io`]; as [`Dataset::from_corpus`].
-pub fn prepare(corpus: &Corpus, tokenizer: Tokenizer, validation: f64, folder: &Path) -> Result<Dataset, Error> {
+/// [`Error::File`] for a folder that holds anything else; [`Error::Io`]; [`Error::Interrupted`] if the flag is set before the shards are
+/// written; as [`Dataset::from_corpus`].
+pub fn prepare(corpus: &Corpus, tokenizer: Tokenizer, validation: f64, folder: &Path, interrupt: &AtomicBool) -> Result<Dataset, Error> {
     // Through links and dots, so that there is a name to rename to.
     let folder = &fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
     check_replaceable(folder)?;
     let (origin, described) = (Origin { vocabulary: tokenizer.vocabulary(), tokenizer: tokenizer.fingerprint() }, tokenizer.clone());
-    let dataset = Dataset::from_corpus(corpus, tokenizer, validation)?;
+    let dataset = Dataset::encoded(corpus, tokenizer, validation, interrupt)?;
     let parent = disk::parent(folder);
     fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, e))?;
     let (partial, _lock) = PartialFolder::claim(folder)?;
@@ -123,7 +125,7 @@ pub(super) mod tests {
 
     pub(in crate::data) fn prepared(folder: &Path, kind: TokenizerKind) -> Result<Dataset, Error> {
         let corpus = corpus(&"to be, or not to be: ".repeat(20));
-        prepare(&corpus, Tokenizer::for_text(kind, corpus.text()).unwrap(), 0.1, folder)
+        prepare(&corpus, Tokenizer::for_text(kind, corpus.text()).unwrap(), 0.1, folder, &AtomicBool::new(false))
     }
 
     fn names(folder: &Path) -> Vec<String> {

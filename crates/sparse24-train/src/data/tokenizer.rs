@@ -3,7 +3,11 @@
 //! Invariant: `decode(encode(text)) == text`, and every id that encode yields is below [`Tokenizer::vocabulary`].
 //! Deliberately absent: training a vocabulary of its own.
 
-use std::{iter, path::Path};
+use std::{
+    iter,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -138,11 +142,14 @@ impl Tokenizer {
     /// Appends the ids of a text of any length, without holding them a second time.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
-    pub fn encode_into(&self, text: &str, tokens: &mut Tokens) -> Result<(), Error> {
+    /// As [`Tokenizer::encode`]; [`Error::Interrupted`] within a mebibyte of text once the flag is set.
+    pub fn encode_into(&self, text: &str, tokens: &mut Tokens, interrupt: &AtomicBool) -> Result<(), Error> {
         const PIECE: usize = 1 << 20;
         let mut before = 0;
         for piece in pieces(text, PIECE) {
+            if interrupt.load(Ordering::Relaxed) {
+                return Err(Error::Interrupted);
+            }
             let ids = self.encode(piece).map_err(|e| e.moved(before))?;
             tokens.extend(ids);
             before += piece.len();
@@ -330,12 +337,12 @@ mod tests {
     fn a_long_text_is_encoded_like_a_short_one() {
         let text = "word, ".repeat(400_000);
         let tokenizer = Tokenizer::for_text(TokenizerKind::Character, &text).unwrap();
-        let mut tokens = Tokens::for_vocabulary(tokenizer.vocabulary());
-        tokenizer.encode_into(&text, &mut tokens).unwrap();
+        let (mut tokens, go_on) = (Tokens::for_vocabulary(tokenizer.vocabulary()), AtomicBool::new(false));
+        tokenizer.encode_into(&text, &mut tokens, &go_on).unwrap();
         let mut ids = Vec::new();
         tokens.copy_to(0, tokens.len(), &mut ids);
         assert_eq!(ids, tokenizer.encode(&text).unwrap());
-        let message = tokenizer.encode_into(&(text + "X"), &mut tokens).unwrap_err().to_string();
+        let message = tokenizer.encode_into(&(text + "X"), &mut tokens, &go_on).unwrap_err().to_string();
         assert!(message.contains("'X' (U+0058) at byte 2400000"), "{message}");
     }
 

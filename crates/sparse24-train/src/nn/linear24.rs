@@ -12,7 +12,7 @@
 use sparse24_core::philox::{Purpose, Site};
 
 use super::{
-    Pass,
+    Pass, SampledGradient,
     parameter::{Handle, Init, Parameters},
 };
 use crate::{
@@ -117,6 +117,9 @@ impl Linear24 {
     ) -> Result<(), Error> {
         let gradient = match (pass.phase.wgrad, self.sparse) {
             (GradientOperand::Mvue(estimator), Some(sparse)) => {
+                if let Some(watch) = &mut pass.watch {
+                    watch(pass.backend, SampledGradient { weight: self.weight.weight, dz, estimator })?;
+                }
                 pass.backend.mvue_compress(dz, self.site, estimator, sparse.gradient)?;
                 Gradient::Sampled(sparse.gradient)
             }

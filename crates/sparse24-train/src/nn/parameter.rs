@@ -1,5 +1,9 @@
 //! Parameters: a weight with its gradient and moments, how it begins, and whether a mask prunes it.
 
+use rayon::{
+    iter::{IndexedParallelIterator, ParallelIterator},
+    slice::ParallelSliceMut,
+};
 use sparse24_core::philox::{Purpose, Site, Stream, uniform};
 
 use crate::{
@@ -124,9 +128,10 @@ impl Parameters {
                 Init::Constant(value) => vec![value; elements],
                 Init::Normal(deviation) => {
                     let stream = Stream::new(seed, Site::new(Purpose::Initialisation, number as u32), 0, 0);
-                    let blocks = elements.div_ceil(4) as u32;
-                    let mut values: Vec<f32> = (0..blocks).flat_map(|call| normals(stream.words(call))).map(|z| z * deviation).collect();
-                    values.truncate(elements);
+                    let mut values = vec![0.0; elements];
+                    values.par_chunks_mut(4).enumerate().with_min_len(1024).for_each(|(call, four)| {
+                        four.iter_mut().zip(normals(stream.words(call as u32))).for_each(|(value, z)| *value = z * deviation);
+                    });
                     values
                 }
             };

@@ -19,7 +19,7 @@ use crate::{
 const NONE: &[u8] = &[];
 
 /// Keys of the configuration that decide no bit.
-const DECIDES_NOTHING: [&str; 13] = [
+const DECIDES_NOTHING: [&str; 15] = [
     "preset",
     "data.path",
     "run.checkpoint_every",
@@ -29,9 +29,11 @@ const DECIDES_NOTHING: [&str; 13] = [
     "run.skip_limit",
     "run.spike_z",
     "run.spike_window",
+    "run.instrument_every",
     "model.recompute",
     "backend.threads",
     "backend.gpu",
+    "backend.libraries",
     "backend.launches",
 ];
 

@@ -14,6 +14,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use super::Instruments;
 use crate::{Error, checkpoint::PhaseKind, disk};
 
 /// What one optimizer step measured. Absent values are left out of the object.
@@ -43,6 +44,9 @@ pub struct StepMetrics {
     /// Loss on the held-out split after this step, nats a token; sampled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub val_loss: Option<f64>,
+    /// What `run.instrument_every` measures; sampled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instruments: Option<Box<Instruments>>,
     /// What was not finite in a step that was skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,

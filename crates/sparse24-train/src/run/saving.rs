@@ -34,7 +34,8 @@ impl Run {
         self.settle()?;
         let mut state = identity(&self.config, &self.dataset, &self.trainer);
         state.method.extend((self.skipped > 0).then(|| (SKIPPED.to_owned(), u64::from(self.skipped))));
-        let checkpoint = snapshot(&mut self.trainer, state, self.saver.spare())?;
+        let mut checkpoint = snapshot(&mut self.trainer, state, self.saver.spare())?;
+        checkpoint.auxiliary.extend(self.flip_counts.tensors());
         self.saver.begin(checkpoint, retention(&self.config, self.switch()), self.metrics.syncer()?)?;
         self.saved = Some(step);
         Ok(())
@@ -76,7 +77,10 @@ pub(super) fn check_room(config: &Config, recipe: &Recipe, run: &Path) -> Result
     let checkpoints = run.join("checkpoints");
     let there = checkpoint::count(&checkpoints)? as u64;
     let most = most_kept(config, switch(recipe)).saturating_add(1).saturating_sub(there).max(1);
-    let needed = estimate(recipe).checkpoint_bytes.saturating_mul(most);
+    let estimate = estimate(recipe);
+    // Four bytes a tile, which instruments count the flips of.
+    let counts = if config.run.instrument_every > 0 { estimate.sparsifiable / 4 } else { 0 };
+    let needed = (estimate.checkpoint_bytes + counts).saturating_mul(most);
     disk::check_room(run, needed, || format!("{most} more checkpoints, as run.keep_last, run.keep_every and the switch ask for,"))
 }
 

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use crate::{
     Error,
-    backend::{Backend, BackendSettings, Memory},
-    config::{BackendConfig, Config},
+    backend::{Backend, Memory},
+    config::Config,
     data::{Dataset, Draw, EvaluationWindows},
     estimate::estimate,
     machine,
@@ -51,8 +51,7 @@ pub(super) fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer,
 
 /// The device that the configuration names.
 pub(super) fn open_backend(config: &Config) -> Result<Box<dyn Backend>, Error> {
-    let BackendConfig { arithmetic, gpu, launches, .. } = config.backend;
-    (config.backend_entry()?.open)(BackendSettings { arithmetic, gpu, launches })
+    (config.backend_entry()?.open)(config.backend.settings())
 }
 
 /// The training batches of a run.

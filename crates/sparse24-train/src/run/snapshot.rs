@@ -1,7 +1,7 @@
 //! A trainer as a checkpoint, and back.
 //!
 //! Invariant: restoring a snapshot gives a trainer that continues with the same bits. [`snapshot`] is the one place where a run waits for
-//! its state to be copied. Deliberately absent: files.
+//! its state, as far as its backend cannot copy beside other work. Deliberately absent: files.
 
 use crate::{
     Error,
@@ -9,10 +9,19 @@ use crate::{
     trainer::{ParameterState, Trainer},
 };
 
-/// Everything that the trainer remembers, in the room of an earlier checkpoint if there is one; the state says what it belongs to.
-pub(super) fn snapshot(trainer: &mut Trainer, state: State, spare: Option<Checkpoint>) -> Result<Checkpoint, Error> {
-    let mut states = spare.map(parameter_states).transpose()?.unwrap_or_default();
-    trainer.parameter_states_into(&mut states)?;
+/// Everything that the trainer remembers now, in the room of an earlier checkpoint if there is one; the state says what it belongs to. What it
+/// gives waits until all is copied.
+pub(super) fn snapshot(
+    trainer: &mut Trainer,
+    state: State,
+    spare: Option<Checkpoint>,
+) -> Result<impl FnOnce() -> Result<Checkpoint, Error> + Send + use<>, Error> {
+    let room = spare.map(parameter_states).transpose()?.unwrap_or_default();
+    let copied = trainer.copy_out(room)?;
+    Ok(move || Ok(assemble(state, copied()?)))
+}
+
+fn assemble(state: State, states: Vec<ParameterState>) -> Checkpoint {
     let mut out = Checkpoint {
         state,
         weights: Vec::new(),
@@ -29,7 +38,7 @@ pub(super) fn snapshot(trainer: &mut Trainer, state: State, spare: Option<Checkp
         out.second_moments.push(tensor(second_moment));
         out.masks.extend(mask.map(|mask| (name, mask)));
     }
-    Ok(out)
+    out
 }
 
 /// Brings a trainer of the same shape to where the checkpoint was.

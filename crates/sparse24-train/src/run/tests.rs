@@ -27,6 +27,7 @@ fn metrics(step: u32) -> StepMetrics {
         flip_rate: step.is_multiple_of(2).then_some(0.012_5),
         flip_rate_per_layer: step.is_multiple_of(2).then(|| [("a".to_owned(), 0.01), ("b".to_owned(), 0.015)].into()),
         val_loss: None,
+        instruments: None,
         skipped: None,
     }
 }

@@ -13,6 +13,7 @@ use std::{
 use super::{
     Initial, Log, MetricsLog, Provenance, RunDirectory, StepMetrics,
     identity::{self, identity},
+    measure::FlipCounts,
     plans,
     saving::{SKIPPED, check_room},
     setup::{SeededBatches, new_trainer, open_dataset, run_config},
@@ -47,6 +48,8 @@ pub struct Run {
     /// Steps without an update.
     pub(super) skipped: u32,
     spikes: Spikes,
+    /// Over the steps whose instruments were read.
+    pub(super) flip_counts: FlipCounts,
 }
 
 /// Who watches a run.
@@ -155,7 +158,7 @@ impl Run {
             if initial.is_some() {
                 // A resume cannot make these weights again.
                 let state = identity(&config, &dataset, &trainer);
-                checkpoint::save(&directory.checkpoints(), &snapshot(&mut trainer, state, None)?)?;
+                checkpoint::save(&directory.checkpoints(), &snapshot(&mut trainer, state, None)?()?)?;
             }
             let initial = if initial.is_some() { Initial::Given } else { Initial::Random };
             Provenance::of_start(&trainer.backend().device(), initial).record(&directory.provenance())?;
@@ -169,7 +172,22 @@ impl Run {
         let saver = Saver::new(directory.checkpoints());
         let spikes = Spikes::new(config.run.spike_z, config.run.spike_window, std::iter::empty());
         let (saved, pending, skipped, notices, plans_recorded) = (initial.map(|_| 0), None, 0, Vec::new(), 0);
-        Ok(Self { config, dataset, trainer, directory, metrics, log, notices, plans_recorded, saver, saved, pending, skipped, spikes })
+        Ok(Self {
+            config,
+            dataset,
+            trainer,
+            directory,
+            metrics,
+            log,
+            notices,
+            plans_recorded,
+            saver,
+            saved,
+            pending,
+            skipped,
+            spikes,
+            flip_counts: FlipCounts::default(),
+        })
     }
 
     /// Continues a run from its newest checkpoint, or, if it has none, from the beginning. A lost `tokenizer.json` is written again: the data
@@ -191,7 +209,7 @@ impl Run {
         }
         let mut plans = Plans::new();
         let mut notices: Vec<_> = latest.refused.iter().map(|(_, error)| format!("passed over a damaged checkpoint: {error}")).collect();
-        let (mut saved, mut skipped) = (None, 0);
+        let (mut saved, mut skipped, mut flip_counts) = (None, 0, FlipCounts::default());
         let initial = match latest.checkpoint {
             Some(path) => {
                 let checkpoint = checkpoint::load(&path)?;
@@ -199,6 +217,7 @@ impl Run {
                 let now = identity(&config, &dataset, &trainer);
                 notices.extend(identity::check(&path, &checkpoint.state, &now, &how.allow)?);
                 skipped = checkpoint.state.method.get(SKIPPED).map_or(0, |&steps| u32::try_from(steps).unwrap_or(u32::MAX));
+                flip_counts = FlipCounts::of_checkpoint(&checkpoint.auxiliary);
                 restore(&mut trainer, checkpoint)?;
                 checkpoint::discard_after(&directory.checkpoints(), trainer.step())?;
                 saved = Some(trainer.step());
@@ -255,6 +274,7 @@ impl Run {
             pending: None,
             skipped,
             spikes,
+            flip_counts,
         };
         // A signal came between the step and its evaluation.
         run.pending = cut.last.filter(|metrics| metrics.step == step && metrics.val_loss.is_none() && run.evaluates_after(step));
@@ -408,9 +428,12 @@ impl Run {
     /// One optimizer step, taken or skipped.
     fn step(&mut self) -> Result<StepMetrics, Error> {
         let step = self.trainer.step() + 1;
-        let sampling = if step == 1 || is_due(self.config.run.flip_every, step) { FlipSampling::Sample } else { FlipSampling::Skip };
+        let flips_are_told = step == 1 || is_due(self.config.run.flip_every, step);
+        let is_measured = is_due(self.config.run.instrument_every, step);
+        let sampling = if flips_are_told || is_measured { FlipSampling::Sample } else { FlipSampling::Skip };
         let (sequences, context) = (self.config.batch.sequences, self.config.model.context);
         let batches = SeededBatches { dataset: &self.dataset, seed: self.config.seed, sequences, context };
+        let noise = if is_measured { self.trainer.gradient_noise(&batches)? } else { Vec::new() };
         let tokens = self.trainer.recipe().tokens_per_step() as f64;
         let began = Instant::now();
         let tokens_per_s = || tokens / began.elapsed().as_secs_f64();
@@ -432,23 +455,28 @@ impl Run {
                     flip_rate: None,
                     flip_rate_per_layer: None,
                     val_loss: None,
+                    instruments: None,
                     skipped: Some(what),
                 });
             }
             Err(error) => return Err(error),
         };
+        let tokens_per_s = tokens_per_s();
+        let instruments = is_measured.then(|| self.flip_counts.measure(&mut self.trainer, &noise)).transpose()?;
+        let flips = outcome.flips.filter(|_| flips_are_told);
         Ok(StepMetrics {
             step,
             phase: outcome.phase,
             loss: outcome.loss as f32,
             lr: outcome.learning_rate,
             grad_norm: outcome.grad_norm,
-            tokens_per_s: tokens_per_s(),
-            flip_rate: outcome.flips.as_deref().map(overall_flip_rate),
-            flip_rate_per_layer: outcome.flips.map(|flips| {
+            tokens_per_s,
+            flip_rate: flips.as_deref().map(overall_flip_rate),
+            flip_rate_per_layer: flips.map(|flips| {
                 flips.into_iter().map(|layer| (layer.name, sparse24_core::flip::flip_rate(layer.flips, layer.weights))).collect()
             }),
             val_loss: None,
+            instruments: instruments.map(Box::new),
             skipped: None,
         })
     }

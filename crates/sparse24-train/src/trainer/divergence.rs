@@ -42,6 +42,7 @@ impl Trainer {
                 context: self.recipe.batch.context,
                 dropout: self.recipe.dropout,
                 beta: Beta::Overwrite,
+                watch: None,
             };
             self.model.upload(pass.backend, &self.inputs, &self.targets)?;
             let first = self.model.first_output(&mut pass, |backend, output| Ok(!is_finite(backend, output)?))?;

@@ -54,6 +54,28 @@ fn a_gradient_that_is_not_finite_stops_a_replayed_step_too() {
     });
 }
 
+/// Copies that take longer than the passes of a step: the update waits for them.
+#[test]
+fn states_copied_out_are_those_of_their_step() {
+    on_gpu(|_| {
+        let dataset = embedded(TokenizerKind::Byte);
+        let recipe = recipe(&dataset);
+        let batches = Drawn { dataset: &dataset, recipe: &recipe };
+        for launches in [Launches::Queued, Launches::Replayed] {
+            let mut trainer = Trainer::new(opened(launches), recipe.clone()).expect("room");
+            while trainer.step() < recipe.steps {
+                let expected = trainer.parameter_states().expect("downloads");
+                let copies: Vec<_> = (0..40).map(|_| trainer.copy_out(Vec::new()).expect("queued")).collect();
+                trainer.train_step(&batches, FlipSampling::Skip).expect("finite");
+                assert!(trainer.parameter_states().expect("downloads") != expected, "the step changed them");
+                for copied in copies {
+                    assert!(copied().expect("copied") == expected, "before step {}", trainer.step());
+                }
+            }
+        }
+    });
+}
+
 #[test]
 fn no_memory_is_taken_after_the_first_step() {
     on_gpu(|backend| {

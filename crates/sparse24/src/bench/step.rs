@@ -73,8 +73,7 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
         TokenizerKind::Gpt2 => 50257,
     };
     let recipe = config.recipe(vocabulary)?;
-    let backend =
-        CudaBackend::open(BackendSettings { arithmetic: config.backend.arithmetic, gpu: args.gpu, launches: config.backend.launches })?;
+    let backend = CudaBackend::open(BackendSettings { gpu: args.gpu, ..config.backend.settings() })?;
     let profile = backend.profile();
     let mut trainer = Trainer::new(Box::new(backend), recipe.clone())?;
     let batches = Random { tokens: recipe.batch.sequences * recipe.batch.context, vocabulary: vocabulary as u32 };

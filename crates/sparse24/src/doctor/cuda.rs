@@ -39,7 +39,8 @@ struct Gpu {
 }
 
 impl Cuda {
-    pub(super) fn of_machine() -> Self {
+    pub(super) fn of_machine(libraries: &[PathBuf]) -> Self {
+        sparse24_cuda::library::search_in(libraries);
         Self::new(survey::survey(), survey::kernels)
     }
 

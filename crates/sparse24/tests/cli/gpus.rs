@@ -16,7 +16,7 @@ fn place() -> Option<(Place, PathBuf)> {
     std::fs::create_dir(&folder).unwrap();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cli/gpus/driver.c");
     let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", ASKED_FOR, source, "-o"]).arg(folder.join("libcuda.so.1"));
+    compiler.args(["-shared", "-fPIC", "-Wall", "-Wextra", ASKED_FOR, source, "-o"]).arg(folder.join("libcuda.so.1"));
     match compiler.status() {
         Ok(status) => assert!(status.success(), "{compiler:?}"),
         Err(error) => {
@@ -56,6 +56,19 @@ fn what_is_missing_of_a_gpu_is_one_sentence() {
     ] {
         place.refuses_command(train(&place, &driver, &[faults], more), 6, message);
     }
+}
+
+/// By a setting of the run, and by an argument of `doctor`.
+#[test]
+fn libraries_are_found_in_folders_that_are_named() {
+    let Some((place, driver)) = place() else { return };
+    let [folder, file] = [driver.display().to_string(), driver.join("libcuda.so.1").display().to_string()];
+    let found = |line: &str| place.json(line)["cuda"]["libraries"][0]["file"].take();
+    assert_eq!(found(&format!("doctor --json --libraries /nowhere:{folder}")), file.as_str());
+    assert_ne!(found("doctor --json"), file.as_str());
+    let mut command = place.command(&format!("train {TINY} --backend cuda --set backend.libraries=/nowhere:{folder} --out run"));
+    command.env("FAKE_RELEASE", "12040");
+    place.refuses_command(command, 6, "the CUDA driver serves CUDA 12.4, and kernels need 13.0: install a newer driver");
 }
 
 /// On a machine that lacks it.

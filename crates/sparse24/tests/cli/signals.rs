@@ -4,6 +4,7 @@
 use std::{
     fs,
     io::{BufRead, BufReader, Read},
+    path::Path,
     process::{Child, Command, Stdio},
     thread,
     time::Duration,
@@ -14,18 +15,29 @@ use crate::{
     support::{Place, TINY},
 };
 
+/// To who may have ended, but was not waited for: else its number may be another's.
 fn send(signal: &str, child: &Child) {
     assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
 }
 
-/// Starts a run and sends it a signal once it has told of 20 steps; none if it ended first, else its exit code and what it said.
-fn signalled(place: &Place, line: &str, run: &str, signal: &str) -> Option<(i32, String)> {
-    let child = place.command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let metrics = place.path(run).join("metrics.jsonl");
-    while fs::read(&metrics).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count()) < 20 {
+/// Waits until a run has told of so many steps; false if it ended before.
+fn tells(steps: usize, child: &mut Child, run: &Path) -> bool {
+    let told = || fs::read(run.join("metrics.jsonl")).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count());
+    while told() < steps {
+        if child.try_wait().unwrap().is_some() {
+            return false;
+        }
         thread::sleep(Duration::from_millis(1));
     }
-    send(signal, &child);
+    true
+}
+
+/// Starts a run and sends it a signal once it has told of 20 steps; none if it ended first, else its exit code and what it said.
+fn signalled(place: &Place, line: &str, run: &str, signal: &str) -> Option<(i32, String)> {
+    let mut child = place.command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    if tells(20, &mut child, &place.path(run)) {
+        send(signal, &child);
+    }
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     (!output.status.success()).then(|| (output.status.code().expect("it exits by itself"), said))
@@ -108,11 +120,9 @@ fn sigusr1_saves_and_the_run_goes_on() {
     attempts(|attempt| {
         let run = format!("asked-{attempt}");
         let mut child = place.command(&format!("train {TINY} {settings} --out {run}")).stderr(Stdio::null()).spawn().unwrap();
-        while !place.path(&format!("{run}/metrics.jsonl")).exists() {
-            thread::sleep(Duration::from_millis(1));
+        if tells(5, &mut child, &place.path(&run)) {
+            send("-USR1", &child);
         }
-        thread::sleep(Duration::from_millis(30));
-        send("-USR1", &child);
         assert!(child.wait().unwrap().success());
         let log = place.read(&format!("{run}/log.txt"));
         let at_end = |run: &str| place.tree(&format!("{run}/checkpoints/step-00000600"));
@@ -135,10 +145,9 @@ fn a_signal_abandons_the_evaluation_under_way() {
             let run = format!("run{signal}-{attempt}");
             let mut child = place.command(&format!("train {TINY} {settings} --out {run}")).stderr(Stdio::null()).spawn().unwrap();
             let metrics = place.path(&format!("{run}/metrics.jsonl"));
-            while fs::read(&metrics).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count()) < 3 {
-                thread::sleep(Duration::from_millis(1));
+            if tells(3, &mut child, &place.path(&run)) {
+                send(signal, &child);
             }
-            send(signal, &child);
             let mut early = false;
             let code = loop {
                 if let Some(status) = child.try_wait().unwrap() {
@@ -159,5 +168,43 @@ fn a_signal_abandons_the_evaluation_under_way() {
         });
         assert!(place.tree(&format!("{run}/checkpoints/step-00000040")) == whole);
         assert_eq!(timeless(&place, &run), timeless(&place, "whole"));
+    }
+}
+
+/// Seconds of encoding; signalled as soon as it listens.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_signal_leaves_nothing_of_a_prepare() {
+    let place = Place::new();
+    place.write("text", "to be, or not to be\n".repeat(1 << 20));
+    let names = || fs::read_dir(place.path("")).unwrap().count();
+    let before = names();
+    for (number, signal, exit) in [(2, "-INT", 130), (15, "-TERM", 143)] {
+        attempts(|_| {
+            let mut command = place.command("prepare --data text --tokenizer gpt2 --out out");
+            let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+            let status = format!("/proc/{}/status", child.id());
+            let listens = || {
+                let status = fs::read_to_string(&status).unwrap_or_default();
+                let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
+                u64::from_str_radix(caught.trim(), 16).unwrap() >> (number - 1) & 1 == 1
+            };
+            // One that has ended listens no more, and lets itself be waited for.
+            while !listens() && child.try_wait().unwrap().is_none() {
+                thread::yield_now();
+            }
+            if listens() {
+                send(signal, &child);
+            }
+            let output = child.wait_with_output().unwrap();
+            let said = String::from_utf8(output.stderr).unwrap();
+            if output.status.success() {
+                fs::remove_dir_all(place.path("out")).unwrap();
+                return None;
+            }
+            assert_eq!((output.status.code(), said.as_str()), (Some(exit), "interrupted; out is as it was\n"));
+            assert_eq!(names(), before, "something half-written is left");
+            Some(())
+        });
     }
 }

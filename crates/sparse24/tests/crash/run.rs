@@ -37,6 +37,9 @@ pub(crate) const RICH: Shape = Shape {
 /// As little as has a switch, and a rotation in each phase.
 pub(crate) const SHORT: Shape = Shape { steps: 6, refresh: 2, every: 2, settings: "--set run.keep_last=1" };
 
+/// As short, with much to write beside the tensors: headers and manifests.
+pub(crate) const DEEP: Shape = Shape { settings: "--set run.keep_last=1 --set model.layers=8 --set model.width=8", ..SHORT };
+
 impl Shape {
     /// The last step of the sparse phase.
     pub(crate) fn switch(self) -> usize {

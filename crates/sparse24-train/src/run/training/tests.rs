@@ -29,7 +29,7 @@ fn weights(config: &Config) -> Vec<NamedTensor> {
     let dataset = dataset();
     let mut trainer = new_trainer(config, dataset.vocabulary() as usize).unwrap();
     let state = identity(config, &dataset, &trainer);
-    snapshot(&mut trainer, state, None).unwrap().weights
+    snapshot(&mut trainer, state, None).unwrap()().unwrap().weights
 }
 
 /// Lets the Nth file operation fail, then the next, until none is left to fail; gives how many there were.
@@ -114,6 +114,7 @@ fn what_decides_no_bits_is_no_part_of_the_identity() {
     assert!(same(|config| config.model.recompute = crate::model::gpt2::Recompute::Blocks));
     assert!(same(|config| config.run.checkpoint_every += 1));
     assert!(same(|config| config.run.keep_last += 1));
+    assert!(same(|config| config.run.instrument_every += 1));
     assert!(!same(|config| config.run.eval_every += 1), "it decides the metrics");
     assert!(!same(|config| config.seed += 1));
     assert!(!same(|config| config.steps += 1));

@@ -1,0 +1,183 @@
+//! The report: one page that opens offline and shows what happened in one or several runs, side by side.
+//!
+//! Everything is in the file: styles, pictures as SVG, a few lines of script for values under the pointer, and the numbers behind every
+//! figure as tables, so that nothing is lost without scripts, colours or sight. Long runs are thinned to the means and the envelopes of
+//! neighbouring steps, so that the page of 300,000 steps stays below 2 MB.
+//!
+//! Invariant: whatever the directories hold, the page is well-formed, loads nothing, and says what is missing; what stands in files is
+//! text in it and nothing else. Deliberately absent: drawing libraries, and judgements (`study` compares with intervals).
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::{Error, disk};
+use figure::Figure;
+use markup::Text;
+use record::Record;
+
+mod axis;
+mod chart;
+mod comparison;
+mod curves;
+mod figure;
+mod frame;
+mod heat;
+mod markup;
+mod masks;
+mod record;
+mod summary;
+mod thin;
+
+#[cfg(test)]
+mod tests;
+
+/// More runs are not told apart.
+pub const MOST_RUNS: usize = 16;
+
+/// The name of a run's own page.
+pub const FILE: &str = "report.html";
+
+/// Writes the page of these run directories; a folder of `lambda-search` or `study` stands for its conclusions and for one run of each arm.
+///
+/// # Errors
+/// [`Error::File`] for a path that is no directory, [`Error::Setting`] for no or too many runs, [`Error::Io`] where the page cannot be written.
+pub fn write(paths: &[PathBuf], out: &Path) -> Result<(), Error> {
+    let page = page(paths)?;
+    disk::write_atomically(out, page.as_bytes())
+}
+
+/// The page of these directories.
+///
+/// # Errors
+/// As [`write()`].
+pub fn page(paths: &[PathBuf]) -> Result<String, Error> {
+    let (mut runs, mut figures, mut problems) = (Vec::new(), Vec::new(), Vec::new());
+    for path in paths {
+        if comparison::is_folder(path) {
+            let (concluded, damaged) = comparison::figures(path);
+            for figure in concluded {
+                // Names within the page are those of the figures.
+                if figures.iter().any(|other: &Figure| other.id == figure.id) {
+                    problems.push(format!("{}: one {} fits in a page; this one is left out.", path.display(), figure.id));
+                } else {
+                    figures.push(figure);
+                }
+            }
+            problems.extend(damaged.into_iter().map(|problem| format!("{}: {problem}.", path.display())));
+            let (arms, left_out) = arms(path);
+            runs.extend(arms.iter().map(|run| Record::read(run)).collect::<Result<Vec<_>, _>>()?);
+            problems.extend(
+                (left_out > 0)
+                    .then(|| format!("Of each arm of {} one run is drawn; {left_out} more are in its conclusions.", path.display())),
+            );
+        } else {
+            runs.push(Record::read(path)?);
+            // Of the search that chose its lambda, if it made one.
+            let (searched, _) = comparison::figures(&path.join("lambda-search"));
+            figures.extend(searched.into_iter().filter(|_| paths.len() == 1));
+        }
+    }
+    if runs.is_empty() && figures.is_empty() {
+        return Err(Error::setting("report", "expected at least one run directory"));
+    }
+    if runs.len() > MOST_RUNS {
+        return Err(Error::setting("report", format!("expected at most {MOST_RUNS} runs in one page, found {}; name fewer", runs.len())));
+    }
+    record::name_all(&mut runs);
+    if runs.iter().any(|run| !run.steps.is_empty()) {
+        figures.push(curves::loss(&runs));
+        figures.extend(curves::validation(&runs));
+        figures.extend(curves::flips(&runs));
+        figures.extend(masks::heat(&runs));
+        figures.extend(masks::scatter(&runs));
+        figures.extend(masks::instruments(&runs));
+        figures.push(curves::optimizer(&runs));
+    }
+    Ok(assemble(&runs, &figures, &problems))
+}
+
+/// The first run of each arm, in the order of their names, and how many runs there are besides.
+fn arms(folder: &Path) -> (Vec<PathBuf>, usize) {
+    let inside = |folder: &Path| {
+        let mut entries: Vec<PathBuf> = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+        entries.sort_by_cached_key(|path| record::natural(&path.to_string_lossy()));
+        entries
+    };
+    let (mut runs, mut left_out) = (Vec::new(), 0);
+    for arm in inside(folder) {
+        let mut seeds = inside(&arm).into_iter().filter(|run| run.join("config.toml").is_file());
+        match seeds.next().filter(|_| runs.len() < MOST_RUNS) {
+            Some(first) => {
+                runs.push(first);
+                left_out += seeds.count();
+            }
+            None => left_out += seeds.count(),
+        }
+    }
+    (runs, left_out)
+}
+
+fn assemble(runs: &[Record], figures: &[Figure], problems: &[String]) -> String {
+    let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
+    let title = match names.as_slice() {
+        [] => "Conclusions".to_owned(),
+        [name] => (*name).to_owned(),
+        [first, .., last] if names.len() > 4 => format!("{} runs: {first} to {last}", names.len()),
+        names => names.join(" · "),
+    };
+    let links =
+        figures.iter().map(|figure| (figure.id, figure.title)).chain((!runs.is_empty()).then_some(("configuration", "Configuration")));
+    let links: String = links.map(|(id, title)| format!("<li><a href=\"#{id}\">{title}</a></li>")).collect();
+    let results = if runs.is_empty() { String::new() } else { summary::results(runs) };
+    let problems = summary::problems(runs, problems);
+    let figures: String = figures.iter().map(|figure| figure.draw(runs)).collect();
+    let configuration = if runs.is_empty() { String::new() } else { summary::configuration(runs) };
+    let (style, script, symbols, version) =
+        (include_str!("report/page.css"), include_str!("report/page.js"), SYMBOLS, env!("CARGO_PKG_VERSION"));
+    let title = Text(&title);
+    format!(
+        r##"<!DOCTYPE html>
+<html lang="en" xmlns="http://www.w3.org/1999/xhtml">
+<head>
+<meta charset="utf-8"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/>
+<meta name="color-scheme" content="light dark"/>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"/>
+<title>{title} · sparse24 report</title>
+<style>
+{style}</style>
+</head>
+<body>
+{symbols}
+<header>
+<p class="brand"><svg class="glyph" width="30" height="30" viewBox="0 0 4 4" aria-hidden="true"><use href="#tile"/></svg>sparse24 <span>report</span></p>
+<h1>{title}</h1>
+</header>
+<nav aria-label="Figures"><ul>{links}</ul></nav>
+<main>
+{results}{problems}{figures}{configuration}</main>
+<footer><p>Made by sparse24 {version} from the files of the run directories; losses are in nats a token. Nothing was loaded from anywhere.</p></footer>
+<script>
+//<![CDATA[
+{script}//]]>
+</script>
+</body>
+</html>
+"##
+    )
+}
+
+/// The markers, by the number of the series, and the sign of the house: a 4x4 tile with two kept in every row and column.
+const SYMBOLS: &str = r##"<svg class="symbols" width="0" height="0" aria-hidden="true"><defs>
+<circle id="m0" r="4"/>
+<rect id="m1" x="-3.6" y="-3.6" width="7.2" height="7.2"/>
+<path id="m2" d="M0 -5L4.6 3.4H-4.6Z"/>
+<path id="m3" d="M0 -5.2L4.6 0L0 5.2L-4.6 0Z"/>
+<path id="m4" d="M0 5L4.6 -3.4H-4.6Z"/>
+<path id="m5" d="M-1.6 -5H1.6V-1.6H5V1.6H1.6V5H-1.6V1.6H-5V-1.6H-1.6Z"/>
+<path id="m6" d="M0 -5.2L1.4 -1.6L5.2 -1.5L2.2 0.9L3.3 4.6L0 2.4L-3.3 4.6L-2.2 0.9L-5.2 -1.5L-1.4 -1.6Z"/>
+<path id="m7" d="M-2.2 -4.6H2.2L4.6 0L2.2 4.6H-2.2L-4.6 0Z"/>
+<g id="tile"><path class="kept" d="M0 0h1v1h-1zM2 0h1v1h-1zM1 1h1v1h-1zM2 1h1v1h-1zM0 2h1v1h-1zM3 2h1v1h-1zM1 3h1v1h-1zM3 3h1v1h-1z"/><path class="lines" d="M0 0H4V4H0ZM1 0V4M2 0V4M3 0V4M0 1H4M0 2H4M0 3H4"/></g>
+</defs></svg>"##;

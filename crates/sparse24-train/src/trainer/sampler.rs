@@ -1,0 +1,37 @@
+//! How the next token is drawn from its logits.
+
+use sparse24_core::philox::{Purpose, Site, Stream, uniform};
+
+/// How the next token is drawn.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sampler {
+    /// Divides the logits; 0 takes the likeliest token.
+    pub temperature: f32,
+    /// Only so many of the likeliest tokens can be drawn.
+    pub top_k: usize,
+    /// Of the draws.
+    pub seed: u64,
+}
+
+impl Sampler {
+    /// The token drawn at this position; equal logits are ordered lowest id first.
+    #[must_use]
+    pub fn draw(&self, logits: &[f32], position: u32) -> u32 {
+        let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+        order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
+        if self.temperature == 0.0 {
+            return order[0];
+        }
+        order.truncate(self.top_k.max(1));
+        let most = f64::from(logits[order[0] as usize]);
+        let weights: Vec<f64> =
+            order.iter().map(|&id| libm::exp((f64::from(logits[id as usize]) - most) / f64::from(self.temperature))).collect();
+        let [word, ..] = Stream::new(self.seed, Site::new(Purpose::Sampling, 0), 0, 0).words(position);
+        let mut left = f64::from(uniform(word)) * weights.iter().sum::<f64>();
+        let drawn = weights.iter().position(|&weight| {
+            left -= weight;
+            left < 0.0
+        });
+        order[drawn.unwrap_or(order.len() - 1)]
+    }
+}

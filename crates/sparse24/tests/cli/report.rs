@@ -1,0 +1,137 @@
+//! `sparse24 report`, the instruments, and the page in a browser.
+
+use std::{fs, path::PathBuf, process::Command};
+
+use serde_json::Value;
+
+use crate::{
+    interruption::timeless,
+    support::{Place, TINY},
+};
+
+/// Instruments at every step, and flips with them.
+const MEASURED: &str = "--set run.instrument_every=1 --set run.flip_every=1";
+
+#[test]
+fn training_leaves_a_page_and_runs_are_compared_in_one() {
+    let place = Place::new();
+    place.train("fst", MEASURED);
+    place.train("dense", "--method dense");
+    for run in ["fst", "dense"] {
+        let page = place.read(&format!("{run}/report.html"));
+        assert!(page.starts_with("<!DOCTYPE html>") && page.contains("12, finished"), "{page}");
+    }
+    assert!(place.read("fst/report.html").contains("dense from step 11"));
+    fs::remove_file(place.path("fst/report.html")).unwrap();
+    assert_eq!(place.answer("report fst dense"), "fst/report.html\n");
+    assert_eq!(place.answer("report fst dense --out both.html"), "both.html\n");
+    assert!(place.read("both.html") == place.read("fst/report.html"));
+    for figure in ["loss", "flips", "layers", "tiles", "kept", "gaps", "variance", "optimizer"] {
+        assert!(place.read("both.html").contains(&format!("<figure id=\"{figure}\"")), "{figure}");
+    }
+    place.refuses("report nowhere", 3, "nowhere: is no run directory: there is no such directory");
+    place.refuses("report fst --out none/page.html", 4, "cannot write none/page.html: *");
+    place.refuses(&format!("report{}", " fst".repeat(17)), 2, "report: expected at most 16 runs in one page, found 17; name fewer");
+}
+
+#[test]
+fn instruments_decide_no_bit_and_count_what_flips() {
+    let place = Place::new();
+    place.train("plain", "--set run.flip_every=1");
+    place.train("measured", MEASURED);
+    for part in ["model.safetensors", "masks.safetensors"] {
+        let path = |run: &str| place.path(&format!("{run}/checkpoints/step-00000012/{part}"));
+        assert!(fs::read(path("plain")).unwrap() == fs::read(path("measured")).unwrap(), "{part} differs");
+    }
+    let evaluated = |run: &str| place.json(&format!("eval {run} --json"))["val_loss"].clone();
+    assert_eq!(evaluated("measured"), evaluated("plain"), "what a checkpoint has besides is passed over");
+    let mut metrics = timeless(&place, "measured");
+    let samples: Vec<Value> = metrics.iter_mut().map(|line| line.as_object_mut().unwrap().remove("instruments").unwrap()).collect();
+    assert_eq!(metrics, timeless(&place, "plain"));
+
+    let mut flips = 0.0;
+    for (line, sample) in metrics.iter().zip(&samples) {
+        // Of 16 bits a tile; a few thousand integers, which f64 holds exactly.
+        flips += line["flip_rate"].as_f64().unwrap() * 16.0;
+        let told = sample["flips_per_tile"].as_f64().unwrap();
+        assert!((told - flips).abs() <= 1e-9, "{told} flips a tile, not {flips}");
+        let kept = sample["kept"].as_f64().unwrap();
+        // A transposable mask keeps at least the half that the best of two complementary patterns does.
+        assert!((0.5..1.0).contains(&kept), "{sample}");
+        let gap: Vec<f64> = sample["gap"].as_array().unwrap().iter().map(|gap| gap.as_f64().unwrap()).collect();
+        assert!(gap.is_sorted() && gap[0] >= 0.0 && gap[4] > 0.0, "{sample}");
+        assert_eq!((sample["tiles"].as_array().unwrap().len(), sample["layers"].as_object().unwrap().len()), (128, 4));
+        // Gradients are sampled in the sparse phase alone.
+        let noise = sample["mvue_variance"].as_f64();
+        assert_eq!(noise.is_some(), line["phase"] == "sparse");
+        assert!(noise.is_none_or(|noise| noise > 0.0 && noise < 2.0), "{sample}");
+    }
+    assert!(flips > 0.0, "nothing flips");
+}
+
+#[test]
+fn a_run_from_before_there_were_instruments_goes_on() {
+    let place = Place::new();
+    place.train("run", "");
+    let config = place.read("run/config.toml");
+    assert!(config.contains("instrument_every = 0\n"));
+    place.write("run/config.toml", config.replace("instrument_every = 0\n", ""));
+    place.answer("resume run");
+    place.answer("report run");
+}
+
+#[test]
+fn a_resumed_run_counts_flips_on() {
+    let place = Place::new();
+    place.train("run", &format!("{MEASURED} --checkpoint-every 4 --set run.keep_last=9"));
+    let (whole, end) = (timeless(&place, "run"), place.tree("run/checkpoints/step-00000012"));
+    for step in [8, 10, 12] {
+        fs::remove_dir_all(place.path(&format!("run/checkpoints/step-{step:08}"))).unwrap();
+    }
+    place.answer("resume run");
+    assert_eq!(timeless(&place, "run"), whole);
+    assert!(place.tree("run/checkpoints/step-00000012") == end);
+}
+
+/// `cargo test --release -p sparse24 --test cli browser -- --ignored --nocapture`. Pictures go to the folder that `SPARSE24_PICTURES` names.
+#[test]
+#[ignore = "wants Chromium"]
+fn the_page_opens_in_a_browser_without_a_word_in_its_console() {
+    let names = ["chromium", "chromium-browser", "google-chrome"];
+    let Some(browser) = names.into_iter().find(|name| Command::new(name).arg("--version").output().is_ok()) else {
+        println!("skipped: none of {names:?} is on the path");
+        return;
+    };
+    let place = Place::new();
+    place.train("fst", MEASURED);
+    place.train("dense", &format!("--method dense {MEASURED}"));
+    place.answer("report fst dense --out page.html");
+    // It speaks up if it is heard at all.
+    place.write("loud.html", "<!DOCTYPE html><script>console.error('heard')</script>");
+    assert!(console(&place, browser, "loud.html", &[]).contains("heard"));
+    assert_eq!(console(&place, browser, "page.html", &["--dump-dom"]), "");
+    let Some(pictures) = std::env::var_os("SPARSE24_PICTURES").map(PathBuf::from) else { return };
+    for (width, scheme) in [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")] {
+        let picture = format!("--screenshot={}", pictures.join(format!("report-{width}-{scheme}.png")).display());
+        // Of Blink's schemes 0 is dark and 1 light.
+        let scheme = format!("--blink-settings=preferredColorScheme={}", u8::from(scheme == "light"));
+        assert_eq!(console(&place, browser, "page.html", &[&picture, &scheme, &format!("--window-size={width},6000")]), "");
+    }
+}
+
+/// The lines of a page's console.
+fn console(place: &Place, browser: &str, page: &str, more: &[&str]) -> String {
+    let always = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr", "--v=0"];
+    let output = Command::new(browser).args(always).args(more).arg(format!("file://{}", place.path(page).display())).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8_lossy(&output.stderr).lines().filter(|line| line.contains(":CONSOLE:")).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn a_run_that_fails_has_a_page_too() {
+    let place = Place::new();
+    let output = place.command(&format!("train {TINY} --set optimizer.learning_rate=1e30 --out run")).output().unwrap();
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    let page = place.read("run/report.html");
+    assert!(page.contains("unfinished") && page.contains("is not finite"), "{page}");
+}
