@@ -194,7 +194,7 @@ fn compress<T: Element, U: Element>(
     let lead = dgrad.as_ref().map_or(0, |(values, _)| 2 * simd::before_a_line(values.as_ptr(), r / 2));
     let rows = strips::rows_per_task(q).next_multiple_of(256);
     let (mut parts, mut rest) = (Vec::new(), Part { w, tiles: mask.tiles(), map, forward, dgrad, bytes });
-    if lead % 8 == 0 && (1..r).contains(&lead) {
+    if lead.is_multiple_of(8) && (1..r).contains(&lead) {
         let (part, others) = rest.split(lead);
         parts.push(part);
         rest = others;

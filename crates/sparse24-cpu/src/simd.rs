@@ -13,6 +13,7 @@ mod stores;
 
 use sparse24_core::{Element, search::CODES};
 
+pub use self::stores::copy;
 pub(crate) use self::stores::{Stores, before_a_line};
 use crate::convert;
 

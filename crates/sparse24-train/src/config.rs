@@ -245,6 +245,15 @@ impl Config {
         toml::to_string(self).expect("a configuration is a TOML table")
     }
 
+    /// The settings that are not those of its preset, each as `--set` takes it.
+    #[must_use]
+    pub fn departures(&self) -> Vec<String> {
+        let mut departures = Vec::new();
+        let expected = named_preset(&self.preset).map(|preset| table_of(&preset)).unwrap_or_default();
+        depart(&table_of(self), &expected, "", &mut departures);
+        departures
+    }
+
     fn from_table(table: Table) -> Result<Self, Error> {
         Value::Table(table).try_into().map_err(|error: toml::de::Error| {
             // The library tells the key in its last line alone.
@@ -444,6 +453,23 @@ fn table_of(config: &Config) -> Table {
     Table::try_from(config).expect("a configuration is a TOML table")
 }
 
+fn named_preset(name: &str) -> Result<Config, Error> {
+    if name == preset::IMPORTED { Ok(preset::imported()) } else { preset::find(name) }
+}
+
+/// Appends `key=value` for each value of `found` that `expected` has otherwise.
+fn depart(found: &Table, expected: &Table, prefix: &str, to: &mut Vec<String>) {
+    for (key, value) in found {
+        match (value, expected.get(key)) {
+            (Value::Table(found), Some(Value::Table(expected))) => depart(found, expected, &format!("{prefix}{key}."), to),
+            (value, expected) if Some(value) == expected => {}
+            // Most are of single precision, which has shorter names.
+            (&Value::Float(x), _) if f64::from(x as f32).to_bits() == x.to_bits() => to.push(format!("{prefix}{key}={:?}", x as f32)),
+            (value, _) => to.push(format!("{prefix}{key}={value}")),
+        }
+    }
+}
+
 /// A document laid on the preset that it names, else on this one.
 fn on_preset(preset: Option<&str>, document: Table) -> Result<Table, Error> {
     let named = document.get("preset").and_then(Value::as_str);
@@ -452,10 +478,7 @@ fn on_preset(preset: Option<&str>, document: Table) -> Result<Table, Error> {
     {
         return Err(Error::setting("preset", format!("found {named:?} here and {preset:?} for --preset, expected one of the two alone")));
     }
-    let mut table = table_of(&match named.or(preset).unwrap_or(preset::DEFAULT) {
-        preset::IMPORTED => preset::imported(),
-        name => preset::find(name)?,
-    });
+    let mut table = table_of(&named_preset(named.or(preset).unwrap_or(preset::DEFAULT))?);
     overlay(&mut table, document, "")?;
     // Here, so that what is refused is known to stand in the document.
     Config::from_table(table.clone())?;

@@ -6,6 +6,7 @@ use ndarray::Array2;
 use serde::Serialize;
 use sparse24_cpu::gemm::{Beta, matmul};
 use sparse24_train::{
+    Error,
     estimate::{Estimate, estimate},
     run::open_dataset,
 };
@@ -42,6 +43,11 @@ const OVERHEAD: f64 = 1.4;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
+    if config.backend.name != "cpu" {
+        let problem =
+            format!("found {:?}, but memory and time are counted for the CPU alone; name that: --backend cpu", config.backend.name);
+        return Err(Error::setting("backend.name", problem).into());
+    }
     let recipe = config.recipe(open_dataset(&config)?.vocabulary() as usize)?;
     let estimate = estimate(&recipe);
     let flops = products_per_second(recipe.model.width, recipe.model.ffn_width)?;
@@ -75,9 +81,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         "             from {:.0} GFLOP/s measured just now on this machine, times {OVERHEAD} for all that is no product",
         report.gflops_measured
     );
-    if config.backend.name != "cpu" {
-        say!("             memory and time are those of the CPU, whatever backend is named");
-    }
     Ok(())
 }
 

@@ -56,7 +56,10 @@ impl Vector for Avx2 {
     fn stream<T: Element>(self, from: &[T], to: &mut [T]) {
         const BYTES: usize = size_of::<__m256i>();
         let bytes = size_of_val(from);
-        assert!(bytes == size_of_val(to) && bytes % BYTES == 0 && to.as_ptr().addr() % BYTES == 0, "whole vectors at their places");
+        assert!(
+            bytes == size_of_val(to) && bytes.is_multiple_of(BYTES) && to.as_ptr().addr().is_multiple_of(BYTES),
+            "whole vectors at their places"
+        );
         let (from, to) = (from.as_ptr().cast::<u8>(), to.as_mut_ptr().cast::<u8>());
         for at in (0..bytes).step_by(BYTES) {
             // SAFETY: the token proves the features. Both slices have the bytes from `at` on, which are whole vectors, and those of `to` are

@@ -5,7 +5,7 @@
 
 use sparse24_core::Element;
 
-use super::Vector;
+use super::{Available, Kernel, Vector};
 use crate::convert;
 
 /// Bytes of a cache line.
@@ -66,6 +66,29 @@ impl<V: Vector> Drop for Stores<V> {
         if self.past {
             self.v.fence();
         }
+    }
+}
+
+/// Copies as many elements as both have by the stores that an output of so many bytes gets: what a kernel is measured against.
+///
+/// # Panics
+/// If the lengths differ.
+#[doc(hidden)]
+pub fn copy<T: Element>(level: Available, bytes: usize, from: &[T], to: &mut [T]) {
+    assert_eq!(from.len(), to.len(), "a copy has one length");
+    level.run(Copy { bytes, from, to });
+}
+
+struct Copy<'a, T> {
+    bytes: usize,
+    from: &'a [T],
+    to: &'a mut [T],
+}
+
+impl<T: Element> Kernel for Copy<'_, T> {
+    #[inline(always)]
+    fn run<V: Vector>(self, v: V) {
+        Stores::new(v, self.bytes).write(self.from, self.to);
     }
 }
 

@@ -95,7 +95,7 @@ impl Model {
                 Dataset::open(Some(path), None, self.config.data.validation)?
             }
         };
-        dataset.check_context(self.config.model.context)?;
+        dataset.check_held_out()?;
         Ok(dataset)
     }
 
@@ -114,13 +114,13 @@ impl Model {
         Ok(())
     }
 
-    /// The model on a device, to be evaluated or sampled: with no more sequences at a time than keep it busy.
+    /// The model on a device, to be evaluated or sampled.
     ///
     /// # Errors
     /// [`Error::Parameter`] or [`Error::Operand`] for a checkpoint of another model than the configuration's; those of the backend.
     pub fn into_trainer(self) -> Result<Trainer, Error> {
         let Self { mut config, checkpoint, recipe, .. } = self;
-        config.batch.sequences = (BUSY / config.model.context).clamp(1, config.batch.sequences);
+        config.batch.sequences = evaluated_at_once(&config);
         config.batch.accumulation = 1;
         let mut trainer = new_trainer(&config, recipe.model.vocabulary)?;
         restore(&mut trainer, checkpoint)?;
@@ -128,8 +128,15 @@ impl Model {
     }
 }
 
-/// Tokens at a time beyond which more only cost memory.
-const BUSY: usize = 1024;
+/// Sequences at a time of an evaluation, in training and after it: a loss is summed in these parts, and is the same number only by the same
+/// parts. On a CPU no more than keep it busy, as more only cost memory.
+pub(super) fn evaluated_at_once(config: &Config) -> usize {
+    const BUSY_TOKENS: usize = 1024;
+    match config.backend.name.as_str() {
+        "cpu" => (BUSY_TOKENS / config.model.context).clamp(1, config.batch.sequences),
+        _ => config.batch.sequences,
+    }
+}
 
 /// The run directory and the checkpoint that a path means.
 ///

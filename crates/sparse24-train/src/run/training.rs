@@ -14,6 +14,7 @@ use super::{
     Initial, Log, MetricsLog, Provenance, RunDirectory, StepMetrics,
     identity::{self, identity},
     measure::FlipCounts,
+    model::evaluated_at_once,
     plans,
     saving::{SKIPPED, check_room},
     setup::{SeededBatches, new_trainer, open_dataset, run_config},
@@ -422,7 +423,7 @@ impl Run {
     /// # Errors
     /// Those of the backend.
     pub fn evaluate(&mut self) -> Result<f64, Error> {
-        self.trainer.evaluate(&self.dataset.evaluation_windows(self.config.model.context))
+        self.trainer.evaluate_by(&self.dataset.evaluation_windows(self.config.model.context), evaluated_at_once(&self.config))
     }
 
     /// One optimizer step, taken or skipped.

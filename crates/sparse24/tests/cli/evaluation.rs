@@ -32,6 +32,26 @@ fn a_run_and_its_checkpoints_are_evaluated_as_training_did() {
 }
 
 #[test]
+fn a_loss_is_the_same_number_however_large_a_batch_is() {
+    let place = Place::new();
+    // 2000 tokens held out: more than an evaluation takes at a time, and fewer than a batch.
+    place.train("run", "--set data.validation=0.5 --set batch.sequences=200 --set steps=6");
+    let told = place.metrics("run").last().unwrap()["val_loss"].as_f64().unwrap();
+    let report = place.json("eval run --json");
+    assert!(report["tokens"].as_u64().unwrap() > 1024 && report["loss"].as_f64().unwrap() == told, "{report}, in training {told}");
+}
+
+#[test]
+fn only_what_is_held_out_must_suffice() {
+    let place = Place::new();
+    place.train("run", "");
+    place.write("short", &text(2)[..11]);
+    assert_eq!(place.json("eval run --data short --json")["tokens"], 1, "training would ask for a context of 12");
+    place.write("short", &text(2)[..10]);
+    place.refuses("eval run --data short", 3, "short: has 1 tokens held out for validation, which needs at least 2");
+}
+
+#[test]
 fn what_cannot_be_evaluated_is_refused() {
     let place = Place::new();
     place.train("run", "");
