@@ -45,10 +45,11 @@ pub(crate) fn metadata(word: u64) -> u64 {
 pub(crate) fn transpose<const N: usize>(words: &mut [[u64; N]; 16]) {
     for (distance, low) in [(8, 0xffff_ffff), (4, 0xffff_0000_ffff), (2, 0x00ff_00ff_00ff_00ff), (1, 0x0f0f_0f0f_0f0f_0f0f)] {
         for at in (0..16).filter(|at| at & distance == 0) {
-            for matrix in 0..N {
-                let swap = (words[at][matrix] >> (4 * distance) ^ words[at + distance][matrix]) & low;
-                words[at + distance][matrix] ^= swap;
-                words[at][matrix] ^= swap << (4 * distance);
+            let (before, after) = words.split_at_mut(at + distance);
+            for (a, b) in before[at].iter_mut().zip(&mut after[0]) {
+                let swap = (*a >> (4 * distance) ^ *b) & low;
+                *b ^= swap;
+                *a ^= swap << (4 * distance);
             }
         }
     }

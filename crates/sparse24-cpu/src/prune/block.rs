@@ -206,7 +206,7 @@ impl<T: Element, U: Element> Part<'_, T, U> {
                     let values = &mut staging.values[4 * strip + i][(at[1] + lane) / 2..][..V::LANES];
                     values.iter_mut().zip(packed).for_each(|(to, lane)| *to = C::deliver(lane));
                 }
-                for half in 0..2 {
+                for half in [0, 1] {
                     let lane = lane + half * V::LANES;
                     let [x0, x1, x2, x3] = [both[0][half], both[1][half], both[2][half], both[3][half]];
                     let kept = |i: usize| v.chosen(lanes::<V>(rows[strip][i][lane / 16], lane));
@@ -241,7 +241,7 @@ impl<T: Element, U: Element> Part<'_, T, U> {
     fn columns<V: Vector>(&mut self, stores: &Stores<V>, block: Block, at: usize, panel: &Panel, lines: &mut [[u32; BLOCK_WORDS]; 16]) {
         let Some((values, metadata)) = &mut self.dgrad else { return };
         let ([first, column], [height, width]) = (block.at, block.size);
-        if at % COLUMNS == 0 {
+        if at.is_multiple_of(COLUMNS) {
             for (i, bytes) in column_metadata(height, &panel.tiles, at).iter().enumerate().take(width - at) {
                 let mut to = metadata.index_axis_mut(Axis(0), column + at + i);
                 let to = &mut to.as_slice_mut().expect("metadata is row-major")[first / 8..][..height.div_ceil(8)];

@@ -40,7 +40,8 @@ impl Model {
         let config = run_config(&run)?;
         let checkpoint = checkpoint::load(&from)?;
         check_config(&run.join("config.toml"), &checkpoint.state, &from, &config)?;
-        let vocabulary = checkpoint.weight("wte.weight").ok_or_else(|| Error::file(path, "its model has no wte.weight"))?.shape[0];
+        let missing = || Error::file(&from, "holds no wte.weight, the token embedding of a GPT-2; name another checkpoint");
+        let vocabulary = checkpoint.weight("wte.weight").ok_or_else(missing)?.shape[0];
         let beside = run.join("tokenizer.json");
         let tokenizer = beside.exists().then(|| Tokenizer::load(&beside)).transpose()?;
         if checkpoint.state.tokenizer != of_tokenizer(tokenizer.as_ref()) {
@@ -48,7 +49,9 @@ impl Model {
             return Err(Error::file(beside, format!("{what} the tokenizer that {} was saved with; restore it", from.display())));
         }
         if let Some(tokens) = tokenizer.as_ref().map(Tokenizer::vocabulary).filter(|&tokens| tokens as usize > vocabulary) {
-            return Err(Error::file(from, format!("has a vocabulary of {vocabulary}, its tokenizer one of {tokens}")));
+            let problem =
+                format!("has a wte.weight of {vocabulary} rows for the {tokens} tokens of its tokenizer; name another checkpoint");
+            return Err(Error::file(from, problem));
         }
         let recipe = config.recipe(vocabulary)?;
         Ok(Self { config, checkpoint, tokenizer, recipe })
