@@ -85,6 +85,32 @@ mod tests {
         assert_eq!(binary(r#"{"reason": "build-finished", "success": true}"#).unwrap(), None);
     }
 
+    /// With a sanitizer that complains of a race, and for whom a defect of initcheck's is none.
+    #[cfg(unix)]
+    #[test]
+    fn all_tools_of_the_sanitizer_run_and_each_failure_is_told() {
+        use std::os::unix::fs::PermissionsExt;
+        const SANITIZER: &str = "#!/usr/bin/env bash\necho \"$*\" >> calls\n\
+            case \"$*\" in\n*planted::initcheck*) exit 0;;\n*planted::*) echo \"planted_$2\"; exit 86;;\n*racecheck*) exit 86;;\nesac\n";
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in [("run.sh", RUN), ("sparse24", "#!/bin/sh\n"), ("compute-sanitizer", SANITIZER)] {
+            let file = folder.path().join(name);
+            fs::write(&file, text).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let path = std::env::var_os("PATH").unwrap();
+        let folders = std::iter::once(folder.path().to_owned()).chain(std::env::split_paths(&path));
+        let mut command = Command::new("bash");
+        command.arg(folder.path().join("run.sh")).arg("sanitize").env("PATH", std::env::join_paths(folders).unwrap());
+        let output = command.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        let failed: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("== failed: ")).collect();
+        let expected = ["racecheck over all kernels ended with 86", "initcheck did not find the planted defect: exit code 0 instead of 86"];
+        assert_eq!(failed, expected);
+        assert_eq!(fs::read_to_string(folder.path().join("calls")).unwrap().lines().count(), 8, "four tools, over all and over a defect");
+    }
+
     #[test]
     fn only_an_earlier_bundle_is_cleared() {
         let folder = tempfile::tempdir().unwrap();

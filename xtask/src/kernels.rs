@@ -3,6 +3,7 @@
 //! task. What a kernel computes is not looked at: that wants a GPU (`cargo xtask gpu-bundle`).
 
 use std::{
+    collections::HashMap,
     env,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -144,19 +145,27 @@ fn wrong_instructions(
     disassembler: &Disassembler,
 ) -> Result<Vec<String>> {
     let early = source.start() == Start::Early && architecture.starts_early();
-    if source.instruction.is_none() && !early {
+    if source.instructions.is_empty() && !early {
         return Ok(Vec::new());
     }
     let text = disassembler.read(&compiled.file_name, &compiled.cubin)?;
-    let missing = source.instruction.filter(|instruction| !disassembler::contains(&text, instruction));
-    let missing = missing.map(|instruction| format!("the machine code has no {instruction}"));
+    let mut found = missing(source, architecture, &text);
     let hasty = disassembler::hasty(&text).into_iter().filter(|_| early);
-    Ok(missing.into_iter().chain(hasty.map(|entry| format!("{entry} starts early and touches memory before it waits"))).collect())
+    found.extend(hasty.map(|entry| format!("{entry} starts early and touches memory before it waits")));
+    Ok(found)
+}
+
+/// Of every kernel, the instructions that it should have and has not.
+fn missing(source: &Source, architecture: Architecture, text: &str) -> Vec<String> {
+    let code: HashMap<&str, &str> = disassembler::entries(text).collect();
+    let wanted = source.entries.iter().flat_map(|&entry| source.instructions_of(entry, architecture).map(move |name| (entry, name)));
+    let has = |(entry, name): &(&str, &str)| code.get(entry).is_some_and(|code| disassembler::contains(code, name));
+    wanted.filter(|wanted| !has(wanted)).map(|(entry, name)| format!("the machine code of {entry} has no {name}")).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use sparse24_cuda::kernels::Contraction;
+    use sparse24_cuda::kernels::{Contraction, Instruction};
 
     use super::*;
 
@@ -178,6 +187,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn an_instruction_is_looked_for_in_each_kernel_and_where_it_should_be() {
+        let source = SOURCES.iter().find(|source| source.name == "spmm24_sm90").unwrap();
+        let text = |lacking: &str| -> String {
+            let code =
+                |entry: &str| if entry == lacking || entry.contains("gather") { "FADD R1, R1, R2 ;" } else { "HGMMA.SP.64x192x32 R24 ;" };
+            source.entries.iter().map(|entry| format!("\n.text.{entry}:\n /*0*/ {}\n", code(entry))).collect()
+        };
+        assert_eq!(missing(source, Architecture::Sm90a, &text("none")), [""; 0]);
+        let found = missing(source, Architecture::Sm90a, &text("spmm24_straight_320"));
+        assert_eq!(found, ["the machine code of spmm24_straight_320 has no HGMMA.SP"]);
+        assert_eq!(missing(source, Architecture::Sm90a, "").len(), 5, "what is not there has nothing");
+        let attention = SOURCES.iter().find(|source| source.name == "attention_forward").unwrap();
+        assert_eq!(missing(attention, Architecture::Sm90a, "").len(), attention.entries.len());
+        assert_eq!(missing(attention, Architecture::Sm80, ""), [""; 0]);
+    }
+
     /// The compiler's own words, where there is a compiler: the texts of `log` could grow old.
     #[test]
     fn what_the_compiler_says_of_a_bad_kernel_is_found() {
@@ -190,7 +216,7 @@ mod tests {
             entries: &["stacks"],
             serves: &[],
             contraction: Contraction::Off,
-            instruction: Some("HGMMA"),
+            instructions: &[Instruction { name: "HGMMA", kernels: "stacks", on: &Architecture::ALL }],
             local_memory: 0,
         };
         match compile(&source, Architecture::Sm90a) {

@@ -10,6 +10,7 @@
 //! | *search* | the transposable pattern of largest kept L1 norm ([`search`]) |
 //! | *values, metadata* | kept values `[m, k/2]` and 2 bits each ([`compressed::Compressed24`]) |
 //! | *MVUE* | the minimum-variance unbiased 2:4 estimator ([`mvue::exact`], [`mvue::approximate`]) |
+//! | *permuted mask* | a column-wise mask of masked weights whose groups are formed in another order of rows ([`permute`]) |
 //! | *masked decay* | pruned weights are pulled to zero through their gradients ([`decay`]) |
 //! | *flip rate* | the share of mask bits that change in one optimizer step ([`flip`]) |
 //! | *phase, refresh* | when training is sparse, and when masks are searched anew ([`phase`]) |
@@ -35,6 +36,7 @@ pub mod group;
 pub mod lambda;
 pub mod mask;
 pub mod mvue;
+pub mod permute;
 pub mod phase;
 pub mod philox;
 pub mod prune;

@@ -2,7 +2,7 @@
 //!
 //! Steps are counted from 1: optimizer step t turns w_{t-1} into w_t. Deliberately absent: what a phase computes (a method's choice).
 
-use core::num::NonZeroU32;
+use core::{fmt, num::NonZeroU32, str::FromStr};
 
 use crate::Error;
 
@@ -49,6 +49,34 @@ impl Fraction {
     }
 }
 
+impl fmt::Display for Fraction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.denominator.get() {
+            1 => write!(f, "{}", self.numerator),
+            denominator => write!(f, "{}/{denominator}", self.numerator),
+        }
+    }
+}
+
+/// `5/6`, or a decimal of at most nine places (`0.55`), exactly.
+impl FromStr for Fraction {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let digits = |text: &str| if text.bytes().all(|b| b.is_ascii_digit()) { text.parse().map_err(drop) } else { Err(()) };
+        let (numerator, denominator) = match (text.split_once('/'), text.split_once('.')) {
+            (Some((numerator, denominator)), _) => (digits(numerator)?, digits(denominator)?),
+            (None, Some((whole, decimals))) if decimals.len() <= 9 => {
+                let denominator = 10_u32.pow(decimals.len() as u32);
+                let whole: u32 = digits(whole)?;
+                (whole.checked_mul(denominator).and_then(|whole| whole.checked_add(digits(decimals).ok()?)).ok_or(())?, denominator)
+            }
+            _ => (digits(text)?, 1),
+        };
+        Self::new(numerator, denominator).map_err(drop)
+    }
+}
+
 /// How often masks are searched anew. The first mask comes from w_0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refresh {
@@ -69,12 +97,31 @@ impl Refresh {
     }
 }
 
+/// Whether Adam's variance has settled (AutoSwitch of STEP, with the arithmetic mean): the mean of the last T_w changes lies below `epsilon`.
+///
+/// A change is Z_t, the mean over all weights of |v_t - v_{t-1}|, rounded to f32; `changes` are those of the steps so far, or the last T_w of them. T_w is
+/// [`settling_window`]; with fewer changes nothing is settled. The sum is f64, oldest first.
+///
+/// Source: Lu et al., "STEP: Learning N:M Structured Sparsity Masks from Scratch with Precondition", ICML 2023, Algorithm 2.
+#[must_use]
+pub fn has_settled(changes: &[f32], beta2: f32, epsilon: f32) -> bool {
+    let window = settling_window(beta2);
+    let Some(first) = changes.len().checked_sub(window) else { return false };
+    changes[first..].iter().copied().map(f64::from).sum::<f64>() < f64::from(epsilon) * window as f64
+}
+
+/// T_w = 1/(1 - beta2), to the nearest whole number and at least 1: the floor of the source is 19 for the 0.95 of binary floats.
+#[must_use]
+pub fn settling_window(beta2: f32) -> usize {
+    ((1.0 / (1.0 - f64::from(beta2)) + 0.5) as usize).max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use alloc::string::ToString;
     use core::num::NonZeroU32;
 
-    use super::{Fraction, Refresh};
+    use super::{Fraction, Refresh, has_settled, settling_window};
 
     #[test]
     fn five_sixths_round_down() {
@@ -89,6 +136,30 @@ mod tests {
         assert_eq!(Fraction::new(0, 1).map(|fraction| fraction.of(7)), Ok(0));
         assert_eq!(Fraction::new(7, 6).expect_err("too large").to_string(), "phase: 7/6 is not in [0, 1]");
         assert_eq!(Fraction::new(0, 0).expect_err("no number").to_string(), "phase: 0/0 is not in [0, 1]");
+    }
+
+    #[test]
+    fn fractions_are_read_as_they_are_written() {
+        let read = |text: &str| text.parse::<Fraction>().map(|fraction| fraction.to_string());
+        for (text, expected) in
+            [("5/6", "5/6"), ("1", "1"), ("0", "0"), ("0.5", "5/10"), ("1.0", "10/10"), ("10/13", "10/13"), ("0.000000001", "1/1000000000")]
+        {
+            assert_eq!(read(text).as_deref(), Ok(expected));
+        }
+        for text in
+            ["", "7/6", "1.5", "-1", "+1", "1/", "/2", "1/0", ".5", "0.", "1e-1", "0.0000000001", "a", "99999999999", "4294967295.1"]
+        {
+            assert_eq!(read(text), Err(()), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_variance_settles_when_a_whole_window_is_small() {
+        assert_eq!([0.0, 0.5, 0.9, 0.95, 0.99, 0.999].map(settling_window), [1, 2, 10, 20, 100, 1000]);
+        let settled = |changes: &[f32]| has_settled(changes, 0.75, 1.0);
+        assert!(!settled(&[0.0; 3]) && settled(&[0.0; 4]), "a window of four");
+        assert!(settled(&[9.0, 0.0, 3.5, 0.0, 0.0]) && !settled(&[9.0, 0.0, 4.0, 0.0, 0.0]), "a mean below 1, of the last four");
+        assert!(!settled(&[0.0, f32::NAN, 0.0, 0.0]));
     }
 
     #[test]

@@ -64,6 +64,8 @@ pub enum Purpose {
     Sampling = 6,
     /// Bootstrap intervals.
     Bootstrap = 7,
+    /// Orders of rows among which Bi-Mask chooses.
+    Permutation = 8,
 }
 
 /// Where randomness is used: the purpose in the top byte, a tensor's number below.

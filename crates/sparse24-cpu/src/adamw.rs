@@ -176,3 +176,31 @@ fn squares(block: &[f32]) -> f64 {
     }
     lanes.iter().sum()
 }
+
+/// sum |a - b|, in f64: each difference exact to 2^-53, summed as [`squared_norm`] sums.
+///
+/// # Errors
+/// [`Error::Shape`] unless they are of one length.
+pub fn l1_distance(a: &[f32], b: &[f32]) -> Result<f64, Error> {
+    shape::check("l1 distance", "b", [1, a.len()], [1, b.len()])?;
+    let blocks: Vec<f64> = (a.par_chunks(TASK).zip(b.par_chunks(TASK)))
+        .map(|(a, b)| {
+            math::vectorised(
+                #[inline(always)]
+                || differences(a, b),
+            )
+        })
+        .collect();
+    Ok(blocks.into_iter().sum())
+}
+
+#[inline(always)]
+fn differences(a: &[f32], b: &[f32]) -> f64 {
+    let mut lanes = [0.0f64; 16];
+    for (a, b) in a.chunks(16).zip(b.chunks(16)) {
+        for (lane, (&a, &b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
+            *lane += (f64::from(a) - f64::from(b)).abs();
+        }
+    }
+    lanes.iter().sum()
+}

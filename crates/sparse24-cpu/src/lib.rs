@@ -23,6 +23,7 @@ pub mod math;
 pub mod mvue;
 mod nibbles;
 pub mod norm;
+pub mod permute;
 pub mod prune;
 mod registers;
 pub mod rounding;
@@ -33,6 +34,7 @@ pub mod simd;
 pub mod spmm24;
 mod strips;
 mod threads;
+pub mod threshold;
 
 pub use error::Error;
 pub use simd::Simd;

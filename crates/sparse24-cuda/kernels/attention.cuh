@@ -256,13 +256,13 @@ struct Attention {
     __device__ __forceinline__ int visible(int query) const { return min(max(query + 1 + diagonal, 0), keys); }
 };
 
-// Which sequence's head, and which piece of it, a block works on. Neighbours in time share at most GROUP heads, whose operands stay in
+// Which sequence's head, and which piece of it, a block works on. Neighbours in time share at most MOST heads, whose operands stay in
 // the second cache, and within them the pieces come in order, so that the last ones are the shortest.
 struct Place {
-    static constexpr int GROUP = 32;
+    static constexpr int MOST = 32;
     int task, piece;
     __device__ __forceinline__ explicit Place(int pieces) {
-        int tasks = gridDim.x / pieces, groups = (tasks + GROUP - 1) / GROUP, together = (tasks + groups - 1) / groups;
+        int tasks = gridDim.x / pieces, turns = (tasks + MOST - 1) / MOST, together = (tasks + turns - 1) / turns;
         int first = int(blockIdx.x) / (together * pieces) * together, inside = int(blockIdx.x) - first * pieces;
         together = min(together, tasks - first);
         task = first + inside % together;

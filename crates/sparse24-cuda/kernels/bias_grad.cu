@@ -8,31 +8,31 @@
 #include "early.cuh"
 #include "packed.cuh"
 
-constexpr u32 THREADS = 256, GROUPS = 8, LANES = 32, BLOCKS = 32;
+constexpr u32 THREADS = 256, TEAMS = 8, LANES = 32, BLOCKS = 32;
 
 template <int WIDTH>
 __device__ __forceinline__ void column_sums_of(const bf16* dz, u64 stride, float* partial, u32 p, u32 r, u32 rows) {
-    __shared__ float sums[GROUPS][LANES * WIDTH + 1];
-    u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES, column = (blockIdx.x * LANES + lane) * WIDTH;
+    __shared__ float sums[TEAMS][LANES * WIDTH + 1];
+    u32 lane = threadIdx.x % LANES, team = threadIdx.x / LANES, column = (blockIdx.x * LANES + lane) * WIDTH;
     wait_for_previous();
-    u32 first = blockIdx.y * rows + group, last = min(p, (blockIdx.y + 1) * rows);
+    u32 first = blockIdx.y * rows + team, last = min(p, (blockIdx.y + 1) * rows);
     Run<WIDTH> sum = {};
     if (column < r) {
 #pragma unroll 8
-        for (u32 row = first; row < last; row += GROUPS) {
+        for (u32 row = first; row < last; row += TEAMS) {
             Run<WIDTH> x = load<WIDTH>(dz + row * stride + column);
 #pragma unroll
             for (int i = 0; i < WIDTH; ++i) sum.at[i] += x.at[i];
         }
     }
 #pragma unroll
-    for (int i = 0; i < WIDTH; ++i) sums[group][i * LANES + lane] = sum.at[i];
+    for (int i = 0; i < WIDTH; ++i) sums[team][i * LANES + lane] = sum.at[i];
     __syncthreads();
     for (u32 slot = threadIdx.x; slot < LANES * WIDTH; slot += THREADS) {
         u32 to = (blockIdx.x * LANES + slot / WIDTH) * WIDTH + slot % WIDTH, from = slot % WIDTH * LANES + slot / WIDTH;
         float all = sums[0][from];
 #pragma unroll
-        for (u32 i = 1; i < GROUPS; ++i) all += sums[i][from];
+        for (u32 i = 1; i < TEAMS; ++i) all += sums[i][from];
         if (to < r) partial[u64(blockIdx.y) * r + to] = all;
     }
 }

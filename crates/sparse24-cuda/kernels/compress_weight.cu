@@ -83,11 +83,12 @@ __device__ __forceinline__ u32 metadata_word(const Block& block, u32 warp, u32 l
 
 __device__ __forceinline__ uint4 fragment(const Block& block, u32 at) { return block.values[at ^ (at >> 4 & 5)]; }
 
-template <bool BOTH>
+// One matrix of results, or its transpose as well.
+template <int MATRICES>
 __device__ __forceinline__ void compress(const float* __restrict__ w, const u16* __restrict__ tiles, uint4* __restrict__ values,
                                          u32* __restrict__ metadata, uint4* __restrict__ values_t, u32* __restrict__ metadata_t, u64 stride,
                                          u32 r, u32 q, u32 soft, float scale) {
-    __shared__ Block blocks[BOTH ? 2 : 1];
+    __shared__ Block blocks[MATRICES];
     // Lanes take eight tiles of a row, 128 bytes a matrix row, in every second tile row: what the banks want.
     u32 thread = threadIdx.x, warp = thread / 32;
     u32 tile_column = 8 * (warp % 2) + thread % 8, tile_row = 8 * (warp / 4) + warp / 2 % 2 + 2 * (thread / 8 % 4);
@@ -109,7 +110,7 @@ __device__ __forceinline__ void compress(const float* __restrict__ w, const u16*
         }
     }
     put(blocks[0], tile_row, tile_column, first, second, kept);
-    if (BOTH) {
+    if (MATRICES == 2) {
         u32 above[4], below[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -118,23 +119,23 @@ __device__ __forceinline__ void compress(const float* __restrict__ w, const u16*
             above[j] = __byte_perm(pair[0], pair[1], halves);
             below[j] = __byte_perm(pair[2], pair[3], halves);
         }
-        put(blocks[BOTH], tile_column, tile_row, above, below, kept_t);
+        put(blocks[MATRICES - 1], tile_column, tile_row, above, below, kept_t);
     }
     __syncthreads();
     u64 at = u64(blockIdx.y) * gridDim.x + blockIdx.x, at_t = u64(blockIdx.x) * gridDim.y + blockIdx.y;
     values[256 * at + thread] = fragment(blocks[0], thread);
     if (thread < 128) metadata[128 * at + thread] = metadata_word(blocks[0], warp, thread % 32);
-    if (BOTH) {
-        values_t[256 * at_t + thread] = fragment(blocks[BOTH], thread);
-        if (thread >= 128) metadata_t[128 * at_t + thread - 128] = metadata_word(blocks[BOTH], warp - 4, thread % 32);
+    if (MATRICES == 2) {
+        values_t[256 * at_t + thread] = fragment(blocks[MATRICES - 1], thread);
+        if (thread >= 128) metadata_t[128 * at_t + thread - 128] = metadata_word(blocks[MATRICES - 1], warp - 4, thread % 32);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(256) compress_weight(const float* w, const u16* tiles, uint4* values, u32* metadata, uint4* values_t,
                                                                   u32* metadata_t, u64 stride, u32 r, u32 q, u32 soft, float scale) {
-    compress<true>(w, tiles, values, metadata, values_t, metadata_t, stride, r, q, soft, scale);
+    compress<2>(w, tiles, values, metadata, values_t, metadata_t, stride, r, q, soft, scale);
 }
 extern "C" __global__ void __launch_bounds__(256) compress_forward(const float* w, const u16* tiles, uint4* values, u32* metadata, u64 stride,
                                                                    u32 r, u32 q, u32 soft, float scale) {
-    compress<false>(w, tiles, values, metadata, nullptr, nullptr, stride, r, q, soft, scale);
+    compress<1>(w, tiles, values, metadata, nullptr, nullptr, stride, r, q, soft, scale);
 }

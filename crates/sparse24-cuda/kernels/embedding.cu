@@ -2,10 +2,10 @@
 // embed_sort, embed_order: order = the rows sorted by token, and those of one token by their number; sorted = their tokens
 // embed_runs, embed_join: row t of the token table's gradient += the sum of the rows of dout whose token is t
 // embed_positions: row t of the position table's gradient += the sum of the rows t, t + context, ... of dout
-// in   tokens u32 [rows]; tables f32 [vocabulary, 4 quads] and [at least context, 4 quads], a null position table is zero;
-//      dout bf16 [rows, 4 quads]
-// out  out bf16 [rows, 4 quads], overwritten, NaN where a token is outside of the vocabulary; order and sorted u32 [rows],
-//      overwritten; gradients f32, accumulated, such tokens ignored; scratch: pieces f32 [2 * ceil(rows / 32), 4 quads], keys and numbers
+// in   tokens u32 [rows]; tables f32 [vocabulary, 4 vectors] and [at least context, 4 vectors], a null position table is zero;
+//      dout bf16 [rows, 4 vectors]
+// out  out bf16 [rows, 4 vectors], overwritten, NaN where a token is outside of the vocabulary; order and sorted u32 [rows],
+//      overwritten; gradients f32, accumulated, such tokens ignored; scratch: pieces f32 [2 * ceil(rows / 32), 4 vectors], keys and numbers
 //      u32 [rows]
 // pre  out and dout 8-byte, tables and pieces 16-byte aligned; vocabulary < 2^32 - 1
 // acc  f32, fixed order: the sorted rows in spans of 32, and the spans in order
@@ -23,20 +23,20 @@ __device__ __forceinline__ float4 widen(uint2 x) {
 // A warp has a row.
 extern "C" __global__ void __launch_bounds__(256, 6)
     embed_forward(const u32* __restrict__ tokens, const float4* __restrict__ table, const float4* __restrict__ positions, uint2* out,
-                  u32 rows, u32 context, u32 quads, u32 vocabulary) {
+                  u32 rows, u32 context, u32 vectors, u32 vocabulary) {
     u32 row = blockIdx.x * 8 + threadIdx.x / 32;
     wait_for_previous();
     if (row >= rows) return;
     u32 token = tokens[row], position = row % context;
-    for (u32 quad = threadIdx.x % 32; quad < quads; quad += 32) {
+    for (u32 vector = threadIdx.x % 32; vector < vectors; vector += 32) {
         float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (positions) x = positions[u64(position) * quads + quad];
-        u64 at = u64(row) * quads + quad;
+        if (positions) x = positions[u64(position) * vectors + vector];
+        u64 at = u64(row) * vectors + vector;
         if (token >= vocabulary) {
             out[at] = make_uint2(NONE, NONE);
             continue;
         }
-        x = plus(table[u64(token) * quads + quad], x);
+        x = plus(table[u64(token) * vectors + vector], x);
         out[at] = make_uint2(narrow_pair(x.x, x.y), narrow_pair(x.z, x.w));
     }
 }
@@ -98,9 +98,9 @@ __device__ __forceinline__ u32 token_at(const u32* sorted, u32 place, u32 rows) 
 // pieces [0] began in an earlier span, pieces [1] begins here and goes on.
 extern "C" __global__ void __launch_bounds__(256, 2)
     embed_runs(const uint2* __restrict__ dout, const u32* __restrict__ sorted, const u32* __restrict__ order, float4* table, float4* pieces,
-               u32 rows, u32 quads, u32 vocabulary) {
+               u32 rows, u32 vectors, u32 vocabulary) {
     constexpr u32 AHEAD = 8;
-    u32 spans = (rows + SPAN - 1) / SPAN, span = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, quad = blockIdx.y * 32 + lane;
+    u32 spans = (rows + SPAN - 1) / SPAN, span = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, vector = blockIdx.y * 32 + lane;
     wait_for_previous();
     if (span >= spans) return;
     u32 start = span * SPAN, count = min(SPAN, rows - start), row = lane < count ? order[start + lane] : 0;
@@ -118,20 +118,20 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 #pragma unroll
         for (u32 a = 0; a < AHEAD; ++a) {
             u32 of = __shfl_sync(NONE, row, first + a), token = __shfl_sync(NONE, key, first + a), at = __shfl_sync(NONE, end, first + a);
-            bool here = first + a < count && quad < quads;
-            raw[a] = here ? dout[u64(of) * quads + quad] : make_uint2(0, 0);
-            held[a] = here && at == WHOLE && token < vocabulary ? table[u64(token) * quads + quad] : zero;
+            bool here = first + a < count && vector < vectors;
+            raw[a] = here ? dout[u64(of) * vectors + vector] : make_uint2(0, 0);
+            held[a] = here && at == WHOLE && token < vocabulary ? table[u64(token) * vectors + vector] : zero;
         }
 #pragma unroll
         for (u32 a = 0; a < AHEAD; ++a) {
             u32 token = __shfl_sync(NONE, key, first + a), at = __shfl_sync(NONE, end, first + a);
             sum = plus(sum, widen(raw[a]));
             if (at == GOES_ON || first + a >= count) continue;
-            u64 piece = u64(span) * quads + quad;
-            if (quad < quads && token < vocabulary) {
+            u64 piece = u64(span) * vectors + vector;
+            if (vector < vectors && token < vocabulary) {
                 if (at == REST) pieces[piece] = sum;
-                else if (at == BEGINNING) pieces[u64(spans) * quads + piece] = sum;
-                else table[u64(token) * quads + quad] = plus(held[a], sum);
+                else if (at == BEGINNING) pieces[u64(spans) * vectors + piece] = sum;
+                else table[u64(token) * vectors + vector] = plus(held[a], sum);
             }
             sum = zero;
         }
@@ -141,32 +141,32 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 // The pieces of each run that begins in a span and goes on, in order.
 extern "C" __global__ void __launch_bounds__(256, 6)
     embed_join(const u32* __restrict__ sorted, float4* table, const float4* __restrict__ pieces, u32 rows,
-               u32 quads, u32 vocabulary) {
-    u32 spans = (rows + SPAN - 1) / SPAN, span = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, quad = blockIdx.y * 32 + lane;
+               u32 vectors, u32 vocabulary) {
+    u32 spans = (rows + SPAN - 1) / SPAN, span = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, vector = blockIdx.y * 32 + lane;
     wait_for_previous();
     if (span + 1 >= spans) return;
     u32 token = sorted[(span + 1) * SPAN], before = span > 0 ? sorted[span * SPAN - 1] : NONE;
     if (token != sorted[span * SPAN + SPAN - 1] || token == before || token >= vocabulary) return;
-    u32 at = min(quad, quads - 1);
-    float4 sum = pieces[u64(spans + span) * quads + at];
+    u32 at = min(vector, vectors - 1);
+    float4 sum = pieces[u64(spans + span) * vectors + at];
     for (u32 next = span + 1, found = 32; found == 32; next += 32) {
         u32 going = __ballot_sync(NONE, next + lane < spans && sorted[(next + lane) * SPAN] == token);
         found = __popc(going);
 #pragma unroll 8
-        for (u32 i = 0; i < found; ++i) sum = plus(sum, pieces[u64(next + i) * quads + at]);
+        for (u32 i = 0; i < found; ++i) sum = plus(sum, pieces[u64(next + i) * vectors + at]);
     }
-    if (quad < quads) table[u64(token) * quads + quad] = plus(table[u64(token) * quads + quad], sum);
+    if (vector < vectors) table[u64(token) * vectors + vector] = plus(table[u64(token) * vectors + vector], sum);
 }
 
 // A warp has a position and 128 columns.
 extern "C" __global__ void __launch_bounds__(256, 6)
-    embed_positions(const uint2* __restrict__ dout, float4* positions, u32 rows, u32 context, u32 quads) {
-    u32 position = blockIdx.x * 8 + threadIdx.x / 32, quad = blockIdx.y * 32 + threadIdx.x % 32;
+    embed_positions(const uint2* __restrict__ dout, float4* positions, u32 rows, u32 context, u32 vectors) {
+    u32 position = blockIdx.x * 8 + threadIdx.x / 32, vector = blockIdx.y * 32 + threadIdx.x % 32;
     wait_for_previous();
-    if (position >= min(context, rows) || quad >= quads) return;
+    if (position >= min(context, rows) || vector >= vectors) return;
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 8
-    for (u64 row = position; row < rows; row += context) sum = plus(sum, widen(dout[row * quads + quad]));
-    float4* to = positions + u64(position) * quads + quad;
+    for (u64 row = position; row < rows; row += context) sum = plus(sum, widen(dout[row * vectors + vector]));
+    float4* to = positions + u64(position) * vectors + vector;
     *to = plus(*to, sum);
 }

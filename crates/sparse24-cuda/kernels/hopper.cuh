@@ -16,7 +16,6 @@ __device__ __forceinline__ void cluster_sync() {
 }
 // A barrier among some of a block's warps.
 __device__ __forceinline__ void named_sync(u32 name, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
-__device__ __forceinline__ void named_arrive(u32 name, u32 threads) { asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
 
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
@@ -39,18 +38,10 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier, u32 rank) {
         "mbarrier.arrive.shared::cluster.b64 _, [there];\n\t}" ::"r"(barrier), "r"(rank) : "memory");
 }
 
-// Copies into shared memory that tell a barrier how many bytes came; the `_all` forms write both blocks of a cluster of two.
+// Copies into shared memory that tell a barrier how many bytes came; the `_all` form writes to both blocks of a cluster of two.
 __device__ __forceinline__ void copy_in(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
                  "r"(barrier) : "memory");
-}
-__device__ __forceinline__ void copy_in_all(u32 to, const void* from, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier), "h"(u16(3)) : "memory");
-}
-__device__ __forceinline__ void box_in(u32 to, const TensorMap& map, u32 x, u32 y, u32 barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-                 "l"(&map), "r"(x), "r"(y), "r"(barrier) : "memory");
 }
 __device__ __forceinline__ void box_in_all(u32 to, const TensorMap& map, u32 x, u32 y, u32 barrier) {
     asm volatile(
@@ -94,7 +85,7 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 leading, u32 strided)
     return u64((address & 0x3ffff) >> 4) | u64(leading >> 4) << 16 | u64(strided >> 4) << 32 | u64(1) << 62;
 }
 
-// d[64, COLUMNS] = a[64, 32] * b[32, COLUMNS] (+ d): a 2:4 in registers, its metadata in the lanes of half `STEP` of each quad; b in shared
+// d[64, COLUMNS] = a[64, 32] * b[32, COLUMNS] (+ d): a 2:4 in registers, its metadata in the lanes of half `STEP` of every four; b in shared
 // memory, its rows contiguous along k, or along n where ROWS_OF_N is 1.
 #define TEN(t) "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9"
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])

@@ -7,12 +7,12 @@
 //
 // A block of threads makes blocks of 64 features and 64 tokens, one after another. A lane makes two calls: the sixteen tokens from
 // 16*(lane%4) on of two features eight apart. Transposing loads hand it those, its nibbles are the metadata word of that lane, and its values
-// go to the lanes of its quad.
+// go to the four lanes of its row.
 #include "early.cuh"
 #include "mvue.cuh"
 
 constexpr u32 BLOCK = 64, THREADS = 128, TILE = BLOCK * BLOCK * 2, RESIDENT = 7;
-// Of one step of a warp, values on their way to their lanes: 64 bytes a quad, and 16 more after every second, so that lanes meet different banks.
+// Of one step of a warp, values on their way to their lanes: 64 bytes every four lanes, and 16 more after every second, so that lanes meet different banks.
 constexpr u32 TURNED = 8 * 64 + 4 * 16;
 
 __device__ __forceinline__ u32 shared_address(const void* pointer) { return u32(__cvta_generic_to_shared(pointer)); }
@@ -21,10 +21,10 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) { return u32(
 __device__ __forceinline__ void copy16(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
 }
-// Of zeros where nothing is `there`.
-__device__ __forceinline__ void copy8(u32 to, const void* from, bool there) {
+// Of zeros where `count` is 0 and not 1.
+__device__ __forceinline__ void copy8(u32 to, const void* from, u32 count) {
     asm volatile("{.reg .pred none;\nsetp.eq.u32 none, %2, 0;\ncp.async.ca.shared.global [%0], [%1], 8, none;}"
-                 :: "r"(to), "l"(from), "r"(u32(there)) : "memory");
+                 :: "r"(to), "l"(from), "r"(count) : "memory");
 }
 
 __device__ __forceinline__ void load_transposed(u32 from, u32& a, u32& b, u32& c, u32& d) {
@@ -35,12 +35,14 @@ __device__ __forceinline__ void load_transposed(u32 from, u32& a, u32& b, u32& c
 // Computed here, and not later.
 __device__ __forceinline__ void pin(uint4& x) { asm volatile("" : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)); }
 
-template <bool APPROXIMATE>
+enum class Estimator { Exact, Approximate };
+
+template <Estimator ESTIMATOR>
 __device__ __forceinline__ void compress(const bf16* dz, u64 stride, u32 p, u32 r, uint4* values, u32* metadata, const StepState* at, u32 site,
                                          u32 second_site) {
     __shared__ __align__(128) u8 tiles[2 * TILE];
     __shared__ __align__(128) u8 turned[8 * TURNED];
-    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, of = lane % 4;
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, four = lane / 4, of = lane % 4;
 
     // A tile has rows of 64 tokens, 128 bytes each; their chunks of 16 bytes lie where the eight rows of one transposing load, tokens 16c + 2i
     // and 16c + 2i+1, meet eight different banks. A thread copies a chunk of every fourth token of sixteen: all change places alike.
@@ -72,9 +74,9 @@ __device__ __forceinline__ void compress(const bf16* dz, u64 stride, u32 p, u32 
 
     // Row `lane % 8` of matrix `lane / 8` of a transposing load.
     u32 rho = lane % 8, from = shared_address(tiles) + (rho / 2 * 16 + rho % 2 + lane / 8 * 2) * 128 + ((2 * warp ^ rho) << 4);
-    // Group g of a lane's call goes to lane 4*quad + g of step of/2, as the word of its row in half of%2.
-    u32 mine = shared_address(turned) + warp * 2 * TURNED + quad * 64 + quad / 2 * 16, to = mine + of / 2 * TURNED + of % 2 * 8, back = mine + of * 16;
-    u32 calls = (p + 15) / 16, call = (blockIdx.x * BLOCK + 16 * warp + quad) * calls + of + 4 * blockIdx.y;
+    // Group g of a lane's call goes to lane 4*four + g of step of/2, as the word of its row in half of%2.
+    u32 mine = shared_address(turned) + warp * 2 * TURNED + four * 64 + four / 2 * 16, to = mine + of / 2 * TURNED + of % 2 * 8, back = mine + of * 16;
+    u32 calls = (p + 15) / 16, call = (blockIdx.x * BLOCK + 16 * warp + four) * calls + of + 4 * blockIdx.y;
     u64 place = u64(blockIdx.x) * blocks + blockIdx.y;
     values += place * (BLOCK * BLOCK / 16) + warp * 64 + lane;
     metadata += place * (BLOCK * BLOCK / 32) + threadIdx.x;
@@ -91,12 +93,12 @@ __device__ __forceinline__ void compress(const bf16* dz, u64 stride, u32 p, u32 
         __syncthreads();
         if (block + gridDim.y < blocks) load(block + gridDim.y, buffer ^ TILE);
         u32 word = 0;
-#pragma unroll(APPROXIMATE ? 1 : 2)
+#pragma unroll(ESTIMATOR == Estimator::Approximate ? 1 : 2)
         for (u32 half = 0; half < 2; ++half) {
             u32 x[8], kept[4], nibbles;
             load_transposed((from + buffer) ^ half << 4, x[0], x[1], x[2], x[3]);
             load_transposed(((from + buffer) ^ half << 4) + 8 * 128, x[4], x[5], x[6], x[7]);
-            if constexpr (APPROXIMATE) {
+            if constexpr (ESTIMATOR == Estimator::Approximate) {
                 uint4 own = half == 0 ? words[0] : words[1];
                 nibbles = mvue_approximate(x, own, philox(state, second_site, call + 8 * half * calls), kept);
             } else {
@@ -125,11 +127,11 @@ __device__ __forceinline__ void compress(const bf16* dz, u64 stride, u32 p, u32 
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     mvue_compress_exact(const bf16* dz, u64 stride, u32 p, u32 r, uint4* values, u32* metadata, const StepState* state, u32 site) {
-    compress<false>(dz, stride, p, r, values, metadata, state, site, site);
+    compress<Estimator::Exact>(dz, stride, p, r, values, metadata, state, site, site);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     mvue_compress_approximate(const bf16* dz, u64 stride, u32 p, u32 r, uint4* values, u32* metadata, const StepState* state, u32 site,
                               u32 second_site) {
-    compress<true>(dz, stride, p, r, values, metadata, state, site, second_site);
+    compress<Estimator::Approximate>(dz, stride, p, r, values, metadata, state, site, second_site);
 }

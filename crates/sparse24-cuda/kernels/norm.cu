@@ -2,10 +2,10 @@
 // norm_backward: dresidual += rstd * (g - mean(g) - n * mean(g * n)), with n = (residual - mean) * rstd and g = dy * gamma;
 //                partial = each block's column sums of dy * n, then of dy
 // norm_parameters: dgamma, dbeta = the sums over blocks, in order
-// in   x, delta, dy bf16 [rows, 4 quads]; gamma, beta f32 [4 quads]; a null delta or beta is zero
+// in   x, delta, dy bf16 [rows, 4 vectors]; gamma, beta f32 [4 vectors]; a null delta or beta is zero
 // out  residual, y bf16, overwritten (residual may be x); stats f32 [rows, 2] mean and rstd, overwritten; dresidual bf16 in place;
-//      partial f32 [blocks, 8 quads], overwritten; dgamma, dbeta f32 [4 quads], overwritten or accumulated; a null dbeta is not wanted
-// pre  quads <= 256 (forward) or 128 (backward) times the warps in the kernel's name; activations 8-byte, the others 16-byte aligned;
+//      partial f32 [blocks, 8 vectors], overwritten; dgamma, dbeta f32 [4 vectors], overwritten or accumulated; a null dbeta is not wanted
+// pre  vectors <= 256 (forward) or 128 (backward) times the warps in the kernel's name; activations 8-byte, the others 16-byte aligned;
 //      backward: blocks of as many whole rows as 512 threads hold, and 192 bytes of shared memory a thread
 // acc  f32, two passes over the residual as rounded to bf16; fixed order
 // ref  sparse24_cpu::norm; bounds: tolerance::{norm_y, norm_dresidual, norm_parameter}
@@ -15,11 +15,11 @@
 constexpr float EPSILON = 1e-5f;
 
 // Four consecutive elements.
-struct Quad { float at[4]; };
-__device__ __forceinline__ Quad widen(uint2 x) { return {widen_low(x.x), widen_high(x.x), widen_low(x.y), widen_high(x.y)}; }
-__device__ __forceinline__ Quad widen(float4 x) { return {x.x, x.y, x.z, x.w}; }
-__device__ __forceinline__ uint2 narrow(Quad x) { return make_uint2(narrow_pair(x.at[0], x.at[1]), narrow_pair(x.at[2], x.at[3])); }
-__device__ __forceinline__ float4 whole(Quad x) { return make_float4(x.at[0], x.at[1], x.at[2], x.at[3]); }
+struct Vector { float at[4]; };
+__device__ __forceinline__ Vector widen(uint2 x) { return {widen_low(x.x), widen_high(x.x), widen_low(x.y), widen_high(x.y)}; }
+__device__ __forceinline__ Vector widen(float4 x) { return {x.x, x.y, x.z, x.w}; }
+__device__ __forceinline__ uint2 narrow(Vector x) { return make_uint2(narrow_pair(x.at[0], x.at[1]), narrow_pair(x.at[2], x.at[3])); }
+__device__ __forceinline__ float4 whole(Vector x) { return make_float4(x.at[0], x.at[1], x.at[2], x.at[3]); }
 
 // Sums over the WARPS warps of one row, the same bits in each; `slots` are the row's, and free again after the next barrier of its warps.
 template <int WARPS, int N> __device__ __forceinline__ void row_sums(float (&sums)[N], float (*slots)[N], u32 row) {
@@ -42,55 +42,55 @@ template <int WARPS, int N> __device__ __forceinline__ void row_sums(float (&sum
 
 template <int WARPS>
 __device__ __forceinline__ void forward(const uint2* x, const uint2* delta, const float4* __restrict__ gamma,
-                                        const float4* __restrict__ beta, uint2* residual, uint2* y, float2* stats, u64 rows, u32 quads) {
-    constexpr int THREADS = 32 * WARPS, QUADS = 8;
+                                        const float4* __restrict__ beta, uint2* residual, uint2* y, float2* stats, u64 rows, u32 vectors) {
+    constexpr int THREADS = 32 * WARPS, VECTORS = 8;
     __shared__ float slots[2][8][1];
     wait_for_previous();
     u32 place = threadIdx.x / THREADS, lane = threadIdx.x % THREADS;
-    u64 row = u64(blockIdx.x) * (256 / THREADS) + place, start = row * quads;
+    u64 row = u64(blockIdx.x) * (256 / THREADS) + place, start = row * vectors;
     if (row >= rows) return;
-    uint2 raw[QUADS], added[QUADS];
+    uint2 raw[VECTORS], added[VECTORS];
 #pragma unroll
-    for (int i = 0; i < QUADS; ++i) {
-        u32 quad = i * THREADS + lane;
-        raw[i] = quad < quads ? x[start + quad] : make_uint2(0, 0);
-        added[i] = delta && quad < quads ? delta[start + quad] : make_uint2(0, 0);
+    for (int i = 0; i < VECTORS; ++i) {
+        u32 vector = i * THREADS + lane;
+        raw[i] = vector < vectors ? x[start + vector] : make_uint2(0, 0);
+        added[i] = delta && vector < vectors ? delta[start + vector] : make_uint2(0, 0);
     }
     float sum[1] = {0.0f};
 #pragma unroll
-    for (int i = 0; i < QUADS; ++i) {
-        u32 quad = i * THREADS + lane;
+    for (int i = 0; i < VECTORS; ++i) {
+        u32 vector = i * THREADS + lane;
         if (delta) {
-            Quad a = widen(raw[i]), b = widen(added[i]);
+            Vector a = widen(raw[i]), b = widen(added[i]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) a.at[e] += b.at[e];
             raw[i] = narrow(a);
         }
-        if (quad < quads && (delta || residual != x)) residual[start + quad] = raw[i];
-        Quad a = widen(raw[i]);
+        if (vector < vectors && (delta || residual != x)) residual[start + vector] = raw[i];
+        Vector a = widen(raw[i]);
         sum[0] += (a.at[0] + a.at[1]) + (a.at[2] + a.at[3]);
     }
     row_sums<WARPS>(sum, &slots[0][place * WARPS], place);
-    float mean = sum[0] / float(4 * quads);
+    float mean = sum[0] / float(4 * vectors);
     sum[0] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < QUADS; ++i) {
-        if (i * THREADS + lane >= quads) continue;
-        Quad a = widen(raw[i]);
+    for (int i = 0; i < VECTORS; ++i) {
+        if (i * THREADS + lane >= vectors) continue;
+        Vector a = widen(raw[i]);
 #pragma unroll
         for (int e = 0; e < 4; ++e) sum[0] += (a.at[e] - mean) * (a.at[e] - mean);
     }
     row_sums<WARPS>(sum, &slots[1][place * WARPS], place);
-    float rstd = 1.0f / sqrtf(sum[0] / float(4 * quads) + EPSILON);
+    float rstd = 1.0f / sqrtf(sum[0] / float(4 * vectors) + EPSILON);
     if (lane == 0) stats[row] = make_float2(mean, rstd);
 #pragma unroll
-    for (int i = 0; i < QUADS; ++i) {
-        u32 quad = i * THREADS + lane;
-        if (quad >= quads) continue;
-        Quad a = widen(raw[i]), scale = widen(gamma[quad]), shift = beta ? widen(beta[quad]) : Quad{};
+    for (int i = 0; i < VECTORS; ++i) {
+        u32 vector = i * THREADS + lane;
+        if (vector >= vectors) continue;
+        Vector a = widen(raw[i]), scale = widen(gamma[vector]), shift = beta ? widen(beta[vector]) : Vector{};
 #pragma unroll
         for (int e = 0; e < 4; ++e) a.at[e] = (a.at[e] - mean) * rstd * scale.at[e] + shift.at[e];
-        y[start + quad] = narrow(a);
+        y[start + vector] = narrow(a);
     }
 }
 
@@ -101,21 +101,21 @@ __device__ __forceinline__ void copy_async(uint2* to, const uint2* from) {
 
 template <int WARPS>
 __device__ __forceinline__ void backward(const uint2* __restrict__ dy, const uint2* __restrict__ residual, const float2* __restrict__ stats,
-                                         const float4* __restrict__ gamma, uint2* dresidual, float4* partial, u64 rows, u32 quads) {
-    constexpr int THREADS = 32 * WARPS, QUADS = 4, GROUPS = 16 / WARPS, BLOCK = GROUPS * THREADS;
+                                         const float4* __restrict__ gamma, uint2* dresidual, float4* partial, u64 rows, u32 vectors) {
+    constexpr int THREADS = 32 * WARPS, VECTORS = 4, TEAMS = 16 / WARPS, BLOCK = TEAMS * THREADS;
     __shared__ float slots[2][16][2];
-    // [2][QUADS][3][BLOCK] of rows; in the end [GROUPS][2][QUADS * THREADS] of sums.
+    // [2][VECTORS][3][BLOCK] of rows; in the end [TEAMS][2][VECTORS * THREADS] of sums.
     extern __shared__ float4 shared[];
     uint2* staged = reinterpret_cast<uint2*>(shared) + threadIdx.x;
-    u32 group = threadIdx.x / THREADS, lane = threadIdx.x % THREADS;
-    u64 row = u64(blockIdx.x) * GROUPS + group, step = u64(gridDim.x) * GROUPS;
-    auto slot = [&](u32 stage, int quad, int operand) { return staged + ((stage * QUADS + quad) * 3 + operand) * BLOCK; };
+    u32 team = threadIdx.x / THREADS, lane = threadIdx.x % THREADS;
+    u64 row = u64(blockIdx.x) * TEAMS + team, step = u64(gridDim.x) * TEAMS;
+    auto slot = [&](u32 stage, int vector, int operand) { return staged + ((stage * VECTORS + vector) * 3 + operand) * BLOCK; };
     auto copy = [&](u64 row, u32 stage) {
         if (row < rows) {
 #pragma unroll
-            for (int i = 0; i < QUADS; ++i) {
-                u64 at = row * quads + i * THREADS + lane;
-                if (i * THREADS + lane >= quads) continue;
+            for (int i = 0; i < VECTORS; ++i) {
+                u64 at = row * vectors + i * THREADS + lane;
+                if (i * THREADS + lane >= vectors) continue;
                 copy_async(slot(stage, i, 0), dy + at);
                 copy_async(slot(stage, i, 1), residual + at);
                 copy_async(slot(stage, i, 2), dresidual + at);
@@ -125,13 +125,13 @@ __device__ __forceinline__ void backward(const uint2* __restrict__ dy, const uin
     };
     wait_for_previous();
     copy(row, 0);
-    Quad scale[QUADS] = {}, dgamma[QUADS] = {}, dbeta[QUADS] = {};
+    Vector scale[VECTORS] = {}, dgamma[VECTORS] = {}, dbeta[VECTORS] = {};
 #pragma unroll
-    for (int i = 0; i < QUADS; ++i)
-        if (i * THREADS + lane < quads) scale[i] = widen(gamma[i * THREADS + lane]);
+    for (int i = 0; i < VECTORS; ++i)
+        if (i * THREADS + lane < vectors) scale[i] = widen(gamma[i * THREADS + lane]);
     float2 next = row < rows ? stats[row] : make_float2(0.0f, 0.0f);
     for (u32 stage = 0; row < rows; stage ^= 1) {
-        u64 start = row * quads;
+        u64 start = row * vectors;
         row += step;
         copy(row, stage ^ 1);
         float mean = next.x, rstd = next.y, means[2] = {0.0f, 0.0f};
@@ -139,14 +139,14 @@ __device__ __forceinline__ void backward(const uint2* __restrict__ dy, const uin
         // All but the newest have arrived.
         asm volatile("cp.async.wait_group 1;" ::: "memory");
         // Read past the row's end too: a branch would wait for each read by itself.
-        uint2 raw[3][QUADS];
+        uint2 raw[3][VECTORS];
 #pragma unroll
-        for (int i = 0; i < QUADS; ++i)
+        for (int i = 0; i < VECTORS; ++i)
             for (int operand = 0; operand < 3; ++operand) raw[operand][i] = *slot(stage, i, operand);
 #pragma unroll
-        for (int i = 0; i < QUADS; ++i) {
-            if (i * THREADS + lane >= quads) continue;
-            Quad d = widen(raw[0][i]), x = widen(raw[1][i]);
+        for (int i = 0; i < VECTORS; ++i) {
+            if (i * THREADS + lane >= vectors) continue;
+            Vector d = widen(raw[0][i]), x = widen(raw[1][i]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float n = (x.at[e] - mean) * rstd, g = d.at[e] * scale[i].at[e];
@@ -154,47 +154,47 @@ __device__ __forceinline__ void backward(const uint2* __restrict__ dy, const uin
                 dgamma[i].at[e] += d.at[e] * n, dbeta[i].at[e] += d.at[e];
             }
         }
-        row_sums<WARPS>(means, &slots[stage][group * WARPS], group);
-        float mean_g = means[0] / float(4 * quads), mean_gn = means[1] / float(4 * quads);
+        row_sums<WARPS>(means, &slots[stage][team * WARPS], team);
+        float mean_g = means[0] / float(4 * vectors), mean_gn = means[1] / float(4 * vectors);
 #pragma unroll
-        for (int i = 0; i < QUADS; ++i) {
-            u32 quad = i * THREADS + lane;
-            if (quad >= quads) continue;
-            Quad d = widen(raw[0][i]), x = widen(raw[1][i]), out = widen(raw[2][i]);
+        for (int i = 0; i < VECTORS; ++i) {
+            u32 vector = i * THREADS + lane;
+            if (vector >= vectors) continue;
+            Vector d = widen(raw[0][i]), x = widen(raw[1][i]), out = widen(raw[2][i]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float n = (x.at[e] - mean) * rstd, g = d.at[e] * scale[i].at[e];
                 out.at[e] += rstd * (g - mean_g - n * mean_gn);
             }
-            dresidual[start + quad] = narrow(out);
+            dresidual[start + vector] = narrow(out);
         }
     }
-    constexpr u32 PLANE = QUADS * THREADS;
+    constexpr u32 PLANE = VECTORS * THREADS;
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < QUADS; ++i) {
-        u32 at = group * 2 * PLANE + i * THREADS + lane;
+    for (int i = 0; i < VECTORS; ++i) {
+        u32 at = team * 2 * PLANE + i * THREADS + lane;
         shared[at] = whole(dgamma[i]), shared[at + PLANE] = whole(dbeta[i]);
     }
     __syncthreads();
-    for (u32 at = threadIdx.x; at < 2 * quads; at += BLOCK) {
-        u32 from = at < quads ? at : PLANE + at - quads;
-        Quad sum = {};
+    for (u32 at = threadIdx.x; at < 2 * vectors; at += BLOCK) {
+        u32 from = at < vectors ? at : PLANE + at - vectors;
+        Vector sum = {};
 #pragma unroll
-        for (int g = 0; g < GROUPS; ++g) {
-            Quad of = widen(shared[g * 2 * PLANE + from]);
+        for (int g = 0; g < TEAMS; ++g) {
+            Vector of = widen(shared[g * 2 * PLANE + from]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) sum.at[e] += of.at[e];
         }
-        partial[u64(blockIdx.x) * 2 * quads + at] = whole(sum);
+        partial[u64(blockIdx.x) * 2 * vectors + at] = whole(sum);
     }
 }
 
 #define FORWARD(name, warps)                                                                                                               \
     extern "C" __global__ void __launch_bounds__(256, 4)                                                                                   \
         name(const uint2* x, const uint2* delta, const float4* gamma, const float4* beta, uint2* residual, uint2* y, float2* stats,        \
-             u64 rows, u32 quads) {                                                                                                        \
-        forward<warps>(x, delta, gamma, beta, residual, y, stats, rows, quads);                                                            \
+             u64 rows, u32 vectors) {                                                                                                        \
+        forward<warps>(x, delta, gamma, beta, residual, y, stats, rows, vectors);                                                            \
     }
 FORWARD(norm_forward_1, 1)
 FORWARD(norm_forward_2, 2)
@@ -204,8 +204,8 @@ FORWARD(norm_forward_8, 8)
 #define BACKWARD(name, warps)                                                                                                              \
     extern "C" __global__ void __launch_bounds__(512)                                                                                      \
         name(const uint2* dy, const uint2* residual, const float2* stats, const float4* gamma, uint2* dresidual, float4* partial,          \
-             u64 rows, u32 quads) {                                                                                                        \
-        backward<warps>(dy, residual, stats, gamma, dresidual, partial, rows, quads);                                                      \
+             u64 rows, u32 vectors) {                                                                                                        \
+        backward<warps>(dy, residual, stats, gamma, dresidual, partial, rows, vectors);                                                      \
     }
 BACKWARD(norm_backward_1, 1)
 BACKWARD(norm_backward_2, 2)

@@ -1,7 +1,7 @@
 // spmm24_sm90: the product D[m,n] = decode(A)[m,k] * B[k,n] on Hopper's sparse tensor cores
 //   spmm24_transposed_*  B given as rows of k, D as rows of m: bf16, D^T = (A B)^T + bias
 //   spmm24_straight_*    B given as rows of n, D as rows of n: f32, overwritten or added to
-//   spmm24_gather*       the same of tiles that were divided along k: the sums of their parts
+//   spmm24_gather*       the same of pairs that were divided along k: the sums of their parts
 // in   A: values bf16, FragmentMajor; metadata u32, LaneMajor; m/64 x k/64 blocks. B bf16 and D of transposed by tensor map. bias f32 [m] or null
 // out  D as above; partial f32, a fragment of 64 rows after the other
 // pre  k > 0; m of transposed and n of straight multiples of 4; rows 16-byte aligned; D and partial alias nothing; a cluster of two blocks
@@ -9,10 +9,10 @@
 // ref  sparse24_cpu::spmm24; bound: tolerance::spmm24
 #include "hopper.cuh"
 
-// One warp of each block brings A and B into a ring of stages, two warpgroups consume them. A tile of D is 128 rows and COLUMNS columns: a
+// One warp of each block brings A and B into a ring of stages, two warpgroups consume them. A block computes 128 rows and COLUMNS columns of D: a
 // warpgroup has 64 rows, whose A each lane loads into registers from where its 16 bytes lie, while the product before runs. The tensor cores
-// read B from shared memory as fast as it delivers, so every load of A costs them time: tiles are as wide as registers allow, in two
-// instructions of columns each, which read the same registers of A. The tiles of a cluster's two blocks lie one below the other and share B.
+// read B from shared memory as fast as it delivers, so every load of A costs them time: a block is as wide as registers allow, in two
+// instructions of columns each, which read the same registers of A. The two blocks of a cluster, a pair, lie one below the other and share B.
 enum class Form { Transposed, Straight };
 
 constexpr u32 BLOCK = 64, VALUES = 4096, METADATA = 512;
@@ -21,24 +21,24 @@ constexpr u32 CONSUMERS = 2, BLOCKS = CONSUMERS, THREADS = 128 * (CONSUMERS + 1)
 
 struct Work {
     u32 m, n, k_blocks;
-    u32 rows, columns;  // tiles of clusters
-    u32 sweep;          // rows of tiles that are swept along n together
-    u32 whole, parts;   // tiles that one cluster computes; parts into which each other is divided along k
+    u32 rows, columns;  // of pairs
+    u32 sweep;          // rows of pairs that are swept along n together
+    u32 whole, parts;   // pairs that are computed at once; parts into which each other is divided along k
 };
 
-// What a cluster computes at a time: a tile, or a part of it.
+// What a cluster computes at a time: a pair, or a part of one.
 struct Unit {
     u32 row, column, begin, end;
 };
 
 __device__ __forceinline__ Unit unit_of(const Work& work, u32 index) {
-    u32 tile = index, part = 0, parts = 1;
+    u32 pair = index, part = 0, parts = 1;
     if (index >= work.whole) {
         parts = work.parts;
-        tile = work.whole + (index - work.whole) / parts;
+        pair = work.whole + (index - work.whole) / parts;
         part = (index - work.whole) % parts;
     }
-    u32 sweep = tile / (work.sweep * work.columns), within = tile % (work.sweep * work.columns);
+    u32 sweep = pair / (work.sweep * work.columns), within = pair % (work.sweep * work.columns);
     u32 high = min(work.sweep, work.rows - sweep * work.sweep);
     return {sweep * work.sweep + within % high, within / high, work.k_blocks * part / parts, work.k_blocks * (part + 1) / parts};
 }
@@ -54,7 +54,7 @@ struct Result {
 };
 
 // Where a fragment of 64 rows and COLUMNS columns of D belongs.
-struct Place {
+struct Corner {
     u32 row, column;  // of its first element
     u32 slab, lane;   // the warp's 16 rows of it
 };
@@ -63,7 +63,7 @@ __device__ __forceinline__ float4 add(float4 a, float4 b) { return make_float4(a
 
 // In bf16 and turned, CHUNK columns at a time through one of CHUNKS buffers, which the copy engine empties. An epilogue on elements goes here.
 template <u32 COLUMNS, u32 CHUNK, u32 CHUNKS>
-__device__ __forceinline__ void store_transposed(const float (&x)[COLUMNS / 2], const Place& at, const Result& to, u32 m, u32 group, u32 buffers,
+__device__ __forceinline__ void store_transposed(const float (&x)[COLUMNS / 2], const Corner& at, const Result& to, u32 m, u32 warpgroup, u32 buffers,
                                                  u32& buffer) {
     u32 row = at.row + at.slab * 16 + at.lane / 4;
     float low = to.bias && row < m ? to.bias[row] : 0.0f, high = to.bias && row + 8 < m ? to.bias[row + 8] : 0.0f;
@@ -71,7 +71,7 @@ __device__ __forceinline__ void store_transposed(const float (&x)[COLUMNS / 2], 
     for (u32 column = 0; column < COLUMNS; column += CHUNK) {
         u32 chunk = buffers + buffer * CHUNK * 128;
         if (threadIdx.x % 128 == 0) boxes_read<CHUNKS - 1>();
-        named_sync(1 + group, 128);
+        named_sync(1 + warpgroup, 128);
         u32 line = chunk + ((at.lane / 16) * 8 + at.lane % 8) * 128 + (((at.slab * 2 + at.lane / 8 % 2) ^ (at.lane % 8)) * 16);
 #pragma unroll
         for (u32 j = 0; j < CHUNK / 16; ++j) {
@@ -80,7 +80,7 @@ __device__ __forceinline__ void store_transposed(const float (&x)[COLUMNS / 2], 
                            narrow_pair(y[4] + low, y[5] + low), narrow_pair(y[6] + high, y[7] + high));
         }
         ordered_with_copies();
-        named_sync(1 + group, 128);
+        named_sync(1 + warpgroup, 128);
         if (threadIdx.x % 128 == 0) box_out(to.map, at.row, at.column + column, chunk);
         if (++buffer == CHUNKS) buffer = 0;
     }
@@ -88,7 +88,7 @@ __device__ __forceinline__ void store_transposed(const float (&x)[COLUMNS / 2], 
 
 // In f32. Neighbouring lanes exchange halves, so that each has four columns of one of two products of eight.
 template <u32 COLUMNS>
-__device__ __forceinline__ void store_straight(const float (&x)[COLUMNS / 2], const Place& at, const Result& to, u32 m, u32 n) {
+__device__ __forceinline__ void store_straight(const float (&x)[COLUMNS / 2], const Corner& at, const Result& to, u32 m, u32 n) {
     u32 odd = at.lane & 1, row = at.row + at.slab * 16 + at.lane / 4, column = at.column + 8 * odd + 4 * (at.lane % 4 / 2);
 #pragma unroll
     for (u32 j = 0; j < COLUMNS / 2; j += 8) {
@@ -106,7 +106,7 @@ __device__ __forceinline__ void store_straight(const float (&x)[COLUMNS / 2], co
     }
 }
 
-// The columns of a tile that one instruction computes, and the rest, which another does.
+// The columns of a block that one instruction computes, and the rest, which another does.
 __device__ constexpr u32 first_columns(u32 columns) { return columns <= 256 ? columns : 192; }
 
 template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kernel {
@@ -139,7 +139,7 @@ template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kern
         u32 bytes = lane < BLOCKS ? VALUES : METADATA, offset = B_BYTES + (lane < BLOCKS ? 0 : BLOCKS * VALUES) + block * bytes;
         for (u32 index = blockIdx.x / 2; index < units; index += gridDim.x / 2) {
             Unit unit = unit_of(work, index);
-            // Of a tile that reaches beyond the matrix the last block stands in for those that do not exist: their rows are not stored.
+            // Of a pair that reaches beyond the matrix the last block stands in for those that do not exist: their rows are not stored.
             u64 first = u64(min(first_block(unit) + block, block_rows - 1)) * work.k_blocks + unit.begin;
             const char* from = (lane < BLOCKS ? values : metadata) + first * bytes;
             u32 n = unit.column * COLUMNS;
@@ -161,28 +161,28 @@ template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kern
 
     // Some columns of a warpgroup's sums: as they are where other parts are to be added.
     template <u32 WIDTH>
-    __device__ __forceinline__ void store(const float (&x)[WIDTH / 2], u32 first, u32 index, Place at, u32 group, const Result& to, u32& buffer) const {
+    __device__ __forceinline__ void store(const float (&x)[WIDTH / 2], u32 first, u32 index, Corner at, u32 warpgroup, const Result& to, u32& buffer) const {
         at.column += first;
         if (index >= work.whole) {
-            u64 slot = (u64(index - work.whole) * 2 + rank) * BLOCKS + group;
+            u64 slot = (u64(index - work.whole) * 2 + rank) * BLOCKS + warpgroup;
             float4* part = to.partial + (slot * (COLUMNS / 8) + first / 8) * 128 + threadIdx.x % 128;
 #pragma unroll
             for (u32 j = 0; j < WIDTH / 8; ++j) part[j * 128] = make_float4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
         } else if constexpr (FORM == Form::Transposed) {
-            store_transposed<WIDTH, CHUNK, CHUNKS>(x, at, to, work.m, group, ring_end + group * CHUNKS * CHUNK * 128, buffer);
+            store_transposed<WIDTH, CHUNK, CHUNKS>(x, at, to, work.m, warpgroup, ring_end + warpgroup * CHUNKS * CHUNK * 128, buffer);
         } else {
             store_straight<WIDTH>(x, at, to, work.m, work.n);
         }
     }
 
-    __device__ __forceinline__ void consume(u32 group, u32 slab, const Result& to) {
+    __device__ __forceinline__ void consume(u32 warpgroup, u32 slab, const Result& to) {
         constexpr int ROWS_OF_N = FORM == Form::Straight;
         constexpr u32 LEADING = ROWS_OF_N ? 8192 : 16, STEP = ROWS_OF_N ? 4096 / 16 : 64 / 16;
         u32 lane = threadIdx.x % 32, block_rows = (work.m + BLOCK - 1) / BLOCK, buffer = 0;
         float d0[FIRST / 2], d1[SECOND / 2 + !SECOND];
         for (u32 index = blockIdx.x / 2; index < units; index += gridDim.x / 2) {
             Unit unit = unit_of(work, index);
-            u32 block = first_block(unit) + group, steps = unit.end - unit.begin, k = 0;
+            u32 block = first_block(unit) + warpgroup, steps = unit.end - unit.begin, k = 0;
             if (block >= block_rows) {
                 for (; k < steps; ++k, advance()) {
                     barrier_wait(at + FULL, phase);
@@ -191,8 +191,8 @@ template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kern
                 continue;
             }
             auto step = [&](u32 k) {
-                u32 values = at + B_BYTES + group * VALUES + slab * 1024 + lane * 16;
-                u32 metadata = at + B_BYTES + BLOCKS * VALUES + group * METADATA + slab * 128 + lane * 4;
+                u32 values = at + B_BYTES + warpgroup * VALUES + slab * 1024 + lane * 16;
+                u32 metadata = at + B_BYTES + BLOCKS * VALUES + warpgroup * METADATA + slab * 128 + lane * 4;
                 u64 b = descriptor(at, LEADING, 1024), c = b + FIRST * 128 / 16;
                 barrier_wait(at + FULL, phase);
                 uint4 low = load16(values), high = load16(values + 512);
@@ -223,9 +223,9 @@ template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kern
             release(previous(), lane);
             settle(d0);
             if constexpr (SECOND > 0) settle(d1);
-            Place place = {block * BLOCK, unit.column * COLUMNS, slab, lane};
-            store<FIRST>(d0, 0, index, place, group, to, buffer);
-            if constexpr (SECOND > 0) store<SECOND>(d1, FIRST, index, place, group, to, buffer);
+            Corner corner = {block * BLOCK, unit.column * COLUMNS, slab, lane};
+            store<FIRST>(d0, 0, index, corner, warpgroup, to, buffer);
+            if constexpr (SECOND > 0) store<SECOND>(d1, FIRST, index, corner, warpgroup, to, buffer);
         }
         if (FORM == Form::Transposed && threadIdx.x % 128 == 0) boxes_read<0>();
     }
@@ -266,17 +266,17 @@ struct Sum {
 };
 
 __device__ __forceinline__ Sum sum_of(const float4* partial, const Work& work, u32 parts, u32 columns, u32 index) {
-    u32 block = index % BLOCKS, rank = index / BLOCKS % 2, tile = index / BLOCKS / 2, lines = columns / 8 * 128;
-    Unit unit = unit_of(work, work.whole + tile);
-    return {partial + ((u64(tile) * parts * 2 + rank) * BLOCKS + block) * lines, u64(2) * BLOCKS * lines,
+    u32 block = index % BLOCKS, rank = index / BLOCKS % 2, pair = index / BLOCKS / 2, lines = columns / 8 * 128;
+    Unit unit = unit_of(work, work.whole + pair);
+    return {partial + ((u64(pair) * parts * 2 + rank) * BLOCKS + block) * lines, u64(2) * BLOCKS * lines,
             ((2 * unit.row + rank) * BLOCKS + block) * BLOCK, unit.column * columns};
 }
 
 // A block of threads sums 64 rows and 32 columns.
 extern "C" __global__ void __launch_bounds__(128, 8)
-    spmm24_gather(const float4* __restrict__ partial, float* d, u64 d_stride, u32 accumulate, u32 m, u32 n, u32 rows, u32 tiles, u32 sweep,
+    spmm24_gather(const float4* __restrict__ partial, float* d, u64 d_stride, u32 accumulate, u32 m, u32 n, u32 rows, u32 across, u32 sweep,
                   u32 whole, u32 parts, u32 columns) {
-    Sum sum = sum_of(partial, {m, n, 0, rows, tiles, sweep, whole, 1}, parts, columns, blockIdx.y);
+    Sum sum = sum_of(partial, {m, n, 0, rows, across, sweep, whole, 1}, parts, columns, blockIdx.y);
     if (sum.row >= m) return;
     u32 lane = threadIdx.x % 32, row = sum.row + threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
@@ -296,10 +296,10 @@ extern "C" __global__ void __launch_bounds__(128, 8)
 }
 extern "C" __global__ void __launch_bounds__(128)
     spmm24_gather_transposed(const float4* __restrict__ partial, const float* __restrict__ bias, char* d, u64 d_stride, u32 m, u32 n, u32 rows,
-                             u32 tiles, u32 sweep, u32 whole, u32 parts, u32 columns) {
+                             u32 across, u32 sweep, u32 whole, u32 parts, u32 columns) {
     constexpr u32 COLUMNS = 32, PITCH = 2 * BLOCK + 16;
     __shared__ __align__(16) char turned[COLUMNS * PITCH];
-    Sum sum = sum_of(partial, {m, n, 0, rows, tiles, sweep, whole, 1}, parts, columns, blockIdx.y);
+    Sum sum = sum_of(partial, {m, n, 0, rows, across, sweep, whole, 1}, parts, columns, blockIdx.y);
     if (sum.row >= m) return;
     u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4, first = blockIdx.x * COLUMNS;
     float low = bias && sum.row + row < m ? bias[sum.row + row] : 0.0f, high = bias && sum.row + row + 8 < m ? bias[sum.row + row + 8] : 0.0f;
@@ -323,16 +323,16 @@ extern "C" __global__ void __launch_bounds__(128)
 #define TRANSPOSED(name, columns, stages, chunk, chunks)                                                                                   \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)                                                     \
         name(const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap d, const char* values, const char* metadata,           \
-             const float* bias, float4* partial, u32 m, u32 n, u32 k_blocks, u32 rows, u32 tiles, u32 sweep, u32 whole, u32 parts) {       \
+             const float* bias, float4* partial, u32 m, u32 n, u32 k_blocks, u32 rows, u32 across, u32 sweep, u32 whole, u32 parts) {       \
         spmm24<Form::Transposed, columns, stages, chunk, chunks>(b, values, metadata, {d, bias, nullptr, 0, 0, partial},                   \
-                                                                 {m, n, k_blocks, rows, tiles, sweep, whole, parts});                      \
+                                                                 {m, n, k_blocks, rows, across, sweep, whole, parts});                      \
     }
 #define STRAIGHT(name, columns, stages)                                                                                                    \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)                                                     \
         name(const __grid_constant__ TensorMap b, const char* values, const char* metadata, float4* partial, float* d, u64 d_stride,       \
-             u32 accumulate, u32 m, u32 n, u32 k_blocks, u32 rows, u32 tiles, u32 sweep, u32 whole, u32 parts) {                           \
+             u32 accumulate, u32 m, u32 n, u32 k_blocks, u32 rows, u32 across, u32 sweep, u32 whole, u32 parts) {                           \
         spmm24<Form::Straight, columns, stages, 16, 0>(b, values, metadata, {b, nullptr, d, d_stride, accumulate, partial},                \
-                                                       {m, n, k_blocks, rows, tiles, sweep, whole, parts});                                \
+                                                       {m, n, k_blocks, rows, across, sweep, whole, parts});                                \
     }
 TRANSPOSED(spmm24_transposed_384, 384, 3, 96, 2)
 TRANSPOSED(spmm24_transposed_256, 256, 4, 64, 3)

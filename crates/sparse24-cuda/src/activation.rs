@@ -13,7 +13,7 @@ use crate::{
 /// h = GELU(z), all `[p, f]`.
 ///
 /// # Errors
-/// [`Error::Shape`], also for gaps between rows; [`Error::Alignment`] to 16 bytes; [`Error::Alias`], [`Error::Stale`], [`Error::Driver`].
+/// [`Error::Shape`], [`Error::Gaps`]; [`Error::Alignment`] to 16 bytes; [`Error::Alias`], [`Error::Stale`], [`Error::Driver`].
 pub fn gelu_forward(device: &mut Device, z: Matrix<bf16>, h: Matrix<bf16>) -> Result<(), Error> {
     let shape = z.shape();
     check(device, "gelu forward", &[("z", z, shape)], ("h", h, shape))?;
@@ -33,7 +33,7 @@ pub fn gelu_backward(device: &mut Device, dh: Matrix<bf16>, z: Matrix<bf16>, dz:
 /// h = GELU(first half of z) * second half: z `[p, 2f]`, h `[p, f]`. Rows are fastest where 8 divides f.
 ///
 /// # Errors
-/// As [`gelu_forward`]; [`Error::TooLarge`] from 2^32 elements of h on.
+/// As [`gelu_forward`]; [`Error::TooLarge`] beyond [`MAX_GATED`] elements of h.
 pub fn geglu_forward(device: &mut Device, z: Matrix<bf16>, h: Matrix<bf16>) -> Result<(), Error> {
     gated_forward(device, ["geglu forward", "geglu_forward"], z, h)
 }
@@ -63,6 +63,9 @@ pub fn swiglu_backward(device: &mut Device, dh: Matrix<bf16>, z: Matrix<bf16>, d
 }
 
 const THREADS: usize = 256;
+
+/// The most elements of h that a gated activation serves.
+pub const MAX_GATED: usize = u32::MAX as usize - THREADS;
 
 type Operand = (&'static str, Matrix<bf16>, [usize; 2]);
 
@@ -99,9 +102,8 @@ fn gated_backward(
 }
 
 fn gated(device: &mut Device, [operation, entry]: [&'static str; 2], [p, f]: [usize; 2], operands: &[Argument]) -> Result<(), Error> {
-    const LIMIT: usize = u32::MAX as usize - THREADS;
-    if p * f > LIMIT {
-        return Err(Error::TooLarge { operation, what: "the number of elements", found: p * f, limit: LIMIT });
+    if p * f > MAX_GATED {
+        return Err(Error::TooLarge { operation, what: "the number of elements", found: p * f, limit: MAX_GATED });
     }
     let width = if f.is_multiple_of(8) { 8 } else { 1 };
     let runs = p * f / width;

@@ -121,6 +121,12 @@ impl Parameters {
         let (mut table, mut chunks) = (Vec::new(), Vec::new());
         for (place, parameter) in parameters.iter().enumerate() {
             parameter.check(device, &mut spans)?;
+            let (columns, groups) = (parameter.w.shape()[1], parameter.w.elements() / 4);
+            for (what, found) in [("the number of columns", columns), ("the number of groups", groups)] {
+                if found > LIMIT {
+                    return Err(Error::TooLarge { operation: OPERATION, what, found, limit: LIMIT });
+                }
+            }
             let Parameter { w, g, m, v, tiles, shadow, weight_decay } = *parameter;
             let addresses = [w.address, g.address, m.address, v.address];
             let optional = [tiles.map_or(0, |tiles| tiles.address), shadow.map_or(0, |shadow| shadow.address)];

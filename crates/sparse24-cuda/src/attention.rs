@@ -7,7 +7,7 @@ use half::bf16;
 
 use crate::{
     Device, Error, Matrix,
-    dropout::Dropout,
+    dropout::{Dropout, MAX_ELEMENTS},
     launch::{Argument, Grid},
     operand::check_packed,
 };
@@ -77,7 +77,7 @@ pub const fn backward_scratch(shape: AttentionShape) -> [usize; 2] {
 /// See [`AttentionForward`]. Sums are f32; probabilities are rounded to bf16 where they meet the values.
 ///
 /// # Errors
-/// [`Error::Shape`]; [`Error::Alignment`] unless rows and heads begin at multiples of 16 bytes; [`Error::TooLarge`]; [`Error::Alias`];
+/// [`Error::Shape`]; [`Error::OutOfRange`] for a probability of dropout outside of [0, 1); [`Error::Alignment`] unless rows and heads begin at multiples of 16 bytes; [`Error::TooLarge`]; [`Error::Alias`];
 /// [`Error::Stale`]; [`Error::Driver`].
 pub fn attention_forward(device: &mut Device, op: &AttentionForward) -> Result<(), Error> {
     const OPERATION: &str = "attention forward";
@@ -148,6 +148,8 @@ pub fn attention_backward(device: &mut Device, op: &AttentionBackward) -> Result
     device.launch(of_keys, grid, &arguments)
 }
 
+/// The widest head.
+pub const MAX_HEAD_WIDTH: usize = 128;
 /// The widest head of the narrow kernels.
 const NARROW: usize = 64;
 /// Rows of a slab of a matrix in shared memory; a block owns as many.
@@ -185,13 +187,14 @@ impl AttentionForward {
         if !width.is_multiple_of(8) {
             return Err(Error::Alignment { operation, operand: "every head of q", bytes: 16 });
         }
+        self.dropout.map_or(Ok(()), |dropout| dropout.check(operation))?;
         let elements = self.dropout.map_or(0, |_| batch * heads * queries * keys);
         for (what, found, limit) in [
-            ("the head width", width, 128),
+            ("the head width", width, MAX_HEAD_WIDTH),
             ("elements from row to row", [self.q, self.k, self.v, self.o].map(Matrix::stride).into_iter().fold(0, usize::max), 1 << 24),
             ("queries", queries, 1 << 28),
             ("keys", keys, 1 << 28),
-            ("elements that dropout numbers", elements, 1 << 34),
+            ("elements that dropout numbers", elements, MAX_ELEMENTS),
         ] {
             if found > limit {
                 return Err(Error::TooLarge { operation, what, found, limit });

@@ -121,7 +121,6 @@ pub fn cases(sizes: &[Size]) -> Vec<Case> {
 
 /// A GPU on which cases are run.
 pub struct Bench {
-    device: Device,
     effort: Effort,
     sensor: Option<Sensor>,
     cusparselt: Option<CusparseLt>,
@@ -131,6 +130,8 @@ pub struct Bench {
     plans: BTreeMap<String, String>,
     l2_bytes: usize,
     records: Vec<Record>,
+    /// Last, so that it outlives what is of it.
+    device: Device,
 }
 
 impl Bench {

@@ -38,6 +38,12 @@ impl Cache {
         (blake3::hash(&content) == sum).then_some(content)
     }
 
+    /// The names under which something is kept.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let files = self.0.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
+        files.filter_map(|file| file.file_name().into_string().ok()).collect()
+    }
+
     /// Keeps a content under a name, if it can.
     pub(crate) fn put(&self, name: &str, content: &[u8]) {
         if let Some(folder) = &self.0 {
@@ -68,7 +74,9 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let cache = Cache::at(&folder.path().join("a/b"));
         assert_eq!(cache.get("k"), None);
+        assert_eq!(cache.names(), [""; 0]);
         cache.put("k", b"cubin");
+        assert_eq!(cache.names(), ["k"]);
         assert_eq!(cache.get("k").as_deref(), Some(b"cubin".as_slice()));
         assert_eq!(fs::read_dir(folder.path().join("a/b")).expect("made").count(), 1, "nothing is left beside it");
     }

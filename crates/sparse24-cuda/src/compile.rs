@@ -4,7 +4,7 @@
 
 use std::{
     ffi::{CString, c_char, c_int},
-    io,
+    fmt, io,
     path::Path,
 };
 
@@ -16,11 +16,12 @@ use cudarc::nvrtc::{
 use crate::{
     Architecture, Error,
     cache::Cache,
-    kernels::{Contraction, HEADERS, Source},
+    kernels::{Contraction, HEADERS, SOURCES, Source},
     library::{Library, functions},
 };
 
 functions! { Library::Nvrtc;
+    nvrtcVersion(major: *mut c_int, minor: *mut c_int) -> nvrtcResult;
     nvrtcCreateProgram(program: *mut nvrtcProgram, source: *const c_char, name: *const c_char, count: c_int, headers: *const *const c_char,
         names: *const *const c_char) -> nvrtcResult;
     nvrtcCompileProgram(program: nvrtcProgram, count: c_int, options: *const *const c_char) -> nvrtcResult;
@@ -34,7 +35,7 @@ functions! { Library::Nvrtc;
 /// What the compiler made of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compiled {
-    /// Its name in a folder of compiled kernels: all that the code depends on but the compiler's release, whose code serves as well.
+    /// Its name in a folder of compiled kernels: all that the code depends on.
     pub file_name: String,
     /// Machine code.
     pub cubin: Vec<u8>,
@@ -52,41 +53,94 @@ impl Compiled {
     }
 }
 
+/// A release of the compiler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Release {
+    /// 13 of 13.0.
+    pub major: c_int,
+    /// 0 of 13.0.
+    pub minor: c_int,
+}
+
+impl fmt::Display for Release {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// The release of the compiler on this machine.
+///
+/// # Errors
+/// [`Error::Library`] without NVRTC, [`Error::Function`] for a library that is none.
+pub(crate) fn release() -> Result<Release, Error> {
+    load()?;
+    let mut release = Release { major: 0, minor: 0 };
+    // SAFETY: the library is loaded; the call writes two numbers.
+    let said = unsafe { nvrtcVersion(&mut release.major, &mut release.minor) };
+    said.result().map_err(|error| Error::Driver { what: "asking for NVRTC's release".into(), code: error.to_string() })?;
+    Ok(release)
+}
+
+/// The release whose kernels an architecture gets: that of this machine's compiler, or else the newest whose kernels are kept.
+pub(crate) fn release_for(cache: &Cache, architecture: Architecture) -> Result<Release, Error> {
+    release().or_else(|error| {
+        let kept = cache.names();
+        let sources = SOURCES.iter().filter(|source| source.serves.contains(&architecture));
+        sources.flat_map(|source| releases_in(&kept, source, architecture)).max().ok_or(error)
+    })
+}
+
 /// Compiles a source for an architecture; needs no GPU.
 ///
 /// # Errors
 /// [`Error::Library`] without NVRTC; [`Error::Compile`] with what it said.
 pub fn compile(source: &Source, architecture: Architecture) -> Result<Compiled, Error> {
-    load()?;
+    let release = release()?;
     let failed = |log: String| Error::Compile { kernel: source.name, architecture, log };
     let refused = |error: NvrtcError| failed(error.to_string());
     let program = Program::new(source).map_err(refused)?;
     let compiled = program.compile(&options(source, architecture));
     let log = program.log().map_err(refused)?;
     match compiled {
-        Ok(()) => Ok(Compiled { file_name: file_name(source, architecture), cubin: program.cubin().map_err(refused)?, log }),
+        Ok(()) => Ok(Compiled { file_name: file_name(source, architecture, release), cubin: program.cubin().map_err(refused)?, log }),
         Err(_) => Err(failed(log)),
     }
 }
 
 /// The machine code of a source: from the cache, or compiled and kept there.
-pub(crate) fn cached(cache: &Cache, source: &Source, architecture: Architecture) -> Result<Vec<u8>, Error> {
-    let name = file_name(source, architecture);
-    if let Some(cubin) = cache.get(&name) {
+pub(crate) fn cached(cache: &Cache, source: &Source, architecture: Architecture, release: Release) -> Result<Vec<u8>, Error> {
+    if let Some(cubin) = cache.get(&file_name(source, architecture, release)) {
         return Ok(cubin);
     }
-    let Compiled { cubin, .. } = compile(source, architecture)?;
-    cache.put(&name, &cubin);
+    let Compiled { file_name, cubin, .. } = compile(source, architecture)?;
+    cache.put(&file_name, &cubin);
     Ok(cubin)
 }
 
 /// Whether the machine code of a source is in the cache.
-pub(crate) fn is_cached(cache: &Cache, source: &Source, architecture: Architecture) -> bool {
-    cache.get(&file_name(source, architecture)).is_some()
+pub(crate) fn is_cached(cache: &Cache, source: &Source, architecture: Architecture, release: Release) -> bool {
+    cache.get(&file_name(source, architecture, release)).is_some()
 }
 
 /// The name under which a source's code is kept.
-pub(crate) fn file_name(source: &Source, architecture: Architecture) -> String {
+pub(crate) fn file_name(source: &Source, architecture: Architecture, release: Release) -> String {
+    format!("{}{release}{SUFFIX}", stem(source, architecture))
+}
+
+/// The releases that compiled the code of a source, of names in a folder.
+fn releases_in(names: &[String], source: &Source, architecture: Architecture) -> Vec<Release> {
+    let stem = stem(source, architecture);
+    let release = |name: &String| {
+        let (major, minor) = name.strip_prefix(&stem)?.strip_suffix(SUFFIX)?.split_once('.')?;
+        Some(Release { major: major.parse().ok()?, minor: minor.parse().ok()? })
+    };
+    names.iter().filter_map(release).collect()
+}
+
+const SUFFIX: &str = ".cubin";
+
+/// How the name begins: all that a source's code depends on but the compiler's release.
+fn stem(source: &Source, architecture: Architecture) -> String {
     let mut hash = blake3::Hasher::new();
     let mut part = |text: &str| {
         hash.update(&(text.len() as u64).to_le_bytes());
@@ -99,7 +153,7 @@ pub(crate) fn file_name(source: &Source, architecture: Architecture) -> String {
         part(header.text);
     });
     part(source.text);
-    format!("{}-{}-{}.cubin", source.name, architecture, &hash.finalize().to_hex()[..32])
+    format!("{}-{architecture}-{}-", source.name, &hash.finalize().to_hex()[..32])
 }
 
 fn options(source: &Source, architecture: Architecture) -> Vec<String> {
@@ -176,7 +230,9 @@ impl Drop for Program {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::SOURCES;
+
+    const OLD: Release = Release { major: 13, minor: 0 };
+    const NEW: Release = Release { major: 13, minor: 1 };
 
     #[test]
     fn a_source_that_does_not_compile_is_an_error_that_says_where() {
@@ -193,17 +249,44 @@ mod tests {
     }
 
     #[test]
-    fn a_name_depends_on_text_options_and_architecture() {
+    fn a_release_is_read_from_the_name_of_what_it_compiled() {
+        let (source, sm_80) = (&SOURCES[0], Architecture::Sm80);
+        let names = [NEW, OLD].map(|release| file_name(source, sm_80, release));
+        assert_eq!(releases_in(&names, source, sm_80), [NEW, OLD]);
+        for (other, architecture) in [(&SOURCES[1], sm_80), (source, Architecture::Sm90a), (&Source { text: "", ..*source }, sm_80)] {
+            assert_eq!(releases_in(&names, other, architecture), []);
+        }
+    }
+
+    /// The compiler's own release where there is one, whatever else is kept.
+    #[test]
+    fn without_a_compiler_the_newest_kernels_serve() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let cache = Cache::at(folder.path());
+        let chosen = |cache: &Cache| release_for(cache, Architecture::Sm80);
+        match release() {
+            Ok(here) => assert_eq!(chosen(&cache), Ok(here)),
+            Err(error) => assert_eq!(chosen(&cache), Err(error)),
+        }
+        for release in [NEW, OLD] {
+            cache.put(&file_name(&SOURCES[0], Architecture::Sm80, release), b"cubin");
+        }
+        assert_eq!(chosen(&cache), Ok(release().unwrap_or(NEW)));
+    }
+
+    #[test]
+    fn a_name_depends_on_text_options_architecture_and_release() {
         let source = SOURCES[0];
         let contraction = match source.contraction {
             Contraction::Off => Contraction::On,
             Contraction::On => Contraction::Off,
         };
         let names = [
-            file_name(&source, Architecture::Sm80),
-            file_name(&source, Architecture::Sm90a),
-            file_name(&Source { text: "", ..source }, Architecture::Sm80),
-            file_name(&Source { contraction, ..source }, Architecture::Sm80),
+            file_name(&source, Architecture::Sm80, OLD),
+            file_name(&source, Architecture::Sm80, NEW),
+            file_name(&source, Architecture::Sm90a, OLD),
+            file_name(&Source { text: "", ..source }, Architecture::Sm80, OLD),
+            file_name(&Source { contraction, ..source }, Architecture::Sm80, OLD),
         ];
         let distinct: std::collections::HashSet<_> = names.iter().collect();
         assert_eq!(distinct.len(), names.len(), "{names:?}");

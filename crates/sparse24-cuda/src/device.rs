@@ -5,6 +5,7 @@
 //! account of memory ([`crate::memory`]).
 
 use std::{
+    cell::OnceCell,
     collections::HashMap,
     marker::PhantomData,
     path::PathBuf,
@@ -17,7 +18,7 @@ use std::{
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 
 use crate::{
-    Architecture, Error, Matrix, Scalar,
+    Architecture, Error, Matrix, Release,
     cache::Cache,
     compile, driver,
     host_copy::Copies,
@@ -47,7 +48,11 @@ pub struct Device {
     name: String,
     architecture: Architecture,
     multiprocessors: usize,
+    /// The newest release of CUDA that the driver serves: major, minor.
+    driver: [i32; 2],
     cache: Cache,
+    /// Of the compiler of the kernels, once it was asked for.
+    release: OnceCell<Release>,
     kernels: HashMap<&'static str, Kernel>,
     modules: HashMap<&'static str, sys::CUmodule>,
     pub(crate) memory: Memory,
@@ -79,7 +84,7 @@ impl Device {
     /// [`Error::Occupied`], [`Error::Driver`].
     pub fn open(settings: &Settings) -> Result<Self, Error> {
         library::search_in(&settings.libraries);
-        driver::start()?;
+        let driver = driver::start()?;
         let said = |what: &'static str| move |error: DriverError| driver_error(what.into(), error);
         let count = result::device::get_count().map_err(said("counting GPUs"))?;
         let count = usize::try_from(count).unwrap_or(0);
@@ -101,13 +106,16 @@ impl Device {
         let state = Matrix { mark, address: 0, shape: [0, 0], stride: 0, element: PhantomData };
         let (kernels, modules) = (HashMap::new(), HashMap::new());
         let (memory, copies, recording, profile) = (Memory::default(), Copies::default(), false, Profile::default());
+        let release = OnceCell::new();
         let mut device = Self {
             context,
             stream,
             name,
             architecture,
             multiprocessors,
+            driver,
             cache,
+            release,
             kernels,
             modules,
             memory,
@@ -133,6 +141,25 @@ impl Device {
         self.architecture
     }
 
+    /// The driver's release, where the system tells it, and the newest of CUDA that it serves: `580.82.07 (CUDA 13.0)`.
+    #[must_use]
+    pub fn driver(&self) -> String {
+        let [major, minor] = self.driver;
+        driver::own_release().map_or_else(|| format!("for CUDA {major}.{minor}"), |own| format!("{own} (CUDA {major}.{minor})"))
+    }
+
+    /// The release of the compiler that kernels are of: this machine's, or where it has none the newest whose kernels are kept.
+    ///
+    /// # Errors
+    /// [`Error::Library`] where there is neither.
+    pub fn compiler(&self) -> Result<Release, Error> {
+        if let Some(release) = self.release.get() {
+            return Ok(*release);
+        }
+        let release = compile::release_for(&self.cache, self.architecture)?;
+        Ok(*self.release.get_or_init(|| release))
+    }
+
     /// How many blocks run at once, one on each.
     #[must_use]
     pub const fn multiprocessors(&self) -> usize {
@@ -143,60 +170,6 @@ impl Device {
     #[must_use]
     pub fn profile(&self) -> Profile {
         self.profile.clone()
-    }
-
-    /// to = from, row after row; the host's slice may be used again at once.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] unless there is one element for each of the matrix; [`Error::Stale`]; [`Error::Driver`].
-    pub fn upload<T: Scalar>(&mut self, to: Matrix<T>, from: &[T]) -> Result<(), Error> {
-        self.refuse_while_recording("upload")?;
-        self.check_length("upload", to, from.len())?;
-        let host = Place::on_host(from.as_ptr().cast_mut(), to.shape[1]);
-        self.copy_rows::<T>(&self.stream, "upload", to.shape, host, Place::on_device(to))
-    }
-
-    /// The elements, row after row, once all that was queued is done.
-    ///
-    /// # Errors
-    /// [`Error::Stale`]; [`Error::Driver`], also of an earlier operation.
-    pub fn download<T: Scalar>(&mut self, from: Matrix<T>) -> Result<Vec<T>, Error> {
-        self.refuse_while_recording("download")?;
-        self.check_live("download", "the matrix", from)?;
-        let mut to = vec![T::default(); from.elements()];
-        let host = Place::on_host(to.as_mut_ptr(), from.shape[1]);
-        self.copy_rows::<T>(&self.stream, "download", from.shape, Place::on_device(from), host)?;
-        self.synchronize()?;
-        Ok(to)
-    }
-
-    /// to = from.
-    ///
-    /// # Errors
-    /// [`Error::Shape`], [`Error::Alias`], [`Error::Stale`], [`Error::Driver`].
-    pub fn copy<T: Scalar>(&mut self, from: Matrix<T>, to: Matrix<T>) -> Result<(), Error> {
-        self.check("copy", "to", to, from.shape)?;
-        self.check_live("copy", "from", from)?;
-        self.check_apart("copy", ("to", to.span()), &[("from", from.span())])?;
-        self.copy_rows::<T>(&self.stream, "copy", from.shape, Place::on_device(from), Place::on_device(to))
-    }
-
-    /// Every byte = `byte`.
-    ///
-    /// # Errors
-    /// [`Error::Stale`], [`Error::Driver`].
-    pub fn fill_bytes<T: Scalar>(&mut self, to: Matrix<T>, byte: u8) -> Result<(), Error> {
-        self.check_live("fill", "the matrix", to)?;
-        let (pitch, width) = (to.stride * size_of::<T>(), to.shape[1] * size_of::<T>());
-        if to.elements() == 0 {
-            return Ok(());
-        }
-        self.bind()?;
-        self.noted(Work::Copy, || {
-            // SAFETY: the rows lie within an allocation of this device.
-            let done = unsafe { sys::cuMemsetD2D8Async(to.address, pitch.max(width), byte, width, to.shape[0], self.stream.cu_stream()) };
-            done.result().map_err(|error| driver_error("fill".into(), error))
-        })
     }
 
     /// What changes every step, for all operations queued from now on.
@@ -214,7 +187,7 @@ impl Device {
     pub fn synchronize(&self) -> Result<(), Error> {
         self.refuse_while_recording("a wait")?;
         self.bind()?;
-        self.stream.synchronize().map_err(|error| driver_error("waiting for the GPU".into(), error))
+        self.stream.synchronize().map_err(|error| self.refused("waiting for the GPU".into(), error))
     }
 
     /// The step state, for kernels that read it.
@@ -260,7 +233,7 @@ impl Device {
             // starts early waits by itself for all that was queued before.
             unsafe { sys::cuLaunchKernelEx(&config, kernel.function, pointers.as_mut_ptr(), std::ptr::null_mut()) }
                 .result()
-                .map_err(|error| driver_error(what(), error))
+                .map_err(|error| self.refused(what(), error))
         })
     }
 
@@ -319,16 +292,16 @@ impl Device {
             let module = match self.modules.get(source.name) {
                 Some(&module) => module,
                 None => {
-                    let cubin = compile::cached(&self.cache, source, self.architecture)?;
+                    let cubin = compile::cached(&self.cache, source, self.architecture, self.compiler()?)?;
                     // SAFETY: the image is whole: it came from the compiler, or from a file with its checksum.
                     let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) }
-                        .map_err(|error| driver_error(format!("loading {}", source.name), error))?;
+                        .map_err(|error| self.refused(format!("loading {}", source.name), error))?;
                     self.modules.insert(source.name, module);
                     module
                 }
             };
             let start = if self.architecture.starts_early() { source.start() } else { Start::AfterPrevious };
-            let kernel = Kernel::load(module, entry, start)?;
+            let kernel = Kernel::load(module, entry, start).map_err(|error| self.refused(format!("loading {entry}"), error))?;
             self.kernels.insert(entry, kernel);
         }
         let kernel = self.kernels.get_mut(entry).expect("it was loaded");
@@ -340,98 +313,6 @@ impl Device {
             kernel.shared = shared;
         }
         Ok(kernel.clone())
-    }
-
-    pub(crate) fn copy_rows<T: Scalar>(
-        &self,
-        stream: &CudaStream,
-        what: &'static str,
-        shape: [usize; 2],
-        from: Place,
-        to: Place,
-    ) -> Result<(), Error> {
-        if shape[0] * shape[1] == 0 {
-            return Ok(());
-        }
-        self.bind()?;
-        let size = size_of::<T>();
-        let copy = sys::CUDA_MEMCPY2D_st {
-            srcXInBytes: 0,
-            srcY: 0,
-            srcMemoryType: from.memory,
-            srcHost: from.host,
-            srcDevice: from.device,
-            srcArray: std::ptr::null_mut(),
-            srcPitch: from.pitch.max(shape[1]) * size,
-            dstXInBytes: 0,
-            dstY: 0,
-            dstMemoryType: to.memory,
-            dstHost: to.host,
-            dstDevice: to.device,
-            dstArray: std::ptr::null_mut(),
-            dstPitch: to.pitch.max(shape[1]) * size,
-            WidthInBytes: shape[1] * size,
-            Height: shape[0],
-        };
-        self.noted(Work::Copy, || {
-            // SAFETY: device rows lie within an allocation of this device. Host rows lie within memory of the caller's: those read were
-            // copied aside when the call returns, as the driver promises for pageable memory, and who has some written waits.
-            unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) }.result().map_err(|error| driver_error(what.into(), error))
-        })
-    }
-}
-
-/// Checks that operations begin with.
-impl Device {
-    /// The handle is live and has the shape that the others imply.
-    pub(crate) fn check<T: Scalar>(
-        &self,
-        operation: &'static str,
-        operand: &'static str,
-        matrix: Matrix<T>,
-        expected: [usize; 2],
-    ) -> Result<(), Error> {
-        self.check_live(operation, operand, matrix)?;
-        if matrix.shape == expected { Ok(()) } else { Err(Error::Shape { operation, operand, expected, found: matrix.shape }) }
-    }
-
-    /// The handle is of this device and of memory that it still holds.
-    pub(crate) fn check_live<T: Scalar>(&self, operation: &'static str, operand: &'static str, matrix: Matrix<T>) -> Result<(), Error> {
-        if matrix.mark == self.mark { Ok(()) } else { Err(Error::Stale { operation, operand }) }
-    }
-
-    /// Every row begins at a multiple of `bytes`.
-    pub(crate) fn check_aligned<T: Scalar>(
-        &self,
-        operation: &'static str,
-        operand: &'static str,
-        matrix: Matrix<T>,
-        bytes: usize,
-    ) -> Result<(), Error> {
-        if matrix.is_aligned(bytes) { Ok(()) } else { Err(Error::Alignment { operation, operand, bytes }) }
-    }
-
-    /// An output shares no memory with the others.
-    pub(crate) fn check_apart(
-        &self,
-        operation: &'static str,
-        (output, span): (&'static str, std::ops::Range<u64>),
-        others: &[(&'static str, std::ops::Range<u64>)],
-    ) -> Result<(), Error> {
-        let shares = |other: &std::ops::Range<u64>| span.start < other.end && other.start < span.end;
-        match others.iter().find(|(_, other)| shares(other)) {
-            None => Ok(()),
-            Some(&(other, _)) => Err(Error::Alias { operation, output, other }),
-        }
-    }
-
-    fn check_length<T: Scalar>(&self, operation: &'static str, matrix: Matrix<T>, length: usize) -> Result<(), Error> {
-        self.check_live(operation, "the matrix", matrix)?;
-        if length == matrix.elements() {
-            Ok(())
-        } else {
-            Err(Error::Shape { operation, operand: "the host's elements", expected: [1, matrix.elements()], found: [1, length] })
-        }
     }
 }
 
@@ -448,11 +329,10 @@ impl Drop for Device {
 }
 
 impl Kernel {
-    fn load(module: sys::CUmodule, entry: &'static str, start: Start) -> Result<Self, Error> {
-        let said = |error| driver_error(format!("loading {entry}"), error);
+    fn load(module: sys::CUmodule, entry: &'static str, start: Start) -> Result<Self, DriverError> {
         let name = std::ffi::CString::new(entry).expect("names hold no NUL");
         // SAFETY: the module is loaded.
-        let function = unsafe { result::module::get_function(module, name) }.map_err(said)?;
+        let function = unsafe { result::module::get_function(module, name) }?;
         let mut parameters = Vec::new();
         let (mut offset, mut size) = (0, 0);
         // SAFETY: the function is loaded; an index past the last parameter is refused, which ends the loop.
@@ -460,25 +340,6 @@ impl Kernel {
             parameters.push(size);
         }
         Ok(Self { function, parameters: parameters.into(), shared: 0, start })
-    }
-}
-
-/// One side of a copy; a pitch is in elements.
-pub(crate) struct Place {
-    memory: sys::CUmemorytype,
-    host: *mut std::ffi::c_void,
-    device: u64,
-    pitch: usize,
-}
-
-impl Place {
-    pub(crate) fn on_device<T: Scalar>(matrix: Matrix<T>) -> Self {
-        let memory = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
-        Self { memory, host: std::ptr::null_mut(), device: matrix.address, pitch: matrix.stride }
-    }
-
-    pub(crate) fn on_host<T: Scalar>(first: *mut T, pitch: usize) -> Self {
-        Self { memory: sys::CUmemorytype::CU_MEMORYTYPE_HOST, host: first.cast(), device: 0, pitch }
     }
 }
 

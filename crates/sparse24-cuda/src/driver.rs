@@ -25,6 +25,18 @@ pub(crate) fn start() -> Result<[i32; 2], Error> {
     }
 }
 
+/// The driver's own release, where the system tells it: 580.82.07.
+pub(crate) fn own_release() -> Option<String> {
+    std::fs::read_to_string("/proc/driver/nvidia/version").ok().as_deref().and_then(release_in).map(str::to_owned)
+}
+
+/// The first word that is a number with dots.
+fn release_in(text: &str) -> Option<&str> {
+    let is_release =
+        |word: &&str| word.contains('.') && word.split('.').all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()));
+    text.split_whitespace().find(is_release)
+}
+
 /// From the driver's number, 13000 for 13.0.
 fn recent(version: i32) -> Result<[i32; 2], Error> {
     let release = [version / 1000, version % 1000 / 10];
@@ -34,6 +46,14 @@ fn recent(version: i32) -> Result<[i32; 2], Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_release_is_read_from_what_the_system_tells() {
+        let text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build  (dvs-builder@U22)  Wed Aug 27\n\
+                    GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)\n";
+        assert_eq!(release_in(text), Some("580.82.07"));
+        assert_eq!(release_in("NVRM version: none.\n"), None);
+    }
 
     #[test]
     fn an_old_driver_is_refused_with_both_releases() {

@@ -52,7 +52,7 @@ impl EmbedScratch {
 /// rows = the embeddings, see [`Embed`].
 ///
 /// # Errors
-/// [`Error::Shape`], also for gaps or a width that is no multiple of 4; [`Error::TooLarge`], [`Error::Alignment`], [`Error::Alias`],
+/// [`Error::Gaps`]; [`Error::Shape`], also for a width that is no multiple of 4; [`Error::TooLarge`], [`Error::Alignment`], [`Error::Alias`],
 /// [`Error::Stale`], [`Error::Driver`].
 pub fn embed_forward(device: &mut Device, op: &Embed) -> Result<(), Error> {
     const OPERATION: &str = "embed forward";
@@ -86,18 +86,18 @@ pub fn embed_backward(device: &mut Device, op: &Embed, scratch: &EmbedScratch) -
         return Ok(());
     }
     let vocabulary = Argument::U32(op.token_table.shape()[0] as u32);
-    let (rows, quads) = (Argument::U32(p as u32), Argument::U32(c as u32 / 4));
+    let (rows, vectors) = (Argument::U32(p as u32), Argument::U32(c as u32 / 4));
     let [order, sorted, keys, numbers] = [0, 1, 2, 3].map(|row| Argument::from(scratch.order.rows(row..row + 1)));
     let [dout, table, pieces] = [op.rows.into(), op.token_table.into(), scratch.pieces.into()];
     // 8 warps a block: spans of 32 rows, and 128 columns.
     let spans = Grid::plane([p.div_ceil(8 * 32), c.div_ceil(128)], 256);
     device.launch("embed_sort", Grid::line(p.div_ceil(256), 256), &[op.tokens.into(), keys, numbers, rows, vocabulary])?;
     device.launch("embed_order", Grid::line(p.div_ceil(32), 512), &[keys, numbers, order, sorted, rows])?;
-    device.launch("embed_runs", spans, &[dout, sorted, order, table, pieces, rows, quads, vocabulary])?;
-    device.launch("embed_join", spans, &[sorted, table, pieces, rows, quads, vocabulary])?;
+    device.launch("embed_runs", spans, &[dout, sorted, order, table, pieces, rows, vectors, vocabulary])?;
+    device.launch("embed_join", spans, &[sorted, table, pieces, rows, vectors, vocabulary])?;
     let Some(positions) = op.position_table else { return Ok(()) };
     let grid = Grid::plane([op.context.min(p).div_ceil(8), c.div_ceil(128)], 256);
-    device.launch("embed_positions", grid, &[dout, positions.into(), rows, Argument::U32(op.context as u32), quads])
+    device.launch("embed_positions", grid, &[dout, positions.into(), rows, Argument::U32(op.context as u32), vectors])
 }
 
 /// The spans of the tokens and the tables, and the shape of the rows.

@@ -5,6 +5,7 @@
 //! adds in order; those that add them up in the output as blocks finish are never candidates.
 
 mod cublaslt;
+mod descriptors;
 mod plan;
 
 use std::collections::BTreeMap;
@@ -12,7 +13,8 @@ use std::collections::BTreeMap;
 use half::bf16;
 
 use crate::{Beta, Device, Error, Matrix, Scalar};
-use plan::{Addresses, Key, Plans, Product};
+use descriptors::Addresses;
+use plan::{Key, Plans, Product};
 
 /// Bytes of [`Gemm`]'s workspace.
 pub const WORKSPACE: usize = 32 << 20;
@@ -75,10 +77,10 @@ impl Gemm {
         Ok(Self { plans: Plans::new(device)?, workspace })
     }
 
-    /// The library's release, of which plans are: 10000 * major + 100 * minor + patch.
+    /// The library's release, of which plans are: major.minor.patch.
     #[must_use]
-    pub fn release(&self) -> usize {
-        cublaslt::version()
+    pub fn release(&self) -> String {
+        dotted(cublaslt::version())
     }
 
     /// The measured plans as text, by product and shape.
@@ -181,9 +183,14 @@ impl Gemm {
 
 /// The library's release, without any product.
 #[cfg(feature = "bench")]
-pub(crate) fn release() -> Result<usize, Error> {
+pub(crate) fn release() -> Result<String, Error> {
     cublaslt::load()?;
-    Ok(cublaslt::version())
+    Ok(dotted(cublaslt::version()))
+}
+
+/// From the library's number: 10000 * major + 100 * minor + patch.
+fn dotted(version: usize) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
 /// In the library's terms D = A B; `inputs` begin with A and B in the order of their names.
@@ -197,5 +204,15 @@ struct Operands<T> {
 
 /// Candidates are asked for with this alignment; rows may begin anywhere, which the library sees in the strides.
 fn check_start<T: Scalar>(device: &Device, operation: &'static str, operand: &'static str, matrix: Matrix<T>) -> Result<(), Error> {
-    device.check_aligned(operation, operand, Matrix { shape: [1, matrix.shape[1]], ..matrix }, plan::ALIGNMENT)
+    device.check_aligned(operation, operand, Matrix { shape: [1, matrix.shape[1]], ..matrix }, descriptors::ALIGNMENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::dotted;
+
+    #[test]
+    fn a_release_is_read_from_the_library_s_number() {
+        assert_eq!(dotted(130_100), "13.1.0");
+    }
 }

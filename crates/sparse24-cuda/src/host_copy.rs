@@ -12,10 +12,7 @@ use std::{
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 
-use crate::{
-    Device, Error, Matrix,
-    device::{Place, driver_error},
-};
+use crate::{Device, Error, Matrix, copy::Side, device::driver_error};
 
 /// A device's side of its copies.
 #[derive(Default)]
@@ -68,8 +65,8 @@ impl Device {
         let mut offset = 0;
         for &matrix in from {
             // Within the memory, since all elements are.
-            let host = Place::on_host(pinned.address.cast::<f32>().wrapping_add(offset), matrix.shape[1]);
-            self.copy_rows::<f32>(&stream, "a copy to the host", matrix.shape, Place::on_device(matrix), host)?;
+            let host = Side::on_host(pinned.address.cast::<f32>().wrapping_add(offset), matrix.shape[1]);
+            self.copy_rows::<f32>(&stream, "a copy to the host", matrix.shape, Side::on_device(matrix), host)?;
             offset += matrix.elements();
         }
         // Who waits for it sleeps.

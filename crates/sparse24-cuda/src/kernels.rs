@@ -17,10 +17,21 @@ pub struct Source {
     pub serves: &'static [Architecture],
     /// Whether a product and a sum may become one operation.
     pub contraction: Contraction,
-    /// An instruction that its machine code must contain.
-    pub instruction: Option<&'static str>,
+    /// What the machine code of its kernels must contain.
+    pub instructions: &'static [Instruction],
     /// Bytes of local memory that a thread may use, where a few registers spilled pay for more threads at once.
     pub local_memory: u32,
+}
+
+/// An instruction that kernels are written for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Instruction {
+    /// As the disassembler names it, without modifiers.
+    pub name: &'static str,
+    /// How the names of these kernels begin.
+    pub kernels: &'static str,
+    /// Where they have it.
+    pub on: &'static [Architecture],
 }
 
 /// Whether the compiler may contract a product and a sum into one operation, which rounds once.
@@ -42,6 +53,12 @@ pub enum Start {
 }
 
 impl Source {
+    /// What the machine code of a kernel must contain on an architecture.
+    pub fn instructions_of(&self, entry: &str, architecture: Architecture) -> impl Iterator<Item = &'static str> {
+        let wanted = self.instructions.iter().filter(move |wanted| entry.starts_with(wanted.kernels) && wanted.on.contains(&architecture));
+        wanted.map(|wanted| wanted.name)
+    }
+
     /// When blocks of its kernels may take their places.
     #[must_use]
     pub fn start(&self) -> Start {
@@ -59,21 +76,20 @@ pub struct Header {
 }
 
 const ALL: &[Architecture] = &Architecture::ALL;
+const HOPPER: &[Architecture] = &[Architecture::Sm90a];
 
 macro_rules! sources {
-    ($($name:literal: $($entry:literal),+; $serves:expr, $contraction:ident $(, contains $instruction:literal)? $(, spills $bytes:literal)?;)+) => {
+    ($($name:literal: $($entry:literal),+; $serves:expr, $contraction:ident $(, $instruction:literal in $kernels:literal on $on:expr)* $(, spills $bytes:literal)?;)+) => {
         &[$(Source {
             name: $name,
             text: include_str!(concat!("../kernels/", $name, ".cu")),
             entries: &[$($entry),+],
             serves: $serves,
             contraction: Contraction::$contraction,
-            instruction: sources!(@instruction $($instruction)?),
+            instructions: &[$(Instruction { name: $instruction, kernels: $kernels, on: $on }),*],
             local_memory: 0 $(+ $bytes)?,
         }),+]
     };
-    (@instruction) => { None };
-    (@instruction $instruction:literal) => { Some($instruction) };
 }
 
 /// All kernels.
@@ -81,8 +97,10 @@ pub const SOURCES: &[Source] = sources! {
     "activation": "gelu_forward", "gelu_backward", "geglu_forward", "geglu_backward", "swiglu_forward", "swiglu_backward"; ALL, On;
     "adamw": "adamw_step"; ALL, Off;
     "attention_backward": "attention_backward_64_queries", "attention_backward_64_keys", "attention_backward_128_queries", "attention_backward_128_keys",
-        "attention_backward_dropout_64_queries", "attention_backward_dropout_64_keys", "attention_backward_dropout_128_queries", "attention_backward_dropout_128_keys"; ALL, On, spills 32;
-    "attention_forward": "attention_forward_64", "attention_forward_128", "attention_forward_dropout_64", "attention_forward_dropout_128"; ALL, On, spills 32;
+        "attention_backward_dropout_64_queries", "attention_backward_dropout_64_keys", "attention_backward_dropout_128_queries", "attention_backward_dropout_128_keys";
+        ALL, On, "HGMMA" in "attention" on HOPPER, spills 32;
+    "attention_forward": "attention_forward_64", "attention_forward_128", "attention_forward_dropout_64", "attention_forward_dropout_128";
+        ALL, On, "HGMMA" in "attention" on HOPPER, spills 32;
     "bias_grad": "column_sums", "row_sums"; ALL, Off;
     "compress_weight": "compress_weight", "compress_forward"; ALL, Off;
     "dropout": "dropout"; ALL, Off;
@@ -95,10 +113,10 @@ pub const SOURCES: &[Source] = sources! {
     "mvue_compress": "mvue_compress_exact", "mvue_compress_approximate"; ALL, Off;
     "norm": "norm_forward_1", "norm_forward_2", "norm_forward_4", "norm_forward_8", "norm_backward_1", "norm_backward_2", "norm_backward_3",
         "norm_backward_4", "norm_backward_8", "norm_backward_16", "norm_parameters"; ALL, On;
-    "spmm24_mma": "spmm24_mma_straight", "spmm24_mma_transposed"; ALL, On, contains "HMMA.SP";
+    "spmm24_mma": "spmm24_mma_straight", "spmm24_mma_transposed"; ALL, On, "HMMA.SP" in "spmm24_mma" on ALL;
     "spmm24_sm90": "spmm24_transposed_384", "spmm24_transposed_256", "spmm24_straight_384", "spmm24_straight_320", "spmm24_straight_256",
         "spmm24_gather", "spmm24_gather_transposed";
-        &[Architecture::Sm90a], On, contains "HGMMA.SP";
+        HOPPER, On, "HGMMA.SP" in "spmm24_transposed" on HOPPER, "HGMMA.SP" in "spmm24_straight" on HOPPER;
 };
 
 /// All headers.
@@ -124,8 +142,9 @@ pub(crate) fn source_of(entry: &str) -> Option<&'static Source> {
 mod tests {
     use super::*;
 
+    /// That a file has no others is for who compiles it to see: `cargo xtask kernels`.
     #[test]
-    fn entries_are_the_kernels_of_their_file_and_no_others() {
+    fn entries_stand_in_their_file_and_once_in_the_table() {
         let mut seen = std::collections::HashSet::new();
         for source in SOURCES {
             assert!(!source.serves.is_empty(), "{} serves no GPU", source.name);
@@ -133,8 +152,7 @@ mod tests {
                 assert!(seen.insert(entry), "{entry} stands twice");
                 assert!(source.text.contains(entry), "{} has no {entry}", source.name);
             }
-            let kernels = source.text.matches("__global__").count();
-            assert!(kernels >= 1, "{} has no kernel", source.name);
+            assert!(source.text.contains("__global__"), "{} has no kernel", source.name);
         }
     }
 

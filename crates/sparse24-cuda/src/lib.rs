@@ -18,6 +18,7 @@ pub mod bias;
 mod cache;
 mod compile;
 pub mod compressed;
+mod copy;
 mod device;
 mod driver;
 pub mod dropout;
@@ -48,7 +49,7 @@ mod timing;
 
 pub use architecture::Architecture;
 pub use beta::Beta;
-pub use compile::{Compiled, compile};
+pub use compile::{Compiled, Release, compile};
 pub use device::{Device, Settings};
 pub use error::Error;
 pub use host_copy::HostCopy;

@@ -1,7 +1,7 @@
 //! Where the shared libraries of CUDA are found, before anything asks for a function of them.
 //!
 //! Invariant: functions are those of the file that [`Library::load`] chose, whatever else of its name the loader would find; the
-//! bindings' own search prefers other names. The driver alone is left to that search: a machine has one.
+//! bindings' own search prefers other names. The driver alone is left to that search: a machine has one, which no folder replaces.
 //! Deliberately absent: versions; a function that a library lacks is an error.
 
 use std::{
@@ -43,11 +43,12 @@ impl Library {
     /// Those that training wants.
     pub const ALL: [Self; 3] = [Self::Driver, Self::Nvrtc, Self::CublasLt];
 
-    /// Its file names, most specific first.
+    /// Its file names, in the order in which they are tried.
     #[must_use]
     pub const fn file_names(self) -> &'static [&'static str] {
         match self {
-            Self::Driver => &["libcuda.so.1", "libcuda.so"],
+            // In the order in which the bindings try them: the file that is named here is the one that is called.
+            Self::Driver => &["libcuda.so", "libcuda.so.1"],
             Self::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so"],
             Self::CublasLt => &["libcublasLt.so.13", "libcublasLt.so"],
             Self::CusparseLt => &["libcusparseLt.so.0", "libcusparseLt.so"],
@@ -70,7 +71,7 @@ impl Library {
     /// Loads it for the rest of the process and says which file it is.
     ///
     /// # Errors
-    /// [`Error::Library`] with the file names that were tried.
+    /// [`Error::Library`] with the file names that were tried and the folders that were searched.
     pub fn load(self) -> Result<PathBuf, Error> {
         self.loaded().map(|(path, _)| path)
     }
@@ -97,12 +98,12 @@ impl Library {
         }
         let mut folders: Vec<PathBuf> = env::var_os(FOLDERS_VARIABLE).map(|list| env::split_paths(&list).collect()).unwrap_or_default();
         folders.extend(FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
-        let tried = self.candidates(folders);
+        let Candidates { files: tried, folders } = self.candidates(folders);
         let with_parts = |path: &PathBuf| {
             self.parts(path).iter().for_each(|part| _ = open(part));
             Some((path.clone(), open(path)?))
         };
-        let Some((path, opened)) = tried.iter().find_map(with_parts) else { return Err(Error::Library { library: self, tried }) };
+        let Some((path, opened)) = tried.iter().find_map(with_parts) else { return Err(Error::Library { library: self, tried, folders }) };
         loaded.push((self, path.clone(), opened));
         Ok((path, opened))
     }
@@ -116,18 +117,34 @@ impl Library {
         file.parent().into_iter().flat_map(files).filter(is_part).collect()
     }
 
-    /// Files to try, in order: folders that were named, the loader's own search, CUDA's usual folder, Python's packages.
-    fn candidates(self, named: Vec<PathBuf>) -> Vec<PathBuf> {
+    /// Files to try, in order: folders that were named, the loader's own search, CUDA's usual folder, Python's packages. Of the driver the
+    /// loader's own alone.
+    fn candidates(self, named: Vec<PathBuf>) -> Candidates {
         let names = self.file_names();
+        let own = names.iter().map(PathBuf::from);
+        if self == Self::Driver {
+            return Candidates { files: own.collect(), folders: Vec::new() };
+        }
         let usual = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(|home| Path::new(&home).join("lib64"));
-        let others = usual.chain(["/usr/local/cuda/lib64".into()]).chain(python_folders());
-        let within = |folder: PathBuf| names.iter().map(move |name| folder.join(name));
-        let mut files: Vec<PathBuf> = named.into_iter().flat_map(within).collect();
-        files.extend(names.iter().map(PathBuf::from));
+        let usual: Vec<PathBuf> = usual.chain(["/usr/local/cuda/lib64".into()]).collect();
+        let python = packages(python_roots());
+        let libraries = python.iter().flat_map(|packages| files(packages)).map(|package| package.join("lib"));
+        let mut libraries: Vec<PathBuf> = libraries.filter(|folder| folder.is_dir()).collect();
+        libraries.sort();
+        let within = |folder: &PathBuf| names.iter().map(|name| folder.join(name)).collect::<Vec<_>>();
+        let mut files: Vec<PathBuf> = named.iter().flat_map(within).chain(own).collect();
         // Where the loader does not find it, a file that is not there need not be tried.
-        files.extend(others.flat_map(within).filter(|file| file.is_file()));
-        files
+        files.extend(usual.iter().chain(&libraries).flat_map(within).filter(|file| file.is_file()));
+        Candidates { files, folders: usual.into_iter().chain(python).collect() }
     }
+}
+
+/// Where a library may be.
+struct Candidates {
+    /// To try.
+    files: Vec<PathBuf>,
+    /// Where files were looked for, beside those that were named.
+    folders: Vec<PathBuf>,
 }
 
 /// Opens a library for the rest of the process.
@@ -178,19 +195,35 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-/// `lib` of every folder of `site-packages/nvidia`, in the active environment and those beside the `python3` of the `PATH`.
-fn python_folders() -> Vec<PathBuf> {
-    let on_path = env::var_os("PATH").and_then(|path| env::split_paths(&path).find(|folder| folder.join("python3").exists()));
-    let roots = env::var_os("VIRTUAL_ENV").map(PathBuf::from).into_iter().chain(on_path.and_then(|bin| bin.parent().map(Path::to_owned)));
-    let mut folders: Vec<PathBuf> = roots
-        .flat_map(|root| files(&root.join("lib")))
-        .flat_map(|python| files(&python.join("site-packages/nvidia")))
-        .map(|package| package.join("lib"))
-        .filter(|folder| folder.is_dir())
-        .collect();
-    folders.sort();
-    folders.dedup();
-    folders
+/// Where Python is installed: the active environment, what each `python3` of the `PATH` belongs to, and the user's own packages.
+fn python_roots() -> Vec<PathBuf> {
+    let path = env::var_os("PATH").map(|path| env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
+    let programs = path.iter().filter(|folder| folder.join("python3").exists());
+    let prefixes: Vec<PathBuf> = programs.filter_map(|bin| bin.parent().map(Path::to_owned)).collect();
+    let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(env::var_os).map(PathBuf::from);
+    // Distributions leave /usr to their own packages, and have pip install beside.
+    let local: Vec<PathBuf> = prefixes.iter().map(|prefix| prefix.join("local")).collect();
+    let user = env::home_dir().map(|home| home.join(".local"));
+    environments.chain(prefixes).chain(local).chain(user).collect()
+}
+
+/// The folders of NVIDIA's packages below these roots: `nvidia` in every `site-packages` and `dist-packages`.
+fn packages(roots: Vec<PathBuf>) -> Vec<PathBuf> {
+    let libraries = roots.iter().flat_map(|root| ["lib", "lib64"].map(|lib| root.join(lib)));
+    let is_python = |folder: &PathBuf| folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python"));
+    let pythons = libraries.flat_map(|folder| {
+        let mut pythons: Vec<PathBuf> = files(&folder).filter(is_python).collect();
+        pythons.sort();
+        pythons
+    });
+    let kinds = |python: PathBuf| ["site-packages", "dist-packages"].map(|kind| python.join(kind));
+    let mut found = Vec::new();
+    for folder in pythons.flat_map(kinds).filter(|folder| folder.is_dir()).map(|folder| folder.join("nvidia")) {
+        if !found.contains(&folder) {
+            found.push(folder);
+        }
+    }
+    found
 }
 
 /// What a folder holds; nothing where it cannot be read.
@@ -216,9 +249,33 @@ mod tests {
 
     #[test]
     fn folders_that_were_named_come_first() {
-        let files = Library::Nvrtc.candidates(["/a", "/b"].map(PathBuf::from).into());
+        let Candidates { files, folders } = Library::Nvrtc.candidates(["/a", "/b"].map(PathBuf::from).into());
         assert_eq!(files[..3], ["/a/libnvrtc.so.13", "/a/libnvrtc.so", "/b/libnvrtc.so.13"].map(PathBuf::from));
         assert!(files.contains(&PathBuf::from("libnvrtc.so.13")), "the loader's own search is tried too");
+        assert!(folders.contains(&PathBuf::from("/usr/local/cuda/lib64")), "{folders:?}");
+    }
+
+    #[test]
+    fn the_driver_is_what_the_bindings_open() {
+        let Candidates { files, folders } = Library::Driver.candidates(vec!["/a".into()]);
+        assert_eq!((files, folders), (["libcuda.so", "libcuda.so.1"].map(PathBuf::from).into(), Vec::new()));
+        let theirs = cudarc::get_lib_name_candidates("cuda");
+        let place = |name| theirs.iter().position(|candidate| candidate == name).expect("they know it");
+        assert!(place("libcuda.so") == 0 && place("libcuda.so.1") > 0);
+    }
+
+    #[test]
+    fn packages_of_python_are_found_wherever_pip_puts_them() {
+        let root = tempfile::tempdir().expect("a folder");
+        let at = |path: &str| root.path().join(path);
+        for folder in
+            ["lib/python3.12/site-packages/nvidia", "lib/python3/dist-packages", "lib64/python3.9/site-packages", "lib/perl/site-packages"]
+        {
+            std::fs::create_dir_all(at(folder)).expect("made");
+        }
+        let expected =
+            ["lib/python3/dist-packages/nvidia", "lib/python3.12/site-packages/nvidia", "lib64/python3.9/site-packages/nvidia"].map(at);
+        assert_eq!(packages(vec![root.path().into(), "/nowhere".into(), root.path().into()]), expected);
     }
 
     #[test]
@@ -256,11 +313,14 @@ mod tests {
 
     #[test]
     fn a_missing_library_is_named_with_all_files_tried() {
-        let error = Error::Library { library: Library::CublasLt, tried: vec!["/a/libcublasLt.so.13".into(), "libcublasLt.so".into()] };
+        let error = Error::Library {
+            library: Library::CublasLt,
+            tried: vec!["/a/libcublasLt.so.13".into(), "libcublasLt.so".into()],
+            folders: vec!["/c".into(), "/d".into()],
+        };
         let text = error.to_string();
-        assert!(
-            text.contains("cuBLASLt") && text.contains("/a/libcublasLt.so.13, libcublasLt.so") && text.contains("pip install"),
-            "{text}"
-        );
+        let start =
+            "the library of dense products (cuBLASLt) was not found: tried /a/libcublasLt.so.13, libcublasLt.so, searched /c, /d; install ";
+        assert!(text.starts_with(start) && text.contains("pip install"), "{text}");
     }
 }

@@ -34,8 +34,8 @@ pub struct HeadLoss {
 /// See [`HeadLoss`]; dlogits = scale * (q - t) goes over the logits, zeros where the target is [`IGNORE`] and beyond the vocabulary.
 ///
 /// # Errors
-/// [`Error::Shape`], also for gaps or columns that are no multiple of 8; [`Error::TooLarge`] for an empty vocabulary or one beyond the
-/// columns; [`Error::Alignment`], [`Error::Alias`], [`Error::Stale`], [`Error::Driver`].
+/// [`Error::Shape`], also for columns that are no multiple of 8; [`Error::OutOfRange`] for an empty vocabulary or a smoothing outside of
+/// [0, 1); [`Error::TooLarge`] for a vocabulary beyond the columns; [`Error::Gaps`], [`Error::Alignment`], [`Error::Alias`], [`Error::Stale`], [`Error::Driver`].
 pub fn head_loss(device: &mut Device, op: &HeadLoss, scale: f32) -> Result<(), Error> {
     // A block of every architecture may have 99 KiB, of which the kernel's own variables take a little; where a multiprocessor has
     // twice that, two rows are under way. What of a row is not kept there is read again.
@@ -90,8 +90,15 @@ fn check(operation: &'static str, device: &Device, op: &HeadLoss) -> Result<[usi
     if columns % 8 != 0 {
         return Err(Error::Shape { operation, operand: "logits", expected: [rows, columns.next_multiple_of(8)], found: [rows, columns] });
     }
-    if op.vocabulary == 0 || op.vocabulary > columns {
+    if op.vocabulary == 0 {
+        return Err(Error::OutOfRange { operation, what: "the vocabulary", found: 0.0, expected: "at least 1" });
+    }
+    if op.vocabulary > columns {
         return Err(Error::TooLarge { operation, what: "the vocabulary", found: op.vocabulary, limit: columns });
+    }
+    if !(0.0..1.0).contains(&op.smoothing) {
+        let found = op.smoothing.into();
+        return Err(Error::OutOfRange { operation, what: "the smoothing", found, expected: "at least 0 and below 1" });
     }
     check_packed(device, operation, "logits", op.logits, [rows, columns], 16)?;
     check_packed(device, operation, "targets", op.targets, [rows, 1], 4)?;

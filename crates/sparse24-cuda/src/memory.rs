@@ -60,7 +60,7 @@ impl Device {
         let matrix = self.alloc_undefined(name, shape)?;
         // SAFETY: the allocation has that many bytes.
         unsafe { result::memset_d8_async(matrix.address, 0, matrix.elements() * size_of::<T>(), self.stream.cu_stream()) }
-            .map_err(|error| driver_error(format!("zeroing {name}"), error))?;
+            .map_err(|error| self.refused(format!("zeroing {name}"), error))?;
         Ok(matrix)
     }
 
@@ -72,12 +72,12 @@ impl Device {
         self.refuse_while_recording("an allocation")?;
         self.bind()?;
         let bytes = shape[0].checked_mul(shape[1]).and_then(|elements| elements.checked_mul(size_of::<T>()));
-        let Some(bytes) = bytes.filter(|&bytes| bytes <= isize::MAX as usize) else { return Err(self.out_of_memory(name, usize::MAX)) };
+        let Some(bytes) = bytes.filter(|&bytes| bytes <= isize::MAX as usize) else { return Err(self.out_of_memory(name, None)) };
         let bytes = bytes.max(1);
         // SAFETY: the context is bound.
         let address = match unsafe { result::malloc_sync(bytes) } {
             Ok(address) => address,
-            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => return Err(self.out_of_memory(name, bytes)),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => return Err(self.out_of_memory(name, Some(bytes))),
             Err(error) => return Err(driver_error(format!("allocating {name}"), error)),
         };
         self.memory.allocations.push(Allocation { purpose: self.memory.purpose, address, bytes });
@@ -106,7 +106,15 @@ impl Device {
         }
     }
 
-    fn out_of_memory(&self, name: &str, asked: usize) -> Error {
+    /// What the driver refuses: for want of memory, which also kernels and recordings take, with who holds it.
+    pub(crate) fn refused(&self, what: String, error: DriverError) -> Error {
+        match error {
+            DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => self.out_of_memory(&what, None),
+            error => driver_error(what, error),
+        }
+    }
+
+    fn out_of_memory(&self, name: &str, asked: Option<usize>) -> Error {
         let (free, total) = result::mem_get_info().unwrap_or((0, 0));
         Error::OutOfMemory { name: name.to_owned(), purpose: self.memory.purpose, asked, free, total, held: self.held() }
     }

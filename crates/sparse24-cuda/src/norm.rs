@@ -62,7 +62,7 @@ pub struct NormBackward {
 /// See [`NormForward`].
 ///
 /// # Errors
-/// [`Error::Shape`], also for gaps or a width that is no multiple of 4; [`Error::TooLarge`] beyond [`MAX_WIDTH`]; [`Error::Alignment`],
+/// [`Error::Gaps`]; [`Error::Shape`], also for a width that is no multiple of 4; [`Error::TooLarge`] beyond [`MAX_WIDTH`]; [`Error::Alignment`],
 /// [`Error::Alias`], [`Error::Stale`], [`Error::Driver`].
 pub fn norm_forward(device: &mut Device, op: &NormForward) -> Result<(), Error> {
     const OPERATION: &str = "norm forward";

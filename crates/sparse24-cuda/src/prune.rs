@@ -65,9 +65,12 @@ impl Pruned {
             }
         }
         let [block_rows, block_columns] = blocks(w.shape());
-        if block_rows > MOST_BLOCK_ROWS {
-            let (found, limit) = (block_rows, MOST_BLOCK_ROWS);
-            return Err(Error::TooLarge { operation: OPERATION, what: "the number of block rows", found, limit });
+        for (what, found, limit) in
+            [("the number of block rows", block_rows, MOST_BLOCK_ROWS), ("the number of columns", w.shape()[1], i32::MAX as usize)]
+        {
+            if found > limit {
+                return Err(Error::TooLarge { operation: OPERATION, what, found, limit });
+            }
         }
         Ok(Grid::plane([block_columns, block_rows], 256))
     }

@@ -8,7 +8,7 @@ use std::{ptr::null_mut, sync::Arc};
 
 use cudarc::driver::{CudaContext, sys};
 
-use crate::{Device, Error, device::driver_error};
+use crate::{Device, Error};
 
 /// Work that was recorded on a device, until it is dropped; stale once the device is reset.
 #[derive(Debug)]
@@ -25,13 +25,13 @@ impl Device {
     /// From now on work is recorded instead of done. All kernels of it were launched before, since loading one cannot be recorded.
     ///
     /// # Errors
-    /// [`Error::Recording`] if it is being done already; [`Error::Driver`].
+    /// [`Error::Recording`] if it is being done already; [`Error::OutOfMemory`], [`Error::Driver`].
     pub fn start_recording(&mut self) -> Result<(), Error> {
         self.refuse_while_recording("recording")?;
         self.bind()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive, and nothing else uses it.
-        said("recording", unsafe { sys::cuStreamBeginCapture_v2(self.stream.cu_stream(), mode) })?;
+        self.said("recording", unsafe { sys::cuStreamBeginCapture_v2(self.stream.cu_stream(), mode) })?;
         self.recording = true;
         Ok(())
     }
@@ -39,15 +39,15 @@ impl Device {
     /// What was recorded; work is done again. To be called also where recording some of it failed.
     ///
     /// # Errors
-    /// [`Error::Driver`] if something of it cannot be recorded.
+    /// [`Error::OutOfMemory`], [`Error::Driver`] if something of it cannot be recorded.
     pub fn stop_recording(&mut self) -> Result<Recording, Error> {
         self.recording = false;
         self.bind()?;
         let (mut graph, mut executable) = (null_mut(), null_mut());
         // SAFETY: the stream is alive, and the driver writes a pointer.
-        said("the end of a recording", unsafe { sys::cuStreamEndCapture(self.stream.cu_stream(), &mut graph) })?;
+        self.said("the end of a recording", unsafe { sys::cuStreamEndCapture(self.stream.cu_stream(), &mut graph) })?;
         // SAFETY: the graph is whole, and the driver writes a pointer.
-        let made = said("preparing a recording", unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0) });
+        let made = self.said("preparing a recording", unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0) });
         // SAFETY: it was made once and is destroyed once; what was made of it does not need it.
         let _ = unsafe { sys::cuGraphDestroy(graph) };
         made?;
@@ -57,7 +57,7 @@ impl Device {
     /// Queues what was recorded.
     ///
     /// # Errors
-    /// [`Error::Stale`] for a recording of another device or of memory that was given back; [`Error::Driver`].
+    /// [`Error::Stale`] for a recording of another device or of memory that was given back; [`Error::OutOfMemory`], [`Error::Driver`].
     pub fn replay(&mut self, recording: &Recording) -> Result<(), Error> {
         if recording.mark != self.mark {
             return Err(Error::Stale { operation: "replay", operand: "the recording" });
@@ -65,17 +65,17 @@ impl Device {
         self.refuse_while_recording("replay")?;
         self.bind()?;
         // SAFETY: the graph is alive, and all memory that it names is held, since the mark is the device's.
-        said("replay", unsafe { sys::cuGraphLaunch(recording.graph, self.stream.cu_stream()) })
+        self.said("replay", unsafe { sys::cuGraphLaunch(recording.graph, self.stream.cu_stream()) })
     }
 
     /// For operations that would be done now or not at all.
     pub(crate) fn refuse_while_recording(&self, operation: &'static str) -> Result<(), Error> {
         if self.recording { Err(Error::Recording { operation }) } else { Ok(()) }
     }
-}
 
-fn said(what: &str, result: sys::CUresult) -> Result<(), Error> {
-    result.result().map_err(|error| driver_error(what.into(), error))
+    fn said(&self, what: &str, result: sys::CUresult) -> Result<(), Error> {
+        result.result().map_err(|error| self.refused(what.into(), error))
+    }
 }
 
 impl Drop for Recording {

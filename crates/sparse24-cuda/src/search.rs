@@ -19,25 +19,25 @@ const THREADS: usize = 128;
 pub trait Weight: Scalar {
     /// The kernels of this type.
     #[doc(hidden)]
-    const KERNELS: Kernels;
+    const KERNELS: Entries;
 }
 
 /// The kernel of every kind of mask.
 #[doc(hidden)]
 #[derive(Debug)]
-pub struct Kernels {
+pub struct Entries {
     transposable: &'static str,
     row_wise: &'static str,
     column_wise: &'static str,
 }
 
 impl Weight for f32 {
-    const KERNELS: Kernels =
-        Kernels { transposable: "mask_search_f32", row_wise: "row_mask_search_f32", column_wise: "column_mask_search_f32" };
+    const KERNELS: Entries =
+        Entries { transposable: "mask_search_f32", row_wise: "row_mask_search_f32", column_wise: "column_mask_search_f32" };
 }
 impl Weight for bf16 {
-    const KERNELS: Kernels =
-        Kernels { transposable: "mask_search_bf16", row_wise: "row_mask_search_bf16", column_wise: "column_mask_search_bf16" };
+    const KERNELS: Entries =
+        Entries { transposable: "mask_search_bf16", row_wise: "row_mask_search_bf16", column_wise: "column_mask_search_bf16" };
 }
 
 /// The mask of `w` `[r, q]` into `tiles` `[r/4, q/4]`, which [`sparse24_core::Mask::from_tiles`] takes.
@@ -59,7 +59,10 @@ pub fn mask_search<T: Weight>(device: &mut Device, w: Matrix<T>, kind: MaskKind,
         MaskKind::RowWise => T::KERNELS.row_wise,
         MaskKind::ColumnWise => T::KERNELS.column_wise,
     };
-    count_tiles(OPERATION, tiles)?;
+    let (found, limit) = (tiles.elements(), u32::MAX as usize);
+    if found > limit {
+        return Err(Error::TooLarge { operation: OPERATION, what: "the number of tiles", found, limit });
+    }
     let [rows, columns] = tiles.shape();
     let (rows, columns) = (rows as u32, columns as u32);
     device.launch(
@@ -97,13 +100,6 @@ pub(crate) fn check_tiles(
     shape: [usize; 2],
 ) -> Result<(), Error> {
     check_packed(device, operation, operand, tiles, shape, size_of::<u16>())
-}
-
-/// As many tiles as kernels count with.
-pub(crate) fn count_tiles(operation: &'static str, tiles: Matrix<u16>) -> Result<u32, Error> {
-    let limit = u32::MAX as usize;
-    let found = tiles.elements();
-    u32::try_from(found).map_err(|_| Error::TooLarge { operation, what: "the number of tiles", found, limit })
 }
 
 #[cfg(test)]

@@ -20,8 +20,8 @@ use crate::{
     tensor_map,
 };
 
-/// The largest dimension: what grids and coordinates count with.
-const MOST: usize = 65_535 * BLOCK;
+/// The largest m, n and k: what grids and coordinates count with.
+pub const MAX_SIZE: usize = 65_535 * BLOCK;
 /// Where rows must begin for the copy engine and 16-byte stores, and for the kernel without them.
 const WIDE: usize = tensor_map::ALIGNMENT;
 const NARROW: usize = 8;
@@ -90,7 +90,7 @@ pub fn spmm24_transposed(device: &mut Device, operands: &Transposed, plan: Plan)
             device.launch("spmm24_mma_transposed", mma_grid([m, n]), &[&operands[..], &sizes].concat())
         }
         Plan::Wgmma(wgmma) => {
-            let launches = wgmma.launches(OPERATION, device, Form::Transposed, [m, n, k])?;
+            let launches = wgmma.launches(OPERATION, device.architecture(), Form::Transposed, [m, n, k])?;
             let maps = [tensor_map::swizzled(b, launches.rows_of_b)?, tensor_map::swizzled(d, launches.rows_of_d)?];
             let operands = [maps[0], maps[1], values, metadata, bias, scratch.into()];
             device.launch(launches.entry, launches.grid, &[&operands[..], &launches.sizes].concat())?;
@@ -132,7 +132,7 @@ pub fn spmm24(device: &mut Device, operands: &Straight, plan: Plan) -> Result<()
             device.launch("spmm24_mma_straight", mma_grid([m, n]), &[&inputs[..], &result, &sizes].concat())
         }
         Plan::Wgmma(wgmma) => {
-            let launches = wgmma.launches(OPERATION, device, Form::Straight, [m, n, k])?;
+            let launches = wgmma.launches(OPERATION, device.architecture(), Form::Straight, [m, n, k])?;
             let inputs = [tensor_map::swizzled(b, launches.rows_of_b)?, values, metadata, scratch.into()];
             device.launch(launches.entry, launches.grid, &[&inputs[..], &result, &launches.sizes].concat())?;
             device.launch("spmm24_gather", launches.gather_grid, &[&[scratch.into()], &result[..], &launches.gather_sizes].concat())
@@ -176,8 +176,8 @@ fn check_sizes(operation: &'static str, grouped: usize, sizes: [usize; 3]) -> Re
     if !grouped.is_multiple_of(4) {
         return Err(sparse24_core::Error::NotGrouped { operation, length: grouped }.into());
     }
-    match sizes.into_iter().zip(["m", "n", "k"]).find(|&(size, _)| size > MOST) {
-        Some((found, what)) => Err(Error::TooLarge { operation, what, found, limit: MOST }),
+    match sizes.into_iter().zip(["m", "n", "k"]).find(|&(size, _)| size > MAX_SIZE) {
+        Some((found, what)) => Err(Error::TooLarge { operation, what, found, limit: MAX_SIZE }),
         None => Ok(()),
     }
 }

@@ -96,9 +96,10 @@ pub fn kernels(architecture: Architecture) -> Result<Kernels, Error> {
 
 fn kernels_in(cache: &Cache, architecture: Architecture) -> Result<Kernels, Error> {
     let sources: Vec<&Source> = SOURCES.iter().filter(|source| source.serves.contains(&architecture)).collect();
-    let missing: Vec<_> = sources.iter().filter(|source| !compile::is_cached(cache, source, architecture)).collect();
+    let release = compile::release_for(cache, architecture)?;
+    let missing: Vec<_> = sources.iter().filter(|source| !compile::is_cached(cache, source, architecture, release)).collect();
     if let Some(first) = missing.first() {
-        compile::cached(cache, first, architecture)?;
+        compile::cached(cache, first, architecture, release)?;
     }
     Ok(Kernels { all: sources.len(), kept: sources.len() - missing.len() })
 }
@@ -128,7 +129,8 @@ mod tests {
                 Ok(Kernels { all, kept }) => assert!(Library::Nvrtc.load().is_ok() && kept < all),
                 Err(error) => assert!(matches!(error, Error::Library { library: Library::Nvrtc, .. }), "{error}"),
             }
-            cache.put(&compile::file_name(source, Architecture::Sm80), b"cubin");
+            let release = compile::release().unwrap_or(compile::Release { major: 13, minor: 0 });
+            cache.put(&compile::file_name(source, Architecture::Sm80, release), b"cubin");
         }
         let all = SOURCES.iter().filter(serving).count();
         assert_eq!(kernels_in(&cache, Architecture::Sm80), Ok(Kernels { all, kept: all }));

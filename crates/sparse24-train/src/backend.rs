@@ -18,7 +18,9 @@ use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
 
 use crate::{
     Error,
+    method::Method,
     optim::{AdamW, MaskedDecay},
+    trainer::Recipe,
 };
 
 #[cfg(feature = "cpu")]
@@ -28,8 +30,8 @@ pub mod cuda;
 mod operation;
 
 pub use operation::{
-    Activation, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Dropout, Embed, HeadGradients, HeadLoss, LinearDgrad,
-    LinearForward, LinearWgrad, NormBackward, NormForward, OptimizerEntry,
+    Activation, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, CompressWeight, Dropout, Embed, HeadGradients,
+    HeadLoss, LinearDgrad, LinearForward, LinearWgrad, NormBackward, NormForward, OptimizerEntry, Orientation,
 };
 
 /// What an element is.
@@ -286,6 +288,8 @@ pub struct BackendEntry {
     pub name: &'static str,
     /// Where its buffers are.
     pub memory: Memory,
+    /// Refuses what it cannot train, before it is opened.
+    pub check: fn(&Recipe) -> Result<(), Error>,
     /// Opens it, with nothing allocated.
     pub open: fn(BackendSettings) -> Result<Box<dyn Backend>, Error>,
 }
@@ -293,9 +297,19 @@ pub struct BackendEntry {
 /// All backends of this build. Adding one is a line here.
 pub const BACKENDS: &[BackendEntry] = &[
     #[cfg(feature = "cpu")]
-    BackendEntry { name: "cpu", memory: Memory::Host, open: |settings| Ok(Box::new(cpu::CpuBackend::new(settings.arithmetic))) },
+    BackendEntry {
+        name: "cpu",
+        memory: Memory::Host,
+        check: |_| Ok(()),
+        open: |settings| Ok(Box::new(cpu::CpuBackend::new(settings.arithmetic))),
+    },
     #[cfg(feature = "cuda")]
-    BackendEntry { name: "cuda", memory: Memory::Device, open: |settings| Ok(Box::new(cuda::CudaBackend::open(settings)?)) },
+    BackendEntry {
+        name: "cuda",
+        memory: Memory::Device,
+        check: cuda::CudaBackend::check,
+        open: |settings| Ok(Box::new(cuda::CudaBackend::open(settings)?)),
+    },
 ];
 
 /// A device that can train. See the [module documentation](self) for what holds for every operation.
@@ -326,6 +340,14 @@ pub trait Backend: Send {
             None => Ok(()),
             Some(key) => Err(Error::Plan { key: key.clone(), problem: "nothing is timed on this backend".to_owned() }),
         }
+    }
+
+    /// Refuses a method of which it lacks an operation, before anything is allocated.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] names the choice.
+    fn check_method(&self, _: &Method) -> Result<(), Error> {
+        Ok(())
     }
 
     /// A zeroed `[rows, columns]` matrix; `name` appears in errors.
@@ -369,8 +391,10 @@ pub trait Backend: Send {
     fn mask_search(&mut self, w: Tensor, kind: MaskKind, mask: MaskId) -> Result<(), Error>;
     /// |a - b|_1, see [`sparse24_core::flip::flip_count`].
     fn flip_count(&mut self, a: MaskId, b: MaskId) -> Result<u64, Error>;
-    /// out = S(w) for both orientations that the mask serves.
-    fn compress_weight(&mut self, w: Tensor, mask: MaskId, out: Weight24) -> Result<(), Error>;
+    /// out = m m' of w, see [`sparse24_core::permute::permuted_mask`]; `mask` is m.
+    fn permuted_mask(&mut self, w: Tensor, mask: MaskId, order: &[u32], out: MaskId) -> Result<(), Error>;
+    /// See [`CompressWeight`].
+    fn compress_weight(&mut self, op: &CompressWeight) -> Result<(), Error>;
     /// out = MVUE(dz^T), see [`sparse24_core::mvue::compress`].
     fn mvue_compress(&mut self, dz: Tensor, site: Site, estimator: Estimator, out: Gradient24) -> Result<(), Error>;
 
@@ -405,6 +429,8 @@ pub trait Backend: Send {
     fn grad_norm(&mut self, table: TableId) -> Result<(), Error>;
     /// One AdamW step of every row, clipped by the norm of [`Backend::grad_norm`], with masked decay; a no-op while the flag is up.
     fn optimizer_step(&mut self, table: TableId, rule: &AdamW, decay: MaskedDecay) -> Result<(), Error>;
+    /// sum |a - b| in f64, in a fixed order.
+    fn l1_distance(&mut self, a: Tensor, b: Tensor) -> Result<f64, Error>;
     /// The outcome of the step; `losses` are summed in f64, in order.
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error>;
 }

@@ -3,7 +3,7 @@
 //! Layers, later ones win: the preset, a file, `--set key=value`. A resolved configuration names every key, so a run directory explains
 //! itself. Deliberately absent: command-line arguments.
 
-use std::{num::NonZeroU32, path::Path};
+use std::{collections::BTreeMap, num::NonZeroU32, path::Path};
 
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -13,7 +13,7 @@ use crate::{
     backend::{Activation, Arithmetic, BACKENDS, BackendEntry, BackendSettings, Launches},
     data::TokenizerKind,
     disk,
-    method::{Method, PRESETS},
+    method::Method,
     model::gpt2::{BatchShape, Gpt2Shape, Recompute, Sparsify},
     nn::linear24::Bias,
     optim::AdamW,
@@ -21,7 +21,10 @@ use crate::{
     trainer::Recipe,
 };
 
+mod method;
 pub mod preset;
+
+pub use method::{HalfConfig, MethodConfig};
 
 /// A whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,6 +40,9 @@ pub struct Config {
     pub model: ModelConfig,
     /// How it is trained.
     pub method: MethodConfig,
+    /// The width of a method that narrows the feed-forward.
+    #[serde(default)]
+    pub half: HalfConfig,
     /// AdamW and the learning rate.
     pub optimizer: OptimizerConfig,
     /// Tokens a step.
@@ -73,18 +79,6 @@ pub struct ModelConfig {
     pub sparsify: Sparsify,
     /// What the backward pass computes again, to have it not in memory; of no consequence for results.
     pub recompute: Recompute,
-}
-
-/// How it is trained.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MethodConfig {
-    /// A row of the method table.
-    pub name: String,
-    /// The factor of masked decay, where the method has it.
-    pub lambda: f32,
-    /// Steps between mask searches, where the method has masks.
-    pub refresh: u32,
 }
 
 /// AdamW and the learning rate.
@@ -158,6 +152,9 @@ pub struct RunConfig {
     pub spike_z: f32,
     /// How many losses before it.
     pub spike_window: usize,
+    /// The directory of a dense run of the same schedule, whose flip rates this one's are compared with; empty is none.
+    #[serde(default)]
+    pub flip_reference: String,
 }
 
 /// What a loss or gradient that is not finite does.
@@ -254,6 +251,24 @@ impl Config {
         departures
     }
 
+    /// A document, laid on the preset that it names or else on [`preset::DEFAULT`], and then settings; as [`Config::resolve`] does it.
+    pub(crate) fn of_document(document: Table, settings: &[String]) -> Result<Self, Error> {
+        settings.iter().try_fold(on_preset(None, document)?, |table, setting| apply(table, setting)).and_then(Self::checked)
+    }
+
+    /// This configuration with a document laid over it.
+    pub(crate) fn with(&self, document: Table) -> Result<Self, Error> {
+        let mut table = table_of(self);
+        overlay(&mut table, document, "")?;
+        Self::checked(table)
+    }
+
+    fn checked(table: Table) -> Result<Self, Error> {
+        let config = Self::from_table(table)?;
+        config.check()?;
+        Ok(config)
+    }
+
     fn from_table(table: Table) -> Result<Self, Error> {
         Value::Table(table).try_into().map_err(|error: toml::de::Error| {
             // The library tells the key in its last line alone.
@@ -284,7 +299,6 @@ impl Config {
             ("model.width", model.width),
             ("model.ffn_width", model.ffn_width),
             ("model.context", model.context),
-            ("method.refresh", self.method.refresh as usize),
             ("batch.sequences", batch.sequences),
             ("batch.accumulation", batch.accumulation as usize),
             ("run.keep_last", run.keep_last),
@@ -338,8 +352,10 @@ impl Config {
             let problem = format!("expected the share to hold out, above 0 and below 1, found {}", self.data.validation);
             return refuse("data.validation", problem);
         }
-        self.backend_entry()?;
-        self.method_value()?.check()
+        let backend = self.backend_entry()?;
+        self.method_value()?.check(self.steps)?;
+        // No backend depends on the vocabulary, which the corpus has yet to tell.
+        (backend.check)(&self.recipe(1)?)
     }
 
     /// Refuses to train a preset of a large corpus on the embedded text, which would be no more than days of memorising it.
@@ -374,15 +390,9 @@ impl Config {
     /// The method as a value.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an unknown name.
+    /// [`Error::Setting`] for an unknown name or choice.
     pub fn method_value(&self) -> Result<Method, Error> {
-        let MethodConfig { name, lambda, refresh } = &self.method;
-        let mut method =
-            Method::preset(name, *lambda).ok_or_else(|| unknown("method.name", name, PRESETS.iter().map(|preset| preset.name)))?;
-        if let (sparse24_core::phase::Refresh::Every(interval), Some(wanted)) = (&mut method.refresh, NonZeroU32::new(*refresh)) {
-            *interval = wanted;
-        }
-        Ok(method)
+        self.method.value(&self.half)
     }
 
     /// All that determines the run, for a vocabulary.
@@ -392,7 +402,9 @@ impl Config {
     pub fn recipe(&self, vocabulary: usize) -> Result<Recipe, Error> {
         let Self { model, optimizer, batch, .. } = self;
         let method = self.method_value()?;
-        let ffn_width = model.ffn_width * method.width.numerator() as usize / method.width.denominator() as usize;
+        // Down to whole tiles, and at least one.
+        let narrowed = model.ffn_width as u64 * u64::from(method.width.numerator()) / u64::from(method.width.denominator());
+        let ffn_width = (narrowed as usize / 4 * 4).max(4);
         Ok(Recipe {
             model: Gpt2Shape {
                 layers: model.layers,
@@ -449,7 +461,22 @@ pub(crate) fn unknown<'a>(key: &str, found: &str, known: impl Iterator<Item = &'
     Error::setting(key, format!("{found:?} is not known{advice} (known: {all})"))
 }
 
-fn table_of(config: &Config) -> Table {
+/// The keys of a document, each with its section, and their values as TOML.
+pub(crate) fn dotted(document: Table) -> BTreeMap<String, String> {
+    fn flatten(table: Table, prefix: &str, into: &mut BTreeMap<String, String>) {
+        for (key, value) in table {
+            match value {
+                Value::Table(section) => flatten(section, &format!("{prefix}{key}."), into),
+                value => drop(into.insert(format!("{prefix}{key}"), value.to_string())),
+            }
+        }
+    }
+    let mut settings = BTreeMap::new();
+    flatten(document, "", &mut settings);
+    settings
+}
+
+pub(crate) fn table_of(config: &Config) -> Table {
     Table::try_from(config).expect("a configuration is a TOML table")
 }
 
@@ -488,7 +515,7 @@ fn on_preset(preset: Option<&str>, document: Table) -> Result<Table, Error> {
 /// In bytes, some fifty configurations; parsing takes a hundred times as much memory.
 const LONGEST_DOCUMENT: u64 = 1 << 16;
 
-fn read_table(path: &Path) -> Result<Table, Error> {
+pub(crate) fn read_table(path: &Path) -> Result<Table, Error> {
     let refuse = |line: usize, problem: &str| Error::setting(format!("line {line}"), problem.replace('\n', ", "));
     let bytes = disk::read_small(path, LONGEST_DOCUMENT).map_err(|e| e.expecting("a TOML file; `sparse24 config` prints one"))?;
     let line = |at: usize| 1 + bytes.iter().take(at).filter(|&&byte| byte == b'\n').count();
@@ -534,6 +561,7 @@ fn described(value: &Value) -> &'static str {
         Value::Float(_) => "a number",
         Value::Boolean(_) => "true or false",
         Value::Table(_) => "a section",
+        Value::Array(_) => "a list of strings",
         _ => "a string",
     }
 }

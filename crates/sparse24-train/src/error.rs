@@ -108,6 +108,9 @@ pub enum Error {
         /// The shape given.
         found: [usize; 2],
     },
+    /// An operation of the device refuses its operands for another reason than their shape.
+    #[error("{0}; this is a defect of sparse24, please report it")]
+    Refused(String),
     /// A parameter's state is incomplete or not this model's.
     #[error("{name}: {problem}")]
     Parameter {
@@ -222,7 +225,7 @@ impl Error {
             Self::Io { .. } | Self::Room { .. } => ErrorKind::Io,
             Self::Device(_) => ErrorKind::Device,
             Self::Interrupted => ErrorKind::Interrupted,
-            Self::Operand { .. } => ErrorKind::Contract,
+            Self::Operand { .. } | Self::Refused(_) => ErrorKind::Contract,
             Self::NonFinite { .. } | Self::SkipLimit { .. } | Self::Spike { .. } | Self::NonFiniteCheckpoint { .. } => ErrorKind::NonFinite,
         }
     }

@@ -2,8 +2,10 @@
 //!
 //! Invariant: memory is what the CPU backend allocates, to the byte (a test compares them). Deliberately absent: speeds.
 
+use sparse24_core::MaskKind;
+
 use crate::{
-    method::Method,
+    method::{DgradOperand, GradientOperand, Phase},
     model::gpt2::{Gpt2Shape, HEAD_ROWS, Recompute, Sparsify},
     nn::linear24::Bias,
     trainer::Recipe,
@@ -31,7 +33,7 @@ pub struct Estimate {
     pub tokens_per_step: u64,
     /// Multiply-adds counted twice, of the products of one optimizer step, all dense.
     pub flops_per_step: f64,
-    /// The share of them whose operand is 2:4 in a sparse phase.
+    /// The share of them whose operand is 2:4 in a sparse phase, on a device that multiplies so.
     pub sparse_share: f64,
     /// Bytes of one checkpoint.
     pub checkpoint_bytes: u64,
@@ -70,8 +72,11 @@ pub fn estimate(recipe: &Recipe) -> Estimate {
         };
 
     let gradients24 = p * (z + d) + if sparsify == Sparsify::FfnAndAttention { 3 * p * d } else { 0 };
-    // A mask and two for the flip rate, an eighth of a byte an element each; S(W).
-    let sparse = 3 * sparsifiable / 8 + 4 * (sparsifiable + gradients24);
+    let sampled = if recipe.method.samples() { gradients24 } else { 0 };
+    // A mask is an eighth of a byte an element: two for the flip rate, and one for each S(W).
+    let operands = recipe.method.pruned_operands() as u128;
+    let sparse = (2 + operands) * sparsifiable / 8 + 4 * (operands * sparsifiable + sampled);
+    let watched = if recipe.method.watches_variance() { parameters } else { 0 };
     let norm = 2 * p * d + 2 * p;
     let block = 2 * norm + 4 * p * d + heads * p + p * (z + f);
     let kept = match recipe.recompute {
@@ -92,25 +97,33 @@ pub fn estimate(recipe: &Recipe) -> Estimate {
         Sparsify::Ffn => again * z * d,
         Sparsify::FfnAndAttention => again * (z * d + projections),
     };
-    let sparse_flops = tokens * (6.0 * sparsifiable as f64 + 2.0 * recomputed_sparse as f64);
+    let phase = recipe.method.sparse_phase();
+    let [forward, dgrad, wgrad] = sparse_products(&phase).map(|is_sparse| if is_sparse { 2.0 } else { 0.0 });
+    let sparse_flops = tokens * ((forward + dgrad + wgrad) * sparsifiable as f64 + forward * recomputed_sparse as f64);
     let narrow = |count: u128| u64::try_from(count).unwrap_or(u64::MAX);
     Estimate {
         parameters: narrow(parameters),
         sparsifiable: narrow(sparsifiable),
         weight_bytes: narrow(4 * parameters),
         gradient_bytes: narrow(4 * parameters),
-        moment_bytes: narrow(8 * parameters),
+        moment_bytes: narrow(8 * parameters + 4 * watched),
         sparse_bytes: narrow(sparse),
         activation_bytes: narrow(4 * (kept + shared)),
         tokens_per_step: narrow(p * accumulation),
         flops_per_step: flops,
-        sparse_share: if is_sparse(&recipe.method) { sparse_flops / flops } else { 0.0 },
+        sparse_share: sparse_flops / flops,
         checkpoint_bytes: narrow(12 * parameters + sparsifiable / 8),
     }
 }
 
-fn is_sparse(method: &Method) -> bool {
-    method.phases.iter().any(|phase| phase.mask().is_some())
+/// Whether forward, dgrad and wgrad of a phase have a 2:4 operand.
+fn sparse_products(phase: &Phase) -> [bool; 3] {
+    let dgrad = match phase.dgrad {
+        DgradOperand::Dense => false,
+        DgradOperand::AsForward => phase.mask() == Some(MaskKind::Transposable),
+        DgradOperand::Permuted => true,
+    };
+    [phase.mask().is_some(), dgrad, matches!(phase.wgrad, GradientOperand::Mvue(_))]
 }
 
 #[cfg(all(test, feature = "cpu", feature = "run"))]

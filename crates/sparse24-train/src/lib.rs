@@ -9,6 +9,7 @@
 //! | [`estimate`] | what a run costs before it runs |
 //! | `report` | one offline page of what happened in runs (features `run` and `cpu`) |
 //! | `data`, `config`, `checkpoint`, `run`, `interchange`, `pruning`, `machine` | corpora, settings, files and memory (feature `run`) |
+//! | `series`, `search`, `study`, `statistics` | many runs: the search for lambda, and comparisons (feature `run`) |
 //!
 //! Without default features there are no files, tokenizers, clocks or threads: implement [`backend::Backend`] and embed the rest.
 
@@ -38,6 +39,14 @@ pub mod report;
 #[cfg(feature = "run")]
 pub mod run;
 pub mod schedule;
+#[cfg(all(feature = "run", feature = "cpu"))]
+pub mod search;
+#[cfg(all(feature = "run", feature = "cpu"))]
+pub mod series;
+#[cfg(feature = "run")]
+pub mod statistics;
+#[cfg(all(feature = "run", feature = "cpu"))]
+pub mod study;
 #[cfg(feature = "run")]
 mod tensors;
 pub mod trainer;

@@ -3,7 +3,7 @@
 //! Every method of the paper is a composition of these choices, so no other file asks which method runs. Adding a method is adding a row
 //! to [`PRESETS`], and at most one variant to one choice. Deliberately absent: how an operand is multiplied (a backend's matter).
 
-use core::num::NonZeroU32;
+use std::collections::BTreeMap;
 
 use sparse24_core::{
     MaskKind,
@@ -14,6 +14,10 @@ use sparse24_core::{
 use crate::optim::{AdamVariant, MaskedDecay};
 
 mod check;
+mod preset;
+pub mod words;
+
+pub use preset::{PRESETS, Preset};
 
 /// How a transformer is pre-trained.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,7 +44,7 @@ pub struct Phase {
     /// The weight operand of Z = X W^T.
     pub forward: WeightOperand,
     /// The weight operand of dX = dZ W.
-    pub dgrad: WeightOperand,
+    pub dgrad: DgradOperand,
     /// The gradient operand of dW = dZ^T X.
     pub wgrad: GradientOperand,
 }
@@ -69,7 +73,7 @@ impl core::fmt::Display for PhaseKind {
 pub enum Until {
     /// After floor(fraction * steps) optimizer steps of the run.
     Fraction(Fraction),
-    /// When Adam's variance has settled, but within these bounds (STEP).
+    /// After the first step at which Adam's variance [has settled](sparse24_core::phase::has_settled), but within these bounds (STEP).
     VarianceSettled {
         /// Not before.
         earliest: Fraction,
@@ -78,22 +82,13 @@ pub enum Until {
     },
 }
 
-/// The weight operand of a product.
+/// The weight operand of the forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightOperand {
     /// W.
     Dense,
-    /// S(W).
-    Pruned(Pruner, KeptValues),
-}
-
-/// Which mask prunes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pruner {
-    /// The mask of this kind, searched in W.
-    Mask(MaskKind),
-    /// A column-wise mask of the masked weights, their rows permuted first (Bi-Mask).
-    ColumnWisePermuted,
+    /// S(W): W under the mask of this kind that is searched in it.
+    Pruned(MaskKind, KeptValues),
 }
 
 /// What becomes of kept values.
@@ -105,6 +100,17 @@ pub enum KeptValues {
     SoftThreshold,
 }
 
+/// The weight operand of dgrad.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DgradOperand {
+    /// W.
+    Dense,
+    /// What the forward multiplies by. A product that contracts rows is 2:4 only where the mask is transposable; another is computed densely.
+    AsForward,
+    /// W under the forward's mask and a column-wise one in another order of rows (Bi-Mask), see [`sparse24_core::permute`].
+    Permuted,
+}
+
 /// The gradient operand of the weight gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GradientOperand {
@@ -114,12 +120,27 @@ pub enum GradientOperand {
     Mvue(Estimator),
 }
 
+/// Which operands of a sparsifiable weight a method multiplies by, besides the weight itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PrunedOperands {
+    /// None.
+    None = 0,
+    /// One, for all products.
+    One = 1,
+    /// One for the forward, another for dgrad.
+    Two = 2,
+}
+
+/// The last steps of phases that end by a criterion, by index, as far as that is decided.
+pub type Ends = BTreeMap<usize, u32>;
+
 impl Phase {
-    const DENSE: Self = Self {
+    pub(crate) const DENSE: Self = Self {
         until: Until::Fraction(Fraction::ONE),
         optimizer: AdamVariant::Standard,
         forward: WeightOperand::Dense,
-        dgrad: WeightOperand::Dense,
+        dgrad: DgradOperand::Dense,
         wgrad: GradientOperand::Dense,
     };
 
@@ -127,8 +148,8 @@ impl Phase {
     #[must_use]
     pub fn mask(&self) -> Option<MaskKind> {
         match self.forward {
-            WeightOperand::Pruned(Pruner::Mask(kind), _) => Some(kind),
-            _ => None,
+            WeightOperand::Pruned(kind, _) => Some(kind),
+            WeightOperand::Dense => None,
         }
     }
 
@@ -137,24 +158,17 @@ impl Phase {
     pub fn kind(&self) -> PhaseKind {
         if self.forward == WeightOperand::Dense { PhaseKind::Dense } else { PhaseKind::Sparse }
     }
-}
 
-/// A row of the table of methods.
-#[derive(Debug, Clone, Copy)]
-pub struct Preset {
-    /// Its name.
-    pub name: &'static str,
-    /// Where it comes from.
-    pub source: &'static str,
-    /// The method, with this factor of masked decay where it has one.
-    pub build: fn(f32) -> Method,
+    /// The last optimizer step of the phase at the latest.
+    #[must_use]
+    pub fn last_step(&self, steps: u32) -> u32 {
+        match self.until {
+            Until::Fraction(fraction) => fraction.of(steps),
+            // Whatever the fraction, a variance must be seen once to have settled.
+            Until::VarianceSettled { latest, .. } => latest.of(steps).max(1).min(steps),
+        }
+    }
 }
-
-/// The table of methods.
-pub const PRESETS: &[Preset] = &[
-    Preset { name: "dense", source: "the baseline", build: |_| Method::dense() },
-    Preset { name: "fst", source: "Hu et al. 2024, arXiv 2404.01847", build: Method::fst },
-];
 
 impl Method {
     /// A row of [`PRESETS`]; `lambda` is its decay factor, where it has one.
@@ -163,106 +177,50 @@ impl Method {
         PRESETS.iter().find(|preset| preset.name == name).map(|preset| (preset.build)(lambda))
     }
 
-    /// No sparsity.
+    /// The last optimizer step of a phase, given the ends that are decided; one whose end is not ends as late as it may.
     #[must_use]
-    pub fn dense() -> Self {
-        Self { name: "dense", width: Fraction::ONE, refresh: Refresh::EachStep, decay: MaskedDecay::None, phases: vec![Phase::DENSE] }
-    }
-
-    /// Fully sparse training: transposable masks in forward and dgrad, MVUE in wgrad, masked decay on the gradients, a dense finish.
-    #[must_use]
-    pub fn fst(lambda: f32) -> Self {
-        const REFRESH: NonZeroU32 = NonZeroU32::new(40).unwrap();
-        let transposable = WeightOperand::Pruned(Pruner::Mask(MaskKind::Transposable), KeptValues::Identity);
-        Self {
-            name: "fst",
-            width: Fraction::ONE,
-            refresh: Refresh::Every(REFRESH),
-            decay: MaskedDecay::OnGradients(lambda),
-            phases: vec![
-                Phase {
-                    until: Until::Fraction(Fraction::FIVE_SIXTHS),
-                    optimizer: AdamVariant::Standard,
-                    forward: transposable,
-                    dgrad: transposable,
-                    wgrad: GradientOperand::Mvue(Estimator::Exact),
-                },
-                Phase::DENSE,
-            ],
-        }
+    pub fn last_step(&self, phase: usize, steps: u32, ends: &Ends) -> u32 {
+        ends.get(&phase).copied().unwrap_or_else(|| self.phases[phase].last_step(steps))
     }
 
     /// The index of the phase that optimizer step `step` (1, 2, ...) of `steps` belongs to. Step 0, the initial weights, is the first's.
     #[must_use]
-    pub fn phase_at(&self, step: u32, steps: u32) -> usize {
+    pub fn phase_at(&self, step: u32, steps: u32, ends: &Ends) -> usize {
         let last = self.phases.len() - 1;
-        self.phases[..last].iter().position(|phase| step.max(1) <= phase.last_step(steps)).unwrap_or(last)
+        (0..last).find(|&phase| step.max(1) <= self.last_step(phase, steps, ends)).unwrap_or(last)
     }
-}
 
-impl Phase {
-    /// The last optimizer step of the phase at the latest.
+    /// The last step whose forward is pruned, after which the weights under their masks are the last 2:4 model. None of a dense method.
     #[must_use]
-    pub fn last_step(&self, steps: u32) -> u32 {
-        match self.until {
-            Until::Fraction(fraction) | Until::VarianceSettled { latest: fraction, .. } => fraction.of(steps),
+    pub fn last_sparse_step(&self, steps: u32, ends: &Ends) -> Option<u32> {
+        let last = self.phases.len() - 1;
+        let phase = self.phases.iter().rposition(|phase| phase.kind() == PhaseKind::Sparse)?;
+        Some(if phase == last { steps } else { self.last_step(phase, steps, ends) })
+    }
+
+    /// What must be kept of each sparsifiable weight.
+    #[must_use]
+    pub fn pruned_operands(&self) -> PrunedOperands {
+        let has = |wanted: fn(&Phase) -> bool| self.phases.iter().any(wanted);
+        match (has(|phase| phase.mask().is_some()), has(|phase| phase.dgrad == DgradOperand::Permuted)) {
+            (false, _) => PrunedOperands::None,
+            (true, false) => PrunedOperands::One,
+            (true, true) => PrunedOperands::Two,
         }
+    }
+
+    /// Whether any weight gradient is sampled.
+    #[must_use]
+    pub fn samples(&self) -> bool {
+        self.phases.iter().any(|phase| matches!(phase.wgrad, GradientOperand::Mvue(_)))
+    }
+
+    /// Whether any phase watches Adam's variance.
+    #[must_use]
+    pub fn watches_variance(&self) -> bool {
+        self.phases.iter().any(|phase| matches!(phase.until, Until::VarianceSettled { .. }))
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use sparse24_core::{MaskKind, mvue::Estimator, phase::Fraction};
-
-    use super::*;
-
-    #[test]
-    fn fst_turns_dense_after_five_sixths() {
-        let method = Method::fst(0.0);
-        let kinds = [0, 1, 83, 84, 100].map(|t| method.phases[method.phase_at(t, 100)].kind());
-        assert_eq!(kinds, [PhaseKind::Sparse, PhaseKind::Sparse, PhaseKind::Sparse, PhaseKind::Dense, PhaseKind::Dense]);
-    }
-
-    #[test]
-    fn every_preset_has_its_own_name() {
-        for preset in PRESETS {
-            assert_eq!(Method::preset(preset.name, 0.0).map(|method| method.name), Some(preset.name));
-        }
-        assert_eq!(Method::preset("fts", 0.0), None);
-    }
-
-    /// The methods of the paper's comparison, and S-STE, are values of the type; which of them the trainer runs is `check`'s answer.
-    #[test]
-    fn the_other_methods_are_values_too() {
-        let row = WeightOperand::Pruned(Pruner::Mask(MaskKind::RowWise), KeptValues::Identity);
-        let whole = |forward, dgrad, wgrad| Phase { forward, dgrad, wgrad, ..Phase::DENSE };
-        let ste = Method {
-            name: "ste",
-            refresh: Refresh::EachStep,
-            phases: vec![whole(row, WeightOperand::Dense, GradientOperand::Dense)],
-            ..Method::dense()
-        };
-        let half = Method { name: "half", width: Fraction::new(1, 2).unwrap(), ..Method::dense() };
-        let sr_ste = Method { name: "sr-ste", decay: MaskedDecay::OnWeights(2e-4), ..ste.clone() };
-        let tenth_to_half = Until::VarianceSettled { earliest: Fraction::new(1, 10).unwrap(), latest: Fraction::new(1, 2).unwrap() };
-        let frozen = Phase { optimizer: AdamVariant::FrozenVariance, ..ste.phases[0] };
-        let step = Method { name: "step", phases: vec![Phase { until: tenth_to_half, ..Phase::DENSE }, frozen], ..ste.clone() };
-        let permuted = WeightOperand::Pruned(Pruner::ColumnWisePermuted, KeptValues::Identity);
-        let bi_mask = Method { name: "bi-mask", phases: vec![whole(row, permuted, GradientOperand::Dense)], ..ste.clone() };
-        let soft = WeightOperand::Pruned(Pruner::Mask(MaskKind::RowWise), KeptValues::SoftThreshold);
-        let sampled = GradientOperand::Mvue(Estimator::Exact);
-        let s_ste = Method { name: "s-ste", phases: vec![whole(soft, WeightOperand::Dense, sampled)], ..ste.clone() };
-
-        let refusal = |method: &Method| method.check().err().map(|error| error.to_string());
-        assert_eq!([&ste, &half, &sr_ste].map(refusal), [None, None, None]);
-        let refusals = [&step, &bi_mask, &s_ste].map(|method| refusal(method).unwrap());
-        assert_eq!(
-            refusals,
-            [
-                "method step: a phase that watches or freezes Adam's variance is not supported yet",
-                "method bi-mask: a dgrad operand pruned otherwise than the forward's is not supported yet",
-                "method s-ste: the soft threshold is not supported yet",
-            ]
-        );
-    }
-}
+mod tests;

@@ -13,6 +13,7 @@
 //! | `metrics.jsonl` | one object a step ([`StepMetrics`]) |
 //! | `checkpoints/` | [`crate::checkpoint`] |
 //! | `log.txt` | what was said, line by line ([`Log`]) |
+//! | `lambda-search/` | the search for its lambda, where it was made for this run ([`crate::search`]) |
 //!
 //! Invariant: a [`RunDirectory`] holds the lock; two processes never write one run directory. Deliberately absent: the loop itself
 //! ([`crate::trainer`]), and terminals.
@@ -33,6 +34,8 @@ mod model;
 mod plans;
 mod provenance;
 #[cfg(feature = "cpu")]
+mod reference;
+#[cfg(feature = "cpu")]
 mod saving;
 #[cfg(feature = "cpu")]
 mod setup;
@@ -49,12 +52,15 @@ mod tests;
 #[cfg(feature = "cpu")]
 pub use adopt::adopt;
 pub use directory::RunDirectory;
+pub(crate) use directory::lock;
+#[cfg(feature = "cpu")]
+pub(crate) use identity::{decisive, of_dataset};
 pub use instruments::{Instruments, LayerInstruments};
 pub use log::{Log, timestamp};
 pub use metrics::{Cut, MetricsLog, StepMetrics};
 #[cfg(feature = "cpu")]
 pub use model::Model;
-pub use provenance::{Initial, Provenance};
+pub use provenance::{Initial, LambdaOrigin, Provenance};
 #[cfg(feature = "cpu")]
 pub use setup::{open_dataset, run_config};
 #[cfg(feature = "cpu")]

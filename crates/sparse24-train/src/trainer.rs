@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! step t:  micro-batches (forward, backward)  ->  gradient norm  ->  AdamW with masked decay  ->  w_t
-//!          then, in a sparse phase: masks searched anew when due, and S(w_t) rebuilt once
+//!          then: a phase that watches Adam's variance ends, or not; in a sparse phase masks are searched anew when due, and S(w_t) rebuilt once
 //! ```
 //!
 //! The state after step t is a function of (seed, recipe, data) alone. Deliberately absent: files, clocks, terminals.
@@ -20,7 +20,7 @@ use sparse24_core::{MaskKind, flip::flip_rate};
 use crate::{
     Error,
     backend::{Backend, Beta, DType, MaskId, Plans, Region, SegmentId, StepState, TableId, Tensor},
-    method::{Method, Phase, PhaseKind},
+    method::{Method, Phase, PhaseKind, Until},
     model::gpt2::{BatchShape, Gpt2, Gpt2Shape, Recompute},
     nn::{
         Pass,
@@ -30,14 +30,21 @@ use crate::{
     schedule::Schedule,
 };
 
+use self::{
+    operands::{Memory, Refreshed, pruned},
+    settling::Variances,
+};
+
 mod divergence;
 mod instruments;
+mod operands;
 mod sampler;
+mod settling;
 mod state;
 
 pub use instruments::{GradientNoise, MaskChange};
 pub use sampler::Sampler;
-pub use state::ParameterState;
+pub use state::{ParameterState, Progress};
 
 /// All that determines a run, besides its data.
 #[derive(Debug, Clone, PartialEq)]
@@ -138,9 +145,11 @@ pub struct Trainer {
     model: Gpt2,
     parameters: Parameters,
     recipe: Recipe,
-    step: u32,
+    progress: Progress,
     losses: Tensor,
     flip_masks: Vec<[MaskId; 2]>,
+    memories: Vec<Memory>,
+    variances: Variances,
     sparse_table: TableId,
     dense_table: TableId,
     inputs: Vec<u32>,
@@ -154,13 +163,16 @@ impl Trainer {
     /// # Errors
     /// [`Error::Setting`] for a method that this trainer does not run; those of the allocations.
     pub fn new(mut backend: Box<dyn Backend>, recipe: Recipe) -> Result<Self, Error> {
-        recipe.method.check()?;
-        let (model, parameters) = Gpt2::new(&mut *backend, recipe.model, recipe.batch, recipe.recompute)?;
+        recipe.method.check(recipe.steps)?;
+        backend.check_method(&recipe.method)?;
+        let (model, parameters) = Gpt2::new(&mut *backend, recipe.model, recipe.batch, recipe.recompute, &recipe.method)?;
         parameters.initialise(&mut *backend, recipe.seed)?;
         let losses = backend.alloc("losses", [recipe.accumulation.get() as usize, 1], DType::F32, Region::Activations)?;
         let flip_masks = sparsifiable(&parameters)
-            .map(|(parameter, _)| Ok([backend.alloc_mask(parameter.weight.shape)?, backend.alloc_mask(parameter.weight.shape)?]))
+            .map(|parameter| Ok([backend.alloc_mask(parameter.weight.shape)?, backend.alloc_mask(parameter.weight.shape)?]))
             .collect::<Result<Vec<_>, Error>>()?;
+        let variances = Variances::new(&mut *backend, &parameters, &recipe.method)?;
+        let memories = vec![Memory::default(); pruned(&parameters).count()];
         let mut table = |masked| backend.alloc_table(&parameters.optimizer_table(recipe.weight_decay, masked));
         let (sparse_table, dense_table) = (table(Masked::Decayed)?, table(Masked::Untouched)?);
         let mut trainer = Self {
@@ -168,9 +180,11 @@ impl Trainer {
             model,
             parameters,
             recipe,
-            step: 0,
+            progress: Progress::default(),
             losses,
             flip_masks,
+            memories,
+            variances,
             sparse_table,
             dense_table,
             inputs: Vec::new(),
@@ -184,7 +198,13 @@ impl Trainer {
     /// Optimizer steps done.
     #[must_use]
     pub fn step(&self) -> u32 {
-        self.step
+        self.progress.step
+    }
+
+    /// What it remembers besides its parameters.
+    #[must_use]
+    pub fn progress(&self) -> &Progress {
+        &self.progress
     }
 
     /// What it was made of.
@@ -210,7 +230,30 @@ impl Trainer {
     /// The phase that the weights are in: that of the step done last.
     #[must_use]
     pub fn phase(&self) -> &Phase {
-        &self.recipe.method.phases[self.phase_index(self.step)]
+        &self.recipe.method.phases[self.phase_index(self.step())]
+    }
+
+    /// Whether another phase begins with the next step.
+    #[must_use]
+    pub fn ends_phase(&self) -> bool {
+        self.step() < self.recipe.steps && self.phase_index(self.step()) != self.phase_index(self.step() + 1)
+    }
+
+    /// What the next step begins, in words, where it [begins another phase](Self::ends_phase).
+    #[must_use]
+    pub fn transition(&self) -> &'static str {
+        let [ended, begun] = [0, 1].map(|ahead| self.recipe.method.phases[self.phase_index(self.step() + ahead)]);
+        match (ended.kind(), begun.kind()) {
+            (PhaseKind::Sparse, PhaseKind::Dense) => "sparse training ends, dense fine-tuning begins",
+            (PhaseKind::Dense, PhaseKind::Sparse) => "dense training ends, sparse training begins",
+            _ => "the next phase begins",
+        }
+    }
+
+    /// The last step whose forward is pruned, as far as that is decided: the last 2:4 model. None of a dense method.
+    #[must_use]
+    pub fn last_sparse_step(&self) -> Option<u32> {
+        self.recipe.method.last_sparse_step(self.recipe.steps, &self.progress.ends)
     }
 
     /// While this is set, a step or an evaluation under way ends before its next micro-batch with [`Error::Interrupted`].
@@ -224,18 +267,18 @@ impl Trainer {
     /// [`Error::NonFinite`] before any update if the loss or a gradient is not finite; [`Error::Interrupted`], which leaves the state as it
     /// was before the step; those of the operations.
     pub fn train_step(&mut self, batches: &dyn Batches, sampling: FlipSampling) -> Result<StepOutcome, Error> {
-        let step = self.step + 1;
+        let step = self.step() + 1;
         let index = self.phase_index(step);
         let phase = self.recipe.method.phases[index];
         let (accumulation, BatchShape { sequences, context }) = (self.recipe.accumulation.get(), self.recipe.batch);
         let tokens = self.recipe.tokens_per_step() as f64;
         let learning_rate = self.recipe.schedule.learning_rate(step);
-        let Recipe { seed, dropout, optimizer, .. } = self.recipe;
+        let Recipe { seed, dropout, .. } = self.recipe;
+        let (rule, bias_corrections) = self.update_rule(index, step);
         let Self { backend, model, interrupt, .. } = self;
         for micro_step in 0..accumulation {
             go_on(interrupt)?;
             batches.fill(step, micro_step, &mut self.inputs, &mut self.targets);
-            let bias_corrections = optimizer.bias_corrections(step);
             backend.set_step(StepState { seed, step, micro_step, learning_rate, bias_corrections })?;
             model.upload(&mut **backend, &self.inputs, &self.targets)?;
             let (part, beta) = if micro_step == 0 { (Part::First, Beta::Overwrite) } else { (Part::Further, Beta::Accumulate) };
@@ -254,22 +297,28 @@ impl Trainer {
             PhaseKind::Dense => self.dense_table,
         };
         let decay = self.recipe.method.decay;
+        let watched = matches!(phase.until, Until::VarianceSettled { .. });
+        if watched {
+            self.variances.keep(&mut **backend, &self.parameters)?;
+        }
         backend.segment(Part::Update.of_phase(index), &mut |backend| {
             backend.grad_norm(table)?;
-            backend.optimizer_step(table, &optimizer, decay)
+            backend.optimizer_step(table, &rule, decay)
         })?;
         let report = self.backend.report(self.losses)?;
         if let Some(culprit) = report.non_finite {
             return Err(Error::NonFinite { step, what: self.divergence(batches, culprit)?, kept: None });
         }
 
-        self.step = step;
+        if watched {
+            let change = self.variances.change(&mut *self.backend, &self.parameters)?;
+            self.progress.variance_changes.push(change);
+        }
+        self.advance(index)?;
         let flips = match sampling {
             FlipSampling::Sample => Some(self.count_flips()?),
             FlipSampling::Skip => None,
         };
-        let due = if self.recipe.method.refresh.is_due(step) { Refreshed::Anew } else { Refreshed::Kept };
-        self.prepare_weights(due)?;
         Ok(StepOutcome { step, phase: phase.kind(), loss: report.loss / tokens, learning_rate, grad_norm: report.grad_norm, flips })
     }
 
@@ -278,9 +327,14 @@ impl Trainer {
     /// # Errors
     /// Those of the operations.
     pub fn pass_over(&mut self) -> Result<(), Error> {
-        self.step += 1;
-        let due = if self.recipe.method.refresh.is_due(self.step) { Refreshed::Anew } else { Refreshed::Kept };
-        self.prepare_weights(due)
+        self.advance(self.phase_index(self.step() + 1))
+    }
+
+    /// What follows an update in a phase, or its omission.
+    fn advance(&mut self, phase: usize) -> Result<(), Error> {
+        self.progress.step += 1;
+        self.settle(phase);
+        self.prepare_weights(Refreshed::AsDue)
     }
 
     /// Mean loss a token over all windows, with the weights of the current phase.
@@ -336,31 +390,14 @@ impl Trainer {
     }
 
     fn phase_index(&self, step: u32) -> usize {
-        self.recipe.method.phase_at(step, self.recipe.steps)
-    }
-
-    /// Brings masks and S(w) in line with w and the phase at hand, and with the next one where a sparse phase begins.
-    fn prepare_weights(&mut self, refreshed: Refreshed) -> Result<(), Error> {
-        let current = self.phase().mask();
-        let entered = self.recipe.method.phases[self.phase_index(self.step + 1)].mask().filter(|_| current.is_none());
-        let searched = if refreshed == Refreshed::Anew { current.or(entered) } else { entered };
-        if let Some(kind) = searched {
-            for (parameter, mask) in sparsifiable(&self.parameters) {
-                self.backend.mask_search(parameter.weight, kind, mask)?;
-            }
-        }
-        if current.or(entered).is_none() {
-            return Ok(());
-        }
-        let model = &self.model;
-        self.backend.segment(Part::Compress.of_phase(0), &mut |backend| model.compress(backend))
+        self.recipe.method.phase_at(step, self.recipe.steps, &self.progress.ends)
     }
 
     fn count_flips(&mut self) -> Result<Vec<Flips>, Error> {
         search_flips(&mut *self.backend, &self.parameters, self.flip_masks.iter().map(|masks| masks[1]))?;
         sparsifiable(&self.parameters)
             .zip(&self.flip_masks)
-            .map(|((parameter, _), &[before, after])| {
+            .map(|(parameter, &[before, after])| {
                 let (name, weights) = (parameter.name.clone(), parameter.weight.elements() as u64);
                 Ok(Flips { name, flips: self.backend.flip_count(before, after)?, weights })
             })
@@ -389,12 +426,6 @@ impl Part {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Refreshed {
-    Anew,
-    Kept,
-}
-
 fn go_on(interrupt: &AtomicBool) -> Result<(), Error> {
     if interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
 }
@@ -403,13 +434,13 @@ fn evaluation_pass<'a>(backend: &'a mut dyn Backend, phase: &'a Phase, sequences
     Pass { backend, phase, sequences, context, dropout: 0.0, beta: Beta::Overwrite, watch: None }
 }
 
-fn sparsifiable(parameters: &Parameters) -> impl Iterator<Item = (&Parameter, MaskId)> {
-    parameters.iter().filter_map(|parameter| Some((parameter, parameter.mask?)))
+fn sparsifiable(parameters: &Parameters) -> impl Iterator<Item = &Parameter> {
+    parameters.iter().filter(|parameter| parameter.is_sparsifiable())
 }
 
 /// Searches m(w) of every sparsifiable weight into its mask, whatever the phase.
 fn search_flips(backend: &mut dyn Backend, parameters: &Parameters, masks: impl Iterator<Item = MaskId>) -> Result<(), Error> {
     sparsifiable(parameters)
         .zip(masks)
-        .try_for_each(|((parameter, _), mask)| backend.mask_search(parameter.weight, MaskKind::Transposable, mask))
+        .try_for_each(|(parameter, mask)| backend.mask_search(parameter.weight, MaskKind::Transposable, mask))
 }

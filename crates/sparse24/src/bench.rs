@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// Instead, where the time of a steady training step of this preset goes
     #[arg(long, value_name = "PRESET", conflicts_with_all = ["kernel", "size", "list"])]
     step: Option<String>,
-    /// The training method of the step: dense or fst
+    /// The training method of the step; `sparse24 presets --methods` lists them
     #[arg(long, requires = "step")]
     method: Option<String>,
     /// A setting of the step, e.g. `batch.sequences=16`; may be repeated

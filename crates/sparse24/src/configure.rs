@@ -21,7 +21,7 @@ pub(crate) struct Configure {
     /// A text file, a folder of text files, or prepared shards; the embedded corpus otherwise
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
-    /// The training method: dense or fst
+    /// The training method; `sparse24 presets --methods` lists them
     #[arg(long)]
     method: Option<String>,
     /// The device: cpu or cuda

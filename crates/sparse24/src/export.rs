@@ -1,8 +1,9 @@
 //! `sparse24 export`: a model as a Hugging Face GPT-2.
 
-use std::path::PathBuf;
+use std::{borrow::Cow, path::PathBuf};
 
 use clap::ValueEnum;
+use sparse24_core::MaskKind;
 use sparse24_train::{
     backend::Activation,
     interchange::{self, Dtype, Gpt2Config, Values},
@@ -61,7 +62,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             return Err(Failure::new(Exit::Input, problem));
         }
     };
-    let exported = interchange::export(&args.out, &checkpoint.weights, &Gpt2Config::of(&shape), dtype, values)?;
+    let weights = match values {
+        Values::Dense => Cow::Borrowed(checkpoint.weights.as_slice()),
+        Values::Sparse24 { .. } => model.mapped_weights()?,
+    };
+    let exported = interchange::export(&args.out, &weights, &Gpt2Config::of(&shape), dtype, values)?;
     say!("exported step {} to {}", checkpoint.state.step, args.out.display());
     if !exported.zero_biases.is_empty() {
         say!("{} biases that the model has not were written as zeros, which compute the same", exported.zero_biases.len());
@@ -70,7 +75,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         say!("{} weights were read back and proved 2:4; to verify them again:", exported.sparse24.len());
         // Where attention is dense, it is not to be proved.
         let filter = if exported.sparse24.iter().all(|name| name.contains(".mlp.")) { " --include mlp" } else { "" };
-        say!("sparse24 verify {}{filter}", word(&args.out.join("model.safetensors")));
+        // The file has the matrices transposed.
+        let mask = match model.phase().mask() {
+            Some(MaskKind::RowWise) => " --mask column",
+            Some(MaskKind::ColumnWise) => " --mask row",
+            Some(MaskKind::Transposable) | None => "",
+        };
+        say!("sparse24 verify {}{mask}{filter}", word(&args.out.join("model.safetensors")));
     }
     Ok(())
 }

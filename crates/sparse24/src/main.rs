@@ -13,6 +13,7 @@ mod eval;
 mod export;
 mod failure;
 mod import;
+mod lambda_search;
 mod output;
 mod prepare;
 mod presets;
@@ -21,8 +22,10 @@ mod prune;
 mod report;
 mod resume;
 mod sample;
+mod series;
 mod signals;
 mod structure;
+mod study;
 mod tensorboard;
 mod train;
 mod verify;
@@ -45,6 +48,8 @@ enum Command {
     Eval(eval::Args),
     Report(report::Args),
     Sample(sample::Args),
+    LambdaSearch(lambda_search::Args),
+    Study(study::Args),
     Prepare(prepare::Args),
     Prune(prune::Args),
     Verify(verify::Args),
@@ -64,6 +69,8 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Eval(args) => eval::run(args),
         Command::Report(args) => report::run(args),
         Command::Sample(args) => sample::run(args),
+        Command::LambdaSearch(args) => lambda_search::run(args),
+        Command::Study(args) => study::run(args),
         Command::Prepare(args) => prepare::run(args),
         Command::Prune(args) => prune::run(args),
         Command::Verify(args) => verify::run(args),

@@ -49,6 +49,19 @@ impl Signals {
         Ok(Self { stops, save: Arc::default(), any })
     }
 
+    /// Who else watches runs of this process: what was received before is received there too.
+    pub(crate) fn another(&self) -> io::Result<Self> {
+        let (any, save) = (Arc::default(), Arc::default());
+        for signal in [SIGINT, SIGTERM] {
+            flag::register(signal, Arc::clone(&any))?;
+        }
+        #[cfg(unix)]
+        for received in [&save, &any] {
+            flag::register(signal_hook::consts::SIGUSR1, Arc::clone(received))?;
+        }
+        Ok(Self { stops: self.stops.clone(), save, any })
+    }
+
     /// A flag that each of them sets, and [`Signals::asked`] clears.
     pub(crate) fn any(&self) -> Arc<AtomicBool> {
         self.any.clone()

@@ -7,7 +7,9 @@ use sparse24_train::{
     config::Config,
     method::PhaseKind,
     report,
-    run::{Asked, Ended, Given, Observer, Provenance, Run, StepMetrics, Summary, open_dataset},
+    run::{Asked, Ended, Given, LambdaOrigin, Observer, Provenance, Run, StepMetrics, Summary, open_dataset},
+    search::{Report, Wanted},
+    series::Keep,
 };
 
 use crate::{
@@ -34,6 +36,12 @@ pub(crate) struct Args {
     /// Replay the timed choices of a run (or of a plans.json) instead of timing: with its seed, a GPU gives its bits
     #[arg(long, value_name = "RUN")]
     plans: Option<PathBuf>,
+    /// The factor of masked decay, or auto for what a search recommends
+    #[arg(long, value_name = "auto|VALUE", allow_negative_numbers = true)]
+    lambda: Option<String>,
+    /// The finished search of --lambda auto; otherwise one is made first, in the run directory
+    #[arg(long, value_name = "DIR")]
+    lambda_search: Option<PathBuf>,
     #[command(flatten)]
     telling: Telling,
 }
@@ -50,14 +58,15 @@ pub(crate) struct Telling {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let config = args.configure.resolve()?;
+    let mut config = args.configure.resolve()?;
     config.check_corpus()?;
     let out = args.out.clone().unwrap_or_else(|| default_directory(&config));
+    let lambda = choose_lambda(args, &mut config, &out)?;
     on_threads(&config.clone(), || {
         let dataset = open_dataset(&config)?;
         let vocabulary = dataset.vocabulary() as usize;
         let initial = args.init_from.as_deref().map(|path| weights::read(path, &config, vocabulary)).transpose()?;
-        let given = Given { weights: initial.as_deref(), plans: args.plans.as_deref() };
+        let given = Given { weights: initial.as_deref(), plans: args.plans.as_deref(), lambda: lambda.as_ref() };
         let run = Run::start(config, dataset, given, &out).map_err(|error| match (&args.init_from, error) {
             (Some(path), Error::Parameter { name, problem }) => {
                 let sentence = format!("{}: {name}: {problem}; the weights to begin with must have the model's shape", path.display());
@@ -67,6 +76,42 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         })?;
         drive(run, &args.telling)
     })
+}
+
+/// Sets lambda as asked; gives where it comes from, if from a search.
+fn choose_lambda(args: &Args, config: &mut Config, out: &Path) -> Result<Option<LambdaOrigin>, Failure> {
+    let refuse = |problem: &str| Err(Failure::new(Exit::Usage, problem));
+    let asked = args.lambda.as_deref();
+    if args.lambda_search.is_some() && asked != Some("auto") {
+        return refuse("--lambda-search: is for --lambda auto, which is not asked for");
+    }
+    let Some(asked) = asked else { return Ok(None) };
+    if asked != "auto" {
+        let Ok(value) = asked.parse() else {
+            return refuse(&format!("--lambda: expected auto or a number, found {asked:?}"));
+        };
+        config.method.lambda = value;
+        config.check()?;
+        return Ok(None);
+    }
+    let folder = args.lambda_search.clone().unwrap_or_else(|| out.join("lambda-search"));
+    let found = match &args.lambda_search {
+        Some(folder) => Report::read(folder)?,
+        None if out.join("config.toml").exists() => {
+            let problem = format!("{}: already holds a run; resume it, or choose another directory", out.display());
+            return Err(Failure::new(Exit::Input, problem));
+        }
+        None => {
+            // The directory of a run that gets none has the time in its name.
+            let more = [Path::new("--out"), out];
+            let more = if args.out.is_some() { &more[..0] } else { &more };
+            crate::lambda_search::search(config.clone(), Wanted::default(), &folder, 1, Keep::Results, more)?
+        }
+    };
+    let origin = found.origin(&folder, config, &open_dataset(config)?)?;
+    note(format_args!("lambda {:e} (mu = {:.3}), by the search in {}", origin.lambda, origin.mu, folder.display()));
+    config.method.lambda = origin.lambda;
+    Ok(Some(origin))
 }
 
 /// Runs on the configured number of threads.

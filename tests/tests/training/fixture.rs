@@ -8,7 +8,7 @@ use sparse24_core::{
 };
 use sparse24_train::{
     backend::{Activation, Backend},
-    method::{GradientOperand, KeptValues, Method, Phase, Pruner, Until, WeightOperand},
+    method::{DgradOperand, GradientOperand, KeptValues, Method, Phase, Until, WeightOperand},
     model::gpt2::{BatchShape, Gpt2Shape, Recompute, Sparsify},
     nn::linear24::Bias,
     optim::{AdamVariant, AdamW},
@@ -36,11 +36,9 @@ pub(crate) fn fst(lambda: f32) -> Method {
 }
 
 /// A phase that ends with the run.
-pub(crate) fn phase(forward: Option<MaskKind>, dgrad: Option<MaskKind>, wgrad: GradientOperand) -> Phase {
-    let operand =
-        |kind: Option<MaskKind>| kind.map_or(WeightOperand::Dense, |kind| WeightOperand::Pruned(Pruner::Mask(kind), KeptValues::Identity));
-    let until = Until::Fraction(Fraction::ONE);
-    Phase { until, optimizer: AdamVariant::Standard, forward: operand(forward), dgrad: operand(dgrad), wgrad }
+pub(crate) fn phase(forward: Option<MaskKind>, dgrad: DgradOperand, wgrad: GradientOperand) -> Phase {
+    let forward = forward.map_or(WeightOperand::Dense, |kind| WeightOperand::Pruned(kind, KeptValues::Identity));
+    Phase { until: Until::Fraction(Fraction::ONE), optimizer: AdamVariant::Standard, forward, dgrad, wgrad }
 }
 
 /// Two layers of width 8; 21 tokens at a time, which four does not divide, in two micro-batches; one position is never used.

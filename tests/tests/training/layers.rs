@@ -6,7 +6,7 @@
 use sparse24_core::philox::{Purpose, Site};
 use sparse24_train::{
     backend::{Activation, Arithmetic as Operands, AttentionMask, Backend, Beta, DType, Region, StepState, Tensor, cpu::CpuBackend},
-    method::{GradientOperand, Phase},
+    method::{DgradOperand, GradientOperand, Phase},
     nn::{
         Pass,
         attention::{Attention, AttentionActivations},
@@ -52,7 +52,7 @@ impl Bench {
             .set_step(StepState { seed: of_run, step, micro_step, learning_rate: 0.0, bias_corrections: [1.0; 2] })
             .expect("the CPU does not refuse");
         let (parameters, weights, before) = (Parameters::default(), Tensors::new(), Tensors::new());
-        let phase = fixture::phase(None, None, GradientOperand::Dense);
+        let phase = fixture::phase(None, DgradOperand::Dense, GradientOperand::Dense);
         Self { backend, parameters, phase, random: Random(seed), weights, before }
     }
 
@@ -95,7 +95,7 @@ impl Bench {
     }
 
     fn pass(&mut self, sequences: usize, context: usize, dropout: f32, beta: Beta) -> Pass<'_> {
-        Pass { backend: &mut self.backend, phase: &self.phase, sequences, context, dropout, beta }
+        Pass { backend: &mut self.backend, phase: &self.phase, sequences, context, dropout, beta, watch: None }
     }
 
     /// What these tensors and all gradients hold, by name.

@@ -3,7 +3,7 @@
 use sparse24_core::{MaskKind, mvue::Estimator, phase::Fraction};
 use sparse24_train::{
     backend::{Activation, Arithmetic, Region, cpu::CpuBackend},
-    method::{GradientOperand, Method, Phase, PhaseKind, Until},
+    method::{DgradOperand, GradientOperand, Method, Phase, PhaseKind, Until},
     model::gpt2::{BatchShape, Recompute},
     trainer::{FlipSampling, ParameterState, Recipe, Sampler, StepOutcome, Trainer},
 };
@@ -103,10 +103,12 @@ fn any_number_of_threads_gives_the_same_bits() {
 
 /// A dense phase, then one of row-wise masks that are entered at step 7.
 fn dense_then_sparse() -> Method {
-    let dense =
-        Phase { until: Until::Fraction(Fraction::new(1, 2).expect("a half")), ..fixture::phase(None, None, GradientOperand::Dense) };
+    let dense = Phase {
+        until: Until::Fraction(Fraction::new(1, 2).expect("a half")),
+        ..fixture::phase(None, DgradOperand::Dense, GradientOperand::Dense)
+    };
     let kind = Some(MaskKind::RowWise);
-    Method { phases: vec![dense, fixture::phase(kind, None, GradientOperand::Mvue(Estimator::Approximate))], ..fst(LAMBDA) }
+    Method { phases: vec![dense, fixture::phase(kind, DgradOperand::Dense, GradientOperand::Mvue(Estimator::Approximate))], ..fst(LAMBDA) }
 }
 
 /// Interrupted after every step, so on both sides of each refresh and switch: restored in a new trainer, it ends on the same bits.

@@ -1,11 +1,11 @@
 //! What the trainer promises of masks, phases, flips and failures.
 
 use ndarray::ArrayView2;
-use sparse24_core::{Mask, MaskKind, flip::flip_count, mvue::Estimator, phase::Fraction, philox::Philox4x32, search::mask_search};
+use sparse24_core::{Mask, MaskKind, flip::flip_count, phase::Fraction, philox::Philox4x32, search::mask_search};
 use sparse24_train::{
     Error, ErrorKind,
     backend::{Arithmetic, cpu::CpuBackend},
-    method::{GradientOperand, KeptValues, Method, Phase, PhaseKind, Pruner, Until, WeightOperand},
+    method::{DgradOperand, GradientOperand, KeptValues, Method, Phase, PhaseKind, Until, WeightOperand},
     model::gpt2::Recompute,
     optim::AdamVariant,
     trainer::{Batches, FlipSampling, ParameterState, Recipe, Trainer, overall_flip_rate},
@@ -254,47 +254,42 @@ fn an_infinite_loss_stops_training_though_gradients_are_finite() {
 }
 
 #[test]
-fn methods_that_this_trainer_does_not_run_are_refused() {
-    let transposable = WeightOperand::Pruned(Pruner::Mask(MaskKind::Transposable), KeptValues::Identity);
-    let row_wise = WeightOperand::Pruned(Pruner::Mask(MaskKind::RowWise), KeptValues::Identity);
-    let permuted = WeightOperand::Pruned(Pruner::ColumnWisePermuted, KeptValues::Identity);
-    let soft = WeightOperand::Pruned(Pruner::Mask(MaskKind::Transposable), KeptValues::SoftThreshold);
-    let mvue = GradientOperand::Mvue(Estimator::Exact);
-    let dense = fixture::phase(None, None, GradientOperand::Dense);
-    let settled = Until::VarianceSettled { earliest: Fraction::FIVE_SIXTHS, latest: Fraction::ONE };
-    let cases = [
-        (Phase { forward: permuted, ..dense }, "a permuted column-wise mask"),
-        (Phase { forward: soft, ..dense }, "the soft threshold"),
-        (Phase { forward: transposable, dgrad: row_wise, ..dense }, "a dgrad operand pruned otherwise than the forward's"),
-        (Phase { dgrad: transposable, ..dense }, "a dgrad operand pruned otherwise than the forward's"),
-        (Phase { until: settled, ..dense }, "a phase that watches or freezes Adam's variance"),
-        (Phase { optimizer: AdamVariant::FrozenVariance, ..dense }, "a phase that watches or freezes Adam's variance"),
-        (Phase { wgrad: mvue, ..dense }, "a sampled gradient beside dense weights"),
-    ];
-    for (phase, choice) in cases {
-        // Also where it is not the first phase.
-        let method = Method { name: "trial", phases: vec![dense, phase], ..Method::dense() };
-        let expected = format!("method trial: {choice} is not supported yet");
-        let error = method.check().expect_err(choice);
-        assert_eq!((error.to_string(), error.kind()), (expected.clone(), ErrorKind::Configuration));
-        let refused = Trainer::new(Box::new(backend()), fixture::recipe(method)).err().map(|error| error.to_string());
-        assert_eq!(refused, Some(expected));
-    }
-    let half = Until::Fraction(Fraction::new(1, 2).expect("a half"));
-    let two = Method {
-        name: "trial",
-        phases: vec![Phase { until: half, forward: transposable, ..dense }, Phase { forward: row_wise, ..dense }],
-        ..Method::dense()
-    };
-    assert_eq!(two.check().expect_err("two kinds").to_string(), "method trial: a second kind of mask is not supported yet");
-    let ends = |until| Phase { until, ..dense };
-    for phases in [vec![ends(half)], vec![dense, ends(half)], vec![dense, ends(half), dense]] {
+fn methods_that_cannot_be_are_refused() {
+    let pruned = |kind| WeightOperand::Pruned(kind, KeptValues::Identity);
+    let dense = fixture::phase(None, DgradOperand::Dense, GradientOperand::Dense);
+    let ends = |until: Fraction| Phase { until: Until::Fraction(until), ..dense };
+    let half = ends(Fraction::new(1, 2).expect("a half"));
+    let of = |kind, phase: Phase| Phase { forward: pruned(kind), ..phase };
+    let permuted = |forward| Phase { dgrad: DgradOperand::Permuted, forward, ..dense };
+    let frozen = Phase { optimizer: AdamVariant::FrozenVariance, ..dense };
+    let follow = "method.phases: expected phases that follow each other, the last one to the end of the run";
+    let row_wise = r#"method.dgrad: expected a row-wise forward beside "permuted" (method.forward = "row-wise")"#;
+    let alike = "method.forward: expected all sparse phases to prune the forward's operand alike";
+    let steps_before = "method.phases: expected at least one step before a frozen variance, found none";
+    for (phases, expected) in [
+        (vec![], follow),
+        (vec![half], follow),
+        (vec![dense, half], follow),
+        (vec![dense, half, dense], follow),
+        (vec![Phase { until: Until::SETTLED, ..dense }], follow),
+        (vec![of(MaskKind::Transposable, half), of(MaskKind::RowWise, dense)], alike),
+        (
+            vec![
+                of(MaskKind::RowWise, half),
+                Phase { forward: WeightOperand::Pruned(MaskKind::RowWise, KeptValues::SoftThreshold), ..dense },
+            ],
+            alike,
+        ),
+        (vec![half, permuted(WeightOperand::Dense)], row_wise),
+        (vec![permuted(pruned(MaskKind::Transposable))], row_wise),
+        (vec![frozen], steps_before),
+        (vec![ends(Fraction::new(1, 13).expect("of 12 steps none")), frozen], steps_before),
+    ] {
         let method = Method { name: "trial", phases, ..Method::dense() };
-        let expected = "method trial: phases must follow each other, and the last one end with the run";
-        assert_eq!(method.check().expect_err("not all of a run").to_string(), expected);
-    }
-    for method in [Method::dense(), Method::fst(1.0)] {
-        method.check().expect("supported");
+        let error = method.check(STEPS).expect_err(expected);
+        assert_eq!((error.to_string().as_str(), error.kind()), (expected, ErrorKind::Configuration));
+        let refused = Trainer::new(Box::new(backend()), fixture::recipe(method)).err().map(|error| error.to_string());
+        assert_eq!(refused.as_deref(), Some(expected));
     }
 }
 

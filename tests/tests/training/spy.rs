@@ -10,9 +10,9 @@ use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
 use sparse24_train::{
     Error,
     backend::{
-        AttentionBackward, AttentionForward, Backend, Beta, Copied, DType, Device, Dropout, Embed, Gradient, Gradient24, HeadLoss,
-        LinearDgrad, LinearForward, LinearWgrad, MaskId, NormBackward, NormForward, OptimizerEntry, Region, SegmentId, StepReport,
-        StepState, TableId, Tensor, Weight24,
+        AttentionBackward, AttentionForward, Backend, Beta, CompressWeight, Copied, DType, Device, Dropout, Embed, Gradient, Gradient24,
+        HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NormBackward, NormForward, OptimizerEntry, Region, SegmentId,
+        StepReport, StepState, TableId, Tensor, Weight24,
     },
     optim::{AdamW, MaskedDecay},
 };
@@ -105,9 +105,9 @@ impl<B: Backend> Backend for Spy<B> {
         self.inner.mask_search(w, kind, mask)
     }
 
-    fn compress_weight(&mut self, w: Tensor, mask: MaskId, out: Weight24) -> Result<(), Error> {
-        self.write(|log| log.prunings.push((self.state.step, out)));
-        self.inner.compress_weight(w, mask, out)
+    fn compress_weight(&mut self, op: &CompressWeight) -> Result<(), Error> {
+        self.write(|log| log.prunings.push((self.state.step, op.out)));
+        self.inner.compress_weight(op)
     }
 
     fn mvue_compress(&mut self, dz: Tensor, site: Site, estimator: Estimator, out: Gradient24) -> Result<(), Error> {
@@ -131,6 +131,8 @@ impl<B: Backend> Backend for Spy<B> {
         download_mask(from: MaskId) -> Mask;
         copy(from: Tensor, to: Tensor) -> ();
         fill(to: Tensor, value: f32) -> ();
+        permuted_mask(w: Tensor, mask: MaskId, order: &[u32], out: MaskId) -> ();
+        l1_distance(a: Tensor, b: Tensor) -> f64;
         flip_count(a: MaskId, b: MaskId) -> u64;
         linear_forward(op: &LinearForward) -> ();
         linear_dgrad(op: &LinearDgrad) -> ();

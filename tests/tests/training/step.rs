@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 use sparse24_core::{MaskKind, mvue::Estimator, phase::Refresh};
 use sparse24_train::{
     backend::{Activation, Arithmetic as Operands, cpu::CpuBackend},
-    method::{GradientOperand, Method},
+    method::{DgradOperand, GradientOperand, Method},
     model::gpt2::{BatchShape, Sparsify},
     nn::linear24::Bias,
     optim::MaskedDecay,
@@ -209,7 +209,7 @@ fn the_approximate_estimator_as_in_f64() {
 /// As SR-STE: row-wise masks in the forward alone, searched after every step, decay on the weights, no dense finish.
 #[test]
 fn row_wise_masks_with_decay_on_weights_as_in_f64() {
-    let phase = fixture::phase(Some(MaskKind::RowWise), None, GradientOperand::Dense);
+    let phase = fixture::phase(Some(MaskKind::RowWise), DgradOperand::Dense, GradientOperand::Dense);
     let method = Method { refresh: Refresh::EachStep, decay: MaskedDecay::OnWeights(2.0), phases: vec![phase], ..Method::fst(0.0) };
     let rules = Rules {
         pattern: Pattern::RowWise,

@@ -54,8 +54,9 @@ repeat() {
     rm -r "$runs"
 }
 
+# All tools, whatever one of them says.
 sanitize() {
-    local tool code output skipped
+    local tool code output skipped failed=()
     for tool in memcheck racecheck initcheck synccheck; do
         local sanitizer=(compute-sanitizer --tool "$tool" --error-exitcode "$complaint")
         # Calls that the driver refuses are answers: that is how the parameters of a kernel are counted.
@@ -66,15 +67,19 @@ sanitize() {
         if [ "$tool" = initcheck ]; then export SPARSE24_UNDEFINED=1; else unset SPARSE24_UNDEFINED; fi
         # The products of cuBLASLt are its own affair, and some of them do not live with the slower tools.
         if [ "$tool" = memcheck ]; then skipped=(); else skipped=(--skip gemm::); fi
-        SPARSE24_SMALL=1 "${sanitizer[@]}" "${skipped[@]}"
+        SPARSE24_SMALL=1 "${sanitizer[@]}" "${skipped[@]}" || failed+=("$tool over all kernels ended with $?")
         echo "== $tool over a planted defect ($SECONDS s)"
         code=0
         output=$("${sanitizer[@]}" --ignored --exact "planted::$tool" 2>&1) || code=$?
         if [ "$code" != "$complaint" ] || ! grep -m 1 "planted_$tool" <<< "$output"; then
-            printf '%s\n%s\n' "$output" "$tool did not find the defect: exit code $code instead of $complaint" >&2
-            return 1
+            printf '%s\n' "$output" >&2
+            failed+=("$tool did not find the planted defect: exit code $code instead of $complaint")
         fi
     done
+    if [ "${#failed[@]}" != 0 ]; then
+        printf '== failed: %s\n' "${failed[@]}" >&2
+        return 1
+    fi
 }
 
 bench() { ./sparse24 bench; }

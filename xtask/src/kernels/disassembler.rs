@@ -43,16 +43,20 @@ pub(super) fn contains(text: &str, instruction: &str) -> bool {
     words.into_iter().any(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
+/// The kernels in the text, each with its code.
+pub(super) fn entries(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.split("\n.text.").skip(1).filter_map(|entry| entry.split_once(':'))
+}
+
 /// The kernels that touch global memory before they have waited for the previous one, or without.
 pub(super) fn hasty(text: &str) -> Vec<&str> {
     const WAIT: &str = "ACQBULK";
     const TOUCHES: [&str; 9] = ["LD", "LDG", "LDGSTS", "ST", "STG", "ATOM", "ATOMG", "RED", "REDG"];
-    let entries = text.split("\n.text.").skip(1).filter_map(|entry| entry.split_once(':'));
     let waits = |code: &str| {
         let first = code.lines().find(|line| [WAIT].iter().chain(&TOUCHES).any(|instruction| contains(line, instruction)));
         first.is_none_or(|line| contains(line, WAIT))
     };
-    entries.filter(|(_, code)| !waits(code)).map(|(entry, _)| entry).collect()
+    entries(text).filter(|(_, code)| !waits(code)).map(|(entry, _)| entry).collect()
 }
 
 #[cfg(test)]

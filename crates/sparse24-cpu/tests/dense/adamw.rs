@@ -2,7 +2,7 @@
 
 use ndarray::Array2;
 use sparse24_core::Mask;
-use sparse24_cpu::adamw::{AdamW, Decay, adamw_step, squared_norm};
+use sparse24_cpu::adamw::{AdamW, Decay, adamw_step, l1_distance, squared_norm};
 
 use crate::check::{U, any_threads, random};
 
@@ -107,4 +107,44 @@ fn the_norm_is_exact_for_small_integers_and_one_on_any_number_of_threads() {
     }
     assert!(squared_norm(&[1.0, f32::NAN]).is_nan());
     assert_eq!(squared_norm(&[f32::MAX]), f64::from(f32::MAX) * f64::from(f32::MAX));
+}
+
+/// beta2 = 1: v keeps its bits, whatever the gradient and the mask; the step divides by it.
+#[test]
+fn a_frozen_variance_keeps_its_bits() {
+    let shape @ [rows, columns] = [256, 132];
+    let mask = mask(rows, columns);
+    let mut g = random(shape, 1, 1.0);
+    let mut v = random(shape, 2, 1.0).mapv(f32::abs);
+    for (at, extreme) in [f32::MAX, -f32::MAX, 1e30, -0.0, f32::MIN_POSITIVE / 8.0].into_iter().enumerate() {
+        (g[[0, at]], v[[1, at]]) = (extreme, [0.0, f32::MIN_POSITIVE / 4.0, f32::MAX, 1.0, 0.0][at]);
+    }
+    let frozen = AdamW { beta2: 1.0, ..RULE };
+    for decay in [Decay::None, Decay::OnGradients { lambda: 0.3, mask: &mask }, Decay::OnWeights { lambda: 0.3, mask: &mask }] {
+        let [after, moved] = any_threads(|| {
+            let mut outputs = [random(shape, 3, 1.0), random(shape, 4, 1.0), v.clone()];
+            let [w, m, v] = outputs.each_mut().map(|x| x.as_slice_mut().unwrap());
+            adamw_step(w, g.as_slice().unwrap(), m, v, columns, &frozen, decay).unwrap();
+            let [w, _, v] = outputs;
+            [v, w]
+        });
+        assert_eq!(after.mapv(f32::to_bits), v.mapv(f32::to_bits));
+        assert_ne!(moved, random(shape, 3, 1.0));
+    }
+}
+
+#[test]
+fn the_distance_is_a_sum_of_exact_differences() {
+    for length in [0, 1, 15, 16, 16_384, 40_003] {
+        let (a, b) = (random([1, length], 1, 1.0), random([1, length], 2, 1e-3));
+        let expected: f64 = a.iter().zip(&b).map(|(&a, &b)| (f64::from(a) - f64::from(b)).abs()).sum();
+        let found = l1_distance(a.as_slice().unwrap(), b.as_slice().unwrap()).unwrap();
+        // Additions in another order, each within 2^-53 of a partial sum.
+        assert!((found - expected).abs() <= length as f64 * f64::EPSILON * expected, "{length}");
+        any_threads(|| {
+            let bits = l1_distance(a.as_slice().unwrap(), b.as_slice().unwrap()).unwrap().to_bits();
+            [Array2::from_shape_vec([1, 2], [bits as u32, (bits >> 32) as u32].map(f32::from_bits).to_vec()).unwrap()]
+        });
+    }
+    assert_eq!(l1_distance(&[0.0; 3], &[0.0; 2]).unwrap_err().to_string(), "l1 distance: b should be [1, 3], found [1, 2]");
 }

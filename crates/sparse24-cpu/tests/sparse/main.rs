@@ -4,5 +4,6 @@
 mod compress;
 mod elementwise;
 mod hostile;
+mod methods;
 mod mvue;
 mod search;

@@ -1,7 +1,5 @@
 //! What a bench ran on: the GPU and the releases of everything that decides a time.
 
-use std::ffi::c_int;
-
 use cudarc::driver::sys::CUdevice_attribute;
 use serde::Serialize;
 
@@ -9,7 +7,7 @@ use super::{
     nvml::{Reading, Sensor},
     peer::CusparseLt,
 };
-use crate::{Device, Error, device::driver_error, driver, gemm, library::Library};
+use crate::{Device, Error, compile, device::driver_error, driver, gemm};
 
 /// A release, or why it is not known.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -80,8 +78,8 @@ impl Machine {
             l2_mib: l2_bytes(device)? >> 20,
             driver: driver.into(),
             cuda: driver::start()?,
-            nvrtc: nvrtc_release().into(),
-            cublaslt: gemm::release().map(dotted).into(),
+            nvrtc: compile::release().map(|release| release.to_string()).into(),
+            cublaslt: gemm::release().into(),
             cusparselt: cusparselt.as_ref().map(CusparseLt::release).into(),
             most_sm_mhz: sensor.and_then(Sensor::most_sm_mhz),
             most_watts: sensor.and_then(Sensor::most_watts),
@@ -94,28 +92,5 @@ impl Machine {
 impl<E: ToString> From<Result<String, E>> for Known {
     fn from(known: Result<String, E>) -> Self {
         known.map_or_else(|problem| Self::Problem(problem.to_string()), Self::Release)
-    }
-}
-
-fn nvrtc_release() -> Result<String, Error> {
-    type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
-    let (mut major, mut minor) = (0, 0);
-    // SAFETY: the library's header gives the function this type; it writes two numbers.
-    unsafe { Library::Nvrtc.function::<Version>("nvrtcVersion")?(&mut major, &mut minor) };
-    Ok(format!("{major}.{minor}"))
-}
-
-/// From the library's number: 10000 * major + 100 * minor + patch.
-fn dotted(version: usize) -> String {
-    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::dotted;
-
-    #[test]
-    fn a_release_is_read_from_the_library_s_number() {
-        assert_eq!(dotted(130_100), "13.1.0");
     }
 }

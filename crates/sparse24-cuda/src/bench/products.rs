@@ -96,8 +96,10 @@ type Read<'a> = dyn FnMut([usize; 2]) -> Result<f64, Error> + 'a;
 
 /// Sampled elements against sums in f64 of k products; `term` is one of them, `rounded` what the last rounding adds, relatively.
 ///
-/// A partial sum of random terms is hardly larger than a few times the root of the sum of their squares, and each addition of 16 terms or fewer is
-/// off by at most 2^-23 of it: k 2^-23 of that root is several times what can be expected, and far below what the bound of any terms would let pass.
+/// An instruction adds eight exact products or more to a partial sum in one go: each of the nine or more is cut off below 2^-23 of the largest.
+/// That is a stretch of the sum, as one that is divided along k begins anywhere, or a product, which is a stretch of one: no larger than twice
+/// the largest of the sums from the beginning. So k + k/8 are cut off, and a few more where parts are added, each by at most 2^-22 of
+/// that sum. The terms' signs are random: it grows like the root of k, and 64 terms that were left out weigh more than the bound.
 fn sampled(
     what: &str,
     [m, n, k]: [usize; 3],
@@ -114,8 +116,9 @@ fn sampled(
             1 => [m - 1, n - 1],
             _ => [(uniform(words[0]) * m as f32) as usize, (uniform(words[1]) * n as f32) as usize],
         };
-        let (exact, absolute) = (0..k).map(|i| term(at, i)).fold((0.0, 0.0), |(sum, all), x| (sum + x, all + x.abs()));
-        let bound = (k + 2) as f64 * 2_f64.powi(-22) * absolute + rounded * exact.abs();
+        let (exact, largest) =
+            (0..k).map(|i| term(at, i)).fold((0.0, 0.0_f64), |(sum, largest), x| (sum + x, largest.max((sum + x).abs())));
+        let bound = (k + k / 8 + 16) as f64 * 2_f64.powi(-22) * largest + rounded * exact.abs();
         let found = read(at)?;
         let within = (found - exact).abs() <= bound;
         if !within {
@@ -218,8 +221,9 @@ fn sparse(bench: &mut Bench, form: Form, shape @ [m, n, k]: [usize; 3], which: P
             Err(Stop::Wrong(problem)) => without.push(problem),
             Err(stop) => return Err(stop),
         }
-        match cublaslt(bench, form, shape, &sets) {
-            Err(Error::Library { .. }) => {}
+        match cublaslt(bench, form, shape, &sets, &of_b) {
+            Err(Stop::Error(Error::Library { .. })) => {}
+            Err(Stop::Wrong(problem)) => without.push(problem),
             contestant => contestants.push(contestant?),
         }
     }
@@ -266,21 +270,31 @@ fn cusparselt(
     Ok(Some(contestant))
 }
 
-/// The product that a dense layer would have instead, of weights that are not pruned; the cases of dense products verify it.
-fn cublaslt(bench: &mut Bench, form: Form, [m, n, k]: [usize; 3], sets: &[Set]) -> Result<Contestant, Error> {
+/// The product that a dense layer would have instead, of weights that are not pruned, if it is right.
+fn cublaslt(bench: &mut Bench, form: Form, shape @ [m, n, k]: [usize; 3], sets: &[Set], of_b: &Array2<bf16>) -> Result<Contestant, Stop> {
     let mut gemm = bench.gemm()?;
     let device = &mut bench.device;
     let (b, count): (Vec<Matrix<bf16>>, usize) = (sets.iter().map(Set::b).collect(), sets.len());
     let launch: Box<Launch> = match form {
         Form::Transposed => {
-            let weight = repeated(device, [m, k], &panel(k, 1))?;
+            let of_a = panel(k, 1);
+            let weight = repeated(device, [m, k], &of_a)?;
             let z = b.iter().map(|_| device.alloc("d of cuBLASLt", [n, m])).collect::<Result<Vec<_>, Error>>()?;
-            Box::new(move |device, set| gemm.linear_forward(device, &LinearForward { x: b[set], weight, bias: None, z: z[set] }))
+            let op = move |set: usize| LinearForward { x: b[set], weight, bias: None, z: z[set] };
+            gemm.linear_forward(device, &op(0))?;
+            let term = |[i, j]: [usize; 2], l: usize| wide(&of_a, i, l) * wide(of_b, j, l);
+            sampled("cuBLASLt", shape, ROUNDED, term, &mut |[i, j]| element(device, op(0).z, [j, i]))?;
+            Box::new(move |device, set| gemm.linear_forward(device, &op(set)))
         }
         Form::Straight => {
-            let dz = repeated(device, [k, m], &panel(m, 1))?;
+            let of_a = panel(m, 1);
+            let dz = repeated(device, [k, m], &of_a)?;
             let dw = b.iter().map(|_| device.alloc("d of cuBLASLt", [m, n])).collect::<Result<Vec<_>, Error>>()?;
-            Box::new(move |device, set| gemm.linear_wgrad(device, &LinearWgrad { dz, x: b[set], dw: dw[set], beta: BETA }))
+            let op = move |set: usize| LinearWgrad { dz, x: b[set], dw: dw[set], beta: BETA };
+            gemm.linear_wgrad(device, &op(0))?;
+            let term = |[i, j]: [usize; 2], l: usize| wide(&of_a, l, i) * wide(of_b, l, j);
+            sampled("cuBLASLt", shape, 0.0, term, &mut |at| element(device, op(0).dw, at))?;
+            Box::new(move |device, set| gemm.linear_wgrad(device, &op(set)))
         }
     };
     Ok(Contestant { name: "cuBLASLt".into(), sets: count, launch })
@@ -339,4 +353,34 @@ fn linear(bench: &mut Bench, product: Linear, [p, q, r]: [usize; 3]) -> Result<P
 /// An element of a matrix whose rows repeat a panel's.
 fn wide(panel: &Array2<bf16>, row: usize, column: usize) -> f64 {
     f64::from(panel[[row % PANEL, column]].to_f32())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A term at a time in f32, but for the 64 terms from `left_out` on.
+    fn found(term: &dyn Fn([usize; 2], usize) -> f64, at: [usize; 2], k: usize, left_out: Option<usize>) -> f64 {
+        let kept = |i: &usize| left_out.is_none_or(|first| !(first..first + 64).contains(i));
+        f64::from((0..k).filter(kept).fold(0.0_f32, |sum, i| sum + term(at, i) as f32))
+    }
+
+    #[test]
+    fn a_sum_passes_and_one_without_a_step_does_not() {
+        for k in [64, 768, 4096, 16_384] {
+            let [a, b] = [1, 2].map(|seed| random([PANEL, k], seed));
+            let random = |[i, j]: [usize; 2], k: usize| f64::from(a[[i % PANEL, k]] * b[[j % PANEL, k]]);
+            // As the rows of a panel repeat, so do the terms of a sum along them.
+            let repeating = |at: [usize; 2], k: usize| random(at, k % PANEL.min(a.ncols()));
+            for (name, term) in [("random", &random as &dyn Fn([usize; 2], usize) -> f64), ("repeating", &repeating)] {
+                let checked = |left_out, rounded| sampled(name, [300, 500, k], rounded, term, &mut |at| Ok(found(term, at, k, left_out)));
+                for rounded in [0.0, ROUNDED] {
+                    assert!(checked(None, rounded).is_ok(), "{name}, k = {k}");
+                    for left_out in [0, k / 2 / 64 * 64, k - 64] {
+                        assert!(matches!(checked(Some(left_out), rounded), Err(Stop::Wrong(_))), "{name}, k = {k}: 64 from {left_out} on");
+                    }
+                }
+            }
+        }
+    }
 }

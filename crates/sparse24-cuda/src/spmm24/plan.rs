@@ -93,7 +93,10 @@ impl Plan {
     #[must_use]
     pub const fn scratch(self) -> usize {
         match self {
-            Self::Wgmma(Wgmma { columns, divided, parts, .. }) => (divided * parts) as usize * (ROWS * columns) as usize,
+            Self::Wgmma(Wgmma { columns, divided, parts, .. }) => {
+                let floats = (divided as usize).saturating_mul(parts as usize).saturating_mul(ROWS as usize);
+                floats.saturating_mul(columns as usize)
+            }
             Self::Mma => 0,
         }
     }
@@ -105,7 +108,7 @@ impl Plan {
     pub fn check(self, device: &Device, form: Form, shape: [usize; 3]) -> Result<(), Error> {
         match self {
             Self::Mma => Ok(()),
-            Self::Wgmma(wgmma) => wgmma.launches("a sparse product", device, form, shape).map(drop),
+            Self::Wgmma(wgmma) => wgmma.launches("a sparse product", device.architecture(), form, shape).map(drop),
         }
     }
 
@@ -133,9 +136,14 @@ pub(super) struct Launches {
 }
 
 impl Wgmma {
-    pub(super) fn launches(self, operation: &'static str, device: &Device, form: Form, [m, n, k]: [usize; 3]) -> Result<Launches, Error> {
+    pub(super) fn launches(
+        self,
+        operation: &'static str,
+        architecture: Architecture,
+        form: Form,
+        [m, n, k]: [usize; 3],
+    ) -> Result<Launches, Error> {
         const GATHERED_COLUMNS: u32 = 32;
-        let architecture = device.architecture();
         let instance = INSTANCES.iter().find(|instance| instance.form == form && instance.columns == self.columns);
         let Some(instance) = instance.filter(|_| architecture == Architecture::Sm90a) else {
             return Err(Error::Unserved { operation, architecture });
@@ -143,7 +151,11 @@ impl Wgmma {
         let Self { columns: width, sweep, divided, parts, residents } = self;
         let [rows, columns] = pairs(width, [m, n]);
         let steps = k.div_ceil(BLOCK) as u32;
-        if sweep == 0 || residents == 0 || divided > (rows * columns).min(MOST_DIVIDED) || !(1..=steps).contains(&parts) {
+        // Kernels number tiles and their parts in 32 bits, of which no more are swept than there are.
+        let pairs = u64::from(rows) * u64::from(columns);
+        let units = pairs + u64::from(divided) * u64::from(parts);
+        let fits = (1..=rows).contains(&sweep) && u64::from(divided) <= pairs.min(MOST_DIVIDED.into()) && (1..=steps).contains(&parts);
+        if !fits || residents == 0 || units > u32::MAX.into() {
             return Err(Error::Plan { operation, plan: Plan::Wgmma(self), shape: [m, n, k] });
         }
         let (m, n, whole) = (m as u32, n as u32, rows * columns - divided);
@@ -280,15 +292,50 @@ mod tests {
         assert_eq!(source.matches("\nTRANSPOSED(").count() + source.matches("\nSTRAIGHT(").count(), INSTANCES.len());
     }
 
+    /// Each would divide by zero, read past the operands or lose count in the kernels.
+    #[test]
+    fn a_plan_that_divides_what_is_not_there_is_refused() {
+        let shape = [1024, 1000, 4096];
+        let good = Wgmma { columns: 256, sweep: 4, divided: 2, parts: 64, residents: 66 };
+        let launches = |plan: Wgmma| plan.launches("a product", Architecture::Sm90a, Form::Transposed, shape);
+        assert!(launches(good).is_ok());
+        let written: Plan = "wgmma-256-67108864-0x1-66".parse().expect("as a file may hold it");
+        let Plan::Wgmma(written) = written else { panic!("{written}") };
+        for bad in [
+            written,
+            Wgmma { sweep: 0, ..good },
+            Wgmma { sweep: 5, ..good },
+            Wgmma { sweep: u32::MAX, ..good },
+            Wgmma { divided: 17, ..good },
+            Wgmma { divided: u32::MAX, ..good },
+            Wgmma { parts: 0, ..good },
+            Wgmma { parts: 65, ..good },
+            Wgmma { parts: u32::MAX, ..good },
+            Wgmma { residents: 0, ..good },
+        ] {
+            assert!(matches!(launches(bad), Err(Error::Plan { .. })), "{bad:?}");
+        }
+        let elsewhere = good.launches("a product", Architecture::Sm80, Form::Transposed, shape);
+        assert!(matches!(elsewhere, Err(Error::Unserved { .. })));
+        assert!(matches!(launches(Wgmma { columns: 100, ..good }), Err(Error::Unserved { .. })));
+    }
+
+    #[test]
+    fn scratch_is_counted_whatever_a_plan_says() {
+        let plan = |divided, parts| Plan::Wgmma(Wgmma { columns: 384, sweep: 1, divided, parts, residents: 1 });
+        assert_eq!(plan(3, 5).scratch(), 3 * 5 * 256 * 384);
+        assert_eq!(plan(8191, 65_535).scratch(), 8191 * 65_535 * 256 * 384);
+        assert_eq!(plan(u32::MAX, u32::MAX).scratch(), usize::MAX);
+    }
+
     #[test]
     fn every_pair_is_swept_whatever_the_shape() {
         for instance in INSTANCES {
             for shape in [[4, 4, 4], [64, 1, 64], [1600, 16384, 6400], [6400, 1600, 16384], [320, 1000, 1024], [30768, 8192, 4]] {
                 let (cost, wgmma) = guess(instance.columns, instance.form, shape, 66);
                 let [rows, columns] = pairs(instance.columns, [shape[0], shape[1]]);
-                assert!(
-                    cost > 0.0 && wgmma.sweep >= 1 && wgmma.divided <= rows * columns && wgmma.parts as usize <= shape[2].div_ceil(BLOCK)
-                );
+                assert!(cost > 0.0 && wgmma.sweep <= rows && wgmma.divided <= rows * columns, "{shape:?}");
+                assert!(wgmma.launches("a product", Architecture::Sm90a, instance.form, shape).is_ok(), "{shape:?}: {wgmma:?}");
                 assert_eq!(wgmma.divided == 0, wgmma.parts == 1, "{shape:?}");
             }
         }

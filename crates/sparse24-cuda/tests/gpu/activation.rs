@@ -197,7 +197,7 @@ fn refusals_name_the_operand() {
         let h = device.alloc::<bf16>("h", [4, 24]).expect("memory");
         let wrong = Error::Shape { operation: "geglu forward", operand: "z", expected: [4, 48], found: [4, 32] };
         assert_eq!(geglu_forward(device, z, h), Err(wrong));
-        let gaps = Error::Shape { operation: "gelu forward", operand: "z", expected: [4, 24], found: [4, 32] };
+        let gaps = Error::Gaps { operation: "gelu forward", operand: "z", columns: 24, stride: 32 };
         assert_eq!(gelu_forward(device, z.columns(0..24), h), Err(gaps));
         assert_eq!(gelu_forward(device, z, z), Err(Error::Alias { operation: "gelu forward", output: "h", other: "z" }));
         let shifted = z.rows(0..1).columns(1..9);

@@ -243,7 +243,7 @@ fn tables_that_do_not_fit_are_refused() {
         assert!(matches!(refused(&[parameter, parameter]), Error::Alias { .. }));
         assert!(matches!(refused(&[Parameter { m: v, ..parameter }]), Error::Alias { .. }));
         let part = Parameter { w: w.columns(0..8), g: g.columns(0..8), m: m.columns(0..8), v: v.columns(0..8), ..parameter };
-        assert!(matches!(refused(&[part]), Error::Shape { operand: "w", found: [8, 16], .. }));
+        assert!(matches!(refused(&[part]), Error::Gaps { operand: "w", columns: 8, stride: 16, .. }));
         let row = |x: Matrix<f32>| x.rows(0..1).columns(1..5);
         let odd = Parameter { w: row(w), g: row(g), m: row(m), v: row(v), ..parameter };
         assert!(matches!(refused(&[odd]), Error::Alignment { operand: "w", bytes: 16, .. }));

@@ -8,7 +8,7 @@ use sparse24_cuda::{
 use crate::support::on_gpu;
 
 #[test]
-#[ignore = "takes half a minute"]
+#[ignore = "takes half a minute: `run.sh long`"]
 fn every_case_is_right_and_has_a_time() {
     on_gpu(|_| {
         let device = Device::open(&Settings::default()).expect("it opened before");

@@ -5,7 +5,7 @@ use ndarray::Array2;
 use sparse24_core::philox::{Purpose, Site, Stream};
 use sparse24_cpu::dropout as cpu;
 use sparse24_cuda::{
-    StepState,
+    Error, StepState,
     dropout::{Dropout, dropout},
 };
 
@@ -30,6 +30,17 @@ fn what_is_kept_is_the_cpu_s() {
                     assert_eq!(found.to_bits(), bf16::from_f32(expected).to_bits(), "{shape:?}, p = {p}, element {at}");
                 }
             }
+        }
+    });
+}
+
+#[test]
+fn what_is_no_probability_is_refused() {
+    on_gpu(|device| {
+        let x = device.alloc::<bf16>("x", [4, 8]).expect("memory");
+        for p in [-0.1, 1.0, 2.0, f32::NAN, f32::INFINITY] {
+            let refused = dropout(device, x, &Dropout { p, site: Site::new(Purpose::Dropout, 0) });
+            assert!(matches!(refused, Err(Error::OutOfRange { operation: "dropout", .. })), "{p}");
         }
     });
 }

@@ -29,7 +29,7 @@ fn differing_elements_are_counted_exactly() {
 
 /// More than 2^30 tiles of any bits, each round's number no multiple of what a thread takes at once.
 #[test]
-#[ignore = "4 GiB pass through the host"]
+#[ignore = "4 GiB pass through the host: `run.sh long`"]
 fn a_billion_random_tiles() {
     const TILES: usize = (1 << 24) + 3;
     on_gpu(|device| {

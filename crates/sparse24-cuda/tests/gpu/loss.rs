@@ -145,8 +145,14 @@ fn what_does_not_fit_is_refused() {
         };
         assert!(matches!(run(12, 12, 3), Err(Error::Shape { expected: [3, 16], .. })));
         assert!(matches!(run(16, 17, 3), Err(Error::TooLarge { limit: 16, .. })));
-        assert!(matches!(run(16, 0, 3), Err(Error::TooLarge { .. })));
+        assert!(matches!(run(16, 0, 3), Err(Error::OutOfRange { what: "the vocabulary", .. })));
         assert!(matches!(run(16, 16, 2), Err(Error::Shape { operand: "targets", .. })));
         assert_eq!(run(16, 16, 3), Ok(()));
+        for smoothing in [-0.1, 1.0, f32::NAN] {
+            let logits = device.alloc("logits", [1, 8]).expect("memory");
+            let (targets, losses) = (device.alloc("targets", [1, 1]).expect("memory"), device.alloc("losses", [1, 1]).expect("memory"));
+            let op = HeadLoss { logits, targets, vocabulary: 8, smoothing, losses };
+            assert!(matches!(head_loss(device, &op, 1.0), Err(Error::OutOfRange { what: "the smoothing", .. })), "{smoothing}");
+        }
     });
 }

@@ -15,7 +15,7 @@ const PLANTED: Source = Source {
     entries: &["planted_memcheck", "planted_racecheck", "planted_initcheck", "planted_synccheck"],
     serves: &Architecture::ALL,
     contraction: Contraction::Off,
-    instruction: None,
+    instructions: &[],
     local_memory: 0,
 };
 

@@ -12,11 +12,12 @@ use sparse24_cuda::{
 };
 
 use crate::{
+    mvue::assert_same,
     search::hostile,
     support::{Poisoned, gaussian, on_gpu, upload},
 };
 
-const MAPS: [ValueMap; 2] = [ValueMap::Identity, ValueMap::SoftThreshold { scale: 1.3 }];
+pub(crate) const MAPS: [ValueMap; 2] = [ValueMap::Identity, ValueMap::SoftThreshold { scale: 1.3 }];
 const SHAPES: [[usize; 2]; 7] = [[4, 4], [4, 36], [64, 64], [68, 132], [132, 68], [192, 64], [1024, 1600]];
 
 /// A compressed matrix whose every byte is 0xff, between guard bands.
@@ -42,6 +43,38 @@ impl Output {
         let found = self.values.read(device);
         assert_eq!(found.iter().zip(&values).position(|pair| !same(pair)), None, "{what}: the first differing value");
         assert!(self.metadata.read(device) == metadata, "{what}: metadata");
+    }
+}
+
+/// S(W) both ways of many tiles, in memory that is used again and again.
+pub(crate) struct BothWays {
+    outputs: [Output; 2],
+    expected: [Compressed24<bf16>; 2],
+}
+
+impl BothWays {
+    pub(crate) fn new(device: &mut Device, [r, q]: [usize; 2]) -> Self {
+        let shapes = [[r, q], [q, r]];
+        Self { outputs: shapes.map(|shape| Output::new(device, shape)), expected: shapes.map(zeros) }
+    }
+
+    /// Values and metadata of what a mask leaves of finite weights, which lie on the device as well, are the CPU's.
+    pub(crate) fn check(
+        &mut self,
+        device: &mut Device,
+        w: &Array2<f32>,
+        mask: &Mask,
+        (on_device, tiles): (Matrix<f32>, Matrix<u16>),
+        map: ValueMap,
+    ) {
+        let [forward, dgrad] = &mut self.expected;
+        cpu::compress_weight(w.view(), mask, map, forward, dgrad).expect("fits");
+        let [forward, dgrad] = [&self.outputs[0], &self.outputs[1]].map(|output| output.compressed);
+        compress_weight(device, &Pruned { w: on_device, tiles, map }, forward, dgrad).expect("queued");
+        for (output, expected) in self.outputs.iter().zip(&self.expected) {
+            let found = Fragments { values: output.values.read(device), metadata: output.metadata.read(device) };
+            assert_same(&found, expected, &format!("{:?}, {map:?}", expected.shape()));
+        }
     }
 }
 
@@ -90,7 +123,7 @@ fn fragments_are_those_of_the_cpu() {
 }
 
 #[test]
-#[ignore = "gigabytes"]
+#[ignore = "gigabytes: `run.sh long`"]
 fn fragments_of_a_large_matrix() {
     on_gpu(|device| both_ways_are_those_of_the_cpu(device, &hostile([30768, 8192], 2)));
 }

@@ -9,7 +9,10 @@ use sparse24_cuda::{
     search::{Weight, mask_search},
 };
 
-use crate::support::{Poisoned, on_gpu, split_mix, upload};
+use crate::{
+    prune::{BothWays, MAPS},
+    support::{Poisoned, affordable, on_gpu, split_mix, upload},
+};
 
 const KINDS: [MaskKind; 3] = [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise];
 
@@ -74,40 +77,54 @@ fn a_rectangle_is_searched_where_it_lies() {
     });
 }
 
-/// All 3^16, in eighty-one matrices.
+/// All 3^16, in eighty-one matrices: their masks, in f32 and in bf16, and what these leave, both ways.
 #[test]
 fn every_ternary_tile() {
-    const TILES: usize = 3_usize.pow(12);
+    /// Tiles along a side, and in a matrix.
+    const SIDE: usize = 3_usize.pow(6);
+    const TILES: usize = SIDE * SIDE;
     on_gpu(|device| {
-        let mut w = Array2::<f32>::zeros((4, 4 * TILES));
-        let on_device = upload(device, &w);
-        let tiles = Poisoned::<u16>::new(device, [1, TILES]);
-        let mut expected = Mask::empty(4, 4 * TILES).expect("tiled");
-        for part in 0..81 {
+        let mut w = Array2::<f32>::zeros((4 * SIDE, 4 * SIDE));
+        let mut narrow = w.mapv(bf16::from_f32);
+        let (on_device, narrow_on_device) = (upload(device, &w), upload(device, &narrow));
+        let tiles = Poisoned::<u16>::new(device, [SIDE, SIDE]);
+        let mut both_ways = BothWays::new(device, [4 * SIDE, 4 * SIDE]);
+        let mut expected = Mask::empty(4 * SIDE, 4 * SIDE).expect("tiled");
+        for part in (0..81).step_by(if affordable(usize::MAX) { 1 } else { 20 }) {
             for tile in 0..TILES {
                 let mut rest = part * TILES + tile;
                 for at in 0..16 {
-                    w[[at / 4, 4 * tile + at % 4]] = (rest % 3) as f32;
+                    w[[4 * (tile / SIDE) + at / 4, 4 * (tile % SIDE) + at % 4]] = (rest % 3) as f32;
                     rest /= 3;
                 }
             }
+            narrow.zip_mut_with(&w, |narrow, &w| *narrow = bf16::from_f32(w));
             device.upload(on_device, w.as_slice().expect("row-major")).expect("uploaded");
+            device.upload(narrow_on_device, narrow.as_slice().expect("row-major")).expect("uploaded");
+            mask_search(device, narrow_on_device, MaskKind::Transposable, tiles.matrix).expect("queued");
+            cpu::mask_search(narrow.view(), MaskKind::Transposable, &mut expected).expect("tiled");
+            assert!(tiles.read(device) == expected.tiles(), "part {part} in bf16");
             mask_search(device, on_device, MaskKind::Transposable, tiles.matrix).expect("queued");
             cpu::mask_search(w.view(), MaskKind::Transposable, &mut expected).expect("tiled");
-            assert_eq!(tiles.read(device), expected.tiles(), "part {part}");
+            assert!(tiles.read(device) == expected.tiles(), "part {part}");
+            for map in MAPS {
+                both_ways.check(device, &w, &expected, (on_device, tiles.matrix), map);
+            }
         }
     });
 }
 
-/// 2^30 tiles: a fifth so coarse that most tiles tie, the rest with magnitudes in [1/8, 2), where every sum rounds.
+/// 2^30 tiles, their masks and what these leave, both ways: a fifth so coarse that most tiles tie, the rest with magnitudes in [1/8, 2), where
+/// every sum rounds.
 #[test]
-#[ignore = "64 GiB pass through the host"]
+#[ignore = "64 GiB pass through the host: `run.sh long`"]
 fn a_billion_random_tiles() {
     const SHAPE: [usize; 2] = [16384, 16384];
     on_gpu(|device| {
         let mut w = Array2::<f32>::zeros(SHAPE);
         let on_device = upload(device, &w);
         let tiles = Poisoned::<u16>::new(device, SHAPE.map(|length| length / 4));
+        let mut both_ways = BothWays::new(device, SHAPE);
         let mut expected = Mask::empty(SHAPE[0], SHAPE[1]).expect("tiled");
         for round in 0..64_u64 {
             let bits: u32 = if round % 5 == 0 { 0x81e0_0000 } else { 0x81ff_ffff };
@@ -122,13 +139,14 @@ fn a_billion_random_tiles() {
             mask_search(device, on_device, MaskKind::Transposable, tiles.matrix).expect("queued");
             cpu::mask_search(w.view(), MaskKind::Transposable, &mut expected).expect("tiled");
             assert!(tiles.read(device) == expected.tiles(), "round {round}");
+            both_ways.check(device, &w, &expected, (on_device, tiles.matrix), MAPS[round as usize % 2]);
         }
     });
 }
 
 /// More elements than 32 bits of bytes count, and rows that are no multiple of a block.
 #[test]
-#[ignore = "a gigabyte"]
+#[ignore = "a gigabyte: `run.sh long`"]
 fn a_large_matrix() {
     on_gpu(|device| masks_are_those_of_the_cpu::<f32>(device, &hostile([30768, 8192], 1), &KINDS));
 }
@@ -141,7 +159,7 @@ fn refusals_name_the_operand() {
         let mut refused = |w, tiles| mask_search(device, w, MaskKind::RowWise, tiles).expect_err("refused");
         assert!(matches!(refused(w.columns(0..14), tiles), Error::Semantics(sparse24_core::Error::NotTiled { rows: 8, columns: 14, .. })));
         assert!(matches!(refused(w, tiles.columns(0..3)), Error::Shape { operand: "the mask", .. }));
-        assert!(matches!(refused(w.columns(0..12), tiles.columns(0..3)), Error::Shape { operand: "the mask", found: [2, 4], .. }));
+        assert!(matches!(refused(w.columns(0..12), tiles.columns(0..3)), Error::Gaps { operand: "the mask", columns: 3, stride: 4, .. }));
         assert!(matches!(refused(w.columns(1..5), tiles.columns(0..1)), Error::Alignment { operand: "w", bytes: 16, .. }));
     });
 }

@@ -196,7 +196,12 @@ fn operands_that_do_not_fit_are_refused() {
                 refused(device, Transposed { b: odd, ..good }, Plan::Wgmma(wgmma)),
                 Error::Alignment { operand: "b", bytes: 16, .. }
             ));
-            for bad in [Wgmma { divided: 0, parts: 2, ..wgmma }, Wgmma { sweep: 0, ..wgmma }, Wgmma { residents: 0, ..wgmma }] {
+            for bad in [
+                Wgmma { divided: 0, parts: 2, ..wgmma },
+                Wgmma { sweep: 0, ..wgmma },
+                Wgmma { sweep: 1 << 26, ..wgmma },
+                Wgmma { residents: 0, ..wgmma },
+            ] {
                 assert!(matches!(refused(device, good, Plan::Wgmma(bad)), Error::Plan { .. }), "{bad:?}");
             }
         }
@@ -208,7 +213,7 @@ fn operands_that_do_not_fit_are_refused() {
 
 /// The vocabulary's matrix of a large model, forward, dgrad and wgrad: exact on identities and small integers.
 #[test]
-#[ignore = "gigabytes"]
+#[ignore = "gigabytes: `run.sh long`"]
 fn products_of_a_large_matrix_are_exact() {
     const WIDE: [usize; 2] = [30_768, 8192];
     on_gpu(|device| {

@@ -11,6 +11,7 @@ use sparse24_core::{
     Mask, MaskKind,
     mvue::Estimator,
     philox::{Site, Stream},
+    prune::ValueMap,
 };
 use sparse24_cpu::{
     activation, adamw, attention,
@@ -22,17 +23,19 @@ use sparse24_cpu::{
     loss::head_loss,
     mvue::mvue_prune,
     norm::{norm_backward, norm_forward},
+    permute::permuted_mask,
     prune::masked,
     rounding::round_bf16,
     search::mask_search,
     simd::Simd,
+    threshold::soft_threshold,
 };
 
 use self::storage::{Storage, scratch_view, view_mut};
 use super::{
-    Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, Beta, Copied, DType, Device,
-    Dropout, Embed, Gradient, Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite, NormBackward, NormForward,
-    OptimizerEntry, Region, SegmentId, StepReport, StepState, TableId, Tensor, Weight, Weight24,
+    Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, Beta, CompressWeight, Copied,
+    DType, Device, Dropout, Embed, Gradient, Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite,
+    NormBackward, NormForward, OptimizerEntry, Region, SegmentId, StepReport, StepState, TableId, Tensor, Weight, Weight24,
 };
 use crate::{
     Error,
@@ -327,9 +330,21 @@ impl Backend for CpuBackend {
         Ok(flip_count(&self.masks[a], &self.masks[b])?)
     }
 
-    fn compress_weight(&mut self, w: Tensor, MaskId(mask): MaskId, Weight24(out): Weight24) -> Result<(), Error> {
+    fn permuted_mask(&mut self, w: Tensor, MaskId(mask): MaskId, order: &[u32], MaskId(out): MaskId) -> Result<(), Error> {
+        let mut both = mem::replace(&mut self.masks[out], Mask::empty(0, 0).expect("nothing is tiled"));
+        let done = permuted_mask(self.storage.view(w), &self.masks[mask], order, &mut both);
+        self.masks[out] = both;
+        Ok(done?)
+    }
+
+    fn compress_weight(&mut self, op: &CompressWeight) -> Result<(), Error> {
+        let (MaskId(mask), Weight24(out)) = (op.mask, op.out);
         let mut pruned = mem::take(&mut self.weights24[out]);
-        let done = masked(self.storage.view(w), &self.masks[mask], pruned.view_mut());
+        let (w, mask) = (self.storage.view(op.w), &self.masks[mask]);
+        let done = match op.map {
+            ValueMap::Identity => masked(w, mask, pruned.view_mut()),
+            ValueMap::SoftThreshold { scale } => soft_threshold(w, mask, scale, pruned.view_mut()),
+        };
         self.weights24[out] = pruned;
         Ok(done?)
     }
@@ -574,6 +589,11 @@ impl Backend for CpuBackend {
             done?;
         }
         Ok(())
+    }
+
+    fn l1_distance(&mut self, a: Tensor, b: Tensor) -> Result<f64, Error> {
+        let [a, b] = [a, b].map(|t| &self.storage.floats(t)[..t.elements()]);
+        Ok(adamw::l1_distance(a, b)?)
     }
 
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use half::bf16;
-use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site, prune::ValueMap};
+use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
 use sparse24_cuda::{
     Device as Gpu, Matrix, Recording, Scalar, Settings, activation, adamw, attention, bias, compressed::Compressed, dropout, embedding,
     flip, gemm, loss, mvue, norm, profile::Profile, prune, search, spmm24,
@@ -15,21 +15,25 @@ use sparse24_cuda::{
 
 use self::{plans::SparsePlans, storage::Storage};
 use super::{
-    Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, BackendSettings, Beta, Copied,
-    DType, Device, Dropout, Embed, Gradient, Gradient24, HeadLoss, Launches, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite,
-    NormBackward, NormForward, OptimizerEntry, Plans, Region, SegmentId, StepReport, StepState, TableId, Tensor, Weight, Weight24,
+    Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, BackendSettings, Beta,
+    CompressWeight, Copied, DType, Device, Dropout, Embed, Gradient, Gradient24, HeadLoss, Launches, LinearDgrad, LinearForward,
+    LinearWgrad, MaskId, NonFinite, NormBackward, NormForward, OptimizerEntry, Orientation, Plans, Region, SegmentId, StepReport,
+    StepState, TableId, Tensor, Weight, Weight24,
 };
 use crate::{
     Error,
+    method::{DgradOperand, Method},
     optim::{AdamW, MaskedDecay},
+    trainer::Recipe,
 };
 
+mod error;
+mod limits;
 mod plans;
 mod storage;
 
 /// The backend of one GPU.
 pub struct CudaBackend {
-    gpu: Gpu,
     gemm: gemm::Gemm,
     storage: Storage,
     masks: Vec<(Matrix<u16>, [usize; 2])>,
@@ -45,6 +49,8 @@ pub struct CudaBackend {
     writes: Writes,
     sparse_plans: SparsePlans,
     scratch: Scratch,
+    /// Last, so that it outlives what is of it.
+    gpu: Gpu,
 }
 
 /// A segment that was done once: its plans are chosen, its kernels loaded, its scratch is there.
@@ -67,6 +73,7 @@ struct Scratch {
     floats: Option<Matrix<f32>>,
     activations: Option<Matrix<bf16>>,
     order: Option<Matrix<u32>>,
+    report: Option<Matrix<u8>>,
 }
 
 /// A contiguous matrix of scratch, which only ever grows; what it holds is left over.
@@ -82,20 +89,15 @@ fn grown<T: Scalar>(gpu: &mut Gpu, scratch: &mut Option<Matrix<T>>, shape: [usiz
     Ok(whole.columns(0..elements).reshaped(shape))
 }
 
-impl From<sparse24_cuda::Error> for Error {
-    fn from(error: sparse24_cuda::Error) -> Self {
-        match error {
-            sparse24_cuda::Error::Semantics(error) => Self::Semantics(error),
-            sparse24_cuda::Error::Shape { operation, operand, expected, found } => Self::Operand { operation, operand, expected, found },
-            full @ sparse24_cuda::Error::OutOfMemory { .. } => Self::Device(format!(
-                "{full}; lower batch.sequences (and raise batch.accumulation), set model.recompute = \"blocks\", or train a smaller model"
-            )),
-            other => Self::Device(other.to_string()),
-        }
-    }
-}
-
 impl CudaBackend {
+    /// Refuses what the kernels do not serve, without a GPU.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] names the first key that is wrong.
+    pub fn check(recipe: &Recipe) -> Result<(), Error> {
+        limits::check(recipe)
+    }
+
     /// Opens a GPU and allocates little.
     ///
     /// # Errors
@@ -112,7 +114,6 @@ impl CudaBackend {
         let health = gpu.alloc("health", [1, adamw::Health::WORDS])?;
         let flips = gpu.alloc("flips", [1, 1])?;
         Ok(Self {
-            gpu,
             gemm,
             storage: Storage::default(),
             masks: Vec::new(),
@@ -126,6 +127,7 @@ impl CudaBackend {
             writes: Writes::Other,
             sparse_plans: SparsePlans::default(),
             scratch: Scratch::default(),
+            gpu,
         })
     }
 
@@ -207,7 +209,11 @@ impl Backend for CudaBackend {
     fn device(&self) -> Device {
         Device {
             backend: "cuda",
-            description: format!("{} ({}), bf16 activations, f32 weights", self.gpu.name(), self.gpu.architecture()),
+            description: format!(
+                "{}, driver {}, bf16 activations, f32 weights",
+                plans::planned_on(&self.gpu, &self.gemm),
+                self.gpu.driver()
+            ),
             sparse_products: "computed on the sparse tensor cores",
         }
     }
@@ -228,6 +234,23 @@ impl Backend for CudaBackend {
 
     fn use_plans(&mut self, recorded: &Plans) -> Result<(), Error> {
         plans::replay(&self.gpu, &mut self.gemm, &mut self.sparse_plans, recorded)
+    }
+
+    fn check_method(&self, method: &Method) -> Result<(), Error> {
+        let refuse = |key: &str, choice: &str| {
+            let problem = format!("the backend cuda has no kernel for {choice} yet; take --backend cpu, or another method");
+            Err(Error::Setting { key: key.to_owned(), problem })
+        };
+        for phase in &method.phases {
+            match (phase.dgrad, phase.mask()) {
+                (DgradOperand::AsForward, None | Some(MaskKind::Transposable)) | (DgradOperand::Dense, _) => {}
+                (DgradOperand::AsForward, Some(kind)) => {
+                    return refuse("method.dgrad", &format!("the dgrad of {kind} pruned weights, which is a dense product"));
+                }
+                (DgradOperand::Permuted, _) => return refuse("method.dgrad", "permuted masks"),
+            }
+        }
+        if method.watches_variance() { refuse("method.phases", "a phase that ends when Adam's variance has settled") } else { Ok(()) }
     }
 
     fn alloc(&mut self, name: &str, shape: [usize; 2], dtype: DType, region: Region) -> Result<Tensor, Error> {
@@ -368,10 +391,20 @@ impl Backend for CudaBackend {
         Ok(self.gpu.download(self.flips)?[0])
     }
 
-    fn compress_weight(&mut self, w: Tensor, MaskId(mask): MaskId, Weight24(out): Weight24) -> Result<(), Error> {
-        let pruned = prune::Pruned { w: self.storage.floats(w), tiles: self.masks[mask].0, map: ValueMap::Identity };
+    fn permuted_mask(&mut self, _: Tensor, _: MaskId, _: &[u32], _: MaskId) -> Result<(), Error> {
+        unreachable!("check_method refuses permuted masks")
+    }
+
+    fn compress_weight(&mut self, op: &CompressWeight) -> Result<(), Error> {
+        let (MaskId(mask), Weight24(out)) = (op.mask, op.out);
+        let pruned = prune::Pruned { w: self.storage.floats(op.w), tiles: self.masks[mask].0, map: op.map };
         let [forward, dgrad] = self.weights24[out];
-        Ok(prune::compress_weight(&mut self.gpu, &pruned, forward, dgrad)?)
+        match op.orientation {
+            Orientation::Both => prune::compress_weight(&mut self.gpu, &pruned, forward, dgrad)?,
+            Orientation::Forward => prune::compress_forward(&mut self.gpu, &pruned, forward)?,
+            Orientation::Permuted => unreachable!("check_method refuses permuted masks"),
+        }
+        Ok(())
     }
 
     fn mvue_compress(&mut self, dz: Tensor, site: Site, estimator: Estimator, Gradient24(out): Gradient24) -> Result<(), Error> {
@@ -564,10 +597,22 @@ impl Backend for CudaBackend {
         Ok(adamw::adamw_step(&mut self.gpu, &self.tables[table], &adamw::AdamW { beta1, beta2, epsilon, clip, decay }, self.health)?)
     }
 
+    fn l1_distance(&mut self, _: Tensor, _: Tensor) -> Result<f64, Error> {
+        unreachable!("check_method refuses phases that watch a variance")
+    }
+
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {
-        let loss = self.download(losses)?.into_iter().map(f64::from).sum();
-        let words = self.gpu.download(self.health)?;
-        let health = adamw::Health::of_words([words[0], words[1]]);
+        // Side by side, so that the host waits once.
+        let (losses, health) = (self.storage.floats(losses).as_bytes(), self.health.as_bytes());
+        let ([rows, columns], [_, words]) = (losses.shape(), health.shape());
+        let report = grown(&mut self.gpu, &mut self.scratch.report, [1, rows * columns + words])?;
+        let (of_losses, of_health) = (report.columns(0..rows * columns), report.columns(rows * columns..rows * columns + words));
+        self.gpu.copy(losses, of_losses.rectangle(0, [rows, columns], columns))?;
+        self.gpu.copy(health, of_health)?;
+        let bytes = self.gpu.download(report)?;
+        let mut words = bytes.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().expect("four bytes")));
+        let loss = words.by_ref().take(rows * columns / 4).map(|word| f64::from(f32::from_bits(word))).sum();
+        let health = adamw::Health::of_words(std::array::from_fn(|_| words.next().expect("two words follow")));
         self.gpu.fill_bytes(self.health, 0)?;
         let non_finite = health.non_finite.map(|culprit| match culprit {
             adamw::NonFinite::Loss => NonFinite::Loss,

@@ -2,9 +2,9 @@
 //!
 //! Deliberately absent: what an operation does where it is documented by its method alone.
 
-use sparse24_core::philox::Site;
+use sparse24_core::{philox::Site, prune::ValueMap};
 
-use super::{Beta, Gradient, MaskId, Tensor, Weight};
+use super::{Beta, Gradient, MaskId, Tensor, Weight, Weight24};
 
 /// The nonlinearity of a feed-forward layer; the gated ones halve the width.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +60,32 @@ pub struct Dropout {
     pub p: f32,
     /// Where the uniforms come from.
     pub site: Site,
+}
+
+/// out = S(w): w under the mask, kept values mapped.
+#[derive(Debug, Clone, Copy)]
+pub struct CompressWeight {
+    /// w `[r, q]`.
+    pub w: Tensor,
+    /// Its mask.
+    pub mask: MaskId,
+    /// Which products the mask makes 2:4.
+    pub orientation: Orientation,
+    /// What becomes of a kept value.
+    pub map: ValueMap,
+    /// Overwritten.
+    pub out: Weight24,
+}
+
+/// Which products a mask makes 2:4; others compute S(w) densely.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Orientation {
+    /// Forward and dgrad: the mask is transposable.
+    Both,
+    /// The forward: the mask is row-wise.
+    Forward,
+    /// None: dgrad's operand, 2:4 in another order of rows.
+    Permuted,
 }
 
 /// Z = X W^T + b, then H = act(Z) if asked for.

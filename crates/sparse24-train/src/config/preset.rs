@@ -1,6 +1,8 @@
 //! Named configurations, each with its source.
 
-use super::{BackendConfig, BatchConfig, Config, DataConfig, MethodConfig, ModelConfig, OnNonFinite, OptimizerConfig, RunConfig, unknown};
+use super::{
+    BackendConfig, BatchConfig, Config, DataConfig, HalfConfig, MethodConfig, ModelConfig, OnNonFinite, OptimizerConfig, RunConfig, unknown,
+};
 use crate::{
     Error,
     backend::{Activation, Arithmetic, Launches},
@@ -136,7 +138,7 @@ pub fn imported() -> Config {
     let base = gpt2(12, 12, 768, 6e-5);
     Config {
         preset: IMPORTED.to_owned(),
-        method: MethodConfig { name: "dense".to_owned(), ..base.method },
+        method: MethodConfig::of("dense", base.method.lambda),
         batch: BatchConfig { sequences: 1, ..base.batch },
         ..base
     }
@@ -176,7 +178,8 @@ fn shakespeare_char_cpu() -> Config {
             sparsify: Sparsify::Ffn,
             recompute: Recompute::None,
         },
-        method: MethodConfig { name: "fst".to_owned(), lambda: 6e-5, refresh: 40 },
+        method: MethodConfig::of("fst", 6e-5),
+        half: HalfConfig::default(),
         optimizer: OptimizerConfig {
             learning_rate: 1e-3,
             min_learning_rate: 1e-4,
@@ -201,6 +204,7 @@ fn shakespeare_char_cpu() -> Config {
             skip_limit: 10,
             spike_z: 0.0,
             spike_window: 100,
+            flip_reference: String::new(),
         },
         backend: BackendConfig {
             name: "cpu".to_owned(),
@@ -228,7 +232,7 @@ fn gpt2(layers: usize, heads: usize, width: usize, lambda: f32) -> Config {
     Config {
         steps: 300_000,
         model: ModelConfig { layers, heads, width, ffn_width: 4 * width, context: 1024, ..base.model },
-        method: MethodConfig { lambda, ..base.method },
+        method: MethodConfig::of("fst", lambda),
         optimizer: OptimizerConfig { learning_rate: 1.5e-4, min_learning_rate: 1e-5, warmup_steps: 3000, beta2: 0.95, ..base.optimizer },
         batch: BatchConfig { sequences: 16, accumulation: 32 },
         data: DataConfig { path: String::new(), tokenizer: TokenizerKind::Gpt2, validation: 0.1 },

@@ -1,45 +1,39 @@
-//! Which methods the trainer runs.
+//! Which methods make sense; what a backend lacks it says itself ([`crate::backend::Backend::check_method`]).
 
-use super::{GradientOperand, KeptValues, Method, Phase, Pruner, Until, WeightOperand};
+use sparse24_core::MaskKind;
+
+use super::{DgradOperand, Ends, KeptValues, Method, Phase, Until, WeightOperand};
 use crate::{Error, optim::AdamVariant};
 
+const ROW_WISE: WeightOperand = WeightOperand::Pruned(MaskKind::RowWise, KeptValues::Identity);
+
 impl Method {
-    /// Whether this trainer runs every choice of the method.
+    /// Whether a run of so many steps can be trained so.
     ///
     /// # Errors
-    /// [`Error::Setting`] names the first choice that it does not run.
-    pub fn check(&self) -> Result<(), Error> {
+    /// [`Error::Setting`] names the key of the first choice that cannot be.
+    pub fn check(&self, steps: u32) -> Result<(), Error> {
         /// Steps of a long run, in which phases of any fraction are told apart.
         const ALL: u32 = 1 << 24;
-        let refuse =
-            |choice: &str| Err(Error::Setting { key: format!("method {}", self.name), problem: format!("{choice} is not supported yet") });
-        if self.phases.is_empty() {
-            return refuse("a method without phases");
-        }
+        let refuse = |key: &str, problem: &str| Err(Error::Setting { key: key.to_owned(), problem: problem.to_owned() });
         let ends: Vec<u32> = self.phases.iter().map(|phase| phase.last_step(ALL)).collect();
-        if !ends.is_sorted() || ends.last() != Some(&ALL) {
-            let problem = "phases must follow each other, and the last one end with the run".to_owned();
-            return Err(Error::Setting { key: format!("method {}", self.name), problem });
+        let whole = |phase: &Phase| matches!(phase.until, Until::Fraction(_)) && phase.last_step(ALL) == ALL;
+        if !ends.is_sorted() || !self.phases.last().is_some_and(whole) {
+            return refuse("method.phases", "expected phases that follow each other, the last one to the end of the run");
         }
-        for phase in &self.phases {
-            match phase.forward {
-                WeightOperand::Pruned(Pruner::ColumnWisePermuted, _) => return refuse("a permuted column-wise mask"),
-                WeightOperand::Pruned(_, KeptValues::SoftThreshold) => return refuse("the soft threshold"),
-                _ => {}
-            }
-            if phase.dgrad != WeightOperand::Dense && phase.dgrad != phase.forward {
-                return refuse("a dgrad operand pruned otherwise than the forward's");
-            }
-            if matches!(phase.until, Until::VarianceSettled { .. }) || phase.optimizer == AdamVariant::FrozenVariance {
-                return refuse("a phase that watches or freezes Adam's variance");
-            }
-            if phase.forward == WeightOperand::Dense && matches!(phase.wgrad, GradientOperand::Mvue(_)) {
-                return refuse("a sampled gradient beside dense weights");
-            }
+        let mut pruned = self.phases.iter().filter(|phase| phase.mask().is_some()).map(|phase| phase.forward);
+        let first = pruned.next();
+        // A weight has one mask, which another kind of phase would inherit until the next refresh.
+        if pruned.any(|forward| Some(forward) != first) {
+            return refuse("method.forward", "expected all sparse phases to prune the forward's operand alike");
         }
-        let mut kinds = self.phases.iter().filter_map(Phase::mask);
-        let first = kinds.next();
-        // A weight has one mask, which a new kind of phase would inherit until the next refresh.
-        if kinds.any(|kind| Some(kind) != first) { refuse("a second kind of mask") } else { Ok(()) }
+        if self.phases.iter().any(|phase| phase.dgrad == DgradOperand::Permuted && phase.forward != ROW_WISE) {
+            return refuse("method.dgrad", "expected a row-wise forward beside \"permuted\" (method.forward = \"row-wise\")");
+        }
+        let begins_at_once = |index: usize| index.checked_sub(1).is_none_or(|before| self.last_step(before, steps, &Ends::new()) == 0);
+        if self.phases.iter().enumerate().any(|(index, phase)| phase.optimizer == AdamVariant::FrozenVariance && begins_at_once(index)) {
+            return refuse("method.phases", "expected at least one step before a frozen variance, found none");
+        }
+        Ok(())
     }
 }

@@ -3,14 +3,15 @@
 //! The residual stream is carried by the norms: each adds the output of the block before it. Parameter names are those of Hugging Face's
 //! GPT-2; linear weights are `[out, in]`.
 
-use self::block::{Block, BlockActivations, EMBEDDING_DROPOUT, SampledGradients};
+use self::block::{Block, BlockActivations, EMBEDDING_DROPOUT, SparseRooms};
 use crate::{
     Error,
     backend::{Activation, Backend, DType, Region, Tensor},
+    method::Method,
     nn::{
         Pass,
         embedding::{Embedding, HeadBuffers},
-        linear24::Bias,
+        linear24::{Bias, SparseRoom},
         norm::{Norm, NormActivations},
         parameter::Parameters,
     },
@@ -39,6 +40,22 @@ pub struct Gpt2Shape {
     pub bias: Bias,
     /// Which linear layers may be pruned.
     pub sparsify: Sparsify,
+}
+
+impl Gpt2Shape {
+    /// How many weights each linear layer that may be pruned has, by the name of its parameter.
+    #[must_use]
+    pub fn sparsifiable(&self) -> Vec<(String, u64)> {
+        let &Self { width: d, ffn_width, .. } = self;
+        let ffn = [("mlp.c_fc", d * ffn_width * self.activation.width()), ("mlp.c_proj", d * ffn_width)];
+        let attention = [("attn.c_attn", 3 * d * d), ("attn.c_proj", d * d)];
+        let parts = match self.sparsify {
+            Sparsify::Ffn => ffn.to_vec(),
+            Sparsify::FfnAndAttention => [attention, ffn].concat(),
+        };
+        let named = |layer| parts.iter().map(move |(part, weights)| (format!("h.{layer}.{part}.weight"), *weights as u64));
+        (0..self.layers).flat_map(named).collect()
+    }
 }
 
 /// Which linear layers may be pruned.
@@ -108,11 +125,17 @@ struct Buffers {
 }
 
 impl Gpt2 {
-    /// Allocates parameters, activations and sparse operands for batches of at most this shape.
+    /// Allocates parameters, activations and the sparse operands of a method for batches of at most this shape.
     ///
     /// # Errors
     /// Those of the allocations, among them sparsified shapes that are not made of 4x4 tiles.
-    pub fn new(backend: &mut dyn Backend, shape: Gpt2Shape, batch: BatchShape, recompute: Recompute) -> Result<(Self, Parameters), Error> {
+    pub fn new(
+        backend: &mut dyn Backend,
+        shape: Gpt2Shape,
+        batch: BatchShape,
+        recompute: Recompute,
+        method: &Method,
+    ) -> Result<(Self, Parameters), Error> {
         let mut parameters = Parameters::default();
         let Gpt2Shape { width: d, ffn_width, .. } = shape;
         let p = batch.sequences * batch.context;
@@ -121,12 +144,17 @@ impl Gpt2 {
         let embedding = Embedding::new(backend, &mut parameters, tables, d, DEVIATION)?;
 
         // A sampled gradient lives only until its product: layers of one shape share the room.
-        let sampled = SampledGradients {
-            up: backend.alloc_gradient24([p, z_width])?,
-            narrow: backend.alloc_gradient24([p, d])?,
+        let operands = method.pruned_operands();
+        let mut room = |width: usize| {
+            let sampled = if method.samples() { Some(backend.alloc_gradient24([p, width])?) } else { None };
+            Ok::<_, Error>(SparseRoom { operands, sampled })
+        };
+        let sparse = SparseRooms {
+            up: room(z_width)?,
+            narrow: room(d)?,
             qkv: match shape.sparsify {
                 Sparsify::Ffn => None,
-                Sparsify::FfnAndAttention => Some(backend.alloc_gradient24([p, 3 * d])?),
+                Sparsify::FfnAndAttention => Some(room(3 * d)?),
             },
         };
         let shared = match recompute {
@@ -134,7 +162,7 @@ impl Gpt2 {
             Recompute::Blocks => Some(BlockActivations::new(backend, "block", shape, batch)?),
         };
         let blocks = (0..shape.layers)
-            .map(|layer| Block::new(backend, &mut parameters, shape, layer, batch, (sampled, shared)))
+            .map(|layer| Block::new(backend, &mut parameters, shape, layer, batch, (sparse, shared)))
             .collect::<Result<Vec<_>, _>>()?;
         let norm = Norm::new(backend, &mut parameters, "ln_f", d, shape.bias)?;
 
@@ -164,14 +192,6 @@ impl Gpt2 {
     #[must_use]
     pub fn shape(&self) -> Gpt2Shape {
         self.shape
-    }
-
-    /// Rebuilds every pruned weight.
-    ///
-    /// # Errors
-    /// Those of [`Backend::compress_weight`].
-    pub fn compress(&self, backend: &mut dyn Backend) -> Result<(), Error> {
-        self.blocks.iter().try_for_each(|block| block.compress(backend))
     }
 
     /// Brings a batch to the device, for all that follows.

@@ -3,7 +3,7 @@
 use super::{Pass, linear24::Linear24};
 use crate::{
     Error,
-    backend::{AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, Tensor},
+    backend::{AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Tensor},
 };
 
 /// Self-attention of `heads` heads.
@@ -33,15 +33,6 @@ pub struct AttentionActivations {
 }
 
 impl Attention {
-    /// Rebuilds the pruned weights.
-    ///
-    /// # Errors
-    /// Those of [`Linear24::compress`].
-    pub fn compress(&self, backend: &mut dyn Backend) -> Result<(), Error> {
-        self.qkv.compress(backend)?;
-        self.projection.compress(backend)
-    }
-
     /// y = attention(x).
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use super::{Pass, linear24::Linear24};
 use crate::{
     Error,
-    backend::{Activation, Backend, Tensor},
+    backend::{Activation, Tensor},
 };
 
 /// Two linear layers around an activation.
@@ -27,15 +27,6 @@ pub struct FfnActivations {
 }
 
 impl Ffn {
-    /// Rebuilds both pruned weights.
-    ///
-    /// # Errors
-    /// Those of [`Linear24::compress`].
-    pub fn compress(&self, backend: &mut dyn Backend) -> Result<(), Error> {
-        self.up.compress(backend)?;
-        self.down.compress(backend)
-    }
-
     /// y = act(x W_up^T) W_down^T.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! forward  Z  = X S(W)^T + b
-//! dgrad    dX = dZ S(W)            the same mask, transposed: that is why it is transposable
+//! dgrad    dX = dZ S(W)            the same mask, transposed: that is why it is transposable; or another operand
 //! wgrad    dW = MVUE(dZ^T) X       dense in W: pruned weights receive gradient too
 //! bias     db = column sums of dZ  unpruned
 //! ```
@@ -13,12 +13,12 @@ use sparse24_core::philox::{Purpose, Site};
 
 use super::{
     Pass, SampledGradient,
-    parameter::{Handle, Init, Parameters},
+    parameter::{Handle, Init, Parameters, Pruned},
 };
 use crate::{
     Error,
-    backend::{Activation, Backend, Gradient, Gradient24, LinearDgrad, LinearForward, LinearWgrad, MaskId, Tensor, Weight, Weight24},
-    method::{GradientOperand, WeightOperand},
+    backend::{Activation, Backend, Gradient, Gradient24, LinearDgrad, LinearForward, LinearWgrad, Tensor, Weight},
+    method::{DgradOperand, GradientOperand, PrunedOperands, WeightOperand},
 };
 
 /// A linear layer W `[r, q]`, b `[1, r]`.
@@ -26,15 +26,9 @@ use crate::{
 pub struct Linear24 {
     weight: Handle,
     bias: Option<Handle>,
-    sparse: Option<Sparse>,
+    pruned: Option<Pruned>,
+    sampled: Option<Gradient24>,
     site: Site,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Sparse {
-    mask: MaskId,
-    weight: Weight24,
-    gradient: Gradient24,
 }
 
 /// How to make a [`Linear24`].
@@ -48,8 +42,17 @@ pub struct LinearSpec {
     pub deviation: f32,
     /// Whether it has a bias, initially zero.
     pub bias: Bias,
-    /// Room for its sampled gradient, if it may be pruned.
-    pub sparse: Option<Gradient24>,
+    /// What a method needs of it, if it may be pruned.
+    pub sparse: Option<SparseRoom>,
+}
+
+/// What a method needs of a sparsifiable layer.
+#[derive(Debug, Clone, Copy)]
+pub struct SparseRoom {
+    /// The operands of its weight.
+    pub operands: PrunedOperands,
+    /// Room for its sampled gradient, if it is sampled.
+    pub sampled: Option<Gradient24>,
 }
 
 /// Whether a layer has a bias.
@@ -69,29 +72,16 @@ impl Linear24 {
     pub fn new(backend: &mut dyn Backend, parameters: &mut Parameters, spec: LinearSpec) -> Result<Self, Error> {
         let weight = parameters.add(backend, format!("{}.weight", spec.name), spec.shape, Init::Normal(spec.deviation))?;
         let site = Site::new(Purpose::Mvue, parameters.last_number());
-        let sparse = match spec.sparse {
+        let pruned = match spec.sparse {
             None => None,
-            Some(gradient) => {
-                let mask = parameters.prune_last(backend)?;
-                Some(Sparse { mask, weight: backend.alloc_weight24(spec.shape)?, gradient })
-            }
+            Some(room) => parameters.prune_last(backend, room.operands)?,
         };
+        let sampled = spec.sparse.and_then(|room| room.sampled);
         let bias = match spec.bias {
             Bias::Absent => None,
             Bias::Present => Some(parameters.add(backend, format!("{}.bias", spec.name), [1, spec.shape[0]], Init::Constant(0.0))?),
         };
-        Ok(Self { weight, bias, sparse, site })
-    }
-
-    /// Rebuilds S(W) from W and its mask; nothing to do for a layer that is not sparsified.
-    ///
-    /// # Errors
-    /// Those of [`Backend::compress_weight`].
-    pub fn compress(&self, backend: &mut dyn Backend) -> Result<(), Error> {
-        match self.sparse {
-            Some(sparse) => backend.compress_weight(self.weight.weight, sparse.mask, sparse.weight),
-            None => Ok(()),
-        }
+        Ok(Self { weight, bias, pruned, sampled, site })
     }
 
     /// Z = X S(W)^T + b, then the activation.
@@ -99,7 +89,10 @@ impl Linear24 {
     /// # Errors
     /// Those of [`Backend::linear_forward`].
     pub fn forward(&self, pass: &mut Pass<'_>, x: Tensor, z: Tensor, then: Option<(Activation, Tensor)>) -> Result<(), Error> {
-        let weight = self.operand(pass.phase.forward);
+        let weight = match (pass.phase.forward, self.pruned) {
+            (WeightOperand::Pruned(..), Some(pruned)) => Weight::Pruned(pruned.weight),
+            _ => Weight::Dense(self.weight.weight),
+        };
         pass.backend.linear_forward(&LinearForward { x, weight, bias: self.bias.map(|bias| bias.weight), z, then })
     }
 
@@ -115,13 +108,13 @@ impl Linear24 {
         dx: Tensor,
         through: Option<(Activation, Tensor)>,
     ) -> Result<(), Error> {
-        let gradient = match (pass.phase.wgrad, self.sparse) {
-            (GradientOperand::Mvue(estimator), Some(sparse)) => {
+        let gradient = match (pass.phase.wgrad, self.sampled) {
+            (GradientOperand::Mvue(estimator), Some(sampled)) => {
                 if let Some(watch) = &mut pass.watch {
                     watch(pass.backend, SampledGradient { weight: self.weight.weight, dz, estimator })?;
                 }
-                pass.backend.mvue_compress(dz, self.site, estimator, sparse.gradient)?;
-                Gradient::Sampled(sparse.gradient)
+                pass.backend.mvue_compress(dz, self.site, estimator, sampled)?;
+                Gradient::Sampled(sampled)
             }
             _ => Gradient::Dense(dz),
         };
@@ -129,14 +122,11 @@ impl Linear24 {
         if let Some(bias) = self.bias {
             pass.backend.bias_grad(dz, bias.gradient, pass.beta)?;
         }
-        let weight = self.operand(pass.phase.dgrad);
-        pass.backend.linear_dgrad(&LinearDgrad { dz, weight, then: through, dx })
-    }
-
-    fn operand(&self, operand: WeightOperand) -> Weight {
-        match (operand, self.sparse) {
-            (WeightOperand::Pruned(..), Some(sparse)) => Weight::Pruned(sparse.weight),
+        let weight = match (pass.phase.dgrad, pass.phase.forward, self.pruned) {
+            (DgradOperand::AsForward, WeightOperand::Pruned(..), Some(pruned)) => Weight::Pruned(pruned.weight),
+            (DgradOperand::Permuted, _, Some(Pruned { dgrad: Some((_, weight)), .. })) => Weight::Pruned(weight),
             _ => Weight::Dense(self.weight.weight),
-        }
+        };
+        pass.backend.linear_dgrad(&LinearDgrad { dz, weight, then: through, dx })
     }
 }

@@ -8,7 +8,8 @@ use sparse24_core::philox::{Purpose, Site, Stream, uniform};
 
 use crate::{
     Error,
-    backend::{Backend, DType, MaskId, OptimizerEntry, Region, Tensor},
+    backend::{Backend, DType, MaskId, OptimizerEntry, Region, Tensor, Weight24},
+    method::PrunedOperands,
 };
 
 /// How a parameter begins.
@@ -35,8 +36,45 @@ pub struct Parameter {
     pub first_moment: Tensor,
     /// Adam's v.
     pub second_moment: Tensor,
-    /// Its mask, if it may be pruned.
-    pub mask: Option<MaskId>,
+    /// Whether it may be pruned.
+    pub sparsity: Sparsity,
+}
+
+/// Whether a parameter may be pruned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sparsity {
+    /// It may not.
+    Dense,
+    /// It may; by this method it is, with these operands, or in no phase.
+    Sparsifiable(Option<Pruned>),
+}
+
+/// A pruned weight on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pruned {
+    /// The mask of the forward.
+    pub mask: MaskId,
+    /// What the forward multiplies by.
+    pub weight: Weight24,
+    /// The mask of dgrad and what that multiplies by, where they are others.
+    pub dgrad: Option<(MaskId, Weight24)>,
+}
+
+impl Parameter {
+    /// What pruning takes, where the method prunes it.
+    #[must_use]
+    pub fn pruned(&self) -> Option<Pruned> {
+        match self.sparsity {
+            Sparsity::Sparsifiable(pruned) => pruned,
+            Sparsity::Dense => None,
+        }
+    }
+
+    /// Whether it may be pruned, by this method or another.
+    #[must_use]
+    pub fn is_sparsifiable(&self) -> bool {
+        self.sparsity != Sparsity::Dense
+    }
 }
 
 /// What layers keep of a parameter.
@@ -65,7 +103,7 @@ impl Parameters {
             first_moment: alloc(" first moment", Region::Moments)?,
             second_moment: alloc(" second moment", Region::Moments)?,
             init,
-            mask: None,
+            sparsity: Sparsity::Dense,
             name,
         };
         let handle = Handle { weight: parameter.weight, gradient: parameter.gradient };
@@ -73,18 +111,25 @@ impl Parameters {
         Ok(handle)
     }
 
-    /// Gives the parameter made last a mask.
+    /// Makes the parameter made last sparsifiable, with room for what a method multiplies by.
     ///
     /// # Errors
-    /// Those of [`Backend::alloc_mask`].
+    /// Those of the allocations; a shape that is not made of 4x4 tiles cannot be sparse.
     ///
     /// # Panics
     /// If there is no parameter.
-    pub fn prune_last(&mut self, backend: &mut dyn Backend) -> Result<MaskId, Error> {
+    pub fn prune_last(&mut self, backend: &mut dyn Backend, operands: PrunedOperands) -> Result<Option<Pruned>, Error> {
         let last = self.0.last_mut().expect("a parameter was made");
-        let mask = backend.alloc_mask(last.weight.shape)?;
-        last.mask = Some(mask);
-        Ok(mask)
+        let shape = last.weight.shape;
+        let mut room = || Ok::<_, Error>((backend.alloc_mask(shape)?, backend.alloc_weight24(shape)?));
+        let pruned = match operands {
+            PrunedOperands::None => None,
+            PrunedOperands::One => Some((room()?, None)),
+            PrunedOperands::Two => Some((room()?, Some(room()?))),
+        };
+        let pruned = pruned.map(|((mask, weight), dgrad)| Pruned { mask, weight, dgrad });
+        last.sparsity = Sparsity::Sparsifiable(pruned);
+        Ok(pruned)
     }
 
     /// The number of the parameter made last, from 0 in the order of making: what tells its random streams apart.
@@ -112,7 +157,7 @@ impl Parameters {
                 first_moment: parameter.first_moment,
                 second_moment: parameter.second_moment,
                 weight_decay: if parameter.weight.shape[0] > 1 { weight_decay } else { 0.0 },
-                mask: parameter.mask.filter(|_| masked == Masked::Decayed),
+                mask: parameter.pruned().map(|pruned| pruned.mask).filter(|_| masked == Masked::Decayed),
             })
             .collect()
     }

@@ -18,6 +18,8 @@ const TOKENIZER: &str = "tokenizer.json";
 const METRICS: &str = "metrics.jsonl";
 const CHECKPOINTS: &str = "checkpoints";
 const LOG: &str = "log.txt";
+/// The search for lambda that `train --lambda auto` made before the run: neither part of a start nor in its way.
+pub(super) const SEARCH: &str = "lambda-search";
 /// What a start writes before the configuration.
 const STARTED: [&str; 6] = [PROVENANCE, PLANS, TOKENIZER, METRICS, CHECKPOINTS, LOG];
 
@@ -52,10 +54,7 @@ impl RunDirectory {
         if let Some(name) = occupied {
             return Err(refuse(name));
         }
-        for name in remains {
-            let remove = if path.join(&name).is_dir() { disk::remove_directory } else { disk::remove_file };
-            remove(&path.join(name))?;
-        }
+        remains.iter().try_for_each(|name| remove(&path.join(name)))?;
         Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
@@ -73,7 +72,7 @@ impl RunDirectory {
             Ok(made) => Ok((directory, made)),
             Err(error) => {
                 // The first error counts.
-                let _ = disk::remove_directory(path).and_then(|()| if existed { disk::create_directory(path) } else { Ok(()) });
+                let _ = if existed { empty(path) } else { disk::remove_directory(path) };
                 Err(error)
             }
         }
@@ -152,7 +151,24 @@ impl RunDirectory {
     }
 }
 
-/// What lies in a directory besides a lock.
+fn remove(path: &Path) -> Result<(), Error> {
+    if path.is_dir() { disk::remove_directory(path) } else { disk::remove_file(path) }
+}
+
+/// Removes everything but a search.
+#[cfg(feature = "cpu")]
+fn empty(path: &Path) -> Result<(), Error> {
+    let names = names(path)?.into_iter().filter(|name| name != SEARCH);
+    names.into_iter().try_for_each(|name| remove(&path.join(name)))
+}
+
+fn names(path: &Path) -> Result<Vec<String>, Error> {
+    let name = |entry: io::Result<DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
+    let list = || fs::read_dir(path)?.map(name).collect::<io::Result<Vec<_>>>();
+    list().map_err(|e| Error::io("list", path, e))
+}
+
+/// What lies in a directory besides a lock and a search.
 struct Contents {
     /// Something that must not be replaced.
     occupied: Option<String>,
@@ -161,11 +177,9 @@ struct Contents {
 }
 
 fn contents(path: &Path) -> Result<Contents, Error> {
-    let name = |entry: io::Result<DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
-    let list = || fs::read_dir(path)?.map(name).collect::<io::Result<Vec<_>>>();
-    let mut names = list().map_err(|e| Error::io("list", path, e))?;
+    let mut names = names(path)?;
     let was_locked = names.iter().any(|name| name == LOCK);
-    names.retain(|name| name != LOCK);
+    names.retain(|name| ![LOCK, SEARCH].contains(&name.as_str()));
     let is_told = fs::metadata(path.join(METRICS)).is_ok_and(|metrics| metrics.len() > 0);
     let is_ours = |name: &String| STARTED.contains(&name.as_str()) || name.starts_with(".tmp-");
     if was_locked && !is_told && names.iter().all(is_ours) {
@@ -174,8 +188,8 @@ fn contents(path: &Path) -> Result<Contents, Error> {
     Ok(Contents { occupied: names.into_iter().next(), remains: Vec::new() })
 }
 
-/// Takes the lock and leaves this process's id in it.
-fn lock(directory: &Path) -> Result<File, Error> {
+/// Takes the lock of a folder and leaves this process's id in it.
+pub(crate) fn lock(directory: &Path) -> Result<File, Error> {
     let path = directory.join(LOCK);
     let lock_error = |e| Error::io("lock", &path, e);
     let mut file = File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(lock_error)?;

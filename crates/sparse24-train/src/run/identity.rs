@@ -1,12 +1,11 @@
 //! What a run is: what a resume, or a reader of its model, must find unchanged.
 //!
 //! Invariant: equal identities end in equal bits, as far as both go. What decides none is left out: where the data lie, threads, the number of
-//! the GPU and how it is told what to do, what is computed again, the name of the preset, which checkpoints are made and kept, and what ends a run early. Deliberately absent: tensors.
+//! the GPU and how it is told what to do, what is computed again, the name of the preset, which checkpoints are made and kept, what ends a run early, and what it is compared with. Deliberately absent: tensors.
 
 use std::{collections::BTreeMap, path::Path};
 
-use toml::{Table, Value};
-
+use super::snapshot::counters;
 use crate::{
     Error,
     checkpoint::{DatasetIdentity, Fingerprint, State},
@@ -19,7 +18,7 @@ use crate::{
 const NONE: &[u8] = &[];
 
 /// Keys of the configuration that decide no bit.
-const DECIDES_NOTHING: [&str; 15] = [
+const DECIDES_NOTHING: [&str; 16] = [
     "preset",
     "data.path",
     "run.checkpoint_every",
@@ -30,11 +29,22 @@ const DECIDES_NOTHING: [&str; 15] = [
     "run.spike_z",
     "run.spike_window",
     "run.instrument_every",
+    "run.flip_reference",
     "model.recompute",
     "backend.threads",
     "backend.gpu",
     "backend.libraries",
     "backend.launches",
+];
+
+/// What a key says that says nothing. Checkpoints of before there was the key have none.
+const UNSET: [(&str, &str); 6] = [
+    ("method.decay", "\"\""),
+    ("method.forward", "\"\""),
+    ("method.dgrad", "\"\""),
+    ("method.wgrad", "\"\""),
+    ("method.phases", "[]"),
+    ("half.ratio", "\"1/2\""),
 ];
 
 /// The name of the data among the keys.
@@ -57,11 +67,11 @@ pub(super) fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) ->
     State {
         step: trainer.step(),
         total_steps: config.steps,
-        phase: trainer.recipe().method.phase_at(trainer.step(), config.steps) as u32,
+        phase: trainer.recipe().method.phase_at(trainer.step(), config.steps, &trainer.progress().ends) as u32,
         phase_kind: trainer.phase().kind(),
         seed: config.seed,
         tokens_seen: trainer.recipe().tokens_per_step() * u64::from(trainer.step()),
-        method: Default::default(),
+        method: counters(trainer.progress()),
         plan: trainer.backend().plans(),
         config: decisive(config),
         dataset: of_dataset(dataset),
@@ -69,7 +79,7 @@ pub(super) fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) ->
     }
 }
 
-pub(super) fn of_dataset(dataset: &Dataset) -> DatasetIdentity {
+pub(crate) fn of_dataset(dataset: &Dataset) -> DatasetIdentity {
     DatasetIdentity {
         fingerprint: Fingerprint::from_bytes(*dataset.fingerprint().as_bytes()),
         training_tokens: dataset.train().len() as u64,
@@ -83,18 +93,9 @@ pub(super) fn of_tokenizer(tokenizer: Option<&Tokenizer>) -> Fingerprint {
 }
 
 /// The configuration, as far as it decides the bits of a model or of the metrics: dotted keys and TOML values.
-pub(super) fn decisive(config: &Config) -> BTreeMap<String, String> {
-    fn flatten(table: Table, prefix: &str, into: &mut BTreeMap<String, String>) {
-        for (key, value) in table {
-            match value {
-                Value::Table(section) => flatten(section, &format!("{prefix}{key}."), into),
-                value => drop(into.insert(format!("{prefix}{key}"), value.to_string())),
-            }
-        }
-    }
-    let mut settings = BTreeMap::new();
-    flatten(config.to_toml().parse().expect("a configuration is a TOML table"), "", &mut settings);
-    settings.retain(|key, _| !DECIDES_NOTHING.contains(&key.as_str()));
+pub(crate) fn decisive(config: &Config) -> BTreeMap<String, String> {
+    let mut settings = config::dotted(config.to_toml().parse().expect("a configuration is a TOML table"));
+    settings.retain(|key, value| !DECIDES_NOTHING.contains(&key.as_str()) && !UNSET.contains(&(key.as_str(), value.as_str())));
     settings
 }
 

@@ -3,19 +3,25 @@
 //! Invariant: configuration, checkpoint and tokenizer are those that were saved together. Deliberately absent: a device, until a loss or a
 //! token is asked for ([`Model::into_trainer`]).
 
-use std::path::{Path, PathBuf};
+use std::{
+    borrow::Cow,
+    path::{Path, PathBuf},
+};
+
+use ndarray::{ArrayView2, ArrayViewMut2};
+use sparse24_cpu::threshold::soft_threshold;
 
 use super::{
     identity::{check_config, no_dataset, of_dataset, of_tokenizer},
     setup::{new_trainer, open_dataset, run_config},
-    snapshot::restore,
+    snapshot::{ends, restore, scale},
 };
 use crate::{
     Error,
-    checkpoint::{self, Checkpoint},
+    checkpoint::{self, Checkpoint, NamedTensor},
     config::Config,
     data::{Dataset, Tokenizer},
-    method::Phase,
+    method::{KeptValues, Phase, WeightOperand},
     trainer::{Recipe, Trainer},
 };
 
@@ -67,7 +73,30 @@ impl Model {
     #[must_use]
     pub fn phase(&self) -> &Phase {
         let Recipe { method, steps, .. } = &self.recipe;
-        &method.phases[method.phase_at(self.checkpoint.state.step, *steps)]
+        &method.phases[method.phase_at(self.checkpoint.state.step, *steps, &ends(&self.checkpoint.state))]
+    }
+
+    /// The weights with kept values as the forward multiplies by them: what a 2:4 export has, but for the masks.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for a soft-thresholded weight without its scale; [`Error::Semantics`] for a mask that is not row-wise.
+    pub fn mapped_weights(&self) -> Result<Cow<'_, [NamedTensor]>, Error> {
+        let WeightOperand::Pruned(_, KeptValues::SoftThreshold) = self.phase().forward else {
+            return Ok(Cow::Borrowed(&self.checkpoint.weights));
+        };
+        let mut weights = self.checkpoint.weights.clone();
+        for (name, mask) in &self.checkpoint.masks {
+            let missing = || Error::Parameter { name: name.clone(), problem: "its scale is missing".to_owned() };
+            let scale = scale(&self.checkpoint, name).ok_or_else(missing)?;
+            let weight = weights.iter_mut().find(|weight| weight.name == *name).expect("a mask belongs to a weight");
+            let dense = std::mem::take(&mut weight.values);
+            weight.values.resize(dense.len(), 0.0);
+            let shape = (mask.rows(), mask.columns());
+            let w = ArrayView2::from_shape(shape, &dense).expect("a mask has the shape of its weight");
+            let out = ArrayViewMut2::from_shape(shape, &mut weight.values).expect("the same shape");
+            soft_threshold(w, mask, scale, out)?;
+        }
+        Ok(Cow::Owned(weights))
     }
 
     /// The run's own data; those of its configuration for an imported model, which was trained on none.

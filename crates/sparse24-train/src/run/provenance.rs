@@ -22,8 +22,27 @@ pub enum Initial {
     Checkpoint,
 }
 
+/// Where the lambda of a run comes from, if a search recommended it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LambdaOrigin {
+    /// The value.
+    pub lambda: f32,
+    /// The folder of the search.
+    pub search: String,
+    /// Mean sparse over mean dense flip rate.
+    pub mu: f64,
+    /// Of mu, over layers.
+    pub interval: Option<[f64; 2]>,
+    /// The step after which the search's runs ended.
+    pub until: u32,
+    /// The first and the last step whose samples counted.
+    pub window: [u32; 2],
+    /// Of the search's runs.
+    pub seeds: Vec<u64>,
+}
+
 /// One start of a run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Provenance {
     /// Version of this crate.
     pub version: String,
@@ -35,6 +54,9 @@ pub struct Provenance {
     pub command: Vec<String>,
     /// What it began with.
     pub initial: Initial,
+    /// Of a first start whose lambda was searched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lambda: Option<LambdaOrigin>,
     /// Operating system and architecture.
     pub system: String,
     /// The device that trains.
@@ -58,6 +80,7 @@ impl Provenance {
             started: now(),
             command: std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect(),
             initial,
+            lambda: None,
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             device: device.into(),
             simd: simd.into(),

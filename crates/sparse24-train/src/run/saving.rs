@@ -12,13 +12,14 @@ use crate::{
     config::Config,
     disk,
     estimate::estimate,
+    method::{Ends, Method},
     trainer::Recipe,
 };
 
 impl Run {
     /// Whether a checkpoint is made after this step.
     pub(super) fn saves_after(&self, step: u32) -> bool {
-        step == self.config.steps || step == self.switch() || is_due(self.config.run.checkpoint_every, step)
+        step == self.config.steps || self.trainer.ends_phase() || is_due(self.config.run.checkpoint_every, step)
     }
 
     /// Begins to save the state as it is, unless that was saved already; waits for the save before it. What the last step measured so far
@@ -34,9 +35,8 @@ impl Run {
         self.settle()?;
         let mut state = identity(&self.config, &self.dataset, &self.trainer);
         state.method.extend((self.skipped > 0).then(|| (SKIPPED.to_owned(), u64::from(self.skipped))));
-        let mut checkpoint = snapshot(&mut self.trainer, state, self.saver.spare())?;
-        checkpoint.auxiliary.extend(self.flip_counts.tensors());
-        self.saver.begin(checkpoint, retention(&self.config, self.switch()), self.metrics.syncer()?)?;
+        let checkpoint = snapshot(&mut self.trainer, state, self.flip_counts.tensors().collect(), self.saver.spare())?;
+        self.saver.begin(checkpoint, retention(&self.config, self.trainer.last_sparse_step()), self.metrics.syncer()?)?;
         self.saved = Some(step);
         Ok(())
     }
@@ -53,30 +53,22 @@ impl Run {
     pub(super) fn look_after_save(&mut self) -> Result<(), Error> {
         if self.saver.is_idle() { self.settle() } else { Ok(()) }
     }
-
-    /// The last step of the first phase: the last 2:4 model of a sparse run.
-    pub(super) fn switch(&self) -> u32 {
-        switch(self.trainer.recipe())
-    }
 }
 
 /// The counter of skipped steps, among those of the checkpoint's state.
 pub(super) const SKIPPED: &str = "skipped";
 
-pub(super) fn switch(recipe: &Recipe) -> u32 {
-    recipe.method.phases[0].last_step(recipe.steps)
-}
-
-fn retention(config: &Config, switch: u32) -> Retention {
+/// The last 2:4 model stays, whatever comes after it.
+fn retention(config: &Config, last_sparse: Option<u32>) -> Retention {
     let last = NonZeroUsize::new(config.run.keep_last).unwrap_or(NonZeroUsize::MIN);
-    Retention { last, every: config.run.keep_every, always: vec![switch] }
+    Retention { last, every: config.run.keep_every, always: last_sparse.into_iter().collect() }
 }
 
 /// Refuses a run whose checkpoints, those that it keeps and the one being written, will not fit beside what lies there now.
 pub(super) fn check_room(config: &Config, recipe: &Recipe, run: &Path) -> Result<(), Error> {
     let checkpoints = run.join("checkpoints");
     let there = checkpoint::count(&checkpoints)? as u64;
-    let most = most_kept(config, switch(recipe)).saturating_add(1).saturating_sub(there).max(1);
+    let most = most_kept(config, &recipe.method).saturating_add(1).saturating_sub(there).max(1);
     let estimate = estimate(recipe);
     // Four bytes a tile, which instruments count the flips of.
     let counts = if config.run.instrument_every > 0 { estimate.sparsifiable / 4 } else { 0 };
@@ -85,9 +77,10 @@ pub(super) fn check_room(config: &Config, recipe: &Recipe, run: &Path) -> Result
 }
 
 /// How many checkpoints lie there between two saves, at most.
-fn most_kept(config: &Config, switch: u32) -> u64 {
+fn most_kept(config: &Config, method: &Method) -> u64 {
     let Config { steps, run, .. } = config;
     let multiples = |every: u32| u64::from(steps.checked_div(every).unwrap_or(0));
-    let always = u64::from(switch < *steps) + multiples(run.keep_every);
-    (multiples(run.checkpoint_every) + 2).min(always.saturating_add(run.keep_last as u64))
+    let always = u64::from(method.last_sparse_step(*steps, &Ends::new()).is_some_and(|step| step < *steps)) + multiples(run.keep_every);
+    // Besides the multiples: one at the end of each phase.
+    (multiples(run.checkpoint_every) + method.phases.len() as u64).min(always.saturating_add(run.keep_last as u64))
 }

@@ -11,11 +11,12 @@ use std::{
 };
 
 use super::{
-    Initial, Log, MetricsLog, Provenance, RunDirectory, StepMetrics,
+    Initial, LambdaOrigin, Log, MetricsLog, Provenance, RunDirectory, StepMetrics,
     identity::{self, identity},
     measure::FlipCounts,
     model::evaluated_at_once,
     plans,
+    reference::FlipReference,
     saving::{SKIPPED, check_room},
     setup::{SeededBatches, new_trainer, open_dataset, run_config},
     snapshot::{restore, snapshot},
@@ -51,6 +52,7 @@ pub struct Run {
     spikes: Spikes,
     /// Over the steps whose instruments were read.
     pub(super) flip_counts: FlipCounts,
+    reference: Option<FlipReference>,
 }
 
 /// Who watches a run.
@@ -90,6 +92,8 @@ pub struct Given<'a> {
     pub weights: Option<&'a [NamedTensor]>,
     /// The plans of another run, to have its bits: its directory, or the file.
     pub plans: Option<&'a Path>,
+    /// Where its lambda was found, to be told in its provenance.
+    pub lambda: Option<&'a LambdaOrigin>,
 }
 
 /// What a resume does about a damaged newest checkpoint.
@@ -137,7 +141,12 @@ impl Run {
     ///
     /// # Errors
     /// Those of the configuration, of what is given and of the directory, of which nothing is left then.
-    pub fn start(mut config: Config, dataset: Dataset, Given { weights: initial, plans }: Given<'_>, path: &Path) -> Result<Self, Error> {
+    pub fn start(
+        mut config: Config,
+        dataset: Dataset,
+        Given { weights: initial, plans, lambda }: Given<'_>,
+        path: &Path,
+    ) -> Result<Self, Error> {
         let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
         if let Some(path) = plans {
             plans::use_file(&mut trainer, path)?;
@@ -146,11 +155,12 @@ impl Run {
             let named: Vec<_> = weights.iter().map(|tensor| (tensor.name.as_str(), tensor.values.as_slice())).collect();
             trainer.start_from(&named)?;
         }
-        if !config.data.path.is_empty() {
-            // A resume may begin elsewhere.
-            let absolute = std::path::absolute(&config.data.path).map_err(|e| Error::io("find", &config.data.path, e))?;
-            config.data.path = absolute.into_os_string().into_string().unwrap_or(config.data.path);
+        // A resume may begin elsewhere.
+        for path in [&mut config.data.path, &mut config.run.flip_reference].into_iter().filter(|path| !path.is_empty()) {
+            let absolute = std::path::absolute(&*path).map_err(|e| Error::io("find", &*path, e))?;
+            *path = absolute.into_os_string().into_string().unwrap_or_else(|_| path.clone());
         }
+        let reference = FlipReference::open(&config, std::iter::empty())?;
         let (directory, (metrics, log)) = RunDirectory::filled(path, |directory| {
             check_room(&config, trainer.recipe(), directory.path())?;
             if let Some(tokenizer) = dataset.tokenizer() {
@@ -159,10 +169,11 @@ impl Run {
             if initial.is_some() {
                 // A resume cannot make these weights again.
                 let state = identity(&config, &dataset, &trainer);
-                checkpoint::save(&directory.checkpoints(), &snapshot(&mut trainer, state, None)?()?)?;
+                checkpoint::save(&directory.checkpoints(), &snapshot(&mut trainer, state, Vec::new(), None)?()?)?;
             }
             let initial = if initial.is_some() { Initial::Given } else { Initial::Random };
-            Provenance::of_start(&trainer.backend().device(), initial).record(&directory.provenance())?;
+            let start = Provenance { lambda: lambda.cloned(), ..Provenance::of_start(&trainer.backend().device(), initial) };
+            start.record(&directory.provenance())?;
             let metrics = MetricsLog::create(&directory.metrics())?;
             let mut log = Log::open(&directory.log())?;
             log.line("started")?;
@@ -188,6 +199,7 @@ impl Run {
             skipped,
             spikes,
             flip_counts: FlipCounts::default(),
+            reference,
         })
     }
 
@@ -254,11 +266,17 @@ impl Run {
             _ => format!("resumed after step {step}"),
         });
         Provenance::of_start(&trainer.backend().device(), initial).record(&directory.provenance())?;
+        let watches = config.run.spike_z > 0.0 || !config.run.flip_reference.is_empty();
+        let before = if watches { MetricsLog::read(&directory.metrics())? } else { Vec::new() };
+        // It decides nothing, so a reference that has moved is no reason not to go on.
+        let reference = FlipReference::open(&config, before.iter()).unwrap_or_else(|error| {
+            notices.push(format!("{error}; flip rates are not compared"));
+            None
+        });
         let mut log = Log::open(&directory.log())?;
         for notice in &notices {
             log.line(notice)?;
         }
-        let before = if config.run.spike_z > 0.0 { MetricsLog::read(&directory.metrics())? } else { Vec::new() };
         let spikes = Spikes::new(config.run.spike_z, config.run.spike_window, before.iter().map(|metrics| metrics.loss));
         let saver = Saver::new(directory.checkpoints());
         let mut run = Self {
@@ -276,6 +294,7 @@ impl Run {
             skipped,
             spikes,
             flip_counts,
+            reference,
         };
         // A signal came between the step and its evaluation.
         run.pending = cut.last.filter(|metrics| metrics.step == step && metrics.val_loss.is_none() && run.evaluates_after(step));
@@ -403,6 +422,14 @@ impl Run {
             observer.said(&line);
             self.log.line(&line)?;
         }
+        if let Some(mu) = self.reference.as_mut().and_then(|reference| reference.next(metrics)) {
+            let line = format!(
+                "step {step}: flip-rate explosion: mu = {mu:.2} of {}; a larger method.lambda calms the masks",
+                self.config.run.flip_reference
+            );
+            observer.said(&line);
+            self.log.line(&line)?;
+        }
         if let Some(spike) = self.spikes.next(loss) {
             let (allowed, window) = (self.config.run.spike_z, self.config.run.spike_window);
             return Err(Error::Spike { step, loss, z: spike.z, allowed, mean: spike.mean, window, kept: None });
@@ -410,8 +437,8 @@ impl Run {
         if self.saves_after(step) {
             self.save()?;
         }
-        if step == self.switch() && step < self.config.steps {
-            let line = format!("step {step}: sparse training ends, dense fine-tuning begins");
+        if self.trainer.ends_phase() {
+            let line = format!("step {step}: {}", self.trainer.transition());
             observer.said(&line);
             self.log.line(&line)?;
         }
@@ -483,7 +510,7 @@ impl Run {
     }
 
     fn evaluates_after(&self, step: u32) -> bool {
-        step == self.config.steps || is_due(self.config.run.eval_every, step) || step == self.switch()
+        step == self.config.steps || is_due(self.config.run.eval_every, step) || self.trainer.ends_phase()
     }
 
     /// Brings `plans.json` in line with what has been timed.

@@ -24,7 +24,7 @@ impl Trainer {
 
     /// The first output, in the order of the forward pass, of any micro-batch.
     fn first_output(&mut self, batches: &dyn Batches) -> Result<Option<String>, Error> {
-        let step = self.step + 1;
+        let step = self.step() + 1;
         let phase = self.recipe.method.phases[self.phase_index(step)];
         for micro_step in 0..self.recipe.accumulation.get() {
             batches.fill(step, micro_step, &mut self.inputs, &mut self.targets);

@@ -45,7 +45,7 @@ impl Trainer {
     /// Tiles of all sparsifiable weights.
     #[must_use]
     pub fn tiles(&self) -> usize {
-        sparsifiable(&self.parameters).map(|(parameter, _)| parameter.weight.elements() / 16).sum()
+        sparsifiable(&self.parameters).map(|parameter| parameter.weight.elements() / 16).sum()
     }
 
     /// Looks at every sparsifiable weight and its masks around the step done last, whose flips were sampled.
@@ -54,9 +54,8 @@ impl Trainer {
     /// Those of the downloads.
     pub fn look_at_masks(&mut self, mut look: impl FnMut(MaskChange<'_>)) -> Result<(), Error> {
         let Self { backend, parameters, flip_masks, .. } = self;
-        let mut weight = Vec::new();
-        for ((parameter, _), [before, after]) in sparsifiable(parameters).zip(&*flip_masks) {
-            backend.download_into(parameter.weight, &mut weight)?;
+        for (parameter, [before, after]) in sparsifiable(parameters).zip(&*flip_masks) {
+            let weight = backend.download(parameter.weight)?;
             let (before, after) = (backend.download_mask(*before)?, backend.download_mask(*after)?);
             look(MaskChange { name: &parameter.name, shape: parameter.weight.shape, weight: &weight, before: &before, after: &after });
         }
@@ -69,7 +68,7 @@ impl Trainer {
     /// # Errors
     /// [`Error::Interrupted`]; those of the operations.
     pub fn gradient_noise(&mut self, batches: &dyn Batches) -> Result<Vec<GradientNoise>, Error> {
-        let step = self.step + 1;
+        let step = self.step() + 1;
         let phase = self.recipe.method.phases[self.phase_index(step)];
         let mut noise = Vec::new();
         if !matches!(phase.wgrad, GradientOperand::Mvue(_)) {
@@ -81,9 +80,8 @@ impl Trainer {
         batches.fill(step, 0, inputs, targets);
         backend.set_step(StepState { seed: recipe.seed, step, micro_step: 0, learning_rate: 0.0, bias_corrections: [1.0; 2] })?;
         model.upload(&mut **backend, inputs, targets)?;
-        let mut dz = Vec::new();
         let mut watch = |backend: &mut dyn Backend, seen: SampledGradient| {
-            backend.download_into(seen.dz, &mut dz)?;
+            let dz = backend.download(seen.dz)?;
             let name = parameters.iter().find(|parameter| parameter.weight == seen.weight).map_or("", |parameter| &parameter.name);
             let (variance, square) = noise_of(&dz, seen.dz.shape, seen.estimator);
             noise.push(GradientNoise { name: name.to_owned(), variance, square });

@@ -6,8 +6,8 @@ use std::mem;
 
 use sparse24_core::Mask;
 
-use super::{Refreshed, Trainer};
-use crate::{Error, nn::parameter::Parameter};
+use super::{Memory, Refreshed, Trainer};
+use crate::{Error, method::Ends, nn::parameter::Parameter};
 
 /// The state of one parameter on the host.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -24,6 +24,30 @@ pub struct ParameterState {
     pub second_moment: Vec<f32>,
     /// The mask that the next forward uses, in a sparse phase.
     pub mask: Option<Mask>,
+    /// That of dgrad, where it has another.
+    pub dgrad_mask: Option<Mask>,
+    /// The order of rows in which the latter is 2:4.
+    pub row_order: Option<Vec<u32>>,
+    /// The scale of its soft threshold, once it is chosen.
+    pub scale: Option<f32>,
+}
+
+/// What a run remembers besides its parameters.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Progress {
+    /// Optimizer steps done.
+    pub step: u32,
+    /// Where phases that end by a criterion have ended.
+    pub ends: Ends,
+    /// How far Adam's second moment moved in the last steps of a phase that watches it.
+    pub variance_changes: Vec<f32>,
+}
+
+impl From<u32> for Progress {
+    /// After so many steps, nothing watched.
+    fn from(step: u32) -> Self {
+        Self { step, ..Self::default() }
+    }
 }
 
 impl ParameterState {
@@ -51,13 +75,20 @@ impl Trainer {
         mut states: Vec<ParameterState>,
     ) -> Result<impl FnOnce() -> Result<Vec<ParameterState>, Error> + Send + use<>, Error> {
         let sparse = self.phase().mask().is_some();
+        let mut memories = self.memories.iter();
         let backend = &mut *self.backend;
         states.resize_with(self.parameters.iter().len(), ParameterState::default);
         let (mut from, mut room) = (Vec::new(), Vec::new());
         for (parameter, state) in self.parameters.iter().zip(&mut states) {
             state.name.clone_from(&parameter.name);
             state.shape = parameter.weight.shape;
-            state.mask = parameter.mask.filter(|_| sparse).map(|mask| backend.download_mask(mask)).transpose()?;
+            let pruned = parameter.pruned();
+            let memory = pruned.and_then(|_| memories.next());
+            let in_force = pruned.filter(|_| sparse);
+            state.mask = in_force.map(|pruned| backend.download_mask(pruned.mask)).transpose()?;
+            state.dgrad_mask = in_force.and_then(|pruned| pruned.dgrad).map(|(mask, _)| backend.download_mask(mask)).transpose()?;
+            state.row_order = memory.filter(|_| sparse).and_then(|memory| memory.order.clone());
+            state.scale = memory.and_then(|memory| memory.scale);
             from.extend([parameter.weight, parameter.first_moment, parameter.second_moment]);
             room.extend(state.values().map(mem::take));
         }
@@ -69,24 +100,30 @@ impl Trainer {
         })
     }
 
-    /// Continues after optimizer step `step` from its parameter states. Where they are dense and the phase is not, masks are searched in the
-    /// weights.
+    /// Continues from its progress and its parameter states. Where they are dense and the phase is not, masks are searched in the weights.
     ///
     /// # Errors
-    /// [`Error::Operand`] where a parameter is missing or has another shape; a sparse phase needs every mask or none.
-    pub fn restore(&mut self, step: u32, states: &[ParameterState]) -> Result<(), Error> {
-        self.step = step;
+    /// [`Error::Operand`] where a parameter is missing or has another shape; a sparse phase needs of every parameter all that it has, or no mask of any.
+    pub fn restore(&mut self, progress: impl Into<Progress>, states: &[ParameterState]) -> Result<(), Error> {
+        self.progress = progress.into();
         let masked = states.iter().any(|state| state.mask.is_some());
         let sparse = self.phase().mask().is_some() && masked;
+        let mut memories = self.memories.iter_mut();
         for parameter in self.parameters.iter() {
             let state = find(states, parameter)?;
             self.backend.upload(parameter.weight, &state.weight)?;
             self.backend.upload(parameter.first_moment, &state.first_moment)?;
             self.backend.upload(parameter.second_moment, &state.second_moment)?;
-            match (parameter.mask.filter(|_| sparse), &state.mask) {
-                (Some(id), Some(mask)) => self.backend.upload_mask(id, mask)?,
-                (Some(_), None) => return Err(missing(parameter, "mask")),
-                (None, _) => {}
+            let Some((pruned, memory)) = parameter.pruned().and_then(|pruned| Some((pruned, memories.next()?))) else { continue };
+            *memory = Memory { order: state.row_order.clone(), scale: state.scale };
+            if !sparse {
+                continue;
+            }
+            let mask = |mask: &Option<Mask>, what| mask.as_ref().ok_or_else(|| missing(parameter, what)).cloned();
+            self.backend.upload_mask(pruned.mask, &mask(&state.mask, "mask")?)?;
+            if let Some((id, _)) = pruned.dgrad {
+                self.backend.upload_mask(id, &mask(&state.dgrad_mask, "mask of dgrad")?)?;
+                check_order(parameter, state.row_order.as_deref())?;
             }
         }
         self.prepare_weights(if masked { Refreshed::Kept } else { Refreshed::Anew })
@@ -109,6 +146,7 @@ impl Trainer {
             }
             self.backend.upload(parameter.weight, values)?;
         }
+        self.memories.fill(Memory::default());
         self.prepare_weights(Refreshed::Anew)
     }
 }
@@ -121,4 +159,14 @@ fn find<'a>(states: &'a [ParameterState], parameter: &Parameter) -> Result<&'a P
     let state = states.iter().find(|state| state.name == parameter.name).ok_or_else(|| missing(parameter, "state"))?;
     let (expected, found) = (parameter.weight.shape, state.shape);
     if expected == found { Ok(state) } else { Err(Error::Operand { operation: "restore", operand: "parameter", expected, found }) }
+}
+
+/// An order must name each row once.
+fn check_order(parameter: &Parameter, order: Option<&[u32]>) -> Result<(), Error> {
+    let mut sorted = order.ok_or_else(|| missing(parameter, "order of rows"))?.to_vec();
+    sorted.sort_unstable();
+    if sorted.into_iter().eq(0..parameter.weight.shape[0] as u32) {
+        return Ok(());
+    }
+    Err(Error::Parameter { name: parameter.name.clone(), problem: "its order of rows does not name each once".to_owned() })
 }

@@ -6,5 +6,6 @@ mod launches;
 mod memory;
 mod plans;
 mod recompute;
+mod shapes;
 mod step;
 mod support;

@@ -28,7 +28,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let wanted = |case: &Case| args.kernel.is_empty() || args.kernel.iter().any(|kernel| kernel.is_match(case.kernel));
     let cases: Vec<Case> = all.into_iter().filter(wanted).collect();
     if args.list {
-        return list(&cases, args.json);
+        return list(&cases, args);
     }
     if cases.is_empty() {
         let kernels = args.kernel.iter().map(Regex::as_str).collect::<Vec<_>>().join("`, `");
@@ -57,8 +57,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     verdict(&report, cases.len(), signals.received())
 }
 
-fn list(cases: &[Case], as_json: bool) -> Result<(), Failure> {
-    if as_json {
+fn list(cases: &[Case], args: &Args) -> Result<(), Failure> {
+    if args.json {
         let case = |case: &Case| json!({ "kernel": case.kernel, "shape": case.shape, "entries": case.entries });
         let cases: Vec<_> = cases.iter().map(case).collect();
         say!("{}", serde_json::to_string_pretty(&cases).expect("plain values"));

@@ -1,11 +1,13 @@
 //! Where the time of a steady training step goes, by kind of work: the trainer as it is, on random tokens.
 //!
-//! Steps are timed without a profile first. Then a few run under one, which takes longer, since each launch is queued between events instead of
+//! Steps are timed without a profile first, those that refresh masks apart: they come as often as the configuration says, and far more often while
+//! they are timed. Then a few of the others run under a profile, which takes longer, since each launch is queued between events instead of
 //! replayed with others: shares are of those steps. What no span covers is the GPU waiting, for the host or between two launches.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{collections::BTreeMap, num::NonZeroU32, time::Instant};
 
 use serde::Serialize;
+use sparse24_core::phase::Refresh;
 use sparse24_cuda::profile::{Kind, Profile, Span, Work};
 use sparse24_train::{
     Error,
@@ -18,12 +20,15 @@ use sparse24_train::{
 
 use super::Args;
 use crate::{
-    failure::Failure,
+    failure::{Exit, Failure},
     output::{note, say},
+    signals::Signals,
 };
 
-/// Steps before any is timed: memory, plans and kernels come in them.
+/// Steps of a kind before any is timed: memory, plans, kernels and recordings come in them.
 const FIRST: usize = 3;
+/// While steps are timed, one of so many refreshes masks.
+const REFRESHING: NonZeroU32 = NonZeroU32::new(3).expect("not zero");
 
 /// A profiled training step.
 #[derive(Debug, Serialize)]
@@ -34,9 +39,12 @@ struct Report {
     tokens_per_step: u64,
     /// Of the phase that the steps were in.
     phase: String,
-    /// Milliseconds of a step, median of so many.
+    /// Milliseconds of a step that keeps its masks, median of so many.
     step_ms: f64,
     steps: usize,
+    /// Of one that refreshes them, where only some do.
+    refresh: Option<RefreshTime>,
+    /// Of both kinds, as often as they come.
     tokens_per_s: f64,
     /// The mean of those under the profile.
     profiled_step_ms: f64,
@@ -47,6 +55,16 @@ struct Report {
     gap_ms: f64,
     kinds: Vec<Part>,
     bytes_held: usize,
+}
+
+/// A step that refreshes masks.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+struct RefreshTime {
+    /// Of so many steps one refreshes them.
+    interval: u32,
+    /// Milliseconds, median of so many.
+    step_ms: f64,
+    steps: usize,
 }
 
 /// Milliseconds of a step.
@@ -64,7 +82,8 @@ struct Part {
 pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
     let method = args.method.iter().map(|method| format!("method.name={}", quoted(method)));
-    let settings: Vec<String> = args.settings.iter().cloned().chain(method).collect();
+    let backend = std::iter::once("backend.name=cuda".to_owned());
+    let settings: Vec<String> = args.settings.iter().cloned().chain(method).chain(backend).collect();
     let config = Config::resolve(Some(preset), None, &settings)?;
     let vocabulary = match config.data.tokenizer {
         TokenizerKind::Byte => 256,
@@ -72,35 +91,17 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
         TokenizerKind::Character => 65,
         TokenizerKind::Gpt2 => 50257,
     };
-    let recipe = config.recipe(vocabulary)?;
+    let mut recipe = config.recipe(vocabulary)?;
+    let interval = often(&mut recipe);
+    let signals = Signals::take().map_err(|error| Failure::new(Exit::Io, format!("cannot listen for signals: {error}")))?;
     let backend = CudaBackend::open(BackendSettings { gpu: args.gpu, ..config.backend.settings() })?;
     let profile = backend.profile();
     let mut trainer = Trainer::new(Box::new(backend), recipe.clone())?;
-    let batches = Random { tokens: recipe.batch.sequences * recipe.batch.context, vocabulary: vocabulary as u32 };
-    let (timed, profiled) = if args.quick { (3, 1) } else { (10, 3) };
-    note(format_args!("{} steps of {} tokens to warm up, {timed} timed, {profiled} profiled", FIRST, recipe.tokens_per_step()));
-    steady(&mut trainer, &batches, FIRST, None)?;
-    let (times, _) = steady(&mut trainer, &batches, timed, None)?;
-    let (under, spans) = steady(&mut trainer, &batches, profiled, Some(&profile))?;
-    let (step_ms, profiled_step_ms) = (times[times.len() / 2], under.iter().sum::<f64>() / profiled as f64);
-    let kinds = kinds(&spans, &recipe.model, profiled as f64, profiled_step_ms);
-    let covered_ms = kinds.iter().map(|part| part.ms).sum();
-    let report = Report {
-        device: trainer.backend().device().description,
-        preset: config.preset.clone(),
-        method: config.method.name.clone(),
-        tokens_per_step: recipe.tokens_per_step(),
-        phase: trainer.phase().kind().to_string(),
-        step_ms,
-        steps: timed,
-        tokens_per_s: recipe.tokens_per_step() as f64 / step_ms * 1e3,
-        profiled_step_ms,
-        profiled_steps: profiled,
-        covered_ms,
-        gap_ms: profiled_step_ms - covered_ms,
-        kinds,
-        bytes_held: trainer.backend().memory().iter().map(|(_, bytes)| bytes).sum(),
-    };
+    trainer.interrupt_on(signals.any());
+    let report = measured(&mut trainer, &profile, &config, interval, args).map_err(|error| match error {
+        Error::Interrupted => Failure::new(signals.received().unwrap_or(Exit::Interrupted), "interrupted before the steps were timed"),
+        error => error.into(),
+    })?;
     if args.json {
         say!("{}", serde_json::to_string_pretty(&report).expect("plain values"));
         return Ok(());
@@ -108,24 +109,88 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
     table(&report, &recipe)
 }
 
-/// Milliseconds of so many steps, the shortest first, and what a profile saw of them.
-fn steady(trainer: &mut Trainer, batches: &Random, steps: usize, profile: Option<&Profile>) -> Result<(Vec<f64>, Vec<Span>), Error> {
-    let (mut times, mut spans) = (Vec::new(), Vec::new());
-    while times.len() < steps {
+/// Has masks refreshed often, where not every step does it anyway, and says how many steps were between.
+fn often(recipe: &mut Recipe) -> Option<NonZeroU32> {
+    match &mut recipe.method.refresh {
+        Refresh::Every(interval) if interval.get() > 1 => Some(std::mem::replace(interval, REFRESHING.min(*interval))),
+        _ => None,
+    }
+}
+
+fn measured(trainer: &mut Trainer, profile: &Profile, config: &Config, interval: Option<NonZeroU32>, args: &Args) -> Result<Report, Error> {
+    let recipe = trainer.recipe().clone();
+    let vocabulary = recipe.model.vocabulary;
+    let batches = Random { tokens: recipe.batch.sequences * recipe.batch.context, vocabulary: vocabulary as u32 };
+    let (timed, profiled) = if args.quick { (3, 1) } else { (10, 3) };
+    let first = if interval.is_some() { FIRST * REFRESHING.get() as usize } else { FIRST };
+    note(format_args!("{first} steps of {} tokens to warm up, {timed} timed, {profiled} profiled", recipe.tokens_per_step()));
+    for _ in 0..first {
+        trainer.train_step(&batches, FlipSampling::Skip)?;
+    }
+    let Steady { mut keeping, mut refreshing, .. } = steady(trainer, &batches, timed, None)?;
+    let Steady { keeping: under, spans, .. } = steady(trainer, &batches, profiled, Some(profile))?;
+    let (step_ms, profiled_step_ms) = (median(&mut keeping), under.iter().sum::<f64>() / profiled as f64);
+    let refresh =
+        interval.map(|interval| RefreshTime { interval: interval.get(), steps: refreshing.len(), step_ms: median(&mut refreshing) });
+    let kinds = kinds(&spans, &recipe.model, profiled as f64, profiled_step_ms);
+    let covered_ms = kinds.iter().map(|part| part.ms).sum();
+    Ok(Report {
+        device: trainer.backend().device().description,
+        preset: config.preset.clone(),
+        method: config.method.name.clone(),
+        tokens_per_step: recipe.tokens_per_step(),
+        phase: trainer.phase().kind().to_string(),
+        step_ms,
+        steps: timed,
+        refresh,
+        tokens_per_s: recipe.tokens_per_step() as f64 / mean(step_ms, refresh) * 1e3,
+        profiled_step_ms,
+        profiled_steps: profiled,
+        covered_ms,
+        gap_ms: profiled_step_ms - covered_ms,
+        kinds,
+        bytes_held: trainer.backend().memory().iter().map(|(_, bytes)| bytes).sum(),
+    })
+}
+
+/// Milliseconds of a step where one of so many refreshes masks.
+fn mean(step_ms: f64, refresh: Option<RefreshTime>) -> f64 {
+    refresh.map_or(step_ms, |refresh| (f64::from(refresh.interval - 1) * step_ms + refresh.step_ms) / f64::from(refresh.interval))
+}
+
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// Milliseconds of steps.
+#[derive(Default)]
+struct Steady {
+    keeping: Vec<f64>,
+    /// Those that refresh masks, where most do not.
+    refreshing: Vec<f64>,
+    /// What a profile saw of those that keep them.
+    spans: Vec<Span>,
+}
+
+/// So many steps that keep their masks, or that refresh them like all others, and those between.
+fn steady(trainer: &mut Trainer, batches: &Random, steps: usize, profile: Option<&Profile>) -> Result<Steady, Error> {
+    let mut steady = Steady::default();
+    while steady.keeping.len() < steps {
         let (refresh, step) = (trainer.recipe().method.refresh, trainer.step() + 1);
         profile.iter().for_each(|profile| profile.start());
         let began = Instant::now();
         trainer.train_step(batches, FlipSampling::Skip)?;
         let time = began.elapsed().as_secs_f64() * 1e3;
         let seen = profile.map_or_else(|| Ok(Vec::new()), Profile::finish)?;
-        // Steps that refresh masks cost more, and come seldom where not each of them does.
         if !refresh.is_due(step) || refresh.is_due(step + 1) {
-            times.push(time);
-            spans.extend(seen);
+            steady.keeping.push(time);
+            steady.spans.extend(seen);
+        } else {
+            steady.refreshing.push(time);
         }
     }
-    times.sort_by(f64::total_cmp);
-    Ok((times, spans))
+    Ok(steady)
 }
 
 fn table(report: &Report, recipe: &Recipe) -> Result<(), Failure> {
@@ -138,7 +203,10 @@ fn table(report: &Report, recipe: &Recipe) -> Result<(), Failure> {
         recipe.batch.context,
         report.bytes_held as f64 / f64::from(1 << 30)
     );
-    say!("a step {step_ms:.2} ms (median of {steps}), {:.0} tokens/s", report.tokens_per_s);
+    let refreshed = report.refresh.map(|RefreshTime { interval, step_ms, steps }| {
+        format!(", one that refreshes masks, 1 of {interval}, {step_ms:.2} ms (median of {steps})")
+    });
+    say!("a step {step_ms:.2} ms (median of {steps}){}: {:.0} tokens/s", refreshed.unwrap_or_default(), report.tokens_per_s);
     say!("under the profile, each launch queued between events, {whole:.2} ms (mean of {}):\n", report.profiled_steps);
     say!("{:<44} {:>10} {:>7} {:>9}", "kind of work", "ms a step", "%", "launches");
     for kind in &report.kinds {
@@ -252,6 +320,39 @@ mod tests {
         assert_eq!(parts, ["head, wgrad", "attention in, forward", "dgrad, 5x7"]);
         assert_eq!(kinds[1].parts.iter().map(|part| part.name.as_str()).collect::<Vec<_>>(), ["norm_forward", "norm_backward"]);
         assert!(kinds[2].parts.is_empty());
+    }
+
+    /// On the CPU, since a trainer is a trainer.
+    fn trainer(method: &str) -> (Trainer, Random, Option<NonZeroU32>) {
+        let settings = ["layers=1", "heads=2", "width=16", "ffn_width=32", "context=8"].map(|setting| format!("model.{setting}"));
+        let others = [format!("method.name={method}"), "batch.sequences=2".to_owned(), "steps=100".to_owned()];
+        let config = Config::resolve(Some("quickstart"), None, &[&settings[..], &others].concat()).expect("possible");
+        let mut recipe = config.recipe(65).expect("possible");
+        let interval = often(&mut recipe);
+        let backend = (config.backend_entry().expect("the CPU").open)(config.backend.settings()).expect("opened");
+        let batches = Random { tokens: recipe.batch.sequences * recipe.batch.context, vocabulary: 65 };
+        (Trainer::new(backend, recipe).expect("room"), batches, interval)
+    }
+
+    #[test]
+    fn steps_that_refresh_masks_are_timed_apart_and_counted_as_often_as_they_come() {
+        let (mut fst, batches, interval) = trainer("fst");
+        let configured = preset::find("quickstart").expect("it exists").method_value().expect("known").refresh;
+        assert_eq!(interval.map(Refresh::Every), Some(configured));
+        let Steady { keeping, refreshing, .. } = steady(&mut fst, &batches, 5, None).expect("finite");
+        assert_eq!((keeping.len(), refreshing.len(), fst.step()), (5, 2, 7), "steps 3 and 6 refresh");
+        let (mut dense, batches, interval) = trainer("dense");
+        let Steady { keeping, refreshing, .. } = steady(&mut dense, &batches, 5, None).expect("finite");
+        assert_eq!((keeping.len(), refreshing.len(), interval), (5, 0, None));
+        assert_eq!(mean(10.0, Some(RefreshTime { interval: 40, step_ms: 50.0, steps: 5 })), 11.0);
+        assert_eq!(mean(10.0, None), 10.0);
+    }
+
+    #[test]
+    fn a_signal_ends_the_steps() {
+        let (mut trainer, batches, _) = trainer("fst");
+        trainer.interrupt_on(std::sync::Arc::new(true.into()));
+        assert!(matches!(steady(&mut trainer, &batches, 5, None), Err(Error::Interrupted)));
     }
 
     #[test]

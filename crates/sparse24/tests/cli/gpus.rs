@@ -2,36 +2,45 @@
 //!
 //! What the machine does not have is made: a driver is compiled (`gpus/driver.c`) and put before all others.
 
-use std::{path::PathBuf, process::Command};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use crate::support::{Place, TINY};
-
-/// The name under which the bindings ask for the driver: a library that is loaded under it is what they get.
-const ASKED_FOR: &str = "-Wl,-soname,libcuda.so";
 
 /// A place with the driver in a folder of its own; none without a compiler.
 fn place() -> Option<(Place, PathBuf)> {
     let place = Place::new();
     let folder = place.path("driver");
-    std::fs::create_dir(&folder).unwrap();
+    compiled(&folder, "libcuda.so").then_some((place, folder))
+}
+
+/// Whether the driver could be compiled to a file of this name.
+fn compiled(folder: &Path, name: &str) -> bool {
+    std::fs::create_dir(folder).unwrap();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cli/gpus/driver.c");
     let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-Wall", "-Wextra", ASKED_FOR, source, "-o"]).arg(folder.join("libcuda.so.1"));
+    compiler.args(["-shared", "-fPIC", "-Wall", "-Wextra", source, "-o"]).arg(folder.join(name));
     match compiler.status() {
         Ok(status) => assert!(status.success(), "{compiler:?}"),
         Err(error) => {
             println!("skipped: no driver can be made without a C compiler: {error}");
-            return None;
+            return false;
         }
     }
-    Some((place, folder))
+    true
 }
 
-/// The command with this driver, misbehaving as told.
-fn train(place: &Place, driver: &PathBuf, faults: &[(&str, &str)], more: &str) -> Command {
-    let mut command = place.command(&format!("train {TINY} --backend cuda {more} --out run"));
-    command.env("SPARSE24_CUDA_LIBRARIES", driver).envs(faults.iter().copied());
+/// The command with this driver, misbehaving as told, and with no other library of CUDA in a folder that the environment names.
+fn command(place: &Place, driver: &Path, faults: &[(&str, &str)], line: &str) -> Command {
+    let mut command = place.command(line);
+    command.env("LD_LIBRARY_PATH", driver).env("SPARSE24_CUDA_LIBRARIES", driver).envs(faults.iter().copied());
     command
+}
+
+fn train(place: &Place, driver: &Path, faults: &[(&str, &str)], more: &str) -> Command {
+    command(place, driver, faults, &format!("train {TINY} --backend cuda {more} --out run"))
 }
 
 #[test]
@@ -42,33 +51,76 @@ fn what_is_missing_of_a_gpu_is_one_sentence() {
     let full = occupied("other processes hold its memory");
     for (faults, more, message) in [
         (("FAKE_RELEASE", "12040"), "", "the CUDA driver serves CUDA 12.4, and kernels need 13.0: install a newer driver"),
-        (("FAKE_INIT", "100"), "", "there is no GPU 0: the driver sees 0"),
-        (("FAKE_INIT", "803"), "", "starting the driver: the CUDA driver says CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
-        (("FAKE_GPUS", "2"), "--set backend.gpu=3", "there is no GPU 3: the driver sees 2"),
-        (
-            ("FAKE_CAPABILITY", "75"),
-            "",
-            "NVIDIA F1 has compute capability 7.5: kernels exist for sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120a",
-        ),
+        (("FAKE_INIT", "100"), "", "there is no GPU 0: the driver sees 0; *"),
+        (("FAKE_INIT", "803"), "", "starting the driver: the CUDA driver says CUDA_ERROR_SYSTEM_DRIVER_MISMATCH; *"),
+        (("FAKE_GPUS", "2"), "--set backend.gpu=3", "there is no GPU 3: the driver sees 2; choose one of 0 to 1"),
+        (("FAKE_CAPABILITY", "75"), "", "NVIDIA F1 has compute capability 7.5: kernels exist for sm_80, *, sm_121a; choose a newer GPU"),
         (("FAKE_OPEN", "46"), "", &alone),
         (("FAKE_OPEN", "2"), "", &full),
+        (
+            ("FAKE_CAPABILITY", "130"),
+            "",
+            "NVIDIA F1 has compute capability 13.0: kernels exist for *; choose another GPU, or a newer release of sparse24",
+        ),
         (("FAKE_MIB", "16"), "", "* needs 32 MiB of GPU memory for *; lower batch.sequences *"),
+        (
+            ("FAKE_OTHERS_MIB", "1000"),
+            "",
+            "* needs 32 MiB of GPU memory for *; wait for the other processes, or choose another GPU (backend.gpu)",
+        ),
     ] {
         place.refuses_command(train(&place, &driver, &[faults], more), 6, message);
     }
+}
+
+/// On any machine: what a kernel refuses is known without a GPU.
+#[test]
+fn what_no_kernel_serves_is_refused_before_a_gpu_is_looked_for() {
+    let place = Place::new();
+    for (settings, message) in [
+        ("model.ffn_width=516", "model.ffn_width: expected a multiple of 8 on a GPU, found 516"),
+        (
+            "model.heads=32",
+            "model.heads: expected heads whose width, model.width / model.heads, is a multiple of 8 up to 128 on a GPU, found 128 / 32 = 4",
+        ),
+        ("model.width=8256", "model.width: expected at most 8192 on a GPU, found 8256"),
+    ] {
+        place.refuses(&format!("train --backend cuda --set {settings} --out run"), 2, message);
+        place.refuses(&format!("bench --step quickstart --set {settings}"), 2, message);
+    }
+    place.answer("config --set model.ffn_width=516");
 }
 
 /// By a setting of the run, and by an argument of `doctor`.
 #[test]
 fn libraries_are_found_in_folders_that_are_named() {
     let Some((place, driver)) = place() else { return };
-    let [folder, file] = [driver.display().to_string(), driver.join("libcuda.so.1").display().to_string()];
-    let found = |line: &str| place.json(line)["cuda"]["libraries"][0]["file"].take();
-    assert_eq!(found(&format!("doctor --json --libraries /nowhere:{folder}")), file.as_str());
-    assert_ne!(found("doctor --json"), file.as_str());
-    let mut command = place.command(&format!("train {TINY} --backend cuda --set backend.libraries=/nowhere:{folder} --out run"));
-    command.env("FAKE_RELEASE", "12040");
-    place.refuses_command(command, 6, "the CUDA driver serves CUDA 12.4, and kernels need 13.0: install a newer driver");
+    let folder = place.path("libraries");
+    assert!(compiled(&folder, "libcublasLt.so.13"));
+    let (named, file) = (folder.display().to_string(), folder.join("libcublasLt.so.13").display().to_string());
+    let found = |line: &str| {
+        let libraries = place.json(line)["cuda"]["libraries"].take();
+        let library = libraries.as_array().unwrap().iter().find(|library| library["name"].as_str().unwrap().contains("cuBLASLt"));
+        library.unwrap()["file"].as_str().map(str::to_owned)
+    };
+    assert_eq!(found(&format!("doctor --json --libraries /nowhere:{named}")).as_deref(), Some(file.as_str()));
+    assert_ne!(found("doctor --json").as_deref(), Some(file.as_str()));
+    let settings = format!("--set backend.libraries=/nowhere:{named}");
+    let message = format!("{file} has no function cublasLtCreate, so it is not the library of dense products (cuBLASLt) of CUDA 13; *");
+    place.refuses_command(train(&place, &driver, &[], &settings), 6, &message);
+}
+
+/// What the loader finds, and nothing that a folder of libraries holds: the bindings would call the former.
+#[test]
+fn the_driver_that_is_named_is_the_one_that_is_used() {
+    let Some((place, driver)) = place() else { return };
+    let elsewhere = place.path("elsewhere");
+    assert!(compiled(&elsewhere, "libcuda.so.1"));
+    let line = format!("doctor --json --libraries {}", elsewhere.display());
+    let output = command(&place, &driver, &[("FAKE_GPUS", "3"), ("FAKE_CAPABILITY", "75")], &line).output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["cuda"]["libraries"][0]["file"], "libcuda.so", "{report}");
+    assert_eq!(report["cuda"]["gpus"].as_array().map(Vec::len), Some(3), "{report}");
 }
 
 /// On a machine that lacks it.
@@ -82,11 +134,10 @@ fn a_library_that_is_missing_is_one_sentence() {
     if here("driver") {
         println!("skipped: this machine has a driver");
     } else {
-        let message = "the CUDA driver was not found: tried *libcuda.so.1, libcuda.so*; install NVIDIA's driver, release 580 or later";
+        let message = "the CUDA driver was not found: tried libcuda.so, libcuda.so.1; install NVIDIA's driver, release 580 or later";
         place.refuses(&format!("train {TINY} --backend cuda --out run"), 6, message);
     }
     let Some((place, driver)) = self::place().filter(|_| !here("cuBLASLt")) else { return };
-    let message =
-        "the library of dense products (cuBLASLt) was not found: tried *libcublasLt.so.13, libcublasLt.so*; install CUDA 13, or *";
+    let message = "the library of dense products (cuBLASLt) was not found: tried *libcublasLt.so.13, libcublasLt.so*, searched */usr/local/cuda/lib64*; install CUDA 13, or *";
     place.refuses_command(train(&place, &driver, &[], ""), 6, message);
 }

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// To who may have ended, but was not waited for: else its number may be another's.
-fn send(signal: &str, child: &Child) {
+pub(crate) fn send(signal: &str, child: &Child) {
     assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
 }
 
@@ -67,7 +67,7 @@ fn a_signal_saves_and_says_how_to_go_on() {
 }
 
 /// Begins a run, waits for its first line, and sends it as many signals, a tenth of a second apart; gives its code and what it said.
-fn interrupted(place: &Place, line: &str, signal: &str, times: usize) -> (Option<i32>, String) {
+pub(crate) fn interrupted(place: &Place, line: &str, signal: &str, times: usize) -> (Option<i32>, String) {
     let mut child = place.command(line).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(child.stderr.take().unwrap());
     let mut lines = String::new();

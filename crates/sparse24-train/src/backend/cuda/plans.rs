@@ -81,9 +81,10 @@ impl SparsePlans {
     }
 }
 
-/// What plans belong to: the GPU, and the library whose algorithms some of them name.
-fn planned_on(gpu: &Device, gemm: &Gemm) -> String {
-    format!("{} ({}), cuBLASLt {}", gpu.name(), gpu.architecture(), gemm.release())
+/// What plans belong to, and the bits of a run: the GPU, the compiler of its kernels, and the library whose algorithms some plans name.
+pub(super) fn planned_on(gpu: &Device, gemm: &Gemm) -> String {
+    let compiler = gpu.compiler().map_or_else(|_| "no NVRTC".to_owned(), |release| format!("NVRTC {release}"));
+    format!("{} ({}), {compiler}, cuBLASLt {}", gpu.name(), gpu.architecture(), gemm.release())
 }
 
 /// All plans, and what they belong to.

@@ -5,12 +5,12 @@
 use super::{BatchShape, Buffers, DEVIATION, Gpt2Shape};
 use crate::{
     Error,
-    backend::{AttentionMask, Backend, DType, Gradient24, Region, Tensor},
+    backend::{AttentionMask, Backend, DType, Region, Tensor},
     nn::{
         Pass,
         attention::{Attention, AttentionActivations},
         ffn::{Ffn, FfnActivations},
-        linear24::{Linear24, LinearSpec},
+        linear24::{Linear24, LinearSpec, SparseRoom},
         norm::{Norm, NormActivations},
         parameter::Parameters,
     },
@@ -44,12 +44,12 @@ fn dropout_place(layer: usize, nth: u32) -> u32 {
     1 + 3 * layer as u32 + nth
 }
 
-/// Room for sampled gradients, by their width.
+/// What a method needs of sparsifiable layers, by the width of their output.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct SampledGradients {
-    pub(super) up: Gradient24,
-    pub(super) narrow: Gradient24,
-    pub(super) qkv: Option<Gradient24>,
+pub(super) struct SparseRooms {
+    pub(super) up: SparseRoom,
+    pub(super) narrow: SparseRoom,
+    pub(super) qkv: Option<SparseRoom>,
 }
 
 impl Block {
@@ -59,7 +59,7 @@ impl Block {
         shape: Gpt2Shape,
         layer: usize,
         batch: BatchShape,
-        (sampled, shared): (SampledGradients, Option<BlockActivations>),
+        (room, shared): (SparseRooms, Option<BlockActivations>),
     ) -> Result<Self, Error> {
         let Gpt2Shape { width: d, ffn_width, bias, .. } = shape;
         let z_width = ffn_width * shape.activation.width();
@@ -69,9 +69,9 @@ impl Block {
             Linear24::new(backend, parameters, LinearSpec { name: of(part), shape, deviation, bias, sparse })
         };
         let first_norm = Norm::new(backend, parameters, &of("ln_1"), d, bias)?;
-        let projected = sampled.qkv.map(|_| sampled.narrow);
+        let projected = room.qkv.map(|_| room.narrow);
         let attention = Attention {
-            qkv: linear(backend, parameters, "attn.c_attn", [3 * d, d], DEVIATION, sampled.qkv)?,
+            qkv: linear(backend, parameters, "attn.c_attn", [3 * d, d], DEVIATION, room.qkv)?,
             projection: linear(backend, parameters, "attn.c_proj", [d, d], residual_deviation, projected)?,
             heads: shape.heads,
             mask: AttentionMask::Causal,
@@ -79,8 +79,8 @@ impl Block {
         };
         let second_norm = Norm::new(backend, parameters, &of("ln_2"), d, bias)?;
         let ffn = Ffn {
-            up: linear(backend, parameters, "mlp.c_fc", [z_width, d], DEVIATION, Some(sampled.up))?,
-            down: linear(backend, parameters, "mlp.c_proj", [d, ffn_width], residual_deviation, Some(sampled.narrow))?,
+            up: linear(backend, parameters, "mlp.c_fc", [z_width, d], DEVIATION, Some(room.up))?,
+            down: linear(backend, parameters, "mlp.c_proj", [d, ffn_width], residual_deviation, Some(room.narrow))?,
             activation: shape.activation,
         };
 
@@ -94,11 +94,6 @@ impl Block {
         // What the last block leaves is still there when the backward pass begins.
         let again = shared.filter(|_| layer + 1 < shape.layers);
         Ok(Self { layer, norms: [first_norm, second_norm], attention, ffn, kept, again })
-    }
-
-    pub(super) fn compress(&self, backend: &mut dyn Backend) -> Result<(), Error> {
-        self.attention.compress(backend)?;
-        self.ffn.compress(backend)
     }
 
     /// Leaves the block's output in `delta`, to be added to the residual of its second norm.

@@ -29,7 +29,7 @@ fn weights(config: &Config) -> Vec<NamedTensor> {
     let dataset = dataset();
     let mut trainer = new_trainer(config, dataset.vocabulary() as usize).unwrap();
     let state = identity(config, &dataset, &trainer);
-    snapshot(&mut trainer, state, None).unwrap()().unwrap().weights
+    snapshot(&mut trainer, state, Vec::new(), None).unwrap()().unwrap().weights
 }
 
 /// Lets the Nth file operation fail, then the next, until none is left to fail; gives how many there were.
@@ -52,7 +52,7 @@ fn failing_everywhere(plan: fn(u32) -> Plan, mut attempt: impl FnMut(&Path) -> b
 fn a_start_that_fails_leaves_nothing() {
     let config = tiny("fst");
     let given = weights(&config);
-    let attempt = |path: &Path| Run::start(config.clone(), dataset(), Given { weights: Some(&given), plans: None }, path).is_ok();
+    let attempt = |path: &Path| Run::start(config.clone(), dataset(), Given { weights: Some(&given), ..Given::default() }, path).is_ok();
     let operations = failing_everywhere(|at| Plan::Fail(at, Fault::NoSpace), attempt, |path| assert!(!path.exists()));
     assert!(operations > 20, "{operations}");
 }
@@ -61,7 +61,7 @@ fn a_start_that_fails_leaves_nothing() {
 fn a_start_that_is_killed_is_no_run_or_one_with_its_weights() {
     let config = tiny("fst");
     let given = weights(&config);
-    let attempt = |path: &Path| Run::start(config.clone(), dataset(), Given { weights: Some(&given), plans: None }, path).is_ok();
+    let attempt = |path: &Path| Run::start(config.clone(), dataset(), Given { weights: Some(&given), ..Given::default() }, path).is_ok();
     failing_everywhere(Plan::Kill, attempt, |path| {
         if path.join("config.toml").exists() {
             let first = checkpoint::latest(&path.join("checkpoints")).unwrap().checkpoint.unwrap();
@@ -115,6 +115,7 @@ fn what_decides_no_bits_is_no_part_of_the_identity() {
     assert!(same(|config| config.run.checkpoint_every += 1));
     assert!(same(|config| config.run.keep_last += 1));
     assert!(same(|config| config.run.instrument_every += 1));
+    assert!(same(|config| config.run.flip_reference = "elsewhere".to_owned()));
     assert!(!same(|config| config.run.eval_every += 1), "it decides the metrics");
     assert!(!same(|config| config.seed += 1));
     assert!(!same(|config| config.steps += 1));

@@ -1,5 +1,6 @@
 // A CUDA driver for tests, with a GPU that computes nothing. What is to go wrong is read from the environment:
-// FAKE_INIT, FAKE_OPEN: what cuInit and the opening of a GPU say; FAKE_RELEASE, FAKE_GPUS, FAKE_CAPABILITY (90 for 9.0), FAKE_MIB.
+// FAKE_INIT, FAKE_OPEN: what cuInit and the opening of a GPU say; FAKE_RELEASE, FAKE_GPUS, FAKE_CAPABILITY (90 for 9.0), FAKE_MIB,
+// FAKE_OTHERS_MIB: what other processes hold of them.
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +13,7 @@ static long number(const char* name, long otherwise) {
 
 static size_t held;
 static size_t total(void) { return (size_t)number("FAKE_MIB", 1024) << 20; }
+static size_t left(void) { return total() - ((size_t)number("FAKE_OTHERS_MIB", 0) << 20) - held; }
 
 int cuDriverGetVersion(int* version) { return *version = number("FAKE_RELEASE", 13000), 0; }
 int cuInit(unsigned flags) { return (void)flags, number("FAKE_INIT", 0); }
@@ -32,9 +34,9 @@ int cuCtxGetDevice(int* gpu) { return *gpu = 0, 0; }
 int cuStreamCreate(void** stream, unsigned flags) { return (void)flags, *stream = &held, 0; }
 int cuStreamSynchronize(void* stream) { return (void)stream, 0; }
 int cuStreamDestroy_v2(void* stream) { return (void)stream, 0; }
-int cuMemGetInfo_v2(size_t* left, size_t* of) { return *of = total(), *left = *of - held, 0; }
+int cuMemGetInfo_v2(size_t* available, size_t* of) { return *of = total(), *available = left(), 0; }
 int cuMemAlloc_v2(unsigned long long* address, size_t bytes) {
-    if (bytes > total() - held) return OUT_OF_MEMORY;
+    if (bytes > left()) return OUT_OF_MEMORY;
     return held += bytes, *address = 1 << 20, 0;
 }
 int cuMemFree_v2(unsigned long long address) { return (void)address, 0; }

@@ -1,0 +1,72 @@
+//! Bi-Mask's column-wise mask of masked weights in another order of rows.
+//!
+//! Bit-identical to [`sparse24_core::permute`] for any number of threads. Deliberately absent: which order (core's).
+
+use ndarray::ArrayView2;
+use rayon::prelude::*;
+use sparse24_core::{Element, Mask};
+
+use crate::{Error, convert, shape, strips};
+
+/// m m' of `w` `[r, q]`: of every group of four rows in `order`, the two largest under `mask`, as far as `mask` keeps them.
+///
+/// # Errors
+/// [`Error::Shape`] unless both masks have the shape of `w` and `order` is as long as it has rows.
+///
+/// # Panics
+/// If `order` is not one of the rows.
+pub fn permuted_mask<T: Element>(w: ArrayView2<'_, T>, mask: &Mask, order: &[u32], out: &mut Mask) -> Result<(), Error> {
+    const OPERATION: &str = "permuted mask";
+    let [r, q] = shape::of(&w);
+    shape::check(OPERATION, "mask", [r, q], mask.shape())?;
+    shape::check(OPERATION, "out", [r, q], out.shape())?;
+    shape::check(OPERATION, "order", [1, r], [1, order.len()])?;
+    if w.is_empty() {
+        return Ok(());
+    }
+    // Four bits a tile and row, in the order; a tile of the mask gathers those of its four rows.
+    let tile_columns = q / 4;
+    let mut rows = vec![0_u8; r * tile_columns];
+    rows.par_chunks_mut(4 * tile_columns).zip(order.par_chunks(4)).for_each(|(out, group)| {
+        let kept = [0, 1, 2, 3].map(|i| {
+            let row = group[i] as usize;
+            (&mask.tiles()[row / 4 * tile_columns..][..tile_columns], row % 4 * 4)
+        });
+        for column in 0..tile_columns {
+            let kept = kept.map(|(tiles, shift)| tiles[column] >> shift & 15);
+            let mut bits = [0_u8; 4];
+            for i in 0..4 {
+                let masked =
+                    |place: usize| if kept[place] >> i & 1 == 1 { magnitude(w[[group[place] as usize, 4 * column + i]]) } else { 0 };
+                let chosen = largest_two([masked(0), masked(1), masked(2), masked(3)]);
+                for place in 0..4 {
+                    bits[place] |= (u16::from(chosen >> place & 1) & kept[place] >> i) as u8 * (1 << i);
+                }
+            }
+            for place in 0..4 {
+                out[place * tile_columns + column] = bits[place];
+            }
+        }
+    });
+    let mut places = vec![0; r];
+    order.iter().enumerate().for_each(|(place, &row)| places[row as usize] = place);
+    let tile_rows = strips::rows_per_task(q).div_ceil(4);
+    strips::for_chunks(out.tiles_mut(), tile_rows * tile_columns, |task, tiles| {
+        for (at, tile) in tiles.iter_mut().enumerate() {
+            let (first, column) = (4 * (task * tile_rows + at / tile_columns), at % tile_columns);
+            *tile = (0..4).fold(0, |bits, i| bits | u16::from(rows[places[first + i] * tile_columns + column]) << (4 * i));
+        }
+    });
+    Ok(())
+}
+
+/// A magnitude's bits, which order as it does; a NaN counts as infinite.
+fn magnitude<T: Element>(x: T) -> u32 {
+    (convert::widen(x).to_bits() & 0x7fff_ffff).min(f32::INFINITY.to_bits())
+}
+
+/// Bit i where fewer than two others are larger, or equal and before i.
+fn largest_two(m: [u32; 4]) -> u8 {
+    let beats = |i: usize, j: usize| u8::from(m[i] > m[j] || m[i] == m[j] && i < j);
+    (0..4).map(|i| u8::from((0..4).filter(|&j| j != i).map(|j| beats(j, i)).sum::<u8>() < 2) << i).sum()
+}

@@ -1,0 +1,52 @@
+use sparse24_core::phase::Fraction;
+
+use super::*;
+
+fn kinds(method: &Method, steps: u32, ends: &Ends) -> Vec<PhaseKind> {
+    (0..=steps).map(|step| method.phases[method.phase_at(step, steps, ends)].kind()).collect()
+}
+
+#[test]
+fn fst_turns_dense_after_five_sixths() {
+    let method = Method::fst(0.0);
+    let kinds = kinds(&method, 100, &Ends::new());
+    assert_eq!([0, 1, 83, 84, 100].map(|t| kinds[t]), [0, 0, 0, 1, 1].map(|i| [PhaseKind::Sparse, PhaseKind::Dense][i]));
+    assert_eq!(method.last_sparse_step(100, &Ends::new()), Some(83));
+}
+
+#[test]
+fn step_turns_sparse_where_its_variance_settled_and_in_the_middle_at_the_latest() {
+    let method = Method::preset("step", 0.0).unwrap();
+    let sparse_from = |ends: &Ends| kinds(&method, 100, ends).iter().position(|&kind| kind == PhaseKind::Sparse);
+    assert_eq!(sparse_from(&Ends::new()), Some(51));
+    assert_eq!(sparse_from(&Ends::from([(0, 17)])), Some(18));
+    assert_eq!(method.last_sparse_step(100, &Ends::from([(0, 17)])), Some(100), "the last model is 2:4");
+    // A run of one step has no middle.
+    assert_eq!(kinds(&method, 1, &Ends::new()), [PhaseKind::Dense; 2]);
+}
+
+#[test]
+fn every_preset_has_its_own_name_and_can_be_trained() {
+    for preset in PRESETS {
+        let method = Method::preset(preset.name, 1e-4).unwrap();
+        assert_eq!(method.name, preset.name);
+        method.check(2).unwrap();
+    }
+    assert_eq!(
+        PRESETS.iter().map(|preset| preset.name).collect::<Vec<_>>(),
+        ["dense", "half", "ste", "sr-ste", "fst", "step", "bi-mask", "s-ste"]
+    );
+    assert_eq!(Method::preset("fts", 0.0), None);
+}
+
+#[test]
+fn phases_are_written_as_they_are_read() {
+    use words::PhaseWord;
+    for text in ["dense", "sparse:5/6", "frozen", "dense:settled", "frozen:1/2", "sparse:0"] {
+        assert_eq!(text.parse::<PhaseWord>().unwrap().to_string(), text);
+    }
+    assert_eq!("sparse:0.5".parse::<PhaseWord>().unwrap().until, Until::Fraction(Fraction::new(5, 10).unwrap()));
+    for text in ["", "sparse:", "dens", "sparse:7/6", "sparse 5/6", "dense:settled:1"] {
+        assert_eq!(text.parse::<PhaseWord>(), Err(()), "{text}");
+    }
+}

@@ -1,0 +1,188 @@
+//! The choices of a method in the words of a configuration, and of the table of methods.
+
+use core::{fmt, str::FromStr};
+
+use sparse24_core::{
+    MaskKind,
+    mvue::Estimator,
+    phase::{Fraction, Refresh},
+};
+
+use super::{DgradOperand, GradientOperand, KeptValues, Method, Phase, Until, WeightOperand};
+use crate::optim::{AdamVariant, MaskedDecay};
+
+/// A choice with a word for each of its values.
+pub trait Choice: Copy + PartialEq + 'static {
+    /// The values with their words.
+    const WORDS: &'static [(&'static str, Self)];
+
+    /// The value of a word.
+    #[must_use]
+    fn of(word: &str) -> Option<Self> {
+        Self::WORDS.iter().find(|(known, _)| *known == word).map(|&(_, value)| value)
+    }
+
+    /// The word of a value; one that configurations do not have is `other`.
+    #[must_use]
+    fn word(self) -> &'static str {
+        Self::WORDS.iter().find(|(_, value)| *value == self).map_or("other", |&(word, _)| word)
+    }
+}
+
+/// Where masked decay enters, without its factor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DecayPlace {
+    /// Nowhere.
+    None,
+    /// [`MaskedDecay::OnGradients`].
+    OnGradients,
+    /// [`MaskedDecay::OnWeights`].
+    OnWeights,
+}
+
+impl DecayPlace {
+    /// There, with this factor.
+    #[must_use]
+    pub fn with(self, lambda: f32) -> MaskedDecay {
+        match self {
+            Self::None => MaskedDecay::None,
+            Self::OnGradients => MaskedDecay::OnGradients(lambda),
+            Self::OnWeights => MaskedDecay::OnWeights(lambda),
+        }
+    }
+
+    /// Where a decay enters.
+    #[must_use]
+    pub fn of_decay(decay: MaskedDecay) -> Self {
+        match decay {
+            MaskedDecay::None => Self::None,
+            MaskedDecay::OnGradients(_) => Self::OnGradients,
+            MaskedDecay::OnWeights(_) => Self::OnWeights,
+        }
+    }
+}
+
+impl Choice for DecayPlace {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("none", Self::None), ("on-gradients", Self::OnGradients), ("on-weights", Self::OnWeights)];
+}
+
+impl Choice for WeightOperand {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("dense", Self::Dense),
+        ("transposable", Self::Pruned(MaskKind::Transposable, KeptValues::Identity)),
+        ("row-wise", Self::Pruned(MaskKind::RowWise, KeptValues::Identity)),
+        ("soft-threshold", Self::Pruned(MaskKind::RowWise, KeptValues::SoftThreshold)),
+    ];
+}
+
+impl Choice for DgradOperand {
+    const WORDS: &'static [(&'static str, Self)] = &[("dense", Self::Dense), ("as-forward", Self::AsForward), ("permuted", Self::Permuted)];
+}
+
+impl Choice for GradientOperand {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("dense", Self::Dense), ("mvue", Self::Mvue(Estimator::Exact)), ("mvue-approximate", Self::Mvue(Estimator::Approximate))];
+}
+
+/// What a phase does, in a list of phases: `dense`, `sparse` (what the method prunes) or `frozen` (the same, with Adam's variance as it was), and,
+/// behind a colon, the share of the run at which it ends (`5/6`) or `settled`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PhaseWord {
+    /// Whether it has the method's operands; dense ones otherwise.
+    pub operands: PhaseOperands,
+    /// What it does to Adam.
+    pub optimizer: AdamVariant,
+    /// When it ends; the last one, which ends with the run, needs not say so.
+    pub until: Until,
+}
+
+/// Which operands a phase of a list has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PhaseOperands {
+    /// Dense ones.
+    Dense,
+    /// Those of the method.
+    OfMethod,
+}
+
+impl PhaseWord {
+    /// What begins a phase's text.
+    pub const KINDS: [&'static str; 3] = ["dense", "sparse", "frozen"];
+    const SETTLED: &'static str = "settled";
+
+    /// The phase of a method in words.
+    #[must_use]
+    pub fn of(phase: &Phase) -> Self {
+        let operands = if phase.is_dense() { PhaseOperands::Dense } else { PhaseOperands::OfMethod };
+        Self { operands, optimizer: phase.optimizer, until: phase.until }
+    }
+}
+
+impl FromStr for PhaseWord {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (kind, end) = text.split_once(':').map_or((text, None), |(kind, end)| (kind, Some(end)));
+        let (operands, optimizer) = match kind {
+            "dense" => (PhaseOperands::Dense, AdamVariant::Standard),
+            "sparse" => (PhaseOperands::OfMethod, AdamVariant::Standard),
+            "frozen" => (PhaseOperands::OfMethod, AdamVariant::FrozenVariance),
+            _ => return Err(()),
+        };
+        let until = match end {
+            None => Until::Fraction(Fraction::ONE),
+            Some(Self::SETTLED) => Until::SETTLED,
+            Some(fraction) => Until::Fraction(fraction.parse()?),
+        };
+        Ok(Self { operands, optimizer, until })
+    }
+}
+
+impl fmt::Display for PhaseWord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [dense, sparse, frozen] = Self::KINDS;
+        f.write_str(match (self.operands, self.optimizer) {
+            (PhaseOperands::Dense, _) => dense,
+            (PhaseOperands::OfMethod, AdamVariant::Standard) => sparse,
+            (PhaseOperands::OfMethod, AdamVariant::FrozenVariance) => frozen,
+        })?;
+        match self.until {
+            Until::Fraction(Fraction::ONE) => Ok(()),
+            Until::Fraction(fraction) => write!(f, ":{fraction}"),
+            Until::VarianceSettled { .. } => write!(f, ":{}", Self::SETTLED),
+        }
+    }
+}
+
+impl Phase {
+    /// Whether all of its operands are dense.
+    #[must_use]
+    pub fn is_dense(&self) -> bool {
+        self.forward == WeightOperand::Dense && self.dgrad != DgradOperand::Permuted && self.wgrad == GradientOperand::Dense
+    }
+}
+
+impl Method {
+    /// The operands of its phases that are not dense; dense ones if all are.
+    #[must_use]
+    pub fn sparse_phase(&self) -> Phase {
+        self.phases.iter().copied().find(|phase| !phase.is_dense()).unwrap_or(Phase::DENSE)
+    }
+
+    /// When masks are searched anew, in words; nothing of a method without masks.
+    #[must_use]
+    pub fn refresh_words(&self) -> String {
+        match self.refresh {
+            _ if self.phases.iter().all(|phase| phase.mask().is_none()) => String::new(),
+            Refresh::EachStep => "each step".to_owned(),
+            Refresh::Every(interval) => format!("every {interval} steps"),
+        }
+    }
+
+    /// Its phases, as a configuration lists them.
+    #[must_use]
+    pub fn phase_words(&self) -> Vec<String> {
+        self.phases.iter().map(|phase| PhaseWord::of(phase).to_string()).collect()
+    }
+}
