@@ -21,6 +21,7 @@ use crate::{
     trainer::Recipe,
 };
 
+mod departures;
 mod method;
 pub mod preset;
 
@@ -240,15 +241,6 @@ impl Config {
     #[must_use]
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("a configuration is a TOML table")
-    }
-
-    /// The settings that are not those of its preset, each as `--set` takes it.
-    #[must_use]
-    pub fn departures(&self) -> Vec<String> {
-        let mut departures = Vec::new();
-        let expected = named_preset(&self.preset).map(|preset| table_of(&preset)).unwrap_or_default();
-        depart(&table_of(self), &expected, "", &mut departures);
-        departures
     }
 
     /// A document, laid on the preset that it names or else on [`preset::DEFAULT`], and then settings; as [`Config::resolve`] does it.
@@ -482,19 +474,6 @@ pub(crate) fn table_of(config: &Config) -> Table {
 
 fn named_preset(name: &str) -> Result<Config, Error> {
     if name == preset::IMPORTED { Ok(preset::imported()) } else { preset::find(name) }
-}
-
-/// Appends `key=value` for each value of `found` that `expected` has otherwise.
-fn depart(found: &Table, expected: &Table, prefix: &str, to: &mut Vec<String>) {
-    for (key, value) in found {
-        match (value, expected.get(key)) {
-            (Value::Table(found), Some(Value::Table(expected))) => depart(found, expected, &format!("{prefix}{key}."), to),
-            (value, expected) if Some(value) == expected => {}
-            // Most are of single precision, which has shorter names.
-            (&Value::Float(x), _) if f64::from(x as f32).to_bits() == x.to_bits() => to.push(format!("{prefix}{key}={:?}", x as f32)),
-            (value, _) => to.push(format!("{prefix}{key}={value}")),
-        }
-    }
 }
 
 /// A document laid on the preset that it names, else on this one.
