@@ -6,14 +6,13 @@ use ndarray::Array2;
 use serde::Serialize;
 use sparse24_cpu::gemm::{Beta, matmul};
 use sparse24_train::{
-    Error,
     estimate::{Estimate, estimate},
     run::open_dataset,
 };
 
 use crate::{
     configure::Configure,
-    failure::Failure,
+    failure::{Exit, Failure},
     output::{counted, say},
 };
 
@@ -44,9 +43,8 @@ const OVERHEAD: f64 = 1.4;
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
     if config.backend.name != "cpu" {
-        let problem =
-            format!("found {:?}, but memory and time are counted for the CPU alone; name that: --backend cpu", config.backend.name);
-        return Err(Error::setting("backend.name", problem).into());
+        let counted = "memory and time are counted for the CPU alone; name that: --backend cpu";
+        return Err(Failure::new(Exit::Usage, format!("backend.name: found {:?}, but {counted}", config.backend.name)));
     }
     let recipe = config.recipe(open_dataset(&config)?.vocabulary() as usize)?;
     let estimate = estimate(&recipe);
