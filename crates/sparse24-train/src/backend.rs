@@ -367,10 +367,19 @@ pub trait Backend: Send {
     fn upload_tokens(&mut self, to: Tensor, from: &[u32]) -> Result<(), Error>;
     /// Device to host, f32, rows packed.
     fn download(&mut self, from: Tensor) -> Result<Vec<f32>, Error>;
+    /// As [`Backend::download`], into a vector whose room can serve again.
+    fn download_into(&mut self, from: Tensor, to: &mut Vec<f32>) -> Result<(), Error> {
+        *to = self.download(from)?;
+        Ok(())
+    }
     /// Begins to copy to the host what tensors hold now, f32, rows packed, into vectors whose room can serve again. Whoever calls [`Copied`]
     /// waits for it, on any thread; before that, of all that writes to tensors only [`Backend::upload`] and
     /// [`Backend::optimizer_step`] may write to these.
-    fn copy_out(&mut self, from: &[Tensor], to: Vec<Vec<f32>>) -> Result<Copied, Error>;
+    fn copy_out(&mut self, from: &[Tensor], mut to: Vec<Vec<f32>>) -> Result<Copied, Error> {
+        to.resize_with(from.len(), Vec::new);
+        from.iter().zip(&mut to).try_for_each(|(&from, to)| self.download_into(from, to))?;
+        Ok(Box::new(|| Ok(to)))
+    }
     /// Host to device.
     fn upload_mask(&mut self, to: MaskId, from: &Mask) -> Result<(), Error>;
     /// Device to host.

@@ -7,7 +7,7 @@ use sparse24_train::{
     config::Config,
     method::PhaseKind,
     report,
-    run::{Asked, Ended, Given, LambdaOrigin, Observer, Provenance, Run, StepMetrics, Summary, open_dataset},
+    run::{Asked, Ended, Given, LambdaOrigin, Observer, Provenance, Run, RunDirectory, StepMetrics, Summary, open_dataset},
     search::{Report, Wanted},
     series::Keep,
 };
@@ -97,11 +97,8 @@ fn choose_lambda(args: &Args, config: &mut Config, out: &Path) -> Result<Option<
     let folder = args.lambda_search.clone().unwrap_or_else(|| out.join("lambda-search"));
     let found = match &args.lambda_search {
         Some(folder) => Report::read(folder)?,
-        None if out.join("config.toml").exists() => {
-            let problem = format!("{}: already holds a run; resume it, or choose another directory", out.display());
-            return Err(Failure::new(Exit::Input, problem));
-        }
         None => {
+            RunDirectory::check_free(out)?;
             // The directory of a run that gets none has the time in its name.
             let more = [Path::new("--out"), out];
             let more = if args.out.is_some() { &more[..0] } else { &more };

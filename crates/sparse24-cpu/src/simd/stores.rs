@@ -56,7 +56,9 @@ impl<V: Vector> Stores<V> {
         if lines < to.len() {
             to[lines..].copy_from_slice(&from[lines..]);
         }
-        self.v.stream(&from[head..lines], &mut to[head..lines]);
+        if head < lines {
+            self.v.stream(&from[head..lines], &mut to[head..lines]);
+        }
     }
 }
 

@@ -33,9 +33,9 @@ use sparse24_cpu::{
 
 use self::storage::{Storage, scratch_view, view_mut};
 use super::{
-    Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, Beta, CompressWeight, Copied,
-    DType, Device, Dropout, Embed, Gradient, Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite,
-    NormBackward, NormForward, OptimizerEntry, Region, SegmentId, StepReport, StepState, TableId, Tensor, Weight, Weight24,
+    Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, Beta, CompressWeight, DType,
+    Device, Dropout, Embed, Gradient, Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite, NormBackward,
+    NormForward, OptimizerEntry, Region, SegmentId, StepReport, StepState, TableId, Tensor, Weight, Weight24,
 };
 use crate::{
     Error,
@@ -87,12 +87,6 @@ impl CpuBackend {
             grad_norm: 0.0,
             non_finite: None,
         }
-    }
-
-    /// The elements, rows packed, in the room of others.
-    fn read_into(&self, from: Tensor, to: &mut Vec<f32>) {
-        to.clear();
-        self.storage.view(from).rows().into_iter().for_each(|row| to.extend_from_slice(row.as_slice().expect("rows are contiguous")));
     }
 
     /// Runs an operation that writes these tensors, each of its own buffer; activations among them are stored rounded.
@@ -273,14 +267,14 @@ impl Backend for CpuBackend {
 
     fn download(&mut self, from: Tensor) -> Result<Vec<f32>, Error> {
         let mut to = Vec::with_capacity(from.elements());
-        self.read_into(from, &mut to);
+        self.download_into(from, &mut to)?;
         Ok(to)
     }
 
-    fn copy_out(&mut self, from: &[Tensor], mut to: Vec<Vec<f32>>) -> Result<Copied, Error> {
-        to.resize_with(from.len(), Vec::new);
-        from.iter().zip(&mut to).for_each(|(&from, to)| self.read_into(from, to));
-        Ok(Box::new(|| Ok(to)))
+    fn download_into(&mut self, from: Tensor, to: &mut Vec<f32>) -> Result<(), Error> {
+        to.clear();
+        self.storage.view(from).rows().into_iter().for_each(|row| to.extend_from_slice(row.as_slice().expect("rows are contiguous")));
+        Ok(())
     }
 
     fn upload_mask(&mut self, MaskId(to): MaskId, from: &Mask) -> Result<(), Error> {

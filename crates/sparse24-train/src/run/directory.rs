@@ -37,25 +37,29 @@ impl RunDirectory {
     /// # Errors
     /// [`Error::File`] if it exists and is not an empty directory, or is in use; [`Error::Io`] if it cannot be made.
     pub fn create(path: &Path) -> Result<Self, Error> {
-        if path.exists() && !path.is_dir() {
-            return Err(Error::file(path, "is a file, expected a new or empty run directory; choose another"));
-        }
+        // Before the lock, so that somebody else's directory gets no lock file; after it, for who was faster.
+        Self::check_free(path)?;
         fs::create_dir_all(path).map_err(|e| Error::io("create", path, e))?;
         disk::sync_directory(disk::parent(path))?;
-        // Before the lock, so that somebody else's directory gets no lock file; after it, for who was faster.
-        let refuse = |name: String| {
-            Error::file(path, format!("already holds {name:?}, expected a new or empty run directory; choose another, or resume this one"))
-        };
-        if let Some(name) = contents(path)?.occupied {
-            return Err(refuse(name));
-        }
         let lock = lock(path)?;
         let Contents { occupied, remains } = contents(path)?;
         if let Some(name) = occupied {
-            return Err(refuse(name));
+            return Err(occupied_by(path, &name));
         }
         remains.iter().try_for_each(|name| remove(&path.join(name)))?;
         Ok(Self { path: path.to_owned(), _lock: lock })
+    }
+
+    /// Whether [`RunDirectory::create`] would take the path, but for its lock.
+    ///
+    /// # Errors
+    /// [`Error::File`] if not; [`Error::Io`].
+    pub fn check_free(path: &Path) -> Result<(), Error> {
+        match path.is_dir() {
+            false if path.exists() => Err(Error::file(path, "is a file, expected a new or empty run directory; choose another")),
+            false => Ok(()),
+            true => contents(path)?.occupied.map_or(Ok(()), |name| Err(occupied_by(path, &name))),
+        }
     }
 
     /// Makes the directory, and in it what `fill` writes; if that fails, nothing is left.
@@ -149,6 +153,10 @@ impl RunDirectory {
     pub fn write(&self, file: &Path, contents: &[u8]) -> Result<(), Error> {
         disk::write_atomically(file, contents)
     }
+}
+
+fn occupied_by(path: &Path, name: &str) -> Error {
+    Error::file(path, format!("already holds {name:?}, expected a new or empty run directory; choose another, or resume this one"))
 }
 
 fn remove(path: &Path) -> Result<(), Error> {

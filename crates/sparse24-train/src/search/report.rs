@@ -295,7 +295,7 @@ fn bootstrap(sparse: &[f64], dense: &[f64]) -> Option<[f64; 2]> {
     let layers = sparse.len();
     let resample = |b: u32| {
         let stream = Stream::new(0, Site::new(Purpose::Bootstrap, 0), 0, b);
-        let draw = |k: usize| (u64::from(stream.words(k as u32 / 4)[k % 4]) * layers as u64 >> 32) as usize;
+        let draw = |k: usize| ((u64::from(stream.words(k as u32 / 4)[k % 4]) * layers as u64) >> 32) as usize;
         let (sparse_sum, dense_sum) = (0..layers).map(draw).fold((0.0, 0.0), |(s, d), layer| (s + sparse[layer], d + dense[layer]));
         Some(sparse_sum / dense_sum).filter(|mu| mu.is_finite())
     };

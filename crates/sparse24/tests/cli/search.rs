@@ -224,6 +224,13 @@ fn a_run_searches_first_if_asked() {
             assert!(!place.path("run/config.toml").exists());
         }
     }
+    fs::create_dir(place.path("taken")).unwrap();
+    place.write("taken/thesis", "");
+    place.refuses(
+        &format!("train {TINY} {settings} --lambda auto --out taken"),
+        3,
+        "taken: already holds \"thesis\", expected a new or empty *",
+    );
     let before = place.tree("run");
     let again = place.command(&format!("train {TINY} {settings} --lambda auto --out run")).output().unwrap();
     assert_eq!(again.status.code(), Some(3), "it was trained, or there is no lambda still");

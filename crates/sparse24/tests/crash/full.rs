@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     run::{DEEP, SHORT, Shape, Whole},
-    support::Place,
+    support::{Place, TINY, is_like},
 };
 
 /// Runs a shell script with `place/disk` being a new tmpfs; none if none can be mounted.
@@ -51,6 +51,29 @@ fn a_run_that_will_not_fit_does_not_begin() {
         run.display()
     );
     assert!(said.starts_with(&expected) && said.ends_with(" are free; make room, or keep less"), "{said}");
+}
+
+/// Room that was there at the start, and that others took before a save.
+#[test]
+fn a_checkpoint_that_will_not_fit_is_not_begun() {
+    let place = Place::new();
+    let train = sparse24(&format!(
+        "train {TINY} --set steps=1000000 --set model.width=128 --checkpoint-every 0 --out {}",
+        place.path("disk/run").display()
+    ));
+    // A mebibyte is left: enough for metrics, not for a checkpoint.
+    let script = format!(
+        "{train} 2> said & run=$!; until [ -s disk/run/metrics.jsonl ]; do kill -0 $run || exit 99; sleep 0.01; done; \
+         head -c $(($(stat -f -c '%a * %S' disk) - (1 << 20))) /dev/zero > disk/others; kill -TERM $run; wait $run; \
+         code=$?; ls -A disk/run/checkpoints; exit $code"
+    );
+    let Some(output) = on_tmpfs(&place, "size=32m", &script) else { return };
+    let said = place.read("said");
+    assert_eq!(output.status.code(), Some(4), "{said}{}", last_line(&output));
+    let pattern =
+        "error: */checkpoints: the tensors of the checkpoint of step * need 1.8 MiB of disk space, * MiB are free; make room, or keep less";
+    assert!(is_like(said.lines().last().unwrap(), pattern), "{said}");
+    assert!(output.stdout.is_empty(), "something is left: {}", String::from_utf8_lossy(&output.stdout));
 }
 
 /// Begins a run on each of these small disks, makes the disk large, and goes on; gives what the runs said that failed.
