@@ -9,11 +9,15 @@ use std::collections::HashMap;
 use half::bf16;
 use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
 use sparse24_cuda::{
-    Device as Gpu, Matrix, Recording, Scalar, Settings, activation, adamw, attention, bias, compressed::Compressed, dropout, embedding,
-    flip, gemm, loss, mvue, norm, profile::Profile, prune, search, spmm24,
+    Device as Gpu, Matrix, Scalar, Settings, activation, adamw, attention, bias, compressed::Compressed, dropout, embedding, flip, gemm,
+    loss, mvue, norm, profile::Profile, prune, search, spmm24,
 };
 
-use self::{plans::SparsePlans, storage::Storage};
+use self::{
+    plans::SparsePlans,
+    segment::{Segment, Writes},
+    storage::Storage,
+};
 use super::{
     Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, BackendSettings, Beta,
     CompressWeight, Copied, DType, Device, Dropout, Embed, Gradient, Gradient24, HeadLoss, Launches, LinearDgrad, LinearForward,
@@ -30,6 +34,7 @@ use crate::{
 mod error;
 mod limits;
 mod plans;
+mod segment;
 mod storage;
 
 /// The backend of one GPU.
@@ -51,20 +56,6 @@ pub struct CudaBackend {
     scratch: Scratch,
     /// Last, so that it outlives what is of it.
     gpu: Gpu,
-}
-
-/// A segment that was done once: its plans are chosen, its kernels loaded, its scratch is there.
-struct Segment {
-    recording: Option<Recording>,
-    writes: Writes,
-}
-
-/// What work writes to.
-#[derive(Clone, Copy, PartialEq)]
-enum Writes {
-    /// No parameter and no moment.
-    Other,
-    Parameters,
 }
 
 /// What operations work in; it grows in the first step only.
@@ -351,34 +342,7 @@ impl Backend for CudaBackend {
     }
 
     fn segment(&mut self, segment: SegmentId, work: &mut dyn FnMut(&mut dyn Backend) -> Result<(), Error>) -> Result<(), Error> {
-        // A replay is one launch: where each is timed, they are queued.
-        if self.gpu.profile().is_taken() {
-            return work(self);
-        }
-        let known = self.segments.get(&segment);
-        // A wait cannot be recorded.
-        if known.is_some_and(|known| known.writes == Writes::Parameters) {
-            self.gpu.wait_for_copies()?;
-        }
-        if let Some(recording) = known.and_then(|known| known.recording.as_ref()) {
-            return Ok(self.gpu.replay(recording)?);
-        }
-        let is_first = known.is_none();
-        self.writes = Writes::Other;
-        let recording = if self.launches == Launches::Queued || is_first {
-            work(self)?;
-            None
-        } else {
-            self.gpu.start_recording()?;
-            let queued = work(self);
-            let recorded = self.gpu.stop_recording();
-            queued?;
-            let recording = recorded?;
-            self.gpu.replay(&recording)?;
-            Some(recording)
-        };
-        self.segments.insert(segment, Segment { recording, writes: self.writes });
-        Ok(())
+        self.run_segment(segment, work)
     }
 
     fn mask_search(&mut self, w: Tensor, kind: MaskKind, MaskId(mask): MaskId) -> Result<(), Error> {

@@ -21,7 +21,7 @@ pub(crate) fn send(signal: &str, child: &Child) {
 }
 
 /// Waits until a run has told of so many steps; false if it ended before.
-fn tells(steps: usize, child: &mut Child, run: &Path) -> bool {
+pub(crate) fn tells(steps: usize, child: &mut Child, run: &Path) -> bool {
     let told = || fs::read(run.join("metrics.jsonl")).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count());
     while told() < steps {
         if child.try_wait().unwrap().is_some() {

@@ -192,12 +192,12 @@ fn studies_that_cannot_be_are_refused_before_anything_runs() {
 
 #[cfg(unix)]
 mod signals {
-    use std::{process::Stdio, thread, time::Duration};
+    use std::process::Stdio;
 
     use super::*;
     use crate::{
         interruption::{LONG, attempts},
-        signals::{interrupted, send},
+        signals::{interrupted, send, tells},
     };
 
     /// A step takes minutes, one of its micro-steps a millisecond; both runs at a time hear of it.
@@ -223,11 +223,9 @@ mod signals {
         let out = attempts(|attempt| {
             let out = format!("stopped-{attempt}");
             let mut child = place.command(&line(&format!("{settings} --out {out}"))).stderr(Stdio::null()).spawn().unwrap();
-            let metrics = place.path(&out).join("fst/seed-1/metrics.jsonl");
-            while fs::read(&metrics).map_or(0, |bytes| bytes.len()) == 0 && child.try_wait().unwrap().is_none() {
-                thread::sleep(Duration::from_millis(1));
+            if tells(1, &mut child, &place.path(&format!("{out}/fst/seed-1"))) {
+                send("-TERM", &child);
             }
-            send("-TERM", &child);
             (child.wait().unwrap().code() == Some(143)).then_some(out)
         });
         assert!(place.path(&format!("{out}/study.json")).exists(), "what is known so far can be read");
