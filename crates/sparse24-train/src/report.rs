@@ -53,30 +53,30 @@ pub fn write(paths: &[PathBuf], out: &Path) -> Result<(), Error> {
 /// # Errors
 /// As [`write()`].
 pub fn page(paths: &[PathBuf]) -> Result<String, Error> {
-    let (mut runs, mut figures, mut problems) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut runs, mut figures, mut notes): (Vec<Record>, Vec<Figure>, Vec<String>) = Default::default();
     for path in paths {
-        if comparison::is_folder(path) {
-            let (concluded, damaged) = comparison::figures(path);
-            for figure in concluded {
-                // Names within the page are those of the figures.
-                if figures.iter().any(|other: &Figure| other.id == figure.id) {
-                    problems.push(format!("{}: one {} fits in a page; this one is left out.", path.display(), figure.id));
-                } else {
-                    figures.push(figure);
-                }
-            }
-            problems.extend(damaged.into_iter().map(|problem| format!("{}: {problem}.", path.display())));
-            let (arms, left_out) = arms(path);
-            runs.extend(arms.iter().map(|run| Record::read(run)).collect::<Result<Vec<_>, _>>()?);
-            problems.extend(
-                (left_out > 0)
-                    .then(|| format!("Of each arm of {} one run is drawn; {left_out} more are in its conclusions.", path.display())),
-            );
-        } else {
+        if !comparison::is_folder(path) {
             runs.push(Record::read(path)?);
             // Of the search that chose its lambda, if it made one.
-            let (searched, _) = comparison::figures(&path.join("lambda-search"));
-            figures.extend(searched.into_iter().filter(|_| paths.len() == 1));
+            figures.extend(comparison::conclusions(&path.join("lambda-search")).figures.into_iter().filter(|_| paths.len() == 1));
+            continue;
+        }
+        let concluded = comparison::conclusions(path);
+        let (arms, left_out) = arms(path, &concluded.arms);
+        for arm in arms {
+            runs.push(Record { until: concluded.until, ..Record::read(&arm)? });
+        }
+        notes.extend(concluded.problems);
+        if left_out > 0 {
+            notes.push(format!("Of each arm of {} one run is drawn; {left_out} more are in its conclusions.", path.display()));
+        }
+        for figure in concluded.figures {
+            // Names within the page are those of the figures.
+            if figures.iter().any(|other| other.id == figure.id) {
+                notes.push(format!("{}: one {} fits in a page; this one is left out.", path.display(), figure.id));
+            } else {
+                figures.push(figure);
+            }
         }
     }
     if runs.is_empty() && figures.is_empty() {
@@ -95,18 +95,29 @@ pub fn page(paths: &[PathBuf]) -> Result<String, Error> {
         figures.extend(masks::instruments(&runs));
         figures.push(curves::optimizer(&runs));
     }
-    Ok(assemble(&runs, &figures, &problems))
+    let folder = paths.first().filter(|path| paths.len() == 1 && comparison::is_folder(path)).and_then(|path| path.file_name());
+    Ok(assemble(&runs, &figures, &notes, folder.map(|name| name.to_string_lossy().into_owned())))
 }
 
-/// The first run of each arm, in the order of their names, and how many runs there are besides.
-fn arms(folder: &Path) -> (Vec<PathBuf>, usize) {
+/// The first run of each arm, in the order of the study or of lambda, and how many runs there are besides.
+fn arms(folder: &Path, order: &[String]) -> (Vec<PathBuf>, usize) {
     let inside = |folder: &Path| {
         let mut entries: Vec<PathBuf> = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
         entries.sort_by_cached_key(|path| record::natural(&path.to_string_lossy()));
         entries
     };
+    let place = |arm: &PathBuf| {
+        let name = arm.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let lambda = name.strip_prefix("lambda-").and_then(|lambda| lambda.parse().ok()).unwrap_or(f64::NEG_INFINITY);
+        (order.iter().position(|arm| *arm == name).unwrap_or(usize::MAX), lambda)
+    };
+    let mut arms = inside(folder);
+    arms.sort_by(|a, b| {
+        let ((a, lambda), (b, other)) = (place(a), place(b));
+        a.cmp(&b).then(lambda.total_cmp(&other))
+    });
     let (mut runs, mut left_out) = (Vec::new(), 0);
-    for arm in inside(folder) {
+    for arm in arms {
         let mut seeds = inside(&arm).into_iter().filter(|run| run.join("config.toml").is_file());
         match seeds.next().filter(|_| runs.len() < MOST_RUNS) {
             Some(first) => {
@@ -119,9 +130,10 @@ fn arms(folder: &Path) -> (Vec<PathBuf>, usize) {
     (runs, left_out)
 }
 
-fn assemble(runs: &[Record], figures: &[Figure], problems: &[String]) -> String {
+fn assemble(runs: &[Record], figures: &[Figure], notes: &[String], folder: Option<String>) -> String {
     let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
     let title = match names.as_slice() {
+        _ if folder.is_some() => folder.unwrap_or_default(),
         [] => "Conclusions".to_owned(),
         [name] => (*name).to_owned(),
         [first, .., last] if names.len() > 4 => format!("{} runs: {first} to {last}", names.len()),
@@ -131,7 +143,7 @@ fn assemble(runs: &[Record], figures: &[Figure], problems: &[String]) -> String 
         figures.iter().map(|figure| (figure.id, figure.title)).chain((!runs.is_empty()).then_some(("configuration", "Configuration")));
     let links: String = links.map(|(id, title)| format!("<li><a href=\"#{id}\">{title}</a></li>")).collect();
     let results = if runs.is_empty() { String::new() } else { summary::results(runs) };
-    let problems = summary::problems(runs, problems);
+    let problems = summary::problems(runs, notes);
     let figures: String = figures.iter().map(|figure| figure.draw(runs)).collect();
     let configuration = if runs.is_empty() { String::new() } else { summary::configuration(runs) };
     let (style, script, symbols, version) =

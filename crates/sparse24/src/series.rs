@@ -101,6 +101,7 @@ impl Watcher for Worker {
                 bar.set_length(u64::from(member.until));
                 bar.set_position(u64::from(after));
                 bar.set_prefix(self.name.clone());
+                bar.set_message("");
             }
             None if after > 0 => note(format_args!("{}: goes on after step {after}", self.name)),
             None => note(format_args!("{}: begins", self.name)),

@@ -37,6 +37,9 @@ pub(super) struct Series {
     pub(super) dots: Vec<[f64; 2]>,
 }
 
+/// Draws a part of a series, as the data of a path.
+type Draw = fn(&Chart, &Series) -> String;
+
 /// At most so many markers on a line.
 const MARKERS: usize = 14;
 
@@ -45,7 +48,7 @@ impl Chart {
     pub(super) fn draw(self) -> String {
         let (mut inside, mut above) = (String::new(), String::new());
         // Whatever is drawn last stands above: lines above bands.
-        let layers: [(&str, fn(&Self, &Series) -> String); 4] = [
+        let layers: [(&str, Draw); 4] = [
             ("band", |chart, series| chart.band(&series.band)),
             ("faint", |chart, series| chart.line(&series.faint)),
             ("dots", |chart, series| chart.dots(&series.dots)),

@@ -20,22 +20,42 @@ const LARGEST: u64 = 16 << 20;
 /// The feasible ratios of flip rates.
 const FEASIBLE: [f64; 2] = [*sparse24_core::lambda::FEASIBLE.start(), *sparse24_core::lambda::FEASIBLE.end()];
 
-/// The figures of a folder that is a search or a study, and what is wrong with its files.
-pub(super) fn figures(folder: &Path) -> (Vec<Figure>, Vec<String>) {
-    let (mut figures, mut problems) = (Vec::new(), Vec::new());
-    let kinds: [(&str, fn(&Value) -> Option<Figure>); 2] = [("search.json", search), ("study.json", study)];
-    for (name, draw) in kinds {
+/// What a file of conclusions says; none if it says something else.
+type Conclude = fn(&Value) -> Option<Figure>;
+
+const KINDS: [(&str, Conclude); 2] = [("search.json", search), ("study.json", study)];
+
+/// What the files of a search or a study say.
+#[derive(Default)]
+pub(super) struct Conclusions {
+    pub(super) figures: Vec<Figure>,
+    /// What is wrong with them.
+    pub(super) problems: Vec<String>,
+    /// The arms, in the order of the study.
+    pub(super) arms: Vec<String>,
+    /// The step after which a search stops its runs.
+    pub(super) until: Option<u32>,
+}
+
+/// Those of a folder.
+pub(super) fn conclusions(folder: &Path) -> Conclusions {
+    let mut out = Conclusions::default();
+    for (name, draw) in KINDS {
         let path = folder.join(name);
         if !path.exists() {
             continue;
         }
         let value = disk::read_small(&path, LARGEST).ok().and_then(|text| serde_json::from_slice::<Value>(&text).ok());
         match value.as_ref().and_then(draw) {
-            Some(figure) => figures.push(figure),
-            None => problems.push(format!("{name} is damaged")),
+            Some(figure) => out.figures.push(figure),
+            None => out.problems.push(format!("{}: {name} is damaged.", folder.display())),
+        }
+        if let Some(value) = value {
+            out.arms.extend(value["arms"].as_array().into_iter().flatten().map(|arm| text(&arm["name"])));
+            out.until = out.until.or(value["until"].as_u64().and_then(|step| step.try_into().ok()));
         }
     }
-    (figures, problems)
+    out
 }
 
 /// Whether a folder is one of them.

@@ -6,7 +6,7 @@ use super::{
     figure::{Figure, Layout, Legend, Numbers, buckets, cell, finely, span, thinned},
     frame::Mark,
     markup::{Table, number},
-    record::Record,
+    record::{Record, Step},
     thin::Bucket,
 };
 
@@ -231,10 +231,13 @@ pub(super) fn flips(runs: &[Record]) -> Option<Figure> {
     })
 }
 
+/// A number of a step.
+type Of = fn(&Step) -> f32;
+
 /// Gradient norm, learning rate and speed.
 pub(super) fn optimizer(runs: &[Record]) -> Figure {
     let fine = finely(runs.len()) / 2;
-    let kinds: [(&str, &str, fn(&super::record::Step) -> f32); 3] = [
+    let kinds: [(&str, &str, Of); 3] = [
         ("gradient-norm", "gradient norm, before clipping", |step| step.grad_norm),
         ("learning-rate", "learning rate", |step| step.lr),
         ("speed", "tokens a second", |step| step.tokens_per_s),

@@ -49,6 +49,8 @@ pub(super) struct Record {
     pub(super) log: Vec<String>,
     /// What is missing or damaged, each a sentence.
     pub(super) problems: Vec<String>,
+    /// The step after which it was to stop, where that is before its last.
+    pub(super) until: Option<u32>,
 }
 
 /// What every step measures.
@@ -108,6 +110,7 @@ impl Record {
             instruments: Vec::new(),
             log: Vec::new(),
             problems: Vec::new(),
+            until: None,
         };
         record.read_config();
         record.read_provenance();

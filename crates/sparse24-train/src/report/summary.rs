@@ -47,6 +47,7 @@ fn median_speed(run: &Record) -> f64 {
 fn steps(run: &Record) -> String {
     let done = grouped(run.last_step().into());
     match run.steps_asked() {
+        Some(asked) if is_finished(run) && run.last_step() < asked => format!("{done} of {}", grouped(asked.into())),
         Some(_) if is_finished(run) => format!("{done}, finished"),
         Some(asked) => format!("{done} of {}, unfinished", grouped(asked.into())),
         None => done,
@@ -54,7 +55,7 @@ fn steps(run: &Record) -> String {
 }
 
 fn is_finished(run: &Record) -> bool {
-    run.steps_asked().is_some_and(|asked| run.last_step() >= asked)
+    run.until.or(run.steps_asked()).is_some_and(|asked| run.last_step() >= asked)
 }
 
 /// Tiles for one run, a table for several; then what is missing or damaged.
@@ -98,7 +99,7 @@ pub(super) fn problems(runs: &[Record], of_the_page: &[String]) -> String {
         return String::new();
     }
     let items: String = told.iter().map(|line| format!("<li>{}</li>", Text(line))).collect();
-    format!("<section class=\"problems\" aria-label=\"What is missing\"><h2>What is missing</h2><ul>{items}</ul></section>\n")
+    format!("<section class=\"problems\" aria-label=\"What is not here\"><h2>What is not here</h2><ul>{items}</ul></section>\n")
 }
 
 /// Settings, with those that differ first, and starts.
@@ -119,11 +120,11 @@ pub(super) fn configuration(runs: &[Record]) -> String {
     let caption = if runs.len() > 1 { "Settings that all runs share" } else { "Settings" };
     let columns = vec!["setting".into(), "value".into()];
     let table = Table { caption: caption.into(), columns, rows, series: None };
-    let _ = write!(out, "<details><summary>{caption} ({})</summary>{table}</details>\n", counted(common.len() as u64, "key"));
+    let _ = writeln!(out, "<details><summary>{caption} ({})</summary>{table}</details>", counted(common.len() as u64, "key"));
     for run in runs {
-        let _ = write!(
+        let _ = writeln!(
             out,
-            "<details><summary>Provenance of {} ({})</summary>{}{}</details>\n",
+            "<details><summary>Provenance of {} ({})</summary>{}{}</details>",
             Text(&run.name),
             counted(run.starts.len() as u64, "start"),
             starts(run),

@@ -137,7 +137,7 @@ fn runs_side_by_side_have_all_figures() {
     {
         assert!(text.contains(said), "{said} is missing");
     }
-    assert!(!text.contains("What is missing"));
+    assert!(!text.contains("What is not here"));
     let one = page(&paths[1..]).unwrap();
     check(&one);
     assert!(!figures(&one).contains(&"held-out"));
@@ -291,6 +291,7 @@ fn a_study_is_told_with_one_run_of_each_arm() {
     let page = page(&[folder.path().to_owned()]).unwrap();
     let text = check(&page);
     assert_eq!(figures(&page)[..2], ["study", "loss"]);
+    assert!(page.contains(&format!("<h1>{}</h1>", folder.path().file_name().unwrap().display())));
     for said in ["−0.0123", "−0.02 to −0.005", "dense/seed-1", "fst/seed-1", "4 more are in its conclusions"] {
         assert!(text.contains(said), "{said} is missing in {text}");
     }

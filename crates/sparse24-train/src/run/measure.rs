@@ -69,13 +69,13 @@ impl FlipCounts {
             let flips = self.count(&change);
             let layer = Total::of(&change, flips);
             let mut own = Vec::new();
-            for tile in 0..flips.len() {
+            for (tile, &count) in flips.iter().enumerate() {
                 let number = before + tile;
                 let (is_measured, is_written) = (number.is_multiple_of(for_gap), number.is_multiple_of(written));
                 if is_measured || is_written {
                     let gap = tile_gap(&values(&change, tile));
                     own.extend(is_measured.then_some(gap));
-                    tiles.extend(is_written.then_some((gap, flips[tile])));
+                    tiles.extend(is_written.then_some((gap, count)));
                 }
             }
             before += flips.len();

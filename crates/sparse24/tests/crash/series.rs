@@ -1,67 +1,82 @@
-//! Searches and studies killed at every file operation: the same command goes on and ends with the same results, byte for byte.
+//! Searches and studies killed at file operations from the first to the last: the same command goes on and ends with the same results, byte for byte.
 
-use std::{fs, os::unix::process::ExitStatusExt, process::Output};
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::process::ExitStatusExt,
+    path::{Path, PathBuf},
+};
 
 use crate::{
     shim::{self, Plan},
     support::{Place, TINY},
 };
 
-/// Kills a command at each operation (of every so many, one) below its folder `out`, runs it again and compares this file; gives how many died.
-fn kill_everywhere(place: &Place, line: &str, results: &str, stride: usize) -> usize {
-    let out = place.path("out");
-    let run = |plan: Option<Plan>| -> Output {
-        let mut command = place.command(&format!("{line} --out {}", out.display()));
-        if let Some(plan) = plan {
-            shim::under(&mut command, &out, plan);
-        }
-        command.output().unwrap()
+/// One in so many operations is killed at.
+const STRIDE: usize = 3;
+
+/// Kills what `line` says at operations below the folder `out`, lets it go on, and compares what `counts` of the files there, and the code; gives how
+/// often it died.
+fn kill_everywhere(place: &Place, line: &dyn Fn(&Path) -> String, counts: fn(&Path) -> bool) -> usize {
+    let (out, trace) = (place.path("out"), place.path("trace"));
+    let code = |line: String| {
+        let output = place.command(&line).output().unwrap();
+        output.status.code().ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    let trace = place.path("trace");
-    let mut whole = place.command(&format!("{line} --out {}", out.display()));
+    let files = || place.tree("out").into_iter().filter(|(path, _)| counts(path)).collect::<BTreeMap<PathBuf, _>>();
+    let mut whole = place.command(&line(&out));
     shim::traced(&mut whole, &out, &trace);
-    let whole = whole.output().unwrap();
-    assert!(whole.status.success(), "{}", String::from_utf8_lossy(&whole.stderr));
-    let (operations, expected) = (fs::read_to_string(&trace).unwrap().lines().count(), place.tree("out"));
-    let answer = String::from_utf8(whole.stdout).unwrap();
+    let ended = Ok(whole.output().unwrap().status.code().expect("nobody kills it"));
+    let (expected, operations) = (files(), fs::read_to_string(&trace).unwrap().lines().count());
     let mut kills = 0;
-    for operation in (0..operations).step_by(stride) {
+    for operation in (0..operations).step_by(STRIDE) {
         fs::remove_dir_all(&out).unwrap();
-        let killed = run(Some(Plan::Kill(operation)));
-        kills += usize::from(killed.status.signal() == Some(9));
-        let again = run(None);
-        assert!(again.status.success(), "killed at operation {operation}: {}", String::from_utf8_lossy(&again.stderr));
-        let found = place.tree("out");
-        for file in results.split_whitespace() {
-            assert!(
-                found[file.as_ref() as &std::path::Path] == expected[file.as_ref() as &std::path::Path],
-                "{file} differs, killed at operation {operation}"
-            );
-        }
-        assert_eq!(String::from_utf8(again.stdout).unwrap(), answer, "killed at operation {operation}");
-        let names = |tree: &std::collections::BTreeMap<std::path::PathBuf, _>| tree.keys().cloned().collect::<Vec<_>>();
-        assert_eq!(names(&found), names(&expected), "killed at operation {operation}");
+        let mut command = place.command(&line(&out));
+        shim::under(&mut command, &out, Plan::Kill(operation));
+        kills += usize::from(command.output().unwrap().status.signal() == Some(9));
+        assert_eq!(code(line(&out)), ended, "killed at operation {operation}");
+        let found = files();
+        let differs = expected.keys().chain(found.keys()).find(|path| expected.get(*path) != found.get(*path));
+        assert_eq!(differs, None, "killed at operation {operation}");
     }
     println!("killed at {kills} of {operations} operations");
     kills
 }
 
+fn is_result(path: &Path) -> bool {
+    ["search.json", "search.toml", "study.json", "study.toml"].iter().any(|file| path.ends_with(file))
+}
+
 #[test]
 fn a_search_killed_anywhere_ends_with_the_same_results() {
     let place = Place::new();
-    let line = format!("lambda-search {TINY} --set run.flip_every=1 --until 4 --window 2..4 --candidates 1e-9,1e-2,2e-2,4e-2,1e-1 --json");
-    let kills = kill_everywhere(&place, &line, "search.json search.toml", 3);
+    let line = format!("lambda-search {TINY} --set run.flip_every=1 --until 4 --candidates 1e-9,1e-2,1e-1 --out");
+    let kills = kill_everywhere(&place, &|out| format!("{line} {}", out.display()), is_result);
     assert!(kills > 40, "{kills}");
 }
 
 #[test]
 fn a_study_killed_anywhere_ends_with_the_same_results() {
     let place = Place::new();
-    place.write(
-        "study.toml",
-        "reference = \"dense\"\nseeds = [1, 2]\n[[arms]]\nname = \"dense\"\nmethod.name = \"dense\"\n[[arms]]\nname = \"fst\"\n",
-    );
-    let line = format!("study study.toml {TINY} --set steps=6 --set method.refresh=2 --set run.checkpoint_every=2 --json");
-    let kills = kill_everywhere(&place, &line, "study.json study.toml", 3);
+    let arms = "[[arms]]\nname = \"dense\"\nmethod.name = \"dense\"\n[[arms]]\nname = \"fst\"\n";
+    place.write("study.toml", format!("reference = \"dense\"\nseeds = [1, 2]\n{arms}"));
+    let settings = "--set steps=6 --set method.refresh=2 --set run.checkpoint_every=2";
+    let line = format!("study study.toml {TINY} {settings} --out");
+    let kills = kill_everywhere(&place, &|out| format!("{line} {}", out.display()), is_result);
+    assert!(kills > 60, "{kills}");
+}
+
+/// The search, the run that takes its lambda from it, and what lies between the two.
+#[test]
+fn a_run_that_searches_first_killed_anywhere_ends_with_the_same_bits() {
+    let place = Place::new();
+    let settings = "--set method.decay=on-weights --set run.flip_every=1 --set optimizer.warmup_steps=4";
+    let begin = format!("train {TINY} {settings} --lambda auto --out");
+    let line = |out: &Path| {
+        let is_begun = out.join("config.toml").exists();
+        format!("{} {}", if is_begun { "resume" } else { &begin }, out.display())
+    };
+    let is_end = |path: &Path| path.ends_with("config.toml") || path.starts_with("checkpoints/step-00000012") || is_result(path);
+    let kills = kill_everywhere(&place, &line, is_end);
     assert!(kills > 60, "{kills}");
 }
