@@ -30,8 +30,11 @@ pub(crate) struct Description<'a> {
     /// Lists that may grow.
     pub(crate) lists: &'static [&'static str],
     /// What an older text decided.
-    pub(crate) parse: &'a dyn Fn(&Path) -> Result<BTreeMap<String, String>, Error>,
+    pub(crate) parse: &'a Parse<'a>,
 }
+
+/// Keys and values of a file.
+pub(crate) type Parse<'a> = dyn Fn(&Path) -> Result<BTreeMap<String, String>, Error> + 'a;
 
 impl Folder {
     /// Makes the folder, or opens one that was described so before, and locks it.
