@@ -119,7 +119,7 @@ impl Series {
     ///
     /// # Errors
     /// The first one of a run, but for losses that are not finite, which are results, or of `done`. Then the other runs stop as if asked to.
-    pub fn train(&mut self, watchers: Vec<Box<dyn Watcher>>, done: &Done) -> Result<Progress, Error> {
+    pub fn train(&mut self, watchers: Vec<Box<dyn Watcher>>, done: &Done<'_>) -> Result<Progress, Error> {
         let waiting: Vec<usize> = (0..self.members.len()).filter(|&member| self.told[member].is_none()).collect();
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let jobs = watchers.len().min(waiting.len()).max(1);
