@@ -13,7 +13,7 @@ use sparse24_core::{Element, Mask, MaskKind, compressed::Compressed24, prune::Va
 
 use self::block::{Panels, Part};
 use crate::{
-    Error, convert, nibbles, shape,
+    Error, nibbles, shape,
     simd::{self, Available, Kernel, Vector},
     strips,
 };
@@ -56,21 +56,14 @@ struct MaskedRow<'a, T> {
 
 impl<T: Element> Kernel for MaskedRow<'_, T> {
     #[inline(always)]
-    fn run<V: Vector>(self, v: V) {
+    fn run<V: Vector>(self, _: V) {
         for ((out, w), tiles) in self.out.chunks_mut(16).zip(self.w.chunks(16)).zip(self.tiles.chunks(4)) {
             let kept = (nibbles::rows(nibbles::word(tiles)) >> (16 * self.row)) as u32;
-            let (Some(out), Some(w)) = (out.first_chunk_mut::<16>(), w.first_chunk::<16>()) else {
-                let each = out.iter_mut().zip(w).enumerate();
-                each.for_each(|(i, (out, &w))| *out = if kept & 1 << i == 0 { T::default() } else { w });
-                continue;
-            };
-            let mut x = [0.0; 16];
-            x.iter_mut().zip(w).for_each(|(x, &w)| *x = convert::carry(w));
-            for lane in (0..16).step_by(V::LANES) {
-                let chosen = v.chosen(kept >> lane & ((1 << V::LANES) - 1));
-                v.store(v.select(chosen, v.load(&x[lane..]), v.splat(0.0)), &mut x[lane..]);
+            let select = |(i, (out, &w)): (usize, (&mut T, &T))| *out = if kept & 1 << i == 0 { T::default() } else { w };
+            match (out.first_chunk_mut::<16>(), w.first_chunk::<16>()) {
+                (Some(out), Some(w)) => out.iter_mut().zip(w).enumerate().for_each(select),
+                _ => out.iter_mut().zip(w).enumerate().for_each(select),
             }
-            out.iter_mut().zip(x).for_each(|(out, x)| *out = convert::deliver(x));
         }
     }
 }
