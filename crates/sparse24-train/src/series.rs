@@ -72,6 +72,9 @@ pub enum Progress {
     Stopped,
 }
 
+/// Called after each run with its index and what all runs have told.
+pub type Done<'a> = dyn Fn(usize, &[Option<Told>]) -> Result<(), Error> + Sync + 'a;
+
 /// The runs of a series, and what those that are done have told.
 pub struct Series {
     folder: Folder,
@@ -116,11 +119,7 @@ impl Series {
     ///
     /// # Errors
     /// The first one of a run, but for losses that are not finite, which are results, or of `done`. Then the other runs stop as if asked to.
-    pub fn train(
-        &mut self,
-        watchers: Vec<Box<dyn Watcher>>,
-        done: &(dyn Fn(usize, &[Option<Told>]) -> Result<(), Error> + Sync),
-    ) -> Result<Progress, Error> {
+    pub fn train(&mut self, watchers: Vec<Box<dyn Watcher>>, done: &Done<'_>) -> Result<Progress, Error> {
         let waiting: Vec<usize> = (0..self.members.len()).filter(|&member| self.told[member].is_none()).collect();
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let jobs = watchers.len().min(waiting.len()).max(1);
