@@ -183,7 +183,11 @@ impl<T: Element> Compress<'_, T> {
                 simd::deliver_words(line, &mut self.values[values..][..2 * present]);
                 let metadata = &mut self.metadata[feature * stride + token / 8..][..present.div_ceil(2)];
                 for (bytes, nibbles) in metadata.chunks_mut(4).zip(&panel.nibbles) {
-                    bytes.copy_from_slice(&nibbles[feature].to_le_bytes()[..bytes.len()]);
+                    let nibbles = nibbles[feature].to_le_bytes();
+                    match bytes.first_chunk_mut() {
+                        Some(whole) => *whole = nibbles,
+                        None => bytes.copy_from_slice(&nibbles[..bytes.len()]),
+                    }
                 }
                 if present % 2 == 1 {
                     metadata[present / 2] &= 0xf;

@@ -40,17 +40,19 @@ pub(crate) fn metadata(word: u64) -> u64 {
     first_low | first_high << 1 | second_low << 2 | second_high << 3
 }
 
-/// Sixteen words as a matrix of nibbles, transposed: nibble j of word i becomes nibble i of word j.
+/// Sixteen words as a matrix of nibbles, transposed: nibble j of word i becomes nibble i of word j. Many matrices side by side.
 #[inline(always)]
-pub(crate) fn transpose(mut words: [u64; 16]) -> [u64; 16] {
+pub(crate) fn transpose<const N: usize>(words: &mut [[u64; N]; 16]) {
     for (distance, low) in [(8, 0xffff_ffff), (4, 0xffff_0000_ffff), (2, 0x00ff_00ff_00ff_00ff), (1, 0x0f0f_0f0f_0f0f_0f0f)] {
         for at in (0..16).filter(|at| at & distance == 0) {
-            let swap = (words[at] >> (4 * distance) ^ words[at + distance]) & low;
-            words[at + distance] ^= swap;
-            words[at] ^= swap << (4 * distance);
+            let (before, after) = words.split_at_mut(at + distance);
+            for (a, b) in before[at].iter_mut().zip(&mut after[0]) {
+                let swap = (*a >> (4 * distance) ^ *b) & low;
+                *b ^= swap;
+                *a ^= swap << (4 * distance);
+            }
         }
     }
-    words
 }
 
 /// Zero if each of the sixteen nibbles has exactly two set bits.
@@ -88,11 +90,11 @@ mod tests {
 
     #[test]
     fn a_matrix_of_nibbles_is_transposed() {
-        let words: [u64; 16] = core::array::from_fn(|i| 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(i as u64 + 1));
-        for (j, word) in transpose(words).into_iter().enumerate() {
-            for (i, of) in words.iter().enumerate() {
-                assert_eq!(word >> (4 * i) & 0xf, of >> (4 * j) & 0xf, "word {j}, nibble {i}");
-            }
+        let words: [[u64; 2]; 16] = core::array::from_fn(|i| [1, 2].map(|at| 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(at * (i as u64 + 1))));
+        let mut transposed = words;
+        transpose(&mut transposed);
+        for (i, j, at) in (0..512).map(|n| (n / 32, n / 2 % 16, n % 2)) {
+            assert_eq!(transposed[j][at] >> (4 * i) & 0xf, words[i][at] >> (4 * j) & 0xf, "matrix {at}, word {j}, nibble {i}");
         }
     }
 

@@ -3,17 +3,18 @@
 //! Bit-identical to [`sparse24_core`] for any number of threads. Deliberately absent: which mask ([`crate::search`]).
 
 mod block;
+mod carriage;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ndarray::{ArrayView2, ArrayViewMut2, Axis, Zip, s};
+use ndarray::{ArrayView2, ArrayViewMut2, Axis, Zip};
 use rayon::prelude::*;
 use sparse24_core::{Element, Mask, MaskKind, compressed::Compressed24, prune::ValueMap};
 
-use self::block::{BLOCK_ROWS, Part};
+use self::block::{Panels, Part};
 use crate::{
-    Error, nibbles, shape,
-    simd::{Available, Kernel, Vector},
+    Error, convert, nibbles, shape,
+    simd::{self, Available, Kernel, Vector},
     strips,
 };
 
@@ -55,14 +56,21 @@ struct MaskedRow<'a, T> {
 
 impl<T: Element> Kernel for MaskedRow<'_, T> {
     #[inline(always)]
-    fn run<V: Vector>(self, _: V) {
+    fn run<V: Vector>(self, v: V) {
         for ((out, w), tiles) in self.out.chunks_mut(16).zip(self.w.chunks(16)).zip(self.tiles.chunks(4)) {
             let kept = (nibbles::rows(nibbles::word(tiles)) >> (16 * self.row)) as u32;
-            let select = |(i, (out, &w)): (usize, (&mut T, &T))| *out = if kept & 1 << i == 0 { T::default() } else { w };
-            match (out.first_chunk_mut::<16>(), w.first_chunk::<16>()) {
-                (Some(out), Some(w)) => out.iter_mut().zip(w).enumerate().for_each(select),
-                _ => out.iter_mut().zip(w).enumerate().for_each(select),
+            let (Some(out), Some(w)) = (out.first_chunk_mut::<16>(), w.first_chunk::<16>()) else {
+                let each = out.iter_mut().zip(w).enumerate();
+                each.for_each(|(i, (out, &w))| *out = if kept & 1 << i == 0 { T::default() } else { w });
+                continue;
+            };
+            let mut x = [0.0; 16];
+            x.iter_mut().zip(w).for_each(|(x, &w)| *x = convert::carry(w));
+            for lane in (0..16).step_by(V::LANES) {
+                let chosen = v.chosen(kept >> lane & ((1 << V::LANES) - 1));
+                v.store(v.select(chosen, v.load(&x[lane..]), v.splat(0.0)), &mut x[lane..]);
             }
+            out.iter_mut().zip(x).for_each(|(out, x)| *out = convert::deliver(x));
         }
     }
 }
@@ -181,29 +189,32 @@ fn compress<T: Element, U: Element>(
         return;
     }
     let (r, q) = w.dim();
-    let rows = strips::rows_per_task(q).next_multiple_of(BLOCK_ROWS);
-    let stride = forward.metadata_stride();
+    let bytes = forward.values().len() * size_of::<U>() * (1 + usize::from(dgrad.is_some()));
     let (values, metadata) = forward.parts_mut();
-    let values = values.into_slice().expect("values are row-major").chunks_mut(rows * q / 2);
-    let mut dgrad = dgrad.map(|dgrad| {
+    let forward = (values.into_slice().expect("values are row-major"), metadata);
+    let dgrad = dgrad.map(|dgrad| {
         let stride = dgrad.metadata_stride();
         let (values, metadata) = dgrad.parts_mut();
         (values, ArrayViewMut2::from_shape((q, stride), metadata).expect("metadata has a row for each row of values"))
     });
-    let mut parts: Vec<_> = (values.zip(metadata.chunks_mut(rows * stride)).enumerate())
-        .map(|(task, forward)| {
-            let (first, end) = (task * rows, r.min((task + 1) * rows));
-            let tiles = &mask.tiles()[first / 4 * (q / 4)..end / 4 * (q / 4)];
-            Part { w: w.slice_move(s![first..end, ..]), tiles, map, forward, dgrad: None }
-        })
-        .collect();
-    if let Some((values, metadata)) = &mut dgrad {
-        let columns = values.axis_chunks_iter_mut(Axis(1), rows / 2).zip(metadata.axis_chunks_iter_mut(Axis(1), rows / 8));
-        parts.iter_mut().zip(columns).for_each(|(part, columns)| part.dgrad = Some(columns));
+    // Blocks end where cache lines of dgrad's rows do.
+    let lead = dgrad.as_ref().map_or(0, |(values, _)| 2 * simd::before_a_line(values.as_ptr(), r / 2));
+    let rows = strips::rows_per_task(q).next_multiple_of(256);
+    let (mut parts, mut rest) = (Vec::new(), Part { w, tiles: mask.tiles(), map, forward, dgrad, bytes });
+    if lead.is_multiple_of(8) && (1..r).contains(&lead) {
+        let (part, others) = rest.split(lead);
+        parts.push(part);
+        rest = others;
     }
-    strips::for_chunks(&mut parts, 1, |_, parts| {
-        for part in parts {
-            level.run(part);
-        }
-    });
+    while rest.w.nrows() > rows {
+        let (part, others) = rest.split(rows);
+        parts.push(part);
+        rest = others;
+    }
+    parts.push(rest);
+    let run = |panels: &mut Panels, part| level.run((part, panels));
+    match &mut parts[..] {
+        [part] => run(&mut Panels::new(), part),
+        parts => parts.par_iter_mut().for_each_init(Panels::new, run),
+    }
 }

@@ -9,9 +9,12 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod portable;
+mod stores;
 
 use sparse24_core::{Element, search::CODES};
 
+pub use self::stores::copy;
+pub(crate) use self::stores::{Stores, before_a_line};
 use crate::convert;
 
 /// An instruction-set level.
@@ -124,6 +127,15 @@ pub(crate) trait Vector: Copy {
     /// One truth a lane.
     type M: Copy;
 
+    /// Copies whole cache lines to where one begins, past the caches where the level can; others may see them after [`Self::fence`].
+    #[inline(always)]
+    fn stream<T: Element>(self, from: &[T], to: &mut [T]) {
+        to.copy_from_slice(from);
+    }
+    /// What was streamed comes before what is stored next.
+    #[inline(always)]
+    fn fence(self) {}
+
     fn splat(self, x: f32) -> Self::F;
     fn load(self, from: &[f32]) -> Self::F;
     fn store(self, x: Self::F, to: &mut [f32]);
@@ -220,29 +232,35 @@ pub(crate) trait Vector: Copy {
             }
         }
     }
-    /// The lanes of the first and then those of the second whose bit is set in `kept`, two of every four; other bits are not set.
-    fn pack_pairs(self, x: [Self::F; 2], kept: [u32; 2]) -> Self::F;
-    /// What [`Self::pack_pairs`] makes of tile columns, eight rows after eight rows in the first `LANES/4` vectors, becomes the pairs of
-    /// one tile in each of these.
-    fn transpose_pairs(self, x: [Self::F; 4]) -> [Self::F; 4];
+    /// Lane i's truth is bit i; other bits are not set.
+    fn chosen(self, bits: u32) -> Self::M;
+    /// Two of every four lanes, those of the first vector before those of the second: each nibble holds the two indices of a group.
+    fn pack_pairs(self, x: [Self::F; 2], nibbles: u32) -> Self::F;
 }
 
 /// Elements from words of [`convert::narrow_word`], those of a 16-bit type from both halves, the lower first.
 #[inline(always)]
 pub(crate) fn deliver_words<T: Element>(words: &[u32], to: &mut [T]) {
     let each = convert::elements_a_word::<T>();
-    let words = &words[..to.len().div_ceil(each)];
-    if (each == 2 || convert::is::<T, f32>()) && cfg!(target_endian = "little") {
-        // SAFETY: f32, bf16 and f16 may hold any bits, and two elements of the latter are as long as a word: the words are no fewer
-        // bytes than the elements, and a shared and a mutable slice do not overlap.
-        unsafe { core::ptr::copy_nonoverlapping(words.as_ptr().cast(), to.as_mut_ptr().cast::<u8>(), size_of_val(to)) }
-    } else {
-        for (to, &word) in to.chunks_mut(each).zip(words) {
-            to.iter_mut()
-                .enumerate()
-                .for_each(|(at, to)| *to = convert::deliver(f32::from_bits(word >> (32 / each * at) & (u32::MAX >> (32 - 32 / each)))));
+    match elements(words) {
+        Some(from) => to.copy_from_slice(&from[..to.len()]),
+        None => {
+            for (to, &word) in to.chunks_mut(each).zip(words) {
+                to.iter_mut()
+                    .enumerate()
+                    .for_each(|(at, to)| *to = convert::deliver(f32::from_bits(word >> (32 / each * at) & (u32::MAX >> (32 - 32 / each)))));
+            }
         }
     }
+}
+
+/// The elements that lie in memory as these words do, where they are such.
+#[inline(always)]
+fn elements<T: Element>(words: &[u32]) -> Option<&[T]> {
+    let each = convert::elements_a_word::<T>();
+    // SAFETY: f32, bf16 and f16 may hold any bits; two elements of the latter are as long as a word, and none asks for more alignment.
+    ((each == 2 || convert::is::<T, f32>()) && cfg!(target_endian = "little"))
+        .then(|| unsafe { core::slice::from_raw_parts(words.as_ptr().cast(), each * words.len()) })
 }
 
 /// Lane `4*l + i` is tile `i*lanes/4 + l`: how [`Vector::transpose_tiles`] leaves the tiles of four vectors.

@@ -21,6 +21,7 @@ use crate::{
     trainer::Recipe,
 };
 
+mod departures;
 mod method;
 pub mod preset;
 
@@ -471,6 +472,10 @@ pub(crate) fn table_of(config: &Config) -> Table {
     Table::try_from(config).expect("a configuration is a TOML table")
 }
 
+fn named_preset(name: &str) -> Result<Config, Error> {
+    if name == preset::IMPORTED { Ok(preset::imported()) } else { preset::find(name) }
+}
+
 /// A document laid on the preset that it names, else on this one.
 fn on_preset(preset: Option<&str>, document: Table) -> Result<Table, Error> {
     let named = document.get("preset").and_then(Value::as_str);
@@ -479,10 +484,7 @@ fn on_preset(preset: Option<&str>, document: Table) -> Result<Table, Error> {
     {
         return Err(Error::setting("preset", format!("found {named:?} here and {preset:?} for --preset, expected one of the two alone")));
     }
-    let mut table = table_of(&match named.or(preset).unwrap_or(preset::DEFAULT) {
-        preset::IMPORTED => preset::imported(),
-        name => preset::find(name)?,
-    });
+    let mut table = table_of(&named_preset(named.or(preset).unwrap_or(preset::DEFAULT))?);
     overlay(&mut table, document, "")?;
     // Here, so that what is refused is known to stand in the document.
     Config::from_table(table.clone())?;

@@ -163,6 +163,9 @@ mod tests {
     fn memory_is_what_the_cpu_backend_allocates() {
         check(&[], 256);
         check(&["method.name=dense", "model.bias=true"], 11);
+        for method in ["half", "ste", "step", "bi-mask", "s-ste"] {
+            check(&[&format!("method.name={method}"), "model.bias=true", "model.sparsify=ffn-and-attention"], 11);
+        }
         check(&["model.sparsify=ffn-and-attention", "model.activation=geglu", "batch.accumulation=3"], 7);
         check(&["model.sparsify=ffn-and-attention", "model.activation=swiglu", "model.bias=true", "model.dropout=0.1"], 65);
         check(&["model.recompute=blocks"], 256);

@@ -38,6 +38,9 @@ pub struct Member {
     pub until: u32,
 }
 
+/// Told of a run that is done: its index, and what all have told.
+pub type Done<'a> = dyn Fn(usize, &[Option<Told>]) -> Result<(), Error> + Sync + 'a;
+
 impl Member {
     /// Its run directory in a folder.
     #[must_use]

@@ -342,8 +342,15 @@ impl Trainer {
     /// # Errors
     /// [`Error::Interrupted`]; those of the operations.
     pub fn evaluate(&mut self, windows: &dyn Windows) -> Result<f64, Error> {
-        let phase = *self.phase();
-        let BatchShape { sequences, context } = self.recipe.batch;
+        self.evaluate_by(windows, self.recipe.batch.sequences)
+    }
+
+    /// As [`Trainer::evaluate`], so many windows at a time: at least one, at most as many as a batch has sequences.
+    ///
+    /// # Errors
+    /// As [`Trainer::evaluate`].
+    pub fn evaluate_by(&mut self, windows: &dyn Windows, sequences: usize) -> Result<f64, Error> {
+        let (phase, context) = (*self.phase(), self.recipe.batch.context);
         let (mut sum, mut counted) = (0.0, 0);
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         for first in (0..windows.count()).step_by(sequences) {

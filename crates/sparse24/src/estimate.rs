@@ -12,7 +12,7 @@ use sparse24_train::{
 
 use crate::{
     configure::Configure,
-    failure::Failure,
+    failure::{Exit, Failure},
     output::{counted, say},
 };
 
@@ -42,6 +42,10 @@ const OVERHEAD: f64 = 1.4;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
+    if config.backend.name != "cpu" {
+        let counted = "memory and time are counted for the CPU alone; name that: --backend cpu";
+        return Err(Failure::new(Exit::Usage, format!("backend.name: found {:?}, but {counted}", config.backend.name)));
+    }
     let recipe = config.recipe(open_dataset(&config)?.vocabulary() as usize)?;
     let estimate = estimate(&recipe);
     let flops = products_per_second(recipe.model.width, recipe.model.ffn_width)?;
@@ -75,9 +79,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         "             from {:.0} GFLOP/s measured just now on this machine, times {OVERHEAD} for all that is no product",
         report.gflops_measured
     );
-    if config.backend.name != "cpu" {
-        say!("             memory and time are those of the CPU, whatever backend is named");
-    }
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use sparse24_train::{
     config::Config,
     method::PhaseKind,
     report,
-    run::{Asked, Ended, Given, LambdaOrigin, Observer, Run, RunDirectory, StepMetrics, Summary, open_dataset},
+    run::{Asked, Ended, Given, LambdaOrigin, Observer, Provenance, Run, RunDirectory, StepMetrics, Summary, open_dataset},
     search::{Report, Wanted},
     series::Keep,
 };
@@ -136,6 +136,9 @@ pub(crate) fn drive(mut run: Run, telling: &Telling) -> Result<(), Failure> {
     let is_sparse = recipe.method.phases.iter().any(|phase| phase.kind() == PhaseKind::Sparse);
     let products = if is_sparse { format!("; sparse products are {}", device.sparse_products) } else { String::new() };
     note(format_args!("{} ({}){products}", device.backend, device.description));
+    let departures = config.departures();
+    let with = if departures.is_empty() { String::new() } else { format!(" with {}", departures.join(" ")) };
+    note(format_args!("{}; preset {}{with}", Provenance::build(), config.preset));
     if let Some(remark) = config.remark() {
         note(remark);
     }

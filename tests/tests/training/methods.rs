@@ -330,6 +330,7 @@ fn a_state_without_the_methods_own_is_refused() {
         ("bi-mask", |state| state.dgrad_mask = None, "mask of dgrad is missing"),
         ("bi-mask", |state| state.row_order = Some(vec![0; state.shape[0]]), "order of rows does not name each once"),
         ("s-ste", |state| state.mask = None, "mask is missing"),
+        ("s-ste", |state| state.scale = None, "scale is missing"),
     ] {
         let recipe = recipe(name, Activation::Gelu);
         let mut trainer = fixture::trainer(backend(), &recipe);

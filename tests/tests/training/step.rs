@@ -3,7 +3,7 @@
 //! Masks and sampled indices must agree exactly, in the displaced runs too, so that no comparison straddles a tie; everything else lies
 //! within the bound of `oracle::arithmetic`. Then each part of the method is left out of the oracle, which must show, and where it should.
 
-use std::num::NonZeroU32;
+use std::{collections::BTreeMap, num::NonZeroU32};
 
 use sparse24_core::{MaskKind, mvue::Estimator, phase::Refresh};
 use sparse24_train::{
@@ -12,7 +12,7 @@ use sparse24_train::{
     model::gpt2::{BatchShape, Sparsify},
     nn::linear24::Bias,
     optim::MaskedDecay,
-    trainer::{FlipSampling, Recipe},
+    trainer::{FlipSampling, ParameterState, Recipe},
 };
 
 use super::{
@@ -37,6 +37,7 @@ const FST: Rules = Rules {
     decay: Decay::OnGradients(LAMBDA as f64),
     interval: fixture::INTERVAL,
     switch: SWITCH,
+    dense_first: 0,
     without: None,
 };
 
@@ -104,6 +105,7 @@ fn computed(recipe: &Recipe, rules: Rules, arithmetic: Arithmetic) -> Vec<Record
         weights.insert(name, Matrix::from_shape_vec(shape, values.into_iter().map(f64::from).collect()).expect("its shape"));
     }
     let mut run = Run::new(recipe, rules, weights, arithmetic);
+    run.orders = orders(recipe);
     let mut records = Vec::new();
     for step in 1..=recipe.steps {
         let batches: Vec<_> = (0..recipe.accumulation.get()).map(|micro_step| noise.batch(step, micro_step)).collect();
@@ -119,7 +121,7 @@ fn computed(recipe: &Recipe, rules: Rules, arithmetic: Arithmetic) -> Vec<Record
             }
         }
         quantities.push(("held-out loss".to_owned(), number(run.evaluate(&held_out.inputs, &held_out.targets))));
-        let masks = if step <= rules.switch { run.masks.clone() } else { Masks::new() };
+        let masks = if step > rules.dense_first && step <= rules.switch { run.masks.clone() } else { Masks::new() };
         records.push(Record { quantities, masks, samples: outcome.samples });
     }
     records
@@ -206,21 +208,76 @@ fn the_approximate_estimator_as_in_f64() {
     check(&recipe, Rules { sample: Sample::Approximate, ..FST });
 }
 
-/// As SR-STE: row-wise masks in the forward alone, searched after every step, decay on the weights, no dense finish.
+/// Orders of rows, of a run that has them.
+fn orders(recipe: &Recipe) -> BTreeMap<String, Vec<usize>> {
+    let states = fixture::trainer(Box::new(CpuBackend::new(Operands::F32)), recipe).parameter_states().expect("downloads");
+    let order = |state: ParameterState| Some((state.name, state.row_order?.into_iter().map(|row| row as usize).collect()));
+    states.into_iter().filter_map(order).collect()
+}
+
+/// Row-wise masks searched after every step, no dense finish.
+const ROW_WISE: Rules = Rules {
+    pattern: Pattern::RowWise,
+    dgrad: Dgrad::Pruned,
+    sample: Sample::All,
+    decay: Decay::OnWeights(0.0),
+    interval: 1,
+    switch: STEPS,
+    dense_first: 0,
+    without: None,
+};
+
+fn preset(name: &str, lambda: f32) -> Recipe {
+    fixture::recipe(Method::preset(name, lambda).expect("a preset"))
+}
+
+/// As SR-STE, but for a dense dgrad.
 #[test]
 fn row_wise_masks_with_decay_on_weights_as_in_f64() {
     let phase = fixture::phase(Some(MaskKind::RowWise), DgradOperand::Dense, GradientOperand::Dense);
     let method = Method { refresh: Refresh::EachStep, decay: MaskedDecay::OnWeights(2.0), phases: vec![phase], ..Method::fst(0.0) };
-    let rules = Rules {
-        pattern: Pattern::RowWise,
-        dgrad: Dgrad::Dense,
-        sample: Sample::All,
-        decay: Decay::OnWeights(2.0),
-        interval: 1,
-        switch: STEPS,
-        without: None,
-    };
-    check(&fixture::recipe(method), rules);
+    check(&fixture::recipe(method), Rules { dgrad: Dgrad::Dense, decay: Decay::OnWeights(2.0), ..ROW_WISE });
+}
+
+#[test]
+fn ste_and_sr_ste_as_in_f64() {
+    check(&preset("ste", 0.0), ROW_WISE);
+    let (found, bounds) = check(&preset("sr-ste", 2.0), Rules { decay: Decay::OnWeights(2.0), ..ROW_WISE });
+    let other =
+        computed(&preset("sr-ste", 2.0), Rules { decay: Decay::OnWeights(2.0), dgrad: Dgrad::Dense, ..ROW_WISE }, Arithmetic::Exact);
+    let difference = compare(&found, &other, &bounds).expect_err("dgrad multiplies by the pruned weights");
+    assert_eq!((difference.step, difference.quantity.as_str()), (1, "norm"));
+}
+
+/// Dense, with a variance that settles in the middle at the latest, then frozen.
+#[test]
+fn step_as_in_f64() {
+    let recipe = preset("step", 0.0);
+    let rules = Rules { dense_first: STEPS / 2, ..ROW_WISE };
+    let (found, bounds) = check(&recipe, rules);
+    let other = computed(&recipe, Rules { dense_first: STEPS / 2 - 1, ..rules }, Arithmetic::Exact);
+    let difference = compare(&found, &other, &bounds).expect_err("a step earlier");
+    assert_eq!((difference.step, difference.quantity.as_str()), (STEPS as usize / 2, "loss"));
+}
+
+#[test]
+fn bi_mask_as_in_f64() {
+    let recipe = preset("bi-mask", 2.0);
+    let rules = Rules { dgrad: Dgrad::Permuted, decay: Decay::OnWeights(2.0), ..ROW_WISE };
+    let (found, bounds) = check(&recipe, rules);
+    let other = computed(&recipe, Rules { dgrad: Dgrad::Pruned, ..rules }, Arithmetic::Exact);
+    let difference = compare(&found, &other, &bounds).expect_err("dgrad prunes once more");
+    assert_eq!((difference.step, difference.quantity.as_str()), (1, "norm"));
+}
+
+#[test]
+fn s_ste_as_in_f64() {
+    let recipe = preset("s-ste", 0.0);
+    let rules = Rules { pattern: Pattern::Soft, sample: Sample::Mvue, ..ROW_WISE };
+    let (found, bounds) = check(&recipe, rules);
+    let other = computed(&recipe, Rules { pattern: Pattern::RowWise, ..rules }, Arithmetic::Exact);
+    let difference = compare(&found, &other, &bounds).expect_err("kept values are thresholded");
+    assert_eq!((difference.step, difference.quantity.as_str()), (1, "loss"));
 }
 
 #[test]

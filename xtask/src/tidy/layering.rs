@@ -27,7 +27,7 @@ const FLOORS: &[Floor] = &[
         may_use: &["sparse24-core", "sparse24-cpu", "sparse24-cuda"],
         only_optional: &["sparse24-cpu", "sparse24-cuda"],
         // No tokenizer, file format, clock or terminal comes along for who embeds the layers.
-        others: Some(&["half", "libm", "ndarray", "thiserror"]),
+        others: Some(&["half", "libm", "ndarray", "rayon", "thiserror"]),
     },
     Floor {
         package: "sparse24",

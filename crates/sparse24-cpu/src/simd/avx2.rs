@@ -2,6 +2,8 @@
 
 use core::arch::x86_64::*;
 
+use sparse24_core::Element;
+
 use super::{Kernel, Vector};
 
 /// Proof that the machine has these instructions; only [`Avx2::detect`] makes one.
@@ -33,24 +35,6 @@ fn run<K: Kernel>(v: Avx2, kernel: K) {
 
 const LANES: usize = 8;
 
-/// The kept lanes of eight mask bits, a byte each, ascending.
-const KEPT: [[u8; LANES]; 256] = {
-    let mut table = [[0; LANES]; 256];
-    let mut bits = 0;
-    while bits < 256 {
-        let (mut lane, mut found) = (0, 0);
-        while lane < LANES {
-            if bits >> lane & 1 == 1 {
-                table[bits][found] = lane as u8;
-                found += 1;
-            }
-            lane += 1;
-        }
-        bits += 1;
-    }
-    table
-};
-
 /// Evaluates intrinsics of this file's features.
 macro_rules! avx2 {
     ($self:ident, $body:expr) => {{
@@ -67,6 +51,28 @@ impl Vector for Avx2 {
     type U = __m256i;
     /// The sign bits: nothing reads another.
     type M = __m256;
+
+    #[inline(always)]
+    fn stream<T: Element>(self, from: &[T], to: &mut [T]) {
+        const BYTES: usize = size_of::<__m256i>();
+        let bytes = size_of_val(from);
+        assert!(
+            bytes == size_of_val(to) && bytes.is_multiple_of(BYTES) && to.as_ptr().addr().is_multiple_of(BYTES),
+            "whole vectors at their places"
+        );
+        let (from, to) = (from.as_ptr().cast::<u8>(), to.as_mut_ptr().cast::<u8>());
+        for at in (0..bytes).step_by(BYTES) {
+            // SAFETY: the token proves the features. Both slices have the bytes from `at` on, which are whole vectors, and those of `to` are
+            // aligned; elements may be copied, and a shared and a mutable slice do not overlap. The order of these stores is
+            // [`super::Stores`]' affair, which fences before it gives the slices up.
+            unsafe { _mm256_stream_si256(to.add(at).cast(), _mm256_loadu_si256(from.add(at).cast())) }
+        }
+    }
+    #[inline(always)]
+    fn fence(self) {
+        // SAFETY: the instruction is part of every x86-64.
+        unsafe { _mm_sfence() }
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
@@ -275,19 +281,19 @@ impl Vector for Avx2 {
         })
     }
     #[inline(always)]
-    fn pack_pairs(self, [low, high]: [Self::F; 2], kept: [u32; 2]) -> Self::F {
-        let lanes = [&KEPT[kept[0] as usize & 255], &KEPT[kept[1] as usize & 255]];
+    fn chosen(self, bits: u32) -> Self::M {
         avx2!(self, {
-            let pack = |x, lanes: &[u8; LANES]| _mm256_permutevar8x32_ps(x, _mm256_cvtepu8_epi32(_mm_loadl_epi64(lanes.as_ptr().cast())));
-            _mm256_permute2f128_ps::<0x20>(pack(low, lanes[0]), pack(high, lanes[1]))
+            let each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(bits as i32), each), each))
         })
     }
     #[inline(always)]
-    fn transpose_pairs(self, [a, b, c, e]: [Self::F; 4]) -> [Self::F; 4] {
+    fn pack_pairs(self, [low, high]: [Self::F; 2], nibbles: u32) -> Self::F {
         avx2!(self, {
-            let (x, y) = (_mm256_castps_pd(a), _mm256_castps_pd(b));
-            let in_order = |x| _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(x));
-            [in_order(_mm256_unpacklo_pd(x, y)), in_order(_mm256_unpackhi_pd(x, y)), c, e]
+            let each = _mm256_srlv_epi32(_mm256_set1_epi32(nibbles as i32), _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+            let groups = _mm256_setr_epi32(0, 0, 4, 4, 0, 0, 4, 4);
+            let lanes = _mm256_or_si256(_mm256_and_si256(each, _mm256_set1_epi32(3)), groups);
+            _mm256_blend_ps::<0xf0>(_mm256_permutevar8x32_ps(low, lanes), _mm256_permutevar8x32_ps(high, lanes))
         })
     }
 }

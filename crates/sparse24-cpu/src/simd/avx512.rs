@@ -2,7 +2,7 @@
 
 use core::arch::x86_64::*;
 
-use sparse24_core::search::CODES;
+use sparse24_core::{Element, search::CODES};
 
 use super::{Kernel, Vector, avx2::Avx2, lane_of_tile};
 
@@ -44,6 +44,9 @@ const ABS_MAX: i32 = 0b1011;
 /// The larger magnitude with the sign of the first.
 const SIGNED_MAX: i32 = 0b0011;
 
+/// `a & b | c`.
+const AND_OR: i32 = 0xea;
+
 /// The 16-bit place of each of 32 tiles among the codes of two vectors.
 const PLACE_OF_TILE: [u16; 2 * LANES] = {
     let mut places = [0; 2 * LANES];
@@ -70,6 +73,28 @@ impl Vector for Avx512 {
     type F = __m512;
     type U = __m512i;
     type M = __mmask16;
+
+    #[inline(always)]
+    fn stream<T: Element>(self, from: &[T], to: &mut [T]) {
+        const BYTES: usize = size_of::<__m512i>();
+        let bytes = size_of_val(from);
+        assert!(
+            bytes == size_of_val(to) && bytes.is_multiple_of(BYTES) && to.as_ptr().addr().is_multiple_of(BYTES),
+            "whole vectors at their places"
+        );
+        let (from, to) = (from.as_ptr().cast::<u8>(), to.as_mut_ptr().cast::<u8>());
+        for at in (0..bytes).step_by(BYTES) {
+            // SAFETY: the token proves the features. Both slices have the bytes from `at` on, which are whole vectors, and those of `to` are
+            // aligned; elements may be copied, and a shared and a mutable slice do not overlap. The order of these stores is
+            // [`super::Stores`]' affair, which fences before it gives the slices up.
+            unsafe { _mm512_stream_si512(to.add(at).cast(), _mm512_loadu_si512(from.add(at).cast())) }
+        }
+    }
+    #[inline(always)]
+    fn fence(self) {
+        // SAFETY: the instruction is part of every x86-64.
+        unsafe { _mm_sfence() }
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
@@ -317,25 +342,17 @@ impl Vector for Avx512 {
         }
     }
     #[inline(always)]
-    fn pack_pairs(self, [low, high]: [Self::F; 2], kept: [u32; 2]) -> Self::F {
-        avx512!(self, {
-            let [low, high] = [_mm512_maskz_compress_ps(kept[0] as __mmask16, low), _mm512_maskz_compress_ps(kept[1] as __mmask16, high)];
-            _mm512_insertf32x8::<1>(low, _mm512_castps512_ps256(high))
-        })
+    fn chosen(self, bits: u32) -> Self::M {
+        bits as __mmask16
     }
     #[inline(always)]
-    fn transpose_pairs(self, x: [Self::F; 4]) -> [Self::F; 4] {
+    fn pack_pairs(self, [low, high]: [Self::F; 2], nibbles: u32) -> Self::F {
         avx512!(self, {
-            let [a, b, c, e] = [_mm512_castps_pd(x[0]), _mm512_castps_pd(x[1]), _mm512_castps_pd(x[2]), _mm512_castps_pd(x[3])];
-            let (tiles01, tiles23) = (_mm512_setr_epi64(0, 4, 8, 12, 1, 5, 9, 13), _mm512_setr_epi64(2, 6, 10, 14, 3, 7, 11, 15));
-            let (ab01, ce01) = (_mm512_permutex2var_pd(a, tiles01, b), _mm512_permutex2var_pd(c, tiles01, e));
-            let (ab23, ce23) = (_mm512_permutex2var_pd(a, tiles23, b), _mm512_permutex2var_pd(c, tiles23, e));
-            [
-                _mm512_castpd_ps(_mm512_shuffle_f64x2::<0b01_00_01_00>(ab01, ce01)),
-                _mm512_castpd_ps(_mm512_shuffle_f64x2::<0b11_10_11_10>(ab01, ce01)),
-                _mm512_castpd_ps(_mm512_shuffle_f64x2::<0b01_00_01_00>(ab23, ce23)),
-                _mm512_castpd_ps(_mm512_shuffle_f64x2::<0b11_10_11_10>(ab23, ce23)),
-            ]
+            let places = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let groups = _mm512_setr_epi32(0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28);
+            let each = _mm512_srlv_epi32(_mm512_set1_epi32(nibbles as i32), places);
+            let lanes = _mm512_ternarylogic_epi32::<AND_OR>(each, _mm512_set1_epi32(3), groups);
+            _mm512_permutex2var_ps(low, lanes, high)
         })
     }
 }

@@ -194,13 +194,11 @@ impl Vector for Portable {
         each(|j| each(|i| rows[i][j]))
     }
     #[inline(always)]
-    fn pack_pairs(self, x: [Self::F; 2], kept: [u32; 2]) -> Self::F {
-        let (first, last) =
-            (|i: usize| kept[i].trailing_zeros() as usize & 3, |i: usize| (31 ^ (kept[i] | 1).leading_zeros()) as usize & 3);
-        [x[0][first(0)], x[0][last(0)], x[1][first(1)], x[1][last(1)]]
+    fn chosen(self, bits: u32) -> Self::M {
+        each(|i| mask(bits >> i & 1 == 1))
     }
     #[inline(always)]
-    fn transpose_pairs(self, x: [Self::F; 4]) -> [Self::F; 4] {
-        x
+    fn pack_pairs(self, x: [Self::F; 2], nibbles: u32) -> Self::F {
+        each(|i| x[i / 2][(nibbles >> (2 * i) & 3) as usize])
     }
 }

@@ -134,7 +134,17 @@ fn borders_of_blocks() {
 #[test]
 fn many_tasks_compress_as_one() {
     both_ways::<f32, f32>(532, 1036, 11, Layout::RowMajor, |x| x);
+    both_ways::<f32, bf16>(532, 1036, 11, Layout::RowMajor, bf16::from_f32);
     dense_copies::<f32>(140, 1036, 12, Layout::RowMajor);
+}
+
+/// More than is stored by way of the caches, with rows that begin at one place of a cache line or at many.
+#[test]
+fn outputs_past_the_caches() {
+    for [rows, columns] in [[1056, 2048], [1052, 2036]] {
+        both_ways::<f32, f32>(rows, columns, 16, Layout::RowMajor, |x| x);
+        both_ways::<bf16, bf16>(rows, columns, 17, Layout::RowMajor, |x| x);
+    }
 }
 
 #[test]

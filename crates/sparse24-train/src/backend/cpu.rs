@@ -14,7 +14,7 @@ use sparse24_core::{
     prune::ValueMap,
 };
 use sparse24_cpu::{
-    activation, adamw, attention,
+    adamw, attention,
     bias::{bias_forward, bias_grad},
     dropout::dropout,
     embedding,
@@ -31,17 +31,21 @@ use sparse24_cpu::{
     threshold::soft_threshold,
 };
 
-use self::storage::{Storage, scratch_view, view_mut};
+use self::{
+    convert::{act_backward, act_forward},
+    storage::{Storage, scratch_view, view_mut},
+};
 use super::{
-    Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, Beta, CompressWeight, DType,
-    Device, Dropout, Embed, Gradient, Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite, NormBackward,
-    NormForward, OptimizerEntry, Region, SegmentId, StepReport, StepState, TableId, Tensor, Weight, Weight24,
+    Arithmetic, AttentionBackward, AttentionForward, Backend, Beta, CompressWeight, DType, Device, Dropout, Embed, Gradient, Gradient24,
+    HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite, NormBackward, NormForward, OptimizerEntry, Region, SegmentId,
+    StepReport, StepState, TableId, Tensor, Weight, Weight24,
 };
 use crate::{
     Error,
     optim::{AdamW, MaskedDecay},
 };
 
+mod convert;
 mod storage;
 
 /// The CPU backend; it runs on the rayon pool from which it is called.
@@ -157,44 +161,6 @@ impl CpuBackend {
 fn row_mut(view: ArrayViewMut2<'_, f32>) -> ArrayViewMut1<'_, f32> {
     let elements = view.len();
     view.into_shape_with_order(elements).expect("a parameter vector is contiguous")
-}
-
-impl From<Beta> for sparse24_cpu::gemm::Beta {
-    fn from(beta: Beta) -> Self {
-        match beta {
-            Beta::Overwrite => Self::Overwrite,
-            Beta::Accumulate => Self::Accumulate,
-        }
-    }
-}
-
-impl From<AttentionShape> for attention::AttentionShape {
-    fn from(shape: AttentionShape) -> Self {
-        let AttentionShape { batch, heads, queries, keys, mask } = shape;
-        let mask = match mask {
-            AttentionMask::Causal => attention::AttentionMask::Causal,
-            AttentionMask::Full => attention::AttentionMask::Full,
-        };
-        Self { batch, heads, queries, keys, mask }
-    }
-}
-
-type Kernel = Result<(), sparse24_cpu::Error>;
-
-fn act_forward(activation: Activation, z: ArrayView2<'_, f32>, h: ArrayViewMut2<'_, f32>) -> Kernel {
-    match activation {
-        Activation::Gelu => activation::gelu_forward(z, h),
-        Activation::Geglu => activation::geglu_forward(z, h),
-        Activation::Swiglu => activation::swiglu_forward(z, h),
-    }
-}
-
-fn act_backward(activation: Activation, dh: ArrayView2<'_, f32>, z: ArrayView2<'_, f32>, dz: ArrayViewMut2<'_, f32>) -> Kernel {
-    match activation {
-        Activation::Gelu => activation::gelu_backward(dh, z, dz),
-        Activation::Geglu => activation::geglu_backward(dh, z, dz),
-        Activation::Swiglu => activation::swiglu_backward(dh, z, dz),
-    }
 }
 
 impl Backend for CpuBackend {

@@ -19,18 +19,18 @@ use self::{
     storage::Storage,
 };
 use super::{
-    Activation, Arithmetic, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, Backend, BackendSettings, Beta,
-    CompressWeight, Copied, DType, Device, Dropout, Embed, Gradient, Gradient24, HeadLoss, Launches, LinearDgrad, LinearForward,
-    LinearWgrad, MaskId, NonFinite, NormBackward, NormForward, OptimizerEntry, Orientation, Plans, Region, SegmentId, StepReport,
-    StepState, TableId, Tensor, Weight, Weight24,
+    Activation, Arithmetic, AttentionBackward, AttentionForward, Backend, BackendSettings, Beta, CompressWeight, Copied, DType, Device,
+    Dropout, Embed, Gradient, Gradient24, HeadLoss, Launches, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite, NormBackward,
+    NormForward, OptimizerEntry, Orientation, Plans, Region, SegmentId, StepReport, StepState, TableId, Tensor, Weight, Weight24,
 };
 use crate::{
     Error,
-    method::{DgradOperand, Method},
+    method::Method,
     optim::{AdamW, MaskedDecay},
     trainer::Recipe,
 };
 
+mod convert;
 mod error;
 mod limits;
 mod plans;
@@ -176,26 +176,6 @@ impl CudaBackend {
     }
 }
 
-impl From<Beta> for sparse24_cuda::Beta {
-    fn from(beta: Beta) -> Self {
-        match beta {
-            Beta::Overwrite => Self::Overwrite,
-            Beta::Accumulate => Self::Accumulate,
-        }
-    }
-}
-
-impl From<AttentionShape> for attention::AttentionShape {
-    fn from(shape: AttentionShape) -> Self {
-        let AttentionShape { batch, heads, queries, keys, mask } = shape;
-        let mask = match mask {
-            AttentionMask::Causal => attention::AttentionMask::Causal,
-            AttentionMask::Full => attention::AttentionMask::Full,
-        };
-        Self { batch, heads, queries, keys, mask }
-    }
-}
-
 impl Backend for CudaBackend {
     fn device(&self) -> Device {
         Device {
@@ -228,20 +208,7 @@ impl Backend for CudaBackend {
     }
 
     fn check_method(&self, method: &Method) -> Result<(), Error> {
-        let refuse = |key: &str, choice: &str| {
-            let problem = format!("the backend cuda has no kernel for {choice} yet; take --backend cpu, or another method");
-            Err(Error::Setting { key: key.to_owned(), problem })
-        };
-        for phase in &method.phases {
-            match (phase.dgrad, phase.mask()) {
-                (DgradOperand::AsForward, None | Some(MaskKind::Transposable)) | (DgradOperand::Dense, _) => {}
-                (DgradOperand::AsForward, Some(kind)) => {
-                    return refuse("method.dgrad", &format!("the dgrad of {kind} pruned weights, which is a dense product"));
-                }
-                (DgradOperand::Permuted, _) => return refuse("method.dgrad", "permuted masks"),
-            }
-        }
-        if method.watches_variance() { refuse("method.phases", "a phase that ends when Adam's variance has settled") } else { Ok(()) }
+        limits::check_method(method)
     }
 
     fn alloc(&mut self, name: &str, shape: [usize; 2], dtype: DType, region: Region) -> Result<Tensor, Error> {
@@ -356,7 +323,7 @@ impl Backend for CudaBackend {
     }
 
     fn permuted_mask(&mut self, _: Tensor, _: MaskId, _: &[u32], _: MaskId) -> Result<(), Error> {
-        unreachable!("check_method refuses permuted masks")
+        unreachable!("permuted masks are refused")
     }
 
     fn compress_weight(&mut self, op: &CompressWeight) -> Result<(), Error> {
@@ -366,7 +333,7 @@ impl Backend for CudaBackend {
         match op.orientation {
             Orientation::Both => prune::compress_weight(&mut self.gpu, &pruned, forward, dgrad)?,
             Orientation::Forward => prune::compress_forward(&mut self.gpu, &pruned, forward)?,
-            Orientation::Permuted => unreachable!("check_method refuses permuted masks"),
+            Orientation::Permuted => unreachable!("permuted masks are refused"),
         }
         Ok(())
     }
@@ -562,7 +529,7 @@ impl Backend for CudaBackend {
     }
 
     fn l1_distance(&mut self, _: Tensor, _: Tensor) -> Result<f64, Error> {
-        unreachable!("check_method refuses phases that watch a variance")
+        unreachable!("phases that watch a variance are refused")
     }
 
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {

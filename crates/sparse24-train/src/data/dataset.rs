@@ -193,16 +193,23 @@ impl Dataset {
     /// # Errors
     /// [`Error::File`] with both numbers.
     pub fn check_context(&self, context: usize) -> Result<(), Error> {
-        let (train, validation) = (self.train.len(), self.validation.len());
-        let needed = context.saturating_add(1);
+        let (train, needed) = (self.train.len(), context.saturating_add(1));
         if train < needed {
             let problem = format!("has {train} tokens to train on; a context of {context} needs at least {needed}");
             return Err(Error::file(&self.source, problem));
         }
-        if validation < 2 {
-            return Err(Error::file(&self.source, format!("has {validation} tokens held out for validation, which needs at least 2")));
+        self.check_held_out()
+    }
+
+    /// Refuses a dataset whose held-out part has no prediction.
+    ///
+    /// # Errors
+    /// [`Error::File`] with the number of its tokens.
+    pub fn check_held_out(&self) -> Result<(), Error> {
+        match self.validation.len() {
+            few @ (0 | 1) => Err(Error::file(&self.source, format!("has {few} tokens held out for validation, which needs at least 2"))),
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -295,6 +302,7 @@ mod tests {
         assert!(dataset.check_context(usize::MAX).is_err());
         let dataset = Dataset::from_corpus(&corpus("0123456789"), Tokenizer::Byte, 0.1).unwrap();
         assert!(dataset.check_context(4).unwrap_err().to_string().contains("1 tokens held out"));
+        assert!(dataset.check_held_out().unwrap_err().to_string().contains("1 tokens held out"));
     }
 
     #[test]

@@ -1,3 +1,5 @@
+//! When phases end, and how they are written.
+
 use sparse24_core::phase::Fraction;
 
 use super::*;

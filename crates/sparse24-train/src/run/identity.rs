@@ -11,6 +11,7 @@ use crate::{
     checkpoint::{DatasetIdentity, Fingerprint, State},
     config::{self, Config},
     data::{Dataset, Tokenizer},
+    method::Method,
     trainer::Trainer,
 };
 
@@ -122,7 +123,17 @@ fn settings(saved: &BTreeMap<String, String>, now: &BTreeMap<String, String>) ->
     let told = |key: &str, settings: &BTreeMap<String, String>| {
         settings.get(key).map_or_else(|| format!("no {key}"), |value| format!("{key} = {value}"))
     };
-    let kind = |key: &str| if key.starts_with("model.") && key != "model.dropout" { Kind::Shape } else { Kind::Choice };
+    let width = |settings: &BTreeMap<String, String>| {
+        let name = settings.get("method.name").map_or("", |name| name.trim_matches('"'));
+        Method::preset(name, 0.0).map(|method| method.width)
+    };
+    let kind = |key: &str| match key {
+        "model.dropout" => Kind::Choice,
+        "half.ratio" => Kind::Shape,
+        "method.name" if width(saved) != width(now) => Kind::Shape,
+        _ if key.starts_with("model.") => Kind::Shape,
+        _ => Kind::Choice,
+    };
     let differing = keys.filter(|key| saved.get(*key) != now.get(*key));
     differing.map(|key| Difference { key: key.clone(), was: told(key, saved), is: told(key, now), kind: kind(key) }).collect()
 }

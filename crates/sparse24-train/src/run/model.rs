@@ -46,7 +46,8 @@ impl Model {
         let config = run_config(&run)?;
         let checkpoint = checkpoint::load(&from)?;
         check_config(&run.join("config.toml"), &checkpoint.state, &from, &config)?;
-        let vocabulary = checkpoint.weight("wte.weight").ok_or_else(|| Error::file(path, "its model has no wte.weight"))?.shape[0];
+        let missing = || Error::file(&from, "holds no wte.weight, the token embedding of a GPT-2; name another checkpoint");
+        let vocabulary = checkpoint.weight("wte.weight").ok_or_else(missing)?.shape[0];
         let beside = run.join("tokenizer.json");
         let tokenizer = beside.exists().then(|| Tokenizer::load(&beside)).transpose()?;
         if checkpoint.state.tokenizer != of_tokenizer(tokenizer.as_ref()) {
@@ -54,7 +55,9 @@ impl Model {
             return Err(Error::file(beside, format!("{what} the tokenizer that {} was saved with; restore it", from.display())));
         }
         if let Some(tokens) = tokenizer.as_ref().map(Tokenizer::vocabulary).filter(|&tokens| tokens as usize > vocabulary) {
-            return Err(Error::file(from, format!("has a vocabulary of {vocabulary}, its tokenizer one of {tokens}")));
+            let problem =
+                format!("has a wte.weight of {vocabulary} rows for the {tokens} tokens of its tokenizer; name another checkpoint");
+            return Err(Error::file(from, problem));
         }
         let recipe = config.recipe(vocabulary)?;
         Ok(Self { config, checkpoint, tokenizer, recipe })
@@ -124,7 +127,7 @@ impl Model {
                 Dataset::open(Some(path), None, self.config.data.validation)?
             }
         };
-        dataset.check_context(self.config.model.context)?;
+        dataset.check_held_out()?;
         Ok(dataset)
     }
 
@@ -143,13 +146,13 @@ impl Model {
         Ok(())
     }
 
-    /// The model on a device, to be evaluated or sampled: with no more sequences at a time than keep it busy.
+    /// The model on a device, to be evaluated or sampled.
     ///
     /// # Errors
     /// [`Error::Parameter`] or [`Error::Operand`] for a checkpoint of another model than the configuration's; those of the backend.
     pub fn into_trainer(self) -> Result<Trainer, Error> {
         let Self { mut config, checkpoint, recipe, .. } = self;
-        config.batch.sequences = (BUSY / config.model.context).clamp(1, config.batch.sequences);
+        config.batch.sequences = evaluated_at_once(&config);
         config.batch.accumulation = 1;
         let mut trainer = new_trainer(&config, recipe.model.vocabulary)?;
         restore(&mut trainer, checkpoint)?;
@@ -157,8 +160,15 @@ impl Model {
     }
 }
 
-/// Tokens at a time beyond which more only cost memory.
-const BUSY: usize = 1024;
+/// Sequences at a time of an evaluation, in training and after it: a loss is summed in these parts, and is the same number only by the same
+/// parts. On a CPU no more than keep it busy, as more only cost memory.
+pub(super) fn evaluated_at_once(config: &Config) -> usize {
+    const BUSY_TOKENS: usize = 1024;
+    match config.backend.name.as_str() {
+        "cpu" => (BUSY_TOKENS / config.model.context).clamp(1, config.batch.sequences),
+        _ => config.batch.sequences,
+    }
+}
 
 /// The run directory and the checkpoint that a path means.
 ///

@@ -89,6 +89,13 @@ impl Provenance {
         }
     }
 
+    /// The version, and the commit where the build knew, as one phrase.
+    #[must_use]
+    pub fn build() -> String {
+        let commit = option_env!("SPARSE24_GIT_COMMIT").map_or_else(|| "unknown commit".to_owned(), |commit| format!("commit {commit}"));
+        format!("version {}, {commit}", env!("CARGO_PKG_VERSION"))
+    }
+
     /// Of this process, now, on a device beside this CPU.
     #[cfg(feature = "cpu")]
     pub(super) fn of_start(device: &crate::backend::Device, initial: Initial) -> Self {

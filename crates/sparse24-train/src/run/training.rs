@@ -14,6 +14,7 @@ use super::{
     Initial, LambdaOrigin, Log, MetricsLog, Provenance, RunDirectory, StepMetrics,
     identity::{self, identity},
     measure::FlipCounts,
+    model::evaluated_at_once,
     plans,
     reference::FlipReference,
     saving::{SKIPPED, check_room},
@@ -449,7 +450,7 @@ impl Run {
     /// # Errors
     /// Those of the backend.
     pub fn evaluate(&mut self) -> Result<f64, Error> {
-        self.trainer.evaluate(&self.dataset.evaluation_windows(self.config.model.context))
+        self.trainer.evaluate_by(&self.dataset.evaluation_windows(self.config.model.context), evaluated_at_once(&self.config))
     }
 
     /// One optimizer step, taken or skipped.

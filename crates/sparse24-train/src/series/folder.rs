@@ -19,9 +19,6 @@ pub(crate) struct Folder {
     _lock: File,
 }
 
-/// Keys and values.
-pub(crate) type Decided = BTreeMap<String, String>;
-
 /// What a folder is to hold.
 pub(crate) struct Description<'a> {
     /// `study.toml` or `search.toml`.
@@ -29,12 +26,15 @@ pub(crate) struct Description<'a> {
     /// Its contents.
     pub(crate) text: &'a str,
     /// What it decides: keys and values. Of a key `list.item`, or `list.item.key`, a new item may be added if [`Description::lists`] names the list.
-    pub(crate) decides: Decided,
+    pub(crate) decides: BTreeMap<String, String>,
     /// Lists that may grow.
     pub(crate) lists: &'static [&'static str],
     /// What an older text decided.
-    pub(crate) parse: &'a dyn Fn(&Path) -> Result<Decided, Error>,
+    pub(crate) parse: &'a Parse<'a>,
 }
+
+/// Keys and values of a file.
+pub(crate) type Parse<'a> = dyn Fn(&Path) -> Result<BTreeMap<String, String>, Error> + 'a;
 
 impl Folder {
     /// Makes the folder, or opens one that was described so before, and locks it.
@@ -88,7 +88,7 @@ impl Description<'_> {
         let differs = |key: &&String| before.get(*key) != self.decides.get(*key) && !is_added(key);
         let Some(key) = before.keys().chain(self.decides.keys()).find(differs) else { return Ok(()) };
         let name = key.replace('\u{1}', " ");
-        let told = |settings: &Decided| match settings.get(key).map(String::as_str) {
+        let told = |settings: &BTreeMap<String, String>| match settings.get(key).map(String::as_str) {
             Some("") => format!("with {name}"),
             Some(value) => format!("with {name} = {value}"),
             None => format!("without {name}"),

@@ -7,7 +7,11 @@ use std::mem;
 use sparse24_core::Mask;
 
 use super::{Memory, Refreshed, Trainer};
-use crate::{Error, method::Ends, nn::parameter::Parameter};
+use crate::{
+    Error,
+    method::{Ends, KeptValues, WeightOperand},
+    nn::parameter::Parameter,
+};
 
 /// The state of one parameter on the host.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -108,6 +112,7 @@ impl Trainer {
         self.progress = progress.into();
         let masked = states.iter().any(|state| state.mask.is_some());
         let sparse = self.phase().mask().is_some() && masked;
+        let scaled = matches!(self.phase().forward, WeightOperand::Pruned(_, KeptValues::SoftThreshold));
         let mut memories = self.memories.iter_mut();
         for parameter in self.parameters.iter() {
             let state = find(states, parameter)?;
@@ -124,6 +129,9 @@ impl Trainer {
             if let Some((id, _)) = pruned.dgrad {
                 self.backend.upload_mask(id, &mask(&state.dgrad_mask, "mask of dgrad")?)?;
                 check_order(parameter, state.row_order.as_deref())?;
+            }
+            if scaled && state.scale.is_none() {
+                return Err(missing(parameter, "scale"));
             }
         }
         self.prepare_weights(if masked { Refreshed::Kept } else { Refreshed::Anew })

@@ -59,7 +59,7 @@ fn what_cannot_be_measured_is_refused() {
     place.refuses("bench --method fst", 2, "the following required arguments were not provided: --step <PRESET>; --help tells all");
     place.refuses("bench --step gpt2-124m --list", 2, "the argument '--step <PRESET>' cannot be used with '--list'; --help tells all");
     place.refuses("bench --step gpt2-125m", 2, "preset: \"gpt2-125m\" is not known; did you mean \"gpt2-124m\"? *");
-    place.refuses("bench --step gpt2-124m --method ste", 2, "method.name: \"ste\" is not known *");
+    place.refuses("bench --step gpt2-124m --method stee", 2, "method.name: \"stee\" is not known; did you mean \"ste\"? *");
     place.refuses("bench --step gpt2-124m --set model.layer=1", 2, "model: \"layer\" is not known; did you mean \"layers\"? *");
 }
 

@@ -9,7 +9,7 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
     let place = Place::new();
     for (settings, message) in [
         // Unknown keys and sections.
-        ("foo=1", r#"configuration: "foo" is not known (known: backend, batch, data, method, model, *)"#),
+        ("foo=1", r#"configuration: "foo" is not known (known: backend, batch, data, half, method, model, *)"#),
         ("stepz=1", r#"configuration: "stepz" is not known; did you mean "steps"? (known: *)"#),
         ("model.layres=3", r#"model: "layres" is not known; did you mean "layers"? (known: activation, bias, context, *)"#),
         ("modle.layers=3", r#"configuration: "modle" is not known; did you mean "model"? (known: *)"#),
@@ -35,7 +35,20 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
         ("data.tokenizer=bpe", r#"data.tokenizer: "bpe" is not known (known: byte, char, gpt2)"#),
         ("backend.arithmetic=f16", r#"backend.arithmetic: "f16" is not known; did you mean "bf16"? (known: native, f32, bf16)"#),
         ("backend.name=metal", r#"backend.name: "metal" is not known (known: *"#),
-        ("method.name=fts", r#"method.name: "fts" is not known; did you mean "fst"? (known: dense, fst)"#),
+        (
+            "method.name=fts",
+            r#"method.name: "fts" is not known; did you mean "fst"? (known: dense, half, ste, sr-ste, fst, step, bi-mask, s-ste)"#,
+        ),
+        ("method.decay=weights", r#"method.decay: "weights" is not known (known: none, on-gradients, on-weights)"#),
+        ("method.forward=column", r#"method.forward: "column" is not known (known: dense, transposable, row-wise, soft-threshold)"#),
+        ("method.dgrad=forward", r#"method.dgrad: "forward" is not known (known: dense, as-forward, permuted)"#),
+        ("method.wgrad=mvu", r#"method.wgrad: "mvu" is not known; did you mean "mvue"? (known: dense, mvue, mvue-approximate)"#),
+        ("method.phases=sparse", r#"method.phases: expected a list of strings, found "sparse""#),
+        ("method.phases=[5]", "method.phases*expected a string"),
+        (
+            r#"method.phases=["spare:5/6"]"#,
+            r#"method.phases: expected one of dense, sparse, frozen and, but for the last, its end in the run, as "sparse:5/6" or "dense:settled", found "spare:5/6""#,
+        ),
         // Impossible values.
         ("steps=0", "steps: expected at least 1, found 0"),
         ("model.layers=0", "model.layers: expected at least 1, found 0"),
@@ -43,7 +56,23 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
         ("model.width=0", "model.width: expected at least 1, found 0"),
         ("model.ffn_width=0", "model.ffn_width: expected at least 1, found 0"),
         ("model.context=0", "model.context: expected at least 1, found 0"),
-        ("method.refresh=0", "method.refresh: expected at least 1, found 0"),
+        (r#"method.phases=["sparse:5/6"]"#, "method.phases: expected phases that follow each other, the last one to the end of the run"),
+        (
+            r#"method.phases=["dense","sparse:1/2"]"#,
+            "method.phases: expected phases that follow each other, the last one to the end of the run",
+        ),
+        (r#"method.phases=["frozen"]"#, "method.phases: expected at least one step before a frozen variance, found none"),
+        (
+            r#"method.name=dense method.phases=["sparse"]"#,
+            r#"method.phases: the method has no sparse operand for "sparse"; set method.forward or method.wgrad"#,
+        ),
+        (
+            "method.name=dense method.wgrad=mvue",
+            r#"method.wgrad: all phases of dense are dense; name a sparse one with method.phases = ["sparse"]"#,
+        ),
+        ("method.dgrad=permuted", r#"method.dgrad: expected a row-wise forward beside "permuted" (method.forward = "row-wise")"#),
+        ("half.ratio=2", r#"half.ratio: expected a share above 0 and at most 1, as "1/2" or "0.77", found "2""#),
+        ("half.ratio=0", r#"half.ratio: expected a share above 0 and at most 1, as "1/2" or "0.77", found "0""#),
         ("batch.sequences=0", "batch.sequences: expected at least 1, found 0"),
         ("batch.accumulation=0", "batch.accumulation: expected at least 1, found 0"),
         ("run.keep_last=0", "run.keep_last: expected at least 1, found 0"),
@@ -84,7 +113,7 @@ fn flags_are_refused_like_settings() {
     let place = Place::new();
     for (flags, message) in [
         ("--preset quikstart", r#"preset: "quikstart" is not known; did you mean "quickstart"? (known: quickstart, *, gpt2-1558m)"#),
-        ("--method ftsx", r#"method.name: "ftsx" is not known (known: dense, fst)"#),
+        ("--method ftsx", r#"method.name: "ftsx" is not known (known: dense, *)"#),
         ("--backend gpu", r#"backend.name: "gpu" is not known; did you mean "cpu"? (known: *"#),
         ("--steps 0", "steps: expected at least 1, found 0"),
         ("--steps -5", "steps: expected a whole number of at least 0, found -5"),

@@ -3,6 +3,7 @@
 use std::fs;
 
 use serde_json::Value;
+use sparse24_train::checkpoint::{self, NamedTensor};
 
 use crate::support::{Place, text};
 
@@ -29,6 +30,46 @@ fn a_run_and_its_checkpoints_are_evaluated_as_training_did() {
     let other = place.json("eval run --data other --json");
     assert_eq!(other["tokens"], 399);
     assert_ne!(other["loss"], place.json("eval run --json")["loss"]);
+}
+
+#[test]
+fn a_loss_is_the_same_number_however_large_a_batch_is() {
+    let place = Place::new();
+    // 2000 tokens held out: more than an evaluation takes at a time, and fewer than a batch.
+    place.train("run", "--set data.validation=0.5 --set batch.sequences=200 --set steps=6");
+    let told = place.metrics("run").last().unwrap()["val_loss"].as_f64().unwrap();
+    let report = place.json("eval run --json");
+    assert!(report["tokens"].as_u64().unwrap() > 1024 && report["loss"].as_f64().unwrap() == told, "{report}, in training {told}");
+}
+
+#[test]
+fn only_what_is_held_out_must_suffice() {
+    let place = Place::new();
+    place.train("run", "");
+    place.write("short", &text(2)[..11]);
+    assert_eq!(place.json("eval run --data short --json")["tokens"], 1, "training would ask for a context of 12");
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_refused() {
+    let place = Place::new();
+    place.train("run", "");
+    let sound = checkpoint::load(&place.path("run/checkpoints/step-00000012")).unwrap();
+    let refused = |change: &dyn Fn(&mut Vec<NamedTensor>), message: &str| {
+        let mut checkpoint = sound.clone();
+        [&mut checkpoint.weights, &mut checkpoint.first_moments, &mut checkpoint.second_moments].into_iter().for_each(change);
+        checkpoint::save(&place.path("run/checkpoints"), &checkpoint).unwrap();
+        place.refuses("eval run", 3, &format!("run/checkpoints/step-00000012: {message}; name another checkpoint"));
+    };
+    let without = |tensors: &mut Vec<NamedTensor>| tensors.retain(|tensor| tensor.name != "wte.weight");
+    refused(&without, "holds no wte.weight, the token embedding of a GPT-2");
+    let shorter = |tensors: &mut Vec<NamedTensor>| {
+        for tensor in tensors.iter_mut().filter(|tensor| tensor.name == "wte.weight") {
+            tensor.shape[0] -= 1;
+            tensor.values.truncate(26 * 16);
+        }
+    };
+    refused(&shorter, "has a wte.weight of 26 rows for the 27 tokens of its tokenizer");
 }
 
 #[test]
@@ -73,7 +114,7 @@ fn what_cannot_be_evaluated_is_refused() {
     for (data, code, message) in [
         ("nowhere", 3, "nowhere: does not exist, expected a text file, a folder of them, or a folder of token shards"),
         ("capitals", 3, "capitals: the character 'T' (U+0054) at byte 0 is not among the 27 characters of the tokenizer's vocabulary"),
-        ("short", 3, "short: has 1 tokens to train on; a context of 12 needs at least 13"),
+        ("short", 3, "short: has 1 tokens held out for validation, which needs at least 2"),
         ("others", 3, "others: has a tokenizer of 16 tokens, expected one of 27"),
     ] {
         place.refuses(&format!("eval run --data {data}"), code, message);

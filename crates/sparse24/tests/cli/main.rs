@@ -11,6 +11,7 @@ mod format;
 mod gpus;
 mod interchange;
 mod interruption;
+mod methods;
 mod refusals;
 mod report;
 mod reports;

@@ -44,6 +44,14 @@ fn data_that_cannot_be_used_are_refused_by_name() {
     place.refuses(&format!("train {TINY} {more} --data short --out new"), 3, message);
 }
 
+#[cfg(feature = "cuda")]
+#[test]
+fn an_estimate_is_not_of_another_device() {
+    let place = Place::new();
+    let message = "backend.name: found \"cuda\", but memory and time are counted for the CPU alone; name that: --backend cpu";
+    place.refuses(&format!("estimate {TINY} --backend cuda"), 2, message);
+}
+
 #[test]
 fn shards_that_cannot_be_used_are_refused_by_name() {
     let place = Place::new();

@@ -83,7 +83,13 @@ fn a_pipe_sees_plain_lines() {
     let lines: Vec<&str> = told.lines().collect();
     assert!(lines[0].ends_with("72 tokens a step, 12 steps of fst on text: run"), "{told}");
     assert!(lines[1].starts_with("cpu (") && lines[1].contains("computed densely"), "{told}");
-    assert!(lines[2].starts_with("step 1/12 sparse loss ") && lines[2].contains(" flip "), "{told}");
+    assert!(lines[2].starts_with("version ") && lines[2].contains(" commit ") && lines[2].contains("; preset quickstart with "), "{told}");
+    let settings: Vec<&str> = lines[2].split(' ').filter(|word| word.contains('=')).collect();
+    for set in ["steps=12", "model.width=16", "data.tokenizer=\"char\"", "optimizer.learning_rate=0.02"] {
+        assert!(settings.contains(&set), "{set} is missing in {told}");
+    }
+    assert!(!settings.iter().any(|setting| setting.starts_with("preset=") || setting.starts_with("method.name=")), "{told}");
+    assert!(lines[3].starts_with("step 1/12 sparse loss ") && lines[3].contains(" flip "), "{told}");
     assert!(lines.iter().any(|line| line.starts_with("step 8/12 sparse loss ") && line.contains(" val ")), "{told}");
     assert!(lines.contains(&"step 10: sparse training ends, dense fine-tuning begins"), "{told}");
     assert!(lines.last().unwrap().starts_with("step 12/12 dense loss ") && told.contains("ETA 0:00"), "{told}");

@@ -29,6 +29,8 @@ pub(crate) struct Rules {
     pub(crate) interval: u32,
     /// The last sparse step.
     pub(crate) switch: u32,
+    /// Steps before the first sparse one; Adam's second moment stays as they leave it, if there are any.
+    pub(crate) dense_first: u32,
     pub(crate) without: Option<Part>,
 }
 
@@ -39,12 +41,16 @@ pub(crate) enum Pattern {
     Transposable,
     /// The two largest of each four in a row.
     RowWise,
+    /// The same, each nearer to zero by the second-smallest magnitude of the four, times the scale of the weight.
+    Soft,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Dgrad {
     Pruned,
     Dense,
+    /// Pruned, and once more two of every four rows in the order of the weight.
+    Permuted,
 }
 
 /// What the weight gradient reads.
@@ -90,6 +96,9 @@ pub(crate) struct Run {
     pub(crate) first_moments: Tensors,
     pub(crate) second_moments: Tensors,
     pub(crate) masks: Masks,
+    /// Orders of rows, which are given: which one is chosen is core's.
+    pub(crate) orders: BTreeMap<String, Vec<usize>>,
+    scales: BTreeMap<String, f64>,
     step: u32,
 }
 
@@ -108,8 +117,12 @@ impl Run {
         let zeros: Tensors = weights.iter().map(|(name, w)| (name.clone(), Matrix::zeros(w.dim()))).collect();
         let (first_moments, second_moments) = (zeros.clone(), zeros);
         let recipe = recipe.clone();
-        let mut run = Self { recipe, rules, arithmetic, weights, first_moments, second_moments, masks: Masks::new(), step: 0 };
+        let (masks, orders, scales) = (Masks::new(), BTreeMap::new(), BTreeMap::new());
+        let mut run = Self { recipe, rules, arithmetic, weights, first_moments, second_moments, masks, orders, scales, step: 0 };
         run.search();
+        if rules.pattern == Pattern::Soft {
+            run.scales = run.masks.iter().map(|(name, mask)| (name.clone(), scale(&run.weights[name], mask))).collect();
+        }
         run
     }
 
@@ -117,7 +130,7 @@ impl Run {
     pub(crate) fn train(&mut self, batches: &[(Vec<u32>, Vec<u32>)]) -> Outcome {
         self.step += 1;
         let (step, rules) = (self.step, self.rules);
-        let sparse = step <= rules.switch || rules.without == Some(Part::Switch);
+        let sparse = step > rules.dense_first && (step <= rules.switch || rules.without == Some(Part::Switch));
         let batch = self.recipe.batch;
         let tokens = (batch.sequences * batch.context * batches.len()) as f64;
         let mut gradients = Tensors::new();
@@ -143,7 +156,8 @@ impl Run {
         let norm = self.arithmetic.rounded(norm, 1.0, norm);
         let learning_rate = self.learning_rate();
         self.update(&gradients, norm, learning_rate, sparse);
-        if sparse && step % rules.interval == 0 && rules.without != Some(Part::Refresh) {
+        let due = sparse && step % rules.interval == 0 && rules.without != Some(Part::Refresh);
+        if due || step == rules.dense_first {
             self.search();
         }
         Outcome { loss, norm, learning_rate, samples }
@@ -151,7 +165,7 @@ impl Run {
 
     /// The mean loss with the weights of the phase that the last step was in.
     pub(crate) fn evaluate(&mut self, inputs: &[u32], targets: &[u32]) -> f64 {
-        let sparse = self.step <= self.rules.switch;
+        let sparse = self.step > self.rules.dense_first && self.step <= self.rules.switch;
         let masks = if sparse { self.masks.clone() } else { Masks::new() };
         let mut operands = self.operands(masks, Sample::All);
         let mut pass = Pass {
@@ -171,14 +185,15 @@ impl Run {
     fn search(&mut self) {
         let search = match self.rules.pattern {
             Pattern::Transposable => transposable,
-            Pattern::RowWise => row_wise,
+            Pattern::RowWise | Pattern::Soft => row_wise,
         };
         self.masks = sparsified(&self.recipe.model).map(|(name, _)| (name.clone(), search(&self.weights[&name]))).collect();
     }
 
     fn operands(&self, masks: Masks, sample: Sample) -> Pruned {
         let (weights, numbers) = (self.weights.clone(), sparsified(&self.recipe.model).collect());
-        Pruned { weights, masks, dgrad: self.rules.dgrad, numbers, sample, samples: Samples::new() }
+        let (orders, scales) = (self.orders.clone(), self.scales.clone());
+        Pruned { weights, masks, dgrad: self.rules.dgrad, orders, scales, numbers, sample, samples: Samples::new() }
     }
 
     /// Linear warm-up to the peak, then a cosine to the floor.
@@ -203,7 +218,10 @@ impl Run {
         let [beta1, beta2, epsilon, clip] = [rule.beta1, rule.beta2, rule.epsilon, rule.clip].map(f64::from);
         let clipping = if rules.without == Some(Part::Clipping) { 1.0 } else { (clip / (norm + 1e-6)).min(1.0) };
         let clipping = a.rounded(clipping, 3.0, if clipping < 1.0 { clipping } else { 0.0 });
-        let corrections = [beta1, beta2].map(|beta| 1.0 - beta.powi(self.step as i32)).map(|c| a.rounded(c, 2.0, c));
+        let frozen = rules.dense_first > 0 && sparse;
+        let corrected = [self.step, if frozen { rules.dense_first } else { self.step }];
+        let corrections = [(beta1, corrected[0]), (beta2, corrected[1])].map(|(beta, step)| 1.0 - beta.powi(step as i32));
+        let corrections = corrections.map(|c| a.rounded(c, 2.0, c));
         for (name, w) in &mut self.weights {
             let pruned = self.masks.get(name).filter(|_| sparse && rules.without != Some(Part::Decay));
             let matrix = w.nrows() > 1 && rules.without != Some(Part::WeightDecay);
@@ -220,8 +238,10 @@ impl Run {
                 };
                 let g = a.rounded(g * clipping + on_gradient * *w, 2.0, (g * clipping).abs() + (on_gradient * *w).abs());
                 *m = a.rounded(beta1 * *m + (1.0 - beta1) * g, 2.0, (beta1 * *m).abs() + ((1.0 - beta1) * g).abs());
-                *v = beta2 * *v + (1.0 - beta2) * g * g;
-                *v = a.rounded(*v, 4.0, *v);
+                if !frozen {
+                    *v = beta2 * *v + (1.0 - beta2) * g * g;
+                    *v = a.rounded(*v, 4.0, *v);
+                }
                 let step = (*m / corrections[0]) / ((*v / corrections[1]).sqrt() + epsilon);
                 let change = rate * (a.rounded(step, 8.0, step) + (weight_decay + on_weight) * *w);
                 *w = a.rounded(*w - change, 1.0, w.abs() + 3.0 * change.abs());
@@ -236,6 +256,8 @@ pub(crate) struct Pruned {
     pub(crate) weights: Tensors,
     pub(crate) masks: Masks,
     dgrad: Dgrad,
+    orders: BTreeMap<String, Vec<usize>>,
+    scales: BTreeMap<String, f64>,
     numbers: BTreeMap<String, u32>,
     sample: Sample,
     samples: Samples,
@@ -246,7 +268,8 @@ impl Pruned {
     pub(crate) fn of(shape: &Gpt2Shape, weights: &Tensors) -> Self {
         let masks = sparsified(shape).map(|(name, _)| (name.clone(), transposable(&weights[&name]))).collect();
         let (weights, numbers, samples) = (weights.clone(), BTreeMap::new(), Samples::new());
-        Self { weights, masks, dgrad: Dgrad::Pruned, numbers, sample: Sample::All, samples }
+        let (orders, scales) = (BTreeMap::new(), BTreeMap::new());
+        Self { weights, masks, dgrad: Dgrad::Pruned, orders, scales, numbers, sample: Sample::All, samples }
     }
 }
 
@@ -254,13 +277,20 @@ impl Operands for Pruned {
     fn forward(&self, name: &str) -> Matrix {
         let mut w = self.weights[name].clone();
         if let Some(mask) = self.masks.get(name) {
+            if let Some(scale) = self.scales.get(name) {
+                w = softened(&w).mapv(|w| w * scale);
+            }
             w.iter_mut().zip(mask).filter(|(_, kept)| !**kept).for_each(|(w, _)| *w = 0.0);
         }
         w
     }
 
     fn dgrad(&self, name: &str) -> Matrix {
-        if self.dgrad == Dgrad::Pruned { self.forward(name) } else { self.weights[name].clone() }
+        match (self.dgrad, self.orders.get(name).filter(|_| self.masks.contains_key(name))) {
+            (Dgrad::Dense, _) => self.weights[name].clone(),
+            (Dgrad::Permuted, Some(order)) => two_of_four_rows(self.forward(name), order),
+            _ => self.forward(name),
+        }
     }
 
     fn wgrad(&mut self, a: &mut Arithmetic, address: Address, name: &str, dz: &Matrix) -> Matrix {
@@ -313,6 +343,36 @@ fn row_wise(w: &Matrix) -> Vec<bool> {
         .chunks(4)
         .flat_map(|group| group.iter().map(|w| group.iter().filter(|other| *other > w).count() < 2).collect::<Vec<_>>())
         .collect()
+}
+
+/// Each magnitude less the second-smallest of its four in a row.
+fn softened(w: &Matrix) -> Matrix {
+    let mut out = w.clone();
+    for group in out.as_slice_mut().expect("row-major").chunks_mut(4) {
+        let mut magnitudes: Vec<f64> = group.iter().map(|w| w.abs()).collect();
+        magnitudes.sort_by(f64::total_cmp);
+        group.iter_mut().for_each(|w| *w = (w.abs() - magnitudes[1]).max(0.0).copysign(*w));
+    }
+    out
+}
+
+/// The multiple of the thresholded weights that is nearest to the weights.
+fn scale(w: &Matrix, mask: &[bool]) -> f64 {
+    let thresholded = softened(w);
+    let pairs = || w.iter().zip(&thresholded).zip(mask).filter(|(_, kept)| **kept).map(|(pair, _)| pair);
+    pairs().map(|(w, s)| w * s).sum::<f64>() / pairs().map(|(_, s)| s * s).sum::<f64>()
+}
+
+/// The two largest magnitudes of every four rows in this order.
+fn two_of_four_rows(mut w: Matrix, order: &[usize]) -> Matrix {
+    for group in order.chunks(4) {
+        for column in 0..w.ncols() {
+            let mut rows = group.to_vec();
+            rows.sort_by(|&a, &b| w[[b, column]].abs().total_cmp(&w[[a, column]].abs()));
+            rows[2..].iter().for_each(|&row| w[[row, column]] = 0.0);
+        }
+    }
+    w
 }
 
 /// Systematic sampling with inclusion probabilities min(1, |x|/r): the kept pair and its values.

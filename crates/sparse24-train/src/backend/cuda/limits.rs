@@ -2,18 +2,45 @@
 //!
 //! Deliberately absent: memory, which the GPU itself says when it does not suffice.
 
+use sparse24_core::MaskKind;
 use sparse24_cuda::{activation, attention, dropout, norm, spmm24};
 
-use crate::{Error, trainer::Recipe};
+use crate::{
+    Error,
+    method::{DgradOperand, Method},
+    trainer::Recipe,
+};
 
 /// Where rows of activations begin in memory, in elements: kernels read and write 16 bytes at a time.
 const STEP: usize = 8;
+
+/// Refuses a method of which kernels are missing.
+///
+/// # Errors
+/// [`Error::Setting`] names the choice.
+pub(super) fn check_method(method: &Method) -> Result<(), Error> {
+    let refuse = |key: &str, choice: &str| {
+        let problem = format!("the backend cuda has no kernel for {choice} yet; take --backend cpu, or another method");
+        Err(Error::Setting { key: key.to_owned(), problem })
+    };
+    for phase in &method.phases {
+        match (phase.dgrad, phase.mask()) {
+            (DgradOperand::AsForward, None | Some(MaskKind::Transposable)) | (DgradOperand::Dense, _) => {}
+            (DgradOperand::AsForward, Some(kind)) => {
+                return refuse("method.dgrad", &format!("the dgrad of {kind} pruned weights, which is a dense product"));
+            }
+            (DgradOperand::Permuted, _) => return refuse("method.dgrad", "permuted masks"),
+        }
+    }
+    if method.watches_variance() { refuse("method.phases", "a phase that ends when Adam's variance has settled") } else { Ok(()) }
+}
 
 /// Refuses a shape that an operation of the first step would refuse.
 ///
 /// # Errors
 /// [`Error::Setting`] names the first key that is wrong.
 pub(super) fn check(recipe: &Recipe) -> Result<(), Error> {
+    check_method(&recipe.method)?;
     let Recipe { model, batch, dropout: p, .. } = recipe;
     let refuse = |key: &str, problem: String| Err(Error::Setting { key: key.to_owned(), problem });
     if model.width > norm::MAX_WIDTH {
@@ -69,6 +96,29 @@ mod tests {
         for preset in crate::config::preset::PRESETS {
             let recipe = preset.config().recipe(65).expect("possible");
             assert!(check(&recipe).is_ok(), "{}", preset.name);
+        }
+    }
+
+    #[test]
+    fn a_method_without_its_kernels_is_refused_by_the_choice() {
+        let refusal = |choice: &str| format!("{choice} yet; take --backend cpu, or another method");
+        let dgrad =
+            refusal("method.dgrad: the backend cuda has no kernel for the dgrad of row-wise 2:4 pruned weights, which is a dense product");
+        for preset in crate::method::PRESETS {
+            let mut recipe = recipe();
+            recipe.method = (preset.build)(1e-4);
+            let expected = match preset.name {
+                "dense" | "half" | "fst" => Ok(()),
+                "bi-mask" => Err(refusal("method.dgrad: the backend cuda has no kernel for permuted masks")),
+                _ => Err(dgrad.clone()),
+            };
+            assert_eq!(check(&recipe).map_err(|error| error.to_string()), expected, "{}", preset.name);
+            for phase in &mut recipe.method.phases {
+                phase.dgrad = DgradOperand::Dense;
+            }
+            let watched = refusal("method.phases: the backend cuda has no kernel for a phase that ends when Adam's variance has settled");
+            let expected = if preset.name == "step" { Err(watched) } else { Ok(()) };
+            assert_eq!(check(&recipe).map_err(|error| error.to_string()), expected, "{} with a dense dgrad", preset.name);
         }
     }
 
