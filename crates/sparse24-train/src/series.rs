@@ -75,9 +75,6 @@ pub enum Progress {
     Stopped,
 }
 
-/// Called after each run with its index and what all runs have told.
-pub type Done<'a> = dyn Fn(usize, &[Option<Told>]) -> Result<(), Error> + Sync + 'a;
-
 /// The runs of a series, and what those that are done have told.
 pub struct Series {
     folder: Folder,
