@@ -1,7 +1,7 @@
 //! A series: runs side by side in one folder, each of which is started, continued or merely read. Searches and studies are made of it.
 //!
 //! Invariant: what a run told is a function of its member alone, so that a series that was interrupted or killed anywhere ends like one that
-//! was not. The folder holds `lock`, the description that a restart compares ([`Folder`]), and `ARM/seed-N/` with ordinary run directories.
+//! was not. The folder holds `lock`, the description that a restart compares, and `ARM/seed-N/` with ordinary run directories.
 //! Deliberately absent: what is compared, and terminals ([`Watcher`] is what a command implements).
 
 mod folder;
