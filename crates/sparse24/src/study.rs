@@ -18,7 +18,7 @@ use crate::{
 /// Train arms with several seeds and compare them seed by seed
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// The study file: reference, seeds, [base] settings and [[arms]]
+    /// The study file: a reference, seeds, base settings and arms
     study: PathBuf,
     /// The folder of the study
     #[arg(long, value_name = "DIR")]
