@@ -33,18 +33,12 @@ pub const PRESETS: &[Preset] = &[
     Preset {
         name: "ste",
         source: "Bengio et al. 2013, arXiv 1308.3432, as Hu et al. 2024 compare it",
-        build: |_| Method { name: "ste", refresh: Refresh::EachStep, phases: vec![ROW_WISE], ..Method::dense() },
+        build: |_| Method { name: "ste", phases: vec![ROW_WISE], ..Method::dense() },
     },
     Preset {
         name: "sr-ste",
         source: "Zhou et al. 2021, arXiv 2102.04010 (its lambda: 2e-4)",
-        build: |lambda| Method {
-            name: "sr-ste",
-            refresh: Refresh::EachStep,
-            decay: MaskedDecay::OnWeights(lambda),
-            phases: vec![ROW_WISE],
-            ..Method::dense()
-        },
+        build: |lambda| Method { name: "sr-ste", decay: MaskedDecay::OnWeights(lambda), phases: vec![ROW_WISE], ..Method::dense() },
     },
     Preset { name: "fst", source: "Hu et al. 2024, arXiv 2404.01847", build: Method::fst },
     Preset {
@@ -52,7 +46,6 @@ pub const PRESETS: &[Preset] = &[
         source: "Lu et al. 2023, arXiv 2302.01172",
         build: |_| Method {
             name: "step",
-            refresh: Refresh::EachStep,
             phases: vec![Phase { until: Until::SETTLED, ..Phase::DENSE }, Phase { optimizer: AdamVariant::FrozenVariance, ..ROW_WISE }],
             ..Method::dense()
         },
@@ -62,7 +55,6 @@ pub const PRESETS: &[Preset] = &[
         source: "Zhang et al. 2023, arXiv 2302.06058 (its lambda: 2e-4)",
         build: |lambda| Method {
             name: "bi-mask",
-            refresh: Refresh::EachStep,
             decay: MaskedDecay::OnWeights(lambda),
             phases: vec![Phase { dgrad: DgradOperand::Permuted, ..ROW_WISE }],
             ..Method::dense()
@@ -73,7 +65,6 @@ pub const PRESETS: &[Preset] = &[
         source: "Hu et al. 2024, arXiv 2409.09099",
         build: |_| Method {
             name: "s-ste",
-            refresh: Refresh::EachStep,
             phases: vec![Phase {
                 forward: WeightOperand::Pruned(MaskKind::RowWise, KeptValues::SoftThreshold),
                 wgrad: GradientOperand::Mvue(Estimator::Exact),
@@ -107,8 +98,7 @@ impl Method {
     /// No sparsity.
     #[must_use]
     pub fn dense() -> Self {
-        // Without masks there is nothing to refresh; what sets phases alone begins from FST's.
-        Self { name: "dense", width: Fraction::ONE, refresh: Refresh::Every(REFRESH), decay: MaskedDecay::None, phases: vec![Phase::DENSE] }
+        Self { name: "dense", width: Fraction::ONE, refresh: Refresh::EachStep, decay: MaskedDecay::None, phases: vec![Phase::DENSE] }
     }
 
     /// Fully sparse training: transposable masks in forward and dgrad, MVUE in wgrad, masked decay on the gradients, a dense finish.
@@ -116,6 +106,7 @@ impl Method {
     pub fn fst(lambda: f32) -> Self {
         Self {
             name: "fst",
+            refresh: Refresh::Every(REFRESH),
             decay: MaskedDecay::OnGradients(lambda),
             phases: vec![
                 Phase {
