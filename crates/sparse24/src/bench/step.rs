@@ -14,6 +14,7 @@ use sparse24_train::{
     backend::{BackendSettings, cuda::CudaBackend},
     config::Config,
     data::TokenizerKind,
+    method::PhaseKind,
     model::gpt2::Gpt2Shape,
     trainer::{Batches, FlipSampling, Recipe, Trainer},
 };
@@ -111,8 +112,10 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
 
 /// Has masks refreshed often, where not every step does it anyway, and says how many steps were between.
 fn often(recipe: &mut Recipe) -> Option<NonZeroU32> {
+    // A phase that prunes nothing has no masks, whatever the method says of them.
+    let prunes = recipe.method.phases.first().is_some_and(|phase| phase.kind() == PhaseKind::Sparse);
     match &mut recipe.method.refresh {
-        Refresh::Every(interval) if interval.get() > 1 => Some(std::mem::replace(interval, REFRESHING.min(*interval))),
+        Refresh::Every(interval) if prunes && interval.get() > 1 => Some(std::mem::replace(interval, REFRESHING.min(*interval))),
         _ => None,
     }
 }
