@@ -191,7 +191,7 @@ mod tests {
         let text = of(&report());
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
         for said in [
-            "NVIDIA H200, compute capability 9.0, 132 multiprocessors, 143771 MiB, L2 60 MiB\n",
+            "NVIDIA H200, compute capability 9.0, 132 multiprocessors, 143771 MiB, L2 50 MiB\n",
             "driver 580.82.07 (CUDA 13.0), NVRTC 13.0, cuBLASLt 13.0, cuSPARSELt unknown\ncuSPARSELt was not found\n",
             "clock ? before, 1500-1500 during, 1500 after of 1980 MHz\npower ? before, 690-690 during, 690 after of 700 W; chip ",
             "\ncolumn_mask_search_bf16    16384x4096         67.25 66.57-67.92    4012 GB/s  0.67  copy 0.98\n",

@@ -15,7 +15,7 @@ fn a_run_directory_holds_what_the_guide_says() {
     let place = Place::new();
     let summary = place.train("runs/one", "--set run.eval_every=5");
     let names: BTreeSet<_> = fs::read_dir(place.path("runs/one")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    let expected = ["checkpoints", "config.toml", "lock", "log.txt", "metrics.jsonl", "provenance.json", "tokenizer.json"];
+    let expected = ["checkpoints", "config.toml", "lock", "log.txt", "metrics.jsonl", "provenance.json", "report.html", "tokenizer.json"];
     assert_eq!(names.iter().map(|name| name.to_str().unwrap()).collect::<Vec<_>>(), expected);
     let checkpoints: Vec<_> = place.tree("runs/one/checkpoints").into_keys().collect();
     let files = ["", "/manifest.json", "/masks.safetensors", "/model.safetensors", "/optimizer.safetensors", "/state.json"];
