@@ -70,9 +70,10 @@ pub(super) struct Step {
 struct Line {
     step: u32,
     phase: PhaseKind,
-    loss: Option<f32>,
-    lr: Option<f32>,
-    grad_norm: Option<f32>,
+    // Whatever fits f64 is a number, be it out of f32's range.
+    loss: Option<f64>,
+    lr: Option<f64>,
+    grad_norm: Option<f64>,
     tokens_per_s: Option<f64>,
     flip_rate: Option<f64>,
     flip_rate_per_layer: Option<BTreeMap<String, f64>>,
@@ -273,7 +274,7 @@ impl Record {
         let Line { step, phase: _, loss, lr, grad_norm, tokens_per_s, flip_rate, flip_rate_per_layer, val_loss, instruments } = line;
         let rate = tokens_per_s.filter(|rate| *rate > 0.0).unwrap_or(f64::NAN);
         let before = self.steps.last().map_or(0.0, |step| step.seconds);
-        let or_nan = |value: Option<f32>| value.unwrap_or(f32::NAN);
+        let or_nan = |value: Option<f64>| value.map(|value| value as f32).filter(|value| value.is_finite()).unwrap_or(f32::NAN);
         let seconds = before + if rate.is_nan() { 0.0 * tokens } else { tokens / rate };
         self.steps.push(Step {
             step,
