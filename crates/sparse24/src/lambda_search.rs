@@ -79,7 +79,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 pub(crate) fn search(config: Config, wanted: Wanted, out: &Path, jobs: u16, keep: Keep, more: &[&Path]) -> Result<Report, Failure> {
     config.check_corpus()?;
     let plan = Plan::resolve(config, wanted)?;
-    let signals = Signals::take().map_err(|error| Failure::new(Exit::Io, format!("cannot listen for signals: {error}")))?;
+    let signals = Signals::take()?;
     let mut search = Search::open(plan, out, keep)?;
     let Report { until, window: [first, last], done, of, .. } = search.report();
     note(format_args!("{}, each of {until} steps, mu over the steps {first} to {last}: {}", counted(of, "run"), out.display()));

@@ -10,7 +10,7 @@ use sparse24_train::{
 };
 
 use crate::{
-    failure::{Exit, Failure},
+    failure::Failure,
     output::{say, word},
     signals::Signals,
 };
@@ -42,7 +42,7 @@ pub(crate) fn tokenizer_names() -> impl TypedValueParser<Value = TokenizerKind> 
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let signals = Signals::to_stop().map_err(|error| Failure::new(Exit::Io, format!("cannot listen for signals: {error}")))?;
+    let signals = Signals::to_stop()?;
     let corpus = Corpus::open(&args.data)?;
     let tokenizer = Tokenizer::for_text(args.tokenizer, corpus.text())?;
     let prepared = prepare(&corpus, tokenizer, args.validation, &args.out, &signals.any());

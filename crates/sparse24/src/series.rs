@@ -60,7 +60,7 @@ impl Display {
     /// So many watchers of runs, whom the process's signals reach.
     pub(crate) fn watchers(&self, jobs: u16, signals: &Signals) -> Result<Vec<Box<dyn Watcher>>, Failure> {
         let watcher = |_| {
-            let signals = signals.another().map_err(|error| Failure::new(Exit::Io, format!("cannot listen for signals: {error}")))?;
+            let signals = signals.another()?;
             Ok(Box::new(Worker { display: self.clone(), signals, bar: None, name: String::new(), until: 0, told: Instant::now() }) as _)
         };
         (0..jobs).map(watcher).collect()

@@ -17,7 +17,7 @@ use signal_hook::{
 };
 use sparse24_train::run::Asked;
 
-use crate::failure::Exit;
+use crate::failure::{Exit, Failure};
 
 /// Which signals came.
 pub(crate) struct Signals {
@@ -28,15 +28,15 @@ pub(crate) struct Signals {
 
 impl Signals {
     /// Takes the signals over, for the rest of the process.
-    pub(crate) fn take() -> io::Result<Self> {
+    pub(crate) fn take() -> Result<Self, Failure> {
         let signals = Self::to_stop()?;
         #[cfg(unix)]
-        note(signal_hook::consts::SIGUSR1, &signals.save, &signals.any)?;
+        note(signal_hook::consts::SIGUSR1, &signals.save, &signals.any).map_err(deaf)?;
         Ok(signals)
     }
 
     /// Those alone that ask to stop, where there is nothing to save.
-    pub(crate) fn to_stop() -> io::Result<Self> {
+    pub(crate) fn to_stop() -> Result<Self, Failure> {
         let any = Arc::new(AtomicBool::new(false));
         let stop = |signal, exit| {
             let received = Arc::default();
@@ -45,19 +45,19 @@ impl Signals {
             note(signal, &received, &any)?;
             Ok::<_, io::Error>((exit, received))
         };
-        let stops = [stop(SIGINT, Exit::Interrupted)?, stop(SIGTERM, Exit::Terminated)?];
+        let stops = [stop(SIGINT, Exit::Interrupted).map_err(deaf)?, stop(SIGTERM, Exit::Terminated).map_err(deaf)?];
         Ok(Self { stops, save: Arc::default(), any })
     }
 
     /// Who else watches runs of this process: what was received before is received there too.
-    pub(crate) fn another(&self) -> io::Result<Self> {
+    pub(crate) fn another(&self) -> Result<Self, Failure> {
         let (any, save) = (Arc::default(), Arc::default());
         for signal in [SIGINT, SIGTERM] {
-            flag::register(signal, Arc::clone(&any))?;
+            flag::register(signal, Arc::clone(&any)).map_err(deaf)?;
         }
         #[cfg(unix)]
         for received in [&save, &any] {
-            flag::register(signal_hook::consts::SIGUSR1, Arc::clone(received))?;
+            flag::register(signal_hook::consts::SIGUSR1, Arc::clone(received)).map_err(deaf)?;
         }
         Ok(Self { stops: self.stops.clone(), save, any })
     }
@@ -82,6 +82,10 @@ impl Signals {
     pub(crate) fn received(&self) -> Option<Exit> {
         self.stops.iter().find(|(_, received)| received.load(Ordering::SeqCst)).map(|&(exit, _)| exit)
     }
+}
+
+fn deaf(error: io::Error) -> Failure {
+    Failure::new(Exit::Io, format!("cannot listen for signals: {error}"))
 }
 
 /// From now on the signal sets both flags.

@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         settings.push(format!("data.path={}", serde_json::Value::from(name)));
     }
     let plan = Plan::read(&args.study, &Overrides { settings, reference: args.reference.clone() })?;
-    let signals = Signals::take().map_err(|error| Failure::new(Exit::Io, format!("cannot listen for signals: {error}")))?;
+    let signals = Signals::take()?;
     let mut study = Study::open(plan, &args.out, args.keep.into())?;
     let Report { arms, seeds, done, of, .. } = study.report();
     note(format_args!(

@@ -119,7 +119,7 @@ pub(crate) fn on_threads(config: &Config, work: impl FnOnce() -> Result<(), Fail
 
 /// Trains a run to its end, in sight.
 pub(crate) fn drive(mut run: Run, telling: &Telling) -> Result<(), Failure> {
-    let signals = Signals::take().map_err(|error| Failure::new(Exit::Io, format!("cannot listen for signals: {error}")))?;
+    let signals = Signals::take()?;
     let config = run.config().clone();
     let recipe = run.trainer().recipe();
     let parameters: usize = run.trainer().parameter_shapes().map(|(_, [rows, columns])| rows * columns).sum();

@@ -36,7 +36,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::new(Exit::Usage, sentence));
     }
     let effort = if args.quick { Effort::Quick } else { Effort::Thorough };
-    let signals = Signals::take().map_err(|error| Failure::new(Exit::Io, format!("cannot listen for signals: {error}")))?;
+    let signals = Signals::take()?;
     let device = Device::open(&Settings { ordinal: args.gpu, ..Settings::default() }).map_err(Error::from)?;
     let mut bench = Bench::new(device, effort).map_err(Error::from)?;
     let mut live = Live::new(cases.len());

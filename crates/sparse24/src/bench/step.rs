@@ -94,7 +94,7 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
     };
     let mut recipe = config.recipe(vocabulary)?;
     let interval = often(&mut recipe);
-    let signals = Signals::take().map_err(|error| Failure::new(Exit::Io, format!("cannot listen for signals: {error}")))?;
+    let signals = Signals::take()?;
     let backend = CudaBackend::open(BackendSettings { gpu: args.gpu, ..config.backend.settings() })?;
     let profile = backend.profile();
     let mut trainer = Trainer::new(Box::new(backend), recipe.clone())?;
