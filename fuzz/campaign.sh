@@ -3,7 +3,8 @@
 #
 #   campaign.sh FOLDER [SECONDS]     70 seconds a target unless said
 #
-# FOLDER gets corpora/TARGET/, findings/, logs/ and totals/TARGET. $JOBS targets run at a time: as many as there are processors unless set.
+# FOLDER gets corpora/TARGET/, findings/, logs/ and totals/TARGET. $JOBS targets run at a time: as many as there are processors unless set;
+# $PROCESSES of each, which share what they find: one unless set.
 # It needs two programs in $PROGRAMS: `any` and `seeds`; without that variable they are built here, for which rustup's nightly toolchain
 # and cargo-fuzz must be there. Ends with 1 if there are findings.
 set -euo pipefail
@@ -32,9 +33,9 @@ TMPDIR=$(mktemp -d -p "$([ -w /dev/shm ] && echo /dev/shm || echo /tmp)")
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
 
-# Every line of libFuzzer after the second in which it was said.
+# Every line of libFuzzer after the second in which it was said and the number of the process.
 fuzz() {
-    local name=$1 left
+    local name=$1 process=$2 left
     local end=$((SECONDS + seconds))
     # A finding ends the process, not the campaign.
     for _ in {1..20}; do
@@ -42,25 +43,26 @@ fuzz() {
         [ "$left" -gt 0 ] || break
         TIMEFORMAT='cpu %U %S'
         { time SPARSE24_FUZZ_TARGET=$name nice -n 19 "$PROGRAMS/any" -max_total_time="$left" -timeout=1 -rss_limit_mb=512 -max_len=8192 \
-            -print_final_stats=1 -artifact_prefix="$folder/findings/$name-" "$folder/corpora/$name"; } 2>&1 || true
-    done | while IFS= read -r line; do printf '%(%s)T %s\n' -1 "$line"; done > "$folder/logs/$name.log"
+            -print_final_stats=1 -reload=10 -artifact_prefix="$folder/findings/$name-" "$folder/corpora/$name"; } 2>&1 || true
+    done | while IFS= read -r line; do printf '%(%s)T %s %s\n' -1 "$process" "$line"; done > "$folder/logs/$name.$process.log"
 }
 
-# Adds a log to the totals of its target: name, CPU seconds, executions, edges covered, CPU seconds since the last new one.
+# Adds the logs of a target to its totals: name, CPU seconds, executions, edges covered, CPU seconds since the last new one.
 add() {
     local totals=$folder/totals/$1
+    sort -s -n -k 1,1 "$folder/logs/$1".[0-9]*.log > "$folder/logs/$1.log"
     LC_ALL=C awk -v name="$1" -v total="$(cat "$totals" 2> /dev/null)" '
         BEGIN { split(total, before, "\t") }
         NR == 1 { began = $1 }
         { ended = $1 }
-        $2 == "cpu" { cpu += $3 + $4 }
-        $2 == "stat::number_of_executed_units:" { executions += $3 }
-        # Until it has begun, it finds again what the corpus holds.
-        $2 == "INFO:" { begun = 0 }
-        $4 == "cov:" && $5 > most { most = $5; if (begun) { found = 1; last = $1 } }
-        $3 == "INITED" { begun = 1 }
+        $3 == "cpu" { cpu += $4 + $5 }
+        $3 == "stat::number_of_executed_units:" { executions += $4 }
+        # Until it has begun, a process finds again what the corpus holds.
+        $3 == "INFO:" { begun[$2] = 0 }
+        $5 == "cov:" && $6 > most { most = $6; if (begun[$2]) { found = 1; last = $1 } }
+        $4 == "INITED" { begun[$2] = 1 }
         END {
-            # The share of the CPU that the process had.
+            # The processors that the processes had.
             share = ended > began ? cpu / (ended - began) : 1
             quiet = found ? (ended - last) * share : before[5] + cpu
             printf "%s\t%.0f\t%d\t%d\t%.0f\n", name, before[2] + cpu, before[3] + executions, most, quiet
@@ -75,7 +77,12 @@ for name in $targets; do
     else
         running=$((running + 1))
     fi
-    { fuzz "$name"; add "$name"; } &
+    {
+        rm -f "$folder/logs/$name".*
+        for process in $(seq "${PROCESSES:-1}"); do fuzz "$name" "$process" & done
+        wait
+        add "$name"
+    } &
 done
 wait
 

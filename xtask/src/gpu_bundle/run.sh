@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# sparse24 on a GPU host, without Rust: run.sh test | long | sanitize | bench | all
+# sparse24 on a GPU host, without Rust: run.sh test | long | sanitize [TOOL..] | bench | all
 # `sanitize` wants the CUDA toolkit (compute-sanitizer, NVRTC); the rest wants only the driver where kernels/ has code for the GPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -54,10 +54,12 @@ repeat() {
     rm -r "$runs"
 }
 
-# All tools, whatever one of them says.
+# All tools unless some are named, whatever one of them says.
 sanitize() {
     local tool code output skipped failed=()
-    for tool in memcheck racecheck initcheck synccheck; do
+    [ $# != 0 ] || set -- memcheck racecheck initcheck synccheck
+    compute-sanitizer --version | tail -n 1
+    for tool; do
         local sanitizer=(compute-sanitizer --tool "$tool" --error-exitcode "$complaint")
         # Calls that the driver refuses are answers: that is how the parameters of a kernel are counted.
         if [ "$tool" = memcheck ]; then sanitizer+=(--report-api-errors no); fi
@@ -88,9 +90,9 @@ bench() { ./sparse24 bench; }
 case "${1:-}" in
     test) test_ ;;
     long) long ;;
-    sanitize) sanitize ;;
+    sanitize) sanitize "${@:2}" ;;
     bench) bench ;;
     all) test_; long; sanitize; bench ;;
     *) sed -n 2,3p "${BASH_SOURCE[0]##*/}" >&2; exit 2 ;;
 esac
-echo "== passed: $1 ($SECONDS s)"
+echo "== passed: $* ($SECONDS s)"
