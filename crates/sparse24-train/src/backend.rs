@@ -18,7 +18,6 @@ use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
 
 use crate::{
     Error,
-    method::Method,
     optim::{AdamW, MaskedDecay},
     trainer::Recipe,
 };
@@ -342,11 +341,11 @@ pub trait Backend: Send {
         }
     }
 
-    /// Refuses a method of which it lacks an operation, before anything is allocated.
+    /// Refuses what it cannot train, before anything is allocated; the same as [`BackendEntry::check`].
     ///
     /// # Errors
     /// [`Error::Setting`] names the choice.
-    fn check_method(&self, _: &Method) -> Result<(), Error> {
+    fn check(&self, _: &Recipe) -> Result<(), Error> {
         Ok(())
     }
 

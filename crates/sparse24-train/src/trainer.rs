@@ -164,7 +164,7 @@ impl Trainer {
     /// [`Error::Setting`] for a method that this trainer does not run; those of the allocations.
     pub fn new(mut backend: Box<dyn Backend>, recipe: Recipe) -> Result<Self, Error> {
         recipe.method.check(recipe.steps)?;
-        backend.check_method(&recipe.method)?;
+        backend.check(&recipe)?;
         let (model, parameters) = Gpt2::new(&mut *backend, recipe.model, recipe.batch, recipe.recompute, &recipe.method)?;
         parameters.initialise(&mut *backend, recipe.seed)?;
         let losses = backend.alloc("losses", [recipe.accumulation.get() as usize, 1], DType::F32, Region::Activations)?;

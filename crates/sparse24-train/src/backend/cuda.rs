@@ -25,7 +25,6 @@ use super::{
 };
 use crate::{
     Error,
-    method::Method,
     optim::{AdamW, MaskedDecay},
     trainer::Recipe,
 };
@@ -207,8 +206,8 @@ impl Backend for CudaBackend {
         plans::replay(&self.gpu, &mut self.gemm, &mut self.sparse_plans, recorded)
     }
 
-    fn check_method(&self, method: &Method) -> Result<(), Error> {
-        limits::check_method(method)
+    fn check(&self, recipe: &Recipe) -> Result<(), Error> {
+        limits::check(recipe)
     }
 
     fn alloc(&mut self, name: &str, shape: [usize; 2], dtype: DType, region: Region) -> Result<Tensor, Error> {

@@ -1,4 +1,4 @@
-//! Which methods make sense; what a backend lacks it says itself ([`crate::backend::Backend::check_method`]).
+//! Which methods make sense; what a backend lacks it says itself ([`crate::backend::Backend::check`]).
 
 use sparse24_core::MaskKind;
 

@@ -18,7 +18,7 @@ const STEP: usize = 8;
 ///
 /// # Errors
 /// [`Error::Setting`] names the choice.
-pub(super) fn check_method(method: &Method) -> Result<(), Error> {
+fn check_method(method: &Method) -> Result<(), Error> {
     let refuse = |key: &str, choice: &str| {
         let problem = format!("the backend cuda has no kernel for {choice} yet; take --backend cpu, or another method");
         Err(Error::Setting { key: key.to_owned(), problem })
