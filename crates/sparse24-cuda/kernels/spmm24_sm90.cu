@@ -125,8 +125,9 @@ template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kern
     }
     __device__ __forceinline__ u32 previous() const { return at == ring ? ring_end - STAGE : at - STAGE; }
     __device__ __forceinline__ u32 first_block(const Unit& unit) const { return (2 * unit.row + rank) * BLOCKS; }
-    // To both blocks, because both fill the stage; by every warp, once its own reads are done.
+    // To both blocks, because both fill the stage; by every warp, once its own reads are done: those of every lane come before what is copied there.
     __device__ __forceinline__ void release(u32 stage, u32 lane) const {
+        ordered_with_copies();
         __syncwarp();
         if (lane < 2) barrier_arrive(stage + EMPTY, lane);
     }
@@ -146,8 +147,6 @@ template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kern
             for (u32 k = unit.begin; k < unit.end; ++k, from += bytes, advance()) {
                 u32 full = at + FULL;
                 barrier_wait(at + EMPTY, phase ^ 1);
-                // What lanes read there comes before what is copied there.
-                ordered_with_copies();
                 if (lane == 0) barrier_expect(full, BYTES);
                 if (lane < 2 * BLOCKS) copy_in(at + offset, from, bytes, full);
                 if (brings_b) {
