@@ -1,8 +1,8 @@
 // mask_search_{f32,bf16}: the transposable mask of largest kept L1 norm; row_ and column_: the two largest magnitudes of every group
 // in   w f32 or bf16 [r,q], rows `stride` elements apart
 // out  tiles u16 [r/4,q/4], overwritten, never read
-// pre  r, q and stride multiples of 4; w aligned to four elements; blocks of 32 tiles a row and `TALL<T>` rows of tiles a warp, those of
-//      grid rows one below another, then those of grid planes; tiles alias nothing
+// pre  r, q and stride multiples of 4; w aligned to four elements; blocks of 32 tiles a row and a row of tiles a warp, those of grid rows
+//      one below another, then those of grid planes; tiles alias nothing
 // acc  f32, every operation rounded, in core's order
 // ref  sparse24_core::search::mask_search, bit for bit
 #include "early.cuh"
@@ -26,11 +26,10 @@ struct Candidate {
     u32 code;
 };
 
-// Four elements as they lie in memory, and how many tiles a thread has: as many bytes on their way for both.
+// Four elements as they lie in memory.
 template <class T> struct Row;
 template <> struct Row<float> { using type = float4; };
 template <> struct Row<bf16> { using type = uint2; };
-template <class T> constexpr u32 TALL = 4 / sizeof(T);
 
 // Magnitudes up to a limit, whose upper half is given; a NaN counts as the limit.
 template <u32 LIMIT> __device__ __forceinline__ float4 magnitude(float4 w) {
@@ -136,34 +135,28 @@ struct ColumnWise {
 
 template <class Rule, class T>
 __device__ __forceinline__ void search(const T* w, u16* tiles, u64 stride, u32 rows, u32 columns) {
-    u32 column = blockIdx.x * 32 + threadIdx.x % 32, first = (blockIdx.z * gridDim.y + blockIdx.y) * WARPS * TALL<T> + threadIdx.x / 32;
-    const T* at = w + 4 * (u64(first) * stride + column);
+    u32 column = blockIdx.x * 32 + threadIdx.x % 32, row = (blockIdx.z * gridDim.y + blockIdx.y) * WARPS + threadIdx.x / 32;
+    bool exists = row < rows && column < columns;
+    const T* at = w + 4 * (u64(row) * stride + column);
     wait_for_previous();
-    typename Row<T>::type raw[TALL<T>][4];
+    typename Row<T>::type raw[4];
+    if (exists) {
 #pragma unroll
-    for (u32 t = 0; t < TALL<T>; ++t) {
-        if (first + WARPS * t < rows && column < columns) {
-#pragma unroll
-            for (u32 i = 0; i < 4; ++i) raw[t][i] = *reinterpret_cast<const typename Row<T>::type*>(at + (4 * WARPS * t + i) * stride);
-        }
+        for (u32 i = 0; i < 4; ++i) raw[i] = *reinterpret_cast<const typename Row<T>::type*>(at + i * stride);
     }
     // Shared, because lanes look up different codes; filled while the rows are on their way.
     __shared__ u32 codes[64];
     if (threadIdx.x < 64) codes[threadIdx.x] = reinterpret_cast<const u32*>(CODES)[threadIdx.x];
     __syncthreads();
+    if (!exists) return;
+    float4 m[4];
 #pragma unroll
-    for (u32 t = 0; t < TALL<T>; ++t) {
-        if (first + WARPS * t < rows && column < columns) {
-            float4 m[4];
-#pragma unroll
-            for (u32 i = 0; i < 4; ++i) m[i] = magnitude<Rule::LIMIT>(raw[t][i]);
-            tiles[u64(first + WARPS * t) * columns + column] = u16(Rule::bits(m, reinterpret_cast<const u16*>(codes)));
-        }
-    }
+    for (u32 i = 0; i < 4; ++i) m[i] = magnitude<Rule::LIMIT>(raw[i]);
+    tiles[u64(row) * columns + column] = u16(Rule::bits(m, reinterpret_cast<const u16*>(codes)));
 }
 
 #define ENTRY(name, T, Rule)                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS) name(const T* w, u16* tiles, u64 stride, u32 rows, u32 columns) {                \
+    extern "C" __global__ void __launch_bounds__(THREADS, 16) name(const T* w, u16* tiles, u64 stride, u32 rows, u32 columns) {                \
         search<Rule>(w, tiles, stride, rows, columns);                                                                                   \
     }
 ENTRY(mask_search_f32, float, Transposable)

@@ -65,18 +65,14 @@ pub fn mask_search<T: Weight>(device: &mut Device, w: Matrix<T>, kind: MaskKind,
     }
     let [rows, columns] = tiles.shape();
     let (rows, columns) = (rows as u32, columns as u32);
-    device.launch(
-        kernel,
-        grid::<T>(tiles.shape()),
-        &[w.into(), tiles.into(), Argument::U64(w.stride() as u64), rows.into(), columns.into()],
-    )
+    device.launch(kernel, grid(tiles.shape()), &[w.into(), tiles.into(), Argument::U64(w.stride() as u64), rows.into(), columns.into()])
 }
 
-/// A warp takes 32 tiles of a row, and as many rows as make it read as much for every type.
-fn grid<T>([rows, columns]: [usize; 2]) -> Grid {
+/// A warp takes 32 tiles of a row.
+fn grid([rows, columns]: [usize; 2]) -> Grid {
     // The second and the third dimension of a grid.
     const MOST: usize = 65_535;
-    let high = rows.div_ceil(THREADS / 32 * (4 / size_of::<T>()));
+    let high = rows.div_ceil(THREADS / 32);
     let planes = high.div_ceil(MOST) as u32;
     let [x, y, _] = Grid::plane([columns.div_ceil(32), high.min(MOST)], 0).blocks;
     Grid { blocks: [x, y, planes], threads: THREADS as u32, shared: 0 }
