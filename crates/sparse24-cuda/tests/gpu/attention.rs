@@ -108,7 +108,7 @@ impl Case {
         let dqkv = [0, 1, 2].map(|i| if packed { gradients[0].matrix.columns(i * d..(i + 1) * d) } else { gradients[i].matrix });
         let forward = AttentionForward { o: given_o, lse: given_lse, ..forward };
         attention_backward(device, &AttentionBackward { forward, d_o, dqkv, scratch: scratch.matrix }).expect("queued");
-        scratch.read(device);
+        scratch.assert_guarded(device);
         let whole: Vec<_> = gradients.iter().map(|gradients| read(gradients, device)).collect();
         let [dq, dk, dv] = [0, 1, 2].map(|i| if packed { whole[0].slice(s![.., i * d..(i + 1) * d]).to_owned() } else { whole[i].clone() });
         Results { o: results.0, lse: results.1, dq, dk, dv }

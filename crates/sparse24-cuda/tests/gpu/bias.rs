@@ -34,7 +34,7 @@ fn column_sums_are_the_cpu_s_within_their_bound() {
                     times * tolerance::bias_grad(p, bias_grad_scratch(shape)[0], magnitudes[at])
                 });
             }
-            let _guards_hold = scratch.read(device);
+            scratch.assert_guarded(device);
         }
     });
 }

@@ -10,7 +10,7 @@ use sparse24_cuda::{
 };
 
 use crate::{
-    support::{Poisoned, gaussian, on_gpu, upload},
+    support::{Poisoned, affordable, gaussian, on_gpu, upload},
     tolerance::{assert_within, embedding, embedding_gradient},
 };
 
@@ -81,7 +81,8 @@ fn gradient(device: &mut Device, tokens: &[u32], context: usize, dout: &Array2<b
 #[test]
 fn gradients_are_the_cpu_s_within_their_bound() {
     on_gpu(|device| {
-        for [p, c, vocabulary, context] in SHAPES {
+        // The sanitizer looks at every word of a table that is downloaded.
+        for [p, c, vocabulary, context] in SHAPES.into_iter().filter(|[_, c, vocabulary, _]| affordable(vocabulary * c / 16)) {
             let (tokens, dout) = (skewed(p, vocabulary), gaussian::<bf16>([p, c], 3));
             let held = [(vocabulary, 4), (context, 5)].map(|(rows, seed)| gaussian::<f32>([rows, c], seed));
             let tables = held.each_ref().map(|held| {
@@ -91,10 +92,13 @@ fn gradients_are_the_cpu_s_within_their_bound() {
             });
             let of = gradient(device, &tokens, context, &dout, tables.each_ref().map(|table| table.matrix));
             embed_backward(device, &of.op, &of.scratch).expect("queued");
-            of.guarded.1.read(device);
+            of.guarded.0.assert_guarded(device);
+            of.guarded.1.assert_guarded(device);
             let mut sorted: Vec<u32> = (0..p as u32).collect();
             sorted.sort_by_key(|&row| tokens[row as usize]);
-            assert_eq!(of.guarded.0.read(device)[..p], sorted, "{p} tokens: a stable sort");
+            let order = of.scratch.order;
+            let order = order.reshaped([1, order.elements()]).columns(0..p);
+            assert_eq!(device.download(order).expect("read"), sorted, "{p} tokens: a stable sort");
 
             let mut expected = held.clone();
             let [of_tokens, of_positions] = &mut expected;
@@ -122,9 +126,10 @@ fn gradients_are_the_cpu_s_within_their_bound() {
 #[test]
 fn a_call_repeats_its_bits() {
     on_gpu(|device| {
-        let (tokens, dout) = (skewed(16384, 50257), gaussian::<bf16>([16384, 384], 3));
+        let vocabulary = if affordable(50257 * 384) { 50257 } else { 300 };
+        let (tokens, dout) = (skewed(16384, vocabulary), gaussian::<bf16>([16384, 384], 3));
         let run = |device: &mut Device| {
-            let tables = [50257, 1024].map(|rows| Poisoned::<f32>::new(device, [rows, 384]));
+            let tables = [vocabulary, 1024].map(|rows| Poisoned::<f32>::new(device, [rows, 384]));
             for table in &tables {
                 device.fill_bytes(table.matrix, 0).expect("zeroed");
             }

@@ -173,6 +173,21 @@ fn every_ternary_group_at_the_edges() {
     });
 }
 
+/// Also under the sanitizer: the ring of tiles goes around.
+#[test]
+fn more_tiles_than_a_block_of_threads_holds_at_once() {
+    on_gpu(|device| {
+        let dz = gaussian([16_384, 1024], 11);
+        let on_device = upload(device, &dz);
+        let (state, mut expected) = (state(12), Compressed24::zeros(1024, 16_384).expect("grouped"));
+        device.set_step(&state).expect("set");
+        for estimator in ESTIMATORS {
+            sparse24_cpu::mvue::mvue_compress(dz.view(), estimator, stream(&state), &mut expected).expect("shapes agree");
+            assert_same(&compressed(device, on_device, estimator), &expected, &format!("{estimator:?}"));
+        }
+    });
+}
+
 #[test]
 #[cfg_attr(debug_assertions, ignore = "needs optimisation")]
 fn a_thousand_million_groups() {

@@ -127,7 +127,7 @@ fn check_backward(device: &mut Device, shape: [usize; 2], optional: Optional, ac
         scratch: scratch.matrix,
     };
     norm_backward(device, &op).expect("queued");
-    scratch.read(device);
+    scratch.assert_guarded(device);
 
     let wide = |x: &Array2<bf16>| x.mapv(|x| x.to_f32());
     let (dy, residual, mut expected) = (wide(&dy), wide(&residual), wide(&above));

@@ -9,7 +9,8 @@ use sparse24_core::philox::{Purpose, Site};
 #[test]
 fn a_replay_reads_what_memory_and_step_hold_by_then() {
     on_gpu(|device| {
-        let shape = [33, 64];
+        // Several waves of blocks, so that one kernel runs into the next where it does not wait.
+        let shape = [2056, 1024];
         let inputs = [1, 2, 3].map(|seed| gaussian::<bf16>(shape, seed));
         let (x, h) = (upload(device, &inputs[0]), Poisoned::<bf16>::new(device, shape));
         let rule = dropout::Dropout { p: 0.5, site: Site::new(Purpose::Dropout, 7) };

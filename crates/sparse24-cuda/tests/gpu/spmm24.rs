@@ -19,8 +19,9 @@ use crate::{
     tolerance,
 };
 
-/// m, k, n: one block; one tile; ragged tokens; a block row more than tiles; the last rows of a tile missing, or most; long and short k.
-const SHAPES: [[usize; 3]; 12] = [
+/// m, k, n: one block; one tile; ragged tokens; a block row more than tiles; the last rows of a tile missing, or most; long and short k;
+/// small ones whose k goes around the longest ring of stages.
+const SHAPES: [[usize; 3]; 14] = [
     [64, 64, 64],
     [4, 4, 1],
     [8, 8, 4],
@@ -33,6 +34,8 @@ const SHAPES: [[usize; 3]; 12] = [
     [132, 1092, 36],
     [768, 1024, 772],
     [2048, 320, 1024],
+    [64, 512, 64],
+    [260, 704, 36],
 ];
 
 #[test]
@@ -375,7 +378,7 @@ fn straight_on_device(
 /// The guard bands; the scratch itself is nobody's to read, and a part of it undefined.
 fn untouched_around(device: &mut Device, scratch: &Poisoned<f32>) {
     device.fill_bytes(scratch.matrix, 0).expect("filled");
-    scratch.read(device);
+    scratch.assert_guarded(device);
 }
 
 fn first_difference<T: PartialEq + Copy + std::fmt::Debug>(a: &Array2<T>, b: &Array2<T>) -> Option<([usize; 2], T, T)> {

@@ -63,11 +63,13 @@ fn a_model_beyond_the_memory_is_one_sentence_and_the_next_one_trains() {
         assert!(text.contains("held needs 4194304 MiB of GPU memory"), "{text}");
         let dataset = embedded(TokenizerKind::Byte);
         let mut recipe = preset::find("quickstart").expect("a preset").recipe(dataset.vocabulary() as usize).expect("possible");
-        recipe.batch.sequences = 1 << 20;
+        let layers = std::mem::replace(&mut recipe.model.layers, 1 << 12);
+        recipe.batch.sequences = 1 << 15;
         let text = sentence(Trainer::new(gpu, recipe.clone()));
         assert!(text.contains("MiB of GPU memory"), "{text}");
         println!("{text}");
 
+        recipe.model.layers = layers;
         recipe.batch.sequences = 12;
         let gpu = CudaBackend::open(BackendSettings::default()).expect("it opened before");
         let mut trainer = Trainer::new(Box::new(gpu), recipe.clone()).expect("room");
@@ -89,7 +91,7 @@ fn memory_that_another_process_holds_is_one_sentence() {
         drop(gpu);
         let _holder = Holder::leaving(1);
         let text = sentence(CudaBackend::open(BackendSettings::default()));
-        println!("{text}");
+        assert!(text.contains("wait for the other process") && text.contains("choose another GPU"), "{text}");
     });
 }
 
