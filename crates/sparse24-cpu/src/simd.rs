@@ -14,6 +14,7 @@ mod stores;
 use sparse24_core::{Element, search::CODES};
 
 pub use self::stores::copy;
+use self::stores::{LINE, Line};
 pub(crate) use self::stores::{Stores, before_a_line};
 use crate::convert;
 
@@ -127,10 +128,10 @@ pub(crate) trait Vector: Copy {
     /// One truth a lane.
     type M: Copy;
 
-    /// Copies whole cache lines to where one begins, past the caches where the level can; others may see them after [`Self::fence`].
+    /// Copies a cache line, past the caches where the level can; others may see it after [`Self::fence`].
     #[inline(always)]
-    fn stream<T: Element>(self, from: &[T], to: &mut [T]) {
-        to.copy_from_slice(from);
+    fn stream(self, from: &[u8; LINE], to: &mut Line) {
+        to.0 = *from;
     }
     /// What was streamed comes before what is stored next.
     #[inline(always)]

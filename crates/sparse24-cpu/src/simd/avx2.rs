@@ -2,9 +2,7 @@
 
 use core::arch::x86_64::*;
 
-use sparse24_core::Element;
-
-use super::{Kernel, Vector};
+use super::{Kernel, LINE, Line, Vector};
 
 /// Proof that the machine has these instructions; only [`Avx2::detect`] makes one.
 #[derive(Debug, Clone, Copy)]
@@ -53,19 +51,12 @@ impl Vector for Avx2 {
     type M = __m256;
 
     #[inline(always)]
-    fn stream<T: Element>(self, from: &[T], to: &mut [T]) {
-        const BYTES: usize = size_of::<__m256i>();
-        let bytes = size_of_val(from);
-        assert!(
-            bytes == size_of_val(to) && bytes.is_multiple_of(BYTES) && to.as_ptr().addr().is_multiple_of(BYTES),
-            "whole vectors at their places"
-        );
-        let (from, to) = (from.as_ptr().cast::<u8>(), to.as_mut_ptr().cast::<u8>());
-        for at in (0..bytes).step_by(BYTES) {
-            // SAFETY: the token proves the features. Both slices have the bytes from `at` on, which are whole vectors, and those of `to` are
-            // aligned; elements may be copied, and a shared and a mutable slice do not overlap. The order of these stores is
-            // [`super::Stores`]' affair, which fences before it gives the slices up.
-            unsafe { _mm256_stream_si256(to.add(at).cast(), _mm256_loadu_si256(from.add(at).cast())) }
+    fn stream(self, from: &[u8; LINE], to: &mut Line) {
+        let (from, to) = (from.as_ptr().cast::<__m256i>(), (&raw mut *to).cast::<__m256i>());
+        for half in 0..2 {
+            // SAFETY: the token proves the features. Both have two vectors, and a line is aligned. The order of these stores is
+            // [`super::Stores`]' affair, which fences before it gives the lines up.
+            unsafe { _mm256_stream_si256(to.add(half), _mm256_loadu_si256(from.add(half))) }
         }
     }
     #[inline(always)]

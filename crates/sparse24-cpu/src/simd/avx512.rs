@@ -2,9 +2,9 @@
 
 use core::arch::x86_64::*;
 
-use sparse24_core::{Element, search::CODES};
+use sparse24_core::search::CODES;
 
-use super::{Kernel, Vector, avx2::Avx2, lane_of_tile};
+use super::{Kernel, LINE, Line, Vector, avx2::Avx2, lane_of_tile};
 
 /// Proof that the machine has these instructions; only [`Avx512::detect`] makes one.
 #[derive(Debug, Clone, Copy)]
@@ -75,20 +75,10 @@ impl Vector for Avx512 {
     type M = __mmask16;
 
     #[inline(always)]
-    fn stream<T: Element>(self, from: &[T], to: &mut [T]) {
-        const BYTES: usize = size_of::<__m512i>();
-        let bytes = size_of_val(from);
-        assert!(
-            bytes == size_of_val(to) && bytes.is_multiple_of(BYTES) && to.as_ptr().addr().is_multiple_of(BYTES),
-            "whole vectors at their places"
-        );
-        let (from, to) = (from.as_ptr().cast::<u8>(), to.as_mut_ptr().cast::<u8>());
-        for at in (0..bytes).step_by(BYTES) {
-            // SAFETY: the token proves the features. Both slices have the bytes from `at` on, which are whole vectors, and those of `to` are
-            // aligned; elements may be copied, and a shared and a mutable slice do not overlap. The order of these stores is
-            // [`super::Stores`]' affair, which fences before it gives the slices up.
-            unsafe { _mm512_stream_si512(to.add(at).cast(), _mm512_loadu_si512(from.add(at).cast())) }
-        }
+    fn stream(self, from: &[u8; LINE], to: &mut Line) {
+        // SAFETY: the token proves the features. Both are one vector, and a line is aligned. The order of these stores is
+        // [`super::Stores`]' affair, which fences before it gives the lines up.
+        unsafe { _mm512_stream_si512((&raw mut *to).cast(), _mm512_loadu_si512(from.as_ptr().cast())) }
     }
     #[inline(always)]
     fn fence(self) {

@@ -9,7 +9,11 @@ use super::{Available, Kernel, Vector};
 use crate::convert;
 
 /// Bytes of a cache line.
-const LINE: usize = 64;
+pub(super) const LINE: usize = 64;
+
+/// A cache line.
+#[repr(C, align(64))]
+pub(crate) struct Line(pub(super) [u8; LINE]);
 
 /// Outputs of at least so many bytes go past the caches: they would drive each other out of those of a core.
 const MANY: usize = 1 << 22;
@@ -47,18 +51,17 @@ impl<V: Vector> Stores<V> {
         if !self.past || !(convert::is::<T, f32>() || convert::elements_a_word::<T>() == 2) {
             return to.copy_from_slice(from);
         }
-        let each = LINE / size_of::<T>();
-        let before = to.as_ptr().align_offset(LINE).min(to.len());
-        let [head, lines] = [before, before + (to.len() - before) / each * each];
-        if head > 0 {
-            to[..head].copy_from_slice(&from[..head]);
+        // SAFETY: an element is a number without padding, as is a line, and every pattern of bits is one of either.
+        let (head, lines, tail) = unsafe { to.align_to_mut::<Line>() };
+        let (first, rest) = from.split_at(head.len());
+        let (whole, last) = rest.split_at(rest.len() - tail.len());
+        // SAFETY: as above; bytes need no alignment, so that nothing is left before or behind.
+        let (_, whole, _) = unsafe { whole.align_to::<[u8; LINE]>() };
+        for (from, to) in whole.iter().zip(lines) {
+            self.v.stream(from, to);
         }
-        if lines < to.len() {
-            to[lines..].copy_from_slice(&from[lines..]);
-        }
-        if head < lines {
-            self.v.stream(&from[head..lines], &mut to[head..lines]);
-        }
+        head.copy_from_slice(first);
+        tail.copy_from_slice(last);
     }
 }
 
