@@ -94,11 +94,13 @@ fn tell(report: &Report, told: &[Option<Told>]) -> Result<(), Failure> {
         say!("{:<width$}  {}", arm.name, row(arm, &runs));
     }
     if let Some(best) = &report.best {
-        let left_out = best.left_out.map_or_else(String::new, |interval| {
-            let bounds = interval.low.zip(interval.high).map_or_else(String::new, |(low, high)| format!(" [{low:+.4}, {high:+.4}]"));
-            format!("; {} less the best of the other seeds: {:+.4}{bounds}", report.reference, interval.mean)
+        let left_out = best.left_out.as_ref().map_or_else(String::new, |left_out| {
+            let by_seed: Vec<String> = left_out.by_seed.iter().map(|difference| format!("{difference:+.4}")).collect();
+            let reference = &report.reference;
+            format!("; {reference} less the best of the other seeds: {:+.4} (by seed {})", left_out.mean, by_seed.join(" "))
         });
-        say!("\nlowest mean  {}{left_out}", best.arm);
+        let among = if best.among.len() < report.arms.len() { " that differ in lambda alone" } else { "" };
+        say!("\nlowest mean  {} of {}{among}{left_out}", best.arm, counted(best.among.len(), "arm"));
     }
     for trend in &report.trends {
         let told = |rank: Option<f64>| rank.map_or("-".to_owned(), |rank| format!("{rank:+.2}"));
