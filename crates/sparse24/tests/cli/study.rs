@@ -114,6 +114,25 @@ fn a_study_goes_on_from_the_small_files_of_finished_runs() {
     assert_eq!(place.read("carried/study.json"), place.read("whole/study.json"));
 }
 
+/// The last line of metrics is written before the last checkpoint is begun.
+#[test]
+fn a_run_that_died_before_its_last_checkpoint_goes_on() {
+    let place = place();
+    place.answer(&line("--set run.keep_last=2 --out s"));
+    let before = place.tree("s");
+    for (lost, goes_on) in [(&["step-00000012"][..], "goes on after step 10"), (&["step-00000010", "step-00000012"], "begins")] {
+        for step in lost {
+            fs::remove_dir_all(place.path("s/fst/seed-2/checkpoints").join(step)).unwrap();
+        }
+        let output = place.command(&line("--set run.keep_last=2 --out s")).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains("9 runs, 8 of them done") && said.contains(&format!("fst seed 2: {goes_on}\n")), "{said}");
+        let after = place.tree("s");
+        let is_end = |path: &Path| path.starts_with("fst/seed-2/checkpoints/step-00000012") || path.starts_with("study.json");
+        assert!(before.iter().filter(|(path, _)| is_end(path)).all(|(path, contents)| after.get(path) == Some(contents)));
+    }
+}
+
 #[test]
 fn arms_and_seeds_are_added_and_the_reference_may_change() {
     let place = place();
