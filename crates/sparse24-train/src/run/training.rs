@@ -339,8 +339,8 @@ impl Run {
     /// Trains to the last step, or until the observer asks to stop. However it ends, what was being saved is saved.
     ///
     /// # Errors
-    /// [`Error::NonFinite`] and [`Error::SkipLimit`] before the update, [`Error::Spike`] after it; the last checkpoint stays. Those of the run
-    /// directory and of saving, which are told after the step under way.
+    /// [`Error::NonFinite`] and [`Error::SkipLimit`] before the update, [`Error::Spike`] and [`Error::NonFiniteEvaluation`] after it; the last checkpoint
+    /// stays. Those of the run directory and of saving, which are told after the step under way.
     pub fn train(&mut self, observer: &mut dyn Observer) -> Result<Ended, Error> {
         let steps = self.steps(observer);
         // The first error counts.
@@ -448,9 +448,11 @@ impl Run {
     /// Mean loss over the whole held-out split, nats a token.
     ///
     /// # Errors
-    /// Those of the backend.
+    /// [`Error::NonFiniteEvaluation`]; those of the backend.
     pub fn evaluate(&mut self) -> Result<f64, Error> {
-        self.trainer.evaluate_by(&self.dataset.evaluation_windows(self.config.model.context), evaluated_at_once(&self.config))
+        let windows = self.dataset.evaluation_windows(self.config.model.context);
+        let loss = self.trainer.evaluate_by(&windows, evaluated_at_once(&self.config))?;
+        if loss.is_finite() { Ok(loss) } else { Err(Error::NonFiniteEvaluation { step: self.trainer.step(), loss, kept: None }) }
     }
 
     /// One optimizer step, taken or skipped.
@@ -525,7 +527,11 @@ impl Run {
 
     /// An error that tells what it leaves, if it should.
     fn with_newest_checkpoint(&self, mut error: Error) -> Error {
-        if let Error::NonFinite { kept, .. } | Error::SkipLimit { kept, .. } | Error::Spike { kept, .. } = &mut error {
+        if let Error::NonFinite { kept, .. }
+        | Error::SkipLimit { kept, .. }
+        | Error::Spike { kept, .. }
+        | Error::NonFiniteEvaluation { kept, .. } = &mut error
+        {
             let newest = checkpoint::latest(&self.directory.checkpoints()).ok().and_then(|latest| latest.checkpoint);
             *kept = newest.as_deref().and_then(checkpoint::step_of);
         }

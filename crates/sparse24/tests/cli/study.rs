@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use serde_json::Value;
 
-use crate::support::{Place, TINY};
+use crate::support::{Place, TINY, is_like};
 
 /// Three arms and three seeds of the tiny configuration.
 const STUDY: &str = r#"
@@ -186,6 +186,25 @@ fn a_run_that_ends_at_no_number_is_a_result() {
     let before = place.tree("s");
     place.answer(&line("--out s"));
     assert!(place.tree("s") == before, "it is not tried again");
+}
+
+/// A single step has a finite loss before its update; what the update leaves has none.
+#[test]
+fn a_run_without_a_held_out_loss_is_a_result() {
+    let place = place();
+    let diverging = "--set optimizer.learning_rate=1e12 --set steps=1";
+    let message = "step 1: the loss on the held-out split is *; training stopped after the step, nothing was saved yet; *";
+    let output = place.command(&format!("train {TINY} {diverging} --out run")).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(5) && is_like(said.lines().last().unwrap(), &format!("error: {message}")), "{said}");
+    assert!(place.read("run/report.html").contains("unfinished"));
+    place.write("study.toml", STUDY.replace("method.lambda = 0.3", "optimizer.learning_rate = 1e12"));
+    for _ in ["it is found", "it is not tried again"] {
+        let found = place.json(&line("--set steps=1 --out s --json"));
+        let failures = found["arms"][2]["failures"].as_array().unwrap();
+        assert_eq!((&found["done"], failures.len(), &failures[0]["step"]), (&Value::from(9), 3, &Value::from(1)));
+        assert!(failures[0]["what"].as_str().unwrap().starts_with("the loss on the held-out split is "), "{failures:?}");
+    }
 }
 
 #[test]
