@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use sparse24_train::{
+    report,
     series::{Progress, Told},
     statistics::{mean, quantile},
     study::{Arm, Overrides, Plan, Report, Study},
@@ -78,11 +79,20 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if progress == Progress::Stopped {
         return Err(series::interrupted(&signals, report.done, report.of, &[]));
     }
+    let page = args.out.join(report::FILE);
+    let written = report::write(std::slice::from_ref(&args.out), &page);
+    if let Err(error) = &written {
+        note(format_args!("no report was written: {error}"));
+    }
     if args.json {
         say!("{}", serde_json::to_string_pretty(&report).expect("plain values"));
         return Ok(());
     }
-    tell(&report, study.series().told())
+    tell(&report, study.series().told())?;
+    if written.is_ok() {
+        say!("report       {}", page.display());
+    }
+    Ok(())
 }
 
 fn tell(report: &Report, told: &[Option<Told>]) -> Result<(), Failure> {

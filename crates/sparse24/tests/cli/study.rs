@@ -88,6 +88,7 @@ fn a_finished_study_is_read() {
     let before = place.tree("many");
     place.answer(&line("--out many"));
     assert!(place.tree("many") == before, "what is done is read without its checkpoints");
+    assert!(place.read("many/report.html").contains("Lowest mean loss: "), "a page of its conclusions and of a run of each arm");
     let study = place.read("many/study.toml");
     assert!(study.starts_with("reference = \"dense\"\nseeds = [1, 2, 3]") || study.contains("reference = \"dense\""), "{study}");
     place.answer("study many/study.toml --out again --keep results");
