@@ -88,6 +88,9 @@ fn a_finished_study_is_read() {
     let before = place.tree("many");
     place.answer(&line("--out many"));
     assert!(place.tree("many") == before, "what is done is read without its checkpoints");
+    let begun_without = place.read("many/study.json");
+    place.answer(&line("--set run.instrument_every=3 --out many"));
+    assert_eq!(place.read("many/study.json"), begun_without, "instruments may be asked for later");
     assert!(place.read("many/report.html").contains("Lowest mean loss: "), "a page of its conclusions and of a run of each arm");
     let study = place.read("many/study.toml");
     assert!(study.starts_with("reference = \"dense\"\nseeds = [1, 2, 3]") || study.contains("reference = \"dense\""), "{study}");
