@@ -361,13 +361,8 @@ impl Run {
         let mut last = None;
         while self.trainer.step() < self.config.steps || self.pending.is_some() {
             self.look_after_save()?;
-            match observer.asked() {
-                Asked::Nothing => {}
-                Asked::Save => self.save()?,
-                Asked::Stop => {
-                    self.save()?;
-                    return Ok(Ended::Stopped { step: self.trainer.step() });
-                }
+            if self.is_stopped(observer)? {
+                return Ok(Ended::Stopped { step: self.trainer.step() });
             }
             match self.advance() {
                 Ok(metrics) => {
@@ -379,9 +374,13 @@ impl Run {
                 Err(error) => return Err(error),
             }
         }
-        let val_loss = match last.as_ref().and_then(|metrics| metrics.val_loss) {
-            Some(loss) => loss,
-            None => self.evaluate()?,
+        let told = last.as_ref().and_then(|metrics| metrics.val_loss);
+        let val_loss = loop {
+            match told.map_or_else(|| self.evaluate(), Ok) {
+                Err(Error::Interrupted) if self.is_stopped(observer)? => return Ok(Ended::Stopped { step: self.trainer.step() }),
+                Err(Error::Interrupted) => {}
+                ended => break ended?,
+            }
         };
         let steps = self.trainer.step();
         if last.is_none() {
@@ -390,6 +389,15 @@ impl Run {
         let loss = last.map(|metrics| metrics.loss);
         let run = self.path().to_owned();
         Ok(Ended::Finished(Summary { run, steps, trained: steps - first, loss, val_loss, seconds: began.elapsed().as_secs_f64() }))
+    }
+
+    /// Does what is asked; whether that is to stop.
+    fn is_stopped(&mut self, observer: &mut dyn Observer) -> Result<bool, Error> {
+        let asked = observer.asked();
+        if asked != Asked::Nothing {
+            self.save()?;
+        }
+        Ok(asked == Asked::Stop)
     }
 
     /// The next step and all that is measured of it; or what was not measured yet of the last one. Interrupted, it leaves the step undone,
