@@ -87,7 +87,7 @@ pub struct Candidate {
     pub mu: Option<f64>,
     /// Of mu, over layers.
     pub interval: Option<[f64; 2]>,
-    /// What the rule says of it; none before its runs are done.
+    /// What the rule says of it; none before its runs are done, and where none failed and mu is none.
     pub verdict: Option<Verdict>,
     /// Mean over window and seeds.
     pub flip_rate: Option<f64>,
@@ -198,14 +198,16 @@ impl Report {
             let both = pooled.as_ref().zip(reference.as_ref());
             let mu = both.and_then(|(sparse, dense)| mu(sparse, dense));
             let is_done = runs.iter().chain(&references).all(|(_, told)| told.is_some());
+            let failure = runs.iter().find_map(|(seed, told)| Some(Failed { seed: *seed, failure: (*told)?.failure.clone()? }));
             Candidate {
                 lambda,
                 mu,
                 interval: mu.and(both).and_then(|(sparse, dense)| bootstrap(sparse, dense)),
-                verdict: is_done.then(|| lambda::verdict(mu.unwrap_or(f64::NAN)).into()),
+                // A run that failed is an explosion; what was not measured is nothing.
+                verdict: (is_done && (mu.is_some() || failure.is_some())).then(|| lambda::verdict(mu.unwrap_or(f64::NAN)).into()),
                 flip_rate: pooled.as_ref().map(rate),
                 by_seed,
-                failure: runs.iter().find_map(|(seed, told)| Some(Failed { seed: *seed, failure: (*told)?.failure.clone()? })),
+                failure,
             }
         };
         let candidates: Vec<_> = plan.candidates.iter().map(candidate).collect();
