@@ -122,3 +122,14 @@ fn what_decides_no_bits_is_no_part_of_the_identity() {
     assert!(!same(|config| config.batch.sequences += 1));
     assert!(!same(|config| config.data.validation /= 2.0));
 }
+
+#[test]
+fn the_format_lists_what_decides_no_bits() {
+    let format = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/checkpoint-format.md");
+    // A package of this crate alone has no such document.
+    let Ok(text) = fs::read_to_string(format) else { return };
+    let (_, listed) = text.split_once("`config` leaves out what decides no bit: ").expect("the list");
+    let (listed, _) = listed.split_once("; and `method.decay`").expect("its end");
+    let listed: Vec<&str> = listed.split('`').skip(1).step_by(2).collect();
+    assert_eq!(listed, identity::DECIDES_NOTHING);
+}
