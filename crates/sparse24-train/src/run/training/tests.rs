@@ -4,8 +4,11 @@ use std::fs;
 
 use super::*;
 use crate::{
+    backend::Activation,
     data::{Corpus, TokenizerKind},
     disk::fault::{self, Fault, Plan},
+    estimate::estimate,
+    model::gpt2::Sparsify,
     run::adopt,
 };
 
@@ -132,4 +135,18 @@ fn the_format_lists_what_decides_no_bits() {
     let (listed, _) = listed.split_once("; and `method.decay`").expect("its end");
     let listed: Vec<&str> = listed.split('`').skip(1).step_by(2).collect();
     assert_eq!(listed, identity::DECIDES_NOTHING);
+}
+
+#[test]
+fn a_checkpoint_has_the_bytes_that_are_estimated() {
+    for (method, sparsify) in
+        ["dense", "fst", "ste", "bi-mask"].into_iter().flat_map(|method| [Sparsify::Ffn, Sparsify::FfnAndAttention].map(|of| (method, of)))
+    {
+        let mut config = tiny(method);
+        (config.model.sparsify, config.model.activation) = (sparsify, Activation::Swiglu);
+        let mut trainer = new_trainer(&config, dataset().vocabulary() as usize).unwrap();
+        let state = identity(&config, &dataset(), &trainer);
+        let checkpoint = snapshot(&mut trainer, state, Vec::new(), None).unwrap()().unwrap();
+        assert_eq!(checkpoint.bytes(), estimate(trainer.recipe()).checkpoint_bytes, "{method}, {sparsify:?}");
+    }
 }
