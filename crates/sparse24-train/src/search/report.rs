@@ -168,7 +168,7 @@ impl Report {
             let of_arm = members.iter().zip(told).filter(|(member, _)| member.arm == name);
             of_arm.map(|(member, told)| (member.config.seed, told.as_ref())).collect()
         };
-        // At the steps that the candidate is sparse: where it is not, there is nothing to compare.
+        // At the steps that the candidate is sparse and both have: elsewhere there is nothing to compare.
         let flips = |told: &Told, steps: &dyn Fn(u32) -> bool| -> Option<Flips> {
             let in_window: Vec<_> = told.samples.iter().filter(|sample| steps(sample.step)).collect();
             let of_layer = |(name, weights): &(String, u64)| {
@@ -187,9 +187,13 @@ impl Report {
         let candidate = |&lambda: &f32| {
             let runs = runs(&arm(lambda));
             let pairs = runs.iter().zip(&references).map(|((_, told), (_, reference))| {
-                let told = (*told)?;
-                let sparse = |step| in_window(step) && told.samples.iter().any(|s| s.step == step && s.phase == PhaseKind::Sparse);
-                Some((flips(told, &sparse)?, flips((*reference)?, &sparse)?))
+                let (told, reference) = ((*told)?, (*reference)?);
+                // A skipped step has no sample.
+                let both = |step| {
+                    let is_sparse = told.samples.iter().any(|sample| sample.step == step && sample.phase == PhaseKind::Sparse);
+                    in_window(step) && is_sparse && reference.samples.iter().any(|sample| sample.step == step)
+                };
+                Some((flips(told, &both)?, flips(reference, &both)?))
             });
             let (sparse, dense): (Vec<_>, Vec<_>) = pairs.map(Option::unzip).unzip();
             let mu = |sparse: &Flips, dense: &Flips| Some(rate(sparse) / rate(dense)).filter(|mu| mu.is_finite());

@@ -166,6 +166,16 @@ fn mu_is_a_ratio_of_means_over_the_window() {
     assert_eq!((report.recommended, report.advice.as_deref()), (Some(1.0), None));
 }
 
+/// Each has skipped a step that the other has sampled.
+#[test]
+fn mu_is_of_the_steps_that_both_have() {
+    let plan = plan();
+    let (dense, sparse) = (told(&[(60, 0.5, 0.5), (70, 0.9, 0.9)]), told(&[(60, 0.25, 0.25), (80, 0.9, 0.9)]));
+    let all = [dense.clone(), sparse.clone(), sparse.clone(), dense, sparse.clone(), sparse];
+    let report = Report::of(&plan, &plan.members(), &all);
+    assert_eq!((report.candidates[0].mu, report.candidates[0].flip_rate), (Some(0.5), Some(0.25)));
+}
+
 #[test]
 fn what_was_not_measured_is_no_number() {
     let plan = plan();
