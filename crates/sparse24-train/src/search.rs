@@ -209,8 +209,9 @@ impl Search {
         plan.data = Some(of_dataset(&open_dataset(&plan.base)?));
         let text = toml::to_string(&plan).expect("a search is a TOML table");
         let parse = |file: &Path| {
-            let before: Plan =
-                toml::Value::Table(read_table(file)?).try_into().map_err(|e: toml::de::Error| Error::file(file, e.message()))?;
+            let before: Plan = toml::Value::Table(read_table(file, "a search as it was resolved")?)
+                .try_into()
+                .map_err(|e: toml::de::Error| Error::file(file, e.message()))?;
             Ok(before.decides())
         };
         let description =

@@ -228,7 +228,11 @@ fn studies_that_cannot_be_are_refused_before_anything_runs() {
     place.write("study.toml", STUDY);
     place.refuses(&line("--reference bert --out s"), 2, "study.toml: reference: \"bert\" is not known *");
     place.refuses(&line("--set steps=0 --out s"), 2, "study.toml: base: steps: expected at least 1, found 0");
-    place.refuses("study nowhere.toml --out s", 3, "nowhere.toml: *does not exist, *");
+    place.refuses(
+        "study nowhere.toml --out s",
+        3,
+        "nowhere.toml: does not exist, expected a study: a TOML file of reference, seeds, [base] and [[arms]]",
+    );
     place.refuses(&line("--data nowhere --out s"), 3, "nowhere: does not exist, expected *");
 }
 
