@@ -209,7 +209,7 @@ impl Config {
         };
         let table = match document {
             None => table_of(&preset::find(preset.unwrap_or(preset::DEFAULT))?),
-            Some(path) => read_table(path).and_then(|document| on_preset(preset, document)).map_err(in_document)?,
+            Some(path) => read_table(path, DOCUMENT).and_then(|document| on_preset(preset, document)).map_err(in_document)?,
         };
         let table = settings.iter().try_fold(table, |table, setting| apply(table, setting))?;
         let config = Self::from_table(table)?;
@@ -224,7 +224,7 @@ impl Config {
     /// [`Error::File`] for a document that is no such configuration or an impossible one, [`Error::Io`].
     pub fn read(path: &Path) -> Result<Self, Error> {
         let read = || {
-            let table = read_table(path)?;
+            let table = read_table(path, DOCUMENT)?;
             // For its messages alone: a resolved configuration leaves no key to the preset.
             overlay(&mut table_of(&preset::PRESETS[0].config()), table.clone(), "")?;
             let config = Self::from_table(table)?;
@@ -494,9 +494,13 @@ fn on_preset(preset: Option<&str>, document: Table) -> Result<Table, Error> {
 /// In bytes, some fifty configurations; parsing takes a hundred times as much memory.
 const LONGEST_DOCUMENT: u64 = 1 << 16;
 
-pub(crate) fn read_table(path: &Path) -> Result<Table, Error> {
+/// What is expected of a configuration's file.
+const DOCUMENT: &str = "a TOML file; `sparse24 config` prints one";
+
+/// The document in a file, of which `expected` tells where there is none.
+pub(crate) fn read_table(path: &Path, expected: &str) -> Result<Table, Error> {
     let refuse = |line: usize, problem: &str| Error::setting(format!("line {line}"), problem.replace('\n', ", "));
-    let bytes = disk::read_small(path, LONGEST_DOCUMENT).map_err(|e| e.expecting("a TOML file; `sparse24 config` prints one"))?;
+    let bytes = disk::read_small(path, LONGEST_DOCUMENT).map_err(|e| e.expecting(expected))?;
     let line = |at: usize| 1 + bytes.iter().take(at).filter(|&&byte| byte == b'\n').count();
     let text = str::from_utf8(&bytes).map_err(|error| refuse(line(error.valid_up_to()), "is not UTF-8 text"))?;
     text.parse::<Table>().map_err(|error| refuse(line(error.span().map_or(0, |span| span.start)), error.message()))

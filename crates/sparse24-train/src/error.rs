@@ -185,6 +185,19 @@ pub enum Error {
         /// The step of the run's newest checkpoint, if it has one.
         kept: Option<u32>,
     },
+    /// The loss on the held-out split is not finite.
+    #[error(
+        "step {step}: the loss on the held-out split is {loss}; training stopped after the step, {}; lower optimizer.learning_rate or lengthen optimizer.warmup_steps",
+        told(*kept)
+    )]
+    NonFiniteEvaluation {
+        /// Optimizer steps done.
+        step: u32,
+        /// NaN or an infinity.
+        loss: f64,
+        /// The step of the run's newest checkpoint, if it has one.
+        kept: Option<u32>,
+    },
     /// A tensor to be saved is not finite; nothing was written.
     #[error("checkpoint of step {step} not written: {tensor:?} holds {value} at element {element}; earlier checkpoints stay")]
     NonFiniteCheckpoint {
@@ -226,7 +239,11 @@ impl Error {
             Self::Device(_) => ErrorKind::Device,
             Self::Interrupted => ErrorKind::Interrupted,
             Self::Operand { .. } | Self::Refused(_) => ErrorKind::Contract,
-            Self::NonFinite { .. } | Self::SkipLimit { .. } | Self::Spike { .. } | Self::NonFiniteCheckpoint { .. } => ErrorKind::NonFinite,
+            Self::NonFinite { .. }
+            | Self::SkipLimit { .. }
+            | Self::Spike { .. }
+            | Self::NonFiniteEvaluation { .. }
+            | Self::NonFiniteCheckpoint { .. } => ErrorKind::NonFinite,
         }
     }
 

@@ -5,7 +5,7 @@
 use sparse24_core::MaskKind;
 
 use crate::{
-    method::{DgradOperand, GradientOperand, Phase},
+    method::{DgradOperand, GradientOperand, Phase, PrunedOperands},
     model::gpt2::{Gpt2Shape, HEAD_ROWS, Recompute, Sparsify},
     nn::linear24::Bias,
     trainer::Recipe,
@@ -35,7 +35,7 @@ pub struct Estimate {
     pub flops_per_step: f64,
     /// The share of them whose operand is 2:4 in a sparse phase, on a device that multiplies so.
     pub sparse_share: f64,
-    /// Bytes of one checkpoint.
+    /// Bytes of one checkpoint's tensors, but for a few numbers.
     pub checkpoint_bytes: u64,
 }
 
@@ -65,17 +65,23 @@ pub fn estimate(recipe: &Recipe) -> Estimate {
     let projections = 4 * d * d;
     let vectors = 2 * d * (1 + vector) + (z + d + 4 * d) * vector;
     let parameters = layers * (ffn + projections + vectors) + (vocabulary + context) * d + d * (1 + vector);
-    let sparsifiable = layers
-        * match sparsify {
-            Sparsify::Ffn => ffn,
-            Sparsify::FfnAndAttention => ffn + projections,
-        };
+    let (of_layer, rows) = match sparsify {
+        Sparsify::Ffn => (ffn, z + d),
+        Sparsify::FfnAndAttention => (ffn + projections, z + d + 4 * d),
+    };
+    let sparsifiable = layers * of_layer;
 
     let gradients24 = p * (z + d) + if sparsify == Sparsify::FfnAndAttention { 3 * p * d } else { 0 };
     let sampled = if recipe.method.samples() { gradients24 } else { 0 };
     // A mask is an eighth of a byte an element: two for the flip rate, and one for each S(W).
     let operands = recipe.method.pruned_operands() as u128;
     let sparse = (2 + operands) * sparsifiable / 8 + 4 * (operands * sparsifiable + sampled);
+    // Two bytes a tile of a mask; of another for dgrad four, and a number a row for its order.
+    let kept_masks = match recipe.method.pruned_operands() {
+        PrunedOperands::None => 0,
+        PrunedOperands::One => sparsifiable / 8,
+        PrunedOperands::Two => sparsifiable / 8 + sparsifiable / 4 + 4 * layers * rows,
+    };
     let watched = if recipe.method.watches_variance() { parameters } else { 0 };
     let norm = 2 * p * d + 2 * p;
     let block = 2 * norm + 4 * p * d + heads * p + p * (z + f);
@@ -112,7 +118,7 @@ pub fn estimate(recipe: &Recipe) -> Estimate {
         tokens_per_step: narrow(p * accumulation),
         flops_per_step: flops,
         sparse_share: sparse_flops / flops,
-        checkpoint_bytes: narrow(12 * parameters + sparsifiable / 8),
+        checkpoint_bytes: narrow(12 * parameters + kept_masks),
     }
 }
 

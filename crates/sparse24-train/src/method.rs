@@ -190,12 +190,13 @@ impl Method {
         (0..last).find(|&phase| step.max(1) <= self.last_step(phase, steps, ends)).unwrap_or(last)
     }
 
-    /// The last step whose forward is pruned, after which the weights under their masks are the last 2:4 model. None of a dense method.
+    /// The last step of each phase whose forward is pruned, in order: after it the weights under their masks are a 2:4 model. A phase without a step has none.
     #[must_use]
-    pub fn last_sparse_step(&self, steps: u32, ends: &Ends) -> Option<u32> {
+    pub fn last_sparse_steps(&self, steps: u32, ends: &Ends) -> Vec<u32> {
         let last = self.phases.len() - 1;
-        let phase = self.phases.iter().rposition(|phase| phase.kind() == PhaseKind::Sparse)?;
-        Some(if phase == last { steps } else { self.last_step(phase, steps, ends) })
+        let end = |phase| if phase == last { steps } else { self.last_step(phase, steps, ends) };
+        let is_taken = |phase: &usize| self.phases[*phase].kind() == PhaseKind::Sparse && end(*phase) > phase.checked_sub(1).map_or(0, end);
+        (0..=last).filter(is_taken).map(end).collect()
     }
 
     /// What must be kept of each sparsifiable weight.

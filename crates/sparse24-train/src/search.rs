@@ -17,6 +17,7 @@ use crate::{
     checkpoint::DatasetIdentity,
     config::{Config, MethodConfig, read_table},
     disk,
+    method::{Ends, Phase, Until},
     optim::MaskedDecay,
     run::{decisive, of_dataset, open_dataset},
     series::{Description, Folder, Keep, Member, Progress, Series, Told, Watcher},
@@ -66,13 +67,15 @@ impl Plan {
     /// Fills in what is not asked for.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a method without masked decay, and for candidates, steps or seeds that cannot be searched.
+    /// [`Error::Setting`] for a method without masked decay or masks, and for candidates, steps or seeds that cannot be searched.
     pub fn resolve(base: Config, wanted: Wanted) -> Result<Self, Error> {
-        let candidates = match (base.method_value()?.decay, wanted.candidates) {
-            (MaskedDecay::None, _) => {
-                let problem = format!("{} has no masked decay, so that there is no lambda to search", base.method.name);
-                return Err(Error::setting("method.name", problem));
-            }
+        let method = base.method_value()?;
+        let refuse = |problem: &str| {
+            Err(Error::setting("method.name", format!("{} {problem}, so that there is no lambda to search", base.method.name)))
+        };
+        let candidates = match (method.decay, wanted.candidates) {
+            (MaskedDecay::None, _) => return refuse("has no masked decay"),
+            _ if method.phases.iter().all(|phase| phase.mask().is_none()) => return refuse("prunes in no phase"),
             (_, Some(candidates)) => candidates,
             (MaskedDecay::OnGradients(_), None) => GRID.map(|lambda| lambda as f32).to_vec(),
             (MaskedDecay::OnWeights(_), None) => ON_WEIGHTS.map(|share| round(share / base.optimizer.learning_rate)).to_vec(),
@@ -112,6 +115,20 @@ impl Plan {
             let problem =
                 format!("is {every}, so that no step of the window {first}..{last} is sampled; expected at most {}", last - first + 1);
             return refuse("run.flip_every", problem);
+        }
+        let method = base.method_value()?;
+        let earliest = |(phase, of): (usize, &Phase)| match of.until {
+            Until::VarianceSettled { earliest, .. } => Some((phase, earliest.of(base.steps).max(1))),
+            Until::Fraction(_) => None,
+        };
+        // A phase that ends by a criterion ends somewhere between the two.
+        let ends = [Ends::new(), method.phases.iter().enumerate().filter_map(earliest).collect()];
+        let is_sparse = |step: u32| ends.iter().any(|ends| method.phases[method.phase_at(step, base.steps, ends)].mask().is_some());
+        if !(*first..=*last).any(|step| is_sampled(step) && is_sparse(step)) {
+            let problem = format!(
+                "no sampled step of {first}..{last} is sparse, so that there are no masks to compare; expected steps of a sparse phase (--until, --window)"
+            );
+            return refuse("window", problem);
         }
         Ok(())
     }
@@ -192,8 +209,9 @@ impl Search {
         plan.data = Some(of_dataset(&open_dataset(&plan.base)?));
         let text = toml::to_string(&plan).expect("a search is a TOML table");
         let parse = |file: &Path| {
-            let before: Plan =
-                toml::Value::Table(read_table(file)?).try_into().map_err(|e: toml::de::Error| Error::file(file, e.message()))?;
+            let before: Plan = toml::Value::Table(read_table(file, "a search as it was resolved")?)
+                .try_into()
+                .map_err(|e: toml::de::Error| Error::file(file, e.message()))?;
             Ok(before.decides())
         };
         let description =

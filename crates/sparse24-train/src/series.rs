@@ -1,7 +1,7 @@
 //! A series: runs side by side in one folder, each of which is started, continued or merely read. Searches and studies are made of it.
 //!
-//! Invariant: what a run told is a function of its member alone, so that a series that was interrupted or killed anywhere ends like one that
-//! was not. The folder holds `lock`, the description that a restart compares, and `ARM/seed-N/` with ordinary run directories.
+//! Invariant: what a run told, and the last checkpoint of one whose checkpoints are kept, is a function of its member alone, so that a series that
+//! was interrupted or killed anywhere ends like one that was not. The folder holds `lock`, the description that a restart compares, and `ARM/seed-N/` with ordinary run directories.
 //! Deliberately absent: what is compared, and terminals ([`Watcher`] is what a command implements).
 
 mod folder;
@@ -21,7 +21,7 @@ pub(crate) use folder::{Description, Folder, check_name};
 pub use told::{Build, Failure, Sample, Told};
 
 use crate::{
-    Error,
+    Error, checkpoint,
     config::Config,
     disk,
     run::{self, Asked, Damaged, Given, Observer, Resume, Run, StepMetrics, open_dataset, run_config},
@@ -163,6 +163,8 @@ pub(crate) fn builds(told: &[Option<Told>]) -> Vec<Build> {
     builds
 }
 
+const CHECKPOINTS: &str = "checkpoints";
+
 /// What a run told, if it is done.
 fn read(path: &Path, member: &Member, keep: Keep) -> Result<Option<Told>, Error> {
     if !path.join("config.toml").is_file() {
@@ -170,11 +172,31 @@ fn read(path: &Path, member: &Member, keep: Keep) -> Result<Option<Told>, Error>
     }
     check_config(path, member)?;
     let told = told::read(path, member)?;
-    let checkpoints = path.join("checkpoints");
-    if told.is_some() && keep == Keep::Results && checkpoints.is_dir() {
-        disk::remove_directory(&checkpoints)?;
+    let checkpoints = path.join(CHECKPOINTS);
+    match (&told, keep) {
+        (Some(_), Keep::Results) => discard(&checkpoints)?,
+        // It died between its last line of metrics and its last save. Without the folder it was carried here, or kept its results alone.
+        (Some(Told { failure: None, .. }), Keep::Checkpoints)
+            if checkpoints.is_dir() && !checkpoint::is_named(&checkpoints, member.until) =>
+        {
+            return Ok(None);
+        }
+        _ => {}
     }
     Ok(told)
+}
+
+/// Removes checkpoints; whenever it dies, the folder is whole or gone.
+fn discard(checkpoints: &Path) -> Result<(), Error> {
+    let aside = disk::aside(checkpoints);
+    if aside.is_dir() {
+        disk::remove_directory(&aside)?;
+    }
+    if checkpoints.is_dir() {
+        disk::rename(checkpoints, &aside)?;
+        disk::remove_directory(&aside)?;
+    }
+    Ok(())
 }
 
 /// Refuses a run directory of other settings than its member's.
@@ -199,6 +221,11 @@ fn train(folder: &Path, member: &Member, keep: Keep, watcher: &mut dyn Watcher, 
     } else {
         Run::start(member.config.clone(), open_dataset(&member.config)?, Given::default(), &path)?
     };
+    let checkpoints = path.join(CHECKPOINTS);
+    if keep == Keep::Checkpoints && !checkpoints.is_dir() {
+        disk::create_directory(&checkpoints)?;
+        disk::sync_directory(&path)?;
+    }
     run.interrupt_on(watcher.flag());
     let (step, steps) = (run.trainer().step(), member.config.steps);
     watcher.began(member, step);

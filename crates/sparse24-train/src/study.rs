@@ -9,7 +9,7 @@ mod report;
 use std::path::Path;
 
 pub use plan::{Overrides, Plan};
-pub use report::{Arm, Best, Failed, Report, Trend, ValLoss};
+pub use report::{Arm, Best, Failed, LeftOut, Report, Trend, ValLoss};
 
 use crate::{
     Error, disk,

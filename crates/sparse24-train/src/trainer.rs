@@ -250,10 +250,10 @@ impl Trainer {
         }
     }
 
-    /// The last step whose forward is pruned, as far as that is decided: the last 2:4 model. None of a dense method.
+    /// The last steps of the phases whose forward is pruned, as far as that is decided: each leaves a 2:4 model.
     #[must_use]
-    pub fn last_sparse_step(&self) -> Option<u32> {
-        self.recipe.method.last_sparse_step(self.recipe.steps, &self.progress.ends)
+    pub fn last_sparse_steps(&self) -> Vec<u32> {
+        self.recipe.method.last_sparse_steps(self.recipe.steps, &self.progress.ends)
     }
 
     /// While this is set, a step or an evaluation under way ends before its next micro-batch with [`Error::Interrupted`].

@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
     let Args { candidates, until, window, seeds, .. } = args;
     let wanted = Wanted { candidates: candidates.clone(), until: *until, window: *window, seeds: seeds.clone() };
-    let report = search(config, wanted, &args.out, args.jobs, args.keep.into(), &[])?;
+    let report = search(config, wanted, &args.out, args.jobs, args.keep.into(), &[], &Signals::take()?)?;
     if args.json {
         say!("{}", serde_json::to_string_pretty(&report).expect("plain values"));
     } else {
@@ -76,10 +76,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Searches, in sight; interrupted, it is continued by the same command with these words more.
-pub(crate) fn search(config: Config, wanted: Wanted, out: &Path, jobs: u16, keep: Keep, more: &[&Path]) -> Result<Report, Failure> {
+pub(crate) fn search(
+    config: Config,
+    wanted: Wanted,
+    out: &Path,
+    jobs: u16,
+    keep: Keep,
+    more: &[&Path],
+    signals: &Signals,
+) -> Result<Report, Failure> {
     config.check_corpus()?;
     let plan = Plan::resolve(config, wanted)?;
-    let signals = Signals::take()?;
     let mut search = Search::open(plan, out, keep)?;
     let Report { until, window: [first, last], done, of, .. } = search.report();
     note(format_args!("{}, each of {until} steps, mu over the steps {first} to {last}: {}", counted(of, "run"), out.display()));
@@ -87,7 +94,7 @@ pub(crate) fn search(config: Config, wanted: Wanted, out: &Path, jobs: u16, keep
         note(format_args!("{done} of them are done"));
     }
     let display = Display::new();
-    let watchers = display.watchers(jobs, &signals)?;
+    let watchers = display.watchers(jobs, signals)?;
     let members = search.series().members().to_vec();
     let after = |member: usize, report: &Report| {
         let arm = &members[member].arm;
@@ -102,7 +109,7 @@ pub(crate) fn search(config: Config, wanted: Wanted, out: &Path, jobs: u16, keep
     let report = search.report();
     match progress {
         Progress::Finished => Ok(report),
-        Progress::Stopped => Err(series::interrupted(&signals, report.done, report.of, more)),
+        Progress::Stopped => Err(series::interrupted(signals, report.done, report.of, more)),
     }
 }
 

@@ -89,8 +89,11 @@ impl Progress {
     }
 
     fn line(&self, seen: &Seen) -> String {
-        let done = f64::from(seen.step - self.first);
-        let left = self.began.elapsed().as_secs_f64() / done * f64::from(self.total - seen.step);
+        // A resume begins with the evaluation of a step that was done before.
+        let left = match seen.step - self.first {
+            0 => None,
+            done => Some(self.began.elapsed().as_secs_f64() / f64::from(done) * f64::from(self.total - seen.step)),
+        };
         let mut line = format!("{} loss {:.4}", seen.phase, seen.loss);
         if let Some(loss) = self.validation_loss {
             line += &format!(" val {loss:.4}");
@@ -98,7 +101,7 @@ impl Progress {
         if let Some(rate) = self.flip_rate {
             line += &format!(" flip {rate:.5}");
         }
-        line + &format!(" {} tok/s ETA {}", thousands(seen.tokens_per_second), clock(left))
+        line + &format!(" {} tok/s ETA {}", thousands(seen.tokens_per_second), left.map_or("-".to_owned(), clock))
     }
 }
 
@@ -117,7 +120,22 @@ fn clock(seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{clock, thousands};
+    use super::*;
+
+    #[test]
+    fn a_step_that_was_done_before_tells_no_pace() {
+        let seen = |step| Seen {
+            step,
+            phase: PhaseKind::Sparse,
+            loss: 2.5,
+            flip_rate: None,
+            tokens_per_second: 950.0,
+            validation_loss: Some(2.25),
+        };
+        let progress = Progress::new(7, 8);
+        assert_eq!(progress.line(&seen(7)), "sparse loss 2.5000 950 tok/s ETA -");
+        assert_eq!(progress.line(&seen(8)), "sparse loss 2.5000 950 tok/s ETA 0:00");
+    }
 
     #[test]
     fn times_and_rates_read_well() {

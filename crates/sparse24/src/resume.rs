@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use sparse24_train::run::{Damaged, Resume, Run, run_config};
 
-use crate::{failure::Failure, train};
+use crate::{failure::Failure, signals::Signals, train};
 
 /// Continue a run from its last checkpoint; it ends with the bits of an uninterrupted one
 #[derive(clap::Args, Debug)]
@@ -26,5 +26,5 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = run_config(&args.run)?;
     let damaged = if args.fall_back { Damaged::FallBack } else { Damaged::Refuse };
     let how = Resume { damaged, allow: args.allow.clone() };
-    train::on_threads(&config, || train::drive(Run::resume(&args.run, &how)?, &args.telling))
+    train::on_threads(&config, || train::drive(Run::resume(&args.run, &how)?, &args.telling, Signals::take()?))
 }

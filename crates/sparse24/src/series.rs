@@ -145,7 +145,12 @@ impl Drop for Worker {
 
 /// The end of a command that a signal has stopped, which the same command, and these words, continue.
 pub(crate) fn interrupted(signals: &Signals, done: usize, of: usize, more: &[&Path]) -> Failure {
+    let sentence = format!("interrupted with {done} of {of} runs done; go on with: {}", again(more));
+    Failure::new(signals.received().unwrap_or(Exit::Interrupted), sentence)
+}
+
+/// The line of this command, with these words more.
+pub(crate) fn again(more: &[&Path]) -> String {
     let words = std::env::args_os().skip(1).map(|argument| word(Path::new(&argument))).chain(more.iter().map(|path| word(path)));
-    let line = ["sparse24".to_owned()].into_iter().chain(words).collect::<Vec<_>>().join(" ");
-    Failure::new(signals.received().unwrap_or(Exit::Interrupted), format!("interrupted with {done} of {of} runs done; go on with: {line}"))
+    ["sparse24".to_owned()].into_iter().chain(words).collect::<Vec<_>>().join(" ")
 }

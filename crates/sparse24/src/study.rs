@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use sparse24_train::{
+    report,
     series::{Progress, Told},
     statistics::{mean, quantile},
     study::{Arm, Overrides, Plan, Report, Study},
@@ -78,11 +79,20 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if progress == Progress::Stopped {
         return Err(series::interrupted(&signals, report.done, report.of, &[]));
     }
+    let page = args.out.join(report::FILE);
+    let written = report::write(std::slice::from_ref(&args.out), &page);
+    if let Err(error) = &written {
+        note(format_args!("no report was written: {error}"));
+    }
     if args.json {
         say!("{}", serde_json::to_string_pretty(&report).expect("plain values"));
         return Ok(());
     }
-    tell(&report, study.series().told())
+    tell(&report, study.series().told())?;
+    if written.is_ok() {
+        say!("report       {}", page.display());
+    }
+    Ok(())
 }
 
 fn tell(report: &Report, told: &[Option<Told>]) -> Result<(), Failure> {
@@ -94,11 +104,13 @@ fn tell(report: &Report, told: &[Option<Told>]) -> Result<(), Failure> {
         say!("{:<width$}  {}", arm.name, row(arm, &runs));
     }
     if let Some(best) = &report.best {
-        let left_out = best.left_out.map_or_else(String::new, |interval| {
-            let bounds = interval.low.zip(interval.high).map_or_else(String::new, |(low, high)| format!(" [{low:+.4}, {high:+.4}]"));
-            format!("; {} less the best of the other seeds: {:+.4}{bounds}", report.reference, interval.mean)
+        let left_out = best.left_out.as_ref().map_or_else(String::new, |left_out| {
+            let by_seed: Vec<String> = left_out.by_seed.iter().map(|difference| format!("{difference:+.4}")).collect();
+            let reference = &report.reference;
+            format!("; {reference} less the best of the other seeds: {:+.4} (by seed {})", left_out.mean, by_seed.join(" "))
         });
-        say!("\nlowest mean  {}{left_out}", best.arm);
+        let among = if best.among.len() < report.arms.len() { " that differ in lambda alone" } else { "" };
+        say!("\nlowest mean  {} of {}{among}{left_out}", best.arm, counted(best.among.len(), "arm"));
     }
     for trend in &report.trends {
         let told = |rank: Option<f64>| rank.map_or("-".to_owned(), |rank| format!("{rank:+.2}"));

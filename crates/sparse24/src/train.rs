@@ -15,8 +15,10 @@ use sparse24_train::{
 use crate::{
     configure::Configure,
     failure::{Exit, Failure},
+    lambda_search,
     output::{counted, note, say, word},
     progress::{Progress, Seen},
+    series,
     signals::Signals,
     tensorboard::{self, Events},
     weights,
@@ -61,11 +63,19 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut config = args.configure.resolve()?;
     config.check_corpus()?;
     let out = args.out.clone().unwrap_or_else(|| default_directory(&config));
-    let lambda = choose_lambda(args, &mut config, &out)?;
+    // One pair of ears for the search and the run: what comes between the two is heard as well.
+    let signals = Signals::take()?;
+    // The directory of a run that gets none has the time in its name.
+    let named = [Path::new("--out"), &out];
+    let more = if args.out.is_some() { &named[..0] } else { &named };
+    let lambda = choose_lambda(args, &mut config, &out, more, &signals)?;
     on_threads(&config.clone(), || {
         let dataset = open_dataset(&config)?;
         let vocabulary = dataset.vocabulary() as usize;
         let initial = args.init_from.as_deref().map(|path| weights::read(path, &config, vocabulary)).transpose()?;
+        if let Some(exit) = signals.received() {
+            return Err(Failure::new(exit, format!("interrupted before the first step; go on with: {}", series::again(more))));
+        }
         let given = Given { weights: initial.as_deref(), plans: args.plans.as_deref(), lambda: lambda.as_ref() };
         let run = Run::start(config, dataset, given, &out).map_err(|error| match (&args.init_from, error) {
             (Some(path), Error::Parameter { name, problem }) => {
@@ -74,12 +84,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             }
             (_, error) => error.into(),
         })?;
-        drive(run, &args.telling)
+        drive(run, &args.telling, signals)
     })
 }
 
 /// Sets lambda as asked; gives where it comes from, if from a search.
-fn choose_lambda(args: &Args, config: &mut Config, out: &Path) -> Result<Option<LambdaOrigin>, Failure> {
+fn choose_lambda(args: &Args, config: &mut Config, out: &Path, more: &[&Path], signals: &Signals) -> Result<Option<LambdaOrigin>, Failure> {
     let refuse = |problem: &str| Err(Failure::new(Exit::Usage, problem));
     let asked = args.lambda.as_deref();
     if args.lambda_search.is_some() && asked != Some("auto") {
@@ -99,10 +109,7 @@ fn choose_lambda(args: &Args, config: &mut Config, out: &Path) -> Result<Option<
         Some(folder) => Report::read(folder)?,
         None => {
             RunDirectory::check_free(out)?;
-            // The directory of a run that gets none has the time in its name.
-            let more = [Path::new("--out"), out];
-            let more = if args.out.is_some() { &more[..0] } else { &more };
-            crate::lambda_search::search(config.clone(), Wanted::default(), &folder, 1, Keep::Results, more)?
+            lambda_search::search(config.clone(), Wanted::default(), &folder, 1, Keep::Results, more, signals)?
         }
     };
     let origin = found.origin(&folder, config, &open_dataset(config)?)?;
@@ -118,8 +125,7 @@ pub(crate) fn on_threads(config: &Config, work: impl FnOnce() -> Result<(), Fail
 }
 
 /// Trains a run to its end, in sight.
-pub(crate) fn drive(mut run: Run, telling: &Telling) -> Result<(), Failure> {
-    let signals = Signals::take()?;
+pub(crate) fn drive(mut run: Run, telling: &Telling, signals: Signals) -> Result<(), Failure> {
     let config = run.config().clone();
     let recipe = run.trainer().recipe();
     let parameters: usize = run.trainer().parameter_shapes().map(|(_, [rows, columns])| rows * columns).sum();

@@ -160,6 +160,12 @@ pub fn count(directory: &Path) -> Result<usize, Error> {
     Ok(checkpoints(directory)?.len())
 }
 
+/// Whether the checkpoint of a step has its name, which only a complete one gets; it is not read.
+#[must_use]
+pub fn is_named(directory: &Path, step: u32) -> bool {
+    directory.join(directory_name(step)).is_dir()
+}
+
 /// Removes the checkpoints of steps beyond `step`; returns the steps removed.
 ///
 /// A run that is resumed from an older checkpoint leaves the later ones behind: they must not be taken for its own.

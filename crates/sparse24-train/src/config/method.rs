@@ -74,26 +74,30 @@ impl MethodConfig {
         if let Some(interval) = NonZeroU32::new(*refresh) {
             method.refresh = Refresh::Every(interval);
         }
-        if let Some(place) = chosen::<DecayPlace>("method.decay", decay)? {
+        let place = chosen::<DecayPlace>("method.decay", decay)?;
+        if let Some(place) = place {
             method.decay = place.with(*lambda);
         }
         let mut sparse = method.sparse_phase();
         let (forward, dgrad, wgrad) = (chosen("method.forward", forward)?, chosen("method.dgrad", dgrad)?, chosen("method.wgrad", wgrad)?);
         (sparse.forward, sparse.dgrad, sparse.wgrad) =
             (forward.unwrap_or(sparse.forward), dgrad.unwrap_or(sparse.dgrad), wgrad.unwrap_or(sparse.wgrad));
+        let keys = [("forward", forward.is_some()), ("dgrad", dgrad.is_some()), ("wgrad", wgrad.is_some())];
         if !phases.is_empty() {
             method.phases = phases.iter().map(|text| phase(text, sparse)).collect::<Result<_, _>>()?;
-            return Ok(method);
-        }
-        let keys = [("forward", forward.is_some()), ("dgrad", dgrad.is_some()), ("wgrad", wgrad.is_some())];
-        if let Some((key, _)) = keys.iter().find(|(_, set)| *set)
+        } else if let Some((key, _)) = keys.iter().find(|(_, set)| *set)
             && method.phases.iter().all(Phase::is_dense)
         {
             let problem = format!("all phases of {name} are dense; name a sparse one with method.phases = [\"sparse\"]");
             return Err(Error::setting(format!("method.{key}"), problem));
+        } else {
+            for phase in method.phases.iter_mut().filter(|phase| !phase.is_dense()) {
+                *phase = Phase { until: phase.until, optimizer: phase.optimizer, ..sparse };
+            }
         }
-        for phase in method.phases.iter_mut().filter(|phase| !phase.is_dense()) {
-            *phase = Phase { until: phase.until, optimizer: phase.optimizer, ..sparse };
+        if place.is_some_and(|place| place != DecayPlace::None) && method.phases.iter().all(|phase| phase.mask().is_none()) {
+            let problem = format!("acts where the forward's weights are pruned, which no phase of {name} does; leave it empty");
+            return Err(Error::setting("method.decay", problem));
         }
         Ok(method)
     }

@@ -148,8 +148,8 @@ pub(super) fn scatter(runs: &[Record]) -> Option<Figure> {
 pub(super) fn instruments(runs: &[Record]) -> Vec<Figure> {
     let kept = measured(
         runs,
-        ["kept", "Norm kept by the mask", "kept L1 norm / L1 norm"],
-        "The share of the weights' L1 norm that their masks keep: 1 would be a model that pruning does not touch. Half of the weights of a Gaussian, chosen freely, hold about four fifths of it.",
+        ["kept", "Norm kept by the transposable mask", "kept L1 norm / L1 norm"],
+        "The share of the weights' L1 norm that the transposable masks searched in them keep, whatever mask the method multiplies under: 1 would be a model that pruning does not touch. Half of the weights of a Gaussian, chosen freely, hold about four fifths of it.",
         |instruments| Some(instruments.kept),
     );
     let variance = measured(

@@ -286,13 +286,26 @@ fn a_study_is_told_with_one_run_of_each_arm() {
         serde_json::json!({ "name": name, "val_loss": { "mean": 2.5 }, "difference": { "mean": mean, "low": low, "high": high, "pairs": 3 }, "flip_rate": 0.01, "mu": null, "failures": [] })
     };
     let arms = [arm("dense", [None; 3]), arm("fst", [Some(-0.0123), Some(-0.02), Some(-0.005)])];
-    let study = serde_json::json!({ "format": 1, "reference": "dense", "seeds": [1, 2, 10], "done": 6, "of": 6, "arms": arms });
+    let best =
+        serde_json::json!({ "arm": "fst", "among": ["dense", "fst"], "left_out": { "mean": 0.0125, "by_seed": [0.025, 0.0, 0.0125] } });
+    let trends = serde_json::json!([{ "arms": ["weak", "fst"], "flip_rate": -1.0, "val_loss": 0.5 }]);
+    let study = serde_json::json!({
+        "format": 1, "reference": "dense", "seeds": [1, 2, 10], "done": 6, "of": 6, "arms": arms, "best": best, "trends": trends
+    });
     fs::write(folder.path().join("study.json"), study.to_string()).unwrap();
     let page = page(&[folder.path().to_owned()]).unwrap();
     let text = check(&page);
     assert_eq!(figures(&page)[..2], ["study", "loss"]);
     assert!(page.contains(&format!("<h1>{}</h1>", folder.path().file_name().unwrap().display())));
-    for said in ["−0.0123", "−0.02 to −0.005", "dense/seed-1", "fst/seed-1", "4 more are in its conclusions"] {
+    for said in [
+        "−0.0123",
+        "−0.02 to −0.005",
+        "dense/seed-1",
+        "fst/seed-1",
+        "4 more are in its conclusions",
+        "Lowest mean loss: fst, of dense, fst. dense less the best of the other seeds: 0.0125 on average, 0.025, 0, 0.0125 by seed.",
+        "With λ, over weak, fst: Spearman's rank correlation is −1 of the mean flip rate and 0.5 of the mean held-out loss.",
+    ] {
         assert!(text.contains(said), "{said} is missing in {text}");
     }
     fs::write(folder.path().join("study.json"), "{").unwrap();

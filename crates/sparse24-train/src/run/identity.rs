@@ -19,7 +19,7 @@ use crate::{
 const NONE: &[u8] = &[];
 
 /// Keys of the configuration that decide no bit.
-const DECIDES_NOTHING: [&str; 16] = [
+pub(super) const DECIDES_NOTHING: [&str; 16] = [
     "preset",
     "data.path",
     "run.checkpoint_every",

@@ -36,7 +36,7 @@ impl Run {
         let mut state = identity(&self.config, &self.dataset, &self.trainer);
         state.method.extend((self.skipped > 0).then(|| (SKIPPED.to_owned(), u64::from(self.skipped))));
         let checkpoint = snapshot(&mut self.trainer, state, self.flip_counts.tensors().collect(), self.saver.spare())?;
-        self.saver.begin(checkpoint, retention(&self.config, self.trainer.last_sparse_step()), self.metrics.syncer()?)?;
+        self.saver.begin(checkpoint, retention(&self.config, self.trainer.last_sparse_steps()), self.metrics.syncer()?)?;
         self.saved = Some(step);
         Ok(())
     }
@@ -58,10 +58,10 @@ impl Run {
 /// The counter of skipped steps, among those of the checkpoint's state.
 pub(super) const SKIPPED: &str = "skipped";
 
-/// The last 2:4 model stays, whatever comes after it.
-fn retention(config: &Config, last_sparse: Option<u32>) -> Retention {
+/// The 2:4 model that a sparse phase leaves stays, whatever comes after it.
+fn retention(config: &Config, always: Vec<u32>) -> Retention {
     let last = NonZeroUsize::new(config.run.keep_last).unwrap_or(NonZeroUsize::MIN);
-    Retention { last, every: config.run.keep_every, always: last_sparse.into_iter().collect() }
+    Retention { last, every: config.run.keep_every, always }
 }
 
 /// Refuses a run whose checkpoints, those that it keeps and the one being written, will not fit beside what lies there now.
@@ -80,7 +80,8 @@ pub(super) fn check_room(config: &Config, recipe: &Recipe, run: &Path) -> Result
 fn most_kept(config: &Config, method: &Method) -> u64 {
     let Config { steps, run, .. } = config;
     let multiples = |every: u32| u64::from(steps.checked_div(every).unwrap_or(0));
-    let always = u64::from(method.last_sparse_step(*steps, &Ends::new()).is_some_and(|step| step < *steps)) + multiples(run.keep_every);
+    let switches = method.last_sparse_steps(*steps, &Ends::new()).into_iter().filter(|step| step < steps).count() as u64;
+    let always = switches + multiples(run.keep_every);
     // Besides the multiples: one at the end of each phase.
     (multiples(run.checkpoint_every) + method.phases.len() as u64).min(always.saturating_add(run.keep_last as u64))
 }

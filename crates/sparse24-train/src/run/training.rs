@@ -339,8 +339,8 @@ impl Run {
     /// Trains to the last step, or until the observer asks to stop. However it ends, what was being saved is saved.
     ///
     /// # Errors
-    /// [`Error::NonFinite`] and [`Error::SkipLimit`] before the update, [`Error::Spike`] after it; the last checkpoint stays. Those of the run
-    /// directory and of saving, which are told after the step under way.
+    /// [`Error::NonFinite`] and [`Error::SkipLimit`] before the update, [`Error::Spike`] and [`Error::NonFiniteEvaluation`] after it; the last checkpoint
+    /// stays. Those of the run directory and of saving, which are told after the step under way.
     pub fn train(&mut self, observer: &mut dyn Observer) -> Result<Ended, Error> {
         let steps = self.steps(observer);
         // The first error counts.
@@ -361,13 +361,8 @@ impl Run {
         let mut last = None;
         while self.trainer.step() < self.config.steps || self.pending.is_some() {
             self.look_after_save()?;
-            match observer.asked() {
-                Asked::Nothing => {}
-                Asked::Save => self.save()?,
-                Asked::Stop => {
-                    self.save()?;
-                    return Ok(Ended::Stopped { step: self.trainer.step() });
-                }
+            if self.is_stopped(observer)? {
+                return Ok(Ended::Stopped { step: self.trainer.step() });
             }
             match self.advance() {
                 Ok(metrics) => {
@@ -379,9 +374,13 @@ impl Run {
                 Err(error) => return Err(error),
             }
         }
-        let val_loss = match last.as_ref().and_then(|metrics| metrics.val_loss) {
-            Some(loss) => loss,
-            None => self.evaluate()?,
+        let told = last.as_ref().and_then(|metrics| metrics.val_loss);
+        let val_loss = loop {
+            match told.map_or_else(|| self.evaluate(), Ok) {
+                Err(Error::Interrupted) if self.is_stopped(observer)? => return Ok(Ended::Stopped { step: self.trainer.step() }),
+                Err(Error::Interrupted) => {}
+                ended => break ended?,
+            }
         };
         let steps = self.trainer.step();
         if last.is_none() {
@@ -390,6 +389,15 @@ impl Run {
         let loss = last.map(|metrics| metrics.loss);
         let run = self.path().to_owned();
         Ok(Ended::Finished(Summary { run, steps, trained: steps - first, loss, val_loss, seconds: began.elapsed().as_secs_f64() }))
+    }
+
+    /// Does what is asked; whether that is to stop.
+    fn is_stopped(&mut self, observer: &mut dyn Observer) -> Result<bool, Error> {
+        let asked = observer.asked();
+        if asked != Asked::Nothing {
+            self.save()?;
+        }
+        Ok(asked == Asked::Stop)
     }
 
     /// The next step and all that is measured of it; or what was not measured yet of the last one. Interrupted, it leaves the step undone,
@@ -448,9 +456,11 @@ impl Run {
     /// Mean loss over the whole held-out split, nats a token.
     ///
     /// # Errors
-    /// Those of the backend.
+    /// [`Error::NonFiniteEvaluation`]; those of the backend.
     pub fn evaluate(&mut self) -> Result<f64, Error> {
-        self.trainer.evaluate_by(&self.dataset.evaluation_windows(self.config.model.context), evaluated_at_once(&self.config))
+        let windows = self.dataset.evaluation_windows(self.config.model.context);
+        let loss = self.trainer.evaluate_by(&windows, evaluated_at_once(&self.config))?;
+        if loss.is_finite() { Ok(loss) } else { Err(Error::NonFiniteEvaluation { step: self.trainer.step(), loss, kept: None }) }
     }
 
     /// One optimizer step, taken or skipped.
@@ -525,7 +535,11 @@ impl Run {
 
     /// An error that tells what it leaves, if it should.
     fn with_newest_checkpoint(&self, mut error: Error) -> Error {
-        if let Error::NonFinite { kept, .. } | Error::SkipLimit { kept, .. } | Error::Spike { kept, .. } = &mut error {
+        if let Error::NonFinite { kept, .. }
+        | Error::SkipLimit { kept, .. }
+        | Error::Spike { kept, .. }
+        | Error::NonFiniteEvaluation { kept, .. } = &mut error
+        {
             let newest = checkpoint::latest(&self.directory.checkpoints()).ok().and_then(|latest| latest.checkpoint);
             *kept = newest.as_deref().and_then(checkpoint::step_of);
         }

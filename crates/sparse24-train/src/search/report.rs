@@ -87,7 +87,7 @@ pub struct Candidate {
     pub mu: Option<f64>,
     /// Of mu, over layers.
     pub interval: Option<[f64; 2]>,
-    /// What the rule says of it; none before its runs are done.
+    /// What the rule says of it; none before its runs are done, and where none failed and mu is none.
     pub verdict: Option<Verdict>,
     /// Mean over window and seeds.
     pub flip_rate: Option<f64>,
@@ -168,7 +168,7 @@ impl Report {
             let of_arm = members.iter().zip(told).filter(|(member, _)| member.arm == name);
             of_arm.map(|(member, told)| (member.config.seed, told.as_ref())).collect()
         };
-        // At the steps that the candidate is sparse: where it is not, there is nothing to compare.
+        // At the steps that the candidate is sparse and both have: elsewhere there is nothing to compare.
         let flips = |told: &Told, steps: &dyn Fn(u32) -> bool| -> Option<Flips> {
             let in_window: Vec<_> = told.samples.iter().filter(|sample| steps(sample.step)).collect();
             let of_layer = |(name, weights): &(String, u64)| {
@@ -187,9 +187,13 @@ impl Report {
         let candidate = |&lambda: &f32| {
             let runs = runs(&arm(lambda));
             let pairs = runs.iter().zip(&references).map(|((_, told), (_, reference))| {
-                let told = (*told)?;
-                let sparse = |step| in_window(step) && told.samples.iter().any(|s| s.step == step && s.phase == PhaseKind::Sparse);
-                Some((flips(told, &sparse)?, flips((*reference)?, &sparse)?))
+                let (told, reference) = ((*told)?, (*reference)?);
+                // A skipped step has no sample.
+                let both = |step| {
+                    let is_sparse = told.samples.iter().any(|sample| sample.step == step && sample.phase == PhaseKind::Sparse);
+                    in_window(step) && is_sparse && reference.samples.iter().any(|sample| sample.step == step)
+                };
+                Some((flips(told, &both)?, flips(reference, &both)?))
             });
             let (sparse, dense): (Vec<_>, Vec<_>) = pairs.map(Option::unzip).unzip();
             let mu = |sparse: &Flips, dense: &Flips| Some(rate(sparse) / rate(dense)).filter(|mu| mu.is_finite());
@@ -198,14 +202,16 @@ impl Report {
             let both = pooled.as_ref().zip(reference.as_ref());
             let mu = both.and_then(|(sparse, dense)| mu(sparse, dense));
             let is_done = runs.iter().chain(&references).all(|(_, told)| told.is_some());
+            let failure = runs.iter().find_map(|(seed, told)| Some(Failed { seed: *seed, failure: (*told)?.failure.clone()? }));
             Candidate {
                 lambda,
                 mu,
                 interval: mu.and(both).and_then(|(sparse, dense)| bootstrap(sparse, dense)),
-                verdict: is_done.then(|| lambda::verdict(mu.unwrap_or(f64::NAN)).into()),
+                // A run that failed is an explosion; what was not measured is nothing.
+                verdict: (is_done && (mu.is_some() || failure.is_some())).then(|| lambda::verdict(mu.unwrap_or(f64::NAN)).into()),
                 flip_rate: pooled.as_ref().map(rate),
                 by_seed,
-                failure: runs.iter().find_map(|(seed, told)| Some(Failed { seed: *seed, failure: (*told)?.failure.clone()? })),
+                failure,
             }
         };
         let candidates: Vec<_> = plan.candidates.iter().map(candidate).collect();

@@ -56,10 +56,33 @@ fn what_cannot_be_searched_is_refused() {
             Wanted { window: Some([61, 100]), ..none() },
             "run.flip_every: is 60, so that no step of the window 61..100 is sampled; expected at most 40",
         ),
+        (r#"method.phases=["dense"]"#, none(), "method.name: fst prunes in no phase, so that there is no lambda to search"),
+        (
+            r#"method.phases=["dense:1/2","sparse"]"#,
+            none(),
+            "window: no sampled step of 51..100 is sparse, so that there are no masks to compare; expected steps of a sparse phase (--until, --window)",
+        ),
+        (
+            r#"method.phases=["dense:1/8","sparse"] run.flip_every=60"#,
+            none(),
+            "window: no sampled step of 51..100 is sparse, so that there are no masks to compare; expected steps of a sparse phase (--until, --window)",
+        ),
+        (
+            "method.name=step method.decay=on-weights",
+            Wanted { until: Some(60), ..none() },
+            "window: no sampled step of 31..60 is sparse, so that there are no masks to compare; expected steps of a sparse phase (--until, --window)",
+        ),
     ] {
         let refused = Plan::resolve(config(settings), wanted).unwrap_err().to_string();
         assert_eq!(refused, expected);
     }
+}
+
+/// STEP's variance may have settled after a tenth of the run, which is step 60.
+#[test]
+fn a_window_that_may_be_sparse_is_searched() {
+    resolve("method.name=step method.decay=on-weights", Wanted { until: Some(70), ..Wanted::default() });
+    resolve(r#"method.phases=["dense:1/8","sparse"] run.flip_every=80"#, Wanted::default());
 }
 
 #[test]
@@ -143,6 +166,16 @@ fn mu_is_a_ratio_of_means_over_the_window() {
     assert_eq!((report.recommended, report.advice.as_deref()), (Some(1.0), None));
 }
 
+/// Each has skipped a step that the other has sampled.
+#[test]
+fn mu_is_of_the_steps_that_both_have() {
+    let plan = plan();
+    let (dense, sparse) = (told(&[(60, 0.5, 0.5), (70, 0.9, 0.9)]), told(&[(60, 0.25, 0.25), (80, 0.9, 0.9)]));
+    let all = [dense.clone(), sparse.clone(), sparse.clone(), dense, sparse.clone(), sparse];
+    let report = Report::of(&plan, &plan.members(), &all);
+    assert_eq!((report.candidates[0].mu, report.candidates[0].flip_rate), (Some(0.5), Some(0.25)));
+}
+
 #[test]
 fn what_was_not_measured_is_no_number() {
     let plan = plan();
@@ -166,7 +199,8 @@ fn what_was_not_measured_is_no_number() {
         })
     };
     let all = [dense.clone(), in_dense_phase(half.clone()), half.clone(), dense, in_dense_phase(half.clone()), half];
-    assert_eq!(Report::of(&plan, &plan.members(), &all).candidates[0].mu, None);
+    let report = Report::of(&plan, &plan.members(), &all);
+    assert_eq!((report.candidates[0].mu, report.candidates[0].verdict), (None, None), "not measured is no explosion");
 }
 
 #[test]

@@ -139,6 +139,7 @@ pub(super) fn record_failure(path: &Path, error: Error) -> Result<(), Error> {
         Error::Spike { step, loss, z, .. } => {
             Failure { step, what: format!("the loss {loss} is a spike, {z:.1} standard deviations high") }
         }
+        Error::NonFiniteEvaluation { step, loss, .. } => Failure { step, what: format!("the loss on the held-out split is {loss}") },
         Error::NonFiniteCheckpoint { step, tensor, .. } => Failure { step, what: format!("{tensor} is not finite") },
         other => {
             debug_assert!(other.kind() != ErrorKind::NonFinite, "{other}");

@@ -51,6 +51,8 @@ pub(super) struct PlannedArm {
     pub(super) config: Config,
 }
 
+/// What is expected of a study's file.
+const EXPECTED: &str = "a study: a TOML file of reference, seeds, [base] and [[arms]]";
 /// The keys of a study file; `data` is that of a resolved one.
 const KEYS: [&str; 5] = ["reference", "seeds", "base", "arms", "data"];
 /// What all arms share.
@@ -62,7 +64,7 @@ impl Plan {
     /// # Errors
     /// [`Error::Setting`] names the file, the arm and the key; [`Error::Io`].
     pub fn read(path: &Path, overrides: &Overrides) -> Result<Self, Error> {
-        read_table(path).and_then(|table| Self::of_table(table, overrides)).map_err(|error| match error {
+        read_table(path, EXPECTED).and_then(|table| Self::of_table(table, overrides)).map_err(|error| match error {
             Error::Setting { key, problem } => Error::setting(format!("{}: {key}", path.display()), problem),
             other => other,
         })

@@ -91,8 +91,21 @@ pub struct Failed {
 pub struct Best {
     /// The arm of the lowest mean loss, of those that have a loss for each seed.
     pub arm: String,
-    /// The reference's loss minus that of the arm that is best on the other seeds, seed by seed: the choice is not made on what it is judged by.
-    pub left_out: Option<Interval>,
+    /// What it is the best of: the arms that differ from the reference in lambda alone, and it; all, where there are none.
+    pub among: Vec<String>,
+    /// None where the reference lacks a loss.
+    pub left_out: Option<LeftOut>,
+}
+
+/// The reference's loss minus that of the arm that is best on the other seeds, seed by seed: the choice is not made on what it is judged by.
+///
+/// No interval: the choices rest on nearly the same seeds, so the differences are not independent.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LeftOut {
+    /// Over the seeds.
+    pub mean: f64,
+    /// In the order of the seeds.
+    pub by_seed: Vec<f64>,
 }
 
 /// How arms that differ in lambda alone go with it.
@@ -142,7 +155,7 @@ impl Report {
             steps: plan.base.steps,
             done,
             of: told.len(),
-            best: if done == told.len() { best(&arms, &plan.reference) } else { None },
+            best: if done == told.len() { best(plan, &arms) } else { None },
             trends: trends(&plan.arms, &arms),
             arms,
             data: plan.data,
@@ -188,24 +201,36 @@ fn lowest<'a>(losses: &'a [(&Arm, Vec<f64>)], counts: impl Fn(usize) -> bool) ->
     losses.iter().filter(|arm| mean_of(arm).is_some()).min_by(|a, b| mean_of(a).partial_cmp(&mean_of(b)).expect("losses are finite"))
 }
 
-fn best(arms: &[Arm], reference: &str) -> Option<Best> {
+fn best(plan: &Plan, arms: &[Arm]) -> Option<Best> {
+    let reference = plan.arms.iter().position(|arm| arm.name == plan.reference)?;
+    let group = but_lambda(&plan.arms[reference]);
+    let mut among: Vec<&Arm> = plan.arms.iter().zip(arms).filter(|(planned, _)| but_lambda(planned) == group).map(|(_, arm)| arm).collect();
+    if among.len() < 2 {
+        among = arms.iter().collect();
+    }
     let whole = |arm: &Arm| arm.val_loss.by_seed.iter().copied().collect::<Option<Vec<f64>>>();
-    let losses: Vec<_> = arms.iter().filter_map(|arm| Some((arm, whole(arm)?))).collect();
-    let (arm, by_seed) = lowest(&losses, |_| true)?;
-    let left_out = losses.iter().find(|(arm, _)| arm.name == reference).and_then(|(_, of_reference)| {
-        let difference = |seed: usize| Some(of_reference[seed] - lowest(&losses, |at| at != seed)?.1[seed]);
-        Interval::of(&(0..by_seed.len()).map(difference).collect::<Option<Vec<_>>>()?)
+    let losses: Vec<_> = among.iter().filter_map(|&arm| Some((arm, whole(arm)?))).collect();
+    let (arm, _) = lowest(&losses, |_| true)?;
+    let left_out = whole(&arms[reference]).and_then(|of_reference| {
+        let difference = |(seed, loss): (usize, &f64)| Some(loss - lowest(&losses, |at| at != seed)?.1[seed]);
+        let by_seed = of_reference.iter().enumerate().map(difference).collect::<Option<Vec<_>>>()?;
+        Some(LeftOut { mean: mean(&by_seed)?, by_seed })
     });
-    Some(Best { arm: arm.name.clone(), left_out })
+    Some(Best { arm: arm.name.clone(), among: among.iter().map(|arm| arm.name.clone()).collect(), left_out })
+}
+
+/// What decides an arm's bits, but lambda.
+fn but_lambda(planned: &PlannedArm) -> BTreeMap<String, String> {
+    let mut settings = decisive(&planned.config);
+    settings.remove("method.lambda");
+    settings
 }
 
 /// Groups of at least three arms of different lambdas, all else equal.
 fn trends(planned: &[PlannedArm], arms: &[Arm]) -> Vec<Trend> {
     let mut groups: BTreeMap<BTreeMap<String, String>, Vec<(f32, &Arm)>> = BTreeMap::new();
     for (planned, arm) in planned.iter().zip(arms) {
-        let mut settings = decisive(&planned.config);
-        settings.remove("method.lambda");
-        groups.entry(settings).or_default().push((planned.config.method.lambda, arm));
+        groups.entry(but_lambda(planned)).or_default().push((planned.config.method.lambda, arm));
     }
     let trend = |mut group: Vec<(f32, &Arm)>| {
         group.sort_by(|a, b| a.0.total_cmp(&b.0));

@@ -154,10 +154,24 @@ fn differences_are_paired() {
 fn the_best_is_chosen_on_other_seeds() {
     let plan = read(STUDY, &Overrides::default()).unwrap();
     let best = Report::of(&plan, &results()).best.unwrap();
-    assert_eq!(best.arm, "middle");
+    assert_eq!((best.arm.as_str(), best.among.len()), ("middle", 4), "dense has no lambda, so that all arms are its peers");
     // Without seed 1: means dense 2.1875, middle 2.1875: the first of equals, dense. Without seed 2: dense 2.125, middle 2.125. Without seed 3: middle.
-    assert_eq!(best.left_out.unwrap().mean, (0.0 + 0.0 + (2.25 - 2.75)) / 3.0);
+    assert_eq!(best.left_out.unwrap(), LeftOut { mean: -0.5 / 3.0, by_seed: vec![0.0, 0.0, 2.25 - 2.75] });
     assert_eq!(Report::of(&plan, &[results()[..11].to_vec(), vec![None]].concat()).best, None, "not before all are done");
+}
+
+/// A lambda is set against the best lambda, be dense training better than all of them.
+#[test]
+fn a_lambda_is_compared_with_lambdas() {
+    let plan = read(STUDY, &Overrides { reference: Some("weak".to_owned()), ..Overrides::default() }).unwrap();
+    let mut all = results();
+    for of_seed in all.chunks_mut(4) {
+        of_seed[0] = dense(1.0);
+    }
+    let best = Report::of(&plan, &all).best.unwrap();
+    assert_eq!((best.arm.as_str(), best.among), ("middle", ["weak", "strong", "middle"].map(str::to_owned).to_vec()));
+    // Without seed 1: weak 2.375, middle 2.1875; without 2: weak 2.25, middle 2.125; without 3: weak 2.375, middle 1.5625.
+    assert_eq!(best.left_out.unwrap().by_seed, [2.25 - 1.5, 2.5 - 1.625, 2.25 - 2.75]);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use sparse24_core::phase::{has_settled, settling_window};
 
-use super::Trainer;
+use super::{Recipe, Trainer};
 use crate::{
     Error,
     backend::{Backend, DType, Region, Tensor},
@@ -67,7 +67,13 @@ impl Trainer {
         match self.recipe.method.phases[phase].optimizer {
             AdamVariant::Standard => (rule, corrections),
             AdamVariant::FrozenVariance => {
-                let frozen_after = self.recipe.method.last_step(phase - 1, self.recipe.steps, &self.progress.ends);
+                let Recipe { method, steps, .. } = &self.recipe;
+                let end = |phase| method.last_step(phase, *steps, &self.progress.ends);
+                // One without a step changes nothing.
+                let changes = |&phase: &usize| {
+                    method.phases[phase].optimizer == AdamVariant::Standard && end(phase) > phase.checked_sub(1).map_or(0, end)
+                };
+                let frozen_after = (0..phase).rev().find(changes).map(end).expect("Method::check wants a step before");
                 (AdamW { beta2: 1.0, ..rule }, [corrections[0], rule.bias_corrections(frozen_after)[1]])
             }
         }

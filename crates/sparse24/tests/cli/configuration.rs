@@ -70,6 +70,14 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
             "method.name=dense method.wgrad=mvue",
             r#"method.wgrad: all phases of dense are dense; name a sparse one with method.phases = ["sparse"]"#,
         ),
+        (
+            "method.name=dense method.decay=on-weights",
+            "method.decay: acts where the forward's weights are pruned, which no phase of dense does; leave it empty",
+        ),
+        (
+            r#"method.decay=on-gradients method.phases=["dense"]"#,
+            "method.decay: acts where the forward's weights are pruned, which no phase of fst does; leave it empty",
+        ),
         ("method.dgrad=permuted", r#"method.dgrad: expected a row-wise forward beside "permuted" (method.forward = "row-wise")"#),
         ("half.ratio=2", r#"half.ratio: expected a share above 0 and at most 1, as "1/2" or "0.77", found "2""#),
         ("half.ratio=0", r#"half.ratio: expected a share above 0 and at most 1, as "1/2" or "0.77", found "0""#),

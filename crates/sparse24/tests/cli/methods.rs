@@ -124,3 +124,29 @@ fn choices_are_compared_by_a_resume_and_may_be_missing_in_old_runs() {
     place.write("run/config.toml", old.join("\n"));
     place.answer("resume run");
 }
+
+/// Steps 1 to 4 and 9 to 12 are sparse; one checkpoint besides is kept.
+#[test]
+fn the_model_of_each_sparse_phase_is_kept() {
+    let place = Place::new();
+    place.train("run", r#"--set method.phases=["sparse:1/3","dense:2/3","sparse"] --checkpoint-every 2 --set run.keep_last=1"#);
+    let kept = fs::read_dir(place.path("run/checkpoints")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut kept: Vec<String> = kept.collect();
+    kept.sort();
+    assert_eq!(kept, ["step-00000004", "step-00000012"]);
+    assert!(place.path("run/checkpoints/step-00000004/masks.safetensors").is_file());
+}
+
+/// Adam's variance is frozen where it was, and so is its bias correction, however the phase is divided.
+#[test]
+fn a_frozen_phase_goes_on_in_the_next() {
+    let place = Place::new();
+    let model = |run: &str, phases: &str| {
+        place.train(run, &format!("--method ste --set method.phases=[{phases}]"));
+        fs::read(place.path(&format!("{run}/checkpoints/step-00000012/model.safetensors"))).unwrap()
+    };
+    let whole = model("whole", r#""dense:1/4","frozen""#);
+    assert!(model("halves", r#""dense:1/4","frozen:1/2","frozen""#) == whole);
+    assert!(model("between", r#""dense:1/4","frozen:1/2","sparse:1/2","frozen""#) == whole, "a phase without a step changes nothing");
+    assert!(model("sparse", r#""dense:1/4","sparse:1/2","frozen""#) != whole);
+}

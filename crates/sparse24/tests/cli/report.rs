@@ -43,7 +43,7 @@ fn instruments_decide_no_bit_and_count_what_flips() {
         let path = |run: &str| place.path(&format!("{run}/checkpoints/step-00000012/{part}"));
         assert!(fs::read(path("plain")).unwrap() == fs::read(path("measured")).unwrap(), "{part} differs");
     }
-    let evaluated = |run: &str| place.json(&format!("eval {run} --json"))["val_loss"].clone();
+    let evaluated = |run: &str| place.json(&format!("eval {run} --json"))["loss"].as_f64().expect("a loss");
     assert_eq!(evaluated("measured"), evaluated("plain"), "what a checkpoint has besides is passed over");
     let mut metrics = timeless(&place, "measured");
     let samples: Vec<Value> = metrics.iter_mut().map(|line| line.as_object_mut().unwrap().remove("instruments").unwrap()).collect();

@@ -134,6 +134,11 @@ fn searches_that_cannot_be_are_refused() {
     let place = Place::new();
     for (more, message) in [
         ("--method dense", "method.name: dense has no masked decay, so that there is no lambda to search"),
+        (
+            "--method dense --set method.decay=on-gradients",
+            "method.decay: acts where the forward's weights are pruned, which no phase of dense does; leave it empty",
+        ),
+        (r#"--set method.phases=["dense:11/12","sparse"]"#, "window: no sampled step of 5..9 is sparse, *"),
         ("--candidates 1,x", "invalid value 'x' for '--candidates <A,B,..>': *"),
         ("--candidates -1", "candidates: expected finite numbers of at least 0, found -1"),
         ("--window 3", "invalid value '3' for '--window <A..B>': expected A..B, two steps; *"),

@@ -171,6 +171,39 @@ fn a_signal_abandons_the_evaluation_under_way() {
     }
 }
 
+/// A finished run is evaluated once more, for a second.
+#[test]
+fn a_signal_reaches_the_evaluation_of_a_finished_run() {
+    let place = Place::new();
+    place.write("text", crate::support::text(1).repeat(200));
+    place.train("run", "--set steps=1 --set data.validation=0.9");
+    for (signal, exit, end) in [
+        ("-INT", 130, "interrupted after step 1; resume with: sparse24 resume run"),
+        ("-TERM", 143, "interrupted after step 1; resume with: sparse24 resume run"),
+        ("-USR1", 0, "the run is finished: step 1 was its last"),
+    ] {
+        let (code, said) = interrupted(&place, "resume run", signal, 1);
+        assert_eq!((code, said.lines().last()), (Some(exit), Some(end)), "{signal}: {said}");
+    }
+}
+
+/// The text is read once more between the search and the run, which is as long as a signal could be lost.
+#[test]
+fn a_signal_between_a_search_and_its_run_is_heard() {
+    let place = Place::new();
+    place.write("text", crate::support::text(1).repeat(200));
+    let settings = "--set optimizer.warmup_steps=8 --set run.flip_every=1 --set method.decay=on-weights --set data.validation=0.01";
+    let line = format!("train {TINY} {settings} --set steps=40000 --lambda auto --out run");
+    let mut child = place.command(&line).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains(", by the search in ")));
+    send("-TERM", &child);
+    let last = lines.map(Result::unwrap).last().unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(143), "{last}");
+    assert!(last.starts_with("interrupted ") && last.contains("; go on with: sparse24 train ") || last.contains("resume with: "), "{last}");
+    assert!(place.path("run/lambda-search/search.json").is_file());
+}
+
 /// Seconds of encoding; signalled as soon as it listens.
 #[cfg(target_os = "linux")]
 #[test]

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use serde_json::Value;
 
-use crate::support::{Place, TINY};
+use crate::support::{Place, TINY, is_like};
 
 /// Three arms and three seeds of the tiny configuration.
 const STUDY: &str = r#"
@@ -88,6 +88,10 @@ fn a_finished_study_is_read() {
     let before = place.tree("many");
     place.answer(&line("--out many"));
     assert!(place.tree("many") == before, "what is done is read without its checkpoints");
+    let begun_without = place.read("many/study.json");
+    place.answer(&line("--set run.instrument_every=3 --out many"));
+    assert_eq!(place.read("many/study.json"), begun_without, "instruments may be asked for later");
+    assert!(place.read("many/report.html").contains("Lowest mean loss: "), "a page of its conclusions and of a run of each arm");
     let study = place.read("many/study.toml");
     assert!(study.starts_with("reference = \"dense\"\nseeds = [1, 2, 3]") || study.contains("reference = \"dense\""), "{study}");
     place.answer("study many/study.toml --out again --keep results");
@@ -112,6 +116,25 @@ fn a_study_goes_on_from_the_small_files_of_finished_runs() {
     assert!(said.starts_with("3 arms x 3 seeds: 9 runs, 3 of them done: carried\n"), "{said}");
     assert_eq!(said.matches(": begins\n").count(), 6, "{said}");
     assert_eq!(place.read("carried/study.json"), place.read("whole/study.json"));
+}
+
+/// The last line of metrics is written before the last checkpoint is begun.
+#[test]
+fn a_run_that_died_before_its_last_checkpoint_goes_on() {
+    let place = place();
+    place.answer(&line("--set run.keep_last=2 --out s"));
+    let before = place.tree("s");
+    for (lost, goes_on) in [(&["step-00000012"][..], "goes on after step 10"), (&["step-00000010", "step-00000012"], "begins")] {
+        for step in lost {
+            fs::remove_dir_all(place.path("s/fst/seed-2/checkpoints").join(step)).unwrap();
+        }
+        let output = place.command(&line("--set run.keep_last=2 --out s")).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains("9 runs, 8 of them done") && said.contains(&format!("fst seed 2: {goes_on}\n")), "{said}");
+        let after = place.tree("s");
+        let is_end = |path: &Path| path.starts_with("fst/seed-2/checkpoints/step-00000012") || path.starts_with("study.json");
+        assert!(before.iter().filter(|(path, _)| is_end(path)).all(|(path, contents)| after.get(path) == Some(contents)));
+    }
 }
 
 #[test]
@@ -169,6 +192,25 @@ fn a_run_that_ends_at_no_number_is_a_result() {
     assert!(place.tree("s") == before, "it is not tried again");
 }
 
+/// A single step has a finite loss before its update; what the update leaves has none.
+#[test]
+fn a_run_without_a_held_out_loss_is_a_result() {
+    let place = place();
+    let diverging = "--set optimizer.learning_rate=1e12 --set steps=1";
+    let message = "step 1: the loss on the held-out split is *; training stopped after the step, nothing was saved yet; *";
+    let output = place.command(&format!("train {TINY} {diverging} --out run")).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(5) && is_like(said.lines().last().unwrap(), &format!("error: {message}")), "{said}");
+    assert!(place.read("run/report.html").contains("unfinished"));
+    place.write("study.toml", STUDY.replace("method.lambda = 0.3", "optimizer.learning_rate = 1e12"));
+    for _ in ["it is found", "it is not tried again"] {
+        let found = place.json(&line("--set steps=1 --out s --json"));
+        let failures = found["arms"][2]["failures"].as_array().unwrap();
+        assert_eq!((&found["done"], failures.len(), &failures[0]["step"]), (&Value::from(9), 3, &Value::from(1)));
+        assert!(failures[0]["what"].as_str().unwrap().starts_with("the loss on the held-out split is "), "{failures:?}");
+    }
+}
+
 #[test]
 fn studies_that_cannot_be_are_refused_before_anything_runs() {
     let place = place();
@@ -186,7 +228,11 @@ fn studies_that_cannot_be_are_refused_before_anything_runs() {
     place.write("study.toml", STUDY);
     place.refuses(&line("--reference bert --out s"), 2, "study.toml: reference: \"bert\" is not known *");
     place.refuses(&line("--set steps=0 --out s"), 2, "study.toml: base: steps: expected at least 1, found 0");
-    place.refuses("study nowhere.toml --out s", 3, "nowhere.toml: *does not exist, *");
+    place.refuses(
+        "study nowhere.toml --out s",
+        3,
+        "nowhere.toml: does not exist, expected a study: a TOML file of reference, seeds, [base] and [[arms]]",
+    );
     place.refuses(&line("--data nowhere --out s"), 3, "nowhere: does not exist, expected *");
 }
 

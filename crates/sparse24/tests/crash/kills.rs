@@ -15,7 +15,7 @@ use std::{
 };
 
 use crate::{
-    run::{RICH, SHORT, Shape, Whole},
+    run::{RICH, SETTLING, SHORT, Shape, Whole},
     shim::{self, Plan},
     support::Place,
 };
@@ -54,7 +54,7 @@ impl Point {
             9..12 => Self::AnyOperation(numbers.below(whole.operations.len())),
             12..18 => {
                 let step = match numbers.below(3) {
-                    0 => RICH.switch() - 1 + numbers.below(3),
+                    0 => RICH.switch - 1 + numbers.below(3),
                     1 => refresh * (1 + numbers.below(steps / refresh - 1)) - numbers.below(2),
                     _ => 1 + numbers.below(steps - 1),
                 };
@@ -150,22 +150,21 @@ fn count(tally: &mut Tally, point: Point, run: &Path) {
     let told = fs::read(run.join("metrics.jsonl")).unwrap_or_default().iter().filter(|&&byte| byte == b'\n').count();
     match told {
         _ if !run.join("config.toml").exists() => tally.at_start += 1,
-        told if told < RICH.switch() => tally.sparse += 1,
+        told if told < RICH.switch => tally.sparse += 1,
         _ => tally.dense += 1,
     }
 }
 
 /// From the first operation of the start to the last of the last rotation, one after the other.
-#[test]
-fn a_run_killed_at_every_operation_ends_with_the_bits_of_one_that_was_not() {
+fn kill_at_every_operation(shape: Shape) {
     let place = Place::new();
-    let (whole, run) = (Whole::train(&place, SHORT), place.path("run"));
+    let (whole, run) = (Whole::train(&place, shape), place.path("run"));
     let (mut kills, mut starts) = (0, 0);
     for operation in 0..whole.operations.len() {
-        let mut command = place.command(&SHORT.next_line(&run));
+        let mut command = place.command(&shape.next_line(&run));
         shim::under(&mut command, &run, Plan::Kill(operation));
         kills += usize::from(command.output().unwrap().status.signal() == Some(9));
-        let next = SHORT.next_line(&run);
+        let next = shape.next_line(&run);
         starts += usize::from(next.starts_with("train"));
         place.answer(&next);
         assert_eq!(whole.difference(&place, "run"), None, "killed at operation {operation}");
@@ -174,6 +173,16 @@ fn a_run_killed_at_every_operation_ends_with_the_bits_of_one_that_was_not() {
     println!("killed at each of {kills} operations, {starts} of them before the run was one");
     // The run and its writer take turns as they like: the last operations may not be there.
     assert!(kills + 9 > whole.operations.len() && starts > 15, "{kills} kills, {starts} in the start");
+}
+
+#[test]
+fn a_run_killed_at_every_operation_ends_with_the_bits_of_one_that_was_not() {
+    kill_at_every_operation(SHORT);
+}
+
+#[test]
+fn a_run_of_which_a_phase_settles_killed_at_every_operation_ends_with_the_bits_of_one_that_was_not() {
+    kill_at_every_operation(SETTLING);
 }
 
 /// `SPARSE24_CRASHES` says how many runs are killed, 200 otherwise; `SPARSE24_CRASH` names one of them alone.

@@ -23,6 +23,8 @@ pub(crate) struct Shape {
     pub(crate) refresh: usize,
     /// Steps between checkpoints.
     pub(crate) every: usize,
+    /// The last step of the first phase, whose checkpoint stays.
+    pub(crate) switch: usize,
     settings: &'static str,
 }
 
@@ -31,24 +33,29 @@ pub(crate) const RICH: Shape = Shape {
     steps: 60,
     refresh: 4,
     every: 7,
+    switch: 50,
     settings: "--set model.width=64 --set model.ffn_width=128 --set model.dropout=0.1 --set batch.accumulation=3 --set run.eval_every=9",
 };
 
 /// As little as has a switch, and a rotation in each phase.
-pub(crate) const SHORT: Shape = Shape { steps: 6, refresh: 2, every: 2, settings: "--set run.keep_last=1" };
+pub(crate) const SHORT: Shape = Shape { steps: 6, refresh: 2, every: 2, switch: 5, settings: "--set run.keep_last=1" };
+
+/// Dense until Adam's variance has settled, between steps 1 and 6, then sparse with it frozen: what it watches and where it settled are state.
+pub(crate) const SETTLING: Shape = Shape {
+    steps: 12,
+    refresh: 1,
+    every: 3,
+    switch: 4,
+    settings: "--method step --set optimizer.beta2=0.75 --set optimizer.epsilon=1e-3 --set run.keep_last=9",
+};
 
 /// As short, with much to write beside the tensors: headers and manifests.
 pub(crate) const DEEP: Shape = Shape { settings: "--set run.keep_last=1 --set model.layers=8 --set model.width=8", ..SHORT };
 
 impl Shape {
-    /// The last step of the sparse phase.
-    pub(crate) fn switch(self) -> usize {
-        self.steps * 5 / 6
-    }
-
     /// The line that begins a run or, once it can be resumed, goes on with it.
     pub(crate) fn next_line(self, run: &Path) -> String {
-        let Self { steps, refresh, every, settings } = self;
+        let Self { steps, refresh, every, settings, .. } = self;
         let at = run.display();
         if run.join("config.toml").exists() {
             return format!("resume {at}");
@@ -81,7 +88,9 @@ impl Whole {
             (what.to_owned(), Path::new(path).strip_prefix(&root).unwrap().to_owned())
         };
         let operations = fs::read_to_string(trace).unwrap().lines().map(operation).collect();
-        Self { shape, checkpoints: place.tree("whole/checkpoints"), metrics: timeless(place, "whole"), operations, duration }
+        let checkpoints = place.tree("whole/checkpoints");
+        assert!(checkpoints.contains_key(Path::new(&format!("step-{:08}", shape.switch))), "the switch is elsewhere");
+        Self { shape, checkpoints, metrics: timeless(place, "whole"), operations, duration }
     }
 
     /// How many operations there are below a part of the run directory.
@@ -95,7 +104,7 @@ impl Whole {
         if let Some(litter) = found.keys().find(|path| !path.starts_with("step-") && !path.to_str().unwrap().starts_with("step-")) {
             return Some(format!("{} is left", litter.display()));
         }
-        let kept = [self.shape.switch(), self.shape.steps].map(|step| format!("step-{step:08}"));
+        let kept = [self.shape.switch, self.shape.steps].map(|step| format!("step-{step:08}"));
         let expected = self.checkpoints.iter().filter(|(path, _)| kept.iter().any(|kept| path.starts_with(kept)));
         for (path, bytes) in expected {
             if found.get(path) != Some(bytes) {

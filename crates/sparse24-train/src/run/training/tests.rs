@@ -4,8 +4,11 @@ use std::fs;
 
 use super::*;
 use crate::{
+    backend::Activation,
     data::{Corpus, TokenizerKind},
     disk::fault::{self, Fault, Plan},
+    estimate::estimate,
+    model::gpt2::Sparsify,
     run::adopt,
 };
 
@@ -121,4 +124,29 @@ fn what_decides_no_bits_is_no_part_of_the_identity() {
     assert!(!same(|config| config.steps += 1));
     assert!(!same(|config| config.batch.sequences += 1));
     assert!(!same(|config| config.data.validation /= 2.0));
+}
+
+#[test]
+fn the_format_lists_what_decides_no_bits() {
+    let format = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/checkpoint-format.md");
+    // A package of this crate alone has no such document.
+    let Ok(text) = fs::read_to_string(format) else { return };
+    let (_, listed) = text.split_once("`config` leaves out what decides no bit: ").expect("the list");
+    let (listed, _) = listed.split_once("; and `method.decay`").expect("its end");
+    let listed: Vec<&str> = listed.split('`').skip(1).step_by(2).collect();
+    assert_eq!(listed, identity::DECIDES_NOTHING);
+}
+
+#[test]
+fn a_checkpoint_has_the_bytes_that_are_estimated() {
+    for (method, sparsify) in
+        ["dense", "fst", "ste", "bi-mask"].into_iter().flat_map(|method| [Sparsify::Ffn, Sparsify::FfnAndAttention].map(|of| (method, of)))
+    {
+        let mut config = tiny(method);
+        (config.model.sparsify, config.model.activation) = (sparsify, Activation::Swiglu);
+        let mut trainer = new_trainer(&config, dataset().vocabulary() as usize).unwrap();
+        let state = identity(&config, &dataset(), &trainer);
+        let checkpoint = snapshot(&mut trainer, state, Vec::new(), None).unwrap()().unwrap();
+        assert_eq!(checkpoint.bytes(), estimate(trainer.recipe()).checkpoint_bytes, "{method}, {sparsify:?}");
+    }
 }
