@@ -33,9 +33,9 @@ pub(crate) struct Args {
     /// Name the cases and run none; needs no GPU
     #[arg(long)]
     list: bool,
-    /// The number of the GPU, as its driver counts
-    #[arg(long, value_name = "NUMBER", default_value = "0")]
-    gpu: usize,
+    /// The number of the GPU, as its driver counts; of a step, that of its settings unless given
+    #[arg(long, value_name = "NUMBER")]
+    gpu: Option<usize>,
     /// One JSON object instead of tables
     #[arg(long)]
     json: bool,

@@ -37,7 +37,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let effort = if args.quick { Effort::Quick } else { Effort::Thorough };
     let signals = Signals::take()?;
-    let device = Device::open(&Settings { ordinal: args.gpu, ..Settings::default() }).map_err(Error::from)?;
+    let device = Device::open(&Settings { ordinal: args.gpu.unwrap_or(0), ..Settings::default() }).map_err(Error::from)?;
     let mut bench = Bench::new(device, effort).map_err(Error::from)?;
     let mut live = Live::new(cases.len());
     for case in &cases {

@@ -11,7 +11,7 @@ use sparse24_core::phase::Refresh;
 use sparse24_cuda::profile::{Kind, Profile, Span, Work};
 use sparse24_train::{
     Error,
-    backend::{BackendSettings, cuda::CudaBackend},
+    backend::cuda::CudaBackend,
     config::Config,
     data::TokenizerKind,
     method::PhaseKind,
@@ -83,8 +83,9 @@ struct Part {
 pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
     let method = args.method.iter().map(|method| format!("method.name={}", quoted(method)));
+    let gpu = args.gpu.iter().map(|gpu| format!("backend.gpu={gpu}"));
     let backend = std::iter::once("backend.name=cuda".to_owned());
-    let settings: Vec<String> = args.settings.iter().cloned().chain(method).chain(backend).collect();
+    let settings: Vec<String> = args.settings.iter().cloned().chain(method).chain(gpu).chain(backend).collect();
     let config = Config::resolve(Some(preset), None, &settings)?;
     let vocabulary = match config.data.tokenizer {
         TokenizerKind::Byte => 256,
@@ -95,7 +96,7 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
     let mut recipe = config.recipe(vocabulary)?;
     let interval = often(&mut recipe);
     let signals = Signals::take()?;
-    let backend = CudaBackend::open(BackendSettings { gpu: args.gpu, ..config.backend.settings() })?;
+    let backend = CudaBackend::open(config.backend.settings())?;
     let profile = backend.profile();
     let mut trainer = Trainer::new(Box::new(backend), recipe.clone())?;
     trainer.interrupt_on(signals.any());

@@ -73,6 +73,16 @@ fn what_is_missing_of_a_gpu_is_one_sentence() {
     }
 }
 
+/// The setting stands unless the argument is given.
+#[test]
+fn a_step_is_profiled_on_the_gpu_that_is_named() {
+    let Some((place, driver)) = place() else { return };
+    for (more, ordinal) in [("--set backend.gpu=3", 3), ("--gpu 4", 4), ("--set backend.gpu=1 --gpu 2", 2)] {
+        let command = command(&place, &driver, &[("FAKE_GPUS", "2")], &format!("bench --step quickstart {more}"));
+        place.refuses_command(command, 6, &format!("there is no GPU {ordinal}: the driver sees 2; choose one of 0 to 1"));
+    }
+}
+
 /// On any machine: what a kernel refuses is known without a GPU.
 #[test]
 fn what_no_kernel_serves_is_refused_before_a_gpu_is_looked_for() {
