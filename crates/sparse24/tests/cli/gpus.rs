@@ -83,6 +83,23 @@ fn a_step_is_profiled_on_the_gpu_that_is_named() {
     }
 }
 
+#[test]
+fn a_bench_that_breaks_off_tells_what_it_found() {
+    let Some((place, driver)) = place() else { return };
+    let bench = |more: &str| {
+        let line = format!("bench --quick --size 128 --kernel flip_count --kernel geglu_forward {more}");
+        let output = command(&place, &driver, &[("FAKE_COPIES", "1")], &line).output().unwrap();
+        assert_eq!(output.status.code(), Some(6), "{output:?}");
+        let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+        assert!(err.contains("error: upload: the CUDA driver says CUDA_ERROR_LAUNCH_FAILED; "), "{err}");
+        out
+    };
+    let table = bench("");
+    assert!(table.contains("\nflip_count ") && table.contains("not run: upload needs more GPU memory"), "{table}");
+    let report: serde_json::Value = serde_json::from_str(&bench("--json")).unwrap();
+    assert_eq!(report["cases"].as_array().map(Vec::len), Some(1), "{report}");
+}
+
 /// On any machine: what a kernel refuses is known without a GPU.
 #[test]
 fn what_no_kernel_serves_is_refused_before_a_gpu_is_looked_for() {
