@@ -12,7 +12,7 @@ use sparse24_cuda::{
     Device, Settings,
     bench::{Bench, Case, Effort, Outcome, Record, Report, Size, cases},
 };
-use sparse24_train::Error;
+use sparse24_train::{Error, backend::BackendSettings};
 
 use super::{Args, table};
 use crate::{
@@ -37,7 +37,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let effort = if args.quick { Effort::Quick } else { Effort::Thorough };
     let signals = Signals::take()?;
-    let device = Device::open(&Settings { ordinal: args.gpu.unwrap_or(0), ..Settings::default() }).map_err(Error::from)?;
+    let BackendSettings { gpu: ordinal, libraries, .. } = args.over(BackendSettings::default());
+    let device = Device::open(&Settings { ordinal, libraries, ..Settings::default() }).map_err(Error::from)?;
     let mut bench = Bench::new(device, effort).map_err(Error::from)?;
     let mut live = Live::new(cases.len());
     let mut end = Ok(());

@@ -83,9 +83,8 @@ struct Part {
 pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
     let method = args.method.iter().map(|method| format!("method.name={}", quoted(method)));
-    let gpu = args.gpu.iter().map(|gpu| format!("backend.gpu={gpu}"));
     let backend = std::iter::once("backend.name=cuda".to_owned());
-    let settings: Vec<String> = args.settings.iter().cloned().chain(method).chain(gpu).chain(backend).collect();
+    let settings: Vec<String> = args.settings.iter().cloned().chain(method).chain(backend).collect();
     let config = Config::resolve(Some(preset), None, &settings)?;
     let vocabulary = match config.data.tokenizer {
         TokenizerKind::Byte => 256,
@@ -96,7 +95,7 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
     let mut recipe = config.recipe(vocabulary)?;
     let interval = often(&mut recipe);
     let signals = Signals::take()?;
-    let backend = CudaBackend::open(config.backend.settings())?;
+    let backend = CudaBackend::open(args.over(config.backend.settings()))?;
     let profile = backend.profile();
     let mut trainer = Trainer::new(Box::new(backend), recipe.clone())?;
     trainer.interrupt_on(signals.any());

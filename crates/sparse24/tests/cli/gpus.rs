@@ -118,7 +118,7 @@ fn what_no_kernel_serves_is_refused_before_a_gpu_is_looked_for() {
     place.answer("config --set model.ffn_width=516");
 }
 
-/// By a setting of the run, and by an argument of `doctor`.
+/// By a setting of the run, and by an argument of `doctor` and `bench`.
 #[test]
 fn libraries_are_found_in_folders_that_are_named() {
     let Some((place, driver)) = place() else { return };
@@ -135,6 +135,13 @@ fn libraries_are_found_in_folders_that_are_named() {
     let settings = format!("--set backend.libraries=/nowhere:{named}");
     let message = format!("{file} has no function cublasLtCreate, so it is not the library of dense products (cuBLASLt) of CUDA 13; *");
     place.refuses_command(train(&place, &driver, &[], &settings), 6, &message);
+    let step = format!("bench --step quickstart --set backend.libraries=/nowhere --libraries {named}");
+    place.refuses_command(command(&place, &driver, &[], &step), 6, &message);
+    // Of kernels, it is known before the first.
+    let bench = format!("bench --json --quick --size 128 --kernel flip_count --libraries {named}");
+    let output = command(&place, &driver, &[], &bench).output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(report["machine"]["cublaslt"]["problem"].as_str().unwrap().starts_with(&file), "{report}");
 }
 
 /// What the loader finds, and nothing that a folder of libraries holds: the bindings would call the former.
