@@ -172,6 +172,11 @@ fn a_library_that_is_missing_is_one_sentence() {
         place.refuses(&format!("train {TINY} --backend cuda --out run"), 6, message);
     }
     let Some((place, driver)) = self::place().filter(|_| !here("cuBLASLt")) else { return };
+    let file = driver.join("libcublasLt.so.13");
+    std::fs::write(&file, "no library").unwrap();
+    let message = "the library of dense products (cuBLASLt) does not load: of *libcublasLt.so.13 the loader says *file too short*; mend what it says, or *";
+    place.refuses_command(train(&place, &driver, &[], ""), 6, message);
+    std::fs::remove_file(&file).unwrap();
     let message = "the library of dense products (cuBLASLt) was not found: tried *libcublasLt.so.13, libcublasLt.so*, searched */usr/local/cuda/lib64*; install CUDA 13, or *";
     place.refuses_command(train(&place, &driver, &[], ""), 6, message);
 }
