@@ -73,6 +73,16 @@ fn what_is_missing_of_a_gpu_is_one_sentence() {
     }
 }
 
+#[test]
+fn doctor_opens_the_gpu_that_is_named() {
+    let Some((place, driver)) = place() else { return };
+    let output = command(&place, &driver, &[("FAKE_GPUS", "2")], "doctor --json --gpu 5").output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let backends = report["backends"].as_array().unwrap();
+    let cuda = backends.iter().find(|backend| backend["name"] == "cuda").unwrap();
+    assert_eq!(cuda["problem"], "there is no GPU 5: the driver sees 2; choose one of 0 to 1", "{report}");
+}
+
 /// The setting stands unless the argument is given.
 #[test]
 fn a_step_is_profiled_on_the_gpu_that_is_named() {
