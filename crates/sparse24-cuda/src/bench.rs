@@ -150,29 +150,32 @@ impl Bench {
     /// Verifies a case and, if it is right, times it.
     ///
     /// # Errors
-    /// Those of the operations, but [`Error::OutOfMemory`] and a library that is missing, which are outcomes of the case.
+    /// [`Error::Driver`], after which nothing more can be run, and those of operands, which are defects; what else keeps a case from having a
+    /// time (memory, a library, its kernel) is its outcome.
     pub fn run(&mut self, case: &Case) -> Result<&Record, Error> {
         self.device.reset()?;
         let outcome = match self.measure(case) {
             Ok(measured) => Outcome::Measured(measured),
-            Err(Stop::Wrong(difference)) => Outcome::Failed { difference },
-            Err(Stop::Error(error @ (Error::OutOfMemory { .. } | Error::Library { .. }))) => {
-                Outcome::Unmeasured { reason: error.to_string() }
-            }
-            Err(Stop::Error(error)) => return Err(error),
+            Err(stop) => stop.outcome()?,
         };
         self.records.push(Record { kernel: case.kernel, shape: case.shape.clone(), outcome });
         Ok(self.records.last().expect("it was just pushed"))
     }
 
-    /// All that was run.
+    /// All that was run, and the machine after it.
     ///
     /// # Errors
-    /// [`Error::Driver`].
-    pub fn report(mut self) -> Result<Report, Error> {
+    /// [`Error::Driver`]; [`Bench::found`] does without the GPU.
+    pub fn report(&mut self) -> Result<Report, Error> {
         self.device.synchronize()?;
         self.machine.after = self.sensor.as_ref().map(Sensor::read);
-        Ok(Report::new(self.machine, self.rates, self.records))
+        Ok(self.found())
+    }
+
+    /// All that was run so far.
+    #[must_use]
+    pub fn found(&self) -> Report {
+        Report::new(self.machine.clone(), self.rates, self.records.clone())
     }
 
     fn measure(&mut self, case: &Case) -> Result<Measured, Stop> {

@@ -2,17 +2,23 @@
 //!
 //! A file holds its content's blake3 and then the content, and comes to its name by a rename: a torn or altered file is not taken for a
 //! kernel, and processes that write the same one at once leave one whole. The cache never fails: what it cannot read is compiled again, and
-//! what it cannot write is not kept.
+//! what it cannot write is not kept. What a process that was killed left beside a name is removed by who writes a day later.
 
 use std::{
     env, fs, io,
     path::{Path, PathBuf},
     process,
     sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
 };
+
+use crate::compile::SUFFIX;
 
 /// The folder of compiled kernels; otherwise it is `sparse24/kernels` in the user's cache.
 pub(crate) const FOLDER_VARIABLE: &str = "SPARSE24_KERNEL_CACHE";
+
+/// After so long nobody is still writing a file. Of processes nothing is asked: those of other machines may share the folder.
+const STALE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A folder of compiled kernels; `None` where there is no place for one.
 pub(crate) struct Cache(Option<PathBuf>);
@@ -61,13 +67,48 @@ impl Cache {
         if done.is_err() {
             let _ = fs::remove_file(&beside);
         }
+        Self::remove_stale(folder);
         done
     }
+
+    /// Removes what was to be renamed and never was.
+    fn remove_stale(folder: &Path) {
+        for file in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let age = file.metadata().ok().filter(fs::Metadata::is_file).and_then(|file| file.modified().ok()?.elapsed().ok());
+            if age.is_some_and(|age| age > STALE) && file.file_name().to_str().is_some_and(is_beside) {
+                let _ = fs::remove_file(file.path());
+            }
+        }
+    }
+}
+
+/// Whether a name is one under which a kernel is written before it is renamed: its own, and two numbers. Nothing else of a folder is ours.
+fn is_beside(name: &str) -> bool {
+    let mut parts = name.rsplitn(3, '.');
+    let mut is_number = || parts.next().is_some_and(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()));
+    is_number() && is_number() && parts.next().is_some_and(|name| name.ends_with(SUFFIX))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
+
+    #[test]
+    fn what_a_killed_process_left_is_removed_a_day_later() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let cache = Cache::at(folder.path());
+        let old = SystemTime::now() - 2 * STALE;
+        for (name, modified) in [("k.cubin.41.0", old), ("k.cubin.42.7", SystemTime::now()), ("k-13.0.cubin", old), ("libk.so.13.0", old)] {
+            let file = fs::File::create(folder.path().join(name)).expect("made");
+            file.set_modified(modified).expect("set");
+        }
+        cache.put("k.cubin", b"cubin");
+        let mut names = cache.names();
+        names.sort();
+        assert_eq!(names, ["k-13.0.cubin", "k.cubin", "k.cubin.42.7", "libk.so.13.0"]);
+    }
 
     #[test]
     fn what_was_put_is_got() {

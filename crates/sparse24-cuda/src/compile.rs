@@ -137,7 +137,7 @@ fn releases_in(names: &[String], source: &Source, architecture: Architecture) ->
     names.iter().filter_map(release).collect()
 }
 
-const SUFFIX: &str = ".cubin";
+pub(crate) const SUFFIX: &str = ".cubin";
 
 /// How the name begins: all that a source's code depends on but the compiler's release.
 fn stem(source: &Source, architecture: Architecture) -> String {

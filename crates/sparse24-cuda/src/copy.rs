@@ -16,7 +16,7 @@ impl Device {
         self.refuse_while_recording("upload")?;
         self.check_length("upload", to, from.len())?;
         let host = Side::on_host(from.as_ptr().cast_mut(), to.shape[1]);
-        self.copy_rows::<T>(&self.stream, "upload", to.shape, host, Side::on_device(to))
+        self.noted_copy::<T>("upload", to.shape, host, Side::on_device(to))
     }
 
     /// The elements, row after row, once all that was queued is done.
@@ -28,7 +28,7 @@ impl Device {
         self.check_live("download", "the matrix", from)?;
         let mut to = vec![T::default(); from.elements()];
         let host = Side::on_host(to.as_mut_ptr(), from.shape[1]);
-        self.copy_rows::<T>(&self.stream, "download", from.shape, Side::on_device(from), host)?;
+        self.noted_copy::<T>("download", from.shape, Side::on_device(from), host)?;
         self.synchronize()?;
         Ok(to)
     }
@@ -41,7 +41,7 @@ impl Device {
         self.check("copy", "to", to, from.shape)?;
         self.check_live("copy", "from", from)?;
         self.check_apart("copy", ("to", to.span()), &[("from", from.span())])?;
-        self.copy_rows::<T>(&self.stream, "copy", from.shape, Side::on_device(from), Side::on_device(to))
+        self.noted_copy::<T>("copy", from.shape, Side::on_device(from), Side::on_device(to))
     }
 
     /// Every byte = `byte`.
@@ -71,6 +71,13 @@ impl Device {
         }
     }
 
+    /// Queues a copy among all other operations.
+    fn noted_copy<T: Scalar>(&self, what: &'static str, shape: [usize; 2], from: Side, to: Side) -> Result<(), Error> {
+        self.bind()?;
+        self.noted(Work::Copy, || self.copy_rows::<T>(&self.stream, what, shape, from, to))
+    }
+
+    /// Queues a copy on a stream.
     pub(crate) fn copy_rows<T: Scalar>(
         &self,
         stream: &CudaStream,
@@ -102,11 +109,9 @@ impl Device {
             WidthInBytes: shape[1] * size,
             Height: shape[0],
         };
-        self.noted(Work::Copy, || {
-            // SAFETY: device rows lie within an allocation of this device. Host rows lie within memory of the caller's: those read were
-            // copied aside when the call returns, as the driver promises for pageable memory, and who has some written waits.
-            unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) }.result().map_err(|error| self.refused(what.into(), error))
-        })
+        // SAFETY: device rows lie within an allocation of this device. Host rows lie within memory of the caller's: those read were copied
+        // aside when the call returns, as the driver promises for pageable memory, and who has some written waits.
+        unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) }.result().map_err(|error| self.refused(what.into(), error))
     }
 }
 

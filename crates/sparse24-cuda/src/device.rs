@@ -1,8 +1,8 @@
-//! An open GPU: its one stream, and its compiled kernels.
+//! An open GPU: the stream of its operations, and its compiled kernels.
 //!
 //! Invariant: whatever a kernel is launched on was checked before: handles are of this device, and arguments have the sizes of the
-//! kernel's parameters. Operations run in the order in which they were queued. Deliberately absent: what any operation computes, and the
-//! account of memory ([`crate::memory`]).
+//! kernel's parameters. Operations run in the order in which they were queued; copies to the host alone have a stream of their own, and order
+//! themselves ([`crate::host_copy`]). Deliberately absent: what any operation computes, and the account of memory ([`crate::memory`]).
 
 use std::{
     cell::OnceCell,
@@ -92,7 +92,8 @@ impl Device {
             return Err(Error::NoDevice { ordinal: settings.ordinal, count });
         }
         let context = CudaContext::new(settings.ordinal).map_err(|error| not_opened(settings.ordinal, error))?;
-        // SAFETY: one stream runs everything in order, so that no event has to order anything.
+        // SAFETY: what is tracked is the use of the bindings' own slices, of which there are none; memory here is of `memory`, and what the
+        // stream of copies reads is ordered by events of `host_copy`.
         unsafe { context.disable_event_tracking() };
         let name = context.name().map_err(said("asking for the GPU's name"))?;
         let (major, minor) = context.compute_capability().map_err(said("asking for the compute capability"))?;

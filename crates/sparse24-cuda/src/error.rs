@@ -12,7 +12,10 @@ pub enum Error {
     #[error(transparent)]
     Semantics(#[from] sparse24_core::Error),
     /// A library is not on this machine, or does not load.
-    #[error("{library} was not found: tried {}{}; {}", paths(tried), searched(folders), library.advice())]
+    #[error("{library} {}", match unloadable {
+        None => format!("was not found: tried {}{}; {}", paths(tried), searched(folders), library.advice()),
+        Some((file, problem)) => format!("does not load: of {} the loader says {problem:?}; mend what it says, or {}", file.display(), library.advice()),
+    })]
     Library {
         /// Which.
         library: Library,
@@ -20,6 +23,8 @@ pub enum Error {
         tried: Vec<PathBuf>,
         /// The folders that were searched for such files, and held none.
         folders: Vec<PathBuf>,
+        /// The last of those files that is there all the same, and what the system's loader says of it.
+        unloadable: Option<(PathBuf, String)>,
     },
     /// A library lacks a function that every release of CUDA 13 has.
     #[error("{} has no function {name}, so it is not {library} of CUDA 13; {}", file.display(), library.advice())]

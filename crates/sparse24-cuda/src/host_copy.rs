@@ -60,19 +60,30 @@ impl Device {
             Some(stream) => Arc::clone(stream),
             None => Arc::clone(self.copies.stream.insert(self.context.new_stream().map_err(said)?)),
         };
+        let copied = match self.queue_copies(&stream, from, &pinned) {
+            Ok(copied) => Arc::new(copied),
+            Err(error) => {
+                pinned.free_after_all();
+                return Err(error);
+            }
+        };
+        self.copies.copied = Some(Arc::clone(&copied));
+        Ok(Some(HostCopy { pinned: Some(pinned), copied, elements, spare: Arc::clone(&self.copies.spare) }))
+    }
+
+    /// Copies matrices one after the other into memory that has room for all, once all that was queued is done.
+    fn queue_copies(&self, stream: &CudaStream, from: &[Matrix<f32>], to: &Pinned) -> Result<CudaEvent, Error> {
         let queued = self.stream.record_event(None).map_err(said)?;
         stream.wait(&queued).map_err(said)?;
         let mut offset = 0;
         for &matrix in from {
             // Within the memory, since all elements are.
-            let host = Side::on_host(pinned.address.cast::<f32>().wrapping_add(offset), matrix.shape[1]);
-            self.copy_rows::<f32>(&stream, "a copy to the host", matrix.shape, Side::on_device(matrix), host)?;
+            let host = Side::on_host(to.address.cast::<f32>().wrapping_add(offset), matrix.shape[1]);
+            self.copy_rows::<f32>(stream, "a copy to the host", matrix.shape, Side::on_device(matrix), host)?;
             offset += matrix.elements();
         }
         // Who waits for it sleeps.
-        let copied = Arc::new(stream.record_event(Some(sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC)).map_err(said)?);
-        self.copies.copied = Some(Arc::clone(&copied));
-        Ok(Some(HostCopy { pinned: Some(pinned), copied, elements, spare: Arc::clone(&self.copies.spare) }))
+        stream.record_event(Some(sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC)).map_err(said)
     }
 
     /// What is queued from now on begins after the copies to the host have ended. To be called before something overwrites what they read.
@@ -124,18 +135,27 @@ impl HostCopy {
 
 impl Drop for HostCopy {
     fn drop(&mut self) {
-        // What may still be written to is given to nobody.
+        let Some(pinned) = self.pinned.take() else { return };
         if self.copied.synchronize().is_ok() {
-            *self.spare.lock().unwrap_or_else(PoisonError::into_inner) = self.pinned.take();
+            *self.spare.lock().unwrap_or_else(PoisonError::into_inner) = Some(pinned);
+        } else {
+            pinned.free_after_all();
         }
+    }
+}
+
+impl Pinned {
+    /// Frees what may still be written to. An error of the GPU ends its copies as well; a recording under way would be lost.
+    fn free_after_all(self) {
+        let _ = self.context.synchronize();
     }
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // An error of the GPU ends its copies as well.
-        let _ = self.context.synchronize();
-        // SAFETY: it was allocated once and is freed once, and nothing writes to it any more.
+        let _ = self.context.bind_to_thread();
+        // SAFETY: it was allocated once and is freed once. Nothing writes to it any more: copies into it have ended, or this comes from
+        // `free_after_all`.
         let _ = unsafe { result::free_host(self.address) };
     }
 }

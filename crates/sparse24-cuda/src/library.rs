@@ -99,13 +99,19 @@ impl Library {
         let mut folders: Vec<PathBuf> = env::var_os(FOLDERS_VARIABLE).map(|list| env::split_paths(&list).collect()).unwrap_or_default();
         folders.extend(FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
         let Candidates { files: tried, folders } = self.candidates(folders);
-        let with_parts = |path: &PathBuf| {
+        let mut unloadable = None;
+        for path in &tried {
             self.parts(path).iter().for_each(|part| _ = open(part));
-            Some((path.clone(), open(path)?))
-        };
-        let Some((path, opened)) = tried.iter().find_map(with_parts) else { return Err(Error::Library { library: self, tried, folders }) };
-        loaded.push((self, path.clone(), opened));
-        Ok((path, opened))
+            match open(path) {
+                Ok(opened) => {
+                    loaded.push((self, path.clone(), opened));
+                    return Ok((path.clone(), opened));
+                }
+                Err(problem) if is_missing(path, &problem) => {}
+                Err(problem) => unloadable = Some((path.clone(), problem)),
+            }
+        }
+        Err(Error::Library { library: self, tried, folders, unloadable })
     }
 
     /// Files of the same folder that the library opens by their bare names, and so finds in the loader's own folders only, unless they are
@@ -147,10 +153,19 @@ struct Candidates {
     folders: Vec<PathBuf>,
 }
 
-/// Opens a library for the rest of the process.
-fn open(path: &Path) -> Option<&'static libloading::Library> {
+/// Opens a library for the rest of the process, or tells what the loader says.
+fn open(path: &Path) -> Result<&'static libloading::Library, String> {
     // SAFETY: the initialisers of CUDA's libraries may run at any time; the library is never unloaded.
-    unsafe { libloading::Library::new(path) }.ok().map(|opened| &*Box::leak(Box::new(opened)))
+    let opened = unsafe { libloading::Library::new(path) }.map_err(|error| match error {
+        libloading::Error::DlOpen { source } => source.to_string(),
+        error => error.to_string(),
+    })?;
+    Ok(Box::leak(Box::new(opened)))
+}
+
+/// Whether what the loader says of a file is that it is not there. Where something else is missing that the file needs, it says that one's name.
+fn is_missing(path: &Path, problem: &str) -> bool {
+    problem.strip_prefix(&*path.to_string_lossy()).is_some_and(|rest| rest.ends_with(": No such file or directory"))
 }
 
 /// Bindings to functions of a [`Library`] under their own names, found in the file that was chosen when they are loaded.
@@ -311,12 +326,33 @@ mod tests {
         assert!(line.ends_with(copy.to_str().expect("a name")), "{line}");
     }
 
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_file_that_does_not_load_is_told_from_one_that_is_missing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("libnvrtc.so");
+        for path in [&file, Path::new("libno-such-library.so.13")] {
+            let problem = open(path).map(drop).expect_err("nothing is there");
+            assert!(is_missing(path, &problem), "{problem}");
+        }
+        std::fs::write(&file, "no library").expect("written");
+        let problem = open(&file).map(drop).expect_err("it is no library");
+        assert!(!is_missing(&file, &problem), "{problem}");
+        let needs = "libother.so: cannot open shared object file: No such file or directory";
+        assert!(!is_missing(&file, needs) && !is_missing(Path::new("libnvrtc.so"), needs));
+        let unloadable = Some((file.clone(), problem.clone()));
+        let error = Error::Library { library: Library::Nvrtc, tried: vec![file.clone()], folders: vec![], unloadable };
+        let start = format!("the compiler of CUDA kernels (NVRTC) does not load: of {} the loader says {problem:?}; mend ", file.display());
+        assert!(error.to_string().starts_with(&start), "{error}");
+    }
+
     #[test]
     fn a_missing_library_is_named_with_all_files_tried() {
         let error = Error::Library {
             library: Library::CublasLt,
             tried: vec!["/a/libcublasLt.so.13".into(), "libcublasLt.so".into()],
             folders: vec!["/c".into(), "/d".into()],
+            unloadable: None,
         };
         let text = error.to_string();
         let start =

@@ -1,7 +1,8 @@
 //! Where a GPU's time goes: everything that is queued, each with its span on the GPU's clock, and sums by kind of work.
 //!
 //! Two events stand around whatever is queued while a profile is taken. They cost about a microsecond each, and what they measure does not
-//! overlap: a step under a profile takes a little longer than one without, which is what shares should be told of.
+//! overlap: a step under a profile takes a little longer than one without, which is what shares should be told of. Deliberately absent: copies to
+//! the host that go on beside the work ([`crate::HostCopy`]), which are no part of a step's time.
 
 use std::sync::{
     Arc, Mutex, PoisonError,

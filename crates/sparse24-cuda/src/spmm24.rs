@@ -4,6 +4,7 @@
 //! result, which the kernel turns while it stores: see [`spmm24_transposed`]. Invariant: a [`Plan`] decides how a product is computed and in
 //! which order it is summed, never what it is. Deliberately absent: where compressed operands come from.
 
+mod guess;
 mod plan;
 
 use std::ops::Range;

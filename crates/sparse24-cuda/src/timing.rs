@@ -23,29 +23,16 @@ impl Device {
         start.elapsed_ms(&end).map_err(said)
     }
 
-    /// The candidate whose work takes the shortest time, tried on the buffers at hand; none if there is no candidate. Those that fail are passed
-    /// over, unless all do.
+    /// The candidate whose work takes the shortest time, tried on the buffers at hand; none if there is no candidate.
     ///
     /// # Errors
-    /// That of the last candidate, if every one fails.
+    /// Those of the work of any candidate: one that should run and does not is never passed over for a slower one.
     pub fn fastest<T: Copy>(
         &mut self,
         candidates: &[T],
         mut work: impl FnMut(&mut Self, &T) -> Result<(), Error>,
     ) -> Result<Option<T>, Error> {
-        let (mut best, mut failed) = (None, None);
-        for candidate in candidates {
-            let limit = best.map_or(f32::INFINITY, |(time, _)| time);
-            match self.shortest(limit, |device| work(device, candidate)) {
-                Ok(time) if time < limit => best = Some((time, *candidate)),
-                Ok(_) => {}
-                Err(error) => failed = Some(error),
-            }
-        }
-        match (best, failed) {
-            (None, Some(error)) => Err(error),
-            (best, _) => Ok(best.map(|(_, candidate)| candidate)),
-        }
+        fastest(candidates, |candidate, limit| self.shortest(limit, |device| work(device, candidate)))
     }
 
     /// The shortest of a few times; of fewer, once it is clearly not below `limit`.
@@ -62,5 +49,45 @@ impl Device {
             }
         }
         Ok(shortest)
+    }
+}
+
+/// `time` may stop where it is clearly not below the limit that it is given.
+fn fastest<T: Copy, E>(candidates: &[T], mut time: impl FnMut(&T, f32) -> Result<f32, E>) -> Result<Option<T>, E> {
+    let (mut best, mut limit) = (None, f32::INFINITY);
+    for candidate in candidates {
+        let time = time(candidate, limit)?;
+        if time < limit {
+            (best, limit) = (Some(*candidate), time);
+        }
+    }
+    Ok(best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fastest;
+
+    #[test]
+    fn the_shortest_time_wins_and_no_error_is_passed_over() {
+        let of = |times: &[Result<f32, &'static str>]| {
+            let candidates: Vec<usize> = (0..times.len()).collect();
+            fastest(&candidates, |&at, _| times[at])
+        };
+        assert_eq!(of(&[Ok(2.0), Ok(1.0), Ok(1.0), Ok(3.0)]), Ok(Some(1)));
+        assert_eq!(of(&[]), Ok(None));
+        assert_eq!(of(&[Ok(1.0), Err("refused"), Ok(2.0)]), Err("refused"));
+        assert_eq!(of(&[Err("refused"), Ok(2.0)]), Err("refused"));
+    }
+
+    #[test]
+    fn the_limit_is_the_shortest_time_so_far() {
+        let mut limits = Vec::new();
+        let mut time = |&time: &f32, limit| {
+            limits.push(limit);
+            Ok::<_, ()>(time)
+        };
+        assert_eq!(fastest(&[3.0, 4.0, 2.0, 5.0], &mut time), Ok(Some(2.0)));
+        assert_eq!(limits, [f32::INFINITY, 3.0, 3.0, 2.0]);
     }
 }

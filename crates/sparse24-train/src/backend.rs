@@ -289,7 +289,7 @@ pub struct BackendEntry {
     pub memory: Memory,
     /// Refuses what it cannot train, before it is opened.
     pub check: fn(&Recipe) -> Result<(), Error>,
-    /// Opens it, with nothing allocated.
+    /// Opens it; of its memory nothing is taken but what dense products of a GPU work in.
     pub open: fn(BackendSettings) -> Result<Box<dyn Backend>, Error>,
 }
 

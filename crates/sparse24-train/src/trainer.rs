@@ -161,7 +161,8 @@ impl Trainer {
     /// A run at step 0: weights initialised, masks searched in w_0.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a method that this trainer does not run; those of the allocations.
+    /// [`Error::Setting`] for a method that this trainer or the backend does not run; those of the allocations, among them sparsified shapes that are
+    /// not made of 4x4 tiles.
     pub fn new(mut backend: Box<dyn Backend>, recipe: Recipe) -> Result<Self, Error> {
         recipe.method.check(recipe.steps)?;
         backend.check(&recipe)?;

@@ -2,6 +2,8 @@
 //!
 //! Arguments and printing; cases, checks and clocks are `sparse24_cuda::bench`'s.
 
+use std::ffi::OsString;
+
 use regex::Regex;
 
 use crate::failure::Failure;
@@ -15,6 +17,8 @@ mod table;
 
 #[cfg(feature = "cuda")]
 use sparse24_cuda::bench::Size;
+#[cfg(feature = "cuda")]
+use sparse24_train::backend::BackendSettings;
 #[cfg(not(feature = "cuda"))]
 type Size = String;
 
@@ -33,9 +37,12 @@ pub(crate) struct Args {
     /// Name the cases and run none; needs no GPU
     #[arg(long)]
     list: bool,
-    /// The number of the GPU, as its driver counts
-    #[arg(long, value_name = "NUMBER", default_value = "0")]
-    gpu: usize,
+    /// The number of the GPU, as its driver counts; of a step, that of its settings unless given
+    #[arg(long, value_name = "NUMBER")]
+    gpu: Option<usize>,
+    /// Folders with CUDA's libraries, as the setting `backend.libraries`
+    #[arg(long, value_name = "FOLDERS")]
+    libraries: Option<OsString>,
     /// One JSON object instead of tables
     #[arg(long)]
     json: bool,
@@ -48,6 +55,15 @@ pub(crate) struct Args {
     /// A setting of the step, e.g. `batch.sequences=16`; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE", requires = "step")]
     settings: Vec<String>,
+}
+
+#[cfg(feature = "cuda")]
+impl Args {
+    /// Settings, but for the arguments that say otherwise.
+    fn over(&self, settings: BackendSettings) -> BackendSettings {
+        let libraries = self.libraries.as_ref().map_or(settings.libraries, |list| std::env::split_paths(list).collect());
+        BackendSettings { gpu: self.gpu.unwrap_or(settings.gpu), libraries, ..settings }
+    }
 }
 
 #[cfg(feature = "cuda")]

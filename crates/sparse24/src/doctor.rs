@@ -26,6 +26,9 @@ pub(crate) struct Args {
     /// Folders with CUDA's libraries, as the setting `backend.libraries`
     #[arg(long, value_name = "FOLDERS")]
     libraries: Option<OsString>,
+    /// The number of the GPU that the backend is opened on, as its driver counts
+    #[arg(long, value_name = "NUMBER", default_value = "0")]
+    gpu: usize,
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -54,14 +57,17 @@ struct Backend {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let libraries: Vec<PathBuf> = args.libraries.iter().flat_map(env::split_paths).collect();
+    #[cfg(feature = "cuda")]
+    let cuda = cuda::Cuda::of_machine(&libraries);
+    let settings = BackendSettings { gpu: args.gpu, libraries, ..BackendSettings::default() };
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
         threads: thread::available_parallelism().map_or(1, NonZeroUsize::get),
         simd: Simd::detect().to_string(),
         memory_available_mib: machine::memory().map(|memory| memory.available >> 20),
         #[cfg(feature = "cuda")]
-        cuda: cuda::Cuda::of_machine(&libraries),
-        backends: BACKENDS.iter().map(|entry| opened(entry, &libraries)).collect(),
+        cuda,
+        backends: BACKENDS.iter().map(|entry| opened(entry, settings.clone())).collect(),
         out: args.out.clone(),
         problem: unwritable(&args.out),
     };
@@ -99,9 +105,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn opened(entry: &BackendEntry, libraries: &[PathBuf]) -> Backend {
-    let device =
-        (entry.open)(BackendSettings { libraries: libraries.to_owned(), ..BackendSettings::default() }).map(|backend| backend.device());
+fn opened(entry: &BackendEntry, settings: BackendSettings) -> Backend {
+    let device = (entry.open)(settings).map(|backend| backend.device());
     Backend {
         name: entry.name,
         sparse_products: device.as_ref().ok().map(|device| device.sparse_products),

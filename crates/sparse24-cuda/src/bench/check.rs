@@ -9,6 +9,7 @@ use half::bf16;
 use ndarray::Array2;
 use sparse24_core::compressed::Compressed24;
 
+use super::Outcome;
 use crate::{
     Device, Error, Matrix, Scalar,
     layout::{BLOCK_METADATA, BLOCK_VALUES, FragmentMajor, Fragments, LaneMajor, blocks},
@@ -21,6 +22,32 @@ pub(super) enum Stop {
     Wrong(String),
     /// An operation refused.
     Error(Error),
+}
+
+impl Stop {
+    /// What becomes of the case, where others can follow it: after an error of the driver's the GPU may answer no more.
+    pub(super) fn outcome(self) -> Result<Outcome, Error> {
+        match self {
+            Self::Wrong(difference) => Ok(Outcome::Failed { difference }),
+            Self::Error(error) if is_of_one_case(&error) => Ok(Outcome::Unmeasured { reason: error.to_string() }),
+            Self::Error(error) => Err(error),
+        }
+    }
+
+    /// Why a case goes on without this peer. A driver that has failed for good tells the case's own kernel next.
+    pub(super) fn of_peer(self, peer: &str) -> Result<String, Self> {
+        match self {
+            Self::Wrong(difference) => Ok(difference),
+            Self::Error(error) if is_of_one_case(&error) || matches!(error, Error::Driver { .. }) => Ok(format!("{peer}: {error}")),
+            stop => Err(stop),
+        }
+    }
+}
+
+/// What is missing or refuses here may be there for another case.
+const fn is_of_one_case(error: &Error) -> bool {
+    use Error::{Blas, Compile, Function, Library, OutOfMemory};
+    matches!(error, OutOfMemory { .. } | Library { .. } | Function { .. } | Compile { .. } | Blas { .. })
 }
 
 impl From<Error> for Stop {
@@ -126,7 +153,28 @@ mod tests {
     use sparse24_core::{MaskKind, search};
 
     use super::*;
-    use crate::layout::to_fragments;
+    use crate::{Architecture, layout::to_fragments, library::Library};
+
+    #[test]
+    fn a_case_without_a_time_ends_itself_and_a_peer_that_refuses_not_even_that() {
+        let compile = Error::Compile { kernel: "norm", architecture: Architecture::Sm80, log: "error: no".into() };
+        let function = Error::Function { library: Library::CublasLt, file: "l".into(), name: "f" };
+        let blas = Error::Blas { what: "a product".into(), code: "X".into() };
+        let driver = Error::Driver { what: "a launch".into(), code: "Y".into() };
+        let defect = Error::Recording { operation: "upload" };
+        for error in [&compile, &function, &blas] {
+            assert_eq!(Stop::Error(error.clone()).outcome(), Ok(Outcome::Unmeasured { reason: error.to_string() }));
+        }
+        for error in [&driver, &defect] {
+            assert_eq!(Stop::Error(error.clone()).outcome().as_ref(), Err(error), "nothing can follow");
+        }
+        for error in [&function, &blas, &driver] {
+            assert!(matches!(Stop::Error(error.clone()).of_peer("P"), Ok(text) if text == format!("P: {error}")));
+        }
+        assert!(matches!(Stop::Error(defect).of_peer("P"), Err(Stop::Error(Error::Recording { .. }))));
+        assert_eq!(Stop::Wrong("x".into()).outcome(), Ok(Outcome::Failed { difference: "x".into() }));
+        assert!(matches!(Stop::Wrong("x".into()).of_peer("P"), Ok(text) if text == "x"));
+    }
 
     #[test]
     fn what_is_not_near_is_told_with_its_place() {

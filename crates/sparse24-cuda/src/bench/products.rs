@@ -218,13 +218,13 @@ fn sparse(bench: &mut Bench, form: Form, shape @ [m, n, k]: [usize; 3], which: P
         let verified = |found: &mut Read<'_>| sampled("cuSPARSELt", shape, ROUNDED, term, found);
         match cusparselt(bench, form, shape, &pruned, &sets, verified) {
             Ok(contestant) => contestants.extend(contestant),
-            Err(Stop::Wrong(problem)) => without.push(problem),
-            Err(stop) => return Err(stop),
+            Err(stop) => without.push(stop.of_peer("cuSPARSELt")?),
         }
         match cublaslt(bench, form, shape, &sets, &of_b) {
+            Ok(contestant) => contestants.push(contestant),
+            // The report's head says so once.
             Err(Stop::Error(Error::Library { .. })) => {}
-            Err(Stop::Wrong(problem)) => without.push(problem),
-            contestant => contestants.push(contestant?),
+            Err(stop) => without.push(stop.of_peer("cuBLASLt")?),
         }
     }
     let work = Work { bytes: bytes as f64, flops: 2.0 * (m * n * k) as f64, speed: 2.0 };

@@ -42,7 +42,7 @@ pub enum Outcome {
         /// What, where, and what it should be.
         difference: String,
     },
-    /// The GPU's memory or a library is missing.
+    /// The GPU's memory or a library is missing, a kernel does not compile, or a library refuses.
     Unmeasured {
         /// In a sentence.
         reason: String,

@@ -90,15 +90,19 @@ impl Plans {
 
     fn plan(&self, device: &mut Device, key: Key, addresses: &Addresses, beta: Beta) -> Result<Plan, Error> {
         let descriptors = Descriptors::new(&key)?;
-        let candidates = descriptors.candidates(&self.handle, &key)?;
-        let refused_all = || refused(&key, cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
+        let mut candidates = descriptors.candidates(&self.handle, &key)?;
+        let none = || refused(&key, cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
         let (algorithm, choice) = match beta {
-            Beta::Accumulate => (*candidates.first().ok_or_else(refused_all)?, Choice::Unmeasured),
+            Beta::Accumulate => (*candidates.first().ok_or_else(none)?, Choice::Unmeasured),
             Beta::Overwrite => {
                 let run = |device: &mut Device, algorithm: &_| {
                     descriptors.multiply(device, &self.handle, algorithm, addresses, beta).map_err(|code| refused(&key, code))
                 };
-                (device.fastest(&candidates, run)?.ok_or_else(refused_all)?, Choice::Measured)
+                // What the library proposes it may yet refuse; with all of them refused, the last says why.
+                let mut refusal = None;
+                candidates.retain(|algorithm| run(device, algorithm).map_err(|error| refusal = Some(error)).is_ok());
+                let fastest = device.fastest(&candidates, run)?;
+                (fastest.ok_or_else(|| refusal.unwrap_or_else(none))?, Choice::Measured)
             }
         };
         Ok(Plan { descriptors, algorithm, choice })

@@ -289,10 +289,7 @@ impl Backend for CudaBackend {
     }
 
     fn copy(&mut self, from: Tensor, to: Tensor) -> Result<(), Error> {
-        match from.dtype {
-            DType::Activation => Ok(self.gpu.copy(self.storage.activations(from), self.storage.activations(to))?),
-            _ => Ok(self.gpu.copy(self.storage.floats(from), self.storage.floats(to))?),
-        }
+        self.storage.copy(&mut self.gpu, from, to)
     }
 
     fn fill(&mut self, to: Tensor, value: f32) -> Result<(), Error> {

@@ -12,7 +12,7 @@ use sparse24_cuda::{
     Device, Settings,
     bench::{Bench, Case, Effort, Outcome, Record, Report, Size, cases},
 };
-use sparse24_train::Error;
+use sparse24_train::{Error, backend::BackendSettings};
 
 use super::{Args, table};
 use crate::{
@@ -37,24 +37,37 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let effort = if args.quick { Effort::Quick } else { Effort::Thorough };
     let signals = Signals::take()?;
-    let device = Device::open(&Settings { ordinal: args.gpu, ..Settings::default() }).map_err(Error::from)?;
+    let BackendSettings { gpu: ordinal, libraries, .. } = args.over(BackendSettings::default());
+    let device = Device::open(&Settings { ordinal, libraries, ..Settings::default() }).map_err(Error::from)?;
     let mut bench = Bench::new(device, effort).map_err(Error::from)?;
     let mut live = Live::new(cases.len());
+    let mut end = Ok(());
     for case in &cases {
         if signals.received().is_some() {
             break;
         }
         live.begin(case);
-        live.end(bench.run(case).map_err(Error::from)?);
+        match bench.run(case) {
+            Ok(record) => live.end(record),
+            Err(error) => {
+                end = Err(error);
+                break;
+            }
+        }
     }
     live.finish();
-    let report = bench.report().map_err(Error::from)?;
+    // What was found is told whatever the GPU has come to.
+    let report = end.and_then(|()| bench.report());
+    let (report, end) = match report {
+        Ok(report) => (report, Ok(())),
+        Err(error) => (bench.found(), Err(Error::from(error))),
+    };
     if args.json {
         say!("{}", serde_json::to_string_pretty(&report).expect("plain values"));
     } else {
         output::write(format_args!("{}", table::of(&report)))?;
     }
-    verdict(&report, cases.len(), signals.received())
+    verdict(&report, cases.len(), end.map_err(Failure::from), signals.received())
 }
 
 fn list(cases: &[Case], args: &Args) -> Result<(), Failure> {
@@ -71,7 +84,7 @@ fn list(cases: &[Case], args: &Args) -> Result<(), Failure> {
 }
 
 /// What the exit code tells: a kernel that is wrong comes first.
-fn verdict(report: &Report, asked: usize, stopped: Option<Exit>) -> Result<(), Failure> {
+fn verdict(report: &Report, asked: usize, end: Result<(), Failure>, stopped: Option<Exit>) -> Result<(), Failure> {
     let that = |is: fn(&Outcome) -> bool| report.cases.iter().filter(move |record| is(&record.outcome));
     let (mut failed, mut unmeasured) =
         (that(|outcome| matches!(outcome, Outcome::Failed { .. })), that(|outcome| matches!(outcome, Outcome::Unmeasured { .. })));
@@ -80,6 +93,7 @@ fn verdict(report: &Report, asked: usize, stopped: Option<Exit>) -> Result<(), F
         let sentence = format!("{} of {of} failed; the first is {kernel} {shape}: {difference}", 1 + failed.count());
         return Err(Failure::new(Exit::Refuted, sentence));
     }
+    end?;
     if let Some(exit) = stopped {
         return Err(Failure::new(exit, format!("interrupted after {} of {}", report.cases.len(), counted(asked, "case"))));
     }

@@ -11,7 +11,7 @@ use sparse24_core::phase::Refresh;
 use sparse24_cuda::profile::{Kind, Profile, Span, Work};
 use sparse24_train::{
     Error,
-    backend::{BackendSettings, cuda::CudaBackend},
+    backend::cuda::CudaBackend,
     config::Config,
     data::TokenizerKind,
     method::PhaseKind,
@@ -95,7 +95,7 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
     let mut recipe = config.recipe(vocabulary)?;
     let interval = often(&mut recipe);
     let signals = Signals::take()?;
-    let backend = CudaBackend::open(BackendSettings { gpu: args.gpu, ..config.backend.settings() })?;
+    let backend = CudaBackend::open(args.over(config.backend.settings()))?;
     let profile = backend.profile();
     let mut trainer = Trainer::new(Box::new(backend), recipe.clone())?;
     trainer.interrupt_on(signals.any());

@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_missing_driver_is_said_once() {
-        let missing = Error::Library { library: LIBRARY, tried: vec!["libcuda.so".into()], folders: vec![] };
+        let missing = Error::Library { library: LIBRARY, tried: vec!["libcuda.so".into()], folders: vec![], unloadable: None };
         let lines = lines(Err(missing.clone()), Err(missing), Ok(Kernels { all: 1, kept: 0 }));
         assert_eq!(lines.len(), 1);
         assert!(lines[0].starts_with("CUDA          the CUDA driver was not found: tried libcuda.so; install "), "{lines:?}");
@@ -143,8 +143,12 @@ mod tests {
             "GPU           1 in all; the driver serves CUDA 13.0\n\
              GPU 0         G, compute capability 9.0, 3072 MiB; 2 of 7 kernels are compiled, others compile at their first use"
         );
-        let compiler =
-            Error::Library { library: sparse24_cuda::library::Library::Nvrtc, tried: vec!["libnvrtc.so".into()], folders: vec![] };
+        let compiler = Error::Library {
+            library: sparse24_cuda::library::Library::Nvrtc,
+            tried: vec!["libnvrtc.so".into()],
+            folders: vec![],
+            unloadable: None,
+        };
         assert!(said(gpu([9, 0]), Err(compiler)).contains("3072 MiB; the compiler of CUDA kernels (NVRTC) was not found: "));
         let old = said(gpu([7, 5]), Ok(Kernels { all: 1, kept: 1 }));
         assert!(old.contains("G has compute capability 7.5: kernels exist for sm_80"), "{old}");

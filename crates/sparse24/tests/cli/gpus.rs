@@ -73,6 +73,43 @@ fn what_is_missing_of_a_gpu_is_one_sentence() {
     }
 }
 
+#[test]
+fn doctor_opens_the_gpu_that_is_named() {
+    let Some((place, driver)) = place() else { return };
+    let output = command(&place, &driver, &[("FAKE_GPUS", "2")], "doctor --json --gpu 5").output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let backends = report["backends"].as_array().unwrap();
+    let cuda = backends.iter().find(|backend| backend["name"] == "cuda").unwrap();
+    assert_eq!(cuda["problem"], "there is no GPU 5: the driver sees 2; choose one of 0 to 1", "{report}");
+}
+
+/// The setting stands unless the argument is given.
+#[test]
+fn a_step_is_profiled_on_the_gpu_that_is_named() {
+    let Some((place, driver)) = place() else { return };
+    for (more, ordinal) in [("--set backend.gpu=3", 3), ("--gpu 4", 4), ("--set backend.gpu=1 --gpu 2", 2)] {
+        let command = command(&place, &driver, &[("FAKE_GPUS", "2")], &format!("bench --step quickstart {more}"));
+        place.refuses_command(command, 6, &format!("there is no GPU {ordinal}: the driver sees 2; choose one of 0 to 1"));
+    }
+}
+
+#[test]
+fn a_bench_that_breaks_off_tells_what_it_found() {
+    let Some((place, driver)) = place() else { return };
+    let bench = |more: &str| {
+        let line = format!("bench --quick --size 128 --kernel flip_count --kernel geglu_forward {more}");
+        let output = command(&place, &driver, &[("FAKE_COPIES", "1")], &line).output().unwrap();
+        assert_eq!(output.status.code(), Some(6), "{output:?}");
+        let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+        assert!(err.contains("error: upload: the CUDA driver says CUDA_ERROR_LAUNCH_FAILED; "), "{err}");
+        out
+    };
+    let table = bench("");
+    assert!(table.contains("\nflip_count ") && table.contains("not run: upload needs more GPU memory"), "{table}");
+    let report: serde_json::Value = serde_json::from_str(&bench("--json")).unwrap();
+    assert_eq!(report["cases"].as_array().map(Vec::len), Some(1), "{report}");
+}
+
 /// On any machine: what a kernel refuses is known without a GPU.
 #[test]
 fn what_no_kernel_serves_is_refused_before_a_gpu_is_looked_for() {
@@ -91,7 +128,7 @@ fn what_no_kernel_serves_is_refused_before_a_gpu_is_looked_for() {
     place.answer("config --set model.ffn_width=516");
 }
 
-/// By a setting of the run, and by an argument of `doctor`.
+/// By a setting of the run, and by an argument of `doctor` and `bench`.
 #[test]
 fn libraries_are_found_in_folders_that_are_named() {
     let Some((place, driver)) = place() else { return };
@@ -108,6 +145,13 @@ fn libraries_are_found_in_folders_that_are_named() {
     let settings = format!("--set backend.libraries=/nowhere:{named}");
     let message = format!("{file} has no function cublasLtCreate, so it is not the library of dense products (cuBLASLt) of CUDA 13; *");
     place.refuses_command(train(&place, &driver, &[], &settings), 6, &message);
+    let step = format!("bench --step quickstart --set backend.libraries=/nowhere --libraries {named}");
+    place.refuses_command(command(&place, &driver, &[], &step), 6, &message);
+    // Of kernels, it is known before the first.
+    let bench = format!("bench --json --quick --size 128 --kernel flip_count --libraries {named}");
+    let output = command(&place, &driver, &[], &bench).output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(report["machine"]["cublaslt"]["problem"].as_str().unwrap().starts_with(&file), "{report}");
 }
 
 /// What the loader finds, and nothing that a folder of libraries holds: the bindings would call the former.
@@ -138,6 +182,11 @@ fn a_library_that_is_missing_is_one_sentence() {
         place.refuses(&format!("train {TINY} --backend cuda --out run"), 6, message);
     }
     let Some((place, driver)) = self::place().filter(|_| !here("cuBLASLt")) else { return };
+    let file = driver.join("libcublasLt.so.13");
+    std::fs::write(&file, "no library").unwrap();
+    let message = "the library of dense products (cuBLASLt) does not load: of *libcublasLt.so.13 the loader says *file too short*; mend what it says, or *";
+    place.refuses_command(train(&place, &driver, &[], ""), 6, message);
+    std::fs::remove_file(&file).unwrap();
     let message = "the library of dense products (cuBLASLt) was not found: tried *libcublasLt.so.13, libcublasLt.so*, searched */usr/local/cuda/lib64*; install CUDA 13, or *";
     place.refuses_command(train(&place, &driver, &[], ""), 6, message);
 }

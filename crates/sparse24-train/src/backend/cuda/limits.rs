@@ -66,11 +66,13 @@ pub(super) fn check(recipe: &Recipe) -> Result<(), Error> {
     }
     let product = |lengths: &[usize]| lengths.iter().fold(1_usize, |product, &length| product.saturating_mul(length));
     let tokens = product(&[batch.sequences, batch.context]);
-    let scores = if *p > 0.0 { product(&[tokens, batch.context, model.heads]) } else { 0 };
+    let dropped = |lengths: &[usize]| if *p > 0.0 { product(lengths) } else { 0 };
+    let (residual, scores) = (dropped(&[tokens, model.width]), dropped(&[tokens, batch.context, model.heads]));
     let gated = if model.activation.width() > 1 { product(&[tokens, model.ffn_width]) } else { 0 };
     for (what, found, most) in [
         ("tokens in a micro-batch", tokens, spmm24::MAX_SIZE),
         ("gated activations in a micro-batch", gated, activation::MAX_GATED),
+        ("elements of the residual stream in a micro-batch with dropout", residual, dropout::MAX_ELEMENTS),
         ("attention scores in a micro-batch with dropout", scores, dropout::MAX_ELEMENTS),
     ] {
         if found > most {
@@ -155,6 +157,14 @@ mod tests {
             (
                 &|r: &mut Recipe| (r.dropout, r.batch.sequences) = (0.1, 2048),
                 "batch.sequences: expected at most 17179869184 attention scores in a micro-batch with dropout on a GPU, found 25769803776; lower it",
+            ),
+            (
+                &|r: &mut Recipe| {
+                    (r.model.width, r.model.heads, r.model.ffn_width) = (8192, 64, 8192);
+                    (r.dropout, r.batch.sequences, r.batch.context) = (0.1, 131_070, 32);
+                },
+                "batch.sequences: expected at most 17179869184 elements of the residual stream in a micro-batch with dropout on a GPU, found \
+                 34359214080; lower it",
             ),
         ] {
             assert_eq!(with(change), Err(message.to_owned()));

@@ -133,11 +133,28 @@ impl Storage {
         }
     }
 
-    /// Zeroes what the handle covers.
+    /// On the device; a weight's copy follows.
+    pub(super) fn copy(&self, device: &mut Device, from: Tensor, to: Tensor) -> Result<(), Error> {
+        match (&self.0[from.buffer].data, &self.0[to.buffer].data) {
+            (_, Data::Activation(_)) => return Ok(device.copy(self.activations(from), self.activations(to))?),
+            (Data::Weight { .. }, Data::Weight { .. }) => device.copy(self.copy_of(from), self.copy_of(to))?,
+            // No kernel rounds alone.
+            (_, Data::Weight { .. }) => {
+                let values = device.download(self.floats(from))?;
+                return self.upload(device, to, &values);
+            }
+            _ => {}
+        }
+        Ok(device.copy(self.floats(from), self.floats(to))?)
+    }
+
+    /// Zeroes what the handle covers, of a weight also the copy.
     pub(super) fn clear(&self, device: &mut Device, t: Tensor) -> Result<(), Error> {
         match &self.0[t.buffer].data {
-            Data::Activation(_) => Ok(device.fill_bytes(self.activations(t), 0)?),
-            _ => Ok(device.fill_bytes(self.floats(t), 0)?),
+            Data::Activation(_) => return Ok(device.fill_bytes(self.activations(t), 0)?),
+            Data::Weight { .. } => device.fill_bytes(self.copy_of(t), 0)?,
+            _ => {}
         }
+        Ok(device.fill_bytes(self.floats(t), 0)?)
     }
 }

@@ -1,10 +1,10 @@
 // A CUDA driver for tests, with a GPU that computes nothing. What is to go wrong is read from the environment:
 // FAKE_INIT, FAKE_OPEN: what cuInit and the opening of a GPU say; FAKE_RELEASE, FAKE_GPUS, FAKE_CAPABILITY (90 for 9.0), FAKE_MIB,
-// FAKE_OTHERS_MIB: what other processes hold of them.
+// FAKE_OTHERS_MIB: what other processes hold of them; FAKE_COPIES: how many copies lack memory before one fails for good.
 #include <stdlib.h>
 #include <string.h>
 
-enum { OUT_OF_MEMORY = 2, MAJOR = 75, MINOR = 76 };
+enum { OUT_OF_MEMORY = 2, LAUNCH_FAILED = 719, MAJOR = 75, MINOR = 76 };
 
 static long number(const char* name, long otherwise) {
     const char* text = getenv(name);
@@ -42,4 +42,8 @@ int cuMemAlloc_v2(unsigned long long* address, size_t bytes) {
 int cuMemFree_v2(unsigned long long address) { return (void)address, 0; }
 int cuMemsetD8Async(unsigned long long address, unsigned char byte, size_t bytes, void* stream) {
     return (void)address, (void)byte, (void)bytes, (void)stream, 0;
+}
+int cuMemcpy2DAsync_v2(const void* copy, void* stream) {
+    static long copies;
+    return (void)copy, (void)stream, copies++ < number("FAKE_COPIES", 0) ? OUT_OF_MEMORY : LAUNCH_FAILED;
 }
