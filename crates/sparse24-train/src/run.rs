@@ -31,6 +31,8 @@ mod metrics;
 #[cfg(feature = "cpu")]
 mod model;
 #[cfg(feature = "cpu")]
+mod opening;
+#[cfg(feature = "cpu")]
 mod plans;
 mod provenance;
 #[cfg(feature = "cpu")]
@@ -60,8 +62,10 @@ pub use log::{Log, timestamp};
 pub use metrics::{Cut, MetricsLog, StepMetrics};
 #[cfg(feature = "cpu")]
 pub use model::Model;
+#[cfg(feature = "cpu")]
+pub use opening::{Damaged, Given, Resume};
 pub use provenance::{Initial, LambdaOrigin, Provenance};
 #[cfg(feature = "cpu")]
 pub use setup::{open_dataset, run_config};
 #[cfg(feature = "cpu")]
-pub use training::{Asked, Damaged, Ended, Given, Observer, Resume, Run, Summary};
+pub use training::{Asked, Ended, Observer, Run, Summary};

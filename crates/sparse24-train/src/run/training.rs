@@ -1,4 +1,4 @@
-//! A run on disk: configuration, data, trainer and run directory together, from start or resume to the last step.
+//! A run on disk: configuration, data, trainer and run directory together, to the last step; [`super::opening`] makes it.
 //!
 //! Invariant: whatever happens, [`Run::resume`] continues from the last checkpoint that verifies (or from the beginning, where that can be
 //! made again) and ends with the bits of an uninterrupted run. Deliberately absent: terminals and arguments ([`Observer`] is what a command
@@ -11,23 +11,14 @@ use std::{
 };
 
 use super::{
-    Initial, LambdaOrigin, Log, MetricsLog, Provenance, RunDirectory, StepMetrics,
-    identity::{self, identity},
-    measure::FlipCounts,
-    model::evaluated_at_once,
-    plans,
-    reference::FlipReference,
-    saving::{SKIPPED, check_room},
-    setup::{SeededBatches, new_trainer, open_dataset, run_config},
-    snapshot::{restore, snapshot},
-    spikes::Spikes,
+    Log, MetricsLog, RunDirectory, StepMetrics, measure::FlipCounts, model::evaluated_at_once, plans, reference::FlipReference,
+    setup::SeededBatches, spikes::Spikes,
 };
 use crate::{
     Error,
-    backend::Plans,
-    checkpoint::{self, NamedTensor, Saver},
+    checkpoint::{self, Saver},
     config::{Config, OnNonFinite},
-    data::{Dataset, Tokenizer},
+    data::Dataset,
     trainer::{FlipSampling, Trainer, overall_flip_rate},
 };
 
@@ -36,12 +27,12 @@ pub struct Run {
     pub(super) config: Config,
     pub(super) dataset: Dataset,
     pub(super) trainer: Trainer,
-    directory: RunDirectory,
+    pub(super) directory: RunDirectory,
     pub(super) metrics: MetricsLog,
     pub(super) log: Log,
-    notices: Vec<String>,
+    pub(super) notices: Vec<String>,
     /// How many plans the run directory has, as far as this process wrote them.
-    plans_recorded: usize,
+    pub(super) plans_recorded: usize,
     pub(super) saver: Saver,
     /// The step that was saved last, or is being saved.
     pub(super) saved: Option<u32>,
@@ -49,10 +40,10 @@ pub struct Run {
     pub(super) pending: Option<StepMetrics>,
     /// Steps without an update.
     pub(super) skipped: u32,
-    spikes: Spikes,
+    pub(super) spikes: Spikes,
     /// Over the steps whose instruments were read.
     pub(super) flip_counts: FlipCounts,
-    reference: Option<FlipReference>,
+    pub(super) reference: Option<FlipReference>,
 }
 
 /// Who watches a run.
@@ -74,35 +65,6 @@ pub enum Asked {
     Save,
     /// To save it, and stop.
     Stop,
-}
-
-/// How a run is resumed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Resume {
-    /// What is done about a damaged newest checkpoint.
-    pub damaged: Damaged,
-    /// Keys and sections of the configuration that may differ from the checkpoint's; `data` allows other data.
-    pub allow: Vec<String>,
-}
-
-/// What a run begins with besides its configuration and its data.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Given<'a> {
-    /// Its first weights; random ones otherwise.
-    pub weights: Option<&'a [NamedTensor]>,
-    /// The plans of another run, to have its bits: its directory, or the file.
-    pub plans: Option<&'a Path>,
-    /// Where its lambda was found, to be told in its provenance.
-    pub lambda: Option<&'a LambdaOrigin>,
-}
-
-/// What a resume does about a damaged newest checkpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Damaged {
-    /// It is an error: perhaps it can be restored.
-    Refuse,
-    /// It is passed over and removed; the steps after the one before it are done again.
-    FallBack,
 }
 
 /// How [`Run::train`] ended.
@@ -136,171 +98,6 @@ pub struct Summary {
 }
 
 impl Run {
-    /// Begins a run on the configuration's dataset ([`open_dataset`]) in a new directory; nothing is written before everything has been
-    /// checked.
-    ///
-    /// # Errors
-    /// Those of the configuration, of what is given and of the directory, of which nothing is left then.
-    pub fn start(
-        mut config: Config,
-        dataset: Dataset,
-        Given { weights: initial, plans, lambda }: Given<'_>,
-        path: &Path,
-    ) -> Result<Self, Error> {
-        let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
-        if let Some(path) = plans {
-            plans::use_file(&mut trainer, path)?;
-        }
-        if let Some(weights) = initial {
-            let named: Vec<_> = weights.iter().map(|tensor| (tensor.name.as_str(), tensor.values.as_slice())).collect();
-            trainer.start_from(&named)?;
-        }
-        // A resume may begin elsewhere.
-        for path in [&mut config.data.path, &mut config.run.flip_reference].into_iter().filter(|path| !path.is_empty()) {
-            let absolute = std::path::absolute(&*path).map_err(|e| Error::io("find", &*path, e))?;
-            *path = absolute.into_os_string().into_string().unwrap_or_else(|_| path.clone());
-        }
-        let reference = FlipReference::open(&config, std::iter::empty())?;
-        let (directory, (metrics, log)) = RunDirectory::filled(path, |directory| {
-            check_room(&config, trainer.recipe(), directory.path())?;
-            if let Some(tokenizer) = dataset.tokenizer() {
-                tokenizer.save(&directory.tokenizer())?;
-            }
-            if initial.is_some() {
-                // A resume cannot make these weights again.
-                let state = identity(&config, &dataset, &trainer);
-                checkpoint::save(&directory.checkpoints(), &snapshot(&mut trainer, state, Vec::new(), None)?()?)?;
-            }
-            let initial = if initial.is_some() { Initial::Given } else { Initial::Random };
-            let start = Provenance { lambda: lambda.cloned(), ..Provenance::of_start(&trainer.backend().device(), initial) };
-            start.record(&directory.provenance())?;
-            let metrics = MetricsLog::create(&directory.metrics())?;
-            let mut log = Log::open(&directory.log())?;
-            log.line("started")?;
-            // Last: without it there is no run to resume, so none can be resumed without the weights it was to begin with.
-            directory.write(&directory.config(), config.to_toml().as_bytes())?;
-            Ok((metrics, log))
-        })?;
-        let saver = Saver::new(directory.checkpoints());
-        let spikes = Spikes::new(config.run.spike_z, config.run.spike_window, std::iter::empty());
-        let (saved, pending, skipped, notices, plans_recorded) = (initial.map(|_| 0), None, 0, Vec::new(), 0);
-        Ok(Self {
-            config,
-            dataset,
-            trainer,
-            directory,
-            metrics,
-            log,
-            notices,
-            plans_recorded,
-            saver,
-            saved,
-            pending,
-            skipped,
-            spikes,
-            flip_counts: FlipCounts::default(),
-            reference,
-        })
-    }
-
-    /// Continues a run from its newest checkpoint, or, if it has none, from the beginning. A lost `tokenizer.json` is written again: the data
-    /// have the same one, or are refused.
-    ///
-    /// # Errors
-    /// [`Error::File`] for a directory that holds no run or is in use, for a damaged newest checkpoint unless it may be passed over and one
-    /// before it verifies, for a run without any whose first weights came from elsewhere, and for data or settings that are neither the
-    /// checkpoint's nor allowed to differ; [`Error::Room`].
-    pub fn resume(path: &Path, how: &Resume) -> Result<Self, Error> {
-        let directory = RunDirectory::open(path)?;
-        let config = run_config(directory.path())?;
-        let dataset = open_dataset(&config)?;
-        let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
-        let latest = checkpoint::latest(&directory.checkpoints())?;
-        if let Some((_, error)) = latest.refused.first().filter(|_| how.damaged == Damaged::Refuse) {
-            let advice = "restore it, or continue from the one before it with `sparse24 resume --fall-back`";
-            return Err(Error::file(path, format!("its newest checkpoint is damaged ({error}); {advice}")));
-        }
-        let mut plans = Plans::new();
-        let mut notices: Vec<_> = latest.refused.iter().map(|(_, error)| format!("passed over a damaged checkpoint: {error}")).collect();
-        let (mut saved, mut skipped, mut flip_counts) = (None, 0, FlipCounts::default());
-        let initial = match latest.checkpoint {
-            Some(path) => {
-                let checkpoint = checkpoint::load(&path)?;
-                plans.clone_from(&checkpoint.state.plan);
-                let now = identity(&config, &dataset, &trainer);
-                notices.extend(identity::check(&path, &checkpoint.state, &now, &how.allow)?);
-                skipped = checkpoint.state.method.get(SKIPPED).map_or(0, |&steps| u32::try_from(steps).unwrap_or(u32::MAX));
-                flip_counts = FlipCounts::of_checkpoint(&checkpoint.auxiliary);
-                restore(&mut trainer, checkpoint)?;
-                checkpoint::discard_after(&directory.checkpoints(), trainer.step())?;
-                saved = Some(trainer.step());
-                Initial::Checkpoint
-            }
-            None if !notices.is_empty() => {
-                return Err(Error::file(path, "has no checkpoint that is whole; begin a new run"));
-            }
-            None if Provenance::read(&directory.provenance())?.first().is_none_or(|first| first.initial != Initial::Random) => {
-                let problem = "has no checkpoint left, and its first weights, which came from elsewhere, cannot be made again";
-                return Err(Error::file(path, format!("{problem}; begin a new run with `sparse24 train --init-from`")));
-            }
-            None => Initial::Random,
-        };
-        if let Some(tokenizer) = dataset.tokenizer().filter(|tokenizer| !is_saved(tokenizer, &directory.tokenizer())) {
-            tokenizer.save(&directory.tokenizer())?;
-            notices.push("tokenizer.json was missing or damaged, and was written again from the data".to_owned());
-        }
-        // It holds at least what the checkpoint does, unless it is lost.
-        if directory.plans().exists() {
-            plans = plans::read(&directory.plans())?;
-        }
-        notices.extend(plans::use_own(&mut trainer, &plans, &directory.plans())?);
-        check_room(&config, trainer.recipe(), directory.path())?;
-        let step = trainer.step();
-        let (metrics, cut) = MetricsLog::resume(&directory.metrics(), step)?;
-        let last = cut.last.as_ref().map_or(0, |metrics| metrics.step);
-        if last < step {
-            notices.push(format!("metrics.jsonl has lost the steps {} to {step}", last + 1));
-        }
-        notices.push(match config.steps {
-            last if last == step => format!("the run is finished: step {step} was its last"),
-            _ => format!("resumed after step {step}"),
-        });
-        Provenance::of_start(&trainer.backend().device(), initial).record(&directory.provenance())?;
-        let watches = config.run.spike_z > 0.0 || !config.run.flip_reference.is_empty();
-        let before = if watches { MetricsLog::read(&directory.metrics())? } else { Vec::new() };
-        // It decides nothing, so a reference that has moved is no reason not to go on.
-        let reference = FlipReference::open(&config, before.iter()).unwrap_or_else(|error| {
-            notices.push(format!("{error}; flip rates are not compared"));
-            None
-        });
-        let mut log = Log::open(&directory.log())?;
-        for notice in &notices {
-            log.line(notice)?;
-        }
-        let spikes = Spikes::new(config.run.spike_z, config.run.spike_window, before.iter().map(|metrics| metrics.loss));
-        let saver = Saver::new(directory.checkpoints());
-        let mut run = Self {
-            config,
-            dataset,
-            trainer,
-            directory,
-            metrics,
-            log,
-            notices,
-            plans_recorded: 0,
-            saver,
-            saved,
-            pending: None,
-            skipped,
-            spikes,
-            flip_counts,
-            reference,
-        };
-        // A signal came between the step and its evaluation.
-        run.pending = cut.last.filter(|metrics| metrics.step == step && metrics.val_loss.is_none() && run.evaluates_after(step));
-        Ok(run)
-    }
-
     /// What is to be told of a resume: what was found amiss and passed over, and where it continues.
     #[must_use]
     pub fn notices(&self) -> &[String] {
@@ -519,7 +316,7 @@ impl Run {
         })
     }
 
-    fn evaluates_after(&self, step: u32) -> bool {
+    pub(super) fn evaluates_after(&self, step: u32) -> bool {
         step == self.config.steps || is_due(self.config.run.eval_every, step) || self.trainer.ends_phase()
     }
 
@@ -547,15 +344,7 @@ impl Run {
     }
 }
 
-/// Whether a file holds this tokenizer.
-fn is_saved(tokenizer: &Tokenizer, file: &Path) -> bool {
-    Tokenizer::load(file).is_ok_and(|saved| saved == *tokenizer)
-}
-
 /// Whether something that happens every so many steps (0 is never) happens after this one.
 pub(super) fn is_due(every: u32, step: u32) -> bool {
     every > 0 && step.is_multiple_of(every)
 }
-
-#[cfg(test)]
-mod tests;
