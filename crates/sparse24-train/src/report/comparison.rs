@@ -203,7 +203,7 @@ fn study(value: &Value) -> Option<Figure> {
     };
     let seeds = value["seeds"].as_array().map_or(0, Vec::len);
     let mut notes = vec!["Left of the line is better than the reference. Intervals stand by themselves: of twenty, one misses.".to_owned()];
-    notes.extend(best(&value["best"], &reference));
+    notes.extend(best(&value["best"], &reference, arms.len()));
     notes.extend(value["trends"].as_array().into_iter().flatten().map(trend));
     Some(Figure {
         id: "study",
@@ -223,14 +223,17 @@ fn study(value: &Value) -> Option<Figure> {
 }
 
 /// The arm of the lowest mean, and the reference against it, chosen on other seeds.
-fn best(best: &Value, reference: &str) -> Option<String> {
-    let among = best["among"].as_array()?.iter().map(text).collect::<Vec<_>>().join(", ");
+fn best(best: &Value, reference: &str, arms: usize) -> Option<String> {
+    let among = match best["among"].as_array()? {
+        all if all.len() == arms => "all arms".to_owned(),
+        some => some.iter().map(text).collect::<Vec<_>>().join(", "),
+    };
     let left_out = &best["left_out"];
     let by_seed: Vec<String> = left_out["by_seed"].as_array().into_iter().flatten().map(|value| number(real(value), 3)).collect();
     let against = match by_seed.as_slice() {
         [] => String::new(),
         by_seed => format!(
-            " {reference} less the best of the other seeds: {} on average, {} by seed. The choices share seeds, so that these have no interval.",
+            " Less the best of the other seeds, {reference} has {} on average, {} by seed. The choices share seeds, so that these have no interval.",
             number(real(&left_out["mean"]), 3),
             by_seed.join(", ")
         ),

@@ -303,7 +303,7 @@ fn a_study_is_told_with_one_run_of_each_arm() {
         "dense/seed-1",
         "fst/seed-1",
         "4 more are in its conclusions",
-        "Lowest mean loss: fst, of dense, fst. dense less the best of the other seeds: 0.0125 on average, 0.025, 0, 0.0125 by seed.",
+        "Lowest mean loss: fst, of all arms. Less the best of the other seeds, dense has 0.0125 on average, 0.025, 0, 0.0125 by seed.",
         "With λ, over weak, fst: Spearman's rank correlation is −1 of the mean flip rate and 0.5 of the mean held-out loss.",
     ] {
         assert!(text.contains(said), "{said} is missing in {text}");
