@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{
     axis::{Axis, range},
     chart::{Chart, Series},
-    figure::{Figure, Layout, Legend, Numbers, cell},
+    figure::{Figure, Numbers, cell},
     frame::{Frame, Mark, across},
     markup::{Table, number, signed},
 };
@@ -128,21 +128,16 @@ fn search(value: &Value) -> Option<Figure> {
         rows: rows.collect(),
         series: None,
     };
+    let lead = format!(
+        "μ is the flip rate of sparse training over that of dense training with the same weights and data, in a window of the first {until} steps, over {} {}. \
+     Feasible is the band from {from} to {to}. {conclusion}",
+        seeds,
+        if seeds == 1 { "seed" } else { "seeds" }
+    );
     Some(Figure {
-        id: "search",
-        title: "Search of the decay factor",
-        lead: format!(
-            "μ is the flip rate of sparse training over that of dense training with the same weights and data, in a window of the first {until} steps, over {} {}. \
-             Feasible is the band from {from} to {to}. {conclusion}",
-            seeds,
-            if seeds == 1 { "seed" } else { "seeds" }
-        ),
-        layout: Layout::Stacked,
-        pictures: vec![(String::new(), chart.draw())],
-        legend: Legend::None,
         notes: advice.into_iter().collect(),
-        tables: vec![table],
         numbers: Numbers::Open,
+        ..Figure::of(["search", "Search of the decay factor"], lead, chart.draw(), vec![table])
     })
 }
 
@@ -205,21 +200,12 @@ fn study(value: &Value) -> Option<Figure> {
     let mut notes = vec!["Left of the line is better than the reference. Intervals stand by themselves: of twenty, one misses.".to_owned()];
     notes.extend(best(&value["best"], &reference, arms.len()));
     notes.extend(value["trends"].as_array().into_iter().flatten().map(trend));
-    Some(Figure {
-        id: "study",
-        title: "Study",
-        lead: format!(
-            "Held-out loss of each arm minus that of {reference} at the same seed, the mean over seeds with its 95 % interval (Student's t). {} of {} runs are done, {seeds} seeds.",
-            text(&value["done"]),
-            text(&value["of"])
-        ),
-        layout: Layout::Stacked,
-        pictures: vec![(String::new(), frame.draw(&inside, ""))],
-        legend: Legend::None,
-        notes,
-        tables: vec![table],
-        numbers: Numbers::Open,
-    })
+    let lead = format!(
+        "Held-out loss of each arm minus that of {reference} at the same seed, the mean over seeds with its 95 % interval (Student's t). {} of {} runs are done, {seeds} seeds.",
+        text(&value["done"]),
+        text(&value["of"])
+    );
+    Some(Figure { notes, numbers: Numbers::Open, ..Figure::of(["study", "Study"], lead, frame.draw(&inside, ""), vec![table]) })
 }
 
 /// The arm of the lowest mean, and the reference against it, chosen on other seeds.

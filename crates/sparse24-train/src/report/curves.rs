@@ -183,17 +183,7 @@ pub(super) fn validation(runs: &[Record]) -> Option<Figure> {
     let title = "Loss on the held-out split over the second half of the steps";
     let picture = line_chart(runs, ["held-out-step", title], [x, y], series, marks);
     let lead = "The same held-out loss over the second half of the steps, on a scale of its own.";
-    Some(Figure {
-        id: "held-out",
-        title: "Held-out loss, closer",
-        lead: lead.into(),
-        layout: Layout::Stacked,
-        pictures: vec![(String::new(), picture)],
-        legend: all(runs),
-        notes: Vec::new(),
-        tables,
-        numbers: Numbers::Folded,
-    })
+    Some(Figure { legend: all(runs), ..Figure::of(["held-out", "Held-out loss, closer"], lead, picture, tables) })
 }
 
 /// Steps and losses on the held-out split.
@@ -218,17 +208,7 @@ pub(super) fn flips(runs: &[Record]) -> Option<Figure> {
     let notes = if most > 1 { vec![format!("Each point is the mean of up to {most} samples.")] } else { Vec::new() };
     let lead = "The share of mask bits that change in one step, |m(wₜ) − m(wₜ₋₁)|₁ / D, of all sparsifiable weights; of a dense run, of the mask \
                 that its weights would have. Sparse training wants it to rise and then to calm down; λ is the factor of masked decay.";
-    Some(Figure {
-        id: "flips",
-        title: "Flip rate",
-        lead: lead.into(),
-        layout: Layout::Stacked,
-        pictures: vec![(String::new(), picture)],
-        legend: all(runs),
-        notes,
-        tables,
-        numbers: Numbers::Folded,
-    })
+    Some(Figure { legend: all(runs), notes, ..Figure::of(["flips", "Flip rate"], lead, picture, tables) })
 }
 
 /// A number of a step.

@@ -57,6 +57,13 @@ pub(super) enum Legend {
 }
 
 impl Figure {
+    /// One picture by its name on the page and its title, its numbers folded.
+    pub(super) fn of([id, title]: [&'static str; 2], lead: impl Into<String>, picture: String, tables: Vec<Table>) -> Self {
+        let pictures = vec![(String::new(), picture)];
+        let (layout, legend, numbers) = (Layout::Stacked, Legend::None, Numbers::Folded);
+        Self { id, title, lead: lead.into(), layout, pictures, legend, notes: Vec::new(), tables, numbers }
+    }
+
     /// The `figure` element.
     pub(super) fn draw(&self, runs: &[Record]) -> String {
         let Self { id, title, lead, layout, pictures, legend, notes, tables, numbers } = self;

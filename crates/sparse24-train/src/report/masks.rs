@@ -184,17 +184,7 @@ fn measured(runs: &[Record], [id, title, label]: [&'static str; 3], lead: &str, 
     let tables = table_each(runs, &series, label, label);
     let legend = if runs.len() > 1 { Legend::Series(series.iter().map(|series| series.number).collect()) } else { Legend::None };
     let picture = line_chart(runs, [&format!("{id}-step"), title], [step_axis(runs), y], series, switches(runs, |_, step| f64::from(step)));
-    Some(Figure {
-        id,
-        title,
-        lead: lead.into(),
-        layout: Layout::Stacked,
-        pictures: vec![(String::new(), picture)],
-        legend,
-        notes: Vec::new(),
-        tables,
-        numbers: Numbers::Folded,
-    })
+    Some(Figure { legend, ..Figure::of([id, title], lead, picture, tables) })
 }
 
 /// The distribution of the gaps against the step.
@@ -241,15 +231,13 @@ fn gaps(runs: &[Record]) -> Option<Figure> {
         switches(runs, |_, step| f64::from(step)),
     );
     Some(Figure {
-        id: "gaps",
-        title: "Gap between the best mask and the next",
-        lead: "The kept L1 norm of a tile's best mask minus that of its second best: the median over all tiles, and thin (or shaded) the quarters of them. A mask with a small gap flips easily.".into(),
-        layout: Layout::Stacked,
-        pictures: vec![(String::new(), picture)],
         legend: all(runs),
-        notes: Vec::new(),
-        tables,
-        numbers: Numbers::Folded,
+        ..Figure::of(
+            ["gaps", "Gap between the best mask and the next"],
+            "The kept L1 norm of a tile's best mask minus that of its second best: the median over all tiles, and thin (or shaded) the quarters of them. A mask with a small gap flips easily.",
+            picture,
+            tables,
+        )
     })
 }
 
