@@ -52,6 +52,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let windows = dataset.evaluation_windows(config.model.context);
         let (step, phase) = (model.checkpoint.state.step, model.phase().kind());
         let loss = model.into_trainer()?.evaluate(&windows)?;
+        if !loss.is_finite() {
+            return Err(Failure::new(Exit::NonFinite, format!("the loss of step {step} on these data is {loss}")));
+        }
         let report = Report { step, phase, loss, perplexity: loss.exp(), tokens: windows.predictions() };
         if args.json {
             say!("{}", serde_json::to_string(&report).expect("plain values"));

@@ -28,6 +28,9 @@ fn what_is_not_finite_stops_training_before_the_update_and_names_its_layer() {
     assert!(place.read("run/log.txt").contains(said.strip_prefix("error: ").unwrap()));
     assert_eq!(place.metrics("run").len(), 1);
     assert_eq!(stops(&place, "resume run"), said, "the same step has the same loss");
+    stops(&place, &format!("train {TINY} --set optimizer.learning_rate=1e12 --set run.eval_every=0 --checkpoint-every 1 --out high"));
+    let said = stops(&place, "eval high");
+    assert!(said.starts_with("error: the loss of step 1 on these data is "), "{said}");
     let config = place.read("run/config.toml");
     assert!(config.contains("on_nonfinite = \"stop\""));
     place.write("run/config.toml", config.replace("on_nonfinite = \"stop\"", "on_nonfinite = \"skip\""));
