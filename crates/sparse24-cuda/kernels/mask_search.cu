@@ -156,7 +156,7 @@ __device__ __forceinline__ void search(const T* w, u16* tiles, u64 stride, u32 r
 }
 
 #define ENTRY(name, T, Rule)                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS, 16) name(const T* w, u16* tiles, u64 stride, u32 rows, u32 columns) {                \
+    extern "C" __global__ void __launch_bounds__(THREADS) name(const T* w, u16* tiles, u64 stride, u32 rows, u32 columns) {                \
         search<Rule>(w, tiles, stride, rows, columns);                                                                                   \
     }
 ENTRY(mask_search_f32, float, Transposable)

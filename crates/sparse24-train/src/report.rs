@@ -9,6 +9,7 @@
 
 use std::{
     fs,
+    io::Read as _,
     path::{Path, PathBuf},
 };
 
@@ -42,10 +43,20 @@ pub const FILE: &str = "report.html";
 /// Writes the page of these run directories; a folder of `lambda-search` or `study` stands for its conclusions and for one run of each arm.
 ///
 /// # Errors
-/// [`Error::File`] for a path that is no directory, [`Error::Setting`] for no or too many runs, [`Error::Io`] where the page cannot be written.
+/// [`Error::File`] for a path that is no run's, and for a file there that is no page; [`Error::Setting`] for no or too many runs, [`Error::Io`] where the page cannot be written.
 pub fn write(paths: &[PathBuf], out: &Path) -> Result<(), Error> {
     let page = page(paths)?;
+    if out.exists() && !is_page(out) {
+        return Err(Error::file(out, "is there and no page of a report; name another file with --out, or remove it"));
+    }
     disk::write_atomically(out, page.as_bytes())
+}
+
+/// Whether a file is a page that may be written anew: by its title.
+fn is_page(file: &Path) -> bool {
+    let mut beginning = Vec::new();
+    let read = fs::File::open(file).and_then(|file| file.take(1 << 14).read_to_end(&mut beginning));
+    read.is_ok() && beginning.starts_with(b"<!DOCTYPE html>") && String::from_utf8_lossy(&beginning).contains("sparse24 report</title>")
 }
 
 /// The page of these directories.

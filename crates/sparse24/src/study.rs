@@ -97,7 +97,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 fn tell(report: &Report, told: &[Option<Told>]) -> Result<(), Failure> {
     let width = report.arms.iter().map(|arm| arm.name.len()).max().unwrap_or(0).max(3);
-    let reference = format!("less {}, 95 %", report.reference);
+    let reference = format!("minus {}, 95 %", report.reference);
     say!("{:<width$}  val loss      sd  {reference:<27}  flip rate     mu   tok/s    time", "arm");
     for (at, arm) in report.arms.iter().enumerate() {
         let runs: Vec<&Told> = told.iter().skip(at).step_by(report.arms.len()).flatten().collect();
@@ -107,7 +107,7 @@ fn tell(report: &Report, told: &[Option<Told>]) -> Result<(), Failure> {
         let left_out = best.left_out.as_ref().map_or_else(String::new, |left_out| {
             let by_seed: Vec<String> = left_out.by_seed.iter().map(|difference| format!("{difference:+.4}")).collect();
             let reference = &report.reference;
-            format!("; {reference} less the best of the other seeds: {:+.4} (by seed {})", left_out.mean, by_seed.join(" "))
+            format!("; {reference} minus the best of the other seeds: {:+.4} (by seed {})", left_out.mean, by_seed.join(" "))
         });
         let among = if best.among.len() < report.arms.len() { " that differ in lambda alone" } else { "" };
         say!("\nlowest mean  {} of {}{among}{left_out}", best.arm, counted(best.among.len(), "arm"));

@@ -219,7 +219,7 @@ fn best(best: &Value, reference: &str, arms: usize) -> Option<String> {
     let against = match by_seed.as_slice() {
         [] => String::new(),
         by_seed => format!(
-            " Less the best of the other seeds, {reference} has {} on average, {} by seed. The choices share seeds, so that these have no interval.",
+            " Minus the best of the other seeds, {reference} has {} on average, {} by seed. The choices share seeds, so that these have no interval.",
             number(real(&left_out["mean"]), 3),
             by_seed.join(", ")
         ),

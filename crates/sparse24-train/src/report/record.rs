@@ -88,14 +88,21 @@ const LOG_LINES: usize = 12;
 /// More than any method has.
 const SWITCHES: usize = 16;
 
+/// What tells a run, however little of it is left.
+const FILES: [&str; 5] = ["config.toml", "provenance.json", "metrics.jsonl", "log.txt", "lambda-search"];
+
 impl Record {
     /// Reads what is there.
     ///
     /// # Errors
-    /// [`Error::File`] for a path that is no directory.
+    /// [`Error::File`] for a path that is no directory, or none of a run.
     pub(super) fn read(path: &Path) -> Result<Self, Error> {
         if !path.is_dir() {
             return Err(Error::file(path, "is no run directory: there is no such directory"));
+        }
+        if !FILES.iter().any(|name| path.join(name).exists()) {
+            let problem = format!("is no run directory: it holds none of {}; several runs are named one by one", FILES.join(", "));
+            return Err(Error::file(path, problem));
         }
         let mut record = Self {
             path: path.to_owned(),

@@ -183,12 +183,14 @@ fn a_damaged_run_says_what_is_missing() {
         assert!(text.contains(said), "{said} is missing in {text}");
     }
 
-    for name in ["metrics.jsonl", "config.toml", "log.txt"] {
+    for name in ["metrics.jsonl", "config.toml"] {
         fs::remove_file(path.join(name)).unwrap();
     }
     let empty = page(std::slice::from_ref(&path)).unwrap();
     assert_eq!(figures(&empty), [""; 0]);
     assert!(check(&empty).contains("metrics.jsonl is missing: there are no curves"));
+    fs::remove_file(path.join("log.txt")).unwrap();
+    assert!(page(std::slice::from_ref(&path)).unwrap_err().to_string().contains("holds none of config.toml"));
     assert!(page(&[path.join("nowhere")]).unwrap_err().to_string().contains("no such directory"));
     assert!(page(&[]).is_err());
 }
@@ -303,7 +305,7 @@ fn a_study_is_told_with_one_run_of_each_arm() {
         "dense/seed-1",
         "fst/seed-1",
         "4 more are in its conclusions",
-        "Lowest mean loss: fst, of all arms. Less the best of the other seeds, dense has 0.0125 on average, 0.025, 0, 0.0125 by seed.",
+        "Lowest mean loss: fst, of all arms. Minus the best of the other seeds, dense has 0.0125 on average, 0.025, 0, 0.0125 by seed.",
         "With λ, over weak, fst: Spearman's rank correlation is −1 of the mean flip rate and 0.5 of the mean held-out loss.",
     ] {
         assert!(text.contains(said), "{said} is missing in {text}");

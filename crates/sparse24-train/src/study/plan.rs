@@ -103,9 +103,10 @@ impl Plan {
             }
             let key = format!("arms.{name}");
             if let Some(shared) = SHARED.into_iter().find(|shared| settings.contains_key(*shared)) {
+                let place = if shared == "seed" { "`seeds` names it" } else { "set it in [base]" };
                 return Err(Error::setting(
                     format!("{key}.{shared}"),
-                    "is shared by all arms, since they are compared on it; set it in [base]",
+                    format!("is shared by all arms, since they are compared on it; {place}"),
                 ));
             }
             let config = base.with(settings.clone()).map_err(|error| inside(&key, error))?;

@@ -76,7 +76,7 @@ fn what_a_study_cannot_be_is_refused() {
         (STUDY.replace("lambda = 1e-3", "lambda = -1.0"), "arms.strong: method.lambda: expected a finite number of at least 0, found -1"),
         (
             STUDY.replace("method = { lambda = 1e-3 }", "seed = 3"),
-            "arms.strong.seed: is shared by all arms, since they are compared on it; set it in [base]",
+            "arms.strong.seed: is shared by all arms, since they are compared on it; `seeds` names it",
         ),
         (STUDY.replace("method = { lambda = 1e-3 }", "data.path = \"x\""), "arms.strong.data: is shared by all arms"),
         (STUDY.replace("\"strong\"", "\"../strong\""), "arms: \"../strong\" is no name of a folder"),

@@ -30,6 +30,15 @@ fn training_leaves_a_page_and_runs_are_compared_in_one() {
         assert!(place.read("both.html").contains(&format!("<figure id=\"{figure}\"")), "{figure}");
     }
     place.refuses("report nowhere", 3, "nowhere: is no run directory: there is no such directory");
+    fs::create_dir(place.path("empty")).unwrap();
+    let message =
+        "empty: is no run directory: it holds none of config.toml, provenance.json, metrics.jsonl, log.txt, lambda-search; several*";
+    place.refuses("report empty", 3, message);
+    place.refuses(
+        "report fst --out fst/config.toml",
+        3,
+        "fst/config.toml: is there and no page of a report; name another file with --out, or *",
+    );
     place.refuses("report fst --out none/page.html", 4, "cannot write none/page.html: *");
     place.refuses(&format!("report{}", " fst".repeat(17)), 2, "report: expected at most 16 runs in one page, found 17; name fewer");
 }

@@ -74,7 +74,7 @@ fn a_study_pairs_its_runs() {
     assert!(lines.starts_with("arm,seed,steps,val_loss,loss,flip_rate,mu,tokens_per_s,seconds,failed_at\ndense,1,12,"), "{lines}");
     assert_eq!(lines.lines().count(), 10);
     let answer = place.answer(&line("--out s"));
-    assert!(answer.starts_with("arm     val loss      sd  less dense, 95 % ") && answer.contains("\nlowest mean  "), "{answer}");
+    assert!(answer.starts_with("arm     val loss      sd  minus dense, 95 % ") && answer.contains("\nlowest mean  "), "{answer}");
 }
 
 #[test]
