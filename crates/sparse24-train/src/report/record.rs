@@ -336,7 +336,7 @@ pub(super) fn natural(name: &str) -> Vec<(u64, String)> {
     parts
 }
 
-/// The shortest ends of the paths that differ.
+/// The shortest ends of the paths that differ, of one length for all.
 pub(super) fn name_all(records: &mut [Record]) {
     let parts: Vec<Vec<String>> = records
         .iter()
@@ -347,12 +347,12 @@ pub(super) fn name_all(records: &mut [Record]) {
         .collect();
     let end = |at: usize, length: usize| parts[at][parts[at].len().saturating_sub(length)..].join("/");
     let longest = parts.iter().map(Vec::len).max().unwrap_or(0);
-    for at in 0..parts.len() {
-        let differs = |length: &usize| {
-            (0..parts.len()).all(|other| other == at || parts[other] == parts[at] || end(other, *length) != end(at, *length))
-        };
-        let length = (1..=longest).find(differs).unwrap_or(longest);
-        records[at].name = end(at, length);
+    let differ = |length: &usize| {
+        (0..parts.len()).all(|at| (0..at).all(|other| parts[other] == parts[at] || end(other, *length) != end(at, *length)))
+    };
+    let length = (1..=longest).find(differ).unwrap_or(longest);
+    for (at, record) in records.iter_mut().enumerate() {
+        record.name = end(at, length);
     }
 }
 

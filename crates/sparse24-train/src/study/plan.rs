@@ -98,8 +98,9 @@ impl Plan {
             };
             check_name("arms", &name)?;
             // Folders that differ in case alone are one on some systems.
-            if arms.iter().any(|other| other.name.eq_ignore_ascii_case(&name)) {
-                return Err(Error::setting("arms", format!("{name:?} is named twice")));
+            if let Some(other) = arms.iter().find(|other| other.name.eq_ignore_ascii_case(&name)) {
+                let case = if other.name == name { "" } else { ", but for its case" };
+                return Err(Error::setting("arms", format!("{name:?} is named twice{case}")));
             }
             let key = format!("arms.{name}");
             if let Some(shared) = SHARED.into_iter().find(|shared| settings.contains_key(*shared)) {

@@ -81,7 +81,7 @@ fn what_a_study_cannot_be_is_refused() {
         (STUDY.replace("method = { lambda = 1e-3 }", "data.path = \"x\""), "arms.strong.data: is shared by all arms"),
         (STUDY.replace("\"strong\"", "\"../strong\""), "arms: \"../strong\" is no name of a folder"),
         (STUDY.replace("\"strong\"", "\"study.json\""), "arms: \"study.json\" is the name of a file beside the arms"),
-        (STUDY.replace("\"strong\"", "\"WEAK\""), "arms: \"WEAK\" is named twice"),
+        (STUDY.replace("\"strong\"", "\"WEAK\""), "arms: \"WEAK\" is named twice, but for its case"),
         (STUDY.replace("name = \"strong\"", ""), "arms, number 3: name: expected a name, found nothing"),
         (STUDY.split_once("[[arms]]\nname = \"weak\"").unwrap().0.to_owned(), "arms: expected at least two, to be compared, found 1"),
         ("seeds = [1, 2]".to_owned(), "arms: expected at least two, each as [[arms]]"),
