@@ -118,7 +118,7 @@ impl Run {
         let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
         let latest = checkpoint::latest(&directory.checkpoints())?;
         if let Some((_, error)) = latest.refused.first().filter(|_| how.damaged == Damaged::Refuse) {
-            let advice = "restore it, or continue from the one before it with `sparse24 resume --fall-back`";
+            let advice = format!("restore it, or continue from the one before it with `sparse24 resume {} --fall-back`", path.display());
             return Err(Error::file(path, format!("its newest checkpoint is damaged ({error}); {advice}")));
         }
         let mut plans = Plans::new();

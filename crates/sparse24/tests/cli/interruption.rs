@@ -218,6 +218,10 @@ fn what_is_no_run_is_refused() {
         place.refuses(&format!("resume {run}"), 3, &format!("{run}: is no run directory: it holds no config.toml"));
     }
     place.train("run", "");
+    for inside in ["run/checkpoints", "run/checkpoints/step-00000012"] {
+        let message = format!("{inside}: is no run directory: it holds no config.toml; it lies in a run, name run");
+        place.refuses(&format!("resume {inside}"), 3, &message);
+    }
     let config = place.read("run/config.toml");
     let differs = |was: &str, is: &str| format!("run/checkpoints/step-00000012: was saved with {was}, the run has {is} now");
     let choice =
@@ -344,7 +348,7 @@ fn a_damaged_newest_checkpoint_is_named_and_the_one_before_it_serves() {
         fs::write(&path, bytes).unwrap();
         let file = newest.join(file);
         let problem = format!(
-            "its newest checkpoint is damaged ({}: {problem}); restore it, or continue from the one before it with `sparse24 resume --fall-back`",
+            "its newest checkpoint is damaged ({}: {problem}); restore it, or continue from the one before it with `sparse24 resume run --fall-back`",
             file.display()
         );
         place.refuses("resume run", 3, &format!("run: {problem}"));
