@@ -211,7 +211,8 @@ fn conclude(summary: &Summary, telling: &Telling) -> Result<(), Failure> {
     say!("run directory   {}", summary.run.display());
     say!("report          {}", summary.run.join(report::FILE).display());
     let run = word(&summary.run);
-    say!("next            sparse24 sample {run} | sparse24 export {run} DIR");
+    let sample = if summary.run.join("tokenizer.json").is_file() { format!("sparse24 sample {run} | ") } else { String::new() };
+    say!("next            {sample}sparse24 export {run} DIR");
     Ok(())
 }
 
