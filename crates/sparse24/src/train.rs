@@ -109,7 +109,14 @@ fn choose_lambda(args: &Args, config: &mut Config, out: &Path, more: &[&Path], s
         Some(folder) => Report::read(folder)?,
         None => {
             RunDirectory::check_free(out)?;
-            lambda_search::search(config.clone(), Wanted::default(), &folder, 1, Keep::Results, more, signals)?
+            let report = lambda_search::search(config.clone(), Wanted::default(), &folder, 1, Keep::Results, more, signals)?;
+            if let Some(advice) = &report.advice {
+                // What the advice asks for are options of the other command.
+                let way = "to do so, run `sparse24 lambda-search --candidates A,B,C --out DIR` with these settings, \
+                           then this command with --lambda-search DIR";
+                return Err(lambda_search::infeasible(&format!("{advice}; {way}")));
+            }
+            report
         }
     };
     let origin = found.origin(&folder, config, &open_dataset(config)?)?;
