@@ -274,6 +274,35 @@ fn what_is_allowed_may_differ() {
 }
 
 #[test]
+fn sparse_training_that_goes_on_is_told_and_leaves_the_2_4_models_of_before() {
+    let place = Place::new();
+    place.train("run", "--checkpoint-every 4 --set run.keep_last=1");
+    let raise = |from: u32, to: u32| {
+        let config = place.read("run/config.toml");
+        place.write("run/config.toml", config.replace(&format!("\nsteps = {from}\n"), &format!("\nsteps = {to}\n")));
+        let output = place.command("resume run --allow steps").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let mut kept: Vec<_> =
+            fs::read_dir(place.path("run/checkpoints")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        kept.sort();
+        (String::from_utf8(output.stderr).unwrap(), kept)
+    };
+    let names = |steps: &[u32]| steps.iter().map(|step| format!("step-{step:08}")).collect::<Vec<_>>();
+    let sparse = place.tree("run/checkpoints/step-00000010");
+    for (from, to, until, expected) in [(12, 18, 15, &[10, 15, 18][..]), (18, 24, 20, &[10, 15, 20, 24])] {
+        let (said, kept) = raise(from, to);
+        let notice = format!("sparse training goes on until step {until}: the phases are shares of steps");
+        assert!(said.lines().any(|line| line == notice) && place.read("run/log.txt").contains(&notice), "{said}");
+        assert_eq!(kept, names(expected));
+    }
+    // The phase has ended by then.
+    let (said, kept) = raise(24, 25);
+    assert!(!said.contains("sparse training goes on"), "{said}");
+    assert_eq!(kept, names(&[10, 15, 20, 25]));
+    assert!(place.tree("run/checkpoints/step-00000010") == sparse);
+}
+
+#[test]
 fn old_checkpoints_go_and_those_asked_for_stay() {
     let place = Place::new();
     place.train("run", "--checkpoint-every 1 --set run.keep_last=2 --set run.keep_every=3");
