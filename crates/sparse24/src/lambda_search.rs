@@ -69,10 +69,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             say!("next         sparse24 train ... --lambda auto --lambda-search {}", crate::output::word(&args.out));
         }
     }
-    match &report.advice {
-        Some(advice) => Err(Failure::new(Exit::Refuted, format!("no candidate is feasible (mu in 0.60 to 0.95): {advice}"))),
-        None => Ok(()),
-    }
+    report.advice.as_ref().map_or(Ok(()), |advice| Err(infeasible(advice)))
+}
+
+/// The answer of a search that recommends nothing.
+pub(crate) fn infeasible(advice: &str) -> Failure {
+    Failure::new(Exit::Refuted, format!("no candidate is feasible (mu in 0.60 to 0.95): {advice}"))
 }
 
 /// Searches, in sight; interrupted, it is continued by the same command with these words more.

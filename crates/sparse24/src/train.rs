@@ -109,7 +109,14 @@ fn choose_lambda(args: &Args, config: &mut Config, out: &Path, more: &[&Path], s
         Some(folder) => Report::read(folder)?,
         None => {
             RunDirectory::check_free(out)?;
-            lambda_search::search(config.clone(), Wanted::default(), &folder, 1, Keep::Results, more, signals)?
+            let report = lambda_search::search(config.clone(), Wanted::default(), &folder, 1, Keep::Results, more, signals)?;
+            if let Some(advice) = &report.advice {
+                // What the advice asks for are options of the other command.
+                let way = "to do so, run `sparse24 lambda-search --candidates A,B,C --out DIR` with these settings, \
+                           then this command with --lambda-search DIR";
+                return Err(lambda_search::infeasible(&format!("{advice}; {way}")));
+            }
+            report
         }
     };
     let origin = found.origin(&folder, config, &open_dataset(config)?)?;
@@ -211,7 +218,8 @@ fn conclude(summary: &Summary, telling: &Telling) -> Result<(), Failure> {
     say!("run directory   {}", summary.run.display());
     say!("report          {}", summary.run.join(report::FILE).display());
     let run = word(&summary.run);
-    say!("next            sparse24 sample {run} | sparse24 export {run} DIR");
+    let sample = if summary.run.join("tokenizer.json").is_file() { format!("sparse24 sample {run} | ") } else { String::new() };
+    say!("next            {sample}sparse24 export {run} DIR");
     Ok(())
 }
 

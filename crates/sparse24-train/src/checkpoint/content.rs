@@ -193,11 +193,9 @@ fn write_masks(path: &Path, masks: &[(String, Mask)]) -> Result<Parts, Error> {
 pub fn load(checkpoint: &Path) -> Result<Checkpoint, Error> {
     let manifest = Manifest::open(checkpoint)?;
     manifest.prove(checkpoint)?;
-    let path = checkpoint.join(STATE);
-    let state: State = serde_json::from_slice(&disk::read_small(&path, STATE_LIMIT)?)
-        .map_err(|e| Error::file(&path, format!("is no checkpoint state: {e}")))?;
+    let state = read_state(checkpoint)?;
     if state.step != manifest.step {
-        return Err(Error::file(path, format!("is of step {}, the manifest of step {}", state.step, manifest.step)));
+        return Err(Error::file(checkpoint.join(STATE), format!("is of step {}, the manifest of step {}", state.step, manifest.step)));
     }
     let (mut first_moments, mut second_moments, mut auxiliary) = (Vec::new(), Vec::new(), Vec::new());
     let weights = read_tensors(&checkpoint.join(MODEL))?;
@@ -218,6 +216,12 @@ pub fn load(checkpoint: &Path) -> Result<Checkpoint, Error> {
         None => Ok(loaded),
         Some(problem) => Err(Error::file(checkpoint, problem)),
     }
+}
+
+/// The state alone, which nothing proves.
+pub(super) fn read_state(checkpoint: &Path) -> Result<State, Error> {
+    let path = checkpoint.join(STATE);
+    serde_json::from_slice(&disk::read_small(&path, STATE_LIMIT)?).map_err(|e| Error::file(&path, format!("is no checkpoint state: {e}")))
 }
 
 fn read_tensors(path: &Path) -> Result<Vec<NamedTensor>, Error> {

@@ -12,7 +12,8 @@ use std::{
 };
 
 use super::{
-    Checkpoint,
+    Checkpoint, State,
+    content::read_state,
     manifest::{Manifest, verify},
 };
 use crate::{Error, disk};
@@ -158,6 +159,15 @@ pub fn retain(directory: &Path, retention: &Retention) -> Result<Vec<u32>, Error
 /// [`Error::Io`] if the directory cannot be listed; one that does not exist holds none.
 pub fn count(directory: &Path) -> Result<usize, Error> {
     Ok(checkpoints(directory)?.len())
+}
+
+/// The states of the checkpoints, by ascending step; those that cannot be read are passed over.
+///
+/// # Errors
+/// [`Error::Io`] if the directory cannot be listed; one that does not exist holds none.
+pub fn states(directory: &Path) -> Result<Vec<State>, Error> {
+    let all = checkpoints(directory)?.into_iter();
+    Ok(all.filter_map(|(step, path)| read_state(&path).ok().filter(|state| state.step == step)).collect())
 }
 
 /// Whether the checkpoint of a step has its name, which only a complete one gets; it is not read.

@@ -100,6 +100,13 @@ pub(crate) fn decisive(config: &Config) -> BTreeMap<String, String> {
     settings
 }
 
+/// The method that a checkpoint was trained by.
+pub(super) fn method(saved: &State) -> Result<Method, Error> {
+    let document: String = saved.config.iter().map(|(key, value)| format!("{key} = {value}\n")).collect();
+    let document = document.parse().map_err(|error| Error::setting("config", format!("is no configuration: {error}")))?;
+    Config::of_document(document, &[])?.method_value()
+}
+
 /// Something that is not what it was.
 struct Difference {
     key: String,

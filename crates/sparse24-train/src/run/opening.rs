@@ -11,7 +11,7 @@ use super::{
     measure::FlipCounts,
     plans,
     reference::FlipReference,
-    saving::{SKIPPED, check_room},
+    saving::{SKIPPED, check_room, former_ends, sparse_again},
     setup::{new_trainer, open_dataset, run_config},
     snapshot::{restore, snapshot},
     spikes::Spikes,
@@ -81,7 +81,7 @@ impl Run {
         }
         let reference = FlipReference::open(&config, std::iter::empty())?;
         let (directory, (metrics, log)) = RunDirectory::filled(path, |directory| {
-            check_room(&config, trainer.recipe(), directory.path())?;
+            check_room(&config, trainer.recipe(), &[], directory.path())?;
             if let Some(tokenizer) = dataset.tokenizer() {
                 tokenizer.save(&directory.tokenizer())?;
             }
@@ -118,7 +118,7 @@ impl Run {
         let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
         let latest = checkpoint::latest(&directory.checkpoints())?;
         if let Some((_, error)) = latest.refused.first().filter(|_| how.damaged == Damaged::Refuse) {
-            let advice = "restore it, or continue from the one before it with `sparse24 resume --fall-back`";
+            let advice = format!("restore it, or continue from the one before it with `sparse24 resume {} --fall-back`", path.display());
             return Err(Error::file(path, format!("its newest checkpoint is damaged ({error}); {advice}")));
         }
         let mut plans = Plans::new();
@@ -130,6 +130,7 @@ impl Run {
                 plans.clone_from(&checkpoint.state.plan);
                 let now = identity(&config, &dataset, &trainer);
                 notices.extend(identity::check(&path, &checkpoint.state, &now, &how.allow)?);
+                notices.extend(sparse_again(&checkpoint.state, trainer.recipe()));
                 skipped = checkpoint.state.method.get(SKIPPED).map_or(0, |&steps| u32::try_from(steps).unwrap_or(u32::MAX));
                 flip_counts = FlipCounts::of_checkpoint(&checkpoint.auxiliary);
                 restore(&mut trainer, checkpoint)?;
@@ -155,7 +156,8 @@ impl Run {
             plans = plans::read(&directory.plans())?;
         }
         notices.extend(plans::use_own(&mut trainer, &plans, &directory.plans())?);
-        check_room(&config, trainer.recipe(), directory.path())?;
+        let former_ends = former_ends(&directory.checkpoints(), &trainer)?;
+        check_room(&config, trainer.recipe(), &former_ends, directory.path())?;
         let step = trainer.step();
         let (metrics, cut) = MetricsLog::resume(&directory.metrics(), step)?;
         let last = cut.last.as_ref().map_or(0, |metrics| metrics.step);
@@ -179,7 +181,7 @@ impl Run {
             log.line(notice)?;
         }
         let run = Self::opened(config, dataset, trainer, directory, metrics, log, &before);
-        let mut run = Self { notices, saved, skipped, flip_counts, reference, ..run };
+        let mut run = Self { notices, saved, former_ends, skipped, flip_counts, reference, ..run };
         // A signal came between the step and its evaluation.
         run.pending = cut.last.filter(|metrics| metrics.step == step && metrics.val_loss.is_none() && run.evaluates_after(step));
         Ok(run)
@@ -208,6 +210,7 @@ impl Run {
             plans_recorded: 0,
             saver,
             saved: None,
+            former_ends: Vec::new(),
             pending: None,
             skipped: 0,
             spikes,

@@ -5,15 +5,20 @@
 
 use std::{num::NonZeroUsize, path::Path};
 
-use super::{Run, identity::identity, snapshot::snapshot, training::is_due};
+use super::{
+    Run,
+    identity::{self, identity},
+    snapshot::{ends, snapshot},
+    training::is_due,
+};
 use crate::{
     Error,
-    checkpoint::{self, Retention},
+    checkpoint::{self, Retention, State},
     config::Config,
     disk,
     estimate::estimate,
-    method::{Ends, Method},
-    trainer::Recipe,
+    method::{Ends, Method, PhaseKind},
+    trainer::{Recipe, Trainer},
 };
 
 impl Run {
@@ -36,9 +41,16 @@ impl Run {
         let mut state = identity(&self.config, &self.dataset, &self.trainer);
         state.method.extend((self.skipped > 0).then(|| (SKIPPED.to_owned(), u64::from(self.skipped))));
         let checkpoint = snapshot(&mut self.trainer, state, self.flip_counts.tensors().collect(), self.saver.spare())?;
-        self.saver.begin(checkpoint, retention(&self.config, self.trainer.last_sparse_steps()), self.metrics.syncer()?)?;
+        self.saver.begin(checkpoint, self.retention(), self.metrics.syncer()?)?;
         self.saved = Some(step);
         Ok(())
+    }
+
+    /// The 2:4 model that a sparse phase leaves stays, whatever comes after it.
+    fn retention(&self) -> Retention {
+        let last = NonZeroUsize::new(self.config.run.keep_last).unwrap_or(NonZeroUsize::MIN);
+        let always = [self.trainer.last_sparse_steps(), self.former_ends.clone()].concat();
+        Retention { last, every: self.config.run.keep_every, always }
     }
 
     /// Waits for the save in flight, if there is one.
@@ -58,17 +70,33 @@ impl Run {
 /// The counter of skipped steps, among those of the checkpoint's state.
 pub(super) const SKIPPED: &str = "skipped";
 
-/// The 2:4 model that a sparse phase leaves stays, whatever comes after it.
-fn retention(config: &Config, always: Vec<u32>) -> Retention {
-    let last = NonZeroUsize::new(config.run.keep_last).unwrap_or(NonZeroUsize::MIN);
-    Retention { last, every: config.run.keep_every, always }
+/// The steps of checkpoints that ended a sparse phase of the run as it was when they were saved, but end none of it as it is.
+pub(super) fn former_ends(checkpoints: &Path, trainer: &Trainer) -> Result<Vec<u32>, Error> {
+    let ended = |state: &State| {
+        identity::method(state).is_ok_and(|method| method.last_sparse_steps(state.total_steps, &ends(state)).contains(&state.step))
+    };
+    let now = trainer.last_sparse_steps();
+    let states = checkpoint::states(checkpoints)?.into_iter();
+    Ok(states.filter(|state| !now.contains(&state.step) && ended(state)).map(|state| state.step).collect())
 }
 
-/// Refuses a run whose checkpoints, those that it keeps and the one being written, will not fit beside what lies there now.
-pub(super) fn check_room(config: &Config, recipe: &Recipe, run: &Path) -> Result<(), Error> {
+/// That a run which was done with sparse training, as far as it was configured to go then, goes on with it.
+pub(super) fn sparse_again(saved: &State, recipe: &Recipe) -> Option<String> {
+    let (ends, next, Recipe { method, steps, .. }) = (ends(saved), saved.step + 1, recipe);
+    let phase = |method: &Method, steps: u32| method.phase_at(next.min(steps), steps, &ends);
+    let (before, now) = (identity::method(saved).ok()?, phase(method, *steps));
+    let was_dense = before.phases[phase(&before, saved.total_steps)].kind() == PhaseKind::Dense;
+    let moves = saved.total_steps != *steps && next <= *steps && was_dense && method.phases[now].kind() == PhaseKind::Sparse;
+    let last = if now + 1 == method.phases.len() { *steps } else { method.last_step(now, *steps, &ends) };
+    moves.then(|| format!("sparse training goes on until step {last}: the phases are shares of steps"))
+}
+
+/// Refuses a run whose checkpoints, those that it keeps and the one being written, will not fit beside what lies there now; those of the steps
+/// `former` are among both.
+pub(super) fn check_room(config: &Config, recipe: &Recipe, former: &[u32], run: &Path) -> Result<(), Error> {
     let checkpoints = run.join("checkpoints");
     let there = checkpoint::count(&checkpoints)? as u64;
-    let most = most_kept(config, &recipe.method).saturating_add(1).saturating_sub(there).max(1);
+    let most = most_kept(config, &recipe.method).saturating_add(former.len() as u64).saturating_add(1).saturating_sub(there).max(1);
     let estimate = estimate(recipe);
     // Four bytes a tile, which instruments count the flips of.
     let counts = if config.run.instrument_every > 0 { estimate.sparsifiable / 4 } else { 0 };

@@ -19,8 +19,14 @@ use crate::{
 /// # Errors
 /// [`Error::File`] for a directory that holds no run or a damaged configuration; [`Error::Io`].
 pub fn run_config(run: &Path) -> Result<Config, Error> {
-    let path = run.join("config.toml");
-    if path.is_file() { Config::read(&path) } else { Err(Error::file(run, "is no run directory: it holds no config.toml")) }
+    let config = |run: &Path| Some(run.join("config.toml")).filter(|path| path.is_file());
+    if let Some(path) = config(run) {
+        return Config::read(&path);
+    }
+    // A checkpoint, or the folder of them.
+    let around = run.ancestors().skip(1).take(2).find(|path| !path.as_os_str().is_empty() && config(path).is_some());
+    let advice = around.map(|around| format!("; it lies in a run, name {}", around.display())).unwrap_or_default();
+    Err(Error::file(run, format!("is no run directory: it holds no config.toml{advice}")))
 }
 
 /// The dataset of a configuration, long enough for its context.

@@ -36,6 +36,8 @@ pub struct Run {
     pub(super) saver: Saver,
     /// The step that was saved last, or is being saved.
     pub(super) saved: Option<u32>,
+    /// The last steps of sparse phases that ended elsewhere before the run was configured anew.
+    pub(super) former_ends: Vec<u32>,
     /// What the step done last measured, until it is evaluated.
     pub(super) pending: Option<StepMetrics>,
     /// Steps without an update.

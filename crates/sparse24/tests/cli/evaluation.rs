@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::Value;
 use sparse24_train::checkpoint::{self, NamedTensor};
 
-use crate::support::{Place, text};
+use crate::support::{Place, TINY, text};
 
 #[test]
 fn a_run_and_its_checkpoints_are_evaluated_as_training_did() {
@@ -135,7 +135,8 @@ fn a_model_without_a_tokenizer_is_not_evaluated_on_larger_ids() {
         place.write(&format!("{folder}/train.bin"), &ids);
         place.write(&format!("{folder}/val.bin"), &ids);
     }
-    place.train("run", "--data small");
+    let said = place.answer(&format!("train {TINY} --data small --out run"));
+    assert!(said.ends_with("\nnext            sparse24 export run DIR\n"), "nothing could read a sample: {said}");
     let message = "the data have 20 token ids, the model has 10: evaluate with the run's own tokenizer";
     place.refuses("eval run --data large", 3, message);
     place.answer("eval run --data small");

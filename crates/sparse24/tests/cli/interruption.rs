@@ -218,6 +218,10 @@ fn what_is_no_run_is_refused() {
         place.refuses(&format!("resume {run}"), 3, &format!("{run}: is no run directory: it holds no config.toml"));
     }
     place.train("run", "");
+    for inside in ["run/checkpoints", "run/checkpoints/step-00000012"] {
+        let message = format!("{inside}: is no run directory: it holds no config.toml; it lies in a run, name run");
+        place.refuses(&format!("resume {inside}"), 3, &message);
+    }
     let config = place.read("run/config.toml");
     let differs = |was: &str, is: &str| format!("run/checkpoints/step-00000012: was saved with {was}, the run has {is} now");
     let choice =
@@ -267,6 +271,35 @@ fn what_is_allowed_may_differ() {
     }
     assert_eq!(place.metrics("run").len(), 15);
     place.answer("resume run");
+}
+
+#[test]
+fn sparse_training_that_goes_on_is_told_and_leaves_the_2_4_models_of_before() {
+    let place = Place::new();
+    place.train("run", "--checkpoint-every 4 --set run.keep_last=1");
+    let raise = |from: u32, to: u32| {
+        let config = place.read("run/config.toml");
+        place.write("run/config.toml", config.replace(&format!("\nsteps = {from}\n"), &format!("\nsteps = {to}\n")));
+        let output = place.command("resume run --allow steps").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let mut kept: Vec<_> =
+            fs::read_dir(place.path("run/checkpoints")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        kept.sort();
+        (String::from_utf8(output.stderr).unwrap(), kept)
+    };
+    let names = |steps: &[u32]| steps.iter().map(|step| format!("step-{step:08}")).collect::<Vec<_>>();
+    let sparse = place.tree("run/checkpoints/step-00000010");
+    for (from, to, until, expected) in [(12, 18, 15, &[10, 15, 18][..]), (18, 24, 20, &[10, 15, 20, 24])] {
+        let (said, kept) = raise(from, to);
+        let notice = format!("sparse training goes on until step {until}: the phases are shares of steps");
+        assert!(said.lines().any(|line| line == notice) && place.read("run/log.txt").contains(&notice), "{said}");
+        assert_eq!(kept, names(expected));
+    }
+    // The phase has ended by then.
+    let (said, kept) = raise(24, 25);
+    assert!(!said.contains("sparse training goes on"), "{said}");
+    assert_eq!(kept, names(&[10, 15, 20, 25]));
+    assert!(place.tree("run/checkpoints/step-00000010") == sparse);
 }
 
 #[test]
@@ -344,7 +377,7 @@ fn a_damaged_newest_checkpoint_is_named_and_the_one_before_it_serves() {
         fs::write(&path, bytes).unwrap();
         let file = newest.join(file);
         let problem = format!(
-            "its newest checkpoint is damaged ({}: {problem}); restore it, or continue from the one before it with `sparse24 resume --fall-back`",
+            "its newest checkpoint is damaged ({}: {problem}); restore it, or continue from the one before it with `sparse24 resume run --fall-back`",
             file.display()
         );
         place.refuses("resume run", 3, &format!("run: {problem}"));

@@ -129,6 +129,21 @@ fn without_a_feasible_candidate_there_is_advice() {
     );
 }
 
+/// A run this short and with this learning rate wants more decay than the paper's scale has.
+#[test]
+fn a_run_whose_search_finds_nothing_names_the_way_on() {
+    let place = Place::new();
+    let line = format!("train {TINY} --set optimizer.warmup_steps=8 --set run.flip_every=1 --lambda auto --out run");
+    let output = place.command(&line).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let message = "no candidate is feasible (mu in 0.60 to 0.95): *; to do so, run `sparse24 lambda-search --candidates A,B,C --out DIR` \
+                   with these settings, then this command with --lambda-search DIR";
+    assert!(crate::support::is_like(said.lines().last().unwrap(), &format!("error: {message}")), "{said}");
+    let left: Vec<_> = fs::read_dir(place.path("run")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["lambda-search"], "there is no run yet");
+}
+
 #[test]
 fn searches_that_cannot_be_are_refused() {
     let place = Place::new();
