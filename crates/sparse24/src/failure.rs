@@ -9,7 +9,7 @@ use crate::output::note;
 /// The exit codes; success is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// The answer is no: `verify` refuted, `doctor` found a problem, `bench` a kernel that is wrong.
+    /// The answer is no: `verify` refuted, `doctor` found a problem, `bench` a kernel that is wrong, a search for lambda nothing feasible.
     Refuted = 1,
     /// Wrong usage or configuration (also what the argument parser uses).
     Usage = 2,
