@@ -108,7 +108,10 @@ mod tests {
         let failed: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("== failed: ")).collect();
         let expected = ["racecheck over all kernels ended with 86", "initcheck did not find the planted defect: exit code 0 instead of 86"];
         assert_eq!(failed, expected);
-        assert_eq!(fs::read_to_string(folder.path().join("calls")).unwrap().lines().count(), 8, "four tools, over all and over a defect");
+        let tools = || fs::read_to_string(folder.path().join("calls")).unwrap().lines().filter(|call| call.starts_with("--tool")).count();
+        assert_eq!(tools(), 8, "four tools, over all and over a defect");
+        assert!(command.arg("memcheck").status().unwrap().success(), "the tool that is named");
+        assert_eq!(tools(), 10);
     }
 
     #[test]
