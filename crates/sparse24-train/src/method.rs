@@ -177,10 +177,19 @@ impl Method {
         PRESETS.iter().find(|preset| preset.name == name).map(|preset| (preset.build)(lambda))
     }
 
-    /// The last optimizer step of a phase, given the ends that are decided; one whose end is not ends as late as it may.
+    /// The last optimizer step of a phase, given the ends that are decided; one whose end is not ends as late as it may, and the last with the run.
     #[must_use]
     pub fn last_step(&self, phase: usize, steps: u32, ends: &Ends) -> u32 {
+        if phase + 1 == self.phases.len() {
+            return steps;
+        }
         ends.get(&phase).copied().unwrap_or_else(|| self.phases[phase].last_step(steps))
+    }
+
+    /// Whether a phase has a step.
+    #[must_use]
+    pub fn has_steps(&self, phase: usize, steps: u32, ends: &Ends) -> bool {
+        self.last_step(phase, steps, ends) > phase.checked_sub(1).map_or(0, |before| self.last_step(before, steps, ends))
     }
 
     /// The index of the phase that optimizer step `step` (1, 2, ...) of `steps` belongs to. Step 0, the initial weights, is the first's.
@@ -193,10 +202,8 @@ impl Method {
     /// The last step of each phase whose forward is pruned, in order: after it the weights under their masks are a 2:4 model. A phase without a step has none.
     #[must_use]
     pub fn last_sparse_steps(&self, steps: u32, ends: &Ends) -> Vec<u32> {
-        let last = self.phases.len() - 1;
-        let end = |phase| if phase == last { steps } else { self.last_step(phase, steps, ends) };
-        let is_taken = |phase: &usize| self.phases[*phase].kind() == PhaseKind::Sparse && end(*phase) > phase.checked_sub(1).map_or(0, end);
-        (0..=last).filter(is_taken).map(end).collect()
+        let is_taken = |&phase: &usize| self.phases[phase].kind() == PhaseKind::Sparse && self.has_steps(phase, steps, ends);
+        (0..self.phases.len()).filter(is_taken).map(|phase| self.last_step(phase, steps, ends)).collect()
     }
 
     /// What must be kept of each sparsifiable weight.

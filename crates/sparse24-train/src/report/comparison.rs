@@ -130,7 +130,7 @@ fn search(value: &Value) -> Option<Figure> {
     };
     let lead = format!(
         "μ is the flip rate of sparse training over that of dense training with the same weights and data, in a window of the first {until} steps, over {} {}. \
-     Feasible is the band from {from} to {to}. {conclusion}",
+         Feasible is the band from {from} to {to}. {conclusion}",
         seeds,
         if seeds == 1 { "seed" } else { "seeds" }
     );

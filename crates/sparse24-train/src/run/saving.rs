@@ -87,8 +87,7 @@ pub(super) fn sparse_again(saved: &State, recipe: &Recipe) -> Option<String> {
     let (before, now) = (identity::method(saved).ok()?, phase(method, *steps));
     let was_dense = before.phases[phase(&before, saved.total_steps)].kind() == PhaseKind::Dense;
     let moves = saved.total_steps != *steps && next <= *steps && was_dense && method.phases[now].kind() == PhaseKind::Sparse;
-    let last = if now + 1 == method.phases.len() { *steps } else { method.last_step(now, *steps, &ends) };
-    moves.then(|| format!("sparse training goes on until step {last}: the phases are shares of steps"))
+    moves.then(|| format!("sparse training goes on until step {}: the phases are shares of steps", method.last_step(now, *steps, &ends)))
 }
 
 /// Refuses a run whose checkpoints, those that it keeps and the one being written, will not fit beside what lies there now; those of the steps

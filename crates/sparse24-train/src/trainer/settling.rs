@@ -68,12 +68,12 @@ impl Trainer {
             AdamVariant::Standard => (rule, corrections),
             AdamVariant::FrozenVariance => {
                 let Recipe { method, steps, .. } = &self.recipe;
-                let end = |phase| method.last_step(phase, *steps, &self.progress.ends);
+                let ends = &self.progress.ends;
                 // One without a step changes nothing.
-                let changes = |&phase: &usize| {
-                    method.phases[phase].optimizer == AdamVariant::Standard && end(phase) > phase.checked_sub(1).map_or(0, end)
-                };
-                let frozen_after = (0..phase).rev().find(changes).map(end).expect("Method::check wants a step before");
+                let changes =
+                    |&phase: &usize| method.phases[phase].optimizer == AdamVariant::Standard && method.has_steps(phase, *steps, ends);
+                let thawed = (0..phase).rev().find(changes).expect("Method::check wants a step before");
+                let frozen_after = method.last_step(thawed, *steps, ends);
                 (AdamW { beta2: 1.0, ..rule }, [corrections[0], rule.bias_corrections(frozen_after)[1]])
             }
         }
