@@ -52,7 +52,7 @@ add() {
     local totals=$folder/totals/$1
     sort -s -n -k 1,1 "$folder/logs/$1".[0-9]*.log > "$folder/logs/$1.log"
     LC_ALL=C awk -v name="$1" -v total="$(cat "$totals" 2> /dev/null)" '
-        BEGIN { split(total, before, "\t") }
+        BEGIN { split(total, before, "\t"); most = before[4] }
         NR == 1 { began = $1 }
         { ended = $1 }
         $3 == "cpu" { cpu += $4 + $5 }

@@ -2,7 +2,7 @@
 // in   w f32 or bf16 [r,q], rows `stride` elements apart
 // out  tiles u16 [r/4,q/4], overwritten, never read
 // pre  r, q and stride multiples of 4; w aligned to four elements; blocks of 32 tiles a row and a row of tiles a warp, those of grid rows
-//      one below another, then those of grid planes; tiles alias nothing
+//      one below another, then those of grid planes; so many blocks `resident` at once, or about; tiles alias nothing
 // acc  f32, every operation rounded, in core's order
 // ref  sparse24_core::search::mask_search, bit for bit
 #include "early.cuh"
@@ -134,11 +134,15 @@ struct ColumnWise {
 };
 
 template <class Rule, class T>
-__device__ __forceinline__ void search(const T* w, u16* tiles, u64 stride, u32 rows, u32 columns) {
-    u32 column = blockIdx.x * 32 + threadIdx.x % 32, row = (blockIdx.z * gridDim.y + blockIdx.y) * WARPS + threadIdx.x / 32;
+__device__ __forceinline__ void search(const T* w, u16* tiles, u64 stride, u32 rows, u32 columns, u32 resident) {
+    u32 lane = threadIdx.x % 32, column = blockIdx.x * 32 + lane, high = blockIdx.z * gridDim.y + blockIdx.y, row = high * WARPS + threadIdx.x / 32;
     bool exists = row < rows && column < columns;
     const T* at = w + 4 * (u64(row) * stride + column);
+    // Blocks that wait. Rows of f32, twice as long, get in the way of the previous kernel's.
+    if (sizeof(T) == 2 && high * gridDim.x + blockIdx.x < resident && lane < 4 && row < rows)
+        ask_for(w + (4 * u64(row) + lane) * stride + 4 * (column - lane), 4 * sizeof(T) * min(32u, columns - (column - lane)));
     wait_for_previous();
+    if (threadIdx.x == 0) let_next_start();
     typename Row<T>::type raw[4];
     if (exists) {
 #pragma unroll
@@ -156,8 +160,8 @@ __device__ __forceinline__ void search(const T* w, u16* tiles, u64 stride, u32 r
 }
 
 #define ENTRY(name, T, Rule)                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS) name(const T* w, u16* tiles, u64 stride, u32 rows, u32 columns) {                \
-        search<Rule>(w, tiles, stride, rows, columns);                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) name(const T* w, u16* tiles, u64 stride, u32 rows, u32 columns, u32 resident) {  \
+        search<Rule>(w, tiles, stride, rows, columns, resident);                                                                         \
     }
 ENTRY(mask_search_f32, float, Transposable)
 ENTRY(mask_search_bf16, bf16, Transposable)

@@ -66,8 +66,13 @@ __device__ __forceinline__ void compress(const bf16* dz, u64 stride, u32 p, u32 
         source += u64(gridDim.y) * BLOCK * stride;
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
+    if (wide && blockIdx.y < p / BLOCK) {
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) ask_for(source + 4 * k * stride);
+    }
     // `source` is even.
     wait_for_previous(copied + u32(reinterpret_cast<u64>(source) & 1));
+    let_next_start();
     // First, since it would come last behind the copies; looked at while those are on their way.
     StepState state = *at;
     load(blockIdx.y, 0);

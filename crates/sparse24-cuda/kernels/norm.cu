@@ -19,7 +19,6 @@ struct Vector { float at[4]; };
 __device__ __forceinline__ Vector widen(uint2 x) { return {widen_low(x.x), widen_high(x.x), widen_low(x.y), widen_high(x.y)}; }
 __device__ __forceinline__ Vector widen(float4 x) { return {x.x, x.y, x.z, x.w}; }
 __device__ __forceinline__ uint2 narrow(Vector x) { return make_uint2(narrow_pair(x.at[0], x.at[1]), narrow_pair(x.at[2], x.at[3])); }
-__device__ __forceinline__ float4 whole(Vector x) { return make_float4(x.at[0], x.at[1], x.at[2], x.at[3]); }
 
 // Sums over the WARPS warps of one row, the same bits in each; `slots` are the row's, and free again after the next barrier of its warps.
 template <int WARPS, int N> __device__ __forceinline__ void row_sums(float (&sums)[N], float (*slots)[N], u32 row) {
@@ -45,9 +44,12 @@ __device__ __forceinline__ void forward(const uint2* x, const uint2* delta, cons
                                         const float4* __restrict__ beta, uint2* residual, uint2* y, float2* stats, u64 rows, u32 vectors) {
     constexpr int THREADS = 32 * WARPS, VECTORS = 8;
     __shared__ float slots[2][8][1];
-    wait_for_previous();
     u32 place = threadIdx.x / THREADS, lane = threadIdx.x % THREADS;
     u64 row = u64(blockIdx.x) * (256 / THREADS) + place, start = row * vectors;
+    if (row < rows && lane == 0) ask_for(x + start, 8 * vectors);
+    if (row < rows && lane == 1 && delta) ask_for(delta + start, 8 * vectors);
+    let_next_start();
+    wait_for_previous();
     if (row >= rows) return;
     uint2 raw[VECTORS], added[VECTORS];
 #pragma unroll
@@ -104,11 +106,12 @@ __device__ __forceinline__ void backward(const uint2* __restrict__ dy, const uin
                                          const float4* __restrict__ gamma, uint2* dresidual, float4* partial, u64 rows, u32 vectors) {
     constexpr int THREADS = 32 * WARPS, VECTORS = 4, TEAMS = 16 / WARPS, BLOCK = TEAMS * THREADS;
     __shared__ float slots[2][16][2];
-    // [2][VECTORS][3][BLOCK] of rows; in the end [TEAMS][2][VECTORS * THREADS] of sums.
+    // [2][VECTORS][3][BLOCK] of rows; in the end [VECTORS][dgamma, dbeta][2 halves][BLOCK] of sums.
     extern __shared__ float4 shared[];
     uint2* staged = reinterpret_cast<uint2*>(shared) + threadIdx.x;
     u32 team = threadIdx.x / THREADS, lane = threadIdx.x % THREADS;
-    u64 row = u64(blockIdx.x) * TEAMS + team, step = u64(gridDim.x) * TEAMS;
+    // The rows left over in the end are spread over the blocks.
+    u64 row = u64(team) * gridDim.x + blockIdx.x, step = u64(gridDim.x) * TEAMS;
     auto slot = [&](u32 stage, int vector, int operand) { return staged + ((stage * VECTORS + vector) * 3 + operand) * BLOCK; };
     auto copy = [&](u64 row, u32 stage) {
         if (row < rows) {
@@ -123,6 +126,8 @@ __device__ __forceinline__ void backward(const uint2* __restrict__ dy, const uin
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
+    if (row < rows && lane < 3) ask_for((lane == 0 ? dy : lane == 1 ? residual : dresidual) + row * vectors, 8 * vectors);
+    let_next_start();
     wait_for_previous();
     copy(row, 0);
     Vector scale[VECTORS] = {}, dgamma[VECTORS] = {}, dbeta[VECTORS] = {};
@@ -169,24 +174,26 @@ __device__ __forceinline__ void backward(const uint2* __restrict__ dy, const uin
             dresidual[start + vector] = narrow(out);
         }
     }
-    constexpr u32 PLANE = VECTORS * THREADS;
-    __syncthreads();
+    // First where a thread's rows were, which nobody else reads before the barrier.
+    constexpr int PARTS = 2 * VECTORS;
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
-        u32 at = team * 2 * PLANE + i * THREADS + lane;
-        shared[at] = whole(dgamma[i]), shared[at + PLANE] = whole(dbeta[i]);
+    for (int part = 0; part < PARTS; ++part) {
+        const Vector& of = part % 2 == 0 ? dgamma[part / 2] : dbeta[part / 2];
+        *reinterpret_cast<float2*>(staged + 2 * part * BLOCK) = make_float2(of.at[0], of.at[1]);
+        *reinterpret_cast<float2*>(staged + (2 * part + 1) * BLOCK) = make_float2(of.at[2], of.at[3]);
     }
     __syncthreads();
-    for (u32 at = threadIdx.x; at < 2 * vectors; at += BLOCK) {
-        u32 from = at < vectors ? at : PLANE + at - vectors;
-        Vector sum = {};
+    const float2* sums = reinterpret_cast<const float2*>(shared) + lane;
+    for (u32 part = team; part < PARTS; part += TEAMS) {
+        u32 vector = part / 2 * THREADS + lane;
+        if (vector >= vectors) continue;
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
         for (int g = 0; g < TEAMS; ++g) {
-            Vector of = widen(shared[g * 2 * PLANE + from]);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) sum.at[e] += of.at[e];
+            float2 low = sums[2 * part * BLOCK + g * THREADS], high = sums[(2 * part + 1) * BLOCK + g * THREADS];
+            sum.x += low.x, sum.y += low.y, sum.z += high.x, sum.w += high.y;
         }
-        partial[u64(blockIdx.x) * 2 * vectors + at] = whole(sum);
+        partial[u64(blockIdx.x) * 2 * vectors + part % 2 * vectors + vector] = sum;
     }
 }
 
@@ -221,6 +228,7 @@ extern "C" __global__ void __launch_bounds__(512)
     __shared__ float sums[32][COLUMNS + 1];
     u32 slice = threadIdx.x / COLUMNS, column = blockIdx.x * COLUMNS + threadIdx.x % COLUMNS;
     float sum = 0.0f;
+    let_next_start();
     wait_for_previous();
     for (u32 first = slice; first < blocks; first += 32 * AHEAD) {
         float of[AHEAD];

@@ -15,6 +15,9 @@ use crate::{
 /// Threads of a block: `THREADS` of the kernel.
 const THREADS: usize = 128;
 
+/// Blocks that a multiprocessor holds at once.
+const RESIDENT: usize = 2048 / THREADS;
+
 /// A storage type of weights that are searched.
 pub trait Weight: Scalar {
     /// The kernels of this type.
@@ -65,7 +68,9 @@ pub fn mask_search<T: Weight>(device: &mut Device, w: Matrix<T>, kind: MaskKind,
     }
     let [rows, columns] = tiles.shape();
     let (rows, columns) = (rows as u32, columns as u32);
-    device.launch(kernel, grid(tiles.shape()), &[w.into(), tiles.into(), Argument::U64(w.stride() as u64), rows.into(), columns.into()])
+    let resident = (device.multiprocessors() * RESIDENT) as u32;
+    let arguments = [w.into(), tiles.into(), Argument::U64(w.stride() as u64), rows.into(), columns.into(), resident.into()];
+    device.launch(kernel, grid(tiles.shape()), &arguments)
 }
 
 /// A warp takes 32 tiles of a row.

@@ -13,8 +13,8 @@ use serde::Serialize;
 
 use crate::{Device, Error, Matrix, Recording, flip::flip_count};
 
-/// Launches of a timing at most.
-pub(super) const LAUNCHES: usize = 10;
+/// Launches of a timing at most: a replay takes microseconds to begin, which few launches would be charged with.
+pub(super) const LAUNCHES: usize = 100;
 
 /// Microseconds that a timing aims at.
 const SPAN: f64 = 500.0;
@@ -97,7 +97,7 @@ pub(super) fn contest(
         let each = f64::from(device.time(|device| run(device, contestant, 0..contestant.sets))?) * 1e3 / contestant.sets as f64;
         launches.push(((SPAN / each).ceil() as usize).clamp(1, LAUNCHES));
         if let Some(during) = during.take() {
-            run(device, contestant, 0..((SEEN / each).ceil() as usize).clamp(1, 100 * LAUNCHES))?;
+            run(device, contestant, 0..((SEEN / each).ceil() as usize).clamp(1, 10 * LAUNCHES))?;
             during();
         }
     }
