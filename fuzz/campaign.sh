@@ -3,16 +3,17 @@
 #
 #   campaign.sh FOLDER [SECONDS]     70 seconds a target unless said
 #
-# FOLDER gets corpora/TARGET/, findings/, logs/ and totals/TARGET. $JOBS targets run at a time: as many as there are processors unless set;
-# $PROCESSES of each, which share what they find: one unless set.
+# FOLDER gets corpora/TARGET/, findings/, logs/, totals/TARGET, and words/TARGET, which the seeds have and the fuzzer tries. $JOBS targets run at a
+# time: as many as there are processors unless set; $PROCESSES of each, which share what they find: one unless set. The second of them also
+# keeps what comes nearer to passing a comparison. $TARGETS has their names: all unless set.
 # It needs two programs in $PROGRAMS: `any` and `seeds`; without that variable they are built here, for which rustup's nightly toolchain
 # and cargo-fuzz must be there. Ends with 1 if there are findings.
 set -euo pipefail
 
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 seconds=${2:-70}
-targets="config_document config_settings safetensors_prune safetensors_import huggingface_config checkpoint_manifest checkpoint_tensors
-    checkpoint_masks checkpoint_state token_shard token_folder tokenizer_file corpus_text metrics_log"
+targets=${TARGETS:-"config_document config_settings safetensors_prune safetensors_import huggingface_config checkpoint_manifest checkpoint_tensors
+    checkpoint_masks checkpoint_state token_shard token_folder tokenizer_file corpus_text metrics_log"}
 
 if [ -z "${PROGRAMS:-}" ]; then
     cd "$(dirname "$0")"
@@ -27,7 +28,14 @@ if [ -z "${PROGRAMS:-}" ]; then
 fi
 
 mkdir -p "$folder"/{findings,logs,totals}
-[ -d "$folder/corpora" ] || "$PROGRAMS/seeds" "$folder/corpora"
+if [ ! -d "$folder/words" ]; then
+    "$PROGRAMS/seeds" "$folder/seeds"
+    mkdir -p "$folder"/{corpora,words}
+    for seeds in "$folder"/seeds/*; do
+        LC_ALL=C grep -haoE '[A-Za-z_][A-Za-z0-9_.-]{1,40}' "$seeds"/* | LC_ALL=C sort -u | sed 's/.*/"&"/' > "$folder/words/${seeds##*/}"
+    done
+    cp -r "$folder"/seeds/* "$folder/corpora"
+fi
 # In memory: a loader reads files, and libFuzzer writes thousands a second.
 TMPDIR=$(mktemp -d -p "$([ -w /dev/shm ] && echo /dev/shm || echo /tmp)")
 export TMPDIR
@@ -43,7 +51,7 @@ fuzz() {
         [ "$left" -gt 0 ] || break
         TIMEFORMAT='cpu %U %S'
         { time SPARSE24_FUZZ_TARGET=$name nice -n 19 "$PROGRAMS/any" -max_total_time="$left" -timeout=1 -rss_limit_mb=512 -max_len=8192 \
-            -print_final_stats=1 -reload=10 -artifact_prefix="$folder/findings/$name-" "$folder/corpora/$name"; } 2>&1 || true
+            -dict="$folder/words/$name" -use_value_profile=$((process == 2)) -print_final_stats=1 -reload=10 -artifact_prefix="$folder/findings/$name-" "$folder/corpora/$name"; } 2>&1 || true
     done | while IFS= read -r line; do printf '%(%s)T %s %s\n' -1 "$process" "$line"; done > "$folder/logs/$name.$process.log"
 }
 

@@ -159,18 +159,26 @@ pub(crate) fn round(value: f32, dtype: Dtype) -> f32 {
 /// # Panics
 /// For a type other than F32, F16 and BF16.
 pub(crate) fn write_floats(values: &[f32], dtype: Dtype, mut write: impl FnMut(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
-    let mut buffer = Vec::with_capacity(CHUNK);
+    let mut buffer = Vec::new();
     for chunk in values.chunks(CHUNK / 4) {
-        buffer.clear();
         match dtype {
-            Dtype::F32 => buffer.extend(chunk.iter().flat_map(|v| v.to_le_bytes())),
-            Dtype::F16 => buffer.extend(chunk.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes())),
-            Dtype::BF16 => buffer.extend(chunk.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes())),
+            Dtype::F32 => store(&mut buffer, chunk, f32::to_le_bytes),
+            Dtype::F16 => store(&mut buffer, chunk, |v| f16::from_f32(v).to_le_bytes()),
+            Dtype::BF16 => store(&mut buffer, chunk, |v| bf16::from_f32(v).to_le_bytes()),
             _ => panic!("floats are stored as F32, F16 or BF16, not {dtype}"),
         }
         write(&buffer)?;
     }
     Ok(())
+}
+
+/// The bytes of some values, by a loop that is vectorised.
+fn store<const WIDTH: usize>(buffer: &mut Vec<u8>, values: &[f32], bytes: impl Fn(f32) -> [u8; WIDTH]) {
+    buffer.resize(WIDTH * values.len(), 0);
+    let (places, _) = buffer.as_chunks_mut();
+    for (place, &value) in places.iter_mut().zip(values) {
+        *place = bytes(value);
+    }
 }
 
 /// Hands the stored bytes of `tiles` to `write`, a chunk at a time.
