@@ -3,9 +3,9 @@
 #
 #   campaign.sh FOLDER [SECONDS]     70 seconds a target unless said
 #
-# FOLDER gets corpora/TARGET/, findings/, logs/, totals/TARGET, and words/TARGET, which the seeds have and the fuzzer tries. $JOBS targets run at a
-# time: as many as there are processors unless set; $PROCESSES of each, which share what they find: one unless set. The second of them also
-# keeps what comes nearer to passing a comparison. $TARGETS has their names: all unless set.
+# FOLDER gets corpora/TARGET/, findings/, logs/, and totals/TARGET, which begin anew with another program; words/TARGET are those of the seeds, which
+# the fuzzer tries. $JOBS targets run at a time: as many as there are processors unless set; $PROCESSES of each, which share what they find: one
+# unless set. The second of them also keeps what comes nearer to passing a comparison. $TARGETS has their names: all unless set.
 # It needs two programs in $PROGRAMS: `any` and `seeds`; without that variable they are built here, for which rustup's nightly toolchain
 # and cargo-fuzz must be there. Ends with 1 if there are findings.
 set -euo pipefail
@@ -29,12 +29,23 @@ fi
 
 mkdir -p "$folder"/{findings,logs,totals}
 if [ ! -d "$folder/words" ]; then
+    rm -rf "$folder"/{seeds,words.new}
     "$PROGRAMS/seeds" "$folder/seeds"
-    mkdir -p "$folder"/{corpora,words}
+    mkdir -p "$folder"/{corpora,words.new}
     for seeds in "$folder"/seeds/*; do
-        LC_ALL=C grep -haoE '[A-Za-z_][A-Za-z0-9_.-]{1,40}' "$seeds"/* | LC_ALL=C sort -u | sed 's/.*/"&"/' > "$folder/words/${seeds##*/}"
+        { LC_ALL=C grep -haoE '[A-Za-z_][A-Za-z0-9_.-]{1,40}' "$seeds"/* || true; } | LC_ALL=C sort -u | sed 's/.*/"&"/' > "$folder/words.new/${seeds##*/}"
     done
     cp -r "$folder"/seeds/* "$folder/corpora"
+    rm -r "$folder/seeds"
+    mv "$folder/words.new" "$folder/words"
+fi
+for name in $targets; do
+    [ -e "$folder/words/$name" ] || { echo "$name is no target" >&2; exit 2; }
+done
+program=$(cksum < "$PROGRAMS/any")
+if [ "$program" != "$(cat "$folder/program" 2> /dev/null)" ]; then
+    rm -f "$folder"/totals/*
+    echo "$program" > "$folder/program"
 fi
 # In memory: a loader reads files, and libFuzzer writes thousands a second.
 TMPDIR=$(mktemp -d -p "$([ -w /dev/shm ] && echo /dev/shm || echo /tmp)")
@@ -44,14 +55,16 @@ trap 'rm -rf "$TMPDIR"' EXIT
 # Every line of libFuzzer after the second in which it was said and the number of the process.
 fuzz() {
     local name=$1 process=$2 left
-    local end=$((SECONDS + seconds))
+    local end=$((SECONDS + seconds)) options=(-timeout=1 -rss_limit_mb=512 -max_len=8192 -print_final_stats=1 -reload=10)
+    [ ! -s "$folder/words/$name" ] || options+=(-dict="$folder/words/$name")
+    [ "$process" != 2 ] || options+=(-use_value_profile=1)
     # A finding ends the process, not the campaign.
     for _ in {1..20}; do
         left=$((end - SECONDS))
         [ "$left" -gt 0 ] || break
         TIMEFORMAT='cpu %U %S'
-        { time SPARSE24_FUZZ_TARGET=$name nice -n 19 "$PROGRAMS/any" -max_total_time="$left" -timeout=1 -rss_limit_mb=512 -max_len=8192 \
-            -dict="$folder/words/$name" -use_value_profile=$((process == 2)) -print_final_stats=1 -reload=10 -artifact_prefix="$folder/findings/$name-" "$folder/corpora/$name"; } 2>&1 || true
+        { time SPARSE24_FUZZ_TARGET=$name nice -n 19 "$PROGRAMS/any" -max_total_time="$left" "${options[@]}" \
+            -artifact_prefix="$folder/findings/$name-" "$folder/corpora/$name"; } 2>&1 || true
     done | while IFS= read -r line; do printf '%(%s)T %s %s\n' -1 "$process" "$line"; done > "$folder/logs/$name.$process.log"
 }
 

@@ -152,6 +152,8 @@ fn wrong_instructions(
     let mut found = missing(source, architecture, &text);
     let hasty = disassembler::hasty(&text).into_iter().filter(|_| early);
     found.extend(hasty.map(|entry| format!("{entry} starts early and touches memory before it waits")));
+    let trusting = disassembler::trusting(&text).into_iter().filter(|_| early);
+    found.extend(trusting.map(|entry| format!("{entry} starts early and loads as constants what may be written while it waits")));
     Ok(found)
 }
 

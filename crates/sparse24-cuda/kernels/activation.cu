@@ -28,7 +28,7 @@ __device__ __forceinline__ void gelu_backward_at(const bf16* dh, const bf16* z, 
 }
 
 // A thread has a run of eight; after the last whole one, an element each.
-extern "C" __global__ void __launch_bounds__(THREADS) gelu_forward(const bf16* __restrict__ z, bf16* __restrict__ h, u64 elements) {
+extern "C" __global__ void __launch_bounds__(THREADS) gelu_forward(const bf16* z, bf16* h, u64 elements) {
     wait_for_previous();
     u64 thread = u64(blockIdx.x) * THREADS + threadIdx.x, left = 7 * (elements / 8) + thread;
     if (thread < elements / 8)
@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gelu_forward(const bf16* _
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gelu_backward(const bf16* __restrict__ dh, const bf16* __restrict__ z, bf16* __restrict__ dz, u64 elements) {
+    gelu_backward(const bf16* dh, const bf16* z, bf16* dz, u64 elements) {
     wait_for_previous();
     u64 thread = u64(blockIdx.x) * THREADS + threadIdx.x, left = 7 * (elements / 8) + thread;
     if (thread < elements / 8)
@@ -78,11 +78,11 @@ __device__ __forceinline__ void gated_backward(const bf16* dh, const bf16* z, bf
 
 #define GATED(forward, backward, A)                                                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                                                  \
-        forward(const bf16* __restrict__ z, bf16* __restrict__ h, u32 runs, u32 f, u32 width) {                                            \
+        forward(const bf16* z, bf16* h, u32 runs, u32 f, u32 width) {                                            \
         width == 8 ? gated_forward<A, 8>(z, h, runs, f) : gated_forward<A, 1>(z, h, runs, f);                                              \
     }                                                                                                                                      \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                                                  \
-        backward(const bf16* __restrict__ dh, const bf16* __restrict__ z, bf16* __restrict__ dz, u32 runs, u32 f, u32 width) {             \
+        backward(const bf16* dh, const bf16* z, bf16* dz, u32 runs, u32 f, u32 width) {             \
         width == 8 ? gated_backward<A, 8>(dh, z, dz, runs, f) : gated_backward<A, 1>(dh, z, dz, runs, f);                                  \
     }
 GATED(geglu_forward, geglu_backward, Gelu)

@@ -21,8 +21,8 @@ __device__ __forceinline__ void update(const Rule& rule, float& w, float g, floa
     w = w - rule.learning_rate * (step + (rule.weight_decay + on_weight) * w);
 }
 
-extern "C" __global__ void __launch_bounds__(256) adamw_step(const Parameter* __restrict__ table, const Chunk* __restrict__ chunks,
-                                                             const Health* __restrict__ health, const StepState* __restrict__ state, float beta1,
+extern "C" __global__ void __launch_bounds__(256) adamw_step(const Parameter* table, const Chunk* chunks,
+                                                             const Health* health, const StepState* state, float beta1,
                                                              float beta2, float epsilon, float clip, float on_gradients, float on_weights) {
     wait_for_previous();
     if (health->flag != 0) return;

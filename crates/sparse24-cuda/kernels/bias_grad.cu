@@ -38,12 +38,12 @@ __device__ __forceinline__ void column_sums_of(const bf16* dz, u64 stride, float
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    column_sums(const bf16* __restrict__ dz, u64 stride, float* __restrict__ partial, u32 p, u32 r, u32 rows, u32 width) {
+    column_sums(const bf16* dz, u64 stride, float* partial, u32 p, u32 r, u32 rows, u32 width) {
     width == 8 ? column_sums_of<8>(dz, stride, partial, p, r, rows) : column_sums_of<1>(dz, stride, partial, p, r, rows);
 }
 
 extern "C" __global__ void __launch_bounds__(LANES * BLOCKS)
-    row_sums(const float* __restrict__ partial, float* db, u32 blocks, u32 r, u32 accumulate) {
+    row_sums(const float* partial, float* db, u32 blocks, u32 r, u32 accumulate) {
     __shared__ float sums[BLOCKS][LANES];
     u32 lane = threadIdx.x % LANES, first = threadIdx.x / LANES, column = blockIdx.x * LANES + lane;
     float sum = 0.0f;

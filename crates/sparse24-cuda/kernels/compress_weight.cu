@@ -85,8 +85,8 @@ __device__ __forceinline__ uint4 fragment(const Block& block, u32 at) { return b
 
 // One matrix of results, or its transpose as well.
 template <int MATRICES>
-__device__ __forceinline__ void compress(const float* __restrict__ w, const u16* __restrict__ tiles, uint4* __restrict__ values,
-                                         u32* __restrict__ metadata, uint4* __restrict__ values_t, u32* __restrict__ metadata_t, u64 stride,
+__device__ __forceinline__ void compress(const float* w, const u16* tiles, uint4* values,
+                                         u32* metadata, uint4* values_t, u32* metadata_t, u64 stride,
                                          u32 r, u32 q, u32 soft, float scale) {
     __shared__ Block blocks[MATRICES];
     // Lanes take eight tiles of a row, 128 bytes a matrix row, in every second tile row: what the banks want.

@@ -22,7 +22,7 @@ __device__ __forceinline__ float4 widen(uint2 x) {
 
 // A warp has a row.
 extern "C" __global__ void __launch_bounds__(256, 6)
-    embed_forward(const u32* __restrict__ tokens, const float4* __restrict__ table, const float4* __restrict__ positions, uint2* out,
+    embed_forward(const u32* tokens, const float4* table, const float4* positions, uint2* out,
                   u32 rows, u32 context, u32 vectors, u32 vocabulary) {
     u32 row = blockIdx.x * 8 + threadIdx.x / 32;
     wait_for_previous();
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(256, 6)
 
 // A block sorts a stretch of rows by token: `keys` and `numbers` of each, in the stretch's own order.
 extern "C" __global__ void __launch_bounds__(STRETCH)
-    embed_sort(const u32* __restrict__ tokens, u32* keys, u32* numbers, u32 rows, u32 vocabulary) {
+    embed_sort(const u32* tokens, u32* keys, u32* numbers, u32 rows, u32 vocabulary) {
     __shared__ uint4 all[STRETCH / 4];
     wait_for_previous();
     u32 row = blockIdx.x * STRETCH + threadIdx.x, key = row < rows ? min(tokens[row], vocabulary) : NONE, warp = threadIdx.x & ~31u;
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(STRETCH)
 // The place of each row among all: its place in its stretch, and in each other one the tokens that come before it. A block has 32 rows,
 // and warp w the stretches w, w + 16, ...
 extern "C" __global__ void __launch_bounds__(512)
-    embed_order(const u32* __restrict__ keys, const u32* __restrict__ numbers, u32* order, u32* sorted, u32 rows) {
+    embed_order(const u32* keys, const u32* numbers, u32* order, u32* sorted, u32 rows) {
     constexpr u32 WARPS = 16;
     __shared__ u32 places[WARPS][32];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, at = blockIdx.x * 32 + lane, own = at / STRETCH, place = 0;
@@ -97,7 +97,7 @@ __device__ __forceinline__ u32 token_at(const u32* sorted, u32 place, u32 rows) 
 // A warp has a span of places and 128 columns. A run of one token within the span goes to the table; what is cut at its ends is kept:
 // pieces [0] began in an earlier span, pieces [1] begins here and goes on.
 extern "C" __global__ void __launch_bounds__(256, 2)
-    embed_runs(const uint2* __restrict__ dout, const u32* __restrict__ sorted, const u32* __restrict__ order, float4* table, float4* pieces,
+    embed_runs(const uint2* dout, const u32* sorted, const u32* order, float4* table, float4* pieces,
                u32 rows, u32 vectors, u32 vocabulary) {
     constexpr u32 AHEAD = 8;
     u32 spans = (rows + SPAN - 1) / SPAN, span = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, vector = blockIdx.y * 32 + lane;
@@ -140,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 
 // The pieces of each run that begins in a span and goes on, in order.
 extern "C" __global__ void __launch_bounds__(256, 6)
-    embed_join(const u32* __restrict__ sorted, float4* table, const float4* __restrict__ pieces, u32 rows,
+    embed_join(const u32* sorted, float4* table, const float4* pieces, u32 rows,
                u32 vectors, u32 vocabulary) {
     u32 spans = (rows + SPAN - 1) / SPAN, span = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, vector = blockIdx.y * 32 + lane;
     wait_for_previous();
@@ -160,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(256, 6)
 
 // A warp has a position and 128 columns.
 extern "C" __global__ void __launch_bounds__(256, 6)
-    embed_positions(const uint2* __restrict__ dout, float4* positions, u32 rows, u32 context, u32 vectors) {
+    embed_positions(const uint2* dout, float4* positions, u32 rows, u32 context, u32 vectors) {
     u32 position = blockIdx.x * 8 + threadIdx.x / 32, vector = blockIdx.y * 32 + threadIdx.x % 32;
     wait_for_previous();
     if (position >= min(context, rows) || vector >= vectors) return;

@@ -23,10 +23,10 @@ __device__ __forceinline__ double block_sum(double x) {
 
 __device__ __forceinline__ double square(float g, double sum) { return fma(double(g), double(g), sum); }
 
-extern "C" __global__ void __launch_bounds__(256) square_sums(const Parameter* __restrict__ table, const Chunk* __restrict__ chunks, double* sums) {
+extern "C" __global__ void __launch_bounds__(256) square_sums(const Parameter* table, const Chunk* chunks, double* sums) {
     wait_for_previous();
     Chunk chunk = chunks[blockIdx.x];
-    const float* __restrict__ g = table[chunk.tensor].g + u64(chunk.part) * CHUNK;
+    const float* g = table[chunk.tensor].g + u64(chunk.part) * CHUNK;
     u32 length = u32(min(table[chunk.tensor].length - u64(chunk.part) * CHUNK, u64(CHUNK)));
     double sum = 0.0;
 #pragma unroll
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(256) square_sums(const Parameter* _
     if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-extern "C" __global__ void __launch_bounds__(1024) norm_of_sums(const Chunk* __restrict__ chunks, const double* __restrict__ sums, Health* health, u32 count) {
+extern "C" __global__ void __launch_bounds__(1024) norm_of_sums(const Chunk* chunks, const double* sums, Health* health, u32 count) {
     __shared__ u32 first;
     wait_for_previous();
     if (threadIdx.x == 0) first = count;

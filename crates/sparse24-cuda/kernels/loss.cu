@@ -67,7 +67,7 @@ __device__ __forceinline__ Exponentials of_block(Exponentials own) {
 enum class Gradient { Wanted, Absent };
 
 template <Gradient GRADIENT>
-__device__ __forceinline__ void row_loss(bf16* logits, const u32* __restrict__ targets, float* losses, u32 columns, u32 vocabulary,
+__device__ __forceinline__ void row_loss(bf16* logits, const u32* targets, float* losses, u32 columns, u32 vocabulary,
                                          u32 held, float smoothing, float scale) {
     extern __shared__ uint4 kept[];
     constexpr int AHEAD = 4;
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(512, 2)
 
 // One block: thread t sums rows t, t + 1024, ...; then a binary tree.
 extern "C" __global__ void __launch_bounds__(1024)
-    loss_sum(const float* __restrict__ losses, float* loss, Health* health, u64 rows, u32 accumulate) {
+    loss_sum(const float* losses, float* loss, Health* health, u64 rows, u32 accumulate) {
     __shared__ double sums[1024];
     double sum = 0.0;
     wait_for_previous();

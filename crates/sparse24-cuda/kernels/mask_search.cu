@@ -138,7 +138,7 @@ __device__ __forceinline__ void search(const T* w, u16* tiles, u64 stride, u32 r
     u32 lane = threadIdx.x % 32, column = blockIdx.x * 32 + lane, high = blockIdx.z * gridDim.y + blockIdx.y, row = high * WARPS + threadIdx.x / 32;
     bool exists = row < rows && column < columns;
     const T* at = w + 4 * (u64(row) * stride + column);
-    // Blocks that wait. Rows of f32, twice as long, get in the way of the previous kernel's.
+    // Only blocks that wait have time to ask; rows of f32, twice as long, would get in the way of the previous kernel's.
     if (sizeof(T) == 2 && high * gridDim.x + blockIdx.x < resident && lane < 4 && row < rows)
         ask_for(w + (4 * u64(row) + lane) * stride + 4 * (column - lane), 4 * sizeof(T) * min(32u, columns - (column - lane)));
     wait_for_previous();
@@ -150,7 +150,7 @@ __device__ __forceinline__ void search(const T* w, u16* tiles, u64 stride, u32 r
     }
     // Shared, because lanes look up different codes; filled while the rows are on their way.
     __shared__ u32 codes[64];
-    if (threadIdx.x < 64) codes[threadIdx.x] = reinterpret_cast<const u32*>(CODES)[threadIdx.x];
+    if (threadIdx.x < 64) asm("ld.global.u32 %0, [%1];" : "=r"(codes[threadIdx.x]) : "l"(reinterpret_cast<const u32*>(CODES) + threadIdx.x));
     __syncthreads();
     if (!exists) return;
     float4 m[4];

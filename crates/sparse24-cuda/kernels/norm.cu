@@ -40,8 +40,8 @@ template <int WARPS, int N> __device__ __forceinline__ void row_sums(float (&sum
 }
 
 template <int WARPS>
-__device__ __forceinline__ void forward(const uint2* x, const uint2* delta, const float4* __restrict__ gamma,
-                                        const float4* __restrict__ beta, uint2* residual, uint2* y, float2* stats, u64 rows, u32 vectors) {
+__device__ __forceinline__ void forward(const uint2* x, const uint2* delta, const float4* gamma,
+                                        const float4* beta, uint2* residual, uint2* y, float2* stats, u64 rows, u32 vectors) {
     constexpr int THREADS = 32 * WARPS, VECTORS = 8;
     __shared__ float slots[2][8][1];
     u32 place = threadIdx.x / THREADS, lane = threadIdx.x % THREADS;
@@ -102,8 +102,8 @@ __device__ __forceinline__ void copy_async(uint2* to, const uint2* from) {
 }
 
 template <int WARPS>
-__device__ __forceinline__ void backward(const uint2* __restrict__ dy, const uint2* __restrict__ residual, const float2* __restrict__ stats,
-                                         const float4* __restrict__ gamma, uint2* dresidual, float4* partial, u64 rows, u32 vectors) {
+__device__ __forceinline__ void backward(const uint2* dy, const uint2* residual, const float2* stats,
+                                         const float4* gamma, uint2* dresidual, float4* partial, u64 rows, u32 vectors) {
     constexpr int THREADS = 32 * WARPS, VECTORS = 4, TEAMS = 16 / WARPS, BLOCK = TEAMS * THREADS;
     __shared__ float slots[2][16][2];
     // [2][VECTORS][3][BLOCK] of rows; in the end [VECTORS][dgamma, dbeta][2 halves][BLOCK] of sums.
@@ -223,7 +223,7 @@ BACKWARD(norm_backward_16, 16)
 
 // A block has 16 columns of [dgamma, dbeta] and 32 slices of the blocks: slice s sums s, s + 32, ..., and a warp the slices of a column.
 extern "C" __global__ void __launch_bounds__(512)
-    norm_parameters(const float* __restrict__ partial, float* dgamma, float* dbeta, u32 blocks, u32 columns, u32 accumulate) {
+    norm_parameters(const float* partial, float* dgamma, float* dbeta, u32 blocks, u32 columns, u32 accumulate) {
     constexpr u32 COLUMNS = 16, AHEAD = 8;
     __shared__ float sums[32][COLUMNS + 1];
     u32 slice = threadIdx.x / COLUMNS, column = blockIdx.x * COLUMNS + threadIdx.x % COLUMNS;

@@ -48,7 +48,7 @@ pub enum Contraction {
 pub enum Start {
     /// Once all that was queued before is done.
     AfterPrevious,
-    /// Once no block of the previous kernel is left to start, where the GPU can: the kernel itself waits before it touches what others write.
+    /// Where the GPU can, once the previous kernel's blocks have all ended or let it start: it waits by itself before it touches what others write.
     Early,
 }
 

@@ -15,7 +15,7 @@ use crate::{
 /// Threads of a block: `THREADS` of the kernel.
 const THREADS: usize = 128;
 
-/// Blocks that a multiprocessor holds at once.
+/// Blocks that a multiprocessor holds at once, at most.
 const RESIDENT: usize = 2048 / THREADS;
 
 /// A storage type of weights that are searched.

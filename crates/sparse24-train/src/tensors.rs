@@ -172,8 +172,8 @@ pub(crate) fn write_floats(values: &[f32], dtype: Dtype, mut write: impl FnMut(&
     Ok(())
 }
 
-/// The bytes of some values, by a loop that is vectorised.
-fn store<const WIDTH: usize>(buffer: &mut Vec<u8>, values: &[f32], bytes: impl Fn(f32) -> [u8; WIDTH]) {
+/// The bytes of some values, in place of what the buffer held: a loop without growth is vectorised.
+fn store<T: Copy, const WIDTH: usize>(buffer: &mut Vec<u8>, values: &[T], bytes: impl Fn(T) -> [u8; WIDTH]) {
     buffer.resize(WIDTH * values.len(), 0);
     let (places, _) = buffer.as_chunks_mut();
     for (place, &value) in places.iter_mut().zip(values) {
@@ -183,9 +183,10 @@ fn store<const WIDTH: usize>(buffer: &mut Vec<u8>, values: &[f32], bytes: impl F
 
 /// Hands the stored bytes of `tiles` to `write`, a chunk at a time.
 pub(crate) fn write_tiles(tiles: &[u16], mut write: impl FnMut(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
+    let mut buffer = Vec::new();
     for chunk in tiles.chunks(CHUNK / 2) {
-        let bytes: Vec<u8> = chunk.iter().flat_map(|bits| bits.to_le_bytes()).collect();
-        write(&bytes)?;
+        store(&mut buffer, chunk, u16::to_le_bytes);
+        write(&buffer)?;
     }
     Ok(())
 }

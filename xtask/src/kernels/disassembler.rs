@@ -59,9 +59,15 @@ pub(super) fn hasty(text: &str) -> Vec<&str> {
     entries(text).filter(|(_, code)| !waits(code)).map(|(entry, _)| entry).collect()
 }
 
+/// The kernels with loads of constants, which memory that a kernel writes is not.
+pub(super) fn trusting(text: &str) -> Vec<&str> {
+    let is_constant = |line: &str| contains(line, "LDG") && line.contains(".CONSTANT");
+    entries(text).filter(|(_, code)| code.lines().any(is_constant)).map(|(entry, _)| entry).collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{contains, hasty};
+    use super::{contains, hasty, trusting};
 
     #[test]
     fn who_touches_memory_before_waiting_is_hasty() {
@@ -75,6 +81,13 @@ mod tests {
         ]
         .map(|(name, code)| format!("\t.section\t.text.{name}\n.text.{name}:\n{}", code.concat()));
         assert_eq!(hasty(&text.concat()), ["hasty", "never", "idle"]);
+    }
+
+    #[test]
+    fn who_loads_constants_is_trusting() {
+        let load = |kind| format!("  /*0020*/ @!P0 LDG.E.128{kind} R8, desc[UR6][R2.64] ;\n");
+        let text = [("careful", load("")), ("trusting", load(".CONSTANT"))].map(|(name, code)| format!("\n.text.{name}:\n{code}"));
+        assert_eq!(trusting(&text.concat()), ["trusting"]);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::{Device, Error, Matrix, Recording, flip::flip_count};
 
-/// Launches of a timing at most: a replay takes microseconds to begin, which few launches would be charged with.
+/// Launches of a timing, and so sets of buffers, at most: a replay takes microseconds to begin, which few launches would be charged with.
 pub(super) const LAUNCHES: usize = 100;
 
 /// Microseconds that a timing aims at.

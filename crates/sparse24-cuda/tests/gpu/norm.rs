@@ -204,6 +204,42 @@ fn a_call_repeats_its_bits() {
     });
 }
 
+/// Each reads what the one before it wrote, or overwrites what it read, and takes its places while that one runs.
+#[test]
+fn calls_in_a_row_are_the_same_as_one_at_a_time() {
+    on_gpu(|device| {
+        let shape @ [p, c] = [1500, 1280];
+        let [x, dy] = [1, 2].map(|seed| gaussian::<bf16>(shape, seed));
+        let gamma = upload(device, &gaussian::<f32>([1, c], 3));
+        let scratch_shape = norm_backward_scratch(device, c);
+        let mut run = |between: fn(&mut Device)| {
+            let [residual, y, dy] = [&x, &dy, &dy].map(|x| upload(device, x));
+            let dresidual = upload(device, &x);
+            let stats = device.alloc("stats", [p, 2]).expect("memory");
+            let scratch = device.alloc("scratch", scratch_shape).expect("memory");
+            let sums: Vec<[Matrix<f32>; 2]> =
+                (0..20).map(|_| [0, 1].map(|_| device.alloc("a parameter's gradient", [1, c]).expect("memory"))).collect();
+            for &[dgamma, dbeta] in &sums {
+                let forward = NormForward { x: residual, delta: Some(y), gamma, beta: None, residual, y: dy, stats };
+                norm_forward(device, &forward).expect("queued");
+                between(device);
+                // Twice, with one scratch.
+                for dbeta in [None, Some(dbeta)] {
+                    let accumulate = Beta::Overwrite;
+                    let op = NormBackward { dy, residual, stats, gamma, dresidual, dgamma, dbeta, accumulate, scratch };
+                    norm_backward(device, &op).expect("queued");
+                    between(device);
+                }
+            }
+            let sums = sums.as_flattened().iter().flat_map(|&sums| device.download(sums).expect("downloaded"));
+            let sums: Vec<u32> = sums.map(f32::to_bits).collect();
+            (device.download(dresidual).expect("downloaded"), sums)
+        };
+        let alone = run(|device| device.synchronize().expect("done"));
+        assert!((0..5).all(|_| run(|_| {}) == alone));
+    });
+}
+
 #[test]
 fn a_row_that_is_not_finite_spoils_only_itself() {
     on_gpu(|device| {
