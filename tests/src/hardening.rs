@@ -10,6 +10,7 @@ mod metrics;
 mod place;
 mod tensors;
 mod tokens;
+mod values;
 
 use sparse24_train::{Error, ErrorKind};
 
@@ -22,24 +23,46 @@ pub struct Target {
     pub check: fn(&[u8]),
     /// Sound files and known attacks: where mutation begins.
     pub seeds: fn() -> Vec<Vec<u8>>,
+    /// Sound files but for one value.
+    pub variants: fn() -> Vec<Vec<u8>>,
 }
 
 /// All targets.
 pub const TARGETS: [Target; 14] = [
-    Target { name: "config_document", check: config::document, seeds: config::document_seeds },
-    Target { name: "config_settings", check: config::settings, seeds: config::settings_seeds },
-    Target { name: "safetensors_prune", check: tensors::prune, seeds: tensors::prune_seeds },
-    Target { name: "safetensors_import", check: interchange::weights, seeds: interchange::weights_seeds },
-    Target { name: "huggingface_config", check: interchange::config, seeds: interchange::config_seeds },
-    Target { name: "checkpoint_manifest", check: checkpoint::manifest, seeds: checkpoint::manifest_seeds },
-    Target { name: "checkpoint_tensors", check: checkpoint::tensors, seeds: checkpoint::tensors_seeds },
-    Target { name: "checkpoint_masks", check: checkpoint::masks, seeds: checkpoint::masks_seeds },
-    Target { name: "checkpoint_state", check: checkpoint::state, seeds: checkpoint::state_seeds },
-    Target { name: "token_shard", check: tokens::shard, seeds: tokens::shard_seeds },
-    Target { name: "token_folder", check: tokens::folder, seeds: tokens::folder_seeds },
-    Target { name: "tokenizer_file", check: tokens::tokenizer, seeds: tokens::tokenizer_seeds },
-    Target { name: "corpus_text", check: tokens::corpus, seeds: tokens::corpus_seeds },
-    Target { name: "metrics_log", check: metrics::log, seeds: metrics::log_seeds },
+    Target { name: "config_document", check: config::document, seeds: config::document_seeds, variants: config::document_variants },
+    Target { name: "config_settings", check: config::settings, seeds: config::settings_seeds, variants: config::settings_variants },
+    Target { name: "safetensors_prune", check: tensors::prune, seeds: tensors::prune_seeds, variants: tensors::prune_variants },
+    Target {
+        name: "safetensors_import",
+        check: interchange::weights,
+        seeds: interchange::weights_seeds,
+        variants: interchange::weights_variants,
+    },
+    Target {
+        name: "huggingface_config",
+        check: interchange::config,
+        seeds: interchange::config_seeds,
+        variants: interchange::config_variants,
+    },
+    Target {
+        name: "checkpoint_manifest",
+        check: checkpoint::manifest,
+        seeds: checkpoint::manifest_seeds,
+        variants: checkpoint::manifest_variants,
+    },
+    Target {
+        name: "checkpoint_tensors",
+        check: checkpoint::tensors,
+        seeds: checkpoint::tensors_seeds,
+        variants: checkpoint::tensors_variants,
+    },
+    Target { name: "checkpoint_masks", check: checkpoint::masks, seeds: checkpoint::masks_seeds, variants: checkpoint::masks_variants },
+    Target { name: "checkpoint_state", check: checkpoint::state, seeds: checkpoint::state_seeds, variants: checkpoint::state_variants },
+    Target { name: "token_shard", check: tokens::shard, seeds: tokens::shard_seeds, variants: Vec::new },
+    Target { name: "token_folder", check: tokens::folder, seeds: tokens::folder_seeds, variants: tokens::folder_variants },
+    Target { name: "tokenizer_file", check: tokens::tokenizer, seeds: tokens::tokenizer_seeds, variants: tokens::tokenizer_variants },
+    Target { name: "corpus_text", check: tokens::corpus, seeds: tokens::corpus_seeds, variants: Vec::new },
+    Target { name: "metrics_log", check: metrics::log, seeds: metrics::log_seeds, variants: metrics::log_variants },
 ];
 
 /// The target of this name.

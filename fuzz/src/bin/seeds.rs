@@ -9,8 +9,10 @@ fn main() -> io::Result<()> {
     for target in &TARGETS {
         let corpus = corpora.join(target.name);
         fs::create_dir_all(&corpus)?;
-        for (number, seed) in (target.seeds)().iter().enumerate() {
-            fs::write(corpus.join(format!("seed-{number:03}")), seed)?;
+        for (kind, inputs) in [("seed", target.seeds), ("variant", target.variants)] {
+            for (number, input) in inputs().iter().enumerate() {
+                fs::write(corpus.join(format!("{kind}-{number:04}")), input)?;
+            }
         }
     }
     Ok(())

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use sparse24_core::Mask;
 use sparse24_train::checkpoint::{Checkpoint, DatasetIdentity, Fingerprint, NamedTensor, PhaseKind, State, load, save, verify};
 
-use super::{place, refused, tensors};
+use super::{place, refused, tensors, values};
 
 const MANIFEST: &str = "manifest.json";
 
@@ -76,9 +76,17 @@ fn opened(folder: &Path, names: &str) -> Option<Checkpoint> {
 
 /// The text of a manifest with its checksum.
 fn written(manifest: &Value) -> Vec<u8> {
+    closed(&without_checksum(manifest))
+}
+
+fn without_checksum(manifest: &Value) -> String {
     let mut manifest = manifest.clone();
     manifest.as_object_mut().unwrap().remove("checksum");
-    let text = manifest.to_string();
+    manifest.to_string()
+}
+
+/// The text of an object with a checksum as its last field.
+fn closed(text: &str) -> Vec<u8> {
     sealed(format!("{},\n  \"checksum\": \"{}\"\n}}\n", &text[..text.len() - 1], "0".repeat(64)).as_bytes())
 }
 
@@ -158,6 +166,28 @@ pub(super) fn manifest_seeds() -> Vec<Vec<u8>> {
     seeds.extend([Vec::new(), vec![b'0'; 67], text.as_bytes()[..text.len() - 1].to_vec(), vec![b'['; 5000]]);
     seeds.push(text.into_bytes());
     seeds
+}
+
+pub(super) fn manifest_variants() -> Vec<Vec<u8>> {
+    let manifest = serde_json::from_slice(&file_of_sound(MANIFEST)).unwrap();
+    values::json(&without_checksum(&manifest)).iter().map(|text| closed(text)).collect()
+}
+
+pub(super) fn tensors_variants() -> Vec<Vec<u8>> {
+    let files = [(0, "model.safetensors"), (1, "optimizer.safetensors")];
+    let variants = files
+        .into_iter()
+        .flat_map(|(selector, name)| tensors::variants(&file_of_sound(name)).into_iter().map(move |file| (selector, file)));
+    variants.map(|(selector, file)| [&[selector], &file[..]].concat()).collect()
+}
+
+pub(super) fn masks_variants() -> Vec<Vec<u8>> {
+    tensors::variants(&file_of_sound("masks.safetensors"))
+}
+
+pub(super) fn state_variants() -> Vec<Vec<u8>> {
+    let text = String::from_utf8(file_of_sound("state.json")).unwrap();
+    values::json(&text).into_iter().map(String::into_bytes).collect()
 }
 
 pub(super) fn tensors_seeds() -> Vec<Vec<u8>> {

@@ -7,7 +7,7 @@ use sparse24_train::{
     estimate::estimate,
 };
 
-use super::{place, refused};
+use super::{place, refused, values};
 
 pub(super) fn document(bytes: &[u8]) {
     let path = place::file("config.toml", bytes);
@@ -75,6 +75,14 @@ pub(super) fn document_seeds() -> Vec<Vec<u8>> {
     seeds.push(["k".repeat(20_000), " = 1".to_owned()].concat().into_bytes());
     seeds.push(["preset = \"", &"q".repeat(20_000), "\""].concat().into_bytes());
     seeds
+}
+
+pub(super) fn document_variants() -> Vec<Vec<u8>> {
+    values::toml(&preset::PRESETS[0].config().to_toml()).into_iter().map(String::into_bytes).collect()
+}
+
+pub(super) fn settings_variants() -> Vec<Vec<u8>> {
+    values::settings(&preset::PRESETS[0].config().to_toml()).into_iter().map(String::into_bytes).collect()
 }
 
 pub(super) fn settings_seeds() -> Vec<Vec<u8>> {

@@ -7,7 +7,7 @@ use sparse24_train::{
     nn::linear24::Bias,
 };
 
-use super::{place, refused, tensors};
+use super::{place, refused, tensors, values};
 
 /// Small enough for a fuzzer to hit.
 const TINY: Gpt2Config = Gpt2Config { n_layer: 1, n_head: 1, n_embd: 2, n_positions: 2, vocab_size: 3, n_inner: 4 };
@@ -32,26 +32,33 @@ pub(super) fn weights(bytes: &[u8]) {
 pub(super) fn weights_seeds() -> Vec<Vec<u8>> {
     let mut seeds = tensors::attacks();
     for (dtype, width, prefix) in [("F32", 4, ""), ("F16", 2, "transformer."), ("BF16", 2, "transformer."), ("F64", 8, "")] {
-        for bias in [Bias::Absent, Bias::Present] {
-            let mut entries = Vec::new();
-            let mut end = 0;
-            let mut entry = |name: String, shape: &[usize]| {
-                let begin = end;
-                end += width * shape.iter().product::<usize>();
-                entries.push(format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{begin},{end}]}}"#));
-            };
-            for (name, mut shape) in TINY.parameters(bias) {
-                if name.starts_with("h.") {
-                    shape.reverse();
-                }
-                entry(format!("{prefix}{name}"), &shape);
-            }
-            entry("h.0.attn.bias".to_owned(), &[1]);
-            entry("lm_head.weight".to_owned(), &[3, 2]);
-            seeds.push(tensors::file(&format!("{{{}}}", entries.join(",")), end));
-        }
+        seeds.extend([Bias::Absent, Bias::Present].map(|bias| sound(dtype, width, prefix, bias)));
     }
     seeds
+}
+
+pub(super) fn weights_variants() -> Vec<Vec<u8>> {
+    tensors::variants(&sound("F32", 4, "", Bias::Present))
+}
+
+/// A file as Hugging Face's, with elements of so many bytes and names that begin so.
+fn sound(dtype: &str, width: usize, prefix: &str, bias: Bias) -> Vec<u8> {
+    let mut entries = Vec::new();
+    let mut end = 0;
+    let mut entry = |name: String, shape: &[usize]| {
+        let begin = end;
+        end += width * shape.iter().product::<usize>();
+        entries.push(format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{begin},{end}]}}"#));
+    };
+    for (name, mut shape) in TINY.parameters(bias) {
+        if name.starts_with("h.") {
+            shape.reverse();
+        }
+        entry(format!("{prefix}{name}"), &shape);
+    }
+    entry("h.0.attn.bias".to_owned(), &[1]);
+    entry("lm_head.weight".to_owned(), &[3, 2]);
+    tensors::file(&format!("{{{}}}", entries.join(",")), end)
 }
 
 pub(super) fn config(bytes: &[u8]) {
@@ -65,6 +72,13 @@ pub(super) fn config(bytes: &[u8]) {
         }
         Err(error) => refused(&error, "config.json"),
     }
+}
+
+pub(super) fn config_variants() -> Vec<Vec<u8>> {
+    let sound = r#"{"model_type":"gpt2","n_layer":2,"n_head":4,"n_embd":32,"n_positions":64,"vocab_size":256,"n_inner":128,
+        "activation_function":"gelu_new","layer_norm_epsilon":1e-05,"tie_word_embeddings":true,"scale_attn_weights":true,
+        "add_cross_attention":false,"scale_attn_by_inverse_layer_idx":false,"reorder_and_upcast_attn":false}"#;
+    values::json(sound).into_iter().map(String::into_bytes).collect()
 }
 
 pub(super) fn config_seeds() -> Vec<Vec<u8>> {

@@ -6,7 +6,7 @@ use std::fs;
 
 use sparse24_train::run::{MetricsLog, StepMetrics};
 
-use super::{place, refused};
+use super::{place, refused, values};
 
 pub(super) fn log(bytes: &[u8]) {
     let path = place::file("metrics.jsonl", bytes);
@@ -36,6 +36,25 @@ pub(super) fn log(bytes: &[u8]) {
 /// As text, in which the loss of a skipped step equals itself.
 fn told(metrics: &[StepMetrics]) -> String {
     format!("{metrics:?}")
+}
+
+pub(super) fn log_variants() -> Vec<Vec<u8>> {
+    let line = |step: u32| {
+        format!(
+            r#"{{"step":{step},"phase":"sparse","loss":3.5,"lr":0.001,"grad_norm":1.0,"tokens_per_s":1.0,"flip_rate":0.25,"flip_rate_per_layer":{{"h.0.mlp.c_fc.weight":0.5}},"val_loss":3.25}}"#
+        )
+    };
+    values::json(&line(1))
+        .into_iter()
+        .map(|first| {
+            [first, line(2), String::new()]
+                .join(
+                    "
+",
+                )
+                .into_bytes()
+        })
+        .collect()
 }
 
 pub(super) fn log_seeds() -> Vec<Vec<u8>> {

@@ -7,7 +7,7 @@ use std::fs;
 use sparse24_core::MaskKind;
 use sparse24_train::pruning::{Search, Selection, Unprunable, Verdict, prune_file, verify_file};
 
-use super::{place, refused};
+use super::{place, refused, values};
 
 pub(super) fn prune(bytes: &[u8]) {
     let input = place::file("weights.safetensors", bytes);
@@ -91,6 +91,19 @@ pub(super) fn attacks() -> Vec<Vec<u8>> {
     invalid[10] = 0xff;
     seeds.push(invalid);
     seeds
+}
+
+/// The variants of a file's header, each before the file's data.
+pub(super) fn variants(sound: &[u8]) -> Vec<Vec<u8>> {
+    let (length, rest) = sound.split_first_chunk().expect("a length");
+    let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    let headers = values::json(str::from_utf8(header).expect("JSON")).into_iter();
+    headers.map(|header| [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()).collect()
+}
+
+pub(super) fn prune_variants() -> Vec<Vec<u8>> {
+    let header = r#"{"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[8,4],"data_offsets":[0,128]},"wte.weight":{"dtype":"U8","shape":[3,4],"data_offsets":[128,140]}}"#;
+    variants(&file(header, 140))
 }
 
 pub(super) fn prune_seeds() -> Vec<Vec<u8>> {

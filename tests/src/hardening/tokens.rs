@@ -9,7 +9,7 @@ use sparse24_train::data::{
     shard::{self, Shard},
 };
 
-use super::{place, refused};
+use super::{place, refused, values};
 
 const HEADER: usize = 128;
 
@@ -128,11 +128,19 @@ fn usable(dataset: &Dataset) {
     }
 }
 
+fn pack(train: &[u8], validation: &[u8], tokenizer: &[u8]) -> Vec<u8> {
+    let lengths = [train.len() as u16, validation.len() as u16];
+    [&lengths.map(u16::to_le_bytes).concat(), train, validation, tokenizer].concat()
+}
+
+pub(super) fn folder_variants() -> Vec<Vec<u8>> {
+    let tokenizer = Tokenizer::Character(vec!['a', 'b', 'c']);
+    let [train, validation] = [&[0, 1, 2, 0, 1][..], &[2, 1, 0]].map(|ids| ours(3, ids, &tokenizer));
+    tokenizer_variants().iter().map(|tokenizer| pack(&train, &validation, tokenizer)).collect()
+}
+
 pub(super) fn folder_seeds() -> Vec<Vec<u8>> {
-    let pack = |train: &[u8], validation: &[u8], tokenizer: &str| {
-        let lengths = [train.len() as u16, validation.len() as u16];
-        [&lengths.map(u16::to_le_bytes).concat(), train, validation, tokenizer.as_bytes()].concat()
-    };
+    let pack = |train: &[u8], validation: &[u8], tokenizer: &str| pack(train, validation, tokenizer.as_bytes());
     let byte = r#"{"sparse24_tokenizer":1,"kind":"byte"}"#;
     let character = r#"{"sparse24_tokenizer":1,"kind":"char","characters":"abc"}"#;
     let abc = Tokenizer::Character(vec!['a', 'b', 'c']);
@@ -168,6 +176,11 @@ pub(super) fn tokenizer(bytes: &[u8]) {
         assert_eq!(loaded.encode(text).unwrap(), ids);
     }
     assert!(loaded.decode(&[loaded.vocabulary()]).is_err());
+}
+
+pub(super) fn tokenizer_variants() -> Vec<Vec<u8>> {
+    let sound = r#"{"sparse24_tokenizer":1,"kind":"char","characters":"abc"}"#;
+    values::json(sound).into_iter().map(String::into_bytes).collect()
 }
 
 pub(super) fn tokenizer_seeds() -> Vec<Vec<u8>> {

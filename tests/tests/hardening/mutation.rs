@@ -17,6 +17,15 @@ fn known_attacks() {
 }
 
 #[test]
+fn values_of_every_kind() {
+    for target in &TARGETS {
+        let variants = (target.variants)();
+        variants.iter().for_each(|variant| try_input(target, variant));
+        println!("{}: {}", target.name, variants.len());
+    }
+}
+
+#[test]
 fn every_byte_flipped_and_every_truncation() {
     for target in &TARGETS {
         for seed in (target.seeds)().iter().filter(|seed| seed.len() <= 2500) {
