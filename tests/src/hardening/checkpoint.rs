@@ -187,7 +187,7 @@ pub(super) fn masks_variants() -> Vec<Vec<u8>> {
 
 pub(super) fn state_variants() -> Vec<Vec<u8>> {
     let text = String::from_utf8(file_of_sound("state.json")).unwrap();
-    values::json(&text).into_iter().map(String::into_bytes).collect()
+    values::files(values::json(&text))
 }
 
 pub(super) fn tensors_seeds() -> Vec<Vec<u8>> {

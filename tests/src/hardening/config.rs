@@ -78,11 +78,11 @@ pub(super) fn document_seeds() -> Vec<Vec<u8>> {
 }
 
 pub(super) fn document_variants() -> Vec<Vec<u8>> {
-    values::toml(&preset::PRESETS[0].config().to_toml()).into_iter().map(String::into_bytes).collect()
+    values::files(values::toml(&preset::PRESETS[0].config().to_toml()))
 }
 
 pub(super) fn settings_variants() -> Vec<Vec<u8>> {
-    values::settings(&preset::PRESETS[0].config().to_toml()).into_iter().map(String::into_bytes).collect()
+    values::files(values::settings(&preset::PRESETS[0].config().to_toml()))
 }
 
 pub(super) fn settings_seeds() -> Vec<Vec<u8>> {

@@ -180,7 +180,7 @@ pub(super) fn tokenizer(bytes: &[u8]) {
 
 pub(super) fn tokenizer_variants() -> Vec<Vec<u8>> {
     let sound = r#"{"sparse24_tokenizer":1,"kind":"char","characters":"abc"}"#;
-    values::json(sound).into_iter().map(String::into_bytes).collect()
+    values::files(values::json(sound))
 }
 
 pub(super) fn tokenizer_seeds() -> Vec<Vec<u8>> {

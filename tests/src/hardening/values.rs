@@ -77,6 +77,11 @@ pub(super) fn json(sound: &str) -> Vec<String> {
     variants
 }
 
+/// Documents as files.
+pub(super) fn files(documents: impl IntoIterator<Item = String>) -> Vec<Vec<u8>> {
+    documents.into_iter().map(String::into_bytes).collect()
+}
+
 /// The pointers to all values, and their keys in objects.
 fn gather(value: &Value, place: String, places: &mut Vec<(String, Option<String>)>) {
     match value {
