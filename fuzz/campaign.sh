@@ -35,7 +35,12 @@ if [ ! -d "$folder/words" ]; then
     for seeds in "$folder"/seeds/*; do
         { LC_ALL=C grep -haoE '[A-Za-z_][A-Za-z0-9_.-]{1,40}' "$seeds"/* || true; } | LC_ALL=C sort -u | sed 's/.*/"&"/' > "$folder/words.new/${seeds##*/}"
     done
-    cp -r "$folder"/seeds/* "$folder/corpora"
+    # Of tens of thousands, those that cover something of their own.
+    for seeds in "$folder"/seeds/*; do
+        name=${seeds##*/}
+        mkdir -p "$folder/corpora/$name"
+        SPARSE24_FUZZ_TARGET=$name "$PROGRAMS/any" -merge=1 "$folder/corpora/$name" "$seeds" > "$folder/logs/$name.log" 2>&1
+    done
     rm -r "$folder/seeds"
     mv "$folder/words.new" "$folder/words"
 fi

@@ -6,6 +6,7 @@
 pub mod checkpoint;
 mod config;
 mod interchange;
+mod kinds;
 mod metrics;
 mod place;
 mod tensors;
@@ -58,7 +59,7 @@ pub const TARGETS: [Target; 14] = [
     },
     Target { name: "checkpoint_masks", check: checkpoint::masks, seeds: checkpoint::masks_seeds, variants: checkpoint::masks_variants },
     Target { name: "checkpoint_state", check: checkpoint::state, seeds: checkpoint::state_seeds, variants: checkpoint::state_variants },
-    Target { name: "token_shard", check: tokens::shard, seeds: tokens::shard_seeds, variants: Vec::new },
+    Target { name: "token_shard", check: tokens::shard, seeds: tokens::shard_seeds, variants: tokens::shard_variants },
     Target { name: "token_folder", check: tokens::folder, seeds: tokens::folder_seeds, variants: tokens::folder_variants },
     Target { name: "tokenizer_file", check: tokens::tokenizer, seeds: tokens::tokenizer_seeds, variants: tokens::tokenizer_variants },
     Target { name: "corpus_text", check: tokens::corpus, seeds: tokens::corpus_seeds, variants: Vec::new },

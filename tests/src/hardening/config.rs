@@ -5,6 +5,7 @@
 use sparse24_train::{
     config::{Config, preset},
     estimate::estimate,
+    method::PRESETS,
 };
 
 use super::{place, refused, values};
@@ -77,12 +78,42 @@ pub(super) fn document_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
+/// Values of texts that mean something to a key.
+fn words() -> Vec<&'static str> {
+    let presets = preset::PRESETS.iter().map(|preset| preset.name).chain(["imported"]);
+    let methods = PRESETS.iter().map(|preset| preset.name);
+    presets.chain(methods).chain(WORDS.split_whitespace()).collect()
+}
+
+const WORDS: &str = "none on-gradients on-weights transposable row-wise soft-threshold as-forward permuted mvue mvue-approximate
+    sparse frozen sparse:5/6 dense:1/6 dense:settled frozen:settled sparse: :1/2 sparse:2 dense:settled:1/2
+    gelu geglu swiglu ffn ffn-and-attention blocks byte char gpt2 stop skip cpu cuda native f32 bf16 replayed queued 10/13 0.77
+    dens q quick-start Quickstart";
+
+/// Every method with each of its choices made by each word.
+fn choices() -> impl Iterator<Item = (&'static str, &'static str, String)> {
+    let words = || WORDS.split_whitespace();
+    let choice = move |name: &'static str| {
+        let of_words = ["decay", "forward", "dgrad", "wgrad"]
+            .into_iter()
+            .flat_map(move |key| words().map(move |word| (name, key, format!("\"{word}\""))));
+        let of_phases =
+            words().flat_map(move |first| ["dense", "sparse", "frozen"].map(|last| (name, "phases", format!("[\"{first}\", \"{last}\"]"))));
+        of_words.chain(of_phases)
+    };
+    PRESETS.iter().flat_map(move |preset| choice(preset.name))
+}
+
 pub(super) fn document_variants() -> Vec<Vec<u8>> {
-    values::files(values::toml(&preset::PRESETS[0].config().to_toml()))
+    let mut variants = values::toml(&preset::PRESETS[0].config().to_toml(), &words());
+    variants.extend(choices().map(|(name, key, value)| format!("[method]\nname = \"{name}\"\nlambda = 1e-4\n{key} = {value}\n")));
+    values::files(variants)
 }
 
 pub(super) fn settings_variants() -> Vec<Vec<u8>> {
-    values::files(values::settings(&preset::PRESETS[0].config().to_toml()))
+    let mut variants = values::settings(&preset::PRESETS[0].config().to_toml(), &words());
+    variants.extend(choices().map(|(name, key, value)| format!("method.name={name}\nmethod.{key}={value}")));
+    values::files(variants)
 }
 
 pub(super) fn settings_seeds() -> Vec<Vec<u8>> {

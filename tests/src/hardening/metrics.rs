@@ -44,7 +44,7 @@ pub(super) fn log_variants() -> Vec<Vec<u8>> {
             r#"{{"step":{step},"phase":"sparse","loss":3.5,"lr":0.001,"grad_norm":1.0,"tokens_per_s":1.0,"flip_rate":0.25,"flip_rate_per_layer":{{"h.0.mlp.c_fc.weight":0.5}},"val_loss":3.25}}"#
         )
     };
-    values::files(values::json(&line(1)).iter().map(|first| format!("{first}\n{}\n", line(2))))
+    values::files(values::json(&line(1), &["dense", "sparse", "prepared"]).iter().map(|first| format!("{first}\n{}\n", line(2))))
 }
 
 pub(super) fn log_seeds() -> Vec<Vec<u8>> {

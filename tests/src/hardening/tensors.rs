@@ -4,6 +4,7 @@
 
 use std::fs;
 
+use serde_json::{Map, Value, json};
 use sparse24_core::MaskKind;
 use sparse24_train::pruning::{Search, Selection, Unprunable, Verdict, prune_file, verify_file};
 
@@ -93,12 +94,93 @@ pub(super) fn attacks() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// The variants of a file's header, each before the file's data.
+/// The types that such files know, and their bits.
+const DTYPES: [(&str, usize); 22] = [
+    ("BOOL", 8),
+    ("F4", 4),
+    ("F6_E2M3", 6),
+    ("F6_E3M2", 6),
+    ("U8", 8),
+    ("I8", 8),
+    ("F8_E5M2", 8),
+    ("F8_E4M3", 8),
+    ("F8_E8M0", 8),
+    ("F8_E4M3FNUZ", 8),
+    ("F8_E5M2FNUZ", 8),
+    ("I16", 16),
+    ("U16", 16),
+    ("F16", 16),
+    ("BF16", 16),
+    ("I32", 32),
+    ("U32", 32),
+    ("F32", 32),
+    ("C64", 64),
+    ("F64", 64),
+    ("I64", 64),
+    ("U64", 64),
+];
+
+/// A tensor of a file: its name, its type with its bits, and its shape.
+type Entry = (String, (&'static str, usize), Vec<usize>);
+
+/// The variants of a file: of its header, each before the file's data, and whole files that say what they hold.
 pub(super) fn variants(sound: &[u8]) -> Vec<Vec<u8>> {
     let (length, rest) = sound.split_first_chunk().expect("a length");
     let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
-    let headers = values::json(str::from_utf8(header).expect("JSON")).into_iter();
-    headers.map(|header| [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()).collect()
+    let header = str::from_utf8(header).expect("JSON");
+    let headers = values::json(header, &DTYPES.map(|(name, _)| name)).into_iter();
+    let mut files: Vec<_> = headers.map(|header| [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()).collect();
+    let entries = entries(header);
+    let mut whole = |entries: &[Entry]| {
+        files.extend([0x3f80_3c00, 0, 1, 0x8000_8000, 0x7c00_7c00, 0x7f80_7f80, 0xff80_0000, u32::MAX].map(|fill| holding(entries, fill)));
+    };
+    whole(&[]);
+    whole(&entries);
+    whole(&entries.iter().rev().cloned().collect::<Vec<_>>());
+    for at in 0..entries.len() {
+        let (before, after) = (&entries[..at], &entries[at + 1..]);
+        let (name, dtype, shape) = entries[at].clone();
+        let elements = shape.iter().product();
+        whole(&[before, after].concat());
+        whole(&[before, &[(name.clone() + "x", dtype, shape.clone())], after].concat());
+        whole(&[&entries[..], &[(name.clone() + "x", dtype, shape.clone())]].concat());
+        for other in DTYPES {
+            whole(&[before, &[(name.clone(), other, shape.clone())], after].concat());
+        }
+        for other in
+            [vec![], vec![0], vec![0, 4], vec![4, 0], vec![elements], vec![1, elements], vec![elements, 1], [&shape[..], &[1]].concat()]
+        {
+            whole(&[before, &[(name.clone(), dtype, other)], after].concat());
+        }
+    }
+    for other in DTYPES {
+        whole(&entries.iter().map(|(name, _, shape)| (name.clone(), other, shape.clone())).collect::<Vec<_>>());
+    }
+    files
+}
+
+/// What a header says.
+fn entries(header: &str) -> Vec<Entry> {
+    let said: Map<String, Value> = serde_json::from_str(header).expect("a sound header");
+    let of = |(name, entry): (&String, &Value)| {
+        let (dtype, shape) = (entry["dtype"].as_str()?, entry["shape"].as_array()?);
+        let &dtype = DTYPES.iter().find(|(known, _)| *known == dtype)?;
+        Some((name.clone(), dtype, shape.iter().filter_map(Value::as_u64).map(|length| length as usize).collect()))
+    };
+    said.iter().filter_map(of).collect()
+}
+
+/// A file of these tensors, one behind the other, filled with a word.
+fn holding(entries: &[Entry], fill: u32) -> Vec<u8> {
+    let (mut header, mut end) = (Map::new(), 0);
+    for (name, (dtype, bits), shape) in entries {
+        let begin = end;
+        end += (shape.iter().product::<usize>() * bits).div_ceil(8);
+        header.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}));
+    }
+    let mut bytes = file(&Value::from(header).to_string(), 0);
+    bytes.extend(fill.to_le_bytes().iter().cycle().take(end));
+    bytes
 }
 
 pub(super) fn prune_variants() -> Vec<Vec<u8>> {

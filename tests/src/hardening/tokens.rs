@@ -84,6 +84,30 @@ pub(super) fn shard_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
+/// As many ids as a reader takes at a time, and a few more or less.
+const COUNTS: [u32; 20] = [0, 1, 2, 3, 31, 63, 64, 65, 255, 256, 257, 448, 512, 960, 1024, 1472, 1984, 2048, 3000, 4000];
+
+/// Of every length and layout, and cut.
+pub(super) fn shard_variants() -> Vec<Vec<u8>> {
+    let mut variants = Vec::new();
+    for count in COUNTS {
+        let ids: Vec<u32> = (0..count).map(|id| id % 300).collect();
+        let narrow: Vec<u8> = ids.iter().flat_map(|&id| (id as u16).to_le_bytes()).collect();
+        let wide: Vec<u8> = ids.iter().flat_map(|&id| id.to_le_bytes()).collect();
+        for whole in [
+            ours(300, &ids, &Tokenizer::Byte),
+            ours(70_000, &ids, &Tokenizer::Byte),
+            llm_c(20_240_520, 1, count, &narrow),
+            llm_c(20_240_801, 7, count, &wide),
+            narrow,
+        ] {
+            variants.extend((1..=5).filter_map(|cut| Some(whole[..whole.len().checked_sub(cut)?].to_vec())));
+            variants.extend([[&whole[..], &[0]].concat(), [&whole[..], &[0; 4]].concat(), whole]);
+        }
+    }
+    variants
+}
+
 /// The lengths of `train.bin` and `val.bin`, two bytes each, then both, then `tokenizer.json`, if anything is left.
 pub(super) fn folder(bytes: &[u8]) {
     let Some((lengths, rest)) = bytes.split_first_chunk::<4>() else { return };
@@ -136,7 +160,13 @@ fn pack(train: &[u8], validation: &[u8], tokenizer: &[u8]) -> Vec<u8> {
 pub(super) fn folder_variants() -> Vec<Vec<u8>> {
     let tokenizer = Tokenizer::Character(vec!['a', 'b', 'c']);
     let [train, validation] = [&[0, 1, 2, 0, 1][..], &[2, 1, 0]].map(|ids| ours(3, ids, &tokenizer));
-    tokenizer_variants().iter().map(|tokenizer| pack(&train, &validation, tokenizer)).collect()
+    let mut variants: Vec<_> = tokenizer_variants().iter().map(|tokenizer| pack(&train, &validation, tokenizer)).collect();
+    let described = br#"{"sparse24_tokenizer":1,"kind":"char","characters":"abc"}"#;
+    for shard in shard_variants() {
+        variants.extend([&described[..], b""].map(|tokenizer| pack(&shard, &validation, tokenizer)));
+        variants.extend([&described[..], b""].map(|tokenizer| pack(&train, &shard, tokenizer)));
+    }
+    variants
 }
 
 pub(super) fn folder_seeds() -> Vec<Vec<u8>> {
@@ -180,7 +210,7 @@ pub(super) fn tokenizer(bytes: &[u8]) {
 
 pub(super) fn tokenizer_variants() -> Vec<Vec<u8>> {
     let sound = r#"{"sparse24_tokenizer":1,"kind":"char","characters":"abc"}"#;
-    values::files(values::json(sound))
+    values::files(values::json(sound, &["byte", "char", "gpt2", "ba", "a\\n\\u00e9\\ud83d\\ude00"]))
 }
 
 pub(super) fn tokenizer_seeds() -> Vec<Vec<u8>> {

@@ -1,80 +1,100 @@
 //! Sound documents in which one value after another is of every kind, absent, or there twice: what a reader tells apart field by field, and what
 //! random damage would need long to find.
 //!
-//! Deliberately absent: what the fields mean.
+//! Deliberately absent: what the fields mean, and which kinds there are.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-const JSON: [&str; 17] = [
-    "null",
-    "true",
-    "0",
-    "-1",
-    "1.5",
-    "4294967296",
-    "18446744073709551615",
-    "18446744073709551616",
-    "1e999",
-    r#""""#,
-    r#""x""#,
-    r#""\u0000""#,
-    r#""\ud800""#,
-    "[]",
-    "[0]",
-    "{}",
-    r#"{"x":0}"#,
-];
+use super::kinds;
 
-const TOML: [&str; 21] = [
-    "true",
-    "0",
-    "-1",
-    "1.5",
-    "1e-46",
-    "1e39",
-    "nan",
-    "-inf",
-    "4294967296",
-    "9223372036854775807",
-    "9223372036854775808",
-    "\"\"",
-    "\"x\"",
-    "\"\\u0000\"",
-    "'''x'''",
-    "[]",
-    "[0]",
-    "{}",
-    "{x = 0}",
-    "1979-05-27T07:32:00Z",
-    "",
-];
-
-/// Stands where a value is to be.
+/// Stands where a value or a key is to be.
 const PLACE: &str = "<place>";
 
-/// The variants of a JSON document.
-pub(super) fn json(sound: &str) -> Vec<String> {
+/// The variants of a JSON document; `words` are values of its texts that mean something.
+pub(super) fn json(sound: &str, words: &[&str]) -> Vec<String> {
     let document: Value = serde_json::from_str(sound).expect("a sound document");
     let mut places = Vec::new();
     gather(&document, String::new(), &mut places);
-    let mut variants = Vec::new();
-    for (place, key) in &places {
-        let mut marked = document.clone();
-        let value = std::mem::replace(marked.pointer_mut(place).expect("gathered there"), PLACE.into());
-        let marked = marked.to_string();
-        let mut put = |text: &str| variants.push(marked.replacen(&format!("\"{PLACE}\""), text, 1));
-        JSON.iter().for_each(|kind| put(kind));
-        if let Some(key) = key {
-            let key = Value::from(key.as_str());
-            put(&format!("{value},{key}:{value}"));
-            put(&format!("{value},\"unknown\":0"));
-            let mut without = document.clone();
-            let (above, _) = place.rsplit_once('/').expect("a key is in an object");
-            without.pointer_mut(above).and_then(Value::as_object_mut).expect("an object").remove(key.as_str().expect("a key"));
-            variants.push(without.to_string());
+    let kinds = kinds::json();
+    let mut variants = kinds.clone();
+    variants.extend(kinds::late_errors());
+    variants.extend(cuts(&document.to_string()).chain(cuts(&format!("{document:#}"))));
+    variants.extend(insertions(&document.to_string()));
+    for pointer in &places {
+        let value = document.pointer(pointer).expect("gathered there");
+        variants.extend(put(&document, pointer, &kinds));
+        if let Value::String(_) = value {
+            variants.extend(put(&document, pointer, words.iter().flat_map(|word| kinds::words(word))));
+        }
+        if let Value::Object(fields) = value {
+            let values: Vec<Value> = fields.values().cloned().collect();
+            variants.extend(put(&document, pointer, (0..=values.len()).map(|count| Value::from(&values[..count]).to_string())));
+            variants.extend(put(
+                &document,
+                pointer,
+                [format!("[{}0]", values.iter().map(|value| format!("{value},")).collect::<String>())],
+            ));
+            for key in fields.keys() {
+                variants.extend(keys(&document, pointer, key, &kinds));
+            }
         }
     }
+    let of = |is: fn(&Value) -> bool| places.iter().find(|pointer| document.pointer(pointer).is_some_and(is));
+    if let Some(number) = of(Value::is_number) {
+        variants.extend(put(&document, number, kinds::long_numbers()));
+    }
+    if let Some(text) = of(Value::is_string) {
+        variants.extend(put(&document, text, kinds::lengths().map(|length| format!("\"{}\"", "x".repeat(length)))));
+    }
     variants
+}
+
+/// The document with each of these texts in the place of a value.
+fn put(document: &Value, pointer: &str, texts: impl IntoIterator<Item: AsRef<str>>) -> impl Iterator<Item = String> {
+    let mut marked = document.clone();
+    *marked.pointer_mut(pointer).expect("a place of the document") = PLACE.into();
+    let marked = marked.to_string();
+    texts.into_iter().map(move |text| marked.replacen(&format!("\"{PLACE}\""), text.as_ref(), 1))
+}
+
+/// The document with every kind of key in the place of one, without it, with it twice, and with an unknown one.
+fn keys(document: &Value, object: &str, key: &str, kinds: &[String]) -> Vec<String> {
+    let mut changed = document.clone();
+    let value = fields(&mut changed, object).remove(key).expect("a key of it");
+    let without = changed.to_string();
+    fields(&mut changed, object).insert(PLACE.to_owned(), value.clone());
+    let marked = changed.to_string();
+    let key = Value::from(key);
+    let twice = [format!("{key}:{value},{key}"), format!("\"unknown\":{value},{key}")];
+    let with = |text: &String| marked.replacen(&format!("\"{PLACE}\""), text, 1);
+    kinds.iter().chain(&twice).map(with).chain([without]).collect()
+}
+
+fn fields<'d>(document: &'d mut Value, object: &str) -> &'d mut Map<String, Value> {
+    document.pointer_mut(object).and_then(Value::as_object_mut).expect("an object of the document")
+}
+
+/// The pointers to all values.
+fn gather(value: &Value, place: String, places: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                gather(value, format!("{place}/{}", key.replace('~', "~0").replace('/', "~1")), places);
+            }
+        }
+        Value::Array(values) => {
+            for (at, value) in values.iter().enumerate() {
+                gather(value, format!("{place}/{at}"), places);
+            }
+        }
+        _ => {}
+    }
+    places.push(place);
+}
+
+/// Every beginning of a text.
+fn cuts(text: &str) -> impl Iterator<Item = String> {
+    text.char_indices().map(|(at, _)| text[..at].to_owned())
 }
 
 /// Documents as files.
@@ -82,52 +102,57 @@ pub(super) fn files(documents: impl IntoIterator<Item = String>) -> Vec<Vec<u8>>
     documents.into_iter().map(String::into_bytes).collect()
 }
 
-/// The pointers to all values, and their keys in objects.
-fn gather(value: &Value, place: String, places: &mut Vec<(String, Option<String>)>) {
-    match value {
-        Value::Object(fields) => {
-            for (key, value) in fields {
-                let place = format!("{place}/{}", key.replace('~', "~0").replace('/', "~1"));
-                places.push((place.clone(), Some(key.clone())));
-                gather(value, place, places);
-            }
-        }
-        Value::Array(values) => {
-            for (at, value) in values.iter().enumerate() {
-                let place = format!("{place}/{at}");
-                places.push((place.clone(), None));
-                gather(value, place, places);
-            }
-        }
-        _ => {}
-    }
+/// A text with a piece of syntax somewhere.
+fn insertions(text: &str) -> impl Iterator<Item = String> {
+    text.char_indices().flat_map(|(at, _)| kinds::SYNTAX.map(|piece| [&text[..at], piece, &text[at..]].concat()))
 }
 
-/// The variants of a TOML document of a line a value.
-pub(super) fn toml(sound: &str) -> Vec<String> {
+/// The variants of a TOML document of a line a value; `words` are values of its texts that mean something.
+pub(super) fn toml(sound: &str, words: &[&str]) -> Vec<String> {
     let lines: Vec<&str> = sound.lines().collect();
     let with = |at: usize, line: &str| [&lines[..at], &[line], &lines[at + 1..], &[""]].concat().join("\n");
-    let mut variants = Vec::new();
+    let kinds = kinds::toml();
+    let mut variants: Vec<String> = kinds::late_errors().chain(cuts(sound)).chain(insertions(sound)).collect();
+    for length in kinds::lengths() {
+        let x = "x".repeat(length);
+        variants.extend([format!("a = \"{x}\"\n"), format!("a = '{x}'\n"), format!("# {x}\n"), format!("{x} = 0\n")]);
+        variants.extend(["", "[model]\n"].map(|section| (0..length).fold(section.to_owned(), |text, key| format!("{text}k{key} = 0\n"))));
+    }
+    let mut section = "";
     for (at, line) in lines.iter().enumerate() {
-        if let Some((key, _)) = line.split_once(" = ") {
-            variants.extend(TOML.iter().map(|kind| with(at, &format!("{key} = {kind}"))));
-        }
-        for line in ["", &format!("{line}\n{line}"), &format!("[{line}]"), &format!("{line} # \u{1b}")] {
-            variants.push(with(at, line));
+        if let Some((key, value)) = line.split_once(" = ") {
+            variants.extend(kinds.iter().map(|kind| with(at, &format!("{key} = {kind}"))));
+            variants.extend(kinds::toml_lines(key, value).iter().map(|line| with(at, line)));
+            let of_word = |word: &&str| match value.chars().next() {
+                Some('"') => Some(with(at, &format!("{key} = \"{word}\""))),
+                Some('[') => Some(with(at, &format!("{key} = [\"{word}\", \"dense\"]"))),
+                _ => None,
+            };
+            variants.extend(words.iter().filter_map(of_word));
+            variants.extend(words.iter().map(|word| format!("preset = \"{word}\"\n{section}\n{line}\n")));
+        } else if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            section = line;
+            variants.extend(kinds::toml_headers(name).iter().map(|line| with(at, line)));
         }
     }
     variants
 }
 
 /// The values of a TOML document as settings, one by one, of every kind.
-pub(super) fn settings(sound: &str) -> Vec<String> {
+pub(super) fn settings(sound: &str, words: &[&str]) -> Vec<String> {
+    let kinds = kinds::toml();
     let mut section = String::new();
     let mut variants = Vec::new();
     for line in sound.lines() {
         if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
             section = format!("{name}.");
         } else if let Some((key, value)) = line.split_once(" = ") {
-            variants.extend(TOML.iter().chain([&value]).map(|kind| format!("{section}{key}={kind}")));
+            let key = section.clone() + key;
+            variants.extend(kinds.iter().map(|kind| format!("{key}={kind}")));
+            variants.extend(words.iter().map(|word| format!("{key}={word}")));
+            variants.extend(words.iter().map(|word| format!("{key}=[\"{word}\"]")));
+            variants.extend(kinds::toml_lines(&key, value));
+            variants.extend(cuts(&format!("{key}={value}")));
         }
     }
     variants
@@ -135,19 +160,40 @@ pub(super) fn settings(sound: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{JSON, TOML, json, settings, toml};
+    use super::{json, kinds, settings, toml};
 
     #[test]
-    fn every_value_is_of_every_kind_once() {
-        let variants = json(r#"{"a/b":[1,{"c":2}]}"#);
-        assert_eq!(variants.len(), 4 * JSON.len() + 2 * 3);
-        for variant in [r#"{"a/b":null}"#, r#"{"a/b":[-1,{"c":2}]}"#, r#"{"a/b":[1,{"c":2,"c":2}]}"#, r#"{}"#] {
-            assert_eq!(variants.iter().filter(|&found| found == variant).count(), 1, "{variant}");
+    fn every_value_is_of_every_kind() {
+        let variants = json(r#"{"a/b":[1,{"c":"x"}]}"#, &["word"]);
+        for variant in [
+            "nulk",
+            r#"{"a/b":null}"#,
+            r#"{"a/b":[--1,{"c":"x"}]}"#,
+            r#"{"a/b":[1,{"c":"x","c":"x"}]}"#,
+            r#"{"a/b":[1,{"c":"word"}]}"#,
+            r#"{"a/b":[1,["x",0]]}"#,
+            r#"{"a/b":[1,{}]}"#,
+            r#"{"a/b":[1,{"c":"#,
+            "{\"a/b\":\"\u{1b}[2J\"}",
+        ] {
+            assert!(variants.iter().any(|found| found == variant), "{variant}");
         }
-        let sound = "a = 1\n[b]\nc = 2";
-        assert_eq!(toml(sound).len(), 2 * TOML.len() + 3 * 4);
-        assert!(toml(sound).contains(&"a = 1\n[b]\nc = nan\n".to_owned()));
-        assert_eq!(settings(sound).len(), 2 * (TOML.len() + 1));
-        assert!(settings(sound).contains(&"b.c=[0]".to_owned()));
+        assert!(variants.len() > 5 * kinds::json().len() + kinds::long_numbers().len());
+        let sound = "a = 1\n[b]\nc = \"x\"";
+        let variants = toml(sound, &["word"]);
+        for variant in [
+            "a = nan\n[b]\nc = \"x\"\n",
+            "a.x = 1\n[b]\nc = \"x\"\n",
+            "a = 1\n[[b]]\nc = \"x\"\n",
+            "a = 1\n[b]\nc = \"word\"\n",
+            "preset = \"word\"\n[b]\nc = \"x\"\n",
+            "a = 1\n[b",
+        ] {
+            assert!(variants.iter().any(|found| found == variant), "{variant}");
+        }
+        let settings = settings(sound, &["word"]);
+        for setting in ["b.c=[0]", "b.c=word", "a=[\"word\"]"] {
+            assert!(settings.iter().any(|found| found == setting), "{setting}");
+        }
     }
 }

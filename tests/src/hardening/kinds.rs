@@ -1,0 +1,133 @@
+//! The kinds of values that JSON and TOML can write, and fail to write: what their readers tell apart byte by byte.
+//!
+//! Invariant: a kind has a meaning, or an error, of its own, wherever it stands.
+
+/// The kinds of JSON's values.
+pub(super) fn json() -> Vec<String> {
+    let mut kinds = written(include_str!("kinds/json.txt"));
+    kinds.extend(large_json());
+    kinds
+}
+
+/// A word as a text of JSON, and as the variant that an object names.
+pub(super) fn words(word: &str) -> [String; 9] {
+    let text = format!("\"{word}\"");
+    [
+        format!("{{{text}:null}}"),
+        format!("\n{{\t{text} :\r null }}"),
+        format!("{{{text}:0}}"),
+        format!("{{{text}:null,\"x\":0}}"),
+        format!("{{{text}}}"),
+        format!("{{{text}:"),
+        format!("{{{text}:null"),
+        format!("\t{text}\r"),
+        text,
+    ]
+}
+
+/// The kinds of TOML's values.
+pub(super) fn toml() -> Vec<String> {
+    written(include_str!("kinds/toml.txt"))
+}
+
+/// The ways to write a key and its value in TOML, where `k` and `v` stand for them.
+pub(super) fn toml_lines(key: &str, value: &str) -> Vec<String> {
+    let put = |letter| match letter {
+        'k' => key.to_owned(),
+        'v' => value.to_owned(),
+        other => other.to_string(),
+    };
+    written(include_str!("kinds/toml_lines.txt")).iter().map(|line| line.chars().map(put).collect()).collect()
+}
+
+/// The ways to write the name of a table in TOML.
+pub(super) fn toml_headers(name: &str) -> Vec<String> {
+    written(include_str!("kinds/toml_headers.txt")).iter().map(|line| line.replace('t', name)).collect()
+}
+
+/// Numbers that take more than one machine word to read as the nearest 64-bit float: long ones, and those halfway between two floats.
+pub(super) fn long_numbers() -> Vec<String> {
+    let mut numbers = Vec::new();
+    for zeros in [0, 1, 3, 20, 110, 400, 780] {
+        let zeros = "0".repeat(zeros);
+        for digits in [format!("1{zeros}"), "9".repeat(zeros.len() + 17), format!("0.{zeros}12345678901234567891")] {
+            let exponents = [-1200, -400, -342, -325, -308, -150, -30, -17, -1, 0, 1, 9, 22, 38, 150, 290, 308, 309, 400];
+            numbers.extend(exponents.map(|exponent| format!("{digits}e{exponent}")));
+            numbers.extend([digits.clone(), format!("-{digits}"), format!("{digits}.5"), format!("{digits}.{digits}")]);
+        }
+    }
+    // m 2^k and m 2^-k = m 5^k 10^-k, where m is a bit too long.
+    for odd in [(1_u64 << 53) + 1, (1 << 53) + 3, (1 << 54) - 1] {
+        for k in [0, 1, 2, 5, 9, 10, 11, 20, 30, 53, 64, 75, 100, 200, 400, 700, 900, 970, 971, 1010, 1022, 1060, 1074, 1080, 1126, 1130] {
+            for (factor, exponent) in [(2, 0), (5, -k)] {
+                let digits = (0..k).fold(odd.to_string(), |digits, _| multiplied(&digits, factor));
+                let point = digits.len() / 2;
+                numbers
+                    .extend(["", "1", "00000000000000000000", "000000000000000000001"].map(|more| format!("{digits}.{more}0e{exponent}")));
+                numbers.extend(
+                    digits.strip_suffix(['1', '3', '5', '7', '9']).map(|start| format!("{start}0.999999999999999999999e{exponent}")),
+                );
+                numbers.push(format!("{}.{}e{}", &digits[..point], &digits[point..], exponent + (digits.len() - point) as i32));
+                numbers.extend(
+                    [0, 1, 18, 19, 300]
+                        .map(|zeros| format!("0.{}{digits}e{}", "0".repeat(zeros), exponent + (digits.len() + zeros) as i32)),
+                );
+                numbers.push(format!("{digits}e{exponent}"));
+            }
+        }
+    }
+    numbers
+}
+
+/// The digits of a number times another.
+fn multiplied(digits: &str, factor: u32) -> String {
+    let mut carry = 0;
+    let mut product = Vec::with_capacity(digits.len() + 2);
+    for digit in digits.bytes().rev() {
+        let sum = u32::from(digit - b'0') * factor + carry;
+        product.push(b'0' + (sum % 10) as u8);
+        carry = sum / 10;
+    }
+    let carried = if carry > 0 { carry.to_string() } else { String::new() };
+    carried.chars().chain(product.iter().rev().map(|&digit| char::from(digit))).collect()
+}
+
+/// Objects and arrays of so many values that a map of them has levels.
+fn large_json() -> Vec<String> {
+    let mut kinds = Vec::new();
+    for count in [5, 6, 11, 12, 13, 24, 72, 144, 200] {
+        let many = |one: &dyn Fn(usize) -> String| (0..count).map(one).collect::<Vec<_>>().join(",");
+        kinds.extend(["0", "\"x\"", "{}", "[0]"].map(|value| format!("{{{}}}", many(&|key| format!("\"k{}\":{value}", key * 37 % count)))));
+        kinds.extend(["0", "\"x\"", "{}", "[0]"].map(|value| format!("[{}]", many(&|_| value.to_owned()))));
+        kinds.extend(["[", "{\"x\":"].map(|open| format!("{}0", open.repeat(count))));
+        kinds.push(format!("{}{}", "[".repeat(count), "]".repeat(count)));
+        kinds.push(format!("{}0{}", "{\"x\":".repeat(count), "}".repeat(count)));
+    }
+    kinds
+}
+
+/// What is read in wide steps, at every length up to a few of them.
+pub(super) fn lengths() -> impl Iterator<Item = usize> {
+    (0..=160).chain([255, 256, 257, 511, 512, 513, 1023, 1024, 1025])
+}
+
+/// What JSON and TOML are written with, and what they are not.
+pub(super) const SYNTAX: [&str; 22] =
+    [" ", "\t", "\n", "\r", "\r\n", "\u{c}", "\0", ",", ":", "=", ".", "\"", "'", "\\", "[", "]", "{", "}", "#", "0", "x", "\u{e9}"];
+
+/// An error after so many lines, and after so much of a line.
+pub(super) fn late_errors() -> impl Iterator<Item = String> {
+    lengths().flat_map(|length| {
+        [format!("{}!", "\n".repeat(length)), format!("\n{}!", " ".repeat(length)), format!("{}\u{e9}!", " ".repeat(length))]
+    })
+}
+
+/// A kind a line; the pictures of control characters and of the space become those.
+fn written(kinds: &str) -> Vec<String> {
+    let control = |picture| match picture {
+        '␀'..='␠' => char::from((picture as u32 - '␀' as u32) as u8),
+        '␡' => '\u{7f}',
+        other => other,
+    };
+    kinds.lines().map(|kind| kind.chars().map(control).collect()).collect()
+}
