@@ -3,11 +3,11 @@
 #
 #   campaign.sh FOLDER [SECONDS]     70 seconds a target unless said
 #
-# FOLDER gets corpora/TARGET/, findings/, logs/, and totals/TARGET, which begin anew with another program; words/TARGET are those of the seeds, which
-# the fuzzer tries. $JOBS targets run at a time: as many as there are processors unless set; $PROCESSES of each, which share what they find: one
-# unless set. The second of them also keeps what comes nearer to passing a comparison. $TARGETS has their names: all unless set.
-# It needs two programs in $PROGRAMS: `any` and `seeds`; without that variable they are built here, for which rustup's nightly toolchain
-# and cargo-fuzz must be there. Ends with 1 if there are findings.
+# The first time, the seeds are tried before, which takes minutes. FOLDER gets corpora/TARGET/, findings/, logs/, and totals/TARGET, which begin
+# anew with another program; words/TARGET are those of the seeds, which the fuzzer tries. $JOBS targets run at a time: as many as there are
+# processors unless set; $PROCESSES of each, which share what they find: one unless set. The second of them also keeps what comes nearer to
+# passing a comparison. $TARGETS has their names: all unless set. It needs two programs in $PROGRAMS: `any` and `seeds`; without that variable
+# they are built here, for which rustup's nightly toolchain and cargo-fuzz must be there. Ends with 1 if there are findings.
 set -euo pipefail
 
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -28,19 +28,43 @@ if [ -z "${PROGRAMS:-}" ]; then
 fi
 
 mkdir -p "$folder"/{findings,logs,totals}
+# In memory: a loader reads files, and libFuzzer writes thousands a second.
+TMPDIR=$(mktemp -d -p "$([ -w /dev/shm ] && echo /dev/shm || echo /tmp)")
+export TMPDIR
+trap 'rm -rf "$TMPDIR"' EXIT
+limits=(-timeout=1 -rss_limit_mb=512 -max_len=8192)
+
+# Runs a function for every name, $JOBS at a time.
+for_each() {
+    local function=$1 running=0 name
+    shift
+    for name in "$@"; do
+        if [ "$running" -ge "${JOBS:-$(nproc)}" ]; then
+            wait -n
+        else
+            running=$((running + 1))
+        fi
+        "$function" "$name" &
+    done
+    wait
+}
+
+# Of hundreds of thousands of files, enough to cover what they all do; a finding among them is one of the campaign.
+begin() {
+    local name=$1
+    { LC_ALL=C grep -haoE '[A-Za-z_][A-Za-z0-9_.-]{1,40}' "$folder/seeds/$name"/seed-* || true; } | LC_ALL=C sort -u | sed 's/.*/"&"/' > "$folder/words.new/$name"
+    mkdir -p "$folder/corpora/$name"
+    SPARSE24_FUZZ_TARGET=$name nice -n 19 "$PROGRAMS/any" -merge=1 "${limits[@]}" -artifact_prefix="$folder/findings/$name-" \
+        "$folder/corpora/$name" "$folder/seeds/$name" > "$folder/logs/$name.merge.log" 2>&1 ||
+        { echo "the seeds of $name cannot be tried: $folder/logs/$name.merge.log" >&2 && touch "$folder/words.new/failed"; }
+}
+
 if [ ! -d "$folder/words" ]; then
     rm -rf "$folder"/{seeds,words.new}
+    mkdir "$folder/words.new"
     "$PROGRAMS/seeds" "$folder/seeds"
-    mkdir -p "$folder"/{corpora,words.new}
-    for seeds in "$folder"/seeds/*; do
-        { LC_ALL=C grep -haoE '[A-Za-z_][A-Za-z0-9_.-]{1,40}' "$seeds"/* || true; } | LC_ALL=C sort -u | sed 's/.*/"&"/' > "$folder/words.new/${seeds##*/}"
-    done
-    # Of tens of thousands, those that cover something of their own.
-    for seeds in "$folder"/seeds/*; do
-        name=${seeds##*/}
-        mkdir -p "$folder/corpora/$name"
-        SPARSE24_FUZZ_TARGET=$name "$PROGRAMS/any" -merge=1 "$folder/corpora/$name" "$seeds" > "$folder/logs/$name.log" 2>&1
-    done
+    for_each begin $(ls "$folder/seeds")
+    [ ! -e "$folder/words.new/failed" ] || exit 2
     rm -r "$folder/seeds"
     mv "$folder/words.new" "$folder/words"
 fi
@@ -52,15 +76,11 @@ if [ "$program" != "$(cat "$folder/program" 2> /dev/null)" ]; then
     rm -f "$folder"/totals/*
     echo "$program" > "$folder/program"
 fi
-# In memory: a loader reads files, and libFuzzer writes thousands a second.
-TMPDIR=$(mktemp -d -p "$([ -w /dev/shm ] && echo /dev/shm || echo /tmp)")
-export TMPDIR
-trap 'rm -rf "$TMPDIR"' EXIT
 
 # Every line of libFuzzer after the second in which it was said and the number of the process.
 fuzz() {
     local name=$1 process=$2 left
-    local end=$((SECONDS + seconds)) options=(-timeout=1 -rss_limit_mb=512 -max_len=8192 -print_final_stats=1 -reload=10)
+    local end=$((SECONDS + seconds)) options=("${limits[@]}" -print_final_stats=1 -reload=10)
     [ ! -s "$folder/words/$name" ] || options+=(-dict="$folder/words/$name")
     [ "$process" != 2 ] || options+=(-use_value_profile=1)
     # A finding ends the process, not the campaign.
@@ -96,21 +116,14 @@ add() {
     mv "$totals.new" "$totals"
 }
 
-running=0
-for name in $targets; do
-    if [ "$running" -ge "${JOBS:-$(nproc)}" ]; then
-        wait -n
-    else
-        running=$((running + 1))
-    fi
-    {
-        rm -f "$folder/logs/$name".*
-        for process in $(seq "${PROCESSES:-1}"); do fuzz "$name" "$process" & done
-        wait
-        add "$name"
-    } &
-done
-wait
+campaign() {
+    local name=$1 process
+    rm -f "$folder/logs/$name".[0-9]*.log
+    for process in $(seq "${PROCESSES:-1}"); do fuzz "$name" "$process" & done
+    wait
+    add "$name"
+}
+for_each campaign $targets
 
 awk -F '\t' 'BEGIN { printf "%-20s %10s %14s %8s %12s\n", "target", "CPU min", "executions", "edges", "quiet min" }
     { printf "%-20s %10.1f %14d %8d %12.1f\n", $1, $2 / 60, $3, $4, $5 / 60; cpu += $2; executions += $3 }

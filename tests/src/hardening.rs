@@ -24,7 +24,7 @@ pub struct Target {
     pub check: fn(&[u8]),
     /// Sound files and known attacks: where mutation begins.
     pub seeds: fn() -> Vec<Vec<u8>>,
-    /// Sound files but for one value.
+    /// Sound files but for one thing: a value, a key, a piece of syntax, an end.
     pub variants: fn() -> Vec<Vec<u8>>,
 }
 

@@ -85,7 +85,7 @@ fn words() -> Vec<&'static str> {
     presets.chain(methods).chain(WORDS.split_whitespace()).collect()
 }
 
-const WORDS: &str = "none on-gradients on-weights transposable row-wise soft-threshold as-forward permuted mvue mvue-approximate
+const WORDS: &str = "dense none on-gradients on-weights transposable row-wise soft-threshold as-forward permuted mvue mvue-approximate
     sparse frozen sparse:5/6 dense:1/6 dense:settled frozen:settled sparse: :1/2 sparse:2 dense:settled:1/2
     gelu geglu swiglu ffn ffn-and-attention blocks byte char gpt2 stop skip cpu cuda native f32 bf16 replayed queued 10/13 0.77
     dens q quick-start Quickstart";

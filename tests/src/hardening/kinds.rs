@@ -1,6 +1,6 @@
 //! The kinds of values that JSON and TOML can write, and fail to write: what their readers tell apart byte by byte.
 //!
-//! Invariant: a kind has a meaning, or an error, of its own, wherever it stands.
+//! Invariant: a list says nothing twice.
 
 /// The kinds of JSON's values.
 pub(super) fn json() -> Vec<String> {
@@ -30,22 +30,29 @@ pub(super) fn toml() -> Vec<String> {
     written(include_str!("kinds/toml.txt"))
 }
 
-/// The ways to write a key and its value in TOML, where `k` and `v` stand for them.
+/// The ways to write a key and its value in TOML.
 pub(super) fn toml_lines(key: &str, value: &str) -> Vec<String> {
-    let put = |letter| match letter {
-        'k' => key.to_owned(),
-        'v' => value.to_owned(),
-        other => other.to_string(),
-    };
-    written(include_str!("kinds/toml_lines.txt")).iter().map(|line| line.chars().map(put).collect()).collect()
+    named(include_str!("kinds/toml_lines.txt"), 'k', key).iter().map(|line| line.replace('v', value)).collect()
 }
 
 /// The ways to write the name of a table in TOML.
 pub(super) fn toml_headers(name: &str) -> Vec<String> {
-    written(include_str!("kinds/toml_headers.txt")).iter().map(|line| line.replace('t', name)).collect()
+    named(include_str!("kinds/toml_headers.txt"), 't', name)
 }
 
-/// Numbers that take more than one machine word to read as the nearest 64-bit float: long ones, and those halfway between two floats.
+/// Kinds in which a letter stands for a name, `h` for its first character in hexadecimal and `r` for its others.
+fn named(kinds: &str, letter: char, name: &str) -> Vec<String> {
+    let (first, rest) = name.split_at(1);
+    let put = |found| match found {
+        'h' => format!("{:02x}", first.as_bytes()[0]),
+        'r' => rest.to_owned(),
+        found if found == letter => name.to_owned(),
+        other => other.to_string(),
+    };
+    written(kinds).iter().map(|line| line.chars().map(put).collect()).collect()
+}
+
+/// Numbers that take more than one machine word to read as the nearest 64-bit float: long ones, and those halfway between two floats or next to it.
 pub(super) fn long_numbers() -> Vec<String> {
     let mut numbers = Vec::new();
     for zeros in [0, 1, 3, 20, 110, 400, 780] {
@@ -56,17 +63,17 @@ pub(super) fn long_numbers() -> Vec<String> {
             numbers.extend([digits.clone(), format!("-{digits}"), format!("{digits}.5"), format!("{digits}.{digits}")]);
         }
     }
-    // m 2^k and m 2^-k = m 5^k 10^-k, where m is a bit too long.
-    for odd in [(1_u64 << 53) + 1, (1 << 53) + 3, (1 << 54) - 1] {
-        for k in [0, 1, 2, 5, 9, 10, 11, 20, 30, 53, 64, 75, 100, 200, 400, 700, 900, 970, 971, 1010, 1022, 1060, 1074, 1080, 1126, 1130] {
+    // m 2^k and m 2^-k = m 5^k 10^-k, where m is a bit too long; a short one is for the least of floats, below 2^-1074.
+    for odd in [(1_u64 << 53) + 1, (1 << 53) + 3, (1 << 54) - 1, 1, 3, 7] {
+        for k in [0, 1, 2, 5, 9, 10, 11, 20, 30, 53, 64, 75, 100, 200, 400, 700, 900, 970, 971, 1010, 1021, 1022, 1060, 1074, 1075, 1080] {
             for (factor, exponent) in [(2, 0), (5, -k)] {
                 let digits = (0..k).fold(odd.to_string(), |digits, _| multiplied(&digits, factor));
                 let point = digits.len() / 2;
                 numbers
                     .extend(["", "1", "00000000000000000000", "000000000000000000001"].map(|more| format!("{digits}.{more}0e{exponent}")));
-                numbers.extend(
-                    digits.strip_suffix(['1', '3', '5', '7', '9']).map(|start| format!("{start}0.999999999999999999999e{exponent}")),
-                );
+                numbers.extend(["01", "12", "23", "34", "45", "56", "67", "78", "89"].iter().filter_map(|pair| {
+                    Some(format!("{}{}.99999999999999999999e{exponent}", digits.strip_suffix(&pair[1..])?, &pair[..1]))
+                }));
                 numbers.push(format!("{}.{}e{}", &digits[..point], &digits[point..], exponent + (digits.len() - point) as i32));
                 numbers.extend(
                     [0, 1, 18, 19, 300]
@@ -80,7 +87,7 @@ pub(super) fn long_numbers() -> Vec<String> {
 }
 
 /// The digits of a number times another.
-fn multiplied(digits: &str, factor: u32) -> String {
+pub(super) fn multiplied(digits: &str, factor: u32) -> String {
     let mut carry = 0;
     let mut product = Vec::with_capacity(digits.len() + 2);
     for digit in digits.bytes().rev() {

@@ -144,7 +144,7 @@ pub(super) fn variants(sound: &[u8]) -> Vec<Vec<u8>> {
         whole(&[before, after].concat());
         whole(&[before, &[(name.clone() + "x", dtype, shape.clone())], after].concat());
         whole(&[&entries[..], &[(name.clone() + "x", dtype, shape.clone())]].concat());
-        for other in DTYPES {
+        for other in DTYPES.into_iter().filter(|&other| other != dtype) {
             whole(&[before, &[(name.clone(), other, shape.clone())], after].concat());
         }
         for other in

@@ -84,10 +84,10 @@ pub(super) fn shard_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// As many ids as a reader takes at a time, and a few more or less.
+/// Numbers of ids: few, about those of what is hashed at a time, and many.
 const COUNTS: [u32; 20] = [0, 1, 2, 3, 31, 63, 64, 65, 255, 256, 257, 448, 512, 960, 1024, 1472, 1984, 2048, 3000, 4000];
 
-/// Of every length and layout, and cut.
+/// Shards of many lengths in every layout, whole, cut and with more behind them.
 pub(super) fn shard_variants() -> Vec<Vec<u8>> {
     let mut variants = Vec::new();
     for count in COUNTS {
@@ -95,6 +95,7 @@ pub(super) fn shard_variants() -> Vec<Vec<u8>> {
         let narrow: Vec<u8> = ids.iter().flat_map(|&id| (id as u16).to_le_bytes()).collect();
         let wide: Vec<u8> = ids.iter().flat_map(|&id| id.to_le_bytes()).collect();
         for whole in [
+            ours(256, &ids.iter().map(|id| id % 256).collect::<Vec<_>>(), &Tokenizer::Byte),
             ours(300, &ids, &Tokenizer::Byte),
             ours(70_000, &ids, &Tokenizer::Byte),
             llm_c(20_240_520, 1, count, &narrow),
@@ -161,10 +162,11 @@ pub(super) fn folder_variants() -> Vec<Vec<u8>> {
     let tokenizer = Tokenizer::Character(vec!['a', 'b', 'c']);
     let [train, validation] = [&[0, 1, 2, 0, 1][..], &[2, 1, 0]].map(|ids| ours(3, ids, &tokenizer));
     let mut variants: Vec<_> = tokenizer_variants().iter().map(|tokenizer| pack(&train, &validation, tokenizer)).collect();
-    let described = br#"{"sparse24_tokenizer":1,"kind":"char","characters":"abc"}"#;
+    let byte = br#"{"sparse24_tokenizer":1,"kind":"byte"}"#;
+    let other = ours(256, &[1, 2, 3, 4, 5], &Tokenizer::Byte);
     for shard in shard_variants() {
-        variants.extend([&described[..], b""].map(|tokenizer| pack(&shard, &validation, tokenizer)));
-        variants.extend([&described[..], b""].map(|tokenizer| pack(&train, &shard, tokenizer)));
+        variants.extend([&byte[..], b""].map(|tokenizer| pack(&shard, &shard, tokenizer)));
+        variants.extend([pack(&shard, &other, byte), pack(&other, &shard, byte)]);
     }
     variants
 }

@@ -1,7 +1,7 @@
 //! Sound documents in which one value after another is of every kind, absent, or there twice: what a reader tells apart field by field, and what
 //! random damage would need long to find.
 //!
-//! Deliberately absent: what the fields mean, and which kinds there are.
+//! Deliberately absent: which kinds there are, and what the fields mean but for the words that a caller knows.
 
 use serde_json::{Map, Value};
 
@@ -16,8 +16,7 @@ pub(super) fn json(sound: &str, words: &[&str]) -> Vec<String> {
     let mut places = Vec::new();
     gather(&document, String::new(), &mut places);
     let kinds = kinds::json();
-    let mut variants = kinds.clone();
-    variants.extend(kinds::late_errors());
+    let mut variants: Vec<String> = kinds::late_errors().collect();
     variants.extend(cuts(&document.to_string()).chain(cuts(&format!("{document:#}"))));
     variants.extend(insertions(&document.to_string()));
     for pointer in &places {
@@ -25,6 +24,9 @@ pub(super) fn json(sound: &str, words: &[&str]) -> Vec<String> {
         variants.extend(put(&document, pointer, &kinds));
         if let Value::String(_) = value {
             variants.extend(put(&document, pointer, words.iter().flat_map(|word| kinds::words(word))));
+            let variant = words.first().map_or_else(String::new, |word| format!("{{\"{word}\":null}}"));
+            variants.extend(put(&document, pointer, insertions(&variant)));
+            variants.extend(put(&document, pointer, kinds.iter().map(|kind| variant.replace("null", kind))));
         }
         if let Value::Object(fields) = value {
             let values: Vec<Value> = fields.values().cloned().collect();
@@ -57,7 +59,7 @@ fn put(document: &Value, pointer: &str, texts: impl IntoIterator<Item: AsRef<str
     texts.into_iter().map(move |text| marked.replacen(&format!("\"{PLACE}\""), text.as_ref(), 1))
 }
 
-/// The document with every kind of key in the place of one, without it, with it twice, and with an unknown one.
+/// The document with a key of every kind for one of its own, without it, with it twice, and with an unknown one.
 fn keys(document: &Value, object: &str, key: &str, kinds: &[String]) -> Vec<String> {
     let mut changed = document.clone();
     let value = fields(&mut changed, object).remove(key).expect("a key of it");
@@ -104,10 +106,11 @@ pub(super) fn files(documents: impl IntoIterator<Item = String>) -> Vec<Vec<u8>>
 
 /// A text with a piece of syntax somewhere.
 fn insertions(text: &str) -> impl Iterator<Item = String> {
-    text.char_indices().flat_map(|(at, _)| kinds::SYNTAX.map(|piece| [&text[..at], piece, &text[at..]].concat()))
+    let places = text.char_indices().map(|(at, _)| at).chain([text.len()]);
+    places.flat_map(|at| kinds::SYNTAX.map(|piece| [&text[..at], piece, &text[at..]].concat()))
 }
 
-/// The variants of a TOML document of a line a value; `words` are values of its texts that mean something.
+/// The variants of a configuration of a line a value; `words` are values of its texts that mean something.
 pub(super) fn toml(sound: &str, words: &[&str]) -> Vec<String> {
     let lines: Vec<&str> = sound.lines().collect();
     let with = |at: usize, line: &str| [&lines[..at], &[line], &lines[at + 1..], &[""]].concat().join("\n");
@@ -138,7 +141,7 @@ pub(super) fn toml(sound: &str, words: &[&str]) -> Vec<String> {
     variants
 }
 
-/// The values of a TOML document as settings, one by one, of every kind.
+/// The values of a configuration as settings, one by one, of every kind.
 pub(super) fn settings(sound: &str, words: &[&str]) -> Vec<String> {
     let kinds = kinds::toml();
     let mut section = String::new();
@@ -160,40 +163,69 @@ pub(super) fn settings(sound: &str, words: &[&str]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::{json, kinds, settings, toml};
 
     #[test]
     fn every_value_is_of_every_kind() {
-        let variants = json(r#"{"a/b":[1,{"c":"x"}]}"#, &["word"]);
+        let variants = BTreeSet::from_iter(json(r#"{"a/b":[1,{"c":"x"}]}"#, &["word"]));
+        let expect = |variant: String| assert!(variants.contains(&variant), "{variant:?}");
+        for kind in kinds::json() {
+            expect(format!(r#"{{"a/b":{kind}}}"#));
+            expect(format!(r#"{{"a/b":[{kind},{{"c":"x"}}]}}"#));
+            expect(format!(r#"{{"a/b":[1,{kind}]}}"#));
+            expect(format!(r#"{{"a/b":[1,{{"c":{kind}}}]}}"#));
+            expect(format!(r#"{{{kind}:[1,{{"c":"x"}}]}}"#));
+            expect(format!(r#"{{"a/b":[1,{{"c":{{"word":{kind}}}}}]}}"#));
+            expect(kind);
+        }
+        for number in kinds::long_numbers() {
+            expect(format!(r#"{{"a/b":[{number},{{"c":"x"}}]}}"#));
+        }
         for variant in [
-            "nulk",
-            r#"{"a/b":null}"#,
-            r#"{"a/b":[--1,{"c":"x"}]}"#,
             r#"{"a/b":[1,{"c":"x","c":"x"}]}"#,
             r#"{"a/b":[1,{"c":"word"}]}"#,
             r#"{"a/b":[1,["x",0]]}"#,
             r#"{"a/b":[1,{}]}"#,
             r#"{"a/b":[1,{"c":"#,
-            "{\"a/b\":\"\u{1b}[2J\"}",
+            r#"{"a/b":[1 ,{"c":"x"}]}"#,
+            r#"{"a/b":[1,{"c":"x"}]}#"#,
         ] {
-            assert!(variants.iter().any(|found| found == variant), "{variant}");
+            expect(variant.to_owned());
         }
-        assert!(variants.len() > 5 * kinds::json().len() + kinds::long_numbers().len());
+    }
+
+    #[test]
+    fn every_line_is_written_in_every_way() {
         let sound = "a = 1\n[b]\nc = \"x\"";
-        let variants = toml(sound, &["word"]);
+        let variants = BTreeSet::from_iter(toml(sound, &["word"]));
+        let settings = BTreeSet::from_iter(settings(sound, &["word"]));
+        let expect = |variant: String| assert!(variants.contains(&variant), "{variant:?}");
+        for kind in kinds::toml() {
+            assert!(settings.contains(&format!("a={kind}")) && settings.contains(&format!("b.c={kind}")), "{kind:?}");
+            expect(format!("a = {kind}\n[b]\nc = \"x\"\n"));
+            expect(format!("a = 1\n[b]\nc = {kind}\n"));
+        }
         for variant in [
-            "a = nan\n[b]\nc = \"x\"\n",
             "a.x = 1\n[b]\nc = \"x\"\n",
+            "\"\\u0061\" = 1\n[b]\nc = \"x\"\n",
             "a = 1\n[[b]]\nc = \"x\"\n",
+            "a = 1\n[\"\\u0062\"]\nc = \"x\"\n",
             "a = 1\n[b]\nc = \"word\"\n",
             "preset = \"word\"\n[b]\nc = \"x\"\n",
             "a = 1\n[b",
         ] {
-            assert!(variants.iter().any(|found| found == variant), "{variant}");
+            expect(variant.to_owned());
         }
-        let settings = settings(sound, &["word"]);
-        for setting in ["b.c=[0]", "b.c=word", "a=[\"word\"]"] {
-            assert!(settings.iter().any(|found| found == setting), "{setting}");
+        for setting in ["b.c=word", "a=[\"word\"]"] {
+            assert!(settings.contains(setting), "{setting}");
         }
+    }
+
+    #[test]
+    fn digits_are_multiplied() {
+        let power = (0..80).fold("1".to_owned(), |digits, _| kinds::multiplied(&digits, 2));
+        assert_eq!(power, (1_u128 << 80).to_string());
     }
 }

@@ -4,7 +4,7 @@
 //! moment and mask belongs to a weight and has its shape. Deliberately absent: directories and their life ([`super::save`]).
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet},
     path::Path,
 };
 
@@ -93,17 +93,17 @@ impl Checkpoint {
     /// The first thing that contradicts the invariant.
     pub(crate) fn contradiction(&self) -> Option<String> {
         for (prefix, list) in self.lists() {
-            let mut seen = HashMap::with_capacity(list.len());
+            let mut seen = BTreeSet::new();
             for NamedTensor { name, shape, values } in list {
                 if shape.iter().try_fold(1, |product: usize, &length| product.checked_mul(length)) != Some(values.len()) {
                     return Some(format!("{:?} has shape {shape:?} and {} values", format!("{prefix}{name}"), values.len()));
                 }
-                if seen.insert(name.as_str(), ()).is_some() || name == "__metadata__" {
+                if !seen.insert(name.as_str()) || name == "__metadata__" {
                     return Some(format!("the name {:?} stands twice or is reserved", format!("{prefix}{name}")));
                 }
             }
         }
-        let weights: HashMap<_, _> = self.weights.iter().map(|w| (w.name.as_str(), w.shape.as_slice())).collect();
+        let weights: BTreeMap<_, _> = self.weights.iter().map(|w| (w.name.as_str(), w.shape.as_slice())).collect();
         for (prefix, moment) in [(FIRST, &self.first_moments), (SECOND, &self.second_moments)]
             .into_iter()
             .flat_map(|(prefix, list)| list.iter().map(move |moment| (prefix, moment)))
@@ -118,13 +118,13 @@ impl Checkpoint {
                 ));
             }
         }
-        let mut seen = HashMap::with_capacity(self.masks.len());
+        let mut seen = BTreeSet::new();
         for (name, mask) in &self.masks {
             let expected = weights.get(name.as_str());
             if expected != Some(&mask.shape().as_slice()) {
                 return Some(format!("the mask {name:?} has shape {:?}, its weight {}", mask.shape(), shape_or_missing(expected)));
             }
-            if seen.insert(name, ()).is_some() {
+            if !seen.insert(name) {
                 return Some(format!("the mask {name:?} stands twice"));
             }
         }

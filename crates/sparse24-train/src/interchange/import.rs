@@ -1,7 +1,7 @@
 //! Reading Hugging Face's GPT-2 weights.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet},
     path::Path,
 };
 
@@ -26,7 +26,7 @@ pub fn import(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<Vec<Name
     let mut file = TensorFile::open(path).map_err(|e| e.expecting("a safetensors file, or a folder with a model.safetensors"))?;
     let mut entries = std::mem::take(&mut file.entries);
     entries.retain(|entry| !entry.name.ends_with(".attn.bias") && !entry.name.ends_with(".attn.masked_bias"));
-    let mut found = HashMap::with_capacity(entries.len());
+    let mut found = BTreeMap::new();
     for entry in &entries {
         if found.insert(entry.name.strip_prefix(PREFIX).unwrap_or(&entry.name), entry).is_some() {
             return Err(file.refuse(entry, "stands twice, with and without the prefix \"transformer.\""));
@@ -65,11 +65,9 @@ fn weights_in(folder: &Path) -> Result<std::path::PathBuf, Error> {
 }
 
 /// Refuses tensors that have no place, but for biases that do nothing.
-fn refuse_others(file: &mut TensorFile, found: &HashMap<&str, &Entry>, expected: &[(String, Vec<usize>)]) -> Result<(), Error> {
-    let expected: HashSet<_> = expected.iter().map(|(name, _)| name.as_str()).collect();
-    let mut others: Vec<_> = found.iter().filter(|(name, _)| !expected.contains(*name)).collect();
-    others.sort_unstable_by_key(|(name, _)| *name);
-    for (name, entry) in others {
+fn refuse_others(file: &mut TensorFile, found: &BTreeMap<&str, &Entry>, expected: &[(String, Vec<usize>)]) -> Result<(), Error> {
+    let expected: BTreeSet<_> = expected.iter().map(|(name, _)| name.as_str()).collect();
+    for (name, entry) in found.iter().filter(|(name, _)| !expected.contains(*name)) {
         let weight = name.strip_suffix(".bias").map(|layer| format!("{layer}.weight"));
         if !weight.is_some_and(|weight| expected.contains(weight.as_str())) {
             return Err(file.refuse(entry, "has no place in the model"));
