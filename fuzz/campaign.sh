@@ -3,7 +3,7 @@
 #
 #   campaign.sh FOLDER [SECONDS]     70 seconds a target unless said
 #
-# The first time, the seeds are tried before, which takes minutes. FOLDER gets corpora/TARGET/, findings/, logs/, and totals/TARGET, which begin
+# The first time, all seeds are tried first, which takes minutes. FOLDER gets corpora/TARGET/, findings/, logs/, and totals/TARGET, which begin
 # anew with another program; words/TARGET are those of the seeds, which the fuzzer tries. $JOBS targets run at a time: as many as there are
 # processors unless set; $PROCESSES of each, which share what they find: one unless set. The second of them also keeps what comes nearer to
 # passing a comparison. $TARGETS has their names: all unless set. It needs two programs in $PROGRAMS: `any` and `seeds`; without that variable
@@ -12,8 +12,12 @@ set -euo pipefail
 
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 seconds=${2:-70}
-targets=${TARGETS:-"config_document config_settings safetensors_prune safetensors_import huggingface_config checkpoint_manifest checkpoint_tensors
-    checkpoint_masks checkpoint_state token_shard token_folder tokenizer_file corpus_text metrics_log"}
+all="config_document config_settings safetensors_prune safetensors_import huggingface_config checkpoint_manifest checkpoint_tensors
+    checkpoint_masks checkpoint_state token_shard token_folder tokenizer_file corpus_text metrics_log"
+targets=${TARGETS:-$all}
+for name in $targets; do
+    [[ " $(echo $all) " = *" $name "* ]] || { echo "$name is no target" >&2; exit 2; }
+done
 
 if [ -z "${PROGRAMS:-}" ]; then
     cd "$(dirname "$0")"
@@ -34,29 +38,33 @@ export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
 limits=(-timeout=1 -rss_limit_mb=512 -max_len=8192)
 
-# Runs a function for every name, $JOBS at a time.
+# Runs a function for every name, $JOBS at a time; `failed` says whether one of them did.
+failed=
 for_each() {
     local function=$1 running=0 name
     shift
     for name in "$@"; do
         if [ "$running" -ge "${JOBS:-$(nproc)}" ]; then
-            wait -n
+            wait -n || failed=yes
         else
             running=$((running + 1))
         fi
         "$function" "$name" &
     done
-    wait
+    while [ "$running" -gt 0 ]; do
+        wait -n || failed=yes
+        running=$((running - 1))
+    done
 }
 
-# Of hundreds of thousands of files, enough to cover what they all do; a finding among them is one of the campaign.
+# The words of a target, and of its hundreds of thousands of seeds enough to cover what they all do; what one of them finds counts.
 begin() {
     local name=$1
     { LC_ALL=C grep -haoE '[A-Za-z_][A-Za-z0-9_.-]{1,40}' "$folder/seeds/$name"/seed-* || true; } | LC_ALL=C sort -u | sed 's/.*/"&"/' > "$folder/words.new/$name"
     mkdir -p "$folder/corpora/$name"
     SPARSE24_FUZZ_TARGET=$name nice -n 19 "$PROGRAMS/any" -merge=1 "${limits[@]}" -artifact_prefix="$folder/findings/$name-" \
         "$folder/corpora/$name" "$folder/seeds/$name" > "$folder/logs/$name.merge.log" 2>&1 ||
-        { echo "the seeds of $name cannot be tried: $folder/logs/$name.merge.log" >&2 && touch "$folder/words.new/failed"; }
+        { echo "the seeds of $name cannot be tried: $folder/logs/$name.merge.log" >&2; return 1; }
 }
 
 if [ ! -d "$folder/words" ]; then
@@ -64,13 +72,10 @@ if [ ! -d "$folder/words" ]; then
     mkdir "$folder/words.new"
     "$PROGRAMS/seeds" "$folder/seeds"
     for_each begin $(ls "$folder/seeds")
-    [ ! -e "$folder/words.new/failed" ] || exit 2
+    [ -z "$failed" ] || exit 2
     rm -r "$folder/seeds"
     mv "$folder/words.new" "$folder/words"
 fi
-for name in $targets; do
-    [ -e "$folder/words/$name" ] || { echo "$name is no target" >&2; exit 2; }
-done
 program=$(cksum < "$PROGRAMS/any")
 if [ "$program" != "$(cat "$folder/program" 2> /dev/null)" ]; then
     rm -f "$folder"/totals/*
@@ -124,6 +129,7 @@ campaign() {
     add "$name"
 }
 for_each campaign $targets
+[ -z "$failed" ] || { echo "some totals could not be written" >&2; exit 2; }
 
 awk -F '\t' 'BEGIN { printf "%-20s %10s %14s %8s %12s\n", "target", "CPU min", "executions", "edges", "quiet min" }
     { printf "%-20s %10.1f %14d %8d %12.1f\n", $1, $2 / 60, $3, $4, $5 / 60; cpu += $2; executions += $3 }

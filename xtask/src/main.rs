@@ -36,6 +36,10 @@ fn output(command: &mut Command, directory: &Path) -> Result<String> {
 }
 
 fn run(arguments: &[String]) -> Result<ExitCode> {
+    if arguments.iter().any(|argument| ["--help", "-h", "help"].contains(&argument.as_str())) {
+        println!("{USAGE}");
+        return Ok(ExitCode::SUCCESS);
+    }
     match arguments.split_first() {
         Some((task, [])) if task == "tidy" => tidy::run(),
         Some((task, rest)) if task == "figure" => figure::run(rest),

@@ -32,22 +32,22 @@ pub(super) fn toml() -> Vec<String> {
 
 /// The ways to write a key and its value in TOML.
 pub(super) fn toml_lines(key: &str, value: &str) -> Vec<String> {
-    named(include_str!("kinds/toml_lines.txt"), 'k', key).iter().map(|line| line.replace('v', value)).collect()
+    named(include_str!("kinds/toml_lines.txt"), &[('k', key), ('v', value)])
 }
 
 /// The ways to write the name of a table in TOML.
 pub(super) fn toml_headers(name: &str) -> Vec<String> {
-    named(include_str!("kinds/toml_headers.txt"), 't', name)
+    named(include_str!("kinds/toml_headers.txt"), &[('t', name)])
 }
 
-/// Kinds in which a letter stands for a name, `h` for its first character in hexadecimal and `r` for its others.
-fn named(kinds: &str, letter: char, name: &str) -> Vec<String> {
-    let (first, rest) = name.split_at(1);
+/// Kinds in which letters stand for texts; `h` is the number of the first one's first character in hexadecimal, `r` what follows it.
+fn named(kinds: &str, texts: &[(char, &str)]) -> Vec<String> {
+    let mut rest = texts[0].1.chars();
+    let first = rest.next().map_or(0, u32::from);
     let put = |found| match found {
-        'h' => format!("{:02x}", first.as_bytes()[0]),
-        'r' => rest.to_owned(),
-        found if found == letter => name.to_owned(),
-        other => other.to_string(),
+        'h' => format!("{first:04x}"),
+        'r' => rest.as_str().to_owned(),
+        _ => texts.iter().find(|(letter, _)| *letter == found).map_or_else(|| found.to_string(), |(_, text)| (*text).to_owned()),
     };
     written(kinds).iter().map(|line| line.chars().map(put).collect()).collect()
 }
@@ -55,34 +55,40 @@ fn named(kinds: &str, letter: char, name: &str) -> Vec<String> {
 /// Numbers that take more than one machine word to read as the nearest 64-bit float: long ones, and those halfway between two floats or next to it.
 pub(super) fn long_numbers() -> Vec<String> {
     let mut numbers = Vec::new();
+    let exponents = [-1200, -400, -342, -325, -308, -150, -30, -17, -1, 0, 1, 9, 22, 38, 150, 290, 308, 309, 400];
     for zeros in [0, 1, 3, 20, 110, 400, 780] {
         let zeros = "0".repeat(zeros);
-        for digits in [format!("1{zeros}"), "9".repeat(zeros.len() + 17), format!("0.{zeros}12345678901234567891")] {
-            let exponents = [-1200, -400, -342, -325, -308, -150, -30, -17, -1, 0, 1, 9, 22, 38, 150, 290, 308, 309, 400];
+        let small = format!("0.{zeros}12345678901234567891");
+        for digits in [format!("1{zeros}"), "9".repeat(zeros.len() + 17)] {
+            numbers.extend([format!("{digits}.5"), format!("{digits}.{digits}")]);
             numbers.extend(exponents.map(|exponent| format!("{digits}e{exponent}")));
-            numbers.extend([digits.clone(), format!("-{digits}"), format!("{digits}.5"), format!("{digits}.{digits}")]);
         }
+        numbers.extend([format!("-{small}"), small.clone()]);
+        numbers.extend(exponents.map(|exponent| format!("{small}e{exponent}")));
     }
-    // m 2^k and m 2^-k = m 5^k 10^-k, where m is a bit too long; a short one is for the least of floats, below 2^-1074.
+    // m 2^k and m 2^-k = m 5^k 10^-k, where m is a bit too long; a short one is for floats below 2^-1022, which have fewer bits.
     for odd in [(1_u64 << 53) + 1, (1 << 53) + 3, (1 << 54) - 1, 1, 3, 7] {
         for k in [0, 1, 2, 5, 9, 10, 11, 20, 30, 53, 64, 75, 100, 200, 400, 700, 900, 970, 971, 1010, 1021, 1022, 1060, 1074, 1075, 1080] {
-            for (factor, exponent) in [(2, 0), (5, -k)] {
-                let digits = (0..k).fold(odd.to_string(), |digits, _| multiplied(&digits, factor));
-                let point = digits.len() / 2;
-                numbers
-                    .extend(["", "1", "00000000000000000000", "000000000000000000001"].map(|more| format!("{digits}.{more}0e{exponent}")));
-                numbers.extend(["01", "12", "23", "34", "45", "56", "67", "78", "89"].iter().filter_map(|pair| {
-                    Some(format!("{}{}.99999999999999999999e{exponent}", digits.strip_suffix(&pair[1..])?, &pair[..1]))
-                }));
-                numbers.push(format!("{}.{}e{}", &digits[..point], &digits[point..], exponent + (digits.len() - point) as i32));
-                numbers.extend(
-                    [0, 1, 18, 19, 300]
-                        .map(|zeros| format!("0.{}{digits}e{}", "0".repeat(zeros), exponent + (digits.len() + zeros) as i32)),
-                );
-                numbers.push(format!("{digits}e{exponent}"));
-            }
+            numbers.extend(halfway(odd, 2, k, 0));
+            numbers.extend(halfway(odd, 5, k, -k));
         }
     }
+    numbers
+}
+
+/// The number m f^k 10^e, written in several ways, and its neighbours.
+fn halfway(odd: u64, factor: u32, k: i32, exponent: i32) -> Vec<String> {
+    let digits = (0..k).fold(odd.to_string(), |digits, _| multiplied(&digits, factor));
+    let length = digits.len() as i32;
+    let (before, last) = digits.split_at(digits.len() - 1);
+    let mut numbers = Vec::new();
+    numbers.extend(["", "1", "00000000000000000000", "000000000000000000001"].map(|more| format!("{digits}.{more}0e{exponent}")));
+    numbers.extend([0, 1, 18, 19, 300].map(|zeros| format!("0.{}{digits}e{}", "0".repeat(zeros), exponent + length + zeros as i32)));
+    if let Some(less) = last.parse::<u32>().ok().and_then(|last| last.checked_sub(1)) {
+        numbers.push(format!("{before}{less}.99999999999999999999e{exponent}"));
+    }
+    let (whole, fraction) = digits.split_at(digits.len().div_ceil(2));
+    numbers.extend([format!("{digits}e{exponent}"), format!("{whole}.{fraction}0e{}", exponent + fraction.len() as i32)]);
     numbers
 }
 
@@ -99,7 +105,7 @@ pub(super) fn multiplied(digits: &str, factor: u32) -> String {
     carried.chars().chain(product.iter().rev().map(|&digit| char::from(digit))).collect()
 }
 
-/// Objects and arrays of so many values that a map of them has levels.
+/// Objects and arrays of so many values that a map of them has levels, and of so many levels.
 fn large_json() -> Vec<String> {
     let mut kinds = Vec::new();
     for count in [5, 6, 11, 12, 13, 24, 72, 144, 200] {

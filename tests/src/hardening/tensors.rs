@@ -153,7 +153,7 @@ pub(super) fn variants(sound: &[u8]) -> Vec<Vec<u8>> {
             whole(&[before, &[(name.clone(), dtype, other)], after].concat());
         }
     }
-    for other in DTYPES {
+    for other in DTYPES.into_iter().filter(|_| entries.len() > 1) {
         whole(&entries.iter().map(|(name, _, shape)| (name.clone(), other, shape.clone())).collect::<Vec<_>>());
     }
     files

@@ -84,7 +84,7 @@ pub(super) fn shard_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// Numbers of ids: few, about those of what is hashed at a time, and many.
+/// Numbers of ids: few, around what is hashed at once, and many.
 const COUNTS: [u32; 20] = [0, 1, 2, 3, 31, 63, 64, 65, 255, 256, 257, 448, 512, 960, 1024, 1472, 1984, 2048, 3000, 4000];
 
 /// Shards of many lengths in every layout, whole, cut and with more behind them.

@@ -1,5 +1,5 @@
-//! Sound documents in which one value after another is of every kind, absent, or there twice: what a reader tells apart field by field, and what
-//! random damage would need long to find.
+//! Sound documents in which one value or key after another is of every kind, absent, or there twice, which end anywhere or have a piece of syntax
+//! anywhere: what a reader tells apart field by field, and what random damage would need long to find.
 //!
 //! Deliberately absent: which kinds there are, and what the fields mean but for the words that a caller knows.
 
@@ -24,9 +24,11 @@ pub(super) fn json(sound: &str, words: &[&str]) -> Vec<String> {
         variants.extend(put(&document, pointer, &kinds));
         if let Value::String(_) = value {
             variants.extend(put(&document, pointer, words.iter().flat_map(|word| kinds::words(word))));
-            let variant = words.first().map_or_else(String::new, |word| format!("{{\"{word}\":null}}"));
-            variants.extend(put(&document, pointer, insertions(&variant)));
-            variants.extend(put(&document, pointer, kinds.iter().map(|kind| variant.replace("null", kind))));
+            // What a variant of an enumeration holds is read alike for all of them.
+            for word in &words[..1] {
+                variants.extend(put(&document, pointer, insertions(&format!("{{\"{word}\":null}}"))));
+                variants.extend(put(&document, pointer, kinds.iter().map(|kind| format!("{{\"{word}\":{kind}}}"))));
+            }
         }
         if let Value::Object(fields) = value {
             let values: Vec<Value> = fields.values().cloned().collect();
@@ -198,22 +200,23 @@ mod tests {
 
     #[test]
     fn every_line_is_written_in_every_way() {
-        let sound = "a = 1\n[b]\nc = \"x\"";
+        let sound = "a = 1\n[b]\nc = \"x\"\nevery = 5";
         let variants = BTreeSet::from_iter(toml(sound, &["word"]));
         let settings = BTreeSet::from_iter(settings(sound, &["word"]));
         let expect = |variant: String| assert!(variants.contains(&variant), "{variant:?}");
         for kind in kinds::toml() {
             assert!(settings.contains(&format!("a={kind}")) && settings.contains(&format!("b.c={kind}")), "{kind:?}");
-            expect(format!("a = {kind}\n[b]\nc = \"x\"\n"));
-            expect(format!("a = 1\n[b]\nc = {kind}\n"));
+            expect(format!("a = {kind}\n[b]\nc = \"x\"\nevery = 5\n"));
+            expect(format!("a = 1\n[b]\nc = {kind}\nevery = 5\n"));
         }
         for variant in [
-            "a.x = 1\n[b]\nc = \"x\"\n",
-            "\"\\u0061\" = 1\n[b]\nc = \"x\"\n",
-            "a = 1\n[[b]]\nc = \"x\"\n",
-            "a = 1\n[\"\\u0062\"]\nc = \"x\"\n",
-            "a = 1\n[b]\nc = \"word\"\n",
+            "a.x = 1\n[b]\nc = \"x\"\nevery = 5\n",
+            "\"\\u0061\" = 1\n[b]\nc = \"x\"\nevery = 5\n",
+            "a = 1\n[[b]]\nc = \"x\"\nevery = 5\n",
+            "a = 1\n[\"\\u0062\"]\nc = \"x\"\nevery = 5\n",
+            "a = 1\n[b]\nc = \"word\"\nevery = 5\n",
             "preset = \"word\"\n[b]\nc = \"x\"\n",
+            "a = 1\n[b]\nc = \"x\"\nevery.x = 5\n",
             "a = 1\n[b",
         ] {
             expect(variant.to_owned());

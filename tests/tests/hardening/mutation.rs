@@ -16,8 +16,8 @@ fn known_attacks() {
     }
 }
 
-/// One in so many variants, in every run of the tests.
-const SAMPLE: usize = 8;
+/// One in so many variants, in every run of the tests: a prime that divides none of the numbers in which variants of a place come.
+const SAMPLE: usize = 13;
 
 #[test]
 fn values_of_every_kind() {
