@@ -31,34 +31,28 @@ pub(super) fn weights(bytes: &[u8]) {
 
 pub(super) fn weights_seeds() -> Vec<Vec<u8>> {
     let mut seeds = tensors::attacks();
-    for (dtype, width, prefix) in [("F32", 4, ""), ("F16", 2, "transformer."), ("BF16", 2, "transformer."), ("F64", 8, "")] {
-        seeds.extend([Bias::Absent, Bias::Present].map(|bias| sound(dtype, width, prefix, bias)));
+    for (dtype, prefix) in [(("F32", 32), ""), (("F16", 16), "transformer."), (("BF16", 16), "transformer."), (("F64", 64), "")] {
+        seeds.extend([Bias::Absent, Bias::Present].map(|bias| sound(dtype, prefix, bias)));
     }
     seeds
 }
 
 pub(super) fn weights_variants() -> Vec<Vec<u8>> {
-    tensors::variants(&sound("F32", 4, "", Bias::Present))
+    tensors::variants(&sound(("F32", 32), "", Bias::Present))
 }
 
-/// A file as Hugging Face's, with elements of so many bytes and names that begin so.
-fn sound(dtype: &str, width: usize, prefix: &str, bias: Bias) -> Vec<u8> {
+/// A file as Hugging Face's, with elements of a type of so many bits and names that begin so.
+fn sound(dtype: (&'static str, usize), prefix: &str, bias: Bias) -> Vec<u8> {
     let mut entries = Vec::new();
-    let mut end = 0;
-    let mut entry = |name: String, shape: &[usize]| {
-        let begin = end;
-        end += width * shape.iter().product::<usize>();
-        entries.push(format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{begin},{end}]}}"#));
-    };
     for (name, mut shape) in TINY.parameters(bias) {
         if name.starts_with("h.") {
             shape.reverse();
         }
-        entry(format!("{prefix}{name}"), &shape);
+        entries.push((format!("{prefix}{name}"), dtype, shape));
     }
-    entry("h.0.attn.bias".to_owned(), &[1]);
-    entry("lm_head.weight".to_owned(), &[3, 2]);
-    tensors::file(&format!("{{{}}}", entries.join(",")), end)
+    entries.push(("h.0.attn.bias".to_owned(), dtype, vec![1]));
+    entries.push(("lm_head.weight".to_owned(), dtype, vec![3, 2]));
+    tensors::holding(&entries, tensors::FINITE)
 }
 
 pub(super) fn config(bytes: &[u8]) {

@@ -39,9 +39,12 @@ pub(super) fn prune(bytes: &[u8]) {
     }
 }
 
+/// Finite numbers in 16, 32 and 64 bits.
+pub(super) const FINITE: u32 = 0x3fc0_3c00;
+
 /// A file with this header and so many bytes of data.
 pub(super) fn file(header: &str, data: usize) -> Vec<u8> {
-    let data = (0..data).map(|at| [0x00, 0x3c, 0xc0, 0x3f][at % 4]);
+    let data = FINITE.to_le_bytes().into_iter().cycle().take(data);
     (header.len() as u64).to_le_bytes().into_iter().chain(header.bytes()).chain(data).collect()
 }
 
@@ -171,7 +174,7 @@ fn entries(header: &str) -> Vec<Entry> {
 }
 
 /// A file of these tensors, one behind the other, filled with a word.
-fn holding(entries: &[Entry], fill: u32) -> Vec<u8> {
+pub(super) fn holding(entries: &[Entry], fill: u32) -> Vec<u8> {
     let (mut header, mut end) = (Map::new(), 0);
     for (name, (dtype, bits), shape) in entries {
         let begin = end;
@@ -190,13 +193,8 @@ pub(super) fn prune_variants() -> Vec<Vec<u8>> {
 
 pub(super) fn prune_seeds() -> Vec<Vec<u8>> {
     let mut seeds = attacks();
-    for dtype in ["F16", "BF16", "F32", "F64"] {
-        let width = if dtype.ends_with("16") { 2 } else { dtype[1..].parse::<usize>().expect("a number of bits") / 8 };
-        let (first, second) = (32 * width, 32 * width + 12);
-        let header = format!(
-            r#"{{"w":{{"dtype":"{dtype}","shape":[8,4],"data_offsets":[0,{first}]}},"wte.weight":{{"dtype":"U8","shape":[3,4],"data_offsets":[{first},{second}]}}}}"#
-        );
-        seeds.push(file(&header, second));
+    for dtype in [("F16", 16), ("BF16", 16), ("F32", 32), ("F64", 64)] {
+        seeds.push(holding(&[("w".to_owned(), dtype, vec![8, 4]), ("wte.weight".to_owned(), ("U8", 8), vec![3, 4])], FINITE));
     }
     let mut special = file(r#"{"w":{"dtype":"F32","shape":[4,4],"data_offsets":[0,64]}}"#, 64);
     let data = special.len() - 64;
