@@ -8,7 +8,7 @@ use sparse24_train::{
     method::PRESETS,
 };
 
-use super::{place, refused, values};
+use super::{kinds, place, refused, values};
 
 pub(super) fn document(bytes: &[u8]) {
     let path = place::file("config.toml", bytes);
@@ -104,15 +104,45 @@ fn choices() -> impl Iterator<Item = (&'static str, &'static str, String)> {
     PRESETS.iter().flat_map(move |preset| choice(preset.name))
 }
 
+/// Shares in every way of writing them, of more and more digits, and nearly so.
+fn shares() -> impl Iterator<Item = String> {
+    let digits = (0..=20).flat_map(|length| ["0", "1", "9"].map(|digit| digit.repeat(length)));
+    let broken = (1..=11).flat_map(|length| (0..length).map(move |at| format!("{}x{}", "1".repeat(at), "1".repeat(length - at - 1))));
+    let numbers = digits.chain(broken).chain(["4294967295", "4294967296", "+1", "-1", "\u{e9}"].map(str::to_owned));
+    numbers.flat_map(|n| [format!("{n}/3"), format!("3/{n}"), format!("{n}.5"), format!("0.{n}"), format!("1{n}.0"), n])
+}
+
+/// Slips of every word that means something.
+fn slips() -> impl Iterator<Item = String> {
+    words().into_iter().flat_map(kinds::slips).chain(kinds::foreign())
+}
+
+/// Sections, and keys of theirs whose value is the name of something.
+const NAMES: [(&str, &str); 6] =
+    [("method", "name"), ("method", "decay"), ("method", "wgrad"), ("model", "activation"), ("data", "tokenizer"), ("backend", "name")];
+
+/// A section, a key and a value of it that is misspelled, or a share.
+fn single() -> impl Iterator<Item = (&'static str, &'static str, String)> {
+    let named = slips().flat_map(|slip| NAMES.map(|(section, key)| (section, key, format!("\"{slip}\""))));
+    let shared = shares()
+        .flat_map(|share| [("half", "ratio", format!("\"{share}\"")), ("method", "phases", format!("[\"sparse:{share}\", \"dense\"]"))]);
+    named.chain(shared)
+}
+
 pub(super) fn document_variants() -> Vec<Vec<u8>> {
     let mut variants = values::toml(&preset::PRESETS[0].config().to_toml(), &words());
     variants.extend(choices().map(|(name, key, value)| format!("[method]\nname = \"{name}\"\nlambda = 1e-4\n{key} = {value}\n")));
+    variants.extend(single().map(|(section, key, value)| format!("method.lambda = 1e-4\n{section}.{key} = {value}\n")));
+    variants.extend(slips().map(|slip| format!("preset = \"{slip}\"\n")));
+    variants.extend(kinds::foreign().flat_map(|key| [format!("\"{key}\" = 0\n"), format!("[model]\n\"{key}\" = 0\n")]));
     values::files(variants)
 }
 
 pub(super) fn settings_variants() -> Vec<Vec<u8>> {
     let mut variants = values::settings(&preset::PRESETS[0].config().to_toml(), &words());
     variants.extend(choices().map(|(name, key, value)| format!("method.name={name}\nmethod.{key}={value}")));
+    variants.extend(single().map(|(section, key, value)| format!("method.lambda=1e-4\n{section}.{key}={value}")));
+    variants.extend(kinds::foreign().flat_map(|key| [format!("{key}=0"), format!("model.{key}=0"), format!("model.width.{key}=0")]));
     values::files(variants)
 }
 

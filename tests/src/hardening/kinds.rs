@@ -25,6 +25,35 @@ pub(super) fn words(word: &str) -> [String; 9] {
     ]
 }
 
+/// Values of JSON that take more than a byte to read.
+pub(super) const LONG: [&str; 7] =
+    [" null ", "true ", "false ", "-1.5e+5 ", "\"\\ud83d\\ude00\\n\u{e9}\" ", "[ 0 , 0 ] ", "{ \"x\" : 0 , \"y\" : 0 } "];
+
+/// Numbers of every magnitude of 32-bit floats and beyond it, of few digits and of many.
+pub(super) fn floats() -> impl Iterator<Item = String> {
+    let digits = ["1", "5.5", "9.999999", "1.17549435", "-1.2345678901234567"];
+    (-48..=40).flat_map(move |exponent| digits.map(|digits| format!("{digits}e{exponent}")))
+}
+
+/// A word as it is misspelled, in letters of ASCII and others.
+pub(super) fn slips(word: &str) -> Vec<String> {
+    let letters: Vec<char> = word.chars().collect();
+    let spelled = |letters: &[&[char]]| letters.concat().into_iter().collect::<String>();
+    let around = |at: usize| {
+        let (before, letter, after) = (&letters[..at], letters[at], &letters[at + 1..]);
+        let next = after.split_first().map(|(next, after)| spelled(&[before, &[*next, letter], after]));
+        let others = [&[][..], &['x'], &['\u{e9}'], &['x', letter]].map(|other| spelled(&[before, other, after]));
+        others.into_iter().chain(next)
+    };
+    (0..letters.len()).flat_map(around).collect()
+}
+
+/// Words of letters beyond ASCII, none twice, up to the longest whose misspelling is looked up.
+pub(super) fn foreign() -> impl Iterator<Item = String> {
+    let word = |length: u32, apart: u32| (0..length).filter_map(|letter| char::from_u32(0x100 + apart * letter)).collect();
+    (1..=33).flat_map(move |length| [1, 8, 16].map(|apart| word(length, apart)))
+}
+
 /// The kinds of TOML's values.
 pub(super) fn toml() -> Vec<String> {
     written(include_str!("kinds/toml.txt"))
@@ -72,6 +101,10 @@ pub(super) fn long_numbers() -> Vec<String> {
             numbers.extend(halfway(odd, 2, k, 0));
             numbers.extend(halfway(odd, 5, k, -k));
         }
+    }
+    for k in (3..1080).step_by(7) {
+        numbers.extend(halfway((1 << 53) + 1, 2, k, 0).into_iter().take(1));
+        numbers.extend(halfway((1 << 53) + 3, 5, k, -k).into_iter().take(1));
     }
     numbers
 }

@@ -22,22 +22,31 @@ pub(super) fn json(sound: &str, words: &[&str]) -> Vec<String> {
     for pointer in &places {
         let value = document.pointer(pointer).expect("gathered there");
         variants.extend(put(&document, pointer, &kinds));
+        variants.extend(ends(&document, pointer, &kinds::LONG));
+        if let Value::Number(_) = value {
+            variants.extend(put(&document, pointer, kinds::floats()));
+        }
         if let Value::String(_) = value {
             variants.extend(put(&document, pointer, words.iter().flat_map(|word| kinds::words(word))));
             // What a variant of an enumeration holds is read alike for all of them.
             for word in &words[..1] {
                 variants.extend(put(&document, pointer, insertions(&format!("{{\"{word}\":null}}"))));
+                variants.extend(ends(&document, pointer, &[&format!(" {{\t\"{word}\" :\r null }}")]));
                 variants.extend(put(&document, pointer, kinds.iter().map(|kind| format!("{{\"{word}\":{kind}}}"))));
             }
         }
         if let Value::Object(fields) = value {
-            let values: Vec<Value> = fields.values().cloned().collect();
-            variants.extend(put(&document, pointer, (0..=values.len()).map(|count| Value::from(&values[..count]).to_string())));
-            variants.extend(put(
-                &document,
-                pointer,
-                [format!("[{}0]", values.iter().map(|value| format!("{value},")).collect::<String>())],
-            ));
+            // A structure may be read from a list of its fields, in their order.
+            let mut keys_in_order: Vec<&String> = fields.keys().collect();
+            keys_in_order.sort_by_key(|key| sound.find(&format!("\"{key}\":")));
+            let values: Vec<String> = keys_in_order.iter().map(|key| fields[*key].to_string()).collect();
+            let list = |values: &[&[String]]| format!("[{}]", values.concat().join(","));
+            variants.extend(put(&document, pointer, (0..=values.len()).map(|count| list(&[&values[..count]]))));
+            let with = |at: usize| {
+                let after = values.get(at + 1..).unwrap_or_default();
+                kinds.iter().map(|kind| list(&[&values[..at], std::slice::from_ref(kind), after])).collect::<Vec<_>>()
+            };
+            variants.extend(put(&document, pointer, (0..=values.len()).flat_map(with)));
             for key in fields.keys() {
                 variants.extend(keys(&document, pointer, key, &kinds));
             }
@@ -59,6 +68,13 @@ fn put(document: &Value, pointer: &str, texts: impl IntoIterator<Item: AsRef<str
     *marked.pointer_mut(pointer).expect("a place of the document") = PLACE.into();
     let marked = marked.to_string();
     texts.into_iter().map(move |text| marked.replacen(&format!("\"{PLACE}\""), text.as_ref(), 1))
+}
+
+/// The document that ends at each place of these texts, which stand for a value.
+fn ends(document: &Value, pointer: &str, texts: &[&str]) -> Vec<String> {
+    let marked: String = put(document, pointer, [PLACE]).collect();
+    let before = marked.split(PLACE).next().unwrap_or_default();
+    texts.iter().flat_map(|text| cuts(text)).map(|text| [before, &text].concat()).collect()
 }
 
 /// The document with a key of every kind for one of its own, without it, with it twice, and with an unknown one.
@@ -128,6 +144,13 @@ pub(super) fn toml(sound: &str, words: &[&str]) -> Vec<String> {
         if let Some((key, value)) = line.split_once(" = ") {
             variants.extend(kinds.iter().map(|kind| with(at, &format!("{key} = {kind}"))));
             variants.extend(kinds::toml_lines(key, value).iter().map(|line| with(at, line)));
+            variants.extend(kinds::slips(key).iter().map(|slip| with(at, &format!("{slip} = {value}"))));
+            if value.contains(['.', 'e']) && value.parse::<f64>().is_ok() {
+                variants.extend(kinds::floats().map(|float| with(at, &format!("{key} = {float}"))));
+            }
+            if value.starts_with('"') {
+                variants.extend(kinds::lengths().map(|length| with(at, &format!("{key} = \"{}\"", "x".repeat(length)))));
+            }
             let of_word = |word: &&str| match value.chars().next() {
                 Some('"') => Some(with(at, &format!("{key} = \"{word}\""))),
                 Some('[') => Some(with(at, &format!("{key} = [\"{word}\", \"dense\"]"))),
@@ -137,6 +160,7 @@ pub(super) fn toml(sound: &str, words: &[&str]) -> Vec<String> {
             variants.extend(words.iter().map(|word| format!("preset = \"{word}\"\n{section}\n{line}\n")));
         } else if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
             section = line;
+            variants.extend(kinds::slips(name).iter().map(|slip| with(at, &format!("[{slip}]"))));
             variants.extend(kinds::toml_headers(name).iter().map(|line| with(at, line)));
         }
     }
@@ -180,6 +204,7 @@ mod tests {
             expect(format!(r#"{{"a/b":[1,{{"c":{kind}}}]}}"#));
             expect(format!(r#"{{{kind}:[1,{{"c":"x"}}]}}"#));
             expect(format!(r#"{{"a/b":[1,{{"c":{{"word":{kind}}}}}]}}"#));
+            expect(format!(r#"{{"a/b":[1,[{kind}]]}}"#));
             expect(kind);
         }
         for number in kinds::long_numbers() {
@@ -190,6 +215,9 @@ mod tests {
             r#"{"a/b":[1,{"c":"word"}]}"#,
             r#"{"a/b":[1,["x",0]]}"#,
             r#"{"a/b":[1,{}]}"#,
+            "{\"a/b\":[1,{\"c\": {\t\"word\" :\r nul",
+            r#"{"a/b":[1,{"c":tr"#,
+            r#"{"a/b":[1e-45,{"c":"x"}]}"#,
             r#"{"a/b":[1,{"c":"#,
             r#"{"a/b":[1 ,{"c":"x"}]}"#,
             r#"{"a/b":[1,{"c":"x"}]}#"#,
@@ -218,12 +246,20 @@ mod tests {
             "preset = \"word\"\n[b]\nc = \"x\"\n",
             "a = 1\n[b]\nc = \"x\"\nevery.x = 5\n",
             "a = 1\n[b",
+            "a = 1\n[b]\n\u{e9} = \"x\"\nevery = 5\n",
+            "a = 1\n[b]\nc = \"x\"\nevrey = 5\n",
+            "a = 1\n[b]\nc = \"xxxxxxxxxxxxxxxx\"\nevery = 5\n",
         ] {
             expect(variant.to_owned());
         }
         for setting in ["b.c=word", "a=[\"word\"]"] {
             assert!(settings.contains(setting), "{setting}");
         }
+    }
+
+    #[test]
+    fn fields_are_listed_in_their_order() {
+        assert!(json(r#"{"b":1,"a":2}"#, &["word"]).contains(&"[1,2]".to_owned()));
     }
 
     #[test]
