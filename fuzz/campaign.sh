@@ -4,10 +4,11 @@
 #   campaign.sh FOLDER [SECONDS]     70 seconds a target unless said
 #
 # The first time, all seeds are tried first, which takes minutes. FOLDER gets corpora/TARGET/, findings/, logs/, and totals/TARGET, which begin
-# anew with another program; words/TARGET are those of the seeds, which the fuzzer tries. $JOBS targets run at a time: as many as there are
-# processors unless set; $PROCESSES of each, which share what they find: one unless set. The second of them also keeps what comes nearer to
-# passing a comparison. $TARGETS has their names: all unless set. It needs two programs in $PROGRAMS: `any` and `seeds`; without that variable
-# they are built here, for which rustup's nightly toolchain and cargo-fuzz must be there. Ends with 1 if there are findings.
+# anew with another program (another kind of processor reaches other edges: remove them there); words/TARGET are those of the seeds, which the
+# fuzzer tries. $JOBS targets run at a time: as many as there are processors unless set; $PROCESSES of each, which share what they find: one
+# unless set. The second of them also keeps what comes nearer to passing a comparison. $TARGETS has their names: all unless set. It needs two
+# programs in $PROGRAMS: `any` and `seeds`; without that variable they are built here, for which rustup's nightly toolchain and cargo-fuzz must
+# be there. Ends with 1 if there are findings.
 set -euo pipefail
 
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -108,10 +109,8 @@ add() {
         { ended = $1 }
         $3 == "cpu" { cpu += $4 + $5 }
         $3 == "stat::number_of_executed_units:" { executions += $4 }
-        # Until it has begun, a process finds again what the corpus holds.
-        $3 == "INFO:" { begun[$2] = 0 }
-        $5 == "cov:" && $6 > most { most = $6; if (begun[$2]) { found = 1; last = $1 } }
-        $4 == "INITED" { begun[$2] = 1 }
+        # More than before in a process that loads the corpus: what others found before it, too late to be told.
+        $5 == "cov:" && $6 > most { most = $6; found = 1; last = $1 }
         END {
             # The processors that the processes had.
             share = ended > began ? cpu / (ended - began) : 1
