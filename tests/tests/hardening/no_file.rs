@@ -13,14 +13,16 @@ use sparse24_train::{
     interchange::{Gpt2Config, import},
     pruning::{Search, Selection, Unprunable, prune_file, verify_file},
     run::MetricsLog,
+    study,
 };
 
 /// A loader: its name, the file that it reads in a folder, and itself.
 type Loader = (&'static str, &'static str, fn(&Path) -> Result<(), Error>);
 
-const LOADERS: [Loader; 15] = [
+const LOADERS: [Loader; 16] = [
     ("Config::resolve", "config.toml", |folder| Config::resolve(None, Some(&folder.join("config.toml")), &[]).map(drop)),
     ("Config::read", "config.toml", |folder| Config::read(&folder.join("config.toml")).map(drop)),
+    ("study::Plan::read", "study.toml", |folder| study::Plan::read(&folder.join("study.toml"), &study::Overrides::default()).map(drop)),
     ("verify_file", "model.safetensors", |folder| verify_file(&folder.join("model.safetensors"), SELECTION).map(drop)),
     ("prune_file", "model.safetensors", |folder| {
         prune_file(&folder.join("model.safetensors"), &folder.join("out"), SELECTION, Search::Exact, Unprunable::Copy).map(drop)
