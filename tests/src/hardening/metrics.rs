@@ -39,12 +39,13 @@ fn told(metrics: &[StepMetrics]) -> String {
 }
 
 pub(super) fn log_variants() -> Vec<Vec<u8>> {
-    let line = |step: u32| {
-        format!(
-            r#"{{"step":{step},"phase":"sparse","loss":3.5,"lr":0.001,"grad_norm":1.0,"tokens_per_s":1.0,"flip_rate":0.25,"flip_rate_per_layer":{{"h.0.mlp.c_fc.weight":0.5}},"val_loss":3.25}}"#
-        )
-    };
-    values::files(values::json(&line(1), &["dense", "sparse", "prepared"]).iter().map(|first| format!("{first}\n{}\n", line(2))))
+    let first = r#"{"step":1,"phase":"sparse","loss":3.5,"lr":0.001,"grad_norm":1.0,"tokens_per_s":1.0,"flip_rate":0.25,
+        "flip_rate_per_layer":{"h.0.mlp.c_fc.weight":0.5},"val_loss":3.25,
+        "instruments":{"kept":0.8,"flips_per_tile":0.5,"gap":[0.1,0.2,0.3,0.4,0.5],"mvue_variance":0.7,
+            "layers":{"h.0.mlp.c_fc.weight":{"kept":0.9,"flips_per_tile":0.25,"gap":0.3,"mvue_variance":0.6}},"tiles":[[0.5,3]]},
+        "skipped":"gradient"}"#;
+    let second = r#"{"step":2,"phase":"dense","loss":3.0,"lr":0.001,"grad_norm":1.0,"tokens_per_s":1.0}"#;
+    values::files(values::json(first, &["dense", "sparse", "prepared"]).iter().map(|first| format!("{first}\n{second}\n")))
 }
 
 pub(super) fn log_seeds() -> Vec<Vec<u8>> {

@@ -167,11 +167,12 @@ pub(super) fn toml(sound: &str, words: &[&str]) -> Vec<String> {
     variants
 }
 
-/// The values of a configuration as settings, one by one, of every kind.
+/// The values of a configuration as settings, one by one, of every kind, and all of them but for one.
 pub(super) fn settings(sound: &str, words: &[&str]) -> Vec<String> {
     let kinds = kinds::toml();
     let mut section = String::new();
     let mut variants = Vec::new();
+    let mut all = Vec::new();
     for line in sound.lines() {
         if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
             section = format!("{name}.");
@@ -182,7 +183,17 @@ pub(super) fn settings(sound: &str, words: &[&str]) -> Vec<String> {
             variants.extend(words.iter().map(|word| format!("{key}=[\"{word}\"]")));
             variants.extend(kinds::toml_lines(&key, value));
             variants.extend(cuts(&format!("{key}={value}")));
+            all.push((key, value));
         }
+    }
+    for at in 0..all.len() {
+        let with = |kind: &str| {
+            let lines = all.iter().enumerate().map(|(other, (key, value))| format!("{key}={}", if other == at { kind } else { value }));
+            lines.collect::<Vec<_>>().join("\n")
+        };
+        variants.extend(["-1", "1.5", "nan", "x", "true", "[0]", "{x = 0}", "1979-05-27"].map(with));
+        variants.push(with(&format!("{}\n{}.x=0", all[at].1, all[at].0)));
+        variants.push(with(&format!("{}\n{}x=0", all[at].1, all[at].0)));
     }
     variants
 }
@@ -252,7 +263,7 @@ mod tests {
         ] {
             expect(variant.to_owned());
         }
-        for setting in ["b.c=word", "a=[\"word\"]"] {
+        for setting in ["b.c=word", "a=[\"word\"]", "a=1\nb.c=nan\nb.every=5", "a=1\nb.c=\"x\"\nb.c.x=0\nb.every=5"] {
             assert!(settings.contains(setting), "{setting}");
         }
     }
