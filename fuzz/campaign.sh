@@ -3,12 +3,12 @@
 #
 #   campaign.sh FOLDER [SECONDS]     70 seconds a target unless said
 #
-# The first time, all seeds are tried first, which takes minutes. FOLDER gets corpora/TARGET/, findings/, logs/, and totals/TARGET, which begin
-# anew with another program (another kind of processor reaches other edges: remove them there); words/TARGET are those of the seeds, which the
-# fuzzer tries. $JOBS targets run at a time: as many as there are processors unless set; $PROCESSES of each, which share what they find: one
-# unless set. The second of them also keeps what comes nearer to passing a comparison. $TARGETS has their names: all unless set. It needs two
-# programs in $PROGRAMS: `any` and `seeds`; without that variable they are built here, for which rustup's nightly toolchain and cargo-fuzz must
-# be there. Ends with 1 if there are findings.
+# With a new program or on another kind of processor, all seeds are tried first, which takes minutes, and counting begins anew. FOLDER gets
+# corpora/TARGET/, findings/, logs/ and totals/TARGET; words/TARGET are those of the seeds, which the fuzzer tries. $JOBS targets run at a time: as
+# many as there are processors unless set; $PROCESSES of each, which share what they find: one unless set. The second of them also keeps what
+# comes nearer to passing a comparison. $TARGETS has their names: all unless set. It needs two programs in $PROGRAMS: `any` and `seeds`; without
+# that variable they are built here, for which rustup's nightly toolchain and cargo-fuzz must be there. Ends with 1 if there are findings, with 2
+# if a target could not be fuzzed.
 set -euo pipefail
 
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -61,13 +61,21 @@ for_each() {
 # The words of a target, and of its hundreds of thousands of seeds enough to cover what they all do; what one of them finds counts.
 begin() {
     local name=$1
-    { LC_ALL=C grep -haoE '[A-Za-z_][A-Za-z0-9_.-]{1,40}' "$folder/seeds/$name"/seed-* || true; } | LC_ALL=C sort -u | sed 's/.*/"&"/' > "$folder/words.new/$name"
+    { LC_ALL=C grep -haoE '[A-Za-z_][A-Za-z0-9_.-]{1,40}' "$folder/seeds/$name"/seed-* || true; } |
+        LC_ALL=C sort -u | sed 's/.*/"&"/' > "$folder/words.new/$name"
     mkdir -p "$folder/corpora/$name"
     SPARSE24_FUZZ_TARGET=$name nice -n 19 "$PROGRAMS/any" -merge=1 "${limits[@]}" -artifact_prefix="$folder/findings/$name-" \
         "$folder/corpora/$name" "$folder/seeds/$name" > "$folder/logs/$name.merge.log" 2>&1 ||
         { echo "the seeds of $name cannot be tried: $folder/logs/$name.merge.log" >&2; return 1; }
 }
 
+# Another processor runs other code for some things, and so reaches other edges.
+program=$({ cat "$PROGRAMS/any"; grep -m 1 -E '^(flags|Features)' /proc/cpuinfo || true; } | cksum)
+if [ "$program" != "$(cat "$folder/program" 2> /dev/null)" ]; then
+    rm -rf "$folder"/{words,totals}
+    mkdir "$folder/totals"
+    echo "$program" > "$folder/program"
+fi
 if [ ! -d "$folder/words" ]; then
     rm -rf "$folder"/{seeds,words.new}
     mkdir "$folder/words.new"
@@ -76,11 +84,6 @@ if [ ! -d "$folder/words" ]; then
     [ -z "$failed" ] || exit 2
     rm -r "$folder/seeds"
     mv "$folder/words.new" "$folder/words"
-fi
-program=$(cksum < "$PROGRAMS/any")
-if [ "$program" != "$(cat "$folder/program" 2> /dev/null)" ]; then
-    rm -f "$folder"/totals/*
-    echo "$program" > "$folder/program"
 fi
 
 # Every line of libFuzzer after the second in which it was said and the number of the process.
@@ -109,15 +112,16 @@ add() {
         { ended = $1 }
         $3 == "cpu" { cpu += $4 + $5 }
         $3 == "stat::number_of_executed_units:" { executions += $4 }
-        # More than before in a process that loads the corpus: what others found before it, too late to be told.
+        # When a process loads the corpus, too: another may have found it just before its end.
         $5 == "cov:" && $6 > most { most = $6; found = 1; last = $1 }
         END {
             # The processors that the processes had.
             share = ended > began ? cpu / (ended - began) : 1
             quiet = found ? (ended - last) * share : before[5] + cpu
+            if (!executions) exit 1
             printf "%s\t%.0f\t%d\t%d\t%.0f\n", name, before[2] + cpu, before[3] + executions, most, quiet
-        }' "$folder/logs/$1.log" > "$totals.new"
-    mv "$totals.new" "$totals"
+        }' "$folder/logs/$1.log" > "$folder/logs/$1.totals"
+    mv "$folder/logs/$1.totals" "$totals"
 }
 
 campaign() {
@@ -128,7 +132,7 @@ campaign() {
     add "$name"
 }
 for_each campaign $targets
-[ -z "$failed" ] || { echo "some totals could not be written" >&2; exit 2; }
+[ -z "$failed" ] || { echo "some targets could not be fuzzed: see $folder/logs" >&2; exit 2; }
 
 awk -F '\t' 'BEGIN { printf "%-20s %10s %14s %8s %12s\n", "target", "CPU min", "executions", "edges", "quiet min" }
     { printf "%-20s %10.1f %14d %8d %12.1f\n", $1, $2 / 60, $3, $4, $5 / 60; cpu += $2; executions += $3 }
