@@ -170,9 +170,10 @@ pub(super) fn manifest_seeds() -> Vec<Vec<u8>> {
 }
 
 pub(super) fn manifest_variants() -> Vec<Vec<u8>> {
-    let manifest = serde_json::from_slice(&file_of_sound(MANIFEST)).unwrap();
-    let variants = values::json(&without_checksum(&manifest), &["header", "all", "model.safetensors", "../x"]).into_iter();
-    variants.map(|text| closed(&text)).collect()
+    let manifest = String::from_utf8(file_of_sound(MANIFEST)).unwrap();
+    let (fields, _) = manifest.split_once(",\n  \"checksum\"").expect("its last field");
+    let variants = values::json(&format!("{fields}}}"), &["header", "all", "model.safetensors", "../x"]);
+    values::files(variants).iter().map(|text| closed(str::from_utf8(text).expect("it was text"))).collect()
 }
 
 pub(super) fn tensors_variants() -> Vec<Vec<u8>> {

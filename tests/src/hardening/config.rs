@@ -90,20 +90,6 @@ const WORDS: &str = "dense none on-gradients on-weights transposable row-wise so
     gelu geglu swiglu ffn ffn-and-attention blocks byte char gpt2 stop skip cpu cuda native f32 bf16 replayed queued 10/13 0.77
     dens q quick-start Quickstart";
 
-/// Every method with each of its choices made by each word.
-fn choices() -> impl Iterator<Item = (&'static str, &'static str, String)> {
-    let words = || WORDS.split_whitespace();
-    let choice = move |name: &'static str| {
-        let of_words = ["decay", "forward", "dgrad", "wgrad"]
-            .into_iter()
-            .flat_map(move |key| words().map(move |word| (name, key, format!("\"{word}\""))));
-        let of_phases =
-            words().flat_map(move |first| ["dense", "sparse", "frozen"].map(|last| (name, "phases", format!("[\"{first}\", \"{last}\"]"))));
-        of_words.chain(of_phases)
-    };
-    PRESETS.iter().flat_map(move |preset| choice(preset.name))
-}
-
 /// Shares in every way of writing them, of more and more digits, and nearly so.
 fn shares() -> impl Iterator<Item = String> {
     let digits = (0..=20).flat_map(|length| ["0", "1", "9"].map(|digit| digit.repeat(length)));
@@ -117,31 +103,50 @@ fn slips() -> impl Iterator<Item = String> {
     words().into_iter().flat_map(kinds::slips).chain(kinds::foreign())
 }
 
-/// Sections, and keys of theirs whose value is the name of something.
-const NAMES: [(&str, &str); 6] =
-    [("method", "name"), ("method", "decay"), ("method", "wgrad"), ("model", "activation"), ("data", "tokenizer"), ("backend", "name")];
+/// Settings whose value is the name of something.
+const NAMES: [&str; 7] = ["preset", "method.name", "method.decay", "method.wgrad", "model.activation", "data.tokenizer", "backend.name"];
 
-/// A section, a key and a value of it that is misspelled, or a share.
-fn single() -> impl Iterator<Item = (&'static str, &'static str, String)> {
-    let named = slips().flat_map(|slip| NAMES.map(|(section, key)| (section, key, format!("\"{slip}\""))));
-    let shared = shares()
-        .flat_map(|share| [("half", "ratio", format!("\"{share}\"")), ("method", "phases", format!("[\"sparse:{share}\", \"dense\"]"))]);
-    named.chain(shared)
+/// Keys with a value that is a word, a slip of one, or a share; choices with every method.
+fn chosen() -> Vec<Vec<(&'static str, String)>> {
+    let mut all = Vec::new();
+    for method in PRESETS {
+        let name = format!("\"{}\"", method.name);
+        let mut choose = |key, value| all.push(vec![("method.name", name.clone()), ("method.lambda", "1e-4".to_owned()), (key, value)]);
+        for word in WORDS.split_whitespace() {
+            for key in ["method.decay", "method.forward", "method.dgrad", "method.wgrad"] {
+                choose(key, format!("\"{word}\""));
+            }
+            for last in ["dense", "sparse", "frozen"] {
+                choose("method.phases", format!("[\"{word}\", \"{last}\"]"));
+            }
+        }
+    }
+    let mut set = |key, value| all.push(vec![("method.lambda", "1e-4".to_owned()), (key, value)]);
+    for slip in slips() {
+        NAMES.into_iter().for_each(|key| set(key, format!("\"{slip}\"")));
+    }
+    for share in shares() {
+        set("half.ratio", format!("\"{share}\""));
+        set("method.phases", format!("[\"sparse:{share}\", \"dense\"]"));
+    }
+    all
+}
+
+/// Keys and values as lines.
+fn lines(settings: &[(&str, String)], is: &str) -> String {
+    settings.iter().map(|(key, value)| format!("{key}{is}{value}")).collect::<Vec<_>>().join("\n")
 }
 
 pub(super) fn document_variants() -> Vec<Vec<u8>> {
     let mut variants = values::toml(&preset::PRESETS[0].config().to_toml(), &words());
-    variants.extend(choices().map(|(name, key, value)| format!("[method]\nname = \"{name}\"\nlambda = 1e-4\n{key} = {value}\n")));
-    variants.extend(single().map(|(section, key, value)| format!("method.lambda = 1e-4\n{section}.{key} = {value}\n")));
-    variants.extend(slips().map(|slip| format!("preset = \"{slip}\"\n")));
+    variants.extend(chosen().iter().map(|settings| lines(settings, " = ")));
     variants.extend(kinds::foreign().flat_map(|key| [format!("\"{key}\" = 0\n"), format!("[model]\n\"{key}\" = 0\n")]));
     values::files(variants)
 }
 
 pub(super) fn settings_variants() -> Vec<Vec<u8>> {
     let mut variants = values::settings(&preset::PRESETS[0].config().to_toml(), &words());
-    variants.extend(choices().map(|(name, key, value)| format!("method.name={name}\nmethod.{key}={value}")));
-    variants.extend(single().map(|(section, key, value)| format!("method.lambda=1e-4\n{section}.{key}={value}")));
+    variants.extend(chosen().iter().map(|settings| lines(settings, "=")));
     variants.extend(kinds::foreign().flat_map(|key| [format!("{key}=0"), format!("model.{key}=0"), format!("model.width.{key}=0")]));
     values::files(variants)
 }

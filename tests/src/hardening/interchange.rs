@@ -72,6 +72,8 @@ pub(super) fn config_variants() -> Vec<Vec<u8>> {
     let sound = r#"{"model_type":"gpt2","n_layer":2,"n_head":4,"n_embd":32,"n_positions":64,"vocab_size":256,"n_inner":128,
         "activation_function":"gelu_new","layer_norm_epsilon":1e-05,"tie_word_embeddings":true,"scale_attn_weights":true,
         "add_cross_attention":false,"scale_attn_by_inverse_layer_idx":false,"reorder_and_upcast_attn":false}"#;
+    let path = place::file("config.json", sound.as_bytes());
+    assert!(Gpt2Config::read(path.parent().expect("a file lies in a folder")).is_ok(), "is not sound");
     values::files(values::json(sound, &["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "gpt2", "gpt_neo"]))
 }
 

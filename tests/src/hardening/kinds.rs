@@ -1,6 +1,4 @@
 //! The kinds of values that JSON and TOML can write, and fail to write: what their readers tell apart byte by byte.
-//!
-//! Invariant: a list says nothing twice.
 
 /// The kinds of JSON's values.
 pub(super) fn json() -> Vec<String> {
@@ -25,8 +23,8 @@ pub(super) fn words(word: &str) -> [String; 9] {
     ]
 }
 
-/// Values of JSON that take more than a byte to read.
-pub(super) const LONG: [&str; 7] =
+/// A value of each kind of JSON, with space wherever it may stand.
+pub(super) const SPACED: [&str; 7] =
     [" null ", "true ", "false ", "-1.5e+5 ", "\"\\ud83d\\ude00\\n\u{e9}\" ", "[ 0 , 0 ] ", "{ \"x\" : 0 , \"y\" : 0 } "];
 
 /// Numbers of every magnitude of 32-bit floats and beyond it, of few digits and of many.
@@ -35,7 +33,7 @@ pub(super) fn floats() -> impl Iterator<Item = String> {
     (-48..=40).flat_map(move |exponent| digits.map(|digits| format!("{digits}e{exponent}")))
 }
 
-/// A word as it is misspelled, in letters of ASCII and others.
+/// A word with a letter too few, too many, another, or swapped with the next, in letters of ASCII and others.
 pub(super) fn slips(word: &str) -> Vec<String> {
     let letters: Vec<char> = word.chars().collect();
     let spelled = |letters: &[&[char]]| letters.concat().into_iter().collect::<String>();
@@ -48,10 +46,10 @@ pub(super) fn slips(word: &str) -> Vec<String> {
     (0..letters.len()).flat_map(around).collect()
 }
 
-/// Words of letters beyond ASCII, none twice, up to the longest whose misspelling is looked up.
+/// Words beyond ASCII, in which no letter stands twice, up to the longest that is compared with known ones: 64 bytes.
 pub(super) fn foreign() -> impl Iterator<Item = String> {
     let word = |length: u32, apart: u32| (0..length).filter_map(|letter| char::from_u32(0x100 + apart * letter)).collect();
-    (1..=33).flat_map(move |length| [1, 8, 16].map(|apart| word(length, apart)))
+    (1..=32).flat_map(move |length| [1, 8, 16].map(|apart| word(length, apart)))
 }
 
 /// The kinds of TOML's values.

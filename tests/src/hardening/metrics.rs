@@ -44,6 +44,8 @@ pub(super) fn log_variants() -> Vec<Vec<u8>> {
         "instruments":{"kept":0.8,"flips_per_tile":0.5,"gap":[0.1,0.2,0.3,0.4,0.5],"mvue_variance":0.7,
             "layers":{"h.0.mlp.c_fc.weight":{"kept":0.9,"flips_per_tile":0.25,"gap":0.3,"mvue_variance":0.6}},"tiles":[[0.5,3]]},
         "skipped":"gradient"}"#;
+    let path = place::file("metrics.jsonl", format!("{}\n", first.replace('\n', "")).as_bytes());
+    assert_eq!(MetricsLog::read(&path).expect("is sound").len(), 1);
     let second = r#"{"step":2,"phase":"dense","loss":3.0,"lr":0.001,"grad_norm":1.0,"tokens_per_s":1.0}"#;
     values::files(values::json(first, &["dense", "sparse", "prepared"]).iter().map(|first| format!("{first}\n{second}\n")))
 }

@@ -131,8 +131,8 @@ pub(super) fn variants(sound: &[u8]) -> Vec<Vec<u8>> {
     let (length, rest) = sound.split_first_chunk().expect("a length");
     let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
     let header = str::from_utf8(header).expect("JSON");
-    let headers = values::json(header, &DTYPES.map(|(name, _)| name)).into_iter();
-    let mut files: Vec<_> = headers.map(|header| [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()).collect();
+    let headers = values::files(values::json(header, &DTYPES.map(|(name, _)| name)));
+    let mut files: Vec<_> = headers.iter().map(|header| [&(header.len() as u64).to_le_bytes(), &header[..], data].concat()).collect();
     let entries = entries(header);
     let mut whole = |entries: &[Entry]| {
         files.extend([0x3f80_3c00, 0, 1, 0x8000_8000, 0x7c00_7c00, 0x7f80_7f80, 0xff80_0000, u32::MAX].map(|fill| holding(entries, fill)));

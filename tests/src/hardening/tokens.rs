@@ -212,6 +212,7 @@ pub(super) fn tokenizer(bytes: &[u8]) {
 
 pub(super) fn tokenizer_variants() -> Vec<Vec<u8>> {
     let sound = r#"{"sparse24_tokenizer":1,"kind":"char","characters":"abc"}"#;
+    assert!(Tokenizer::load(&place::file("tokenizer.json", sound.as_bytes())).is_ok(), "is not sound");
     values::files(values::json(sound, &["byte", "char", "gpt2", "ba", "a\\n\\u00e9\\ud83d\\ude00"]))
 }
 

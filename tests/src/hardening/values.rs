@@ -1,7 +1,9 @@
 //! Sound documents in which one value or key after another is of every kind, absent, or there twice, which end anywhere or have a piece of syntax
 //! anywhere: what a reader tells apart field by field, and what random damage would need long to find.
 //!
-//! Deliberately absent: which kinds there are, and what the fields mean but for the words that a caller knows.
+//! Invariant: no variant stands twice. Deliberately absent: which kinds there are, and what the fields mean but for the words that a caller knows.
+
+use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
@@ -22,7 +24,7 @@ pub(super) fn json(sound: &str, words: &[&str]) -> Vec<String> {
     for pointer in &places {
         let value = document.pointer(pointer).expect("gathered there");
         variants.extend(put(&document, pointer, &kinds));
-        variants.extend(ends(&document, pointer, &kinds::LONG));
+        variants.extend(ends(&document, pointer, &kinds::SPACED));
         if let Value::Number(_) = value {
             variants.extend(put(&document, pointer, kinds::floats()));
         }
@@ -117,9 +119,9 @@ fn cuts(text: &str) -> impl Iterator<Item = String> {
     text.char_indices().map(|(at, _)| text[..at].to_owned())
 }
 
-/// Documents as files.
+/// Documents as files, each once.
 pub(super) fn files(documents: impl IntoIterator<Item = String>) -> Vec<Vec<u8>> {
-    documents.into_iter().map(String::into_bytes).collect()
+    BTreeSet::from_iter(documents).into_iter().map(String::into_bytes).collect()
 }
 
 /// A text with a piece of syntax somewhere.
@@ -167,7 +169,7 @@ pub(super) fn toml(sound: &str, words: &[&str]) -> Vec<String> {
     variants
 }
 
-/// The values of a configuration as settings, one by one, of every kind, and all of them but for one.
+/// The values of a configuration as settings, one by one, of every kind, and all of them together, of which one is not sound.
 pub(super) fn settings(sound: &str, words: &[&str]) -> Vec<String> {
     let kinds = kinds::toml();
     let mut section = String::new();
