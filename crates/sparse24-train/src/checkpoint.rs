@@ -34,4 +34,4 @@ pub use saver::Saver;
 pub use state::{DatasetIdentity, Fingerprint, State};
 
 pub use crate::method::PhaseKind;
-pub use store::{Latest, Retention, count, discard_after, is_named, latest, recover, retain, save, states, step_of};
+pub use store::{Latest, Retention, count, is_named, latest, recover, retain, save, set_aside_after, states, step_of};

@@ -21,6 +21,7 @@ use crate::{Error, disk};
 const FINAL: &str = "step-";
 const UNFINISHED: &str = ".tmp-";
 const PREDECESSOR: &str = ".old-";
+const DAMAGED: &str = "damaged-";
 
 /// Saves a checkpoint as `step-NNNNNNNN` in `directory`, which is created if need be; returns its path.
 ///
@@ -176,14 +177,23 @@ pub fn is_named(directory: &Path, step: u32) -> bool {
     directory.join(directory_name(step)).is_dir()
 }
 
-/// Removes the checkpoints of steps beyond `step`; returns the steps removed.
+/// Renames the checkpoints of steps beyond `step` to `damaged-step-N.1`, or `.2` where that is taken; returns the steps.
 ///
-/// A run that is resumed from an older checkpoint leaves the later ones behind: they must not be taken for its own.
+/// A run that is resumed from an older checkpoint must not take the later ones for its own. They may be sound all the same, where the disk or the
+/// permissions are not, so none is removed.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn discard_after(directory: &Path, step: u32) -> Result<Vec<u32>, Error> {
-    remove(directory, checkpoints(directory)?.into_iter().filter(|&(later, _)| later > step))
+pub fn set_aside_after(directory: &Path, step: u32) -> Result<Vec<u32>, Error> {
+    let later = checkpoints(directory)?.into_iter().filter(|&(later, _)| later > step);
+    later
+        .map(|(step, path)| {
+            let name = |number: u32| directory.join(format!("{DAMAGED}{}.{number}", directory_name(step)));
+            let aside = (1..).map(name).find(|aside| !aside.exists()).expect("some name is free");
+            disk::rename(&path, &aside)?;
+            Ok(step)
+        })
+        .collect()
 }
 
 fn remove(directory: &Path, doomed: impl Iterator<Item = (u32, PathBuf)>) -> Result<Vec<u32>, Error> {

@@ -240,9 +240,13 @@ fn rotation_waits_for_a_newer_one_that_verifies() {
     assert_eq!(fs::read_dir(at).unwrap().count(), 5);
     fs::write(newest.join(STATE), good).unwrap();
     assert_eq!(retain(at, &retention).unwrap(), [10, 30]);
-    assert_eq!(discard_after(at, 20).unwrap(), [40, 50]);
+    assert_eq!(set_aside_after(at, 20).unwrap(), [40, 50]);
+    save(at, &sample(50)).unwrap();
+    assert_eq!(set_aside_after(at, 20).unwrap(), [50]);
     assert_eq!(latest(at).unwrap().checkpoint, Some(at.join("step-00000020")));
-    assert_eq!(fs::read_dir(at).unwrap().count(), 1);
+    let mut names: Vec<_> = fs::read_dir(at).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["damaged-step-00000040.1", "damaged-step-00000050.1", "damaged-step-00000050.2", "step-00000020"]);
 }
 
 #[test]

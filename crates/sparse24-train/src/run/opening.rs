@@ -15,11 +15,12 @@ use super::{
     setup::{new_trainer, open_dataset, run_config},
     snapshot::{restore, snapshot},
     spikes::Spikes,
+    training::is_due,
 };
 use crate::{
     Error,
     backend::Plans,
-    checkpoint::{self, NamedTensor, Saver},
+    checkpoint::{self, NamedTensor, Saver, State},
     config::Config,
     data::{Dataset, Tokenizer},
     trainer::Trainer,
@@ -50,7 +51,7 @@ pub struct Resume {
 pub enum Damaged {
     /// It is an error: perhaps it can be restored.
     Refuse,
-    /// It is passed over and removed; the steps after the one before it are done again.
+    /// It is passed over and renamed to `damaged-...`; the steps after the one before it are done again.
     FallBack,
 }
 
@@ -109,8 +110,8 @@ impl Run {
     ///
     /// # Errors
     /// [`Error::File`] for a directory that holds no run or is in use, for a damaged newest checkpoint unless it may be passed over and one
-    /// before it verifies, for a run without any whose first weights came from elsewhere, and for data or settings that are neither the
-    /// checkpoint's nor allowed to differ; [`Error::Room`].
+    /// before it verifies, for a run without any whose first weights came from elsewhere or whose metrics say that it had one, for data or
+    /// settings that are neither the checkpoint's nor allowed to differ, and for fewer steps than were done; [`Error::Room`].
     pub fn resume(path: &Path, how: &Resume) -> Result<Self, Error> {
         let directory = RunDirectory::open(path)?;
         let config = run_config(directory.path())?;
@@ -131,10 +132,18 @@ impl Run {
                 let now = identity(&config, &dataset, &trainer);
                 notices.extend(identity::check(&path, &checkpoint.state, &now, &how.allow)?);
                 notices.extend(sparse_again(&checkpoint.state, trainer.recipe()));
+                let State { step, total_steps, .. } = checkpoint.state;
+                if config.steps != total_steps && config.steps <= step {
+                    let problem = format!(
+                        "has done {step} of {total_steps} steps, the run has steps = {} now; ask for more than {step}",
+                        config.steps
+                    );
+                    return Err(Error::file(&path, problem));
+                }
                 skipped = checkpoint.state.method.get(SKIPPED).map_or(0, |&steps| u32::try_from(steps).unwrap_or(u32::MAX));
                 flip_counts = FlipCounts::of_checkpoint(&checkpoint.auxiliary);
                 restore(&mut trainer, checkpoint)?;
-                checkpoint::discard_after(&directory.checkpoints(), trainer.step())?;
+                checkpoint::set_aside_after(&directory.checkpoints(), trainer.step())?;
                 saved = Some(trainer.step());
                 Initial::Checkpoint
             }
@@ -145,7 +154,16 @@ impl Run {
                 let problem = "has no checkpoint left, and its first weights, which came from elsewhere, cannot be made again";
                 return Err(Error::file(path, format!("{problem}; begin a new run with `sparse24 train --init-from`")));
             }
-            None => Initial::Random,
+            None => {
+                let told = MetricsLog::read(&directory.metrics())?.last().map_or(0, |last| last.step);
+                // The second save waits for the first.
+                if (1..told).filter(|&step| is_due(config.run.checkpoint_every, step)).nth(1).is_some() {
+                    let problem =
+                        format!("holds metrics of {told} steps and no checkpoint any more; restore its checkpoints, or begin a new run");
+                    return Err(Error::file(path, problem));
+                }
+                Initial::Random
+            }
         };
         if let Some(tokenizer) = dataset.tokenizer().filter(|tokenizer| !is_saved(tokenizer, &directory.tokenizer())) {
             tokenizer.save(&directory.tokenizer())?;

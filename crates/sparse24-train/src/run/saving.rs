@@ -70,14 +70,19 @@ impl Run {
 /// The counter of skipped steps, among those of the checkpoint's state.
 pub(super) const SKIPPED: &str = "skipped";
 
-/// The steps of checkpoints that ended a sparse phase of the run as it was when they were saved, but end none of it as it is.
+/// The steps of checkpoints that ended a sparse phase of the run as it was when they were saved, but end none of it as it is; the last sparse one
+/// of what are dense steps now ended one as well.
 pub(super) fn former_ends(checkpoints: &Path, trainer: &Trainer) -> Result<Vec<u32>, Error> {
     let ended = |state: &State| {
         identity::method(state).is_ok_and(|method| method.last_sparse_steps(state.total_steps, &ends(state)).contains(&state.step))
     };
+    let Recipe { method, steps, .. } = trainer.recipe();
+    let is_dense = |step: u32| method.phases[method.phase_at(step, *steps, &trainer.progress().ends)].kind() == PhaseKind::Dense;
+    let states = checkpoint::states(checkpoints)?;
+    let cut = states.iter().rev().find(|state| state.phase_kind == PhaseKind::Sparse && is_dense(state.step)).map(|state| state.step);
     let now = trainer.last_sparse_steps();
-    let states = checkpoint::states(checkpoints)?.into_iter();
-    Ok(states.filter(|state| !now.contains(&state.step) && ended(state)).map(|state| state.step).collect())
+    let is_former = |state: &&State| !now.contains(&state.step) && (ended(state) || cut == Some(state.step));
+    Ok(states.iter().filter(is_former).map(|state| state.step).collect())
 }
 
 /// That a run which was done with sparse training, as far as it was configured to go then, goes on with it.

@@ -133,10 +133,40 @@ fn a_resume_falls_back_when_asked() {
     }
     assert!(place.read("run/log.txt").contains("resumed after step 8"));
     assert!(place.tree(&checkpoint(12)) == end && timeless(&place, "run") == metrics, "it ends as before");
+    for step in ["10", "12"] {
+        let aside = format!("run/checkpoints/damaged-step-000000{step}.1/model.safetensors");
+        assert_eq!(fs::read(place.path(&aside)).unwrap().len(), 100, "is left to whoever can mend it");
+    }
     for step in [4, 8, 10, 12] {
         damage(step);
     }
     place.refuses("resume run --fall-back", 3, "run: has no checkpoint that is whole; begin a new run");
+}
+
+#[test]
+fn a_resume_loses_nothing_to_other_settings() {
+    let place = Place::new();
+    place.train("run", "--checkpoint-every 4 --set run.keep_last=9");
+    let config = place.read("run/config.toml").replace("keep_last = 9", "keep_last = 1");
+    for step in [10, 12] {
+        fs::remove_dir_all(place.path(&format!("run/checkpoints/step-{step:08}"))).unwrap();
+    }
+    for steps in [5, 8] {
+        place.write("run/config.toml", config.replace("steps = 12", &format!("steps = {steps}")));
+        let message =
+            format!("run/checkpoints/step-00000008: has done 8 of 12 steps, the run has steps = {steps} now; ask for more than 8");
+        place.refuses("resume run --allow steps", 3, &message);
+    }
+    // Of 9 steps, the eighth is dense.
+    place.write("run/config.toml", config.replace("steps = 12", "steps = 9"));
+    place.answer("resume run --allow steps");
+    let mut left: Vec<_> = fs::read_dir(place.path("run/checkpoints")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["step-00000008", "step-00000009"], "the last 2:4 model stays");
+    fs::remove_dir_all(place.path("run/checkpoints")).unwrap();
+    let message = "run: holds metrics of 9 steps and no checkpoint any more; restore its checkpoints, or begin a new run";
+    place.refuses("resume run", 3, message);
+    assert_eq!(place.metrics("run").len(), 9);
 }
 
 #[test]
