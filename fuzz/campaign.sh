@@ -32,7 +32,6 @@ if [ -z "${PROGRAMS:-}" ]; then
     strip -o "$PROGRAMS/seeds" "$built/release/seeds"
 fi
 
-mkdir -p "$folder"/{findings,logs,totals}
 # In memory: a loader reads files, and libFuzzer writes thousands a second.
 TMPDIR=$(mktemp -d -p "$([ -w /dev/shm ] && echo /dev/shm || echo /tmp)")
 export TMPDIR
@@ -69,13 +68,14 @@ begin() {
         { echo "the seeds of $name cannot be tried: $folder/logs/$name.merge.log" >&2; return 1; }
 }
 
+mkdir -p "$folder"/{findings,logs}
 # Another processor runs other code for some things, and so reaches other edges.
 program=$({ cat "$PROGRAMS/any"; grep -m 1 -E '^(flags|Features)' /proc/cpuinfo || true; } | cksum)
 if [ "$program" != "$(cat "$folder/program" 2> /dev/null)" ]; then
     rm -rf "$folder"/{words,totals}
-    mkdir "$folder/totals"
     echo "$program" > "$folder/program"
 fi
+mkdir -p "$folder/totals"
 if [ ! -d "$folder/words" ]; then
     rm -rf "$folder"/{seeds,words.new}
     mkdir "$folder/words.new"
