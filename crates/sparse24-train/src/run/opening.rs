@@ -155,7 +155,8 @@ impl Run {
                 return Err(Error::file(path, format!("{problem}; begin a new run with `sparse24 train --init-from`")));
             }
             None => {
-                let told = MetricsLog::read(&directory.metrics())?.last().map_or(0, |last| last.step);
+                let metrics = directory.metrics();
+                let told = if metrics.exists() { MetricsLog::read(&metrics)?.last().map_or(0, |last| last.step) } else { 0 };
                 // The second save waits for the first.
                 if (1..told).filter(|&step| is_due(config.run.checkpoint_every, step)).nth(1).is_some() {
                     let problem =

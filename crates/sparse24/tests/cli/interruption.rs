@@ -167,6 +167,9 @@ fn a_resume_loses_nothing_to_other_settings() {
     let message = "run: holds metrics of 9 steps and no checkpoint any more; restore its checkpoints, or begin a new run";
     place.refuses("resume run", 3, message);
     assert_eq!(place.metrics("run").len(), 9);
+    fs::remove_file(place.path("run/metrics.jsonl")).unwrap();
+    place.answer("resume run");
+    assert_eq!(place.metrics("run").len(), 9, "nothing is left to lose, so it begins anew");
 }
 
 #[test]
