@@ -1,10 +1,12 @@
-//! Tells the crate what it is built from: versions of the libraries that compute or store, and the commit of a release build.
+//! Tells the crate what it is built from: versions of the libraries that compute or store, and the
+//! commit of a release build.
 //!
 //! Invariant: what cannot be known is left out; the build never fails for it.
 
 use std::{env, fs, path::Path, process::Command};
 
-const LIBRARIES: [&str; 7] = ["blake3", "faer", "half", "libm", "rayon", "serde_json", "tiktoken-rs"];
+const LIBRARIES: [&str; 7] =
+    ["blake3", "faer", "half", "libm", "rayon", "serde_json", "tiktoken-rs"];
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -28,11 +30,22 @@ fn main() {
 fn versions(lock: &str) -> Vec<String> {
     let quoted = |line: &str, key: &str| Some(line.strip_prefix(key)?.trim_matches('"').to_owned());
     let names = lock.lines().filter_map(|line| quoted(line, "name = "));
-    let versions = lock.lines().skip_while(|line| !line.starts_with("name = ")).filter_map(|line| quoted(line, "version = "));
-    names.zip(versions).filter(|(name, _)| LIBRARIES.contains(&name.as_str())).map(|(name, version)| format!("{name}={version}")).collect()
+    let versions = lock
+        .lines()
+        .skip_while(|line| !line.starts_with("name = "))
+        .filter_map(|line| quoted(line, "version = "));
+    names
+        .zip(versions)
+        .filter(|(name, _)| LIBRARIES.contains(&name.as_str()))
+        .map(|(name, version)| format!("{name}={version}"))
+        .collect()
 }
 
 fn git(arguments: &[&str]) -> Option<String> {
-    let output = Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
+    let output = Command::new("git")
+        .args(arguments)
+        .output()
+        .ok()
+        .filter(|output| output.status.success())?;
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
 }

@@ -1,4 +1,5 @@
-//! The targets of `sparse24_tests::hardening` under libFuzzer, with their memory counted. Begin with `campaign.sh`.
+//! The targets of `sparse24_tests::hardening` under libFuzzer, with their memory counted. Begin
+//! with `campaign.sh`.
 
 #[doc(hidden)]
 pub use libfuzzer_sys::fuzz_target;

@@ -1,11 +1,13 @@
-//! Straightforward re-statements of the semantics: enumeration, naive f64 loops, and literal transcriptions of what is decided to the bit.
+//! Straightforward re-statements of the semantics: enumeration, naive f64 loops, and literal
+//! transcriptions of what is decided to the bit.
 //!
 //! Invariant: nothing here comes from the crates under test. Deliberately absent: speed.
 
 /// The two columns that each of the six patterns keeps, lexicographic.
 pub const PAIRS: [[usize; 2]; 6] = [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]];
 
-/// The 90 transposable patterns as indices into [`PAIRS`], row by row: every choice of four rows that fills no column twice over.
+/// The 90 transposable patterns as indices into [`PAIRS`], row by row: every choice of four rows
+/// that fills no column twice over.
 #[must_use]
 pub fn tile_patterns() -> Vec<[usize; 4]> {
     let mut patterns = Vec::new();
@@ -14,7 +16,8 @@ pub fn tile_patterns() -> Vec<[usize; 4]> {
             for c in 0..6 {
                 for e in 0..6 {
                     let rows = [a, b, c, e];
-                    let kept = |column| rows.iter().filter(|&&row| PAIRS[row].contains(&column)).count();
+                    let kept =
+                        |column| rows.iter().filter(|&&row| PAIRS[row].contains(&column)).count();
                     if (0..4).all(|column| kept(column) == 2) {
                         patterns.push(rows);
                     }
@@ -56,7 +59,8 @@ pub fn transposed(tile: &[f32; 16]) -> [f32; 16] {
     std::array::from_fn(|at| tile[at % 4 * 4 + at / 4])
 }
 
-/// The transposable search, as its definition reads: candidates in order, a later one only if strictly greater.
+/// The transposable search, as its definition reads: candidates in order, a later one only if
+/// strictly greater.
 #[must_use]
 pub fn canonical(tile: &[f32; 16]) -> u16 {
     let row = |i: usize| -> [f32; 4] { std::array::from_fn(|j| magnitude(tile[4 * i + j])) };
@@ -74,8 +78,11 @@ pub fn canonical(tile: &[f32; 16]) -> u16 {
             winner = (value, rows);
         }
     };
-    for (j, k, i, l) in [(0, 1, 2, 3), (0, 2, 1, 3), (0, 3, 1, 2), (1, 2, 0, 3), (1, 3, 0, 2), (2, 3, 0, 1)] {
-        let (d_jk, d_prime_jk, big_d_il) = (d[j] - d[k], d_prime[j] - d_prime[k], big_d[i] - big_d[l]);
+    for (j, k, i, l) in
+        [(0, 1, 2, 3), (0, 2, 1, 3), (0, 3, 1, 2), (1, 2, 0, 3), (1, 3, 0, 2), (2, 3, 0, 1)]
+    {
+        let (d_jk, d_prime_jk, big_d_il) =
+            (d[j] - d[k], d_prime[j] - d_prime[k], big_d[i] - big_d[l]);
         let (above, below) = if negative(big_d_il) { (l, i) } else { (i, l) };
         let (of_a, of_b) = if negative(d_jk) { (k, j) } else { (j, k) };
         let (of_c, of_e) = if negative(d_prime_jk) { (k, j) } else { (j, k) };
@@ -92,7 +99,10 @@ pub fn canonical(tile: &[f32; 16]) -> u16 {
         if second.abs() > x_01.abs() + x_23.abs() {
             (second.abs(), if negative(second) { [2, 3] } else { [0, 1] })
         } else {
-            (x_01.abs() + x_23.abs(), [usize::from(negative(x_01)), 2 + usize::from(negative(x_23))])
+            (
+                x_01.abs() + x_23.abs(),
+                [usize::from(negative(x_01)), 2 + usize::from(negative(x_23))],
+            )
         }
     };
     let (value, set) = tb(big_d);
@@ -108,7 +118,8 @@ pub fn greedy(tile: &[f32; 16]) -> u16 {
     let m = |row: usize, column: usize| magnitude(tile[4 * row + column]);
     let mut kept = [[false; 4]; 4];
     let in_row = |kept: &[[bool; 4]; 4], row: usize| kept[row].iter().filter(|&&k| k).count();
-    let in_column = |kept: &[[bool; 4]; 4], column: usize| kept.iter().filter(|row| row[column]).count();
+    let in_column =
+        |kept: &[[bool; 4]; 4], column: usize| kept.iter().filter(|row| row[column]).count();
     let mut waiting: Vec<(usize, usize)> = (0..16).map(|at| (at / 4, at % 4)).collect();
     while !waiting.is_empty() {
         let mut largest = 0;
@@ -149,7 +160,9 @@ pub fn greedy(tile: &[f32; 16]) -> u16 {
 pub fn largest_two(x: [f32; 4]) -> [u8; 2] {
     let m = x.map(|x| if x.is_nan() { f32::INFINITY } else { x.abs() });
     let mut order = [0_u8, 1, 2, 3];
-    order.sort_by(|&i, &j| m[usize::from(j)].partial_cmp(&m[usize::from(i)]).expect("no NaN is left"));
+    order.sort_by(|&i, &j| {
+        m[usize::from(j)].partial_cmp(&m[usize::from(i)]).expect("no NaN is left")
+    });
     [order[0].min(order[1]), order[0].max(order[1])]
 }
 
@@ -208,7 +221,8 @@ pub fn mvue(x: [f32; 4], u: f32) -> ([u8; 2], [f32; 2]) {
     (pair.map(|i| i as u8), pair.map(value))
 }
 
-/// The least variance of an unbiased estimate that keeps two of four: sum a^2/p - sum a^2 at p = min(1, a/r), r by bisection of sum p = 2.
+/// The least variance of an unbiased estimate that keeps two of four: sum a^2/p - sum a^2 at p =
+/// min(1, a/r), r by bisection of sum p = 2.
 #[must_use]
 pub fn least_variance(a: [f64; 4]) -> f64 {
     if a.iter().filter(|&&a| a > 0.0).count() <= 2 {
@@ -233,11 +247,14 @@ pub fn variance(a: [f64; 4], p: [f64; 4]) -> f64 {
     (0..4).filter(|&i| a[i] > 0.0).map(|i| a[i] * (a[i] / p[i] - a[i])).sum()
 }
 
-/// The probabilities with which the approximate estimator keeps each of four, of which three or more are nonzero.
+/// The probabilities with which the approximate estimator keeps each of four, of which three or
+/// more are nonzero.
 #[must_use]
 pub fn approximate_probabilities(a: [f64; 4]) -> [f64; 4] {
     let s: f64 = a.iter().sum();
-    std::array::from_fn(|i| a[i] / s + (0..4).filter(|&j| j != i).map(|j| a[j] / s * a[i] / (s - a[j])).sum::<f64>())
+    std::array::from_fn(|i| {
+        a[i] / s + (0..4).filter(|&j| j != i).map(|j| a[j] / s * a[i] / (s - a[j])).sum::<f64>()
+    })
 }
 
 /// How many uniforms there are: u is a multiple of 2^-24 in [0, 1).
@@ -250,9 +267,11 @@ pub fn uniform(n: u32) -> f32 {
     n as f32 / UNIFORMS as f32
 }
 
-/// Splits all uniforms into runs of one outcome: `(the first of the run, its length)`, where each outcome fills at most one run.
+/// Splits all uniforms into runs of one outcome: `(the first of the run, its length)`, where each
+/// outcome fills at most one run.
 ///
-/// A systematic sample moves monotonically with its uniform, so that equal ends mean an equal inside.
+/// A systematic sample moves monotonically with its uniform, so that equal ends mean an equal
+/// inside.
 pub fn runs<T: PartialEq>(outcome: impl Fn(u32) -> T) -> Vec<(u32, u32)> {
     let mut starts = vec![0];
     while let Some(&start) = starts.last() {

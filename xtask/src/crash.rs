@@ -1,4 +1,5 @@
-//! `cargo xtask crash [RUNS]`: the crash harness of the command, for longer than CI has. What it kills and how is `crates/sparse24/tests/crash`.
+//! `cargo xtask crash [RUNS]`: the crash harness of the command, for longer than CI has. What it
+//! kills and how is `crates/sparse24/tests/crash`.
 
 use std::{
     path::Path,
@@ -14,10 +15,13 @@ const RUNS: usize = 1000;
 pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
     let runs = match arguments {
         [] => RUNS,
-        [runs] => runs.parse().map_err(|_| format!("expected how many runs to kill, found {runs:?}"))?,
+        [runs] => {
+            runs.parse().map_err(|_| format!("expected how many runs to kill, found {runs:?}"))?
+        }
         _ => return Err("expected one number, how many runs to kill".into()),
     };
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("xtask lies in no workspace")?;
+    let root =
+        Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("xtask lies in no workspace")?;
     let status = Command::new(env!("CARGO"))
         .args(["test", "--release", "-p", "sparse24", "--test", "crash", "--", "--nocapture"])
         .env("SPARSE24_CRASHES", runs.to_string())

@@ -1,5 +1,7 @@
-//! `cargo xtask gpu-bundle`: what a GPU host without Rust needs to test and measure the CUDA kernels, and training with them, in one folder: the
-//! tests, the benches and the command as stripped binaries, compiled kernels, and `run.sh`. The host's C library must be as recent as this machine's.
+//! `cargo xtask gpu-bundle`: what a GPU host without Rust needs to test and measure the CUDA
+//! kernels, and training with them, in one folder: the tests, the benches and the command as
+//! stripped binaries, compiled kernels, and `run.sh`. The host's C library must be as recent as
+//! this machine's.
 
 use std::{
     fs,
@@ -27,7 +29,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
     if !selection.names.is_empty() {
         return Err("a bundle has all kernels: no names, please".into());
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("xtask lies in no workspace")?;
+    let root =
+        Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("xtask lies in no workspace")?;
     let out = selection.out.take().unwrap_or_else(|| root.join("target/gpu-bundle"));
     clear(&out)?;
     // First, so that a bundle that was not finished is known for one.
@@ -40,11 +43,16 @@ pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
         output(Command::new("strip").arg("-o").arg(&to).arg(built), root)?;
         size += fs::metadata(&to)?.len();
     }
-    println!("{}: {} MB of binaries; `bash run.sh test` there", out.display(), size.div_ceil(1 << 20));
+    println!(
+        "{}: {} MB of binaries; `bash run.sh test` there",
+        out.display(),
+        size.div_ceil(1 << 20)
+    );
     Ok(checked)
 }
 
-/// Makes the folder, without what an earlier bundle left in it; another folder with files in it is not touched.
+/// Makes the folder, without what an earlier bundle left in it; another folder with files in it is
+/// not touched.
 fn clear(out: &Path) -> Result<()> {
     let is_bundle = fs::read_to_string(out.join("run.sh")).is_ok_and(|text| text.contains(MARK));
     let is_empty = fs::read_dir(out).map_or(true, |mut files| files.next().is_none());
@@ -60,7 +68,18 @@ fn clear(out: &Path) -> Result<()> {
 /// Builds everything and says where it lies: its name in the bundle, and the binary's path.
 fn build(root: &Path) -> Result<Vec<(String, PathBuf)>> {
     let mut command = Command::new(env!("CARGO"));
-    command.args(["build", "--release", "-p", PACKAGE, "-p", "sparse24-train", "-p", "sparse24", "--features", "sparse24-train/cuda"]);
+    command.args([
+        "build",
+        "--release",
+        "-p",
+        PACKAGE,
+        "-p",
+        "sparse24-train",
+        "-p",
+        "sparse24",
+        "--features",
+        "sparse24-train/cuda",
+    ]);
     command.args(["--test", "gpu", "--test", "training", "--bin", "sparse24"]);
     let messages = output(command.arg("--message-format=json-render-diagnostics"), root)?;
     messages.lines().filter_map(|line| binary(line).transpose()).collect()
@@ -79,7 +98,11 @@ mod tests {
 
     #[test]
     fn binaries_are_told_from_the_rest() {
-        let message = |executable| format!(r#"{{"target": {{"kind": ["test"], "name": "x"}}, "executable": {executable}}}"#);
+        let message = |executable| {
+            format!(
+                r#"{{"target": {{"kind": ["test"], "name": "x"}}, "executable": {executable}}}"#
+            )
+        };
         assert_eq!(binary(&message(r#""/t/x-1""#)).unwrap(), Some(("x".into(), "/t/x-1".into())));
         assert_eq!(binary(&message("null")).unwrap(), None);
         assert_eq!(binary(r#"{"reason": "build-finished", "success": true}"#).unwrap(), None);
@@ -93,7 +116,9 @@ mod tests {
         const SANITIZER: &str = "#!/usr/bin/env bash\necho \"$*\" >> calls\n\
             case \"$*\" in\n*planted::initcheck*) exit 0;;\n*planted::*) echo \"planted_$2\"; exit 86;;\n*racecheck*) exit 86;;\nesac\n";
         let folder = tempfile::tempdir().unwrap();
-        for (name, text) in [("run.sh", RUN), ("sparse24", "#!/bin/sh\n"), ("compute-sanitizer", SANITIZER)] {
+        for (name, text) in
+            [("run.sh", RUN), ("sparse24", "#!/bin/sh\n"), ("compute-sanitizer", SANITIZER)]
+        {
             let file = folder.path().join(name);
             fs::write(&file, text).unwrap();
             fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
@@ -101,14 +126,27 @@ mod tests {
         let path = std::env::var_os("PATH").unwrap();
         let folders = std::iter::once(folder.path().to_owned()).chain(std::env::split_paths(&path));
         let mut command = Command::new("bash");
-        command.arg(folder.path().join("run.sh")).arg("sanitize").env("PATH", std::env::join_paths(folders).unwrap());
+        command
+            .arg(folder.path().join("run.sh"))
+            .arg("sanitize")
+            .env("PATH", std::env::join_paths(folders).unwrap());
         let output = command.output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{said}");
-        let failed: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("== failed: ")).collect();
-        let expected = ["racecheck over all kernels ended with 86", "initcheck did not find the planted defect: exit code 0 instead of 86"];
+        let failed: Vec<&str> =
+            said.lines().filter_map(|line| line.strip_prefix("== failed: ")).collect();
+        let expected = [
+            "racecheck over all kernels ended with 86",
+            "initcheck did not find the planted defect: exit code 0 instead of 86",
+        ];
         assert_eq!(failed, expected);
-        let tools = || fs::read_to_string(folder.path().join("calls")).unwrap().lines().filter(|call| call.starts_with("--tool")).count();
+        let tools = || {
+            fs::read_to_string(folder.path().join("calls"))
+                .unwrap()
+                .lines()
+                .filter(|call| call.starts_with("--tool"))
+                .count()
+        };
         assert_eq!(tools(), 8, "four tools, over all and over a defect");
         assert!(command.arg("memcheck").status().unwrap().success(), "the tool that is named");
         assert_eq!(tools(), 10);

@@ -28,9 +28,14 @@ usage: cargo xtask <task>
 
 /// What a command prints, run in a folder.
 fn output(command: &mut Command, directory: &Path) -> Result<String> {
-    let output = command.current_dir(directory).output().map_err(|error| format!("{command:?}: {error}"))?;
+    let output =
+        command.current_dir(directory).output().map_err(|error| format!("{command:?}: {error}"))?;
     if !output.status.success() {
-        return Err(format!("{command:?} failed: {}", String::from_utf8_lossy(&output.stderr).trim()).into());
+        return Err(format!(
+            "{command:?} failed: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        )
+        .into());
     }
     Ok(String::from_utf8(output.stdout)?)
 }

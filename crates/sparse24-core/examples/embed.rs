@@ -1,9 +1,13 @@
-//! Core alone in another program: prune a weight matrix both ways at once, compress it, and estimate a gradient in 2:4.
+//! Core alone in another program: prune a weight matrix both ways at once, compress it, and
+//! estimate a gradient in 2:4.
 //!
 //! `cargo run -p sparse24-core --example embed`
 
 use ndarray::Array2;
-use sparse24_core::{Error, MaskKind, compressed::Compressed24, mvue, philox::Purpose, philox::Site, philox::Stream, search};
+use sparse24_core::{
+    Error, MaskKind, compressed::Compressed24, mvue, philox::Purpose, philox::Site, philox::Stream,
+    search,
+};
 
 fn main() -> Result<(), Error> {
     let w = Array2::from_shape_fn((8, 8), |(i, j)| ((7 * i + 5 * j) % 13) as f32 - 6.0);

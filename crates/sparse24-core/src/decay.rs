@@ -1,7 +1,8 @@
 //! Masked decay: pruned weights are pulled to zero, so that they settle.
 //!
-//! Applied once an optimizer step, after unscaling, reduction and clipping, before Adam's moments (paper, equation 9), with the mask that
-//! the forward used. Deliberately absent: decay on the weights, which the optimizer step owns because it needs the learning rate.
+//! Applied once an optimizer step, after unscaling, reduction and clipping, before Adam's moments
+//! (paper, equation 9), with the mask that the forward used. Deliberately absent: decay on the
+//! weights, which the optimizer step owns because it needs the learning rate.
 
 use ndarray::{ArrayView2, ArrayViewMut2, Zip};
 
@@ -11,7 +12,12 @@ use crate::{Error, mask::Mask, mask::check_shape};
 ///
 /// # Errors
 /// [`Error::Shape`] unless all three shapes agree.
-pub fn masked_decay(mut g: ArrayViewMut2<'_, f32>, w: ArrayView2<'_, f32>, mask: &Mask, lambda: f32) -> Result<(), Error> {
+pub fn masked_decay(
+    mut g: ArrayViewMut2<'_, f32>,
+    w: ArrayView2<'_, f32>,
+    mask: &Mask,
+    lambda: f32,
+) -> Result<(), Error> {
     let shape = [g.nrows(), g.ncols()];
     check_shape("masked decay", shape, [w.nrows(), w.ncols()])?;
     check_shape("masked decay", shape, mask.shape())?;
@@ -35,14 +41,19 @@ mod tests {
     #[test]
     fn only_pruned_weights_are_pulled() {
         let mask = Mask::from_tiles(4, 4, vec![0xa5c3]).expect("tiled");
-        let w = Array2::from_shape_fn((4, 4), |(row, column)| if (row, column) == (0, 0) { f32::NAN } else { (row + column) as f32 });
+        let w = Array2::from_shape_fn((4, 4), |(row, column)| {
+            if (row, column) == (0, 0) { f32::NAN } else { (row + column) as f32 }
+        });
         let mut g = Array2::from_elem((4, 4), -1.0_f32);
         masked_decay(g.view_mut(), w.view(), &mask, 0.5).expect("one shape");
         for ((row, column), &g) in g.indexed_iter() {
-            let expected = if mask.keeps(row, column) { -1.0 } else { -1.0 + 0.5 * (row + column) as f32 };
+            let expected =
+                if mask.keeps(row, column) { -1.0 } else { -1.0 + 0.5 * (row + column) as f32 };
             assert_eq!(g, expected, "({row}, {column})");
         }
         assert!(masked_decay(g.view_mut(), Array2::zeros((4, 8)).view(), &mask, 0.5).is_err());
-        assert!(masked_decay(g.view_mut(), w.view(), &Mask::empty(8, 4).expect("tiled"), 0.5).is_err());
+        assert!(
+            masked_decay(g.view_mut(), w.view(), &Mask::empty(8, 4).expect("tiled"), 0.5).is_err()
+        );
     }
 }

@@ -5,7 +5,9 @@
 #[non_exhaustive]
 pub enum Error {
     /// 4x4 tiles must cover the matrix.
-    #[error("{operation}: shape [{rows}, {columns}] is not made of 4x4 tiles: both {rows} and {columns} must be multiples of 4")]
+    #[error(
+        "{operation}: shape [{rows}, {columns}] is not made of 4x4 tiles: both {rows} and {columns} must be multiples of 4"
+    )]
     NotTiled {
         /// The operation that refused.
         operation: &'static str,
@@ -15,7 +17,9 @@ pub enum Error {
         columns: usize,
     },
     /// Groups of four must cover the contraction dimension.
-    #[error("{operation}: {length} elements along the sparse dimension are not made of groups of 4")]
+    #[error(
+        "{operation}: {length} elements along the sparse dimension are not made of groups of 4"
+    )]
     NotGrouped {
         /// The operation that refused.
         operation: &'static str,
@@ -43,7 +47,9 @@ pub enum Error {
         found: usize,
     },
     /// A mask lacks the structure that the operation needs.
-    #[error("{operation}: the mask is not {expected}: tile ({tile_row}, {tile_column}) holds {bits:#06x}")]
+    #[error(
+        "{operation}: the mask is not {expected}: tile ({tile_row}, {tile_column}) holds {bits:#06x}"
+    )]
     Structure {
         /// The operation that refused.
         operation: &'static str,
@@ -57,7 +63,9 @@ pub enum Error {
         bits: u16,
     },
     /// A metadata nibble is none of the six patterns.
-    #[error("{operation}: metadata nibble {nibble:#x} of row {row}, group {group} is none of 4, 8, c, 9, d, e")]
+    #[error(
+        "{operation}: metadata nibble {nibble:#x} of row {row}, group {group} is none of 4, 8, c, 9, d, e"
+    )]
     Metadata {
         /// The operation that refused.
         operation: &'static str,

@@ -18,26 +18,34 @@ pub fn flip_count(a: &Mask, b: &Mask) -> Result<u64, Error> {
     Ok(a.tiles().iter().zip(b.tiles()).map(|(a, b)| u64::from((a ^ b).count_ones())).sum())
 }
 
-/// r = flips / D over consecutive optimizer steps (paper, equation 6); D counts the sparsifiable weights. Zero of zero is 0.
+/// r = flips / D over consecutive optimizer steps (paper, equation 6); D counts the sparsifiable
+/// weights. Zero of zero is 0.
 #[must_use]
 pub fn flip_rate(flips: u64, weights: u64) -> f64 {
     if weights == 0 { 0.0 } else { flips as f64 / weights as f64 }
 }
 
-/// The kept L1 norm of the best pattern minus that of the best other one, at least 0, of a row-major tile.
+/// The kept L1 norm of the best pattern minus that of the best other one, at least 0, of a
+/// row-major tile.
 ///
 /// Norms are sums of magnitudes in f64, row-major.
 #[must_use]
 pub fn tile_gap(tile: &[f32; 16]) -> f32 {
     let best = transposable(tile);
-    let second = TilePattern::ALL.into_iter().filter(|&pattern| pattern != best).map(|pattern| kept_norm(tile, pattern));
+    let second = TilePattern::ALL
+        .into_iter()
+        .filter(|&pattern| pattern != best)
+        .map(|pattern| kept_norm(tile, pattern));
     (kept_norm(tile, best) - second.fold(f64::NEG_INFINITY, f64::max)).max(0.0) as f32
 }
 
 /// The sum of the kept magnitudes (as in [`magnitude`]), in f64, row-major.
 #[must_use]
 pub fn kept_norm(tile: &[f32; 16], pattern: TilePattern) -> f64 {
-    (0..16).filter(|&at| pattern.keeps(at / 4, at % 4)).map(|at| f64::from(magnitude(tile[at]))).sum()
+    (0..16)
+        .filter(|&at| pattern.keeps(at / 4, at % 4))
+        .map(|at| f64::from(magnitude(tile[at])))
+        .sum()
 }
 
 #[cfg(test)]
@@ -49,11 +57,17 @@ mod tests {
 
     #[test]
     fn flips_and_their_rate() {
-        let (a, b) = (Mask::from_tiles(4, 8, vec![0xa5c3, 0x33cc]), Mask::from_tiles(4, 8, vec![0xa53c, 0x33cc]));
+        let (a, b) = (
+            Mask::from_tiles(4, 8, vec![0xa5c3, 0x33cc]),
+            Mask::from_tiles(4, 8, vec![0xa53c, 0x33cc]),
+        );
         let flips = flip_count(&a.expect("tiled"), &b.expect("tiled"));
         assert_eq!(flips, Ok(8));
         assert_eq!((flip_rate(8, 32), flip_rate(0, 0)), (0.25, 0.0));
-        assert!(flip_count(&Mask::empty(4, 8).expect("tiled"), &Mask::empty(8, 4).expect("tiled")).is_err());
+        assert!(
+            flip_count(&Mask::empty(4, 8).expect("tiled"), &Mask::empty(8, 4).expect("tiled"))
+                .is_err()
+        );
     }
 
     #[test]

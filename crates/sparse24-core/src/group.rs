@@ -1,6 +1,7 @@
 //! Four consecutive elements along the contraction dimension, and the six ways to keep two of them.
 //!
-//! Invariant: a [`Pattern`] is always one of the six. Deliberately absent: which pattern to choose ([`crate::prune`], [`crate::mvue`]).
+//! Invariant: a [`Pattern`] is always one of the six. Deliberately absent: which pattern to choose
+//! ([`crate::prune`], [`crate::mvue`]).
 
 /// The kept pair `i0 < i1` of a group.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -25,7 +26,8 @@ impl Pattern {
         Self::ALL.into_iter().find(|pattern| pattern.nibble() == nibble)
     }
 
-    /// The pattern whose kept elements are the set bits (bit i = element i); `None` unless exactly two of the low four are set.
+    /// The pattern whose kept elements are the set bits (bit i = element i); `None` unless exactly
+    /// two of the low four are set.
     #[must_use]
     pub fn from_bits(bits: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|pattern| pattern.bits() == bits)
@@ -72,7 +74,10 @@ mod tests {
     #[test]
     fn nibbles_are_the_hardware_ones() {
         assert_eq!(Pattern::ALL.map(Pattern::nibble), [0x4, 0x8, 0xc, 0x9, 0xd, 0xe]);
-        assert_eq!(Pattern::ALL.map(Pattern::bits), [0b0011, 0b0101, 0b1001, 0b0110, 0b1010, 0b1100]);
+        assert_eq!(
+            Pattern::ALL.map(Pattern::bits),
+            [0b0011, 0b0101, 0b1001, 0b0110, 0b1010, 0b1100]
+        );
     }
 
     #[test]

@@ -1,10 +1,12 @@
-//! The feasibility rule for the decay factor lambda (paper, section 4.3): how the sparse flip rate must compare to the dense one.
+//! The feasibility rule for the decay factor lambda (paper, section 4.3): how the sparse flip rate
+//! must compare to the dense one.
 //!
 //! Deliberately absent: the runs that measure it.
 
 use core::ops::RangeInclusive;
 
-/// Feasible mu = mean sparse flip rate / mean dense flip rate over the sampling window of the warm-up.
+/// Feasible mu = mean sparse flip rate / mean dense flip rate over the sampling window of the
+/// warm-up.
 pub const FEASIBLE: RangeInclusive<f64> = 0.60..=0.95;
 
 /// Among feasible candidates the one whose mu is nearest to this is recommended.
@@ -40,11 +42,14 @@ pub fn verdict(mu: f64) -> Verdict {
     }
 }
 
-/// The index of the recommended candidate, given each one's mu: feasible and nearest to [`TARGET`], the first on ties; `None` if none is feasible.
+/// The index of the recommended candidate, given each one's mu: feasible and nearest to [`TARGET`],
+/// the first on ties; `None` if none is feasible.
 #[must_use]
 pub fn recommend(mu: &[f64]) -> Option<usize> {
     let distance = |i: usize| (mu[i] - TARGET).abs();
-    (0..mu.len()).filter(|&i| verdict(mu[i]) == Verdict::Feasible).reduce(|best, i| if distance(i) < distance(best) { i } else { best })
+    (0..mu.len())
+        .filter(|&i| verdict(mu[i]) == Verdict::Feasible)
+        .reduce(|best, i| if distance(i) < distance(best) { i } else { best })
 }
 
 #[cfg(test)]

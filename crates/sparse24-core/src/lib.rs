@@ -16,12 +16,14 @@
 //! | *phase, refresh* | when training is sparse, and when masks are searched anew ([`phase`]) |
 //! | *site, stream* | the address of a random number ([`philox`]) |
 //!
-//! Matrices are ndarray views of [`Element`] types: f32, f16, bf16. Shapes: tokens p, in-features q, out-features r;
-//! X `[p, q]`, W `[r, q]`, Z = X W^T `[p, r]`.
+//! Matrices are ndarray views of [`Element`] types: f32, f16, bf16. Shapes: tokens p, in-features
+//! q, out-features r; X `[p, q]`, W `[r, q]`, Z = X W^T `[p, r]`.
 //!
-//! Everything here is `no_std` and single-threaded: the truth that faster backends are checked against, bit for bit.
+//! Everything here is `no_std` and single-threaded: the truth that faster backends are checked
+//! against, bit for bit.
 //!
-//! Source: Hu et al., "Accelerating Transformer Pre-training with 2:4 Sparsity", ICML 2024, arXiv 2404.01847 ("the paper").
+//! Source: Hu et al., "Accelerating Transformer Pre-training with 2:4 Sparsity", ICML 2024, arXiv
+//! 2404.01847 ("the paper").
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,8 @@
 //! A mask over a matrix: one bit an element, 1 = kept, stored as one `u16` a 4x4 tile.
 //!
-//! Invariant: rows and columns are multiples of 4 and there is one tile for each. A mask may be transposable, row-wise,
-//! column-wise or none of them; [`Mask::check`] proves it. Deliberately absent: where a mask comes from.
+//! Invariant: rows and columns are multiples of 4 and there is one tile for each. A mask may be
+//! transposable, row-wise, column-wise or none of them; [`Mask::check`] proves it. Deliberately
+//! absent: where a mask comes from.
 
 use alloc::{vec, vec::Vec};
 
@@ -63,7 +64,8 @@ impl Mask {
     /// A mask of these tiles, row-major, whatever their structure.
     ///
     /// # Errors
-    /// [`Error::NotTiled`] unless both lengths are multiples of 4; [`Error::Length`] unless there are `rows*columns/16` tiles.
+    /// [`Error::NotTiled`] unless both lengths are multiples of 4; [`Error::Length`] unless there
+    /// are `rows*columns/16` tiles.
     pub fn from_tiles(rows: usize, columns: usize, tiles: Vec<u16>) -> Result<Self, Error> {
         check_tiled("mask", [rows, columns])?;
         let expected = rows / 4 * (columns / 4);
@@ -109,7 +111,11 @@ impl Mask {
     /// Outside of the shape.
     #[must_use]
     pub fn keeps(&self, row: usize, column: usize) -> bool {
-        assert!(row < self.rows && column < self.columns, "element ({row}, {column}) outside of {:?}", self.shape());
+        assert!(
+            row < self.rows && column < self.columns,
+            "element ({row}, {column}) outside of {:?}",
+            self.shape()
+        );
         self.tiles[row / 4 * (self.columns / 4) + column / 4] >> (row % 4 * 4 + column % 4) & 1 == 1
     }
 
@@ -148,11 +154,22 @@ impl Mask {
     }
 }
 
-pub(crate) fn check_tiled(operation: &'static str, [rows, columns]: [usize; 2]) -> Result<(), Error> {
-    if rows % 4 == 0 && columns % 4 == 0 { Ok(()) } else { Err(Error::NotTiled { operation, rows, columns }) }
+pub(crate) fn check_tiled(
+    operation: &'static str,
+    [rows, columns]: [usize; 2],
+) -> Result<(), Error> {
+    if rows % 4 == 0 && columns % 4 == 0 {
+        Ok(())
+    } else {
+        Err(Error::NotTiled { operation, rows, columns })
+    }
 }
 
-pub(crate) fn check_shape(operation: &'static str, expected: [usize; 2], found: [usize; 2]) -> Result<(), Error> {
+pub(crate) fn check_shape(
+    operation: &'static str,
+    expected: [usize; 2],
+    found: [usize; 2],
+) -> Result<(), Error> {
     if expected == found { Ok(()) } else { Err(Error::Shape { operation, expected, found }) }
 }
 
@@ -181,7 +198,10 @@ mod tests {
         assert_eq!(mask.check(MaskKind::RowWise), Ok(()));
         for kind in [MaskKind::Transposable, MaskKind::ColumnWise] {
             let message = mask.check(kind).expect_err("two columns are full").to_string();
-            assert_eq!(message, alloc::format!("mask check: the mask is not {kind}: tile (1, 1) holds 0x3333"));
+            assert_eq!(
+                message,
+                alloc::format!("mask check: the mask is not {kind}: tile (1, 1) holds 0x3333")
+            );
         }
         mask.tiles_mut()[3] = 0x0ff0;
         assert_eq!(mask.check(MaskKind::ColumnWise), Ok(()));
@@ -194,8 +214,14 @@ mod tests {
             Mask::empty(6, 8).expect_err("ragged").to_string(),
             "mask: shape [6, 8] is not made of 4x4 tiles: both 6 and 8 must be multiples of 4"
         );
-        assert_eq!(Mask::from_tiles(4, 8, vec![0]).expect_err("a tile short").to_string(), "mask: expected 2 elements, found 1");
+        assert_eq!(
+            Mask::from_tiles(4, 8, vec![0]).expect_err("a tile short").to_string(),
+            "mask: expected 2 elements, found 1"
+        );
         let empty = Mask::empty(8, 0).expect("nothing is tiled");
-        assert_eq!((empty.check(MaskKind::Transposable), empty.transpose().shape()), (Ok(()), [0, 8]));
+        assert_eq!(
+            (empty.check(MaskKind::Transposable), empty.transpose().shape()),
+            (Ok(()), [0, 8])
+        );
     }
 }

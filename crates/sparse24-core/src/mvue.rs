@@ -1,9 +1,12 @@
-//! The minimum-variance unbiased 2:4 estimator of a group, exact, and the approximation it improves on.
+//! The minimum-variance unbiased 2:4 estimator of a group, exact, and the approximation it improves
+//! on.
 //!
-//! Both return two elements whose expectation over the uniforms is the input. Every operation is f32, rounded, nothing contracted: the
-//! indices and values are the same bits on every backend. Groups run along tokens: the operand of the weight gradient is dZ^T.
+//! Both return two elements whose expectation over the uniforms is the input. Every operation is
+//! f32, rounded, nothing contracted: the indices and values are the same bits on every backend.
+//! Groups run along tokens: the operand of the weight gradient is dZ^T.
 //!
-//! Source: Chmiel et al., "Minimum variance unbiased N:M sparsity for the neural gradients", ICLR 2023.
+//! Source: Chmiel et al., "Minimum variance unbiased N:M sparsity for the neural gradients", ICLR
+//! 2023.
 
 use ndarray::ArrayView2;
 
@@ -34,7 +37,8 @@ impl Kept24 {
     /// The kept pair.
     #[must_use]
     pub fn pattern(self) -> Pattern {
-        Pattern::from_indices(self.indices).expect("an estimate keeps two distinct elements, ascending")
+        Pattern::from_indices(self.indices)
+            .expect("an estimate keeps two distinct elements, ascending")
     }
 }
 
@@ -49,12 +53,14 @@ pub enum Estimator {
 
 /// The unbiased estimate of least variance, from one uniform `u` in [0, 1).
 ///
-/// With a = |x|, s = sum(a) and R = s without its largest term, r = min(s/2, R). Element i is kept with probability min(a_i, r)/r, by
-/// systematic sampling, and its value is copysign(max(a_i, r), x_i). When at most two elements are nonzero they are kept unchanged.
-/// Any non-finite input gives indices 0, 1 and NaN in both values, so that overflow checks see it. Where s overflows, all is computed on
-/// a/4 and r is scaled back; it is infinite only where the estimate itself exceeds f32.
+/// With a = |x|, s = sum(a) and R = s without its largest term, r = min(s/2, R). Element i is kept
+/// with probability min(a_i, r)/r, by systematic sampling, and its value is copysign(max(a_i, r),
+/// x_i). When at most two elements are nonzero they are kept unchanged. Any non-finite input gives
+/// indices 0, 1 and NaN in both values, so that overflow checks see it. Where s overflows, all is
+/// computed on a/4 and r is scaled back; it is infinite only where the estimate itself exceeds f32.
 ///
-/// Var = sum a_i^2/p_i - sum a_i^2 under sum p <= 2, p <= 1: the KKT conditions give p ~ min(1, a/r), at most one clipped.
+/// Var = sum a_i^2/p_i - sum a_i^2 under sum p <= 2, p <= 1: the KKT conditions give p ~ min(1,
+/// a/r), at most one clipped.
 #[must_use]
 #[inline]
 pub fn exact(x: [f32; 4], u: f32) -> Kept24 {
@@ -99,11 +105,14 @@ pub fn exact(x: [f32; 4], u: f32) -> Kept24 {
     }
 }
 
-/// The estimator of the paper's toolkit, from two uniforms in [0, 1): draw i with probability a_i/s, then j among the rest.
+/// The estimator of the paper's toolkit, from two uniforms in [0, 1): draw i with probability
+/// a_i/s, then j among the rest.
 ///
-/// The kept value is x_i/pi_i with pi_i = a_i/s + sum over j != i of (a_j/s) a_i/(s - a_j), but at least the least normal f32, so that it is
-/// finite where the uniforms' spacing draws what is all but impossible. Fewer than three nonzeros are kept exactly.
-/// Non-finite inputs as in [`exact`]. Its variance is about 1.06 times (Gaussian) to 1.33 times (lognormal, sigma 2) that of [`exact`].
+/// The kept value is x_i/pi_i with pi_i = a_i/s + sum over j != i of (a_j/s) a_i/(s - a_j), but at
+/// least the least normal f32, so that it is finite where the uniforms' spacing draws what is all
+/// but impossible. Fewer than three nonzeros are kept exactly. Non-finite inputs as in [`exact`].
+/// Its variance is about 1.06 times (Gaussian) to 1.33 times (lognormal, sigma 2) that of
+/// [`exact`].
 #[must_use]
 #[inline]
 pub fn approximate(x: [f32; 4], [u, v]: [f32; 2]) -> Kept24 {
@@ -138,14 +147,16 @@ pub fn approximate(x: [f32; 4], [u, v]: [f32; 2]) -> Kept24 {
     let first = draw(4, u * total);
     let second = draw(first, v * without(first));
     Kept24::new(first, second, |i| {
-        let others = (0..4).filter(|&j| j != i).fold(0.0, |sum, j| sum + a[j] / total * (a[i] / without(j)));
+        let others =
+            (0..4).filter(|&j| j != i).fold(0.0, |sum, j| sum + a[j] / total * (a[i] / without(j)));
         x[i] / (a[i] / total + others).max(f32::MIN_POSITIVE)
     })
 }
 
 /// E|estimate(x) - x|^2 over the uniforms, summed over the group in f64; NaN for non-finite input.
 ///
-/// Exact: sum over a_i < r of a_i (r - a_i), with r as in [`exact`]. Approximate: sum of a_i^2 (1/pi_i - 1), with pi_i as in [`approximate`].
+/// Exact: sum over a_i < r of a_i (r - a_i), with r as in [`exact`]. Approximate: sum of a_i^2
+/// (1/pi_i - 1), with pi_i as in [`approximate`].
 #[must_use]
 pub fn variance(x: [f32; 4], estimator: Estimator) -> f64 {
     let a = x.map(|x| f64::from(x).abs());
@@ -163,7 +174,8 @@ pub fn variance(x: [f32; 4], estimator: Estimator) -> f64 {
         }
         Estimator::Approximate => {
             let kept = |i: usize| {
-                let others = (0..4).filter(|&j| j != i).map(|j| a[j] / total * (a[i] / (total - a[j])));
+                let others =
+                    (0..4).filter(|&j| j != i).map(|j| a[j] / total * (a[i] / (total - a[j])));
                 a[i] / total + others.sum::<f64>()
             };
             (0..4).filter(|&i| a[i] > 0.0).map(|i| a[i] * a[i] * (1.0 / kept(i) - 1.0)).sum()
@@ -171,27 +183,36 @@ pub fn variance(x: [f32; 4], estimator: Estimator) -> f64 {
     }
 }
 
-/// The estimate of dZ^T, compressed: `dz` is `[p, r]` as stored, the result `[r, p rounded up to a multiple of 4]`, padded with zeros.
+/// The estimate of dZ^T, compressed: `dz` is `[p, r]` as stored, the result
+/// `[r, p rounded up to a multiple of 4]`, padded with zeros.
 ///
-/// Group j of row i draws word `j % 4` of call `i*ceil(p/16) + j/4`; the approximate estimator draws its second uniform from the same
-/// place of [`Purpose::MvueSecond`]. Kept values are rounded to the storage type after the estimate.
+/// Group j of row i draws word `j % 4` of call `i*ceil(p/16) + j/4`; the approximate estimator
+/// draws its second uniform from the same place of [`Purpose::MvueSecond`]. Kept values are rounded
+/// to the storage type after the estimate.
 ///
 /// # Errors
 /// Those of [`Compressed24::zeros`], which the padding rules out.
-pub fn compress<T: Element>(dz: ArrayView2<'_, T>, estimator: Estimator, stream: Stream) -> Result<Compressed24<T>, Error> {
+pub fn compress<T: Element>(
+    dz: ArrayView2<'_, T>,
+    estimator: Estimator,
+    stream: Stream,
+) -> Result<Compressed24<T>, Error> {
     let (p, r) = dz.dim();
     let groups = p.div_ceil(4);
     let mut out = Compressed24::zeros(r, 4 * groups)?;
     for i in 0..r {
         for j in 0..groups {
-            let x = core::array::from_fn(|at| if 4 * j + at < p { dz[[4 * j + at, i]].to_f32() } else { 0.0 });
+            let x = core::array::from_fn(|at| {
+                if 4 * j + at < p { dz[[4 * j + at, i]].to_f32() } else { 0.0 }
+            });
             out.set(i, j, estimate(x, estimator, stream, call(p, i, j), j % 4));
         }
     }
     Ok(out)
 }
 
-/// The Philox call of group `group` of row `row` of dZ^T with `p` tokens: `row*ceil(p/16) + group/4`.
+/// The Philox call of group `group` of row `row` of dZ^T with `p` tokens:
+/// `row*ceil(p/16) + group/4`.
 #[must_use]
 #[inline]
 pub fn call(p: usize, row: usize, group: usize) -> u32 {
@@ -201,11 +222,19 @@ pub fn call(p: usize, row: usize, group: usize) -> u32 {
 /// One group with the word `word` of call `call`.
 #[must_use]
 #[inline]
-pub fn estimate(x: [f32; 4], estimator: Estimator, stream: Stream, call: u32, word: usize) -> Kept24 {
+pub fn estimate(
+    x: [f32; 4],
+    estimator: Estimator,
+    stream: Stream,
+    call: u32,
+    word: usize,
+) -> Kept24 {
     let u = stream.uniforms(call)[word];
     match estimator {
         Estimator::Exact => exact(x, u),
-        Estimator::Approximate => approximate(x, [u, stream.with_purpose(Purpose::MvueSecond).uniforms(call)[word]]),
+        Estimator::Approximate => {
+            approximate(x, [u, stream.with_purpose(Purpose::MvueSecond).uniforms(call)[word]])
+        }
     }
 }
 
@@ -213,7 +242,8 @@ fn sum(a: [f32; 4]) -> f32 {
     (a[0] + a[1]) + (a[2] + a[3])
 }
 
-/// The magnitudes and the factor that brings them back: 1, or a quarter of them and 4 where their sum overflows.
+/// The magnitudes and the factor that brings them back: 1, or a quarter of them and 4 where their
+/// sum overflows.
 fn in_range(a: [f32; 4]) -> ([f32; 4], f32) {
     if sum(a).is_finite() { (a, 1.0) } else { (a.map(|a| a * 0.25), 4.0) }
 }
@@ -271,17 +301,24 @@ mod tests {
 
     #[test]
     fn rounding_never_draws_a_zero_or_twice() {
-        // r = 1.5 - 2^-23, and t + r rounds up to the whole sum: the last nonzero is taken, not the zero after it.
+        // r = 1.5 - 2^-23, and t + r rounds up to the whole sum: the last nonzero is taken, not the
+        // zero after it.
         let x = [1.0, 1.0, 1.0 - 2.0 * f32::EPSILON, 0.0];
         assert_eq!(exact(x, ALMOST_ONE).indices, [1, 2]);
-        // Of three least subnormals r rounds from 1.5 to 2, and so does t: the last is found at once, the one before it goes with it.
-        assert_eq!(exact([f32::from_bits(1), f32::from_bits(1), f32::from_bits(1), 0.0], 0.9).indices, [1, 2]);
+        // Of three least subnormals r rounds from 1.5 to 2, and so does t: the last is found at
+        // once, the one before it goes with it.
+        assert_eq!(
+            exact([f32::from_bits(1), f32::from_bits(1), f32::from_bits(1), 0.0], 0.9).indices,
+            [1, 2]
+        );
     }
 
     #[test]
     fn non_finite_input_is_seen() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            for estimate in [exact([0.0, 1.0, bad, 2.0], 0.5), approximate([0.0, 1.0, bad, 2.0], [0.5; 2])] {
+            for estimate in
+                [exact([0.0, 1.0, bad, 2.0], 0.5), approximate([0.0, 1.0, bad, 2.0], [0.5; 2])]
+            {
                 assert_eq!(estimate.indices, [0, 1]);
                 assert!(estimate.values.iter().all(|x| x.is_nan()));
             }
@@ -331,9 +368,16 @@ mod tests {
                 let call = (2 * i + j / 4) as u32;
                 let u = stream.uniforms(call)[j % 4];
                 let v = stream.with_purpose(Purpose::MvueSecond).uniforms(call)[j % 4];
-                let expected = if estimator == Estimator::Exact { exact(x, u) } else { approximate(x, [u, v]) };
+                let expected = if estimator == Estimator::Exact {
+                    exact(x, u)
+                } else {
+                    approximate(x, [u, v])
+                };
                 assert_eq!(out.pattern(i, j), expected.pattern());
-                assert_eq!([out.values()[[i, 2 * j]], out.values()[[i, 2 * j + 1]]], expected.values);
+                assert_eq!(
+                    [out.values()[[i, 2 * j]], out.values()[[i, 2 * j + 1]]],
+                    expected.values
+                );
             }
         }
     }

@@ -1,10 +1,13 @@
-//! Bi-Mask: a column-wise mask of masked weights whose groups of four are formed in another order of rows.
+//! Bi-Mask: a column-wise mask of masked weights whose groups of four are formed in another order
+//! of rows.
 //!
-//! The forward multiplies by the weights under a row-wise mask m; dgrad contracts rows, so its operand is pruned once more, two of every four
-//! rows of `order`: W m m'. Of [`CANDIDATES`] random orders the one is taken under which m' prunes least of m. It is 2:4 in that order alone.
+//! The forward multiplies by the weights under a row-wise mask m; dgrad contracts rows, so its
+//! operand is pruned once more, two of every four rows of `order`: W m m'. Of [`CANDIDATES`] random
+//! orders the one is taken under which m' prunes least of m. It is 2:4 in that order alone.
 //!
-//! Source: Zhang et al., "Bi-directional Masks for Efficient N:M Sparse Training", ICML 2023, with the numbers and the criterion of its code.
-//! Deliberately absent: when an order is searched, but for its [`INTERVAL`].
+//! Source: Zhang et al., "Bi-directional Masks for Efficient N:M Sparse Training", ICML 2023, with
+//! the numbers and the criterion of its code. Deliberately absent: when an order is searched, but
+//! for its [`INTERVAL`].
 
 use alloc::{vec, vec::Vec};
 
@@ -23,19 +26,23 @@ pub const CANDIDATES: u32 = 100;
 /// Optimizer steps from one choice to the next.
 pub const INTERVAL: u32 = 100;
 
-/// The best of [`CANDIDATES`] random orders of the mask's rows: the one that keeps most by [`kept`], the first on ties.
+/// The best of [`CANDIDATES`] random orders of the mask's rows: the one that keeps most by
+/// [`kept`], the first on ties.
 ///
 /// The stream is of [`crate::philox::Purpose::Permutation`], the tensor and the step.
 #[must_use]
 pub fn row_order(mask: &Mask, stream: Stream) -> Vec<u32> {
     let rows = Rows::of(mask);
     let candidates = (0..CANDIDATES).map(|candidate| shuffled(mask.rows(), stream, candidate));
-    let least = candidates.map(|order| (rows.lost(&order), order)).reduce(|best, next| if next.0 < best.0 { next } else { best });
+    let least = candidates
+        .map(|order| (rows.lost(&order), order))
+        .reduce(|best, next| if next.0 < best.0 { next } else { best });
     least.expect("there are candidates").1
 }
 
-/// A uniform order of `rows` rows: Fisher and Yates from the last place down, place i exchanged with place floor(word (i+1) / 2^32). Candidate c takes the
-/// words of calls `c*ceil(rows/4)` on, place i that of number `rows - 1 - i`.
+/// A uniform order of `rows` rows: Fisher and Yates from the last place down, place i exchanged
+/// with place floor(word (i+1) / 2^32). Candidate c takes the words of calls `c*ceil(rows/4)` on,
+/// place i that of number `rows - 1 - i`.
 #[must_use]
 pub fn shuffled(rows: usize, stream: Stream, candidate: u32) -> Vec<u32> {
     let mut order: Vec<u32> = (0..rows as u32).collect();
@@ -48,31 +55,49 @@ pub fn shuffled(rows: usize, stream: Stream, candidate: u32) -> Vec<u32> {
     order
 }
 
-/// How many elements of the mask two of every four rows, in this order, can keep: the sum of min(2, kept) over groups.
+/// How many elements of the mask two of every four rows, in this order, can keep: the sum of min(2,
+/// kept) over groups.
 #[must_use]
 pub fn kept(mask: &Mask, order: &[u32]) -> u64 {
     mask.count_kept() - Rows::of(mask).lost(order)
 }
 
-/// m m': of every group of four rows in `order`, the two largest of `w` under `mask`, as far as `mask` keeps them. At most two of a group.
+/// m m': of every group of four rows in `order`, the two largest of `w` under `mask`, as far as
+/// `mask` keeps them. At most two of a group.
 ///
 /// # Errors
-/// [`Error::Shape`] unless the mask has the shape of `w`; [`Error::Length`] unless there is a place for every row.
+/// [`Error::Shape`] unless the mask has the shape of `w`; [`Error::Length`] unless there is a place
+/// for every row.
 ///
 /// # Panics
 /// If `order` is not one of the rows.
-pub fn permuted_mask<T: Element>(w: ArrayView2<'_, T>, mask: &Mask, order: &[u32]) -> Result<Mask, Error> {
+pub fn permuted_mask<T: Element>(
+    w: ArrayView2<'_, T>,
+    mask: &Mask,
+    order: &[u32],
+) -> Result<Mask, Error> {
     check_shape("permuted mask", [w.nrows(), w.ncols()], mask.shape())?;
     if order.len() != w.nrows() {
-        return Err(Error::Length { operation: "permuted mask", expected: w.nrows(), found: order.len() });
+        return Err(Error::Length {
+            operation: "permuted mask",
+            expected: w.nrows(),
+            found: order.len(),
+        });
     }
     let mut out = Mask::empty(mask.rows(), mask.columns())?;
     let tile_columns = mask.columns() / 4;
     for group in order.as_chunks::<4>().0.iter().map(|group| group.map(|row| row as usize)) {
         for column in 0..w.ncols() {
-            let masked = group.map(|row| if mask.keeps(row, column) { w[[row, column]].to_f32() } else { 0.0 });
-            for row in largest_two(masked).indices().map(|i| group[usize::from(i)]).into_iter().filter(|&row| mask.keeps(row, column)) {
-                out.tiles_mut()[row / 4 * tile_columns + column / 4] |= 1 << (row % 4 * 4 + column % 4);
+            let masked = group
+                .map(|row| if mask.keeps(row, column) { w[[row, column]].to_f32() } else { 0.0 });
+            for row in largest_two(masked)
+                .indices()
+                .map(|i| group[usize::from(i)])
+                .into_iter()
+                .filter(|&row| mask.keeps(row, column))
+            {
+                out.tiles_mut()[row / 4 * tile_columns + column / 4] |=
+                    1 << (row % 4 * 4 + column % 4);
             }
         }
     }
@@ -92,7 +117,8 @@ impl Rows {
         for (at, &tile) in mask.tiles().iter().enumerate() {
             let (row, column) = (at / (mask.columns() / 4) * 4, at % (mask.columns() / 4) * 4);
             for i in 0..4 {
-                bits[(row + i) * words + column / 64] |= u64::from(tile >> (4 * i) & 15) << (column % 64);
+                bits[(row + i) * words + column / 64] |=
+                    u64::from(tile >> (4 * i) & 15) << (column % 64);
             }
         }
         Self { words, bits }
@@ -105,8 +131,13 @@ impl Rows {
     /// Elements beyond the second of a group: one where three are kept, two where all four are.
     fn lost(&self, order: &[u32]) -> u64 {
         let groups = order.as_chunks::<4>().0.iter().map(|group| group.map(|row| self.row(row)));
-        let lost = |[a, b, c, d]: [u64; 4]| (a & b & (c | d) | c & d & (a | b)).count_ones() + (a & b & c & d).count_ones();
-        groups.flat_map(|rows| (0..self.words).map(move |word| rows.map(|row| row[word]))).map(|words| u64::from(lost(words))).sum()
+        let lost = |[a, b, c, d]: [u64; 4]| {
+            (a & b & (c | d) | c & d & (a | b)).count_ones() + (a & b & c & d).count_ones()
+        };
+        groups
+            .flat_map(|rows| (0..self.words).map(move |word| rows.map(|row| row[word])))
+            .map(|words| u64::from(lost(words)))
+            .sum()
     }
 }
 
@@ -130,7 +161,8 @@ mod tests {
     /// Rows in pairs of equal masks: neighbours collide, and there are orders in which none do.
     fn row_wise(rows: usize, columns: usize) -> (Array2<f32>, Mask) {
         let w = Array2::from_shape_fn((rows, columns), |(row, column)| {
-            let mixed = (row as u32 / 2 * 7919 + column as u32 * 104_729).wrapping_mul(2_654_435_761) >> 8;
+            let mixed =
+                (row as u32 / 2 * 7919 + column as u32 * 104_729).wrapping_mul(2_654_435_761) >> 8;
             mixed as f32 / (1 << 24) as f32 - 0.5
         });
         let mask = mask_search(w.view(), MaskKind::RowWise).expect("tiled");
@@ -139,13 +171,17 @@ mod tests {
 
     #[test]
     fn every_order_is_one_of_the_rows_and_all_differ() {
-        let orders: Vec<Vec<u32>> = (0..CANDIDATES).map(|candidate| shuffled(12, stream(0), candidate)).collect();
+        let orders: Vec<Vec<u32>> =
+            (0..CANDIDATES).map(|candidate| shuffled(12, stream(0), candidate)).collect();
         for order in &orders {
             let mut sorted = order.clone();
             sorted.sort_unstable();
             assert!(sorted.into_iter().eq(0..12), "{order:?}");
         }
-        assert!((1..orders.len()).all(|i| !orders[..i].contains(&orders[i])), "one of 12! drawn twice");
+        assert!(
+            (1..orders.len()).all(|i| !orders[..i].contains(&orders[i])),
+            "one of 12! drawn twice"
+        );
         assert_ne!(shuffled(12, stream(1), 0), orders[0]);
         assert_eq!((shuffled(0, stream(0), 3), shuffled(1, stream(0), 3)), (vec![], vec![0]));
     }
@@ -154,10 +190,13 @@ mod tests {
     fn the_order_that_keeps_most_is_chosen() {
         let (_, mask) = row_wise(16, 68);
         let naive = |order: &[u32]| -> u64 {
-            let group = |group: &[u32], column| group.iter().filter(|&&row| mask.keeps(row as usize, column)).count().min(2) as u64;
+            let group = |group: &[u32], column| {
+                group.iter().filter(|&&row| mask.keeps(row as usize, column)).count().min(2) as u64
+            };
             order.chunks(4).map(|rows| (0..68).map(|column| group(rows, column)).sum::<u64>()).sum()
         };
-        let candidates: Vec<Vec<u32>> = (0..CANDIDATES).map(|candidate| shuffled(16, stream(2), candidate)).collect();
+        let candidates: Vec<Vec<u32>> =
+            (0..CANDIDATES).map(|candidate| shuffled(16, stream(2), candidate)).collect();
         for order in &candidates {
             assert_eq!(kept(&mask, order), naive(order));
         }
@@ -175,11 +214,26 @@ mod tests {
         assert_eq!(both.count_kept(), kept(&mask, &order));
         for group in order.chunks(4) {
             for column in 0..68 {
-                let of = |m: &Mask| group.iter().copied().filter(|&row| m.keeps(row as usize, column)).collect::<Vec<u32>>();
+                let of = |m: &Mask| {
+                    group
+                        .iter()
+                        .copied()
+                        .filter(|&row| m.keeps(row as usize, column))
+                        .collect::<Vec<u32>>()
+                };
                 let (kept, before) = (of(&both), of(&mask));
-                assert!(kept.len() == before.len().min(2) && kept.iter().all(|row| before.contains(row)));
-                let least = kept.iter().map(|&row| w[[row as usize, column]].abs()).fold(f32::INFINITY, f32::min);
-                let beyond = before.iter().filter(|row| !kept.contains(row)).map(|&row| w[[row as usize, column]].abs());
+                assert!(
+                    kept.len() == before.len().min(2)
+                        && kept.iter().all(|row| before.contains(row))
+                );
+                let least = kept
+                    .iter()
+                    .map(|&row| w[[row as usize, column]].abs())
+                    .fold(f32::INFINITY, f32::min);
+                let beyond = before
+                    .iter()
+                    .filter(|row| !kept.contains(row))
+                    .map(|&row| w[[row as usize, column]].abs());
                 assert!(beyond.fold(0.0, f32::max) <= least);
             }
         }
@@ -189,7 +243,9 @@ mod tests {
     #[test]
     fn shapes_must_fit() {
         let mask = Mask::empty(4, 4).expect("tiled");
-        let message = permuted_mask(arr2(&[[0.0_f32; 4]; 4]).view(), &mask, &[0, 1]).expect_err("two of four").to_string();
+        let message = permuted_mask(arr2(&[[0.0_f32; 4]; 4]).view(), &mask, &[0, 1])
+            .expect_err("two of four")
+            .to_string();
         assert_eq!(message, "permuted mask: expected 4 elements, found 2");
         assert!(permuted_mask(arr2(&[[0.0_f32; 8]; 4]).view(), &mask, &[0, 1, 2, 3]).is_err());
     }

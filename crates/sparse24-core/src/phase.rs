@@ -1,6 +1,7 @@
 //! When training is sparse and when dense, and when masks are searched anew.
 //!
-//! Steps are counted from 1: optimizer step t turns w_{t-1} into w_t. Deliberately absent: what a phase computes (a method's choice).
+//! Steps are counted from 1: optimizer step t turns w_{t-1} into w_t. Deliberately absent: what a
+//! phase computes (a method's choice).
 
 use core::{fmt, num::NonZeroU32, str::FromStr};
 
@@ -25,7 +26,9 @@ impl Fraction {
     /// [`Error::Fraction`] unless it is in [0, 1].
     pub const fn new(numerator: u32, denominator: u32) -> Result<Self, Error> {
         match NonZeroU32::new(denominator) {
-            Some(denominator) if numerator <= denominator.get() => Ok(Self { numerator, denominator }),
+            Some(denominator) if numerator <= denominator.get() => {
+                Ok(Self { numerator, denominator })
+            }
             _ => Err(Error::Fraction { operation: "phase", numerator, denominator }),
         }
     }
@@ -63,13 +66,25 @@ impl FromStr for Fraction {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let digits = |text: &str| if text.bytes().all(|b| b.is_ascii_digit()) { text.parse().map_err(drop) } else { Err(()) };
+        let digits = |text: &str| {
+            if text.bytes().all(|b| b.is_ascii_digit()) {
+                text.parse().map_err(drop)
+            } else {
+                Err(())
+            }
+        };
         let (numerator, denominator) = match (text.split_once('/'), text.split_once('.')) {
             (Some((numerator, denominator)), _) => (digits(numerator)?, digits(denominator)?),
             (None, Some((whole, decimals))) if decimals.len() <= 9 => {
                 let denominator = 10_u32.pow(decimals.len() as u32);
                 let whole: u32 = digits(whole)?;
-                (whole.checked_mul(denominator).and_then(|whole| whole.checked_add(digits(decimals).ok()?)).ok_or(())?, denominator)
+                (
+                    whole
+                        .checked_mul(denominator)
+                        .and_then(|whole| whole.checked_add(digits(decimals).ok()?))
+                        .ok_or(())?,
+                    denominator,
+                )
             }
             _ => (digits(text)?, 1),
         };
@@ -97,20 +112,25 @@ impl Refresh {
     }
 }
 
-/// Whether Adam's variance has settled (AutoSwitch of STEP, with the arithmetic mean): the mean of the last T_w changes lies below `epsilon`.
+/// Whether Adam's variance has settled (AutoSwitch of STEP, with the arithmetic mean): the mean of
+/// the last T_w changes lies below `epsilon`.
 ///
-/// A change is Z_t, the mean over all weights of |v_t - v_{t-1}|, rounded to f32; `changes` are those of the steps so far, or the last T_w of them. T_w is
-/// [`settling_window`]; with fewer changes nothing is settled. The sum is f64, oldest first.
+/// A change is Z_t, the mean over all weights of |v_t - v_{t-1}|, rounded to f32; `changes` are
+/// those of the steps so far, or the last T_w of them. T_w is [`settling_window`]; with fewer
+/// changes nothing is settled. The sum is f64, oldest first.
 ///
-/// Source: Lu et al., "STEP: Learning N:M Structured Sparsity Masks from Scratch with Precondition", ICML 2023, Algorithm 2.
+/// Source: Lu et al., "STEP: Learning N:M Structured Sparsity Masks from Scratch with
+/// Precondition", ICML 2023, Algorithm 2.
 #[must_use]
 pub fn has_settled(changes: &[f32], beta2: f32, epsilon: f32) -> bool {
     let window = settling_window(beta2);
     let Some(first) = changes.len().checked_sub(window) else { return false };
-    changes[first..].iter().copied().map(f64::from).sum::<f64>() < f64::from(epsilon) * window as f64
+    changes[first..].iter().copied().map(f64::from).sum::<f64>()
+        < f64::from(epsilon) * window as f64
 }
 
-/// T_w = 1/(1 - beta2), to the nearest whole number and at least 1: the floor of the source is 19 for the 0.95 of binary floats.
+/// T_w = 1/(1 - beta2), to the nearest whole number and at least 1: the floor of the source is 19
+/// for the 0.95 of binary floats.
 #[must_use]
 pub fn settling_window(beta2: f32) -> usize {
     ((1.0 / (1.0 - f64::from(beta2)) + 0.5) as usize).max(1)
@@ -125,7 +145,10 @@ mod tests {
 
     #[test]
     fn five_sixths_round_down() {
-        assert_eq!([0, 1, 5, 6, 7, 11, 12, 300_000].map(|steps| Fraction::FIVE_SIXTHS.of(steps)), [0, 0, 4, 5, 5, 9, 10, 250_000]);
+        assert_eq!(
+            [0, 1, 5, 6, 7, 11, 12, 300_000].map(|steps| Fraction::FIVE_SIXTHS.of(steps)),
+            [0, 0, 4, 5, 5, 9, 10, 250_000]
+        );
         assert_eq!(Fraction::FIVE_SIXTHS.of(u32::MAX), 3_579_139_412);
         assert_eq!(Fraction::ONE.of(u32::MAX), u32::MAX);
     }
@@ -134,31 +157,63 @@ mod tests {
     fn fractions_are_proper() {
         assert_eq!(Fraction::new(5, 6), Ok(Fraction::FIVE_SIXTHS));
         assert_eq!(Fraction::new(0, 1).map(|fraction| fraction.of(7)), Ok(0));
-        assert_eq!(Fraction::new(7, 6).expect_err("too large").to_string(), "phase: 7/6 is not in [0, 1]");
-        assert_eq!(Fraction::new(0, 0).expect_err("no number").to_string(), "phase: 0/0 is not in [0, 1]");
+        assert_eq!(
+            Fraction::new(7, 6).expect_err("too large").to_string(),
+            "phase: 7/6 is not in [0, 1]"
+        );
+        assert_eq!(
+            Fraction::new(0, 0).expect_err("no number").to_string(),
+            "phase: 0/0 is not in [0, 1]"
+        );
     }
 
     #[test]
     fn fractions_are_read_as_they_are_written() {
         let read = |text: &str| text.parse::<Fraction>().map(|fraction| fraction.to_string());
-        for (text, expected) in
-            [("5/6", "5/6"), ("1", "1"), ("0", "0"), ("0.5", "5/10"), ("1.0", "10/10"), ("10/13", "10/13"), ("0.000000001", "1/1000000000")]
-        {
+        for (text, expected) in [
+            ("5/6", "5/6"),
+            ("1", "1"),
+            ("0", "0"),
+            ("0.5", "5/10"),
+            ("1.0", "10/10"),
+            ("10/13", "10/13"),
+            ("0.000000001", "1/1000000000"),
+        ] {
             assert_eq!(read(text).as_deref(), Ok(expected));
         }
-        for text in
-            ["", "7/6", "1.5", "-1", "+1", "1/", "/2", "1/0", ".5", "0.", "1e-1", "0.0000000001", "a", "99999999999", "4294967295.1"]
-        {
+        for text in [
+            "",
+            "7/6",
+            "1.5",
+            "-1",
+            "+1",
+            "1/",
+            "/2",
+            "1/0",
+            ".5",
+            "0.",
+            "1e-1",
+            "0.0000000001",
+            "a",
+            "99999999999",
+            "4294967295.1",
+        ] {
             assert_eq!(read(text), Err(()), "{text}");
         }
     }
 
     #[test]
     fn a_variance_settles_when_a_whole_window_is_small() {
-        assert_eq!([0.0, 0.5, 0.9, 0.95, 0.99, 0.999].map(settling_window), [1, 2, 10, 20, 100, 1000]);
+        assert_eq!(
+            [0.0, 0.5, 0.9, 0.95, 0.99, 0.999].map(settling_window),
+            [1, 2, 10, 20, 100, 1000]
+        );
         let settled = |changes: &[f32]| has_settled(changes, 0.75, 1.0);
         assert!(!settled(&[0.0; 3]) && settled(&[0.0; 4]), "a window of four");
-        assert!(settled(&[9.0, 0.0, 3.5, 0.0, 0.0]) && !settled(&[9.0, 0.0, 4.0, 0.0, 0.0]), "a mean below 1, of the last four");
+        assert!(
+            settled(&[9.0, 0.0, 3.5, 0.0, 0.0]) && !settled(&[9.0, 0.0, 4.0, 0.0, 0.0]),
+            "a mean below 1, of the last four"
+        );
         assert!(!settled(&[0.0, f32::NAN, 0.0, 0.0]));
     }
 

@@ -1,7 +1,8 @@
-//! Philox4x32-10 and the addresses of random numbers: the same stream on every device, whatever the thread or block count.
+//! Philox4x32-10 and the addresses of random numbers: the same stream on every device, whatever the
+//! thread or block count.
 //!
-//! A random number has no history: it is a function of (seed, site, micro-step, optimizer step, call).
-//! Deliberately absent: a generator with state.
+//! A random number has no history: it is a function of (seed, site, micro-step, optimizer step,
+//! call). Deliberately absent: a generator with state.
 //!
 //! Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 
@@ -32,7 +33,8 @@ impl Philox4x32 {
         let mut round = 0;
         while round < ROUNDS {
             let (p0, p1) = (a as u64 * MULTIPLIERS[0] as u64, c as u64 * MULTIPLIERS[1] as u64);
-            (a, b, c, d) = ((p1 >> 32) as u32 ^ b ^ k0, p1 as u32, (p0 >> 32) as u32 ^ d ^ k1, p0 as u32);
+            (a, b, c, d) =
+                ((p1 >> 32) as u32 ^ b ^ k0, p1 as u32, (p0 >> 32) as u32 ^ d ^ k1, p0 as u32);
             (k0, k1) = (k0.wrapping_add(WEYL[0]), k1.wrapping_add(WEYL[1]));
             round += 1;
         }
@@ -106,7 +108,8 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// The stream of `site` at a global micro-step (`rank * accumulation + local`, so that ranks never share draws) of an optimizer step.
+    /// The stream of `site` at a global micro-step (`rank * accumulation + local`, so that ranks
+    /// never share draws) of an optimizer step.
     #[must_use]
     pub const fn new(seed: u64, site: Site, micro_step: u32, step: u32) -> Self {
         Self { philox: Philox4x32::new(seed), site, micro_step, step }
@@ -130,7 +133,8 @@ impl Stream {
         Self { site: self.site.with_purpose(purpose), ..self }
     }
 
-    /// The key and the counter words after the call, for kernels that run the rounds themselves: `[site, micro-step, step]`.
+    /// The key and the counter words after the call, for kernels that run the rounds themselves:
+    /// `[site, micro-step, step]`.
     #[must_use]
     pub const fn address(self) -> ([u32; 2], [u32; 3]) {
         (self.philox.key(), [self.site.word(), self.micro_step, self.step])
@@ -148,20 +152,31 @@ pub fn uniform(word: u32) -> f32 {
 mod tests {
     use super::{Philox4x32, Purpose, Site, Stream, uniform};
 
-    /// The known-answer vectors of Random123 1.09 (`kat_vectors`, philox4x32 10): zeros, ones, digits of pi.
+    /// The known-answer vectors of Random123 1.09 (`kat_vectors`, philox4x32 10): zeros, ones,
+    /// digits of pi.
     #[test]
     fn published_known_answers() {
         let answer = |seed, counter| Philox4x32::new(seed).block(counter);
         assert_eq!(answer(0, [0; 4]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
-        assert_eq!(answer(u64::MAX, [u32::MAX; 4]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+        assert_eq!(
+            answer(u64::MAX, [u32::MAX; 4]),
+            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
+        );
         let pi = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
-        assert_eq!(answer(0x299f_31d0_a409_3822, pi), [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
+        assert_eq!(
+            answer(0x299f_31d0_a409_3822, pi),
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
+        );
     }
 
     #[test]
     fn a_stream_addresses_the_counter() {
-        let stream = Stream::new(0x1234_5678_9abc_def0, Site::new(Purpose::Mvue, 0x00ab_cdef), 3, 4);
-        assert_eq!(stream.words(2), Philox4x32::new(0x1234_5678_9abc_def0).block([2, 0x04ab_cdef, 3, 4]));
+        let stream =
+            Stream::new(0x1234_5678_9abc_def0, Site::new(Purpose::Mvue, 0x00ab_cdef), 3, 4);
+        assert_eq!(
+            stream.words(2),
+            Philox4x32::new(0x1234_5678_9abc_def0).block([2, 0x04ab_cdef, 3, 4])
+        );
         assert_eq!(stream.address(), ([0x9abc_def0, 0x1234_5678], [0x04ab_cdef, 3, 4]));
         assert_eq!(stream.with_purpose(Purpose::MvueSecond).address().1, [0x05ab_cdef, 3, 4]);
         assert_eq!(stream.uniforms(2), stream.words(2).map(uniform));
@@ -169,7 +184,10 @@ mod tests {
 
     #[test]
     fn uniforms_lie_below_one() {
-        assert_eq!([0, 0xff, 0x100, u32::MAX].map(uniform), [0.0, 0.0, f32::EPSILON / 2.0, 1.0 - f32::EPSILON / 2.0]);
+        assert_eq!(
+            [0, 0xff, 0x100, u32::MAX].map(uniform),
+            [0.0, 0.0, f32::EPSILON / 2.0, 1.0 - f32::EPSILON / 2.0]
+        );
     }
 
     #[test]

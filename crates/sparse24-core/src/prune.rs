@@ -1,4 +1,5 @@
-//! Magnitude pruning: what a group keeps, what a mask leaves of a matrix, and the soft threshold of S-STE.
+//! Magnitude pruning: what a group keeps, what a mask leaves of a matrix, and the soft threshold of
+//! S-STE.
 //!
 //! On ties the lower index stays. Deliberately absent: the transposable choice ([`crate::search`]).
 
@@ -10,15 +11,19 @@ use crate::{
     mask::{Mask, check_shape},
 };
 
-/// The two largest magnitudes of a group; a NaN counts as infinite, so it is kept and seen downstream; on ties the lower index stays.
+/// The two largest magnitudes of a group; a NaN counts as infinite, so it is kept and seen
+/// downstream; on ties the lower index stays.
 #[must_use]
 #[inline]
 pub fn largest_two(group: [f32; 4]) -> Pattern {
     let m = group.map(|x| if x.is_nan() { f32::INFINITY } else { x.abs() });
-    let largest_but = |skip: usize| (0..4).filter(|&i| i != skip).reduce(|best, i| if m[i] > m[best] { i } else { best });
+    let largest_but = |skip: usize| {
+        (0..4).filter(|&i| i != skip).reduce(|best, i| if m[i] > m[best] { i } else { best })
+    };
     let first = largest_but(4).expect("a group has four elements");
     let second = largest_but(first).expect("three remain");
-    Pattern::from_indices([first.min(second) as u8, first.max(second) as u8]).expect("two distinct elements, ascending")
+    Pattern::from_indices([first.min(second) as u8, first.max(second) as u8])
+        .expect("two distinct elements, ascending")
 }
 
 /// What becomes of a kept value.
@@ -28,16 +33,19 @@ pub enum ValueMap {
     Identity,
     /// S-STE: `copysign(max(|w| - t, 0), w) * scale`, t the second-smallest magnitude of the group.
     ///
-    /// The two largest lie at or above t; only a mask that keeps others can bring the difference below 0. A NaN stays NaN.
+    /// The two largest lie at or above t; only a mask that keeps others can bring the difference
+    /// below 0. A NaN stays NaN.
     SoftThreshold {
-        /// The fixed factor of the tensor, chosen by [`soft_threshold_scale`] at the start of training.
+        /// The fixed factor of the tensor, chosen by [`soft_threshold_scale`] at the start of
+        /// training.
         scale: f32,
     },
 }
 
 /// The group with its pruned elements zero and its kept ones mapped.
 ///
-/// Source of the soft threshold: Hu et al., "S-STE: Continuous pruning function for efficient 2:4 sparse pre-training", NeurIPS 2024.
+/// Source of the soft threshold: Hu et al., "S-STE: Continuous pruning function for efficient 2:4
+/// sparse pre-training", NeurIPS 2024.
 #[must_use]
 #[inline]
 pub fn group(x: [f32; 4], pattern: Pattern, map: ValueMap) -> [f32; 4] {
@@ -49,12 +57,15 @@ pub fn group(x: [f32; 4], pattern: Pattern, map: ValueMap) -> [f32; 4] {
             a.sort_by(f32::total_cmp);
             let threshold = a[1];
             let excess = |x: f32| if x.abs() < threshold { 0.0 } else { x.abs() - threshold };
-            core::array::from_fn(|i| if kept(i) { excess(x[i]).copysign(x[i]) * scale } else { 0.0 })
+            core::array::from_fn(
+                |i| if kept(i) { excess(x[i]).copysign(x[i]) * scale } else { 0.0 },
+            )
         }
     }
 }
 
-/// The scale that brings the soft-thresholded matrix S(w) nearest to w: `<w, S(w)> / <S(w), S(w)>`, groups along rows.
+/// The scale that brings the soft-thresholded matrix S(w) nearest to w: `<w, S(w)> / <S(w), S(w)>`,
+/// groups along rows.
 ///
 /// Sums are f64, row-major. It is 1 when S(w) is zero, and NaN when S(w) is not finite.
 ///
@@ -128,8 +139,12 @@ mod tests {
         // S = [-3, 0, 0, 1.5]: (15 + 5.25) / (9 + 2.25).
         assert_eq!(soft_threshold_scale(arr2(&[[-5.0_f32, 1.0, 2.0, 3.5]]).view()), Ok(1.8));
         assert_eq!(soft_threshold_scale(arr2(&[[1.0_f32; 4]]).view()), Ok(1.0));
-        let message = soft_threshold_scale(arr2(&[[1.0_f32; 5]]).view()).expect_err("ragged").to_string();
-        assert_eq!(message, "soft threshold: 5 elements along the sparse dimension are not made of groups of 4");
+        let message =
+            soft_threshold_scale(arr2(&[[1.0_f32; 5]]).view()).expect_err("ragged").to_string();
+        assert_eq!(
+            message,
+            "soft threshold: 5 elements along the sparse dimension are not made of groups of 4"
+        );
     }
 
     #[test]
@@ -137,9 +152,13 @@ mod tests {
         let w = arr2(&[[-1.0_f32, -2.0, -3.0, f32::NAN]; 4]);
         let mask = Mask::from_tiles(4, 4, alloc::vec![0x000a]).expect("tiled");
         let out = masked(w.view(), &mask).expect("one shape");
-        assert_eq!(out.row(0).map(|x| x.to_bits()).to_vec(), [0.0, -2.0, 0.0, f32::NAN].map(f32::to_bits));
+        assert_eq!(
+            out.row(0).map(|x| x.to_bits()).to_vec(),
+            [0.0, -2.0, 0.0, f32::NAN].map(f32::to_bits)
+        );
         assert!(out.iter().skip(4).all(|x| x.to_bits() == 0));
-        let message = masked(arr2(&[[0.0_f32; 8]; 4]).view(), &mask).expect_err("two shapes").to_string();
+        let message =
+            masked(arr2(&[[0.0_f32; 8]; 4]).view(), &mask).expect_err("two shapes").to_string();
         assert_eq!(message, "prune: expected shape [4, 8], found [4, 4]");
     }
 }

@@ -1,16 +1,20 @@
-//! The transposable search: the tile pattern of largest kept L1 norm, and the greedy 2-approximation it is measured against.
+//! The transposable search: the tile pattern of largest kept L1 norm, and the greedy
+//! 2-approximation it is measured against.
 //!
-//! With rows a, b, c, e of the magnitudes m, d = a-b, d' = c-e, D = (a+b)-(c+e) and x_jk = x_j - x_k,
+//! With rows a, b, c, e of the magnitudes m, d = a-b, d' = c-e, D = (a+b)-(c+e) and x_jk = x_j -
+//! x_k,
 //!
 //! ```text
 //! 2*best - sum(m) = max{ (|d_jk| + |d'_jk|) + |D_il|  for the 6 pairs {j,k} with complement {i,l},  tb(D),  tb(d) + tb(d') }
 //! tb(x) = max(|x_01| + |x_23|, |x_02 + x_13|)
 //! ```
 //!
-//! because the column sums of rows a+b of any of the 90 patterns are (1,1,1,1) (36 of them), (2,2,0,0) (6) or (2,1,1,0) (48).
-//! The order of evaluation and the ties are part of the definition: f32, every operation rounded, nothing contracted.
-//! The kept norm is optimal within 2^-21 of the tile's sum, and exactly optimal where the sums are exact. A transposed tile keeps the
-//! same norm, not always the same bits, so a mask belongs to the orientation in which it was searched: [out, in].
+//! because the column sums of rows a+b of any of the 90 patterns are (1,1,1,1) (36 of them),
+//! (2,2,0,0) (6) or (2,1,1,0) (48). The order of evaluation and the ties are part of the
+//! definition: f32, every operation rounded, nothing contracted. The kept norm is optimal within
+//! 2^-21 of the tile's sum, and exactly optimal where the sums are exact. A transposed tile keeps
+//! the same norm, not always the same bits, so a mask belongs to the orientation in which it was
+//! searched: [out, in].
 
 use ndarray::ArrayView2;
 
@@ -36,26 +40,30 @@ pub fn magnitude(w: f32) -> f32 {
 /// The pairs {j, k} of the first six candidates, in their order of precedence.
 pub const PAIRS: [[usize; 2]; 6] = [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]];
 
-/// First code of the pair candidates: `64 + 8*pair + (sign D_il | sign d_jk << 1 | sign d'_jk << 2)`.
+/// First code of the pair candidates:
+/// `64 + 8*pair + (sign D_il | sign d_jk << 1 | sign d'_jk << 2)`.
 ///
 /// Below it, `8*set(d) + set(d')` are the codes of tb(d) + tb(d').
 pub const PAIR_CODES: u8 = 64;
 
 /// First code of the candidate tb(D): `112 + set(D)`.
 ///
-/// A set has three bits: first form `sign x_01 | sign x_23 << 1`, second form `4 | sign (x_02 + x_13)`.
+/// A set has three bits: first form `sign x_01 | sign x_23 << 1`, second form
+/// `4 | sign (x_02 + x_13)`.
 pub const SHARED_CODES: u8 = 112;
 
 /// The tile bits of every 7-bit code; 0 where the search yields no such code.
 pub const CODES: [u16; 128] = code_table();
 
-/// The pattern of largest kept L1 norm of a row-major tile: exact, canonical, the same bits on every backend.
+/// The pattern of largest kept L1 norm of a row-major tile: exact, canonical, the same bits on
+/// every backend.
 ///
 /// Every input, whatever its bits, gives one of the 90.
 #[must_use]
 #[inline]
 pub fn transposable(tile: &[f32; 16]) -> TilePattern {
-    TilePattern::from_bits(CODES[usize::from(code(tile))]).expect("the search yields only codes of the table")
+    TilePattern::from_bits(CODES[usize::from(code(tile))])
+        .expect("the search yields only codes of the table")
 }
 
 /// The 7-bit code of the winning candidate and its signs, an index into [`CODES`].
@@ -85,15 +93,18 @@ pub fn code(tile: &[f32; 16]) -> u8 {
     }
     let (norm, set) = top_minus_bottom(&across);
     offer(norm, SHARED_CODES + set);
-    let ((norm_upper, set_upper), (norm_lower, set_lower)) = (top_minus_bottom(&upper), top_minus_bottom(&lower));
+    let ((norm_upper, set_upper), (norm_lower, set_lower)) =
+        (top_minus_bottom(&upper), top_minus_bottom(&lower));
     offer(norm_upper + norm_lower, 8 * set_upper + set_lower);
     code
 }
 
-/// The greedy 2-approximation: take the largest while its row and column have room, then complete to one of the 90.
+/// The greedy 2-approximation: take the largest while its row and column have room, then complete
+/// to one of the 90.
 ///
-/// Where the greedy pass stalls at seven with the open cell (i,j) taken, the kept (k,l) is exchanged for the free (i,l) and (k,j) with
-/// the largest m(i,l) + m(k,j) - m(k,l); ties go to the lowest (k,l), and equal magnitudes are taken lowest index first.
+/// Where the greedy pass stalls at seven with the open cell (i,j) taken, the kept (k,l) is
+/// exchanged for the free (i,l) and (k,j) with the largest m(i,l) + m(k,j) - m(k,l); ties go to the
+/// lowest (k,l), and equal magnitudes are taken lowest index first.
 ///
 /// Source: Hubara et al., "Accelerated sparse neural training", NeurIPS 2021, section 4.
 #[must_use]
@@ -114,7 +125,11 @@ pub fn greedy(tile: &[f32; 16]) -> TilePattern {
 }
 
 fn complete(m: &[f32; 16], bits: u16, row_kept: [u8; 4], column_kept: [u8; 4]) -> TilePattern {
-    let open = |kept: [u8; 4]| kept.iter().position(|&n| n < 2).expect("a stalled greedy pass leaves an open row and column");
+    let open = |kept: [u8; 4]| {
+        kept.iter()
+            .position(|&n| n < 2)
+            .expect("a stalled greedy pass leaves an open row and column")
+    };
     let (i, j) = (open(row_kept), open(column_kept));
     let keeps = |row: usize, column: usize| bits >> (4 * row + column) & 1 == 1;
     let mut best: Option<(f32, u16)> = None;
@@ -130,7 +145,8 @@ fn complete(m: &[f32; 16], bits: u16, row_kept: [u8; 4], column_kept: [u8; 4]) -
     TilePattern::from_bits(completed).expect("the exchange restores two in every row and column")
 }
 
-/// The mask of a `[rows, columns]` matrix: exact transposable search, or the two largest of every group.
+/// The mask of a `[rows, columns]` matrix: exact transposable search, or the two largest of every
+/// group.
 ///
 /// # Errors
 /// [`Error::NotTiled`] unless both lengths are multiples of 4.
@@ -144,7 +160,9 @@ pub fn mask_search<T: Element>(w: ArrayView2<'_, T>, kind: MaskKind) -> Result<M
     per_tile(w, |tile| match kind {
         MaskKind::Transposable => transposable(tile).bits(),
         MaskKind::RowWise => rows_of(tile),
-        MaskKind::ColumnWise => tile::transpose(rows_of(&core::array::from_fn(|at| tile[at % 4 * 4 + at / 4]))),
+        MaskKind::ColumnWise => {
+            tile::transpose(rows_of(&core::array::from_fn(|at| tile[at % 4 * 4 + at / 4])))
+        }
     })
 }
 
@@ -156,12 +174,17 @@ pub fn mask_search_greedy<T: Element>(w: ArrayView2<'_, T>) -> Result<Mask, Erro
     per_tile(w, |tile| greedy(tile).bits())
 }
 
-fn per_tile<T: Element>(w: ArrayView2<'_, T>, bits: impl Fn(&[f32; 16]) -> u16) -> Result<Mask, Error> {
+fn per_tile<T: Element>(
+    w: ArrayView2<'_, T>,
+    bits: impl Fn(&[f32; 16]) -> u16,
+) -> Result<Mask, Error> {
     let (rows, columns) = w.dim();
     check_tiled("mask search", [rows, columns])?;
     let tiles = (0..rows / 4)
         .flat_map(|i| (0..columns / 4).map(move |j| (i, j)))
-        .map(|(i, j)| bits(&core::array::from_fn(|at| w[[4 * i + at / 4, 4 * j + at % 4]].to_f32())))
+        .map(|(i, j)| {
+            bits(&core::array::from_fn(|at| w[[4 * i + at / 4, 4 * j + at % 4]].to_f32()))
+        })
         .collect();
     Mask::from_tiles(rows, columns, tiles)
 }
@@ -175,7 +198,11 @@ fn top_minus_bottom(x: &[f32; 4]) -> (f32, u8) {
     let (x01, x23) = (x[0] - x[1], x[2] - x[3]);
     let across = (x[0] - x[2]) + (x[1] - x[3]);
     let (split, together) = (x01.abs() + x23.abs(), across.abs());
-    if together > split { (together, 4 | sign(across)) } else { (split, sign(x01) | sign(x23) << 1) }
+    if together > split {
+        (together, 4 | sign(across))
+    } else {
+        (split, sign(x01) | sign(x23) << 1)
+    }
 }
 
 const fn code_table() -> [u16; 128] {
@@ -207,7 +234,8 @@ const fn code_table() -> [u16; 128] {
             let (above, below) = if signs & 1 == 0 { (1 << i, 1 << l) } else { (1 << l, 1 << i) };
             let (a, b) = if signs & 2 == 0 { (1 << j, 1 << k) } else { (1 << k, 1 << j) };
             let (c, e) = if signs & 4 == 0 { (1 << j, 1 << k) } else { (1 << k, 1 << j) };
-            table[PAIR_CODES as usize + 8 * pair + signs] = tile([above | a, above | b, below | c, below | e]);
+            table[PAIR_CODES as usize + 8 * pair + signs] =
+                tile([above | a, above | b, below | c, below | e]);
             signs += 1;
         }
         pair += 1;
@@ -253,8 +281,9 @@ mod tests {
 
     #[test]
     fn a_stalled_greedy_pass_is_completed() {
-        // Taken in order: the 3x3 corner's six 9s and (3,3), which leaves row 3 and column 3 open with their only cell taken. The best
-        // exchange gives up (0,0), the lowest of equals, for (3,0) and (0,3).
+        // Taken in order: the 3x3 corner's six 9s and (3,3), which leaves row 3 and column 3 open
+        // with their only cell taken. The best exchange gives up (0,0), the lowest of equals, for
+        // (3,0) and (0,3).
         let tile = [9.0, 9.0, 0.0, 0.0, 9.0, 0.0, 9.0, 0.0, 0.0, 9.0, 9.0, 0.0, 0.0, 0.0, 0.0, 1.0];
         assert_eq!(greedy(&tile).bits(), 0b1001_0110_0101_1010);
         // 8 + 7 - 9 at (1,2) beats them.

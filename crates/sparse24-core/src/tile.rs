@@ -1,6 +1,8 @@
-//! A 4x4 tile of a mask and the 90 transposable patterns: two kept in every row and in every column.
+//! A 4x4 tile of a mask and the 90 transposable patterns: two kept in every row and in every
+//! column.
 //!
-//! Invariant: a [`TilePattern`] is always one of the 90. Deliberately absent: the search ([`crate::search`]).
+//! Invariant: a [`TilePattern`] is always one of the 90. Deliberately absent: the search
+//! ([`crate::search`]).
 
 use crate::group::Pattern;
 
@@ -33,7 +35,8 @@ impl TilePattern {
     /// The pattern of one row, 0..4.
     #[must_use]
     pub fn row(self, row: usize) -> Pattern {
-        Pattern::from_bits((self.0 >> (4 * row)) as u8 & 0xf).expect("a tile pattern keeps two in every row")
+        Pattern::from_bits((self.0 >> (4 * row)) as u8 & 0xf)
+            .expect("a tile pattern keeps two in every row")
     }
 
     /// Rows become columns.
@@ -99,8 +102,15 @@ mod tests {
 
     #[test]
     fn ninety_have_two_in_every_row_and_column() {
-        let two = |bits: u16, cells: [u16; 4]| cells.iter().filter(|&&at| bits >> at & 1 == 1).count() == 2;
-        let valid = |bits: u16| (0..4).all(|i| two(bits, [4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3]) && two(bits, [i, i + 4, i + 8, i + 12]));
+        let two = |bits: u16, cells: [u16; 4]| {
+            cells.iter().filter(|&&at| bits >> at & 1 == 1).count() == 2
+        };
+        let valid = |bits: u16| {
+            (0..4).all(|i| {
+                two(bits, [4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3])
+                    && two(bits, [i, i + 4, i + 8, i + 12])
+            })
+        };
         assert!(TilePattern::ALL.into_iter().all(|pattern| valid(pattern.bits())));
         assert!(TilePattern::ALL.is_sorted_by(|a, b| a < b));
         for bits in (0..=u16::MAX).step_by(if cfg!(miri) { 251 } else { 1 }) {

@@ -1,6 +1,7 @@
-//! The dense kernels at the shapes of one small GPT-2 training step: 4 layers, 4 heads, 128 wide, 512 in the feed-forward, context 64, batch
-//! 12, vocabulary 65. Each product is verified before it is timed; at the end the products of a step are summed, and everything else
-//! beside them. Threads: `RAYON_NUM_THREADS`.
+//! The dense kernels at the shapes of one small GPT-2 training step: 4 layers, 4 heads, 128 wide,
+//! 512 in the feed-forward, context 64, batch 12, vocabulary 65. Each product is verified before it
+//! is timed; at the end the products of a step are summed, and everything else beside them.
+//! Threads: `RAYON_NUM_THREADS`.
 
 use std::{hint::black_box, time::Duration, time::Instant};
 
@@ -53,7 +54,11 @@ impl Step {
     }
 
     fn sum(&self, what: impl Fn(&str) -> bool) -> f64 {
-        self.calls.iter().filter(|(name, ..)| what(name)).map(|&(_, time, calls)| time.as_secs_f64() * 1e3 * calls as f64).sum()
+        self.calls
+            .iter()
+            .filter(|(name, ..)| what(name))
+            .map(|&(_, time, calls)| time.as_secs_f64() * 1e3 * calls as f64)
+            .sum()
     }
 }
 
@@ -65,15 +70,27 @@ fn matrix(rows: usize, columns: usize) -> Array2<f32> {
     })
 }
 
-fn product(step: &mut Step, name: &'static str, calls: usize, a: ArrayView2<'_, f32>, b: ArrayView2<'_, f32>) {
+fn product(
+    step: &mut Step,
+    name: &'static str,
+    calls: usize,
+    a: ArrayView2<'_, f32>,
+    b: ArrayView2<'_, f32>,
+) {
     let mut c = Array2::from_elem([a.nrows(), b.ncols()], f32::NAN);
     matmul(a, b, c.view_mut(), Beta::Overwrite).expect("shapes agree");
     let expected = a.mapv(f64::from).dot(&b.mapv(f64::from));
-    let bound = a.mapv(|x| f64::from(x.abs())).dot(&b.mapv(|x| f64::from(x.abs()))) * ((a.ncols() + 2) as f64 * 2f64.powi(-24));
+    let bound = a.mapv(|x| f64::from(x.abs())).dot(&b.mapv(|x| f64::from(x.abs())))
+        * ((a.ncols() + 2) as f64 * 2f64.powi(-24));
     for ((at, &found), expected) in c.indexed_iter().zip(&expected) {
-        assert!((f64::from(found) - expected).abs() <= bound[at], "{name} at {at:?}: {found} and {expected}");
+        assert!(
+            (f64::from(found) - expected).abs() <= bound[at],
+            "{name} at {at:?}: {found} and {expected}"
+        );
     }
-    step.time(name, calls, || matmul(black_box(a), black_box(b), c.view_mut(), Beta::Overwrite).expect("shapes agree"));
+    step.time(name, calls, || {
+        matmul(black_box(a), black_box(b), c.view_mut(), Beta::Overwrite).expect("shapes agree")
+    });
 }
 
 fn products(step: &mut Step) {
@@ -94,10 +111,19 @@ fn products(step: &mut Step) {
 
 fn rows(step: &mut Step) {
     let (x, delta, gamma) = (matrix(P, D), matrix(P, D), Array1::ones(D));
-    let [mut residual, mut y, mut stats] = [Array2::zeros([P, D]), Array2::zeros([P, D]), Array2::zeros([P, 2])];
+    let [mut residual, mut y, mut stats] =
+        [Array2::zeros([P, D]), Array2::zeros([P, D]), Array2::zeros([P, 2])];
     step.time("norm forward", 2 * LAYERS + 1, || {
-        norm_forward(x.view(), Some(delta.view()), gamma.view(), None, residual.view_mut(), y.view_mut(), stats.view_mut())
-            .expect("shapes agree");
+        norm_forward(
+            x.view(),
+            Some(delta.view()),
+            gamma.view(),
+            None,
+            residual.view_mut(),
+            y.view_mut(),
+            stats.view_mut(),
+        )
+        .expect("shapes agree");
     });
     let (mut dresidual, mut dgamma) = (matrix(P, D), Array1::zeros(D));
     step.time("norm backward", 2 * LAYERS + 1, || {
@@ -115,32 +141,52 @@ fn rows(step: &mut Step) {
         .expect("shapes agree");
     });
     let (z, dh, mut h) = (matrix(P, FF), matrix(P, FF), matrix(P, FF));
-    step.time("gelu forward", LAYERS, || gelu_forward(z.view(), h.view_mut()).expect("shapes agree"));
-    step.time("gelu backward", LAYERS, || gelu_backward(dh.view(), z.view(), h.view_mut()).expect("shapes agree"));
+    step.time("gelu forward", LAYERS, || {
+        gelu_forward(z.view(), h.view_mut()).expect("shapes agree")
+    });
+    step.time("gelu backward", LAYERS, || {
+        gelu_backward(dh.view(), z.view(), h.view_mut()).expect("shapes agree")
+    });
     let tokens: Vec<u32> = (0..P as u32).map(|i| i * 40_503 % V as u32).collect();
     let (wte, wpe) = (matrix(V, D), matrix(T, D));
-    step.time("embed forward", 1, || embed_forward(&tokens, T, wte.view(), Some(wpe.view()), y.view_mut()).expect("shapes agree"));
+    step.time("embed forward", 1, || {
+        embed_forward(&tokens, T, wte.view(), Some(wpe.view()), y.view_mut()).expect("shapes agree")
+    });
     let (mut dwte, mut dwpe) = (matrix(V, D), matrix(T, D));
     step.time("embed backward", 1, || {
-        embed_backward(x.view(), &tokens, T, dwte.view_mut(), Some(dwpe.view_mut()), Beta::Overwrite).expect("shapes agree");
+        embed_backward(
+            x.view(),
+            &tokens,
+            T,
+            dwte.view_mut(),
+            Some(dwpe.view_mut()),
+            Beta::Overwrite,
+        )
+        .expect("shapes agree");
     });
     let mut logits = matrix(P, V);
     step.time("head loss", 1, || {
-        black_box(head_loss(logits.view_mut(), &tokens, None, 0.0, 1.0 / P as f32).expect("shapes agree"));
+        black_box(
+            head_loss(logits.view_mut(), &tokens, None, 0.0, 1.0 / P as f32).expect("shapes agree"),
+        );
     });
 }
 
 fn attention(step: &mut Step) {
-    let shape = AttentionShape { batch: B, heads: 4, queries: T, keys: T, mask: AttentionMask::Causal };
+    let shape =
+        AttentionShape { batch: B, heads: 4, queries: T, keys: T, mask: AttentionMask::Causal };
     let (qkv, d_o, mut dqkv) = (matrix(P, 3 * D), matrix(P, D), matrix(P, 3 * D));
-    let (q, k, v) = (qkv.slice(s![.., ..D]), qkv.slice(s![.., D..2 * D]), qkv.slice(s![.., 2 * D..]));
+    let (q, k, v) =
+        (qkv.slice(s![.., ..D]), qkv.slice(s![.., D..2 * D]), qkv.slice(s![.., 2 * D..]));
     let (mut o, mut lse) = (matrix(P, D), matrix(4 * B, T));
     step.time("attention forward", LAYERS, || {
-        attention_forward(shape, q, k, v, o.view_mut(), lse.view_mut(), None).expect("shapes agree");
+        attention_forward(shape, q, k, v, o.view_mut(), lse.view_mut(), None)
+            .expect("shapes agree");
     });
     step.time("attention backward", LAYERS, || {
         let (dq, dk, dv) = dqkv.multi_slice_mut((s![.., ..D], s![.., D..2 * D], s![.., 2 * D..]));
-        attention_backward(shape, q, k, v, o.view(), lse.view(), d_o.view(), dq, dk, dv, None).expect("shapes agree");
+        attention_backward(shape, q, k, v, o.view(), lse.view(), d_o.view(), dq, dk, dv, None)
+            .expect("shapes agree");
     });
 }
 
@@ -157,7 +203,8 @@ fn optimizer(step: &mut Step) {
     };
     let mut tensors = Vec::new();
     for [rows, columns] in [[3 * D, D], [D, D], [FF, D], [D, FF]] {
-        let mask = Mask::from_tiles(rows, columns, vec![0x5a5a; rows * columns / 16]).expect("made of tiles");
+        let mask = Mask::from_tiles(rows, columns, vec![0x5a5a; rows * columns / 16])
+            .expect("made of tiles");
         for _ in 0..LAYERS {
             tensors.push((
                 matrix(rows, columns),
@@ -171,20 +218,29 @@ fn optimizer(step: &mut Step) {
     for (name, masked) in [("adamw", false), ("(adamw with masked decay)", true)] {
         step.time(name, usize::from(!masked), || {
             for (w, g, m, v, mask) in &mut tensors {
-                let decay = if masked { Decay::OnGradients { lambda: 1e-4, mask } } else { Decay::None };
+                let decay =
+                    if masked { Decay::OnGradients { lambda: 1e-4, mask } } else { Decay::None };
                 let [w, m, v] = [w, m, v].map(|x| x.as_slice_mut().expect("contiguous"));
-                adamw_step(w, g.as_slice().expect("contiguous"), m, v, g.ncols(), &rule, decay).expect("shapes agree");
+                adamw_step(w, g.as_slice().expect("contiguous"), m, v, g.ncols(), &rule, decay)
+                    .expect("shapes agree");
             }
         });
     }
     step.time("gradient norm", 1, || {
-        black_box(tensors.iter().map(|(_, g, ..)| squared_norm(g.as_slice().expect("contiguous"))).sum::<f64>());
+        black_box(
+            tensors
+                .iter()
+                .map(|(_, g, ..)| squared_norm(g.as_slice().expect("contiguous")))
+                .sum::<f64>(),
+        );
     });
 }
 
 fn main() {
-    let criterion =
-        Criterion::default().sample_size(20).warm_up_time(Duration::from_millis(100)).measurement_time(Duration::from_millis(600));
+    let criterion = Criterion::default()
+        .sample_size(20)
+        .warm_up_time(Duration::from_millis(100))
+        .measurement_time(Duration::from_millis(600));
     let mut step = Step { criterion: criterion.configure_from_args(), calls: Vec::new() };
     products(&mut step);
     rows(&mut step);
@@ -194,6 +250,10 @@ fn main() {
     for (name, time, calls) in &step.calls {
         println!("{name:26} {:8.1} us x {calls}", time.as_secs_f64() * 1e6);
     }
-    let (products, others) = (step.sum(|name| name.starts_with("gemm")), step.sum(|name| !name.starts_with("gemm")));
-    println!("products {products:.2} ms, everything else {others:.2} ms: {:.2}x the products alone", (products + others) / products);
+    let (products, others) =
+        (step.sum(|name| name.starts_with("gemm")), step.sum(|name| !name.starts_with("gemm")));
+    println!(
+        "products {products:.2} ms, everything else {others:.2} ms: {:.2}x the products alone",
+        (products + others) / products
+    );
 }

@@ -1,8 +1,10 @@
-//! The sparse kernels against the bytes they must move, the faster of two parallel copies of as many bytes (the library's, and one by stores
-//! past the caches, which large outputs get), and a straightforward search.
+//! The sparse kernels against the bytes they must move, the faster of two parallel copies of as
+//! many bytes (the library's, and one by stores past the caches, which large outputs get), and a
+//! straightforward search.
 //!
-//! Every result is verified before it is timed. After criterion's groups a table gives medians, taken in turns so that a busy moment
-//! falls on all of a row's contestants. Deliberately absent: a verdict; the goals stand beside the measured ratios.
+//! Every result is verified before it is timed. After criterion's groups a table gives medians,
+//! taken in turns so that a busy moment falls on all of a row's contestants. Deliberately absent: a
+//! verdict; the goals stand beside the measured ratios.
 
 use std::{hint::black_box, time::Duration, time::Instant};
 
@@ -74,7 +76,10 @@ fn searches(criterion: &mut Criterion, w: &Array2<f32>) {
         let mut mask = empty();
         naive_search(w, &mut mask, naive);
         let same = mask.tiles().iter().zip(expected.tiles()).filter(|(a, b)| a == b).count();
-        assert!(same * 1000 > expected.tiles().len() * 999, "{name}: only near ties may differ, yet {same} tiles agree");
+        assert!(
+            same * 1000 > expected.tiles().len() * 999,
+            "{name}: only near ties may differ, yet {same} tiles agree"
+        );
         entries.push(Entry::new(name, bytes, move || naive_search(black_box(w), &mut mask, naive)));
     }
     for level in Simd::ALL.into_iter().filter_map(Simd::available) {
@@ -82,21 +87,29 @@ fn searches(criterion: &mut Criterion, w: &Array2<f32>) {
         search::mask_search_at(level, w.view(), MaskKind::Transposable, &mut mask).expect("tiled");
         assert_eq!(mask, expected);
         entries.push(Entry::new(format!("mask search, {}", level.simd()), bytes, move || {
-            search::mask_search_at(level, black_box(w).view(), MaskKind::Transposable, &mut mask).expect("tiled");
+            search::mask_search_at(level, black_box(w).view(), MaskKind::Transposable, &mut mask)
+                .expect("tiled");
         }));
     }
-    contest(criterion, "mask search 4096x1024 f32 (goal: 10 x the loop, 80 GB/s of input with AVX-512)", entries);
+    contest(
+        criterion,
+        "mask search 4096x1024 f32 (goal: 10 x the loop, 80 GB/s of input with AVX-512)",
+        entries,
+    );
 }
 
 fn compressions(criterion: &mut Criterion, w: &Array2<f32>) {
     let mask = core_search::mask_search(w.view(), MaskKind::Transposable).expect("tiled");
     let expected = Compressed24::encode(w.view(), &mask).expect("row-wise");
     let expected_dgrad = Compressed24::encode(w.t(), &mask.transpose()).expect("column-wise");
-    let bytes = |size: usize| ELEMENTS * 4 + ELEMENTS / 8 + 2 * (ELEMENTS / 2 * size + ELEMENTS / 8);
+    let bytes =
+        |size: usize| ELEMENTS * 4 + ELEMENTS / 8 + 2 * (ELEMENTS / 2 * size + ELEMENTS / 8);
     let (mut forward, mut dgrad) = (zeros(SHAPE[0], SHAPE[1]), zeros(SHAPE[1], SHAPE[0]));
-    prune::compress_weight(w.view(), &mask, ValueMap::Identity, &mut forward, &mut dgrad).expect("shapes agree");
+    prune::compress_weight(w.view(), &mask, ValueMap::Identity, &mut forward, &mut dgrad)
+        .expect("shapes agree");
     assert!(forward == expected && dgrad == expected_dgrad);
-    let (mut forward16, mut dgrad16) = (zeros::<bf16>(SHAPE[0], SHAPE[1]), zeros(SHAPE[1], SHAPE[0]));
+    let (mut forward16, mut dgrad16) =
+        (zeros::<bf16>(SHAPE[0], SHAPE[1]), zeros(SHAPE[1], SHAPE[0]));
     let mut dense = Array2::zeros(w.raw_dim());
     let mask = &mask;
     let [copy, streamed] = copies(bytes(4));
@@ -104,10 +117,24 @@ fn compressions(criterion: &mut Criterion, w: &Array2<f32>) {
         copy,
         streamed,
         Entry::new("prune + compress both ways, f32", bytes(4), move || {
-            prune::compress_weight(black_box(w).view(), mask, ValueMap::Identity, &mut forward, &mut dgrad).expect("shapes agree");
+            prune::compress_weight(
+                black_box(w).view(),
+                mask,
+                ValueMap::Identity,
+                &mut forward,
+                &mut dgrad,
+            )
+            .expect("shapes agree");
         }),
         Entry::new("prune + compress both ways, f32 to bf16", bytes(2), move || {
-            prune::compress_weight(black_box(w).view(), mask, ValueMap::Identity, &mut forward16, &mut dgrad16).expect("shapes agree");
+            prune::compress_weight(
+                black_box(w).view(),
+                mask,
+                ValueMap::Identity,
+                &mut forward16,
+                &mut dgrad16,
+            )
+            .expect("shapes agree");
         }),
         Entry::new("the same, straightforwardly: core, group by group", bytes(4), move || {
             // On both cores, as a machine may take away one that idles.
@@ -133,24 +160,38 @@ fn estimates<T: Element>(criterion: &mut Criterion, name: &str, dz: &Array2<T>) 
     for level in Simd::ALL.into_iter().filter_map(Simd::available) {
         let mut out = out.clone();
         entries.push(Entry::new(format!("MVUE + compress, {}", level.simd()), bytes, move || {
-            mvue::mvue_compress_at(level, black_box(dz).view(), Estimator::Exact, stream, &mut out).expect("shapes agree");
+            mvue::mvue_compress_at(level, black_box(dz).view(), Estimator::Exact, stream, &mut out)
+                .expect("shapes agree");
         }));
     }
-    entries.push(Entry::new("the same, straightforwardly: core, group by group", bytes, move || {
-        let (left, right) = black_box(dz).view().split_at(Axis(1), SHAPE[1] / 2);
-        let compress = |half| core_mvue::compress(half, Estimator::Exact, stream).expect("grouped");
-        black_box(rayon::join(|| compress(left), || compress(right)));
-    }));
+    entries.push(Entry::new(
+        "the same, straightforwardly: core, group by group",
+        bytes,
+        move || {
+            let (left, right) = black_box(dz).view().split_at(Axis(1), SHAPE[1] / 2);
+            let compress =
+                |half| core_mvue::compress(half, Estimator::Exact, stream).expect("grouped");
+            black_box(rayon::join(|| compress(left), || compress(right)));
+        },
+    ));
     let single = dz.mapv(T::to_f32);
     let mut dense = Array2::zeros(dz.raw_dim());
-    mvue::mvue_prune(single.view(), Estimator::Exact, stream, dense.view_mut()).expect("shapes agree");
+    mvue::mvue_prune(single.view(), Estimator::Exact, stream, dense.view_mut())
+        .expect("shapes agree");
     if size_of::<T>() == 4 {
         assert!(dense == out.decode().t().mapv(T::to_f32));
         entries.push(Entry::new("MVUE, dense", ELEMENTS * 8, move || {
-            mvue::mvue_prune(black_box(&single).view(), Estimator::Exact, stream, dense.view_mut()).expect("shapes agree");
+            mvue::mvue_prune(black_box(&single).view(), Estimator::Exact, stream, dense.view_mut())
+                .expect("shapes agree");
         }));
     }
-    contest(criterion, &format!("MVUE 4096x1024 {name}, random numbers included (goal: a quarter of copy bandwidth)"), entries);
+    contest(
+        criterion,
+        &format!(
+            "MVUE 4096x1024 {name}, random numbers included (goal: a quarter of copy bandwidth)"
+        ),
+        entries,
+    );
 }
 
 fn zeros<T: Element>(m: usize, k: usize) -> Compressed24<T> {
@@ -160,11 +201,14 @@ fn zeros<T: Element>(m: usize, k: usize) -> Compressed24<T> {
 /// Copies that read and write `bytes` in all, on all threads: by the library, and past the caches.
 fn copies<'a>(bytes: usize) -> [Entry<'a>; 2] {
     let library: fn(&[f32], &mut [f32]) = |from, to| to.copy_from_slice(from);
-    let past: fn(&[f32], &mut [f32]) = |from, to| simd::copy(Available::best(), usize::MAX, from, to);
+    let past: fn(&[f32], &mut [f32]) =
+        |from, to| simd::copy(Available::best(), usize::MAX, from, to);
     [("copy", library), ("copy past the caches", past)].map(|(name, copy)| {
         let (from, mut to) = (vec![1.0; bytes / 8], vec![0.0; bytes / 8]);
         Entry::new(name, bytes, move || {
-            to.par_chunks_mut(1 << 15).zip(black_box(&from).par_chunks(1 << 15)).for_each(|(to, from)| copy(from, to));
+            to.par_chunks_mut(1 << 15)
+                .zip(black_box(&from).par_chunks(1 << 15))
+                .for_each(|(to, from)| copy(from, to));
             black_box(&to);
         })
     })
@@ -176,11 +220,14 @@ type Naive = fn(&[f32; 16]) -> u16;
 fn naive_search(w: &Array2<f32>, mask: &mut Mask, naive: Naive) {
     let tile_columns = SHAPE[1] / 4;
     let w = w.as_slice().expect("row-major");
-    mask.tiles_mut().par_chunks_mut(tile_columns).zip(w.par_chunks(4 * SHAPE[1])).for_each(|(tiles, rows)| {
-        for (at, bits) in tiles.iter_mut().enumerate() {
-            *bits = naive(&std::array::from_fn(|i| rows[i / 4 * SHAPE[1] + 4 * at + i % 4].abs()));
-        }
-    });
+    mask.tiles_mut().par_chunks_mut(tile_columns).zip(w.par_chunks(4 * SHAPE[1])).for_each(
+        |(tiles, rows)| {
+            for (at, bits) in tiles.iter_mut().enumerate() {
+                *bits =
+                    naive(&std::array::from_fn(|i| rows[i / 4 * SHAPE[1] + 4 * at + i % 4].abs()));
+            }
+        },
+    );
 }
 
 /// Adds up the eight kept magnitudes of each pattern.
@@ -230,11 +277,13 @@ fn products(tile: &[f32; 16]) -> u16 {
     for (magnitude, patterns) in tile.iter().zip(&PATTERNS) {
         scores.iter_mut().zip(patterns).for_each(|(score, pattern)| *score += magnitude * pattern);
     }
-    let best = (1..90).fold(0, |best, pattern| if scores[pattern] > scores[best] { pattern } else { best });
+    let best = (1..90)
+        .fold(0, |best, pattern| if scores[pattern] > scores[best] { pattern } else { best });
     TilePattern::ALL[best].bits()
 }
 
-/// Times the entries with criterion, then in turns; prints medians and ratios to the fastest copy, or to the first entry.
+/// Times the entries with criterion, then in turns; prints medians and ratios to the fastest copy,
+/// or to the first entry.
 fn contest(criterion: &mut Criterion, title: &str, mut entries: Vec<Entry<'_>>) {
     const ROUNDS: usize = 31;
     let mut group = criterion.benchmark_group(title);
@@ -255,7 +304,10 @@ fn contest(criterion: &mut Criterion, title: &str, mut entries: Vec<Entry<'_>>) 
     }
     let bandwidth = |entry: &Entry<'_>, seconds: f64| entry.bytes as f64 / seconds / 1e9;
     println!("\n{title}, {} threads, {}", rayon::current_num_threads(), Simd::detect());
-    println!("{:<42} {:>9} {:>12} {:>12} {:>9} {:>10}", "", "MB", "median ms", "best ms", "GB/s", "ratio");
+    println!(
+        "{:<42} {:>9} {:>12} {:>12} {:>9} {:>10}",
+        "", "MB", "median ms", "best ms", "GB/s", "ratio"
+    );
     seconds.iter_mut().for_each(|seconds| seconds.sort_by(f64::total_cmp));
     let of = |at: usize| bandwidth(&entries[at], seconds[at][ROUNDS / 2]);
     let copies = entries.iter().take_while(|entry| entry.name.starts_with("copy")).count();

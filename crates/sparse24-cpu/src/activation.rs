@@ -1,9 +1,10 @@
 //! GELU, GEGLU and SwiGLU, forward and backward, in any layout of their operands.
 //!
-//! GELU is the tanh form: GELU(z) = z/2 (1 + tanh u) = z sigmoid(2u) with u = sqrt(2/pi) (z + 0.044715 z^3). A gated activation takes
-//! Z `[p, 2f]` and multiplies the activated *first* half of its columns by the second. Matrices may be row-major or
-//! column-major (the strides tell); matching layouts are fastest. Elementwise, so the bits depend neither on layout nor on
-//! threads. Deliberately absent: the activated first half is not stored but computed again in the backward.
+//! GELU is the tanh form: GELU(z) = z/2 (1 + tanh u) = z sigmoid(2u) with u = sqrt(2/pi) (z +
+//! 0.044715 z^3). A gated activation takes Z `[p, 2f]` and multiplies the activated *first* half of
+//! its columns by the second. Matrices may be row-major or column-major (the strides tell);
+//! matching layouts are fastest. Elementwise, so the bits depend neither on layout nor on threads.
+//! Deliberately absent: the activated first half is not stored but computed again in the backward.
 
 use std::f32::consts::{LN_2, LOG2_E};
 
@@ -27,10 +28,15 @@ fn silu(z: f32) -> (f32, f32) {
     gate(z, 87.0, |z| LOG2_E * z, |_| 1.0)
 }
 
-/// z sigmoid2(exponent(z)) and its derivative, where ln 2 * exponent' = slope; beyond the limits the sigmoid is that of the limit, and below
-/// the lower one so is z.
+/// z sigmoid2(exponent(z)) and its derivative, where ln 2 * exponent' = slope; beyond the limits
+/// the sigmoid is that of the limit, and below the lower one so is z.
 #[inline(always)]
-fn gate(z: f32, limit: f32, exponent: impl Fn(f32) -> f32, slope: impl Fn(f32) -> f32) -> (f32, f32) {
+fn gate(
+    z: f32,
+    limit: f32,
+    exponent: impl Fn(f32) -> f32,
+    slope: impl Fn(f32) -> f32,
+) -> (f32, f32) {
     let low = if z < -limit { -limit } else { z };
     let inner = if low > limit { limit } else { low };
     let s = math::sigmoid2(exponent(inner));
@@ -60,7 +66,11 @@ pub fn gelu_forward(z: ArrayView2<'_, f32>, h: ArrayViewMut2<'_, f32>) -> Result
 ///
 /// # Errors
 /// [`Error::Shape`] unless all shapes agree.
-pub fn gelu_backward(dh: ArrayView2<'_, f32>, z: ArrayView2<'_, f32>, dz: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
+pub fn gelu_backward(
+    dh: ArrayView2<'_, f32>,
+    z: ArrayView2<'_, f32>,
+    dz: ArrayViewMut2<'_, f32>,
+) -> Result<(), Error> {
     shape::check("gelu_backward", "dh", shape::of(&z), shape::of(&dh))?;
     shape::check("gelu_backward", "dz", shape::of(&z), shape::of(&dz))?;
     elementwise::for_each(
@@ -88,7 +98,11 @@ pub fn geglu_forward(z: ArrayView2<'_, f32>, h: ArrayViewMut2<'_, f32>) -> Resul
 ///
 /// # Errors
 /// [`Error::Shape`] unless z and dz are twice as wide as dh.
-pub fn geglu_backward(dh: ArrayView2<'_, f32>, z: ArrayView2<'_, f32>, dz: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
+pub fn geglu_backward(
+    dh: ArrayView2<'_, f32>,
+    z: ArrayView2<'_, f32>,
+    dz: ArrayViewMut2<'_, f32>,
+) -> Result<(), Error> {
     gated_backward("geglu_backward", dh, z, dz, gelu)
 }
 
@@ -104,7 +118,11 @@ pub fn swiglu_forward(z: ArrayView2<'_, f32>, h: ArrayViewMut2<'_, f32>) -> Resu
 ///
 /// # Errors
 /// [`Error::Shape`] unless z and dz are twice as wide as dh.
-pub fn swiglu_backward(dh: ArrayView2<'_, f32>, z: ArrayView2<'_, f32>, dz: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
+pub fn swiglu_backward(
+    dh: ArrayView2<'_, f32>,
+    z: ArrayView2<'_, f32>,
+    dz: ArrayViewMut2<'_, f32>,
+) -> Result<(), Error> {
     gated_backward("swiglu_backward", dh, z, dz, silu)
 }
 

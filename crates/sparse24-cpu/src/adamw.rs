@@ -1,7 +1,8 @@
 //! AdamW with masked decay on gradients or on weights, and the norm for clipping.
 //!
-//! Elementwise over flat row-major parameters, so the bits depend on no thread count.
-//! Source: Loshchilov and Hutter, arXiv 1711.05101; masked decay: the paper's equations for gradients and for SR-STE.
+//! Elementwise over flat row-major parameters, so the bits depend on no thread count. Source:
+//! Loshchilov and Hutter, arXiv 1711.05101; masked decay: the paper's equations for gradients and
+//! for SR-STE.
 
 use rayon::prelude::*;
 use sparse24_core::Mask;
@@ -53,7 +54,8 @@ pub enum Decay<'a> {
 /// Elements of one task, a multiple of what a stack buffer holds.
 const TASK: usize = 16 * 1024;
 
-/// One optimizer step over a matrix of `columns` columns (any divisor of the length if there is no mask), in this order, every operation rounded:
+/// One optimizer step over a matrix of `columns` columns (any divisor of the length if there is no
+/// mask), in this order, every operation rounded:
 ///
 /// ```text
 /// g' = g * gradient_scale                      g' = g' + decay_g * w        decay_g = lambda where pruned (on gradients), else 0
@@ -86,7 +88,10 @@ pub fn adamw_step(
     if let Some(mask) = mask {
         shape::check(OPERATION, "mask", [length / columns.max(1), columns], mask.shape())?;
     }
-    let rows = w.par_chunks_mut(TASK).zip(g.par_chunks(TASK)).zip(m.par_chunks_mut(TASK).zip(v.par_chunks_mut(TASK)));
+    let rows = w
+        .par_chunks_mut(TASK)
+        .zip(g.par_chunks(TASK))
+        .zip(m.par_chunks_mut(TASK).zip(v.par_chunks_mut(TASK)));
     rows.enumerate().for_each(|(i, ((w, g), (m, v)))| {
         math::vectorised(
             #[inline(always)]
@@ -94,10 +99,15 @@ pub fn adamw_step(
                 None => update(w, g, m, v, rule, |_| (0.0, rule.weight_decay)),
                 Some(mask) => {
                     const PIECE: usize = 256;
-                    let pieces = w.chunks_mut(PIECE).zip(g.chunks(PIECE)).zip(m.chunks_mut(PIECE).zip(v.chunks_mut(PIECE)));
+                    let pieces = w
+                        .chunks_mut(PIECE)
+                        .zip(g.chunks(PIECE))
+                        .zip(m.chunks_mut(PIECE).zip(v.chunks_mut(PIECE)));
                     for (j, ((w, g), (m, v))) in pieces.enumerate() {
                         let pruned = pruned::<PIECE>(mask, i * TASK + j * PIECE, w.len());
-                        update(w, g, m, v, rule, |at| (on_gradients * pruned[at], rule.weight_decay + on_weights * pruned[at]));
+                        update(w, g, m, v, rule, |at| {
+                            (on_gradients * pruned[at], rule.weight_decay + on_weights * pruned[at])
+                        });
                     }
                 }
             },
@@ -108,7 +118,14 @@ pub fn adamw_step(
 
 /// The step on a run of elements; `decay` gives the two factors of an element.
 #[inline(always)]
-fn update(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], rule: &AdamW, decay: impl Fn(usize) -> (f32, f32)) {
+fn update(
+    w: &mut [f32],
+    g: &[f32],
+    m: &mut [f32],
+    v: &mut [f32],
+    rule: &AdamW,
+    decay: impl Fn(usize) -> (f32, f32),
+) {
     let (inverse1, inverse2) = (1.0 / rule.bias_correction1, 1.0 / rule.bias_correction2);
     for (at, (((w, &g), m), v)) in w.iter_mut().zip(g).zip(m).zip(v).enumerate() {
         let (on_gradient, on_weight) = decay(at);
@@ -120,7 +137,8 @@ fn update(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], rule: &AdamW, 
     }
 }
 
-/// 1 for pruned elements from flat index `first` on, 0 for kept ones; `first` and `length` are multiples of 4.
+/// 1 for pruned elements from flat index `first` on, 0 for kept ones; `first` and `length` are
+/// multiples of 4.
 #[inline(always)]
 fn pruned<const N: usize>(mask: &Mask, first: usize, length: usize) -> [f32; N] {
     /// The factors of four mask bits.
@@ -147,7 +165,8 @@ fn pruned<const N: usize>(mask: &Mask, first: usize, length: usize) -> [f32; N] 
     factors
 }
 
-/// The sum of squares, in f64: each square exact, 16 running sums within blocks of 16384 elements, the blocks in order.
+/// The sum of squares, in f64: each square exact, 16 running sums within blocks of 16384 elements,
+/// the blocks in order.
 #[must_use]
 pub fn squared_norm(g: &[f32]) -> f64 {
     let blocks: Vec<f64> = g

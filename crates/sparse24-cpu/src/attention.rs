@@ -1,8 +1,10 @@
 //! Softmax attention, forward and backward, in blocks of query rows.
 //!
-//! Invariant: one batch element's head is one task, whose query blocks run in order, so the bits depend on no thread count. Scratch is
-//! bounded by a few blocks of a head: no `[T, T]` matrix of the batch exists, and the backward computes the probabilities again
-//! from the log-sum-exp of their rows. Scores are kept in units of ln 2, so that their exponentials are powers of two. Source: Vaswani et al., arXiv 1706.03762; Dao et al., arXiv 2205.14135.
+//! Invariant: one batch element's head is one task, whose query blocks run in order, so the bits
+//! depend on no thread count. Scratch is bounded by a few blocks of a head: no `[T, T]` matrix of
+//! the batch exists, and the backward computes the probabilities again from the log-sum-exp of
+//! their rows. Scores are kept in units of ln 2, so that their exponentials are powers of two.
+//! Source: Vaswani et al., arXiv 1706.03762; Dao et al., arXiv 2205.14135.
 
 use std::{
     cell::RefCell,
@@ -28,7 +30,8 @@ const BLOCK: usize = 16;
 /// Which keys a query sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionMask {
-    /// Query i sees keys 0 ..= i + (Tk - Tq); none if that is negative: its output is 0 and its log-sum-exp -infinity.
+    /// Query i sees keys 0 ..= i + (Tk - Tq); none if that is negative: its output is 0 and its
+    /// log-sum-exp -infinity.
     Causal,
     /// Every query sees every key.
     Full,
@@ -58,15 +61,27 @@ impl AttentionShape {
         }
     }
 
-    /// Elements from one row of scores to the next: never a large power of two, whose rows would share cache lines.
+    /// Elements from one row of scores to the next: never a large power of two, whose rows would
+    /// share cache lines.
     fn score_stride(self) -> usize {
         self.keys.next_multiple_of(PAD) + PAD
     }
 
-    fn check(self, operation: &'static str, rows: usize, d: usize, operands: &[(&'static str, [usize; 2])]) -> Result<(), Error> {
+    fn check(
+        self,
+        operation: &'static str,
+        rows: usize,
+        d: usize,
+        operands: &[(&'static str, [usize; 2])],
+    ) -> Result<(), Error> {
         if self.heads == 0 || !d.is_multiple_of(self.heads) {
             let whole = d / self.heads.max(1) * self.heads;
-            return Err(Error::Shape { operation, operand: "q", expected: [rows, whole], found: [rows, d] });
+            return Err(Error::Shape {
+                operation,
+                operand: "q",
+                expected: [rows, whole],
+                found: [rows, d],
+            });
         }
         operands.iter().try_for_each(|&(operand, found)| {
             let expected = match operand {
@@ -79,11 +94,12 @@ impl AttentionShape {
     }
 }
 
-/// For each batch element and head: S = Q K^T / sqrt(head width), P = softmax(S) over the visible keys, O = dropout(P) V.
+/// For each batch element and head: S = Q K^T / sqrt(head width), P = softmax(S) over the visible
+/// keys, O = dropout(P) V.
 ///
-/// q, o `[batch * Tq, d]`, k, v `[batch * Tk, d]`; head h owns columns h * d / heads and on. Rows may be further apart than their length
-/// (column slices of one matrix). lse `[batch * heads, Tq]` = ln sum e^S. Dropout numbers the elements of P as
-/// `[batch, heads, Tq, Tk]`.
+/// q, o `[batch * Tq, d]`, k, v `[batch * Tk, d]`; head h owns columns h * d / heads and on. Rows
+/// may be further apart than their length (column slices of one matrix). lse `[batch * heads, Tq]`
+/// = ln sum e^S. Dropout numbers the elements of P as `[batch, heads, Tq, Tk]`.
 ///
 /// # Errors
 /// [`Error::Shape`] if the heads do not divide d or an operand does not fit.
@@ -97,7 +113,13 @@ pub fn attention_forward(
     dropout: Option<&Dropout>,
 ) -> Result<(), Error> {
     let d = q.ncols();
-    let operands = [("q", shape::of(&q)), ("k", shape::of(&k)), ("v", shape::of(&v)), ("o", shape::of(&o)), ("lse", shape::of(&lse))];
+    let operands = [
+        ("q", shape::of(&q)),
+        ("k", shape::of(&k)),
+        ("v", shape::of(&v)),
+        ("o", shape::of(&o)),
+        ("lse", shape::of(&lse)),
+    ];
     shape.check("attention_forward", q.nrows(), d, &operands)?;
     if o.is_empty() {
         return Ok(());
@@ -106,16 +128,21 @@ pub fn attention_forward(
     let o = heads_mut(o.view_mut(), shape.queries, width);
     let tasks: Vec<_> = o.into_iter().zip(lse.rows_mut()).enumerate().collect();
     tasks.into_par_iter().for_each(|(task, (o, lse))| {
-        let inputs =
-            [head(q, task, shape.heads, shape.queries), head(k, task, shape.heads, shape.keys), head(v, task, shape.heads, shape.keys)];
+        let inputs = [
+            head(q, task, shape.heads, shape.queries),
+            head(k, task, shape.heads, shape.keys),
+            head(v, task, shape.heads, shape.keys),
+        ];
         forward_head(shape, task, inputs, o, lse, dropout);
     });
     Ok(())
 }
 
-/// The gradient of [`attention_forward`], with its o and lse and the same dropout: dq, dk, dv are overwritten.
+/// The gradient of [`attention_forward`], with its o and lse and the same dropout: dq, dk, dv are
+/// overwritten.
 ///
-/// With D_i = sum of dO_i * O_i: dP = dO V^T, dS = P (dP - D), dV = P^T dO, dQ = dS K / sqrt(head width), dK = dS^T Q / sqrt(head width).
+/// With D_i = sum of dO_i * O_i: dP = dO V^T, dS = P (dP - D), dV = P^T dO, dQ = dS K / sqrt(head
+/// width), dK = dS^T Q / sqrt(head width).
 ///
 /// # Errors
 /// As [`attention_forward`].
@@ -156,7 +183,10 @@ pub fn attention_backward(
         dv.fill(0.0);
         return Ok(());
     }
-    let (dq, dk) = (heads_mut(dq.view_mut(), shape.queries, width), heads_mut(dk.view_mut(), shape.keys, width));
+    let (dq, dk) = (
+        heads_mut(dq.view_mut(), shape.queries, width),
+        heads_mut(dk.view_mut(), shape.keys, width),
+    );
     let dv = heads_mut(dv.view_mut(), shape.keys, width);
     let tasks: Vec<_> = dq.into_iter().zip(dk).zip(dv).enumerate().collect();
     tasks.into_par_iter().for_each(|(task, ((dq, dk), dv))| {
@@ -169,7 +199,14 @@ pub fn attention_backward(
         ];
         let lse = lse.row(task);
         let lse = lse.as_standard_layout();
-        backward_head(shape, task, inputs, lse.as_slice().expect("standard layout"), [dq, dk, dv], dropout);
+        backward_head(
+            shape,
+            task,
+            inputs,
+            lse.as_slice().expect("standard layout"),
+            [dq, dk, dv],
+            dropout,
+        );
     });
     Ok(())
 }
@@ -182,7 +219,8 @@ fn forward_head(
     mut lse: ArrayViewMut1<'_, f32>,
     dropout: Option<&Dropout>,
 ) {
-    let (width, padded, stride) = (q.ncols(), q.ncols().next_multiple_of(PAD), shape.score_stride());
+    let (width, padded, stride) =
+        (q.ncols(), q.ncols().next_multiple_of(PAD), shape.score_stride());
     let scale = (width as f32).sqrt().recip();
     scratch(
         [width * stride, shape.keys * padded, BLOCK * padded, BLOCK * padded, BLOCK * stride],
@@ -194,30 +232,46 @@ fn forward_head(
                 let (rows, keys) = (end - first, shape.visible(end));
                 copy(q.slice(s![first..end, ..]), q_block, padded, scale * LOG2_E);
                 let seen = keys.next_multiple_of(PAD);
-                product([rows, seen, width], (q_block, [padded, 1]), (kt, stride), (scores, stride), Beta::Overwrite);
+                product(
+                    [rows, seen, width],
+                    (q_block, [padded, 1]),
+                    (kt, stride),
+                    (scores, stride),
+                    Beta::Overwrite,
+                );
                 let (mut maxima, mut inverses) = ([0.0; BLOCK], [0.0; BLOCK]);
                 math::vectorised(
                     #[inline(always)]
                     || {
-                        for (row, scores) in scores.chunks_exact_mut(stride).take(rows).enumerate() {
+                        for (row, scores) in scores.chunks_exact_mut(stride).take(rows).enumerate()
+                        {
                             maxima[row] = hide(&mut scores[..seen], shape.visible(first + row + 1));
                         }
-                        for (row, scores) in scores.chunks_exact_mut(stride).take(rows).enumerate() {
+                        for (row, scores) in scores.chunks_exact_mut(stride).take(rows).enumerate()
+                        {
                             let sum = exponentials(&mut scores[..seen], maxima[row]);
-                            inverses[row] = if maxima[row] == f32::NEG_INFINITY { 0.0 } else { 1.0 / sum };
+                            inverses[row] =
+                                if maxima[row] == f32::NEG_INFINITY { 0.0 } else { 1.0 / sum };
                             lse[first + row] = (maxima[row] + sum.log2()) * LN_2;
                         }
                     },
                 );
                 drop_rows(dropout, shape, task, first..end, scores, stride);
-                product([rows, padded, keys], (scores, [stride, 1]), (v_head, padded), (o_block, padded), Beta::Overwrite);
+                product(
+                    [rows, padded, keys],
+                    (scores, [stride, 1]),
+                    (v_head, padded),
+                    (o_block, padded),
+                    Beta::Overwrite,
+                );
                 paste(o_block, padded, o.slice_mut(s![first..end, ..]), |row| inverses[row]);
             }
         },
     );
 }
 
-/// Scores from `visible` on become -infinity; returns the largest. The length is a multiple of [`PAD`].
+/// Scores from `visible` on become -infinity; returns the largest. The length is a multiple of
+/// [`PAD`].
 #[inline(always)]
 fn hide(scores: &mut [f32], visible: usize) -> f32 {
     let mut largest = [f32::NEG_INFINITY; PAD];
@@ -232,7 +286,8 @@ fn hide(scores: &mut [f32], visible: usize) -> f32 {
     math::fold(largest, math::larger)
 }
 
-/// Scores become 2^(score - maximum), 0 if all are -infinity; returns their sum. The length is a multiple of [`PAD`].
+/// Scores become 2^(score - maximum), 0 if all are -infinity; returns their sum. The length is a
+/// multiple of [`PAD`].
 #[inline(always)]
 fn exponentials(scores: &mut [f32], maximum: f32) -> f32 {
     let maximum = maximum.max(f32::MIN);
@@ -254,9 +309,11 @@ fn backward_head(
     [mut dq, dk, dv]: [ArrayViewMut2<'_, f32>; 3],
     dropout: Option<&Dropout>,
 ) {
-    let (width, padded, stride) = (q.ncols(), q.ncols().next_multiple_of(PAD), shape.score_stride());
+    let (width, padded, stride) =
+        (q.ncols(), q.ncols().next_multiple_of(PAD), shape.score_stride());
     let scale = (width as f32).sqrt().recip();
-    let (turned, head, block, square) = (width * stride, shape.keys * padded, BLOCK * padded, BLOCK * stride);
+    let (turned, head, block, square) =
+        (width * stride, shape.keys * padded, BLOCK * padded, BLOCK * stride);
     scratch(
         [turned, turned, head, head, head, block, block, block, square, square],
         |[kt, vt, k_head, dk_head, dv_head, q_block, do_block, o_block, p, ds]| {
@@ -272,24 +329,62 @@ fn backward_head(
                 copy(q.slice(s![first..end, ..]), q_block, padded, scale * LOG2_E);
                 copy(d_o.slice(s![first..end, ..]), do_block, padded, 1.0);
                 copy(o.slice(s![first..end, ..]), o_block, padded, 1.0);
-                product([rows, seen, width], (q_block, [padded, 1]), (kt, stride), (p, stride), Beta::Overwrite);
-                product([rows, seen, width], (do_block, [padded, 1]), (vt, stride), (ds, stride), Beta::Overwrite);
+                product(
+                    [rows, seen, width],
+                    (q_block, [padded, 1]),
+                    (kt, stride),
+                    (p, stride),
+                    Beta::Overwrite,
+                );
+                product(
+                    [rows, seen, width],
+                    (do_block, [padded, 1]),
+                    (vt, stride),
+                    (ds, stride),
+                    Beta::Overwrite,
+                );
                 drop_rows(dropout, shape, task, first..end, ds, stride);
                 math::vectorised(
                     #[inline(always)]
                     || {
-                        let blocks = do_block.chunks_exact(padded).zip(o_block.chunks_exact(padded));
+                        let blocks =
+                            do_block.chunks_exact(padded).zip(o_block.chunks_exact(padded));
                         let squares = p.chunks_exact_mut(stride).zip(ds.chunks_exact_mut(stride));
-                        for (row, ((p, ds), (d_o, o))) in squares.zip(blocks).take(rows).enumerate() {
+                        for (row, ((p, ds), (d_o, o))) in squares.zip(blocks).take(rows).enumerate()
+                        {
                             let projection = math::sum2(d_o, o, |d_o, o| d_o * o);
-                            gradient_row(&mut p[..seen], &mut ds[..seen], shape.visible(first + row + 1), lse[first + row], projection);
+                            gradient_row(
+                                &mut p[..seen],
+                                &mut ds[..seen],
+                                shape.visible(first + row + 1),
+                                lse[first + row],
+                                projection,
+                            );
                         }
                     },
                 );
                 drop_rows(dropout, shape, task, first..end, p, stride);
-                product([keys, padded, rows], (p, [1, stride]), (do_block, padded), (dv_head, padded), Beta::Accumulate);
-                product([keys, padded, rows], (ds, [1, stride]), (q_block, padded), (dk_head, padded), Beta::Accumulate);
-                product([rows, padded, keys], (ds, [stride, 1]), (k_head, padded), (o_block, padded), Beta::Overwrite);
+                product(
+                    [keys, padded, rows],
+                    (p, [1, stride]),
+                    (do_block, padded),
+                    (dv_head, padded),
+                    Beta::Accumulate,
+                );
+                product(
+                    [keys, padded, rows],
+                    (ds, [1, stride]),
+                    (q_block, padded),
+                    (dk_head, padded),
+                    Beta::Accumulate,
+                );
+                product(
+                    [rows, padded, keys],
+                    (ds, [stride, 1]),
+                    (k_head, padded),
+                    (o_block, padded),
+                    Beta::Overwrite,
+                );
                 paste(o_block, padded, dq.slice_mut(s![first..end, ..]), |_| scale);
             }
             // The queries carry log2(e).
@@ -299,8 +394,8 @@ fn backward_head(
     );
 }
 
-/// p: scores in, probabilities out; ds: gradient of the probabilities in, of the scores out. Both become 0 from `visible` on. The
-/// lengths are multiples of [`PAD`].
+/// p: scores in, probabilities out; ds: gradient of the probabilities in, of the scores out. Both
+/// become 0 from `visible` on. The lengths are multiples of [`PAD`].
 #[inline(always)]
 fn gradient_row(p: &mut [f32], ds: &mut [f32], visible: usize, lse: f32, projection: f32) {
     // Where nothing is visible the log-sum-exp is -infinity.
@@ -317,7 +412,14 @@ fn gradient_row(p: &mut [f32], ds: &mut [f32], visible: usize, lse: f32, project
 }
 
 /// Drops from the rows of some queries what the stream says.
-fn drop_rows(dropout: Option<&Dropout>, shape: AttentionShape, task: usize, queries: Range<usize>, scores: &mut [f32], stride: usize) {
+fn drop_rows(
+    dropout: Option<&Dropout>,
+    shape: AttentionShape,
+    task: usize,
+    queries: Range<usize>,
+    scores: &mut [f32],
+    stride: usize,
+) {
     let Some(dropout) = dropout else { return };
     for (query, scores) in queries.zip(scores.chunks_exact_mut(stride)) {
         let first = (task * shape.queries + query) * shape.keys;
@@ -429,6 +531,8 @@ fn scratch<const N: usize>(lengths: [usize; N], work: impl FnOnce([&mut [f32]; N
             buffer.resize(total, 0.0);
         }
         let mut rest = &mut buffer[..];
-        work(lengths.map(|length| rest.split_off_mut(..length).expect("the buffer holds them all")));
+        work(
+            lengths.map(|length| rest.split_off_mut(..length).expect("the buffer holds them all")),
+        );
     });
 }

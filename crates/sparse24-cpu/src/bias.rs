@@ -31,7 +31,11 @@ pub fn bias_forward(z: ArrayViewMut2<'_, f32>, bias: ArrayView1<'_, f32>) -> Res
 ///
 /// # Errors
 /// [`Error::Shape`] unless db is as long as a row.
-pub fn bias_grad(dz: ArrayView2<'_, f32>, mut db: ArrayViewMut1<'_, f32>, beta: Beta) -> Result<(), Error> {
+pub fn bias_grad(
+    dz: ArrayView2<'_, f32>,
+    mut db: ArrayViewMut1<'_, f32>,
+    beta: Beta,
+) -> Result<(), Error> {
     shape::check("bias_grad", "db", [1, dz.ncols()], shape::of_vector(&db))?;
     if beta == Beta::Overwrite {
         db.fill(0.0);

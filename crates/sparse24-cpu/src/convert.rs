@@ -1,6 +1,7 @@
 //! Conversions that a compiler can vectorise: those of [`Element`], without branches for bf16.
 //!
-//! Invariant: the same bits as [`Element::to_f32`] and [`Element::from_f32`]. Deliberately absent: other formats than core's.
+//! Invariant: the same bits as [`Element::to_f32`] and [`Element::from_f32`]. Deliberately absent:
+//! other formats than core's.
 
 use core::any::{Any, TypeId};
 
@@ -26,14 +27,16 @@ pub(crate) fn narrow<T: Element>(x: f32) -> T {
     let bits = x.to_bits();
     let nearest_even = (bits.wrapping_add(0x7fff + (bits >> 16 & 1))) >> 16;
     let quiet = bits >> 16 | 0x40;
-    let brain = bf16::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { quiet } else { nearest_even } as u16);
+    let brain =
+        bf16::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { quiet } else { nearest_even } as u16);
     match (&brain as &dyn Any).downcast_ref() {
         Some(&x) => x,
         None => T::from_f32(x),
     }
 }
 
-/// The bits of the 16-bit types, zero-extended; the value of any other: what [`deliver`] turns back into the same element.
+/// The bits of the 16-bit types, zero-extended; the value of any other: what [`deliver`] turns back
+/// into the same element.
 #[inline(always)]
 pub(crate) fn carry<T: Element>(x: T) -> f32 {
     let any: &dyn Any = &x;
@@ -55,7 +58,8 @@ pub(crate) fn deliver<T: Element>(x: f32) -> T {
     }
 }
 
-/// How many elements of [`narrow_word`] share a word in [`crate::simd::deliver_words`]: two of a 16-bit type.
+/// How many elements of [`narrow_word`] share a word in [`crate::simd::deliver_words`]: two of a
+/// 16-bit type.
 #[inline(always)]
 pub(crate) fn elements_a_word<T: Element>() -> usize {
     if is::<T, bf16>() || is::<T, f16>() { 2 } else { 1 }
@@ -93,7 +97,10 @@ mod tests {
         every_element(bf16::from_bits, bf16::to_bits);
         every_element(f16::from_bits, f16::to_bits);
         for x in [1.5, -0.0, f32::NAN, 1e-45] {
-            assert_eq!([narrow::<f32>(x), widen(x), deliver(carry(x))].map(f32::to_bits), [x.to_bits(); 3]);
+            assert_eq!(
+                [narrow::<f32>(x), widen(x), deliver(carry(x))].map(f32::to_bits),
+                [x.to_bits(); 3]
+            );
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Dropout from the counter-based stream: the backward draws again what the forward drew, so no mask is stored.
+//! Dropout from the counter-based stream: the backward draws again what the forward drew, so no
+//! mask is stored.
 //!
 //! Source: Srivastava et al., JMLR 15 (2014), in its inverted form.
 
@@ -8,7 +9,8 @@ use sparse24_core::philox::{Stream, uniform};
 
 use crate::{Error, shape};
 
-/// Element e of a tensor is kept when its uniform (word e mod 4 of call e / 4 of the stream) is at least `p`, and is then scaled by 1 / (1 - p).
+/// Element e of a tensor is kept when its uniform (word e mod 4 of call e / 4 of the stream) is at
+/// least `p`, and is then scaled by 1 / (1 - p).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dropout {
     /// The probability of being dropped, in [0, 1).
@@ -28,18 +30,22 @@ impl Dropout {
                 call = element / 4;
                 words = self.stream.words(call as u32);
             }
-            *value = if uniform(words[(element % 4) as usize]) >= self.p { *value * scale } else { 0.0 };
+            *value =
+                if uniform(words[(element % 4) as usize]) >= self.p { *value * scale } else { 0.0 };
         }
     }
 }
 
-/// x = dropout(x), in place; x row-major contiguous, elements numbered in that order. The backward is the same call on the gradient.
+/// x = dropout(x), in place; x row-major contiguous, elements numbered in that order. The backward
+/// is the same call on the gradient.
 ///
 /// # Errors
 /// [`Error::Layout`] if x is not row-major contiguous.
 pub fn dropout(x: ArrayViewMut2<'_, f32>, dropout: &Dropout) -> Result<(), Error> {
     const ELEMENTS: usize = 4096;
     let x = shape::elements_mut("dropout", "x", x)?;
-    x.par_chunks_mut(ELEMENTS).enumerate().for_each(|(i, run)| dropout.apply((i * ELEMENTS) as u64, run));
+    x.par_chunks_mut(ELEMENTS)
+        .enumerate()
+        .for_each(|(i, run)| dropout.apply((i * ELEMENTS) as u64, run));
     Ok(())
 }

@@ -9,22 +9,33 @@ use crate::math;
 /// Elements of one task: a few microseconds of the cheapest kernel.
 const TASK: usize = 16 * 1024;
 
-/// Calls `kernel` with matching runs of all matrices, under the widest SIMD level, until every element was in one run.
-/// Shapes must agree.
-pub(crate) fn for_each<const I: usize, const O: usize, K>(inputs: [ArrayView2<'_, f32>; I], outputs: [ArrayViewMut2<'_, f32>; O], kernel: K)
-where
+/// Calls `kernel` with matching runs of all matrices, under the widest SIMD level, until every
+/// element was in one run. Shapes must agree.
+pub(crate) fn for_each<const I: usize, const O: usize, K>(
+    inputs: [ArrayView2<'_, f32>; I],
+    outputs: [ArrayViewMut2<'_, f32>; O],
+    kernel: K,
+) where
     K: Fn([&[f32]; I], [&mut [f32]; O]) + Sync,
 {
-    let columns_first = outputs[0].strides()[0].unsigned_abs() < outputs[0].strides()[1].unsigned_abs();
+    let columns_first =
+        outputs[0].strides()[0].unsigned_abs() < outputs[0].strides()[1].unsigned_abs();
     if columns_first {
-        split(inputs.map(ArrayView2::reversed_axes), outputs.map(ArrayViewMut2::reversed_axes), &kernel);
+        split(
+            inputs.map(ArrayView2::reversed_axes),
+            outputs.map(ArrayViewMut2::reversed_axes),
+            &kernel,
+        );
     } else {
         split(inputs, outputs, &kernel);
     }
 }
 
-fn split<const I: usize, const O: usize, K>(inputs: [ArrayView2<'_, f32>; I], mut outputs: [ArrayViewMut2<'_, f32>; O], kernel: &K)
-where
+fn split<const I: usize, const O: usize, K>(
+    inputs: [ArrayView2<'_, f32>; I],
+    mut outputs: [ArrayViewMut2<'_, f32>; O],
+    kernel: &K,
+) where
     K: Fn([&[f32]; I], [&mut [f32]; O]) + Sync,
 {
     let (rows, columns) = outputs[0].dim();
@@ -38,7 +49,10 @@ where
     let (axis, middle) = if rows > 1 { (Axis(0), rows / 2) } else { (Axis(1), columns / 2) };
     let (inputs_low, inputs_high) = halves(inputs.map(|x| x.split_at(axis, middle)));
     let (outputs_low, outputs_high) = halves(outputs.map(|x| x.split_at(axis, middle)));
-    rayon::join(|| split(inputs_low, outputs_low, kernel), || split(inputs_high, outputs_high, kernel));
+    rayon::join(
+        || split(inputs_low, outputs_low, kernel),
+        || split(inputs_high, outputs_high, kernel),
+    );
 }
 
 fn halves<T, const N: usize>(pairs: [(T, T); N]) -> ([T; N], [T; N]) {
@@ -52,18 +66,25 @@ fn halves<T, const N: usize>(pairs: [(T, T); N]) -> ([T; N], [T; N]) {
 }
 
 #[inline(always)]
-fn leaf<const I: usize, const O: usize, K>(inputs: &[ArrayView2<'_, f32>; I], outputs: &mut [ArrayViewMut2<'_, f32>; O], kernel: &K)
-where
+fn leaf<const I: usize, const O: usize, K>(
+    inputs: &[ArrayView2<'_, f32>; I],
+    outputs: &mut [ArrayViewMut2<'_, f32>; O],
+    kernel: &K,
+) where
     K: Fn([&[f32]; I], [&mut [f32]; O]) + Sync,
 {
-    if inputs.iter().all(|x| x.is_standard_layout()) && outputs.iter().all(|x| x.is_standard_layout()) {
+    if inputs.iter().all(|x| x.is_standard_layout())
+        && outputs.iter().all(|x| x.is_standard_layout())
+    {
         let outputs = outputs.each_mut().map(|x| x.as_slice_mut().expect("standard layout"));
         return kernel(inputs.each_ref().map(|x| x.as_slice().expect("standard layout")), outputs);
     }
     for row in 0..outputs[0].nrows() {
         let inputs = inputs.each_ref().map(|x| x.row(row));
         let mut outputs = outputs.each_mut().map(|x| x.row_mut(row));
-        if inputs.iter().all(|x| x.as_slice().is_some()) && outputs.iter().all(|x| x.is_standard_layout()) {
+        if inputs.iter().all(|x| x.as_slice().is_some())
+            && outputs.iter().all(|x| x.is_standard_layout())
+        {
             let outputs = outputs.each_mut().map(|x| x.as_slice_mut().expect("standard layout"));
             kernel(inputs.each_ref().map(|x| x.as_slice().expect("standard layout")), outputs);
         } else {
@@ -85,11 +106,15 @@ fn gathered<const I: usize, const O: usize, K>(
     let columns = outputs[0].len();
     for start in (0..columns).step_by(PIECE) {
         let length = PIECE.min(columns - start);
-        let piece =
-            |x: &ndarray::ArrayView1<'_, f32>| std::array::from_fn::<f32, PIECE, _>(|i| if i < length { x[start + i] } else { 0.0 });
+        let piece = |x: &ndarray::ArrayView1<'_, f32>| {
+            std::array::from_fn::<f32, PIECE, _>(|i| if i < length { x[start + i] } else { 0.0 })
+        };
         let inputs = inputs.each_ref().map(piece);
         let mut results = outputs.each_ref().map(|x| piece(&x.view()));
-        kernel(inputs.each_ref().map(|x| &x[..length]), results.each_mut().map(|x| &mut x[..length]));
+        kernel(
+            inputs.each_ref().map(|x| &x[..length]),
+            results.each_mut().map(|x| &mut x[..length]),
+        );
         for (output, result) in outputs.iter_mut().zip(&results) {
             for (i, &value) in result[..length].iter().enumerate() {
                 output[start + i] = value;

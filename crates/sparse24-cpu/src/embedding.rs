@@ -1,6 +1,7 @@
 //! Token and position embeddings, and their gradients without atomics.
 //!
-//! Invariant: a gradient row is summed in the order of the tokens, whatever the thread count: threads share columns, not rows.
+//! Invariant: a gradient row is summed in the order of the tokens, whatever the thread count:
+//! threads share columns, not rows.
 
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 use rayon::prelude::*;
@@ -28,7 +29,8 @@ pub fn embed_forward(
     if let Some(wpe) = &wpe {
         check_positions(OPERATION, "wpe", context, tokens.len(), c, shape::of(wpe))?;
     }
-    let tasks: Vec<_> = out.axis_chunks_iter_mut(Axis(0), ROWS).zip(tokens.chunks(ROWS)).enumerate().collect();
+    let tasks: Vec<_> =
+        out.axis_chunks_iter_mut(Axis(0), ROWS).zip(tokens.chunks(ROWS)).enumerate().collect();
     tasks.into_par_iter().for_each(|(i, (mut out, tokens))| {
         for (row, (mut out, &token)) in out.rows_mut().into_iter().zip(tokens).enumerate() {
             out.assign(&wte.row(token as usize));
@@ -40,8 +42,9 @@ pub fn embed_forward(
     Ok(())
 }
 
-/// dwte\[id\] = the sum of the rows of dout whose token is id, dwpe\[t\] = the sum of the rows at position t, each in row order; added
-/// to what the gradients hold with [`Beta::Accumulate`]. Shapes as in [`embed_forward`].
+/// dwte\[id\] = the sum of the rows of dout whose token is id, dwpe\[t\] = the sum of the rows at
+/// position t, each in row order; added to what the gradients hold with [`Beta::Accumulate`].
+/// Shapes as in [`embed_forward`].
 ///
 /// # Errors
 /// As [`embed_forward`].
@@ -82,10 +85,19 @@ fn check_positions(
     Ok(())
 }
 
-/// Row `target(row)` of `sums` collects row `row` of `x`, in row order; one task a stripe of columns.
-fn scatter(x: ArrayView2<'_, f32>, target: impl Fn(usize) -> usize + Sync, mut sums: ArrayViewMut2<'_, f32>, beta: Beta) {
+/// Row `target(row)` of `sums` collects row `row` of `x`, in row order; one task a stripe of
+/// columns.
+fn scatter(
+    x: ArrayView2<'_, f32>,
+    target: impl Fn(usize) -> usize + Sync,
+    mut sums: ArrayViewMut2<'_, f32>,
+    beta: Beta,
+) {
     const COLUMNS: usize = 32;
-    let tasks: Vec<_> = x.axis_chunks_iter(Axis(1), COLUMNS).zip(sums.axis_chunks_iter_mut(Axis(1), COLUMNS)).collect();
+    let tasks: Vec<_> = x
+        .axis_chunks_iter(Axis(1), COLUMNS)
+        .zip(sums.axis_chunks_iter_mut(Axis(1), COLUMNS))
+        .collect();
     tasks.into_par_iter().for_each(|(x, mut sums)| {
         if beta == Beta::Overwrite {
             sums.fill(0.0);

@@ -1,4 +1,5 @@
-//! The one error type of this crate: which operand of which operation does not fit, what was wanted and what was given.
+//! The one error type of this crate: which operand of which operation does not fit, what was wanted
+//! and what was given.
 
 /// Why a kernel refused its input. Shapes are `[rows, columns]`.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
@@ -28,7 +29,9 @@ pub enum Error {
         operand: &'static str,
     },
     /// A token is not in the vocabulary.
-    #[error("{operation}: token {token} at position {position} is outside of the vocabulary of {vocabulary}")]
+    #[error(
+        "{operation}: token {token} at position {position} is outside of the vocabulary of {vocabulary}"
+    )]
     Token {
         /// The operation that refused.
         operation: &'static str,

@@ -14,7 +14,9 @@ use crate::{Error, shape};
 pub fn flip_count(a: &Mask, b: &Mask) -> Result<u64, Error> {
     const TASK: usize = 1 << 16;
     shape::check("flip count", "b", a.shape(), b.shape())?;
-    let count = |a: &[u16], b: &[u16]| a.iter().zip(b).map(|(a, b)| u64::from((a ^ b).count_ones())).sum::<u64>();
+    let count = |a: &[u16], b: &[u16]| {
+        a.iter().zip(b).map(|(a, b)| u64::from((a ^ b).count_ones())).sum::<u64>()
+    };
     Ok(match (a.tiles(), b.tiles()) {
         (a, b) if a.len() <= TASK => count(a, b),
         (a, b) => a.par_chunks(TASK).zip(b.par_chunks(TASK)).map(|(a, b)| count(a, b)).sum(),

@@ -1,8 +1,9 @@
 //! Rayon and SIMD kernels for 2:4 sparse pre-training on CPUs.
 //!
-//! The sparse kernels carry the names of [`sparse24_core`] and give its results bit for bit, whatever the number of threads and the
-//! SIMD level. The dense kernels give the same bits for any number of threads at one SIMD level. Outputs are allocated by the caller;
-//! every element of an output is overwritten unless its operation says otherwise.
+//! The sparse kernels carry the names of [`sparse24_core`] and give its results bit for bit,
+//! whatever the number of threads and the SIMD level. The dense kernels give the same bits for any
+//! number of threads at one SIMD level. Outputs are allocated by the caller; every element of an
+//! output is overwritten unless its operation says otherwise.
 #![deny(unsafe_code)]
 
 pub mod activation;

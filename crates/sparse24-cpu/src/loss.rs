@@ -19,14 +19,21 @@ const ROWS: usize = 16;
 
 /// The loss of each row against its target, and its gradient over the logits, which it overwrites.
 ///
-/// With q = softmax(logits) and t = (1 - smoothing) * one-hot(target) + smoothing / V: loss = -sum(t * ln q), dlogits = scale * (q - t).
-/// A row whose target is `ignore` costs nothing and gets zeros. logits `[p, V]`, row-major; p targets. A NaN or an infinite
-/// logit makes its row's loss NaN or infinite.
+/// With q = softmax(logits) and t = (1 - smoothing) * one-hot(target) + smoothing / V: loss =
+/// -sum(t * ln q), dlogits = scale * (q - t). A row whose target is `ignore` costs nothing and gets
+/// zeros. logits `[p, V]`, row-major; p targets. A NaN or an infinite logit makes its row's loss
+/// NaN or infinite.
 ///
 /// # Errors
-/// [`Error::Shape`] unless there is one target a row; [`Error::Token`] for a target outside of V that is not `ignore`;
-/// [`Error::Layout`] if the logits have gaps.
-pub fn head_loss(logits: ArrayViewMut2<'_, f32>, targets: &[u32], ignore: Option<u32>, smoothing: f32, scale: f32) -> Result<Loss, Error> {
+/// [`Error::Shape`] unless there is one target a row; [`Error::Token`] for a target outside of V
+/// that is not `ignore`; [`Error::Layout`] if the logits have gaps.
+pub fn head_loss(
+    logits: ArrayViewMut2<'_, f32>,
+    targets: &[u32],
+    ignore: Option<u32>,
+    smoothing: f32,
+    scale: f32,
+) -> Result<Loss, Error> {
     let [_, v] = check("head_loss", shape::of(&logits), targets, ignore)?;
     let rows = shape::elements_mut("head_loss", "logits", logits)?.par_chunks_mut(ROWS * v.max(1));
     let losses = rows.zip(targets.par_chunks(ROWS)).map(|(rows, targets)| {
@@ -58,7 +65,12 @@ pub fn head_loss(logits: ArrayViewMut2<'_, f32>, targets: &[u32], ignore: Option
 ///
 /// # Errors
 /// As [`head_loss`].
-pub fn loss_forward(logits: ArrayView2<'_, f32>, targets: &[u32], ignore: Option<u32>, smoothing: f32) -> Result<Loss, Error> {
+pub fn loss_forward(
+    logits: ArrayView2<'_, f32>,
+    targets: &[u32],
+    ignore: Option<u32>,
+    smoothing: f32,
+) -> Result<Loss, Error> {
     let [_, v] = check("loss_forward", shape::of(&logits), targets, ignore)?;
     let rows = shape::elements("loss_forward", "logits", logits)?.par_chunks(ROWS * v.max(1));
     let losses = rows.zip(targets.par_chunks(ROWS)).map(|(rows, targets)| {
@@ -79,7 +91,12 @@ pub fn loss_forward(logits: ArrayView2<'_, f32>, targets: &[u32], ignore: Option
 }
 
 /// The shape of the logits, which the targets fit.
-fn check(operation: &'static str, [p, v]: [usize; 2], targets: &[u32], ignore: Option<u32>) -> Result<[usize; 2], Error> {
+fn check(
+    operation: &'static str,
+    [p, v]: [usize; 2],
+    targets: &[u32],
+    ignore: Option<u32>,
+) -> Result<[usize; 2], Error> {
     shape::check(operation, "targets", [p, 1], [targets.len(), 1])?;
     shape::check_tokens(operation, targets, ignore, v)?;
     Ok([p, v])
@@ -106,12 +123,15 @@ impl Loss {
     #[inline(always)]
     fn add(&mut self, terms: Terms, target: f32, smoothing: f32, vocabulary: usize) {
         let smoothing = f64::from(smoothing);
-        let expected = (1.0 - smoothing) * f64::from(target - terms.maximum) + smoothing * f64::from(terms.below) / vocabulary as f64;
+        let expected = (1.0 - smoothing) * f64::from(target - terms.maximum)
+            + smoothing * f64::from(terms.below) / vocabulary as f64;
         self.sum += f64::from(terms.sum).ln() - expected;
         self.count += 1;
     }
 }
 
 fn total(losses: Vec<Loss>) -> Loss {
-    losses.into_iter().fold(Loss::default(), |a, b| Loss { sum: a.sum + b.sum, count: a.count + b.count })
+    losses
+        .into_iter()
+        .fold(Loss::default(), |a, b| Loss { sum: a.sum + b.sum, count: a.count + b.count })
 }

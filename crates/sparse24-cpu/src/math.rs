@@ -1,11 +1,14 @@
-//! Exponentials and sigmoid in f32, and reductions of fixed order, as plain loops that the compiler vectorises.
+//! Exponentials and sigmoid in f32, and reductions of fixed order, as plain loops that the compiler
+//! vectorises.
 //!
-//! Invariant: no operation is fused, so every SIMD level gives the same bits. Everything here is inlined into the dispatched
-//! caller, whose instruction set it takes. Deliberately absent: subnormal results.
+//! Invariant: no operation is fused, so every SIMD level gives the same bits. Everything here is
+//! inlined into the dispatched caller, whose instruction set it takes. Deliberately absent:
+//! subnormal results.
 
 use pulp::{Arch, Simd, WithSimd};
 
-/// Runs `work` compiled for the widest instruction set of this machine; only what is inlined into `work` is.
+/// Runs `work` compiled for the widest instruction set of this machine; only what is inlined into
+/// `work` is.
 pub(crate) fn vectorised<R>(work: impl FnMut() -> R) -> R {
     // A closure called by value goes through a shim that is not inlined; by reference it does not.
     struct ByReference<F>(F);
@@ -24,7 +27,8 @@ const ROUND: f32 = 12_582_912.0;
 
 /// e^x within 2 units in the last place.
 ///
-/// 0 where the result would be below 2^-125.5, infinity above the largest finite value; NaN stays NaN.
+/// 0 where the result would be below 2^-125.5, infinity above the largest finite value; NaN stays
+/// NaN.
 #[inline(always)]
 #[must_use]
 pub fn exp(x: f32) -> f32 {
@@ -36,7 +40,8 @@ pub fn exp(x: f32) -> f32 {
     let n = shifted - ROUND;
     let r = (x - n * LN2_HIGH) - n * LN2_LOW;
     // Chebyshev fit of (e^r - 1 - r) / r^2 on |r| <= ln(2)/2: relative error of e^r 2^-26.5.
-    let tail = (((0.001_392_618_4 * r + 0.008_363_179) * r + 0.041_666_555) * r + 0.166_665_77) * r + 0.5;
+    let tail =
+        (((0.001_392_618_4 * r + 0.008_363_179) * r + 0.041_666_555) * r + 0.166_665_77) * r + 0.5;
     let mantissa = 2.0 * (1.0 + (r + r * r * tail));
     // 2^(n-1) is finite for every n up to 128.
     let value = mantissa * f32::from_bits((shifted.to_bits() << 23).wrapping_add(126 << 23));
@@ -64,8 +69,11 @@ fn power(x: f32) -> f32 {
     let shifted = x + ROUND;
     let r = x - (shifted - ROUND);
     // Chebyshev fit of (2^r - 1) / r on |r| <= 1/2: relative error of 2^r 2^-26.7.
-    let slope = ((((0.000_154_531_82 * r + 0.001_339_088_7) * r + 0.009_618_082) * r + 0.055_503_57) * r + 0.240_226_5) * r
-        + std::f32::consts::LN_2;
+    let slope =
+        ((((0.000_154_531_82 * r + 0.001_339_088_7) * r + 0.009_618_082) * r + 0.055_503_57) * r
+            + 0.240_226_5)
+            * r
+            + std::f32::consts::LN_2;
     let mantissa = 1.0 + r * slope;
     // The mantissa is a normal number near 1: adding to its exponent multiplies exactly.
     f32::from_bits(mantissa.to_bits().wrapping_add(shifted.to_bits() << 23))
@@ -82,8 +90,8 @@ pub(crate) fn sum(x: &[f32], term: impl Fn(f32) -> f32) -> f32 {
 
 /// Sum of `term` over matching elements of two slices of one length.
 ///
-/// Element i goes to running sum i mod 16; the 16 sums are added as a binary tree: the error is at most
-/// (length / 16 + 5) * 2^-24 of the sum of magnitudes.
+/// Element i goes to running sum i mod 16; the 16 sums are added as a binary tree: the error is at
+/// most (length / 16 + 5) * 2^-24 of the sum of magnitudes.
 #[inline(always)]
 pub(crate) fn sum2(x: &[f32], y: &[f32], term: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -124,7 +132,8 @@ pub(crate) fn maximum(x: &[f32]) -> f32 {
 /// Combines as a binary tree; N is a power of two.
 #[inline(always)]
 pub(crate) fn fold<const N: usize>(lanes: [f32; N], combine: impl Fn(f32, f32) -> f32) -> f32 {
-    // Otherwise the compiler shapes the loop before after this tree, and gives up wide vectors there.
+    // Otherwise the compiler shapes the loop before after this tree, and gives up wide vectors
+    // there.
     let mut lanes = std::hint::black_box(lanes);
     let mut width = N;
     while width > 1 {

@@ -1,7 +1,9 @@
-//! The unbiased 2:4 estimate of dZ^T: compressed for a sparse product, or dense in dZ's own layout for a dense one.
+//! The unbiased 2:4 estimate of dZ^T: compressed for a sparse product, or dense in dZ's own layout
+//! for a dense one.
 //!
-//! Lanes are features: four rows of tokens are a group a feature, and one Philox call of a lane serves sixteen tokens.
-//! Bit-identical to [`sparse24_core::mvue`] at every SIMD level and for any number of threads. Deliberately absent: the derivation.
+//! Lanes are features: four rows of tokens are a group a feature, and one Philox call of a lane
+//! serves sixteen tokens. Bit-identical to [`sparse24_core::mvue`] at every SIMD level and for any
+//! number of threads. Deliberately absent: the derivation.
 
 mod lanes;
 
@@ -19,9 +21,11 @@ use crate::{
     strips,
 };
 
-/// The estimate of dZ^T, compressed: `dz` is `[p, r]` as stored, `out` is `[r, p rounded up to a multiple of 4]`.
+/// The estimate of dZ^T, compressed: `dz` is `[p, r]` as stored, `out` is
+/// `[r, p rounded up to a multiple of 4]`.
 ///
-/// Draws and rounding as in [`sparse24_core::mvue::compress`]: the estimate is made in f32 and its two values are rounded to `T`.
+/// Draws and rounding as in [`sparse24_core::mvue::compress`]: the estimate is made in f32 and its
+/// two values are rounded to `T`.
 ///
 /// # Errors
 /// [`Error::Shape`] unless `out` has that shape.
@@ -54,22 +58,35 @@ pub fn mvue_compress_at<T: Element>(
     let stride = out.metadata_stride();
     let (values, metadata) = out.parts_mut();
     let values = values.into_slice().expect("values are row-major");
-    let features = r.div_ceil(4 * rayon::current_num_threads()).next_multiple_of(WIDEST).min(FEATURES);
+    let features =
+        r.div_ceil(4 * rayon::current_num_threads()).next_multiple_of(WIDEST).min(FEATURES);
     let mut parts: Vec<_> = (0..r)
         .step_by(features)
         .zip(values.chunks_mut(features * 2 * groups))
         .zip(metadata.chunks_mut(features * stride))
-        .map(|((first, values), metadata)| Compress { dz, first, sampler: Sampler { estimator, stream, p }, values, metadata })
+        .map(|((first, values), metadata)| Compress {
+            dz,
+            first,
+            sampler: Sampler { estimator, stream, p },
+            values,
+            metadata,
+        })
         .collect();
     strips::for_chunks(&mut parts, 1, |_, parts| parts.iter_mut().for_each(|part| level.run(part)));
     Ok(())
 }
 
-/// The same estimate written densely where `dz` `[p, r]` has it: out = decode([`mvue_compress`])^T, zero where pruned.
+/// The same estimate written densely where `dz` `[p, r]` has it: out = decode([`mvue_compress`])^T,
+/// zero where pruned.
 ///
 /// # Errors
 /// [`Error::Shape`] unless `out` is `[p, r]`.
-pub fn mvue_prune(dz: ArrayView2<'_, f32>, estimator: Estimator, stream: Stream, out: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
+pub fn mvue_prune(
+    dz: ArrayView2<'_, f32>,
+    estimator: Estimator,
+    stream: Stream,
+    out: ArrayViewMut2<'_, f32>,
+) -> Result<(), Error> {
     mvue_prune_at(Available::best(), dz, estimator, stream, out)
 }
 
@@ -105,7 +122,8 @@ const NIBBLE_TOKENS: usize = 32;
 /// Tokens of a panel.
 const PANEL_TOKENS: usize = 256;
 
-/// Most features of a task: as many rows of the output are written side by side, and as many columns of dZ are read from a page.
+/// Most features of a task: as many rows of the output are written side by side, and as many
+/// columns of dZ are read from a page.
 const FEATURES: usize = 128;
 
 /// Some features of dZ, and their rows of the output.
@@ -121,7 +139,10 @@ impl<T: Element> Kernel for &mut Compress<'_, T> {
     #[inline(always)]
     fn run<V: Vector>(self, v: V) {
         let p = self.dz.nrows();
-        let mut panel = Panel { words: vec![[0; FEATURES]; PANEL_TOKENS / 2], nibbles: vec![[0; FEATURES]; PANEL_TOKENS / NIBBLE_TOKENS] };
+        let mut panel = Panel {
+            words: vec![[0; FEATURES]; PANEL_TOKENS / 2],
+            nibbles: vec![[0; FEATURES]; PANEL_TOKENS / NIBBLE_TOKENS],
+        };
         let mut staging = [[T::default(); FEATURES]; NIBBLE_TOKENS];
         let mut lines = [[0; PANEL_TOKENS / 2]; WIDEST];
         for token in (0..p).step_by(PANEL_TOKENS) {
@@ -133,7 +154,8 @@ impl<T: Element> Kernel for &mut Compress<'_, T> {
     }
 }
 
-/// Estimates of some tokens, transposed once there are so many that a row of them fills cache lines.
+/// Estimates of some tokens, transposed once there are so many that a row of them fills cache
+/// lines.
 struct Panel {
     /// Two or four elements of a feature a group: [`convert::narrow_word`].
     words: Vec<[u32; FEATURES]>,
@@ -143,7 +165,14 @@ struct Panel {
 impl<T: Element> Compress<'_, T> {
     /// Estimates the 32 tokens from `token` on, `at` in the panel.
     #[inline(always)]
-    fn estimate<V: Vector>(&self, v: V, token: usize, at: usize, staging: &mut [[T; FEATURES]; NIBBLE_TOKENS], panel: &mut Panel) {
+    fn estimate<V: Vector>(
+        &self,
+        v: V,
+        token: usize,
+        at: usize,
+        staging: &mut [[T; FEATURES]; NIBBLE_TOKENS],
+        panel: &mut Panel,
+    ) {
         let columns = self.first..self.first + self.features();
         let ahead = NIBBLE_TOKENS * self.dz.strides()[0] as usize;
         let rows = rows(self.dz, token, columns.clone(), staging);
@@ -165,15 +194,29 @@ impl<T: Element> Compress<'_, T> {
 
     /// Writes the panel whose first token is `token`.
     #[inline(always)]
-    fn write<V: Vector>(&mut self, v: V, token: usize, panel: &Panel, lines: &mut [[u32; PANEL_TOKENS / 2]; WIDEST]) {
+    fn write<V: Vector>(
+        &mut self,
+        v: V,
+        token: usize,
+        panel: &Panel,
+        lines: &mut [[u32; PANEL_TOKENS / 2]; WIDEST],
+    ) {
         let (features, groups) = (self.features(), self.dz.nrows().div_ceil(4));
         let (present, stride) = ((PANEL_TOKENS / 4).min(groups - token / 4), groups.div_ceil(2));
         for offset in (0..features).step_by(V::LANES) {
             for at in (0..PANEL_TOKENS / 2 / convert::elements_a_word::<T>()).step_by(V::LANES) {
                 let mut square = [v.splat_u(0); WIDEST];
-                square.iter_mut().zip(&panel.words[at..]).take(V::LANES).for_each(|(row, words)| *row = v.load_u(&words[offset..]));
+                square
+                    .iter_mut()
+                    .zip(&panel.words[at..])
+                    .take(V::LANES)
+                    .for_each(|(row, words)| *row = v.load_u(&words[offset..]));
                 v.transpose(&mut square);
-                square.iter().zip(&mut *lines).take(V::LANES).for_each(|(&row, line)| v.store_u(row, &mut line[at..]));
+                square
+                    .iter()
+                    .zip(&mut *lines)
+                    .take(V::LANES)
+                    .for_each(|(&row, line)| v.store_u(row, &mut line[at..]));
             }
             for (feature, line) in (offset..features).zip(&*lines).take(V::LANES) {
                 let values = feature * 2 * groups + token / 2;
@@ -181,7 +224,8 @@ impl<T: Element> Compress<'_, T> {
                     simd::prefetch(self.values, values + V::LANES * 2 * groups + at);
                 }
                 simd::deliver_words(line, &mut self.values[values..][..2 * present]);
-                let metadata = &mut self.metadata[feature * stride + token / 8..][..present.div_ceil(2)];
+                let metadata =
+                    &mut self.metadata[feature * stride + token / 8..][..present.div_ceil(2)];
                 for (bytes, nibbles) in metadata.chunks_mut(4).zip(&panel.nibbles) {
                     let nibbles = nibbles[feature].to_le_bytes();
                     match bytes.first_chunk_mut() {
@@ -203,7 +247,13 @@ impl<T: Element> Compress<'_, T> {
 
 /// The kept pair of each lane as the bits of two elements, in one word or two.
 #[inline(always)]
-fn store_pair<V: Vector, T: Element>(v: V, kept: &Kept<V>, words: &mut [[u32; FEATURES]], group: usize, offset: usize) {
+fn store_pair<V: Vector, T: Element>(
+    v: V,
+    kept: &Kept<V>,
+    words: &mut [[u32; FEATURES]],
+    group: usize,
+    offset: usize,
+) {
     if convert::is::<T, f32>() {
         v.store_u(v.bits(kept.low), &mut words[2 * group][offset..]);
         return v.store_u(v.bits(kept.high), &mut words[2 * group + 1][offset..]);
@@ -226,7 +276,12 @@ fn store_pair<V: Vector, T: Element>(v: V, kept: &Kept<V>, words: &mut [[u32; FE
 
 /// `LANES` features of four rows, which are as many elements further on asked for.
 #[inline(always)]
-fn group_of<V: Vector, T: Element>(v: V, rows: &[&[T; FEATURES]], offset: usize, ahead: usize) -> [V::F; 4] {
+fn group_of<V: Vector, T: Element>(
+    v: V,
+    rows: &[&[T; FEATURES]],
+    offset: usize,
+    ahead: usize,
+) -> [V::F; 4] {
     let mut x = [v.splat(0.0); 4];
     for (x, row) in x.iter_mut().zip(rows) {
         let row = &row[offset..];
@@ -244,12 +299,17 @@ fn load<V: Vector, T: Element>(v: V, row: &[T]) -> V::F {
     }
     let mut x = [0.0; WIDEST];
     for (x, &stored) in x.iter_mut().zip(row) {
-        *x = if convert::is::<T, bf16>() { f32::from_bits(convert::carry(stored).to_bits() << 16) } else { stored.to_f32() };
+        *x = if convert::is::<T, bf16>() {
+            f32::from_bits(convert::carry(stored).to_bits() << 16)
+        } else {
+            stored.to_f32()
+        };
     }
     v.load(&x)
 }
 
-/// Some columns of the tokens from `token` on: rows are copied where they do not lie so, padded with zeros.
+/// Some columns of the tokens from `token` on: rows are copied where they do not lie so, padded
+/// with zeros.
 #[inline(always)]
 fn rows<'a, T: Element, const TOKENS: usize>(
     dz: ArrayView2<'a, T>,
@@ -294,12 +354,14 @@ impl Kernel for Prune<'_> {
                     for word in 0..4 {
                         let x = group_of(v, &rows[4 * word..], offset, V::LANES);
                         let kept = self.sampler.estimate(v, x, &draws, word);
-                        for (dense, out) in kept.dense(v).into_iter().zip(&mut estimate[4 * word..]) {
+                        for (dense, out) in kept.dense(v).into_iter().zip(&mut estimate[4 * word..])
+                        {
                             v.store(dense, &mut out[offset..]);
                         }
                     }
                 }
-                let mut out = self.out.slice_mut(s![at..tokens.min(at + CALL_TOKENS), columns.clone()]);
+                let mut out =
+                    self.out.slice_mut(s![at..tokens.min(at + CALL_TOKENS), columns.clone()]);
                 for (mut out, estimate) in out.outer_iter_mut().zip(&estimate) {
                     match out.as_slice_mut() {
                         Some(out) => out.copy_from_slice(&estimate[..columns.len()]),

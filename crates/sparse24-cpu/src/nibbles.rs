@@ -1,13 +1,19 @@
-//! Sixteen mask nibbles in one word: four tiles side by side, rearranged by rows or columns, and turned into metadata.
+//! Sixteen mask nibbles in one word: four tiles side by side, rearranged by rows or columns, and
+//! turned into metadata.
 //!
-//! Invariant: bit `16*tile + 4*row + column` of a word of tiles is that element of that tile. Deliberately absent: memory.
+//! Invariant: bit `16*tile + 4*row + column` of a word of tiles is that element of that tile.
+//! Deliberately absent: memory.
 
 const EACH: u64 = 0x1111_1111_1111_1111;
 
 /// Four tiles as one word, missing ones empty.
 #[inline(always)]
 pub(crate) fn word(tiles: &[u16]) -> u64 {
-    tiles.iter().take(4).enumerate().fold(0, |word, (at, &bits)| word | u64::from(bits) << (16 * at))
+    tiles
+        .iter()
+        .take(4)
+        .enumerate()
+        .fold(0, |word, (at, &bits)| word | u64::from(bits) << (16 * at))
 }
 
 /// Bit `16*row + 4*tile + column`: the mask of sixteen columns, row after row.
@@ -28,7 +34,8 @@ pub(crate) fn transpose_tiles(word: u64) -> u64 {
     word ^ swap ^ swap << 6
 }
 
-/// Each nibble with two set bits becomes its metadata `i0 | i1 << 2`; any other nibble becomes some metadata.
+/// Each nibble with two set bits becomes its metadata `i0 | i1 << 2`; any other nibble becomes some
+/// metadata.
 #[inline(always)]
 pub(crate) fn metadata(word: u64) -> u64 {
     let bit = |at: u32| word >> at & EACH;
@@ -40,10 +47,16 @@ pub(crate) fn metadata(word: u64) -> u64 {
     first_low | first_high << 1 | second_low << 2 | second_high << 3
 }
 
-/// Sixteen words as a matrix of nibbles, transposed: nibble j of word i becomes nibble i of word j. Many matrices side by side.
+/// Sixteen words as a matrix of nibbles, transposed: nibble j of word i becomes nibble i of word j.
+/// Many matrices side by side.
 #[inline(always)]
 pub(crate) fn transpose<const N: usize>(words: &mut [[u64; N]; 16]) {
-    for (distance, low) in [(8, 0xffff_ffff), (4, 0xffff_0000_ffff), (2, 0x00ff_00ff_00ff_00ff), (1, 0x0f0f_0f0f_0f0f_0f0f)] {
+    for (distance, low) in [
+        (8, 0xffff_ffff),
+        (4, 0xffff_0000_ffff),
+        (2, 0x00ff_00ff_00ff_00ff),
+        (1, 0x0f0f_0f0f_0f0f_0f0f),
+    ] {
         for at in (0..16).filter(|at| at & distance == 0) {
             let (before, after) = words.split_at_mut(at + distance);
             for (a, b) in before[at].iter_mut().zip(&mut after[0]) {
@@ -83,18 +96,28 @@ mod tests {
         for nibble in 0..16 {
             for at in 0..16 {
                 let word = 0x3333_3333_3333_3333 & !(0xf << (4 * at)) | nibble << (4 * at);
-                assert_eq!(not_pairs(word) == 0, Pattern::from_bits(nibble as u8).is_some(), "{nibble:#x} at {at}");
+                assert_eq!(
+                    not_pairs(word) == 0,
+                    Pattern::from_bits(nibble as u8).is_some(),
+                    "{nibble:#x} at {at}"
+                );
             }
         }
     }
 
     #[test]
     fn a_matrix_of_nibbles_is_transposed() {
-        let words: [[u64; 2]; 16] = core::array::from_fn(|i| [1, 2].map(|at| 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(at * (i as u64 + 1))));
+        let words: [[u64; 2]; 16] = core::array::from_fn(|i| {
+            [1, 2].map(|at| 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(at * (i as u64 + 1)))
+        });
         let mut transposed = words;
         transpose(&mut transposed);
         for (i, j, at) in (0..512).map(|n| (n / 32, n / 2 % 16, n % 2)) {
-            assert_eq!(transposed[j][at] >> (4 * i) & 0xf, words[i][at] >> (4 * j) & 0xf, "matrix {at}, word {j}, nibble {i}");
+            assert_eq!(
+                transposed[j][at] >> (4 * i) & 0xf,
+                words[i][at] >> (4 * j) & 0xf,
+                "matrix {at}, word {j}, nibble {i}"
+            );
         }
     }
 

@@ -15,8 +15,9 @@ const ROWS: usize = 32;
 
 /// residual = x + delta; y = (residual - mean) * rstd * gamma + beta for each row.
 ///
-/// x, delta, residual, y `[p, c]`; gamma, beta `[c]`; stats `[p, 2]` holds mean and rstd = 1 / sqrt(variance + [`EPSILON`]), with the
-/// variance over c (not c - 1). An absent delta or beta is 0. All row-major contiguous.
+/// x, delta, residual, y `[p, c]`; gamma, beta `[c]`; stats `[p, 2]` holds mean and rstd = 1 /
+/// sqrt(variance + [`EPSILON`]), with the variance over c (not c - 1). An absent delta or beta is
+/// 0. All row-major contiguous.
 ///
 /// # Errors
 /// [`Error::Shape`] if an operand does not fit x; [`Error::Layout`] if one has gaps.
@@ -51,13 +52,15 @@ pub fn norm_forward(
     let residual = shape::elements_mut(OPERATION, "residual", residual)?.par_chunks_mut(ROWS * c);
     let y = shape::elements_mut(OPERATION, "y", y)?.par_chunks_mut(ROWS * c);
     let stats = shape::elements_mut(OPERATION, "stats", stats)?.par_chunks_mut(ROWS * 2);
-    x.par_chunks(ROWS * c).zip(residual).zip(y.zip(stats)).enumerate().for_each(|(i, ((x, residual), (y, stats)))| {
-        let delta = delta.map(|delta| &delta[i * ROWS * c..][..x.len()]);
-        math::vectorised(
-            #[inline(always)]
-            || forward_rows(x, delta, gamma, beta, residual, y, stats),
-        );
-    });
+    x.par_chunks(ROWS * c).zip(residual).zip(y.zip(stats)).enumerate().for_each(
+        |(i, ((x, residual), (y, stats)))| {
+            let delta = delta.map(|delta| &delta[i * ROWS * c..][..x.len()]);
+            math::vectorised(
+                #[inline(always)]
+                || forward_rows(x, delta, gamma, beta, residual, y, stats),
+            );
+        },
+    );
     Ok(())
 }
 
@@ -74,7 +77,11 @@ fn forward_rows(
 ) {
     let c = gamma.len();
     match delta {
-        Some(delta) => residual.iter_mut().zip(x).zip(delta).for_each(|((residual, &x), &delta)| *residual = x + delta),
+        Some(delta) => residual
+            .iter_mut()
+            .zip(x)
+            .zip(delta)
+            .for_each(|((residual, &x), &delta)| *residual = x + delta),
         None => residual.copy_from_slice(x),
     }
     let stats = stats.as_chunks_mut::<2>().0;
@@ -85,7 +92,9 @@ fn forward_rows(
         let variance = math::sum(row, |x| (x - stats[0]) * (x - stats[0])) / c as f32;
         stats[1] = 1.0 / (variance + EPSILON).sqrt();
     }
-    for ((row, y), &mut [mean, rstd]) in residual.chunks_exact(c).zip(y.chunks_exact_mut(c)).zip(stats) {
+    for ((row, y), &mut [mean, rstd]) in
+        residual.chunks_exact(c).zip(y.chunks_exact_mut(c)).zip(stats)
+    {
         for ((y, &x), &gamma) in y.iter_mut().zip(row).zip(gamma) {
             *y = (x - mean) * rstd * gamma;
         }
@@ -97,10 +106,11 @@ fn forward_rows(
 
 /// The gradient of [`norm_forward`].
 ///
-/// With n = (residual - mean) * rstd and g = dy * gamma, each row gets dresidual += rstd * (g - mean(g) - n * mean(g * n)); dresidual
-/// comes in as the gradient that reaches the residual sum from above, and leaves as the gradient of both x and delta.
-/// dgamma = the column sums of dy * n, dbeta = those of dy, added to what they hold with [`Beta::Accumulate`]; rows are summed in
-/// order within blocks of 32, and the blocks in order. All row-major contiguous.
+/// With n = (residual - mean) * rstd and g = dy * gamma, each row gets dresidual += rstd * (g -
+/// mean(g) - n * mean(g * n)); dresidual comes in as the gradient that reaches the residual sum
+/// from above, and leaves as the gradient of both x and delta. dgamma = the column sums of dy * n,
+/// dbeta = those of dy, added to what they hold with [`Beta::Accumulate`]; rows are summed in order
+/// within blocks of 32, and the blocks in order. All row-major contiguous.
 ///
 /// # Errors
 /// [`Error::Shape`] if an operand does not fit dy; [`Error::Layout`] if one has gaps.
@@ -134,10 +144,13 @@ pub fn norm_backward(
     if p == 0 || c == 0 {
         return Ok(());
     }
-    let [dy, residual, stats] = [("dy", dy), ("residual", residual), ("stats", stats)].map(|(name, x)| shape::elements(OPERATION, name, x));
-    let (dy, residual, stats) = (dy?.par_chunks(ROWS * c), residual?.par_chunks(ROWS * c), stats?.par_chunks(ROWS * 2));
+    let [dy, residual, stats] = [("dy", dy), ("residual", residual), ("stats", stats)]
+        .map(|(name, x)| shape::elements(OPERATION, name, x));
+    let (dy, residual, stats) =
+        (dy?.par_chunks(ROWS * c), residual?.par_chunks(ROWS * c), stats?.par_chunks(ROWS * 2));
     let gamma = shape::elements(OPERATION, "gamma", gamma)?;
-    let dresidual = shape::elements_mut(OPERATION, "dresidual", dresidual)?.par_chunks_mut(ROWS * c);
+    let dresidual =
+        shape::elements_mut(OPERATION, "dresidual", dresidual)?.par_chunks_mut(ROWS * c);
     let wanted = if dbeta.is_some() { 2 * c } else { c };
     let partial: Vec<Vec<f32>> = dy
         .zip(residual)
@@ -162,7 +175,14 @@ pub fn norm_backward(
 
 /// Adds to `sums` what the rows give to gamma and, if there is room for it, to beta.
 #[inline(always)]
-fn backward_rows(dy: &[f32], residual: &[f32], stats: &[f32], gamma: &[f32], dresidual: &mut [f32], sums: &mut [f32]) {
+fn backward_rows(
+    dy: &[f32],
+    residual: &[f32],
+    stats: &[f32],
+    gamma: &[f32],
+    dresidual: &mut [f32],
+    sums: &mut [f32],
+) {
     let c = gamma.len();
     let mut means = [[0.0; 2]; ROWS];
     let mut g = vec![0.0; c];
@@ -171,9 +191,14 @@ fn backward_rows(dy: &[f32], residual: &[f32], stats: &[f32], gamma: &[f32], dre
         for ((g, &dy), &gamma) in g.iter_mut().zip(dy).zip(gamma) {
             *g = dy * gamma;
         }
-        *means = [math::sum(&g, |g| g) / c as f32, math::sum2(&g, x, |g, x| g * ((x - mean) * rstd)) / c as f32];
+        *means = [
+            math::sum(&g, |g| g) / c as f32,
+            math::sum2(&g, x, |g, x| g * ((x - mean) * rstd)) / c as f32,
+        ];
     }
-    for ((((dy, x), &[mean, rstd]), &[mean_g, mean_gn]), dresidual) in rows().zip(&means).zip(dresidual.chunks_exact_mut(c)) {
+    for ((((dy, x), &[mean, rstd]), &[mean_g, mean_gn]), dresidual) in
+        rows().zip(&means).zip(dresidual.chunks_exact_mut(c))
+    {
         for (((dresidual, &dy), &x), &gamma) in dresidual.iter_mut().zip(dy).zip(x).zip(gamma) {
             *dresidual += rstd * (dy * gamma - mean_g - (x - mean) * rstd * mean_gn);
         }

@@ -1,6 +1,7 @@
 //! Bi-Mask's column-wise mask of masked weights in another order of rows.
 //!
-//! Bit-identical to [`sparse24_core::permute`] for any number of threads. Deliberately absent: which order (core's).
+//! Bit-identical to [`sparse24_core::permute`] for any number of threads. Deliberately absent:
+//! which order (core's).
 
 use ndarray::ArrayView2;
 use rayon::prelude::*;
@@ -8,14 +9,20 @@ use sparse24_core::{Element, Mask};
 
 use crate::{Error, convert, shape, strips};
 
-/// m m' of `w` `[r, q]`: of every group of four rows in `order`, the two largest under `mask`, as far as `mask` keeps them.
+/// m m' of `w` `[r, q]`: of every group of four rows in `order`, the two largest under `mask`, as
+/// far as `mask` keeps them.
 ///
 /// # Errors
 /// [`Error::Shape`] unless both masks have the shape of `w` and `order` is as long as it has rows.
 ///
 /// # Panics
 /// If `order` is not one of the rows.
-pub fn permuted_mask<T: Element>(w: ArrayView2<'_, T>, mask: &Mask, order: &[u32], out: &mut Mask) -> Result<(), Error> {
+pub fn permuted_mask<T: Element>(
+    w: ArrayView2<'_, T>,
+    mask: &Mask,
+    order: &[u32],
+    out: &mut Mask,
+) -> Result<(), Error> {
     const OPERATION: &str = "permuted mask";
     let [r, q] = shape::of(&w);
     shape::check(OPERATION, "mask", [r, q], mask.shape())?;
@@ -36,11 +43,17 @@ pub fn permuted_mask<T: Element>(w: ArrayView2<'_, T>, mask: &Mask, order: &[u32
             let kept = kept.map(|(tiles, shift)| tiles[column] >> shift & 15);
             let mut bits = [0_u8; 4];
             for i in 0..4 {
-                let masked =
-                    |place: usize| if kept[place] >> i & 1 == 1 { magnitude(w[[group[place] as usize, 4 * column + i]]) } else { 0 };
+                let masked = |place: usize| {
+                    if kept[place] >> i & 1 == 1 {
+                        magnitude(w[[group[place] as usize, 4 * column + i]])
+                    } else {
+                        0
+                    }
+                };
                 let chosen = largest_two([masked(0), masked(1), masked(2), masked(3)]);
                 for place in 0..4 {
-                    bits[place] |= (u16::from(chosen >> place & 1) & kept[place] >> i) as u8 * (1 << i);
+                    bits[place] |=
+                        (u16::from(chosen >> place & 1) & kept[place] >> i) as u8 * (1 << i);
                 }
             }
             for place in 0..4 {
@@ -54,7 +67,9 @@ pub fn permuted_mask<T: Element>(w: ArrayView2<'_, T>, mask: &Mask, order: &[u32
     strips::for_chunks(out.tiles_mut(), tile_rows * tile_columns, |task, tiles| {
         for (at, tile) in tiles.iter_mut().enumerate() {
             let (first, column) = (4 * (task * tile_rows + at / tile_columns), at % tile_columns);
-            *tile = (0..4).fold(0, |bits, i| bits | u16::from(rows[places[first + i] * tile_columns + column]) << (4 * i));
+            *tile = (0..4).fold(0, |bits, i| {
+                bits | u16::from(rows[places[first + i] * tile_columns + column]) << (4 * i)
+            });
         }
     });
     Ok(())
@@ -68,5 +83,7 @@ fn magnitude<T: Element>(x: T) -> u32 {
 /// Bit i where fewer than two others are larger, or equal and before i.
 fn largest_two(m: [u32; 4]) -> u8 {
     let beats = |i: usize, j: usize| u8::from(m[i] > m[j] || m[i] == m[j] && i < j);
-    (0..4).map(|i| u8::from((0..4).filter(|&j| j != i).map(|j| beats(j, i)).sum::<u8>() < 2) << i).sum()
+    (0..4)
+        .map(|i| u8::from((0..4).filter(|&j| j != i).map(|j| beats(j, i)).sum::<u8>() < 2) << i)
+        .sum()
 }

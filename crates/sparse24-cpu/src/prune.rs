@@ -1,6 +1,7 @@
 //! What a mask leaves of a matrix: dense, or compressed both ways in one pass over the weights.
 //!
-//! Bit-identical to [`sparse24_core`] for any number of threads. Deliberately absent: which mask ([`crate::search`]).
+//! Bit-identical to [`sparse24_core`] for any number of threads. Deliberately absent: which mask
+//! ([`crate::search`]).
 
 mod block;
 mod carriage;
@@ -22,7 +23,11 @@ use crate::{
 ///
 /// # Errors
 /// [`Error::Shape`] unless the mask and `out` have the shape of `w`.
-pub fn masked<T: Element>(w: ArrayView2<'_, T>, mask: &Mask, mut out: ArrayViewMut2<'_, T>) -> Result<(), Error> {
+pub fn masked<T: Element>(
+    w: ArrayView2<'_, T>,
+    mask: &Mask,
+    mut out: ArrayViewMut2<'_, T>,
+) -> Result<(), Error> {
     let shape = [w.nrows(), w.ncols()];
     shape::check("prune", "mask", shape, mask.shape())?;
     shape::check("prune", "out", shape, [out.nrows(), out.ncols()])?;
@@ -31,19 +36,21 @@ pub fn masked<T: Element>(w: ArrayView2<'_, T>, mask: &Mask, mut out: ArrayViewM
     }
     let level = Available::best();
     let (tile_columns, rows_per_task) = (w.ncols() / 4, strips::rows_per_task(w.ncols()));
-    out.axis_chunks_iter_mut(Axis(0), rows_per_task).into_par_iter().enumerate().for_each(|(task, mut out)| {
-        for (at, mut out) in out.rows_mut().into_iter().enumerate() {
-            let row = task * rows_per_task + at;
-            let w = w.index_axis(Axis(0), row);
-            let tiles = &mask.tiles()[row / 4 * tile_columns..][..tile_columns];
-            match (out.as_slice_mut(), w.to_slice()) {
-                (Some(out), Some(w)) => level.run(MaskedRow { w, out, tiles, row: row % 4 }),
-                _ => Zip::indexed(&mut out).and(w).for_each(|column, out, &w| {
-                    *out = if mask.keeps(row, column) { w } else { T::default() };
-                }),
+    out.axis_chunks_iter_mut(Axis(0), rows_per_task).into_par_iter().enumerate().for_each(
+        |(task, mut out)| {
+            for (at, mut out) in out.rows_mut().into_iter().enumerate() {
+                let row = task * rows_per_task + at;
+                let w = w.index_axis(Axis(0), row);
+                let tiles = &mask.tiles()[row / 4 * tile_columns..][..tile_columns];
+                match (out.as_slice_mut(), w.to_slice()) {
+                    (Some(out), Some(w)) => level.run(MaskedRow { w, out, tiles, row: row % 4 }),
+                    _ => Zip::indexed(&mut out).and(w).for_each(|column, out, &w| {
+                        *out = if mask.keeps(row, column) { w } else { T::default() };
+                    }),
+                }
             }
-        }
-    });
+        },
+    );
     Ok(())
 }
 
@@ -57,9 +64,13 @@ struct MaskedRow<'a, T> {
 impl<T: Element> Kernel for MaskedRow<'_, T> {
     #[inline(always)]
     fn run<V: Vector>(self, _: V) {
-        for ((out, w), tiles) in self.out.chunks_mut(16).zip(self.w.chunks(16)).zip(self.tiles.chunks(4)) {
+        for ((out, w), tiles) in
+            self.out.chunks_mut(16).zip(self.w.chunks(16)).zip(self.tiles.chunks(4))
+        {
             let kept = (nibbles::rows(nibbles::word(tiles)) >> (16 * self.row)) as u32;
-            let select = |(i, (out, &w)): (usize, (&mut T, &T))| *out = if kept & 1 << i == 0 { T::default() } else { w };
+            let select = |(i, (out, &w)): (usize, (&mut T, &T))| {
+                *out = if kept & 1 << i == 0 { T::default() } else { w }
+            };
             match (out.first_chunk_mut::<16>(), w.first_chunk::<16>()) {
                 (Some(out), Some(w)) => out.iter_mut().zip(w).enumerate().for_each(select),
                 _ => out.iter_mut().zip(w).enumerate().for_each(select),
@@ -68,14 +79,17 @@ impl<T: Element> Kernel for MaskedRow<'_, T> {
     }
 }
 
-/// Compresses S(w) and its transpose in one pass: `forward` is `[r, q]`, `dgrad` is `[q, r]`, both of the same values.
+/// Compresses S(w) and its transpose in one pass: `forward` is `[r, q]`, `dgrad` is `[q, r]`, both
+/// of the same values.
 ///
-/// S(w) is [`sparse24_core::prune::group`] of every row group with the mask's pattern, rounded to `U`; with [`ValueMap::Identity`] and `U` = `T` kept
-/// values are unchanged to the bit. (S-STE defines its soft threshold for row-wise magnitude masks; with a transposable mask the
-/// threshold is still the second-smallest magnitude of the row group.)
+/// S(w) is [`sparse24_core::prune::group`] of every row group with the mask's pattern, rounded to
+/// `U`; with [`ValueMap::Identity`] and `U` = `T` kept values are unchanged to the bit. (S-STE
+/// defines its soft threshold for row-wise magnitude masks; with a transposable mask the threshold
+/// is still the second-smallest magnitude of the row group.)
 ///
 /// # Errors
-/// [`Error::Shape`] unless the mask and both outputs fit `w`; [`Error::Semantics`] unless the mask is transposable.
+/// [`Error::Shape`] unless the mask and both outputs fit `w`; [`Error::Semantics`] unless the mask
+/// is transposable.
 pub fn compress_weight<T: Element, U: Element>(
     w: ArrayView2<'_, T>,
     mask: &Mask,
@@ -107,10 +121,12 @@ pub fn compress_weight_at<T: Element, U: Element>(
     Ok(())
 }
 
-/// Compresses S(w) along its rows only, as [`compress_weight`] does: for masks that are row-wise and not transposable.
+/// Compresses S(w) along its rows only, as [`compress_weight`] does: for masks that are row-wise
+/// and not transposable.
 ///
 /// # Errors
-/// [`Error::Shape`] unless the mask and the output have the shape of `w`; [`Error::Semantics`] unless the mask is row-wise 2:4.
+/// [`Error::Shape`] unless the mask and the output have the shape of `w`; [`Error::Semantics`]
+/// unless the mask is row-wise 2:4.
 pub fn compress_forward<T: Element, U: Element>(
     w: ArrayView2<'_, T>,
     mask: &Mask,
@@ -188,12 +204,18 @@ fn compress<T: Element, U: Element>(
     let dgrad = dgrad.map(|dgrad| {
         let stride = dgrad.metadata_stride();
         let (values, metadata) = dgrad.parts_mut();
-        (values, ArrayViewMut2::from_shape((q, stride), metadata).expect("metadata has a row for each row of values"))
+        (
+            values,
+            ArrayViewMut2::from_shape((q, stride), metadata)
+                .expect("metadata has a row for each row of values"),
+        )
     });
     // Blocks end where cache lines of dgrad's rows do.
-    let lead = dgrad.as_ref().map_or(0, |(values, _)| 2 * simd::before_a_line(values.as_ptr(), r / 2));
+    let lead =
+        dgrad.as_ref().map_or(0, |(values, _)| 2 * simd::before_a_line(values.as_ptr(), r / 2));
     let rows = strips::rows_per_task(q).next_multiple_of(256);
-    let (mut parts, mut rest) = (Vec::new(), Part { w, tiles: mask.tiles(), map, forward, dgrad, bytes });
+    let (mut parts, mut rest) =
+        (Vec::new(), Part { w, tiles: mask.tiles(), map, forward, dgrad, bytes });
     if lead.is_multiple_of(8) && (1..r).contains(&lead) {
         let (part, others) = rest.split(lead);
         parts.push(part);

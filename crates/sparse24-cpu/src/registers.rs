@@ -1,7 +1,9 @@
-//! Small products that stay in registers and cache, for kernels that hold their operands in scratch of their own.
+//! Small products that stay in registers and cache, for kernels that hold their operands in scratch
+//! of their own.
 //!
-//! Invariant: every element of C is one running sum over k in order, so neither panels nor instruction sets of one kind of
-//! multiply-add change a bit. Deliberately absent: blocking for caches, threads; [`crate::gemm`] is for the rest.
+//! Invariant: every element of C is one running sum over k in order, so neither panels nor
+//! instruction sets of one kind of multiply-add change a bit. Deliberately absent: blocking for
+//! caches, threads; [`crate::gemm`] is for the rest.
 
 use pulp::{Arch, Simd, WithSimd};
 
@@ -60,7 +62,8 @@ impl Product<'_> {
         for l in 0..self.shape[2] {
             let (b, _) = S::as_simd_f32s(&self.b[l * self.b_stride + j..][..width]);
             for (row, sums) in sums.iter_mut().enumerate() {
-                let a = simd.splat_f32s(self.a[(i + row) * self.a_strides[0] + l * self.a_strides[1]]);
+                let a =
+                    simd.splat_f32s(self.a[(i + row) * self.a_strides[0] + l * self.a_strides[1]]);
                 for (sum, &b) in sums.iter_mut().zip(b) {
                     *sum = simd.mul_add_e_f32s(a, b, *sum);
                 }

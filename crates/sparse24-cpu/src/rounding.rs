@@ -4,7 +4,8 @@ use ndarray::{ArrayView2, ArrayViewMut2};
 
 use crate::{Error, elementwise, shape};
 
-/// out = x rounded to the nearest bf16, ties to even, as f32. NaN stays NaN, with its payload cut and quiet.
+/// out = x rounded to the nearest bf16, ties to even, as f32. NaN stays NaN, with its payload cut
+/// and quiet.
 ///
 /// # Errors
 /// [`Error::Shape`] unless both shapes agree.
@@ -18,7 +19,9 @@ pub fn round_bf16(x: ArrayView2<'_, f32>, out: ArrayViewMut2<'_, f32>) -> Result
             for (out, &x) in out.iter_mut().zip(x) {
                 let bits = x.to_bits();
                 let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
-                *out = f32::from_bits(if x.is_nan() { bits | 0x40_0000 } else { rounded } & 0xffff_0000);
+                *out = f32::from_bits(
+                    if x.is_nan() { bits | 0x40_0000 } else { rounded } & 0xffff_0000,
+                );
             }
         },
     );

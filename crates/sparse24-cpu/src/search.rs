@@ -1,7 +1,9 @@
-//! Masks of whole matrices: the exact transposable search, group-wise pruning, the greedy baseline, and the L1-norm gap.
+//! Masks of whole matrices: the exact transposable search, group-wise pruning, the greedy baseline,
+//! and the L1-norm gap.
 //!
-//! Every mask equals that of [`sparse24_core::search`] bit for bit, at every SIMD level and for any number of threads. Deliberately
-//! absent: the definition of the search and of its ties, which is core's.
+//! Every mask equals that of [`sparse24_core::search`] bit for bit, at every SIMD level and for any
+//! number of threads. Deliberately absent: the definition of the search and of its ties, which is
+//! core's.
 
 use ndarray::{ArrayView2, ArrayViewMut2, Axis, s};
 use rayon::prelude::*;
@@ -16,13 +18,20 @@ use crate::{
     strips::{self, PIECE},
 };
 
-/// The mask of `w` `[r, q]`: exact transposable search, or the two largest magnitudes of every group of four.
+/// The mask of `w` `[r, q]`: exact transposable search, or the two largest magnitudes of every
+/// group of four.
 ///
-/// Any element type, any strides; rows that are contiguous are fastest. NaN counts as the largest magnitude; ties are core's.
+/// Any element type, any strides; rows that are contiguous are fastest. NaN counts as the largest
+/// magnitude; ties are core's.
 ///
 /// # Errors
-/// [`Error::Semantics`] unless both lengths are multiples of 4; [`Error::Shape`] unless the mask has the shape of `w`.
-pub fn mask_search<T: Element>(w: ArrayView2<'_, T>, kind: MaskKind, mask: &mut Mask) -> Result<(), Error> {
+/// [`Error::Semantics`] unless both lengths are multiples of 4; [`Error::Shape`] unless the mask
+/// has the shape of `w`.
+pub fn mask_search<T: Element>(
+    w: ArrayView2<'_, T>,
+    kind: MaskKind,
+    mask: &mut Mask,
+) -> Result<(), Error> {
     mask_search_at(Available::best(), w, kind, mask)
 }
 
@@ -30,7 +39,12 @@ pub fn mask_search<T: Element>(w: ArrayView2<'_, T>, kind: MaskKind, mask: &mut 
 ///
 /// # Errors
 /// As [`mask_search`].
-pub fn mask_search_at<T: Element>(level: Available, w: ArrayView2<'_, T>, kind: MaskKind, mask: &mut Mask) -> Result<(), Error> {
+pub fn mask_search_at<T: Element>(
+    level: Available,
+    w: ArrayView2<'_, T>,
+    kind: MaskKind,
+    mask: &mut Mask,
+) -> Result<(), Error> {
     for_strips(w, mask, |w, tiles| level.run(Strips { kind, w, tiles }))
 }
 
@@ -47,22 +61,33 @@ pub fn mask_search_greedy<T: Element>(w: ArrayView2<'_, T>, mask: &mut Mask) -> 
     })
 }
 
-/// The L1-norm gap of every tile of `w` `[r, q]`: kept norm of its best pattern minus that of the best other one; `out` is `[r/4, q/4]`.
+/// The L1-norm gap of every tile of `w` `[r, q]`: kept norm of its best pattern minus that of the
+/// best other one; `out` is `[r/4, q/4]`.
 ///
 /// # Errors
-/// [`Error::Semantics`] unless both lengths are multiples of 4; [`Error::Shape`] unless `out` has one element a tile.
-pub fn tile_gap<T: Element>(w: ArrayView2<'_, T>, mut out: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
+/// [`Error::Semantics`] unless both lengths are multiples of 4; [`Error::Shape`] unless `out` has
+/// one element a tile.
+pub fn tile_gap<T: Element>(
+    w: ArrayView2<'_, T>,
+    mut out: ArrayViewMut2<'_, f32>,
+) -> Result<(), Error> {
     let (r, q) = w.dim();
     shape::check_tiled("tile gap", [r, q])?;
     shape::check("tile gap", "out", [r / 4, q / 4], [out.nrows(), out.ncols()])?;
     out.axis_iter_mut(Axis(0)).into_par_iter().enumerate().for_each(|(tile_row, mut out)| {
-        out.iter_mut().enumerate().for_each(|(at, out)| *out = flip::tile_gap(&tile_of(w, [tile_row, at])));
+        out.iter_mut()
+            .enumerate()
+            .for_each(|(at, out)| *out = flip::tile_gap(&tile_of(w, [tile_row, at])));
     });
     Ok(())
 }
 
 /// Runs `f` on some rows and their tiles, until all of `w` is done.
-fn for_strips<T: Element>(w: ArrayView2<'_, T>, mask: &mut Mask, f: impl Fn(ArrayView2<'_, T>, &mut [u16]) + Sync) -> Result<(), Error> {
+fn for_strips<T: Element>(
+    w: ArrayView2<'_, T>,
+    mask: &mut Mask,
+    f: impl Fn(ArrayView2<'_, T>, &mut [u16]) + Sync,
+) -> Result<(), Error> {
     let (r, q) = w.dim();
     shape::check_tiled("mask search", [r, q])?;
     shape::check("mask search", "mask", [r, q], mask.shape())?;
@@ -98,7 +123,8 @@ impl<T: Element> Kernel for Strips<'_, T> {
     }
 }
 
-// Every function below is part of a kernel and must be inlined into it, closures too: what is not is compiled for no level.
+// Every function below is part of a kernel and must be inlined into it, closures too: what is not
+// is compiled for no level.
 
 impl<T: Element> Strips<'_, T> {
     #[inline(always)]
@@ -129,7 +155,8 @@ impl<T: Element> Strips<'_, T> {
 
 /// How a tile is searched.
 trait Rule {
-    /// The code or the bits of `LANES` tiles side by side, each in its lane; true for tiles that [`search_each`] must search again.
+    /// The code or the bits of `LANES` tiles side by side, each in its lane; true for tiles that
+    /// [`search_each`] must search again.
     fn search<V: Vector>(v: V, rows: [&[f32]; 4], lanes: &mut [u32]) -> V::M;
     /// The bits of tiles in order.
     fn finish<V: Vector>(v: V, lanes: &[u32], tiles: &mut [u16]);
@@ -137,7 +164,13 @@ trait Rule {
 
 /// At most [`PIECE`] columns of four rows.
 #[inline(always)]
-fn search_piece<V: Vector, R: Rule>(v: V, [a, b, c, e]: [&[f32]; 4], next: usize, lanes: &mut [u32; PIECE / 4], tiles: &mut [u16]) {
+fn search_piece<V: Vector, R: Rule>(
+    v: V,
+    [a, b, c, e]: [&[f32]; 4],
+    next: usize,
+    lanes: &mut [u32; PIECE / 4],
+    tiles: &mut [u16],
+) {
     let (width, length) = (4 * V::LANES, a.len());
     let (b, c, e) = (&b[..length], &c[..length], &e[..length]);
     let mut again = v.above(v.splat(0.0), v.splat(0.0));
@@ -149,15 +182,25 @@ fn search_piece<V: Vector, R: Rule>(v: V, [a, b, c, e]: [&[f32]; 4], next: usize
                 simd::prefetch(&row[at..end], next + line);
             }
         }
-        let found = R::search(v, [&a[at..end], &b[at..end], &c[at..end], &e[at..end]], &mut lanes[at / 4..]);
+        let found = R::search(
+            v,
+            [&a[at..end], &b[at..end], &c[at..end], &e[at..end]],
+            &mut lanes[at / 4..],
+        );
         again = v.or(again, found);
         at = end;
     }
     if at < length {
         let mut rest = [[0.0; WIDEST]; 4];
-        rest.iter_mut().zip([a, b, c, e]).for_each(|(rest, row)| rest[..length - at].copy_from_slice(&row[at..]));
+        rest.iter_mut()
+            .zip([a, b, c, e])
+            .for_each(|(rest, row)| rest[..length - at].copy_from_slice(&row[at..]));
         let [a, b, c, e] = &rest;
-        let found = R::search(v, [&a[..width], &b[..width], &c[..width], &e[..width]], &mut lanes[at / 4..]);
+        let found = R::search(
+            v,
+            [&a[..width], &b[..width], &c[..width], &e[..width]],
+            &mut lanes[at / 4..],
+        );
         again = v.or(again, found);
     }
     let (whole_tiles, rest) = tiles.split_at_mut(tiles.len() / 32 * 32);
@@ -186,25 +229,32 @@ impl Rule for Transposable {
         let zero = v.splat(0.0);
         let (mut upper, mut lower, mut across) = ([zero; 4], [zero; 4], [zero; 4]);
         for at in 0..4 {
-            let (a, b) =
-                (v.quick_magnitude(load(v, rows[0], at), MAGNITUDE_LIMIT), v.quick_magnitude(load(v, rows[1], at), MAGNITUDE_LIMIT));
-            let (c, e) =
-                (v.quick_magnitude(load(v, rows[2], at), MAGNITUDE_LIMIT), v.quick_magnitude(load(v, rows[3], at), MAGNITUDE_LIMIT));
+            let (a, b) = (
+                v.quick_magnitude(load(v, rows[0], at), MAGNITUDE_LIMIT),
+                v.quick_magnitude(load(v, rows[1], at), MAGNITUDE_LIMIT),
+            );
+            let (c, e) = (
+                v.quick_magnitude(load(v, rows[2], at), MAGNITUDE_LIMIT),
+                v.quick_magnitude(load(v, rows[3], at), MAGNITUDE_LIMIT),
+            );
             upper[at] = v.sub_aside(a, b);
             lower[at] = v.sub_aside(c, e);
             across[at] = v.sub(v.add(a, b), v.add(c, e));
         }
-        let (upper, lower, across) = (differences(v, upper), differences(v, lower), differences(v, across));
+        let (upper, lower, across) =
+            (differences(v, upper), differences(v, lower), differences(v, across));
 
         let mut best = pair_candidate(v, 0, &upper, &lower, &across);
         for pair in 1..6 {
             best = later(v, best, pair_candidate(v, pair, &upper, &lower, &across));
         }
         best = later(v, best, top_minus_bottom(v, across, SHARED_CODES.into()));
-        let ((norm_upper, set_upper), (norm_lower, set_lower)) = (top_minus_bottom(v, upper, 0), top_minus_bottom(v, lower, 0));
+        let ((norm_upper, set_upper), (norm_lower, set_lower)) =
+            (top_minus_bottom(v, upper, 0), top_minus_bottom(v, lower, 0));
         best = later(v, best, (v.add(norm_upper, norm_lower), v.join_octal(set_upper, set_lower)));
         v.store_u(best.1, lanes);
-        // D_01 and D_23 are sums over the whole tile: one is a NaN where the quick magnitude let one through.
+        // D_01 and D_23 are sums over the whole tile: one is a NaN where the quick magnitude let
+        // one through.
         if V::QUICK_LEAVES_NAN { v.unordered(across[0], across[5]) } else { v.above(zero, zero) }
     }
 
@@ -219,7 +269,8 @@ impl Rule for Transposable {
 #[inline(never)]
 fn search_each(rows: [&[f32]; 4], tiles: &mut [u16]) {
     for (tile, bits) in tiles.iter_mut().enumerate() {
-        *bits = search::transposable(&core::array::from_fn(|at| rows[at / 4][4 * tile + at % 4])).bits();
+        *bits = search::transposable(&core::array::from_fn(|at| rows[at / 4][4 * tile + at % 4]))
+            .bits();
     }
 }
 
@@ -233,12 +284,26 @@ fn load<V: Vector>(v: V, row: &[f32], at: usize) -> V::F {
 #[inline(always)]
 fn differences<V: Vector>(v: V, x: [V::F; 4]) -> [V::F; 6] {
     let [x0, x1, x2, x3] = v.transpose_tiles(x);
-    [v.sub(x0, x1), v.sub_aside(x0, x2), v.sub(x0, x3), v.sub(x1, x2), v.sub_aside(x1, x3), v.sub(x2, x3)]
+    [
+        v.sub(x0, x1),
+        v.sub_aside(x0, x2),
+        v.sub(x0, x3),
+        v.sub(x1, x2),
+        v.sub_aside(x1, x3),
+        v.sub(x2, x3),
+    ]
 }
 
-/// Norm and code of the candidate of a pair {j,k}; the complement of the n-th pair is the n-th from the end.
+/// Norm and code of the candidate of a pair {j,k}; the complement of the n-th pair is the n-th from
+/// the end.
 #[inline(always)]
-fn pair_candidate<V: Vector>(v: V, pair: usize, upper: &[V::F; 6], lower: &[V::F; 6], across: &[V::F; 6]) -> (V::F, V::U) {
+fn pair_candidate<V: Vector>(
+    v: V,
+    pair: usize,
+    upper: &[V::F; 6],
+    lower: &[V::F; 6],
+    across: &[V::F; 6],
+) -> (V::F, V::U) {
     let (d, d_lower, shared) = (upper[pair], lower[pair], across[5 - pair]);
     let norm = v.add(v.add(v.abs(d), v.abs(d_lower)), v.abs(shared));
     let code = v.splat_u((u32::from(PAIR_CODES) >> 3) + pair as u32);
@@ -247,13 +312,22 @@ fn pair_candidate<V: Vector>(v: V, pair: usize, upper: &[V::F; 6], lower: &[V::F
 
 /// The later candidate where its norm is strictly greater.
 #[inline(always)]
-fn later<V: Vector>(v: V, (best, code): (V::F, V::U), (norm, candidate): (V::F, V::U)) -> (V::F, V::U) {
+fn later<V: Vector>(
+    v: V,
+    (best, code): (V::F, V::U),
+    (norm, candidate): (V::F, V::U),
+) -> (V::F, V::U) {
     (v.most(norm, best), v.select_u(v.above(norm, best), candidate, code))
 }
 
-/// tb(x) of the differences x_01, x_02, x_03, x_12, x_13, x_23, and `codes` plus the three bits of its set.
+/// tb(x) of the differences x_01, x_02, x_03, x_12, x_13, x_23, and `codes` plus the three bits of
+/// its set.
 #[inline(always)]
-fn top_minus_bottom<V: Vector>(v: V, [x01, x02, _, _, x13, x23]: [V::F; 6], codes: u32) -> (V::F, V::U) {
+fn top_minus_bottom<V: Vector>(
+    v: V,
+    [x01, x02, _, _, x13, x23]: [V::F; 6],
+    codes: u32,
+) -> (V::F, V::U) {
     let across = v.add(x02, x13);
     let split = v.add(v.abs(x01), v.abs(x23));
     let most = v.most_abs(split, across);
@@ -301,7 +375,10 @@ impl<const COLUMNS: bool> Rule for LargestTwo<COLUMNS> {
     #[inline(always)]
     fn finish<V: Vector>(_: V, lanes: &[u32], tiles: &mut [u16]) {
         for (tiles, lanes) in tiles.chunks_exact_mut(V::LANES).zip(lanes.chunks_exact(V::LANES)) {
-            tiles.iter_mut().enumerate().for_each(|(at, tile)| *tile = lanes[lane_of_tile(at, V::LANES)] as u16);
+            tiles
+                .iter_mut()
+                .enumerate()
+                .for_each(|(at, tile)| *tile = lanes[lane_of_tile(at, V::LANES)] as u16);
         }
     }
 }

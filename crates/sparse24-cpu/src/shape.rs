@@ -5,13 +5,29 @@ use ndarray::{ArrayBase, ArrayView, ArrayViewMut, Dimension};
 use crate::Error;
 
 /// The operand has the shape that the others imply.
-pub(crate) fn check(operation: &'static str, operand: &'static str, expected: [usize; 2], found: [usize; 2]) -> Result<(), Error> {
-    if expected == found { Ok(()) } else { Err(Error::Shape { operation, operand, expected, found }) }
+pub(crate) fn check(
+    operation: &'static str,
+    operand: &'static str,
+    expected: [usize; 2],
+    found: [usize; 2],
+) -> Result<(), Error> {
+    if expected == found {
+        Ok(())
+    } else {
+        Err(Error::Shape { operation, operand, expected, found })
+    }
 }
 
 /// 4x4 tiles cover the matrix.
-pub(crate) fn check_tiled(operation: &'static str, [rows, columns]: [usize; 2]) -> Result<(), Error> {
-    if rows % 4 == 0 && columns % 4 == 0 { Ok(()) } else { Err(sparse24_core::Error::NotTiled { operation, rows, columns }.into()) }
+pub(crate) fn check_tiled(
+    operation: &'static str,
+    [rows, columns]: [usize; 2],
+) -> Result<(), Error> {
+    if rows % 4 == 0 && columns % 4 == 0 {
+        Ok(())
+    } else {
+        Err(sparse24_core::Error::NotTiled { operation, rows, columns }.into())
+    }
 }
 
 /// `[rows, columns]` of a matrix.
@@ -25,10 +41,17 @@ pub(crate) fn of_vector<S: ndarray::RawData>(x: &ArrayBase<S, ndarray::Ix1>) -> 
 }
 
 /// Every token but `ignore` is in the vocabulary.
-pub(crate) fn check_tokens(operation: &'static str, tokens: &[u32], ignore: Option<u32>, vocabulary: usize) -> Result<(), Error> {
+pub(crate) fn check_tokens(
+    operation: &'static str,
+    tokens: &[u32],
+    ignore: Option<u32>,
+    vocabulary: usize,
+) -> Result<(), Error> {
     match tokens.iter().position(|&token| token as usize >= vocabulary && Some(token) != ignore) {
         None => Ok(()),
-        Some(position) => Err(Error::Token { operation, token: tokens[position], position, vocabulary }),
+        Some(position) => {
+            Err(Error::Token { operation, token: tokens[position], position, vocabulary })
+        }
     }
 }
 

@@ -1,8 +1,10 @@
 //! Instruction-set levels, and all unsafe code of this crate.
 //!
-//! Invariant: an [`Available`] exists only for a level that this machine has, so that holding one proves that its instructions may run.
-//! Kernels are written once, in safe code over one trait of vectors; an implementation of it is a token whose existence proves that its
-//! instructions may run. Every kernel gives the same bits at every level: multiplications and additions are never contracted.
+//! Invariant: an [`Available`] exists only for a level that this machine has, so that holding one
+//! proves that its instructions may run. Kernels are written once, in safe code over one trait of
+//! vectors; an implementation of it is a token whose existence proves that its instructions may
+//! run. Every kernel gives the same bits at every level: multiplications and additions are never
+//! contracted.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -110,12 +112,14 @@ impl Available {
     }
 }
 
-/// A loop over vectors, compiled for the level at which it runs: `run` and all that it calls must be `#[inline(always)]`.
+/// A loop over vectors, compiled for the level at which it runs: `run` and all that it calls must
+/// be `#[inline(always)]`.
 pub(crate) trait Kernel {
     fn run<V: Vector>(self, v: V);
 }
 
-/// The arithmetic of one level: `LANES` numbers at a time. Floats are rounded operation by operation.
+/// The arithmetic of one level: `LANES` numbers at a time. Floats are rounded operation by
+/// operation.
 ///
 /// Slices are read and written in their first `LANES` elements and must have as many.
 pub(crate) trait Vector: Copy {
@@ -128,7 +132,8 @@ pub(crate) trait Vector: Copy {
     /// One truth a lane.
     type M: Copy;
 
-    /// Copies a cache line, past the caches where the level can; others may see it after [`Self::fence`].
+    /// Copies a cache line, past the caches where the level can; others may see it after
+    /// [`Self::fence`].
     #[inline(always)]
     fn stream(self, from: &[u8; LINE], to: &mut Line) {
         to.0 = *from;
@@ -142,8 +147,8 @@ pub(crate) trait Vector: Copy {
     fn store(self, x: Self::F, to: &mut [f32]);
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
-    /// a - b like [`Self::sub`], for where additions crowd: it may run as `a * 1 - b`, which is exact before its one rounding, on the ports
-    /// that multiply.
+    /// a - b like [`Self::sub`], for where additions crowd: it may run as `a * 1 - b`, which is
+    /// exact before its one rounding, on the ports that multiply.
     #[inline(always)]
     fn sub_aside(self, a: Self::F, b: Self::F) -> Self::F {
         self.sub(a, b)
@@ -159,7 +164,8 @@ pub(crate) trait Vector: Copy {
     fn quick_magnitude(self, x: Self::F, limit: f32) -> Self::F {
         self.magnitude(x, limit)
     }
-    /// The smaller; neither is negative (-0 included) or a NaN, so that an implementation may compare bits.
+    /// The smaller; neither is negative (-0 included) or a NaN, so that an implementation may
+    /// compare bits.
     fn least(self, a: Self::F, b: Self::F) -> Self::F;
     /// The larger, on the same condition.
     fn most(self, a: Self::F, b: Self::F) -> Self::F;
@@ -186,13 +192,15 @@ pub(crate) trait Vector: Copy {
     fn store_u(self, x: Self::U, to: &mut [u32]);
     fn xor(self, a: Self::U, b: Self::U) -> Self::U;
     fn select_u(self, which: Self::M, a: Self::U, b: Self::U) -> Self::U;
-    /// The 64-bit products of the even lanes, each over its lane and the next: the low word is in the even one.
+    /// The 64-bit products of the even lanes, each over its lane and the next: the low word is in
+    /// the even one.
     fn mul_even(self, a: Self::U, b: Self::U) -> Self::U;
     /// Odd lanes move to the even ones before them; what comes to the odd ones is anything.
     fn odd_to_even(self, x: Self::U) -> Self::U;
     /// The even lanes of both, those of the second in the odd lanes.
     fn interleave_even(self, even: Self::U, odd: Self::U) -> Self::U;
-    /// In the sign bit whether a < b, of floats that are neither negative nor NaN; the other bits are anything.
+    /// In the sign bit whether a < b, of floats that are neither negative nor NaN; the other bits
+    /// are anything.
     fn below(self, a: Self::F, b: Self::F) -> Self::U;
     fn and_u(self, a: Self::U, b: Self::U) -> Self::U;
     fn or_u(self, a: Self::U, b: Self::U) -> Self::U;
@@ -200,7 +208,8 @@ pub(crate) trait Vector: Copy {
     /// What the sign bit says.
     fn truth(self, sign: Self::U) -> Self::M;
     fn bits(self, x: Self::F) -> Self::U;
-    /// The nearest bf16 of both, ties to even, the second in the upper halves; a NaN is [`f32::NAN`].
+    /// The nearest bf16 of both, ties to even, the second in the upper halves; a NaN is
+    /// [`f32::NAN`].
     fn join_brains(self, low: Self::F, high: Self::F) -> Self::U;
     /// `x & mask == value`.
     fn test(self, x: Self::U, mask: u32, value: u32) -> Self::M;
@@ -218,16 +227,20 @@ pub(crate) trait Vector: Copy {
     fn not(self, a: Self::M) -> Self::M;
     fn any(self, a: Self::M) -> bool;
 
-    /// Rows and columns of a square of `LANES` by `LANES` words change places; vectors beyond are left alone.
+    /// Rows and columns of a square of `LANES` by `LANES` words change places; vectors beyond are
+    /// left alone.
     fn transpose(self, rows: &mut [Self::U; 16]);
-    /// Four rows of `LANES/4` tiles side by side become four columns, a lane a tile row: within each 4x4 tile, rows and columns change
-    /// places.
+    /// Four rows of `LANES/4` tiles side by side become four columns, a lane a tile row: within
+    /// each 4x4 tile, rows and columns change places.
     fn transpose_tiles(self, rows: [Self::F; 4]) -> [Self::F; 4];
-    /// [`sparse24_core::search::CODES`] of each code, tiles in order. Codes come in groups of `LANES`, whose lane [`lane_of_tile`] is a
-    /// tile; there are as many codes as tiles, a multiple of 32.
+    /// [`sparse24_core::search::CODES`] of each code, tiles in order. Codes come in groups of
+    /// `LANES`, whose lane [`lane_of_tile`] is a tile; there are as many codes as tiles, a multiple
+    /// of 32.
     #[inline(always)]
     fn look_up(self, codes: &[u32], tiles: &mut [u16]) {
-        for (tiles, codes) in tiles.chunks_exact_mut(Self::LANES).zip(codes.chunks_exact(Self::LANES)) {
+        for (tiles, codes) in
+            tiles.chunks_exact_mut(Self::LANES).zip(codes.chunks_exact(Self::LANES))
+        {
             for (at, tile) in tiles.iter_mut().enumerate() {
                 *tile = CODES[codes[lane_of_tile(at, Self::LANES)] as usize & 127];
             }
@@ -235,11 +248,13 @@ pub(crate) trait Vector: Copy {
     }
     /// Lane i's truth is bit i; other bits are not set.
     fn chosen(self, bits: u32) -> Self::M;
-    /// Two of every four lanes, those of the first vector before those of the second: each nibble holds the two indices of a group.
+    /// Two of every four lanes, those of the first vector before those of the second: each nibble
+    /// holds the two indices of a group.
     fn pack_pairs(self, x: [Self::F; 2], nibbles: u32) -> Self::F;
 }
 
-/// Elements from words of [`convert::narrow_word`], those of a 16-bit type from both halves, the lower first.
+/// Elements from words of [`convert::narrow_word`], those of a 16-bit type from both halves, the
+/// lower first.
 #[inline(always)]
 pub(crate) fn deliver_words<T: Element>(words: &[u32], to: &mut [T]) {
     let each = convert::elements_a_word::<T>();
@@ -247,9 +262,11 @@ pub(crate) fn deliver_words<T: Element>(words: &[u32], to: &mut [T]) {
         Some(from) => to.copy_from_slice(&from[..to.len()]),
         None => {
             for (to, &word) in to.chunks_mut(each).zip(words) {
-                to.iter_mut()
-                    .enumerate()
-                    .for_each(|(at, to)| *to = convert::deliver(f32::from_bits(word >> (32 / each * at) & (u32::MAX >> (32 - 32 / each)))));
+                to.iter_mut().enumerate().for_each(|(at, to)| {
+                    *to = convert::deliver(f32::from_bits(
+                        word >> (32 / each * at) & (u32::MAX >> (32 - 32 / each)),
+                    ))
+                });
             }
         }
     }
@@ -259,21 +276,25 @@ pub(crate) fn deliver_words<T: Element>(words: &[u32], to: &mut [T]) {
 #[inline(always)]
 fn elements<T: Element>(words: &[u32]) -> Option<&[T]> {
     let each = convert::elements_a_word::<T>();
-    // SAFETY: f32, bf16 and f16 may hold any bits; two elements of the latter are as long as a word, and none asks for more alignment.
+    // SAFETY: f32, bf16 and f16 may hold any bits; two elements of the latter are as long as a
+    // word, and none asks for more alignment.
     ((each == 2 || convert::is::<T, f32>()) && cfg!(target_endian = "little"))
         .then(|| unsafe { core::slice::from_raw_parts(words.as_ptr().cast(), each * words.len()) })
 }
 
-/// Lane `4*l + i` is tile `i*lanes/4 + l`: how [`Vector::transpose_tiles`] leaves the tiles of four vectors.
+/// Lane `4*l + i` is tile `i*lanes/4 + l`: how [`Vector::transpose_tiles`] leaves the tiles of four
+/// vectors.
 pub(crate) const fn lane_of_tile(tile: usize, lanes: usize) -> usize {
     4 * (tile % (lanes / 4)) + tile / (lanes / 4)
 }
 
-/// Asks for the cache line `distance` elements beyond the first of a slice, wherever that is: nothing is read or written.
+/// Asks for the cache line `distance` elements beyond the first of a slice, wherever that is:
+/// nothing is read or written.
 #[inline(always)]
 pub(crate) fn prefetch<T>(from: &[T], distance: usize) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the instruction is part of every x86-64 and has no effect but on caches, for any address.
+    // SAFETY: the instruction is part of every x86-64 and has no effect but on caches, for any
+    // address.
     unsafe {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(distance).cast());

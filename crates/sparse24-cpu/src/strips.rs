@@ -1,6 +1,8 @@
-//! How the sparse kernels walk a matrix: tasks of whole rows, strips of four rows as f32, pieces of a strip.
+//! How the sparse kernels walk a matrix: tasks of whole rows, strips of four rows as f32, pieces of
+//! a strip.
 //!
-//! Invariant: how the work is cut depends on shapes alone and never changes a result. Deliberately absent: arithmetic.
+//! Invariant: how the work is cut depends on shapes alone and never changes a result. Deliberately
+//! absent: arithmetic.
 
 use ndarray::{ArrayView2, Axis};
 use rayon::prelude::*;
@@ -19,8 +21,13 @@ pub(crate) fn rows_per_task(width: usize) -> usize {
     TASK.div_ceil(width.max(1))
 }
 
-/// `f(i, chunk i)` for all chunks of `length`, on the threads of the current pool; a single chunk stays on this one.
-pub(crate) fn for_chunks<O: Send>(out: &mut [O], length: usize, f: impl Fn(usize, &mut [O]) + Sync) {
+/// `f(i, chunk i)` for all chunks of `length`, on the threads of the current pool; a single chunk
+/// stays on this one.
+pub(crate) fn for_chunks<O: Send>(
+    out: &mut [O],
+    length: usize,
+    f: impl Fn(usize, &mut [O]) + Sync,
+) {
     if out.len() <= length {
         f(0, out);
     } else {

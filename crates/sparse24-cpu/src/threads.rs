@@ -13,6 +13,9 @@ pub fn threads() -> usize {
 /// # Errors
 /// [`Error::Threads`] if the operating system does not start as many.
 pub fn on_threads<T: Send>(threads: usize, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|_| Error::Threads { threads })?;
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build()
+        .map_err(|_| Error::Threads { threads })?;
     Ok(pool.install(work))
 }

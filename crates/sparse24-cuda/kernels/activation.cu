@@ -1,8 +1,10 @@
 // gelu_forward, gelu_backward: h = GELU(z), dz = dh * GELU'(z)
-// geglu_*, swiglu_*: with a, b the halves of z: h = A(a) * b, dz = [dh * b * A'(a), dh * A(a)], A = GELU or SiLU
+// geglu_*, swiglu_*: with a, b the halves of z: h = A(a) * b, dz = [dh * b * A'(a), dh * A(a)], A =
+// GELU or SiLU
 // in   bf16: z [p,f], gated [p,2f]; dh [p,f]
 // out  bf16: h [p,f]; dz as z
-// pre  16-byte aligned; gated: p*f < 2^32; a thread takes `width` elements, 8 or 1, and 8 divides f if it is 8; outputs alias nothing
+// pre  16-byte aligned; gated: p*f < 2^32; a thread takes `width` elements, 8 or 1, and 8 divides f
+//      if it is 8; outputs alias nothing
 // acc  f32
 // ref  sparse24_cpu::activation; bound: tolerance::activation
 #include "activation.cuh"

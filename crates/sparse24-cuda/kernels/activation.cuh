@@ -1,4 +1,5 @@
-// GELU in its tanh form and SiLU, each with its derivative, as sparse24_cpu::activation: z / (1 + 2^-y) with y(z) a polynomial.
+// GELU in its tanh form and SiLU, each with its derivative, as sparse24_cpu::activation: z / (1 +
+// 2^-y) with y(z) a polynomial.
 #pragma once
 #include "scalar.cuh"
 
@@ -6,7 +7,8 @@ struct Activated {
     float value, slope;
 };
 
-// 1 / (1 + 2^-x) for x in [-126, 126]: two approximations of the special function unit, each within 2^-22 relatively.
+// 1 / (1 + 2^-x) for x in [-126, 126]: two approximations of the special function unit, each within
+// 2^-22 relatively.
 __device__ __forceinline__ float sigmoid2(float x) {
     float power, s;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
@@ -14,7 +16,8 @@ __device__ __forceinline__ float sigmoid2(float x) {
     return s;
 }
 
-// Beyond the limits the sigmoid is that of the limit, and below the lower one so is z. NaN stays NaN.
+// Beyond the limits the sigmoid is that of the limit, and below the lower one so is z. NaN stays
+// NaN.
 struct Limited {
     float low, inner;
 };

@@ -1,5 +1,7 @@
-// adamw_step: one step of AdamW for every tensor of a table, clipped, with masked decay; nothing while the flag is up
-// in   table Parameter [tensors]; chunks Chunk, grid: one block each; health; state: learning rate and bias corrections; on_gradients,
+// adamw_step: one step of AdamW for every tensor of a table, clipped, with masked decay; nothing
+// while the flag is up
+// in   table Parameter [tensors]; chunks Chunk, grid: one block each; health; state: learning rate
+//      and bias corrections; on_gradients,
 //      on_weights: the decay factor where a tensor has a mask that prunes, one of them 0
 // out  w, m, v in place; shadow bf16, where there is one
 // pre  tensors share no memory; tiles only where rows and columns are multiples of 4

@@ -1,10 +1,13 @@
-// Attention's slabs in shared memory and the two products that read them. A block is one warpgroup: 64 rows of whatever it owns, 16 a warp,
-// against 64 rows at a time of what streams past. A warp's part of a sum over 64 columns is float[8][4]: element [n][c] of lane l is row
+// Attention's slabs in shared memory and the two products that read them. A block is one warpgroup:
+// 64 rows of whatever it owns, 16 a warp,
+// against 64 rows at a time of what streams past. A warp's part of a sum over 64 columns is
+// float[8][4]: element [n][c] of lane l is row
 // l/4 + 8*(c/2), column 8*n + 2*(l%4) + c%2, for wgmma and mma.sync alike.
 #pragma once
 #include "philox.cuh"
 
-// Rows of every slab, columns of a panel (128 bytes a row), threads of a block, slabs of one matrix on their way or in use.
+// Rows of every slab, columns of a panel (128 bytes a row), threads of a block, slabs of one matrix
+// on their way or in use.
 constexpr int ROWS = 64, PANEL = 64, THREADS = 128, STAGES = 2;
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f, INFINITE = __builtin_bit_cast(float, 0x7f800000);
 
@@ -19,7 +22,8 @@ constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f, INFINITE = __builtin_b
 #define TOGETHER(WGMMA, MMA) __launch_bounds__(THREADS, MMA)
 #endif
 
-// [ROWS, WIDTH] of bf16 in shared memory, panel after panel; chunk c (16 bytes) of row r lies at c ^ r%8: the 128-byte swizzle of wgmma,
+// [ROWS, WIDTH] of bf16 in shared memory, panel after panel; chunk c (16 bytes) of row r lies at c
+// ^ r%8: the 128-byte swizzle of wgmma,
 // which also keeps ldmatrix free of bank conflicts. `base` is a multiple of 1024.
 template <int WIDTH> struct Slab {
     static constexpr u32 BYTES = ROWS * WIDTH * 2, PANEL_BYTES = ROWS * 128;
@@ -31,10 +35,12 @@ template <int WIDTH> struct Slab {
     __device__ __forceinline__ Slab after(int slabs) const { return {base + slabs * BYTES}; }
 };
 
-// A thread's share of copying a matrix to shared memory, a slab after the other; what lies past its rows and columns becomes 0.
+// A thread's share of copying a matrix to shared memory, a slab after the other; what lies past its
+// rows and columns becomes 0.
 template <int WIDTH> struct Fetch {
     static constexpr int CHUNKS = WIDTH / 8, STRIDE = THREADS / CHUNKS;
-    // Where the thread's first chunk of the next slab is, and the rows from there on; `matrix` stands in for what is outside.
+    // Where the thread's first chunk of the next slab is, and the rows from there on; `matrix`
+    // stands in for what is outside.
     const bf16 *matrix, *from;
     u32 stride, at;
     int rows;
@@ -92,11 +98,14 @@ __device__ __forceinline__ uint4 load_matrices_transposed(u32 address) {
     return x;
 }
 
-// The low word of wgmma's descriptor of a slab; the high one says 128-byte swizzle, 1024 bytes from eight rows to the next. Sixteenths of bytes add.
+// The low word of wgmma's descriptor of a slab; the high one says 128-byte swizzle, 1024 bytes from
+// eight rows to the next. Sixteenths of bytes add.
 __device__ __forceinline__ u32 descriptor(u32 address) { return 1 << 16 | address >> 4; }
 
-// Left operand of a product in shared memory: the 16 rows of a warp, from `first` on, as the instruction takes step k of 16 columns. (wgmma
-// would also take it from registers, but ptxas 13.0 gives those of a loop-invariant operand away within the loop.)
+// Left operand of a product in shared memory: the 16 rows of a warp, from `first` on, as the
+// instruction takes step k of 16 columns. (wgmma
+// would also take it from registers, but ptxas 13.0 gives those of a loop-invariant operand away
+// within the loop.)
 template <int WIDTH> struct Left {
     Slab<WIDTH> slab;
     int first;
@@ -122,12 +131,14 @@ struct Rounded {
 };
 
 #ifdef WARPGROUP_PRODUCTS
-// Sums that a product reads or writes are not touched from its start until it is awaited; this tells the compiler.
+// Sums that a product reads or writes are not touched from its start until it is awaited; this
+// tells the compiler.
 template <int N> __device__ __forceinline__ void pin(float (&sums)[N][4]) {
 #pragma unroll
     for (int n = 0; n < N; ++n) asm volatile("" : "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])::"memory");
 }
-// One step of 16. KIND 0: rows of the slab are columns of the product; 1: rows of the slab are what is summed over.
+// One step of 16. KIND 0: rows of the slab are columns of the product; 1: rows of the slab are what
+// is summed over.
 #define WGMMA_64(DECLARED, OPERANDS) \
     "{\n.reg .pred p;\n.reg .b64 b;\n" DECLARED "setp.ne.b32 p, %32, 0;\nmov.b64 b, {%33, 0x40000040};\n" \
     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " \
@@ -212,7 +223,8 @@ template <int WIDTH> __device__ __forceinline__ void product(float (&sums)[WIDTH
 #endif
 }
 
-// Writes factor[c/2] * sums, rounded, to `rows` rows of `width` columns, by way of the warp's own 16 rows of a slab, from `first` on.
+// Writes factor[c/2] * sums, rounded, to `rows` rows of `width` columns, by way of the warp's own
+// 16 rows of a slab, from `first` on.
 template <int WIDTH>
 __device__ __forceinline__ void store(const Slab<WIDTH>& slab, int first, const float (&sums)[WIDTH / 8][4], const float (&factor)[2], bf16* to,
                                       u32 stride, int rows, int width) {
@@ -244,7 +256,8 @@ __device__ __forceinline__ float power_of_two(float x) {
     return y;
 }
 
-// What every kernel of attention is told: lengths, the mask, and where dropout finds its uniforms. Query i sees keys 0 ..= i + diagonal.
+// What every kernel of attention is told: lengths, the mask, and where dropout finds its uniforms.
+// Query i sees keys 0 ..= i + diagonal.
 struct Attention {
     u32 heads;
     int queries, keys, width, diagonal;
@@ -256,8 +269,10 @@ struct Attention {
     __device__ __forceinline__ int visible(int query) const { return min(max(query + 1 + diagonal, 0), keys); }
 };
 
-// Which sequence's head, and which piece of it, a block works on. Neighbours in time share at most MOST heads, whose operands stay in
-// the second cache, and within them the pieces come in order, so that the last ones are the shortest.
+// Which sequence's head, and which piece of it, a block works on. Neighbours in time share at most
+// MOST heads, whose operands stay in
+// the second cache, and within them the pieces come in order, so that the last ones are the
+// shortest.
 struct Place {
     static constexpr int MOST = 32;
     int task, piece;
@@ -270,7 +285,8 @@ struct Place {
     }
 };
 
-// What is dropped from the probabilities of a warp: bit 4*n + c for element [n][c]. Element (task, query, key) has number
+// What is dropped from the probabilities of a warp: bit 4*n + c for element [n][c]. Element (task,
+// query, key) has number
 // (task * queries + query) * keys + key, as in sparse24_cpu.
 struct KeepAll {
     __device__ __forceinline__ explicit KeepAll(const Attention&) {}
@@ -311,7 +327,8 @@ struct Dropout {
         u32 upper = lane % 2 ? other : mine, lower = lane % 2 ? mine : other;
         return (upper >> shift & 0x33333333) | (lower >> shift & 0x33333333) << 2;
     }
-    // Four lanes hold four keys in a row: each draws them for one of a lane's four elements of every n.
+    // Four lanes hold four keys in a row: each draws them for one of a lane's four elements of
+    // every n.
     __device__ __forceinline__ u32 rows_are_keys(int task, int key, int query) const {
         u32 lane = threadIdx.x % 32, r = lane / 4 % 4, mine = 0, bits = 0;
         u64 first = (task * queries + query + lane % 4 * 2 + r % 2) * keys + key + lane / 16 * 4 + r / 2 * 8;

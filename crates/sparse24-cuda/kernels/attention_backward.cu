@@ -1,10 +1,15 @@
-// attention_backward: gradients of attention_forward, the probabilities computed again from lse. Two kernels in this order:
-//   _queries: a block owns queries and runs over keys: dq, and of every query lse in units of ln 2 and delta = sum of d_o * o
+// attention_backward: gradients of attention_forward, the probabilities computed again from lse.
+// Two kernels in this order:
+//   _queries: a block owns queries and runs over keys: dq, and of every query lse in units of ln 2
+//   and delta = sum of d_o * o
 //   _keys: a block owns keys and runs over queries: dk, dv
 // in   q, k, v, o, lse, state as in attention_forward, d_o bf16 as o
-// out  dq bf16 as q, dk, dv bf16 as k, v, overwritten; rows f32 [batch*heads, 2*queries], scratch that the first leaves to the second
-// pre  rows 16-byte aligned (scratch 4), width a multiple of 8, at most 64 or 128 by the kernel's name; outputs alias nothing
-// acc  f32, over 64 queries or keys at a time in order; probabilities and their gradients are rounded to bf16 as operands; no atomics
+// out  dq bf16 as q, dk, dv bf16 as k, v, overwritten; rows f32 [batch*heads, 2*queries], scratch
+//      that the first leaves to the second
+// pre  rows 16-byte aligned (scratch 4), width a multiple of 8, at most 64 or 128 by the kernel's
+//      name; outputs alias nothing
+// acc  f32, over 64 queries or keys at a time in order; probabilities and their gradients are
+//      rounded to bf16 as operands; no atomics
 // ref  sparse24_cpu::attention::attention_backward
 #include "attention.cuh"
 
@@ -143,7 +148,8 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
         int query = step * ROWS;
         of_queries.next(queries);
         of_gradients.next(gradients);
-        // A row's logarithms, then its deltas. Past the last query all is 0, and so is what it adds.
+        // A row's logarithms, then its deltas. Past the last query all is 0, and so is what it
+        // adds.
         const float* from = rows_in + threadIdx.x / ROWS * of.queries + query + threadIdx.x % ROWS;
         bool inside = query + int(threadIdx.x) % ROWS < of.queries;
         u32 to = own.base + statistics_at + (step % STAGES * 2 * ROWS + threadIdx.x) * 4;

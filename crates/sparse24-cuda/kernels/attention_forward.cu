@@ -1,13 +1,17 @@
-// attention_forward: for every sequence and head, o = dropout(softmax(mask(q k^T / sqrt(width)))) v, lse = ln of the sums of exponentials
+// attention_forward: for every sequence and head, o = dropout(softmax(mask(q k^T / sqrt(width))))
+// v, lse = ln of the sums of exponentials
 // in   q bf16 [batch*queries, heads*width], k, v bf16 [batch*keys, heads*width], rows strides apart
 // in   state: seed and counters of dropout's uniforms, null without dropout
-// out  o bf16 as q, lse f32 [batch*heads, queries], overwritten; where a query sees no key 0 and -infinity
-// pre  rows 16-byte aligned, width a multiple of 8, at most 64 or 128 by the kernel's name; outputs alias nothing
+// out  o bf16 as q, lse f32 [batch*heads, queries], overwritten; where a query sees no key 0 and
+//      -infinity
+// pre  rows 16-byte aligned, width a multiple of 8, at most 64 or 128 by the kernel's name; outputs
+//      alias nothing
 // acc  f32; probabilities are rounded to bf16 where v meets them; keys 64 at a time, in order
 // ref  sparse24_cpu::attention::attention_forward
 #include "attention.cuh"
 
-// Exponents, of 2, are taken against a reference that follows the largest score once that is so much above it; until then sums just grow.
+// Exponents, of 2, are taken against a reference that follows the largest score once that is so
+// much above it; until then sums just grow.
 constexpr float SLACK = 8.0f;
 
 template <int WIDTH, class Drop>

@@ -1,9 +1,11 @@
 // bias_grad: db = the column sums of dz, or db += them
 // in   dz bf16 [p,r], rows `stride` apart; partial f32 [ceil(p/rows),r], scratch
 // out  db f32 [r]
-// pre  column_sums: blocks of `rows` and 32*width columns, a thread taking `width`, 8 or 1; row_sums: blocks of 32 columns; rows of dz
+// pre  column_sums: blocks of `rows` and 32*width columns, a thread taking `width`, 8 or 1;
+//      row_sums: blocks of 32 columns; rows of dz
 //      16-byte aligned and 8 divides r if it is 8; outputs alias nothing
-// acc  f32, fixed order: every eighth row of a block, those eight, every 32nd block of rows, those 32
+// acc  f32, fixed order: every eighth row of a block, those eight, every 32nd block of rows, those
+//      32
 // ref  sparse24_cpu::bias::bias_grad; bound: tolerance::bias_grad
 #include "early.cuh"
 #include "packed.cuh"

@@ -1,8 +1,12 @@
-// compress_weight: forward = S(W) [r,q], dgrad = S(W)^T [q,r], both of the same bf16 values; compress_forward: the first alone
-// in   w f32 [r,q], rows `stride` elements apart; tiles u16 [r/4,q/4]; soft 0: kept values stay; 1: copysign(max(|w|-t, 0), w) * scale, t
+// compress_weight: forward = S(W) [r,q], dgrad = S(W)^T [q,r], both of the same bf16 values;
+// compress_forward: the first alone
+// in   w f32 [r,q], rows `stride` elements apart; tiles u16 [r/4,q/4]; soft 0: kept values stay; 1:
+//      copysign(max(|w|-t, 0), w) * scale, t
 //      the second-smallest magnitude of the row group
-// out  values bf16 FragmentMajor, metadata u32 LaneMajor, all blocks overwritten, padding included, never read
-// pre  r, q and stride multiples of 4; 16-byte aligned; every tile transposable (forward alone: row-wise); outputs alias nothing
+// out  values bf16 FragmentMajor, metadata u32 LaneMajor, all blocks overwritten, padding included,
+//      never read
+// pre  r, q and stride multiples of 4; 16-byte aligned; every tile transposable (forward alone:
+//      row-wise); outputs alias nothing
 // acc  f32, every operation rounded, then to bf16, ties to even
 // ref  sparse24_cpu::prune::compress_weight, bit for bit but for the payloads of NaNs
 #include "early.cuh"
@@ -16,7 +20,8 @@ struct Block {
     u16 nibbles[16][16];
 };
 
-// Of four groups, a nibble each, with two kept bits: i0 | i1 << 2. A group that keeps the wrong number still gives some nibble.
+// Of four groups, a nibble each, with two kept bits: i0 | i1 << 2. A group that keeps the wrong
+// number still gives some nibble.
 __device__ __forceinline__ u32 metadata_nibbles(u32 kept) {
     u32 b0 = kept & 0x1111u, b1 = kept >> 1 & 0x1111u, b2 = kept >> 2 & 0x1111u, b3 = kept >> 3 & 0x1111u;
     u32 low0 = b1 & ~b0, low1 = 0x1111u & ~(b0 | b1), high0 = b3 | (0x1111u & ~b2), high1 = b2 | b3;
@@ -36,7 +41,8 @@ __device__ __forceinline__ u32 kept_pair(u32 first, u32 second, u32 nibble) {
     return __byte_perm(first, second, 0x1010u + (nibble & 3) * 0x0022u + (nibble >> 2 & 3) * 0x2200u);
 }
 
-// The step towards zero by the second-smallest magnitude. As integers, magnitudes are in total order, NaNs last.
+// The step towards zero by the second-smallest magnitude. As integers, magnitudes are in total
+// order, NaNs last.
 __device__ __forceinline__ float4 soft_threshold(float4 w, float scale) {
     float x[4] = {w.x, w.y, w.z, w.w};
     u32 a[4];
@@ -48,7 +54,8 @@ __device__ __forceinline__ float4 soft_threshold(float4 w, float scale) {
     return make_float4(x[0], x[1], x[2], x[3]);
 }
 
-// Where the word of row 4*tile_row+i, group tile_column lies among a block's values. Fragments are permuted within eights, so that the
+// Where the word of row 4*tile_row+i, group tile_column lies among a block's values. Fragments are
+// permuted within eights, so that the
 // lanes of a warp write to distinct banks and whole fragments are still read side by side.
 __device__ __forceinline__ u32 word_of(u32 tile_row, u32 tile_column, u32 i) {
     u32 lane = 16 * (tile_row % 2) + 4 * i + tile_column % 4;
@@ -89,7 +96,8 @@ __device__ __forceinline__ void compress(const float* w, const u16* tiles, uint4
                                          u32* metadata, uint4* values_t, u32* metadata_t, u64 stride,
                                          u32 r, u32 q, u32 soft, float scale) {
     __shared__ Block blocks[MATRICES];
-    // Lanes take eight tiles of a row, 128 bytes a matrix row, in every second tile row: what the banks want.
+    // Lanes take eight tiles of a row, 128 bytes a matrix row, in every second tile row: what the
+    // banks want.
     u32 thread = threadIdx.x, warp = thread / 32;
     u32 tile_column = 8 * (warp % 2) + thread % 8, tile_row = 8 * (warp / 4) + warp / 2 % 2 + 2 * (thread / 8 % 4);
     u32 row = 64 * blockIdx.y + 4 * tile_row, column = 64 * blockIdx.x + 4 * tile_column;

@@ -1,4 +1,5 @@
-// dropout: x = kept ? x / (1 - p) : 0, element e being kept when word e%4 of call e/4 makes a uniform of at least p
+// dropout: x = kept ? x / (1 - p) : 0, element e being kept when word e%4 of call e/4 makes a
+// uniform of at least p
 // in   state: seed, step, micro-step; site; p in [0, 1), and scale = 1 / (1 - p)
 // out  x bf16 [elements], in place
 // pre  x 16-byte aligned; at most 2^34 elements

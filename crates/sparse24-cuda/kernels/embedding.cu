@@ -1,11 +1,18 @@
-// embed_forward: row i of out = row tokens[i] of the token table + row (i mod context) of the position table
-// embed_sort, embed_order: order = the rows sorted by token, and those of one token by their number; sorted = their tokens
-// embed_runs, embed_join: row t of the token table's gradient += the sum of the rows of dout whose token is t
-// embed_positions: row t of the position table's gradient += the sum of the rows t, t + context, ... of dout
-// in   tokens u32 [rows]; tables f32 [vocabulary, 4 vectors] and [at least context, 4 vectors], a null position table is zero;
+// embed_forward: row i of out = row tokens[i] of the token table + row (i mod context) of the
+// position table
+// embed_sort, embed_order: order = the rows sorted by token, and those of one token by their
+// number; sorted = their tokens
+// embed_runs, embed_join: row t of the token table's gradient += the sum of the rows of dout whose
+// token is t
+// embed_positions: row t of the position table's gradient += the sum of the rows t, t + context,
+// ... of dout
+// in   tokens u32 [rows]; tables f32 [vocabulary, 4 vectors] and [at least context, 4 vectors], a
+//      null position table is zero;
 //      dout bf16 [rows, 4 vectors]
-// out  out bf16 [rows, 4 vectors], overwritten, NaN where a token is outside of the vocabulary; order and sorted u32 [rows],
-//      overwritten; gradients f32, accumulated, such tokens ignored; scratch: pieces f32 [2 * ceil(rows / 32), 4 vectors], keys and numbers
+// out  out bf16 [rows, 4 vectors], overwritten, NaN where a token is outside of the vocabulary;
+//      order and sorted u32 [rows],
+//      overwritten; gradients f32, accumulated, such tokens ignored; scratch: pieces f32 [2 *
+//      ceil(rows / 32), 4 vectors], keys and numbers
 //      u32 [rows]
 // pre  out and dout 8-byte, tables and pieces 16-byte aligned; vocabulary < 2^32 - 1
 // acc  f32, fixed order: the sorted rows in spans of 32, and the spans in order
@@ -41,7 +48,8 @@ extern "C" __global__ void __launch_bounds__(256, 6)
     }
 }
 
-// A block sorts a stretch of rows by token: `keys` and `numbers` of each, in the stretch's own order.
+// A block sorts a stretch of rows by token: `keys` and `numbers` of each, in the stretch's own
+// order.
 extern "C" __global__ void __launch_bounds__(STRETCH)
     embed_sort(const u32* tokens, u32* keys, u32* numbers, u32 rows, u32 vocabulary) {
     __shared__ uint4 all[STRETCH / 4];
@@ -49,7 +57,8 @@ extern "C" __global__ void __launch_bounds__(STRETCH)
     u32 row = blockIdx.x * STRETCH + threadIdx.x, key = row < rows ? min(tokens[row], vocabulary) : NONE, warp = threadIdx.x & ~31u;
     reinterpret_cast<u32*>(all)[threadIdx.x] = key;
     __syncthreads();
-    // Smaller tokens, and equal ones with a smaller number: of earlier warps here, of this one from the match.
+    // Smaller tokens, and equal ones with a smaller number: of earlier warps here, of this one from
+    // the match.
     u32 rank = __popc(__match_any_sync(NONE, key) & ((1u << (threadIdx.x % 32)) - 1));
 #pragma unroll 8
     for (u32 i = 0; i < STRETCH / 4; ++i) {
@@ -62,7 +71,8 @@ extern "C" __global__ void __launch_bounds__(STRETCH)
     numbers[blockIdx.x * STRETCH + rank] = row;
 }
 
-// The place of each row among all: its place in its stretch, and in each other one the tokens that come before it. A block has 32 rows,
+// The place of each row among all: its place in its stretch, and in each other one the tokens that
+// come before it. A block has 32 rows,
 // and warp w the stretches w, w + 16, ...
 extern "C" __global__ void __launch_bounds__(512)
     embed_order(const u32* keys, const u32* numbers, u32* order, u32* sorted, u32 rows) {
@@ -94,7 +104,8 @@ extern "C" __global__ void __launch_bounds__(512)
 // NONE beyond both ends.
 __device__ __forceinline__ u32 token_at(const u32* sorted, u32 place, u32 rows) { return place < rows ? sorted[place] : NONE; }
 
-// A warp has a span of places and 128 columns. A run of one token within the span goes to the table; what is cut at its ends is kept:
+// A warp has a span of places and 128 columns. A run of one token within the span goes to the
+// table; what is cut at its ends is kept:
 // pieces [0] began in an earlier span, pieces [1] begins here and goes on.
 extern "C" __global__ void __launch_bounds__(256, 2)
     embed_runs(const uint2* dout, const u32* sorted, const u32* order, float4* table, float4* pieces,
@@ -107,7 +118,8 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     u32 key = token_at(sorted, start + lane, rows), after = token_at(sorted, start + SPAN, rows);
     u32 before = start > 0 ? sorted[start - 1] : NONE;
     u32 following = __shfl_down_sync(NONE, key, 1);
-    // What a place's sum is when its run ends there: nothing yet, the rest of a run, the beginning of one, or all of it.
+    // What a place's sum is when its run ends there: nothing yet, the rest of a run, the beginning
+    // of one, or all of it.
     enum { GOES_ON, REST, BEGINNING, WHOLE };
     bool last = lane + 1 == count;
     u32 end = !last && following == key ? GOES_ON : key == before ? REST : last && key == after ? BEGINNING : WHOLE;

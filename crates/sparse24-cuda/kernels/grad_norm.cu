@@ -1,6 +1,8 @@
-// square_sums: sums[chunk] = sum of g^2 over a chunk; then norm_of_sums: the root of their sum, and the flag unless it is up already
+// square_sums: sums[chunk] = sum of g^2 over a chunk; then norm_of_sums: the root of their sum, and
+// the flag unless it is up already
 // in   table Parameter [tensors]; chunks Chunk [count], grid of square_sums: one block each
-// out  sums f64 [count], overwritten; health: grad_norm overwritten, flag raised to the first tensor with a gradient that is not finite
+// out  sums f64 [count], overwritten; health: grad_norm overwritten, flag raised to the first
+//      tensor with a gradient that is not finite
 // pre  g 16-byte aligned; norm_of_sums: one block of 1024 threads; outputs alias nothing
 // acc  f64, squares exact, fixed order: bitwise repeatable; no finite gradient overflows
 // ref  sparse24_cpu::adamw::squared_norm; bound: tolerance::grad_norm

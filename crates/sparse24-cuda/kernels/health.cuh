@@ -4,7 +4,8 @@
 
 struct Health {
     float grad_norm;
-    // 0: all is finite; LOSS: the loss is not; NORM: the norm is not; else 1 + the first tensor whose gradient is not. It stays up until the host
+    // 0: all is finite; LOSS: the loss is not; NORM: the norm is not; else 1 + the first tensor
+    // whose gradient is not. It stays up until the host
     // lowers it.
     u32 flag;
 };

@@ -1,4 +1,5 @@
-// Hopper's own instructions: barriers in shared memory, the bulk copy engine, and the sparse warpgroup product. Includes nothing.
+// Hopper's own instructions: barriers in shared memory, the bulk copy engine, and the sparse
+// warpgroup product. Includes nothing.
 #pragma once
 #include "scalar.cuh"
 
@@ -38,7 +39,8 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier, u32 rank) {
         "mbarrier.arrive.shared::cluster.b64 _, [there];\n\t}" ::"r"(barrier), "r"(rank) : "memory");
 }
 
-// Copies into shared memory that tell a barrier how many bytes came; the `_all` form writes to both blocks of a cluster of two.
+// Copies into shared memory that tell a barrier how many bytes came; the `_all` form writes to both
+// blocks of a cluster of two.
 __device__ __forceinline__ void copy_in(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
                  "r"(barrier) : "memory");
@@ -49,13 +51,15 @@ __device__ __forceinline__ void box_in_all(u32 to, const TensorMap& map, u32 x, 
             to),
         "l"(&map), "r"(x), "r"(y), "r"(barrier), "h"(u16(3)) : "memory");
 }
-// From shared memory; elements outside of the matrix are dropped. One thread commits, and waits until all but N of its copies have read.
+// From shared memory; elements outside of the matrix are dropped. One thread commits, and waits
+// until all but N of its copies have read.
 __device__ __forceinline__ void box_out(const TensorMap& map, u32 x, u32 y, u32 from) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x), "r"(y), "r"(from) : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 template <int N> __device__ __forceinline__ void boxes_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
-// What this thread read and wrote in shared memory, or knows to be done by others, comes before copies that it, or who waits for it, begins.
+// What this thread read and wrote in shared memory, or knows to be done by others, comes before
+// copies that it, or who waits for it, begins.
 __device__ __forceinline__ void ordered_with_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ uint4 load16(u32 shared) {
@@ -68,7 +72,8 @@ __device__ __forceinline__ u32 load4(u32 shared) {
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(shared) : "memory");
     return x;
 }
-// Four 8x8 matrices of bf16 pairs, each stored transposed: lane l gives the address of row l%8 of matrix l/8.
+// Four 8x8 matrices of bf16 pairs, each stored transposed: lane l gives the address of row l%8 of
+// matrix l/8.
 __device__ __forceinline__ void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
@@ -80,12 +85,14 @@ __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.a
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
 
-// The descriptor of an operand in 128-byte swizzle: bytes between atoms along its contiguous dimension, and along the other.
+// The descriptor of an operand in 128-byte swizzle: bytes between atoms along its contiguous
+// dimension, and along the other.
 __device__ __forceinline__ u64 descriptor(u32 address, u32 leading, u32 strided) {
     return u64((address & 0x3ffff) >> 4) | u64(leading >> 4) << 16 | u64(strided >> 4) << 32 | u64(1) << 62;
 }
 
-// d[64, COLUMNS] = a[64, 32] * b[32, COLUMNS] (+ d): a 2:4 in registers, its metadata in the lanes of half `STEP` of every four; b in shared
+// d[64, COLUMNS] = a[64, 32] * b[32, COLUMNS] (+ d): a 2:4 in registers, its metadata in the lanes
+// of half `STEP` of every four; b in shared
 // memory, its rows contiguous along k, or along n where ROWS_OF_N is 1.
 #define TEN(t) "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9"
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])

@@ -1,11 +1,17 @@
-// head_loss, loss_forward: with q = softmax(logits), t = (1 - smoothing) * one-hot(target) + smoothing / vocabulary for each row:
-//                          losses = -sum(t * ln q); head_loss also puts scale * (q - t) over the logits
+// head_loss, loss_forward: with q = softmax(logits), t = (1 - smoothing) * one-hot(target) +
+// smoothing / vocabulary for each row:
+//                          losses = -sum(t * ln q); head_loss also puts scale * (q - t) over the
+//                          logits
 // loss_sum: *loss = sum(losses), or += that; raises the flag of health if the sum is not finite
-// in   logits bf16 [rows, columns], of which those from `vocabulary` on do not count and get zeros; targets u32 [rows]: all ones is ignored
-//      (loss 0, zeros), another one outside of the vocabulary makes the row's loss and its gradient NaN; a null health is not wanted
+// in   logits bf16 [rows, columns], of which those from `vocabulary` on do not count and get zeros;
+//      targets u32 [rows]: all ones is ignored
+//      (loss 0, zeros), another one outside of the vocabulary makes the row's loss and its gradient
+//      NaN; a null health is not wanted
 // out  logits in place; losses f32 [rows], overwritten; loss f32; health
-// pre  columns % 8 == 0, 16-byte aligned; the first `held` vectors of 8 fit in the shared memory of the launch; at most 512 threads
-// acc  f32 a row, f64 over rows; fixed order. A NaN or an infinite logit makes the loss NaN or infinite
+// pre  columns % 8 == 0, 16-byte aligned; the first `held` vectors of 8 fit in the shared memory of
+//      the launch; at most 512 threads
+// acc  f32 a row, f64 over rows; fixed order. A NaN or an infinite logit makes the loss NaN or
+//      infinite
 // ref  sparse24_cpu::loss; bounds: tolerance::{softmax, row_loss}
 #include "early.cuh"
 #include "health.cuh"

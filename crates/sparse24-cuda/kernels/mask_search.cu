@@ -1,8 +1,11 @@
-// mask_search_{f32,bf16}: the transposable mask of largest kept L1 norm; row_ and column_: the two largest magnitudes of every group
+// mask_search_{f32,bf16}: the transposable mask of largest kept L1 norm; row_ and column_: the two
+// largest magnitudes of every group
 // in   w f32 or bf16 [r,q], rows `stride` elements apart
 // out  tiles u16 [r/4,q/4], overwritten, never read
-// pre  r, q and stride multiples of 4; w aligned to four elements; blocks of 32 tiles a row and a row of tiles a warp, those of grid rows
-//      one below another, then those of grid planes; so many blocks `resident` at once, or about; tiles alias nothing
+// pre  r, q and stride multiples of 4; w aligned to four elements; blocks of 32 tiles a row and a
+//      row of tiles a warp, those of grid rows
+//      one below another, then those of grid planes; so many blocks `resident` at once, or about;
+//      tiles alias nothing
 // acc  f32, every operation rounded, in core's order
 // ref  sparse24_core::search::mask_search, bit for bit
 #include "early.cuh"
@@ -138,7 +141,8 @@ __device__ __forceinline__ void search(const T* w, u16* tiles, u64 stride, u32 r
     u32 lane = threadIdx.x % 32, column = blockIdx.x * 32 + lane, high = blockIdx.z * gridDim.y + blockIdx.y, row = high * WARPS + threadIdx.x / 32;
     bool exists = row < rows && column < columns;
     const T* at = w + 4 * (u64(row) * stride + column);
-    // Only blocks that wait have time to ask; rows of f32, twice as long, would get in the way of the previous kernel's.
+    // Only blocks that wait have time to ask; rows of f32, twice as long, would get in the way of
+    // the previous kernel's.
     if (sizeof(T) == 2 && high * gridDim.x + blockIdx.x < resident && lane < 4 && row < rows)
         ask_for(w + (4 * u64(row) + lane) * stride + 4 * (column - lane), 4 * sizeof(T) * min(32u, columns - (column - lane)));
     wait_for_previous();

@@ -1,7 +1,9 @@
-// The unbiased 2:4 estimators, exact and approximate: sparse24_core::mvue to the bit, for elements that bf16 holds.
+// The unbiased 2:4 estimators, exact and approximate: sparse24_core::mvue to the bit, for elements
+// that bf16 holds.
 // Compile without contraction.
 //
-// Elements come packed: 0 and 1, then 2 and 3 of a group, the first in the low half. The kept pair leaves packed as well, lower index
+// Elements come packed: 0 and 1, then 2 and 3 of a group, the first in the low half. The kept pair
+// leaves packed as well, lower index
 // first, rounded to bf16. A call of Philox serves the four groups of sixteen tokens of a feature.
 #pragma once
 #include "philox.cuh"
@@ -10,7 +12,8 @@ struct Group {
     u32 x01, x23;
 };
 
-// Two kept bf16, and in the low half of `selector` the bytes 2i, 2i+1 of the group for both indices.
+// Two kept bf16, and in the low half of `selector` the bytes 2i, 2i+1 of the group for both
+// indices.
 struct Kept {
     u32 values, selector;
 };
@@ -104,7 +107,8 @@ __device__ __forceinline__ Kept mvue_exact_any(Group x, u32 word) {
     return mvue_keep(x, mvue_selector(__ffs(pair) - 1, 31 - __clz(pair)), r * scale);
 }
 
-// An ordinary group's exact estimate: its kept pair, and 2 - low and 3 - high are the indices; r is NaN unless the sum is finite.
+// An ordinary group's exact estimate: its kept pair, and 2 - low and 3 - high are the indices; r is
+// NaN unless the sum is finite.
 struct Ordinary {
     u32 values;
     float low, high, r;
@@ -113,21 +117,31 @@ struct Ordinary {
 constexpr float MVUE_LEAST = 0x1p-100f, MVUE_SMALL = 0x1p-20f;
 constexpr u32 MVUE_EXTREME = 1 << 12;
 
-// The exact estimate from one uniform where r is at least MVUE_LEAST, and either the uniform lies between 2^-20 and 1 - 2^-20 or no element is
-// below MVUE_SMALL of r: core's, in which "else the last" and "the one before the last" come out of the comparisons:
-// - t < r. A nonzero element is drawn or certain, and at least three are nonzero unless two are certain.
-// - R is at most min(a0, a1) + p23 and min(a2, a3) + p01. So where the last element is zero, r is at most the sum that ends with the one
-//   before it, and so is t. Where nothing is certain, t + r is less than the sum of all by more than what rounding adds; where the last is not
+// The exact estimate from one uniform where r is at least MVUE_LEAST, and either the uniform lies
+// between 2^-20 and 1 - 2^-20 or no element is
+// below MVUE_SMALL of r: core's, in which "else the last" and "the one before the last" come out of
+// the comparisons:
+// - t < r. A nonzero element is drawn or certain, and at least three are nonzero unless two are
+// certain.
+// - R is at most min(a0, a1) + p23 and min(a2, a3) + p01. So where the last element is zero, r is
+// at most the sum that ends with the one
+//   before it, and so is t. Where nothing is certain, t + r is less than the sum of all by more
+//   than what rounding adds; where the last is not
 //   zero, it need not be.
-// - Where nothing is certain every a is below r, so t + r is at least the sum that ends with the first drawn: the second comes later.
-// - Where two are certain the drawn add up to less than 2^-21 r: t lies above every sum of them, t - r below. Where no element is that
+// - Where nothing is certain every a is below r, so t + r is at least the sum that ends with the
+// first drawn: the second comes later.
+// - Where two are certain the drawn add up to less than 2^-21 r: t lies above every sum of them, t
+// - r below. Where no element is that
 //   small, two are never certain.
-// What is certain moves the sums that its index is compared with out of reach. A comparison for a lower index implies that for the next, so
-// that indices are counts. Fused products are exact: one factor is 0, 1, -1 or 2, or everything is an integer.
+// What is certain moves the sums that its index is compared with out of reach. A comparison for a
+// lower index implies that for the next, so
+// that indices are counts. Fused products are exact: one factor is 0, 1, -1 or 2, or everything is
+// an integer.
 __device__ __forceinline__ Ordinary mvue_exact_ordinary(Group x, u32 word) {
     float a0 = fabsf(widen_low(x.x01)), a1 = fabsf(widen_high(x.x01)), a2 = fabsf(widen_low(x.x23)), a3 = fabsf(widen_high(x.x23));
     float p01 = a0 + a1, p23 = a2 + a3, s = p01 + p23;
-    // Rounding is monotonic, so the least of two sums is the sum with the least. s - s/2 is NaN where s is infinite.
+    // Rounding is monotonic, so the least of two sums is the sum with the least. s - s/2 is NaN
+    // where s is infinite.
     float r = min_or_nan(__fmaf_rn(s, -0.5f, s), fminf(fminf(a0, a1) + p23, fminf(a2, a3) + p01)), t = uniform(word) * r;
     float certain0 = at_least(a0, r), certain1 = at_least(a1, r), certain2 = at_least(a2, r), certain3 = at_least(a3, r);
     float certain01 = certain0 + certain1, certain23 = certain2 + certain3;
@@ -199,7 +213,8 @@ __device__ __forceinline__ Kept mvue_approximate(Group x, u32 word, u32 second_w
     return {narrow_pair(value(low, widen_low(kept)), value(high, widen_high(kept))), selector};
 }
 
-// The estimates of some groups of sixteen tokens of a feature, a bit each in `which`, by one copy of the code: groups come to the front in turn.
+// The estimates of some groups of sixteen tokens of a feature, a bit each in `which`, by one copy
+// of the code: groups come to the front in turn.
 template <class Sample>
 __device__ __forceinline__ u32 mvue_in_turn(const u32 (&x)[8], uint4 words, uint4 seconds, u32 which, u32 (&values)[4], u32 nibbles, Sample sample) {
     u32 next[8] = {x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]};
@@ -224,7 +239,8 @@ __device__ __forceinline__ float mvue_least(u32 x01, u32 x23) {
     return fminf(fminf(fabsf(widen_low(x01)), fabsf(widen_high(x01))), fminf(fabsf(widen_low(x23)), fabsf(widen_high(x23))));
 }
 
-// The exact estimates of sixteen tokens of a feature from the words of their call: kept pairs to `values`; returns their four nibbles.
+// The exact estimates of sixteen tokens of a feature from the words of their call: kept pairs to
+// `values`; returns their four nibbles.
 __device__ __forceinline__ u32 mvue_exact(const u32 (&x)[8], uint4 words, u32 (&values)[4]) {
     u32 draws[4] = {words.x, words.y, words.z, words.w};
     auto extreme = [](u32 word) { return word + MVUE_EXTREME < 2 * MVUE_EXTREME; };

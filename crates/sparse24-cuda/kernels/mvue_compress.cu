@@ -1,18 +1,24 @@
 // mvue_compress_exact, mvue_compress_approximate: A[r,p] = MVUE(dZ^T), compressed
-// in   dZ bf16 [p,r], rows `stride` apart; state: seed, step, micro-step; site, and the site of second uniforms
-// out  values bf16, FragmentMajor; metadata u32, LaneMajor; missing rows and columns are zeros that keep their first two
-// pre  r % 4 == 0; dZ and its rows 8-byte aligned, outputs 16-byte; ceil(r/64) blocks wide; outputs alias nothing
+// in   dZ bf16 [p,r], rows `stride` apart; state: seed, step, micro-step; site, and the site of
+//      second uniforms
+// out  values bf16, FragmentMajor; metadata u32, LaneMajor; missing rows and columns are zeros that
+//      keep their first two
+// pre  r % 4 == 0; dZ and its rows 8-byte aligned, outputs 16-byte; ceil(r/64) blocks wide; outputs
+//      alias nothing
 // acc  f32, every operation rounded, none contracted: core's bits
 // ref  sparse24_core::mvue::compress
 //
-// A block of threads makes blocks of 64 features and 64 tokens, one after another. A lane makes two calls: the sixteen tokens from
-// 16*(lane%4) on of two features eight apart. Transposing loads hand it those, its nibbles are the metadata word of that lane, and its values
+// A block of threads makes blocks of 64 features and 64 tokens, one after another. A lane makes two
+// calls: the sixteen tokens from
+// 16*(lane%4) on of two features eight apart. Transposing loads hand it those, its nibbles are the
+// metadata word of that lane, and its values
 // go to the four lanes of its row.
 #include "early.cuh"
 #include "mvue.cuh"
 
 constexpr u32 BLOCK = 64, THREADS = 128, TILE = BLOCK * BLOCK * 2, RESIDENT = 7;
-// Of one step of a warp, values on their way to their lanes: 64 bytes every four lanes, and 16 more after every second, so that lanes meet different banks.
+// Of one step of a warp, values on their way to their lanes: 64 bytes every four lanes, and 16 more
+// after every second, so that lanes meet different banks.
 constexpr u32 TURNED = 8 * 64 + 4 * 16;
 
 __device__ __forceinline__ u32 shared_address(const void* pointer) { return u32(__cvta_generic_to_shared(pointer)); }
@@ -44,8 +50,10 @@ __device__ __forceinline__ void compress(const bf16* dz, u64 stride, u32 p, u32 
     __shared__ __align__(128) u8 turned[8 * TURNED];
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, four = lane / 4, of = lane % 4;
 
-    // A tile has rows of 64 tokens, 128 bytes each; their chunks of 16 bytes lie where the eight rows of one transposing load, tokens 16c + 2i
-    // and 16c + 2i+1, meet eight different banks. A thread copies a chunk of every fourth token of sixteen: all change places alike.
+    // A tile has rows of 64 tokens, 128 bytes each; their chunks of 16 bytes lie where the eight
+    // rows of one transposing load, tokens 16c + 2i
+    // and 16c + 2i+1, meet eight different banks. A thread copies a chunk of every fourth token of
+    // sixteen: all change places alike.
     u32 chunk = threadIdx.x % 8, row = 16 * warp + lane / 8, feature = blockIdx.x * BLOCK + 8 * chunk, blocks = (p + BLOCK - 1) / BLOCK;
     const bf16* source = dz + u64(blockIdx.y * BLOCK + row) * stride + feature;
     u32 copied = shared_address(tiles) + row * 128 + ((chunk ^ 2 * warp ^ (row & 1)) << 4);
@@ -79,7 +87,8 @@ __device__ __forceinline__ void compress(const bf16* dz, u64 stride, u32 p, u32 
 
     // Row `lane % 8` of matrix `lane / 8` of a transposing load.
     u32 rho = lane % 8, from = shared_address(tiles) + (rho / 2 * 16 + rho % 2 + lane / 8 * 2) * 128 + ((2 * warp ^ rho) << 4);
-    // Group g of a lane's call goes to lane 4*four + g of step of/2, as the word of its row in half of%2.
+    // Group g of a lane's call goes to lane 4*four + g of step of/2, as the word of its row in half
+    // of%2.
     u32 mine = shared_address(turned) + warp * 2 * TURNED + four * 64 + four / 2 * 16, to = mine + of / 2 * TURNED + of % 2 * 8, back = mine + of * 16;
     u32 calls = (p + 15) / 16, call = (blockIdx.x * BLOCK + 16 * warp + four) * calls + of + 4 * blockIdx.y;
     u64 place = u64(blockIdx.x) * blocks + blockIdx.y;

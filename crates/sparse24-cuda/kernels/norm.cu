@@ -1,12 +1,18 @@
 // norm_forward: residual = x + delta; y = (residual - mean) * rstd * gamma + beta, a row
-// norm_backward: dresidual += rstd * (g - mean(g) - n * mean(g * n)), with n = (residual - mean) * rstd and g = dy * gamma;
+// norm_backward: dresidual += rstd * (g - mean(g) - n * mean(g * n)), with n = (residual - mean) *
+// rstd and g = dy * gamma;
 //                partial = each block's column sums of dy * n, then of dy
 // norm_parameters: dgamma, dbeta = the sums over blocks, in order
-// in   x, delta, dy bf16 [rows, 4 vectors]; gamma, beta f32 [4 vectors]; a null delta or beta is zero
-// out  residual, y bf16, overwritten (residual may be x); stats f32 [rows, 2] mean and rstd, overwritten; dresidual bf16 in place;
-//      partial f32 [blocks, 8 vectors], overwritten; dgamma, dbeta f32 [4 vectors], overwritten or accumulated; a null dbeta is not wanted
-// pre  vectors <= 256 (forward) or 128 (backward) times the warps in the kernel's name; activations 8-byte, the others 16-byte aligned;
-//      backward: blocks of as many whole rows as 512 threads hold, and 192 bytes of shared memory a thread
+// in   x, delta, dy bf16 [rows, 4 vectors]; gamma, beta f32 [4 vectors]; a null delta or beta is
+//      zero
+// out  residual, y bf16, overwritten (residual may be x); stats f32 [rows, 2] mean and rstd,
+//      overwritten; dresidual bf16 in place;
+//      partial f32 [blocks, 8 vectors], overwritten; dgamma, dbeta f32 [4 vectors], overwritten or
+//      accumulated; a null dbeta is not wanted
+// pre  vectors <= 256 (forward) or 128 (backward) times the warps in the kernel's name; activations
+//      8-byte, the others 16-byte aligned;
+//      backward: blocks of as many whole rows as 512 threads hold, and 192 bytes of shared memory a
+//      thread
 // acc  f32, two passes over the residual as rounded to bf16; fixed order
 // ref  sparse24_cpu::norm; bounds: tolerance::{norm_y, norm_dresidual, norm_parameter}
 #include "early.cuh"
@@ -20,7 +26,8 @@ __device__ __forceinline__ Vector widen(uint2 x) { return {widen_low(x.x), widen
 __device__ __forceinline__ Vector widen(float4 x) { return {x.x, x.y, x.z, x.w}; }
 __device__ __forceinline__ uint2 narrow(Vector x) { return make_uint2(narrow_pair(x.at[0], x.at[1]), narrow_pair(x.at[2], x.at[3])); }
 
-// Sums over the WARPS warps of one row, the same bits in each; `slots` are the row's, and free again after the next barrier of its warps.
+// Sums over the WARPS warps of one row, the same bits in each; `slots` are the row's, and free
+// again after the next barrier of its warps.
 template <int WARPS, int N> __device__ __forceinline__ void row_sums(float (&sums)[N], float (*slots)[N], u32 row) {
 #pragma unroll
     for (int n = 0; n < N; ++n) sums[n] = warp_sum(sums[n]);
@@ -221,7 +228,8 @@ BACKWARD(norm_backward_4, 4)
 BACKWARD(norm_backward_8, 8)
 BACKWARD(norm_backward_16, 16)
 
-// A block has 16 columns of [dgamma, dbeta] and 32 slices of the blocks: slice s sums s, s + 32, ..., and a warp the slices of a column.
+// A block has 16 columns of [dgamma, dbeta] and 32 slices of the blocks: slice s sums s, s + 32,
+// ..., and a warp the slices of a column.
 extern "C" __global__ void __launch_bounds__(512)
     norm_parameters(const float* partial, float* dgamma, float* dbeta, u32 blocks, u32 columns, u32 accumulate) {
     constexpr u32 COLUMNS = 16, AHEAD = 8;

@@ -1,4 +1,5 @@
-// Runs of bf16 in registers as f32: eight by one access of 16 bytes, or one where rows are not so aligned.
+// Runs of bf16 in registers as f32: eight by one access of 16 bytes, or one where rows are not so
+// aligned.
 #pragma once
 #include "scalar.cuh"
 

@@ -1,4 +1,5 @@
-// The table of what the optimizer updates, and what is known of the gradients. Mirrors sparse24_cuda::adamw.
+// The table of what the optimizer updates, and what is known of the gradients. Mirrors
+// sparse24_cuda::adamw.
 #pragma once
 #include "health.cuh"
 #include "scalar.cuh"
@@ -16,7 +17,8 @@ struct Parameter {
     float weight_decay;
 };
 
-// What one block works on: elements CHUNK*part .. CHUNK*(part+1) of a tensor. Tensors follow each other in the order of the table.
+// What one block works on: elements CHUNK*part .. CHUNK*(part+1) of a tensor. Tensors follow each
+// other in the order of the table.
 struct Chunk {
     u32 tensor;
     u32 part;

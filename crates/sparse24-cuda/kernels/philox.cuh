@@ -1,8 +1,10 @@
-// Philox4x32-10 (Salmon et al. 2011), as sparse24_core::philox: a random word is a function of its address.
+// Philox4x32-10 (Salmon et al. 2011), as sparse24_core::philox: a random word is a function of its
+// address.
 #pragma once
 #include "scalar.cuh"
 
-// What changes every step; it lives on the device, so that a captured graph replays unchanged. Mirrors sparse24_cuda::StepState.
+// What changes every step; it lives on the device, so that a captured graph replays unchanged.
+// Mirrors sparse24_cuda::StepState.
 struct StepState {
     u64 seed;
     u32 step;
@@ -13,7 +15,8 @@ struct StepState {
     u32 padding;
 };
 
-// One instruction; of `u64(a) * b` the compiler makes more where it knows that lanes share a factor.
+// One instruction; of `u64(a) * b` the compiler makes more where it knows that lanes share a
+// factor.
 __device__ __forceinline__ u64 wide_product(u32 a, u32 b) {
     u64 product;
     asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
@@ -32,7 +35,8 @@ __device__ __forceinline__ uint4 philox(u64 key, u32 call, u32 site, u32 micro_s
     }
     return c;
 }
-// For whole warps: the same in every lane, and known to be, so that the keys of each round are computed once a warp.
+// For whole warps: the same in every lane, and known to be, so that the keys of each round are
+// computed once a warp.
 __device__ __forceinline__ StepState uniform_state(StepState all) {
     u32 low = __shfl_sync(0xffffffffu, u32(all.seed), 0), high = __shfl_sync(0xffffffffu, u32(all.seed >> 32), 0);
     all.seed = u64(high) << 32 | low;

@@ -1,9 +1,11 @@
 // spmm24_mma: D[m,n] = decode(A)[m,k] * B[k,n] by the sparse instruction that every served GPU has
 //   spmm24_mma_transposed   B given as rows of k, D as rows of m: bf16, D^T = (A B)^T + bias
 //   spmm24_mma_straight B given as rows of n, D as rows of n: f32, overwritten or added to
-// in   A: values bf16, FragmentMajor; metadata u32, LaneMajor; m/64 x k/64 blocks. B bf16: [n,k], or [k_rows,n] followed by zeros. bias f32 [m] or null
+// in   A: values bf16, FragmentMajor; metadata u32, LaneMajor; m/64 x k/64 blocks. B bf16: [n,k],
+//      or [k_rows,n] followed by zeros. bias f32 [m] or null
 // out  D bf16 [n,m], or f32 [m,n]
-// pre  m, n and k multiples of 4 (n of transposed: any); A's rows of 16 bytes aligned, B's and D's of 8; D aliases nothing
+// pre  m, n and k multiples of 4 (n of transposed: any); A's rows of 16 bytes aligned, B's and D's
+//      of 8; D aliases nothing
 // acc  f32, ascending k: bitwise repeatable for one build and device
 // ref  sparse24_cpu::spmm24; bound: tolerance::spmm24
 #include "scalar.cuh"
@@ -25,7 +27,8 @@ __device__ __forceinline__ void mma_sp_1(float (&d)[4], uint4 a, const u32 (&b)[
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(metadata));
 }
 
-// The square of B at k0, n0 as rows of k, zeros beyond the matrix. A piece is four elements that lie together: along k, or along n.
+// The square of B at k0, n0 as rows of k, zeros beyond the matrix. A piece is four elements that
+// lie together: along k, or along n.
 __device__ __forceinline__ void load_transposed(char* square, const char* b, u64 stride, u32 n0, u32 k0, u32 n, u32 k) {
     for (u32 i = threadIdx.x; i < SIDE * SIDE / 4; i += THREADS) {
         u32 row = i / (SIDE / 4), column = i % (SIDE / 4) * 4;

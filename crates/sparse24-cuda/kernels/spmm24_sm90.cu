@@ -2,17 +2,23 @@
 //   spmm24_transposed_*  B given as rows of k, D as rows of m: bf16, D^T = (A B)^T + bias
 //   spmm24_straight_*    B given as rows of n, D as rows of n: f32, overwritten or added to
 //   spmm24_gather*       the same of pairs that were divided along k: the sums of their parts
-// in   A: values bf16, FragmentMajor; metadata u32, LaneMajor; m/64 x k/64 blocks. B bf16 and D of transposed by tensor map. bias f32 [m] or null
+// in   A: values bf16, FragmentMajor; metadata u32, LaneMajor; m/64 x k/64 blocks. B bf16 and D of
+//      transposed by tensor map. bias f32 [m] or null
 // out  D as above; partial f32, a fragment of 64 rows after the other
-// pre  k > 0; m of transposed and n of straight multiples of 4; rows 16-byte aligned; D and partial alias nothing; a cluster of two blocks
+// pre  k > 0; m of transposed and n of straight multiples of 4; rows 16-byte aligned; D and partial
+//      alias nothing; a cluster of two blocks
 // acc  f32, fixed order: bitwise repeatable for one plan
 // ref  sparse24_cpu::spmm24; bound: tolerance::spmm24
 #include "hopper.cuh"
 
-// One warp of each block brings A and B into a ring of stages, two warpgroups consume them. A block computes 128 rows and COLUMNS columns of D: a
-// warpgroup has 64 rows, whose A each lane loads into registers from where its 16 bytes lie, while the product before runs. The tensor cores
-// read B from shared memory as fast as it delivers, so every load of A costs them time: a block is as wide as registers allow, in two
-// instructions of columns each, which read the same registers of A. The two blocks of a cluster, a pair, lie one below the other and share B.
+// One warp of each block brings A and B into a ring of stages, two warpgroups consume them. A block
+// computes 128 rows and COLUMNS columns of D: a
+// warpgroup has 64 rows, whose A each lane loads into registers from where its 16 bytes lie, while
+// the product before runs. The tensor cores
+// read B from shared memory as fast as it delivers, so every load of A costs them time: a block is
+// as wide as registers allow, in two
+// instructions of columns each, which read the same registers of A. The two blocks of a cluster, a
+// pair, lie one below the other and share B.
 enum class Form { Transposed, Straight };
 
 constexpr u32 BLOCK = 64, VALUES = 4096, METADATA = 512;
@@ -61,7 +67,8 @@ struct Corner {
 
 __device__ __forceinline__ float4 add(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
-// In bf16 and turned, CHUNK columns at a time through one of CHUNKS buffers, which the copy engine empties. An epilogue on elements goes here.
+// In bf16 and turned, CHUNK columns at a time through one of CHUNKS buffers, which the copy engine
+// empties. An epilogue on elements goes here.
 template <u32 COLUMNS, u32 CHUNK, u32 CHUNKS>
 __device__ __forceinline__ void store_transposed(const float (&x)[COLUMNS / 2], const Corner& at, const Result& to, u32 m, u32 warpgroup, u32 buffers,
                                                  u32& buffer) {
@@ -86,7 +93,8 @@ __device__ __forceinline__ void store_transposed(const float (&x)[COLUMNS / 2], 
     }
 }
 
-// In f32. Neighbouring lanes exchange halves, so that each has four columns of one of two products of eight.
+// In f32. Neighbouring lanes exchange halves, so that each has four columns of one of two products
+// of eight.
 template <u32 COLUMNS>
 __device__ __forceinline__ void store_straight(const float (&x)[COLUMNS / 2], const Corner& at, const Result& to, u32 m, u32 n) {
     u32 odd = at.lane & 1, row = at.row + at.slab * 16 + at.lane / 4, column = at.column + 8 * odd + 4 * (at.lane % 4 / 2);
@@ -125,7 +133,8 @@ template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kern
     }
     __device__ __forceinline__ u32 previous() const { return at == ring ? ring_end - STAGE : at - STAGE; }
     __device__ __forceinline__ u32 first_block(const Unit& unit) const { return (2 * unit.row + rank) * BLOCKS; }
-    // To both blocks, because both fill the stage; by every warp, once its own reads are done: those of every lane come before what is copied there.
+    // To both blocks, because both fill the stage; by every warp, once its own reads are done:
+    // those of every lane come before what is copied there.
     __device__ __forceinline__ void release(u32 stage, u32 lane) const {
         ordered_with_copies();
         __syncwarp();
@@ -133,14 +142,16 @@ template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kern
     }
 
     __device__ __forceinline__ void produce(const TensorMap& b, const char* values, const char* metadata) {
-        // Each lane brings one thing: the values of a block, its metadata, or a box of B: half of its rows, or every other 64 columns.
+        // Each lane brings one thing: the values of a block, its metadata, or a box of B: half of
+        // its rows, or every other 64 columns.
         constexpr u32 BOXES = FORM == Form::Transposed ? 2 : COLUMNS / 64;
         u32 lane = threadIdx.x % 32, block = lane % BLOCKS, box = lane - 2 * BLOCKS, block_rows = (work.m + BLOCK - 1) / BLOCK;
         bool brings_b = lane >= 2 * BLOCKS && box < BOXES && box % 2 == rank;
         u32 bytes = lane < BLOCKS ? VALUES : METADATA, offset = B_BYTES + (lane < BLOCKS ? 0 : BLOCKS * VALUES) + block * bytes;
         for (u32 index = blockIdx.x / 2; index < units; index += gridDim.x / 2) {
             Unit unit = unit_of(work, index);
-            // Of a pair that reaches beyond the matrix the last block stands in for those that do not exist: their rows are not stored.
+            // Of a pair that reaches beyond the matrix the last block stands in for those that do
+            // not exist: their rows are not stored.
             u64 first = u64(min(first_block(unit) + block, block_rows - 1)) * work.k_blocks + unit.begin;
             const char* from = (lane < BLOCKS ? values : metadata) + first * bytes;
             u32 n = unit.column * COLUMNS;

@@ -1,7 +1,9 @@
-//! AdamW with clipping and masked decay over a table of tensors, and the gradient norm that it clips by.
+//! AdamW with clipping and masked decay over a table of tensors, and the gradient norm that it
+//! clips by.
 //!
-//! The step is that of `sparse24_cpu::adamw`, bit for bit, with the scalars of the device's [`StepState`](crate::StepState). Norm and flag
-//! stay on the device: neither operation waits. Deliberately absent: any schedule.
+//! The step is that of `sparse24_cpu::adamw`, bit for bit, with the scalars of the device's
+//! [`StepState`](crate::StepState). Norm and flag stay on the device: neither operation waits.
+//! Deliberately absent: any schedule.
 
 use half::bf16;
 
@@ -105,7 +107,8 @@ pub struct Parameters {
     sums: Matrix<u64>,
 }
 
-/// Elements of a chunk, and threads that share it: `CHUNK` and `CHUNK_THREADS` of `kernels/parameters.cuh`.
+/// Elements of a chunk, and threads that share it: `CHUNK` and `CHUNK_THREADS` of
+/// `kernels/parameters.cuh`.
 const CHUNK: usize = 8192;
 const CHUNK_THREADS: u32 = 256;
 
@@ -113,8 +116,9 @@ impl Parameters {
     /// Lays the table down; the order is that in which norms are summed and tensors are named.
     ///
     /// # Errors
-    /// [`Error::Semantics`] for a mask of a shape that is not tiled; [`Error::Shape`], [`Error::Stale`], [`Error::Alignment`]; [`Error::Alias`] if
-    /// anything in the table shares memory; [`Error::TooLarge`], [`Error::OutOfMemory`], [`Error::Driver`].
+    /// [`Error::Semantics`] for a mask of a shape that is not tiled; [`Error::Shape`],
+    /// [`Error::Stale`], [`Error::Alignment`]; [`Error::Alias`] if anything in the table shares
+    /// memory; [`Error::TooLarge`], [`Error::OutOfMemory`], [`Error::Driver`].
     pub fn new(device: &mut Device, parameters: &[Parameter]) -> Result<Self, Error> {
         const LIMIT: usize = u32::MAX as usize;
         let mut spans = Vec::new();
@@ -122,24 +126,44 @@ impl Parameters {
         for (place, parameter) in parameters.iter().enumerate() {
             parameter.check(device, &mut spans)?;
             let (columns, groups) = (parameter.w.shape()[1], parameter.w.elements() / 4);
-            for (what, found) in [("the number of columns", columns), ("the number of groups", groups)] {
+            for (what, found) in
+                [("the number of columns", columns), ("the number of groups", groups)]
+            {
                 if found > LIMIT {
-                    return Err(Error::TooLarge { operation: OPERATION, what, found, limit: LIMIT });
+                    return Err(Error::TooLarge {
+                        operation: OPERATION,
+                        what,
+                        found,
+                        limit: LIMIT,
+                    });
                 }
             }
             let Parameter { w, g, m, v, tiles, shadow, weight_decay } = *parameter;
             let addresses = [w.address, g.address, m.address, v.address];
-            let optional = [tiles.map_or(0, |tiles| tiles.address), shadow.map_or(0, |shadow| shadow.address)];
+            let optional =
+                [tiles.map_or(0, |tiles| tiles.address), shadow.map_or(0, |shadow| shadow.address)];
             let [columns, decay] = [w.shape()[1] as u32, weight_decay.to_bits()].map(u64::from);
-            table.extend(addresses.into_iter().chain(optional).chain([w.elements() as u64, columns | decay << 32]));
-            chunks.extend((0..w.elements().div_ceil(CHUNK)).map(|part| place as u64 | (part as u64) << 32));
+            table.extend(
+                addresses
+                    .into_iter()
+                    .chain(optional)
+                    .chain([w.elements() as u64, columns | decay << 32]),
+            );
+            chunks.extend(
+                (0..w.elements().div_ceil(CHUNK)).map(|part| place as u64 | (part as u64) << 32),
+            );
         }
         spans.sort_by_key(|(_, span)| span.start);
         for ((other, before), (output, after)) in spans.iter().zip(spans.iter().skip(1)) {
             device.check_apart(OPERATION, (output, after.clone()), &[(other, before.clone())])?;
         }
         if chunks.len() > LIMIT {
-            return Err(Error::TooLarge { operation: OPERATION, what: "the number of chunks", found: chunks.len(), limit: LIMIT });
+            return Err(Error::TooLarge {
+                operation: OPERATION,
+                what: "the number of chunks",
+                found: chunks.len(),
+                limit: LIMIT,
+            });
         }
         let mut lay = |name, words: &[u64]| -> Result<Matrix<u64>, Error> {
             let matrix = device.alloc(name, [1, words.len()])?;
@@ -147,7 +171,11 @@ impl Parameters {
             Ok(matrix)
         };
         let sums = vec![0; chunks.len()];
-        Ok(Self { table: lay("optimizer table", &table)?, chunks: lay("optimizer chunks", &chunks)?, sums: lay("sums of squares", &sums)? })
+        Ok(Self {
+            table: lay("optimizer table", &table)?,
+            chunks: lay("optimizer chunks", &chunks)?,
+            sums: lay("sums of squares", &sums)?,
+        })
     }
 }
 
@@ -155,7 +183,11 @@ const OPERATION: &str = "optimizer";
 
 impl Parameter {
     /// Adds the spans of what is not empty.
-    fn check(&self, device: &Device, spans: &mut Vec<(&'static str, std::ops::Range<u64>)>) -> Result<(), Error> {
+    fn check(
+        &self,
+        device: &Device,
+        spans: &mut Vec<(&'static str, std::ops::Range<u64>)>,
+    ) -> Result<(), Error> {
         let shape = self.w.shape();
         for (operand, matrix) in [("w", self.w), ("g", self.g), ("m", self.m), ("v", self.v)] {
             check_packed(device, OPERATION, operand, matrix, shape, 16)?;
@@ -174,36 +206,64 @@ impl Parameter {
     }
 }
 
-/// The L2 norm of all gradients into `health` `[1, 2]`; raises its flag, unless it is up, if a gradient or the norm is not finite.
+/// The L2 norm of all gradients into `health` `[1, 2]`; raises its flag, unless it is up, if a
+/// gradient or the norm is not finite.
 ///
 /// # Errors
 /// [`Error::Shape`], [`Error::Stale`], [`Error::Driver`].
-pub fn grad_norm(device: &mut Device, parameters: &Parameters, health: Matrix<u32>) -> Result<(), Error> {
+pub fn grad_norm(
+    device: &mut Device,
+    parameters: &Parameters,
+    health: Matrix<u32>,
+) -> Result<(), Error> {
     let Parameters { table, chunks, sums } = *parameters;
     check_health(device, parameters, health)?;
-    device.launch("square_sums", Grid::line(chunks.elements(), CHUNK_THREADS), &[table.into(), chunks.into(), sums.into()])?;
+    device.launch(
+        "square_sums",
+        Grid::line(chunks.elements(), CHUNK_THREADS),
+        &[table.into(), chunks.into(), sums.into()],
+    )?;
     let count = Argument::U32(chunks.elements() as u32);
-    device.launch("norm_of_sums", Grid::line(1, 1024), &[chunks.into(), sums.into(), health.into(), count])
+    device.launch(
+        "norm_of_sums",
+        Grid::line(1, 1024),
+        &[chunks.into(), sums.into(), health.into(), count],
+    )
 }
 
-/// One step of AdamW for every tensor of the table, with the norm of [`grad_norm`] and the scalars of the step state; nothing while the flag is
-/// up. A NaN stays NaN, its payload does not.
+/// One step of AdamW for every tensor of the table, with the norm of [`grad_norm`] and the scalars
+/// of the step state; nothing while the flag is up. A NaN stays NaN, its payload does not.
 ///
 /// # Errors
 /// As [`grad_norm`].
-pub fn adamw_step(device: &mut Device, parameters: &Parameters, rule: &AdamW, health: Matrix<u32>) -> Result<(), Error> {
+pub fn adamw_step(
+    device: &mut Device,
+    parameters: &Parameters,
+    rule: &AdamW,
+    health: Matrix<u32>,
+) -> Result<(), Error> {
     check_health(device, parameters, health)?;
     let (on_gradients, on_weights) = match rule.decay {
         MaskedDecay::None => (0.0, 0.0),
         MaskedDecay::OnGradients(lambda) => (lambda, 0.0),
         MaskedDecay::OnWeights(lambda) => (0.0, lambda),
     };
-    let operands = [parameters.table.into(), parameters.chunks.into(), health.into(), device.state()];
-    let numbers = [rule.beta1, rule.beta2, rule.epsilon, rule.clip, on_gradients, on_weights].map(Argument::F32);
-    device.launch("adamw_step", Grid::line(parameters.chunks.elements(), CHUNK_THREADS), &[&operands[..], &numbers].concat())
+    let operands =
+        [parameters.table.into(), parameters.chunks.into(), health.into(), device.state()];
+    let numbers = [rule.beta1, rule.beta2, rule.epsilon, rule.clip, on_gradients, on_weights]
+        .map(Argument::F32);
+    device.launch(
+        "adamw_step",
+        Grid::line(parameters.chunks.elements(), CHUNK_THREADS),
+        &[&operands[..], &numbers].concat(),
+    )
 }
 
-fn check_health(device: &Device, parameters: &Parameters, health: Matrix<u32>) -> Result<(), Error> {
+fn check_health(
+    device: &Device,
+    parameters: &Parameters,
+    health: Matrix<u32>,
+) -> Result<(), Error> {
     device.check(OPERATION, "health", health, [1, Health::WORDS])?;
     device.check_live(OPERATION, "the table", parameters.table)
 }

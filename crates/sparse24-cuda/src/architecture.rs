@@ -29,8 +29,18 @@ pub enum Architecture {
 
 impl Architecture {
     /// All of them, ascending.
-    pub const ALL: [Self; 10] =
-        [Self::Sm80, Self::Sm86, Self::Sm87, Self::Sm89, Self::Sm90a, Self::Sm100a, Self::Sm103a, Self::Sm110a, Self::Sm120a, Self::Sm121a];
+    pub const ALL: [Self; 10] = [
+        Self::Sm80,
+        Self::Sm86,
+        Self::Sm87,
+        Self::Sm89,
+        Self::Sm90a,
+        Self::Sm100a,
+        Self::Sm103a,
+        Self::Sm110a,
+        Self::Sm120a,
+        Self::Sm121a,
+    ];
 
     /// The compiler's name.
     #[must_use]
@@ -55,7 +65,8 @@ impl Architecture {
         !matches!(self, Self::Sm80 | Self::Sm86 | Self::Sm87 | Self::Sm89)
     }
 
-    /// The one whose machine code runs on a device of this compute capability; `None` below 8.0 and for one not known here.
+    /// The one whose machine code runs on a device of this compute capability; `None` below 8.0 and
+    /// for one not known here.
     #[must_use]
     pub const fn of_capability(major: i32, minor: i32) -> Option<Self> {
         match (major, minor) {
@@ -87,7 +98,12 @@ mod tests {
     #[test]
     fn a_capability_runs_code_of_its_own_generation() {
         for architecture in Architecture::ALL {
-            let number: i32 = architecture.name().trim_start_matches("sm_").trim_end_matches('a').parse().expect("a number");
+            let number: i32 = architecture
+                .name()
+                .trim_start_matches("sm_")
+                .trim_end_matches('a')
+                .parse()
+                .expect("a number");
             assert_eq!(Architecture::of_capability(number / 10, number % 10), Some(architecture));
         }
         for (major, minor) in [(7, 5), (8, 8), (9, 1), (13, 0)] {

@@ -1,7 +1,8 @@
 //! Softmax attention, forward and backward, with no `[T, T]` matrix in memory.
 //!
-//! Invariant: every sum has a fixed order, so the bits depend on nothing but the operands. The backward computes the probabilities again
-//! from the log-sum-exp of their rows, and dropout from its stream. Source: Vaswani et al., arXiv 1706.03762; Dao, arXiv 2307.08691.
+//! Invariant: every sum has a fixed order, so the bits depend on nothing but the operands. The
+//! backward computes the probabilities again from the log-sum-exp of their rows, and dropout from
+//! its stream. Source: Vaswani et al., arXiv 1706.03762; Dao, arXiv 2307.08691.
 
 use half::bf16;
 
@@ -15,7 +16,8 @@ use crate::{
 /// Which keys a query sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionMask {
-    /// Query i sees keys 0 ..= i + (Tk - Tq); none if that is negative: its output is 0 and its log-sum-exp -infinity.
+    /// Query i sees keys 0 ..= i + (Tk - Tq); none if that is negative: its output is 0 and its
+    /// log-sum-exp -infinity.
     Causal,
     /// Every query sees every key.
     Full,
@@ -41,7 +43,8 @@ pub struct AttentionShape {
 pub struct AttentionForward {
     /// Lengths and mask.
     pub shape: AttentionShape,
-    /// Queries `[batch * Tq, d]`; head h owns columns h * d / heads and on. As k and v, often a column range of a wider matrix.
+    /// Queries `[batch * Tq, d]`; head h owns columns h * d / heads and on. As k and v, often a
+    /// column range of a wider matrix.
     pub q: Matrix<bf16>,
     /// Keys `[batch * Tk, d]`.
     pub k: Matrix<bf16>,
@@ -68,17 +71,20 @@ pub struct AttentionBackward {
     pub scratch: Matrix<f32>,
 }
 
-/// The shape of the backward's scratch: of every query the log-sum-exp in units of ln 2 and the sum of dO * O.
+/// The shape of the backward's scratch: of every query the log-sum-exp in units of ln 2 and the sum
+/// of dO * O.
 #[must_use]
 pub const fn backward_scratch(shape: AttentionShape) -> [usize; 2] {
     [shape.batch * shape.heads, 2 * shape.queries]
 }
 
-/// See [`AttentionForward`]. Sums are f32; probabilities are rounded to bf16 where they meet the values.
+/// See [`AttentionForward`]. Sums are f32; probabilities are rounded to bf16 where they meet the
+/// values.
 ///
 /// # Errors
-/// [`Error::Shape`]; [`Error::OutOfRange`] for a probability of dropout outside of [0, 1); [`Error::Alignment`] unless rows and heads begin at multiples of 16 bytes; [`Error::TooLarge`]; [`Error::Alias`];
-/// [`Error::Stale`]; [`Error::Driver`].
+/// [`Error::Shape`]; [`Error::OutOfRange`] for a probability of dropout outside of [0, 1);
+/// [`Error::Alignment`] unless rows and heads begin at multiples of 16 bytes; [`Error::TooLarge`];
+/// [`Error::Alias`]; [`Error::Stale`]; [`Error::Driver`].
 pub fn attention_forward(device: &mut Device, op: &AttentionForward) -> Result<(), Error> {
     const OPERATION: &str = "attention forward";
     op.check(device, OPERATION)?;
@@ -92,15 +98,17 @@ pub fn attention_forward(device: &mut Device, op: &AttentionForward) -> Result<(
         (true, true) => "attention_forward_dropout_64",
         (true, false) => "attention_forward_dropout_128",
     };
-    let mut arguments: Vec<Argument> = vec![op.q.into(), op.k.into(), op.v.into(), op.o.into(), op.lse.into()];
+    let mut arguments: Vec<Argument> =
+        vec![op.q.into(), op.k.into(), op.v.into(), op.o.into(), op.lse.into()];
     arguments.extend([op.q, op.k, op.v, op.o].map(stride));
     arguments.extend(op.common(device));
     let grid = op.grid(op.shape.queries, 1 + STREAMED);
     device.launch(entry, grid, &arguments)
 }
 
-/// See [`AttentionBackward`]. dP = dO V^T, dS = P (dropout(dP) - sum of dO * O), dV = dropout(P)^T dO, dQ = dS K / sqrt(head width), dK =
-/// dS^T Q / sqrt(head width); P and dS are rounded to bf16 as operands, sums are f32.
+/// See [`AttentionBackward`]. dP = dO V^T, dS = P (dropout(dP) - sum of dO * O), dV = dropout(P)^T
+/// dO, dQ = dS K / sqrt(head width), dK = dS^T Q / sqrt(head width); P and dS are rounded to bf16
+/// as operands, sums are f32.
 ///
 /// # Errors
 /// As [`attention_forward`].
@@ -109,27 +117,44 @@ pub fn attention_backward(device: &mut Device, op: &AttentionBackward) -> Result
     let AttentionBackward { forward, d_o, dqkv: [dq, dk, dv], scratch } = *op;
     let (AttentionForward { shape, q, k, v, o, lse, .. }, [_, d]) = (forward, forward.q.shape());
     forward.check(device, OPERATION)?;
-    for (operand, matrix, rows) in [("d_o", d_o, shape.queries), ("dq", dq, shape.queries), ("dk", dk, shape.keys), ("dv", dv, shape.keys)]
-    {
+    for (operand, matrix, rows) in [
+        ("d_o", d_o, shape.queries),
+        ("dq", dq, shape.queries),
+        ("dk", dk, shape.keys),
+        ("dv", dv, shape.keys),
+    ] {
         device.check(OPERATION, operand, matrix, [shape.batch * rows, d])?;
         device.check_aligned(OPERATION, operand, matrix, 16)?;
     }
     check_packed(device, OPERATION, "scratch", scratch, backward_scratch(shape), 4)?;
-    let inputs = [("q", q.span()), ("k", k.span()), ("v", v.span()), ("o", o.span()), ("d_o", d_o.span()), ("lse", lse.span())];
+    let inputs = [
+        ("q", q.span()),
+        ("k", k.span()),
+        ("v", v.span()),
+        ("o", o.span()),
+        ("d_o", d_o.span()),
+        ("lse", lse.span()),
+    ];
     let gradients = [("dq", dq), ("dk", dk), ("dv", dv)];
     device.check_apart(OPERATION, ("scratch", scratch.span()), &inputs)?;
     for (i, (output, matrix)) in gradients.into_iter().enumerate() {
         device.check_apart(OPERATION, (output, matrix.span()), &inputs)?;
         device.check_apart(OPERATION, (output, matrix.span()), &[("scratch", scratch.span())])?;
-        for (other, earlier) in gradients.into_iter().take(i).filter(|&(_, earlier)| !beside(matrix, earlier)) {
+        for (other, earlier) in
+            gradients.into_iter().take(i).filter(|&(_, earlier)| !beside(matrix, earlier))
+        {
             device.check_apart(OPERATION, (output, matrix.span()), &[(other, earlier.span())])?;
         }
     }
     let [of_queries, of_keys] = match (forward.dropout.is_some(), forward.width() <= NARROW) {
         (false, true) => ["attention_backward_64_queries", "attention_backward_64_keys"],
         (false, false) => ["attention_backward_128_queries", "attention_backward_128_keys"],
-        (true, true) => ["attention_backward_dropout_64_queries", "attention_backward_dropout_64_keys"],
-        (true, false) => ["attention_backward_dropout_128_queries", "attention_backward_dropout_128_keys"],
+        (true, true) => {
+            ["attention_backward_dropout_64_queries", "attention_backward_dropout_64_keys"]
+        }
+        (true, false) => {
+            ["attention_backward_dropout_128_queries", "attention_backward_dropout_128_keys"]
+        }
     };
     // Beside the slabs, two numbers of every query at hand.
     let grid = |rows: usize, queries: usize| {
@@ -137,10 +162,20 @@ pub fn attention_backward(device: &mut Device, op: &AttentionBackward) -> Result
         Grid { shared: grid.shared + (queries * 2 * size_of::<f32>()) as u32, ..grid }
     };
     let common = forward.common(device);
-    let mut arguments: Vec<Argument> = vec![q.into(), k.into(), v.into(), o.into(), d_o.into(), lse.into(), scratch.into(), dq.into()];
+    let mut arguments: Vec<Argument> = vec![
+        q.into(),
+        k.into(),
+        v.into(),
+        o.into(),
+        d_o.into(),
+        lse.into(),
+        scratch.into(),
+        dq.into(),
+    ];
     arguments.extend([q, k, v, o, d_o, dq].map(stride).into_iter().chain(common));
     device.launch(of_queries, grid(shape.queries, ROWS), &arguments)?;
-    let mut arguments: Vec<Argument> = vec![q.into(), k.into(), v.into(), d_o.into(), scratch.into(), dk.into(), dv.into()];
+    let mut arguments: Vec<Argument> =
+        vec![q.into(), k.into(), v.into(), d_o.into(), scratch.into(), dk.into(), dv.into()];
     arguments.extend([q, k, v, d_o, dk, dv].map(stride).into_iter().chain(common));
     // Wide heads: dk and dv in blocks of their own, for want of registers.
     let mut grid = grid(shape.keys, 2 * ROWS);
@@ -169,17 +204,31 @@ impl AttentionForward {
 
     /// A block for every [`ROWS`] of each task's `rows`, with so many slabs.
     fn grid(&self, rows: usize, slabs: usize) -> Grid {
-        let slab = ROWS * if self.width() <= NARROW { NARROW } else { 2 * NARROW } * size_of::<bf16>();
-        Grid { shared: (slabs * slab) as u32, ..Grid::line(self.tasks() * rows.div_ceil(ROWS), 128) }
+        let slab =
+            ROWS * if self.width() <= NARROW { NARROW } else { 2 * NARROW } * size_of::<bf16>();
+        Grid {
+            shared: (slabs * slab) as u32,
+            ..Grid::line(self.tasks() * rows.div_ceil(ROWS), 128)
+        }
     }
 
     fn check(&self, device: &Device, operation: &'static str) -> Result<(), Error> {
         let AttentionShape { batch, heads, queries, keys, .. } = self.shape;
         let ([rows, d], width) = (self.q.shape(), self.width());
         if d != heads * width {
-            return Err(Error::Shape { operation, operand: "q", expected: [rows, heads * width], found: [rows, d] });
+            return Err(Error::Shape {
+                operation,
+                operand: "q",
+                expected: [rows, heads * width],
+                found: [rows, d],
+            });
         }
-        for (operand, matrix, rows) in [("q", self.q, queries), ("k", self.k, keys), ("v", self.v, keys), ("o", self.o, queries)] {
+        for (operand, matrix, rows) in [
+            ("q", self.q, queries),
+            ("k", self.k, keys),
+            ("v", self.v, keys),
+            ("o", self.o, queries),
+        ] {
             device.check(operation, operand, matrix, [batch * rows, d])?;
             device.check_aligned(operation, operand, matrix, 16)?;
         }
@@ -191,7 +240,14 @@ impl AttentionForward {
         let elements = self.dropout.map_or(0, |_| batch * heads * queries * keys);
         for (what, found, limit) in [
             ("the head width", width, MAX_HEAD_WIDTH),
-            ("elements from row to row", [self.q, self.k, self.v, self.o].map(Matrix::stride).into_iter().fold(0, usize::max), 1 << 24),
+            (
+                "elements from row to row",
+                [self.q, self.k, self.v, self.o]
+                    .map(Matrix::stride)
+                    .into_iter()
+                    .fold(0, usize::max),
+                1 << 24,
+            ),
             ("queries", queries, 1 << 28),
             ("keys", keys, 1 << 28),
             ("elements that dropout numbers", elements, MAX_ELEMENTS),
@@ -215,7 +271,8 @@ impl AttentionForward {
             None => (Argument::Address(0), 0, 0.0),
         };
         let scale = (self.width() as f32).sqrt().recip();
-        let lengths = [heads, queries, keys, self.width()].map(|length| Argument::U32(length as u32));
+        let lengths =
+            [heads, queries, keys, self.width()].map(|length| Argument::U32(length as u32));
         let [heads, queries, keys, width] = lengths;
         [heads, queries, keys, width, diagonal.into(), scale.into(), state, site.into(), p.into()]
     }
@@ -240,9 +297,20 @@ mod tests {
 
     #[test]
     fn column_ranges_of_one_matrix_are_beside_each_other() {
-        let whole = Matrix::<bf16> { mark: 0, address: 4096, shape: [5, 24], stride: 24, element: PhantomData };
+        let whole = Matrix::<bf16> {
+            mark: 0,
+            address: 4096,
+            shape: [5, 24],
+            stride: 24,
+            element: PhantomData,
+        };
         let [q, k, v] = [0, 8, 16].map(|first| whole.columns(first..first + 8));
         assert!(beside(q, k) && beside(k, q) && beside(q, v) && beside(v, k));
-        assert!(!beside(q, q) && !beside(q, whole.columns(4..12)) && !beside(whole.columns(4..12), q) && !beside(whole, q));
+        assert!(
+            !beside(q, q)
+                && !beside(q, whole.columns(4..12))
+                && !beside(whole.columns(4..12), q)
+                && !beside(whole, q)
+        );
     }
 }

@@ -1,7 +1,9 @@
-//! Every kernel as a case: operands of a shape, a check of its results against core or the CPU, what it must move or multiply, and a launch.
+//! Every kernel as a case: operands of a shape, a check of its results against core or the CPU,
+//! what it must move or multiply, and a launch.
 //!
-//! A [`Case`] is a plain value that needs no GPU; a [`Bench`] runs one: verified first, then timed in turns with its peers, over buffers that no
-//! L2 holds. Invariant: what is not right has no time. Deliberately absent: a verdict on speed, and how results are printed.
+//! A [`Case`] is a plain value that needs no GPU; a [`Bench`] runs one: verified first, then timed
+//! in turns with its peers, over buffers that no L2 holds. Invariant: what is not right has no
+//! time. Deliberately absent: a verdict on speed, and how results are printed.
 
 mod activations;
 mod attention;
@@ -44,7 +46,8 @@ pub struct Case {
     pub kernel: &'static str,
     /// In words.
     pub shape: String,
-    /// Beginnings of the names of the kernels of this crate that it launches, on one GPU or another.
+    /// Beginnings of the names of the kernels of this crate that it launches, on one GPU or
+    /// another.
     pub entries: &'static [&'static str],
     prepare: Box<Prepare>,
 }
@@ -79,7 +82,8 @@ impl Work {
         Self { bytes: bytes as f64, flops: 0.0, speed: 1.0 }
     }
 
-    /// The longest that bytes and products take at these rates, in microseconds, and which it is; none without a rate.
+    /// The longest that bytes and products take at these rates, in microseconds, and which it is;
+    /// none without a rate.
     fn floor(&self, rates: &Rates) -> Option<(f64, &'static str)> {
         let moved = self.bytes / rates.copy? * 1e6;
         if self.flops == 0.0 {
@@ -102,10 +106,18 @@ struct Rates {
 /// The lengths of the product whose rate dense products are held to.
 const SQUARE: usize = 8192;
 
-/// The cases of some sizes, those of one kernel beside each other; the same case of two sizes stands once.
+/// The cases of some sizes, those of one kernel beside each other; the same case of two sizes
+/// stands once.
 #[must_use]
 pub fn cases(sizes: &[Size]) -> Vec<Case> {
-    let families = [weights::cases, gradients::cases, activations::cases, rows::cases, attention::cases, products::cases];
+    let families = [
+        weights::cases,
+        gradients::cases,
+        activations::cases,
+        rows::cases,
+        attention::cases,
+        products::cases,
+    ];
     let mut cases: Vec<Case> = Vec::new();
     for case in families.iter().flat_map(|family| sizes.iter().flat_map(family)) {
         if !cases.iter().any(|other| (other.kernel, &other.shape) == (case.kernel, &case.shape)) {
@@ -113,7 +125,10 @@ pub fn cases(sizes: &[Size]) -> Vec<Case> {
         }
     }
     let kernels: Vec<&str> = cases.iter().map(|case| case.kernel).collect();
-    let first: Vec<usize> = kernels.iter().map(|kernel| kernels.iter().position(|other| other == kernel).expect("itself")).collect();
+    let first: Vec<usize> = kernels
+        .iter()
+        .map(|kernel| kernels.iter().position(|other| other == kernel).expect("itself"))
+        .collect();
     let mut numbered: Vec<(usize, Case)> = first.into_iter().zip(cases).collect();
     numbered.sort_by_key(|(first, _)| *first);
     numbered.into_iter().map(|(_, case)| case).collect()
@@ -144,14 +159,25 @@ impl Bench {
         let l2_bytes = machine::l2_bytes(&device)?;
         let machine = Machine::of(&device, &sensor, &cusparselt)?;
         let (rates, plans, records) = (Rates::default(), BTreeMap::new(), Vec::new());
-        Ok(Self { device, effort, sensor: sensor.ok(), cusparselt: cusparselt.ok(), machine, rates, plans, l2_bytes, records })
+        Ok(Self {
+            device,
+            effort,
+            sensor: sensor.ok(),
+            cusparselt: cusparselt.ok(),
+            machine,
+            rates,
+            plans,
+            l2_bytes,
+            records,
+        })
     }
 
     /// Verifies a case and, if it is right, times it.
     ///
     /// # Errors
-    /// [`Error::Driver`], after which nothing more can be run, and those of operands, which are defects; what else keeps a case from having a
-    /// time (memory, a library, its kernel) is its outcome.
+    /// [`Error::Driver`], after which nothing more can be run, and those of operands, which are
+    /// defects; what else keeps a case from having a time (memory, a library, its kernel) is its
+    /// outcome.
     pub fn run(&mut self, case: &Case) -> Result<&Record, Error> {
         self.device.reset()?;
         let outcome = match self.measure(case) {
@@ -182,10 +208,19 @@ impl Bench {
         let Prepared { work, verified, plans, without, mut contestants } = (case.prepare)(self)?;
         let mut reading = None;
         let sensor = &self.sensor;
-        let times = contest(&mut self.device, &mut contestants, self.effort, || reading = sensor.as_ref().map(Sensor::read))?;
-        let names: Vec<String> = contestants.into_iter().map(|contestant| contestant.name).collect();
+        let times = contest(&mut self.device, &mut contestants, self.effort, || {
+            reading = sensor.as_ref().map(Sensor::read)
+        })?;
+        let names: Vec<String> =
+            contestants.into_iter().map(|contestant| contestant.name).collect();
         self.measure_rates(&work)?;
-        Ok(Measured { verified, plans, without, reading, ..Measured::new(&work, work.floor(&self.rates), &names, &times) })
+        Ok(Measured {
+            verified,
+            plans,
+            without,
+            reading,
+            ..Measured::new(&work, work.floor(&self.rates), &names, &times)
+        })
     }
 
     /// The rates that the floor of this work needs, once.
@@ -212,13 +247,20 @@ impl Bench {
 
     fn dense_rate(&mut self) -> Result<f64, Error> {
         let shape = [SQUARE; 2];
-        let [x, weight, z] = [self.device.alloc("x", shape)?, self.device.alloc("w", shape)?, self.device.alloc("z", shape)?];
+        let [x, weight, z] = [
+            self.device.alloc("x", shape)?,
+            self.device.alloc("w", shape)?,
+            self.device.alloc("z", shape)?,
+        ];
         for (seed, operand) in [(1, x), (2, weight)] {
             input::repeat(&mut self.device, operand, &input::panel(SQUARE, seed))?;
         }
         let mut gemm = self.gemm()?;
-        let launch = move |device: &mut Device, _| gemm.linear_forward(device, &LinearForward { x, weight, bias: None, z });
-        let mut product = [Contestant { name: "cuBLASLt".into(), sets: 1, launch: Box::new(launch) }];
+        let launch = move |device: &mut Device, _| {
+            gemm.linear_forward(device, &LinearForward { x, weight, bias: None, z })
+        };
+        let mut product =
+            [Contestant { name: "cuBLASLt".into(), sets: 1, launch: Box::new(launch) }];
         let flops = 2.0 * (SQUARE as f64).powi(3);
         Ok(flops / contest(&mut self.device, &mut product, self.effort, || ())?[0].median * 1e6)
     }
@@ -231,7 +273,8 @@ impl Bench {
         Ok(gemm)
     }
 
-    /// So many sets of buffers, where one has `bytes`, that the L2 does not hold what the next launch works on.
+    /// So many sets of buffers, where one has `bytes`, that the L2 does not hold what the next
+    /// launch works on.
     fn sets(&self, bytes: usize) -> usize {
         (4 * self.l2_bytes).div_ceil(bytes.max(1)).clamp(2, timing::LAUNCHES)
     }
@@ -248,7 +291,13 @@ impl Bench {
         let count = sets.len();
         let launch = Box::new(move |device: &mut Device, set: usize| launch(device, &sets[set]));
         let contestants = vec![Contestant { name: "itself".into(), sets: count, launch }, copy];
-        Ok(Prepared { work: Work::moves(bytes), verified, plans: Vec::new(), without: Vec::new(), contestants })
+        Ok(Prepared {
+            work: Work::moves(bytes),
+            verified,
+            plans: Vec::new(),
+            without: Vec::new(),
+            contestants,
+        })
     }
 }
 
@@ -265,10 +314,16 @@ mod tests {
         let cases = cases(&Size::all());
         let covered: Vec<&str> = cases.iter().flat_map(|case| case.entries).copied().collect();
         for entry in SOURCES.iter().flat_map(|source| source.entries) {
-            assert!(covered.iter().any(|beginning| entry.starts_with(beginning)), "no case of bench launches {entry}");
+            assert!(
+                covered.iter().any(|beginning| entry.starts_with(beginning)),
+                "no case of bench launches {entry}"
+            );
         }
         for beginning in covered {
-            let launches = SOURCES.iter().flat_map(|source| source.entries).any(|entry| entry.starts_with(beginning));
+            let launches = SOURCES
+                .iter()
+                .flat_map(|source| source.entries)
+                .any(|entry| entry.starts_with(beginning));
             assert!(launches, "no kernel begins with {beginning}");
         }
     }

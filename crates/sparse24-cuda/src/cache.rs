@@ -1,8 +1,10 @@
 //! Compiled kernels on disk.
 //!
-//! A file holds its content's blake3 and then the content, and comes to its name by a rename: a torn or altered file is not taken for a
-//! kernel, and processes that write the same one at once leave one whole. The cache never fails: what it cannot read is compiled again, and
-//! what it cannot write is not kept. What a process that was killed left beside a name is removed by who writes a day later.
+//! A file holds its content's blake3 and then the content, and comes to its name by a rename: a
+//! torn or altered file is not taken for a kernel, and processes that write the same one at once
+//! leave one whole. The cache never fails: what it cannot read is compiled again, and what it
+//! cannot write is not kept. What a process that was killed left beside a name is removed by who
+//! writes a day later.
 
 use std::{
     env, fs, io,
@@ -17,7 +19,8 @@ use crate::compile::SUFFIX;
 /// The folder of compiled kernels; otherwise it is `sparse24/kernels` in the user's cache.
 pub(crate) const FOLDER_VARIABLE: &str = "SPARSE24_KERNEL_CACHE";
 
-/// After so long nobody is still writing a file. Of processes nothing is asked: those of other machines may share the folder.
+/// After so long nobody is still writing a file. Of processes nothing is asked: those of other
+/// machines may share the folder.
 const STALE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A folder of compiled kernels; `None` where there is no place for one.
@@ -27,7 +30,11 @@ impl Cache {
     /// The user's.
     pub(crate) fn of_user() -> Self {
         let set = env::var_os(FOLDER_VARIABLE).map(PathBuf::from);
-        let cache = || env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(|| env::home_dir().map(|home| home.join(".cache")));
+        let cache = || {
+            env::var_os("XDG_CACHE_HOME")
+                .map(PathBuf::from)
+                .or_else(|| env::home_dir().map(|home| home.join(".cache")))
+        };
         Self(set.or_else(|| cache().map(|cache| cache.join("sparse24/kernels"))))
     }
 
@@ -46,7 +53,8 @@ impl Cache {
 
     /// The names under which something is kept.
     pub(crate) fn names(&self) -> Vec<String> {
-        let files = self.0.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
+        let files =
+            self.0.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
         files.filter_map(|file| file.file_name().into_string().ok()).collect()
     }
 
@@ -60,10 +68,15 @@ impl Cache {
     /// Keeps a content under a name in a folder.
     pub(crate) fn write(folder: &Path, name: &str, content: &[u8]) -> io::Result<()> {
         static WRITTEN: AtomicU64 = AtomicU64::new(0);
-        let beside = folder.join(format!("{name}.{}.{}", process::id(), WRITTEN.fetch_add(1, Ordering::Relaxed)));
+        let beside = folder.join(format!(
+            "{name}.{}.{}",
+            process::id(),
+            WRITTEN.fetch_add(1, Ordering::Relaxed)
+        ));
         let bytes = [blake3::hash(content).as_bytes().as_slice(), content].concat();
-        let done =
-            fs::create_dir_all(folder).and_then(|()| fs::write(&beside, bytes)).and_then(|()| fs::rename(&beside, folder.join(name)));
+        let done = fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&beside, bytes))
+            .and_then(|()| fs::rename(&beside, folder.join(name)));
         if done.is_err() {
             let _ = fs::remove_file(&beside);
         }
@@ -74,18 +87,29 @@ impl Cache {
     /// Removes what was to be renamed and never was.
     fn remove_stale(folder: &Path) {
         for file in fs::read_dir(folder).into_iter().flatten().flatten() {
-            let age = file.metadata().ok().filter(fs::Metadata::is_file).and_then(|file| file.modified().ok()?.elapsed().ok());
-            if age.is_some_and(|age| age > STALE) && file.file_name().to_str().is_some_and(is_beside) {
+            let age = file
+                .metadata()
+                .ok()
+                .filter(fs::Metadata::is_file)
+                .and_then(|file| file.modified().ok()?.elapsed().ok());
+            if age.is_some_and(|age| age > STALE)
+                && file.file_name().to_str().is_some_and(is_beside)
+            {
                 let _ = fs::remove_file(file.path());
             }
         }
     }
 }
 
-/// Whether a name is one under which a kernel is written before it is renamed: its own, and two numbers. Nothing else of a folder is ours.
+/// Whether a name is one under which a kernel is written before it is renamed: its own, and two
+/// numbers. Nothing else of a folder is ours.
 fn is_beside(name: &str) -> bool {
     let mut parts = name.rsplitn(3, '.');
-    let mut is_number = || parts.next().is_some_and(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()));
+    let mut is_number = || {
+        parts
+            .next()
+            .is_some_and(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()))
+    };
     is_number() && is_number() && parts.next().is_some_and(|name| name.ends_with(SUFFIX))
 }
 
@@ -100,7 +124,12 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let cache = Cache::at(folder.path());
         let old = SystemTime::now() - 2 * STALE;
-        for (name, modified) in [("k.cubin.41.0", old), ("k.cubin.42.7", SystemTime::now()), ("k-13.0.cubin", old), ("libk.so.13.0", old)] {
+        for (name, modified) in [
+            ("k.cubin.41.0", old),
+            ("k.cubin.42.7", SystemTime::now()),
+            ("k-13.0.cubin", old),
+            ("libk.so.13.0", old),
+        ] {
             let file = fs::File::create(folder.path().join(name)).expect("made");
             file.set_modified(modified).expect("set");
         }
@@ -119,7 +148,11 @@ mod tests {
         cache.put("k", b"cubin");
         assert_eq!(cache.names(), ["k"]);
         assert_eq!(cache.get("k").as_deref(), Some(b"cubin".as_slice()));
-        assert_eq!(fs::read_dir(folder.path().join("a/b")).expect("made").count(), 1, "nothing is left beside it");
+        assert_eq!(
+            fs::read_dir(folder.path().join("a/b")).expect("made").count(),
+            1,
+            "nothing is left beside it"
+        );
     }
 
     #[test]

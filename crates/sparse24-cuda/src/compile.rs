@@ -1,6 +1,7 @@
 //! From CUDA C++ to machine code, by NVRTC.
 //!
-//! Deliberately absent: where the code is kept ([`crate::cache`]), and any GPU: one can compile for a GPU that is not there.
+//! Deliberately absent: where the code is kept ([`crate::cache`]), and any GPU: one can compile for
+//! a GPU that is not there.
 
 use std::{
     ffi::{CString, c_char, c_int},
@@ -44,7 +45,8 @@ pub struct Compiled {
 }
 
 impl Compiled {
-    /// Keeps the code in a folder that then serves as `SPARSE24_KERNEL_CACHE`, also where there is no compiler.
+    /// Keeps the code in a folder that then serves as `SPARSE24_KERNEL_CACHE`, also where there is
+    /// no compiler.
     ///
     /// # Errors
     /// Those of the file system.
@@ -77,11 +79,15 @@ pub(crate) fn release() -> Result<Release, Error> {
     let mut release = Release { major: 0, minor: 0 };
     // SAFETY: the library is loaded; the call writes two numbers.
     let said = unsafe { nvrtcVersion(&mut release.major, &mut release.minor) };
-    said.result().map_err(|error| Error::Driver { what: "asking for NVRTC's release".into(), code: error.to_string() })?;
+    said.result().map_err(|error| Error::Driver {
+        what: "asking for NVRTC's release".into(),
+        code: error.to_string(),
+    })?;
     Ok(release)
 }
 
-/// The release whose kernels an architecture gets: that of this machine's compiler, or else the newest whose kernels are kept.
+/// The release whose kernels an architecture gets: that of this machine's compiler, or else the
+/// newest whose kernels are kept.
 pub(crate) fn release_for(cache: &Cache, architecture: Architecture) -> Result<Release, Error> {
     release().or_else(|error| {
         let kept = cache.names();
@@ -102,13 +108,22 @@ pub fn compile(source: &Source, architecture: Architecture) -> Result<Compiled, 
     let compiled = program.compile(&options(source, architecture));
     let log = program.log().map_err(refused)?;
     match compiled {
-        Ok(()) => Ok(Compiled { file_name: file_name(source, architecture, release), cubin: program.cubin().map_err(refused)?, log }),
+        Ok(()) => Ok(Compiled {
+            file_name: file_name(source, architecture, release),
+            cubin: program.cubin().map_err(refused)?,
+            log,
+        }),
         Err(_) => Err(failed(log)),
     }
 }
 
 /// The machine code of a source: from the cache, or compiled and kept there.
-pub(crate) fn cached(cache: &Cache, source: &Source, architecture: Architecture, release: Release) -> Result<Vec<u8>, Error> {
+pub(crate) fn cached(
+    cache: &Cache,
+    source: &Source,
+    architecture: Architecture,
+    release: Release,
+) -> Result<Vec<u8>, Error> {
     if let Some(cubin) = cache.get(&file_name(source, architecture, release)) {
         return Ok(cubin);
     }
@@ -118,7 +133,12 @@ pub(crate) fn cached(cache: &Cache, source: &Source, architecture: Architecture,
 }
 
 /// Whether the machine code of a source is in the cache.
-pub(crate) fn is_cached(cache: &Cache, source: &Source, architecture: Architecture, release: Release) -> bool {
+pub(crate) fn is_cached(
+    cache: &Cache,
+    source: &Source,
+    architecture: Architecture,
+    release: Release,
+) -> bool {
     cache.get(&file_name(source, architecture, release)).is_some()
 }
 
@@ -183,18 +203,32 @@ impl Program {
         let pointers: Vec<*const c_char> = texts.iter().map(|text| text.as_ptr()).collect();
         let (headers, names) = pointers[2..].split_at(HEADERS.len());
         let mut raw = std::ptr::null_mut();
-        // SAFETY: every pointer is to a terminated text that lives as long as the program; there are as many headers as names.
-        let created =
-            unsafe { nvrtcCreateProgram(&mut raw, pointers[0], pointers[1], HEADERS.len() as c_int, headers.as_ptr(), names.as_ptr()) };
+        // SAFETY: every pointer is to a terminated text that lives as long as the program; there
+        // are as many headers as names.
+        let created = unsafe {
+            nvrtcCreateProgram(
+                &mut raw,
+                pointers[0],
+                pointers[1],
+                HEADERS.len() as c_int,
+                headers.as_ptr(),
+                names.as_ptr(),
+            )
+        };
         created.result()?;
         Ok(Self { raw, _texts: texts })
     }
 
     fn compile(&self, options: &[String]) -> Result<(), NvrtcError> {
-        let options: Vec<CString> = options.iter().map(|option| CString::new(option.as_str()).expect("options hold no NUL")).collect();
+        let options: Vec<CString> = options
+            .iter()
+            .map(|option| CString::new(option.as_str()).expect("options hold no NUL"))
+            .collect();
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        // SAFETY: the program is alive, and every pointer is to a terminated text that lives until the call returns.
-        unsafe { nvrtcCompileProgram(self.raw, pointers.len() as c_int, pointers.as_ptr()) }.result()
+        // SAFETY: the program is alive, and every pointer is to a terminated text that lives until
+        // the call returns.
+        unsafe { nvrtcCompileProgram(self.raw, pointers.len() as c_int, pointers.as_ptr()) }
+            .result()
     }
 
     fn log(&self) -> Result<String, NvrtcError> {
@@ -236,11 +270,17 @@ mod tests {
 
     #[test]
     fn a_source_that_does_not_compile_is_an_error_that_says_where() {
-        let broken = Source { text: "#include \"scalar.cuh\"\n\nextern \"C\" __global__ void x() { u32 a = b; }\n", ..SOURCES[0] };
+        let broken = Source {
+            text: "#include \"scalar.cuh\"\n\nextern \"C\" __global__ void x() { u32 a = b; }\n",
+            ..SOURCES[0]
+        };
         match compile(&broken, Architecture::Sm80) {
             Err(Error::Library { .. }) => println!("skipped: the compiler is not on this machine"),
             Err(error @ Error::Compile { .. }) => {
-                let place = format!("kernel {name} does not compile for sm_80: {name}.cu(3): error: ", name = SOURCES[0].name);
+                let place = format!(
+                    "kernel {name} does not compile for sm_80: {name}.cu(3): error: ",
+                    name = SOURCES[0].name
+                );
                 let text = error.to_string();
                 assert!(text.starts_with(&place) && text.lines().count() == 1, "{text}");
             }
@@ -253,7 +293,11 @@ mod tests {
         let (source, sm_80) = (&SOURCES[0], Architecture::Sm80);
         let names = [NEW, OLD].map(|release| file_name(source, sm_80, release));
         assert_eq!(releases_in(&names, source, sm_80), [NEW, OLD]);
-        for (other, architecture) in [(&SOURCES[1], sm_80), (source, Architecture::Sm90a), (&Source { text: "", ..*source }, sm_80)] {
+        for (other, architecture) in [
+            (&SOURCES[1], sm_80),
+            (source, Architecture::Sm90a),
+            (&Source { text: "", ..*source }, sm_80),
+        ] {
             assert_eq!(releases_in(&names, other, architecture), []);
         }
     }

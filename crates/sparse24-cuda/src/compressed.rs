@@ -1,6 +1,7 @@
 //! A compressed matrix on a device, in the hardware order of [`layout`](crate::layout).
 //!
-//! Invariant: values and metadata are as many blocks as cover the shape. Deliberately absent: what fills them, and what multiplies them.
+//! Invariant: values and metadata are as many blocks as cover the shape. Deliberately absent: what
+//! fills them, and what multiplies them.
 
 use half::bf16;
 
@@ -10,7 +11,8 @@ use crate::{
     operand::check_packed,
 };
 
-/// Values and metadata of a matrix `[m, k]` that is 2:4 along its rows: a plain handle, a row of each matrix a block of 64x64.
+/// Values and metadata of a matrix `[m, k]` that is 2:4 along its rows: a plain handle, a row of
+/// each matrix a block of 64x64.
 #[derive(Debug, Clone, Copy)]
 pub struct Compressed {
     /// `[blocks, BLOCK_VALUES]`, in [`FragmentMajor`](crate::layout::FragmentMajor) order.
@@ -27,7 +29,11 @@ impl Compressed {
     /// [`Error::Semantics`] unless k is a multiple of 4; [`Error::OutOfMemory`]; [`Error::Driver`].
     pub fn alloc(device: &mut Device, name: &str, shape: [usize; 2]) -> Result<Self, Error> {
         if !shape[1].is_multiple_of(4) {
-            return Err(sparse24_core::Error::NotGrouped { operation: "compressed matrix", length: shape[1] }.into());
+            return Err(sparse24_core::Error::NotGrouped {
+                operation: "compressed matrix",
+                length: shape[1],
+            }
+            .into());
         }
         let count = blocks(shape).into_iter().product();
         let values = device.alloc(name, [count, BLOCK_VALUES])?;
@@ -46,7 +52,10 @@ impl Compressed {
     /// # Errors
     /// As [`Device::download`].
     pub fn download(self, device: &mut Device) -> Result<Fragments, Error> {
-        Ok(Fragments { values: device.download(self.values)?, metadata: device.download(self.metadata)? })
+        Ok(Fragments {
+            values: device.download(self.values)?,
+            metadata: device.download(self.metadata)?,
+        })
     }
 
     /// Overwrites all blocks.
@@ -59,7 +68,13 @@ impl Compressed {
     }
 
     /// The handles are live, of this shape, and begin where 16-byte accesses may.
-    pub(crate) fn check(self, device: &Device, operation: &'static str, operand: &'static str, expected: [usize; 2]) -> Result<(), Error> {
+    pub(crate) fn check(
+        self,
+        device: &Device,
+        operation: &'static str,
+        operand: &'static str,
+        expected: [usize; 2],
+    ) -> Result<(), Error> {
         if self.shape != expected {
             return Err(Error::Shape { operation, operand, expected, found: self.shape });
         }

@@ -1,7 +1,7 @@
 //! Copies between host and device, on the device, and fills.
 //!
-//! Invariant: what of the host is read was copied aside when a call returns, and what is written is whole then. Deliberately absent: memory of
-//! either.
+//! Invariant: what of the host is read was copied aside when a call returns, and what is written is
+//! whole then. Deliberately absent: memory of either.
 
 use cudarc::driver::{CudaStream, sys};
 
@@ -11,7 +11,8 @@ impl Device {
     /// to = from, row after row; the host's slice may be used again at once.
     ///
     /// # Errors
-    /// [`Error::Shape`] unless there is one element for each of the matrix; [`Error::Stale`]; [`Error::Driver`].
+    /// [`Error::Shape`] unless there is one element for each of the matrix; [`Error::Stale`];
+    /// [`Error::Driver`].
     pub fn upload<T: Scalar>(&mut self, to: Matrix<T>, from: &[T]) -> Result<(), Error> {
         self.refuse_while_recording("upload")?;
         self.check_length("upload", to, from.len())?;
@@ -57,22 +58,47 @@ impl Device {
         self.bind()?;
         self.noted(Work::Copy, || {
             // SAFETY: the rows lie within an allocation of this device.
-            let done = unsafe { sys::cuMemsetD2D8Async(to.address, pitch.max(width), byte, width, to.shape[0], self.stream.cu_stream()) };
+            let done = unsafe {
+                sys::cuMemsetD2D8Async(
+                    to.address,
+                    pitch.max(width),
+                    byte,
+                    width,
+                    to.shape[0],
+                    self.stream.cu_stream(),
+                )
+            };
             done.result().map_err(|error| self.refused("fill".into(), error))
         })
     }
 
-    fn check_length<T: Scalar>(&self, operation: &'static str, matrix: Matrix<T>, length: usize) -> Result<(), Error> {
+    fn check_length<T: Scalar>(
+        &self,
+        operation: &'static str,
+        matrix: Matrix<T>,
+        length: usize,
+    ) -> Result<(), Error> {
         self.check_live(operation, "the matrix", matrix)?;
         if length == matrix.elements() {
             Ok(())
         } else {
-            Err(Error::Shape { operation, operand: "the host's elements", expected: [1, matrix.elements()], found: [1, length] })
+            Err(Error::Shape {
+                operation,
+                operand: "the host's elements",
+                expected: [1, matrix.elements()],
+                found: [1, length],
+            })
         }
     }
 
     /// Queues a copy among all other operations.
-    fn noted_copy<T: Scalar>(&self, what: &'static str, shape: [usize; 2], from: Side, to: Side) -> Result<(), Error> {
+    fn noted_copy<T: Scalar>(
+        &self,
+        what: &'static str,
+        shape: [usize; 2],
+        from: Side,
+        to: Side,
+    ) -> Result<(), Error> {
         self.bind()?;
         self.noted(Work::Copy, || self.copy_rows::<T>(&self.stream, what, shape, from, to))
     }
@@ -109,9 +135,12 @@ impl Device {
             WidthInBytes: shape[1] * size,
             Height: shape[0],
         };
-        // SAFETY: device rows lie within an allocation of this device. Host rows lie within memory of the caller's: those read were copied
-        // aside when the call returns, as the driver promises for pageable memory, and who has some written waits.
-        unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) }.result().map_err(|error| self.refused(what.into(), error))
+        // SAFETY: device rows lie within an allocation of this device. Host rows lie within memory
+        // of the caller's: those read were copied aside when the call returns, as the driver
+        // promises for pageable memory, and who has some written waits.
+        unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) }
+            .result()
+            .map_err(|error| self.refused(what.into(), error))
     }
 }
 

@@ -1,4 +1,5 @@
-//! The one error type of this crate: what is missing on this machine, or which operand of which operation does not fit.
+//! The one error type of this crate: what is missing on this machine, or which operand of which
+//! operation does not fit.
 
 use std::path::PathBuf;
 
@@ -23,7 +24,8 @@ pub enum Error {
         tried: Vec<PathBuf>,
         /// The folders that were searched for such files, and held none.
         folders: Vec<PathBuf>,
-        /// The last of those files that is there all the same, and what the system's loader says of it.
+        /// The last of those files that is there all the same, and what the system's loader says of
+        /// it.
         unloadable: Option<(PathBuf, String)>,
     },
     /// A library lacks a function that every release of CUDA 13 has.
@@ -73,7 +75,8 @@ pub enum Error {
         name: String,
         /// What for.
         purpose: &'static str,
-        /// Bytes asked for; `None` where the driver keeps them to itself, or there are more than can be counted.
+        /// Bytes asked for; `None` where the driver keeps them to itself, or there are more than
+        /// can be counted.
         asked: Option<usize>,
         /// Bytes free on the GPU.
         free: usize,
@@ -83,7 +86,9 @@ pub enum Error {
         held: Vec<(&'static str, usize)>,
     },
     /// Another process leaves no room on the GPU.
-    #[error("GPU {ordinal} cannot be opened: {reason}; wait for the other process, or choose another GPU")]
+    #[error(
+        "GPU {ordinal} cannot be opened: {reason}; wait for the other process, or choose another GPU"
+    )]
     Occupied {
         /// The number asked for.
         ordinal: usize,
@@ -137,7 +142,9 @@ pub enum Error {
         found: [usize; 2],
     },
     /// Rows of an operand do not follow each other without gaps.
-    #[error("{operation}: rows of {operand} are {columns} elements and should be no further apart, found {stride}")]
+    #[error(
+        "{operation}: rows of {operand} are {columns} elements and should be no further apart, found {stride}"
+    )]
     Gaps {
         /// The operation that refused.
         operation: &'static str,
@@ -247,7 +254,8 @@ fn others(free: usize, total: usize, held: &[(&'static str, usize)]) -> usize {
 }
 
 impl Error {
-    /// Whether memory would suffice if other processes held none; the driver's own share is counted among theirs.
+    /// Whether memory would suffice if other processes held none; the driver's own share is counted
+    /// among theirs.
     #[must_use]
     pub fn waits_for_others(&self) -> bool {
         let Self::OutOfMemory { asked, free, total, held, .. } = self else { return false };
@@ -267,7 +275,9 @@ fn gpus_advice(count: usize) -> String {
 /// By the library's name for the failure.
 fn blas_advice(code: &str) -> &'static str {
     match code {
-        "CUBLAS_STATUS_ALLOC_FAILED" | "CUBLAS_STATUS_NOT_INITIALIZED" => "see `nvidia-smi`: memory or the driver may not suffice for it",
+        "CUBLAS_STATUS_ALLOC_FAILED" | "CUBLAS_STATUS_NOT_INITIALIZED" => {
+            "see `nvidia-smi`: memory or the driver may not suffice for it"
+        }
         _ => "use cuBLASLt of CUDA 13, and report what it refuses",
     }
 }
@@ -275,13 +285,14 @@ fn blas_advice(code: &str) -> &'static str {
 /// By the driver's name for the failure.
 fn driver_advice(code: &str) -> &'static str {
     match code {
-        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH" | "CUDA_ERROR_NOT_INITIALIZED" | "CUDA_ERROR_SYSTEM_NOT_READY" | "CUDA_ERROR_UNKNOWN" => {
-            "reload or reinstall NVIDIA's driver, or restart the machine"
-        }
+        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
+        | "CUDA_ERROR_NOT_INITIALIZED"
+        | "CUDA_ERROR_SYSTEM_NOT_READY"
+        | "CUDA_ERROR_UNKNOWN" => "reload or reinstall NVIDIA's driver, or restart the machine",
         "CUDA_ERROR_STUB_LIBRARY" => "take the folder of CUDA's stubs out of LD_LIBRARY_PATH",
-        "CUDA_ERROR_ECC_UNCORRECTABLE" | "CUDA_ERROR_HARDWARE_STACK_ERROR" | "CUDA_ERROR_CONTAINED" => {
-            "the GPU is damaged: see `nvidia-smi -q`, and choose another"
-        }
+        "CUDA_ERROR_ECC_UNCORRECTABLE"
+        | "CUDA_ERROR_HARDWARE_STACK_ERROR"
+        | "CUDA_ERROR_CONTAINED" => "the GPU is damaged: see `nvidia-smi -q`, and choose another",
         _ => "see `nvidia-smi` and the system's log, and report it if it comes again",
     }
 }
@@ -289,7 +300,8 @@ fn driver_advice(code: &str) -> &'static str {
 /// What is worth a word.
 fn listed(held: &[(&'static str, usize)]) -> String {
     let large = held.iter().filter(|(_, bytes)| *bytes >= 1 << 20);
-    let large: Vec<_> = large.map(|&(purpose, bytes)| format!("{purpose} {}", mib(bytes))).collect();
+    let large: Vec<_> =
+        large.map(|&(purpose, bytes)| format!("{purpose} {}", mib(bytes))).collect();
     if large.is_empty() { String::new() } else { format!(" ({})", large.join(", ")) }
 }
 
@@ -301,8 +313,14 @@ mod tests {
     fn a_lack_of_memory_tells_who_holds_it() {
         let mib = |count: usize| count << 20;
         let held = vec![("weights", mib(30)), ("activations", mib(15) + 1), ("tables", 1)];
-        let error =
-            Error::OutOfMemory { name: "h.3.z".into(), purpose: "activations", asked: Some(mib(7)), free: mib(4), total: mib(100), held };
+        let error = Error::OutOfMemory {
+            name: "h.3.z".into(),
+            purpose: "activations",
+            asked: Some(mib(7)),
+            free: mib(4),
+            total: mib(100),
+            held,
+        };
         assert_eq!(
             error.to_string(),
             "h.3.z needs 7 MiB of GPU memory for activations, and 4 MiB are free of 100: this process holds 46 MiB (weights 30, activations 16), \
@@ -316,14 +334,26 @@ mod tests {
         let mib = |count: usize| count << 20;
         let lack = |asked, free, held| {
             let held = vec![("weights", mib(held))];
-            Error::OutOfMemory { name: "norm".into(), purpose: "weights", asked, free: mib(free), total: mib(100), held }
+            Error::OutOfMemory {
+                name: "norm".into(),
+                purpose: "weights",
+                asked,
+                free: mib(free),
+                total: mib(100),
+                held,
+            }
         };
         assert!(lack(Some(mib(32)), 10, 5).waits_for_others());
         assert!(!lack(Some(mib(96)), 10, 5).waits_for_others(), "more than the GPU has");
         assert!(!lack(Some(mib(32)), 10, 60).waits_for_others(), "this process holds most");
         let unknown = lack(None, 1, 5);
         assert!(unknown.waits_for_others());
-        assert!(unknown.to_string().starts_with("norm needs more GPU memory for weights, and 1 MiB are free of 100: "), "{unknown}");
+        assert!(
+            unknown
+                .to_string()
+                .starts_with("norm needs more GPU memory for weights, and 1 MiB are free of 100: "),
+            "{unknown}"
+        );
     }
 
     #[test]
@@ -335,7 +365,11 @@ mod tests {
         let code = format!("{:?}", cudarc::driver::sys::CUresult::CUDA_ERROR_ECC_UNCORRECTABLE);
         let damaged = Error::Driver { what: "replay".into(), code }.to_string();
         assert!(damaged.contains("choose another"), "{damaged}");
-        let full = Error::Blas { what: "opening the library".into(), code: "CUBLAS_STATUS_ALLOC_FAILED".into() }.to_string();
+        let full = Error::Blas {
+            what: "opening the library".into(),
+            code: "CUBLAS_STATUS_ALLOC_FAILED".into(),
+        }
+        .to_string();
         assert!(full.contains("memory"), "{full}");
     }
 }

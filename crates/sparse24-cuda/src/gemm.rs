@@ -1,8 +1,9 @@
 //! Dense products through cuBLASLt, in bf16 with sums in f32.
 //!
-//! How a product is computed is a plan: measured once a shape, kept, and written down as text that another process replays.
-//! Invariant: a plan repeats its bits. Algorithms that split the sum over k may do so only through partial sums in f32 that a later step
-//! adds in order; those that add them up in the output as blocks finish are never candidates.
+//! How a product is computed is a plan: measured once a shape, kept, and written down as text that
+//! another process replays. Invariant: a plan repeats its bits. Algorithms that split the sum over
+//! k may do so only through partial sums in f32 that a later step adds in order; those that add
+//! them up in the output as blocks finish are never candidates.
 
 mod cublaslt;
 mod descriptors;
@@ -56,10 +57,12 @@ pub struct LinearWgrad {
     pub beta: Beta,
 }
 
-/// The dense products of one device. Operands may be rectangles of larger matrices; each begins at a multiple of 16 bytes.
+/// The dense products of one device. Operands may be rectangles of larger matrices; each begins at
+/// a multiple of 16 bytes.
 ///
-/// A shape's first call that overwrites its output measures the library's candidates, so it must not be captured in a graph; one that
-/// accumulates before that takes the library's own first choice, and writes nothing down. Products of k = 0 are zero without a bias.
+/// A shape's first call that overwrites its output measures the library's candidates, so it must
+/// not be captured in a graph; one that accumulates before that takes the library's own first
+/// choice, and writes nothing down. Products of k = 0 are zero without a bias.
 #[derive(Debug)]
 pub struct Gemm {
     plans: Plans,
@@ -95,10 +98,12 @@ impl Gemm {
         self.plans.measured().count()
     }
 
-    /// Takes over what [`Gemm::plans`] gave, of the same release of the library, in place of what is planned for that shape.
+    /// Takes over what [`Gemm::plans`] gave, of the same release of the library, in place of what
+    /// is planned for that shape.
     ///
     /// # Errors
-    /// [`Error::Recorded`] if the texts are no product or no plan, or the library refuses the plan on this GPU.
+    /// [`Error::Recorded`] if the texts are no product or no plan, or the library refuses the plan
+    /// on this GPU.
     pub fn use_plan(&mut self, product: &str, plan: &str) -> Result<(), Error> {
         self.plans.add(product, plan)
     }
@@ -106,7 +111,8 @@ impl Gemm {
     /// See [`LinearForward`].
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::Alignment`], [`Error::Alias`], [`Error::Stale`]; [`Error::Blas`] for what the library refuses.
+    /// [`Error::Shape`], [`Error::Alignment`], [`Error::Alias`], [`Error::Stale`]; [`Error::Blas`]
+    /// for what the library refuses.
     pub fn linear_forward(&mut self, device: &mut Device, op: &LinearForward) -> Result<(), Error> {
         const OPERATION: &str = "linear forward";
         let ([p, q], r) = (op.x.shape(), op.weight.shape()[0]);
@@ -119,8 +125,18 @@ impl Gemm {
             inputs.push(("bias", bias.span()));
         }
         let product = if op.bias.is_some() { Product::ForwardBias } else { Product::Forward };
-        let key = Key { product, sizes: [r, p, q], strides: [op.weight.stride(), op.x.stride(), op.z.stride()] };
-        self.multiply(device, OPERATION, key, Operands { a: op.weight, b: op.x, d: op.z, bias: op.bias, inputs }, Beta::Overwrite)
+        let key = Key {
+            product,
+            sizes: [r, p, q],
+            strides: [op.weight.stride(), op.x.stride(), op.z.stride()],
+        };
+        self.multiply(
+            device,
+            OPERATION,
+            key,
+            Operands { a: op.weight, b: op.x, d: op.z, bias: op.bias, inputs },
+            Beta::Overwrite,
+        )
     }
 
     /// See [`LinearDgrad`].
@@ -133,8 +149,18 @@ impl Gemm {
         device.check(OPERATION, "weight", op.weight, [r, q])?;
         device.check(OPERATION, "dx", op.dx, [p, q])?;
         let inputs = vec![("weight", op.weight.span()), ("dz", op.dz.span())];
-        let key = Key { product: Product::Dgrad, sizes: [q, p, r], strides: [op.weight.stride(), op.dz.stride(), op.dx.stride()] };
-        self.multiply(device, OPERATION, key, Operands { a: op.weight, b: op.dz, d: op.dx, bias: None, inputs }, Beta::Overwrite)
+        let key = Key {
+            product: Product::Dgrad,
+            sizes: [q, p, r],
+            strides: [op.weight.stride(), op.dz.stride(), op.dx.stride()],
+        };
+        self.multiply(
+            device,
+            OPERATION,
+            key,
+            Operands { a: op.weight, b: op.dz, d: op.dx, bias: None, inputs },
+            Beta::Overwrite,
+        )
     }
 
     /// See [`LinearWgrad`].
@@ -147,8 +173,18 @@ impl Gemm {
         device.check(OPERATION, "x", op.x, [p, q])?;
         device.check(OPERATION, "dw", op.dw, [r, q])?;
         let inputs = vec![("x", op.x.span()), ("dz", op.dz.span())];
-        let key = Key { product: Product::Wgrad, sizes: [q, r, p], strides: [op.x.stride(), op.dz.stride(), op.dw.stride()] };
-        self.multiply(device, OPERATION, key, Operands { a: op.x, b: op.dz, d: op.dw, bias: None, inputs }, op.beta)
+        let key = Key {
+            product: Product::Wgrad,
+            sizes: [q, r, p],
+            strides: [op.x.stride(), op.dz.stride(), op.dw.stride()],
+        };
+        self.multiply(
+            device,
+            OPERATION,
+            key,
+            Operands { a: op.x, b: op.dz, d: op.dw, bias: None, inputs },
+            op.beta,
+        )
     }
 
     /// Shapes fit each other.
@@ -175,7 +211,8 @@ impl Gemm {
         if key.sizes[2] == 0 && bias.is_none() {
             return if beta == Beta::Overwrite { device.fill_bytes(d, 0) } else { Ok(()) };
         }
-        let [a, b, d, workspace] = [a.span(), b.span(), d.span(), self.workspace.span()].map(|span| span.start);
+        let [a, b, d, workspace] =
+            [a.span(), b.span(), d.span(), self.workspace.span()].map(|span| span.start);
         let bias = bias.map_or(0, |bias| bias.span().start);
         self.plans.run(device, key, &Addresses { a, b, d, bias, workspace }, beta)
     }
@@ -202,9 +239,20 @@ struct Operands<T> {
     inputs: Vec<(&'static str, std::ops::Range<u64>)>,
 }
 
-/// Candidates are asked for with this alignment; rows may begin anywhere, which the library sees in the strides.
-fn check_start<T: Scalar>(device: &Device, operation: &'static str, operand: &'static str, matrix: Matrix<T>) -> Result<(), Error> {
-    device.check_aligned(operation, operand, Matrix { shape: [1, matrix.shape[1]], ..matrix }, descriptors::ALIGNMENT)
+/// Candidates are asked for with this alignment; rows may begin anywhere, which the library sees in
+/// the strides.
+fn check_start<T: Scalar>(
+    device: &Device,
+    operation: &'static str,
+    operand: &'static str,
+    matrix: Matrix<T>,
+) -> Result<(), Error> {
+    device.check_aligned(
+        operation,
+        operand,
+        Matrix { shape: [1, matrix.shape[1]], ..matrix },
+        descriptors::ALIGNMENT,
+    )
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! The table of all kernels: what dispatch, tests, the sanitizer's run, benches and `cargo xtask kernels` go through.
+//! The table of all kernels: what dispatch, tests, the sanitizer's run, benches and
+//! `cargo xtask kernels` go through.
 //!
 //! A source is one operation. Adding a kernel is a file in `kernels/` and a line here.
 
@@ -19,7 +20,8 @@ pub struct Source {
     pub contraction: Contraction,
     /// What the machine code of its kernels must contain.
     pub instructions: &'static [Instruction],
-    /// Bytes of local memory that a thread may use, where a few registers spilled pay for more threads at once.
+    /// Bytes of local memory that a thread may use, where a few registers spilled pay for more
+    /// threads at once.
     pub local_memory: u32,
 }
 
@@ -48,21 +50,32 @@ pub enum Contraction {
 pub enum Start {
     /// Once all that was queued before is done.
     AfterPrevious,
-    /// Where the GPU can, once the previous kernel's blocks have all ended or let it start: it waits by itself before it touches what others write.
+    /// Where the GPU can, once the previous kernel's blocks have all ended or let it start: it
+    /// waits by itself before it touches what others write.
     Early,
 }
 
 impl Source {
     /// What the machine code of a kernel must contain on an architecture.
-    pub fn instructions_of(&self, entry: &str, architecture: Architecture) -> impl Iterator<Item = &'static str> {
-        let wanted = self.instructions.iter().filter(move |wanted| entry.starts_with(wanted.kernels) && wanted.on.contains(&architecture));
+    pub fn instructions_of(
+        &self,
+        entry: &str,
+        architecture: Architecture,
+    ) -> impl Iterator<Item = &'static str> {
+        let wanted = self.instructions.iter().filter(move |wanted| {
+            entry.starts_with(wanted.kernels) && wanted.on.contains(&architecture)
+        });
         wanted.map(|wanted| wanted.name)
     }
 
     /// When blocks of its kernels may take their places.
     #[must_use]
     pub fn start(&self) -> Start {
-        if self.text.contains("#include \"early.cuh\"") { Start::Early } else { Start::AfterPrevious }
+        if self.text.contains("#include \"early.cuh\"") {
+            Start::Early
+        } else {
+            Start::AfterPrevious
+        }
     }
 }
 
@@ -159,13 +172,26 @@ mod tests {
     #[test]
     fn every_file_opens_with_its_contract() {
         for source in SOURCES {
-            let banner: String = source.text.lines().take_while(|line| line.starts_with("//")).collect::<Vec<_>>().join("\n");
+            let banner: String = source
+                .text
+                .lines()
+                .take_while(|line| line.starts_with("//"))
+                .collect::<Vec<_>>()
+                .join("\n");
             for word in ["in ", "out ", "pre ", "ref "] {
-                assert!(banner.contains(&format!("// {word}")), "{}: the banner does not say `{word}`", source.name);
+                assert!(
+                    banner.contains(&format!("// {word}")),
+                    "{}: the banner does not say `{word}`",
+                    source.name
+                );
             }
             let included = source.text.lines().filter_map(|line| line.strip_prefix("#include "));
             for name in included {
-                assert!(HEADERS.iter().any(|header| name == format!("\"{}\"", header.name)), "{} includes {name}", source.name);
+                assert!(
+                    HEADERS.iter().any(|header| name == format!("\"{}\"", header.name)),
+                    "{} includes {name}",
+                    source.name
+                );
             }
         }
     }

@@ -22,7 +22,8 @@ impl Grid {
 
     /// Two dimensions of blocks.
     pub(crate) fn plane(blocks: [usize; 2], threads: u32) -> Self {
-        let [x, y] = blocks.map(|blocks| u32::try_from(blocks).expect("grids are counted in 32 bits"));
+        let [x, y] =
+            blocks.map(|blocks| u32::try_from(blocks).expect("grids are counted in 32 bits"));
         Self { blocks: [x, y, 1], threads, shared: 0 }
     }
 }

@@ -1,8 +1,10 @@
-//! Hardware layouts of compressed matrices: which lane of which warp holds which value and which metadata.
+//! Hardware layouts of compressed matrices: which lane of which warp holds which value and which
+//! metadata.
 //!
-//! Both sparse instructions, `wgmma.sp` with the sparse operand in registers and `mma.sp::ordered_metadata`, take the same fragments.
-//! A matrix `[m, k]` is cut into blocks of 64 rows and 64 columns, block rows outermost; missing rows and columns are zeros that keep
-//! the first two of their group. A block is 4 KiB of values and 512 bytes of metadata.
+//! Both sparse instructions, `wgmma.sp` with the sparse operand in registers and
+//! `mma.sp::ordered_metadata`, take the same fragments. A matrix `[m, k]` is cut into blocks of 64
+//! rows and 64 columns, block rows outermost; missing rows and columns are zeros that keep the
+//! first two of their group. A block is 4 KiB of values and 512 bytes of metadata.
 //!
 //! Invariant: a layout is a bijection from the padded logical matrix. Deliberately absent: kernels.
 
@@ -25,14 +27,16 @@ pub const fn blocks([m, k]: [usize; 2]) -> [usize; 2] {
 
 /// The order of values: `[m/64][k/64][warp 4][step 2][lane 32][8]`.
 ///
-/// Warp w holds rows 16w..16w+16 of the block, step s its columns 32s..32s+32, of which 16 are kept a row. Lane l holds of rows r = l/4 and
-/// r+8 the kept columns c = 2*(l%4), c+1, c+8 and c+9, in the order (r,c), (r,c+1), (r+8,c), (r+8,c+1), (r,c+8), (r,c+9), (r+8,c+8), (r+8,c+9):
-/// sixteen bytes, the four registers of one instruction.
+/// Warp w holds rows 16w..16w+16 of the block, step s its columns 32s..32s+32, of which 16 are kept
+/// a row. Lane l holds of rows r = l/4 and r+8 the kept columns c = 2*(l%4), c+1, c+8 and c+9, in
+/// the order (r,c), (r,c+1), (r+8,c), (r+8,c+1), (r,c+8), (r,c+9), (r+8,c+8), (r+8,c+9): sixteen
+/// bytes, the four registers of one instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FragmentMajor;
 
 impl FragmentMajor {
-    /// Where the kept value `[row, kept column]` of a matrix with `k` columns lies; there are k/2 kept columns.
+    /// Where the kept value `[row, kept column]` of a matrix with `k` columns lies; there are k/2
+    /// kept columns.
     #[must_use]
     pub const fn index(self, [row, kept]: [usize; 2], k: usize) -> usize {
         let (block_row, block_column) = (row / BLOCK, kept / (BLOCK / 2));
@@ -41,20 +45,24 @@ impl FragmentMajor {
         let (row, kept) = (row % 16, kept % 16);
         let lane = 4 * (row % 8) + kept % 8 / 2;
         let within = 4 * (kept / 8) + 2 * (row / 8) + kept % 2;
-        (block_row * k.div_ceil(BLOCK) + block_column) * BLOCK_VALUES + ((warp * 2 + step) * 32 + lane) * 8 + within
+        (block_row * k.div_ceil(BLOCK) + block_column) * BLOCK_VALUES
+            + ((warp * 2 + step) * 32 + lane) * 8
+            + within
     }
 }
 
 /// The order of metadata: `[m/64][k/64][warp 4][lane 32]`, a word each.
 ///
-/// The word of lane l has four nibbles of row r = l/4 of the warp's sixteen in its low half and of row r+8 in its high half: those of the groups
-/// at columns 16h..16h+16 of step s, h = l%2 and s = (l%4)/2, the first group in the lowest nibble. Instructions with selector s read
-/// the words of the lanes with (l%4)/2 = s.
+/// The word of lane l has four nibbles of row r = l/4 of the warp's sixteen in its low half and of
+/// row r+8 in its high half: those of the groups at columns 16h..16h+16 of step s, h = l%2 and s =
+/// (l%4)/2, the first group in the lowest nibble. Instructions with selector s read the words of
+/// the lanes with (l%4)/2 = s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneMajor;
 
 impl LaneMajor {
-    /// The word of the nibble of `[row, group]` of a matrix with `k` columns, and how far to the left the nibble stands in it.
+    /// The word of the nibble of `[row, group]` of a matrix with `k` columns, and how far to the
+    /// left the nibble stands in it.
     #[must_use]
     pub const fn index(self, [row, group]: [usize; 2], k: usize) -> (usize, u32) {
         let (block_row, block_column) = (row / BLOCK, group / (BLOCK / 4));
@@ -62,7 +70,8 @@ impl LaneMajor {
         let (warp, row) = (row / 16, row % 16);
         let (step, half, of) = (group / 8, group / 4 % 2, group % 4);
         let lane = 4 * (row % 8) + 2 * step + half;
-        let word = (block_row * k.div_ceil(BLOCK) + block_column) * BLOCK_METADATA + warp * 32 + lane;
+        let word =
+            (block_row * k.div_ceil(BLOCK) + block_column) * BLOCK_METADATA + warp * 32 + lane;
         (word, (16 * (row / 8) + 4 * of) as u32)
     }
 }
@@ -83,14 +92,16 @@ pub fn to_fragments(logical: &Compressed24<bf16>) -> Fragments {
     let [block_rows, block_columns] = blocks([m, k]);
     let count = block_rows * block_columns;
     let first = u32::from(Pattern::ALL[0].nibble()) * 0x1111_1111;
-    let (mut values, mut metadata) = (vec![bf16::ZERO; count * BLOCK_VALUES], vec![first; count * BLOCK_METADATA]);
+    let (mut values, mut metadata) =
+        (vec![bf16::ZERO; count * BLOCK_VALUES], vec![first; count * BLOCK_METADATA]);
     for ((row, kept), &value) in logical.values().indexed_iter() {
         values[FragmentMajor.index([row, kept], k)] = value;
     }
     for row in 0..m {
         for group in 0..k / 4 {
             let (word, shift) = LaneMajor.index([row, group], k);
-            metadata[word] = metadata[word] & !(0xf << shift) | u32::from(logical.pattern(row, group).nibble()) << shift;
+            metadata[word] = metadata[word] & !(0xf << shift)
+                | u32::from(logical.pattern(row, group).nibble()) << shift;
         }
     }
     Fragments { values, metadata }
@@ -103,13 +114,19 @@ pub fn to_fragments(logical: &Compressed24<bf16>) -> Fragments {
 ///
 /// # Panics
 /// Unless there are as many values and words as the shape needs.
-pub fn from_fragments(fragments: &Fragments, [m, k]: [usize; 2]) -> Result<Compressed24<bf16>, sparse24_core::Error> {
-    let values = Array2::from_shape_fn((m, k / 2), |(row, kept)| fragments.values[FragmentMajor.index([row, kept], k)]);
+pub fn from_fragments(
+    fragments: &Fragments,
+    [m, k]: [usize; 2],
+) -> Result<Compressed24<bf16>, sparse24_core::Error> {
+    let values = Array2::from_shape_fn((m, k / 2), |(row, kept)| {
+        fragments.values[FragmentMajor.index([row, kept], k)]
+    });
     let mut metadata = vec![0; m * (k / 4).div_ceil(2)];
     for (row, bytes) in metadata.chunks_mut((k / 4).div_ceil(2).max(1)).enumerate() {
         for group in 0..k / 4 {
             let (word, shift) = LaneMajor.index([row, group], k);
-            bytes[group / 2] |= ((fragments.metadata[word] >> shift & 0xf) as u8) << (4 * (group % 2));
+            bytes[group / 2] |=
+                ((fragments.metadata[word] >> shift & 0xf) as u8) << (4 * (group % 2));
         }
     }
     Compressed24::from_parts(values, metadata)
@@ -126,7 +143,9 @@ mod tests {
     #[test]
     fn values_of_a_block_fill_it_exactly() {
         let (m, k) = (128, 192);
-        let places: HashSet<usize> = (0..m).flat_map(|row| (0..k / 2).map(move |kept| FragmentMajor.index([row, kept], k))).collect();
+        let places: HashSet<usize> = (0..m)
+            .flat_map(|row| (0..k / 2).map(move |kept| FragmentMajor.index([row, kept], k)))
+            .collect();
         assert_eq!(places.len(), m * k / 2);
         assert_eq!(places.iter().max(), Some(&(m * k / 2 - 1)));
     }
@@ -134,12 +153,19 @@ mod tests {
     #[test]
     fn nibbles_of_a_block_fill_it_exactly() {
         let (m, k) = (128, 192);
-        let places: HashSet<_> = (0..m).flat_map(|row| (0..k / 4).map(move |group| LaneMajor.index([row, group], k))).collect();
+        let places: HashSet<_> = (0..m)
+            .flat_map(|row| (0..k / 4).map(move |group| LaneMajor.index([row, group], k)))
+            .collect();
         assert_eq!(places.len(), m * k / 4);
-        assert!(places.iter().all(|&(word, shift)| word < m * k / 4 / 8 && shift < 32 && shift % 4 == 0));
+        assert!(
+            places
+                .iter()
+                .all(|&(word, shift)| word < m * k / 4 / 8 && shift < 32 && shift % 4 == 0)
+        );
     }
 
-    /// By hand, from the instruction's description: lane 5 of warp 2 in step 1 holds rows 33 and 41, kept columns 2, 3, 10, 11 of the step.
+    /// By hand, from the instruction's description: lane 5 of warp 2 in step 1 holds rows 33 and
+    /// 41, kept columns 2, 3, 10, 11 of the step.
     #[test]
     fn a_lane_holds_what_the_instruction_reads() {
         let at = ((2 * 2 + 1) * 32 + 5) * 8;
@@ -157,9 +183,12 @@ mod tests {
     #[test]
     fn there_and_back_is_the_same_matrix() {
         for (m, k) in [(64, 64), (4, 4), (68, 132), (1, 4), (130, 60), (0, 8)] {
-            let dense = Array2::from_shape_fn((m, k), |(i, j)| bf16::from_f32(((i * 31 + j * 17) % 101) as f32 - 50.0));
+            let dense = Array2::from_shape_fn((m, k), |(i, j)| {
+                bf16::from_f32(((i * 31 + j * 17) % 101) as f32 - 50.0)
+            });
             let logical = if m % 4 == 0 {
-                let mask = search::mask_search(dense.view(), MaskKind::Transposable).expect("tiled");
+                let mask =
+                    search::mask_search(dense.view(), MaskKind::Transposable).expect("tiled");
                 Compressed24::encode(dense.view(), &mask).expect("row-wise")
             } else {
                 Compressed24::zeros(m, k).expect("grouped")

@@ -1,11 +1,12 @@
 //! CUDA kernels for 2:4 sparse pre-training, on NVIDIA's sparse tensor cores.
 //!
-//! The operations carry the names of [`sparse24_core`] and `sparse24_cpu`; what core defines to the bit is the same bits here. Nothing of
-//! CUDA is needed to build this crate: the driver, the compiler of kernels and the library of dense products are loaded when a
-//! [`Device`] is opened, and a missing one is an [`Error`] that says which file names were tried.
+//! The operations carry the names of [`sparse24_core`] and `sparse24_cpu`; what core defines to the
+//! bit is the same bits here. Nothing of CUDA is needed to build this crate: the driver, the
+//! compiler of kernels and the library of dense products are loaded when a [`Device`] is opened,
+//! and a missing one is an [`Error`] that says which file names were tried.
 //!
-//! A [`Device`] owns its memory; a [`Matrix`] is a plain handle to some of it. Operations are queued in order and return at once; only
-//! downloads and [`Device::synchronize`] wait.
+//! A [`Device`] owns its memory; a [`Matrix`] is a plain handle to some of it. Operations are
+//! queued in order and return at once; only downloads and [`Device::synchronize`] wait.
 
 pub mod activation;
 pub mod adamw;

@@ -1,8 +1,9 @@
 //! Where the shared libraries of CUDA are found, before anything asks for a function of them.
 //!
-//! Invariant: functions are those of the file that [`Library::load`] chose, whatever else of its name the loader would find; the
-//! bindings' own search prefers other names. The driver alone is left to that search: a machine has one, which no folder replaces.
-//! Deliberately absent: versions; a function that a library lacks is an error.
+//! Invariant: functions are those of the file that [`Library::load`] chose, whatever else of its
+//! name the loader would find; the bindings' own search prefers other names. The driver alone is
+//! left to that search: a machine has one, which no folder replaces. Deliberately absent: versions;
+//! a function that a library lacks is an error.
 
 use std::{
     env, fmt,
@@ -18,7 +19,8 @@ pub const FOLDERS_VARIABLE: &str = "SPARSE24_CUDA_LIBRARIES";
 /// Folders that the program names, tried after those of the variable.
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// From here on, libraries are tried in these folders after those of [`FOLDERS_VARIABLE`] and before all others; one that is loaded stays.
+/// From here on, libraries are tried in these folders after those of [`FOLDERS_VARIABLE`] and
+/// before all others; one that is loaded stays.
 pub fn search_in(folders: &[PathBuf]) {
     let mut named = FOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
     folders.clone_into(&mut named);
@@ -47,7 +49,8 @@ impl Library {
     #[must_use]
     pub const fn file_names(self) -> &'static [&'static str] {
         match self {
-            // In the order in which the bindings try them: the file that is named here is the one that is called.
+            // In the order in which the bindings try them: the file that is named here is the one
+            // that is called.
             Self::Driver => &["libcuda.so", "libcuda.so.1"],
             Self::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so"],
             Self::CublasLt => &["libcublasLt.so.13", "libcublasLt.so"],
@@ -61,10 +64,16 @@ impl Library {
     pub const fn advice(self) -> &'static str {
         match self {
             Self::Driver => "install NVIDIA's driver, release 580 or later",
-            Self::Nvrtc => "install CUDA 13, or `pip install nvidia-cuda-nvrtc` and name its lib folder in SPARSE24_CUDA_LIBRARIES",
-            Self::CusparseLt => "`pip install nvidia-cusparselt-cu13` and name its lib folder in SPARSE24_CUDA_LIBRARIES",
+            Self::Nvrtc => {
+                "install CUDA 13, or `pip install nvidia-cuda-nvrtc` and name its lib folder in SPARSE24_CUDA_LIBRARIES"
+            }
+            Self::CusparseLt => {
+                "`pip install nvidia-cusparselt-cu13` and name its lib folder in SPARSE24_CUDA_LIBRARIES"
+            }
             Self::Nvml => "it comes with NVIDIA's driver",
-            Self::CublasLt => "install CUDA 13, or `pip install nvidia-cublas` and name its lib folder in SPARSE24_CUDA_LIBRARIES",
+            Self::CublasLt => {
+                "install CUDA 13, or `pip install nvidia-cublas` and name its lib folder in SPARSE24_CUDA_LIBRARIES"
+            }
         }
     }
 
@@ -91,12 +100,15 @@ impl Library {
     }
 
     fn loaded(self) -> Result<(PathBuf, &'static libloading::Library), Error> {
-        static LOADED: Mutex<Vec<(Library, PathBuf, &libloading::Library)>> = Mutex::new(Vec::new());
+        static LOADED: Mutex<Vec<(Library, PathBuf, &libloading::Library)>> =
+            Mutex::new(Vec::new());
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, path, opened)) = loaded.iter().find(|(library, ..)| *library == self) {
             return Ok((path.clone(), opened));
         }
-        let mut folders: Vec<PathBuf> = env::var_os(FOLDERS_VARIABLE).map(|list| env::split_paths(&list).collect()).unwrap_or_default();
+        let mut folders: Vec<PathBuf> = env::var_os(FOLDERS_VARIABLE)
+            .map(|list| env::split_paths(&list).collect())
+            .unwrap_or_default();
         folders.extend(FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
         let Candidates { files: tried, folders } = self.candidates(folders);
         let mut unloadable = None;
@@ -114,30 +126,38 @@ impl Library {
         Err(Error::Library { library: self, tried, folders, unloadable })
     }
 
-    /// Files of the same folder that the library opens by their bare names, and so finds in the loader's own folders only, unless they are
-    /// open already.
+    /// Files of the same folder that the library opens by their bare names, and so finds in the
+    /// loader's own folders only, unless they are open already.
     fn parts(self, file: &Path) -> Vec<PathBuf> {
         let Self::Nvrtc = self else { return Vec::new() };
-        let is_part = |file: &PathBuf| file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc-builtins.so"));
+        let is_part = |file: &PathBuf| {
+            file.file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc-builtins.so"))
+        };
         // A bare name has an empty parent, which is no folder.
         file.parent().into_iter().flat_map(files).filter(is_part).collect()
     }
 
-    /// Files to try, in order: folders that were named, the loader's own search, CUDA's usual folder, Python's packages. Of the driver the
-    /// loader's own alone.
+    /// Files to try, in order: folders that were named, the loader's own search, CUDA's usual
+    /// folder, Python's packages. Of the driver the loader's own alone.
     fn candidates(self, named: Vec<PathBuf>) -> Candidates {
         let names = self.file_names();
         let own = names.iter().map(PathBuf::from);
         if self == Self::Driver {
             return Candidates { files: own.collect(), folders: Vec::new() };
         }
-        let usual = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(|home| Path::new(&home).join("lib64"));
+        let usual = ["CUDA_HOME", "CUDA_PATH"]
+            .into_iter()
+            .filter_map(env::var_os)
+            .map(|home| Path::new(&home).join("lib64"));
         let usual: Vec<PathBuf> = usual.chain(["/usr/local/cuda/lib64".into()]).collect();
         let python = packages(python_roots());
-        let libraries = python.iter().flat_map(|packages| files(packages)).map(|package| package.join("lib"));
+        let libraries =
+            python.iter().flat_map(|packages| files(packages)).map(|package| package.join("lib"));
         let mut libraries: Vec<PathBuf> = libraries.filter(|folder| folder.is_dir()).collect();
         libraries.sort();
-        let within = |folder: &PathBuf| names.iter().map(|name| folder.join(name)).collect::<Vec<_>>();
+        let within =
+            |folder: &PathBuf| names.iter().map(|name| folder.join(name)).collect::<Vec<_>>();
         let mut files: Vec<PathBuf> = named.iter().flat_map(within).chain(own).collect();
         // Where the loader does not find it, a file that is not there need not be tried.
         files.extend(usual.iter().chain(&libraries).flat_map(within).filter(|file| file.is_file()));
@@ -155,7 +175,8 @@ struct Candidates {
 
 /// Opens a library for the rest of the process, or tells what the loader says.
 fn open(path: &Path) -> Result<&'static libloading::Library, String> {
-    // SAFETY: the initialisers of CUDA's libraries may run at any time; the library is never unloaded.
+    // SAFETY: the initialisers of CUDA's libraries may run at any time; the library is never
+    // unloaded.
     let opened = unsafe { libloading::Library::new(path) }.map_err(|error| match error {
         libloading::Error::DlOpen { source } => source.to_string(),
         error => error.to_string(),
@@ -163,12 +184,16 @@ fn open(path: &Path) -> Result<&'static libloading::Library, String> {
     Ok(Box::leak(Box::new(opened)))
 }
 
-/// Whether what the loader says of a file is that it is not there. Where something else is missing that the file needs, it says that one's name.
+/// Whether what the loader says of a file is that it is not there. Where something else is missing
+/// that the file needs, it says that one's name.
 fn is_missing(path: &Path, problem: &str) -> bool {
-    problem.strip_prefix(&*path.to_string_lossy()).is_some_and(|rest| rest.ends_with(": No such file or directory"))
+    problem
+        .strip_prefix(&*path.to_string_lossy())
+        .is_some_and(|rest| rest.ends_with(": No such file or directory"))
 }
 
-/// Bindings to functions of a [`Library`] under their own names, found in the file that was chosen when they are loaded.
+/// Bindings to functions of a [`Library`] under their own names, found in the file that was chosen
+/// when they are loaded.
 macro_rules! functions {
     ($library:expr; $($name:ident($($argument:ident: $of:ty),*) -> $out:ty;)*) => {
         #[allow(non_snake_case)]
@@ -210,22 +235,30 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-/// Where Python is installed: the active environment, what each `python3` of the `PATH` belongs to, and the user's own packages.
+/// Where Python is installed: the active environment, what each `python3` of the `PATH` belongs to,
+/// and the user's own packages.
 fn python_roots() -> Vec<PathBuf> {
-    let path = env::var_os("PATH").map(|path| env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
+    let path = env::var_os("PATH")
+        .map(|path| env::split_paths(&path).collect::<Vec<_>>())
+        .unwrap_or_default();
     let programs = path.iter().filter(|folder| folder.join("python3").exists());
-    let prefixes: Vec<PathBuf> = programs.filter_map(|bin| bin.parent().map(Path::to_owned)).collect();
-    let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(env::var_os).map(PathBuf::from);
+    let prefixes: Vec<PathBuf> =
+        programs.filter_map(|bin| bin.parent().map(Path::to_owned)).collect();
+    let environments =
+        ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(env::var_os).map(PathBuf::from);
     // Distributions leave /usr to their own packages, and have pip install beside.
     let local: Vec<PathBuf> = prefixes.iter().map(|prefix| prefix.join("local")).collect();
     let user = env::home_dir().map(|home| home.join(".local"));
     environments.chain(prefixes).chain(local).chain(user).collect()
 }
 
-/// The folders of NVIDIA's packages below these roots: `nvidia` in every `site-packages` and `dist-packages`.
+/// The folders of NVIDIA's packages below these roots: `nvidia` in every `site-packages` and
+/// `dist-packages`.
 fn packages(roots: Vec<PathBuf>) -> Vec<PathBuf> {
     let libraries = roots.iter().flat_map(|root| ["lib", "lib64"].map(|lib| root.join(lib)));
-    let is_python = |folder: &PathBuf| folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python"));
+    let is_python = |folder: &PathBuf| {
+        folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python"))
+    };
     let pythons = libraries.flat_map(|folder| {
         let mut pythons: Vec<PathBuf> = files(&folder).filter(is_python).collect();
         pythons.sort();
@@ -233,7 +266,9 @@ fn packages(roots: Vec<PathBuf>) -> Vec<PathBuf> {
     });
     let kinds = |python: PathBuf| ["site-packages", "dist-packages"].map(|kind| python.join(kind));
     let mut found = Vec::new();
-    for folder in pythons.flat_map(kinds).filter(|folder| folder.is_dir()).map(|folder| folder.join("nvidia")) {
+    for folder in
+        pythons.flat_map(kinds).filter(|folder| folder.is_dir()).map(|folder| folder.join("nvidia"))
+    {
         if !found.contains(&folder) {
             found.push(folder);
         }
@@ -264,18 +299,29 @@ mod tests {
 
     #[test]
     fn folders_that_were_named_come_first() {
-        let Candidates { files, folders } = Library::Nvrtc.candidates(["/a", "/b"].map(PathBuf::from).into());
-        assert_eq!(files[..3], ["/a/libnvrtc.so.13", "/a/libnvrtc.so", "/b/libnvrtc.so.13"].map(PathBuf::from));
-        assert!(files.contains(&PathBuf::from("libnvrtc.so.13")), "the loader's own search is tried too");
+        let Candidates { files, folders } =
+            Library::Nvrtc.candidates(["/a", "/b"].map(PathBuf::from).into());
+        assert_eq!(
+            files[..3],
+            ["/a/libnvrtc.so.13", "/a/libnvrtc.so", "/b/libnvrtc.so.13"].map(PathBuf::from)
+        );
+        assert!(
+            files.contains(&PathBuf::from("libnvrtc.so.13")),
+            "the loader's own search is tried too"
+        );
         assert!(folders.contains(&PathBuf::from("/usr/local/cuda/lib64")), "{folders:?}");
     }
 
     #[test]
     fn the_driver_is_what_the_bindings_open() {
         let Candidates { files, folders } = Library::Driver.candidates(vec!["/a".into()]);
-        assert_eq!((files, folders), (["libcuda.so", "libcuda.so.1"].map(PathBuf::from).into(), Vec::new()));
+        assert_eq!(
+            (files, folders),
+            (["libcuda.so", "libcuda.so.1"].map(PathBuf::from).into(), Vec::new())
+        );
         let theirs = cudarc::get_lib_name_candidates("cuda");
-        let place = |name| theirs.iter().position(|candidate| candidate == name).expect("they know it");
+        let place =
+            |name| theirs.iter().position(|candidate| candidate == name).expect("they know it");
         assert!(place("libcuda.so") == 0 && place("libcuda.so.1") > 0);
     }
 
@@ -283,20 +329,31 @@ mod tests {
     fn packages_of_python_are_found_wherever_pip_puts_them() {
         let root = tempfile::tempdir().expect("a folder");
         let at = |path: &str| root.path().join(path);
-        for folder in
-            ["lib/python3.12/site-packages/nvidia", "lib/python3/dist-packages", "lib64/python3.9/site-packages", "lib/perl/site-packages"]
-        {
+        for folder in [
+            "lib/python3.12/site-packages/nvidia",
+            "lib/python3/dist-packages",
+            "lib64/python3.9/site-packages",
+            "lib/perl/site-packages",
+        ] {
             std::fs::create_dir_all(at(folder)).expect("made");
         }
-        let expected =
-            ["lib/python3/dist-packages/nvidia", "lib/python3.12/site-packages/nvidia", "lib64/python3.9/site-packages/nvidia"].map(at);
-        assert_eq!(packages(vec![root.path().into(), "/nowhere".into(), root.path().into()]), expected);
+        let expected = [
+            "lib/python3/dist-packages/nvidia",
+            "lib/python3.12/site-packages/nvidia",
+            "lib64/python3.9/site-packages/nvidia",
+        ]
+        .map(at);
+        assert_eq!(
+            packages(vec![root.path().into(), "/nowhere".into(), root.path().into()]),
+            expected
+        );
     }
 
     #[test]
     fn the_parts_of_the_compiler_lie_beside_it() {
         let folder = tempfile::tempdir().expect("a folder");
-        let [part, other] = ["libnvrtc-builtins.so.13.0", "libnvrtc-builtins.alt.so.13.0"].map(|name| folder.path().join(name));
+        let [part, other] = ["libnvrtc-builtins.so.13.0", "libnvrtc-builtins.alt.so.13.0"]
+            .map(|name| folder.path().join(name));
         [&part, &other].into_iter().for_each(|file| std::fs::write(file, b"").expect("written"));
         assert_eq!(Library::Nvrtc.parts(&folder.path().join("libnvrtc.so.13")), [part]);
         assert!(Library::Nvrtc.parts(Path::new("libnvrtc.so.13")).is_empty());
@@ -308,14 +365,21 @@ mod tests {
         let maps = || std::fs::read_to_string("/proc/self/maps").expect("this process's memory");
         // Of this process already, as another release of CUDA's may be.
         let files = maps();
-        let file = files.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|file| file.contains("/libgcc_s.so"));
-        let Some(file) = file else { return println!("skipped: this build has no library to try it with") };
+        let file = files
+            .lines()
+            .filter_map(|line| line.split_whitespace().nth(5))
+            .find(|file| file.contains("/libgcc_s.so"));
+        let Some(file) = file else {
+            return println!("skipped: this build has no library to try it with");
+        };
         let folder = tempfile::tempdir().expect("a folder");
         let copy = folder.path().join("libgcc_s.so");
         std::fs::copy(file, &copy).expect("copied");
         let opened = open(&copy).expect("it was open before");
         // SAFETY: its address alone is read.
-        let function = unsafe { opened.get::<*const ()>(b"_Unwind_GetIP") }.map(|function| *function as usize).expect("it has one");
+        let function = unsafe { opened.get::<*const ()>(b"_Unwind_GetIP") }
+            .map(|function| *function as usize)
+            .expect("it has one");
         let holds = |line: &str| -> Option<bool> {
             let (first, end) = line.split_whitespace().next()?.split_once('-')?;
             let [first, end] = [first, end].map(|address| usize::from_str_radix(address, 16));
@@ -341,8 +405,16 @@ mod tests {
         let needs = "libother.so: cannot open shared object file: No such file or directory";
         assert!(!is_missing(&file, needs) && !is_missing(Path::new("libnvrtc.so"), needs));
         let unloadable = Some((file.clone(), problem.clone()));
-        let error = Error::Library { library: Library::Nvrtc, tried: vec![file.clone()], folders: vec![], unloadable };
-        let start = format!("the compiler of CUDA kernels (NVRTC) does not load: of {} the loader says {problem:?}; mend ", file.display());
+        let error = Error::Library {
+            library: Library::Nvrtc,
+            tried: vec![file.clone()],
+            folders: vec![],
+            unloadable,
+        };
+        let start = format!(
+            "the compiler of CUDA kernels (NVRTC) does not load: of {} the loader says {problem:?}; mend ",
+            file.display()
+        );
         assert!(error.to_string().starts_with(&start), "{error}");
     }
 
@@ -355,8 +427,7 @@ mod tests {
             unloadable: None,
         };
         let text = error.to_string();
-        let start =
-            "the library of dense products (cuBLASLt) was not found: tried /a/libcublasLt.so.13, libcublasLt.so, searched /c, /d; install ";
+        let start = "the library of dense products (cuBLASLt) was not found: tried /a/libcublasLt.so.13, libcublasLt.so, searched /c, /d; install ";
         assert!(text.starts_with(start) && text.contains("pip install"), "{text}");
     }
 }

@@ -1,6 +1,7 @@
 //! Handles to a device's memory.
 //!
-//! Invariant: a handle lies within an allocation of the device whose mark it carries; the device refuses handles with another mark.
+//! Invariant: a handle lies within an allocation of the device whose mark it carries; the device
+//! refuses handles with another mark.
 
 use std::{marker::PhantomData, ops::Range};
 
@@ -18,7 +19,8 @@ macro_rules! scalars {
 }
 scalars!(f32, bf16, u8, u16, u32, u64);
 
-/// A row-major `[rows, columns]` matrix on a device, or a rectangle of one: a plain handle, valid until its device is dropped or reset.
+/// A row-major `[rows, columns]` matrix on a device, or a rectangle of one: a plain handle, valid
+/// until its device is dropped or reset.
 #[derive(Debug)]
 pub struct Matrix<T> {
     pub(crate) mark: u64,
@@ -60,7 +62,11 @@ impl<T: Scalar> Matrix<T> {
     /// Outside of the shape.
     #[must_use]
     pub fn rows(self, rows: Range<usize>) -> Self {
-        assert!(rows.start <= rows.end && rows.end <= self.shape[0], "rows {rows:?} outside of {:?}", self.shape);
+        assert!(
+            rows.start <= rows.end && rows.end <= self.shape[0],
+            "rows {rows:?} outside of {:?}",
+            self.shape
+        );
         let address = self.address + (rows.start * self.stride * size_of::<T>()) as u64;
         Self { address, shape: [rows.len(), self.shape[1]], ..self }
     }
@@ -71,18 +77,36 @@ impl<T: Scalar> Matrix<T> {
     /// Outside of the shape.
     #[must_use]
     pub fn columns(self, columns: Range<usize>) -> Self {
-        assert!(columns.start <= columns.end && columns.end <= self.shape[1], "columns {columns:?} outside of {:?}", self.shape);
-        Self { address: self.address + (columns.start * size_of::<T>()) as u64, shape: [self.shape[0], columns.len()], ..self }
+        assert!(
+            columns.start <= columns.end && columns.end <= self.shape[1],
+            "columns {columns:?} outside of {:?}",
+            self.shape
+        );
+        Self {
+            address: self.address + (columns.start * size_of::<T>()) as u64,
+            shape: [self.shape[0], columns.len()],
+            ..self
+        }
     }
 
-    /// A rectangle whose first element is `offset` elements after this one's, with rows `stride` elements apart.
+    /// A rectangle whose first element is `offset` elements after this one's, with rows `stride`
+    /// elements apart.
     ///
     /// # Panics
     /// Outside of this matrix's memory.
     #[must_use]
     pub fn rectangle(self, offset: usize, shape: [usize; 2], stride: usize) -> Self {
-        let out = Self { address: self.address + (offset * size_of::<T>()) as u64, shape, stride, ..self };
-        assert!(out.elements() == 0 || out.span().end <= self.span().end, "{shape:?} at {offset} is outside of {:?}", self.shape);
+        let out = Self {
+            address: self.address + (offset * size_of::<T>()) as u64,
+            shape,
+            stride,
+            ..self
+        };
+        assert!(
+            out.elements() == 0 || out.span().end <= self.span().end,
+            "{shape:?} at {offset} is outside of {:?}",
+            self.shape
+        );
         out
     }
 
@@ -92,15 +116,26 @@ impl<T: Scalar> Matrix<T> {
     /// Unless the elements lie without gaps and are as many.
     #[must_use]
     pub fn reshaped(self, shape: [usize; 2]) -> Self {
-        assert!(self.is_contiguous() && shape[0] * shape[1] == self.elements(), "{:?} does not become {shape:?}", self.shape);
+        assert!(
+            self.is_contiguous() && shape[0] * shape[1] == self.elements(),
+            "{:?} does not become {shape:?}",
+            self.shape
+        );
         Self { shape, stride: shape[1], ..self }
     }
 
     /// The same rows as bytes, which are compared where a NaN differs from itself.
     #[must_use]
     pub const fn as_bytes(self) -> Matrix<u8> {
-        let (mark, address, [rows, columns], size) = (self.mark, self.address, self.shape, size_of::<T>());
-        Matrix { mark, address, shape: [rows, columns * size], stride: self.stride * size, element: PhantomData }
+        let (mark, address, [rows, columns], size) =
+            (self.mark, self.address, self.shape, size_of::<T>());
+        Matrix {
+            mark,
+            address,
+            shape: [rows, columns * size],
+            stride: self.stride * size,
+            element: PhantomData,
+        }
     }
 
     /// Whether rows follow each other without gaps.
@@ -111,13 +146,18 @@ impl<T: Scalar> Matrix<T> {
 
     /// The bytes from the first element's to past the last's.
     pub(crate) fn span(self) -> Range<u64> {
-        let elements = if self.elements() == 0 { 0 } else { (self.shape[0] - 1) * self.stride + self.shape[1] };
+        let elements = if self.elements() == 0 {
+            0
+        } else {
+            (self.shape[0] - 1) * self.stride + self.shape[1]
+        };
         self.address..self.address + (elements * size_of::<T>()) as u64
     }
 
     /// Whether every row begins at a multiple of `bytes`.
     pub(crate) const fn is_aligned(self, bytes: usize) -> bool {
-        self.address.is_multiple_of(bytes as u64) && (self.shape[0] <= 1 || (self.stride * size_of::<T>()).is_multiple_of(bytes))
+        self.address.is_multiple_of(bytes as u64)
+            && (self.shape[0] <= 1 || (self.stride * size_of::<T>()).is_multiple_of(bytes))
     }
 }
 

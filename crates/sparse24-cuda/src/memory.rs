@@ -1,6 +1,7 @@
 //! The memory that a device holds, and what for.
 //!
-//! Invariant: memory is given back all at once, so that no handle outlives it unnoticed. Deliberately absent: what it holds.
+//! Invariant: memory is given back all at once, so that no handle outlives it unnoticed.
+//! Deliberately absent: what it holds.
 
 use std::marker::PhantomData;
 
@@ -59,25 +60,43 @@ impl Device {
     pub fn alloc<T: Scalar>(&mut self, name: &str, shape: [usize; 2]) -> Result<Matrix<T>, Error> {
         let matrix = self.alloc_undefined(name, shape)?;
         // SAFETY: the allocation has that many bytes.
-        unsafe { result::memset_d8_async(matrix.address, 0, matrix.elements() * size_of::<T>(), self.stream.cu_stream()) }
-            .map_err(|error| self.refused(format!("zeroing {name}"), error))?;
+        unsafe {
+            result::memset_d8_async(
+                matrix.address,
+                0,
+                matrix.elements() * size_of::<T>(),
+                self.stream.cu_stream(),
+            )
+        }
+        .map_err(|error| self.refused(format!("zeroing {name}"), error))?;
         Ok(matrix)
     }
 
-    /// As [`Device::alloc`], with whatever bits were there: for what is written before it is read, which `compute-sanitizer` then checks.
+    /// As [`Device::alloc`], with whatever bits were there: for what is written before it is read,
+    /// which `compute-sanitizer` then checks.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] with what holds the rest; [`Error::Driver`].
-    pub fn alloc_undefined<T: Scalar>(&mut self, name: &str, shape: [usize; 2]) -> Result<Matrix<T>, Error> {
+    pub fn alloc_undefined<T: Scalar>(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+    ) -> Result<Matrix<T>, Error> {
         self.refuse_while_recording("an allocation")?;
         self.bind()?;
-        let bytes = shape[0].checked_mul(shape[1]).and_then(|elements| elements.checked_mul(size_of::<T>()));
-        let Some(bytes) = bytes.filter(|&bytes| bytes <= isize::MAX as usize) else { return Err(self.out_of_memory(name, None)) };
+        let bytes = shape[0]
+            .checked_mul(shape[1])
+            .and_then(|elements| elements.checked_mul(size_of::<T>()));
+        let Some(bytes) = bytes.filter(|&bytes| bytes <= isize::MAX as usize) else {
+            return Err(self.out_of_memory(name, None));
+        };
         let bytes = bytes.max(1);
         // SAFETY: the context is bound.
         let address = match unsafe { result::malloc_sync(bytes) } {
             Ok(address) => address,
-            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => return Err(self.out_of_memory(name, Some(bytes))),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
+                return Err(self.out_of_memory(name, Some(bytes)));
+            }
             Err(error) => return Err(driver_error(format!("allocating {name}"), error)),
         };
         self.memory.allocations.push(Allocation { purpose: self.memory.purpose, address, bytes });
@@ -101,12 +120,14 @@ impl Device {
     /// Nothing that was queued may use it any more.
     pub(crate) fn free_all(&mut self) {
         for Allocation { address, .. } in self.memory.allocations.drain(..) {
-            // SAFETY: it was allocated once and is freed once; nothing that was queued still uses it.
+            // SAFETY: it was allocated once and is freed once; nothing that was queued still uses
+            // it.
             let _ = unsafe { result::free_sync(address) };
         }
     }
 
-    /// What the driver refuses: for want of memory, which also kernels and recordings take, with who holds it.
+    /// What the driver refuses: for want of memory, which also kernels and recordings take, with
+    /// who holds it.
     pub(crate) fn refused(&self, what: String, error: DriverError) -> Error {
         match error {
             DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => self.out_of_memory(&what, None),
@@ -116,6 +137,13 @@ impl Device {
 
     fn out_of_memory(&self, name: &str, asked: Option<usize>) -> Error {
         let (free, total) = result::mem_get_info().unwrap_or((0, 0));
-        Error::OutOfMemory { name: name.to_owned(), purpose: self.memory.purpose, asked, free, total, held: self.held() }
+        Error::OutOfMemory {
+            name: name.to_owned(),
+            purpose: self.memory.purpose,
+            asked,
+            free,
+            total,
+            held: self.held(),
+        }
     }
 }

@@ -14,11 +14,20 @@ impl Device {
         expected: [usize; 2],
     ) -> Result<(), Error> {
         self.check_live(operation, operand, matrix)?;
-        if matrix.shape == expected { Ok(()) } else { Err(Error::Shape { operation, operand, expected, found: matrix.shape }) }
+        if matrix.shape == expected {
+            Ok(())
+        } else {
+            Err(Error::Shape { operation, operand, expected, found: matrix.shape })
+        }
     }
 
     /// The handle is of this device and of memory that it still holds.
-    pub(crate) fn check_live<T: Scalar>(&self, operation: &'static str, operand: &'static str, matrix: Matrix<T>) -> Result<(), Error> {
+    pub(crate) fn check_live<T: Scalar>(
+        &self,
+        operation: &'static str,
+        operand: &'static str,
+        matrix: Matrix<T>,
+    ) -> Result<(), Error> {
         if matrix.mark == self.mark { Ok(()) } else { Err(Error::Stale { operation, operand }) }
     }
 
@@ -30,7 +39,11 @@ impl Device {
         matrix: Matrix<T>,
         bytes: usize,
     ) -> Result<(), Error> {
-        if matrix.is_aligned(bytes) { Ok(()) } else { Err(Error::Alignment { operation, operand, bytes }) }
+        if matrix.is_aligned(bytes) {
+            Ok(())
+        } else {
+            Err(Error::Alignment { operation, operand, bytes })
+        }
     }
 
     /// An output shares no memory with the others.
@@ -48,7 +61,8 @@ impl Device {
     }
 }
 
-/// The handle is live, has the shape that the others imply, has no gaps between rows, and begins at a multiple of `bytes`.
+/// The handle is live, has the shape that the others imply, has no gaps between rows, and begins at
+/// a multiple of `bytes`.
 pub(crate) fn check_packed<T: Scalar>(
     device: &Device,
     operation: &'static str,

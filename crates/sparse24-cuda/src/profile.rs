@@ -1,7 +1,9 @@
-//! Where a GPU's time goes: everything that is queued, each with its span on the GPU's clock, and sums by kind of work.
+//! Where a GPU's time goes: everything that is queued, each with its span on the GPU's clock, and
+//! sums by kind of work.
 //!
-//! Two events stand around whatever is queued while a profile is taken. They cost about a microsecond each, and what they measure does not
-//! overlap: a step under a profile takes a little longer than one without, which is what shares should be told of. Deliberately absent: copies to
+//! Two events stand around whatever is queued while a profile is taken. They cost about a
+//! microsecond each, and what they measure does not overlap: a step under a profile takes a little
+//! longer than one without, which is what shares should be told of. Deliberately absent: copies to
 //! the host that go on beside the work ([`crate::HostCopy`]), which are no part of a step's time.
 
 use std::sync::{
@@ -115,7 +117,8 @@ impl Work {
             Self::Product { .. } => Kind::DenseProduct,
             Self::Copy => Kind::Copy,
             Self::Kernel(entry) => {
-                let kind = kernels::source_of(entry).and_then(|source| KINDS.iter().find(|(name, _)| *name == source.name));
+                let kind = kernels::source_of(entry)
+                    .and_then(|source| KINDS.iter().find(|(name, _)| *name == source.name));
                 kind.unwrap_or_else(|| panic!("{entry} has no row in the table of kinds")).1
             }
         }
@@ -159,8 +162,11 @@ impl Profile {
     /// [`Error::Driver`], also of an earlier operation.
     pub fn finish(&self) -> Result<Vec<Span>, Error> {
         self.0.taken.store(false, Ordering::Relaxed);
-        let spans = std::mem::take(&mut *self.0.spans.lock().unwrap_or_else(PoisonError::into_inner));
-        let span = |(work, began, ended): (Work, CudaEvent, CudaEvent)| Ok(Span { work, ms: began.elapsed_ms(&ended).map_err(said)? });
+        let spans =
+            std::mem::take(&mut *self.0.spans.lock().unwrap_or_else(PoisonError::into_inner));
+        let span = |(work, began, ended): (Work, CudaEvent, CudaEvent)| {
+            Ok(Span { work, ms: began.elapsed_ms(&ended).map_err(said)? })
+        };
         spans.into_iter().map(span).collect()
     }
 
@@ -168,7 +174,12 @@ impl Profile {
         self.is_taken().then(|| event(stream)).transpose()
     }
 
-    pub(crate) fn end(&self, work: Work, began: Option<CudaEvent>, stream: &CudaStream) -> Result<(), Error> {
+    pub(crate) fn end(
+        &self,
+        work: Work,
+        began: Option<CudaEvent>,
+        stream: &CudaStream,
+    ) -> Result<(), Error> {
         if let Some(began) = began {
             let ended = event(stream)?;
             self.0.spans.lock().unwrap_or_else(PoisonError::into_inner).push((work, began, ended));

@@ -1,7 +1,7 @@
 //! What a mask leaves of the weights, compressed for both products in one pass.
 //!
-//! Values are those of [`sparse24_core::prune::group`] rounded to bf16, in the order of [`layout`](crate::layout). Deliberately absent: which
-//! mask ([`crate::search`]).
+//! Values are those of [`sparse24_core::prune::group`] rounded to bf16, in the order of
+//! [`layout`](crate::layout). Deliberately absent: which mask ([`crate::search`]).
 
 use sparse24_core::prune::ValueMap;
 
@@ -13,7 +13,8 @@ use crate::{
     search::{check_tiled, check_tiles},
 };
 
-/// What is compressed, and how. The kernels trust the mask: where it is not of the structure asked for, values and metadata are unspecified.
+/// What is compressed, and how. The kernels trust the mask: where it is not of the structure asked
+/// for, values and metadata are unspecified.
 #[derive(Debug, Clone, Copy)]
 pub struct Pruned {
     /// Weights `[r, q]`.
@@ -24,31 +25,58 @@ pub struct Pruned {
     pub map: ValueMap,
 }
 
-/// Compresses S(w) `[r, q]` into `forward` and its transpose `[q, r]` into `dgrad`, both of the same values; the mask is transposable.
+/// Compresses S(w) `[r, q]` into `forward` and its transpose `[q, r]` into `dgrad`, both of the
+/// same values; the mask is transposable.
 ///
 /// A NaN stays NaN, its payload does not.
 ///
 /// # Errors
-/// [`Error::Semantics`] unless both lengths are multiples of 4; [`Error::Shape`], [`Error::Stale`], [`Error::Alignment`], [`Error::Alias`],
-/// [`Error::TooLarge`], [`Error::Driver`].
-pub fn compress_weight(device: &mut Device, pruned: &Pruned, forward: Compressed, dgrad: Compressed) -> Result<(), Error> {
+/// [`Error::Semantics`] unless both lengths are multiples of 4; [`Error::Shape`], [`Error::Stale`],
+/// [`Error::Alignment`], [`Error::Alias`], [`Error::TooLarge`], [`Error::Driver`].
+pub fn compress_weight(
+    device: &mut Device,
+    pruned: &Pruned,
+    forward: Compressed,
+    dgrad: Compressed,
+) -> Result<(), Error> {
     let [r, q] = pruned.w.shape();
-    let grid = pruned.check(device, [("forward", forward), ("dgrad", dgrad)].into_iter().zip([[r, q], [q, r]]))?;
-    let outputs = [forward.values.into(), forward.metadata.into(), dgrad.values.into(), dgrad.metadata.into()];
+    let grid = pruned.check(
+        device,
+        [("forward", forward), ("dgrad", dgrad)].into_iter().zip([[r, q], [q, r]]),
+    )?;
+    let outputs = [
+        forward.values.into(),
+        forward.metadata.into(),
+        dgrad.values.into(),
+        dgrad.metadata.into(),
+    ];
     device.launch("compress_weight", grid, &pruned.arguments(&outputs))
 }
 
-/// Compresses S(w) `[r, q]` along its rows only, as [`compress_weight`] does; the mask is row-wise 2:4.
+/// Compresses S(w) `[r, q]` along its rows only, as [`compress_weight`] does; the mask is row-wise
+/// 2:4.
 ///
 /// # Errors
 /// As [`compress_weight`].
-pub fn compress_forward(device: &mut Device, pruned: &Pruned, forward: Compressed) -> Result<(), Error> {
+pub fn compress_forward(
+    device: &mut Device,
+    pruned: &Pruned,
+    forward: Compressed,
+) -> Result<(), Error> {
     let grid = pruned.check(device, std::iter::once((("forward", forward), pruned.w.shape())))?;
-    device.launch("compress_forward", grid, &pruned.arguments(&[forward.values.into(), forward.metadata.into()]))
+    device.launch(
+        "compress_forward",
+        grid,
+        &pruned.arguments(&[forward.values.into(), forward.metadata.into()]),
+    )
 }
 
 impl Pruned {
-    fn check(&self, device: &Device, outputs: impl Iterator<Item = ((&'static str, Compressed), [usize; 2])>) -> Result<Grid, Error> {
+    fn check(
+        &self,
+        device: &Device,
+        outputs: impl Iterator<Item = ((&'static str, Compressed), [usize; 2])>,
+    ) -> Result<Grid, Error> {
         const OPERATION: &str = "compress weight";
         const MOST_BLOCK_ROWS: usize = 65_535;
         let Self { w, tiles, .. } = *self;
@@ -65,9 +93,10 @@ impl Pruned {
             }
         }
         let [block_rows, block_columns] = blocks(w.shape());
-        for (what, found, limit) in
-            [("the number of block rows", block_rows, MOST_BLOCK_ROWS), ("the number of columns", w.shape()[1], i32::MAX as usize)]
-        {
+        for (what, found, limit) in [
+            ("the number of block rows", block_rows, MOST_BLOCK_ROWS),
+            ("the number of columns", w.shape()[1], i32::MAX as usize),
+        ] {
             if found > limit {
                 return Err(Error::TooLarge { operation: OPERATION, what, found, limit });
             }
@@ -82,6 +111,11 @@ impl Pruned {
             ValueMap::SoftThreshold { scale } => (1, scale),
         };
         let inputs = [self.w.into(), self.tiles.into()];
-        [&inputs, outputs, &[Argument::U64(self.w.stride() as u64), r, q, soft.into(), scale.into()]].concat()
+        [
+            &inputs,
+            outputs,
+            &[Argument::U64(self.w.stride() as u64), r, q, soft.into(), scale.into()],
+        ]
+        .concat()
     }
 }

@@ -1,7 +1,7 @@
 //! Masks of whole matrices: the exact transposable search, and the two largest of every group.
 //!
-//! Every mask is that of [`sparse24_core::search`] bit for bit. Deliberately absent: the definition of the search and of its ties, which is
-//! core's.
+//! Every mask is that of [`sparse24_core::search`] bit for bit. Deliberately absent: the definition
+//! of the search and of its ties, which is core's.
 
 use half::bf16;
 use sparse24_core::MaskKind;
@@ -35,22 +35,34 @@ pub struct Entries {
 }
 
 impl Weight for f32 {
-    const KERNELS: Entries =
-        Entries { transposable: "mask_search_f32", row_wise: "row_mask_search_f32", column_wise: "column_mask_search_f32" };
+    const KERNELS: Entries = Entries {
+        transposable: "mask_search_f32",
+        row_wise: "row_mask_search_f32",
+        column_wise: "column_mask_search_f32",
+    };
 }
 impl Weight for bf16 {
-    const KERNELS: Entries =
-        Entries { transposable: "mask_search_bf16", row_wise: "row_mask_search_bf16", column_wise: "column_mask_search_bf16" };
+    const KERNELS: Entries = Entries {
+        transposable: "mask_search_bf16",
+        row_wise: "row_mask_search_bf16",
+        column_wise: "column_mask_search_bf16",
+    };
 }
 
-/// The mask of `w` `[r, q]` into `tiles` `[r/4, q/4]`, which [`sparse24_core::Mask::from_tiles`] takes.
+/// The mask of `w` `[r, q]` into `tiles` `[r/4, q/4]`, which [`sparse24_core::Mask::from_tiles`]
+/// takes.
 ///
 /// NaN counts as the largest magnitude; ties are core's.
 ///
 /// # Errors
-/// [`Error::Semantics`] unless both lengths are multiples of 4; [`Error::Shape`], [`Error::Stale`], [`Error::Alignment`], [`Error::Alias`],
-/// [`Error::TooLarge`], [`Error::Driver`].
-pub fn mask_search<T: Weight>(device: &mut Device, w: Matrix<T>, kind: MaskKind, tiles: Matrix<u16>) -> Result<(), Error> {
+/// [`Error::Semantics`] unless both lengths are multiples of 4; [`Error::Shape`], [`Error::Stale`],
+/// [`Error::Alignment`], [`Error::Alias`], [`Error::TooLarge`], [`Error::Driver`].
+pub fn mask_search<T: Weight>(
+    device: &mut Device,
+    w: Matrix<T>,
+    kind: MaskKind,
+    tiles: Matrix<u16>,
+) -> Result<(), Error> {
     const OPERATION: &str = "mask search";
     let shape = check_tiled(OPERATION, w.shape())?;
     device.check_live(OPERATION, "w", w)?;
@@ -64,12 +76,24 @@ pub fn mask_search<T: Weight>(device: &mut Device, w: Matrix<T>, kind: MaskKind,
     };
     let (found, limit) = (tiles.elements(), u32::MAX as usize);
     if found > limit {
-        return Err(Error::TooLarge { operation: OPERATION, what: "the number of tiles", found, limit });
+        return Err(Error::TooLarge {
+            operation: OPERATION,
+            what: "the number of tiles",
+            found,
+            limit,
+        });
     }
     let [rows, columns] = tiles.shape();
     let (rows, columns) = (rows as u32, columns as u32);
     let resident = (device.multiprocessors() * RESIDENT) as u32;
-    let arguments = [w.into(), tiles.into(), Argument::U64(w.stride() as u64), rows.into(), columns.into(), resident.into()];
+    let arguments = [
+        w.into(),
+        tiles.into(),
+        Argument::U64(w.stride() as u64),
+        rows.into(),
+        columns.into(),
+        resident.into(),
+    ];
     device.launch(kernel, grid(tiles.shape()), &arguments)
 }
 
@@ -84,7 +108,10 @@ fn grid([rows, columns]: [usize; 2]) -> Grid {
 }
 
 /// The shape of the tiles of a matrix.
-pub(crate) fn check_tiled(operation: &'static str, [rows, columns]: [usize; 2]) -> Result<[usize; 2], Error> {
+pub(crate) fn check_tiled(
+    operation: &'static str,
+    [rows, columns]: [usize; 2],
+) -> Result<[usize; 2], Error> {
     if rows.is_multiple_of(4) && columns.is_multiple_of(4) {
         Ok([rows / 4, columns / 4])
     } else {
@@ -112,7 +139,11 @@ mod tests {
     #[test]
     fn the_kernels_constants_are_those_of_core_and_launch() {
         let text = include_str!("../kernels/mask_search.cu");
-        let table = text.split("CODES[128] = {").nth(1).and_then(|rest| rest.split('}').next()).expect("the table");
+        let table = text
+            .split("CODES[128] = {")
+            .nth(1)
+            .and_then(|rest| rest.split('}').next())
+            .expect("the table");
         let codes: Vec<u16> = table
             .split(',')
             .filter_map(|word| word.trim().strip_prefix("0x"))

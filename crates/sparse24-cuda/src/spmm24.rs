@@ -1,8 +1,10 @@
-//! The sparse x dense product, on the sparse tensor cores: Hopper's own kernels, and one for every other GPU.
+//! The sparse x dense product, on the sparse tensor cores: Hopper's own kernels, and one for every
+//! other GPU.
 //!
-//! The sparse operand of the instruction is always on the left. So a layer whose activations are rows of features computes the transpose of its
-//! result, which the kernel turns while it stores: see [`spmm24_transposed`]. Invariant: a [`Plan`] decides how a product is computed and in
-//! which order it is summed, never what it is. Deliberately absent: where compressed operands come from.
+//! The sparse operand of the instruction is always on the left. So a layer whose activations are
+//! rows of features computes the transpose of its result, which the kernel turns while it stores:
+//! see [`spmm24_transposed`]. Invariant: a [`Plan`] decides how a product is computed and in which
+//! order it is summed, never what it is. Deliberately absent: where compressed operands come from.
 
 mod guess;
 mod plan;
@@ -47,7 +49,8 @@ pub struct Transposed {
 pub struct Straight {
     /// The sparse operand `[m, k]`.
     pub a: Compressed,
-    /// The dense operand `[k, n]`, n a multiple of 4. Up to three of its last rows may be missing; they count as zeros.
+    /// The dense operand `[k, n]`, n a multiple of 4. Up to three of its last rows may be missing;
+    /// they count as zeros.
     pub b: Matrix<bf16>,
     /// The result `[m, n]`.
     pub d: Matrix<f32>,
@@ -57,15 +60,22 @@ pub struct Straight {
     pub scratch: Matrix<f32>,
 }
 
-/// D`[n,m]` = (decode(A)`[m,k]` B`[n,k]`^T)^T + bias: Z = X S(W)^T + bias of the forward pass, and dX = dZ S(W) with S(W)^T as A.
+/// D`[n,m]` = (decode(A)`[m,k]` B`[n,k]`^T)^T + bias: Z = X S(W)^T + bias of the forward pass, and
+/// dX = dZ S(W) with S(W)^T as A.
 ///
-/// Sums are in f32, in an order that depends on the plan and the shape alone; bias is added to them before the one rounding to bf16.
+/// Sums are in f32, in an order that depends on the plan and the shape alone; bias is added to them
+/// before the one rounding to bf16.
 ///
 /// # Errors
-/// [`Error::Shape`]; [`Error::Semantics`] unless m is a multiple of 4; [`Error::Alignment`] unless rows of B and D begin at multiples of 16 bytes
-/// (8 suffice for [`Plan::Mma`], all that [`plans`] then offers); [`Error::Unserved`] for a plan of another GPU; [`Error::Alias`], [`Error::Stale`],
+/// [`Error::Shape`]; [`Error::Semantics`] unless m is a multiple of 4; [`Error::Alignment`] unless
+/// rows of B and D begin at multiples of 16 bytes (8 suffice for [`Plan::Mma`], all that [`plans`]
+/// then offers); [`Error::Unserved`] for a plan of another GPU; [`Error::Alias`], [`Error::Stale`],
 /// [`Error::TooLarge`], [`Error::Driver`].
-pub fn spmm24_transposed(device: &mut Device, operands: &Transposed, plan: Plan) -> Result<(), Error> {
+pub fn spmm24_transposed(
+    device: &mut Device,
+    operands: &Transposed,
+    plan: Plan,
+) -> Result<(), Error> {
     const OPERATION: &str = "spmm24 transposed";
     let Transposed { a, b, bias, d, scratch } = *operands;
     let ([m, k], n) = (a.shape(), b.shape()[0]);
@@ -88,15 +98,31 @@ pub fn spmm24_transposed(device: &mut Device, operands: &Transposed, plan: Plan)
         Plan::Mma => {
             let sizes = [m, n, k].map(|length| Argument::U32(length as u32));
             let operands = [b.into(), stride(b), values, metadata, bias, d.into(), stride(d)];
-            device.launch("spmm24_mma_transposed", mma_grid([m, n]), &[&operands[..], &sizes].concat())
+            device.launch(
+                "spmm24_mma_transposed",
+                mma_grid([m, n]),
+                &[&operands[..], &sizes].concat(),
+            )
         }
         Plan::Wgmma(wgmma) => {
-            let launches = wgmma.launches(OPERATION, device.architecture(), Form::Transposed, [m, n, k])?;
-            let maps = [tensor_map::swizzled(b, launches.rows_of_b)?, tensor_map::swizzled(d, launches.rows_of_d)?];
+            let launches =
+                wgmma.launches(OPERATION, device.architecture(), Form::Transposed, [m, n, k])?;
+            let maps = [
+                tensor_map::swizzled(b, launches.rows_of_b)?,
+                tensor_map::swizzled(d, launches.rows_of_d)?,
+            ];
             let operands = [maps[0], maps[1], values, metadata, bias, scratch.into()];
-            device.launch(launches.entry, launches.grid, &[&operands[..], &launches.sizes].concat())?;
+            device.launch(
+                launches.entry,
+                launches.grid,
+                &[&operands[..], &launches.sizes].concat(),
+            )?;
             let operands = [scratch.into(), bias, d.into(), stride(d)];
-            device.launch("spmm24_gather_transposed", launches.gather_grid, &[&operands[..], &launches.gather_sizes].concat())
+            device.launch(
+                "spmm24_gather_transposed",
+                launches.gather_grid,
+                &[&operands[..], &launches.gather_sizes].concat(),
+            )
         }
     }
 }
@@ -106,9 +132,10 @@ pub fn spmm24_transposed(device: &mut Device, operands: &Transposed, plan: Plan)
 /// Sums are in f32, in an order that depends on the plan and the shape alone.
 ///
 /// # Errors
-/// [`Error::Shape`]; [`Error::Semantics`] unless m and n are multiples of 4; [`Error::Alignment`] unless rows of B begin at multiples of 16 bytes
-/// and those of D too (8 suffice for [`Plan::Mma`], all that [`plans`] then offers); [`Error::Unserved`] for a plan of another GPU; [`Error::Alias`],
-/// [`Error::Stale`], [`Error::TooLarge`], [`Error::Driver`].
+/// [`Error::Shape`]; [`Error::Semantics`] unless m and n are multiples of 4; [`Error::Alignment`]
+/// unless rows of B begin at multiples of 16 bytes and those of D too (8 suffice for [`Plan::Mma`],
+/// all that [`plans`] then offers); [`Error::Unserved`] for a plan of another GPU;
+/// [`Error::Alias`], [`Error::Stale`], [`Error::TooLarge`], [`Error::Driver`].
 pub fn spmm24(device: &mut Device, operands: &Straight, plan: Plan) -> Result<(), Error> {
     const OPERATION: &str = "spmm24";
     let Straight { a, b, d, beta, scratch } = *operands;
@@ -130,18 +157,33 @@ pub fn spmm24(device: &mut Device, operands: &Straight, plan: Plan) -> Result<()
         Plan::Mma => {
             let sizes = [m, n, k, rows].map(|length| Argument::U32(length as u32));
             let inputs = [b.into(), stride(b), values, metadata];
-            device.launch("spmm24_mma_straight", mma_grid([m, n]), &[&inputs[..], &result, &sizes].concat())
+            device.launch(
+                "spmm24_mma_straight",
+                mma_grid([m, n]),
+                &[&inputs[..], &result, &sizes].concat(),
+            )
         }
         Plan::Wgmma(wgmma) => {
-            let launches = wgmma.launches(OPERATION, device.architecture(), Form::Straight, [m, n, k])?;
-            let inputs = [tensor_map::swizzled(b, launches.rows_of_b)?, values, metadata, scratch.into()];
-            device.launch(launches.entry, launches.grid, &[&inputs[..], &result, &launches.sizes].concat())?;
-            device.launch("spmm24_gather", launches.gather_grid, &[&[scratch.into()], &result[..], &launches.gather_sizes].concat())
+            let launches =
+                wgmma.launches(OPERATION, device.architecture(), Form::Straight, [m, n, k])?;
+            let inputs =
+                [tensor_map::swizzled(b, launches.rows_of_b)?, values, metadata, scratch.into()];
+            device.launch(
+                launches.entry,
+                launches.grid,
+                &[&inputs[..], &result, &launches.sizes].concat(),
+            )?;
+            device.launch(
+                "spmm24_gather",
+                launches.gather_grid,
+                &[&[scratch.into()], &result[..], &launches.gather_sizes].concat(),
+            )
         }
     }
 }
 
-/// The result and the scratch lie apart and are large enough, and rows begin where the plan's kernels read and write.
+/// The result and the scratch lie apart and are large enough, and rows begin where the plan's
+/// kernels read and write.
 fn check_memory<D: Scalar>(
     device: &Device,
     operation: &'static str,
@@ -158,10 +200,19 @@ fn check_memory<D: Scalar>(
     let needed = plan.scratch();
     device.check_live(operation, "scratch", scratch)?;
     if scratch.elements() < needed || !scratch.is_contiguous() {
-        return Err(Error::Shape { operation, operand: "scratch", expected: [1, needed], found: scratch.shape() });
+        return Err(Error::Shape {
+            operation,
+            operand: "scratch",
+            expected: [1, needed],
+            found: scratch.shape(),
+        });
     }
     device.check_aligned(operation, "scratch", scratch, WIDE)?;
-    device.check_apart(operation, ("scratch", scratch.span()), &[inputs, &[("d", d.span())]].concat())
+    device.check_apart(
+        operation,
+        ("scratch", scratch.span()),
+        &[inputs, &[("d", d.span())]].concat(),
+    )
 }
 
 fn mma_grid([m, n]: [usize; 2]) -> Grid {

@@ -1,6 +1,7 @@
 //! What changes every step, as it lies on the device.
 
-/// Seed and counters of random numbers, and the numbers of the optimizer. Mirrors `StepState` of `kernels/philox.cuh`.
+/// Seed and counters of random numbers, and the numbers of the optimizer. Mirrors `StepState` of
+/// `kernels/philox.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StepState {
     /// The run's seed.
@@ -22,7 +23,17 @@ impl StepState {
     pub(crate) const WORDS: usize = 8;
 
     pub(crate) fn words(&self) -> [u32; Self::WORDS] {
-        let numbers = [self.learning_rate, self.bias_correction1, self.bias_correction2].map(f32::to_bits);
-        [self.seed as u32, (self.seed >> 32) as u32, self.step, self.micro_step, numbers[0], numbers[1], numbers[2], 0]
+        let numbers =
+            [self.learning_rate, self.bias_correction1, self.bias_correction2].map(f32::to_bits);
+        [
+            self.seed as u32,
+            (self.seed >> 32) as u32,
+            self.step,
+            self.micro_step,
+            numbers[0],
+            numbers[1],
+            numbers[2],
+            0,
+        ]
     }
 }

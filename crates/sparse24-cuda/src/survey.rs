@@ -1,6 +1,7 @@
 //! What of CUDA this machine has: each library, each GPU, and whether kernels would run there.
 //!
-//! Deliberately absent: contexts and memory on a GPU. Nothing is opened, so that a survey disturbs nobody.
+//! Deliberately absent: contexts and memory on a GPU. Nothing is opened, so that a survey disturbs
+//! nobody.
 
 use std::path::PathBuf;
 
@@ -59,7 +60,10 @@ pub struct Kernels {
 /// Looks for every library and every GPU; what is missing is part of the answer.
 #[must_use]
 pub fn survey() -> Survey {
-    Survey { libraries: Library::ALL.map(|library| (library, library.load())).into(), driver: driver() }
+    Survey {
+        libraries: Library::ALL.map(|library| (library, library.load())).into(),
+        driver: driver(),
+    }
 }
 
 fn driver() -> Result<Driver, Error> {
@@ -69,24 +73,37 @@ fn driver() -> Result<Driver, Error> {
         move |error: DriverError| driver_error(what, error)
     };
     let count = result::device::get_count().map_err(said("counting GPUs"))?;
-    let gpus = (0..count).map(|ordinal| gpu(ordinal).map_err(said(&format!("asking about GPU {ordinal}")))).collect::<Result<_, _>>()?;
+    let gpus = (0..count)
+        .map(|ordinal| gpu(ordinal).map_err(said(&format!("asking about GPU {ordinal}"))))
+        .collect::<Result<_, _>>()?;
     Ok(Driver { release, gpus })
 }
 
 fn gpu(ordinal: i32) -> Result<Gpu, DriverError> {
     use sys::CUdevice_attribute::{
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
     };
     let device = result::device::get(ordinal)?;
     // SAFETY: the device is one that the driver just named.
     let (bytes, major, minor) = unsafe {
-        (result::device::total_mem(device)?, result::device::get_attribute(device, MAJOR)?, result::device::get_attribute(device, MINOR)?)
+        (
+            result::device::total_mem(device)?,
+            result::device::get_attribute(device, MAJOR)?,
+            result::device::get_attribute(device, MINOR)?,
+        )
     };
     let architecture = Architecture::of_capability(major, minor);
-    Ok(Gpu { name: result::device::get_name(device)?, capability: [major, minor], bytes, architecture })
+    Ok(Gpu {
+        name: result::device::get_name(device)?,
+        capability: [major, minor],
+        bytes,
+        architecture,
+    })
 }
 
-/// Whether a GPU of an architecture would have its kernels: all are kept in the user's folder, or the first that is not compiles (and is kept).
+/// Whether a GPU of an architecture would have its kernels: all are kept in the user's folder, or
+/// the first that is not compiles (and is kept).
 ///
 /// # Errors
 /// Those of [`compile`](crate::compile()).
@@ -95,9 +112,13 @@ pub fn kernels(architecture: Architecture) -> Result<Kernels, Error> {
 }
 
 fn kernels_in(cache: &Cache, architecture: Architecture) -> Result<Kernels, Error> {
-    let sources: Vec<&Source> = SOURCES.iter().filter(|source| source.serves.contains(&architecture)).collect();
+    let sources: Vec<&Source> =
+        SOURCES.iter().filter(|source| source.serves.contains(&architecture)).collect();
     let release = compile::release_for(cache, architecture)?;
-    let missing: Vec<_> = sources.iter().filter(|source| !compile::is_cached(cache, source, architecture, release)).collect();
+    let missing: Vec<_> = sources
+        .iter()
+        .filter(|source| !compile::is_cached(cache, source, architecture, release))
+        .collect();
     if let Some(first) = missing.first() {
         compile::cached(cache, first, architecture, release)?;
     }
@@ -112,10 +133,15 @@ mod tests {
     fn a_survey_answers_on_any_machine() {
         let Survey { libraries, driver } = survey();
         assert_eq!(libraries.iter().map(|(library, _)| *library).collect::<Vec<_>>(), Library::ALL);
-        let there = libraries.iter().any(|(library, file)| *library == Library::Driver && file.is_ok());
+        let there =
+            libraries.iter().any(|(library, file)| *library == Library::Driver && file.is_ok());
         match driver {
             Ok(Driver { release, .. }) => assert!(there && release >= [13, 0]),
-            Err(error) => assert_eq!(matches!(error, Error::Library { library: Library::Driver, .. }), !there, "{error}"),
+            Err(error) => assert_eq!(
+                matches!(error, Error::Library { library: Library::Driver, .. }),
+                !there,
+                "{error}"
+            ),
         }
     }
 
@@ -127,7 +153,10 @@ mod tests {
         for source in SOURCES.iter().filter(serving) {
             match kernels_in(&cache, Architecture::Sm80) {
                 Ok(Kernels { all, kept }) => assert!(Library::Nvrtc.load().is_ok() && kept < all),
-                Err(error) => assert!(matches!(error, Error::Library { library: Library::Nvrtc, .. }), "{error}"),
+                Err(error) => assert!(
+                    matches!(error, Error::Library { library: Library::Nvrtc, .. }),
+                    "{error}"
+                ),
             }
             let release = compile::release().unwrap_or(compile::Release { major: 13, minor: 0 });
             cache.put(&compile::file_name(source, Architecture::Sm80, release), b"cubin");

@@ -1,4 +1,5 @@
-//! Descriptions of matrices for the bulk copy engine, which moves boxes of them and takes what lies outside as zero.
+//! Descriptions of matrices for the bulk copy engine, which moves boxes of them and takes what lies
+//! outside as zero.
 //!
 //! Deliberately absent: which box goes where.
 
@@ -10,14 +11,16 @@ use crate::{Error, Matrix, device::driver_error, launch::Argument};
 /// Where rows of a matrix that the copy engine moves must begin.
 pub(crate) const ALIGNMENT: usize = 16;
 
-/// A row-major matrix, moved in boxes of 64 (128 bytes) or fewer columns and `rows` rows, swizzled in shared memory by 128 bytes.
+/// A row-major matrix, moved in boxes of 64 (128 bytes) or fewer columns and `rows` rows, swizzled
+/// in shared memory by 128 bytes.
 pub(crate) fn swizzled(matrix: Matrix<bf16>, rows: u32) -> Result<Argument, Error> {
     assert!(matrix.is_aligned(ALIGNMENT) && matrix.elements() > 0 && rows <= 256, "checked before");
     let [height, width] = matrix.shape().map(|length| length as u64);
     // A single row may have any stride, which the driver would check all the same.
     let stride = if height == 1 { width.next_multiple_of(8) } else { matrix.stride() as u64 };
     let mut map = std::mem::MaybeUninit::uninit();
-    // SAFETY: every array has as many elements as there are dimensions, two (strides: one less); the driver checks their values and only writes the map.
+    // SAFETY: every array has as many elements as there are dimensions, two (strides: one less);
+    // the driver checks their values and only writes the map.
     unsafe {
         sys::cuTensorMapEncodeTiled(
             map.as_mut_ptr(),

@@ -11,11 +11,16 @@ impl Device {
     ///
     /// # Errors
     /// Those of `work`; [`Error::Driver`].
-    pub fn time(&mut self, work: impl FnOnce(&mut Self) -> Result<(), Error>) -> Result<f32, Error> {
+    pub fn time(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<(), Error>,
+    ) -> Result<f32, Error> {
         self.refuse_while_recording("timing")?;
         self.bind()?;
         let said = |error| driver_error("timing".into(), error);
-        let event = |device: &Self| device.stream.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).map_err(said);
+        let event = |device: &Self| {
+            device.stream.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).map_err(said)
+        };
         let start = event(self)?;
         work(self)?;
         let end = event(self)?;
@@ -23,20 +28,28 @@ impl Device {
         start.elapsed_ms(&end).map_err(said)
     }
 
-    /// The candidate whose work takes the shortest time, tried on the buffers at hand; none if there is no candidate.
+    /// The candidate whose work takes the shortest time, tried on the buffers at hand; none if
+    /// there is no candidate.
     ///
     /// # Errors
-    /// Those of the work of any candidate: one that should run and does not is never passed over for a slower one.
+    /// Those of the work of any candidate: one that should run and does not is never passed over
+    /// for a slower one.
     pub fn fastest<T: Copy>(
         &mut self,
         candidates: &[T],
         mut work: impl FnMut(&mut Self, &T) -> Result<(), Error>,
     ) -> Result<Option<T>, Error> {
-        fastest(candidates, |candidate, limit| self.shortest(limit, |device| work(device, candidate)))
+        fastest(candidates, |candidate, limit| {
+            self.shortest(limit, |device| work(device, candidate))
+        })
     }
 
     /// The shortest of a few times; of fewer, once it is clearly not below `limit`.
-    fn shortest(&mut self, limit: f32, mut work: impl FnMut(&mut Self) -> Result<(), Error>) -> Result<f32, Error> {
+    fn shortest(
+        &mut self,
+        limit: f32,
+        mut work: impl FnMut(&mut Self) -> Result<(), Error>,
+    ) -> Result<f32, Error> {
         const TIMES: usize = 5;
         const CALLS: usize = 4;
         // The first time also loads the kernel.
@@ -53,7 +66,10 @@ impl Device {
 }
 
 /// `time` may stop where it is clearly not below the limit that it is given.
-fn fastest<T: Copy, E>(candidates: &[T], mut time: impl FnMut(&T, f32) -> Result<f32, E>) -> Result<Option<T>, E> {
+fn fastest<T: Copy, E>(
+    candidates: &[T],
+    mut time: impl FnMut(&T, f32) -> Result<f32, E>,
+) -> Result<Option<T>, E> {
     let (mut best, mut limit) = (None, f32::INFINITY);
     for candidate in candidates {
         let time = time(candidate, limit)?;

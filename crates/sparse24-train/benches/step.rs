@@ -1,7 +1,8 @@
-//! A whole training step of `shakespeare-char-cpu` against its products alone, in turns, dense and fst.
+//! A whole training step of `shakespeare-char-cpu` against its products alone, in turns, dense and
+//! fst.
 //!
-//! The products are those of the model's linear layers and head, at their shapes, through the kernel that the trainer uses. Deliberately
-//! absent: files; batches are random tokens.
+//! The products are those of the model's linear layers and head, at their shapes, through the
+//! kernel that the trainer uses. Deliberately absent: files; batches are random tokens.
 
 use std::{hint::black_box, time::Instant};
 
@@ -23,7 +24,9 @@ struct Random;
 
 impl Batches for Random {
     fn fill(&self, step: u32, micro_step: u32, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) {
-        let tokens = (0..12 * 64 + 1).map(|at| (at * 7919 + step * 104_729 + micro_step) % VOCABULARY as u32).collect::<Vec<_>>();
+        let tokens = (0..12 * 64 + 1)
+            .map(|at| (at * 7919 + step * 104_729 + micro_step) % VOCABULARY as u32)
+            .collect::<Vec<_>>();
         inputs.clear();
         targets.clear();
         inputs.extend_from_slice(&tokens[..12 * 64]);
@@ -42,15 +45,26 @@ struct Products {
 
 impl Products {
     fn new(p: usize, [r, q]: [usize; 2]) -> Self {
-        let filled = |rows, columns| Array2::from_shape_fn((rows, columns), |(i, j)| ((i * 31 + j * 17) % 13) as f32 - 6.0);
-        Self { x: filled(p, q), w: filled(r, q), z: filled(p, r), dx: filled(p, q), dw: filled(r, q) }
+        let filled = |rows, columns| {
+            Array2::from_shape_fn((rows, columns), |(i, j)| ((i * 31 + j * 17) % 13) as f32 - 6.0)
+        };
+        Self {
+            x: filled(p, q),
+            w: filled(r, q),
+            z: filled(p, r),
+            dx: filled(p, q),
+            dw: filled(r, q),
+        }
     }
 
     /// Forward, dgrad and wgrad.
     fn run(&mut self) {
-        matmul(self.x.view(), self.w.t(), self.z.view_mut(), Beta::Overwrite).expect("the shapes agree");
-        matmul(self.z.view(), self.w.view(), self.dx.view_mut(), Beta::Overwrite).expect("the shapes agree");
-        matmul(self.z.t(), self.x.view(), self.dw.view_mut(), Beta::Overwrite).expect("the shapes agree");
+        matmul(self.x.view(), self.w.t(), self.z.view_mut(), Beta::Overwrite)
+            .expect("the shapes agree");
+        matmul(self.z.view(), self.w.view(), self.dx.view_mut(), Beta::Overwrite)
+            .expect("the shapes agree");
+        matmul(self.z.t(), self.x.view(), self.dw.view_mut(), Beta::Overwrite)
+            .expect("the shapes agree");
         black_box(&self.dw);
     }
 }
@@ -61,7 +75,8 @@ fn main() {
 
 fn measure() {
     let config = preset::find("shakespeare-char-cpu").expect("the preset exists");
-    let (d, f, p) = (config.model.width, config.model.ffn_width, config.batch.sequences * config.model.context);
+    let (d, f, p) =
+        (config.model.width, config.model.ffn_width, config.batch.sequences * config.model.context);
     let mut layers: Vec<Products> = (0..config.model.layers)
         .flat_map(|_| [[3 * d, d], [d, d], [f, d], [d, f]])
         .chain([[VOCABULARY, d]])
@@ -71,7 +86,8 @@ fn measure() {
         let mut config = config.clone();
         config.method.name = method.to_owned();
         let recipe = config.recipe(VOCABULARY).expect("the preset is possible");
-        Trainer::new(Box::new(CpuBackend::new(Arithmetic::F32)), recipe).expect("the preset can be trained")
+        Trainer::new(Box::new(CpuBackend::new(Arithmetic::F32)), recipe)
+            .expect("the preset can be trained")
     });
 
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
@@ -81,7 +97,8 @@ fn measure() {
         times[0].push(began.elapsed().as_secs_f64() * 1e3);
         for (trainer, times) in trainers.iter_mut().zip(&mut times[1..]) {
             let began = Instant::now();
-            let outcome = trainer.train_step(&Random, FlipSampling::Skip).expect("the step is finite");
+            let outcome =
+                trainer.train_step(&Random, FlipSampling::Skip).expect("the step is finite");
             times.push(began.elapsed().as_secs_f64() * 1e3);
             assert!(outcome.loss.is_finite(), "a step that is timed must be a step");
         }
@@ -90,7 +107,10 @@ fn measure() {
         times.sort_by(f64::total_cmp);
         times[(share * (times.len() - 1) as f64) as usize]
     };
-    println!("{} threads, {ROUNDS} rounds in turns, ms: p10, median, p90, median over the products'", threads());
+    println!(
+        "{} threads, {ROUNDS} rounds in turns, ms: p10, median, p90, median over the products'",
+        threads()
+    );
     let products = quantile(&mut times[0], 0.5);
     for (name, times) in ["products alone", "dense step", "fst step"].into_iter().zip(&mut times) {
         let [low, median, high] = [0.1, 0.5, 0.9].map(|share| quantile(times, share));

@@ -1,16 +1,21 @@
-//! The contract between training and a device: a small set of operations, each given by its equation.
+//! The contract between training and a device: a small set of operations, each given by its
+//! equation.
 //!
-//! - A backend owns its buffers; handles ([`Tensor`], [`MaskId`], [`Weight24`], [`Gradient24`], [`TableId`]) are plain numbers with stable addresses.
-//!   Everything is allocated before the first step.
-//! - What changes each step lives on the device ([`StepState`]); randomness is addressed by (seed, site, micro-step, step).
-//! - Sums run in a fixed order: the same plan, build and device give the same bits. Masks, patterns and sampled indices are the same bits
-//!   on every backend.
+//! - A backend owns its buffers; handles ([`Tensor`], [`MaskId`], [`Weight24`], [`Gradient24`],
+//!   [`TableId`]) are plain numbers with stable addresses. Everything is allocated before the first
+//!   step.
+//! - What changes each step lives on the device ([`StepState`]); randomness is addressed by (seed,
+//!   site, micro-step, step).
+//! - Sums run in a fixed order: the same plan, build and device give the same bits. Masks, patterns
+//!   and sampled indices are the same bits on every backend.
 //! - An operation fuses what a device can fuse; a backend that cannot composes it.
 //! - Outputs never alias inputs unless the operation says "in place".
-//! - A non-finite training loss or gradient raises a sticky flag that turns [`Backend::optimizer_step`] into a no-op until it is reported.
+//! - A non-finite training loss or gradient raises a sticky flag that turns
+//!   [`Backend::optimizer_step`] into a no-op until it is reported.
 //!
-//! Shapes are `[rows, columns]`, row-major; tokens p, in-features q, out-features r. Adding a backend is one adaptor file and one line
-//! in [`BACKENDS`]. Deliberately absent: layers, models, autograd.
+//! Shapes are `[rows, columns]`, row-major; tokens p, in-features q, out-features r. Adding a
+//! backend is one adaptor file and one line in [`BACKENDS`]. Deliberately absent: layers, models,
+//! autograd.
 
 use std::{collections::BTreeMap, ops::Range, path::PathBuf};
 
@@ -29,8 +34,9 @@ pub mod cuda;
 mod operation;
 
 pub use operation::{
-    Activation, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, CompressWeight, Dropout, Embed, HeadGradients,
-    HeadLoss, LinearDgrad, LinearForward, LinearWgrad, NormBackward, NormForward, OptimizerEntry, Orientation,
+    Activation, AttentionBackward, AttentionForward, AttentionMask, AttentionShape, CompressWeight,
+    Dropout, Embed, HeadGradients, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, NormBackward,
+    NormForward, OptimizerEntry, Orientation,
 };
 
 /// What an element is.
@@ -38,7 +44,8 @@ pub use operation::{
 pub enum DType {
     /// 32-bit float.
     F32,
-    /// What the device stores activations in, and their gradients: bf16 on a GPU, f32 on a CPU unless that mimics a GPU. The host reads and writes them as f32.
+    /// What the device stores activations in, and their gradients: bf16 on a GPU, f32 on a CPU
+    /// unless that mimics a GPU. The host reads and writes them as f32.
     Activation,
     /// Token ids.
     U32,
@@ -61,7 +68,8 @@ pub enum Region {
 
 impl Region {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Parameters, Self::Gradients, Self::Moments, Self::Sparse, Self::Activations];
+    pub const ALL: [Self; 5] =
+        [Self::Parameters, Self::Gradients, Self::Moments, Self::Sparse, Self::Activations];
 
     /// In words.
     #[must_use]
@@ -107,8 +115,16 @@ impl Tensor {
     /// Outside of the shape.
     #[must_use]
     pub fn rows(self, rows: Range<usize>) -> Self {
-        assert!(rows.start <= rows.end && rows.end <= self.shape[0], "rows {rows:?} outside of {:?}", self.shape);
-        Self { offset: self.offset + rows.start * self.stride, shape: [rows.len(), self.shape[1]], ..self }
+        assert!(
+            rows.start <= rows.end && rows.end <= self.shape[0],
+            "rows {rows:?} outside of {:?}",
+            self.shape
+        );
+        Self {
+            offset: self.offset + rows.start * self.stride,
+            shape: [rows.len(), self.shape[1]],
+            ..self
+        }
     }
 
     /// Some columns.
@@ -117,7 +133,11 @@ impl Tensor {
     /// Outside of the shape.
     #[must_use]
     pub fn columns(self, columns: Range<usize>) -> Self {
-        assert!(columns.start <= columns.end && columns.end <= self.shape[1], "columns {columns:?} outside of {:?}", self.shape);
+        assert!(
+            columns.start <= columns.end && columns.end <= self.shape[1],
+            "columns {columns:?} outside of {:?}",
+            self.shape
+        );
         Self { offset: self.offset + columns.start, shape: [self.shape[0], columns.len()], ..self }
     }
 
@@ -229,21 +249,29 @@ pub struct Device {
 
 /// What is rounded to bf16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[cfg_attr(feature = "run", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(
+    feature = "run",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 pub enum Arithmetic {
     /// As is usual on the device: [`Self::F32`] on a CPU, [`Self::Bf16`] on a GPU.
     #[default]
     Native,
     /// f32 throughout.
     F32,
-    /// As on a GPU: activations and their gradients are stored in bf16, products read a weight's rounding to bf16; sums, weights, their
-    /// gradients, moments and statistics are f32.
+    /// As on a GPU: activations and their gradients are stored in bf16, products read a weight's
+    /// rounding to bf16; sums, weights, their gradients, moments and statistics are f32.
     Bf16,
 }
 
 /// How a device is told what to do in a training step; results have the same bits either way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[cfg_attr(feature = "run", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(
+    feature = "run",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 pub enum Launches {
     /// Segments are recorded and then replayed as a whole, where the device can.
     #[default]
@@ -268,7 +296,8 @@ pub struct BackendSettings {
 /// Every timed choice, by what was chosen.
 pub type Plans = BTreeMap<String, String>;
 
-/// The entry of [`Plans`] that says on what they were timed; what reads otherwise elsewhere is timed anew there.
+/// The entry of [`Plans`] that says on what they were timed; what reads otherwise elsewhere is
+/// timed anew there.
 pub const PLANNED_ON: &str = "device";
 
 /// Where a backend's buffers are.
@@ -311,7 +340,8 @@ pub const BACKENDS: &[BackendEntry] = &[
     },
 ];
 
-/// A device that can train. See the [module documentation](self) for what holds for every operation.
+/// A device that can train. See the [module documentation](self) for what holds for every
+/// operation.
 ///
 /// # Errors
 /// Every operation returns [`Error::Operand`] when shapes do not fit.
@@ -321,27 +351,33 @@ pub trait Backend: Send {
     /// Bytes held, by region.
     fn memory(&self) -> Vec<(Region, usize)>;
 
-    /// The timed choices so far, with [`PLANNED_ON`]; empty where nothing is timed. A choice is about time alone: it may fix the order of a sum, never
-    /// what is summed.
+    /// The timed choices so far, with [`PLANNED_ON`]; empty where nothing is timed. A choice is
+    /// about time alone: it may fix the order of a sum, never what is summed.
     fn plans(&self) -> Plans {
         Plans::new()
     }
-    /// How many there are: as long as that is the same, they are. Unlike them it costs nothing to ask.
+    /// How many there are: as long as that is the same, they are. Unlike them it costs nothing to
+    /// ask.
     fn plans_made(&self) -> usize {
         0
     }
-    /// Replays recorded choices instead of timing them: with those of a run, the same build on the same device gives its bits.
+    /// Replays recorded choices instead of timing them: with those of a run, the same build on the
+    /// same device gives its bits.
     ///
     /// # Errors
     /// [`Error::Plan`] names the first that this device does not have.
     fn use_plans(&mut self, plans: &Plans) -> Result<(), Error> {
         match plans.keys().next() {
             None => Ok(()),
-            Some(key) => Err(Error::Plan { key: key.clone(), problem: "nothing is timed on this backend".to_owned() }),
+            Some(key) => Err(Error::Plan {
+                key: key.clone(),
+                problem: "nothing is timed on this backend".to_owned(),
+            }),
         }
     }
 
-    /// Refuses what it cannot train, before anything is allocated; the same as [`BackendEntry::check`].
+    /// Refuses what it cannot train, before anything is allocated; the same as
+    /// [`BackendEntry::check`].
     ///
     /// # Errors
     /// [`Error::Setting`] names the choice.
@@ -350,7 +386,13 @@ pub trait Backend: Send {
     }
 
     /// A zeroed `[rows, columns]` matrix; `name` appears in errors.
-    fn alloc(&mut self, name: &str, shape: [usize; 2], dtype: DType, region: Region) -> Result<Tensor, Error>;
+    fn alloc(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+        dtype: DType,
+        region: Region,
+    ) -> Result<Tensor, Error>;
     /// An empty mask.
     fn alloc_mask(&mut self, shape: [usize; 2]) -> Result<MaskId, Error>;
     /// Room for S(W), W `[r, q]`.
@@ -371,9 +413,10 @@ pub trait Backend: Send {
         *to = self.download(from)?;
         Ok(())
     }
-    /// Begins to copy to the host what tensors hold now, f32, rows packed, into vectors whose room can serve again. Whoever calls [`Copied`]
-    /// waits for it, on any thread; before that, of all that writes to tensors only [`Backend::upload`] and
-    /// [`Backend::optimizer_step`] may write to these.
+    /// Begins to copy to the host what tensors hold now, f32, rows packed, into vectors whose room
+    /// can serve again. Whoever calls [`Copied`] waits for it, on any thread; before that, of all
+    /// that writes to tensors only [`Backend::upload`] and [`Backend::optimizer_step`] may write to
+    /// these.
     fn copy_out(&mut self, from: &[Tensor], mut to: Vec<Vec<f32>>) -> Result<Copied, Error> {
         to.resize_with(from.len(), Vec::new);
         from.iter().zip(&mut to).try_for_each(|(&from, to)| self.download_into(from, to))?;
@@ -391,20 +434,37 @@ pub trait Backend: Send {
     /// What the following operations read of the step.
     fn set_step(&mut self, state: StepState) -> Result<(), Error>;
 
-    /// Does `work`, or what it did before under the same number. It is the same operations on the same handles every time, reads nothing of
-    /// the host and leaves nothing there: what changes is what buffers hold, and the step state. A device may record it and replay it.
-    fn segment(&mut self, segment: SegmentId, work: &mut dyn FnMut(&mut dyn Backend) -> Result<(), Error>) -> Result<(), Error>;
+    /// Does `work`, or what it did before under the same number. It is the same operations on the
+    /// same handles every time, reads nothing of the host and leaves nothing there: what changes is
+    /// what buffers hold, and the step state. A device may record it and replay it.
+    fn segment(
+        &mut self,
+        segment: SegmentId,
+        work: &mut dyn FnMut(&mut dyn Backend) -> Result<(), Error>,
+    ) -> Result<(), Error>;
 
     /// mask = search(w), see [`sparse24_core::search::mask_search`].
     fn mask_search(&mut self, w: Tensor, kind: MaskKind, mask: MaskId) -> Result<(), Error>;
     /// |a - b|_1, see [`sparse24_core::flip::flip_count`].
     fn flip_count(&mut self, a: MaskId, b: MaskId) -> Result<u64, Error>;
     /// out = m m' of w, see [`sparse24_core::permute::permuted_mask`]; `mask` is m.
-    fn permuted_mask(&mut self, w: Tensor, mask: MaskId, order: &[u32], out: MaskId) -> Result<(), Error>;
+    fn permuted_mask(
+        &mut self,
+        w: Tensor,
+        mask: MaskId,
+        order: &[u32],
+        out: MaskId,
+    ) -> Result<(), Error>;
     /// See [`CompressWeight`].
     fn compress_weight(&mut self, op: &CompressWeight) -> Result<(), Error>;
     /// out = MVUE(dz^T), see [`sparse24_core::mvue::compress`].
-    fn mvue_compress(&mut self, dz: Tensor, site: Site, estimator: Estimator, out: Gradient24) -> Result<(), Error>;
+    fn mvue_compress(
+        &mut self,
+        dz: Tensor,
+        site: Site,
+        estimator: Estimator,
+        out: Gradient24,
+    ) -> Result<(), Error>;
 
     /// See [`LinearForward`].
     fn linear_forward(&mut self, op: &LinearForward) -> Result<(), Error>;
@@ -435,8 +495,14 @@ pub trait Backend: Send {
 
     /// Keeps the L2 norm of all gradients on the device, and raises the flag if one is not finite.
     fn grad_norm(&mut self, table: TableId) -> Result<(), Error>;
-    /// One AdamW step of every row, clipped by the norm of [`Backend::grad_norm`], with masked decay; a no-op while the flag is up.
-    fn optimizer_step(&mut self, table: TableId, rule: &AdamW, decay: MaskedDecay) -> Result<(), Error>;
+    /// One AdamW step of every row, clipped by the norm of [`Backend::grad_norm`], with masked
+    /// decay; a no-op while the flag is up.
+    fn optimizer_step(
+        &mut self,
+        table: TableId,
+        rule: &AdamW,
+        decay: MaskedDecay,
+    ) -> Result<(), Error>;
     /// sum |a - b| in f64, in a fixed order.
     fn l1_distance(&mut self, a: Tensor, b: Tensor) -> Result<f64, Error>;
     /// The outcome of the step; `losses` are summed in f64, in order.

@@ -1,6 +1,7 @@
 //! What is saved and how it survives.
 //!
-//! A checkpoint is the state at an optimizer-step boundary, a directory `step-NNNNNNNN` of four files and a manifest:
+//! A checkpoint is the state at an optimizer-step boundary, a directory `step-NNNNNNNN` of four
+//! files and a manifest:
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -12,12 +13,14 @@
 //!
 //! `docs/checkpoint-format.md` is enough to write a reader.
 //!
-//! Invariant: at every instant, also between any two file operations of a [`save`], a checkpoint directory that carries its
-//! final name is complete or can be told from a complete one, and the last good one is still there. [`save`] writes beside the
-//! final name, syncs each file, writes the manifest last, then renames.
+//! Invariant: at every instant, also between any two file operations of a [`save`], a checkpoint
+//! directory that carries its final name is complete or can be told from a complete one, and the
+//! last good one is still there. [`save`] writes beside the final name, syncs each file, writes the
+//! manifest last, then renames.
 //!
-//! The position of the random numbers is the step itself: every draw is a function of (seed, site, step), so there is no
-//! generator state to save. Deliberately absent: when to save, and what the tensors mean.
+//! The position of the random numbers is the step itself: every draw is a function of (seed, site,
+//! step), so there is no generator state to save. Deliberately absent: when to save, and what the
+//! tensors mean.
 
 mod content;
 mod manifest;
@@ -34,4 +37,7 @@ pub use saver::Saver;
 pub use state::{DatasetIdentity, Fingerprint, State};
 
 pub use crate::method::PhaseKind;
-pub use store::{Latest, Retention, count, is_named, latest, recover, retain, save, set_aside_after, states, step_of};
+pub use store::{
+    Latest, Retention, count, is_named, latest, recover, retain, save, set_aside_after, states,
+    step_of,
+};

@@ -1,7 +1,8 @@
-//! The configuration of a run: one TOML document, every key with a default, unknown keys refused with the known ones.
+//! The configuration of a run: one TOML document, every key with a default, unknown keys refused
+//! with the known ones.
 //!
-//! Layers, later ones win: the preset, a file, `--set key=value`. A resolved configuration names every key, so a run directory explains
-//! itself. Deliberately absent: command-line arguments.
+//! Layers, later ones win: the preset, a file, `--set key=value`. A resolved configuration names
+//! every key, so a run directory explains itself. Deliberately absent: command-line arguments.
 
 use std::{collections::BTreeMap, num::NonZeroU32, path::Path};
 
@@ -78,7 +79,8 @@ pub struct ModelConfig {
     pub dropout: f32,
     /// Which linear layers may be pruned.
     pub sparsify: Sparsify,
-    /// What the backward pass computes again, to have it not in memory; of no consequence for results.
+    /// What the backward pass computes again, to have it not in memory; of no consequence for
+    /// results.
     pub recompute: Recompute,
 }
 
@@ -136,7 +138,8 @@ pub struct RunConfig {
     pub eval_every: u32,
     /// Steps between samples of the flip rate.
     pub flip_every: u32,
-    /// Steps between readings of the instruments: the norm that masks keep, the gaps and flips of tiles, the noise of sampled gradients.
+    /// Steps between readings of the instruments: the norm that masks keep, the gaps and flips of
+    /// tiles, the noise of sampled gradients.
     #[serde(default)]
     pub instrument_every: u32,
     /// Steps between checkpoints; there is always one at the switch and at the end.
@@ -153,7 +156,8 @@ pub struct RunConfig {
     pub spike_z: f32,
     /// How many losses before it.
     pub spike_window: usize,
-    /// The directory of a dense run of the same schedule, whose flip rates this one's are compared with; empty is none.
+    /// The directory of a dense run of the same schedule, whose flip rates this one's are compared
+    /// with; empty is none.
     #[serde(default)]
     pub flip_reference: String,
 }
@@ -182,7 +186,8 @@ pub struct BackendConfig {
     pub gpu: usize,
     /// Whether a GPU's launches are recorded and replayed; of no consequence for results.
     pub launches: Launches,
-    /// Folders with CUDA's libraries, separated as in `PATH`, tried after those of `SPARSE24_CUDA_LIBRARIES`.
+    /// Folders with CUDA's libraries, separated as in `PATH`, tried after those of
+    /// `SPARSE24_CUDA_LIBRARIES`.
     pub libraries: String,
 }
 
@@ -191,37 +196,51 @@ impl BackendConfig {
     #[must_use]
     pub fn settings(&self) -> BackendSettings {
         let Self { arithmetic, gpu, launches, .. } = *self;
-        let folders = std::env::split_paths(&self.libraries).filter(|folder| !folder.as_os_str().is_empty());
+        let folders =
+            std::env::split_paths(&self.libraries).filter(|folder| !folder.as_os_str().is_empty());
         BackendSettings { arithmetic, gpu, launches, libraries: folders.collect() }
     }
 }
 
 impl Config {
-    /// A preset (that which the document names, or else [`preset::DEFAULT`], unless one is given), overlaid with a TOML document and then with `key=value` settings.
+    /// A preset (that which the document names, or else [`preset::DEFAULT`], unless one is given),
+    /// overlaid with a TOML document and then with `key=value` settings.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an unknown preset or key (with the known ones), a value of the wrong type, a document that names
-    /// another preset than the one given or is no TOML (with the line), or an impossible whole; [`Error::Io`] for the document.
-    pub fn resolve(preset: Option<&str>, document: Option<&Path>, settings: &[String]) -> Result<Self, Error> {
+    /// [`Error::Setting`] for an unknown preset or key (with the known ones), a value of the wrong
+    /// type, a document that names another preset than the one given or is no TOML (with the line),
+    /// or an impossible whole; [`Error::Io`] for the document.
+    pub fn resolve(
+        preset: Option<&str>,
+        document: Option<&Path>,
+        settings: &[String],
+    ) -> Result<Self, Error> {
         let in_document = |error: Error| match (document, error) {
-            (Some(path), Error::Setting { key, problem }) => Error::setting(format!("{}: {key}", path.display()), problem),
+            (Some(path), Error::Setting { key, problem }) => {
+                Error::setting(format!("{}: {key}", path.display()), problem)
+            }
             (_, other) => other,
         };
         let table = match document {
             None => table_of(&preset::find(preset.unwrap_or(preset::DEFAULT))?),
-            Some(path) => read_table(path, DOCUMENT).and_then(|document| on_preset(preset, document)).map_err(in_document)?,
+            Some(path) => read_table(path, DOCUMENT)
+                .and_then(|document| on_preset(preset, document))
+                .map_err(in_document)?,
         };
         let table = settings.iter().try_fold(table, |table, setting| apply(table, setting))?;
         let config = Self::from_table(table)?;
         // Presets are possible: without settings it is the document that is not.
-        config.check().map_err(|error| if settings.is_empty() { in_document(error) } else { error })?;
+        config
+            .check()
+            .map_err(|error| if settings.is_empty() { in_document(error) } else { error })?;
         Ok(config)
     }
 
     /// A resolved configuration, as a run directory holds it.
     ///
     /// # Errors
-    /// [`Error::File`] for a document that is no such configuration or an impossible one, [`Error::Io`].
+    /// [`Error::File`] for a document that is no such configuration or an impossible one,
+    /// [`Error::Io`].
     pub fn read(path: &Path) -> Result<Self, Error> {
         let read = || {
             let table = read_table(path, DOCUMENT)?;
@@ -243,9 +262,13 @@ impl Config {
         toml::to_string(self).expect("a configuration is a TOML table")
     }
 
-    /// A document, laid on the preset that it names or else on [`preset::DEFAULT`], and then settings; as [`Config::resolve`] does it.
+    /// A document, laid on the preset that it names or else on [`preset::DEFAULT`], and then
+    /// settings; as [`Config::resolve`] does it.
     pub(crate) fn of_document(document: Table, settings: &[String]) -> Result<Self, Error> {
-        settings.iter().try_fold(on_preset(None, document)?, |table, setting| apply(table, setting)).and_then(Self::checked)
+        settings
+            .iter()
+            .try_fold(on_preset(None, document)?, |table, setting| apply(table, setting))
+            .and_then(Self::checked)
     }
 
     /// This configuration with a document laid over it.
@@ -265,12 +288,20 @@ impl Config {
         Value::Table(table).try_into().map_err(|error: toml::de::Error| {
             // The library tells the key in its last line alone.
             let text = error.to_string();
-            let key = text.lines().last().and_then(|line| line.strip_prefix("in `")?.strip_suffix('`')).unwrap_or(ROOT);
+            let key = text
+                .lines()
+                .last()
+                .and_then(|line| line.strip_prefix("in `")?.strip_suffix('`'))
+                .unwrap_or(ROOT);
             // What is found, and of a choice also what is known, stands between backquotes.
             let words: Vec<&str> = error.message().split('`').skip(1).step_by(2).collect();
             match (error.message(), words.as_slice()) {
-                (message, [found, known @ ..]) if message.starts_with("unknown variant") => unknown(key, found, known.iter().copied()),
-                (message, [found]) if message.ends_with("expected u32") => out_of_range(key, u32::MAX.into(), found),
+                (message, [found, known @ ..]) if message.starts_with("unknown variant") => {
+                    unknown(key, found, known.iter().copied())
+                }
+                (message, [found]) if message.ends_with("expected u32") => {
+                    out_of_range(key, u32::MAX.into(), found)
+                }
                 (message, _) => Error::setting(key, message),
             }
         })
@@ -303,21 +334,37 @@ impl Config {
             return refuse(key, format!("expected at most {MOST}, found {value}"));
         }
         if self.backend.threads > 4096 {
-            return refuse("backend.threads", format!("expected at most 4096, 0 for one a core, found {}", self.backend.threads));
+            return refuse(
+                "backend.threads",
+                format!("expected at most 4096, 0 for one a core, found {}", self.backend.threads),
+            );
         }
         if !model.width.is_multiple_of(4) {
-            let problem = format!("expected a multiple of 4, for 4x4 tiles, and of model.heads {}, found {}", model.heads, model.width);
+            let problem = format!(
+                "expected a multiple of 4, for 4x4 tiles, and of model.heads {}, found {}",
+                model.heads, model.width
+            );
             return refuse("model.width", problem);
         }
         if !model.width.is_multiple_of(model.heads) {
-            let problem = format!("expected a divisor of model.width {}, found {}", model.width, model.heads);
+            let problem =
+                format!("expected a divisor of model.width {}, found {}", model.width, model.heads);
             return refuse("model.heads", problem);
         }
         if !model.ffn_width.is_multiple_of(4) {
-            return refuse("model.ffn_width", format!("expected a multiple of 4, for 4x4 tiles, found {}", model.ffn_width));
+            return refuse(
+                "model.ffn_width",
+                format!("expected a multiple of 4, for 4x4 tiles, found {}", model.ffn_width),
+            );
         }
-        let shares = [("model.dropout", model.dropout), ("optimizer.beta1", optimizer.beta1), ("optimizer.beta2", optimizer.beta2)];
-        if let Some((key, value)) = shares.into_iter().find(|(_, value)| !(0.0..1.0).contains(value)) {
+        let shares = [
+            ("model.dropout", model.dropout),
+            ("optimizer.beta1", optimizer.beta1),
+            ("optimizer.beta2", optimizer.beta2),
+        ];
+        if let Some((key, value)) =
+            shares.into_iter().find(|(_, value)| !(0.0..1.0).contains(value))
+        {
             return refuse(key, format!("expected a number in [0, 1), found {value}"));
         }
         let magnitudes = [
@@ -328,20 +375,30 @@ impl Config {
             ("optimizer.clip", optimizer.clip),
             ("run.spike_z", run.spike_z),
         ];
-        if let Some((key, value)) = magnitudes.into_iter().find(|(_, value)| !(value.is_finite() && *value >= 0.0)) {
+        if let Some((key, value)) =
+            magnitudes.into_iter().find(|(_, value)| !(value.is_finite() && *value >= 0.0))
+        {
             return refuse(key, format!("expected a finite number of at least 0, found {value}"));
         }
         // Adam divides 0 by it where a gradient was always 0.
         if !(optimizer.epsilon.is_finite() && optimizer.epsilon > 0.0) {
-            return refuse("optimizer.epsilon", format!("expected a finite number above 0, found {}", optimizer.epsilon));
+            return refuse(
+                "optimizer.epsilon",
+                format!("expected a finite number above 0, found {}", optimizer.epsilon),
+            );
         }
         if (1..=optimizer.warmup_steps).contains(&optimizer.decay_steps) {
             let OptimizerConfig { warmup_steps, decay_steps, .. } = optimizer;
-            let problem = format!("expected more than optimizer.warmup_steps {warmup_steps}, or 0 for the last step, found {decay_steps}");
+            let problem = format!(
+                "expected more than optimizer.warmup_steps {warmup_steps}, or 0 for the last step, found {decay_steps}"
+            );
             return refuse("optimizer.decay_steps", problem);
         }
         if !(self.data.validation > 0.0 && self.data.validation < 1.0) {
-            let problem = format!("expected the share to hold out, above 0 and below 1, found {}", self.data.validation);
+            let problem = format!(
+                "expected the share to hold out, above 0 and below 1, found {}",
+                self.data.validation
+            );
             return refuse("data.validation", problem);
         }
         let backend = self.backend_entry()?;
@@ -350,13 +407,17 @@ impl Config {
         (backend.check)(&self.recipe(1)?)
     }
 
-    /// Refuses to train a preset of a large corpus on the embedded text, which would be no more than days of memorising it.
+    /// Refuses to train a preset of a large corpus on the embedded text, which would be no more
+    /// than days of memorising it.
     ///
     /// # Errors
     /// [`Error::Setting`] for an empty `data.path` where the preset has [`preset::Corpus::Named`].
     pub fn check_corpus(&self) -> Result<(), Error> {
         if self.data.path.is_empty() && preset::corpus(&self.preset) == preset::Corpus::Named {
-            let problem = format!("the preset {:?} is for a large corpus and not for the embedded text; name one with --data", self.preset);
+            let problem = format!(
+                "the preset {:?} is for a large corpus and not for the embedded text; name one with --data",
+                self.preset
+            );
             return Err(Error::setting("data.path", problem));
         }
         Ok(())
@@ -395,7 +456,8 @@ impl Config {
         let Self { model, optimizer, batch, .. } = self;
         let method = self.method_value()?;
         // Down to whole tiles, and at least one.
-        let narrowed = model.ffn_width as u64 * u64::from(method.width.numerator()) / u64::from(method.width.denominator());
+        let narrowed = model.ffn_width as u64 * u64::from(method.width.numerator())
+            / u64::from(method.width.denominator());
         let ffn_width = (narrowed as usize / 4 * 4).max(4);
         Ok(Recipe {
             model: Gpt2Shape {
@@ -413,8 +475,9 @@ impl Config {
             steps: self.steps,
             batch: BatchShape { sequences: batch.sequences, context: model.context },
             recompute: model.recompute,
-            accumulation: NonZeroU32::new(batch.accumulation)
-                .ok_or_else(|| Error::setting("batch.accumulation", "expected at least 1, found 0"))?,
+            accumulation: NonZeroU32::new(batch.accumulation).ok_or_else(|| {
+                Error::setting("batch.accumulation", "expected at least 1, found 0")
+            })?,
             dropout: model.dropout,
             optimizer: AdamW {
                 beta1: optimizer.beta1,
@@ -427,7 +490,11 @@ impl Config {
                 peak: optimizer.learning_rate,
                 floor: optimizer.min_learning_rate,
                 warmup_steps: optimizer.warmup_steps,
-                decay_steps: if optimizer.decay_steps == 0 { self.steps } else { optimizer.decay_steps },
+                decay_steps: if optimizer.decay_steps == 0 {
+                    self.steps
+                } else {
+                    optimizer.decay_steps
+                },
             },
             seed: self.seed,
         })
@@ -441,8 +508,13 @@ fn out_of_range(key: &str, most: u64, found: &str) -> Error {
     Error::setting(key, format!("expected at most {most}, found {found}"))
 }
 
-/// "X is not known; did you mean Y?", where one is near enough to be a slip: a third of the letters at most.
-pub(crate) fn unknown<'a>(key: &str, found: &str, known: impl Iterator<Item = &'a str> + Clone) -> Error {
+/// "X is not known; did you mean Y?", where one is near enough to be a slip: a third of the letters
+/// at most.
+pub(crate) fn unknown<'a>(
+    key: &str,
+    found: &str,
+    known: impl Iterator<Item = &'a str> + Clone,
+) -> Error {
     /// Takes memory for every pair of letters, and no key is that long.
     const LONGEST: usize = 64;
     let distance = |name: &&str| strsim::damerau_levenshtein(found, name);
@@ -482,7 +554,12 @@ fn on_preset(preset: Option<&str>, document: Table) -> Result<Table, Error> {
     if let (Some(named), Some(preset)) = (named, preset)
         && named != preset
     {
-        return Err(Error::setting("preset", format!("found {named:?} here and {preset:?} for --preset, expected one of the two alone")));
+        return Err(Error::setting(
+            "preset",
+            format!(
+                "found {named:?} here and {preset:?} for --preset, expected one of the two alone"
+            ),
+        ));
     }
     let mut table = table_of(&named_preset(named.or(preset).unwrap_or(preset::DEFAULT))?);
     overlay(&mut table, document, "")?;
@@ -499,11 +576,15 @@ const DOCUMENT: &str = "a TOML file; `sparse24 config` prints one";
 
 /// The document in a file, of which `expected` tells where there is none.
 pub(crate) fn read_table(path: &Path, expected: &str) -> Result<Table, Error> {
-    let refuse = |line: usize, problem: &str| Error::setting(format!("line {line}"), problem.replace('\n', ", "));
+    let refuse = |line: usize, problem: &str| {
+        Error::setting(format!("line {line}"), problem.replace('\n', ", "))
+    };
     let bytes = disk::read_small(path, LONGEST_DOCUMENT).map_err(|e| e.expecting(expected))?;
     let line = |at: usize| 1 + bytes.iter().take(at).filter(|&&byte| byte == b'\n').count();
-    let text = str::from_utf8(&bytes).map_err(|error| refuse(line(error.valid_up_to()), "is not UTF-8 text"))?;
-    text.parse::<Table>().map_err(|error| refuse(line(error.span().map_or(0, |span| span.start)), error.message()))
+    let text = str::from_utf8(&bytes)
+        .map_err(|error| refuse(line(error.valid_up_to()), "is not UTF-8 text"))?;
+    text.parse::<Table>()
+        .map_err(|error| refuse(line(error.span().map_or(0, |span| span.start)), error.message()))
 }
 
 /// Lays `over` on `base`, whose keys are all the known ones.
@@ -512,7 +593,11 @@ fn overlay(base: &mut Table, over: Table, prefix: &str) -> Result<(), Error> {
         let dotted = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
         let known: Vec<String> = base.keys().cloned().collect();
         let Some(slot) = base.get_mut(&key) else {
-            return Err(unknown(if prefix.is_empty() { ROOT } else { prefix }, &key, known.iter().map(String::as_str)));
+            return Err(unknown(
+                if prefix.is_empty() { ROOT } else { prefix },
+                &key,
+                known.iter().map(String::as_str),
+            ));
         };
         match (slot, value) {
             (Value::Table(base), Value::Table(over)) => overlay(base, over, &dotted)?,
@@ -526,15 +611,20 @@ fn overlay(base: &mut Table, over: Table, prefix: &str) -> Result<(), Error> {
 fn converted(key: &str, known: &Value, value: Value) -> Result<Value, Error> {
     match (known, value) {
         (Value::Float(_), Value::Integer(whole)) => Ok(Value::Float(whole as f64)),
-        (Value::Integer(_), Value::Integer(negative @ ..0)) => {
-            Err(Error::setting(key, format!("expected a whole number of at least 0, found {negative}")))
-        }
+        (Value::Integer(_), Value::Integer(negative @ ..0)) => Err(Error::setting(
+            key,
+            format!("expected a whole number of at least 0, found {negative}"),
+        )),
         // A number that TOML cannot hold.
-        (Value::Integer(_), Value::String(digits)) if digits.bytes().all(|b| b.is_ascii_digit()) && digits.len() >= 19 => {
+        (Value::Integer(_), Value::String(digits))
+            if digits.bytes().all(|b| b.is_ascii_digit()) && digits.len() >= 19 =>
+        {
             Err(out_of_range(key, i64::MAX as u64, &digits))
         }
         (known, value) if known.same_type(&value) => Ok(value),
-        (known, value) => Err(Error::setting(key, format!("expected {}, found {value}", described(known)))),
+        (known, value) => {
+            Err(Error::setting(key, format!("expected {}, found {value}", described(known))))
+        }
     }
 }
 
@@ -556,14 +646,23 @@ fn apply(mut table: Table, setting: &str) -> Result<Table, Error> {
     };
     let (key, text) = (key.trim(), text.trim());
     if key == "preset" {
-        return Err(Error::setting(key, "a preset is what settings are laid on, choose it before them (--preset)"));
+        return Err(Error::setting(
+            key,
+            "a preset is what settings are laid on, choose it before them (--preset)",
+        ));
     }
-    // Sections do not nest: of more dots than one, all but the last are part of a name that is not known.
-    let (section, leaf) = key.rsplit_once('.').map_or((None, key), |(section, leaf)| (Some(section), leaf));
+    // Sections do not nest: of more dots than one, all but the last are part of a name that is not
+    // known.
+    let (section, leaf) =
+        key.rsplit_once('.').map_or((None, key), |(section, leaf)| (Some(section), leaf));
     let known = section.map_or(Some(&table), |section| table.get(section)?.as_table());
     let wants_string = known.and_then(|known| known.get(leaf)).is_some_and(Value::is_str);
     let verbatim = || Value::String(text.to_owned());
-    let value = text.parse().ok().filter(|value: &Value| !wants_string || value.is_str()).unwrap_or_else(verbatim);
+    let value = text
+        .parse()
+        .ok()
+        .filter(|value: &Value| !wants_string || value.is_str())
+        .unwrap_or_else(verbatim);
     let over = [(leaf.to_owned(), value)].into_iter().collect();
     let over = match section {
         None => over,

@@ -9,7 +9,8 @@
 //! | what an optimizer step sees | [`Dataset::batch`], a pure function of (seed, step, micro-step) |
 //! | what an evaluation sees | [`EvaluationWindows`]: every held-out token once |
 //!
-//! Deliberately absent: iterators with state. A resume needs no position in the data, only the step.
+//! Deliberately absent: iterators with state. A resume needs no position in the data, only the
+//! step.
 
 mod batch;
 mod corpus;

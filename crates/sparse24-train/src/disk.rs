@@ -1,7 +1,9 @@
-//! The few file operations that checkpoints, run directories and prepared data are made of, each with its error.
+//! The few file operations that checkpoints, run directories and prepared data are made of, each
+//! with its error.
 //!
-//! Invariant: everything that must survive goes through here, so that the tests can make the Nth operation fail, "kill" the process at it,
-//! or write down what was done ([`fault`]). Deliberately absent: formats.
+//! Invariant: everything that must survive goes through here, so that the tests can make the Nth
+//! operation fail, "kill" the process at it, or write down what was done ([`fault`]). Deliberately
+//! absent: formats.
 
 use std::{
     fs::{self, File},
@@ -32,46 +34,67 @@ impl NewFile {
 
     /// Writes all of `bytes`.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        fault::writer(&mut self.file, &self.path).write_all(bytes).map_err(|e| Error::io("write", &self.path, e))
+        fault::writer(&mut self.file, &self.path)
+            .write_all(bytes)
+            .map_err(|e| Error::io("write", &self.path, e))
     }
 
     /// Returns once the contents are on the device.
     pub(crate) fn sync(self) -> Result<(), Error> {
-        fault::before(Operation::Sync(&self.path)).and_then(|()| self.file.sync_all()).map_err(|e| Error::io("sync", &self.path, e))
+        fault::before(Operation::Sync(&self.path))
+            .and_then(|()| self.file.sync_all())
+            .map_err(|e| Error::io("sync", &self.path, e))
     }
 }
 
 /// Makes one directory.
 pub(crate) fn create_directory(path: &Path) -> Result<(), Error> {
-    fault::before(Operation::CreateDirectory(path)).and_then(|()| fs::create_dir(path)).map_err(|e| Error::io("create", path, e))
+    fault::before(Operation::CreateDirectory(path))
+        .and_then(|()| fs::create_dir(path))
+        .map_err(|e| Error::io("create", path, e))
 }
 
 /// Moves, atomically; on Unix an existing file is replaced.
 pub(crate) fn rename(from: &Path, to: &Path) -> Result<(), Error> {
-    fault::before(Operation::Rename(from, to)).and_then(|()| fs::rename(from, to)).map_err(|e| Error::io("rename", from, e))
+    fault::before(Operation::Rename(from, to))
+        .and_then(|()| fs::rename(from, to))
+        .map_err(|e| Error::io("rename", from, e))
 }
 
 /// Removes a file.
 pub(crate) fn remove_file(path: &Path) -> Result<(), Error> {
-    fault::before(Operation::RemoveFile(path)).and_then(|()| fs::remove_file(path)).map_err(|e| Error::io("remove", path, e))
+    fault::before(Operation::RemoveFile(path))
+        .and_then(|()| fs::remove_file(path))
+        .map_err(|e| Error::io("remove", path, e))
 }
 
 /// Removes a directory and all it holds.
 pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
-    fault::before(Operation::RemoveDirectory(path)).and_then(|()| fs::remove_dir_all(path)).map_err(|e| Error::io("remove", path, e))
+    fault::before(Operation::RemoveDirectory(path))
+        .and_then(|()| fs::remove_dir_all(path))
+        .map_err(|e| Error::io("remove", path, e))
 }
 
-/// Returns once the names in the directory are on the device. Only Unix can; elsewhere the rename is as good as it gets.
+/// Returns once the names in the directory are on the device. Only Unix can; elsewhere the rename
+/// is as good as it gets.
 pub(crate) fn sync_directory(path: &Path) -> Result<(), Error> {
     let sync = || if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) };
-    fault::before(Operation::SyncDirectory(path)).and_then(|()| sync()).map_err(|e| Error::io("sync", path, e))
+    fault::before(Operation::SyncDirectory(path))
+        .and_then(|()| sync())
+        .map_err(|e| Error::io("sync", path, e))
 }
 
-/// Refuses to write `needed` bytes for `what` where the file system has not as many; some systems do not tell, and a quota is only met by
-/// writing.
-pub(crate) fn check_room(path: &Path, needed: u64, what: impl FnOnce() -> String) -> Result<(), Error> {
+/// Refuses to write `needed` bytes for `what` where the file system has not as many; some systems
+/// do not tell, and a quota is only met by writing.
+pub(crate) fn check_room(
+    path: &Path,
+    needed: u64,
+    what: impl FnOnce() -> String,
+) -> Result<(), Error> {
     match free(path) {
-        Some(free) if free < needed => Err(Error::Room { path: path.to_owned(), what: what(), needed, free }),
+        Some(free) if free < needed => {
+            Err(Error::Room { path: path.to_owned(), what: what(), needed, free })
+        }
         _ => Ok(()),
     }
 }
@@ -92,8 +115,12 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     replace(path, |file| file.write(bytes))
 }
 
-/// As [`write_atomically`], for contents that come in pieces. Errors name `path`, not where the contents are gathered.
-pub(crate) fn replace(path: &Path, write: impl FnOnce(&mut NewFile) -> Result<(), Error>) -> Result<(), Error> {
+/// As [`write_atomically`], for contents that come in pieces. Errors name `path`, not where the
+/// contents are gathered.
+pub(crate) fn replace(
+    path: &Path,
+    write: impl FnOnce(&mut NewFile) -> Result<(), Error>,
+) -> Result<(), Error> {
     let aside = aside(path);
     let written = NewFile::create(aside.clone()).and_then(|mut file| {
         write(&mut file)?;
@@ -109,14 +136,21 @@ pub(crate) fn replace(path: &Path, write: impl FnOnce(&mut NewFile) -> Result<()
     sync_directory(parent(path))
 }
 
-/// The file that what is written to `path` replaces: itself, or what it links to, whether that exists or not.
+/// The file that what is written to `path` replaces: itself, or what it links to, whether that
+/// exists or not.
 ///
-/// Refuses what exists and is no regular file: a rename would put a file in the place of a pipe or a device.
+/// Refuses what exists and is no regular file: a rename would put a file in the place of a pipe or
+/// a device.
 pub(crate) fn destination(path: &Path) -> Result<PathBuf, Error> {
     let failed = |e| Error::io("write", path, e);
     match fs::metadata(path) {
-        Ok(kind) if kind.is_dir() => Err(Error::file(path, "is a folder, expected a file or a new name")),
-        Ok(kind) if !kind.is_file() => Err(Error::file(path, "is not a regular file, which alone can be replaced; name another")),
+        Ok(kind) if kind.is_dir() => {
+            Err(Error::file(path, "is a folder, expected a file or a new name"))
+        }
+        Ok(kind) if !kind.is_file() => Err(Error::file(
+            path,
+            "is not a regular file, which alone can be replaced; name another",
+        )),
         Ok(_) if path.is_symlink() => fs::canonicalize(path).map_err(failed),
         Ok(_) => Ok(path.to_owned()),
         // A link may lead to nothing yet; a loop of links is another error.
@@ -139,12 +173,16 @@ pub(crate) fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Opens a regular file and tells its bytes: reading a pipe could block, and a device might never end.
+/// Opens a regular file and tells its bytes: reading a pipe could block, and a device might never
+/// end.
 pub(crate) fn open(path: &Path) -> Result<(File, u64), Error> {
     let failed = |e| Error::io("read", path, e);
     let kind = fs::metadata(path).map_err(failed)?;
     if !kind.is_file() {
-        return Err(Error::file(path, if kind.is_dir() { "is a folder, expected a file" } else { "is not a regular file" }));
+        return Err(Error::file(
+            path,
+            if kind.is_dir() { "is a folder, expected a file" } else { "is not a regular file" },
+        ));
     }
     Ok((File::open(path).map_err(failed)?, kind.len()))
 }
@@ -165,7 +203,8 @@ pub(crate) fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// Room for what a file says it holds: a file may be larger than memory, and one with holes larger than any disk.
+/// Room for what a file says it holds: a file may be larger than memory, and one with holes larger
+/// than any disk.
 pub(crate) fn reserve<T>(path: &Path, count: usize) -> Result<Vec<T>, Error> {
     let mut room = Vec::new();
     room.try_reserve_exact(count).map_err(|e| Error::io("read", path, e.into()))?;

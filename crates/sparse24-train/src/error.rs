@@ -1,4 +1,5 @@
-//! The one error type of this crate. A message is one sentence that names the file or key, what was found and what was expected.
+//! The one error type of this crate. A message is one sentence that names the file or key, what was
+//! found and what was expected.
 
 use std::{io, path::PathBuf};
 
@@ -133,7 +134,8 @@ pub enum Error {
     /// The semantics of 2:4 refuse.
     #[error(transparent)]
     Semantics(#[from] sparse24_core::Error),
-    /// The flag of [`crate::trainer::Trainer::interrupt_on`] was set; what was under way left no trace.
+    /// The flag of [`crate::trainer::Trainer::interrupt_on`] was set; what was under way left no
+    /// trace.
     #[error("interrupted")]
     Interrupted,
     /// The loss or a gradient is not finite; no update was made.
@@ -199,7 +201,9 @@ pub enum Error {
         kept: Option<u32>,
     },
     /// A tensor to be saved is not finite; nothing was written.
-    #[error("checkpoint of step {step} not written: {tensor:?} holds {value} at element {element}; earlier checkpoints stay")]
+    #[error(
+        "checkpoint of step {step} not written: {tensor:?} holds {value} at element {element}; earlier checkpoints stay"
+    )]
     NonFiniteCheckpoint {
         /// Optimizer steps done.
         step: u32,
@@ -214,7 +218,9 @@ pub enum Error {
 
 /// What an error leaves.
 fn told(kept: Option<u32>) -> String {
-    kept.map_or("nothing was saved yet".to_owned(), |kept| format!("the checkpoint of step {kept} is kept"))
+    kept.map_or("nothing was saved yet".to_owned(), |kept| {
+        format!("the checkpoint of step {kept} is kept")
+    })
 }
 
 fn mebibytes(bytes: u64) -> String {
@@ -234,7 +240,9 @@ impl Error {
             | Self::Semantics(_)
             | Self::Plan { .. }
             | Self::Parameter { .. } => ErrorKind::Input,
-            Self::Io { action: "read", source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::Input,
+            Self::Io { action: "read", source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                ErrorKind::Input
+            }
             Self::Io { .. } | Self::Room { .. } => ErrorKind::Io,
             Self::Device(_) => ErrorKind::Device,
             Self::Interrupted => ErrorKind::Interrupted,
@@ -250,7 +258,9 @@ impl Error {
     /// As of a text that begins `bytes` earlier.
     #[cfg(feature = "run")]
     pub(crate) fn moved(mut self, bytes: usize) -> Self {
-        if let Self::UnknownCharacter { offset, .. } | Self::LongWhiteSpace { offset, .. } = &mut self {
+        if let Self::UnknownCharacter { offset, .. } | Self::LongWhiteSpace { offset, .. } =
+            &mut self
+        {
             *offset += bytes;
         }
         self
@@ -290,7 +300,9 @@ fn printable(text: &str) -> String {
     const END: usize = 300;
     let plain = |part: &str| part.replace(char::is_control, "\u{fffd}");
     match (text.char_indices().nth(END), text.char_indices().nth_back(END)) {
-        (Some((head, _)), Some((tail, _))) if head < tail => format!("{} [...] {}", plain(&text[..head]), plain(&text[tail..])),
+        (Some((head, _)), Some((tail, _))) if head < tail => {
+            format!("{} [...] {}", plain(&text[..head]), plain(&text[tail..]))
+        }
         _ => plain(text),
     }
 }

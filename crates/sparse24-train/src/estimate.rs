@@ -1,6 +1,8 @@
-//! What a run costs before it runs: parameters, memory and floating-point operations, from its recipe alone.
+//! What a run costs before it runs: parameters, memory and floating-point operations, from its
+//! recipe alone.
 //!
-//! Invariant: memory is what the CPU backend allocates, to the byte (a test compares them). Deliberately absent: speeds.
+//! Invariant: memory is what the CPU backend allocates, to the byte (a test compares them).
+//! Deliberately absent: speeds.
 
 use sparse24_core::MaskKind;
 
@@ -55,8 +57,10 @@ pub fn estimate(recipe: &Recipe) -> Estimate {
     let Gpt2Shape { activation, bias, sparsify, .. } = recipe.model;
     let Gpt2Shape { layers, heads, width, ffn_width, context, vocabulary, .. } = recipe.model;
     // Wide enough for products of three lengths of any configuration.
-    let [layers, heads, d, f, context, vocabulary] = [layers, heads, width, ffn_width, context, vocabulary].map(|n| n as u128);
-    let (sequences, accumulation) = (recipe.batch.sequences as u128, u128::from(recipe.accumulation.get()));
+    let [layers, heads, d, f, context, vocabulary] =
+        [layers, heads, width, ffn_width, context, vocabulary].map(|n| n as u128);
+    let (sequences, accumulation) =
+        (recipe.batch.sequences as u128, u128::from(recipe.accumulation.get()));
     let z = f * activation.width() as u128;
     let p = sequences * recipe.batch.context as u128;
     let vector = if bias == Bias::Present { 1 } else { 0 };
@@ -64,14 +68,16 @@ pub fn estimate(recipe: &Recipe) -> Estimate {
     let ffn = z * d + d * f;
     let projections = 4 * d * d;
     let vectors = 2 * d * (1 + vector) + (z + d + 4 * d) * vector;
-    let parameters = layers * (ffn + projections + vectors) + (vocabulary + context) * d + d * (1 + vector);
+    let parameters =
+        layers * (ffn + projections + vectors) + (vocabulary + context) * d + d * (1 + vector);
     let (of_layer, rows) = match sparsify {
         Sparsify::Ffn => (ffn, z + d),
         Sparsify::FfnAndAttention => (ffn + projections, z + d + 4 * d),
     };
     let sparsifiable = layers * of_layer;
 
-    let gradients24 = p * (z + d) + if sparsify == Sparsify::FfnAndAttention { 3 * p * d } else { 0 };
+    let gradients24 =
+        p * (z + d) + if sparsify == Sparsify::FfnAndAttention { 3 * p * d } else { 0 };
     let sampled = if recipe.method.samples() { gradients24 } else { 0 };
     // A mask is an eighth of a byte an element: two for the flip rate, and one for each S(W).
     let operands = recipe.method.pruned_operands() as u128;
@@ -89,10 +95,12 @@ pub fn estimate(recipe: &Recipe) -> Estimate {
         Recompute::None => layers * block,
         Recompute::Blocks => layers * p * d + block,
     };
-    let shared = norm + p * (9 * d + z) + 2 * p + 1 + accumulation + p.min(HEAD_ROWS as u128) * vocabulary;
+    let shared =
+        norm + p * (9 * d + z) + 2 * p + 1 + accumulation + p.min(HEAD_ROWS as u128) * vocabulary;
 
     let tokens = (p * accumulation) as f64;
-    // Forward, dgrad and wgrad of each product; causal attention is half of 2 T d multiply-adds forward and 2.5 times that backward.
+    // Forward, dgrad and wgrad of each product; causal attention is half of 2 T d multiply-adds
+    // forward and 2.5 times that backward.
     let linear = 6.0 * (layers * (ffn + projections) + vocabulary * d) as f64;
     let attention = 7.0 * (layers * context * d) as f64;
     // Of a block, once more, all forward products but the last; of the last block nothing.
@@ -104,8 +112,10 @@ pub fn estimate(recipe: &Recipe) -> Estimate {
         Sparsify::FfnAndAttention => again * (z * d + projections),
     };
     let phase = recipe.method.sparse_phase();
-    let [forward, dgrad, wgrad] = sparse_products(&phase).map(|is_sparse| if is_sparse { 2.0 } else { 0.0 });
-    let sparse_flops = tokens * ((forward + dgrad + wgrad) * sparsifiable as f64 + forward * recomputed_sparse as f64);
+    let [forward, dgrad, wgrad] =
+        sparse_products(&phase).map(|is_sparse| if is_sparse { 2.0 } else { 0.0 });
+    let sparse_flops = tokens
+        * ((forward + dgrad + wgrad) * sparsifiable as f64 + forward * recomputed_sparse as f64);
     let narrow = |count: u128| u64::try_from(count).unwrap_or(u64::MAX);
     Estimate {
         parameters: narrow(parameters),
@@ -143,9 +153,20 @@ mod tests {
 
     /// Settings on the quickstart preset, and the vocabulary.
     fn check(settings: &[&str], vocabulary: usize) {
-        let small = ["model.layers=2", "model.width=16", "model.ffn_width=24", "model.heads=2", "model.context=8", "batch.sequences=3"];
-        let settings: Vec<String> = small.iter().chain(settings).map(|&setting| setting.to_owned()).collect();
-        let recipe = Config::resolve(Some("quickstart"), None, &settings).unwrap().recipe(vocabulary).unwrap();
+        let small = [
+            "model.layers=2",
+            "model.width=16",
+            "model.ffn_width=24",
+            "model.heads=2",
+            "model.context=8",
+            "batch.sequences=3",
+        ];
+        let settings: Vec<String> =
+            small.iter().chain(settings).map(|&setting| setting.to_owned()).collect();
+        let recipe = Config::resolve(Some("quickstart"), None, &settings)
+            .unwrap()
+            .recipe(vocabulary)
+            .unwrap();
         let estimate = estimate(&recipe);
         let trainer = Trainer::new(Box::new(CpuBackend::new(Arithmetic::F32)), recipe).unwrap();
         let memory = trainer.backend().memory();
@@ -157,11 +178,16 @@ mod tests {
             (Region::Sparse, estimate.sparse_bytes),
         ];
         for (region, bytes) in expected {
-            let found: usize = memory.iter().filter(|(of, _)| *of == region).map(|(_, bytes)| bytes).sum();
+            let found: usize =
+                memory.iter().filter(|(of, _)| *of == region).map(|(_, bytes)| bytes).sum();
             assert_eq!(bytes, found as u64, "{region:?} of {settings:?}");
         }
-        assert_eq!(estimate.device_bytes(), memory.iter().map(|&(_, bytes)| bytes as u64).sum::<u64>());
-        let parameters: usize = trainer.parameter_shapes().map(|(_, [rows, columns])| rows * columns).sum();
+        assert_eq!(
+            estimate.device_bytes(),
+            memory.iter().map(|&(_, bytes)| bytes as u64).sum::<u64>()
+        );
+        let parameters: usize =
+            trainer.parameter_shapes().map(|(_, [rows, columns])| rows * columns).sum();
         assert_eq!(estimate.parameters, parameters as u64, "{settings:?}");
     }
 
@@ -170,21 +196,50 @@ mod tests {
         check(&[], 256);
         check(&["method.name=dense", "model.bias=true"], 11);
         for method in ["half", "ste", "step", "bi-mask", "s-ste"] {
-            check(&[&format!("method.name={method}"), "model.bias=true", "model.sparsify=ffn-and-attention"], 11);
+            check(
+                &[
+                    &format!("method.name={method}"),
+                    "model.bias=true",
+                    "model.sparsify=ffn-and-attention",
+                ],
+                11,
+            );
         }
-        check(&["model.sparsify=ffn-and-attention", "model.activation=geglu", "batch.accumulation=3"], 7);
-        check(&["model.sparsify=ffn-and-attention", "model.activation=swiglu", "model.bias=true", "model.dropout=0.1"], 65);
+        check(
+            &["model.sparsify=ffn-and-attention", "model.activation=geglu", "batch.accumulation=3"],
+            7,
+        );
+        check(
+            &[
+                "model.sparsify=ffn-and-attention",
+                "model.activation=swiglu",
+                "model.bias=true",
+                "model.dropout=0.1",
+            ],
+            65,
+        );
         check(&["model.recompute=blocks"], 256);
-        check(&["model.recompute=blocks", "model.layers=1", "model.activation=swiglu", "model.bias=true"], 9);
+        check(
+            &[
+                "model.recompute=blocks",
+                "model.layers=1",
+                "model.activation=swiglu",
+                "model.bias=true",
+            ],
+            9,
+        );
         // More tokens than rows of logits are held at a time.
         check(&["model.layers=1", "model.context=512", "batch.sequences=12"], 5);
     }
 
     #[test]
     fn no_configuration_overflows() {
-        let most = ["layers", "heads", "width", "ffn_width", "context"].map(|key| format!("model.{key}={}", 1 << 24));
-        let settings: Vec<String> = most.into_iter().chain(["batch.sequences=16777216".to_owned()]).collect();
-        let recipe = Config::resolve(Some("quickstart"), None, &settings).unwrap().recipe(256).unwrap();
+        let most = ["layers", "heads", "width", "ffn_width", "context"]
+            .map(|key| format!("model.{key}={}", 1 << 24));
+        let settings: Vec<String> =
+            most.into_iter().chain(["batch.sequences=16777216".to_owned()]).collect();
+        let recipe =
+            Config::resolve(Some("quickstart"), None, &settings).unwrap().recipe(256).unwrap();
         assert_eq!(estimate(&recipe).device_bytes(), u64::MAX);
     }
 }

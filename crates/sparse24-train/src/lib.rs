@@ -1,4 +1,5 @@
-//! Pre-training transformers with 2:4 sparsity: everything between the semantics of [`sparse24_core`] and a command line.
+//! Pre-training transformers with 2:4 sparsity: everything between the semantics of
+//! [`sparse24_core`] and a command line.
 //!
 //! | module | what it holds |
 //! | --- | --- |
@@ -11,7 +12,8 @@
 //! | `data`, `config`, `checkpoint`, `run`, `interchange`, `pruning`, `machine` | corpora, settings, files and memory (feature `run`) |
 //! | `series`, `search`, `study`, `statistics` | many runs: the search for lambda, and comparisons (feature `run`) |
 //!
-//! Without default features there are no files, tokenizers, clocks or threads: implement [`backend::Backend`] and embed the rest.
+//! Without default features there are no files, tokenizers, clocks or threads: implement
+//! [`backend::Backend`] and embed the rest.
 
 pub mod backend;
 #[cfg(feature = "run")]

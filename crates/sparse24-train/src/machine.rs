@@ -33,7 +33,12 @@ mod tests {
     fn both_amounts_are_read_in_bytes() {
         let text = "MemTotal:       16 kB\nMemFree:         1 kB\nMemAvailable:    4 kB\n";
         assert_eq!(parse(text), Some(Memory { total: 16_384, available: 4096 }));
-        for damaged in ["", "MemTotal: 16 kB\n", "MemTotal: 16\nMemAvailable: 4\n", "MemTotal: x kB\nMemAvailable: 4 kB\n"] {
+        for damaged in [
+            "",
+            "MemTotal: 16 kB\n",
+            "MemTotal: 16\nMemAvailable: 4\n",
+            "MemTotal: x kB\nMemAvailable: 4 kB\n",
+        ] {
             assert_eq!(parse(damaged), None, "{damaged}");
         }
     }

@@ -1,7 +1,9 @@
-//! A training method is a value: phases, each with its operands; what the masks do between steps; how wide the feed-forward is.
+//! A training method is a value: phases, each with its operands; what the masks do between steps;
+//! how wide the feed-forward is.
 //!
-//! Every method of the paper is a composition of these choices, so no other file asks which method runs. Adding a method is adding a row
-//! to [`PRESETS`], and at most one variant to one choice. Deliberately absent: how an operand is multiplied (a backend's matter).
+//! Every method of the paper is a composition of these choices, so no other file asks which method
+//! runs. Adding a method is adding a row to [`PRESETS`], and at most one variant to one choice.
+//! Deliberately absent: how an operand is multiplied (a backend's matter).
 
 use std::collections::BTreeMap;
 
@@ -51,7 +53,11 @@ pub struct Phase {
 
 /// What the forward of a phase multiplies by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "run", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
+#[cfg_attr(
+    feature = "run",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "lowercase")
+)]
 pub enum PhaseKind {
     /// Pruned weights.
     Sparse,
@@ -73,7 +79,8 @@ impl core::fmt::Display for PhaseKind {
 pub enum Until {
     /// After floor(fraction * steps) optimizer steps of the run.
     Fraction(Fraction),
-    /// After the first step at which Adam's variance [has settled](sparse24_core::phase::has_settled), but within these bounds (STEP).
+    /// After the first step at which Adam's variance [has
+    /// settled](sparse24_core::phase::has_settled), but within these bounds (STEP).
     VarianceSettled {
         /// Not before.
         earliest: Fraction,
@@ -105,9 +112,11 @@ pub enum KeptValues {
 pub enum DgradOperand {
     /// W.
     Dense,
-    /// What the forward multiplies by. A product that contracts rows is 2:4 only where the mask is transposable; another is computed densely.
+    /// What the forward multiplies by. A product that contracts rows is 2:4 only where the mask is
+    /// transposable; another is computed densely.
     AsForward,
-    /// W under the forward's mask and a column-wise one in another order of rows (Bi-Mask), see [`sparse24_core::permute`].
+    /// W under the forward's mask and a column-wise one in another order of rows (Bi-Mask), see
+    /// [`sparse24_core::permute`].
     Permuted,
 }
 
@@ -177,7 +186,8 @@ impl Method {
         PRESETS.iter().find(|preset| preset.name == name).map(|preset| (preset.build)(lambda))
     }
 
-    /// The last optimizer step of a phase, given the ends that are decided; one whose end is not ends as late as it may, and the last with the run.
+    /// The last optimizer step of a phase, given the ends that are decided; one whose end is not
+    /// ends as late as it may, and the last with the run.
     #[must_use]
     pub fn last_step(&self, phase: usize, steps: u32, ends: &Ends) -> u32 {
         if phase + 1 == self.phases.len() {
@@ -189,28 +199,39 @@ impl Method {
     /// Whether a phase has a step.
     #[must_use]
     pub fn has_steps(&self, phase: usize, steps: u32, ends: &Ends) -> bool {
-        self.last_step(phase, steps, ends) > phase.checked_sub(1).map_or(0, |before| self.last_step(before, steps, ends))
+        self.last_step(phase, steps, ends)
+            > phase.checked_sub(1).map_or(0, |before| self.last_step(before, steps, ends))
     }
 
-    /// The index of the phase that optimizer step `step` (1, 2, ...) of `steps` belongs to. Step 0, the initial weights, is the first's.
+    /// The index of the phase that optimizer step `step` (1, 2, ...) of `steps` belongs to. Step 0,
+    /// the initial weights, is the first's.
     #[must_use]
     pub fn phase_at(&self, step: u32, steps: u32, ends: &Ends) -> usize {
         let last = self.phases.len() - 1;
         (0..last).find(|&phase| step.max(1) <= self.last_step(phase, steps, ends)).unwrap_or(last)
     }
 
-    /// The last step of each phase whose forward is pruned, in order: after it the weights under their masks are a 2:4 model. A phase without a step has none.
+    /// The last step of each phase whose forward is pruned, in order: after it the weights under
+    /// their masks are a 2:4 model. A phase without a step has none.
     #[must_use]
     pub fn last_sparse_steps(&self, steps: u32, ends: &Ends) -> Vec<u32> {
-        let is_taken = |&phase: &usize| self.phases[phase].kind() == PhaseKind::Sparse && self.has_steps(phase, steps, ends);
-        (0..self.phases.len()).filter(is_taken).map(|phase| self.last_step(phase, steps, ends)).collect()
+        let is_taken = |&phase: &usize| {
+            self.phases[phase].kind() == PhaseKind::Sparse && self.has_steps(phase, steps, ends)
+        };
+        (0..self.phases.len())
+            .filter(is_taken)
+            .map(|phase| self.last_step(phase, steps, ends))
+            .collect()
     }
 
     /// What must be kept of each sparsifiable weight.
     #[must_use]
     pub fn pruned_operands(&self) -> PrunedOperands {
         let has = |wanted: fn(&Phase) -> bool| self.phases.iter().any(wanted);
-        match (has(|phase| phase.mask().is_some()), has(|phase| phase.dgrad == DgradOperand::Permuted)) {
+        match (
+            has(|phase| phase.mask().is_some()),
+            has(|phase| phase.dgrad == DgradOperand::Permuted),
+        ) {
             (false, _) => PrunedOperands::None,
             (true, false) => PrunedOperands::One,
             (true, true) => PrunedOperands::Two,

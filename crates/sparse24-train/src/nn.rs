@@ -1,6 +1,8 @@
-//! Layers: forward and backward written out, no tape. A layer holds handles; a [`Pass`] says how it runs.
+//! Layers: forward and backward written out, no tape. A layer holds handles; a [`Pass`] says how it
+//! runs.
 //!
-//! Data walks one way: a layer reads activations that its caller owns and writes activations that its caller owns.
+//! Data walks one way: a layer reads activations that its caller owns and writes activations that
+//! its caller owns.
 
 use sparse24_core::{
     mvue::Estimator,
@@ -62,7 +64,8 @@ impl Pass<'_> {
     /// The dropout of one place in the model; none when its probability is 0.
     #[must_use]
     pub fn dropout_at(&self, place: u32) -> Option<Dropout> {
-        (self.dropout > 0.0).then(|| Dropout { p: self.dropout, site: Site::new(Purpose::Dropout, place) })
+        (self.dropout > 0.0)
+            .then(|| Dropout { p: self.dropout, site: Site::new(Purpose::Dropout, place) })
     }
 
     /// Drops elements of `x` in place, or of its gradient.

@@ -1,6 +1,7 @@
 //! The optimizer as numbers: AdamW, clipping, and where masked decay enters. Backends apply it.
 
-/// AdamW with global-norm clipping (Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019).
+/// AdamW with global-norm clipping (Loshchilov and Hutter, "Decoupled weight decay regularization",
+/// ICLR 2019).
 ///
 /// With g clipped and masked decay added, m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2,
 /// w = w - lr * (m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps) + weight_decay * w).
@@ -20,7 +21,8 @@ impl AdamW {
     /// 1 - beta^step, both, computed in f64.
     #[must_use]
     pub fn bias_corrections(&self, step: u32) -> [f32; 2] {
-        [self.beta1, self.beta2].map(|beta| (1.0 - libm::pow(f64::from(beta), f64::from(step))) as f32)
+        [self.beta1, self.beta2]
+            .map(|beta| (1.0 - libm::pow(f64::from(beta), f64::from(step))) as f32)
     }
 
     /// The factor that clips gradients of this norm.

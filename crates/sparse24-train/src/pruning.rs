@@ -1,15 +1,17 @@
 //! 2:4 in safetensors files of any origin: prune their weights, or prove that they are pruned.
 //!
-//! Which tensors: two-dimensional, f32, f16, bf16 or f64, not empty, not an embedding by name ([`is_embedding`]), of a shape that the kind
-//! divides (transposable: both lengths by 4; row-wise: columns; column-wise: rows), and included by the caller. All others are left
-//! untouched and listed with the [`Reason`].
+//! Which tensors: two-dimensional, f32, f16, bf16 or f64, not empty, not an embedding by name
+//! ([`is_embedding`]), of a shape that the kind divides (transposable: both lengths by 4; row-wise:
+//! columns; column-wise: rows), and included by the caller. All others are left untouched and
+//! listed with the [`Reason`].
 //!
-//! A tensor is read as it is stored: row-wise groups run along its last dimension. That is the contraction dimension of `[out, in]`
-//! weights (PyTorch's `Linear`); of `[in, out]` weights (the `Conv1D` of Hugging Face's GPT-2) it is the first, column-wise.
-//! A transposable mask is both.
+//! A tensor is read as it is stored: row-wise groups run along its last dimension. That is the
+//! contraction dimension of `[out, in]` weights (PyTorch's `Linear`); of `[in, out]` weights (the
+//! `Conv1D` of Hugging Face's GPT-2) it is the first, column-wise. A transposable mask is both.
 //!
-//! Invariant: everything but pruned elements, which become +0, keeps its bytes: header, metadata, order, other tensors.
-//! Deliberately absent: compressed storage, sharded checkpoints (prune each file), dtypes below 16 bits.
+//! Invariant: everything but pruned elements, which become +0, keeps its bytes: header, metadata,
+//! order, other tensors. Deliberately absent: compressed storage, sharded checkpoints (prune each
+//! file), dtypes below 16 bits.
 
 use std::{fmt, fs, path::Path};
 
@@ -34,7 +36,8 @@ pub struct Selection<'a> {
     pub include: &'a dyn Fn(&str) -> bool,
 }
 
-/// How the transposable pattern of a tile is found; row- and column-wise pruning keep the two largest of a group either way.
+/// How the transposable pattern of a tile is found; row- and column-wise pruning keep the two
+/// largest of a group either way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Search {
     /// The best of the 90 patterns ([`sparse24_core::search::transposable`]).
@@ -73,7 +76,8 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Whether it is a two-dimensional float tensor that is wanted, which strict pruning must prune. An embedding is not.
+    /// Whether it is a two-dimensional float tensor that is wanted, which strict pruning must
+    /// prune. An embedding is not.
     fn concerns_matrix(&self) -> bool {
         matches!(self, Self::NarrowFloat | Self::Indivisible(_))
     }
@@ -88,9 +92,15 @@ impl fmt::Display for Reason {
             Self::Empty => f.write_str("without elements"),
             Self::NarrowFloat => f.write_str("of floats below 16 bits"),
             Self::Embedding => f.write_str("an embedding, by its name"),
-            Self::Indivisible(MaskKind::Transposable) => f.write_str("its rows and columns are not both multiples of 4"),
-            Self::Indivisible(MaskKind::RowWise) => f.write_str("its columns are not a multiple of 4"),
-            Self::Indivisible(MaskKind::ColumnWise) => f.write_str("its rows are not a multiple of 4"),
+            Self::Indivisible(MaskKind::Transposable) => {
+                f.write_str("its rows and columns are not both multiples of 4")
+            }
+            Self::Indivisible(MaskKind::RowWise) => {
+                f.write_str("its columns are not a multiple of 4")
+            }
+            Self::Indivisible(MaskKind::ColumnWise) => {
+                f.write_str("its rows are not a multiple of 4")
+            }
         }
     }
 }
@@ -113,7 +123,8 @@ pub struct TensorReport<T> {
 pub struct Pruned {
     /// Kept share of the L1 norm, finite elements only; 1 for a tensor of zeros.
     pub kept_norm: f64,
-    /// How many elements are NaN. A NaN counts as 2^124, so it is kept unless a tile or group has more of such magnitude than it may keep.
+    /// How many elements are NaN. A NaN counts as 2^124, so it is kept unless a tile or group has
+    /// more of such magnitude than it may keep.
     pub nan: u64,
     /// How many of these were pruned all the same.
     pub nan_pruned: u64,
@@ -122,7 +133,8 @@ pub struct Pruned {
 /// What a proof found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Some valid mask covers all nonzeros. (A kept element may itself be zero, so nonzeros may be fewer than kept elements.)
+    /// Some valid mask covers all nonzeros. (A kept element may itself be zero, so nonzeros may be
+    /// fewer than kept elements.)
     Holds,
     /// The first tile or group whose nonzeros no valid pattern covers, row-major.
     Refuted(Offence),
@@ -147,39 +159,50 @@ impl fmt::Display for Offence {
         let [height, width] = matrix::shape(kind);
         let (last_row, last_column) = (row + height - 1, column + width - 1);
         match kind {
-            MaskKind::Transposable => {
-                write!(f, "no transposable pattern covers the {nonzeros} nonzeros of the tile at rows {row}-{last_row}, ")?
+            MaskKind::Transposable => write!(
+                f,
+                "no transposable pattern covers the {nonzeros} nonzeros of the tile at rows {row}-{last_row}, "
+            )?,
+            MaskKind::RowWise => {
+                write!(f, "{nonzeros} nonzeros, at most 2 expected, in the group at row {row}, ")?
             }
-            MaskKind::RowWise => write!(f, "{nonzeros} nonzeros, at most 2 expected, in the group at row {row}, ")?,
             MaskKind::ColumnWise => {
-                return write!(f, "{nonzeros} nonzeros, at most 2 expected, in the group at rows {row}-{last_row}, column {column}");
+                return write!(
+                    f,
+                    "{nonzeros} nonzeros, at most 2 expected, in the group at rows {row}-{last_row}, column {column}"
+                );
             }
         }
         write!(f, "columns {column}-{last_column}")
     }
 }
 
-/// Whether a name says "embedding": one of its dot-separated parts is `wte`, `wpe` or `lm_head` (tied to `wte`), or one of the
-/// underscore-separated words of a part is `emb` or begins with `embed`; letter case does not matter.
+/// Whether a name says "embedding": one of its dot-separated parts is `wte`, `wpe` or `lm_head`
+/// (tied to `wte`), or one of the underscore-separated words of a part is `emb` or begins with
+/// `embed`; letter case does not matter.
 ///
-/// So `transformer.wte.weight`, `model.embed_tokens.weight`, `bert.embeddings.word_embeddings.weight`, `tok_emb.weight` and
-/// `pos_embed` are; `member.weight` is not.
+/// So `transformer.wte.weight`, `model.embed_tokens.weight`,
+/// `bert.embeddings.word_embeddings.weight`, `tok_emb.weight` and `pos_embed` are; `member.weight`
+/// is not.
 #[must_use]
 pub fn is_embedding(name: &str) -> bool {
-    name.to_ascii_lowercase()
-        .split('.')
-        .any(|part| matches!(part, "wte" | "wpe" | "lm_head") || part.split('_').any(|word| word == "emb" || word.starts_with("embed")))
+    name.to_ascii_lowercase().split('.').any(|part| {
+        matches!(part, "wte" | "wpe" | "lm_head")
+            || part.split('_').any(|word| word == "emb" || word.starts_with("embed"))
+    })
 }
 
-/// Prunes a safetensors file into another, which appears whole or not at all; kept elements are unchanged to the bit.
+/// Prunes a safetensors file into another, which appears whole or not at all; kept elements are
+/// unchanged to the bit.
 ///
 /// An output that is a symbolic link stays one: what it leads to is written.
 ///
 /// f64 elements are searched after rounding to f32. Reports on all tensors, in the file's order.
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::File`] for a malformed file, one without a tensor to prune, an output that is the input or exists and
-/// is no regular file, and, with [`Unprunable::Refuse`], a two-dimensional float tensor that is included and no embedding but cannot be pruned.
+/// [`Error::Io`]; [`Error::File`] for a malformed file, one without a tensor to prune, an output
+/// that is the input or exists and is no regular file, and, with [`Unprunable::Refuse`], a
+/// two-dimensional float tensor that is included and no embedding but cannot be pruned.
 pub fn prune_file(
     input: &Path,
     output: &Path,
@@ -188,16 +211,26 @@ pub fn prune_file(
     unprunable: Unprunable,
 ) -> Result<Vec<TensorReport<Pruned>>, Error> {
     let mut bytes = read(input)?;
-    if fs::canonicalize(output).is_ok_and(|output| fs::canonicalize(input).is_ok_and(|input| input == output)) {
-        return Err(Error::file(output, "is the input; the unpruned weights would be lost, name another file"));
+    if fs::canonicalize(output)
+        .is_ok_and(|output| fs::canonicalize(input).is_ok_and(|input| input == output))
+    {
+        return Err(Error::file(
+            output,
+            "is the input; the unpruned weights would be lost, name another file",
+        ));
     }
     let destination = disk::destination(output)?;
     let reports = for_each(input, &mut bytes, selection, |matrix| matrix.prune(search))?;
-    let refused = |report: &&TensorReport<Pruned>| report.outcome.as_ref().is_err_and(Reason::concerns_matrix);
-    if let (Unprunable::Refuse, Some(TensorReport { name, shape, outcome: Err(reason), .. })) = (unprunable, reports.iter().find(refused)) {
+    let refused = |report: &&TensorReport<Pruned>| {
+        report.outcome.as_ref().is_err_and(Reason::concerns_matrix)
+    };
+    if let (Unprunable::Refuse, Some(TensorReport { name, shape, outcome: Err(reason), .. })) =
+        (unprunable, reports.iter().find(refused))
+    {
         let count = reports.iter().filter(refused).count();
-        let problem =
-            format!("strict pruning leaves no matrix out, but {count} cannot be pruned; the first is `{name}` {shape:?}: {reason}");
+        let problem = format!(
+            "strict pruning leaves no matrix out, but {count} cannot be pruned; the first is `{name}` {shape:?}: {reason}"
+        );
         return Err(Error::file(input, problem));
     }
     disk::write_atomically(&destination, &bytes)?;
@@ -207,8 +240,12 @@ pub fn prune_file(
 /// Proves or refutes 2:4, tensor by tensor: reports on all, in the file's order.
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::File`] for a malformed file, and one without a tensor that could be pruned: it would prove nothing.
-pub fn verify_file(path: &Path, selection: Selection<'_>) -> Result<Vec<TensorReport<Verdict>>, Error> {
+/// [`Error::Io`]; [`Error::File`] for a malformed file, and one without a tensor that could be
+/// pruned: it would prove nothing.
+pub fn verify_file(
+    path: &Path,
+    selection: Selection<'_>,
+) -> Result<Vec<TensorReport<Verdict>>, Error> {
     for_each(path, &mut read(path)?, selection, |matrix| matrix.verify())
 }
 
@@ -226,19 +263,31 @@ fn for_each<T>(
     let reports: Vec<_> = entries
         .into_iter()
         .map(|entry| {
-            let outcome = admit(&entry, selection)
-                .map(|(storage, shape)| each(Matrix { bytes: &mut bytes[entry.range], storage, shape, kind: selection.kind }));
+            let outcome = admit(&entry, selection).map(|(storage, shape)| {
+                each(Matrix {
+                    bytes: &mut bytes[entry.range],
+                    storage,
+                    shape,
+                    kind: selection.kind,
+                })
+            });
             TensorReport { name: entry.name, dtype: entry.dtype, shape: entry.shape, outcome }
         })
         .collect();
     if reports.iter().any(|report| report.outcome.is_ok()) {
         return Ok(reports);
     }
-    let reason = match reports.iter().find_map(|report| report.outcome.as_ref().err().map(|reason| (&report.name, reason))) {
+    let reason = match reports
+        .iter()
+        .find_map(|report| report.outcome.as_ref().err().map(|reason| (&report.name, reason)))
+    {
         None => "it has no tensors".to_owned(),
         Some((name, reason)) => format!("of {}, the first is `{name}`: {reason}", reports.len()),
     };
-    Err(Error::file(path, format!("holds no tensor that could be {} pruned ({reason})", selection.kind)))
+    Err(Error::file(
+        path,
+        format!("holds no tensor that could be {} pruned ({reason})", selection.kind),
+    ))
 }
 
 fn admit(entry: &Entry, selection: Selection<'_>) -> Result<(Storage, [usize; 2]), Reason> {

@@ -1,11 +1,14 @@
-//! The report: one page that opens offline and shows what happened in one or several runs, side by side.
+//! The report: one page that opens offline and shows what happened in one or several runs, side by
+//! side.
 //!
-//! Everything is in the file: styles, pictures as SVG, a few lines of script for values under the pointer, and the numbers behind every
-//! figure as tables, so that nothing is lost without scripts, colours or sight. Long runs are thinned to the means and the envelopes of
-//! neighbouring steps, so that the page of 300,000 steps stays below 2 MB.
+//! Everything is in the file: styles, pictures as SVG, a few lines of script for values under the
+//! pointer, and the numbers behind every figure as tables, so that nothing is lost without scripts,
+//! colours or sight. Long runs are thinned to the means and the envelopes of neighbouring steps, so
+//! that the page of 300,000 steps stays below 2 MB.
 //!
-//! Invariant: whatever the directories hold, the page is well-formed, loads nothing, and says what is missing; what stands in files is
-//! text in it and nothing else. Deliberately absent: drawing libraries, and judgements (`study` compares with intervals).
+//! Invariant: whatever the directories hold, the page is well-formed, loads nothing, and says what
+//! is missing; what stands in files is text in it and nothing else. Deliberately absent: drawing
+//! libraries, and judgements (`study` compares with intervals).
 
 use std::{
     fs,
@@ -40,14 +43,19 @@ pub const MOST_RUNS: usize = 16;
 /// The name of a run's own page.
 pub const FILE: &str = "report.html";
 
-/// Writes the page of these run directories; a folder of `lambda-search` or `study` stands for its conclusions and for one run of each arm.
+/// Writes the page of these run directories; a folder of `lambda-search` or `study` stands for its
+/// conclusions and for one run of each arm.
 ///
 /// # Errors
-/// [`Error::File`] for a path that is no run's, and for a file there that is no page; [`Error::Setting`] for no or too many runs, [`Error::Io`] where the page cannot be written.
+/// [`Error::File`] for a path that is no run's, and for a file there that is no page;
+/// [`Error::Setting`] for no or too many runs, [`Error::Io`] where the page cannot be written.
 pub fn write(paths: &[PathBuf], out: &Path) -> Result<(), Error> {
     let page = page(paths)?;
     if out.exists() && !is_page(out) {
-        return Err(Error::file(out, "is there and no page of a report; name another file with --out, or remove it"));
+        return Err(Error::file(
+            out,
+            "is there and no page of a report; name another file with --out, or remove it",
+        ));
     }
     disk::write_atomically(out, page.as_bytes())
 }
@@ -56,7 +64,9 @@ pub fn write(paths: &[PathBuf], out: &Path) -> Result<(), Error> {
 fn is_page(file: &Path) -> bool {
     let mut beginning = Vec::new();
     let read = fs::File::open(file).and_then(|file| file.take(1 << 14).read_to_end(&mut beginning));
-    read.is_ok() && beginning.starts_with(b"<!DOCTYPE html>") && String::from_utf8_lossy(&beginning).contains("sparse24 report</title>")
+    read.is_ok()
+        && beginning.starts_with(b"<!DOCTYPE html>")
+        && String::from_utf8_lossy(&beginning).contains("sparse24 report</title>")
 }
 
 /// The page of these directories.
@@ -64,12 +74,18 @@ fn is_page(file: &Path) -> bool {
 /// # Errors
 /// As [`write()`].
 pub fn page(paths: &[PathBuf]) -> Result<String, Error> {
-    let (mut runs, mut figures, mut notes): (Vec<Record>, Vec<Figure>, Vec<String>) = Default::default();
+    let (mut runs, mut figures, mut notes): (Vec<Record>, Vec<Figure>, Vec<String>) =
+        Default::default();
     for path in paths {
         if !comparison::is_folder(path) {
             runs.push(Record::read(path)?);
             // Of the search that chose its lambda, if it made one.
-            figures.extend(comparison::conclusions(&path.join("lambda-search")).figures.into_iter().filter(|_| paths.len() == 1));
+            figures.extend(
+                comparison::conclusions(&path.join("lambda-search"))
+                    .figures
+                    .into_iter()
+                    .filter(|_| paths.len() == 1),
+            );
             continue;
         }
         let concluded = comparison::conclusions(path);
@@ -79,12 +95,19 @@ pub fn page(paths: &[PathBuf]) -> Result<String, Error> {
         }
         notes.extend(concluded.problems);
         if left_out > 0 {
-            notes.push(format!("Of each arm of {} one run is drawn; {left_out} more are in its conclusions.", path.display()));
+            notes.push(format!(
+                "Of each arm of {} one run is drawn; {left_out} more are in its conclusions.",
+                path.display()
+            ));
         }
         for figure in concluded.figures {
             // Names within the page are those of the figures.
             if figures.iter().any(|other| other.id == figure.id) {
-                notes.push(format!("{}: one {} fits in a page; this one is left out.", path.display(), figure.id));
+                notes.push(format!(
+                    "{}: one {} fits in a page; this one is left out.",
+                    path.display(),
+                    figure.id
+                ));
             } else {
                 figures.push(figure);
             }
@@ -94,7 +117,13 @@ pub fn page(paths: &[PathBuf]) -> Result<String, Error> {
         return Err(Error::setting("report", "expected at least one run directory"));
     }
     if runs.len() > MOST_RUNS {
-        return Err(Error::setting("report", format!("expected at most {MOST_RUNS} runs in one page, found {}; name fewer", runs.len())));
+        return Err(Error::setting(
+            "report",
+            format!(
+                "expected at most {MOST_RUNS} runs in one page, found {}; name fewer",
+                runs.len()
+            ),
+        ));
     }
     record::name_all(&mut runs);
     if runs.iter().any(|run| !run.steps.is_empty()) {
@@ -106,20 +135,33 @@ pub fn page(paths: &[PathBuf]) -> Result<String, Error> {
         figures.extend(masks::instruments(&runs));
         figures.push(curves::optimizer(&runs));
     }
-    let folder = paths.first().filter(|path| paths.len() == 1 && comparison::is_folder(path)).and_then(|path| path.file_name());
+    let folder = paths
+        .first()
+        .filter(|path| paths.len() == 1 && comparison::is_folder(path))
+        .and_then(|path| path.file_name());
     Ok(assemble(&runs, &figures, &notes, folder.map(|name| name.to_string_lossy().into_owned())))
 }
 
-/// The first run of each arm, in the order of the study or of lambda, and how many runs there are besides.
+/// The first run of each arm, in the order of the study or of lambda, and how many runs there are
+/// besides.
 fn arms(folder: &Path, order: &[String]) -> (Vec<PathBuf>, usize) {
     let inside = |folder: &Path| {
-        let mut entries: Vec<PathBuf> = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+        let mut entries: Vec<PathBuf> = fs::read_dir(folder)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path())
+            .collect();
         entries.sort_by_cached_key(|path| record::natural(&path.to_string_lossy()));
         entries
     };
     let place = |arm: &PathBuf| {
-        let name = arm.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let lambda = name.strip_prefix("lambda-").and_then(|lambda| lambda.parse().ok()).unwrap_or(f64::NEG_INFINITY);
+        let name =
+            arm.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let lambda = name
+            .strip_prefix("lambda-")
+            .and_then(|lambda| lambda.parse().ok())
+            .unwrap_or(f64::NEG_INFINITY);
         (order.iter().position(|arm| *arm == name).unwrap_or(usize::MAX), lambda)
     };
     let mut arms = inside(folder);
@@ -141,7 +183,12 @@ fn arms(folder: &Path, order: &[String]) -> (Vec<PathBuf>, usize) {
     (runs, left_out)
 }
 
-fn assemble(runs: &[Record], figures: &[Figure], notes: &[String], folder: Option<String>) -> String {
+fn assemble(
+    runs: &[Record],
+    figures: &[Figure],
+    notes: &[String],
+    folder: Option<String>,
+) -> String {
     let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
     let title = match names.as_slice() {
         _ if folder.is_some() => folder.unwrap_or_default(),
@@ -150,15 +197,22 @@ fn assemble(runs: &[Record], figures: &[Figure], notes: &[String], folder: Optio
         [first, .., last] if names.len() > 4 => format!("{} runs: {first} to {last}", names.len()),
         names => names.join(" · "),
     };
-    let links =
-        figures.iter().map(|figure| (figure.id, figure.title)).chain((!runs.is_empty()).then_some(("configuration", "Configuration")));
-    let links: String = links.map(|(id, title)| format!("<li><a href=\"#{id}\">{title}</a></li>")).collect();
+    let links = figures
+        .iter()
+        .map(|figure| (figure.id, figure.title))
+        .chain((!runs.is_empty()).then_some(("configuration", "Configuration")));
+    let links: String =
+        links.map(|(id, title)| format!("<li><a href=\"#{id}\">{title}</a></li>")).collect();
     let results = if runs.is_empty() { String::new() } else { summary::results(runs) };
     let problems = summary::problems(runs, notes);
     let figures: String = figures.iter().map(|figure| figure.draw(runs)).collect();
     let configuration = if runs.is_empty() { String::new() } else { summary::configuration(runs) };
-    let (style, script, symbols, version) =
-        (include_str!("report/page.css"), include_str!("report/page.js"), SYMBOLS, env!("CARGO_PKG_VERSION"));
+    let (style, script, symbols, version) = (
+        include_str!("report/page.css"),
+        include_str!("report/page.js"),
+        SYMBOLS,
+        env!("CARGO_PKG_VERSION"),
+    );
     let title = Text(&title);
     format!(
         r##"<!DOCTYPE html>
@@ -192,7 +246,8 @@ fn assemble(runs: &[Record], figures: &[Figure], notes: &[String], folder: Optio
     )
 }
 
-/// The markers, by the number of the series, and the sign of the house: a 4x4 tile with two kept in every row and column.
+/// The markers, by the number of the series, and the sign of the house: a 4x4 tile with two kept in
+/// every row and column.
 const SYMBOLS: &str = r##"<svg class="symbols" width="0" height="0" aria-hidden="true"><defs>
 <circle id="m0" r="4"/>
 <rect id="m1" x="-3.6" y="-3.6" width="7.2" height="7.2"/>

@@ -1,7 +1,8 @@
 //! One training run: its directory, and the driver that trains in it or reads a model from it.
 //!
-//! [`Run`] starts or resumes a run and trains it to its end; [`Model`] is what a run left, to evaluate, sample or export; [`adopt`] makes a
-//! run of weights from elsewhere. What the directory holds:
+//! [`Run`] starts or resumes a run and trains it to its end; [`Model`] is what a run left, to
+//! evaluate, sample or export; [`adopt`] makes a run of weights from elsewhere. What the directory
+//! holds:
 //!
 //! | entry | holds |
 //! | --- | --- |
@@ -15,8 +16,8 @@
 //! | `log.txt` | what was said, line by line ([`Log`]) |
 //! | `lambda-search/` | the search for its lambda, where it was made for this run ([`crate::search`]) |
 //!
-//! Invariant: a [`RunDirectory`] holds the lock; two processes never write one run directory. Deliberately absent: the loop itself
-//! ([`crate::trainer`]), and terminals.
+//! Invariant: a [`RunDirectory`] holds the lock; two processes never write one run directory.
+//! Deliberately absent: the loop itself ([`crate::trainer`]), and terminals.
 
 #[cfg(feature = "cpu")]
 mod adopt;

@@ -1,4 +1,5 @@
-//! The learning rate of a step: linear warm-up, then cosine decay (Loshchilov and Hutter, "SGDR", ICLR 2017).
+//! The learning rate of a step: linear warm-up, then cosine decay (Loshchilov and Hutter, "SGDR",
+//! ICLR 2017).
 
 use core::f64::consts::PI;
 
@@ -16,11 +17,13 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The rate of optimizer step t = 1, 2, ...: `peak * t / (warmup+1)` up to the warm-up's end, then
-    /// `floor + (peak - floor) * (1 + cos(pi * (t - 1 - warmup) / (decay - warmup))) / 2`, computed in f64.
+    /// The rate of optimizer step t = 1, 2, ...: `peak * t / (warmup+1)` up to the warm-up's end,
+    /// then `floor + (peak - floor) * (1 + cos(pi * (t - 1 - warmup) / (decay - warmup))) / 2`,
+    /// computed in f64.
     #[must_use]
     pub fn learning_rate(&self, step: u32) -> f32 {
-        let (done, warmup, decay) = (f64::from(step) - 1.0, f64::from(self.warmup_steps), f64::from(self.decay_steps));
+        let (done, warmup, decay) =
+            (f64::from(step) - 1.0, f64::from(self.warmup_steps), f64::from(self.decay_steps));
         let (peak, floor) = (f64::from(self.peak), f64::from(self.floor));
         if done < warmup {
             return (peak * (done + 1.0) / (warmup + 1.0)) as f32;
@@ -40,7 +43,8 @@ mod tests {
     #[test]
     fn rises_linearly_and_falls_to_the_floor() {
         let schedule = Schedule { peak: 1.0, floor: 0.1, warmup_steps: 4, decay_steps: 24 };
-        let rates: Vec<f32> = [1, 4, 5, 15, 25, 26, 1000].iter().map(|&t| schedule.learning_rate(t)).collect();
+        let rates: Vec<f32> =
+            [1, 4, 5, 15, 25, 26, 1000].iter().map(|&t| schedule.learning_rate(t)).collect();
         assert_eq!(rates, [0.2, 0.8, 1.0, 0.55, 0.1, 0.1, 0.1]);
     }
 }

@@ -1,8 +1,11 @@
-//! A series: runs side by side in one folder, each of which is started, continued or merely read. Searches and studies are made of it.
+//! A series: runs side by side in one folder, each of which is started, continued or merely read.
+//! Searches and studies are made of it.
 //!
-//! Invariant: what a run told, and the last checkpoint of one whose checkpoints are kept, is a function of its member alone, so that a series that
-//! was interrupted or killed anywhere ends like one that was not. The folder holds `lock`, the description that a restart compares, and `ARM/seed-N/` with ordinary run directories.
-//! Deliberately absent: what is compared, and terminals ([`Watcher`] is what a command implements).
+//! Invariant: what a run told, and the last checkpoint of one whose checkpoints are kept, is a
+//! function of its member alone, so that a series that was interrupted or killed anywhere ends like
+//! one that was not. The folder holds `lock`, the description that a restart compares, and
+//! `ARM/seed-N/` with ordinary run directories. Deliberately absent: what is compared, and
+//! terminals ([`Watcher`] is what a command implements).
 
 mod folder;
 mod told;
@@ -24,7 +27,9 @@ use crate::{
     Error, checkpoint,
     config::Config,
     disk,
-    run::{self, Asked, Damaged, Given, Observer, Resume, Run, StepMetrics, open_dataset, run_config},
+    run::{
+        self, Asked, Damaged, Given, Observer, Resume, Run, StepMetrics, open_dataset, run_config,
+    },
 };
 
 /// One run of a series.
@@ -87,7 +92,8 @@ impl Series {
     /// Reads what is done. Nothing is trained.
     ///
     /// # Errors
-    /// [`Error::File`] for a run directory of another configuration than its member's, or whose metrics are damaged; [`Error::Io`].
+    /// [`Error::File`] for a run directory of another configuration than its member's, or whose
+    /// metrics are damaged; [`Error::Io`].
     pub(crate) fn open(folder: Folder, members: Vec<Member>, keep: Keep) -> Result<Self, Error> {
         let mut told = Vec::with_capacity(members.len());
         for member in &members {
@@ -114,26 +120,44 @@ impl Series {
         &self.told
     }
 
-    /// Trains what is not done, as many runs at a time as there are watchers, which divide the threads; after each, `done` gets its index and
-    /// what all have told.
+    /// Trains what is not done, as many runs at a time as there are watchers, which divide the
+    /// threads; after each, `done` gets its index and what all have told.
     ///
     /// # Errors
-    /// The first one of a run, but for losses that are not finite, which are results, or of `done`. Then the other runs stop as if asked to.
-    pub fn train(&mut self, watchers: Vec<Box<dyn Watcher>>, done: &Done<'_>) -> Result<Progress, Error> {
-        let waiting: Vec<usize> = (0..self.members.len()).filter(|&member| self.told[member].is_none()).collect();
+    /// The first one of a run, but for losses that are not finite, which are results, or of `done`.
+    /// Then the other runs stop as if asked to.
+    pub fn train(
+        &mut self,
+        watchers: Vec<Box<dyn Watcher>>,
+        done: &Done<'_>,
+    ) -> Result<Progress, Error> {
+        let waiting: Vec<usize> =
+            (0..self.members.len()).filter(|&member| self.told[member].is_none()).collect();
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let jobs = watchers.len().min(waiting.len()).max(1);
         let (folder, members, keep) = (self.folder.path(), &self.members, self.keep);
-        let (next, halted, told) = (AtomicUsize::new(0), AtomicBool::new(false), Mutex::new((&mut self.told, None::<Error>)));
+        let (next, halted, told) = (
+            AtomicUsize::new(0),
+            AtomicBool::new(false),
+            Mutex::new((&mut self.told, None::<Error>)),
+        );
         let work = |mut watcher: Box<dyn Watcher>| {
             while let Some(&at) = waiting.get(next.fetch_add(1, Ordering::Relaxed)) {
                 if halted.load(Ordering::SeqCst) {
                     return;
                 }
                 let member = &members[at];
-                let all = if member.config.backend.threads == 0 { cores } else { member.config.backend.threads };
-                let trained = sparse24_cpu::on_threads((all / jobs).max(1), || train(folder, member, keep, &mut *watcher, &halted))
-                    .unwrap_or_else(|error| Err(Error::setting("backend.threads", format!("{error}; ask for fewer"))));
+                let all = if member.config.backend.threads == 0 {
+                    cores
+                } else {
+                    member.config.backend.threads
+                };
+                let trained = sparse24_cpu::on_threads((all / jobs).max(1), || {
+                    train(folder, member, keep, &mut *watcher, &halted)
+                })
+                .unwrap_or_else(|error| {
+                    Err(Error::setting("backend.threads", format!("{error}; ask for fewer")))
+                });
                 let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
                 let ended = trained.and_then(|ended| {
                     let Some(ended) = ended else { return Ok(()) };
@@ -146,7 +170,9 @@ impl Series {
                 }
             }
         };
-        thread::scope(|scope| watchers.into_iter().take(jobs).for_each(|watcher| drop(scope.spawn(|| work(watcher)))));
+        thread::scope(|scope| {
+            watchers.into_iter().take(jobs).for_each(|watcher| drop(scope.spawn(|| work(watcher))))
+        });
         match told.into_inner().unwrap_or_else(PoisonError::into_inner).1 {
             Some(error) => Err(error),
             None if self.told.iter().all(Option::is_some) => Ok(Progress::Finished),
@@ -175,7 +201,8 @@ fn read(path: &Path, member: &Member, keep: Keep) -> Result<Option<Told>, Error>
     let checkpoints = path.join(CHECKPOINTS);
     match (&told, keep) {
         (Some(_), Keep::Results) => discard(&checkpoints)?,
-        // It died between its last line of metrics and its last save. Without the folder it was carried here, or kept its results alone.
+        // It died between its last line of metrics and its last save. Without the folder it was
+        // carried here, or kept its results alone.
         (Some(Told { failure: None, .. }), Keep::Checkpoints)
             if checkpoints.is_dir() && !checkpoint::is_named(&checkpoints, member.until) =>
         {
@@ -202,19 +229,30 @@ fn discard(checkpoints: &Path) -> Result<(), Error> {
 /// Refuses a run directory of other settings than its member's.
 fn check_config(path: &Path, member: &Member) -> Result<(), Error> {
     let (found, wanted) = (run::decisive(&run_config(path)?), run::decisive(&member.config));
-    let told = |settings: &BTreeMap<String, String>, key: &str| settings.get(key).map_or("nothing".to_owned(), Clone::clone);
+    let told = |settings: &BTreeMap<String, String>, key: &str| {
+        settings.get(key).map_or("nothing".to_owned(), Clone::clone)
+    };
     match found.keys().chain(wanted.keys()).find(|key| found.get(*key) != wanted.get(*key)) {
         None => Ok(()),
         Some(key) => {
-            let problem =
-                format!("is a run with {key} = {}, expected {}; remove it, or name another folder", told(&found, key), told(&wanted, key));
+            let problem = format!(
+                "is a run with {key} = {}, expected {}; remove it, or name another folder",
+                told(&found, key),
+                told(&wanted, key)
+            );
             Err(Error::file(path, problem))
         }
     }
 }
 
 /// Starts or continues a run; what it told, unless it was stopped.
-fn train(folder: &Path, member: &Member, keep: Keep, watcher: &mut dyn Watcher, halted: &AtomicBool) -> Result<Option<Told>, Error> {
+fn train(
+    folder: &Path,
+    member: &Member,
+    keep: Keep,
+    watcher: &mut dyn Watcher,
+    halted: &AtomicBool,
+) -> Result<Option<Told>, Error> {
     let path = member.path(folder);
     let mut run = if path.join("config.toml").is_file() {
         Run::resume(&path, &Resume { damaged: Damaged::FallBack, allow: Vec::new() })?
@@ -238,7 +276,10 @@ fn train(folder: &Path, member: &Member, keep: Keep, watcher: &mut dyn Watcher, 
     }
     match read(&path, member, keep)? {
         None if !halted.load(Ordering::SeqCst) => {
-            let problem = format!("has lost its metrics of step {}; remove it to have it trained again", member.until);
+            let problem = format!(
+                "has lost its metrics of step {}; remove it to have it trained again",
+                member.until
+            );
             Err(Error::file(&path, problem))
         }
         told => Ok(told),

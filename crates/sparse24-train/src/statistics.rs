@@ -1,6 +1,8 @@
-//! The little statistics that comparisons of runs need: Student's t, paired differences, quantiles, rank correlation.
+//! The little statistics that comparisons of runs need: Student's t, paired differences, quantiles,
+//! rank correlation.
 //!
-//! Invariant: sums run in the order of their terms, so that the same numbers give the same bits. Deliberately absent: what is compared.
+//! Invariant: sums run in the order of their terms, so that the same numbers give the same bits.
+//! Deliberately absent: what is compared.
 
 use serde::Serialize;
 
@@ -12,7 +14,8 @@ pub const LEVEL: f64 = 0.95;
 pub struct Interval {
     /// The mean.
     pub mean: f64,
-    /// mean - t s / sqrt(n), with s the standard deviation (n-1) and t Student's quantile for [`LEVEL`]; none of fewer than two terms.
+    /// mean - t s / sqrt(n), with s the standard deviation (n-1) and t Student's quantile for
+    /// [`LEVEL`]; none of fewer than two terms.
     pub low: Option<f64>,
     /// The same on the other side.
     pub high: Option<f64>,
@@ -25,8 +28,15 @@ impl Interval {
     #[must_use]
     pub fn of(differences: &[f64]) -> Option<Self> {
         let (mean, pairs) = (mean(differences)?, differences.len());
-        let half = deviation(differences).map(|s| student_quantile(0.5 + LEVEL / 2.0, pairs as u32 - 1) * s / (pairs as f64).sqrt());
-        Some(Self { mean, low: half.map(|half| mean - half), high: half.map(|half| mean + half), pairs })
+        let half = deviation(differences).map(|s| {
+            student_quantile(0.5 + LEVEL / 2.0, pairs as u32 - 1) * s / (pairs as f64).sqrt()
+        });
+        Some(Self {
+            mean,
+            low: half.map(|half| mean - half),
+            high: half.map(|half| mean + half),
+            pairs,
+        })
     }
 }
 
@@ -44,7 +54,8 @@ pub fn deviation(values: &[f64]) -> Option<f64> {
     (values.len() > 1).then(|| (sum / (values.len() - 1) as f64).sqrt())
 }
 
-/// The value below which a share of the values lies, between two of them linearly (Hyndman and Fan's type 7); none of nothing.
+/// The value below which a share of the values lies, between two of them linearly (Hyndman and
+/// Fan's type 7); none of nothing.
 #[must_use]
 pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
@@ -54,12 +65,14 @@ pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     Some(below + (above - below) * at.fract())
 }
 
-/// P(|T| <= t) of Student's t with `degrees` >= 1 degrees of freedom, t = sqrt(degrees) tan(angle): a finite sum for whole degrees.
+/// P(|T| <= t) of Student's t with `degrees` >= 1 degrees of freedom, t = sqrt(degrees) tan(angle):
+/// a finite sum for whole degrees.
 ///
 /// Source: Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.3 and 26.7.4.
 fn student_within(angle: f64, degrees: u32) -> f64 {
     let (sine, cosine) = (libm::sin(angle), libm::cos(angle));
-    // 1 + (1/2) cos^2 + (1 3)/(2 4) cos^4 + ..., of odd degrees cos (1 + (2/3) cos^2 + ...), up to cos^(degrees - 2).
+    // 1 + (1/2) cos^2 + (1 3)/(2 4) cos^4 + ..., of odd degrees cos (1 + (2/3) cos^2 + ...), up to
+    // cos^(degrees - 2).
     let odd = degrees % 2;
     let (mut sum, mut term) = (0.0, if odd == 1 { cosine } else { 1.0 });
     for power in (odd..degrees.saturating_sub(1)).step_by(2) {
@@ -75,18 +88,26 @@ fn student_within(angle: f64, degrees: u32) -> f64 {
 /// For another probability, or no degree of freedom.
 #[must_use]
 pub fn student_quantile(probability: f64, degrees: u32) -> f64 {
-    assert!((0.5..1.0).contains(&probability) && degrees > 0, "a quantile of {probability} with {degrees} degrees of freedom");
+    assert!(
+        (0.5..1.0).contains(&probability) && degrees > 0,
+        "a quantile of {probability} with {degrees} degrees of freedom"
+    );
     let (mut low, mut high) = (0.0, core::f64::consts::FRAC_PI_2);
     loop {
         let middle = low + (high - low) / 2.0;
         if middle <= low || middle >= high {
             return f64::from(degrees).sqrt() * libm::tan(low);
         }
-        if student_within(middle, degrees) < 2.0 * probability - 1.0 { low = middle } else { high = middle }
+        if student_within(middle, degrees) < 2.0 * probability - 1.0 {
+            low = middle
+        } else {
+            high = middle
+        }
     }
 }
 
-/// Spearman's rank correlation: Pearson's of the ranks, equal values sharing the mean of theirs; none where either is constant.
+/// Spearman's rank correlation: Pearson's of the ranks, equal values sharing the mean of theirs;
+/// none where either is constant.
 ///
 /// # Panics
 /// For lists of different lengths.
@@ -119,15 +140,25 @@ mod tests {
         assert!((found - expected).abs() <= error, "{found}, expected {expected}");
     }
 
-    /// Tables print three or four decimals; one and two degrees have closed forms: tan(pi (p - 1/2)), and a (2 / (1 - a^2))^(1/2), a = 2p - 1.
+    /// Tables print three or four decimals; one and two degrees have closed forms: tan(pi (p -
+    /// 1/2)), and a (2 / (1 - a^2))^(1/2), a = 2p - 1.
     #[test]
     fn student_quantiles_are_those_of_tables() {
-        let table = [(3, 3.182_446_305_284_263), (4, 2.776_445_105_197_799), (9, 2.262_157_162_740_992), (30, 2.042_272_456_301_238)];
+        let table = [
+            (3, 3.182_446_305_284_263),
+            (4, 2.776_445_105_197_799),
+            (9, 2.262_157_162_740_992),
+            (30, 2.042_272_456_301_238),
+        ];
         for (degrees, expected) in table {
             close(student_quantile(0.975, degrees), expected, 1e-9);
         }
         for probability in [0.5, 0.6, 0.9, 0.975, 0.999] {
-            close(student_quantile(probability, 1), (core::f64::consts::PI * (probability - 0.5)).tan(), 1e-9);
+            close(
+                student_quantile(probability, 1),
+                (core::f64::consts::PI * (probability - 0.5)).tan(),
+                1e-9,
+            );
             let a = 2.0 * probability - 1.0;
             close(student_quantile(probability, 2), a * (2.0 / (1.0 - a * a)).sqrt(), 1e-9);
         }
@@ -140,7 +171,8 @@ mod tests {
         for degrees in [1_u32, 2, 5, 8, 13] {
             let n = f64::from(degrees);
             let density = |t: f64| {
-                let scale = libm::tgamma((n + 1.0) / 2.0) / (libm::tgamma(n / 2.0) * (n * core::f64::consts::PI).sqrt());
+                let scale = libm::tgamma((n + 1.0) / 2.0)
+                    / (libm::tgamma(n / 2.0) * (n * core::f64::consts::PI).sqrt());
                 scale * (1.0 + t * t / n).powf(-(n + 1.0) / 2.0)
             };
             let (end, parts) = (student_quantile(0.975, degrees), 20_000);
@@ -154,7 +186,8 @@ mod tests {
                     2.0
                 }
             };
-            let share: f64 = (0..=parts).map(|i| weight(i) * density(f64::from(i) * h)).sum::<f64>() * h / 3.0;
+            let share: f64 =
+                (0..=parts).map(|i| weight(i) * density(f64::from(i) * h)).sum::<f64>() * h / 3.0;
             close(share, 0.475, 1e-9);
         }
     }
@@ -166,14 +199,20 @@ mod tests {
         assert_eq!((found.mean, found.pairs), (3.0, 5));
         close(found.high.unwrap() - 3.0, 2.776_445_105_197_799 * (2.5_f64 / 5.0).sqrt(), 1e-12);
         close(3.0 - found.low.unwrap(), found.high.unwrap() - 3.0, 1e-12);
-        assert_eq!(Interval::of(&[7.0]), Some(Interval { mean: 7.0, low: None, high: None, pairs: 1 }));
+        assert_eq!(
+            Interval::of(&[7.0]),
+            Some(Interval { mean: 7.0, low: None, high: None, pairs: 1 })
+        );
         assert_eq!(Interval::of(&[]), None);
     }
 
     #[test]
     fn quantiles_lie_between_values() {
         let values = [3.0, 1.0, 2.0, 5.0, 4.0];
-        assert_eq!([0.0, 0.25, 0.5, 1.0].map(|share| quantile(&values, share).unwrap()), [1.0, 2.0, 3.0, 5.0]);
+        assert_eq!(
+            [0.0, 0.25, 0.5, 1.0].map(|share| quantile(&values, share).unwrap()),
+            [1.0, 2.0, 3.0, 5.0]
+        );
         close(quantile(&values, 0.975).unwrap(), 4.9, 1e-12);
         assert_eq!(quantile(&[], 0.5), None);
     }
@@ -185,6 +224,10 @@ mod tests {
         // Of 1 - 6 sum d^2 / (n (n^2 - 1)): ranks 1234 and 1324, so 1 - 12 / 60.
         close(spearman(&[1.0, 2.0, 3.0, 4.0], &[0.1, 0.3, 0.2, 0.4]).unwrap(), 0.8, 1e-12);
         // Ranks 1, 2.5, 2.5, 4 and 1, 2, 3, 4: 4.5 / sqrt(4.5 * 5).
-        close(spearman(&[1.0, 2.0, 2.0, 3.0], &[1.0, 2.0, 3.0, 4.0]).unwrap(), 4.5 / 22.5_f64.sqrt(), 1e-12);
+        close(
+            spearman(&[1.0, 2.0, 2.0, 3.0], &[1.0, 2.0, 3.0, 4.0]).unwrap(),
+            4.5 / 22.5_f64.sqrt(),
+            1e-12,
+        );
     }
 }

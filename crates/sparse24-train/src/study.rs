@@ -1,7 +1,8 @@
 //! A study: arms, which are settings, times seeds, compared seed by seed.
 //!
-//! Invariant: within a seed all arms begin with the same weights, where their shapes agree, and see the same data in the same order; so differences are
-//! paired. Everything is checked before anything runs. Deliberately absent: terminals, figures.
+//! Invariant: within a seed all arms begin with the same weights, where their shapes agree, and see
+//! the same data in the same order; so differences are paired. Everything is checked before
+//! anything runs. Deliberately absent: terminals, figures.
 
 mod plan;
 mod report;
@@ -31,12 +32,18 @@ impl Study {
     /// Begins or continues a study; nothing is trained yet.
     ///
     /// # Errors
-    /// [`Error::File`] for a folder that is in use, holds something else, or another study, with the difference; those of the data.
+    /// [`Error::File`] for a folder that is in use, holds something else, or another study, with
+    /// the difference; those of the data.
     pub fn open(mut plan: Plan, path: &Path, keep: Keep) -> Result<Self, Error> {
         plan.data = Some(of_dataset(&open_dataset(&plan.base)?));
         let parse = |file: &Path| Ok(Plan::read(file, &Overrides::default())?.decides());
-        let description =
-            Description { file: DESCRIPTION, text: &plan.to_toml(), decides: plan.decides(), lists: &["arms", "seeds"], parse: &parse };
+        let description = Description {
+            file: DESCRIPTION,
+            text: &plan.to_toml(),
+            decides: plan.decides(),
+            lists: &["arms", "seeds"],
+            parse: &parse,
+        };
         let folder = Folder::open(path, &description)?;
         let study = Self { series: Series::open(folder, plan.members(), keep)?, plan };
         write(&study.plan, study.series.path(), study.series.told())?;
@@ -55,11 +62,16 @@ impl Study {
         Report::of(&self.plan, self.series.told())
     }
 
-    /// Trains what is not done; after each run `study.json` and `study.csv` are written, and `done` gets its index and what is known then.
+    /// Trains what is not done; after each run `study.json` and `study.csv` are written, and `done`
+    /// gets its index and what is known then.
     ///
     /// # Errors
     /// As [`Series::train`].
-    pub fn train(&mut self, watchers: Vec<Box<dyn Watcher>>, done: &(dyn Fn(usize, &Report) + Sync)) -> Result<Progress, Error> {
+    pub fn train(
+        &mut self,
+        watchers: Vec<Box<dyn Watcher>>,
+        done: &(dyn Fn(usize, &Report) + Sync),
+    ) -> Result<Progress, Error> {
         let (plan, path) = (&self.plan, self.series.path().to_owned());
         let after = |member: usize, told: &[Option<Told>]| {
             done(member, &write(plan, &path, told)?);

@@ -1,7 +1,9 @@
-//! Reading and writing safetensors files tensor by tensor, so that a file of gigabytes is never in memory twice.
+//! Reading and writing safetensors files tensor by tensor, so that a file of gigabytes is never in
+//! memory twice.
 //!
-//! Invariant: whatever the bytes, opening a file allocates in proportion to its header (at most [`container::HEADER_LIMIT`]), reading a
-//! tensor in proportion to that tensor, which lies inside the file. Deliberately absent: which tensors a file should hold.
+//! Invariant: whatever the bytes, opening a file allocates in proportion to its header (at most
+//! [`container::HEADER_LIMIT`]), reading a tensor in proportion to that tensor, which lies inside
+//! the file. Deliberately absent: which tensors a file should hold.
 
 pub(crate) mod container;
 
@@ -49,27 +51,42 @@ impl TensorFile {
         disk::reserve(&self.path, entry.elements())
     }
 
-    /// As [`TensorFile::floats`], handed to `take` in pieces of `length` values; the last has the rest.
-    pub(crate) fn float_pieces(&mut self, entry: &Entry, length: usize, mut take: impl FnMut(&[f32])) -> Result<(), Error> {
+    /// As [`TensorFile::floats`], handed to `take` in pieces of `length` values; the last has the
+    /// rest.
+    pub(crate) fn float_pieces(
+        &mut self,
+        entry: &Entry,
+        length: usize,
+        mut take: impl FnMut(&[f32]),
+    ) -> Result<(), Error> {
         let width = match entry.dtype {
             Dtype::F32 => 4,
             Dtype::F16 | Dtype::BF16 => 2,
             _ => return Err(self.refuse(entry, "is expected to be F32, F16 or BF16")),
         };
         let length = length.min(entry.elements()).max(1);
-        let (mut buffer, mut values) = (disk::reserve(&self.path, length * width)?, disk::reserve(&self.path, length)?);
+        let (mut buffer, mut values) =
+            (disk::reserve(&self.path, length * width)?, disk::reserve(&self.path, length)?);
         for start in entry.range.clone().step_by(length * width) {
             self.read_at(start..entry.range.end.min(start + length * width), &mut buffer)?;
             values.clear();
             match entry.dtype {
-                Dtype::F32 => values.extend(buffer.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes")))),
-                Dtype::F16 => values.extend(halves(&buffer).map(|bits| f16::from_bits(bits).to_f32())),
+                Dtype::F32 => values.extend(
+                    buffer
+                        .chunks_exact(4)
+                        .map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))),
+                ),
+                Dtype::F16 => {
+                    values.extend(halves(&buffer).map(|bits| f16::from_bits(bits).to_f32()))
+                }
                 _ => values.extend(halves(&buffer).map(|bits| bf16::from_bits(bits).to_f32())),
             }
             if let Some(at) = first_non_finite(&values) {
                 let (value, offset) = (values[at], start + at * width);
                 let element = (offset - entry.range.start) / width;
-                let problem = format!("holds {value} at element {element} (byte {offset}); only finite values are read");
+                let problem = format!(
+                    "holds {value} at element {element} (byte {offset}); only finite values are read"
+                );
                 return Err(self.refuse(entry, &problem));
             }
             take(&values);
@@ -93,13 +110,19 @@ impl TensorFile {
 
     /// An error that names this file and this tensor.
     pub(crate) fn refuse(&self, entry: &Entry, problem: &str) -> Error {
-        Error::file(&self.path, format!("tensor {:?} ({} {:?}) {problem}", entry.name, entry.dtype, entry.shape))
+        Error::file(
+            &self.path,
+            format!("tensor {:?} ({} {:?}) {problem}", entry.name, entry.dtype, entry.shape),
+        )
     }
 
     /// These bytes of the file.
     fn read_at(&mut self, range: Range<usize>, buffer: &mut Vec<u8>) -> Result<(), Error> {
         buffer.resize(range.len(), 0);
-        let read = self.file.seek(SeekFrom::Start(range.start as u64)).and_then(|_| self.file.read_exact(buffer));
+        let read = self
+            .file
+            .seek(SeekFrom::Start(range.start as u64))
+            .and_then(|_| self.file.read_exact(buffer));
         read.map_err(|e| Error::io("read", &self.path, e))
     }
 }
@@ -107,7 +130,9 @@ impl TensorFile {
 /// The index of the first value that is NaN or infinite.
 pub(crate) fn first_non_finite(values: &[f32]) -> Option<usize> {
     // Whole chunks first: the inner loop has no exit and is vectorised.
-    let bad = values.chunks(4096).position(|chunk| !chunk.iter().fold(true, |finite, v| finite & v.is_finite()))?;
+    let bad = values
+        .chunks(4096)
+        .position(|chunk| !chunk.iter().fold(true, |finite, v| finite & v.is_finite()))?;
     values[bad * 4096..].iter().position(|v| !v.is_finite()).map(|at| bad * 4096 + at)
 }
 
@@ -122,12 +147,16 @@ pub(crate) struct Layout {
     pub(crate) shape: Vec<usize>,
 }
 
-/// The bytes before the data: length, JSON, padding to 8. The data of each tensor then follows in the order of the layout.
+/// The bytes before the data: length, JSON, padding to 8. The data of each tensor then follows in
+/// the order of the layout.
 pub(crate) fn header(metadata: &[(&str, &str)], layout: &[Layout]) -> Vec<u8> {
     let quote = |text: &str| serde_json::Value::from(text).to_string();
     let mut fields = Vec::with_capacity(layout.len() + 1);
     if !metadata.is_empty() {
-        let pairs: Vec<_> = metadata.iter().map(|(key, value)| format!("{}:{}", quote(key), quote(value))).collect();
+        let pairs: Vec<_> = metadata
+            .iter()
+            .map(|(key, value)| format!("{}:{}", quote(key), quote(value)))
+            .collect();
         fields.push(format!("\"__metadata__\":{{{}}}", pairs.join(",")));
     }
     let mut offset = 0;
@@ -136,7 +165,10 @@ pub(crate) fn header(metadata: &[(&str, &str)], layout: &[Layout]) -> Vec<u8> {
         offset += shape.iter().product::<usize>() * (dtype.bitsize() / 8);
         let shape: Vec<_> = shape.iter().map(usize::to_string).collect();
         let shape = shape.join(",");
-        fields.push(format!("{}:{{\"dtype\":\"{dtype}\",\"shape\":[{shape}],\"data_offsets\":[{begin},{offset}]}}", quote(name)));
+        fields.push(format!(
+            "{}:{{\"dtype\":\"{dtype}\",\"shape\":[{shape}],\"data_offsets\":[{begin},{offset}]}}",
+            quote(name)
+        ));
     }
     let mut json = format!("{{{}}}", fields.join(",")).into_bytes();
     json.resize(json.len().next_multiple_of(8), b' ');
@@ -154,11 +186,16 @@ pub(crate) fn round(value: f32, dtype: Dtype) -> f32 {
     }
 }
 
-/// Hands the stored bytes of `values` to `write`, a chunk at a time; f16 and bf16 round to nearest, ties to even.
+/// Hands the stored bytes of `values` to `write`, a chunk at a time; f16 and bf16 round to nearest,
+/// ties to even.
 ///
 /// # Panics
 /// For a type other than F32, F16 and BF16.
-pub(crate) fn write_floats(values: &[f32], dtype: Dtype, mut write: impl FnMut(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
+pub(crate) fn write_floats(
+    values: &[f32],
+    dtype: Dtype,
+    mut write: impl FnMut(&[u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
     let mut buffer = Vec::new();
     for chunk in values.chunks(CHUNK / 4) {
         match dtype {
@@ -173,7 +210,11 @@ pub(crate) fn write_floats(values: &[f32], dtype: Dtype, mut write: impl FnMut(&
 }
 
 /// The bytes of some values, in place of what the buffer held: a loop without growth is vectorised.
-fn store<T: Copy, const WIDTH: usize>(buffer: &mut Vec<u8>, values: &[T], bytes: impl Fn(T) -> [u8; WIDTH]) {
+fn store<T: Copy, const WIDTH: usize>(
+    buffer: &mut Vec<u8>,
+    values: &[T],
+    bytes: impl Fn(T) -> [u8; WIDTH],
+) {
     buffer.resize(WIDTH * values.len(), 0);
     let (places, _) = buffer.as_chunks_mut();
     for (place, &value) in places.iter_mut().zip(values) {
@@ -182,7 +223,10 @@ fn store<T: Copy, const WIDTH: usize>(buffer: &mut Vec<u8>, values: &[T], bytes:
 }
 
 /// Hands the stored bytes of `tiles` to `write`, a chunk at a time.
-pub(crate) fn write_tiles(tiles: &[u16], mut write: impl FnMut(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
+pub(crate) fn write_tiles(
+    tiles: &[u16],
+    mut write: impl FnMut(&[u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
     let mut buffer = Vec::new();
     for chunk in tiles.chunks(CHUNK / 2) {
         store(&mut buffer, chunk, u16::to_le_bytes);
@@ -212,8 +256,9 @@ mod tests {
             bytes.resize(8 + length as usize, b' ');
             bytes.resize(bytes.len() + 16, 0);
             fs::write(&path, bytes).unwrap();
-            let answers = [TensorFile::open(&path).map(drop), verify_file(&path, selection).map(drop)]
-                .map(|answer| answer.map_err(|e| e.to_string()));
+            let answers =
+                [TensorFile::open(&path).map(drop), verify_file(&path, selection).map(drop)]
+                    .map(|answer| answer.map_err(|e| e.to_string()));
             assert_eq!(answers[0].is_ok(), is_read);
             assert_eq!(answers[0], answers[1]);
         }

@@ -1,11 +1,13 @@
-//! The training loop as a state machine: one optimizer step at a time, on any backend, with any method.
+//! The training loop as a state machine: one optimizer step at a time, on any backend, with any
+//! method.
 //!
 //! ```text
 //! step t:  micro-batches (forward, backward)  ->  gradient norm  ->  AdamW with masked decay  ->  w_t
 //!          then: a phase that watches Adam's variance ends, or not; in a sparse phase masks are searched anew when due, and S(w_t) rebuilt once
 //! ```
 //!
-//! The state after step t is a function of (seed, recipe, data) alone. Deliberately absent: files, clocks, terminals.
+//! The state after step t is a function of (seed, recipe, data) alone. Deliberately absent: files,
+//! clocks, terminals.
 
 use std::{
     num::NonZeroU32,
@@ -91,9 +93,15 @@ pub trait Batches {
 pub trait Windows {
     /// How many there are.
     fn count(&self) -> usize;
-    /// Fills `[sequences, context]` inputs and targets from window `first` on; targets of [`crate::backend::HeadLoss::IGNORE`] do not count. Gives the
-    /// number that do.
-    fn fill(&self, first: usize, sequences: usize, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) -> usize;
+    /// Fills `[sequences, context]` inputs and targets from window `first` on; targets of
+    /// [`crate::backend::HeadLoss::IGNORE`] do not count. Gives the number that do.
+    fn fill(
+        &self,
+        first: usize,
+        sequences: usize,
+        inputs: &mut Vec<u32>,
+        targets: &mut Vec<u32>,
+    ) -> usize;
 }
 
 /// Whether a step also samples the flip rate: two more mask searches.
@@ -136,7 +144,10 @@ pub struct Flips {
 /// The flip rate of all weights together.
 #[must_use]
 pub fn overall_flip_rate(flips: &[Flips]) -> f64 {
-    flip_rate(flips.iter().map(|layer| layer.flips).sum(), flips.iter().map(|layer| layer.weights).sum())
+    flip_rate(
+        flips.iter().map(|layer| layer.flips).sum(),
+        flips.iter().map(|layer| layer.weights).sum(),
+    )
 }
 
 /// A run in memory.
@@ -161,20 +172,32 @@ impl Trainer {
     /// A run at step 0: weights initialised, masks searched in w_0.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a method that this trainer or the backend does not run; those of the allocations, among them sparsified shapes that are
-    /// not made of 4x4 tiles.
+    /// [`Error::Setting`] for a method that this trainer or the backend does not run; those of the
+    /// allocations, among them sparsified shapes that are not made of 4x4 tiles.
     pub fn new(mut backend: Box<dyn Backend>, recipe: Recipe) -> Result<Self, Error> {
         recipe.method.check(recipe.steps)?;
         backend.check(&recipe)?;
-        let (model, parameters) = Gpt2::new(&mut *backend, recipe.model, recipe.batch, recipe.recompute, &recipe.method)?;
+        let (model, parameters) =
+            Gpt2::new(&mut *backend, recipe.model, recipe.batch, recipe.recompute, &recipe.method)?;
         parameters.initialise(&mut *backend, recipe.seed)?;
-        let losses = backend.alloc("losses", [recipe.accumulation.get() as usize, 1], DType::F32, Region::Activations)?;
+        let losses = backend.alloc(
+            "losses",
+            [recipe.accumulation.get() as usize, 1],
+            DType::F32,
+            Region::Activations,
+        )?;
         let flip_masks = sparsifiable(&parameters)
-            .map(|parameter| Ok([backend.alloc_mask(parameter.weight.shape)?, backend.alloc_mask(parameter.weight.shape)?]))
+            .map(|parameter| {
+                Ok([
+                    backend.alloc_mask(parameter.weight.shape)?,
+                    backend.alloc_mask(parameter.weight.shape)?,
+                ])
+            })
             .collect::<Result<Vec<_>, Error>>()?;
         let variances = Variances::new(&mut *backend, &parameters, &recipe.method)?;
         let memories = vec![Memory::default(); pruned(&parameters).count()];
-        let mut table = |masked| backend.alloc_table(&parameters.optimizer_table(recipe.weight_decay, masked));
+        let mut table =
+            |masked| backend.alloc_table(&parameters.optimizer_table(recipe.weight_decay, masked));
         let (sparse_table, dense_table) = (table(Masked::Decayed)?, table(Masked::Untouched)?);
         let mut trainer = Self {
             backend,
@@ -237,27 +260,33 @@ impl Trainer {
     /// Whether another phase begins with the next step.
     #[must_use]
     pub fn ends_phase(&self) -> bool {
-        self.step() < self.recipe.steps && self.phase_index(self.step()) != self.phase_index(self.step() + 1)
+        self.step() < self.recipe.steps
+            && self.phase_index(self.step()) != self.phase_index(self.step() + 1)
     }
 
     /// What the next step begins, in words, where it [begins another phase](Self::ends_phase).
     #[must_use]
     pub fn transition(&self) -> &'static str {
-        let [ended, begun] = [0, 1].map(|ahead| self.recipe.method.phases[self.phase_index(self.step() + ahead)]);
+        let [ended, begun] =
+            [0, 1].map(|ahead| self.recipe.method.phases[self.phase_index(self.step() + ahead)]);
         match (ended.kind(), begun.kind()) {
-            (PhaseKind::Sparse, PhaseKind::Dense) => "sparse training ends, dense fine-tuning begins",
+            (PhaseKind::Sparse, PhaseKind::Dense) => {
+                "sparse training ends, dense fine-tuning begins"
+            }
             (PhaseKind::Dense, PhaseKind::Sparse) => "dense training ends, sparse training begins",
             _ => "the next phase begins",
         }
     }
 
-    /// The last steps of the phases whose forward is pruned, as far as that is decided: each leaves a 2:4 model.
+    /// The last steps of the phases whose forward is pruned, as far as that is decided: each leaves
+    /// a 2:4 model.
     #[must_use]
     pub fn last_sparse_steps(&self) -> Vec<u32> {
         self.recipe.method.last_sparse_steps(self.recipe.steps, &self.progress.ends)
     }
 
-    /// While this is set, a step or an evaluation under way ends before its next micro-batch with [`Error::Interrupted`].
+    /// While this is set, a step or an evaluation under way ends before its next micro-batch with
+    /// [`Error::Interrupted`].
     pub fn interrupt_on(&mut self, flag: Arc<AtomicBool>) {
         self.interrupt = flag;
     }
@@ -265,13 +294,19 @@ impl Trainer {
     /// One optimizer step.
     ///
     /// # Errors
-    /// [`Error::NonFinite`] before any update if the loss or a gradient is not finite; [`Error::Interrupted`], which leaves the state as it
-    /// was before the step; those of the operations.
-    pub fn train_step(&mut self, batches: &dyn Batches, sampling: FlipSampling) -> Result<StepOutcome, Error> {
+    /// [`Error::NonFinite`] before any update if the loss or a gradient is not finite;
+    /// [`Error::Interrupted`], which leaves the state as it was before the step; those of the
+    /// operations.
+    pub fn train_step(
+        &mut self,
+        batches: &dyn Batches,
+        sampling: FlipSampling,
+    ) -> Result<StepOutcome, Error> {
         let step = self.step() + 1;
         let index = self.phase_index(step);
         let phase = self.recipe.method.phases[index];
-        let (accumulation, BatchShape { sequences, context }) = (self.recipe.accumulation.get(), self.recipe.batch);
+        let (accumulation, BatchShape { sequences, context }) =
+            (self.recipe.accumulation.get(), self.recipe.batch);
         let tokens = self.recipe.tokens_per_step() as f64;
         let learning_rate = self.recipe.schedule.learning_rate(step);
         let Recipe { seed, dropout, .. } = self.recipe;
@@ -280,18 +315,36 @@ impl Trainer {
         for micro_step in 0..accumulation {
             go_on(interrupt)?;
             batches.fill(step, micro_step, &mut self.inputs, &mut self.targets);
-            backend.set_step(StepState { seed, step, micro_step, learning_rate, bias_corrections })?;
+            backend.set_step(StepState {
+                seed,
+                step,
+                micro_step,
+                learning_rate,
+                bias_corrections,
+            })?;
             model.upload(&mut **backend, &self.inputs, &self.targets)?;
-            let (part, beta) = if micro_step == 0 { (Part::First, Beta::Overwrite) } else { (Part::Further, Beta::Accumulate) };
+            let (part, beta) = if micro_step == 0 {
+                (Part::First, Beta::Overwrite)
+            } else {
+                (Part::Further, Beta::Accumulate)
+            };
             backend.segment(part.of_phase(index), &mut |backend| {
-                let mut pass = Pass { backend, phase: &phase, sequences, context, dropout, beta, watch: None };
+                let mut pass =
+                    Pass { backend, phase: &phase, sequences, context, dropout, beta, watch: None };
                 model.train(&mut pass, (1.0 / tokens) as f32)
             })?;
-            backend.copy(model.loss(), self.losses.rows(micro_step as usize..micro_step as usize + 1))?;
+            backend.copy(
+                model.loss(),
+                self.losses.rows(micro_step as usize..micro_step as usize + 1),
+            )?;
         }
 
         if sampling == FlipSampling::Sample {
-            search_flips(&mut **backend, &self.parameters, self.flip_masks.iter().map(|masks| masks[0]))?;
+            search_flips(
+                &mut **backend,
+                &self.parameters,
+                self.flip_masks.iter().map(|masks| masks[0]),
+            )?;
         }
         let table = match phase.kind() {
             PhaseKind::Sparse => self.sparse_table,
@@ -308,7 +361,11 @@ impl Trainer {
         })?;
         let report = self.backend.report(self.losses)?;
         if let Some(culprit) = report.non_finite {
-            return Err(Error::NonFinite { step, what: self.divergence(batches, culprit)?, kept: None });
+            return Err(Error::NonFinite {
+                step,
+                what: self.divergence(batches, culprit)?,
+                kept: None,
+            });
         }
 
         if watched {
@@ -320,10 +377,18 @@ impl Trainer {
             FlipSampling::Sample => Some(self.count_flips()?),
             FlipSampling::Skip => None,
         };
-        Ok(StepOutcome { step, phase: phase.kind(), loss: report.loss / tokens, learning_rate, grad_norm: report.grad_norm, flips })
+        Ok(StepOutcome {
+            step,
+            phase: phase.kind(),
+            loss: report.loss / tokens,
+            learning_rate,
+            grad_norm: report.grad_norm,
+            flips,
+        })
     }
 
-    /// Does the next step without its update: what remains of one whose loss or gradients are not finite.
+    /// Does the next step without its update: what remains of one whose loss or gradients are not
+    /// finite.
     ///
     /// # Errors
     /// Those of the operations.
@@ -346,7 +411,8 @@ impl Trainer {
         self.evaluate_by(windows, self.recipe.batch.sequences)
     }
 
-    /// As [`Trainer::evaluate`], so many windows at a time: at least one, at most as many as a batch has sequences.
+    /// As [`Trainer::evaluate`], so many windows at a time: at least one, at most as many as a
+    /// batch has sequences.
     ///
     /// # Errors
     /// As [`Trainer::evaluate`].
@@ -359,13 +425,19 @@ impl Trainer {
             let taken = sequences.min(windows.count() - first);
             counted += windows.fill(first, taken, &mut inputs, &mut targets);
             self.model.upload(&mut *self.backend, &inputs, &targets)?;
-            sum += f64::from(self.model.evaluate(&mut evaluation_pass(&mut *self.backend, &phase, taken, context))?);
+            sum += f64::from(self.model.evaluate(&mut evaluation_pass(
+                &mut *self.backend,
+                &phase,
+                taken,
+                context,
+            ))?);
         }
         Ok(sum / counted as f64)
     }
 
-    /// Draws the next token after a non-empty prompt, of which the last context is read: softmax(logits / temperature) among the `top_k`
-    /// likeliest; temperature 0 takes the likeliest. The draw is a function of (seed, position).
+    /// Draws the next token after a non-empty prompt, of which the last context is read:
+    /// softmax(logits / temperature) among the `top_k` likeliest; temperature 0 takes the
+    /// likeliest. The draw is a function of (seed, position).
     ///
     /// # Errors
     /// Those of the operations.
@@ -395,7 +467,11 @@ impl Trainer {
     }
 
     fn count_flips(&mut self) -> Result<Vec<Flips>, Error> {
-        search_flips(&mut *self.backend, &self.parameters, self.flip_masks.iter().map(|masks| masks[1]))?;
+        search_flips(
+            &mut *self.backend,
+            &self.parameters,
+            self.flip_masks.iter().map(|masks| masks[1]),
+        )?;
         sparsifiable(&self.parameters)
             .zip(&self.flip_masks)
             .map(|(parameter, &[before, after])| {
@@ -431,7 +507,12 @@ fn go_on(interrupt: &AtomicBool) -> Result<(), Error> {
     if interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
 }
 
-fn evaluation_pass<'a>(backend: &'a mut dyn Backend, phase: &'a Phase, sequences: usize, context: usize) -> Pass<'a> {
+fn evaluation_pass<'a>(
+    backend: &'a mut dyn Backend,
+    phase: &'a Phase,
+    sequences: usize,
+    context: usize,
+) -> Pass<'a> {
     Pass { backend, phase, sequences, context, dropout: 0.0, beta: Beta::Overwrite, watch: None }
 }
 
@@ -440,8 +521,12 @@ fn sparsifiable(parameters: &Parameters) -> impl Iterator<Item = &Parameter> {
 }
 
 /// Searches m(w) of every sparsifiable weight into its mask, whatever the phase.
-fn search_flips(backend: &mut dyn Backend, parameters: &Parameters, masks: impl Iterator<Item = MaskId>) -> Result<(), Error> {
-    sparsifiable(parameters)
-        .zip(masks)
-        .try_for_each(|(parameter, mask)| backend.mask_search(parameter.weight, MaskKind::Transposable, mask))
+fn search_flips(
+    backend: &mut dyn Backend,
+    parameters: &Parameters,
+    masks: impl Iterator<Item = MaskId>,
+) -> Result<(), Error> {
+    sparsifiable(parameters).zip(masks).try_for_each(|(parameter, mask)| {
+        backend.mask_search(parameter.weight, MaskKind::Transposable, mask)
+    })
 }

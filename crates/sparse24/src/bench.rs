@@ -1,4 +1,5 @@
-//! `sparse24 bench`: how fast the CUDA kernels are on this machine's GPU, and where the time of a training step goes.
+//! `sparse24 bench`: how fast the CUDA kernels are on this machine's GPU, and where the time of a
+//! training step goes.
 //!
 //! Arguments and printing; cases, checks and clocks are `sparse24_cuda::bench`'s.
 
@@ -22,13 +23,15 @@ use sparse24_train::backend::BackendSettings;
 #[cfg(not(feature = "cuda"))]
 type Size = String;
 
-/// Verify and time the CUDA kernels on this machine's GPU, or profile a training step; exits 0 only if all are right
+/// Verify and time the CUDA kernels on this machine's GPU, or profile a training step; exits 0 only
+/// if all are right
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Only kernels with a match in their name; may be repeated
     #[arg(long, value_name = "REGEX")]
     kernel: Vec<Regex>,
-    /// Only this size: gpt2-124m, gpt2-350m, gpt2-774m, gpt2-1558m, a width, or ROWSxCOLUMNS; may be repeated
+    /// Only this size: gpt2-124m, gpt2-350m, gpt2-774m, gpt2-1558m, a width, or ROWSxCOLUMNS; may
+    /// be repeated
     #[arg(long, value_name = "SIZE")]
     size: Vec<Size>,
     /// Fewer timings: seconds instead of minutes, and a wider spread
@@ -61,7 +64,10 @@ pub(crate) struct Args {
 impl Args {
     /// Settings, but for the arguments that say otherwise.
     fn over(&self, settings: BackendSettings) -> BackendSettings {
-        let libraries = self.libraries.as_ref().map_or(settings.libraries, |list| std::env::split_paths(list).collect());
+        let libraries = self
+            .libraries
+            .as_ref()
+            .map_or(settings.libraries, |list| std::env::split_paths(list).collect());
         BackendSettings { gpu: self.gpu.unwrap_or(settings.gpu), libraries, ..settings }
     }
 }

@@ -36,7 +36,8 @@ pub(crate) struct Configure {
     /// Steps between checkpoints
     #[arg(long, value_name = "STEPS", allow_negative_numbers = true)]
     checkpoint_every: Option<String>,
-    /// What a loss or gradient that is not finite does: stop (the run ends, the last checkpoint stays) or skip (the step has no update)
+    /// What a loss or gradient that is not finite does: stop (the run ends, the last checkpoint
+    /// stays) or skip (the step has no update)
     #[arg(long, value_name = "stop|skip")]
     on_nonfinite: Option<String>,
 }
@@ -45,7 +46,12 @@ impl Configure {
     /// The resolved configuration.
     pub(crate) fn resolve(&self) -> Result<Config, Failure> {
         let quoted = |text: &str| serde_json::Value::from(text).to_string();
-        let unreadable = |path: &PathBuf| Failure::new(Exit::Usage, format!("--data {}: the name is not UTF-8; rename it", path.display()));
+        let unreadable = |path: &PathBuf| {
+            Failure::new(
+                Exit::Usage,
+                format!("--data {}: the name is not UTF-8; rename it", path.display()),
+            )
+        };
         let name = |path: &PathBuf| path.to_str().map(quoted).ok_or_else(|| unreadable(path));
         let data = self.data.as_ref().map(name).transpose()?;
         let flags = [

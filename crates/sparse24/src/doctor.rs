@@ -91,7 +91,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         for Backend { name, sparse_products, problem } in &report.backends {
             match (sparse_products, problem) {
                 (Some(how), _) => say!("backend {name:<5} ready; sparse products are {how}"),
-                (None, problem) => say!("backend {name:<5} {}", problem.as_deref().unwrap_or_default()),
+                (None, problem) => {
+                    say!("backend {name:<5} {}", problem.as_deref().unwrap_or_default())
+                }
             }
         }
         // Otherwise it is the error.
@@ -121,7 +123,13 @@ fn unwritable(out: &std::path::Path) -> Option<String> {
         .map(|path| if path.as_os_str().is_empty() { std::path::Path::new(".") } else { path })
         .find(|path| path.exists())?;
     if !fs::metadata(existing).is_ok_and(|metadata| metadata.is_dir()) {
-        return Some(format!("{} is no folder: runs cannot be written to {}", existing.display(), out.display()));
+        return Some(format!(
+            "{} is no folder: runs cannot be written to {}",
+            existing.display(),
+            out.display()
+        ));
     }
-    tempfile::tempfile_in(existing).err().map(|error| format!("{} cannot be written: {error}", existing.display()))
+    tempfile::tempfile_in(existing)
+        .err()
+        .map(|error| format!("{} cannot be written: {error}", existing.display()))
 }

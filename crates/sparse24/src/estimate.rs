@@ -44,7 +44,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
     if config.backend.name != "cpu" {
         let counted = "memory and time are counted for the CPU alone; name that: --backend cpu";
-        return Err(Failure::new(Exit::Usage, format!("backend.name: found {:?}, but {counted}", config.backend.name)));
+        return Err(Failure::new(
+            Exit::Usage,
+            format!("backend.name: found {:?}, but {counted}", config.backend.name),
+        ));
     }
     let recipe = config.recipe(open_dataset(&config)?.vocabulary() as usize)?;
     let estimate = estimate(&recipe);
@@ -65,8 +68,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
     say!("parameters   {} ({} of them sparsifiable)", estimate.parameters, estimate.sparsifiable);
     say!("memory       {} in all", mib(report.device_bytes));
-    say!("  weights {}, gradients {}, moments {}", mib(estimate.weight_bytes), mib(estimate.gradient_bytes), mib(estimate.moment_bytes));
-    say!("  masks and pruned operands {}, activations {}", mib(estimate.sparse_bytes), mib(estimate.activation_bytes));
+    say!(
+        "  weights {}, gradients {}, moments {}",
+        mib(estimate.weight_bytes),
+        mib(estimate.gradient_bytes),
+        mib(estimate.moment_bytes)
+    );
+    say!(
+        "  masks and pruned operands {}, activations {}",
+        mib(estimate.sparse_bytes),
+        mib(estimate.activation_bytes)
+    );
     say!("checkpoint   {}", mib(estimate.checkpoint_bytes));
     say!(
         "a step       {} tokens, {:.3} GFLOP, {:.0} % of it 2:4",
@@ -74,7 +86,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         estimate.flops_per_step / 1e9,
         100.0 * estimate.sparse_share
     );
-    say!("time         {} a step, {} for {}", human(seconds_per_step), human(report.seconds), counted(recipe.steps as usize, "step"));
+    say!(
+        "time         {} a step, {} for {}",
+        human(seconds_per_step),
+        human(report.seconds),
+        counted(recipe.steps as usize, "step")
+    );
     say!(
         "             from {:.0} GFLOP/s measured just now on this machine, times {OVERHEAD} for all that is no product",
         report.gflops_measured
@@ -82,7 +99,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// FLOP/s of a `[512, width] x [width, ffn]` product (of a large part of it, if it is larger), the best of a quarter second.
+/// FLOP/s of a `[512, width] x [width, ffn]` product (of a large part of it, if it is larger), the
+/// best of a quarter second.
 fn products_per_second(width: usize, ffn: usize) -> Result<f64, Failure> {
     const TOKENS: usize = 512;
     // A product this large is as fast as one that is larger.
@@ -93,7 +111,8 @@ fn products_per_second(width: usize, ffn: usize) -> Result<f64, Failure> {
     let (began, mut best) = (Instant::now(), Duration::MAX);
     while began.elapsed() < Duration::from_millis(250) {
         let start = Instant::now();
-        matmul(x.view(), w.t(), z.view_mut(), Beta::Overwrite).map_err(sparse24_train::Error::from)?;
+        matmul(x.view(), w.t(), z.view_mut(), Beta::Overwrite)
+            .map_err(sparse24_train::Error::from)?;
         best = best.min(start.elapsed());
     }
     Ok(flops / best.as_secs_f64())

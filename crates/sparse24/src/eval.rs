@@ -16,7 +16,8 @@ use crate::{
 pub(crate) struct Args {
     /// A run directory or a checkpoint
     run: PathBuf,
-    /// Other data than the run's: a text file, a folder or prepared shards; only the latter without a tokenizer
+    /// Other data than the run's: a text file, a folder or prepared shards; only the latter without
+    /// a tokenizer
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
     /// One JSON object
@@ -53,13 +54,21 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let (step, phase) = (model.checkpoint.state.step, model.phase().kind());
         let loss = model.into_trainer()?.evaluate(&windows)?;
         if !loss.is_finite() {
-            return Err(Failure::new(Exit::NonFinite, format!("the loss of step {step} on these data is {loss}")));
+            return Err(Failure::new(
+                Exit::NonFinite,
+                format!("the loss of step {step} on these data is {loss}"),
+            ));
         }
-        let report = Report { step, phase, loss, perplexity: loss.exp(), tokens: windows.predictions() };
+        let report =
+            Report { step, phase, loss, perplexity: loss.exp(), tokens: windows.predictions() };
         if args.json {
             say!("{}", serde_json::to_string(&report).expect("plain values"));
         } else {
-            say!("step {step} ({phase}): loss {loss:.4} nats a token, perplexity {:.2}, over {} tokens", report.perplexity, report.tokens);
+            say!(
+                "step {step} ({phase}): loss {loss:.4} nats a token, perplexity {:.2}, over {} tokens",
+                report.perplexity,
+                report.tokens
+            );
         }
         Ok(())
     })

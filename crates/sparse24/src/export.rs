@@ -25,7 +25,8 @@ pub(crate) struct Args {
     /// How values are stored
     #[arg(long, value_enum, default_value_t = Stored::F32)]
     dtype: Stored,
-    /// The 2:4 model: pruned weights as zeros, proved; refused unless the checkpoint is of a sparse phase
+    /// The 2:4 model: pruned weights as zeros, proved; refused unless the checkpoint is of a sparse
+    /// phase
     #[arg(long)]
     sparse24: bool,
 }
@@ -41,7 +42,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let model = Model::read(&args.run)?;
     let shape = model.recipe().model;
     if shape.activation != Activation::Gelu {
-        let problem = format!("{}: Hugging Face's GPT-2 has GELU feed-forward layers, this model has not", args.run.display());
+        let problem = format!(
+            "{}: Hugging Face's GPT-2 has GELU feed-forward layers, this model has not",
+            args.run.display()
+        );
         return Err(Failure::new(Exit::Input, problem));
     }
     let dtype = match args.dtype {
@@ -52,7 +56,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let checkpoint = &model.checkpoint;
     let values = match (args.sparse24, model.phase().mask()) {
         (false, _) => Values::Dense,
-        (true, Some(structure)) => Values::Sparse24 { phase: checkpoint.state.phase_kind, masks: &checkpoint.masks, structure },
+        (true, Some(structure)) => Values::Sparse24 {
+            phase: checkpoint.state.phase_kind,
+            masks: &checkpoint.masks,
+            structure,
+        },
         (true, None) => {
             let problem = format!(
                 "{}: step {} is of a dense phase, its weights have left their masks: export the checkpoint at the end of the sparse phase, or prune the exported file with `sparse24 prune`",
@@ -66,15 +74,26 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Values::Dense => Cow::Borrowed(checkpoint.weights.as_slice()),
         Values::Sparse24 { .. } => model.mapped_weights()?,
     };
-    let exported = interchange::export(&args.out, &weights, &Gpt2Config::of(&shape), dtype, values)?;
+    let exported =
+        interchange::export(&args.out, &weights, &Gpt2Config::of(&shape), dtype, values)?;
     say!("exported step {} to {}", checkpoint.state.step, args.out.display());
     if !exported.zero_biases.is_empty() {
-        say!("{} biases that the model has not were written as zeros, which compute the same", exported.zero_biases.len());
+        say!(
+            "{} biases that the model has not were written as zeros, which compute the same",
+            exported.zero_biases.len()
+        );
     }
     if !exported.sparse24.is_empty() {
-        say!("{} weights were read back and proved 2:4; to verify them again:", exported.sparse24.len());
+        say!(
+            "{} weights were read back and proved 2:4; to verify them again:",
+            exported.sparse24.len()
+        );
         // Where attention is dense, it is not to be proved.
-        let filter = if exported.sparse24.iter().all(|name| name.contains(".mlp.")) { " --include mlp" } else { "" };
+        let filter = if exported.sparse24.iter().all(|name| name.contains(".mlp.")) {
+            " --include mlp"
+        } else {
+            ""
+        };
         // The file has the matrices transposed.
         let mask = match model.phase().mask() {
             Some(MaskKind::RowWise) => " --mask column",

@@ -9,7 +9,8 @@ use crate::output::note;
 /// The exit codes; success is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// The answer is no: `verify` refuted, `doctor` found a problem, `bench` a kernel that is wrong, a search for lambda nothing feasible.
+    /// The answer is no: `verify` refuted, `doctor` found a problem, `bench` a kernel that is
+    /// wrong, a search for lambda nothing feasible.
     Refuted = 1,
     /// Wrong usage or configuration (also what the argument parser uses).
     Usage = 2,
@@ -79,7 +80,11 @@ impl From<clap::Error> for Failure {
     fn from(error: clap::Error) -> Self {
         let text = error.to_string();
         let mut sentence = String::new();
-        for line in text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more")) {
+        for line in text
+            .lines()
+            .map(str::trim)
+            .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"))
+        {
             if !(sentence.is_empty() || line.is_empty()) {
                 sentence += if line.starts_with("tip:") { "; " } else { " " };
             }
@@ -95,7 +100,8 @@ mod tests {
 
     #[test]
     fn a_defect_is_no_answer() {
-        let error = Error::Operand { operation: "matmul", operand: "x", expected: [2, 3], found: [3, 2] };
+        let error =
+            Error::Operand { operation: "matmul", operand: "x", expected: [2, 3], found: [3, 2] };
         assert_eq!(Failure::from(error).exit as u8, 70);
     }
 }

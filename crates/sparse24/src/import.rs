@@ -30,7 +30,8 @@ pub(crate) struct Args {
 
 /// The vocabulary of GPT-2.
 const GPT2: usize = 50_257;
-/// The same, padded to a multiple of 64 as nanoGPT and llm.c do. Of other sizes nobody knows which ids they hold.
+/// The same, padded to a multiple of 64 as nanoGPT and llm.c do. Of other sizes nobody knows which
+/// ids they hold.
 const GPT2_PADDED: usize = 50_304;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -45,9 +46,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         (None, 256) => Some(Tokenizer::Byte),
         (None, _) => None,
     };
-    if let Some(tokenizer) = tokenizer.as_ref().filter(|tokenizer| tokenizer.vocabulary() as usize > shape.vocab_size) {
+    if let Some(tokenizer) =
+        tokenizer.as_ref().filter(|tokenizer| tokenizer.vocabulary() as usize > shape.vocab_size)
+    {
         let (name, tokens) = (tokenizer.kind().name(), tokenizer.vocabulary());
-        let problem = format!("--tokenizer: {name} has {tokens} tokens, the model only {}; leave it out", shape.vocab_size);
+        let problem = format!(
+            "--tokenizer: {name} has {tokens} tokens, the model only {}; leave it out",
+            shape.vocab_size
+        );
         return Err(Failure::new(Exit::Usage, problem));
     }
     let mut config = preset::imported();
@@ -60,7 +66,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(tokenizer) = &tokenizer {
         config.data.tokenizer = tokenizer.kind();
     }
-    config.check().map_err(|error| Failure::new(Exit::Input, format!("{}: {error}", args.path.display())))?;
+    config
+        .check()
+        .map_err(|error| Failure::new(Exit::Input, format!("{}: {error}", args.path.display())))?;
     let count = counted(tensors.len(), "tensor");
     let checkpoint = adopt(&config, tensors, tokenizer.as_ref(), &args.out)?;
     say!("imported {count} into {}", checkpoint.display());

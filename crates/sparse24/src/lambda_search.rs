@@ -48,15 +48,23 @@ pub(crate) struct Args {
 }
 
 fn window(text: &str) -> Result<[u32; 2], String> {
-    let ends = text.split_once("..").and_then(|(first, last)| Some([first.parse().ok()?, last.parse().ok()?]));
+    let ends = text
+        .split_once("..")
+        .and_then(|(first, last)| Some([first.parse().ok()?, last.parse().ok()?]));
     ends.ok_or_else(|| "expected A..B, two steps".to_owned())
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
     let Args { candidates, until, window, seeds, .. } = args;
-    let wanted = Wanted { candidates: candidates.clone(), until: *until, window: *window, seeds: seeds.clone() };
-    let report = search(config, wanted, &args.out, args.jobs, args.keep.into(), &[], &Signals::take()?)?;
+    let wanted = Wanted {
+        candidates: candidates.clone(),
+        until: *until,
+        window: *window,
+        seeds: seeds.clone(),
+    };
+    let report =
+        search(config, wanted, &args.out, args.jobs, args.keep.into(), &[], &Signals::take()?)?;
     if args.json {
         say!("{}", serde_json::to_string_pretty(&report).expect("plain values"));
     } else {
@@ -66,7 +74,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         if let Some(lambda) = report.recommended {
             say!("\nrecommended  {lambda:e}");
-            say!("next         sparse24 train ... --lambda auto --lambda-search {}", crate::output::word(&args.out));
+            say!(
+                "next         sparse24 train ... --lambda auto --lambda-search {}",
+                crate::output::word(&args.out)
+            );
         }
     }
     report.advice.as_ref().map_or(Ok(()), |advice| Err(infeasible(advice)))
@@ -91,7 +102,11 @@ pub(crate) fn search(
     let plan = Plan::resolve(config, wanted)?;
     let mut search = Search::open(plan, out, keep)?;
     let Report { until, window: [first, last], done, of, .. } = search.report();
-    note(format_args!("{}, each of {until} steps, mu over the steps {first} to {last}: {}", counted(of, "run"), out.display()));
+    note(format_args!(
+        "{}, each of {until} steps, mu over the steps {first} to {last}: {}",
+        counted(of, "run"),
+        out.display()
+    ));
     if done > 0 {
         note(format_args!("{done} of them are done"));
     }
@@ -100,8 +115,9 @@ pub(crate) fn search(
     let members = search.series().members().to_vec();
     let after = |member: usize, report: &Report| {
         let arm = &members[member].arm;
-        let judged =
-            report.candidates.iter().find(|candidate| format!("lambda-{:e}", candidate.lambda) == *arm && candidate.verdict.is_some());
+        let judged = report.candidates.iter().find(|candidate| {
+            format!("lambda-{:e}", candidate.lambda) == *arm && candidate.verdict.is_some()
+        });
         match judged {
             Some(candidate) => display.say(format!("lambda {}", row(candidate).trim_end())),
             None => display.say(format!("{}: done", series::name(&members[member]))),
@@ -123,8 +139,11 @@ fn row(candidate: &Candidate) -> String {
     let interval = interval.map_or("-".to_owned(), |[low, high]| format!("[{low:.3}, {high:.3}]"));
     let flip_rate = flip_rate.map_or("-".to_owned(), |rate| format!("{rate:.6}"));
     let verdict = verdict.map_or("-".to_owned(), |verdict| verdict.to_string());
-    let failed = failure
-        .as_ref()
-        .map_or_else(String::new, |failed| format!(" (seed {}, step {}: {})", failed.seed, failed.failure.step, failed.failure.what));
-    format!("{:<10} {mu:>6}  {interval:<17}  {flip_rate:>9}  {verdict}{failed}", format!("{lambda:e}"))
+    let failed = failure.as_ref().map_or_else(String::new, |failed| {
+        format!(" (seed {}, step {}: {})", failed.seed, failed.failure.step, failed.failure.what)
+    });
+    format!(
+        "{:<10} {mu:>6}  {interval:<17}  {flip_rate:>9}  {verdict}{failed}",
+        format!("{lambda:e}")
+    )
 }

@@ -1,4 +1,5 @@
-//! The command `sparse24`: arguments and terminal; the work is done in the libraries. One file a subcommand.
+//! The command `sparse24`: arguments and terminal; the work is done in the libraries. One file a
+//! subcommand.
 
 use std::process::ExitCode;
 
@@ -88,7 +89,14 @@ fn main() -> ExitCode {
     use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
     let done = match Cli::try_parse() {
         Ok(cli) => run(&cli.command),
-        Err(error) if matches!(error.kind(), DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand) => error.exit(),
+        Err(error)
+            if matches!(
+                error.kind(),
+                DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand
+            ) =>
+        {
+            error.exit()
+        }
         Err(error) => Err(error.into()),
     };
     match done {

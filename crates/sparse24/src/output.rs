@@ -1,7 +1,7 @@
 //! Standard output and standard error, either of which may be closed while we write.
 //!
-//! Invariant: a closed pipe never panics. What goes to standard output is the answer, so its loss ends the command; what goes to standard
-//! error is for a person, and training goes on without.
+//! Invariant: a closed pipe never panics. What goes to standard output is the answer, so its loss
+//! ends the command; what goes to standard error is for a person, and training goes on without.
 
 use std::{
     fmt,
@@ -15,7 +15,9 @@ use crate::failure::{Exit, Failure};
 pub(crate) fn write(text: fmt::Arguments<'_>) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     out.write_fmt(text).and_then(|()| out.flush()).map_err(|error| match error.kind() {
-        ErrorKind::BrokenPipe => Failure::new(Exit::Unread, "standard output was closed by its reader"),
+        ErrorKind::BrokenPipe => {
+            Failure::new(Exit::Unread, "standard output was closed by its reader")
+        }
         _ => Failure::new(Exit::Io, format!("cannot write to standard output: {error}")),
     })
 }
@@ -34,7 +36,11 @@ pub(crate) fn note(text: impl fmt::Display) {
 pub(crate) fn word(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+,=@%:".contains(c);
-    if !text.is_empty() && text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
+    if !text.is_empty() && text.chars().all(is_plain) {
+        text
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
 }
 
 /// `1 tensor`, `2 tensors`.
@@ -57,7 +63,13 @@ mod tests {
 
     #[test]
     fn a_path_is_one_word() {
-        for (path, expected) in [("runs/a-1", "runs/a-1"), ("a b", "'a b'"), ("it's", r"'it'\''s'"), ("$x", "'$x'"), ("", "''")] {
+        for (path, expected) in [
+            ("runs/a-1", "runs/a-1"),
+            ("a b", "'a b'"),
+            ("it's", r"'it'\''s'"),
+            ("$x", "'$x'"),
+            ("", "''"),
+        ] {
             assert_eq!(word(Path::new(path)), expected);
         }
     }

@@ -21,7 +21,8 @@ pub(crate) struct Args {
     /// A UTF-8 text file, or a folder of them
     #[arg(long, value_name = "PATH")]
     data: PathBuf,
-    /// How text becomes tokens: bytes of UTF-8 (256), the characters of the text, or GPT-2's byte-pair encoding (50257)
+    /// How text becomes tokens: bytes of UTF-8 (256), the characters of the text, or GPT-2's
+    /// byte-pair encoding (50257)
     #[arg(long, value_parser = tokenizer_names())]
     tokenizer: TokenizerKind,
     /// The folder to make; one that exists must be empty or prepared earlier
@@ -37,8 +38,9 @@ pub(crate) struct Args {
 
 /// A tokenizer by its name.
 pub(crate) fn tokenizer_names() -> impl TypedValueParser<Value = TokenizerKind> {
-    PossibleValuesParser::new(TokenizerKind::ALL.map(TokenizerKind::name))
-        .map(|name| TokenizerKind::ALL.into_iter().find(|kind| kind.name() == name).expect("one of these names"))
+    PossibleValuesParser::new(TokenizerKind::ALL.map(TokenizerKind::name)).map(|name| {
+        TokenizerKind::ALL.into_iter().find(|kind| kind.name() == name).expect("one of these names")
+    })
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -52,7 +54,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         _ => error.into(),
     })?;
-    let (train, validation, vocabulary) = (dataset.train().len(), dataset.validation().len(), dataset.vocabulary());
+    let (train, validation, vocabulary) =
+        (dataset.train().len(), dataset.validation().len(), dataset.vocabulary());
     if args.json {
         let summary = json!({
             "out": args.out.display().to_string(),
@@ -64,9 +67,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         say!("{summary}");
     } else {
         let out = args.out.display();
-        say!("{train} tokens to train on and {validation} held out, of a vocabulary of {vocabulary}: {out}");
+        say!(
+            "{train} tokens to train on and {validation} held out, of a vocabulary of {vocabulary}: {out}"
+        );
         let out = word(&args.out);
-        say!("train on them with `sparse24 train --data {out} --set data.tokenizer={}`", args.tokenizer.name());
+        say!(
+            "train on them with `sparse24 train --data {out} --set data.tokenizer={}`",
+            args.tokenizer.name()
+        );
     }
     Ok(())
 }

@@ -69,18 +69,31 @@ fn methods(args: &Args) -> Result<(), Failure> {
         say!("{}", serde_json::to_string_pretty(&rows).expect("methods are plain values"));
         return Ok(());
     }
-    say!("{:<8} {:<15} {:<11} {:<6} {:<15} {:<13} phases", "method", "forward", "dgrad", "wgrad", "refresh", "decay");
+    say!(
+        "{:<8} {:<15} {:<11} {:<6} {:<15} {:<13} phases",
+        "method",
+        "forward",
+        "dgrad",
+        "wgrad",
+        "refresh",
+        "decay"
+    );
     for MethodRow { name, forward, dgrad, wgrad, refresh, decay, width, phases, source } in rows {
         let refresh = if refresh.is_empty() { "-" } else { &refresh };
-        let narrowed = if width == "1" { String::new() } else { format!(", d_ff times {width} (half.ratio)") };
+        let narrowed =
+            if width == "1" { String::new() } else { format!(", d_ff times {width} (half.ratio)") };
         let phases = phases.join(" ");
-        say!("{name:<8} {forward:<15} {dgrad:<11} {wgrad:<6} {refresh:<15} {decay:<13} {phases}{narrowed}");
+        say!(
+            "{name:<8} {forward:<15} {dgrad:<11} {wgrad:<6} {refresh:<15} {decay:<13} {phases}{narrowed}"
+        );
         say!("{:<8} {source}\n", "");
     }
     say!(
         "Train with one: `sparse24 train --method NAME`. Every choice can be set alone, such as --set method.decay=on-weights; forward, dgrad, wgrad and"
     );
-    say!("decay are those of phases that are not dense. A list of phases: --set 'method.phases=[\"dense:1/6\", \"sparse\"]'.");
+    say!(
+        "decay are those of phases that are not dense. A list of phases: --set 'method.phases=[\"dense:1/6\", \"sparse\"]'."
+    );
     Ok(())
 }
 
@@ -91,7 +104,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.json {
         let rows: Vec<Row> = PRESETS
             .iter()
-            .map(|preset| Row { name: preset.name, summary: preset.summary, source: preset.source, config: preset.config() })
+            .map(|preset| Row {
+                name: preset.name,
+                summary: preset.summary,
+                source: preset.source,
+                config: preset.config(),
+            })
             .collect();
         say!("{}", serde_json::to_string_pretty(&rows).expect("presets are plain values"));
         return Ok(());
@@ -100,6 +118,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         say!("{:<22} {}", preset.name, preset.summary);
         say!("{:<22} {}\n", "", preset.source);
     }
-    say!("Use one with `sparse24 train --preset NAME`; see all of its settings with `sparse24 config --preset NAME`.");
+    say!(
+        "Use one with `sparse24 train --preset NAME`; see all of its settings with `sparse24 config --preset NAME`."
+    );
     Ok(())
 }

@@ -45,12 +45,21 @@ impl Progress {
     /// Begins after `first` steps; a live line if standard error is a terminal.
     pub(crate) fn new(first: u32, total: u32) -> Self {
         let bar = stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{bar:30.cyan/blue} {pos}/{len} {msg}").expect("the template is well formed");
+            let style = ProgressStyle::with_template("{bar:30.cyan/blue} {pos}/{len} {msg}")
+                .expect("the template is well formed");
             let bar = ProgressBar::new(u64::from(total)).with_style(style.progress_chars("━╸─"));
             bar.set_position(u64::from(first));
             bar
         });
-        Self { total, first, began: Instant::now(), printed: None, bar, flip_rate: None, validation_loss: None }
+        Self {
+            total,
+            first,
+            began: Instant::now(),
+            printed: None,
+            bar,
+            flip_rate: None,
+            validation_loss: None,
+        }
     }
 
     /// Shows a step.
@@ -63,7 +72,9 @@ impl Progress {
                 bar.set_position(u64::from(seen.step));
                 bar.set_message(line);
             }
-            None if seen.validation_loss.is_some() || self.printed.is_none_or(|at| at.elapsed() >= INTERVAL) => {
+            None if seen.validation_loss.is_some()
+                || self.printed.is_none_or(|at| at.elapsed() >= INTERVAL) =>
+            {
                 self.printed = Some(Instant::now());
                 note(format_args!("step {}/{} {line}", seen.step, self.total));
                 // A line that stays tells what was measured since the one before it.
@@ -92,7 +103,10 @@ impl Progress {
         // A resume begins with the evaluation of a step that was done before.
         let left = match seen.step - self.first {
             0 => None,
-            done => Some(self.began.elapsed().as_secs_f64() / f64::from(done) * f64::from(self.total - seen.step)),
+            done => Some(
+                self.began.elapsed().as_secs_f64() / f64::from(done)
+                    * f64::from(self.total - seen.step),
+            ),
         };
         let mut line = format!("{} loss {:.4}", seen.phase, seen.loss);
         if let Some(loss) = self.validation_loss {
@@ -101,7 +115,11 @@ impl Progress {
         if let Some(rate) = self.flip_rate {
             line += &format!(" flip {rate:.5}");
         }
-        line + &format!(" {} tok/s ETA {}", thousands(seen.tokens_per_second), left.map_or("-".to_owned(), clock))
+        line + &format!(
+            " {} tok/s ETA {}",
+            thousands(seen.tokens_per_second),
+            left.map_or("-".to_owned(), clock)
+        )
     }
 }
 

@@ -29,7 +29,8 @@ pub(crate) struct Args {
     search: SearchName,
     #[command(flatten)]
     filter: Filter,
-    /// Refuse the file if a two-dimensional float tensor that is included, and no embedding, cannot be pruned
+    /// Refuse the file if a two-dimensional float tensor that is included, and no embedding, cannot
+    /// be pruned
     #[arg(long)]
     strict: bool,
     /// The list as one JSON object
@@ -62,10 +63,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             &reports,
             |Pruned { kept_norm, nan, nan_pruned }| json!({ "kept_norm": kept_norm, "nan": nan, "nan_pruned": nan_pruned }),
         );
-        say!("{}", json!({ "mask": selection.kind.to_string(), "out": args.output.display().to_string(), "tensors": tensors }));
+        say!(
+            "{}",
+            json!({ "mask": selection.kind.to_string(), "out": args.output.display().to_string(), "tensors": tensors })
+        );
         return Ok(());
     }
-    output::write(format_args!("{}", lines(&reports, "copied", |pruned| ("pruned", remark(pruned)))))?;
+    output::write(format_args!(
+        "{}",
+        lines(&reports, "copied", |pruned| ("pruned", remark(pruned)))
+    ))?;
     let pruned = reports.iter().filter(|report| report.outcome.is_ok()).count();
     let (what, copied) = (counted(pruned, "tensor"), reports.len() - pruned);
     say!("{what} pruned ({}), {copied} copied: {}", selection.kind, args.output.display());
@@ -77,6 +84,8 @@ fn remark(Pruned { kept_norm, nan, nan_pruned }: &Pruned) -> String {
     match (nan, nan_pruned) {
         (0, _) => norm,
         (nan, 0) => format!("{norm}; {nan} NaN, all kept"),
-        (nan, pruned) => format!("{norm}; {nan} NaN, {pruned} of them pruned, where too many stand together"),
+        (nan, pruned) => {
+            format!("{norm}; {nan} NaN, {pruned} of them pruned, where too many stand together")
+        }
     }
 }

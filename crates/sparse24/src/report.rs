@@ -6,10 +6,12 @@ use sparse24_train::report;
 
 use crate::{failure::Failure, output::say};
 
-/// Write one self-contained page of one or several runs, side by side; also of unfinished and damaged ones
+/// Write one self-contained page of one or several runs, side by side; also of unfinished and
+/// damaged ones
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Run directories; a folder of lambda-search or study stands for its conclusions and a run of each arm
+    /// Run directories; a folder of lambda-search or study stands for its conclusions and a run of
+    /// each arm
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
     /// The page; RUN/report.html otherwise, of the first run

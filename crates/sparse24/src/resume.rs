@@ -14,7 +14,8 @@ pub(crate) struct Args {
     /// If the newest checkpoint is damaged, remove it and continue from the one before it
     #[arg(long)]
     fall_back: bool,
-    /// A key or section of the configuration that may differ from the checkpoint's; `data` also allows other data
+    /// A key or section of the configuration that may differ from the checkpoint's; `data` also
+    /// allows other data
     #[arg(long, value_name = "KEY")]
     allow: Vec<String>,
     #[command(flatten)]
@@ -26,5 +27,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = run_config(&args.run)?;
     let damaged = if args.fall_back { Damaged::FallBack } else { Damaged::Refuse };
     let how = Resume { damaged, allow: args.allow.clone() };
-    train::on_threads(&config, || train::drive(Run::resume(&args.run, &how)?, &args.telling, Signals::take()?))
+    train::on_threads(&config, || {
+        train::drive(Run::resume(&args.run, &how)?, &args.telling, Signals::take()?)
+    })
 }

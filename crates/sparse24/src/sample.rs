@@ -36,7 +36,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if !(args.temperature.is_finite() && args.temperature >= 0.0) {
         return Err(Failure::new(
             Exit::Usage,
-            format!("--temperature: expected a finite number of at least 0, found {}", args.temperature),
+            format!(
+                "--temperature: expected a finite number of at least 0, found {}",
+                args.temperature
+            ),
         ));
     }
     if args.top_k == 0 {
@@ -44,17 +47,25 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let mut model = Model::read(&args.run)?;
     let Some(tokenizer) = model.tokenizer.take() else {
-        let problem = format!("{} has no tokenizer.json: it was trained on token ids without one", args.run.display());
+        let problem = format!(
+            "{} has no tokenizer.json: it was trained on token ids without one",
+            args.run.display()
+        );
         return Err(Failure::new(Exit::Input, problem));
     };
     let config = model.config.clone();
     on_threads(&config, || {
         let mut tokens = match &args.prompt {
             None => tokenizer.encode("\n").unwrap_or_else(|_| vec![0]),
-            Some(prompt) => tokenizer.encode(prompt).map_err(|error| Failure::new(Exit::Usage, format!("--prompt: {error}")))?,
+            Some(prompt) => tokenizer
+                .encode(prompt)
+                .map_err(|error| Failure::new(Exit::Usage, format!("--prompt: {error}")))?,
         };
         if tokens.is_empty() {
-            return Err(Failure::new(Exit::Usage, "--prompt: expected at least one character, found an empty text"));
+            return Err(Failure::new(
+                Exit::Usage,
+                "--prompt: expected at least one character, found an empty text",
+            ));
         }
         let mut trainer = model.into_trainer()?;
         let sampler = Sampler { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
@@ -63,7 +74,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         for _ in 0..args.tokens {
             // A vocabulary may be padded beyond the tokenizer's.
             let logits = trainer.next_logits(&tokens)?;
-            let next = sampler.draw(&logits[..tokenizer.vocabulary() as usize], tokens.len() as u32);
+            let next =
+                sampler.draw(&logits[..tokenizer.vocabulary() as usize], tokens.len() as u32);
             tokens.push(next);
             printed.show(&tokenizer.decode(&[next])?)?;
         }
@@ -90,7 +102,8 @@ impl Printed {
                 text.push(char::REPLACEMENT_CHARACTER);
             }
         }
-        let unfinished = waiting > 0 && std::str::from_utf8(&self.pending).is_err_and(|error| error.error_len().is_none());
+        let unfinished = waiting > 0
+            && std::str::from_utf8(&self.pending).is_err_and(|error| error.error_len().is_none());
         if unfinished {
             text.pop();
         }

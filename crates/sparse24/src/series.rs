@@ -1,4 +1,5 @@
-//! What a person sees of several runs: a live line for each on a terminal, plain lines elsewhere; and how such a command ends.
+//! What a person sees of several runs: a live line for each on a terminal, plain lines elsewhere;
+//! and how such a command ends.
 
 use std::{
     path::Path,
@@ -45,7 +46,10 @@ pub(crate) struct Display {
 impl Display {
     pub(crate) fn new() -> Self {
         let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
-        Self { bars: is_terminal.then(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr())) }
+        Self {
+            bars: is_terminal
+                .then(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr())),
+        }
     }
 
     /// A line that stays.
@@ -58,10 +62,21 @@ impl Display {
     }
 
     /// So many watchers of runs, whom the process's signals reach.
-    pub(crate) fn watchers(&self, jobs: u16, signals: &Signals) -> Result<Vec<Box<dyn Watcher>>, Failure> {
+    pub(crate) fn watchers(
+        &self,
+        jobs: u16,
+        signals: &Signals,
+    ) -> Result<Vec<Box<dyn Watcher>>, Failure> {
         let watcher = |_| {
             let signals = signals.another()?;
-            Ok(Box::new(Worker { display: self.clone(), signals, bar: None, name: String::new(), until: 0, told: Instant::now() }) as _)
+            Ok(Box::new(Worker {
+                display: self.clone(),
+                signals,
+                bar: None,
+                name: String::new(),
+                until: 0,
+                told: Instant::now(),
+            }) as _)
         };
         (0..jobs).map(watcher).collect()
     }
@@ -94,10 +109,14 @@ impl Watcher for Worker {
         (self.name, self.until, self.told) = (name(member), member.until, Instant::now());
         match &self.display.bars {
             Some(bars) => {
-                let style =
-                    ProgressStyle::with_template("{prefix:28} {bar:20.cyan/blue} {pos}/{len} {msg}").expect("the template is well formed");
+                let style = ProgressStyle::with_template(
+                    "{prefix:28} {bar:20.cyan/blue} {pos}/{len} {msg}",
+                )
+                .expect("the template is well formed");
                 // One run after the other has the place of this worker.
-                let bar = self.bar.get_or_insert_with(|| bars.add(ProgressBar::new(0).with_style(style.progress_chars("━╸─"))));
+                let bar = self.bar.get_or_insert_with(|| {
+                    bars.add(ProgressBar::new(0).with_style(style.progress_chars("━╸─")))
+                });
                 bar.set_length(u64::from(member.until));
                 bar.set_position(u64::from(after));
                 bar.set_prefix(self.name.clone());
@@ -143,14 +162,19 @@ impl Drop for Worker {
     }
 }
 
-/// The end of a command that a signal has stopped, which the same command, and these words, continue.
+/// The end of a command that a signal has stopped, which the same command, and these words,
+/// continue.
 pub(crate) fn interrupted(signals: &Signals, done: usize, of: usize, more: &[&Path]) -> Failure {
-    let sentence = format!("interrupted with {done} of {of} runs done; go on with: {}", again(more));
+    let sentence =
+        format!("interrupted with {done} of {of} runs done; go on with: {}", again(more));
     Failure::new(signals.received().unwrap_or(Exit::Interrupted), sentence)
 }
 
 /// The line of this command, with these words more.
 pub(crate) fn again(more: &[&Path]) -> String {
-    let words = std::env::args_os().skip(1).map(|argument| word(Path::new(&argument))).chain(more.iter().map(|path| word(path)));
+    let words = std::env::args_os()
+        .skip(1)
+        .map(|argument| word(Path::new(&argument)))
+        .chain(more.iter().map(|path| word(path)));
     ["sparse24".to_owned()].into_iter().chain(words).collect::<Vec<_>>().join(" ")
 }

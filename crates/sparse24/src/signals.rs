@@ -1,7 +1,8 @@
-//! Signals while a run trains, or a text is encoded: the first SIGINT or SIGTERM asks it to save and stop, a second of its kind ends the process at once; SIGUSR1
-//! asks it to save and go on.
+//! Signals while a run trains, or a text is encoded: the first SIGINT or SIGTERM asks it to save
+//! and stop, a second of its kind ends the process at once; SIGUSR1 asks it to save and go on.
 //!
-//! Invariant: a handler only sets flags, or exits. Deliberately absent: what happens between the two ([`crate::train`]).
+//! Invariant: a handler only sets flags, or exits. Deliberately absent: what happens between the
+//! two ([`crate::train`]).
 
 use std::{
     io,
@@ -45,7 +46,10 @@ impl Signals {
             note(signal, &received, &any)?;
             Ok::<_, io::Error>((exit, received))
         };
-        let stops = [stop(SIGINT, Exit::Interrupted).map_err(deaf)?, stop(SIGTERM, Exit::Terminated).map_err(deaf)?];
+        let stops = [
+            stop(SIGINT, Exit::Interrupted).map_err(deaf)?,
+            stop(SIGTERM, Exit::Terminated).map_err(deaf)?,
+        ];
         Ok(Self { stops, save: Arc::default(), any })
     }
 
@@ -80,7 +84,10 @@ impl Signals {
 
     /// The exit code of the signal that asked to stop, if one did.
     pub(crate) fn received(&self) -> Option<Exit> {
-        self.stops.iter().find(|(_, received)| received.load(Ordering::SeqCst)).map(|&(exit, _)| exit)
+        self.stops
+            .iter()
+            .find(|(_, received)| received.load(Ordering::SeqCst))
+            .map(|&(exit, _)| exit)
     }
 }
 

@@ -44,8 +44,13 @@ impl Filter {
     }
 }
 
-/// One line a tensor: a word, the name, dtype, shape, and a remark; `skipped` is the word for those left alone.
-pub(crate) fn lines<T>(reports: &[TensorReport<T>], skipped: &str, describe: impl Fn(&T) -> (&'static str, String)) -> String {
+/// One line a tensor: a word, the name, dtype, shape, and a remark; `skipped` is the word for those
+/// left alone.
+pub(crate) fn lines<T>(
+    reports: &[TensorReport<T>],
+    skipped: &str,
+    describe: impl Fn(&T) -> (&'static str, String),
+) -> String {
     let width = reports.iter().map(|report| report.name.chars().count()).max().unwrap_or(0);
     let mut out = String::new();
     for TensorReport { name, dtype, shape, outcome } in reports {
@@ -66,7 +71,8 @@ pub(crate) fn objects<T>(reports: &[TensorReport<T>], describe: impl Fn(&T) -> V
         let mut object = json!({ "name": report.name, "dtype": report.dtype.to_string(), "shape": report.shape });
         match &report.outcome {
             Ok(done) => {
-                if let (Value::Object(object), Value::Object(more)) = (&mut object, describe(done)) {
+                if let (Value::Object(object), Value::Object(more)) = (&mut object, describe(done))
+                {
                     object.extend(more);
                 }
             }

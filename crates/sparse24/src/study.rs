@@ -47,9 +47,12 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut settings = args.settings.clone();
     if let Some(path) = &args.data {
-        let name = path
-            .to_str()
-            .ok_or_else(|| Failure::new(Exit::Usage, format!("--data {}: the name is not UTF-8; rename it", path.display())))?;
+        let name = path.to_str().ok_or_else(|| {
+            Failure::new(
+                Exit::Usage,
+                format!("--data {}: the name is not UTF-8; rename it", path.display()),
+            )
+        })?;
         settings.push(format!("data.path={}", serde_json::Value::from(name)));
     }
     let plan = Plan::read(&args.study, &Overrides { settings, reference: args.reference.clone() })?;
@@ -72,7 +75,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Some(loss) => format!("validation loss {loss:.4}"),
             None => "ended at a loss that is not finite".to_owned(),
         };
-        display.say(format!("{}/{} {}: {result}", report.done, report.of, series::name(&members[member])));
+        display.say(format!(
+            "{}/{} {}: {result}",
+            report.done,
+            report.of,
+            series::name(&members[member])
+        ));
     };
     let progress = study.train(watchers, &after)?;
     let report = study.report();
@@ -105,12 +113,22 @@ fn tell(report: &Report, told: &[Option<Told>]) -> Result<(), Failure> {
     }
     if let Some(best) = &report.best {
         let left_out = best.left_out.as_ref().map_or_else(String::new, |left_out| {
-            let by_seed: Vec<String> = left_out.by_seed.iter().map(|difference| format!("{difference:+.4}")).collect();
+            let by_seed: Vec<String> =
+                left_out.by_seed.iter().map(|difference| format!("{difference:+.4}")).collect();
             let reference = &report.reference;
-            format!("; {reference} minus the best of the other seeds: {:+.4} (by seed {})", left_out.mean, by_seed.join(" "))
+            format!(
+                "; {reference} minus the best of the other seeds: {:+.4} (by seed {})",
+                left_out.mean,
+                by_seed.join(" ")
+            )
         });
-        let among = if best.among.len() < report.arms.len() { " that differ in lambda alone" } else { "" };
-        say!("\nlowest mean  {} of {}{among}{left_out}", best.arm, counted(best.among.len(), "arm"));
+        let among =
+            if best.among.len() < report.arms.len() { " that differ in lambda alone" } else { "" };
+        say!(
+            "\nlowest mean  {} of {}{among}{left_out}",
+            best.arm,
+            counted(best.among.len(), "arm")
+        );
     }
     for trend in &report.trends {
         let told = |rank: Option<f64>| rank.map_or("-".to_owned(), |rank| format!("{rank:+.2}"));
@@ -126,11 +144,14 @@ fn tell(report: &Report, told: &[Option<Told>]) -> Result<(), Failure> {
 }
 
 fn row(arm: &Arm, runs: &[&Told]) -> String {
-    let number = |value: Option<f64>, decimals: usize| value.map_or("-".to_owned(), |value| format!("{value:.decimals$}"));
-    let difference = arm.difference.map_or_else(String::new, |interval| match (interval.low, interval.high) {
-        (Some(low), Some(high)) => format!("{:+.4} [{low:+.4}, {high:+.4}]", interval.mean),
-        _ => format!("{:+.4}", interval.mean),
-    });
+    let number = |value: Option<f64>, decimals: usize| {
+        value.map_or("-".to_owned(), |value| format!("{value:.decimals$}"))
+    };
+    let difference =
+        arm.difference.map_or_else(String::new, |interval| match (interval.low, interval.high) {
+            (Some(low), Some(high)) => format!("{:+.4} [{low:+.4}, {high:+.4}]", interval.mean),
+            _ => format!("{:+.4}", interval.mean),
+        });
     let rates: Vec<f64> = runs.iter().map(|told| told.tokens_per_s).collect();
     let seconds: Vec<f64> = runs.iter().map(|told| told.seconds).collect();
     let failed = match arm.failures.len() {

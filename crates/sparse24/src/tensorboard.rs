@@ -1,8 +1,10 @@
 //! Event files for TensorBoard: the numbers of `metrics.jsonl` as scalars, in `RUN/tensorboard`.
 //!
-//! A record is its length, the masked CRC-32C of the length, the bytes of a protocol-buffer `Event`, and their masked CRC-32C. Each start has a
-//! file of its own, which begins by declaring void what an earlier one told of the same steps: those done again after a crash are there once.
-//! Deliberately absent: everything of the format that scalars do not need; and durability, since `metrics.jsonl` has it.
+//! A record is its length, the masked CRC-32C of the length, the bytes of a protocol-buffer
+//! `Event`, and their masked CRC-32C. Each start has a file of its own, which begins by declaring
+//! void what an earlier one told of the same steps: those done again after a crash are there once.
+//! Deliberately absent: everything of the format that scalars do not need; and durability, since
+//! `metrics.jsonl` has it.
 
 use std::{
     fs::{self, File},
@@ -71,7 +73,8 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Begins a file for the steps after `step`. The first file of a run also tells what its metrics have up to there.
+    /// Begins a file for the steps after `step`. The first file of a run also tells what its
+    /// metrics have up to there.
     ///
     /// # Errors
     /// A sentence that names the file.
@@ -82,13 +85,22 @@ impl Events {
         let is_first = fs::read_dir(&folder).map_err(refused)?.next().is_none();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // Readers go through the files in the order of their names.
-        let name = format!("events.out.tfevents.{:010}.{:09}.sparse24", now.as_secs(), now.subsec_nanos());
-        let file = File::options().write(true).create_new(true).open(folder.join(name)).map_err(refused)?;
+        let name =
+            format!("events.out.tfevents.{:010}.{:09}.sparse24", now.as_secs(), now.subsec_nanos());
+        let file = File::options()
+            .write(true)
+            .create_new(true)
+            .open(folder.join(name))
+            .map_err(refused)?;
         let mut events = Self { file };
-        events.write(&Event { file_version: Some(VERSION.into()), ..Event::default() }).map_err(refused)?;
+        events
+            .write(&Event { file_version: Some(VERSION.into()), ..Event::default() })
+            .map_err(refused)?;
         if !is_first {
             let session_log = Some(SessionLog { status: START });
-            events.write(&Event { step: i64::from(step) + 1, session_log, ..Event::default() }).map_err(refused)?;
+            events
+                .write(&Event { step: i64::from(step) + 1, session_log, ..Event::default() })
+                .map_err(refused)?;
         } else if step > 0 {
             let told = |error: Error| error.to_string();
             for metrics in MetricsLog::steps(&run.join("metrics.jsonl")).map_err(told)? {
@@ -100,8 +112,15 @@ impl Events {
 
     /// Tells a step.
     pub(crate) fn append(&mut self, metrics: &StepMetrics) -> io::Result<()> {
-        let value = scalars(metrics).into_iter().map(|(tag, value)| Value { tag, simple_value: Some(value as f32) }).collect();
-        self.write(&Event { step: metrics.step.into(), summary: Some(Summary { value }), ..Event::default() })
+        let value = scalars(metrics)
+            .into_iter()
+            .map(|(tag, value)| Value { tag, simple_value: Some(value as f32) })
+            .collect();
+        self.write(&Event {
+            step: metrics.step.into(),
+            summary: Some(Summary { value }),
+            ..Event::default()
+        })
     }
 
     fn write(&mut self, event: &Event) -> io::Result<()> {
@@ -129,8 +148,17 @@ fn scalars(metrics: &StepMetrics) -> Vec<(String, f64)> {
         ("mvue_variance", instruments.and_then(|sample| sample.mvue_variance)),
     ];
     let sampled = sampled.into_iter().filter_map(|(tag, value)| Some((tag, value?)));
-    let layers = metrics.flip_rate_per_layer.iter().flatten().map(|(name, rate)| (format!("flip_rate/{name}"), *rate));
-    always.into_iter().chain(sampled).map(|(tag, value)| (tag.to_owned(), value)).chain(layers).collect()
+    let layers = metrics
+        .flip_rate_per_layer
+        .iter()
+        .flatten()
+        .map(|(name, rate)| (format!("flip_rate/{name}"), *rate));
+    always
+        .into_iter()
+        .chain(sampled)
+        .map(|(tag, value)| (tag.to_owned(), value))
+        .chain(layers)
+        .collect()
 }
 
 /// The bytes in the frame of a record.
@@ -153,9 +181,12 @@ mod tests {
     #[test]
     fn a_record_is_what_tensorboard_writes() {
         let value = vec![Value { tag: "loss".into(), simple_value: Some(1.5) }];
-        let event = Event { wall_time: 2.0, step: 3, summary: Some(Summary { value }), ..Event::default() };
-        let expected = "1a00000000000000129bd82d09000000000000004010032a0d0a0b0a046c6f7373150000c03f22bc952a";
-        let hexadecimal: String = record(&event.encode_to_vec()).iter().map(|byte| format!("{byte:02x}")).collect();
+        let event =
+            Event { wall_time: 2.0, step: 3, summary: Some(Summary { value }), ..Event::default() };
+        let expected =
+            "1a00000000000000129bd82d09000000000000004010032a0d0a0b0a046c6f7373150000c03f22bc952a";
+        let hexadecimal: String =
+            record(&event.encode_to_vec()).iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hexadecimal, expected);
     }
     #[test]

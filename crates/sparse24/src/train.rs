@@ -7,7 +7,10 @@ use sparse24_train::{
     config::Config,
     method::PhaseKind,
     report,
-    run::{Asked, Ended, Given, LambdaOrigin, Observer, Provenance, Run, RunDirectory, StepMetrics, Summary, open_dataset},
+    run::{
+        Asked, Ended, Given, LambdaOrigin, Observer, Provenance, Run, RunDirectory, StepMetrics,
+        Summary, open_dataset,
+    },
     search::{Report, Wanted},
     series::Keep,
 };
@@ -24,7 +27,8 @@ use crate::{
     weights,
 };
 
-/// Pre-train a model: with nothing else, a small GPT-2 with fully sparse training on the embedded corpus
+/// Pre-train a model: with nothing else, a small GPT-2 with fully sparse training on the embedded
+/// corpus
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -35,7 +39,8 @@ pub(crate) struct Args {
     /// Begin with the weights of a run, a checkpoint or a Hugging Face GPT-2
     #[arg(long, value_name = "PATH")]
     init_from: Option<PathBuf>,
-    /// Replay the timed choices of a run (or of a plans.json) instead of timing: with its seed, a GPU gives its bits
+    /// Replay the timed choices of a run (or of a plans.json) instead of timing: with its seed, a
+    /// GPU gives its bits
     #[arg(long, value_name = "RUN")]
     plans: Option<PathBuf>,
     /// The factor of masked decay, or auto for what a search recommends
@@ -54,7 +59,8 @@ pub(crate) struct Telling {
     /// The summary as one JSON object on standard output
     #[arg(long)]
     json: bool,
-    /// Also write event files for TensorBoard, to RUN/tensorboard; a run that has some goes on with them
+    /// Also write event files for TensorBoard, to RUN/tensorboard; a run that has some goes on with
+    /// them
     #[arg(long)]
     tensorboard: bool,
 }
@@ -72,11 +78,22 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     on_threads(&config.clone(), || {
         let dataset = open_dataset(&config)?;
         let vocabulary = dataset.vocabulary() as usize;
-        let initial = args.init_from.as_deref().map(|path| weights::read(path, &config, vocabulary)).transpose()?;
+        let initial = args
+            .init_from
+            .as_deref()
+            .map(|path| weights::read(path, &config, vocabulary))
+            .transpose()?;
         if let Some(exit) = signals.received() {
-            return Err(Failure::new(exit, format!("interrupted before the first step; go on with: {}", series::again(more))));
+            return Err(Failure::new(
+                exit,
+                format!("interrupted before the first step; go on with: {}", series::again(more)),
+            ));
         }
-        let given = Given { weights: initial.as_deref(), plans: args.plans.as_deref(), lambda: lambda.as_ref() };
+        let given = Given {
+            weights: initial.as_deref(),
+            plans: args.plans.as_deref(),
+            lambda: lambda.as_ref(),
+        };
         let run = Run::start(config, dataset, given, &out).map_err(|error| match (&args.init_from, error) {
             (Some(path), Error::Parameter { name, problem }) => {
                 let sentence = format!("{}: {name}: {problem}; the weights to begin with must have the model's shape", path.display());
@@ -89,7 +106,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Sets lambda as asked; gives where it comes from, if from a search.
-fn choose_lambda(args: &Args, config: &mut Config, out: &Path, more: &[&Path], signals: &Signals) -> Result<Option<LambdaOrigin>, Failure> {
+fn choose_lambda(
+    args: &Args,
+    config: &mut Config,
+    out: &Path,
+    more: &[&Path],
+    signals: &Signals,
+) -> Result<Option<LambdaOrigin>, Failure> {
     let refuse = |problem: &str| Err(Failure::new(Exit::Usage, problem));
     let asked = args.lambda.as_deref();
     if args.lambda_search.is_some() && asked != Some("auto") {
@@ -109,7 +132,15 @@ fn choose_lambda(args: &Args, config: &mut Config, out: &Path, more: &[&Path], s
         Some(folder) => Report::read(folder)?,
         None => {
             RunDirectory::check_free(out)?;
-            let report = lambda_search::search(config.clone(), Wanted::default(), &folder, 1, Keep::Results, more, signals)?;
+            let report = lambda_search::search(
+                config.clone(),
+                Wanted::default(),
+                &folder,
+                1,
+                Keep::Results,
+                more,
+                signals,
+            )?;
             if let Some(advice) = &report.advice {
                 // What the advice asks for are options of the other command.
                 let way = "to do so, run `sparse24 lambda-search --candidates A,B,C --out DIR` with these settings, \
@@ -120,14 +151,24 @@ fn choose_lambda(args: &Args, config: &mut Config, out: &Path, more: &[&Path], s
         }
     };
     let origin = found.origin(&folder, config, &open_dataset(config)?)?;
-    note(format_args!("lambda {:e} (mu = {:.3}), by the search in {}", origin.lambda, origin.mu, folder.display()));
+    note(format_args!(
+        "lambda {:e} (mu = {:.3}), by the search in {}",
+        origin.lambda,
+        origin.mu,
+        folder.display()
+    ));
     config.method.lambda = origin.lambda;
     Ok(Some(origin))
 }
 
 /// Runs on the configured number of threads.
-pub(crate) fn on_threads(config: &Config, work: impl FnOnce() -> Result<(), Failure> + Send) -> Result<(), Failure> {
-    let refused = |error: sparse24_cpu::Error| Failure::new(Exit::Io, format!("backend.threads: {error}; ask for fewer"));
+pub(crate) fn on_threads(
+    config: &Config,
+    work: impl FnOnce() -> Result<(), Failure> + Send,
+) -> Result<(), Failure> {
+    let refused = |error: sparse24_cpu::Error| {
+        Failure::new(Exit::Io, format!("backend.threads: {error}; ask for fewer"))
+    };
     sparse24_cpu::on_threads(config.backend.threads, work).map_err(refused)?
 }
 
@@ -135,7 +176,8 @@ pub(crate) fn on_threads(config: &Config, work: impl FnOnce() -> Result<(), Fail
 pub(crate) fn drive(mut run: Run, telling: &Telling, signals: Signals) -> Result<(), Failure> {
     let config = run.config().clone();
     let recipe = run.trainer().recipe();
-    let parameters: usize = run.trainer().parameter_shapes().map(|(_, [rows, columns])| rows * columns).sum();
+    let parameters: usize =
+        run.trainer().parameter_shapes().map(|(_, [rows, columns])| rows * columns).sum();
     let device = run.trainer().backend().device();
     note(format_args!(
         "{} parameters, {} tokens a step, {} of {} on {}: {}",
@@ -147,10 +189,18 @@ pub(crate) fn drive(mut run: Run, telling: &Telling, signals: Signals) -> Result
         run.path().display()
     ));
     let is_sparse = recipe.method.phases.iter().any(|phase| phase.kind() == PhaseKind::Sparse);
-    let products = if is_sparse { format!("; sparse products are {}", device.sparse_products) } else { String::new() };
+    let products = if is_sparse {
+        format!("; sparse products are {}", device.sparse_products)
+    } else {
+        String::new()
+    };
     note(format_args!("{} ({}){products}", device.backend, device.description));
     let departures = config.departures();
-    let with = if departures.is_empty() { String::new() } else { format!(" with {}", departures.join(" ")) };
+    let with = if departures.is_empty() {
+        String::new()
+    } else {
+        format!(" with {}", departures.join(" "))
+    };
     note(format_args!("{}; preset {}{with}", Provenance::build(), config.preset));
     if let Some(remark) = config.remark() {
         note(remark);
@@ -162,7 +212,8 @@ pub(crate) fn drive(mut run: Run, telling: &Telling, signals: Signals) -> Result
     let is_told = telling.tensorboard || run.path().join(tensorboard::FOLDER).is_dir();
     let events = is_told.then(|| Events::begin(run.path(), run.trainer().step())).transpose();
     let events = events.map_err(|problem| Failure::new(Exit::Io, problem))?;
-    let mut watcher = Watcher { progress: Progress::new(run.trainer().step(), config.steps), signals, events };
+    let mut watcher =
+        Watcher { progress: Progress::new(run.trainer().step(), config.steps), signals, events };
     let ended = run.train(&mut watcher);
     watcher.progress.finish();
     // However it ended: a page of a run that failed is wanted most.
@@ -172,7 +223,10 @@ pub(crate) fn drive(mut run: Run, telling: &Telling, signals: Signals) -> Result
     match (ended?, watcher.signals.received()) {
         (Ended::Finished(summary), _) => conclude(&summary, telling),
         (Ended::Stopped { step }, exit) => {
-            let sentence = format!("interrupted after step {step}; resume with: sparse24 resume {}", word(run.path()));
+            let sentence = format!(
+                "interrupted after step {step}; resume with: sparse24 resume {}",
+                word(run.path())
+            );
             Err(Failure::new(exit.unwrap_or(Exit::Interrupted), sentence))
         }
     }
@@ -195,7 +249,10 @@ impl Observer for Watcher {
             validation_loss: metrics.val_loss,
         });
         if let Some(Err(error)) = self.events.as_mut().map(|events| events.append(metrics)) {
-            self.progress.say(&format!("TensorBoard's event file ends before step {}: {error}", metrics.step));
+            self.progress.say(&format!(
+                "TensorBoard's event file ends before step {}: {error}",
+                metrics.step
+            ));
             self.events = None;
         }
     }
@@ -214,11 +271,20 @@ fn conclude(summary: &Summary, telling: &Telling) -> Result<(), Failure> {
         say!("{}", serde_json::to_string(summary).expect("plain values"));
         return Ok(());
     }
-    say!("validation loss {:.4} after {}, {:.0} s", summary.val_loss, counted(summary.steps as usize, "step"), summary.seconds);
+    say!(
+        "validation loss {:.4} after {}, {:.0} s",
+        summary.val_loss,
+        counted(summary.steps as usize, "step"),
+        summary.seconds
+    );
     say!("run directory   {}", summary.run.display());
     say!("report          {}", summary.run.join(report::FILE).display());
     let run = word(&summary.run);
-    let sample = if summary.run.join("tokenizer.json").is_file() { format!("sparse24 sample {run} | ") } else { String::new() };
+    let sample = if summary.run.join("tokenizer.json").is_file() {
+        format!("sparse24 sample {run} | ")
+    } else {
+        String::new()
+    };
     say!("next            {sample}sparse24 export {run} DIR");
     Ok(())
 }

@@ -9,7 +9,12 @@ use std::{
 use serde_json::Value;
 
 fn prepare(args: &[&str], folder: &Path) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_sparse24")).arg("prepare").args(args).current_dir(folder).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_sparse24"))
+        .arg("prepare")
+        .args(args)
+        .current_dir(folder)
+        .output()
+        .unwrap()
 }
 
 fn refusal(args: &[&str], folder: &Path, code: i32) -> String {
@@ -21,7 +26,10 @@ fn refusal(args: &[&str], folder: &Path, code: i32) -> String {
 }
 
 fn names(folder: &Path) -> Vec<String> {
-    let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }
@@ -32,21 +40,34 @@ fn a_text_becomes_shards() {
     let root = root.path();
     fs::write(root.join("text"), "to be, or not to be\n".repeat(50)).unwrap();
     for (tokenizer, vocabulary) in [("byte", 256), ("char", 9), ("gpt2", 50_257)] {
-        let output = prepare(&["--data", "text", "--tokenizer", tokenizer, "--out", "made/here", "--json"], root);
+        let output = prepare(
+            &["--data", "text", "--tokenizer", tokenizer, "--out", "made/here", "--json"],
+            root,
+        );
         assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
         let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(summary["vocabulary"], vocabulary);
-        let [train, validation] = ["train_tokens", "validation_tokens"].map(|key| summary[key].as_u64().unwrap());
+        let [train, validation] =
+            ["train_tokens", "validation_tokens"].map(|key| summary[key].as_u64().unwrap());
         if tokenizer != "gpt2" {
             assert_eq!([train, validation], [900, 100]);
         }
         assert_eq!(names(&root.join("made/here")), ["tokenizer.json", "train.bin", "val.bin"]);
         assert_eq!(names(&root.join("made")), ["here"], "something half-written is left");
-        assert_eq!(fs::metadata(root.join("made/here/val.bin")).unwrap().len(), 128 + 2 * validation);
+        assert_eq!(
+            fs::metadata(root.join("made/here/val.bin")).unwrap().len(),
+            128 + 2 * validation
+        );
     }
-    let output = prepare(&["--data", "text", "--tokenizer", "byte", "--out", "half", "--validation", "0.5"], root);
+    let output = prepare(
+        &["--data", "text", "--tokenizer", "byte", "--out", "half", "--validation", "0.5"],
+        root,
+    );
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.starts_with("500 tokens to train on and 500 held out, of a vocabulary of 256: half"), "{text}");
+    assert!(
+        text.starts_with("500 tokens to train on and 500 held out, of a vocabulary of 256: half"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -88,10 +109,16 @@ fn every_refusal_says_why_and_leaves_nothing() {
         );
     }
     let message = refusal(&["--data", "text", "--tokenizer", "word", "--out", "out"], root, 2);
-    assert!(message.contains("invalid value 'word'") && message.contains("byte, char, gpt2"), "{message}");
+    assert!(
+        message.contains("invalid value 'word'") && message.contains("byte, char, gpt2"),
+        "{message}"
+    );
     fs::write(root.join("spaces"), " ".repeat(300_000) + "x").unwrap();
     let message = refusal(&["--data", "spaces", "--tokenizer", "gpt2", "--out", "out"], root, 3);
-    assert!(message.starts_with("error: spaces: the run of white space around byte 262144"), "{message}");
+    assert!(
+        message.starts_with("error: spaces: the run of white space around byte 262144"),
+        "{message}"
+    );
     assert!(!root.join("out").exists());
     assert_eq!(fs::read(root.join("mine/thesis.tex")).unwrap(), b"years of work");
 }
@@ -109,6 +136,7 @@ fn an_unwritable_place_is_said() {
         eprintln!("skipped: this user may write anywhere");
         return;
     }
-    let message = refusal(&["--data", "text", "--tokenizer", "byte", "--out", "locked/out"], root, 4);
+    let message =
+        refusal(&["--data", "text", "--tokenizer", "byte", "--out", "locked/out"], root, 4);
     assert!(message.contains("cannot create") && message.contains("locked/out"), "{message}");
 }

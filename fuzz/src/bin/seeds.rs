@@ -5,7 +5,8 @@ use std::{env, fs, io, path::PathBuf};
 use sparse24_tests::hardening::TARGETS;
 
 fn main() -> io::Result<()> {
-    let corpora = PathBuf::from(env::args_os().nth(1).expect("an argument: the folder of the corpora"));
+    let corpora =
+        PathBuf::from(env::args_os().nth(1).expect("an argument: the folder of the corpora"));
     for target in &TARGETS {
         let corpus = corpora.join(target.name);
         fs::create_dir_all(&corpus)?;

@@ -1,6 +1,8 @@
-//! Proof that core needs no std: a static library with its own panic handler and allocator that calls into every part of it.
+//! Proof that core needs no std: a static library with its own panic handler and allocator that
+//! calls into every part of it.
 //!
-//! It fails to build as soon as std comes in, for then there are two panic handlers. Deliberately absent: anything that runs.
+//! It fails to build as soon as std comes in, for then there are two panic handlers. Deliberately
+//! absent: anything that runs.
 #![no_std]
 
 extern crate alloc;
@@ -19,7 +21,8 @@ use sparse24_core::{
 
 struct NoMemory;
 
-// SAFETY: a null pointer says that there is no memory, which every layout allows; nothing was allocated, so there is nothing to free.
+// SAFETY: a null pointer says that there is no memory, which every layout allows; nothing was
+// allocated, so there is nothing to free.
 unsafe impl GlobalAlloc for NoMemory {
     unsafe fn alloc(&self, _: Layout) -> *mut u8 {
         core::ptr::null_mut()
@@ -63,7 +66,8 @@ fn through(rows: usize, columns: usize) -> Result<f64, Error> {
     let mask = search::mask_search(w.view(), MaskKind::Transposable)?;
     let mut dense = Compressed24::encode(w.view(), &mask)?.decode();
     let stream = Stream::new(0, Site::new(Purpose::Mvue, 0), 0, 0);
-    let gradient = mvue::compress(prune::masked(w.view(), &mask)?.view(), mvue::Estimator::Exact, stream)?;
+    let gradient =
+        mvue::compress(prune::masked(w.view(), &mask)?.view(), mvue::Estimator::Exact, stream)?;
     decay::masked_decay(dense.view_mut(), w.view(), &mask, lambda::GRID[0] as f32)?;
     let flips = flip::flip_count(&mask, &mask.transpose())?;
     let steps = Fraction::FIVE_SIXTHS.of(gradient.metadata().len() as u32);

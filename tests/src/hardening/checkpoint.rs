@@ -1,8 +1,8 @@
-//! A checkpoint of which one file is from outside, under a manifest whose hashes are right: what hides behind a checksum is no more to be
-//! trusted than what has none.
+//! A checkpoint of which one file is from outside, under a manifest whose hashes are right: what
+//! hides behind a checksum is no more to be trusted than what has none.
 //!
-//! Invariant: what loads can be saved, and loads again as it was. The manifest is written here as `docs/checkpoint-format.md` says, and not
-//! by the code under test.
+//! Invariant: what loads can be saved, and loads again as it was. The manifest is written here as
+//! `docs/checkpoint-format.md` says, and not by the code under test.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,9 @@ use std::{
 
 use serde_json::{Value, json};
 use sparse24_core::Mask;
-use sparse24_train::checkpoint::{Checkpoint, DatasetIdentity, Fingerprint, NamedTensor, PhaseKind, State, load, save, verify};
+use sparse24_train::checkpoint::{
+    Checkpoint, DatasetIdentity, Fingerprint, NamedTensor, PhaseKind, State, load, save, verify,
+};
 
 use super::{place, refused, tensors, values};
 
@@ -138,7 +140,10 @@ pub fn sound() -> Checkpoint {
         weights: weights.to_vec(),
         first_moments: weights.to_vec(),
         second_moments: weights[..1].to_vec(),
-        masks: vec![("h.0.mlp.c_fc.weight".to_owned(), Mask::from_tiles(8, 4, vec![0x3c3c, 0xc3c3]).unwrap())],
+        masks: vec![(
+            "h.0.mlp.c_fc.weight".to_owned(),
+            Mask::from_tiles(8, 4, vec![0x3c3c, 0xc3c3]).unwrap(),
+        )],
         auxiliary: vec![tensor("scale", &[3])],
     }
 }
@@ -163,8 +168,14 @@ pub(super) fn manifest_seeds() -> Vec<Vec<u8>> {
         ("\"step\": 7", "\"step\": [[[[[[[["),
         ("\n", "\r\n"),
     ];
-    let mut seeds: Vec<Vec<u8>> = changes.map(|(from, to)| text.replacen(from, to, 1).into_bytes()).into();
-    seeds.extend([Vec::new(), vec![b'0'; 67], text.as_bytes()[..text.len() - 1].to_vec(), vec![b'['; 5000]]);
+    let mut seeds: Vec<Vec<u8>> =
+        changes.map(|(from, to)| text.replacen(from, to, 1).into_bytes()).into();
+    seeds.extend([
+        Vec::new(),
+        vec![b'0'; 67],
+        text.as_bytes()[..text.len() - 1].to_vec(),
+        vec![b'['; 5000],
+    ]);
     seeds.push(text.into_bytes());
     seeds
 }
@@ -172,15 +183,19 @@ pub(super) fn manifest_seeds() -> Vec<Vec<u8>> {
 pub(super) fn manifest_variants() -> Vec<Vec<u8>> {
     let manifest = String::from_utf8(file_of_sound(MANIFEST)).unwrap();
     let (fields, _) = manifest.split_once(",\n  \"checksum\"").expect("its last field");
-    let variants = values::json(&format!("{fields}}}"), &["header", "all", "model.safetensors", "../x"]);
-    values::files(variants).iter().map(|text| closed(str::from_utf8(text).expect("it was text"))).collect()
+    let variants =
+        values::json(&format!("{fields}}}"), &["header", "all", "model.safetensors", "../x"]);
+    values::files(variants)
+        .iter()
+        .map(|text| closed(str::from_utf8(text).expect("it was text")))
+        .collect()
 }
 
 pub(super) fn tensors_variants() -> Vec<Vec<u8>> {
     let files = [(0, "model.safetensors"), (1, "optimizer.safetensors")];
-    let variants = files
-        .into_iter()
-        .flat_map(|(selector, name)| tensors::variants(&file_of_sound(name)).into_iter().map(move |file| (selector, file)));
+    let variants = files.into_iter().flat_map(|(selector, name)| {
+        tensors::variants(&file_of_sound(name)).into_iter().map(move |file| (selector, file))
+    });
     variants.map(|(selector, file)| [&[selector], &file[..]].concat()).collect()
 }
 
@@ -194,7 +209,8 @@ pub(super) fn state_variants() -> Vec<Vec<u8>> {
 }
 
 pub(super) fn tensors_seeds() -> Vec<Vec<u8>> {
-    let mut seeds: Vec<Vec<u8>> = tensors::attacks().into_iter().map(|file| [&[0], &file[..]].concat()).collect();
+    let mut seeds: Vec<Vec<u8>> =
+        tensors::attacks().into_iter().map(|file| [&[0], &file[..]].concat()).collect();
     seeds.push([&[0], &file_of_sound("model.safetensors")[..]].concat());
     seeds.push([&[1], &file_of_sound("optimizer.safetensors")[..]].concat());
     let header = r#"{"exp_avg.x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"x":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#;
@@ -206,8 +222,14 @@ pub(super) fn masks_seeds() -> Vec<Vec<u8>> {
     let mut seeds = tensors::attacks();
     seeds.push(file_of_sound("masks.safetensors"));
     for shape in ["[2,2]", "[1,1,4]", "[4]", "[0,4611686018427387904]", "[4611686018427387904,0]"] {
-        seeds.push(tensors::file(&format!(r#"{{"wte.weight":{{"dtype":"U16","shape":{shape},"data_offsets":[0,8]}}}}"#), 8));
-        seeds.push(tensors::file(&format!(r#"{{"wte.weight":{{"dtype":"U16","shape":{shape},"data_offsets":[0,0]}}}}"#), 0));
+        seeds.push(tensors::file(
+            &format!(r#"{{"wte.weight":{{"dtype":"U16","shape":{shape},"data_offsets":[0,8]}}}}"#),
+            8,
+        ));
+        seeds.push(tensors::file(
+            &format!(r#"{{"wte.weight":{{"dtype":"U16","shape":{shape},"data_offsets":[0,0]}}}}"#),
+            0,
+        ));
     }
     seeds
 }
@@ -226,8 +248,15 @@ pub(super) fn state_seeds() -> Vec<Vec<u8>> {
         ("\"plan\"", "\"plane\\u001b[2J\""),
         ("\n", "\r\n"),
     ];
-    let mut seeds: Vec<Vec<u8>> = changes.map(|(from, to)| text.replacen(from, to, 1).into_bytes()).into();
-    seeds.extend([Vec::new(), b"null".to_vec(), vec![b'{'; 100], vec![b'['; 5000], text.as_bytes()[..text.len() / 2].to_vec()]);
+    let mut seeds: Vec<Vec<u8>> =
+        changes.map(|(from, to)| text.replacen(from, to, 1).into_bytes()).into();
+    seeds.extend([
+        Vec::new(),
+        b"null".to_vec(),
+        vec![b'{'; 100],
+        vec![b'['; 5000],
+        text.as_bytes()[..text.len() / 2].to_vec(),
+    ]);
     seeds.push(text.into_bytes());
     seeds
 }

@@ -1,6 +1,7 @@
 //! Configurations: the TOML document and `--set`.
 //!
-//! Invariant: what is accepted can be estimated without overflow, and is read back as it was from its own text.
+//! Invariant: what is accepted can be estimated without overflow, and is read back as it was from
+//! its own text.
 
 use sparse24_train::{
     config::{Config, preset},
@@ -18,7 +19,9 @@ pub(super) fn document(bytes: &[u8]) {
         Err(error) => refused(error, "config.toml"),
     }
     match (Config::read(&path), resolved) {
-        (Ok(config), Ok(resolved)) => assert_eq!(config, resolved, "a whole configuration leaves nothing to a preset"),
+        (Ok(config), Ok(resolved)) => {
+            assert_eq!(config, resolved, "a whole configuration leaves nothing to a preset")
+        }
         (Ok(config), Err(_)) => accepted(&config),
         (Err(error), _) => refused(&error, "config.toml"),
     }
@@ -44,7 +47,8 @@ fn accepted(config: &Config) {
 }
 
 pub(super) fn document_seeds() -> Vec<Vec<u8>> {
-    let mut seeds: Vec<Vec<u8>> = preset::PRESETS.iter().map(|preset| preset.config().to_toml().into_bytes()).collect();
+    let mut seeds: Vec<Vec<u8>> =
+        preset::PRESETS.iter().map(|preset| preset.config().to_toml().into_bytes()).collect();
     let whole = preset::PRESETS[0].config().to_toml();
     seeds.push(whole.replace('\n', "\r\n").into_bytes());
     seeds.push([b"\xef\xbb\xbf", whole.as_bytes()].concat());
@@ -93,9 +97,22 @@ const WORDS: &str = "dense none on-gradients on-weights transposable row-wise so
 /// Shares in every way of writing them, of more and more digits, and nearly so.
 fn shares() -> impl Iterator<Item = String> {
     let digits = (0..=20).flat_map(|length| ["0", "1", "9"].map(|digit| digit.repeat(length)));
-    let broken = (1..=11).flat_map(|length| (0..length).map(move |at| format!("{}x{}", "1".repeat(at), "1".repeat(length - at - 1))));
-    let numbers = digits.chain(broken).chain(["4294967295", "4294967296", "+1", "-1", "\u{e9}"].map(str::to_owned));
-    numbers.flat_map(|n| [format!("{n}/3"), format!("3/{n}"), format!("{n}.5"), format!("0.{n}"), format!("1{n}.0"), n])
+    let broken = (1..=11).flat_map(|length| {
+        (0..length).map(move |at| format!("{}x{}", "1".repeat(at), "1".repeat(length - at - 1)))
+    });
+    let numbers = digits
+        .chain(broken)
+        .chain(["4294967295", "4294967296", "+1", "-1", "\u{e9}"].map(str::to_owned));
+    numbers.flat_map(|n| {
+        [
+            format!("{n}/3"),
+            format!("3/{n}"),
+            format!("{n}.5"),
+            format!("0.{n}"),
+            format!("1{n}.0"),
+            n,
+        ]
+    })
 }
 
 /// Slips of every word that means something.
@@ -104,14 +121,28 @@ fn slips() -> impl Iterator<Item = String> {
 }
 
 /// Settings whose value is the name of something.
-const NAMES: [&str; 7] = ["preset", "method.name", "method.decay", "method.wgrad", "model.activation", "data.tokenizer", "backend.name"];
+const NAMES: [&str; 7] = [
+    "preset",
+    "method.name",
+    "method.decay",
+    "method.wgrad",
+    "model.activation",
+    "data.tokenizer",
+    "backend.name",
+];
 
 /// Keys with a value that is a word, a slip of one, or a share; choices with every method.
 fn chosen() -> Vec<Vec<(&'static str, String)>> {
     let mut all = Vec::new();
     for method in PRESETS {
         let name = format!("\"{}\"", method.name);
-        let mut choose = |key, value| all.push(vec![("method.name", name.clone()), ("method.lambda", "1e-4".to_owned()), (key, value)]);
+        let mut choose = |key, value| {
+            all.push(vec![
+                ("method.name", name.clone()),
+                ("method.lambda", "1e-4".to_owned()),
+                (key, value),
+            ])
+        };
         for word in WORDS.split_whitespace() {
             for key in ["method.decay", "method.forward", "method.dgrad", "method.wgrad"] {
                 choose(key, format!("\"{word}\""));
@@ -140,14 +171,19 @@ fn lines(settings: &[(&str, String)], is: &str) -> String {
 pub(super) fn document_variants() -> Vec<Vec<u8>> {
     let mut variants = values::toml(&preset::PRESETS[0].config().to_toml(), &words());
     variants.extend(chosen().iter().map(|settings| lines(settings, " = ")));
-    variants.extend(kinds::foreign().flat_map(|key| [format!("\"{key}\" = 0\n"), format!("[model]\n\"{key}\" = 0\n")]));
+    variants.extend(
+        kinds::foreign()
+            .flat_map(|key| [format!("\"{key}\" = 0\n"), format!("[model]\n\"{key}\" = 0\n")]),
+    );
     values::files(variants)
 }
 
 pub(super) fn settings_variants() -> Vec<Vec<u8>> {
     let mut variants = values::settings(&preset::PRESETS[0].config().to_toml(), &words());
     variants.extend(chosen().iter().map(|settings| lines(settings, "=")));
-    variants.extend(kinds::foreign().flat_map(|key| [format!("{key}=0"), format!("model.{key}=0"), format!("model.width.{key}=0")]));
+    variants.extend(kinds::foreign().flat_map(|key| {
+        [format!("{key}=0"), format!("model.{key}=0"), format!("model.width.{key}=0")]
+    }));
     values::files(variants)
 }
 

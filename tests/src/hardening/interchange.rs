@@ -10,7 +10,8 @@ use sparse24_train::{
 use super::{place, refused, tensors, values};
 
 /// Small enough for a fuzzer to hit.
-const TINY: Gpt2Config = Gpt2Config { n_layer: 1, n_head: 1, n_embd: 2, n_positions: 2, vocab_size: 3, n_inner: 4 };
+const TINY: Gpt2Config =
+    Gpt2Config { n_layer: 1, n_head: 1, n_embd: 2, n_positions: 2, vocab_size: 3, n_inner: 4 };
 
 pub(super) fn weights(bytes: &[u8]) {
     let path = place::file("model.safetensors", bytes);
@@ -18,7 +19,12 @@ pub(super) fn weights(bytes: &[u8]) {
         let expected = TINY.parameters(bias);
         match import(&path, &expected) {
             Ok(found) => {
-                assert!(found.iter().map(|tensor| (&tensor.name, &tensor.shape)).eq(expected.iter().map(|(name, shape)| (name, shape))));
+                assert!(
+                    found
+                        .iter()
+                        .map(|tensor| (&tensor.name, &tensor.shape))
+                        .eq(expected.iter().map(|(name, shape)| (name, shape)))
+                );
                 for tensor in &found {
                     assert_eq!(tensor.values.len(), tensor.shape.iter().product::<usize>());
                     assert!(tensor.values.iter().all(|value| value.is_finite()), "{}", tensor.name);
@@ -31,7 +37,12 @@ pub(super) fn weights(bytes: &[u8]) {
 
 pub(super) fn weights_seeds() -> Vec<Vec<u8>> {
     let mut seeds = tensors::attacks();
-    for (dtype, prefix) in [(("F32", 32), ""), (("F16", 16), "transformer."), (("BF16", 16), "transformer."), (("F64", 64), "")] {
+    for (dtype, prefix) in [
+        (("F32", 32), ""),
+        (("F16", 16), "transformer."),
+        (("BF16", 16), "transformer."),
+        (("F64", 64), ""),
+    ] {
         seeds.extend([Bias::Absent, Bias::Present].map(|bias| sound(dtype, prefix, bias)));
     }
     seeds
@@ -61,7 +72,9 @@ pub(super) fn config(bytes: &[u8]) {
         Ok(config) => {
             let parameters = config.parameters(Bias::Present);
             assert!(parameters.len() > 4 * config.n_layer);
-            let elements = parameters.iter().map(|(_, shape)| shape.iter().map(|&length| length as u128).product::<u128>());
+            let elements = parameters
+                .iter()
+                .map(|(_, shape)| shape.iter().map(|&length| length as u128).product::<u128>());
             assert!(elements.sum::<u128>() >= config.n_embd as u128);
         }
         Err(error) => refused(&error, "config.json"),
@@ -73,14 +86,22 @@ pub(super) fn config_variants() -> Vec<Vec<u8>> {
         "activation_function":"gelu_new","layer_norm_epsilon":1e-05,"tie_word_embeddings":true,"scale_attn_weights":true,
         "add_cross_attention":false,"scale_attn_by_inverse_layer_idx":false,"reorder_and_upcast_attn":false}"#;
     let path = place::file("config.json", sound.as_bytes());
-    assert!(Gpt2Config::read(path.parent().expect("a file lies in a folder")).is_ok(), "is not sound");
-    values::files(values::json(sound, &["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "gpt2", "gpt_neo"]))
+    assert!(
+        Gpt2Config::read(path.parent().expect("a file lies in a folder")).is_ok(),
+        "is not sound"
+    );
+    values::files(values::json(
+        sound,
+        &["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "gpt2", "gpt_neo"],
+    ))
 }
 
 pub(super) fn config_seeds() -> Vec<Vec<u8>> {
     let sound = r#"{"model_type":"gpt2","n_layer":2,"n_head":4,"n_embd":32,"n_positions":64,"vocab_size":256"#;
     let mut seeds: Vec<Vec<u8>> =
-        ["", "{", "{}", "null", "[1,2]", "{\"model_type\":\"gpt2\"}", "{\"model_type\":7}"].map(Into::into).into();
+        ["", "{", "{}", "null", "[1,2]", "{\"model_type\":\"gpt2\"}", "{\"model_type\":7}"]
+            .map(Into::into)
+            .into();
     let fields = [
         "",
         r#","n_inner":null,"activation_function":"gelu_new","layer_norm_epsilon":1e-05,"tie_word_embeddings":true"#,
@@ -98,7 +119,13 @@ pub(super) fn config_seeds() -> Vec<Vec<u8>> {
         r#","task_specific_params":{"text-generation":{"do_sample":true,"max_length":50}}"#,
     ];
     seeds.extend(fields.map(|field| format!("{sound}{field}}}").into_bytes()));
-    for (from, to) in [("256", "0"), ("\"n_layer\":2", "\"n_layer\":4097"), ("32", "33"), ("64", "16777217"), ("gpt2", "llama")] {
+    for (from, to) in [
+        ("256", "0"),
+        ("\"n_layer\":2", "\"n_layer\":4097"),
+        ("32", "33"),
+        ("64", "16777217"),
+        ("gpt2", "llama"),
+    ] {
         seeds.push(format!("{}}}", sound.replacen(from, to, 1)).into_bytes());
     }
     seeds.push(format!("{sound},\"x\":{}", "[".repeat(5000)).into_bytes());

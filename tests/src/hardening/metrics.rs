@@ -28,7 +28,11 @@ pub(super) fn log(bytes: &[u8]) {
         assert_eq!(told(&MetricsLog::read(&path).unwrap()), told(&kept));
         if let Some(next) = all.iter().find(|metrics| metrics.step > step) {
             log.append(next).unwrap();
-            assert_eq!(MetricsLog::read(&path).unwrap().last().map(|last| last.step), Some(next.step), "what is appended is read");
+            assert_eq!(
+                MetricsLog::read(&path).unwrap().last().map(|last| last.step),
+                Some(next.step),
+                "what is appended is read"
+            );
         }
     }
 }
@@ -46,12 +50,21 @@ pub(super) fn log_variants() -> Vec<Vec<u8>> {
         "skipped":"gradient"}"#;
     let path = place::file("metrics.jsonl", format!("{}\n", first.replace('\n', "")).as_bytes());
     assert_eq!(MetricsLog::read(&path).expect("is sound").len(), 1);
-    let second = r#"{"step":2,"phase":"dense","loss":3.0,"lr":0.001,"grad_norm":1.0,"tokens_per_s":1.0}"#;
-    values::files(values::json(first, &["dense", "sparse", "prepared"]).iter().map(|first| format!("{first}\n{second}\n")))
+    let second =
+        r#"{"step":2,"phase":"dense","loss":3.0,"lr":0.001,"grad_norm":1.0,"tokens_per_s":1.0}"#;
+    values::files(
+        values::json(first, &["dense", "sparse", "prepared"])
+            .iter()
+            .map(|first| format!("{first}\n{second}\n")),
+    )
 }
 
 pub(super) fn log_seeds() -> Vec<Vec<u8>> {
-    let line = |step: u64| format!(r#"{{"step":{step},"phase":"sparse","loss":3.5,"lr":0.001,"grad_norm":1.0,"tokens_per_s":100.5}}"#);
+    let line = |step: u64| {
+        format!(
+            r#"{{"step":{step},"phase":"sparse","loss":3.5,"lr":0.001,"grad_norm":1.0,"tokens_per_s":100.5}}"#
+        )
+    };
     let lines = |steps: &[u64]| steps.iter().map(|&step| line(step) + "\n").collect::<String>();
     let sampled = line(2).replace("100.5}", r#"1.0,"flip_rate":0.25,"flip_rate_per_layer":{"h.0.mlp.c_fc.weight":0.5},"val_loss":3.25}"#);
     let mut seeds: Vec<Vec<u8>> = [

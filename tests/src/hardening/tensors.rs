@@ -1,4 +1,5 @@
-//! Safetensors files as `sparse24 prune` and `sparse24 verify` read them, and the attacks that every reader of such files gets.
+//! Safetensors files as `sparse24 prune` and `sparse24 verify` read them, and the attacks that
+//! every reader of such files gets.
 //!
 //! Invariant: what was pruned verifies, and differs from what it was by zeros alone.
 
@@ -15,7 +16,10 @@ pub(super) fn prune(bytes: &[u8]) {
     let output = place::path("pruned.safetensors");
     for kind in [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise] {
         let selection = Selection { kind, include: &|name| !name.contains("excluded") };
-        let pruned = match (verify_file(&input, selection), prune_file(&input, &output, selection, Search::Exact, Unprunable::Copy)) {
+        let pruned = match (
+            verify_file(&input, selection),
+            prune_file(&input, &output, selection, Search::Exact, Unprunable::Copy),
+        ) {
             (Ok(_), Ok(pruned)) => pruned,
             (Err(error), Err(other)) => {
                 refused(&error, "weights.safetensors");
@@ -26,14 +30,27 @@ pub(super) fn prune(bytes: &[u8]) {
         };
         let proved = verify_file(&output, selection).unwrap();
         assert!(
-            proved.iter().all(|report| report.outcome.as_ref().is_ok_and(|verdict| *verdict == Verdict::Holds) || report.outcome.is_err())
+            proved.iter().all(|report| report
+                .outcome
+                .as_ref()
+                .is_ok_and(|verdict| *verdict == Verdict::Holds)
+                || report.outcome.is_err())
         );
         let names = |reports: &[_]| reports.len();
         assert_eq!(names(&proved), pruned.len());
         let after = fs::read(&output).unwrap();
-        assert!(after.len() == bytes.len() && bytes.iter().zip(&after).all(|(before, after)| before == after || *after == 0));
+        assert!(
+            after.len() == bytes.len()
+                && bytes.iter().zip(&after).all(|(before, after)| before == after || *after == 0)
+        );
     }
-    match prune_file(&input, &output, Selection { kind: MaskKind::Transposable, include: &|_| true }, Search::Greedy, Unprunable::Refuse) {
+    match prune_file(
+        &input,
+        &output,
+        Selection { kind: MaskKind::Transposable, include: &|_| true },
+        Search::Greedy,
+        Unprunable::Refuse,
+    ) {
         Ok(reports) => assert!(!reports.is_empty()),
         Err(error) => refused(&error, "weights.safetensors"),
     }
@@ -53,7 +70,17 @@ pub(super) fn attacks() -> Vec<Vec<u8>> {
     let one = |entry: &str| format!("{{\"w\":{entry}}}");
     let sound = one(r#"{"dtype":"F32","shape":[4,4],"data_offsets":[0,64]}"#);
     let mut seeds = vec![Vec::new(), vec![0; 7], vec![0; 8], vec![0xff; 8], vec![0xff; 64]];
-    for length in [0, 1, sound.len() as u64 - 1, sound.len() as u64 + 1, 100_000_000, 1 << 24, 1 << 63, u64::MAX, u64::MAX - 7] {
+    for length in [
+        0,
+        1,
+        sound.len() as u64 - 1,
+        sound.len() as u64 + 1,
+        100_000_000,
+        1 << 24,
+        1 << 63,
+        u64::MAX,
+        u64::MAX - 7,
+    ] {
         let mut bytes = file(&sound, 64);
         bytes[..8].copy_from_slice(&length.to_le_bytes());
         seeds.push(bytes);
@@ -75,7 +102,9 @@ pub(super) fn attacks() -> Vec<Vec<u8>> {
         &one(r#"{"dtype":"F32","shape":[4,4],"data_offsets":[0,64,64]}"#),
         &one(r#"{"dtype":"F32","shape":[4,4],"data_offsets":[64,0]}"#),
         &one(r#"{"dtype":"F32","shape":[4,4],"data_offsets":[8,72]}"#),
-        &one(r#"{"dtype":"F32","shape":[4,4],"data_offsets":[18446744073709551552,18446744073709551615]}"#),
+        &one(
+            r#"{"dtype":"F32","shape":[4,4],"data_offsets":[18446744073709551552,18446744073709551615]}"#,
+        ),
         &one(r#"{"dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,64]}"#),
         &one(r#"{"dtype":"F32","shape":[18446744073709551615,0],"data_offsets":[0,0]}"#),
         &one(r#"{"dtype":"F4","shape":[1],"data_offsets":[0,1]}"#),
@@ -89,8 +118,14 @@ pub(super) fn attacks() -> Vec<Vec<u8>> {
     ];
     seeds.extend(headers.map(|header| file(header, 64)));
     seeds.push(file(&one(&"[".repeat(3000)), 0));
-    seeds.push(file(&one(&format!(r#"{{"dtype":"F32","shape":[{}1],"data_offsets":[0,4]}}"#, "1,".repeat(100))), 4));
-    seeds.push(file(&sound.replace("\"w\"", &format!("\"{}\"", "n".repeat(5000))).replace("[4,4]", "[4,5]"), 64));
+    seeds.push(file(
+        &one(&format!(r#"{{"dtype":"F32","shape":[{}1],"data_offsets":[0,4]}}"#, "1,".repeat(100))),
+        4,
+    ));
+    seeds.push(file(
+        &sound.replace("\"w\"", &format!("\"{}\"", "n".repeat(5000))).replace("[4,4]", "[4,5]"),
+        64,
+    ));
     let mut invalid = file(&sound, 64);
     invalid[10] = 0xff;
     seeds.push(invalid);
@@ -126,16 +161,23 @@ const DTYPES: [(&str, usize); 22] = [
 /// A tensor of a file: its name, its type with its bits, and its shape.
 type Entry = (String, (&'static str, usize), Vec<usize>);
 
-/// The variants of a file: of its header, each before the file's data, and whole files that say what they hold.
+/// The variants of a file: of its header, each before the file's data, and whole files that say
+/// what they hold.
 pub(super) fn variants(sound: &[u8]) -> Vec<Vec<u8>> {
     let (length, rest) = sound.split_first_chunk().expect("a length");
     let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
     let header = str::from_utf8(header).expect("JSON");
     let headers = values::files(values::json(header, &DTYPES.map(|(name, _)| name)));
-    let mut files: Vec<_> = headers.iter().map(|header| [&(header.len() as u64).to_le_bytes(), &header[..], data].concat()).collect();
+    let mut files: Vec<_> = headers
+        .iter()
+        .map(|header| [&(header.len() as u64).to_le_bytes(), &header[..], data].concat())
+        .collect();
     let entries = entries(header);
     let mut whole = |entries: &[Entry]| {
-        files.extend([0x3f80_3c00, 0, 1, 0x8000_8000, 0x7c00_7c00, 0x7f80_7f80, 0xff80_0000, u32::MAX].map(|fill| holding(entries, fill)));
+        files.extend(
+            [0x3f80_3c00, 0, 1, 0x8000_8000, 0x7c00_7c00, 0x7f80_7f80, 0xff80_0000, u32::MAX]
+                .map(|fill| holding(entries, fill)),
+        );
     };
     whole(&[]);
     whole(&entries);
@@ -150,14 +192,26 @@ pub(super) fn variants(sound: &[u8]) -> Vec<Vec<u8>> {
         for other in DTYPES.into_iter().filter(|&other| other != dtype) {
             whole(&[before, &[(name.clone(), other, shape.clone())], after].concat());
         }
-        for other in
-            [vec![], vec![0], vec![0, 4], vec![4, 0], vec![elements], vec![1, elements], vec![elements, 1], [&shape[..], &[1]].concat()]
-        {
+        for other in [
+            vec![],
+            vec![0],
+            vec![0, 4],
+            vec![4, 0],
+            vec![elements],
+            vec![1, elements],
+            vec![elements, 1],
+            [&shape[..], &[1]].concat(),
+        ] {
             whole(&[before, &[(name.clone(), dtype, other)], after].concat());
         }
     }
     for other in DTYPES.into_iter().filter(|_| entries.len() > 1) {
-        whole(&entries.iter().map(|(name, _, shape)| (name.clone(), other, shape.clone())).collect::<Vec<_>>());
+        whole(
+            &entries
+                .iter()
+                .map(|(name, _, shape)| (name.clone(), other, shape.clone()))
+                .collect::<Vec<_>>(),
+        );
     }
     files
 }
@@ -168,7 +222,11 @@ fn entries(header: &str) -> Vec<Entry> {
     let of = |(name, entry): (&String, &Value)| {
         let (dtype, shape) = (entry["dtype"].as_str()?, entry["shape"].as_array()?);
         let &dtype = DTYPES.iter().find(|(known, _)| *known == dtype)?;
-        Some((name.clone(), dtype, shape.iter().filter_map(Value::as_u64).map(|length| length as usize).collect()))
+        Some((
+            name.clone(),
+            dtype,
+            shape.iter().filter_map(Value::as_u64).map(|length| length as usize).collect(),
+        ))
     };
     said.iter().filter_map(of).collect()
 }
@@ -179,7 +237,10 @@ pub(super) fn holding(entries: &[Entry], fill: u32) -> Vec<u8> {
     for (name, (dtype, bits), shape) in entries {
         let begin = end;
         end += (shape.iter().product::<usize>() * bits).div_ceil(8);
-        header.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}));
+        header.insert(
+            name.clone(),
+            json!({"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}),
+        );
     }
     let mut bytes = file(&Value::from(header).to_string(), 0);
     bytes.extend(fill.to_le_bytes().iter().cycle().take(end));
@@ -194,7 +255,13 @@ pub(super) fn prune_variants() -> Vec<Vec<u8>> {
 pub(super) fn prune_seeds() -> Vec<Vec<u8>> {
     let mut seeds = attacks();
     for dtype in [("F16", 16), ("BF16", 16), ("F32", 32), ("F64", 64)] {
-        seeds.push(holding(&[("w".to_owned(), dtype, vec![8, 4]), ("wte.weight".to_owned(), ("U8", 8), vec![3, 4])], FINITE));
+        seeds.push(holding(
+            &[
+                ("w".to_owned(), dtype, vec![8, 4]),
+                ("wte.weight".to_owned(), ("U8", 8), vec![3, 4]),
+            ],
+            FINITE,
+        ));
     }
     let mut special = file(r#"{"w":{"dtype":"F32","shape":[4,4],"data_offsets":[0,64]}}"#, 64);
     let data = special.len() - 64;

@@ -27,7 +27,11 @@ pub(super) fn shard(bytes: &[u8]) {
 
 fn accepted(read: Shard, asked: Option<u32>) {
     let vocabulary = read.origin.map(|origin| origin.vocabulary).or(asked);
-    assert!(read.tokens.largest().is_none_or(|largest| vocabulary.is_none_or(|vocabulary| largest < vocabulary)));
+    assert!(
+        read.tokens
+            .largest()
+            .is_none_or(|largest| vocabulary.is_none_or(|vocabulary| largest < vocabulary))
+    );
     if let Some(origin) = read.origin {
         let again = place::path("again.bin");
         shard::write(&again, &read.tokens, origin).unwrap();
@@ -52,13 +56,15 @@ fn ours(vocabulary: u32, ids: &[u32], tokenizer: &Tokenizer) -> Vec<u8> {
     let path = place::path("made.bin");
     let mut tokens = Tokens::for_vocabulary(vocabulary);
     tokens.extend(ids.iter().copied());
-    shard::write(&path, &tokens, shard::Origin { vocabulary, tokenizer: tokenizer.fingerprint() }).unwrap();
+    shard::write(&path, &tokens, shard::Origin { vocabulary, tokenizer: tokenizer.fingerprint() })
+        .unwrap();
     fs::read(path).unwrap()
 }
 
 /// A shard of llm.c's.
 fn llm_c(magic: u32, version: u32, count: u32, ids: &[u8]) -> Vec<u8> {
-    let mut bytes: Vec<u8> = [magic, version, count].iter().flat_map(|number| number.to_le_bytes()).collect();
+    let mut bytes: Vec<u8> =
+        [magic, version, count].iter().flat_map(|number| number.to_le_bytes()).collect();
     bytes.resize(1024, 0);
     bytes.extend(ids);
     bytes
@@ -67,8 +73,11 @@ fn llm_c(magic: u32, version: u32, count: u32, ids: &[u8]) -> Vec<u8> {
 pub(super) fn shard_seeds() -> Vec<Vec<u8>> {
     let narrow = ours(300, &[1, 2, 299], &Tokenizer::Byte);
     let wide = ours(70_000, &[5, 69_999], &Tokenizer::Byte);
-    let mut seeds = vec![Vec::new(), vec![7], vec![1, 0, 200, 0], b"S24T".to_vec(), narrow[..HEADER].to_vec()];
-    for (at, number) in [(4, 2), (8, 3), (8, 4), (12, 0), (12, u32::MAX), (16, u32::MAX), (20, u32::MAX), (0, 0)] {
+    let mut seeds =
+        vec![Vec::new(), vec![7], vec![1, 0, 200, 0], b"S24T".to_vec(), narrow[..HEADER].to_vec()];
+    for (at, number) in
+        [(4, 2), (8, 3), (8, 4), (12, 0), (12, u32::MAX), (16, u32::MAX), (20, u32::MAX), (0, 0)]
+    {
         let mut lying = narrow.clone();
         lying[at..at + 4].copy_from_slice(&u32::to_le_bytes(number));
         seeds.push(sealed(&lying));
@@ -76,7 +85,12 @@ pub(super) fn shard_seeds() -> Vec<Vec<u8>> {
     seeds.extend([narrow, wide]);
     for (magic, version) in [(20_240_520, 1), (20_240_801, 7), (20_240_520, 7)] {
         for count in [2, 1, 0, u32::MAX] {
-            seeds.push(llm_c(magic, version, count, &[7, 0, 0, 0, 9, 1, 0, 0][..if version == 1 { 4 } else { 8 }]));
+            seeds.push(llm_c(
+                magic,
+                version,
+                count,
+                &[7, 0, 0, 0, 9, 1, 0, 0][..if version == 1 { 4 } else { 8 }],
+            ));
         }
     }
     seeds.push(llm_c(20_240_801, 7, 1, &[0xff; 4]));
@@ -85,7 +99,8 @@ pub(super) fn shard_seeds() -> Vec<Vec<u8>> {
 }
 
 /// Numbers of ids: few, around what is hashed at once, and many.
-const COUNTS: [u32; 20] = [0, 1, 2, 3, 31, 63, 64, 65, 255, 256, 257, 448, 512, 960, 1024, 1472, 1984, 2048, 3000, 4000];
+const COUNTS: [u32; 20] =
+    [0, 1, 2, 3, 31, 63, 64, 65, 255, 256, 257, 448, 512, 960, 1024, 1472, 1984, 2048, 3000, 4000];
 
 /// Shards of many lengths in every layout, whole, cut and with more behind them.
 pub(super) fn shard_variants() -> Vec<Vec<u8>> {
@@ -102,18 +117,23 @@ pub(super) fn shard_variants() -> Vec<Vec<u8>> {
             llm_c(20_240_801, 7, count, &wide),
             narrow,
         ] {
-            variants.extend((1..=5).filter_map(|cut| Some(whole[..whole.len().checked_sub(cut)?].to_vec())));
+            variants.extend(
+                (1..=5).filter_map(|cut| Some(whole[..whole.len().checked_sub(cut)?].to_vec())),
+            );
             variants.extend([[&whole[..], &[0]].concat(), [&whole[..], &[0; 4]].concat(), whole]);
         }
     }
     variants
 }
 
-/// The lengths of `train.bin` and `val.bin`, two bytes each, then both, then `tokenizer.json`, if anything is left.
+/// The lengths of `train.bin` and `val.bin`, two bytes each, then both, then `tokenizer.json`, if
+/// anything is left.
 pub(super) fn folder(bytes: &[u8]) {
     let Some((lengths, rest)) = bytes.split_first_chunk::<4>() else { return };
-    let (first, rest) = rest.split_at(rest.len().min(u16::from_le_bytes([lengths[0], lengths[1]]).into()));
-    let (second, tokenizer) = rest.split_at(rest.len().min(u16::from_le_bytes([lengths[2], lengths[3]]).into()));
+    let (first, rest) =
+        rest.split_at(rest.len().min(u16::from_le_bytes([lengths[0], lengths[1]]).into()));
+    let (second, tokenizer) =
+        rest.split_at(rest.len().min(u16::from_le_bytes([lengths[2], lengths[3]]).into()));
     let path = place::path("data/train.bin");
     let folder = path.parent().expect("a file lies in a folder");
     fs::write(&path, sealed(first)).unwrap();
@@ -139,16 +159,29 @@ pub(super) fn folder(bytes: &[u8]) {
 /// A dataset gives batches and windows of ids below its vocabulary.
 fn usable(dataset: &Dataset) {
     let largest = dataset.train().largest().max(dataset.validation().largest());
-    assert!(largest.is_none_or(|largest| largest < dataset.vocabulary()), "{largest:?} is beyond {}", dataset.vocabulary());
+    assert!(
+        largest.is_none_or(|largest| largest < dataset.vocabulary()),
+        "{largest:?} is beyond {}",
+        dataset.vocabulary()
+    );
     for context in [1, 3] {
         if let Err(error) = dataset.check_context(context) {
             return refused(&error, "data");
         }
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
-        dataset.batch(Draw { seed: 1, step: 2, micro_step: 3, sequences: 3, context }, &mut inputs, &mut targets);
-        assert!(inputs.len() == 3 * context && inputs.iter().chain(&targets).all(|&id| id < dataset.vocabulary()));
+        dataset.batch(
+            Draw { seed: 1, step: 2, micro_step: 3, sequences: 3, context },
+            &mut inputs,
+            &mut targets,
+        );
+        assert!(
+            inputs.len() == 3 * context
+                && inputs.iter().chain(&targets).all(|&id| id < dataset.vocabulary())
+        );
         let windows = dataset.evaluation_windows(context);
-        let counted: usize = (0..windows.count()).map(|first| windows.fill(first, 1, &mut inputs, &mut targets)).sum();
+        let counted: usize = (0..windows.count())
+            .map(|first| windows.fill(first, 1, &mut inputs, &mut targets))
+            .sum();
         assert_eq!(counted, windows.predictions());
     }
 }
@@ -160,8 +193,10 @@ fn pack(train: &[u8], validation: &[u8], tokenizer: &[u8]) -> Vec<u8> {
 
 pub(super) fn folder_variants() -> Vec<Vec<u8>> {
     let tokenizer = Tokenizer::Character(vec!['a', 'b', 'c']);
-    let [train, validation] = [&[0, 1, 2, 0, 1][..], &[2, 1, 0]].map(|ids| ours(3, ids, &tokenizer));
-    let mut variants: Vec<_> = tokenizer_variants().iter().map(|tokenizer| pack(&train, &validation, tokenizer)).collect();
+    let [train, validation] =
+        [&[0, 1, 2, 0, 1][..], &[2, 1, 0]].map(|ids| ours(3, ids, &tokenizer));
+    let mut variants: Vec<_> =
+        tokenizer_variants().iter().map(|tokenizer| pack(&train, &validation, tokenizer)).collect();
     let byte = br#"{"sparse24_tokenizer":1,"kind":"byte"}"#;
     let other = ours(256, &[1, 2, 3, 4, 5], &Tokenizer::Byte);
     for shard in shard_variants() {
@@ -172,11 +207,14 @@ pub(super) fn folder_variants() -> Vec<Vec<u8>> {
 }
 
 pub(super) fn folder_seeds() -> Vec<Vec<u8>> {
-    let pack = |train: &[u8], validation: &[u8], tokenizer: &str| pack(train, validation, tokenizer.as_bytes());
+    let pack = |train: &[u8], validation: &[u8], tokenizer: &str| {
+        pack(train, validation, tokenizer.as_bytes())
+    };
     let byte = r#"{"sparse24_tokenizer":1,"kind":"byte"}"#;
     let character = r#"{"sparse24_tokenizer":1,"kind":"char","characters":"abc"}"#;
     let abc = Tokenizer::Character(vec!['a', 'b', 'c']);
-    let (train, validation) = (ours(256, &[1, 2, 3, 4, 5], &Tokenizer::Byte), ours(256, &[6, 7, 8], &Tokenizer::Byte));
+    let (train, validation) =
+        (ours(256, &[1, 2, 3, 4, 5], &Tokenizer::Byte), ours(256, &[6, 7, 8], &Tokenizer::Byte));
     vec![
         pack(&train, &validation, byte),
         pack(&ours(3, &[0, 1, 2, 1], &abc), &ours(3, &[2, 1], &abc), character),
@@ -186,7 +224,11 @@ pub(super) fn folder_seeds() -> Vec<Vec<u8>> {
         pack(&[1, 0, 2, 0, 3, 0, 4, 0], &[5, 0, 6, 0], byte),
         pack(&[], &[], ""),
         pack(&[], &[], byte),
-        pack(&llm_c(20_240_801, 7, 1, &[0xff; 4]), &llm_c(20_240_801, 7, 2, &[1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]), ""),
+        pack(
+            &llm_c(20_240_801, 7, 1, &[0xff; 4]),
+            &llm_c(20_240_801, 7, 2, &[1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]),
+            "",
+        ),
         pack(&[0xff; 8], &[0xff; 4], ""),
     ]
 }
@@ -212,7 +254,10 @@ pub(super) fn tokenizer(bytes: &[u8]) {
 
 pub(super) fn tokenizer_variants() -> Vec<Vec<u8>> {
     let sound = r#"{"sparse24_tokenizer":1,"kind":"char","characters":"abc"}"#;
-    assert!(Tokenizer::load(&place::file("tokenizer.json", sound.as_bytes())).is_ok(), "is not sound");
+    assert!(
+        Tokenizer::load(&place::file("tokenizer.json", sound.as_bytes())).is_ok(),
+        "is not sound"
+    );
     values::files(values::json(sound, &["byte", "char", "gpt2", "ba", "a\\n\\u00e9\\ud83d\\ude00"]))
 }
 
@@ -266,10 +311,29 @@ pub(super) fn corpus(bytes: &[u8]) {
 }
 
 pub(super) fn corpus_seeds() -> Vec<Vec<u8>> {
-    let mut seeds: Vec<Vec<u8>> =
-        ["", " \n\t", "x", "to be, or not to be: that is the question", "\r\na\r\nb", "<|endoftext|><|endoftext|>"].map(Into::into).into();
-    seeds.extend(["\u{feff}text", "é\u{301}😀\u{200d}👩🏽‍🚀", "\0\u{1}\u{7f}", "don't 's 'S we'll 3.14159 --\t--"].map(Into::into));
+    let mut seeds: Vec<Vec<u8>> = [
+        "",
+        " \n\t",
+        "x",
+        "to be, or not to be: that is the question",
+        "\r\na\r\nb",
+        "<|endoftext|><|endoftext|>",
+    ]
+    .map(Into::into)
+    .into();
+    seeds.extend(
+        [
+            "\u{feff}text",
+            "é\u{301}😀\u{200d}👩🏽‍🚀",
+            "\0\u{1}\u{7f}",
+            "don't 's 'S we'll 3.14159 --\t--",
+        ]
+        .map(Into::into),
+    );
     seeds.extend([b"text\xff".to_vec(), b"\xf4\x90\x80\x80".to_vec(), b"\xed\xa0\x80".to_vec()]);
-    seeds.extend([" ".repeat(3000) + "x", "a".repeat(3000), "0".repeat(3000), "\u{300}".repeat(1500)].map(String::into_bytes));
+    seeds.extend(
+        [" ".repeat(3000) + "x", "a".repeat(3000), "0".repeat(3000), "\u{300}".repeat(1500)]
+            .map(String::into_bytes),
+    );
     seeds
 }

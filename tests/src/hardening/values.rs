@@ -1,7 +1,9 @@
-//! Sound documents in which one value or key after another is of every kind, absent, or there twice, which end anywhere or have a piece of syntax
-//! anywhere: what a reader tells apart field by field, and what random damage would need long to find.
+//! Sound documents in which one value or key after another is of every kind, absent, or there
+//! twice, which end anywhere or have a piece of syntax anywhere: what a reader tells apart field by
+//! field, and what random damage would need long to find.
 //!
-//! Invariant: no variant stands twice. Deliberately absent: which kinds there are, and what the fields mean but for the words that a caller knows.
+//! Invariant: no variant stands twice. Deliberately absent: which kinds there are, and what the
+//! fields mean but for the words that a caller knows.
 
 use std::collections::BTreeSet;
 
@@ -29,24 +31,48 @@ pub(super) fn json(sound: &str, words: &[&str]) -> Vec<String> {
             variants.extend(put(&document, pointer, kinds::floats()));
         }
         if let Value::String(_) = value {
-            variants.extend(put(&document, pointer, words.iter().flat_map(|word| kinds::words(word))));
+            variants.extend(put(
+                &document,
+                pointer,
+                words.iter().flat_map(|word| kinds::words(word)),
+            ));
             // What a variant of an enumeration holds is read alike for all of them.
             for word in &words[..1] {
-                variants.extend(put(&document, pointer, insertions(&format!("{{\"{word}\":null}}"))));
-                variants.extend(ends(&document, pointer, &[&format!(" {{\t\"{word}\" :\r null }}")]));
-                variants.extend(put(&document, pointer, kinds.iter().map(|kind| format!("{{\"{word}\":{kind}}}"))));
+                variants.extend(put(
+                    &document,
+                    pointer,
+                    insertions(&format!("{{\"{word}\":null}}")),
+                ));
+                variants.extend(ends(
+                    &document,
+                    pointer,
+                    &[&format!(" {{\t\"{word}\" :\r null }}")],
+                ));
+                variants.extend(put(
+                    &document,
+                    pointer,
+                    kinds.iter().map(|kind| format!("{{\"{word}\":{kind}}}")),
+                ));
             }
         }
         if let Value::Object(fields) = value {
             // A structure may be read from a list of its fields, in their order.
             let mut keys_in_order: Vec<&String> = fields.keys().collect();
             keys_in_order.sort_by_key(|key| sound.find(&format!("\"{key}\":")));
-            let values: Vec<String> = keys_in_order.iter().map(|key| fields[*key].to_string()).collect();
+            let values: Vec<String> =
+                keys_in_order.iter().map(|key| fields[*key].to_string()).collect();
             let list = |values: &[&[String]]| format!("[{}]", values.concat().join(","));
-            variants.extend(put(&document, pointer, (0..=values.len()).map(|count| list(&[&values[..count]]))));
+            variants.extend(put(
+                &document,
+                pointer,
+                (0..=values.len()).map(|count| list(&[&values[..count]])),
+            ));
             let with = |at: usize| {
                 let after = values.get(at + 1..).unwrap_or_default();
-                kinds.iter().map(|kind| list(&[&values[..at], std::slice::from_ref(kind), after])).collect::<Vec<_>>()
+                kinds
+                    .iter()
+                    .map(|kind| list(&[&values[..at], std::slice::from_ref(kind), after]))
+                    .collect::<Vec<_>>()
             };
             variants.extend(put(&document, pointer, (0..=values.len()).flat_map(with)));
             for key in fields.keys() {
@@ -54,18 +80,28 @@ pub(super) fn json(sound: &str, words: &[&str]) -> Vec<String> {
             }
         }
     }
-    let of = |is: fn(&Value) -> bool| places.iter().find(|pointer| document.pointer(pointer).is_some_and(is));
+    let of = |is: fn(&Value) -> bool| {
+        places.iter().find(|pointer| document.pointer(pointer).is_some_and(is))
+    };
     if let Some(number) = of(Value::is_number) {
         variants.extend(put(&document, number, kinds::long_numbers()));
     }
     if let Some(text) = of(Value::is_string) {
-        variants.extend(put(&document, text, kinds::lengths().map(|length| format!("\"{}\"", "x".repeat(length)))));
+        variants.extend(put(
+            &document,
+            text,
+            kinds::lengths().map(|length| format!("\"{}\"", "x".repeat(length))),
+        ));
     }
     variants
 }
 
 /// The document with each of these texts in the place of a value.
-fn put(document: &Value, pointer: &str, texts: impl IntoIterator<Item: AsRef<str>>) -> impl Iterator<Item = String> {
+fn put(
+    document: &Value,
+    pointer: &str,
+    texts: impl IntoIterator<Item: AsRef<str>>,
+) -> impl Iterator<Item = String> {
     let mut marked = document.clone();
     *marked.pointer_mut(pointer).expect("a place of the document") = PLACE.into();
     let marked = marked.to_string();
@@ -79,7 +115,8 @@ fn ends(document: &Value, pointer: &str, texts: &[&str]) -> Vec<String> {
     texts.iter().flat_map(|text| cuts(text)).map(|text| [before, &text].concat()).collect()
 }
 
-/// The document with a key of every kind for one of its own, without it, with it twice, and with an unknown one.
+/// The document with a key of every kind for one of its own, without it, with it twice, and with an
+/// unknown one.
 fn keys(document: &Value, object: &str, key: &str, kinds: &[String]) -> Vec<String> {
     let mut changed = document.clone();
     let value = fields(&mut changed, object).remove(key).expect("a key of it");
@@ -101,7 +138,11 @@ fn gather(value: &Value, place: String, places: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
             for (key, value) in fields {
-                gather(value, format!("{place}/{}", key.replace('~', "~0").replace('/', "~1")), places);
+                gather(
+                    value,
+                    format!("{place}/{}", key.replace('~', "~0").replace('/', "~1")),
+                    places,
+                );
             }
         }
         Value::Array(values) => {
@@ -130,28 +171,44 @@ fn insertions(text: &str) -> impl Iterator<Item = String> {
     places.flat_map(|at| kinds::SYNTAX.map(|piece| [&text[..at], piece, &text[at..]].concat()))
 }
 
-/// The variants of a configuration of a line a value; `words` are values of its texts that mean something.
+/// The variants of a configuration of a line a value; `words` are values of its texts that mean
+/// something.
 pub(super) fn toml(sound: &str, words: &[&str]) -> Vec<String> {
     let lines: Vec<&str> = sound.lines().collect();
-    let with = |at: usize, line: &str| [&lines[..at], &[line], &lines[at + 1..], &[""]].concat().join("\n");
+    let with = |at: usize, line: &str| {
+        [&lines[..at], &[line], &lines[at + 1..], &[""]].concat().join("\n")
+    };
     let kinds = kinds::toml();
-    let mut variants: Vec<String> = kinds::late_errors().chain(cuts(sound)).chain(insertions(sound)).collect();
+    let mut variants: Vec<String> =
+        kinds::late_errors().chain(cuts(sound)).chain(insertions(sound)).collect();
     for length in kinds::lengths() {
         let x = "x".repeat(length);
-        variants.extend([format!("a = \"{x}\"\n"), format!("a = '{x}'\n"), format!("# {x}\n"), format!("{x} = 0\n")]);
-        variants.extend(["", "[model]\n"].map(|section| (0..length).fold(section.to_owned(), |text, key| format!("{text}k{key} = 0\n"))));
+        variants.extend([
+            format!("a = \"{x}\"\n"),
+            format!("a = '{x}'\n"),
+            format!("# {x}\n"),
+            format!("{x} = 0\n"),
+        ]);
+        variants.extend(["", "[model]\n"].map(|section| {
+            (0..length).fold(section.to_owned(), |text, key| format!("{text}k{key} = 0\n"))
+        }));
     }
     let mut section = "";
     for (at, line) in lines.iter().enumerate() {
         if let Some((key, value)) = line.split_once(" = ") {
             variants.extend(kinds.iter().map(|kind| with(at, &format!("{key} = {kind}"))));
             variants.extend(kinds::toml_lines(key, value).iter().map(|line| with(at, line)));
-            variants.extend(kinds::slips(key).iter().map(|slip| with(at, &format!("{slip} = {value}"))));
+            variants.extend(
+                kinds::slips(key).iter().map(|slip| with(at, &format!("{slip} = {value}"))),
+            );
             if value.contains(['.', 'e']) && value.parse::<f64>().is_ok() {
                 variants.extend(kinds::floats().map(|float| with(at, &format!("{key} = {float}"))));
             }
             if value.starts_with('"') {
-                variants.extend(kinds::lengths().map(|length| with(at, &format!("{key} = \"{}\"", "x".repeat(length)))));
+                variants.extend(
+                    kinds::lengths()
+                        .map(|length| with(at, &format!("{key} = \"{}\"", "x".repeat(length)))),
+                );
             }
             let of_word = |word: &&str| match value.chars().next() {
                 Some('"') => Some(with(at, &format!("{key} = \"{word}\""))),
@@ -159,7 +216,9 @@ pub(super) fn toml(sound: &str, words: &[&str]) -> Vec<String> {
                 _ => None,
             };
             variants.extend(words.iter().filter_map(of_word));
-            variants.extend(words.iter().map(|word| format!("preset = \"{word}\"\n{section}\n{line}\n")));
+            variants.extend(
+                words.iter().map(|word| format!("preset = \"{word}\"\n{section}\n{line}\n")),
+            );
         } else if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
             section = line;
             variants.extend(kinds::slips(name).iter().map(|slip| with(at, &format!("[{slip}]"))));
@@ -169,7 +228,8 @@ pub(super) fn toml(sound: &str, words: &[&str]) -> Vec<String> {
     variants
 }
 
-/// The values of a configuration as settings, one by one, of every kind, and all of them together, of which one is not sound.
+/// The values of a configuration as settings, one by one, of every kind, and all of them together,
+/// of which one is not sound.
 pub(super) fn settings(sound: &str, words: &[&str]) -> Vec<String> {
     let kinds = kinds::toml();
     let mut section = String::new();
@@ -190,10 +250,13 @@ pub(super) fn settings(sound: &str, words: &[&str]) -> Vec<String> {
     }
     for at in 0..all.len() {
         let with = |kind: &str| {
-            let lines = all.iter().enumerate().map(|(other, (key, value))| format!("{key}={}", if other == at { kind } else { value }));
+            let lines = all.iter().enumerate().map(|(other, (key, value))| {
+                format!("{key}={}", if other == at { kind } else { value })
+            });
             lines.collect::<Vec<_>>().join("\n")
         };
-        variants.extend(["-1", "1.5", "nan", "x", "true", "[0]", "{x = 0}", "1979-05-27"].map(with));
+        variants
+            .extend(["-1", "1.5", "nan", "x", "true", "[0]", "{x = 0}", "1979-05-27"].map(with));
         variants.push(with(&format!("{}\n{}.x=0", all[at].1, all[at].0)));
         variants.push(with(&format!("{}\n{}x=0", all[at].1, all[at].0)));
     }
@@ -246,7 +309,11 @@ mod tests {
         let settings = BTreeSet::from_iter(settings(sound, &["word"]));
         let expect = |variant: String| assert!(variants.contains(&variant), "{variant:?}");
         for kind in kinds::toml() {
-            assert!(settings.contains(&format!("a={kind}")) && settings.contains(&format!("b.c={kind}")), "{kind:?}");
+            assert!(
+                settings.contains(&format!("a={kind}"))
+                    && settings.contains(&format!("b.c={kind}")),
+                "{kind:?}"
+            );
             expect(format!("a = {kind}\n[b]\nc = \"x\"\nevery = 5\n"));
             expect(format!("a = 1\n[b]\nc = {kind}\nevery = 5\n"));
         }
@@ -265,7 +332,12 @@ mod tests {
         ] {
             expect(variant.to_owned());
         }
-        for setting in ["b.c=word", "a=[\"word\"]", "a=1\nb.c=nan\nb.every=5", "a=1\nb.c=\"x\"\nb.c.x=0\nb.every=5"] {
+        for setting in [
+            "b.c=word",
+            "a=[\"word\"]",
+            "a=1\nb.c=nan\nb.every=5",
+            "a=1\nb.c=\"x\"\nb.c.x=0\nb.every=5",
+        ] {
             assert!(settings.contains(setting), "{setting}");
         }
     }

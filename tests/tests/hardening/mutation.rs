@@ -16,7 +16,8 @@ fn known_attacks() {
     }
 }
 
-/// One in so many variants, in every run of the tests: a prime that divides none of the numbers in which variants of a place come.
+/// One in so many variants, in every run of the tests: a prime that divides none of the numbers in
+/// which variants of a place come.
 const SAMPLE: usize = 13;
 
 #[test]
@@ -58,7 +59,8 @@ fn every_byte_flipped_and_every_truncation() {
 fn random_damage() {
     for (target, number) in TARGETS.iter().zip(1..) {
         let mut random = Random::new(number);
-        let seeds: Vec<_> = (target.seeds)().into_iter().filter(|seed| seed.len() <= 8000).collect();
+        let seeds: Vec<_> =
+            (target.seeds)().into_iter().filter(|seed| seed.len() <= 8000).collect();
         for _ in 0..ROUNDS {
             let mut bytes = seeds[random.below(seeds.len())].clone();
             for _ in 0..=random.below(4) {
@@ -91,7 +93,8 @@ const HARD: [&[u8]; 18] = [
     b"9223372036854775808",
 ];
 
-/// Changes one place: a bit, a byte, a cut, a piece doubled or removed, something hard, or a piece of another seed.
+/// Changes one place: a bit, a byte, a cut, a piece doubled or removed, something hard, or a piece
+/// of another seed.
 fn damage(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Random) {
     let at = random.below(bytes.len() + 1);
     let to = (at + 1 + random.below(24)).min(bytes.len());
@@ -109,6 +112,9 @@ fn damage(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Random) {
             let from = random.below(other.len() + 1);
             bytes.splice(at..to, other[from..].iter().take(random.below(200)).copied());
         }
-        _ => drop(bytes.splice(at..if random.below(2) == 0 { at } else { to }, HARD[random.below(HARD.len())].iter().copied())),
+        _ => drop(bytes.splice(
+            at..if random.below(2) == 0 { at } else { to },
+            HARD[random.below(HARD.len())].iter().copied(),
+        )),
     }
 }

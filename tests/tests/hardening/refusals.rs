@@ -1,4 +1,5 @@
-//! What a refusal says of a known attack: the file, the place in it, what was found, what was expected.
+//! What a refusal says of a known attack: the file, the place in it, what was found, what was
+//! expected.
 
 use std::{fs, path::Path};
 
@@ -13,7 +14,11 @@ use sparse24_train::{
 };
 
 /// The message about a file with these bytes, without the folder that it lies in.
-fn message<T: std::fmt::Debug>(name: &str, bytes: &[u8], load: impl Fn(&Path) -> Result<T, Error>) -> String {
+fn message<T: std::fmt::Debug>(
+    name: &str,
+    bytes: &[u8],
+    load: impl Fn(&Path) -> Result<T, Error>,
+) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
     fs::write(&path, bytes).unwrap();
@@ -34,10 +39,22 @@ fn set(setting: &str) -> String {
 #[test]
 fn configurations() {
     for (text, expected) in [
-        ("[optimizer]\nlearning_rate = nan\n", "run.toml: optimizer.learning_rate: expected a finite number of at least 0, found NaN"),
-        ("[optimizer]\nclip = 1e39\n", "run.toml: optimizer.clip: expected a finite number of at least 0, found inf"),
-        ("[model]\ndropout = inf\n", "run.toml: model.dropout: expected a number in [0, 1), found inf"),
-        ("[data]\nvalidation = nan\n", "run.toml: data.validation: expected the share to hold out, above 0 and below 1, found NaN"),
+        (
+            "[optimizer]\nlearning_rate = nan\n",
+            "run.toml: optimizer.learning_rate: expected a finite number of at least 0, found NaN",
+        ),
+        (
+            "[optimizer]\nclip = 1e39\n",
+            "run.toml: optimizer.clip: expected a finite number of at least 0, found inf",
+        ),
+        (
+            "[model]\ndropout = inf\n",
+            "run.toml: model.dropout: expected a number in [0, 1), found inf",
+        ),
+        (
+            "[data]\nvalidation = nan\n",
+            "run.toml: data.validation: expected the share to hold out, above 0 and below 1, found NaN",
+        ),
         ("steps = 1\nsteps = 2\n", "run.toml: line 2: duplicate key"),
         ("x = 1 # \u{1}\n", "run.toml: line 1: "),
         ("\n\u{1b} = 1", "run.toml: line 2: "),
@@ -57,7 +74,12 @@ fn settings() {
     assert!(set(".steps=1").starts_with("configuration: \"\" is not known"));
     assert!(set("steps.x=1").starts_with("steps: expected a whole number, found {"));
     let long = set(&format!("{}=1", "k".repeat(100_000)));
-    assert!(long.starts_with("configuration: \"kkk") && long.contains(" [...] ") && long.ends_with(", steps)"), "{long}");
+    assert!(
+        long.starts_with("configuration: \"kkk")
+            && long.contains(" [...] ")
+            && long.ends_with(", steps)"),
+        "{long}"
+    );
     let deep = set(&format!("x{}=1", ".x".repeat(100_000)));
     assert!(deep.starts_with("configuration: \"x.x") && deep.len() < 1000, "{deep}");
 }
@@ -67,21 +89,43 @@ fn safetensors() {
     let selection = Selection { kind: MaskKind::RowWise, include: &|_| true };
     let refusal = |length: u64, header: &str| {
         let bytes = [&length.to_le_bytes(), header.as_bytes(), &[0; 64]].concat();
-        message("w.safetensors", &bytes, |path| verify_file(path, selection)).replace("w.safetensors: is no sound safetensors file: ", "")
+        message("w.safetensors", &bytes, |path| verify_file(path, selection))
+            .replace("w.safetensors: is no sound safetensors file: ", "")
     };
     let of = |header: &str| refusal(header.len() as u64, header);
-    assert_eq!(refusal(u64::MAX, "{}"), "it claims a header of 18446744073709551615 bytes, expected at most 16777216");
-    assert_eq!(refusal(67, "{}"), "it claims a header of 67 bytes, but holds only 66 after the first 8");
+    assert_eq!(
+        refusal(u64::MAX, "{}"),
+        "it claims a header of 18446744073709551615 bytes, expected at most 16777216"
+    );
+    assert_eq!(
+        refusal(67, "{}"),
+        "it claims a header of 67 bytes, but holds only 66 after the first 8"
+    );
     for (header, expected) in [
         (r#"{"w":["F32",[4,4],[0,64]]}"#, "tensor `w`: invalid type: sequence, expected an object"),
         (r#"{"\u001b[2J":0}"#, "the name \"\\u{1b}[2J\" has control characters, expected none"),
         (r#"{"w":{"dtype":"F32","dtype":"F16"}}"#, "tensor `w`: duplicate field `dtype`"),
-        (r#"{"w":{"dtype":"F32","shape":[4,4],"data_offsets":[0,18446744073709551616]}}"#, "tensor `w`: "),
-        (r#"{"w":{"dtype":"F32","shape":[4,4],"data_offsets":[0,18446744073709551615]}}"#, "tensor `w` F32 [4, 4] takes 64 bytes, but its"),
-        (r#"{"w":{"dtype":"F32","shape":[9223372036854775808,4],"data_offsets":[0,64]}}"#, "tensor `w` cannot have the shape ["),
+        (
+            r#"{"w":{"dtype":"F32","shape":[4,4],"data_offsets":[0,18446744073709551616]}}"#,
+            "tensor `w`: ",
+        ),
+        (
+            r#"{"w":{"dtype":"F32","shape":[4,4],"data_offsets":[0,18446744073709551615]}}"#,
+            "tensor `w` F32 [4, 4] takes 64 bytes, but its",
+        ),
+        (
+            r#"{"w":{"dtype":"F32","shape":[9223372036854775808,4],"data_offsets":[0,64]}}"#,
+            "tensor `w` cannot have the shape [",
+        ),
     ] {
         let message = of(header);
-        assert!(message.strip_prefix("its header is malformed: ").unwrap_or(&message).starts_with(expected), "{message}");
+        assert!(
+            message
+                .strip_prefix("its header is malformed: ")
+                .unwrap_or(&message)
+                .starts_with(expected),
+            "{message}"
+        );
     }
     let message = of(&format!("{{\"{}\":0}}", "n".repeat(5000)));
     assert!(message.contains("a name of 5000 bytes, expected at most 4096"), "{message}");
@@ -89,7 +133,8 @@ fn safetensors() {
 
 #[test]
 fn tokens() {
-    let mut bytes: Vec<u8> = [20_240_801_u32, 7, 1].iter().flat_map(|number| number.to_le_bytes()).collect();
+    let mut bytes: Vec<u8> =
+        [20_240_801_u32, 7, 1].iter().flat_map(|number| number.to_le_bytes()).collect();
     bytes.resize(1024, 0);
     bytes.extend([0xff; 4]);
     assert_eq!(
@@ -97,9 +142,14 @@ fn tokens() {
         "train.bin: token 4294967295 at position 0 is beyond the vocabulary of 256"
     );
     let folder = tempfile::tempdir().unwrap();
-    ["train.bin", "val.bin"].iter().for_each(|name| fs::write(folder.path().join(name), &bytes).unwrap());
-    let message_of_folder = Dataset::from_folder(folder.path(), None, None).unwrap_err().to_string();
-    assert!(message_of_folder.ends_with(": holds the token 4294967295, which no vocabulary has; it is no folder of token shards"));
+    ["train.bin", "val.bin"]
+        .iter()
+        .for_each(|name| fs::write(folder.path().join(name), &bytes).unwrap());
+    let message_of_folder =
+        Dataset::from_folder(folder.path(), None, None).unwrap_err().to_string();
+    assert!(message_of_folder.ends_with(
+        ": holds the token 4294967295, which no vocabulary has; it is no folder of token shards"
+    ));
     let tokenizer = r#"{"sparse24_tokenizer":1,"kind":"char","characters":"abca"}"#;
     let message = message("tokenizer.json", tokenizer.as_bytes(), Tokenizer::load);
     assert!(message.contains("`characters` must ascend, but 'c' comes before 'a'"), "{message}");
@@ -109,18 +159,31 @@ fn tokens() {
 fn lists_of_numbers() {
     let line = r#"{"step":1,"phase":"dense","loss":0,"lr":0,"grad_norm":0,"tokens_per_s":0}"#;
     let read = |text: &str| message("metrics.jsonl", text.as_bytes(), MetricsLog::read);
-    assert!(read(&format!("{line}\n{line}\n")).ends_with("line 2 is no metrics of the next step: step 1 follows step 1"));
+    assert!(
+        read(&format!("{line}\n{line}\n"))
+            .ends_with("line 2 is no metrics of the next step: step 1 follows step 1")
+    );
     let long = format!("{line}\n{}\n", " ".repeat(1 << 20));
     assert_eq!(read(&long), "metrics.jsonl: line 2 is longer than 1048576 bytes: it is no metrics");
     let sound = r#"{"model_type":"gpt2","n_layer":2,"n_head":4,"n_embd":32,"n_positions":64,"vocab_size":256"#;
     for (field, expected) in [
-        (r#","layer_norm_epsilon":"1e-5""#, "layer_norm_epsilon is \"1e-5\", expected 0.00001; this model computes nothing else"),
+        (
+            r#","layer_norm_epsilon":"1e-5""#,
+            "layer_norm_epsilon is \"1e-5\", expected 0.00001; this model computes nothing else",
+        ),
         (r#","layer_norm_epsilon":1e999"#, "is no GPT-2 configuration: number out of range"),
-        (r#","n_inner":18446744073709551615"#, "n_inner is 18446744073709551615, expected 1..=16777216"),
-        (r#","n_inner":4.5"#, "is no GPT-2 configuration: invalid type: floating point `4.5`, expected usize"),
+        (
+            r#","n_inner":18446744073709551615"#,
+            "n_inner is 18446744073709551615, expected 1..=16777216",
+        ),
+        (
+            r#","n_inner":4.5"#,
+            "is no GPT-2 configuration: invalid type: floating point `4.5`, expected usize",
+        ),
         (r#","n_layer":2"#, "is no GPT-2 configuration: duplicate field `n_layer`"),
     ] {
-        let message = message("config.json", format!("{sound}{field}}}").as_bytes(), Gpt2Config::read);
+        let message =
+            message("config.json", format!("{sound}{field}}}").as_bytes(), Gpt2Config::read);
         assert!(message.starts_with(&format!("config.json: {expected}")), "{message}");
     }
 }

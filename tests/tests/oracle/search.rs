@@ -1,4 +1,5 @@
-//! The transposable search over ternary tiles, whose sums are exact in f32, so that its kept norm must equal the brute-force optimum.
+//! The transposable search over ternary tiles, whose sums are exact in f32, so that its kept norm
+//! must equal the brute-force optimum.
 
 use rayon::prelude::*;
 use sparse24_core::{search, tile::TilePattern};
@@ -7,7 +8,8 @@ use sparse24_tests::oracle;
 const ROWS: usize = 81;
 const TILES: u64 = (ROWS as u64).pow(4);
 
-/// Brute force made quick: each of the 81 ternary rows with the sums of its six pairs, each pattern as four pairs.
+/// Brute force made quick: each of the 81 ternary rows with the sums of its six pairs, each pattern
+/// as four pairs.
 struct Ternary {
     rows: Vec<[u8; 4]>,
     pair_sums: Vec<[u8; 6]>,
@@ -17,8 +19,10 @@ struct Ternary {
 
 impl Ternary {
     fn new() -> Self {
-        let rows: Vec<[u8; 4]> = (0..ROWS as u8).map(|n| [n / 27, n / 9 % 3, n / 3 % 3, n % 3]).collect();
-        let pair_sums = rows.iter().map(|row| oracle::PAIRS.map(|[j, k]| row[j] + row[k])).collect();
+        let rows: Vec<[u8; 4]> =
+            (0..ROWS as u8).map(|n| [n / 27, n / 9 % 3, n / 3 % 3, n % 3]).collect();
+        let pair_sums =
+            rows.iter().map(|row| oracle::PAIRS.map(|[j, k]| row[j] + row[k])).collect();
         let patterns = oracle::tile_patterns();
         let mut is_pattern = vec![false; 1 << 16];
         for rows in &patterns {
@@ -35,7 +39,11 @@ impl Ternary {
 
     fn best(&self, rows: [usize; 4]) -> u8 {
         let [a, b, c, e] = rows.map(|row| self.pair_sums[row]);
-        self.patterns.iter().map(|&[i, j, k, l]| (a[i] + b[j]) + (c[k] + e[l])).max().expect("there are 90")
+        self.patterns
+            .iter()
+            .map(|&[i, j, k, l]| (a[i] + b[j]) + (c[k] + e[l]))
+            .max()
+            .expect("there are 90")
     }
 
     fn kept(&self, rows: [usize; 4], bits: u16) -> u8 {
@@ -47,7 +55,11 @@ impl Ternary {
         let (rows, tile) = self.tile(n);
         let found = search::transposable(&tile).bits();
         assert!(self.is_pattern[usize::from(found)], "tile {n}: {found:#06x} is none of the 90");
-        assert_eq!(self.kept(rows, found), self.best(rows), "tile {n}: {found:#06x} is not optimal");
+        assert_eq!(
+            self.kept(rows, found),
+            self.best(rows),
+            "tile {n}: {found:#06x} is not optimal"
+        );
         assert_eq!(found, oracle::canonical(&tile), "tile {n}: a tie was not broken as decided");
     }
 
@@ -56,13 +68,19 @@ impl Ternary {
         let (rows, tile) = self.tile(n);
         let found = search::greedy(&tile).bits();
         assert!(self.is_pattern[usize::from(found)], "tile {n}: {found:#06x} is none of the 90");
-        assert!(2 * self.kept(rows, found) >= self.best(rows), "tile {n}: {found:#06x} keeps less than half of the best");
+        assert!(
+            2 * self.kept(rows, found) >= self.best(rows),
+            "tile {n}: {found:#06x} keeps less than half of the best"
+        );
     }
 }
 
 #[test]
 fn the_ninety_are_those_of_four_nested_loops() {
-    let mut expected: Vec<u16> = oracle::tile_patterns().into_iter().map(|rows| oracle::bits(rows.map(|row| oracle::PAIRS[row]))).collect();
+    let mut expected: Vec<u16> = oracle::tile_patterns()
+        .into_iter()
+        .map(|rows| oracle::bits(rows.map(|row| oracle::PAIRS[row])))
+        .collect();
     expected.sort_unstable();
     assert_eq!(TilePattern::ALL.map(TilePattern::bits).to_vec(), expected);
 }

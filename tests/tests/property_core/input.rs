@@ -1,11 +1,16 @@
-//! What the properties are tried on: any bits, hostile values, ties, moderate values; and how often.
+//! What the properties are tried on: any bits, hostile values, ties, moderate values; and how
+//! often.
 
 use proptest::prelude::*;
 use sparse24_tests::oracle;
 
 /// `cases` tries, a few under an interpreter; failures are printed, not filed.
 pub(crate) fn cases(cases: u32) -> ProptestConfig {
-    ProptestConfig { cases: if cfg!(miri) { 4 } else { cases }, failure_persistence: None, ..ProptestConfig::default() }
+    ProptestConfig {
+        cases: if cfg!(miri) { 4 } else { cases },
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
 }
 
 /// Any f32 at all.
@@ -16,8 +21,27 @@ pub(crate) fn any_bits() -> impl Strategy<Value = f32> + Clone {
 /// Zeros, subnormals, huge values, infinities and NaN.
 pub(crate) fn hostile() -> impl Strategy<Value = f32> + Clone {
     let tiny = f32::from_bits(1);
-    let values = [0.0, tiny, 2.0 * tiny, 3.0 * tiny, f32::MIN_POSITIVE, 1e-30, 1.0, 1.0 + f32::EPSILON, 3.0, 1e30];
-    let huge = [2.0_f32.powi(123), 2.0_f32.powi(124), 2.0_f32.powi(125), f32::MAX / 2.0, f32::MAX, f32::INFINITY, f32::NAN];
+    let values = [
+        0.0,
+        tiny,
+        2.0 * tiny,
+        3.0 * tiny,
+        f32::MIN_POSITIVE,
+        1e-30,
+        1.0,
+        1.0 + f32::EPSILON,
+        3.0,
+        1e30,
+    ];
+    let huge = [
+        2.0_f32.powi(123),
+        2.0_f32.powi(124),
+        2.0_f32.powi(125),
+        f32::MAX / 2.0,
+        f32::MAX,
+        f32::INFINITY,
+        f32::NAN,
+    ];
     let values: Vec<f32> = values.into_iter().chain(huge).flat_map(|x| [x, -x]).collect();
     prop::sample::select(values)
 }
@@ -34,7 +58,8 @@ pub(crate) fn moderate() -> impl Strategy<Value = f32> + Clone {
 
 /// Few subnormal values, where even halving rounds.
 pub(crate) fn subnormal() -> impl Strategy<Value = f32> + Clone {
-    (0_u32..40, any::<bool>()).prop_map(|(n, negative)| if negative { -f32::from_bits(n) } else { f32::from_bits(n) })
+    (0_u32..40, any::<bool>())
+        .prop_map(|(n, negative)| if negative { -f32::from_bits(n) } else { f32::from_bits(n) })
 }
 
 /// The number of a uniform, its extremes often.
@@ -46,7 +71,13 @@ pub(crate) fn uniform() -> impl Strategy<Value = u32> {
 pub(crate) fn tile() -> impl Strategy<Value = [f32; 16]> {
     use prop::array::uniform16;
     let mixed = prop_oneof![any_bits(), hostile(), tied(), moderate()];
-    prop_oneof![uniform16(any_bits()), uniform16(hostile()), uniform16(tied()), uniform16(moderate()), uniform16(mixed)]
+    prop_oneof![
+        uniform16(any_bits()),
+        uniform16(hostile()),
+        uniform16(tied()),
+        uniform16(moderate()),
+        uniform16(mixed)
+    ]
 }
 
 /// A group of any kind.

@@ -1,11 +1,12 @@
-//! Matrices of every dtype: masks, pruning, compression, decay, flips; ragged shapes are refused by name.
+//! Matrices of every dtype: masks, pruning, compression, decay, flips; ragged shapes are refused by
+//! name.
 
 use half::{bf16, f16};
 use ndarray::Array2;
 use proptest::prelude::*;
 use sparse24_core::{
-    Element, Error, Mask, MaskKind, compressed::Compressed24, decay, flip, group::Pattern, mvue, philox::Purpose, philox::Site,
-    philox::Stream, prune, search,
+    Element, Error, Mask, MaskKind, compressed::Compressed24, decay, flip, group::Pattern, mvue,
+    philox::Purpose, philox::Site, philox::Stream, prune, search,
 };
 use sparse24_tests::oracle;
 
@@ -39,16 +40,23 @@ impl Bits for bf16 {
 fn matrix() -> impl Strategy<Value = Array2<f32>> {
     (0_usize..4, 0_usize..5).prop_flat_map(|(rows, columns)| {
         let element = prop_oneof![any_bits(), hostile(), tied()];
-        prop::collection::vec(element, 16 * rows * columns)
-            .prop_map(move |data| Array2::from_shape_vec((4 * rows, 4 * columns), data).expect("as long as its shape"))
+        prop::collection::vec(element, 16 * rows * columns).prop_map(move |data| {
+            Array2::from_shape_vec((4 * rows, 4 * columns), data).expect("as long as its shape")
+        })
     })
 }
 
 fn masks(rows: usize, columns: usize) -> impl Strategy<Value = Mask> {
-    let bits = prop::collection::vec(prop::sample::select(&Pattern::ALL[..]), rows * columns / 4).prop_map(|patterns| {
-        let four = |four: &[Pattern]| four.iter().enumerate().map(|(row, pattern)| u16::from(pattern.bits()) << (4 * row)).sum();
-        patterns.chunks(4).map(four).collect::<Vec<u16>>()
-    });
+    let bits = prop::collection::vec(prop::sample::select(&Pattern::ALL[..]), rows * columns / 4)
+        .prop_map(|patterns| {
+            let four = |four: &[Pattern]| {
+                four.iter()
+                    .enumerate()
+                    .map(|(row, pattern)| u16::from(pattern.bits()) << (4 * row))
+                    .sum()
+            };
+            patterns.chunks(4).map(four).collect::<Vec<u16>>()
+        });
     bits.prop_map(move |tiles| Mask::from_tiles(rows, columns, tiles).expect("tiled"))
 }
 
@@ -63,13 +71,16 @@ fn matrix_and_mask() -> impl Strategy<Value = (Array2<f32>, Mask)> {
 fn compression_is_masking<T: Bits>(w: &Array2<f32>, mask: &Mask) {
     let w = w.mapv(T::of);
     let compressed = Compressed24::encode(w.view(), mask).expect("row-wise");
-    let (decoded, masked) = (compressed.decode(), prune::masked(w.view(), mask).expect("one shape"));
+    let (decoded, masked) =
+        (compressed.decode(), prune::masked(w.view(), mask).expect("one shape"));
     for ((row, column), &x) in w.indexed_iter() {
         let expected = if mask.keeps(row, column) { x.bits() } else { 0 };
         assert_eq!(decoded[[row, column]].bits(), expected, "({row}, {column})");
         assert_eq!(masked[[row, column]].bits(), expected, "({row}, {column})");
     }
-    let rebuilt = Compressed24::from_parts(compressed.values().to_owned(), compressed.metadata().to_vec()).expect("its own parts");
+    let rebuilt =
+        Compressed24::from_parts(compressed.values().to_owned(), compressed.metadata().to_vec())
+            .expect("its own parts");
     assert_eq!(rebuilt.metadata(), compressed.metadata());
     assert_eq!(rebuilt.shape(), [w.nrows(), w.ncols()]);
 }
@@ -92,8 +103,10 @@ fn searches_have_their_structure<T: Bits>(w: &Array2<f32>) {
     }
     let (rows, columns) = (search(MaskKind::RowWise), search(MaskKind::ColumnWise));
     for ((row, column), _) in w.indexed_iter() {
-        let along_row = oracle::largest_two(std::array::from_fn(|i| w[[row, column / 4 * 4 + i]].to_f32()));
-        let along_column = oracle::largest_two(std::array::from_fn(|i| w[[row / 4 * 4 + i, column]].to_f32()));
+        let along_row =
+            oracle::largest_two(std::array::from_fn(|i| w[[row, column / 4 * 4 + i]].to_f32()));
+        let along_column =
+            oracle::largest_two(std::array::from_fn(|i| w[[row / 4 * 4 + i, column]].to_f32()));
         assert_eq!(rows.keeps(row, column), along_row.contains(&((column % 4) as u8)));
         assert_eq!(columns.keeps(row, column), along_column.contains(&((row % 4) as u8)));
     }
@@ -108,10 +121,15 @@ fn gradients_are_estimated_group_by_group<T: Bits>(dz: &Array2<f32>, stream: Str
     assert_eq!(dense.dim(), (r, p.div_ceil(4) * 4));
     for i in 0..r {
         for j in 0..p.div_ceil(4) {
-            let x: [f32; 4] = std::array::from_fn(|at| dz.get((4 * j + at, i)).map_or(0.0, |x| x.to_f32()));
+            let x: [f32; 4] =
+                std::array::from_fn(|at| dz.get((4 * j + at, i)).map_or(0.0, |x| x.to_f32()));
             let word = stream.words((i * p.div_ceil(16) + j / 4) as u32)[j % 4];
             let u = oracle::uniform(word >> 8);
-            let (indices, values) = if x.iter().all(|x| x.is_finite()) { oracle::mvue(x, u) } else { ([0, 1], [f32::NAN; 2]) };
+            let (indices, values) = if x.iter().all(|x| x.is_finite()) {
+                oracle::mvue(x, u)
+            } else {
+                ([0, 1], [f32::NAN; 2])
+            };
             let mut expected = [T::default(); 4];
             for (i, value) in indices.into_iter().zip(values) {
                 expected[usize::from(i)] = T::of(value);

@@ -1,4 +1,5 @@
-//! The estimators: to the bit against their definition, and in mean and variance by integrating over their uniforms.
+//! The estimators: to the bit against their definition, and in mean and variance by integrating
+//! over their uniforms.
 
 use proptest::prelude::*;
 use sparse24_core::mvue::{self, Estimator, Kept24};
@@ -45,11 +46,15 @@ fn exact_moments(x: [f32; 4]) -> Moments {
     moments
 }
 
-/// The first draw shows in the pairs that the smallest and the largest second uniform make: no two first draws share both.
+/// The first draw shows in the pairs that the smallest and the largest second uniform make: no two
+/// first draws share both.
 fn approximate_moments(x: [f32; 4]) -> Moments {
-    let kept = |first, second| mvue::approximate(x, [oracle::uniform(first), oracle::uniform(second)]);
+    let kept =
+        |first, second| mvue::approximate(x, [oracle::uniform(first), oracle::uniform(second)]);
     let mut moments = Moments::default();
-    for (first, length) in oracle::runs(|n| (kept(n, 0).indices, kept(n, oracle::UNIFORMS - 1).indices)) {
+    for (first, length) in
+        oracle::runs(|n| (kept(n, 0).indices, kept(n, oracle::UNIFORMS - 1).indices))
+    {
         for (second, second_length) in oracle::runs(|n| kept(first, n).indices) {
             moments.add(share(length) * share(second_length), kept(first, second));
         }
@@ -111,12 +116,15 @@ proptest! {
         let a = x.map(|x| f64::from(x).abs());
         let s: f64 = a.iter().sum();
         let moments = exact_moments(x);
-        // An element's probability times r is the length of its interval of t: the difference of two running sums (a rounding of at most
-        // EPS*s), up to three ends off by the spacing of u and the rounding of t' <= s (2*EPS*s each), and, in the last, what 2r and the
-        // whole sum differ by (7*EPS*s): 14*EPS*s. Below the normal range each of these roundings is half of 2^-149 instead, at most eight.
+        // An element's probability times r is the length of its interval of t: the difference of
+        // two running sums (a rounding of at most EPS*s), up to three ends off by the spacing of u
+        // and the rounding of t' <= s (2*EPS*s each), and, in the last, what 2r and the whole sum
+        // differ by (7*EPS*s): 14*EPS*s. Below the normal range each of these roundings is half of
+        // 2^-149 instead, at most eight.
         let bound = 16.0 * EPS * s + 4.0 * f64::from(f32::from_bits(1));
         prop_assert!(moments.mean_is_within(bound, x), "the mean is {:?}", moments.mean);
-        // The second moment is the sum of value times mean, and the values sum to at most s + 4r <= 3s.
+        // The second moment is the sum of value times mean, and the values sum to at most s + 4r <=
+        // 3s.
         let (variance, least) = (moments.variance(a), oracle::least_variance(a));
         prop_assert!((variance - least).abs() <= 4.0 * s * bound, "the variance is {variance}, the least {least}");
         // In f64 a dozen roundings of terms of at most s*s.
@@ -150,8 +158,9 @@ proptest! {
         let a = x.map(|x| f64::from(x).abs());
         let s: f64 = a.iter().sum();
         let moments = approximate_moments(x);
-        // Either draw has an interval whose ends are off by a running sum (3*EPS*s), t (EPS*s) and the spacing of u (EPS*s): 10*EPS. A kept
-        // probability is one first draw and three products of two, so within 50*EPS; a value is at most s, and off by ten roundings.
+        // Either draw has an interval whose ends are off by a running sum (3*EPS*s), t (EPS*s) and
+        // the spacing of u (EPS*s): 10*EPS. A kept probability is one first draw and three products
+        // of two, so within 50*EPS; a value is at most s, and off by ten roundings.
         let bound = 64.0 * EPS * s;
         prop_assert!(moments.mean_is_within(bound, x), "the mean is {:?}", moments.mean);
         let published = oracle::variance(a, oracle::approximate_probabilities(a));

@@ -8,11 +8,16 @@ use super::input::{cases, group, tile};
 
 fn best(tile: &[f32; 16]) -> f64 {
     let patterns = oracle::tile_patterns();
-    patterns.into_iter().map(|rows| oracle::kept_norm(tile, oracle::bits(rows.map(|row| oracle::PAIRS[row])))).fold(0.0, f64::max)
+    patterns
+        .into_iter()
+        .map(|rows| oracle::kept_norm(tile, oracle::bits(rows.map(|row| oracle::PAIRS[row]))))
+        .fold(0.0, f64::max)
 }
 
 fn is_transposable(bits: u16) -> bool {
-    oracle::tile_patterns().into_iter().any(|rows| oracle::bits(rows.map(|row| oracle::PAIRS[row])) == bits)
+    oracle::tile_patterns()
+        .into_iter()
+        .any(|rows| oracle::bits(rows.map(|row| oracle::PAIRS[row])) == bits)
 }
 
 proptest! {
@@ -25,8 +30,9 @@ proptest! {
 
     #[test]
     fn the_search_is_optimal(tile in tile()) {
-        // A candidate, 2*best - sum, has at most six layers of additions, and each layer errs by 2^-24 of the sum at most. Winner and optimum
-        // err by that each, and the norm by half: 6 * 2^-24 < 2^-21.
+        // A candidate, 2*best - sum, has at most six layers of additions, and each layer errs by
+        // 2^-24 of the sum at most. Winner and optimum err by that each, and the norm by half: 6 *
+        // 2^-24 < 2^-21.
         let bound = oracle::norm(&tile) * 2.0_f64.powi(-21);
         let best = best(&tile);
         for tile in [tile, oracle::transposed(&tile)] {

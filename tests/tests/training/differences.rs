@@ -1,7 +1,9 @@
-//! The gradients of the f64 oracle against finite differences, so that what the trainer is compared with is right.
+//! The gradients of the f64 oracle against finite differences, so that what the trainer is compared
+//! with is right.
 //!
-//! With D(h) the central difference, D(h) - D(2h) = -3 c h^2 up to h^4: |D(h) - D(2h)| is three times the error of D(h), and the bound.
-//! The rounding of f, a sum of fewer than 2^10 terms a path, adds at most 2^10 * 2^-53 |f| / h.
+//! With D(h) the central difference, D(h) - D(2h) = -3 c h^2 up to h^4: |D(h) - D(2h)| is three
+//! times the error of D(h), and the bound. The rounding of f, a sum of fewer than 2^10 terms a
+//! path, adds at most 2^10 * 2^-53 |f| / h.
 
 use sparse24_train::{
     backend::Activation,
@@ -20,7 +22,13 @@ const H: f64 = 1e-3;
 const ADDRESS: Address = Address { seed: 7, step: 3, micro_step: 1 };
 
 /// Fails unless `gradient` is that of `f` at `x`, element by element where `perturbed` says so.
-fn check(what: &str, x: &Matrix, gradient: &Matrix, perturbed: impl Fn(usize) -> bool, mut f: impl FnMut(&Matrix) -> f64) {
+fn check(
+    what: &str,
+    x: &Matrix,
+    gradient: &Matrix,
+    perturbed: impl Fn(usize) -> bool,
+    mut f: impl FnMut(&Matrix) -> f64,
+) {
     let mut moved = x.clone();
     let magnitude = f(x).abs().max(1.0);
     let (mut seen, mut loosest) = (0.0_f64, 0.0_f64);
@@ -36,10 +44,16 @@ fn check(what: &str, x: &Matrix, gradient: &Matrix, perturbed: impl Fn(usize) ->
         };
         let (near, far) = (difference(H), difference(2.0 * H));
         let bound = (near - far).abs() + 1024.0 * f64::EPSILON / 2.0 * magnitude / H;
-        assert!((near - expected).abs() <= bound, "{what}[{at}]: {expected} against {near}, bound {bound}");
+        assert!(
+            (near - expected).abs() <= bound,
+            "{what}[{at}]: {expected} against {near}, bound {bound}"
+        );
         (seen, loosest) = (seen.max(expected.abs()), loosest.max(bound));
     }
-    assert!(loosest <= 1e-3 * seen, "{what}: a bound of {loosest} says little of gradients up to {seen}");
+    assert!(
+        loosest <= 1e-3 * seen,
+        "{what}: a bound of {loosest} says little of gradients up to {seen}"
+    );
 }
 
 /// sum of c * y, whose gradient over y is c.
@@ -60,10 +74,16 @@ fn of_linear_layers() {
     let dw = a.product(&c.t().to_owned(), &x);
     let db = a.column_sums(&c);
     for bias in [None, Some(&b)] {
-        check("x", &x, &dx, all, |x| along(&c, &layers::linear(&mut Arithmetic::Exact, x, &w, bias)));
-        check("w", &w, &dw, all, |w| along(&c, &layers::linear(&mut Arithmetic::Exact, &x, w, bias)));
+        check("x", &x, &dx, all, |x| {
+            along(&c, &layers::linear(&mut Arithmetic::Exact, x, &w, bias))
+        });
+        check("w", &w, &dw, all, |w| {
+            along(&c, &layers::linear(&mut Arithmetic::Exact, &x, w, bias))
+        });
     }
-    check("b", &b, &db, all, |b| along(&c, &layers::linear(&mut Arithmetic::Exact, &x, &w, Some(b))));
+    check("b", &b, &db, all, |b| {
+        along(&c, &layers::linear(&mut Arithmetic::Exact, &x, &w, Some(b)))
+    });
 }
 
 #[test]
@@ -76,8 +96,12 @@ fn of_layer_norm() {
         let kept = layers::norm(a, &x, &gamma, beta);
         let (dx, dgamma, dbeta) = layers::norm_backward(a, &c, &kept, &gamma);
         check("x", &x, &dx, all, |x| along(&c, &layers::norm(a, x, &gamma, beta).y));
-        check("gamma", &gamma, &dgamma, all, |gamma| along(&c, &layers::norm(a, &x, gamma, beta).y));
-        check("beta", &shift, &dbeta, all, |beta| along(&c, &layers::norm(a, &x, &gamma, Some(beta)).y));
+        check("gamma", &gamma, &dgamma, all, |gamma| {
+            along(&c, &layers::norm(a, &x, gamma, beta).y)
+        });
+        check("beta", &shift, &dbeta, all, |beta| {
+            along(&c, &layers::norm(a, &x, &gamma, Some(beta)).y)
+        });
     }
 }
 
@@ -88,7 +112,9 @@ fn of_activations() {
     for activation in [Activation::Gelu, Activation::Geglu, Activation::Swiglu] {
         let (z, c) = (random.matrix([4, 5 * activation.width()], 3.0), random.matrix([4, 5], 1.0));
         let dz = layers::activate_backward(a, activation, &z, &c);
-        check(&format!("{activation:?}"), &z, &dz, all, |z| along(&c, &layers::activate(a, activation, z)));
+        check(&format!("{activation:?}"), &z, &dz, all, |z| {
+            along(&c, &layers::activate(a, activation, z))
+        });
     }
 }
 
@@ -111,17 +137,32 @@ fn of_the_loss() {
     let a = &mut Arithmetic::Exact;
     let (logits, targets) = (random.matrix([4, 7], 3.0), [6, 0, 3, 3]);
     let (_, dlogits) = layers::loss(a, &logits, &targets, 0.5);
-    check("logits", &logits, &dlogits, all, |logits| 0.5 * layers::loss(a, logits, &targets, 0.5).0);
+    check("logits", &logits, &dlogits, all, |logits| {
+        0.5 * layers::loss(a, logits, &targets, 0.5).0
+    });
 }
 
 /// The loss of a whole model and all its gradients, through these operands.
-fn model(shape: Gpt2Shape, weights: &Tensors, operands: &mut dyn Operands, dropout: f64) -> (f64, Tensors) {
+fn model(
+    shape: Gpt2Shape,
+    weights: &Tensors,
+    operands: &mut dyn Operands,
+    dropout: f64,
+) -> (f64, Tensors) {
     let mut random = Random(8);
     let mut ids = || (0..10).map(|_| random.below(shape.vocabulary as u32)).collect::<Vec<_>>();
     let (tokens, targets) = (ids(), ids());
     let mut gradients = Tensors::new();
-    let mut pass =
-        Pass { arithmetic: &mut Arithmetic::Exact, shape, weights, operands, sequences: 2, context: 5, dropout, address: ADDRESS };
+    let mut pass = Pass {
+        arithmetic: &mut Arithmetic::Exact,
+        shape,
+        weights,
+        operands,
+        sequences: 2,
+        context: 5,
+        dropout,
+        address: ADDRESS,
+    };
     let loss = pass.train(&tokens, &targets, 0.1, &mut gradients);
     assert_eq!(loss, pass.loss(&tokens, &targets));
     (0.1 * loss, gradients)
@@ -148,8 +189,11 @@ fn random_weights(shape: &Gpt2Shape) -> Tensors {
 
 #[test]
 fn of_the_model() {
-    let settings =
-        [(Activation::Gelu, Bias::Present, 0.0), (Activation::Geglu, Bias::Absent, 0.25), (Activation::Swiglu, Bias::Present, 0.25)];
+    let settings = [
+        (Activation::Gelu, Bias::Present, 0.0),
+        (Activation::Geglu, Bias::Absent, 0.25),
+        (Activation::Swiglu, Bias::Present, 0.25),
+    ];
     for (activation, bias, dropout) in settings {
         let shape = shape(activation, bias);
         let weights = random_weights(&shape);
@@ -164,7 +208,8 @@ fn of_the_model() {
     }
 }
 
-/// With S(W) in forward and dgrad, kept weights and everything else have the gradient of the pruned model.
+/// With S(W) in forward and dgrad, kept weights and everything else have the gradient of the pruned
+/// model.
 #[test]
 fn of_the_pruned_model() {
     let shape = shape(Activation::Gelu, Bias::Present);

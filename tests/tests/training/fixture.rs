@@ -32,16 +32,31 @@ const SEED: u64 = 5;
 
 /// FST that refreshes every [`INTERVAL`] steps.
 pub(crate) fn fst(lambda: f32) -> Method {
-    Method { refresh: Refresh::Every(NonZeroU32::new(INTERVAL).expect("not zero")), ..Method::fst(lambda) }
+    Method {
+        refresh: Refresh::Every(NonZeroU32::new(INTERVAL).expect("not zero")),
+        ..Method::fst(lambda)
+    }
 }
 
 /// A phase that ends with the run.
-pub(crate) fn phase(forward: Option<MaskKind>, dgrad: DgradOperand, wgrad: GradientOperand) -> Phase {
-    let forward = forward.map_or(WeightOperand::Dense, |kind| WeightOperand::Pruned(kind, KeptValues::Identity));
-    Phase { until: Until::Fraction(Fraction::ONE), optimizer: AdamVariant::Standard, forward, dgrad, wgrad }
+pub(crate) fn phase(
+    forward: Option<MaskKind>,
+    dgrad: DgradOperand,
+    wgrad: GradientOperand,
+) -> Phase {
+    let forward = forward
+        .map_or(WeightOperand::Dense, |kind| WeightOperand::Pruned(kind, KeptValues::Identity));
+    Phase {
+        until: Until::Fraction(Fraction::ONE),
+        optimizer: AdamVariant::Standard,
+        forward,
+        dgrad,
+        wgrad,
+    }
 }
 
-/// Two layers of width 8; 21 tokens at a time, which four does not divide, in two micro-batches; one position is never used.
+/// Two layers of width 8; 21 tokens at a time, which four does not divide, in two micro-batches;
+/// one position is never used.
 ///
 /// Adam's epsilon is of the size of the gradients, so that a step is a smooth function of them.
 pub(crate) fn recipe(method: Method) -> Recipe {
@@ -73,20 +88,24 @@ pub(crate) fn recipe(method: Method) -> Recipe {
 /// Weights of deviation near 1/2, so that every part of a layer matters.
 pub(crate) fn weights(shape: &Gpt2Shape) -> Vec<(String, Vec<f32>)> {
     let mut random = Random(12);
-    let fill = |(name, [rows, columns]): (String, [usize; 2])| (name, (0..rows * columns).map(|_| random.symmetric()).collect());
+    let fill = |(name, [rows, columns]): (String, [usize; 2])| {
+        (name, (0..rows * columns).map(|_| random.symmetric()).collect())
+    };
     parameters(shape).into_iter().map(fill).collect()
 }
 
 /// A run at step 0 from [`weights`].
 pub(crate) fn trainer(backend: Box<dyn Backend>, recipe: &Recipe) -> Trainer {
-    let mut trainer = Trainer::new(backend, recipe.clone()).expect("a run that this trainer can do");
+    let mut trainer =
+        Trainer::new(backend, recipe.clone()).expect("a run that this trainer can do");
     begin(&mut trainer, &weights(&recipe.model));
     trainer
 }
 
 /// Begins again from these weights.
 pub(crate) fn begin(trainer: &mut Trainer, weights: &[(String, Vec<f32>)]) {
-    let borrowed: Vec<(&str, &[f32])> = weights.iter().map(|(name, values)| (name.as_str(), values.as_slice())).collect();
+    let borrowed: Vec<(&str, &[f32])> =
+        weights.iter().map(|(name, values)| (name.as_str(), values.as_slice())).collect();
     trainer.start_from(&borrowed).expect("a weight for every parameter");
 }
 
@@ -102,7 +121,11 @@ pub(crate) struct Noise {
 
 impl Noise {
     pub(crate) fn of(recipe: &Recipe) -> Self {
-        Self { vocabulary: recipe.model.vocabulary, together: 1, tokens: recipe.batch.sequences * recipe.batch.context }
+        Self {
+            vocabulary: recipe.model.vocabulary,
+            together: 1,
+            tokens: recipe.batch.sequences * recipe.batch.context,
+        }
     }
 
     pub(crate) fn batch(&self, step: u32, micro_step: u32) -> (Vec<u32>, Vec<u32>) {
@@ -144,9 +167,16 @@ impl Windows for HeldOut {
         self.inputs.len() / self.context
     }
 
-    fn fill(&self, first: usize, sequences: usize, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) -> usize {
+    fn fill(
+        &self,
+        first: usize,
+        sequences: usize,
+        inputs: &mut Vec<u32>,
+        targets: &mut Vec<u32>,
+    ) -> usize {
         let taken = first * self.context..(first + sequences) * self.context;
-        (*inputs, *targets) = (self.inputs[taken.clone()].to_vec(), self.targets[taken.clone()].to_vec());
+        (*inputs, *targets) =
+            (self.inputs[taken.clone()].to_vec(), self.targets[taken.clone()].to_vec());
         taken.len()
     }
 }

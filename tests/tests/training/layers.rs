@@ -1,11 +1,15 @@
-//! The layers of the trainer on the CPU backend against the f64 oracle: outputs and gradients, every activation, with and without
-//! biases, ragged shapes, dropout, accumulation.
+//! The layers of the trainer on the CPU backend against the f64 oracle: outputs and gradients,
+//! every activation, with and without biases, ragged shapes, dropout, accumulation.
 //!
-//! Outputs begin as NaN, so that an element which nothing wrote fails. The bounds are those of `oracle::arithmetic`.
+//! Outputs begin as NaN, so that an element which nothing wrote fails. The bounds are those of
+//! `oracle::arithmetic`.
 
 use sparse24_core::philox::{Purpose, Site};
 use sparse24_train::{
-    backend::{Activation, Arithmetic as Operands, AttentionMask, Backend, Beta, DType, Region, StepState, Tensor, cpu::CpuBackend},
+    backend::{
+        Activation, Arithmetic as Operands, AttentionMask, Backend, Beta, DType, Region, StepState,
+        Tensor, cpu::CpuBackend,
+    },
     method::{DgradOperand, GradientOperand, Phase},
     nn::{
         Pass,
@@ -49,7 +53,13 @@ impl Bench {
         let mut backend = CpuBackend::new(operands);
         let Address { seed: of_run, step, micro_step } = ADDRESS;
         backend
-            .set_step(StepState { seed: of_run, step, micro_step, learning_rate: 0.0, bias_corrections: [1.0; 2] })
+            .set_step(StepState {
+                seed: of_run,
+                step,
+                micro_step,
+                learning_rate: 0.0,
+                bias_corrections: [1.0; 2],
+            })
             .expect("the CPU does not refuse");
         let (parameters, weights, before) = (Parameters::default(), Tensors::new(), Tensors::new());
         let phase = fixture::phase(None, DgradOperand::Dense, GradientOperand::Dense);
@@ -63,7 +73,9 @@ impl Bench {
             let (w, g) = (self.random.matrix(shape, 0.5), self.random.matrix(shape, 1.0));
             upload(&mut self.backend, parameter.weight, &w);
             match beta {
-                Beta::Overwrite => self.backend.fill(parameter.gradient, f32::NAN).expect("a gradient"),
+                Beta::Overwrite => {
+                    self.backend.fill(parameter.gradient, f32::NAN).expect("a gradient")
+                }
                 Beta::Accumulate => {
                     upload(&mut self.backend, parameter.gradient, &g);
                     self.before.insert(parameter.name.clone(), g);
@@ -75,7 +87,8 @@ impl Bench {
 
     /// An output: NaN everywhere.
     fn poisoned(&mut self, shape: [usize; 2]) -> Tensor {
-        let t = self.backend.alloc("poisoned", shape, DType::F32, Region::Activations).expect("room");
+        let t =
+            self.backend.alloc("poisoned", shape, DType::F32, Region::Activations).expect("room");
         self.backend.fill(t, f32::NAN).expect("a tensor");
         t
     }
@@ -89,40 +102,76 @@ impl Bench {
 
     fn tokens(&mut self, p: usize, vocabulary: u32) -> (Tensor, Vec<u32>) {
         let ids: Vec<u32> = (0..p).map(|_| self.random.below(vocabulary)).collect();
-        let t = self.backend.alloc("tokens", [p, 1], DType::U32, Region::Activations).expect("room");
+        let t =
+            self.backend.alloc("tokens", [p, 1], DType::U32, Region::Activations).expect("room");
         self.backend.upload_tokens(t, &ids).expect("one id a token");
         (t, ids)
     }
 
     fn pass(&mut self, sequences: usize, context: usize, dropout: f32, beta: Beta) -> Pass<'_> {
-        Pass { backend: &mut self.backend, phase: &self.phase, sequences, context, dropout, beta, watch: None }
+        Pass {
+            backend: &mut self.backend,
+            phase: &self.phase,
+            sequences,
+            context,
+            dropout,
+            beta,
+            watch: None,
+        }
     }
 
     /// What these tensors and all gradients hold, by name.
     fn found(&mut self, outputs: &[(&str, Tensor)]) -> Tensors {
-        let gradients = self.parameters.iter().map(|parameter| (format!("d {}", parameter.name), parameter.gradient));
-        let named: Vec<_> = outputs.iter().map(|&(name, t)| (name.to_owned(), t)).chain(gradients).collect();
-        let mut download = |t: Tensor| self.backend.download(t).expect("a tensor").into_iter().map(f64::from).collect();
-        named.into_iter().map(|(name, t)| (name, Matrix::from_shape_vec(t.shape, download(t)).expect("its shape"))).collect()
+        let gradients = self
+            .parameters
+            .iter()
+            .map(|parameter| (format!("d {}", parameter.name), parameter.gradient));
+        let named: Vec<_> =
+            outputs.iter().map(|&(name, t)| (name.to_owned(), t)).chain(gradients).collect();
+        let mut download = |t: Tensor| {
+            self.backend.download(t).expect("a tensor").into_iter().map(f64::from).collect()
+        };
+        named
+            .into_iter()
+            .map(|(name, t)| {
+                (name, Matrix::from_shape_vec(t.shape, download(t)).expect("its shape"))
+            })
+            .collect()
     }
 
-    /// Fails unless all of `found` lies within the bounds of what the oracle computes; it names gradients like their parameters.
-    fn check(&self, found: &Tensors, compute: impl Fn(&mut Arithmetic, &mut Tensors, &Tensors) -> Tensors) {
+    /// Fails unless all of `found` lies within the bounds of what the oracle computes; it names
+    /// gradients like their parameters.
+    fn check(
+        &self,
+        found: &Tensors,
+        compute: impl Fn(&mut Arithmetic, &mut Tensors, &Tensors) -> Tensors,
+    ) {
         let run = |mut a: Arithmetic| {
             let mut gradients = self.before.clone();
             let mut all = compute(&mut a, &mut gradients, &self.weights);
-            all.extend(gradients.into_iter().map(|(name, gradient)| (format!("d {name}"), gradient)));
+            all.extend(
+                gradients.into_iter().map(|(name, gradient)| (format!("d {name}"), gradient)),
+            );
             all
         };
         let expected = run(Arithmetic::Exact);
-        let displaced: Vec<Tensors> = (0..8).map(|seed| run(Arithmetic::Displaced(Random(seed)))).collect();
-        assert!(found.keys().eq(expected.keys()), "{:?} against {:?}", found.keys(), expected.keys());
+        let displaced: Vec<Tensors> =
+            (0..8).map(|seed| run(Arithmetic::Displaced(Random(seed)))).collect();
+        assert!(
+            found.keys().eq(expected.keys()),
+            "{:?} against {:?}",
+            found.keys(),
+            expected.keys()
+        );
         for (name, values) in found {
             let bound = bound(&expected[name], displaced.iter().map(|run| &run[name]));
             let distance = distance(&expected[name], values.iter().copied());
             assert!(distance <= bound, "{name}: {distance} from the oracle, bound {bound}");
             let size = expected[name].iter().fold(0.0_f64, |size, x| size.max(x.abs()));
-            assert!(bound <= 1e-3 * size, "{name}: a bound of {bound} says little of values up to {size}");
+            assert!(
+                bound <= 1e-3 * size,
+                "{name}: a bound of {bound} says little of values up to {size}"
+            );
         }
     }
 }
@@ -137,7 +186,14 @@ fn named<const N: usize>(tensors: [(&str, Matrix); N]) -> Tensors {
 }
 
 /// dX, and dW and db added to the gradients.
-fn linear_backward(a: &mut Arithmetic, gradients: &mut Tensors, weights: &Tensors, name: &str, x: &Matrix, dz: &Matrix) -> Matrix {
+fn linear_backward(
+    a: &mut Arithmetic,
+    gradients: &mut Tensors,
+    weights: &Tensors,
+    name: &str,
+    x: &Matrix,
+    dz: &Matrix,
+) -> Matrix {
     let (weight, bias) = (format!("{name}.weight"), format!("{name}.bias"));
     let dw = a.product(&dz.t().to_owned(), x);
     a.accumulate(gradients, &weight, dw, x.nrows());
@@ -169,7 +225,9 @@ fn linear_layers() {
     for (p, q, r) in [(1, 5, 3), (7, 3, 1), (13, 10, 67)] {
         for (bias, beta) in CASES {
             let mut bench = Bench::new(1);
-            let layer = Linear24::new(&mut bench.backend, &mut bench.parameters, spec("l", [r, q], bias)).expect("room");
+            let layer =
+                Linear24::new(&mut bench.backend, &mut bench.parameters, spec("l", [r, q], bias))
+                    .expect("room");
             bench.fill(beta);
             let ((x, of_x), (dz, of_dz)) = (bench.input([p, q], 1.0), bench.input([p, r], 1.0));
             let (z, dx) = (bench.poisoned([p, r]), bench.poisoned([p, q]));
@@ -179,20 +237,29 @@ fn linear_layers() {
             let found = bench.found(&[("z", z), ("dx", dx)]);
             bench.check(&found, |a, gradients, weights| {
                 let z = linear(a, weights, "l", &of_x);
-                named([("z", z), ("dx", linear_backward(a, gradients, weights, "l", &of_x, &of_dz))])
+                named([
+                    ("z", z),
+                    ("dx", linear_backward(a, gradients, weights, "l", &of_x, &of_dz)),
+                ])
             });
         }
     }
 }
 
-/// With operands rounded to bf16 the products are, to the bit, those of operands that were rounded before.
+/// With operands rounded to bf16 the products are, to the bit, those of operands that were rounded
+/// before.
 #[test]
 fn rounded_operands_are_as_if_rounded_before() {
     let (p, q, r) = (9, 12, 8);
     let round = |values: &Matrix| values.map(|&x| half::bf16::from_f64(x).to_f64());
     let run = |operands, prepare: &dyn Fn(&Matrix) -> Matrix| {
         let mut bench = Bench::with(7, operands);
-        let layer = Linear24::new(&mut bench.backend, &mut bench.parameters, spec("l", [r, q], Bias::Absent)).expect("room");
+        let layer = Linear24::new(
+            &mut bench.backend,
+            &mut bench.parameters,
+            spec("l", [r, q], Bias::Absent),
+        )
+        .expect("room");
         bench.fill(Beta::Overwrite);
         let weight = bench.parameters.iter().next().expect("one parameter").weight;
         let ((x, of_x), (dz, of_dz)) = (bench.input([p, q], 1.0), bench.input([p, r], 1.0));
@@ -219,7 +286,8 @@ fn feed_forward_blocks() {
             let wide = f * activation.width();
             let (backend, parameters) = (&mut bench.backend, &mut bench.parameters);
             let up = Linear24::new(backend, parameters, spec("up", [wide, d], bias)).expect("room");
-            let down = Linear24::new(backend, parameters, spec("down", [d, f], bias)).expect("room");
+            let down =
+                Linear24::new(backend, parameters, spec("down", [d, f], bias)).expect("room");
             bench.fill(beta);
             let ffn = Ffn { up, down, activation };
             // Large inputs, so that activations saturate on both sides.
@@ -230,7 +298,8 @@ fn feed_forward_blocks() {
             let mut pass = bench.pass(1, p, 0.0, beta);
             ffn.forward(&mut pass, x, kept, y).expect("fits");
             ffn.backward(&mut pass, x, kept, dy, dz, dx).expect("fits");
-            let found = bench.found(&[("z", kept.z), ("h", kept.h), ("y", y), ("dz", dz), ("dx", dx)]);
+            let found =
+                bench.found(&[("z", kept.z), ("h", kept.h), ("y", y), ("dz", dz), ("dx", dx)]);
             bench.check(&found, |a, gradients, weights| {
                 let z = linear(a, weights, "up", &of_x);
                 let h = layers::activate(a, activation, &z);
@@ -250,18 +319,29 @@ fn norms() {
     for (bias, beta) in CASES {
         for delta in [None, Some(2.0)] {
             let mut bench = Bench::new(3);
-            let norm = Norm::new(&mut bench.backend, &mut bench.parameters, "n", d, bias).expect("room");
+            let norm =
+                Norm::new(&mut bench.backend, &mut bench.parameters, "n", d, bias).expect("room");
             bench.fill(beta);
             let ((x, of_x), (dy, of_dy)) = (bench.input([p, d], 3.0), bench.input([p, d], 1.0));
             let delta = delta.map(|scale| bench.input([p, d], scale));
             let (dresidual, from_above) = bench.input([p, d], 1.0);
-            let kept = NormActivations { residual: bench.poisoned([p, d]), y: bench.poisoned([p, d]), stats: bench.poisoned([p, 2]) };
+            let kept = NormActivations {
+                residual: bench.poisoned([p, d]),
+                y: bench.poisoned([p, d]),
+                stats: bench.poisoned([p, 2]),
+            };
             let mut pass = bench.pass(1, p, 0.0, beta);
-            norm.forward(&mut pass, x, delta.as_ref().map(|(delta, _)| *delta), kept).expect("fits");
+            norm.forward(&mut pass, x, delta.as_ref().map(|(delta, _)| *delta), kept)
+                .expect("fits");
             norm.backward(&mut pass, dy, kept, dresidual).expect("fits");
-            let found = bench.found(&[("residual", kept.residual), ("y", kept.y), ("dresidual", dresidual)]);
+            let found = bench.found(&[
+                ("residual", kept.residual),
+                ("y", kept.y),
+                ("dresidual", dresidual),
+            ]);
             bench.check(&found, |a, gradients, weights| {
-                let residual = delta.as_ref().map_or(of_x.clone(), |(_, delta)| a.plus(&of_x, delta));
+                let residual =
+                    delta.as_ref().map_or(of_x.clone(), |(_, delta)| a.plus(&of_x, delta));
                 let (gamma, beta) = (&weights["n.weight"], weights.get("n.bias"));
                 let normed = layers::norm(a, &residual, gamma, beta);
                 let (dx, dgamma, dbeta) = layers::norm_backward(a, &of_dy, &normed, gamma);
@@ -269,7 +349,11 @@ fn norms() {
                 if beta.is_some() {
                     a.accumulate(gradients, "n.bias", dbeta, p);
                 }
-                named([("residual", residual), ("y", normed.y.clone()), ("dresidual", a.plus(&from_above, &dx))])
+                named([
+                    ("residual", residual),
+                    ("y", normed.y.clone()),
+                    ("dresidual", a.plus(&from_above, &dx)),
+                ])
             });
         }
     }
@@ -277,18 +361,29 @@ fn norms() {
 
 #[test]
 fn attention() {
-    // Contexts below, at and above a block of 64 queries, none but one a multiple of anything; one token alone.
-    for (sequences, context, heads, width) in [(3, 1, 2, 6), (2, 13, 3, 12), (1, 64, 1, 5), (2, 67, 2, 6), (1, 131, 2, 4)] {
+    // Contexts below, at and above a block of 64 queries, none but one a multiple of anything; one
+    // token alone.
+    for (sequences, context, heads, width) in
+        [(3, 1, 2, 6), (2, 13, 3, 12), (1, 64, 1, 5), (2, 67, 2, 6), (1, 131, 2, 4)]
+    {
         for (dropout, (bias, beta)) in [(0.0, CASES[0]), (0.25, CASES[1]), (0.5, CASES[2])] {
             let mut bench = Bench::new(4);
             let (p, place) = (sequences * context, 9);
             let (backend, parameters) = (&mut bench.backend, &mut bench.parameters);
-            let qkv = Linear24::new(backend, parameters, spec("qkv", [3 * width, width], bias)).expect("room");
-            let projection = Linear24::new(backend, parameters, spec("out", [width, width], bias)).expect("room");
+            let qkv = Linear24::new(backend, parameters, spec("qkv", [3 * width, width], bias))
+                .expect("room");
+            let projection = Linear24::new(backend, parameters, spec("out", [width, width], bias))
+                .expect("room");
             bench.fill(beta);
-            let attention = Attention { qkv, projection, heads, mask: AttentionMask::Causal, dropout: place };
-            let ((x, of_x), (dy, of_dy)) = (bench.input([p, width], 2.0), bench.input([p, width], 1.0));
-            let (qkv, o, lse) = (bench.poisoned([p, 3 * width]), bench.poisoned([p, width]), bench.poisoned([sequences * heads, context]));
+            let attention =
+                Attention { qkv, projection, heads, mask: AttentionMask::Causal, dropout: place };
+            let ((x, of_x), (dy, of_dy)) =
+                (bench.input([p, width], 2.0), bench.input([p, width], 1.0));
+            let (qkv, o, lse) = (
+                bench.poisoned([p, 3 * width]),
+                bench.poisoned([p, width]),
+                bench.poisoned([sequences * heads, context]),
+            );
             let kept = AttentionActivations { qkv, o, lse };
             let [y, d_o, dx] = [0; 3].map(|_| bench.poisoned([p, width]));
             let dqkv = bench.poisoned([p, 3 * width]);
@@ -297,7 +392,11 @@ fn attention() {
             attention.backward(&mut pass, x, kept, dy, [d_o, dqkv], dx).expect("fits");
             let found = bench.found(&[("o", o), ("y", y), ("dqkv", dqkv), ("dx", dx)]);
             let at = Heads { sequences, context, heads };
-            let dropout = (dropout > 0.0).then_some(Dropout { address: ADDRESS, place, p: f64::from(dropout) });
+            let dropout = (dropout > 0.0).then_some(Dropout {
+                address: ADDRESS,
+                place,
+                p: f64::from(dropout),
+            });
             bench.check(&found, |a, gradients, weights| {
                 let qkv = linear(a, weights, "qkv", &of_x);
                 let attended = layers::attention(a, &qkv, at, dropout);
@@ -333,9 +432,11 @@ fn embedding_and_head() {
     for beta in [Beta::Overwrite, Beta::Accumulate] {
         let mut bench = Bench::new(6);
         let tables = [("tokens", vocabulary), ("positions", context + 2)];
-        let embedding = Embedding::new(&mut bench.backend, &mut bench.parameters, tables, d, 0.02).expect("room");
+        let embedding = Embedding::new(&mut bench.backend, &mut bench.parameters, tables, d, 0.02)
+            .expect("room");
         bench.fill(beta);
-        let ((tokens, ids), (targets, wanted)) = (bench.tokens(p, vocabulary as u32), bench.tokens(p, vocabulary as u32));
+        let ((tokens, ids), (targets, wanted)) =
+            (bench.tokens(p, vocabulary as u32), bench.tokens(p, vocabulary as u32));
         let [x, dx] = [0; 2].map(|_| bench.poisoned([p, d]));
         let (y, of_y) = bench.input([p, d], 2.0);
         let (from_above, of_above) = bench.input([p, d], 0.01);
@@ -358,9 +459,12 @@ fn embedding_and_head() {
             let (de, dx) = (a.product(&dlogits.t().to_owned(), &of_y), a.product(&dlogits, e));
             a.accumulate(gradients, "tokens", de, p);
             let mut rows_of = |rows: usize, of: &dyn Fn(usize) -> usize| {
-                Matrix::from_shape_fn((rows, d), |(row, j)| a.sum((0..p).filter(|&i| of(i) == row).map(|i| of_above[[i, j]])))
+                Matrix::from_shape_fn((rows, d), |(row, j)| {
+                    a.sum((0..p).filter(|&i| of(i) == row).map(|i| of_above[[i, j]]))
+                })
             };
-            let (of_tokens, of_positions) = (rows_of(vocabulary, &|i| ids[i] as usize), rows_of(context + 2, &|i| i % context));
+            let (of_tokens, of_positions) =
+                (rows_of(vocabulary, &|i| ids[i] as usize), rows_of(context + 2, &|i| i % context));
             a.accumulate(gradients, "tokens", of_tokens, p);
             a.accumulate(gradients, "positions", of_positions, p);
             named([("x", x), ("loss", Matrix::from_elem((1, 1), sum)), ("dx", dx)])

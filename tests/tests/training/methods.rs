@@ -1,4 +1,5 @@
-//! Every method with every activation: thirty steps, a resume anywhere, and what makes the method what it is.
+//! Every method with every activation: thirty steps, a resume anywhere, and what makes the method
+//! what it is.
 
 use ndarray::ArrayView2;
 use sparse24_core::{
@@ -177,7 +178,8 @@ fn ste_prunes_row_wise_each_step_and_its_gradients_go_straight_through() {
     }
 }
 
-/// Beside a step without decay: moments are the same bits, and pruned weights alone differ, by lr lambda w.
+/// Beside a step without decay: moments are the same bits, and pruned weights alone differ, by lr
+/// lambda w.
 #[test]
 fn sr_ste_decays_pruned_weights_unnormalised() {
     for activation in ACTIVATIONS {
@@ -222,7 +224,8 @@ fn fst_is_transposable_until_its_dense_finish() {
     }
 }
 
-/// The variance moves until the switch and is frozen to the bit after it; the switch is where its definition says.
+/// The variance moves until the switch and is frozen to the bit after it; the switch is where its
+/// definition says.
 #[test]
 fn step_freezes_its_variance_where_it_has_settled() {
     for (activation, beta2, expected) in ACTIVATIONS.into_iter().flat_map(|activation| [(activation, 0.95, 15), (activation, 0.75, 4)]) {

@@ -25,7 +25,9 @@ fn sampling(step: u32) -> FlipSampling {
 fn finish(trainer: &mut Trainer) -> Vec<StepOutcome> {
     let recipe = trainer.recipe().clone();
     let noise = Noise::of(&recipe);
-    (trainer.step() + 1..=recipe.steps).map(|step| trainer.train_step(&noise, sampling(step)).expect("finite")).collect()
+    (trainer.step() + 1..=recipe.steps)
+        .map(|step| trainer.train_step(&noise, sampling(step)).expect("finite"))
+        .collect()
 }
 
 /// The bits of w, m and v, and the mask, of every parameter.
@@ -42,16 +44,24 @@ fn bits(trainer: &mut Trainer) -> Bits {
 
 /// Losses and norms by their bits, for `==` has two zeros.
 fn outcome_bits(outcomes: &[StepOutcome]) -> Vec<(u64, u32, Option<Vec<u64>>)> {
-    let flips = |outcome: &StepOutcome| outcome.flips.as_ref().map(|flips| flips.iter().map(|layer| layer.flips).collect());
-    outcomes.iter().map(|outcome| (outcome.loss.to_bits(), outcome.grad_norm.to_bits(), flips(outcome))).collect()
+    let flips = |outcome: &StepOutcome| {
+        outcome.flips.as_ref().map(|flips| flips.iter().map(|layer| layer.flips).collect())
+    };
+    outcomes
+        .iter()
+        .map(|outcome| (outcome.loss.to_bits(), outcome.grad_norm.to_bits(), flips(outcome)))
+        .collect()
 }
 
-/// Products of several tiles, parameters of several tasks, ragged both: 132 tokens, 16 896 elements in a weight.
+/// Products of several tiles, parameters of several tasks, ragged both: 132 tokens, 16 896 elements
+/// in a weight.
 fn wide() -> Recipe {
     let mut recipe = fixture::recipe(fst(LAMBDA));
     (recipe.model.width, recipe.model.heads, recipe.model.ffn_width) = (32, 4, 264);
-    (recipe.model.activation, recipe.model.context, recipe.model.vocabulary) = (Activation::Geglu, 33, 70);
-    (recipe.batch, recipe.dropout, recipe.steps) = (BatchShape { sequences: 4, context: 33 }, 0.1, 24);
+    (recipe.model.activation, recipe.model.context, recipe.model.vocabulary) =
+        (Activation::Geglu, 33, 70);
+    (recipe.batch, recipe.dropout, recipe.steps) =
+        (BatchShape { sequences: 4, context: 33 }, 0.1, 24);
     recipe
 }
 
@@ -64,14 +74,22 @@ fn blocks_that_are_computed_again_give_the_same_bits_in_less_memory() {
             let held_out = HeldOut::of(&kept);
             let activations = |trainer: &Trainer| {
                 let memory = trainer.backend().memory();
-                memory.iter().filter(|(region, _)| *region == Region::Activations).map(|(_, bytes)| bytes).sum::<usize>()
+                memory
+                    .iter()
+                    .filter(|(region, _)| *region == Region::Activations)
+                    .map(|(_, bytes)| bytes)
+                    .sum::<usize>()
             };
-            let [(expected, more), (found, less)] = [Recompute::None, Recompute::Blocks].map(|recompute| {
-                let mut trainer = start(&Recipe { recompute, ..kept.clone() });
-                let outcomes = finish(&mut trainer);
-                let evaluated = trainer.evaluate(&held_out).expect("finite").to_bits();
-                ((outcome_bits(&outcomes), bits(&mut trainer), evaluated), activations(&trainer))
-            });
+            let [(expected, more), (found, less)] =
+                [Recompute::None, Recompute::Blocks].map(|recompute| {
+                    let mut trainer = start(&Recipe { recompute, ..kept.clone() });
+                    let outcomes = finish(&mut trainer);
+                    let evaluated = trainer.evaluate(&held_out).expect("finite").to_bits();
+                    (
+                        (outcome_bits(&outcomes), bits(&mut trainer), evaluated),
+                        activations(&trainer),
+                    )
+                });
             assert!(found == expected, "{} with dropout {dropout}", method.name);
             assert!(less < more, "{less} instead of {more} bytes");
         }
@@ -108,10 +126,21 @@ fn dense_then_sparse() -> Method {
         ..fixture::phase(None, DgradOperand::Dense, GradientOperand::Dense)
     };
     let kind = Some(MaskKind::RowWise);
-    Method { phases: vec![dense, fixture::phase(kind, DgradOperand::Dense, GradientOperand::Mvue(Estimator::Approximate))], ..fst(LAMBDA) }
+    Method {
+        phases: vec![
+            dense,
+            fixture::phase(
+                kind,
+                DgradOperand::Dense,
+                GradientOperand::Mvue(Estimator::Approximate),
+            ),
+        ],
+        ..fst(LAMBDA)
+    }
 }
 
-/// Interrupted after every step, so on both sides of each refresh and switch: restored in a new trainer, it ends on the same bits.
+/// Interrupted after every step, so on both sides of each refresh and switch: restored in a new
+/// trainer, it ends on the same bits.
 #[test]
 fn a_resumed_run_is_the_uninterrupted_one() {
     for method in [fst(LAMBDA), dense_then_sparse(), Method::dense()] {
@@ -128,10 +157,13 @@ fn a_resumed_run_is_the_uninterrupted_one() {
             }
             let states = before.parameter_states().expect("downloads");
             // A new trainer has other weights and masks until it is restored.
-            let mut after = Trainer::new(Box::new(CpuBackend::new(Arithmetic::F32)), recipe.clone()).expect("the same recipe");
+            let mut after =
+                Trainer::new(Box::new(CpuBackend::new(Arithmetic::F32)), recipe.clone())
+                    .expect("the same recipe");
             after.restore(cut, &states).expect("every state is there");
             let held_out = HeldOut::of(&recipe);
-            let evaluated = [&mut before, &mut after].map(|trainer| trainer.evaluate(&held_out).expect("finite").to_bits());
+            let evaluated = [&mut before, &mut after]
+                .map(|trainer| trainer.evaluate(&held_out).expect("finite").to_bits());
             assert_eq!(evaluated[0], evaluated[1], "{} cut after step {cut}", recipe.method.name);
             assert_eq!(
                 outcome_bits(&finish(&mut after)),
@@ -162,10 +194,12 @@ fn watching_changes_nothing() {
     };
     let unwatched = run(&|_| {}, FlipSampling::Skip);
     assert!(run(&|_| {}, FlipSampling::Sample) == unwatched, "sampling flips");
-    let evaluating = |trainer: &mut Trainer| assert!(trainer.evaluate(&held_out).expect("runs").is_finite());
+    let evaluating =
+        |trainer: &mut Trainer| assert!(trainer.evaluate(&held_out).expect("runs").is_finite());
     assert!(run(&evaluating, FlipSampling::Skip) == unwatched, "evaluating");
     let sampler = Sampler { temperature: 0.8, top_k: 5, seed: 3 };
-    let generating = |trainer: &mut Trainer| assert!(trainer.sample(&[1, 2, 3], &sampler).expect("runs") < 11);
+    let generating =
+        |trainer: &mut Trainer| assert!(trainer.sample(&[1, 2, 3], &sampler).expect("runs") < 11);
     assert!(run(&generating, FlipSampling::Skip) == unwatched, "generating");
     let saving = |trainer: &mut Trainer| drop(trainer.parameter_states().expect("downloads"));
     assert!(run(&saving, FlipSampling::Skip) == unwatched, "saving");

@@ -1,8 +1,10 @@
-//! With bf16 arithmetic the CPU stores activations as a GPU does: each operation is, to the bit, the one in f32 on operands that were rounded before,
-//! and what lies between two operations is rounded where the GPU stores it.
+//! With bf16 arithmetic the CPU stores activations as a GPU does: each operation is, to the bit,
+//! the one in f32 on operands that were rounded before, and what lies between two operations is
+//! rounded where the GPU stores it.
 
 use sparse24_train::backend::{
-    Activation, Arithmetic, Backend, DType, LinearDgrad, LinearForward, NormForward, Region, Tensor, Weight, cpu::CpuBackend,
+    Activation, Arithmetic, Backend, DType, LinearDgrad, LinearForward, NormForward, Region,
+    Tensor, Weight, cpu::CpuBackend,
 };
 
 use super::oracle::arithmetic::Random;
@@ -51,7 +53,13 @@ impl Run {
     fn forward(&mut self, x: &[f32], w: &[f32], q: usize) -> [Vec<f32>; 2] {
         let (x, w) = (self.activations([P, q], x), self.with(DType::F32, [R, q], w));
         let [z, h] = [0; 2].map(|_| self.output([P, R]));
-        let op = LinearForward { x, weight: Weight::Dense(w), bias: None, z, then: Some((Activation::Gelu, h)) };
+        let op = LinearForward {
+            x,
+            weight: Weight::Dense(w),
+            bias: None,
+            z,
+            then: Some((Activation::Gelu, h)),
+        };
         self.0.linear_forward(&op).expect("fits");
         [z, h].map(|t| self.found(t))
     }
@@ -60,43 +68,69 @@ impl Run {
     fn backward(&mut self, dz: &[f32], w: &[f32], before: &[f32], q: usize) -> Vec<f32> {
         let (dz, w) = (self.activations([P, q], dz), self.with(DType::F32, [q, R], w));
         let (before, dx) = (self.activations([P, R], before), self.output([P, R]));
-        let op = LinearDgrad { dz, weight: Weight::Dense(w), then: Some((Activation::Gelu, before)), dx };
+        let op = LinearDgrad {
+            dz,
+            weight: Weight::Dense(w),
+            then: Some((Activation::Gelu, before)),
+            dx,
+        };
         self.0.linear_dgrad(&op).expect("fits");
         self.found(dx)
     }
 
     /// dZ W.
     fn product(&mut self, dz: &[f32], w: &[f32]) -> Vec<f32> {
-        let (dz, w, dx) = (self.activations([P, Q], dz), self.with(DType::F32, [Q, R], w), self.output([P, R]));
-        self.0.linear_dgrad(&LinearDgrad { dz, weight: Weight::Dense(w), then: None, dx }).expect("fits");
+        let (dz, w, dx) =
+            (self.activations([P, Q], dz), self.with(DType::F32, [Q, R], w), self.output([P, R]));
+        self.0
+            .linear_dgrad(&LinearDgrad { dz, weight: Weight::Dense(w), then: None, dx })
+            .expect("fits");
         self.found(dx)
     }
 
     /// The residual and its norm.
     fn norm(&mut self, x: &[f32], delta: Option<&[f32]>) -> [Vec<f32>; 2] {
-        let (x, delta) = (self.activations([P, Q], x), delta.map(|delta| self.activations([P, Q], delta)));
+        let (x, delta) =
+            (self.activations([P, Q], x), delta.map(|delta| self.activations([P, Q], delta)));
         let gamma = self.with(DType::F32, [1, Q], &random(5, Q));
-        let ([residual, y], stats) = ([0; 2].map(|_| self.output([P, Q])), self.with(DType::F32, [P, 2], &[0.0; 2 * P]));
-        self.0.norm_forward(&NormForward { x, delta, gamma, beta: None, residual, y, stats }).expect("fits");
+        let ([residual, y], stats) =
+            ([0; 2].map(|_| self.output([P, Q])), self.with(DType::F32, [P, 2], &[0.0; 2 * P]));
+        self.0
+            .norm_forward(&NormForward { x, delta, gamma, beta: None, residual, y, stats })
+            .expect("fits");
         [residual, y].map(|t| self.found(t))
     }
 }
 
 #[test]
 fn activations_are_rounded_where_a_gpu_stores_them() {
-    let [mut bf16, mut f32] = [Arithmetic::Bf16, Arithmetic::F32].map(|arithmetic| Run(CpuBackend::new(arithmetic)));
+    let [mut bf16, mut f32] =
+        [Arithmetic::Bf16, Arithmetic::F32].map(|arithmetic| Run(CpuBackend::new(arithmetic)));
     let (x, w, dz) = (random(1, P * Q), random(2, R * Q), random(3, P * Q));
     let [z, h] = bf16.forward(&x, &w, Q);
     assert_eq!(z, rounded(&f32.forward(&rounded(&x), &rounded(&w), Q)[0]));
-    assert_eq!(h, rounded(&f32.forward(&z, &identity(R), R)[1]), "the activation is that of Z as it is stored");
+    assert_eq!(
+        h,
+        rounded(&f32.forward(&z, &identity(R), R)[1]),
+        "the activation is that of Z as it is stored"
+    );
 
     let dx = bf16.backward(&dz, &w, &z, Q);
     let dh = rounded(&f32.product(&rounded(&dz), &rounded(&w)));
-    assert_eq!(dx, rounded(&f32.backward(&dh, &identity(R), &z, R)), "the product is stored before the activation's derivative meets it");
+    assert_eq!(
+        dx,
+        rounded(&f32.backward(&dh, &identity(R), &z, R)),
+        "the product is stored before the activation's derivative meets it"
+    );
 
     let delta = random(4, P * Q);
     let [residual, y] = bf16.norm(&x, Some(&delta));
-    let sums: Vec<f32> = rounded(&x).iter().zip(rounded(&delta)).map(|(&x, delta)| x + delta).collect();
+    let sums: Vec<f32> =
+        rounded(&x).iter().zip(rounded(&delta)).map(|(&x, delta)| x + delta).collect();
     assert_eq!(residual, rounded(&sums));
-    assert_eq!(y, rounded(&f32.norm(&residual, None)[1]), "the norm is that of the residual as it is stored");
+    assert_eq!(
+        y,
+        rounded(&f32.norm(&residual, None)[1]),
+        "the norm is that of the residual as it is stored"
+    );
 }

@@ -1,11 +1,15 @@
 //! What the trainer promises of masks, phases, flips and failures.
 
 use ndarray::ArrayView2;
-use sparse24_core::{Mask, MaskKind, flip::flip_count, phase::Fraction, philox::Philox4x32, search::mask_search};
+use sparse24_core::{
+    Mask, MaskKind, flip::flip_count, phase::Fraction, philox::Philox4x32, search::mask_search,
+};
 use sparse24_train::{
     Error, ErrorKind,
     backend::{Arithmetic, cpu::CpuBackend},
-    method::{DgradOperand, GradientOperand, KeptValues, Method, Phase, PhaseKind, Until, WeightOperand},
+    method::{
+        DgradOperand, GradientOperand, KeptValues, Method, Phase, PhaseKind, Until, WeightOperand,
+    },
     model::gpt2::Recompute,
     optim::AdamVariant,
     trainer::{Batches, FlipSampling, ParameterState, Recipe, Trainer, overall_flip_rate},
@@ -34,7 +38,11 @@ fn searched(states: &[ParameterState]) -> Vec<Mask> {
         let w = ArrayView2::from_shape((rows, columns), &state.weight).expect("its shape");
         mask_search(w, MaskKind::Transposable).expect("tiled")
     };
-    states.iter().filter(|state| state.name.contains(".mlp.") && state.name.ends_with(".weight")).map(search).collect()
+    states
+        .iter()
+        .filter(|state| state.name.contains(".mlp.") && state.name.ends_with(".weight"))
+        .map(search)
+        .collect()
 }
 
 fn masks(states: Vec<ParameterState>) -> Vec<Mask> {
@@ -49,7 +57,8 @@ fn dense_loss(recipe: &Recipe, weights: &[(String, Vec<f32>)], held_out: &HeldOu
     trainer.evaluate(held_out).expect("finite")
 }
 
-/// Masks come from w_0, then from w_t after the steps that the interval divides; they prune until the switch and are gone after it.
+/// Masks come from w_0, then from w_t after the steps that the interval divides; they prune until
+/// the switch and are gone after it.
 #[test]
 fn masks_live_as_defined() {
     let mut recipe = fixture::recipe(fst(LAMBDA));
@@ -63,7 +72,8 @@ fn masks_live_as_defined() {
     for step in 1..=STEPS {
         let outcome = trainer.train_step(&noise, FlipSampling::Skip).expect("finite");
         let now = states(&mut trainer);
-        let weights: Vec<_> = now.iter().map(|state| (state.name.clone(), state.weight.clone())).collect();
+        let weights: Vec<_> =
+            now.iter().map(|state| (state.name.clone(), state.weight.clone())).collect();
         let evaluated = trainer.evaluate(&held_out).expect("finite");
         if step > SWITCH {
             assert_eq!((outcome.phase, masks(now)), (PhaseKind::Dense, vec![]), "step {step}");
@@ -77,7 +87,11 @@ fn masks_live_as_defined() {
         assert_eq!(outcome.phase, PhaseKind::Sparse);
         let pruned: Vec<_> = now.iter().map(|state| (state.name.clone(), pruned(state))).collect();
         assert_eq!(evaluated, dense_loss(&recipe, &pruned, &held_out), "step {step}");
-        assert_ne!(evaluated, dense_loss(&recipe, &weights, &held_out), "step {step}: pruning should show");
+        assert_ne!(
+            evaluated,
+            dense_loss(&recipe, &weights, &held_out),
+            "step {step}: pruning should show"
+        );
         let now = masks(now);
         assert_eq!(now, due, "step {step}");
         now.iter().for_each(|mask| mask.check(MaskKind::Transposable).expect("transposable"));
@@ -85,16 +99,21 @@ fn masks_live_as_defined() {
     assert_eq!(refreshed, 2, "a refresh that changes no mask shows nothing");
     let log = log.lock().expect("the trainer is done with it");
     let layers = sparsified(&recipe.model).count();
-    let steps = |all: &[u32]| -> Vec<u32> { all.iter().flat_map(|&step| vec![step; layers]).collect() };
+    let steps =
+        |all: &[u32]| -> Vec<u32> { all.iter().flat_map(|&step| vec![step; layers]).collect() };
     // Twice at step 0: of the initial weights, and of those that replaced them.
-    assert_eq!(log.searches.iter().map(|&(step, _)| step).collect::<Vec<_>>(), steps(&[0, 0, 4, 8]));
+    assert_eq!(
+        log.searches.iter().map(|&(step, _)| step).collect::<Vec<_>>(),
+        steps(&[0, 0, 4, 8])
+    );
     let every_step: Vec<u32> = [0].into_iter().chain(0..=SWITCH).collect();
     assert_eq!(log.prunings.iter().map(|&(step, _)| step).collect::<Vec<_>>(), steps(&every_step));
 }
 
 fn pruned(state: &ParameterState) -> Vec<f32> {
     let columns = state.shape[1];
-    let kept = |at: usize| state.mask.as_ref().is_none_or(|mask| mask.keeps(at / columns, at % columns));
+    let kept =
+        |at: usize| state.mask.as_ref().is_none_or(|mask| mask.keeps(at / columns, at % columns));
     state.weight.iter().enumerate().map(|(at, &w)| if kept(at) { w } else { 0.0 }).collect()
 }
 
@@ -108,10 +127,14 @@ fn dense_training_searches_prunes_and_samples_nothing() {
         assert_eq!(masks(states(&mut trainer)), []);
     }
     let log = log.lock().expect("the trainer is done with it");
-    assert!(log.searches.is_empty() && log.prunings.is_empty() && log.samples.is_empty(), "{log:?}");
+    assert!(
+        log.searches.is_empty() && log.prunings.is_empty() && log.samples.is_empty(),
+        "{log:?}"
+    );
 }
 
-/// In dense and sparse phases and runs alike: of searches at w_{t-1} and w_t, whatever the refresh interval.
+/// In dense and sparse phases and runs alike: of searches at w_{t-1} and w_t, whatever the refresh
+/// interval.
 #[test]
 fn flips_are_those_of_consecutive_weights() {
     for method in [fst(LAMBDA), Method::dense()] {
@@ -120,12 +143,26 @@ fn flips_are_those_of_consecutive_weights() {
         let mut before = searched(&states(&mut trainer));
         let mut total = 0;
         for step in 1..=STEPS {
-            let outcome = trainer.train_step(&Noise::of(&recipe), FlipSampling::Sample).expect("finite");
+            let outcome =
+                trainer.train_step(&Noise::of(&recipe), FlipSampling::Sample).expect("finite");
             let after = searched(&states(&mut trainer));
-            let expected: Vec<u64> = before.iter().zip(&after).map(|(a, b)| flip_count(a, b).expect("one shape")).collect();
+            let expected: Vec<u64> = before
+                .iter()
+                .zip(&after)
+                .map(|(a, b)| flip_count(a, b).expect("one shape"))
+                .collect();
             let flips = outcome.flips.expect("sampled");
-            assert_eq!(flips.iter().map(|layer| layer.flips).collect::<Vec<_>>(), expected, "step {step}");
-            assert!(flips.iter().map(|layer| layer.name.clone()).eq(sparsified(&recipe.model).map(|(name, _)| name)));
+            assert_eq!(
+                flips.iter().map(|layer| layer.flips).collect::<Vec<_>>(),
+                expected,
+                "step {step}"
+            );
+            assert!(
+                flips
+                    .iter()
+                    .map(|layer| layer.name.clone())
+                    .eq(sparsified(&recipe.model).map(|(name, _)| name))
+            );
             assert!(flips.iter().all(|layer| layer.weights == 128));
             let flipped: u64 = expected.iter().sum();
             assert_eq!(overall_flip_rate(&flips), flipped as f64 / (4.0 * 128.0));
@@ -135,7 +172,8 @@ fn flips_are_those_of_consecutive_weights() {
     }
 }
 
-/// A weight that is not finite stops training before the update, which then repeats itself, until good weights are restored.
+/// A weight that is not finite stops training before the update, which then repeats itself, until
+/// good weights are restored.
 #[test]
 fn a_poisoned_weight_stops_training() {
     let kept = fixture::recipe(fst(LAMBDA));
@@ -158,8 +196,12 @@ fn a_poisoned_weight_stops_training() {
             let good = states(&mut trainer);
             let mut bad = good.clone();
             let state = bad.iter_mut().find(|state| state.name == name).expect("a parameter");
-            let at = (0..state.weight.len())
-                .find(|at| state.mask.as_ref().is_none_or(|mask| mask.keeps(at / state.shape[1], at % state.shape[1])));
+            let at = (0..state.weight.len()).find(|at| {
+                state
+                    .mask
+                    .as_ref()
+                    .is_none_or(|mask| mask.keeps(at / state.shape[1], at % state.shape[1]))
+            });
             state.weight[at.expect("an element that is used")] = poison;
             trainer.restore(1, &bad).expect("shapes are right");
             for _ in 0..2 {
@@ -167,13 +209,20 @@ fn a_poisoned_weight_stops_training() {
                 assert_eq!(error.kind(), ErrorKind::NonFinite);
                 // GELU takes minus infinity to 0: the poison is then seen in the backward alone.
                 let message = error.to_string();
-                let begins =
-                    format!("step 2: the loss is not finite, beginning with the output of {layer}; training stopped before the update, ");
+                let begins = format!(
+                    "step 2: the loss is not finite, beginning with the output of {layer}; training stopped before the update, "
+                );
                 let backward = "step 2: a gradient is not finite, beginning with that of ";
-                assert!(message.starts_with(&begins) || message.starts_with(backward), "{name} {poison}: {error}");
+                assert!(
+                    message.starts_with(&begins) || message.starts_with(backward),
+                    "{name} {poison}: {error}"
+                );
                 assert!(!poison.is_nan() || message.starts_with(&begins), "{name}: {error}");
                 assert_eq!(trainer.step(), 1);
-                assert!(same_bits(&states(&mut trainer), &bad), "{name} {poison}: something was updated");
+                assert!(
+                    same_bits(&states(&mut trainer), &bad),
+                    "{name} {poison}: something was updated"
+                );
             }
             // Nothing sticks to the buffers.
             trainer.restore(1, &good).expect("shapes are right");
@@ -182,20 +231,28 @@ fn a_poisoned_weight_stops_training() {
             for _ in 0..2 {
                 unharmed.train_step(&noise, FlipSampling::Skip).expect("finite");
             }
-            assert!(same_bits(&states(&mut trainer), &states(&mut unharmed)), "{name} {poison}: the run remembers the poison");
+            assert!(
+                same_bits(&states(&mut trainer), &states(&mut unharmed)),
+                "{name} {poison}: the run remembers the poison"
+            );
         }
     }
 }
 
 fn same_bits(a: &[ParameterState], b: &[ParameterState]) -> bool {
     let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-    let of = |state: &ParameterState| [bits(&state.weight), bits(&state.first_moment), bits(&state.second_moment)];
-    a.iter().map(of).eq(b.iter().map(of)) && a.iter().map(|state| &state.mask).eq(b.iter().map(|state| &state.mask))
+    let of = |state: &ParameterState| {
+        [bits(&state.weight), bits(&state.first_moment), bits(&state.second_moment)]
+    };
+    a.iter().map(of).eq(b.iter().map(of))
+        && a.iter().map(|state| &state.mask).eq(b.iter().map(|state| &state.mask))
 }
 
 /// The usual weights, but for those whose names begin like these.
 fn set(recipe: &Recipe, values: &[(&str, f32)]) -> Vec<(String, Vec<f32>)> {
-    let named = |name: &str| values.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|&(_, value)| value);
+    let named = |name: &str| {
+        values.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|&(_, value)| value)
+    };
     let mut all = fixture::weights(&recipe.model);
     for (name, weights) in &mut all {
         if let Some(value) = named(name) {
@@ -205,11 +262,13 @@ fn set(recipe: &Recipe, values: &[(&str, f32)]) -> Vec<(String, Vec<f32>)> {
     all
 }
 
-/// A gradient overflows while the loss is finite: LayerNorm scales by next to nothing what the weights after it blow up again.
+/// A gradient overflows while the loss is finite: LayerNorm scales by next to nothing what the
+/// weights after it blow up again.
 #[test]
 fn an_overflowing_gradient_names_its_tensor() {
     let recipe = fixture::recipe(Method::dense());
-    let weights = set(&recipe, &[("h.1.ln_2", 1e-44), ("h.1.mlp.c_fc.weight", 3e38), ("ln_f.weight", 1e4)]);
+    let weights =
+        set(&recipe, &[("h.1.ln_2", 1e-44), ("h.1.mlp.c_fc.weight", 3e38), ("ln_f.weight", 1e4)]);
     let mut trainer = fixture::trainer(Box::new(backend()), &recipe);
     fixture::begin(&mut trainer, &weights);
     let before = states(&mut trainer);
@@ -234,7 +293,8 @@ impl Batches for Wanted {
     }
 }
 
-/// The wanted token's logit is minus infinity: the loss is infinite, every gradient finite, and nothing is updated.
+/// The wanted token's logit is minus infinity: the loss is infinite, every gradient finite, and
+/// nothing is updated.
 #[test]
 fn an_infinite_loss_stops_training_though_gradients_are_finite() {
     let recipe = fixture::recipe(Method::dense());
@@ -245,7 +305,8 @@ fn an_infinite_loss_stops_training_though_gradients_are_finite() {
     let mut trainer = fixture::trainer(Box::new(backend()), &recipe);
     fixture::begin(&mut trainer, &weights);
     let before = states(&mut trainer);
-    let error = trainer.train_step(&Wanted(Noise::of(&recipe)), FlipSampling::Skip).expect_err("infinite");
+    let error =
+        trainer.train_step(&Wanted(Noise::of(&recipe)), FlipSampling::Skip).expect_err("infinite");
     assert!(
         matches!(&error, Error::NonFinite { step: 1, what, .. } if what == "the loss is not finite, beginning with the logits"),
         "{error}"
@@ -262,10 +323,12 @@ fn methods_that_cannot_be_are_refused() {
     let of = |kind, phase: Phase| Phase { forward: pruned(kind), ..phase };
     let permuted = |forward| Phase { dgrad: DgradOperand::Permuted, forward, ..dense };
     let frozen = Phase { optimizer: AdamVariant::FrozenVariance, ..dense };
-    let follow = "method.phases: expected phases that follow each other, the last one to the end of the run";
+    let follow =
+        "method.phases: expected phases that follow each other, the last one to the end of the run";
     let row_wise = r#"method.dgrad: expected a row-wise forward beside "permuted" (method.forward = "row-wise")"#;
     let alike = "method.forward: expected all sparse phases to prune the forward's operand alike";
-    let steps_before = "method.phases: expected at least one step before a frozen variance, found none";
+    let steps_before =
+        "method.phases: expected at least one step before a frozen variance, found none";
     for (phases, expected) in [
         (vec![], follow),
         (vec![half], follow),
@@ -276,7 +339,10 @@ fn methods_that_cannot_be_are_refused() {
         (
             vec![
                 of(MaskKind::RowWise, half),
-                Phase { forward: WeightOperand::Pruned(MaskKind::RowWise, KeptValues::SoftThreshold), ..dense },
+                Phase {
+                    forward: WeightOperand::Pruned(MaskKind::RowWise, KeptValues::SoftThreshold),
+                    ..dense
+                },
             ],
             alike,
         ),
@@ -287,13 +353,19 @@ fn methods_that_cannot_be_are_refused() {
     ] {
         let method = Method { name: "trial", phases, ..Method::dense() };
         let error = method.check(STEPS).expect_err(expected);
-        assert_eq!((error.to_string().as_str(), error.kind()), (expected, ErrorKind::Configuration));
-        let refused = Trainer::new(Box::new(backend()), fixture::recipe(method)).err().map(|error| error.to_string());
+        assert_eq!(
+            (error.to_string().as_str(), error.kind()),
+            (expected, ErrorKind::Configuration)
+        );
+        let refused = Trainer::new(Box::new(backend()), fixture::recipe(method))
+            .err()
+            .map(|error| error.to_string());
         assert_eq!(refused.as_deref(), Some(expected));
     }
 }
 
-/// Box and Muller in f64 from the documented words: site = purpose 1 and the place of the parameter, from 0; biases 0, norms 1.
+/// Box and Muller in f64 from the documented words: site = purpose 1 and the place of the
+/// parameter, from 0; biases 0, norms 1.
 #[test]
 fn initial_weights_are_those_documented() {
     let recipe = fixture::recipe(fst(LAMBDA));
@@ -301,9 +373,15 @@ fn initial_weights_are_those_documented() {
     for (number, state) in states(&mut trainer).into_iter().enumerate() {
         let matrix = state.shape[0] > 1;
         let residual = state.name.ends_with("c_proj.weight");
-        let deviation = 0.02 / if residual { (2.0 * recipe.model.layers as f64).sqrt() } else { 1.0 };
+        let deviation =
+            0.02 / if residual { (2.0 * recipe.model.layers as f64).sqrt() } else { 1.0 };
         let normal = |at: usize| {
-            let words = Philox4x32::new(recipe.seed).block([(at / 4) as u32, 1 << 24 | number as u32, 0, 0]);
+            let words = Philox4x32::new(recipe.seed).block([
+                (at / 4) as u32,
+                1 << 24 | number as u32,
+                0,
+                0,
+            ]);
             let uniform = |word: usize| f64::from(words[word] >> 8) / f64::from(1 << 24);
             let (u, v) = (1.0 - uniform(at % 4 / 2 * 2), uniform(at % 4 / 2 * 2 + 1));
             let angle = std::f64::consts::TAU * v;
@@ -314,7 +392,11 @@ fn initial_weights_are_those_documented() {
         for (at, &found) in state.weight.iter().enumerate() {
             // The normal, the deviation and their product are rounded.
             let bound = 4.0 * 2.0_f64.powi(-24) * expected(at).abs();
-            assert!((f64::from(found) - expected(at)).abs() <= if matrix { bound } else { 0.0 }, "{}[{at}]", state.name);
+            assert!(
+                (f64::from(found) - expected(at)).abs() <= if matrix { bound } else { 0.0 },
+                "{}[{at}]",
+                state.name
+            );
         }
         assert!(state.first_moment.iter().chain(&state.second_moment).all(|&x| x == 0.0));
     }
@@ -334,7 +416,8 @@ impl Batches for Repetitive {
     }
 }
 
-/// The text can be told from its last few tokens: FST, begun at ln 11 = 2.4 nats, ends below half a nat.
+/// The text can be told from its last few tokens: FST, begun at ln 11 = 2.4 nats, ends below half a
+/// nat.
 #[test]
 fn fst_learns_a_repetitive_text() {
     let mut recipe = fixture::recipe(Method::fst(6e-5));
@@ -344,7 +427,9 @@ fn fst_learns_a_repetitive_text() {
     recipe.optimizer.epsilon = 1e-8;
     let mut trainer = Trainer::new(Box::new(backend()), recipe.clone()).expect("fst");
     let text = Repetitive(Noise::of(&recipe));
-    let losses: Vec<f64> = (0..recipe.steps).map(|_| trainer.train_step(&text, FlipSampling::Skip).expect("finite").loss).collect();
+    let losses: Vec<f64> = (0..recipe.steps)
+        .map(|_| trainer.train_step(&text, FlipSampling::Skip).expect("finite").loss)
+        .collect();
     let first = distance(&ndarray::arr2(&[[11.0_f64.ln()]]), [losses[0]]);
     assert!(first <= 0.1, "the first loss is {}", losses[0]);
     for (name, steps) in [("sparse", 95..100), ("dense", 115..120)] {

@@ -10,9 +10,10 @@ use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
 use sparse24_train::{
     Error,
     backend::{
-        AttentionBackward, AttentionForward, Backend, Beta, CompressWeight, Copied, DType, Device, Dropout, Embed, Gradient, Gradient24,
-        HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NormBackward, NormForward, OptimizerEntry, Region, SegmentId,
-        StepReport, StepState, TableId, Tensor, Weight24,
+        AttentionBackward, AttentionForward, Backend, Beta, CompressWeight, Copied, DType, Device,
+        Dropout, Embed, Gradient, Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad,
+        MaskId, NormBackward, NormForward, OptimizerEntry, Region, SegmentId, StepReport,
+        StepState, TableId, Tensor, Weight24,
     },
     optim::{AdamW, MaskedDecay},
 };
@@ -50,7 +51,13 @@ impl<B: Backend> Spy<B> {
     /// The backend and its log.
     pub(crate) fn new(inner: B) -> (Box<Self>, Arc<Mutex<Log>>) {
         let log = Arc::new(Mutex::new(Log::default()));
-        let state = StepState { seed: 0, step: 0, micro_step: 0, learning_rate: 0.0, bias_corrections: [1.0; 2] };
+        let state = StepState {
+            seed: 0,
+            step: 0,
+            micro_step: 0,
+            learning_rate: 0.0,
+            bias_corrections: [1.0; 2],
+        };
         (Box::new(Self { inner, log: Arc::clone(&log), state, probes: HashMap::new() }), log)
     }
 
@@ -58,19 +65,27 @@ impl<B: Backend> Spy<B> {
         entry(&mut self.log.lock().expect("no test fails while it holds the log"));
     }
 
-    /// The sampled gradient through the contract: dW = MVUE(dZ^T) X with X the identity, every sum of one term.
+    /// The sampled gradient through the contract: dW = MVUE(dZ^T) X with X the identity, every sum
+    /// of one term.
     fn read(&mut self, shape: [usize; 2], sampled: Gradient24) -> Result<Array2<f32>, Error> {
         let [p, r] = shape;
         if !self.probes.contains_key(&shape) {
-            let mut alloc = |shape| self.inner.alloc("probe", shape, DType::F32, Region::Activations);
+            let mut alloc =
+                |shape| self.inner.alloc("probe", shape, DType::F32, Region::Activations);
             let probe = [alloc([p, p])?, alloc([r, p])?];
             self.inner.upload(probe[0], Array2::<f32>::eye(p).as_slice().expect("row-major"))?;
             self.probes.insert(shape, probe);
         }
         let [x, dw] = self.probes[&shape];
         self.inner.fill(dw, f32::NAN)?;
-        self.inner.linear_wgrad(&LinearWgrad { dz: Gradient::Sampled(sampled), x, dw, beta: Beta::Overwrite })?;
-        Ok(Array2::from_shape_vec((r, p), self.inner.download(dw)?).expect("the shape of the probe"))
+        self.inner.linear_wgrad(&LinearWgrad {
+            dz: Gradient::Sampled(sampled),
+            x,
+            dw,
+            beta: Beta::Overwrite,
+        })?;
+        Ok(Array2::from_shape_vec((r, p), self.inner.download(dw)?)
+            .expect("the shape of the probe"))
     }
 }
 
@@ -96,7 +111,11 @@ impl<B: Backend> Backend for Spy<B> {
         self.inner.set_step(state)
     }
 
-    fn segment(&mut self, _: SegmentId, work: &mut dyn FnMut(&mut dyn Backend) -> Result<(), Error>) -> Result<(), Error> {
+    fn segment(
+        &mut self,
+        _: SegmentId,
+        work: &mut dyn FnMut(&mut dyn Backend) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         work(self)
     }
 
@@ -110,10 +129,22 @@ impl<B: Backend> Backend for Spy<B> {
         self.inner.compress_weight(op)
     }
 
-    fn mvue_compress(&mut self, dz: Tensor, site: Site, estimator: Estimator, out: Gradient24) -> Result<(), Error> {
+    fn mvue_compress(
+        &mut self,
+        dz: Tensor,
+        site: Site,
+        estimator: Estimator,
+        out: Gradient24,
+    ) -> Result<(), Error> {
         self.inner.mvue_compress(dz, site, estimator, out)?;
         let values = self.read(dz.shape, out)?;
-        self.write(|log| log.samples.push(Sampled { micro_step: self.state.micro_step, site: site.word(), values }));
+        self.write(|log| {
+            log.samples.push(Sampled {
+                micro_step: self.state.micro_step,
+                site: site.word(),
+                values,
+            })
+        });
         Ok(())
     }
 

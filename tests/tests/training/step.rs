@@ -1,7 +1,9 @@
-//! Whole runs of the trainer against the f64 oracle: across refreshes, the switch and the dense finish.
+//! Whole runs of the trainer against the f64 oracle: across refreshes, the switch and the dense
+//! finish.
 //!
-//! Masks and sampled indices must agree exactly, in the displaced runs too, so that no comparison straddles a tie; everything else lies
-//! within the bound of `oracle::arithmetic`. Then each part of the method is left out of the oracle, which must show, and where it should.
+//! Masks and sampled indices must agree exactly, in the displaced runs too, so that no comparison
+//! straddles a tie; everything else lies within the bound of `oracle::arithmetic`. Then each part
+//! of the method is left out of the oracle, which must show, and where it should.
 
 use std::{collections::BTreeMap, num::NonZeroU32};
 
@@ -69,24 +71,37 @@ fn trained(recipe: &Recipe, noise: Noise) -> Vec<Record> {
         ];
         let mut masks = Masks::new();
         for state in trainer.parameter_states().expect("downloads") {
-            for (what, values) in [("m", &state.first_moment), ("v", &state.second_moment), ("w", &state.weight)] {
+            for (what, values) in
+                [("m", &state.first_moment), ("v", &state.second_moment), ("w", &state.weight)]
+            {
                 let values = values.iter().map(|&x| f64::from(x)).collect();
-                quantities.push((format!("{what} of {}", state.name), Matrix::from_shape_vec(state.shape, values).expect("its shape")));
+                quantities.push((
+                    format!("{what} of {}", state.name),
+                    Matrix::from_shape_vec(state.shape, values).expect("its shape"),
+                ));
             }
             if let Some(mask) = state.mask {
                 let [rows, columns] = state.shape;
-                masks.insert(state.name, (0..rows * columns).map(|at| mask.keeps(at / columns, at % columns)).collect());
+                masks.insert(
+                    state.name,
+                    (0..rows * columns).map(|at| mask.keeps(at / columns, at % columns)).collect(),
+                );
             }
         }
-        quantities.push(("held-out loss".to_owned(), number(trainer.evaluate(&held_out).expect("finite"))));
-        let samples = log.lock().expect("the trainer is done with it").samples.drain(..).map(place).collect();
+        quantities.push((
+            "held-out loss".to_owned(),
+            number(trainer.evaluate(&held_out).expect("finite")),
+        ));
+        let samples =
+            log.lock().expect("the trainer is done with it").samples.drain(..).map(place).collect();
         records.push(Record { quantities, masks, samples });
     }
     records
 }
 
-/// Which elements of a sample are not zero. Zero is what lies 2^20 below the greatest: where a query sees one key alone its gradient is
-/// zero in exact arithmetic, and rounding noise in any other.
+/// Which elements of a sample are not zero. Zero is what lies 2^20 below the greatest: where a
+/// query sees one key alone its gradient is zero in exact arithmetic, and rounding noise in any
+/// other.
 fn kept(sampled: &Matrix) -> Vec<bool> {
     let greatest = sampled.iter().fold(0.0_f64, |greatest, x| greatest.max(x.abs()));
     sampled.iter().map(|x| x.abs() > greatest / f64::from(1 << 20)).collect()
@@ -101,14 +116,23 @@ fn place(sampled: Sampled) -> ((u32, u32), Matrix) {
 fn computed(recipe: &Recipe, rules: Rules, arithmetic: Arithmetic) -> Vec<Record> {
     let (noise, held_out) = (Noise::of(recipe), HeldOut::of(recipe));
     let mut weights = Tensors::new();
-    for ((name, shape), (_, values)) in super::oracle::gpt2::parameters(&recipe.model).into_iter().zip(fixture::weights(&recipe.model)) {
-        weights.insert(name, Matrix::from_shape_vec(shape, values.into_iter().map(f64::from).collect()).expect("its shape"));
+    for ((name, shape), (_, values)) in super::oracle::gpt2::parameters(&recipe.model)
+        .into_iter()
+        .zip(fixture::weights(&recipe.model))
+    {
+        weights.insert(
+            name,
+            Matrix::from_shape_vec(shape, values.into_iter().map(f64::from).collect())
+                .expect("its shape"),
+        );
     }
     let mut run = Run::new(recipe, rules, weights, arithmetic);
     run.orders = orders(recipe);
     let mut records = Vec::new();
     for step in 1..=recipe.steps {
-        let batches: Vec<_> = (0..recipe.accumulation.get()).map(|micro_step| noise.batch(step, micro_step)).collect();
+        let batches: Vec<_> = (0..recipe.accumulation.get())
+            .map(|micro_step| noise.batch(step, micro_step))
+            .collect();
         let outcome = run.train(&batches);
         let mut quantities = vec![
             ("loss".to_owned(), number(outcome.loss)),
@@ -116,12 +140,21 @@ fn computed(recipe: &Recipe, rules: Rules, arithmetic: Arithmetic) -> Vec<Record
             ("learning rate".to_owned(), number(outcome.learning_rate)),
         ];
         for (name, _) in super::oracle::gpt2::parameters(&recipe.model) {
-            for (what, values) in [("m", &run.first_moments), ("v", &run.second_moments), ("w", &run.weights)] {
+            for (what, values) in
+                [("m", &run.first_moments), ("v", &run.second_moments), ("w", &run.weights)]
+            {
                 quantities.push((format!("{what} of {name}"), values[&name].clone()));
             }
         }
-        quantities.push(("held-out loss".to_owned(), number(run.evaluate(&held_out.inputs, &held_out.targets))));
-        let masks = if step > rules.dense_first && step <= rules.switch { run.masks.clone() } else { Masks::new() };
+        quantities.push((
+            "held-out loss".to_owned(),
+            number(run.evaluate(&held_out.inputs, &held_out.targets)),
+        ));
+        let masks = if step > rules.dense_first && step <= rules.switch {
+            run.masks.clone()
+        } else {
+            Masks::new()
+        };
         records.push(Record { quantities, masks, samples: outcome.samples });
     }
     records
@@ -143,13 +176,19 @@ type Bounds = Vec<Vec<f64>>;
 fn compare(found: &[Record], expected: &[Record], bounds: &Bounds) -> Result<f64, Difference> {
     let mut greatest = 0.0_f64;
     for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
-        for (at, ((name, found), (expected_name, expected))) in found.quantities.iter().zip(&expected.quantities).enumerate() {
+        for (at, ((name, found), (expected_name, expected))) in
+            found.quantities.iter().zip(&expected.quantities).enumerate()
+        {
             assert_eq!(name, expected_name);
             let (bound, distance) = (bounds[step][at], distance(expected, found.iter().copied()));
             if distance <= bound {
                 greatest = greatest.max(if bound > 0.0 { distance / bound } else { 0.0 });
             } else {
-                return Err(Difference { step: step + 1, quantity: name.clone(), ratio: distance / bound });
+                return Err(Difference {
+                    step: step + 1,
+                    quantity: name.clone(),
+                    ratio: distance / bound,
+                });
             }
         }
     }
@@ -159,9 +198,17 @@ fn compare(found: &[Record], expected: &[Record], bounds: &Bounds) -> Result<f64
 fn assert_same_choices(what: &str, found: &[Record], expected: &[Record]) {
     for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
         assert!(found.masks == expected.masks, "{what}: the masks after step {} differ", step + 1);
-        assert!(found.samples.keys().eq(expected.samples.keys()), "{what}: step {} samples other weights", step + 1);
+        assert!(
+            found.samples.keys().eq(expected.samples.keys()),
+            "{what}: step {} samples other weights",
+            step + 1
+        );
         for (place, sampled) in &expected.samples {
-            assert!(kept(&found.samples[place]) == kept(sampled), "{what}: the samples {place:?} of step {} differ", step + 1);
+            assert!(
+                kept(&found.samples[place]) == kept(sampled),
+                "{what}: the samples {place:?} of step {} differ",
+                step + 1
+            );
         }
     }
 }
@@ -170,17 +217,23 @@ fn assert_same_choices(what: &str, found: &[Record], expected: &[Record]) {
 fn check(recipe: &Recipe, rules: Rules) -> (Vec<Record>, Bounds) {
     let found = trained(recipe, Noise::of(recipe));
     let expected = computed(recipe, rules, Arithmetic::Exact);
-    let displaced: Vec<_> = (0..RUNS).map(|run| computed(recipe, rules, Arithmetic::Displaced(Random(run)))).collect();
+    let displaced: Vec<_> =
+        (0..RUNS).map(|run| computed(recipe, rules, Arithmetic::Displaced(Random(run)))).collect();
     for run in &displaced {
         assert_same_choices("displaced", run, &expected);
     }
     assert_same_choices("the trainer", &found, &expected);
     let of_step = |(step, record): (usize, &Record)| -> Vec<f64> {
         let quantities = record.quantities.iter().enumerate();
-        quantities.map(|(at, (_, expected))| bound(expected, displaced.iter().map(|run| &run[step].quantities[at].1))).collect()
+        quantities
+            .map(|(at, (_, expected))| {
+                bound(expected, displaced.iter().map(|run| &run[step].quantities[at].1))
+            })
+            .collect()
     };
     let bounds = expected.iter().enumerate().map(of_step).collect();
-    let ratio = compare(&found, &expected, &bounds).unwrap_or_else(|difference| panic!("{difference:?}"));
+    let ratio =
+        compare(&found, &expected, &bounds).unwrap_or_else(|difference| panic!("{difference:?}"));
     println!("greatest distance: {ratio:.3} of its bound");
     (found, bounds)
 }
@@ -190,12 +243,15 @@ fn fst_as_in_f64() {
     check(&fixture::recipe(fixture::fst(LAMBDA)), FST);
 }
 
-/// Gated, without biases, every linear layer sparse, with dropout, and 20 tokens, which four divides but not sixteen.
+/// Gated, without biases, every linear layer sparse, with dropout, and 20 tokens, which four
+/// divides but not sixteen.
 #[test]
 fn fst_everywhere_with_dropout_as_in_f64() {
     let mut recipe = fixture::recipe(fixture::fst(LAMBDA));
-    (recipe.model.activation, recipe.model.bias, recipe.model.sparsify) = (Activation::Swiglu, Bias::Absent, Sparsify::FfnAndAttention);
-    (recipe.dropout, recipe.batch, recipe.seed) = (0.25, BatchShape { sequences: 4, context: 5 }, 8);
+    (recipe.model.activation, recipe.model.bias, recipe.model.sparsify) =
+        (Activation::Swiglu, Bias::Absent, Sparsify::FfnAndAttention);
+    (recipe.dropout, recipe.batch, recipe.seed) =
+        (0.25, BatchShape { sequences: 4, context: 5 }, 8);
     check(&recipe, FST);
 }
 
@@ -210,8 +266,12 @@ fn the_approximate_estimator_as_in_f64() {
 
 /// Orders of rows, of a run that has them.
 fn orders(recipe: &Recipe) -> BTreeMap<String, Vec<usize>> {
-    let states = fixture::trainer(Box::new(CpuBackend::new(Operands::F32)), recipe).parameter_states().expect("downloads");
-    let order = |state: ParameterState| Some((state.name, state.row_order?.into_iter().map(|row| row as usize).collect()));
+    let states = fixture::trainer(Box::new(CpuBackend::new(Operands::F32)), recipe)
+        .parameter_states()
+        .expect("downloads");
+    let order = |state: ParameterState| {
+        Some((state.name, state.row_order?.into_iter().map(|row| row as usize).collect()))
+    };
     states.into_iter().filter_map(order).collect()
 }
 
@@ -234,18 +294,32 @@ fn preset(name: &str, lambda: f32) -> Recipe {
 /// As SR-STE, but for a dense dgrad.
 #[test]
 fn row_wise_masks_with_decay_on_weights_as_in_f64() {
-    let phase = fixture::phase(Some(MaskKind::RowWise), DgradOperand::Dense, GradientOperand::Dense);
-    let method = Method { refresh: Refresh::EachStep, decay: MaskedDecay::OnWeights(2.0), phases: vec![phase], ..Method::fst(0.0) };
-    check(&fixture::recipe(method), Rules { dgrad: Dgrad::Dense, decay: Decay::OnWeights(2.0), ..ROW_WISE });
+    let phase =
+        fixture::phase(Some(MaskKind::RowWise), DgradOperand::Dense, GradientOperand::Dense);
+    let method = Method {
+        refresh: Refresh::EachStep,
+        decay: MaskedDecay::OnWeights(2.0),
+        phases: vec![phase],
+        ..Method::fst(0.0)
+    };
+    check(
+        &fixture::recipe(method),
+        Rules { dgrad: Dgrad::Dense, decay: Decay::OnWeights(2.0), ..ROW_WISE },
+    );
 }
 
 #[test]
 fn ste_and_sr_ste_as_in_f64() {
     check(&preset("ste", 0.0), ROW_WISE);
-    let (found, bounds) = check(&preset("sr-ste", 2.0), Rules { decay: Decay::OnWeights(2.0), ..ROW_WISE });
-    let other =
-        computed(&preset("sr-ste", 2.0), Rules { decay: Decay::OnWeights(2.0), dgrad: Dgrad::Dense, ..ROW_WISE }, Arithmetic::Exact);
-    let difference = compare(&found, &other, &bounds).expect_err("dgrad multiplies by the pruned weights");
+    let (found, bounds) =
+        check(&preset("sr-ste", 2.0), Rules { decay: Decay::OnWeights(2.0), ..ROW_WISE });
+    let other = computed(
+        &preset("sr-ste", 2.0),
+        Rules { decay: Decay::OnWeights(2.0), dgrad: Dgrad::Dense, ..ROW_WISE },
+        Arithmetic::Exact,
+    );
+    let difference =
+        compare(&found, &other, &bounds).expect_err("dgrad multiplies by the pruned weights");
     assert_eq!((difference.step, difference.quantity.as_str()), (1, "norm"));
 }
 
@@ -285,11 +359,13 @@ fn s_ste_as_in_f64() {
 #[test]
 fn dense_training_as_in_f64() {
     let mut recipe = fixture::recipe(Method::dense());
-    (recipe.model.activation, recipe.dropout, recipe.accumulation) = (Activation::Geglu, 0.5, NonZeroU32::MIN);
+    (recipe.model.activation, recipe.dropout, recipe.accumulation) =
+        (Activation::Geglu, 0.5, NonZeroU32::MIN);
     check(&recipe, Rules { switch: 0, ..FST });
 }
 
-/// Two micro-batches of six sequences are one batch of twelve: both lie within the bounds of one oracle, so within twice them of each other.
+/// Two micro-batches of six sequences are one batch of twelve: both lie within the bounds of one
+/// oracle, so within twice them of each other.
 #[test]
 fn accumulation_is_a_larger_batch() {
     let mut recipe = fixture::recipe(Method::dense());
@@ -298,7 +374,10 @@ fn accumulation_is_a_larger_batch() {
     let noise = Noise { together: 2, ..Noise::of(&recipe) };
     let mut whole = recipe.clone();
     (whole.batch.sequences, whole.accumulation) = (12, NonZeroU32::MIN);
-    let twice = bounds.into_iter().map(|bounds| bounds.into_iter().map(|bound| 2.0 * bound).collect()).collect();
+    let twice = bounds
+        .into_iter()
+        .map(|bounds| bounds.into_iter().map(|bound| 2.0 * bound).collect())
+        .collect();
     let mut together = trained(&whole, noise);
     for (record, found) in together.iter_mut().zip(&found) {
         // The held-out windows are as many as a batch has sequences: other ones.
@@ -308,8 +387,8 @@ fn accumulation_is_a_larger_batch() {
     assert!(compare(&together, &found, &twice).is_ok());
 }
 
-/// What a comparison is worth: with a part left out of the oracle, or another in its place, it fails, first where the part first acts, and
-/// far outside of the bound.
+/// What a comparison is worth: with a part left out of the oracle, or another in its place, it
+/// fails, first where the part first acts, and far outside of the bound.
 #[test]
 fn every_part_of_the_method_shows() {
     let mut recipe = fixture::recipe(fixture::fst(LAMBDA));
@@ -328,7 +407,11 @@ fn every_part_of_the_method_shows() {
         (Rules { dgrad: Dgrad::Dense, ..FST }, 1, "norm"),
         (Rules { pattern: Pattern::RowWise, ..FST }, 1, "loss"),
         (Rules { sample: Sample::Approximate, ..FST }, 1, "norm"),
-        (Rules { decay: Decay::OnWeights(f64::from(LAMBDA)), ..FST }, 1, "m of h.0.mlp.c_fc.weight"),
+        (
+            Rules { decay: Decay::OnWeights(f64::from(LAMBDA)), ..FST },
+            1,
+            "m of h.0.mlp.c_fc.weight",
+        ),
         (Rules { switch: SWITCH - 1, ..FST }, 10, "loss"),
     ];
     for (rules, step, quantity) in others {

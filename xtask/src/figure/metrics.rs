@@ -1,5 +1,5 @@
-//! The curves of one run, read from its `metrics.jsonl`: one object a step. A step that was run again after a resume counts as last
-//! written. Fields that no curve needs are not looked at.
+//! The curves of one run, read from its `metrics.jsonl`: one object a step. A step that was run
+//! again after a resume counts as last written. Fields that no curve needs are not looked at.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -22,7 +22,8 @@ impl Run {
     /// Reads `directory/metrics.jsonl`; an error names the line.
     pub(super) fn read(directory: &Path) -> Result<Self> {
         let file = directory.join("metrics.jsonl");
-        let text = fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+        let text =
+            fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
         let mut steps = BTreeMap::new();
         for (number, line) in (1..).zip(text.lines()) {
             let at = |what: &str| format!("{}:{number}: {what}", file.display());
@@ -35,11 +36,21 @@ impl Run {
         if steps.is_empty() {
             return Err(format!("{}: no step", file.display()).into());
         }
-        let curve = |field: &str| steps.iter().filter_map(|(&step, line)| Some((step as f64, line[field].as_f64()?))).collect();
+        let curve = |field: &str| {
+            steps
+                .iter()
+                .filter_map(|(&step, line)| Some((step as f64, line[field].as_f64()?)))
+                .collect()
+        };
         let phases = steps.iter().zip(steps.values().skip(1));
-        let mut switches = phases.filter(|((_, now), next)| now["phase"] == "sparse" && next["phase"] == "dense");
+        let mut switches =
+            phases.filter(|((_, now), next)| now["phase"] == "sparse" && next["phase"] == "dense");
         Ok(Self {
-            name: directory.file_name().unwrap_or(directory.as_os_str()).to_string_lossy().into_owned(),
+            name: directory
+                .file_name()
+                .unwrap_or(directory.as_os_str())
+                .to_string_lossy()
+                .into_owned(),
             loss: curve("loss"),
             validation: curve("val_loss"),
             flip_rate: curve("flip_rate"),

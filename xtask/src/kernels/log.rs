@@ -1,8 +1,10 @@
-//! What NVRTC says with `--ptxas-options=-v`, read: resources of each function, and remarks that no kernel may earn.
+//! What NVRTC says with `--ptxas-options=-v`, read: resources of each function, and remarks that no
+//! kernel may earn.
 
 use std::fmt;
 
-/// Begins the compiler's remarks, C7508 to C7515, about ignored `setmaxnreg` and serialised `wgmma`, which cost a kernel most of its speed.
+/// Begins the compiler's remarks, C7508 to C7515, about ignored `setmaxnreg` and serialised
+/// `wgmma`, which cost a kernel most of its speed.
 const SLOW: &str = "Potential Performance Loss";
 
 /// A compiler's log.
@@ -36,7 +38,11 @@ impl Log {
             } else if let Some((_, name)) = line.split_once("Compiling entry function '") {
                 entry = name.split('\'').next();
             } else if let Some((_, name)) = line.split_once("Function properties for ") {
-                log.functions.push(Function { name: name.trim().to_owned(), entry: entry == Some(name.trim()), ..Function::default() });
+                log.functions.push(Function {
+                    name: name.trim().to_owned(),
+                    entry: entry == Some(name.trim()),
+                    ..Function::default()
+                });
             } else if let Some(function) = log.functions.last_mut() {
                 let number = |unit| number(line, unit).unwrap_or(0);
                 function.registers += number(" registers");
@@ -48,7 +54,8 @@ impl Log {
         log
     }
 
-    /// What is wrong, given the kernels that the file should have and the bytes of local memory that they may use.
+    /// What is wrong, given the kernels that the file should have and the bytes of local memory
+    /// that they may use.
     pub(super) fn findings(&self, entries: &[&str], local_memory: u32) -> Vec<String> {
         let mut found = self.remarks.clone();
         for Function { name, entry, spills, stack, .. } in &self.functions {
@@ -62,9 +69,19 @@ impl Log {
                 found.push(format!("{name} is not in the table of kernels"));
             }
         }
-        // Registers are asked for as well: without them the log has another form than the one that is read here.
-        let told = |name: &str| self.functions.iter().any(|function| function.entry && function.name == name && function.registers > 0);
-        found.extend(entries.iter().filter(|name| !told(name)).map(|name| format!("the compiler says nothing about a kernel {name}")));
+        // Registers are asked for as well: without them the log has another form than the one that
+        // is read here.
+        let told = |name: &str| {
+            self.functions
+                .iter()
+                .any(|function| function.entry && function.name == name && function.registers > 0)
+        };
+        found.extend(
+            entries
+                .iter()
+                .filter(|name| !told(name))
+                .map(|name| format!("the compiler says nothing about a kernel {name}")),
+        );
         found
     }
 }
@@ -78,7 +95,8 @@ impl fmt::Display for Function {
 
 /// The number before a unit, among parts between commas.
 fn number(line: &str, unit: &str) -> Option<u32> {
-    line.split(',').find_map(|part| part.trim().strip_suffix(unit)?.split_whitespace().last()?.parse().ok())
+    line.split(',')
+        .find_map(|part| part.trim().strip_suffix(unit)?.split_whitespace().last()?.parse().ok())
 }
 
 #[cfg(test)]
@@ -114,7 +132,14 @@ ptxas info    : Compile time = 25.227 ms
     #[test]
     fn resources_are_read() {
         let clean = Log::read(CLEAN);
-        let expected = Function { name: "clean".into(), entry: true, registers: 24, shared: 1024, spills: 0, stack: 0 };
+        let expected = Function {
+            name: "clean".into(),
+            entry: true,
+            registers: 24,
+            shared: 1024,
+            spills: 0,
+            stack: 0,
+        };
         assert_eq!(clean, Log { functions: vec![expected], remarks: vec![] });
         assert_eq!(clean.findings(&["clean"], 0), [""; 0]);
     }
@@ -127,7 +152,11 @@ ptxas info    : Compile time = 25.227 ms
             "spills has a stack of 440 bytes: local memory",
         ];
         assert_eq!(Log::read(SPILLS).findings(&["calls", "spills"], 0), expected);
-        assert_eq!(Log::read(SPILLS).findings(&["calls", "spills"], 128), expected[1..], "a declared stack is not a finding");
+        assert_eq!(
+            Log::read(SPILLS).findings(&["calls", "spills"], 128),
+            expected[1..],
+            "a declared stack is not a finding"
+        );
     }
 
     #[test]
@@ -142,7 +171,10 @@ ptxas info    : Compile time = 25.227 ms
         for remark in remarks {
             assert_eq!(Log::read(&format!("{remark}\n{CLEAN}")).findings(&["clean"], 0), [remark]);
         }
-        for harmless in ["ptxas info    : (C7519) warpgroup.arrive is injected", "Remark: The warnings can be suppressed with \"-diag\""] {
+        for harmless in [
+            "ptxas info    : (C7519) warpgroup.arrive is injected",
+            "Remark: The warnings can be suppressed with \"-diag\"",
+        ] {
             assert_eq!(Log::read(&format!("{harmless}\n{CLEAN}")).findings(&["clean"], 0), [""; 0]);
         }
     }
@@ -150,7 +182,10 @@ ptxas info    : Compile time = 25.227 ms
     #[test]
     fn kernels_are_those_of_the_table() {
         assert_eq!(Log::read(CLEAN).findings(&[], 0), ["clean is not in the table of kernels"]);
-        assert_eq!(Log::read(CLEAN).findings(&["clean", "other"], 0), ["the compiler says nothing about a kernel other"]);
+        assert_eq!(
+            Log::read(CLEAN).findings(&["clean", "other"], 0),
+            ["the compiler says nothing about a kernel other"]
+        );
         assert_eq!(
             Log::read("").findings(&["clean"], 0),
             ["the compiler says nothing about a kernel clean"],

@@ -1,5 +1,6 @@
-//! Rust source reduced to its code: what stands inside comments, strings and characters is blanked, so that a rule about code does
-//! not trip over prose. Lines keep their numbers. This is a lexer for looking, not a parser: macros are not expanded.
+//! Rust source reduced to its code: what stands inside comments, strings and characters is blanked,
+//! so that a rule about code does not trip over prose. Lines keep their numbers. This is a lexer
+//! for looking, not a parser: macros are not expanded.
 
 /// `text` with a space for each character inside a comment, a string or a character literal.
 pub(super) fn only(text: &str) -> String {
@@ -23,11 +24,15 @@ pub(super) fn only(text: &str) -> String {
 pub(super) fn lines_with_word(code: &str, word: &str) -> Vec<usize> {
     let part_of_word = |c: char| c.is_alphanumeric() || c == '_';
     let whole = |line: &str, at: usize| {
-        let (before, after) = (line[..at].chars().next_back(), line[at + word.len()..].chars().next());
+        let (before, after) =
+            (line[..at].chars().next_back(), line[at + word.len()..].chars().next());
         !before.is_some_and(part_of_word) && !after.is_some_and(part_of_word)
     };
     let numbered = (1..).zip(code.lines());
-    numbered.filter(|(_, line)| line.match_indices(word).any(|(at, _)| whole(line, at))).map(|(number, _)| number).collect()
+    numbered
+        .filter(|(_, line)| line.match_indices(word).any(|(at, _)| whole(line, at)))
+        .map(|(number, _)| number)
+        .collect()
 }
 
 /// Where the comment or literal that starts at `at` ends; `at` if none starts there.
@@ -78,11 +83,15 @@ fn quoted_end(source: &[char], at: usize, quote: char) -> usize {
 
 fn raw_string_end(source: &[char], at: usize) -> usize {
     let hashes = source[at + 1..].iter().take_while(|&&c| c == '#').count();
-    let part_of_name = at > 0 && (source[at - 1].is_alphanumeric() || source[at - 1] == '_') && !matches!(source[at - 1], 'b' | 'c');
+    let part_of_name = at > 0
+        && (source[at - 1].is_alphanumeric() || source[at - 1] == '_')
+        && !matches!(source[at - 1], 'b' | 'c');
     if part_of_name || source.get(at + 1 + hashes) != Some(&'"') {
         return at;
     }
-    let closes = |rest: &[char]| rest[0] == '"' && rest[1..].iter().take_while(|&&c| c == '#').count() >= hashes;
+    let closes = |rest: &[char]| {
+        rest[0] == '"' && rest[1..].iter().take_while(|&&c| c == '#').count() >= hashes
+    };
     (find(source, at + hashes + 2, closes) + 1 + hashes).min(source.len())
 }
 

@@ -1,15 +1,20 @@
-//! Links between our own pages: what a Markdown file links to inside the repository is there. Addresses elsewhere and anchors are
-//! not followed.
+//! Links between our own pages: what a Markdown file links to inside the repository is there.
+//! Addresses elsewhere and anchors are not followed.
 
 use super::{Finding, SourceFile};
 
 /// Every relative link of a Markdown file to a path that is none of `paths`, nor a folder of one.
 pub(super) fn check(files: &[SourceFile], paths: &[String]) -> Vec<Finding> {
-    let there =
-        |target: &str| paths.iter().any(|path| path.strip_prefix(target).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')));
+    let there = |target: &str| {
+        paths.iter().any(|path| {
+            path.strip_prefix(target).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        })
+    };
     let pages = files.iter().filter(|file| file.path.ends_with(".md"));
-    let links = pages.flat_map(|page| targets(&page.text).map(move |(line, link)| (page, line, link)));
-    let dead = links.filter(|(page, _, link)| !resolve(&page.path, link).is_some_and(|target| there(&target)));
+    let links =
+        pages.flat_map(|page| targets(&page.text).map(move |(line, link)| (page, line, link)));
+    let dead = links
+        .filter(|(page, _, link)| !resolve(&page.path, link).is_some_and(|target| there(&target)));
     let finding = |(page, line, link): (&SourceFile, usize, &str)| Finding {
         path: page.path.clone(),
         line,
@@ -55,13 +60,24 @@ mod tests {
             let files = [SourceFile { path: path.into(), text: text.into() }];
             check(&files, &paths).iter().map(ToString::to_string).collect::<Vec<_>>()
         };
-        for text in ["[a](docs/a.md)", "![b](./docs/b.svg \"b\")", "[d](docs/)", "[x](https://x.org/y) [y](#z)", "[a](docs/a.md#z)"] {
+        for text in [
+            "[a](docs/a.md)",
+            "![b](./docs/b.svg \"b\")",
+            "[d](docs/)",
+            "[x](https://x.org/y) [y](#z)",
+            "[a](docs/a.md#z)",
+        ] {
             assert_eq!(links("README.md", text), [""; 0], "{text}");
         }
         assert_eq!(links("docs/a.md", "[up](../README.md) [b](b.svg)"), [""; 0]);
         assert_eq!(links("a.rs", "[x](gone.md)"), [""; 0]);
-        let dead = |path: &str, line: usize, link: &str| format!("{path}:{line}: links to {link}, which is not a file of this repository");
-        assert_eq!(links("README.md", "\n[x](gone.md) [d](doc)"), [dead("README.md", 2, "gone.md"), dead("README.md", 2, "doc")]);
+        let dead = |path: &str, line: usize, link: &str| {
+            format!("{path}:{line}: links to {link}, which is not a file of this repository")
+        };
+        assert_eq!(
+            links("README.md", "\n[x](gone.md) [d](doc)"),
+            [dead("README.md", 2, "gone.md"), dead("README.md", 2, "doc")]
+        );
         assert_eq!(
             links("docs/a.md", "[x](docs/b.svg) [y](../../x)"),
             [dead("docs/a.md", 1, "docs/b.svg"), dead("docs/a.md", 1, "../../x")]

@@ -1,8 +1,9 @@
-//! Compression of a block of weights: along its rows as they stream by, and along its columns by way of a panel in a near cache.
+//! Compression of a block of weights: along its rows as they stream by, and along its columns by
+//! way of a panel in a near cache.
 //!
-//! Rows are walked at the width of a block, so that what is read and what the forward output gets are long runs; the panel holds a whole
-//! block, so that each row of dgrad gets whole cache lines. Invariant: a mask that was checked. Deliberately absent: which threads do
-//! which rows.
+//! Rows are walked at the width of a block, so that what is read and what the forward output gets
+//! are long runs; the panel holds a whole block, so that each row of dgrad gets whole cache lines.
+//! Invariant: a mask that was checked. Deliberately absent: which threads do which rows.
 
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 use sparse24_core::{Element, prune::ValueMap};
@@ -13,16 +14,19 @@ use crate::{
     simd::{self, Kernel, Stores, Vector},
 };
 
-/// Words that a block gives to a column of dgrad: four cache lines, as shorter runs are written at a fraction of the speed.
+/// Words that a block gives to a column of dgrad: four cache lines, as shorter runs are written at
+/// a fraction of the speed.
 const BLOCK_WORDS: usize = 64;
 
 /// Most rows of a block: a word is the kept pair of a strip, or one of the two.
 const BLOCK_ROWS: usize = 4 * BLOCK_WORDS;
 
-/// Columns of a block: few enough for its panel to stay in the second-level cache, many enough for its rows to stream.
+/// Columns of a block: few enough for its panel to stay in the second-level cache, many enough for
+/// its rows to stream.
 const BLOCK_COLUMNS: usize = 512;
 
-/// Rows and columns of a piece: whole vectors across two strips, and eight words of the mask along each.
+/// Rows and columns of a piece: whole vectors across two strips, and eight words of the mask along
+/// each.
 const ROWS: usize = 8;
 const COLUMNS: usize = 128;
 const WORDS: usize = COLUMNS / 16;
@@ -48,7 +52,8 @@ struct Block {
     size: [usize; 2],
 }
 
-/// A word a column; the length is no power of two, so that words of a column do not share a set of a cache.
+/// A word a column; the length is no power of two, so that words of a column do not share a set of
+/// a cache.
 type Words = [u32; BLOCK_COLUMNS + 16];
 
 /// What blocks give to dgrad, of one that is being compressed and of the one before it.
@@ -56,12 +61,10 @@ pub(super) struct Panels([Panel; 2]);
 
 impl Panels {
     pub(super) fn new() -> Self {
-        Self(
-            [(); 2].map(|()| Panel {
-                words: vec![[0; BLOCK_COLUMNS + 16]; BLOCK_WORDS],
-                tiles: vec![[0; BLOCK_COLUMNS / 16]; BLOCK_ROWS / 4],
-            }),
-        )
+        Self([(); 2].map(|()| Panel {
+            words: vec![[0; BLOCK_COLUMNS + 16]; BLOCK_WORDS],
+            tiles: vec![[0; BLOCK_COLUMNS / 16]; BLOCK_ROWS / 4],
+        }))
     }
 }
 
@@ -105,16 +108,24 @@ impl<'a, T: Element, U: Element> Part<'a, T, U> {
         let columns = |(values, metadata): (ArrayViewMut2<'a, U>, ArrayViewMut2<'a, u8>)| {
             (values.split_at(Axis(1), rows / 2), metadata.split_at(Axis(1), rows / 8))
         };
-        let (dgrad, dgrad_rest) = self.dgrad.map(columns).map(|((a, b), (c, d))| ((a, c), (b, d))).unzip();
+        let (dgrad, dgrad_rest) =
+            self.dgrad.map(columns).map(|((a, b), (c, d))| ((a, c), (b, d))).unzip();
         (
             Self { w, tiles, forward: (values, metadata), dgrad, ..self },
-            Self { w: w_rest, tiles: tiles_rest, forward: (values_rest, metadata_rest), dgrad: dgrad_rest, ..self },
+            Self {
+                w: w_rest,
+                tiles: tiles_rest,
+                forward: (values_rest, metadata_rest),
+                dgrad: dgrad_rest,
+                ..self
+            },
         )
     }
 }
 
 impl<T: Element, U: Element> Part<'_, T, U> {
-    /// The columns of a block are written while the next one is compressed, so that neither memory nor arithmetic waits for the other.
+    /// The columns of a block are written while the next one is compressed, so that neither memory
+    /// nor arithmetic waits for the other.
     #[inline(always)]
     fn blocks<V: Vector, C: Carriage>(&mut self, v: V, Panels([filled, panel]): &mut Panels) {
         let (rows, q) = self.w.dim();
@@ -127,8 +138,11 @@ impl<T: Element, U: Element> Part<'_, T, U> {
             metadata: [[0; BLOCK_COLUMNS / 8]; ROWS],
         };
         let height = 2 * BLOCK_WORDS * convert::elements_a_word::<U>();
-        let blocks = (0..rows).step_by(height).flat_map(|row| (0..q).step_by(BLOCK_COLUMNS).map(move |column| [row, column]));
-        let blocks = blocks.map(|at| Block { at, size: [height.min(rows - at[0]), BLOCK_COLUMNS.min(q - at[1])] });
+        let blocks = (0..rows)
+            .step_by(height)
+            .flat_map(|row| (0..q).step_by(BLOCK_COLUMNS).map(move |column| [row, column]));
+        let blocks = blocks
+            .map(|at| Block { at, size: [height.min(rows - at[0]), BLOCK_COLUMNS.min(q - at[1])] });
         let mut before = Block::default();
         for block in blocks.chain([Block::default()]) {
             let across = block.size[1].div_ceil(COLUMNS);
@@ -153,9 +167,17 @@ impl<T: Element, U: Element> Part<'_, T, U> {
         }
     }
 
-    /// Compresses at most 8 rows of at most 128 columns, `at` in the block, along their rows, and leaves in the panel what they give to dgrad.
+    /// Compresses at most 8 rows of at most 128 columns, `at` in the block, along their rows, and
+    /// leaves in the panel what they give to dgrad.
     #[inline(always)]
-    fn piece<V: Vector, C: Carriage>(&self, v: V, block: Block, at: [usize; 2], panel: &mut Panel, staging: &mut Staging<T, U>) {
+    fn piece<V: Vector, C: Carriage>(
+        &self,
+        v: V,
+        block: Block,
+        at: [usize; 2],
+        panel: &mut Panel,
+        staging: &mut Staging<T, U>,
+    ) {
         let (w, map, q) = (self.w, self.map, self.w.ncols());
         let [row, column] = [block.at[0] + at[0], block.at[1] + at[1]];
         let [height, width] = [ROWS.min(w.nrows() - row), COLUMNS.min(q - column)];
@@ -164,8 +186,14 @@ impl<T: Element, U: Element> Part<'_, T, U> {
             let tiles = &self.tiles[(row / 4 + strip) * (q / 4) + column / 4..][..width / 4];
             simd::prefetch(tiles, ahead(at[1], (q / 4) as isize) / 4);
             match tiles.first_chunk::<{ 4 * WORDS }>() {
-                Some(tiles) => words.iter_mut().zip(tiles.as_chunks::<4>().0).for_each(|(word, tiles)| *word = nibbles::word(tiles)),
-                None => words.iter_mut().zip(tiles.chunks(4)).for_each(|(word, tiles)| *word = ragged_word(tiles)),
+                Some(tiles) => words
+                    .iter_mut()
+                    .zip(tiles.as_chunks::<4>().0)
+                    .for_each(|(word, tiles)| *word = nibbles::word(tiles)),
+                None => words
+                    .iter_mut()
+                    .zip(tiles.chunks(4))
+                    .for_each(|(word, tiles)| *word = ragged_word(tiles)),
             }
         }
         let rows = each(&words, nibbles::rows);
@@ -175,20 +203,31 @@ impl<T: Element, U: Element> Part<'_, T, U> {
 
         let mut stored = [None; ROWS];
         for (i, (stored, to)) in stored.iter_mut().zip(&mut staging.x).enumerate().take(height) {
-            *stored = w.index_axis_move(Axis(0), row + i).to_slice().and_then(|row| row[column..].first_chunk());
+            *stored = w
+                .index_axis_move(Axis(0), row + i)
+                .to_slice()
+                .and_then(|row| row[column..].first_chunk());
             if stored.is_none() {
                 gather(w, [row + i, column], to);
             }
         }
-        let mut stored = stored.into_iter().zip(&staging.x).map(|(stored, spare)| stored.unwrap_or(spare));
+        let mut stored =
+            stored.into_iter().zip(&staging.x).map(|(stored, spare)| stored.unwrap_or(spare));
         let stored: [_; ROWS] = core::array::from_fn(|_| stored.next().expect("as many"));
         let mut x = [&[0.0; COLUMNS]; ROWS];
         for (i, (x, carried)) in x.iter_mut().zip(&mut staging.carried).enumerate() {
             *x = carry::<C, T>(stored[i], &words[i / 4], 4 * (i % 4), map, carried);
         }
         for (metadata, patterns) in staging.metadata.iter_mut().zip(patterns.as_flattened()) {
-            let metadata = metadata[at[1] / 8..].first_chunk_mut::<{ COLUMNS / 8 }>().expect("a block is whole pieces");
-            metadata.as_chunks_mut().0.iter_mut().zip(patterns).for_each(|(to, patterns)| *to = patterns.to_le_bytes());
+            let metadata = metadata[at[1] / 8..]
+                .first_chunk_mut::<{ COLUMNS / 8 }>()
+                .expect("a block is whole pieces");
+            metadata
+                .as_chunks_mut()
+                .0
+                .iter_mut()
+                .zip(patterns)
+                .for_each(|(to, patterns)| *to = patterns.to_le_bytes());
         }
         let ahead = ahead(at[1], w.strides()[0]);
         let (strips, _) = x.as_chunks::<4>();
@@ -203,16 +242,24 @@ impl<T: Element, U: Element> Part<'_, T, U> {
                     let patterns = nibbles_at::<V>(&patterns[strip][i], lane);
                     let mut packed = [0.0; 16];
                     v.store(v.pack_pairs(*both, patterns), &mut packed);
-                    let values = &mut staging.values[4 * strip + i][(at[1] + lane) / 2..][..V::LANES];
+                    let values =
+                        &mut staging.values[4 * strip + i][(at[1] + lane) / 2..][..V::LANES];
                     values.iter_mut().zip(packed).for_each(|(to, lane)| *to = C::deliver(lane));
                 }
                 for half in [0, 1] {
                     let lane = lane + half * V::LANES;
-                    let [x0, x1, x2, x3] = [both[0][half], both[1][half], both[2][half], both[3][half]];
+                    let [x0, x1, x2, x3] =
+                        [both[0][half], both[1][half], both[2][half], both[3][half]];
                     let kept = |i: usize| v.chosen(lanes::<V>(rows[strip][i][lane / 16], lane));
                     let upper = v.select(kept(0), x0, v.select(kept(1), x1, x2));
                     let lower = v.select(kept(3), x3, v.select(kept(2), x2, x1));
-                    store_pair::<V, C, U>(v, [upper, lower], &mut panel.words, at[0] / 4 + strip, at[1] + lane);
+                    store_pair::<V, C, U>(
+                        v,
+                        [upper, lower],
+                        &mut panel.words,
+                        at[0] / 4 + strip,
+                        at[1] + lane,
+                    );
                 }
             }
         }
@@ -223,11 +270,20 @@ impl<T: Element, U: Element> Part<'_, T, U> {
 
     /// Writes the forward values and metadata of at most 8 rows of a block, from its row `at` on.
     #[inline(always)]
-    fn rows<V: Vector>(&mut self, stores: &Stores<V>, block: Block, at: usize, staging: &Staging<T, U>) {
+    fn rows<V: Vector>(
+        &mut self,
+        stores: &Stores<V>,
+        block: Block,
+        at: usize,
+        staging: &Staging<T, U>,
+    ) {
         let (q, (values, metadata)) = (self.w.ncols(), &mut self.forward);
         let ([first, column], [height, width]) = (block.at, block.size);
         for (i, row) in (first + at..first + height.min(at + ROWS)).enumerate() {
-            stores.write(&staging.values[i][..width / 2], &mut values[row * (q / 2) + column / 2..][..width / 2]);
+            stores.write(
+                &staging.values[i][..width / 2],
+                &mut values[row * (q / 2) + column / 2..][..width / 2],
+            );
             let to = &mut metadata[row * stride(q) + column / 8..][..width.div_ceil(8)];
             to.copy_from_slice(&staging.metadata[i][..width.div_ceil(8)]);
             if width % 8 != 0 {
@@ -236,15 +292,26 @@ impl<T: Element, U: Element> Part<'_, T, U> {
         }
     }
 
-    /// Writes the dgrad values of at most 16 columns of a block, from its column `at` on, and of as many as a piece has their metadata.
+    /// Writes the dgrad values of at most 16 columns of a block, from its column `at` on, and of as
+    /// many as a piece has their metadata.
     #[inline(always)]
-    fn columns<V: Vector>(&mut self, stores: &Stores<V>, block: Block, at: usize, panel: &Panel, lines: &mut [[u32; BLOCK_WORDS]; 16]) {
+    fn columns<V: Vector>(
+        &mut self,
+        stores: &Stores<V>,
+        block: Block,
+        at: usize,
+        panel: &Panel,
+        lines: &mut [[u32; BLOCK_WORDS]; 16],
+    ) {
         let Some((values, metadata)) = &mut self.dgrad else { return };
         let ([first, column], [height, width]) = (block.at, block.size);
         if at.is_multiple_of(COLUMNS) {
-            for (i, bytes) in column_metadata(height, &panel.tiles, at).iter().enumerate().take(width - at) {
+            for (i, bytes) in
+                column_metadata(height, &panel.tiles, at).iter().enumerate().take(width - at)
+            {
                 let mut to = metadata.index_axis_mut(Axis(0), column + at + i);
-                let to = &mut to.as_slice_mut().expect("metadata is row-major")[first / 8..][..height.div_ceil(8)];
+                let to = &mut to.as_slice_mut().expect("metadata is row-major")[first / 8..]
+                    [..height.div_ceil(8)];
                 to.chunks_mut(8).zip(bytes).for_each(|(to, bytes)| copy(bytes, to));
             }
         }
@@ -263,23 +330,34 @@ impl<T: Element, U: Element> Part<'_, T, U> {
         }
         for (i, line) in lines.iter().enumerate().take(width - at) {
             let mut to = values.index_axis_mut(Axis(0), column + at + i);
-            stores.write_words(line, &mut to.as_slice_mut().expect("values are row-major")[first / 2..][..height / 2]);
+            stores.write_words(
+                line,
+                &mut to.as_slice_mut().expect("values are row-major")[first / 2..][..height / 2],
+            );
         }
     }
 }
 
 /// The metadata of the columns of a piece, from column `at` of a block on: a word for 64 rows.
 #[inline(always)]
-fn column_metadata(height: usize, tiles: &[[u64; BLOCK_COLUMNS / 16]], at: usize) -> [[[u8; 8]; BLOCK_ROWS / 64]; COLUMNS] {
+fn column_metadata(
+    height: usize,
+    tiles: &[[u64; BLOCK_COLUMNS / 16]],
+    at: usize,
+) -> [[[u8; 8]; BLOCK_ROWS / 64]; COLUMNS] {
     let mut bytes = [[[0; 8]; BLOCK_ROWS / 64]; COLUMNS];
     for (part, tiles) in tiles.as_chunks::<16>().0.iter().enumerate().take(height.div_ceil(64)) {
         let mut words = [[0; WORDS]; 16];
-        words.iter_mut().zip(tiles).for_each(|(words, tiles)| words.copy_from_slice(&tiles[at / 16..][..WORDS]));
+        words
+            .iter_mut()
+            .zip(tiles)
+            .for_each(|(words, tiles)| words.copy_from_slice(&tiles[at / 16..][..WORDS]));
         nibbles::transpose(&mut words);
         let absent = (64 * (part + 1)).saturating_sub(height);
         for (i, words) in words.iter().enumerate() {
             for (at, &kept) in words.iter().enumerate() {
-                bytes[16 * at + i][part] = (nibbles::metadata(kept) & (u64::MAX >> absent)).to_le_bytes();
+                bytes[16 * at + i][part] =
+                    (nibbles::metadata(kept) & (u64::MAX >> absent)).to_le_bytes();
             }
         }
     }
@@ -288,7 +366,13 @@ fn column_metadata(height: usize, tiles: &[[u64; BLOCK_COLUMNS / 16]], at: usize
 
 /// The kept elements of a strip's columns, from `column` of the block on.
 #[inline(always)]
-fn store_pair<V: Vector, C: Carriage, U: Element>(v: V, pair: [V::F; 2], words: &mut [Words], strip: usize, column: usize) {
+fn store_pair<V: Vector, C: Carriage, U: Element>(
+    v: V,
+    pair: [V::F; 2],
+    words: &mut [Words],
+    strip: usize,
+    column: usize,
+) {
     if convert::is::<U, f32>() {
         v.store_u(v.bits(pair[0]), &mut words[2 * strip][column..]);
         return v.store_u(v.bits(pair[1]), &mut words[2 * strip + 1][column..]);
@@ -299,7 +383,11 @@ fn store_pair<V: Vector, C: Carriage, U: Element>(v: V, pair: [V::F; 2], words: 
     let mut bits = [[0; 16]; 2];
     for i in 0..V::LANES {
         let [upper, lower] = [C::word::<U>(lanes[0][i]), C::word::<U>(lanes[1][i])];
-        (bits[0][i], bits[1][i]) = if convert::elements_a_word::<U>() == 2 { (upper | lower << 16, 0) } else { (upper, lower) };
+        (bits[0][i], bits[1][i]) = if convert::elements_a_word::<U>() == 2 {
+            (upper | lower << 16, 0)
+        } else {
+            (upper, lower)
+        };
     }
     let each = convert::elements_a_word::<U>();
     for (bits, words) in bits.iter().zip(&mut words[2 / each * strip..]).take(2 / each) {
@@ -315,7 +403,8 @@ fn stride(q: usize) -> usize {
 /// Elements between a piece at column `at` of its block and the one that follows [`AHEAD`] later.
 #[inline(always)]
 fn ahead(at: usize, stride: isize) -> usize {
-    let (rows, column) = ((at + AHEAD * COLUMNS) / BLOCK_COLUMNS * ROWS, (at + AHEAD * COLUMNS) % BLOCK_COLUMNS);
+    let (rows, column) =
+        ((at + AHEAD * COLUMNS) / BLOCK_COLUMNS * ROWS, (at + AHEAD * COLUMNS) % BLOCK_COLUMNS);
     (stride as usize).wrapping_mul(rows).wrapping_add(column).wrapping_sub(at)
 }
 
@@ -323,7 +412,9 @@ fn ahead(at: usize, stride: isize) -> usize {
 #[cold]
 #[inline(never)]
 fn gather<T: Element>(w: ArrayView2<'_, T>, [row, column]: [usize; 2], to: &mut [T]) {
-    to.iter_mut().zip(w.index_axis(Axis(0), row).iter().skip(column)).for_each(|(to, &from)| *to = from);
+    to.iter_mut()
+        .zip(w.index_axis(Axis(0), row).iter().skip(column))
+        .for_each(|(to, &from)| *to = from);
 }
 
 /// At most four tiles.
@@ -333,7 +424,8 @@ fn ragged_word(tiles: &[u16]) -> u64 {
     nibbles::word(tiles)
 }
 
-/// Elements of a row as they travel, themselves if they can; the pattern of group g is nibble `16*g + at` of `words`.
+/// Elements of a row as they travel, themselves if they can; the pattern of group g is nibble
+/// `16*g + at` of `words`.
 #[inline(always)]
 fn carry<'a, C: Carriage, T: Element>(
     x: &'a [T; COLUMNS],

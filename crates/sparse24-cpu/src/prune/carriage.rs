@@ -57,9 +57,14 @@ impl Carriage for Mapped {
     const STORED: bool = false;
     #[inline(always)]
     fn carry<T: Element>(row: &[T; 16], tiles: u64, map: ValueMap, to: &mut [f32; 16]) {
-        for (g, (to, x)) in to.as_chunks_mut().0.iter_mut().zip(row.as_chunks::<4>().0).enumerate() {
+        for (g, (to, x)) in to.as_chunks_mut().0.iter_mut().zip(row.as_chunks::<4>().0).enumerate()
+        {
             if let Some(pattern) = Pattern::from_bits((tiles >> (16 * g)) as u8 & 0xf) {
-                *to = prune::group([x[0].to_f32(), x[1].to_f32(), x[2].to_f32(), x[3].to_f32()], pattern, map);
+                *to = prune::group(
+                    [x[0].to_f32(), x[1].to_f32(), x[2].to_f32(), x[3].to_f32()],
+                    pattern,
+                    map,
+                );
             }
         }
     }

@@ -37,8 +37,9 @@ const LANES: usize = 8;
 macro_rules! avx2 {
     ($self:ident, $body:expr) => {{
         let Self(()) = $self;
-        // SAFETY: the token proves the features, which is all that an intrinsic on values asks for; an intrinsic on memory stands in
-        // this file only behind a check that the slice holds a whole vector, and asks for no alignment.
+        // SAFETY: the token proves the features, which is all that an intrinsic on values asks for;
+        // an intrinsic on memory stands in this file only behind a check that the slice holds a
+        // whole vector, and asks for no alignment.
         unsafe { $body }
     }};
 }
@@ -54,8 +55,9 @@ impl Vector for Avx2 {
     fn stream(self, from: &[u8; LINE], to: &mut Line) {
         let (from, to) = (from.as_ptr().cast::<__m256i>(), (&raw mut *to).cast::<__m256i>());
         for half in 0..2 {
-            // SAFETY: the token proves the features. Both have two vectors, and a line is aligned. The order of these stores is
-            // [`super::Stores`]' affair, which fences before it gives the lines up.
+            // SAFETY: the token proves the features. Both have two vectors, and a line is aligned.
+            // The order of these stores is [`super::Stores`]' affair, which fences before it gives
+            // the lines up.
             unsafe { _mm256_stream_si256(to.add(half), _mm256_loadu_si256(from.add(half))) }
         }
     }
@@ -97,7 +99,8 @@ impl Vector for Avx2 {
     }
     #[inline(always)]
     fn magnitude(self, x: Self::F, limit: f32) -> Self::F {
-        // As unsigned integers the magnitudes are ordered as floats, and every NaN is above the limit.
+        // As unsigned integers the magnitudes are ordered as floats, and every NaN is above the
+        // limit.
         avx2!(self, {
             let a = _mm256_castps_si256(self.abs(x));
             _mm256_castsi256_ps(_mm256_min_epu32(a, _mm256_set1_epi32(limit.to_bits() as i32)))
@@ -105,11 +108,17 @@ impl Vector for Avx2 {
     }
     #[inline(always)]
     fn least(self, a: Self::F, b: Self::F) -> Self::F {
-        avx2!(self, _mm256_castsi256_ps(_mm256_min_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b))))
+        avx2!(
+            self,
+            _mm256_castsi256_ps(_mm256_min_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)))
+        )
     }
     #[inline(always)]
     fn most(self, a: Self::F, b: Self::F) -> Self::F {
-        avx2!(self, _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b))))
+        avx2!(
+            self,
+            _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)))
+        )
     }
     #[inline(always)]
     fn unordered(self, a: Self::F, b: Self::F) -> Self::M {
@@ -151,7 +160,14 @@ impl Vector for Avx2 {
     }
     #[inline(always)]
     fn select_u(self, which: Self::M, a: Self::U, b: Self::U) -> Self::U {
-        avx2!(self, _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(b), _mm256_castsi256_ps(a), which)))
+        avx2!(
+            self,
+            _mm256_castps_si256(_mm256_blendv_ps(
+                _mm256_castsi256_ps(b),
+                _mm256_castsi256_ps(a),
+                which
+            ))
+        )
     }
     #[inline(always)]
     fn mul_even(self, a: Self::U, b: Self::U) -> Self::U {
@@ -208,11 +224,23 @@ impl Vector for Avx2 {
     }
     #[inline(always)]
     fn uniform(self, word: Self::U) -> Self::F {
-        avx2!(self, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_srli_epi32::<8>(word)), _mm256_set1_ps(1.0 / (1 << 24) as f32)))
+        avx2!(
+            self,
+            _mm256_mul_ps(
+                _mm256_cvtepi32_ps(_mm256_srli_epi32::<8>(word)),
+                _mm256_set1_ps(1.0 / (1 << 24) as f32)
+            )
+        )
     }
     #[inline(always)]
     fn push_sign(self, bits: Self::U, x: Self::F) -> Self::U {
-        avx2!(self, _mm256_or_si256(_mm256_add_epi32(bits, bits), _mm256_srli_epi32::<31>(_mm256_castps_si256(x))))
+        avx2!(
+            self,
+            _mm256_or_si256(
+                _mm256_add_epi32(bits, bits),
+                _mm256_srli_epi32::<31>(_mm256_castps_si256(x))
+            )
+        )
     }
     #[inline(always)]
     fn join_octal(self, high: Self::U, low: Self::U) -> Self::U {
@@ -248,12 +276,17 @@ impl Vector for Avx2 {
                 let [a, b, c, d] = [rows[at], rows[at + 1], rows[at + 2], rows[at + 3]];
                 let (ab01, ab23) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
                 let (cd01, cd23) = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
-                (rows[at], rows[at + 1]) = (_mm256_unpacklo_epi64(ab01, cd01), _mm256_unpackhi_epi64(ab01, cd01));
-                (rows[at + 2], rows[at + 3]) = (_mm256_unpacklo_epi64(ab23, cd23), _mm256_unpackhi_epi64(ab23, cd23));
+                (rows[at], rows[at + 1]) =
+                    (_mm256_unpacklo_epi64(ab01, cd01), _mm256_unpackhi_epi64(ab01, cd01));
+                (rows[at + 2], rows[at + 3]) =
+                    (_mm256_unpacklo_epi64(ab23, cd23), _mm256_unpackhi_epi64(ab23, cd23));
             }
             for at in 0..4 {
                 let [a, b] = [rows[at], rows[at + 4]];
-                (rows[at], rows[at + 4]) = (_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b));
+                (rows[at], rows[at + 4]) = (
+                    _mm256_permute2x128_si256::<0x20>(a, b),
+                    _mm256_permute2x128_si256::<0x31>(a, b),
+                );
             }
         });
     }
@@ -275,16 +308,25 @@ impl Vector for Avx2 {
     fn chosen(self, bits: u32) -> Self::M {
         avx2!(self, {
             let each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-            _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(bits as i32), each), each))
+            _mm256_castsi256_ps(_mm256_cmpeq_epi32(
+                _mm256_and_si256(_mm256_set1_epi32(bits as i32), each),
+                each,
+            ))
         })
     }
     #[inline(always)]
     fn pack_pairs(self, [low, high]: [Self::F; 2], nibbles: u32) -> Self::F {
         avx2!(self, {
-            let each = _mm256_srlv_epi32(_mm256_set1_epi32(nibbles as i32), _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+            let each = _mm256_srlv_epi32(
+                _mm256_set1_epi32(nibbles as i32),
+                _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14),
+            );
             let groups = _mm256_setr_epi32(0, 0, 4, 4, 0, 0, 4, 4);
             let lanes = _mm256_or_si256(_mm256_and_si256(each, _mm256_set1_epi32(3)), groups);
-            _mm256_blend_ps::<0xf0>(_mm256_permutevar8x32_ps(low, lanes), _mm256_permutevar8x32_ps(high, lanes))
+            _mm256_blend_ps::<0xf0>(
+                _mm256_permutevar8x32_ps(low, lanes),
+                _mm256_permutevar8x32_ps(high, lanes),
+            )
         })
     }
 }

@@ -31,14 +31,17 @@ impl Avx512 {
     }
 }
 
-#[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2")]
+#[target_feature(
+    enable = "avx2,bmi1,bmi2,lzcnt,popcnt,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2"
+)]
 fn run<K: Kernel>(v: Avx512, kernel: K) {
     kernel.run(v);
 }
 
 const LANES: usize = 16;
 
-/// `vrangeps`: the smaller and the larger magnitude, as a magnitude; a signalling NaN comes out as a NaN.
+/// `vrangeps`: the smaller and the larger magnitude, as a magnitude; a signalling NaN comes out as
+/// a NaN.
 const ABS_MIN: i32 = 0b1010;
 const ABS_MAX: i32 = 0b1011;
 /// The larger magnitude with the sign of the first.
@@ -62,8 +65,9 @@ const PLACE_OF_TILE: [u16; 2 * LANES] = {
 macro_rules! avx512 {
     ($self:ident, $body:expr) => {{
         let Self { .. } = $self;
-        // SAFETY: the token proves the features, which is all that an intrinsic on values asks for; an intrinsic on memory stands in
-        // this file only behind a check that the slice holds a whole vector, and asks for no alignment.
+        // SAFETY: the token proves the features, which is all that an intrinsic on values asks for;
+        // an intrinsic on memory stands in this file only behind a check that the slice holds a
+        // whole vector, and asks for no alignment.
         unsafe { $body }
     }};
 }
@@ -76,9 +80,12 @@ impl Vector for Avx512 {
 
     #[inline(always)]
     fn stream(self, from: &[u8; LINE], to: &mut Line) {
-        // SAFETY: the token proves the features. Both are one vector, and a line is aligned. The order of these stores is
-        // [`super::Stores`]' affair, which fences before it gives the lines up.
-        unsafe { _mm512_stream_si512((&raw mut *to).cast(), _mm512_loadu_si512(from.as_ptr().cast())) }
+        // SAFETY: the token proves the features. Both are one vector, and a line is aligned. The
+        // order of these stores is [`super::Stores`]' affair, which fences before it gives the
+        // lines up.
+        unsafe {
+            _mm512_stream_si512((&raw mut *to).cast(), _mm512_loadu_si512(from.as_ptr().cast()))
+        }
     }
     #[inline(always)]
     fn fence(self) {
@@ -122,7 +129,8 @@ impl Vector for Avx512 {
     }
     #[inline(always)]
     fn magnitude(self, x: Self::F, limit: f32) -> Self::F {
-        // As unsigned integers the magnitudes are ordered as floats, and every NaN is above the limit.
+        // As unsigned integers the magnitudes are ordered as floats, and every NaN is above the
+        // limit.
         avx512!(self, {
             let a = _mm512_castps_si512(self.abs(x));
             _mm512_castsi512_ps(_mm512_min_epu32(a, _mm512_set1_epi32(limit.to_bits() as i32)))
@@ -135,11 +143,17 @@ impl Vector for Avx512 {
     }
     #[inline(always)]
     fn least(self, a: Self::F, b: Self::F) -> Self::F {
-        avx512!(self, _mm512_castsi512_ps(_mm512_min_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b))))
+        avx512!(
+            self,
+            _mm512_castsi512_ps(_mm512_min_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)))
+        )
     }
     #[inline(always)]
     fn most(self, a: Self::F, b: Self::F) -> Self::F {
-        avx512!(self, _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b))))
+        avx512!(
+            self,
+            _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)))
+        )
     }
     #[inline(always)]
     fn most_abs(self, a: Self::F, b: Self::F) -> Self::F {
@@ -246,7 +260,13 @@ impl Vector for Avx512 {
     }
     #[inline(always)]
     fn uniform(self, word: Self::U) -> Self::F {
-        avx512!(self, _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_srli_epi32::<8>(word)), _mm512_set1_ps(1.0 / (1 << 24) as f32)))
+        avx512!(
+            self,
+            _mm512_mul_ps(
+                _mm512_cvtepi32_ps(_mm512_srli_epi32::<8>(word)),
+                _mm512_set1_ps(1.0 / (1 << 24) as f32)
+            )
+        )
     }
     #[inline(always)]
     fn push_sign(self, bits: Self::U, x: Self::F) -> Self::U {
@@ -286,15 +306,25 @@ impl Vector for Avx512 {
                 let [a, b, c, d] = [rows[at], rows[at + 1], rows[at + 2], rows[at + 3]];
                 let (ab01, ab23) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
                 let (cd01, cd23) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
-                (rows[at], rows[at + 1]) = (_mm512_unpacklo_epi64(ab01, cd01), _mm512_unpackhi_epi64(ab01, cd01));
-                (rows[at + 2], rows[at + 3]) = (_mm512_unpacklo_epi64(ab23, cd23), _mm512_unpackhi_epi64(ab23, cd23));
+                (rows[at], rows[at + 1]) =
+                    (_mm512_unpacklo_epi64(ab01, cd01), _mm512_unpackhi_epi64(ab01, cd01));
+                (rows[at + 2], rows[at + 3]) =
+                    (_mm512_unpacklo_epi64(ab23, cd23), _mm512_unpackhi_epi64(ab23, cd23));
             }
             for at in 0..4 {
                 let [a, b, c, d] = [rows[at], rows[at + 4], rows[at + 8], rows[at + 12]];
-                let (ab02, ab13) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
-                let (cd02, cd13) = (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
-                (rows[at], rows[at + 8]) = (_mm512_shuffle_i32x4::<0x88>(ab02, cd02), _mm512_shuffle_i32x4::<0xdd>(ab02, cd02));
-                (rows[at + 4], rows[at + 12]) = (_mm512_shuffle_i32x4::<0x88>(ab13, cd13), _mm512_shuffle_i32x4::<0xdd>(ab13, cd13));
+                let (ab02, ab13) =
+                    (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
+                let (cd02, cd13) =
+                    (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
+                (rows[at], rows[at + 8]) = (
+                    _mm512_shuffle_i32x4::<0x88>(ab02, cd02),
+                    _mm512_shuffle_i32x4::<0xdd>(ab02, cd02),
+                );
+                (rows[at + 4], rows[at + 12]) = (
+                    _mm512_shuffle_i32x4::<0x88>(ab13, cd13),
+                    _mm512_shuffle_i32x4::<0xdd>(ab13, cd13),
+                );
             }
         });
     }
@@ -316,7 +346,8 @@ impl Vector for Avx512 {
     fn look_up(self, codes: &[u32], tiles: &mut [u16]) {
         for (tiles, codes) in tiles.chunks_exact_mut(2 * LANES).zip(codes.chunks_exact(2 * LANES)) {
             avx512!(self, {
-                let table = |at: usize| _mm512_loadu_si512(CODES[32 * at..32 * at + 32].as_ptr().cast());
+                let table =
+                    |at: usize| _mm512_loadu_si512(CODES[32 * at..32 * at + 32].as_ptr().cast());
                 let places = _mm512_loadu_si512(PLACE_OF_TILE.as_ptr().cast());
                 let (first, second) = codes.split_at(LANES);
                 let codes = _mm512_permutex2var_epi16(
@@ -326,7 +357,11 @@ impl Vector for Avx512 {
                 );
                 let below = _mm512_permutex2var_epi16(table(0), codes, table(1));
                 let above = _mm512_permutex2var_epi16(table(2), codes, table(3));
-                let bits = _mm512_mask_blend_epi16(_mm512_test_epi16_mask(codes, _mm512_set1_epi16(64)), below, above);
+                let bits = _mm512_mask_blend_epi16(
+                    _mm512_test_epi16_mask(codes, _mm512_set1_epi16(64)),
+                    below,
+                    above,
+                );
                 _mm512_storeu_si512(tiles.as_mut_ptr().cast(), bits);
             });
         }
@@ -338,8 +373,10 @@ impl Vector for Avx512 {
     #[inline(always)]
     fn pack_pairs(self, [low, high]: [Self::F; 2], nibbles: u32) -> Self::F {
         avx512!(self, {
-            let places = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-            let groups = _mm512_setr_epi32(0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28);
+            let places =
+                _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let groups =
+                _mm512_setr_epi32(0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28);
             let each = _mm512_srlv_epi32(_mm512_set1_epi32(nibbles as i32), places);
             let lanes = _mm512_ternarylogic_epi32::<AND_OR>(each, _mm512_set1_epi32(3), groups);
             _mm512_permutex2var_ps(low, lanes, high)

@@ -1,7 +1,8 @@
 //! How results reach memory: through the caches, or past them where they would not stay anyway.
 //!
-//! A plain store of a line that no cache holds reads it first. Stores past the caches do not, provided that whole lines are written.
-//! Invariant: who made such stores has passed a fence before anybody else can see the memory. Deliberately absent: what is stored.
+//! A plain store of a line that no cache holds reads it first. Stores past the caches do not,
+//! provided that whole lines are written. Invariant: who made such stores has passed a fence before
+//! anybody else can see the memory. Deliberately absent: what is stored.
 
 use sparse24_core::Element;
 
@@ -15,7 +16,8 @@ pub(super) const LINE: usize = 64;
 #[repr(C, align(64))]
 pub(crate) struct Line(pub(super) [u8; LINE]);
 
-/// Outputs of at least so many bytes go past the caches: they would drive each other out of those of a core.
+/// Outputs of at least so many bytes go past the caches: they would drive each other out of those
+/// of a core.
 const MANY: usize = 1 << 22;
 
 /// Stores of one kernel on one thread.
@@ -36,7 +38,8 @@ impl<V: Vector> Stores<V> {
         self.v
     }
 
-    /// [`Self::write`] of elements from words of [`convert::narrow_word`], those of a 16-bit type from both halves, the lower first.
+    /// [`Self::write`] of elements from words of [`convert::narrow_word`], those of a 16-bit type
+    /// from both halves, the lower first.
     #[inline(always)]
     pub(crate) fn write_words<T: Element>(&self, words: &[u32], to: &mut [T]) {
         match super::elements(words) {
@@ -45,13 +48,15 @@ impl<V: Vector> Stores<V> {
         }
     }
 
-    /// Copies elements to a place that this thread does not read, nor hands to another one, while the stores are alive.
+    /// Copies elements to a place that this thread does not read, nor hands to another one, while
+    /// the stores are alive.
     #[inline(always)]
     pub(crate) fn write<T: Element>(&self, from: &[T], to: &mut [T]) {
         if !self.past || !(convert::is::<T, f32>() || convert::elements_a_word::<T>() == 2) {
             return to.copy_from_slice(from);
         }
-        // SAFETY: an element is a number without padding, as is a line, and every pattern of bits is one of either.
+        // SAFETY: an element is a number without padding, as is a line, and every pattern of bits
+        // is one of either.
         let (head, lines, tail) = unsafe { to.align_to_mut::<Line>() };
         let (first, rest) = from.split_at(head.len());
         let (whole, last) = rest.split_at(rest.len() - tail.len());
@@ -74,7 +79,8 @@ impl<V: Vector> Drop for Stores<V> {
     }
 }
 
-/// Copies as many elements as both have by the stores that an output of so many bytes gets: what a kernel is measured against.
+/// Copies as many elements as both have by the stores that an output of so many bytes gets: what a
+/// kernel is measured against.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -97,7 +103,8 @@ impl<T: Element> Kernel for Copy<'_, T> {
     }
 }
 
-/// Elements before the first cache line that begins at an element of every row; 0 if rows begin in different places of a line.
+/// Elements before the first cache line that begins at an element of every row; 0 if rows begin in
+/// different places of a line.
 pub(crate) fn before_a_line<T>(first: *const T, row: usize) -> usize {
     match (row * size_of::<T>()) % LINE {
         0 => Some(first.align_offset(LINE)).filter(|&elements| elements < LINE).unwrap_or(0),

@@ -37,23 +37,41 @@ pub(crate) fn wide(x: &Array2<f32>) -> Array2<f64> {
 }
 
 /// Every element lies within its bound of what is expected.
-pub(crate) fn assert_close(what: &str, found: ArrayView2<'_, f32>, expected: &Array2<f64>, bound: &Array2<f64>) {
+pub(crate) fn assert_close(
+    what: &str,
+    found: ArrayView2<'_, f32>,
+    expected: &Array2<f64>,
+    bound: &Array2<f64>,
+) {
     assert_eq!(found.dim(), expected.dim(), "{what}: shape");
     for (at, &value) in found.indexed_iter() {
         let (wanted, bound) = (expected[at], bound[at]);
         let difference = (f64::from(value) - wanted).abs();
-        assert!(difference <= bound, "{what} at {at:?}: found {value}, expected {wanted}, {} times the bound", difference / bound);
+        assert!(
+            difference <= bound,
+            "{what} at {at:?}: found {value}, expected {wanted}, {} times the bound",
+            difference / bound
+        );
     }
 }
 
 /// The outputs of `kernel`, which must be the same bits on 1, 2 and 7 threads.
-pub(crate) fn any_threads<const N: usize>(kernel: impl Fn() -> [Array2<f32>; N] + Sync + Send) -> [Array2<f32>; N] {
-    let run = |threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads").install(&kernel);
+pub(crate) fn any_threads<const N: usize>(
+    kernel: impl Fn() -> [Array2<f32>; N] + Sync + Send,
+) -> [Array2<f32>; N] {
+    let run = |threads| {
+        rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build()
+            .expect("threads")
+            .install(&kernel)
+    };
     let first = run(1);
     for threads in [2, 7] {
         for (output, (one, many)) in first.iter().zip(&run(threads)).enumerate() {
             assert_eq!(one.dim(), many.dim());
-            let differs = one.indexed_iter().zip(many).find(|((_, a), b)| a.to_bits() != b.to_bits());
+            let differs =
+                one.indexed_iter().zip(many).find(|((_, a), b)| a.to_bits() != b.to_bits());
             assert!(differs.is_none(), "output {output} differs on {threads} threads: {differs:?}");
         }
     }
@@ -75,5 +93,6 @@ pub(crate) fn numeric_gradient(x: &Array2<f64>, loss: impl Fn(&Array2<f64>) -> f
     })
 }
 
-/// What [`numeric_gradient`] may be off by, for losses and third derivatives of order 1: H^2 and 2^-52 / H, with room.
+/// What [`numeric_gradient`] may be off by, for losses and third derivatives of order 1: H^2 and
+/// 2^-52 / H, with room.
 pub(crate) const NUMERIC: f64 = 2e-9;

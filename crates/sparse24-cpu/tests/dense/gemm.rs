@@ -32,9 +32,12 @@ fn every_layout_lies_within_the_bound_on_any_number_of_threads() {
         let expected = wide(&a).dot(&wide(&b));
         // k products and k sums, each rounded, and the conversion of the whole through alpha = 1.
         let bound = wide(&a).mapv(f64::abs).dot(&wide(&b).mapv(f64::abs)) * ((k + 2) as f64 * U);
-        for (a, b) in
-            [(a.clone(), b.clone()), (column_major(&a), b.clone()), (a.clone(), column_major(&b)), (column_major(&a), column_major(&b))]
-        {
+        for (a, b) in [
+            (a.clone(), b.clone()),
+            (column_major(&a), b.clone()),
+            (a.clone(), column_major(&b)),
+            (column_major(&a), column_major(&b)),
+        ] {
             let [overwritten, added] = any_threads(|| {
                 let mut outputs = [poison([m, n]), c.clone()];
                 matmul(a.view(), b.view(), outputs[0].view_mut(), Beta::Overwrite).unwrap();
@@ -43,7 +46,8 @@ fn every_layout_lies_within_the_bound_on_any_number_of_threads() {
             });
             assert_close("overwritten", overwritten.view(), &expected, &bound);
             let sum = wide(&c) + &expected;
-            let bound = &bound + &((sum.mapv(f64::abs) + &wide(&c).mapv(f64::abs)) * (k as f64 / 256.0 + 2.0) * U);
+            let bound = &bound
+                + &((sum.mapv(f64::abs) + &wide(&c).mapv(f64::abs)) * (k as f64 / 256.0 + 2.0) * U);
             assert_close("added", added.view(), &sum, &bound);
         }
     }
@@ -73,7 +77,11 @@ fn scattered_operands_are_copied() {
     let owned = (a.as_standard_layout().into_owned(), b.as_standard_layout().into_owned());
     matmul(owned.0.view(), owned.1.view(), contiguous.view_mut(), Beta::Overwrite).unwrap();
     assert_eq!(c.slice(s![..20, 3..30]), contiguous);
-    assert_eq!(c.iter().filter(|x| x.is_nan()).count(), 40 * 80 - 20 * 27, "only the slice is written");
+    assert_eq!(
+        c.iter().filter(|x| x.is_nan()).count(),
+        40 * 80 - 20 * 27,
+        "only the slice is written"
+    );
 }
 
 #[test]
@@ -81,7 +89,8 @@ fn empty_products() {
     for beta in [Beta::Overwrite, Beta::Accumulate] {
         for [m, k, n] in [[0, 3, 4], [4, 3, 0], [0, 0, 0], [3, 0, 4], [1, 0, 1]] {
             let mut c = Array2::from_elem([m, n], 7.0);
-            matmul(Array2::zeros([m, k]).view(), Array2::zeros([k, n]).view(), c.view_mut(), beta).unwrap();
+            matmul(Array2::zeros([m, k]).view(), Array2::zeros([k, n]).view(), c.view_mut(), beta)
+                .unwrap();
             let expected = if k == 0 && beta == Beta::Overwrite { 0.0 } else { 7.0 };
             assert!(c.iter().all(|&x| x == expected), "[{m}, {k}, {n}]");
         }
@@ -100,9 +109,22 @@ fn nan_reaches_its_row_only() {
 #[test]
 fn shapes_that_do_not_fit_are_named() {
     let (a, b) = (Array2::zeros([2, 3]), Array2::zeros([4, 5]));
-    let error = matmul(a.view(), b.view(), Array2::zeros([2, 5]).view_mut(), Beta::Overwrite).unwrap_err();
-    assert_eq!(error, Error::Shape { operation: "matmul", operand: "b", expected: [3, 5], found: [4, 5] });
+    let error =
+        matmul(a.view(), b.view(), Array2::zeros([2, 5]).view_mut(), Beta::Overwrite).unwrap_err();
+    assert_eq!(
+        error,
+        Error::Shape { operation: "matmul", operand: "b", expected: [3, 5], found: [4, 5] }
+    );
     assert_eq!(error.to_string(), "matmul: b should be [3, 5], found [4, 5]");
-    let error = matmul(a.view(), Array2::zeros([3, 5]).view(), Array2::zeros([5, 2]).view_mut(), Beta::Overwrite).unwrap_err();
-    assert_eq!(error, Error::Shape { operation: "matmul", operand: "c", expected: [2, 5], found: [5, 2] });
+    let error = matmul(
+        a.view(),
+        Array2::zeros([3, 5]).view(),
+        Array2::zeros([5, 2]).view_mut(),
+        Beta::Overwrite,
+    )
+    .unwrap_err();
+    assert_eq!(
+        error,
+        Error::Shape { operation: "matmul", operand: "c", expected: [2, 5], found: [5, 2] }
+    );
 }

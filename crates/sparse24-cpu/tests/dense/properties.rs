@@ -1,11 +1,14 @@
-//! Properties of the dense kernels that hold for every shape: exact on small integers, no row sees another, gradients are linear.
+//! Properties of the dense kernels that hold for every shape: exact on small integers, no row sees
+//! another, gradients are linear.
 
 use ndarray::{Array1, Array2, ArrayView2, ArrayViewMut2, Axis, s};
 use proptest::prelude::*;
 use sparse24_core::philox::{Purpose, Site, Stream};
 use sparse24_cpu::{
     Error,
-    activation::{geglu_backward, geglu_forward, gelu_backward, gelu_forward, swiglu_backward, swiglu_forward},
+    activation::{
+        geglu_backward, geglu_forward, gelu_backward, gelu_forward, swiglu_backward, swiglu_forward,
+    },
     adamw::{AdamW, Decay, adamw_step},
     attention::{AttentionMask, AttentionShape, attention_forward},
     bias::{bias_forward, bias_grad},
@@ -20,7 +23,8 @@ use sparse24_cpu::{
 use crate::check::{poison, random, tokens};
 
 type Forward = fn(ArrayView2<'_, f32>, ArrayViewMut2<'_, f32>) -> Result<(), Error>;
-type Backward = fn(ArrayView2<'_, f32>, ArrayView2<'_, f32>, ArrayViewMut2<'_, f32>) -> Result<(), Error>;
+type Backward =
+    fn(ArrayView2<'_, f32>, ArrayView2<'_, f32>, ArrayViewMut2<'_, f32>) -> Result<(), Error>;
 
 /// Integers in -4..=4: their sums are exact in any order.
 fn integers(shape: [usize; 2], seed: u64) -> Array2<f32> {

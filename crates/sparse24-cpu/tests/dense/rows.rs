@@ -27,37 +27,61 @@ fn bias_is_added_to_every_row_and_its_gradient_sums_them() {
             });
             assert_eq!(out, &z + &bias);
             let expected = wide(&z).sum_axis(Axis(0)).insert_axis(Axis(0));
-            let bound = (wide(&z).mapv(f64::abs).sum_axis(Axis(0)).insert_axis(Axis(0)) + 1.0) * ((64 + p / 64 + 1) as f64 * U);
+            let bound = (wide(&z).mapv(f64::abs).sum_axis(Axis(0)).insert_axis(Axis(0)) + 1.0)
+                * ((64 + p / 64 + 1) as f64 * U);
             assert_close("db", db.view(), &expected, &bound);
             assert_close("db, added", added.view(), &(expected + wide(&bias)), &bound);
         }
     }
-    let error = bias_forward(Array2::zeros([2, 3]).view_mut(), Array1::zeros(2).view()).unwrap_err();
-    assert_eq!(error, Error::Shape { operation: "bias_forward", operand: "bias", expected: [1, 3], found: [1, 2] });
+    let error =
+        bias_forward(Array2::zeros([2, 3]).view_mut(), Array1::zeros(2).view()).unwrap_err();
+    assert_eq!(
+        error,
+        Error::Shape {
+            operation: "bias_forward",
+            operand: "bias",
+            expected: [1, 3],
+            found: [1, 2]
+        }
+    );
 }
 
 #[test]
 fn embedding_looks_rows_up_and_collects_their_gradients() {
-    for [count, context, vocabulary, c] in [[1, 1, 1, 1], [24, 8, 5, 40], [0, 4, 3, 2], [300, 50, 1000, 33]] {
+    for [count, context, vocabulary, c] in
+        [[1, 1, 1, 1], [24, 8, 5, 40], [0, 4, 3, 2], [300, 50, 1000, 33]]
+    {
         let tokens = tokens(count, 1, vocabulary as u32);
         let (wte, wpe) = (random([vocabulary, c], 2, 1.0), random([context, c], 3, 1.0));
         let dout = random([count, c], 4, 1.0);
         let [out, plain, dwte, dwpe, added] = any_threads(|| {
-            let mut outputs = [poison([count, c]), poison([count, c]), poison([vocabulary, c]), poison([context, c]), wte.clone()];
+            let mut outputs = [
+                poison([count, c]),
+                poison([count, c]),
+                poison([vocabulary, c]),
+                poison([context, c]),
+                wte.clone(),
+            ];
             let [out, plain, dwte, dwpe, added] = outputs.each_mut().map(|x| x.view_mut());
             embed_forward(&tokens, context, wte.view(), Some(wpe.view()), out).unwrap();
             embed_forward(&tokens, context, wte.view(), None, plain).unwrap();
-            embed_backward(dout.view(), &tokens, context, dwte, Some(dwpe), Beta::Overwrite).unwrap();
+            embed_backward(dout.view(), &tokens, context, dwte, Some(dwpe), Beta::Overwrite)
+                .unwrap();
             embed_backward(dout.view(), &tokens, context, added, None, Beta::Accumulate).unwrap();
             outputs
         });
-        let (mut expected, mut positions, mut accumulated) =
-            (Array2::<f32>::zeros([vocabulary, c]), Array2::<f32>::zeros([context, c]), wte.clone());
+        let (mut expected, mut positions, mut accumulated) = (
+            Array2::<f32>::zeros([vocabulary, c]),
+            Array2::<f32>::zeros([context, c]),
+            wte.clone(),
+        );
         for (row, &token) in tokens.iter().enumerate() {
             let (token, position) = (token as usize, row % context);
             assert_eq!(plain.row(row), wte.row(token));
             assert_eq!(out.row(row), &wte.row(token) + &wpe.row(position));
-            let add = |sums: &mut Array2<f32>, at: usize| sums.row_mut(at).zip_mut_with(&dout.row(row), |sum, x| *sum += x);
+            let add = |sums: &mut Array2<f32>, at: usize| {
+                sums.row_mut(at).zip_mut_with(&dout.row(row), |sum, x| *sum += x)
+            };
             add(&mut expected, token);
             add(&mut accumulated, token);
             add(&mut positions, position);
@@ -71,10 +95,25 @@ fn embedding_looks_rows_up_and_collects_their_gradients() {
 fn bad_tokens_and_positions_are_named() {
     let (wte, mut out) = (Array2::zeros([3, 2]), poison([2, 2]));
     let error = embed_forward(&[1, 3], 2, wte.view(), None, out.view_mut()).unwrap_err();
-    assert_eq!(error, Error::Token { operation: "embed_forward", token: 3, position: 1, vocabulary: 3 });
-    let error = embed_forward(&[1, 2], 2, wte.view(), Some(Array2::zeros([1, 2]).view()), out.view_mut()).unwrap_err();
-    assert_eq!(error, Error::Shape { operation: "embed_forward", operand: "wpe", expected: [2, 2], found: [1, 2] });
-    assert!(embed_forward(&[1], 0, wte.view(), Some(wte.view()), poison([1, 2]).view_mut()).is_err());
+    assert_eq!(
+        error,
+        Error::Token { operation: "embed_forward", token: 3, position: 1, vocabulary: 3 }
+    );
+    let error =
+        embed_forward(&[1, 2], 2, wte.view(), Some(Array2::zeros([1, 2]).view()), out.view_mut())
+            .unwrap_err();
+    assert_eq!(
+        error,
+        Error::Shape {
+            operation: "embed_forward",
+            operand: "wpe",
+            expected: [2, 2],
+            found: [1, 2]
+        }
+    );
+    assert!(
+        embed_forward(&[1], 0, wte.view(), Some(wte.view()), poison([1, 2]).view_mut()).is_err()
+    );
 }
 
 #[test]
@@ -101,8 +140,19 @@ fn dropout_keeps_what_the_stream_says() {
 
 #[test]
 fn bf16_rounds_to_nearest_even() {
-    let mut x: Vec<f32> = (0..200_000u32).map(|i| f32::from_bits(i.wrapping_mul(2_654_435_761))).collect();
-    x.extend([1.0, 1.003_906_3, 1.011_718_8, f32::MAX, f32::INFINITY, -0.0, 1e-45, f32::NAN, f32::from_bits(0x7f80_0001)]);
+    let mut x: Vec<f32> =
+        (0..200_000u32).map(|i| f32::from_bits(i.wrapping_mul(2_654_435_761))).collect();
+    x.extend([
+        1.0,
+        1.003_906_3,
+        1.011_718_8,
+        f32::MAX,
+        f32::INFINITY,
+        -0.0,
+        1e-45,
+        f32::NAN,
+        f32::from_bits(0x7f80_0001),
+    ]);
     let x = Array2::from_shape_vec([1, x.len()], x).unwrap();
     let mut y = poison(x.dim().into());
     round_bf16(x.view(), y.view_mut()).unwrap();

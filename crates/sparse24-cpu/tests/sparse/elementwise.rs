@@ -8,7 +8,8 @@ use sparse24_cpu::{decay, flip};
 use crate::hostile::{assert_same, everywhere, laid_out, layouts, matrix, threads};
 
 fn any_mask(rows: usize, columns: usize, seed: u64) -> Mask {
-    let tiles = matrix::<f32>(rows / 4, columns / 4, seed).mapv(|x| (x.to_bits() ^ x.to_bits() >> 16) as u16);
+    let tiles = matrix::<f32>(rows / 4, columns / 4, seed)
+        .mapv(|x| (x.to_bits() ^ x.to_bits() >> 16) as u16);
     Mask::from_tiles(rows, columns, tiles.into_raw_vec_and_offset().0).expect("tiled")
 }
 
@@ -21,7 +22,8 @@ proptest! {
         let mask = any_mask(4 * rows, 4 * columns, seed ^ 2);
         let mut expected = g.clone();
         core_decay::masked_decay(expected.view_mut(), w.view(), &mask, lambda).expect("shapes agree");
-        // Which payload a sum of two NaNs takes is the machine's choice; where the mask keeps, even the payload must stay.
+        // Which payload a sum of two NaNs takes is the machine's choice; where the mask keeps, even
+        // the payload must stay.
         let plain = |found: &Array2<f32>| {
             Array2::from_shape_fn(found.dim(), |(i, j)| {
                 let x = found[[i, j]];
@@ -48,13 +50,21 @@ proptest! {
 #[test]
 fn many_tasks_count_as_one() {
     let (a, b) = (any_mask(1024, 1064, 3), any_mask(1024, 1064, 4));
-    threads(|| assert_eq!(flip::flip_count(&a, &b), Ok(core_flip::flip_count(&a, &b).expect("shapes agree"))));
+    threads(|| {
+        assert_eq!(
+            flip::flip_count(&a, &b),
+            Ok(core_flip::flip_count(&a, &b).expect("shapes agree"))
+        )
+    });
 }
 
 #[test]
 fn refusals_name_the_operand_and_both_shapes() {
     let (a, b) = (Mask::empty(4, 8).expect("tiled"), Mask::empty(8, 4).expect("tiled"));
-    assert_eq!(flip::flip_count(&a, &b).expect_err("transposed").to_string(), "flip count: b should be [4, 8], found [8, 4]");
+    assert_eq!(
+        flip::flip_count(&a, &b).expect_err("transposed").to_string(),
+        "flip count: b should be [4, 8], found [8, 4]"
+    );
     let (mut g, w) = (Array2::zeros((4, 8)), Array2::zeros((4, 8)));
     let refused = decay::masked_decay(g.view_mut(), w.view(), &b, 0.1).expect_err("transposed");
     assert_eq!(refused.to_string(), "masked decay: mask should be [4, 8], found [8, 4]");

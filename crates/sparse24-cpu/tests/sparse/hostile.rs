@@ -1,4 +1,5 @@
-//! Inputs that go wrong easily, and the conditions under which every kernel must give the same bits.
+//! Inputs that go wrong easily, and the conditions under which every kernel must give the same
+//! bits.
 
 use half::{bf16, f16};
 use ndarray::{Array2, ArrayView2, s};
@@ -50,22 +51,41 @@ impl Bits for bf16 {
     }
 }
 
-/// A matrix whose elements are drawn by `seed`: in most tiles ordinary, in some full of ties, zeros, subnormals, huge values, infinities,
-/// NaNs of both kinds or arbitrary bits.
+/// A matrix whose elements are drawn by `seed`: in most tiles ordinary, in some full of ties,
+/// zeros, subnormals, huge values, infinities, NaNs of both kinds or arbitrary bits.
 pub(crate) fn matrix<T: Bits>(rows: usize, columns: usize, seed: u64) -> Array2<T> {
-    let draw = |row: usize, column: usize, purpose| Philox4x32::new(seed).block([row as u32, column as u32, purpose, 0]);
+    let draw = |row: usize, column: usize, purpose| {
+        Philox4x32::new(seed).block([row as u32, column as u32, purpose, 0])
+    };
     Array2::from_shape_fn((rows, columns), |(row, column)| {
         let [kind, ..] = draw(row / 4, column / 4, 1);
         let [a, b, c, bits] = draw(row, column, 0);
         let uniform = |word: u32| word as f32 / u32::MAX as f32 - 0.5;
-        let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, -f32::MAX, 0.0, -0.0, 1e-45, -1.2e-38, 2e37, -3e38, 65504.0];
+        let special = [
+            f32::NAN,
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            f32::MAX,
+            -f32::MAX,
+            0.0,
+            -0.0,
+            1e-45,
+            -1.2e-38,
+            2e37,
+            -3e38,
+            65504.0,
+        ];
         match kind % 12 {
             0 => T::from_f32((a % 3) as f32 - 1.0),
             1 => T::from_f32(if a % 4 == 0 { uniform(b) } else { -0.0 }),
             2 => T::from_f32(special[a as usize % special.len()]),
             3 => T::of_bits(bits),
             4 => T::from_f32(f32::from_bits((a % 8) | (b << 31))),
-            5 => T::from_f32(if a % 8 == 0 { special[b as usize % special.len()] } else { uniform(c) }),
+            5 => T::from_f32(if a % 8 == 0 {
+                special[b as usize % special.len()]
+            } else {
+                uniform(c)
+            }),
             6 => T::from_f32(f32::from_bits(0x7f00_0000 | a >> 9 | b << 31)),
             7 => T::of_bits(if a % 4 == 0 { 0x7f80_0001 | b << 31 } else { bits & 0xbfff_ffff }),
             8 => T::from_f32(uniform(a) * f32::powi(2.0, (b % 200) as i32 - 100)),
@@ -76,12 +96,17 @@ pub(crate) fn matrix<T: Bits>(rows: usize, columns: usize, seed: u64) -> Array2<
 }
 
 /// Runs `f` on a view of `w` with that layout.
-pub(crate) fn laid_out<T: Element, R>(w: &Array2<T>, layout: Layout, f: impl FnOnce(ArrayView2<'_, T>) -> R) -> R {
+pub(crate) fn laid_out<T: Element, R>(
+    w: &Array2<T>,
+    layout: Layout,
+    f: impl FnOnce(ArrayView2<'_, T>) -> R,
+) -> R {
     match layout {
         Layout::RowMajor => f(w.view()),
         Layout::ColumnMajor => f(w.t().as_standard_layout().t()),
         Layout::Strided => {
-            let mut larger = Array2::from_elem((3 * w.nrows(), 2 * w.ncols()), T::from_f32(f32::NAN));
+            let mut larger =
+                Array2::from_elem((3 * w.nrows(), 2 * w.ncols()), T::from_f32(f32::NAN));
             larger.slice_mut(s![..;3, ..;2]).assign(w);
             f(larger.slice(s![..;3, ..;2]))
         }

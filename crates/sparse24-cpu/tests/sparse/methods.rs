@@ -18,7 +18,8 @@ fn order(rows: usize, seed: u64) -> Vec<u32> {
 }
 
 fn any_mask(rows: usize, columns: usize, seed: u64) -> Mask {
-    let tiles = matrix::<f32>(rows / 4, columns / 4, seed).mapv(|x| (x.to_bits() ^ x.to_bits() >> 16) as u16);
+    let tiles = matrix::<f32>(rows / 4, columns / 4, seed)
+        .mapv(|x| (x.to_bits() ^ x.to_bits() >> 16) as u16);
     Mask::from_tiles(rows, columns, tiles.into_raw_vec_and_offset().0).expect("tiled")
 }
 
@@ -34,7 +35,9 @@ fn assert_permuted<T: Element>(w: ArrayView2<'_, T>, mask: &Mask, order: &[u32])
 /// Every group by core.
 fn softened(w: &Array2<f32>, mask: &Mask, scale: f32) -> Array2<f32> {
     let mut out = Array2::zeros(w.dim());
-    for (row, column) in (0..w.nrows()).flat_map(|row| (0..w.ncols() / 4).map(move |column| (row, column))) {
+    for (row, column) in
+        (0..w.nrows()).flat_map(|row| (0..w.ncols() / 4).map(move |column| (row, column)))
+    {
         let x = [0, 1, 2, 3].map(|i| w[[row, 4 * column + i]]);
         let bits = (0..4).filter(|i| mask.keeps(row, 4 * column + i)).map(|i| 1 << i).sum();
         let pattern = sparse24_core::group::Pattern::from_bits(bits).expect("two of four");
@@ -86,11 +89,17 @@ fn many_tasks_are_as_one() {
 fn refusals_name_the_operand() {
     let (w, mask) = (Array2::<f32>::zeros((4, 8)), Mask::empty(4, 8).expect("tiled"));
     let mut out = Mask::empty(4, 8).expect("tiled");
-    let refused = permute::permuted_mask(w.view(), &mask, &[0, 1, 2], &mut out).expect_err("a row is missing");
+    let refused = permute::permuted_mask(w.view(), &mask, &[0, 1, 2], &mut out)
+        .expect_err("a row is missing");
     assert_eq!(refused.to_string(), "permuted mask: order should be [1, 4], found [1, 3]");
     let mut values = Array2::zeros((8, 4));
-    let refused = threshold::soft_threshold(w.view(), &mask, 1.0, values.view_mut()).expect_err("transposed");
+    let refused =
+        threshold::soft_threshold(w.view(), &mask, 1.0, values.view_mut()).expect_err("transposed");
     assert_eq!(refused.to_string(), "soft threshold: out should be [4, 8], found [8, 4]");
-    let refused = threshold::soft_threshold(w.view(), &mask, 1.0, Array2::zeros((4, 8)).view_mut()).expect_err("empty");
-    assert_eq!(refused.to_string(), "mask check: the mask is not row-wise 2:4: tile (0, 0) holds 0x0000");
+    let refused = threshold::soft_threshold(w.view(), &mask, 1.0, Array2::zeros((4, 8)).view_mut())
+        .expect_err("empty");
+    assert_eq!(
+        refused.to_string(),
+        "mask check: the mask is not row-wise 2:4: tile (0, 0) holds 0x0000"
+    );
 }

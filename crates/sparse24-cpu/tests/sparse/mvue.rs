@@ -11,12 +11,20 @@ use sparse24_core::{
 };
 use sparse24_cpu::mvue;
 
-use crate::hostile::{Bits, Layout, assert_same, assert_same_compressed, everywhere, laid_out, layouts, matrix, poisoned, poisoned24};
+use crate::hostile::{
+    Bits, Layout, assert_same, assert_same_compressed, everywhere, laid_out, layouts, matrix,
+    poisoned, poisoned24,
+};
 
 const ESTIMATORS: [Estimator; 2] = [Estimator::Exact, Estimator::Approximate];
 
 fn stream(seed: u64) -> Stream {
-    Stream::new(seed, Site::new(Purpose::Mvue, seed as u32 % 1000), (seed >> 10) as u32, (seed >> 20) as u32)
+    Stream::new(
+        seed,
+        Site::new(Purpose::Mvue, seed as u32 % 1000),
+        (seed >> 10) as u32,
+        (seed >> 20) as u32,
+    )
 }
 
 fn estimates_are_those_of_core<T: Bits>(dz: &Array2<T>, seed: u64, layout: Layout) {
@@ -26,7 +34,8 @@ fn estimates_are_those_of_core<T: Bits>(dz: &Array2<T>, seed: u64, layout: Layou
         laid_out(dz, layout, |dz| {
             everywhere(|level| {
                 let mut found = poisoned24(r, p.next_multiple_of(4));
-                mvue::mvue_compress_at(level, dz, estimator, stream(seed), &mut found).expect("shapes agree");
+                mvue::mvue_compress_at(level, dz, estimator, stream(seed), &mut found)
+                    .expect("shapes agree");
                 assert_same_compressed(&found, &expected);
             });
         });
@@ -36,15 +45,24 @@ fn estimates_are_those_of_core<T: Bits>(dz: &Array2<T>, seed: u64, layout: Layou
 fn dense_estimates_are_the_compressed_ones(dz: &Array2<f32>, seed: u64, layout: Layout) {
     let (p, r) = dz.dim();
     for estimator in ESTIMATORS {
-        let expected = core::compress(dz.view(), estimator, stream(seed)).expect("grouped").decode();
+        let expected =
+            core::compress(dz.view(), estimator, stream(seed)).expect("grouped").decode();
         let expected = expected.t().slice_move(s![..p, ..]);
         laid_out(dz, layout, |dz| {
             everywhere(|level| {
                 let mut found = poisoned(p, r);
-                mvue::mvue_prune_at(level, dz, estimator, stream(seed), found.view_mut()).expect("shapes agree");
+                mvue::mvue_prune_at(level, dz, estimator, stream(seed), found.view_mut())
+                    .expect("shapes agree");
                 assert_same(found.view(), expected);
                 let mut found = poisoned(r, p);
-                mvue::mvue_prune_at(level, dz, estimator, stream(seed), found.view_mut().reversed_axes()).expect("shapes agree");
+                mvue::mvue_prune_at(
+                    level,
+                    dz,
+                    estimator,
+                    stream(seed),
+                    found.view_mut().reversed_axes(),
+                )
+                .expect("shapes agree");
                 assert_same(found.t(), expected);
             });
         });
@@ -66,8 +84,8 @@ proptest! {
         dense_estimates_are_the_compressed_ones(&matrix(p, r, seed), seed, layout);
     }
 
-    /// A group a feature, so that every seed meets many groups of one kind: few nonzeros, ties, sums that overflow, the smallest numbers,
-    /// two that absorb the others, zeros of both signs.
+    /// A group a feature, so that every seed meets many groups of one kind: few nonzeros, ties,
+    /// sums that overflow, the smallest numbers, two that absorb the others, zeros of both signs.
     #[test]
     fn groups(seed: u64, kind in 0..6_u32) {
         let dz = matrix::<f32>(4, 600, seed).mapv(|x| match kind {
@@ -83,10 +101,22 @@ proptest! {
     }
 }
 
-/// Tokens around those of a call, a metadata word and a panel; features around those of a vector and a panel.
+/// Tokens around those of a call, a metadata word and a panel; features around those of a vector
+/// and a panel.
 #[test]
 fn borders_of_blocks() {
-    for (p, r) in [(15, 17), (17, 127), (31, 128), (33, 129), (255, 15), (256, 16), (257, 144), (287, 128), (289, 130), (516, 128)] {
+    for (p, r) in [
+        (15, 17),
+        (17, 127),
+        (31, 128),
+        (33, 129),
+        (255, 15),
+        (256, 16),
+        (257, 144),
+        (287, 128),
+        (289, 130),
+        (516, 128),
+    ] {
         for layout in [Layout::RowMajor, Layout::Strided] {
             estimates_are_those_of_core::<f32>(&matrix(p, r, 11), 11, layout);
             estimates_are_those_of_core::<bf16>(&matrix(p, r, 12), 12, layout);
@@ -115,7 +145,8 @@ fn foreign_elements_are_converted_one_by_one() {
     let expected = core::compress(dz.view(), Estimator::Exact, stream(15)).expect("grouped");
     everywhere(|level| {
         let mut found = poisoned24(40, 300);
-        mvue::mvue_compress_at(level, dz.view(), Estimator::Exact, stream(15), &mut found).expect("shapes agree");
+        mvue::mvue_compress_at(level, dz.view(), Estimator::Exact, stream(15), &mut found)
+            .expect("shapes agree");
         assert_eq!(found, expected);
     });
 }
@@ -131,8 +162,11 @@ fn many_tasks_estimate_as_one() {
 fn refusals_name_the_operand_and_both_shapes() {
     let dz = Array2::<f32>::zeros((6, 8));
     let mut out = Compressed24::zeros(8, 4).expect("grouped");
-    let refused = mvue::mvue_compress(dz.view(), Estimator::Exact, stream(0), &mut out).expect_err("too few tokens");
+    let refused = mvue::mvue_compress(dz.view(), Estimator::Exact, stream(0), &mut out)
+        .expect_err("too few tokens");
     assert_eq!(refused.to_string(), "mvue compress: out should be [8, 8], found [8, 4]");
-    let refused = mvue::mvue_prune(dz.view(), Estimator::Exact, stream(0), Array2::zeros((8, 6)).view_mut()).expect_err("transposed");
+    let refused =
+        mvue::mvue_prune(dz.view(), Estimator::Exact, stream(0), Array2::zeros((8, 6)).view_mut())
+            .expect_err("transposed");
     assert_eq!(refused.to_string(), "mvue prune: out should be [6, 8], found [8, 6]");
 }

@@ -6,7 +6,10 @@ use proptest::prelude::*;
 use sparse24_core::{Mask, MaskKind, flip, search as core};
 use sparse24_cpu::{Error, search};
 
-use crate::hostile::{Bits, Layout, assert_same, everywhere, laid_out, layouts, matrix, poisoned, poisoned_mask, threads};
+use crate::hostile::{
+    Bits, Layout, assert_same, everywhere, laid_out, layouts, matrix, poisoned, poisoned_mask,
+    threads,
+};
 
 fn masks_are_those_of_core<T: Bits>(rows: usize, columns: usize, seed: u64, layout: Layout) {
     let w = matrix::<T>(rows, columns, seed);
@@ -55,7 +58,8 @@ fn many_tasks_give_the_mask_of_one() {
     }
 }
 
-/// Every tile over {0, 1, 2, NaN payloads} that a shuffle of lanes could confuse: each of 16 lanes holds another tile.
+/// Every tile over {0, 1, 2, NaN payloads} that a shuffle of lanes could confuse: each of 16 lanes
+/// holds another tile.
 #[test]
 fn every_lane_sees_its_own_tile() {
     let tiles = 4096;
@@ -75,10 +79,20 @@ fn every_lane_sees_its_own_tile() {
 fn refusals_name_the_operand_and_both_shapes() {
     let w = Array2::<f32>::zeros((8, 12));
     let mut mask = Mask::empty(8, 8).expect("tiled");
-    let refused = search::mask_search(w.view(), MaskKind::Transposable, &mut mask).expect_err("the shapes differ");
+    let refused = search::mask_search(w.view(), MaskKind::Transposable, &mut mask)
+        .expect_err("the shapes differ");
     assert_eq!(refused.to_string(), "mask search: mask should be [8, 12], found [8, 8]");
-    let refused = search::mask_search(Array2::<f32>::zeros((8, 6)).view(), MaskKind::RowWise, &mut mask).expect_err("not tiled");
-    assert!(matches!(refused, Error::Semantics(sparse24_core::Error::NotTiled { rows: 8, columns: 6, .. })), "{refused}");
-    let refused = search::tile_gap(w.view(), Array2::zeros((2, 2)).view_mut()).expect_err("the shapes differ");
+    let refused =
+        search::mask_search(Array2::<f32>::zeros((8, 6)).view(), MaskKind::RowWise, &mut mask)
+            .expect_err("not tiled");
+    assert!(
+        matches!(
+            refused,
+            Error::Semantics(sparse24_core::Error::NotTiled { rows: 8, columns: 6, .. })
+        ),
+        "{refused}"
+    );
+    let refused = search::tile_gap(w.view(), Array2::zeros((2, 2)).view_mut())
+        .expect_err("the shapes differ");
     assert_eq!(refused.to_string(), "tile gap: out should be [2, 3], found [2, 2]");
 }

@@ -14,7 +14,8 @@ use crate::{Device, Error, Matrix, activation};
 type Forward = fn(&mut Device, Matrix<bf16>, Matrix<bf16>) -> Result<(), Error>;
 type Backward = fn(&mut Device, Matrix<bf16>, Matrix<bf16>, Matrix<bf16>) -> Result<(), Error>;
 type CpuForward = fn(ArrayView2<'_, f32>, ArrayViewMut2<'_, f32>) -> Result<(), cpu::Error>;
-type CpuBackward = fn(ArrayView2<'_, f32>, ArrayView2<'_, f32>, ArrayViewMut2<'_, f32>) -> Result<(), cpu::Error>;
+type CpuBackward =
+    fn(ArrayView2<'_, f32>, ArrayView2<'_, f32>, ArrayViewMut2<'_, f32>) -> Result<(), cpu::Error>;
 
 /// An activation; columns of Z for one of H.
 struct Activation {
@@ -51,11 +52,18 @@ const ACTIVATIONS: [Activation; 3] = [
 
 pub(super) fn cases(size: &Size) -> Vec<Case> {
     let shape @ [p, f] = size.hidden();
-    let case = |kernel, entries, prepare: Box<super::Prepare>| Case { kernel, shape: format!("{p}x{f}"), entries, prepare };
+    let case = |kernel, entries, prepare: Box<super::Prepare>| Case {
+        kernel,
+        shape: format!("{p}x{f}"),
+        entries,
+        prepare,
+    };
     let of = |a: &'static Activation| {
         let [forward, backward] = a.names;
-        let (of_forward, of_backward): (Box<super::Prepare>, Box<super::Prepare>) =
-            (Box::new(move |bench| forwards(bench, shape, a)), Box::new(move |bench| backwards(bench, shape, a)));
+        let (of_forward, of_backward): (Box<super::Prepare>, Box<super::Prepare>) = (
+            Box::new(move |bench| forwards(bench, shape, a)),
+            Box::new(move |bench| backwards(bench, shape, a)),
+        );
         [case(forward, a.entries[0], of_forward), case(backward, a.entries[1], of_backward)]
     };
     const { &ACTIVATIONS }.iter().flat_map(of).collect()
@@ -64,7 +72,11 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
 /// Where a slope is near zero, f32's sums are good to this.
 const SMALL: f64 = 1e-5;
 
-fn forwards(bench: &mut Bench, shape @ [p, f]: [usize; 2], activation: &Activation) -> Result<Prepared, Stop> {
+fn forwards(
+    bench: &mut Bench,
+    shape @ [p, f]: [usize; 2],
+    activation: &Activation,
+) -> Result<Prepared, Stop> {
     let (z, (launch, on_cpu)) = (panel(activation.width * f, 1), activation.forward);
     let bytes = 2 * p * f * (activation.width + 1);
     let mut sets = Vec::new();
@@ -79,13 +91,22 @@ fn forwards(bench: &mut Bench, shape @ [p, f]: [usize; 2], activation: &Activati
     bench.moving(VERIFIED, bytes, sets, move |device, &(z, h)| launch(device, z, h))
 }
 
-fn backwards(bench: &mut Bench, shape @ [p, f]: [usize; 2], activation: &Activation) -> Result<Prepared, Stop> {
-    let (z, dh, (launch, on_cpu)) = (panel(activation.width * f, 1), panel(f, 2), activation.backward);
+fn backwards(
+    bench: &mut Bench,
+    shape @ [p, f]: [usize; 2],
+    activation: &Activation,
+) -> Result<Prepared, Stop> {
+    let (z, dh, (launch, on_cpu)) =
+        (panel(activation.width * f, 1), panel(f, 2), activation.backward);
     let (wide, bytes) = ([p, activation.width * f], 2 * p * f * (2 * activation.width + 1));
     let mut sets = Vec::new();
     for _ in 0..bench.sets(bytes) {
         let device = &mut bench.device;
-        sets.push((repeated(device, shape, &dh)?, repeated(device, wide, &z)?, device.alloc("dz", wide)?));
+        sets.push((
+            repeated(device, shape, &dh)?,
+            repeated(device, wide, &z)?,
+            device.alloc("dz", wide)?,
+        ));
     }
     let (first, second, dz) = sets[0];
     launch(&mut bench.device, first, second, dz)?;
@@ -97,7 +118,12 @@ fn backwards(bench: &mut Bench, shape @ [p, f]: [usize; 2], activation: &Activat
 
 const VERIFIED: &str = "every element, within 5/1024 of the CPU's in f32";
 
-fn compare(device: &mut Device, what: &str, found: Matrix<bf16>, expected: Array2<f32>) -> Result<(), Stop> {
+fn compare(
+    device: &mut Device,
+    what: &str,
+    found: Matrix<bf16>,
+    expected: Array2<f32>,
+) -> Result<(), Stop> {
     let found = repeating(device, what, found, PANEL)?;
     let count = found.len();
     near(what, found.into_iter().map(bf16::to_f32), expected.into_iter().take(count), [BF16, SMALL])

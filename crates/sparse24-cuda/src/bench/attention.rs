@@ -1,4 +1,5 @@
-//! Attention, forward and backward, with and without dropout, at the heads of GPT-2; wider heads beyond it.
+//! Attention, forward and backward, with and without dropout, at the heads of GPT-2; wider heads
+//! beyond it.
 
 use half::bf16;
 use ndarray::Array2;
@@ -14,7 +15,8 @@ use super::{
 use crate::{
     Device, Error, Matrix, StepState,
     attention::{
-        AttentionBackward, AttentionForward, AttentionMask, AttentionShape, attention_backward, attention_forward, backward_scratch,
+        AttentionBackward, AttentionForward, AttentionMask, AttentionShape, attention_backward,
+        attention_forward, backward_scratch,
     },
     dropout::Dropout,
 };
@@ -41,24 +43,57 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
     let head = if width <= GPT2 { 64 } else { 128 };
     let (batch, heads) = (TOKENS / CONTEXT, width / head);
     let case = |kernel, entries, pass, dropped| -> Case {
-        let prepare = Box::new(move |bench: &mut Bench| prepare(bench, [heads, head], pass, dropped));
+        let prepare =
+            Box::new(move |bench: &mut Bench| prepare(bench, [heads, head], pass, dropped));
         Case { kernel, shape: format!("{batch}x{heads}x{CONTEXT}x{head}"), entries, prepare }
     };
     vec![
-        case("attention_forward", &["attention_forward_64", "attention_forward_128"], Pass::Forward, None),
-        case("attention_backward", &["attention_backward_64_", "attention_backward_128_"], Pass::Backward, None),
-        case("attention_forward_dropout", &["attention_forward_dropout_"], Pass::Forward, Some(0.2)),
-        case("attention_backward_dropout", &["attention_backward_dropout_"], Pass::Backward, Some(0.2)),
+        case(
+            "attention_forward",
+            &["attention_forward_64", "attention_forward_128"],
+            Pass::Forward,
+            None,
+        ),
+        case(
+            "attention_backward",
+            &["attention_backward_64_", "attention_backward_128_"],
+            Pass::Backward,
+            None,
+        ),
+        case(
+            "attention_forward_dropout",
+            &["attention_forward_dropout_"],
+            Pass::Forward,
+            Some(0.2),
+        ),
+        case(
+            "attention_backward_dropout",
+            &["attention_backward_dropout_"],
+            Pass::Backward,
+            Some(0.2),
+        ),
     ]
 }
 
-fn prepare(bench: &mut Bench, [heads, head]: [usize; 2], pass: Pass, dropped: Option<f32>) -> Result<Prepared, Stop> {
+fn prepare(
+    bench: &mut Bench,
+    [heads, head]: [usize; 2],
+    pass: Pass,
+    dropped: Option<f32>,
+) -> Result<Prepared, Stop> {
     let (batch, d) = (TOKENS / CONTEXT, heads * head);
-    let shape = AttentionShape { batch, heads, queries: CONTEXT, keys: CONTEXT, mask: AttentionMask::Causal };
+    let shape = AttentionShape {
+        batch,
+        heads,
+        queries: CONTEXT,
+        keys: CONTEXT,
+        mask: AttentionMask::Causal,
+    };
     // What a case reads and writes once: q, k, v, o; and their gradients.
     let bytes = 2 * TOKENS * d * if pass == Pass::Forward { 4 } else { 8 };
     bench.device.set_step(&StepState { seed: SEED, step: STEP, ..StepState::default() })?;
-    let hosts = [random([TOKENS, 3 * d], 1), random([TOKENS, d], 2)].map(|x| x.mapv(bf16::from_f32));
+    let hosts =
+        [random([TOKENS, 3 * d], 1), random([TOKENS, d], 2)].map(|x| x.mapv(bf16::from_f32));
     let mut sets = Vec::new();
     for _ in 0..bench.sets(bytes) {
         sets.push(operands(&mut bench.device, shape, &hosts, dropped)?);
@@ -66,10 +101,12 @@ fn prepare(bench: &mut Bench, [heads, head]: [usize; 2], pass: Pass, dropped: Op
     // The backward reads what the forward left.
     sets.iter().try_for_each(|op| attention_forward(&mut bench.device, &op.forward))?;
     attention_backward(&mut bench.device, &sets[0])?;
-    // Dropout numbers its elements from the first sequence on, as the CPU does; without it sequences are alike, and the last is the farthest.
+    // Dropout numbers its elements from the first sequence on, as the CPU does; without it
+    // sequences are alike, and the last is the farthest.
     verify(&mut bench.device, &sets[0], if dropped.is_some() { 0 } else { batch - 1 })?;
     // The products of the visible half.
-    let flops = (batch * heads * CONTEXT * CONTEXT * head) as f64 * if pass == Pass::Forward { 2.0 } else { 5.0 };
+    let flops = (batch * heads * CONTEXT * CONTEXT * head) as f64
+        * if pass == Pass::Forward { 2.0 } else { 5.0 };
     let count = sets.len();
     let launch = Box::new(move |device: &mut Device, set: usize| match pass {
         Pass::Forward => attention_forward(device, &sets[set].forward),
@@ -77,7 +114,13 @@ fn prepare(bench: &mut Bench, [heads, head]: [usize; 2], pass: Pass, dropped: Op
     });
     let contestants = vec![Contestant { name: "itself".into(), sets: count, launch }];
     let verified = "a sequence, all heads, both passes, within 1/128 of the CPU's norm";
-    Ok(Prepared { work: Work { bytes: bytes as f64, flops, speed: 1.0 }, verified, plans: Vec::new(), without: Vec::new(), contestants })
+    Ok(Prepared {
+        work: Work { bytes: bytes as f64, flops, speed: 1.0 },
+        verified,
+        plans: Vec::new(),
+        without: Vec::new(),
+        contestants,
+    })
 }
 
 fn operands(
@@ -118,16 +161,38 @@ fn verify(device: &mut Device, op: &AttentionBackward, sequence: usize) -> Resul
     let [q, k, v, o, d_o] = [of(q)?, of(k)?, of(v)?, of(o)?, of(op.d_o)?];
     let found = [o, of(op.dqkv[0])?, of(op.dqkv[1])?, of(op.dqkv[2])?];
     let mask = on_cpu::AttentionMask::Causal;
-    let one = on_cpu::AttentionShape { batch: 1, heads: shape.heads, queries: CONTEXT, keys: CONTEXT, mask };
-    let dropout = dropout.map(|Dropout { p, site }| CpuDropout { p, stream: Stream::new(SEED, site, 0, STEP) });
+    let one = on_cpu::AttentionShape {
+        batch: 1,
+        heads: shape.heads,
+        queries: CONTEXT,
+        keys: CONTEXT,
+        mask,
+    };
+    let dropout = dropout
+        .map(|Dropout { p, site }| CpuDropout { p, stream: Stream::new(SEED, site, 0, STEP) });
     let [mut o, mut dq, mut dk, mut dv] = [0; 4].map(|_| Array2::zeros(q.dim()));
     let mut lse = Array2::zeros((shape.heads, CONTEXT));
     let (q, k, v, dropout) = (q.view(), k.view(), v.view(), dropout.as_ref());
-    on_cpu::attention_forward(one, q, k, v, o.view_mut(), lse.view_mut(), dropout).expect("shapes fit");
-    let gradients = (dq.view_mut(), dk.view_mut(), dv.view_mut());
-    on_cpu::attention_backward(one, q, k, v, o.view(), lse.view(), d_o.view(), gradients.0, gradients.1, gradients.2, dropout)
+    on_cpu::attention_forward(one, q, k, v, o.view_mut(), lse.view_mut(), dropout)
         .expect("shapes fit");
-    for (name, (found, expected)) in ["o", "dq", "dk", "dv"].into_iter().zip(found.iter().zip([&o, &dq, &dk, &dv])) {
+    let gradients = (dq.view_mut(), dk.view_mut(), dv.view_mut());
+    on_cpu::attention_backward(
+        one,
+        q,
+        k,
+        v,
+        o.view(),
+        lse.view(),
+        d_o.view(),
+        gradients.0,
+        gradients.1,
+        gradients.2,
+        dropout,
+    )
+    .expect("shapes fit");
+    for (name, (found, expected)) in
+        ["o", "dq", "dk", "dv"].into_iter().zip(found.iter().zip([&o, &dq, &dk, &dv]))
+    {
         near_in_norm(&format!("{name} of sequence {sequence}"), found, expected, 1.0 / 128.0)?;
     }
     Ok(())

@@ -1,7 +1,8 @@
 //! What is asked of results before anything is timed.
 //!
-//! Where core defines the bits, or operations round in the CPU's order, results are compared bit for bit; elsewhere within bounds that are a few
-//! times wider than those that the tests derive, at every element that is looked at. A NaN is never within a bound.
+//! Where core defines the bits, or operations round in the CPU's order, results are compared bit
+//! for bit; elsewhere within bounds that are a few times wider than those that the tests derive, at
+//! every element that is looked at. A NaN is never within a bound.
 
 use std::{fmt::Display, num::NonZeroUsize, thread};
 
@@ -25,20 +26,28 @@ pub(super) enum Stop {
 }
 
 impl Stop {
-    /// What becomes of the case, where others can follow it: after an error of the driver's the GPU may answer no more.
+    /// What becomes of the case, where others can follow it: after an error of the driver's the GPU
+    /// may answer no more.
     pub(super) fn outcome(self) -> Result<Outcome, Error> {
         match self {
             Self::Wrong(difference) => Ok(Outcome::Failed { difference }),
-            Self::Error(error) if is_of_one_case(&error) => Ok(Outcome::Unmeasured { reason: error.to_string() }),
+            Self::Error(error) if is_of_one_case(&error) => {
+                Ok(Outcome::Unmeasured { reason: error.to_string() })
+            }
             Self::Error(error) => Err(error),
         }
     }
 
-    /// Why a case goes on without this peer. A driver that has failed for good tells the case's own kernel next.
+    /// Why a case goes on without this peer. A driver that has failed for good tells the case's own
+    /// kernel next.
     pub(super) fn of_peer(self, peer: &str) -> Result<String, Self> {
         match self {
             Self::Wrong(difference) => Ok(difference),
-            Self::Error(error) if is_of_one_case(&error) || matches!(error, Error::Driver { .. }) => Ok(format!("{peer}: {error}")),
+            Self::Error(error)
+                if is_of_one_case(&error) || matches!(error, Error::Driver { .. }) =>
+            {
+                Ok(format!("{peer}: {error}"))
+            }
             stop => Err(stop),
         }
     }
@@ -47,7 +56,10 @@ impl Stop {
 /// What is missing or refuses here may be there for another case.
 const fn is_of_one_case(error: &Error) -> bool {
     use Error::{Blas, Compile, Function, Library, OutOfMemory};
-    matches!(error, OutOfMemory { .. } | Library { .. } | Function { .. } | Compile { .. } | Blas { .. })
+    matches!(
+        error,
+        OutOfMemory { .. } | Library { .. } | Function { .. } | Compile { .. } | Blas { .. }
+    )
 }
 
 impl From<Error> for Stop {
@@ -66,7 +78,11 @@ impl From<sparse24_core::Error> for Stop {
 pub(super) const BF16: f64 = 1.25 / 256.0;
 
 /// The same elements.
-pub(super) fn same<T: PartialEq + Display>(what: &str, found: &[T], expected: &[T]) -> Result<(), Stop> {
+pub(super) fn same<T: PartialEq + Display>(
+    what: &str,
+    found: &[T],
+    expected: &[T],
+) -> Result<(), Stop> {
     if found == expected {
         return Ok(());
     }
@@ -86,28 +102,53 @@ pub(super) fn near(
 ) -> Result<(), Stop> {
     let mut expected = expected.into_iter();
     for (at, found) in found.into_iter().enumerate() {
-        let Some(expected) = expected.next() else { return Err(Stop::Wrong(format!("{what}: more elements than expected"))) };
+        let Some(expected) = expected.next() else {
+            return Err(Stop::Wrong(format!("{what}: more elements than expected")));
+        };
         let bound = relative * f64::from(expected.abs()) + absolute;
         let difference = (f64::from(found) - f64::from(expected)).abs();
         // As it stands, so that a NaN does not pass.
         let within = difference <= bound;
         if !within {
-            return Err(Stop::Wrong(format!("{what}, element {at}: found {found}, expected {expected} within {bound:.3e}")));
+            return Err(Stop::Wrong(format!(
+                "{what}, element {at}: found {found}, expected {expected} within {bound:.3e}"
+            )));
         }
     }
-    if expected.next().is_some() { Err(Stop::Wrong(format!("{what}: fewer elements than expected"))) } else { Ok(()) }
+    if expected.next().is_some() {
+        Err(Stop::Wrong(format!("{what}: fewer elements than expected")))
+    } else {
+        Ok(())
+    }
 }
 
 /// |found - expected| <= share * |expected|, in Euclidean norms.
-pub(super) fn near_in_norm(what: &str, found: &Array2<f32>, expected: &Array2<f32>, share: f64) -> Result<(), Stop> {
+pub(super) fn near_in_norm(
+    what: &str,
+    found: &Array2<f32>,
+    expected: &Array2<f32>,
+    share: f64,
+) -> Result<(), Stop> {
     let norm = |x: &Array2<f32>| x.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
     let error = norm(&(found - expected)) / norm(expected);
     let within = error <= share;
-    if within { Ok(()) } else { Err(Stop::Wrong(format!("{what} is off by {error:.3e} of its norm, at most {share:.1e} is expected"))) }
+    if within {
+        Ok(())
+    } else {
+        Err(Stop::Wrong(format!(
+            "{what} is off by {error:.3e} of its norm, at most {share:.1e} is expected"
+        )))
+    }
 }
 
-/// Downloads the first rows, `period` of them, having seen that all further ones repeat them, as the operands do.
-pub(super) fn repeating<T: Scalar + PartialEq>(device: &mut Device, what: &str, from: Matrix<T>, period: usize) -> Result<Vec<T>, Stop> {
+/// Downloads the first rows, `period` of them, having seen that all further ones repeat them, as
+/// the operands do.
+pub(super) fn repeating<T: Scalar + PartialEq>(
+    device: &mut Device,
+    what: &str,
+    from: Matrix<T>,
+    period: usize,
+) -> Result<Vec<T>, Stop> {
     const AT_ONCE: usize = 64 << 20;
     let [rows, columns] = from.shape();
     let together = (AT_ONCE / (columns * size_of::<T>()) / period).max(1) * period;
@@ -116,17 +157,24 @@ pub(super) fn repeating<T: Scalar + PartialEq>(device: &mut Device, what: &str, 
         let part = device.download(from.rows(first..(first + together).min(rows)))?;
         if let Some(at) = part.chunks(panel.len()).position(|rows| *rows != panel[..rows.len()]) {
             let row = first + at * period;
-            return Err(Stop::Wrong(format!("{what}: rows from {row} on are not those from 0 on, which had the same operands")));
+            return Err(Stop::Wrong(format!(
+                "{what}: rows from {row} on are not those from 0 on, which had the same operands"
+            )));
         }
     }
     Ok(panel)
 }
 
 /// Values and patterns of every group, bit for bit; nothing is asked of what pads the shape.
-pub(super) fn same_compressed(what: &str, found: &Fragments, expected: &Compressed24<bf16>) -> Result<(), Stop> {
+pub(super) fn same_compressed(
+    what: &str,
+    found: &Fragments,
+    expected: &Compressed24<bf16>,
+) -> Result<(), Stop> {
     let [m, k] = expected.shape();
     let count: usize = blocks([m, k]).into_iter().product();
-    if (found.values.len(), found.metadata.len()) != (count * BLOCK_VALUES, count * BLOCK_METADATA) {
+    if (found.values.len(), found.metadata.len()) != (count * BLOCK_VALUES, count * BLOCK_METADATA)
+    {
         return Err(Stop::Wrong(format!("{what}: not as many blocks as cover {m}x{k}")));
     }
     let values = expected.values();
@@ -134,18 +182,27 @@ pub(super) fn same_compressed(what: &str, found: &Fragments, expected: &Compress
         (0..k / 4).find(|&group| {
             let (word, shift) = LaneMajor.index([row, group], k);
             let nibble = (found.metadata[word] >> shift & 0xf) as u8;
-            let kept = [0, 1].map(|i| found.values[FragmentMajor.index([row, 2 * group + i], k)].to_bits());
-            nibble != expected.pattern(row, group).nibble() || kept != [0, 1].map(|i| values[[row, 2 * group + i]].to_bits())
+            let kept = [0, 1]
+                .map(|i| found.values[FragmentMajor.index([row, 2 * group + i], k)].to_bits());
+            nibble != expected.pattern(row, group).nibble()
+                || kept != [0, 1].map(|i| values[[row, 2 * group + i]].to_bits())
         })
     };
     let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let part = |thread: usize| (thread..m).step_by(threads).find_map(|row| Some([row, differs(row)?]));
+    let part =
+        |thread: usize| (thread..m).step_by(threads).find_map(|row| Some([row, differs(row)?]));
     let wrong = thread::scope(|scope| {
         let part = &part;
-        let workers: Vec<_> = (0..threads).map(|thread| scope.spawn(move || part(thread))).collect();
-        workers.into_iter().filter_map(|worker| worker.join().expect("comparing does not panic")).min()
+        let workers: Vec<_> =
+            (0..threads).map(|thread| scope.spawn(move || part(thread))).collect();
+        workers
+            .into_iter()
+            .filter_map(|worker| worker.join().expect("comparing does not panic"))
+            .min()
     });
-    wrong.map_or(Ok(()), |[row, group]| Err(Stop::Wrong(format!("{what}, row {row}, group {group}: not core's bits"))))
+    wrong.map_or(Ok(()), |[row, group]| {
+        Err(Stop::Wrong(format!("{what}, row {row}, group {group}: not core's bits")))
+    })
 }
 
 #[cfg(test)]
@@ -157,22 +214,41 @@ mod tests {
 
     #[test]
     fn a_case_without_a_time_ends_itself_and_a_peer_that_refuses_not_even_that() {
-        let compile = Error::Compile { kernel: "norm", architecture: Architecture::Sm80, log: "error: no".into() };
+        let compile = Error::Compile {
+            kernel: "norm",
+            architecture: Architecture::Sm80,
+            log: "error: no".into(),
+        };
         let function = Error::Function { library: Library::CublasLt, file: "l".into(), name: "f" };
         let blas = Error::Blas { what: "a product".into(), code: "X".into() };
         let driver = Error::Driver { what: "a launch".into(), code: "Y".into() };
         let defect = Error::Recording { operation: "upload" };
         for error in [&compile, &function, &blas] {
-            assert_eq!(Stop::Error(error.clone()).outcome(), Ok(Outcome::Unmeasured { reason: error.to_string() }));
+            assert_eq!(
+                Stop::Error(error.clone()).outcome(),
+                Ok(Outcome::Unmeasured { reason: error.to_string() })
+            );
         }
         for error in [&driver, &defect] {
-            assert_eq!(Stop::Error(error.clone()).outcome().as_ref(), Err(error), "nothing can follow");
+            assert_eq!(
+                Stop::Error(error.clone()).outcome().as_ref(),
+                Err(error),
+                "nothing can follow"
+            );
         }
         for error in [&function, &blas, &driver] {
-            assert!(matches!(Stop::Error(error.clone()).of_peer("P"), Ok(text) if text == format!("P: {error}")));
+            assert!(
+                matches!(Stop::Error(error.clone()).of_peer("P"), Ok(text) if text == format!("P: {error}"))
+            );
         }
-        assert!(matches!(Stop::Error(defect).of_peer("P"), Err(Stop::Error(Error::Recording { .. }))));
-        assert_eq!(Stop::Wrong("x".into()).outcome(), Ok(Outcome::Failed { difference: "x".into() }));
+        assert!(matches!(
+            Stop::Error(defect).of_peer("P"),
+            Err(Stop::Error(Error::Recording { .. }))
+        ));
+        assert_eq!(
+            Stop::Wrong("x".into()).outcome(),
+            Ok(Outcome::Failed { difference: "x".into() })
+        );
         assert!(matches!(Stop::Wrong("x".into()).of_peer("P"), Ok(text) if text == "x"));
     }
 
@@ -182,11 +258,21 @@ mod tests {
             Err(Stop::Wrong(text)) => text,
             other => panic!("{other:?}"),
         };
-        assert!(near("x", [1.0, 2.0], [1.0, 2.001], [1e-3, 0.0]).is_ok() && same("x", &[1, 2], &[1, 2]).is_ok());
-        assert_eq!(told(near("x", [1.0, 2.0], [1.0, 2.1], [1e-3, 0.0])), "x, element 1: found 2, expected 2.1 within 2.100e-3");
-        assert!(told(near("x", [f32::NAN], [1.0], [1.0, f64::INFINITY])).contains("element 0: found NaN"));
         assert!(
-            told(near("x", [1.0], [1.0, 2.0], [1.0, 1.0])).contains("fewer") && told(near("x", [1.0], [], [1.0, 1.0])).contains("more")
+            near("x", [1.0, 2.0], [1.0, 2.001], [1e-3, 0.0]).is_ok()
+                && same("x", &[1, 2], &[1, 2]).is_ok()
+        );
+        assert_eq!(
+            told(near("x", [1.0, 2.0], [1.0, 2.1], [1e-3, 0.0])),
+            "x, element 1: found 2, expected 2.1 within 2.100e-3"
+        );
+        assert!(
+            told(near("x", [f32::NAN], [1.0], [1.0, f64::INFINITY]))
+                .contains("element 0: found NaN")
+        );
+        assert!(
+            told(near("x", [1.0], [1.0, 2.0], [1.0, 1.0])).contains("fewer")
+                && told(near("x", [1.0], [], [1.0, 1.0])).contains("more")
         );
         assert_eq!(told(same("x", &[1, 2], &[1, 3])), "x, element 1: found 2, expected 3");
         let [ones, nans] = [1.0, f32::NAN].map(|x| Array2::from_elem((2, 2), x));
@@ -208,7 +294,9 @@ mod tests {
         let mut metadata = whole.clone();
         metadata.metadata[word] ^= 1 << shift;
         for (fragments, place) in [(values, "row 131, group 16"), (metadata, "row 77, group 5")] {
-            assert!(matches!(same_compressed("w", &fragments, &logical), Err(Stop::Wrong(text)) if text.contains(place)));
+            assert!(
+                matches!(same_compressed("w", &fragments, &logical), Err(Stop::Wrong(text)) if text.contains(place))
+            );
         }
     }
 }

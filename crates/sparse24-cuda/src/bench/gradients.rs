@@ -22,7 +22,14 @@ use crate::{
     mvue::mvue_compress,
 };
 
-const STATE: StepState = StepState { seed: 1, step: 1, micro_step: 0, learning_rate: 0.0, bias_correction1: 1.0, bias_correction2: 1.0 };
+const STATE: StepState = StepState {
+    seed: 1,
+    step: 1,
+    micro_step: 0,
+    learning_rate: 0.0,
+    bias_correction1: 1.0,
+    bias_correction2: 1.0,
+};
 
 pub(super) fn cases(size: &Size) -> Vec<Case> {
     let case = |kernel, entries, shape: [usize; 2], prepare: Box<super::Prepare>| Case {
@@ -33,16 +40,34 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
     };
     let (hidden, stream) = (size.hidden(), size.stream());
     let exact: &[&str] = &["mvue_compress_exact"];
-    let estimate = |shape, estimator, zeros| -> Box<super::Prepare> { Box::new(move |bench| estimates(bench, shape, estimator, zeros)) };
-    let mut cases = vec![case("mvue_exact", exact, hidden, estimate(hidden, Estimator::Exact, Zeros::None))];
+    let estimate = |shape, estimator, zeros| -> Box<super::Prepare> {
+        Box::new(move |bench| estimates(bench, shape, estimator, zeros))
+    };
+    let mut cases =
+        vec![case("mvue_exact", exact, hidden, estimate(hidden, Estimator::Exact, Zeros::None))];
     if stream != hidden {
-        cases.push(case("mvue_exact", exact, stream, estimate(stream, Estimator::Exact, Zeros::None)));
+        cases.push(case(
+            "mvue_exact",
+            exact,
+            stream,
+            estimate(stream, Estimator::Exact, Zeros::None),
+        ));
     }
     // As after dropout: groups with three zeros or four take the long way.
-    cases.push(case("mvue_exact_fifth_zero", exact, hidden, estimate(hidden, Estimator::Exact, Zeros::Fifth)));
+    cases.push(case(
+        "mvue_exact_fifth_zero",
+        exact,
+        hidden,
+        estimate(hidden, Estimator::Exact, Zeros::Fifth),
+    ));
     let approximate = estimate(hidden, Estimator::Approximate, Zeros::None);
     cases.push(case("mvue_approximate", &["mvue_compress_approximate"], hidden, approximate));
-    cases.push(case("bias_grad", &["column_sums", "row_sums"], hidden, Box::new(move |bench| sums(bench, hidden))));
+    cases.push(case(
+        "bias_grad",
+        &["column_sums", "row_sums"],
+        hidden,
+        Box::new(move |bench| sums(bench, hidden)),
+    ));
     cases.push(case("dropout", &["dropout"], stream, Box::new(move |bench| drops(bench, stream))));
     cases
 }
@@ -54,7 +79,12 @@ enum Zeros {
     Fifth,
 }
 
-fn estimates(bench: &mut Bench, shape @ [p, r]: [usize; 2], estimator: Estimator, zeros: Zeros) -> Result<Prepared, Stop> {
+fn estimates(
+    bench: &mut Bench,
+    shape @ [p, r]: [usize; 2],
+    estimator: Estimator,
+    zeros: Zeros,
+) -> Result<Prepared, Stop> {
     const SITE: Site = Site::new(Purpose::Mvue, 1);
     let mut few = panel(r, 5);
     if zeros == Zeros::Fifth {
@@ -76,7 +106,8 @@ fn estimates(bench: &mut Bench, shape @ [p, r]: [usize; 2], estimator: Estimator
     mvue_compress(&mut bench.device, dz, estimator, SITE, out)?;
     let host = tall(p, &few);
     let mut expected = Compressed24::zeros(r, p)?;
-    cpu::mvue::mvue_compress(host.view(), estimator, Stream::new(1, SITE, 0, 1), &mut expected).expect("grouped");
+    cpu::mvue::mvue_compress(host.view(), estimator, Stream::new(1, SITE, 0, 1), &mut expected)
+        .expect("grouped");
     same_compressed("the estimate", &out.download(&mut bench.device)?, &expected)?;
     bench.moving("every group, bit for bit with core", bytes, sets, move |device, &(dz, out)| {
         mvue_compress(device, dz, estimator, SITE, out)
@@ -84,17 +115,25 @@ fn estimates(bench: &mut Bench, shape @ [p, r]: [usize; 2], estimator: Estimator
 }
 
 fn sums(bench: &mut Bench, shape @ [p, r]: [usize; 2]) -> Result<Prepared, Stop> {
-    let few = Array2::from_shape_fn((PANEL, r), |(row, column)| bf16::from_f32(((row + column) % 7) as f32 - 3.0));
+    let few = Array2::from_shape_fn((PANEL, r), |(row, column)| {
+        bf16::from_f32(((row + column) % 7) as f32 - 3.0)
+    });
     let of_panel = few.mapv(bf16::to_f32).sum_axis(Axis(0));
     let rest = few.slice(ndarray::s![..p % PANEL, ..]).mapv(bf16::to_f32).sum_axis(Axis(0));
     let device = &mut bench.device;
-    let (db, scratch) = (device.alloc("db", [1, r])?, device.alloc("scratch", bias_grad_scratch(shape))?);
+    let (db, scratch) =
+        (device.alloc("db", [1, r])?, device.alloc("scratch", bias_grad_scratch(shape))?);
     let integers = repeated(device, shape, &few)?;
     bias_grad(device, integers, db, BETA, scratch)?;
-    let expected: Vec<f32> = of_panel.iter().zip(&rest).map(|(sum, rest)| (p / PANEL) as f32 * sum + rest).collect();
+    let expected: Vec<f32> =
+        of_panel.iter().zip(&rest).map(|(sum, rest)| (p / PANEL) as f32 * sum + rest).collect();
     same("db", &device.download(db)?, &expected)?;
-    let sets = (0..bench.sets(2 * p * r)).map(|_| repeated(&mut bench.device, shape, &panel(r, 7))).collect::<Result<Vec<_>, Error>>()?;
-    bench.moving("every sum, of small integers, exactly", 2 * p * r, sets, move |device, &dz| bias_grad(device, dz, db, BETA, scratch))
+    let sets = (0..bench.sets(2 * p * r))
+        .map(|_| repeated(&mut bench.device, shape, &panel(r, 7)))
+        .collect::<Result<Vec<_>, Error>>()?;
+    bench.moving("every sum, of small integers, exactly", 2 * p * r, sets, move |device, &dz| {
+        bias_grad(device, dz, db, BETA, scratch)
+    })
 }
 
 fn drops(bench: &mut Bench, shape @ [p, r]: [usize; 2]) -> Result<Prepared, Stop> {
@@ -102,7 +141,9 @@ fn drops(bench: &mut Bench, shape @ [p, r]: [usize; 2]) -> Result<Prepared, Stop
     let rule = Dropout { p: 0.1, site: SITE };
     bench.device.set_step(&STATE)?;
     let values = panel(r, 8);
-    let sets = (0..bench.sets(4 * p * r)).map(|_| repeated(&mut bench.device, shape, &values)).collect::<Result<Vec<_>, Error>>()?;
+    let sets = (0..bench.sets(4 * p * r))
+        .map(|_| repeated(&mut bench.device, shape, &values))
+        .collect::<Result<Vec<_>, Error>>()?;
     let host = tall(p, &values);
     let fresh = upload(&mut bench.device, host.view())?;
     dropout(&mut bench.device, fresh, &rule)?;
@@ -111,5 +152,7 @@ fn drops(bench: &mut Bench, shape @ [p, r]: [usize; 2]) -> Result<Prepared, Stop
     cpu::dropout::dropout(expected.view_mut(), &on_cpu).expect("contiguous");
     let expected: Vec<bf16> = expected.into_iter().map(bf16::from_f32).collect();
     same("x", &bench.device.download(fresh)?, &expected)?;
-    bench.moving("every element, bit for bit with the CPU", 4 * p * r, sets, move |device, &x| dropout(device, x, &rule))
+    bench.moving("every element, bit for bit with the CPU", 4 * p * r, sets, move |device, &x| {
+        dropout(device, x, &rule)
+    })
 }

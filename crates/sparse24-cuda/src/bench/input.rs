@@ -1,4 +1,5 @@
-//! Random operands: nearly Gaussian numbers with a prime period, and panels of them that repeat down a matrix, so that large ones cost no time.
+//! Random operands: nearly Gaussian numbers with a prime period, and panels of them that repeat
+//! down a matrix, so that large ones cost no time.
 
 use std::sync::OnceLock;
 
@@ -18,7 +19,12 @@ fn gaussian() -> &'static [f32] {
     static VALUES: OnceLock<Vec<f32>> = OnceLock::new();
     VALUES.get_or_init(|| {
         let philox = Philox4x32::new(24);
-        (0..PERIOD as u32).map(|at| philox.block([at, 0, 0, 0]).into_iter().map(|word| uniform(word) - 0.5).sum::<f32>() * 1.7).collect()
+        (0..PERIOD as u32)
+            .map(|at| {
+                philox.block([at, 0, 0, 0]).into_iter().map(|word| uniform(word) - 0.5).sum::<f32>()
+                    * 1.7
+            })
+            .collect()
     })
 }
 
@@ -41,7 +47,11 @@ pub(super) fn panel(columns: usize, seed: usize) -> Array2<bf16> {
 }
 
 /// Every row of a panel again and again.
-pub(super) fn repeat<T: Scalar>(device: &mut Device, to: Matrix<T>, panel: &Array2<T>) -> Result<(), Error> {
+pub(super) fn repeat<T: Scalar>(
+    device: &mut Device,
+    to: Matrix<T>,
+    panel: &Array2<T>,
+) -> Result<(), Error> {
     let [rows, columns] = to.shape();
     let mut filled = panel.nrows().min(rows);
     device.upload(to.rows(0..filled), &panel.as_slice().expect("row-major")[..filled * columns])?;
@@ -64,14 +74,21 @@ pub(super) fn tall<T: Copy>(rows: usize, panel: &Array2<T>) -> Array2<T> {
 }
 
 /// A new matrix with the rows of a panel.
-pub(super) fn repeated<T: Scalar>(device: &mut Device, shape: [usize; 2], panel: &Array2<T>) -> Result<Matrix<T>, Error> {
+pub(super) fn repeated<T: Scalar>(
+    device: &mut Device,
+    shape: [usize; 2],
+    panel: &Array2<T>,
+) -> Result<Matrix<T>, Error> {
     let to = device.alloc("input", shape)?;
     repeat(device, to, panel)?;
     Ok(to)
 }
 
 /// A new matrix with these elements.
-pub(super) fn upload<T: Scalar>(device: &mut Device, from: ArrayView2<'_, T>) -> Result<Matrix<T>, Error> {
+pub(super) fn upload<T: Scalar>(
+    device: &mut Device,
+    from: ArrayView2<'_, T>,
+) -> Result<Matrix<T>, Error> {
     let to = device.alloc("input", [from.nrows(), from.ncols()])?;
     device.upload(to, from.as_slice().expect("row-major"))?;
     Ok(to)

@@ -60,11 +60,18 @@ pub(super) fn l2_bytes(device: &Device) -> Result<usize, Error> {
 }
 
 impl Machine {
-    pub(super) fn of(device: &Device, sensor: &Result<Sensor, String>, cusparselt: &Result<CusparseLt, String>) -> Result<Self, Error> {
+    pub(super) fn of(
+        device: &Device,
+        sensor: &Result<Sensor, String>,
+        cusparselt: &Result<CusparseLt, String>,
+    ) -> Result<Self, Error> {
         let context = device.context();
-        let (major, minor) =
-            context.compute_capability().map_err(|error| driver_error("asking for the compute capability".into(), error))?;
-        let (_, memory) = context.mem_get_info().map_err(|error| driver_error("asking for the memory".into(), error))?;
+        let (major, minor) = context
+            .compute_capability()
+            .map_err(|error| driver_error("asking for the compute capability".into(), error))?;
+        let (_, memory) = context
+            .mem_get_info()
+            .map_err(|error| driver_error("asking for the memory".into(), error))?;
         let driver = match sensor {
             Ok(sensor) => sensor.driver().ok_or_else(|| "the driver does not say".to_owned()),
             Err(problem) => Err(problem.clone()),

@@ -1,4 +1,5 @@
-//! Clocks, power and temperature of a GPU, from the library that comes with its driver; loaded at run time, with the few functions used here.
+//! Clocks, power and temperature of a GPU, from the library that comes with its driver; loaded at
+//! run time, with the few functions used here.
 //!
 //! Deliberately absent: anything that changes a setting.
 
@@ -56,12 +57,20 @@ impl Sensor {
         load().map_err(|error| error.to_string())?;
         let mut bus = [0 as c_char; 32];
         // SAFETY: the device is open, and the buffer has the length told.
-        unsafe { sys::cuDeviceGetPCIBusId(bus.as_mut_ptr(), bus.len() as c_int, device.context().cu_device()) }
-            .result()
-            .map_err(|error| format!("the GPU has no place on a bus: {error:?}"))?;
+        unsafe {
+            sys::cuDeviceGetPCIBusId(
+                bus.as_mut_ptr(),
+                bus.len() as c_int,
+                device.context().cu_device(),
+            )
+        }
+        .result()
+        .map_err(|error| format!("the GPU has no place on a bus: {error:?}"))?;
         let mut gpu = null_mut();
         // SAFETY: the library was loaded; the text ends with a NUL, and a pointer is written.
-        let found = unsafe { nvmlInit_v2() == 0 && nvmlDeviceGetHandleByPciBusId_v2(bus.as_ptr(), &mut gpu) == 0 };
+        let found = unsafe {
+            nvmlInit_v2() == 0 && nvmlDeviceGetHandleByPciBusId_v2(bus.as_ptr(), &mut gpu) == 0
+        };
         if found { Ok(Self(gpu)) } else { Err(format!("{} does not know this GPU", Library::Nvml)) }
     }
 
@@ -73,7 +82,8 @@ impl Sensor {
             sm_mhz: ask(SM),
             memory_mhz: ask(MEMORY),
             // SAFETY: as above.
-            watts: asked(|to| unsafe { nvmlDeviceGetPowerUsage(self.0, to) }).map(|milliwatts| milliwatts / 1000),
+            watts: asked(|to| unsafe { nvmlDeviceGetPowerUsage(self.0, to) })
+                .map(|milliwatts| milliwatts / 1000),
             // SAFETY: as above.
             celsius: asked(|to| unsafe { nvmlDeviceGetTemperature(self.0, CHIP, to) }),
         }
@@ -88,7 +98,8 @@ impl Sensor {
     /// What the board may draw.
     pub(super) fn most_watts(&self) -> Option<u32> {
         // SAFETY: as above.
-        asked(|to| unsafe { nvmlDeviceGetEnforcedPowerLimit(self.0, to) }).map(|milliwatts| milliwatts / 1000)
+        asked(|to| unsafe { nvmlDeviceGetEnforcedPowerLimit(self.0, to) })
+            .map(|milliwatts| milliwatts / 1000)
     }
 
     /// The driver's release.
@@ -97,7 +108,8 @@ impl Sensor {
         // SAFETY: a text with its NUL is written into as much room as is told.
         let status = unsafe { nvmlSystemGetDriverVersion(text.as_mut_ptr(), text.len() as c_uint) };
         // SAFETY: it ends with a NUL.
-        (status == 0).then(|| unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
+        (status == 0)
+            .then(|| unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
     }
 }
 

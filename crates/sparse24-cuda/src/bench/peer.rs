@@ -1,7 +1,9 @@
-//! cuSPARSELt, the peer of sparse products, where the machine has it: loaded at run time, with declarations of our own for what is called.
+//! cuSPARSELt, the peer of sparse products, where the machine has it: loaded at run time, with
+//! declarations of our own for what is called.
 //!
-//! Its handles are bytes of which it alone knows the meaning; there is room for those of every release. Deliberately absent: any use outside of
-//! a bench, since its format is private and its compression too slow for gradients.
+//! Its handles are bytes of which it alone knows the meaning; there is room for those of every
+//! release. Deliberately absent: any use outside of a bench, since its format is private and its
+//! compression too slow for gradients.
 
 use std::{
     cell::UnsafeCell,
@@ -31,7 +33,8 @@ const IN_F32: c_int = 2;
 const ANY_ALGORITHM: c_int = 0;
 const OPERAND_ALIGNMENT: u32 = 16;
 
-/// Memory for one of the library's own things, whose size differs between its releases: 512 bytes in some, 11024 in others.
+/// Memory for one of the library's own things, whose size differs between its releases: 512 bytes
+/// in some, 11024 in others.
 #[repr(C, align(16))]
 struct Opaque(UnsafeCell<[u8; 16 << 10]>);
 
@@ -110,11 +113,17 @@ impl CusparseLt {
         self.0.release.clone()
     }
 
-    /// A product by the algorithm that its own search finds, its sparse operand compressed; or why it does not take it.
-    pub(super) fn product(&self, device: &mut Device, operands: &Operands<'_>) -> Result<Contestant, String> {
+    /// A product by the algorithm that its own search finds, its sparse operand compressed; or why
+    /// it does not take it.
+    pub(super) fn product(
+        &self,
+        device: &mut Device,
+        operands: &Operands<'_>,
+    ) -> Result<Contestant, String> {
         let Operands { form, shape: [m, n, k], a, sets } = *operands;
         let handle = self.0.handle.pointer();
-        let mut plan = Plan { library: self.clone(), matrices: Vec::new(), made: Vec::new(), planned: false };
+        let mut plan =
+            Plan { library: self.clone(), matrices: Vec::new(), made: Vec::new(), planned: false };
         // D^T and B^T lie row-major in the transposed form, which is D and B column-major.
         let (order, stride_b, stride_d) = match form {
             Form::Transposed => (COLUMNS_FIRST, k, m),
@@ -122,8 +131,21 @@ impl CusparseLt {
         };
         let [rows, columns, inner] = [m, n, k].map(|length| length as i64);
         let a_descriptor = plan.matrix(|to| {
-            // SAFETY: there is room for a descriptor, of which it writes no more than it needs; as below.
-            unsafe { cusparseLtStructuredDescriptorInit(handle, to, rows, inner, inner, OPERAND_ALIGNMENT, BF16, ROWS_FIRST, TWO_OF_FOUR) }
+            // SAFETY: there is room for a descriptor, of which it writes no more than it needs; as
+            // below.
+            unsafe {
+                cusparseLtStructuredDescriptorInit(
+                    handle,
+                    to,
+                    rows,
+                    inner,
+                    inner,
+                    OPERAND_ALIGNMENT,
+                    BF16,
+                    ROWS_FIRST,
+                    TWO_OF_FOUR,
+                )
+            }
         })?;
         let b_descriptor =
             // SAFETY: as above.
@@ -136,26 +158,65 @@ impl CusparseLt {
         unsafe {
             let (b, d) = (b_descriptor, d_descriptor);
             succeeded(
-                cusparseLtMatmulDescriptorInit(handle, product, AS_IT_IS, AS_IT_IS, a_descriptor, b, d, d, IN_F32),
+                cusparseLtMatmulDescriptorInit(
+                    handle,
+                    product,
+                    AS_IT_IS,
+                    AS_IT_IS,
+                    a_descriptor,
+                    b,
+                    d,
+                    d,
+                    IN_F32,
+                ),
                 "describing the product",
             )?;
-            succeeded(cusparseLtMatmulAlgSelectionInit(handle, selection, product, ANY_ALGORITHM), "its algorithms")?;
+            succeeded(
+                cusparseLtMatmulAlgSelectionInit(handle, selection, product, ANY_ALGORITHM),
+                "its algorithms",
+            )?;
             succeeded(cusparseLtMatmulPlanInit(handle, planned, product, selection), "its plan")?;
         }
         plan.planned = true;
         let (mut size, mut room) = (0, 0);
         // SAFETY: the plan was made, and two numbers are written.
-        succeeded(unsafe { cusparseLtSpMMACompressedSize(handle, planned, &mut size, &mut room) }, "the compressed size")?;
-        let mut memory = |bytes: usize| device.alloc::<u8>("cuSPARSELt", [1, bytes.max(256)]).map_err(|error| error.to_string());
-        let [compressed, room, workspace] = [memory(size)?, memory(room)?, memory(WORKSPACE)?].map(address);
+        succeeded(
+            unsafe { cusparseLtSpMMACompressedSize(handle, planned, &mut size, &mut room) },
+            "the compressed size",
+        )?;
+        let mut memory = |bytes: usize| {
+            device.alloc::<u8>("cuSPARSELt", [1, bytes.max(256)]).map_err(|error| error.to_string())
+        };
+        let [compressed, room, workspace] =
+            [memory(size)?, memory(room)?, memory(WORKSPACE)?].map(address);
         let mut stream: Thing = device.stream().cast();
         // SAFETY: A has the shape described, and outputs the sizes asked for.
-        succeeded(unsafe { cusparseLtSpMMACompress(handle, planned, address(a), compressed, room, stream) }, "compressing")?;
+        succeeded(
+            unsafe {
+                cusparseLtSpMMACompress(handle, planned, address(a), compressed, room, stream)
+            },
+            "compressing",
+        )?;
         let (one, zero) = (1.0_f32, 0.0_f32);
         let [alpha, beta] = [&one, &zero].map(|number| (&raw const *number).cast_mut().cast());
         let [b, d] = sets[0].map(address);
-        // SAFETY: operands have the shapes described; D is read and written by nobody else meanwhile.
-        let searched = unsafe { cusparseLtMatmulSearch(handle, planned, alpha, compressed, b, beta, d, d, workspace, &mut stream, 1) };
+        // SAFETY: operands have the shapes described; D is read and written by nobody else
+        // meanwhile.
+        let searched = unsafe {
+            cusparseLtMatmulSearch(
+                handle,
+                planned,
+                alpha,
+                compressed,
+                b,
+                beta,
+                d,
+                d,
+                workspace,
+                &mut stream,
+                1,
+            )
+        };
         succeeded(searched, "its search")?;
         let pairs: Vec<[Thing; 2]> = sets.iter().map(|set| set.map(address)).collect();
         let launch = move |device: &mut Device, set: usize| {
@@ -165,10 +226,25 @@ impl CusparseLt {
             let (one, zero) = (1.0_f32, 0.0_f32);
             let [alpha, beta] = [&one, &zero].map(|number| (&raw const *number).cast_mut().cast());
             let [b, d] = pairs[set];
-            // SAFETY: as above; the memory is the device's until it is reset, which ends all contestants' use.
-            let status =
-                unsafe { cusparseLtMatmul(handle.pointer(), planned, alpha, compressed, b, beta, d, d, workspace, &mut stream, 1) };
-            succeeded(status, "a product").map_err(|code| Error::Driver { what: "cuSPARSELt".into(), code })
+            // SAFETY: as above; the memory is the device's until it is reset, which ends all
+            // contestants' use.
+            let status = unsafe {
+                cusparseLtMatmul(
+                    handle.pointer(),
+                    planned,
+                    alpha,
+                    compressed,
+                    b,
+                    beta,
+                    d,
+                    d,
+                    workspace,
+                    &mut stream,
+                    1,
+                )
+            };
+            succeeded(status, "a product")
+                .map_err(|code| Error::Driver { what: "cuSPARSELt".into(), code })
         };
         Ok(Contestant { name: "cuSPARSELt".into(), sets: sets.len(), launch: Box::new(launch) })
     }
@@ -223,5 +299,9 @@ fn address<T: crate::Scalar>(matrix: Matrix<T>) -> Thing {
 }
 
 fn succeeded(status: c_int, what: &str) -> Result<(), String> {
-    if status == 0 { Ok(()) } else { Err(format!("cuSPARSELt: {what} failed with status {status}")) }
+    if status == 0 {
+        Ok(())
+    } else {
+        Err(format!("cuSPARSELt: {what} failed with status {status}"))
+    }
 }

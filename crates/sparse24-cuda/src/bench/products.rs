@@ -1,7 +1,9 @@
-//! Products of a layer: sparse ones beside cuSPARSELt's best and cuBLASLt's best, and the dense ones of the rest of the model.
+//! Products of a layer: sparse ones beside cuSPARSELt's best and cuBLASLt's best, and the dense
+//! ones of the rest of the model.
 //!
-//! A sparse product is timed by the fastest of its plans. TFLOP/s count the dense product, 2 m n k; a sparse product is held to twice the dense
-//! rate. Results are compared with f64 at sampled elements.
+//! A sparse product is timed by the fastest of its plans. TFLOP/s count the dense product, 2 m n k;
+//! a sparse product is held to twice the dense rate. Results are compared with f64 at sampled
+//! elements.
 
 use half::bf16;
 use ndarray::Array2;
@@ -76,9 +78,14 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
         let prepare = Box::new(move |bench: &mut Bench| sparse(bench, form, shape, Plans::Mma));
         cases.push(Case { kernel, shape: named(shape), entries, prepare });
     }
-    for (kernel, product) in [("linear_forward", Linear::Forward), ("linear_dgrad", Linear::Dgrad), ("linear_wgrad", Linear::Wgrad)] {
+    for (kernel, product) in [
+        ("linear_forward", Linear::Forward),
+        ("linear_dgrad", Linear::Dgrad),
+        ("linear_wgrad", Linear::Wgrad),
+    ] {
         // Attention in and out, up, down, and a part of the head.
-        for [p, q, r] in [[p, d, 3 * d], [p, d, d], [p, d, 4 * d], [p, 4 * d, d], [4096, d, 50304]] {
+        for [p, q, r] in [[p, d, 3 * d], [p, d, d], [p, d, 4 * d], [p, 4 * d, d], [4096, d, 50304]]
+        {
             let shape = match product {
                 Linear::Forward => [p, r, q],
                 Linear::Dgrad => [p, q, r],
@@ -94,12 +101,15 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
 /// Reads an element of a result.
 type Read<'a> = dyn FnMut([usize; 2]) -> Result<f64, Error> + 'a;
 
-/// Sampled elements against sums in f64 of k products; `term` is one of them, `rounded` what the last rounding adds, relatively.
+/// Sampled elements against sums in f64 of k products; `term` is one of them, `rounded` what the
+/// last rounding adds, relatively.
 ///
-/// An instruction adds eight exact products or more to a partial sum in one go: each of the nine or more is cut off below 2^-23 of the largest.
-/// That is a stretch of the sum, as one that is divided along k begins anywhere, or a product, which is a stretch of one: no larger than twice
-/// the largest of the sums from the beginning. So k + k/8 are cut off, and a few more where parts are added, each by at most 2^-22 of
-/// that sum. The terms' signs are random: it grows like the root of k, and 64 terms that were left out weigh more than the bound.
+/// An instruction adds eight exact products or more to a partial sum in one go: each of the nine or
+/// more is cut off below 2^-23 of the largest. That is a stretch of the sum, as one that is divided
+/// along k begins anywhere, or a product, which is a stretch of one: no larger than twice the
+/// largest of the sums from the beginning. So k + k/8 are cut off, and a few more where parts are
+/// added, each by at most 2^-22 of that sum. The terms' signs are random: it grows like the root of
+/// k, and 64 terms that were left out weigh more than the bound.
 fn sampled(
     what: &str,
     [m, n, k]: [usize; 3],
@@ -116,20 +126,27 @@ fn sampled(
             1 => [m - 1, n - 1],
             _ => [(uniform(words[0]) * m as f32) as usize, (uniform(words[1]) * n as f32) as usize],
         };
-        let (exact, largest) =
-            (0..k).map(|i| term(at, i)).fold((0.0, 0.0_f64), |(sum, largest), x| (sum + x, largest.max((sum + x).abs())));
+        let (exact, largest) = (0..k)
+            .map(|i| term(at, i))
+            .fold((0.0, 0.0_f64), |(sum, largest), x| (sum + x, largest.max((sum + x).abs())));
         let bound = (k + k / 8 + 16) as f64 * 2_f64.powi(-22) * largest + rounded * exact.abs();
         let found = read(at)?;
         let within = (found - exact).abs() <= bound;
         if !within {
             let [row, column] = at;
-            return Err(Stop::Wrong(format!("{what}, row {row}, column {column}: found {found}, expected {exact} within {bound:.3e}")));
+            return Err(Stop::Wrong(format!(
+                "{what}, row {row}, column {column}: found {found}, expected {exact} within {bound:.3e}"
+            )));
         }
     }
     Ok(())
 }
 
-fn element<T: crate::Scalar + Into<f32>>(device: &mut Device, of: Matrix<T>, [row, column]: [usize; 2]) -> Result<f64, Error> {
+fn element<T: crate::Scalar + Into<f32>>(
+    device: &mut Device,
+    of: Matrix<T>,
+    [row, column]: [usize; 2],
+) -> Result<f64, Error> {
     Ok(f64::from(device.download(of.rows(row..row + 1).columns(column..column + 1))?[0].into()))
 }
 
@@ -164,7 +181,12 @@ impl Set {
     }
 }
 
-fn sparse(bench: &mut Bench, form: Form, shape @ [m, n, k]: [usize; 3], which: Plans) -> Result<Prepared, Stop> {
+fn sparse(
+    bench: &mut Bench,
+    form: Form,
+    shape @ [m, n, k]: [usize; 3],
+    which: Plans,
+) -> Result<Prepared, Stop> {
     // A panel of A, 2:4 along its rows, of which the whole repeats the rows.
     let dense = random([PANEL.min(m), k], 1).mapv(bf16::from_f32);
     let mut mask = sparse24_core::Mask::empty(dense.nrows(), k)?;
@@ -175,15 +197,25 @@ fn sparse(bench: &mut Bench, form: Form, shape @ [m, n, k]: [usize; 3], which: P
     let device = &mut bench.device;
     let a = Compressed::alloc(device, "a", [m, k])?;
     let blocks = |columns: usize, length: usize| (length / columns, columns);
-    let values = Array2::from_shape_vec(blocks(a.values.shape()[1], fragments.values.len()), fragments.values).expect("blocks");
-    let metadata = Array2::from_shape_vec(blocks(a.metadata.shape()[1], fragments.metadata.len()), fragments.metadata).expect("blocks");
+    let values = Array2::from_shape_vec(
+        blocks(a.values.shape()[1], fragments.values.len()),
+        fragments.values,
+    )
+    .expect("blocks");
+    let metadata = Array2::from_shape_vec(
+        blocks(a.metadata.shape()[1], fragments.metadata.len()),
+        fragments.metadata,
+    )
+    .expect("blocks");
     repeat(device, a.values, &values)?;
     repeat(device, a.metadata, &metadata)?;
 
     let offered = plans(device, form, shape, 16)?;
     let offered: Vec<Plan> = match which {
         Plans::Mma => vec![Plan::Mma],
-        Plans::Fastest if offered.len() > 1 => offered.into_iter().filter(|&plan| plan != Plan::Mma).collect(),
+        Plans::Fastest if offered.len() > 1 => {
+            offered.into_iter().filter(|&plan| plan != Plan::Mma).collect()
+        }
         Plans::Fastest => offered,
     };
     let most = offered.iter().map(|plan| plan.scratch()).max().unwrap_or(0);
@@ -196,22 +228,37 @@ fn sparse(bench: &mut Bench, form: Form, shape @ [m, n, k]: [usize; 3], which: P
         let device = &mut bench.device;
         let b = repeated(device, shape_of_b, &of_b)?;
         sets.push(match form {
-            Form::Transposed => Set::Transposed(Transposed { a, b, bias: None, d: device.alloc("d", [n, m])?, scratch }),
-            Form::Straight => Set::Straight(Straight { a, b, d: device.alloc("d", [m, n])?, beta: BETA, scratch }),
+            Form::Transposed => Set::Transposed(Transposed {
+                a,
+                b,
+                bias: None,
+                d: device.alloc("d", [n, m])?,
+                scratch,
+            }),
+            Form::Straight => {
+                Set::Straight(Straight { a, b, d: device.alloc("d", [m, n])?, beta: BETA, scratch })
+            }
         });
     }
     let term = |[row, column]: [usize; 2], i: usize| {
-        let b = if form == Form::Transposed { of_b[[column % PANEL, i]] } else { of_b[[i % PANEL, column]] };
+        let b = if form == Form::Transposed {
+            of_b[[column % PANEL, i]]
+        } else {
+            of_b[[i % PANEL, column]]
+        };
         f64::from(pruned[[row % PANEL, i]].to_f32()) * f64::from(b.to_f32())
     };
     let rounded = if form == Form::Transposed { ROUNDED } else { 0.0 };
     for &plan in &offered {
         sets[0].launch(&mut bench.device, plan)?;
-        sampled(&plan.to_string(), shape, rounded, term, &mut |at| sets[0].read(&mut bench.device, at))?;
+        sampled(&plan.to_string(), shape, rounded, term, &mut |at| {
+            sets[0].read(&mut bench.device, at)
+        })?;
     }
     let (plan, plans) = fastest(bench, &offered, &sets)?;
     let (launched, count) = (sets.clone(), sets.len());
-    let launch = Box::new(move |device: &mut Device, set: usize| launched[set].launch(device, plan));
+    let launch =
+        Box::new(move |device: &mut Device, set: usize| launched[set].launch(device, plan));
     let mut contestants = vec![Contestant { name: "itself".into(), sets: count, launch }];
     let mut without = Vec::new();
     if which == Plans::Fastest {
@@ -232,19 +279,36 @@ fn sparse(bench: &mut Bench, form: Form, shape @ [m, n, k]: [usize; 3], which: P
 }
 
 /// The plan of the shortest median, and those of all.
-fn fastest(bench: &mut Bench, offered: &[Plan], sets: &[Set]) -> Result<(Plan, Vec<PlanTime>), Error> {
+fn fastest(
+    bench: &mut Bench,
+    offered: &[Plan],
+    sets: &[Set],
+) -> Result<(Plan, Vec<PlanTime>), Error> {
     let contestant = |&plan: &Plan| {
         let sets = sets.to_vec();
-        Contestant { name: plan.to_string(), sets: sets.len(), launch: Box::new(move |device, set| sets[set].launch(device, plan)) }
+        Contestant {
+            name: plan.to_string(),
+            sets: sets.len(),
+            launch: Box::new(move |device, set| sets[set].launch(device, plan)),
+        }
     };
     let mut contestants: Vec<Contestant> = offered.iter().map(contestant).collect();
     let times = contest(&mut bench.device, &mut contestants, Effort::Quick, || ())?;
-    let plans = contestants.into_iter().zip(&times).map(|(plan, time)| PlanTime { plan: plan.name, us: time.median }).collect();
-    let (best, _) = offered.iter().zip(&times).min_by(|(_, a), (_, b)| a.median.total_cmp(&b.median)).expect("a plan");
+    let plans = contestants
+        .into_iter()
+        .zip(&times)
+        .map(|(plan, time)| PlanTime { plan: plan.name, us: time.median })
+        .collect();
+    let (best, _) = offered
+        .iter()
+        .zip(&times)
+        .min_by(|(_, a), (_, b)| a.median.total_cmp(&b.median))
+        .expect("a plan");
     Ok((*best, plans))
 }
 
-/// The peer with the same operands, if the machine has it and it takes the product and multiplies it rightly.
+/// The peer with the same operands, if the machine has it and it takes the product and multiplies
+/// it rightly.
 fn cusparselt(
     bench: &mut Bench,
     form: Form,
@@ -258,20 +322,30 @@ fn cusparselt(
     let a = repeated(device, [m, k], pruned)?;
     let mut pairs = Vec::new();
     for set in sets {
-        let d: Matrix<bf16> = device.alloc("d of cuSPARSELt", if form == Form::Transposed { [n, m] } else { [m, n] })?;
+        let d: Matrix<bf16> = device
+            .alloc("d of cuSPARSELt", if form == Form::Transposed { [n, m] } else { [m, n] })?;
         pairs.push([set.b(), d]);
     }
     let operands = peer::Operands { form, shape, a, sets: &pairs };
     let mut contestant = library.product(device, &operands).map_err(Stop::Wrong)?;
     (contestant.launch)(device, 0)?;
     let d = pairs[0][1];
-    let turned = |[row, column]: [usize; 2]| if form == Form::Transposed { [column, row] } else { [row, column] };
+    let turned = |[row, column]: [usize; 2]| {
+        if form == Form::Transposed { [column, row] } else { [row, column] }
+    };
     verified(&mut |at| element(device, d, turned(at)))?;
     Ok(Some(contestant))
 }
 
-/// The product that a dense layer would have instead, of weights that are not pruned, if it is right.
-fn cublaslt(bench: &mut Bench, form: Form, shape @ [m, n, k]: [usize; 3], sets: &[Set], of_b: &Array2<bf16>) -> Result<Contestant, Stop> {
+/// The product that a dense layer would have instead, of weights that are not pruned, if it is
+/// right.
+fn cublaslt(
+    bench: &mut Bench,
+    form: Form,
+    shape @ [m, n, k]: [usize; 3],
+    sets: &[Set],
+    of_b: &Array2<bf16>,
+) -> Result<Contestant, Stop> {
     let mut gemm = bench.gemm()?;
     let device = &mut bench.device;
     let (b, count): (Vec<Matrix<bf16>>, usize) = (sets.iter().map(Set::b).collect(), sets.len());
@@ -279,17 +353,25 @@ fn cublaslt(bench: &mut Bench, form: Form, shape @ [m, n, k]: [usize; 3], sets: 
         Form::Transposed => {
             let of_a = panel(k, 1);
             let weight = repeated(device, [m, k], &of_a)?;
-            let z = b.iter().map(|_| device.alloc("d of cuBLASLt", [n, m])).collect::<Result<Vec<_>, Error>>()?;
+            let z = b
+                .iter()
+                .map(|_| device.alloc("d of cuBLASLt", [n, m]))
+                .collect::<Result<Vec<_>, Error>>()?;
             let op = move |set: usize| LinearForward { x: b[set], weight, bias: None, z: z[set] };
             gemm.linear_forward(device, &op(0))?;
             let term = |[i, j]: [usize; 2], l: usize| wide(&of_a, i, l) * wide(of_b, j, l);
-            sampled("cuBLASLt", shape, ROUNDED, term, &mut |[i, j]| element(device, op(0).z, [j, i]))?;
+            sampled("cuBLASLt", shape, ROUNDED, term, &mut |[i, j]| {
+                element(device, op(0).z, [j, i])
+            })?;
             Box::new(move |device, set| gemm.linear_forward(device, &op(set)))
         }
         Form::Straight => {
             let of_a = panel(m, 1);
             let dz = repeated(device, [k, m], &of_a)?;
-            let dw = b.iter().map(|_| device.alloc("d of cuBLASLt", [m, n])).collect::<Result<Vec<_>, Error>>()?;
+            let dw = b
+                .iter()
+                .map(|_| device.alloc("d of cuBLASLt", [m, n]))
+                .collect::<Result<Vec<_>, Error>>()?;
             let op = move |set: usize| LinearWgrad { dz, x: b[set], dw: dw[set], beta: BETA };
             gemm.linear_wgrad(device, &op(0))?;
             let term = |[i, j]: [usize; 2], l: usize| wide(&of_a, l, i) * wide(of_b, l, j);
@@ -306,8 +388,11 @@ type Multiply = dyn Fn(&mut Gemm, &mut Device, usize) -> Result<(), Error>;
 fn linear(bench: &mut Bench, product: Linear, [p, q, r]: [usize; 3]) -> Result<Prepared, Stop> {
     let mut gemm = bench.gemm()?;
     let (of_x, of_dz, of_w) = (panel(q, 1), panel(r, 2), panel(q, 3));
-    let (x, dz, w) =
-        (|i: usize, j: usize| wide(&of_x, i, j), |i: usize, j: usize| wide(&of_dz, i, j), |i: usize, j: usize| wide(&of_w, i, j));
+    let (x, dz, w) = (
+        |i: usize, j: usize| wide(&of_x, i, j),
+        |i: usize, j: usize| wide(&of_dz, i, j),
+        |i: usize, j: usize| wide(&of_w, i, j),
+    );
     let (shape, bytes) = match product {
         Linear::Forward => ([p, r, q], 2 * (p * q + r * q + p * r)),
         Linear::Dgrad => ([p, q, r], 2 * (p * q + r * q + p * r)),
@@ -318,18 +403,35 @@ fn linear(bench: &mut Bench, product: Linear, [p, q, r]: [usize; 3]) -> Result<P
     let multiply: Box<Multiply> = match product {
         Linear::Forward => {
             let weight = repeated(device, [r, q], &of_w)?;
-            let set = |_| Ok(LinearForward { x: repeated(device, [p, q], &of_x)?, weight, bias: None, z: device.alloc("z", [p, r])? });
+            let set = |_| {
+                Ok(LinearForward {
+                    x: repeated(device, [p, q], &of_x)?,
+                    weight,
+                    bias: None,
+                    z: device.alloc("z", [p, r])?,
+                })
+            };
             let sets = (0..count).map(set).collect::<Result<Vec<_>, Error>>()?;
             gemm.linear_forward(device, &sets[0])?;
-            sampled("z", shape, ROUNDED, |[i, j], k| x(i, k) * w(j, k), &mut |at| element(device, sets[0].z, at))?;
+            sampled("z", shape, ROUNDED, |[i, j], k| x(i, k) * w(j, k), &mut |at| {
+                element(device, sets[0].z, at)
+            })?;
             Box::new(move |gemm, device, set| gemm.linear_forward(device, &sets[set]))
         }
         Linear::Dgrad => {
             let weight = repeated(device, [r, q], &of_w)?;
-            let set = |_| Ok(LinearDgrad { dz: repeated(device, [p, r], &of_dz)?, weight, dx: device.alloc("dx", [p, q])? });
+            let set = |_| {
+                Ok(LinearDgrad {
+                    dz: repeated(device, [p, r], &of_dz)?,
+                    weight,
+                    dx: device.alloc("dx", [p, q])?,
+                })
+            };
             let sets = (0..count).map(set).collect::<Result<Vec<_>, Error>>()?;
             gemm.linear_dgrad(device, &sets[0])?;
-            sampled("dx", shape, ROUNDED, |[i, j], k| dz(i, k) * w(k, j), &mut |at| element(device, sets[0].dx, at))?;
+            sampled("dx", shape, ROUNDED, |[i, j], k| dz(i, k) * w(k, j), &mut |at| {
+                element(device, sets[0].dx, at)
+            })?;
             Box::new(move |gemm, device, set| gemm.linear_dgrad(device, &sets[set]))
         }
         Linear::Wgrad => {
@@ -339,13 +441,16 @@ fn linear(bench: &mut Bench, product: Linear, [p, q, r]: [usize; 3]) -> Result<P
             };
             let sets = (0..count).map(set).collect::<Result<Vec<_>, Error>>()?;
             gemm.linear_wgrad(device, &sets[0])?;
-            sampled("dw", shape, 0.0, |[i, j], k| dz(k, i) * x(k, j), &mut |at| element(device, sets[0].dw, at))?;
+            sampled("dw", shape, 0.0, |[i, j], k| dz(k, i) * x(k, j), &mut |at| {
+                element(device, sets[0].dw, at)
+            })?;
             Box::new(move |gemm, device, set| gemm.linear_wgrad(device, &sets[set]))
         }
     };
     bench.plans = gemm.plans();
     let launch = Box::new(move |device: &mut Device, set: usize| multiply(&mut gemm, device, set));
-    let work = Work { bytes: bytes as f64, flops: 2.0 * p as f64 * q as f64 * r as f64, speed: 1.0 };
+    let work =
+        Work { bytes: bytes as f64, flops: 2.0 * p as f64 * q as f64 * r as f64, speed: 1.0 };
     let contestants = vec![Contestant { name: "itself".into(), sets: count, launch }];
     Ok(Prepared { work, verified: VERIFIED, plans: Vec::new(), without: Vec::new(), contestants })
 }
@@ -360,7 +465,12 @@ mod tests {
     use super::*;
 
     /// A term at a time in f32, but for the 64 terms from `left_out` on.
-    fn found(term: &dyn Fn([usize; 2], usize) -> f64, at: [usize; 2], k: usize, left_out: Option<usize>) -> f64 {
+    fn found(
+        term: &dyn Fn([usize; 2], usize) -> f64,
+        at: [usize; 2],
+        k: usize,
+        left_out: Option<usize>,
+    ) -> f64 {
         let kept = |i: &usize| left_out.is_none_or(|first| !(first..first + 64).contains(i));
         f64::from((0..k).filter(kept).fold(0.0_f32, |sum, i| sum + term(at, i) as f32))
     }
@@ -369,15 +479,26 @@ mod tests {
     fn a_sum_passes_and_one_without_a_step_does_not() {
         for k in [64, 768, 4096, 16_384] {
             let [a, b] = [1, 2].map(|seed| random([PANEL, k], seed));
-            let random = |[i, j]: [usize; 2], k: usize| f64::from(a[[i % PANEL, k]] * b[[j % PANEL, k]]);
+            let random =
+                |[i, j]: [usize; 2], k: usize| f64::from(a[[i % PANEL, k]] * b[[j % PANEL, k]]);
             // As the rows of a panel repeat, so do the terms of a sum along them.
             let repeating = |at: [usize; 2], k: usize| random(at, k % PANEL.min(a.ncols()));
-            for (name, term) in [("random", &random as &dyn Fn([usize; 2], usize) -> f64), ("repeating", &repeating)] {
-                let checked = |left_out, rounded| sampled(name, [300, 500, k], rounded, term, &mut |at| Ok(found(term, at, k, left_out)));
+            for (name, term) in [
+                ("random", &random as &dyn Fn([usize; 2], usize) -> f64),
+                ("repeating", &repeating),
+            ] {
+                let checked = |left_out, rounded| {
+                    sampled(name, [300, 500, k], rounded, term, &mut |at| {
+                        Ok(found(term, at, k, left_out))
+                    })
+                };
                 for rounded in [0.0, ROUNDED] {
                     assert!(checked(None, rounded).is_ok(), "{name}, k = {k}");
                     for left_out in [0, k / 2 / 64 * 64, k - 64] {
-                        assert!(matches!(checked(Some(left_out), rounded), Err(Stop::Wrong(_))), "{name}, k = {k}: 64 from {left_out} on");
+                        assert!(
+                            matches!(checked(Some(left_out), rounded), Err(Stop::Wrong(_))),
+                            "{name}, k = {k}: 64 from {left_out} on"
+                        );
                     }
                 }
             }

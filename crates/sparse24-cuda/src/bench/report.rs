@@ -109,9 +109,18 @@ pub struct Block {
 
 impl Measured {
     /// Of the times of the kernel and then its peers.
-    pub(super) fn new(work: &Work, floor: Option<(f64, &'static str)>, names: &[String], times: &[Quantiles]) -> Self {
+    pub(super) fn new(
+        work: &Work,
+        floor: Option<(f64, &'static str)>,
+        names: &[String],
+        times: &[Quantiles],
+    ) -> Self {
         let us = times[0];
-        let peer = |(name, &us): (&String, &Quantiles)| Peer { name: name.clone(), us, ratio: us.median / times[0].median };
+        let peer = |(name, &us): (&String, &Quantiles)| Peer {
+            name: name.clone(),
+            us,
+            ratio: us.median / times[0].median,
+        };
         Self {
             verified: "",
             us,
@@ -142,13 +151,20 @@ impl Record {
 impl Report {
     pub(super) fn new(machine: Machine, rates: Rates, cases: Vec<Record>) -> Self {
         let blocks = cases.iter().filter_map(|record| block(record, &cases)).collect();
-        Self { machine, copy_gb_s: rates.copy.map(|rate| rate / 1e9), dense_tflop_s: rates.dense.map(|rate| rate / 1e12), cases, blocks }
+        Self {
+            machine,
+            copy_gb_s: rates.copy.map(|rate| rate / 1e9),
+            dense_tflop_s: rates.dense.map(|rate| rate / 1e12),
+            cases,
+            blocks,
+        }
     }
 }
 
 /// Of the case that is the up layer's forward.
 fn block(up: &Record, cases: &[Record]) -> Option<Block> {
-    let lengths: Vec<usize> = up.shape.split('x').filter_map(|length| length.parse().ok()).collect();
+    let lengths: Vec<usize> =
+        up.shape.split('x').filter_map(|length| length.parse().ok()).collect();
     let &[hidden, tokens, width] = lengths.as_slice() else { return None };
     if up.kernel != "spmm24_transposed" || hidden != 4 * width {
         return None;
@@ -165,11 +181,17 @@ fn block(up: &Record, cases: &[Record]) -> Option<Block> {
         (1.0, time("spmm24", [width, hidden, tokens])?),
     ];
     let of_peer = |name: &str| {
-        let times = products.iter().map(|(count, of)| Some(count * of.peers.iter().find(|peer| peer.name == name)?.us.median));
+        let times = products.iter().map(|(count, of)| {
+            Some(count * of.peers.iter().find(|peer| peer.name == name)?.us.median)
+        });
         Some((name.to_owned(), times.sum::<Option<f64>>()? / 1e3))
     };
     let peers = products[0].1.peers.iter().filter_map(|peer| of_peer(&peer.name)).collect();
-    Some(Block { width, sparse24: products.iter().map(|(count, of)| count * of.us.median).sum::<f64>() / 1e3, peers })
+    Some(Block {
+        width,
+        sparse24: products.iter().map(|(count, of)| count * of.us.median).sum::<f64>() / 1e3,
+        peers,
+    })
 }
 
 #[cfg(test)]
@@ -178,9 +200,13 @@ mod tests {
 
     fn record(kernel: &'static str, shape: &str, us: f64, peers: &[(&str, f64)]) -> Record {
         let work = Work { bytes: 1e6, flops: 1e9, speed: 2.0 };
-        let names: Vec<String> = [("itself", us)].iter().chain(peers).map(|(name, _)| (*name).to_owned()).collect();
-        let times: Vec<Quantiles> =
-            [("itself", us)].iter().chain(peers).map(|&(_, us)| Quantiles { median: us, p10: us, p90: us }).collect();
+        let names: Vec<String> =
+            [("itself", us)].iter().chain(peers).map(|(name, _)| (*name).to_owned()).collect();
+        let times: Vec<Quantiles> = [("itself", us)]
+            .iter()
+            .chain(peers)
+            .map(|&(_, us)| Quantiles { median: us, p10: us, p90: us })
+            .collect();
         let outcome = Outcome::Measured(Measured::new(&work, Some((5.0, "bytes")), &names, &times));
         Record { kernel, shape: shape.to_owned(), outcome }
     }
@@ -189,7 +215,10 @@ mod tests {
     fn a_time_becomes_rates_and_ratios() {
         let of = record("spmm24", "1x1x1", 10.0, &[("copy", 15.0)]);
         let measured = of.measured().expect("it has one");
-        assert_eq!((measured.gb_s, measured.tflop_s, measured.over_floor), (100.0, Some(100.0), Some(2.0)));
+        assert_eq!(
+            (measured.gb_s, measured.tflop_s, measured.over_floor),
+            (100.0, Some(100.0), Some(2.0))
+        );
         assert_eq!((measured.peers[0].name.as_str(), measured.peers[0].ratio), ("copy", 1.5));
         let json = serde_json::to_value(&of).expect("plain values");
         assert_eq!((&json["outcome"], &json["us"]["median"]), (&"measured".into(), &10.0.into()));
@@ -200,13 +229,28 @@ mod tests {
     #[test]
     fn a_block_sums_its_six_products() {
         let mut cases = vec![
-            record("spmm24_transposed", "3072x16384x768", 1e3, &[("cuSPARSELt", 2e3), ("cuBLASLt", 3e3)]),
-            record("spmm24_transposed", "768x16384x3072", 2e3, &[("cuSPARSELt", 2e3), ("cuBLASLt", 3e3)]),
+            record(
+                "spmm24_transposed",
+                "3072x16384x768",
+                1e3,
+                &[("cuSPARSELt", 2e3), ("cuBLASLt", 3e3)],
+            ),
+            record(
+                "spmm24_transposed",
+                "768x16384x3072",
+                2e3,
+                &[("cuSPARSELt", 2e3), ("cuBLASLt", 3e3)],
+            ),
             record("spmm24", "3072x768x16384", 3e3, &[("cuSPARSELt", 2e3), ("cuBLASLt", 3e3)]),
             record("spmm24", "768x3072x16384", 4e3, &[("cuBLASLt", 3e3)]),
         ];
-        let blocks = |cases: &[Record]| cases.iter().filter_map(|record| block(record, cases)).collect::<Vec<_>>();
-        assert_eq!(blocks(&cases), [Block { width: 768, sparse24: 13.0, peers: vec![("cuBLASLt".into(), 18.0)] }]);
+        let blocks = |cases: &[Record]| {
+            cases.iter().filter_map(|record| block(record, cases)).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            blocks(&cases),
+            [Block { width: 768, sparse24: 13.0, peers: vec![("cuBLASLt".into(), 18.0)] }]
+        );
         cases.pop();
         assert_eq!(blocks(&cases), []);
     }

@@ -13,15 +13,27 @@ use crate::{
     Device, Error, Matrix,
     embedding::{Embed, EmbedScratch, embed_backward, embed_forward},
     loss::{HeadLoss, head_loss, loss_forward, loss_sum},
-    norm::{MAX_WIDTH, NormBackward, NormForward, norm_backward, norm_backward_scratch, norm_forward},
+    norm::{
+        MAX_WIDTH, NormBackward, NormForward, norm_backward, norm_backward_scratch, norm_forward,
+    },
 };
 
 pub(super) fn cases(size: &Size) -> Vec<Case> {
-    let case = |kernel, entries, shape: String, prepare: Box<super::Prepare>| Case { kernel, shape, entries, prepare };
+    let case = |kernel, entries, shape: String, prepare: Box<super::Prepare>| Case {
+        kernel,
+        shape,
+        entries,
+        prepare,
+    };
     let shape @ [p, c] = size.stream();
     let (named, mut cases) = (|| format!("{p}x{c}"), Vec::new());
     if c <= MAX_WIDTH {
-        cases.push(case("norm_forward", &["norm_forward_"], named(), Box::new(move |bench| norms(bench, shape))));
+        cases.push(case(
+            "norm_forward",
+            &["norm_forward_"],
+            named(),
+            Box::new(move |bench| norms(bench, shape)),
+        ));
         cases.push(case(
             "norm_backward",
             &["norm_backward_", "norm_parameters"],
@@ -30,13 +42,36 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
         ));
     }
     if size.width().is_some() {
-        cases.push(case("embed_forward", &["embed_forward"], named(), Box::new(move |bench| embeddings(bench, c))));
-        let backward = &["embed_sort", "embed_order", "embed_runs", "embed_join", "embed_positions"];
-        cases.push(case("embed_backward", backward, named(), Box::new(move |bench| embedding_gradients(bench, c))));
-        for of @ [rows, columns, _] in [[2048, 50304, 50257], [TOKENS, 128, 65], [1024, 128_256, 128_256]] {
+        cases.push(case(
+            "embed_forward",
+            &["embed_forward"],
+            named(),
+            Box::new(move |bench| embeddings(bench, c)),
+        ));
+        let backward =
+            &["embed_sort", "embed_order", "embed_runs", "embed_join", "embed_positions"];
+        cases.push(case(
+            "embed_backward",
+            backward,
+            named(),
+            Box::new(move |bench| embedding_gradients(bench, c)),
+        ));
+        for of @ [rows, columns, _] in
+            [[2048, 50304, 50257], [TOKENS, 128, 65], [1024, 128_256, 128_256]]
+        {
             let named = || format!("{rows}x{columns}");
-            cases.push(case("head_loss", &["head_loss"], named(), Box::new(move |bench| losses(bench, of, Gradient::InPlace))));
-            cases.push(case("loss_forward", &["loss_forward"], named(), Box::new(move |bench| losses(bench, of, Gradient::None))));
+            cases.push(case(
+                "head_loss",
+                &["head_loss"],
+                named(),
+                Box::new(move |bench| losses(bench, of, Gradient::InPlace)),
+            ));
+            cases.push(case(
+                "loss_forward",
+                &["loss_forward"],
+                named(),
+                Box::new(move |bench| losses(bench, of, Gradient::None)),
+            ));
         }
         cases.push(case("loss_sum", &["loss_sum"], TOKENS.to_string(), Box::new(loss_sums)));
     }
@@ -44,7 +79,8 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
 }
 
 fn norms(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepared, Stop> {
-    let ([x, delta], [gamma, beta]) = ([1, 2].map(|seed| panel(c, seed)), [3, 4].map(|seed| random([1, c], seed)));
+    let ([x, delta], [gamma, beta]) =
+        ([1, 2].map(|seed| panel(c, seed)), [3, 4].map(|seed| random([1, c], seed)));
     let bytes = 4 * 2 * p * c + 8 * p;
     let mut sets = Vec::new();
     for _ in 0..bench.sets(bytes) {
@@ -60,12 +96,23 @@ fn norms(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepared, Stop
         });
     }
     norm_forward(&mut bench.device, &sets[0])?;
-    let residual = Array2::from_shape_fn(x.dim(), |at| bf16::from_f32(x[at].to_f32() + delta[at].to_f32()));
+    let residual =
+        Array2::from_shape_fn(x.dim(), |at| bf16::from_f32(x[at].to_f32() + delta[at].to_f32()));
     let found = repeating(&mut bench.device, "the residual", sets[0].residual, PANEL)?;
     same("the residual", &found, &residual.as_slice().expect("row-major")[..found.len()])?;
-    let (mut copy, mut y, mut stats) = (Array2::zeros(x.dim()), Array2::zeros(x.dim()), Array2::zeros((PANEL, 2)));
+    let (mut copy, mut y, mut stats) =
+        (Array2::zeros(x.dim()), Array2::zeros(x.dim()), Array2::zeros((PANEL, 2)));
     let (wide, beta) = (widened(residual.view()), Some(beta.row(0)));
-    cpu::norm::norm_forward(wide.view(), None, gamma.row(0), beta, copy.view_mut(), y.view_mut(), stats.view_mut()).expect("fits");
+    cpu::norm::norm_forward(
+        wide.view(),
+        None,
+        gamma.row(0),
+        beta,
+        copy.view_mut(),
+        y.view_mut(),
+        stats.view_mut(),
+    )
+    .expect("fits");
     let found = repeating(&mut bench.device, "y", sets[0].y, PANEL)?;
     let count = found.len();
     near("y", found.into_iter().map(bf16::to_f32), y.into_iter().take(count), [BF16, 1e-4])?;
@@ -73,10 +120,20 @@ fn norms(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepared, Stop
 }
 
 fn norm_gradients(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepared, Stop> {
-    let ([dy, residual, from_above], gamma) = ([1, 2, 5].map(|seed| panel(c, seed)), random([1, c], 3));
+    let ([dy, residual, from_above], gamma) =
+        ([1, 2, 5].map(|seed| panel(c, seed)), random([1, c], 3));
     let [of_dy, wide, mut dresidual] = [&dy, &residual, &from_above].map(|x| widened(x.view()));
     let (mut copy, mut y, mut stats) = (wide.clone(), wide.clone(), Array2::zeros((PANEL, 2)));
-    cpu::norm::norm_forward(wide.view(), None, gamma.row(0), None, copy.view_mut(), y.view_mut(), stats.view_mut()).expect("fits");
+    cpu::norm::norm_forward(
+        wide.view(),
+        None,
+        gamma.row(0),
+        None,
+        copy.view_mut(),
+        y.view_mut(),
+        stats.view_mut(),
+    )
+    .expect("fits");
     let bytes = 4 * 2 * p * c + 8 * p;
     let mut sets = Vec::new();
     for _ in 0..bench.sets(bytes) {
@@ -96,12 +153,28 @@ fn norm_gradients(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepa
     }
     norm_backward(&mut bench.device, &sets[0])?;
     let [mut dgamma, mut dbeta] = [0, 1].map(|_| Array1::zeros(c));
-    let (in_place, of_gamma, of_beta) = (dresidual.view_mut(), dgamma.view_mut(), Some(dbeta.view_mut()));
+    let (in_place, of_gamma, of_beta) =
+        (dresidual.view_mut(), dgamma.view_mut(), Some(dbeta.view_mut()));
     let beta = cpu::gemm::Beta::Overwrite;
-    cpu::norm::norm_backward(of_dy.view(), wide.view(), stats.view(), gamma.row(0), in_place, of_gamma, of_beta, beta).expect("fits");
+    cpu::norm::norm_backward(
+        of_dy.view(),
+        wide.view(),
+        stats.view(),
+        gamma.row(0),
+        in_place,
+        of_gamma,
+        of_beta,
+        beta,
+    )
+    .expect("fits");
     let found = repeating(&mut bench.device, "dresidual", sets[0].dresidual, PANEL)?;
     let count = found.len();
-    near("dresidual", found.into_iter().map(bf16::to_f32), dresidual.into_iter().take(count), [BF16, 1e-4])?;
+    near(
+        "dresidual",
+        found.into_iter().map(bf16::to_f32),
+        dresidual.into_iter().take(count),
+        [BF16, 1e-4],
+    )?;
     // Of so many rows as repeat each of the panel's.
     let mut sums = [0, 1].map(|_| Array2::<f32>::zeros((1, c)));
     for column in 0..c {
@@ -114,12 +187,22 @@ fn norm_gradients(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepa
         }
         (sums[0][[0, column]], sums[1][[0, column]]) = (sum[0] as f32, sum[1] as f32);
     }
-    for (what, found, expected) in [("dgamma", Some(sets[0].dgamma), &sums[0]), ("dbeta", sets[0].dbeta, &sums[1])] {
-        near_in_norm(what, &downloaded(&mut bench.device, found.expect("asked for"))?, expected, 1e-4)?;
+    for (what, found, expected) in
+        [("dgamma", Some(sets[0].dgamma), &sums[0]), ("dbeta", sets[0].dbeta, &sums[1])]
+    {
+        near_in_norm(
+            what,
+            &downloaded(&mut bench.device, found.expect("asked for"))?,
+            expected,
+            1e-4,
+        )?;
     }
-    bench.moving("every element, within 5/1024 of the CPU's in f32; column sums in norm", bytes, sets, |device, op| {
-        norm_backward(device, op)
-    })
+    bench.moving(
+        "every element, within 5/1024 of the CPU's in f32; column sums in norm",
+        bytes,
+        sets,
+        |device, op| norm_backward(device, op),
+    )
 }
 
 fn downloaded(device: &mut Device, from: Matrix<f32>) -> Result<Array2<f32>, Error> {
@@ -133,7 +216,8 @@ const VOCABULARY: usize = 50257;
 
 /// Like text: the frequency of a token falls with its number.
 fn text() -> Vec<u32> {
-    let token = |i: usize| (VOCABULARY as f64).powf((i * 7919 % TOKENS) as f64 / TOKENS as f64) as u32 - 1;
+    let token =
+        |i: usize| (VOCABULARY as f64).powf((i * 7919 % TOKENS) as f64 / TOKENS as f64) as u32 - 1;
     (0..TOKENS).map(token).collect()
 }
 
@@ -181,13 +265,21 @@ fn embedding_gradients(bench: &mut Bench, width: usize) -> Result<Prepared, Stop
     let mut sets = Vec::new();
     for _ in 0..bench.sets(2 * TOKENS * width) {
         let rows = repeated(&mut bench.device, shape, &gradient)?;
-        sets.push(Embed { tokens, context: CONTEXT, token_table, position_table: Some(positions), rows });
+        sets.push(Embed {
+            tokens,
+            context: CONTEXT,
+            token_table,
+            position_table: Some(positions),
+            rows,
+        });
     }
     embed_backward(&mut bench.device, &sets[0], &scratch)?;
     let wide = widened(gradient.view());
     let sum = |rows: &mut dyn Iterator<Item = usize>| {
         let mut sum = Array1::<f64>::zeros(width);
-        rows.for_each(|row| sum.zip_mut_with(&wide.row(row % PANEL), |sum, &x| *sum += f64::from(x)));
+        rows.for_each(|row| {
+            sum.zip_mut_with(&wide.row(row % PANEL), |sum, &x| *sum += f64::from(x))
+        });
         sum.mapv(|sum| sum as f32).insert_axis(ndarray::Axis(0))
     };
     // The most frequent, some rarer ones, and one that does not occur.
@@ -202,9 +294,12 @@ fn embedding_gradients(bench: &mut Bench, width: usize) -> Result<Prepared, Stop
         near("the gradient of a position", found, expected.iter().copied(), [1e-4, 1e-3])?;
     }
     let bytes = 2 * TOKENS * width + 2 * table_bytes(&text, width);
-    bench.moving("the rows of eight tokens and four positions, beside sums in f64", bytes, sets, move |device, op| {
-        embed_backward(device, op, &scratch)
-    })
+    bench.moving(
+        "the rows of eight tokens and four positions, beside sums in f64",
+        bytes,
+        sets,
+        move |device, op| embed_backward(device, op, &scratch),
+    )
 }
 
 /// What becomes of the logits.
@@ -214,13 +309,18 @@ enum Gradient {
     None,
 }
 
-fn losses(bench: &mut Bench, [rows, columns, vocabulary]: [usize; 3], gradient: Gradient) -> Result<Prepared, Stop> {
+fn losses(
+    bench: &mut Bench,
+    [rows, columns, vocabulary]: [usize; 3],
+    gradient: Gradient,
+) -> Result<Prepared, Stop> {
     const SCALE: f32 = 1.0;
     let (shape, logits) = ([rows, columns], panel(columns, 1));
     let of_panel: Vec<u32> = (0..PANEL).map(|row| (row * 7919 % vocabulary) as u32).collect();
     let host: Vec<u32> = (0..rows).map(|row| of_panel[row % PANEL]).collect();
     let device = &mut bench.device;
-    let (targets, losses) = (device.alloc("targets", [rows, 1])?, device.alloc("losses", [rows, 1])?);
+    let (targets, losses) =
+        (device.alloc("targets", [rows, 1])?, device.alloc("losses", [rows, 1])?);
     device.upload(targets, &host)?;
     let bytes = 2 * rows * columns * if gradient == Gradient::InPlace { 2 } else { 1 };
     let mut sets = Vec::new();
@@ -244,13 +344,19 @@ fn losses(bench: &mut Bench, [rows, columns, vocabulary]: [usize; 3], gradient: 
     let count = found.len();
     near("the losses", found, expected.into_iter().take(count), [1e-5, 1e-5])?;
     if gradient == Gradient::InPlace {
-        cpu::loss::head_loss(wide.view_mut(), &of_panel, None, 0.0, SCALE).expect("targets are of the vocabulary");
+        cpu::loss::head_loss(wide.view_mut(), &of_panel, None, 0.0, SCALE)
+            .expect("targets are of the vocabulary");
         let found = repeating(&mut bench.device, "dlogits", sets[0].logits, PANEL)?;
         let expected = wide.rows().into_iter().flat_map(|row| {
             let padding = std::iter::repeat_n(0.0, columns - vocabulary);
             row.to_vec().into_iter().chain(padding)
         });
-        near("dlogits", found.iter().map(|x| x.to_f32()), expected.take(found.len()), [BF16, 1e-9])?;
+        near(
+            "dlogits",
+            found.iter().map(|x| x.to_f32()),
+            expected.take(found.len()),
+            [BF16, 1e-9],
+        )?;
     }
     let verified = match gradient {
         Gradient::InPlace => "every loss beside f64's, every gradient within 5/1024 of the CPU's",
@@ -262,9 +368,20 @@ fn losses(bench: &mut Bench, [rows, columns, vocabulary]: [usize; 3], gradient: 
 fn loss_sums(bench: &mut Bench) -> Result<Prepared, Stop> {
     let values = random([TOKENS, 1], 1);
     let sum = bench.device.alloc("loss", [1, 1])?;
-    let sets = (0..bench.sets(4 * TOKENS)).map(|_| upload(&mut bench.device, values.view())).collect::<Result<Vec<_>, Error>>()?;
+    let sets = (0..bench.sets(4 * TOKENS))
+        .map(|_| upload(&mut bench.device, values.view()))
+        .collect::<Result<Vec<_>, Error>>()?;
     loss_sum(&mut bench.device, sets[0], sum, BETA, None)?;
-    let (exact, absolute) = values.iter().fold((0.0, 0.0), |(sum, absolute), &x| (sum + f64::from(x), absolute + f64::from(x.abs())));
-    near("the sum", bench.device.download(sum)?, [exact as f32], [0.0, absolute * 2_f64.powi(-20)])?;
-    bench.moving("the sum, beside f64's", 4 * TOKENS, sets, move |device, &losses| loss_sum(device, losses, sum, BETA, None))
+    let (exact, absolute) = values.iter().fold((0.0, 0.0), |(sum, absolute), &x| {
+        (sum + f64::from(x), absolute + f64::from(x.abs()))
+    });
+    near(
+        "the sum",
+        bench.device.download(sum)?,
+        [exact as f32],
+        [0.0, absolute * 2_f64.powi(-20)],
+    )?;
+    bench.moving("the sum, beside f64's", 4 * TOKENS, sets, move |device, &losses| {
+        loss_sum(device, losses, sum, BETA, None)
+    })
 }

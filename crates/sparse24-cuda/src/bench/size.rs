@@ -10,12 +10,14 @@ use crate::norm::MAX_WIDTH;
 pub enum Size {
     /// A layer of a model so wide, and 16 sequences of 1024 tokens.
     Width(usize),
-    /// Weights of this shape, or as many tokens with as many features; nothing that needs more to be said.
+    /// Weights of this shape, or as many tokens with as many features; nothing that needs more to
+    /// be said.
     Matrix([usize; 2]),
 }
 
 /// The sizes of GPT-2, as presets are called, and their widths.
-const NAMED: [(&str, usize); 4] = [("gpt2-124m", 768), ("gpt2-350m", 1024), ("gpt2-774m", 1280), ("gpt2-1558m", 1600)];
+const NAMED: [(&str, usize); 4] =
+    [("gpt2-124m", 768), ("gpt2-350m", 1024), ("gpt2-774m", 1280), ("gpt2-1558m", 1600)];
 
 /// Where nobody says otherwise, two widths beyond GPT-2's are measured as well.
 const BEYOND: [usize; 2] = [2048, 4096];
@@ -78,13 +80,22 @@ impl FromStr for Size {
     /// A model's name, a width, or `ROWSxCOLUMNS`; the error is a sentence.
     fn from_str(text: &str) -> Result<Self, String> {
         const MOST: usize = 1 << 16;
-        let named = NAMED.iter().find(|(name, _)| *name == text).map(|(_, width)| Self::Width(*width));
+        let named =
+            NAMED.iter().find(|(name, _)| *name == text).map(|(_, width)| Self::Width(*width));
         let matrix = || {
             let (rows, columns) = text.split_once('x')?;
             let shape = [rows.parse().ok()?, columns.parse().ok()?];
-            shape.iter().all(|length| (8..=MOST).contains(length) && length % 8 == 0).then_some(Self::Matrix(shape))
+            shape
+                .iter()
+                .all(|length| (8..=MOST).contains(length) && length % 8 == 0)
+                .then_some(Self::Matrix(shape))
         };
-        let width = || text.parse().ok().filter(|width| (64..=MAX_WIDTH).contains(width) && width % 64 == 0).map(Self::Width);
+        let width = || {
+            text.parse()
+                .ok()
+                .filter(|width| (64..=MAX_WIDTH).contains(width) && width % 64 == 0)
+                .map(Self::Width)
+        };
         named.or_else(width).or_else(matrix).ok_or_else(|| {
             let names: Vec<&str> = NAMED.iter().map(|(name, _)| *name).collect();
             format!(
@@ -105,9 +116,15 @@ mod tests {
             assert_eq!(size.to_string().parse(), Ok(size));
         }
         assert_eq!("768".parse(), Ok(Size::Width(768)));
-        for text in ["", "gpt2", "0", "100", "16384", "768x", "x768", "12x12", "0x8", "8x131072", "-64", "64.0", "8x8x8"] {
+        for text in [
+            "", "gpt2", "0", "100", "16384", "768x", "x768", "12x12", "0x8", "8x131072", "-64",
+            "64.0", "8x8x8",
+        ] {
             let problem = text.parse::<Size>().expect_err(text);
-            assert!(problem.starts_with("expected gpt2-124m, ") && problem.contains("ROWSxCOLUMNS"), "{problem}");
+            assert!(
+                problem.starts_with("expected gpt2-124m, ") && problem.contains("ROWSxCOLUMNS"),
+                "{problem}"
+            );
         }
     }
 }

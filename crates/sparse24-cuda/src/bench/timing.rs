@@ -1,8 +1,10 @@
-//! How long operations take on the GPU: contestants in turns, each launch on other buffers than the one before.
+//! How long operations take on the GPU: contestants in turns, each launch on other buffers than the
+//! one before.
 //!
-//! A timing is that of some launches in a row between two events, recorded before and replayed as a training step is. Before it the GPU is given
-//! something else to do, so that it does not wait for the host within; that only reads, several times the L2, so that nothing of the operands is
-//! left there and nothing is still to be written.
+//! A timing is that of some launches in a row between two events, recorded before and replayed as a
+//! training step is. Before it the GPU is given something else to do, so that it does not wait for
+//! the host within; that only reads, several times the L2, so that nothing of the operands is left
+//! there and nothing is still to be written.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -13,7 +15,8 @@ use serde::Serialize;
 
 use crate::{Device, Error, Matrix, Recording, flip::flip_count};
 
-/// Launches of a timing, and so sets of buffers, at most: a replay takes microseconds to begin, which few launches would be charged with.
+/// Launches of a timing, and so sets of buffers, at most: a replay takes microseconds to begin,
+/// which few launches would be charged with.
 pub(super) const LAUNCHES: usize = 100;
 
 /// Microseconds that a timing aims at.
@@ -54,7 +57,8 @@ pub struct Quantiles {
 impl Quantiles {
     fn of(mut times: Vec<f64>) -> Self {
         times.sort_by(f64::total_cmp);
-        let [p10, median, p90] = [0.1, 0.5, 0.9].map(|share: f64| times[(share * (times.len() - 1) as f64).round() as usize]);
+        let [p10, median, p90] = [0.1, 0.5, 0.9]
+            .map(|share: f64| times[(share * (times.len() - 1) as f64).round() as usize]);
         Self { median, p10, p90 }
     }
 }
@@ -74,7 +78,8 @@ pub(super) type Launch = dyn FnMut(&mut Device, usize) -> Result<(), Error>;
 pub(super) fn copy(device: &mut Device, bytes: usize, sets: usize) -> Result<Contestant, Error> {
     let halves: Matrix<u8> = device.alloc("copy", [2 * sets, (bytes / 2).next_multiple_of(256)])?;
     let launch = move |device: &mut Device, set: usize| {
-        let [from, to] = [0, 1].map(|side| halves.rows(2 * set + side..2 * set + side + 1).columns(0..bytes / 2));
+        let [from, to] = [0, 1]
+            .map(|side| halves.rows(2 * set + side..2 * set + side + 1).columns(0..bytes / 2));
         device.copy(from, to)
     };
     Ok(Contestant { name: "copy".into(), sets, launch: Box::new(launch) })
@@ -94,7 +99,9 @@ pub(super) fn contest(
         // The first time compiles and plans.
         run(device, contestant, 0..contestant.sets)?;
         head_start.give(device)?;
-        let each = f64::from(device.time(|device| run(device, contestant, 0..contestant.sets))?) * 1e3 / contestant.sets as f64;
+        let each = f64::from(device.time(|device| run(device, contestant, 0..contestant.sets))?)
+            * 1e3
+            / contestant.sets as f64;
         launches.push(((SPAN / each).ceil() as usize).clamp(1, LAUNCHES));
         if let Some(during) = during.take() {
             run(device, contestant, 0..((SEEN / each).ceil() as usize).clamp(1, 10 * LAUNCHES))?;
@@ -108,21 +115,34 @@ pub(super) fn contest(
             let first = timing * launches[at] % contestant.sets;
             let recording = match recordings.entry((at, first)) {
                 Entry::Occupied(recorded) => recorded.into_mut(),
-                Entry::Vacant(place) => place.insert(record(device, contestant, first..first + launches[at])?),
+                Entry::Vacant(place) => {
+                    place.insert(record(device, contestant, first..first + launches[at])?)
+                }
             };
             head_start.give(device)?;
-            times[at].push(f64::from(device.time(|device| device.replay(recording))?) * 1e3 / launches[at] as f64);
+            times[at].push(
+                f64::from(device.time(|device| device.replay(recording))?) * 1e3
+                    / launches[at] as f64,
+            );
         }
     }
     Ok(times.into_iter().map(Quantiles::of).collect())
 }
 
-fn run(device: &mut Device, contestant: &mut Contestant, mut launches: Range<usize>) -> Result<(), Error> {
+fn run(
+    device: &mut Device,
+    contestant: &mut Contestant,
+    mut launches: Range<usize>,
+) -> Result<(), Error> {
     let Contestant { sets, launch, .. } = contestant;
     launches.try_for_each(|at| launch(device, at % *sets))
 }
 
-fn record(device: &mut Device, contestant: &mut Contestant, launches: Range<usize>) -> Result<Recording, Error> {
+fn record(
+    device: &mut Device,
+    contestant: &mut Contestant,
+    launches: Range<usize>,
+) -> Result<Recording, Error> {
     device.start_recording()?;
     let queued = run(device, contestant, launches);
     let recorded = device.stop_recording();

@@ -1,13 +1,16 @@
 //! cuBLASLt: the functions that plans call, and its errors as ours.
 //!
-//! Invariant: [`load`] succeeded before any other function is called. Deliberately absent: what a product is.
+//! Invariant: [`load`] succeeded before any other function is called. Deliberately absent: what a
+//! product is.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use cudarc::cublaslt::sys::{
-    cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulAlgoConfigAttributes_t, cublasLtMatmulDesc_t,
-    cublasLtMatmulDescAttributes_t, cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
-    cublasLtMatrixLayout_t, cublasStatus_t, cudaDataType_t, cudaStream_t,
+    cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
+    cublasLtMatmulAlgoConfigAttributes_t, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t,
+    cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t,
+    cublasLtMatmulPreferenceAttributes_t, cublasLtMatrixLayout_t, cublasStatus_t, cudaDataType_t,
+    cudaStream_t,
 };
 
 use crate::{
@@ -59,7 +62,8 @@ pub(super) fn check(status: cublasStatus_t, what: impl FnOnce() -> String) -> Re
 }
 
 pub(super) fn blas_error(what: String, status: cublasStatus_t) -> Error {
-    // SAFETY: the library answers for every status with a text that ends with a NUL and is never freed.
+    // SAFETY: the library answers for every status with a text that ends with a NUL and is never
+    // freed.
     let name = unsafe { CStr::from_ptr(cublasLtGetStatusName(status)) };
     Error::Blas { what, code: name.to_string_lossy().into_owned() }
 }

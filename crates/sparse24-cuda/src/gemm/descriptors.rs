@@ -1,6 +1,8 @@
-//! Products as the library is told of them, and what it says: which algorithms it has, and whether it takes one.
+//! Products as the library is told of them, and what it says: which algorithms it has, and whether
+//! it takes one.
 //!
-//! The library is column-major, so a row-major matrix is its transpose to it, with the same stride: D^T = op(A) op(B), as each product says.
+//! The library is column-major, so a row-major matrix is its transpose to it, with the same stride:
+//! D^T = op(A) op(B), as each product says.
 
 use std::{
     ffi::{c_int, c_void},
@@ -13,14 +15,18 @@ use cudarc::cublaslt::sys::{
     cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
     cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
     cublasLtMatmulDescAttributes_t::{
-        CUBLASLT_MATMUL_DESC_BIAS_POINTER, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_TRANSB,
+        CUBLASLT_MATMUL_DESC_BIAS_POINTER, CUBLASLT_MATMUL_DESC_EPILOGUE,
+        CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_TRANSB,
     },
     cublasLtMatmulHeuristicResult_t,
     cublasLtMatmulPreferenceAttributes_t::{
-        CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+        CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
     },
-    cublasLtReductionScheme_t::{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, CUBLASLT_REDUCTION_SCHEME_NONE},
+    cublasLtReductionScheme_t::{
+        CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, CUBLASLT_REDUCTION_SCHEME_NONE,
+    },
     cublasStatus_t,
     cudaDataType_t::{CUDA_R_16BF, CUDA_R_32F},
 };
@@ -52,7 +58,8 @@ pub(super) struct Addresses {
 #[derive(Debug)]
 pub(super) struct Handle(cublasLtHandle_t);
 
-// SAFETY: the library's handle may be used from any thread, one at a time; a plan's descriptors belong to no thread.
+// SAFETY: the library's handle may be used from any thread, one at a time; a plan's descriptors
+// belong to no thread.
 unsafe impl Send for Handle {}
 
 impl Handle {
@@ -92,20 +99,34 @@ impl Descriptors {
             Product::Dgrad => (AS_IT_IS, AS_IT_IS, CUDA_R_16BF),
             Product::Wgrad => (AS_IT_IS, TRANSPOSED, CUDA_R_32F),
         };
-        let turned = |operation, [rows, columns]: [u64; 2]| if operation == TRANSPOSED { [columns, rows] } else { [rows, columns] };
+        let turned = |operation, [rows, columns]: [u64; 2]| {
+            if operation == TRANSPOSED { [columns, rows] } else { [rows, columns] }
+        };
         let shapes = [turned(transposed_a, [m, k]), turned(transposed_b, [k, n]), [m, n]];
         let mut of = Self { product: null_mut(), layouts: [null_mut(); 3] };
         let said = |status| check(status, || format!("describing {key}"));
         for (i, element) in [CUDA_R_16BF, CUDA_R_16BF, output].into_iter().enumerate() {
             let ([rows, columns], stride) = (shapes[i], key.strides[i] as i64);
             // SAFETY: the library is loaded, and writes a pointer.
-            said(unsafe { cublaslt::cublasLtMatrixLayoutCreate(&mut of.layouts[i], element, rows, columns, stride) })?;
+            said(unsafe {
+                cublaslt::cublasLtMatrixLayoutCreate(
+                    &mut of.layouts[i],
+                    element,
+                    rows,
+                    columns,
+                    stride,
+                )
+            })?;
         }
         // SAFETY: the library is loaded, and writes a pointer.
-        said(unsafe { cublaslt::cublasLtMatmulDescCreate(&mut of.product, CUBLAS_COMPUTE_32F, CUDA_R_32F) })?;
+        said(unsafe {
+            cublaslt::cublasLtMatmulDescCreate(&mut of.product, CUBLAS_COMPUTE_32F, CUDA_R_32F)
+        })?;
         let epilogue = match key.product {
             Product::ForwardBias => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
-            Product::Forward | Product::Dgrad | Product::Wgrad => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
+            Product::Forward | Product::Dgrad | Product::Wgrad => {
+                cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT
+            }
         };
         said(of.set(CUBLASLT_MATMUL_DESC_TRANSA, &transposed_a))?;
         said(of.set(CUBLASLT_MATMUL_DESC_TRANSB, &transposed_b))?;
@@ -116,17 +137,31 @@ impl Descriptors {
     /// `value` has the type that the attribute has.
     fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> cublasStatus_t {
         // SAFETY: the descriptor is alive, and the library copies as many bytes as the value has.
-        unsafe { cublaslt::cublasLtMatmulDescSetAttribute(self.product, attribute, (&raw const *value).cast(), size_of::<T>()) }
+        unsafe {
+            cublaslt::cublasLtMatmulDescSetAttribute(
+                self.product,
+                attribute,
+                (&raw const *value).cast(),
+                size_of::<T>(),
+            )
+        }
     }
 
     /// Algorithms that repeat their bits, the library's favourite first.
-    pub(super) fn candidates(&self, handle: &Handle, key: &Key) -> Result<Vec<cublasLtMatmulAlgo_t>, Error> {
+    pub(super) fn candidates(
+        &self,
+        handle: &Handle,
+        key: &Key,
+    ) -> Result<Vec<cublasLtMatmulAlgo_t>, Error> {
         let said = |status| check(status, || format!("choosing algorithms for {key}"));
         let preference = Preference::new().map_err(|code| refused(key, code))?;
         said(preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(WORKSPACE as u64)))?;
         // The others add partial sums up in the output, in bf16 or as they come.
-        let scheme =
-            if key.product == Product::ForwardBias { CUBLASLT_REDUCTION_SCHEME_NONE } else { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE };
+        let scheme = if key.product == Product::ForwardBias {
+            CUBLASLT_REDUCTION_SCHEME_NONE
+        } else {
+            CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+        };
         said(preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &(scheme as u32)))?;
         for attribute in [
             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
@@ -137,29 +172,64 @@ impl Descriptors {
             said(preference.set(attribute, &(ALIGNMENT as u32)))?;
         }
         // SAFETY: numbers, of which zero is a value, as it is of the status.
-        let mut found: [cublasLtMatmulHeuristicResult_t; CANDIDATES] = unsafe { std::mem::zeroed() };
+        let mut found: [cublasLtMatmulHeuristicResult_t; CANDIDATES] =
+            unsafe { std::mem::zeroed() };
         let mut count: c_int = 0;
         let [a, b, d] = self.layouts;
         // SAFETY: descriptors are alive, and there is room for as many results as are asked for.
         let status = unsafe {
             let (asked, results) = (CANDIDATES as c_int, found.as_mut_ptr());
-            cublaslt::cublasLtMatmulAlgoGetHeuristic(handle.0, self.product, a, b, d, d, preference.0, asked, results, &mut count)
+            cublaslt::cublasLtMatmulAlgoGetHeuristic(
+                handle.0,
+                self.product,
+                a,
+                b,
+                d,
+                d,
+                preference.0,
+                asked,
+                results,
+                &mut count,
+            )
         };
         check(status, || format!("{key}"))?;
         let found = &found[..usize::try_from(count).unwrap_or(0)];
-        let usable = found.iter().filter(|found| found.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS).map(|found| found.algo);
+        let usable = found
+            .iter()
+            .filter(|found| found.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS)
+            .map(|found| found.algo);
         Ok(usable.filter(|algorithm| serves(key, algorithm)).collect())
     }
 
     /// The library takes the algorithm for this product, it serves, and the workspace suffices.
-    pub(super) fn accept(&self, handle: &Handle, key: &Key, algorithm: &cublasLtMatmulAlgo_t) -> Result<(), cublasStatus_t> {
+    pub(super) fn accept(
+        &self,
+        handle: &Handle,
+        key: &Key,
+        algorithm: &cublasLtMatmulAlgo_t,
+    ) -> Result<(), cublasStatus_t> {
         // SAFETY: numbers, of which zero is a value, as it is of the status.
         let mut result: cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
         let [a, b, d] = self.layouts;
         // SAFETY: descriptors are alive, and the library writes one result.
-        succeeded(unsafe { cublaslt::cublasLtMatmulAlgoCheck(handle.0, self.product, a, b, d, d, algorithm, &mut result) })?;
+        succeeded(unsafe {
+            cublaslt::cublasLtMatmulAlgoCheck(
+                handle.0,
+                self.product,
+                a,
+                b,
+                d,
+                d,
+                algorithm,
+                &mut result,
+            )
+        })?;
         succeeded(result.state)?;
-        if serves(key, algorithm) && result.workspaceSize <= WORKSPACE { Ok(()) } else { Err(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED) }
+        if serves(key, algorithm) && result.workspaceSize <= WORKSPACE {
+            Ok(())
+        } else {
+            Err(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)
+        }
     }
 
     pub(super) fn multiply(
@@ -175,11 +245,12 @@ impl Descriptors {
         }
         let (one, factor) = (1.0_f32, if beta == Beta::Accumulate { 1.0_f32 } else { 0.0 });
         let [a, b, d] = self.layouts;
-        let [from_a, from_b, to, workspace] = [at.a, at.b, at.d, at.workspace].map(|address| address as *mut c_void);
+        let [from_a, from_b, to, workspace] =
+            [at.a, at.b, at.d, at.workspace].map(|address| address as *mut c_void);
         let (one, factor) = ((&raw const one).cast(), (&raw const factor).cast());
         let stream = device.stream().cast();
-        // SAFETY: descriptors are alive; operands lie in live memory as the caller checked, and have the shapes described; the numbers are
-        // read before the call returns.
+        // SAFETY: descriptors are alive; operands lie in live memory as the caller checked, and
+        // have the shapes described; the numbers are read before the call returns.
         succeeded(unsafe {
             cublaslt::cublasLtMatmul(
                 handle.0,
@@ -227,9 +298,20 @@ impl Preference {
     }
 
     /// `value` has the type that the attribute has.
-    fn set<T>(&self, attribute: sys::cublasLtMatmulPreferenceAttributes_t, value: &T) -> cublasStatus_t {
+    fn set<T>(
+        &self,
+        attribute: sys::cublasLtMatmulPreferenceAttributes_t,
+        value: &T,
+    ) -> cublasStatus_t {
         // SAFETY: the preference is alive, and the library copies as many bytes as the value has.
-        unsafe { cublaslt::cublasLtMatmulPreferenceSetAttribute(self.0, attribute, (&raw const *value).cast(), size_of::<T>()) }
+        unsafe {
+            cublaslt::cublasLtMatmulPreferenceSetAttribute(
+                self.0,
+                attribute,
+                (&raw const *value).cast(),
+                size_of::<T>(),
+            )
+        }
     }
 }
 
@@ -240,17 +322,25 @@ impl Drop for Preference {
     }
 }
 
-/// Whether partial sums over k, if the algorithm has any, are added in f32 and in order, and the result is rounded once: with partial sums
-/// a bias is added after that rounding, and the sum rounded again.
+/// Whether partial sums over k, if the algorithm has any, are added in f32 and in order, and the
+/// result is rounded once: with partial sums a bias is added after that rounding, and the sum
+/// rounded again.
 fn serves(key: &Key, algorithm: &cublasLtMatmulAlgo_t) -> bool {
     let (mut scheme, mut written) = (u32::MAX, 0);
     // SAFETY: the attribute is a u32, and there is room for it.
     let status = unsafe {
         let to = (&raw mut scheme).cast();
-        cublaslt::cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, to, size_of::<u32>(), &mut written)
+        cublaslt::cublasLtMatmulAlgoConfigGetAttribute(
+            algorithm,
+            CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+            to,
+            size_of::<u32>(),
+            &mut written,
+        )
     };
     let whole = scheme == CUBLASLT_REDUCTION_SCHEME_NONE as u32;
-    let in_order = scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32 && key.product != Product::ForwardBias;
+    let in_order = scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32
+        && key.product != Product::ForwardBias;
     status == cublasStatus_t::CUBLAS_STATUS_SUCCESS && (whole || in_order)
 }
 

@@ -21,8 +21,12 @@ pub(super) enum Product {
     Wgrad,
 }
 
-const PRODUCTS: [(Product, &str); 4] =
-    [(Product::Forward, "forward"), (Product::ForwardBias, "forward+bias"), (Product::Dgrad, "dgrad"), (Product::Wgrad, "wgrad")];
+const PRODUCTS: [(Product, &str); 4] = [
+    (Product::Forward, "forward"),
+    (Product::ForwardBias, "forward+bias"),
+    (Product::Dgrad, "dgrad"),
+    (Product::Wgrad, "wgrad"),
+];
 
 /// What a plan depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,8 +78,15 @@ impl Plans {
         Ok(Self { plans: BTreeMap::new(), handle: Handle::new(device)? })
     }
 
-    /// Checked: operands have the key's shape, lie in live memory, and only `d` and the workspace are written.
-    pub(super) fn run(&mut self, device: &mut Device, key: Key, addresses: &Addresses, beta: Beta) -> Result<(), Error> {
+    /// Checked: operands have the key's shape, lie in live memory, and only `d` and the workspace
+    /// are written.
+    pub(super) fn run(
+        &mut self,
+        device: &mut Device,
+        key: Key,
+        addresses: &Addresses,
+        beta: Beta,
+    ) -> Result<(), Error> {
         device.bind()?;
         let planned = self.plans.get(&key).map(|plan| plan.choice);
         if planned != Some(Choice::Measured) && (planned.is_none() || beta == Beta::Overwrite) {
@@ -83,12 +94,21 @@ impl Plans {
             self.plans.insert(key, plan);
         }
         let plan = &self.plans[&key];
-        let queue =
-            || plan.descriptors.multiply(device, &self.handle, &plan.algorithm, addresses, beta).map_err(|code| refused(&key, code));
+        let queue = || {
+            plan.descriptors
+                .multiply(device, &self.handle, &plan.algorithm, addresses, beta)
+                .map_err(|code| refused(&key, code))
+        };
         device.noted(key.work(), queue)
     }
 
-    fn plan(&self, device: &mut Device, key: Key, addresses: &Addresses, beta: Beta) -> Result<Plan, Error> {
+    fn plan(
+        &self,
+        device: &mut Device,
+        key: Key,
+        addresses: &Addresses,
+        beta: Beta,
+    ) -> Result<Plan, Error> {
         let descriptors = Descriptors::new(&key)?;
         let mut candidates = descriptors.candidates(&self.handle, &key)?;
         let none = || refused(&key, cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
@@ -96,11 +116,16 @@ impl Plans {
             Beta::Accumulate => (*candidates.first().ok_or_else(none)?, Choice::Unmeasured),
             Beta::Overwrite => {
                 let run = |device: &mut Device, algorithm: &_| {
-                    descriptors.multiply(device, &self.handle, algorithm, addresses, beta).map_err(|code| refused(&key, code))
+                    descriptors
+                        .multiply(device, &self.handle, algorithm, addresses, beta)
+                        .map_err(|code| refused(&key, code))
                 };
-                // What the library proposes it may yet refuse; with all of them refused, the last says why.
+                // What the library proposes it may yet refuse; with all of them refused, the last
+                // says why.
                 let mut refusal = None;
-                candidates.retain(|algorithm| run(device, algorithm).map_err(|error| refusal = Some(error)).is_ok());
+                candidates.retain(|algorithm| {
+                    run(device, algorithm).map_err(|error| refusal = Some(error)).is_ok()
+                });
                 let fastest = device.fastest(&candidates, run)?;
                 (fastest.ok_or_else(|| refusal.unwrap_or_else(none))?, Choice::Measured)
             }
@@ -119,19 +144,25 @@ impl Plans {
     }
 
     pub(super) fn add(&mut self, key: &str, text: &str) -> Result<(), Error> {
-        let no_plan = |problem: &str| Error::Recorded { key: key.to_owned(), problem: problem.to_owned() };
+        let no_plan =
+            |problem: &str| Error::Recorded { key: key.to_owned(), problem: problem.to_owned() };
         let of: Key = key.parse().map_err(|()| no_plan("it names no dense product"))?;
-        let algorithm =
-            words(text).ok_or_else(|| no_plan("it is no algorithm of cuBLASLt: expected eight words of 16 hexadecimal digits"))?;
+        let algorithm = words(text).ok_or_else(|| {
+            no_plan("it is no algorithm of cuBLASLt: expected eight words of 16 hexadecimal digits")
+        })?;
         let descriptors = Descriptors::new(&of)?;
-        descriptors.accept(&self.handle, &of, &algorithm).map_err(|code| no_plan(&refused(&of, code).to_string()))?;
+        descriptors
+            .accept(&self.handle, &of, &algorithm)
+            .map_err(|code| no_plan(&refused(&of, code).to_string()))?;
         self.plans.insert(of, Plan { descriptors, algorithm, choice: Choice::Measured });
         Ok(())
     }
 }
 
 fn words(text: &str) -> Option<cublasLtMatmulAlgo_t> {
-    let word = |digits: &str| u64::from_str_radix(digits, 16).ok().filter(|word| format!("{word:016x}") == digits);
+    let word = |digits: &str| {
+        u64::from_str_radix(digits, 16).ok().filter(|word| format!("{word:016x}") == digits)
+    };
     let words: Vec<u64> = text.split('-').map(word).collect::<Option<_>>()?;
     Some(cublasLtMatmulAlgo_t { data: words.try_into().ok()? })
 }
@@ -153,7 +184,11 @@ impl FromStr for Key {
             let (name, rest) = text.split_once(' ')?;
             let (sizes, strides) = rest.split_once(" strides ")?;
             let three = |text: &str, between: &str| -> Option<[usize; 3]> {
-                text.split(between).map(|number| number.parse().ok()).collect::<Option<Vec<_>>>()?.try_into().ok()
+                text.split(between)
+                    .map(|number| number.parse().ok())
+                    .collect::<Option<Vec<_>>>()?
+                    .try_into()
+                    .ok()
             };
             let &(product, _) = PRODUCTS.iter().find(|(_, known)| *known == name)?;
             Some(Self { product, sizes: three(sizes, "x")?, strides: three(strides, ", ")? })
@@ -172,14 +207,24 @@ mod tests {
             let key = Key { product, sizes: [3072, 16384, 768], strides: [768, 1, 50304] };
             assert_eq!(key.to_string().parse(), Ok(key));
         }
-        for text in
-            ["", "forward", "forward 1x2x3", "turn 1x2x3 strides 1, 2, 3", "dgrad 1x2 strides 1, 2, 3", "dgrad 1x2x+3 strides 1, 2, 3"]
-        {
+        for text in [
+            "",
+            "forward",
+            "forward 1x2x3",
+            "turn 1x2x3 strides 1, 2, 3",
+            "dgrad 1x2 strides 1, 2, 3",
+            "dgrad 1x2x+3 strides 1, 2, 3",
+        ] {
             assert_eq!(text.parse::<Key>(), Err(()), "{text}");
         }
         let text = (0..8).map(|word| format!("{word:016x}")).collect::<Vec<_>>().join("-");
         assert_eq!(words(&text).map(|algorithm| algorithm.data), Some([0, 1, 2, 3, 4, 5, 6, 7]));
-        for text in [&text[1..], &text[..text.len() - 17], &text.replace('7', "G"), &format!("{text}-{}", &text[..16])] {
+        for text in [
+            &text[1..],
+            &text[..text.len() - 17],
+            &text.replace('7', "G"),
+            &format!("{text}-{}", &text[..16]),
+        ] {
             assert!(words(text).is_none(), "{text}");
         }
     }

@@ -1,7 +1,8 @@
 //! Plans: which kernel computes a product, in which tiles, and how the last of them are divided.
 //!
-//! A plan can be timed, written down and read back; which one is fastest depends on the shape and the GPU, and [`plans`] begins with
-//! the likeliest. Invariant: what a plan says fixes the order of every sum.
+//! A plan can be timed, written down and read back; which one is fastest depends on the shape and
+//! the GPU, and [`plans`] begins with the likeliest. Invariant: what a plan says fixes the order of
+//! every sum.
 
 use std::{fmt, str::FromStr};
 
@@ -30,7 +31,8 @@ pub enum Plan {
     Wgmma(Wgmma),
 }
 
-/// Tiles of two blocks on neighbouring multiprocessors, a *pair* that shares the dense operand, swept over the result.
+/// Tiles of two blocks on neighbouring multiprocessors, a *pair* that shares the dense operand,
+/// swept over the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Wgmma {
     /// Columns of the tile that a pair computes; it has 256 rows.
@@ -82,7 +84,8 @@ impl Plan {
     pub const fn scratch(self) -> usize {
         match self {
             Self::Wgmma(Wgmma { columns, divided, parts, .. }) => {
-                let floats = (divided as usize).saturating_mul(parts as usize).saturating_mul(ROWS as usize);
+                let floats =
+                    (divided as usize).saturating_mul(parts as usize).saturating_mul(ROWS as usize);
                 floats.saturating_mul(columns as usize)
             }
             Self::Mma => 0,
@@ -92,11 +95,14 @@ impl Plan {
     /// Whether this GPU can compute a product `[m, n, k]` by it.
     ///
     /// # Errors
-    /// [`Error::Unserved`] for a plan of another GPU; [`Error::Plan`] for one that divides what the product does not have.
+    /// [`Error::Unserved`] for a plan of another GPU; [`Error::Plan`] for one that divides what the
+    /// product does not have.
     pub fn check(self, device: &Device, form: Form, shape: [usize; 3]) -> Result<(), Error> {
         match self {
             Self::Mma => Ok(()),
-            Self::Wgmma(wgmma) => wgmma.launches("a sparse product", device.architecture(), form, shape).map(drop),
+            Self::Wgmma(wgmma) => {
+                wgmma.launches("a sparse product", device.architecture(), form, shape).map(drop)
+            }
         }
     }
 
@@ -111,7 +117,8 @@ pub(super) fn pairs(columns: u32, [m, n]: [usize; 2]) -> [u32; 2] {
     [m.div_ceil(ROWS as usize) as u32, n.div_ceil(columns as usize) as u32]
 }
 
-/// What is launched: a kernel of whole and divided pairs, and one that sums the parts of the latter.
+/// What is launched: a kernel of whole and divided pairs, and one that sums the parts of the
+/// latter.
 pub(super) struct Launches {
     pub(super) entry: &'static str,
     pub(super) grid: Grid,
@@ -132,22 +139,28 @@ impl Wgmma {
         [m, n, k]: [usize; 3],
     ) -> Result<Launches, Error> {
         const GATHERED_COLUMNS: u32 = 32;
-        let instance = INSTANCES.iter().find(|instance| instance.form == form && instance.columns == self.columns);
+        let instance = INSTANCES
+            .iter()
+            .find(|instance| instance.form == form && instance.columns == self.columns);
         let Some(instance) = instance.filter(|_| architecture == Architecture::Sm90a) else {
             return Err(Error::Unserved { operation, architecture });
         };
         let Self { columns: width, sweep, divided, parts, residents } = self;
         let [rows, columns] = pairs(width, [m, n]);
         let steps = k.div_ceil(BLOCK) as u32;
-        // Kernels number tiles and their parts in 32 bits, of which no more are swept than there are.
+        // Kernels number tiles and their parts in 32 bits, of which no more are swept than there
+        // are.
         let pairs = u64::from(rows) * u64::from(columns);
         let units = pairs + u64::from(divided) * u64::from(parts);
-        let fits = (1..=rows).contains(&sweep) && u64::from(divided) <= pairs.min(MOST_DIVIDED.into()) && (1..=steps).contains(&parts);
+        let fits = (1..=rows).contains(&sweep)
+            && u64::from(divided) <= pairs.min(MOST_DIVIDED.into())
+            && (1..=steps).contains(&parts);
         if !fits || residents == 0 || units > u32::MAX.into() {
             return Err(Error::Plan { operation, plan: Plan::Wgmma(self), shape: [m, n, k] });
         }
         let (m, n, whole) = (m as u32, n as u32, rows * columns - divided);
-        let gather = [width / GATHERED_COLUMNS, divided * ROWS / BLOCK as u32].map(|blocks| blocks as usize);
+        let gather =
+            [width / GATHERED_COLUMNS, divided * ROWS / BLOCK as u32].map(|blocks| blocks as usize);
         Ok(Launches {
             entry: instance.entry,
             grid: instance.grid(residents.min(whole + divided * parts)),
@@ -164,7 +177,8 @@ impl Instance {
     /// A block on a multiprocessor.
     const fn grid(&self, pairs: u32) -> Grid {
         const BARRIERS: u32 = 1024;
-        let stage = 128 * self.columns + 2 * (2 * BLOCK_VALUES + 4 * BLOCK_METADATA) as u32 + BARRIERS;
+        let stage =
+            128 * self.columns + 2 * (2 * BLOCK_VALUES + 4 * BLOCK_METADATA) as u32 + BARRIERS;
         let shared = self.stages * stage + 2 * self.chunks * self.chunk * 128;
         Grid { blocks: [2 * pairs, 1, 1], threads: THREADS, shared }
     }
@@ -190,9 +204,16 @@ impl FromStr for Plan {
             let fields: Vec<&str> = text.strip_prefix("wgmma-")?.split('-').collect();
             let [columns, sweep, division, residents] = fields[..] else { return None };
             let (divided, parts) = division.split_once('x')?;
-            let [columns, sweep, divided, parts, residents] = [columns, sweep, divided, parts, residents].map(str::parse);
+            let [columns, sweep, divided, parts, residents] =
+                [columns, sweep, divided, parts, residents].map(str::parse);
             let (columns, sweep, residents) = (columns.ok()?, sweep.ok()?, residents.ok()?);
-            Some(Self::Wgmma(Wgmma { columns, sweep, divided: divided.ok()?, parts: parts.ok()?, residents }))
+            Some(Self::Wgmma(Wgmma {
+                columns,
+                sweep,
+                divided: divided.ok()?,
+                parts: parts.ok()?,
+                residents,
+            }))
         };
         let plan = if text == "mma" { Some(Self::Mma) } else { read() };
         plan.filter(|plan| plan.to_string() == text).ok_or_else(|| NoPlan(text.to_owned()))
@@ -204,13 +225,23 @@ impl FromStr for Plan {
 #[error("{0:?} names no plan of a sparse product")]
 pub struct NoPlan(String);
 
-/// All plans worth timing for a product `[m, n, k]` whose rows begin at multiples of `alignment` bytes, the one that should be fastest first.
+/// All plans worth timing for a product `[m, n, k]` whose rows begin at multiples of `alignment`
+/// bytes, the one that should be fastest first.
 ///
 /// # Errors
-/// [`Error::Compile`], [`Error::Library`], [`Error::Driver`]: how many tiles fit on the GPU at once is asked of the compiled kernels.
-pub fn plans(device: &mut Device, form: Form, shape: [usize; 3], alignment: usize) -> Result<Vec<Plan>, Error> {
+/// [`Error::Compile`], [`Error::Library`], [`Error::Driver`]: how many tiles fit on the GPU at once
+/// is asked of the compiled kernels.
+pub fn plans(
+    device: &mut Device,
+    form: Form,
+    shape: [usize; 3],
+    alignment: usize,
+) -> Result<Vec<Plan>, Error> {
     let mut guesses: Vec<(f64, Plan)> = Vec::new();
-    if device.architecture() == Architecture::Sm90a && !shape.contains(&0) && alignment.is_multiple_of(super::WIDE) {
+    if device.architecture() == Architecture::Sm90a
+        && !shape.contains(&0)
+        && alignment.is_multiple_of(super::WIDE)
+    {
         for instance in INSTANCES.iter().filter(|instance| instance.form == form) {
             let residents = device.resident_blocks(instance.entry, instance.grid(1), 2)? as u32 / 2;
             let (cost, wgmma) = guess(instance.columns, form, shape, residents);
@@ -234,7 +265,14 @@ mod tests {
         ] {
             assert_eq!(plan.to_string().parse(), Ok(plan));
         }
-        for text in ["", "wgmma", "wgmma-256a-8-0x1-66", "wgmma-256-8-0x1", "wgmma-256-+8-0x1-66", "wgmma-256-8-0-66"] {
+        for text in [
+            "",
+            "wgmma",
+            "wgmma-256a-8-0x1-66",
+            "wgmma-256-8-0x1",
+            "wgmma-256-+8-0x1-66",
+            "wgmma-256-8-0-66",
+        ] {
             assert!(text.parse::<Plan>().is_err(), "{text}");
         }
     }
@@ -244,12 +282,17 @@ mod tests {
         let source = crate::kernels::source_of("spmm24_gather").expect("it is in the table").text;
         for Instance { form, columns, entry, stages, chunk, chunks } in INSTANCES {
             let line = match form {
-                Form::Transposed => format!("\nTRANSPOSED({entry}, {columns}, {stages}, {chunk}, {chunks})\n"),
+                Form::Transposed => {
+                    format!("\nTRANSPOSED({entry}, {columns}, {stages}, {chunk}, {chunks})\n")
+                }
                 Form::Straight => format!("\nSTRAIGHT({entry}, {columns}, {stages})\n"),
             };
             assert!(source.contains(&line), "{line}");
         }
-        assert_eq!(source.matches("\nTRANSPOSED(").count() + source.matches("\nSTRAIGHT(").count(), INSTANCES.len());
+        assert_eq!(
+            source.matches("\nTRANSPOSED(").count() + source.matches("\nSTRAIGHT(").count(),
+            INSTANCES.len()
+        );
     }
 
     /// Each would divide by zero, read past the operands or lose count in the kernels.
@@ -257,7 +300,8 @@ mod tests {
     fn a_plan_that_divides_what_is_not_there_is_refused() {
         let shape = [1024, 1000, 4096];
         let good = Wgmma { columns: 256, sweep: 4, divided: 2, parts: 64, residents: 66 };
-        let launches = |plan: Wgmma| plan.launches("a product", Architecture::Sm90a, Form::Transposed, shape);
+        let launches =
+            |plan: Wgmma| plan.launches("a product", Architecture::Sm90a, Form::Transposed, shape);
         assert!(launches(good).is_ok());
         let written: Plan = "wgmma-256-67108864-0x1-66".parse().expect("as a file may hold it");
         let Plan::Wgmma(written) = written else { panic!("{written}") };
@@ -282,7 +326,9 @@ mod tests {
 
     #[test]
     fn scratch_is_counted_whatever_a_plan_says() {
-        let plan = |divided, parts| Plan::Wgmma(Wgmma { columns: 384, sweep: 1, divided, parts, residents: 1 });
+        let plan = |divided, parts| {
+            Plan::Wgmma(Wgmma { columns: 384, sweep: 1, divided, parts, residents: 1 })
+        };
         assert_eq!(plan(3, 5).scratch(), 3 * 5 * 256 * 384);
         assert_eq!(plan(8191, 65_535).scratch(), 8191 * 65_535 * 256 * 384);
         assert_eq!(plan(u32::MAX, u32::MAX).scratch(), usize::MAX);
@@ -291,11 +337,24 @@ mod tests {
     #[test]
     fn every_pair_is_swept_whatever_the_shape() {
         for instance in INSTANCES {
-            for shape in [[4, 4, 4], [64, 1, 64], [1600, 16384, 6400], [6400, 1600, 16384], [320, 1000, 1024], [30768, 8192, 4]] {
+            for shape in [
+                [4, 4, 4],
+                [64, 1, 64],
+                [1600, 16384, 6400],
+                [6400, 1600, 16384],
+                [320, 1000, 1024],
+                [30768, 8192, 4],
+            ] {
                 let (cost, wgmma) = guess(instance.columns, instance.form, shape, 66);
                 let [rows, columns] = pairs(instance.columns, [shape[0], shape[1]]);
-                assert!(cost > 0.0 && wgmma.sweep <= rows && wgmma.divided <= rows * columns, "{shape:?}");
-                assert!(wgmma.launches("a product", Architecture::Sm90a, instance.form, shape).is_ok(), "{shape:?}: {wgmma:?}");
+                assert!(
+                    cost > 0.0 && wgmma.sweep <= rows && wgmma.divided <= rows * columns,
+                    "{shape:?}"
+                );
+                assert!(
+                    wgmma.launches("a product", Architecture::Sm90a, instance.form, shape).is_ok(),
+                    "{shape:?}: {wgmma:?}"
+                );
                 assert_eq!(wgmma.divided == 0, wgmma.parts == 1, "{shape:?}");
             }
         }

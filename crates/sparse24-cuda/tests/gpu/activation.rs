@@ -1,4 +1,5 @@
-//! GELU, GEGLU and SwiGLU, forward and backward: every bf16 number, ragged shapes, and what is not finite.
+//! GELU, GEGLU and SwiGLU, forward and backward: every bf16 number, ragged shapes, and what is not
+//! finite.
 
 use half::bf16;
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, Axis, concatenate};
@@ -10,7 +11,8 @@ use crate::{
     tolerance::{U, activation, assert_within, stored},
 };
 
-const SHAPES: [[usize; 2]; 9] = [[0, 8], [8, 0], [1, 1], [7, 13], [33, 4], [5, 64], [130, 1600], [3, 3072], [65, 5120]];
+const SHAPES: [[usize; 2]; 9] =
+    [[0, 8], [8, 0], [1, 1], [7, 13], [33, 4], [5, 64], [130, 1600], [3, 3072], [65, 5120]];
 /// 2 sqrt(2/pi).
 const SLOPE: f64 = 1.595_769_121_605_731;
 
@@ -56,7 +58,11 @@ fn gelu_of_every_number() {
 fn gelu_of_ragged_shapes() {
     on_gpu(|device| {
         for shape in SHAPES {
-            gelu_is_the_cpu_s(device, &gaussian(shape, 2).mapv(|x: bf16| x * bf16::from_f32(4.0)), &gaussian(shape, 3));
+            gelu_is_the_cpu_s(
+                device,
+                &gaussian(shape, 2).mapv(|x: bf16| x * bf16::from_f32(4.0)),
+                &gaussian(shape, 3),
+            );
         }
     });
 }
@@ -70,8 +76,10 @@ fn gelu_is_the_cpu_s(device: &mut Device, z: &Array2<bf16>, dh: &Array2<bf16>) {
     let [mut value, mut gradient] = [(); 2].map(|()| Array2::<f32>::zeros(shape));
     cpu::gelu_forward(wide(z).view(), value.view_mut()).expect("shapes agree");
     cpu::gelu_backward(wide(dh).view(), wide(z).view(), gradient.view_mut()).expect("shapes agree");
-    let (z, dh): (Vec<f64>, Vec<f64>) = z.iter().zip(dh).map(|(z, dh)| (z.to_f64(), dh.to_f64())).unzip();
-    let (value, gradient): (Vec<f64>, Vec<f64>) = value.iter().zip(&gradient).map(|(&h, &dz)| (f64::from(h), f64::from(dz))).unzip();
+    let (z, dh): (Vec<f64>, Vec<f64>) =
+        z.iter().zip(dh).map(|(z, dh)| (z.to_f64(), dh.to_f64())).unzip();
+    let (value, gradient): (Vec<f64>, Vec<f64>) =
+        value.iter().zip(&gradient).map(|(&h, &dz)| (f64::from(h), f64::from(dz))).unzip();
     assert_within("h", widened(h.read(device)), &value, |at| stored(value[at], gelu(z[at])[0]));
     assert_within("dz", widened(dz.read(device)), &gradient, |at| {
         stored(gradient[at], dh[at].abs() * gelu(z[at])[1] + 2.0 * U * gradient[at].abs())
@@ -80,8 +88,13 @@ fn gelu_is_the_cpu_s(device: &mut Device, z: &Array2<bf16>, dh: &Array2<bf16>) {
 
 type Forward = fn(&mut Device, Matrix<bf16>, Matrix<bf16>) -> Result<(), Error>;
 type Backward = fn(&mut Device, Matrix<bf16>, Matrix<bf16>, Matrix<bf16>) -> Result<(), Error>;
-type CpuForward = fn(ArrayView2<'_, f32>, ArrayViewMut2<'_, f32>) -> Result<(), sparse24_cpu::Error>;
-type CpuBackward = fn(ArrayView2<'_, f32>, ArrayView2<'_, f32>, ArrayViewMut2<'_, f32>) -> Result<(), sparse24_cpu::Error>;
+type CpuForward =
+    fn(ArrayView2<'_, f32>, ArrayViewMut2<'_, f32>) -> Result<(), sparse24_cpu::Error>;
+type CpuBackward = fn(
+    ArrayView2<'_, f32>,
+    ArrayView2<'_, f32>,
+    ArrayViewMut2<'_, f32>,
+) -> Result<(), sparse24_cpu::Error>;
 
 /// A gated activation here and there.
 #[derive(Clone, Copy)]
@@ -117,9 +130,15 @@ impl Gated {
         (self.backward)(device, dh_on_device, on_device, dz.matrix).expect("queued");
         let (mut value, mut gradient) = (Array2::<f32>::zeros([p, f]), Array2::<f32>::zeros(shape));
         (self.cpu_forward)(wide(z).view(), value.view_mut()).expect("shapes agree");
-        (self.cpu_backward)(wide(dh).view(), wide(z).view(), gradient.view_mut()).expect("shapes agree");
-        let (value, gradient) = (value.mapv(f64::from).into_raw_vec_and_offset().0, gradient.mapv(f64::from).into_raw_vec_and_offset().0);
-        let half = |row: usize, column: usize| (z[[row, column]].to_f64(), z[[row, (column + f) % (2 * f)]].to_f64());
+        (self.cpu_backward)(wide(dh).view(), wide(z).view(), gradient.view_mut())
+            .expect("shapes agree");
+        let (value, gradient) = (
+            value.mapv(f64::from).into_raw_vec_and_offset().0,
+            gradient.mapv(f64::from).into_raw_vec_and_offset().0,
+        );
+        let half = |row: usize, column: usize| {
+            (z[[row, column]].to_f64(), z[[row, (column + f) % (2 * f)]].to_f64())
+        };
         assert_within("h", widened(h.read(device)), &value, |at| {
             let (a, b) = half(at / f, at % f);
             stored(value[at], b.abs() * (self.bounds)(a)[0] + 2.0 * U * value[at].abs())
@@ -128,7 +147,11 @@ impl Gated {
             let (row, column) = (at / (2 * f), at % (2 * f));
             let (here, there) = half(row, column);
             let dh = dh[[row, column % f]].to_f64().abs();
-            let error = if column < f { there.abs() * (self.bounds)(here)[1] } else { (self.bounds)(there)[0] };
+            let error = if column < f {
+                there.abs() * (self.bounds)(here)[1]
+            } else {
+                (self.bounds)(there)[0]
+            };
             stored(gradient[at], dh * error + 4.0 * U * gradient[at].abs())
         });
     }
@@ -151,7 +174,11 @@ fn gated_activations_of_ragged_shapes() {
     on_gpu(|device| {
         for [p, f] in SHAPES {
             for gated in [GEGLU, SWIGLU] {
-                gated.is_the_cpu_s(device, &gaussian([p, 2 * f], 6).mapv(|x: bf16| x * bf16::from_f32(4.0)), &gaussian([p, f], 7));
+                gated.is_the_cpu_s(
+                    device,
+                    &gaussian([p, 2 * f], 6).mapv(|x: bf16| x * bf16::from_f32(4.0)),
+                    &gaussian([p, f], 7),
+                );
             }
         }
     });
@@ -161,12 +188,21 @@ fn gated_activations_of_ragged_shapes() {
 #[test]
 fn far_out_and_not_a_number() {
     on_gpu(|device| {
-        let numbers = [f32::NEG_INFINITY, f32::MIN, -1e20, -0.0, 0.0, 1e20, f32::INFINITY, f32::NAN].map(bf16::from_f32);
-        let (z, ones) = (Array2::from_shape_vec((1, 8), numbers.to_vec()).expect("a row"), Array2::from_elem((1, 8), bf16::ONE));
+        let numbers =
+            [f32::NEG_INFINITY, f32::MIN, -1e20, -0.0, 0.0, 1e20, f32::INFINITY, f32::NAN]
+                .map(bf16::from_f32);
+        let (z, ones) = (
+            Array2::from_shape_vec((1, 8), numbers.to_vec()).expect("a row"),
+            Array2::from_elem((1, 8), bf16::ONE),
+        );
         let check = |what: &str, found: Vec<bf16>, expected: [f32; 8]| {
             for (found, expected) in found.into_iter().zip(expected) {
-                let same = found.to_f32() == bf16::from_f32(expected).to_f32() || (expected == 0.0 && found.to_f32().abs() < 1e-34);
-                assert!(same || (found.is_nan() && expected.is_nan()), "{what}: {found} for {expected}");
+                let same = found.to_f32() == bf16::from_f32(expected).to_f32()
+                    || (expected == 0.0 && found.to_f32().abs() < 1e-34);
+                assert!(
+                    same || (found.is_nan() && expected.is_nan()),
+                    "{what}: {found} for {expected}"
+                );
             }
         };
         let values = numbers.map(|z| if z.to_f32() < 0.0 { 0.0 } else { z.to_f32() });
@@ -179,7 +215,8 @@ fn far_out_and_not_a_number() {
         check("gelu'", dz.read(device), slopes);
         let both = upload(device, &concatenate![Axis(1), z, ones]);
         for gated in [GEGLU, SWIGLU] {
-            let (h, dz) = (Poisoned::<bf16>::new(device, [1, 8]), Poisoned::<bf16>::new(device, [1, 16]));
+            let (h, dz) =
+                (Poisoned::<bf16>::new(device, [1, 8]), Poisoned::<bf16>::new(device, [1, 16]));
             (gated.forward)(device, both, h.matrix).expect("queued");
             (gated.backward)(device, d, both, dz.matrix).expect("queued");
             check("gated", h.read(device), values);
@@ -195,13 +232,24 @@ fn refusals_name_the_operand() {
     on_gpu(|device| {
         let z = device.alloc::<bf16>("z", [4, 32]).expect("memory");
         let h = device.alloc::<bf16>("h", [4, 24]).expect("memory");
-        let wrong = Error::Shape { operation: "geglu forward", operand: "z", expected: [4, 48], found: [4, 32] };
+        let wrong = Error::Shape {
+            operation: "geglu forward",
+            operand: "z",
+            expected: [4, 48],
+            found: [4, 32],
+        };
         assert_eq!(geglu_forward(device, z, h), Err(wrong));
         let gaps = Error::Gaps { operation: "gelu forward", operand: "z", columns: 24, stride: 32 };
         assert_eq!(gelu_forward(device, z.columns(0..24), h), Err(gaps));
-        assert_eq!(gelu_forward(device, z, z), Err(Error::Alias { operation: "gelu forward", output: "h", other: "z" }));
+        assert_eq!(
+            gelu_forward(device, z, z),
+            Err(Error::Alias { operation: "gelu forward", output: "h", other: "z" })
+        );
         let shifted = z.rows(0..1).columns(1..9);
         let refused = gelu_backward(device, shifted, shifted, h.rows(0..1).columns(0..8));
-        assert_eq!(refused, Err(Error::Alignment { operation: "gelu backward", operand: "dh", bytes: 16 }));
+        assert_eq!(
+            refused,
+            Err(Error::Alignment { operation: "gelu backward", operand: "dh", bytes: 16 })
+        );
     });
 }

@@ -15,11 +15,20 @@ use crate::{
     tolerance,
 };
 
-const STATE: StepState =
-    StepState { seed: 0, step: 3, micro_step: 0, learning_rate: 0.01, bias_correction1: 0.271, bias_correction2: 0.142_625 };
-const DECAYS: [MaskedDecay; 3] = [MaskedDecay::None, MaskedDecay::OnGradients(0.3), MaskedDecay::OnWeights(0.7)];
-/// Tensors without a mask and with one, shorter and longer than a chunk, with and without a remainder of 4.
-const SHAPES: [[usize; 2]; 8] = [[1, 1], [4, 36], [1, 7], [68, 132], [0, 8], [1, 8191], [1, 16_390], [256, 260]];
+const STATE: StepState = StepState {
+    seed: 0,
+    step: 3,
+    micro_step: 0,
+    learning_rate: 0.01,
+    bias_correction1: 0.271,
+    bias_correction2: 0.142_625,
+};
+const DECAYS: [MaskedDecay; 3] =
+    [MaskedDecay::None, MaskedDecay::OnGradients(0.3), MaskedDecay::OnWeights(0.7)];
+/// Tensors without a mask and with one, shorter and longer than a chunk, with and without a
+/// remainder of 4.
+const SHAPES: [[usize; 2]; 8] =
+    [[1, 1], [4, 36], [1, 7], [68, 132], [0, 8], [1, 8191], [1, 16_390], [256, 260]];
 
 fn rule(decay: MaskedDecay, clip: f32) -> AdamW {
     AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, clip, decay }
@@ -54,7 +63,12 @@ impl Tensor {
         let shadow = second.then(|| Poisoned::<bf16>::new(device, shape));
         let weight_decay = if second { 0.1 } else { 0.0 };
         let copy = shadow.as_ref().map(|shadow| shadow.matrix);
-        Self { host, mask, shadow, on_device: Parameter { w, g, m, v, tiles, shadow: copy, weight_decay } }
+        Self {
+            host,
+            mask,
+            shadow,
+            on_device: Parameter { w, g, m, v, tiles, shadow: copy, weight_decay },
+        }
     }
 
     /// The CPU's step on the host's copy.
@@ -70,7 +84,9 @@ impl Tensor {
             gradient_scale: (rule.clip / (norm + 1e-6)).min(1.0),
         };
         let decay = match (rule.decay, &self.mask) {
-            (MaskedDecay::OnGradients(lambda), Some(mask)) => cpu::Decay::OnGradients { lambda, mask },
+            (MaskedDecay::OnGradients(lambda), Some(mask)) => {
+                cpu::Decay::OnGradients { lambda, mask }
+            }
             (MaskedDecay::OnWeights(lambda), Some(mask)) => cpu::Decay::OnWeights { lambda, mask },
             _ => cpu::Decay::None,
         };
@@ -83,20 +99,32 @@ impl Tensor {
         // Which NaN is not defined.
         let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
         let Parameter { w, m, v, .. } = self.on_device;
-        for (operand, found, expected) in [("w", w, &self.host[0]), ("m", m, &self.host[2]), ("v", v, &self.host[3])] {
+        for (operand, found, expected) in
+            [("w", w, &self.host[0]), ("m", m, &self.host[2]), ("v", v, &self.host[3])]
+        {
             let found = device.download(found).expect("read");
             let differs = found.iter().zip(expected).position(|(&a, &b)| !same(a, b));
             assert_eq!(differs, None, "{what}: {operand} of {:?}", expected.dim());
         }
         if let Some(shadow) = &self.shadow {
             let found = shadow.read(device);
-            assert!(found.iter().zip(&self.host[0]).all(|(a, &b)| same(a.to_f32(), bf16::from_f32(b).to_f32())), "{what}: the bf16 copy");
+            assert!(
+                found
+                    .iter()
+                    .zip(&self.host[0])
+                    .all(|(a, &b)| same(a.to_f32(), bf16::from_f32(b).to_f32())),
+                "{what}: the bf16 copy"
+            );
         }
     }
 }
 
 fn tensors(device: &mut Device, draw: impl Fn([usize; 2], u64) -> Array2<f32>) -> Vec<Tensor> {
-    SHAPES.into_iter().enumerate().map(|(place, shape)| Tensor::new(device, place, |seed| draw(shape, seed))).collect()
+    SHAPES
+        .into_iter()
+        .enumerate()
+        .map(|(place, shape)| Tensor::new(device, place, |seed| draw(shape, seed)))
+        .collect()
 }
 
 fn table(device: &mut Device, tensors: &[Tensor]) -> Parameters {
@@ -130,7 +158,8 @@ fn steps_are_those_of_the_cpu_bit_for_bit() {
                     let norm = read(device, health).grad_norm;
                     for tensor in &mut tensors {
                         tensor.step(&rule, norm);
-                        tensor.expect_equal(device, &format!("{decay:?}, clip {clip}, step {step}"));
+                        tensor
+                            .expect_equal(device, &format!("{decay:?}, clip {clip}, step {step}"));
                     }
                 }
                 device.reset().expect("idle");
@@ -167,9 +196,11 @@ fn steps_on_hostile_numbers_are_those_of_the_cpu() {
 fn the_norm_lies_within_its_bound_and_repeats() {
     on_gpu(|device| {
         for scale in [1.0, 1e-30, 1e25] {
-            let tensors = tensors(device, |shape, seed| gaussian::<f32>(shape, seed).mapv(|x| x * scale));
+            let tensors =
+                tensors(device, |shape, seed| gaussian::<f32>(shape, seed).mapv(|x| x * scale));
             let (table, health) = (table(device, &tensors), health(device));
-            let squares = |tensor: &Tensor| cpu::squared_norm(tensor.host[1].as_slice().expect("row-major"));
+            let squares =
+                |tensor: &Tensor| cpu::squared_norm(tensor.host[1].as_slice().expect("row-major"));
             let expected = tensors.iter().map(squares).sum::<f64>().sqrt();
             let norms: Vec<f32> = (0..10)
                 .map(|_| {
@@ -177,8 +208,14 @@ fn the_norm_lies_within_its_bound_and_repeats() {
                     read(device, health).grad_norm
                 })
                 .collect();
-            let (difference, bound) = ((f64::from(norms[0]) - expected).abs(), tolerance::grad_norm(expected));
-            assert!(difference <= bound, "{} and {expected}: {} times the bound", norms[0], difference / bound);
+            let (difference, bound) =
+                ((f64::from(norms[0]) - expected).abs(), tolerance::grad_norm(expected));
+            assert!(
+                difference <= bound,
+                "{} and {expected}: {} times the bound",
+                norms[0],
+                difference / bound
+            );
             assert!(norms.iter().all(|norm| norm.to_bits() == norms[0].to_bits()));
             device.reset().expect("idle");
         }
@@ -193,7 +230,8 @@ fn the_flag_names_the_first_tensor_stays_up_and_stops_the_step() {
         device.set_step(&STATE).expect("set");
         let poison = |device: &mut Device, tensor: &Tensor, value: f32| {
             let g = tensor.on_device.g;
-            let last = g.rows(g.shape()[0] - 1..g.shape()[0]).columns(g.shape()[1] - 1..g.shape()[1]);
+            let last =
+                g.rows(g.shape()[0] - 1..g.shape()[0]).columns(g.shape()[1] - 1..g.shape()[1]);
             device.upload(last, &[value]).expect("uploaded");
         };
         poison(device, &tensors[6], f32::NAN);
@@ -201,9 +239,14 @@ fn the_flag_names_the_first_tensor_stays_up_and_stops_the_step() {
         grad_norm(device, &table, health).expect("queued");
         assert_eq!(read(device, health).non_finite, Some(NonFinite::Gradient(3)));
         adamw_step(device, &table, &rule(MaskedDecay::None, 1.0), health).expect("queued");
-        let state = [tensors[1].on_device.w, tensors[1].on_device.m, tensors[1].on_device.v].map(|x| device.download(x).expect("read"));
+        let state = [tensors[1].on_device.w, tensors[1].on_device.m, tensors[1].on_device.v]
+            .map(|x| device.download(x).expect("read"));
         for (found, host) in state.iter().zip([0, 2, 3]) {
-            assert_eq!(found, tensors[1].host[host].as_slice().expect("row-major"), "a step was taken");
+            assert_eq!(
+                found,
+                tensors[1].host[host].as_slice().expect("row-major"),
+                "a step was taken"
+            );
         }
         // Another first one, and then none, leave the flag as it is.
         poison(device, &tensors[0], f32::INFINITY);
@@ -234,16 +277,30 @@ fn the_flag_names_the_first_tensor_stays_up_and_stops_the_step() {
 #[test]
 fn tables_that_do_not_fit_are_refused() {
     on_gpu(|device| {
-        let tensor = |device: &mut Device, shape| device.alloc::<f32>("tensor", shape).expect("memory");
+        let tensor =
+            |device: &mut Device, shape| device.alloc::<f32>("tensor", shape).expect("memory");
         let [w, g, m, v] = [(); 4].map(|()| tensor(device, [8, 16]));
         let parameter = Parameter { w, g, m, v, tiles: None, shadow: None, weight_decay: 0.0 };
-        let mut refused = |parameters: &[Parameter]| Parameters::new(device, parameters).expect_err("refused");
+        let mut refused =
+            |parameters: &[Parameter]| Parameters::new(device, parameters).expect_err("refused");
         let other = Parameter { g: g.rows(0..4), ..parameter };
-        assert!(matches!(refused(&[other]), Error::Shape { operand: "g", expected: [8, 16], found: [4, 16], .. }));
+        assert!(matches!(
+            refused(&[other]),
+            Error::Shape { operand: "g", expected: [8, 16], found: [4, 16], .. }
+        ));
         assert!(matches!(refused(&[parameter, parameter]), Error::Alias { .. }));
         assert!(matches!(refused(&[Parameter { m: v, ..parameter }]), Error::Alias { .. }));
-        let part = Parameter { w: w.columns(0..8), g: g.columns(0..8), m: m.columns(0..8), v: v.columns(0..8), ..parameter };
-        assert!(matches!(refused(&[part]), Error::Gaps { operand: "w", columns: 8, stride: 16, .. }));
+        let part = Parameter {
+            w: w.columns(0..8),
+            g: g.columns(0..8),
+            m: m.columns(0..8),
+            v: v.columns(0..8),
+            ..parameter
+        };
+        assert!(matches!(
+            refused(&[part]),
+            Error::Gaps { operand: "w", columns: 8, stride: 16, .. }
+        ));
         let row = |x: Matrix<f32>| x.rows(0..1).columns(1..5);
         let odd = Parameter { w: row(w), g: row(g), m: row(m), v: row(v), ..parameter };
         assert!(matches!(refused(&[odd]), Error::Alignment { operand: "w", bytes: 16, .. }));

@@ -7,7 +7,8 @@ use sparse24_cpu::{attention as cpu, dropout::Dropout as CpuDropout};
 use sparse24_cuda::{
     Device, Error, Matrix, StepState,
     attention::{
-        AttentionBackward, AttentionForward, AttentionMask, AttentionShape, attention_backward, attention_forward, backward_scratch,
+        AttentionBackward, AttentionForward, AttentionMask, AttentionShape, attention_backward,
+        attention_forward, backward_scratch,
     },
     dropout::Dropout,
 };
@@ -18,8 +19,14 @@ use crate::{
 };
 
 const SITE: Site = Site::new(Purpose::Dropout, 5);
-const STEP: StepState =
-    StepState { seed: 0x0123_4567_89ab_cdef, step: 7, micro_step: 3, learning_rate: 0.0, bias_correction1: 0.0, bias_correction2: 0.0 };
+const STEP: StepState = StepState {
+    seed: 0x0123_4567_89ab_cdef,
+    step: 7,
+    micro_step: 3,
+    learning_rate: 0.0,
+    bias_correction1: 0.0,
+    bias_correction2: 0.0,
+};
 
 /// Operands on the host, exactly as the device holds them.
 struct Case {
@@ -46,23 +53,51 @@ impl Case {
         let d = shape.heads * width;
         let random = |rows, seed| gaussian::<bf16>([rows, d], seed).mapv(f32::from);
         let [of_queries, of_keys] = [shape.batch * shape.queries, shape.batch * shape.keys];
-        let (q, k, v, d_o) = (random(of_queries, 1) * 2.0, random(of_keys, 2), random(of_keys, 3), random(of_queries, 4));
+        let (q, k, v, d_o) = (
+            random(of_queries, 1) * 2.0,
+            random(of_keys, 2),
+            random(of_keys, 3),
+            random(of_queries, 4),
+        );
         Self { shape, width, dropped, q, k, v, d_o }
     }
 
     fn on_cpu(&self) -> Results {
         let AttentionShape { batch, heads, queries, keys, mask } = self.shape;
-        let mask = if mask == AttentionMask::Causal { cpu::AttentionMask::Causal } else { cpu::AttentionMask::Full };
+        let mask = if mask == AttentionMask::Causal {
+            cpu::AttentionMask::Causal
+        } else {
+            cpu::AttentionMask::Full
+        };
         let shape = cpu::AttentionShape { batch, heads, queries, keys, mask };
-        let dropout = self.dropped.map(|p| CpuDropout { p, stream: Stream::new(STEP.seed, SITE, STEP.micro_step, STEP.step) });
-        let (mut o, mut lse) = (Array2::from_elem(self.q.dim(), f32::NAN), Array2::from_elem((batch * heads, queries), f32::NAN));
+        let dropout = self.dropped.map(|p| CpuDropout {
+            p,
+            stream: Stream::new(STEP.seed, SITE, STEP.micro_step, STEP.step),
+        });
+        let (mut o, mut lse) = (
+            Array2::from_elem(self.q.dim(), f32::NAN),
+            Array2::from_elem((batch * heads, queries), f32::NAN),
+        );
         let (q, k, v) = (self.q.view(), self.k.view(), self.v.view());
-        cpu::attention_forward(shape, q, k, v, o.view_mut(), lse.view_mut(), dropout.as_ref()).expect("shapes fit");
+        cpu::attention_forward(shape, q, k, v, o.view_mut(), lse.view_mut(), dropout.as_ref())
+            .expect("shapes fit");
         let [mut dq, mut dk, mut dv] = [q, k, v].map(|x| Array2::from_elem(x.dim(), f32::NAN));
         let rounded = o.mapv(|o| f32::from(bf16::from_f32(o)));
         let (d_o, dropout) = (self.d_o.view(), dropout.as_ref());
-        cpu::attention_backward(shape, q, k, v, rounded.view(), lse.view(), d_o, dq.view_mut(), dk.view_mut(), dv.view_mut(), dropout)
-            .expect("shapes fit");
+        cpu::attention_backward(
+            shape,
+            q,
+            k,
+            v,
+            rounded.view(),
+            lse.view(),
+            d_o,
+            dq.view_mut(),
+            dk.view_mut(),
+            dv.view_mut(),
+            dropout,
+        )
+        .expect("shapes fit");
         Results { o, lse, dq, dk, dv }
     }
 
@@ -89,11 +124,18 @@ impl Case {
         };
         let [q, k, v] = place(device, [&self.q, &self.k, &self.v]);
         device.set_step(&STEP).expect("set");
-        let (o, lse) = (Poisoned::<bf16>::new(device, [q_rows, d]), Poisoned::<f32>::new(device, [batch * heads, queries]));
+        let (o, lse) = (
+            Poisoned::<bf16>::new(device, [q_rows, d]),
+            Poisoned::<f32>::new(device, [batch * heads, queries]),
+        );
         let dropout = self.dropped.map(|p| Dropout { p, site: SITE });
-        let forward = AttentionForward { shape: self.shape, q, k, v, dropout, o: o.matrix, lse: lse.matrix };
+        let forward =
+            AttentionForward { shape: self.shape, q, k, v, dropout, o: o.matrix, lse: lse.matrix };
         attention_forward(device, &forward).expect("queued");
-        let results = (read(&o, device), Array2::from_shape_vec((batch * heads, queries), lse.read(device)).expect("as many"));
+        let results = (
+            read(&o, device),
+            Array2::from_shape_vec((batch * heads, queries), lse.read(device)).expect("as many"),
+        );
 
         let [given_o, d_o] = [&given.o, &self.d_o].map(|x| {
             let to = device.alloc("operand", [q_rows, d]).expect("memory");
@@ -103,14 +145,35 @@ impl Case {
         let given_lse = device.alloc("lse", [batch * heads, queries]).expect("memory");
         device.upload(given_lse, given.lse.as_slice().expect("row-major")).expect("uploaded");
         let scratch = Poisoned::<f32>::new(device, backward_scratch(self.shape));
-        let gradients = if packed { vec![[q_rows, 3 * d]] } else { vec![[q_rows, d], [batch * keys, d], [batch * keys, d]] };
-        let gradients: Vec<_> = gradients.into_iter().map(|shape| Poisoned::<bf16>::new(device, shape)).collect();
-        let dqkv = [0, 1, 2].map(|i| if packed { gradients[0].matrix.columns(i * d..(i + 1) * d) } else { gradients[i].matrix });
+        let gradients = if packed {
+            vec![[q_rows, 3 * d]]
+        } else {
+            vec![[q_rows, d], [batch * keys, d], [batch * keys, d]]
+        };
+        let gradients: Vec<_> =
+            gradients.into_iter().map(|shape| Poisoned::<bf16>::new(device, shape)).collect();
+        let dqkv = [0, 1, 2].map(|i| {
+            if packed {
+                gradients[0].matrix.columns(i * d..(i + 1) * d)
+            } else {
+                gradients[i].matrix
+            }
+        });
         let forward = AttentionForward { o: given_o, lse: given_lse, ..forward };
-        attention_backward(device, &AttentionBackward { forward, d_o, dqkv, scratch: scratch.matrix }).expect("queued");
+        attention_backward(
+            device,
+            &AttentionBackward { forward, d_o, dqkv, scratch: scratch.matrix },
+        )
+        .expect("queued");
         scratch.assert_guarded(device);
         let whole: Vec<_> = gradients.iter().map(|gradients| read(gradients, device)).collect();
-        let [dq, dk, dv] = [0, 1, 2].map(|i| if packed { whole[0].slice(s![.., i * d..(i + 1) * d]).to_owned() } else { whole[i].clone() });
+        let [dq, dk, dv] = [0, 1, 2].map(|i| {
+            if packed {
+                whole[0].slice(s![.., i * d..(i + 1) * d]).to_owned()
+            } else {
+                whole[i].clone()
+            }
+        });
         Results { o: results.0, lse: results.1, dq, dk, dv }
     }
 
@@ -118,13 +181,17 @@ impl Case {
         let expected = self.on_cpu();
         let found = self.on_gpu(device, &expected);
         let AttentionShape { batch, heads, queries, keys, mask } = self.shape;
-        let visible = |query: usize, key: usize| mask == AttentionMask::Full || key + queries <= query + keys;
-        let what = format!("{:?}, heads {} wide, dropout {:?}", self.shape, self.width, self.dropped);
+        let visible =
+            |query: usize, key: usize| mask == AttentionMask::Full || key + queries <= query + keys;
+        let what =
+            format!("{:?}, heads {} wide, dropout {:?}", self.shape, self.width, self.dropped);
         let mut worst = [0.0_f32; 5];
         for task in 0..batch * heads {
             let columns = task % heads * self.width..(task % heads + 1) * self.width;
-            let part =
-                |x: &Array2<f32>, rows: usize| x.slice(s![task / heads * rows..(task / heads + 1) * rows, columns.clone()]).to_owned();
+            let part = |x: &Array2<f32>, rows: usize| {
+                x.slice(s![task / heads * rows..(task / heads + 1) * rows, columns.clone()])
+                    .to_owned()
+            };
             let [q, d_o, o] = [&self.q, &self.d_o, &expected.o].map(|x| part(x, queries));
             let [k, v] = [&self.k, &self.v].map(|x| part(x, keys));
             let head = AttentionHead {
@@ -147,18 +214,33 @@ impl Case {
             .enumerate()
             {
                 let (found, expected) = (part(found, rows), part(expected, rows));
-                for ((at, &found), (&expected, &bound)) in found.indexed_iter().zip(expected.iter().zip(bound)) {
+                for ((at, &found), (&expected, &bound)) in
+                    found.indexed_iter().zip(expected.iter().zip(bound))
+                {
                     assert!(
                         tolerance::rounded(found, expected, bound),
                         "{what}: {name} of task {task} at {at:?} is {found}, should be {expected} within {bound}"
                     );
-                    worst[i] = worst[i].max((found - expected).abs() / (bound + expected.abs() / 256.0).max(f32::MIN_POSITIVE));
+                    worst[i] = worst[i].max(
+                        (found - expected).abs()
+                            / (bound + expected.abs() / 256.0).max(f32::MIN_POSITIVE),
+                    );
                 }
             }
-            for (query, (&found, &expected)) in found.lse.row(task).iter().zip(expected.lse.row(task)).enumerate() {
+            for (query, (&found, &expected)) in
+                found.lse.row(task).iter().zip(expected.lse.row(task)).enumerate()
+            {
                 let close = found == expected || (found - expected).abs() <= bounds.lse;
-                assert!(close, "{what}: lse of task {task}, query {query} is {found}, should be {expected} within {}", bounds.lse);
-                worst[4] = worst[4].max(if found == expected { 0.0 } else { (found - expected).abs() / bounds.lse });
+                assert!(
+                    close,
+                    "{what}: lse of task {task}, query {query} is {found}, should be {expected} within {}",
+                    bounds.lse
+                );
+                worst[4] = worst[4].max(if found == expected {
+                    0.0
+                } else {
+                    (found - expected).abs() / bounds.lse
+                });
             }
         }
         println!("{what}: largest error by bound, o dq dk dv lse: {worst:.3?}");
@@ -185,8 +267,11 @@ fn results_are_the_cpus_within_the_bound() {
     on_gpu(|device| {
         for tokens in [1, 7, 64, 65, 256, 1000, 1024] {
             for mask in [AttentionMask::Causal, AttentionMask::Full] {
-                let shape =
-                    if tokens < 1000 { square(tokens, mask) } else { AttentionShape { batch: 1, heads: 2, ..square(tokens, mask) } };
+                let shape = if tokens < 1000 {
+                    square(tokens, mask)
+                } else {
+                    AttentionShape { batch: 1, heads: 2, ..square(tokens, mask) }
+                };
                 Case::new(shape, 64, None).check(device);
             }
             device.reset().expect("memory");
@@ -197,9 +282,20 @@ fn results_are_the_cpus_within_the_bound() {
 #[test]
 fn lengths_of_queries_and_keys_may_differ() {
     on_gpu(|device| {
-        for (queries, keys) in [(1, 300), (300, 1), (64, 192), (192, 64), (100, 333), (333, 100), (5, 0), (0, 5), (129, 128)] {
+        for (queries, keys) in [
+            (1, 300),
+            (300, 1),
+            (64, 192),
+            (192, 64),
+            (100, 333),
+            (333, 100),
+            (5, 0),
+            (0, 5),
+            (129, 128),
+        ] {
             for mask in [AttentionMask::Causal, AttentionMask::Full] {
-                Case::new(AttentionShape { queries, keys, ..square(0, mask) }, 64, None).check(device);
+                Case::new(AttentionShape { queries, keys, ..square(0, mask) }, 64, None)
+                    .check(device);
             }
         }
     });
@@ -225,11 +321,17 @@ fn dropout_keeps_the_cpus_bound() {
                 Case::new(square(tokens, mask), 64, Some(0.2)).check(device);
             }
         }
-        Case::new(AttentionShape { queries: 70, keys: 131, ..square(0, AttentionMask::Causal) }, 64, Some(0.5)).check(device);
+        Case::new(
+            AttentionShape { queries: 70, keys: 131, ..square(0, AttentionMask::Causal) },
+            64,
+            Some(0.5),
+        )
+        .check(device);
     });
 }
 
-/// Equal scores and values of one column each: an output is 0 where its key was dropped, and the same gradient shows it from the key's side.
+/// Equal scores and values of one column each: an output is 0 where its key was dropped, and the
+/// same gradient shows it from the key's side.
 #[test]
 fn dropped_elements_are_the_cpus() {
     on_gpu(|device| {
@@ -237,15 +339,25 @@ fn dropped_elements_are_the_cpus() {
             let shape = AttentionShape { queries, keys, ..square(0, AttentionMask::Full) };
             let mut case = Case::new(shape, 64, Some(0.3));
             case.q.fill(0.0);
-            case.v = Array2::from_shape_fn(case.v.dim(), |(row, column)| f32::from(u8::from(row % keys == column % 64)));
+            case.v = Array2::from_shape_fn(case.v.dim(), |(row, column)| {
+                f32::from(u8::from(row % keys == column % 64))
+            });
             let expected = case.on_cpu();
             let found = case.on_gpu(device, &expected);
-            assert!(expected.o.iter().zip(&found.o).all(|(e, f)| (*e == 0.0) == (*f == 0.0)), "{shape:?}: o");
+            assert!(
+                expected.o.iter().zip(&found.o).all(|(e, f)| (*e == 0.0) == (*f == 0.0)),
+                "{shape:?}: o"
+            );
             for first in (0..queries).step_by(64) {
-                case.d_o = Array2::from_shape_fn(case.d_o.dim(), |(row, column)| f32::from(u8::from(row % queries == first + column % 64)));
+                case.d_o = Array2::from_shape_fn(case.d_o.dim(), |(row, column)| {
+                    f32::from(u8::from(row % queries == first + column % 64))
+                });
                 let expected = case.on_cpu();
                 let found = case.on_gpu(device, &expected);
-                assert!(expected.dv.iter().zip(&found.dv).all(|(e, f)| (*e == 0.0) == (*f == 0.0)), "{shape:?}: dv from {first}");
+                assert!(
+                    expected.dv.iter().zip(&found.dv).all(|(e, f)| (*e == 0.0) == (*f == 0.0)),
+                    "{shape:?}: dv from {first}"
+                );
             }
         }
     });
@@ -260,7 +372,13 @@ fn large_scores_do_not_overflow() {
         case.k.mapv_inplace(|k| if k > 0.8 { 8.0 } else { -8.0 });
         let expected = case.on_cpu();
         let found = case.on_gpu(device, &expected);
-        for (name, of) in [("o", &found.o), ("dq", &found.dq), ("dk", &found.dk), ("dv", &found.dv), ("lse", &found.lse)] {
+        for (name, of) in [
+            ("o", &found.o),
+            ("dq", &found.dq),
+            ("dk", &found.dk),
+            ("dv", &found.dv),
+            ("lse", &found.lse),
+        ] {
             assert!(of.iter().all(|x| x.is_finite()), "{name}");
         }
         case.check(device);
@@ -292,7 +410,11 @@ fn a_nan_is_seen_where_it_belongs() {
 fn two_runs_give_the_same_bits() {
     on_gpu(|device| {
         for dropped in [None, Some(0.2)] {
-            let case = Case::new(AttentionShape { batch: 8, heads: 12, ..square(300, AttentionMask::Causal) }, 64, dropped);
+            let case = Case::new(
+                AttentionShape { batch: 8, heads: 12, ..square(300, AttentionMask::Causal) },
+                64,
+                dropped,
+            );
             let given = case.on_cpu();
             let [first, second] = [0, 1].map(|_| case.on_gpu(device, &given));
             for (name, a, b) in [
@@ -314,13 +436,26 @@ fn operands_that_do_not_fit_are_refused() {
         let shape = AttentionShape { batch: 1, heads: 2, ..square(8, AttentionMask::Causal) };
         let whole = device.alloc::<bf16>("qkv", [8, 48]).expect("memory");
         let [q, k, v] = [0, 16, 32].map(|first| whole.columns(first..first + 16));
-        let (o, lse) = (device.alloc("o", [8, 16]).expect("memory"), device.alloc("lse", [2, 8]).expect("memory"));
+        let (o, lse) = (
+            device.alloc("o", [8, 16]).expect("memory"),
+            device.alloc("lse", [2, 8]).expect("memory"),
+        );
         let op = AttentionForward { shape, q, k, v, dropout: None, o, lse };
         attention_forward(device, &op).expect("fits");
-        let mut refused = |op: AttentionForward| attention_forward(device, &op).expect_err("does not fit");
-        assert!(matches!(refused(AttentionForward { o: q, ..op }), Error::Alias { output: "o", .. }));
-        assert!(matches!(refused(AttentionForward { k: whole, ..op }), Error::Shape { operand: "k", .. }));
-        assert!(matches!(refused(AttentionForward { v: whole.columns(4..20), ..op }), Error::Alignment { operand: "v", .. }));
+        let mut refused =
+            |op: AttentionForward| attention_forward(device, &op).expect_err("does not fit");
+        assert!(matches!(
+            refused(AttentionForward { o: q, ..op }),
+            Error::Alias { output: "o", .. }
+        ));
+        assert!(matches!(
+            refused(AttentionForward { k: whole, ..op }),
+            Error::Shape { operand: "k", .. }
+        ));
+        assert!(matches!(
+            refused(AttentionForward { v: whole.columns(4..20), ..op }),
+            Error::Alignment { operand: "v", .. }
+        ));
         assert!(matches!(
             refused(AttentionForward { shape: AttentionShape { heads: 3, ..shape }, ..op }),
             Error::Shape { operand: "q", .. }
@@ -332,9 +467,17 @@ fn operands_that_do_not_fit_are_refused() {
         let scratch = device.alloc("scratch", backward_scratch(shape)).expect("memory");
         let gradients = device.alloc::<bf16>("gradients", [8, 48]).expect("memory");
         let dqkv = [0, 16, 32].map(|first| gradients.columns(first..first + 16));
-        let op = AttentionBackward { forward: op, d_o: device.alloc("d_o", [8, 16]).expect("memory"), dqkv, scratch };
+        let op = AttentionBackward {
+            forward: op,
+            d_o: device.alloc("d_o", [8, 16]).expect("memory"),
+            dqkv,
+            scratch,
+        };
         attention_backward(device, &op).expect("fits");
         let shared = AttentionBackward { dqkv: [dqkv[0], dqkv[1], dqkv[1]], ..op };
-        assert!(matches!(attention_backward(device, &shared).expect_err("shared"), Error::Alias { output: "dv", other: "dk", .. }));
+        assert!(matches!(
+            attention_backward(device, &shared).expect_err("shared"),
+            Error::Alias { output: "dv", other: "dk", .. }
+        ));
     });
 }

@@ -19,14 +19,21 @@ fn every_case_is_right_and_has_a_time() {
             match &record.outcome {
                 Outcome::Measured(measured) => {
                     let us = measured.us;
-                    assert!(0.0 < us.p10 && us.p10 <= us.median && us.median <= us.p90, "{record:?}");
+                    assert!(
+                        0.0 < us.p10 && us.p10 <= us.median && us.median <= us.p90,
+                        "{record:?}"
+                    );
                     assert!(measured.peers.iter().all(|peer| peer.ratio > 0.0), "{record:?}");
                 }
                 other => panic!("{} {}: {other:?}", case.kernel, case.shape),
             }
         }
         let report = bench.report().expect("the machine answers");
-        assert!(report.copy_gb_s.is_some_and(|rate| rate > 1.0) && report.dense_tflop_s.is_some_and(|rate| rate > 1.0), "{report:?}");
+        assert!(
+            report.copy_gb_s.is_some_and(|rate| rate > 1.0)
+                && report.dense_tflop_s.is_some_and(|rate| rate > 1.0),
+            "{report:?}"
+        );
         assert_eq!(report.blocks.len(), 1, "the block of the width");
     });
 }

@@ -14,7 +14,8 @@ use crate::{
     tolerance::{assert_within, embedding, embedding_gradient},
 };
 
-/// Tokens, width, vocabulary, context: runs of one row, of many spans, of all rows; spans and sequences that do not come out even.
+/// Tokens, width, vocabulary, context: runs of one row, of many spans, of all rows; spans and
+/// sequences that do not come out even.
 const SHAPES: [[usize; 4]; 9] = [
     [1, 4, 1, 8],
     [33, 4, 1, 8],
@@ -31,7 +32,9 @@ const SHAPES: [[usize; 4]; 9] = [
 fn skewed(count: usize, vocabulary: usize) -> Vec<u32> {
     let philox = Philox4x32::new(5);
     let uniform = |i: usize| f64::from(philox.block([i as u32, 0, 0, 0])[0]) / f64::from(u32::MAX);
-    (0..count).map(|i| ((vocabulary as f64).powf(uniform(i)) as u32).min(vocabulary as u32 - 1)).collect()
+    (0..count)
+        .map(|i| ((vocabulary as f64).powf(uniform(i)) as u32).min(vocabulary as u32 - 1))
+        .collect()
 }
 
 fn tokens_on(device: &mut Device, tokens: &[u32]) -> Matrix<u32> {
@@ -45,18 +48,33 @@ fn rows_are_the_sum_rounded_once() {
     on_gpu(|device| {
         for [p, c, vocabulary, context] in SHAPES {
             let tokens = skewed(p, vocabulary);
-            let [table, positions] = [(vocabulary, 1), (context, 2)].map(|(rows, seed)| gaussian::<f32>([rows, c], seed));
+            let [table, positions] = [(vocabulary, 1), (context, 2)]
+                .map(|(rows, seed)| gaussian::<f32>([rows, c], seed));
             let out = Poisoned::<bf16>::new(device, [p, c]);
             let token_table = upload(device, &table);
             for position_table in [Some(upload(device, &positions)), None] {
-                let op = Embed { tokens: tokens_on(device, &tokens), context, token_table, position_table, rows: out.matrix };
+                let op = Embed {
+                    tokens: tokens_on(device, &tokens),
+                    context,
+                    token_table,
+                    position_table,
+                    rows: out.matrix,
+                };
                 embed_forward(device, &op).expect("queued");
                 let mut expected = Array2::zeros([p, c]);
-                cpu::embed_forward(&tokens, context, table.view(), position_table.map(|_| positions.view()), expected.view_mut())
-                    .expect("fits");
+                cpu::embed_forward(
+                    &tokens,
+                    context,
+                    table.view(),
+                    position_table.map(|_| positions.view()),
+                    expected.view_mut(),
+                )
+                .expect("fits");
                 let expected: Vec<f64> = expected.iter().map(|&x| x.into()).collect();
                 let found = out.read(device).into_iter().map(|x| x.to_f32());
-                assert_within(&format!("{p} tokens of {c}"), found, &expected, |at| embedding(expected[at]));
+                assert_within(&format!("{p} tokens of {c}"), found, &expected, |at| {
+                    embedding(expected[at])
+                });
             }
         }
     });
@@ -68,29 +86,48 @@ struct Gradient {
     guarded: (Poisoned<u32>, Poisoned<f32>),
 }
 
-fn gradient(device: &mut Device, tokens: &[u32], context: usize, dout: &Array2<bf16>, tables: [Matrix<f32>; 2]) -> Gradient {
+fn gradient(
+    device: &mut Device,
+    tokens: &[u32],
+    context: usize,
+    dout: &Array2<bf16>,
+    tables: [Matrix<f32>; 2],
+) -> Gradient {
     let shape = [dout.nrows(), dout.ncols()];
     let order = Poisoned::new(device, EmbedScratch::order_shape(shape));
     let pieces = Poisoned::new(device, EmbedScratch::pieces_shape(shape));
     let [token_table, position_table] = tables;
     let (tokens, rows) = (tokens_on(device, tokens), upload(device, dout));
     let op = Embed { tokens, context, token_table, position_table: Some(position_table), rows };
-    Gradient { op, scratch: EmbedScratch { order: order.matrix, pieces: pieces.matrix }, guarded: (order, pieces) }
+    Gradient {
+        op,
+        scratch: EmbedScratch { order: order.matrix, pieces: pieces.matrix },
+        guarded: (order, pieces),
+    }
 }
 
 #[test]
 fn gradients_are_the_cpu_s_within_their_bound() {
     on_gpu(|device| {
         // The sanitizer looks at every word of a table that is downloaded.
-        for [p, c, vocabulary, context] in SHAPES.into_iter().filter(|[_, c, vocabulary, _]| affordable(vocabulary * c / 16)) {
+        for [p, c, vocabulary, context] in
+            SHAPES.into_iter().filter(|[_, c, vocabulary, _]| affordable(vocabulary * c / 16))
+        {
             let (tokens, dout) = (skewed(p, vocabulary), gaussian::<bf16>([p, c], 3));
-            let held = [(vocabulary, 4), (context, 5)].map(|(rows, seed)| gaussian::<f32>([rows, c], seed));
+            let held = [(vocabulary, 4), (context, 5)]
+                .map(|(rows, seed)| gaussian::<f32>([rows, c], seed));
             let tables = held.each_ref().map(|held| {
                 let table = Poisoned::<f32>::new(device, [held.nrows(), c]);
                 device.upload(table.matrix, held.as_slice().expect("row-major")).expect("uploaded");
                 table
             });
-            let of = gradient(device, &tokens, context, &dout, tables.each_ref().map(|table| table.matrix));
+            let of = gradient(
+                device,
+                &tokens,
+                context,
+                &dout,
+                tables.each_ref().map(|table| table.matrix),
+            );
             embed_backward(device, &of.op, &of.scratch).expect("queued");
             of.guarded.0.assert_guarded(device);
             of.guarded.1.assert_guarded(device);
@@ -103,21 +140,41 @@ fn gradients_are_the_cpu_s_within_their_bound() {
             let mut expected = held.clone();
             let [of_tokens, of_positions] = &mut expected;
             let dout = dout.mapv(|x| x.to_f32());
-            cpu::embed_backward(dout.view(), &tokens, context, of_tokens.view_mut(), Some(of_positions.view_mut()), Beta::Accumulate)
-                .expect("fits");
-            let targets: [&dyn Fn(usize) -> usize; 2] = [&|row| tokens[row] as usize, &|row| row % context];
+            cpu::embed_backward(
+                dout.view(),
+                &tokens,
+                context,
+                of_tokens.view_mut(),
+                Some(of_positions.view_mut()),
+                Beta::Accumulate,
+            )
+            .expect("fits");
+            let targets: [&dyn Fn(usize) -> usize; 2] =
+                [&|row| tokens[row] as usize, &|row| row % context];
             for i in 0..2 {
-                let (mut magnitudes, mut counts) = (held[i].mapv(|x| f64::from(x.abs())), vec![0; held[i].nrows()]);
+                let (mut magnitudes, mut counts) =
+                    (held[i].mapv(|x| f64::from(x.abs())), vec![0; held[i].nrows()]);
                 for (row, values) in dout.rows().into_iter().enumerate() {
                     counts[targets[i](row)] += 1;
-                    magnitudes.row_mut(targets[i](row)).zip_mut_with(&values, |sum, x| *sum += f64::from(x.abs()));
+                    magnitudes
+                        .row_mut(targets[i](row))
+                        .zip_mut_with(&values, |sum, x| *sum += f64::from(x.abs()));
                 }
                 let expected: Vec<f64> = expected[i].iter().map(|&x| x.into()).collect();
-                assert_within(&format!("{p} tokens of {c}, table {i}"), tables[i].read(device), &expected, |at| {
-                    let count = counts[at / c];
-                    // A row without a token keeps its bits.
-                    if count == 0 { 0.0 } else { embedding_gradient(count, magnitudes[(at / c, at % c)]) }
-                });
+                assert_within(
+                    &format!("{p} tokens of {c}, table {i}"),
+                    tables[i].read(device),
+                    &expected,
+                    |at| {
+                        let count = counts[at / c];
+                        // A row without a token keeps its bits.
+                        if count == 0 {
+                            0.0
+                        } else {
+                            embedding_gradient(count, magnitudes[(at / c, at % c)])
+                        }
+                    },
+                );
             }
         }
     });
@@ -133,7 +190,8 @@ fn a_call_repeats_its_bits() {
             for table in &tables {
                 device.fill_bytes(table.matrix, 0).expect("zeroed");
             }
-            let of = gradient(device, &tokens, 1024, &dout, tables.each_ref().map(|table| table.matrix));
+            let of =
+                gradient(device, &tokens, 1024, &dout, tables.each_ref().map(|table| table.matrix));
             embed_backward(device, &of.op, &of.scratch).expect("queued");
             tables.map(|table| table.read(device).into_iter().map(f32::to_bits).collect::<Vec<_>>())
         };
@@ -148,10 +206,19 @@ fn a_token_outside_of_the_vocabulary_reads_and_writes_nothing_of_the_table() {
         let tokens = [1, 5, u32::MAX, 0, 4];
         let table = upload(device, &Array2::from_elem([5, 8], 1.0));
         let out = Poisoned::<bf16>::new(device, [5, 8]);
-        let op = Embed { tokens: tokens_on(device, &tokens), context: 5, token_table: table, position_table: None, rows: out.matrix };
+        let op = Embed {
+            tokens: tokens_on(device, &tokens),
+            context: 5,
+            token_table: table,
+            position_table: None,
+            rows: out.matrix,
+        };
         embed_forward(device, &op).expect("queued");
         let out = out.read(device);
-        assert_eq!([0, 1, 2, 3, 4].map(|row| out[8 * row].is_nan()), [false, true, true, false, false]);
+        assert_eq!(
+            [0, 1, 2, 3, 4].map(|row| out[8 * row].is_nan()),
+            [false, true, true, false, false]
+        );
         let dout = Array2::from_elem([5, 8], bf16::ONE);
         let tables = [5, 5].map(|rows| Poisoned::<f32>::new(device, [rows, 8]));
         for table in &tables {
@@ -168,15 +235,26 @@ fn a_token_outside_of_the_vocabulary_reads_and_writes_nothing_of_the_table() {
 fn nothing_is_done_for_no_tokens_and_what_does_not_fit_is_refused() {
     on_gpu(|device| {
         let mut run = |p: usize, c: usize, context: usize, positions: usize| {
-            let tables = [16, positions].map(|rows| device.alloc::<f32>("table", [rows, c]).expect("memory"));
-            let of = gradient(device, &vec![3; p], context, &Array2::from_elem([p, c], bf16::ONE), tables);
+            let tables = [16, positions]
+                .map(|rows| device.alloc::<f32>("table", [rows, c]).expect("memory"));
+            let of = gradient(
+                device,
+                &vec![3; p],
+                context,
+                &Array2::from_elem([p, c], bf16::ONE),
+                tables,
+            );
             let rows = device.alloc("rows", [p, c]).expect("memory");
-            embed_forward(device, &Embed { rows, ..of.op }).and_then(|()| embed_backward(device, &of.op, &of.scratch))
+            embed_forward(device, &Embed { rows, ..of.op })
+                .and_then(|()| embed_backward(device, &of.op, &of.scratch))
         };
         assert_eq!(run(0, 8, 4, 4), Ok(()));
         assert_eq!(run(2, 8, 4, 2), Ok(()), "no more positions than tokens are needed");
         assert!(matches!(run(3, 6, 4, 4), Err(Error::Shape { expected: [3, 8], .. })));
-        assert!(matches!(run(3, 8, 4, 2), Err(Error::Shape { operand: "the position table", expected: [3, 8], .. })));
+        assert!(matches!(
+            run(3, 8, 4, 2),
+            Err(Error::Shape { operand: "the position table", expected: [3, 8], .. })
+        ));
         assert!(matches!(run(3, 8, 0, 4), Err(Error::Shape { operand: "a sequence", .. })));
     });
 }

@@ -9,8 +9,14 @@ use crate::support::{Poisoned, affordable, gaussian, on_gpu, split_mix};
 #[test]
 fn differing_elements_are_counted_exactly() {
     on_gpu(|device| {
-        for shape in [[4, 4], [4, 36], [64, 64], [1024, 1600], [3072, 768]].into_iter().filter(|[r, q]| affordable(r * q)) {
-            let masks = [1, 2].map(|seed| mask_search(gaussian::<f32>(shape, seed).view(), MaskKind::Transposable).expect("tiled"));
+        for shape in [[4, 4], [4, 36], [64, 64], [1024, 1600], [3072, 768]]
+            .into_iter()
+            .filter(|[r, q]| affordable(r * q))
+        {
+            let masks = [1, 2].map(|seed| {
+                mask_search(gaussian::<f32>(shape, seed).view(), MaskKind::Transposable)
+                    .expect("tiled")
+            });
             let tiles = masks.each_ref().map(|mask| {
                 let on_device = Poisoned::<u16>::new(device, [shape[0] / 4, shape[1] / 4]).matrix;
                 device.upload(on_device, mask.tiles()).expect("uploaded");
@@ -21,13 +27,18 @@ fn differing_elements_are_counted_exactly() {
             let expected = flip::flip_count(&masks[0], &masks[1]).expect("equal shapes");
             for times in 1..=2 {
                 flip_count(device, tiles[0], tiles[1], count.matrix).expect("queued");
-                assert_eq!(count.read(device), [u64::from(u32::MAX) + times * expected], "{shape:?}, call {times}");
+                assert_eq!(
+                    count.read(device),
+                    [u64::from(u32::MAX) + times * expected],
+                    "{shape:?}, call {times}"
+                );
             }
         }
     });
 }
 
-/// More than 2^30 tiles of any bits, each round's number no multiple of what a thread takes at once.
+/// More than 2^30 tiles of any bits, each round's number no multiple of what a thread takes at
+/// once.
 #[test]
 #[ignore = "4 GiB pass through the host: `run.sh long`"]
 fn a_billion_random_tiles() {
@@ -41,7 +52,8 @@ fn a_billion_random_tiles() {
         for round in 0..64 {
             for (of, (mask, tiles)) in masks.iter_mut().zip(tiles).enumerate() {
                 let first = ((2 * round + of) * TILES) as u64;
-                Zip::indexed(ArrayViewMut1::from(mask.tiles_mut())).par_for_each(|at, tile| *tile = split_mix(first + at as u64) as u16);
+                Zip::indexed(ArrayViewMut1::from(mask.tiles_mut()))
+                    .par_for_each(|at, tile| *tile = split_mix(first + at as u64) as u16);
                 device.upload(tiles, mask.tiles()).expect("uploaded");
             }
             flip_count(device, tiles[0], tiles[1], count.matrix).expect("queued");

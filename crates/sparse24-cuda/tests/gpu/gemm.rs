@@ -14,7 +14,8 @@ use crate::{
     tolerance::{assert_within, product, to_bf16},
 };
 
-/// Tokens p, in-features q, out-features r: one of each, ragged tokens, no multiples of 8, the shapes of GPT-2 and its head.
+/// Tokens p, in-features q, out-features r: one of each, ragged tokens, no multiples of 8, the
+/// shapes of GPT-2 and its head.
 const SHAPES: [[usize; 3]; 9] = [
     [1, 8, 8],
     [1, 768, 2304],
@@ -66,17 +67,26 @@ impl Linear {
     /// Z, dX and dW of any operands.
     fn products(&self, of: impl Fn(f32) -> f32 + Copy) -> [Array2<f32>; 3] {
         let [x, w, b, dz] = [&self.x, &self.w, &self.b, &self.dz].map(|x| wide(x).mapv(of));
-        [multiplied(x.view(), w.t()) + b, multiplied(dz.view(), w.view()), multiplied(dz.t(), x.view())]
+        [
+            multiplied(x.view(), w.t()) + b,
+            multiplied(dz.view(), w.view()),
+            multiplied(dz.t(), x.view()),
+        ]
     }
 }
 
 /// Z, dX and dW of a GPU, the last over and onto what was there.
-fn on_device(device: &mut Device, gemm: &mut Gemm, host: &Linear) -> ([Vec<bf16>; 2], [Vec<f32>; 2]) {
+fn on_device(
+    device: &mut Device,
+    gemm: &mut Gemm,
+    host: &Linear,
+) -> ([Vec<bf16>; 2], [Vec<f32>; 2]) {
     let ([p, q], r) = ([host.x.nrows(), host.x.ncols()], host.w.nrows());
     let [x, weight, bias, dz] = [&host.x, &host.w, &host.b, &host.dz].map(|x| upload(device, x));
     let [z, dx] = [[p, r], [p, q]].map(|shape| Poisoned::<bf16>::new(device, shape));
     let dw = Poisoned::<f32>::new(device, [r, q]);
-    gemm.linear_forward(device, &LinearForward { x, weight, bias: Some(bias), z: z.matrix }).expect("queued");
+    gemm.linear_forward(device, &LinearForward { x, weight, bias: Some(bias), z: z.matrix })
+        .expect("queued");
     gemm.linear_dgrad(device, &LinearDgrad { dz, weight, dx: dx.matrix }).expect("queued");
     let dws = [Beta::Overwrite, Beta::Accumulate].map(|beta| {
         gemm.linear_wgrad(device, &LinearWgrad { dz, x, dw: dw.matrix, beta }).expect("queued");
@@ -95,11 +105,17 @@ fn products_of_small_integers_are_exact() {
             let ([found_z, found_dx], [once, twice]) = on_device(device, &mut gemm, &host);
             for (name, found, expected) in [("Z", found_z, z), ("dX", found_dx, dx)] {
                 let pairs = found.iter().zip(&expected).enumerate();
-                let wrong: Vec<_> = pairs.filter(|(_, (found, expected))| **found != bf16::from_f32(**expected)).take(4).collect();
+                let wrong: Vec<_> = pairs
+                    .filter(|(_, (found, expected))| **found != bf16::from_f32(**expected))
+                    .take(4)
+                    .collect();
                 assert!(wrong.is_empty(), "{name} of {shape:?}: {wrong:?}");
             }
             assert!(once.iter().eq(dw.iter()), "dW of {shape:?}");
-            assert!(twice.iter().copied().eq(dw.iter().map(|x| 2.0 * x)), "dW onto dW of {shape:?}");
+            assert!(
+                twice.iter().copied().eq(dw.iter().map(|x| 2.0 * x)),
+                "dW onto dW of {shape:?}"
+            );
         }
     });
 }
@@ -116,14 +132,20 @@ fn other_products_are_the_cpu_s_within_their_bound() {
             for (i, (found, k)) in [(z, q), (dx, r)].into_iter().enumerate() {
                 let expected: Vec<f64> = expected[i].iter().map(|&x| x.into()).collect();
                 let magnitudes = magnitudes[i].as_slice().expect("row-major");
-                assert_within(&format!("product {i} of {shape:?}"), found.iter().map(|x| x.to_f32()), &expected, |at| {
-                    to_bf16(expected[at], product(k, magnitudes[at].into()))
-                });
+                assert_within(
+                    &format!("product {i} of {shape:?}"),
+                    found.iter().map(|x| x.to_f32()),
+                    &expected,
+                    |at| to_bf16(expected[at], product(k, magnitudes[at].into())),
+                );
             }
             let magnitudes = magnitudes[2].as_slice().expect("row-major");
             for (times, found) in [(1.0, once), (2.0, twice)] {
-                let expected: Vec<f64> = expected[2].iter().map(|&x| times * f64::from(x)).collect();
-                assert_within(&format!("dW of {shape:?}"), found, &expected, |at| times * product(p, magnitudes[at].into()));
+                let expected: Vec<f64> =
+                    expected[2].iter().map(|&x| times * f64::from(x)).collect();
+                assert_within(&format!("dW of {shape:?}"), found, &expected, |at| {
+                    times * product(p, magnitudes[at].into())
+                });
             }
         }
     });
@@ -143,10 +165,19 @@ fn rectangles_of_wider_matrices_are_operands() {
         let weight = upload(device, &host.w);
         gemm.linear_forward(device, &LinearForward { x, weight, bias: None, z }).expect("queued");
         let expected = multiplied(wide(&host.x).view(), wide(&host.w).t());
-        assert!(device.download(z).expect("read").into_iter().eq(expected.iter().map(|&x| bf16::from_f32(x))));
+        assert!(
+            device
+                .download(z)
+                .expect("read")
+                .into_iter()
+                .eq(expected.iter().map(|&x| bf16::from_f32(x)))
+        );
         let whole = wide_z.read(device);
         let outside = |at: usize| !(r..2 * r).contains(&(at % (3 * r)));
-        assert!((0..whole.len()).filter(|&at| outside(at)).all(|at| whole[at].is_nan()), "beside the rectangle nothing is written");
+        assert!(
+            (0..whole.len()).filter(|&at| outside(at)).all(|at| whole[at].is_nan()),
+            "beside the rectangle nothing is written"
+        );
     });
 }
 
@@ -155,19 +186,24 @@ fn a_plan_repeats_its_bits_and_so_does_its_copy() {
     on_gpu(|device| {
         let mut gemm = products(device);
         // Few outputs and long sums: split sums are the fastest here.
-        let hosts = [[4096, 64, 64], [64, 64, 4096], [2048, 128, 136]].map(|shape| Linear::new(shape, gaussian::<bf16>));
+        let hosts = [[4096, 64, 64], [64, 64, 4096], [2048, 128, 136]]
+            .map(|shape| Linear::new(shape, gaussian::<bf16>));
         let bits = |(bf16s, f32s): ([Vec<bf16>; 2], [Vec<f32>; 2])| {
             (
                 bf16s.map(|x| x.into_iter().map(bf16::to_bits).collect::<Vec<_>>()),
                 f32s.map(|x| x.into_iter().map(f32::to_bits).collect::<Vec<_>>()),
             )
         };
-        let all = |device: &mut Device, gemm: &mut Gemm| hosts.each_ref().map(|host| bits(on_device(device, gemm, host)));
+        let all = |device: &mut Device, gemm: &mut Gemm| {
+            hosts.each_ref().map(|host| bits(on_device(device, gemm, host)))
+        };
         let first = all(device, &mut gemm);
         assert!((0..5).all(|_| all(device, &mut gemm) == first), "a plan repeats its bits");
         let plans = gemm.plans();
         let mut copy = products(device);
-        plans.iter().for_each(|(product, plan)| copy.use_plan(product, plan).expect("plans of this library"));
+        plans.iter().for_each(|(product, plan)| {
+            copy.use_plan(product, plan).expect("plans of this library")
+        });
         assert_eq!(copy.plans(), plans);
         assert!(all(device, &mut copy) == first, "a copy of the plans gives the same bits");
         assert_eq!(copy.plans(), plans, "nothing was planned anew");
@@ -180,18 +216,29 @@ fn texts_that_are_no_plans_of_this_library_are_refused() {
         let mut gemm = products(device);
         on_device(device, &mut gemm, &Linear::new([64, 64, 64], integers));
         let plans = gemm.plans();
-        let (product, plan) = plans.iter().find(|(product, _)| product.starts_with("wgrad ")).expect("it was measured");
+        let (product, plan) = plans
+            .iter()
+            .find(|(product, _)| product.starts_with("wgrad "))
+            .expect("it was measured");
         let mut fresh = products(device);
         let mut refuses = |product: &str, plan: &str, word: &str| {
             let error = fresh.use_plan(product, plan).expect_err("it is changed");
-            assert!(matches!(&error, Error::Recorded { key, .. } if key == product) && error.to_string().contains(word), "{error}");
+            assert!(
+                matches!(&error, Error::Recorded { key, .. } if key == product)
+                    && error.to_string().contains(word),
+                "{error}"
+            );
             assert!(fresh.plans().is_empty());
         };
         refuses("", plan, "no dense product");
         refuses(&product.replace("wgrad", "egrad"), plan, "no dense product");
         refuses(product, "", "no algorithm");
         refuses(product, &plan[1..], "no algorithm");
-        refuses(product, &plan.chars().map(|c| if c == '-' { c } else { 'f' }).collect::<String>(), "cuBLASLt says");
+        refuses(
+            product,
+            &plan.chars().map(|c| if c == '-' { c } else { 'f' }).collect::<String>(),
+            "cuBLASLt says",
+        );
     });
 }
 
@@ -200,12 +247,22 @@ fn no_tokens_give_a_zero_weight_gradient_and_nothing_else() {
     on_gpu(|device| {
         let mut gemm = products(device);
         let none: Matrix<bf16> = device.alloc("none", [0, 64]).expect("memory");
-        let (weight, dw) = (upload(device, &integers([64, 64], 1)), Poisoned::<f32>::new(device, [64, 64]));
-        gemm.linear_forward(device, &LinearForward { x: none, weight, bias: None, z: none }).expect("nothing");
+        let (weight, dw) =
+            (upload(device, &integers([64, 64], 1)), Poisoned::<f32>::new(device, [64, 64]));
+        gemm.linear_forward(device, &LinearForward { x: none, weight, bias: None, z: none })
+            .expect("nothing");
         gemm.linear_dgrad(device, &LinearDgrad { dz: none, weight, dx: none }).expect("nothing");
-        gemm.linear_wgrad(device, &LinearWgrad { dz: none, x: none, dw: dw.matrix, beta: Beta::Accumulate }).expect("nothing");
+        gemm.linear_wgrad(
+            device,
+            &LinearWgrad { dz: none, x: none, dw: dw.matrix, beta: Beta::Accumulate },
+        )
+        .expect("nothing");
         assert!(dw.read(device).iter().all(|x| x.is_nan()));
-        gemm.linear_wgrad(device, &LinearWgrad { dz: none, x: none, dw: dw.matrix, beta: Beta::Overwrite }).expect("queued");
+        gemm.linear_wgrad(
+            device,
+            &LinearWgrad { dz: none, x: none, dw: dw.matrix, beta: Beta::Overwrite },
+        )
+        .expect("queued");
         assert!(dw.read(device).iter().all(|&x| x == 0.0));
     });
 }
@@ -218,8 +275,14 @@ fn a_nan_spoils_its_row_only() {
         host.x[(3, 5)] = bf16::NAN;
         let [x, weight] = [&host.x, &host.w].map(|x| upload(device, x));
         let z = Poisoned::<bf16>::new(device, [40, 72]);
-        gemm.linear_forward(device, &LinearForward { x, weight, bias: None, z: z.matrix }).expect("queued");
-        assert!(z.read(device).chunks(72).enumerate().all(|(row, z)| z.iter().all(|z| z.is_nan() == (row == 3))));
+        gemm.linear_forward(device, &LinearForward { x, weight, bias: None, z: z.matrix })
+            .expect("queued");
+        assert!(
+            z.read(device)
+                .chunks(72)
+                .enumerate()
+                .all(|(row, z)| z.iter().all(|z| z.is_nan() == (row == 3)))
+        );
     });
 }
 
@@ -227,16 +290,28 @@ fn a_nan_spoils_its_row_only() {
 fn what_does_not_fit_is_refused() {
     on_gpu(|device| {
         let mut gemm = products(device);
-        let [x, weight, z] = [[8, 64], [16, 64], [8, 16]].map(|shape| device.alloc::<bf16>("operand", shape).expect("memory"));
+        let [x, weight, z] = [[8, 64], [16, 64], [8, 16]]
+            .map(|shape| device.alloc::<bf16>("operand", shape).expect("memory"));
         let op = LinearForward { x, weight, bias: None, z };
-        assert!(matches!(gemm.linear_forward(device, &LinearForward { z: z.rows(0..7), ..op }), Err(Error::Shape { operand: "z", .. })));
+        assert!(matches!(
+            gemm.linear_forward(device, &LinearForward { z: z.rows(0..7), ..op }),
+            Err(Error::Shape { operand: "z", .. })
+        ));
         assert!(matches!(
             gemm.linear_forward(device, &LinearForward { x: x.columns(0..32), ..op }),
             Err(Error::Shape { operand: "weight", .. })
         ));
         let shifted = device.alloc::<bf16>("wide", [8, 72]).expect("memory").columns(1..65);
-        assert!(matches!(gemm.linear_forward(device, &LinearForward { x: shifted, ..op }), Err(Error::Alignment { operand: "x", .. })));
-        let within = LinearForward { x: weight.rows(0..8), weight: weight.rows(0..8), bias: None, z: weight.rows(0..8).columns(0..8) };
+        assert!(matches!(
+            gemm.linear_forward(device, &LinearForward { x: shifted, ..op }),
+            Err(Error::Alignment { operand: "x", .. })
+        ));
+        let within = LinearForward {
+            x: weight.rows(0..8),
+            weight: weight.rows(0..8),
+            bias: None,
+            z: weight.rows(0..8).columns(0..8),
+        };
         assert!(matches!(gemm.linear_forward(device, &within), Err(Error::Alias { .. })));
         device.reset().expect("reset");
         assert!(matches!(gemm.linear_forward(device, &op), Err(Error::Stale { .. })));

@@ -15,20 +15,36 @@ use crate::{
     tolerance::{U, assert_within, dlogit, row_loss},
 };
 
-/// Rows, columns, vocabulary: one vector and less, one warp, whole blocks, GPT-2's, and one that no block keeps.
-const SHAPES: [[usize; 3]; 8] =
-    [[3, 8, 1], [5, 64, 3], [9, 128, 65], [33, 256, 256], [4, 1000, 999], [17, 50304, 50257], [2, 50432, 50256], [2, 131_072, 130_001]];
+/// Rows, columns, vocabulary: one vector and less, one warp, whole blocks, GPT-2's, and one that no
+/// block keeps.
+const SHAPES: [[usize; 3]; 8] = [
+    [3, 8, 1],
+    [5, 64, 3],
+    [9, 128, 65],
+    [33, 256, 256],
+    [4, 1000, 999],
+    [17, 50304, 50257],
+    [2, 50432, 50256],
+    [2, 131_072, 130_001],
+];
 
 fn random_targets(rows: usize, vocabulary: usize) -> Vec<u32> {
     let philox = Philox4x32::new(77);
-    let of_row = |row: usize| if row % 8 == 1 { IGNORE } else { philox.block([row as u32, 0, 0, 0])[0] % vocabulary as u32 };
+    let of_row = |row: usize| {
+        if row % 8 == 1 {
+            IGNORE
+        } else {
+            philox.block([row as u32, 0, 0, 0])[0] % vocabulary as u32
+        }
+    };
     // The last of the vocabulary stands within a vector.
     (0..rows).map(|row| if row == 0 { vocabulary as u32 - 1 } else { of_row(row) }).collect()
 }
 
 /// Logits whose padding would dominate if it counted.
 fn random_logits([rows, columns, vocabulary]: [usize; 3], scale: f32) -> Array2<bf16> {
-    let mut logits = gaussian::<bf16>([rows, columns], 5).mapv(|x| bf16::from_f32(x.to_f32() * scale));
+    let mut logits =
+        gaussian::<bf16>([rows, columns], 5).mapv(|x| bf16::from_f32(x.to_f32() * scale));
     logits.slice_mut(s![.., vocabulary..]).fill(bf16::from_f32(1000.0));
     logits
 }
@@ -37,7 +53,9 @@ fn random_logits([rows, columns, vocabulary]: [usize; 3], scale: f32) -> Array2<
 fn losses_and_gradients_are_the_cpu_s_within_their_bounds() {
     on_gpu(|device| {
         for shape in SHAPES {
-            for (smoothing, scale, spread) in [(0.0, 1.0, 1.0), (0.1, 1.0 / 16384.0, 3.0), (0.0, 0.5, 20.0)] {
+            for (smoothing, scale, spread) in
+                [(0.0, 1.0, 1.0), (0.1, 1.0 / 16384.0, 3.0), (0.0, 0.5, 20.0)]
+            {
                 check(device, shape, smoothing, scale, spread);
             }
         }
@@ -53,7 +71,13 @@ fn check(device: &mut Device, shape: [usize; 3], smoothing: f32, scale: f32, spr
     let on_device = device.alloc("targets", [rows, 1]).expect("memory");
     device.upload(on_device, &targets).expect("uploaded");
     let [forward, losses] = [0, 1].map(|_| Poisoned::<f32>::new(device, [rows, 1]));
-    let mut op = HeadLoss { logits: logits.matrix, targets: on_device, vocabulary, smoothing, losses: forward.matrix };
+    let mut op = HeadLoss {
+        logits: logits.matrix,
+        targets: on_device,
+        vocabulary,
+        smoothing,
+        losses: forward.matrix,
+    };
     loss_forward(device, &op).expect("queued");
     assert_eq!(logits.read(device), host.as_slice().expect("row-major"), "{what}: the logits stay");
     op.losses = losses.matrix;
@@ -62,26 +86,51 @@ fn check(device: &mut Device, shape: [usize; 3], smoothing: f32, scale: f32, spr
     assert_eq!(forward, losses, "{what}: the loss is the same with a gradient and without");
 
     let mut expected = host.slice(s![.., ..vocabulary]).mapv(|x| x.to_f32());
-    let largest: Vec<f64> = expected.rows().into_iter().map(|row| row.iter().fold(0.0, |a, x| x.abs().max(a)).into()).collect();
+    let largest: Vec<f64> = expected
+        .rows()
+        .into_iter()
+        .map(|row| row.iter().fold(0.0, |a, x| x.abs().max(a)).into())
+        .collect();
     let of_rows: Vec<f64> = (0..rows)
         .map(|row| {
             let row = row..row + 1;
-            cpu::head_loss(expected.slice_mut(s![row.clone(), ..]), &targets[row], Some(IGNORE), smoothing, scale).expect("fits").sum
+            cpu::head_loss(
+                expected.slice_mut(s![row.clone(), ..]),
+                &targets[row],
+                Some(IGNORE),
+                smoothing,
+                scale,
+            )
+            .expect("fits")
+            .sum
         })
         .collect();
-    assert_within(&format!("{what}: losses"), losses, &of_rows, |row| row_loss(vocabulary, largest[row], smoothing.into()));
+    assert_within(&format!("{what}: losses"), losses, &of_rows, |row| {
+        row_loss(vocabulary, largest[row], smoothing.into())
+    });
     let mut padded = Array2::<f64>::zeros([rows, columns]);
     padded.slice_mut(s![.., ..vocabulary]).assign(&expected.mapv(f64::from));
     let found = logits.read(device);
-    assert_within(&format!("{what}: dlogits"), found.iter().map(|x| x.to_f32()), padded.as_slice().expect("row-major"), |at| {
-        let (row, column) = (at / columns, at % columns);
-        if column >= vocabulary || targets[row] == IGNORE {
-            return 0.0;
-        }
-        let hit = if column == targets[row] as usize { 1.0 - f64::from(smoothing) } else { 0.0 };
-        let t = hit + f64::from(smoothing) / vocabulary as f64;
-        dlogit(vocabulary, largest[row], scale.into(), [padded[(row, column)] / f64::from(scale) + t, t])
-    });
+    assert_within(
+        &format!("{what}: dlogits"),
+        found.iter().map(|x| x.to_f32()),
+        padded.as_slice().expect("row-major"),
+        |at| {
+            let (row, column) = (at / columns, at % columns);
+            if column >= vocabulary || targets[row] == IGNORE {
+                return 0.0;
+            }
+            let hit =
+                if column == targets[row] as usize { 1.0 - f64::from(smoothing) } else { 0.0 };
+            let t = hit + f64::from(smoothing) / vocabulary as f64;
+            dlogit(
+                vocabulary,
+                largest[row],
+                scale.into(),
+                [padded[(row, column)] / f64::from(scale) + t, t],
+            )
+        },
+    );
 }
 
 #[test]
@@ -94,7 +143,9 @@ fn the_sum_is_that_of_all_rows_and_raises_the_health_when_it_is_not_finite() {
             let expected = host.iter().map(|&x| f64::from(x)).sum::<f64>();
             for (times, beta) in [(1.0, Beta::Overwrite), (2.0, Beta::Accumulate)] {
                 loss_sum(device, losses, loss.matrix, beta, None).expect("queued");
-                assert_within("loss", loss.read(device), &[times * expected], |_| 4.0 * U * expected);
+                assert_within("loss", loss.read(device), &[times * expected], |_| {
+                    4.0 * U * expected
+                });
             }
             let health = device.alloc::<u32>("health", [1, Health::WORDS]).expect("memory");
             loss_sum(device, losses, loss.matrix, Beta::Overwrite, Some(health)).expect("queued");
@@ -103,7 +154,10 @@ fn the_sum_is_that_of_all_rows_and_raises_the_health_when_it_is_not_finite() {
         for bad in [f32::NAN, f32::INFINITY] {
             let mut host = Array2::from_elem([2000, 1], 1.0);
             host[(1500, 0)] = bad;
-            let (losses, health) = (upload(device, &host), device.alloc::<u32>("health", [1, Health::WORDS]).expect("memory"));
+            let (losses, health) = (
+                upload(device, &host),
+                device.alloc::<u32>("health", [1, Health::WORDS]).expect("memory"),
+            );
             let loss = Poisoned::<f32>::new(device, [1, 1]);
             loss_sum(device, losses, loss.matrix, Beta::Overwrite, Some(health)).expect("queued");
             let words = device.download(health).expect("read");
@@ -123,12 +177,27 @@ fn a_bad_logit_or_target_spoils_its_row_only() {
             let logits = upload(device, &host);
             let targets = upload(device, &ndarray::array![[1_u32], [50257], [7], [50256]]);
             let losses = Poisoned::<f32>::new(device, [4, 1]);
-            head_loss(device, &HeadLoss { logits, targets, vocabulary: shape[2], smoothing: 0.0, losses: losses.matrix }, 1.0)
-                .expect("queued");
+            head_loss(
+                device,
+                &HeadLoss {
+                    logits,
+                    targets,
+                    vocabulary: shape[2],
+                    smoothing: 0.0,
+                    losses: losses.matrix,
+                },
+                1.0,
+            )
+            .expect("queued");
             let losses = losses.read(device);
-            assert_eq!([0, 1, 2, 3].map(|row| losses[row].is_finite()), [true, false, false, true], "{bad}: {losses:?}");
+            assert_eq!(
+                [0, 1, 2, 3].map(|row| losses[row].is_finite()),
+                [true, false, false, true],
+                "{bad}: {losses:?}"
+            );
             let gradient = device.download(logits).expect("read");
-            let finite = |row: usize| gradient[row * shape[1]..][..shape[1]].iter().all(|x| x.is_finite());
+            let finite =
+                |row: usize| gradient[row * shape[1]..][..shape[1]].iter().all(|x| x.is_finite());
             assert!(finite(0) && !finite(1) && finite(3), "{bad}");
         }
     });
@@ -141,7 +210,11 @@ fn what_does_not_fit_is_refused() {
             let logits = device.alloc("logits", [3, columns]).expect("memory");
             let targets = device.alloc("targets", [rows, 1]).expect("memory");
             let losses = device.alloc("losses", [3, 1]).expect("memory");
-            head_loss(device, &HeadLoss { logits, targets, vocabulary, smoothing: 0.0, losses }, 1.0)
+            head_loss(
+                device,
+                &HeadLoss { logits, targets, vocabulary, smoothing: 0.0, losses },
+                1.0,
+            )
         };
         assert!(matches!(run(12, 12, 3), Err(Error::Shape { expected: [3, 16], .. })));
         assert!(matches!(run(16, 17, 3), Err(Error::TooLarge { limit: 16, .. })));
@@ -150,9 +223,18 @@ fn what_does_not_fit_is_refused() {
         assert_eq!(run(16, 16, 3), Ok(()));
         for smoothing in [-0.1, 1.0, f32::NAN] {
             let logits = device.alloc("logits", [1, 8]).expect("memory");
-            let (targets, losses) = (device.alloc("targets", [1, 1]).expect("memory"), device.alloc("losses", [1, 1]).expect("memory"));
+            let (targets, losses) = (
+                device.alloc("targets", [1, 1]).expect("memory"),
+                device.alloc("losses", [1, 1]).expect("memory"),
+            );
             let op = HeadLoss { logits, targets, vocabulary: 8, smoothing, losses };
-            assert!(matches!(head_loss(device, &op, 1.0), Err(Error::OutOfRange { what: "the smoothing", .. })), "{smoothing}");
+            assert!(
+                matches!(
+                    head_loss(device, &op, 1.0),
+                    Err(Error::OutOfRange { what: "the smoothing", .. })
+                ),
+                "{smoothing}"
+            );
         }
     });
 }

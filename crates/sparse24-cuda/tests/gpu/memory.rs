@@ -17,11 +17,20 @@ fn a_lack_of_memory_tells_who_holds_it() {
         device.set_purpose("activations");
         device.alloc_undefined::<f32>("z", [8, MIB]).expect("memory");
         let before = device.held();
-        assert!(before.contains(&("weights", 64 * MIB)) && before.contains(&("activations", 32 * MIB)), "{before:?}");
+        assert!(
+            before.contains(&("weights", 64 * MIB)) && before.contains(&("activations", 32 * MIB)),
+            "{before:?}"
+        );
         for (shape, wanted) in [([1 << 20, MIB], Some(4 << 40)), ([1 << 40, 1 << 40], None)] {
-            let error = device.alloc_undefined::<f32>("h.3.z", shape).expect_err("nobody has so much");
-            let Error::OutOfMemory { name, purpose, asked, free, total, held } = &error else { panic!("{error}") };
-            assert_eq!((name.as_str(), *purpose, *asked, held), ("h.3.z", "activations", wanted, &before));
+            let error =
+                device.alloc_undefined::<f32>("h.3.z", shape).expect_err("nobody has so much");
+            let Error::OutOfMemory { name, purpose, asked, free, total, held } = &error else {
+                panic!("{error}")
+            };
+            assert_eq!(
+                (name.as_str(), *purpose, *asked, held),
+                ("h.3.z", "activations", wanted, &before)
+            );
             let known: usize = held.iter().map(|(_, bytes)| bytes).sum();
             assert!(*free > 0 && free + known + 512 * MIB <= *total, "{error}");
         }

@@ -23,7 +23,12 @@ const ESTIMATORS: [Estimator; 2] = [Estimator::Exact, Estimator::Approximate];
 const SITE: Site = Site::new(Purpose::Mvue, 77);
 
 fn state(seed: u64) -> StepState {
-    StepState { seed: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), step: 3 + seed as u32, micro_step: 5, ..StepState::default() }
+    StepState {
+        seed: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+        step: 3 + seed as u32,
+        micro_step: 5,
+        ..StepState::default()
+    }
 }
 
 fn stream(state: &StepState) -> Stream {
@@ -35,13 +40,17 @@ fn compressed(device: &mut Device, dz: Matrix<bf16>, estimator: Estimator) -> Fr
     let [p, r] = dz.shape();
     let mut out = Compressed::alloc(device, "out", [r, p.next_multiple_of(4)]).expect("memory");
     let count = blocks(out.shape()).into_iter().product();
-    let (values, metadata) = (Poisoned::new(device, [count, BLOCK_VALUES]), Poisoned::new(device, [count, BLOCK_METADATA]));
+    let (values, metadata) = (
+        Poisoned::new(device, [count, BLOCK_VALUES]),
+        Poisoned::new(device, [count, BLOCK_METADATA]),
+    );
     (out.values, out.metadata) = (values.matrix, metadata.matrix);
     mvue_compress(device, dz, estimator, SITE, out).expect("queued");
     Fragments { values: values.read(device), metadata: metadata.read(device) }
 }
 
-/// Every value and nibble of every block is that of `expected`; beyond it, zeros that keep the first two. Rows of blocks in parallel.
+/// Every value and nibble of every block is that of `expected`; beyond it, zeros that keep the
+/// first two. Rows of blocks in parallel.
 pub(crate) fn assert_same(found: &Fragments, expected: &Compressed24<bf16>, what: &str) {
     let [m, k] = expected.shape();
     let [block_rows, block_columns] = blocks([m, k]);
@@ -56,7 +65,11 @@ pub(crate) fn assert_same(found: &Fragments, expected: &Compressed24<bf16>, what
                 for kept in [2 * group, 2 * group + 1] {
                     let value = if inside { expected.values()[[row, kept]] } else { bf16::ZERO };
                     let at = found.values[FragmentMajor.index([row, kept], k)];
-                    assert_eq!(at.to_bits(), value.to_bits(), "{what}: value of row {row}, kept column {kept}: {at} for {value}");
+                    assert_eq!(
+                        at.to_bits(),
+                        value.to_bits(),
+                        "{what}: value of row {row}, kept column {kept}: {at} for {value}"
+                    );
                 }
             }
         }
@@ -76,7 +89,11 @@ fn estimates_are_those_of_core(device: &mut Device, dz: &Array2<bf16>, seed: u64
     let on_device = upload(device, dz);
     for estimator in ESTIMATORS {
         let expected = core::compress(dz.view(), estimator, stream(&state)).expect("grouped");
-        assert_same(&compressed(device, on_device, estimator), &expected, &format!("{:?}, {estimator:?}", dz.dim()));
+        assert_same(
+            &compressed(device, on_device, estimator),
+            &expected,
+            &format!("{:?}, {estimator:?}", dz.dim()),
+        );
     }
 }
 
@@ -85,13 +102,18 @@ fn ragged_shapes() {
     on_gpu(|device| {
         for p in [0, 1, 3, 4, 63, 64, 65, 1000] {
             for r in [0, 4, 64, 100, 1600].into_iter().filter(|r| affordable(p * r)) {
-                estimates_are_those_of_core(device, &gaussian([p, r], (p + 7 * r) as u64), (p * r) as u64);
+                estimates_are_those_of_core(
+                    device,
+                    &gaussian([p, r], (p + 7 * r) as u64),
+                    (p * r) as u64,
+                );
             }
         }
     });
 }
 
-/// A group a feature: ties, few nonzeros, sums that overflow, the smallest numbers, and what is not finite.
+/// A group a feature: ties, few nonzeros, sums that overflow, the smallest numbers, and what is not
+/// finite.
 #[test]
 fn special_values() {
     on_gpu(|device| {
@@ -111,15 +133,22 @@ fn rows_may_lie_apart() {
         let dz: Array2<bf16> = gaussian([130, 212], 1);
         let on_device = upload(device, &dz);
         for columns in [0..64, 4..72, 100..212] {
-            let expected = core::compress(dz.slice(s![1..128, columns.clone()]), Estimator::Exact, stream(&state)).expect("grouped");
-            let found = compressed(device, on_device.rows(1..128).columns(columns), Estimator::Exact);
+            let expected = core::compress(
+                dz.slice(s![1..128, columns.clone()]),
+                Estimator::Exact,
+                stream(&state),
+            )
+            .expect("grouped");
+            let found =
+                compressed(device, on_device.rows(1..128).columns(columns), Estimator::Exact);
             assert_same(&found, &expected, "a rectangle");
         }
     });
 }
 
-/// Uniforms in units of 2^-24: the ends, and where draws from equal magnitudes change (multiples of a quarter and of a third), from both sides; and
-/// the seed of a state whose stream has one in its first 2^14 calls.
+/// Uniforms in units of 2^-24: the ends, and where draws from equal magnitudes change (multiples of
+/// a quarter and of a third), from both sides; and the seed of a state whose stream has one in its
+/// first 2^14 calls.
 const EDGES: [(u32, u64); 17] = [
     (0, 468),
     (1, 682),
@@ -147,11 +176,18 @@ fn the_seeds_draw_their_edges() {
     for (edge, seed) in EDGES {
         let stream = stream(&state(seed));
         let [p, r] = OF_EDGES;
-        assert!((0..r).any(|row| stream.words(core::call(p, row, 0)).map(|word| word >> 8).contains(&edge)), "{edge:#x}");
+        assert!(
+            (0..r).any(|row| stream
+                .words(core::call(p, row, 0))
+                .map(|word| word >> 8)
+                .contains(&edge)),
+            "{edge:#x}"
+        );
     }
 }
 
-/// All 3^4 groups of -1, 0 and 1, each at every uniform of many draws, those at the edges among them.
+/// All 3^4 groups of -1, 0 and 1, each at every uniform of many draws, those at the edges among
+/// them.
 #[test]
 fn every_ternary_group_at_the_edges() {
     on_gpu(|device| {
@@ -164,8 +200,13 @@ fn every_ternary_group_at_the_edges() {
                 let state = state(seed);
                 device.set_step(&state).expect("set");
                 for estimator in ESTIMATORS {
-                    let expected = core::compress(dz.view(), estimator, stream(&state)).expect("grouped");
-                    assert_same(&compressed(device, on_device, estimator), &expected, &format!("{group:?}, seed {seed}, {estimator:?}"));
+                    let expected =
+                        core::compress(dz.view(), estimator, stream(&state)).expect("grouped");
+                    assert_same(
+                        &compressed(device, on_device, estimator),
+                        &expected,
+                        &format!("{group:?}, seed {seed}, {estimator:?}"),
+                    );
                 }
             }
             device.reset().expect("reset");
@@ -179,11 +220,17 @@ fn more_tiles_than_a_block_of_threads_holds_at_once() {
     on_gpu(|device| {
         let dz = gaussian([16_384, 1024], 11);
         let on_device = upload(device, &dz);
-        let (state, mut expected) = (state(12), Compressed24::zeros(1024, 16_384).expect("grouped"));
+        let (state, mut expected) =
+            (state(12), Compressed24::zeros(1024, 16_384).expect("grouped"));
         device.set_step(&state).expect("set");
         for estimator in ESTIMATORS {
-            sparse24_cpu::mvue::mvue_compress(dz.view(), estimator, stream(&state), &mut expected).expect("shapes agree");
-            assert_same(&compressed(device, on_device, estimator), &expected, &format!("{estimator:?}"));
+            sparse24_cpu::mvue::mvue_compress(dz.view(), estimator, stream(&state), &mut expected)
+                .expect("shapes agree");
+            assert_same(
+                &compressed(device, on_device, estimator),
+                &expected,
+                &format!("{estimator:?}"),
+            );
         }
     });
 }
@@ -215,8 +262,18 @@ fn a_thousand_million(estimator: Estimator) {
             for seed in 0..10 {
                 let state = state(100 * number as u64 + seed);
                 device.set_step(&state).expect("set");
-                sparse24_cpu::mvue::mvue_compress(dz.view(), estimator, stream(&state), &mut expected).expect("shapes agree");
-                assert_same(&compressed(device, on_device, estimator), &expected, &format!("{kind:?}, seed {seed}"));
+                sparse24_cpu::mvue::mvue_compress(
+                    dz.view(),
+                    estimator,
+                    stream(&state),
+                    &mut expected,
+                )
+                .expect("shapes agree");
+                assert_same(
+                    &compressed(device, on_device, estimator),
+                    &expected,
+                    &format!("{kind:?}, seed {seed}"),
+                );
                 groups += (p / 4 * r) as u64;
             }
             device.reset().expect("reset");
@@ -230,14 +287,27 @@ fn refusals_name_the_operand() {
     on_gpu(|device| {
         let dz = device.alloc::<bf16>("dz", [64, 68]).expect("memory");
         let out = Compressed::alloc(device, "out", [64, 64]).expect("memory");
-        let mut refused = |dz, out| mvue_compress(device, dz, Estimator::Exact, SITE, out).expect_err("refused");
-        let wrong = Error::Shape { operation: "mvue compress", operand: "out", expected: [68, 64], found: [64, 64] };
+        let mut refused =
+            |dz, out| mvue_compress(device, dz, Estimator::Exact, SITE, out).expect_err("refused");
+        let wrong = Error::Shape {
+            operation: "mvue compress",
+            operand: "out",
+            expected: [68, 64],
+            found: [64, 64],
+        };
         assert_eq!(refused(dz, out), wrong);
-        assert_eq!(refused(dz.columns(2..66), out), Error::Alignment { operation: "mvue compress", operand: "dz", bytes: 8 });
+        assert_eq!(
+            refused(dz.columns(2..66), out),
+            Error::Alignment { operation: "mvue compress", operand: "dz", bytes: 8 }
+        );
         assert!(matches!(refused(dz.columns(0..62), out), Error::Semantics(_)));
         let out = Compressed::alloc(device, "out", [64, 32]).expect("memory");
-        let refused = mvue_compress(device, out.values.reshaped([32, 64]), Estimator::Exact, SITE, out);
-        assert_eq!(refused, Err(Error::Alias { operation: "mvue compress", output: "values", other: "dz" }));
+        let refused =
+            mvue_compress(device, out.values.reshaped([32, 64]), Estimator::Exact, SITE, out);
+        assert_eq!(
+            refused,
+            Err(Error::Alias { operation: "mvue compress", output: "values", other: "dz" })
+        );
     });
 }
 
@@ -260,7 +330,15 @@ enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 7] = [Self::Gaussian, Self::Zeros, Self::Ties, Self::Wide, Self::Smallest, Self::Largest, Self::Bits];
+    const ALL: [Self; 7] = [
+        Self::Gaussian,
+        Self::Zeros,
+        Self::Ties,
+        Self::Wide,
+        Self::Smallest,
+        Self::Largest,
+        Self::Bits,
+    ];
 
     fn of(self, word: u32) -> bf16 {
         let (sign, low) = ((word >> 31 << 15) as u16, (word & 0x7f) as u16);
@@ -271,7 +349,9 @@ impl Kind {
                 let sum: u32 = word.to_le_bytes().into_iter().map(u32::from).sum();
                 bf16::from_f32((sum as f32 - 510.0) * 1e-3)
             }
-            Self::Ties => bf16::from_f32([0.0, 1.0, -1.0, 0.5, 2.0, -2.0, 3.0, 1.0][(word >> 8 & 7) as usize]),
+            Self::Ties => {
+                bf16::from_f32([0.0, 1.0, -1.0, 0.5, 2.0, -2.0, 3.0, 1.0][(word >> 8 & 7) as usize])
+            }
             Self::Wide => magnitude(87 + (word >> 8) % 40),
             Self::Smallest => magnitude((word >> 8) % 3),
             Self::Largest => magnitude(251 + (word >> 8) % 4),
@@ -289,7 +369,12 @@ fn random([rows, columns]: [usize; 2], kind: Kind, seed: u64) -> Array2<bf16> {
         for (part, mut out) in out.axis_chunks_iter_mut(ndarray::Axis(0), share).enumerate() {
             scope.spawn(move || {
                 for ((row, column), x) in out.indexed_iter_mut() {
-                    *x = kind.of(philox.block([(part * share + row) as u32, column as u32, kind as u32, 0])[0]);
+                    *x = kind.of(philox.block([
+                        (part * share + row) as u32,
+                        column as u32,
+                        kind as u32,
+                        0,
+                    ])[0]);
                 }
             });
         }

@@ -1,4 +1,5 @@
-// Defects planted for compute-sanitizer, one for each of its tools, which are the names: 64 floats that were never written, one block of 64 threads.
+// Defects planted for compute-sanitizer, one for each of its tools, which are the names: 64 floats
+// that were never written, one block of 64 threads.
 
 extern "C" __global__ void planted_memcheck(float* x) { x[threadIdx.x + 1] = 1.0f; }
 

@@ -1,5 +1,6 @@
-//! Kernels with a defect each, to show that `compute-sanitizer` would find one in ours: `run.sh sanitize` of the GPU bundle runs each under its
-//! tool and expects a complaint. Left to themselves they pass, so that the complaint is the sanitizer's.
+//! Kernels with a defect each, to show that `compute-sanitizer` would find one in ours:
+//! `run.sh sanitize` of the GPU bundle runs each under its tool and expects a complaint. Left to
+//! themselves they pass, so that the complaint is the sanitizer's.
 
 use std::{ffi::CString, ptr};
 
@@ -49,14 +50,24 @@ fn launch(kernel: &str) {
     let cubin = compile(&PLANTED, architecture).expect("the planted kernels compile").cubin;
     let context = CudaContext::new(0).expect("the GPU that was open");
     context.bind_to_thread().expect("bound");
-    // SAFETY: the context is bound, and the image is the compiler's. The kernel takes one pointer, to as many floats as it has threads; what it
-    // does beyond is the defect: at most four bytes behind an allocation, which lie within the same page.
+    // SAFETY: the context is bound, and the image is the compiler's. The kernel takes one pointer,
+    // to as many floats as it has threads; what it does beyond is the defect: at most four bytes
+    // behind an allocation, which lie within the same page.
     unsafe {
         let module = result::module::load_data(cubin.as_ptr().cast()).expect("loaded");
-        let function = result::module::get_function(module, CString::new(kernel).expect("no NUL")).expect("found");
+        let function = result::module::get_function(module, CString::new(kernel).expect("no NUL"))
+            .expect("found");
         let mut address = result::malloc_sync(4 * THREADS as usize).expect("memory");
         let mut arguments = [(&raw mut address).cast()];
-        result::launch_kernel(function, (1, 1, 1), (THREADS, 1, 1), 0, ptr::null_mut(), &mut arguments).expect("launched");
+        result::launch_kernel(
+            function,
+            (1, 1, 1),
+            (THREADS, 1, 1),
+            0,
+            ptr::null_mut(),
+            &mut arguments,
+        )
+        .expect("launched");
     }
     // The sanitizer may have stopped the kernel.
     let _ = context.synchronize();

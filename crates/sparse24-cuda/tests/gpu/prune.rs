@@ -18,7 +18,8 @@ use crate::{
 };
 
 pub(crate) const MAPS: [ValueMap; 2] = [ValueMap::Identity, ValueMap::SoftThreshold { scale: 1.3 }];
-const SHAPES: [[usize; 2]; 7] = [[4, 4], [4, 36], [64, 64], [68, 132], [132, 68], [192, 64], [1024, 1600]];
+const SHAPES: [[usize; 2]; 7] =
+    [[4, 4], [4, 36], [64, 64], [68, 132], [132, 68], [192, 64], [1024, 1600]];
 
 /// A compressed matrix whose every byte is 0xff, between guard bands.
 struct Output {
@@ -41,7 +42,11 @@ impl Output {
         // Which NaN is not defined.
         let same = |(a, b): (&bf16, &bf16)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
         let found = self.values.read(device);
-        assert_eq!(found.iter().zip(&values).position(|pair| !same(pair)), None, "{what}: the first differing value");
+        assert_eq!(
+            found.iter().zip(&values).position(|pair| !same(pair)),
+            None,
+            "{what}: the first differing value"
+        );
         assert!(self.metadata.read(device) == metadata, "{what}: metadata");
     }
 }
@@ -55,10 +60,14 @@ pub(crate) struct BothWays {
 impl BothWays {
     pub(crate) fn new(device: &mut Device, [r, q]: [usize; 2]) -> Self {
         let shapes = [[r, q], [q, r]];
-        Self { outputs: shapes.map(|shape| Output::new(device, shape)), expected: shapes.map(zeros) }
+        Self {
+            outputs: shapes.map(|shape| Output::new(device, shape)),
+            expected: shapes.map(zeros),
+        }
     }
 
-    /// Values and metadata of what a mask leaves of finite weights, which lie on the device as well, are the CPU's.
+    /// Values and metadata of what a mask leaves of finite weights, which lie on the device as
+    /// well, are the CPU's.
     pub(crate) fn check(
         &mut self,
         device: &mut Device,
@@ -70,9 +79,13 @@ impl BothWays {
         let [forward, dgrad] = &mut self.expected;
         cpu::compress_weight(w.view(), mask, map, forward, dgrad).expect("fits");
         let [forward, dgrad] = [&self.outputs[0], &self.outputs[1]].map(|output| output.compressed);
-        compress_weight(device, &Pruned { w: on_device, tiles, map }, forward, dgrad).expect("queued");
+        compress_weight(device, &Pruned { w: on_device, tiles, map }, forward, dgrad)
+            .expect("queued");
         for (output, expected) in self.outputs.iter().zip(&self.expected) {
-            let found = Fragments { values: output.values.read(device), metadata: output.metadata.read(device) };
+            let found = Fragments {
+                values: output.values.read(device),
+                metadata: output.metadata.read(device),
+            };
             assert_same(&found, expected, &format!("{:?}, {map:?}", expected.shape()));
         }
     }
@@ -100,13 +113,24 @@ fn both_ways_are_those_of_the_cpu(device: &mut Device, w: &Array2<f32>) {
         let (mut forward, mut dgrad) = (zeros(shape), zeros(shape_t));
         cpu::compress_weight(w.view(), &mask, map, &mut forward, &mut dgrad).expect("fits");
         let outputs = [shape, shape_t].map(|shape| Output::new(device, shape));
-        compress_weight(device, &Pruned { w: on_device, tiles, map }, outputs[0].compressed, outputs[1].compressed).expect("queued");
+        compress_weight(
+            device,
+            &Pruned { w: on_device, tiles, map },
+            outputs[0].compressed,
+            outputs[1].compressed,
+        )
+        .expect("queued");
         outputs[0].expect(device, &forward, &format!("forward of {what}"));
         outputs[1].expect(device, &dgrad, &format!("dgrad of {what}"));
 
         cpu::compress_forward(w.view(), &rows, map, &mut forward).expect("fits");
         let output = Output::new(device, shape);
-        compress_forward(device, &Pruned { w: on_device, tiles: row_tiles, map }, output.compressed).expect("queued");
+        compress_forward(
+            device,
+            &Pruned { w: on_device, tiles: row_tiles, map },
+            output.compressed,
+        )
+        .expect("queued");
         output.expect(device, &forward, &format!("forward alone of {what}"));
     }
 }
@@ -134,8 +158,10 @@ fn an_empty_matrix_is_nothing_to_do() {
         for shape in [[0, 8], [8, 0]] {
             let w = device.alloc("w", shape).expect("memory");
             let tiles = device.alloc("mask", [shape[0] / 4, shape[1] / 4]).expect("memory");
-            let [forward, dgrad] = [shape, [shape[1], shape[0]]].map(|shape| Compressed::alloc(device, "out", shape).expect("memory"));
-            compress_weight(device, &Pruned { w, tiles, map: ValueMap::Identity }, forward, dgrad).expect("nothing");
+            let [forward, dgrad] = [shape, [shape[1], shape[0]]]
+                .map(|shape| Compressed::alloc(device, "out", shape).expect("memory"));
+            compress_weight(device, &Pruned { w, tiles, map: ValueMap::Identity }, forward, dgrad)
+                .expect("nothing");
         }
     });
 }
@@ -145,15 +171,26 @@ fn refusals_name_the_operand() {
     on_gpu(|device| {
         let w = device.alloc("w", [8, 16]).expect("memory");
         let tiles = device.alloc("mask", [2, 4]).expect("memory");
-        let [forward, dgrad] = [[8, 16], [16, 8]].map(|shape| Compressed::alloc(device, "out", shape).expect("memory"));
+        let [forward, dgrad] = [[8, 16], [16, 8]]
+            .map(|shape| Compressed::alloc(device, "out", shape).expect("memory"));
         let mut refused = |w, forward, dgrad| {
-            compress_weight(device, &Pruned { w, tiles, map: ValueMap::Identity }, forward, dgrad).expect_err("refused")
+            compress_weight(device, &Pruned { w, tiles, map: ValueMap::Identity }, forward, dgrad)
+                .expect_err("refused")
         };
-        assert!(matches!(refused(w, dgrad, forward), Error::Shape { operand: "forward", expected: [8, 16], found: [16, 8], .. }));
-        assert!(matches!(refused(w.columns(0..12), forward, dgrad), Error::Shape { operand: "the mask", .. }));
+        assert!(matches!(
+            refused(w, dgrad, forward),
+            Error::Shape { operand: "forward", expected: [8, 16], found: [16, 8], .. }
+        ));
+        assert!(matches!(
+            refused(w.columns(0..12), forward, dgrad),
+            Error::Shape { operand: "the mask", .. }
+        ));
         assert!(matches!(refused(w.columns(0..6), forward, dgrad), Error::Semantics(_)));
         let mut shared = dgrad;
         shared.values = forward.values;
-        assert!(matches!(refused(w, forward, shared), Error::Alias { output: "dgrad", other: "forward", .. }));
+        assert!(matches!(
+            refused(w, forward, shared),
+            Error::Alias { output: "dgrad", other: "forward", .. }
+        ));
     });
 }

@@ -48,7 +48,9 @@ fn what_is_done_at_once_is_refused_while_recording() {
     on_gpu(|device| {
         let x = upload(device, &gaussian::<f32>([4, 4], 1));
         device.start_recording().expect("nothing is recorded yet");
-        let is_refused = |result: Result<(), Error>| assert!(matches!(result, Err(Error::Recording { .. })), "{result:?}");
+        let is_refused = |result: Result<(), Error>| {
+            assert!(matches!(result, Err(Error::Recording { .. })), "{result:?}")
+        };
         is_refused(device.start_recording());
         is_refused(device.upload(x, &[0.0; 16]));
         is_refused(device.download(x).map(drop));

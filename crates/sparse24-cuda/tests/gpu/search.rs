@@ -16,10 +16,24 @@ use crate::{
 
 const KINDS: [MaskKind; 3] = [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise];
 
-/// Tiles that go wrong easily, beside ordinary ones: ties, zeros of both signs, subnormals, infinities, NaNs, sums that would overflow, any bits.
+/// Tiles that go wrong easily, beside ordinary ones: ties, zeros of both signs, subnormals,
+/// infinities, NaNs, sums that would overflow, any bits.
 pub(crate) fn hostile<T: Element>([rows, columns]: [usize; 2], seed: u64) -> Array2<T> {
-    const SPECIAL: [f32; 10] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, -f32::MAX, 0.0, -0.0, 1e-45, -1.2e-38, 2.1e37];
-    let draw = |purpose, row: usize, column: usize| Philox4x32::new(seed).block([row as u32, column as u32, purpose, 0]);
+    const SPECIAL: [f32; 10] = [
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::MAX,
+        -f32::MAX,
+        0.0,
+        -0.0,
+        1e-45,
+        -1.2e-38,
+        2.1e37,
+    ];
+    let draw = |purpose, row: usize, column: usize| {
+        Philox4x32::new(seed).block([row as u32, column as u32, purpose, 0])
+    };
     let mut w = Array2::from_elem((rows, columns), T::from_f32(0.0));
     Zip::indexed(&mut w).par_for_each(|(row, column), w| {
         let [kind, ..] = draw(1, row / 4, column / 4);
@@ -39,7 +53,11 @@ pub(crate) fn hostile<T: Element>([rows, columns]: [usize; 2], seed: u64) -> Arr
     w
 }
 
-fn masks_are_those_of_the_cpu<T: Weight + Element>(device: &mut Device, w: &Array2<T>, kinds: &[MaskKind]) {
+fn masks_are_those_of_the_cpu<T: Weight + Element>(
+    device: &mut Device,
+    w: &Array2<T>,
+    kinds: &[MaskKind],
+) {
     let (rows, columns) = w.dim();
     let on_device = upload(device, w);
     let tiles = Poisoned::<u16>::new(device, [rows / 4, columns / 4]);
@@ -56,7 +74,10 @@ fn masks_are_those_of_the_cpu<T: Weight + Element>(device: &mut Device, w: &Arra
 #[test]
 fn masks_of_hostile_tiles_are_those_of_the_cpu() {
     on_gpu(|device| {
-        for (seed, shape) in [[0, 8], [8, 0], [4, 4], [4, 36], [68, 132], [512, 4], [1024, 1600]].into_iter().enumerate() {
+        for (seed, shape) in [[0, 8], [8, 0], [4, 4], [4, 36], [68, 132], [512, 4], [1024, 1600]]
+            .into_iter()
+            .enumerate()
+        {
             masks_are_those_of_the_cpu::<f32>(device, &hostile(shape, seed as u64), &KINDS);
             masks_are_those_of_the_cpu::<bf16>(device, &hostile(shape, seed as u64), &KINDS);
             device.reset().expect("idle");
@@ -71,13 +92,15 @@ fn a_rectangle_is_searched_where_it_lies() {
         let part = upload(device, &w).rows(3..19).columns(8..36);
         let tiles = Poisoned::<u16>::new(device, [4, 7]);
         let mut expected = Mask::empty(16, 28).expect("tiled");
-        cpu::mask_search(w.slice(ndarray::s![3..19, 8..36]), MaskKind::Transposable, &mut expected).expect("tiled");
+        cpu::mask_search(w.slice(ndarray::s![3..19, 8..36]), MaskKind::Transposable, &mut expected)
+            .expect("tiled");
         mask_search(device, part, MaskKind::Transposable, tiles.matrix).expect("queued");
         assert_eq!(tiles.read(device), expected.tiles());
     });
 }
 
-/// All 3^16, in eighty-one matrices: their masks, in f32 and in bf16, and what these leave, both ways.
+/// All 3^16, in eighty-one matrices: their masks, in f32 and in bf16, and what these leave, both
+/// ways.
 #[test]
 fn every_ternary_tile() {
     /// Tiles along a side, and in a matrix.
@@ -100,8 +123,11 @@ fn every_ternary_tile() {
             }
             narrow.zip_mut_with(&w, |narrow, &w| *narrow = bf16::from_f32(w));
             device.upload(on_device, w.as_slice().expect("row-major")).expect("uploaded");
-            device.upload(narrow_on_device, narrow.as_slice().expect("row-major")).expect("uploaded");
-            mask_search(device, narrow_on_device, MaskKind::Transposable, tiles.matrix).expect("queued");
+            device
+                .upload(narrow_on_device, narrow.as_slice().expect("row-major"))
+                .expect("uploaded");
+            mask_search(device, narrow_on_device, MaskKind::Transposable, tiles.matrix)
+                .expect("queued");
             cpu::mask_search(narrow.view(), MaskKind::Transposable, &mut expected).expect("tiled");
             assert!(tiles.read(device) == expected.tiles(), "part {part} in bf16");
             mask_search(device, on_device, MaskKind::Transposable, tiles.matrix).expect("queued");
@@ -114,8 +140,8 @@ fn every_ternary_tile() {
     });
 }
 
-/// 2^30 tiles, their masks and what these leave, both ways: a fifth so coarse that most tiles tie, the rest with magnitudes in [1/8, 2), where
-/// every sum rounds.
+/// 2^30 tiles, their masks and what these leave, both ways: a fifth so coarse that most tiles tie,
+/// the rest with magnitudes in [1/8, 2), where every sum rounds.
 #[test]
 #[ignore = "64 GiB pass through the host: `run.sh long`"]
 fn a_billion_random_tiles() {
@@ -130,16 +156,30 @@ fn a_billion_random_tiles() {
             let bits: u32 = if round % 5 == 0 { 0x81e0_0000 } else { 0x81ff_ffff };
             Zip::indexed(w.rows_mut()).par_for_each(|row, mut w| {
                 let first = (round * SHAPE[0] as u64 + row as u64) * SHAPE[1] as u64 / 2;
-                for (at, pair) in w.as_slice_mut().expect("row-major").as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                for (at, pair) in w
+                    .as_slice_mut()
+                    .expect("row-major")
+                    .as_chunks_mut::<2>()
+                    .0
+                    .iter_mut()
+                    .enumerate()
+                {
                     let word = split_mix(first + at as u64);
-                    *pair = [word as u32, (word >> 32) as u32].map(|word| f32::from_bits(word & bits | 0x3e00_0000));
+                    *pair = [word as u32, (word >> 32) as u32]
+                        .map(|word| f32::from_bits(word & bits | 0x3e00_0000));
                 }
             });
             device.upload(on_device, w.as_slice().expect("row-major")).expect("uploaded");
             mask_search(device, on_device, MaskKind::Transposable, tiles.matrix).expect("queued");
             cpu::mask_search(w.view(), MaskKind::Transposable, &mut expected).expect("tiled");
             assert!(tiles.read(device) == expected.tiles(), "round {round}");
-            both_ways.check(device, &w, &expected, (on_device, tiles.matrix), MAPS[round as usize % 2]);
+            both_ways.check(
+                device,
+                &w,
+                &expected,
+                (on_device, tiles.matrix),
+                MAPS[round as usize % 2],
+            );
         }
     });
 }
@@ -156,10 +196,23 @@ fn refusals_name_the_operand() {
     on_gpu(|device| {
         let w = device.alloc::<f32>("w", [8, 16]).expect("memory");
         let tiles = device.alloc::<u16>("mask", [2, 4]).expect("memory");
-        let mut refused = |w, tiles| mask_search(device, w, MaskKind::RowWise, tiles).expect_err("refused");
-        assert!(matches!(refused(w.columns(0..14), tiles), Error::Semantics(sparse24_core::Error::NotTiled { rows: 8, columns: 14, .. })));
-        assert!(matches!(refused(w, tiles.columns(0..3)), Error::Shape { operand: "the mask", .. }));
-        assert!(matches!(refused(w.columns(0..12), tiles.columns(0..3)), Error::Gaps { operand: "the mask", columns: 3, stride: 4, .. }));
-        assert!(matches!(refused(w.columns(1..5), tiles.columns(0..1)), Error::Alignment { operand: "w", bytes: 16, .. }));
+        let mut refused =
+            |w, tiles| mask_search(device, w, MaskKind::RowWise, tiles).expect_err("refused");
+        assert!(matches!(
+            refused(w.columns(0..14), tiles),
+            Error::Semantics(sparse24_core::Error::NotTiled { rows: 8, columns: 14, .. })
+        ));
+        assert!(matches!(
+            refused(w, tiles.columns(0..3)),
+            Error::Shape { operand: "the mask", .. }
+        ));
+        assert!(matches!(
+            refused(w.columns(0..12), tiles.columns(0..3)),
+            Error::Gaps { operand: "the mask", columns: 3, stride: 4, .. }
+        ));
+        assert!(matches!(
+            refused(w.columns(1..5), tiles.columns(0..1)),
+            Error::Alignment { operand: "w", bytes: 16, .. }
+        ));
     });
 }

@@ -19,8 +19,9 @@ use crate::{
     tolerance,
 };
 
-/// m, k, n: one block; one tile; ragged tokens; a block row more than tiles; the last rows of a tile missing, or most; long and short k;
-/// small ones whose k goes around the longest ring of stages.
+/// m, k, n: one block; one tile; ragged tokens; a block row more than tiles; the last rows of a
+/// tile missing, or most; long and short k; small ones whose k goes around the longest ring of
+/// stages.
 const SHAPES: [[usize; 3]; 14] = [
     [64, 64, 64],
     [4, 4, 1],
@@ -49,7 +50,12 @@ fn products_of_small_integers_are_exact() {
             let expected = (&product.t() + &bias).mapv(bf16::from_f32);
             for plan in all_plans(device, Form::Transposed, [m, n, k]) {
                 let d = transposed(device, &a, &x.mapv(bf16::from_f32), Some(&bias), plan);
-                assert_eq!(first_difference(&d, &expected), None, "{plan} of m, k, n = {:?}", [m, k, n]);
+                assert_eq!(
+                    first_difference(&d, &expected),
+                    None,
+                    "{plan} of m, k, n = {:?}",
+                    [m, k, n]
+                );
             }
             if n % 4 != 0 {
                 continue;
@@ -57,9 +63,16 @@ fn products_of_small_integers_are_exact() {
             let b = x.t().as_standard_layout().into_owned();
             let before = gaussian::<f32>([m, n], 4).mapv(small);
             for plan in all_plans(device, Form::Straight, [m, n, k]) {
-                for (beta, expected) in [(Beta::Overwrite, product.clone()), (Beta::Accumulate, &product + &before)] {
+                for (beta, expected) in
+                    [(Beta::Overwrite, product.clone()), (Beta::Accumulate, &product + &before)]
+                {
                     let d = straight(device, &a, &b.mapv(bf16::from_f32), (beta, &before), plan);
-                    assert_eq!(first_difference(&d, &expected), None, "{plan}, {beta:?} of m, k, n = {:?}", [m, k, n]);
+                    assert_eq!(
+                        first_difference(&d, &expected),
+                        None,
+                        "{plan}, {beta:?} of m, k, n = {:?}",
+                        [m, k, n]
+                    );
                 }
             }
         }
@@ -69,7 +82,10 @@ fn products_of_small_integers_are_exact() {
 #[test]
 fn an_identity_gives_the_other_operand_back() {
     on_gpu(|device| {
-        for (size, n) in [(72, 40), (320, 200)].into_iter().filter(|&(size, n)| affordable_product(&[size, size, n])) {
+        for (size, n) in [(72, 40), (320, 200)]
+            .into_iter()
+            .filter(|&(size, n)| affordable_product(&[size, size, n]))
+        {
             let identity = identity([size, size]);
             let x = gaussian::<bf16>([n, size], 5);
             for plan in all_plans(device, Form::Transposed, [size, n, size]) {
@@ -89,14 +105,23 @@ fn an_identity_gives_the_other_operand_back() {
 #[test]
 fn other_products_lie_within_their_bound_and_repeat_to_the_bit() {
     on_gpu(|device| {
-        for [m, k, n] in [[264, 136, 65], [136, 200, 72], [320, 1024, 1000], [768, 3072, 264]].into_iter().filter(affordable_product) {
+        for [m, k, n] in [[264, 136, 65], [136, 200, 72], [320, 1024, 1000], [768, 3072, 264]]
+            .into_iter()
+            .filter(affordable_product)
+        {
             let a = sparse([m, k], 6, bf16::from_f32);
             let x = gaussian::<bf16>([n, k], 7);
             let b = x.t().mapv(bf16::to_f32);
             let bias = gaussian::<f32>([1, m], 8);
-            let magnitudes =
-                Compressed24::from_parts(a.values().mapv(|x| bf16::from_f32(x.to_f32().abs())), a.metadata().to_vec()).expect("patterns");
-            let bound = tolerance::spmm24::product(k, &(reference(&magnitudes, &b.mapv(f32::abs)) + bias.mapv(f32::abs).t()));
+            let magnitudes = Compressed24::from_parts(
+                a.values().mapv(|x| bf16::from_f32(x.to_f32().abs())),
+                a.metadata().to_vec(),
+            )
+            .expect("patterns");
+            let bound = tolerance::spmm24::product(
+                k,
+                &(reference(&magnitudes, &b.mapv(f32::abs)) + bias.mapv(f32::abs).t()),
+            );
             let product = reference(&a, &b);
             for plan in all_plans(device, Form::Transposed, [m, n, k]) {
                 let [d, again] = [(); 2].map(|()| transposed(device, &a, &x, Some(&bias), plan));
@@ -104,7 +129,11 @@ fn other_products_lie_within_their_bound_and_repeat_to_the_bit() {
                 for ((token, feature), &d) in d.indexed_iter() {
                     let expected = product[[feature, token]] + bias[[0, feature]];
                     let bound = tolerance::spmm24::rounded(expected, bound[[feature, token]]);
-                    assert!((d.to_f32() - expected).abs() <= bound, "{plan} at {:?}: {d}, not {expected} +- {bound}", [token, feature]);
+                    assert!(
+                        (d.to_f32() - expected).abs() <= bound,
+                        "{plan} at {:?}: {d}, not {expected} +- {bound}",
+                        [token, feature]
+                    );
                 }
             }
             if n % 4 != 0 {
@@ -112,11 +141,15 @@ fn other_products_lie_within_their_bound_and_repeat_to_the_bit() {
             }
             let b = x.t().as_standard_layout().into_owned();
             for plan in all_plans(device, Form::Straight, [m, n, k]) {
-                let [d, again] = [(); 2].map(|()| straight(device, &a, &b, (Beta::Overwrite, &product), plan));
+                let [d, again] =
+                    [(); 2].map(|()| straight(device, &a, &b, (Beta::Overwrite, &product), plan));
                 assert_eq!(first_difference(&d, &again), None, "{plan}");
                 for (at, &d) in d.indexed_iter() {
                     let (expected, bound) = (product[at], bound[at]);
-                    assert!((d - expected).abs() <= bound, "{plan} at {at:?}: {d}, not {expected} +- {bound}");
+                    assert!(
+                        (d - expected).abs() <= bound,
+                        "{plan} at {at:?}: {d}, not {expected} +- {bound}"
+                    );
                 }
             }
         }
@@ -133,15 +166,23 @@ fn a_nan_is_seen_where_its_column_is_kept() {
         x[[5, 70]] = bf16::NAN;
         x[[6, 71]] = bf16::INFINITY;
         let expected = reference(&a, &x.t().mapv(bf16::to_f32)).mapv(f32::is_finite);
-        assert!(expected.iter().any(|&finite| !finite) && expected.column(5).iter().any(|&finite| finite));
+        assert!(
+            expected.iter().any(|&finite| !finite)
+                && expected.column(5).iter().any(|&finite| finite)
+        );
         for plan in all_plans(device, Form::Transposed, [m, n, k]) {
             let d = transposed(device, &a, &x, None, plan).t().mapv(|d| d.to_f32().is_finite());
-            assert_eq!(first_difference(&d.as_standard_layout().into_owned(), &expected), None, "{plan}");
+            assert_eq!(
+                first_difference(&d.as_standard_layout().into_owned(), &expected),
+                None,
+                "{plan}"
+            );
         }
     });
 }
 
-/// Tokens that are not a multiple of four: the operand sampled along them is padded with zeros, the other is not.
+/// Tokens that are not a multiple of four: the operand sampled along them is padded with zeros, the
+/// other is not.
 #[test]
 fn missing_last_rows_of_b_count_as_zeros() {
     on_gpu(|device| {
@@ -152,7 +193,13 @@ fn missing_last_rows_of_b_count_as_zeros() {
             let padded = concatenate![Axis(0), b, Array2::zeros((missing, n))];
             let expected = reference(&a, &padded);
             for plan in all_plans(device, Form::Straight, [m, n, k]) {
-                let d = straight(device, &a, &b.mapv(bf16::from_f32), (Beta::Overwrite, &expected), plan);
+                let d = straight(
+                    device,
+                    &a,
+                    &b.mapv(bf16::from_f32),
+                    (Beta::Overwrite, &expected),
+                    plan,
+                );
                 assert_eq!(first_difference(&d, &expected), None, "{plan}, {missing} missing");
             }
         }
@@ -165,12 +212,18 @@ fn sums_of_nothing_are_zero_and_empty_results_are_left_alone() {
         let bias = gaussian::<f32>([1, 72], 13);
         let a = Compressed24::zeros(72, 0).expect("grouped");
         for plan in all_plans(device, Form::Transposed, [72, 40, 64]) {
-            let d = transposed(device, &a, &Array2::from_elem((40, 0), bf16::ZERO), Some(&bias), plan);
+            let d =
+                transposed(device, &a, &Array2::from_elem((40, 0), bf16::ZERO), Some(&bias), plan);
             let expected = bias.mapv(bf16::from_f32);
             assert!(d.rows().into_iter().all(|row| row == expected.row(0)), "{plan}");
             for [m, n] in [[0, 40], [72, 0]] {
-                let d =
-                    transposed(device, &Compressed24::zeros(m, 64).expect("grouped"), &Array2::from_elem((n, 64), bf16::ZERO), None, plan);
+                let d = transposed(
+                    device,
+                    &Compressed24::zeros(m, 64).expect("grouped"),
+                    &Array2::from_elem((n, 64), bf16::ZERO),
+                    None,
+                    plan,
+                );
                 assert_eq!(d.dim(), (n, m));
             }
         }
@@ -181,14 +234,23 @@ fn sums_of_nothing_are_zero_and_empty_results_are_left_alone() {
 fn operands_that_do_not_fit_are_refused() {
     on_gpu(|device| {
         let a = compressed(device, &sparse([72, 64], 14, bf16::from_f32));
-        let [wide, odd] = [80, 68].map(|stride| device.alloc::<bf16>("b", [40, stride]).expect("memory").columns(0..64));
+        let [wide, odd] = [80, 68]
+            .map(|stride| device.alloc::<bf16>("b", [40, stride]).expect("memory").columns(0..64));
         let d = device.alloc::<bf16>("d", [40, 72]).expect("memory");
         let scratch = device.alloc::<f32>("scratch", [1, 0]).expect("memory");
         let good = Transposed { a, b: wide, bias: None, d, scratch };
         let wgmma = plans(device, Form::Transposed, [72, 40, 64], 16).expect("plans")[0];
-        let refused = |device: &mut Device, operands: Transposed, plan| spmm24_transposed(device, &operands, plan).expect_err("refused");
-        assert!(matches!(refused(device, Transposed { b: wide.rows(0..39), ..good }, wgmma), Error::Shape { operand: "d", .. }));
-        assert!(matches!(refused(device, Transposed { d: wide.columns(0..40), ..good }, wgmma), Error::Shape { operand: "d", .. }));
+        let refused = |device: &mut Device, operands: Transposed, plan| {
+            spmm24_transposed(device, &operands, plan).expect_err("refused")
+        };
+        assert!(matches!(
+            refused(device, Transposed { b: wide.rows(0..39), ..good }, wgmma),
+            Error::Shape { operand: "d", .. }
+        ));
+        assert!(matches!(
+            refused(device, Transposed { d: wide.columns(0..40), ..good }, wgmma),
+            Error::Shape { operand: "d", .. }
+        ));
         let alias = device.alloc::<bf16>("both", [40, 72]).expect("memory");
         assert!(matches!(
             refused(device, Transposed { b: alias.columns(0..64), d: alias, ..good }, wgmma),
@@ -205,16 +267,24 @@ fn operands_that_do_not_fit_are_refused() {
                 Wgmma { sweep: 1 << 26, ..wgmma },
                 Wgmma { residents: 0, ..wgmma },
             ] {
-                assert!(matches!(refused(device, good, Plan::Wgmma(bad)), Error::Plan { .. }), "{bad:?}");
+                assert!(
+                    matches!(refused(device, good, Plan::Wgmma(bad)), Error::Plan { .. }),
+                    "{bad:?}"
+                );
             }
         }
-        spmm24_transposed(device, &Transposed { b: odd, ..good }, Plan::Mma).expect("narrow rows suffice");
+        spmm24_transposed(device, &Transposed { b: odd, ..good }, Plan::Mma)
+            .expect("narrow rows suffice");
         let other = Compressed::alloc(device, "a", [70, 64]).expect("memory");
-        assert!(matches!(refused(device, Transposed { a: other, ..good }, Plan::Mma), Error::Semantics(_)));
+        assert!(matches!(
+            refused(device, Transposed { a: other, ..good }, Plan::Mma),
+            Error::Semantics(_)
+        ));
     });
 }
 
-/// The vocabulary's matrix of a large model, forward, dgrad and wgrad: exact on identities and small integers.
+/// The vocabulary's matrix of a large model, forward, dgrad and wgrad: exact on identities and
+/// small integers.
 #[test]
 #[ignore = "gigabytes: `run.sh long`"]
 fn products_of_a_large_matrix_are_exact() {
@@ -225,13 +295,20 @@ fn products_of_a_large_matrix_are_exact() {
             let panel = sparse([PANEL, k], 15, |x| bf16::from_f32(small(x)));
             let x = gaussian::<f32>([n, k], 16).mapv(|x| bf16::from_f32(small(x)));
             let product = reference(&panel, &x.t().mapv(bf16::to_f32));
-            let product = Array2::from_shape_fn((n, m), |(token, row)| bf16::from_f32(product[[row % PANEL, token]]));
+            let product = Array2::from_shape_fn((n, m), |(token, row)| {
+                bf16::from_f32(product[[row % PANEL, token]])
+            });
             let copied = Array2::from_shape_fn((n, m), |(token, row)| x[[token, row % k]]);
             for (a, expected) in [(repeated(&panel, m), product), (identity([m, k]), copied)] {
                 let a = compressed(device, &a);
                 for plan in plans(device, Form::Transposed, [m, n, k], 16).expect("plans") {
                     let d = transposed_on_device(device, a, &x, None, plan);
-                    assert_eq!(first_difference(&d, &expected), None, "{plan} of m, k, n = {:?}", [m, k, n]);
+                    assert_eq!(
+                        first_difference(&d, &expected),
+                        None,
+                        "{plan} of m, k, n = {:?}",
+                        [m, k, n]
+                    );
                 }
                 device.reset().expect("no kernel failed");
             }
@@ -246,20 +323,28 @@ fn products_of_a_large_matrix_are_exact() {
             let a = compressed(device, &a);
             for plan in plans(device, Form::Straight, [m, n, k], 16).expect("plans") {
                 let d = straight_on_device(device, a, &b, (Beta::Overwrite, &expected), plan);
-                assert_eq!(first_difference(&d, &expected), None, "{plan} of m, k, n = {:?}", [m, k, n]);
+                assert_eq!(
+                    first_difference(&d, &expected),
+                    None,
+                    "{plan} of m, k, n = {:?}",
+                    [m, k, n]
+                );
             }
             device.reset().expect("no kernel failed");
         }
     });
 }
 
-/// Rows of a large random operand that differ, then they repeat: no multiple of a block, so that blocks differ.
+/// Rows of a large random operand that differ, then they repeat: no multiple of a block, so that
+/// blocks differ.
 const PANEL: usize = 769;
 
 /// The rows again and again.
 fn repeated(a: &Compressed24<bf16>, rows: usize) -> Compressed24<bf16> {
     let bytes = a.metadata().len() / a.shape()[0];
-    let values = Array2::from_shape_fn((rows, a.values().ncols()), |(row, kept)| a.values()[[row % a.shape()[0], kept]]);
+    let values = Array2::from_shape_fn((rows, a.values().ncols()), |(row, kept)| {
+        a.values()[[row % a.shape()[0], kept]]
+    });
     let metadata = a.metadata().iter().copied().cycle().take(rows * bytes).collect();
     Compressed24::from_parts(values, metadata).expect("patterns")
 }
@@ -267,9 +352,14 @@ fn repeated(a: &Compressed24<bf16>, rows: usize) -> Compressed24<bf16> {
 /// A one a row, on the diagonal, which begins anew where the columns end.
 fn identity([m, k]: [usize; 2]) -> Compressed24<bf16> {
     let (kept, bytes) = (Pattern::ALL[0].nibble(), (k / 4).div_ceil(2));
-    let row = |groups: usize| (0..groups.div_ceil(2)).map(move |byte| if 2 * byte + 1 < groups { kept * 0x11 } else { kept });
+    let row = |groups: usize| {
+        (0..groups.div_ceil(2))
+            .map(move |byte| if 2 * byte + 1 < groups { kept * 0x11 } else { kept })
+    };
     let metadata = (0..m).flat_map(|_| row(k / 4)).collect();
-    let mut identity = Compressed24::from_parts(Array2::from_elem((m, k / 2), bf16::ZERO), metadata).expect("patterns");
+    let mut identity =
+        Compressed24::from_parts(Array2::from_elem((m, k / 2), bf16::ZERO), metadata)
+            .expect("patterns");
     let (mut values, metadata) = identity.parts_mut();
     for row in 0..m {
         // Columns 0 and 1 of a group are kept where the diagonal is among them, 2 and 3 otherwise.
@@ -296,14 +386,19 @@ fn small(x: f32) -> f32 {
 /// Random kept values in random patterns.
 fn sparse([m, k]: [usize; 2], seed: u64, value: impl Fn(f32) -> bf16) -> Compressed24<bf16> {
     let philox = Philox4x32::new(seed);
-    let pattern =
-        |row: usize, group: usize| Pattern::ALL[(uniform(philox.block([row as u32, group as u32, 1, 0])[0]) * 6.0) as usize].nibble();
+    let pattern = |row: usize, group: usize| {
+        Pattern::ALL[(uniform(philox.block([row as u32, group as u32, 1, 0])[0]) * 6.0) as usize]
+            .nibble()
+    };
     let bytes = (k / 4).div_ceil(2);
     let mut metadata = vec![0; m * bytes];
     for row in 0..m {
-        (0..k / 4).for_each(|group| metadata[row * bytes + group / 2] |= pattern(row, group) << (4 * (group % 2)));
+        (0..k / 4).for_each(|group| {
+            metadata[row * bytes + group / 2] |= pattern(row, group) << (4 * (group % 2))
+        });
     }
-    Compressed24::from_parts(gaussian::<f32>([m, k / 2], seed).mapv(value), metadata).expect("patterns")
+    Compressed24::from_parts(gaussian::<f32>([m, k / 2], seed).mapv(value), metadata)
+        .expect("patterns")
 }
 
 fn reference(a: &Compressed24<bf16>, b: &Array2<f32>) -> Array2<f32> {
@@ -321,7 +416,10 @@ fn all_plans(device: &mut Device, form: Form, [m, n, k]: [usize; 3]) -> Vec<Plan
         Plan::Mma => vec![],
         Plan::Wgmma(wgmma) => {
             let parts = k.div_ceil(64).min(3) as u32;
-            vec![Wgmma { divided: 1, parts, residents: 2, ..wgmma }, Wgmma { sweep: 1, divided: 0, parts: 1, residents: 5, ..wgmma }]
+            vec![
+                Wgmma { divided: 1, parts, residents: 2, ..wgmma },
+                Wgmma { sweep: 1, divided: 0, parts: 1, residents: 5, ..wgmma },
+            ]
         }
     });
     let more: Vec<Plan> = more.map(Plan::Wgmma).collect();
@@ -334,25 +432,49 @@ fn compressed(device: &mut Device, a: &Compressed24<bf16>) -> Compressed {
     on_device
 }
 
-fn transposed(device: &mut Device, a: &Compressed24<bf16>, x: &Array2<bf16>, bias: Option<&Array2<f32>>, plan: Plan) -> Array2<bf16> {
+fn transposed(
+    device: &mut Device,
+    a: &Compressed24<bf16>,
+    x: &Array2<bf16>,
+    bias: Option<&Array2<f32>>,
+    plan: Plan,
+) -> Array2<bf16> {
     let a = compressed(device, a);
     transposed_on_device(device, a, x, bias, plan)
 }
 
-fn transposed_on_device(device: &mut Device, a: Compressed, x: &Array2<bf16>, bias: Option<&Array2<f32>>, plan: Plan) -> Array2<bf16> {
+fn transposed_on_device(
+    device: &mut Device,
+    a: Compressed,
+    x: &Array2<bf16>,
+    bias: Option<&Array2<f32>>,
+    plan: Plan,
+) -> Array2<bf16> {
     let (b, bias) = (upload(device, x), bias.map(|bias| upload(device, bias)));
     let d = Poisoned::new(device, [x.nrows(), a.shape()[0]]);
     if plan != Plan::Mma {
-        // The sanitizer does not see what the copy engine stores: to it the result would be undefined.
+        // The sanitizer does not see what the copy engine stores: to it the result would be
+        // undefined.
         device.fill_bytes(d.matrix, 0xff).expect("filled");
     }
     let scratch = Poisoned::new(device, [1, plan.scratch()]);
-    spmm24_transposed(device, &Transposed { a, b, bias, d: d.matrix, scratch: scratch.matrix }, plan).expect("queued");
+    spmm24_transposed(
+        device,
+        &Transposed { a, b, bias, d: d.matrix, scratch: scratch.matrix },
+        plan,
+    )
+    .expect("queued");
     untouched_around(device, &scratch);
     Array2::from_shape_vec((x.nrows(), a.shape()[0]), d.read(device)).expect("as many")
 }
 
-fn straight(device: &mut Device, a: &Compressed24<bf16>, b: &Array2<bf16>, result: (Beta, &Array2<f32>), plan: Plan) -> Array2<f32> {
+fn straight(
+    device: &mut Device,
+    a: &Compressed24<bf16>,
+    b: &Array2<bf16>,
+    result: (Beta, &Array2<f32>),
+    plan: Plan,
+) -> Array2<f32> {
     let a = compressed(device, a);
     straight_on_device(device, a, b, result, plan)
 }
@@ -370,7 +492,8 @@ fn straight_on_device(
         device.upload(d.matrix, before.as_slice().expect("row-major")).expect("uploaded");
     }
     let scratch = Poisoned::new(device, [1, plan.scratch()]);
-    spmm24(device, &Straight { a, b, d: d.matrix, beta, scratch: scratch.matrix }, plan).expect("queued");
+    spmm24(device, &Straight { a, b, d: d.matrix, beta, scratch: scratch.matrix }, plan)
+        .expect("queued");
     untouched_around(device, &scratch);
     Array2::from_shape_vec((a.shape()[0], b.shape()[1]), d.read(device)).expect("as many")
 }
@@ -381,7 +504,10 @@ fn untouched_around(device: &mut Device, scratch: &Poisoned<f32>) {
     scratch.assert_guarded(device);
 }
 
-fn first_difference<T: PartialEq + Copy + std::fmt::Debug>(a: &Array2<T>, b: &Array2<T>) -> Option<([usize; 2], T, T)> {
+fn first_difference<T: PartialEq + Copy + std::fmt::Debug>(
+    a: &Array2<T>,
+    b: &Array2<T>,
+) -> Option<([usize; 2], T, T)> {
     assert_eq!(a.dim(), b.dim());
     if a == b {
         return None;

@@ -12,9 +12,11 @@ use sparse24_core::{
 };
 use sparse24_cuda::{Device, Matrix, Scalar, Settings};
 
-/// Runs a test on the GPU, which it has to itself; without one it is skipped, which fails where `SPARSE24_REQUIRE_GPU` is set.
+/// Runs a test on the GPU, which it has to itself; without one it is skipped, which fails where
+/// `SPARSE24_REQUIRE_GPU` is set.
 pub(crate) fn on_gpu(test: impl FnOnce(&mut Device)) {
-    // Handed from test to test, so that kernels are loaded once. A test that fails takes it along: what it left behind is nobody's.
+    // Handed from test to test, so that kernels are loaded once. A test that fails takes it along:
+    // what it left behind is nobody's.
     static DEVICE: Mutex<Option<Device>> = Mutex::new(None);
     let mut device = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
     match device.take().map_or_else(|| Device::open(&Settings::default()), Ok) {
@@ -28,14 +30,16 @@ pub(crate) fn on_gpu(test: impl FnOnce(&mut Device)) {
     }
 }
 
-/// Whether a case of so many elements is run: not a large one under the sanitizer (`SPARSE24_SMALL`), which is a hundred times slower.
+/// Whether a case of so many elements is run: not a large one under the sanitizer
+/// (`SPARSE24_SMALL`), which is a hundred times slower.
 pub(crate) fn affordable(elements: usize) -> bool {
     elements <= 1 << 17 || env::var_os("SPARSE24_SMALL").is_none()
 }
 
 /// An output between guard bands, every byte 0xff: a float is a NaN, an index is out of range.
 ///
-/// Where `SPARSE24_UNDEFINED` is set, the output itself is left undefined, so that the sanitizer sees who reads what nobody wrote.
+/// Where `SPARSE24_UNDEFINED` is set, the output itself is left undefined, so that the sanitizer
+/// sees who reads what nobody wrote.
 pub(crate) struct Poisoned<T> {
     whole: Matrix<T>,
     pub(crate) matrix: Matrix<T>,
@@ -46,8 +50,10 @@ const GUARD: usize = 1024;
 impl<T: Scalar> Poisoned<T> {
     pub(crate) fn new(device: &mut Device, shape: [usize; 2]) -> Self {
         let elements = shape[0] * shape[1];
-        let whole = device.alloc_undefined::<T>("poisoned", [1, elements + 2 * GUARD]).expect("memory");
-        let poisoned = Self { whole, matrix: whole.columns(GUARD..GUARD + elements).reshaped(shape) };
+        let whole =
+            device.alloc_undefined::<T>("poisoned", [1, elements + 2 * GUARD]).expect("memory");
+        let poisoned =
+            Self { whole, matrix: whole.columns(GUARD..GUARD + elements).reshaped(shape) };
         for guard in poisoned.guards() {
             device.fill_bytes(guard, 0xff).expect("filled");
         }
@@ -66,7 +72,12 @@ impl<T: Scalar> Poisoned<T> {
     /// The guard bands are untouched; of a scratch, whose rest nobody needs to have written.
     pub(crate) fn assert_guarded(&self, device: &mut Device) {
         for guard in self.guards() {
-            let written = device.download(guard.as_bytes()).expect("read").iter().filter(|&&byte| byte != 0xff).count();
+            let written = device
+                .download(guard.as_bytes())
+                .expect("read")
+                .iter()
+                .filter(|&&byte| byte != 0xff)
+                .count();
             assert_eq!(written, 0, "bytes of a guard band were written");
         }
     }

@@ -1,7 +1,8 @@
 //! The CPU adaptor: `sparse24-cpu` behind the [`Backend`] contract.
 //!
-//! Sparse products are computed densely with pruned values: a [`Weight24`] is S(W) `[r, q]` and a [`Gradient24`] the sampled dZ `[p, r]`,
-//! zeros included. Deliberately absent: arithmetic, which is the kernels'.
+//! Sparse products are computed densely with pruned values: a [`Weight24`] is S(W) `[r, q]` and a
+//! [`Gradient24`] the sampled dZ `[p, r]`, zeros included. Deliberately absent: arithmetic, which
+//! is the kernels'.
 
 use std::mem;
 
@@ -36,9 +37,10 @@ use self::{
     storage::{Storage, scratch_view, view_mut},
 };
 use super::{
-    Arithmetic, AttentionBackward, AttentionForward, Backend, Beta, CompressWeight, DType, Device, Dropout, Embed, Gradient, Gradient24,
-    HeadLoss, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite, NormBackward, NormForward, OptimizerEntry, Region, SegmentId,
-    StepReport, StepState, TableId, Tensor, Weight, Weight24,
+    Arithmetic, AttentionBackward, AttentionForward, Backend, Beta, CompressWeight, DType, Device,
+    Dropout, Embed, Gradient, Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad,
+    MaskId, NonFinite, NormBackward, NormForward, OptimizerEntry, Region, SegmentId, StepReport,
+    StepState, TableId, Tensor, Weight, Weight24,
 };
 use crate::{
     Error,
@@ -66,11 +68,15 @@ impl From<sparse24_cpu::Error> for Error {
     fn from(error: sparse24_cpu::Error) -> Self {
         match error {
             sparse24_cpu::Error::Semantics(error) => Self::Semantics(error),
-            sparse24_cpu::Error::Shape { operation, operand, expected, found } => Self::Operand { operation, operand, expected, found },
+            sparse24_cpu::Error::Shape { operation, operand, expected, found } => {
+                Self::Operand { operation, operand, expected, found }
+            }
             sparse24_cpu::Error::Token { token, position, vocabulary, .. } => {
                 Self::UnknownToken { token, position, vocabulary: vocabulary as u32 }
             }
-            other => unreachable!("an error of the CPU kernels that the adaptor does not know: {other}"),
+            other => {
+                unreachable!("an error of the CPU kernels that the adaptor does not know: {other}")
+            }
         }
     }
 }
@@ -87,13 +93,20 @@ impl CpuBackend {
             gradients24: Vec::new(),
             tables: Vec::new(),
             scratch: Default::default(),
-            state: StepState { seed: 0, step: 0, micro_step: 0, learning_rate: 0.0, bias_corrections: [1.0; 2] },
+            state: StepState {
+                seed: 0,
+                step: 0,
+                micro_step: 0,
+                learning_rate: 0.0,
+                bias_corrections: [1.0; 2],
+            },
             grad_norm: 0.0,
             non_finite: None,
         }
     }
 
-    /// Runs an operation that writes these tensors, each of its own buffer; activations among them are stored rounded.
+    /// Runs an operation that writes these tensors, each of its own buffer; activations among them
+    /// are stored rounded.
     fn write<const N: usize>(
         &mut self,
         outputs: [Tensor; N],
@@ -146,12 +159,17 @@ impl CpuBackend {
     }
 
     /// The operand as products read it: itself, or its rounding in `scratch`.
-    fn rounded<'a>(&self, operand: ArrayView2<'a, f32>, scratch: &'a mut Vec<f32>) -> Result<ArrayView2<'a, f32>, sparse24_cpu::Error> {
+    fn rounded<'a>(
+        &self,
+        operand: ArrayView2<'a, f32>,
+        scratch: &'a mut Vec<f32>,
+    ) -> Result<ArrayView2<'a, f32>, sparse24_cpu::Error> {
         match self.arithmetic {
             Arithmetic::Native | Arithmetic::F32 => Ok(operand),
             Arithmetic::Bf16 => {
                 round_bf16(operand, scratch_view(scratch, operand.dim()))?;
-                Ok(ArrayView2::from_shape(operand.dim(), &scratch[..operand.len()]).expect("the scratch was grown"))
+                Ok(ArrayView2::from_shape(operand.dim(), &scratch[..operand.len()])
+                    .expect("the scratch was grown"))
             }
         }
     }
@@ -171,22 +189,38 @@ impl Backend for CpuBackend {
         };
         Device {
             backend: "cpu",
-            description: format!("{} threads, {}, {arithmetic}", sparse24_cpu::threads(), Simd::detect()),
+            description: format!(
+                "{} threads, {}, {arithmetic}",
+                sparse24_cpu::threads(),
+                Simd::detect()
+            ),
             sparse_products: "computed densely with pruned values",
         }
     }
 
     fn memory(&self) -> Vec<(Region, usize)> {
         let sparse = self.masks.iter().map(|mask| 2 * mask.tiles().len()).sum::<usize>()
-            + self.weights24.iter().chain(&self.gradients24).map(|array| 4 * array.len()).sum::<usize>();
-        let mut memory: Vec<_> = [Region::Parameters, Region::Gradients, Region::Moments, Region::Activations]
-            .map(|region| (region, self.storage.bytes(region)))
-            .into();
+            + self
+                .weights24
+                .iter()
+                .chain(&self.gradients24)
+                .map(|array| 4 * array.len())
+                .sum::<usize>();
+        let mut memory: Vec<_> =
+            [Region::Parameters, Region::Gradients, Region::Moments, Region::Activations]
+                .map(|region| (region, self.storage.bytes(region)))
+                .into();
         memory.push((Region::Sparse, sparse));
         memory
     }
 
-    fn alloc(&mut self, name: &str, shape: [usize; 2], dtype: DType, region: Region) -> Result<Tensor, Error> {
+    fn alloc(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+        dtype: DType,
+        region: Region,
+    ) -> Result<Tensor, Error> {
         Ok(self.storage.alloc(name, shape, dtype, region))
     }
 
@@ -225,7 +259,12 @@ impl Backend for CpuBackend {
 
     fn upload_tokens(&mut self, to: Tensor, from: &[u32]) -> Result<(), Error> {
         if from.len() != to.elements() {
-            return Err(Error::Operand { operation: "upload", operand: "tokens", expected: to.shape, found: [from.len(), 1] });
+            return Err(Error::Operand {
+                operation: "upload",
+                operand: "tokens",
+                expected: to.shape,
+                found: [from.len(), 1],
+            });
         }
         self.storage.write_tokens(to).copy_from_slice(from);
         Ok(())
@@ -239,14 +278,23 @@ impl Backend for CpuBackend {
 
     fn download_into(&mut self, from: Tensor, to: &mut Vec<f32>) -> Result<(), Error> {
         to.clear();
-        self.storage.view(from).rows().into_iter().for_each(|row| to.extend_from_slice(row.as_slice().expect("rows are contiguous")));
+        self.storage
+            .view(from)
+            .rows()
+            .into_iter()
+            .for_each(|row| to.extend_from_slice(row.as_slice().expect("rows are contiguous")));
         Ok(())
     }
 
     fn upload_mask(&mut self, MaskId(to): MaskId, from: &Mask) -> Result<(), Error> {
         let expected = self.masks[to].shape();
         if from.shape() != expected {
-            return Err(Error::Operand { operation: "upload", operand: "mask", expected, found: from.shape() });
+            return Err(Error::Operand {
+                operation: "upload",
+                operand: "mask",
+                expected,
+                found: from.shape(),
+            });
         }
         self.masks[to].clone_from(from);
         Ok(())
@@ -275,12 +323,22 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn segment(&mut self, _: SegmentId, work: &mut dyn FnMut(&mut dyn Backend) -> Result<(), Error>) -> Result<(), Error> {
+    fn segment(
+        &mut self,
+        _: SegmentId,
+        work: &mut dyn FnMut(&mut dyn Backend) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         work(self)
     }
 
-    fn mask_search(&mut self, w: Tensor, kind: MaskKind, MaskId(mask): MaskId) -> Result<(), Error> {
-        let mut out = mem::replace(&mut self.masks[mask], Mask::empty(0, 0).expect("nothing is tiled"));
+    fn mask_search(
+        &mut self,
+        w: Tensor,
+        kind: MaskKind,
+        MaskId(mask): MaskId,
+    ) -> Result<(), Error> {
+        let mut out =
+            mem::replace(&mut self.masks[mask], Mask::empty(0, 0).expect("nothing is tiled"));
         let done = mask_search(self.storage.view(w), kind, &mut out);
         self.masks[mask] = out;
         Ok(done?)
@@ -290,8 +348,15 @@ impl Backend for CpuBackend {
         Ok(flip_count(&self.masks[a], &self.masks[b])?)
     }
 
-    fn permuted_mask(&mut self, w: Tensor, MaskId(mask): MaskId, order: &[u32], MaskId(out): MaskId) -> Result<(), Error> {
-        let mut both = mem::replace(&mut self.masks[out], Mask::empty(0, 0).expect("nothing is tiled"));
+    fn permuted_mask(
+        &mut self,
+        w: Tensor,
+        MaskId(mask): MaskId,
+        order: &[u32],
+        MaskId(out): MaskId,
+    ) -> Result<(), Error> {
+        let mut both =
+            mem::replace(&mut self.masks[out], Mask::empty(0, 0).expect("nothing is tiled"));
         let done = permuted_mask(self.storage.view(w), &self.masks[mask], order, &mut both);
         self.masks[out] = both;
         Ok(done?)
@@ -309,7 +374,13 @@ impl Backend for CpuBackend {
         Ok(done?)
     }
 
-    fn mvue_compress(&mut self, dz: Tensor, site: Site, estimator: Estimator, Gradient24(out): Gradient24) -> Result<(), Error> {
+    fn mvue_compress(
+        &mut self,
+        dz: Tensor,
+        site: Site,
+        estimator: Estimator,
+        Gradient24(out): Gradient24,
+    ) -> Result<(), Error> {
         let mut sampled = mem::take(&mut self.gradients24[out]);
         let mut scratch = mem::take(&mut self.scratch);
         // The estimator reads dZ as it is stored, and its values are stored likewise.
@@ -334,7 +405,10 @@ impl Backend for CpuBackend {
         let mut scratch = mem::take(&mut self.scratch);
         let [left, right, _] = &mut scratch;
         let done = self.write([op.z], |cpu, [mut z]| {
-            let (x, w) = (cpu.rounded(cpu.storage.view(op.x), left)?, cpu.rounded(cpu.weight(op.weight), right)?);
+            let (x, w) = (
+                cpu.rounded(cpu.storage.view(op.x), left)?,
+                cpu.rounded(cpu.weight(op.weight), right)?,
+            );
             matmul(x, w.t(), z.view_mut(), sparse24_cpu::gemm::Beta::Overwrite)?;
             match op.bias {
                 Some(bias) => bias_forward(z, cpu.storage.row(bias)),
@@ -345,7 +419,9 @@ impl Backend for CpuBackend {
         done?;
         match op.then {
             None => Ok(()),
-            Some((activation, h)) => self.write([h], |cpu, [h]| act_forward(activation, cpu.storage.view(op.z), h)),
+            Some((activation, h)) => {
+                self.write([h], |cpu, [h]| act_forward(activation, cpu.storage.view(op.z), h))
+            }
         }
     }
 
@@ -353,7 +429,10 @@ impl Backend for CpuBackend {
         let mut scratch = mem::take(&mut self.scratch);
         let [left, right, through] = &mut scratch;
         let done = self.write([op.dx], |cpu, [dx]| {
-            let (dz, w) = (cpu.rounded(cpu.storage.view(op.dz), left)?, cpu.rounded(cpu.weight(op.weight), right)?);
+            let (dz, w) = (
+                cpu.rounded(cpu.storage.view(op.dz), left)?,
+                cpu.rounded(cpu.weight(op.weight), right)?,
+            );
             match op.then {
                 None => matmul(dz, w, dx, sparse24_cpu::gemm::Beta::Overwrite),
                 Some((activation, z)) => {
@@ -372,7 +451,10 @@ impl Backend for CpuBackend {
         let mut scratch = mem::take(&mut self.scratch);
         let [left, right, _] = &mut scratch;
         let done = self.write([op.dw], |cpu, [dw]| {
-            let (dz, x) = (cpu.rounded(cpu.gradient(op.dz), left)?, cpu.rounded(cpu.storage.view(op.x), right)?);
+            let (dz, x) = (
+                cpu.rounded(cpu.gradient(op.dz), left)?,
+                cpu.rounded(cpu.storage.view(op.x), right)?,
+            );
             matmul(dz.t(), x, dw, op.beta.into())
         });
         self.scratch = scratch;
@@ -385,9 +467,21 @@ impl Backend for CpuBackend {
 
     fn norm_forward(&mut self, op: &NormForward) -> Result<(), Error> {
         self.write([op.residual, op.y, op.stats], |cpu, [mut residual, mut y, mut stats]| {
-            let (x, delta, gamma) = (cpu.storage.view(op.x), op.delta.map(|t| cpu.storage.view(t)), cpu.storage.row(op.gamma));
+            let (x, delta, gamma) = (
+                cpu.storage.view(op.x),
+                op.delta.map(|t| cpu.storage.view(t)),
+                cpu.storage.row(op.gamma),
+            );
             let beta = op.beta.map(|t| cpu.storage.row(t));
-            norm_forward(x, delta, gamma, beta, residual.view_mut(), y.view_mut(), stats.view_mut())?;
+            norm_forward(
+                x,
+                delta,
+                gamma,
+                beta,
+                residual.view_mut(),
+                y.view_mut(),
+                stats.view_mut(),
+            )?;
             if cpu.arithmetic == Arithmetic::Bf16 {
                 // The norm is that of the residual as it is stored.
                 cpu.store(&mut residual);
@@ -399,16 +493,35 @@ impl Backend for CpuBackend {
     }
 
     fn norm_backward(&mut self, op: &NormBackward) -> Result<(), Error> {
-        let run = |cpu: &Self, dresidual: ArrayViewMut2<'_, f32>, dgamma: ArrayViewMut2<'_, f32>, dbeta: Option<ArrayViewMut2<'_, f32>>| {
+        let run = |cpu: &Self,
+                   dresidual: ArrayViewMut2<'_, f32>,
+                   dgamma: ArrayViewMut2<'_, f32>,
+                   dbeta: Option<ArrayViewMut2<'_, f32>>| {
             let (dgamma, dbeta) = (row_mut(dgamma), dbeta.map(row_mut));
-            let (dy, residual, stats) = (cpu.storage.view(op.dy), cpu.storage.view(op.residual), cpu.storage.view(op.stats));
-            norm_backward(dy, residual, stats, cpu.storage.row(op.gamma), dresidual, dgamma, dbeta, op.accumulate.into())
+            let (dy, residual, stats) = (
+                cpu.storage.view(op.dy),
+                cpu.storage.view(op.residual),
+                cpu.storage.view(op.stats),
+            );
+            norm_backward(
+                dy,
+                residual,
+                stats,
+                cpu.storage.row(op.gamma),
+                dresidual,
+                dgamma,
+                dbeta,
+                op.accumulate.into(),
+            )
         };
         match op.dbeta {
-            None => self.write([op.dresidual, op.dgamma], |cpu, [dresidual, dgamma]| run(cpu, dresidual, dgamma, None)),
-            Some(dbeta) => {
-                self.write([op.dresidual, op.dgamma, dbeta], |cpu, [dresidual, dgamma, dbeta]| run(cpu, dresidual, dgamma, Some(dbeta)))
-            }
+            None => self.write([op.dresidual, op.dgamma], |cpu, [dresidual, dgamma]| {
+                run(cpu, dresidual, dgamma, None)
+            }),
+            Some(dbeta) => self
+                .write([op.dresidual, op.dgamma, dbeta], |cpu, [dresidual, dgamma, dbeta]| {
+                    run(cpu, dresidual, dgamma, Some(dbeta))
+                }),
         }
     }
 
@@ -435,7 +548,8 @@ impl Backend for CpuBackend {
         assert_eq!(thirds, [dq, dk, dv], "dq, dk, dv are the thirds of one buffer");
         self.write([whole], |cpu, [mut dqkv]| {
             let forward = &op.forward;
-            let (dq, dk, dv) = dqkv.multi_slice_mut((s![.., ..d], s![.., d..2 * d], s![.., 2 * d..]));
+            let (dq, dk, dv) =
+                dqkv.multi_slice_mut((s![.., ..d], s![.., d..2 * d], s![.., 2 * d..]));
             let dropout = forward.dropout.map(|dropout| cpu.kernel_dropout(dropout));
             attention::attention_backward(
                 forward.shape.into(),
@@ -468,7 +582,14 @@ impl Backend for CpuBackend {
     fn embed_backward(&mut self, op: &Embed) -> Result<(), Error> {
         self.write([op.token_table, op.position_table], |cpu, [tokens, positions]| {
             let beta = sparse24_cpu::gemm::Beta::Accumulate;
-            embedding::embed_backward(cpu.storage.view(op.rows), cpu.storage.tokens(op.tokens), op.context, tokens, Some(positions), beta)
+            embedding::embed_backward(
+                cpu.storage.view(op.rows),
+                cpu.storage.tokens(op.tokens),
+                op.context,
+                tokens,
+                Some(positions),
+                beta,
+            )
         })
     }
 
@@ -477,17 +598,32 @@ impl Backend for CpuBackend {
         let mut sum = 0.0;
         for start in (0..p).step_by(chunk) {
             let rows = start..p.min(start + chunk);
-            let (x, targets, logits) = (op.x.rows(rows.clone()), op.targets.rows(rows.clone()), op.logits.first_rows(rows.len()));
+            let (x, targets, logits) = (
+                op.x.rows(rows.clone()),
+                op.targets.rows(rows.clone()),
+                op.logits.first_rows(rows.len()),
+            );
             self.logits(x, op.embedding, logits)?;
             let scale = op.gradients.map_or(0.0, |gradients| gradients.scale);
             self.write([logits], |cpu, [logits]| {
-                let loss = head_loss(logits, cpu.storage.tokens(targets), Some(HeadLoss::IGNORE), op.smoothing, scale)?;
+                let loss = head_loss(
+                    logits,
+                    cpu.storage.tokens(targets),
+                    Some(HeadLoss::IGNORE),
+                    op.smoothing,
+                    scale,
+                )?;
                 sum += loss.sum;
                 Ok(())
             })?;
             if let Some(gradients) = op.gradients {
                 let beta = if start == 0 { gradients.beta } else { Beta::Accumulate };
-                self.linear_wgrad(&LinearWgrad { dz: Gradient::Dense(logits), x, dw: gradients.dembedding, beta })?;
+                self.linear_wgrad(&LinearWgrad {
+                    dz: Gradient::Dense(logits),
+                    x,
+                    dw: gradients.dembedding,
+                    beta,
+                })?;
                 let (weight, dx) = (Weight::Dense(op.embedding), gradients.dx.rows(rows));
                 self.linear_dgrad(&LinearDgrad { dz: logits, weight, then: None, dx })?;
             }
@@ -500,7 +636,13 @@ impl Backend for CpuBackend {
     }
 
     fn logits(&mut self, x: Tensor, embedding: Tensor, out: Tensor) -> Result<(), Error> {
-        self.linear_forward(&LinearForward { x, weight: Weight::Dense(embedding), bias: None, z: out, then: None })
+        self.linear_forward(&LinearForward {
+            x,
+            weight: Weight::Dense(embedding),
+            bias: None,
+            z: out,
+            then: None,
+        })
     }
 
     fn dropout(&mut self, x: Tensor, dropped: Dropout) -> Result<(), Error> {
@@ -510,7 +652,11 @@ impl Backend for CpuBackend {
     fn grad_norm(&mut self, TableId(table): TableId) -> Result<(), Error> {
         let norms: Vec<f64> = self.tables[table]
             .iter()
-            .map(|entry| adamw::squared_norm(&self.storage.floats(entry.gradient)[..entry.gradient.elements()]))
+            .map(|entry| {
+                adamw::squared_norm(
+                    &self.storage.floats(entry.gradient)[..entry.gradient.elements()],
+                )
+            })
             .collect();
         self.grad_norm = norms.iter().sum::<f64>().sqrt() as f32;
         let gradient = norms.iter().position(|norm| !norm.is_finite()).map(NonFinite::Gradient);
@@ -519,7 +665,12 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn optimizer_step(&mut self, TableId(table): TableId, rule: &AdamW, decay: MaskedDecay) -> Result<(), Error> {
+    fn optimizer_step(
+        &mut self,
+        TableId(table): TableId,
+        rule: &AdamW,
+        decay: MaskedDecay,
+    ) -> Result<(), Error> {
         if self.non_finite.is_some() {
             return Ok(());
         }
@@ -535,15 +686,29 @@ impl Backend for CpuBackend {
                 bias_correction2,
                 gradient_scale: rule.gradient_scale(self.grad_norm),
             };
-            let [mut w, mut m, mut v] = [entry.weight, entry.first_moment, entry.second_moment].map(|t| self.storage.take(t));
+            let [mut w, mut m, mut v] = [entry.weight, entry.first_moment, entry.second_moment]
+                .map(|t| self.storage.take(t));
             let mask = entry.mask.map(|MaskId(at)| &self.masks[at]);
             let decay = match (decay, mask) {
-                (MaskedDecay::OnGradients(lambda), Some(mask)) => adamw::Decay::OnGradients { lambda, mask },
-                (MaskedDecay::OnWeights(lambda), Some(mask)) => adamw::Decay::OnWeights { lambda, mask },
+                (MaskedDecay::OnGradients(lambda), Some(mask)) => {
+                    adamw::Decay::OnGradients { lambda, mask }
+                }
+                (MaskedDecay::OnWeights(lambda), Some(mask)) => {
+                    adamw::Decay::OnWeights { lambda, mask }
+                }
                 _ => adamw::Decay::None,
             };
-            let done = adamw::adamw_step(&mut w, self.storage.floats(entry.gradient), &mut m, &mut v, entry.weight.shape[1], &step, decay);
-            for (t, data) in [(entry.weight, w), (entry.first_moment, m), (entry.second_moment, v)] {
+            let done = adamw::adamw_step(
+                &mut w,
+                self.storage.floats(entry.gradient),
+                &mut m,
+                &mut v,
+                entry.weight.shape[1],
+                &step,
+                decay,
+            );
+            for (t, data) in [(entry.weight, w), (entry.first_moment, m), (entry.second_moment, v)]
+            {
                 self.storage.put(t, data);
             }
             done?;

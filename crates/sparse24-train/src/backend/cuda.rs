@@ -1,16 +1,19 @@
 //! The CUDA adaptor: `sparse24-cuda` behind the [`Backend`] contract.
 //!
-//! Activations and their gradients are bf16, weights, their gradients and moments f32; products read a bf16 copy of each weight that the
-//! optimizer keeps. A [`Weight24`] is S(W) compressed both ways, a [`Gradient24`] the sampled dZ^T, multiplied on the sparse tensor cores.
-//! Operations are queued; only downloads, counts and reports wait, and what overwrites parameters for copies of them. Deliberately absent: arithmetic, which is the kernels'.
+//! Activations and their gradients are bf16, weights, their gradients and moments f32; products
+//! read a bf16 copy of each weight that the optimizer keeps. A [`Weight24`] is S(W) compressed both
+//! ways, a [`Gradient24`] the sampled dZ^T, multiplied on the sparse tensor cores. Operations are
+//! queued; only downloads, counts and reports wait, and what overwrites parameters for copies of
+//! them. Deliberately absent: arithmetic, which is the kernels'.
 
 use std::collections::HashMap;
 
 use half::bf16;
 use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
 use sparse24_cuda::{
-    Device as Gpu, Matrix, Scalar, Settings, activation, adamw, attention, bias, compressed::Compressed, dropout, embedding, flip, gemm,
-    loss, mvue, norm, profile::Profile, prune, search, spmm24,
+    Device as Gpu, Matrix, Scalar, Settings, activation, adamw, attention, bias,
+    compressed::Compressed, dropout, embedding, flip, gemm, loss, mvue, norm, profile::Profile,
+    prune, search, spmm24,
 };
 
 use self::{
@@ -19,9 +22,11 @@ use self::{
     storage::Storage,
 };
 use super::{
-    Activation, Arithmetic, AttentionBackward, AttentionForward, Backend, BackendSettings, Beta, CompressWeight, Copied, DType, Device,
-    Dropout, Embed, Gradient, Gradient24, HeadLoss, Launches, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite, NormBackward,
-    NormForward, OptimizerEntry, Orientation, Plans, Region, SegmentId, StepReport, StepState, TableId, Tensor, Weight, Weight24,
+    Activation, Arithmetic, AttentionBackward, AttentionForward, Backend, BackendSettings, Beta,
+    CompressWeight, Copied, DType, Device, Dropout, Embed, Gradient, Gradient24, HeadLoss,
+    Launches, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite, NormBackward,
+    NormForward, OptimizerEntry, Orientation, Plans, Region, SegmentId, StepReport, StepState,
+    TableId, Tensor, Weight, Weight24,
 };
 use crate::{
     Error,
@@ -67,7 +72,11 @@ struct Scratch {
 }
 
 /// A contiguous matrix of scratch, which only ever grows; what it holds is left over.
-fn grown<T: Scalar>(gpu: &mut Gpu, scratch: &mut Option<Matrix<T>>, shape: [usize; 2]) -> Result<Matrix<T>, Error> {
+fn grown<T: Scalar>(
+    gpu: &mut Gpu,
+    scratch: &mut Option<Matrix<T>>,
+    shape: [usize; 2],
+) -> Result<Matrix<T>, Error> {
     let elements = shape[0] * shape[1];
     let whole = match *scratch {
         Some(whole) if whole.elements() >= elements => whole,
@@ -91,13 +100,18 @@ impl CudaBackend {
     /// Opens a GPU and allocates little.
     ///
     /// # Errors
-    /// [`Error::Device`] without driver, GPU or libraries; [`Error::Setting`] for an arithmetic that it does not have.
+    /// [`Error::Device`] without driver, GPU or libraries; [`Error::Setting`] for an arithmetic
+    /// that it does not have.
     pub fn open(settings: BackendSettings) -> Result<Self, Error> {
         if settings.arithmetic == Arithmetic::F32 {
             let problem = "the GPU multiplies in bf16: use `native`".to_owned();
             return Err(Error::Setting { key: "backend.arithmetic".to_owned(), problem });
         }
-        let mut gpu = Gpu::open(&Settings { ordinal: settings.gpu, libraries: settings.libraries, ..Settings::default() })?;
+        let mut gpu = Gpu::open(&Settings {
+            ordinal: settings.gpu,
+            libraries: settings.libraries,
+            ..Settings::default()
+        })?;
         gpu.set_purpose(Region::Activations.name());
         let workspace = gpu.alloc("workspace of dense products", [1, gemm::WORKSPACE])?;
         let gemm = gemm::Gemm::new(&gpu, workspace)?;
@@ -136,7 +150,13 @@ impl CudaBackend {
     }
 
     /// d = b decode(a)^T + bias.
-    fn pruned_product(&mut self, a: Compressed, b: Matrix<bf16>, bias: Option<Matrix<f32>>, d: Matrix<bf16>) -> Result<(), Error> {
+    fn pruned_product(
+        &mut self,
+        a: Compressed,
+        b: Matrix<bf16>,
+        bias: Option<Matrix<f32>>,
+        d: Matrix<bf16>,
+    ) -> Result<(), Error> {
         let ([m, k], n) = (a.shape(), b.shape()[0]);
         let product = (spmm24::Form::Transposed, [m, n, k], sparse24_cuda::Beta::Overwrite);
         self.sparse_plans.run(&mut self.gpu, &mut self.scratch, product, |gpu, scratch, plan| {
@@ -144,7 +164,13 @@ impl CudaBackend {
         })
     }
 
-    fn act_backward(&mut self, activation: Activation, dh: Matrix<bf16>, z: Matrix<bf16>, dz: Matrix<bf16>) -> Result<(), Error> {
+    fn act_backward(
+        &mut self,
+        activation: Activation,
+        dh: Matrix<bf16>,
+        z: Matrix<bf16>,
+        dz: Matrix<bf16>,
+    ) -> Result<(), Error> {
         Ok(match activation {
             Activation::Gelu => activation::gelu_backward(&mut self.gpu, dh, z, dz),
             Activation::Geglu => activation::geglu_backward(&mut self.gpu, dh, z, dz),
@@ -190,7 +216,12 @@ impl Backend for CudaBackend {
 
     fn memory(&self) -> Vec<(Region, usize)> {
         let held = self.gpu.held();
-        let of = |region: Region| held.iter().filter(|(purpose, _)| *purpose == region.name()).map(|(_, bytes)| bytes).sum();
+        let of = |region: Region| {
+            held.iter()
+                .filter(|(purpose, _)| *purpose == region.name())
+                .map(|(_, bytes)| bytes)
+                .sum()
+        };
         Region::ALL.map(|region| (region, of(region))).into()
     }
 
@@ -210,7 +241,13 @@ impl Backend for CudaBackend {
         limits::check(recipe)
     }
 
-    fn alloc(&mut self, name: &str, shape: [usize; 2], dtype: DType, region: Region) -> Result<Tensor, Error> {
+    fn alloc(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+        dtype: DType,
+        region: Region,
+    ) -> Result<Tensor, Error> {
         self.storage.alloc(&mut self.gpu, name, shape, dtype, region)
     }
 
@@ -223,7 +260,8 @@ impl Backend for CudaBackend {
 
     fn alloc_weight24(&mut self, [r, q]: [usize; 2]) -> Result<Weight24, Error> {
         self.gpu.set_purpose(Region::Sparse.name());
-        let both = [[r, q], [q, r]].map(|shape| Compressed::alloc(&mut self.gpu, "pruned weight", shape));
+        let both =
+            [[r, q], [q, r]].map(|shape| Compressed::alloc(&mut self.gpu, "pruned weight", shape));
         let [forward, dgrad] = both;
         self.weights24.push([forward?, dgrad?]);
         Ok(Weight24(self.weights24.len() - 1))
@@ -231,7 +269,11 @@ impl Backend for CudaBackend {
 
     fn alloc_gradient24(&mut self, [p, r]: [usize; 2]) -> Result<Gradient24, Error> {
         self.gpu.set_purpose(Region::Sparse.name());
-        self.gradients24.push(Compressed::alloc(&mut self.gpu, "sampled gradient", [r, p.next_multiple_of(4)])?);
+        self.gradients24.push(Compressed::alloc(
+            &mut self.gpu,
+            "sampled gradient",
+            [r, p.next_multiple_of(4)],
+        )?);
         Ok(Gradient24(self.gradients24.len() - 1))
     }
 
@@ -271,14 +313,22 @@ impl Backend for CudaBackend {
         if let Some(copy) = self.gpu.copy_to_host(&matrices)? {
             return Ok(Box::new(|| Ok(copy.read(to)?)));
         }
-        to = matrices.into_iter().map(|matrix| self.gpu.download(matrix)).collect::<Result<_, _>>()?;
+        to = matrices
+            .into_iter()
+            .map(|matrix| self.gpu.download(matrix))
+            .collect::<Result<_, _>>()?;
         Ok(Box::new(|| Ok(to)))
     }
 
     fn upload_mask(&mut self, MaskId(to): MaskId, from: &Mask) -> Result<(), Error> {
         let (tiles, expected) = self.masks[to];
         if from.shape() != expected {
-            return Err(Error::Operand { operation: "upload", operand: "mask", expected, found: from.shape() });
+            return Err(Error::Operand {
+                operation: "upload",
+                operand: "mask",
+                expected,
+                found: from.shape(),
+            });
         }
         Ok(self.gpu.upload(tiles, from.tiles())?)
     }
@@ -300,15 +350,37 @@ impl Backend for CudaBackend {
     }
 
     fn set_step(&mut self, state: StepState) -> Result<(), Error> {
-        let StepState { seed, step, micro_step, learning_rate, bias_corrections: [bias_correction1, bias_correction2] } = state;
-        Ok(self.gpu.set_step(&sparse24_cuda::StepState { seed, step, micro_step, learning_rate, bias_correction1, bias_correction2 })?)
+        let StepState {
+            seed,
+            step,
+            micro_step,
+            learning_rate,
+            bias_corrections: [bias_correction1, bias_correction2],
+        } = state;
+        Ok(self.gpu.set_step(&sparse24_cuda::StepState {
+            seed,
+            step,
+            micro_step,
+            learning_rate,
+            bias_correction1,
+            bias_correction2,
+        })?)
     }
 
-    fn segment(&mut self, segment: SegmentId, work: &mut dyn FnMut(&mut dyn Backend) -> Result<(), Error>) -> Result<(), Error> {
+    fn segment(
+        &mut self,
+        segment: SegmentId,
+        work: &mut dyn FnMut(&mut dyn Backend) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         self.run_segment(segment, work)
     }
 
-    fn mask_search(&mut self, w: Tensor, kind: MaskKind, MaskId(mask): MaskId) -> Result<(), Error> {
+    fn mask_search(
+        &mut self,
+        w: Tensor,
+        kind: MaskKind,
+        MaskId(mask): MaskId,
+    ) -> Result<(), Error> {
         Ok(search::mask_search(&mut self.gpu, self.storage.floats(w), kind, self.masks[mask].0)?)
     }
 
@@ -324,7 +396,8 @@ impl Backend for CudaBackend {
 
     fn compress_weight(&mut self, op: &CompressWeight) -> Result<(), Error> {
         let (MaskId(mask), Weight24(out)) = (op.mask, op.out);
-        let pruned = prune::Pruned { w: self.storage.floats(op.w), tiles: self.masks[mask].0, map: op.map };
+        let pruned =
+            prune::Pruned { w: self.storage.floats(op.w), tiles: self.masks[mask].0, map: op.map };
         let [forward, dgrad] = self.weights24[out];
         match op.orientation {
             Orientation::Both => prune::compress_weight(&mut self.gpu, &pruned, forward, dgrad)?,
@@ -334,16 +407,30 @@ impl Backend for CudaBackend {
         Ok(())
     }
 
-    fn mvue_compress(&mut self, dz: Tensor, site: Site, estimator: Estimator, Gradient24(out): Gradient24) -> Result<(), Error> {
-        Ok(mvue::mvue_compress(&mut self.gpu, self.storage.activations(dz), estimator, site, self.gradients24[out])?)
+    fn mvue_compress(
+        &mut self,
+        dz: Tensor,
+        site: Site,
+        estimator: Estimator,
+        Gradient24(out): Gradient24,
+    ) -> Result<(), Error> {
+        Ok(mvue::mvue_compress(
+            &mut self.gpu,
+            self.storage.activations(dz),
+            estimator,
+            site,
+            self.gradients24[out],
+        )?)
     }
 
     fn linear_forward(&mut self, op: &LinearForward) -> Result<(), Error> {
         let (x, z) = (self.storage.activations(op.x), self.storage.activations(op.z));
         match op.weight {
             Weight::Dense(t) => {
-                let (weight, bias) = (self.storage.copy_of(t), op.bias.map(|bias| self.storage.copy_of(bias)));
-                self.gemm.linear_forward(&mut self.gpu, &gemm::LinearForward { x, weight, bias, z })?;
+                let (weight, bias) =
+                    (self.storage.copy_of(t), op.bias.map(|bias| self.storage.copy_of(bias)));
+                self.gemm
+                    .linear_forward(&mut self.gpu, &gemm::LinearForward { x, weight, bias, z })?;
             }
             Weight::Pruned(Weight24(at)) => {
                 let [a, _] = self.weights24[at];
@@ -382,12 +469,18 @@ impl Backend for CudaBackend {
         }
         match op.then {
             None => Ok(()),
-            Some((activation, z)) => self.act_backward(activation, product, self.storage.activations(z), self.storage.activations(op.dx)),
+            Some((activation, z)) => self.act_backward(
+                activation,
+                product,
+                self.storage.activations(z),
+                self.storage.activations(op.dx),
+            ),
         }
     }
 
     fn linear_wgrad(&mut self, op: &LinearWgrad) -> Result<(), Error> {
-        let (x, dw, beta) = (self.storage.activations(op.x), self.storage.floats(op.dw), op.beta.into());
+        let (x, dw, beta) =
+            (self.storage.activations(op.x), self.storage.floats(op.dw), op.beta.into());
         match op.dz {
             Gradient::Dense(dz) => {
                 let op = gemm::LinearWgrad { dz: self.storage.activations(dz), x, dw, beta };
@@ -396,16 +489,26 @@ impl Backend for CudaBackend {
             Gradient::Sampled(Gradient24(at)) => {
                 let a = self.gradients24[at];
                 let ([m, k], n) = (a.shape(), x.shape()[1]);
-                self.sparse_plans.run(&mut self.gpu, &mut self.scratch, (spmm24::Form::Straight, [m, n, k], beta), |gpu, scratch, plan| {
-                    spmm24::spmm24(gpu, &spmm24::Straight { a, b: x, d: dw, beta, scratch }, plan)
-                })
+                self.sparse_plans.run(
+                    &mut self.gpu,
+                    &mut self.scratch,
+                    (spmm24::Form::Straight, [m, n, k], beta),
+                    |gpu, scratch, plan| {
+                        spmm24::spmm24(
+                            gpu,
+                            &spmm24::Straight { a, b: x, d: dw, beta, scratch },
+                            plan,
+                        )
+                    },
+                )
             }
         }
     }
 
     fn bias_grad(&mut self, dz: Tensor, db: Tensor, beta: Beta) -> Result<(), Error> {
         let (dz, db) = (self.storage.activations(dz), self.storage.floats(db));
-        let scratch = grown(&mut self.gpu, &mut self.scratch.floats, bias::bias_grad_scratch(dz.shape()))?;
+        let scratch =
+            grown(&mut self.gpu, &mut self.scratch.floats, bias::bias_grad_scratch(dz.shape()))?;
         Ok(bias::bias_grad(&mut self.gpu, dz, db, beta.into(), scratch)?)
     }
 
@@ -445,7 +548,11 @@ impl Backend for CudaBackend {
     }
 
     fn attention_backward(&mut self, op: &AttentionBackward) -> Result<(), Error> {
-        let scratch = grown(&mut self.gpu, &mut self.scratch.floats, attention::backward_scratch(op.forward.shape.into()))?;
+        let scratch = grown(
+            &mut self.gpu,
+            &mut self.scratch.floats,
+            attention::backward_scratch(op.forward.shape.into()),
+        )?;
         let op = attention::AttentionBackward {
             forward: self.attention(&op.forward),
             d_o: self.storage.activations(op.d_o),
@@ -463,9 +570,21 @@ impl Backend for CudaBackend {
     fn embed_backward(&mut self, op: &Embed) -> Result<(), Error> {
         let shape = op.rows.shape;
         let op = self.embed(op);
-        let order = grown(&mut self.gpu, &mut self.scratch.order, embedding::EmbedScratch::order_shape(shape))?;
-        let pieces = grown(&mut self.gpu, &mut self.scratch.floats, embedding::EmbedScratch::pieces_shape(shape))?;
-        Ok(embedding::embed_backward(&mut self.gpu, &op, &embedding::EmbedScratch { order, pieces })?)
+        let order = grown(
+            &mut self.gpu,
+            &mut self.scratch.order,
+            embedding::EmbedScratch::order_shape(shape),
+        )?;
+        let pieces = grown(
+            &mut self.gpu,
+            &mut self.scratch.floats,
+            embedding::EmbedScratch::pieces_shape(shape),
+        )?;
+        Ok(embedding::embed_backward(
+            &mut self.gpu,
+            &op,
+            &embedding::EmbedScratch { order, pieces },
+        )?)
     }
 
     fn head_loss(&mut self, op: &HeadLoss) -> Result<(), Error> {
@@ -476,7 +595,10 @@ impl Backend for CudaBackend {
             let rows = start..p.min(start + chunk);
             let x = self.storage.activations(op.x.rows(rows.clone()));
             let logits = self.storage.wide_activations(op.logits.first_rows(rows.len()));
-            self.gemm.linear_forward(&mut self.gpu, &gemm::LinearForward { x, weight, bias: None, z: logits })?;
+            self.gemm.linear_forward(
+                &mut self.gpu,
+                &gemm::LinearForward { x, weight, bias: None, z: logits },
+            )?;
             let loss = loss::HeadLoss {
                 logits,
                 targets: self.storage.tokens(op.targets.rows(rows.clone())),
@@ -491,28 +613,52 @@ impl Backend for CudaBackend {
             loss::head_loss(&mut self.gpu, &loss, gradients.scale)?;
             let beta = if start == 0 { gradients.beta } else { Beta::Accumulate };
             let dw = self.storage.tall_floats(gradients.dembedding);
-            self.gemm.linear_wgrad(&mut self.gpu, &gemm::LinearWgrad { dz: logits, x, dw, beta: beta.into() })?;
+            self.gemm.linear_wgrad(
+                &mut self.gpu,
+                &gemm::LinearWgrad { dz: logits, x, dw, beta: beta.into() },
+            )?;
             let dx = self.storage.activations(gradients.dx.rows(rows));
             self.gemm.linear_dgrad(&mut self.gpu, &gemm::LinearDgrad { dz: logits, weight, dx })?;
         }
         let health = op.gradients.is_some().then_some(self.health);
-        Ok(loss::loss_sum(&mut self.gpu, losses, self.storage.floats(op.loss), sparse24_cuda::Beta::Overwrite, health)?)
+        Ok(loss::loss_sum(
+            &mut self.gpu,
+            losses,
+            self.storage.floats(op.loss),
+            sparse24_cuda::Beta::Overwrite,
+            health,
+        )?)
     }
 
     fn logits(&mut self, x: Tensor, embedding: Tensor, out: Tensor) -> Result<(), Error> {
-        let (x, weight, z) = (self.storage.activations(x), self.storage.tall_copy_of(embedding), self.storage.wide_activations(out));
-        Ok(self.gemm.linear_forward(&mut self.gpu, &gemm::LinearForward { x, weight, bias: None, z })?)
+        let (x, weight, z) = (
+            self.storage.activations(x),
+            self.storage.tall_copy_of(embedding),
+            self.storage.wide_activations(out),
+        );
+        Ok(self
+            .gemm
+            .linear_forward(&mut self.gpu, &gemm::LinearForward { x, weight, bias: None, z })?)
     }
 
     fn dropout(&mut self, x: Tensor, Dropout { p, site }: Dropout) -> Result<(), Error> {
-        Ok(dropout::dropout(&mut self.gpu, self.storage.activations(x), &dropout::Dropout { p, site })?)
+        Ok(dropout::dropout(
+            &mut self.gpu,
+            self.storage.activations(x),
+            &dropout::Dropout { p, site },
+        )?)
     }
 
     fn grad_norm(&mut self, TableId(table): TableId) -> Result<(), Error> {
         Ok(adamw::grad_norm(&mut self.gpu, &self.tables[table], self.health)?)
     }
 
-    fn optimizer_step(&mut self, TableId(table): TableId, rule: &AdamW, decay: MaskedDecay) -> Result<(), Error> {
+    fn optimizer_step(
+        &mut self,
+        TableId(table): TableId,
+        rule: &AdamW,
+        decay: MaskedDecay,
+    ) -> Result<(), Error> {
         self.gpu.wait_for_copies()?;
         self.writes = Writes::Parameters;
         let decay = match decay {
@@ -521,7 +667,12 @@ impl Backend for CudaBackend {
             MaskedDecay::OnWeights(lambda) => adamw::MaskedDecay::OnWeights(lambda),
         };
         let AdamW { beta1, beta2, epsilon, clip } = *rule;
-        Ok(adamw::adamw_step(&mut self.gpu, &self.tables[table], &adamw::AdamW { beta1, beta2, epsilon, clip, decay }, self.health)?)
+        Ok(adamw::adamw_step(
+            &mut self.gpu,
+            &self.tables[table],
+            &adamw::AdamW { beta1, beta2, epsilon, clip, decay },
+            self.health,
+        )?)
     }
 
     fn l1_distance(&mut self, _: Tensor, _: Tensor) -> Result<f64, Error> {
@@ -533,13 +684,24 @@ impl Backend for CudaBackend {
         let (losses, health) = (self.storage.floats(losses).as_bytes(), self.health.as_bytes());
         let ([rows, columns], [_, words]) = (losses.shape(), health.shape());
         let report = grown(&mut self.gpu, &mut self.scratch.report, [1, rows * columns + words])?;
-        let (of_losses, of_health) = (report.columns(0..rows * columns), report.columns(rows * columns..rows * columns + words));
+        let (of_losses, of_health) = (
+            report.columns(0..rows * columns),
+            report.columns(rows * columns..rows * columns + words),
+        );
         self.gpu.copy(losses, of_losses.rectangle(0, [rows, columns], columns))?;
         self.gpu.copy(health, of_health)?;
         let bytes = self.gpu.download(report)?;
-        let mut words = bytes.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().expect("four bytes")));
-        let loss = words.by_ref().take(rows * columns / 4).map(|word| f64::from(f32::from_bits(word))).sum();
-        let health = adamw::Health::of_words(std::array::from_fn(|_| words.next().expect("two words follow")));
+        let mut words = bytes
+            .chunks_exact(4)
+            .map(|word| u32::from_le_bytes(word.try_into().expect("four bytes")));
+        let loss = words
+            .by_ref()
+            .take(rows * columns / 4)
+            .map(|word| f64::from(f32::from_bits(word)))
+            .sum();
+        let health = adamw::Health::of_words(std::array::from_fn(|_| {
+            words.next().expect("two words follow")
+        }));
         self.gpu.fill_bytes(self.health, 0)?;
         let non_finite = health.non_finite.map(|culprit| match culprit {
             adamw::NonFinite::Loss => NonFinite::Loss,

@@ -1,4 +1,5 @@
-//! The operands of the operations of a [`Backend`](super::Backend): what is read, what is written, and the equation between them.
+//! The operands of the operations of a [`Backend`](super::Backend): what is read, what is written,
+//! and the equation between them.
 //!
 //! Deliberately absent: what an operation does where it is documented by its method alone.
 
@@ -8,7 +9,11 @@ use super::{Beta, Gradient, MaskId, Tensor, Weight, Weight24};
 
 /// The nonlinearity of a feed-forward layer; the gated ones halve the width.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "run", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(
+    feature = "run",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 pub enum Activation {
     /// GELU, tanh form.
     Gelu,
@@ -38,7 +43,8 @@ pub enum AttentionMask {
     Full,
 }
 
-/// The geometry of attention: q and o are `[batch*queries, heads*head_width]`, k and v `[batch*keys, heads*head_width]`.
+/// The geometry of attention: q and o are `[batch*queries, heads*head_width]`, k and v
+/// `[batch*keys, heads*head_width]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionShape {
     /// Sequences.
@@ -229,7 +235,8 @@ pub struct HeadLoss {
     pub logits: Tensor,
     /// One f32, overwritten: the sum of the tokens' losses.
     pub loss: Tensor,
-    /// The gradients of `scale * loss`, when training; a loss that is not finite then raises the flag.
+    /// The gradients of `scale * loss`, when training; a loss that is not finite then raises the
+    /// flag.
     pub gradients: Option<HeadGradients>,
 }
 

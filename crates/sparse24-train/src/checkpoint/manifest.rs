@@ -1,8 +1,8 @@
 //! The manifest: the last file written, by which all others are proved.
 //!
-//! Its own checksum is the blake3 of the manifest's bytes with the checksum's 64 digits replaced by `0`; it closes the file, so
-//! that it is found without parsing. Invariant: nothing of a checkpoint is believed before its hash is. Deliberately absent: what
-//! the files hold.
+//! Its own checksum is the blake3 of the manifest's bytes with the checksum's 64 digits replaced by
+//! `0`; it closes the file, so that it is found without parsing. Invariant: nothing of a checkpoint
+//! is believed before its hash is. Deliberately absent: what the files hold.
 
 use std::{collections::BTreeMap, io::Read, path::Path};
 
@@ -23,7 +23,8 @@ pub(crate) const STATE: &str = "state.json";
 const FILES: [&str; 4] = [MASKS, MODEL, OPTIMIZER, STATE];
 
 const FORMAT: &str = "sparse24-checkpoint";
-/// Longest manifest that is read; five thousand weights fit, and lists of names take a dozen times the memory of their text.
+/// Longest manifest that is read; five thousand weights fit, and lists of names take a dozen times
+/// the memory of their text.
 const LIMIT: u64 = 4 << 20;
 const BEFORE: &[u8] = b",\n  \"checksum\": \"";
 const AFTER: &[u8] = b"\"\n}\n";
@@ -40,8 +41,8 @@ pub(crate) struct Manifest {
     checksum: Fingerprint,
 }
 
-/// What a file must be: its parts, in order and without gap. A tensor file has its header and each tensor, so that what is damaged is
-/// named; any other file is one part.
+/// What a file must be: its parts, in order and without gap. A tensor file has its header and each
+/// tensor, so that what is damaged is named; any other file is one part.
 #[derive(Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Parts(Vec<Part>);
@@ -56,7 +57,13 @@ struct Part {
 
 impl Manifest {
     pub(crate) fn new(step: u32, files: BTreeMap<String, Parts>) -> Self {
-        Self { format: FORMAT.into(), format_version: FORMAT_VERSION, step, files, checksum: Fingerprint::from_bytes([0; 32]) }
+        Self {
+            format: FORMAT.into(),
+            format_version: FORMAT_VERSION,
+            step,
+            files,
+            checksum: Fingerprint::from_bytes([0; 32]),
+        }
     }
 
     /// The bytes of the file.
@@ -69,7 +76,11 @@ impl Manifest {
         let checksum = Fingerprint::of(&bytes).to_string();
         let digits = digits(bytes.len());
         bytes[digits].copy_from_slice(checksum.as_bytes());
-        assert!(bytes.len() as u64 <= LIMIT, "a manifest of {} bytes could not be read again, {LIMIT} at most are", bytes.len());
+        assert!(
+            bytes.len() as u64 <= LIMIT,
+            "a manifest of {} bytes could not be read again, {LIMIT} at most are",
+            bytes.len()
+        );
         bytes
     }
 
@@ -78,7 +89,13 @@ impl Manifest {
         let path = directory.join(MANIFEST);
         let mut bytes = disk::read_small(&path, LIMIT)?;
         if bytes.len() < BEFORE.len() + 64 + AFTER.len() || !bytes.ends_with(AFTER) {
-            return Err(Error::file(path, format!("does not end with its checksum at byte {}: it is cut or damaged", bytes.len())));
+            return Err(Error::file(
+                path,
+                format!(
+                    "does not end with its checksum at byte {}: it is cut or damaged",
+                    bytes.len()
+                ),
+            ));
         }
         let digits = digits(bytes.len());
         let stated = String::from_utf8_lossy(&bytes[digits.clone()]).into_owned();
@@ -87,7 +104,12 @@ impl Manifest {
         let found = Fingerprint::of(&bytes).to_string();
         if stated != found {
             let length = bytes.len();
-            return Err(Error::file(path, format!("is damaged, bytes 0..{length}: its checksum says {stated:?}, they give {found}")));
+            return Err(Error::file(
+                path,
+                format!(
+                    "is damaged, bytes 0..{length}: its checksum says {stated:?}, they give {found}"
+                ),
+            ));
         }
         #[derive(Deserialize)]
         struct Version {
@@ -107,7 +129,13 @@ impl Manifest {
         }
         let manifest: Self = serde_json::from_slice(&text).map_err(broken)?;
         if !manifest.files.keys().eq(FILES.iter()) {
-            return Err(Error::file(path, format!("lists {:?}, expected {FILES:?}", manifest.files.keys().collect::<Vec<_>>())));
+            return Err(Error::file(
+                path,
+                format!(
+                    "lists {:?}, expected {FILES:?}",
+                    manifest.files.keys().collect::<Vec<_>>()
+                ),
+            ));
         }
         Ok(manifest)
     }
@@ -129,15 +157,24 @@ impl Parts {
         let expected = self.0.last().map_or(0, |part| part.end);
         if size != expected {
             let cut = self.0.iter().find(|part| part.end > size).filter(|_| size < expected);
-            let within = cut.map_or_else(String::new, |part| format!(", which is within {:?}", part.name));
-            return Err(Error::file(path, format!("ends at byte {size}, the manifest says {expected}{within}")));
+            let within =
+                cut.map_or_else(String::new, |part| format!(", which is within {:?}", part.name));
+            return Err(Error::file(
+                path,
+                format!("ends at byte {size}, the manifest says {expected}{within}"),
+            ));
         }
         let mut begin = 0;
         for Part { name, end, blake3 } in &self.0 {
             let mut hasher = blake3::Hasher::new();
-            hasher.update_reader((&mut file).take(end.saturating_sub(begin))).map_err(|e| Error::io("read", path, e))?;
+            hasher
+                .update_reader((&mut file).take(end.saturating_sub(begin)))
+                .map_err(|e| Error::io("read", path, e))?;
             if hasher.finalize().as_bytes() != blake3.as_bytes() {
-                return Err(Error::file(path, format!("is damaged in {name:?}, bytes {begin}..{end}")));
+                return Err(Error::file(
+                    path,
+                    format!("is damaged in {name:?}, bytes {begin}..{end}"),
+                ));
             }
             begin = *end;
         }
@@ -145,10 +182,12 @@ impl Parts {
     }
 }
 
-/// Proves a checkpoint without loading it: the manifest by its own checksum, then every file by its size and hashes.
+/// Proves a checkpoint without loading it: the manifest by its own checksum, then every file by its
+/// size and hashes.
 ///
 /// # Errors
-/// [`Error::File`] names the file and, in a damaged tensor file, the tensor and its bytes; [`Error::Io`] if one cannot be read.
+/// [`Error::File`] names the file and, in a damaged tensor file, the tensor and its bytes;
+/// [`Error::Io`] if one cannot be read.
 pub fn verify(checkpoint: &Path) -> Result<(), Error> {
     Manifest::open(checkpoint)?.prove(checkpoint)
 }
@@ -163,7 +202,12 @@ pub(crate) struct Recorder {
 
 impl Recorder {
     pub(crate) fn create(path: std::path::PathBuf) -> Result<Self, Error> {
-        Ok(Self { file: disk::NewFile::create(path)?, hasher: blake3::Hasher::new(), size: 0, parts: Vec::new() })
+        Ok(Self {
+            file: disk::NewFile::create(path)?,
+            hasher: blake3::Hasher::new(),
+            size: 0,
+            parts: Vec::new(),
+        })
     }
 
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {

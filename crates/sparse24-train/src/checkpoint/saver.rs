@@ -1,7 +1,8 @@
-//! Saving beside the work that goes on: a thread takes what was snapshotted and writes it, one checkpoint at a time.
+//! Saving beside the work that goes on: a thread takes what was snapshotted and writes it, one
+//! checkpoint at a time.
 //!
-//! Invariant: at most one save is in flight, in the order of [`save`] and [`retain`]; its outcome is told exactly once, and dropping
-//! waits for it. Deliberately absent: how a snapshot is taken.
+//! Invariant: at most one save is in flight, in the order of [`save`] and [`retain`]; its outcome
+//! is told exactly once, and dropping waits for it. Deliberately absent: how a snapshot is taken.
 
 use std::{
     panic::resume_unwind,
@@ -29,7 +30,8 @@ impl Saver {
         Self { directory, in_flight: None, spare: None }
     }
 
-    /// Takes the checkpoint, runs `before` (what must be on the device first, such as the metrics), saves, then removes what need not stay.
+    /// Takes the checkpoint, runs `before` (what must be on the device first, such as the metrics),
+    /// saves, then removes what need not stay.
     ///
     /// # Errors
     /// [`Error::Io`] if no thread starts. What goes wrong later is told by [`Saver::wait`].
@@ -57,7 +59,8 @@ impl Saver {
             (Some(checkpoint), written)
         };
         let thread = Builder::new().name("checkpoint".to_owned()).spawn(write);
-        self.in_flight = Some(thread.map_err(|e| Error::io("start a thread to save to", &self.directory, e))?);
+        self.in_flight =
+            Some(thread.map_err(|e| Error::io("start a thread to save to", &self.directory, e))?);
         Ok(())
     }
 
@@ -67,7 +70,8 @@ impl Saver {
         self.in_flight.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Waits for the save in flight; gives the checkpoint's path, or none if there was no save to tell of.
+    /// Waits for the save in flight; gives the checkpoint's path, or none if there was no save to
+    /// tell of.
     ///
     /// # Errors
     /// Those of [`save`] and [`retain`], and of what ran before them.

@@ -1,7 +1,8 @@
 //! The counters and identities of a checkpoint: all that is not a tensor.
 //!
-//! Invariant: only integers and strings, so that what is read is what was written; a real number that must survive is an
-//! auxiliary tensor. Deliberately absent: the format version, which stands in the manifest.
+//! Invariant: only integers and strings, so that what is read is what was written; a real number
+//! that must survive is an auxiliary tensor. Deliberately absent: the format version, which stands
+//! in the manifest.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -9,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::method::PhaseKind;
 
-/// A blake3 hash that tells whether two things are the same; 64 lower-case hexadecimal digits in files.
+/// A blake3 hash that tells whether two things are the same; 64 lower-case hexadecimal digits in
+/// files.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Fingerprint([u8; 32]);
@@ -56,7 +58,8 @@ impl FromStr for Fingerprint {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // Upper case is refused: one hash has one spelling, and a flipped bit of a digit's case must not pass.
+        // Upper case is refused: one hash has one spelling, and a flipped bit of a digit's case
+        // must not pass.
         let digits = text.as_bytes();
         if digits.len() != 64 || digits.iter().any(|d| !matches!(d, b'0'..=b'9' | b'a'..=b'f')) {
             return Err(format!("expected 64 lower-case hexadecimal digits, found {text:?}"));
@@ -92,10 +95,12 @@ pub struct State {
     pub tokens_seen: u64,
     /// Counters that the training method owns, by name.
     pub method: BTreeMap<String, u64>,
-    /// Every timed choice, by what was chosen; a resume replays it. Empty where nothing is timed, as on the CPU.
+    /// Every timed choice, by what was chosen; a resume replays it. Empty where nothing is timed,
+    /// as on the CPU.
     pub plan: BTreeMap<String, String>,
-    /// The resolved configuration, as far as it decides the bits (not where the data lie, nor threads or the number of the GPU, nor what is
-    /// saved): each key, dotted, with its value in TOML.
+    /// The resolved configuration, as far as it decides the bits (not where the data lie, nor
+    /// threads or the number of the GPU, nor what is saved): each key, dotted, with its value in
+    /// TOML.
     pub config: BTreeMap<String, String>,
     /// Of the tokens, training and held out.
     pub dataset: DatasetIdentity,

@@ -1,8 +1,9 @@
 //! The directory of a run's checkpoints: how one is placed, found, and rotated away.
 //!
-//! Invariant: `step-NNNNNNNN` is only ever made by renaming a complete, synced directory, and unmade by renaming it away before
-//! anything in it is removed. `.tmp-*` is unfinished or doomed; `.old-step-N` is a predecessor of the same step, set aside while
-//! its successor takes the name. One process at a time works here: the run directory's lock sees to it, so what [`recover`] finds
+//! Invariant: `step-NNNNNNNN` is only ever made by renaming a complete, synced directory, and
+//! unmade by renaming it away before anything in it is removed. `.tmp-*` is unfinished or doomed;
+//! `.old-step-N` is a predecessor of the same step, set aside while its successor takes the name.
+//! One process at a time works here: the run directory's lock sees to it, so what [`recover`] finds
 //! was left by a dead one. Deliberately absent: which checkpoints are worth making.
 
 use std::{
@@ -23,18 +24,21 @@ const UNFINISHED: &str = ".tmp-";
 const PREDECESSOR: &str = ".old-";
 const DAMAGED: &str = "damaged-";
 
-/// Saves a checkpoint as `step-NNNNNNNN` in `directory`, which is created if need be; returns its path.
+/// Saves a checkpoint as `step-NNNNNNNN` in `directory`, which is created if need be; returns its
+/// path.
 ///
-/// A checkpoint of the same step is replaced. Whatever happens, also the death of the process, every checkpoint that was good
-/// before stays good until the new one stands complete; on an error, nothing unfinished is left behind.
+/// A checkpoint of the same step is replaced. Whatever happens, also the death of the process,
+/// every checkpoint that was good before stays good until the new one stands complete; on an error,
+/// nothing unfinished is left behind.
 ///
 /// # Errors
-/// [`Error::NonFiniteCheckpoint`] names the first value that is NaN or infinite, and [`Error::Room`] tells a disk that has no room for the
-/// tensors, before anything is written; [`Error::Io`] if the disk is full or fails.
+/// [`Error::NonFiniteCheckpoint`] names the first value that is NaN or infinite, and
+/// [`Error::Room`] tells a disk that has no room for the tensors, before anything is written;
+/// [`Error::Io`] if the disk is full or fails.
 ///
 /// # Panics
-/// If the checkpoint contradicts itself: a length that is not its shape's, a name that stands twice, a moment or a mask
-/// without its weight.
+/// If the checkpoint contradicts itself: a length that is not its shape's, a name that stands
+/// twice, a moment or a mask without its weight.
 pub fn save(directory: &Path, checkpoint: &Checkpoint) -> Result<PathBuf, Error> {
     if let Some(problem) = checkpoint.contradiction() {
         panic!("a checkpoint must be consistent: {problem}");
@@ -46,13 +50,16 @@ pub fn save(directory: &Path, checkpoint: &Checkpoint) -> Result<PathBuf, Error>
     }
     recover(directory)?;
     let step = checkpoint.state.step;
-    disk::check_room(directory, checkpoint.bytes(), || format!("the tensors of the checkpoint of step {step}"))?;
+    disk::check_room(directory, checkpoint.bytes(), || {
+        format!("the tensors of the checkpoint of step {step}")
+    })?;
     let name = directory_name(step);
     let unfinished = directory.join(format!("{UNFINISHED}{name}"));
     let target = directory.join(&name);
-    let placed = disk::create_directory(&unfinished)
-        .and_then(|()| checkpoint.write(&unfinished))
-        .and_then(|()| place(&unfinished, &target, &directory.join(format!("{PREDECESSOR}{name}"))));
+    let placed =
+        disk::create_directory(&unfinished).and_then(|()| checkpoint.write(&unfinished)).and_then(
+            |()| place(&unfinished, &target, &directory.join(format!("{PREDECESSOR}{name}"))),
+        );
     if let Err(error) = placed {
         // The first error counts; what this leaves, the next `recover` takes.
         let _ = recover(directory);
@@ -72,10 +79,11 @@ fn place(complete: &Path, target: &Path, predecessor: &Path) -> Result<(), Error
     if replaces { disk::remove_directory(predecessor) } else { Ok(()) }
 }
 
-/// Removes what a dead process left unfinished, and gives a predecessor its name back if its successor never took it.
+/// Removes what a dead process left unfinished, and gives a predecessor its name back if its
+/// successor never took it.
 ///
-/// [`save`] does this first; whoever opens a run to resume it calls it before [`latest`]. A directory that does not exist is
-/// in order.
+/// [`save`] does this first; whoever opens a run to resume it calls it before [`latest`]. A
+/// directory that does not exist is in order.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -84,9 +92,15 @@ pub fn recover(directory: &Path) -> Result<(), Error> {
         let path = directory.join(&name);
         if name.strip_prefix(UNFINISHED).is_some_and(|rest| rest.starts_with(FINAL)) {
             disk::remove_directory(&path)?;
-        } else if let Some(step) = name.strip_prefix(PREDECESSOR).filter(|rest| step_of_name(rest).is_some()) {
+        } else if let Some(step) =
+            name.strip_prefix(PREDECESSOR).filter(|rest| step_of_name(rest).is_some())
+        {
             let target = directory.join(step);
-            if target.exists() { disk::remove_directory(&path)? } else { disk::rename(&path, &target)? }
+            if target.exists() {
+                disk::remove_directory(&path)?
+            } else {
+                disk::rename(&path, &target)?
+            }
         }
     }
     Ok(())
@@ -120,7 +134,14 @@ pub fn latest(directory: &Path) -> Result<Latest, Error> {
 fn proved(path: &Path, step: u32) -> Result<(), Error> {
     verify(path)?;
     let found = Manifest::open(path)?.step;
-    if found == step { Ok(()) } else { Err(Error::file(path, format!("is a checkpoint of step {found}, not of the step in its name"))) }
+    if found == step {
+        Ok(())
+    } else {
+        Err(Error::file(
+            path,
+            format!("is a checkpoint of step {found}, not of the step in its name"),
+        ))
+    }
 }
 
 /// Which checkpoints stay.
@@ -140,7 +161,8 @@ impl Retention {
     }
 }
 
-/// Removes the checkpoints that need not stay, after the newest was read back and proved; returns the steps removed.
+/// Removes the checkpoints that need not stay, after the newest was read back and proved; returns
+/// the steps removed.
 ///
 /// # Errors
 /// The newest one's error if it does not verify: then nothing is removed. [`Error::Io`].
@@ -168,7 +190,9 @@ pub fn count(directory: &Path) -> Result<usize, Error> {
 /// [`Error::Io`] if the directory cannot be listed; one that does not exist holds none.
 pub fn states(directory: &Path) -> Result<Vec<State>, Error> {
     let all = checkpoints(directory)?.into_iter();
-    Ok(all.filter_map(|(step, path)| read_state(&path).ok().filter(|state| state.step == step)).collect())
+    Ok(all
+        .filter_map(|(step, path)| read_state(&path).ok().filter(|state| state.step == step))
+        .collect())
 }
 
 /// Whether the checkpoint of a step has its name, which only a complete one gets; it is not read.
@@ -177,10 +201,11 @@ pub fn is_named(directory: &Path, step: u32) -> bool {
     directory.join(directory_name(step)).is_dir()
 }
 
-/// Renames the checkpoints of steps beyond `step` to `damaged-step-N.1`, or `.2` where that is taken; returns the steps.
+/// Renames the checkpoints of steps beyond `step` to `damaged-step-N.1`, or `.2` where that is
+/// taken; returns the steps.
 ///
-/// A run that is resumed from an older checkpoint must not take the later ones for its own. They may be sound all the same, where the disk or the
-/// permissions are not, so none is removed.
+/// A run that is resumed from an older checkpoint must not take the later ones for its own. They
+/// may be sound all the same, where the disk or the permissions are not, so none is removed.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -188,7 +213,8 @@ pub fn set_aside_after(directory: &Path, step: u32) -> Result<Vec<u32>, Error> {
     let later = checkpoints(directory)?.into_iter().filter(|&(later, _)| later > step);
     later
         .map(|(step, path)| {
-            let name = |number: u32| directory.join(format!("{DAMAGED}{}.{number}", directory_name(step)));
+            let name =
+                |number: u32| directory.join(format!("{DAMAGED}{}.{number}", directory_name(step)));
             let aside = (1..).map(name).find(|aside| !aside.exists()).expect("some name is free");
             disk::rename(&path, &aside)?;
             Ok(step)
@@ -196,7 +222,10 @@ pub fn set_aside_after(directory: &Path, step: u32) -> Result<Vec<u32>, Error> {
         .collect()
 }
 
-fn remove(directory: &Path, doomed: impl Iterator<Item = (u32, PathBuf)>) -> Result<Vec<u32>, Error> {
+fn remove(
+    directory: &Path,
+    doomed: impl Iterator<Item = (u32, PathBuf)>,
+) -> Result<Vec<u32>, Error> {
     doomed
         .map(|(step, path)| {
             // Renamed first: a half-removed checkpoint must not look like a damaged one.
@@ -225,14 +254,21 @@ fn directory_name(step: u32) -> String {
 
 /// By ascending step.
 fn checkpoints(directory: &Path) -> Result<Vec<(u32, PathBuf)>, Error> {
-    let mut found: Vec<_> = names(directory)?.into_iter().filter_map(|name| Some((step_of_name(&name)?, directory.join(name)))).collect();
+    let mut found: Vec<_> = names(directory)?
+        .into_iter()
+        .filter_map(|name| Some((step_of_name(&name)?, directory.join(name))))
+        .collect();
     found.sort_unstable();
     Ok(found)
 }
 
 /// Names that are not UTF-8 are not ours.
 fn names(directory: &Path) -> Result<Vec<String>, Error> {
-    let list = || fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name().into_string())).collect::<io::Result<Vec<_>>>();
+    let list = || {
+        fs::read_dir(directory)?
+            .map(|entry| Ok(entry?.file_name().into_string()))
+            .collect::<io::Result<Vec<_>>>()
+    };
     match list() {
         Ok(names) => Ok(names.into_iter().flatten().collect()),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),

@@ -1,4 +1,5 @@
-//! Round trips, refusals and rotation; damage, failures, crashes and the files of released versions have their own files.
+//! Round trips, refusals and rotation; damage, failures, crashes and the files of released versions
+//! have their own files.
 
 use std::{
     collections::BTreeMap,
@@ -26,10 +27,13 @@ const FILES: [&str; 5] = [MANIFEST, MODEL, OPTIMIZER, MASKS, STATE];
 
 fn sample(step: u32) -> Checkpoint {
     let tensor = |name: &str, shape: &[usize], scale: f32| {
-        let values = (0..shape.iter().product()).map(|i: usize| (i as f32 - 7.5) * scale * (1.0 + step as f32)).collect();
+        let values = (0..shape.iter().product())
+            .map(|i: usize| (i as f32 - 7.5) * scale * (1.0 + step as f32))
+            .collect();
         NamedTensor { name: name.into(), shape: shape.to_vec(), values }
     };
-    let shapes: [(&str, &[usize]); 3] = [("wte.weight", &[5, 8]), ("h.0.mlp.c_fc.weight", &[16, 8]), ("h.0.ln_1.weight", &[8])];
+    let shapes: [(&str, &[usize]); 3] =
+        [("wte.weight", &[5, 8]), ("h.0.mlp.c_fc.weight", &[16, 8]), ("h.0.ln_1.weight", &[8])];
     let list = |scale| shapes.map(|(name, shape)| tensor(name, shape, scale)).to_vec();
     let tiles = (0..8).map(|i| 0x3c3c_u16.rotate_left(i * 4) ^ step as u16).collect();
     Checkpoint {
@@ -42,7 +46,10 @@ fn sample(step: u32) -> Checkpoint {
             tokens_seen: 1 << 60,
             method: BTreeMap::from([("flips".into(), 3)]),
             plan: BTreeMap::from([("ffn.forward".into(), "algorithm 7".into())]),
-            config: BTreeMap::from([("model.width".into(), "16".into()), ("method.name".into(), "\"fst\"".into())]),
+            config: BTreeMap::from([
+                ("model.width".into(), "16".into()),
+                ("method.name".into(), "\"fst\"".into()),
+            ]),
             dataset: DatasetIdentity {
                 fingerprint: Fingerprint::of(b"dataset"),
                 training_tokens: u64::MAX,
@@ -81,7 +88,9 @@ fn a_saver_takes_its_checkpoint_when_it_is_copied() {
     let lost = || Err(Error::Device("the copy is lost".to_owned()));
     saver.begin(lost, retention(), || panic!("nothing is saved")).unwrap();
     assert_eq!(problem(saver.wait()), problem(lost()));
-    assert!(saver.spare().is_none() && load(&path).is_ok() && count(directory.path()).unwrap() == 1);
+    assert!(
+        saver.spare().is_none() && load(&path).is_ok() && count(directory.path()).unwrap() == 1
+    );
 }
 
 fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
@@ -106,7 +115,8 @@ fn a_round_trip_keeps_every_bit_and_the_order() {
     assert_eq!(path.file_name().unwrap(), "step-00000003");
     let (written, read) = (sample(3), load(&path).unwrap());
     assert_eq!(written, read);
-    let bits = |c: &Checkpoint| c.auxiliary[0].values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    let bits =
+        |c: &Checkpoint| c.auxiliary[0].values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&written), bits(&read), "the sign of zero survives");
     verify(&path).unwrap();
 }
@@ -127,7 +137,11 @@ fn the_manifest_proves_itself() {
     let good = fs::read_to_string(&file).unwrap();
 
     fs::write(&file, good.replace("\"step\": 1,", "\"step\": 2,")).unwrap();
-    assert!(problem(load(&path)).contains("manifest.json: is damaged, bytes 0.."), "{}", problem(load(&path)));
+    assert!(
+        problem(load(&path)).contains("manifest.json: is damaged, bytes 0.."),
+        "{}",
+        problem(load(&path))
+    );
 
     fs::write(&file, &good[..good.len() / 2]).unwrap();
     assert!(problem(load(&path)).contains(": it is cut or damaged"), "{}", problem(load(&path)));
@@ -144,11 +158,23 @@ fn the_manifest_proves_itself() {
     let expected = "is of format \"sparse24-checkpoint\", version 2; this build reads \"sparse24-checkpoint\", version 1";
     assert!(problem(load(&path)).ends_with(expected), "{}", problem(load(&path)));
     reseal(good.replace("masks.safetensors", "../../etc/passwd"));
-    assert!(problem(load(&path)).contains("lists [\"../../etc/passwd\","), "{}", problem(load(&path)));
+    assert!(
+        problem(load(&path)).contains("lists [\"../../etc/passwd\","),
+        "{}",
+        problem(load(&path))
+    );
     reseal(good.replace("\"step\": 1,", "\"step\": 2,"));
-    assert!(problem(load(&path)).ends_with("state.json: is of step 1, the manifest of step 2"), "{}", problem(load(&path)));
+    assert!(
+        problem(load(&path)).ends_with("state.json: is of step 1, the manifest of step 2"),
+        "{}",
+        problem(load(&path))
+    );
     reseal(good.replace("\"end\"", "\"length\""));
-    assert!(problem(load(&path)).contains("manifest.json: is no manifest: unknown field `length`"), "{}", problem(load(&path)));
+    assert!(
+        problem(load(&path)).contains("manifest.json: is no manifest: unknown field `length`"),
+        "{}",
+        problem(load(&path))
+    );
     let mut numbers = Numbers(7);
     for _ in 0..500 {
         let mut bytes = good.clone().into_bytes();
@@ -169,7 +195,12 @@ fn contents_that_contradict_each_other_are_refused() {
     fs::remove_dir_all(&path).unwrap();
     fs::create_dir(&path).unwrap();
     other.write(&path).unwrap();
-    assert!(problem(load(&path)).ends_with("the mask \"nobody\" has shape [16, 8], its weight is missing"), "{}", problem(load(&path)));
+    assert!(
+        problem(load(&path))
+            .ends_with("the mask \"nobody\" has shape [16, 8], its weight is missing"),
+        "{}",
+        problem(load(&path))
+    );
     let mut other = sample(1);
     other.second_moments[0].shape = vec![8, 5];
     other.write(&path).unwrap();
@@ -178,7 +209,9 @@ fn contents_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-#[should_panic(expected = "a checkpoint must be consistent: \"wte.weight\" has shape [5, 9] and 40 values")]
+#[should_panic(
+    expected = "a checkpoint must be consistent: \"wte.weight\" has shape [5, 9] and 40 values"
+)]
 fn an_inconsistent_checkpoint_is_a_defect() {
     let directory = tempfile::tempdir().unwrap();
     let mut bad = sample(1);
@@ -216,13 +249,25 @@ fn the_newest_that_verifies_is_found_and_the_others_are_named() {
     let found = latest(at).unwrap();
     assert_eq!(found.checkpoint.as_ref(), Some(&paths[1]));
     assert_eq!(found.refused.len(), 1);
-    assert!(found.refused[0].1.to_string().contains("state.json: ends at byte 2, the manifest says"), "{}", found.refused[0].1);
+    assert!(
+        found.refused[0].1.to_string().contains("state.json: ends at byte 2, the manifest says"),
+        "{}",
+        found.refused[0].1
+    );
     let renamed = at.join("step-00000400");
     fs::rename(&paths[1], &renamed).unwrap();
     let found = latest(at).unwrap();
     assert_eq!(found.checkpoint.as_ref(), Some(&paths[0]));
-    assert!(found.refused[0].1.to_string().ends_with("is a checkpoint of step 20, not of the step in its name"));
-    assert_eq!((step_of(&renamed), step_of(Path::new("step-4")), step_of(Path::new("."))), (Some(400), None, None));
+    assert!(
+        found.refused[0]
+            .1
+            .to_string()
+            .ends_with("is a checkpoint of step 20, not of the step in its name")
+    );
+    assert_eq!(
+        (step_of(&renamed), step_of(Path::new("step-4")), step_of(Path::new("."))),
+        (Some(400), None, None)
+    );
 }
 
 #[test]
@@ -244,9 +289,18 @@ fn rotation_waits_for_a_newer_one_that_verifies() {
     save(at, &sample(50)).unwrap();
     assert_eq!(set_aside_after(at, 20).unwrap(), [50]);
     assert_eq!(latest(at).unwrap().checkpoint, Some(at.join("step-00000020")));
-    let mut names: Vec<_> = fs::read_dir(at).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let mut names: Vec<_> =
+        fs::read_dir(at).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
-    assert_eq!(names, ["damaged-step-00000040.1", "damaged-step-00000050.1", "damaged-step-00000050.2", "step-00000020"]);
+    assert_eq!(
+        names,
+        [
+            "damaged-step-00000040.1",
+            "damaged-step-00000050.1",
+            "damaged-step-00000050.2",
+            "step-00000020"
+        ]
+    );
 }
 
 #[test]
@@ -263,9 +317,19 @@ fn a_directory_that_cannot_be_made_is_an_io_error() {
 fn fingerprints_have_one_spelling() {
     let fingerprint = Fingerprint::of(b"");
     let text = fingerprint.to_string();
-    assert_eq!(text, "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262", "blake3 of nothing");
+    assert_eq!(
+        text, "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262",
+        "blake3 of nothing"
+    );
     assert_eq!(text.parse(), Ok(fingerprint));
-    for wrong in [text.to_uppercase(), text[1..].to_owned(), text.replace('a', "g"), "é".repeat(32)] {
-        assert!(wrong.parse::<Fingerprint>().unwrap_err().starts_with("expected 64 lower-case hexadecimal digits"), "{wrong}");
+    for wrong in [text.to_uppercase(), text[1..].to_owned(), text.replace('a', "g"), "é".repeat(32)]
+    {
+        assert!(
+            wrong
+                .parse::<Fingerprint>()
+                .unwrap_err()
+                .starts_with("expected 64 lower-case hexadecimal digits"),
+            "{wrong}"
+        );
     }
 }

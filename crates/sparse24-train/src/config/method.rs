@@ -27,7 +27,8 @@ pub struct MethodConfig {
     /// Where masked decay enters: [`DecayPlace`].
     #[serde(default)]
     pub decay: String,
-    /// The weight operand of the forward in phases that are not dense: [`crate::method::WeightOperand`].
+    /// The weight operand of the forward in phases that are not dense:
+    /// [`crate::method::WeightOperand`].
     #[serde(default)]
     pub forward: String,
     /// That of dgrad: [`crate::method::DgradOperand`].
@@ -45,7 +46,8 @@ pub struct MethodConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HalfConfig {
-    /// Its width, as a share of `model.ffn_width`: `1/2` costs what a 2:4 product costs at its best, `10/13` what it costs at a speed-up of 1.3.
+    /// Its width, as a share of `model.ffn_width`: `1/2` costs what a 2:4 product costs at its
+    /// best, `10/13` what it costs at a speed-up of 1.3.
     pub ratio: String,
 }
 
@@ -59,14 +61,24 @@ impl MethodConfig {
     /// A row of the table as it is.
     pub(super) fn of(name: &str, lambda: f32) -> Self {
         let [decay, forward, dgrad, wgrad] = [const { String::new() }; 4];
-        Self { name: name.to_owned(), lambda, refresh: 0, decay, forward, dgrad, wgrad, phases: Vec::new() }
+        Self {
+            name: name.to_owned(),
+            lambda,
+            refresh: 0,
+            decay,
+            forward,
+            dgrad,
+            wgrad,
+            phases: Vec::new(),
+        }
     }
 
     /// The method as a value.
     pub(super) fn value(&self, half: &HalfConfig) -> Result<Method, Error> {
         let Self { name, lambda, refresh, decay, forward, dgrad, wgrad, phases } = self;
-        let mut method =
-            Method::preset(name, *lambda).ok_or_else(|| unknown("method.name", name, PRESETS.iter().map(|preset| preset.name)))?;
+        let mut method = Method::preset(name, *lambda).ok_or_else(|| {
+            unknown("method.name", name, PRESETS.iter().map(|preset| preset.name))
+        })?;
         let ratio = narrowed(&half.ratio)?;
         if method.width != Fraction::ONE {
             method.width = ratio;
@@ -79,24 +91,42 @@ impl MethodConfig {
             method.decay = place.with(*lambda);
         }
         let mut sparse = method.sparse_phase();
-        let (forward, dgrad, wgrad) = (chosen("method.forward", forward)?, chosen("method.dgrad", dgrad)?, chosen("method.wgrad", wgrad)?);
-        (sparse.forward, sparse.dgrad, sparse.wgrad) =
-            (forward.unwrap_or(sparse.forward), dgrad.unwrap_or(sparse.dgrad), wgrad.unwrap_or(sparse.wgrad));
-        let keys = [("forward", forward.is_some()), ("dgrad", dgrad.is_some()), ("wgrad", wgrad.is_some())];
+        let (forward, dgrad, wgrad) = (
+            chosen("method.forward", forward)?,
+            chosen("method.dgrad", dgrad)?,
+            chosen("method.wgrad", wgrad)?,
+        );
+        (sparse.forward, sparse.dgrad, sparse.wgrad) = (
+            forward.unwrap_or(sparse.forward),
+            dgrad.unwrap_or(sparse.dgrad),
+            wgrad.unwrap_or(sparse.wgrad),
+        );
+        let keys = [
+            ("forward", forward.is_some()),
+            ("dgrad", dgrad.is_some()),
+            ("wgrad", wgrad.is_some()),
+        ];
         if !phases.is_empty() {
-            method.phases = phases.iter().map(|text| phase(text, sparse)).collect::<Result<_, _>>()?;
+            method.phases =
+                phases.iter().map(|text| phase(text, sparse)).collect::<Result<_, _>>()?;
         } else if let Some((key, _)) = keys.iter().find(|(_, set)| *set)
             && method.phases.iter().all(Phase::is_dense)
         {
-            let problem = format!("all phases of {name} are dense; name a sparse one with method.phases = [\"sparse\"]");
+            let problem = format!(
+                "all phases of {name} are dense; name a sparse one with method.phases = [\"sparse\"]"
+            );
             return Err(Error::setting(format!("method.{key}"), problem));
         } else {
             for phase in method.phases.iter_mut().filter(|phase| !phase.is_dense()) {
                 *phase = Phase { until: phase.until, optimizer: phase.optimizer, ..sparse };
             }
         }
-        if place.is_some_and(|place| place != DecayPlace::None) && method.phases.iter().all(|phase| phase.mask().is_none()) {
-            let problem = format!("acts where the forward's weights are pruned, which no phase of {name} does; leave it empty");
+        if place.is_some_and(|place| place != DecayPlace::None)
+            && method.phases.iter().all(|phase| phase.mask().is_none())
+        {
+            let problem = format!(
+                "acts where the forward's weights are pruned, which no phase of {name} does; leave it empty"
+            );
             return Err(Error::setting("method.decay", problem));
         }
         Ok(method)
@@ -115,9 +145,12 @@ fn phase(text: &str, sparse: Phase) -> Result<Phase, Error> {
     };
     match operands {
         PhaseOperands::Dense => Ok(Phase { until, optimizer, ..Phase::DENSE }),
-        PhaseOperands::OfMethod if sparse.is_dense() => {
-            Err(Error::setting(KEY, format!("the method has no sparse operand for {text:?}; set method.forward or method.wgrad")))
-        }
+        PhaseOperands::OfMethod if sparse.is_dense() => Err(Error::setting(
+            KEY,
+            format!(
+                "the method has no sparse operand for {text:?}; set method.forward or method.wgrad"
+            ),
+        )),
         PhaseOperands::OfMethod => Ok(Phase { until, optimizer, ..sparse }),
     }
 }
@@ -126,12 +159,20 @@ fn chosen<C: Choice>(key: &str, word: &str) -> Result<Option<C>, Error> {
     if word.is_empty() {
         return Ok(None);
     }
-    C::of(word).map(Some).ok_or_else(|| unknown(key, word, C::WORDS.iter().map(|(known, _)| *known)))
+    C::of(word)
+        .map(Some)
+        .ok_or_else(|| unknown(key, word, C::WORDS.iter().map(|(known, _)| *known)))
 }
 
 fn narrowed(ratio: &str) -> Result<Fraction, Error> {
-    let fraction: Option<Fraction> = ratio.parse().ok().filter(|fraction: &Fraction| fraction.numerator() > 0);
+    let fraction: Option<Fraction> =
+        ratio.parse().ok().filter(|fraction: &Fraction| fraction.numerator() > 0);
     fraction.ok_or_else(|| {
-        Error::setting("half.ratio", format!("expected a share above 0 and at most 1, as \"1/2\" or \"0.77\", found {ratio:?}"))
+        Error::setting(
+            "half.ratio",
+            format!(
+                "expected a share above 0 and at most 1, as \"1/2\" or \"0.77\", found {ratio:?}"
+            ),
+        )
     })
 }

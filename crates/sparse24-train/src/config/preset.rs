@@ -1,7 +1,8 @@
 //! Named configurations, each with its source.
 
 use super::{
-    BackendConfig, BatchConfig, Config, DataConfig, HalfConfig, MethodConfig, ModelConfig, OnNonFinite, OptimizerConfig, RunConfig, unknown,
+    BackendConfig, BatchConfig, Config, DataConfig, HalfConfig, MethodConfig, ModelConfig,
+    OnNonFinite, OptimizerConfig, RunConfig, unknown,
 };
 use crate::{
     Error,
@@ -50,7 +51,10 @@ pub const IMPORTED: &str = "imported";
 /// What ours adds to nanoGPT's numbers.
 macro_rules! nanogpt {
     ($source:literal) => {
-        concat!($source, "; but GELU is its tanh form, and fst with lambda 6e-5 is the default, both ours")
+        concat!(
+            $source,
+            "; but GELU is its tanh form, and fst with lambda 6e-5 is the default, both ours"
+        )
     };
 }
 
@@ -80,7 +84,9 @@ pub const PRESETS: [Preset; 7] = [
     Preset {
         name: "shakespeare-char-cpu",
         summary: "4 layers, 128 wide, context 64: a character-level GPT-2 for CPUs",
-        source: nanogpt!("nanoGPT, README, \"I only have a macbook\": train_shakespeare_char.py with smaller settings"),
+        source: nanogpt!(
+            "nanoGPT, README, \"I only have a macbook\": train_shakespeare_char.py with smaller settings"
+        ),
         corpus: Corpus::Any,
         build: shakespeare_char_cpu,
     },
@@ -132,7 +138,8 @@ pub fn find(name: &str) -> Result<Config, Error> {
     }
 }
 
-/// What the shape of an imported model is laid on: the smallest GPT-2, dense, one sequence at a time.
+/// What the shape of an imported model is laid on: the smallest GPT-2, dense, one sequence at a
+/// time.
 #[must_use]
 pub fn imported() -> Config {
     let base = gpt2(12, 12, 768, 6e-5);
@@ -147,7 +154,8 @@ pub fn imported() -> Config {
 /// What the preset of a configuration is trained on; any text, if it is none of ours.
 pub(super) fn corpus(name: &str) -> Corpus {
     let preset = PRESETS.iter().find(|preset| preset.name == name);
-    preset.map_or(if name == IMPORTED { Corpus::Named } else { Corpus::Any }, |preset| preset.corpus)
+    preset
+        .map_or(if name == IMPORTED { Corpus::Named } else { Corpus::Any }, |preset| preset.corpus)
 }
 
 fn quickstart() -> Config {
@@ -192,7 +200,11 @@ fn shakespeare_char_cpu() -> Config {
             clip: 1.0,
         },
         batch: BatchConfig { sequences: 12, accumulation: 1 },
-        data: DataConfig { path: String::new(), tokenizer: TokenizerKind::Character, validation: 0.1 },
+        data: DataConfig {
+            path: String::new(),
+            tokenizer: TokenizerKind::Character,
+            validation: 0.1,
+        },
         run: RunConfig {
             eval_every: 250,
             flip_every: 20,
@@ -221,7 +233,15 @@ fn shakespeare_char() -> Config {
     let base = shakespeare_char_cpu();
     Config {
         steps: 5000,
-        model: ModelConfig { layers: 6, heads: 6, width: 384, ffn_width: 1536, context: 256, dropout: 0.2, ..base.model },
+        model: ModelConfig {
+            layers: 6,
+            heads: 6,
+            width: 384,
+            ffn_width: 1536,
+            context: 256,
+            dropout: 0.2,
+            ..base.model
+        },
         batch: BatchConfig { sequences: 64, accumulation: 1 },
         ..base
     }
@@ -231,9 +251,22 @@ fn gpt2(layers: usize, heads: usize, width: usize, lambda: f32) -> Config {
     let base = shakespeare_char_cpu();
     Config {
         steps: 300_000,
-        model: ModelConfig { layers, heads, width, ffn_width: 4 * width, context: 1024, ..base.model },
+        model: ModelConfig {
+            layers,
+            heads,
+            width,
+            ffn_width: 4 * width,
+            context: 1024,
+            ..base.model
+        },
         method: MethodConfig::of("fst", lambda),
-        optimizer: OptimizerConfig { learning_rate: 1.5e-4, min_learning_rate: 1e-5, warmup_steps: 3000, beta2: 0.95, ..base.optimizer },
+        optimizer: OptimizerConfig {
+            learning_rate: 1.5e-4,
+            min_learning_rate: 1e-5,
+            warmup_steps: 3000,
+            beta2: 0.95,
+            ..base.optimizer
+        },
         batch: BatchConfig { sequences: 16, accumulation: 32 },
         data: DataConfig { path: String::new(), tokenizer: TokenizerKind::Gpt2, validation: 0.1 },
         run: RunConfig { eval_every: 1000, flip_every: 100, checkpoint_every: 1000, ..base.run },

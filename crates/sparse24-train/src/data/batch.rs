@@ -1,7 +1,7 @@
 //! What an optimizer step and an evaluation see.
 //!
-//! Invariant: a batch is a pure function of (seed, step, micro-step): no iterator, no position, nothing to checkpoint.
-//! Deliberately absent: epochs; windows are drawn with replacement.
+//! Invariant: a batch is a pure function of (seed, step, micro-step): no iterator, no position,
+//! nothing to checkpoint. Deliberately absent: epochs; windows are drawn with replacement.
 
 use sparse24_core::philox::{Purpose, Site, Stream};
 
@@ -24,25 +24,32 @@ pub struct Draw {
 }
 
 impl Dataset {
-    /// Draws `sequences` windows of `context` + 1 training tokens; fills `inputs` and `targets`, `[sequences, context]` each, row-major:
-    /// inputs are the first `context` tokens of a window, targets the last.
+    /// Draws `sequences` windows of `context` + 1 training tokens; fills `inputs` and `targets`,
+    /// `[sequences, context]` each, row-major: inputs are the first `context` tokens of a window,
+    /// targets the last.
     ///
-    /// With n tokens there are n - context starts. Sequence i takes words 2(i%2) (low) and 2(i%2)+1 (high) of call i/2 of the stream
-    /// (seed, data order, micro-step, step) as one u64 x; it starts at floor(x * (n - context) / 2^64), which is uniform to within
-    /// (n - context) / 2^64. Micro-steps are global, so that ranks see different windows.
+    /// With n tokens there are n - context starts. Sequence i takes words 2(i%2) (low) and 2(i%2)+1
+    /// (high) of call i/2 of the stream (seed, data order, micro-step, step) as one u64 x; it
+    /// starts at floor(x * (n - context) / 2^64), which is uniform to within (n - context) / 2^64.
+    /// Micro-steps are global, so that ranks see different windows.
     ///
     /// # Panics
     /// For a dataset that [`Dataset::check_context`] refuses.
     pub fn batch(&self, draw: Draw, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) {
         let Draw { seed, step, micro_step, sequences, context } = draw;
         let tokens = self.train();
-        assert!(tokens.len() > context, "{} tokens were to be refused for a context of {context}", tokens.len());
+        assert!(
+            tokens.len() > context,
+            "{} tokens were to be refused for a context of {context}",
+            tokens.len()
+        );
         let starts = (tokens.len() - context) as u128;
         let stream = Stream::new(seed, Site::new(Purpose::DataOrder, 0), micro_step, step);
         inputs.clear();
         targets.clear();
         for sequence in 0..sequences {
-            let words = stream.words(u32::try_from(sequence / 2).expect("a batch has fewer than 2^33 sequences"));
+            let words = stream
+                .words(u32::try_from(sequence / 2).expect("a batch has fewer than 2^33 sequences"));
             let half = 2 * (sequence % 2);
             let draw = u64::from(words[half]) | u64::from(words[half + 1]) << 32;
             let start = ((u128::from(draw) * starts) >> 64) as usize;
@@ -62,11 +69,13 @@ impl Dataset {
     }
 }
 
-/// The held-out tokens t_0 .. t_(n-1) in consecutive windows: window w predicts t_(wC+1) .. t_((w+1)C) from t_(wC) .. t_((w+1)C-1).
+/// The held-out tokens t_0 .. t_(n-1) in consecutive windows: window w predicts t_(wC+1) ..
+/// t_((w+1)C) from t_(wC) .. t_((w+1)C-1).
 ///
-/// So every token but the first is predicted exactly once, from the at most C tokens before it in its window, and the mean loss over
-/// [`EvaluationWindows::predictions`] is that of the whole part. The last window is filled up with input 0 and target [`HeadLoss::IGNORE`]; under
-/// causal attention the filling reaches no prediction that counts.
+/// So every token but the first is predicted exactly once, from the at most C tokens before it in
+/// its window, and the mean loss over [`EvaluationWindows::predictions`] is that of the whole part.
+/// The last window is filled up with input 0 and target [`HeadLoss::IGNORE`]; under causal
+/// attention the filling reaches no prediction that counts.
 #[derive(Debug, Clone, Copy)]
 pub struct EvaluationWindows<'a> {
     tokens: &'a Tokens,
@@ -86,9 +95,15 @@ impl EvaluationWindows<'_> {
         self.tokens.len().saturating_sub(1)
     }
 
-    /// Fills `inputs` and `targets`, `[sequences, context]` each, with the windows from `first` on; beyond the last window all is filling.
-    /// Gives the number of targets that count.
-    pub fn fill(self, first: usize, sequences: usize, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) -> usize {
+    /// Fills `inputs` and `targets`, `[sequences, context]` each, with the windows from `first` on;
+    /// beyond the last window all is filling. Gives the number of targets that count.
+    pub fn fill(
+        self,
+        first: usize,
+        sequences: usize,
+        inputs: &mut Vec<u32>,
+        targets: &mut Vec<u32>,
+    ) -> usize {
         inputs.clear();
         targets.clear();
         let mut counted = 0;
@@ -120,7 +135,14 @@ mod tests {
         Dataset::from_corpus(&corpus, Tokenizer::Byte, 1.0 - f64::from(train) / 128.0).unwrap()
     }
 
-    fn batch(data: &Dataset, seed: u64, step: u32, micro_step: u32, sequences: usize, context: usize) -> (Vec<u32>, Vec<u32>) {
+    fn batch(
+        data: &Dataset,
+        seed: u64,
+        step: u32,
+        micro_step: u32,
+        sequences: usize,
+        context: usize,
+    ) -> (Vec<u32>, Vec<u32>) {
         let (mut inputs, mut targets) = (vec![u32::MAX; 3], vec![u32::MAX; 3]);
         data.batch(Draw { seed, step, micro_step, sequences, context }, &mut inputs, &mut targets);
         (inputs, targets)
@@ -132,8 +154,14 @@ mod tests {
         let (inputs, targets) = batch(&data, 7, 3, 5, 3, 10);
         let stream = Stream::new(7, Site::new(Purpose::DataOrder, 0), 5, 3);
         let (first, second) = (stream.words(0), stream.words(1));
-        let start = |low: u32, high: u32| ((f64::from(high) * 2f64.powi(32) + f64::from(low)) / 2f64.powi(64) * 90.0) as u32;
-        for (i, start) in [start(first[0], first[1]), start(first[2], first[3]), start(second[0], second[1])].into_iter().enumerate() {
+        let start = |low: u32, high: u32| {
+            ((f64::from(high) * 2f64.powi(32) + f64::from(low)) / 2f64.powi(64) * 90.0) as u32
+        };
+        for (i, start) in
+            [start(first[0], first[1]), start(first[2], first[3]), start(second[0], second[1])]
+                .into_iter()
+                .enumerate()
+        {
             assert_eq!(inputs[10 * i..10 * i + 10], (start..start + 10).collect::<Vec<_>>());
             assert_eq!(targets[10 * i..10 * i + 10], (start + 1..start + 11).collect::<Vec<_>>());
         }

@@ -1,6 +1,7 @@
 //! The text that a run learns from: a file, a folder, or the corpus that is embedded here.
 //!
-//! Invariant: a corpus is valid UTF-8 and not empty. Deliberately absent: formats other than plain text.
+//! Invariant: a corpus is valid UTF-8 and not empty. Deliberately absent: formats other than plain
+//! text.
 
 use std::{
     fs, io,
@@ -16,7 +17,8 @@ const EMBEDDED: &str = include_str!("../../assets/corpus.txt");
 /// BLAKE3 of the embedded corpus: runs of different versions see the same text.
 const EMBEDDED_BLAKE3: &str = "eadd1ac21ce5a8d0cefbbbc575747acf665403405c498882e662cbad6af964f7";
 
-/// Between two files of a folder: one line feed, so that the last line of a file that lacks one stays a line.
+/// Between two files of a folder: one line feed, so that the last line of a file that lacks one
+/// stays a line.
 const SEPARATOR: &str = "\n";
 
 /// A text and where it came from.
@@ -27,29 +29,36 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// The corpus that is part of this crate: sources and documents of sparse24, frozen (`assets/README.md`).
+    /// The corpus that is part of this crate: sources and documents of sparse24, frozen
+    /// (`assets/README.md`).
     ///
     /// # Panics
     /// If the crate was built with another text than the pinned one.
     #[must_use]
     pub fn embedded() -> Self {
         let found = blake3::hash(EMBEDDED.as_bytes()).to_hex();
-        assert_eq!(found.as_str(), EMBEDDED_BLAKE3, "assets/corpus.txt is not the text that this version pins");
+        assert_eq!(
+            found.as_str(),
+            EMBEDDED_BLAKE3,
+            "assets/corpus.txt is not the text that this version pins"
+        );
         Self { text: EMBEDDED.to_owned(), source: PathBuf::from("the embedded corpus") }
     }
 
-    /// A text file; or all files below a folder, sorted by path relative to it (names compared as bytes, folder by folder), with a line
-    /// feed between two.
+    /// A text file; or all files below a folder, sorted by path relative to it (names compared as
+    /// bytes, folder by folder), with a line feed between two.
     ///
-    /// Below a folder, names that begin with a dot are skipped, and so is what is neither a regular file nor a folder. A symbolic link
-    /// to a file is read; one to a folder is not entered, so that no loop is followed.
+    /// Below a folder, names that begin with a dot are skipped, and so is what is neither a regular
+    /// file nor a folder. A symbolic link to a file is read; one to a folder is not entered, so
+    /// that no loop is followed.
     ///
     /// # Errors
-    /// [`Error::Io`] for what cannot be read, [`Error::File`] naming the file and byte offset for what is not UTF-8, for no text at all, and
-    /// for a path that does not exist.
+    /// [`Error::Io`] for what cannot be read, [`Error::File`] naming the file and byte offset for
+    /// what is not UTF-8, for no text at all, and for a path that does not exist.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let expected = "a text file, a folder of them, or a folder of token shards";
-        let kind = fs::metadata(path).map_err(|e| Error::io("read", path, e).expecting(expected))?;
+        let kind =
+            fs::metadata(path).map_err(|e| Error::io("read", path, e).expecting(expected))?;
         let text = if kind.is_dir() {
             let mut files = Vec::new();
             list(path, &mut files)?;
@@ -68,7 +77,10 @@ impl Corpus {
     pub fn from_text(text: String, source: impl Into<PathBuf>) -> Result<Self, Error> {
         let source = source.into();
         if text.trim().is_empty() {
-            return Err(Error::file(source, "holds no text; a corpus needs at least one context and a token"));
+            return Err(Error::file(
+                source,
+                "holds no text; a corpus needs at least one context and a token",
+            ));
         }
         Ok(Self { text, source })
     }
@@ -85,21 +97,28 @@ impl Corpus {
         &self.source
     }
 
-    /// The head for training and the tail to be held out: of n characters (not bytes) the first floor(n * (1 - validation)) are for
-    /// training. With the default of 0.1 this is nanoGPT's `data[:int(n * 0.9)]`.
+    /// The head for training and the tail to be held out: of n characters (not bytes) the first
+    /// floor(n * (1 - validation)) are for training. With the default of 0.1 this is nanoGPT's
+    /// `data[:int(n * 0.9)]`.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a fraction outside of (0, 1); [`Error::File`] if either part would be empty.
+    /// [`Error::Setting`] for a fraction outside of (0, 1); [`Error::File`] if either part would be
+    /// empty.
     pub fn split(&self, validation: f64) -> Result<[&str; 2], Error> {
         if !(validation > 0.0 && validation < 1.0) {
             let key = "the share to hold out (data.validation, or --validation of prepare)";
-            return Err(Error::setting(key, format!("expected more than 0 and less than 1, found {validation}")));
+            return Err(Error::setting(
+                key,
+                format!("expected more than 0 and less than 1, found {validation}"),
+            ));
         }
         let characters = self.text.chars().count();
         // Rounding to f64 is nanoGPT's too; it is exact below 2^53 characters.
         let kept = (characters as f64 * (1.0 - validation)) as usize;
         if kept == 0 || kept >= characters {
-            let problem = format!("{characters} characters are too few to hold out a share of {validation} for validation");
+            let problem = format!(
+                "{characters} characters are too few to hold out a share of {validation} for validation"
+            );
             return Err(Error::file(&self.source, problem));
         }
         let at = self.text.char_indices().nth(kept).map_or(self.text.len(), |(at, _)| at);
@@ -119,7 +138,8 @@ fn read(path: &Path) -> Result<String, Error> {
 /// Appends the files below `folder`, in order.
 fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), Error> {
     let failed = |e: io::Error| Error::io("read", folder, e);
-    let mut entries = fs::read_dir(folder).map_err(failed)?.collect::<Result<Vec<_>, _>>().map_err(failed)?;
+    let mut entries =
+        fs::read_dir(folder).map_err(failed)?.collect::<Result<Vec<_>, _>>().map_err(failed)?;
     entries.retain(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."));
     entries.sort_by(|a, b| a.file_name().as_encoded_bytes().cmp(b.file_name().as_encoded_bytes()));
     for entry in entries {
@@ -127,7 +147,10 @@ fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), Error> {
         let kind = entry.file_type().map_err(|e| Error::io("read", &path, e))?;
         if kind.is_dir() {
             list(&path, files)?;
-        } else if kind.is_file() || kind.is_symlink() && fs::metadata(&path).map_err(|e| Error::io("read", &path, e))?.is_file() {
+        } else if kind.is_file()
+            || kind.is_symlink()
+                && fs::metadata(&path).map_err(|e| Error::io("read", &path, e))?.is_file()
+        {
             files.push(path);
         }
     }
@@ -150,7 +173,9 @@ mod tests {
         let [train, validation] = corpus.split(0.1).unwrap();
         assert_eq!((train, validation), ("äöüß€1234567890123", "4\u{1F600}"));
         for bad in [0.0, 1.0, -0.1, f64::NAN, f64::INFINITY] {
-            assert!(corpus.split(bad).unwrap_err().to_string().contains("more than 0 and less than 1"));
+            assert!(
+                corpus.split(bad).unwrap_err().to_string().contains("more than 0 and less than 1")
+            );
         }
         let one = Corpus::from_text("x".to_owned(), "t").unwrap();
         assert!(one.split(0.1).unwrap_err().to_string().contains("too few"));
@@ -169,7 +194,14 @@ mod tests {
         let at = |name: &str| folder.path().join(name);
         fs::create_dir(at("b")).unwrap();
         fs::create_dir(at(".git")).unwrap();
-        for (name, text) in [("b/z", "2"), ("c", "3"), ("a", "1"), (".hidden", "x"), (".git/config", "x"), ("b/.env", "x")] {
+        for (name, text) in [
+            ("b/z", "2"),
+            ("c", "3"),
+            ("a", "1"),
+            (".hidden", "x"),
+            (".git/config", "x"),
+            ("b/.env", "x"),
+        ] {
             fs::write(at(name), text).unwrap();
         }
         assert_eq!(Corpus::open(folder.path()).unwrap().text(), "1\n2\n3");
@@ -188,12 +220,20 @@ mod tests {
         fs::write(&file, b"text\xff").unwrap();
         for path in [folder.path(), &file] {
             let message = Corpus::open(path).unwrap_err().to_string();
-            assert!(message.contains("picture") && message.contains("0xff at offset 4"), "{message}");
+            assert!(
+                message.contains("picture") && message.contains("0xff at offset 4"),
+                "{message}"
+            );
         }
         fs::write(&file, " \n").unwrap();
         assert!(Corpus::open(&file).unwrap_err().to_string().contains("holds no text"));
         fs::remove_file(&file).unwrap();
         assert!(Corpus::open(folder.path()).unwrap_err().to_string().contains("holds no text"));
-        assert!(Corpus::open(&file).unwrap_err().to_string().contains("picture: does not exist, expected a text file"));
+        assert!(
+            Corpus::open(&file)
+                .unwrap_err()
+                .to_string()
+                .contains("picture: does not exist, expected a text file")
+        );
     }
 }

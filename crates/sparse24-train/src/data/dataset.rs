@@ -1,7 +1,8 @@
 //! The two token sequences of a run: one to train on, one held out.
 //!
-//! Invariant: every id is below the vocabulary, and equal fingerprints mean equal tokens under the same tokenizer.
-//! Deliberately absent: which part a step sees ([`Dataset::batch`], [`Dataset::evaluation_windows`]).
+//! Invariant: every id is below the vocabulary, and equal fingerprints mean equal tokens under the
+//! same tokenizer. Deliberately absent: which part a step sees ([`Dataset::batch`],
+//! [`Dataset::evaluation_windows`]).
 
 use std::{
     convert::Infallible,
@@ -30,15 +31,22 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// What a run is asked to learn from: nothing given is the embedded corpus, a folder with a `train.bin` is [`Dataset::from_folder`],
-    /// anything else is a corpus. Without a kind, a corpus is read as bytes.
+    /// What a run is asked to learn from: nothing given is the embedded corpus, a folder with a
+    /// `train.bin` is [`Dataset::from_folder`], anything else is a corpus. Without a kind, a corpus
+    /// is read as bytes.
     ///
     /// # Errors
     /// As [`Corpus::open`], [`Dataset::from_corpus`] and [`Dataset::from_folder`].
-    pub fn open(path: Option<&Path>, kind: Option<TokenizerKind>, validation: f64) -> Result<Self, Error> {
+    pub fn open(
+        path: Option<&Path>,
+        kind: Option<TokenizerKind>,
+        validation: f64,
+    ) -> Result<Self, Error> {
         let corpus = match path {
             None => Corpus::embedded(),
-            Some(folder) if folder.join(TRAIN).exists() => return Self::from_folder(folder, kind, None),
+            Some(folder) if folder.join(TRAIN).exists() => {
+                return Self::from_folder(folder, kind, None);
+            }
             Some(path) => Corpus::open(path)?,
         };
         let tokenizer = Tokenizer::for_text(kind.unwrap_or(TokenizerKind::Byte), corpus.text())?;
@@ -55,9 +63,13 @@ impl Dataset {
         }
         let read = Self::from_folder(path, None, Some(tokenizer.vocabulary()))?;
         match &read.tokenizer {
-            None => Ok(Self::new(read.train, read.validation, read.vocabulary, Some(tokenizer), path)),
+            None => {
+                Ok(Self::new(read.train, read.validation, read.vocabulary, Some(tokenizer), path))
+            }
             Some(found) if *found == tokenizer => Ok(read),
-            Some(_) => Err(Error::file(path, "was prepared with another tokenizer than the one to use")),
+            Some(_) => {
+                Err(Error::file(path, "was prepared with another tokenizer than the one to use"))
+            }
         }
     }
 
@@ -65,12 +77,21 @@ impl Dataset {
     ///
     /// # Errors
     /// As [`Corpus::split`]; [`Error::File`] for a text that the tokenizer cannot encode.
-    pub fn from_corpus(corpus: &Corpus, tokenizer: Tokenizer, validation: f64) -> Result<Self, Error> {
+    pub fn from_corpus(
+        corpus: &Corpus,
+        tokenizer: Tokenizer,
+        validation: f64,
+    ) -> Result<Self, Error> {
         Self::encoded(corpus, tokenizer, validation, &AtomicBool::new(false))
     }
 
     /// As [`Dataset::from_corpus`], until the flag is set.
-    pub(super) fn encoded(corpus: &Corpus, tokenizer: Tokenizer, validation: f64, interrupt: &AtomicBool) -> Result<Self, Error> {
+    pub(super) fn encoded(
+        corpus: &Corpus,
+        tokenizer: Tokenizer,
+        validation: f64,
+        interrupt: &AtomicBool,
+    ) -> Result<Self, Error> {
         let [head, tail] = corpus.split(validation)?;
         let vocabulary = tokenizer.vocabulary();
         let encode = |text: &str, before: usize| {
@@ -85,62 +106,101 @@ impl Dataset {
         Ok(Self::new(train, validation, vocabulary, Some(tokenizer), corpus.source()))
     }
 
-    /// A prepared folder (`train.bin`, `val.bin`, `tokenizer.json`), or one of foreign shards (nanoGPT's or llm.c's, no `tokenizer.json`).
+    /// A prepared folder (`train.bin`, `val.bin`, `tokenizer.json`), or one of foreign shards
+    /// (nanoGPT's or llm.c's, no `tokenizer.json`).
     ///
-    /// Foreign shards do not tell what their ids mean: `kind` byte or gpt2 says it; else the vocabulary is the one given, or the largest
-    /// id plus one, and there is no tokenizer.
+    /// Foreign shards do not tell what their ids mean: `kind` byte or gpt2 says it; else the
+    /// vocabulary is the one given, or the largest id plus one, and there is no tokenizer.
     ///
     /// # Errors
-    /// As [`shard::read`]; [`Error::File`] for shards of another tokenizer than the folder's, and for another vocabulary than
-    /// the one given; [`Error::Setting`] for a kind that contradicts the folder.
-    pub fn from_folder(folder: &Path, kind: Option<TokenizerKind>, vocabulary: Option<u32>) -> Result<Self, Error> {
+    /// As [`shard::read`]; [`Error::File`] for shards of another tokenizer than the folder's, and
+    /// for another vocabulary than the one given; [`Error::Setting`] for a kind that contradicts
+    /// the folder.
+    pub fn from_folder(
+        folder: &Path,
+        kind: Option<TokenizerKind>,
+        vocabulary: Option<u32>,
+    ) -> Result<Self, Error> {
         let [train, validation] = [TRAIN, VALIDATION].map(|name| folder.join(name));
         let described = folder.join(TOKENIZER);
         let foreign = !described.exists();
         let tokenizer = match kind {
             _ if !foreign => Some(Tokenizer::load(&described)?),
-            Some(kind @ (TokenizerKind::Byte | TokenizerKind::Gpt2)) => Some(Tokenizer::for_text(kind, "")?),
+            Some(kind @ (TokenizerKind::Byte | TokenizerKind::Gpt2)) => {
+                Some(Tokenizer::for_text(kind, "")?)
+            }
             Some(TokenizerKind::Character) | None => None,
         };
         if let (Some(asked), Some(found)) = (kind, tokenizer.as_ref().map(Tokenizer::kind))
             && asked != found
         {
             let (asked, found) = (asked.name(), found.name());
-            let problem =
-                format!("`{asked}` is asked for, but {} was prepared with `{found}`: set data.tokenizer={found}", folder.display());
+            let problem = format!(
+                "`{asked}` is asked for, but {} was prepared with `{found}`: set data.tokenizer={found}",
+                folder.display()
+            );
             return Err(Error::setting("data.tokenizer", problem));
         }
         let known = tokenizer.as_ref().map(Tokenizer::vocabulary);
         if let (Some(asked), Some(known)) = (vocabulary, known)
             && asked != known
         {
-            return Err(Error::file(folder, format!("has a tokenizer of {known} tokens, expected one of {asked}")));
+            return Err(Error::file(
+                folder,
+                format!("has a tokenizer of {known} tokens, expected one of {asked}"),
+            ));
         }
         let read = |path: &Path| {
-            let shard = shard::read(path, known.or(vocabulary)).map_err(|e| e.expecting("token shards to train on and to hold out"))?;
+            let shard = shard::read(path, known.or(vocabulary))
+                .map_err(|e| e.expecting("token shards to train on and to hold out"))?;
             match (&shard.origin, &tokenizer) {
                 (None, _) if foreign => Ok(shard),
-                (None, _) => Err(Error::file(path, format!("is no token shard of sparse24, which the {TOKENIZER} beside it promises"))),
-                (Some(_), _) if foreign => Err(Error::file(path, format!("needs the {TOKENIZER} that was prepared with it"))),
-                (Some(origin), Some(tokenizer)) if origin.tokenizer == tokenizer.fingerprint() => Ok(shard),
-                (Some(_), _) => Err(Error::file(path, format!("was not encoded with the tokenizer of the {TOKENIZER} beside it"))),
+                (None, _) => Err(Error::file(
+                    path,
+                    format!(
+                        "is no token shard of sparse24, which the {TOKENIZER} beside it promises"
+                    ),
+                )),
+                (Some(_), _) if foreign => Err(Error::file(
+                    path,
+                    format!("needs the {TOKENIZER} that was prepared with it"),
+                )),
+                (Some(origin), Some(tokenizer)) if origin.tokenizer == tokenizer.fingerprint() => {
+                    Ok(shard)
+                }
+                (Some(_), _) => Err(Error::file(
+                    path,
+                    format!("was not encoded with the tokenizer of the {TOKENIZER} beside it"),
+                )),
             }
         };
         let (train, validation) = (read(&train)?.tokens, read(&validation)?.tokens);
         let largest = train.largest().max(validation.largest());
-        let Some(vocabulary) = known.or(vocabulary).or(largest.map_or(Some(0), |id| id.checked_add(1))) else {
+        let Some(vocabulary) =
+            known.or(vocabulary).or(largest.map_or(Some(0), |id| id.checked_add(1)))
+        else {
             return Err(Error::file(
                 folder,
-                format!("holds the token {}, which no vocabulary has; it is no folder of token shards", u32::MAX),
+                format!(
+                    "holds the token {}, which no vocabulary has; it is no folder of token shards",
+                    u32::MAX
+                ),
             ));
         };
         Ok(Self::new(train, validation, vocabulary, tokenizer, folder))
     }
 
-    fn new(train: Tokens, validation: Tokens, vocabulary: u32, tokenizer: Option<Tokenizer>, source: &Path) -> Self {
+    fn new(
+        train: Tokens,
+        validation: Tokens,
+        vocabulary: u32,
+        tokenizer: Option<Tokenizer>,
+        source: &Path,
+    ) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&vocabulary.to_le_bytes());
-        hasher.update(tokenizer.as_ref().map_or([0; 32], |t| *t.fingerprint().as_bytes()).as_slice());
+        hasher
+            .update(tokenizer.as_ref().map_or([0; 32], |t| *t.fingerprint().as_bytes()).as_slice());
         for tokens in [&train, &validation] {
             hasher.update(&(tokens.len() as u64).to_le_bytes());
             let Ok(()) = tokens.for_each_piece(4, |ids| {
@@ -148,7 +208,14 @@ impl Dataset {
                 Ok::<_, Infallible>(())
             });
         }
-        Self { train, validation, vocabulary, tokenizer, fingerprint: hasher.finalize(), source: source.to_owned() }
+        Self {
+            train,
+            validation,
+            vocabulary,
+            tokenizer,
+            fingerprint: hasher.finalize(),
+            source: source.to_owned(),
+        }
     }
 
     /// The sequence to train on.
@@ -175,8 +242,9 @@ impl Dataset {
         self.tokenizer.as_ref()
     }
 
-    /// BLAKE3 of, little endian: vocabulary (u32), fingerprint of the tokenizer (32 zero bytes without one), and for each part its length
-    /// (u64) and ids (u32 each). Where the tokens came from and how wide they were stored does not matter.
+    /// BLAKE3 of, little endian: vocabulary (u32), fingerprint of the tokenizer (32 zero bytes
+    /// without one), and for each part its length (u64) and ids (u32 each). Where the tokens came
+    /// from and how wide they were stored does not matter.
     #[must_use]
     pub fn fingerprint(&self) -> Hash {
         self.fingerprint
@@ -188,14 +256,17 @@ impl Dataset {
         &self.source
     }
 
-    /// Refuses a dataset that is too short: training needs a whole window of context + 1 tokens, validation at least one prediction.
+    /// Refuses a dataset that is too short: training needs a whole window of context + 1 tokens,
+    /// validation at least one prediction.
     ///
     /// # Errors
     /// [`Error::File`] with both numbers.
     pub fn check_context(&self, context: usize) -> Result<(), Error> {
         let (train, needed) = (self.train.len(), context.saturating_add(1));
         if train < needed {
-            let problem = format!("has {train} tokens to train on; a context of {context} needs at least {needed}");
+            let problem = format!(
+                "has {train} tokens to train on; a context of {context} needs at least {needed}"
+            );
             return Err(Error::file(&self.source, problem));
         }
         self.check_held_out()
@@ -207,7 +278,10 @@ impl Dataset {
     /// [`Error::File`] with the number of its tokens.
     pub fn check_held_out(&self) -> Result<(), Error> {
         match self.validation.len() {
-            few @ (0 | 1) => Err(Error::file(&self.source, format!("has {few} tokens held out for validation, which needs at least 2"))),
+            few @ (0 | 1) => Err(Error::file(
+                &self.source,
+                format!("has {few} tokens held out for validation, which needs at least 2"),
+            )),
             _ => Ok(()),
         }
     }
@@ -226,17 +300,25 @@ mod tests {
         let [bytes, characters] = ["bytes", "characters"].map(|name| root.path().join(name));
         prepared(&bytes, TokenizerKind::Byte).unwrap();
         prepared(&characters, TokenizerKind::Character).unwrap();
-        let refusal = |folder: &Path, kind, vocabulary| Dataset::from_folder(folder, kind, vocabulary).unwrap_err().to_string();
+        let refusal = |folder: &Path, kind, vocabulary| {
+            Dataset::from_folder(folder, kind, vocabulary).unwrap_err().to_string()
+        };
         assert!(refusal(&bytes, Some(TokenizerKind::Gpt2), None).contains("`gpt2` is asked for"));
         assert!(refusal(&bytes, None, Some(257)).contains("of 256 tokens, expected one of 257"));
         fs::copy(characters.join(VALIDATION), bytes.join(VALIDATION)).unwrap();
         assert!(refusal(&bytes, None, None).contains("val.bin: has a vocabulary of"));
-        Tokenizer::Character((0..256).filter_map(char::from_u32).collect()).save(&bytes.join(TOKENIZER)).unwrap();
-        assert!(refusal(&bytes, None, None).contains("train.bin: was not encoded with the tokenizer"));
+        Tokenizer::Character((0..256).filter_map(char::from_u32).collect())
+            .save(&bytes.join(TOKENIZER))
+            .unwrap();
+        assert!(
+            refusal(&bytes, None, None).contains("train.bin: was not encoded with the tokenizer")
+        );
         fs::remove_file(bytes.join(TOKENIZER)).unwrap();
         assert!(refusal(&bytes, None, None).contains("needs the tokenizer.json"));
         fs::write(characters.join(TRAIN), [0; 8]).unwrap();
-        assert!(refusal(&characters, None, None).contains("train.bin: is no token shard of sparse24"));
+        assert!(
+            refusal(&characters, None, None).contains("train.bin: is no token shard of sparse24")
+        );
         fs::remove_file(characters.join(VALIDATION)).unwrap();
         fs::remove_file(characters.join(TOKENIZER)).unwrap();
         assert!(refusal(&characters, None, None).contains("val.bin"));
@@ -245,14 +327,19 @@ mod tests {
     #[test]
     fn other_data_under_the_tokenizer_of_a_run() {
         let root = tempfile::tempdir().unwrap();
-        let [folder, text, foreign] = ["folder", "text", "foreign"].map(|name| root.path().join(name));
+        let [folder, text, foreign] =
+            ["folder", "text", "foreign"].map(|name| root.path().join(name));
         let written = prepared(&folder, TokenizerKind::Character).unwrap();
         let tokenizer = written.tokenizer().unwrap();
-        let open = |path: &Path, tokenizer: &Tokenizer| Dataset::open_with(path, tokenizer.clone(), 0.1);
+        let open =
+            |path: &Path, tokenizer: &Tokenizer| Dataset::open_with(path, tokenizer.clone(), 0.1);
         assert_eq!(open(&folder, tokenizer).unwrap().fingerprint(), written.fingerprint());
-        let refusal = |path: &Path, tokenizer: &Tokenizer| open(path, tokenizer).unwrap_err().to_string();
+        let refusal =
+            |path: &Path, tokenizer: &Tokenizer| open(path, tokenizer).unwrap_err().to_string();
         assert!(refusal(&folder, &Tokenizer::Byte).contains("expected one of 256"));
-        let other = Tokenizer::Character((32..32 + tokenizer.vocabulary()).filter_map(char::from_u32).collect());
+        let other = Tokenizer::Character(
+            (32..32 + tokenizer.vocabulary()).filter_map(char::from_u32).collect(),
+        );
         assert!(refusal(&folder, &other).contains("prepared with another tokenizer"));
         fs::write(&text, "not to be".repeat(9)).unwrap();
         assert_eq!(open(&text, tokenizer).unwrap().vocabulary(), tokenizer.vocabulary());
@@ -278,18 +365,32 @@ mod tests {
         let known = open(Some(TokenizerKind::Byte), None).unwrap();
         assert_eq!(known.tokenizer(), Some(&Tokenizer::Byte));
         assert_ne!(known.fingerprint(), inferred.fingerprint());
-        assert!(open(None, Some(200)).unwrap_err().to_string().contains("train.bin: token 200 at position 1"));
-        assert!(open(Some(TokenizerKind::Byte), Some(300)).unwrap_err().to_string().contains("expected one of 300"));
+        assert!(
+            open(None, Some(200))
+                .unwrap_err()
+                .to_string()
+                .contains("train.bin: token 200 at position 1")
+        );
+        assert!(
+            open(Some(TokenizerKind::Byte), Some(300))
+                .unwrap_err()
+                .to_string()
+                .contains("expected one of 300")
+        );
     }
 
     #[test]
     fn every_token_counts_in_the_fingerprint() {
-        let of = |text: &str| Dataset::from_corpus(&corpus(text), Tokenizer::Byte, 0.5).unwrap().fingerprint();
+        let of = |text: &str| {
+            Dataset::from_corpus(&corpus(text), Tokenizer::Byte, 0.5).unwrap().fingerprint()
+        };
         assert_eq!(of("abcdef"), of("abcdef"));
         for other in ["abcdeg", "bbcdef", "abcde", "abdcef"] {
             assert_ne!(of("abcdef"), of(other), "{other}");
         }
-        let split = |share| Dataset::from_corpus(&corpus("aaaaaaaa"), Tokenizer::Byte, share).unwrap().fingerprint();
+        let split = |share| {
+            Dataset::from_corpus(&corpus("aaaaaaaa"), Tokenizer::Byte, share).unwrap().fingerprint()
+        };
         assert_ne!(split(0.5), split(0.25));
     }
 
@@ -298,7 +399,10 @@ mod tests {
         let dataset = Dataset::from_corpus(&corpus("0123456789"), Tokenizer::Byte, 0.2).unwrap();
         dataset.check_context(7).unwrap();
         let message = dataset.check_context(8).unwrap_err().to_string();
-        assert!(message.contains("corpus: has 8 tokens") && message.contains("at least 9"), "{message}");
+        assert!(
+            message.contains("corpus: has 8 tokens") && message.contains("at least 9"),
+            "{message}"
+        );
         assert!(dataset.check_context(usize::MAX).is_err());
         let dataset = Dataset::from_corpus(&corpus("0123456789"), Tokenizer::Byte, 0.1).unwrap();
         assert!(dataset.check_context(4).unwrap_err().to_string().contains("1 tokens held out"));
@@ -308,7 +412,8 @@ mod tests {
     #[test]
     fn an_unknown_character_is_found_in_either_part() {
         let tokenizer = Tokenizer::for_text(TokenizerKind::Character, "ab").unwrap();
-        let message = Dataset::from_corpus(&corpus("abababababX"), tokenizer, 0.5).unwrap_err().to_string();
+        let message =
+            Dataset::from_corpus(&corpus("abababababX"), tokenizer, 0.5).unwrap_err().to_string();
         assert!(message.starts_with("corpus: the character 'X' (U+0058) at byte 10"), "{message}");
     }
 }

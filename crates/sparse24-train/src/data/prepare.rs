@@ -1,7 +1,7 @@
 //! A text, encoded once for many runs: the folder that [`Dataset::from_folder`] reads.
 //!
-//! Invariant: the folder appears whole or not at all, and nothing is replaced but what was made here.
-//! Deliberately absent: encoding of texts larger than memory.
+//! Invariant: the folder appears whole or not at all, and nothing is replaced but what was made
+//! here. Deliberately absent: encoding of texts larger than memory.
 
 use std::{
     ffi::OsString,
@@ -21,18 +21,29 @@ use crate::{Error, disk};
 /// Held while a folder is made; it is removed before the folder gets its name.
 const LOCK: &str = "lock";
 
-/// Encodes a corpus into a folder for [`Dataset::from_folder`]: `train.bin`, `val.bin`, `tokenizer.json`.
+/// Encodes a corpus into a folder for [`Dataset::from_folder`]: `train.bin`, `val.bin`,
+/// `tokenizer.json`.
 ///
-/// The folder appears whole or not at all: it is made beside its place and renamed. One that exists must be empty or prepared earlier.
+/// The folder appears whole or not at all: it is made beside its place and renamed. One that exists
+/// must be empty or prepared earlier.
 ///
 /// # Errors
-/// [`Error::File`] for a folder that holds anything else; [`Error::Io`]; [`Error::Interrupted`] if the flag is set before the shards are
-/// written; as [`Dataset::from_corpus`].
-pub fn prepare(corpus: &Corpus, tokenizer: Tokenizer, validation: f64, folder: &Path, interrupt: &AtomicBool) -> Result<Dataset, Error> {
+/// [`Error::File`] for a folder that holds anything else; [`Error::Io`]; [`Error::Interrupted`] if
+/// the flag is set before the shards are written; as [`Dataset::from_corpus`].
+pub fn prepare(
+    corpus: &Corpus,
+    tokenizer: Tokenizer,
+    validation: f64,
+    folder: &Path,
+    interrupt: &AtomicBool,
+) -> Result<Dataset, Error> {
     // Through links and dots, so that there is a name to rename to.
     let folder = &fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
     check_replaceable(folder)?;
-    let (origin, described) = (Origin { vocabulary: tokenizer.vocabulary(), tokenizer: tokenizer.fingerprint() }, tokenizer.clone());
+    let (origin, described) = (
+        Origin { vocabulary: tokenizer.vocabulary(), tokenizer: tokenizer.fingerprint() },
+        tokenizer.clone(),
+    );
     let dataset = Dataset::encoded(corpus, tokenizer, validation, interrupt)?;
     let parent = disk::parent(folder);
     fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, e))?;
@@ -60,7 +71,8 @@ pub fn prepare(corpus: &Corpus, tokenizer: Tokenizer, validation: f64, folder: &
 struct PartialFolder(PathBuf);
 
 impl PartialFolder {
-    /// The place where a folder is made, empty but for a lock that this process holds. What a process that died left there is removed.
+    /// The place where a folder is made, empty but for a lock that this process holds. What a
+    /// process that died left there is removed.
     fn claim(folder: &Path) -> Result<(Self, File), Error> {
         let path = disk::aside(folder);
         let failed = |e| Error::io("create", folder, e);
@@ -71,10 +83,16 @@ impl PartialFolder {
         let lock = File::create(path.join(LOCK)).map_err(failed)?;
         match lock.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(Error::file(folder, "is being prepared by another process; wait for it")),
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::file(
+                    folder,
+                    "is being prepared by another process; wait for it",
+                ));
+            }
             Err(TryLockError::Error(e)) => return Err(failed(e)),
         }
-        // The folder that was to be replaced, if the process died between taking its name away and giving it to the new one.
+        // The folder that was to be replaced, if the process died between taking its name away and
+        // giving it to the new one.
         drop(Self(disk::aside(&path)));
         for name in names(&path)?.into_iter().filter(|name| name != LOCK) {
             fs::remove_file(path.join(name)).map_err(failed)?;
@@ -85,13 +103,16 @@ impl PartialFolder {
 
 impl Drop for PartialFolder {
     fn drop(&mut self) {
-        // After the rename there is nothing here; before it, the error at hand says more than one of the removal would.
+        // After the rename there is nothing here; before it, the error at hand says more than one
+        // of the removal would.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
 fn names(folder: &Path) -> Result<Vec<OsString>, Error> {
-    let list = || fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>();
+    let list = || {
+        fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>()
+    };
     list().map_err(|e| Error::io("read", folder, e))
 }
 
@@ -103,15 +124,22 @@ fn check_replaceable(folder: &Path) -> Result<(), Error> {
         return Err(Error::file(folder, "exists and is not a folder; name a new one"));
     }
     let names = names(folder)?;
-    let stranger = names.iter().find(|name| ![TRAIN, VALIDATION, TOKENIZER].iter().any(|ours| name == ours));
+    let stranger =
+        names.iter().find(|name| ![TRAIN, VALIDATION, TOKENIZER].iter().any(|ours| name == ours));
     if let Some(stranger) = stranger {
-        let problem = format!("is not empty and holds `{}`, which `prepare` never wrote; name a new or empty folder", stranger.display());
+        let problem = format!(
+            "is not empty and holds `{}`, which `prepare` never wrote; name a new or empty folder",
+            stranger.display()
+        );
         return Err(Error::file(folder, problem));
     }
     if names.is_empty() || Tokenizer::load(&folder.join(TOKENIZER)).is_ok() {
         return Ok(());
     }
-    Err(Error::file(folder, format!("holds token files without a {TOKENIZER} of sparse24; name a new or empty folder")))
+    Err(Error::file(
+        folder,
+        format!("holds token files without a {TOKENIZER} of sparse24; name a new or empty folder"),
+    ))
 }
 
 #[cfg(test)]
@@ -125,11 +153,20 @@ pub(super) mod tests {
 
     pub(in crate::data) fn prepared(folder: &Path, kind: TokenizerKind) -> Result<Dataset, Error> {
         let corpus = corpus(&"to be, or not to be: ".repeat(20));
-        prepare(&corpus, Tokenizer::for_text(kind, corpus.text()).unwrap(), 0.1, folder, &AtomicBool::new(false))
+        prepare(
+            &corpus,
+            Tokenizer::for_text(kind, corpus.text()).unwrap(),
+            0.1,
+            folder,
+            &AtomicBool::new(false),
+        )
     }
 
     fn names(folder: &Path) -> Vec<String> {
-        let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<_> = fs::read_dir(folder)
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         names
     }
@@ -143,7 +180,10 @@ pub(super) mod tests {
             assert_eq!(names(&folder), [TOKENIZER, TRAIN, VALIDATION]);
             assert_eq!(names(folder.parent().unwrap()), ["er"], "something half-written is left");
             let read = Dataset::open(Some(&folder), Some(kind), 0.5).unwrap();
-            assert_eq!((read.train(), read.validation(), read.vocabulary()), (written.train(), written.validation(), written.vocabulary()));
+            assert_eq!(
+                (read.train(), read.validation(), read.vocabulary()),
+                (written.train(), written.validation(), written.vocabulary())
+            );
             assert_eq!(read.tokenizer(), written.tokenizer());
             assert_eq!(read.fingerprint(), written.fingerprint());
         }
@@ -162,7 +202,10 @@ pub(super) mod tests {
         assert_eq!(names(&folder), [TOKENIZER, TRAIN, VALIDATION]);
         let (living, _lock) = PartialFolder::claim(&folder).unwrap();
         let message = prepared(&folder, TokenizerKind::Byte).unwrap_err().to_string();
-        assert!(message.ends_with("out: is being prepared by another process; wait for it"), "{message}");
+        assert!(
+            message.ends_with("out: is being prepared by another process; wait for it"),
+            "{message}"
+        );
         assert_eq!(names(&living.0), [LOCK]);
     }
 
@@ -173,13 +216,21 @@ pub(super) mod tests {
         fs::create_dir(&folder).unwrap();
         prepared(&folder, TokenizerKind::Byte).unwrap();
         prepared(&folder, TokenizerKind::Character).unwrap();
-        assert_eq!(Tokenizer::load(&folder.join(TOKENIZER)).unwrap().kind(), TokenizerKind::Character);
+        assert_eq!(
+            Tokenizer::load(&folder.join(TOKENIZER)).unwrap().kind(),
+            TokenizerKind::Character
+        );
         fs::write(folder.join("thesis.tex"), "years of work").unwrap();
         let message = prepared(&folder, TokenizerKind::Byte).unwrap_err().to_string();
         assert!(message.contains("out") && message.contains("`thesis.tex`"), "{message}");
         fs::remove_file(folder.join("thesis.tex")).unwrap();
         fs::remove_file(folder.join(TOKENIZER)).unwrap();
-        assert!(prepared(&folder, TokenizerKind::Byte).unwrap_err().to_string().contains("without a tokenizer.json"));
+        assert!(
+            prepared(&folder, TokenizerKind::Byte)
+                .unwrap_err()
+                .to_string()
+                .contains("without a tokenizer.json")
+        );
         assert_eq!(names(&folder), [TRAIN, VALIDATION]);
         assert_eq!(names(root.path()), ["out"]);
     }

@@ -14,11 +14,13 @@
 //! | 88..96 | zero |
 //! | 96..128 | BLAKE3 of bytes 0..96 |
 //!
-//! Read only: nanoGPT's `.bin` (u16 ids and nothing else) and llm.c's (256 i32 of header: magic, version, token count; then u16 ids for
-//! magic 20240520 version 1, u32 ids for magic 20240801 version 7).
+//! Read only: nanoGPT's `.bin` (u16 ids and nothing else) and llm.c's (256 i32 of header: magic,
+//! version, token count; then u16 ids for magic 20240520 version 1, u32 ids for magic 20240801
+//! version 7).
 //!
-//! Invariant: what is read is what was written, or an error says where it differs; nothing is allocated beyond the file's size.
-//! Deliberately absent: writing foreign layouts, and shards larger than memory.
+//! Invariant: what is read is what was written, or an error says where it differs; nothing is
+//! allocated beyond the file's size. Deliberately absent: writing foreign layouts, and shards
+//! larger than memory.
 
 use std::{
     convert::Infallible,
@@ -62,9 +64,11 @@ pub struct Origin {
 /// Writes a shard of our layout, atomically.
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::UnknownToken`] for an id beyond the vocabulary: such a shard could never be read.
+/// [`Error::Io`]; [`Error::UnknownToken`] for an id beyond the vocabulary: such a shard could never
+/// be read.
 pub fn write(path: &Path, tokens: &Tokens, origin: Origin) -> Result<(), Error> {
-    let beyond = (0..tokens.len()).map(|at| (at, tokens.get(at))).find(|&(_, id)| id >= origin.vocabulary);
+    let beyond =
+        (0..tokens.len()).map(|at| (at, tokens.get(at))).find(|&(_, id)| id >= origin.vocabulary);
     if let Some((position, token)) = beyond {
         return Err(Error::UnknownToken { token, position, vocabulary: origin.vocabulary });
     }
@@ -90,33 +94,51 @@ pub fn write(path: &Path, tokens: &Tokens, origin: Origin) -> Result<(), Error> 
     })
 }
 
-/// Reads a shard of any of the layouts, told apart by their first bytes; a file without a magic is nanoGPT's.
+/// Reads a shard of any of the layouts, told apart by their first bytes; a file without a magic is
+/// nanoGPT's.
 ///
-/// Ids are checked against the vocabulary that the header tells; those of a foreign layout against `vocabulary`, if it is given.
+/// Ids are checked against the vocabulary that the header tells; those of a foreign layout against
+/// `vocabulary`, if it is given.
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::File`] where the size differs from what the header says, an id is beyond the vocabulary, the header
-/// contradicts `vocabulary`, or a checksum does not match.
+/// [`Error::Io`]; [`Error::File`] where the size differs from what the header says, an id is beyond
+/// the vocabulary, the header contradicts `vocabulary`, or a checksum does not match.
 pub fn read(path: &Path, vocabulary: Option<u32>) -> Result<Shard, Error> {
     let (mut file, size) = disk::open(path)?;
     let mut header = Vec::with_capacity(LLM_C_HEADER);
-    (&mut file).take(HEADER as u64).read_to_end(&mut header).map_err(|e| Error::io("read", path, e))?;
+    (&mut file)
+        .take(HEADER as u64)
+        .read_to_end(&mut header)
+        .map_err(|e| Error::io("read", path, e))?;
     let mut reader = Reader { path: path.to_owned(), file, size };
     if header.starts_with(&MAGIC) {
         return reader.own(&header, vocabulary);
     }
-    let number = |at: usize| header.get(at..at + 4).map(|bytes| u32::from_le_bytes(bytes.try_into().expect("four bytes")));
-    if let Some(&(magic, version, width)) = LLM_C.iter().find(|layout| number(0) == Some(layout.0)) {
+    let number = |at: usize| {
+        header
+            .get(at..at + 4)
+            .map(|bytes| u32::from_le_bytes(bytes.try_into().expect("four bytes")))
+    };
+    if let Some(&(magic, version, width)) = LLM_C.iter().find(|layout| number(0) == Some(layout.0))
+    {
         let (found, count) = (number(4).unwrap_or(0), number(8).unwrap_or(0));
         if found != version {
-            return Err(reader.refuse(format!("llm.c's magic {magic} comes with version {version}, found {found}")));
+            return Err(reader.refuse(format!(
+                "llm.c's magic {magic} comes with version {version}, found {found}"
+            )));
         }
         reader.check_size(LLM_C_HEADER, u64::from(count), width)?;
         reader.skip(LLM_C_HEADER - header.len())?;
-        return Ok(Shard { tokens: reader.ids(&[], u64::from(count), width, vocabulary)?.0, origin: None });
+        return Ok(Shard {
+            tokens: reader.ids(&[], u64::from(count), width, vocabulary)?.0,
+            origin: None,
+        });
     }
-    if header.len() == HEADER && checksum(&[&MAGIC, &header[4..CHECKED]]).as_bytes() == &header[CHECKED..] {
-        return Err(reader.refuse("the magic of this token shard is damaged, the rest of its header is intact"));
+    if header.len() == HEADER
+        && checksum(&[&MAGIC, &header[4..CHECKED]]).as_bytes() == &header[CHECKED..]
+    {
+        return Err(reader
+            .refuse("the magic of this token shard is damaged, the rest of its header is intact"));
     }
     if !size.is_multiple_of(2) {
         return Err(reader.refuse(format!("holds {size} bytes without a known header; raw u16 tokens would take one byte less or more")));
@@ -145,12 +167,18 @@ impl Reader {
 
     fn own(&mut self, header: &[u8], expected: Option<u32>) -> Result<Shard, Error> {
         if header.len() < HEADER {
-            return Err(self.refuse(format!("holds {} bytes; the header of a token shard alone takes {HEADER}", self.size)));
+            return Err(self.refuse(format!(
+                "holds {} bytes; the header of a token shard alone takes {HEADER}",
+                self.size
+            )));
         }
         if checksum(&[&header[..CHECKED]]).as_bytes() != &header[CHECKED..] {
-            return Err(self.refuse(format!("the checksum at offset {CHECKED} does not match the header: the file is damaged")));
+            return Err(self.refuse(format!(
+                "the checksum at offset {CHECKED} does not match the header: the file is damaged"
+            )));
         }
-        let number = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
+        let number =
+            |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
         let hash = |at: usize| Hash::from_bytes(header[at..at + 32].try_into().expect("32 bytes"));
         let (version, width, vocabulary) = (number(4), number(8) as usize, number(12));
         if version != VERSION {
@@ -160,7 +188,9 @@ impl Reader {
             return Err(self.refuse(format!("has {width} bytes a token, expected 2 or 4")));
         }
         if let Some(expected) = expected.filter(|&expected| expected != vocabulary) {
-            return Err(self.refuse(format!("has a vocabulary of {vocabulary}, expected {expected}")));
+            return Err(
+                self.refuse(format!("has a vocabulary of {vocabulary}, expected {expected}"))
+            );
         }
         let count = u64::from_le_bytes(header[16..24].try_into().expect("eight bytes"));
         self.check_size(HEADER, count, width)?;
@@ -173,7 +203,8 @@ impl Reader {
 
     /// Refuses a file that is not exactly header and ids.
     fn check_size(&self, header: usize, count: u64, width: usize) -> Result<(), Error> {
-        let (size, expected) = (u128::from(self.size), header as u128 + u128::from(count) * width as u128);
+        let (size, expected) =
+            (u128::from(self.size), header as u128 + u128::from(count) * width as u128);
         let difference = match size {
             _ if size < expected => format!("{} bytes are missing", expected - size),
             _ if size > expected => format!("{} bytes are too many", size - expected),
@@ -187,8 +218,16 @@ impl Reader {
     }
 
     /// The rest of the file after `head`, as ids below the vocabulary, and the hash of its bytes.
-    fn ids(&mut self, head: &[u8], count: u64, width: usize, vocabulary: Option<u32>) -> Result<(Tokens, Hash), Error> {
-        let count = usize::try_from(count).map_err(|_| self.refuse(format!("{count} tokens are more than this machine can address")))?;
+    fn ids(
+        &mut self,
+        head: &[u8],
+        count: u64,
+        width: usize,
+        vocabulary: Option<u32>,
+    ) -> Result<(Tokens, Hash), Error> {
+        let count = usize::try_from(count).map_err(|_| {
+            self.refuse(format!("{count} tokens are more than this machine can address"))
+        })?;
         let mut tokens = match width {
             2 => Tokens::U16(disk::reserve(&self.path, count)?),
             _ => Tokens::U32(disk::reserve(&self.path, count)?),
@@ -199,12 +238,16 @@ impl Reader {
         loop {
             hasher.update(&piece);
             let position = tokens.len();
-            let id = |bytes: &[u8]| bytes.iter().rev().fold(0, |id, &byte| id << 8 | u32::from(byte));
+            let id =
+                |bytes: &[u8]| bytes.iter().rev().fold(0, |id, &byte| id << 8 | u32::from(byte));
             if let Some(vocabulary) = vocabulary {
-                let beyond = piece.chunks_exact(width).map(id).enumerate().find(|&(_, id)| id >= vocabulary);
+                let beyond =
+                    piece.chunks_exact(width).map(id).enumerate().find(|&(_, id)| id >= vocabulary);
                 if let Some((at, id)) = beyond {
                     let at = position + at;
-                    return Err(self.refuse(format!("token {id} at position {at} is beyond the vocabulary of {vocabulary}")));
+                    return Err(self.refuse(format!(
+                        "token {id} at position {at} is beyond the vocabulary of {vocabulary}"
+                    )));
                 }
             }
             tokens.extend(piece.chunks_exact(width).map(id));
@@ -273,9 +316,14 @@ mod tests {
             assert!(read(&path, None).is_err(), "{length}");
         }
         fs::write(&path, [&whole[..], b"xyz"].concat()).unwrap();
-        assert!(refusal(&path, None).contains("tells of 4 tokens, 144 bytes in all, but it holds 147: 3 bytes are too many"));
+        assert!(refusal(&path, None).contains(
+            "tells of 4 tokens, 144 bytes in all, but it holds 147: 3 bytes are too many"
+        ));
         fs::write(&path, &whole[..141]).unwrap();
-        assert!(refusal(&path, None).contains("144 bytes in all, but it holds 141: 3 bytes are missing"));
+        assert!(
+            refusal(&path, None)
+                .contains("144 bytes in all, but it holds 141: 3 bytes are missing")
+        );
     }
 
     #[test]
@@ -301,7 +349,12 @@ mod tests {
         assert!(refusal(&path, Some(11)).contains("vocabulary of 10, expected 11"));
         let mut tokens = Tokens::for_vocabulary(10);
         tokens.extend([1, 10]);
-        assert!(write(&path, &tokens, origin(10)).unwrap_err().to_string().contains("token 10 at position 1"));
+        assert!(
+            write(&path, &tokens, origin(10))
+                .unwrap_err()
+                .to_string()
+                .contains("token 10 at position 1")
+        );
         assert_eq!(fs::read(&path).unwrap(), whole, "a refused write touched the file");
     }
 
@@ -311,8 +364,14 @@ mod tests {
         let path = folder.path().join("foreign.bin");
         let raw: Vec<u8> = (0..300_u16).flat_map(u16::to_le_bytes).collect();
         fs::write(&path, &raw).unwrap();
-        assert_eq!(read(&path, Some(300)).unwrap(), Shard { tokens: Tokens::U16((0..300).collect()), origin: None });
-        assert!(refusal(&path, Some(299)).contains("foreign.bin: token 299 at position 299 is beyond the vocabulary of 299"));
+        assert_eq!(
+            read(&path, Some(300)).unwrap(),
+            Shard { tokens: Tokens::U16((0..300).collect()), origin: None }
+        );
+        assert!(
+            refusal(&path, Some(299))
+                .contains("foreign.bin: token 299 at position 299 is beyond the vocabulary of 299")
+        );
         fs::write(&path, &raw[..599]).unwrap();
         assert!(refusal(&path, None).contains("holds 599 bytes"));
         for (magic, version, width) in [(20_240_520_u32, 1_u32, 2), (20_240_801, 7, 4)] {

@@ -1,7 +1,7 @@
 //! Text to token ids and back.
 //!
-//! Invariant: `decode(encode(text)) == text`, and every id that encode yields is below [`Tokenizer::vocabulary`].
-//! Deliberately absent: training a vocabulary of its own.
+//! Invariant: `decode(encode(text)) == text`, and every id that encode yields is below
+//! [`Tokenizer::vocabulary`]. Deliberately absent: training a vocabulary of its own.
 
 use std::{
     iter,
@@ -51,8 +51,9 @@ pub enum Tokenizer {
     Byte,
     /// The id of a character is its rank among these, ascending by code point.
     Character(Vec<char>),
-    /// GPT-2's byte-pair encoding, ids as in its `encoder.json`; `<|endoftext|>` (50256) is in the vocabulary, but text that spells it is
-    /// encoded as ordinary text. Source: Radford et al., "Language models are unsupervised multitask learners", 2019, section 2.2.
+    /// GPT-2's byte-pair encoding, ids as in its `encoder.json`; `<|endoftext|>` (50256) is in the
+    /// vocabulary, but text that spells it is encoded as ordinary text. Source: Radford et al.,
+    /// "Language models are unsupervised multitask learners", 2019, section 2.2.
     #[cfg(feature = "tokenizers")]
     Gpt2,
 }
@@ -73,7 +74,9 @@ impl Tokenizer {
                     }
                     seen[c] = true;
                 }
-                let seen = (0..).zip(seen).filter_map(|(c, seen)| if seen { char::from_u32(c) } else { None });
+                let seen = (0..)
+                    .zip(seen)
+                    .filter_map(|(c, seen)| if seen { char::from_u32(c) } else { None });
                 Ok(Self::Character(seen.collect()))
             }
             #[cfg(feature = "tokenizers")]
@@ -108,7 +111,8 @@ impl Tokenizer {
         }
     }
 
-    /// BLAKE3 of the name, a zero byte and the characters in UTF-8: two tokenizers with the same fingerprint encode alike.
+    /// BLAKE3 of the name, a zero byte and the characters in UTF-8: two tokenizers with the same
+    /// fingerprint encode alike.
     #[must_use]
     pub fn fingerprint(&self) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new();
@@ -122,8 +126,9 @@ impl Tokenizer {
     /// The ids of a text.
     ///
     /// # Errors
-    /// [`Error::UnknownCharacter`] where the vocabulary of a character tokenizer has no such character; [`Error::LongWhiteSpace`] where
-    /// the GPT-2 tokenizer would have to split a run of white space too long for it.
+    /// [`Error::UnknownCharacter`] where the vocabulary of a character tokenizer has no such
+    /// character; [`Error::LongWhiteSpace`] where the GPT-2 tokenizer would have to split a run of
+    /// white space too long for it.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
         match self {
             Self::Byte => Ok(text.bytes().map(u32::from).collect()),
@@ -131,7 +136,11 @@ impl Tokenizer {
                 .char_indices()
                 .map(|(offset, character)| match characters.binary_search(&character) {
                     Ok(id) => Ok(id as u32),
-                    Err(_) => Err(Error::UnknownCharacter { character, offset, vocabulary: self.vocabulary() }),
+                    Err(_) => Err(Error::UnknownCharacter {
+                        character,
+                        offset,
+                        vocabulary: self.vocabulary(),
+                    }),
                 })
                 .collect(),
             #[cfg(feature = "tokenizers")]
@@ -142,8 +151,14 @@ impl Tokenizer {
     /// Appends the ids of a text of any length, without holding them a second time.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`]; [`Error::Interrupted`] within a mebibyte of text once the flag is set.
-    pub fn encode_into(&self, text: &str, tokens: &mut Tokens, interrupt: &AtomicBool) -> Result<(), Error> {
+    /// As [`Tokenizer::encode`]; [`Error::Interrupted`] within a mebibyte of text once the flag is
+    /// set.
+    pub fn encode_into(
+        &self,
+        text: &str,
+        tokens: &mut Tokens,
+        interrupt: &AtomicBool,
+    ) -> Result<(), Error> {
         const PIECE: usize = 1 << 20;
         let mut before = 0;
         for piece in pieces(text, PIECE) {
@@ -168,7 +183,9 @@ impl Tokenizer {
         }
         Ok(match self {
             Self::Byte => ids.iter().map(|&id| id as u8).collect(),
-            Self::Character(characters) => ids.iter().map(|&id| characters[id as usize]).collect::<String>().into_bytes(),
+            Self::Character(characters) => {
+                ids.iter().map(|&id| characters[id as usize]).collect::<String>().into_bytes()
+            }
             #[cfg(feature = "tokenizers")]
             Self::Gpt2 => gpt2::decode(ids),
         })
@@ -191,22 +208,30 @@ impl Tokenizer {
     pub fn load(path: &Path) -> Result<Self, Error> {
         /// Every character there is, as JSON escapes.
         const LARGEST: u64 = 12 * (char::MAX as u64 + 1);
-        serde_json::from_slice(&disk::read_small(path, LARGEST)?)
-            .map_err(|e| Error::file(path, format!("is not a tokenizer of sparse24 (`sparse24 prepare` writes one): {e}")))
+        serde_json::from_slice(&disk::read_small(path, LARGEST)?).map_err(|e| {
+            Error::file(
+                path,
+                format!("is not a tokenizer of sparse24 (`sparse24 prepare` writes one): {e}"),
+            )
+        })
     }
 }
 
-/// The text in pieces of at least `size` bytes but the last, each beginning with white space and ending without.
+/// The text in pieces of at least `size` bytes but the last, each beginning with white space and
+/// ending without.
 ///
-/// No token of GPT-2 spans such a border: its pre-tokenizer lets white space only begin a piece or fill one, and looks ahead only from it.
+/// No token of GPT-2 spans such a border: its pre-tokenizer lets white space only begin a piece or
+/// fill one, and looks ahead only from it.
 fn pieces(mut text: &str, size: usize) -> impl Iterator<Item = &str> {
     iter::from_fn(move || {
         let mut after_word = false;
-        let border = text.char_indices().skip_while(|&(at, c)| at + c.len_utf8() < size).find_map(|(at, c)| {
-            let border = after_word && c.is_whitespace();
-            after_word = !c.is_whitespace();
-            border.then_some(at)
-        });
+        let border = text.char_indices().skip_while(|&(at, c)| at + c.len_utf8() < size).find_map(
+            |(at, c)| {
+                let border = after_word && c.is_whitespace();
+                after_word = !c.is_whitespace();
+                border.then_some(at)
+            },
+        );
         let (piece, rest) = text.split_at(border.unwrap_or(text.len()));
         text = rest;
         (!piece.is_empty()).then_some(piece)
@@ -240,18 +265,29 @@ impl TryFrom<Description> for Tokenizer {
 
     fn try_from(description: Description) -> Result<Self, String> {
         if description.sparse24_tokenizer != 1 {
-            return Err(format!("version {} is not 1; a newer sparse24 may read it", description.sparse24_tokenizer));
+            return Err(format!(
+                "version {} is not 1; a newer sparse24 may read it",
+                description.sparse24_tokenizer
+            ));
         }
         match (description.kind, description.characters) {
-            (TokenizerKind::Character, None) => Err("kind `char` needs its `characters`".to_owned()),
+            (TokenizerKind::Character, None) => {
+                Err("kind `char` needs its `characters`".to_owned())
+            }
             (TokenizerKind::Character, Some(characters)) => {
                 if characters.is_empty() {
                     return Err("`characters` is empty".to_owned());
                 }
                 // Before they take four bytes each: those that ascend are not many.
-                match characters.chars().zip(characters.chars().skip(1)).find(|(one, next)| one >= next) {
+                match characters
+                    .chars()
+                    .zip(characters.chars().skip(1))
+                    .find(|(one, next)| one >= next)
+                {
                     None => Ok(Self::Character(characters.chars().collect())),
-                    Some((one, next)) => Err(format!("`characters` must ascend, but {one:?} comes before {next:?}")),
+                    Some((one, next)) => {
+                        Err(format!("`characters` must ascend, but {one:?} comes before {next:?}"))
+                    }
                 }
             }
             (kind, Some(_)) => Err(format!("kind `{}` has no `characters`", kind.name())),
@@ -268,7 +304,8 @@ mod gpt2 {
 
     pub(super) const VOCABULARY: u32 = 50_257;
 
-    /// The pre-tokenizer backtracks over a run of white space, and gives up before a million characters.
+    /// The pre-tokenizer backtracks over a run of white space, and gives up before a million
+    /// characters.
     const LONGEST_SPACE: usize = 1 << 18;
 
     pub(super) fn encode(text: &str) -> Result<Vec<u32>, Error> {
@@ -283,7 +320,9 @@ mod gpt2 {
     }
 
     pub(super) fn decode(ids: &[u32]) -> Vec<u8> {
-        tiktoken_rs::r50k_base_singleton().decode_bytes(ids).expect("ids below the vocabulary were checked")
+        tiktoken_rs::r50k_base_singleton()
+            .decode_bytes(ids)
+            .expect("ids below the vocabulary were checked")
     }
 }
 
@@ -305,17 +344,27 @@ mod tests {
         assert_eq!(Tokenizer::Byte.encode("é").unwrap(), [0xc3, 0xa9]);
         assert_eq!(Tokenizer::Byte.vocabulary(), 256);
         let message = characters.encode("né").unwrap_err().to_string();
-        assert!(message.contains("'é' (U+00E9) at byte 1") && message.contains("4 characters"), "{message}");
+        assert!(
+            message.contains("'é' (U+00E9) at byte 1") && message.contains("4 characters"),
+            "{message}"
+        );
         let message = characters.decode(&[0, 4]).unwrap_err().to_string();
-        assert!(message.contains("token 4 at position 1") && message.contains("vocabulary of 4"), "{message}");
+        assert!(
+            message.contains("token 4 at position 1") && message.contains("vocabulary of 4"),
+            "{message}"
+        );
     }
 
     #[cfg(feature = "tokenizers")]
     #[test]
     fn gpt2_ids_are_the_published_ones() {
-        // From OpenAI's encoder: "Hello, world!" and the text of the end-of-text token, which is ordinary here.
+        // From OpenAI's encoder: "Hello, world!" and the text of the end-of-text token, which is
+        // ordinary here.
         assert_eq!(Tokenizer::Gpt2.encode("Hello, world!").unwrap(), [15496, 11, 995, 0]);
-        assert_eq!(Tokenizer::Gpt2.encode("<|endoftext|>").unwrap(), [27, 91, 437, 1659, 5239, 91, 29]);
+        assert_eq!(
+            Tokenizer::Gpt2.encode("<|endoftext|>").unwrap(),
+            [27, 91, 437, 1659, 5239, 91, 29]
+        );
         assert_eq!(Tokenizer::Gpt2.decode(&[50_256]).unwrap(), b"<|endoftext|>");
         assert!(Tokenizer::Gpt2.decode(&[50_257]).is_err());
     }
@@ -323,26 +372,35 @@ mod tests {
     #[cfg(feature = "tokenizers")]
     #[test]
     fn gpt2_survives_hostile_runs() {
-        for hostile in
-            [" ".repeat(200_000) + "x", "\n".repeat(200_000), "a".repeat(200_000), "\u{1F600}".repeat(50_000), "\0".repeat(200_000)]
-        {
+        for hostile in [
+            " ".repeat(200_000) + "x",
+            "\n".repeat(200_000),
+            "a".repeat(200_000),
+            "\u{1F600}".repeat(50_000),
+            "\0".repeat(200_000),
+        ] {
             let ids = Tokenizer::Gpt2.encode(&hostile).unwrap();
             assert_eq!(Tokenizer::Gpt2.decode(&ids).unwrap(), hostile.as_bytes());
         }
         let message = Tokenizer::Gpt2.encode(&(" ".repeat(300_000) + "x")).unwrap_err().to_string();
-        assert!(message.contains("around byte 262144") && message.contains("white-space"), "{message}");
+        assert!(
+            message.contains("around byte 262144") && message.contains("white-space"),
+            "{message}"
+        );
     }
 
     #[test]
     fn a_long_text_is_encoded_like_a_short_one() {
         let text = "word, ".repeat(400_000);
         let tokenizer = Tokenizer::for_text(TokenizerKind::Character, &text).unwrap();
-        let (mut tokens, go_on) = (Tokens::for_vocabulary(tokenizer.vocabulary()), AtomicBool::new(false));
+        let (mut tokens, go_on) =
+            (Tokens::for_vocabulary(tokenizer.vocabulary()), AtomicBool::new(false));
         tokenizer.encode_into(&text, &mut tokens, &go_on).unwrap();
         let mut ids = Vec::new();
         tokens.copy_to(0, tokens.len(), &mut ids);
         assert_eq!(ids, tokenizer.encode(&text).unwrap());
-        let message = tokenizer.encode_into(&(text + "X"), &mut tokens, &go_on).unwrap_err().to_string();
+        let message =
+            tokenizer.encode_into(&(text + "X"), &mut tokens, &go_on).unwrap_err().to_string();
         assert!(message.contains("'X' (U+0058) at byte 2400000"), "{message}");
     }
 
@@ -361,7 +419,8 @@ mod tests {
             assert_eq!(loaded.decode(&ids).unwrap(), TEXT.as_bytes());
             fingerprints.push(loaded.fingerprint());
         }
-        fingerprints.push(Tokenizer::for_text(TokenizerKind::Character, "other").unwrap().fingerprint());
+        fingerprints
+            .push(Tokenizer::for_text(TokenizerKind::Character, "other").unwrap().fingerprint());
         for (i, one) in fingerprints.iter().enumerate() {
             assert!(fingerprints[..i].iter().all(|other| other != one));
         }
@@ -386,11 +445,19 @@ mod tests {
         ] {
             fs::write(&path, content).unwrap();
             let message = Tokenizer::load(&path).unwrap_err().to_string();
-            assert!(message.contains("tokenizer.json") && message.contains(expected), "{content}: {message}");
+            assert!(
+                message.contains("tokenizer.json") && message.contains(expected),
+                "{content}: {message}"
+            );
         }
         fs::write(&path, " ".repeat(14_000_000)).unwrap();
         assert!(Tokenizer::load(&path).unwrap_err().to_string().contains("holds 14000000 bytes"));
-        assert!(Tokenizer::load(&folder.path().join("none")).unwrap_err().to_string().starts_with("cannot read"));
+        assert!(
+            Tokenizer::load(&folder.path().join("none"))
+                .unwrap_err()
+                .to_string()
+                .starts_with("cannot read")
+        );
     }
 
     proptest! {

@@ -1,6 +1,7 @@
 //! A sequence of token ids in memory, as narrow as the vocabulary allows.
 //!
-//! Invariant: the width is that of the vocabulary, not of the tokens that happen to occur. Deliberately absent: files ([`super::shard`]).
+//! Invariant: the width is that of the vocabulary, not of the tokens that happen to occur.
+//! Deliberately absent: files ([`super::shard`]).
 
 /// Ids that are converted at a time.
 const PIECE: usize = 1 << 14;
@@ -27,7 +28,10 @@ impl Tokens {
     /// If an id does not fit the width.
     pub fn extend(&mut self, ids: impl IntoIterator<Item = u32>) {
         match self {
-            Self::U16(tokens) => tokens.extend(ids.into_iter().map(|id| u16::try_from(id).expect("an id fits its vocabulary's width"))),
+            Self::U16(tokens) => tokens.extend(
+                ids.into_iter()
+                    .map(|id| u16::try_from(id).expect("an id fits its vocabulary's width")),
+            ),
             Self::U32(tokens) => tokens.extend(ids),
         }
     }
@@ -83,13 +87,19 @@ impl Tokens {
     /// Outside of the sequence.
     pub fn copy_to(&self, start: usize, count: usize, out: &mut Vec<u32>) {
         match self {
-            Self::U16(tokens) => out.extend(tokens[start..start + count].iter().map(|&id| u32::from(id))),
+            Self::U16(tokens) => {
+                out.extend(tokens[start..start + count].iter().map(|&id| u32::from(id)))
+            }
             Self::U32(tokens) => out.extend_from_slice(&tokens[start..start + count]),
         }
     }
 
     /// The ids as little-endian bytes, `width` each (2 only where every id fits), piece by piece.
-    pub(crate) fn for_each_piece<E>(&self, width: usize, mut piece: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
+    pub(crate) fn for_each_piece<E>(
+        &self,
+        width: usize,
+        mut piece: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let mut bytes = Vec::with_capacity(PIECE * width);
         for start in (0..self.len()).step_by(PIECE) {
             bytes.clear();

@@ -1,7 +1,7 @@
 //! What can go wrong with the operations of [`super`], and what they were.
 //!
-//! Invariant: outside of tests nothing fails by itself and nothing is written down. Deliberately absent: the real failures of a real
-//! kernel, which the crash harness of the command provokes.
+//! Invariant: outside of tests nothing fails by itself and nothing is written down. Deliberately
+//! absent: the real failures of a real kernel, which the crash harness of the command provokes.
 
 use std::path::Path;
 
@@ -59,7 +59,8 @@ mod planned {
         Healthy,
         /// After this many more, one fails so.
         Fail(u32, Fault),
-        /// Of so many, the last fails so, again and again; the second number counts those before it.
+        /// Of so many, the last fails so, again and again; the second number counts those before
+        /// it.
         FailEvery(u32, u32, Fault),
         /// After this many more, none is carried out: the process is dead.
         Kill(u32),
@@ -83,7 +84,8 @@ mod planned {
     }
 
     impl Fault {
-        pub(crate) const ALL: [Self; 6] = [Self::NoSpace, Self::Device, Self::Quota, Self::Interrupted, Self::Short, Self::Full];
+        pub(crate) const ALL: [Self; 6] =
+            [Self::NoSpace, Self::Device, Self::Quota, Self::Interrupted, Self::Short, Self::Full];
 
         fn error(self) -> io::Error {
             io::Error::from_raw_os_error(match self {
@@ -148,12 +150,16 @@ mod planned {
         if fault == Some(Fault::Full) {
             FULL.set(true);
         }
-        let takes_room = matches!(operation, Operation::Create(_) | Operation::CreateDirectory(_) | Operation::Sync(_));
+        let takes_room = matches!(
+            operation,
+            Operation::Create(_) | Operation::CreateDirectory(_) | Operation::Sync(_)
+        );
         match fault {
             _ if FULL.get() && takes_room => return Err(Fault::Full.error()),
             None | Some(Fault::Full | Fault::Short) => {}
             // The kernel's answer to a sync, which is tried again below us.
-            Some(Fault::Interrupted) if matches!(operation, Operation::Sync(_) | Operation::SyncDirectory(_)) => {}
+            Some(Fault::Interrupted)
+                if matches!(operation, Operation::Sync(_) | Operation::SyncDirectory(_)) => {}
             Some(fault) => return Err(fault.error()),
         }
         record(operation);

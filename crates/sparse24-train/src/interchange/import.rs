@@ -12,24 +12,32 @@ use crate::{
     tensors::{TensorFile, container::Entry},
 };
 
-/// Reads a GPT-2 from a safetensors file (F32, F16 or BF16) or a folder with `model.safetensors`: exactly the `expected` names and
-/// shapes (ours: see [`super::Gpt2Config::parameters`]), in that order, linear layers `[out, in]`.
+/// Reads a GPT-2 from a safetensors file (F32, F16 or BF16) or a folder with `model.safetensors`:
+/// exactly the `expected` names and shapes (ours: see [`super::Gpt2Config::parameters`]), in that
+/// order, linear layers `[out, in]`.
 ///
-/// Names may carry the prefix `transformer.`. The causal-mask buffers `attn.bias` and `attn.masked_bias` are passed over, as are
-/// `lm_head.weight` if it equals `wte.weight`, and biases that are all zero where none is expected.
+/// Names may carry the prefix `transformer.`. The causal-mask buffers `attn.bias` and
+/// `attn.masked_bias` are passed over, as are `lm_head.weight` if it equals `wte.weight`, and
+/// biases that are all zero where none is expected.
 ///
 /// # Errors
-/// [`Error::File`] names the tensor: missing, unknown, of another shape or type, not finite; a vocabulary of another size; a bias
-/// that is not zero for a model without; an untied head. [`Error::Io`].
+/// [`Error::File`] names the tensor: missing, unknown, of another shape or type, not finite; a
+/// vocabulary of another size; a bias that is not zero for a model without; an untied head.
+/// [`Error::Io`].
 pub fn import(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<Vec<NamedTensor>, Error> {
     let path = &if path.is_dir() { weights_in(path)? } else { path.to_owned() };
-    let mut file = TensorFile::open(path).map_err(|e| e.expecting("a safetensors file, or a folder with a model.safetensors"))?;
+    let mut file = TensorFile::open(path)
+        .map_err(|e| e.expecting("a safetensors file, or a folder with a model.safetensors"))?;
     let mut entries = std::mem::take(&mut file.entries);
-    entries.retain(|entry| !entry.name.ends_with(".attn.bias") && !entry.name.ends_with(".attn.masked_bias"));
+    entries.retain(|entry| {
+        !entry.name.ends_with(".attn.bias") && !entry.name.ends_with(".attn.masked_bias")
+    });
     let mut found = BTreeMap::new();
     for entry in &entries {
         if found.insert(entry.name.strip_prefix(PREFIX).unwrap_or(&entry.name), entry).is_some() {
-            return Err(file.refuse(entry, "stands twice, with and without the prefix \"transformer.\""));
+            return Err(
+                file.refuse(entry, "stands twice, with and without the prefix \"transformer.\"")
+            );
         }
     }
     let head = found.remove("lm_head.weight");
@@ -65,7 +73,11 @@ fn weights_in(folder: &Path) -> Result<std::path::PathBuf, Error> {
 }
 
 /// Refuses tensors that have no place, but for biases that do nothing.
-fn refuse_others(file: &mut TensorFile, found: &BTreeMap<&str, &Entry>, expected: &[(String, Vec<usize>)]) -> Result<(), Error> {
+fn refuse_others(
+    file: &mut TensorFile,
+    found: &BTreeMap<&str, &Entry>,
+    expected: &[(String, Vec<usize>)],
+) -> Result<(), Error> {
     let expected: BTreeSet<_> = expected.iter().map(|(name, _)| name.as_str()).collect();
     for (name, entry) in found.iter().filter(|(name, _)| !expected.contains(*name)) {
         let weight = name.strip_suffix(".bias").map(|layer| format!("{layer}.weight"));
@@ -73,24 +85,40 @@ fn refuse_others(file: &mut TensorFile, found: &BTreeMap<&str, &Entry>, expected
             return Err(file.refuse(entry, "has no place in the model"));
         }
         if file.floats(entry)?.iter().any(|&v| v != 0.0) {
-            return Err(file.refuse(entry, "is not zero, and the model has no biases; set model.bias = true"));
+            return Err(file
+                .refuse(entry, "is not zero, and the model has no biases; set model.bias = true"));
         }
     }
     Ok(())
 }
 
 fn missing(path: &Path, name: &str) -> Error {
-    let advice = if name.ends_with(".bias") { "; set model.bias = false if the model has no biases" } else { "" };
-    Error::file(path, format!("holds no tensor {name:?} (nor {:?}){advice}", format!("{PREFIX}{name}")))
+    let advice = if name.ends_with(".bias") {
+        "; set model.bias = false if the model has no biases"
+    } else {
+        ""
+    };
+    Error::file(
+        path,
+        format!("holds no tensor {name:?} (nor {:?}){advice}", format!("{PREFIX}{name}")),
+    )
 }
 
-fn read(file: &mut TensorFile, entry: &Entry, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
+fn read(
+    file: &mut TensorFile,
+    entry: &Entry,
+    name: &str,
+    shape: &[usize],
+) -> Result<Vec<f32>, Error> {
     let is_transposed = is_conv1d(name);
-    let stored: Vec<_> = if is_transposed { shape.iter().rev().copied().collect() } else { shape.to_vec() };
+    let stored: Vec<_> =
+        if is_transposed { shape.iter().rev().copied().collect() } else { shape.to_vec() };
     if entry.shape != stored {
         let problem = match (name, entry.shape.as_slice(), shape) {
             ("wte.weight", &[tokens, width], &[expected, also]) if width == also => {
-                format!("has a vocabulary of {tokens} tokens, the model one of {expected}; use the tokenizer that goes with the weights")
+                format!(
+                    "has a vocabulary of {tokens} tokens, the model one of {expected}; use the tokenizer that goes with the weights"
+                )
             }
             ("wpe.weight", &[positions, width], &[expected, also]) if width == also => {
                 format!("has {positions} positions, the model a context of {expected}")

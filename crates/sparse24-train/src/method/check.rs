@@ -1,4 +1,5 @@
-//! Which methods make sense; what a backend lacks it says itself ([`crate::backend::Backend::check`]).
+//! Which methods make sense; what a backend lacks it says itself
+//! ([`crate::backend::Backend::check`]).
 
 use sparse24_core::MaskKind;
 
@@ -15,24 +16,51 @@ impl Method {
     pub fn check(&self, steps: u32) -> Result<(), Error> {
         /// Steps of a long run, in which phases of any fraction are told apart.
         const ALL: u32 = 1 << 24;
-        let refuse = |key: &str, problem: &str| Err(Error::Setting { key: key.to_owned(), problem: problem.to_owned() });
+        let refuse = |key: &str, problem: &str| {
+            Err(Error::Setting { key: key.to_owned(), problem: problem.to_owned() })
+        };
         let ends: Vec<u32> = self.phases.iter().map(|phase| phase.last_step(ALL)).collect();
-        let whole = |phase: &Phase| matches!(phase.until, Until::Fraction(_)) && phase.last_step(ALL) == ALL;
+        let whole = |phase: &Phase| {
+            matches!(phase.until, Until::Fraction(_)) && phase.last_step(ALL) == ALL
+        };
         if !ends.is_sorted() || !self.phases.last().is_some_and(whole) {
-            return refuse("method.phases", "expected phases that follow each other, the last one to the end of the run");
+            return refuse(
+                "method.phases",
+                "expected phases that follow each other, the last one to the end of the run",
+            );
         }
-        let mut pruned = self.phases.iter().filter(|phase| phase.mask().is_some()).map(|phase| phase.forward);
+        let mut pruned =
+            self.phases.iter().filter(|phase| phase.mask().is_some()).map(|phase| phase.forward);
         let first = pruned.next();
         // A weight has one mask, which another kind of phase would inherit until the next refresh.
         if pruned.any(|forward| Some(forward) != first) {
-            return refuse("method.forward", "expected all sparse phases to prune the forward's operand alike");
+            return refuse(
+                "method.forward",
+                "expected all sparse phases to prune the forward's operand alike",
+            );
         }
-        if self.phases.iter().any(|phase| phase.dgrad == DgradOperand::Permuted && phase.forward != ROW_WISE) {
-            return refuse("method.dgrad", "expected a row-wise forward beside \"permuted\" (method.forward = \"row-wise\")");
+        if self
+            .phases
+            .iter()
+            .any(|phase| phase.dgrad == DgradOperand::Permuted && phase.forward != ROW_WISE)
+        {
+            return refuse(
+                "method.dgrad",
+                "expected a row-wise forward beside \"permuted\" (method.forward = \"row-wise\")",
+            );
         }
-        let begins_at_once = |index: usize| index.checked_sub(1).is_none_or(|before| self.last_step(before, steps, &Ends::new()) == 0);
-        if self.phases.iter().enumerate().any(|(index, phase)| phase.optimizer == AdamVariant::FrozenVariance && begins_at_once(index)) {
-            return refuse("method.phases", "expected at least one step before a frozen variance, found none");
+        let begins_at_once = |index: usize| {
+            index
+                .checked_sub(1)
+                .is_none_or(|before| self.last_step(before, steps, &Ends::new()) == 0)
+        };
+        if self.phases.iter().enumerate().any(|(index, phase)| {
+            phase.optimizer == AdamVariant::FrozenVariance && begins_at_once(index)
+        }) {
+            return refuse(
+                "method.phases",
+                "expected at least one step before a frozen variance, found none",
+            );
         }
         Ok(())
     }

@@ -38,7 +38,12 @@ pub const PRESETS: &[Preset] = &[
     Preset {
         name: "sr-ste",
         source: "Zhou et al. 2021, arXiv 2102.04010 (its lambda: 2e-4)",
-        build: |lambda| Method { name: "sr-ste", decay: MaskedDecay::OnWeights(lambda), phases: vec![ROW_WISE], ..Method::dense() },
+        build: |lambda| Method {
+            name: "sr-ste",
+            decay: MaskedDecay::OnWeights(lambda),
+            phases: vec![ROW_WISE],
+            ..Method::dense()
+        },
     },
     Preset { name: "fst", source: "Hu et al. 2024, arXiv 2404.01847", build: Method::fst },
     Preset {
@@ -46,7 +51,10 @@ pub const PRESETS: &[Preset] = &[
         source: "Lu et al. 2023, arXiv 2302.01172",
         build: |_| Method {
             name: "step",
-            phases: vec![Phase { until: Until::SETTLED, ..Phase::DENSE }, Phase { optimizer: AdamVariant::FrozenVariance, ..ROW_WISE }],
+            phases: vec![
+                Phase { until: Until::SETTLED, ..Phase::DENSE },
+                Phase { optimizer: AdamVariant::FrozenVariance, ..ROW_WISE },
+            ],
             ..Method::dense()
         },
     },
@@ -85,9 +93,13 @@ const TENTH: Fraction = match Fraction::new(1, 10) {
     Err(_) => unreachable!(),
 };
 
-/// Row-wise masks to the end of the run, gradients straight through: dX is that of the weights that Z was computed with.
-const ROW_WISE: Phase =
-    Phase { forward: WeightOperand::Pruned(MaskKind::RowWise, KeptValues::Identity), dgrad: DgradOperand::AsForward, ..Phase::DENSE };
+/// Row-wise masks to the end of the run, gradients straight through: dX is that of the weights that
+/// Z was computed with.
+const ROW_WISE: Phase = Phase {
+    forward: WeightOperand::Pruned(MaskKind::RowWise, KeptValues::Identity),
+    dgrad: DgradOperand::AsForward,
+    ..Phase::DENSE
+};
 
 impl Until {
     /// STEP's bounds: a tenth and a half of the run.
@@ -98,10 +110,17 @@ impl Method {
     /// No sparsity.
     #[must_use]
     pub fn dense() -> Self {
-        Self { name: "dense", width: Fraction::ONE, refresh: Refresh::EachStep, decay: MaskedDecay::None, phases: vec![Phase::DENSE] }
+        Self {
+            name: "dense",
+            width: Fraction::ONE,
+            refresh: Refresh::EachStep,
+            decay: MaskedDecay::None,
+            phases: vec![Phase::DENSE],
+        }
     }
 
-    /// Fully sparse training: transposable masks in forward and dgrad, MVUE in wgrad, masked decay on the gradients, a dense finish.
+    /// Fully sparse training: transposable masks in forward and dgrad, MVUE in wgrad, masked decay
+    /// on the gradients, a dense finish.
     #[must_use]
     pub fn fst(lambda: f32) -> Self {
         Self {

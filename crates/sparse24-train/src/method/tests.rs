@@ -12,28 +12,45 @@ fn kinds(method: &Method, steps: u32, ends: &Ends) -> Vec<PhaseKind> {
 fn fst_turns_dense_after_five_sixths() {
     let method = Method::fst(0.0);
     let kinds = kinds(&method, 100, &Ends::new());
-    assert_eq!([0, 1, 83, 84, 100].map(|t| kinds[t]), [0, 0, 0, 1, 1].map(|i| [PhaseKind::Sparse, PhaseKind::Dense][i]));
+    assert_eq!(
+        [0, 1, 83, 84, 100].map(|t| kinds[t]),
+        [0, 0, 0, 1, 1].map(|i| [PhaseKind::Sparse, PhaseKind::Dense][i])
+    );
     assert_eq!(method.last_sparse_steps(100, &Ends::new()), [83]);
 }
 
 #[test]
 fn step_turns_sparse_where_its_variance_settled_and_in_the_middle_at_the_latest() {
     let method = Method::preset("step", 0.0).unwrap();
-    let sparse_from = |ends: &Ends| kinds(&method, 100, ends).iter().position(|&kind| kind == PhaseKind::Sparse);
+    let sparse_from =
+        |ends: &Ends| kinds(&method, 100, ends).iter().position(|&kind| kind == PhaseKind::Sparse);
     assert_eq!(sparse_from(&Ends::new()), Some(51));
     assert_eq!(sparse_from(&Ends::from([(0, 17)])), Some(18));
-    assert_eq!(method.last_sparse_steps(100, &Ends::from([(0, 17)])), [100], "the last model is 2:4");
+    assert_eq!(
+        method.last_sparse_steps(100, &Ends::from([(0, 17)])),
+        [100],
+        "the last model is 2:4"
+    );
     // A run of one step has no middle.
     assert_eq!(kinds(&method, 1, &Ends::new()), [PhaseKind::Dense; 2]);
 }
 
 #[test]
 fn each_sparse_phase_leaves_a_model() {
-    let ends = |phase: Phase, numerator| Phase { until: Until::Fraction(Fraction::new(numerator, 3).unwrap()), ..phase };
+    let ends = |phase: Phase, numerator| Phase {
+        until: Until::Fraction(Fraction::new(numerator, 3).unwrap()),
+        ..phase
+    };
     let sparse = Phase { until: Until::Fraction(Fraction::ONE), ..Method::fst(0.0).phases[0] };
-    let of = |phases: Vec<Phase>| Method { phases, ..Method::dense() }.last_sparse_steps(12, &Ends::new());
+    let of = |phases: Vec<Phase>| {
+        Method { phases, ..Method::dense() }.last_sparse_steps(12, &Ends::new())
+    };
     assert_eq!(of(vec![ends(sparse, 1), ends(Phase::DENSE, 2), sparse]), [4, 12]);
-    assert_eq!(of(vec![ends(Phase::DENSE, 1), ends(sparse, 1), Phase::DENSE]), [0; 0], "it has no step");
+    assert_eq!(
+        of(vec![ends(Phase::DENSE, 1), ends(sparse, 1), Phase::DENSE]),
+        [0; 0],
+        "it has no step"
+    );
     assert_eq!(of(vec![Phase::DENSE]), [0; 0]);
 }
 
@@ -57,7 +74,10 @@ fn phases_are_written_as_they_are_read() {
     for text in ["dense", "sparse:5/6", "frozen", "dense:settled", "frozen:1/2", "sparse:0"] {
         assert_eq!(text.parse::<PhaseWord>().unwrap().to_string(), text);
     }
-    assert_eq!("sparse:0.5".parse::<PhaseWord>().unwrap().until, Until::Fraction(Fraction::new(5, 10).unwrap()));
+    assert_eq!(
+        "sparse:0.5".parse::<PhaseWord>().unwrap().until,
+        Until::Fraction(Fraction::new(5, 10).unwrap())
+    );
     for text in ["", "sparse:", "dens", "sparse:7/6", "sparse 5/6", "dense:settled:1"] {
         assert_eq!(text.parse::<PhaseWord>(), Err(()), "{text}");
     }

@@ -63,8 +63,11 @@ impl DecayPlace {
 }
 
 impl Choice for DecayPlace {
-    const WORDS: &'static [(&'static str, Self)] =
-        &[("none", Self::None), ("on-gradients", Self::OnGradients), ("on-weights", Self::OnWeights)];
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("none", Self::None),
+        ("on-gradients", Self::OnGradients),
+        ("on-weights", Self::OnWeights),
+    ];
 }
 
 impl Choice for WeightOperand {
@@ -77,16 +80,21 @@ impl Choice for WeightOperand {
 }
 
 impl Choice for DgradOperand {
-    const WORDS: &'static [(&'static str, Self)] = &[("dense", Self::Dense), ("as-forward", Self::AsForward), ("permuted", Self::Permuted)];
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("dense", Self::Dense), ("as-forward", Self::AsForward), ("permuted", Self::Permuted)];
 }
 
 impl Choice for GradientOperand {
-    const WORDS: &'static [(&'static str, Self)] =
-        &[("dense", Self::Dense), ("mvue", Self::Mvue(Estimator::Exact)), ("mvue-approximate", Self::Mvue(Estimator::Approximate))];
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("dense", Self::Dense),
+        ("mvue", Self::Mvue(Estimator::Exact)),
+        ("mvue-approximate", Self::Mvue(Estimator::Approximate)),
+    ];
 }
 
-/// What a phase does, in a list of phases: `dense`, `sparse` (what the method prunes) or `frozen` (the same, with Adam's variance as it was), and,
-/// behind a colon, the share of the run at which it ends (`5/6`) or `settled`.
+/// What a phase does, in a list of phases: `dense`, `sparse` (what the method prunes) or `frozen`
+/// (the same, with Adam's variance as it was), and, behind a colon, the share of the run at which
+/// it ends (`5/6`) or `settled`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PhaseWord {
     /// Whether it has the method's operands; dense ones otherwise.
@@ -114,7 +122,8 @@ impl PhaseWord {
     /// The phase of a method in words.
     #[must_use]
     pub fn of(phase: &Phase) -> Self {
-        let operands = if phase.is_dense() { PhaseOperands::Dense } else { PhaseOperands::OfMethod };
+        let operands =
+            if phase.is_dense() { PhaseOperands::Dense } else { PhaseOperands::OfMethod };
         Self { operands, optimizer: phase.optimizer, until: phase.until }
     }
 }
@@ -123,7 +132,8 @@ impl FromStr for PhaseWord {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let (kind, end) = text.split_once(':').map_or((text, None), |(kind, end)| (kind, Some(end)));
+        let (kind, end) =
+            text.split_once(':').map_or((text, None), |(kind, end)| (kind, Some(end)));
         let (operands, optimizer) = match kind {
             "dense" => (PhaseOperands::Dense, AdamVariant::Standard),
             "sparse" => (PhaseOperands::OfMethod, AdamVariant::Standard),
@@ -159,7 +169,9 @@ impl Phase {
     /// Whether all of its operands are dense.
     #[must_use]
     pub fn is_dense(&self) -> bool {
-        self.forward == WeightOperand::Dense && self.dgrad != DgradOperand::Permuted && self.wgrad == GradientOperand::Dense
+        self.forward == WeightOperand::Dense
+            && self.dgrad != DgradOperand::Permuted
+            && self.wgrad == GradientOperand::Dense
     }
 }
 

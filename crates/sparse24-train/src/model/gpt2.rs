@@ -1,7 +1,8 @@
-//! GPT-2 (Radford et al. 2019): pre-LN blocks, learned positions, a head tied to the token embedding.
+//! GPT-2 (Radford et al. 2019): pre-LN blocks, learned positions, a head tied to the token
+//! embedding.
 //!
-//! The residual stream is carried by the norms: each adds the output of the block before it. Parameter names are those of Hugging Face's
-//! GPT-2; linear weights are `[out, in]`.
+//! The residual stream is carried by the norms: each adds the output of the block before it.
+//! Parameter names are those of Hugging Face's GPT-2; linear weights are `[out, in]`.
 
 use self::block::{Block, BlockActivations, EMBEDDING_DROPOUT, SparseRooms};
 use crate::{
@@ -47,20 +48,29 @@ impl Gpt2Shape {
     #[must_use]
     pub fn sparsifiable(&self) -> Vec<(String, u64)> {
         let &Self { width: d, ffn_width, .. } = self;
-        let ffn = [("mlp.c_fc", d * ffn_width * self.activation.width()), ("mlp.c_proj", d * ffn_width)];
+        let ffn =
+            [("mlp.c_fc", d * ffn_width * self.activation.width()), ("mlp.c_proj", d * ffn_width)];
         let attention = [("attn.c_attn", 3 * d * d), ("attn.c_proj", d * d)];
         let parts = match self.sparsify {
             Sparsify::Ffn => ffn.to_vec(),
             Sparsify::FfnAndAttention => [attention, ffn].concat(),
         };
-        let named = |layer| parts.iter().map(move |(part, weights)| (format!("h.{layer}.{part}.weight"), *weights as u64));
+        let named = |layer| {
+            parts
+                .iter()
+                .map(move |(part, weights)| (format!("h.{layer}.{part}.weight"), *weights as u64))
+        };
         (0..self.layers).flat_map(named).collect()
     }
 }
 
 /// Which linear layers may be pruned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "run", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(
+    feature = "run",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 pub enum Sparsify {
     /// Those of the feed-forward blocks.
     Ffn,
@@ -70,12 +80,17 @@ pub enum Sparsify {
 
 /// What the backward pass computes again instead of having it kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[cfg_attr(feature = "run", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(
+    feature = "run",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 pub enum Recompute {
     /// Nothing.
     #[default]
     None,
-    /// All of a block from its input: a fifth to a third of a step's arithmetic more, the same bits, and the memory of one block instead of all.
+    /// All of a block from its input: a fifth to a third of a step's arithmetic more, the same
+    /// bits, and the memory of one block instead of all.
     Blocks,
 }
 
@@ -91,7 +106,8 @@ pub struct BatchShape {
 /// Standard deviation of the initial weights; residual projections divide it by sqrt(2 layers).
 const DEVIATION: f32 = 0.02;
 
-/// Rows of logits held at a time, so that a large vocabulary needs no `[p, V]` buffer; a GPU wants thousands for its products.
+/// Rows of logits held at a time, so that a large vocabulary needs no `[p, V]` buffer; a GPU wants
+/// thousands for its products.
 pub(crate) const HEAD_ROWS: usize = 4096;
 
 /// The model with its activations.
@@ -125,7 +141,8 @@ struct Buffers {
 }
 
 impl Gpt2 {
-    /// Allocates parameters, activations and the sparse operands of a method for batches of at most this shape.
+    /// Allocates parameters, activations and the sparse operands of a method for batches of at most
+    /// this shape.
     ///
     /// # Errors
     /// Those of the allocations, among them sparsified shapes that are not made of 4x4 tiles.
@@ -146,7 +163,8 @@ impl Gpt2 {
         // A sampled gradient lives only until its product: layers of one shape share the room.
         let operands = method.pruned_operands();
         let mut room = |width: usize| {
-            let sampled = if method.samples() { Some(backend.alloc_gradient24([p, width])?) } else { None };
+            let sampled =
+                if method.samples() { Some(backend.alloc_gradient24([p, width])?) } else { None };
             Ok::<_, Error>(SparseRoom { operands, sampled })
         };
         let sparse = SparseRooms {
@@ -162,19 +180,30 @@ impl Gpt2 {
             Recompute::Blocks => Some(BlockActivations::new(backend, "block", shape, batch)?),
         };
         let blocks = (0..shape.layers)
-            .map(|layer| Block::new(backend, &mut parameters, shape, layer, batch, (sparse, shared)))
+            .map(|layer| {
+                Block::new(backend, &mut parameters, shape, layer, batch, (sparse, shared))
+            })
             .collect::<Result<Vec<_>, _>>()?;
         let norm = Norm::new(backend, &mut parameters, "ln_f", d, shape.bias)?;
 
         let final_norm = NormActivations::new(backend, "ln_f", [p, d])?;
-        let mut alloc = |name: &str, columns| backend.alloc(name, [p, columns], DType::Activation, Region::Activations);
-        let (embedded, delta, dresidual, dy) = (alloc("embedded", d)?, alloc("delta", d)?, alloc("dresidual", d)?, alloc("dy", d)?);
-        let (ddelta, d_o, dqkv, dz) = (alloc("ddelta", d)?, alloc("d_o", d)?, alloc("dqkv", 3 * d)?, alloc("dz", z_width)?);
+        let mut alloc = |name: &str, columns| {
+            backend.alloc(name, [p, columns], DType::Activation, Region::Activations)
+        };
+        let (embedded, delta, dresidual, dy) =
+            (alloc("embedded", d)?, alloc("delta", d)?, alloc("dresidual", d)?, alloc("dy", d)?);
+        let (ddelta, d_o, dqkv, dz) =
+            (alloc("ddelta", d)?, alloc("d_o", d)?, alloc("dqkv", 3 * d)?, alloc("dz", z_width)?);
         let buffers = Buffers {
             tokens: backend.alloc("tokens", [p, 1], DType::U32, Region::Activations)?,
             targets: backend.alloc("targets", [p, 1], DType::U32, Region::Activations)?,
             loss: backend.alloc("loss", [1, 1], DType::F32, Region::Activations)?,
-            logits: backend.alloc("logits", [p.min(HEAD_ROWS), shape.vocabulary], DType::Activation, Region::Activations)?,
+            logits: backend.alloc(
+                "logits",
+                [p.min(HEAD_ROWS), shape.vocabulary],
+                DType::Activation,
+                Region::Activations,
+            )?,
             embedded,
             delta,
             final_norm,
@@ -198,7 +227,12 @@ impl Gpt2 {
     ///
     /// # Errors
     /// Those of the uploads.
-    pub fn upload(&self, backend: &mut dyn Backend, tokens: &[u32], targets: &[u32]) -> Result<(), Error> {
+    pub fn upload(
+        &self,
+        backend: &mut dyn Backend,
+        tokens: &[u32],
+        targets: &[u32],
+    ) -> Result<(), Error> {
         backend.upload_tokens(self.buffers.tokens.first_rows(tokens.len()), tokens)?;
         backend.upload_tokens(self.buffers.targets.first_rows(targets.len()), targets)
     }
@@ -209,7 +243,8 @@ impl Gpt2 {
         self.buffers.loss
     }
 
-    /// Forward and backward of the batch on the device: [`Gpt2::loss`], and the gradients of `scale` times it.
+    /// Forward and backward of the batch on the device: [`Gpt2::loss`], and the gradients of
+    /// `scale` times it.
     ///
     /// # Errors
     /// Those of the operations.
@@ -217,7 +252,8 @@ impl Gpt2 {
         let x = self.forward(pass)?;
         let head = self.head(pass);
         let p = pass.tokens();
-        let [dresidual, dy, ddelta] = [self.buffers.dresidual, self.buffers.dy, self.buffers.ddelta].map(|t| t.first_rows(p));
+        let [dresidual, dy, ddelta] =
+            [self.buffers.dresidual, self.buffers.dy, self.buffers.ddelta].map(|t| t.first_rows(p));
         self.embedding.loss_and_gradient(pass, x, head, scale, dy)?;
 
         pass.backend.fill(dresidual, 0.0)?;
@@ -229,7 +265,8 @@ impl Gpt2 {
         self.embedding.backward(pass, self.buffers.tokens.first_rows(p), dresidual)
     }
 
-    /// The summed loss of the batch on the device; targets of [`crate::backend::HeadLoss::IGNORE`] count nothing.
+    /// The summed loss of the batch on the device; targets of [`crate::backend::HeadLoss::IGNORE`]
+    /// count nothing.
     ///
     /// # Errors
     /// Those of the operations.
@@ -252,7 +289,8 @@ impl Gpt2 {
         pass.backend.download(out)
     }
 
-    /// The first layer, in the order of a forward pass of the batch on the device, of whose output this holds.
+    /// The first layer, in the order of a forward pass of the batch on the device, of whose output
+    /// this holds.
     ///
     /// # Errors
     /// Those of the operations, and of `holds`.
@@ -262,27 +300,37 @@ impl Gpt2 {
         mut holds: impl FnMut(&mut dyn Backend, Tensor) -> Result<bool, Error>,
     ) -> Result<Option<String>, Error> {
         let mut found = None;
-        let mut look = |pass: &mut Pass<'_>, name: &dyn Fn() -> String, output: Tensor| -> Result<(), Error> {
-            if found.is_none() && holds(pass.backend, output)? {
-                found = Some(name());
-            }
-            Ok(())
-        };
+        let mut look =
+            |pass: &mut Pass<'_>, name: &dyn Fn() -> String, output: Tensor| -> Result<(), Error> {
+                if found.is_none() && holds(pass.backend, output)? {
+                    found = Some(name());
+                }
+                Ok(())
+            };
         // A norm adds the output of the layer before it.
-        let before = |layer: usize| layer.checked_sub(1).map_or("the embedding".to_owned(), |layer| format!("h.{layer}.mlp.c_proj"));
-        self.forward_past(pass, |pass, layer, BlockActivations { norms: [first, second], attention, ffn }| {
-            look(pass, &|| before(layer), first.residual)?;
-            let parts = [
-                ("ln_1", first.y),
-                ("attn.c_attn", attention.qkv),
-                ("attn", attention.o),
-                ("attn.c_proj", second.residual),
-                ("ln_2", second.y),
-                ("mlp.c_fc", ffn.z),
-                ("mlp.act", ffn.h),
-            ];
-            parts.into_iter().try_for_each(|(part, output)| look(pass, &|| format!("h.{layer}.{part}"), output))
-        })?;
+        let before = |layer: usize| {
+            layer
+                .checked_sub(1)
+                .map_or("the embedding".to_owned(), |layer| format!("h.{layer}.mlp.c_proj"))
+        };
+        self.forward_past(
+            pass,
+            |pass, layer, BlockActivations { norms: [first, second], attention, ffn }| {
+                look(pass, &|| before(layer), first.residual)?;
+                let parts = [
+                    ("ln_1", first.y),
+                    ("attn.c_attn", attention.qkv),
+                    ("attn", attention.o),
+                    ("attn.c_proj", second.residual),
+                    ("ln_2", second.y),
+                    ("mlp.c_fc", ffn.z),
+                    ("mlp.act", ffn.h),
+                ];
+                parts.into_iter().try_for_each(|(part, output)| {
+                    look(pass, &|| format!("h.{layer}.{part}"), output)
+                })
+            },
+        )?;
         let last = self.buffers.final_norm.first_rows(pass.tokens());
         look(pass, &|| before(self.blocks.len()), last.residual)?;
         look(pass, &|| "ln_f".to_owned(), last.y)?;
@@ -302,7 +350,8 @@ impl Gpt2 {
     ) -> Result<Tensor, Error> {
         let p = pass.tokens();
         let ids = self.buffers.tokens.first_rows(p);
-        let [embedded, delta] = [self.buffers.embedded, self.buffers.delta].map(|t| t.first_rows(p));
+        let [embedded, delta] =
+            [self.buffers.embedded, self.buffers.delta].map(|t| t.first_rows(p));
         self.embedding.forward(pass, ids, embedded)?;
         pass.drop_in_place(embedded, EMBEDDING_DROPOUT)?;
         let mut stream = (embedded, None);

@@ -37,7 +37,13 @@ impl Attention {
     ///
     /// # Errors
     /// Those of the operations.
-    pub fn forward(&self, pass: &mut Pass<'_>, x: Tensor, kept: AttentionActivations, y: Tensor) -> Result<(), Error> {
+    pub fn forward(
+        &self,
+        pass: &mut Pass<'_>,
+        x: Tensor,
+        kept: AttentionActivations,
+        y: Tensor,
+    ) -> Result<(), Error> {
         self.qkv.forward(pass, x, kept.qkv, None)?;
         let op = self.operation(pass, kept);
         pass.backend.attention_forward(&op)?;
@@ -65,8 +71,22 @@ impl Attention {
 
     fn operation(&self, pass: &Pass<'_>, kept: AttentionActivations) -> AttentionForward {
         let [q, k, v] = thirds(kept.qkv);
-        let shape = AttentionShape { batch: pass.sequences, heads: self.heads, queries: pass.context, keys: pass.context, mask: self.mask };
-        AttentionForward { shape, q, k, v, dropout: pass.dropout_at(self.dropout), o: kept.o, lse: kept.lse }
+        let shape = AttentionShape {
+            batch: pass.sequences,
+            heads: self.heads,
+            queries: pass.context,
+            keys: pass.context,
+            mask: self.mask,
+        };
+        AttentionForward {
+            shape,
+            q,
+            k,
+            v,
+            dropout: pass.dropout_at(self.dropout),
+            o: kept.o,
+            lse: kept.lse,
+        }
     }
 }
 

@@ -39,7 +39,9 @@ impl Embedding {
         width: usize,
         deviation: f32,
     ) -> Result<Self, Error> {
-        let mut table = |(name, rows): (&str, usize)| parameters.add(backend, name.to_owned(), [rows, width], Init::Normal(deviation));
+        let mut table = |(name, rows): (&str, usize)| {
+            parameters.add(backend, name.to_owned(), [rows, width], Init::Normal(deviation))
+        };
         Ok(Self { tokens: table(tokens)?, positions: table(positions)? })
     }
 
@@ -49,10 +51,17 @@ impl Embedding {
     /// Those of [`Backend::embed_forward`].
     pub fn forward(&self, pass: &mut Pass<'_>, tokens: Tensor, x: Tensor) -> Result<(), Error> {
         let (token_table, position_table) = (self.tokens.weight, self.positions.weight);
-        pass.backend.embed_forward(&Embed { tokens, context: pass.context, token_table, position_table, rows: x })
+        pass.backend.embed_forward(&Embed {
+            tokens,
+            context: pass.context,
+            token_table,
+            position_table,
+            rows: x,
+        })
     }
 
-    /// Adds to the gradients of both tables. The head's [`Self::loss`] came before and began E's; P's begins here.
+    /// Adds to the gradients of both tables. The head's [`Self::loss`] came before and began E's;
+    /// P's begins here.
     ///
     /// # Errors
     /// Those of [`Backend::embed_backward`].
@@ -61,7 +70,13 @@ impl Embedding {
             pass.backend.fill(self.positions.gradient, 0.0)?;
         }
         let (token_table, position_table) = (self.tokens.gradient, self.positions.gradient);
-        pass.backend.embed_backward(&Embed { tokens, context: pass.context, token_table, position_table, rows: dx })
+        pass.backend.embed_backward(&Embed {
+            tokens,
+            context: pass.context,
+            token_table,
+            position_table,
+            rows: dx,
+        })
     }
 
     /// The sum of the tokens' losses, without gradients.
@@ -76,8 +91,16 @@ impl Embedding {
     ///
     /// # Errors
     /// Those of [`Backend::head_loss`].
-    pub fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, head: HeadBuffers, scale: f32, dx: Tensor) -> Result<(), Error> {
-        let gradients = HeadGradients { scale, dx, dembedding: self.tokens.gradient, beta: pass.beta };
+    pub fn loss_and_gradient(
+        &self,
+        pass: &mut Pass<'_>,
+        x: Tensor,
+        head: HeadBuffers,
+        scale: f32,
+        dx: Tensor,
+    ) -> Result<(), Error> {
+        let gradients =
+            HeadGradients { scale, dx, dembedding: self.tokens.gradient, beta: pass.beta };
         pass.backend.head_loss(&self.operation(x, head, Some(gradients)))
     }
 
@@ -89,8 +112,21 @@ impl Embedding {
         pass.backend.logits(x, self.tokens.weight, out)
     }
 
-    fn operation(&self, x: Tensor, head: HeadBuffers, gradients: Option<HeadGradients>) -> HeadLoss {
+    fn operation(
+        &self,
+        x: Tensor,
+        head: HeadBuffers,
+        gradients: Option<HeadGradients>,
+    ) -> HeadLoss {
         let HeadBuffers { logits, targets, loss } = head;
-        HeadLoss { x, embedding: self.tokens.weight, targets, smoothing: 0.0, logits, loss, gradients }
+        HeadLoss {
+            x,
+            embedding: self.tokens.weight,
+            targets,
+            smoothing: 0.0,
+            logits,
+            loss,
+            gradients,
+        }
     }
 }

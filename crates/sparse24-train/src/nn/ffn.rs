@@ -31,7 +31,13 @@ impl Ffn {
     ///
     /// # Errors
     /// Those of the layers.
-    pub fn forward(&self, pass: &mut Pass<'_>, x: Tensor, kept: FfnActivations, y: Tensor) -> Result<(), Error> {
+    pub fn forward(
+        &self,
+        pass: &mut Pass<'_>,
+        x: Tensor,
+        kept: FfnActivations,
+        y: Tensor,
+    ) -> Result<(), Error> {
         self.widen(pass, x, kept)?;
         self.narrow(pass, kept, y)
     }
@@ -48,7 +54,12 @@ impl Ffn {
     ///
     /// # Errors
     /// Those of the layer.
-    pub fn narrow(&self, pass: &mut Pass<'_>, kept: FfnActivations, y: Tensor) -> Result<(), Error> {
+    pub fn narrow(
+        &self,
+        pass: &mut Pass<'_>,
+        kept: FfnActivations,
+        y: Tensor,
+    ) -> Result<(), Error> {
         self.down.forward(pass, kept.h, y, None)
     }
 
@@ -56,7 +67,15 @@ impl Ffn {
     ///
     /// # Errors
     /// Those of the layers.
-    pub fn backward(&self, pass: &mut Pass<'_>, x: Tensor, kept: FfnActivations, dy: Tensor, dz: Tensor, dx: Tensor) -> Result<(), Error> {
+    pub fn backward(
+        &self,
+        pass: &mut Pass<'_>,
+        x: Tensor,
+        kept: FfnActivations,
+        dy: Tensor,
+        dz: Tensor,
+        dx: Tensor,
+    ) -> Result<(), Error> {
         self.down.backward(pass, kept.h, dy, dz, Some((self.activation, kept.z)))?;
         self.up.backward(pass, x, dz, dx, None)
     }

@@ -7,7 +7,8 @@
 //! bias     db = column sums of dZ  unpruned
 //! ```
 //!
-//! A layer that is not sparsified, or a phase whose operands are dense, multiplies W and dZ as they are. Source: the paper, section 3.
+//! A layer that is not sparsified, or a phase whose operands are dense, multiplies W and dZ as they
+//! are. Source: the paper, section 3.
 
 use sparse24_core::philox::{Purpose, Site};
 
@@ -17,7 +18,10 @@ use super::{
 };
 use crate::{
     Error,
-    backend::{Activation, Backend, Gradient, Gradient24, LinearDgrad, LinearForward, LinearWgrad, Tensor, Weight},
+    backend::{
+        Activation, Backend, Gradient, Gradient24, LinearDgrad, LinearForward, LinearWgrad, Tensor,
+        Weight,
+    },
     method::{DgradOperand, GradientOperand, PrunedOperands, WeightOperand},
 };
 
@@ -69,8 +73,17 @@ impl Linear24 {
     ///
     /// # Errors
     /// Those of the allocations; a shape that is not made of 4x4 tiles cannot be sparse.
-    pub fn new(backend: &mut dyn Backend, parameters: &mut Parameters, spec: LinearSpec) -> Result<Self, Error> {
-        let weight = parameters.add(backend, format!("{}.weight", spec.name), spec.shape, Init::Normal(spec.deviation))?;
+    pub fn new(
+        backend: &mut dyn Backend,
+        parameters: &mut Parameters,
+        spec: LinearSpec,
+    ) -> Result<Self, Error> {
+        let weight = parameters.add(
+            backend,
+            format!("{}.weight", spec.name),
+            spec.shape,
+            Init::Normal(spec.deviation),
+        )?;
         let site = Site::new(Purpose::Mvue, parameters.last_number());
         let pruned = match spec.sparse {
             None => None,
@@ -79,7 +92,12 @@ impl Linear24 {
         let sampled = spec.sparse.and_then(|room| room.sampled);
         let bias = match spec.bias {
             Bias::Absent => None,
-            Bias::Present => Some(parameters.add(backend, format!("{}.bias", spec.name), [1, spec.shape[0]], Init::Constant(0.0))?),
+            Bias::Present => Some(parameters.add(
+                backend,
+                format!("{}.bias", spec.name),
+                [1, spec.shape[0]],
+                Init::Constant(0.0),
+            )?),
         };
         Ok(Self { weight, bias, pruned, sampled, site })
     }
@@ -88,12 +106,24 @@ impl Linear24 {
     ///
     /// # Errors
     /// Those of [`Backend::linear_forward`].
-    pub fn forward(&self, pass: &mut Pass<'_>, x: Tensor, z: Tensor, then: Option<(Activation, Tensor)>) -> Result<(), Error> {
+    pub fn forward(
+        &self,
+        pass: &mut Pass<'_>,
+        x: Tensor,
+        z: Tensor,
+        then: Option<(Activation, Tensor)>,
+    ) -> Result<(), Error> {
         let weight = match (pass.phase.forward, self.pruned) {
             (WeightOperand::Pruned(..), Some(pruned)) => Weight::Pruned(pruned.weight),
             _ => Weight::Dense(self.weight.weight),
         };
-        pass.backend.linear_forward(&LinearForward { x, weight, bias: self.bias.map(|bias| bias.weight), z, then })
+        pass.backend.linear_forward(&LinearForward {
+            x,
+            weight,
+            bias: self.bias.map(|bias| bias.weight),
+            z,
+            then,
+        })
     }
 
     /// dW, db, and dX = dZ S(W), through the activation before X if there was one.
@@ -111,20 +141,32 @@ impl Linear24 {
         let gradient = match (pass.phase.wgrad, self.sampled) {
             (GradientOperand::Mvue(estimator), Some(sampled)) => {
                 if let Some(watch) = &mut pass.watch {
-                    watch(pass.backend, SampledGradient { weight: self.weight.weight, dz, estimator })?;
+                    watch(
+                        pass.backend,
+                        SampledGradient { weight: self.weight.weight, dz, estimator },
+                    )?;
                 }
                 pass.backend.mvue_compress(dz, self.site, estimator, sampled)?;
                 Gradient::Sampled(sampled)
             }
             _ => Gradient::Dense(dz),
         };
-        pass.backend.linear_wgrad(&LinearWgrad { dz: gradient, x, dw: self.weight.gradient, beta: pass.beta })?;
+        pass.backend.linear_wgrad(&LinearWgrad {
+            dz: gradient,
+            x,
+            dw: self.weight.gradient,
+            beta: pass.beta,
+        })?;
         if let Some(bias) = self.bias {
             pass.backend.bias_grad(dz, bias.gradient, pass.beta)?;
         }
         let weight = match (pass.phase.dgrad, pass.phase.forward, self.pruned) {
-            (DgradOperand::AsForward, WeightOperand::Pruned(..), Some(pruned)) => Weight::Pruned(pruned.weight),
-            (DgradOperand::Permuted, _, Some(Pruned { dgrad: Some((_, weight)), .. })) => Weight::Pruned(weight),
+            (DgradOperand::AsForward, WeightOperand::Pruned(..), Some(pruned)) => {
+                Weight::Pruned(pruned.weight)
+            }
+            (DgradOperand::Permuted, _, Some(Pruned { dgrad: Some((_, weight)), .. })) => {
+                Weight::Pruned(weight)
+            }
             _ => Weight::Dense(self.weight.weight),
         };
         pass.backend.linear_dgrad(&LinearDgrad { dz, weight, then: through, dx })

@@ -34,7 +34,9 @@ impl NormActivations {
     /// # Errors
     /// Those of the allocations.
     pub fn new(backend: &mut dyn Backend, name: &str, [p, d]: [usize; 2]) -> Result<Self, Error> {
-        let mut alloc = |part: &str, columns, dtype| backend.alloc(&format!("{name} {part}"), [p, columns], dtype, Region::Activations);
+        let mut alloc = |part: &str, columns, dtype| {
+            backend.alloc(&format!("{name} {part}"), [p, columns], dtype, Region::Activations)
+        };
         Ok(Self {
             residual: alloc("residual", d, DType::Activation)?,
             y: alloc("y", d, DType::Activation)?,
@@ -48,7 +50,11 @@ impl NormActivations {
     /// If there are fewer.
     #[must_use]
     pub fn first_rows(self, tokens: usize) -> Self {
-        Self { residual: self.residual.first_rows(tokens), y: self.y.first_rows(tokens), stats: self.stats.first_rows(tokens) }
+        Self {
+            residual: self.residual.first_rows(tokens),
+            y: self.y.first_rows(tokens),
+            stats: self.stats.first_rows(tokens),
+        }
     }
 }
 
@@ -57,11 +63,23 @@ impl Norm {
     ///
     /// # Errors
     /// Those of the allocations.
-    pub fn new(backend: &mut dyn Backend, parameters: &mut Parameters, name: &str, width: usize, bias: Bias) -> Result<Self, Error> {
-        let gamma = parameters.add(backend, format!("{name}.weight"), [1, width], Init::Constant(1.0))?;
+    pub fn new(
+        backend: &mut dyn Backend,
+        parameters: &mut Parameters,
+        name: &str,
+        width: usize,
+        bias: Bias,
+    ) -> Result<Self, Error> {
+        let gamma =
+            parameters.add(backend, format!("{name}.weight"), [1, width], Init::Constant(1.0))?;
         let beta = match bias {
             Bias::Absent => None,
-            Bias::Present => Some(parameters.add(backend, format!("{name}.bias"), [1, width], Init::Constant(0.0))?),
+            Bias::Present => Some(parameters.add(
+                backend,
+                format!("{name}.bias"),
+                [1, width],
+                Init::Constant(0.0),
+            )?),
         };
         Ok(Self { gamma, beta })
     }
@@ -70,7 +88,13 @@ impl Norm {
     ///
     /// # Errors
     /// Those of [`Backend::norm_forward`].
-    pub fn forward(&self, pass: &mut Pass<'_>, x: Tensor, delta: Option<Tensor>, kept: NormActivations) -> Result<(), Error> {
+    pub fn forward(
+        &self,
+        pass: &mut Pass<'_>,
+        x: Tensor,
+        delta: Option<Tensor>,
+        kept: NormActivations,
+    ) -> Result<(), Error> {
         pass.backend.norm_forward(&NormForward {
             x,
             delta,
@@ -86,7 +110,13 @@ impl Norm {
     ///
     /// # Errors
     /// Those of [`Backend::norm_backward`].
-    pub fn backward(&self, pass: &mut Pass<'_>, dy: Tensor, kept: NormActivations, dresidual: Tensor) -> Result<(), Error> {
+    pub fn backward(
+        &self,
+        pass: &mut Pass<'_>,
+        dy: Tensor,
+        kept: NormActivations,
+        dresidual: Tensor,
+    ) -> Result<(), Error> {
         pass.backend.norm_backward(&NormBackward {
             dy,
             residual: kept.residual,

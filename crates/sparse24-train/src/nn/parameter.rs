@@ -95,8 +95,15 @@ impl Parameters {
     ///
     /// # Errors
     /// Those of [`Backend::alloc`].
-    pub fn add(&mut self, backend: &mut dyn Backend, name: String, shape: [usize; 2], init: Init) -> Result<Handle, Error> {
-        let mut alloc = |what: &str, region| backend.alloc(&format!("{name}{what}"), shape, DType::F32, region);
+    pub fn add(
+        &mut self,
+        backend: &mut dyn Backend,
+        name: String,
+        shape: [usize; 2],
+        init: Init,
+    ) -> Result<Handle, Error> {
+        let mut alloc =
+            |what: &str, region| backend.alloc(&format!("{name}{what}"), shape, DType::F32, region);
         let parameter = Parameter {
             weight: alloc("", Region::Parameters)?,
             gradient: alloc(" gradient", Region::Gradients)?,
@@ -118,10 +125,15 @@ impl Parameters {
     ///
     /// # Panics
     /// If there is no parameter.
-    pub fn prune_last(&mut self, backend: &mut dyn Backend, operands: PrunedOperands) -> Result<Option<Pruned>, Error> {
+    pub fn prune_last(
+        &mut self,
+        backend: &mut dyn Backend,
+        operands: PrunedOperands,
+    ) -> Result<Option<Pruned>, Error> {
         let last = self.0.last_mut().expect("a parameter was made");
         let shape = last.weight.shape;
-        let mut room = || Ok::<_, Error>((backend.alloc_mask(shape)?, backend.alloc_weight24(shape)?));
+        let mut room =
+            || Ok::<_, Error>((backend.alloc_mask(shape)?, backend.alloc_weight24(shape)?));
         let pruned = match operands {
             PrunedOperands::None => None,
             PrunedOperands::One => Some((room()?, None)),
@@ -132,7 +144,8 @@ impl Parameters {
         Ok(pruned)
     }
 
-    /// The number of the parameter made last, from 0 in the order of making: what tells its random streams apart.
+    /// The number of the parameter made last, from 0 in the order of making: what tells its random
+    /// streams apart.
     ///
     /// # Panics
     /// If there is no parameter.
@@ -146,7 +159,8 @@ impl Parameters {
         self.0.iter()
     }
 
-    /// The optimizer's table; weight decay applies to matrices only. Masks stand in it when `masked`.
+    /// The optimizer's table; weight decay applies to matrices only. Masks stand in it when
+    /// `masked`.
     #[must_use]
     pub fn optimizer_table(&self, weight_decay: f32, masked: Masked) -> Vec<OptimizerEntry> {
         self.0
@@ -157,7 +171,10 @@ impl Parameters {
                 first_moment: parameter.first_moment,
                 second_moment: parameter.second_moment,
                 weight_decay: if parameter.weight.shape[0] > 1 { weight_decay } else { 0.0 },
-                mask: parameter.pruned().map(|pruned| pruned.mask).filter(|_| masked == Masked::Decayed),
+                mask: parameter
+                    .pruned()
+                    .map(|pruned| pruned.mask)
+                    .filter(|_| masked == Masked::Decayed),
             })
             .collect()
     }
@@ -172,11 +189,16 @@ impl Parameters {
             let values = match parameter.init {
                 Init::Constant(value) => vec![value; elements],
                 Init::Normal(deviation) => {
-                    let stream = Stream::new(seed, Site::new(Purpose::Initialisation, number as u32), 0, 0);
+                    let stream =
+                        Stream::new(seed, Site::new(Purpose::Initialisation, number as u32), 0, 0);
                     let mut values = vec![0.0; elements];
-                    values.par_chunks_mut(4).enumerate().with_min_len(1024).for_each(|(call, four)| {
-                        four.iter_mut().zip(normals(stream.words(call as u32))).for_each(|(value, z)| *value = z * deviation);
-                    });
+                    values.par_chunks_mut(4).enumerate().with_min_len(1024).for_each(
+                        |(call, four)| {
+                            four.iter_mut()
+                                .zip(normals(stream.words(call as u32)))
+                                .for_each(|(value, z)| *value = z * deviation);
+                        },
+                    );
                     values
                 }
             };
@@ -195,11 +217,13 @@ pub enum Masked {
     Untouched,
 }
 
-/// Four standard normals of four words, by Box and Muller: sqrt(-2 ln u) times cos and sin of 2 pi v, with u = 1 - uniform in (0, 1].
+/// Four standard normals of four words, by Box and Muller: sqrt(-2 ln u) times cos and sin of 2 pi
+/// v, with u = 1 - uniform in (0, 1].
 fn normals(words: [u32; 4]) -> [f32; 4] {
     let [a, b, c, d] = words.map(|word| f64::from(uniform(word)));
     let pair = |u: f64, v: f64| {
-        let (radius, angle) = (libm::sqrt(-2.0 * libm::log(1.0 - u)), 2.0 * core::f64::consts::PI * v);
+        let (radius, angle) =
+            (libm::sqrt(-2.0 * libm::log(1.0 - u)), 2.0 * core::f64::consts::PI * v);
         [(radius * libm::cos(angle)) as f32, (radius * libm::sin(angle)) as f32]
     };
     let ([w, x], [y, z]) = (pair(a, b), pair(c, d));
@@ -213,7 +237,8 @@ mod tests {
     #[test]
     fn normals_have_unit_variance_and_no_mean() {
         let stream = Stream::new(7, Site::new(Purpose::Initialisation, 0), 0, 0);
-        let samples: Vec<f64> = (0..25_000).flat_map(|call| normals(stream.words(call))).map(f64::from).collect();
+        let samples: Vec<f64> =
+            (0..25_000).flat_map(|call| normals(stream.words(call))).map(f64::from).collect();
         let n = samples.len() as f64;
         let mean = samples.iter().sum::<f64>() / n;
         let variance = samples.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;

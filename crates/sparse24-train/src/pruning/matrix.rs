@@ -1,7 +1,7 @@
 //! The tiles or groups of one stored matrix.
 //!
-//! Invariant: the bytes hold `rows * columns` elements, and the lengths of the kind's tile or group divide those of the matrix.
-//! Deliberately absent: which matrices.
+//! Invariant: the bytes hold `rows * columns` elements, and the lengths of the kind's tile or group
+//! divide those of the matrix. Deliberately absent: which matrices.
 
 use half::{bf16, f16};
 use safetensors::Dtype;
@@ -9,7 +9,8 @@ use sparse24_core::{MaskKind, prune::largest_two, search, tile::TilePattern};
 
 use super::{Offence, Pruned, Reason, Search, Verdict};
 
-/// Rows and columns of what is pruned at a time (a part): a tile, or a group along a row or a column.
+/// Rows and columns of what is pruned at a time (a part): a tile, or a group along a row or a
+/// column.
 pub(super) const fn shape(kind: MaskKind) -> [usize; 2] {
     match kind {
         MaskKind::Transposable => [4, 4],
@@ -99,9 +100,18 @@ impl Matrix<'_> {
     /// Looks for a part whose nonzeros no pattern covers.
     pub(super) fn verify(self) -> Verdict {
         for [row, column] in self.origins() {
-            let nonzeros = self.values([row, column]).iter().enumerate().fold(0_u16, |bits, (i, &v)| bits | u16::from(v != 0.0) << i);
+            let nonzeros = self
+                .values([row, column])
+                .iter()
+                .enumerate()
+                .fold(0_u16, |bits, (i, &v)| bits | u16::from(v != 0.0) << i);
             if !covered(self.kind, nonzeros) {
-                return Verdict::Refuted(Offence { kind: self.kind, row, column, nonzeros: nonzeros.count_ones() });
+                return Verdict::Refuted(Offence {
+                    kind: self.kind,
+                    row,
+                    column,
+                    nonzeros: nonzeros.count_ones(),
+                });
             }
         }
         Verdict::Holds
@@ -114,7 +124,9 @@ impl Matrix<'_> {
 
     fn origins(&self) -> impl Iterator<Item = [usize; 2]> + use<> {
         let ([rows, columns], [height, width]) = (self.shape, shape(self.kind));
-        (0..rows).step_by(height).flat_map(move |row| (0..columns).step_by(width).map(move |column| [row, column]))
+        (0..rows)
+            .step_by(height)
+            .flat_map(move |row| (0..columns).step_by(width).map(move |column| [row, column]))
     }
 
     /// Where element i of a part begins.
@@ -138,14 +150,18 @@ fn choose(kind: MaskKind, search: Search, part: &[f32; 16]) -> u16 {
     match (kind, search) {
         (MaskKind::Transposable, Search::Exact) => search::transposable(part).bits(),
         (MaskKind::Transposable, Search::Greedy) => search::greedy(part).bits(),
-        (MaskKind::RowWise | MaskKind::ColumnWise, _) => largest_two([part[0], part[1], part[2], part[3]]).bits().into(),
+        (MaskKind::RowWise | MaskKind::ColumnWise, _) => {
+            largest_two([part[0], part[1], part[2], part[3]]).bits().into()
+        }
     }
 }
 
 /// Whether a valid pattern keeps at least these.
 fn covered(kind: MaskKind, nonzeros: u16) -> bool {
     match kind {
-        MaskKind::Transposable => TilePattern::ALL.iter().any(|pattern| nonzeros & !pattern.bits() == 0),
+        MaskKind::Transposable => {
+            TilePattern::ALL.iter().any(|pattern| nonzeros & !pattern.bits() == 0)
+        }
         MaskKind::RowWise | MaskKind::ColumnWise => nonzeros.count_ones() <= 2,
     }
 }

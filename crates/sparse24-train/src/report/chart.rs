@@ -1,4 +1,5 @@
-//! Line charts and clouds of points. A series is told by its colour and by the shape of its markers.
+//! Line charts and clouds of points. A series is told by its colour and by the shape of its
+//! markers.
 
 use std::fmt::Write;
 
@@ -58,16 +59,33 @@ impl Chart {
             for series in &self.series {
                 let data = data(&self, series);
                 if !data.is_empty() {
-                    let _ = writeln!(inside, "<path class=\"{class} {}\" d=\"{data}\"/>", ink(series.number));
+                    let _ = writeln!(
+                        inside,
+                        "<path class=\"{class} {}\" d=\"{data}\"/>",
+                        ink(series.number)
+                    );
                 }
             }
         }
         for (order, series) in self.series.iter().enumerate() {
             self.draw_markers(&mut above, order, series);
         }
-        let levels = self.y.ticks(5).into_iter().map(|tick| (self.y(tick.value), tick.label)).collect();
+        let levels =
+            self.y.ticks(5).into_iter().map(|tick| (self.y(tick.value), tick.label)).collect();
         let Self { id, title, description, x, y, height, marks, column, .. } = self;
-        Frame { id, title, description, class: "", height, x, y_label: y.label, levels, marks, column }.draw(&inside, &above)
+        Frame {
+            id,
+            title,
+            description,
+            class: "",
+            height,
+            x,
+            y_label: y.label,
+            levels,
+            marks,
+            column,
+        }
+        .draw(&inside, &above)
     }
 
     fn draw_markers(&self, svg: &mut String, order: usize, series: &Series) {
@@ -75,9 +93,15 @@ impl Chart {
         let every = points.len().div_ceil(MARKERS).max(1);
         // Staggered, so that curves that run together show all their markers.
         let first = order * every / self.series.len().max(1);
-        for &[x, y] in points.iter().skip(first).step_by(every).filter(|[x, y]| (x + y).is_finite()) {
+        for &[x, y] in points.iter().skip(first).step_by(every).filter(|[x, y]| (x + y).is_finite())
+        {
             let (symbol, ink) = (marker(series.number), ink(series.number));
-            let _ = writeln!(svg, "<use href=\"{symbol}\" class=\"{ink}\" x=\"{}\" y=\"{}\"/>", percent(&self.x, x), self.y(y));
+            let _ = writeln!(
+                svg,
+                "<use href=\"{symbol}\" class=\"{ink}\" x=\"{}\" y=\"{}\"/>",
+                percent(&self.x, x),
+                self.y(y)
+            );
         }
     }
 
@@ -99,7 +123,10 @@ impl Chart {
 
     fn band(&self, points: &[[f64; 3]]) -> String {
         let mut data = String::new();
-        for piece in points.split(|[x, low, high]| !(x + low + high).is_finite()).filter(|piece| !piece.is_empty()) {
+        for piece in points
+            .split(|[x, low, high]| !(x + low + high).is_finite())
+            .filter(|piece| !piece.is_empty())
+        {
             let there = piece.iter().map(|&[x, _, high]| [x, high]);
             self.trace(&mut data, there.chain(piece.iter().rev().map(|&[x, low, _]| [x, low])));
             data.push('Z');

@@ -18,7 +18,8 @@ use crate::disk;
 const LARGEST: u64 = 16 << 20;
 
 /// The feasible ratios of flip rates.
-const FEASIBLE: [f64; 2] = [*sparse24_core::lambda::FEASIBLE.start(), *sparse24_core::lambda::FEASIBLE.end()];
+const FEASIBLE: [f64; 2] =
+    [*sparse24_core::lambda::FEASIBLE.start(), *sparse24_core::lambda::FEASIBLE.end()];
 
 /// What a file of conclusions says; none if it says something else.
 type Conclude = fn(&Value) -> Option<Figure>;
@@ -45,13 +46,17 @@ pub(super) fn conclusions(folder: &Path) -> Conclusions {
         if !path.exists() {
             continue;
         }
-        let value = disk::read_small(&path, LARGEST).ok().and_then(|text| serde_json::from_slice::<Value>(&text).ok());
+        let value = disk::read_small(&path, LARGEST)
+            .ok()
+            .and_then(|text| serde_json::from_slice::<Value>(&text).ok());
         match value.as_ref().and_then(draw) {
             Some(figure) => out.figures.push(figure),
             None => out.problems.push(format!("{}: {name} is damaged.", folder.display())),
         }
         if let Some(value) = value {
-            out.arms.extend(value["arms"].as_array().into_iter().flatten().map(|arm| text(&arm["name"])));
+            out.arms.extend(
+                value["arms"].as_array().into_iter().flatten().map(|arm| text(&arm["name"])),
+            );
             out.until = out.until.or(value["until"].as_u64().and_then(|step| step.try_into().ok()));
         }
     }
@@ -60,7 +65,9 @@ pub(super) fn conclusions(folder: &Path) -> Conclusions {
 
 /// Whether a folder is one of them.
 pub(super) fn is_folder(folder: &Path) -> bool {
-    ["search.json", "search.toml", "study.json", "study.toml"].iter().any(|name| folder.join(name).is_file())
+    ["search.json", "search.toml", "study.json", "study.toml"]
+        .iter()
+        .any(|name| folder.join(name).is_file())
 }
 
 fn real(value: &Value) -> f64 {
@@ -76,7 +83,11 @@ fn text(value: &Value) -> String {
 }
 
 fn interval(low: f64, high: f64) -> String {
-    if (low + high).is_finite() { format!("{} to {}", number(low, 3), number(high, 3)) } else { "–".into() }
+    if (low + high).is_finite() {
+        format!("{} to {}", number(low, 3), number(high, 3))
+    } else {
+        "–".into()
+    }
 }
 
 /// Mu over lambda, with the feasible band.
@@ -84,17 +95,36 @@ fn search(value: &Value) -> Option<Figure> {
     let candidates = value["candidates"].as_array()?;
     let recommended = value["recommended"].as_f64();
     let of = |candidate: &Value| {
-        (real(&candidate["lambda"]), real(&candidate["mu"]), real(&candidate["interval"][0]), real(&candidate["interval"][1]))
+        (
+            real(&candidate["lambda"]),
+            real(&candidate["mu"]),
+            real(&candidate["interval"][0]),
+            real(&candidate["interval"][1]),
+        )
     };
-    let (low, high) = range(candidates.iter().map(|candidate| of(candidate).0).filter(|lambda| *lambda > 0.0)).unwrap_or((1e-6, 1e-3));
+    let (low, high) =
+        range(candidates.iter().map(|candidate| of(candidate).0).filter(|lambda| *lambda > 0.0))
+            .unwrap_or((1e-6, 1e-3));
     let x = Axis::log("decay factor λ", low / 1.5, high * 1.5);
     let values = candidates.iter().map(of).flat_map(|(_, mu, low, high)| [mu, low, high]);
     let y = Axis::around("μ, flip rate over that of dense training", values.chain([0.0, 1.0]));
     let points = candidates.iter().map(of).map(|(lambda, mu, ..)| [lambda, mu]).collect();
-    let bars = candidates.iter().map(of).flat_map(|(lambda, _, low, high)| [[lambda, low], [lambda, high], [f64::NAN; 2]]).collect();
+    let bars = candidates
+        .iter()
+        .map(of)
+        .flat_map(|(lambda, _, low, high)| [[lambda, low], [lambda, high], [f64::NAN; 2]])
+        .collect();
     let [from, to] = FEASIBLE;
-    let feasible = Series { number: 2, band: vec![[x.low, from, to], [x.high, from, to]], ..Series::default() };
-    let marks = recommended.map(|lambda| Mark { x: lambda, label: format!("recommended: {}", number(lambda, 3)), series: None });
+    let feasible = Series {
+        number: 2,
+        band: vec![[x.low, from, to], [x.high, from, to]],
+        ..Series::default()
+    };
+    let marks = recommended.map(|lambda| Mark {
+        x: lambda,
+        label: format!("recommended: {}", number(lambda, 3)),
+        series: None,
+    });
     let advice = value["advice"].as_str().map(str::to_owned);
     let conclusion = match recommended {
         Some(lambda) => format!("Recommended: λ = {}.", number(lambda, 3)),
@@ -108,7 +138,10 @@ fn search(value: &Value) -> Option<Figure> {
         x,
         y,
         height: 280.0,
-        series: vec![feasible, Series { number: 0, strong: points, faint: bars, ..Series::default() }],
+        series: vec![
+            feasible,
+            Series { number: 0, strong: points, faint: bars, ..Series::default() },
+        ],
         marks: marks.into_iter().collect(),
         column: 0,
     };
@@ -124,7 +157,9 @@ fn search(value: &Value) -> Option<Figure> {
     });
     let table = Table {
         caption: "Candidates".into(),
-        columns: ["λ", "μ", "95 % interval over layers", "verdict", "flip rate"].map(str::to_owned).into(),
+        columns: ["λ", "μ", "95 % interval over layers", "verdict", "flip rate"]
+            .map(str::to_owned)
+            .into(),
         rows: rows.collect(),
         series: None,
     };
@@ -147,7 +182,10 @@ fn study(value: &Value) -> Option<Figure> {
     let arms = value["arms"].as_array()?;
     let reference = text(&value["reference"]);
     let of = |arm: &Value| ["mean", "low", "high"].map(|key| real(&arm["difference"][key]));
-    let x = Axis::around(format!("held-out loss above that of {reference}, nats a token"), arms.iter().flat_map(of).chain([0.0]));
+    let x = Axis::around(
+        format!("held-out loss above that of {reference}, nats a token"),
+        arms.iter().flat_map(of).chain([0.0]),
+    );
     let height = ROW * arms.len() as f64;
     let mut inside = String::new();
     let mut levels = Vec::new();
@@ -156,16 +194,24 @@ fn study(value: &Value) -> Option<Figure> {
         levels.push((y, text(&arm["name"])));
         let [mean, low, high] = of(arm);
         if (low + high).is_finite() {
-            inside += &format!("<path class=\"strong s0\" d=\"M{} {y}H{}\"/>\n", across(&x, low), across(&x, high));
+            inside += &format!(
+                "<path class=\"strong s0\" d=\"M{} {y}H{}\"/>\n",
+                across(&x, low),
+                across(&x, high)
+            );
         }
         if mean.is_finite() {
-            inside += &format!("<path class=\"dots whole s0\" d=\"M{} {y}h0\"/>\n", across(&x, mean));
+            inside +=
+                &format!("<path class=\"dots whole s0\" d=\"M{} {y}h0\"/>\n", across(&x, mean));
         }
     }
     let frame = Frame {
         id: "study-arms".into(),
         title: "Difference in held-out loss by arm".into(),
-        description: format!("{} arms against {reference}; the table below has the numbers.", arms.len()),
+        description: format!(
+            "{} arms against {reference}; the table below has the numbers.",
+            arms.len()
+        ),
         class: "arms",
         height,
         x,
@@ -176,7 +222,11 @@ fn study(value: &Value) -> Option<Figure> {
     };
     let rows = arms.iter().map(|arm| {
         let [mean, low, high] = of(arm);
-        let difference = if mean.is_finite() { format!("{}{}", if mean > 0.0 { "+" } else { "" }, number(mean, 3)) } else { "–".into() };
+        let difference = if mean.is_finite() {
+            format!("{}{}", if mean > 0.0 { "+" } else { "" }, number(mean, 3))
+        } else {
+            "–".into()
+        };
         let failures = arm["failures"].as_array().map_or(0, Vec::len).to_string();
         vec![
             text(&arm["name"]),
@@ -189,7 +239,16 @@ fn study(value: &Value) -> Option<Figure> {
             failures,
         ]
     });
-    let head = ["arm", "held-out loss", "difference", "95 % interval", "pairs", "flip rate", "μ", "failed runs"];
+    let head = [
+        "arm",
+        "held-out loss",
+        "difference",
+        "95 % interval",
+        "pairs",
+        "flip rate",
+        "μ",
+        "failed runs",
+    ];
     let table = Table {
         caption: format!("Arms; differences to {reference}"),
         columns: head.map(str::to_owned).into(),
@@ -205,7 +264,11 @@ fn study(value: &Value) -> Option<Figure> {
         text(&value["done"]),
         text(&value["of"])
     );
-    Some(Figure { notes, numbers: Numbers::Open, ..Figure::of(["study", "Study"], lead, frame.draw(&inside, ""), vec![table]) })
+    Some(Figure {
+        notes,
+        numbers: Numbers::Open,
+        ..Figure::of(["study", "Study"], lead, frame.draw(&inside, ""), vec![table])
+    })
 }
 
 /// The arm of the lowest mean, and the reference against it, chosen on other seeds.
@@ -215,7 +278,12 @@ fn best(best: &Value, reference: &str, arms: usize) -> Option<String> {
         some => some.iter().map(text).collect::<Vec<_>>().join(", "),
     };
     let left_out = &best["left_out"];
-    let by_seed: Vec<String> = left_out["by_seed"].as_array().into_iter().flatten().map(|value| number(real(value), 3)).collect();
+    let by_seed: Vec<String> = left_out["by_seed"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|value| number(real(value), 3))
+        .collect();
     let against = match by_seed.as_slice() {
         [] => String::new(),
         by_seed => format!(
@@ -229,7 +297,8 @@ fn best(best: &Value, reference: &str, arms: usize) -> Option<String> {
 
 /// How arms go with lambda.
 fn trend(trend: &Value) -> String {
-    let arms = trend["arms"].as_array().into_iter().flatten().map(text).collect::<Vec<_>>().join(", ");
+    let arms =
+        trend["arms"].as_array().into_iter().flatten().map(text).collect::<Vec<_>>().join(", ");
     let [flip_rate, val_loss] = ["flip_rate", "val_loss"].map(|key| number(real(&trend[key]), 2));
     format!(
         "With λ, over {arms}: Spearman's rank correlation is {flip_rate} of the mean flip rate and {val_loss} of the mean held-out loss."

@@ -15,7 +15,8 @@ pub(super) type Unit = (&'static str, f64);
 
 /// That which suits the longest run.
 pub(super) fn unit(runs: &[Record]) -> Unit {
-    let longest = runs.iter().filter_map(|run| run.steps.last()).map(|step| step.seconds).fold(0.0, f64::max);
+    let longest =
+        runs.iter().filter_map(|run| run.steps.last()).map(|step| step.seconds).fold(0.0, f64::max);
     match longest {
         s if s < 300.0 => ("s", 1.0),
         s if s < 18_000.0 => ("min", 60.0),
@@ -29,7 +30,8 @@ pub(super) fn step_axis(runs: &[Record]) -> Axis {
     Axis::from_zero("optimizer step", runs.iter().map(|run| f64::from(run.last_step())))
 }
 
-/// Where phases of another kind begin; `x` places the step before, the last one of the phase that ends.
+/// Where phases of another kind begin; `x` places the step before, the last one of the phase that
+/// ends.
 pub(super) fn switches(runs: &[Record], x: impl Fn(&Record, u32) -> f64) -> Vec<Mark> {
     let mut marks: Vec<Mark> = Vec::new();
     for (number, run) in runs.iter().enumerate() {
@@ -38,7 +40,11 @@ pub(super) fn switches(runs: &[Record], x: impl Fn(&Record, u32) -> f64) -> Vec<
             match marks.iter_mut().find(|mark| mark.x == x) {
                 Some(mark) => mark.series = None,
                 None => {
-                    let label = if marks.iter().any(|mark| mark.label == label) { String::new() } else { label };
+                    let label = if marks.iter().any(|mark| mark.label == label) {
+                        String::new()
+                    } else {
+                        label
+                    };
                     marks.push(Mark { x, label, series: (runs.len() > 1).then_some(number) });
                 }
             }
@@ -64,7 +70,8 @@ struct Losses<'a> {
 
 impl<'a> Losses<'a> {
     fn of(number: usize, run: &'a Record, fine: usize) -> Self {
-        let points: Vec<_> = run.steps.iter().map(|step| [f64::from(step.step), f64::from(step.loss)]).collect();
+        let points: Vec<_> =
+            run.steps.iter().map(|step| [f64::from(step.step), f64::from(step.loss)]).collect();
         let held_out = buckets(&held_out(run), fine).iter().map(|b| [b.x[1], b.mean]).collect();
         Self { number, run, thin: buckets(&points, fine), held_out }
     }
@@ -72,7 +79,8 @@ impl<'a> Losses<'a> {
     fn series(&self, has_band: bool, x: impl Fn(&Record, f64) -> f64) -> Series {
         let x = |step| x(self.run, step);
         let has_band = has_band && self.thin.len() < self.run.steps.len();
-        let band = self.thin.iter().filter(|_| has_band).map(|b| [x(b.middle()), b.low, b.high]).collect();
+        let band =
+            self.thin.iter().filter(|_| has_band).map(|b| [x(b.middle()), b.low, b.high]).collect();
         let faint = self.thin.iter().map(|b| [x(b.middle()), b.mean]).collect();
         let strong = self.held_out.iter().map(|&[step, loss]| [x(step), loss]).collect();
         Series { number: self.number, band, faint, strong, ..Series::default() }
@@ -82,13 +90,24 @@ impl<'a> Losses<'a> {
         let time = |step: f64| cell(time_at(self.run, step, unit));
         let table = |what: &str, columns: &[&str], rows: Vec<Vec<String>>| Table {
             caption: format!("{}: {what}, nats a token", self.run.name),
-            columns: ["step".into(), format!("time, {}", unit.0)].into_iter().chain(columns.iter().map(|&column| column.into())).collect(),
+            columns: ["step".into(), format!("time, {}", unit.0)]
+                .into_iter()
+                .chain(columns.iter().map(|&column| column.into()))
+                .collect(),
             rows,
             series: Some(self.number),
         };
         let ends = |b: &Bucket| format!("{} to {}", cell(b.low), cell(b.high));
-        let trained = self.thin.iter().map(|b| vec![span(b), time(b.middle()), cell(b.mean), ends(b)]).collect();
-        let held_out = self.held_out.iter().map(|&[step, loss]| vec![step.to_string(), time(step), cell(loss)]).collect();
+        let trained = self
+            .thin
+            .iter()
+            .map(|b| vec![span(b), time(b.middle()), cell(b.mean), ends(b)])
+            .collect();
+        let held_out = self
+            .held_out
+            .iter()
+            .map(|&[step, loss]| vec![step.to_string(), time(step), cell(loss)])
+            .collect();
         [
             table("training loss", &["training loss", "least to largest"], trained),
             table("loss on the held-out split", &["held-out loss"], held_out),
@@ -106,26 +125,47 @@ pub(super) fn loss(runs: &[Record]) -> Figure {
     // Losses of neighbouring batches scatter: a few of them together show more.
     let fine = finely(runs.len()) / 2;
     let (unit, has_band) = (unit(runs), runs.len() <= BANDS);
-    let losses: Vec<_> = runs.iter().enumerate().map(|(number, run)| Losses::of(number, run, fine)).collect();
-    let by_step: Vec<_> = losses.iter().map(|losses| losses.series(has_band, |_, step| step)).collect();
-    let by_time = losses.iter().map(|losses| losses.series(has_band, |run, step| time_at(run, step, unit))).collect();
+    let losses: Vec<_> =
+        runs.iter().enumerate().map(|(number, run)| Losses::of(number, run, fine)).collect();
+    let by_step: Vec<_> =
+        losses.iter().map(|losses| losses.series(has_band, |_, step| step)).collect();
+    let by_time = losses
+        .iter()
+        .map(|losses| losses.series(has_band, |run, step| time_at(run, step, unit)))
+        .collect();
     let most = runs.iter().map(|run| run.steps.len().div_ceil(fine)).max().unwrap_or(1);
 
     let x = step_axis(runs);
     let label = "loss, nats a token";
     let (y, cut) = loss_axis(label, &by_step, x.high * HEAD);
     let mut notes: Vec<String> = thinned(most, has_band).into_iter().collect();
-    notes.extend(cut.map(|top| format!("The first steps reach up to {}, above the picture.", number(top, 3))));
+    notes.extend(
+        cut.map(|top| {
+            format!("The first steps reach up to {}, above the picture.", number(top, 3))
+        }),
+    );
     let marks = switches(runs, |_, step| f64::from(step));
-    let picture = line_chart(runs, ["loss-step", "Loss against the optimizer step"], [x, y.clone()], by_step, marks);
+    let picture = line_chart(
+        runs,
+        ["loss-step", "Loss against the optimizer step"],
+        [x, y.clone()],
+        by_step,
+        marks,
+    );
     let mut pictures = vec![("against the step".to_owned(), picture)];
     if runs.iter().any(|run| run.steps.last().is_some_and(|step| step.seconds > 0.0)) {
         let ends = runs.iter().map(|run| time_at(run, f64::from(run.last_step()), unit));
         let x = Axis::from_zero(format!("time in optimizer steps, {}", unit.0), ends);
         let marks = switches(runs, |run, step| time_at(run, f64::from(step), unit));
-        pictures.push(("against time".to_owned(), line_chart(runs, ["loss-time", "Loss against time"], [x, y], by_time, marks)));
+        pictures.push((
+            "against time".to_owned(),
+            line_chart(runs, ["loss-time", "Loss against time"], [x, y], by_time, marks),
+        ));
     } else {
-        notes.push("Against time nothing can be drawn: the metrics or the configuration do not tell it.".into());
+        notes.push(
+            "Against time nothing can be drawn: the metrics or the configuration do not tell it."
+                .into(),
+        );
     }
     let lead = "Thin: training loss of a step's batches. Strong, with markers: loss over the whole held-out split, with the weights of the phase. \
                 Time is that of the optimizer steps, tokens over tokens a second; evaluations, saving and pauses are not in it.";
@@ -152,14 +192,25 @@ const HEAD: f64 = 0.03;
 fn loss_axis(label: &str, series: &[Series], head: f64) -> (Axis, Option<f64>) {
     let values = |from: f64| {
         series.iter().flat_map(move |series| {
-            let band = series.band.iter().filter(move |point| point[0] >= from).flat_map(|&[_, low, high]| [low, high]);
-            let lines = series.faint.iter().chain(&series.strong).filter(move |point| point[0] >= from).map(|point| point[1]);
+            let band = series
+                .band
+                .iter()
+                .filter(move |point| point[0] >= from)
+                .flat_map(|&[_, low, high]| [low, high]);
+            let lines = series
+                .faint
+                .iter()
+                .chain(&series.strong)
+                .filter(move |point| point[0] >= from)
+                .map(|point| point[1]);
             band.chain(lines)
         })
     };
     let (all, later) = (range(values(0.0)), range(values(head)));
     match (all, later) {
-        (Some((_, top)), Some((low, high))) if top > high + 0.15 * (high - low) => (Axis::around(label, [low, high]), Some(top)),
+        (Some((_, top)), Some((low, high))) if top > high + 0.15 * (high - low) => {
+            (Axis::around(label, [low, high]), Some(top))
+        }
         _ => (Axis::around(label, values(0.0)), None),
     }
 }
@@ -172,18 +223,31 @@ pub(super) fn validation(runs: &[Record]) -> Option<Figure> {
         let points: Vec<_> = held_out(run).into_iter().filter(|&[step, _]| step >= half).collect();
         buckets(&points, finely(runs.len())).iter().map(|b| [b.x[1], b.mean]).collect()
     };
-    let series: Vec<_> = runs.iter().enumerate().map(|(number, run)| Series { number, strong: later(run), ..Series::default() }).collect();
+    let series: Vec<_> = runs
+        .iter()
+        .enumerate()
+        .map(|(number, run)| Series { number, strong: later(run), ..Series::default() })
+        .collect();
     if runs.len() < 2 || series.iter().filter(|series| series.strong.len() > 1).count() < 2 {
         return None;
     }
-    let y = Axis::around("held-out loss, nats a token", series.iter().flat_map(|series| &series.strong).map(|point| point[1]));
+    let y = Axis::around(
+        "held-out loss, nats a token",
+        series.iter().flat_map(|series| &series.strong).map(|point| point[1]),
+    );
     let tables = table_each(runs, &series, "held-out loss, nats a token", "held-out loss");
-    let marks = switches(runs, |_, step| f64::from(step)).into_iter().filter(|mark| mark.x >= half).collect();
+    let marks = switches(runs, |_, step| f64::from(step))
+        .into_iter()
+        .filter(|mark| mark.x >= half)
+        .collect();
     let x = Axis { low: half, ..x };
     let title = "Loss on the held-out split over the second half of the steps";
     let picture = line_chart(runs, ["held-out-step", title], [x, y], series, marks);
     let lead = "The same held-out loss over the second half of the steps, on a scale of its own.";
-    Some(Figure { legend: all(runs), ..Figure::of(["held-out", "Held-out loss, closer"], lead, picture, tables) })
+    Some(Figure {
+        legend: all(runs),
+        ..Figure::of(["held-out", "Held-out loss, closer"], lead, picture, tables)
+    })
 }
 
 /// Steps and losses on the held-out split.
@@ -194,21 +258,46 @@ fn held_out(run: &Record) -> Vec<[f64; 2]> {
 /// The flip rate against the step.
 pub(super) fn flips(runs: &[Record]) -> Option<Figure> {
     let fine = finely(runs.len());
-    let points = |run: &Record| -> Vec<[f64; 2]> { run.flips.iter().map(|&(step, rate)| [f64::from(step), rate]).collect() };
-    let thin = |run: &Record| -> Vec<[f64; 2]> { buckets(&points(run), fine).iter().map(|b| [b.middle(), b.mean]).collect() };
-    let series: Vec<_> = runs.iter().enumerate().map(|(number, run)| Series { number, strong: thin(run), ..Series::default() }).collect();
+    let points = |run: &Record| -> Vec<[f64; 2]> {
+        run.flips.iter().map(|&(step, rate)| [f64::from(step), rate]).collect()
+    };
+    let thin = |run: &Record| -> Vec<[f64; 2]> {
+        buckets(&points(run), fine).iter().map(|b| [b.middle(), b.mean]).collect()
+    };
+    let series: Vec<_> = runs
+        .iter()
+        .enumerate()
+        .map(|(number, run)| Series { number, strong: thin(run), ..Series::default() })
+        .collect();
     if series.iter().all(|series| series.strong.is_empty()) {
         return None;
     }
     let most = runs.iter().map(|run| run.flips.len().div_ceil(fine)).max().unwrap_or(1);
-    let y = Axis::of_magnitudes("flip rate", series.iter().flat_map(|series| &series.strong).map(|point| point[1]));
+    let y = Axis::of_magnitudes(
+        "flip rate",
+        series.iter().flat_map(|series| &series.strong).map(|point| point[1]),
+    );
     let tables = table_each(runs, &series, "flip rate", "flip rate");
     let marks = switches(runs, |_, step| f64::from(step));
-    let picture = line_chart(runs, ["flips-step", "Flip rate against the optimizer step"], [step_axis(runs), y], series, marks);
-    let notes = if most > 1 { vec![format!("Each point is the mean of up to {most} samples.")] } else { Vec::new() };
+    let picture = line_chart(
+        runs,
+        ["flips-step", "Flip rate against the optimizer step"],
+        [step_axis(runs), y],
+        series,
+        marks,
+    );
+    let notes = if most > 1 {
+        vec![format!("Each point is the mean of up to {most} samples.")]
+    } else {
+        Vec::new()
+    };
     let lead = "The share of mask bits that change in one step, |m(wₜ) − m(wₜ₋₁)|₁ / D, of all sparsifiable weights; of a dense run, of the mask \
                 that its weights would have. Sparse training wants it to rise and then to calm down; λ is the factor of masked decay.";
-    Some(Figure { legend: all(runs), notes, ..Figure::of(["flips", "Flip rate"], lead, picture, tables) })
+    Some(Figure {
+        legend: all(runs),
+        notes,
+        ..Figure::of(["flips", "Flip rate"], lead, picture, tables)
+    })
 }
 
 /// A number of a step.
@@ -226,7 +315,13 @@ pub(super) fn optimizer(runs: &[Record]) -> Figure {
         .iter()
         .map(|run| {
             kinds.map(|(_, _, of)| {
-                buckets(&run.steps.iter().map(|step| [f64::from(step.step), f64::from(of(step))]).collect::<Vec<_>>(), fine)
+                buckets(
+                    &run.steps
+                        .iter()
+                        .map(|step| [f64::from(step.step), f64::from(of(step))])
+                        .collect::<Vec<_>>(),
+                    fine,
+                )
             })
         })
         .collect();
@@ -235,14 +330,35 @@ pub(super) fn optimizer(runs: &[Record]) -> Figure {
         let series: Vec<_> = thin
             .iter()
             .enumerate()
-            .map(|(number, thin)| Series { number, strong: thin[kind].iter().map(|b| [b.middle(), b.mean]).collect(), ..Series::default() })
+            .map(|(number, thin)| Series {
+                number,
+                strong: thin[kind].iter().map(|b| [b.middle(), b.mean]).collect(),
+                ..Series::default()
+            })
             .collect();
         let values = series.iter().flat_map(|series| &series.strong).map(|point| point[1]);
-        let y = if id == "gradient-norm" { Axis::of_magnitudes("", values) } else { Axis::around("", values.chain([0.0])) };
+        let y = if id == "gradient-norm" {
+            Axis::of_magnitudes("", values)
+        } else {
+            Axis::around("", values.chain([0.0]))
+        };
         let (x, title) = (step_axis(runs), format!("{name} against the optimizer step"));
         let description = describe(&series, runs);
-        let marks = switches(runs, |_, step| f64::from(step)).into_iter().map(|mark| Mark { label: String::new(), ..mark }).collect();
-        let chart = Chart { id: id.into(), title, description, x, y, height: 150.0, series, marks, column: 0 };
+        let marks = switches(runs, |_, step| f64::from(step))
+            .into_iter()
+            .map(|mark| Mark { label: String::new(), ..mark })
+            .collect();
+        let chart = Chart {
+            id: id.into(),
+            title,
+            description,
+            x,
+            y,
+            height: 150.0,
+            series,
+            marks,
+            column: 0,
+        };
         (name.to_owned(), chart.draw())
     };
     let tables = runs.iter().zip(&thin).enumerate().map(|(series, (run, thin))| {
@@ -252,7 +368,15 @@ pub(super) fn optimizer(runs: &[Record]) -> Figure {
         });
         Table {
             caption: format!("{}: means over the steps", run.name),
-            columns: ["step", "gradient norm", "learning rate", "tokens a second", "largest gradient norm"].map(str::to_owned).into(),
+            columns: [
+                "step",
+                "gradient norm",
+                "learning rate",
+                "tokens a second",
+                "largest gradient norm",
+            ]
+            .map(str::to_owned)
+            .into(),
             rows: rows.collect(),
             series: Some(series),
         }
@@ -264,7 +388,12 @@ pub(super) fn optimizer(runs: &[Record]) -> Figure {
         layout: Layout::Beside,
         pictures: (0..kinds.len()).map(picture).collect(),
         legend: all(runs),
-        notes: thinned(runs.iter().map(|run| run.steps.len().div_ceil(fine)).max().unwrap_or(1), false).into_iter().collect(),
+        notes: thinned(
+            runs.iter().map(|run| run.steps.len().div_ceil(fine)).max().unwrap_or(1),
+            false,
+        )
+        .into_iter()
+        .collect(),
         tables: tables.collect(),
         numbers: Numbers::Folded,
     }
@@ -276,9 +405,26 @@ pub(super) fn all(runs: &[Record]) -> Legend {
 }
 
 /// A line chart of the usual height: its name and title, its axes.
-pub(super) fn line_chart(runs: &[Record], [id, title]: [&str; 2], [x, y]: [Axis; 2], series: Vec<Series>, marks: Vec<Mark>) -> String {
+pub(super) fn line_chart(
+    runs: &[Record],
+    [id, title]: [&str; 2],
+    [x, y]: [Axis; 2],
+    series: Vec<Series>,
+    marks: Vec<Mark>,
+) -> String {
     let (description, column) = (describe(&series, runs), usize::from(x.label.starts_with("time")));
-    Chart { id: id.into(), title: title.into(), description, x, y, height: 300.0, series, marks, column }.draw()
+    Chart {
+        id: id.into(),
+        title: title.into(),
+        description,
+        x,
+        y,
+        height: 300.0,
+        series,
+        marks,
+        column,
+    }
+    .draw()
 }
 
 /// Where each curve begins and ends, in words.
@@ -287,18 +433,33 @@ fn describe(series: &[Series], runs: &[Record]) -> String {
         let curve = if series.strong.is_empty() { &series.faint } else { &series.strong };
         let ([from, first], [to, last]) = (curve.first()?, curve.last()?);
         let name = &runs[series.number].name;
-        Some(format!("{name}: from {} at {} to {} at {}.", number(*first, 4), number(*from, 4), number(*last, 4), number(*to, 4)))
+        Some(format!(
+            "{name}: from {} at {} to {} at {}.",
+            number(*first, 4),
+            number(*from, 4),
+            number(*last, 4),
+            number(*to, 4)
+        ))
     });
     told.collect::<Vec<_>>().join(" ")
 }
 
 /// A table for each series: step and value.
-pub(super) fn table_each(runs: &[Record], series: &[Series], what: &str, column: &str) -> Vec<Table> {
+pub(super) fn table_each(
+    runs: &[Record],
+    series: &[Series],
+    what: &str,
+    column: &str,
+) -> Vec<Table> {
     let some = series.iter().filter(|series| !series.strong.is_empty());
     some.map(|series| Table {
         caption: format!("{}: {what}", runs[series.number].name),
         columns: vec!["step".into(), column.into()],
-        rows: series.strong.iter().map(|&[step, value]| vec![step.to_string(), cell(value)]).collect(),
+        rows: series
+            .strong
+            .iter()
+            .map(|&[step, value]| vec![step.to_string(), cell(value)])
+            .collect(),
         series: Some(series.number),
     })
     .collect()

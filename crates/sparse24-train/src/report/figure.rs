@@ -1,4 +1,5 @@
-//! A figure of the page: pictures of the same runs, their legend, what they show in words, and the numbers behind them.
+//! A figure of the page: pictures of the same runs, their legend, what they show in words, and the
+//! numbers behind them.
 
 use std::fmt::Write;
 
@@ -58,10 +59,25 @@ pub(super) enum Legend {
 
 impl Figure {
     /// One picture by its name on the page and its title, its numbers folded.
-    pub(super) fn of([id, title]: [&'static str; 2], lead: impl Into<String>, picture: String, tables: Vec<Table>) -> Self {
+    pub(super) fn of(
+        [id, title]: [&'static str; 2],
+        lead: impl Into<String>,
+        picture: String,
+        tables: Vec<Table>,
+    ) -> Self {
         let pictures = vec![(String::new(), picture)];
         let (layout, legend, numbers) = (Layout::Stacked, Legend::None, Numbers::Folded);
-        Self { id, title, lead: lead.into(), layout, pictures, legend, notes: Vec::new(), tables, numbers }
+        Self {
+            id,
+            title,
+            lead: lead.into(),
+            layout,
+            pictures,
+            legend,
+            notes: Vec::new(),
+            tables,
+            numbers,
+        }
     }
 
     /// The `figure` element.
@@ -91,10 +107,18 @@ impl Figure {
                 out += "</ul>\n";
             }
         }
-        out += if *layout == Layout::Beside { "<div class=\"pictures beside\">\n" } else { "<div class=\"pictures\">\n" };
+        out += if *layout == Layout::Beside {
+            "<div class=\"pictures beside\">\n"
+        } else {
+            "<div class=\"pictures\">\n"
+        };
         for (head, picture) in pictures {
-            let head = if head.is_empty() { String::new() } else { format!("<h3>{}</h3>", Text(head)) };
-            let _ = writeln!(out, "<div class=\"picture\">{head}<div class=\"room\">{picture}</div></div>");
+            let head =
+                if head.is_empty() { String::new() } else { format!("<h3>{}</h3>", Text(head)) };
+            let _ = writeln!(
+                out,
+                "<div class=\"picture\">{head}<div class=\"room\">{picture}</div></div>"
+            );
         }
         out += "</div>\n";
         if !notes.is_empty() {
@@ -119,7 +143,9 @@ pub(super) fn finely(runs: usize) -> usize {
 
 /// Buckets of points.
 pub(super) fn buckets(points: &[[f64; 2]], most: usize) -> Vec<Bucket> {
-    ranges(points.len(), most).map(|range| Bucket::of(points[range].iter().map(|&[x, y]| (x, y)))).collect()
+    ranges(points.len(), most)
+        .map(|range| Bucket::of(points[range].iter().map(|&[x, y]| (x, y))))
+        .collect()
 }
 
 /// The steps of a bucket.
@@ -136,5 +162,6 @@ pub(super) fn cell(value: f64) -> String {
 /// That curves are thinner than the measurements.
 pub(super) fn thinned(most_in_one: usize, banded: bool) -> Option<String> {
     let band = if banded { "; the band reaches from the least to the largest of them" } else { "" };
-    (most_in_one > 1).then(|| format!("Each point is the mean of up to {most_in_one} measurements{band}."))
+    (most_in_one > 1)
+        .then(|| format!("Each point is the mean of up to {most_in_one} measurements{band}."))
 }

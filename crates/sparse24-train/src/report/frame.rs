@@ -1,7 +1,8 @@
 //! What all pictures share: axes, vertical marks, a title and a description, around what is drawn.
 //!
-//! Widths are shares of what room there is, heights are pixels, so that text and strokes keep their size on a phone: what is drawn stands in an
-//! inner picture that is stretched, with strokes that are not.
+//! Widths are shares of what room there is, heights are pixels, so that text and strokes keep their
+//! size on a phone: what is drawn stands in an inner picture that is stretched, with strokes that
+//! are not.
 
 use std::fmt::Write;
 
@@ -85,7 +86,9 @@ impl Frame {
         );
         self.draw_levels(&mut svg);
         self.draw_x(&mut svg);
-        let view = format!("width=\"100%\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" preserveAspectRatio=\"none\"");
+        let view = format!(
+            "width=\"100%\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" preserveAspectRatio=\"none\""
+        );
         let _ = writeln!(svg, "<svg {view}>\n{inside}</svg>");
         self.draw_marks(&mut svg);
         svg + above + "</svg>\n"
@@ -94,9 +97,17 @@ impl Frame {
     fn draw_levels(&self, svg: &mut String) {
         for (y, label) in &self.levels {
             let line = format!("<line class=\"grid\" x1=\"0\" x2=\"100%\" y1=\"{y}\" y2=\"{y}\"/>");
-            let _ = writeln!(svg, "{line}<text class=\"y\" x=\"-8\" y=\"{y}\" dy=\"0.32em\">{}</text>", Text(label));
+            let _ = writeln!(
+                svg,
+                "{line}<text class=\"y\" x=\"-8\" y=\"{y}\" dy=\"0.32em\">{}</text>",
+                Text(label)
+            );
         }
-        let _ = writeln!(svg, "<text class=\"label\" x=\"-48\" y=\"-13\">{}</text>", Text(&self.y_label));
+        let _ = writeln!(
+            svg,
+            "<text class=\"label\" x=\"-48\" y=\"-13\">{}</text>",
+            Text(&self.y_label)
+        );
     }
 
     fn draw_x(&self, svg: &mut String) {
@@ -106,20 +117,46 @@ impl Frame {
             let share = percent(x, tick.value);
             // A phone has room for every other one.
             let class = if number % 2 == 1 && ticks.len() > 4 { "x other" } else { "x" };
-            let line = format!("<line class=\"tick\" x1=\"{share}\" x2=\"{share}\" y1=\"{height}\" y2=\"{}\"/>", height + 5.0);
-            let _ = writeln!(svg, "{line}<text class=\"{class}\" x=\"{share}\" y=\"{}\">{}</text>", height + 19.0, Text(&tick.label));
+            let line = format!(
+                "<line class=\"tick\" x1=\"{share}\" x2=\"{share}\" y1=\"{height}\" y2=\"{}\"/>",
+                height + 5.0
+            );
+            let _ = writeln!(
+                svg,
+                "{line}<text class=\"{class}\" x=\"{share}\" y=\"{}\">{}</text>",
+                height + 19.0,
+                Text(&tick.label)
+            );
         }
-        let line = format!("<line class=\"axis\" x1=\"0\" x2=\"100%\" y1=\"{height}\" y2=\"{height}\"/>");
-        let _ = writeln!(svg, "{line}<text class=\"label end\" x=\"100%\" y=\"{}\">{}</text>", height + 38.0, Text(&x.label));
+        let line =
+            format!("<line class=\"axis\" x1=\"0\" x2=\"100%\" y1=\"{height}\" y2=\"{height}\"/>");
+        let _ = writeln!(
+            svg,
+            "{line}<text class=\"label end\" x=\"100%\" y=\"{}\">{}</text>",
+            height + 38.0,
+            Text(&x.label)
+        );
     }
 
     fn draw_marks(&self, svg: &mut String) {
         for Mark { x, label, series } in &self.marks {
             let (share, ink) = (percent(&self.x, *x), series.map(ink).unwrap_or_default());
-            let _ = writeln!(svg, "<line class=\"mark {ink}\" x1=\"{share}\" x2=\"{share}\" y1=\"0\" y2=\"{}\"/>", self.height);
+            let _ = writeln!(
+                svg,
+                "<line class=\"mark {ink}\" x1=\"{share}\" x2=\"{share}\" y1=\"0\" y2=\"{}\"/>",
+                self.height
+            );
             if !label.is_empty() {
-                let (class, dx) = if self.x.share(*x) > 0.55 { ("mark-label end", -6) } else { ("mark-label", 6) };
-                let _ = writeln!(svg, "<text class=\"{class}\" x=\"{share}\" dx=\"{dx}\" y=\"13\">{}</text>", Text(label));
+                let (class, dx) = if self.x.share(*x) > 0.55 {
+                    ("mark-label end", -6)
+                } else {
+                    ("mark-label", 6)
+                };
+                let _ = writeln!(
+                    svg,
+                    "<text class=\"{class}\" x=\"{share}\" dx=\"{dx}\" y=\"13\">{}</text>",
+                    Text(label)
+                );
             }
         }
     }

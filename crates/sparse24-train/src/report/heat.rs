@@ -1,7 +1,7 @@
 //! A heat map: rows of cells in shades by the logarithm of their value.
 //!
-//! Zero has a shade of its own, and what is missing none. Neighbours of one shade are one rectangle, and those of a shade one path, so that a
-//! thousand cells are a few kilobytes.
+//! Zero has a shade of its own, and what is missing none. Neighbours of one shade are one
+//! rectangle, and those of a shade one path, so that a thousand cells are a few kilobytes.
 
 use std::fmt::Write;
 
@@ -51,8 +51,10 @@ impl Shades {
 
     /// A list that explains them.
     pub(super) fn legend(self) -> String {
-        let end = |shade: usize| self.low * (self.high / self.low).powf(shade as f64 / SHADES as f64);
-        let entry = |shade: usize| format!("<li><i class=\"b{shade}\"></i>{}</li>", number(end(shade), 2));
+        let end =
+            |shade: usize| self.low * (self.high / self.low).powf(shade as f64 / SHADES as f64);
+        let entry =
+            |shade: usize| format!("<li><i class=\"b{shade}\"></i>{}</li>", number(end(shade), 2));
         let entries: String = (1..=SHADES).map(entry).collect();
         format!("<ol class=\"shades\"><li><i class=\"b0\"></i>0</li>{entries}</ol>\n")
     }
@@ -67,7 +69,8 @@ impl Heat {
             let top = ROW * row as f64 + 1.0;
             let mut first = 0;
             for same in cells.chunk_by(|a, b| self.shades.of(*a) == self.shades.of(*b)) {
-                let [from, to] = [first, first + same.len()].map(|edge| across(&self.x, self.edges[edge]));
+                let [from, to] =
+                    [first, first + same.len()].map(|edge| across(&self.x, self.edges[edge]));
                 first += same.len();
                 if let Some(shade) = self.shades.of(same[0]) {
                     let _ = write!(paths[shade], "M{from} {top}H{to}v{}H{from}z", ROW - 2.0);
@@ -75,11 +78,15 @@ impl Heat {
             }
         }
         let drawn = paths.iter().enumerate().filter(|(_, path)| !path.is_empty());
-        let inside: String = drawn.map(|(shade, path)| format!("<path class=\"h{shade}\" d=\"{path}\"/>\n")).collect();
-        let levels = (0..).zip(self.rows).map(|(row, name)| (ROW * (f64::from(row) + 0.5), name)).collect();
+        let inside: String = drawn
+            .map(|(shade, path)| format!("<path class=\"h{shade}\" d=\"{path}\"/>\n"))
+            .collect();
+        let levels =
+            (0..).zip(self.rows).map(|(row, name)| (ROW * (f64::from(row) + 0.5), name)).collect();
         let Self { id, title, description, x, marks, .. } = self;
         let (class, y_label, column) = ("heat", String::new(), 0);
-        Frame { id, title, description, class, height, x, y_label, levels, marks, column }.draw(&inside, "")
+        Frame { id, title, description, class, height, x, y_label, levels, marks, column }
+            .draw(&inside, "")
     }
 }
 
@@ -90,7 +97,10 @@ mod tests {
     #[test]
     fn values_have_shades_by_their_logarithm() {
         let shades = Shades { low: 1e-4, high: 1e-2 };
-        assert_eq!([0.0, 1e-6, 1e-4, 1.1e-3, 1e-2, 1.0].map(|value| shades.of(value)), [0, 1, 1, 5, SHADES, SHADES].map(Some));
+        assert_eq!(
+            [0.0, 1e-6, 1e-4, 1.1e-3, 1e-2, 1.0].map(|value| shades.of(value)),
+            [0, 1, 1, 5, SHADES, SHADES].map(Some)
+        );
         assert_eq!(shades.of(f64::NAN), None);
     }
 }

@@ -1,6 +1,7 @@
 //! Pieces of a page: escaped text, numbers as a reader wants them, tables.
 //!
-//! Invariant: what comes from a file passes through [`Text`] (or is a number), so it is text and nothing else, and the page is well-formed as XML too.
+//! Invariant: what comes from a file passes through [`Text`] (or is a number), so it is text and
+//! nothing else, and the page is well-formed as XML too.
 
 use std::fmt::{self, Display, Write};
 
@@ -17,14 +18,17 @@ impl Display for Text<'_> {
             '\'' => f.write_str("&#39;"),
             '\n' | '\t' => f.write_char(c),
             // No character of XML, or one that turns the text around it.
-            '\u{fffe}' | '\u{ffff}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => f.write_char('\u{fffd}'),
+            '\u{fffe}' | '\u{ffff}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+                f.write_char('\u{fffd}')
+            }
             c if c.is_control() => f.write_char('\u{fffd}'),
             c => f.write_char(c),
         })
     }
 }
 
-/// A number with so many significant digits, at most: `0.00123`, `2.84`, `38.3·10³`, `6·10⁻⁶`; a dash for none.
+/// A number with so many significant digits, at most: `0.00123`, `2.84`, `38.3·10³`, `6·10⁻⁶`; a
+/// dash for none.
 pub(super) fn number(value: f64, digits: usize) -> String {
     if !value.is_finite() {
         return "–".into();
@@ -33,11 +37,20 @@ pub(super) fn number(value: f64, digits: usize) -> String {
         return "0".into();
     }
     let exponential = format!("{value:.*e}", digits - 1);
-    let (mantissa, exponent) = exponential.split_once('e').expect("the exponential form has an exponent");
+    let (mantissa, exponent) =
+        exponential.split_once('e').expect("the exponential form has an exponent");
     let exponent: i32 = exponent.parse().expect("an exponent is an integer");
-    let plain = |text: &str| if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text.to_owned() };
+    let plain = |text: &str| {
+        if text.contains('.') {
+            text.trim_end_matches('0').trim_end_matches('.').to_owned()
+        } else {
+            text.to_owned()
+        }
+    };
     match exponent {
-        -4..=5 => signed(&plain(&format!("{value:.*}", (digits as i32 - 1 - exponent).max(0) as usize))),
+        -4..=5 => {
+            signed(&plain(&format!("{value:.*}", (digits as i32 - 1 - exponent).max(0) as usize)))
+        }
         _ => power(&signed(&plain(mantissa)), exponent),
     }
 }
@@ -49,7 +62,8 @@ fn power(mantissa: &str, exponent: i32) -> String {
         '1' => '¹',
         '2' => '²',
         '3' => '³',
-        c => char::from_u32('⁰' as u32 + c as u32 - '0' as u32).expect("superscripts follow each other"),
+        c => char::from_u32('⁰' as u32 + c as u32 - '0' as u32)
+            .expect("superscripts follow each other"),
     };
     let digits: String = exponent.to_string().chars().map(superscript).collect();
     if mantissa == "1" { format!("10{digits}") } else { format!("{mantissa}·10{digits}") }
@@ -104,14 +118,17 @@ pub(super) struct Table {
 
 impl Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let series = self.series.map(|series| format!(" data-series=\"{series}\"")).unwrap_or_default();
+        let series =
+            self.series.map(|series| format!(" data-series=\"{series}\"")).unwrap_or_default();
         write!(
             f,
             "<div class=\"scroll\" tabindex=\"0\" role=\"group\" aria-label=\"{0}\"><table{series}><caption>{0}</caption>",
             Text(&self.caption)
         )?;
         f.write_str("<thead><tr>")?;
-        self.columns.iter().try_for_each(|column| write!(f, "<th scope=\"col\">{}</th>", Text(column)))?;
+        self.columns
+            .iter()
+            .try_for_each(|column| write!(f, "<th scope=\"col\">{}</th>", Text(column)))?;
         f.write_str("</tr></thead><tbody>\n")?;
         for row in &self.rows {
             f.write_str("<tr>")?;
@@ -129,7 +146,10 @@ mod tests {
     #[test]
     fn text_is_nothing_but_text() {
         let hostile = "<script>alert(\"x\" + 'y')</script>&\u{0}\u{202e}";
-        assert_eq!(Text(hostile).to_string(), "&lt;script&gt;alert(&quot;x&quot; + &#39;y&#39;)&lt;/script&gt;&amp;\u{fffd}\u{fffd}");
+        assert_eq!(
+            Text(hostile).to_string(),
+            "&lt;script&gt;alert(&quot;x&quot; + &#39;y&#39;)&lt;/script&gt;&amp;\u{fffd}\u{fffd}"
+        );
     }
 
     #[test]
@@ -150,6 +170,9 @@ mod tests {
             assert_eq!(number(value, 4), expected, "{value}");
         }
         assert_eq!([counted(1, "step"), counted(300_000, "step")], ["1 step", "300,000 steps"]);
-        assert_eq!([3.25, 750.0, 12_000.0, 200_000.0].map(duration), ["3.2 s", "12 min 30 s", "3 h 20 min", "2 d 7 h"]);
+        assert_eq!(
+            [3.25, 750.0, 12_000.0, 200_000.0].map(duration),
+            ["3.2 s", "12 min 30 s", "3 h 20 min", "2 d 7 h"]
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! What the masks did: flips by layer, flips against the gap of a tile, the norm kept, the noise of the sampled gradients.
+//! What the masks did: flips by layer, flips against the gap of a tile, the norm kept, the noise of
+//! the sampled gradients.
 
 use super::{
     axis::{Axis, range},
@@ -19,19 +20,29 @@ const TABLE_COLUMNS: usize = 10;
 
 /// The flip rate of each layer over the steps.
 pub(super) fn heat(runs: &[Record]) -> Option<Figure> {
-    let drawn: Vec<_> = runs.iter().enumerate().filter(|(_, run)| !run.layer_flips.is_empty()).collect();
+    let drawn: Vec<_> =
+        runs.iter().enumerate().filter(|(_, run)| !run.layer_flips.is_empty()).collect();
     let columns = (4 * COLUMNS / drawn.len().max(1)).clamp(30, COLUMNS);
     let all_cells: Vec<_> = drawn.iter().map(|(_, run)| cells(run, columns)).collect();
-    let positive = all_cells.iter().flat_map(|(_, rows)| rows.iter().flatten().copied()).filter(|rate| *rate > 0.0);
+    let positive = all_cells
+        .iter()
+        .flat_map(|(_, rows)| rows.iter().flatten().copied())
+        .filter(|rate| *rate > 0.0);
     let (low, high) = range(positive)?;
     // A thousandth of the largest is as good as nothing.
     let shades = Shades { low: low.max(high / 1000.0).min(high / 2.0), high };
     let mut pictures = Vec::new();
     let mut tables = Vec::new();
     for ((number, run), (edges, rows)) in drawn.into_iter().zip(all_cells) {
-        let names: Vec<String> = run.layers.iter().map(|name| name.trim_end_matches(".weight").to_owned()).collect();
+        let names: Vec<String> =
+            run.layers.iter().map(|name| name.trim_end_matches(".weight").to_owned()).collect();
         let mean = |row: &[f64]| Bucket::of(row.iter().map(|rate| (0.0, *rate))).mean;
-        let busiest = rows.iter().map(|row| mean(row)).enumerate().max_by(|a, b| a.1.total_cmp(&b.1)).map_or("", |(at, _)| &names[at]);
+        let busiest = rows
+            .iter()
+            .map(|row| mean(row))
+            .enumerate()
+            .max_by(|a, b| a.1.total_cmp(&b.1))
+            .map_or("", |(at, _)| &names[at]);
         let description = format!(
             "{} over {}; on average {busiest} flips most.",
             counted(names.len() as u64, "layer"),
@@ -48,12 +59,27 @@ pub(super) fn heat(runs: &[Record]) -> Option<Figure> {
             rows: names
                 .iter()
                 .zip(&table)
-                .map(|(name, row)| std::iter::once(name.clone()).chain(row.iter().map(|rate| cell(*rate))).collect())
+                .map(|(name, row)| {
+                    std::iter::once(name.clone())
+                        .chain(row.iter().map(|rate| cell(*rate)))
+                        .collect()
+                })
                 .collect(),
             series: None,
         });
-        let (id, title) = (format!("heat-{number}"), format!("Flip rate by layer and step: {}", run.name));
-        let heat = Heat { id, title, description, x: step_axis(runs), rows: names, edges, cells: rows, shades, marks };
+        let (id, title) =
+            (format!("heat-{number}"), format!("Flip rate by layer and step: {}", run.name));
+        let heat = Heat {
+            id,
+            title,
+            description,
+            x: step_axis(runs),
+            rows: names,
+            edges,
+            cells: rows,
+            shades,
+            marks,
+        };
         pictures.push((if runs.len() > 1 { run.name.clone() } else { String::new() }, heat.draw()));
     }
     Some(Figure {
@@ -76,32 +102,57 @@ fn cells(run: &Record, columns: usize) -> (Vec<f64>, Vec<Vec<f64>>) {
     let ends = parts.iter().map(|part| f64::from(samples[part.end - 1].0));
     let edges = std::iter::once(0.0).chain(ends).collect();
     let mean = |layer: usize, part: &std::ops::Range<usize>| {
-        Bucket::of(samples[part.clone()].iter().map(|(_, rates)| (0.0, f64::from(rates[layer])))).mean
+        Bucket::of(samples[part.clone()].iter().map(|(_, rates)| (0.0, f64::from(rates[layer]))))
+            .mean
     };
-    (edges, (0..run.layers.len()).map(|layer| parts.iter().map(|part| mean(layer, part)).collect()).collect())
+    (
+        edges,
+        (0..run.layers.len())
+            .map(|layer| parts.iter().map(|part| mean(layer, part)).collect())
+            .collect(),
+    )
 }
 
 /// Cumulative flips of a tile against its gap, at the last sample of each run.
 pub(super) fn scatter(runs: &[Record]) -> Option<Figure> {
     let last = |run: &Record| {
-        run.instruments.last().filter(|(_, instruments)| !instruments.tiles.is_empty()).map(|(step, last)| (*step, last.tiles.clone()))
+        run.instruments
+            .last()
+            .filter(|(_, instruments)| !instruments.tiles.is_empty())
+            .map(|(step, last)| (*step, last.tiles.clone()))
     };
-    let drawn: Vec<_> = runs.iter().enumerate().filter_map(|(number, run)| Some((number, run, last(run)?))).collect();
+    let drawn: Vec<_> = runs
+        .iter()
+        .enumerate()
+        .filter_map(|(number, run)| Some((number, run, last(run)?)))
+        .collect();
     let tiles = || drawn.iter().flat_map(|(.., (_, tiles))| tiles);
     let (low, high) = range(tiles().map(|tile| f64::from(tile.0)).filter(|gap| *gap > 0.0))?;
     // What is nearer to a tie than that stands at the left edge.
     let x = Axis::log("L1-norm gap of the tile", low.max(high / 1e5), high);
-    let y = Axis::around("flips since the start", tiles().map(|tile| f64::from(tile.1)).chain([0.0]));
+    let y =
+        Axis::around("flips since the start", tiles().map(|tile| f64::from(tile.1)).chain([0.0]));
     let (mut pictures, mut tables) = (Vec::new(), Vec::new());
     for (number, run, (step, mut tiles)) in drawn {
         tiles.sort_by(|a, b| a.0.total_cmp(&b.0));
         let parts: Vec<_> = ranges(tiles.len(), 10).collect();
-        let mean =
-            |part: &std::ops::Range<usize>| Bucket::of(tiles[part.clone()].iter().map(|&(gap, flips)| (f64::from(gap), f64::from(flips))));
-        let line: Vec<_> = parts.iter().map(|part| [f64::from(tiles[part.start + part.len() / 2].0), mean(part).mean]).collect();
+        let mean = |part: &std::ops::Range<usize>| {
+            Bucket::of(
+                tiles[part.clone()].iter().map(|&(gap, flips)| (f64::from(gap), f64::from(flips))),
+            )
+        };
+        let line: Vec<_> = parts
+            .iter()
+            .map(|part| [f64::from(tiles[part.start + part.len() / 2].0), mean(part).mean])
+            .collect();
         let rows = parts.iter().map(|part| {
             let bucket = mean(part);
-            vec![format!("{} to {}", cell(bucket.x[0]), cell(bucket.x[1])), part.len().to_string(), cell(bucket.mean), cell(bucket.high)]
+            vec![
+                format!("{} to {}", cell(bucket.x[0]), cell(bucket.x[1])),
+                part.len().to_string(),
+                cell(bucket.mean),
+                cell(bucket.high),
+            ]
         });
         tables.push(Table {
             caption: format!("{}: tiles by their gap, at step {step}", run.name),
@@ -128,7 +179,8 @@ pub(super) fn scatter(runs: &[Record]) -> Option<Figure> {
             marks: Vec::new(),
             column: 0,
         };
-        pictures.push((if runs.len() > 1 { run.name.clone() } else { String::new() }, chart.draw()));
+        pictures
+            .push((if runs.len() > 1 { run.name.clone() } else { String::new() }, chart.draw()));
     }
     Some(Figure {
         id: "tiles",
@@ -162,10 +214,18 @@ pub(super) fn instruments(runs: &[Record]) -> Vec<Figure> {
 }
 
 /// A number of the instruments against the step.
-fn measured(runs: &[Record], [id, title, label]: [&'static str; 3], lead: &str, of: fn(&Instruments) -> Option<f64>) -> Option<Figure> {
+fn measured(
+    runs: &[Record],
+    [id, title, label]: [&'static str; 3],
+    lead: &str,
+    of: fn(&Instruments) -> Option<f64>,
+) -> Option<Figure> {
     let fine = finely(runs.len());
     let points = |run: &Record| -> Vec<[f64; 2]> {
-        run.instruments.iter().filter_map(|(step, instruments)| Some([f64::from(*step), of(instruments)?])).collect()
+        run.instruments
+            .iter()
+            .filter_map(|(step, instruments)| Some([f64::from(*step), of(instruments)?]))
+            .collect()
     };
     let series: Vec<_> = runs
         .iter()
@@ -180,10 +240,21 @@ fn measured(runs: &[Record], [id, title, label]: [&'static str; 3], lead: &str, 
     if series.is_empty() {
         return None;
     }
-    let y = Axis::around(label, series.iter().flat_map(|series| &series.strong).map(|point| point[1]));
+    let y =
+        Axis::around(label, series.iter().flat_map(|series| &series.strong).map(|point| point[1]));
     let tables = table_each(runs, &series, label, label);
-    let legend = if runs.len() > 1 { Legend::Series(series.iter().map(|series| series.number).collect()) } else { Legend::None };
-    let picture = line_chart(runs, [&format!("{id}-step"), title], [step_axis(runs), y], series, switches(runs, |_, step| f64::from(step)));
+    let legend = if runs.len() > 1 {
+        Legend::Series(series.iter().map(|series| series.number).collect())
+    } else {
+        Legend::None
+    };
+    let picture = line_chart(
+        runs,
+        [&format!("{id}-step"), title],
+        [step_axis(runs), y],
+        series,
+        switches(runs, |_, step| f64::from(step)),
+    );
     Some(Figure { legend, ..Figure::of([id, title], lead, picture, tables) })
 }
 
@@ -194,13 +265,19 @@ fn gaps(runs: &[Record]) -> Option<Figure> {
     let mut series = Vec::new();
     for (number, run) in runs.iter().enumerate().filter(|(_, run)| !run.instruments.is_empty()) {
         let of = |quantile: usize| -> Vec<Bucket> {
-            let points: Vec<_> =
-                run.instruments.iter().map(|(step, instruments)| [f64::from(*step), f64::from(instruments.gap[quantile])]).collect();
+            let points: Vec<_> = run
+                .instruments
+                .iter()
+                .map(|(step, instruments)| [f64::from(*step), f64::from(instruments.gap[quantile])])
+                .collect();
             buckets(&points, fine)
         };
         let quantiles: Vec<Vec<Bucket>> = (0..5).map(of).collect();
-        let rows = (0..quantiles[0].len())
-            .map(|at| std::iter::once(quantiles[0][at].middle().to_string()).chain(quantiles.iter().map(|of| cell(of[at].mean))).collect());
+        let rows = (0..quantiles[0].len()).map(|at| {
+            std::iter::once(quantiles[0][at].middle().to_string())
+                .chain(quantiles.iter().map(|of| cell(of[at].mean)))
+                .collect()
+        });
         tables.push(Table {
             caption: format!("{}: quantiles of the gap over all tiles", run.name),
             columns: ["step", "10 %", "25 %", "50 %", "75 %", "90 %"].map(str::to_owned).into(),
@@ -221,7 +298,10 @@ fn gaps(runs: &[Record]) -> Option<Figure> {
     if series.is_empty() {
         return None;
     }
-    let top = runs.iter().flat_map(|run| &run.instruments).map(|(_, instruments)| f64::from(instruments.gap[3]));
+    let top = runs
+        .iter()
+        .flat_map(|run| &run.instruments)
+        .map(|(_, instruments)| f64::from(instruments.gap[3]));
     let y = Axis::around("L1-norm gap of a tile", top.chain([0.0]));
     let picture = line_chart(
         runs,

@@ -1,7 +1,8 @@
 //! What a run directory tells of its run, as much of it as can be read.
 //!
-//! Invariant: nothing in a directory makes this fail; what is missing or damaged is a sentence in [`Record::problems`]. Nothing is written, and no
-//! lock is taken: a run under way is read as far as it is. Deliberately absent: what the numbers look like.
+//! Invariant: nothing in a directory makes this fail; what is missing or damaged is a sentence in
+//! [`Record::problems`]. Nothing is written, and no lock is taken: a run under way is read as far
+//! as it is. Deliberately absent: what the numbers look like.
 
 use std::{
     collections::BTreeMap,
@@ -89,7 +90,8 @@ const LOG_LINES: usize = 12;
 const SWITCHES: usize = 16;
 
 /// What tells a run, however little of it is left.
-const FILES: [&str; 5] = ["config.toml", "provenance.json", "metrics.jsonl", "log.txt", "lambda-search"];
+const FILES: [&str; 5] =
+    ["config.toml", "provenance.json", "metrics.jsonl", "log.txt", "lambda-search"];
 
 impl Record {
     /// Reads what is there.
@@ -101,7 +103,10 @@ impl Record {
             return Err(Error::file(path, "is no run directory: there is no such directory"));
         }
         if !FILES.iter().any(|name| path.join(name).exists()) {
-            let problem = format!("is no run directory: it holds none of {}; several runs are named one by one", FILES.join(", "));
+            let problem = format!(
+                "is no run directory: it holds none of {}; several runs are named one by one",
+                FILES.join(", ")
+            );
             return Err(Error::file(path, problem));
         }
         let mut record = Self {
@@ -151,7 +156,10 @@ impl Record {
     /// The method in words, with the factor of its decay where it has one.
     pub(super) fn method(&self) -> String {
         let Some(name) = self.setting("method.name") else { return "method unknown".into() };
-        let lambda = self.setting("method.lambda").and_then(|lambda| lambda.parse::<f32>().ok()).unwrap_or(f32::NAN);
+        let lambda = self
+            .setting("method.lambda")
+            .and_then(|lambda| lambda.parse::<f32>().ok())
+            .unwrap_or(f32::NAN);
         let own = match Method::preset(name, lambda).map(|method| method.decay) {
             Some(MaskedDecay::OnGradients(_)) => "on-gradients",
             Some(MaskedDecay::OnWeights(_)) => "on-weights",
@@ -160,7 +168,9 @@ impl Record {
         let decay = self.setting("method.decay").filter(|decay| !decay.is_empty()).unwrap_or(own);
         match decay {
             "" | "none" => name.to_owned(),
-            decay => format!("{name}, λ = {} {}", number(f64::from(lambda), 3), decay.replace('-', " ")),
+            decay => {
+                format!("{name}, λ = {} {}", number(f64::from(lambda), 3), decay.replace('-', " "))
+            }
         }
     }
 
@@ -204,7 +214,9 @@ impl Record {
     fn read_log(&mut self) {
         let path = self.path.join("log.txt");
         // The end of a long one is enough.
-        let Ok((file, length)) = disk::open(&path) else { return self.problems.push("log.txt is missing".into()) };
+        let Ok((file, length)) = disk::open(&path) else {
+            return self.problems.push("log.txt is missing".into());
+        };
         let mut lines = Vec::new();
         let mut reader = BufReader::new(file);
         let skipped = length.saturating_sub(1 << 16);
@@ -220,9 +232,10 @@ impl Record {
     fn read_metrics(&mut self) {
         let Ok((file, _)) = disk::open(&self.path.join("metrics.jsonl")) else {
             let missing = !fs::exists(self.path.join("metrics.jsonl")).unwrap_or(true);
-            return self
-                .problems
-                .push(format!("metrics.jsonl {}: there are no curves", if missing { "is missing" } else { "cannot be read" }));
+            return self.problems.push(format!(
+                "metrics.jsonl {}: there are no curves",
+                if missing { "is missing" } else { "cannot be read" }
+            ));
         };
         let tokens = self.tokens_per_step().unwrap_or(f64::NAN);
         let mut reader = BufReader::with_capacity(1 << 16, file);
@@ -234,12 +247,16 @@ impl Record {
                 Ok(0) => break,
                 Ok(_) => number += 1,
                 Err(error) => {
-                    self.problems.push(format!("metrics.jsonl cannot be read beyond line {number}: {error}"));
+                    self.problems.push(format!(
+                        "metrics.jsonl cannot be read beyond line {number}: {error}"
+                    ));
                     break;
                 }
             }
             let last = self.steps.last().map(|step| step.step);
-            let line = serde_json::from_slice::<Line>(&bytes).ok().filter(|line| last.unwrap_or(0) < line.step);
+            let line = serde_json::from_slice::<Line>(&bytes)
+                .ok()
+                .filter(|line| last.unwrap_or(0) < line.step);
             let Some(line) = line else {
                 unread.push(number);
                 // The rest of a line that is too long is no line.
@@ -278,10 +295,23 @@ impl Record {
     }
 
     fn take(&mut self, line: Line, tokens: f64) {
-        let Line { step, phase: _, loss, lr, grad_norm, tokens_per_s, flip_rate, flip_rate_per_layer, val_loss, instruments } = line;
+        let Line {
+            step,
+            phase: _,
+            loss,
+            lr,
+            grad_norm,
+            tokens_per_s,
+            flip_rate,
+            flip_rate_per_layer,
+            val_loss,
+            instruments,
+        } = line;
         let rate = tokens_per_s.filter(|rate| *rate > 0.0).unwrap_or(f64::NAN);
         let before = self.steps.last().map_or(0.0, |step| step.seconds);
-        let or_nan = |value: Option<f64>| value.map(|value| value as f32).filter(|value| value.is_finite()).unwrap_or(f32::NAN);
+        let or_nan = |value: Option<f64>| {
+            value.map(|value| value as f32).filter(|value| value.is_finite()).unwrap_or(f32::NAN)
+        };
         let seconds = before + if rate.is_nan() { 0.0 * tokens } else { tokens / rate };
         self.steps.push(Step {
             step,
@@ -298,7 +328,10 @@ impl Record {
                 self.layers = rates.keys().cloned().collect();
                 self.layers.sort_by_cached_key(|name| natural(name));
             }
-            let rates = self.layers.iter().map(|layer| rates.get(layer).map_or(f32::NAN, |rate| *rate as f32));
+            let rates = self
+                .layers
+                .iter()
+                .map(|layer| rates.get(layer).map_or(f32::NAN, |rate| *rate as f32));
             self.layer_flips.push((step, rates.collect()));
         }
         if let Some(instruments) = instruments {
@@ -327,7 +360,8 @@ pub(super) fn natural(name: &str) -> Vec<(u64, String)> {
     let mut rest = name;
     while !rest.is_empty() {
         let text = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
-        let end = rest[text..].find(|c: char| !c.is_ascii_digit()).map_or(rest.len(), |at| text + at);
+        let end =
+            rest[text..].find(|c: char| !c.is_ascii_digit()).map_or(rest.len(), |at| text + at);
         // Text before its number: what has the same text is ordered by number.
         parts.push((0, rest[..text].to_owned()));
         parts.push((rest[text..end].parse().unwrap_or(u64::MAX), String::new()));
@@ -345,10 +379,14 @@ pub(super) fn name_all(records: &mut [Record]) {
             whole.components().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect()
         })
         .collect();
-    let end = |at: usize, length: usize| parts[at][parts[at].len().saturating_sub(length)..].join("/");
+    let end =
+        |at: usize, length: usize| parts[at][parts[at].len().saturating_sub(length)..].join("/");
     let longest = parts.iter().map(Vec::len).max().unwrap_or(0);
     let differ = |length: &usize| {
-        (0..parts.len()).all(|at| (0..at).all(|other| parts[other] == parts[at] || end(other, *length) != end(at, *length)))
+        (0..parts.len()).all(|at| {
+            (0..at)
+                .all(|other| parts[other] == parts[at] || end(other, *length) != end(at, *length))
+        })
     };
     let length = (1..=longest).find(differ).unwrap_or(longest);
     for (at, record) in records.iter_mut().enumerate() {

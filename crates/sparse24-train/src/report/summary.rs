@@ -17,16 +17,29 @@ struct Result {
 }
 
 const RESULTS: [Result; 8] = [
-    Result { name: "held-out loss", of: |run| run.validation.last().map_or("–".into(), |(_, loss)| format!("{loss:.4}")) },
+    Result {
+        name: "held-out loss",
+        of: |run| run.validation.last().map_or("–".into(), |(_, loss)| format!("{loss:.4}")),
+    },
     Result { name: "method", of: Record::method },
     Result { name: "steps", of: steps },
     Result {
         name: "switch",
-        of: |run| run.switches.last().map_or("none".into(), |(step, kind)| format!("{kind} from {}", grouped((*step).into()))),
+        of: |run| {
+            run.switches.last().map_or("none".into(), |(step, kind)| {
+                format!("{kind} from {}", grouped((*step).into()))
+            })
+        },
     },
     Result { name: "training loss", of: |run| number(last_loss(run), 4) },
-    Result { name: "flip rate", of: |run| run.flips.last().map_or("–".into(), |(_, rate)| number(*rate, 3)) },
-    Result { name: "time in steps", of: |run| run.steps.last().map_or("–".into(), |step| duration(step.seconds)) },
+    Result {
+        name: "flip rate",
+        of: |run| run.flips.last().map_or("–".into(), |(_, rate)| number(*rate, 3)),
+    },
+    Result {
+        name: "time in steps",
+        of: |run| run.steps.last().map_or("–".into(), |step| duration(step.seconds)),
+    },
     Result { name: "tokens a second", of: |run| grouped(median_speed(run).round() as u64) },
 ];
 
@@ -34,12 +47,14 @@ const RESULTS: [Result; 8] = [
 fn last_loss(run: &Record) -> f64 {
     const STEPS: usize = 20;
     let last = &run.steps[run.steps.len().saturating_sub(STEPS)..];
-    let finite: Vec<f64> = last.iter().map(|step| f64::from(step.loss)).filter(|loss| loss.is_finite()).collect();
+    let finite: Vec<f64> =
+        last.iter().map(|step| f64::from(step.loss)).filter(|loss| loss.is_finite()).collect();
     finite.iter().sum::<f64>() / finite.len() as f64
 }
 
 fn median_speed(run: &Record) -> f64 {
-    let mut speeds: Vec<f32> = run.steps.iter().map(|step| step.tokens_per_s).filter(|speed| speed.is_finite()).collect();
+    let mut speeds: Vec<f32> =
+        run.steps.iter().map(|step| step.tokens_per_s).filter(|speed| speed.is_finite()).collect();
     speeds.sort_by(f32::total_cmp);
     speeds.get(speeds.len() / 2).map_or(f64::NAN, |speed| f64::from(*speed))
 }
@@ -47,7 +62,9 @@ fn median_speed(run: &Record) -> f64 {
 fn steps(run: &Record) -> String {
     let done = grouped(run.last_step().into());
     match run.steps_asked() {
-        Some(asked) if is_finished(run) && run.last_step() < asked => format!("{done} of {}", grouped(asked.into())),
+        Some(asked) if is_finished(run) && run.last_step() < asked => {
+            format!("{done} of {}", grouped(asked.into()))
+        }
         Some(_) if is_finished(run) => format!("{done}, finished"),
         Some(asked) => format!("{done} of {}, unfinished", grouped(asked.into())),
         None => done,
@@ -69,7 +86,9 @@ pub(super) fn results(runs: &[Record]) -> String {
         out += "</dl>\n";
     } else {
         out += "<div class=\"scroll results\" tabindex=\"0\" role=\"group\" aria-label=\"Results\"><table><caption>Results</caption><thead><tr><th scope=\"col\">run</th>";
-        out.extend(RESULTS.iter().map(|Result { name, .. }| format!("<th scope=\"col\">{name}</th>")));
+        out.extend(
+            RESULTS.iter().map(|Result { name, .. }| format!("<th scope=\"col\">{name}</th>")),
+        );
         out += "</tr></thead><tbody>\n";
         for (series, run) in runs.iter().enumerate() {
             let symbol = format!(
@@ -78,7 +97,9 @@ pub(super) fn results(runs: &[Record]) -> String {
                 marker(series)
             );
             let _ = write!(out, "<tr><th scope=\"row\">{symbol} {}</th>", Text(&run.name));
-            out.extend(RESULTS.iter().map(|Result { of, .. }| format!("<td>{}</td>", Text(&of(run)))));
+            out.extend(
+                RESULTS.iter().map(|Result { of, .. }| format!("<td>{}</td>", Text(&of(run)))),
+            );
             out += "</tr>\n";
         }
         out += "</tbody></table></div>\n";
@@ -99,7 +120,9 @@ pub(super) fn problems(runs: &[Record], of_the_page: &[String]) -> String {
         return String::new();
     }
     let items: String = told.iter().map(|line| format!("<li>{}</li>", Text(line))).collect();
-    format!("<section class=\"problems\" aria-label=\"What is not here\"><h2>What is not here</h2><ul>{items}</ul></section>\n")
+    format!(
+        "<section class=\"problems\" aria-label=\"What is not here\"><h2>What is not here</h2><ul>{items}</ul></section>\n"
+    )
 }
 
 /// Settings, with those that differ first, and starts.
@@ -107,20 +130,38 @@ pub(super) fn configuration(runs: &[Record]) -> String {
     let keys: BTreeSet<&String> = runs.iter().flat_map(|run| run.config.keys()).collect();
     let of = |run: &Record, key: &str| run.setting(key).unwrap_or("–").to_owned();
     let differs = |key: &&&String| runs.iter().any(|run| of(run, key) != of(&runs[0], key));
-    let (differing, common): (Vec<&String>, Vec<&String>) = keys.iter().partition(|key| differs(key));
+    let (differing, common): (Vec<&String>, Vec<&String>) =
+        keys.iter().partition(|key| differs(key));
     let named = |keys: &[&String]| {
-        keys.iter().map(|key| std::iter::once((*key).clone()).chain(runs.iter().map(|run| of(run, key))).collect()).collect()
+        keys.iter()
+            .map(|key| {
+                std::iter::once((*key).clone()).chain(runs.iter().map(|run| of(run, key))).collect()
+            })
+            .collect()
     };
-    let mut out = String::from("<section id=\"configuration\"><h2>Configuration and provenance</h2>\n");
+    let mut out =
+        String::from("<section id=\"configuration\"><h2>Configuration and provenance</h2>\n");
     if runs.len() > 1 {
-        let columns = std::iter::once("setting".to_owned()).chain(runs.iter().map(|run| run.name.clone())).collect();
-        out += &Table { caption: "Settings that differ".into(), columns, rows: named(&differing), series: None }.to_string();
+        let columns = std::iter::once("setting".to_owned())
+            .chain(runs.iter().map(|run| run.name.clone()))
+            .collect();
+        out += &Table {
+            caption: "Settings that differ".into(),
+            columns,
+            rows: named(&differing),
+            series: None,
+        }
+        .to_string();
     }
     let rows = common.iter().map(|key| vec![(*key).clone(), of(&runs[0], key)]).collect::<Vec<_>>();
     let caption = if runs.len() > 1 { "Settings that all runs share" } else { "Settings" };
     let columns = vec!["setting".into(), "value".into()];
     let table = Table { caption: caption.into(), columns, rows, series: None };
-    let _ = writeln!(out, "<details><summary>{caption} ({})</summary>{table}</details>", counted(common.len() as u64, "key"));
+    let _ = writeln!(
+        out,
+        "<details><summary>{caption} ({})</summary>{table}</details>",
+        counted(common.len() as u64, "key")
+    );
     for run in runs {
         let _ = writeln!(
             out,
@@ -137,11 +178,20 @@ pub(super) fn configuration(runs: &[Record]) -> String {
 /// The first start and the last ones, a column each.
 fn starts(run: &Record) -> Table {
     const LAST: usize = 5;
-    let shown: Vec<usize> = (0..run.starts.len()).filter(|&at| at == 0 || at + LAST >= run.starts.len()).collect();
-    let keys: BTreeSet<&String> = shown.iter().filter_map(|&at| run.starts[at].as_object()).flat_map(|start| start.keys()).collect();
-    let of = |key: &str| shown.iter().map(|&at| run.starts[at].get(key).map_or("–".into(), told)).collect::<Vec<_>>();
+    let shown: Vec<usize> =
+        (0..run.starts.len()).filter(|&at| at == 0 || at + LAST >= run.starts.len()).collect();
+    let keys: BTreeSet<&String> = shown
+        .iter()
+        .filter_map(|&at| run.starts[at].as_object())
+        .flat_map(|start| start.keys())
+        .collect();
+    let of = |key: &str| {
+        shown.iter().map(|&at| run.starts[at].get(key).map_or("–".into(), told)).collect::<Vec<_>>()
+    };
     let rows = keys.into_iter().map(|key| [vec![key.clone()], of(key)].concat()).collect();
-    let columns = std::iter::once("start".to_owned()).chain(shown.iter().map(|at| (at + 1).to_string())).collect();
+    let columns = std::iter::once("start".to_owned())
+        .chain(shown.iter().map(|at| (at + 1).to_string()))
+        .collect();
     Table { caption: format!("Starts of {}", run.path.display()), columns, rows, series: None }
 }
 
@@ -151,7 +201,11 @@ fn told(value: &Value) -> String {
         Value::Null => "–".into(),
         Value::String(text) => text.clone(),
         Value::Array(words) => words.iter().map(told).collect::<Vec<_>>().join(" "),
-        Value::Object(pairs) => pairs.iter().map(|(key, value)| format!("{key} {}", told(value))).collect::<Vec<_>>().join(", "),
+        Value::Object(pairs) => pairs
+            .iter()
+            .map(|(key, value)| format!("{key} {}", told(value)))
+            .collect::<Vec<_>>()
+            .join(", "),
         other => other.to_string(),
     }
 }

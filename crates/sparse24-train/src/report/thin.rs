@@ -1,6 +1,7 @@
 //! Long curves as buckets: the mean of neighbours, and the envelope of their least and largest.
 //!
-//! Invariant: every point is in one bucket, in order; no spike is lost, since the envelope holds it.
+//! Invariant: every point is in one bucket, in order; no spike is lost, since the envelope holds
+//! it.
 
 use std::ops::Range;
 
@@ -28,7 +29,12 @@ impl Bucket {
             }
         }
         let none = count == 0.0;
-        Self { x, mean: sum / count, low: if none { f64::NAN } else { low }, high: if none { f64::NAN } else { high } }
+        Self {
+            x,
+            mean: sum / count,
+            low: if none { f64::NAN } else { low },
+            high: if none { f64::NAN } else { high },
+        }
     }
 
     /// Its middle.
@@ -52,7 +58,10 @@ mod tests {
         for (length, most) in [(0, 5), (3, 5), (5, 5), (7, 5), (1000, 3)] {
             let joined: Vec<usize> = ranges(length, most).flatten().collect();
             assert_eq!(joined, (0..length).collect::<Vec<_>>());
-            assert!(ranges(length, most).all(|range| !range.is_empty()) && ranges(length, most).count() <= most);
+            assert!(
+                ranges(length, most).all(|range| !range.is_empty())
+                    && ranges(length, most).count() <= most
+            );
         }
     }
 

@@ -1,6 +1,7 @@
 //! Weights from elsewhere as a run directory that was not trained.
 //!
-//! Invariant: the directory stands complete or not at all. Deliberately absent: where the weights come from ([`crate::interchange`]).
+//! Invariant: the directory stands complete or not at all. Deliberately absent: where the weights
+//! come from ([`crate::interchange`]).
 
 use std::path::{Path, PathBuf};
 
@@ -17,24 +18,45 @@ use crate::{
     interchange::Gpt2Config,
 };
 
-/// Saves weights as a run at step 0, with a dense method, ready to be evaluated, sampled, exported or trained from; gives its checkpoint.
+/// Saves weights as a run at step 0, with a dense method, ready to be evaluated, sampled, exported
+/// or trained from; gives its checkpoint.
 ///
 /// # Errors
-/// [`Error::Parameter`] names the first weight that is not the next of [`Gpt2Config::parameters`]; those of the configuration, which must
-/// begin dense, and of the directory. Then nothing is left behind.
-pub fn adopt(config: &Config, weights: Vec<NamedTensor>, tokenizer: Option<&Tokenizer>, directory: &Path) -> Result<PathBuf, Error> {
-    let vocabulary = weights.iter().find(|tensor| tensor.name == "wte.weight").map_or(0, |tensor| tensor.values.len() / config.model.width);
+/// [`Error::Parameter`] names the first weight that is not the next of [`Gpt2Config::parameters`];
+/// those of the configuration, which must begin dense, and of the directory. Then nothing is left
+/// behind.
+pub fn adopt(
+    config: &Config,
+    weights: Vec<NamedTensor>,
+    tokenizer: Option<&Tokenizer>,
+    directory: &Path,
+) -> Result<PathBuf, Error> {
+    let vocabulary = weights
+        .iter()
+        .find(|tensor| tensor.name == "wte.weight")
+        .map_or(0, |tensor| tensor.values.len() / config.model.width);
     let recipe = config.recipe(vocabulary)?;
     let first = &recipe.method.phases[0];
     if first.mask().is_some() {
-        return Err(Error::setting("method.name", "expected a method that begins dense: weights from elsewhere have no masks"));
+        return Err(Error::setting(
+            "method.name",
+            "expected a method that begins dense: weights from elsewhere have no masks",
+        ));
     }
     let expected = Gpt2Config::of(&recipe.model).parameters(recipe.model.bias);
     let found = weights.iter().map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice()));
     if !found.clone().eq(expected.iter().map(|(name, shape)| (name.as_str(), shape.as_slice()))) {
-        let odd = found.zip(&expected).find(|((name, shape), next)| (*name, *shape) != (next.0.as_str(), next.1.as_slice()));
-        let name = odd.map_or_else(|| format!("parameter {}", weights.len().min(expected.len())), |((name, _), _)| name.to_owned());
-        return Err(Error::Parameter { name, problem: "is not what the model has here, or has another shape".to_owned() });
+        let odd = found
+            .zip(&expected)
+            .find(|((name, shape), next)| (*name, *shape) != (next.0.as_str(), next.1.as_slice()));
+        let name = odd.map_or_else(
+            || format!("parameter {}", weights.len().min(expected.len())),
+            |((name, _), _)| name.to_owned(),
+        );
+        return Err(Error::Parameter {
+            name,
+            problem: "is not what the model has here, or has another shape".to_owned(),
+        });
     }
     let state = State {
         step: 0,
@@ -49,9 +71,19 @@ pub fn adopt(config: &Config, weights: Vec<NamedTensor>, tokenizer: Option<&Toke
         dataset: no_dataset(),
         tokenizer: of_tokenizer(tokenizer),
     };
-    let zeros: Vec<_> = weights.iter().map(|tensor| NamedTensor { values: vec![0.0; tensor.values.len()], ..tensor.clone() }).collect();
+    let zeros: Vec<_> = weights
+        .iter()
+        .map(|tensor| NamedTensor { values: vec![0.0; tensor.values.len()], ..tensor.clone() })
+        .collect();
     let (first_moments, second_moments) = (zeros.clone(), zeros);
-    let checkpoint = Checkpoint { state, weights, first_moments, second_moments, masks: Vec::new(), auxiliary: Vec::new() };
+    let checkpoint = Checkpoint {
+        state,
+        weights,
+        first_moments,
+        second_moments,
+        masks: Vec::new(),
+        auxiliary: Vec::new(),
+    };
     let device = open_backend(config)?.device();
     let (_, saved) = RunDirectory::filled(directory, |directory| {
         if let Some(tokenizer) = tokenizer {

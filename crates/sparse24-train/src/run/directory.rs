@@ -18,7 +18,8 @@ const TOKENIZER: &str = "tokenizer.json";
 const METRICS: &str = "metrics.jsonl";
 const CHECKPOINTS: &str = "checkpoints";
 const LOG: &str = "log.txt";
-/// The search for lambda that `train --lambda auto` made before the run: neither part of a start nor in its way.
+/// The search for lambda that `train --lambda auto` made before the run: neither part of a start
+/// nor in its way.
 pub(super) const SEARCH: &str = "lambda-search";
 /// What a start writes before the configuration.
 const STARTED: [&str; 6] = [PROVENANCE, PLANS, TOKENIZER, METRICS, CHECKPOINTS, LOG];
@@ -32,12 +33,15 @@ pub struct RunDirectory {
 }
 
 impl RunDirectory {
-    /// Makes the directory and its parents, and locks it. One that is empty is taken as it is, and one in which a start died is emptied.
+    /// Makes the directory and its parents, and locks it. One that is empty is taken as it is, and
+    /// one in which a start died is emptied.
     ///
     /// # Errors
-    /// [`Error::File`] if it exists and is not an empty directory, or is in use; [`Error::Io`] if it cannot be made.
+    /// [`Error::File`] if it exists and is not an empty directory, or is in use; [`Error::Io`] if
+    /// it cannot be made.
     pub fn create(path: &Path) -> Result<Self, Error> {
-        // Before the lock, so that somebody else's directory gets no lock file; after it, for who was faster.
+        // Before the lock, so that somebody else's directory gets no lock file; after it, for who
+        // was faster.
         Self::check_free(path)?;
         fs::create_dir_all(path).map_err(|e| Error::io("create", path, e))?;
         disk::sync_directory(disk::parent(path))?;
@@ -56,7 +60,10 @@ impl RunDirectory {
     /// [`Error::File`] if not; [`Error::Io`].
     pub fn check_free(path: &Path) -> Result<(), Error> {
         match path.is_dir() {
-            false if path.exists() => Err(Error::file(path, "is a file, expected a new or empty run directory; choose another")),
+            false if path.exists() => Err(Error::file(
+                path,
+                "is a file, expected a new or empty run directory; choose another",
+            )),
             false => Ok(()),
             true => contents(path)?.occupied.map_or(Ok(()), |name| Err(occupied_by(path, &name))),
         }
@@ -64,7 +71,10 @@ impl RunDirectory {
 
     /// Makes the directory, and in it what `fill` writes; if that fails, nothing is left.
     #[cfg(feature = "cpu")]
-    pub(super) fn filled<T>(path: &Path, fill: impl FnOnce(&Self) -> Result<T, Error>) -> Result<(Self, T), Error> {
+    pub(super) fn filled<T>(
+        path: &Path,
+        fill: impl FnOnce(&Self) -> Result<T, Error>,
+    ) -> Result<(Self, T), Error> {
         let existed = path.exists();
         // Only an empty one is removed: it may be somebody else's by now.
         let directory = Self::create(path).inspect_err(|_| {
@@ -82,7 +92,8 @@ impl RunDirectory {
         }
     }
 
-    /// Locks an existing run directory, and recovers its checkpoints from a process that died in a save.
+    /// Locks an existing run directory, and recovers its checkpoints from a process that died in a
+    /// save.
     ///
     /// # Errors
     /// [`Error::File`] if it is no run directory or is in use; [`Error::Io`].
@@ -91,7 +102,10 @@ impl RunDirectory {
             return Err(Error::file(path, "is not a run directory: there is no such directory"));
         }
         if !path.join(CONFIG).is_file() {
-            return Err(Error::file(path, format!("is not a run directory: it holds no {CONFIG:?}")));
+            return Err(Error::file(
+                path,
+                format!("is not a run directory: it holds no {CONFIG:?}"),
+            ));
         }
         let opened = Self { path: path.to_owned(), _lock: lock(path)? };
         checkpoint::recover(&opened.checkpoints())?;
@@ -146,7 +160,8 @@ impl RunDirectory {
         self.path.join(LOG)
     }
 
-    /// Writes one of these files as a whole: a reader sees the old contents or the new, also after a crash.
+    /// Writes one of these files as a whole: a reader sees the old contents or the new, also after
+    /// a crash.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -156,7 +171,12 @@ impl RunDirectory {
 }
 
 fn occupied_by(path: &Path, name: &str) -> Error {
-    Error::file(path, format!("already holds {name:?}, expected a new or empty run directory; choose another, or resume this one"))
+    Error::file(
+        path,
+        format!(
+            "already holds {name:?}, expected a new or empty run directory; choose another, or resume this one"
+        ),
+    )
 }
 
 fn remove(path: &Path) -> Result<(), Error> {
@@ -180,7 +200,8 @@ fn names(path: &Path) -> Result<Vec<String>, Error> {
 struct Contents {
     /// Something that must not be replaced.
     occupied: Option<String>,
-    /// What a start left that died before it wrote the configuration, which it does last. No step is told in it.
+    /// What a start left that died before it wrote the configuration, which it does last. No step
+    /// is told in it.
     remains: Vec<String>,
 }
 
@@ -200,7 +221,13 @@ fn contents(path: &Path) -> Result<Contents, Error> {
 pub(crate) fn lock(directory: &Path) -> Result<File, Error> {
     let path = directory.join(LOCK);
     let lock_error = |e| Error::io("lock", &path, e);
-    let mut file = File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(lock_error)?;
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(lock_error)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
@@ -211,7 +238,9 @@ pub(crate) fn lock(directory: &Path) -> Result<File, Error> {
             };
             return Err(Error::file(
                 directory,
-                format!("is in use by another process ({holder}); wait for it, or choose another directory"),
+                format!(
+                    "is in use by another process ({holder}); wait for it, or choose another directory"
+                ),
             ));
         }
         Err(TryLockError::Error(e)) => return Err(lock_error(e)),

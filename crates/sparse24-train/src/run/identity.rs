@@ -1,7 +1,9 @@
 //! What a run is: what a resume, or a reader of its model, must find unchanged.
 //!
-//! Invariant: equal identities end in equal bits, as far as both go. What decides none is left out: where the data lie, threads, the number of
-//! the GPU and how it is told what to do, what is computed again, the name of the preset, which checkpoints are made and kept, what ends a run early, and what it is compared with. Deliberately absent: tensors.
+//! Invariant: equal identities end in equal bits, as far as both go. What decides none is left out:
+//! where the data lie, threads, the number of the GPU and how it is told what to do, what is
+//! computed again, the name of the preset, which checkpoints are made and kept, what ends a run
+//! early, and what it is compared with. Deliberately absent: tensors.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -68,7 +70,11 @@ pub(super) fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) ->
     State {
         step: trainer.step(),
         total_steps: config.steps,
-        phase: trainer.recipe().method.phase_at(trainer.step(), config.steps, &trainer.progress().ends) as u32,
+        phase: trainer.recipe().method.phase_at(
+            trainer.step(),
+            config.steps,
+            &trainer.progress().ends,
+        ) as u32,
         phase_kind: trainer.phase().kind(),
         seed: config.seed,
         tokens_seen: trainer.recipe().tokens_per_step() * u64::from(trainer.step()),
@@ -90,20 +96,28 @@ pub(crate) fn of_dataset(dataset: &Dataset) -> DatasetIdentity {
 }
 
 pub(super) fn of_tokenizer(tokenizer: Option<&Tokenizer>) -> Fingerprint {
-    tokenizer.map_or_else(none, |tokenizer| Fingerprint::from_bytes(*tokenizer.fingerprint().as_bytes()))
+    tokenizer
+        .map_or_else(none, |tokenizer| Fingerprint::from_bytes(*tokenizer.fingerprint().as_bytes()))
 }
 
-/// The configuration, as far as it decides the bits of a model or of the metrics: dotted keys and TOML values.
+/// The configuration, as far as it decides the bits of a model or of the metrics: dotted keys and
+/// TOML values.
 pub(crate) fn decisive(config: &Config) -> BTreeMap<String, String> {
-    let mut settings = config::dotted(config.to_toml().parse().expect("a configuration is a TOML table"));
-    settings.retain(|key, value| !DECIDES_NOTHING.contains(&key.as_str()) && !UNSET.contains(&(key.as_str(), value.as_str())));
+    let mut settings =
+        config::dotted(config.to_toml().parse().expect("a configuration is a TOML table"));
+    settings.retain(|key, value| {
+        !DECIDES_NOTHING.contains(&key.as_str()) && !UNSET.contains(&(key.as_str(), value.as_str()))
+    });
     settings
 }
 
 /// The method that a checkpoint was trained by.
 pub(super) fn method(saved: &State) -> Result<Method, Error> {
-    let document: String = saved.config.iter().map(|(key, value)| format!("{key} = {value}\n")).collect();
-    let document = document.parse().map_err(|error| Error::setting("config", format!("is no configuration: {error}")))?;
+    let document: String =
+        saved.config.iter().map(|(key, value)| format!("{key} = {value}\n")).collect();
+    let document = document
+        .parse()
+        .map_err(|error| Error::setting("config", format!("is no configuration: {error}")))?;
     Config::of_document(document, &[])?.method_value()
 }
 
@@ -142,22 +156,43 @@ fn settings(saved: &BTreeMap<String, String>, now: &BTreeMap<String, String>) ->
         _ => Kind::Choice,
     };
     let differing = keys.filter(|key| saved.get(*key) != now.get(*key));
-    differing.map(|key| Difference { key: key.clone(), was: told(key, saved), is: told(key, now), kind: kind(key) }).collect()
+    differing
+        .map(|key| Difference {
+            key: key.clone(),
+            was: told(key, saved),
+            is: told(key, now),
+            kind: kind(key),
+        })
+        .collect()
 }
 
 /// Refuses another configuration than the model's own.
-pub(super) fn check_config(path: &Path, saved: &State, checkpoint: &Path, config: &Config) -> Result<(), Error> {
+pub(super) fn check_config(
+    path: &Path,
+    saved: &State,
+    checkpoint: &Path,
+    config: &Config,
+) -> Result<(), Error> {
     match settings(&saved.config, &decisive(config)).first() {
         None => Ok(()),
         Some(Difference { was, is, .. }) => {
-            let problem = format!("says {is}, but {} was saved with {was}; undo the change", checkpoint.display());
+            let problem = format!(
+                "says {is}, but {} was saved with {was}; undo the change",
+                checkpoint.display()
+            );
             Err(Error::file(path, problem))
         }
     }
 }
 
-/// Refuses to continue a run with what it did not begin with, but for what these keys and sections allow; gives what they allowed, in words.
-pub(super) fn check(path: &Path, saved: &State, now: &State, allowed: &[String]) -> Result<Vec<String>, Error> {
+/// Refuses to continue a run with what it did not begin with, but for what these keys and sections
+/// allow; gives what they allowed, in words.
+pub(super) fn check(
+    path: &Path,
+    saved: &State,
+    now: &State,
+    allowed: &[String],
+) -> Result<Vec<String>, Error> {
     let is_known = |name: &str| name == DATA || now.config.keys().any(|key| covers(name, key));
     if let Some(name) = allowed.iter().find(|name| !is_known(name)) {
         return Err(config::unknown("--allow", name, now.config.keys().map(String::as_str)));
@@ -169,26 +204,50 @@ pub(super) fn check(path: &Path, saved: &State, now: &State, allowed: &[String])
     let mut differences = settings(&saved.config, &now.config);
     let short = |fingerprint: Fingerprint| fingerprint.to_string()[..8].to_owned();
     if saved.dataset.fingerprint != now.dataset.fingerprint {
-        let told = |DatasetIdentity { fingerprint, training_tokens, held_out_tokens, vocabulary }| {
-            format!("data of {training_tokens} + {held_out_tokens} tokens of {vocabulary} (fingerprint {})", short(fingerprint))
+        let told = |DatasetIdentity {
+                        fingerprint,
+                        training_tokens,
+                        held_out_tokens,
+                        vocabulary,
+                    }| {
+            format!(
+                "data of {training_tokens} + {held_out_tokens} tokens of {vocabulary} (fingerprint {})",
+                short(fingerprint)
+            )
         };
-        let kind = if saved.dataset.vocabulary == now.dataset.vocabulary { Kind::Choice } else { Kind::Shape };
-        differences.push(Difference { key: DATA.into(), was: told(saved.dataset), is: told(now.dataset), kind });
+        let kind = if saved.dataset.vocabulary == now.dataset.vocabulary {
+            Kind::Choice
+        } else {
+            Kind::Shape
+        };
+        differences.push(Difference {
+            key: DATA.into(),
+            was: told(saved.dataset),
+            is: told(now.dataset),
+            kind,
+        });
     }
     if saved.tokenizer != now.tokenizer {
         let told = |fingerprint| format!("a tokenizer (fingerprint {})", short(fingerprint));
         let (was, is) = (told(saved.tokenizer), told(now.tokenizer));
         differences.push(Difference { key: TOKENIZER.into(), was, is, kind: Kind::Choice });
     }
-    let is_accepted = |d: &Difference| d.kind == Kind::Choice && allowed.iter().any(|name| covers(name, &d.key));
+    let is_accepted =
+        |d: &Difference| d.kind == Kind::Choice && allowed.iter().any(|name| covers(name, &d.key));
     let (accepted, refused): (Vec<_>, Vec<_>) = differences.into_iter().partition(is_accepted);
     if refused.is_empty() {
-        return Ok(accepted.into_iter().map(|Difference { was, is, .. }| format!("the run continues with {is}, it had {was}")).collect());
+        return Ok(accepted
+            .into_iter()
+            .map(|Difference { was, is, .. }| format!("the run continues with {is}, it had {was}"))
+            .collect());
     }
     let all = |tell: fn(&Difference) -> &str| refused.iter().map(tell).collect::<Vec<_>>();
     let (was, is) = (all(|d| &d.was).join(", "), all(|d| &d.is).join(", "));
     let advice = if refused.iter().all(|d| d.kind == Kind::Choice) {
-        format!("; undo that, continue so with --allow {}, or start a new run", all(|d| &d.key).join(" --allow "))
+        format!(
+            "; undo that, continue so with --allow {}, or start a new run",
+            all(|d| &d.key).join(" --allow ")
+        )
     } else {
         ", which its weights do not fit; undo that, or start a new run".to_owned()
     };

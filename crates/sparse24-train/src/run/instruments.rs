@@ -1,4 +1,5 @@
-//! What a run measures of its masks and its sampled gradients at some of its steps: `run.instrument_every`.
+//! What a run measures of its masks and its sampled gradients at some of its steps:
+//! `run.instrument_every`.
 //!
 //! Deliberately absent: how it is measured.
 
@@ -16,7 +17,8 @@ pub struct Instruments {
     pub flips_per_tile: f64,
     /// Quantiles of the tiles' L1-norm gap: 10, 25, 50, 75 and 90 %.
     pub gap: [f32; 5],
-    /// E|MVUE(dZ) - dZ|^2 / |dZ|^2 over all sparsified layers of the first micro-batch, where gradients are sampled.
+    /// E|MVUE(dZ) - dZ|^2 / |dZ|^2 over all sparsified layers of the first micro-batch, where
+    /// gradients are sampled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mvue_variance: Option<f64>,
     /// The same of each sparsifiable weight, by its name.

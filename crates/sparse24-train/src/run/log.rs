@@ -1,6 +1,7 @@
 //! `log.txt`: what a run said, each line under the time it was said (UTC).
 //!
-//! Invariant: lines are only appended, each by one write. Deliberately absent: levels, and the terminal.
+//! Invariant: lines are only appended, each by one write. Deliberately absent: levels, and the
+//! terminal.
 
 use std::{
     fs::File,
@@ -24,7 +25,11 @@ impl Log {
     /// # Errors
     /// [`Error::Io`].
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let file = File::options().append(true).create(true).open(path).map_err(|e| Error::io("open", path, e))?;
+        let file = File::options()
+            .append(true)
+            .create(true)
+            .open(path)
+            .map_err(|e| Error::io("open", path, e))?;
         Ok(Self { path: path.to_owned(), file })
     }
 
@@ -58,10 +63,12 @@ fn seconds(time: SystemTime) -> u64 {
 /// Seconds since 1970 in the Gregorian calendar: year, month, day, hour, minute, second.
 fn civil(seconds: u64) -> [u64; 6] {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Years that begin in March put the leap day last; 719,468 days lie between 0000-03-01 and 1970-01-01.
+    // Years that begin in March put the leap day last; 719,468 days lie between 0000-03-01 and
+    // 1970-01-01.
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     // From March on, five months have 153 days.
     let month = (5 * day_of_year + 2) / 153;

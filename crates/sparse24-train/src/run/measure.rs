@@ -1,7 +1,8 @@
 //! How a run measures its instruments, and the flips of every tile that it counts for them.
 //!
-//! Invariant: nothing here decides a bit of training. Flips are counted over the sampled steps; the counts go into every checkpoint beside the
-//! state that they belong to, so that a resumed run counts on exactly. Deliberately absent: when it measures.
+//! Invariant: nothing here decides a bit of training. Flips are counted over the sampled steps; the
+//! counts go into every checkpoint beside the state that they belong to, so that a resumed run
+//! counts on exactly. Deliberately absent: when it measures.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +19,8 @@ use crate::{
 const GAPS: usize = 1 << 16;
 const TILES: usize = 1 << 9;
 
-/// Counts are f32 in checkpoints, where integers are exact up to here: a million samples in which every bit of a tile flips.
+/// Counts are f32 in checkpoints, where integers are exact up to here: a million samples in which
+/// every bit of a tile flips.
 const MOST: u32 = 1 << 24;
 
 /// Names of the counts among a checkpoint's auxiliary tensors.
@@ -40,7 +42,11 @@ impl FlipCounts {
     /// Those of a checkpoint; none if it has none.
     pub(super) fn of_checkpoint(auxiliary: &[NamedTensor]) -> Self {
         let counts = auxiliary.iter().filter_map(|tensor| {
-            let (name, &[rows, columns]) = (tensor.name.strip_prefix(PREFIX)?, tensor.shape.as_slice()) else { return None };
+            let (name, &[rows, columns]) =
+                (tensor.name.strip_prefix(PREFIX)?, tensor.shape.as_slice())
+            else {
+                return None;
+            };
             let flips = tensor.values.iter().map(|count| *count as u32).collect();
             Some(Counts { name: name.to_owned(), shape: [rows, columns], flips })
         });
@@ -60,18 +66,24 @@ impl FlipCounts {
     ///
     /// # Errors
     /// Those of the downloads.
-    pub(super) fn measure(&mut self, trainer: &mut Trainer, noise: &[GradientNoise]) -> Result<Instruments, Error> {
+    pub(super) fn measure(
+        &mut self,
+        trainer: &mut Trainer,
+        noise: &[GradientNoise],
+    ) -> Result<Instruments, Error> {
         let all = trainer.tiles();
         let (for_gap, written) = (all.div_ceil(GAPS).max(1), all.div_ceil(TILES).max(1));
         let mut total = Total::default();
-        let (mut gaps, mut tiles, mut layers, mut before) = (Vec::new(), Vec::new(), BTreeMap::new(), 0);
+        let (mut gaps, mut tiles, mut layers, mut before) =
+            (Vec::new(), Vec::new(), BTreeMap::new(), 0);
         trainer.look_at_masks(|change| {
             let flips = self.count(&change);
             let layer = Total::of(&change, flips);
             let mut own = Vec::new();
             for (tile, &count) in flips.iter().enumerate() {
                 let number = before + tile;
-                let (is_measured, is_written) = (number.is_multiple_of(for_gap), number.is_multiple_of(written));
+                let (is_measured, is_written) =
+                    (number.is_multiple_of(for_gap), number.is_multiple_of(written));
                 if is_measured || is_written {
                     let gap = tile_gap(&values(&change, tile));
                     own.extend(is_measured.then_some(gap));
@@ -80,9 +92,16 @@ impl FlipCounts {
             }
             before += flips.len();
             own.sort_by(f32::total_cmp);
-            let noise = noise.iter().find(|noise| noise.name == change.name).and_then(|noise| ratio(noise.variance, noise.square));
-            let of_layer =
-                LayerInstruments { kept: layer.kept(), flips_per_tile: layer.flips(), gap: quantile(&own, 0.5), mvue_variance: noise };
+            let noise = noise
+                .iter()
+                .find(|noise| noise.name == change.name)
+                .and_then(|noise| ratio(noise.variance, noise.square));
+            let of_layer = LayerInstruments {
+                kept: layer.kept(),
+                flips_per_tile: layer.flips(),
+                gap: quantile(&own, 0.5),
+                mvue_variance: noise,
+            };
             layers.insert(change.name.to_owned(), of_layer);
             total.add(&layer);
             gaps.extend(own);
@@ -103,12 +122,21 @@ impl FlipCounts {
     fn count(&mut self, change: &MaskChange<'_>) -> &[u32] {
         let shape = change.shape.map(|length| length / 4);
         // Of another shape after a change of the model that `resume --allow` does not let through.
-        let at = self.0.iter().position(|counts| counts.name == change.name && counts.shape == shape).unwrap_or_else(|| {
-            self.0.push(Counts { name: change.name.to_owned(), shape, flips: vec![0; shape[0] * shape[1]] });
-            self.0.len() - 1
-        });
+        let at = self
+            .0
+            .iter()
+            .position(|counts| counts.name == change.name && counts.shape == shape)
+            .unwrap_or_else(|| {
+                self.0.push(Counts {
+                    name: change.name.to_owned(),
+                    shape,
+                    flips: vec![0; shape[0] * shape[1]],
+                });
+                self.0.len() - 1
+            });
         let flips = &mut self.0[at].flips;
-        for ((count, a), b) in flips.iter_mut().zip(change.before.tiles()).zip(change.after.tiles()) {
+        for ((count, a), b) in flips.iter_mut().zip(change.before.tiles()).zip(change.after.tiles())
+        {
             *count = (*count + (a ^ b).count_ones()).min(MOST);
         }
         flips
@@ -133,7 +161,12 @@ impl Total {
             norm += magnitude;
             kept += if change.after.keeps(at / columns, at % columns) { magnitude } else { 0.0 };
         }
-        Self { kept, norm, flips: flips.iter().map(|count| u64::from(*count)).sum(), tiles: flips.len() }
+        Self {
+            kept,
+            norm,
+            flips: flips.iter().map(|count| u64::from(*count)).sum(),
+            tiles: flips.len(),
+        }
     }
 
     fn add(&mut self, other: &Self) {
@@ -163,5 +196,8 @@ fn ratio(part: f64, whole: f64) -> Option<f64> {
 }
 
 fn quantile(sorted: &[f32], share: f64) -> f32 {
-    sorted.get(((sorted.len() as f64 * share) as usize).min(sorted.len().saturating_sub(1))).copied().unwrap_or(0.0)
+    sorted
+        .get(((sorted.len() as f64 * share) as usize).min(sorted.len().saturating_sub(1)))
+        .copied()
+        .unwrap_or(0.0)
 }

@@ -1,8 +1,9 @@
 //! `metrics.jsonl`: one object a step, in the order of the steps.
 //!
-//! Invariant: steps increase strictly, and every line but a crash's last is whole. Each object is one write to the operating
-//! system, so it outlives the process; [`MetricsLog::syncer`] before a checkpoint makes it outlive the machine, so that a resume
-//! finds every step up to the checkpoint. Deliberately absent: what the numbers mean.
+//! Invariant: steps increase strictly, and every line but a crash's last is whole. Each object is
+//! one write to the operating system, so it outlives the process; [`MetricsLog::syncer`] before a
+//! checkpoint makes it outlive the machine, so that a resume finds every step up to the checkpoint.
+//! Deliberately absent: what the numbers mean.
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +26,8 @@ pub struct StepMetrics {
     pub step: u32,
     /// The kind of its phase.
     pub phase: PhaseKind,
-    /// Mean training loss, nats a token; NaN, and `null` in the file, where a skipped step's was not finite.
+    /// Mean training loss, nats a token; NaN, and `null` in the file, where a skipped step's was
+    /// not finite.
     #[serde(with = "null_is_nan")]
     pub loss: f32,
     /// Learning rate.
@@ -90,16 +92,20 @@ impl MetricsLog {
     /// # Errors
     /// [`Error::Io`], also if the file exists.
     pub fn create(path: &Path) -> Result<Self, Error> {
-        let file = File::options().append(true).create_new(true).open(path).map_err(|e| Error::io("create", path, e))?;
+        let file = File::options()
+            .append(true)
+            .create_new(true)
+            .open(path)
+            .map_err(|e| Error::io("create", path, e))?;
         Ok(Self { path: path.to_owned(), file, last: None, end: 0 })
     }
 
-    /// Continues after a checkpoint of `step`: what was measured beyond it, and a last line that a crash left broken, is cut, so
-    /// that no step is doubled. The cut is atomic.
+    /// Continues after a checkpoint of `step`: what was measured beyond it, and a last line that a
+    /// crash left broken, is cut, so that no step is doubled. The cut is atomic.
     ///
     /// # Errors
-    /// [`Error::File`] names the first line that is not the last and is no metrics object or not beyond the one before it;
-    /// [`Error::Io`].
+    /// [`Error::File`] names the first line that is not the last and is no metrics object or not
+    /// beyond the one before it; [`Error::Io`].
     pub fn resume(path: &Path, step: u32) -> Result<(Self, Cut), Error> {
         let (mut last, mut line, mut end, mut lines) = (None, None, 0, 0);
         match Lines::open(path) {
@@ -120,10 +126,14 @@ impl MetricsLog {
         if lines > 0 {
             rewrite(path, end, &[])?;
         }
-        Ok((Self { path: path.to_owned(), file: open(path)?, last: line, end }, Cut { last, lines }))
+        Ok((
+            Self { path: path.to_owned(), file: open(path)?, last: line, end },
+            Cut { last, lines },
+        ))
     }
 
-    /// Appends one step. One that was told already, without everything that was measured of it, is told anew in its place, atomically.
+    /// Appends one step. One that was told already, without everything that was measured of it, is
+    /// told anew in its place, atomically.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -143,7 +153,8 @@ impl MetricsLog {
         Ok(())
     }
 
-    /// A task that returns once all that was appended is on the device. Run it before each checkpoint is saved.
+    /// A task that returns once all that was appended is on the device. Run it before each
+    /// checkpoint is saved.
     ///
     /// # Errors
     /// [`Error::Io`], of the making and of the task.
@@ -219,20 +230,36 @@ struct Lines {
 impl Lines {
     fn open(path: &Path) -> Result<Self, Error> {
         let (file, _) = disk::open(path)?;
-        Ok(Self { path: path.to_owned(), reader: BufReader::new(file), line: Vec::new(), end: 0, number: 0, step: None })
+        Ok(Self {
+            path: path.to_owned(),
+            reader: BufReader::new(file),
+            line: Vec::new(),
+            end: 0,
+            number: 0,
+            step: None,
+        })
     }
 
     fn next(&mut self) -> Result<Option<Line>, Error> {
         let read_error = |e| Error::io("read", &self.path, e);
         self.line.clear();
-        let length = (&mut self.reader).take(LONGEST_LINE + 1).read_until(b'\n', &mut self.line).map_err(read_error)?;
+        let length = (&mut self.reader)
+            .take(LONGEST_LINE + 1)
+            .read_until(b'\n', &mut self.line)
+            .map_err(read_error)?;
         if length == 0 {
             return Ok(None);
         }
         self.number += 1;
         self.end += length as u64;
         if length as u64 > LONGEST_LINE {
-            return Err(Error::file(&self.path, format!("line {} is longer than {LONGEST_LINE} bytes: it is no metrics", self.number)));
+            return Err(Error::file(
+                &self.path,
+                format!(
+                    "line {} is longer than {LONGEST_LINE} bytes: it is no metrics",
+                    self.number
+                ),
+            ));
         }
         let is_last = self.reader.fill_buf().map_err(read_error)?.is_empty();
         let problem = match serde_json::from_slice::<StepMetrics>(&self.line) {
@@ -241,10 +268,15 @@ impl Lines {
                 self.step = Some(metrics.step);
                 return Ok(Some(Line::Whole(metrics)));
             }
-            Ok(metrics) => format!("step {} follows step {}", metrics.step, self.step.unwrap_or_default()),
+            Ok(metrics) => {
+                format!("step {} follows step {}", metrics.step, self.step.unwrap_or_default())
+            }
             Err(_) if is_last => return Ok(Some(Line::Broken)),
             Err(e) => e.to_string(),
         };
-        Err(Error::file(&self.path, format!("line {} is no metrics of the next step: {problem}", self.number)))
+        Err(Error::file(
+            &self.path,
+            format!("line {} is no metrics of the next step: {problem}", self.number),
+        ))
     }
 }

@@ -1,7 +1,7 @@
 //! A model that is not being trained: what a run directory and one of its checkpoints say of it.
 //!
-//! Invariant: configuration, checkpoint and tokenizer are those that were saved together. Deliberately absent: a device, until a loss or a
-//! token is asked for ([`Model::into_trainer`]).
+//! Invariant: configuration, checkpoint and tokenizer are those that were saved together.
+//! Deliberately absent: a device, until a loss or a token is asked for ([`Model::into_trainer`]).
 
 use std::{
     borrow::Cow,
@@ -40,23 +40,37 @@ impl Model {
     /// Reads the newest checkpoint of a run directory, or the checkpoint itself.
     ///
     /// # Errors
-    /// [`Error::File`] if there is none, it is damaged, or the configuration or the tokenizer is not the one it was saved with.
+    /// [`Error::File`] if there is none, it is damaged, or the configuration or the tokenizer is
+    /// not the one it was saved with.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let (run, from) = locate(path)?;
         let config = run_config(&run)?;
         let checkpoint = checkpoint::load(&from)?;
         check_config(&run.join("config.toml"), &checkpoint.state, &from, &config)?;
-        let missing = || Error::file(&from, "holds no wte.weight, the token embedding of a GPT-2; name another checkpoint");
+        let missing = || {
+            Error::file(
+                &from,
+                "holds no wte.weight, the token embedding of a GPT-2; name another checkpoint",
+            )
+        };
         let vocabulary = checkpoint.weight("wte.weight").ok_or_else(missing)?.shape[0];
         let beside = run.join("tokenizer.json");
         let tokenizer = beside.exists().then(|| Tokenizer::load(&beside)).transpose()?;
         if checkpoint.state.tokenizer != of_tokenizer(tokenizer.as_ref()) {
             let what = if tokenizer.is_some() { "is not" } else { "is missing," };
-            return Err(Error::file(beside, format!("{what} the tokenizer that {} was saved with; restore it", from.display())));
+            return Err(Error::file(
+                beside,
+                format!("{what} the tokenizer that {} was saved with; restore it", from.display()),
+            ));
         }
-        if let Some(tokens) = tokenizer.as_ref().map(Tokenizer::vocabulary).filter(|&tokens| tokens as usize > vocabulary) {
-            let problem =
-                format!("has a wte.weight of {vocabulary} rows for the {tokens} tokens of its tokenizer; name another checkpoint");
+        if let Some(tokens) = tokenizer
+            .as_ref()
+            .map(Tokenizer::vocabulary)
+            .filter(|&tokens| tokens as usize > vocabulary)
+        {
+            let problem = format!(
+                "has a wte.weight of {vocabulary} rows for the {tokens} tokens of its tokenizer; name another checkpoint"
+            );
             return Err(Error::file(from, problem));
         }
         let recipe = config.recipe(vocabulary)?;
@@ -73,33 +87,44 @@ impl Model {
     #[must_use]
     pub fn phase(&self) -> &Phase {
         let Recipe { method, steps, .. } = &self.recipe;
-        &method.phases[method.phase_at(self.checkpoint.state.step, *steps, &ends(&self.checkpoint.state))]
+        &method.phases
+            [method.phase_at(self.checkpoint.state.step, *steps, &ends(&self.checkpoint.state))]
     }
 
-    /// The weights with kept values as the forward multiplies by them: what a 2:4 export has, but for the masks.
+    /// The weights with kept values as the forward multiplies by them: what a 2:4 export has, but
+    /// for the masks.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for a soft-thresholded weight without its scale; [`Error::Semantics`] for a mask that is not row-wise.
+    /// [`Error::Parameter`] for a soft-thresholded weight without its scale; [`Error::Semantics`]
+    /// for a mask that is not row-wise.
     pub fn mapped_weights(&self) -> Result<Cow<'_, [NamedTensor]>, Error> {
         let WeightOperand::Pruned(_, KeptValues::SoftThreshold) = self.phase().forward else {
             return Ok(Cow::Borrowed(&self.checkpoint.weights));
         };
         let mut weights = self.checkpoint.weights.clone();
         for (name, mask) in &self.checkpoint.masks {
-            let missing = || Error::Parameter { name: name.clone(), problem: "its scale is missing".to_owned() };
+            let missing = || Error::Parameter {
+                name: name.clone(),
+                problem: "its scale is missing".to_owned(),
+            };
             let scale = scale(&self.checkpoint, name).ok_or_else(missing)?;
-            let weight = weights.iter_mut().find(|weight| weight.name == *name).expect("a mask belongs to a weight");
+            let weight = weights
+                .iter_mut()
+                .find(|weight| weight.name == *name)
+                .expect("a mask belongs to a weight");
             let dense = std::mem::take(&mut weight.values);
             weight.values.resize(dense.len(), 0.0);
             let shape = (mask.rows(), mask.columns());
-            let w = ArrayView2::from_shape(shape, &dense).expect("a mask has the shape of its weight");
+            let w =
+                ArrayView2::from_shape(shape, &dense).expect("a mask has the shape of its weight");
             let out = ArrayViewMut2::from_shape(shape, &mut weight.values).expect("the same shape");
             soft_threshold(w, mask, scale, out)?;
         }
         Ok(Cow::Owned(weights))
     }
 
-    /// The run's own data; those of its configuration for an imported model, which was trained on none.
+    /// The run's own data; those of its configuration for an imported model, which was trained on
+    /// none.
     ///
     /// # Errors
     /// Those of [`open_dataset`]; [`Error::File`] for data that have changed since.
@@ -112,16 +137,22 @@ impl Model {
         if trained_on == of_dataset(&dataset) || trained_on == no_dataset() {
             return Ok(dataset);
         }
-        Err(Error::file(dataset.source(), "holds other data than the run was trained on; restore them, or name the data to evaluate on"))
+        Err(Error::file(
+            dataset.source(),
+            "holds other data than the run was trained on; restore them, or name the data to evaluate on",
+        ))
     }
 
     /// Other data than the run's own, read with its tokenizer; without one, prepared shards.
     ///
     /// # Errors
-    /// Those of the data; [`Error::File`] for text that no tokenizer can read, and for ids beyond the model's vocabulary.
+    /// Those of the data; [`Error::File`] for text that no tokenizer can read, and for ids beyond
+    /// the model's vocabulary.
     pub fn other_dataset(&self, path: &Path) -> Result<Dataset, Error> {
         let dataset = match &self.tokenizer {
-            Some(tokenizer) => Dataset::open_with(path, tokenizer.clone(), self.config.data.validation)?,
+            Some(tokenizer) => {
+                Dataset::open_with(path, tokenizer.clone(), self.config.data.validation)?
+            }
             None => {
                 self.check_readable(path)?;
                 Dataset::open(Some(path), None, self.config.data.validation)?
@@ -149,7 +180,8 @@ impl Model {
     /// The model on a device, to be evaluated or sampled.
     ///
     /// # Errors
-    /// [`Error::Parameter`] or [`Error::Operand`] for a checkpoint of another model than the configuration's; those of the backend.
+    /// [`Error::Parameter`] or [`Error::Operand`] for a checkpoint of another model than the
+    /// configuration's; those of the backend.
     pub fn into_trainer(self) -> Result<Trainer, Error> {
         let Self { mut config, checkpoint, recipe, .. } = self;
         config.batch.sequences = evaluated_at_once(&config);
@@ -160,8 +192,9 @@ impl Model {
     }
 }
 
-/// Sequences at a time of an evaluation, in training and after it: a loss is summed in these parts, and is the same number only by the same
-/// parts. On a CPU no more than keep it busy, as more only cost memory.
+/// Sequences at a time of an evaluation, in training and after it: a loss is summed in these parts,
+/// and is the same number only by the same parts. On a CPU no more than keep it busy, as more only
+/// cost memory.
 pub(super) fn evaluated_at_once(config: &Config) -> usize {
     const BUSY_TOKENS: usize = 1024;
     match config.backend.name.as_str() {
@@ -181,18 +214,28 @@ fn locate(path: &Path) -> Result<(PathBuf, PathBuf), Error> {
         return match run {
             Some(run) if path.is_dir() => Ok((run.to_owned(), path.to_owned())),
             Some(_) => Err(Error::file(path, "does not exist, expected a checkpoint of the run")),
-            None => Err(Error::file(path, "lies in no run directory, expected RUN/checkpoints/step-NNNNNNNN")),
+            None => Err(Error::file(
+                path,
+                "lies in no run directory, expected RUN/checkpoints/step-NNNNNNNN",
+            )),
         };
     }
     if !path.join("config.toml").is_file() {
-        return Err(Error::file(path, "is neither a run directory, which holds a config.toml, nor a checkpoint of one"));
+        return Err(Error::file(
+            path,
+            "is neither a run directory, which holds a config.toml, nor a checkpoint of one",
+        ));
     }
     let latest = checkpoint::latest(&path.join("checkpoints"))?;
     match (latest.checkpoint, latest.refused.into_iter().next()) {
         (Some(checkpoint), None) => Ok((path.to_owned(), checkpoint)),
-        (_, Some((refused, error))) => {
-            Err(Error::file(path, format!("its newest checkpoint {} is damaged ({error}); name an older one", refused.display())))
-        }
+        (_, Some((refused, error))) => Err(Error::file(
+            path,
+            format!(
+                "its newest checkpoint {} is damaged ({error}); name an older one",
+                refused.display()
+            ),
+        )),
         (None, None) => Err(Error::file(path, "has no checkpoint yet")),
     }
 }

@@ -1,7 +1,8 @@
-//! How a run begins, and how it goes on: a new directory, or what its newest checkpoint and its files say.
+//! How a run begins, and how it goes on: a new directory, or what its newest checkpoint and its
+//! files say.
 //!
-//! Invariant: everything is checked before anything is written, and a new directory is a run only when nothing of it is missing.
-//! Deliberately absent: steps ([`super::training`]).
+//! Invariant: everything is checked before anything is written, and a new directory is a run only
+//! when nothing of it is missing. Deliberately absent: steps ([`super::training`]).
 
 use std::path::Path;
 
@@ -42,7 +43,8 @@ pub struct Given<'a> {
 pub struct Resume {
     /// What is done about a damaged newest checkpoint.
     pub damaged: Damaged,
-    /// Keys and sections of the configuration that may differ from the checkpoint's; `data` allows other data.
+    /// Keys and sections of the configuration that may differ from the checkpoint's; `data` allows
+    /// other data.
     pub allow: Vec<String>,
 }
 
@@ -51,16 +53,18 @@ pub struct Resume {
 pub enum Damaged {
     /// It is an error: perhaps it can be restored.
     Refuse,
-    /// It is passed over and renamed to `damaged-...`; the steps after the one before it are done again.
+    /// It is passed over and renamed to `damaged-...`; the steps after the one before it are done
+    /// again.
     FallBack,
 }
 
 impl Run {
-    /// Begins a run on the configuration's dataset ([`open_dataset`]) in a new directory; nothing is written before everything has been
-    /// checked.
+    /// Begins a run on the configuration's dataset ([`open_dataset`]) in a new directory; nothing
+    /// is written before everything has been checked.
     ///
     /// # Errors
-    /// Those of the configuration, of what is given and of the directory, of which nothing is left then.
+    /// Those of the configuration, of what is given and of the directory, of which nothing is left
+    /// then.
     pub fn start(
         mut config: Config,
         dataset: Dataset,
@@ -72,11 +76,17 @@ impl Run {
             plans::use_file(&mut trainer, path)?;
         }
         if let Some(weights) = initial {
-            let named: Vec<_> = weights.iter().map(|tensor| (tensor.name.as_str(), tensor.values.as_slice())).collect();
+            let named: Vec<_> = weights
+                .iter()
+                .map(|tensor| (tensor.name.as_str(), tensor.values.as_slice()))
+                .collect();
             trainer.start_from(&named)?;
         }
         // A resume may begin elsewhere.
-        for path in [&mut config.data.path, &mut config.run.flip_reference].into_iter().filter(|path| !path.is_empty()) {
+        for path in [&mut config.data.path, &mut config.run.flip_reference]
+            .into_iter()
+            .filter(|path| !path.is_empty())
+        {
             let absolute = std::path::absolute(&*path).map_err(|e| Error::io("find", &*path, e))?;
             *path = absolute.into_os_string().into_string().unwrap_or_else(|_| path.clone());
         }
@@ -89,15 +99,22 @@ impl Run {
             if initial.is_some() {
                 // A resume cannot make these weights again.
                 let state = identity(&config, &dataset, &trainer);
-                checkpoint::save(&directory.checkpoints(), &snapshot(&mut trainer, state, Vec::new(), None)?()?)?;
+                checkpoint::save(
+                    &directory.checkpoints(),
+                    &snapshot(&mut trainer, state, Vec::new(), None)?()?,
+                )?;
             }
             let initial = if initial.is_some() { Initial::Given } else { Initial::Random };
-            let start = Provenance { lambda: lambda.cloned(), ..Provenance::of_start(&trainer.backend().device(), initial) };
+            let start = Provenance {
+                lambda: lambda.cloned(),
+                ..Provenance::of_start(&trainer.backend().device(), initial)
+            };
             start.record(&directory.provenance())?;
             let metrics = MetricsLog::create(&directory.metrics())?;
             let mut log = Log::open(&directory.log())?;
             log.line("started")?;
-            // Last: without it there is no run to resume, so none can be resumed without the weights it was to begin with.
+            // Last: without it there is no run to resume, so none can be resumed without the
+            // weights it was to begin with.
             directory.write(&directory.config(), config.to_toml().as_bytes())?;
             Ok((metrics, log))
         })?;
@@ -105,25 +122,38 @@ impl Run {
         Ok(Self { saved: initial.map(|_| 0), reference, ..run })
     }
 
-    /// Continues a run from its newest checkpoint, or, if it has none, from the beginning. A lost `tokenizer.json` is written again: the data
-    /// have the same one, or are refused.
+    /// Continues a run from its newest checkpoint, or, if it has none, from the beginning. A lost
+    /// `tokenizer.json` is written again: the data have the same one, or are refused.
     ///
     /// # Errors
-    /// [`Error::File`] for a directory that holds no run or is in use, for a damaged newest checkpoint unless it may be passed over and one
-    /// before it verifies, for a run without any whose first weights came from elsewhere or whose metrics say that it had one, for data or
-    /// settings that are neither the checkpoint's nor allowed to differ, and for fewer steps than were done; [`Error::Room`].
+    /// [`Error::File`] for a directory that holds no run or is in use, for a damaged newest
+    /// checkpoint unless it may be passed over and one before it verifies, for a run without any
+    /// whose first weights came from elsewhere or whose metrics say that it had one, for data or
+    /// settings that are neither the checkpoint's nor allowed to differ, and for fewer steps than
+    /// were done; [`Error::Room`].
     pub fn resume(path: &Path, how: &Resume) -> Result<Self, Error> {
         let directory = RunDirectory::open(path)?;
         let config = run_config(directory.path())?;
         let dataset = open_dataset(&config)?;
         let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
         let latest = checkpoint::latest(&directory.checkpoints())?;
-        if let Some((_, error)) = latest.refused.first().filter(|_| how.damaged == Damaged::Refuse) {
-            let advice = format!("restore it, or continue from the one before it with `sparse24 resume {} --fall-back`", path.display());
-            return Err(Error::file(path, format!("its newest checkpoint is damaged ({error}); {advice}")));
+        if let Some((_, error)) = latest.refused.first().filter(|_| how.damaged == Damaged::Refuse)
+        {
+            let advice = format!(
+                "restore it, or continue from the one before it with `sparse24 resume {} --fall-back`",
+                path.display()
+            );
+            return Err(Error::file(
+                path,
+                format!("its newest checkpoint is damaged ({error}); {advice}"),
+            ));
         }
         let mut plans = Plans::new();
-        let mut notices: Vec<_> = latest.refused.iter().map(|(_, error)| format!("passed over a damaged checkpoint: {error}")).collect();
+        let mut notices: Vec<_> = latest
+            .refused
+            .iter()
+            .map(|(_, error)| format!("passed over a damaged checkpoint: {error}"))
+            .collect();
         let (mut saved, mut skipped, mut flip_counts) = (None, 0, FlipCounts::default());
         let initial = match latest.checkpoint {
             Some(path) => {
@@ -140,7 +170,11 @@ impl Run {
                     );
                     return Err(Error::file(&path, problem));
                 }
-                skipped = checkpoint.state.method.get(SKIPPED).map_or(0, |&steps| u32::try_from(steps).unwrap_or(u32::MAX));
+                skipped = checkpoint
+                    .state
+                    .method
+                    .get(SKIPPED)
+                    .map_or(0, |&steps| u32::try_from(steps).unwrap_or(u32::MAX));
                 flip_counts = FlipCounts::of_checkpoint(&checkpoint.auxiliary);
                 restore(&mut trainer, checkpoint)?;
                 checkpoint::set_aside_after(&directory.checkpoints(), trainer.step())?;
@@ -150,25 +184,45 @@ impl Run {
             None if !notices.is_empty() => {
                 return Err(Error::file(path, "has no checkpoint that is whole; begin a new run"));
             }
-            None if Provenance::read(&directory.provenance())?.first().is_none_or(|first| first.initial != Initial::Random) => {
+            None if Provenance::read(&directory.provenance())?
+                .first()
+                .is_none_or(|first| first.initial != Initial::Random) =>
+            {
                 let problem = "has no checkpoint left, and its first weights, which came from elsewhere, cannot be made again";
-                return Err(Error::file(path, format!("{problem}; begin a new run with `sparse24 train --init-from`")));
+                return Err(Error::file(
+                    path,
+                    format!("{problem}; begin a new run with `sparse24 train --init-from`"),
+                ));
             }
             None => {
                 let metrics = directory.metrics();
-                let told = if metrics.exists() { MetricsLog::read(&metrics)?.last().map_or(0, |last| last.step) } else { 0 };
+                let told = if metrics.exists() {
+                    MetricsLog::read(&metrics)?.last().map_or(0, |last| last.step)
+                } else {
+                    0
+                };
                 // The second save waits for the first.
-                if (1..told).filter(|&step| is_due(config.run.checkpoint_every, step)).nth(1).is_some() {
-                    let problem =
-                        format!("holds metrics of {told} steps and no checkpoint any more; restore its checkpoints, or begin a new run");
+                if (1..told)
+                    .filter(|&step| is_due(config.run.checkpoint_every, step))
+                    .nth(1)
+                    .is_some()
+                {
+                    let problem = format!(
+                        "holds metrics of {told} steps and no checkpoint any more; restore its checkpoints, or begin a new run"
+                    );
                     return Err(Error::file(path, problem));
                 }
                 Initial::Random
             }
         };
-        if let Some(tokenizer) = dataset.tokenizer().filter(|tokenizer| !is_saved(tokenizer, &directory.tokenizer())) {
+        if let Some(tokenizer) =
+            dataset.tokenizer().filter(|tokenizer| !is_saved(tokenizer, &directory.tokenizer()))
+        {
             tokenizer.save(&directory.tokenizer())?;
-            notices.push("tokenizer.json was missing or damaged, and was written again from the data".to_owned());
+            notices.push(
+                "tokenizer.json was missing or damaged, and was written again from the data"
+                    .to_owned(),
+            );
         }
         // It holds at least what the checkpoint does, unless it is lost.
         if directory.plans().exists() {
@@ -187,7 +241,8 @@ impl Run {
             last if last == step => format!("the run is finished: step {step} was its last"),
             _ => format!("resumed after step {step}"),
         });
-        Provenance::of_start(&trainer.backend().device(), initial).record(&directory.provenance())?;
+        Provenance::of_start(&trainer.backend().device(), initial)
+            .record(&directory.provenance())?;
         let watches = config.run.spike_z > 0.0 || !config.run.flip_reference.is_empty();
         let before = if watches { MetricsLog::read(&directory.metrics())? } else { Vec::new() };
         // It decides nothing, so a reference that has moved is no reason not to go on.
@@ -202,7 +257,9 @@ impl Run {
         let run = Self::opened(config, dataset, trainer, directory, metrics, log, &before);
         let mut run = Self { notices, saved, former_ends, skipped, flip_counts, reference, ..run };
         // A signal came between the step and its evaluation.
-        run.pending = cut.last.filter(|metrics| metrics.step == step && metrics.val_loss.is_none() && run.evaluates_after(step));
+        run.pending = cut.last.filter(|metrics| {
+            metrics.step == step && metrics.val_loss.is_none() && run.evaluates_after(step)
+        });
         Ok(run)
     }
 
@@ -217,7 +274,11 @@ impl Run {
         before: &[StepMetrics],
     ) -> Self {
         let saver = Saver::new(directory.checkpoints());
-        let spikes = Spikes::new(config.run.spike_z, config.run.spike_window, before.iter().map(|metrics| metrics.loss));
+        let spikes = Spikes::new(
+            config.run.spike_z,
+            config.run.spike_window,
+            before.iter().map(|metrics| metrics.loss),
+        );
         Self {
             config,
             dataset,

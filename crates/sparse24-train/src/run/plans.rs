@@ -1,7 +1,8 @@
 //! Timed choices on disk: `plans.json`, an object of strings.
 //!
-//! Invariant: a step whose choices are not on disk has left no trace in the metrics, so that whoever resumes after it replays them or does
-//! the step again. Deliberately absent: what is chosen ([`crate::backend::Backend::plans`]).
+//! Invariant: a step whose choices are not on disk has left no trace in the metrics, so that
+//! whoever resumes after it replays them or does the step again. Deliberately absent: what is
+//! chosen ([`crate::backend::Backend::plans`]).
 
 use std::path::Path;
 
@@ -20,8 +21,10 @@ pub(super) fn write(path: &Path, plans: &Plans) -> Result<(), Error> {
 }
 
 pub(super) fn read(path: &Path) -> Result<Plans, Error> {
-    let text = disk::read_small(path, 16 << 20).map_err(|e| e.expecting("a run directory or a plans.json"))?;
-    serde_json::from_slice(&text).map_err(|e| Error::file(path, format!("is no object of plans: {e}")))
+    let text = disk::read_small(path, 16 << 20)
+        .map_err(|e| e.expecting("a run directory or a plans.json"))?;
+    serde_json::from_slice(&text)
+        .map_err(|e| Error::file(path, format!("is no object of plans: {e}")))
 }
 
 /// Replays the plans of a file, or of a run directory.
@@ -35,8 +38,13 @@ pub(super) fn use_file(trainer: &mut Trainer, path: &Path) -> Result<(), Error> 
     trainer.use_plans(&plans).map_err(|error| of_file(error, file))
 }
 
-/// Replays a run's own plans; gives a notice where they were timed on another device, which times anew.
-pub(super) fn use_own(trainer: &mut Trainer, plans: &Plans, file: &Path) -> Result<Option<String>, Error> {
+/// Replays a run's own plans; gives a notice where they were timed on another device, which times
+/// anew.
+pub(super) fn use_own(
+    trainer: &mut Trainer,
+    plans: &Plans,
+    file: &Path,
+) -> Result<Option<String>, Error> {
     let here = trainer.backend().plans();
     match (plans.get(PLANNED_ON), here.get(PLANNED_ON)) {
         (Some(then), Some(now)) if then != now => Ok(Some(format!(
@@ -49,7 +57,11 @@ pub(super) fn use_own(trainer: &mut Trainer, plans: &Plans, file: &Path) -> Resu
 fn of_file(error: Error, file: &Path) -> Error {
     match error {
         Error::Plan { ref key, .. } => {
-            let advice = if key == PLANNED_ON { "do without them" } else { "take the entry out to time it anew, which may change bits" };
+            let advice = if key == PLANNED_ON {
+                "do without them"
+            } else {
+                "take the entry out to time it anew, which may change bits"
+            };
             Error::file(file, format!("{error}; {advice}"))
         }
         other => other,

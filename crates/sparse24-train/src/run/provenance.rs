@@ -1,7 +1,7 @@
 //! What ran, where and how: enough to run it again.
 //!
-//! `provenance.json` is an array with one object a start, oldest first: the first is the run's, each further one a resume's.
-//! Deliberately absent: the configuration, which has its own file.
+//! `provenance.json` is an array with one object a start, oldest first: the first is the run's,
+//! each further one a resume's. Deliberately absent: the configuration, which has its own file.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -72,34 +72,51 @@ pub struct Provenance {
 impl Provenance {
     /// Of this process, now.
     #[must_use]
-    pub fn now(device: impl Into<String>, simd: impl Into<String>, threads: usize, initial: Initial) -> Self {
+    pub fn now(
+        device: impl Into<String>,
+        simd: impl Into<String>,
+        threads: usize,
+        initial: Initial,
+    ) -> Self {
         let libraries = option_env!("SPARSE24_LIBRARIES").unwrap_or_default();
         Self {
             version: env!("CARGO_PKG_VERSION").into(),
             git: option_env!("SPARSE24_GIT_COMMIT").map(Into::into),
             started: now(),
-            command: std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect(),
+            command: std::env::args_os()
+                .map(|argument| argument.to_string_lossy().into_owned())
+                .collect(),
             initial,
             lambda: None,
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             device: device.into(),
             simd: simd.into(),
             threads,
-            libraries: libraries.split_whitespace().filter_map(|l| l.split_once('=')).map(|(n, v)| (n.into(), v.into())).collect(),
+            libraries: libraries
+                .split_whitespace()
+                .filter_map(|l| l.split_once('='))
+                .map(|(n, v)| (n.into(), v.into()))
+                .collect(),
         }
     }
 
     /// The version, and the commit where the build knew, as one phrase.
     #[must_use]
     pub fn build() -> String {
-        let commit = option_env!("SPARSE24_GIT_COMMIT").map_or_else(|| "unknown commit".to_owned(), |commit| format!("commit {commit}"));
+        let commit = option_env!("SPARSE24_GIT_COMMIT")
+            .map_or_else(|| "unknown commit".to_owned(), |commit| format!("commit {commit}"));
         format!("version {}, {commit}", env!("CARGO_PKG_VERSION"))
     }
 
     /// Of this process, now, on a device beside this CPU.
     #[cfg(feature = "cpu")]
     pub(super) fn of_start(device: &crate::backend::Device, initial: Initial) -> Self {
-        Self::now(&device.description, sparse24_cpu::Simd::detect().to_string(), sparse24_cpu::threads(), initial)
+        Self::now(
+            &device.description,
+            sparse24_cpu::Simd::detect().to_string(),
+            sparse24_cpu::threads(),
+            initial,
+        )
     }
 
     /// Adds this start to `provenance.json`, which is created if need be.
@@ -120,6 +137,7 @@ impl Provenance {
     /// [`Error::File`] if the file is not such an array; [`Error::Io`].
     pub fn read(path: &Path) -> Result<Vec<Self>, Error> {
         let text = disk::read_small(path, 64 << 20)?;
-        serde_json::from_slice(&text).map_err(|e| Error::file(path, format!("is no list of starts: {e}")))
+        serde_json::from_slice(&text)
+            .map_err(|e| Error::file(path, format!("is no list of starts: {e}")))
     }
 }

@@ -1,7 +1,8 @@
-//! Flip-rate explosion, named when it is seen: the flip rate of a sparse phase beside that of a stored dense run at the same steps.
+//! Flip-rate explosion, named when it is seen: the flip rate of a sparse phase beside that of a
+//! stored dense run at the same steps.
 //!
-//! Invariant: what is told is a function of the samples alone, so that a resumed run tells the same, and it decides no bit. Deliberately absent: what
-//! follows from it.
+//! Invariant: what is told is a function of the samples alone, so that a resumed run tells the
+//! same, and it decides no bit. Deliberately absent: what follows from it.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -24,11 +25,16 @@ pub(super) struct FlipReference {
 }
 
 impl FlipReference {
-    /// Reads the reference that a configuration names, if it names one, and goes on after what was measured before.
+    /// Reads the reference that a configuration names, if it names one, and goes on after what was
+    /// measured before.
     ///
     /// # Errors
-    /// [`Error::Setting`] for what is no dense run of the same model, data order and schedule, or has no samples.
-    pub(super) fn open<'a>(config: &Config, before: impl Iterator<Item = &'a StepMetrics>) -> Result<Option<Self>, Error> {
+    /// [`Error::Setting`] for what is no dense run of the same model, data order and schedule, or
+    /// has no samples.
+    pub(super) fn open<'a>(
+        config: &Config,
+        before: impl Iterator<Item = &'a StepMetrics>,
+    ) -> Result<Option<Self>, Error> {
         if config.run.flip_reference.is_empty() {
             return Ok(None);
         }
@@ -38,20 +44,37 @@ impl FlipReference {
         let (of_reference, metrics) = read().map_err(|error: Error| refuse(error.to_string()))?;
         let matters = |config: &Config| {
             let mut settings = decisive(config);
-            settings.retain(|key, _| key != "seed" && !["method.", "run.", "backend."].iter().any(|section| key.starts_with(section)));
+            settings.retain(|key, _| {
+                key != "seed"
+                    && !["method.", "run.", "backend."]
+                        .iter()
+                        .any(|section| key.starts_with(section))
+            });
             settings
         };
         let (found, wanted) = (matters(&of_reference), matters(config));
-        if let Some((key, value)) = wanted.iter().find(|(key, value)| found.get(*key) != Some(value)) {
+        if let Some((key, value)) =
+            wanted.iter().find(|(key, value)| found.get(*key) != Some(value))
+        {
             let there = found.get(key).map_or("nothing", String::as_str);
-            return Err(refuse(format!("{} is a run with {key} = {there}, expected {value}, so that steps match", path.display())));
+            return Err(refuse(format!(
+                "{} is a run with {key} = {there}, expected {value}, so that steps match",
+                path.display()
+            )));
         }
         if metrics.iter().any(|step| step.phase == PhaseKind::Sparse) {
-            return Err(refuse(format!("{} is a sparse run, expected a dense one", path.display())));
+            return Err(refuse(format!(
+                "{} is a sparse run, expected a dense one",
+                path.display()
+            )));
         }
-        let rates: BTreeMap<_, _> = metrics.iter().filter_map(|step| Some((step.step, step.flip_rate?))).collect();
+        let rates: BTreeMap<_, _> =
+            metrics.iter().filter_map(|step| Some((step.step, step.flip_rate?))).collect();
         if rates.is_empty() {
-            return Err(refuse(format!("{} has no samples of the flip rate, expected a run with run.flip_every above 0", path.display())));
+            return Err(refuse(format!(
+                "{} has no samples of the flip rate, expected a run with run.flip_every above 0",
+                path.display()
+            )));
         }
         let mut reference = Self { rates, recent: VecDeque::new(), above: false };
         for metrics in before {
@@ -60,15 +83,20 @@ impl FlipReference {
         Ok(Some(reference))
     }
 
-    /// mu, where a stretch of mu >= 1 begins: over the last samples of a sparse phase at steps that the reference has too.
+    /// mu, where a stretch of mu >= 1 begins: over the last samples of a sparse phase at steps that
+    /// the reference has too.
     pub(super) fn next(&mut self, metrics: &StepMetrics) -> Option<f64> {
         let rate = metrics.flip_rate.filter(|_| metrics.phase == PhaseKind::Sparse)?;
         self.recent.push_back([rate, *self.rates.get(&metrics.step)?]);
         if self.recent.len() > WINDOW {
             self.recent.pop_front();
         }
-        let [sparse, dense] = [0, 1].map(|side| self.recent.iter().map(|pair| pair[side]).sum::<f64>());
-        let was_above = std::mem::replace(&mut self.above, self.recent.len() == WINDOW && sparse >= dense && sparse > 0.0);
+        let [sparse, dense] =
+            [0, 1].map(|side| self.recent.iter().map(|pair| pair[side]).sum::<f64>());
+        let was_above = std::mem::replace(
+            &mut self.above,
+            self.recent.len() == WINDOW && sparse >= dense && sparse > 0.0,
+        );
         (self.above && !was_above).then_some(sparse / dense)
     }
 }
@@ -94,13 +122,20 @@ mod tests {
     }
 
     fn reference() -> FlipReference {
-        FlipReference { rates: (1..=100).map(|step| (2 * step, 0.5)).collect(), recent: VecDeque::new(), above: false }
+        FlipReference {
+            rates: (1..=100).map(|step| (2 * step, 0.5)).collect(),
+            recent: VecDeque::new(),
+            above: false,
+        }
     }
 
     /// Rates at the steps 2, 4, ...: the steps at which a stretch was told, and mu.
     fn told(rates: &[f64]) -> Vec<(u32, f64)> {
         let mut reference = reference();
-        (1..).zip(rates).filter_map(|(at, &rate)| Some((2 * at, reference.next(&sample(2 * at, rate))?))).collect()
+        (1..)
+            .zip(rates)
+            .filter_map(|(at, &rate)| Some((2 * at, reference.next(&sample(2 * at, rate))?)))
+            .collect()
     }
 
     #[test]
@@ -115,10 +150,16 @@ mod tests {
     #[test]
     fn steps_that_do_not_match_do_not_count() {
         let mut reference = reference();
-        assert!((1..=50).all(|step| reference.next(&sample(2 * step - 1, 0.9)).is_none()), "the reference has even steps");
+        assert!(
+            (1..=50).all(|step| reference.next(&sample(2 * step - 1, 0.9)).is_none()),
+            "the reference has even steps"
+        );
         assert!(reference.recent.is_empty());
         let dense = |step| StepMetrics { phase: PhaseKind::Dense, ..sample(step, 0.9) };
-        assert!((1..=50).all(|step| reference.next(&dense(2 * step)).is_none()), "nor does a dense phase");
+        assert!(
+            (1..=50).all(|step| reference.next(&dense(2 * step)).is_none()),
+            "nor does a dense phase"
+        );
         assert!(reference.recent.is_empty());
     }
 }

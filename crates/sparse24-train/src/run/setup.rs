@@ -1,6 +1,7 @@
 //! What a configuration asks for: its data and its trainer.
 //!
-//! Invariant: nothing is written. Deliberately absent: run directories, but for the configuration in one.
+//! Invariant: nothing is written. Deliberately absent: run directories, but for the configuration
+//! in one.
 
 use std::path::Path;
 
@@ -24,8 +25,14 @@ pub fn run_config(run: &Path) -> Result<Config, Error> {
         return Config::read(&path);
     }
     // A checkpoint, or the folder of them.
-    let around = run.ancestors().skip(1).take(2).find(|path| !path.as_os_str().is_empty() && config(path).is_some());
-    let advice = around.map(|around| format!("; it lies in a run, name {}", around.display())).unwrap_or_default();
+    let around = run
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .find(|path| !path.as_os_str().is_empty() && config(path).is_some());
+    let advice = around
+        .map(|around| format!("; it lies in a run, name {}", around.display()))
+        .unwrap_or_default();
     Err(Error::file(run, format!("is no run directory: it holds no config.toml{advice}")))
 }
 
@@ -47,9 +54,13 @@ pub(super) fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer,
         Memory::Host => estimate(&recipe).device_bytes(),
         Memory::Device => 0,
     };
-    if let Some(there) = machine::memory().map(|memory| memory.total).filter(|&there| needed > there) {
+    if let Some(there) =
+        machine::memory().map(|memory| memory.total).filter(|&there| needed > there)
+    {
         let [needed, there] = [needed, there].map(|bytes| bytes >> 20);
-        let problem = format!("needs {needed} MiB of memory, this machine has {there}; make it or batch.sequences smaller");
+        let problem = format!(
+            "needs {needed} MiB of memory, this machine has {there}; make it or batch.sequences smaller"
+        );
         return Err(Error::setting("model", problem));
     }
     Trainer::new(open_backend(config)?, recipe)
@@ -80,7 +91,13 @@ impl Windows for EvaluationWindows<'_> {
         EvaluationWindows::count(*self)
     }
 
-    fn fill(&self, first: usize, sequences: usize, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) -> usize {
+    fn fill(
+        &self,
+        first: usize,
+        sequences: usize,
+        inputs: &mut Vec<u32>,
+        targets: &mut Vec<u32>,
+    ) -> usize {
         EvaluationWindows::fill(*self, first, sequences, inputs, targets)
     }
 }

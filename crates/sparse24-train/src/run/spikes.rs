@@ -1,6 +1,7 @@
 //! Loss spikes: a loss far above those before it.
 //!
-//! Invariant: what is told is a function of the losses alone, so that a resumed run tells the same. Deliberately absent: what is done then.
+//! Invariant: what is told is a function of the losses alone, so that a resumed run tells the same.
+//! Deliberately absent: what is done then.
 
 use std::collections::VecDeque;
 
@@ -30,12 +31,14 @@ impl Spikes {
         spikes
     }
 
-    /// Whether the next loss is a spike: z = (loss - mean) / deviation over a full window of finite losses before it. Losses that are all
-    /// the same have no deviation, and nothing spikes after them.
+    /// Whether the next loss is a spike: z = (loss - mean) / deviation over a full window of finite
+    /// losses before it. Losses that are all the same have no deviation, and nothing spikes after
+    /// them.
     pub(super) fn next(&mut self, loss: f32) -> Option<Spike> {
         let count = self.losses.len() as f64;
         let mean = self.losses.iter().sum::<f64>() / count;
-        let deviation = (self.losses.iter().map(|loss| (loss - mean).powi(2)).sum::<f64>() / count).sqrt();
+        let deviation =
+            (self.losses.iter().map(|loss| (loss - mean).powi(2)).sum::<f64>() / count).sqrt();
         let z = (f64::from(loss) - mean) / deviation;
         let full = self.threshold > 0.0 && self.losses.len() == self.window;
         self.push(loss);

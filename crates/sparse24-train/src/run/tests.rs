@@ -25,7 +25,9 @@ fn metrics(step: u32) -> StepMetrics {
         grad_norm: 0.1 + step as f32,
         tokens_per_s: 12_345.678,
         flip_rate: step.is_multiple_of(2).then_some(0.012_5),
-        flip_rate_per_layer: step.is_multiple_of(2).then(|| [("a".to_owned(), 0.01), ("b".to_owned(), 0.015)].into()),
+        flip_rate_per_layer: step
+            .is_multiple_of(2)
+            .then(|| [("a".to_owned(), 0.01), ("b".to_owned(), 0.015)].into()),
         val_loss: None,
         instruments: None,
         skipped: None,
@@ -37,14 +39,25 @@ fn a_new_directory_is_made_with_its_parents_and_locked() {
     let temporary = tempfile::tempdir().unwrap();
     let path = temporary.path().join("runs/first");
     let run = RunDirectory::create(&path).unwrap();
-    let expected = format!("is in use by another process (pid {}); wait for it, or choose another directory", std::process::id());
-    assert!(problem(RunDirectory::create(&path)).ends_with(&expected), "{}", problem(RunDirectory::create(&path)));
+    let expected = format!(
+        "is in use by another process (pid {}); wait for it, or choose another directory",
+        std::process::id()
+    );
+    assert!(
+        problem(RunDirectory::create(&path)).ends_with(&expected),
+        "{}",
+        problem(RunDirectory::create(&path))
+    );
     run.write(&run.config(), b"steps = 3\n").unwrap();
     assert!(problem(RunDirectory::open(&path)).ends_with(&expected));
     assert_eq!(fs::read(run.config()).unwrap(), b"steps = 3\n");
     drop(run);
     let expected = "already holds \"config.toml\", expected a new or empty run directory; choose another, or resume this one";
-    assert!(problem(RunDirectory::create(&path)).ends_with(expected), "{}", problem(RunDirectory::create(&path)));
+    assert!(
+        problem(RunDirectory::create(&path)).ends_with(expected),
+        "{}",
+        problem(RunDirectory::create(&path))
+    );
     assert_eq!(RunDirectory::open(&path).unwrap().path(), path);
 }
 
@@ -53,11 +66,23 @@ fn what_is_no_run_directory_is_refused() {
     let temporary = tempfile::tempdir().unwrap();
     let file = temporary.path().join("file");
     fs::write(&file, "").unwrap();
-    assert!(problem(RunDirectory::create(&file)).ends_with("is a file, expected a new or empty run directory; choose another"));
+    assert!(
+        problem(RunDirectory::create(&file))
+            .ends_with("is a file, expected a new or empty run directory; choose another")
+    );
     assert!(problem(RunDirectory::create(&file.join("run"))).starts_with("cannot create "));
-    assert!(problem(RunDirectory::open(&file)).ends_with("is not a run directory: there is no such directory"));
-    assert!(problem(RunDirectory::open(temporary.path())).ends_with("is not a run directory: it holds no \"config.toml\""));
-    assert!(!temporary.path().join("lock").exists(), "a directory that is not ours gets no lock file");
+    assert!(
+        problem(RunDirectory::open(&file))
+            .ends_with("is not a run directory: there is no such directory")
+    );
+    assert!(
+        problem(RunDirectory::open(temporary.path()))
+            .ends_with("is not a run directory: it holds no \"config.toml\"")
+    );
+    assert!(
+        !temporary.path().join("lock").exists(),
+        "a directory that is not ours gets no lock file"
+    );
 }
 
 #[test]
@@ -81,7 +106,11 @@ fn a_failed_write_keeps_the_old_contents() {
         fault::plan(Plan::Fail(operation, Fault::NoSpace));
         assert!(problem(run.write(&run.config(), b"new")).contains("No space left on device"));
         assert_eq!(fs::read(run.config()).unwrap(), b"old");
-        assert_eq!(fs::read_dir(run.path()).unwrap().count(), 2, "operation {operation} leaves nothing aside");
+        assert_eq!(
+            fs::read_dir(run.path()).unwrap().count(),
+            2,
+            "operation {operation} leaves nothing aside"
+        );
     }
     fault::plan(Plan::Healthy);
     run.write(&run.config(), b"new").unwrap();
@@ -111,10 +140,14 @@ fn metrics_are_one_object_a_step() {
 fn a_resume_cuts_what_lies_beyond_the_checkpoint() {
     let temporary = tempfile::tempdir().unwrap();
     let path = temporary.path().join("metrics.jsonl");
-    let lines: Vec<_> = (1..=5).map(|step| serde_json::to_string(&metrics(step)).unwrap() + "\n").collect();
+    let lines: Vec<_> =
+        (1..=5).map(|step| serde_json::to_string(&metrics(step)).unwrap() + "\n").collect();
     let whole = lines.concat();
-    // A crash may leave the file cut at any byte; these are every fifth and those around the ends of lines.
-    let near_end = |at: usize| whole.as_bytes()[at.saturating_sub(1)..(at + 1).min(whole.len())].contains(&b'\n');
+    // A crash may leave the file cut at any byte; these are every fifth and those around the ends
+    // of lines.
+    let near_end = |at: usize| {
+        whole.as_bytes()[at.saturating_sub(1)..(at + 1).min(whole.len())].contains(&b'\n')
+    };
     for end in (0..=whole.len()).filter(|&at| at % 5 == 0 || near_end(at)) {
         fs::write(&path, &whole[..end]).unwrap();
         let kept = (1..=3).filter(|&n| lines[..n].concat().len() <= end).count();
@@ -122,7 +155,11 @@ fn a_resume_cuts_what_lies_beyond_the_checkpoint() {
         assert_eq!(cut.last, (kept > 0).then(|| metrics(kept as u32)), "{end} bytes");
         assert_eq!(cut.lines > 0, lines[..kept].concat().len() < end, "{end} bytes");
         log.append(&metrics(4)).unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), lines[..kept].concat() + &lines[3], "{end} bytes");
+        assert_eq!(
+            fs::read_to_string(&path).unwrap(),
+            lines[..kept].concat() + &lines[3],
+            "{end} bytes"
+        );
         assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 1);
     }
     assert_eq!(MetricsLog::resume(&path, 0).unwrap().1, Cut { last: None, lines: 4 });
@@ -150,9 +187,16 @@ fn damaged_metrics_name_the_line() {
     let line = |step| serde_json::to_string(&metrics(step)).unwrap() + "\n";
     fs::write(&path, line(1) + "{}\n" + &line(3)).unwrap();
     let message = problem(MetricsLog::resume(&path, 3));
-    assert!(message.contains("metrics.jsonl: line 2 is no metrics of the next step: missing field `step`"), "{message}");
+    assert!(
+        message
+            .contains("metrics.jsonl: line 2 is no metrics of the next step: missing field `step`"),
+        "{message}"
+    );
     fs::write(&path, line(2) + &line(2)).unwrap();
-    assert!(problem(MetricsLog::read(&path)).ends_with("line 2 is no metrics of the next step: step 2 follows step 2"));
+    assert!(
+        problem(MetricsLog::read(&path))
+            .ends_with("line 2 is no metrics of the next step: step 2 follows step 2")
+    );
     fs::write(&path, line(2) + "{\n").unwrap();
     assert_eq!(MetricsLog::resume(&path, 3).unwrap().1, Cut { last: Some(metrics(2)), lines: 1 });
 }
@@ -164,13 +208,21 @@ fn provenance_lists_every_start() {
     let first = Provenance::now("cpu", "avx2", 2, Initial::Random);
     assert_eq!((first.version.as_str(), first.threads), (env!("CARGO_PKG_VERSION"), 2));
     assert!(first.command[0].contains("sparse24"), "{:?}", first.command);
-    assert!(first.libraries.get("serde_json").is_some_and(|v| v.starts_with('1')), "{:?}", first.libraries);
+    assert!(
+        first.libraries.get("serde_json").is_some_and(|v| v.starts_with('1')),
+        "{:?}",
+        first.libraries
+    );
     first.record(&path).unwrap();
     let second = Provenance { device: "other".into(), ..first.clone() };
     second.record(&path).unwrap();
     assert_eq!(Provenance::read(&path).unwrap(), [first.clone(), second]);
     fs::write(&path, "{}").unwrap();
-    assert!(problem(first.record(&path)).contains("provenance.json: is no list of starts: "), "{}", problem(first.record(&path)));
+    assert!(
+        problem(first.record(&path)).contains("provenance.json: is no list of starts: "),
+        "{}",
+        problem(first.record(&path))
+    );
 }
 
 #[test]

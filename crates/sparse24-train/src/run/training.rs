@@ -1,8 +1,9 @@
-//! A run on disk: configuration, data, trainer and run directory together, to the last step; [`super::opening`] makes it.
+//! A run on disk: configuration, data, trainer and run directory together, to the last step;
+//! [`super::opening`] makes it.
 //!
-//! Invariant: whatever happens, [`Run::resume`] continues from the last checkpoint that verifies (or from the beginning, where that can be
-//! made again) and ends with the bits of an uninterrupted run. Deliberately absent: terminals and arguments ([`Observer`] is what a command
-//! implements).
+//! Invariant: whatever happens, [`Run::resume`] continues from the last checkpoint that verifies
+//! (or from the beginning, where that can be made again) and ends with the bits of an uninterrupted
+//! run. Deliberately absent: terminals and arguments ([`Observer`] is what a command implements).
 
 use std::{
     path::{Path, PathBuf},
@@ -11,8 +12,8 @@ use std::{
 };
 
 use super::{
-    Log, MetricsLog, RunDirectory, StepMetrics, measure::FlipCounts, model::evaluated_at_once, plans, reference::FlipReference,
-    setup::SeededBatches, spikes::Spikes,
+    Log, MetricsLog, RunDirectory, StepMetrics, measure::FlipCounts, model::evaluated_at_once,
+    plans, reference::FlipReference, setup::SeededBatches, spikes::Spikes,
 };
 use crate::{
     Error,
@@ -54,7 +55,8 @@ pub trait Observer {
     fn stepped(&mut self, metrics: &StepMetrics);
     /// Something worth a line.
     fn said(&mut self, line: &str);
-    /// What is asked of the run. A save is asked for once; whoever asks also sets the flag of [`Run::interrupt_on`], which this clears.
+    /// What is asked of the run. A save is asked for once; whoever asks also sets the flag of
+    /// [`Run::interrupt_on`], which this clears.
     fn asked(&mut self) -> Asked;
 }
 
@@ -100,7 +102,8 @@ pub struct Summary {
 }
 
 impl Run {
-    /// What is to be told of a resume: what was found amiss and passed over, and where it continues.
+    /// What is to be told of a resume: what was found amiss and passed over, and where it
+    /// continues.
     #[must_use]
     pub fn notices(&self) -> &[String] {
         &self.notices
@@ -130,21 +133,26 @@ impl Run {
         &self.dataset
     }
 
-    /// While this is set, the step or evaluation under way ends within a micro-batch, and the observer is asked what for.
+    /// While this is set, the step or evaluation under way ends within a micro-batch, and the
+    /// observer is asked what for.
     pub fn interrupt_on(&mut self, flag: Arc<AtomicBool>) {
         self.trainer.interrupt_on(flag);
     }
 
-    /// Trains to the last step, or until the observer asks to stop. However it ends, what was being saved is saved.
+    /// Trains to the last step, or until the observer asks to stop. However it ends, what was being
+    /// saved is saved.
     ///
     /// # Errors
-    /// [`Error::NonFinite`] and [`Error::SkipLimit`] before the update, [`Error::Spike`] and [`Error::NonFiniteEvaluation`] after it; the last checkpoint
-    /// stays. Those of the run directory and of saving, which are told after the step under way.
+    /// [`Error::NonFinite`] and [`Error::SkipLimit`] before the update, [`Error::Spike`] and
+    /// [`Error::NonFiniteEvaluation`] after it; the last checkpoint stays. Those of the run
+    /// directory and of saving, which are told after the step under way.
     pub fn train(&mut self, observer: &mut dyn Observer) -> Result<Ended, Error> {
         let steps = self.steps(observer);
         // The first error counts.
         let settled = self.settle();
-        let ended = steps.and_then(|ended| settled.map(|()| ended)).map_err(|error| self.with_newest_checkpoint(error));
+        let ended = steps
+            .and_then(|ended| settled.map(|()| ended))
+            .map_err(|error| self.with_newest_checkpoint(error));
         match &ended {
             Ok(Ended::Finished(_)) => {}
             Ok(Ended::Stopped { step }) => self.log.line(&format!("stopped after step {step}"))?,
@@ -176,18 +184,30 @@ impl Run {
         let told = last.as_ref().and_then(|metrics| metrics.val_loss);
         let val_loss = loop {
             match told.map_or_else(|| self.evaluate(), Ok) {
-                Err(Error::Interrupted) if self.is_stopped(observer)? => return Ok(Ended::Stopped { step: self.trainer.step() }),
+                Err(Error::Interrupted) if self.is_stopped(observer)? => {
+                    return Ok(Ended::Stopped { step: self.trainer.step() });
+                }
                 Err(Error::Interrupted) => {}
                 ended => break ended?,
             }
         };
         let steps = self.trainer.step();
         if last.is_none() {
-            last = MetricsLog::steps(&self.directory.metrics())?.last().transpose()?.filter(|metrics| metrics.step == steps);
+            last = MetricsLog::steps(&self.directory.metrics())?
+                .last()
+                .transpose()?
+                .filter(|metrics| metrics.step == steps);
         }
         let loss = last.map(|metrics| metrics.loss);
         let run = self.path().to_owned();
-        Ok(Ended::Finished(Summary { run, steps, trained: steps - first, loss, val_loss, seconds: began.elapsed().as_secs_f64() }))
+        Ok(Ended::Finished(Summary {
+            run,
+            steps,
+            trained: steps - first,
+            loss,
+            val_loss,
+            seconds: began.elapsed().as_secs_f64(),
+        }))
     }
 
     /// Does what is asked; whether that is to stop.
@@ -199,8 +219,8 @@ impl Run {
         Ok(asked == Asked::Stop)
     }
 
-    /// The next step and all that is measured of it; or what was not measured yet of the last one. Interrupted, it leaves the step undone,
-    /// or done and its evaluation undone.
+    /// The next step and all that is measured of it; or what was not measured yet of the last one.
+    /// Interrupted, it leaves the step undone, or done and its evaluation undone.
     fn advance(&mut self) -> Result<StepMetrics, Error> {
         let mut metrics = match self.pending.take() {
             Some(metrics) => metrics,
@@ -222,7 +242,11 @@ impl Run {
     }
 
     /// What follows a step that is told.
-    fn conclude(&mut self, metrics: &StepMetrics, observer: &mut dyn Observer) -> Result<(), Error> {
+    fn conclude(
+        &mut self,
+        metrics: &StepMetrics,
+        observer: &mut dyn Observer,
+    ) -> Result<(), Error> {
         let &StepMetrics { step, loss, .. } = metrics;
         if let Some(what) = &metrics.skipped {
             let line = format!("step {step}: skipped, because {what}");
@@ -239,7 +263,15 @@ impl Run {
         }
         if let Some(spike) = self.spikes.next(loss) {
             let (allowed, window) = (self.config.run.spike_z, self.config.run.spike_window);
-            return Err(Error::Spike { step, loss, z: spike.z, allowed, mean: spike.mean, window, kept: None });
+            return Err(Error::Spike {
+                step,
+                loss,
+                z: spike.z,
+                allowed,
+                mean: spike.mean,
+                window,
+                kept: None,
+            });
         }
         if self.saves_after(step) {
             self.save()?;
@@ -259,7 +291,11 @@ impl Run {
     pub fn evaluate(&mut self) -> Result<f64, Error> {
         let windows = self.dataset.evaluation_windows(self.config.model.context);
         let loss = self.trainer.evaluate_by(&windows, evaluated_at_once(&self.config))?;
-        if loss.is_finite() { Ok(loss) } else { Err(Error::NonFiniteEvaluation { step: self.trainer.step(), loss, kept: None }) }
+        if loss.is_finite() {
+            Ok(loss)
+        } else {
+            Err(Error::NonFiniteEvaluation { step: self.trainer.step(), loss, kept: None })
+        }
     }
 
     /// One optimizer step, taken or skipped.
@@ -267,16 +303,20 @@ impl Run {
         let step = self.trainer.step() + 1;
         let flips_are_told = step == 1 || is_due(self.config.run.flip_every, step);
         let is_measured = is_due(self.config.run.instrument_every, step);
-        let sampling = if flips_are_told || is_measured { FlipSampling::Sample } else { FlipSampling::Skip };
+        let sampling =
+            if flips_are_told || is_measured { FlipSampling::Sample } else { FlipSampling::Skip };
         let (sequences, context) = (self.config.batch.sequences, self.config.model.context);
-        let batches = SeededBatches { dataset: &self.dataset, seed: self.config.seed, sequences, context };
+        let batches =
+            SeededBatches { dataset: &self.dataset, seed: self.config.seed, sequences, context };
         let noise = if is_measured { self.trainer.gradient_noise(&batches)? } else { Vec::new() };
         let tokens = self.trainer.recipe().tokens_per_step() as f64;
         let began = Instant::now();
         let tokens_per_s = || tokens / began.elapsed().as_secs_f64();
         let outcome = match self.trainer.train_step(&batches, sampling) {
             Ok(outcome) => outcome,
-            Err(Error::NonFinite { step, what, kept }) if self.config.run.on_nonfinite == OnNonFinite::Skip => {
+            Err(Error::NonFinite { step, what, kept })
+                if self.config.run.on_nonfinite == OnNonFinite::Skip =>
+            {
                 if self.skipped >= self.config.run.skip_limit {
                     return Err(Error::SkipLimit { step, what, skipped: self.skipped, kept });
                 }
@@ -299,7 +339,8 @@ impl Run {
             Err(error) => return Err(error),
         };
         let tokens_per_s = tokens_per_s();
-        let instruments = is_measured.then(|| self.flip_counts.measure(&mut self.trainer, &noise)).transpose()?;
+        let instruments =
+            is_measured.then(|| self.flip_counts.measure(&mut self.trainer, &noise)).transpose()?;
         let flips = outcome.flips.filter(|_| flips_are_told);
         Ok(StepMetrics {
             step,
@@ -310,7 +351,12 @@ impl Run {
             tokens_per_s,
             flip_rate: flips.as_deref().map(overall_flip_rate),
             flip_rate_per_layer: flips.map(|flips| {
-                flips.into_iter().map(|layer| (layer.name, sparse24_core::flip::flip_rate(layer.flips, layer.weights))).collect()
+                flips
+                    .into_iter()
+                    .map(|layer| {
+                        (layer.name, sparse24_core::flip::flip_rate(layer.flips, layer.weights))
+                    })
+                    .collect()
             }),
             val_loss: None,
             instruments: instruments.map(Box::new),
@@ -319,7 +365,9 @@ impl Run {
     }
 
     pub(super) fn evaluates_after(&self, step: u32) -> bool {
-        step == self.config.steps || is_due(self.config.run.eval_every, step) || self.trainer.ends_phase()
+        step == self.config.steps
+            || is_due(self.config.run.eval_every, step)
+            || self.trainer.ends_phase()
     }
 
     /// Brings `plans.json` in line with what has been timed.
@@ -339,7 +387,9 @@ impl Run {
         | Error::Spike { kept, .. }
         | Error::NonFiniteEvaluation { kept, .. } = &mut error
         {
-            let newest = checkpoint::latest(&self.directory.checkpoints()).ok().and_then(|latest| latest.checkpoint);
+            let newest = checkpoint::latest(&self.directory.checkpoints())
+                .ok()
+                .and_then(|latest| latest.checkpoint);
             *kept = newest.as_deref().and_then(checkpoint::step_of);
         }
         error

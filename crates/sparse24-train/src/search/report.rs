@@ -1,6 +1,8 @@
-//! What a search found: mu of each candidate with its interval, the verdicts, and a recommendation or advice. `search.json` holds it.
+//! What a search found: mu of each candidate with its interval, the verdicts, and a recommendation
+//! or advice. `search.json` holds it.
 //!
-//! Invariant: a function of what the runs told, with no clock in it. The interval is a bootstrap over layers: it says how much mu differs between them.
+//! Invariant: a function of what the runs told, with no clock in it. The interval is a bootstrap
+//! over layers: it says how much mu differs between them.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -87,7 +89,8 @@ pub struct Candidate {
     pub mu: Option<f64>,
     /// Of mu, over layers.
     pub interval: Option<[f64; 2]>,
-    /// What the rule says of it; none before its runs are done, and where none failed and mu is none.
+    /// What the rule says of it; none before its runs are done, and where none failed and mu is
+    /// none.
     pub verdict: Option<Verdict>,
     /// Mean over window and seeds.
     pub flip_rate: Option<f64>,
@@ -168,11 +171,14 @@ impl Report {
             let of_arm = members.iter().zip(told).filter(|(member, _)| member.arm == name);
             of_arm.map(|(member, told)| (member.config.seed, told.as_ref())).collect()
         };
-        // At the steps that the candidate is sparse and both have: elsewhere there is nothing to compare.
+        // At the steps that the candidate is sparse and both have: elsewhere there is nothing to
+        // compare.
         let flips = |told: &Told, steps: &dyn Fn(u32) -> bool| -> Option<Flips> {
-            let in_window: Vec<_> = told.samples.iter().filter(|sample| steps(sample.step)).collect();
+            let in_window: Vec<_> =
+                told.samples.iter().filter(|sample| steps(sample.step)).collect();
             let of_layer = |(name, weights): &(String, u64)| {
-                let rates: Option<Vec<f64>> = in_window.iter().map(|sample| sample.layers.get(name).copied()).collect();
+                let rates: Option<Vec<f64>> =
+                    in_window.iter().map(|sample| sample.layers.get(name).copied()).collect();
                 Some(crate::statistics::mean(&rates?)? * *weights as f64)
             };
             if told.failure.is_some() { None } else { weights.iter().map(of_layer).collect() }
@@ -181,7 +187,13 @@ impl Report {
         let rate = |flips: &Flips| flips.iter().sum::<f64>() / total as f64;
         let pooled = |all: &[Option<Flips>]| -> Option<Flips> {
             let all: Vec<&Flips> = all.iter().map(Option::as_ref).collect::<Option<_>>()?;
-            Some((0..weights.len()).map(|layer| all.iter().map(|flips| flips[layer]).sum::<f64>() / all.len() as f64).collect())
+            Some(
+                (0..weights.len())
+                    .map(|layer| {
+                        all.iter().map(|flips| flips[layer]).sum::<f64>() / all.len() as f64
+                    })
+                    .collect(),
+            )
         };
         let references = runs(DENSE);
         let candidate = |&lambda: &f32| {
@@ -190,36 +202,50 @@ impl Report {
                 let (told, reference) = ((*told)?, (*reference)?);
                 // A skipped step has no sample.
                 let both = |step| {
-                    let is_sparse = told.samples.iter().any(|sample| sample.step == step && sample.phase == PhaseKind::Sparse);
-                    in_window(step) && is_sparse && reference.samples.iter().any(|sample| sample.step == step)
+                    let is_sparse = told
+                        .samples
+                        .iter()
+                        .any(|sample| sample.step == step && sample.phase == PhaseKind::Sparse);
+                    in_window(step)
+                        && is_sparse
+                        && reference.samples.iter().any(|sample| sample.step == step)
                 };
                 Some((flips(told, &both)?, flips(reference, &both)?))
             });
             let (sparse, dense): (Vec<_>, Vec<_>) = pairs.map(Option::unzip).unzip();
-            let mu = |sparse: &Flips, dense: &Flips| Some(rate(sparse) / rate(dense)).filter(|mu| mu.is_finite());
-            let by_seed = sparse.iter().zip(&dense).map(|(s, d)| mu(s.as_ref()?, d.as_ref()?)).collect();
+            let mu = |sparse: &Flips, dense: &Flips| {
+                Some(rate(sparse) / rate(dense)).filter(|mu| mu.is_finite())
+            };
+            let by_seed =
+                sparse.iter().zip(&dense).map(|(s, d)| mu(s.as_ref()?, d.as_ref()?)).collect();
             let (pooled, reference) = (pooled(&sparse), pooled(&dense));
             let both = pooled.as_ref().zip(reference.as_ref());
             let mu = both.and_then(|(sparse, dense)| mu(sparse, dense));
             let is_done = runs.iter().chain(&references).all(|(_, told)| told.is_some());
-            let failure = runs.iter().find_map(|(seed, told)| Some(Failed { seed: *seed, failure: (*told)?.failure.clone()? }));
+            let failure = runs.iter().find_map(|(seed, told)| {
+                Some(Failed { seed: *seed, failure: (*told)?.failure.clone()? })
+            });
             Candidate {
                 lambda,
                 mu,
                 interval: mu.and(both).and_then(|(sparse, dense)| bootstrap(sparse, dense)),
                 // A run that failed is an explosion; what was not measured is nothing.
-                verdict: (is_done && (mu.is_some() || failure.is_some())).then(|| lambda::verdict(mu.unwrap_or(f64::NAN)).into()),
+                verdict: (is_done && (mu.is_some() || failure.is_some()))
+                    .then(|| lambda::verdict(mu.unwrap_or(f64::NAN)).into()),
                 flip_rate: pooled.as_ref().map(rate),
                 by_seed,
                 failure,
             }
         };
         let candidates: Vec<_> = plan.candidates.iter().map(candidate).collect();
-        let dense: Vec<_> = references.iter().map(|(_, told)| flips((*told)?, &in_window)).collect();
+        let dense: Vec<_> =
+            references.iter().map(|(_, told)| flips((*told)?, &in_window)).collect();
         let done = told.iter().flatten().count();
         let is_done = done == members.len();
-        let mu: Vec<_> = candidates.iter().map(|candidate| candidate.mu.unwrap_or(f64::NAN)).collect();
-        let recommended = lambda::recommend(&mu).filter(|_| is_done).map(|at| candidates[at].lambda);
+        let mu: Vec<_> =
+            candidates.iter().map(|candidate| candidate.mu.unwrap_or(f64::NAN)).collect();
+        let recommended =
+            lambda::recommend(&mu).filter(|_| is_done).map(|at| candidates[at].lambda);
         Self {
             format: 1,
             done,
@@ -250,31 +276,56 @@ impl Report {
     /// [`Error::File`] if the folder holds none, or something else; [`Error::Io`].
     pub fn read(folder: &Path) -> Result<Self, Error> {
         let path = folder.join(FILE);
-        let text = disk::read_small(&path, 1 << 24).map_err(|e| e.expecting("the results of `sparse24 lambda-search --out`"))?;
-        serde_json::from_slice(&text).map_err(|e| Error::file(path, format!("is no result of a search: {e}")))
+        let text = disk::read_small(&path, 1 << 24)
+            .map_err(|e| e.expecting("the results of `sparse24 lambda-search --out`"))?;
+        serde_json::from_slice(&text)
+            .map_err(|e| Error::file(path, format!("is no result of a search: {e}")))
     }
 
     /// The recommended lambda for a run, and where it comes from.
     ///
     /// # Errors
-    /// [`Error::File`] for a search that is not finished, recommends nothing, or was made for other settings or data; `run` and the seed may differ.
-    pub fn origin(&self, folder: &Path, config: &Config, dataset: &Dataset) -> Result<LambdaOrigin, Error> {
+    /// [`Error::File`] for a search that is not finished, recommends nothing, or was made for other
+    /// settings or data; `run` and the seed may differ.
+    pub fn origin(
+        &self,
+        folder: &Path,
+        config: &Config,
+        dataset: &Dataset,
+    ) -> Result<LambdaOrigin, Error> {
         let refuse = |problem: String| Err(Error::file(folder.join(FILE), problem));
         if self.done < self.of {
-            return refuse(format!("is of a search with {} of {} runs done; go on with `sparse24 lambda-search`", self.done, self.of));
+            return refuse(format!(
+                "is of a search with {} of {} runs done; go on with `sparse24 lambda-search`",
+                self.done, self.of
+            ));
         }
         let matters = |settings: BTreeMap<String, String>| {
-            settings.into_iter().filter(|(key, _)| !key.starts_with("run.")).collect::<BTreeMap<_, _>>()
+            settings
+                .into_iter()
+                .filter(|(key, _)| !key.starts_with("run."))
+                .collect::<BTreeMap<_, _>>()
         };
         let (searched, wanted) = (matters(self.config.clone()), matters(settings(config)));
-        if let Some(key) = searched.keys().chain(wanted.keys()).find(|key| searched.get(*key) != wanted.get(*key)) {
-            let told = |settings: &BTreeMap<String, String>| settings.get(key).map_or("nothing".to_owned(), Clone::clone);
-            return refuse(format!("searched with {key} = {}, the run has {}; search anew", told(&searched), told(&wanted)));
+        if let Some(key) =
+            searched.keys().chain(wanted.keys()).find(|key| searched.get(*key) != wanted.get(*key))
+        {
+            let told = |settings: &BTreeMap<String, String>| {
+                settings.get(key).map_or("nothing".to_owned(), Clone::clone)
+            };
+            return refuse(format!(
+                "searched with {key} = {}, the run has {}; search anew",
+                told(&searched),
+                told(&wanted)
+            ));
         }
-        if self.data.is_none_or(|searched| searched.fingerprint != of_dataset(dataset).fingerprint) {
+        if self.data.is_none_or(|searched| searched.fingerprint != of_dataset(dataset).fingerprint)
+        {
             return refuse("searched on other data than the run's; search anew".to_owned());
         }
-        let found = self.recommended.and_then(|lambda| self.candidates.iter().find(|candidate| candidate.lambda == lambda));
+        let found = self
+            .recommended
+            .and_then(|lambda| self.candidates.iter().find(|candidate| candidate.lambda == lambda));
         match found.and_then(|candidate| Some((candidate, candidate.mu?))) {
             Some((candidate, mu)) => Ok(LambdaOrigin {
                 lambda: candidate.lambda,
@@ -285,7 +336,10 @@ impl Report {
                 window: self.window,
                 seeds: self.seeds.clone(),
             }),
-            None => refuse(format!("recommends no lambda: {}", self.advice.as_deref().unwrap_or("none is feasible"))),
+            None => refuse(format!(
+                "recommends no lambda: {}",
+                self.advice.as_deref().unwrap_or("none is feasible")
+            )),
         }
     }
 }
@@ -296,13 +350,18 @@ fn weights(plan: &Plan) -> Vec<(String, u64)> {
     plan.base.recipe(vocabulary).expect("it was checked").model.sparsifiable()
 }
 
-/// The percentile interval of mu over layers that are drawn with replacement: draw k of resample b is word k % 4 of call k / 4 at step b.
+/// The percentile interval of mu over layers that are drawn with replacement: draw k of resample b
+/// is word k % 4 of call k / 4 at step b.
 fn bootstrap(sparse: &[f64], dense: &[f64]) -> Option<[f64; 2]> {
     let layers = sparse.len();
     let resample = |b: u32| {
         let stream = Stream::new(0, Site::new(Purpose::Bootstrap, 0), 0, b);
-        let draw = |k: usize| ((u64::from(stream.words(k as u32 / 4)[k % 4]) * layers as u64) >> 32) as usize;
-        let (sparse_sum, dense_sum) = (0..layers).map(draw).fold((0.0, 0.0), |(s, d), layer| (s + sparse[layer], d + dense[layer]));
+        let draw = |k: usize| {
+            ((u64::from(stream.words(k as u32 / 4)[k % 4]) * layers as u64) >> 32) as usize
+        };
+        let (sparse_sum, dense_sum) = (0..layers)
+            .map(draw)
+            .fold((0.0, 0.0), |(s, d), layer| (s + sparse[layer], d + dense[layer]));
         Some(sparse_sum / dense_sum).filter(|mu| mu.is_finite())
     };
     let all: Vec<f64> = (0..RESAMPLES).map(resample).collect::<Option<_>>()?;
@@ -322,7 +381,9 @@ fn advice(candidates: &[Candidate]) -> String {
         return format!("the masks flip too little even at {low:e}; try smaller candidates");
     }
     if candidates.iter().all(is_weak) {
-        return format!("the masks flip as in dense training even at {high:e}; try larger candidates, or a later window");
+        return format!(
+            "the masks flip as in dense training even at {high:e}; try larger candidates, or a later window"
+        );
     }
     match candidates.windows(2).find(|pair| is_weak(&pair[0]) && is_strong(&pair[1])) {
         Some(pair) => format!("mu passes the band between {:e} and {:e}; try candidates between them", pair[0].lambda, pair[1].lambda),
@@ -361,7 +422,8 @@ mod tests {
         }
     }
 
-    /// Of layers whose mu is all the same the interval is a point; else it lies within the layers' own, and holds the mean.
+    /// Of layers whose mu is all the same the interval is a point; else it lies within the layers'
+    /// own, and holds the mean.
     #[test]
     fn the_bootstrap_draws_layers() {
         assert_eq!(bootstrap(&[1.0, 2.0, 3.0], &[2.0, 4.0, 6.0]), Some([0.5, 0.5]));

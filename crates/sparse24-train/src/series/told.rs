@@ -1,4 +1,5 @@
-//! What a finished run of a series told, read from the small files of its directory: its metrics, its provenance and how it failed.
+//! What a finished run of a series told, read from the small files of its directory: its metrics,
+//! its provenance and how it failed.
 //!
 //! Invariant: no checkpoint is needed, and nothing but the two rates depends on a clock.
 
@@ -21,7 +22,8 @@ pub struct Told {
     pub steps: u32,
     /// Loss of the last step, nats a token.
     pub loss: Option<f32>,
-    /// After the last step, on the whole held-out split; none of a run that ended before the end of its schedule.
+    /// After the last step, on the whole held-out split; none of a run that ended before the end of
+    /// its schedule.
     pub val_loss: Option<f64>,
     /// The flip rate, where it was sampled.
     pub samples: Vec<Sample>,
@@ -81,7 +83,9 @@ const FAILURE: &str = "failure.json";
 pub(super) fn read(path: &Path, member: &Member) -> Result<Option<Told>, Error> {
     let metrics = path.join("metrics.jsonl");
     let (mut last, mut samples, mut rates) = (None, Vec::new(), Vec::new());
-    for step in metrics.exists().then(|| MetricsLog::steps(&metrics)).transpose()?.into_iter().flatten() {
+    for step in
+        metrics.exists().then(|| MetricsLog::steps(&metrics)).transpose()?.into_iter().flatten()
+    {
         let step = step?;
         if step.step > member.until {
             break;
@@ -92,15 +96,17 @@ pub(super) fn read(path: &Path, member: &Member) -> Result<Option<Told>, Error> 
         }
         last = Some(step);
     }
-    let is_whole =
-        |step: &crate::run::StepMetrics| step.step == member.until && (step.val_loss.is_some() || member.until < member.config.steps);
+    let is_whole = |step: &crate::run::StepMetrics| {
+        step.step == member.until && (step.val_loss.is_some() || member.until < member.config.steps)
+    };
     let is_done = last.as_ref().is_some_and(is_whole);
     let failure = if is_done { None } else { read_failure(&path.join(FAILURE))? };
     if !is_done && failure.is_none() {
         return Ok(None);
     }
     let batch = &member.config.batch;
-    let tokens = batch.sequences as f64 * f64::from(batch.accumulation) * member.config.model.context as f64;
+    let tokens =
+        batch.sequences as f64 * f64::from(batch.accumulation) * member.config.model.context as f64;
     let is_cpu = member.config.backend.name == "cpu";
     let builds = Provenance::read(&path.join("provenance.json"))?;
     Ok(Some(Told {
@@ -129,18 +135,28 @@ fn read_failure(path: &Path) -> Result<Option<Failure>, Error> {
         return Ok(None);
     }
     let text = disk::read_small(path, 1 << 16)?;
-    serde_json::from_slice(&text).map(Some).map_err(|error| Error::file(path, format!("does not tell how a run failed: {error}")))
+    serde_json::from_slice(&text)
+        .map(Some)
+        .map_err(|error| Error::file(path, format!("does not tell how a run failed: {error}")))
 }
 
-/// Writes down a failure that is a result; gives back one that is not. What it says does not depend on which checkpoints there were.
+/// Writes down a failure that is a result; gives back one that is not. What it says does not depend
+/// on which checkpoints there were.
 pub(super) fn record_failure(path: &Path, error: Error) -> Result<(), Error> {
     let failure = match error {
-        Error::NonFinite { step, what, .. } | Error::SkipLimit { step, what, .. } => Failure { step, what },
-        Error::Spike { step, loss, z, .. } => {
-            Failure { step, what: format!("the loss {loss} is a spike, {z:.1} standard deviations high") }
+        Error::NonFinite { step, what, .. } | Error::SkipLimit { step, what, .. } => {
+            Failure { step, what }
         }
-        Error::NonFiniteEvaluation { step, loss, .. } => Failure { step, what: format!("the loss on the held-out split is {loss}") },
-        Error::NonFiniteCheckpoint { step, tensor, .. } => Failure { step, what: format!("{tensor} is not finite") },
+        Error::Spike { step, loss, z, .. } => Failure {
+            step,
+            what: format!("the loss {loss} is a spike, {z:.1} standard deviations high"),
+        },
+        Error::NonFiniteEvaluation { step, loss, .. } => {
+            Failure { step, what: format!("the loss on the held-out split is {loss}") }
+        }
+        Error::NonFiniteCheckpoint { step, tensor, .. } => {
+            Failure { step, what: format!("{tensor} is not finite") }
+        }
         other => {
             debug_assert!(other.kind() != ErrorKind::NonFinite, "{other}");
             return Err(other);

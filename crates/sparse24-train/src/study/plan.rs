@@ -64,37 +64,62 @@ impl Plan {
     /// # Errors
     /// [`Error::Setting`] names the file, the arm and the key; [`Error::Io`].
     pub fn read(path: &Path, overrides: &Overrides) -> Result<Self, Error> {
-        read_table(path, EXPECTED).and_then(|table| Self::of_table(table, overrides)).map_err(|error| match error {
-            Error::Setting { key, problem } => Error::setting(format!("{}: {key}", path.display()), problem),
-            other => other,
-        })
+        read_table(path, EXPECTED).and_then(|table| Self::of_table(table, overrides)).map_err(
+            |error| match error {
+                Error::Setting { key, problem } => {
+                    Error::setting(format!("{}: {key}", path.display()), problem)
+                }
+                other => other,
+            },
+        )
     }
 
     fn of_table(mut table: Table, overrides: &Overrides) -> Result<Self, Error> {
         if let Some(key) = table.keys().find(|key| !KEYS.contains(&key.as_str())) {
             return Err(unknown("study", key, KEYS[..4].iter().copied()));
         }
-        let data =
-            table.remove("data").map(Value::try_into).transpose().map_err(|e: toml::de::Error| Error::setting("data", e.message()))?;
+        let data = table
+            .remove("data")
+            .map(Value::try_into)
+            .transpose()
+            .map_err(|e: toml::de::Error| Error::setting("data", e.message()))?;
         let seeds = match table.remove("seeds") {
             Some(Value::Array(seeds)) => seeds.iter().map(seed).collect::<Result<Vec<_>, _>>()?,
-            found => return Err(expected("seeds", "an array of whole numbers, as [1, 2, 3]", found.as_ref())),
+            found => {
+                return Err(expected(
+                    "seeds",
+                    "an array of whole numbers, as [1, 2, 3]",
+                    found.as_ref(),
+                ));
+            }
         };
         check_seeds("seeds", &seeds, 2)?;
         let base = match table.remove("base").unwrap_or_else(|| Value::Table(Table::new())) {
-            Value::Table(base) => Config::of_document(base, &overrides.settings).map_err(|error| inside("base", error))?,
+            Value::Table(base) => Config::of_document(base, &overrides.settings)
+                .map_err(|error| inside("base", error))?,
             other => return Err(expected("base", "a section of settings", Some(&other))),
         };
         base.check_corpus()?;
         let Some(Value::Array(found)) = table.remove("arms") else {
-            return Err(Error::setting("arms", "expected at least two, each as [[arms]] with a name and settings"));
+            return Err(Error::setting(
+                "arms",
+                "expected at least two, each as [[arms]] with a name and settings",
+            ));
         };
         let mut arms: Vec<PlannedArm> = Vec::new();
         for (at, arm) in found.into_iter().enumerate() {
-            let Value::Table(mut settings) = arm else { return Err(expected("arms", "[[arms]] with a name and settings", Some(&arm))) };
+            let Value::Table(mut settings) = arm else {
+                return Err(expected("arms", "[[arms]] with a name and settings", Some(&arm)));
+            };
             let name = match settings.remove("name") {
                 Some(Value::String(name)) => name,
-                found => return Err(expected(&format!("arms, number {}: name", at + 1), "a name", found.as_ref())),
+                found => {
+                    return Err(expected(
+                        &format!("arms, number {}: name", at + 1),
+                        "a name",
+                        found.as_ref(),
+                    ));
+                }
             };
             check_name("arms", &name)?;
             // Folders that differ in case alone are one on some systems.
@@ -114,11 +139,16 @@ impl Plan {
             arms.push(PlannedArm { name, settings, config });
         }
         if arms.len() < 2 {
-            return Err(Error::setting("arms", format!("expected at least two, to be compared, found {}", arms.len())));
+            return Err(Error::setting(
+                "arms",
+                format!("expected at least two, to be compared, found {}", arms.len()),
+            ));
         }
         let reference = match (overrides.reference.clone(), table.remove("reference")) {
             (Some(name), _) | (None, Some(Value::String(name))) => name,
-            (None, found) => return Err(expected("reference", "the name of an arm", found.as_ref())),
+            (None, found) => {
+                return Err(expected("reference", "the name of an arm", found.as_ref()));
+            }
         };
         if !arms.iter().any(|arm| arm.name == reference) {
             return Err(unknown("reference", &reference, arms.iter().map(|arm| arm.name.as_str())));
@@ -132,8 +162,12 @@ impl Plan {
             let name = [("name".to_owned(), Value::String(arm.name.clone()))];
             Value::Table(name.into_iter().chain(arm.settings.clone()).collect())
         };
-        let data = self.data.map(|data| Value::try_from(data).expect("a description of data is TOML"));
-        let seeds = self.seeds.iter().map(|&seed| Value::Integer(i64::try_from(seed).expect("it was checked")));
+        let data =
+            self.data.map(|data| Value::try_from(data).expect("a description of data is TOML"));
+        let seeds = self
+            .seeds
+            .iter()
+            .map(|&seed| Value::Integer(i64::try_from(seed).expect("it was checked")));
         let document = [
             ("reference", Some(Value::String(self.reference.clone()))),
             ("seeds", Some(Value::Array(seeds.collect()))),
@@ -141,17 +175,24 @@ impl Plan {
             ("base", Some(Value::Table(table_of(&self.base)))),
             ("arms", Some(Value::Array(self.arms.iter().map(arm).collect()))),
         ];
-        let document: Table = document.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
+        let document: Table = document
+            .into_iter()
+            .filter_map(|(key, value)| Some((key.to_owned(), value?)))
+            .collect();
         toml::to_string(&document).expect("tables are TOML")
     }
 
     /// What a restart must find again; the reference decides no run.
     pub(super) fn decides(&self) -> BTreeMap<String, String> {
-        let mut decides: BTreeMap<_, _> = self.seeds.iter().map(|seed| (format!("seeds\u{1}{seed}"), String::new())).collect();
+        let mut decides: BTreeMap<_, _> =
+            self.seeds.iter().map(|seed| (format!("seeds\u{1}{seed}"), String::new())).collect();
         for arm in &self.arms {
             decides.insert(format!("arms\u{1}{}", arm.name), String::new());
-            decides
-                .extend(dotted(arm.settings.clone()).into_iter().map(|(key, value)| (format!("arms\u{1}{}\u{1}{key}", arm.name), value)));
+            decides.extend(
+                dotted(arm.settings.clone())
+                    .into_iter()
+                    .map(|(key, value)| (format!("arms\u{1}{}\u{1}{key}", arm.name), value)),
+            );
         }
         decides.extend(self.data.map(|data| ("data".to_owned(), data.fingerprint.to_string())));
         let base = decisive(&self.base).into_iter().filter(|(key, _)| key != "seed");
@@ -159,7 +200,8 @@ impl Plan {
         decides
     }
 
-    /// The runs, all arms of a seed before the next seed, so that an unfinished study has whole comparisons.
+    /// The runs, all arms of a seed before the next seed, so that an unfinished study has whole
+    /// comparisons.
     pub(super) fn members(&self) -> Vec<Member> {
         let of_seed = |&seed: &u64| {
             let member = move |arm: &PlannedArm| {
@@ -174,7 +216,9 @@ impl Plan {
 
 fn seed(value: &Value) -> Result<u64, Error> {
     let whole = value.as_integer().and_then(|seed| u64::try_from(seed).ok());
-    whole.ok_or_else(|| Error::setting("seeds", format!("expected whole numbers of at least 0, found {value}")))
+    whole.ok_or_else(|| {
+        Error::setting("seeds", format!("expected whole numbers of at least 0, found {value}"))
+    })
 }
 
 fn expected(key: &str, what: &str, found: Option<&Value>) -> Error {

@@ -1,6 +1,7 @@
 //! What a study found. `study.json` holds it, and `study.csv` a line a run, with what clocks said.
 //!
-//! Invariant: a function of what the runs told, with no clock in it. Every figure is computed from what is there; what is not known is absent or null.
+//! Invariant: a function of what the runs told, with no clock in it. Every figure is computed from
+//! what is there; what is not known is absent or null.
 
 use std::{collections::BTreeMap, fmt::Write};
 
@@ -91,13 +92,15 @@ pub struct Failed {
 pub struct Best {
     /// The arm of the lowest mean loss, of those that have a loss for each seed.
     pub arm: String,
-    /// What it is the best of: the arms that differ from the reference in lambda alone, and it; all, where there are none.
+    /// What it is the best of: the arms that differ from the reference in lambda alone, and it;
+    /// all, where there are none.
     pub among: Vec<String>,
     /// None where the reference lacks a loss.
     pub left_out: Option<LeftOut>,
 }
 
-/// The reference's loss minus that of the arm that is best on the other seeds, seed by seed: the choice is not made on what it is judged by.
+/// The reference's loss minus that of the arm that is best on the other seeds, seed by seed: the
+/// choice is not made on what it is judged by.
 ///
 /// No interval: the choices rest on nearly the same seeds, so the differences are not independent.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -124,21 +127,43 @@ pub struct Trend {
 impl Report {
     /// What the runs, seed by seed in the order of the arms, have told so far.
     pub(super) fn of(plan: &Plan, told: &[Option<Told>]) -> Self {
-        let reference = runs(plan, told, plan.arms.iter().position(|arm| arm.name == plan.reference).expect("it was checked"));
+        let reference = runs(
+            plan,
+            told,
+            plan.arms.iter().position(|arm| arm.name == plan.reference).expect("it was checked"),
+        );
         let arm = |(at, planned): (usize, &PlannedArm)| {
             let runs = runs(plan, told, at);
-            let by_seed: Vec<_> = runs.iter().map(|told| told.and_then(|told| told.val_loss)).collect();
+            let by_seed: Vec<_> =
+                runs.iter().map(|told| told.and_then(|told| told.val_loss)).collect();
             let losses: Vec<f64> = by_seed.iter().copied().flatten().collect();
-            let differences =
-                runs.iter().zip(&reference).filter_map(|(told, reference)| Some((*told)?.val_loss? - (*reference)?.val_loss?));
+            let differences = runs
+                .iter()
+                .zip(&reference)
+                .filter_map(|(told, reference)| Some((*told)?.val_loss? - (*reference)?.val_loss?));
             let is_reference = planned.name == plan.reference;
-            let rates: Vec<f64> = runs.iter().flatten().flat_map(|told| compared(told)).map(|sample| sample.rate).collect();
-            let pairs: Vec<_> = runs.iter().zip(&reference).filter_map(|(told, reference)| Some(((*told)?, (*reference)?))).collect();
-            let failed = plan.seeds.iter().zip(&runs).filter_map(|(&seed, told)| Some(Failed { seed, failure: (*told)?.failure.clone()? }));
+            let rates: Vec<f64> = runs
+                .iter()
+                .flatten()
+                .flat_map(|told| compared(told))
+                .map(|sample| sample.rate)
+                .collect();
+            let pairs: Vec<_> = runs
+                .iter()
+                .zip(&reference)
+                .filter_map(|(told, reference)| Some(((*told)?, (*reference)?)))
+                .collect();
+            let failed = plan.seeds.iter().zip(&runs).filter_map(|(&seed, told)| {
+                Some(Failed { seed, failure: (*told)?.failure.clone()? })
+            });
             Arm {
                 name: planned.name.clone(),
                 settings: dotted(planned.settings.clone()),
-                difference: if is_reference { None } else { Interval::of(&differences.collect::<Vec<_>>()) },
+                difference: if is_reference {
+                    None
+                } else {
+                    Interval::of(&differences.collect::<Vec<_>>())
+                },
                 val_loss: ValLoss { mean: mean(&losses), deviation: deviation(&losses), by_seed },
                 flip_rate: mean(&rates),
                 mu: mu(&pairs),
@@ -184,8 +209,11 @@ fn flip_rate(told: &Told) -> Option<f64> {
 fn mu(pairs: &[(&Told, &Told)]) -> Option<f64> {
     let (mut sum, mut of_reference) = (0.0, 0.0);
     for (told, reference) in pairs {
-        let rates: BTreeMap<u32, f64> = reference.samples.iter().map(|sample| (sample.step, sample.rate)).collect();
-        for (sample, rate) in compared(told).filter_map(|sample| Some((sample, rates.get(&sample.step)?))) {
+        let rates: BTreeMap<u32, f64> =
+            reference.samples.iter().map(|sample| (sample.step, sample.rate)).collect();
+        for (sample, rate) in
+            compared(told).filter_map(|sample| Some((sample, rates.get(&sample.step)?)))
+        {
             sum += sample.rate;
             of_reference += rate;
         }
@@ -194,17 +222,36 @@ fn mu(pairs: &[(&Told, &Told)]) -> Option<f64> {
 }
 
 /// The arm of the lowest mean loss over these seeds.
-fn lowest<'a>(losses: &'a [(&Arm, Vec<f64>)], counts: impl Fn(usize) -> bool) -> Option<&'a (&'a Arm, Vec<f64>)> {
+fn lowest<'a>(
+    losses: &'a [(&Arm, Vec<f64>)],
+    counts: impl Fn(usize) -> bool,
+) -> Option<&'a (&'a Arm, Vec<f64>)> {
     let mean_of = |(_, by_seed): &(&Arm, Vec<f64>)| {
-        mean(&by_seed.iter().enumerate().filter(|(at, _)| counts(*at)).map(|(_, loss)| *loss).collect::<Vec<_>>())
+        mean(
+            &by_seed
+                .iter()
+                .enumerate()
+                .filter(|(at, _)| counts(*at))
+                .map(|(_, loss)| *loss)
+                .collect::<Vec<_>>(),
+        )
     };
-    losses.iter().filter(|arm| mean_of(arm).is_some()).min_by(|a, b| mean_of(a).partial_cmp(&mean_of(b)).expect("losses are finite"))
+    losses
+        .iter()
+        .filter(|arm| mean_of(arm).is_some())
+        .min_by(|a, b| mean_of(a).partial_cmp(&mean_of(b)).expect("losses are finite"))
 }
 
 fn best(plan: &Plan, arms: &[Arm]) -> Option<Best> {
     let reference = plan.arms.iter().position(|arm| arm.name == plan.reference)?;
     let group = but_lambda(&plan.arms[reference]);
-    let mut among: Vec<&Arm> = plan.arms.iter().zip(arms).filter(|(planned, _)| but_lambda(planned) == group).map(|(_, arm)| arm).collect();
+    let mut among: Vec<&Arm> = plan
+        .arms
+        .iter()
+        .zip(arms)
+        .filter(|(planned, _)| but_lambda(planned) == group)
+        .map(|(_, arm)| arm)
+        .collect();
     if among.len() < 2 {
         among = arms.iter().collect();
     }
@@ -212,11 +259,17 @@ fn best(plan: &Plan, arms: &[Arm]) -> Option<Best> {
     let losses: Vec<_> = among.iter().filter_map(|&arm| Some((arm, whole(arm)?))).collect();
     let (arm, _) = lowest(&losses, |_| true)?;
     let left_out = whole(&arms[reference]).and_then(|of_reference| {
-        let difference = |(seed, loss): (usize, &f64)| Some(loss - lowest(&losses, |at| at != seed)?.1[seed]);
-        let by_seed = of_reference.iter().enumerate().map(difference).collect::<Option<Vec<_>>>()?;
+        let difference =
+            |(seed, loss): (usize, &f64)| Some(loss - lowest(&losses, |at| at != seed)?.1[seed]);
+        let by_seed =
+            of_reference.iter().enumerate().map(difference).collect::<Option<Vec<_>>>()?;
         Some(LeftOut { mean: mean(&by_seed)?, by_seed })
     });
-    Some(Best { arm: arm.name.clone(), among: among.iter().map(|arm| arm.name.clone()).collect(), left_out })
+    Some(Best {
+        arm: arm.name.clone(),
+        among: among.iter().map(|arm| arm.name.clone()).collect(),
+        left_out,
+    })
 }
 
 /// What decides an arm's bits, but lambda.
@@ -235,8 +288,10 @@ fn trends(planned: &[PlannedArm], arms: &[Arm]) -> Vec<Trend> {
     let trend = |mut group: Vec<(f32, &Arm)>| {
         group.sort_by(|a, b| a.0.total_cmp(&b.0));
         let correlation = |of: &dyn Fn(&Arm) -> Option<f64>| {
-            let (lambdas, values): (Vec<f64>, Vec<f64>) =
-                group.iter().filter_map(|(lambda, arm)| Some((f64::from(*lambda), of(arm)?))).unzip();
+            let (lambdas, values): (Vec<f64>, Vec<f64>) = group
+                .iter()
+                .filter_map(|(lambda, arm)| Some((f64::from(*lambda), of(arm)?)))
+                .unzip();
             if lambdas.len() < LEAST { None } else { spearman(&lambdas, &values) }
         };
         Trend {
@@ -252,19 +307,33 @@ fn trends(planned: &[PlannedArm], arms: &[Arm]) -> Vec<Trend> {
 
 /// `study.csv`: a line a finished run.
 pub(super) fn lines(plan: &Plan, told: &[Option<Told>]) -> String {
-    let mut text = "arm,seed,steps,val_loss,loss,flip_rate,mu,tokens_per_s,seconds,failed_at\n".to_owned();
+    let mut text =
+        "arm,seed,steps,val_loss,loss,flip_rate,mu,tokens_per_s,seconds,failed_at\n".to_owned();
     let field = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
-    let reference = runs(plan, told, plan.arms.iter().position(|arm| arm.name == plan.reference).expect("it was checked"));
+    let reference = runs(
+        plan,
+        told,
+        plan.arms.iter().position(|arm| arm.name == plan.reference).expect("it was checked"),
+    );
     for (at, arm) in plan.arms.iter().enumerate() {
-        for ((seed, told), reference) in plan.seeds.iter().zip(runs(plan, told, at)).zip(&reference) {
+        for ((seed, told), reference) in plan.seeds.iter().zip(runs(plan, told, at)).zip(&reference)
+        {
             let Some(told) = told else { continue };
-            let loss = told.loss.filter(|loss| loss.is_finite()).map_or_else(String::new, |loss| loss.to_string());
+            let loss = told
+                .loss
+                .filter(|loss| loss.is_finite())
+                .map_or_else(String::new, |loss| loss.to_string());
             let mu = reference.and_then(|reference| mu(&[(told, reference)]));
-            let failed = told.failure.as_ref().map_or_else(String::new, |failure| failure.step.to_string());
-            let (val_loss, flip_rate, mu) = (field(told.val_loss), field(flip_rate(told)), field(mu));
+            let failed =
+                told.failure.as_ref().map_or_else(String::new, |failure| failure.step.to_string());
+            let (val_loss, flip_rate, mu) =
+                (field(told.val_loss), field(flip_rate(told)), field(mu));
             let Told { steps, tokens_per_s, seconds, .. } = told;
-            let _ =
-                writeln!(text, "{},{seed},{steps},{val_loss},{loss},{flip_rate},{mu},{tokens_per_s:.0},{seconds:.1},{failed}", arm.name);
+            let _ = writeln!(
+                text,
+                "{},{seed},{steps},{val_loss},{loss},{flip_rate},{mu},{tokens_per_s:.0},{seconds:.1},{failed}",
+                arm.name
+            );
         }
     }
     text

@@ -1,4 +1,5 @@
-//! Where a loss or a gradient that is not finite began. Asked once training cannot go on, so that no step pays for the answer.
+//! Where a loss or a gradient that is not finite began. Asked once training cannot go on, so that
+//! no step pays for the answer.
 //!
 //! Invariant: nothing that a run remembers changes. Deliberately absent: what is done about it.
 
@@ -11,13 +12,22 @@ use crate::{
 
 impl Trainer {
     /// What was not finite in the step under way, in words, and the layer where it began.
-    pub(super) fn divergence(&mut self, batches: &dyn Batches, culprit: NonFinite) -> Result<String, Error> {
+    pub(super) fn divergence(
+        &mut self,
+        batches: &dyn Batches,
+        culprit: NonFinite,
+    ) -> Result<String, Error> {
         Ok(match culprit {
             NonFinite::Loss => match self.first_output(batches)? {
-                Some(layer) => format!("the loss is not finite, beginning with the output of {layer}"),
+                Some(layer) => {
+                    format!("the loss is not finite, beginning with the output of {layer}")
+                }
                 None => "the loss is not finite, beginning with the logits".to_owned(),
             },
-            NonFinite::Gradient(row) => format!("a gradient is not finite, beginning with that of {}", self.first_gradient(row)?),
+            NonFinite::Gradient(row) => format!(
+                "a gradient is not finite, beginning with that of {}",
+                self.first_gradient(row)?
+            ),
             NonFinite::Norm => "the norm of the gradients is not finite".to_owned(),
         })
     }
@@ -45,7 +55,9 @@ impl Trainer {
                 watch: None,
             };
             self.model.upload(pass.backend, &self.inputs, &self.targets)?;
-            let first = self.model.first_output(&mut pass, |backend, output| Ok(!is_finite(backend, output)?))?;
+            let first = self
+                .model
+                .first_output(&mut pass, |backend, output| Ok(!is_finite(backend, output)?))?;
             if first.is_some() {
                 return Ok(first);
             }
@@ -53,9 +65,14 @@ impl Trainer {
         Ok(None)
     }
 
-    /// The first gradient in the order of the backward pass, which is the reverse of the parameters' order; tied embeddings come last.
+    /// The first gradient in the order of the backward pass, which is the reverse of the
+    /// parameters' order; tied embeddings come last.
     fn first_gradient(&mut self, any: usize) -> Result<String, Error> {
-        let gradients: Vec<_> = self.parameters.iter().map(|parameter| (parameter.name.clone(), parameter.gradient)).collect();
+        let gradients: Vec<_> = self
+            .parameters
+            .iter()
+            .map(|parameter| (parameter.name.clone(), parameter.gradient))
+            .collect();
         for (name, gradient) in gradients.iter().rev() {
             if !is_finite(&mut *self.backend, *gradient)? {
                 return Ok(name.clone());

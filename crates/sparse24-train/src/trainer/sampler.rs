@@ -24,9 +24,14 @@ impl Sampler {
         }
         order.truncate(self.top_k.max(1));
         let most = f64::from(logits[order[0] as usize]);
-        let weights: Vec<f64> =
-            order.iter().map(|&id| libm::exp((f64::from(logits[id as usize]) - most) / f64::from(self.temperature))).collect();
-        let [word, ..] = Stream::new(self.seed, Site::new(Purpose::Sampling, 0), 0, 0).words(position);
+        let weights: Vec<f64> = order
+            .iter()
+            .map(|&id| {
+                libm::exp((f64::from(logits[id as usize]) - most) / f64::from(self.temperature))
+            })
+            .collect();
+        let [word, ..] =
+            Stream::new(self.seed, Site::new(Purpose::Sampling, 0), 0, 0).words(position);
         let mut left = f64::from(uniform(word)) * weights.iter().sum::<f64>();
         let drawn = weights.iter().position(|&weight| {
             left -= weight;

@@ -1,4 +1,5 @@
-//! Adam's second moment over phases: when it has settled, and what a phase that freezes it does to a step.
+//! Adam's second moment over phases: when it has settled, and what a phase that freezes it does to
+//! a step.
 //!
 //! Deliberately absent: the rule (core's).
 
@@ -18,7 +19,11 @@ use crate::{
 pub(super) struct Variances(Vec<Tensor>);
 
 impl Variances {
-    pub(super) fn new(backend: &mut dyn Backend, parameters: &Parameters, method: &Method) -> Result<Self, Error> {
+    pub(super) fn new(
+        backend: &mut dyn Backend,
+        parameters: &Parameters,
+        method: &Method,
+    ) -> Result<Self, Error> {
         let watched = parameters.iter().filter(|_| method.watches_variance());
         let copies = watched.map(|parameter| {
             let name = format!("{} second moment before", parameter.name);
@@ -28,12 +33,23 @@ impl Variances {
     }
 
     /// Takes the second moments as they are.
-    pub(super) fn keep(&self, backend: &mut dyn Backend, parameters: &Parameters) -> Result<(), Error> {
-        parameters.iter().zip(&self.0).try_for_each(|(parameter, &copy)| backend.copy(parameter.second_moment, copy))
+    pub(super) fn keep(
+        &self,
+        backend: &mut dyn Backend,
+        parameters: &Parameters,
+    ) -> Result<(), Error> {
+        parameters
+            .iter()
+            .zip(&self.0)
+            .try_for_each(|(parameter, &copy)| backend.copy(parameter.second_moment, copy))
     }
 
     /// Z: the mean over all weights of how far they have moved since.
-    pub(super) fn change(&self, backend: &mut dyn Backend, parameters: &Parameters) -> Result<f32, Error> {
+    pub(super) fn change(
+        &self,
+        backend: &mut dyn Backend,
+        parameters: &Parameters,
+    ) -> Result<f32, Error> {
         let (mut sum, mut weights) = (0.0, 0);
         for (parameter, &copy) in parameters.iter().zip(&self.0) {
             sum += backend.l1_distance(parameter.second_moment, copy)?;
@@ -46,7 +62,9 @@ impl Variances {
 impl Trainer {
     /// Ends the phase of the step done last, if it watches the variance and that has settled.
     pub(super) fn settle(&mut self, phase: usize) {
-        let Until::VarianceSettled { earliest, .. } = self.recipe.method.phases[phase].until else { return };
+        let Until::VarianceSettled { earliest, .. } = self.recipe.method.phases[phase].until else {
+            return;
+        };
         let (step, steps) = (self.progress.step, self.recipe.steps);
         let AdamW { beta2, epsilon, .. } = self.recipe.optimizer;
         let changes = &mut self.progress.variance_changes;
@@ -60,7 +78,8 @@ impl Trainer {
 
     /// The optimizer of a step of this phase, and its bias corrections.
     ///
-    /// With b2 = 1 the update leaves v as it is, to the bit: 1 v + (0 g) g. Its correction is that of the last step that changed it.
+    /// With b2 = 1 the update leaves v as it is, to the bit: 1 v + (0 g) g. Its correction is that
+    /// of the last step that changed it.
     pub(super) fn update_rule(&self, phase: usize, step: u32) -> (AdamW, [f32; 2]) {
         let rule = self.recipe.optimizer;
         let corrections = rule.bias_corrections(step);
@@ -70,11 +89,17 @@ impl Trainer {
                 let Recipe { method, steps, .. } = &self.recipe;
                 let ends = &self.progress.ends;
                 // One without a step changes nothing.
-                let changes =
-                    |&phase: &usize| method.phases[phase].optimizer == AdamVariant::Standard && method.has_steps(phase, *steps, ends);
-                let thawed = (0..phase).rev().find(changes).expect("Method::check wants a step before");
+                let changes = |&phase: &usize| {
+                    method.phases[phase].optimizer == AdamVariant::Standard
+                        && method.has_steps(phase, *steps, ends)
+                };
+                let thawed =
+                    (0..phase).rev().find(changes).expect("Method::check wants a step before");
                 let frozen_after = method.last_step(thawed, *steps, ends);
-                (AdamW { beta2: 1.0, ..rule }, [corrections[0], rule.bias_corrections(frozen_after)[1]])
+                (
+                    AdamW { beta2: 1.0, ..rule },
+                    [corrections[0], rule.bias_corrections(frozen_after)[1]],
+                )
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The state of a run on the host: taken, restored, begun anew.
 //!
-//! Invariant: a trainer that is restored continues with the bits of the one that was taken. Deliberately absent: files.
+//! Invariant: a trainer that is restored continues with the bits of the one that was taken.
+//! Deliberately absent: files.
 
 use std::mem;
 
@@ -61,7 +62,8 @@ impl ParameterState {
 }
 
 impl Trainer {
-    /// The state of every parameter, in order. Together with the step it is all that a run remembers.
+    /// The state of every parameter, in order. Together with the step it is all that a run
+    /// remembers.
     ///
     /// # Errors
     /// Those of the downloads.
@@ -69,8 +71,8 @@ impl Trainer {
         self.copy_out(Vec::new())?()
     }
 
-    /// As [`Trainer::parameter_states`] now, in the room of earlier states; what it gives waits until they are copied, while the trainer can
-    /// go on.
+    /// As [`Trainer::parameter_states`] now, in the room of earlier states; what it gives waits
+    /// until they are copied, while the trainer can go on.
     ///
     /// # Errors
     /// Those of the downloads.
@@ -90,7 +92,10 @@ impl Trainer {
             let memory = pruned.and_then(|_| memories.next());
             let in_force = pruned.filter(|_| sparse);
             state.mask = in_force.map(|pruned| backend.download_mask(pruned.mask)).transpose()?;
-            state.dgrad_mask = in_force.and_then(|pruned| pruned.dgrad).map(|(mask, _)| backend.download_mask(mask)).transpose()?;
+            state.dgrad_mask = in_force
+                .and_then(|pruned| pruned.dgrad)
+                .map(|(mask, _)| backend.download_mask(mask))
+                .transpose()?;
             state.row_order = memory.filter(|_| sparse).and_then(|memory| memory.order.clone());
             state.scale = memory.and_then(|memory| memory.scale);
             from.extend([parameter.weight, parameter.first_moment, parameter.second_moment]);
@@ -99,32 +104,49 @@ impl Trainer {
         let copied = backend.copy_out(&from, room)?;
         Ok(move || {
             let values = copied()?;
-            states.iter_mut().flat_map(ParameterState::values).zip(values).for_each(|(place, values)| *place = values);
+            states
+                .iter_mut()
+                .flat_map(ParameterState::values)
+                .zip(values)
+                .for_each(|(place, values)| *place = values);
             Ok(states)
         })
     }
 
-    /// Continues from its progress and its parameter states. Where they are dense and the phase is not, masks are searched in the weights.
+    /// Continues from its progress and its parameter states. Where they are dense and the phase is
+    /// not, masks are searched in the weights.
     ///
     /// # Errors
-    /// [`Error::Operand`] where a parameter is missing or has another shape; a sparse phase needs of every parameter all that it has, or no mask of any.
-    pub fn restore(&mut self, progress: impl Into<Progress>, states: &[ParameterState]) -> Result<(), Error> {
+    /// [`Error::Operand`] where a parameter is missing or has another shape; a sparse phase needs
+    /// of every parameter all that it has, or no mask of any.
+    pub fn restore(
+        &mut self,
+        progress: impl Into<Progress>,
+        states: &[ParameterState],
+    ) -> Result<(), Error> {
         self.progress = progress.into();
         let masked = states.iter().any(|state| state.mask.is_some());
         let sparse = self.phase().mask().is_some() && masked;
-        let scaled = matches!(self.phase().forward, WeightOperand::Pruned(_, KeptValues::SoftThreshold));
+        let scaled =
+            matches!(self.phase().forward, WeightOperand::Pruned(_, KeptValues::SoftThreshold));
         let mut memories = self.memories.iter_mut();
         for parameter in self.parameters.iter() {
             let state = find(states, parameter)?;
             self.backend.upload(parameter.weight, &state.weight)?;
             self.backend.upload(parameter.first_moment, &state.first_moment)?;
             self.backend.upload(parameter.second_moment, &state.second_moment)?;
-            let Some((pruned, memory)) = parameter.pruned().and_then(|pruned| Some((pruned, memories.next()?))) else { continue };
+            let Some((pruned, memory)) =
+                parameter.pruned().and_then(|pruned| Some((pruned, memories.next()?)))
+            else {
+                continue;
+            };
             *memory = Memory { order: state.row_order.clone(), scale: state.scale };
             if !sparse {
                 continue;
             }
-            let mask = |mask: &Option<Mask>, what| mask.as_ref().ok_or_else(|| missing(parameter, what)).cloned();
+            let mask = |mask: &Option<Mask>, what| {
+                mask.as_ref().ok_or_else(|| missing(parameter, what)).cloned()
+            };
             self.backend.upload_mask(pruned.mask, &mask(&state.mask, "mask")?)?;
             if let Some((id, _)) = pruned.dgrad {
                 self.backend.upload_mask(id, &mask(&state.dgrad_mask, "mask of dgrad")?)?;
@@ -137,19 +159,33 @@ impl Trainer {
         self.prepare_weights(if masked { Refreshed::Kept } else { Refreshed::Anew })
     }
 
-    /// Begins from these named weights, row-major, instead of random ones; masks are searched in them.
+    /// Begins from these named weights, row-major, instead of random ones; masks are searched in
+    /// them.
     ///
     /// # Errors
     /// [`Error::Parameter`] where one is missing, has another size or belongs to no parameter.
     pub fn start_from(&mut self, weights: &[(&str, &[f32])]) -> Result<(), Error> {
-        if let Some((name, _)) = weights.iter().find(|(name, _)| self.parameters.iter().all(|parameter| parameter.name != *name)) {
-            return Err(Error::Parameter { name: (*name).to_owned(), problem: "the model has no such parameter".to_owned() });
+        if let Some((name, _)) = weights
+            .iter()
+            .find(|(name, _)| self.parameters.iter().all(|parameter| parameter.name != *name))
+        {
+            return Err(Error::Parameter {
+                name: (*name).to_owned(),
+                problem: "the model has no such parameter".to_owned(),
+            });
         }
         for parameter in self.parameters.iter() {
-            let (_, values) = weights.iter().find(|(name, _)| *name == parameter.name).ok_or_else(|| missing(parameter, "weight"))?;
+            let (_, values) = weights
+                .iter()
+                .find(|(name, _)| *name == parameter.name)
+                .ok_or_else(|| missing(parameter, "weight"))?;
             if values.len() != parameter.weight.elements() {
-                let problem =
-                    format!("expected {} values ({:?}), found {}", parameter.weight.elements(), parameter.weight.shape, values.len());
+                let problem = format!(
+                    "expected {} values ({:?}), found {}",
+                    parameter.weight.elements(),
+                    parameter.weight.shape,
+                    values.len()
+                );
                 return Err(Error::Parameter { name: parameter.name.clone(), problem });
             }
             self.backend.upload(parameter.weight, values)?;
@@ -163,10 +199,20 @@ fn missing(parameter: &Parameter, what: &str) -> Error {
     Error::Parameter { name: parameter.name.clone(), problem: format!("its {what} is missing") }
 }
 
-fn find<'a>(states: &'a [ParameterState], parameter: &Parameter) -> Result<&'a ParameterState, Error> {
-    let state = states.iter().find(|state| state.name == parameter.name).ok_or_else(|| missing(parameter, "state"))?;
+fn find<'a>(
+    states: &'a [ParameterState],
+    parameter: &Parameter,
+) -> Result<&'a ParameterState, Error> {
+    let state = states
+        .iter()
+        .find(|state| state.name == parameter.name)
+        .ok_or_else(|| missing(parameter, "state"))?;
     let (expected, found) = (parameter.weight.shape, state.shape);
-    if expected == found { Ok(state) } else { Err(Error::Operand { operation: "restore", operand: "parameter", expected, found }) }
+    if expected == found {
+        Ok(state)
+    } else {
+        Err(Error::Operand { operation: "restore", operand: "parameter", expected, found })
+    }
 }
 
 /// An order must name each row once.
@@ -176,5 +222,8 @@ fn check_order(parameter: &Parameter, order: Option<&[u32]>) -> Result<(), Error
     if sorted.into_iter().eq(0..parameter.weight.shape[0] as u32) {
         return Ok(());
     }
-    Err(Error::Parameter { name: parameter.name.clone(), problem: "its order of rows does not name each once".to_owned() })
+    Err(Error::Parameter {
+        name: parameter.name.clone(),
+        problem: "its order of rows does not name each once".to_owned(),
+    })
 }

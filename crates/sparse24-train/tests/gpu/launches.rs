@@ -1,4 +1,5 @@
-//! Launches: what is recorded and replayed has the bits of what is queued, and no step after the first takes memory.
+//! Launches: what is recorded and replayed has the bits of what is queued, and no step after the
+//! first takes memory.
 
 use sparse24_train::{
     backend::{Backend, BackendSettings, Launches, Region, cuda::CudaBackend},
@@ -12,7 +13,10 @@ use crate::{
 };
 
 fn opened(launches: Launches) -> Box<dyn Backend> {
-    Box::new(CudaBackend::open(BackendSettings { launches, ..BackendSettings::default() }).expect("it opened before"))
+    Box::new(
+        CudaBackend::open(BackendSettings { launches, ..BackendSettings::default() })
+            .expect("it opened before"),
+    )
 }
 
 #[test]
@@ -29,7 +33,9 @@ fn replayed_launches_give_the_bits_of_queued_ones() {
         let mut first = Trainer::new(opened(Launches::Queued), recipe.clone()).expect("room");
         first.use_plans(&queued.backend().plans()).expect("this device's own");
         for _ in 0..3 {
-            first.train_step(&Drawn { dataset: &dataset, recipe: &recipe }, FlipSampling::Skip).expect("finite");
+            first
+                .train_step(&Drawn { dataset: &dataset, recipe: &recipe }, FlipSampling::Skip)
+                .expect("finite");
         }
         replayed.restore(3, &first.parameter_states().expect("downloads")).expect("its own states");
         assert!(finish(&mut replayed, &dataset) == expected);
@@ -65,11 +71,19 @@ fn states_copied_out_are_those_of_their_step() {
             let mut trainer = Trainer::new(opened(launches), recipe.clone()).expect("room");
             while trainer.step() < recipe.steps {
                 let expected = trainer.parameter_states().expect("downloads");
-                let copies: Vec<_> = (0..40).map(|_| trainer.copy_out(Vec::new()).expect("queued")).collect();
+                let copies: Vec<_> =
+                    (0..40).map(|_| trainer.copy_out(Vec::new()).expect("queued")).collect();
                 trainer.train_step(&batches, FlipSampling::Skip).expect("finite");
-                assert!(trainer.parameter_states().expect("downloads") != expected, "the step changed them");
+                assert!(
+                    trainer.parameter_states().expect("downloads") != expected,
+                    "the step changed them"
+                );
                 for copied in copies {
-                    assert!(copied().expect("copied") == expected, "before step {}", trainer.step());
+                    assert!(
+                        copied().expect("copied") == expected,
+                        "before step {}",
+                        trainer.step()
+                    );
                 }
             }
         }
@@ -90,7 +104,12 @@ fn no_memory_is_taken_after_the_first_step() {
             trainer.train_step(&batches, FlipSampling::Sample).expect("finite");
             assert_eq!(held(&trainer), after_one, "after step {}", trainer.step());
             trainer.evaluate(&dataset.evaluation_windows(recipe.batch.context)).expect("finite");
-            assert_eq!(held(&trainer), after_one, "after the evaluation of step {}", trainer.step());
+            assert_eq!(
+                held(&trainer),
+                after_one,
+                "after the evaluation of step {}",
+                trainer.step()
+            );
         }
     });
 }

@@ -1,4 +1,5 @@
-//! Memory that does not suffice: because too much is asked for, or because another process holds it. An error, and the GPU goes on.
+//! Memory that does not suffice: because too much is asked for, or because another process holds
+//! it. An error, and the GPU goes on.
 
 use std::{
     env,
@@ -40,10 +41,16 @@ struct Holder {
 impl Holder {
     fn leaving(mib: usize) -> Self {
         let mut command = Command::new(env::current_exe().expect("this test"));
-        command.args(["--ignored", "--exact", "memory::holder", "--nocapture"]).env("SPARSE24_LEAVE_MIB", mib.to_string());
-        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("started");
+        command
+            .args(["--ignored", "--exact", "memory::holder", "--nocapture"])
+            .env("SPARSE24_LEAVE_MIB", mib.to_string());
+        let mut process =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("started");
         let mut output = BufReader::new(process.stdout.take().expect("piped")).lines();
-        assert!(output.any(|line| line.expect("text").contains("holding")), "the other process could not hold the memory");
+        assert!(
+            output.any(|line| line.expect("text").contains("holding")),
+            "the other process could not hold the memory"
+        );
         Self { process, _output: output }
     }
 }
@@ -62,7 +69,10 @@ fn a_model_beyond_the_memory_is_one_sentence_and_the_next_one_trains() {
         let text = sentence(hold(&mut *gpu, 4 << 20));
         assert!(text.contains("held needs 4194304 MiB of GPU memory"), "{text}");
         let dataset = embedded(TokenizerKind::Byte);
-        let mut recipe = preset::find("quickstart").expect("a preset").recipe(dataset.vocabulary() as usize).expect("possible");
+        let mut recipe = preset::find("quickstart")
+            .expect("a preset")
+            .recipe(dataset.vocabulary() as usize)
+            .expect("possible");
         let layers = std::mem::replace(&mut recipe.model.layers, 1 << 12);
         recipe.batch.sequences = 1 << 15;
         let text = sentence(Trainer::new(gpu, recipe.clone()));
@@ -74,7 +84,9 @@ fn a_model_beyond_the_memory_is_one_sentence_and_the_next_one_trains() {
         let gpu = CudaBackend::open(BackendSettings::default()).expect("it opened before");
         let mut trainer = Trainer::new(Box::new(gpu), recipe.clone()).expect("room");
         let batches = Drawn { dataset: &dataset, recipe: &recipe };
-        assert!(trainer.train_step(&batches, FlipSampling::Sample).expect("finite").loss.is_finite());
+        assert!(
+            trainer.train_step(&batches, FlipSampling::Sample).expect("finite").loss.is_finite()
+        );
     });
 }
 
@@ -91,7 +103,10 @@ fn memory_that_another_process_holds_is_one_sentence() {
         drop(gpu);
         let _holder = Holder::leaving(1);
         let text = sentence(CudaBackend::open(BackendSettings::default()));
-        assert!(text.contains("wait for the other process") && text.contains("choose another GPU"), "{text}");
+        assert!(
+            text.contains("wait for the other process") && text.contains("choose another GPU"),
+            "{text}"
+        );
     });
 }
 
@@ -99,7 +114,9 @@ fn memory_that_another_process_holds_is_one_sentence() {
 #[test]
 #[ignore = "only as the other process of a test"]
 fn holder() {
-    let Some(leave) = env::var("SPARSE24_LEAVE_MIB").ok().and_then(|mib| mib.parse().ok()) else { return };
+    let Some(leave) = env::var("SPARSE24_LEAVE_MIB").ok().and_then(|mib| mib.parse().ok()) else {
+        return;
+    };
     let mut gpu = CudaBackend::open(BackendSettings::default()).expect("a GPU");
     let mut piece = 1 << 14;
     while piece >= leave {

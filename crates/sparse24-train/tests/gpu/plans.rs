@@ -27,7 +27,9 @@ fn another() -> Box<dyn Backend> {
 pub(crate) fn finish(trainer: &mut Trainer, dataset: &Dataset) -> (f64, Vec<ParameterState>) {
     let recipe = trainer.recipe().clone();
     while trainer.step() < recipe.steps {
-        trainer.train_step(&Drawn { dataset, recipe: &recipe }, FlipSampling::Sample).expect("finite");
+        trainer
+            .train_step(&Drawn { dataset, recipe: &recipe }, FlipSampling::Sample)
+            .expect("finite");
     }
     let loss = trainer.evaluate(&dataset.evaluation_windows(recipe.batch.context)).expect("finite");
     (loss, trainer.parameter_states().expect("downloads"))
@@ -42,8 +44,14 @@ fn replayed_plans_give_the_bits_of_timed_ones_a_resume_included() {
         let expected = finish(&mut timed, &dataset);
         let plans = timed.backend().plans();
         assert_eq!(timed.backend().plans_made(), plans.len());
-        for kind in ["gemm forward", "gemm dgrad", "gemm wgrad", "spmm24 transposed", "spmm24 straight"] {
-            assert!(plans.keys().any(|key| key.starts_with(kind)), "no {kind} among {:?}", plans.keys());
+        for kind in
+            ["gemm forward", "gemm dgrad", "gemm wgrad", "spmm24 transposed", "spmm24 straight"]
+        {
+            assert!(
+                plans.keys().any(|key| key.starts_with(kind)),
+                "no {kind} among {:?}",
+                plans.keys()
+            );
         }
         let replaying = || {
             let mut trainer = Trainer::new(another(), recipe.clone()).expect("room");
@@ -59,10 +67,14 @@ fn replayed_plans_give_the_bits_of_timed_ones_a_resume_included() {
         for step in [3, 7] {
             let mut first = replaying();
             while first.step() < step {
-                first.train_step(&Drawn { dataset: &dataset, recipe: &recipe }, FlipSampling::Skip).expect("finite");
+                first
+                    .train_step(&Drawn { dataset: &dataset, recipe: &recipe }, FlipSampling::Skip)
+                    .expect("finite");
             }
             let mut resumed = replaying();
-            resumed.restore(step, &first.parameter_states().expect("downloads")).expect("its own states");
+            resumed
+                .restore(step, &first.parameter_states().expect("downloads"))
+                .expect("its own states");
             assert!(finish(&mut resumed, &dataset) == expected, "resumed after step {step}");
         }
     });
@@ -77,7 +89,9 @@ fn what_this_device_does_not_have_is_refused_by_name() {
         let mut refuses = |key: &str, text: &str, word: &str| {
             let plans = Plans::from([(key.to_owned(), text.to_owned())]);
             match backend.use_plans(&plans) {
-                Err(Error::Plan { key: named, problem }) => assert!(named == key && problem.contains(word), "{named}: {problem}"),
+                Err(Error::Plan { key: named, problem }) => {
+                    assert!(named == key && problem.contains(word), "{named}: {problem}")
+                }
                 other => panic!("{key:?} was not refused: {other:?}"),
             }
             assert_eq!(backend.plans(), here);

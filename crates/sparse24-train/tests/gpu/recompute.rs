@@ -22,12 +22,20 @@ fn blocks_that_are_computed_again_give_the_same_bits_in_less_memory() {
         let expected = finish(&mut kept, &dataset);
         let activations = |trainer: &Trainer| {
             let memory = trainer.backend().memory();
-            memory.iter().filter(|(region, _)| *region == Region::Activations).map(|(_, bytes)| bytes).sum::<usize>()
+            memory
+                .iter()
+                .filter(|(region, _)| *region == Region::Activations)
+                .map(|(_, bytes)| bytes)
+                .sum::<usize>()
         };
         for launches in [Launches::Queued, Launches::Replayed] {
-            let another: Box<dyn Backend> =
-                Box::new(CudaBackend::open(BackendSettings { launches, ..BackendSettings::default() }).expect("it opened before"));
-            let mut again = Trainer::new(another, Recipe { recompute: Recompute::Blocks, ..recipe.clone() }).expect("room");
+            let another: Box<dyn Backend> = Box::new(
+                CudaBackend::open(BackendSettings { launches, ..BackendSettings::default() })
+                    .expect("it opened before"),
+            );
+            let mut again =
+                Trainer::new(another, Recipe { recompute: Recompute::Blocks, ..recipe.clone() })
+                    .expect("room");
             again.use_plans(&kept.backend().plans()).expect("this device's own");
             assert!(finish(&mut again, &dataset) == expected, "{launches:?}");
             let [less, more] = [&again, &kept].map(activations);

@@ -1,6 +1,8 @@
-//! Shapes at the edges of what the kernels serve: training on the GPU gets as far as on the CPU with the same rounding.
+//! Shapes at the edges of what the kernels serve: training on the GPU gets as far as on the CPU
+//! with the same rounding.
 //!
-//! Two runs that differ in the order of sums part ways after some steps, so that what they learned is compared, not their bits.
+//! Two runs that differ in the order of sums part ways after some steps, so that what they learned
+//! is compared, not their bits.
 
 use sparse24_train::{
     backend::{Activation, Arithmetic, Backend, cpu::CpuBackend},
@@ -18,7 +20,9 @@ const STEPS: usize = 40;
 fn losses(backend: Box<dyn Backend>, recipe: &Recipe, dataset: &Dataset) -> Vec<f64> {
     let mut trainer = Trainer::new(backend, recipe.clone()).expect("room");
     let batches = Drawn { dataset, recipe };
-    (0..STEPS).map(|_| trainer.train_step(&batches, FlipSampling::Skip).expect("finite").loss).collect()
+    (0..STEPS)
+        .map(|_| trainer.train_step(&batches, FlipSampling::Skip).expect("finite").loss)
+        .collect()
 }
 
 /// How far the loss fell, in the mean of a few steps.
@@ -62,7 +66,8 @@ fn wide_heads_and_gates() {
     learns_as_on_the_cpu(TokenizerKind::Byte, |config| {
         let model = &mut config.model;
         (model.width, model.heads, model.ffn_width, model.context) = (256, 2, 328, 40);
-        (model.activation, model.dropout, model.recompute) = (Activation::Geglu, 0.1, Recompute::Blocks);
+        (model.activation, model.dropout, model.recompute) =
+            (Activation::Geglu, 0.1, Recompute::Blocks);
         config.batch.sequences = 2;
     });
 }

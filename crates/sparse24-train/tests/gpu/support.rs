@@ -11,7 +11,8 @@ use sparse24_train::{
     trainer::{Batches, Recipe},
 };
 
-/// Runs a test with a backend on the GPU, which it has to itself; without one it is skipped, which fails where `SPARSE24_REQUIRE_GPU` is set.
+/// Runs a test with a backend on the GPU, which it has to itself; without one it is skipped, which
+/// fails where `SPARSE24_REQUIRE_GPU` is set.
 pub(crate) fn on_gpu(test: impl FnOnce(Box<dyn Backend>)) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -38,7 +39,8 @@ pub(crate) struct Drawn<'a> {
 impl Batches for Drawn<'_> {
     fn fill(&self, step: u32, micro_step: u32, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) {
         let Recipe { seed, batch, .. } = *self.recipe;
-        let draw = Draw { seed, step, micro_step, sequences: batch.sequences, context: batch.context };
+        let draw =
+            Draw { seed, step, micro_step, sequences: batch.sequences, context: batch.context };
         self.dataset.batch(draw, inputs, targets);
     }
 }

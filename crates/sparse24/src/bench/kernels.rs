@@ -25,20 +25,26 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let sizes = if args.size.is_empty() { Size::all() } else { args.size.clone() };
     let all = cases(&sizes);
     let count = all.len();
-    let wanted = |case: &Case| args.kernel.is_empty() || args.kernel.iter().any(|kernel| kernel.is_match(case.kernel));
+    let wanted = |case: &Case| {
+        args.kernel.is_empty() || args.kernel.iter().any(|kernel| kernel.is_match(case.kernel))
+    };
     let cases: Vec<Case> = all.into_iter().filter(wanted).collect();
     if args.list {
         return list(&cases, args);
     }
     if cases.is_empty() {
         let kernels = args.kernel.iter().map(Regex::as_str).collect::<Vec<_>>().join("`, `");
-        let sentence = format!("--kernel: no name of a kernel in {} has a match of `{kernels}`; --list names them", counted(count, "case"));
+        let sentence = format!(
+            "--kernel: no name of a kernel in {} has a match of `{kernels}`; --list names them",
+            counted(count, "case")
+        );
         return Err(Failure::new(Exit::Usage, sentence));
     }
     let effort = if args.quick { Effort::Quick } else { Effort::Thorough };
     let signals = Signals::take()?;
     let BackendSettings { gpu: ordinal, libraries, .. } = args.over(BackendSettings::default());
-    let device = Device::open(&Settings { ordinal, libraries, ..Settings::default() }).map_err(Error::from)?;
+    let device = Device::open(&Settings { ordinal, libraries, ..Settings::default() })
+        .map_err(Error::from)?;
     let mut bench = Bench::new(device, effort).map_err(Error::from)?;
     let mut live = Live::new(cases.len());
     let mut end = Ok(());
@@ -84,23 +90,40 @@ fn list(cases: &[Case], args: &Args) -> Result<(), Failure> {
 }
 
 /// What the exit code tells: a kernel that is wrong comes first.
-fn verdict(report: &Report, asked: usize, end: Result<(), Failure>, stopped: Option<Exit>) -> Result<(), Failure> {
-    let that = |is: fn(&Outcome) -> bool| report.cases.iter().filter(move |record| is(&record.outcome));
-    let (mut failed, mut unmeasured) =
-        (that(|outcome| matches!(outcome, Outcome::Failed { .. })), that(|outcome| matches!(outcome, Outcome::Unmeasured { .. })));
+fn verdict(
+    report: &Report,
+    asked: usize,
+    end: Result<(), Failure>,
+    stopped: Option<Exit>,
+) -> Result<(), Failure> {
+    let that =
+        |is: fn(&Outcome) -> bool| report.cases.iter().filter(move |record| is(&record.outcome));
+    let (mut failed, mut unmeasured) = (
+        that(|outcome| matches!(outcome, Outcome::Failed { .. })),
+        that(|outcome| matches!(outcome, Outcome::Unmeasured { .. })),
+    );
     if let Some(Record { kernel, shape, outcome: Outcome::Failed { difference } }) = failed.next() {
         let of = counted(report.cases.len(), "case");
-        let sentence = format!("{} of {of} failed; the first is {kernel} {shape}: {difference}", 1 + failed.count());
+        let sentence = format!(
+            "{} of {of} failed; the first is {kernel} {shape}: {difference}",
+            1 + failed.count()
+        );
         return Err(Failure::new(Exit::Refuted, sentence));
     }
     end?;
     if let Some(exit) = stopped {
-        return Err(Failure::new(exit, format!("interrupted after {} of {}", report.cases.len(), counted(asked, "case"))));
+        return Err(Failure::new(
+            exit,
+            format!("interrupted after {} of {}", report.cases.len(), counted(asked, "case")),
+        ));
     }
     match unmeasured.next() {
         Some(Record { kernel, shape, outcome: Outcome::Unmeasured { reason } }) => {
             let of = counted(report.cases.len(), "case");
-            let sentence = format!("{} of {of} could not run; the first is {kernel} {shape}: {reason}", 1 + unmeasured.count());
+            let sentence = format!(
+                "{} of {of} could not run; the first is {kernel} {shape}: {reason}",
+                1 + unmeasured.count()
+            );
             Err(Failure::new(Exit::Device, sentence))
         }
         _ => Ok(()),
@@ -121,7 +144,8 @@ const INTERVAL: Duration = Duration::from_secs(10);
 impl Live {
     fn new(count: usize) -> Self {
         let bar = stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{bar:20.cyan/blue} {pos}/{len} {wide_msg}").expect("the template is well formed");
+            let style = ProgressStyle::with_template("{bar:20.cyan/blue} {pos}/{len} {wide_msg}")
+                .expect("the template is well formed");
             ProgressBar::new(count as u64).with_style(style.progress_chars("━╸─"))
         });
         Self { bar, told: Instant::now(), done: 0, count, last: String::new() }
@@ -137,7 +161,9 @@ impl Live {
         self.done += 1;
         self.last = format!("(before: {})", table::brief(record));
         match &self.bar {
-            Some(bar) if matches!(record.outcome, Outcome::Failed { .. }) => bar.println(table::brief(record)),
+            Some(bar) if matches!(record.outcome, Outcome::Failed { .. }) => {
+                bar.println(table::brief(record))
+            }
             Some(_) => {}
             None if self.told.elapsed() >= INTERVAL => {
                 self.told = Instant::now();

@@ -1,8 +1,11 @@
-//! Where the time of a steady training step goes, by kind of work: the trainer as it is, on random tokens.
+//! Where the time of a steady training step goes, by kind of work: the trainer as it is, on random
+//! tokens.
 //!
-//! Steps are timed without a profile first, those that refresh masks apart: they come as often as the configuration says, and far more often while
-//! they are timed. Then a few of the others run under a profile, which takes longer, since each launch is queued between events instead of
-//! replayed with others: shares are of those steps. What no span covers is the GPU waiting, for the host or between two launches.
+//! Steps are timed without a profile first, those that refresh masks apart: they come as often as
+//! the configuration says, and far more often while they are timed. Then a few of the others run
+//! under a profile, which takes longer, since each launch is queued between events instead of
+//! replayed with others: shares are of those steps. What no span covers is the GPU waiting, for the
+//! host or between two launches.
 
 use std::{collections::BTreeMap, num::NonZeroU32, time::Instant};
 
@@ -84,7 +87,8 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
     let method = args.method.iter().map(|method| format!("method.name={}", quoted(method)));
     let backend = std::iter::once("backend.name=cuda".to_owned());
-    let settings: Vec<String> = args.settings.iter().cloned().chain(method).chain(backend).collect();
+    let settings: Vec<String> =
+        args.settings.iter().cloned().chain(method).chain(backend).collect();
     let config = Config::resolve(Some(preset), None, &settings)?;
     let vocabulary = match config.data.tokenizer {
         TokenizerKind::Byte => 256,
@@ -99,10 +103,14 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
     let profile = backend.profile();
     let mut trainer = Trainer::new(Box::new(backend), recipe.clone())?;
     trainer.interrupt_on(signals.any());
-    let report = measured(&mut trainer, &profile, &config, interval, args).map_err(|error| match error {
-        Error::Interrupted => Failure::new(signals.received().unwrap_or(Exit::Interrupted), "interrupted before the steps were timed"),
-        error => error.into(),
-    })?;
+    let report =
+        measured(&mut trainer, &profile, &config, interval, args).map_err(|error| match error {
+            Error::Interrupted => Failure::new(
+                signals.received().unwrap_or(Exit::Interrupted),
+                "interrupted before the steps were timed",
+            ),
+            error => error.into(),
+        })?;
     if args.json {
         say!("{}", serde_json::to_string_pretty(&report).expect("plain values"));
         return Ok(());
@@ -110,31 +118,51 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
     table(&report, &recipe)
 }
 
-/// Has masks refreshed often, where not every step does it anyway, and says how many steps were between.
+/// Has masks refreshed often, where not every step does it anyway, and says how many steps were
+/// between.
 fn often(recipe: &mut Recipe) -> Option<NonZeroU32> {
     // A phase that prunes nothing has no masks, whatever the method says of them.
-    let prunes = recipe.method.phases.first().is_some_and(|phase| phase.kind() == PhaseKind::Sparse);
+    let prunes =
+        recipe.method.phases.first().is_some_and(|phase| phase.kind() == PhaseKind::Sparse);
     match &mut recipe.method.refresh {
-        Refresh::Every(interval) if prunes && interval.get() > 1 => Some(std::mem::replace(interval, REFRESHING.min(*interval))),
+        Refresh::Every(interval) if prunes && interval.get() > 1 => {
+            Some(std::mem::replace(interval, REFRESHING.min(*interval)))
+        }
         _ => None,
     }
 }
 
-fn measured(trainer: &mut Trainer, profile: &Profile, config: &Config, interval: Option<NonZeroU32>, args: &Args) -> Result<Report, Error> {
+fn measured(
+    trainer: &mut Trainer,
+    profile: &Profile,
+    config: &Config,
+    interval: Option<NonZeroU32>,
+    args: &Args,
+) -> Result<Report, Error> {
     let recipe = trainer.recipe().clone();
     let vocabulary = recipe.model.vocabulary;
-    let batches = Random { tokens: recipe.batch.sequences * recipe.batch.context, vocabulary: vocabulary as u32 };
+    let batches = Random {
+        tokens: recipe.batch.sequences * recipe.batch.context,
+        vocabulary: vocabulary as u32,
+    };
     let (timed, profiled) = if args.quick { (3, 1) } else { (10, 3) };
     let first = if interval.is_some() { FIRST * REFRESHING.get() as usize } else { FIRST };
-    note(format_args!("{first} steps of {} tokens to warm up, {timed} timed, {profiled} profiled", recipe.tokens_per_step()));
+    note(format_args!(
+        "{first} steps of {} tokens to warm up, {timed} timed, {profiled} profiled",
+        recipe.tokens_per_step()
+    ));
     for _ in 0..first {
         trainer.train_step(&batches, FlipSampling::Skip)?;
     }
     let Steady { mut keeping, mut refreshing, .. } = steady(trainer, &batches, timed, None)?;
     let Steady { keeping: under, spans, .. } = steady(trainer, &batches, profiled, Some(profile))?;
-    let (step_ms, profiled_step_ms) = (median(&mut keeping), under.iter().sum::<f64>() / profiled as f64);
-    let refresh =
-        interval.map(|interval| RefreshTime { interval: interval.get(), steps: refreshing.len(), step_ms: median(&mut refreshing) });
+    let (step_ms, profiled_step_ms) =
+        (median(&mut keeping), under.iter().sum::<f64>() / profiled as f64);
+    let refresh = interval.map(|interval| RefreshTime {
+        interval: interval.get(),
+        steps: refreshing.len(),
+        step_ms: median(&mut refreshing),
+    });
     let kinds = kinds(&spans, &recipe.model, profiled as f64, profiled_step_ms);
     let covered_ms = kinds.iter().map(|part| part.ms).sum();
     Ok(Report {
@@ -158,7 +186,9 @@ fn measured(trainer: &mut Trainer, profile: &Profile, config: &Config, interval:
 
 /// Milliseconds of a step where one of so many refreshes masks.
 fn mean(step_ms: f64, refresh: Option<RefreshTime>) -> f64 {
-    refresh.map_or(step_ms, |refresh| (f64::from(refresh.interval - 1) * step_ms + refresh.step_ms) / f64::from(refresh.interval))
+    refresh.map_or(step_ms, |refresh| {
+        (f64::from(refresh.interval - 1) * step_ms + refresh.step_ms) / f64::from(refresh.interval)
+    })
 }
 
 fn median(times: &mut [f64]) -> f64 {
@@ -177,7 +207,12 @@ struct Steady {
 }
 
 /// So many steps that keep their masks, or that refresh them like all others, and those between.
-fn steady(trainer: &mut Trainer, batches: &Random, steps: usize, profile: Option<&Profile>) -> Result<Steady, Error> {
+fn steady(
+    trainer: &mut Trainer,
+    batches: &Random,
+    steps: usize,
+    profile: Option<&Profile>,
+) -> Result<Steady, Error> {
     let mut steady = Steady::default();
     while steady.keeping.len() < steps {
         let (refresh, step) = (trainer.recipe().method.refresh, trainer.step() + 1);
@@ -197,7 +232,18 @@ fn steady(trainer: &mut Trainer, batches: &Random, steps: usize, profile: Option
 }
 
 fn table(report: &Report, recipe: &Recipe) -> Result<(), Failure> {
-    let Report { device, preset, method, phase, step_ms, steps, profiled_step_ms: whole, covered_ms, gap_ms, .. } = report;
+    let Report {
+        device,
+        preset,
+        method,
+        phase,
+        step_ms,
+        steps,
+        profiled_step_ms: whole,
+        covered_ms,
+        gap_ms,
+        ..
+    } = report;
     say!("{device}");
     say!(
         "{preset}, {method} ({phase} phase), {} x {} sequences of {}, {:.1} GiB held by buffers",
@@ -209,13 +255,26 @@ fn table(report: &Report, recipe: &Recipe) -> Result<(), Failure> {
     let refreshed = report.refresh.map(|RefreshTime { interval, step_ms, steps }| {
         format!(", one that refreshes masks, 1 of {interval}, {step_ms:.2} ms (median of {steps})")
     });
-    say!("a step {step_ms:.2} ms (median of {steps}){}: {:.0} tokens/s", refreshed.unwrap_or_default(), report.tokens_per_s);
-    say!("under the profile, each launch queued between events, {whole:.2} ms (mean of {}):\n", report.profiled_steps);
+    say!(
+        "a step {step_ms:.2} ms (median of {steps}){}: {:.0} tokens/s",
+        refreshed.unwrap_or_default(),
+        report.tokens_per_s
+    );
+    say!(
+        "under the profile, each launch queued between events, {whole:.2} ms (mean of {}):\n",
+        report.profiled_steps
+    );
     say!("{:<44} {:>10} {:>7} {:>9}", "kind of work", "ms a step", "%", "launches");
     for kind in &report.kinds {
         say!("{:<44} {:>10.3} {:>7.1} {:>9.0}", kind.name, kind.ms, kind.percent, kind.launches);
         for part in &kind.parts {
-            say!("  {:<42} {:>10.3} {:>7.1} {:>9.0}", part.name, part.ms, part.percent, part.launches);
+            say!(
+                "  {:<42} {:>10.3} {:>7.1} {:>9.0}",
+                part.name,
+                part.ms,
+                part.percent,
+                part.launches
+            );
         }
     }
     say!("{:<44} {covered_ms:>10.3} {:>7.1}", "all of these", 100.0 * covered_ms / whole);
@@ -223,11 +282,13 @@ fn table(report: &Report, recipe: &Recipe) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sums by kind, the largest first, and within products and kernels of several names by what they are.
+/// Sums by kind, the largest first, and within products and kernels of several names by what they
+/// are.
 fn kinds(spans: &[Span], model: &Gpt2Shape, steps: f64, step_ms: f64) -> Vec<Part> {
     let mut sums: BTreeMap<Kind, BTreeMap<String, (f64, usize)>> = BTreeMap::new();
     for span in spans {
-        let sum = sums.entry(span.work.kind()).or_default().entry(name(span.work, model)).or_default();
+        let sum =
+            sums.entry(span.work.kind()).or_default().entry(name(span.work, model)).or_default();
         *sum = (sum.0 + f64::from(span.ms), sum.1 + 1);
     }
     let part = |name: String, (ms, launches): (f64, usize), parts| {
@@ -247,7 +308,8 @@ fn kinds(spans: &[Span], model: &Gpt2Shape, steps: f64, step_ms: f64) -> Vec<Par
     sorted(sums.into_iter().map(kind).collect())
 }
 
-/// What a span is called within its kind: the role of a dense product, or a kernel without the tile that it was made for.
+/// What a span is called within its kind: the role of a dense product, or a kernel without the tile
+/// that it was made for.
 fn name(work: Work, model: &Gpt2Shape) -> String {
     match work {
         Work::Copy => "copies and fills".to_owned(),
@@ -303,7 +365,8 @@ mod tests {
 
     #[test]
     fn spans_become_kinds_with_shares_of_a_step() {
-        let model = preset::find("gpt2-124m").expect("it exists").recipe(50257).expect("possible").model;
+        let model =
+            preset::find("gpt2-124m").expect("it exists").recipe(50257).expect("possible").model;
         let span = |work, ms| Span { work, ms };
         let product = |pass, weight| Work::Product { pass, tokens: 8, weight };
         let spans = [
@@ -316,36 +379,58 @@ mod tests {
             span(Work::Copy, 0.5),
         ];
         let kinds = kinds(&spans, &model, 2.0, 10.0);
-        let told: Vec<(&str, f64, f64)> = kinds.iter().map(|part| (part.name.as_str(), part.ms, part.launches)).collect();
-        assert_eq!(told, [("dense products", 7.0, 1.5), ("norm", 1.5, 1.5), ("copies and fills", 0.25, 0.5)]);
+        let told: Vec<(&str, f64, f64)> =
+            kinds.iter().map(|part| (part.name.as_str(), part.ms, part.launches)).collect();
+        assert_eq!(
+            told,
+            [("dense products", 7.0, 1.5), ("norm", 1.5, 1.5), ("copies and fills", 0.25, 0.5)]
+        );
         assert_eq!(kinds[0].percent, 70.0);
         let parts: Vec<&str> = kinds[0].parts.iter().map(|part| part.name.as_str()).collect();
         assert_eq!(parts, ["head, wgrad", "attention in, forward", "dgrad, 5x7"]);
-        assert_eq!(kinds[1].parts.iter().map(|part| part.name.as_str()).collect::<Vec<_>>(), ["norm_forward", "norm_backward"]);
+        assert_eq!(
+            kinds[1].parts.iter().map(|part| part.name.as_str()).collect::<Vec<_>>(),
+            ["norm_forward", "norm_backward"]
+        );
         assert!(kinds[2].parts.is_empty());
     }
 
     /// On the CPU, since a trainer is a trainer.
     fn trainer(method: &str) -> (Trainer, Random, Option<NonZeroU32>) {
-        let settings = ["layers=1", "heads=2", "width=16", "ffn_width=32", "context=8"].map(|setting| format!("model.{setting}"));
-        let others = [format!("method.name={method}"), "batch.sequences=2".to_owned(), "steps=100".to_owned()];
-        let config = Config::resolve(Some("quickstart"), None, &[&settings[..], &others].concat()).expect("possible");
+        let settings = ["layers=1", "heads=2", "width=16", "ffn_width=32", "context=8"]
+            .map(|setting| format!("model.{setting}"));
+        let others = [
+            format!("method.name={method}"),
+            "batch.sequences=2".to_owned(),
+            "steps=100".to_owned(),
+        ];
+        let config = Config::resolve(Some("quickstart"), None, &[&settings[..], &others].concat())
+            .expect("possible");
         let mut recipe = config.recipe(65).expect("possible");
         let interval = often(&mut recipe);
-        let backend = (config.backend_entry().expect("the CPU").open)(config.backend.settings()).expect("opened");
-        let batches = Random { tokens: recipe.batch.sequences * recipe.batch.context, vocabulary: 65 };
+        let backend = (config.backend_entry().expect("the CPU").open)(config.backend.settings())
+            .expect("opened");
+        let batches =
+            Random { tokens: recipe.batch.sequences * recipe.batch.context, vocabulary: 65 };
         (Trainer::new(backend, recipe).expect("room"), batches, interval)
     }
 
     #[test]
     fn steps_that_refresh_masks_are_timed_apart_and_counted_as_often_as_they_come() {
         let (mut fst, batches, interval) = trainer("fst");
-        let configured = preset::find("quickstart").expect("it exists").method_value().expect("known").refresh;
+        let configured =
+            preset::find("quickstart").expect("it exists").method_value().expect("known").refresh;
         assert_eq!(interval.map(Refresh::Every), Some(configured));
-        let Steady { keeping, refreshing, .. } = steady(&mut fst, &batches, 5, None).expect("finite");
-        assert_eq!((keeping.len(), refreshing.len(), fst.step()), (5, 2, 7), "steps 3 and 6 refresh");
+        let Steady { keeping, refreshing, .. } =
+            steady(&mut fst, &batches, 5, None).expect("finite");
+        assert_eq!(
+            (keeping.len(), refreshing.len(), fst.step()),
+            (5, 2, 7),
+            "steps 3 and 6 refresh"
+        );
         let (mut dense, batches, interval) = trainer("dense");
-        let Steady { keeping, refreshing, .. } = steady(&mut dense, &batches, 5, None).expect("finite");
+        let Steady { keeping, refreshing, .. } =
+            steady(&mut dense, &batches, 5, None).expect("finite");
         assert_eq!((keeping.len(), refreshing.len(), interval), (5, 0, None));
         assert_eq!(mean(10.0, Some(RefreshTime { interval: 40, step_ms: 50.0, steps: 5 })), 11.0);
         assert_eq!(mean(10.0, None), 10.0);

@@ -1,4 +1,5 @@
-//! What `doctor` says about CUDA. A missing part is no problem of the machine: without a GPU, runs take the CPU.
+//! What `doctor` says about CUDA. A missing part is no problem of the machine: without a GPU, runs
+//! take the CPU.
 
 use std::path::PathBuf;
 
@@ -44,13 +45,19 @@ impl Cuda {
         Self::new(survey::survey(), survey::kernels)
     }
 
-    fn new(Survey { libraries, driver }: Survey, kernels: impl Fn(Architecture) -> Result<Kernels, Error>) -> Self {
-        let library = |(library, found): (sparse24_cuda::library::Library, Result<PathBuf, Error>)| {
-            let (file, problem) = split(found);
-            Library { name: library.to_string(), file, problem }
-        };
+    fn new(
+        Survey { libraries, driver }: Survey,
+        kernels: impl Fn(Architecture) -> Result<Kernels, Error>,
+    ) -> Self {
+        let library =
+            |(library, found): (sparse24_cuda::library::Library, Result<PathBuf, Error>)| {
+                let (file, problem) = split(found);
+                Library { name: library.to_string(), file, problem }
+            };
         let gpu = |survey::Gpu { name, capability: [major, minor], bytes, architecture }| {
-            let unserved = || Err(Error::Architecture { name: String::clone(&name), capability: [major, minor] });
+            let unserved = || {
+                Err(Error::Architecture { name: String::clone(&name), capability: [major, minor] })
+            };
             let (kernels, problem) = split(architecture.map_or_else(unserved, &kernels));
             Gpu {
                 name,
@@ -63,7 +70,9 @@ impl Cuda {
             }
         };
         let (driver, problem) = split(driver);
-        let (release, gpus) = driver.map(|Driver { release: [major, minor], gpus }| (format!("{major}.{minor}"), gpus)).unzip();
+        let (release, gpus) = driver
+            .map(|Driver { release: [major, minor], gpus }| (format!("{major}.{minor}"), gpus))
+            .unzip();
         Self {
             libraries: libraries.into_iter().map(library).collect(),
             release,
@@ -79,17 +88,27 @@ impl Cuda {
         };
         let mut lines: Vec<String> = self.libraries.iter().map(library).collect();
         // That the driver's file is missing was said.
-        let new = |problem: &&String| !self.libraries.iter().any(|library| library.problem.as_ref() == Some(problem));
-        lines.extend(self.problem.as_ref().filter(new).map(|problem| format!("GPU           {problem}")));
+        let new = |problem: &&String| {
+            !self.libraries.iter().any(|library| library.problem.as_ref() == Some(problem))
+        };
         lines.extend(
-            self.release.as_ref().map(|release| format!("GPU           {} in all; the driver serves CUDA {release}", self.gpus.len())),
+            self.problem.as_ref().filter(new).map(|problem| format!("GPU           {problem}")),
         );
-        for (i, Gpu { name, capability, memory_mib, kernels, kernels_compiled, problem, .. }) in self.gpus.iter().enumerate() {
+        lines.extend(self.release.as_ref().map(|release| {
+            format!("GPU           {} in all; the driver serves CUDA {release}", self.gpus.len())
+        }));
+        for (i, Gpu { name, capability, memory_mib, kernels, kernels_compiled, problem, .. }) in
+            self.gpus.iter().enumerate()
+        {
             let kernels = match (kernels, kernels_compiled) {
-                (Some(all), Some(compiled)) => format!("{compiled} of {all} kernels are compiled, others compile at their first use"),
+                (Some(all), Some(compiled)) => format!(
+                    "{compiled} of {all} kernels are compiled, others compile at their first use"
+                ),
                 _ => problem.clone().unwrap_or_default(),
             };
-            lines.push(format!("GPU {i:<9} {name}, compute capability {capability}, {memory_mib} MiB; {kernels}"));
+            lines.push(format!(
+                "GPU {i:<9} {name}, compute capability {capability}, {memory_mib} MiB; {kernels}"
+            ));
         }
         lines
     }
@@ -108,8 +127,13 @@ mod tests {
 
     const LIBRARY: sparse24_cuda::library::Library = sparse24_cuda::library::Library::Driver;
 
-    fn lines(libraries: Result<PathBuf, Error>, driver: Result<Driver, Error>, kernels: Result<Kernels, Error>) -> Vec<String> {
-        Cuda::new(Survey { libraries: vec![(LIBRARY, libraries)], driver }, |_| kernels.clone()).lines()
+    fn lines(
+        libraries: Result<PathBuf, Error>,
+        driver: Result<Driver, Error>,
+        kernels: Result<Kernels, Error>,
+    ) -> Vec<String> {
+        Cuda::new(Survey { libraries: vec![(LIBRARY, libraries)], driver }, |_| kernels.clone())
+            .lines()
     }
 
     fn gpu(capability: [i32; 2]) -> Result<Driver, Error> {
@@ -120,17 +144,40 @@ mod tests {
 
     #[test]
     fn a_missing_driver_is_said_once() {
-        let missing = Error::Library { library: LIBRARY, tried: vec!["libcuda.so".into()], folders: vec![], unloadable: None };
+        let missing = Error::Library {
+            library: LIBRARY,
+            tried: vec!["libcuda.so".into()],
+            folders: vec![],
+            unloadable: None,
+        };
         let lines = lines(Err(missing.clone()), Err(missing), Ok(Kernels { all: 1, kept: 0 }));
         assert_eq!(lines.len(), 1);
-        assert!(lines[0].starts_with("CUDA          the CUDA driver was not found: tried libcuda.so; install "), "{lines:?}");
+        assert!(
+            lines[0].starts_with(
+                "CUDA          the CUDA driver was not found: tried libcuda.so; install "
+            ),
+            "{lines:?}"
+        );
     }
 
     #[test]
     fn a_driver_without_gpus_and_an_old_one_are_sentences() {
-        for error in [Error::NoDevice { ordinal: 0, count: 0 }, Error::OldDriver { found: [12, 4], required: [13, 0] }] {
-            let lines = lines(Ok("libcuda.so.1".into()), Err(error.clone()), Ok(Kernels { all: 1, kept: 0 }));
-            assert_eq!(lines, ["CUDA          the CUDA driver: libcuda.so.1".to_owned(), format!("GPU           {error}")]);
+        for error in [
+            Error::NoDevice { ordinal: 0, count: 0 },
+            Error::OldDriver { found: [12, 4], required: [13, 0] },
+        ] {
+            let lines = lines(
+                Ok("libcuda.so.1".into()),
+                Err(error.clone()),
+                Ok(Kernels { all: 1, kept: 0 }),
+            );
+            assert_eq!(
+                lines,
+                [
+                    "CUDA          the CUDA driver: libcuda.so.1".to_owned(),
+                    format!("GPU           {error}")
+                ]
+            );
         }
     }
 
@@ -149,7 +196,10 @@ mod tests {
             folders: vec![],
             unloadable: None,
         };
-        assert!(said(gpu([9, 0]), Err(compiler)).contains("3072 MiB; the compiler of CUDA kernels (NVRTC) was not found: "));
+        assert!(
+            said(gpu([9, 0]), Err(compiler))
+                .contains("3072 MiB; the compiler of CUDA kernels (NVRTC) was not found: ")
+        );
         let old = said(gpu([7, 5]), Ok(Kernels { all: 1, kept: 1 }));
         assert!(old.contains("G has compute capability 7.5: kernels exist for sm_80"), "{old}");
     }

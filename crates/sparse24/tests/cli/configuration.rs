@@ -9,14 +9,26 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
     let place = Place::new();
     for (settings, message) in [
         // Unknown keys and sections.
-        ("foo=1", r#"configuration: "foo" is not known (known: backend, batch, data, half, method, model, *)"#),
+        (
+            "foo=1",
+            r#"configuration: "foo" is not known (known: backend, batch, data, half, method, model, *)"#,
+        ),
         ("stepz=1", r#"configuration: "stepz" is not known; did you mean "steps"? (known: *)"#),
-        ("model.layres=3", r#"model: "layres" is not known; did you mean "layers"? (known: activation, bias, context, *)"#),
-        ("modle.layers=3", r#"configuration: "modle" is not known; did you mean "model"? (known: *)"#),
+        (
+            "model.layres=3",
+            r#"model: "layres" is not known; did you mean "layers"? (known: activation, bias, context, *)"#,
+        ),
+        (
+            "modle.layers=3",
+            r#"configuration: "modle" is not known; did you mean "model"? (known: *)"#,
+        ),
         ("optimizer.layers=3", r#"optimizer: "layers" is not known (known: beta1, *)"#),
         ("=3", r#"configuration: "" is not known (known: *)"#),
         ("model.layers", "model.layers: expected KEY=VALUE, found no ="),
-        ("preset=gpt2-124m", "preset: a preset is what settings are laid on, choose it before them (--preset)"),
+        (
+            "preset=gpt2-124m",
+            "preset: a preset is what settings are laid on, choose it before them (--preset)",
+        ),
         // Types.
         ("model.layers=two", r#"model.layers: expected a whole number, found "two""#),
         ("model.layers=2.5", "model.layers: expected a whole number, found 2.5"),
@@ -27,22 +39,49 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
         ("model=3", "model: expected a section, found 3"),
         ("seed.low=1", "seed: expected a whole number, found { low = 1 }"),
         ("steps=5000000000", "steps: expected at most 4294967295, found 5000000000"),
-        ("seed=18446744073709551615", "seed: expected at most 9223372036854775807, found 18446744073709551615"),
+        (
+            "seed=18446744073709551615",
+            "seed: expected at most 9223372036854775807, found 18446744073709551615",
+        ),
         // Choices.
-        ("model.activation=relu", r#"model.activation: "relu" is not known; did you mean "gelu"? (known: gelu, geglu, swiglu)"#),
-        ("model.sparsify=all", r#"model.sparsify: "all" is not known (known: ffn, ffn-and-attention)"#),
-        ("model.sparsify=fnn", r#"model.sparsify: "fnn" is not known; did you mean "ffn"? (known: ffn, ffn-and-attention)"#),
+        (
+            "model.activation=relu",
+            r#"model.activation: "relu" is not known; did you mean "gelu"? (known: gelu, geglu, swiglu)"#,
+        ),
+        (
+            "model.sparsify=all",
+            r#"model.sparsify: "all" is not known (known: ffn, ffn-and-attention)"#,
+        ),
+        (
+            "model.sparsify=fnn",
+            r#"model.sparsify: "fnn" is not known; did you mean "ffn"? (known: ffn, ffn-and-attention)"#,
+        ),
         ("data.tokenizer=bpe", r#"data.tokenizer: "bpe" is not known (known: byte, char, gpt2)"#),
-        ("backend.arithmetic=f16", r#"backend.arithmetic: "f16" is not known; did you mean "bf16"? (known: native, f32, bf16)"#),
+        (
+            "backend.arithmetic=f16",
+            r#"backend.arithmetic: "f16" is not known; did you mean "bf16"? (known: native, f32, bf16)"#,
+        ),
         ("backend.name=metal", r#"backend.name: "metal" is not known (known: *"#),
         (
             "method.name=fts",
             r#"method.name: "fts" is not known; did you mean "fst"? (known: dense, half, ste, sr-ste, fst, step, bi-mask, s-ste)"#,
         ),
-        ("method.decay=weights", r#"method.decay: "weights" is not known (known: none, on-gradients, on-weights)"#),
-        ("method.forward=column", r#"method.forward: "column" is not known (known: dense, transposable, row-wise, soft-threshold)"#),
-        ("method.dgrad=forward", r#"method.dgrad: "forward" is not known (known: dense, as-forward, permuted)"#),
-        ("method.wgrad=mvu", r#"method.wgrad: "mvu" is not known; did you mean "mvue"? (known: dense, mvue, mvue-approximate)"#),
+        (
+            "method.decay=weights",
+            r#"method.decay: "weights" is not known (known: none, on-gradients, on-weights)"#,
+        ),
+        (
+            "method.forward=column",
+            r#"method.forward: "column" is not known (known: dense, transposable, row-wise, soft-threshold)"#,
+        ),
+        (
+            "method.dgrad=forward",
+            r#"method.dgrad: "forward" is not known (known: dense, as-forward, permuted)"#,
+        ),
+        (
+            "method.wgrad=mvu",
+            r#"method.wgrad: "mvu" is not known; did you mean "mvue"? (known: dense, mvue, mvue-approximate)"#,
+        ),
         ("method.phases=sparse", r#"method.phases: expected a list of strings, found "sparse""#),
         ("method.phases=[5]", "method.phases*expected a string"),
         (
@@ -56,12 +95,18 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
         ("model.width=0", "model.width: expected at least 1, found 0"),
         ("model.ffn_width=0", "model.ffn_width: expected at least 1, found 0"),
         ("model.context=0", "model.context: expected at least 1, found 0"),
-        (r#"method.phases=["sparse:5/6"]"#, "method.phases: expected phases that follow each other, the last one to the end of the run"),
+        (
+            r#"method.phases=["sparse:5/6"]"#,
+            "method.phases: expected phases that follow each other, the last one to the end of the run",
+        ),
         (
             r#"method.phases=["dense","sparse:1/2"]"#,
             "method.phases: expected phases that follow each other, the last one to the end of the run",
         ),
-        (r#"method.phases=["frozen"]"#, "method.phases: expected at least one step before a frozen variance, found none"),
+        (
+            r#"method.phases=["frozen"]"#,
+            "method.phases: expected at least one step before a frozen variance, found none",
+        ),
         (
             r#"method.name=dense method.phases=["sparse"]"#,
             r#"method.phases: the method has no sparse operand for "sparse"; set method.forward or method.wgrad"#,
@@ -78,38 +123,83 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
             r#"method.decay=on-gradients method.phases=["dense"]"#,
             "method.decay: acts where the forward's weights are pruned, which no phase of fst does; leave it empty",
         ),
-        ("method.dgrad=permuted", r#"method.dgrad: expected a row-wise forward beside "permuted" (method.forward = "row-wise")"#),
-        ("half.ratio=2", r#"half.ratio: expected a share above 0 and at most 1, as "1/2" or "0.77", found "2""#),
-        ("half.ratio=0", r#"half.ratio: expected a share above 0 and at most 1, as "1/2" or "0.77", found "0""#),
+        (
+            "method.dgrad=permuted",
+            r#"method.dgrad: expected a row-wise forward beside "permuted" (method.forward = "row-wise")"#,
+        ),
+        (
+            "half.ratio=2",
+            r#"half.ratio: expected a share above 0 and at most 1, as "1/2" or "0.77", found "2""#,
+        ),
+        (
+            "half.ratio=0",
+            r#"half.ratio: expected a share above 0 and at most 1, as "1/2" or "0.77", found "0""#,
+        ),
         ("batch.sequences=0", "batch.sequences: expected at least 1, found 0"),
         ("batch.accumulation=0", "batch.accumulation: expected at least 1, found 0"),
         ("run.keep_last=0", "run.keep_last: expected at least 1, found 0"),
         ("model.width=99999999999", "model.width: expected at most 16777216, found 99999999999"),
-        ("batch.sequences=99999999999", "batch.sequences: expected at most 16777216, found 99999999999"),
-        ("backend.threads=99999", "backend.threads: expected at most 4096, 0 for one a core, found 99999"),
+        (
+            "batch.sequences=99999999999",
+            "batch.sequences: expected at most 16777216, found 99999999999",
+        ),
+        (
+            "backend.threads=99999",
+            "backend.threads: expected at most 4096, 0 for one a core, found 99999",
+        ),
         ("model.heads=3", "model.heads: expected a divisor of model.width 128, found 3"),
-        ("model.width=130 model.heads=2", "model.width: expected a multiple of 4, for 4x4 tiles, and of model.heads 2, found 130"),
-        ("model.width=130", "model.width: expected a multiple of 4, for 4x4 tiles, and of model.heads 4, found 130"),
-        ("model.ffn_width=514", "model.ffn_width: expected a multiple of 4, for 4x4 tiles, found 514"),
+        (
+            "model.width=130 model.heads=2",
+            "model.width: expected a multiple of 4, for 4x4 tiles, and of model.heads 2, found 130",
+        ),
+        (
+            "model.width=130",
+            "model.width: expected a multiple of 4, for 4x4 tiles, and of model.heads 4, found 130",
+        ),
+        (
+            "model.ffn_width=514",
+            "model.ffn_width: expected a multiple of 4, for 4x4 tiles, found 514",
+        ),
         ("model.dropout=1", "model.dropout: expected a number in [0, 1), found 1"),
         ("model.dropout=-0.1", "model.dropout: expected a number in [0, 1), found -0.1"),
         ("model.dropout=nan", "model.dropout: expected a number in [0, 1), found NaN"),
         ("optimizer.beta1=1.0", "optimizer.beta1: expected a number in [0, 1), found 1"),
         ("optimizer.beta2=2", "optimizer.beta2: expected a number in [0, 1), found 2"),
-        ("method.lambda=-1e-5", "method.lambda: expected a finite number of at least 0, found -0.00001"),
+        (
+            "method.lambda=-1e-5",
+            "method.lambda: expected a finite number of at least 0, found -0.00001",
+        ),
         ("method.lambda=nan", "method.lambda: expected a finite number of at least 0, found NaN"),
-        ("optimizer.learning_rate=inf", "optimizer.learning_rate: expected a finite number of at least 0, found inf"),
-        ("optimizer.learning_rate=1e300", "optimizer.learning_rate: expected a finite number of at least 0, found inf"),
-        ("optimizer.min_learning_rate=-1", "optimizer.min_learning_rate: expected a finite number of at least 0, found -1"),
-        ("optimizer.weight_decay=nan", "optimizer.weight_decay: expected a finite number of at least 0, found NaN"),
+        (
+            "optimizer.learning_rate=inf",
+            "optimizer.learning_rate: expected a finite number of at least 0, found inf",
+        ),
+        (
+            "optimizer.learning_rate=1e300",
+            "optimizer.learning_rate: expected a finite number of at least 0, found inf",
+        ),
+        (
+            "optimizer.min_learning_rate=-1",
+            "optimizer.min_learning_rate: expected a finite number of at least 0, found -1",
+        ),
+        (
+            "optimizer.weight_decay=nan",
+            "optimizer.weight_decay: expected a finite number of at least 0, found NaN",
+        ),
         ("optimizer.clip=-1", "optimizer.clip: expected a finite number of at least 0, found -1"),
         ("optimizer.epsilon=0", "optimizer.epsilon: expected a finite number above 0, found 0"),
         (
             "optimizer.decay_steps=150",
             "optimizer.decay_steps: expected more than optimizer.warmup_steps 150, or 0 for the last step, found 150",
         ),
-        ("data.validation=0", "data.validation: expected the share to hold out, above 0 and below 1, found 0"),
-        ("data.validation=1.5", "data.validation: expected the share to hold out, above 0 and below 1, found 1.5"),
+        (
+            "data.validation=0",
+            "data.validation: expected the share to hold out, above 0 and below 1, found 0",
+        ),
+        (
+            "data.validation=1.5",
+            "data.validation: expected the share to hold out, above 0 and below 1, found 1.5",
+        ),
     ] {
         let set: String = settings.split(' ').map(|setting| format!(" --set {setting}")).collect();
         place.refuses(&format!("config{set}"), 2, message);
@@ -120,16 +210,28 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
 fn flags_are_refused_like_settings() {
     let place = Place::new();
     for (flags, message) in [
-        ("--preset quikstart", r#"preset: "quikstart" is not known; did you mean "quickstart"? (known: quickstart, *, gpt2-1558m)"#),
+        (
+            "--preset quikstart",
+            r#"preset: "quikstart" is not known; did you mean "quickstart"? (known: quickstart, *, gpt2-1558m)"#,
+        ),
         ("--method ftsx", r#"method.name: "ftsx" is not known (known: dense, *)"#),
         ("--backend gpu", r#"backend.name: "gpu" is not known; did you mean "cpu"? (known: *"#),
         ("--steps 0", "steps: expected at least 1, found 0"),
         ("--steps -5", "steps: expected a whole number of at least 0, found -5"),
         ("--steps many", r#"steps: expected a whole number, found "many""#),
-        ("--seed 18446744073709551615", "seed: expected at most 9223372036854775807, found 18446744073709551615"),
+        (
+            "--seed 18446744073709551615",
+            "seed: expected at most 9223372036854775807, found 18446744073709551615",
+        ),
         ("--checkpoint-every x", r#"run.checkpoint_every: expected a whole number, found "x""#),
-        ("--stepz 5", "unexpected argument '--stepz' found; tip: a similar argument exists: '--steps'; --help tells all"),
-        ("--steps", "a value is required for '--steps <STEPS>' but none was supplied; --help tells all"),
+        (
+            "--stepz 5",
+            "unexpected argument '--stepz' found; tip: a similar argument exists: '--steps'; --help tells all",
+        ),
+        (
+            "--steps",
+            "a value is required for '--steps <STEPS>' but none was supplied; --help tells all",
+        ),
     ] {
         place.refuses(&format!("config {flags}"), 2, message);
         place.refuses(&format!("train {flags} --out new"), 2, message);
@@ -145,13 +247,22 @@ fn a_document_is_refused_by_its_name_and_line() {
         ("seed = 1\n\nlayers == 1\n", "my.toml: line 3: *"),
         ("seed = 1\nseed = 2", "my.toml: line 2: duplicate key"),
         ("= 1", "my.toml: line 1: *"),
-        ("seed = 1\n[model]\nlayers = \"1\"\n", r#"my.toml: model.layers: expected a whole number, found "1""#),
-        ("seed = 1\n[model]\nlayers = -4\n", "my.toml: model.layers: expected a whole number of at least 0, found -4"),
+        (
+            "seed = 1\n[model]\nlayers = \"1\"\n",
+            r#"my.toml: model.layers: expected a whole number, found "1""#,
+        ),
+        (
+            "seed = 1\n[model]\nlayers = -4\n",
+            "my.toml: model.layers: expected a whole number of at least 0, found -4",
+        ),
         (
             "[model]\nactivation = \"relu\"\n",
             r#"my.toml: model.activation: "relu" is not known; did you mean "gelu"? (known: gelu, geglu, swiglu)"#,
         ),
-        ("[modle]\nlayers = 1\n", r#"my.toml: configuration: "modle" is not known; did you mean "model"? (known: *)"#),
+        (
+            "[modle]\nlayers = 1\n",
+            r#"my.toml: configuration: "modle" is not known; did you mean "model"? (known: *)"#,
+        ),
         ("model.layers.x = 1\n", "my.toml: model.layers: expected a whole number, found { x = 1 }"),
         ("preset = \"x\"\n", r#"my.toml: preset: "x" is not known (known: quickstart, *)"#),
         ("preset = 3\n", "my.toml: preset: expected a string, found 3"),
@@ -163,7 +274,11 @@ fn a_document_is_refused_by_its_name_and_line() {
     }
     place.write("my.toml", b"seed = 1\nsteps = 2\n# caf\xe9\n");
     place.refuses("config --config my.toml", 2, "my.toml: line 3: is not UTF-8 text");
-    place.refuses("config --config nowhere.toml", 3, "nowhere.toml: does not exist, expected a TOML file; `sparse24 config` prints one");
+    place.refuses(
+        "config --config nowhere.toml",
+        3,
+        "nowhere.toml: does not exist, expected a TOML file; `sparse24 config` prints one",
+    );
     place.refuses("config --config .", 3, ".: is a folder, expected a file");
 }
 
@@ -174,11 +289,17 @@ fn a_preset_is_named_once() {
     let message = r#"my.toml: preset: found "shakespeare-char" here and "quickstart" for --preset, expected one of the two alone"#;
     place.refuses("config --config my.toml --preset quickstart", 2, message);
     place.refuses("train --config my.toml --preset quickstart", 2, message);
-    for line in ["config --config my.toml --json", "config --config my.toml --preset shakespeare-char --json"] {
+    for line in [
+        "config --config my.toml --json",
+        "config --config my.toml --preset shakespeare-char --json",
+    ] {
         assert_eq!(place.json(line)["preset"], "shakespeare-char");
     }
     place.write("my.toml", "seed = 1\n");
-    assert_eq!(place.json("config --config my.toml --preset shakespeare-char --json")["model"]["layers"], 6);
+    assert_eq!(
+        place.json("config --config my.toml --preset shakespeare-char --json")["model"]["layers"],
+        6
+    );
     assert_eq!(place.json("config --config my.toml --json")["preset"], "quickstart");
     place.refuses("config --preset imported", 2, r#"preset: "imported" is not known (known: *)"#);
 }
@@ -187,11 +308,16 @@ fn a_preset_is_named_once() {
 fn layers_are_laid_in_the_documented_order() {
     let place = Place::new();
     place.write("my.toml", "preset = \"shakespeare-char-cpu\"\nsteps = 7\nseed = 8\n[model]\nlayers = 3\ndropout = 0\n");
-    let config = place.json("config --config my.toml --set model.layers=5 --set seed=9 --seed 10 --json");
+    let config =
+        place.json("config --config my.toml --set model.layers=5 --set seed=9 --seed 10 --json");
     assert_eq!(config["preset"], "shakespeare-char-cpu");
-    assert_eq!((&config["steps"], &config["seed"], &config["model"]["layers"]), (&Value::from(7), &Value::from(10), &Value::from(5)));
+    assert_eq!(
+        (&config["steps"], &config["seed"], &config["model"]["layers"]),
+        (&Value::from(7), &Value::from(10), &Value::from(5))
+    );
     assert_eq!(config["data"]["tokenizer"], "char");
-    let flags = "--data some/where --method dense --backend cpu --steps 3 --seed 4 --checkpoint-every 5";
+    let flags =
+        "--data some/where --method dense --backend cpu --steps 3 --seed 4 --checkpoint-every 5";
     let config = place.json(&format!("config {flags} --json"));
     assert_eq!(config["data"]["path"], "some/where");
     assert_eq!(config["method"]["name"], "dense");
@@ -225,7 +351,9 @@ fn what_is_printed_resolves_to_itself() {
     let place = Place::new();
     for preset in place.json("presets --json").as_array().unwrap() {
         let name = preset["name"].as_str().unwrap();
-        let printed = place.answer(&format!("config --preset {name} --set model.dropout=0.1 --set data.path=a\"b\\c --seed 5"));
+        let printed = place.answer(&format!(
+            "config --preset {name} --set model.dropout=0.1 --set data.path=a\"b\\c --seed 5"
+        ));
         place.write("printed.toml", &printed);
         assert_eq!(place.answer("config --config printed.toml"), printed);
         let json = place.json("config --config printed.toml --json");

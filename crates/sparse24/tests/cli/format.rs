@@ -43,10 +43,16 @@ fn the_reader_in_python_proves_a_checkpoint_and_reads_it_to_the_bit() {
         let (line, value) = line.rsplit_once(' ').unwrap();
         format!("{line} {:x}", value.parse::<f64>().unwrap().to_bits())
     };
-    let mut told: Vec<String> = String::from_utf8(output.stdout).unwrap().lines().map(bits).collect();
+    let mut told: Vec<String> =
+        String::from_utf8(output.stdout).unwrap().lines().map(bits).collect();
     told.sort();
     assert_eq!(told, listing(&checkpoint));
-    for (name, at) in [("manifest.json", 50), ("state.json", 50), ("model.safetensors", 50), ("masks.safetensors", 1000)] {
+    for (name, at) in [
+        ("manifest.json", 50),
+        ("state.json", 50),
+        ("model.safetensors", 50),
+        ("masks.safetensors", 1000),
+    ] {
         let whole = fs::read(checkpoint.join(name)).unwrap();
         let mut damaged = whole.clone();
         let at = at.min(whole.len() - 1);
@@ -54,7 +60,11 @@ fn the_reader_in_python_proves_a_checkpoint_and_reads_it_to_the_bit() {
         fs::write(checkpoint.join(name), damaged).unwrap();
         let output = read().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
-        assert!(!output.status.success() && said.contains(&format!("AssertionError: {name} is damaged")), "{said}");
+        assert!(
+            !output.status.success()
+                && said.contains(&format!("AssertionError: {name} is damaged")),
+            "{said}"
+        );
         fs::write(checkpoint.join(name), whole).unwrap();
     }
 }

@@ -1,6 +1,8 @@
-//! `train --backend cuda` where something of the GPU is missing, before a GPU computes: one sentence, and never the CPU instead.
+//! `train --backend cuda` where something of the GPU is missing, before a GPU computes: one
+//! sentence, and never the CPU instead.
 //!
-//! What the machine does not have is made: a driver is compiled (`gpus/driver.c`) and put before all others.
+//! What the machine does not have is made: a driver is compiled (`gpus/driver.c`) and put before
+//! all others.
 
 use std::{
     path::{Path, PathBuf},
@@ -32,10 +34,14 @@ fn compiled(folder: &Path, name: &str) -> bool {
     true
 }
 
-/// The command with this driver, misbehaving as told, and with no other library of CUDA in a folder that the environment names.
+/// The command with this driver, misbehaving as told, and with no other library of CUDA in a folder
+/// that the environment names.
 fn command(place: &Place, driver: &Path, faults: &[(&str, &str)], line: &str) -> Command {
     let mut command = place.command(line);
-    command.env("LD_LIBRARY_PATH", driver).env("SPARSE24_CUDA_LIBRARIES", driver).envs(faults.iter().copied());
+    command
+        .env("LD_LIBRARY_PATH", driver)
+        .env("SPARSE24_CUDA_LIBRARIES", driver)
+        .envs(faults.iter().copied());
     command
 }
 
@@ -46,15 +52,35 @@ fn train(place: &Place, driver: &Path, faults: &[(&str, &str)], more: &str) -> C
 #[test]
 fn what_is_missing_of_a_gpu_is_one_sentence() {
     let Some((place, driver)) = place() else { return };
-    let occupied = |reason: &str| format!("GPU 0 cannot be opened: {reason}; wait for the other process, or choose another GPU");
+    let occupied = |reason: &str| {
+        format!(
+            "GPU 0 cannot be opened: {reason}; wait for the other process, or choose another GPU"
+        )
+    };
     let alone = occupied("it serves one process alone, and another has it");
     let full = occupied("other processes hold its memory");
     for (faults, more, message) in [
-        (("FAKE_RELEASE", "12040"), "", "the CUDA driver serves CUDA 12.4, and kernels need 13.0: install a newer driver"),
+        (
+            ("FAKE_RELEASE", "12040"),
+            "",
+            "the CUDA driver serves CUDA 12.4, and kernels need 13.0: install a newer driver",
+        ),
         (("FAKE_INIT", "100"), "", "there is no GPU 0: the driver sees 0; *"),
-        (("FAKE_INIT", "803"), "", "starting the driver: the CUDA driver says CUDA_ERROR_SYSTEM_DRIVER_MISMATCH; *"),
-        (("FAKE_GPUS", "2"), "--set backend.gpu=3", "there is no GPU 3: the driver sees 2; choose one of 0 to 1"),
-        (("FAKE_CAPABILITY", "75"), "", "NVIDIA F1 has compute capability 7.5: kernels exist for sm_80, *, sm_121a; choose a newer GPU"),
+        (
+            ("FAKE_INIT", "803"),
+            "",
+            "starting the driver: the CUDA driver says CUDA_ERROR_SYSTEM_DRIVER_MISMATCH; *",
+        ),
+        (
+            ("FAKE_GPUS", "2"),
+            "--set backend.gpu=3",
+            "there is no GPU 3: the driver sees 2; choose one of 0 to 1",
+        ),
+        (
+            ("FAKE_CAPABILITY", "75"),
+            "",
+            "NVIDIA F1 has compute capability 7.5: kernels exist for sm_80, *, sm_121a; choose a newer GPU",
+        ),
         (("FAKE_OPEN", "46"), "", &alone),
         (("FAKE_OPEN", "2"), "", &full),
         (
@@ -76,20 +102,35 @@ fn what_is_missing_of_a_gpu_is_one_sentence() {
 #[test]
 fn doctor_opens_the_gpu_that_is_named() {
     let Some((place, driver)) = place() else { return };
-    let output = command(&place, &driver, &[("FAKE_GPUS", "2")], "doctor --json --gpu 5").output().unwrap();
+    let output =
+        command(&place, &driver, &[("FAKE_GPUS", "2")], "doctor --json --gpu 5").output().unwrap();
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let backends = report["backends"].as_array().unwrap();
     let cuda = backends.iter().find(|backend| backend["name"] == "cuda").unwrap();
-    assert_eq!(cuda["problem"], "there is no GPU 5: the driver sees 2; choose one of 0 to 1", "{report}");
+    assert_eq!(
+        cuda["problem"], "there is no GPU 5: the driver sees 2; choose one of 0 to 1",
+        "{report}"
+    );
 }
 
 /// The setting stands unless the argument is given.
 #[test]
 fn a_step_is_profiled_on_the_gpu_that_is_named() {
     let Some((place, driver)) = place() else { return };
-    for (more, ordinal) in [("--set backend.gpu=3", 3), ("--gpu 4", 4), ("--set backend.gpu=1 --gpu 2", 2)] {
-        let command = command(&place, &driver, &[("FAKE_GPUS", "2")], &format!("bench --step quickstart {more}"));
-        place.refuses_command(command, 6, &format!("there is no GPU {ordinal}: the driver sees 2; choose one of 0 to 1"));
+    for (more, ordinal) in
+        [("--set backend.gpu=3", 3), ("--gpu 4", 4), ("--set backend.gpu=1 --gpu 2", 2)]
+    {
+        let command = command(
+            &place,
+            &driver,
+            &[("FAKE_GPUS", "2")],
+            &format!("bench --step quickstart {more}"),
+        );
+        place.refuses_command(
+            command,
+            6,
+            &format!("there is no GPU {ordinal}: the driver sees 2; choose one of 0 to 1"),
+        );
     }
 }
 
@@ -97,15 +138,23 @@ fn a_step_is_profiled_on_the_gpu_that_is_named() {
 fn a_bench_that_breaks_off_tells_what_it_found() {
     let Some((place, driver)) = place() else { return };
     let bench = |more: &str| {
-        let line = format!("bench --quick --size 128 --kernel flip_count --kernel geglu_forward {more}");
+        let line =
+            format!("bench --quick --size 128 --kernel flip_count --kernel geglu_forward {more}");
         let output = command(&place, &driver, &[("FAKE_COPIES", "1")], &line).output().unwrap();
         assert_eq!(output.status.code(), Some(6), "{output:?}");
-        let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
-        assert!(err.contains("error: upload: the CUDA driver says CUDA_ERROR_LAUNCH_FAILED; "), "{err}");
+        let [out, err] =
+            [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+        assert!(
+            err.contains("error: upload: the CUDA driver says CUDA_ERROR_LAUNCH_FAILED; "),
+            "{err}"
+        );
         out
     };
     let table = bench("");
-    assert!(table.contains("\nflip_count ") && table.contains("not run: upload needs more GPU memory"), "{table}");
+    assert!(
+        table.contains("\nflip_count ") && table.contains("not run: upload needs more GPU memory"),
+        "{table}"
+    );
     let report: serde_json::Value = serde_json::from_str(&bench("--json")).unwrap();
     assert_eq!(report["cases"].as_array().map(Vec::len), Some(1), "{report}");
 }
@@ -134,34 +183,51 @@ fn libraries_are_found_in_folders_that_are_named() {
     let Some((place, driver)) = place() else { return };
     let folder = place.path("libraries");
     assert!(compiled(&folder, "libcublasLt.so.13"));
-    let (named, file) = (folder.display().to_string(), folder.join("libcublasLt.so.13").display().to_string());
+    let (named, file) =
+        (folder.display().to_string(), folder.join("libcublasLt.so.13").display().to_string());
     let found = |line: &str| {
         let libraries = place.json(line)["cuda"]["libraries"].take();
-        let library = libraries.as_array().unwrap().iter().find(|library| library["name"].as_str().unwrap().contains("cuBLASLt"));
+        let library = libraries
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|library| library["name"].as_str().unwrap().contains("cuBLASLt"));
         library.unwrap()["file"].as_str().map(str::to_owned)
     };
-    assert_eq!(found(&format!("doctor --json --libraries /nowhere:{named}")).as_deref(), Some(file.as_str()));
+    assert_eq!(
+        found(&format!("doctor --json --libraries /nowhere:{named}")).as_deref(),
+        Some(file.as_str())
+    );
     assert_ne!(found("doctor --json").as_deref(), Some(file.as_str()));
     let settings = format!("--set backend.libraries=/nowhere:{named}");
-    let message = format!("{file} has no function cublasLtCreate, so it is not the library of dense products (cuBLASLt) of CUDA 13; *");
+    let message = format!(
+        "{file} has no function cublasLtCreate, so it is not the library of dense products (cuBLASLt) of CUDA 13; *"
+    );
     place.refuses_command(train(&place, &driver, &[], &settings), 6, &message);
-    let step = format!("bench --step quickstart --set backend.libraries=/nowhere --libraries {named}");
+    let step =
+        format!("bench --step quickstart --set backend.libraries=/nowhere --libraries {named}");
     place.refuses_command(command(&place, &driver, &[], &step), 6, &message);
     // Of kernels, it is known before the first.
     let bench = format!("bench --json --quick --size 128 --kernel flip_count --libraries {named}");
     let output = command(&place, &driver, &[], &bench).output().unwrap();
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(report["machine"]["cublaslt"]["problem"].as_str().unwrap().starts_with(&file), "{report}");
+    assert!(
+        report["machine"]["cublaslt"]["problem"].as_str().unwrap().starts_with(&file),
+        "{report}"
+    );
 }
 
-/// What the loader finds, and nothing that a folder of libraries holds: the bindings would call the former.
+/// What the loader finds, and nothing that a folder of libraries holds: the bindings would call the
+/// former.
 #[test]
 fn the_driver_that_is_named_is_the_one_that_is_used() {
     let Some((place, driver)) = place() else { return };
     let elsewhere = place.path("elsewhere");
     assert!(compiled(&elsewhere, "libcuda.so.1"));
     let line = format!("doctor --json --libraries {}", elsewhere.display());
-    let output = command(&place, &driver, &[("FAKE_GPUS", "3"), ("FAKE_CAPABILITY", "75")], &line).output().unwrap();
+    let output = command(&place, &driver, &[("FAKE_GPUS", "3"), ("FAKE_CAPABILITY", "75")], &line)
+        .output()
+        .unwrap();
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["cuda"]["libraries"][0]["file"], "libcuda.so", "{report}");
     assert_eq!(report["cuda"]["gpus"].as_array().map(Vec::len), Some(3), "{report}");
@@ -173,7 +239,9 @@ fn a_library_that_is_missing_is_one_sentence() {
     let place = Place::new();
     let here = |name: &str| {
         let libraries = place.json("doctor --json")["cuda"]["libraries"].take();
-        libraries.as_array().unwrap().iter().any(|library| library["name"].as_str().unwrap().contains(name) && library["file"].is_string())
+        libraries.as_array().unwrap().iter().any(|library| {
+            library["name"].as_str().unwrap().contains(name) && library["file"].is_string()
+        })
     };
     if here("driver") {
         println!("skipped: this machine has a driver");

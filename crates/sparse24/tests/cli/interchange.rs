@@ -13,11 +13,17 @@ type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 fn tensors(place: &Place, file: &str) -> Tensors {
     let bytes = fs::read(place.path(file)).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    file.iter().map(|(name, view)| (name.to_owned(), (view.dtype(), view.shape().to_vec(), view.data().to_vec()))).collect()
+    file.iter()
+        .map(|(name, view)| {
+            (name.to_owned(), (view.dtype(), view.shape().to_vec(), view.data().to_vec()))
+        })
+        .collect()
 }
 
 fn write_tensors(place: &Place, file: &str, tensors: &Tensors) {
-    let views = tensors.iter().map(|(name, (dtype, shape, data))| (name, TensorView::new(*dtype, shape.clone(), data).unwrap()));
+    let views = tensors.iter().map(|(name, (dtype, shape, data))| {
+        (name, TensorView::new(*dtype, shape.clone(), data).unwrap())
+    });
     place.write(file, safetensors::serialize(views, None).unwrap());
 }
 
@@ -38,7 +44,9 @@ fn write_gpt2_of_zeros(place: &Place, folder: &str, width: usize, vocabulary: us
         ("h.0.mlp.c_proj", &[inner, d]),
         ("ln_f", &[d]),
     ];
-    let zeros = |shape: &[usize]| (Dtype::F32, shape.to_vec(), vec![0; 4 * shape.iter().product::<usize>()]);
+    let zeros = |shape: &[usize]| {
+        (Dtype::F32, shape.to_vec(), vec![0; 4 * shape.iter().product::<usize>()])
+    };
     let mut tensors = Tensors::new();
     for (name, shape) in parts {
         tensors.insert(format!("{name}.weight"), zeros(shape));
@@ -63,7 +71,9 @@ fn a_vocabulary_padded_beyond_its_tokenizer_is_never_drawn_from() {
 #[test]
 fn only_a_vocabulary_of_gpt2_tells_of_its_tokenizer() {
     let place = Place::new();
-    for (vocabulary, is_gpt2) in [(50_256, false), (50_257, true), (50_258, false), (50_304, true), (51_200, false)] {
+    for (vocabulary, is_gpt2) in
+        [(50_256, false), (50_257, true), (50_258, false), (50_304, true), (51_200, false)]
+    {
         let (folder, run) = (format!("v{vocabulary}"), format!("run{vocabulary}"));
         write_gpt2_of_zeros(&place, &folder, 4, vocabulary);
         place.answer(&format!("import {folder} {run}"));
@@ -79,11 +89,15 @@ fn dense_values_go_out_and_come_back() {
     let said = place.answer("export run out");
     assert_eq!(said, "exported step 12 to out\n");
     let said = place.answer("import out imported");
-    assert!(said.starts_with("imported ") && said.contains("imported/checkpoints/step-00000000"), "{said}");
+    assert!(
+        said.starts_with("imported ") && said.contains("imported/checkpoints/step-00000000"),
+        "{said}"
+    );
     place.answer("export imported again");
     assert!(tensors(&place, "out/model.safetensors") == tensors(&place, "again/model.safetensors"));
     assert_eq!(place.read("out/config.json"), place.read("again/config.json"));
-    let [trained, imported] = ["run", "imported --data text"].map(|run| place.json(&format!("eval {run} --json"))["loss"].clone());
+    let [trained, imported] = ["run", "imported --data text"]
+        .map(|run| place.json(&format!("eval {run} --json"))["loss"].clone());
     assert_eq!(trained, imported, "the same weights on the same text");
     assert!(place.answer("sample imported --prompt the --tokens 5").starts_with("the"));
     assert_eq!(place.json("config --config imported/config.toml --json")["preset"], "imported");
@@ -91,7 +105,11 @@ fn dense_values_go_out_and_come_back() {
 
     for (dtype, stored) in [("f16", Dtype::F16), ("bf16", Dtype::BF16)] {
         place.answer(&format!("export run {dtype} --dtype {dtype}"));
-        assert!(tensors(&place, &format!("{dtype}/model.safetensors")).values().all(|(found, ..)| *found == stored));
+        assert!(
+            tensors(&place, &format!("{dtype}/model.safetensors"))
+                .values()
+                .all(|(found, ..)| *found == stored)
+        );
     }
 }
 
@@ -100,11 +118,22 @@ fn a_model_without_biases_gets_zeros_that_are_taken_back() {
     let place = Place::new();
     place.train("run", "");
     let said = place.answer("export run out");
-    assert!(said.contains("13 biases that the model has not were written as zeros, which compute the same"), "{said}");
+    assert!(
+        said.contains(
+            "13 biases that the model has not were written as zeros, which compute the same"
+        ),
+        "{said}"
+    );
     let said = place.answer("import out imported");
-    assert!(said.contains("all of its biases are zero: the model has none (model.bias = false)"), "{said}");
+    assert!(
+        said.contains("all of its biases are zero: the model has none (model.bias = false)"),
+        "{said}"
+    );
     assert!(place.read("imported/config.toml").contains("bias = false"));
-    assert!(!place.path("imported/tokenizer.json").exists(), "a vocabulary of 27 tells of no tokenizer");
+    assert!(
+        !place.path("imported/tokenizer.json").exists(),
+        "a vocabulary of 27 tells of no tokenizer"
+    );
 }
 
 #[test]
@@ -114,14 +143,18 @@ fn only_a_sparse_checkpoint_is_exported_as_2_4() {
     place.train("dense", "--method dense");
     let said = place.answer("export run/checkpoints/step-00000010 sparse --sparse24");
     let (told, verify) = said.trim_end().rsplit_once('\n').unwrap();
-    assert!(told.ends_with("4 weights were read back and proved 2:4; to verify them again:"), "{said}");
+    assert!(
+        told.ends_with("4 weights were read back and proved 2:4; to verify them again:"),
+        "{said}"
+    );
     place.answer(verify.strip_prefix("sparse24 ").unwrap());
     place.answer("verify sparse/model.safetensors --include mlp.*weight");
     let message = "*: step 12 is of a dense phase, its weights have left their masks: export the checkpoint at the end of the sparse phase, or prune the exported file with `sparse24 prune`";
     place.refuses("export run out --sparse24", 3, message);
     place.refuses("export dense out --sparse24", 3, message);
     place.answer("export run/checkpoints/step-00000010 values");
-    let output = place.command("verify values/model.safetensors --include mlp.*weight").output().unwrap();
+    let output =
+        place.command("verify values/model.safetensors --include mlp.*weight").output().unwrap();
     assert_eq!(output.status.code(), Some(1), "dense values are not 2:4");
 }
 
@@ -175,17 +208,35 @@ fn a_damaged_or_foreign_folder_is_not_imported() {
         place.write("gpt2/config.json", config.to_string());
         place.refuses("import gpt2 new", 3, message);
     };
-    refuses_config(&|c| c["model_type"] = json!("bert"), r#"gpt2/config.json: model_type is "bert", expected "gpt2""#);
+    refuses_config(
+        &|c| c["model_type"] = json!("bert"),
+        r#"gpt2/config.json: model_type is "bert", expected "gpt2""#,
+    );
     refuses_config(
         &|c| c["activation_function"] = json!("relu"),
         r#"gpt2/config.json: activation_function is "relu", expected "gelu_new"; *"#,
     );
-    refuses_config(&|c| c["layer_norm_epsilon"] = json!(1e-6), "gpt2/config.json: layer_norm_epsilon is *, expected *; *");
-    refuses_config(&|c| c["tie_word_embeddings"] = json!(false), "gpt2/config.json: tie_word_embeddings is false, expected true; *");
-    refuses_config(&|c| c["n_head"] = json!(3), "gpt2/config.json: n_embd is 16, expected a multiple of n_head = 3");
-    refuses_config(&|c| c["n_layer"] = json!(0), "gpt2/config.json: n_layer is 0, expected 1..=4096");
+    refuses_config(
+        &|c| c["layer_norm_epsilon"] = json!(1e-6),
+        "gpt2/config.json: layer_norm_epsilon is *, expected *; *",
+    );
+    refuses_config(
+        &|c| c["tie_word_embeddings"] = json!(false),
+        "gpt2/config.json: tie_word_embeddings is false, expected true; *",
+    );
+    refuses_config(
+        &|c| c["n_head"] = json!(3),
+        "gpt2/config.json: n_embd is 16, expected a multiple of n_head = 3",
+    );
+    refuses_config(
+        &|c| c["n_layer"] = json!(0),
+        "gpt2/config.json: n_layer is 0, expected 1..=4096",
+    );
     refuses_config(&|c| c["n_layer"] = json!(-2), "gpt2/config.json: is no GPT-2 configuration: *");
-    refuses_config(&|c| c["n_layer"] = Value::Null, "gpt2/config.json: is no GPT-2 configuration: *");
+    refuses_config(
+        &|c| c["n_layer"] = Value::Null,
+        "gpt2/config.json: is no GPT-2 configuration: *",
+    );
     refuses_config(&|c| *c = json!([1]), "gpt2/config.json: is no GPT-2 configuration: *");
     refuses_config(
         &|c| c["n_layer"] = json!(3),
@@ -203,9 +254,16 @@ fn a_damaged_or_foreign_folder_is_not_imported() {
         &|c| c["n_positions"] = json!(13),
         r#"gpt2/model.safetensors: tensor "transformer.wpe.weight" (F32 [12, 16]) has 12 positions, the model a context of 13"#,
     );
-    refuses_config(&|c| c["n_inner"] = json!(64), r#"gpt2/model.safetensors: tensor "*" (F32 *) is expected to be *"#);
+    refuses_config(
+        &|c| c["n_inner"] = json!(64),
+        r#"gpt2/model.safetensors: tensor "*" (F32 *) is expected to be *"#,
+    );
     fs::remove_file(place.path("gpt2/config.json")).unwrap();
-    place.refuses("import gpt2 new", 3, "gpt2/config.json: does not exist, expected that of a Hugging Face GPT-2");
+    place.refuses(
+        "import gpt2 new",
+        3,
+        "gpt2/config.json: does not exist, expected that of a Hugging Face GPT-2",
+    );
     place.write("gpt2/config.json", config.to_string());
 
     let whole = tensors(&place, "gpt2/model.safetensors");
@@ -214,10 +272,17 @@ fn a_damaged_or_foreign_folder_is_not_imported() {
         change(&mut tensors);
         write_tensors(&place, "gpt2/model.safetensors", &tensors);
         place.refuses("import gpt2 new", 3, &format!("gpt2/model.safetensors: {message}"));
-        place.refuses(&format!("train {TINY} --init-from gpt2 --out new"), 3, &format!("gpt2/model.safetensors: {message}"));
+        place.refuses(
+            &format!("train {TINY} --init-from gpt2 --out new"),
+            3,
+            &format!("gpt2/model.safetensors: {message}"),
+        );
     };
     let weight = "transformer.h.0.mlp.c_fc.weight";
-    refuses_weights(&|t| drop(t.remove(weight)), r#"holds no tensor "h.0.mlp.c_fc.weight" (nor "transformer.h.0.mlp.c_fc.weight")*"#);
+    refuses_weights(
+        &|t| drop(t.remove(weight)),
+        r#"holds no tensor "h.0.mlp.c_fc.weight" (nor "transformer.h.0.mlp.c_fc.weight")*"#,
+    );
     refuses_weights(
         &|t| t.get_mut(weight).unwrap().2[8..12].copy_from_slice(&f32::NAN.to_le_bytes()),
         r#"tensor "transformer.h.0.mlp.c_fc.weight" (F32 [16, 32]) holds NaN at element 2 (byte *); only finite values are read"#,
@@ -246,7 +311,11 @@ fn a_damaged_or_foreign_folder_is_not_imported() {
 
     write_tensors(&place, "gpt2/model.safetensors", &whole);
     let bytes = fs::read(place.path("gpt2/model.safetensors")).unwrap();
-    for (bytes, message) in [(&bytes[..bytes.len() - 4], "*"), (&bytes[..5], "*holds 5 bytes*"), (b"this is no safetensors file", "*")] {
+    for (bytes, message) in [
+        (&bytes[..bytes.len() - 4], "*"),
+        (&bytes[..5], "*holds 5 bytes*"),
+        (b"this is no safetensors file", "*"),
+    ] {
         place.write("gpt2/model.safetensors", bytes);
         place.refuses("import gpt2 new", 3, &format!("gpt2/model.safetensors: {message}"));
     }
@@ -260,8 +329,7 @@ fn a_damaged_or_foreign_folder_is_not_imported() {
     );
     place.write("gpt2/model.safetensors.index.json", "{}");
     place.refuses("import gpt2 new", 3, r#"gpt2: holds no "model.safetensors"; the weights are in several files: save them again as one"#);
-    let message =
-        "nowhere: does not exist, expected a folder with config.json and model.safetensors, or the latter with the former beside it";
+    let message = "nowhere: does not exist, expected a folder with config.json and model.safetensors, or the latter with the former beside it";
     place.refuses("import nowhere new", 3, message);
 }
 
@@ -271,7 +339,11 @@ fn an_import_that_cannot_be_placed_or_read_is_refused() {
     place.train("run", "");
     place.answer("export run gpt2");
     for (line, code, message) in [
-        ("gpt2 run", 3, r#"run: already holds "*", expected a new or empty run directory; choose another, or resume this one"#),
+        (
+            "gpt2 run",
+            3,
+            r#"run: already holds "*", expected a new or empty run directory; choose another, or resume this one"#,
+        ),
         ("gpt2 text", 3, "text: is a file, expected a new or empty run directory; choose another"),
         ("gpt2 text/new", 4, "cannot create text/new: * (os error *)"),
         (
@@ -279,8 +351,16 @@ fn an_import_that_cannot_be_placed_or_read_is_refused() {
             2,
             "--tokenizer: a char tokenizer's characters stand in no Hugging Face folder, expected byte or gpt2, or leave it out",
         ),
-        ("gpt2 new --tokenizer byte", 2, "--tokenizer: byte has 256 tokens, the model only 27; leave it out"),
-        ("gpt2 new --tokenizer gpt2", 2, "--tokenizer: gpt2 has 50257 tokens, the model only 27; leave it out"),
+        (
+            "gpt2 new --tokenizer byte",
+            2,
+            "--tokenizer: byte has 256 tokens, the model only 27; leave it out",
+        ),
+        (
+            "gpt2 new --tokenizer gpt2",
+            2,
+            "--tokenizer: gpt2 has 50257 tokens, the model only 27; leave it out",
+        ),
         (
             "gpt2 new --tokenizer word",
             2,
@@ -290,7 +370,11 @@ fn an_import_that_cannot_be_placed_or_read_is_refused() {
         place.refuses(&format!("import {line}"), code, message);
     }
     write_gpt2_of_zeros(&place, "odd", 6, 8);
-    place.refuses("import odd new", 3, "odd: model.width: expected a multiple of 4, for 4x4 tiles, and of model.heads 1, found 6");
+    place.refuses(
+        "import odd new",
+        3,
+        "odd: model.width: expected a multiple of 4, for 4x4 tiles, and of model.heads 1, found 6",
+    );
 }
 
 #[test]
@@ -299,10 +383,16 @@ fn a_run_begins_with_weights_from_elsewhere() {
     place.train("run", "");
     place.answer("export run gpt2");
     place.answer("import gpt2 imported");
-    for (from, out) in [("run", "a"), ("run/checkpoints/step-00000012", "b"), ("gpt2", "c"), ("imported", "d")] {
+    for (from, out) in
+        [("run", "a"), ("run/checkpoints/step-00000012", "b"), ("gpt2", "c"), ("imported", "d")]
+    {
         place.train(out, &format!("--init-from {from} --set run.keep_last=9"));
-        let first = |run: &str| fs::read(place.path(run).join("checkpoints/step-00000000/model.safetensors")).unwrap();
-        let end = |run: &str| fs::read(place.path(run).join("checkpoints/step-00000012/model.safetensors")).unwrap();
+        let first = |run: &str| {
+            fs::read(place.path(run).join("checkpoints/step-00000000/model.safetensors")).unwrap()
+        };
+        let end = |run: &str| {
+            fs::read(place.path(run).join("checkpoints/step-00000012/model.safetensors")).unwrap()
+        };
         assert!(first(out) == end("run"), "{from}: step 0 is where the other run ended");
         assert!(end(out) == end("a") && end(out) != end("run"), "{from}");
     }
@@ -345,15 +435,31 @@ fn weights_of_another_shape_are_refused() {
         ("--set model.layers=3", "h.2.*: its weight is missing", "holds no tensor \"h.2.*"),
         ("--set model.bias=true", "*.bias: its weight is missing", ""),
     ] {
-        place.refuses(&format!("train {TINY} {settings} --init-from run --out new"), 3, &format!("run: {run}; {advice}"));
+        place.refuses(
+            &format!("train {TINY} {settings} --init-from run --out new"),
+            3,
+            &format!("run: {run}; {advice}"),
+        );
         if !gpt2.is_empty() {
-            place.refuses(&format!("train {TINY} {settings} --init-from gpt2 --out new"), 3, &format!("gpt2/model.safetensors: {gpt2}"));
+            place.refuses(
+                &format!("train {TINY} {settings} --init-from gpt2 --out new"),
+                3,
+                &format!("gpt2/model.safetensors: {gpt2}"),
+            );
         }
     }
     let message = "nowhere: does not exist, expected a safetensors file, or a folder with a model.safetensors";
     place.refuses(&format!("train {TINY} --init-from nowhere --out new"), 3, message);
     fs::create_dir(place.path("folder")).unwrap();
-    place.refuses(&format!("train {TINY} --init-from folder --out new"), 3, r#"folder: holds no "model.safetensors""#);
+    place.refuses(
+        &format!("train {TINY} --init-from folder --out new"),
+        3,
+        r#"folder: holds no "model.safetensors""#,
+    );
     place.write("folder/config.toml", place.read("run/config.toml"));
-    place.refuses(&format!("train {TINY} --init-from folder --out new"), 3, "folder: has no checkpoint yet");
+    place.refuses(
+        &format!("train {TINY} --init-from folder --out new"),
+        3,
+        "folder: has no checkpoint yet",
+    );
 }

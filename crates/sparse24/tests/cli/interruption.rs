@@ -10,11 +10,15 @@ use crate::support::{Place, TINY};
 pub(crate) const LONG: &str = "--set steps=600 --set model.width=32 --set model.ffn_width=64 --set model.context=16 --set batch.accumulation=2 \
     --set model.dropout=0.1 --set run.flip_every=5 --set run.eval_every=75 --set method.refresh=7 --set run.keep_last=2";
 
-/// Starts a run (or resumes it) and kills it once it has told of `seen` steps; none if it ended first, else the last step it told of.
+/// Starts a run (or resumes it) and kills it once it has told of `seen` steps; none if it ended
+/// first, else the last step it told of.
 fn kill(place: &Place, line: &str, run: &str, seen: usize) -> Option<usize> {
-    let mut child = place.command(line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child =
+        place.command(line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let metrics = place.path(run).join("metrics.jsonl");
-    let told = || fs::read(&metrics).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count());
+    let told = || {
+        fs::read(&metrics).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count())
+    };
     while told() < seen && child.try_wait().unwrap().is_none() {
         thread::sleep(Duration::from_millis(1));
     }
@@ -22,7 +26,8 @@ fn kill(place: &Place, line: &str, run: &str, seen: usize) -> Option<usize> {
     (!child.wait().unwrap().success()).then(told)
 }
 
-/// Makes a killed process of the first attempt that does not end before: each leaves hundreds of milliseconds to kill it in.
+/// Makes a killed process of the first attempt that does not end before: each leaves hundreds of
+/// milliseconds to kill it in.
 pub(crate) fn attempts<T>(attempt: impl FnMut(usize) -> Option<T>) -> T {
     (0..10).find_map(attempt).expect("ten runs have ended before they could be killed")
 }
@@ -30,7 +35,8 @@ pub(crate) fn attempts<T>(attempt: impl FnMut(usize) -> Option<T>) -> T {
 /// Changes the interval of the checkpoints, which decides no bit.
 fn save_every(place: &Place, run: &str, from: u32, to: u32) {
     let config = place.read(&format!("{run}/config.toml"));
-    let changed = config.replace(&format!("checkpoint_every = {from}\n"), &format!("checkpoint_every = {to}\n"));
+    let changed = config
+        .replace(&format!("checkpoint_every = {from}\n"), &format!("checkpoint_every = {to}\n"));
     assert_ne!(config, changed);
     place.write(&format!("{run}/config.toml"), changed);
 }
@@ -50,8 +56,13 @@ fn a_killed_run_ends_like_one_that_was_not() {
     let settings = format!("{LONG} --checkpoint-every 9");
     place.train("whole", &settings);
     let whole = place.tree("whole/checkpoints");
-    assert_eq!(whole.keys().filter(|path| path.ends_with("manifest.json")).count(), 3, "the switch and the last two");
-    // In the sparse phase; then, resumed, beyond the switch, where a checkpoint a step makes it slow enough to be killed before its end.
+    assert_eq!(
+        whole.keys().filter(|path| path.ends_with("manifest.json")).count(),
+        3,
+        "the switch and the last two"
+    );
+    // In the sparse phase; then, resumed, beyond the switch, where a checkpoint a step makes it
+    // slow enough to be killed before its end.
     let (run, before, after) = attempts(|attempt| {
         let run = format!("killed-{attempt}");
         let before = kill(&place, &format!("train {TINY} {settings} --out {run}"), &run, 20)?;
@@ -62,17 +73,40 @@ fn a_killed_run_ends_like_one_that_was_not() {
         Some((run, before, after))
     });
     let summary = place.json(&format!("resume {run} --json"));
-    assert_eq!((&summary["run"], &summary["steps"]), (&Value::from(run.as_str()), &Value::from(600)));
+    assert_eq!(
+        (&summary["run"], &summary["steps"]),
+        (&Value::from(run.as_str()), &Value::from(600))
+    );
     let ended = place.tree(&format!("{run}/checkpoints"));
-    for (path, contents) in whole.iter().filter(|(path, _)| path.starts_with("step-00000500") || path.starts_with("step-00000600")) {
-        assert!(ended[path] == *contents, "{} differs, killed after {before} and {after}", path.display());
+    for (path, contents) in whole
+        .iter()
+        .filter(|(path, _)| path.starts_with("step-00000500") || path.starts_with("step-00000600"))
+    {
+        assert!(
+            ended[path] == *contents,
+            "{} differs, killed after {before} and {after}",
+            path.display()
+        );
     }
-    assert!(ended.keys().all(|path| path.to_str().unwrap().starts_with("step-")), "nothing is left of a save: {:?}", ended.keys());
-    assert_eq!(timeless(&place, &run), timeless(&place, "whole"), "killed after {before} and {after}");
-    let provenance: Value = serde_json::from_str(&place.read(&format!("{run}/provenance.json"))).unwrap();
-    let initial: Vec<&Value> = provenance.as_array().unwrap().iter().map(|start| &start["initial"]).collect();
+    assert!(
+        ended.keys().all(|path| path.to_str().unwrap().starts_with("step-")),
+        "nothing is left of a save: {:?}",
+        ended.keys()
+    );
+    assert_eq!(
+        timeless(&place, &run),
+        timeless(&place, "whole"),
+        "killed after {before} and {after}"
+    );
+    let provenance: Value =
+        serde_json::from_str(&place.read(&format!("{run}/provenance.json"))).unwrap();
+    let initial: Vec<&Value> =
+        provenance.as_array().unwrap().iter().map(|start| &start["initial"]).collect();
     assert_eq!(initial[0], "random");
-    assert!(initial.len() == 4 && initial[2..].iter().all(|initial| *initial == "checkpoint"), "one entry a start: {initial:?}");
+    assert!(
+        initial.len() == 4 && initial[2..].iter().all(|initial| *initial == "checkpoint"),
+        "one entry a start: {initial:?}"
+    );
     let log = place.read(&format!("{run}/log.txt"));
     assert_eq!(log.matches("resumed after step ").count(), 3, "{log}");
 }
@@ -128,19 +162,33 @@ fn a_resume_falls_back_when_asked() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");
     for step in [10, 12] {
-        let line = format!("passed over a damaged checkpoint: {}/model.safetensors: ends at byte 100, the manifest says", checkpoint(step));
+        let line = format!(
+            "passed over a damaged checkpoint: {}/model.safetensors: ends at byte 100, the manifest says",
+            checkpoint(step)
+        );
         assert!(said.contains(&line) && place.read("run/log.txt").contains(&line), "{said}");
     }
     assert!(place.read("run/log.txt").contains("resumed after step 8"));
-    assert!(place.tree(&checkpoint(12)) == end && timeless(&place, "run") == metrics, "it ends as before");
+    assert!(
+        place.tree(&checkpoint(12)) == end && timeless(&place, "run") == metrics,
+        "it ends as before"
+    );
     for step in ["10", "12"] {
         let aside = format!("run/checkpoints/damaged-step-000000{step}.1/model.safetensors");
-        assert_eq!(fs::read(place.path(&aside)).unwrap().len(), 100, "is left to whoever can mend it");
+        assert_eq!(
+            fs::read(place.path(&aside)).unwrap().len(),
+            100,
+            "is left to whoever can mend it"
+        );
     }
     for step in [4, 8, 10, 12] {
         damage(step);
     }
-    place.refuses("resume run --fall-back", 3, "run: has no checkpoint that is whole; begin a new run");
+    place.refuses(
+        "resume run --fall-back",
+        3,
+        "run: has no checkpoint that is whole; begin a new run",
+    );
 }
 
 #[test]
@@ -153,14 +201,18 @@ fn a_resume_loses_nothing_to_other_settings() {
     }
     for steps in [5, 8] {
         place.write("run/config.toml", config.replace("steps = 12", &format!("steps = {steps}")));
-        let message =
-            format!("run/checkpoints/step-00000008: has done 8 of 12 steps, the run has steps = {steps} now; ask for more than 8");
+        let message = format!(
+            "run/checkpoints/step-00000008: has done 8 of 12 steps, the run has steps = {steps} now; ask for more than 8"
+        );
         place.refuses("resume run --allow steps", 3, &message);
     }
     // Of 9 steps, the eighth is dense.
     place.write("run/config.toml", config.replace("steps = 12", "steps = 9"));
     place.answer("resume run --allow steps");
-    let mut left: Vec<_> = fs::read_dir(place.path("run/checkpoints")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let mut left: Vec<_> = fs::read_dir(place.path("run/checkpoints"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
     left.sort();
     assert_eq!(left, ["step-00000008", "step-00000009"], "the last 2:4 model stays");
     fs::remove_dir_all(place.path("run/checkpoints")).unwrap();
@@ -178,13 +230,20 @@ fn lost_metrics_are_told() {
     place.train("run", "--checkpoint-every 4 --set run.keep_last=9");
     fs::remove_dir_all(place.path("run/checkpoints/step-00000012")).unwrap();
     let whole = place.read("run/metrics.jsonl");
-    place.write("run/metrics.jsonl", whole.lines().take(5).map(|line| format!("{line}\n")).collect::<String>());
+    place.write(
+        "run/metrics.jsonl",
+        whole.lines().take(5).map(|line| format!("{line}\n")).collect::<String>(),
+    );
     let output = place.command("resume run").output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     for line in ["metrics.jsonl has lost the steps 6 to 10", "resumed after step 10"] {
-        assert!(said.lines().any(|said| said == line) && place.read("run/log.txt").contains(line), "{said}");
+        assert!(
+            said.lines().any(|said| said == line) && place.read("run/log.txt").contains(line),
+            "{said}"
+        );
     }
-    let steps: Vec<_> = place.metrics("run").iter().map(|line| line["step"].as_u64().unwrap()).collect();
+    let steps: Vec<_> =
+        place.metrics("run").iter().map(|line| line["step"].as_u64().unwrap()).collect();
     assert_eq!(steps, [1, 2, 3, 4, 5, 11, 12]);
 }
 
@@ -203,7 +262,9 @@ fn a_finished_run_stays_as_it_is() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.lines().any(|line| line == "the run is finished: step 12 was its last"), "{said}");
     assert!(String::from_utf8(output.stdout).unwrap().contains("run directory   run\n"));
-    assert!(place.tree("run/checkpoints") == checkpoints && place.read("run/metrics.jsonl") == metrics);
+    assert!(
+        place.tree("run/checkpoints") == checkpoints && place.read("run/metrics.jsonl") == metrics
+    );
 }
 
 #[test]
@@ -248,32 +309,70 @@ fn what_is_no_run_is_refused() {
     let place = Place::new();
     fs::create_dir(place.path("folder")).unwrap();
     for run in ["nowhere", "folder", "text"] {
-        place.refuses(&format!("resume {run}"), 3, &format!("{run}: is no run directory: it holds no config.toml"));
+        place.refuses(
+            &format!("resume {run}"),
+            3,
+            &format!("{run}: is no run directory: it holds no config.toml"),
+        );
     }
     place.train("run", "");
     for inside in ["run/checkpoints", "run/checkpoints/step-00000012"] {
-        let message = format!("{inside}: is no run directory: it holds no config.toml; it lies in a run, name run");
+        let message = format!(
+            "{inside}: is no run directory: it holds no config.toml; it lies in a run, name run"
+        );
         place.refuses(&format!("resume {inside}"), 3, &message);
     }
     let config = place.read("run/config.toml");
-    let differs = |was: &str, is: &str| format!("run/checkpoints/step-00000012: was saved with {was}, the run has {is} now");
-    let choice =
-        |was: &str, is: &str, key: &str| format!("{}; undo that, continue so with --allow {key}, or start a new run", differs(was, is));
-    let shape = |was: &str, is: &str| format!("{}, which its weights do not fit; undo that, or start a new run", differs(was, is));
+    let differs = |was: &str, is: &str| {
+        format!("run/checkpoints/step-00000012: was saved with {was}, the run has {is} now")
+    };
+    let choice = |was: &str, is: &str, key: &str| {
+        format!(
+            "{}; undo that, continue so with --allow {key}, or start a new run",
+            differs(was, is)
+        )
+    };
+    let shape = |was: &str, is: &str| {
+        format!("{}, which its weights do not fit; undo that, or start a new run", differs(was, is))
+    };
     for (from, to, message) in [
         ("steps = 12", "steps = 0", "run/config.toml: steps: expected at least 1, found 0"),
-        ("steps = 12", "steps = \"x\"", r#"run/config.toml: steps: expected a whole number, found "x""#),
+        (
+            "steps = 12",
+            "steps = \"x\"",
+            r#"run/config.toml: steps: expected a whole number, found "x""#,
+        ),
         ("steps = 12", "", "run/config.toml: configuration: missing field `steps`"),
-        ("steps = 12", "stepz = 12", r#"run/config.toml: configuration: "stepz" is not known; did you mean "steps"? *"#),
-        ("layers = 2", "layres = 2", r#"run/config.toml: model: "layres" is not known; did you mean "layers"? *"#),
+        (
+            "steps = 12",
+            "stepz = 12",
+            r#"run/config.toml: configuration: "stepz" is not known; did you mean "steps"? *"#,
+        ),
+        (
+            "layers = 2",
+            "layres = 2",
+            r#"run/config.toml: model: "layres" is not known; did you mean "layers"? *"#,
+        ),
         ("[model]", "[model", "run/config.toml: line 5: *"),
-        ("\"fst\"", "\"fts\"", r#"run/config.toml: method.name: "fts" is not known; did you mean "fst"? *"#),
+        (
+            "\"fst\"",
+            "\"fts\"",
+            r#"run/config.toml: method.name: "fts" is not known; did you mean "fst"? *"#,
+        ),
         // Possible, but not what the run was.
         ("steps = 12", "steps = 13", &choice("steps = 12", "steps = 13", "steps")),
         ("seed = 1337", "seed = 1", &choice("seed = 1337", "seed = 1", "seed")),
-        ("lambda = 0.00006", "lambda = 1", &choice("method.lambda = 0.00006", "method.lambda = 1.0", "method.lambda")),
+        (
+            "lambda = 0.00006",
+            "lambda = 1",
+            &choice("method.lambda = 0.00006", "method.lambda = 1.0", "method.lambda"),
+        ),
         ("width = 16", "width = 32", &shape("model.width = 16", "model.width = 32")),
-        ("\"char\"", "\"byte\"", &shape("data.tokenizer = \"char\", data of *", "data.tokenizer = \"byte\", data of *")),
+        (
+            "\"char\"",
+            "\"byte\"",
+            &shape("data.tokenizer = \"char\", data of *", "data.tokenizer = \"byte\", data of *"),
+        ),
     ] {
         assert!(config.contains(from));
         place.write("run/config.toml", config.replacen(from, to, 1));
@@ -288,19 +387,36 @@ fn what_is_allowed_may_differ() {
     let place = Place::new();
     place.train("run", "--checkpoint-every 4 --set run.keep_last=9");
     let config = place.read("run/config.toml");
-    place.write("run/config.toml", config.replace("steps = 12", "steps = 15").replace("learning_rate = 0.02", "learning_rate = 0.01"));
+    place.write(
+        "run/config.toml",
+        config
+            .replace("steps = 12", "steps = 15")
+            .replace("learning_rate = 0.02", "learning_rate = 0.01"),
+    );
     place.write("text", crate::support::text(2));
     let message = "run/checkpoints/step-00000012: was saved with optimizer.learning_rate = 0.02, steps = 12, data of *, the run has \
                    optimizer.learning_rate = 0.01, steps = 15, data of * now; undo that, continue so with \
                    --allow optimizer.learning_rate --allow steps --allow data, or start a new run";
     place.refuses("resume run", 3, message);
-    place.refuses("resume run --allow optimizer --allow data", 3, "*: was saved with steps = 12, the run has steps = 15 now; *");
-    place.refuses("resume run --allow step", 2, r#"--allow: "step" is not known; did you mean "steps"? *"#);
-    let output = place.command("resume run --allow optimizer --allow data --allow steps").output().unwrap();
+    place.refuses(
+        "resume run --allow optimizer --allow data",
+        3,
+        "*: was saved with steps = 12, the run has steps = 15 now; *",
+    );
+    place.refuses(
+        "resume run --allow step",
+        2,
+        r#"--allow: "step" is not known; did you mean "steps"? *"#,
+    );
+    let output =
+        place.command("resume run --allow optimizer --allow data --allow steps").output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");
     for line in ["the run continues with steps = 15, it had steps = 12", "resumed after step 12"] {
-        assert!(said.lines().any(|said| said == line) && place.read("run/log.txt").contains(line), "{said}");
+        assert!(
+            said.lines().any(|said| said == line) && place.read("run/log.txt").contains(line),
+            "{said}"
+        );
     }
     assert_eq!(place.metrics("run").len(), 15);
     place.answer("resume run");
@@ -312,20 +428,32 @@ fn sparse_training_that_goes_on_is_told_and_leaves_the_2_4_models_of_before() {
     place.train("run", "--checkpoint-every 4 --set run.keep_last=1");
     let raise = |from: u32, to: u32| {
         let config = place.read("run/config.toml");
-        place.write("run/config.toml", config.replace(&format!("\nsteps = {from}\n"), &format!("\nsteps = {to}\n")));
+        place.write(
+            "run/config.toml",
+            config.replace(&format!("\nsteps = {from}\n"), &format!("\nsteps = {to}\n")),
+        );
         let output = place.command("resume run --allow steps").output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let mut kept: Vec<_> =
-            fs::read_dir(place.path("run/checkpoints")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        let mut kept: Vec<_> = fs::read_dir(place.path("run/checkpoints"))
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
         kept.sort();
         (String::from_utf8(output.stderr).unwrap(), kept)
     };
-    let names = |steps: &[u32]| steps.iter().map(|step| format!("step-{step:08}")).collect::<Vec<_>>();
+    let names =
+        |steps: &[u32]| steps.iter().map(|step| format!("step-{step:08}")).collect::<Vec<_>>();
     let sparse = place.tree("run/checkpoints/step-00000010");
-    for (from, to, until, expected) in [(12, 18, 15, &[10, 15, 18][..]), (18, 24, 20, &[10, 15, 20, 24])] {
+    for (from, to, until, expected) in
+        [(12, 18, 15, &[10, 15, 18][..]), (18, 24, 20, &[10, 15, 20, 24])]
+    {
         let (said, kept) = raise(from, to);
-        let notice = format!("sparse training goes on until step {until}: the phases are shares of steps");
-        assert!(said.lines().any(|line| line == notice) && place.read("run/log.txt").contains(&notice), "{said}");
+        let notice =
+            format!("sparse training goes on until step {until}: the phases are shares of steps");
+        assert!(
+            said.lines().any(|line| line == notice) && place.read("run/log.txt").contains(&notice),
+            "{said}"
+        );
         assert_eq!(kept, names(expected));
     }
     // The phase has ended by then.
@@ -339,10 +467,16 @@ fn sparse_training_that_goes_on_is_told_and_leaves_the_2_4_models_of_before() {
 fn old_checkpoints_go_and_those_asked_for_stay() {
     let place = Place::new();
     place.train("run", "--checkpoint-every 1 --set run.keep_last=2 --set run.keep_every=3");
-    let mut kept: Vec<_> =
-        fs::read_dir(place.path("run/checkpoints")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut kept: Vec<_> = fs::read_dir(place.path("run/checkpoints"))
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
     kept.sort();
-    assert_eq!(kept, [3, 6, 9, 10, 11, 12].map(|step| format!("step-{step:08}")), "multiples of 3, the switch, the last two");
+    assert_eq!(
+        kept,
+        [3, 6, 9, 10, 11, 12].map(|step| format!("step-{step:08}")),
+        "multiples of 3, the switch, the last two"
+    );
 }
 
 #[test]
@@ -350,7 +484,11 @@ fn a_damaged_file_of_a_run_is_named() {
     let place = Place::new();
     place.train("run", "");
     for (file, contents, message) in [
-        ("metrics.jsonl", "{\"step\": 1}\n{}\n", "run/metrics.jsonl: line 1 is no metrics of the next step: missing field `phase` *"),
+        (
+            "metrics.jsonl",
+            "{\"step\": 1}\n{}\n",
+            "run/metrics.jsonl: line 1 is no metrics of the next step: missing field `phase` *",
+        ),
         ("provenance.json", "{}", "run/provenance.json: is no list of starts: *"),
     ] {
         let whole = place.read(&format!("run/{file}"));
@@ -363,7 +501,12 @@ fn a_damaged_file_of_a_run_is_named() {
     for damage in ["", "{}", r#"{"sparse24_tokenizer":1,"kind":"char","characters":"ab"}"#] {
         place.write("run/tokenizer.json", damage);
         let said = String::from_utf8(place.command("resume run").output().unwrap().stderr).unwrap();
-        assert!(said.contains("\ntokenizer.json was missing or damaged, and was written again from the data\n"), "{said}");
+        assert!(
+            said.contains(
+                "\ntokenizer.json was missing or damaged, and was written again from the data\n"
+            ),
+            "{said}"
+        );
         assert_eq!(place.read("run/tokenizer.json"), whole);
     }
     // Half a line is what a kill leaves, and is no damage.
@@ -385,13 +528,16 @@ fn other_data_are_refused() {
     place.write("text", text.replacen('q', "p", 1));
     place.refuses("resume run", 3, other);
     place.write("text", text.replace('q', "p"));
-    let message =
-        "*, the run has data of 3600 + 400 tokens of 26 (fingerprint * now, which its weights do not fit; undo that, or start a new run";
+    let message = "*, the run has data of 3600 + 400 tokens of 26 (fingerprint * now, which its weights do not fit; undo that, or start a new run";
     for line in ["resume run", "resume run --allow data"] {
         place.refuses(line, 3, message);
     }
     place.write("text", "");
-    place.refuses("resume run", 3, "*/text: holds no text; a corpus needs at least one context and a token");
+    place.refuses(
+        "resume run",
+        3,
+        "*/text: holds no text; a corpus needs at least one context and a token",
+    );
     place.write("text", text);
     place.answer("resume run");
 }
@@ -414,19 +560,39 @@ fn a_damaged_newest_checkpoint_is_named_and_the_one_before_it_serves() {
             file.display()
         );
         place.refuses("resume run", 3, &format!("run: {problem}"));
-        let problem = format!("run: its newest checkpoint {} is damaged ({}: *); name an older one", newest.display(), file.display());
+        let problem = format!(
+            "run: its newest checkpoint {} is damaged ({}: *); name an older one",
+            newest.display(),
+            file.display()
+        );
         for line in ["eval run", "sample run", "export run out"] {
             place.refuses(line, 3, &problem);
         }
         fs::write(&path, whole).unwrap();
     };
-    damage("model.safetensors", &|bytes| *bytes.last_mut().unwrap() ^= 1, r#"is damaged in "ln_f.weight", bytes *"#);
-    damage("model.safetensors", &|bytes| bytes.truncate(100), "ends at byte 100, the manifest says *");
-    damage("optimizer.safetensors", &|bytes| bytes[20] ^= 1, r#"is damaged in "header", bytes 0..*"#);
+    damage(
+        "model.safetensors",
+        &|bytes| *bytes.last_mut().unwrap() ^= 1,
+        r#"is damaged in "ln_f.weight", bytes *"#,
+    );
+    damage(
+        "model.safetensors",
+        &|bytes| bytes.truncate(100),
+        "ends at byte 100, the manifest says *",
+    );
+    damage(
+        "optimizer.safetensors",
+        &|bytes| bytes[20] ^= 1,
+        r#"is damaged in "header", bytes 0..*"#,
+    );
     damage("masks.safetensors", &|bytes| bytes.push(0), "ends at byte *, the manifest says *");
     damage("state.json", &|bytes| bytes[20] ^= 1, r#"is damaged in "state", bytes 0..*"#);
     damage("manifest.json", &|bytes| bytes[20] ^= 1, "is damaged, bytes 0..*: its checksum says *");
-    damage("manifest.json", &|bytes| bytes.clear(), "does not end with its checksum at byte 0: it is cut or damaged");
+    damage(
+        "manifest.json",
+        &|bytes| bytes.clear(),
+        "does not end with its checksum at byte 0: it is cut or damaged",
+    );
     fs::remove_dir_all(place.path(newest.to_str().unwrap())).unwrap();
     place.answer("resume run");
     assert!(place.tree(newest.to_str().unwrap()) == end);

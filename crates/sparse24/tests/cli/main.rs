@@ -1,4 +1,5 @@
-//! `sparse24` as its user meets it: every command on configurations of a second, and every way in which each refuses.
+//! `sparse24` as its user meets it: every command on configurations of a second, and every way in
+//! which each refuses.
 //!
 //! `prepare`, `prune` and `verify` have their own files beside this folder.
 

@@ -1,4 +1,5 @@
-//! Every method of the table through the command: listed, trained, resumed, evaluated, exported; and choices set alone.
+//! Every method of the table through the command: listed, trained, resumed, evaluated, exported;
+//! and choices set alone.
 
 use std::fs;
 
@@ -27,15 +28,22 @@ fn the_table_of_methods_names_every_choice_and_source() {
     let of = |name: &str| rows.iter().find(|row| row["name"] == name).unwrap();
     assert_eq!(of("fst")["phases"], Value::from(vec!["sparse:5/6", "dense"]));
     assert_eq!(of("step")["phases"], Value::from(vec!["dense:settled", "frozen"]));
-    assert_eq!((&of("bi-mask")["dgrad"], &of("s-ste")["forward"]), (&Value::from("permuted"), &Value::from("soft-threshold")));
-    assert_eq!((&of("half")["width"], &of("fst")["refresh"]), (&Value::from("1/2"), &Value::from("every 40 steps")));
+    assert_eq!(
+        (&of("bi-mask")["dgrad"], &of("s-ste")["forward"]),
+        (&Value::from("permuted"), &Value::from("soft-threshold"))
+    );
+    assert_eq!(
+        (&of("half")["width"], &of("fst")["refresh"]),
+        (&Value::from("1/2"), &Value::from("every 40 steps"))
+    );
 }
 
 #[test]
 fn every_method_trains_and_resumes_and_its_last_model_is_what_it_says() {
     let place = Place::new();
     for name in NAMES {
-        let trained = place.train(name, &format!("--method {name} --checkpoint-every 5 --set run.keep_last=9"));
+        let trained = place
+            .train(name, &format!("--method {name} --checkpoint-every 5 --set run.keep_last=9"));
         let last = format!("{name}/checkpoints/step-00000012");
         let whole = place.tree(&last);
         for checkpoint in fs::read_dir(place.path(&format!("{name}/checkpoints"))).unwrap() {
@@ -45,7 +53,11 @@ fn every_method_trains_and_resumes_and_its_last_model_is_what_it_says() {
             }
         }
         let resumed = place.json(&format!("resume {name} --json"));
-        assert_eq!((&resumed["trained"], &resumed["val_loss"]), (&Value::from(7), &trained["val_loss"]), "{name}");
+        assert_eq!(
+            (&resumed["trained"], &resumed["val_loss"]),
+            (&Value::from(7), &trained["val_loss"]),
+            "{name}"
+        );
         assert!(place.tree(&last) == whole, "{name}: another last checkpoint");
         let evaluated = place.json(&format!("eval {name} --json"));
         assert_eq!(evaluated["loss"], trained["val_loss"], "{name}");
@@ -53,11 +65,18 @@ fn every_method_trains_and_resumes_and_its_last_model_is_what_it_says() {
         let sparse = format!("export {name} {name}-24 --sparse24");
         if evaluated["phase"] == "dense" {
             assert!(["dense", "half", "fst"].contains(&name));
-            place.refuses(&sparse, 3, &format!("{name}: step 12 is of a dense phase, its weights have left their masks*"));
+            place.refuses(
+                &sparse,
+                3,
+                &format!("{name}: step 12 is of a dense phase, its weights have left their masks*"),
+            );
         } else {
             let said = place.answer(&sparse);
             let (told, verify) = said.trim_end().rsplit_once('\n').unwrap();
-            assert!(told.ends_with("4 weights were read back and proved 2:4; to verify them again:"), "{said}");
+            assert!(
+                told.ends_with("4 weights were read back and proved 2:4; to verify them again:"),
+                "{said}"
+            );
             assert!(verify.contains(" --mask column"), "{verify}");
             place.answer(verify.strip_prefix("sparse24 ").unwrap());
         }
@@ -68,7 +87,8 @@ fn every_method_trains_and_resumes_and_its_last_model_is_what_it_says() {
     assert!(bytes("s-ste") != bytes("ste"));
     let log = place.read("step/log.txt");
     assert!(log.contains("step 6: dense training ends, sparse training begins"), "{log}");
-    let state: Value = serde_json::from_str(&place.read("step/checkpoints/step-00000012/state.json")).unwrap();
+    let state: Value =
+        serde_json::from_str(&place.read("step/checkpoints/step-00000012/state.json")).unwrap();
     assert_eq!(state["method"]["phase_end.0"], 6);
 }
 
@@ -95,11 +115,19 @@ fn every_choice_can_be_set_alone() {
     .into_iter()
     .enumerate()
     {
-        let summary = place.train(&format!("run{at}"), &format!("--set method.lambda=0.1 {settings}"));
+        let summary =
+            place.train(&format!("run{at}"), &format!("--set method.lambda=0.1 {settings}"));
         let metrics = place.metrics(&format!("run{at}"));
-        assert_eq!(metrics.iter().filter(|step| step["phase"] == "sparse").count(), sparse_steps, "{settings}");
+        assert_eq!(
+            metrics.iter().filter(|step| step["phase"] == "sparse").count(),
+            sparse_steps,
+            "{settings}"
+        );
         let loss = summary["val_loss"].to_string();
-        assert!(losses.iter().all(|(_, other)| *other != loss), "{settings}: no other run than one before");
+        assert!(
+            losses.iter().all(|(_, other)| *other != loss),
+            "{settings}: no other run than one before"
+        );
         losses.push((at, loss));
     }
 }
@@ -115,9 +143,17 @@ fn choices_are_compared_by_a_resume_and_may_be_missing_in_old_runs() {
     let old: Vec<&str> = config
         .lines()
         .filter(|line| {
-            !["decay = \"\"", "forward = ", "dgrad = ", "wgrad = ", "phases = ", "[half]", "ratio = "]
-                .iter()
-                .any(|new| line.starts_with(new))
+            ![
+                "decay = \"\"",
+                "forward = ",
+                "dgrad = ",
+                "wgrad = ",
+                "phases = ",
+                "[half]",
+                "ratio = ",
+            ]
+            .iter()
+            .any(|new| line.starts_with(new))
         })
         .collect();
     assert_eq!(old.len() + 7, config.lines().count());
@@ -130,14 +166,17 @@ fn choices_are_compared_by_a_resume_and_may_be_missing_in_old_runs() {
 fn the_model_of_each_sparse_phase_is_kept() {
     let place = Place::new();
     place.train("run", r#"--set method.phases=["sparse:1/3","dense:2/3","sparse"] --checkpoint-every 2 --set run.keep_last=1"#);
-    let kept = fs::read_dir(place.path("run/checkpoints")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let kept = fs::read_dir(place.path("run/checkpoints"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut kept: Vec<String> = kept.collect();
     kept.sort();
     assert_eq!(kept, ["step-00000004", "step-00000012"]);
     assert!(place.path("run/checkpoints/step-00000004/masks.safetensors").is_file());
 }
 
-/// Adam's variance is frozen where it was, and so is its bias correction, however the phase is divided.
+/// Adam's variance is frozen where it was, and so is its bias correction, however the phase is
+/// divided.
 #[test]
 fn a_frozen_phase_goes_on_in_the_next() {
     let place = Place::new();
@@ -147,6 +186,9 @@ fn a_frozen_phase_goes_on_in_the_next() {
     };
     let whole = model("whole", r#""dense:1/4","frozen""#);
     assert!(model("halves", r#""dense:1/4","frozen:1/2","frozen""#) == whole);
-    assert!(model("between", r#""dense:1/4","frozen:1/2","sparse:1/2","frozen""#) == whole, "a phase without a step changes nothing");
+    assert!(
+        model("between", r#""dense:1/4","frozen:1/2","sparse:1/2","frozen""#) == whole,
+        "a phase without a step changes nothing"
+    );
     assert!(model("sparse", r#""dense:1/4","sparse:1/2","frozen""#) != whole);
 }

@@ -31,8 +31,7 @@ fn training_leaves_a_page_and_runs_are_compared_in_one() {
     }
     place.refuses("report nowhere", 3, "nowhere: is no run directory: there is no such directory");
     fs::create_dir(place.path("empty")).unwrap();
-    let message =
-        "empty: is no run directory: it holds none of config.toml, provenance.json, metrics.jsonl, log.txt, lambda-search; several*";
+    let message = "empty: is no run directory: it holds none of config.toml, provenance.json, metrics.jsonl, log.txt, lambda-search; several*";
     place.refuses("report empty", 3, message);
     place.refuses(
         "report fst --out fst/config.toml",
@@ -40,7 +39,11 @@ fn training_leaves_a_page_and_runs_are_compared_in_one() {
         "fst/config.toml: is there and no page of a report; name another file with --out, or *",
     );
     place.refuses("report fst --out none/page.html", 4, "cannot write none/page.html: *");
-    place.refuses(&format!("report{}", " fst".repeat(17)), 2, "report: expected at most 16 runs in one page, found 17; name fewer");
+    place.refuses(
+        &format!("report{}", " fst".repeat(17)),
+        2,
+        "report: expected at most 16 runs in one page, found 17; name fewer",
+    );
 }
 
 #[test]
@@ -50,12 +53,23 @@ fn instruments_decide_no_bit_and_count_what_flips() {
     place.train("measured", MEASURED);
     for part in ["model.safetensors", "masks.safetensors"] {
         let path = |run: &str| place.path(&format!("{run}/checkpoints/step-00000012/{part}"));
-        assert!(fs::read(path("plain")).unwrap() == fs::read(path("measured")).unwrap(), "{part} differs");
+        assert!(
+            fs::read(path("plain")).unwrap() == fs::read(path("measured")).unwrap(),
+            "{part} differs"
+        );
     }
-    let evaluated = |run: &str| place.json(&format!("eval {run} --json"))["loss"].as_f64().expect("a loss");
-    assert_eq!(evaluated("measured"), evaluated("plain"), "what a checkpoint has besides is passed over");
+    let evaluated =
+        |run: &str| place.json(&format!("eval {run} --json"))["loss"].as_f64().expect("a loss");
+    assert_eq!(
+        evaluated("measured"),
+        evaluated("plain"),
+        "what a checkpoint has besides is passed over"
+    );
     let mut metrics = timeless(&place, "measured");
-    let samples: Vec<Value> = metrics.iter_mut().map(|line| line.as_object_mut().unwrap().remove("instruments").unwrap()).collect();
+    let samples: Vec<Value> = metrics
+        .iter_mut()
+        .map(|line| line.as_object_mut().unwrap().remove("instruments").unwrap())
+        .collect();
     assert_eq!(metrics, timeless(&place, "plain"));
 
     let mut flips = 0.0;
@@ -65,11 +79,19 @@ fn instruments_decide_no_bit_and_count_what_flips() {
         let told = sample["flips_per_tile"].as_f64().unwrap();
         assert!((told - flips).abs() <= 1e-9, "{told} flips a tile, not {flips}");
         let kept = sample["kept"].as_f64().unwrap();
-        // A transposable mask keeps at least the half that the best of two complementary patterns does.
+        // A transposable mask keeps at least the half that the best of two complementary patterns
+        // does.
         assert!((0.5..1.0).contains(&kept), "{sample}");
-        let gap: Vec<f64> = sample["gap"].as_array().unwrap().iter().map(|gap| gap.as_f64().unwrap()).collect();
+        let gap: Vec<f64> =
+            sample["gap"].as_array().unwrap().iter().map(|gap| gap.as_f64().unwrap()).collect();
         assert!(gap.is_sorted() && gap[0] >= 0.0 && gap[4] > 0.0, "{sample}");
-        assert_eq!((sample["tiles"].as_array().unwrap().len(), sample["layers"].as_object().unwrap().len()), (128, 4));
+        assert_eq!(
+            (
+                sample["tiles"].as_array().unwrap().len(),
+                sample["layers"].as_object().unwrap().len()
+            ),
+            (128, 4)
+        );
         // Gradients are sampled in the sparse phase alone.
         let noise = sample["mvue_variance"].as_f64();
         assert_eq!(noise.is_some(), line["phase"] == "sparse");
@@ -102,12 +124,15 @@ fn a_resumed_run_counts_flips_on() {
     assert!(place.tree("run/checkpoints/step-00000012") == end);
 }
 
-/// `cargo test --release -p sparse24 --test cli browser -- --ignored --nocapture`. Pictures go to the folder that `SPARSE24_PICTURES` names.
+/// `cargo test --release -p sparse24 --test cli browser -- --ignored --nocapture`. Pictures go to
+/// the folder that `SPARSE24_PICTURES` names.
 #[test]
 #[ignore = "wants Chromium"]
 fn the_page_opens_in_a_browser_without_a_word_in_its_console() {
     let names = ["chromium", "chromium-browser", "google-chrome"];
-    let Some(browser) = names.into_iter().find(|name| Command::new(name).arg("--version").output().is_ok()) else {
+    let Some(browser) =
+        names.into_iter().find(|name| Command::new(name).arg("--version").output().is_ok())
+    else {
         println!("skipped: none of {names:?} is on the path");
         return;
     };
@@ -121,29 +146,67 @@ fn the_page_opens_in_a_browser_without_a_word_in_its_console() {
     assert_eq!(console(&place, browser, "page.html", &["--dump-dom"]), "");
     let Some(pictures) = std::env::var_os("SPARSE24_PICTURES").map(PathBuf::from) else { return };
     for (width, scheme) in [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")] {
-        let picture = format!("--screenshot={}", pictures.join(format!("report-{width}-{scheme}.png")).display());
+        let picture = format!(
+            "--screenshot={}",
+            pictures.join(format!("report-{width}-{scheme}.png")).display()
+        );
         // Of Blink's schemes 0 is dark and 1 light.
-        let scheme = format!("--blink-settings=preferredColorScheme={}", u8::from(scheme == "light"));
-        assert_eq!(console(&place, browser, "page.html", &[&picture, &scheme, &format!("--window-size={width},6000")]), "");
+        let scheme =
+            format!("--blink-settings=preferredColorScheme={}", u8::from(scheme == "light"));
+        assert_eq!(
+            console(
+                &place,
+                browser,
+                "page.html",
+                &[&picture, &scheme, &format!("--window-size={width},6000")]
+            ),
+            ""
+        );
     }
 }
 
 /// The lines of a page's console.
 fn console(place: &Place, browser: &str, page: &str, more: &[&str]) -> String {
-    let always = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr", "--v=0"];
+    let always = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--enable-logging=stderr",
+        "--v=0",
+    ];
     // Nobody's profile, and no network.
-    let alone = ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
+    let alone = [
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+    ];
     let profile = format!("--user-data-dir={}", place.path("profile").display());
     let page = format!("file://{}", place.path(page).display());
-    let output = Command::new(browser).args(always).args(alone).arg(profile).args(more).arg(page).output().unwrap();
+    let output = Command::new(browser)
+        .args(always)
+        .args(alone)
+        .arg(profile)
+        .args(more)
+        .arg(page)
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{output:?}");
-    String::from_utf8_lossy(&output.stderr).lines().filter(|line| line.contains(":CONSOLE:")).collect::<Vec<_>>().join("\n")
+    String::from_utf8_lossy(&output.stderr)
+        .lines()
+        .filter(|line| line.contains(":CONSOLE:"))
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 #[test]
 fn a_run_that_fails_has_a_page_too() {
     let place = Place::new();
-    let output = place.command(&format!("train {TINY} --set optimizer.learning_rate=1e30 --out run")).output().unwrap();
+    let output = place
+        .command(&format!("train {TINY} --set optimizer.learning_rate=1e30 --out run"))
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(5), "{output:?}");
     let page = place.read("run/report.html");
     assert!(page.contains("unfinished") && page.contains("is not finite"), "{page}");

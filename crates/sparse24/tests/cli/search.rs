@@ -19,13 +19,19 @@ fn search(place: &Place, more: &str) -> Value {
 /// Standard output of a search, whether it recommends anything or not.
 fn searched(place: &Place, more: &str) -> String {
     let output = place.command(&format!("lambda-search {TINY} {SEARCH} {more}")).output().unwrap();
-    assert!([Some(0), Some(1)].contains(&output.status.code()), "{more}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        [Some(0), Some(1)].contains(&output.status.code()),
+        "{more}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The flip rates of a run, from step `first` on: of all weights, and how many flips of each layer of equal size.
+/// The flip rates of a run, from step `first` on: of all weights, and how many flips of each layer
+/// of equal size.
 fn rates(place: &Place, run: &str, first: u64) -> Vec<f64> {
-    let sampled = place.metrics(run).into_iter().filter(|line| line["step"].as_u64().unwrap() >= first);
+    let sampled =
+        place.metrics(run).into_iter().filter(|line| line["step"].as_u64().unwrap() >= first);
     sampled.map(|line| line["flip_rate"].as_f64().unwrap()).collect()
 }
 
@@ -38,14 +44,33 @@ fn a_search_compares_the_first_steps_of_whole_runs() {
     let place = Place::new();
     let found = search(&place, "--candidates 0.3,1e-2,0 --seeds 7,8 --out s");
     assert_eq!(found, serde_json::from_str::<Value>(&place.read("s/search.json")).unwrap());
-    assert_eq!((&found["done"], &found["of"], &found["until"]), (&Value::from(8), &Value::from(8), &Value::from(9)));
-    assert_eq!((&found["window"], &found["bootstrap"]["layers"]), (&serde_json::json!([5, 9]), &Value::from(4)));
-    let lambdas: Vec<f64> = found["candidates"].as_array().unwrap().iter().map(|c| c["lambda"].as_f64().unwrap()).collect();
+    assert_eq!(
+        (&found["done"], &found["of"], &found["until"]),
+        (&Value::from(8), &Value::from(8), &Value::from(9))
+    );
+    assert_eq!(
+        (&found["window"], &found["bootstrap"]["layers"]),
+        (&serde_json::json!([5, 9]), &Value::from(4))
+    );
+    let lambdas: Vec<f64> = found["candidates"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| c["lambda"].as_f64().unwrap())
+        .collect();
     assert_eq!(lambdas, [0.0, 1e-2, 0.3]);
 
-    let dense: Vec<f64> = ["7", "8"].iter().flat_map(|seed| rates(&place, &format!("s/dense/seed-{seed}"), 5)).collect();
-    for (candidate, arm) in found["candidates"].as_array().unwrap().iter().zip(["0e0", "1e-2", "3e-1"]) {
-        let sparse: Vec<f64> = ["7", "8"].iter().flat_map(|seed| rates(&place, &format!("s/lambda-{arm}/seed-{seed}"), 5)).collect();
+    let dense: Vec<f64> = ["7", "8"]
+        .iter()
+        .flat_map(|seed| rates(&place, &format!("s/dense/seed-{seed}"), 5))
+        .collect();
+    for (candidate, arm) in
+        found["candidates"].as_array().unwrap().iter().zip(["0e0", "1e-2", "3e-1"])
+    {
+        let sparse: Vec<f64> = ["7", "8"]
+            .iter()
+            .flat_map(|seed| rates(&place, &format!("s/lambda-{arm}/seed-{seed}"), 5))
+            .collect();
         assert_eq!((sparse.len(), dense.len()), (10, 10));
         let (expected, mu) = (mean(&sparse) / mean(&dense), candidate["mu"].as_f64().unwrap());
         assert!((mu - expected).abs() <= 1e-12, "{candidate}, expected {expected}");
@@ -60,7 +85,8 @@ fn a_search_compares_the_first_steps_of_whole_runs() {
         assert!(low <= mu && mu <= high && low < high, "{candidate}");
     }
 
-    // The same steps as in the run that lambda is for; the reference has the data and, before its first update, the weights of the candidates.
+    // The same steps as in the run that lambda is for; the reference has the data and, before its
+    // first update, the weights of the candidates.
     place.train("whole", "--set run.flip_every=1 --set method.lambda=0.3 --seed 8");
     assert_eq!(timeless(&place, "s/lambda-3e-1/seed-8"), timeless(&place, "whole")[..9]);
     let of_dense = place.metrics("s/dense/seed-8");
@@ -75,28 +101,45 @@ fn a_search_is_read_or_goes_on() {
     let place = Place::new();
     let line = format!("lambda-search {TINY} {SEARCH} --out s");
     let answer = searched(&place, "--candidates 1e-2,1 --out s");
-    assert!(answer.starts_with("lambda         mu  95 % over layers   flip rate  verdict\n1e-2 "), "{answer}");
+    assert!(
+        answer.starts_with("lambda         mu  95 % over layers   flip rate  verdict\n1e-2 "),
+        "{answer}"
+    );
     let before = place.tree("s");
     assert_eq!(searched(&place, "--candidates 1,1e-2 --out s"), answer);
     assert!(place.tree("s") == before, "what is done is read");
     searched(&place, "--candidates 1,1e-2,0.1 --jobs 2 --keep checkpoints --out s");
     let after = place.tree("s");
-    let unchanged = |path: &&std::path::PathBuf| !path.starts_with("search.toml") && !path.starts_with("search.json");
-    assert!(before.keys().filter(unchanged).all(|path| after[path] == before[path]), "a candidate is added to those there were");
-    assert!(place.path("s/lambda-1e-1/seed-1337/checkpoints/step-00000009/manifest.json").is_file());
+    let unchanged = |path: &&std::path::PathBuf| {
+        !path.starts_with("search.toml") && !path.starts_with("search.json")
+    };
+    assert!(
+        before.keys().filter(unchanged).all(|path| after[path] == before[path]),
+        "a candidate is added to those there were"
+    );
+    assert!(
+        place.path("s/lambda-1e-1/seed-1337/checkpoints/step-00000009/manifest.json").is_file()
+    );
     for (more, message) in [
         (
             "--candidates 1e-2,1",
             "s/search.toml: was begun with candidates 1e-1, now it is asked for without candidates 1e-1; undo that, or name another folder",
         ),
-        ("--candidates 1e-2,1,0.1 --until 8", "s/search.toml: was begun with until = 9, now it is asked for with until = 8; *"),
+        (
+            "--candidates 1e-2,1,0.1 --until 8",
+            "s/search.toml: was begun with until = 9, now it is asked for with until = 8; *",
+        ),
         (
             "--candidates 1e-2,1,0.1 --set model.heads=4",
             "s/search.toml: was begun with model.heads = 2, now it is asked for with model.heads = 4; *",
         ),
-        ("--candidates 1e-2,1,0.1 --set data.validation=0.2", "s/search.toml: was begun with data = *"),
+        (
+            "--candidates 1e-2,1,0.1 --set data.validation=0.2",
+            "s/search.toml: was begun with data = *",
+        ),
     ] {
-        let line = line.replace("--until 9", "").replace("--out", &format!("--until 9 {more} --out"));
+        let line =
+            line.replace("--until 9", "").replace("--out", &format!("--until 9 {more} --out"));
         let line = if more.contains("--until") { line.replacen("--until 9", "", 1) } else { line };
         place.refuses(&line, 3, message);
     }
@@ -115,11 +158,17 @@ fn a_search_is_read_or_goes_on() {
 #[test]
 fn without_a_feasible_candidate_there_is_advice() {
     let place = Place::new();
-    let output = place.command(&format!("lambda-search {TINY} {SEARCH} --candidates 100,1000 --out s --json")).output().unwrap();
+    let output = place
+        .command(&format!("lambda-search {TINY} {SEARCH} --candidates 100,1000 --out s --json"))
+        .output()
+        .unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
     let advice = "the masks flip too little even at 1e2; try smaller candidates";
-    assert_eq!(said.lines().last().unwrap(), format!("error: no candidate is feasible (mu in 0.60 to 0.95): {advice}"));
+    assert_eq!(
+        said.lines().last().unwrap(),
+        format!("error: no candidate is feasible (mu in 0.60 to 0.95): {advice}")
+    );
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&found["recommended"], &found["advice"]), (&Value::Null, &Value::from(advice)));
     place.refuses(
@@ -133,14 +182,20 @@ fn without_a_feasible_candidate_there_is_advice() {
 #[test]
 fn a_run_whose_search_finds_nothing_names_the_way_on() {
     let place = Place::new();
-    let line = format!("train {TINY} --set optimizer.warmup_steps=8 --set run.flip_every=1 --lambda auto --out run");
+    let line = format!(
+        "train {TINY} --set optimizer.warmup_steps=8 --set run.flip_every=1 --lambda auto --out run"
+    );
     let output = place.command(&line).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
     let message = "no candidate is feasible (mu in 0.60 to 0.95): *; to do so, run `sparse24 lambda-search --candidates A,B,C --out DIR` \
                    with these settings, then this command with --lambda-search DIR";
-    assert!(crate::support::is_like(said.lines().last().unwrap(), &format!("error: {message}")), "{said}");
-    let left: Vec<_> = fs::read_dir(place.path("run")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(
+        crate::support::is_like(said.lines().last().unwrap(), &format!("error: {message}")),
+        "{said}"
+    );
+    let left: Vec<_> =
+        fs::read_dir(place.path("run")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["lambda-search"], "there is no run yet");
 }
 
@@ -148,25 +203,38 @@ fn a_run_whose_search_finds_nothing_names_the_way_on() {
 fn searches_that_cannot_be_are_refused() {
     let place = Place::new();
     for (more, message) in [
-        ("--method dense", "method.name: dense has no masked decay, so that there is no lambda to search"),
+        (
+            "--method dense",
+            "method.name: dense has no masked decay, so that there is no lambda to search",
+        ),
         (
             "--method dense --set method.decay=on-gradients",
             "method.decay: acts where the forward's weights are pruned, which no phase of dense does; leave it empty",
         ),
-        (r#"--set method.phases=["dense:11/12","sparse"]"#, "window: no sampled step of 5..9 is sparse, *"),
+        (
+            r#"--set method.phases=["dense:11/12","sparse"]"#,
+            "window: no sampled step of 5..9 is sparse, *",
+        ),
         ("--candidates 1,x", "invalid value 'x' for '--candidates <A,B,..>': *"),
         ("--candidates -1", "candidates: expected finite numbers of at least 0, found -1"),
         ("--window 3", "invalid value '3' for '--window <A..B>': expected A..B, two steps; *"),
         ("--window 3..10", "window: expected steps A..B of 1..9, where the runs end, found 3..10"),
         ("--jobs 0", "invalid value '0' for '--jobs <JOBS>': *"),
-        ("--set run.flip_every=0 --window 2..9", "run.flip_every: is 0, so that no step of the window 2..9 is sampled; expected at most 8"),
-        ("--preset gpt2-124m --set data.path=", "data.path: the preset \"gpt2-124m\" is for a large corpus *"),
+        (
+            "--set run.flip_every=0 --window 2..9",
+            "run.flip_every: is 0, so that no step of the window 2..9 is sampled; expected at most 8",
+        ),
+        (
+            "--preset gpt2-124m --set data.path=",
+            "data.path: the preset \"gpt2-124m\" is for a large corpus *",
+        ),
     ] {
         place.refuses(&format!("lambda-search {TINY} {SEARCH} {more} --out s"), 2, message);
     }
 }
 
-/// The candidate of a search that found one feasible: by its nature, among nine values over two decades.
+/// The candidate of a search that found one feasible: by its nature, among nine values over two
+/// decades.
 const GRID: &str = "--candidates 1e-3,3e-3,6e-3,1e-2,1.5e-2,2e-2,3e-2,5e-2,1e-1 --seeds 1,2,3";
 
 #[test]
@@ -177,12 +245,25 @@ fn a_run_takes_its_lambda_from_a_search() {
     place.train("run", "--lambda auto --lambda-search s --seed 5");
     let provenance: Value = serde_json::from_str(&place.read("run/provenance.json")).unwrap();
     let origin = &provenance[0]["lambda"];
-    assert_eq!((origin["lambda"].as_f64(), origin["search"].as_str()), (Some(lambda), Some("s")), "{origin}");
-    let candidate = found["candidates"].as_array().unwrap().iter().find(|c| c["lambda"].as_f64() == Some(lambda)).unwrap();
+    assert_eq!(
+        (origin["lambda"].as_f64(), origin["search"].as_str()),
+        (Some(lambda), Some("s")),
+        "{origin}"
+    );
+    let candidate = found["candidates"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|c| c["lambda"].as_f64() == Some(lambda))
+        .unwrap();
     assert_eq!((&origin["mu"], &origin["interval"]), (&candidate["mu"], &candidate["interval"]));
     place.train("given", &format!("--lambda {lambda} --seed 5"));
     let end = |run: &str| place.tree(&format!("{run}/checkpoints/step-00000012"));
-    assert!(end("run") == end("given") && place.read("run/config.toml") == place.read("given/config.toml"), "the value is all that counts");
+    assert!(
+        end("run") == end("given")
+            && place.read("run/config.toml") == place.read("given/config.toml"),
+        "the value is all that counts"
+    );
     place.train("preset", "--seed 5");
     assert!(end("run") != end("preset"), "it is used");
     let whole = end("run");
@@ -195,9 +276,21 @@ fn a_run_takes_its_lambda_from_a_search() {
         ("--lambda x", 2, "--lambda: expected auto or a number, found \"x\""),
         ("--lambda -1", 2, "method.lambda: expected a finite number of at least 0, found -1"),
         ("--lambda-search s", 2, "--lambda-search: is for --lambda auto, which is not asked for"),
-        ("--lambda 1 --lambda-search s", 2, "--lambda-search: is for --lambda auto, which is not asked for"),
-        ("--lambda auto --lambda-search s", 3, "s/search.json: does not exist, expected the results of `sparse24 lambda-search --out`"),
-        ("--lambda auto --method dense", 2, "method.name: dense has no masked decay, so that there is no lambda to search"),
+        (
+            "--lambda 1 --lambda-search s",
+            2,
+            "--lambda-search: is for --lambda auto, which is not asked for",
+        ),
+        (
+            "--lambda auto --lambda-search s",
+            3,
+            "s/search.json: does not exist, expected the results of `sparse24 lambda-search --out`",
+        ),
+        (
+            "--lambda auto --method dense",
+            2,
+            "method.name: dense has no masked decay, so that there is no lambda to search",
+        ),
     ] {
         place.refuses(&format!("train {TINY} {more} --out new"), code, message);
     }
@@ -226,9 +319,16 @@ fn a_search_for_other_settings_or_data_is_refused() {
 #[test]
 fn a_run_searches_first_if_asked() {
     let place = Place::new();
-    let settings = "--set optimizer.warmup_steps=8 --set run.flip_every=1 --set method.decay=on-weights";
-    let said =
-        String::from_utf8(place.command(&format!("train {TINY} {settings} --lambda auto --out run")).output().unwrap().stderr).unwrap();
+    let settings =
+        "--set optimizer.warmup_steps=8 --set run.flip_every=1 --set method.decay=on-weights";
+    let said = String::from_utf8(
+        place
+            .command(&format!("train {TINY} {settings} --lambda auto --out run"))
+            .output()
+            .unwrap()
+            .stderr,
+    )
+    .unwrap();
     let found: Value = serde_json::from_str(&place.read("run/lambda-search/search.json")).unwrap();
     assert_eq!((found["done"].as_u64(), found["until"].as_u64()), (Some(9), Some(8)));
     let lambda = found["recommended"].as_f64().unwrap() as f32;
@@ -263,16 +363,22 @@ fn an_explosion_of_flips_is_named_while_training() {
         })
         .collect();
     place.write("dense/metrics.jsonl", calm.join("\n") + "\n");
-    let line =
-        format!("train {TINY} --set run.flip_every=1 --set run.flip_reference=dense --checkpoint-every 7 --set run.keep_last=9 --out run");
+    let line = format!(
+        "train {TINY} --set run.flip_every=1 --set run.flip_reference=dense --checkpoint-every 7 --set run.keep_last=9 --out run"
+    );
     let output = place.command(&line).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
-    let warnings: Vec<&str> = said.lines().filter(|line| line.contains("flip-rate explosion")).collect();
-    assert!(warnings.len() == 1 && warnings[0].starts_with("step 5: flip-rate explosion: mu = "), "five samples make one: {said}");
+    let warnings: Vec<&str> =
+        said.lines().filter(|line| line.contains("flip-rate explosion")).collect();
+    assert!(
+        warnings.len() == 1 && warnings[0].starts_with("step 5: flip-rate explosion: mu = "),
+        "five samples make one: {said}"
+    );
     assert!(place.read("run/log.txt").contains(warnings[0]));
     let end = |run: &str| place.tree(&format!("{run}/checkpoints/step-00000012"));
     assert!(end("run") == end("fst"), "it decides no bit");
-    // A stretch that was told before the checkpoint is not told again; a reference that is gone is no reason not to go on.
+    // A stretch that was told before the checkpoint is not told again; a reference that is gone is
+    // no reason not to go on.
     fs::remove_dir_all(place.path("run/checkpoints/step-00000010")).unwrap();
     fs::remove_dir_all(place.path("run/checkpoints/step-00000012")).unwrap();
     place.answer("resume run");
@@ -280,7 +386,10 @@ fn an_explosion_of_flips_is_named_while_training() {
     fs::remove_dir_all(place.path("run/checkpoints/step-00000012")).unwrap();
     fs::remove_dir_all(place.path("dense")).unwrap();
     place.answer("resume run");
-    assert!(place.read("run/log.txt").contains("flip rates are not compared") && end("run") == end("fst"));
+    assert!(
+        place.read("run/log.txt").contains("flip rates are not compared")
+            && end("run") == end("fst")
+    );
 }
 
 #[test]
@@ -293,9 +402,19 @@ fn what_is_no_dense_run_of_the_schedule_is_no_reference() {
     for (reference, message) in [
         ("nowhere", "run.flip_reference: *nowhere: is no run directory: it holds no config.toml"),
         ("sparse", "run.flip_reference: *sparse is a sparse run, expected a dense one"),
-        ("other", "run.flip_reference: *other is a run with optimizer.learning_rate = *, expected *, so that steps match"),
-        ("unsampled", "run.flip_reference: *unsampled has no samples of the flip rate, expected a run with run.flip_every above 0"),
+        (
+            "other",
+            "run.flip_reference: *other is a run with optimizer.learning_rate = *, expected *, so that steps match",
+        ),
+        (
+            "unsampled",
+            "run.flip_reference: *unsampled has no samples of the flip rate, expected a run with run.flip_every above 0",
+        ),
     ] {
-        place.refuses(&format!("train {TINY} --set run.flip_reference={reference} --out run"), 2, message);
+        place.refuses(
+            &format!("train {TINY} --set run.flip_reference={reference} --out run"),
+            2,
+            message,
+        );
     }
 }

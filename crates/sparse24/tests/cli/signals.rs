@@ -1,4 +1,5 @@
-//! Signals while a run trains: SIGINT and SIGTERM save and stop, SIGUSR1 saves and goes on, and each is heard within a micro-step.
+//! Signals while a run trains: SIGINT and SIGTERM save and stop, SIGUSR1 saves and goes on, and
+//! each is heard within a micro-step.
 #![cfg(unix)]
 
 use std::{
@@ -17,12 +18,17 @@ use crate::{
 
 /// To who may have ended, but was not waited for: else its number may be another's.
 pub(crate) fn send(signal: &str, child: &Child) {
-    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+    assert!(
+        Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success()
+    );
 }
 
 /// Waits until a run has told of so many steps; false if it ended before.
 pub(crate) fn tells(steps: usize, child: &mut Child, run: &Path) -> bool {
-    let told = || fs::read(run.join("metrics.jsonl")).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count());
+    let told = || {
+        fs::read(run.join("metrics.jsonl"))
+            .map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count())
+    };
     while told() < steps {
         if child.try_wait().unwrap().is_some() {
             return false;
@@ -32,9 +38,11 @@ pub(crate) fn tells(steps: usize, child: &mut Child, run: &Path) -> bool {
     true
 }
 
-/// Starts a run and sends it a signal once it has told of 20 steps; none if it ended first, else its exit code and what it said.
+/// Starts a run and sends it a signal once it has told of 20 steps; none if it ended first, else
+/// its exit code and what it said.
 fn signalled(place: &Place, line: &str, run: &str, signal: &str) -> Option<(i32, String)> {
-    let mut child = place.command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child =
+        place.command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     if tells(20, &mut child, &place.path(run)) {
         send(signal, &child);
     }
@@ -51,14 +59,24 @@ fn a_signal_saves_and_says_how_to_go_on() {
     for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
         let (run, found, said) = attempts(|attempt| {
             let run = format!("stopped{signal}-{attempt}");
-            let (code, said) = signalled(&place, &format!("train {TINY} {settings} --out {run}"), &run, signal)?;
+            let (code, said) =
+                signalled(&place, &format!("train {TINY} {settings} --out {run}"), &run, signal)?;
             Some((run, code, said))
         });
         let step = place.metrics(&run).len();
         assert_eq!(found, code, "{said}");
-        assert_eq!(said.lines().last().unwrap(), format!("interrupted after step {step}; resume with: sparse24 resume {run}"), "{said}");
-        assert!(place.read(&format!("{run}/log.txt")).contains(&format!("stopped after step {step}")));
-        assert!(place.path(&format!("{run}/checkpoints/step-{step:08}/manifest.json")).is_file(), "not a step is lost");
+        assert_eq!(
+            said.lines().last().unwrap(),
+            format!("interrupted after step {step}; resume with: sparse24 resume {run}"),
+            "{said}"
+        );
+        assert!(
+            place.read(&format!("{run}/log.txt")).contains(&format!("stopped after step {step}"))
+        );
+        assert!(
+            place.path(&format!("{run}/checkpoints/step-{step:08}/manifest.json")).is_file(),
+            "not a step is lost"
+        );
         place.answer(&format!("resume {run}"));
         let at_end = |run: &str| place.tree(&format!("{run}/checkpoints/step-00000600"));
         assert!(at_end(&run) == at_end("whole"), "stopped after {step}");
@@ -66,8 +84,14 @@ fn a_signal_saves_and_says_how_to_go_on() {
     }
 }
 
-/// Begins a run, waits for its first line, and sends it as many signals, a tenth of a second apart; gives its code and what it said.
-pub(crate) fn interrupted(place: &Place, line: &str, signal: &str, times: usize) -> (Option<i32>, String) {
+/// Begins a run, waits for its first line, and sends it as many signals, a tenth of a second apart;
+/// gives its code and what it said.
+pub(crate) fn interrupted(
+    place: &Place,
+    line: &str,
+    signal: &str,
+    times: usize,
+) -> (Option<i32>, String) {
     let mut child = place.command(line).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(child.stderr.take().unwrap());
     let mut lines = String::new();
@@ -90,7 +114,11 @@ fn a_signal_abandons_the_step_under_way() {
         let line = format!("train {TINY} --set batch.accumulation=1000000 --out {run}");
         let (code, said) = interrupted(&place, &line, signal, 1);
         assert_eq!(code, Some(exit), "{said}");
-        assert_eq!(said.lines().last().unwrap(), format!("interrupted after step 0; resume with: sparse24 resume {run}"), "{said}");
+        assert_eq!(
+            said.lines().last().unwrap(),
+            format!("interrupted after step 0; resume with: sparse24 resume {run}"),
+            "{said}"
+        );
         assert!(place.path(&format!("{run}/checkpoints/step-00000000/manifest.json")).is_file());
     }
 }
@@ -102,7 +130,9 @@ fn a_second_signal_ends_at_once() {
     for (signal, exit) in [("-INT", 130), ("-TERM", 143)] {
         attempts(|attempt| {
             let run = format!("run{exit}-{attempt}");
-            let line = format!("train {TINY} --set batch.sequences=200 --set model.width=512 --set model.ffn_width=2048 --out {run}");
+            let line = format!(
+                "train {TINY} --set batch.sequences=200 --set model.width=512 --set model.ffn_width=2048 --out {run}"
+            );
             let (code, said) = interrupted(&place, &line, signal, 2);
             assert_eq!(code, Some(exit), "{said}");
             // Else it was between two micro-steps at the first signal, and had saved at the second.
@@ -119,7 +149,11 @@ fn sigusr1_saves_and_the_run_goes_on() {
     place.train("whole", &settings);
     attempts(|attempt| {
         let run = format!("asked-{attempt}");
-        let mut child = place.command(&format!("train {TINY} {settings} --out {run}")).stderr(Stdio::null()).spawn().unwrap();
+        let mut child = place
+            .command(&format!("train {TINY} {settings} --out {run}"))
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         if tells(5, &mut child, &place.path(&run)) {
             send("-USR1", &child);
         }
@@ -133,7 +167,8 @@ fn sigusr1_saves_and_the_run_goes_on() {
     });
 }
 
-/// Nearly all of the time goes by in evaluations: a step that is done and not evaluated is neither lost nor told twice.
+/// Nearly all of the time goes by in evaluations: a step that is done and not evaluated is neither
+/// lost nor told twice.
 #[test]
 fn a_signal_abandons_the_evaluation_under_way() {
     let place = Place::new();
@@ -143,7 +178,11 @@ fn a_signal_abandons_the_evaluation_under_way() {
     for signal in ["-TERM", "-USR1"] {
         let run = attempts(|attempt| {
             let run = format!("run{signal}-{attempt}");
-            let mut child = place.command(&format!("train {TINY} {settings} --out {run}")).stderr(Stdio::null()).spawn().unwrap();
+            let mut child = place
+                .command(&format!("train {TINY} {settings} --out {run}"))
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
             let metrics = place.path(&format!("{run}/metrics.jsonl"));
             if tells(3, &mut child, &place.path(&run)) {
                 send(signal, &child);
@@ -153,9 +192,13 @@ fn a_signal_abandons_the_evaluation_under_way() {
                 if let Some(status) = child.try_wait().unwrap() {
                     break status.code();
                 }
-                // A line without its evaluation, while the run waits for the signal's checkpoint or goes on.
+                // A line without its evaluation, while the run waits for the signal's checkpoint or
+                // goes on.
                 let text = fs::read_to_string(&metrics).unwrap_or_default();
-                early |= text.lines().last().is_some_and(|line| line.ends_with('}') && !line.contains("val_loss"));
+                early |= text
+                    .lines()
+                    .last()
+                    .is_some_and(|line| line.ends_with('}') && !line.contains("val_loss"));
             };
             if signal == "-USR1" {
                 assert_eq!(code, Some(0));
@@ -187,7 +230,8 @@ fn a_signal_reaches_the_evaluation_of_a_finished_run() {
     }
 }
 
-/// The text is read once more between the search and the run, which is as long as a signal could be lost.
+/// The text is read once more between the search and the run, which is as long as a signal could be
+/// lost.
 #[test]
 fn a_signal_between_a_search_and_its_run_is_heard() {
     let place = Place::new();
@@ -200,7 +244,11 @@ fn a_signal_between_a_search_and_its_run_is_heard() {
     send("-TERM", &child);
     let last = lines.map(Result::unwrap).last().unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(143), "{last}");
-    assert!(last.starts_with("interrupted ") && last.contains("; go on with: sparse24 train ") || last.contains("resume with: "), "{last}");
+    assert!(
+        last.starts_with("interrupted ") && last.contains("; go on with: sparse24 train ")
+            || last.contains("resume with: "),
+        "{last}"
+    );
     assert!(place.path("run/lambda-search/search.json").is_file());
 }
 
@@ -219,7 +267,8 @@ fn a_signal_leaves_nothing_of_a_prepare() {
             let status = format!("/proc/{}/status", child.id());
             let listens = || {
                 let status = fs::read_to_string(&status).unwrap_or_default();
-                let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
+                let caught =
+                    status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
                 u64::from_str_radix(caught.trim(), 16).unwrap() >> (number - 1) & 1 == 1
             };
             // One that has ended listens no more, and lets itself be waited for.
@@ -235,7 +284,10 @@ fn a_signal_leaves_nothing_of_a_prepare() {
                 fs::remove_dir_all(place.path("out")).unwrap();
                 return None;
             }
-            assert_eq!((output.status.code(), said.as_str()), (Some(exit), "interrupted; out is as it was\n"));
+            assert_eq!(
+                (output.status.code(), said.as_str()),
+                (Some(exit), "interrupted; out is as it was\n")
+            );
             assert_eq!(names(), before, "something half-written is left");
             Some(())
         });

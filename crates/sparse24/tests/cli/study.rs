@@ -1,4 +1,5 @@
-//! `sparse24 study`: what it finds, that it is found again whatever happened in between, and every refusal.
+//! `sparse24 study`: what it finds, that it is found again whatever happened in between, and every
+//! refusal.
 
 use std::{fs, path::Path};
 
@@ -36,11 +37,18 @@ fn a_study_pairs_its_runs() {
     let found = place.json(&line("--out s --json"));
     assert_eq!(found, serde_json::from_str::<Value>(&place.read("s/study.json")).unwrap());
     let seeds = [1, 2, 3];
-    let loss = |arm: &str, seed: u32| place.metrics(&format!("s/{arm}/seed-{seed}"))[11]["val_loss"].as_f64().unwrap();
+    let loss = |arm: &str, seed: u32| {
+        place.metrics(&format!("s/{arm}/seed-{seed}"))[11]["val_loss"].as_f64().unwrap()
+    };
     let arms = found["arms"].as_array().unwrap();
     for (arm, name) in arms.iter().zip(["dense", "fst", "strong"]) {
         assert_eq!(arm["name"], name);
-        let by_seed: Vec<f64> = arm["val_loss"]["by_seed"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect();
+        let by_seed: Vec<f64> = arm["val_loss"]["by_seed"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|loss| loss.as_f64().unwrap())
+            .collect();
         assert_eq!(by_seed, seeds.map(|seed| loss(name, seed)));
     }
     let differences = seeds.map(|seed| loss("strong", seed) - loss("dense", seed));
@@ -50,7 +58,10 @@ fn a_study_pairs_its_runs() {
     let half = 4.302_652_729_749_464 * deviation / 3.0_f64.sqrt();
     let interval = &arms[2]["difference"];
     for (key, expected) in [("mean", mean), ("low", mean - half), ("high", mean + half)] {
-        assert!((interval[key].as_f64().unwrap() - expected).abs() <= 1e-12, "{key}: {interval}, expected {expected}");
+        assert!(
+            (interval[key].as_f64().unwrap() - expected).abs() <= 1e-12,
+            "{key}: {interval}, expected {expected}"
+        );
     }
     assert!(arms[0].get("difference").is_none(), "the reference differs from nothing");
     // Sampled at 1, 3, 6, 9 and, in the dense phase, 12.
@@ -71,10 +82,19 @@ fn a_study_pairs_its_runs() {
     place.train("alone", "--lambda 0.3 --seed 2");
     assert!(place.tree("s/strong/seed-2/checkpoints") == place.tree("alone/checkpoints"));
     let lines = place.read("s/study.csv");
-    assert!(lines.starts_with("arm,seed,steps,val_loss,loss,flip_rate,mu,tokens_per_s,seconds,failed_at\ndense,1,12,"), "{lines}");
+    assert!(
+        lines.starts_with(
+            "arm,seed,steps,val_loss,loss,flip_rate,mu,tokens_per_s,seconds,failed_at\ndense,1,12,"
+        ),
+        "{lines}"
+    );
     assert_eq!(lines.lines().count(), 10);
     let answer = place.answer(&line("--out s"));
-    assert!(answer.starts_with("arm     val loss      sd  minus dense, 95 % ") && answer.contains("\nlowest mean  "), "{answer}");
+    assert!(
+        answer.starts_with("arm     val loss      sd  minus dense, 95 % ")
+            && answer.contains("\nlowest mean  "),
+        "{answer}"
+    );
 }
 
 #[test]
@@ -82,7 +102,11 @@ fn a_finished_study_is_read() {
     let place = place();
     place.answer(&line("--out one"));
     place.answer(&line("--out many --jobs 4 --keep results"));
-    assert_eq!(place.read("one/study.json"), place.read("many/study.json"), "neither jobs nor threads decide a bit");
+    assert_eq!(
+        place.read("one/study.json"),
+        place.read("many/study.json"),
+        "neither jobs nor threads decide a bit"
+    );
     assert!(place.path("one/fst/seed-1/checkpoints/step-00000010").exists());
     assert!(!place.path("many/fst/seed-1/checkpoints").exists());
     let before = place.tree("many");
@@ -91,14 +115,26 @@ fn a_finished_study_is_read() {
     let begun_without = place.read("many/study.json");
     place.answer(&line("--set run.instrument_every=3 --out many"));
     assert_eq!(place.read("many/study.json"), begun_without, "instruments may be asked for later");
-    assert!(place.read("many/report.html").contains("Lowest mean loss: "), "a page of its conclusions and of a run of each arm");
+    assert!(
+        place.read("many/report.html").contains("Lowest mean loss: "),
+        "a page of its conclusions and of a run of each arm"
+    );
     let study = place.read("many/study.toml");
-    assert!(study.starts_with("reference = \"dense\"\nseeds = [1, 2, 3]") || study.contains("reference = \"dense\""), "{study}");
+    assert!(
+        study.starts_with("reference = \"dense\"\nseeds = [1, 2, 3]")
+            || study.contains("reference = \"dense\""),
+        "{study}"
+    );
     place.answer("study many/study.toml --out again --keep results");
-    assert_eq!(place.read("again/study.json"), place.read("one/study.json"), "the resolved file is a study");
+    assert_eq!(
+        place.read("again/study.json"),
+        place.read("one/study.json"),
+        "the resolved file is a study"
+    );
 }
 
-/// Only the small files of some finished runs come along, as to another machine; the rest is trained there.
+/// Only the small files of some finished runs come along, as to another machine; the rest is
+/// trained there.
 #[test]
 fn a_study_goes_on_from_the_small_files_of_finished_runs() {
     let place = place();
@@ -108,7 +144,11 @@ fn a_study_goes_on_from_the_small_files_of_finished_runs() {
     for run in ["dense/seed-1", "strong/seed-3", "fst/seed-2"] {
         fs::create_dir_all(place.path(&format!("carried/{run}"))).unwrap();
         for file in ["config.toml", "metrics.jsonl", "provenance.json"] {
-            fs::copy(place.path(&format!("whole/{run}/{file}")), place.path(&format!("carried/{run}/{file}"))).unwrap();
+            fs::copy(
+                place.path(&format!("whole/{run}/{file}")),
+                place.path(&format!("carried/{run}/{file}")),
+            )
+            .unwrap();
         }
     }
     let output = place.command(&line("--out carried")).output().unwrap();
@@ -124,16 +164,31 @@ fn a_run_that_died_before_its_last_checkpoint_goes_on() {
     let place = place();
     place.answer(&line("--set run.keep_last=2 --out s"));
     let before = place.tree("s");
-    for (lost, goes_on) in [(&["step-00000012"][..], "goes on after step 10"), (&["step-00000010", "step-00000012"], "begins")] {
+    for (lost, goes_on) in [
+        (&["step-00000012"][..], "goes on after step 10"),
+        (&["step-00000010", "step-00000012"], "begins"),
+    ] {
         for step in lost {
             fs::remove_dir_all(place.path("s/fst/seed-2/checkpoints").join(step)).unwrap();
         }
         let output = place.command(&line("--set run.keep_last=2 --out s")).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.contains("9 runs, 8 of them done") && said.contains(&format!("fst seed 2: {goes_on}\n")), "{said}");
+        assert!(
+            said.contains("9 runs, 8 of them done")
+                && said.contains(&format!("fst seed 2: {goes_on}\n")),
+            "{said}"
+        );
         let after = place.tree("s");
-        let is_end = |path: &Path| path.starts_with("fst/seed-2/checkpoints/step-00000012") || path.starts_with("study.json");
-        assert!(before.iter().filter(|(path, _)| is_end(path)).all(|(path, contents)| after.get(path) == Some(contents)));
+        let is_end = |path: &Path| {
+            path.starts_with("fst/seed-2/checkpoints/step-00000012")
+                || path.starts_with("study.json")
+        };
+        assert!(
+            before
+                .iter()
+                .filter(|(path, _)| is_end(path))
+                .all(|(path, contents)| after.get(path) == Some(contents))
+        );
     }
 }
 
@@ -142,11 +197,15 @@ fn arms_and_seeds_are_added_and_the_reference_may_change() {
     let place = place();
     place.answer(&line("--out s"));
     let before = place.tree("s/fst");
-    let more = STUDY.replace("[1, 2, 3]", "[1, 2, 3, 4]") + "[[arms]]\nname = \"weak\"\nmethod.lambda = 1e-9\n";
+    let more = STUDY.replace("[1, 2, 3]", "[1, 2, 3, 4]")
+        + "[[arms]]\nname = \"weak\"\nmethod.lambda = 1e-9\n";
     place.write("study.toml", &more);
     let found = place.json(&line("--out s --reference fst --json"));
     assert_eq!((&found["done"], &found["reference"]), (&Value::from(16), &Value::from("fst")));
-    assert!(found["arms"][1].get("difference").is_none() && found["arms"][0]["difference"]["pairs"] == 4);
+    assert!(
+        found["arms"][1].get("difference").is_none()
+            && found["arms"][0]["difference"]["pairs"] == 4
+    );
     assert_eq!(found["trends"][0]["arms"], serde_json::json!(["weak", "fst", "strong"]));
     let after = place.tree("s/fst");
     assert!(before.iter().all(|(path, contents)| after[path] == *contents), "what was done stays");
@@ -156,8 +215,16 @@ fn arms_and_seeds_are_added_and_the_reference_may_change() {
             "0.2",
             "s/study.toml: was begun with arms strong method.lambda = 0.3, now it is asked for with arms strong method.lambda = 0.2; undo that, or name another folder",
         ),
-        ("[1, 2, 3, 4]", "[1, 2, 4]", "s/study.toml: was begun with seeds 3, now it is asked for without seeds 3; *"),
-        ("\"weak\"", "\"feeble\"", "s/study.toml: was begun with arms weak, now it is asked for without arms weak; *"),
+        (
+            "[1, 2, 3, 4]",
+            "[1, 2, 4]",
+            "s/study.toml: was begun with seeds 3, now it is asked for without seeds 3; *",
+        ),
+        (
+            "\"weak\"",
+            "\"feeble\"",
+            "s/study.toml: was begun with arms weak, now it is asked for without arms weak; *",
+        ),
     ] {
         place.write("study.toml", more.replace(from, to));
         place.refuses(&line("--out s"), 3, message);
@@ -169,23 +236,35 @@ fn arms_and_seeds_are_added_and_the_reference_may_change() {
         "s/study.toml: was begun with base steps = 12, now it is asked for with base steps = 13; *",
     );
     place.write("text", crate::support::text(2));
-    place.refuses(&line("--out s"), 3, "s/study.toml: was begun with data = *, now it is asked for with data = *; *");
+    place.refuses(
+        &line("--out s"),
+        3,
+        "s/study.toml: was begun with data = *, now it is asked for with data = *; *",
+    );
 }
 
 #[test]
 fn a_run_that_ends_at_no_number_is_a_result() {
     let place = place();
-    place.write("study.toml", STUDY.replace("method.lambda = 0.3", "optimizer.learning_rate = 1e30"));
+    place.write(
+        "study.toml",
+        STUDY.replace("method.lambda = 0.3", "optimizer.learning_rate = 1e30"),
+    );
     let output = place.command(&line("--out s --jobs 2")).output().unwrap();
-    let (said, answer) = (String::from_utf8(output.stderr).unwrap(), String::from_utf8(output.stdout).unwrap());
+    let (said, answer) =
+        (String::from_utf8(output.stderr).unwrap(), String::from_utf8(output.stdout).unwrap());
     assert_eq!(output.status.code(), Some(0), "{said}");
     assert!(
-        said.contains("strong seed 1: ended at a loss that is not finite\n") && answer.contains("  3 runs not finite"),
+        said.contains("strong seed 1: ended at a loss that is not finite\n")
+            && answer.contains("  3 runs not finite"),
         "{said}{answer}"
     );
     let found: Value = serde_json::from_str(&place.read("s/study.json")).unwrap();
     let strong = &found["arms"][2];
-    assert_eq!((&strong["val_loss"]["mean"], strong["failures"].as_array().unwrap().len()), (&Value::Null, 3));
+    assert_eq!(
+        (&strong["val_loss"]["mean"], strong["failures"].as_array().unwrap().len()),
+        (&Value::Null, 3)
+    );
     assert!(strong["failures"][1]["what"].as_str().unwrap().contains("not finite"), "{strong}");
     let before = place.tree("s");
     place.answer(&line("--out s"));
@@ -200,14 +279,27 @@ fn a_run_without_a_held_out_loss_is_a_result() {
     let message = "step 1: the loss on the held-out split is *; training stopped after the step, nothing was saved yet; *";
     let output = place.command(&format!("train {TINY} {diverging} --out run")).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.code() == Some(5) && is_like(said.lines().last().unwrap(), &format!("error: {message}")), "{said}");
+    assert!(
+        output.status.code() == Some(5)
+            && is_like(said.lines().last().unwrap(), &format!("error: {message}")),
+        "{said}"
+    );
     assert!(place.read("run/report.html").contains("unfinished"));
-    place.write("study.toml", STUDY.replace("method.lambda = 0.3", "optimizer.learning_rate = 1e12"));
+    place.write(
+        "study.toml",
+        STUDY.replace("method.lambda = 0.3", "optimizer.learning_rate = 1e12"),
+    );
     for _ in ["it is found", "it is not tried again"] {
         let found = place.json(&line("--set steps=1 --out s --json"));
         let failures = found["arms"][2]["failures"].as_array().unwrap();
-        assert_eq!((&found["done"], failures.len(), &failures[0]["step"]), (&Value::from(9), 3, &Value::from(1)));
-        assert!(failures[0]["what"].as_str().unwrap().starts_with("the loss on the held-out split is "), "{failures:?}");
+        assert_eq!(
+            (&found["done"], failures.len(), &failures[0]["step"]),
+            (&Value::from(9), 3, &Value::from(1))
+        );
+        assert!(
+            failures[0]["what"].as_str().unwrap().starts_with("the loss on the held-out split is "),
+            "{failures:?}"
+        );
     }
 }
 
@@ -215,19 +307,43 @@ fn a_run_without_a_held_out_loss_is_a_result() {
 fn studies_that_cannot_be_are_refused_before_anything_runs() {
     let place = place();
     for (from, to, message) in [
-        ("[1, 2, 3]", "[1]", "study.toml: seeds: expected at least 2, found 1, since one difference has no interval"),
+        (
+            "[1, 2, 3]",
+            "[1]",
+            "study.toml: seeds: expected at least 2, found 1, since one difference has no interval",
+        ),
         ("\"fst\"", "\"a/b\"", "study.toml: arms: \"a/b\" is no name of a folder, expected *"),
-        ("method.lambda", "method.lamda", "study.toml: arms.strong: method: \"lamda\" is not known; did you mean \"lambda\"? *"),
+        (
+            "method.lambda",
+            "method.lamda",
+            "study.toml: arms.strong: method: \"lamda\" is not known; did you mean \"lambda\"? *",
+        ),
         ("\"strong\"", "\"fst\"", "study.toml: arms: \"fst\" is named twice"),
-        ("reference = \"dense\"", "reference = \"bert\"", "study.toml: reference: \"bert\" is not known (known: dense, fst, strong)"),
-        ("method.lambda = 0.3", "model.heads = 3", "study.toml: arms.strong: model.heads: expected a divisor of model.width 16, found 3"),
+        (
+            "reference = \"dense\"",
+            "reference = \"bert\"",
+            "study.toml: reference: \"bert\" is not known (known: dense, fst, strong)",
+        ),
+        (
+            "method.lambda = 0.3",
+            "model.heads = 3",
+            "study.toml: arms.strong: model.heads: expected a divisor of model.width 16, found 3",
+        ),
     ] {
         place.write("study.toml", STUDY.replace(from, to));
         place.refuses(&line("--out s"), 2, message);
     }
     place.write("study.toml", STUDY);
-    place.refuses(&line("--reference bert --out s"), 2, "study.toml: reference: \"bert\" is not known *");
-    place.refuses(&line("--set steps=0 --out s"), 2, "study.toml: base: steps: expected at least 1, found 0");
+    place.refuses(
+        &line("--reference bert --out s"),
+        2,
+        "study.toml: reference: \"bert\" is not known *",
+    );
+    place.refuses(
+        &line("--set steps=0 --out s"),
+        2,
+        "study.toml: base: steps: expected at least 1, found 0",
+    );
     place.refuses(
         "study nowhere.toml --out s",
         3,
@@ -255,7 +371,11 @@ mod signals {
             let line = line(&format!("--set batch.accumulation=1000000 --jobs 2 --out {out}"));
             let (code, said) = interrupted(&place, &line, signal, 1);
             assert_eq!(code, Some(exit), "{said}");
-            assert_eq!(said.lines().last().unwrap(), format!("interrupted with 0 of 9 runs done; go on with: sparse24 {line}"), "{said}");
+            assert_eq!(
+                said.lines().last().unwrap(),
+                format!("interrupted with 0 of 9 runs done; go on with: sparse24 {line}"),
+                "{said}"
+            );
         }
     }
 
@@ -268,16 +388,26 @@ mod signals {
         place.answer(&line(&format!("{settings} --out whole")));
         let out = attempts(|attempt| {
             let out = format!("stopped-{attempt}");
-            let mut child = place.command(&line(&format!("{settings} --out {out}"))).stderr(Stdio::null()).spawn().unwrap();
+            let mut child = place
+                .command(&line(&format!("{settings} --out {out}")))
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
             if tells(1, &mut child, &place.path(&format!("{out}/fst/seed-1"))) {
                 send("-TERM", &child);
             }
             (child.wait().unwrap().code() == Some(143)).then_some(out)
         });
-        assert!(place.path(&format!("{out}/study.json")).exists(), "what is known so far can be read");
+        assert!(
+            place.path(&format!("{out}/study.json")).exists(),
+            "what is known so far can be read"
+        );
         place.answer(&line(&format!("{settings} --out {out}")));
         assert_eq!(place.read(&format!("{out}/study.json")), place.read("whole/study.json"));
         let at_end = |out: &str| place.tree(&format!("{out}/fst/seed-1/checkpoints/step-00000600"));
-        assert!(at_end(&out) == at_end("whole") && at_end(&out).contains_key(Path::new("model.safetensors")));
+        assert!(
+            at_end(&out) == at_end("whole")
+                && at_end(&out).contains_key(Path::new("model.safetensors"))
+        );
     }
 }

@@ -9,7 +9,8 @@ use std::{
 
 use serde_json::Value;
 
-/// A run of a fraction of a second on the file `text`: 12 steps, of which 10 are sparse; 144 characters a step of 27.
+/// A run of a fraction of a second on the file `text`: 12 steps, of which 10 are sparse; 144
+/// characters a step of 27.
 pub(crate) const TINY: &str = "--set data.path=text --set data.tokenizer=char --set steps=12 --set model.layers=2 --set model.width=16 \
     --set model.heads=2 --set model.ffn_width=32 --set model.context=12 --set batch.sequences=6 --set method.refresh=4 \
     --set optimizer.learning_rate=0.02 --set optimizer.warmup_steps=2 --set run.flip_every=3 --set run.eval_every=0 \
@@ -47,7 +48,12 @@ impl Place {
     /// Standard output of a command that succeeds.
     pub(crate) fn answer(&self, line: &str) -> String {
         let output = self.command(line).output().unwrap();
-        assert_eq!(output.status.code(), Some(0), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(
+            output.status.code(),
+            Some(0),
+            "{line}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         String::from_utf8(output.stdout).unwrap()
     }
 
@@ -64,10 +70,14 @@ impl Place {
 
     /// The objects of a run's `metrics.jsonl`.
     pub(crate) fn metrics(&self, run: &str) -> Vec<Value> {
-        self.read(&format!("{run}/metrics.jsonl")).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        self.read(&format!("{run}/metrics.jsonl"))
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
     }
 
-    /// The command fails with this code and one sentence like `pattern` (where `*` stands for anything), and changes no file.
+    /// The command fails with this code and one sentence like `pattern` (where `*` stands for
+    /// anything), and changes no file.
     pub(crate) fn refuses(&self, line: &str, code: i32, pattern: &str) {
         self.refuses_command(self.command(line), code, pattern);
     }
@@ -81,7 +91,12 @@ impl Place {
         assert!(output.stdout.is_empty(), "{command:?}: a refusal prints to standard error alone");
         assert!(is_like(&message, &format!("error: {pattern}")), "{command:?}: {message}");
         let after = self.tree("");
-        assert!(before.keys().eq(after.keys()), "{message}: files before {:?}, after {:?}", before.keys(), after.keys());
+        assert!(
+            before.keys().eq(after.keys()),
+            "{message}: files before {:?}, after {:?}",
+            before.keys(),
+            after.keys()
+        );
         assert!(before == after, "{message}: a file has changed");
     }
 
@@ -110,7 +125,10 @@ pub(crate) fn sentence(output: &Output) -> String {
     let text = String::from_utf8(output.stderr.clone()).unwrap();
     assert!(!text.contains("panicked") && !text.contains('\u{1b}'), "{text}");
     let line = text.strip_suffix('\n').unwrap_or_else(|| panic!("expected a line, found {text:?}"));
-    assert!(!line.contains('\n') && !line.contains(". ") && !line.ends_with('.'), "expected one sentence, found {text}");
+    assert!(
+        !line.contains('\n') && !line.contains(". ") && !line.ends_with('.'),
+        "expected one sentence, found {text}"
+    );
     line.to_owned()
 }
 
@@ -138,7 +156,8 @@ pub(crate) fn text(seed: u32) -> String {
     while text.len() < 4000 {
         text.push(' ');
         for _ in 0..2 + draw(6) {
-            // Two draws: the first letters of the alphabet are more frequent, so that there is something to learn.
+            // Two draws: the first letters of the alphabet are more frequent, so that there is
+            // something to learn.
             text.push(char::from(b'a' + draw(26).min(draw(26)) as u8));
         }
     }

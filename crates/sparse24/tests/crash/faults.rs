@@ -1,4 +1,5 @@
-//! Every file operation of a run, failing: with ENOSPC, EIO, EDQUOT and EINTR, by a short write, by a disk that is full from there on.
+//! Every file operation of a run, failing: with ENOSPC, EIO, EDQUOT and EINTR, by a short write, by
+//! a disk that is full from there on.
 
 use std::{fs, process::Output};
 
@@ -13,7 +14,8 @@ const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 const EDQUOT: i32 = 122;
 
-/// Runs under a plan; the run either ends or says in a sentence what failed, and a resume makes its end that of one that nothing befell.
+/// Runs under a plan; the run either ends or says in a sentence what failed, and a resume makes its
+/// end that of one that nothing befell.
 fn fails_well(place: &Place, whole: &Whole, plan: Plan) -> Output {
     let run = place.path("run");
     let mut command = place.command(&SHORT.next_line(&run));
@@ -23,7 +25,10 @@ fn fails_well(place: &Place, whole: &Whole, plan: Plan) -> Output {
     assert!(!said.contains("panicked"), "{plan}: {said}");
     match output.status.code() {
         Some(0) => {}
-        Some(4) => assert!(said.lines().last().is_some_and(|line| line.starts_with("error: cannot ")), "{plan}: {said}"),
+        Some(4) => assert!(
+            said.lines().last().is_some_and(|line| line.starts_with("error: cannot ")),
+            "{plan}: {said}"
+        ),
         code => panic!("{plan}: {code:?}: {said}"),
     }
     let resumed = place.command(&SHORT.next_line(&run)).output().unwrap();
@@ -38,12 +43,20 @@ fn any_operation_that_fails_is_told_and_loses_nothing() {
     let place = Place::new();
     let whole = Whole::train(&place, SHORT);
     let (mut failed, mut all) = (0, 0);
-    let plans = |at| [ENOSPC, EIO, EDQUOT, EINTR].map(|error| Plan::Fail(at, error)).into_iter().chain([Plan::Short(at), Plan::Full(at)]);
+    let plans = |at| {
+        [ENOSPC, EIO, EDQUOT, EINTR]
+            .map(|error| Plan::Fail(at, error))
+            .into_iter()
+            .chain([Plan::Short(at), Plan::Full(at)])
+    };
     for plan in (0..whole.operations.len()).flat_map(plans) {
         all += 1;
         failed += usize::from(!fails_well(&place, &whole, plan).status.success());
     }
-    println!("{failed} of {all} faults ended the run, {} were overcome; each resume ended as it should", all - failed);
+    println!(
+        "{failed} of {all} faults ended the run, {} were overcome; each resume ended as it should",
+        all - failed
+    );
     assert!(failed > all / 3 && failed < all);
 }
 

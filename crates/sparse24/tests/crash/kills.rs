@@ -1,4 +1,5 @@
-//! kill -9 at points chosen by the index of a file operation, by a step and a delay, and by chance; sometimes also in the resume after it.
+//! kill -9 at points chosen by the index of a file operation, by a step and a delay, and by chance;
+//! sometimes also in the resume after it.
 
 use std::{
     collections::BTreeMap,
@@ -39,7 +40,8 @@ enum Point {
     InSave(usize),
     /// The same of all operations in the run directory, from the first of the start.
     AnyOperation(usize),
-    /// So many microseconds after a step was told: in the micro-steps of the next one, or in its mask search.
+    /// So many microseconds after a step was told: in the micro-steps of the next one, or in its
+    /// mask search.
     AfterStep(usize, u64),
     /// So many microseconds after the run directory was made.
     AnyTime(u64),
@@ -105,11 +107,16 @@ fn dies(place: &Place, run: &Path, point: Point) -> bool {
     shim::under(&mut command, &root, plan);
     let output = command.stdout(Stdio::null()).output().unwrap();
     let died = output.status.signal() == Some(9);
-    assert!(died || output.status.success(), "{point:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        died || output.status.success(),
+        "{point:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     died
 }
 
-/// One run: killed, perhaps killed again in its resume, and resumed to its end. Gives the points, or what is wrong.
+/// One run: killed, perhaps killed again in its resume, and resumed to its end. Gives the points,
+/// or what is wrong.
 fn crash(place: &Place, whole: &Whole, index: usize, tally: &Mutex<Tally>) -> Result<(), String> {
     let mut numbers = Numbers(index as u64);
     let run = place.path(&format!("run-{index}"));
@@ -144,10 +151,17 @@ fn crash(place: &Place, whole: &Whole, index: usize, tally: &Mutex<Tally>) -> Re
 
 fn count(tally: &mut Tally, point: Point, run: &Path) {
     *tally.kills.entry(point.kind()).or_default() += 1;
-    let names = |folder: PathBuf| fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().file_name());
-    let unfinished = names(run.join("checkpoints")).any(|name| !name.to_str().unwrap().starts_with("step-"));
+    let names = |folder: PathBuf| {
+        fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().file_name())
+    };
+    let unfinished =
+        names(run.join("checkpoints")).any(|name| !name.to_str().unwrap().starts_with("step-"));
     tally.in_save += usize::from(unfinished);
-    let told = fs::read(run.join("metrics.jsonl")).unwrap_or_default().iter().filter(|&&byte| byte == b'\n').count();
+    let told = fs::read(run.join("metrics.jsonl"))
+        .unwrap_or_default()
+        .iter()
+        .filter(|&&byte| byte == b'\n')
+        .count();
     match told {
         _ if !run.join("config.toml").exists() => tally.at_start += 1,
         told if told < RICH.switch => tally.sparse += 1,
@@ -172,7 +186,10 @@ fn kill_at_every_operation(shape: Shape) {
     }
     println!("killed at each of {kills} operations, {starts} of them before the run was one");
     // The run and its writer take turns as they like: the last operations may not be there.
-    assert!(kills + 9 > whole.operations.len() && starts > 15, "{kills} kills, {starts} in the start");
+    assert!(
+        kills + 9 > whole.operations.len() && starts > 15,
+        "{kills} kills, {starts} in the start"
+    );
 }
 
 #[test]
@@ -181,21 +198,26 @@ fn a_run_killed_at_every_operation_ends_with_the_bits_of_one_that_was_not() {
 }
 
 #[test]
-fn a_run_of_which_a_phase_settles_killed_at_every_operation_ends_with_the_bits_of_one_that_was_not() {
+fn a_run_of_which_a_phase_settles_killed_at_every_operation_ends_with_the_bits_of_one_that_was_not()
+{
     kill_at_every_operation(SETTLING);
 }
 
-/// `SPARSE24_CRASHES` says how many runs are killed, 200 otherwise; `SPARSE24_CRASH` names one of them alone.
+/// `SPARSE24_CRASHES` says how many runs are killed, 200 otherwise; `SPARSE24_CRASH` names one of
+/// them alone.
 #[test]
 fn a_run_killed_anywhere_ends_with_the_bits_of_one_that_was_not() {
-    let number = |name: &str| env::var(name).ok().map(|value| value.parse::<usize>().expect("a whole number"));
+    let number = |name: &str| {
+        env::var(name).ok().map(|value| value.parse::<usize>().expect("a whole number"))
+    };
     let indices = match number("SPARSE24_CRASH") {
         Some(index) => index..index + 1,
         None => 0..number("SPARSE24_CRASHES").unwrap_or(200),
     };
     let place = Place::new();
     let (whole, began) = (Whole::train(&place, RICH), Instant::now());
-    let (next, tally, failures) = (AtomicUsize::new(indices.start), Mutex::default(), Mutex::new(Vec::new()));
+    let (next, tally, failures) =
+        (AtomicUsize::new(indices.start), Mutex::default(), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
@@ -211,7 +233,8 @@ fn a_run_killed_anywhere_ends_with_the_bits_of_one_that_was_not() {
             });
         }
     });
-    let (tally, failures): (Tally, Vec<String>) = (tally.into_inner().unwrap(), failures.into_inner().unwrap());
+    let (tally, failures): (Tally, Vec<String>) =
+        (tally.into_inner().unwrap(), failures.into_inner().unwrap());
     let kills: usize = tally.kills.values().sum();
     let Tally { in_save, at_start, sparse, dense, resumes, .. } = &tally;
     println!(
@@ -223,5 +246,8 @@ fn a_run_killed_anywhere_ends_with_the_bits_of_one_that_was_not() {
     tally.kills.iter().for_each(|(kind, kills)| println!("{kills:>6} {kind}"));
     assert!(failures.is_empty(), "{} runs went wrong:\n{}", failures.len(), failures.join("\n"));
     let chosen = tally.kills.get(Point::InSave(0).kind()).copied().unwrap_or_default();
-    assert!(indices.len() == 1 || 4 * chosen >= kills, "a quarter of the kills should be at operations of saves");
+    assert!(
+        indices.len() == 1 || 4 * chosen >= kills,
+        "a quarter of the kills should be at operations of saves"
+    );
 }

@@ -10,7 +10,13 @@ use crate::{
 #[test]
 fn a_prepare_killed_at_any_operation_is_done_again() {
     let place = Place::new();
-    let line = |out: &str| format!("prepare --data {} --tokenizer char --out {}", place.path("text").display(), place.path(out).display());
+    let line = |out: &str| {
+        format!(
+            "prepare --data {} --tokenizer char --out {}",
+            place.path("text").display(),
+            place.path(out).display()
+        )
+    };
     place.answer(&line("whole"));
     let (whole, outs) = (place.tree("whole"), place.path("outs"));
     // Into a new folder, and over one that was prepared before.
@@ -26,7 +32,11 @@ fn a_prepare_killed_at_any_operation_is_done_again() {
             let died = command.stdout(Stdio::null()).status().unwrap().signal() == Some(9);
             // What stands under the name is whole: nothing, the old folder or the new one.
             if place.path("outs/shards").exists() {
-                let tokenizer = if place.tree("outs/shards") == whole { "char" } else { before.expect("nothing was there before") };
+                let tokenizer = if place.tree("outs/shards") == whole {
+                    "char"
+                } else {
+                    before.expect("nothing was there before")
+                };
                 let run = format!(
                     "train --data {} --set data.tokenizer={tokenizer} --set steps=1 --set model.context=8",
                     outs.join("shards").display()

@@ -1,4 +1,5 @@
-//! The runs that are killed: a fraction of a second with everything in it, and what their end must be.
+//! The runs that are killed: a fraction of a second with everything in it, and what their end must
+//! be.
 
 use std::{
     collections::BTreeMap,
@@ -38,9 +39,11 @@ pub(crate) const RICH: Shape = Shape {
 };
 
 /// As little as has a switch, and a rotation in each phase.
-pub(crate) const SHORT: Shape = Shape { steps: 6, refresh: 2, every: 2, switch: 5, settings: "--set run.keep_last=1" };
+pub(crate) const SHORT: Shape =
+    Shape { steps: 6, refresh: 2, every: 2, switch: 5, settings: "--set run.keep_last=1" };
 
-/// Dense until Adam's variance has settled, between steps 1 and 6, then sparse with it frozen: what it watches and where it settled are state.
+/// Dense until Adam's variance has settled, between steps 1 and 6, then sparse with it frozen: what
+/// it watches and where it settled are state.
 pub(crate) const SETTLING: Shape = Shape {
     steps: 12,
     refresh: 1,
@@ -50,7 +53,8 @@ pub(crate) const SETTLING: Shape = Shape {
 };
 
 /// As short, with much to write beside the tensors: headers and manifests.
-pub(crate) const DEEP: Shape = Shape { settings: "--set run.keep_last=1 --set model.layers=8 --set model.width=8", ..SHORT };
+pub(crate) const DEEP: Shape =
+    Shape { settings: "--set run.keep_last=1 --set model.layers=8 --set model.width=8", ..SHORT };
 
 impl Shape {
     /// The line that begins a run or, once it can be resumed, goes on with it.
@@ -60,7 +64,9 @@ impl Shape {
         if run.join("config.toml").exists() {
             return format!("resume {at}");
         }
-        format!("train {TINY} --set steps={steps} --set method.refresh={refresh} --checkpoint-every {every} {settings} --out {at}")
+        format!(
+            "train {TINY} --set steps={steps} --set method.refresh={refresh} --checkpoint-every {every} {settings} --out {at}"
+        )
     }
 }
 
@@ -89,7 +95,10 @@ impl Whole {
         };
         let operations = fs::read_to_string(trace).unwrap().lines().map(operation).collect();
         let checkpoints = place.tree("whole/checkpoints");
-        assert!(checkpoints.contains_key(Path::new(&format!("step-{:08}", shape.switch))), "the switch is elsewhere");
+        assert!(
+            checkpoints.contains_key(Path::new(&format!("step-{:08}", shape.switch))),
+            "the switch is elsewhere"
+        );
         Self { shape, checkpoints, metrics: timeless(place, "whole"), operations, duration }
     }
 
@@ -101,11 +110,17 @@ impl Whole {
     /// What is different about a run that has ended; none if nothing is that should not be.
     pub(crate) fn difference(&self, place: &Place, run: &str) -> Option<String> {
         let found = place.tree(&format!("{run}/checkpoints"));
-        if let Some(litter) = found.keys().find(|path| !path.starts_with("step-") && !path.to_str().unwrap().starts_with("step-")) {
+        if let Some(litter) = found
+            .keys()
+            .find(|path| !path.starts_with("step-") && !path.to_str().unwrap().starts_with("step-"))
+        {
             return Some(format!("{} is left", litter.display()));
         }
         let kept = [self.shape.switch, self.shape.steps].map(|step| format!("step-{step:08}"));
-        let expected = self.checkpoints.iter().filter(|(path, _)| kept.iter().any(|kept| path.starts_with(kept)));
+        let expected = self
+            .checkpoints
+            .iter()
+            .filter(|(path, _)| kept.iter().any(|kept| path.starts_with(kept)));
         for (path, bytes) in expected {
             if found.get(path) != Some(bytes) {
                 return Some(format!("{} differs", path.display()));
@@ -120,7 +135,9 @@ impl Whole {
         let unequal = metrics.iter().zip(&self.metrics).find(|(found, expected)| found != expected);
         match unequal {
             Some((found, expected)) => Some(format!("metrics: {found}, expected {expected}")),
-            None if metrics.len() != self.metrics.len() => Some(format!("metrics of {} steps", metrics.len())),
+            None if metrics.len() != self.metrics.len() => {
+                Some(format!("metrics of {} steps", metrics.len()))
+            }
             None => None,
         }
     }
@@ -135,33 +152,54 @@ fn timeless(place: &Place, run: &str) -> Vec<Value> {
     metrics
 }
 
-/// The order on which everything rests: what a checkpoint's steps measured is on the device before the checkpoint has its name, so are its
-/// files and its directory, and the manifest is written last; nothing older goes before the name is on the device.
+/// The order on which everything rests: what a checkpoint's steps measured is on the device before
+/// the checkpoint has its name, so are its files and its directory, and the manifest is written
+/// last; nothing older goes before the name is on the device.
 #[test]
 fn everything_is_synced_before_what_relies_on_it() {
     let place = Place::new();
     let whole = Whole::train(&place, RICH);
     // Beside the writer, the run tells its steps.
-    let of_a_save = |(what, path): &&(String, PathBuf)| path.starts_with("checkpoints") || what == "fdatasync";
-    let told = |(what, path): &(String, PathBuf)| format!("{what} {}", path.file_name().unwrap().to_str().unwrap());
+    let of_a_save =
+        |(what, path): &&(String, PathBuf)| path.starts_with("checkpoints") || what == "fdatasync";
+    let told = |(what, path): &(String, PathBuf)| {
+        format!("{what} {}", path.file_name().unwrap().to_str().unwrap())
+    };
     let mut operations: Vec<String> = whole.operations.iter().filter(of_a_save).map(told).collect();
     // A file is written in pieces, and removed in any order.
     operations.dedup();
     operations.retain(|operation| !operation.starts_with("unlinkat "));
     let first = operations.iter().position(|operation| operation == "mkdir checkpoints").unwrap();
     operations.remove(first);
-    let saves: Vec<&[String]> = operations.split_inclusive(|operation| operation == "fsync checkpoints").collect();
-    assert_eq!(saves.len(), RICH.steps / RICH.every + 2, "every so many steps, at the switch and at the end");
+    let saves: Vec<&[String]> =
+        operations.split_inclusive(|operation| operation == "fsync checkpoints").collect();
+    assert_eq!(
+        saves.len(),
+        RICH.steps / RICH.every + 2,
+        "every so many steps, at the switch and at the end"
+    );
     for save in saves {
-        let named = save.iter().position(|operation| operation.starts_with("rename step-")).unwrap();
+        let named =
+            save.iter().position(|operation| operation.starts_with("rename step-")).unwrap();
         let name = save[named].strip_prefix("rename ").unwrap();
         let file = |file: &str| ["open", "write", "fsync"].map(|what| format!("{what} {file}"));
         let mut expected = vec!["fdatasync metrics.jsonl".to_owned(), format!("mkdir .tmp-{name}")];
-        for name in ["model.safetensors", "optimizer.safetensors", "masks.safetensors", "state.json", "manifest.json"] {
+        for name in [
+            "model.safetensors",
+            "optimizer.safetensors",
+            "masks.safetensors",
+            "state.json",
+            "manifest.json",
+        ] {
             expected.extend(file(name));
         }
-        expected.extend([format!("fsync .tmp-{name}"), format!("rename {name}"), "fsync checkpoints".to_owned()]);
-        let removed = save.iter().take_while(|operation| operation.starts_with("rename .tmp-step-")).count();
+        expected.extend([
+            format!("fsync .tmp-{name}"),
+            format!("rename {name}"),
+            "fsync checkpoints".to_owned(),
+        ]);
+        let removed =
+            save.iter().take_while(|operation| operation.starts_with("rename .tmp-step-")).count();
         assert_eq!(save[removed..], expected);
     }
 }

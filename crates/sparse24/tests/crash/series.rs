@@ -1,5 +1,5 @@
-//! Searches and studies killed at file operations from the first to the last: the same command goes on and ends with the same results, byte for byte,
-//! and the same last checkpoints.
+//! Searches and studies killed at file operations from the first to the last: the same command goes
+//! on and ends with the same results, byte for byte, and the same last checkpoints.
 
 use std::{
     collections::BTreeMap,
@@ -16,15 +16,25 @@ use crate::{
 /// One in so many operations is killed at.
 const STRIDE: usize = 3;
 
-/// Kills what `line` says at operations below the folder `out`, lets it go on, and compares what `counts` of the files there, and the code; gives how
-/// often it died.
-fn kill_everywhere(place: &Place, line: &dyn Fn(&Path) -> String, counts: fn(&Path) -> bool) -> usize {
+/// Kills what `line` says at operations below the folder `out`, lets it go on, and compares what
+/// `counts` of the files there, and the code; gives how often it died.
+fn kill_everywhere(
+    place: &Place,
+    line: &dyn Fn(&Path) -> String,
+    counts: fn(&Path) -> bool,
+) -> usize {
     let (out, trace) = (place.path("out"), place.path("trace"));
     let code = |line: String| {
         let output = place.command(&line).output().unwrap();
         output.status.code().ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    let files = || place.tree("out").into_iter().filter(|(path, _)| counts(path)).collect::<BTreeMap<PathBuf, _>>();
+    let files = || {
+        place
+            .tree("out")
+            .into_iter()
+            .filter(|(path, _)| counts(path))
+            .collect::<BTreeMap<PathBuf, _>>()
+    };
     let mut whole = place.command(&line(&out));
     shim::traced(&mut whole, &out, &trace);
     let ended = Ok(whole.output().unwrap().status.code().expect("nobody kills it"));
@@ -37,7 +47,10 @@ fn kill_everywhere(place: &Place, line: &dyn Fn(&Path) -> String, counts: fn(&Pa
         kills += usize::from(command.output().unwrap().status.signal() == Some(9));
         assert_eq!(code(line(&out)), ended, "killed at operation {operation}");
         let found = files();
-        let differs = expected.keys().chain(found.keys()).find(|path| expected.get(*path) != found.get(*path));
+        let differs = expected
+            .keys()
+            .chain(found.keys())
+            .find(|path| expected.get(*path) != found.get(*path));
         assert_eq!(differs, None, "killed at operation {operation}");
     }
     println!("killed at {kills} of {operations} operations");
@@ -45,13 +58,17 @@ fn kill_everywhere(place: &Place, line: &dyn Fn(&Path) -> String, counts: fn(&Pa
 }
 
 fn is_result(path: &Path) -> bool {
-    ["search.json", "search.toml", "study.json", "study.toml"].iter().any(|file| path.ends_with(file))
+    ["search.json", "search.toml", "study.json", "study.toml"]
+        .iter()
+        .any(|file| path.ends_with(file))
 }
 
 #[test]
 fn a_search_killed_anywhere_ends_with_the_same_results() {
     let place = Place::new();
-    let line = format!("lambda-search {TINY} --set run.flip_every=1 --until 4 --candidates 1e-9,1e-2,1e-1 --out");
+    let line = format!(
+        "lambda-search {TINY} --set run.flip_every=1 --until 4 --candidates 1e-9,1e-2,1e-1 --out"
+    );
     let kills = kill_everywhere(&place, &|out| format!("{line} {}", out.display()), is_result);
     assert!(kills > 40, "{kills}");
 }
@@ -63,7 +80,9 @@ fn a_study_killed_anywhere_ends_with_the_same_results() {
     place.write("study.toml", format!("reference = \"dense\"\nseeds = [1, 2]\n{arms}"));
     let settings = "--set steps=6 --set method.refresh=2 --set run.checkpoint_every=2";
     let line = format!("study study.toml {TINY} {settings} --out");
-    let is_end = |path: &Path| is_result(path) || path.components().any(|part| part.as_os_str() == "step-00000006");
+    let is_end = |path: &Path| {
+        is_result(path) || path.components().any(|part| part.as_os_str() == "step-00000006")
+    };
     let kills = kill_everywhere(&place, &|out| format!("{line} {}", out.display()), is_end);
     assert!(kills > 60, "{kills}");
 }
@@ -72,13 +91,18 @@ fn a_study_killed_anywhere_ends_with_the_same_results() {
 #[test]
 fn a_run_that_searches_first_killed_anywhere_ends_with_the_same_bits() {
     let place = Place::new();
-    let settings = "--set method.decay=on-weights --set run.flip_every=1 --set optimizer.warmup_steps=4";
+    let settings =
+        "--set method.decay=on-weights --set run.flip_every=1 --set optimizer.warmup_steps=4";
     let begin = format!("train {TINY} {settings} --lambda auto --out");
     let line = |out: &Path| {
         let is_begun = out.join("config.toml").exists();
         format!("{} {}", if is_begun { "resume" } else { &begin }, out.display())
     };
-    let is_end = |path: &Path| path.ends_with("config.toml") || path.starts_with("checkpoints/step-00000012") || is_result(path);
+    let is_end = |path: &Path| {
+        path.ends_with("config.toml")
+            || path.starts_with("checkpoints/step-00000012")
+            || is_result(path)
+    };
     let kills = kill_everywhere(&place, &line, is_end);
     assert!(kills > 60, "{kills}");
 }

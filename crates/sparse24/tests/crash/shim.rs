@@ -43,13 +43,19 @@ impl fmt::Display for Plan {
 /// The compiled shim, in a folder that lives as long as the tests.
 static SHIM: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let (source, library) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/crash/shim.c"), folder.join("shim.so"));
-    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-Wall", "-o"]).arg(&library).arg(source).status();
+    let (source, library) =
+        (Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/crash/shim.c"), folder.join("shim.so"));
+    let compiled = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-Wall", "-o"])
+        .arg(&library)
+        .arg(source)
+        .status();
     assert!(compiled.expect("a C compiler, which Rust needs for linking").success());
     library
 });
 
-/// Puts a command under the shim: operations on paths that begin with `root` are counted and planned.
+/// Puts a command under the shim: operations on paths that begin with `root` are counted and
+/// planned.
 pub(crate) fn under(command: &mut Command, root: &Path, plan: Plan) {
     command.env("LD_PRELOAD", &*SHIM).env("SHIM_ROOT", root).env("SHIM_PLAN", plan.to_string());
 }

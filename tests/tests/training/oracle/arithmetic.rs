@@ -1,9 +1,12 @@
-//! f64 arithmetic that is exact for our purpose, or displaced: every result moved by the bound of its own f32 rounding, with a random sign.
+//! f64 arithmetic that is exact for our purpose, or displaced: every result moved by the bound of
+//! its own f32 rounding, with a random sign.
 //!
-//! The displaced runs say how far f32 may lie from f64. To first order an f32 run errs by sum_i J_i e_i, where operation i errs by at most
-//! b_i; a displaced run errs by sum_i J_i s_i b_i with independent signs s_i, whose standard deviation is sigma = sqrt(sum_i J_i^2 b_i^2).
-//! For independent errors of mean zero Hoeffding gives P(|sum_i J_i e_i| > 6 sigma) <= 2 exp(-18) = 3e-8. So [`bound`] is six times the
-//! greatest displacement that a tensor shows in several runs, which is no less than sigma of its most sensitive elements.
+//! The displaced runs say how far f32 may lie from f64. To first order an f32 run errs by sum_i J_i
+//! e_i, where operation i errs by at most b_i; a displaced run errs by sum_i J_i s_i b_i with
+//! independent signs s_i, whose standard deviation is sigma = sqrt(sum_i J_i^2 b_i^2). For
+//! independent errors of mean zero Hoeffding gives P(|sum_i J_i e_i| > 6 sigma) <= 2 exp(-18) =
+//! 3e-8. So [`bound`] is six times the greatest displacement that a tensor shows in several runs,
+//! which is no less than sigma of its most sensitive elements.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +42,8 @@ impl Arithmetic {
         }
     }
 
-    /// The sum, whose f32 error in any order is at most (terms) units of the sum of magnitudes, products included.
+    /// The sum, whose f32 error in any order is at most (terms) units of the sum of magnitudes,
+    /// products included.
     pub(crate) fn sum(&mut self, terms: impl Iterator<Item = f64>) -> f64 {
         let (mut sum, mut magnitude, mut count) = (0.0, 0.0, 0.0);
         for term in terms {
@@ -53,7 +57,9 @@ impl Arithmetic {
     /// A B: `[m, k]` by `[k, n]`.
     pub(crate) fn product(&mut self, a: &Matrix, b: &Matrix) -> Matrix {
         assert_eq!(a.ncols(), b.nrows(), "the operands of a product share their inner length");
-        Matrix::from_shape_fn((a.nrows(), b.ncols()), |(i, j)| self.sum((0..a.ncols()).map(|k| a[[i, k]] * b[[k, j]])))
+        Matrix::from_shape_fn((a.nrows(), b.ncols()), |(i, j)| {
+            self.sum((0..a.ncols()).map(|k| a[[i, k]] * b[[k, j]]))
+        })
     }
 
     /// A + B, one rounding.
@@ -74,8 +80,15 @@ impl Arithmetic {
         Matrix::from_shape_fn((1, x.ncols()), |(_, j)| self.sum(x.column(j).iter().copied()))
     }
 
-    /// Adds to a gradient what one micro-batch of `terms` tokens gives; both sums may be rounded together.
-    pub(crate) fn accumulate(&mut self, into: &mut Tensors, name: &str, gradient: Matrix, terms: usize) {
+    /// Adds to a gradient what one micro-batch of `terms` tokens gives; both sums may be rounded
+    /// together.
+    pub(crate) fn accumulate(
+        &mut self,
+        into: &mut Tensors,
+        name: &str,
+        gradient: Matrix,
+        terms: usize,
+    ) {
         match into.get_mut(name) {
             None => drop(into.insert(name.to_owned(), gradient)),
             Some(sum) => {
@@ -118,7 +131,10 @@ impl Random {
 
 /// Six times the greatest displacement of a tensor; see the module's argument.
 pub(crate) fn bound<'a>(exact: &Matrix, displaced: impl IntoIterator<Item = &'a Matrix>) -> f64 {
-    6.0 * displaced.into_iter().map(|displaced| distance(exact, displaced.iter().copied())).fold(0.0, f64::max)
+    6.0 * displaced
+        .into_iter()
+        .map(|displaced| distance(exact, displaced.iter().copied()))
+        .fold(0.0, f64::max)
 }
 
 /// The greatest |expected - found|; NaN if one is.

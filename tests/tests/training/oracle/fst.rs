@@ -1,5 +1,5 @@
-//! Optimizer steps of a sparse method: masks, sampled gradients, accumulation, clipping, masked decay, AdamW, the learning rate, refreshes
-//! and the switch.
+//! Optimizer steps of a sparse method: masks, sampled gradients, accumulation, clipping, masked
+//! decay, AdamW, the learning rate, refreshes and the switch.
 //!
 //! A [`Part`] can be left out, which must show.
 
@@ -29,7 +29,8 @@ pub(crate) struct Rules {
     pub(crate) interval: u32,
     /// The last sparse step.
     pub(crate) switch: u32,
-    /// Steps before the first sparse one; Adam's second moment stays as they leave it, if there are any.
+    /// Steps before the first sparse one; Adam's second moment stays as they leave it, if there are
+    /// any.
     pub(crate) dense_first: u32,
     pub(crate) without: Option<Part>,
 }
@@ -41,7 +42,8 @@ pub(crate) enum Pattern {
     Transposable,
     /// The two largest of each four in a row.
     RowWise,
-    /// The same, each nearer to zero by the second-smallest magnitude of the four, times the scale of the weight.
+    /// The same, each nearer to zero by the second-smallest magnitude of the four, times the scale
+    /// of the weight.
     Soft,
 }
 
@@ -113,15 +115,36 @@ pub(crate) struct Outcome {
 
 impl Run {
     /// At step 0; masks are those of the initial weights.
-    pub(crate) fn new(recipe: &Recipe, rules: Rules, weights: Tensors, arithmetic: Arithmetic) -> Self {
-        let zeros: Tensors = weights.iter().map(|(name, w)| (name.clone(), Matrix::zeros(w.dim()))).collect();
+    pub(crate) fn new(
+        recipe: &Recipe,
+        rules: Rules,
+        weights: Tensors,
+        arithmetic: Arithmetic,
+    ) -> Self {
+        let zeros: Tensors =
+            weights.iter().map(|(name, w)| (name.clone(), Matrix::zeros(w.dim()))).collect();
         let (first_moments, second_moments) = (zeros.clone(), zeros);
         let recipe = recipe.clone();
         let (masks, orders, scales) = (Masks::new(), BTreeMap::new(), BTreeMap::new());
-        let mut run = Self { recipe, rules, arithmetic, weights, first_moments, second_moments, masks, orders, scales, step: 0 };
+        let mut run = Self {
+            recipe,
+            rules,
+            arithmetic,
+            weights,
+            first_moments,
+            second_moments,
+            masks,
+            orders,
+            scales,
+            step: 0,
+        };
         run.search();
         if rules.pattern == Pattern::Soft {
-            run.scales = run.masks.iter().map(|(name, mask)| (name.clone(), scale(&run.weights[name], mask))).collect();
+            run.scales = run
+                .masks
+                .iter()
+                .map(|(name, mask)| (name.clone(), scale(&run.weights[name], mask)))
+                .collect();
         }
         run
     }
@@ -130,13 +153,19 @@ impl Run {
     pub(crate) fn train(&mut self, batches: &[(Vec<u32>, Vec<u32>)]) -> Outcome {
         self.step += 1;
         let (step, rules) = (self.step, self.rules);
-        let sparse = step > rules.dense_first && (step <= rules.switch || rules.without == Some(Part::Switch));
+        let sparse = step > rules.dense_first
+            && (step <= rules.switch || rules.without == Some(Part::Switch));
         let batch = self.recipe.batch;
         let tokens = (batch.sequences * batch.context * batches.len()) as f64;
         let mut gradients = Tensors::new();
         let mut loss = 0.0;
-        let masks = if sparse && rules.without != Some(Part::Mask) { self.masks.clone() } else { Masks::new() };
-        let sample = if sparse && rules.without != Some(Part::Mvue) { rules.sample } else { Sample::All };
+        let masks = if sparse && rules.without != Some(Part::Mask) {
+            self.masks.clone()
+        } else {
+            Masks::new()
+        };
+        let sample =
+            if sparse && rules.without != Some(Part::Mvue) { rules.sample } else { Sample::All };
         let mut operands = self.operands(masks, sample);
         for (micro_step, (inputs, targets)) in batches.iter().enumerate() {
             let mut pass = Pass {
@@ -146,7 +175,11 @@ impl Run {
                 operands: &mut operands,
                 sequences: batch.sequences,
                 context: batch.context,
-                dropout: if rules.without == Some(Part::Dropout) { 0.0 } else { f64::from(self.recipe.dropout) },
+                dropout: if rules.without == Some(Part::Dropout) {
+                    0.0
+                } else {
+                    f64::from(self.recipe.dropout)
+                },
                 address: Address { seed: self.recipe.seed, step, micro_step: micro_step as u32 },
             };
             loss += pass.train(inputs, targets, 1.0 / tokens, &mut gradients) / tokens;
@@ -187,13 +220,24 @@ impl Run {
             Pattern::Transposable => transposable,
             Pattern::RowWise | Pattern::Soft => row_wise,
         };
-        self.masks = sparsified(&self.recipe.model).map(|(name, _)| (name.clone(), search(&self.weights[&name]))).collect();
+        self.masks = sparsified(&self.recipe.model)
+            .map(|(name, _)| (name.clone(), search(&self.weights[&name])))
+            .collect();
     }
 
     fn operands(&self, masks: Masks, sample: Sample) -> Pruned {
         let (weights, numbers) = (self.weights.clone(), sparsified(&self.recipe.model).collect());
         let (orders, scales) = (self.orders.clone(), self.scales.clone());
-        Pruned { weights, masks, dgrad: self.rules.dgrad, orders, scales, numbers, sample, samples: Samples::new() }
+        Pruned {
+            weights,
+            masks,
+            dgrad: self.rules.dgrad,
+            orders,
+            scales,
+            numbers,
+            sample,
+            samples: Samples::new(),
+        }
     }
 
     /// Linear warm-up to the peak, then a cosine to the floor.
@@ -207,7 +251,9 @@ impl Run {
         } else if t - 1.0 > f64::from(schedule.decay_steps) {
             floor
         } else {
-            floor + (peak - floor) * (1.0 + (std::f64::consts::PI * (t - 1.0 - warmup) / span).cos()) / 2.0
+            floor
+                + (peak - floor) * (1.0 + (std::f64::consts::PI * (t - 1.0 - warmup) / span).cos())
+                    / 2.0
         };
         self.arithmetic.rounded(rate, 1.0, rate)
     }
@@ -215,20 +261,30 @@ impl Run {
     /// Clipping, masked decay, AdamW; weight decay on matrices.
     fn update(&mut self, gradients: &Tensors, norm: f64, rate: f64, sparse: bool) {
         let (a, rules, rule) = (&mut self.arithmetic, self.rules, self.recipe.optimizer);
-        let [beta1, beta2, epsilon, clip] = [rule.beta1, rule.beta2, rule.epsilon, rule.clip].map(f64::from);
-        let clipping = if rules.without == Some(Part::Clipping) { 1.0 } else { (clip / (norm + 1e-6)).min(1.0) };
+        let [beta1, beta2, epsilon, clip] =
+            [rule.beta1, rule.beta2, rule.epsilon, rule.clip].map(f64::from);
+        let clipping = if rules.without == Some(Part::Clipping) {
+            1.0
+        } else {
+            (clip / (norm + 1e-6)).min(1.0)
+        };
         let clipping = a.rounded(clipping, 3.0, if clipping < 1.0 { clipping } else { 0.0 });
         let frozen = rules.dense_first > 0 && sparse;
         let corrected = [self.step, if frozen { rules.dense_first } else { self.step }];
-        let corrections = [(beta1, corrected[0]), (beta2, corrected[1])].map(|(beta, step)| 1.0 - beta.powi(step as i32));
+        let corrections = [(beta1, corrected[0]), (beta2, corrected[1])]
+            .map(|(beta, step)| 1.0 - beta.powi(step as i32));
         let corrections = corrections.map(|c| a.rounded(c, 2.0, c));
         for (name, w) in &mut self.weights {
-            let pruned = self.masks.get(name).filter(|_| sparse && rules.without != Some(Part::Decay));
+            let pruned =
+                self.masks.get(name).filter(|_| sparse && rules.without != Some(Part::Decay));
             let matrix = w.nrows() > 1 && rules.without != Some(Part::WeightDecay);
             let weight_decay = if matrix { f64::from(self.recipe.weight_decay) } else { 0.0 };
-            let (moments, squares) =
-                (self.first_moments.get_mut(name).expect("as weights"), self.second_moments.get_mut(name).expect("as weights"));
-            let elements = w.iter_mut().zip(&gradients[name]).zip(moments.iter_mut().zip(squares.iter_mut()));
+            let (moments, squares) = (
+                self.first_moments.get_mut(name).expect("as weights"),
+                self.second_moments.get_mut(name).expect("as weights"),
+            );
+            let elements =
+                w.iter_mut().zip(&gradients[name]).zip(moments.iter_mut().zip(squares.iter_mut()));
             for (at, ((w, &g), (m, v))) in elements.enumerate() {
                 let away = pruned.is_some_and(|kept| !kept[at]);
                 let (on_gradient, on_weight) = match rules.decay {
@@ -236,8 +292,16 @@ impl Run {
                     Decay::OnWeights(lambda) if away => (0.0, lambda),
                     _ => (0.0, 0.0),
                 };
-                let g = a.rounded(g * clipping + on_gradient * *w, 2.0, (g * clipping).abs() + (on_gradient * *w).abs());
-                *m = a.rounded(beta1 * *m + (1.0 - beta1) * g, 2.0, (beta1 * *m).abs() + ((1.0 - beta1) * g).abs());
+                let g = a.rounded(
+                    g * clipping + on_gradient * *w,
+                    2.0,
+                    (g * clipping).abs() + (on_gradient * *w).abs(),
+                );
+                *m = a.rounded(
+                    beta1 * *m + (1.0 - beta1) * g,
+                    2.0,
+                    (beta1 * *m).abs() + ((1.0 - beta1) * g).abs(),
+                );
                 if !frozen {
                     *v = beta2 * *v + (1.0 - beta2) * g * g;
                     *v = a.rounded(*v, 4.0, *v);
@@ -266,10 +330,21 @@ pub(crate) struct Pruned {
 impl Pruned {
     /// Transposable masks of these weights in forward and dgrad, and nothing sampled.
     pub(crate) fn of(shape: &Gpt2Shape, weights: &Tensors) -> Self {
-        let masks = sparsified(shape).map(|(name, _)| (name.clone(), transposable(&weights[&name]))).collect();
+        let masks = sparsified(shape)
+            .map(|(name, _)| (name.clone(), transposable(&weights[&name])))
+            .collect();
         let (weights, numbers, samples) = (weights.clone(), BTreeMap::new(), Samples::new());
         let (orders, scales) = (BTreeMap::new(), BTreeMap::new());
-        Self { weights, masks, dgrad: Dgrad::Pruned, orders, scales, numbers, sample: Sample::All, samples }
+        Self {
+            weights,
+            masks,
+            dgrad: Dgrad::Pruned,
+            orders,
+            scales,
+            numbers,
+            sample: Sample::All,
+            samples,
+        }
     }
 }
 
@@ -294,15 +369,20 @@ impl Operands for Pruned {
     }
 
     fn wgrad(&mut self, a: &mut Arithmetic, address: Address, name: &str, dz: &Matrix) -> Matrix {
-        let Some(&number) = self.numbers.get(name).filter(|_| self.sample != Sample::All) else { return dz.clone() };
+        let Some(&number) = self.numbers.get(name).filter(|_| self.sample != Sample::All) else {
+            return dz.clone();
+        };
         let (p, r) = dz.dim();
         let mut sampled = Matrix::zeros((p, r));
         for i in 0..r {
             for j in 0..p.div_ceil(4) {
-                let x = [0, 1, 2, 3].map(|at| if 4 * j + at < p { dz[[4 * j + at, i]] } else { 0.0 });
+                let x =
+                    [0, 1, 2, 3].map(|at| if 4 * j + at < p { dz[[4 * j + at, i]] } else { 0.0 });
                 let call = (i * p.div_ceil(16) + j / 4) as u32;
-                let [u, v] = [4, 5].map(|purpose| address.uniform(purpose << 24 | number, call, j % 4));
-                let (pair, values) = if self.sample == Sample::Mvue { mvue(x, u) } else { approximate(x, u, v) };
+                let [u, v] =
+                    [4, 5].map(|purpose| address.uniform(purpose << 24 | number, call, j % 4));
+                let (pair, values) =
+                    if self.sample == Sample::Mvue { mvue(x, u) } else { approximate(x, u, v) };
                 for (&at, value) in pair.iter().zip(values).filter(|(at, _)| 4 * j + **at < p) {
                     sampled[[4 * j + at, i]] = a.rounded(value, 8.0, value);
                 }
@@ -313,22 +393,35 @@ impl Operands for Pruned {
     }
 }
 
-/// The weights that may be pruned, with the number that tells their streams apart: their place among the parameters, from 0.
+/// The weights that may be pruned, with the number that tells their streams apart: their place
+/// among the parameters, from 0.
 pub(crate) fn sparsified(shape: &Gpt2Shape) -> impl Iterator<Item = (String, u32)> {
     let attention = shape.sparsify == Sparsify::FfnAndAttention;
     let named = parameters(shape).into_iter().zip(0..).map(|((name, _), number)| (name, number));
-    named.filter(move |(name, _)| name.ends_with(".weight") && (name.contains(".mlp.") || attention && name.contains(".attn.")))
+    named.filter(move |(name, _)| {
+        name.ends_with(".weight")
+            && (name.contains(".mlp.") || attention && name.contains(".attn."))
+    })
 }
 
 /// The best of the 90 patterns of every tile, by their kept norms.
 fn transposable(w: &Matrix) -> Vec<bool> {
     let (rows, columns) = w.dim();
-    let patterns: Vec<u16> = tile_patterns().into_iter().map(|rows| bits(rows.map(|pair| PAIRS[pair]))).collect();
+    let patterns: Vec<u16> =
+        tile_patterns().into_iter().map(|rows| bits(rows.map(|pair| PAIRS[pair]))).collect();
     let mut mask = vec![false; rows * columns];
     for (i, j) in (0..rows / 4).flat_map(|i| (0..columns / 4).map(move |j| (i, j))) {
-        let kept =
-            |pattern: u16| -> f64 { (0..16).filter(|at| pattern >> at & 1 == 1).map(|at| w[[4 * i + at / 4, 4 * j + at % 4]].abs()).sum() };
-        let best = patterns.iter().copied().max_by(|&a, &b| kept(a).total_cmp(&kept(b))).expect("90 patterns");
+        let kept = |pattern: u16| -> f64 {
+            (0..16)
+                .filter(|at| pattern >> at & 1 == 1)
+                .map(|at| w[[4 * i + at / 4, 4 * j + at % 4]].abs())
+                .sum()
+        };
+        let best = patterns
+            .iter()
+            .copied()
+            .max_by(|&a, &b| kept(a).total_cmp(&kept(b)))
+            .expect("90 patterns");
         for at in (0..16).filter(|at| best >> at & 1 == 1) {
             mask[(4 * i + at / 4) * columns + 4 * j + at % 4] = true;
         }
@@ -341,7 +434,12 @@ fn row_wise(w: &Matrix) -> Vec<bool> {
     let magnitudes: Vec<f64> = w.iter().map(|w| w.abs()).collect();
     magnitudes
         .chunks(4)
-        .flat_map(|group| group.iter().map(|w| group.iter().filter(|other| *other > w).count() < 2).collect::<Vec<_>>())
+        .flat_map(|group| {
+            group
+                .iter()
+                .map(|w| group.iter().filter(|other| *other > w).count() < 2)
+                .collect::<Vec<_>>()
+        })
         .collect()
 }
 
@@ -359,7 +457,8 @@ fn softened(w: &Matrix) -> Matrix {
 /// The multiple of the thresholded weights that is nearest to the weights.
 fn scale(w: &Matrix, mask: &[bool]) -> f64 {
     let thresholded = softened(w);
-    let pairs = || w.iter().zip(&thresholded).zip(mask).filter(|(_, kept)| **kept).map(|(pair, _)| pair);
+    let pairs =
+        || w.iter().zip(&thresholded).zip(mask).filter(|(_, kept)| **kept).map(|(pair, _)| pair);
     pairs().map(|(w, s)| w * s).sum::<f64>() / pairs().map(|(_, s)| s * s).sum::<f64>()
 }
 
@@ -402,7 +501,8 @@ fn mvue(x: [f64; 4], u: f64) -> ([usize; 2], [f64; 2]) {
     (pair, pair.map(|i| a[i].max(r).copysign(x[i])))
 }
 
-/// Element i first with probability a_i/s, then another in proportion; the value is x_i over its inclusion probability.
+/// Element i first with probability a_i/s, then another in proportion; the value is x_i over its
+/// inclusion probability.
 fn approximate(x: [f64; 4], u: f64, v: f64) -> ([usize; 2], [f64; 2]) {
     let a = x.map(f64::abs);
     let nonzero: Vec<usize> = (0..4).filter(|&i| a[i] > 0.0).collect();
@@ -421,12 +521,15 @@ fn approximate(x: [f64; 4], u: f64, v: f64) -> ([usize; 2], [f64; 2]) {
     let others: Vec<usize> = nonzero.iter().copied().filter(|&i| i != first).collect();
     let second = draw(&others, v).unwrap_or(others[others.len() - 1]);
     let s: f64 = a.iter().sum();
-    let probability = |i: usize| a[i] / s + (0..4).filter(|&j| j != i).map(|j| a[j] / s * a[i] / (s - a[j])).sum::<f64>();
+    let probability = |i: usize| {
+        a[i] / s + (0..4).filter(|&j| j != i).map(|j| a[j] / s * a[i] / (s - a[j])).sum::<f64>()
+    };
     let pair = [first.min(second), first.max(second)];
     (pair, pair.map(|i| x[i] / probability(i)))
 }
 
-/// At most two nonzeros are kept as they are, beside the largest element's neighbour where there is one or none.
+/// At most two nonzeros are kept as they are, beside the largest element's neighbour where there is
+/// one or none.
 fn few(x: [f64; 4], nonzero: &[usize]) -> ([usize; 2], [f64; 2]) {
     let pair = match *nonzero {
         [first, second] => [first, second],

@@ -1,6 +1,8 @@
-//! GPT-2 forward and backward: pre-LN blocks, learned positions, a head tied to the token embedding.
+//! GPT-2 forward and backward: pre-LN blocks, learned positions, a head tied to the token
+//! embedding.
 //!
-//! A [`Pass`] asks its [`Operands`] for the weight of each product and for the output gradient of each weight gradient.
+//! A [`Pass`] asks its [`Operands`] for the weight of each product and for the output gradient of
+//! each weight gradient.
 
 use sparse24_train::{backend::Activation, model::gpt2::Gpt2Shape, nn::linear24::Bias};
 
@@ -39,8 +41,12 @@ impl Operands for Dense<'_> {
 /// Names and shapes of all parameters, in the order of their making.
 pub(crate) fn parameters(shape: &Gpt2Shape) -> Vec<(String, [usize; 2])> {
     let d = shape.width;
-    let z_width = if shape.activation == Activation::Gelu { shape.ffn_width } else { 2 * shape.ffn_width };
-    let mut all = vec![("wte.weight".to_owned(), [shape.vocabulary, d]), ("wpe.weight".to_owned(), [shape.context, d])];
+    let z_width =
+        if shape.activation == Activation::Gelu { shape.ffn_width } else { 2 * shape.ffn_width };
+    let mut all = vec![
+        ("wte.weight".to_owned(), [shape.vocabulary, d]),
+        ("wpe.weight".to_owned(), [shape.context, d]),
+    ];
     let mut add = |name: String, rows: usize, columns: Option<usize>| {
         all.push((format!("{name}.weight"), columns.map_or([1, rows], |columns| [rows, columns])));
         if shape.bias == Bias::Present {
@@ -93,7 +99,13 @@ impl Pass<'_> {
     }
 
     /// The sum of the tokens' losses; the gradients of `scale` times it are added to `gradients`.
-    pub(crate) fn train(&mut self, tokens: &[u32], targets: &[u32], scale: f64, gradients: &mut Tensors) -> f64 {
+    pub(crate) fn train(
+        &mut self,
+        tokens: &[u32],
+        targets: &[u32],
+        scale: f64,
+        gradients: &mut Tensors,
+    ) -> f64 {
         let forward = self.forward(tokens);
         let (sum, dlogits) = layers::loss(self.arithmetic, &forward.logits, targets, scale);
         let embedding = &self.weights["wte.weight"];
@@ -108,7 +120,9 @@ impl Pass<'_> {
         let d = self.shape.width;
         let positions = self.weights["wpe.weight"].nrows();
         let rows_of = |a: &mut Arithmetic, rows: usize, of: &dyn Fn(usize) -> usize| {
-            Matrix::from_shape_fn((rows, d), |(row, j)| a.sum((0..tokens.len()).filter(|&i| of(i) == row).map(|i| dx[[i, j]])))
+            Matrix::from_shape_fn((rows, d), |(row, j)| {
+                a.sum((0..tokens.len()).filter(|&i| of(i) == row).map(|i| dx[[i, j]]))
+            })
         };
         let of_tokens = rows_of(self.arithmetic, embedding.nrows(), &|i| tokens[i] as usize);
         let of_positions = rows_of(self.arithmetic, positions, &|i| i % self.context);
@@ -129,7 +143,8 @@ impl Pass<'_> {
         for layer in 0..self.shape.layers {
             let first = self.norm(&format!("h.{layer}.ln_1"), &x);
             let qkv = self.linear(&format!("h.{layer}.attn.c_attn"), &first.y);
-            let attended = layers::attention(self.arithmetic, &qkv, self.heads(), self.dropout(1 + 3 * layer));
+            let attended =
+                layers::attention(self.arithmetic, &qkv, self.heads(), self.dropout(1 + 3 * layer));
             let out = self.linear(&format!("h.{layer}.attn.c_proj"), &attended.o);
             let out = Dropout::apply(self.dropout(2 + 3 * layer), self.arithmetic, out);
             x = self.arithmetic.plus(&x, &out);
@@ -146,8 +161,15 @@ impl Pass<'_> {
         Forward { blocks, normed, logits }
     }
 
-    /// From the gradient of a block's output to that of its input; both halves are x + f(LayerNorm(x)).
-    fn block_backward(&mut self, layer: usize, kept: &Block, dx: Matrix, gradients: &mut Tensors) -> Matrix {
+    /// From the gradient of a block's output to that of its input; both halves are x +
+    /// f(LayerNorm(x)).
+    fn block_backward(
+        &mut self,
+        layer: usize,
+        kept: &Block,
+        dx: Matrix,
+        gradients: &mut Tensors,
+    ) -> Matrix {
         let [first, second] = &kept.norms;
         let ddown = Dropout::apply(self.dropout(3 + 3 * layer), self.arithmetic, dx.clone());
         let dh = self.linear_backward(&format!("h.{layer}.mlp.c_proj"), &kept.h, &ddown, gradients);
@@ -157,10 +179,23 @@ impl Pass<'_> {
         let dx = self.arithmetic.plus(&dx, &through);
 
         let dout = Dropout::apply(self.dropout(2 + 3 * layer), self.arithmetic, dx.clone());
-        let d_o = self.linear_backward(&format!("h.{layer}.attn.c_proj"), &kept.attended.o, &dout, gradients);
+        let d_o = self.linear_backward(
+            &format!("h.{layer}.attn.c_proj"),
+            &kept.attended.o,
+            &dout,
+            gradients,
+        );
         let dropout = self.dropout(1 + 3 * layer);
-        let dqkv = layers::attention_backward(self.arithmetic, &kept.qkv, self.heads(), dropout, &kept.attended, &d_o);
-        let dy = self.linear_backward(&format!("h.{layer}.attn.c_attn"), &first.y, &dqkv, gradients);
+        let dqkv = layers::attention_backward(
+            self.arithmetic,
+            &kept.qkv,
+            self.heads(),
+            dropout,
+            &kept.attended,
+            &d_o,
+        );
+        let dy =
+            self.linear_backward(&format!("h.{layer}.attn.c_attn"), &first.y, &dqkv, gradients);
         let through = self.norm_backward(&format!("h.{layer}.ln_1"), first, &dy, gradients);
         self.arithmetic.plus(&dx, &through)
     }
@@ -171,7 +206,13 @@ impl Pass<'_> {
     }
 
     /// dX = dZ W; dW = sample(dZ)^T X; db = column sums of dZ.
-    fn linear_backward(&mut self, name: &str, x: &Matrix, dz: &Matrix, gradients: &mut Tensors) -> Matrix {
+    fn linear_backward(
+        &mut self,
+        name: &str,
+        x: &Matrix,
+        dz: &Matrix,
+        gradients: &mut Tensors,
+    ) -> Matrix {
         let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{part}"));
         let sampled = self.operands.wgrad(self.arithmetic, self.address, &weight, dz);
         let dw = self.arithmetic.product(&sampled.t().to_owned(), x);
@@ -188,9 +229,16 @@ impl Pass<'_> {
         layers::norm(self.arithmetic, x, &self.weights[&format!("{name}.weight")], beta)
     }
 
-    fn norm_backward(&mut self, name: &str, kept: &Normed, dy: &Matrix, gradients: &mut Tensors) -> Matrix {
+    fn norm_backward(
+        &mut self,
+        name: &str,
+        kept: &Normed,
+        dy: &Matrix,
+        gradients: &mut Tensors,
+    ) -> Matrix {
         let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{part}"));
-        let (dx, dgamma, dbeta) = layers::norm_backward(self.arithmetic, dy, kept, &self.weights[&weight]);
+        let (dx, dgamma, dbeta) =
+            layers::norm_backward(self.arithmetic, dy, kept, &self.weights[&weight]);
         self.arithmetic.accumulate(gradients, &weight, dgamma, dy.nrows());
         if self.weights.contains_key(&bias) {
             self.arithmetic.accumulate(gradients, &bias, dbeta, dy.nrows());
@@ -202,8 +250,13 @@ impl Pass<'_> {
         Heads { sequences: self.sequences, context: self.context, heads: self.shape.heads }
     }
 
-    /// Places: 0 the embedding; a block's 1 + 3 layer + {0 the probabilities, 1 after the projection, 2 after the feed-forward}.
+    /// Places: 0 the embedding; a block's 1 + 3 layer + {0 the probabilities, 1 after the
+    /// projection, 2 after the feed-forward}.
     fn dropout(&self, place: usize) -> Option<Dropout> {
-        (self.dropout > 0.0).then_some(Dropout { address: self.address, place: place as u32, p: self.dropout })
+        (self.dropout > 0.0).then_some(Dropout {
+            address: self.address,
+            place: place as u32,
+            p: self.dropout,
+        })
     }
 }

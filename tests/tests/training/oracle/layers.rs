@@ -1,6 +1,7 @@
 //! The layers of a transformer and their gradients.
 //!
-//! Magnitudes handed to [`Arithmetic::rounded`] bound the f32 error of the usual evaluation of each equation, in units of 2^-24.
+//! Magnitudes handed to [`Arithmetic::rounded`] bound the f32 error of the usual evaluation of each
+//! equation, in units of 2^-24.
 
 use sparse24_core::philox::Philox4x32;
 use sparse24_train::backend::Activation;
@@ -16,7 +17,8 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    /// Word `word` of call `call` of a site: counter = [call, site, micro-step, step], u = (word >> 8) * 2^-24.
+    /// Word `word` of call `call` of a site: counter = [call, site, micro-step, step], u = (word >>
+    /// 8) * 2^-24.
     pub(crate) fn uniform(self, site: u32, call: u32, word: usize) -> f64 {
         let words = Philox4x32::new(self.seed).block([call, site, self.micro_step, self.step]);
         f64::from(words[word] >> 8) / f64::from(1 << 24)
@@ -54,7 +56,9 @@ pub(crate) fn linear(a: &mut Arithmetic, x: &Matrix, w: &Matrix, bias: Option<&M
     let z = a.product(x, &w.t().to_owned());
     match bias {
         None => z,
-        Some(bias) => Matrix::from_shape_fn(z.dim(), |(i, j)| a.rounded(z[[i, j]] + bias[[0, j]], 1.0, z[[i, j]] + bias[[0, j]])),
+        Some(bias) => Matrix::from_shape_fn(z.dim(), |(i, j)| {
+            a.rounded(z[[i, j]] + bias[[0, j]], 1.0, z[[i, j]] + bias[[0, j]])
+        }),
     }
 }
 
@@ -69,7 +73,12 @@ pub(crate) struct Normed {
     pub(crate) rstd: Vec<f64>,
 }
 
-pub(crate) fn norm(a: &mut Arithmetic, x: &Matrix, gamma: &Matrix, beta: Option<&Matrix>) -> Normed {
+pub(crate) fn norm(
+    a: &mut Arithmetic,
+    x: &Matrix,
+    gamma: &Matrix,
+    beta: Option<&Matrix>,
+) -> Normed {
     let (p, c) = x.dim();
     let (mut y, mut n, mut rstd) = (Matrix::zeros((p, c)), Matrix::zeros((p, c)), vec![0.0; p]);
     for i in 0..p {
@@ -80,7 +89,8 @@ pub(crate) fn norm(a: &mut Arithmetic, x: &Matrix, gamma: &Matrix, beta: Option<
         for j in 0..c {
             n[[i, j]] = (x[[i, j]] - mean) * rstd[i];
             n[[i, j]] = a.rounded(n[[i, j]], 2.0, n[[i, j]]);
-            let (scaled, shift) = (n[[i, j]] * gamma[[0, j]], beta.map_or(0.0, |beta| beta[[0, j]]));
+            let (scaled, shift) =
+                (n[[i, j]] * gamma[[0, j]], beta.map_or(0.0, |beta| beta[[0, j]]));
             y[[i, j]] = a.rounded(scaled + shift, 2.0, scaled.abs() + shift.abs());
         }
     }
@@ -88,7 +98,12 @@ pub(crate) fn norm(a: &mut Arithmetic, x: &Matrix, gamma: &Matrix, beta: Option<
 }
 
 /// The gradients of x, gamma and beta.
-pub(crate) fn norm_backward(a: &mut Arithmetic, dy: &Matrix, kept: &Normed, gamma: &Matrix) -> (Matrix, Matrix, Matrix) {
+pub(crate) fn norm_backward(
+    a: &mut Arithmetic,
+    dy: &Matrix,
+    kept: &Normed,
+    gamma: &Matrix,
+) -> (Matrix, Matrix, Matrix) {
     let (p, c) = dy.dim();
     let mut dx = Matrix::zeros((p, c));
     for i in 0..p {
@@ -110,7 +125,10 @@ fn gelu(z: f64) -> (f64, f64) {
     let slope = (2.0 / std::f64::consts::PI).sqrt();
     let tanh = (slope * (z + 0.044715 * z.powi(3))).tanh();
     let value = 0.5 * z * (1.0 + tanh);
-    (value, 0.5 * (1.0 + tanh) + 0.5 * z * (1.0 - tanh * tanh) * slope * (1.0 + 3.0 * 0.044715 * z * z))
+    (
+        value,
+        0.5 * (1.0 + tanh) + 0.5 * z * (1.0 - tanh * tanh) * slope * (1.0 + 3.0 * 0.044715 * z * z),
+    )
 }
 
 /// (f(z), f'(z)) of SiLU.
@@ -119,8 +137,8 @@ fn silu(z: f64) -> (f64, f64) {
     (z * s, s + z * s * (1.0 - s))
 }
 
-/// Of an activation's value or slope at z: a sigmoid of an argument t of at most |t| = 2|z| + z^2/4 errs by 8 units and by those of t,
-/// 7 |t|; four more operations follow.
+/// Of an activation's value or slope at z: a sigmoid of an argument t of at most |t| = 2|z| + z^2/4
+/// errs by 8 units and by those of t, 7 |t|; four more operations follow.
 const ACTIVATION_UNITS: f64 = 20.0;
 
 fn spread(z: f64) -> f64 {
@@ -142,12 +160,18 @@ pub(crate) fn activate(a: &mut Arithmetic, activation: Activation, z: &Matrix) -
 }
 
 /// dZ from dH.
-pub(crate) fn activate_backward(a: &mut Arithmetic, activation: Activation, z: &Matrix, dh: &Matrix) -> Matrix {
+pub(crate) fn activate_backward(
+    a: &mut Arithmetic,
+    activation: Activation,
+    z: &Matrix,
+    dh: &Matrix,
+) -> Matrix {
     let width = dh.ncols();
     let mut dz = Matrix::zeros(z.dim());
     for ((i, j), &dh) in dh.indexed_iter() {
         let first = z[[i, j]];
-        let (value, slope) = if activation == Activation::Swiglu { silu(first) } else { gelu(first) };
+        let (value, slope) =
+            if activation == Activation::Swiglu { silu(first) } else { gelu(first) };
         let magnitude = dh * spread(first);
         if activation == Activation::Gelu {
             dz[[i, j]] = a.rounded(dh * slope, ACTIVATION_UNITS, magnitude);
@@ -168,7 +192,8 @@ pub(crate) struct Heads {
     pub(crate) heads: usize,
 }
 
-/// O = dropout(softmax(Q K^T / sqrt(head width))) V, and the probabilities before dropout, one matrix a sequence and head.
+/// O = dropout(softmax(Q K^T / sqrt(head width))) V, and the probabilities before dropout, one
+/// matrix a sequence and head.
 #[derive(Debug, Clone)]
 pub(crate) struct Attended {
     pub(crate) o: Matrix,
@@ -180,7 +205,9 @@ fn thirds(qkv: &Matrix, at: Heads, task: usize) -> [Matrix; 3] {
     let d = qkv.ncols() / 3;
     let width = d / at.heads;
     let (row, column) = (task / at.heads * at.context, task % at.heads * width);
-    [0, 1, 2].map(|third| Matrix::from_shape_fn((at.context, width), |(i, j)| qkv[[row + i, third * d + column + j]]))
+    [0, 1, 2].map(|third| {
+        Matrix::from_shape_fn((at.context, width), |(i, j)| qkv[[row + i, third * d + column + j]])
+    })
 }
 
 /// Dropout numbers the probabilities `[sequences, heads, context, context]`.
@@ -188,7 +215,12 @@ fn factor(dropout: Option<Dropout>, at: Heads, task: usize, i: usize, j: usize) 
     dropout.map_or(1.0, |dropout| dropout.factor((task * at.context + i) * at.context + j))
 }
 
-pub(crate) fn attention(a: &mut Arithmetic, qkv: &Matrix, at: Heads, dropout: Option<Dropout>) -> Attended {
+pub(crate) fn attention(
+    a: &mut Arithmetic,
+    qkv: &Matrix,
+    at: Heads,
+    dropout: Option<Dropout>,
+) -> Attended {
     let d = qkv.ncols() / 3;
     let mut o = Matrix::zeros((qkv.nrows(), d));
     let mut probabilities = Vec::new();
@@ -208,7 +240,8 @@ pub(crate) fn attention(a: &mut Arithmetic, qkv: &Matrix, at: Heads, dropout: Op
                 p[[i, j]] = a.rounded(value, 8.0 + below, value);
             }
         }
-        let dropped = Matrix::from_shape_fn(p.dim(), |(i, j)| p[[i, j]] * factor(dropout, at, task, i, j));
+        let dropped =
+            Matrix::from_shape_fn(p.dim(), |(i, j)| p[[i, j]] * factor(dropout, at, task, i, j));
         let out = a.product(&dropped, &v);
         let (row, column) = (task / at.heads * at.context, task % at.heads * width);
         for ((i, j), &value) in out.indexed_iter() {
@@ -219,7 +252,8 @@ pub(crate) fn attention(a: &mut Arithmetic, qkv: &Matrix, at: Heads, dropout: Op
     Attended { o, probabilities }
 }
 
-/// The gradient of qkv. The probabilities are computed anew from their log-sum-exp, so they err anew.
+/// The gradient of qkv. The probabilities are computed anew from their log-sum-exp, so they err
+/// anew.
 pub(crate) fn attention_backward(
     a: &mut Arithmetic,
     qkv: &Matrix,
@@ -241,13 +275,16 @@ pub(crate) fn attention_backward(
         let mut ds = Matrix::zeros(p.dim());
         for i in 0..at.context {
             let through = |j: usize| dp[[i, j]] * factor(dropout, at, task, i, j);
-            let projection = a.sum((0..width).map(|j| dout[[i, j]] * kept.o[[row + i, column + j]]));
+            let projection =
+                a.sum((0..width).map(|j| dout[[i, j]] * kept.o[[row + i, column + j]]));
             for j in 0..=i {
                 ds[[i, j]] = p[[i, j]] * (through(j) - projection);
-                ds[[i, j]] = a.rounded(ds[[i, j]], 4.0, p[[i, j]] * (through(j).abs() + projection.abs()));
+                ds[[i, j]] =
+                    a.rounded(ds[[i, j]], 4.0, p[[i, j]] * (through(j).abs() + projection.abs()));
             }
         }
-        let dropped = Matrix::from_shape_fn(p.dim(), |(i, j)| p[[i, j]] * factor(dropout, at, task, i, j));
+        let dropped =
+            Matrix::from_shape_fn(p.dim(), |(i, j)| p[[i, j]] * factor(dropout, at, task, i, j));
         let dq = a.product(&ds, &(&k / root));
         let dk = a.product(&ds.t().to_owned(), &(&q / root));
         let dv = a.product(&dropped.t().to_owned(), &dout);
@@ -260,8 +297,14 @@ pub(crate) fn attention_backward(
     dqkv
 }
 
-/// The sum of the cross-entropies of softmax(logits) against the targets, and the gradient of `scale` times it.
-pub(crate) fn loss(a: &mut Arithmetic, logits: &Matrix, targets: &[u32], scale: f64) -> (f64, Matrix) {
+/// The sum of the cross-entropies of softmax(logits) against the targets, and the gradient of
+/// `scale` times it.
+pub(crate) fn loss(
+    a: &mut Arithmetic,
+    logits: &Matrix,
+    targets: &[u32],
+    scale: f64,
+) -> (f64, Matrix) {
     let mut sum = 0.0;
     let mut dlogits = Matrix::zeros(logits.dim());
     for (i, &target) in targets.iter().enumerate() {
@@ -274,7 +317,8 @@ pub(crate) fn loss(a: &mut Arithmetic, logits: &Matrix, targets: &[u32], scale: 
         for (j, &x) in row.iter().enumerate() {
             let q = (x - largest).exp() / total;
             let wanted = if j == target as usize { 1.0 } else { 0.0 };
-            dlogits[[i, j]] = a.rounded(scale * (q - wanted), 8.0 + (largest - x), scale * q) + a.rounded(0.0, 2.0, scale * wanted);
+            dlogits[[i, j]] = a.rounded(scale * (q - wanted), 8.0 + (largest - x), scale * q)
+                + a.rounded(0.0, 2.0, scale * wanted);
         }
     }
     (a.rounded(sum, 1.0, sum), dlogits)

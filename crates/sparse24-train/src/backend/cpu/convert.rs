@@ -27,7 +27,11 @@ impl From<AttentionShape> for attention::AttentionShape {
 
 type Kernel = Result<(), sparse24_cpu::Error>;
 
-pub(super) fn act_forward(activation: Activation, z: ArrayView2<'_, f32>, h: ArrayViewMut2<'_, f32>) -> Kernel {
+pub(super) fn act_forward(
+    activation: Activation,
+    z: ArrayView2<'_, f32>,
+    h: ArrayViewMut2<'_, f32>,
+) -> Kernel {
     match activation {
         Activation::Gelu => activation::gelu_forward(z, h),
         Activation::Geglu => activation::geglu_forward(z, h),
@@ -35,7 +39,12 @@ pub(super) fn act_forward(activation: Activation, z: ArrayView2<'_, f32>, h: Arr
     }
 }
 
-pub(super) fn act_backward(activation: Activation, dh: ArrayView2<'_, f32>, z: ArrayView2<'_, f32>, dz: ArrayViewMut2<'_, f32>) -> Kernel {
+pub(super) fn act_backward(
+    activation: Activation,
+    dh: ArrayView2<'_, f32>,
+    z: ArrayView2<'_, f32>,
+    dz: ArrayViewMut2<'_, f32>,
+) -> Kernel {
     match activation {
         Activation::Gelu => activation::gelu_backward(dh, z, dz),
         Activation::Geglu => activation::geglu_backward(dh, z, dz),

@@ -1,7 +1,7 @@
 //! Buffers of the CPU adaptor, and how operations borrow them.
 //!
-//! Invariant: while an operation runs, the buffers of its outputs are taken out, so that an operand that aliases one is found, not
-//! corrupted. Deliberately absent: operations.
+//! Invariant: while an operation runs, the buffers of its outputs are taken out, so that an operand
+//! that aliases one is found, not corrupted. Deliberately absent: operations.
 
 use std::mem;
 
@@ -30,7 +30,11 @@ impl Storage {
         let buffer = &self.0[t.buffer];
         match &buffer.data {
             Data::F32(data) => {
-                assert!(!data.is_empty() || t.elements() == 0, "{} is an input and an output of one operation", buffer.name);
+                assert!(
+                    !data.is_empty() || t.elements() == 0,
+                    "{} is an input and an output of one operation",
+                    buffer.name
+                );
                 &data[t.offset..]
             }
             Data::U32(_) => panic!("{} holds token ids, not floats", buffer.name),
@@ -38,7 +42,8 @@ impl Storage {
     }
 
     pub(super) fn view(&self, t: Tensor) -> ArrayView2<'_, f32> {
-        ArrayView2::from_shape((t.shape[0], t.shape[1]).strides((t.stride, 1)), self.floats(t)).expect("a handle lies within its buffer")
+        ArrayView2::from_shape((t.shape[0], t.shape[1]).strides((t.stride, 1)), self.floats(t))
+            .expect("a handle lies within its buffer")
     }
 
     pub(super) fn row(&self, t: Tensor) -> ArrayView1<'_, f32> {
@@ -58,7 +63,11 @@ impl Storage {
         let buffer = &mut self.0[t.buffer];
         match &mut buffer.data {
             Data::F32(data) => {
-                assert!(!data.is_empty() || t.elements() == 0, "{} is two outputs of one operation", buffer.name);
+                assert!(
+                    !data.is_empty() || t.elements() == 0,
+                    "{} is two outputs of one operation",
+                    buffer.name
+                );
                 mem::take(data)
             }
             Data::U32(_) => panic!("{} holds token ids, not floats", buffer.name),
@@ -78,7 +87,13 @@ impl Storage {
     }
 
     /// A zeroed buffer.
-    pub(super) fn alloc(&mut self, name: &str, shape: [usize; 2], dtype: DType, region: Region) -> Tensor {
+    pub(super) fn alloc(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+        dtype: DType,
+        region: Region,
+    ) -> Tensor {
         let elements = shape[0] * shape[1];
         let data = match dtype {
             DType::F32 | DType::Activation => Data::F32(vec![0.0; elements]),
@@ -95,16 +110,23 @@ impl Storage {
 }
 
 pub(super) fn view_mut(t: Tensor, data: &mut [f32]) -> ArrayViewMut2<'_, f32> {
-    ArrayViewMut2::from_shape((t.shape[0], t.shape[1]).strides((t.stride, 1)), &mut data[t.offset..])
-        .expect("a handle lies within its buffer")
+    ArrayViewMut2::from_shape(
+        (t.shape[0], t.shape[1]).strides((t.stride, 1)),
+        &mut data[t.offset..],
+    )
+    .expect("a handle lies within its buffer")
 }
 
 /// A `[rows, columns]` view of scratch, which only ever grows; what it holds is left over.
-pub(super) fn scratch_view(scratch: &mut Vec<f32>, (rows, columns): (usize, usize)) -> ArrayViewMut2<'_, f32> {
+pub(super) fn scratch_view(
+    scratch: &mut Vec<f32>,
+    (rows, columns): (usize, usize),
+) -> ArrayViewMut2<'_, f32> {
     if scratch.len() < rows * columns {
         scratch.resize(rows * columns, 0.0);
     }
-    ArrayViewMut2::from_shape((rows, columns), &mut scratch[..rows * columns]).expect("the scratch was grown")
+    ArrayViewMut2::from_shape((rows, columns), &mut scratch[..rows * columns])
+        .expect("the scratch was grown")
 }
 
 impl Buffer {

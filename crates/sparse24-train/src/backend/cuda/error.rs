@@ -1,4 +1,5 @@
-//! What the kernels' errors are to who trains: advice where memory is short, and which of them are defects.
+//! What the kernels' errors are to who trains: advice where memory is short, and which of them are
+//! defects.
 
 use sparse24_cuda::Error as Refusal;
 
@@ -8,7 +9,9 @@ impl From<Refusal> for Error {
     fn from(error: Refusal) -> Self {
         match error {
             Refusal::Semantics(error) => Self::Semantics(error),
-            Refusal::Shape { operation, operand, expected, found } => Self::Operand { operation, operand, expected, found },
+            Refusal::Shape { operation, operand, expected, found } => {
+                Self::Operand { operation, operand, expected, found }
+            }
             full @ Refusal::OutOfMemory { .. } => {
                 let advice = if full.waits_for_others() {
                     "wait for the other processes, or choose another GPU (backend.gpu)"
@@ -50,19 +53,29 @@ mod tests {
         ] {
             assert_eq!(Error::from(defect.clone()).kind(), ErrorKind::Contract, "{defect}");
         }
-        for device in
-            [Refusal::NoDevice { ordinal: 1, count: 1 }, Refusal::Driver { what: "replay".into(), code: "CUDA_ERROR_UNKNOWN".into() }]
-        {
+        for device in [
+            Refusal::NoDevice { ordinal: 1, count: 1 },
+            Refusal::Driver { what: "replay".into(), code: "CUDA_ERROR_UNKNOWN".into() },
+        ] {
             assert_eq!(Error::from(device.clone()).kind(), ErrorKind::Device, "{device}");
         }
     }
 
     #[test]
     fn advice_depends_on_who_holds_the_memory() {
-        let full =
-            |held| Refusal::OutOfMemory { name: "z".into(), purpose: "activations", asked: Some(8 << 20), free: 0, total: 64 << 20, held };
+        let full = |held| Refusal::OutOfMemory {
+            name: "z".into(),
+            purpose: "activations",
+            asked: Some(8 << 20),
+            free: 0,
+            total: 64 << 20,
+            held,
+        };
         let mine = Error::from(full(vec![("weights", 60 << 20)])).to_string();
-        assert!(mine.ends_with("or train a smaller model") && mine.contains("lower batch.sequences"), "{mine}");
+        assert!(
+            mine.ends_with("or train a smaller model") && mine.contains("lower batch.sequences"),
+            "{mine}"
+        );
         let theirs = Error::from(full(vec![("weights", 1 << 20)])).to_string();
         assert!(theirs.ends_with("or choose another GPU (backend.gpu)"), "{theirs}");
     }

@@ -1,6 +1,7 @@
 //! Timed choices as text: which plan each product takes on this GPU.
 //!
-//! Invariant: a choice that was timed is among [`recorded`], and one that was taken over is never timed again. Deliberately absent: files.
+//! Invariant: a choice that was timed is among [`recorded`], and one that was taken over is never
+//! timed again. Deliberately absent: files.
 
 use std::collections::HashMap;
 
@@ -29,7 +30,8 @@ const ALIGNMENT: usize = 16;
 impl SparsePlans {
     /// Computes a product by its plan, the fastest where none was taken over. `run` queues it.
     ///
-    /// Plans are timed where the result is overwritten; a product that is added to one before that takes the likeliest.
+    /// Plans are timed where the result is overwritten; a product that is added to one before that
+    /// takes the likeliest.
     pub(super) fn run(
         &mut self,
         gpu: &mut Device,
@@ -46,8 +48,10 @@ impl SparsePlans {
                     Beta::Overwrite => {
                         let most = candidates.iter().map(|plan| plan.scratch()).max().unwrap_or(0);
                         let room = grown(gpu, &mut scratch.floats, [1, most])?;
-                        let fastest = gpu.fastest(&candidates, |gpu, plan| run(gpu, room, *plan))?;
-                        let fastest = fastest.expect("every GPU has the plan mma, and no time is infinite");
+                        let fastest =
+                            gpu.fastest(&candidates, |gpu, plan| run(gpu, room, *plan))?;
+                        let fastest =
+                            fastest.expect("every GPU has the plan mma, and no time is infinite");
                         *self.0.entry((form, shape)).or_insert(fastest)
                     }
                 }
@@ -71,38 +75,53 @@ impl SparsePlans {
     fn add(&mut self, gpu: &Device, product: &str, plan: &str) -> Result<(), String> {
         let of = product.split_once(' ').and_then(|(name, sizes)| {
             let &(form, _) = FORMS.iter().find(|(_, known)| *known == name)?;
-            let sizes: Option<Vec<usize>> = sizes.split('x').map(|size| size.parse().ok()).collect();
+            let sizes: Option<Vec<usize>> =
+                sizes.split('x').map(|size| size.parse().ok()).collect();
             Some((form, sizes?.try_into().ok()?))
         });
         let (form, shape) = of.ok_or("it names no sparse product")?;
-        let plan: Plan = plan.parse().map_err(|error: sparse24_cuda::spmm24::NoPlan| error.to_string())?;
+        let plan: Plan =
+            plan.parse().map_err(|error: sparse24_cuda::spmm24::NoPlan| error.to_string())?;
         plan.check(gpu, form, shape).map_err(|error| error.to_string())?;
         self.0.insert((form, shape), plan);
         Ok(())
     }
 }
 
-/// What plans belong to, and the bits of a run: the GPU, the compiler of its kernels, and the library whose algorithms some plans name.
+/// What plans belong to, and the bits of a run: the GPU, the compiler of its kernels, and the
+/// library whose algorithms some plans name.
 pub(super) fn planned_on(gpu: &Device, gemm: &Gemm) -> String {
-    let compiler = gpu.compiler().map_or_else(|_| "no NVRTC".to_owned(), |release| format!("NVRTC {release}"));
+    let compiler =
+        gpu.compiler().map_or_else(|_| "no NVRTC".to_owned(), |release| format!("NVRTC {release}"));
     format!("{} ({}), {compiler}, cuBLASLt {}", gpu.name(), gpu.architecture(), gemm.release())
 }
 
 /// All plans, and what they belong to.
 pub(super) fn recorded(gpu: &Device, gemm: &Gemm, sparse: &SparsePlans) -> Plans {
-    let kinds = gemm.plans().into_iter().map(|plan| (GEMM, plan)).chain(sparse.texts().map(|plan| (SPMM24, plan)));
+    let kinds = gemm
+        .plans()
+        .into_iter()
+        .map(|plan| (GEMM, plan))
+        .chain(sparse.texts().map(|plan| (SPMM24, plan)));
     let plans = kinds.map(|(kind, (product, plan))| (format!("{kind} {product}"), plan));
     plans.chain([(PLANNED_ON.to_owned(), planned_on(gpu, gemm))]).collect()
 }
 
 /// Takes over what [`recorded`] gave.
-pub(super) fn replay(gpu: &Device, gemm: &mut Gemm, sparse: &mut SparsePlans, recorded: &Plans) -> Result<(), Error> {
+pub(super) fn replay(
+    gpu: &Device,
+    gemm: &mut Gemm,
+    sparse: &mut SparsePlans,
+    recorded: &Plans,
+) -> Result<(), Error> {
     let here = planned_on(gpu, gemm);
     for (key, text) in recorded {
         let refused = |problem: String| Error::Plan { key: key.clone(), problem };
         match key.split_once(' ') {
             None if key == PLANNED_ON && *text == here => {}
-            None if key == PLANNED_ON => return Err(refused(format!("timed on {text}, found {here}"))),
+            None if key == PLANNED_ON => {
+                return Err(refused(format!("timed on {text}, found {here}")));
+            }
             Some((GEMM, product)) => gemm.use_plan(product, text).map_err(|error| match error {
                 Refusal::Recorded { problem, .. } => refused(problem),
                 other => other.into(),

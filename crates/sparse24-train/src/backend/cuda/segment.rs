@@ -1,6 +1,7 @@
 //! Segments of the CUDA adaptor: queued once, then recorded, then replayed as one launch.
 //!
-//! Invariant: what overwrites parameters is queued after the copies of them that were begun before. Deliberately absent: what a segment does.
+//! Invariant: what overwrites parameters is queued after the copies of them that were begun before.
+//! Deliberately absent: what a segment does.
 
 use sparse24_cuda::Recording;
 

@@ -1,8 +1,8 @@
 //! Buffers of the CUDA adaptor: which handle is which matrix of the device, in which type.
 //!
-//! Activations are bf16. Weights, gradients and moments are f32, and a weight has a bf16 copy that products read. Where tensor cores want
-//! it, rows are longer and matrices taller than was asked for; what is added is zero and never reaches the host.
-//! Deliberately absent: operations.
+//! Activations are bf16. Weights, gradients and moments are f32, and a weight has a bf16 copy that
+//! products read. Where tensor cores want it, rows are longer and matrices taller than was asked
+//! for; what is added is zero and never reaches the host. Deliberately absent: operations.
 
 use half::bf16;
 use sparse24_cuda::{Device, Matrix};
@@ -49,12 +49,17 @@ impl Storage {
         let tall = if rows == 1 { 1 } else { padded(rows) };
         let (data, stride) = match (dtype, region) {
             (DType::U32, _) => (Data::Tokens(device.alloc(name, [rows, columns])?), columns),
-            (DType::Activation, _) => (Data::Activation(device.alloc(name, [rows, padded(columns)])?), padded(columns)),
+            (DType::Activation, _) => {
+                (Data::Activation(device.alloc(name, [rows, padded(columns)])?), padded(columns))
+            }
             (DType::F32, Region::Parameters) => {
-                let (values, copy) = (device.alloc(name, [tall, columns])?, device.alloc(name, [tall, columns])?);
+                let (values, copy) =
+                    (device.alloc(name, [tall, columns])?, device.alloc(name, [tall, columns])?);
                 (Data::Weight { values, copy }, columns)
             }
-            (DType::F32, Region::Gradients) => (Data::F32(device.alloc(name, [tall, columns])?), columns),
+            (DType::F32, Region::Gradients) => {
+                (Data::F32(device.alloc(name, [tall, columns])?), columns)
+            }
             (DType::F32, _) => (Data::F32(device.alloc(name, [rows, columns])?), columns),
         };
         self.0.push(Buffer { name: name.to_owned(), data });
@@ -64,7 +69,9 @@ impl Storage {
     /// f32: weights, gradients, moments, statistics.
     pub(super) fn floats(&self, t: Tensor) -> Matrix<f32> {
         match &self.0[t.buffer].data {
-            Data::F32(whole) | Data::Weight { values: whole, .. } => whole.rectangle(t.offset, t.shape, t.stride),
+            Data::F32(whole) | Data::Weight { values: whole, .. } => {
+                whole.rectangle(t.offset, t.shape, t.stride)
+            }
             _ => panic!("{} is not held in f32", self.0[t.buffer].name),
         }
     }
@@ -110,7 +117,12 @@ impl Storage {
     }
 
     /// Host to device; a weight's copy follows.
-    pub(super) fn upload(&self, device: &mut Device, to: Tensor, from: &[f32]) -> Result<(), Error> {
+    pub(super) fn upload(
+        &self,
+        device: &mut Device,
+        to: Tensor,
+        from: &[f32],
+    ) -> Result<(), Error> {
         match &self.0[to.buffer].data {
             Data::Activation(_) => {
                 let from: Vec<bf16> = from.iter().copied().map(bf16::from_f32).collect();
@@ -128,7 +140,9 @@ impl Storage {
     /// Device to host, rows packed.
     pub(super) fn download(&self, device: &mut Device, from: Tensor) -> Result<Vec<f32>, Error> {
         match &self.0[from.buffer].data {
-            Data::Activation(_) => Ok(device.download(self.activations(from))?.into_iter().map(f32::from).collect()),
+            Data::Activation(_) => {
+                Ok(device.download(self.activations(from))?.into_iter().map(f32::from).collect())
+            }
             _ => Ok(device.download(self.floats(from))?),
         }
     }
@@ -136,8 +150,12 @@ impl Storage {
     /// On the device; a weight's copy follows.
     pub(super) fn copy(&self, device: &mut Device, from: Tensor, to: Tensor) -> Result<(), Error> {
         match (&self.0[from.buffer].data, &self.0[to.buffer].data) {
-            (_, Data::Activation(_)) => return Ok(device.copy(self.activations(from), self.activations(to))?),
-            (Data::Weight { .. }, Data::Weight { .. }) => device.copy(self.copy_of(from), self.copy_of(to))?,
+            (_, Data::Activation(_)) => {
+                return Ok(device.copy(self.activations(from), self.activations(to))?);
+            }
+            (Data::Weight { .. }, Data::Weight { .. }) => {
+                device.copy(self.copy_of(from), self.copy_of(to))?
+            }
             // No kernel rounds alone.
             (_, Data::Weight { .. }) => {
                 let values = device.download(self.floats(from))?;

@@ -1,11 +1,13 @@
-//! Checkpoints with flipped bits, cut, or with bytes added: an error that names the file and the bytes, never a load.
+//! Checkpoints with flipped bits, cut, or with bytes added: an error that names the file and the
+//! bytes, never a load.
 
 use std::io::Write;
 
 use super::*;
 use crate::tensors;
 
-/// In place: a file cut to nothing and written anew is flushed to the device by some file systems, a hundred thousand times here.
+/// In place: a file cut to nothing and written anew is flushed to the device by some file systems,
+/// a hundred thousand times here.
 fn overwrite(path: &Path, bytes: &[u8]) {
     let mut file = fs::File::options().write(true).create(true).truncate(false).open(path).unwrap();
     file.write_all(bytes).unwrap();
@@ -14,14 +16,21 @@ fn overwrite(path: &Path, bytes: &[u8]) {
 
 /// The bytes of a file before its first tensor; all of a JSON file.
 fn header(name: &str, bytes: &[u8]) -> usize {
-    if name.ends_with(".json") { bytes.len() } else { 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize }
+    if name.ends_with(".json") {
+        bytes.len()
+    } else {
+        8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize
+    }
 }
 
-/// Whether a message names this file and bytes in it, and the tensor that holds byte `at` if one does.
+/// Whether a message names this file and bytes in it, and the tensor that holds byte `at` if one
+/// does.
 fn locates(message: &str, name: &str, good: &[u8], at: usize) -> bool {
     let in_tensor = at >= header(name, good) && at < good.len();
     let place = message.split_once(&format!("{name}: ")).map_or("", |(_, place)| place);
-    place.contains(" byte ") || place.contains(", bytes ") && in_tensor == (!place.contains("\"header\"") && name.ends_with(".safetensors"))
+    place.contains(" byte ")
+        || place.contains(", bytes ")
+            && in_tensor == (!place.contains("\"header\"") && name.ends_with(".safetensors"))
 }
 
 #[test]
@@ -37,7 +46,10 @@ fn a_flip_of_any_bit_of_any_header_is_located() {
             bad[at] ^= 1 << bit;
             overwrite(&file, &bad);
             let message = problem(load(&path));
-            assert!(locates(&message, name, &good, at), "{name}, bit {bit} of byte {at}: {message}");
+            assert!(
+                locates(&message, name, &good, at),
+                "{name}, bit {bit} of byte {at}: {message}"
+            );
         }
         overwrite(&file, &good);
     }
@@ -73,7 +85,10 @@ fn a_hundred_thousand_random_flips_and_cuts_are_located() {
             at => {
                 let message = problem(loaded);
                 let at = at.unwrap_or(good.len().min(bad.len()));
-                assert!(locates(&message, name, good, at), "{name}, byte {at}, round {round}: {message}");
+                assert!(
+                    locates(&message, name, good, at),
+                    "{name}, byte {at}, round {round}: {message}"
+                );
             }
         }
         overwrite(&file, good);
@@ -116,7 +131,11 @@ fn damage_names_the_file_the_tensor_and_the_bytes() {
     bad[data + 4 * 40 + 5] ^= 1;
     fs::write(&file, &bad).unwrap();
     let message = problem(load(&path));
-    let expected = format!("model.safetensors: is damaged in \"h.0.mlp.c_fc.weight\", bytes {}..{}", data + 160, data + 160 + 512);
+    let expected = format!(
+        "model.safetensors: is damaged in \"h.0.mlp.c_fc.weight\", bytes {}..{}",
+        data + 160,
+        data + 160 + 512
+    );
     assert!(message.ends_with(&expected), "{message}");
 
     bad[10] ^= 1;
@@ -125,11 +144,18 @@ fn damage_names_the_file_the_tensor_and_the_bytes() {
     assert!(problem(load(&path)).ends_with(&expected), "{}", problem(load(&path)));
 
     fs::write(&file, &good[..good.len() - 1]).unwrap();
-    let expected = format!("ends at byte {}, the manifest says {}, which is within \"h.0.ln_1.weight\"", good.len() - 1, good.len());
+    let expected = format!(
+        "ends at byte {}, the manifest says {}, which is within \"h.0.ln_1.weight\"",
+        good.len() - 1,
+        good.len()
+    );
     assert!(problem(load(&path)).ends_with(&expected), "{}", problem(load(&path)));
 
     fs::remove_file(&file).unwrap();
     let error = load(&path).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Input);
-    assert!(error.to_string().starts_with("cannot read ") && error.to_string().contains(MODEL), "{error}");
+    assert!(
+        error.to_string().starts_with("cannot read ") && error.to_string().contains(MODEL),
+        "{error}"
+    );
 }

@@ -1,4 +1,5 @@
-//! The failure, in every way, and the death of every file operation of a save and of the rotation after it.
+//! The failure, in every way, and the death of every file operation of a save and of the rotation
+//! after it.
 
 use super::*;
 use crate::disk::fault::{self, Fault, Plan, trace};
@@ -53,21 +54,33 @@ fn any_failure_of_any_operation_is_told_and_leaves_a_good_checkpoint() {
     let directory = tempfile::tempdir().unwrap();
     let at = &directory.path().join("checkpoints");
     for (old, new) in &pairs() {
-        for (operation, fault) in (0..operations(at, old, new)).flat_map(|n| Fault::ALL.map(|fault| (n, fault))) {
+        for (operation, fault) in
+            (0..operations(at, old, new)).flat_map(|n| Fault::ALL.map(|fault| (n, fault)))
+        {
             let what = format!("{fault:?} at operation {operation}");
             begin(at, old);
             match under(Plan::Fail(operation, fault), || rotate(at, new)) {
                 // A short write is written on, and an interrupted one again.
-                Ok(()) => assert!([Fault::Short, Fault::Interrupted, Fault::Full].contains(&fault), "{what}"),
+                Ok(()) => assert!(
+                    [Fault::Short, Fault::Interrupted, Fault::Full].contains(&fault),
+                    "{what}"
+                ),
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::Io, "{what}: {error}");
-                    assert!(error.to_string().starts_with("cannot ") && fault != Fault::Short, "{what}: {error}");
+                    assert!(
+                        error.to_string().starts_with("cannot ") && fault != Fault::Short,
+                        "{what}: {error}"
+                    );
                 }
             }
             for entry in fs::read_dir(at).unwrap() {
                 let name = entry.unwrap().file_name();
                 // What a removal left is the next save's to take.
-                assert!(name.to_str().unwrap().starts_with("step-") || latest(at).unwrap().checkpoint.is_some(), "{what} left {name:?}");
+                assert!(
+                    name.to_str().unwrap().starts_with("step-")
+                        || latest(at).unwrap().checkpoint.is_some(),
+                    "{what} left {name:?}"
+                );
             }
             survives(at, old, new, &what);
         }
@@ -79,9 +92,13 @@ fn failures_that_come_back_leave_a_good_checkpoint() {
     let directory = tempfile::tempdir().unwrap();
     let at = &directory.path().join("checkpoints");
     for (old, new) in &pairs() {
-        for (every, fault) in (2..operations(at, old, new)).flat_map(|n| Fault::ALL.map(|fault| (n, fault))) {
+        for (every, fault) in
+            (2..operations(at, old, new)).flat_map(|n| Fault::ALL.map(|fault| (n, fault)))
+        {
             begin(at, old);
-            under(Plan::FailEvery(every - 1, every, fault), || (0..3).for_each(|_| drop(rotate(at, new))));
+            under(Plan::FailEvery(every - 1, every, fault), || {
+                (0..3).for_each(|_| drop(rotate(at, new)))
+            });
             recover(at).unwrap();
             survives(at, old, new, &format!("{fault:?} at every operation {every}"));
         }
@@ -102,14 +119,17 @@ fn death_at_any_operation_leaves_a_good_checkpoint() {
     }
 }
 
-/// A disk that is full when a save begins, and one on which removing fails: what was there stays, whatever is tried.
+/// A disk that is full when a save begins, and one on which removing fails: what was there stays,
+/// whatever is tried.
 #[test]
 fn a_disk_without_room_keeps_what_it_has() {
     let directory = tempfile::tempdir().unwrap();
     let at = &directory.path().join("checkpoints");
     let (old, new) = (sample(1), sample(2));
     begin(at, &old);
-    let error = under(Plan::Fail(0, Fault::Full), || (0..9).map(|_| rotate(at, &new).unwrap_err()).next_back().unwrap());
+    let error = under(Plan::Fail(0, Fault::Full), || {
+        (0..9).map(|_| rotate(at, &new).unwrap_err()).next_back().unwrap()
+    });
     assert!(error.to_string().ends_with("No space left on device (os error 28)"), "{error}");
     survives(at, &old, &new, "a full disk");
 }

@@ -1,9 +1,11 @@
-//! The files of every version of the format: they load for ever, and this build writes those of its own version to the byte.
+//! The files of every version of the format: they load for ever, and this build writes those of its
+//! own version to the byte.
 
 use super::*;
 
 fn golden(version: u32) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/golden/checkpoint-v{version}/step-00000003"))
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join(format!("../../tests/golden/checkpoint-v{version}/step-00000003"))
 }
 
 #[test]
@@ -23,7 +25,10 @@ fn this_version_is_written_to_the_byte() {
         for name in FILES {
             fs::copy(path.join(name), golden.join(name)).unwrap();
         }
-        panic!("version {FORMAT_VERSION} has no golden files; they were written to {}", golden.display());
+        panic!(
+            "version {FORMAT_VERSION} has no golden files; they were written to {}",
+            golden.display()
+        );
     }
     for name in FILES {
         assert!(

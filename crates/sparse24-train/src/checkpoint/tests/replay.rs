@@ -1,8 +1,11 @@
-//! Power cuts: the operations of a rotation are written down, and every prefix of them is replayed with what was not synced lost.
+//! Power cuts: the operations of a rotation are written down, and every prefix of them is replayed
+//! with what was not synced lost.
 //!
-//! The model is POSIX's: a file's bytes survive once the file is synced, an entry of a directory once the directory is. What is not synced
-//! may survive or not, each on its own; half of a write may. Every such state is made as real files, and must hold the old checkpoint or
-//! the new one. Deliberately absent: file systems that reorder a rename before what it moves was synced, and disks that lie.
+//! The model is POSIX's: a file's bytes survive once the file is synced, an entry of a directory
+//! once the directory is. What is not synced may survive or not, each on its own; half of a write
+//! may. Every such state is made as real files, and must hold the old checkpoint or the new one.
+//! Deliberately absent: file systems that reorder a rename before what it moves was synced, and
+//! disks that lie.
 
 use std::collections::HashSet;
 
@@ -43,7 +46,8 @@ struct Disk {
 impl Disk {
     /// The directory as it is, all of it synced.
     fn of(root: &Path) -> Self {
-        let mut disk = Self { root: root.to_owned(), nodes: Vec::new(), steps: Vec::new(), groups: 0 };
+        let mut disk =
+            Self { root: root.to_owned(), nodes: Vec::new(), steps: Vec::new(), groups: 0 };
         disk.scan(root);
         disk
     }
@@ -73,7 +77,9 @@ impl Disk {
         let mut nodes = self.nodes.clone();
         for step in self.steps.iter().filter(|step| survives(step)) {
             match (&mut nodes[step.inode], &step.change) {
-                (Node::Directory(entries), Change::Entry(name, Some(inode))) => drop(entries.insert(name.clone(), *inode)),
+                (Node::Directory(entries), Change::Entry(name, Some(inode))) => {
+                    drop(entries.insert(name.clone(), *inode))
+                }
                 (Node::Directory(entries), Change::Entry(name, None)) => drop(entries.remove(name)),
                 (Node::File(bytes), Change::Bytes(more)) => bytes.extend(more),
                 _ => unreachable!("a file has bytes, a directory entries"),
@@ -86,7 +92,8 @@ impl Disk {
     fn find(&self, path: &Path) -> (usize, String) {
         let nodes = self.now();
         let below = path.strip_prefix(&self.root).unwrap();
-        let mut names: Vec<String> = below.iter().map(|name| name.to_str().unwrap().to_owned()).collect();
+        let mut names: Vec<String> =
+            below.iter().map(|name| name.to_str().unwrap().to_owned()).collect();
         let name = names.pop().expect("the directory itself has no entry here");
         let parent = names.iter().fold(0, |inode, name| match &nodes[inode] {
             Node::Directory(entries) => entries[name],
@@ -107,7 +114,12 @@ impl Disk {
     fn change(&mut self, changes: impl IntoIterator<Item = (usize, Change)>) {
         let group = self.groups;
         self.groups += 1;
-        self.steps.extend(changes.into_iter().map(|(inode, change)| Step { group, inode, change, synced_after: usize::MAX }));
+        self.steps.extend(changes.into_iter().map(|(inode, change)| Step {
+            group,
+            inode,
+            change,
+            synced_after: usize::MAX,
+        }));
     }
 
     fn make(&mut self, path: &Path, node: Node) {
@@ -136,12 +148,19 @@ impl Disk {
             }
             Record::Rename(from, to) => {
                 let (inode, source, target) = (self.inode(from), self.find(from), self.find(to));
-                self.change([(source.0, Change::Entry(source.1, None)), (target.0, Change::Entry(target.1, Some(inode)))]);
+                self.change([
+                    (source.0, Change::Entry(source.1, None)),
+                    (target.0, Change::Entry(target.1, Some(inode))),
+                ]);
             }
-            Record::RemoveFile(path) => panic!("a rotation removes directories alone, not {}", path.display()),
+            Record::RemoveFile(path) => {
+                panic!("a rotation removes directories alone, not {}", path.display())
+            }
             Record::RemoveDirectory(path) => {
                 let (inode, (parent, name)) = (self.inode(path), self.find(path));
-                let Node::Directory(entries) = self.now().swap_remove(inode) else { panic!("{} is a file", path.display()) };
+                let Node::Directory(entries) = self.now().swap_remove(inode) else {
+                    panic!("{} is a file", path.display())
+                };
                 for child in entries.into_keys() {
                     self.change([(inode, Change::Entry(child, None))]);
                 }
@@ -175,9 +194,14 @@ fn digest(nodes: &[Node], inode: usize, into: &mut Vec<u8>) {
     }
 }
 
-/// Replays what `work` does to a directory that holds `old`, but for the records that `counts` leaves out; gives how many different states
-/// a power cut could leave.
-fn power_cuts(old: &Checkpoint, new: &Checkpoint, work: impl FnOnce(&Path), counts: impl Fn(&Record) -> bool) -> usize {
+/// Replays what `work` does to a directory that holds `old`, but for the records that `counts`
+/// leaves out; gives how many different states a power cut could leave.
+fn power_cuts(
+    old: &Checkpoint,
+    new: &Checkpoint,
+    work: impl FnOnce(&Path),
+    counts: impl Fn(&Record) -> bool,
+) -> usize {
     let directory = tempfile::tempdir().unwrap();
     let at = directory.path().join("checkpoints");
     save(&at, old).unwrap();
@@ -188,14 +212,25 @@ fn power_cuts(old: &Checkpoint, new: &Checkpoint, work: impl FnOnce(&Path), coun
     for record in records.iter().filter(|record| counts(record)) {
         disk.apply(record);
         let cut = disk.groups;
-        let lost: Vec<usize> = disk.steps.iter().filter(|step| step.synced_after > cut).map(|step| step.group).collect();
-        let (first, last) = (lost.first().copied().unwrap_or(cut), lost.last().copied().unwrap_or(cut));
-        // Nothing of it survives; all up to one; one alone; all but one; and whatever chance leaves.
+        let lost: Vec<usize> = disk
+            .steps
+            .iter()
+            .filter(|step| step.synced_after > cut)
+            .map(|step| step.group)
+            .collect();
+        let (first, last) =
+            (lost.first().copied().unwrap_or(cut), lost.last().copied().unwrap_or(cut));
+        // Nothing of it survives; all up to one; one alone; all but one; and whatever chance
+        // leaves.
         let ordered = (first..=last + 1).map(|end| (first..end).collect());
         let alone = lost.iter().map(|&group| HashSet::from([group]));
-        let without = lost.iter().map(|&gone| lost.iter().copied().filter(|&group| group != gone).collect());
-        let random = (0..99).map(|_| lost.iter().copied().filter(|_| numbers.below(2) == 0).collect()).collect::<Vec<HashSet<usize>>>();
-        let choices: Vec<HashSet<usize>> = ordered.chain(alone).chain(without).chain(random).collect();
+        let without =
+            lost.iter().map(|&gone| lost.iter().copied().filter(|&group| group != gone).collect());
+        let random = (0..99)
+            .map(|_| lost.iter().copied().filter(|_| numbers.below(2) == 0).collect())
+            .collect::<Vec<HashSet<usize>>>();
+        let choices: Vec<HashSet<usize>> =
+            ordered.chain(alone).chain(without).chain(random).collect();
         for kept in choices {
             let nodes = disk.after(|step| step.synced_after <= cut || kept.contains(&step.group));
             let mut tree = Vec::new();
@@ -208,7 +243,9 @@ fn power_cuts(old: &Checkpoint, new: &Checkpoint, work: impl FnOnce(&Path), coun
             recover(&state).unwrap();
             let found = latest(&state).unwrap();
             assert!(found.refused.is_empty(), "after {record:?}: {:?}", found.refused);
-            let loaded = load(&found.checkpoint.unwrap_or_else(|| panic!("after {record:?}: none is left"))).unwrap();
+            let loaded =
+                load(&found.checkpoint.unwrap_or_else(|| panic!("after {record:?}: none is left")))
+                    .unwrap();
             assert!(loaded == *old || loaded == *new, "after {record:?}: a mixture");
         }
     }
@@ -237,15 +274,26 @@ fn a_power_cut_while_a_step_is_saved_again_leaves_the_old_or_the_new() {
     assert!(states > 250, "{states}");
 }
 
-/// The model sees what a sync is for: without those of the files, or of the directories, something half-written gets the name.
+/// The model sees what a sync is for: without those of the files, or of the directories, something
+/// half-written gets the name.
 #[test]
 #[should_panic(expected = "after ")]
 fn without_syncs_of_files_a_power_cut_would_be_seen() {
-    power_cuts(&sample(1), &sample(2), |at| rotate(at, &sample(2)), |record| !matches!(record, Record::Sync(_)));
+    power_cuts(
+        &sample(1),
+        &sample(2),
+        |at| rotate(at, &sample(2)),
+        |record| !matches!(record, Record::Sync(_)),
+    );
 }
 
 #[test]
 #[should_panic(expected = "after ")]
 fn without_syncs_of_directories_a_power_cut_would_be_seen() {
-    power_cuts(&sample(1), &sample(2), |at| rotate(at, &sample(2)), |record| !matches!(record, Record::SyncDirectory(_)));
+    power_cuts(
+        &sample(1),
+        &sample(2),
+        |at| rotate(at, &sample(2)),
+        |record| !matches!(record, Record::SyncDirectory(_)),
+    );
 }

@@ -1,6 +1,7 @@
 //! A block of GPT-2: attention and the feed-forward layers, each after a norm.
 //!
-//! Invariant: computing a block's activations again gives their bits, since dropout is a function of place and step.
+//! Invariant: computing a block's activations again gives their bits, since dropout is a function
+//! of place and step.
 
 use super::{BatchShape, Buffers, DEVIATION, Gpt2Shape};
 use crate::{
@@ -37,7 +38,8 @@ pub(super) struct BlockActivations {
     pub(super) ffn: FfnActivations,
 }
 
-/// Places of dropout: the embedding, then three a block (attention, its projection, the feed-forward).
+/// Places of dropout: the embedding, then three a block (attention, its projection, the
+/// feed-forward).
 pub(super) const EMBEDDING_DROPOUT: u32 = 0;
 
 fn dropout_place(layer: usize, nth: u32) -> u32 {
@@ -65,14 +67,30 @@ impl Block {
         let z_width = ffn_width * shape.activation.width();
         let residual_deviation = DEVIATION / (2.0 * shape.layers as f32).sqrt();
         let of = |part: &str| format!("h.{layer}.{part}");
-        let linear = |backend: &mut dyn Backend, parameters: &mut Parameters, part: &str, shape, deviation, sparse| {
-            Linear24::new(backend, parameters, LinearSpec { name: of(part), shape, deviation, bias, sparse })
+        let linear = |backend: &mut dyn Backend,
+                      parameters: &mut Parameters,
+                      part: &str,
+                      shape,
+                      deviation,
+                      sparse| {
+            Linear24::new(
+                backend,
+                parameters,
+                LinearSpec { name: of(part), shape, deviation, bias, sparse },
+            )
         };
         let first_norm = Norm::new(backend, parameters, &of("ln_1"), d, bias)?;
         let projected = room.qkv.map(|_| room.narrow);
         let attention = Attention {
             qkv: linear(backend, parameters, "attn.c_attn", [3 * d, d], DEVIATION, room.qkv)?,
-            projection: linear(backend, parameters, "attn.c_proj", [d, d], residual_deviation, projected)?,
+            projection: linear(
+                backend,
+                parameters,
+                "attn.c_proj",
+                [d, d],
+                residual_deviation,
+                projected,
+            )?,
             heads: shape.heads,
             mask: AttentionMask::Causal,
             dropout: dropout_place(layer, 0),
@@ -80,7 +98,14 @@ impl Block {
         let second_norm = Norm::new(backend, parameters, &of("ln_2"), d, bias)?;
         let ffn = Ffn {
             up: linear(backend, parameters, "mlp.c_fc", [z_width, d], DEVIATION, Some(room.up))?,
-            down: linear(backend, parameters, "mlp.c_proj", [d, ffn_width], residual_deviation, Some(room.narrow))?,
+            down: linear(
+                backend,
+                parameters,
+                "mlp.c_proj",
+                [d, ffn_width],
+                residual_deviation,
+                Some(room.narrow),
+            )?,
             activation: shape.activation,
         };
 
@@ -88,7 +113,12 @@ impl Block {
             None => BlockActivations::new(backend, &format!("h.{layer}"), shape, batch)?,
             Some(shared) => {
                 let rows = [batch.sequences * batch.context, d];
-                shared.with_input(backend.alloc(&of("input"), rows, DType::Activation, Region::Activations)?)
+                shared.with_input(backend.alloc(
+                    &of("input"),
+                    rows,
+                    DType::Activation,
+                    Region::Activations,
+                )?)
             }
         };
         // What the last block leaves is still there when the backward pass begins.
@@ -97,7 +127,12 @@ impl Block {
     }
 
     /// Leaves the block's output in `delta`, to be added to the residual of its second norm.
-    pub(super) fn forward(&self, pass: &mut Pass<'_>, stream: (Tensor, Option<Tensor>), delta: Tensor) -> Result<BlockActivations, Error> {
+    pub(super) fn forward(
+        &self,
+        pass: &mut Pass<'_>,
+        stream: (Tensor, Option<Tensor>),
+        delta: Tensor,
+    ) -> Result<BlockActivations, Error> {
         let kept = self.kept.of_pass(pass, self.attention.heads);
         self.keep(pass, stream, kept, delta)?;
         self.ffn.narrow(pass, kept.ffn, delta)?;
@@ -106,7 +141,13 @@ impl Block {
     }
 
     /// All that the backward pass wants of the forward pass.
-    fn keep(&self, pass: &mut Pass<'_>, (x, before): (Tensor, Option<Tensor>), kept: BlockActivations, delta: Tensor) -> Result<(), Error> {
+    fn keep(
+        &self,
+        pass: &mut Pass<'_>,
+        (x, before): (Tensor, Option<Tensor>),
+        kept: BlockActivations,
+        delta: Tensor,
+    ) -> Result<(), Error> {
         let [first, second] = kept.norms;
         self.norms[0].forward(pass, x, before, first)?;
         self.attention.forward(pass, first.y, kept.attention, delta)?;
@@ -143,7 +184,8 @@ impl Block {
     }
 }
 
-/// The gradient before dropout: `d` itself when nothing is dropped, a copy otherwise, for `d` also flows past the block.
+/// The gradient before dropout: `d` itself when nothing is dropped, a copy otherwise, for `d` also
+/// flows past the block.
 fn dropped(pass: &mut Pass<'_>, d: Tensor, copy: Tensor, place: u32) -> Result<Tensor, Error> {
     if pass.dropout_at(place).is_none() {
         return Ok(d);
@@ -154,15 +196,33 @@ fn dropped(pass: &mut Pass<'_>, d: Tensor, copy: Tensor, place: u32) -> Result<T
 }
 
 impl BlockActivations {
-    pub(super) fn new(backend: &mut dyn Backend, block: &str, shape: Gpt2Shape, batch: BatchShape) -> Result<Self, Error> {
+    pub(super) fn new(
+        backend: &mut dyn Backend,
+        block: &str,
+        shape: Gpt2Shape,
+        batch: BatchShape,
+    ) -> Result<Self, Error> {
         let Gpt2Shape { width: d, heads, ffn_width, activation, .. } = shape;
         let p = batch.sequences * batch.context;
         let of = |part: &str| format!("{block}.{part}");
-        let lse = backend.alloc(&of("lse"), [batch.sequences * heads, batch.context], DType::F32, Region::Activations)?;
-        let mut alloc = |part: &str, columns| backend.alloc(&of(part), [p, columns], DType::Activation, Region::Activations);
+        let lse = backend.alloc(
+            &of("lse"),
+            [batch.sequences * heads, batch.context],
+            DType::F32,
+            Region::Activations,
+        )?;
+        let mut alloc = |part: &str, columns| {
+            backend.alloc(&of(part), [p, columns], DType::Activation, Region::Activations)
+        };
         let attention = AttentionActivations { qkv: alloc("qkv", 3 * d)?, o: alloc("o", d)?, lse };
-        let ffn = FfnActivations { z: alloc("z", ffn_width * activation.width())?, h: alloc("h", ffn_width)? };
-        let norms = [NormActivations::new(backend, &of("ln_1"), [p, d])?, NormActivations::new(backend, &of("ln_2"), [p, d])?];
+        let ffn = FfnActivations {
+            z: alloc("z", ffn_width * activation.width())?,
+            h: alloc("h", ffn_width)?,
+        };
+        let norms = [
+            NormActivations::new(backend, &of("ln_1"), [p, d])?,
+            NormActivations::new(backend, &of("ln_2"), [p, d])?,
+        ];
         Ok(Self { norms, attention, ffn })
     }
 
@@ -179,7 +239,11 @@ impl BlockActivations {
         let lse = attention.lse.first_rows(pass.sequences * heads).columns(0..pass.context);
         Self {
             norms: norms.map(|norm| norm.first_rows(p)),
-            attention: AttentionActivations { qkv: attention.qkv.first_rows(p), o: attention.o.first_rows(p), lse },
+            attention: AttentionActivations {
+                qkv: attention.qkv.first_rows(p),
+                o: attention.o.first_rows(p),
+                lse,
+            },
             ffn: FfnActivations { z: ffn.z.first_rows(p), h: ffn.h.first_rows(p) },
         }
     }

@@ -1,4 +1,5 @@
-//! What a start and an adoption leave behind when the disk fails, or the process dies, at any file operation.
+//! What a start and an adoption leave behind when the disk fails, or the process dies, at any file
+//! operation.
 
 use std::fs;
 
@@ -25,7 +26,12 @@ fn dataset() -> Dataset {
     let folder = tempfile::tempdir().unwrap();
     let text = folder.path().join("text");
     fs::write(&text, "to be or not to be ".repeat(9)).unwrap();
-    Dataset::from_corpus(&Corpus::open(&text).unwrap(), Tokenizer::for_text(TokenizerKind::Byte, "").unwrap(), 0.2).unwrap()
+    Dataset::from_corpus(
+        &Corpus::open(&text).unwrap(),
+        Tokenizer::for_text(TokenizerKind::Byte, "").unwrap(),
+        0.2,
+    )
+    .unwrap()
 }
 
 fn weights(config: &Config) -> Vec<NamedTensor> {
@@ -35,8 +41,13 @@ fn weights(config: &Config) -> Vec<NamedTensor> {
     snapshot(&mut trainer, state, Vec::new(), None).unwrap()().unwrap().weights
 }
 
-/// Lets the Nth file operation fail, then the next, until none is left to fail; gives how many there were.
-fn failing_everywhere(plan: fn(u32) -> Plan, mut attempt: impl FnMut(&Path) -> bool, check: impl Fn(&Path)) -> u32 {
+/// Lets the Nth file operation fail, then the next, until none is left to fail; gives how many
+/// there were.
+fn failing_everywhere(
+    plan: fn(u32) -> Plan,
+    mut attempt: impl FnMut(&Path) -> bool,
+    check: impl Fn(&Path),
+) -> u32 {
     for operation in 0..1000 {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run");
@@ -55,8 +66,20 @@ fn failing_everywhere(plan: fn(u32) -> Plan, mut attempt: impl FnMut(&Path) -> b
 fn a_start_that_fails_leaves_nothing() {
     let config = tiny("fst");
     let given = weights(&config);
-    let attempt = |path: &Path| Run::start(config.clone(), dataset(), Given { weights: Some(&given), ..Given::default() }, path).is_ok();
-    let operations = failing_everywhere(|at| Plan::Fail(at, Fault::NoSpace), attempt, |path| assert!(!path.exists()));
+    let attempt = |path: &Path| {
+        Run::start(
+            config.clone(),
+            dataset(),
+            Given { weights: Some(&given), ..Given::default() },
+            path,
+        )
+        .is_ok()
+    };
+    let operations = failing_everywhere(
+        |at| Plan::Fail(at, Fault::NoSpace),
+        attempt,
+        |path| assert!(!path.exists()),
+    );
     assert!(operations > 20, "{operations}");
 }
 
@@ -64,7 +87,15 @@ fn a_start_that_fails_leaves_nothing() {
 fn a_start_that_is_killed_is_no_run_or_one_with_its_weights() {
     let config = tiny("fst");
     let given = weights(&config);
-    let attempt = |path: &Path| Run::start(config.clone(), dataset(), Given { weights: Some(&given), ..Given::default() }, path).is_ok();
+    let attempt = |path: &Path| {
+        Run::start(
+            config.clone(),
+            dataset(),
+            Given { weights: Some(&given), ..Given::default() },
+            path,
+        )
+        .is_ok()
+    };
     failing_everywhere(Plan::Kill, attempt, |path| {
         if path.join("config.toml").exists() {
             let first = checkpoint::latest(&path.join("checkpoints")).unwrap().checkpoint.unwrap();
@@ -78,7 +109,11 @@ fn an_adoption_that_fails_leaves_nothing() {
     let config = tiny("dense");
     let given = weights(&config);
     let attempt = |path: &Path| adopt(&config, given.clone(), Some(&Tokenizer::Byte), path).is_ok();
-    let operations = failing_everywhere(|at| Plan::Fail(at, Fault::NoSpace), attempt, |path| assert!(!path.exists()));
+    let operations = failing_everywhere(
+        |at| Plan::Fail(at, Fault::NoSpace),
+        attempt,
+        |path| assert!(!path.exists()),
+    );
     assert!(operations > 20, "{operations}");
 }
 
@@ -87,12 +122,19 @@ fn only_the_weights_of_the_model_are_adopted_and_only_dense() {
     let config = tiny("dense");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
-    let refusal = |config: &Config, weights| adopt(config, weights, None, &path).unwrap_err().to_string();
+    let refusal =
+        |config: &Config, weights| adopt(config, weights, None, &path).unwrap_err().to_string();
     let given = weights(&config);
-    assert!(refusal(&tiny("fst"), given.clone()).starts_with("method.name: expected a method that begins dense"));
+    assert!(
+        refusal(&tiny("fst"), given.clone())
+            .starts_with("method.name: expected a method that begins dense")
+    );
     let mut short = given.clone();
     short.pop();
-    assert!(refusal(&config, short).starts_with(&format!("parameter {}: is not what the model has here", given.len() - 1)));
+    assert!(
+        refusal(&config, short)
+            .starts_with(&format!("parameter {}: is not what the model has here", given.len() - 1))
+    );
     let mut odd = given.clone();
     odd[1].name = "other".to_owned();
     assert!(refusal(&config, odd).starts_with("other: is not what"));
@@ -131,7 +173,8 @@ fn the_format_lists_what_decides_no_bits() {
     let format = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/checkpoint-format.md");
     // A package of this crate alone has no such document.
     let Ok(text) = fs::read_to_string(format) else { return };
-    let (_, listed) = text.split_once("`config` leaves out what decides no bit: ").expect("the list");
+    let (_, listed) =
+        text.split_once("`config` leaves out what decides no bit: ").expect("the list");
     let (listed, _) = listed.split_once("; and `method.decay`").expect("its end");
     let listed: Vec<&str> = listed.split('`').skip(1).step_by(2).collect();
     assert_eq!(listed, identity::DECIDES_NOTHING);
@@ -139,14 +182,19 @@ fn the_format_lists_what_decides_no_bits() {
 
 #[test]
 fn a_checkpoint_has_the_bytes_that_are_estimated() {
-    for (method, sparsify) in
-        ["dense", "fst", "ste", "bi-mask"].into_iter().flat_map(|method| [Sparsify::Ffn, Sparsify::FfnAndAttention].map(|of| (method, of)))
+    for (method, sparsify) in ["dense", "fst", "ste", "bi-mask"]
+        .into_iter()
+        .flat_map(|method| [Sparsify::Ffn, Sparsify::FfnAndAttention].map(|of| (method, of)))
     {
         let mut config = tiny(method);
         (config.model.sparsify, config.model.activation) = (sparsify, Activation::Swiglu);
         let mut trainer = new_trainer(&config, dataset().vocabulary() as usize).unwrap();
         let state = identity(&config, &dataset(), &trainer);
         let checkpoint = snapshot(&mut trainer, state, Vec::new(), None).unwrap()().unwrap();
-        assert_eq!(checkpoint.bytes(), estimate(trainer.recipe()).checkpoint_bytes, "{method}, {sparsify:?}");
+        assert_eq!(
+            checkpoint.bytes(),
+            estimate(trainer.recipe()).checkpoint_bytes,
+            "{method}, {sparsify:?}"
+        );
     }
 }
