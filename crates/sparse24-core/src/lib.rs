@@ -38,6 +38,7 @@ pub mod group;
 pub mod lambda;
 pub mod mask;
 pub mod mvue;
+pub mod op;
 pub mod permute;
 pub mod phase;
 pub mod philox;

@@ -1,0 +1,160 @@
+//! Plain records of dense operations and of an optimizer step, shared by every backend.
+//!
+//! A record holds numbers only: no pointers, no views, no device handles.
+
+use crate::philox::{Site, Stream};
+
+/// The nonlinearity of a feed-forward layer, H = act(Z).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
+#[non_exhaustive]
+pub enum Activation {
+    /// GELU in its tanh form: `z/2 (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3)))`.
+    Gelu,
+    /// GELU_tanh(first half of the columns) times the second half.
+    Geglu,
+    /// SiLU(first half of the columns) times the second half.
+    Swiglu,
+}
+
+impl Activation {
+    /// Every activation.
+    pub const ALL: [Self; 3] = [Self::Gelu, Self::Geglu, Self::Swiglu];
+
+    /// Columns of Z per column of H: 2 for the gated activations, 1 for the others.
+    #[must_use]
+    pub const fn columns_in(self) -> usize {
+        match self {
+            Self::Gelu => 1,
+            Self::Geglu | Self::Swiglu => 2,
+        }
+    }
+}
+
+/// Which keys a query attends to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttentionMask {
+    /// Query i attends to keys `0..=i + (keys - queries)`.
+    Causal,
+    /// Every query attends to every key.
+    Full,
+}
+
+/// The geometry of multi-head attention. Queries and outputs are `[batch * queries, heads *
+/// head_dim]`, keys and values `[batch * keys, heads * head_dim]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// Sequences.
+    pub batch: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Queries per sequence.
+    pub queries: usize,
+    /// Keys per sequence.
+    pub keys: usize,
+    /// Which keys a query attends to.
+    pub mask: AttentionMask,
+}
+
+/// Inverted dropout (Srivastava et al., JMLR 15, 2014): element e is kept when its uniform is at
+/// least `p`, and then scaled by `1 / (1 - p)`.
+///
+/// The uniform is word `e % 4` of call `e / 4` of the stream at `site`, so the backward pass draws
+/// the same numbers again and no mask is stored. At most 2^34 elements.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Dropout {
+    /// Probability of zero, in `[0, 1)`.
+    pub p: f32,
+    /// Which random stream the uniforms come from.
+    pub site: Site,
+}
+
+/// Whether a result replaces what the output holds or is added to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accumulate {
+    /// The output is overwritten and never read.
+    Overwrite,
+    /// The result is added to the output.
+    Add,
+}
+
+/// The hyperparameters of AdamW with global-norm clipping (Loshchilov and Hutter, "Decoupled weight
+/// decay regularization", ICLR 2019).
+///
+/// With g clipped and masked decay added,
+///
+/// ```text
+/// m = beta1 m + (1 - beta1) g
+/// v = beta2 v + (1 - beta2) g^2
+/// w = w - lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + weight_decay w)
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamW {
+    /// Decay rate of the first moment, in `[0, 1)`.
+    pub beta1: f32,
+    /// Decay rate of the second moment, in `[0, 1)`; 1 freezes it.
+    pub beta2: f32,
+    /// Added to the root of the second moment.
+    pub epsilon: f32,
+    /// Largest gradient norm: gradients are scaled by `min(1, clip / (norm + 1e-6))`. Infinity never
+    /// clips.
+    pub clip: f32,
+}
+
+impl AdamW {
+    /// The factor that clips gradients of this norm.
+    #[must_use]
+    pub fn gradient_scale(&self, norm: f32) -> f32 {
+        (self.clip / (norm + 1e-6)).min(1.0)
+    }
+}
+
+/// Where pruned weights are pulled towards zero, and the decay factor lambda.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum MaskedDecay {
+    /// No masked decay.
+    None,
+    /// `g + lambda (1 - mask) w`, after clipping and before the moments, so Adam normalises it (the
+    /// paper's equation 10).
+    OnGradients(f32),
+    /// `w - lr lambda (1 - mask) w`, beside Adam's step.
+    OnWeights(f32),
+}
+
+/// The numbers that change from step to step. On a device they live in device memory, so a captured
+/// CUDA graph can be replayed with new values.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct StepState {
+    /// Seed of the run.
+    pub seed: u64,
+    /// The current optimizer step, from 1.
+    pub step: u32,
+    /// The global micro-step within the optimizer step, from 0.
+    pub micro_step: u32,
+    /// Learning rate of this optimizer step.
+    pub learning_rate: f32,
+    /// Adam's `1 - beta^step`, for the first and the second moment.
+    pub bias_corrections: [f32; 2],
+    /// What the summed loss of the micro-batch is multiplied by before its gradient is taken.
+    pub loss_scale: f32,
+}
+
+impl StepState {
+    /// The random stream of a site in this step.
+    #[must_use]
+    pub const fn stream(&self, site: Site) -> Stream {
+        Stream::new(self.seed, site, self.micro_step, self.step)
+    }
+}
+
+/// What was not finite in a training step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NonFinite {
+    /// The loss of a micro-batch.
+    Loss,
+    /// A gradient: the first row of the optimizer's table that has one.
+    Gradient(usize),
+    /// The norm of all gradients, although every gradient is finite.
+    Norm,
+}
