@@ -15,7 +15,7 @@ mod tensors;
 mod tokens;
 mod values;
 
-use sparse24_train::{Error, ErrorKind};
+use sparse24_run::{Error, ErrorKind};
 
 /// A loader under attack.
 #[derive(Debug)]

@@ -74,11 +74,11 @@ fn build(root: &Path) -> Result<Vec<(String, PathBuf)>> {
         "-p",
         PACKAGE,
         "-p",
-        "sparse24-train",
+        "sparse24-run",
         "-p",
         "sparse24",
         "--features",
-        "sparse24-train/cuda",
+        "sparse24-run/cuda",
     ]);
     command.args(["--test", "gpu", "--test", "training", "--bin", "sparse24"]);
     let messages = output(command.arg("--message-format=json-render-diagnostics"), root)?;

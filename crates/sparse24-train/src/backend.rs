@@ -237,7 +237,7 @@ pub enum NonFinite {
 
 /// The device in words, for provenance.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "run", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Device {
     /// The backend's name.
     pub backend: &'static str,
@@ -250,7 +250,7 @@ pub struct Device {
 /// What is rounded to bf16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(
-    feature = "run",
+    feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
     serde(rename_all = "kebab-case")
 )]
@@ -268,7 +268,7 @@ pub enum Arithmetic {
 /// How a device is told what to do in a training step; results have the same bits either way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(
-    feature = "run",
+    feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
     serde(rename_all = "kebab-case")
 )]

@@ -15,7 +15,7 @@ use crate::{
 
 /// The cost of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
-#[cfg_attr(feature = "run", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Estimate {
     /// All parameters.
     pub parameters: u64,
@@ -140,106 +140,4 @@ fn sparse_products(phase: &Phase) -> [bool; 3] {
         DgradOperand::Permuted => true,
     };
     [phase.mask().is_some(), dgrad, matches!(phase.wgrad, GradientOperand::Mvue(_))]
-}
-
-#[cfg(all(test, feature = "cpu", feature = "run"))]
-mod tests {
-    use super::estimate;
-    use crate::{
-        backend::{Arithmetic, Region, cpu::CpuBackend},
-        config::Config,
-        trainer::Trainer,
-    };
-
-    /// Settings on the quickstart preset, and the vocabulary.
-    fn check(settings: &[&str], vocabulary: usize) {
-        let small = [
-            "model.layers=2",
-            "model.width=16",
-            "model.ffn_width=24",
-            "model.heads=2",
-            "model.context=8",
-            "batch.sequences=3",
-        ];
-        let settings: Vec<String> =
-            small.iter().chain(settings).map(|&setting| setting.to_owned()).collect();
-        let recipe = Config::resolve(Some("quickstart"), None, &settings)
-            .unwrap()
-            .recipe(vocabulary)
-            .unwrap();
-        let estimate = estimate(&recipe);
-        let trainer = Trainer::new(Box::new(CpuBackend::new(Arithmetic::F32)), recipe).unwrap();
-        let memory = trainer.backend().memory();
-        let expected = [
-            (Region::Parameters, estimate.weight_bytes),
-            (Region::Gradients, estimate.gradient_bytes),
-            (Region::Moments, estimate.moment_bytes),
-            (Region::Activations, estimate.activation_bytes),
-            (Region::Sparse, estimate.sparse_bytes),
-        ];
-        for (region, bytes) in expected {
-            let found: usize =
-                memory.iter().filter(|(of, _)| *of == region).map(|(_, bytes)| bytes).sum();
-            assert_eq!(bytes, found as u64, "{region:?} of {settings:?}");
-        }
-        assert_eq!(
-            estimate.device_bytes(),
-            memory.iter().map(|&(_, bytes)| bytes as u64).sum::<u64>()
-        );
-        let parameters: usize =
-            trainer.parameter_shapes().map(|(_, [rows, columns])| rows * columns).sum();
-        assert_eq!(estimate.parameters, parameters as u64, "{settings:?}");
-    }
-
-    #[test]
-    fn memory_is_what_the_cpu_backend_allocates() {
-        check(&[], 256);
-        check(&["method.name=dense", "model.bias=true"], 11);
-        for method in ["half", "ste", "step", "bi-mask", "s-ste"] {
-            check(
-                &[
-                    &format!("method.name={method}"),
-                    "model.bias=true",
-                    "model.sparsify=ffn-and-attention",
-                ],
-                11,
-            );
-        }
-        check(
-            &["model.sparsify=ffn-and-attention", "model.activation=geglu", "batch.accumulation=3"],
-            7,
-        );
-        check(
-            &[
-                "model.sparsify=ffn-and-attention",
-                "model.activation=swiglu",
-                "model.bias=true",
-                "model.dropout=0.1",
-            ],
-            65,
-        );
-        check(&["model.recompute=blocks"], 256);
-        check(
-            &[
-                "model.recompute=blocks",
-                "model.layers=1",
-                "model.activation=swiglu",
-                "model.bias=true",
-            ],
-            9,
-        );
-        // More tokens than rows of logits are held at a time.
-        check(&["model.layers=1", "model.context=512", "batch.sequences=12"], 5);
-    }
-
-    #[test]
-    fn no_configuration_overflows() {
-        let most = ["layers", "heads", "width", "ffn_width", "context"]
-            .map(|key| format!("model.{key}={}", 1 << 24));
-        let settings: Vec<String> =
-            most.into_iter().chain(["batch.sequences=16777216".to_owned()]).collect();
-        let recipe =
-            Config::resolve(Some("quickstart"), None, &settings).unwrap().recipe(256).unwrap();
-        assert_eq!(estimate(&recipe).device_bytes(), u64::MAX);
-    }
 }

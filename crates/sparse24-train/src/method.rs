@@ -54,7 +54,7 @@ pub struct Phase {
 /// What the forward of a phase multiplies by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(
-    feature = "run",
+    feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
     serde(rename_all = "lowercase")
 )]
@@ -145,7 +145,8 @@ pub enum PrunedOperands {
 pub type Ends = BTreeMap<usize, u32>;
 
 impl Phase {
-    pub(crate) const DENSE: Self = Self {
+    /// Every operand dense, to the end of the run.
+    pub const DENSE: Self = Self {
         until: Until::Fraction(Fraction::ONE),
         optimizer: AdamVariant::Standard,
         forward: WeightOperand::Dense,

@@ -361,11 +361,7 @@ impl Trainer {
         })?;
         let report = self.backend.report(self.losses)?;
         if let Some(culprit) = report.non_finite {
-            return Err(Error::NonFinite {
-                step,
-                what: self.divergence(batches, culprit)?,
-                kept: None,
-            });
+            return Err(Error::NonFinite { step, what: self.divergence(batches, culprit)? });
         }
 
         if watched {

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sparse24_train::statistics::{Interval, quantile};
+use sparse24_lab::statistics::{Interval, quantile};
 
 const STEPS: u32 = 250;
 const EVERY: u32 = 10;

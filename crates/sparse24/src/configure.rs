@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use sparse24_train::config::Config;
+use sparse24_run::config::Config;
 
 use crate::failure::{Exit, Failure};
 

@@ -4,10 +4,8 @@ use std::{env, ffi::OsString, fs, num::NonZeroUsize, path::PathBuf, thread};
 
 use serde::Serialize;
 use sparse24_cpu::Simd;
-use sparse24_train::{
-    backend::{BACKENDS, BackendEntry, BackendSettings},
-    machine,
-};
+use sparse24_run::machine;
+use sparse24_train::backend::{BACKENDS, BackendEntry, BackendSettings};
 
 use crate::{
     failure::{Exit, Failure},

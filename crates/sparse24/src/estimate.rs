@@ -5,10 +5,8 @@ use std::time::{Duration, Instant};
 use ndarray::Array2;
 use serde::Serialize;
 use sparse24_cpu::gemm::{Beta, matmul};
-use sparse24_train::{
-    estimate::{Estimate, estimate},
-    run::open_dataset,
-};
+use sparse24_run::run::open_dataset;
+use sparse24_train::estimate::{Estimate, estimate};
 
 use crate::{
     configure::Configure,
@@ -112,7 +110,7 @@ fn products_per_second(width: usize, ffn: usize) -> Result<f64, Failure> {
     while began.elapsed() < Duration::from_millis(250) {
         let start = Instant::now();
         matmul(x.view(), w.t(), z.view_mut(), Beta::Overwrite)
-            .map_err(sparse24_train::Error::from)?;
+            .map_err(sparse24_run::Error::from)?;
         best = best.min(start.elapsed());
     }
     Ok(flops / best.as_secs_f64())

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use serde::Serialize;
-use sparse24_train::{method::PhaseKind, run::Model};
+use sparse24_run::run::Model;
+use sparse24_train::method::PhaseKind;
 
 use crate::{
     failure::{Exit, Failure},

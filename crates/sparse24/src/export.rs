@@ -4,11 +4,11 @@ use std::{borrow::Cow, path::PathBuf};
 
 use clap::ValueEnum;
 use sparse24_core::MaskKind;
-use sparse24_train::{
-    backend::Activation,
+use sparse24_run::{
     interchange::{self, Dtype, Gpt2Config, Values},
     run::Model,
 };
+use sparse24_train::backend::Activation;
 
 use crate::{
     failure::{Exit, Failure},

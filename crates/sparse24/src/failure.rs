@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use sparse24_train::{Error, ErrorKind};
+use sparse24_run::{Error, ErrorKind};
 
 use crate::output::note;
 
@@ -69,9 +69,15 @@ impl From<Error> for Failure {
             ErrorKind::NonFinite => Exit::NonFinite,
             ErrorKind::Device => Exit::Device,
             ErrorKind::Interrupted => Exit::Interrupted,
-            ErrorKind::Contract => Exit::Defect,
+            _ => Exit::Defect,
         };
         Self::new(exit, error.to_string())
+    }
+}
+
+impl From<sparse24_train::Error> for Failure {
+    fn from(error: sparse24_train::Error) -> Self {
+        Error::from(error).into()
     }
 }
 
@@ -100,8 +106,7 @@ mod tests {
 
     #[test]
     fn a_defect_is_no_answer() {
-        let error =
-            Error::Operand { operation: "matmul", operand: "x", expected: [2, 3], found: [3, 2] };
+        let error = sparse24_train::Error::Refused("x".to_owned());
         assert_eq!(Failure::from(error).exit as u8, 70);
     }
 }

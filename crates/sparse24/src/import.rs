@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use sparse24_train::{
+use sparse24_run::{
     config::preset,
     data::{Tokenizer, TokenizerKind},
-    nn::linear24::Bias,
     run::adopt,
 };
+use sparse24_train::nn::linear24::Bias;
 
 use crate::{
     failure::{Exit, Failure},

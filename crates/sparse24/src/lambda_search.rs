@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use sparse24_train::{
-    config::Config,
+use sparse24_lab::{
     search::{Candidate, Plan, Report, Search, Wanted},
     series::{Keep, Progress},
 };
+use sparse24_run::config::Config;
 
 use crate::{
     configure::Configure,

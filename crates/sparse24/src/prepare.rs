@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde_json::json;
-use sparse24_train::{
+use sparse24_run::{
     ErrorKind,
     data::{Corpus, Tokenizer, TokenizerKind, VALIDATION_FRACTION, prepare},
 };

@@ -1,12 +1,10 @@
 //! `sparse24 presets`: the tables of named configurations and of methods.
 
 use serde::Serialize;
-use sparse24_train::{
-    config::{Config, preset::PRESETS},
-    method::{
-        self,
-        words::{Choice, DecayPlace},
-    },
+use sparse24_run::config::{Config, preset::PRESETS};
+use sparse24_train::method::{
+    self,
+    words::{Choice, DecayPlace},
 };
 
 use crate::{failure::Failure, output::say};

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use serde_json::json;
-use sparse24_train::pruning::{Pruned, Search, Selection, Unprunable, prune_file};
+use sparse24_run::pruning::{Pruned, Search, Selection, Unprunable, prune_file};
 
 use crate::{
     failure::{Exit, Failure},

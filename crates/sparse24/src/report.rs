@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use sparse24_train::report;
+use sparse24_lab::report;
 
 use crate::{failure::Failure, output::say};
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use sparse24_train::run::{Damaged, Resume, Run, run_config};
+use sparse24_run::run::{Damaged, Resume, Run, run_config};
 
 use crate::{failure::Failure, signals::Signals, train};
 

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use sparse24_train::{run::Model, trainer::Sampler};
+use sparse24_run::run::Model;
+use sparse24_train::trainer::Sampler;
 
 use crate::{
     failure::{Exit, Failure},

@@ -8,10 +8,8 @@ use std::{
 };
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use sparse24_train::{
-    run::{Asked, Observer, StepMetrics},
-    series::{Keep, Member, Watcher},
-};
+use sparse24_lab::series::{Keep, Member, Watcher};
+use sparse24_run::run::{Asked, Observer, StepMetrics};
 
 use crate::{
     failure::{Exit, Failure},

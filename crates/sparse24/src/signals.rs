@@ -16,7 +16,7 @@ use signal_hook::{
     consts::{SIGINT, SIGTERM},
     flag,
 };
-use sparse24_train::run::Asked;
+use sparse24_run::run::Asked;
 
 use crate::failure::{Exit, Failure};
 

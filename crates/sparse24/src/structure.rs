@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use regex::Regex;
 use serde_json::{Value, json};
 use sparse24_core::MaskKind;
-use sparse24_train::pruning::TensorReport;
+use sparse24_run::pruning::TensorReport;
 
 /// A mask kind on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

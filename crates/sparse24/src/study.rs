@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use sparse24_train::{
+use sparse24_lab::{
     report,
     series::{Progress, Told},
     statistics::{mean, quantile},

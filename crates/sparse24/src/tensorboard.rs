@@ -14,7 +14,7 @@ use std::{
 };
 
 use prost::Message;
-use sparse24_train::{
+use sparse24_run::{
     Error,
     run::{MetricsLog, StepMetrics},
 };

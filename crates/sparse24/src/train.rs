@@ -2,18 +2,20 @@
 
 use std::path::{Path, PathBuf};
 
-use sparse24_train::{
+use sparse24_lab::{
+    report,
+    search::{Report, Wanted},
+    series::Keep,
+};
+use sparse24_run::{
     Error,
     config::Config,
-    method::PhaseKind,
-    report,
     run::{
         Asked, Ended, Given, LambdaOrigin, Observer, Provenance, Run, RunDirectory, StepMetrics,
         Summary, open_dataset,
     },
-    search::{Report, Wanted},
-    series::Keep,
 };
+use sparse24_train::method::PhaseKind;
 
 use crate::{
     configure::Configure,
@@ -291,6 +293,6 @@ fn conclude(summary: &Summary, telling: &Telling) -> Result<(), Failure> {
 
 /// `runs/<preset>-<UTC time>`.
 fn default_directory(config: &Config) -> PathBuf {
-    let time = sparse24_train::run::timestamp(std::time::SystemTime::now());
+    let time = sparse24_run::run::timestamp(std::time::SystemTime::now());
     Path::new("runs").join(format!("{}-{time}", config.preset))
 }

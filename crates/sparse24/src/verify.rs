@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use serde_json::json;
-use sparse24_train::pruning::{Selection, Verdict, verify_file};
+use sparse24_run::pruning::{Selection, Verdict, verify_file};
 
 use crate::{
     failure::{Exit, Failure},

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use sparse24_train::{
+use sparse24_run::{
     checkpoint::NamedTensor,
     config::Config,
     interchange::{self, Gpt2Config},
-    nn::linear24::Bias,
     run::Model,
 };
+use sparse24_train::nn::linear24::Bias;
 
 use crate::failure::Failure;
 

@@ -12,7 +12,7 @@ use std::{
 
 use serde_json::{Value, json};
 use sparse24_core::Mask;
-use sparse24_train::checkpoint::{
+use sparse24_run::checkpoint::{
     Checkpoint, DatasetIdentity, Fingerprint, NamedTensor, PhaseKind, State, load, save, verify,
 };
 

@@ -3,11 +3,8 @@
 //! Invariant: what is accepted can be estimated without overflow, and is read back as it was from
 //! its own text.
 
-use sparse24_train::{
-    config::{Config, preset},
-    estimate::estimate,
-    method::PRESETS,
-};
+use sparse24_run::config::{Config, preset};
+use sparse24_train::{estimate::estimate, method::PRESETS};
 
 use super::{kinds, place, refused, values};
 

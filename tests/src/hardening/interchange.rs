@@ -2,10 +2,8 @@
 //!
 //! Invariant: an import gives what was asked for, all of it finite.
 
-use sparse24_train::{
-    interchange::{Gpt2Config, import},
-    nn::linear24::Bias,
-};
+use sparse24_run::interchange::{Gpt2Config, import};
+use sparse24_train::nn::linear24::Bias;
 
 use super::{place, refused, tensors, values};
 

@@ -4,7 +4,7 @@
 
 use std::fs;
 
-use sparse24_train::run::{MetricsLog, StepMetrics};
+use sparse24_run::run::{MetricsLog, StepMetrics};
 
 use super::{place, refused, values};
 

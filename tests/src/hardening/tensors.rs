@@ -7,7 +7,7 @@ use std::fs;
 
 use serde_json::{Map, Value, json};
 use sparse24_core::MaskKind;
-use sparse24_train::pruning::{Search, Selection, Unprunable, Verdict, prune_file, verify_file};
+use sparse24_run::pruning::{Search, Selection, Unprunable, Verdict, prune_file, verify_file};
 
 use super::{place, refused, values};
 

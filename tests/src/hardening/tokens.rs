@@ -4,7 +4,7 @@
 
 use std::fs;
 
-use sparse24_train::data::{
+use sparse24_run::data::{
     Corpus, Dataset, Draw, Tokenizer, TokenizerKind, Tokens,
     shard::{self, Shard},
 };

@@ -6,20 +6,20 @@
 use std::{fmt::Write, fs, path::Path, time::Instant};
 
 use sparse24_core::MaskKind;
-use sparse24_tests::hardening::{
-    checkpoint::{forge, sealed, sound},
-    memory_bound,
-};
-use sparse24_train::{
+use sparse24_run::{
     Error,
     checkpoint::{self, NamedTensor},
     config::Config,
     data::{Dataset, Tokenizer, shard},
     interchange::{Gpt2Config, import},
-    nn::linear24::Bias,
     pruning::{Search, Selection, Unprunable, prune_file, verify_file},
     run::MetricsLog,
 };
+use sparse24_tests::hardening::{
+    checkpoint::{forge, sealed, sound},
+    memory_bound,
+};
+use sparse24_train::nn::linear24::Bias;
 
 /// What `load` holds at a time of a folder with these files, and whether it loads.
 fn held<T>(what: &str, files: &[(&str, &[u8])], load: impl Fn(&Path) -> Result<T, Error>) -> bool {

@@ -6,14 +6,14 @@
 use std::{fs, path::Path};
 
 use sparse24_core::MaskKind;
-use sparse24_train::{
+use sparse24_lab::study;
+use sparse24_run::{
     Error, checkpoint,
     config::Config,
     data::{Corpus, Dataset, Tokenizer, shard},
     interchange::{Gpt2Config, import},
     pruning::{Search, Selection, Unprunable, prune_file, verify_file},
     run::MetricsLog,
-    study,
 };
 
 /// A loader: its name, the file that it reads in a folder, and itself.

@@ -4,7 +4,7 @@
 use std::{fs, path::Path};
 
 use sparse24_core::MaskKind;
-use sparse24_train::{
+use sparse24_run::{
     Error,
     config::Config,
     data::{Dataset, Tokenizer, shard},

@@ -10,13 +10,8 @@ use sparse24_core::{
     prune::{ValueMap, group, largest_two, soft_threshold_scale},
     search::mask_search,
 };
-use sparse24_train::{
-    backend::{Activation, Arithmetic, cpu::CpuBackend},
-    config::Config,
-    estimate::estimate,
-    method::{Method, PRESETS, PhaseKind},
-    trainer::{FlipSampling, ParameterState, Progress, Recipe, StepOutcome, Trainer},
-};
+use sparse24_train::{backend::{Activation, Arithmetic, cpu::CpuBackend}, estimate::estimate, method::{Method, PRESETS, PhaseKind}, trainer::{FlipSampling, ParameterState, Progress, Recipe, StepOutcome, Trainer}};
+use sparse24_run::config::Config;
 
 use super::{
     fixture::{self, HeldOut, Noise},

@@ -4,8 +4,8 @@ use ndarray::ArrayView2;
 use sparse24_core::{
     Mask, MaskKind, flip::flip_count, phase::Fraction, philox::Philox4x32, search::mask_search,
 };
+use sparse24_train::{Error, ErrorKind};
 use sparse24_train::{
-    Error, ErrorKind,
     backend::{Arithmetic, cpu::CpuBackend},
     method::{
         DgradOperand, GradientOperand, KeptValues, Method, Phase, PhaseKind, Until, WeightOperand,

@@ -7,8 +7,8 @@ use std::{
 
 use ndarray::Array2;
 use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
+use sparse24_train::Error;
 use sparse24_train::{
-    Error,
     backend::{
         AttentionBackward, AttentionForward, Backend, Beta, CompressWeight, Copied, DType, Device,
         Dropout, Embed, Gradient, Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad,

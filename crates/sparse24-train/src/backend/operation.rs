@@ -10,7 +10,7 @@ use super::{Beta, Gradient, MaskId, Tensor, Weight, Weight24};
 /// The nonlinearity of a feed-forward layer; the gated ones halve the width.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(
-    feature = "run",
+    feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
     serde(rename_all = "kebab-case")
 )]

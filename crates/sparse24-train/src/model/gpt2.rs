@@ -67,7 +67,7 @@ impl Gpt2Shape {
 /// Which linear layers may be pruned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(
-    feature = "run",
+    feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
     serde(rename_all = "kebab-case")
 )]
@@ -81,7 +81,7 @@ pub enum Sparsify {
 /// What the backward pass computes again instead of having it kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(
-    feature = "run",
+    feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
     serde(rename_all = "kebab-case")
 )]

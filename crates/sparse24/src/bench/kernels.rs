@@ -12,7 +12,8 @@ use sparse24_cuda::{
     Device, Settings,
     bench::{Bench, Case, Effort, Outcome, Record, Report, Size, cases},
 };
-use sparse24_train::{Error, backend::BackendSettings};
+use sparse24_run::Error;
+use sparse24_train::backend::BackendSettings;
 
 use super::{Args, table};
 use crate::{

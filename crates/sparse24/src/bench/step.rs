@@ -12,11 +12,9 @@ use std::{collections::BTreeMap, num::NonZeroU32, time::Instant};
 use serde::Serialize;
 use sparse24_core::phase::Refresh;
 use sparse24_cuda::profile::{Kind, Profile, Span, Work};
+use sparse24_run::{Error, config::Config, data::TokenizerKind};
 use sparse24_train::{
-    Error,
     backend::cuda::CudaBackend,
-    config::Config,
-    data::TokenizerKind,
     method::PhaseKind,
     model::gpt2::Gpt2Shape,
     trainer::{Batches, FlipSampling, Recipe, Trainer},
@@ -359,7 +357,7 @@ impl Batches for Random {
 
 #[cfg(test)]
 mod tests {
-    use sparse24_train::config::preset;
+    use sparse24_run::config::preset;
 
     use super::*;
 

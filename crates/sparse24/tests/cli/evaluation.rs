@@ -3,7 +3,7 @@
 use std::fs;
 
 use serde_json::Value;
-use sparse24_train::checkpoint::{self, NamedTensor};
+use sparse24_run::checkpoint::{self, NamedTensor};
 
 use crate::support::{Place, TINY, text};
 

@@ -1,0 +1,176 @@
+//! The method of a configuration: a row of the table, and what is chosen otherwise.
+
+use std::num::NonZeroU32;
+
+use serde::{Deserialize, Serialize};
+use sparse24_core::phase::{Fraction, Refresh};
+
+use super::unknown;
+use crate::Error;
+use sparse24_train::method::{
+    Method, PRESETS, Phase,
+    words::{Choice, DecayPlace, PhaseOperands, PhaseWord},
+};
+
+/// How it is trained. What is empty, or 0, is as the row has it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MethodConfig {
+    /// A row of the method table.
+    pub name: String,
+    /// The factor of masked decay, where the method has it.
+    pub lambda: f32,
+    /// Steps between mask searches, where the method has masks.
+    pub refresh: u32,
+    /// Where masked decay enters: [`DecayPlace`].
+    #[serde(default)]
+    pub decay: String,
+    /// The weight operand of the forward in phases that are not dense:
+    /// [`sparse24_train::method::WeightOperand`].
+    #[serde(default)]
+    pub forward: String,
+    /// That of dgrad: [`sparse24_train::method::DgradOperand`].
+    #[serde(default)]
+    pub dgrad: String,
+    /// The gradient operand of wgrad: [`sparse24_train::method::GradientOperand`].
+    #[serde(default)]
+    pub wgrad: String,
+    /// The phases: [`PhaseWord`].
+    #[serde(default)]
+    pub phases: Vec<String>,
+}
+
+/// The baseline of a narrower feed-forward.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HalfConfig {
+    /// Its width, as a share of `model.ffn_width`: `1/2` costs what a 2:4 product costs at its
+    /// best, `10/13` what it costs at a speed-up of 1.3.
+    pub ratio: String,
+}
+
+impl Default for HalfConfig {
+    fn default() -> Self {
+        Self { ratio: "1/2".to_owned() }
+    }
+}
+
+impl MethodConfig {
+    /// A row of the table as it is.
+    pub(super) fn of(name: &str, lambda: f32) -> Self {
+        let [decay, forward, dgrad, wgrad] = [const { String::new() }; 4];
+        Self {
+            name: name.to_owned(),
+            lambda,
+            refresh: 0,
+            decay,
+            forward,
+            dgrad,
+            wgrad,
+            phases: Vec::new(),
+        }
+    }
+
+    /// The method as a value.
+    pub(super) fn value(&self, half: &HalfConfig) -> Result<Method, Error> {
+        let Self { name, lambda, refresh, decay, forward, dgrad, wgrad, phases } = self;
+        let mut method = Method::preset(name, *lambda).ok_or_else(|| {
+            unknown("method.name", name, PRESETS.iter().map(|preset| preset.name))
+        })?;
+        let ratio = narrowed(&half.ratio)?;
+        if method.width != Fraction::ONE {
+            method.width = ratio;
+        }
+        if let Some(interval) = NonZeroU32::new(*refresh) {
+            method.refresh = Refresh::Every(interval);
+        }
+        let place = chosen::<DecayPlace>("method.decay", decay)?;
+        if let Some(place) = place {
+            method.decay = place.with(*lambda);
+        }
+        let mut sparse = method.sparse_phase();
+        let (forward, dgrad, wgrad) = (
+            chosen("method.forward", forward)?,
+            chosen("method.dgrad", dgrad)?,
+            chosen("method.wgrad", wgrad)?,
+        );
+        (sparse.forward, sparse.dgrad, sparse.wgrad) = (
+            forward.unwrap_or(sparse.forward),
+            dgrad.unwrap_or(sparse.dgrad),
+            wgrad.unwrap_or(sparse.wgrad),
+        );
+        let keys = [
+            ("forward", forward.is_some()),
+            ("dgrad", dgrad.is_some()),
+            ("wgrad", wgrad.is_some()),
+        ];
+        if !phases.is_empty() {
+            method.phases =
+                phases.iter().map(|text| phase(text, sparse)).collect::<Result<_, _>>()?;
+        } else if let Some((key, _)) = keys.iter().find(|(_, set)| *set)
+            && method.phases.iter().all(Phase::is_dense)
+        {
+            let problem = format!(
+                "all phases of {name} are dense; name a sparse one with method.phases = [\"sparse\"]"
+            );
+            return Err(Error::setting(format!("method.{key}"), problem));
+        } else {
+            for phase in method.phases.iter_mut().filter(|phase| !phase.is_dense()) {
+                *phase = Phase { until: phase.until, optimizer: phase.optimizer, ..sparse };
+            }
+        }
+        if place.is_some_and(|place| place != DecayPlace::None)
+            && method.phases.iter().all(|phase| phase.mask().is_none())
+        {
+            let problem = format!(
+                "acts where the forward's weights are pruned, which no phase of {name} does; leave it empty"
+            );
+            return Err(Error::setting("method.decay", problem));
+        }
+        Ok(method)
+    }
+}
+
+/// A phase of the list; `sparse` are the operands of those that are not dense.
+fn phase(text: &str, sparse: Phase) -> Result<Phase, Error> {
+    const KEY: &str = "method.phases";
+    let Ok(PhaseWord { operands, optimizer, until }) = text.parse() else {
+        let known = PhaseWord::KINDS.join(", ");
+        let problem = format!(
+            "expected one of {known} and, but for the last, its end in the run, as \"sparse:5/6\" or \"dense:settled\", found {text:?}"
+        );
+        return Err(Error::setting(KEY, problem));
+    };
+    match operands {
+        PhaseOperands::Dense => Ok(Phase { until, optimizer, ..Phase::DENSE }),
+        PhaseOperands::OfMethod if sparse.is_dense() => Err(Error::setting(
+            KEY,
+            format!(
+                "the method has no sparse operand for {text:?}; set method.forward or method.wgrad"
+            ),
+        )),
+        PhaseOperands::OfMethod => Ok(Phase { until, optimizer, ..sparse }),
+    }
+}
+
+fn chosen<C: Choice>(key: &str, word: &str) -> Result<Option<C>, Error> {
+    if word.is_empty() {
+        return Ok(None);
+    }
+    C::of(word)
+        .map(Some)
+        .ok_or_else(|| unknown(key, word, C::WORDS.iter().map(|(known, _)| *known)))
+}
+
+fn narrowed(ratio: &str) -> Result<Fraction, Error> {
+    let fraction: Option<Fraction> =
+        ratio.parse().ok().filter(|fraction: &Fraction| fraction.numerator() > 0);
+    fraction.ok_or_else(|| {
+        Error::setting(
+            "half.ratio",
+            format!(
+                "expected a share above 0 and at most 1, as \"1/2\" or \"0.77\", found {ratio:?}"
+            ),
+        )
+    })
+}

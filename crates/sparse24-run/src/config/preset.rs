@@ -1,0 +1,274 @@
+//! Named configurations, each with its source.
+
+use super::{
+    BackendConfig, BatchConfig, Config, DataConfig, HalfConfig, MethodConfig, ModelConfig,
+    OnNonFinite, OptimizerConfig, RunConfig, unknown,
+};
+use crate::{Error, data::TokenizerKind};
+use sparse24_train::{
+    backend::{Activation, Arithmetic, Launches},
+    model::gpt2::{Recompute, Sparsify},
+};
+
+/// A row of the table of presets.
+#[derive(Debug, Clone, Copy)]
+pub struct Preset {
+    /// Its name.
+    pub name: &'static str,
+    /// What it trains.
+    pub summary: &'static str,
+    /// Where its numbers come from.
+    pub source: &'static str,
+    /// What it is trained on.
+    pub corpus: Corpus,
+    build: fn() -> Config,
+}
+
+/// What a preset is trained on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Corpus {
+    /// A text of any size: the embedded one, where no other is named.
+    Any,
+    /// A large corpus, which must be named.
+    Named,
+}
+
+impl Preset {
+    /// The configuration.
+    #[must_use]
+    pub fn config(&self) -> Config {
+        Config { preset: self.name.to_owned(), ..(self.build)() }
+    }
+}
+
+/// Where nothing names a preset.
+pub const DEFAULT: &str = "quickstart";
+
+/// Stands for a preset in the configuration of a model from elsewhere.
+pub const IMPORTED: &str = "imported";
+
+/// What ours adds to nanoGPT's numbers.
+macro_rules! nanogpt {
+    ($source:literal) => {
+        concat!(
+            $source,
+            "; but GELU is its tanh form, and fst with lambda 6e-5 is the default, both ours"
+        )
+    };
+}
+
+/// What all GPT-2 share, and a word on lambda.
+macro_rules! paper {
+    ($lambda:literal) => {
+        concat!(
+            "Hu et al. 2024, arXiv 2404.01847: AdamW 1.5e-4 to 1e-5, 512 x 1024 tokens a step, 300k steps; lambda from its table of optimal decay factors",
+            $lambda
+        )
+    };
+}
+
+const PAPER: &str = paper!("");
+/// For the two largest.
+const PAPER_NOT_TOOLKIT: &str = paper!(", the paper's toolkit has another");
+
+/// All presets.
+pub const PRESETS: [Preset; 7] = [
+    Preset {
+        name: "quickstart",
+        summary: "a small GPT-2 on the embedded corpus, in a minute or two on a CPU",
+        source: "sparse24: shakespeare-char-cpu, but bytes, 1500 steps instead of 2000 and 150 of warm-up instead of 100",
+        corpus: Corpus::Any,
+        build: quickstart,
+    },
+    Preset {
+        name: "shakespeare-char-cpu",
+        summary: "4 layers, 128 wide, context 64: a character-level GPT-2 for CPUs",
+        source: nanogpt!(
+            "nanoGPT, README, \"I only have a macbook\": train_shakespeare_char.py with smaller settings"
+        ),
+        corpus: Corpus::Any,
+        build: shakespeare_char_cpu,
+    },
+    Preset {
+        name: "shakespeare-char",
+        summary: "6 layers, 384 wide, context 256: a character-level GPT-2",
+        source: nanogpt!("nanoGPT, config/train_shakespeare_char.py"),
+        corpus: Corpus::Any,
+        build: shakespeare_char,
+    },
+    Preset {
+        name: "gpt2-124m",
+        summary: "GPT-2 124M, lambda 6e-5",
+        source: PAPER,
+        corpus: Corpus::Named,
+        build: || gpt2(12, 12, 768, 6e-5),
+    },
+    Preset {
+        name: "gpt2-350m",
+        summary: "GPT-2 350M, lambda 2e-4",
+        source: PAPER,
+        corpus: Corpus::Named,
+        build: || gpt2(24, 16, 1024, 2e-4),
+    },
+    Preset {
+        name: "gpt2-774m",
+        summary: "GPT-2 774M, lambda 2e-4",
+        source: PAPER_NOT_TOOLKIT,
+        corpus: Corpus::Named,
+        build: || gpt2(36, 20, 1280, 2e-4),
+    },
+    Preset {
+        name: "gpt2-1558m",
+        summary: "GPT-2 1558M, lambda 6e-5",
+        source: PAPER_NOT_TOOLKIT,
+        corpus: Corpus::Named,
+        build: || gpt2(48, 25, 1600, 6e-5),
+    },
+];
+
+/// The configuration of a preset.
+///
+/// # Errors
+/// [`Error::Setting`] for an unknown name, with the known ones.
+pub fn find(name: &str) -> Result<Config, Error> {
+    match PRESETS.iter().find(|preset| preset.name == name) {
+        Some(preset) => Ok(preset.config()),
+        None => Err(unknown("preset", name, PRESETS.iter().map(|preset| preset.name))),
+    }
+}
+
+/// What the shape of an imported model is laid on: the smallest GPT-2, dense, one sequence at a
+/// time.
+#[must_use]
+pub fn imported() -> Config {
+    let base = gpt2(12, 12, 768, 6e-5);
+    Config {
+        preset: IMPORTED.to_owned(),
+        method: MethodConfig::of("dense", base.method.lambda),
+        batch: BatchConfig { sequences: 1, ..base.batch },
+        ..base
+    }
+}
+
+/// What the preset of a configuration is trained on; any text, if it is none of ours.
+pub(super) fn corpus(name: &str) -> Corpus {
+    let preset = PRESETS.iter().find(|preset| preset.name == name);
+    preset
+        .map_or(if name == IMPORTED { Corpus::Named } else { Corpus::Any }, |preset| preset.corpus)
+}
+
+fn quickstart() -> Config {
+    let base = shakespeare_char_cpu();
+    Config {
+        steps: 1500,
+        optimizer: OptimizerConfig { warmup_steps: 150, ..base.optimizer },
+        data: DataConfig { path: String::new(), tokenizer: TokenizerKind::Byte, validation: 0.1 },
+        run: RunConfig { flip_every: 10, ..base.run },
+        ..base
+    }
+}
+
+fn shakespeare_char_cpu() -> Config {
+    Config {
+        preset: String::new(),
+        seed: 1337,
+        steps: 2000,
+        model: ModelConfig {
+            layers: 4,
+            heads: 4,
+            width: 128,
+            ffn_width: 512,
+            context: 64,
+            activation: Activation::Gelu,
+            bias: false,
+            dropout: 0.0,
+            sparsify: Sparsify::Ffn,
+            recompute: Recompute::None,
+        },
+        method: MethodConfig::of("fst", 6e-5),
+        half: HalfConfig::default(),
+        optimizer: OptimizerConfig {
+            learning_rate: 1e-3,
+            min_learning_rate: 1e-4,
+            warmup_steps: 100,
+            decay_steps: 0,
+            beta1: 0.9,
+            beta2: 0.99,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            clip: 1.0,
+        },
+        batch: BatchConfig { sequences: 12, accumulation: 1 },
+        data: DataConfig {
+            path: String::new(),
+            tokenizer: TokenizerKind::Character,
+            validation: 0.1,
+        },
+        run: RunConfig {
+            eval_every: 250,
+            flip_every: 20,
+            instrument_every: 0,
+            checkpoint_every: 500,
+            keep_last: 2,
+            keep_every: 0,
+            on_nonfinite: OnNonFinite::Stop,
+            skip_limit: 10,
+            spike_z: 0.0,
+            spike_window: 100,
+            flip_reference: String::new(),
+        },
+        backend: BackendConfig {
+            name: "cpu".to_owned(),
+            threads: 0,
+            arithmetic: Arithmetic::Native,
+            gpu: 0,
+            launches: Launches::Replayed,
+            libraries: String::new(),
+        },
+    }
+}
+
+fn shakespeare_char() -> Config {
+    let base = shakespeare_char_cpu();
+    Config {
+        steps: 5000,
+        model: ModelConfig {
+            layers: 6,
+            heads: 6,
+            width: 384,
+            ffn_width: 1536,
+            context: 256,
+            dropout: 0.2,
+            ..base.model
+        },
+        batch: BatchConfig { sequences: 64, accumulation: 1 },
+        ..base
+    }
+}
+
+fn gpt2(layers: usize, heads: usize, width: usize, lambda: f32) -> Config {
+    let base = shakespeare_char_cpu();
+    Config {
+        steps: 300_000,
+        model: ModelConfig {
+            layers,
+            heads,
+            width,
+            ffn_width: 4 * width,
+            context: 1024,
+            ..base.model
+        },
+        method: MethodConfig::of("fst", lambda),
+        optimizer: OptimizerConfig {
+            learning_rate: 1.5e-4,
+            min_learning_rate: 1e-5,
+            warmup_steps: 3000,
+            beta2: 0.95,
+            ..base.optimizer
+        },
+        batch: BatchConfig { sequences: 16, accumulation: 32 },
+        data: DataConfig { path: String::new(), tokenizer: TokenizerKind::Gpt2, validation: 0.1 },
+        run: RunConfig { eval_every: 1000, flip_every: 100, checkpoint_every: 1000, ..base.run },
+        ..base
+    }
+}

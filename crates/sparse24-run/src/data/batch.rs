@@ -1,0 +1,228 @@
+//! What an optimizer step and an evaluation see.
+//!
+//! Invariant: a batch is a pure function of (seed, step, micro-step): no iterator, no position,
+//! nothing to checkpoint. Deliberately absent: epochs; windows are drawn with replacement.
+
+use sparse24_core::philox::{Purpose, Site, Stream};
+
+use super::{Dataset, Tokens};
+use sparse24_train::backend::HeadLoss;
+
+/// Which windows a micro-step sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Draw {
+    /// Of everything random.
+    pub seed: u64,
+    /// The optimizer step.
+    pub step: u32,
+    /// The micro-step, counted over all ranks.
+    pub micro_step: u32,
+    /// How many windows.
+    pub sequences: usize,
+    /// Tokens a window predicts.
+    pub context: usize,
+}
+
+impl Dataset {
+    /// Draws `sequences` windows of `context` + 1 training tokens; fills `inputs` and `targets`,
+    /// `[sequences, context]` each, row-major: inputs are the first `context` tokens of a window,
+    /// targets the last.
+    ///
+    /// With n tokens there are n - context starts. Sequence i takes words 2(i%2) (low) and 2(i%2)+1
+    /// (high) of call i/2 of the stream (seed, data order, micro-step, step) as one u64 x; it
+    /// starts at floor(x * (n - context) / 2^64), which is uniform to within (n - context) / 2^64.
+    /// Micro-steps are global, so that ranks see different windows.
+    ///
+    /// # Panics
+    /// For a dataset that [`Dataset::check_context`] refuses.
+    pub fn batch(&self, draw: Draw, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) {
+        let Draw { seed, step, micro_step, sequences, context } = draw;
+        let tokens = self.train();
+        assert!(
+            tokens.len() > context,
+            "{} tokens were to be refused for a context of {context}",
+            tokens.len()
+        );
+        let starts = (tokens.len() - context) as u128;
+        let stream = Stream::new(seed, Site::new(Purpose::DataOrder, 0), micro_step, step);
+        inputs.clear();
+        targets.clear();
+        for sequence in 0..sequences {
+            let words = stream
+                .words(u32::try_from(sequence / 2).expect("a batch has fewer than 2^33 sequences"));
+            let half = 2 * (sequence % 2);
+            let draw = u64::from(words[half]) | u64::from(words[half + 1]) << 32;
+            let start = ((u128::from(draw) * starts) >> 64) as usize;
+            tokens.copy_to(start, context, inputs);
+            tokens.copy_to(start + 1, context, targets);
+        }
+    }
+
+    /// The whole held-out part in windows of this context.
+    ///
+    /// # Panics
+    /// For a context of 0.
+    #[must_use]
+    pub fn evaluation_windows(&self, context: usize) -> EvaluationWindows<'_> {
+        assert!(context > 0, "a window has a context");
+        EvaluationWindows { tokens: self.validation(), context }
+    }
+}
+
+/// The held-out tokens t_0 .. t_(n-1) in consecutive windows: window w predicts t_(wC+1) ..
+/// t_((w+1)C) from t_(wC) .. t_((w+1)C-1).
+///
+/// So every token but the first is predicted exactly once, from the at most C tokens before it in
+/// its window, and the mean loss over [`EvaluationWindows::predictions`] is that of the whole part.
+/// The last window is filled up with input 0 and target [`HeadLoss::IGNORE`]; under causal
+/// attention the filling reaches no prediction that counts.
+#[derive(Debug, Clone, Copy)]
+pub struct EvaluationWindows<'a> {
+    tokens: &'a Tokens,
+    context: usize,
+}
+
+impl EvaluationWindows<'_> {
+    /// How many windows.
+    #[must_use]
+    pub fn count(self) -> usize {
+        self.predictions().div_ceil(self.context)
+    }
+
+    /// How many tokens are predicted: all but the first.
+    #[must_use]
+    pub fn predictions(self) -> usize {
+        self.tokens.len().saturating_sub(1)
+    }
+
+    /// Fills `inputs` and `targets`, `[sequences, context]` each, with the windows from `first` on;
+    /// beyond the last window all is filling. Gives the number of targets that count.
+    pub fn fill(
+        self,
+        first: usize,
+        sequences: usize,
+        inputs: &mut Vec<u32>,
+        targets: &mut Vec<u32>,
+    ) -> usize {
+        inputs.clear();
+        targets.clear();
+        let mut counted = 0;
+        for window in first..first + sequences {
+            let start = (window.saturating_mul(self.context)).min(self.predictions());
+            let length = self.context.min(self.predictions() - start);
+            self.tokens.copy_to(start, length, inputs);
+            self.tokens.copy_to(start + usize::from(length > 0), length, targets);
+            let filled = (window - first + 1) * self.context;
+            inputs.resize(filled, 0);
+            targets.resize(filled, HeadLoss::IGNORE);
+            counted += length;
+        }
+        counted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::data::{Corpus, Tokenizer};
+
+    /// Training tokens 0..n, validation tokens the rest of 256.
+    fn dataset(train: u8) -> Dataset {
+        let text: String = (0..128_u8).map(char::from).collect();
+        let corpus = Corpus::from_text(text, "ascii").unwrap();
+        Dataset::from_corpus(&corpus, Tokenizer::Byte, 1.0 - f64::from(train) / 128.0).unwrap()
+    }
+
+    fn batch(
+        data: &Dataset,
+        seed: u64,
+        step: u32,
+        micro_step: u32,
+        sequences: usize,
+        context: usize,
+    ) -> (Vec<u32>, Vec<u32>) {
+        let (mut inputs, mut targets) = (vec![u32::MAX; 3], vec![u32::MAX; 3]);
+        data.batch(Draw { seed, step, micro_step, sequences, context }, &mut inputs, &mut targets);
+        (inputs, targets)
+    }
+
+    #[test]
+    fn windows_are_drawn_as_documented() {
+        let data = dataset(100);
+        let (inputs, targets) = batch(&data, 7, 3, 5, 3, 10);
+        let stream = Stream::new(7, Site::new(Purpose::DataOrder, 0), 5, 3);
+        let (first, second) = (stream.words(0), stream.words(1));
+        let start = |low: u32, high: u32| {
+            ((f64::from(high) * 2f64.powi(32) + f64::from(low)) / 2f64.powi(64) * 90.0) as u32
+        };
+        for (i, start) in
+            [start(first[0], first[1]), start(first[2], first[3]), start(second[0], second[1])]
+                .into_iter()
+                .enumerate()
+        {
+            assert_eq!(inputs[10 * i..10 * i + 10], (start..start + 10).collect::<Vec<_>>());
+            assert_eq!(targets[10 * i..10 * i + 10], (start + 1..start + 11).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn every_start_is_drawn_about_equally_often() {
+        let data = dataset(20);
+        let mut drawn = [0_u32; 16];
+        for step in 0..1000 {
+            let (inputs, targets) = batch(&data, 1, step, 0, 16, 4);
+            inputs.chunks(4).for_each(|window| drawn[window[0] as usize] += 1);
+            assert!(targets.iter().all(|&id| id < 20), "the held-out part was trained on");
+        }
+        // 16000 draws over 16 starts: mean 1000, standard deviation 30.6; six of them.
+        assert!(drawn.iter().all(|&n| n.abs_diff(1000) <= 184), "{drawn:?}");
+    }
+
+    #[test]
+    fn one_start_is_enough() {
+        assert_eq!(batch(&dataset(20), 0, 0, 0, 1, 19).1, (1..20).collect::<Vec<_>>());
+    }
+
+    #[test]
+    #[should_panic(expected = "were to be refused")]
+    fn a_window_too_long_is_a_defect_of_the_caller() {
+        batch(&dataset(20), 0, 0, 0, 1, 20);
+    }
+
+    proptest! {
+        #[test]
+        fn a_batch_depends_on_its_coordinates_alone(seed in any::<u64>(), step in any::<u32>(), micro_step in any::<u32>()) {
+            let data = dataset(100);
+            let whole = batch(&data, seed, step, micro_step, 8, 4);
+            prop_assert_eq!(&whole, &batch(&data, seed, step, micro_step, 8, 4));
+            prop_assert_eq!(&whole.0[..12], &batch(&data, seed, step, micro_step, 3, 4).0[..]);
+            prop_assert_ne!(&whole, &batch(&data, seed, step.wrapping_add(1), micro_step, 8, 4));
+            prop_assert_ne!(&whole, &batch(&data, seed, step, micro_step.wrapping_add(1), 8, 4));
+            prop_assert_ne!(&whole, &batch(&data, seed.wrapping_add(1), step, micro_step, 8, 4));
+        }
+
+        #[test]
+        fn every_held_out_token_is_predicted_once(train in 1_u8..127, context in 1_usize..40, sequences in 1_usize..5) {
+            let data = dataset(train);
+            let windows = data.evaluation_windows(context);
+            let (mut inputs, mut targets) = (vec![7], vec![7]);
+            let (mut predicted, mut counted) = (Vec::new(), 0);
+            for first in (0..windows.count() + sequences).step_by(sequences) {
+                counted += windows.fill(first, sequences, &mut inputs, &mut targets);
+                prop_assert_eq!((inputs.len(), targets.len()), (sequences * context, sequences * context));
+                for (&input, &target) in inputs.iter().zip(&targets) {
+                    if target == HeadLoss::IGNORE {
+                        prop_assert_eq!(input, 0);
+                    } else {
+                        prop_assert_eq!(target, input + 1);
+                        predicted.push(target);
+                    }
+                }
+            }
+            prop_assert_eq!(counted, windows.predictions());
+            prop_assert_eq!(predicted, (u32::from(train) + 1..128).collect::<Vec<_>>());
+        }
+    }
+}

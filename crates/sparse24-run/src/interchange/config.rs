@@ -1,0 +1,201 @@
+//! `config.json`: the shape of a GPT-2.
+//!
+//! Invariant: a [`Gpt2Config`] that was read describes a model that we compute as Hugging Face
+//! does; options that would change the mathematics are refused. Deliberately absent: dropout, which
+//! is a choice of the training.
+
+use std::{fs, path::Path};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::CONFIG;
+use crate::{Error, disk};
+use sparse24_train::{model::gpt2::Gpt2Shape, nn::linear24::Bias};
+
+/// Bounds that no GPT-2 comes near: a hostile file must not make a list of parameters that does not
+/// end.
+const MOST: usize = 1 << 24;
+const MOST_LAYERS: usize = 1 << 12;
+
+/// The shape of a GPT-2 as its `config.json` says it: GELU (tanh), pre-LayerNorm with epsilon 1e-5,
+/// tied head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gpt2Config {
+    /// Blocks.
+    pub n_layer: usize,
+    /// Attention heads; divides `n_embd`.
+    pub n_head: usize,
+    /// Width d.
+    pub n_embd: usize,
+    /// Longest context T.
+    pub n_positions: usize,
+    /// Tokens V.
+    pub vocab_size: usize,
+    /// Hidden width of the feed-forward network; 4d if the file leaves it out.
+    pub n_inner: usize,
+}
+
+#[derive(Deserialize)]
+struct Raw {
+    model_type: String,
+    n_layer: usize,
+    n_head: usize,
+    n_embd: usize,
+    n_positions: usize,
+    vocab_size: usize,
+    n_inner: Option<usize>,
+    activation_function: Option<Value>,
+    layer_norm_epsilon: Option<Value>,
+    tie_word_embeddings: Option<Value>,
+    scale_attn_weights: Option<Value>,
+    scale_attn_by_inverse_layer_idx: Option<Value>,
+    add_cross_attention: Option<Value>,
+}
+
+impl Gpt2Config {
+    /// The shape of one of our models.
+    #[must_use]
+    pub fn of(shape: &Gpt2Shape) -> Self {
+        let &Gpt2Shape { layers, heads, width, ffn_width, context, vocabulary, .. } = shape;
+        Self {
+            n_layer: layers,
+            n_head: heads,
+            n_embd: width,
+            n_positions: context,
+            vocab_size: vocabulary,
+            n_inner: ffn_width,
+        }
+    }
+
+    /// Reads `config.json` in a folder, or beside a weights file.
+    ///
+    /// # Errors
+    /// [`Error::File`] names the key and what was expected: another model, an activation other than
+    /// `gelu_new`, an untied head, another epsilon, impossible lengths. [`Error::Io`].
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let expected = "a folder with config.json and model.safetensors, or the latter with the former beside it";
+        fs::metadata(path).map_err(|e| Error::io("read", path, e).expecting(expected))?;
+        let path = &if path.is_dir() { path.join(CONFIG) } else { path.with_file_name(CONFIG) };
+        let refuse = |problem: String| Err(Error::file(path, problem));
+        let raw: Raw = match serde_json::from_slice(
+            &disk::read_small(path, 1 << 20)
+                .map_err(|e| e.expecting("that of a Hugging Face GPT-2"))?,
+        ) {
+            Ok(raw) => raw,
+            Err(e) => return refuse(format!("is no GPT-2 configuration: {e}")),
+        };
+        if raw.model_type != "gpt2" {
+            return refuse(format!("model_type is {:?}, expected \"gpt2\"", raw.model_type));
+        }
+        let same = |found: &Value, expected: &Value| match (found.as_f64(), expected.as_f64()) {
+            (Some(found), Some(expected)) => (found - expected).abs() <= 1e-6 * expected.abs(),
+            _ => found == expected,
+        };
+        let expected = [
+            (
+                "activation_function",
+                &raw.activation_function,
+                vec![json!("gelu_new"), json!("gelu_pytorch_tanh")],
+            ),
+            ("layer_norm_epsilon", &raw.layer_norm_epsilon, vec![json!(1e-5)]),
+            ("tie_word_embeddings", &raw.tie_word_embeddings, vec![json!(true)]),
+            ("scale_attn_weights", &raw.scale_attn_weights, vec![json!(true)]),
+            (
+                "scale_attn_by_inverse_layer_idx",
+                &raw.scale_attn_by_inverse_layer_idx,
+                vec![json!(false)],
+            ),
+            ("add_cross_attention", &raw.add_cross_attention, vec![json!(false)]),
+        ];
+        for (key, found, admitted) in expected {
+            if let Some(found) =
+                found.as_ref().filter(|found| !admitted.iter().any(|value| same(found, value)))
+            {
+                return refuse(format!(
+                    "{key} is {found}, expected {}; this model computes nothing else",
+                    admitted[0]
+                ));
+            }
+        }
+        let Raw { n_layer, n_head, n_embd, n_positions, vocab_size, .. } = raw;
+        let n_inner = raw.n_inner.unwrap_or(n_embd.saturating_mul(4));
+        let lengths = [
+            ("n_head", n_head),
+            ("n_embd", n_embd),
+            ("n_positions", n_positions),
+            ("vocab_size", vocab_size),
+            ("n_inner", n_inner),
+        ];
+        for (key, length, most) in lengths
+            .map(|(key, length)| (key, length, MOST))
+            .into_iter()
+            .chain([("n_layer", n_layer, MOST_LAYERS)])
+        {
+            if !(1..=most).contains(&length) {
+                return refuse(format!("{key} is {length}, expected 1..={most}"));
+            }
+        }
+        if n_embd % n_head != 0 {
+            return refuse(format!("n_embd is {n_embd}, expected a multiple of n_head = {n_head}"));
+        }
+        Ok(Self { n_layer, n_head, n_embd, n_positions, vocab_size, n_inner })
+    }
+
+    /// Every parameter under its name, with its shape, linear layers `[out, in]`, in the order of
+    /// the computation.
+    #[must_use]
+    pub fn parameters(&self, bias: Bias) -> Vec<(String, Vec<usize>)> {
+        let &Self { n_layer, n_embd: d, n_positions, vocab_size, n_inner, .. } = self;
+        let mut list = vec![
+            ("wte.weight".into(), vec![vocab_size, d]),
+            ("wpe.weight".into(), vec![n_positions, d]),
+        ];
+        let mut layer = |name: String, shape: Vec<usize>| {
+            let vector = (format!("{name}.bias"), vec![shape[0]]);
+            list.push((format!("{name}.weight"), shape));
+            list.extend((bias == Bias::Present).then_some(vector));
+        };
+        for i in 0..n_layer {
+            layer(format!("h.{i}.ln_1"), vec![d]);
+            layer(format!("h.{i}.attn.c_attn"), vec![3 * d, d]);
+            layer(format!("h.{i}.attn.c_proj"), vec![d, d]);
+            layer(format!("h.{i}.ln_2"), vec![d]);
+            layer(format!("h.{i}.mlp.c_fc"), vec![n_inner, d]);
+            layer(format!("h.{i}.mlp.c_proj"), vec![d, n_inner]);
+        }
+        layer("ln_f".into(), vec![d]);
+        list
+    }
+
+    /// The file that `from_pretrained` reads.
+    pub(super) fn to_json(self, dtype: &str) -> Vec<u8> {
+        let Self { n_layer, n_head, n_embd, n_positions, vocab_size, n_inner } = self;
+        // GPT-2's end of text, where the vocabulary has it; any other default would lie beyond a
+        // small vocabulary.
+        let end = (vocab_size >= 50_257).then_some(50_256);
+        let fields = json!({
+            "model_type": "gpt2",
+            "architectures": ["GPT2LMHeadModel"],
+            "n_layer": n_layer,
+            "n_head": n_head,
+            "n_embd": n_embd,
+            "n_positions": n_positions,
+            "n_inner": (n_inner != 4 * n_embd).then_some(n_inner),
+            "vocab_size": vocab_size,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+            "scale_attn_weights": true,
+            "tie_word_embeddings": true,
+            "bos_token_id": end,
+            "eos_token_id": end,
+            "torch_dtype": dtype,
+        });
+        let mut text = serde_json::to_vec_pretty(&fields).expect("strings and numbers are JSON");
+        text.push(b'\n');
+        text
+    }
+}

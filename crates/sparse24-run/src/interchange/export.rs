@@ -1,0 +1,292 @@
+//! Writing weights as Hugging Face's GPT-2.
+
+use std::{
+    collections::HashMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use sparse24_core::{Mask, MaskKind};
+
+use super::{CONFIG, Gpt2Config, PREFIX, WEIGHTS, is_conv1d, transpose};
+use crate::{
+    Error,
+    checkpoint::{NamedTensor, PhaseKind},
+    disk,
+    tensors::{self, Layout, TensorFile},
+};
+use sparse24_train::nn::linear24::Bias;
+
+/// How exported values are stored; F16 and BF16 round to nearest, ties to even.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dtype {
+    /// 4 bytes, exact.
+    F32,
+    /// 2 bytes, IEEE half.
+    F16,
+    /// 2 bytes, bfloat16.
+    Bf16,
+}
+
+impl Dtype {
+    fn stored(self) -> safetensors::Dtype {
+        match self {
+            Self::F32 => safetensors::Dtype::F32,
+            Self::F16 => safetensors::Dtype::F16,
+            Self::Bf16 => safetensors::Dtype::BF16,
+        }
+    }
+
+    fn torch_name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::F16 => "float16",
+            Self::Bf16 => "bfloat16",
+        }
+    }
+}
+
+/// Which values are exported.
+#[derive(Debug, Clone, Copy)]
+pub enum Values<'a> {
+    /// The weights as they are.
+    Dense,
+    /// The weights under their masks, pruned ones as zeros: a 2:4 model.
+    Sparse24 {
+        /// The phase of the checkpoint; a dense one is refused, for its weights have left their
+        /// masks.
+        phase: PhaseKind,
+        /// The masks, under the names of the weights.
+        masks: &'a [(String, Mask)],
+        /// The structure that every mask must have.
+        structure: MaskKind,
+    },
+}
+
+/// What an export did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exported {
+    /// Biases that the model has not and Hugging Face's needs: written as zeros, which compute the
+    /// same.
+    pub zero_biases: Vec<String>,
+    /// Weights that were proved to be 2:4 in the file.
+    pub sparse24: Vec<String>,
+}
+
+/// Writes a folder with `model.safetensors` and `config.json` that
+/// `transformers.GPT2LMHeadModel.from_pretrained` loads.
+///
+/// `folder` must not exist, or be empty; its parents are created. Nothing is left behind on an
+/// error. A 2:4 export is read back and proved: each mask has its structure, and what it prunes is
+/// zero.
+///
+/// # Errors
+/// [`Error::File`] names the folder and what refuses: a folder that is not empty, a weight that is
+/// missing, unknown or of another shape, a value that is not finite in `dtype`, a checkpoint that
+/// is not 2:4. [`Error::Semantics`] for a mask without the structure. [`Error::Io`].
+pub fn export(
+    folder: &Path,
+    weights: &[NamedTensor],
+    config: &Gpt2Config,
+    dtype: Dtype,
+    values: Values<'_>,
+) -> Result<Exported, Error> {
+    let exists = folder.exists();
+    let is_empty =
+        !exists || fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
+    if !is_empty {
+        return Err(Error::file(
+            folder,
+            "is not an empty folder, expected a new or empty one; choose another",
+        ));
+    }
+    let plan = Plan::new(folder, weights, config, values)?;
+    let parent = disk::parent(folder);
+    fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, e))?;
+    let aside = disk::aside(folder);
+    if aside.exists() {
+        disk::remove_directory(&aside)?;
+    }
+    let placed = disk::create_directory(&aside)
+        .and_then(|()| plan.write(&aside, config, dtype))
+        .and_then(|()| plan.prove(&aside.join(WEIGHTS)))
+        .and_then(|()| {
+            if exists {
+                fs::remove_dir(folder).map_err(|e| Error::io("replace", folder, e))
+            } else {
+                Ok(())
+            }
+        })
+        .and_then(|()| disk::rename(&aside, folder));
+    if let Err(error) = placed {
+        let _ = fs::remove_dir_all(&aside);
+        return Err(error);
+    }
+    disk::sync_directory(parent)?;
+    Ok(Exported {
+        zero_biases: plan
+            .items
+            .iter()
+            .filter(|item| item.weight.is_none())
+            .map(|item| item.name.clone())
+            .collect(),
+        sparse24: plan
+            .items
+            .iter()
+            .filter(|item| item.mask.is_some())
+            .map(|item| item.name.clone())
+            .collect(),
+    })
+}
+
+/// One tensor to be written, in our orientation.
+struct Item<'a> {
+    name: String,
+    shape: Vec<usize>,
+    /// None: a bias of zeros.
+    weight: Option<&'a NamedTensor>,
+    mask: Option<&'a Mask>,
+}
+
+struct Plan<'a> {
+    folder: PathBuf,
+    items: Vec<Item<'a>>,
+}
+
+impl<'a> Plan<'a> {
+    /// All that can be refused before anything is written.
+    fn new(
+        folder: &Path,
+        weights: &'a [NamedTensor],
+        config: &Gpt2Config,
+        values: Values<'a>,
+    ) -> Result<Self, Error> {
+        let refuse =
+            |problem: String| Error::file(folder, format!("cannot be exported to: {problem}"));
+        let mut masks = HashMap::new();
+        if let Values::Sparse24 { phase, masks: given, structure } = values {
+            if phase == PhaseKind::Dense || given.is_empty() {
+                return Err(refuse(format!(
+                    "the checkpoint is of a {phase} phase with {} masks, so it is not a 2:4 model; export its dense values, or take \
+                     the checkpoint at the switch to the dense phase",
+                    given.len()
+                )));
+            }
+            given.iter().try_for_each(|(_, mask)| mask.check(structure))?;
+            masks.extend(given.iter().map(|(name, mask)| (name.as_str(), mask)));
+        }
+        let mut weights: HashMap<_, _> =
+            weights.iter().map(|weight| (weight.name.as_str(), weight)).collect();
+        let mut items = Vec::new();
+        for (name, shape) in config.parameters(Bias::Present) {
+            let (weight, mask) = (weights.remove(name.as_str()), masks.remove(name.as_str()));
+            match weight {
+                None if !name.ends_with(".bias") => {
+                    return Err(refuse(format!("the weight {name:?} is missing")));
+                }
+                Some(NamedTensor { shape: found, .. }) if *found != shape => {
+                    return Err(refuse(format!(
+                        "the weight {name:?} is {found:?}, GPT-2 expects {shape:?}"
+                    )));
+                }
+                _ => {}
+            }
+            if let Some(mask) = mask.filter(|mask| mask.shape() != *shape) {
+                return Err(refuse(format!(
+                    "the mask of {name:?} is {:?}, its weight {shape:?}",
+                    mask.shape()
+                )));
+            }
+            items.push(Item { name, shape, weight, mask });
+        }
+        match weights.keys().chain(masks.keys()).min() {
+            Some(name) => Err(refuse(format!("{name:?} has no place in Hugging Face's GPT-2"))),
+            None => Ok(Self { folder: folder.to_owned(), items }),
+        }
+    }
+
+    fn write(&self, into: &Path, config: &Gpt2Config, dtype: Dtype) -> Result<(), Error> {
+        let stored = dtype.stored();
+        let layout: Vec<_> = self
+            .items
+            .iter()
+            .map(|Item { name, shape, .. }| {
+                let shape = if is_conv1d(name) {
+                    shape.iter().rev().copied().collect()
+                } else {
+                    shape.clone()
+                };
+                Layout { name: format!("{PREFIX}{name}"), dtype: stored, shape }
+            })
+            .collect();
+        let mut file = disk::NewFile::create(into.join(WEIGHTS))?;
+        file.write(&tensors::header(&[("format", "pt")], &layout))?;
+        for item in &self.items {
+            let values = item.values();
+            if let Some(at) = values.iter().position(|&v| !tensors::round(v, stored).is_finite()) {
+                let problem = format!(
+                    "{:?} holds {} at element {at}, which is not finite in {stored}",
+                    item.name, values[at]
+                );
+                return Err(Error::file(&self.folder, format!("cannot be exported to: {problem}")));
+            }
+            let values = match *item.shape {
+                [rows, columns] if is_conv1d(&item.name) => transpose(&values, [rows, columns]),
+                _ => values,
+            };
+            tensors::write_floats(&values, stored, |bytes| file.write(bytes))?;
+        }
+        file.sync()?;
+        let mut file = disk::NewFile::create(into.join(CONFIG))?;
+        file.write(&config.to_json(dtype.torch_name()))?;
+        file.sync()?;
+        disk::sync_directory(into)
+    }
+
+    /// Reads the masked weights back: what their masks prune is zero.
+    fn prove(&self, path: &Path) -> Result<(), Error> {
+        if self.items.iter().all(|item| item.mask.is_none()) {
+            return Ok(());
+        }
+        let mut file = TensorFile::open(path)?;
+        for (entry, item) in std::mem::take(&mut file.entries).iter().zip(&self.items) {
+            let Some(mask) = item.mask else { continue };
+            let stored = file.floats(entry)?;
+            let values = if is_conv1d(&item.name) {
+                transpose(&stored, [mask.columns(), mask.rows()])
+            } else {
+                stored
+            };
+            if let Some(at) =
+                pruned(mask).zip(&values).position(|(is_pruned, &v)| is_pruned && v != 0.0)
+            {
+                let problem = format!(
+                    "was to be 2:4 and is not: element {at} is pruned, found {}",
+                    values[at]
+                );
+                return Err(file.refuse(entry, &problem));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Item<'_> {
+    /// In our orientation, under the mask.
+    fn values(&self) -> Vec<f32> {
+        let Some(weight) = self.weight else { return vec![0.0; self.shape.iter().product()] };
+        match self.mask {
+            None => weight.values.clone(),
+            Some(mask) => pruned(mask)
+                .zip(&weight.values)
+                .map(|(is_pruned, &v)| if is_pruned { 0.0 } else { v })
+                .collect(),
+        }
+    }
+}
+
+/// For each element of the matrix, row-major, whether it is pruned.
+fn pruned(mask: &Mask) -> impl Iterator<Item = bool> + '_ {
+    (0..mask.rows())
+        .flat_map(move |row| (0..mask.columns()).map(move |column| !mask.keeps(row, column)))
+}

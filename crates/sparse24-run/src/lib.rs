@@ -1,0 +1,26 @@
+//! One training run: configuration, data, checkpoints, metrics and files around the trainer of
+//! [`sparse24_train`].
+//!
+//! | module | contents |
+//! | --- | --- |
+//! | [`config`] | the configuration document, presets and settings |
+//! | [`data`] | corpora, tokenizers, token shards and batches |
+//! | [`run`] | the run directory, and the driver that trains in it |
+//! | [`checkpoint`] | the checkpoint format and its store |
+//! | [`interchange`] | import from and export to Hugging Face |
+//! | [`pruning`] | prune and verify any safetensors file |
+//! | [`machine`] | the memory of this machine |
+
+pub mod checkpoint;
+pub mod config;
+pub mod data;
+pub mod disk;
+mod error;
+pub mod interchange;
+pub mod machine;
+pub mod pruning;
+pub mod run;
+mod tensors;
+
+pub use error::Error;
+pub use sparse24_train::ErrorKind;

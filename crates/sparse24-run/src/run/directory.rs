@@ -1,0 +1,248 @@
+//! Creating, opening and locking a run directory, and the paths in it.
+//!
+//! Invariant: the lock is taken before anything else is written and is held until drop.
+
+use std::{
+    fs::{self, DirEntry, File, TryLockError},
+    io::{self, Read, Write},
+    path::{Path, PathBuf},
+};
+
+use crate::{Error, checkpoint, disk};
+
+const LOCK: &str = "lock";
+const CONFIG: &str = "config.toml";
+pub(super) const PLANS: &str = "plans.json";
+const PROVENANCE: &str = "provenance.json";
+const TOKENIZER: &str = "tokenizer.json";
+const METRICS: &str = "metrics.jsonl";
+const CHECKPOINTS: &str = "checkpoints";
+const LOG: &str = "log.txt";
+/// The search for lambda that `train --lambda auto` made before the run: neither part of a start
+/// nor in its way.
+pub(super) const SEARCH: &str = "lambda-search";
+/// What a start writes before the configuration.
+const STARTED: [&str; 6] = [PROVENANCE, PLANS, TOKENIZER, METRICS, CHECKPOINTS, LOG];
+
+/// A run directory that this process alone may write.
+#[derive(Debug)]
+pub struct RunDirectory {
+    path: PathBuf,
+    /// Closing it releases the lock.
+    _lock: File,
+}
+
+impl RunDirectory {
+    /// Makes the directory and its parents, and locks it. One that is empty is taken as it is, and
+    /// one in which a start died is emptied.
+    ///
+    /// # Errors
+    /// [`Error::File`] if it exists and is not an empty directory, or is in use; [`Error::Io`] if
+    /// it cannot be made.
+    pub fn create(path: &Path) -> Result<Self, Error> {
+        // Before the lock, so that somebody else's directory gets no lock file; after it, for who
+        // was faster.
+        Self::check_free(path)?;
+        fs::create_dir_all(path).map_err(|e| Error::io("create", path, e))?;
+        disk::sync_directory(disk::parent(path))?;
+        let lock = lock(path)?;
+        let Contents { occupied, remains } = contents(path)?;
+        if let Some(name) = occupied {
+            return Err(occupied_by(path, &name));
+        }
+        remains.iter().try_for_each(|name| remove(&path.join(name)))?;
+        Ok(Self { path: path.to_owned(), _lock: lock })
+    }
+
+    /// Whether [`RunDirectory::create`] would take the path, but for its lock.
+    ///
+    /// # Errors
+    /// [`Error::File`] if not; [`Error::Io`].
+    pub fn check_free(path: &Path) -> Result<(), Error> {
+        match path.is_dir() {
+            false if path.exists() => Err(Error::file(
+                path,
+                "is a file, expected a new or empty run directory; choose another",
+            )),
+            false => Ok(()),
+            true => contents(path)?.occupied.map_or(Ok(()), |name| Err(occupied_by(path, &name))),
+        }
+    }
+
+    /// Makes the directory, and in it what `fill` writes; if that fails, nothing is left.
+    pub(super) fn filled<T>(
+        path: &Path,
+        fill: impl FnOnce(&Self) -> Result<T, Error>,
+    ) -> Result<(Self, T), Error> {
+        let existed = path.exists();
+        // Only an empty one is removed: it may be somebody else's by now.
+        let directory = Self::create(path).inspect_err(|_| {
+            if !existed {
+                drop(fs::remove_dir(path))
+            }
+        })?;
+        match fill(&directory) {
+            Ok(made) => Ok((directory, made)),
+            Err(error) => {
+                // The first error counts.
+                let _ = if existed { empty(path) } else { disk::remove_directory(path) };
+                Err(error)
+            }
+        }
+    }
+
+    /// Locks an existing run directory, and recovers its checkpoints from a process that died in a
+    /// save.
+    ///
+    /// # Errors
+    /// [`Error::File`] if it is no run directory or is in use; [`Error::Io`].
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        if !path.is_dir() {
+            return Err(Error::file(path, "is not a run directory: there is no such directory"));
+        }
+        if !path.join(CONFIG).is_file() {
+            return Err(Error::file(
+                path,
+                format!("is not a run directory: it holds no {CONFIG:?}"),
+            ));
+        }
+        let opened = Self { path: path.to_owned(), _lock: lock(path)? };
+        checkpoint::recover(&opened.checkpoints())?;
+        Ok(opened)
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// `config.toml`.
+    #[must_use]
+    pub fn config(&self) -> PathBuf {
+        self.path.join(CONFIG)
+    }
+
+    /// `provenance.json`.
+    #[must_use]
+    pub fn provenance(&self) -> PathBuf {
+        self.path.join(PROVENANCE)
+    }
+
+    /// `plans.json`, where the device times choices.
+    #[must_use]
+    pub fn plans(&self) -> PathBuf {
+        self.path.join(PLANS)
+    }
+
+    /// `tokenizer.json`.
+    #[must_use]
+    pub fn tokenizer(&self) -> PathBuf {
+        self.path.join(TOKENIZER)
+    }
+
+    /// `metrics.jsonl`.
+    #[must_use]
+    pub fn metrics(&self) -> PathBuf {
+        self.path.join(METRICS)
+    }
+
+    /// `checkpoints/`.
+    #[must_use]
+    pub fn checkpoints(&self) -> PathBuf {
+        self.path.join(CHECKPOINTS)
+    }
+
+    /// `log.txt`.
+    #[must_use]
+    pub fn log(&self) -> PathBuf {
+        self.path.join(LOG)
+    }
+
+    /// Writes one of these files as a whole: a reader sees the old contents or the new, also after
+    /// a crash.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write(&self, file: &Path, contents: &[u8]) -> Result<(), Error> {
+        disk::write_atomically(file, contents)
+    }
+}
+
+fn occupied_by(path: &Path, name: &str) -> Error {
+    Error::file(
+        path,
+        format!(
+            "already holds {name:?}, expected a new or empty run directory; choose another, or resume this one"
+        ),
+    )
+}
+
+fn remove(path: &Path) -> Result<(), Error> {
+    if path.is_dir() { disk::remove_directory(path) } else { disk::remove_file(path) }
+}
+
+/// Removes everything but a search.
+fn empty(path: &Path) -> Result<(), Error> {
+    let names = names(path)?.into_iter().filter(|name| name != SEARCH);
+    names.into_iter().try_for_each(|name| remove(&path.join(name)))
+}
+
+fn names(path: &Path) -> Result<Vec<String>, Error> {
+    let name = |entry: io::Result<DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
+    let list = || fs::read_dir(path)?.map(name).collect::<io::Result<Vec<_>>>();
+    list().map_err(|e| Error::io("list", path, e))
+}
+
+/// What lies in a directory besides a lock and a search.
+struct Contents {
+    /// Something that must not be replaced.
+    occupied: Option<String>,
+    /// What a start left that died before it wrote the configuration, which it does last. No step
+    /// is told in it.
+    remains: Vec<String>,
+}
+
+fn contents(path: &Path) -> Result<Contents, Error> {
+    let mut names = names(path)?;
+    let was_locked = names.iter().any(|name| name == LOCK);
+    names.retain(|name| ![LOCK, SEARCH].contains(&name.as_str()));
+    let is_told = fs::metadata(path.join(METRICS)).is_ok_and(|metrics| metrics.len() > 0);
+    let is_ours = |name: &String| STARTED.contains(&name.as_str()) || name.starts_with(".tmp-");
+    if was_locked && !is_told && names.iter().all(is_ours) {
+        return Ok(Contents { occupied: None, remains: names });
+    }
+    Ok(Contents { occupied: names.into_iter().next(), remains: Vec::new() })
+}
+
+/// Takes the lock of a folder and leaves this process's id in it.
+pub fn lock(directory: &Path) -> Result<File, Error> {
+    let path = directory.join(LOCK);
+    let lock_error = |e| Error::io("lock", &path, e);
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(lock_error)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut text = String::new();
+            let holder = match file.take(20).read_to_string(&mut text) {
+                Ok(1..) => format!("pid {}", text.trim()),
+                _ => "pid unknown".into(),
+            };
+            return Err(Error::file(
+                directory,
+                format!(
+                    "is in use by another process ({holder}); wait for it, or choose another directory"
+                ),
+            ));
+        }
+        Err(TryLockError::Error(e)) => return Err(lock_error(e)),
+    }
+    file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(lock_error)?;
+    Ok(file)
+}

@@ -1,0 +1,260 @@
+//! What a run is: what a resume, or a reader of its model, must find unchanged.
+//!
+//! Invariant: equal identities end in equal bits, as far as both go. What decides none is left out:
+//! where the data lie, threads, the number of the GPU and how it is told what to do, what is
+//! computed again, the name of the preset, which checkpoints are made and kept, what ends a run
+//! early, and what it is compared with. Deliberately absent: tensors.
+
+use std::{collections::BTreeMap, path::Path};
+
+use super::snapshot::counters;
+use crate::{
+    Error,
+    checkpoint::{DatasetIdentity, Fingerprint, State},
+    config::{self, Config},
+    data::{Dataset, Tokenizer},
+};
+use sparse24_train::{method::Method, trainer::Trainer};
+
+/// What stands for data or a tokenizer where there is none.
+const NONE: &[u8] = &[];
+
+/// Keys of the configuration that decide no bit.
+pub(super) const DECIDES_NOTHING: [&str; 16] = [
+    "preset",
+    "data.path",
+    "run.checkpoint_every",
+    "run.keep_last",
+    "run.keep_every",
+    "run.on_nonfinite",
+    "run.skip_limit",
+    "run.spike_z",
+    "run.spike_window",
+    "run.instrument_every",
+    "run.flip_reference",
+    "model.recompute",
+    "backend.threads",
+    "backend.gpu",
+    "backend.libraries",
+    "backend.launches",
+];
+
+/// What a key says that says nothing. Checkpoints of before there was the key have none.
+const UNSET: [(&str, &str); 6] = [
+    ("method.decay", "\"\""),
+    ("method.forward", "\"\""),
+    ("method.dgrad", "\"\""),
+    ("method.wgrad", "\"\""),
+    ("method.phases", "[]"),
+    ("half.ratio", "\"1/2\""),
+];
+
+/// The name of the data among the keys.
+const DATA: &str = "data";
+/// The name of the tokenizer among the keys.
+const TOKENIZER: &str = "data.tokenizer";
+
+/// The hash of no tokenizer.
+fn none() -> Fingerprint {
+    Fingerprint::of(NONE)
+}
+
+/// No data.
+pub(super) fn no_dataset() -> DatasetIdentity {
+    DatasetIdentity { fingerprint: none(), training_tokens: 0, held_out_tokens: 0, vocabulary: 0 }
+}
+
+/// Where a run stands and what it is.
+pub(super) fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) -> State {
+    State {
+        step: trainer.step(),
+        total_steps: config.steps,
+        phase: trainer.recipe().method.phase_at(
+            trainer.step(),
+            config.steps,
+            &trainer.progress().ends,
+        ) as u32,
+        phase_kind: trainer.phase().kind(),
+        seed: config.seed,
+        tokens_seen: trainer.recipe().tokens_per_step() * u64::from(trainer.step()),
+        method: counters(trainer.progress()),
+        plan: trainer.backend().plans(),
+        config: decisive(config),
+        dataset: of_dataset(dataset),
+        tokenizer: of_tokenizer(dataset.tokenizer()),
+    }
+}
+
+/// The identity of a dataset, as checkpoints and studies record it.
+pub fn of_dataset(dataset: &Dataset) -> DatasetIdentity {
+    DatasetIdentity {
+        fingerprint: Fingerprint::from_bytes(*dataset.fingerprint().as_bytes()),
+        training_tokens: dataset.train().len() as u64,
+        held_out_tokens: dataset.validation().len() as u64,
+        vocabulary: dataset.vocabulary(),
+    }
+}
+
+pub(super) fn of_tokenizer(tokenizer: Option<&Tokenizer>) -> Fingerprint {
+    tokenizer
+        .map_or_else(none, |tokenizer| Fingerprint::from_bytes(*tokenizer.fingerprint().as_bytes()))
+}
+
+/// The configuration, as far as it decides the bits of a model or of the metrics: dotted keys and
+/// TOML values.
+pub fn decisive(config: &Config) -> BTreeMap<String, String> {
+    let mut settings =
+        config::dotted(config.to_toml().parse().expect("a configuration is a TOML table"));
+    settings.retain(|key, value| {
+        !DECIDES_NOTHING.contains(&key.as_str()) && !UNSET.contains(&(key.as_str(), value.as_str()))
+    });
+    settings
+}
+
+/// The method that a checkpoint was trained by.
+pub(super) fn method(saved: &State) -> Result<Method, Error> {
+    let document: String =
+        saved.config.iter().map(|(key, value)| format!("{key} = {value}\n")).collect();
+    let document = document
+        .parse()
+        .map_err(|error| Error::setting("config", format!("is no configuration: {error}")))?;
+    Config::of_document(document, &[])?.method_value()
+}
+
+/// Something that is not what it was.
+struct Difference {
+    key: String,
+    was: String,
+    is: String,
+    kind: Kind,
+}
+
+/// Whether the weights of the one could be trained on with the other.
+#[derive(PartialEq, Eq)]
+enum Kind {
+    /// They could, if that is wanted.
+    Choice,
+    /// They have another shape or meaning.
+    Shape,
+}
+
+/// What differs between two settings, by key.
+fn settings(saved: &BTreeMap<String, String>, now: &BTreeMap<String, String>) -> Vec<Difference> {
+    let keys = saved.keys().chain(now.keys().filter(|key| !saved.contains_key(*key)));
+    let told = |key: &str, settings: &BTreeMap<String, String>| {
+        settings.get(key).map_or_else(|| format!("no {key}"), |value| format!("{key} = {value}"))
+    };
+    let width = |settings: &BTreeMap<String, String>| {
+        let name = settings.get("method.name").map_or("", |name| name.trim_matches('"'));
+        Method::preset(name, 0.0).map(|method| method.width)
+    };
+    let kind = |key: &str| match key {
+        "model.dropout" => Kind::Choice,
+        "half.ratio" => Kind::Shape,
+        "method.name" if width(saved) != width(now) => Kind::Shape,
+        _ if key.starts_with("model.") => Kind::Shape,
+        _ => Kind::Choice,
+    };
+    let differing = keys.filter(|key| saved.get(*key) != now.get(*key));
+    differing
+        .map(|key| Difference {
+            key: key.clone(),
+            was: told(key, saved),
+            is: told(key, now),
+            kind: kind(key),
+        })
+        .collect()
+}
+
+/// Refuses another configuration than the model's own.
+pub(super) fn check_config(
+    path: &Path,
+    saved: &State,
+    checkpoint: &Path,
+    config: &Config,
+) -> Result<(), Error> {
+    match settings(&saved.config, &decisive(config)).first() {
+        None => Ok(()),
+        Some(Difference { was, is, .. }) => {
+            let problem = format!(
+                "says {is}, but {} was saved with {was}; undo the change",
+                checkpoint.display()
+            );
+            Err(Error::file(path, problem))
+        }
+    }
+}
+
+/// Refuses to continue a run with what it did not begin with, but for what these keys and sections
+/// allow; gives what they allowed, in words.
+pub(super) fn check(
+    path: &Path,
+    saved: &State,
+    now: &State,
+    allowed: &[String],
+) -> Result<Vec<String>, Error> {
+    let is_known = |name: &str| name == DATA || now.config.keys().any(|key| covers(name, key));
+    if let Some(name) = allowed.iter().find(|name| !is_known(name)) {
+        return Err(config::unknown("--allow", name, now.config.keys().map(String::as_str)));
+    }
+    if saved.dataset == no_dataset() {
+        let problem = "is an imported model, which was not trained here; begin a run from it with `sparse24 train --init-from`";
+        return Err(Error::file(path, problem));
+    }
+    let mut differences = settings(&saved.config, &now.config);
+    let short = |fingerprint: Fingerprint| fingerprint.to_string()[..8].to_owned();
+    if saved.dataset.fingerprint != now.dataset.fingerprint {
+        let told = |DatasetIdentity {
+                        fingerprint,
+                        training_tokens,
+                        held_out_tokens,
+                        vocabulary,
+                    }| {
+            format!(
+                "data of {training_tokens} + {held_out_tokens} tokens of {vocabulary} (fingerprint {})",
+                short(fingerprint)
+            )
+        };
+        let kind = if saved.dataset.vocabulary == now.dataset.vocabulary {
+            Kind::Choice
+        } else {
+            Kind::Shape
+        };
+        differences.push(Difference {
+            key: DATA.into(),
+            was: told(saved.dataset),
+            is: told(now.dataset),
+            kind,
+        });
+    }
+    if saved.tokenizer != now.tokenizer {
+        let told = |fingerprint| format!("a tokenizer (fingerprint {})", short(fingerprint));
+        let (was, is) = (told(saved.tokenizer), told(now.tokenizer));
+        differences.push(Difference { key: TOKENIZER.into(), was, is, kind: Kind::Choice });
+    }
+    let is_accepted =
+        |d: &Difference| d.kind == Kind::Choice && allowed.iter().any(|name| covers(name, &d.key));
+    let (accepted, refused): (Vec<_>, Vec<_>) = differences.into_iter().partition(is_accepted);
+    if refused.is_empty() {
+        return Ok(accepted
+            .into_iter()
+            .map(|Difference { was, is, .. }| format!("the run continues with {is}, it had {was}"))
+            .collect());
+    }
+    let all = |tell: fn(&Difference) -> &str| refused.iter().map(tell).collect::<Vec<_>>();
+    let (was, is) = (all(|d| &d.was).join(", "), all(|d| &d.is).join(", "));
+    let advice = if refused.iter().all(|d| d.kind == Kind::Choice) {
+        format!(
+            "; undo that, continue so with --allow {}, or start a new run",
+            all(|d| &d.key).join(" --allow ")
+        )
+    } else {
+        ", which its weights do not fit; undo that, or start a new run".to_owned()
+    };
+    Err(Error::file(path, format!("was saved with {was}, the run has {is} now{advice}")))
+}
+
+/// Whether a name is this key or a section that it stands in.
+fn covers(name: &str, key: &str) -> bool {
+    key.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}

@@ -1,0 +1,243 @@
+//! A model that is not being trained: what a run directory and one of its checkpoints say of it.
+//!
+//! Invariant: configuration, checkpoint and tokenizer are those that were saved together.
+//! Deliberately absent: a device, until a loss or a token is asked for ([`Model::into_trainer`]).
+
+use std::{
+    borrow::Cow,
+    path::{Path, PathBuf},
+};
+
+use ndarray::{ArrayView2, ArrayViewMut2};
+use sparse24_cpu::threshold::soft_threshold;
+
+use super::{
+    identity::{check_config, no_dataset, of_dataset, of_tokenizer},
+    setup::{new_trainer, open_dataset, run_config},
+    snapshot::{ends, restore, scale},
+};
+use crate::{
+    Error,
+    checkpoint::{self, Checkpoint, NamedTensor},
+    config::Config,
+    data::{Dataset, Tokenizer},
+};
+use sparse24_train::{
+    method::{KeptValues, Phase, WeightOperand},
+    trainer::{Recipe, Trainer},
+};
+
+/// A model read from a run directory or one of its checkpoints, to evaluate, sample or export.
+pub struct Model {
+    /// The run's configuration.
+    pub config: Config,
+    /// Where the run stood, its weights, and their masks in a sparse phase.
+    pub checkpoint: Checkpoint,
+    /// The run's tokenizer, if it has one.
+    pub tokenizer: Option<Tokenizer>,
+    recipe: Recipe,
+}
+
+impl Model {
+    /// Reads the newest checkpoint of a run directory, or the checkpoint itself.
+    ///
+    /// # Errors
+    /// [`Error::File`] if there is none, it is damaged, or the configuration or the tokenizer is
+    /// not the one it was saved with.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let (run, from) = locate(path)?;
+        let config = run_config(&run)?;
+        let checkpoint = checkpoint::load(&from)?;
+        check_config(&run.join("config.toml"), &checkpoint.state, &from, &config)?;
+        let missing = || {
+            Error::file(
+                &from,
+                "holds no wte.weight, the token embedding of a GPT-2; name another checkpoint",
+            )
+        };
+        let vocabulary = checkpoint.weight("wte.weight").ok_or_else(missing)?.shape[0];
+        let beside = run.join("tokenizer.json");
+        let tokenizer = beside.exists().then(|| Tokenizer::load(&beside)).transpose()?;
+        if checkpoint.state.tokenizer != of_tokenizer(tokenizer.as_ref()) {
+            let what = if tokenizer.is_some() { "is not" } else { "is missing," };
+            return Err(Error::file(
+                beside,
+                format!("{what} the tokenizer that {} was saved with; restore it", from.display()),
+            ));
+        }
+        if let Some(tokens) = tokenizer
+            .as_ref()
+            .map(Tokenizer::vocabulary)
+            .filter(|&tokens| tokens as usize > vocabulary)
+        {
+            let problem = format!(
+                "has a wte.weight of {vocabulary} rows for the {tokens} tokens of its tokenizer; name another checkpoint"
+            );
+            return Err(Error::file(from, problem));
+        }
+        let recipe = config.recipe(vocabulary)?;
+        Ok(Self { config, checkpoint, tokenizer, recipe })
+    }
+
+    /// How it was trained.
+    #[must_use]
+    pub fn recipe(&self) -> &Recipe {
+        &self.recipe
+    }
+
+    /// The phase of the last step done; of the first step if none is.
+    #[must_use]
+    pub fn phase(&self) -> &Phase {
+        let Recipe { method, steps, .. } = &self.recipe;
+        &method.phases
+            [method.phase_at(self.checkpoint.state.step, *steps, &ends(&self.checkpoint.state))]
+    }
+
+    /// The weights with kept values as the forward multiplies by them: what a 2:4 export has, but
+    /// for the masks.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for a soft-thresholded weight without its scale; [`Error::Semantics`]
+    /// for a mask that is not row-wise.
+    pub fn mapped_weights(&self) -> Result<Cow<'_, [NamedTensor]>, Error> {
+        let WeightOperand::Pruned(_, KeptValues::SoftThreshold) = self.phase().forward else {
+            return Ok(Cow::Borrowed(&self.checkpoint.weights));
+        };
+        let mut weights = self.checkpoint.weights.clone();
+        for (name, mask) in &self.checkpoint.masks {
+            let missing = || Error::Parameter {
+                name: name.clone(),
+                problem: "its scale is missing".to_owned(),
+            };
+            let scale = scale(&self.checkpoint, name).ok_or_else(missing)?;
+            let weight = weights
+                .iter_mut()
+                .find(|weight| weight.name == *name)
+                .expect("a mask belongs to a weight");
+            let dense = std::mem::take(&mut weight.values);
+            weight.values.resize(dense.len(), 0.0);
+            let shape = (mask.rows(), mask.columns());
+            let w =
+                ArrayView2::from_shape(shape, &dense).expect("a mask has the shape of its weight");
+            let out = ArrayViewMut2::from_shape(shape, &mut weight.values).expect("the same shape");
+            soft_threshold(w, mask, scale, out)?;
+        }
+        Ok(Cow::Owned(weights))
+    }
+
+    /// The run's own data; those of its configuration for an imported model, which was trained on
+    /// none.
+    ///
+    /// # Errors
+    /// Those of [`open_dataset`]; [`Error::File`] for data that have changed since.
+    pub fn dataset(&self) -> Result<Dataset, Error> {
+        let trained_on = self.checkpoint.state.dataset;
+        if trained_on == no_dataset() && self.tokenizer.is_none() {
+            self.check_readable(Path::new(&self.config.data.path))?;
+        }
+        let dataset = open_dataset(&self.config)?;
+        if trained_on == of_dataset(&dataset) || trained_on == no_dataset() {
+            return Ok(dataset);
+        }
+        Err(Error::file(
+            dataset.source(),
+            "holds other data than the run was trained on; restore them, or name the data to evaluate on",
+        ))
+    }
+
+    /// Other data than the run's own, read with its tokenizer; without one, prepared shards.
+    ///
+    /// # Errors
+    /// Those of the data; [`Error::File`] for text that no tokenizer can read, and for ids beyond
+    /// the model's vocabulary.
+    pub fn other_dataset(&self, path: &Path) -> Result<Dataset, Error> {
+        let dataset = match &self.tokenizer {
+            Some(tokenizer) => {
+                Dataset::open_with(path, tokenizer.clone(), self.config.data.validation)?
+            }
+            None => {
+                self.check_readable(path)?;
+                Dataset::open(Some(path), None, self.config.data.validation)?
+            }
+        };
+        dataset.check_held_out()?;
+        Ok(dataset)
+    }
+
+    /// Whether data can be read without a tokenizer; what does not exist is for others to tell.
+    fn check_readable(&self, path: &Path) -> Result<(), Error> {
+        if path.as_os_str().is_empty() {
+            return Err(Error::setting(
+                "data.path",
+                "the embedded corpus is text, which this model has no tokenizer for; name prepared shards",
+            ));
+        }
+        if path.exists() && !path.join("train.bin").exists() {
+            let problem = "is text, which this model has no tokenizer for; expected a folder of prepared shards (train.bin and val.bin)";
+            return Err(Error::file(path, problem));
+        }
+        Ok(())
+    }
+
+    /// The model on a device, to be evaluated or sampled.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] or [`Error::Operand`] for a checkpoint of another model than the
+    /// configuration's; those of the backend.
+    pub fn into_trainer(self) -> Result<Trainer, Error> {
+        let Self { mut config, checkpoint, recipe, .. } = self;
+        config.batch.sequences = evaluated_at_once(&config);
+        config.batch.accumulation = 1;
+        let mut trainer = new_trainer(&config, recipe.model.vocabulary)?;
+        restore(&mut trainer, checkpoint)?;
+        Ok(trainer)
+    }
+}
+
+/// Sequences at a time of an evaluation, in training and after it: a loss is summed in these parts,
+/// and is the same number only by the same parts. On a CPU no more than keep it busy, as more only
+/// cost memory.
+pub(super) fn evaluated_at_once(config: &Config) -> usize {
+    const BUSY_TOKENS: usize = 1024;
+    match config.backend.name.as_str() {
+        "cpu" => (BUSY_TOKENS / config.model.context).clamp(1, config.batch.sequences),
+        _ => config.batch.sequences,
+    }
+}
+
+/// The run directory and the checkpoint that a path means.
+///
+/// # Errors
+/// [`Error::File`] if the path is neither, or no checkpoint verifies.
+fn locate(path: &Path) -> Result<(PathBuf, PathBuf), Error> {
+    if checkpoint::step_of(path).is_some() {
+        let absolute = std::path::absolute(path).map_err(|e| Error::io("find", path, e))?;
+        let run = absolute.ancestors().nth(2).filter(|run| run.join("config.toml").is_file());
+        return match run {
+            Some(run) if path.is_dir() => Ok((run.to_owned(), path.to_owned())),
+            Some(_) => Err(Error::file(path, "does not exist, expected a checkpoint of the run")),
+            None => Err(Error::file(
+                path,
+                "lies in no run directory, expected RUN/checkpoints/step-NNNNNNNN",
+            )),
+        };
+    }
+    if !path.join("config.toml").is_file() {
+        return Err(Error::file(
+            path,
+            "is neither a run directory, which holds a config.toml, nor a checkpoint of one",
+        ));
+    }
+    let latest = checkpoint::latest(&path.join("checkpoints"))?;
+    match (latest.checkpoint, latest.refused.into_iter().next()) {
+        (Some(checkpoint), None) => Ok((path.to_owned(), checkpoint)),
+        (_, Some((refused, error))) => Err(Error::file(
+            path,
+            format!(
+                "its newest checkpoint {} is damaged ({error}); name an older one",
+                refused.display()
+            ),
+        )),
+        (None, None) => Err(Error::file(path, "has no checkpoint yet")),
+    }
+}

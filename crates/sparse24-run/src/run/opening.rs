@@ -1,0 +1,308 @@
+//! How a run begins, and how it goes on: a new directory, or what its newest checkpoint and its
+//! files say.
+//!
+//! Invariant: everything is checked before anything is written, and a new directory is a run only
+//! when nothing of it is missing. Deliberately absent: steps ([`super::training`]).
+
+use std::path::Path;
+
+use super::{
+    Initial, LambdaOrigin, Log, MetricsLog, Provenance, Run, RunDirectory, StepMetrics,
+    identity::{self, identity},
+    measure::FlipCounts,
+    plans,
+    reference::FlipReference,
+    saving::{SKIPPED, check_room, former_ends, sparse_again},
+    setup::{new_trainer, open_dataset, run_config},
+    snapshot::{restore, snapshot},
+    spikes::Spikes,
+    training::is_due,
+};
+use crate::{
+    Error,
+    checkpoint::{self, NamedTensor, Saver, State},
+    config::Config,
+    data::{Dataset, Tokenizer},
+};
+use sparse24_train::{backend::Plans, trainer::Trainer};
+
+/// What a run begins with besides its configuration and its data.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Given<'a> {
+    /// Its first weights; random ones otherwise.
+    pub weights: Option<&'a [NamedTensor]>,
+    /// The plans of another run, to have its bits: its directory, or the file.
+    pub plans: Option<&'a Path>,
+    /// Where its lambda was found, to be told in its provenance.
+    pub lambda: Option<&'a LambdaOrigin>,
+}
+
+/// How a run is resumed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resume {
+    /// What is done about a damaged newest checkpoint.
+    pub damaged: Damaged,
+    /// Keys and sections of the configuration that may differ from the checkpoint's; `data` allows
+    /// other data.
+    pub allow: Vec<String>,
+}
+
+/// What a resume does about a damaged newest checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Damaged {
+    /// It is an error: perhaps it can be restored.
+    Refuse,
+    /// It is passed over and renamed to `damaged-...`; the steps after the one before it are done
+    /// again.
+    FallBack,
+}
+
+impl Run {
+    /// Begins a run on the configuration's dataset ([`open_dataset`]) in a new directory; nothing
+    /// is written before everything has been checked.
+    ///
+    /// # Errors
+    /// Those of the configuration, of what is given and of the directory, of which nothing is left
+    /// then.
+    pub fn start(
+        mut config: Config,
+        dataset: Dataset,
+        Given { weights: initial, plans, lambda }: Given<'_>,
+        path: &Path,
+    ) -> Result<Self, Error> {
+        let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
+        if let Some(path) = plans {
+            plans::use_file(&mut trainer, path)?;
+        }
+        if let Some(weights) = initial {
+            let named: Vec<_> = weights
+                .iter()
+                .map(|tensor| (tensor.name.as_str(), tensor.values.as_slice()))
+                .collect();
+            trainer.start_from(&named)?;
+        }
+        // A resume may begin elsewhere.
+        for path in [&mut config.data.path, &mut config.run.flip_reference]
+            .into_iter()
+            .filter(|path| !path.is_empty())
+        {
+            let absolute = std::path::absolute(&*path).map_err(|e| Error::io("find", &*path, e))?;
+            *path = absolute.into_os_string().into_string().unwrap_or_else(|_| path.clone());
+        }
+        let reference = FlipReference::open(&config, std::iter::empty())?;
+        let (directory, (metrics, log)) = RunDirectory::filled(path, |directory| {
+            check_room(&config, trainer.recipe(), &[], directory.path())?;
+            if let Some(tokenizer) = dataset.tokenizer() {
+                tokenizer.save(&directory.tokenizer())?;
+            }
+            if initial.is_some() {
+                // A resume cannot make these weights again.
+                let state = identity(&config, &dataset, &trainer);
+                checkpoint::save(
+                    &directory.checkpoints(),
+                    &snapshot(&mut trainer, state, Vec::new(), None)?()?,
+                )?;
+            }
+            let initial = if initial.is_some() { Initial::Given } else { Initial::Random };
+            let start = Provenance {
+                lambda: lambda.cloned(),
+                ..Provenance::of_start(&trainer.backend().device(), initial)
+            };
+            start.record(&directory.provenance())?;
+            let metrics = MetricsLog::create(&directory.metrics())?;
+            let mut log = Log::open(&directory.log())?;
+            log.line("started")?;
+            // Last: without it there is no run to resume, so none can be resumed without the
+            // weights it was to begin with.
+            directory.write(&directory.config(), config.to_toml().as_bytes())?;
+            Ok((metrics, log))
+        })?;
+        let run = Self::opened(config, dataset, trainer, directory, metrics, log, &[]);
+        Ok(Self { saved: initial.map(|_| 0), reference, ..run })
+    }
+
+    /// Continues a run from its newest checkpoint, or, if it has none, from the beginning. A lost
+    /// `tokenizer.json` is written again: the data have the same one, or are refused.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a directory that holds no run or is in use, for a damaged newest
+    /// checkpoint unless it may be passed over and one before it verifies, for a run without any
+    /// whose first weights came from elsewhere or whose metrics say that it had one, for data or
+    /// settings that are neither the checkpoint's nor allowed to differ, and for fewer steps than
+    /// were done; [`Error::Room`].
+    pub fn resume(path: &Path, how: &Resume) -> Result<Self, Error> {
+        let directory = RunDirectory::open(path)?;
+        let config = run_config(directory.path())?;
+        let dataset = open_dataset(&config)?;
+        let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
+        let latest = checkpoint::latest(&directory.checkpoints())?;
+        if let Some((_, error)) = latest.refused.first().filter(|_| how.damaged == Damaged::Refuse)
+        {
+            let advice = format!(
+                "restore it, or continue from the one before it with `sparse24 resume {} --fall-back`",
+                path.display()
+            );
+            return Err(Error::file(
+                path,
+                format!("its newest checkpoint is damaged ({error}); {advice}"),
+            ));
+        }
+        let mut plans = Plans::new();
+        let mut notices: Vec<_> = latest
+            .refused
+            .iter()
+            .map(|(_, error)| format!("passed over a damaged checkpoint: {error}"))
+            .collect();
+        let (mut saved, mut skipped, mut flip_counts) = (None, 0, FlipCounts::default());
+        let initial = match latest.checkpoint {
+            Some(path) => {
+                let checkpoint = checkpoint::load(&path)?;
+                plans.clone_from(&checkpoint.state.plan);
+                let now = identity(&config, &dataset, &trainer);
+                notices.extend(identity::check(&path, &checkpoint.state, &now, &how.allow)?);
+                notices.extend(sparse_again(&checkpoint.state, trainer.recipe()));
+                let State { step, total_steps, .. } = checkpoint.state;
+                if config.steps != total_steps && config.steps <= step {
+                    let problem = format!(
+                        "has done {step} of {total_steps} steps, the run has steps = {} now; ask for more than {step}",
+                        config.steps
+                    );
+                    return Err(Error::file(&path, problem));
+                }
+                skipped = checkpoint
+                    .state
+                    .method
+                    .get(SKIPPED)
+                    .map_or(0, |&steps| u32::try_from(steps).unwrap_or(u32::MAX));
+                flip_counts = FlipCounts::of_checkpoint(&checkpoint.auxiliary);
+                restore(&mut trainer, checkpoint)?;
+                checkpoint::set_aside_after(&directory.checkpoints(), trainer.step())?;
+                saved = Some(trainer.step());
+                Initial::Checkpoint
+            }
+            None if !notices.is_empty() => {
+                return Err(Error::file(path, "has no checkpoint that is whole; begin a new run"));
+            }
+            None if Provenance::read(&directory.provenance())?
+                .first()
+                .is_none_or(|first| first.initial != Initial::Random) =>
+            {
+                let problem = "has no checkpoint left, and its first weights, which came from elsewhere, cannot be made again";
+                return Err(Error::file(
+                    path,
+                    format!("{problem}; begin a new run with `sparse24 train --init-from`"),
+                ));
+            }
+            None => {
+                let metrics = directory.metrics();
+                let told = if metrics.exists() {
+                    MetricsLog::read(&metrics)?.last().map_or(0, |last| last.step)
+                } else {
+                    0
+                };
+                // The second save waits for the first.
+                if (1..told)
+                    .filter(|&step| is_due(config.run.checkpoint_every, step))
+                    .nth(1)
+                    .is_some()
+                {
+                    let problem = format!(
+                        "holds metrics of {told} steps and no checkpoint any more; restore its checkpoints, or begin a new run"
+                    );
+                    return Err(Error::file(path, problem));
+                }
+                Initial::Random
+            }
+        };
+        if let Some(tokenizer) =
+            dataset.tokenizer().filter(|tokenizer| !is_saved(tokenizer, &directory.tokenizer()))
+        {
+            tokenizer.save(&directory.tokenizer())?;
+            notices.push(
+                "tokenizer.json was missing or damaged, and was written again from the data"
+                    .to_owned(),
+            );
+        }
+        // It holds at least what the checkpoint does, unless it is lost.
+        if directory.plans().exists() {
+            plans = plans::read(&directory.plans())?;
+        }
+        notices.extend(plans::use_own(&mut trainer, &plans, &directory.plans())?);
+        let former_ends = former_ends(&directory.checkpoints(), &trainer)?;
+        check_room(&config, trainer.recipe(), &former_ends, directory.path())?;
+        let step = trainer.step();
+        let (metrics, cut) = MetricsLog::resume(&directory.metrics(), step)?;
+        let last = cut.last.as_ref().map_or(0, |metrics| metrics.step);
+        if last < step {
+            notices.push(format!("metrics.jsonl has lost the steps {} to {step}", last + 1));
+        }
+        notices.push(match config.steps {
+            last if last == step => format!("the run is finished: step {step} was its last"),
+            _ => format!("resumed after step {step}"),
+        });
+        Provenance::of_start(&trainer.backend().device(), initial)
+            .record(&directory.provenance())?;
+        let watches = config.run.spike_z > 0.0 || !config.run.flip_reference.is_empty();
+        let before = if watches { MetricsLog::read(&directory.metrics())? } else { Vec::new() };
+        // It decides nothing, so a reference that has moved is no reason not to go on.
+        let reference = FlipReference::open(&config, before.iter()).unwrap_or_else(|error| {
+            notices.push(format!("{error}; flip rates are not compared"));
+            None
+        });
+        let mut log = Log::open(&directory.log())?;
+        for notice in &notices {
+            log.line(notice)?;
+        }
+        let run = Self::opened(config, dataset, trainer, directory, metrics, log, &before);
+        let mut run = Self { notices, saved, former_ends, skipped, flip_counts, reference, ..run };
+        // A signal came between the step and its evaluation.
+        run.pending = cut.last.filter(|metrics| {
+            metrics.step == step && metrics.val_loss.is_none() && run.evaluates_after(step)
+        });
+        Ok(run)
+    }
+
+    /// A run without a checkpoint, whose metrics so far are `before`.
+    fn opened(
+        config: Config,
+        dataset: Dataset,
+        trainer: Trainer,
+        directory: RunDirectory,
+        metrics: MetricsLog,
+        log: Log,
+        before: &[StepMetrics],
+    ) -> Self {
+        let saver = Saver::new(directory.checkpoints());
+        let spikes = Spikes::new(
+            config.run.spike_z,
+            config.run.spike_window,
+            before.iter().map(|metrics| metrics.loss),
+        );
+        Self {
+            config,
+            dataset,
+            trainer,
+            directory,
+            metrics,
+            log,
+            notices: Vec::new(),
+            plans_recorded: 0,
+            saver,
+            saved: None,
+            former_ends: Vec::new(),
+            pending: None,
+            skipped: 0,
+            spikes,
+            flip_counts: FlipCounts::default(),
+            reference: None,
+        }
+    }
+}
+
+/// Whether a file holds this tokenizer.
+fn is_saved(tokenizer: &Tokenizer, file: &Path) -> bool {
+    Tokenizer::load(file).is_ok_and(|saved| saved == *tokenizer)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,68 @@
+//! Timed choices on disk: `plans.json`, an object of strings.
+//!
+//! Invariant: a step whose choices are not on disk has left no trace in the metrics, so that
+//! whoever resumes after it replays them or does the step again. Deliberately absent: what is
+//! chosen ([`sparse24_train::backend::Backend::plans`]).
+
+use std::path::Path;
+
+use super::directory::PLANS;
+use crate::{Error, disk};
+use sparse24_train::{
+    backend::{PLANNED_ON, Plans},
+    trainer::Trainer,
+};
+
+pub(super) fn write(path: &Path, plans: &Plans) -> Result<(), Error> {
+    let mut text = serde_json::to_vec_pretty(plans).expect("strings are JSON");
+    text.push(b'\n');
+    disk::write_atomically(path, &text)
+}
+
+pub(super) fn read(path: &Path) -> Result<Plans, Error> {
+    let text = disk::read_small(path, 16 << 20)
+        .map_err(|e| e.expecting("a run directory or a plans.json"))?;
+    serde_json::from_slice(&text)
+        .map_err(|e| Error::file(path, format!("is no object of plans: {e}")))
+}
+
+/// Replays the plans of a file, or of a run directory.
+///
+/// # Errors
+/// [`Error::File`] names the file, and the plan that this device or this build does not have.
+pub(super) fn use_file(trainer: &mut Trainer, path: &Path) -> Result<(), Error> {
+    let within = path.join(PLANS);
+    let file = if path.is_dir() { &within } else { path };
+    let plans = read(file)?;
+    trainer.use_plans(&plans).map_err(|error| of_file(error.into(), file))
+}
+
+/// Replays a run's own plans; gives a notice where they were timed on another device, which times
+/// anew.
+pub(super) fn use_own(
+    trainer: &mut Trainer,
+    plans: &Plans,
+    file: &Path,
+) -> Result<Option<String>, Error> {
+    let here = trainer.backend().plans();
+    match (plans.get(PLANNED_ON), here.get(PLANNED_ON)) {
+        (Some(then), Some(now)) if then != now => Ok(Some(format!(
+            "the run's plans were timed on {then}, this is {now}: they are timed anew, and the bits may differ from those of an uninterrupted run"
+        ))),
+        _ => trainer.use_plans(plans).map(|()| None).map_err(|error| of_file(error.into(), file)),
+    }
+}
+
+fn of_file(error: Error, file: &Path) -> Error {
+    match error {
+        Error::Plan { ref key, .. } => {
+            let advice = if key == PLANNED_ON {
+                "do without them"
+            } else {
+                "take the entry out to time it anew, which may change bits"
+            };
+            Error::file(file, format!("{error}; {advice}"))
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,166 @@
+//! Flip-rate explosion, named when it is seen: the flip rate of a sparse phase beside that of a
+//! stored dense run at the same steps.
+//!
+//! Invariant: what is told is a function of the samples alone, so that a resumed run tells the
+//! same, and it decides no bit. Deliberately absent: what follows from it.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    path::Path,
+};
+
+use super::{MetricsLog, StepMetrics, identity::decisive, setup::run_config};
+use crate::{Error, config::Config};
+use sparse24_train::method::PhaseKind;
+
+/// Matched samples over which mu is taken: of a single one it has the noise of a few hundred flips.
+const WINDOW: usize = 5;
+
+/// A dense run to compare with.
+#[derive(Debug)]
+pub(super) struct FlipReference {
+    rates: BTreeMap<u32, f64>,
+    /// Of this run and the reference.
+    recent: VecDeque<[f64; 2]>,
+    above: bool,
+}
+
+impl FlipReference {
+    /// Reads the reference that a configuration names, if it names one, and goes on after what was
+    /// measured before.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for what is no dense run of the same model, data order and schedule, or
+    /// has no samples.
+    pub(super) fn open<'a>(
+        config: &Config,
+        before: impl Iterator<Item = &'a StepMetrics>,
+    ) -> Result<Option<Self>, Error> {
+        if config.run.flip_reference.is_empty() {
+            return Ok(None);
+        }
+        let path = Path::new(&config.run.flip_reference);
+        let refuse = |problem: String| Error::setting("run.flip_reference", problem);
+        let read = || Ok((run_config(path)?, MetricsLog::read(&path.join("metrics.jsonl"))?));
+        let (of_reference, metrics) = read().map_err(|error: Error| refuse(error.to_string()))?;
+        let matters = |config: &Config| {
+            let mut settings = decisive(config);
+            settings.retain(|key, _| {
+                key != "seed"
+                    && !["method.", "run.", "backend."]
+                        .iter()
+                        .any(|section| key.starts_with(section))
+            });
+            settings
+        };
+        let (found, wanted) = (matters(&of_reference), matters(config));
+        if let Some((key, value)) =
+            wanted.iter().find(|(key, value)| found.get(*key) != Some(value))
+        {
+            let there = found.get(key).map_or("nothing", String::as_str);
+            return Err(refuse(format!(
+                "{} is a run with {key} = {there}, expected {value}, so that steps match",
+                path.display()
+            )));
+        }
+        if metrics.iter().any(|step| step.phase == PhaseKind::Sparse) {
+            return Err(refuse(format!(
+                "{} is a sparse run, expected a dense one",
+                path.display()
+            )));
+        }
+        let rates: BTreeMap<_, _> =
+            metrics.iter().filter_map(|step| Some((step.step, step.flip_rate?))).collect();
+        if rates.is_empty() {
+            return Err(refuse(format!(
+                "{} has no samples of the flip rate, expected a run with run.flip_every above 0",
+                path.display()
+            )));
+        }
+        let mut reference = Self { rates, recent: VecDeque::new(), above: false };
+        for metrics in before {
+            reference.next(metrics);
+        }
+        Ok(Some(reference))
+    }
+
+    /// mu, where a stretch of mu >= 1 begins: over the last samples of a sparse phase at steps that
+    /// the reference has too.
+    pub(super) fn next(&mut self, metrics: &StepMetrics) -> Option<f64> {
+        let rate = metrics.flip_rate.filter(|_| metrics.phase == PhaseKind::Sparse)?;
+        self.recent.push_back([rate, *self.rates.get(&metrics.step)?]);
+        if self.recent.len() > WINDOW {
+            self.recent.pop_front();
+        }
+        let [sparse, dense] =
+            [0, 1].map(|side| self.recent.iter().map(|pair| pair[side]).sum::<f64>());
+        let was_above = std::mem::replace(
+            &mut self.above,
+            self.recent.len() == WINDOW && sparse >= dense && sparse > 0.0,
+        );
+        (self.above && !was_above).then_some(sparse / dense)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(step: u32, rate: f64) -> StepMetrics {
+        StepMetrics {
+            step,
+            phase: PhaseKind::Sparse,
+            loss: 1.0,
+            lr: 1e-3,
+            grad_norm: 1.0,
+            tokens_per_s: 1.0,
+            flip_rate: Some(rate),
+            flip_rate_per_layer: None,
+            val_loss: None,
+            instruments: None,
+            skipped: None,
+        }
+    }
+
+    fn reference() -> FlipReference {
+        FlipReference {
+            rates: (1..=100).map(|step| (2 * step, 0.5)).collect(),
+            recent: VecDeque::new(),
+            above: false,
+        }
+    }
+
+    /// Rates at the steps 2, 4, ...: the steps at which a stretch was told, and mu.
+    fn told(rates: &[f64]) -> Vec<(u32, f64)> {
+        let mut reference = reference();
+        (1..)
+            .zip(rates)
+            .filter_map(|(at, &rate)| Some((2 * at, reference.next(&sample(2 * at, rate))?)))
+            .collect()
+    }
+
+    #[test]
+    fn an_explosion_is_named_once_a_stretch() {
+        assert_eq!(told(&[0.4; 20]), []);
+        assert_eq!(told(&[0.5; 20]), [(10, 1.0)], "mu = 1 is one, over five samples");
+        // Means of five: 0.55 at the third of 0.75, 0.45 at the second 0, 0.6 at the last.
+        let (low, high, zero) = ([0.25; 5], [0.75; 4], [0.0; 3]);
+        assert_eq!(told(&[&low[..], &high, &zero, &high].concat()), [(16, 1.1), (32, 1.2)]);
+    }
+
+    #[test]
+    fn steps_that_do_not_match_do_not_count() {
+        let mut reference = reference();
+        assert!(
+            (1..=50).all(|step| reference.next(&sample(2 * step - 1, 0.9)).is_none()),
+            "the reference has even steps"
+        );
+        assert!(reference.recent.is_empty());
+        let dense = |step| StepMetrics { phase: PhaseKind::Dense, ..sample(step, 0.9) };
+        assert!(
+            (1..=50).all(|step| reference.next(&dense(2 * step)).is_none()),
+            "nor does a dense phase"
+        );
+        assert!(reference.recent.is_empty());
+    }
+}

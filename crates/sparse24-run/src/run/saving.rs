@@ -1,0 +1,167 @@
+//! When and where a run saves: beside its steps, with room on the disk for what it will hold.
+//!
+//! Invariant: the metrics of a checkpoint's steps are on the device before it has its name.
+//! Deliberately absent: how a checkpoint is written ([`crate::checkpoint`]).
+
+use std::{num::NonZeroUsize, path::Path};
+
+use super::{
+    Run,
+    identity::{self, identity},
+    snapshot::{ends, snapshot},
+    training::is_due,
+};
+use crate::{
+    Error,
+    checkpoint::{self, Retention, State},
+    config::Config,
+    disk,
+};
+use sparse24_train::{
+    estimate::estimate,
+    method::{Ends, Method, PhaseKind},
+    trainer::{Recipe, Trainer},
+};
+
+impl Run {
+    /// Whether a checkpoint is made after this step.
+    pub(super) fn saves_after(&self, step: u32) -> bool {
+        step == self.config.steps
+            || self.trainer.ends_phase()
+            || is_due(self.config.run.checkpoint_every, step)
+    }
+
+    /// Begins to save the state as it is, unless that was saved already; waits for the save before
+    /// it. What the last step measured so far is told first.
+    pub(super) fn save(&mut self) -> Result<(), Error> {
+        let step = self.trainer.step();
+        if self.saved == Some(step) {
+            return Ok(());
+        }
+        if let Some(pending) = &self.pending {
+            self.metrics.append(pending)?;
+        }
+        self.settle()?;
+        let mut state = identity(&self.config, &self.dataset, &self.trainer);
+        state
+            .method
+            .extend((self.skipped > 0).then(|| (SKIPPED.to_owned(), u64::from(self.skipped))));
+        let checkpoint = snapshot(
+            &mut self.trainer,
+            state,
+            self.flip_counts.tensors().collect(),
+            self.saver.spare(),
+        )?;
+        self.saver.begin(checkpoint, self.retention(), self.metrics.syncer()?)?;
+        self.saved = Some(step);
+        Ok(())
+    }
+
+    /// The 2:4 model that a sparse phase leaves stays, whatever comes after it.
+    fn retention(&self) -> Retention {
+        let last = NonZeroUsize::new(self.config.run.keep_last).unwrap_or(NonZeroUsize::MIN);
+        let always = [self.trainer.last_sparse_steps(), self.former_ends.clone()].concat();
+        Retention { last, every: self.config.run.keep_every, always }
+    }
+
+    /// Waits for the save in flight, if there is one.
+    pub(super) fn settle(&mut self) -> Result<(), Error> {
+        match (self.saver.wait()?, self.saved) {
+            (Some(path), Some(step)) => {
+                self.log.line(&format!("step {step}: saved {}", path.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Learns of a save that has ended.
+    pub(super) fn look_after_save(&mut self) -> Result<(), Error> {
+        if self.saver.is_idle() { self.settle() } else { Ok(()) }
+    }
+}
+
+/// The counter of skipped steps, among those of the checkpoint's state.
+pub(super) const SKIPPED: &str = "skipped";
+
+/// The steps of checkpoints that ended a sparse phase of the run as it was when they were saved,
+/// but end none of it as it is; the last sparse one of what are dense steps now ended one as well.
+pub(super) fn former_ends(checkpoints: &Path, trainer: &Trainer) -> Result<Vec<u32>, Error> {
+    let ended = |state: &State| {
+        identity::method(state).is_ok_and(|method| {
+            method.last_sparse_steps(state.total_steps, &ends(state)).contains(&state.step)
+        })
+    };
+    let Recipe { method, steps, .. } = trainer.recipe();
+    let is_dense = |step: u32| {
+        method.phases[method.phase_at(step, *steps, &trainer.progress().ends)].kind()
+            == PhaseKind::Dense
+    };
+    let states = checkpoint::states(checkpoints)?;
+    let cut = states
+        .iter()
+        .rev()
+        .find(|state| state.phase_kind == PhaseKind::Sparse && is_dense(state.step))
+        .map(|state| state.step);
+    let now = trainer.last_sparse_steps();
+    let is_former =
+        |state: &&State| !now.contains(&state.step) && (ended(state) || cut == Some(state.step));
+    Ok(states.iter().filter(is_former).map(|state| state.step).collect())
+}
+
+/// That a run which was done with sparse training, as far as it was configured to go then, goes on
+/// with it.
+pub(super) fn sparse_again(saved: &State, recipe: &Recipe) -> Option<String> {
+    let (ends, next, Recipe { method, steps, .. }) = (ends(saved), saved.step + 1, recipe);
+    let phase = |method: &Method, steps: u32| method.phase_at(next.min(steps), steps, &ends);
+    let (before, now) = (identity::method(saved).ok()?, phase(method, *steps));
+    let was_dense = before.phases[phase(&before, saved.total_steps)].kind() == PhaseKind::Dense;
+    let moves = saved.total_steps != *steps
+        && next <= *steps
+        && was_dense
+        && method.phases[now].kind() == PhaseKind::Sparse;
+    moves.then(|| {
+        format!(
+            "sparse training goes on until step {}: the phases are shares of steps",
+            method.last_step(now, *steps, &ends)
+        )
+    })
+}
+
+/// Refuses a run whose checkpoints, those that it keeps and the one being written, will not fit
+/// beside what lies there now; those of the steps `former` are among both.
+pub(super) fn check_room(
+    config: &Config,
+    recipe: &Recipe,
+    former: &[u32],
+    run: &Path,
+) -> Result<(), Error> {
+    let checkpoints = run.join("checkpoints");
+    let there = checkpoint::count(&checkpoints)? as u64;
+    let most = most_kept(config, &recipe.method)
+        .saturating_add(former.len() as u64)
+        .saturating_add(1)
+        .saturating_sub(there)
+        .max(1);
+    let estimate = estimate(recipe);
+    // Four bytes a tile, which instruments count the flips of.
+    let counts = if config.run.instrument_every > 0 { estimate.sparsifiable / 4 } else { 0 };
+    let needed = (estimate.checkpoint_bytes + counts).saturating_mul(most);
+    disk::check_room(run, needed, || {
+        format!("{most} more checkpoints, as run.keep_last, run.keep_every and the switch ask for,")
+    })
+}
+
+/// How many checkpoints lie there between two saves, at most.
+fn most_kept(config: &Config, method: &Method) -> u64 {
+    let Config { steps, run, .. } = config;
+    let multiples = |every: u32| u64::from(steps.checked_div(every).unwrap_or(0));
+    let switches = method
+        .last_sparse_steps(*steps, &Ends::new())
+        .into_iter()
+        .filter(|step| step < steps)
+        .count() as u64;
+    let always = switches + multiples(run.keep_every);
+    // Besides the multiples: one at the end of each phase.
+    (multiples(run.checkpoint_every) + method.phases.len() as u64)
+        .min(always.saturating_add(run.keep_last as u64))
+}

@@ -1,0 +1,115 @@
+//! Launches: what is recorded and replayed has the bits of what is queued, and no step after the
+//! first takes memory.
+
+use sparse24_run::data::TokenizerKind;
+use sparse24_train::{
+    backend::{Backend, BackendSettings, Launches, Region, cuda::CudaBackend},
+    trainer::{FlipSampling, Trainer},
+};
+
+use crate::{
+    plans::{finish, recipe},
+    support::{Drawn, embedded, on_gpu},
+};
+
+fn opened(launches: Launches) -> Box<dyn Backend> {
+    Box::new(
+        CudaBackend::open(BackendSettings { launches, ..BackendSettings::default() })
+            .expect("it opened before"),
+    )
+}
+
+#[test]
+fn replayed_launches_give_the_bits_of_queued_ones() {
+    on_gpu(|_| {
+        let dataset = embedded(TokenizerKind::Byte);
+        let recipe = recipe(&dataset);
+        let mut queued = Trainer::new(opened(Launches::Queued), recipe.clone()).expect("room");
+        let expected = finish(&mut queued, &dataset);
+        let mut replayed = Trainer::new(opened(Launches::Replayed), recipe.clone()).expect("room");
+        replayed.use_plans(&queued.backend().plans()).expect("this device's own");
+        assert!(finish(&mut replayed, &dataset) == expected);
+        // What was recorded serves a run that begins again in the middle.
+        let mut first = Trainer::new(opened(Launches::Queued), recipe.clone()).expect("room");
+        first.use_plans(&queued.backend().plans()).expect("this device's own");
+        for _ in 0..3 {
+            first
+                .train_step(&Drawn { dataset: &dataset, recipe: &recipe }, FlipSampling::Skip)
+                .expect("finite");
+        }
+        replayed.restore(3, &first.parameter_states().expect("downloads")).expect("its own states");
+        assert!(finish(&mut replayed, &dataset) == expected);
+    });
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_stops_a_replayed_step_too() {
+    on_gpu(|backend| {
+        let dataset = embedded(TokenizerKind::Byte);
+        let recipe = recipe(&dataset);
+        let batches = Drawn { dataset: &dataset, recipe: &recipe };
+        let mut trainer = Trainer::new(backend, recipe.clone()).expect("room");
+        for _ in 0..3 {
+            trainer.train_step(&batches, FlipSampling::Skip).expect("finite");
+        }
+        let mut states = trainer.parameter_states().expect("downloads");
+        states[3].weight[0] = f32::INFINITY;
+        trainer.restore(3, &states).expect("its own states");
+        trainer.train_step(&batches, FlipSampling::Skip).expect_err("not finite");
+        assert!(trainer.parameter_states().expect("downloads") == states, "no weight has changed");
+    });
+}
+
+/// Copies that take longer than the passes of a step: the update waits for them.
+#[test]
+fn states_copied_out_are_those_of_their_step() {
+    on_gpu(|_| {
+        let dataset = embedded(TokenizerKind::Byte);
+        let recipe = recipe(&dataset);
+        let batches = Drawn { dataset: &dataset, recipe: &recipe };
+        for launches in [Launches::Queued, Launches::Replayed] {
+            let mut trainer = Trainer::new(opened(launches), recipe.clone()).expect("room");
+            while trainer.step() < recipe.steps {
+                let expected = trainer.parameter_states().expect("downloads");
+                let copies: Vec<_> =
+                    (0..40).map(|_| trainer.copy_out(Vec::new()).expect("queued")).collect();
+                trainer.train_step(&batches, FlipSampling::Skip).expect("finite");
+                assert!(
+                    trainer.parameter_states().expect("downloads") != expected,
+                    "the step changed them"
+                );
+                for copied in copies {
+                    assert!(
+                        copied().expect("copied") == expected,
+                        "before step {}",
+                        trainer.step()
+                    );
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn no_memory_is_taken_after_the_first_step() {
+    on_gpu(|backend| {
+        let dataset = embedded(TokenizerKind::Byte);
+        let recipe = recipe(&dataset);
+        let mut trainer = Trainer::new(backend, recipe.clone()).expect("room");
+        let held = |trainer: &Trainer| -> Vec<(Region, usize)> { trainer.backend().memory() };
+        let batches = Drawn { dataset: &dataset, recipe: &recipe };
+        trainer.train_step(&batches, FlipSampling::Sample).expect("finite");
+        let after_one = held(&trainer);
+        while trainer.step() < recipe.steps {
+            trainer.train_step(&batches, FlipSampling::Sample).expect("finite");
+            assert_eq!(held(&trainer), after_one, "after step {}", trainer.step());
+            trainer.evaluate(&dataset.evaluation_windows(recipe.batch.context)).expect("finite");
+            assert_eq!(
+                held(&trainer),
+                after_one,
+                "after the evaluation of step {}",
+                trainer.step()
+            );
+        }
+    });
+}

@@ -1,0 +1,110 @@
+//! Timed choices: whoever replays them has the bits of whoever timed them.
+
+use sparse24_run::{
+    config::Config,
+    data::{Dataset, TokenizerKind},
+};
+use sparse24_train::Error;
+use sparse24_train::{
+    backend::{Backend, BackendSettings, PLANNED_ON, Plans, cuda::CudaBackend},
+    trainer::{FlipSampling, ParameterState, Recipe, Trainer},
+};
+
+use crate::support::{Drawn, embedded, on_gpu};
+
+/// Five sparse steps, two refreshes among them, and three dense ones; ragged tokens.
+pub(crate) fn recipe(dataset: &Dataset) -> Recipe {
+    let settings = "steps=8 model.layers=2 model.width=128 model.heads=2 model.ffn_width=512 model.context=75 batch.sequences=5 \
+                    batch.accumulation=2 method.refresh=2 model.dropout=0.1 model.bias=true";
+    let settings: Vec<String> = settings.split_whitespace().map(str::to_owned).collect();
+    let config = Config::resolve(Some("quickstart"), None, &settings).expect("a configuration");
+    config.recipe(dataset.vocabulary() as usize).expect("a recipe")
+}
+
+fn another() -> Box<dyn Backend> {
+    Box::new(CudaBackend::open(BackendSettings::default()).expect("it opened before"))
+}
+
+/// Trains to the end and evaluates; gives the loss and the states.
+pub(crate) fn finish(trainer: &mut Trainer, dataset: &Dataset) -> (f64, Vec<ParameterState>) {
+    let recipe = trainer.recipe().clone();
+    while trainer.step() < recipe.steps {
+        trainer
+            .train_step(&Drawn { dataset, recipe: &recipe }, FlipSampling::Sample)
+            .expect("finite");
+    }
+    let loss = trainer.evaluate(&dataset.evaluation_windows(recipe.batch.context)).expect("finite");
+    (loss, trainer.parameter_states().expect("downloads"))
+}
+
+#[test]
+fn replayed_plans_give_the_bits_of_timed_ones_a_resume_included() {
+    on_gpu(|timing| {
+        let dataset = embedded(TokenizerKind::Byte);
+        let recipe = recipe(&dataset);
+        let mut timed = Trainer::new(timing, recipe.clone()).expect("room");
+        let expected = finish(&mut timed, &dataset);
+        let plans = timed.backend().plans();
+        assert_eq!(timed.backend().plans_made(), plans.len());
+        for kind in
+            ["gemm forward", "gemm dgrad", "gemm wgrad", "spmm24 transposed", "spmm24 straight"]
+        {
+            assert!(
+                plans.keys().any(|key| key.starts_with(kind)),
+                "no {kind} among {:?}",
+                plans.keys()
+            );
+        }
+        let replaying = || {
+            let mut trainer = Trainer::new(another(), recipe.clone()).expect("room");
+            trainer.use_plans(&plans).expect("this device's own");
+            trainer
+        };
+        for time in 0..3 {
+            let mut replayed = replaying();
+            assert!(finish(&mut replayed, &dataset) == expected, "replay {time}");
+            assert_eq!(replayed.backend().plans(), plans, "nothing was timed");
+        }
+        // On either side of the switch.
+        for step in [3, 7] {
+            let mut first = replaying();
+            while first.step() < step {
+                first
+                    .train_step(&Drawn { dataset: &dataset, recipe: &recipe }, FlipSampling::Skip)
+                    .expect("finite");
+            }
+            let mut resumed = replaying();
+            resumed
+                .restore(step, &first.parameter_states().expect("downloads"))
+                .expect("its own states");
+            assert!(finish(&mut resumed, &dataset) == expected, "resumed after step {step}");
+        }
+    });
+}
+
+#[test]
+fn what_this_device_does_not_have_is_refused_by_name() {
+    on_gpu(|mut backend| {
+        let here = backend.plans();
+        assert_eq!(here.keys().collect::<Vec<_>>(), [PLANNED_ON], "nothing was timed yet");
+        backend.use_plans(&here).expect("its own");
+        let mut refuses = |key: &str, text: &str, word: &str| {
+            let plans = Plans::from([(key.to_owned(), text.to_owned())]);
+            match backend.use_plans(&plans) {
+                Err(Error::Plan { key: named, problem }) => {
+                    assert!(named == key && problem.contains(word), "{named}: {problem}")
+                }
+                other => panic!("{key:?} was not refused: {other:?}"),
+            }
+            assert_eq!(backend.plans(), here);
+        };
+        refuses(PLANNED_ON, "NVIDIA Z1", "timed on NVIDIA Z1, found");
+        refuses("other", "", "nothing that is timed");
+        refuses("gemm wgrad", "", "no dense product");
+        refuses("gemm wgrad 64x64x64 strides 64, 64, 64", "0", "no algorithm");
+        refuses("spmm24 sideways 64x64x64", "mma", "no sparse product");
+        refuses("spmm24 straight 64x64", "mma", "no sparse product");
+        refuses("spmm24 straight 64x64x64", "mmb", "no plan");
+        refuses("spmm24 straight 64x64x64", "wgmma-8-8-0x1-66", "no kernel");
+    });
+}

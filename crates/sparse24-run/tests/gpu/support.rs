@@ -1,0 +1,46 @@
+//! The GPU of a test, and text to train on.
+
+use std::{
+    env,
+    sync::{Mutex, PoisonError},
+};
+
+use sparse24_run::data::{Corpus, Dataset, Draw, Tokenizer, TokenizerKind, VALIDATION_FRACTION};
+use sparse24_train::{
+    backend::{Backend, BackendSettings, cuda::CudaBackend},
+    trainer::{Batches, Recipe},
+};
+
+/// Runs a test with a backend on the GPU, which it has to itself; without one it is skipped, which
+/// fails where `SPARSE24_REQUIRE_GPU` is set.
+pub(crate) fn on_gpu(test: impl FnOnce(Box<dyn Backend>)) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    match CudaBackend::open(BackendSettings::default()) {
+        Ok(backend) => test(Box::new(backend)),
+        Err(error) if env::var_os("SPARSE24_REQUIRE_GPU").is_none() => println!("skipped: {error}"),
+        Err(error) => panic!("this run requires a GPU: {error}"),
+    }
+}
+
+/// The embedded corpus as tokens.
+pub(crate) fn embedded(kind: TokenizerKind) -> Dataset {
+    let corpus = Corpus::embedded();
+    let tokenizer = Tokenizer::for_text(kind, corpus.text()).expect("the text has tokens");
+    Dataset::from_corpus(&corpus, tokenizer, VALIDATION_FRACTION).expect("the text is long enough")
+}
+
+/// The batches of a run on this dataset.
+pub(crate) struct Drawn<'a> {
+    pub(crate) dataset: &'a Dataset,
+    pub(crate) recipe: &'a Recipe,
+}
+
+impl Batches for Drawn<'_> {
+    fn fill(&self, step: u32, micro_step: u32, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) {
+        let Recipe { seed, batch, .. } = *self.recipe;
+        let draw =
+            Draw { seed, step, micro_step, sequences: batch.sequences, context: batch.context };
+        self.dataset.batch(draw, inputs, targets);
+    }
+}
