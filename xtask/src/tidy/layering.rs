@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::Finding;
 use crate::Result;
 
-/// What one package may depend on, be it a normal, build or dev-dependency.
+/// The dependencies that one package may have, normal, build and dev.
 struct Floor {
     package: &'static str,
     /// Packages of this workspace.

@@ -71,11 +71,7 @@ const RULES: &[Rule] = &[
         why: "the first lines describe the file and its invariant",
         reads: is_rust,
         check: |file| finding_if(!file.text.starts_with("//!"), "does not open with `//!`"),
-        breaks: &[
-            ("a.rs", ""),
-            ("a.rs", "// A file.\n"),
-            ("a.rs", "use x;\n//! A file.\n"),
-        ],
+        breaks: &[("a.rs", ""), ("a.rs", "// A file.\n"), ("a.rs", "use x;\n//! A file.\n")],
         keeps: &[("a.rs", "//! A file.\n")],
     },
     Rule {
@@ -442,10 +438,8 @@ mod tests {
 
     #[test]
     fn a_finding_is_one_line() {
-        let file = SourceFile {
-            path: "a.rs".into(),
-            text: "//! A file.\n\nfn f() { todo!() }\n".into(),
-        };
+        let file =
+            SourceFile { path: "a.rs".into(), text: "//! A file.\n\nfn f() { todo!() }\n".into() };
         let lines: Vec<String> = super::check(&file).iter().map(ToString::to_string).collect();
         assert_eq!(lines, ["a.rs:3: `todo!`, unfinished code is not merged"]);
     }
