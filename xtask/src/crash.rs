@@ -1,5 +1,5 @@
-//! `cargo xtask crash [RUNS]`: runs the crash harness of the command (`crates/sparse24/tests/crash`)
-//! with more kills than CI has time for.
+//! `cargo xtask crash [RUNS]`: runs the crash harness in `crates/sparse24/tests/crash` with more
+//! kills than CI has time for.
 
 use std::process::{Command, ExitCode};
 

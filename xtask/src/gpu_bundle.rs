@@ -44,8 +44,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
     Ok(checked)
 }
 
-/// Creates the folder, or empties it if it holds an earlier bundle. Any other folder with files is an
-/// error.
+/// Creates the folder, or empties it if it holds an earlier bundle. Any other folder with files is
+/// an error.
 fn clear(out: &Path) -> Result<()> {
     let is_bundle = fs::read_to_string(out.join("run.sh")).is_ok_and(|text| text.contains(MARK));
     let is_empty = fs::read_dir(out).map_or(true, |mut files| files.next().is_none());

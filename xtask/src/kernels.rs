@@ -254,7 +254,8 @@ mod tests {
     #[test]
     fn a_bad_kernel_is_found_in_the_log_of_the_compiler() {
         const TEXT: &str = "extern \"C\" __global__ void stacks(float* y, int n) {\n\
-                            volatile float a[16]; int unused; a[n & 15] = y[0]; y[0] = a[n / 16 & 15];\n\
+                            volatile float a[16]; int unused;\n\
+                            a[n & 15] = y[0]; y[0] = a[n / 16 & 15];\n\
                             asm volatile(\"setmaxnreg.dec.sync.aligned.u32 40;\"); }";
         let source = Source {
             name: "bad",

@@ -2,7 +2,8 @@
 //!
 //! [`rules`] has a table of the rules about single files, [`layering`] a table of the allowed
 //! dependencies between packages. [`modules`] finds cycles of modules, [`size`] limits sizes, and
-//! [`links`] finds dead links. A finding prints as `path:line: what, why`. Ignored files are skipped.
+//! [`links`] finds dead links. A finding prints as `path:line: what, why`. Files that git ignores
+//! are not read.
 
 use std::{collections::BTreeMap, fmt, fs, path::Path, process::Command, process::ExitCode};
 

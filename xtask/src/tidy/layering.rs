@@ -6,22 +6,24 @@ use serde_json::Value;
 use super::Finding;
 use crate::Result;
 
-/// The dependencies that one package may have, normal, build and dev.
+type Names = &'static [&'static str];
+
+/// The normal, build and dev-dependencies that a package may have.
 struct Floor {
     package: &'static str,
     /// Packages of this workspace.
-    ours: &'static [&'static str],
+    ours: Names,
     /// More packages of this workspace, which must be optional unless they are for tests.
-    optional: &'static [&'static str],
+    optional: Names,
     /// External packages that every user of the package gets: normal and not optional. `None`: any.
-    external: Option<&'static [&'static str]>,
+    external: Option<Names>,
 }
 
 const fn floor(
     package: &'static str,
-    ours: &'static [&'static str],
-    optional: &'static [&'static str],
-    external: Option<&'static [&'static str]>,
+    ours: Names,
+    optional: Names,
+    external: Option<Names>,
 ) -> Floor {
     Floor { package, ours, optional, external }
 }

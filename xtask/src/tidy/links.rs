@@ -1,4 +1,5 @@
-//! Finds relative links in Markdown files whose target is missing. URLs and anchors are not checked.
+//! Finds relative links in Markdown files whose target is missing. URLs and anchors are not
+//! checked.
 
 use super::{Finding, SourceFile};
 

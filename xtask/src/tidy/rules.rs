@@ -1,6 +1,8 @@
 //! The rules about single files. Each is a row of [`RULES`] with examples that break it and that
 //! keep it; a test checks every row against its examples.
 
+use std::mem;
+
 use super::{Finding, SourceFile, code};
 
 /// A rule about the text or the name of one file.
@@ -55,9 +57,6 @@ const OPENINGS: &[&str] = &["Of ", "Those of ", "What ", "As [`", "Who "];
 /// Words for which a technical term exists: report, print or return; memory, space or capacity.
 const WORDS: &[&str] = &["tell", "tells", "told", "room"];
 
-/// Path, word and reason of every use of one of [`WORDS`] that is right.
-const WORDS_ALLOWED: &[(&str, &str, &str)] = &[];
-
 /// Half a line, for the examples of the widths.
 macro_rules! fifty {
     () => {
@@ -79,8 +78,8 @@ const RULES: &[Rule] = &[
         why: "unsafe code is confined to a few files",
         reads: |path| is_rust(path) && !UNSAFE_ALLOWED.iter().any(|place| path.starts_with(place)),
         check: |file| {
-            let lines = code::lines_with_word(&code::only(&file.text), "unsafe");
-            lines.into_iter().map(|line| (line, "`unsafe`".to_owned())).collect()
+            let code = code::only(&file.text);
+            lines(&code, |line| code::has_word(line, "unsafe").then(|| "`unsafe`".to_owned()))
         },
         breaks: &[
             ("a.rs", "fn f() { unsafe { g() } }"),
@@ -96,10 +95,8 @@ const RULES: &[Rule] = &[
         why: "this crate promises to contain no unsafe code",
         reads: |path| FORBIDS_UNSAFE.contains(&path),
         check: |file| {
-            finding_if(
-                !code::only(&file.text).contains("#![forbid(unsafe_code)]"),
-                "no `#![forbid(unsafe_code)]`",
-            )
+            let forbids = code::only(&file.text).contains("#![forbid(unsafe_code)]");
+            finding_if(!forbids, "no `#![forbid(unsafe_code)]`")
         },
         breaks: &[("crates/sparse24-core/src/lib.rs", "//! #![forbid(unsafe_code)]\n")],
         keeps: &[
@@ -109,7 +106,7 @@ const RULES: &[Rule] = &[
     },
     Rule {
         name: "names",
-        why: "a file or folder is named after its contents, and the module of a folder foo/ is foo.rs",
+        why: "a name describes the contents, and the module of a folder foo/ is foo.rs",
         reads: is_rust,
         check: |file| {
             let mut parts = file.path.trim_end_matches(".rs").split('/');
@@ -127,14 +124,11 @@ const RULES: &[Rule] = &[
         why: "unfinished code is not merged",
         reads: is_rust,
         check: |file| {
-            let code = code::only(&file.text);
             let macros = ["todo!", "unimplemented!", "dbg!"];
-            macros
-                .iter()
-                .flat_map(|name| {
-                    lines_with(&code, name).map(move |line| (line, format!("`{name}`")))
-                })
-                .collect()
+            lines(&code::only(&file.text), |line| {
+                let found = macros.iter().find(|name| line.contains(*name))?;
+                Some(format!("`{found}`"))
+            })
         },
         breaks: &[
             ("a.rs", "fn f() { todo!() }"),
@@ -148,13 +142,10 @@ const RULES: &[Rule] = &[
         why: "git keeps the history",
         reads: is_rust,
         check: |file| {
-            let comments = (1..)
-                .zip(file.text.lines().map(str::trim_start))
-                .filter_map(|(line, text)| Some((line, text.strip_prefix("// ")?)));
-            comments
-                .filter(|(_, text)| reads_like_code(text))
-                .map(|(line, _)| (line, "commented-out code".to_owned()))
-                .collect()
+            lines(&file.text, |line| {
+                let comment = line.trim_start().strip_prefix("// ")?;
+                reads_like_code(comment).then(|| "commented-out code".to_owned())
+            })
         },
         breaks: &[
             ("a.rs", "// let x = 1;"),
@@ -181,16 +172,16 @@ const RULES: &[Rule] = &[
         why: "which exists on one machine only",
         reads: |_| true,
         check: |file| {
-            let lines = |root: &'static str| {
-                let found = move |line: &str| {
+            lines(&file.text, |line| {
+                let is_in = |root: &&str| {
                     line.match_indices(root).any(|(at, _)| starts_a_path(&line[..at]))
                 };
-                let numbered = (1..).zip(file.text.lines());
-                numbered
-                    .filter(move |(_, line)| found(line))
-                    .map(move |(line, _)| (line, format!("a path under {root}")))
-            };
-            DEVELOPER_ROOTS.iter().copied().flat_map(lines).collect()
+                DEVELOPER_ROOTS
+                    .iter()
+                    .copied()
+                    .find(is_in)
+                    .map(|root| format!("a path under {root}"))
+            })
         },
         breaks: &[
             ("README.md", concat!("see `/ho", "me/me/x`")),
@@ -225,18 +216,17 @@ const RULES: &[Rule] = &[
         reads: |path| is_source(path) || path.ends_with(".md"),
         check: |file| {
             let mut in_fence = false;
-            let width = |line: &str| {
-                if is_source(&file.path) {
-                    return columns(line);
-                }
-                let is_fence = line.trim_start().starts_with("```");
-                in_fence ^= is_fence;
-                let is_free = is_fence || in_fence || line.trim_start().starts_with('|');
-                if is_free { 0 } else { columns(&without_links(line)) }
-            };
-            let widths = (1..).zip(file.text.lines().map(width));
-            let wide = widths.filter(|&(_, width)| width > WIDTH);
-            wide.map(|(line, width)| (line, format!("{width} columns"))).collect()
+            lines(&file.text, |line| {
+                let width = if is_source(&file.path) {
+                    columns(line)
+                } else {
+                    let is_fence = line.trim_start().starts_with("```");
+                    in_fence ^= is_fence;
+                    let is_free = is_fence || in_fence || line.trim_start().starts_with('|');
+                    if is_free { 0 } else { columns(&without_links(line)) }
+                };
+                (width > WIDTH).then(|| format!("{width} columns"))
+            })
         },
         breaks: &[
             ("a.rs", concat!(fifty!(), fifty!(), "0")),
@@ -260,23 +250,20 @@ const RULES: &[Rule] = &[
         reads: is_rust,
         check: |file| {
             let comments = code::comments(&file.text);
-            let mut found = Vec::new();
             let (mut marker, mut starts) = ("", true);
-            for (number, line) in (1..).zip(comments.lines().map(str::trim)) {
+            lines(&comments, |line| {
+                let line = line.trim();
                 let marked = ["///", "//!"].into_iter().find(|&marker| line.starts_with(marker));
                 starts |= marked != Some(marker);
                 marker = marked.unwrap_or("");
-                let text = line.strip_prefix(marker).unwrap_or(line).trim_start();
-                if marker.is_empty() || text.is_empty() {
-                    continue;
+                let text = line.strip_prefix(marked?)?.trim_start();
+                if text.is_empty() {
+                    return None;
                 }
-                let opening = OPENINGS.iter().find(|&&opening| text.starts_with(opening));
-                if let Some(opening) = opening.filter(|_| starts) {
-                    found.push((number, format!("a doc comment opens with {:?}", opening.trim())));
-                }
-                starts = text == "# Errors";
-            }
-            found
+                let is_opening = mem::replace(&mut starts, text == "# Errors");
+                let opening = OPENINGS.iter().find(|&&opening| text.starts_with(opening))?;
+                is_opening.then(|| format!("a doc comment opens with {:?}", opening.trim()))
+            })
         },
         breaks: &[
             ("a.rs", "//! What it is."),
@@ -297,21 +284,12 @@ const RULES: &[Rule] = &[
         why: "a technical term says it better",
         reads: is_source,
         check: |file| {
-            let allowed = |word: &str| {
-                WORDS_ALLOWED.iter().any(|row| (row.0, row.1) == (file.path.as_str(), word))
-            };
-            let comments = code::comments(&file.text);
-            let words = (1..).zip(comments.lines()).flat_map(|(number, line)| {
+            lines(&code::comments(&file.text), |line| {
                 // Text in backticks is code.
-                let prose = line.split('`').step_by(2);
-                let words = prose.flat_map(|text| text.split(|c| !code::is_part_of_name(c)));
-                words.map(move |word| (number, word))
-            });
-            let found = words.filter(|(_, word)| {
-                let word = word.to_lowercase();
-                WORDS.contains(&word.as_str()) && !allowed(&word)
-            });
-            found.map(|(number, word)| (number, format!("`{word}` in a comment"))).collect()
+                let prose: String = line.to_lowercase().split('`').step_by(2).collect();
+                let found = WORDS.iter().find(|word| code::has_word(&prose, word))?;
+                Some(format!("`{found}` in a comment"))
+            })
         },
         breaks: &[
             ("a.rs", "/// Tells the shape."),
@@ -359,8 +337,9 @@ fn finding_if(broken: bool, what: &str) -> Vec<(usize, String)> {
     if broken { vec![(1, what.to_owned())] } else { Vec::new() }
 }
 
-fn lines_with<'a>(text: &'a str, part: &'a str) -> impl Iterator<Item = usize> + 'a {
-    (1..).zip(text.lines()).filter(move |(_, line)| line.contains(part)).map(|(number, _)| number)
+/// The lines for which `find` has something to report.
+fn lines(text: &str, mut find: impl FnMut(&str) -> Option<String>) -> Vec<(usize, String)> {
+    (1..).zip(text.lines()).filter_map(|(number, line)| Some((number, find(line)?))).collect()
 }
 
 fn columns(line: &str) -> usize {
