@@ -30,6 +30,12 @@ struct Finding {
     details: Vec<String>,
 }
 
+impl Finding {
+    fn new(rule: &'static str, path: &str, line: usize, what: String, why: &'static str) -> Self {
+        Self { rule, path: path.to_owned(), line, what, why, details: Vec::new() }
+    }
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}: {}, {}", self.path, self.line, self.what, self.why)?;

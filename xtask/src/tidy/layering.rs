@@ -98,14 +98,8 @@ pub(super) fn check(packages: &[Package]) -> Vec<Finding> {
 }
 
 fn check_one(package: &Package, all: &[Package]) -> Vec<Finding> {
-    let finding = |what: String, why| Finding {
-        rule: "layering",
-        path: format!("package {}", package.name),
-        line: 1,
-        what,
-        why,
-        details: Vec::new(),
-    };
+    let path = format!("package {}", package.name);
+    let finding = |what, why| Finding::new("layering", &path, 1, what, why);
     let Some(floor) = FLOORS.iter().find(|floor| floor.package == package.name) else {
         let what = "has no row in FLOORS (xtask/src/tidy/layering.rs)".into();
         return vec![finding(what, "every package has a row")];

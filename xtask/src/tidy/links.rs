@@ -15,13 +15,9 @@ pub(super) fn check(files: &[SourceFile], paths: &[String]) -> Vec<Finding> {
         pages.flat_map(|page| targets(&page.text).map(move |(line, link)| (page, line, link)));
     let dead = links
         .filter(|(page, _, link)| !resolve(&page.path, link).is_some_and(|target| there(&target)));
-    let finding = |(page, line, link): (&SourceFile, usize, &str)| Finding {
-        rule: "links",
-        path: page.path.clone(),
-        line,
-        what: format!("links to {link}"),
-        why: "which is not a file of this repository",
-        details: Vec::new(),
+    let finding = |(page, line, link): (&SourceFile, usize, &str)| {
+        let why = "which is not a file of this repository";
+        Finding::new("links", &page.path, line, format!("links to {link}"), why)
     };
     dead.map(finding).collect()
 }

@@ -311,17 +311,8 @@ pub(super) fn check(file: &SourceFile) -> Vec<Finding> {
 
 fn check_one(rule: &Rule, file: &SourceFile) -> Vec<Finding> {
     let found = if (rule.reads)(&file.path) { (rule.check)(file) } else { Vec::new() };
-    found
-        .into_iter()
-        .map(|(line, what)| Finding {
-            rule: rule.name,
-            path: file.path.clone(),
-            line,
-            what,
-            why: rule.why,
-            details: Vec::new(),
-        })
-        .collect()
+    let finding = |(line, what)| Finding::new(rule.name, &file.path, line, what, rule.why);
+    found.into_iter().map(finding).collect()
 }
 
 /// Whether a path is that of Rust or CUDA source.

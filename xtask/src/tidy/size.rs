@@ -24,14 +24,7 @@ const TOTAL: usize = 1_700_000;
 
 /// Every limit that is exceeded.
 pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {
-    let finding = |path: &str, line, what, why| Finding {
-        rule: "sizes",
-        path: path.to_owned(),
-        line,
-        what,
-        why,
-        details: Vec::new(),
-    };
+    let finding = |path, line, what, why| Finding::new("sizes", path, line, what, why);
     let long = sizes(files).into_iter().filter(|&(lines, _)| lines > LIMIT);
     let mut findings: Vec<Finding> = long
         .map(|(lines, path)| {
