@@ -78,8 +78,11 @@ fn methods(args: &Args) -> Result<(), Failure> {
     );
     for MethodRow { name, forward, dgrad, wgrad, refresh, decay, width, phases, source } in rows {
         let refresh = if refresh.is_empty() { "-" } else { &refresh };
-        let narrowed =
-            if width == "1" { String::new() } else { format!(", d_ff times {width} (half.ratio)") };
+        let narrowed = if width == "1" {
+            String::new()
+        } else {
+            format!(", d_ff times {width} (method.d_ff_ratio)")
+        };
         let phases = phases.join(" ");
         say!(
             "{name:<8} {forward:<15} {dgrad:<11} {wgrad:<6} {refresh:<15} {decay:<13} {phases}{narrowed}"

@@ -158,8 +158,8 @@ fn half_has_half_the_multiplications_of_the_feed_forward() {
         let trainer = Trainer::new(backend(), half).expect("half");
         let up = trainer.parameter_shapes().find(|(name, _)| *name == "h.0.mlp.c_fc.weight").expect("a block").1;
         assert_eq!(up[0], 512 / 2 * dense.model.activation.width());
-        assert_eq!(of(&["method.name=half", "half.ratio=10/13"]).model.ffn_width, 392, "4 floor(512 / 1.3 / 4)");
-        assert_eq!(of(&["method.name=dense", "half.ratio=10/13"]).model.ffn_width, 512);
+        assert_eq!(of(&["method.name=half", "method.d_ff_ratio=10/13"]).model.ffn_width, 392, "4 floor(512 / 1.3 / 4)");
+        assert_eq!(of(&["method.name=dense", "method.d_ff_ratio=10/13"]).model.ffn_width, 512);
     }
 }
 

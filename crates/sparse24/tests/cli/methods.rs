@@ -149,8 +149,8 @@ fn choices_are_compared_by_a_resume_and_may_be_missing_in_old_runs() {
                 "dgrad = ",
                 "wgrad = ",
                 "phases = ",
-                "[half]",
-                "ratio = ",
+                "d_ff_ratio = ",
+                "kind = ",
             ]
             .iter()
             .any(|new| line.starts_with(new))

@@ -102,7 +102,7 @@ fn an_estimate_counts_what_training_then_has() {
             .unwrap()
             .starts_with("4800 parameters, 72 tokens a step, ")
     );
-    let largest = place.json("estimate --set model.width=16777216 --set model.heads=1 --set model.layers=16777216 --json");
+    let largest = place.json("estimate --set model.d_model=16777216 --set model.heads=1 --set model.layers=16777216 --json");
     assert_eq!(largest["device_bytes"], u64::MAX, "what no machine can hold is no panic");
 }
 
