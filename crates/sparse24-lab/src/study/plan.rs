@@ -86,11 +86,13 @@ impl Plan {
     /// Same as [`Plan::read`].
     pub(super) fn read_resolved(path: &Path) -> Result<Self, Error> {
         let update = |mut table: Table| {
-            if let Some(Value::Table(base)) = table.get_mut("base") {
+            if let Some(base) = table.get_mut("base").and_then(Value::as_table_mut)
+                && renamed::is_old(base)
+            {
                 renamed::update(base);
-            }
-            if let Some(Value::Array(arms)) = table.get_mut("arms") {
-                arms.iter_mut().filter_map(Value::as_table_mut).for_each(renamed::update);
+                let arms =
+                    table.get_mut("arms").and_then(Value::as_array_mut).into_iter().flatten();
+                arms.filter_map(Value::as_table_mut).for_each(renamed::update_settings);
             }
             table
         };

@@ -1,7 +1,7 @@
-//! Keys of configurations that were written by earlier versions.
+//! Configurations that were written by earlier versions.
 //!
-//! A run's own files are read with the old keys. A user's file or setting with one is refused, with
-//! the key's present name.
+//! A run's own files are read with the old keys, and with the methods that these meant. A user's
+//! file or setting with an old key is refused, with the key's present name.
 
 use toml::{Table, Value};
 
@@ -43,8 +43,15 @@ pub fn is_old(document: &Table) -> bool {
         .any(|(old, _)| section(document, old).is_some_and(|(s, key)| s.contains_key(key)))
 }
 
-/// Gives the settings of a document their present names.
+/// Translates a whole configuration, if an earlier version wrote it.
 pub fn update(document: &mut Table) {
+    if is_old(document) {
+        update_settings(document);
+    }
+}
+
+/// Translates settings that are known to be of an earlier version, such as those of a study's arm.
+pub fn update_settings(document: &mut Table) {
     for (old, new) in RENAMED {
         let Some(value) = take(document, old) else { continue };
         let value = match (old, value.as_str()) {
@@ -56,6 +63,25 @@ pub fn update(document: &mut Table) {
         if let Value::Table(section) = section {
             section.entry(key).or_insert(value);
         }
+    }
+    if let Some(Value::Table(method)) = document.get_mut("method") {
+        keep_method(method);
+    }
+}
+
+/// Makes explicit what a method's name meant before `ste` got the paper's transposable masks, and
+/// `sr-ste` and `bi-mask` the decay on gradients of their sources' code.
+fn keep_method(method: &mut Table) {
+    match method.get("name").and_then(Value::as_str) {
+        Some("ste") => {
+            method.insert("name".to_owned(), Value::from("ste-row-wise"));
+        }
+        Some("sr-ste" | "bi-mask")
+            if method.get("decay").is_none_or(|decay| decay.as_str() == Some("")) =>
+        {
+            method.insert("decay".to_owned(), Value::from("on-weights"));
+        }
+        _ => {}
     }
 }
 
@@ -97,6 +123,27 @@ mod tests {
             .unwrap();
         assert_eq!(old, new);
         assert!(!is_old(&new));
+    }
+
+    /// What method settings meant before, and what they are now.
+    #[test]
+    fn a_method_of_before_stays_what_it_was() {
+        for (before, now) in [
+            ("name = \"ste\"", "name = \"ste-row-wise\""),
+            ("name = \"sr-ste\"", "name = \"sr-ste\"\ndecay = \"on-weights\""),
+            ("name = \"bi-mask\"\ndecay = \"\"", "name = \"bi-mask\"\ndecay = \"on-weights\""),
+            ("name = \"sr-ste\"\ndecay = \"none\"", "name = \"sr-ste\"\ndecay = \"none\""),
+            ("name = \"fst\"\ndecay = \"\"", "name = \"fst\"\ndecay = \"\""),
+        ] {
+            let document = |model: &str, method: &str| -> Table {
+                format!("[model]\n{model} = 8\n[method]\n{method}").parse().unwrap()
+            };
+            let (mut old, mut new) = (document("width", before), document("d_model", before));
+            update(&mut old);
+            assert_eq!(old, document("d_model", now));
+            update(&mut new);
+            assert_eq!(new, document("d_model", before), "the present names have no other meaning");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
         // Unknown keys and sections.
         (
             "foo=1",
-            r#"configuration: "foo" is not known (known: backend, batch, data, half, method, model, *)"#,
+            r#"configuration: "foo" is not known (known: backend, batch, data, method, model, *)"#,
         ),
         ("stepz=1", r#"configuration: "stepz" is not known; did you mean "steps"? (known: *)"#),
         (
@@ -64,7 +64,7 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
         ("backend.name=metal", r#"backend.name: "metal" is not known (known: *"#),
         (
             "method.name=fts",
-            r#"method.name: "fts" is not known; did you mean "fst"? (known: dense, half, ste, sr-ste, fst, step, bi-mask, s-ste)"#,
+            r#"method.name: "fts" is not known; did you mean "fst"? (known: dense, half, ste, ste-row-wise, sr-ste, fst, step, bi-mask, s-ste)"#,
         ),
         (
             "method.decay=weights",

@@ -39,10 +39,10 @@ fn presets_are_listed_with_their_sources() {
         &["sparse24"][..],
         &["nanoGPT", "tanh", "lambda 6e-5", "ours"],
         &["nanoGPT", "tanh", "lambda 6e-5", "ours"],
-        &["table of optimal decay factors"],
-        &["table of optimal decay factors"],
-        &["table of optimal decay factors", "toolkit has another"],
-        &["table of optimal decay factors", "toolkit has another"],
+        &["2by4-pretrain-acc-examples", "table 2", "tanh"],
+        &["2by4-pretrain-acc-examples", "table 2", "tanh"],
+        &["2by4-pretrain-acc-examples", "table 2", "tanh"],
+        &["2by4-pretrain-acc-examples", "table 2", "tanh"],
     ]) {
         let source = preset["source"].as_str().unwrap();
         assert!(expected.iter().all(|part| source.contains(part)), "{source}");
