@@ -55,7 +55,7 @@ pub(crate) struct Args {
     /// The training method of the step; `sparse24 presets --methods` lists them
     #[arg(long, requires = "step")]
     method: Option<String>,
-    /// A setting of the step, e.g. `batch.sequences=16`; may be repeated
+    /// A setting of the step, e.g. `batch.size=16`; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE", requires = "step")]
     settings: Vec<String>,
 }

@@ -68,7 +68,7 @@ fn methods(args: &Args) -> Result<(), Failure> {
         return Ok(());
     }
     say!(
-        "{:<8} {:<15} {:<11} {:<6} {:<15} {:<13} phases",
+        "{:<12} {:<15} {:<11} {:<6} {:<15} {:<13} phases",
         "method",
         "forward",
         "dgrad",
@@ -78,13 +78,16 @@ fn methods(args: &Args) -> Result<(), Failure> {
     );
     for MethodRow { name, forward, dgrad, wgrad, refresh, decay, width, phases, source } in rows {
         let refresh = if refresh.is_empty() { "-" } else { &refresh };
-        let narrowed =
-            if width == "1" { String::new() } else { format!(", d_ff times {width} (half.ratio)") };
+        let narrowed = if width == "1" {
+            String::new()
+        } else {
+            format!(", d_ff times {width} (method.d_ff_ratio)")
+        };
         let phases = phases.join(" ");
         say!(
-            "{name:<8} {forward:<15} {dgrad:<11} {wgrad:<6} {refresh:<15} {decay:<13} {phases}{narrowed}"
+            "{name:<12} {forward:<15} {dgrad:<11} {wgrad:<6} {refresh:<15} {decay:<13} {phases}{narrowed}"
         );
-        say!("{:<8} {source}\n", "");
+        say!("{:<12} {source}\n", "");
     }
     say!(
         "Train with one: `sparse24 train --method NAME`. Every choice can be set alone, such as --set method.decay=on-weights; forward, dgrad, wgrad and"

@@ -103,7 +103,7 @@ fn every_refusal_says_why_and_leaves_nothing() {
         let message = refusal(&[&args("text", "out")[..], &[&share]].concat(), root, 2);
         assert!(
             message.starts_with(
-                "error: the share to hold out (data.validation, or --validation of prepare): expected more than 0 and less than 1"
+                "error: the share to hold out (data.validation_share, or --validation of prepare): expected more than 0 and less than 1"
             ),
             "{message}"
         );

@@ -395,13 +395,10 @@ mod tests {
 
     /// On the CPU, since a trainer is a trainer.
     fn trainer(method: &str) -> (Trainer, Random, Option<NonZeroU32>) {
-        let settings = ["layers=1", "heads=2", "width=16", "ffn_width=32", "context=8"]
+        let settings = ["layers=1", "heads=2", "d_model=16", "d_ff=32", "sequence_length=8"]
             .map(|setting| format!("model.{setting}"));
-        let others = [
-            format!("method.name={method}"),
-            "batch.sequences=2".to_owned(),
-            "steps=100".to_owned(),
-        ];
+        let others =
+            [format!("method.name={method}"), "batch.size=2".to_owned(), "steps=100".to_owned()];
         let config = Config::resolve(Some("quickstart"), None, &[&settings[..], &others].concat())
             .expect("possible");
         let mut recipe = config.recipe(65).expect("possible");

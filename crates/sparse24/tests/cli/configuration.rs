@@ -11,12 +11,12 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
         // Unknown keys and sections.
         (
             "foo=1",
-            r#"configuration: "foo" is not known (known: backend, batch, data, half, method, model, *)"#,
+            r#"configuration: "foo" is not known (known: backend, batch, data, method, model, *)"#,
         ),
         ("stepz=1", r#"configuration: "stepz" is not known; did you mean "steps"? (known: *)"#),
         (
             "model.layres=3",
-            r#"model: "layres" is not known; did you mean "layers"? (known: activation, bias, context, *)"#,
+            r#"model: "layres" is not known; did you mean "layers"? (known: activation, activation_checkpointing, bias, *)"#,
         ),
         (
             "modle.layers=3",
@@ -64,7 +64,7 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
         ("backend.name=metal", r#"backend.name: "metal" is not known (known: *"#),
         (
             "method.name=fts",
-            r#"method.name: "fts" is not known; did you mean "fst"? (known: dense, half, ste, sr-ste, fst, step, bi-mask, s-ste)"#,
+            r#"method.name: "fts" is not known; did you mean "fst"? (known: dense, half, ste, ste-row-wise, sr-ste, fst, step, bi-mask, s-ste)"#,
         ),
         (
             "method.decay=weights",
@@ -92,9 +92,13 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
         ("steps=0", "steps: expected at least 1, found 0"),
         ("model.layers=0", "model.layers: expected at least 1, found 0"),
         ("model.heads=0", "model.heads: expected at least 1, found 0"),
-        ("model.width=0", "model.width: expected at least 1, found 0"),
-        ("model.ffn_width=0", "model.ffn_width: expected at least 1, found 0"),
-        ("model.context=0", "model.context: expected at least 1, found 0"),
+        ("model.width=8", "model.width: renamed to model.d_model"),
+        ("half.ratio=1", "half.ratio: renamed to method.d_ff_ratio"),
+        ("backend.launches=queued", "backend.launches: renamed to backend.cuda_graphs (true *"),
+        ("model.kind=bert", r#"model.kind: "bert" is not known (known: gpt2)"#),
+        ("model.d_model=0", "model.d_model: expected at least 1, found 0"),
+        ("model.d_ff=0", "model.d_ff: expected at least 1, found 0"),
+        ("model.sequence_length=0", "model.sequence_length: expected at least 1, found 0"),
         (
             r#"method.phases=["sparse:5/6"]"#,
             "method.phases: expected phases that follow each other, the last one to the end of the run",
@@ -128,38 +132,38 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
             r#"method.dgrad: expected a row-wise forward beside "permuted" (method.forward = "row-wise")"#,
         ),
         (
-            "half.ratio=2",
-            r#"half.ratio: expected a share above 0 and at most 1, as "1/2" or "0.77", found "2""#,
+            "method.d_ff_ratio=2",
+            r#"method.d_ff_ratio: expected a share above 0 and at most 1, as "1/2" or "0.77", found "2""#,
         ),
         (
-            "half.ratio=0",
-            r#"half.ratio: expected a share above 0 and at most 1, as "1/2" or "0.77", found "0""#,
+            "method.d_ff_ratio=0",
+            r#"method.d_ff_ratio: expected a share above 0 and at most 1, as "1/2" or "0.77", found "0""#,
         ),
-        ("batch.sequences=0", "batch.sequences: expected at least 1, found 0"),
-        ("batch.accumulation=0", "batch.accumulation: expected at least 1, found 0"),
+        ("batch.size=0", "batch.size: expected at least 1, found 0"),
+        (
+            "batch.gradient_accumulation_steps=0",
+            "batch.gradient_accumulation_steps: expected at least 1, found 0",
+        ),
         ("run.keep_last=0", "run.keep_last: expected at least 1, found 0"),
-        ("model.width=99999999999", "model.width: expected at most 16777216, found 99999999999"),
         (
-            "batch.sequences=99999999999",
-            "batch.sequences: expected at most 16777216, found 99999999999",
+            "model.d_model=99999999999",
+            "model.d_model: expected at most 16777216, found 99999999999",
         ),
+        ("batch.size=99999999999", "batch.size: expected at most 16777216, found 99999999999"),
         (
             "backend.threads=99999",
             "backend.threads: expected at most 4096, 0 for one a core, found 99999",
         ),
-        ("model.heads=3", "model.heads: expected a divisor of model.width 128, found 3"),
+        ("model.heads=3", "model.heads: expected a divisor of model.d_model 128, found 3"),
         (
-            "model.width=130 model.heads=2",
-            "model.width: expected a multiple of 4, for 4x4 tiles, and of model.heads 2, found 130",
+            "model.d_model=130 model.heads=2",
+            "model.d_model: expected a multiple of 4, for 4x4 tiles, and of model.heads 2, found 130",
         ),
         (
-            "model.width=130",
-            "model.width: expected a multiple of 4, for 4x4 tiles, and of model.heads 4, found 130",
+            "model.d_model=130",
+            "model.d_model: expected a multiple of 4, for 4x4 tiles, and of model.heads 4, found 130",
         ),
-        (
-            "model.ffn_width=514",
-            "model.ffn_width: expected a multiple of 4, for 4x4 tiles, found 514",
-        ),
+        ("model.d_ff=514", "model.d_ff: expected a multiple of 4, for 4x4 tiles, found 514"),
         ("model.dropout=1", "model.dropout: expected a number in [0, 1), found 1"),
         ("model.dropout=-0.1", "model.dropout: expected a number in [0, 1), found -0.1"),
         ("model.dropout=nan", "model.dropout: expected a number in [0, 1), found NaN"),
@@ -186,19 +190,22 @@ fn a_setting_that_cannot_be_is_refused_by_its_key() {
             "optimizer.weight_decay=nan",
             "optimizer.weight_decay: expected a finite number of at least 0, found NaN",
         ),
-        ("optimizer.clip=-1", "optimizer.clip: expected a finite number of at least 0, found -1"),
+        (
+            "optimizer.max_grad_norm=-1",
+            "optimizer.max_grad_norm: expected a finite number of at least 0, found -1",
+        ),
         ("optimizer.epsilon=0", "optimizer.epsilon: expected a finite number above 0, found 0"),
         (
             "optimizer.decay_steps=150",
             "optimizer.decay_steps: expected more than optimizer.warmup_steps 150, or 0 for the last step, found 150",
         ),
         (
-            "data.validation=0",
-            "data.validation: expected the share to hold out, above 0 and below 1, found 0",
+            "data.validation_share=0",
+            "data.validation_share: expected the share to hold out, above 0 and below 1, found 0",
         ),
         (
-            "data.validation=1.5",
-            "data.validation: expected the share to hold out, above 0 and below 1, found 1.5",
+            "data.validation_share=1.5",
+            "data.validation_share: expected the share to hold out, above 0 and below 1, found 1.5",
         ),
     ] {
         let set: String = settings.split(' ').map(|setting| format!(" --set {setting}")).collect();
@@ -337,7 +344,7 @@ fn strings_need_no_quotes_and_numbers_may_be_whole() {
         ("data.path=true", "/data/path", Value::from("true")),
         ("data.path=a=b", "/data/path", Value::from("a=b")),
         ("model.bias=true", "/model/bias", Value::from(true)),
-        ("optimizer.clip=2", "/optimizer/clip", Value::from(2.0)),
+        ("optimizer.max_grad_norm=2", "/optimizer/max_grad_norm", Value::from(2.0)),
         ("method.lambda=0.5", "/method/lambda", Value::from(0.5)),
         ("steps=1_000", "/steps", Value::from(1000)),
     ] {

@@ -49,7 +49,7 @@ fn a_run_and_its_checkpoints_are_evaluated_as_training_did() {
 fn a_loss_is_the_same_number_however_large_a_batch_is() {
     let place = Place::new();
     // 2000 tokens held out: more than an evaluation takes at a time, and fewer than a batch.
-    place.train("run", "--set data.validation=0.5 --set batch.sequences=200 --set steps=6");
+    place.train("run", "--set data.validation_share=0.5 --set batch.size=200 --set steps=6");
     let told = place.metrics("run").last().unwrap()["val_loss"].as_f64().unwrap();
     let report = place.json("eval run --json");
     assert!(
@@ -123,7 +123,7 @@ fn what_cannot_be_evaluated_is_refused() {
     }
     let config = place.read("run/config.toml");
     for (from, to) in
-        [("width = 16", "width = 32"), ("heads = 2", "heads = 4"), ("\"char\"", "\"byte\"")]
+        [("d_model = 16", "d_model = 32"), ("heads = 2", "heads = 4"), ("\"char\"", "\"byte\"")]
     {
         place.write("run/config.toml", config.replacen(from, to, 1));
         let message = "run/config.toml: says * = *, but run/checkpoints/step-00000012 was saved with * = *; undo the change";

@@ -88,7 +88,7 @@ fn what_is_missing_of_a_gpu_is_one_sentence() {
             "",
             "NVIDIA F1 has compute capability 13.0: kernels exist for *; choose another GPU, or a newer release of sparse24",
         ),
-        (("FAKE_MIB", "16"), "", "* needs 32 MiB of GPU memory for *; lower batch.sequences *"),
+        (("FAKE_MIB", "16"), "", "* needs 32 MiB of GPU memory for *; lower batch.size *"),
         (
             ("FAKE_OTHERS_MIB", "1000"),
             "",
@@ -164,17 +164,17 @@ fn a_bench_that_breaks_off_tells_what_it_found() {
 fn what_no_kernel_serves_is_refused_before_a_gpu_is_looked_for() {
     let place = Place::new();
     for (settings, message) in [
-        ("model.ffn_width=516", "model.ffn_width: expected a multiple of 8 on a GPU, found 516"),
+        ("model.d_ff=516", "model.d_ff: expected a multiple of 8 on a GPU, found 516"),
         (
             "model.heads=32",
-            "model.heads: expected heads whose width, model.width / model.heads, is a multiple of 8 up to 128 on a GPU, found 128 / 32 = 4",
+            "model.heads: expected heads whose width, model.d_model / model.heads, is a multiple of 8 up to 128 on a GPU, found 128 / 32 = 4",
         ),
-        ("model.width=8256", "model.width: expected at most 8192 on a GPU, found 8256"),
+        ("model.d_model=8256", "model.d_model: expected at most 8192 on a GPU, found 8256"),
     ] {
         place.refuses(&format!("train --backend cuda --set {settings} --out run"), 2, message);
         place.refuses(&format!("bench --step quickstart --set {settings}"), 2, message);
     }
-    place.answer("config --set model.ffn_width=516");
+    place.answer("config --set model.d_ff=516");
 }
 
 /// By a setting of the run, and by an argument of `doctor` and `bench`.

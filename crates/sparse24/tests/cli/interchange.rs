@@ -85,7 +85,7 @@ fn only_a_vocabulary_of_gpt2_tells_of_its_tokenizer() {
 fn dense_values_go_out_and_come_back() {
     let place = Place::new();
     // One sequence at a time, as an imported model is evaluated: then the sums are the same.
-    place.train("run", "--set model.bias=true --set data.tokenizer=byte --set batch.sequences=1");
+    place.train("run", "--set model.bias=true --set data.tokenizer=byte --set batch.size=1");
     let said = place.answer("export run out");
     assert_eq!(said, "exported step 12 to out\n");
     let said = place.answer("import out imported");
@@ -373,7 +373,7 @@ fn an_import_that_cannot_be_placed_or_read_is_refused() {
     place.refuses(
         "import odd new",
         3,
-        "odd: model.width: expected a multiple of 4, for 4x4 tiles, and of model.heads 1, found 6",
+        "odd: model.d_model: expected a multiple of 4, for 4x4 tiles, and of model.heads 1, found 6",
     );
 }
 
@@ -413,12 +413,12 @@ fn weights_of_another_shape_are_refused() {
     let advice = "the weights to begin with must have the model's shape";
     for (settings, run, gpt2) in [
         (
-            "--set model.width=32",
+            "--set model.d_model=32",
             "wte.weight: expected 864 values ([27, 32]), found 432",
             "tensor \"transformer.wte.weight\" (F32 [27, 16]) is expected to be [27, 32]",
         ),
         (
-            "--set model.context=8",
+            "--set model.sequence_length=8",
             "wpe.weight: expected 128 values ([8, 16]), found 192",
             "tensor \"transformer.wpe.weight\" (F32 [12, 16]) has 12 positions, the model a context of 8",
         ),

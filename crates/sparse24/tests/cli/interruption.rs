@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::support::{Place, TINY};
 
 /// 600 steps of a few milliseconds: the switch is after 500.
-pub(crate) const LONG: &str = "--set steps=600 --set model.width=32 --set model.ffn_width=64 --set model.context=16 --set batch.accumulation=2 \
+pub(crate) const LONG: &str = "--set steps=600 --set model.d_model=32 --set model.d_ff=64 --set model.sequence_length=16 --set batch.gradient_accumulation_steps=2 \
     --set model.dropout=0.1 --set run.flip_every=5 --set run.eval_every=75 --set method.refresh=7 --set run.keep_last=2";
 
 /// Starts a run (or resumes it) and kills it once it has told of `seen` steps; none if it ended
@@ -367,7 +367,7 @@ fn what_is_no_run_is_refused() {
             "lambda = 1",
             &choice("method.lambda = 0.00006", "method.lambda = 1.0", "method.lambda"),
         ),
-        ("width = 16", "width = 32", &shape("model.width = 16", "model.width = 32")),
+        ("d_model = 16", "d_model = 32", &shape("model.d_model = 16", "model.d_model = 32")),
         (
             "\"char\"",
             "\"byte\"",

@@ -42,7 +42,7 @@ fn data_that_cannot_be_used_are_refused_by_name() {
             "mixed/b: is not UTF-8 text: byte 0x89 at offset 0; convert it or take it out of the corpus",
         ),
     ] {
-        let more = "--set data.tokenizer=byte --set model.context=64";
+        let more = "--set data.tokenizer=byte --set model.sequence_length=64";
         place.refuses(&format!("train {TINY} {more} --data {data} --out new"), code, message);
         place.refuses(&format!("estimate {TINY} {more} --data {data}"), code, message);
     }
@@ -53,7 +53,7 @@ fn data_that_cannot_be_used_are_refused_by_name() {
         3,
         message,
     );
-    let more = "--set data.tokenizer=byte --set data.validation=0.07";
+    let more = "--set data.tokenizer=byte --set data.validation_share=0.07";
     let message = "short: has 1 tokens held out for validation, which needs at least 2";
     place.write("short", "the quick brow");
     place.refuses(&format!("train {TINY} {more} --data short --out new"), 3, message);
@@ -208,7 +208,7 @@ fn a_directory_in_use_is_refused() {
 #[test]
 fn two_processes_never_write_one_run() {
     let place = Place::new();
-    let line = format!("train {TINY} --set batch.accumulation=1000000 --out run");
+    let line = format!("train {TINY} --set batch.gradient_accumulation_steps=1000000 --out run");
     let mut first = place.command(&line).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(first.stderr.take().unwrap());
     said.read_line(&mut String::new()).unwrap();
@@ -223,7 +223,7 @@ fn two_processes_never_write_one_run() {
     // Such a step would take minutes.
     place.write(
         "run/config.toml",
-        place.read("run/config.toml").replace("accumulation = 1000000", "accumulation = 1"),
+        place.read("run/config.toml").replace("_steps = 1000000", "_steps = 1"),
     );
     place.answer("resume run");
 }
@@ -231,15 +231,10 @@ fn two_processes_never_write_one_run() {
 #[test]
 fn a_model_beyond_the_memory_is_refused() {
     let place = Place::new();
-    let message =
-        "model: needs * MiB of memory, this machine has *; make it or batch.sequences smaller";
+    let message = "model: needs * MiB of memory, this machine has *; make it or batch.size smaller";
     if cfg!(target_os = "linux") {
-        place.refuses(&format!("train {TINY} --set model.width=16777216 --out new"), 2, message);
-        place.refuses(
-            &format!("train {TINY} --set batch.sequences=16777216 --out new"),
-            2,
-            message,
-        );
+        place.refuses(&format!("train {TINY} --set model.d_model=16777216 --out new"), 2, message);
+        place.refuses(&format!("train {TINY} --set batch.size=16777216 --out new"), 2, message);
     }
 }
 
@@ -322,7 +317,7 @@ fn a_preset_of_a_large_corpus_is_not_trained_on_the_embedded_text() {
         place.answer(&format!("config --preset {preset}"));
     }
     place.json("estimate --preset gpt2-124m --json");
-    place.train("run", "--preset gpt2-124m --set batch.accumulation=1");
+    place.train("run", "--preset gpt2-124m --set batch.gradient_accumulation_steps=1");
 }
 
 #[test]

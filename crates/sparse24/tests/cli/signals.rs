@@ -111,7 +111,8 @@ fn a_signal_abandons_the_step_under_way() {
     let place = Place::new();
     for (signal, exit) in [("-INT", 130), ("-TERM", 143)] {
         let run = format!("run{exit}");
-        let line = format!("train {TINY} --set batch.accumulation=1000000 --out {run}");
+        let line =
+            format!("train {TINY} --set batch.gradient_accumulation_steps=1000000 --out {run}");
         let (code, said) = interrupted(&place, &line, signal, 1);
         assert_eq!(code, Some(exit), "{said}");
         assert_eq!(
@@ -131,7 +132,7 @@ fn a_second_signal_ends_at_once() {
         attempts(|attempt| {
             let run = format!("run{exit}-{attempt}");
             let line = format!(
-                "train {TINY} --set batch.sequences=200 --set model.width=512 --set model.ffn_width=2048 --out {run}"
+                "train {TINY} --set batch.size=200 --set model.d_model=512 --set model.d_ff=2048 --out {run}"
             );
             let (code, said) = interrupted(&place, &line, signal, 2);
             assert_eq!(code, Some(exit), "{said}");
@@ -172,7 +173,7 @@ fn sigusr1_saves_and_the_run_goes_on() {
 #[test]
 fn a_signal_abandons_the_evaluation_under_way() {
     let place = Place::new();
-    let settings = "--set data.validation=0.99 --set run.eval_every=1 --set steps=40 --set model.width=64 --set model.context=32";
+    let settings = "--set data.validation_share=0.99 --set run.eval_every=1 --set steps=40 --set model.d_model=64 --set model.sequence_length=32";
     place.train("whole", settings);
     let whole = place.tree("whole/checkpoints/step-00000040");
     for signal in ["-TERM", "-USR1"] {
@@ -219,7 +220,7 @@ fn a_signal_abandons_the_evaluation_under_way() {
 fn a_signal_reaches_the_evaluation_of_a_finished_run() {
     let place = Place::new();
     place.write("text", crate::support::text(1).repeat(200));
-    place.train("run", "--set steps=1 --set data.validation=0.9");
+    place.train("run", "--set steps=1 --set data.validation_share=0.9");
     for (signal, exit, end) in [
         ("-INT", 130, "interrupted after step 1; resume with: sparse24 resume run"),
         ("-TERM", 143, "interrupted after step 1; resume with: sparse24 resume run"),
@@ -236,7 +237,7 @@ fn a_signal_reaches_the_evaluation_of_a_finished_run() {
 fn a_signal_between_a_search_and_its_run_is_heard() {
     let place = Place::new();
     place.write("text", crate::support::text(1).repeat(200));
-    let settings = "--set optimizer.warmup_steps=8 --set run.flip_every=1 --set method.decay=on-weights --set data.validation=0.01";
+    let settings = "--set optimizer.warmup_steps=8 --set run.flip_every=1 --set method.decay=on-weights --set data.validation_share=0.01";
     let line = format!("train {TINY} {settings} --set steps=40000 --lambda auto --out run");
     let mut child = place.command(&line).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();

@@ -149,7 +149,7 @@ fn a_pipe_sees_plain_lines() {
     );
     let settings: Vec<&str> = lines[2].split(' ').filter(|word| word.contains('=')).collect();
     for set in
-        ["steps=12", "model.width=16", "data.tokenizer=\"char\"", "optimizer.learning_rate=0.02"]
+        ["steps=12", "model.d_model=16", "data.tokenizer=\"char\"", "optimizer.learning_rate=0.02"]
     {
         assert!(settings.contains(&set), "{set} is missing in {told}");
     }
@@ -242,7 +242,7 @@ fn every_kind_of_model_trains_and_resumes() {
         ("swiglu", "--set model.activation=swiglu --set model.bias=true"),
         ("bias", "--set model.bias=true"),
         ("dropout", "--set model.dropout=0.2"),
-        ("accumulation", "--set batch.accumulation=3 --set batch.sequences=2"),
+        ("accumulation", "--set batch.gradient_accumulation_steps=3 --set batch.size=2"),
         ("attention", "--set model.sparsify=ffn-and-attention --set model.layers=1"),
         ("bf16", "--set backend.arithmetic=bf16"),
         ("byte", "--set data.tokenizer=byte"),

@@ -73,7 +73,7 @@ mod tests {
         };
         let mine = Error::from(full(vec![("weights", 60 << 20)])).to_string();
         assert!(
-            mine.ends_with("or train a smaller model") && mine.contains("lower batch.sequences"),
+            mine.ends_with("or train a smaller model") && mine.contains("lower batch.size"),
             "{mine}"
         );
         let theirs = Error::from(full(vec![("weights", 1 << 20)])).to_string();
