@@ -10,11 +10,12 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::{Error, data::TokenizerKind, disk};
+use sparse24_core::op::Activation;
 use sparse24_train::{
-    backend::{Activation, Arithmetic, BACKENDS, BackendEntry, BackendSettings, Launches},
+    backend::{Arithmetic, BACKENDS, BackendEntry, BackendSettings, Launches},
     method::Method,
-    model::gpt2::{BatchShape, Gpt2Shape, Recompute, Sparsify},
-    nn::linear24::Bias,
+    model::{ActivationCheckpointing, Gpt2Spec, ModelSpec, Sparsify, gpt2},
+    nn::{BatchShape, Bias},
     optim::AdamW,
     schedule::Schedule,
     trainer::Recipe,
@@ -79,7 +80,17 @@ pub struct ModelConfig {
     /// Which linear layers may be pruned.
     pub sparsify: Sparsify,
     /// Activations that the backward pass recomputes instead of keeping; changes no result.
-    pub activation_checkpointing: Recompute,
+    pub activation_checkpointing: ActivationCheckpointing,
+}
+
+impl ModelConfig {
+    /// The parameter whose rows are the vocabulary.
+    #[must_use]
+    pub fn token_table(&self) -> &'static str {
+        match self.kind {
+            ModelKind::Gpt2 => gpt2::TOKEN_TABLE,
+        }
+    }
 }
 
 /// A model architecture.
@@ -203,7 +214,7 @@ impl BackendConfig {
     #[must_use]
     pub fn settings(&self) -> BackendSettings {
         let Self { arithmetic, gpu, cuda_graphs, .. } = *self;
-        let launches = if cuda_graphs { Launches::Replayed } else { Launches::Queued };
+        let launches = if cuda_graphs { Launches::Captured } else { Launches::Eager };
         let folders =
             std::env::split_paths(&self.libraries).filter(|folder| !folder.as_os_str().is_empty());
         BackendSettings { arithmetic, gpu, launches, libraries: folders.collect() }
@@ -415,7 +426,7 @@ impl Config {
         let backend = self.backend_entry()?;
         self.method_value()?.check(self.steps)?;
         // No backend depends on the vocabulary, which the corpus has yet to tell.
-        Ok((backend.check)(&self.recipe(1)?)?)
+        Ok(self.recipe(1)?.check(&(backend.capabilities)())?)
     }
 
     /// Refuses to train a preset of a large corpus on the embedded text, which would be no more
@@ -469,26 +480,33 @@ impl Config {
         // Down to whole tiles, and at least one.
         let narrowed = model.d_ff as u64 * u64::from(method.width.numerator())
             / u64::from(method.width.denominator());
-        let ffn_width = (narrowed as usize / 4 * 4).max(4);
-        Ok(Recipe {
-            model: Gpt2Shape {
+        let d_ff = (narrowed as usize / 4 * 4).max(4);
+        let model_spec = match model.kind {
+            ModelKind::Gpt2 => ModelSpec::Gpt2(Gpt2Spec {
                 layers: model.layers,
                 heads: model.heads,
-                width: model.d_model,
-                ffn_width,
-                context: model.sequence_length,
+                d_model: model.d_model,
+                d_ff,
+                sequence_length: model.sequence_length,
                 vocabulary,
                 activation: model.activation,
                 bias: if model.bias { Bias::Present } else { Bias::Absent },
                 sparsify: model.sparsify,
-            },
+            }),
+        };
+        Ok(Recipe {
+            model: model_spec,
             method,
             steps: self.steps,
-            batch: BatchShape { sequences: batch.size, context: model.sequence_length },
-            recompute: model.activation_checkpointing,
-            accumulation: NonZeroU32::new(batch.gradient_accumulation_steps).ok_or_else(|| {
-                Error::setting("batch.gradient_accumulation_steps", "expected at least 1, found 0")
-            })?,
+            batch: BatchShape { size: batch.size, sequence_length: model.sequence_length },
+            checkpointing: model.activation_checkpointing,
+            gradient_accumulation_steps: NonZeroU32::new(batch.gradient_accumulation_steps)
+                .ok_or_else(|| {
+                    Error::setting(
+                        "batch.gradient_accumulation_steps",
+                        "expected at least 1, found 0",
+                    )
+                })?,
             dropout: model.dropout,
             optimizer: AdamW {
                 beta1: optimizer.beta1,

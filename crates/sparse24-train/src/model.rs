@@ -5,8 +5,9 @@
 
 use crate::{
     Error,
-    backend::{Backend, Requirement, Tensor},
-    nn::{BatchShape, Builder, Pass},
+    backend::{Backend, Requirement, ShapeOnly, Tensor},
+    method::Method,
+    nn::{BatchShape, Builder, ParameterSpec, Pass, Sparsity},
     objective::Batch,
 };
 
@@ -71,6 +72,39 @@ impl ModelSpec {
         match self {
             Self::Gpt2(spec) => Ok(Box::new(gpt2::Gpt2::new(builder, *spec, checkpointing)?)),
         }
+    }
+
+    /// Token ids.
+    #[must_use]
+    pub fn vocabulary(&self) -> usize {
+        match self {
+            Self::Gpt2(spec) => spec.vocabulary,
+        }
+    }
+
+    /// The declarations of all parameters, in order.
+    ///
+    /// # Errors
+    /// [`Error::Semantics`] for a sparsifiable shape that does not consist of 4x4 tiles.
+    pub fn parameters(&self) -> Result<Vec<ParameterSpec>, Error> {
+        let (mut backend, method) = (ShapeOnly::weightless(), Method::dense());
+        let shape = BatchShape { size: 1, sequence_length: 1 };
+        let mut builder = Builder::new(&mut backend, &method, shape);
+        self.build(&mut builder, ActivationCheckpointing::None)?;
+        let parameters = builder.into_parameters();
+        Ok(parameters.iter().map(|parameter| parameter.spec.clone()).collect())
+    }
+
+    /// Name and elements of every parameter that masks may prune, in order.
+    ///
+    /// # Errors
+    /// Errors of [`Self::parameters`].
+    pub fn sparsifiable(&self) -> Result<Vec<(String, u64)>, Error> {
+        let parameters = self.parameters()?.into_iter();
+        let sparsifiable = parameters.filter(|spec| spec.sparsity == Sparsity::Sparsifiable);
+        Ok(sparsifiable
+            .map(|spec| (spec.name, spec.shape.map(|n| n as u64).iter().product()))
+            .collect())
     }
 
     /// The sizes that a backend may limit, for batches of this shape.

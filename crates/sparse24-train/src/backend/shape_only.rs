@@ -58,7 +58,30 @@ pub struct ShapeOnly {
     pub sparse_flops: f64,
 }
 
+/// Nothing takes memory.
+struct Weightless;
+
+impl Footprint for Weightless {
+    fn tensor(&self, _: [usize; 2], _: DType, _: Region) -> u64 {
+        0
+    }
+
+    fn weight24(&self, _: [usize; 2]) -> u64 {
+        0
+    }
+
+    fn gradient24(&self, _: [usize; 2]) -> u64 {
+        0
+    }
+}
+
 impl ShapeOnly {
+    /// A backend of which only the shapes matter.
+    #[must_use]
+    pub fn weightless() -> Self {
+        Self::new(Box::new(Weightless), Capabilities::unlimited("shape only"))
+    }
+
     /// Counts for the backend with this footprint.
     #[must_use]
     pub fn new(footprint: Box<dyn Footprint>, capabilities: Capabilities) -> Self {

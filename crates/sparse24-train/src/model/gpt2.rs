@@ -52,6 +52,9 @@ pub struct Gpt2Spec {
     pub sparsify: Sparsify,
 }
 
+/// The parameter whose rows are the vocabulary.
+pub const TOKEN_TABLE: &str = "wte.weight";
+
 /// Standard deviation of the initial weights; projections into the residual stream divide it by
 /// sqrt(2 layers).
 const DEVIATION: f32 = 0.02;
@@ -150,7 +153,7 @@ impl Gpt2 {
         checkpointing: ActivationCheckpointing,
     ) -> Result<Self, Error> {
         let d = spec.d_model;
-        let tables = (("wte.weight", spec.vocabulary), ("wpe.weight", spec.sequence_length));
+        let tables = ((TOKEN_TABLE, spec.vocabulary), ("wpe.weight", spec.sequence_length));
         let embedding = Embedding::new(builder, tables.0, Some(tables.1), d, DEVIATION)?;
         let dropout = builder.dropout_site();
         let embedded = builder.activation("embedded", d)?;
