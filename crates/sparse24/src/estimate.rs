@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use ndarray::Array2;
 use serde::Serialize;
-use sparse24_cpu::gemm::{Beta, matmul};
+use sparse24_core::op::Accumulate;
+use sparse24_cpu::gemm::matmul;
 use sparse24_run::run::open_dataset;
 use sparse24_train::estimate::{Estimate, estimate};
 
@@ -48,8 +49,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ));
     }
     let recipe = config.recipe(open_dataset(&config)?.vocabulary() as usize)?;
-    let estimate = estimate(&recipe);
-    let flops = products_per_second(recipe.model.width, recipe.model.ffn_width)?;
+    let estimate = estimate(&recipe, config.backend_entry()?)?;
+    let flops = products_per_second(config.model.d_model, config.model.d_ff)?;
     let seconds_per_step = estimate.flops_per_step * OVERHEAD / flops;
     let report = Report {
         estimate,
@@ -109,7 +110,7 @@ fn products_per_second(width: usize, ffn: usize) -> Result<f64, Failure> {
     let (began, mut best) = (Instant::now(), Duration::MAX);
     while began.elapsed() < Duration::from_millis(250) {
         let start = Instant::now();
-        matmul(x.view(), w.t(), z.view_mut(), Beta::Overwrite)
+        matmul(x.view(), w.t(), z.view_mut(), Accumulate::Overwrite)
             .map_err(sparse24_run::Error::from)?;
         best = best.min(start.elapsed());
     }

@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             None => model.dataset()?,
             Some(path) => model.other_dataset(path)?,
         };
-        let vocabulary = model.recipe().model.vocabulary;
+        let vocabulary = model.recipe().model.vocabulary();
         if dataset.vocabulary() as usize > vocabulary {
             let problem = format!(
                 "the data have {} token ids, the model has {vocabulary}: evaluate with the run's own tokenizer",
@@ -53,7 +53,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         let windows = dataset.evaluation_windows(config.model.sequence_length);
         let (step, phase) = (model.checkpoint.state.step, model.phase().kind());
-        let loss = model.into_trainer()?.evaluate(&windows)?;
+        let mut trainer = model.into_trainer()?;
+        let size = trainer.recipe().batch.size;
+        let loss = trainer.evaluate(&windows, size)?.loss();
         if !loss.is_finite() {
             return Err(Failure::new(
                 Exit::NonFinite,

@@ -8,7 +8,6 @@ use sparse24_run::{
     interchange::{self, Dtype, Gpt2Config, Values},
     run::Model,
 };
-use sparse24_train::backend::Activation;
 
 use crate::{
     failure::{Exit, Failure},
@@ -40,14 +39,8 @@ enum Stored {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let model = Model::read(&args.run)?;
-    let shape = model.recipe().model;
-    if shape.activation != Activation::Gelu {
-        let problem = format!(
-            "{}: Hugging Face's GPT-2 has GELU feed-forward layers, this model has not",
-            args.run.display()
-        );
-        return Err(Failure::new(Exit::Input, problem));
-    }
+    let shape = Gpt2Config::of(&model.recipe().model)
+        .map_err(|error| Failure::new(Exit::Input, format!("{}: {error}", args.run.display())))?;
     let dtype = match args.dtype {
         Stored::F32 => Dtype::F32,
         Stored::F16 => Dtype::F16,
@@ -74,8 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Values::Dense => Cow::Borrowed(checkpoint.weights.as_slice()),
         Values::Sparse24 { .. } => model.mapped_weights()?,
     };
-    let exported =
-        interchange::export(&args.out, &weights, &Gpt2Config::of(&shape), dtype, values)?;
+    let exported = interchange::export(&args.out, &weights, &shape, dtype, values)?;
     say!("exported step {} to {}", checkpoint.state.step, args.out.display());
     if !exported.zero_biases.is_empty() {
         say!(

@@ -7,7 +7,7 @@ use sparse24_run::{
     data::{Tokenizer, TokenizerKind},
     run::adopt,
 };
-use sparse24_train::nn::linear24::Bias;
+use sparse24_train::nn::Bias;
 
 use crate::{
     failure::{Exit, Failure},

@@ -178,8 +178,7 @@ pub(crate) fn on_threads(
 pub(crate) fn drive(mut run: Run, telling: &Telling, signals: Signals) -> Result<(), Failure> {
     let config = run.config().clone();
     let recipe = run.trainer().recipe();
-    let parameters: usize =
-        run.trainer().parameter_shapes().map(|(_, [rows, columns])| rows * columns).sum();
+    let parameters: usize = run.trainer().parameters().iter().map(|p| p.weight.elements()).sum();
     let device = run.trainer().backend().device();
     note(format_args!(
         "{} parameters, {} tokens a step, {} of {} on {}: {}",

@@ -5,10 +5,10 @@ use std::path::Path;
 use sparse24_run::{
     checkpoint::NamedTensor,
     config::Config,
-    interchange::{self, Gpt2Config},
+    interchange::{self, Gpt2Config, shapes},
     run::Model,
 };
-use sparse24_train::nn::linear24::Bias;
+use sparse24_train::nn::Bias;
 
 use crate::failure::Failure;
 
@@ -23,7 +23,7 @@ pub(crate) fn read(
         return Ok(Model::read(path)?.checkpoint.weights);
     }
     let model = config.recipe(vocabulary)?.model;
-    Ok(interchange::import(path, &Gpt2Config::of(&model).parameters(model.bias))?)
+    Ok(interchange::import(path, &shapes(&model)?)?)
 }
 
 /// A Hugging Face GPT-2 with the shape that its `config.json` says, and whether any of its biases
