@@ -1,94 +1,100 @@
-//! Small products that stay in registers and cache, for kernels that hold their operands in scratch
-//! of their own.
+//! Small products whose operands stay in cache, for kernels that keep them in scratch buffers.
+//! [`crate::gemm`] is for all others.
 //!
-//! Invariant: every element of C is one running sum over k in order, so neither panels nor
-//! instruction sets of one kind of multiply-add change a bit. Deliberately absent: blocking for
-//! caches, threads; [`crate::gemm`] is for the rest.
+//! Every element of C is one running sum over k in order, so the panel size never changes a bit.
 
-use pulp::{Arch, Simd, WithSimd};
+use sparse24_core::op::Accumulate;
 
-use crate::gemm::Beta;
+use crate::simd::{Available, Kernel, Vector};
 
-/// Rows of scratch are padded to a multiple of this, the most lanes that a vector has.
+/// Rows of scratch are padded to a multiple of this, the largest number of lanes.
 pub(crate) const PAD: usize = 16;
 
 /// Rows of C in registers at once.
 const ROWS: usize = 4;
 
-/// C `[m, n]` = A `[m, k]` B `[k, n]`, or C += it; `n` is a multiple of [`PAD`].
+/// C `[m, n]` = A `[m, k]` B `[k, n]`, or C += A B; `n` is a multiple of [`PAD`].
 pub(crate) struct Product<'a> {
+    /// m, n, k.
     pub(crate) shape: [usize; 3],
-    /// Element (i, l) stands at `i * strides[0] + l * strides[1]`.
+    /// Element (i, l) is at `i * strides[0] + l * strides[1]`.
     pub(crate) a: &'a [f32],
     pub(crate) a_strides: [usize; 2],
-    /// Row-major, `b_stride` from row to row.
+    /// Row-major with rows `b_stride` apart.
     pub(crate) b: &'a [f32],
     pub(crate) b_stride: usize,
-    /// Row-major, `c_stride` from row to row.
+    /// Row-major with rows `c_stride` apart.
     pub(crate) c: &'a mut [f32],
     pub(crate) c_stride: usize,
-    pub(crate) beta: Beta,
+    pub(crate) accumulate: Accumulate,
 }
 
 impl Product<'_> {
     pub(crate) fn run(self) {
-        Arch::new().dispatch(self);
+        Available::best().run(self);
     }
 
     #[inline(always)]
-    fn strip<S: Simd, const M: usize>(&mut self, simd: S, i: usize) {
-        let [_, n, _] = self.shape;
+    fn strip<V: Vector, const M: usize>(&mut self, v: V, i: usize) {
+        let n = self.shape[1];
         let mut j = 0;
-        while n - j >= 2 * S::F32_LANES {
-            self.panel::<S, M, 2>(simd, i, j);
-            j += 2 * S::F32_LANES;
+        while n - j >= 2 * V::LANES {
+            self.panel::<V, M, 2>(v, i, j);
+            j += 2 * V::LANES;
         }
         if j < n {
-            self.panel::<S, M, 1>(simd, i, j);
+            self.panel::<V, M, 1>(v, i, j);
         }
     }
 
-    /// Rows `i .. i + M`, `V` vectors of columns from `j` on.
+    /// Rows `i .. i + M`, `N` vectors of columns from `j` on.
     #[inline(always)]
-    fn panel<S: Simd, const M: usize, const V: usize>(&mut self, simd: S, i: usize, j: usize) {
-        let width = V * S::F32_LANES;
-        let mut sums = [[simd.splat_f32s(0.0); V]; M];
-        if self.beta == Beta::Accumulate {
+    fn panel<V: Vector, const M: usize, const N: usize>(&mut self, v: V, i: usize, j: usize) {
+        let width = N * V::LANES;
+        let mut sums = [[v.splat(0.0); N]; M];
+        if self.accumulate == Accumulate::Add {
             for (row, sums) in sums.iter_mut().enumerate() {
-                let (c, _) = S::as_simd_f32s(&self.c[(i + row) * self.c_stride + j..][..width]);
-                sums.copy_from_slice(c);
+                let c = &self.c[(i + row) * self.c_stride + j..][..width];
+                for (at, sum) in sums.iter_mut().enumerate() {
+                    *sum = v.load(&c[at * V::LANES..]);
+                }
             }
         }
         for l in 0..self.shape[2] {
-            let (b, _) = S::as_simd_f32s(&self.b[l * self.b_stride + j..][..width]);
+            let row = &self.b[l * self.b_stride + j..][..width];
+            let mut b = [v.splat(0.0); N];
+            for (at, b) in b.iter_mut().enumerate() {
+                *b = v.load(&row[at * V::LANES..]);
+            }
             for (row, sums) in sums.iter_mut().enumerate() {
-                let a =
-                    simd.splat_f32s(self.a[(i + row) * self.a_strides[0] + l * self.a_strides[1]]);
-                for (sum, &b) in sums.iter_mut().zip(b) {
-                    *sum = simd.mul_add_e_f32s(a, b, *sum);
+                let a = v.splat(self.a[(i + row) * self.a_strides[0] + l * self.a_strides[1]]);
+                for (sum, &b) in sums.iter_mut().zip(&b) {
+                    *sum = v.mul_add(a, b, *sum);
                 }
             }
         }
         for (row, sums) in sums.iter().enumerate() {
-            let (c, _) = S::as_mut_simd_f32s(&mut self.c[(i + row) * self.c_stride + j..][..width]);
-            c.copy_from_slice(sums);
+            let c = &mut self.c[(i + row) * self.c_stride + j..][..width];
+            for (at, &sum) in sums.iter().enumerate() {
+                v.store(sum, &mut c[at * V::LANES..]);
+            }
         }
     }
 }
 
-impl WithSimd for Product<'_> {
+impl Kernel for Product<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(mut self, simd: S) {
+    fn run<V: Vector>(mut self, v: V) {
         let [m, n, _] = self.shape;
         debug_assert!(n.is_multiple_of(PAD), "padded columns");
         for i in (0..m).step_by(ROWS) {
             match m - i {
-                1 => self.strip::<S, 1>(simd, i),
-                2 => self.strip::<S, 2>(simd, i),
-                3 => self.strip::<S, 3>(simd, i),
-                _ => self.strip::<S, ROWS>(simd, i),
+                1 => self.strip::<V, 1>(v, i),
+                2 => self.strip::<V, 2>(v, i),
+                3 => self.strip::<V, 3>(v, i),
+                _ => self.strip::<V, ROWS>(v, i),
             }
         }
     }

@@ -7,10 +7,8 @@
 use std::{hint::black_box, time::Instant};
 
 use ndarray::Array2;
-use sparse24_cpu::{
-    gemm::{Beta, matmul},
-    on_threads, threads,
-};
+use sparse24_core::op::Accumulate;
+use sparse24_cpu::{gemm::matmul, on_threads, threads};
 use sparse24_train::{
     backend::{Arithmetic, cpu::CpuBackend},
     config::preset,
@@ -59,11 +57,11 @@ impl Products {
 
     /// Forward, dgrad and wgrad.
     fn run(&mut self) {
-        matmul(self.x.view(), self.w.t(), self.z.view_mut(), Beta::Overwrite)
+        matmul(self.x.view(), self.w.t(), self.z.view_mut(), Accumulate::Overwrite)
             .expect("the shapes agree");
-        matmul(self.z.view(), self.w.view(), self.dx.view_mut(), Beta::Overwrite)
+        matmul(self.z.view(), self.w.view(), self.dx.view_mut(), Accumulate::Overwrite)
             .expect("the shapes agree");
-        matmul(self.z.t(), self.x.view(), self.dw.view_mut(), Beta::Overwrite)
+        matmul(self.z.t(), self.x.view(), self.dw.view_mut(), Accumulate::Overwrite)
             .expect("the shapes agree");
         black_box(&self.dw);
     }
