@@ -5,7 +5,6 @@
 
 use std::{hint::black_box, time::Duration, time::Instant};
 
-use criterion::Criterion;
 use ndarray::{Array1, Array2, ArrayView2, s};
 use sparse24_core::{
     Mask,
@@ -31,29 +30,24 @@ const P: usize = B * T;
 
 /// Times kernels and records how often a step runs each of them.
 struct Step {
-    criterion: Criterion,
+    /// The kernels to time: those whose name contains this.
+    filter: String,
     /// Name, shortest time of a call, calls per step.
     calls: Vec<(&'static str, Duration, usize)>,
 }
 
 impl Step {
     fn time(&mut self, name: &'static str, calls: usize, mut kernel: impl FnMut()) {
-        let mut shortest = None::<Duration>;
-        self.criterion.bench_function(name, |bencher| {
-            bencher.iter_custom(|iterations| {
-                (0..iterations)
-                    .map(|_| {
-                        let start = Instant::now();
-                        kernel();
-                        let elapsed = start.elapsed();
-                        shortest = Some(shortest.map_or(elapsed, |best| best.min(elapsed)));
-                        elapsed
-                    })
-                    .sum()
-            });
-        });
-        // A filter on the command line skips kernels.
-        self.calls.extend(shortest.map(|time| (name, time, calls)));
+        if !name.contains(&self.filter) {
+            return;
+        }
+        let (start, mut shortest) = (Instant::now(), Duration::MAX);
+        while start.elapsed() < Duration::from_millis(600) {
+            let start = Instant::now();
+            kernel();
+            shortest = shortest.min(start.elapsed());
+        }
+        self.calls.push((name, shortest, calls));
     }
 
     fn sum(&self, what: impl Fn(&str) -> bool) -> f64 {
@@ -249,11 +243,8 @@ fn optimizer(step: &mut Step) {
 }
 
 fn main() {
-    let criterion = Criterion::default()
-        .sample_size(20)
-        .warm_up_time(Duration::from_millis(100))
-        .measurement_time(Duration::from_millis(600));
-    let mut step = Step { criterion: criterion.configure_from_args(), calls: Vec::new() };
+    let filter = std::env::args().skip(1).find(|argument| !argument.starts_with("--"));
+    let mut step = Step { filter: filter.unwrap_or_default(), calls: Vec::new() };
     products(&mut step);
     rows(&mut step);
     attention(&mut step);

@@ -202,21 +202,33 @@ fn backward_is_the_gradient_of_the_forward() {
     }
 }
 
+/// Hidden keys never matter: those after a causal query, and those beyond a sequence's length. Full
+/// lengths change no bit.
 #[test]
-fn causal_queries_ignore_later_keys() {
-    let shape = shape(1, 2, 64, 64, Causal);
-    let (q, mut k, v) = (random([64, 8], 1, 1.0), random([64, 8], 2, 1.0), random([64, 8], 3, 1.0));
-    let run = |k: &Array2<f32>| {
-        let (mut o, mut lse) = (poison([64, 8]), poison([2, 64]));
-        let [q, k, v] = [&q, k, &v].map(|x| x.view());
-        attention_forward(shape, q, k, v, None, o.view_mut(), lse.view_mut(), None).unwrap();
-        o
+fn hidden_keys_are_ignored() {
+    let run = |lengths: Option<&[u32]>, [k, v]: [&Array2<f32>; 2]| {
+        let (shape, q) = (shape(2, 2, 40, 40, Causal), random([80, 8], 1, 1.0));
+        let (mut o, mut lse) = (poison([80, 8]), poison([4, 40]));
+        let [q, k, v] = [&q, k, v].map(|x| x.view());
+        attention_forward(shape, q, k, v, lengths, o.view_mut(), lse.view_mut(), None).unwrap();
+        o.mapv(f32::to_bits)
     };
-    let before = run(&k);
-    k.slice_mut(s![40.., ..]).fill(f32::NAN);
-    let after = run(&k);
-    assert_eq!(before.slice(s![..40, ..]), after.slice(s![..40, ..]));
-    assert!(after.slice(s![40.., ..]).iter().all(|x| x.is_nan()));
+    let [k, v] = [2, 3].map(|seed| random([80, 8], seed, 1.0));
+    let clean = run(None, [&k, &v]);
+    assert_eq!(run(Some(&[40, 40]), [&k, &v]), clean);
+    let mut hidden = k.clone();
+    hidden.slice_mut(s![70.., ..]).fill(f32::NAN);
+    let after = run(None, [&hidden, &v]);
+    assert_eq!(after.slice(s![..70, ..]), clean.slice(s![..70, ..]));
+    assert!(after.slice(s![70.., ..]).iter().all(|&x| f32::from_bits(x).is_nan()));
+    for length in [0, 1, 16, 30] {
+        let clean = run(Some(&[40, length]), [&k, &v]);
+        let [mut k, mut v] = [k.clone(), v.clone()];
+        for x in [&mut k, &mut v] {
+            x.slice_mut(s![(40 + length as usize).., ..]).fill(f32::NAN);
+        }
+        assert_eq!(run(Some(&[40, length]), [&k, &v]), clean, "{length} keys");
+    }
 }
 
 #[test]

@@ -9,5 +9,4 @@ mod gemm;
 mod loss;
 mod math;
 mod norm;
-mod properties;
 mod rows;
