@@ -17,8 +17,8 @@ const OPERATION: &str = "compressed matrix";
 /// A `[m, k]` matrix that is 2:4 along its rows: values `[m, k/2]`, and one metadata nibble
 /// `i0 | i1 << 2` per group.
 ///
-/// Both are row-major. Byte b of a row's metadata holds group 2b in its low nibble and group 2b+1 in
-/// its high nibble; an odd row is padded with a zero nibble. Every group has one of the six
+/// Both are row-major. Byte b of a row's metadata holds group 2b in its low nibble and group 2b+1
+/// in its high nibble; an odd row is padded with a zero nibble. Every group has one of the six
 /// patterns.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Compressed24<T> {

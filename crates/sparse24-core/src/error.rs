@@ -6,7 +6,8 @@
 pub enum Error {
     /// The shape is not a multiple of the 4x4 tile.
     #[error(
-        "{operation}: shape [{rows}, {columns}] does not divide into 4x4 tiles: both {rows} and {columns} must be multiples of 4"
+        "{operation}: shape [{rows}, {columns}] does not divide into 4x4 tiles: \
+         both {rows} and {columns} must be multiples of 4"
     )]
     NotTiled {
         /// Operation that failed.
@@ -48,7 +49,8 @@ pub enum Error {
     },
     /// A mask does not have the structure that the operation needs.
     #[error(
-        "{operation}: the mask is not {expected}: tile ({tile_row}, {tile_column}) holds {bits:#06x}"
+        "{operation}: the mask is not {expected}: \
+         tile ({tile_row}, {tile_column}) holds {bits:#06x}"
     )]
     Structure {
         /// Operation that failed.
@@ -64,7 +66,8 @@ pub enum Error {
     },
     /// A metadata nibble is not one of the six patterns.
     #[error(
-        "{operation}: metadata nibble {nibble:#x} of row {row}, group {group} is not one of 4, 8, c, 9, d, e"
+        "{operation}: metadata nibble {nibble:#x} of row {row}, group {group} \
+         is not one of 4, 8, c, 9, d, e"
     )]
     Metadata {
         /// Operation that failed.

@@ -1,5 +1,5 @@
-//! A mask over a matrix: one bit per element, 1 = kept, stored as one `u16` per 4x4 tile. A mask may
-//! have any structure; [`Mask::check`] verifies it.
+//! A mask over a matrix: one bit per element, 1 = kept, stored as one `u16` per 4x4 tile. A mask
+//! may have any structure; [`Mask::check`] verifies it.
 
 use alloc::{vec, vec::Vec};
 
@@ -40,8 +40,8 @@ impl Mask {
     /// A mask from row-major tiles of any structure.
     ///
     /// # Errors
-    /// [`Error::NotTiled`] unless both dimensions are multiples of 4; [`Error::Length`] unless there
-    /// are `rows*columns/16` tiles.
+    /// [`Error::NotTiled`] unless both dimensions are multiples of 4; [`Error::Length`] unless
+    /// there are `rows*columns/16` tiles.
     pub fn from_tiles(rows: usize, columns: usize, tiles: Vec<u16>) -> Result<Self, Error> {
         check_tiled("mask", [rows, columns])?;
         let expected = rows / 4 * (columns / 4);

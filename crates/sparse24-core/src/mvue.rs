@@ -1,8 +1,8 @@
 //! The minimum-variance unbiased 2:4 estimator of a group, and the approximation it improves on.
 //!
 //! Both return two elements whose expectation over the uniforms is the input. Every operation is
-//! rounded to f32 and none are fused, so the indices and values have the same bits on every backend.
-//! Groups run along tokens: the operand of the weight gradient is dZ^T.
+//! rounded to f32 and none are fused, so the indices and values have the same bits on every
+//! backend. Groups run along tokens: the operand of the weight gradient is dZ^T.
 //!
 //! Source: Chmiel et al., "Minimum variance unbiased N:M sparsity for the neural gradients", ICLR
 //! 2023.
@@ -116,10 +116,10 @@ pub fn exact(x: [f32; 4], u: f32) -> Kept24 {
 /// a_i/s, then j among the others.
 ///
 /// The kept value is x_i/pi_i with pi_i = a_i/s + sum over j != i of (a_j/s) a_i/(s - a_j). pi_i is
-/// at least the smallest normal f32, so that the value is finite even if the spacing of the uniforms
-/// lets an almost impossible element be drawn. Fewer than three nonzeros are kept unchanged.
-/// Non-finite inputs are treated as in [`exact`]. The variance is between 1.06 times (Gaussian) and
-/// 1.33 times (lognormal, sigma 2) that of [`exact`].
+/// at least the smallest normal f32, so that the value is finite even if the spacing of the
+/// uniforms lets an almost impossible element be drawn. Fewer than three nonzeros are kept
+/// unchanged. Non-finite inputs are treated as in [`exact`]. The variance is between 1.06 times
+/// (Gaussian) and 1.33 times (lognormal, sigma 2) that of [`exact`].
 #[must_use]
 #[inline]
 pub fn approximate(x: [f32; 4], [u, v]: [f32; 2]) -> Kept24 {

@@ -60,8 +60,8 @@ pub fn kept(mask: &Mask, order: &[u32]) -> u64 {
     mask.count_kept() - Rows::of(mask).lost(order)
 }
 
-/// The mask m m': `mask` restricted to the two largest masked magnitudes of every group of four rows
-/// in `order`.
+/// The mask m m': `mask` restricted to the two largest masked magnitudes of every group of four
+/// rows in `order`.
 ///
 /// # Errors
 /// [`Error::Shape`] unless the mask has the shape of `w`; [`Error::Length`] unless `order` has one

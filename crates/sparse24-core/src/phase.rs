@@ -128,8 +128,8 @@ pub fn has_settled(changes: &[f32], beta2: f32, epsilon: f32) -> bool {
         < f64::from(epsilon) * window as f64
 }
 
-/// T_w = 1/(1 - beta2), rounded to the nearest integer and at least 1. (The source rounds down, which
-/// would give 19 for the binary float nearest to 0.95.)
+/// T_w = 1/(1 - beta2), rounded to the nearest integer and at least 1. (The source rounds down,
+/// which would give 19 for the binary float nearest to 0.95.)
 #[must_use]
 pub fn settling_window(beta2: f32) -> usize {
     ((1.0 / (1.0 - f64::from(beta2)) + 0.5) as usize).max(1)

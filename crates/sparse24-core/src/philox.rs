@@ -53,7 +53,8 @@ impl Philox4x32 {
     }
 }
 
-/// The use of a random number. The discriminant is part of every stream: never reuse or renumber one.
+/// The use of a random number. The discriminant is part of every stream: never reuse or renumber
+/// one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Purpose {

@@ -8,8 +8,8 @@ use crate::{
     mask::{Mask, check_shape},
 };
 
-/// The two largest magnitudes of a group; on ties the lower index is kept. A NaN counts as infinite,
-/// so it is kept and noticed downstream.
+/// The two largest magnitudes of a group; on ties the lower index is kept. A NaN counts as
+/// infinite, so it is kept and noticed downstream.
 #[must_use]
 #[inline]
 pub fn largest_two(group: [f32; 4]) -> Pattern {
@@ -28,8 +28,8 @@ pub fn largest_two(group: [f32; 4]) -> Pattern {
 pub enum ValueMap {
     /// They are unchanged.
     Identity,
-    /// S-STE: `copysign(max(|w| - t, 0), w) * scale`, where t is the second-smallest magnitude of the
-    /// group.
+    /// S-STE: `copysign(max(|w| - t, 0), w) * scale`, where t is the second-smallest magnitude of
+    /// the group.
     ///
     /// |w| - t is negative only if the mask does not keep the two largest. A NaN stays NaN.
     SoftThreshold {

@@ -153,8 +153,8 @@ fn complete(m: &[f32; 16], bits: u16, row_kept: [u8; 4], column_kept: [u8; 4]) -
     TilePattern::from_bits(completed).expect("the exchange restores two in every row and column")
 }
 
-/// The mask of a `[rows, columns]` matrix: the exact transposable search, or the two largest of every
-/// group.
+/// The mask of a `[rows, columns]` matrix: the exact transposable search, or the two largest of
+/// every group.
 ///
 /// # Errors
 /// [`Error::NotTiled`] unless both dimensions are multiples of 4.

@@ -1,5 +1,5 @@
-//! 4x4 tiles of a mask, and the 90 transposable patterns, which keep two elements in every row and in
-//! every column.
+//! 4x4 tiles of a mask, and the 90 transposable patterns, which keep two elements in every row and
+//! in every column.
 
 use crate::group::Pattern;
 

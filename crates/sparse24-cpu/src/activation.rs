@@ -39,8 +39,8 @@ pub fn activation_forward(
     Ok(())
 }
 
-/// The gradient of [`activation_forward`]: dZ = dH * act'(Z), where a gated activation with a, b the
-/// halves of Z has dZ = [dH * b * act'(a), dH * act(a)].
+/// The gradient of [`activation_forward`]: dZ = dH * act'(Z), where a gated activation with a, b
+/// the halves of Z has dZ = [dH * b * act'(a), dH * act(a)].
 ///
 /// # Errors
 /// Like [`activation_forward`].

@@ -32,18 +32,19 @@ use crate::{
 /// Query rows per block.
 const BLOCK: usize = 16;
 
-/// For each sequence and head: S = Q K^T / sqrt(head_dim), P = softmax(S) over the visible keys, O =
-/// dropout(P) V.
+/// For each sequence and head: S = Q K^T / sqrt(head_dim), P = softmax(S) over the visible keys, O
+/// = dropout(P) V.
 ///
-/// q, o `[batch * Tq, d]` and k, v `[batch * Tk, d]`, where head h has the columns from h * d / heads
-/// on. Rows may be further apart than their length (column slices of one matrix). lse `[batch *
-/// heads, Tq]` = ln sum e^S. The mask hides keys from queries; `lengths` also hides, from all
+/// q, o `[batch * Tq, d]` and k, v `[batch * Tk, d]`, where head h has the columns from h * d /
+/// heads on. Rows may be further apart than their length (column slices of one matrix). lse `[batch
+/// * heads, Tq]` = ln sum e^S. The mask hides keys from queries; `lengths` also hides, from all
 /// queries of sequence b, the keys from `lengths[b]` on. A query that sees no key has output 0 and
 /// log-sum-exp -infinity. Dropout numbers the elements of P as `[batch, heads, Tq, Tk]` and draws
 /// from the given stream.
 ///
 /// # Errors
-/// [`Error::Shape`] if heads do not divide d or an operand does not fit, such as a length beyond Tk.
+/// [`Error::Shape`] if heads do not divide d or an operand does not fit, such as a length beyond
+/// Tk.
 #[expect(clippy::too_many_arguments, reason = "an equation of eight operands")]
 pub fn attention_forward(
     shape: AttentionShape,
@@ -400,8 +401,8 @@ fn backward_head(
     );
 }
 
-/// Replaces the scores `p` by probabilities, and `ds`, the gradient of the probabilities, by that of
-/// the scores. Both become 0 from `visible` on. The lengths are multiples of [`PAD`].
+/// Replaces the scores `p` by probabilities, and `ds`, the gradient of the probabilities, by that
+/// of the scores. Both become 0 from `visible` on. The lengths are multiples of [`PAD`].
 #[inline(always)]
 fn gradient_row(p: &mut [f32], ds: &mut [f32], visible: usize, lse: f32, projection: f32) {
     // If nothing is visible, the log-sum-exp is -infinity.

@@ -31,7 +31,8 @@ pub enum Error {
     },
     /// A token is not in the vocabulary.
     #[error(
-        "{operation}: token {token} at position {position} is outside the vocabulary of {vocabulary}"
+        "{operation}: token {token} at position {position} \
+         is outside the vocabulary of {vocabulary}"
     )]
     Token {
         /// Operation that failed.

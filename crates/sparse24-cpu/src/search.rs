@@ -1,6 +1,6 @@
-//! Masks of whole matrices: the exact transposable search, and the two largest of every group. Every
-//! mask equals that of [`sparse24_core::search`] bit for bit, at every SIMD level and for any number
-//! of threads.
+//! Masks of whole matrices: the exact transposable search, and the two largest of every group.
+//! Every mask equals that of [`sparse24_core::search`] bit for bit, at every SIMD level and for any
+//! number of threads.
 
 use ndarray::{ArrayView2, s};
 use sparse24_core::{

@@ -198,8 +198,8 @@ pub(crate) trait Vector: Copy {
     fn not(self, a: Self::M) -> Self::M;
     fn any(self, a: Self::M) -> bool;
 
-    /// Transposes each 4x4 tile of four rows of `LANES/4` tiles. [`lane_of_tile`] gives the order of
-    /// the tiles in the result.
+    /// Transposes each 4x4 tile of four rows of `LANES/4` tiles. [`lane_of_tile`] gives the order
+    /// of the tiles in the result.
     fn transpose_tiles(self, rows: [Self::F; 4]) -> [Self::F; 4];
     /// Replaces codes by the tiles of [`CODES`]. Codes come in groups of `LANES`, in the order of
     /// [`lane_of_tile`]; there is one code per tile, and the number of tiles is a multiple of 32.
@@ -215,8 +215,8 @@ pub(crate) trait Vector: Copy {
     }
 }
 
-/// Defines methods of [`Vector`] that take and return vectors: `name(argument: type) -> type = body;`
-/// with the types `F`, `U` and `M`, inside the block `[unsafe]` or `[]`.
+/// Defines methods of [`Vector`] that take and return vectors: `name(argument: type) -> type =
+/// body;` with the types `F`, `U` and `M`, inside the block `[unsafe]` or `[]`.
 macro_rules! vector_methods {
     ($block:tt $($name:ident($($argument:ident: $type:ident),+) -> $result:ident = $body:expr;)+) => {
         $(vector_methods!(@ $block $name($($argument: $type),+) -> $result = $body);)+

@@ -14,8 +14,8 @@ use crate::{Error, check, prune::pattern, tasks};
 /// second-smallest magnitude of the row group.
 ///
 /// # Errors
-/// [`Error::Shape`] unless the mask and `out` have the shape of `w`; [`Error::Semantics`] unless the
-/// mask is row-wise 2:4.
+/// [`Error::Shape`] unless the mask and `out` have the shape of `w`; [`Error::Semantics`] unless
+/// the mask is row-wise 2:4.
 pub fn soft_threshold(
     w: ArrayView2<'_, f32>,
     mask: &Mask,

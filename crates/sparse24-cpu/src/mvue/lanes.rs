@@ -104,10 +104,10 @@ fn philox_even<V: Vector>(v: V, stream: Stream, calls: V::U) -> [V::U; 4] {
 /// otherwise 3, unless one beyond is certain.
 ///
 /// That is core's choice wherever at most one element is certain and both kept elements are
-/// nonzero. If nothing is certain, at least three elements are drawn from, and t + r is at least the
-/// sum that ends with the first kept element, so that the second comes after it. Where core falls
-/// back to the last element with a nonzero sum, this falls back to 2 below and to 3 above, which
-/// are then the last but one and the last.
+/// nonzero. If nothing is certain, at least three elements are drawn from, and t + r is at least
+/// the sum that ends with the first kept element, so that the second comes after it. Where core
+/// falls back to the last element with a nonzero sum, this falls back to 2 below and to 3 above,
+/// which are then the last but one and the last.
 #[inline(always)]
 fn exact<V: Vector>(v: V, x: [V::F; 4], u: V::F) -> [V::F; 4] {
     let zero = v.splat(0.0);

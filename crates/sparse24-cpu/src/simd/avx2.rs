@@ -102,7 +102,8 @@ impl Vector for Avx2 {
         mul(a: F, b: F) -> F = _mm256_mul_ps(a, b);
         mul_add(a: F, b: F, c: F) -> F = _mm256_fmadd_ps(a, b, c);
         abs(x: F) -> F = _mm256_andnot_ps(_mm256_set1_ps(-0.0), x);
-        // As unsigned integers, magnitudes have the order of floats and every NaN is above the limit.
+        // As unsigned integers, magnitudes have the order of floats and every NaN is above the
+        // limit.
         magnitude(x: F, limit: F) -> F = _mm256_castsi256_ps(_mm256_min_epu32(
             _mm256_castps_si256(_mm256_andnot_ps(_mm256_set1_ps(-0.0), x)),
             _mm256_castps_si256(limit),

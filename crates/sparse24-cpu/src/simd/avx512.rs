@@ -30,7 +30,8 @@ impl Avx512 {
 }
 
 #[target_feature(
-    enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt,f16c,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx512vbmi2"
+    enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt,f16c,avx512f,avx512bw,avx512cd,avx512dq,avx512vl",
+    enable = "avx512vbmi2"
 )]
 fn run<K: Kernel>(v: Avx512, kernel: K) -> K::Output {
     kernel.run(v)
@@ -139,7 +140,8 @@ impl Vector for Avx512 {
         mul(a: F, b: F) -> F = _mm512_mul_ps(a, b);
         mul_add(a: F, b: F, c: F) -> F = _mm512_fmadd_ps(a, b, c);
         abs(x: F) -> F = _mm512_abs_ps(x);
-        // As unsigned integers, magnitudes have the order of floats and every NaN is above the limit.
+        // As unsigned integers, magnitudes have the order of floats and every NaN is above the
+        // limit.
         magnitude(x: F, limit: F) -> F = _mm512_castsi512_ps(_mm512_min_epu32(
             _mm512_castps_si512(_mm512_abs_ps(x)),
             _mm512_castps_si512(limit),

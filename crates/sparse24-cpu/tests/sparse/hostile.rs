@@ -1,4 +1,5 @@
-//! Inputs with hostile values and layouts, and comparison at every SIMD level and number of threads.
+//! Inputs with hostile values and layouts, and comparison at every SIMD level and number of
+//! threads.
 
 use half::{bf16, f16};
 use ndarray::{Array2, ArrayView2, s};
@@ -45,8 +46,8 @@ macro_rules! bits_of_16 {
 }
 bits_of_16!(f16, bf16);
 
-/// A random matrix whose tiles are of many kinds: ordinary, or full of ties, zeros, subnormals, huge
-/// values, infinities, NaNs of both kinds or arbitrary bits.
+/// A random matrix whose tiles are of many kinds: ordinary, or full of ties, zeros, subnormals,
+/// huge values, infinities, NaNs of both kinds or arbitrary bits.
 pub(crate) fn matrix<T: Bits>(rows: usize, columns: usize, seed: u64) -> Array2<T> {
     let draw = |row: usize, column: usize, purpose| {
         Philox4x32::new(seed).block([row as u32, column as u32, purpose, 0])
