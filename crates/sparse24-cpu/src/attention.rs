@@ -32,15 +32,15 @@ use crate::{
 /// Query rows per block.
 const BLOCK: usize = 16;
 
-/// For each sequence and head: S = Q K^T / sqrt(head_dim), P = softmax(S) over the visible keys, O
-/// = dropout(P) V.
+/// For each sequence and head: S = Q K^T / sqrt(head_dim), P = softmax(S) over the visible keys,
+/// O = dropout(P) V.
 ///
-/// q, o `[batch * Tq, d]` and k, v `[batch * Tk, d]`, where head h has the columns from h * d /
-/// heads on. Rows may be further apart than their length (column slices of one matrix). lse `[batch
-/// * heads, Tq]` = ln sum e^S. The mask hides keys from queries; `lengths` also hides, from all
-/// queries of sequence b, the keys from `lengths[b]` on. A query that sees no key has output 0 and
-/// log-sum-exp -infinity. Dropout numbers the elements of P as `[batch, heads, Tq, Tk]` and draws
-/// from the given stream.
+/// q and o are `[batch * Tq, d]`, k and v `[batch * Tk, d]`, and head h has the columns from
+/// `h * d / heads` on. Rows may be further apart than their length (column slices of one matrix).
+/// lse `[batch * heads, Tq]` is ln sum e^S. The mask hides keys from queries; `lengths` also hides,
+/// from all queries of sequence b, the keys from `lengths[b]` on. A query that sees no key has
+/// output 0 and log-sum-exp -infinity. Dropout numbers the elements of P as
+/// `[batch, heads, Tq, Tk]` and draws from the given stream.
 ///
 /// # Errors
 /// [`Error::Shape`] if heads do not divide d or an operand does not fit, such as a length beyond

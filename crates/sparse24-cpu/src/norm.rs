@@ -108,13 +108,13 @@ fn forward_rows(
 
 /// The gradient of [`norm_forward`].
 ///
-/// With n = (residual - mean) * rstd and g = dy * gamma, each row has dx = rstd * (g - mean(g) - n
-/// * mean(g * n)), the gradient of both x and delta through the norm. Added to the gradient that
-/// reaches the residual sum from above, it is their whole gradient. dgamma = the column sums of
-/// dy * n, dbeta = those of dy; rows are summed in order within blocks of 32, and the blocks in
-/// order. `accumulate_dx` applies to dx, `accumulate` to dgamma and dbeta. Shapes as in
-/// [`norm_forward`]; dx `[p, c]`, dgamma and dbeta `[c]`. dy, residual, stats, gamma and dx are
-/// row-major and contiguous.
+/// With n = (residual - mean) * rstd and g = dy * gamma, each row has
+/// dx = rstd * (g - mean(g) - n * mean(g * n)), the gradient of both x and delta through the norm.
+/// Added to the gradient that reaches the residual sum from above, it is their whole gradient.
+/// dgamma = the column sums of dy * n, dbeta = those of dy; rows are summed in order within blocks
+/// of 32, and the blocks in order. `accumulate_dx` applies to dx, `accumulate` to dgamma and dbeta.
+/// Shapes as in [`norm_forward`]; dx `[p, c]`, dgamma and dbeta `[c]`. dy, residual, stats, gamma
+/// and dx are row-major and contiguous.
 ///
 /// # Errors
 /// [`Error::Shape`] if an operand does not fit dy; [`Error::Layout`] if one is not contiguous.
