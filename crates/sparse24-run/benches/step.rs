@@ -7,13 +7,11 @@
 use std::{hint::black_box, time::Instant};
 
 use ndarray::Array2;
-use sparse24_cpu::{
-    gemm::{Beta, matmul},
-    on_threads, threads,
-};
-use sparse24_run::config::preset;
+use sparse24_core::op::Accumulate;
+use sparse24_cpu::{gemm::matmul, on_threads, threads};
 use sparse24_train::{
     backend::{Arithmetic, cpu::CpuBackend},
+    config::preset,
     trainer::{Batches, FlipSampling, Trainer},
 };
 
@@ -59,11 +57,11 @@ impl Products {
 
     /// Forward, dgrad and wgrad.
     fn run(&mut self) {
-        matmul(self.x.view(), self.w.t(), self.z.view_mut(), Beta::Overwrite)
+        matmul(self.x.view(), self.w.t(), self.z.view_mut(), Accumulate::Overwrite)
             .expect("the shapes agree");
-        matmul(self.z.view(), self.w.view(), self.dx.view_mut(), Beta::Overwrite)
+        matmul(self.z.view(), self.w.view(), self.dx.view_mut(), Accumulate::Overwrite)
             .expect("the shapes agree");
-        matmul(self.z.t(), self.x.view(), self.dw.view_mut(), Beta::Overwrite)
+        matmul(self.z.t(), self.x.view(), self.dw.view_mut(), Accumulate::Overwrite)
             .expect("the shapes agree");
         black_box(&self.dw);
     }
@@ -76,7 +74,7 @@ fn main() {
 fn measure() {
     let config = preset::find("shakespeare-char-cpu").expect("the preset exists");
     let (d, f, p) =
-        (config.model.d_model, config.model.d_ff, config.batch.size * config.model.sequence_length);
+        (config.model.width, config.model.ffn_width, config.batch.sequences * config.model.context);
     let mut layers: Vec<Products> = (0..config.model.layers)
         .flat_map(|_| [[3 * d, d], [d, d], [f, d], [d, f]])
         .chain([[VOCABULARY, d]])

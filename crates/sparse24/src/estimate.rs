@@ -4,9 +4,12 @@ use std::time::{Duration, Instant};
 
 use ndarray::Array2;
 use serde::Serialize;
-use sparse24_cpu::gemm::{Beta, matmul};
-use sparse24_run::run::open_dataset;
-use sparse24_train::estimate::{Estimate, estimate};
+use sparse24_core::op::Accumulate;
+use sparse24_cpu::gemm::matmul;
+use sparse24_train::{
+    estimate::{Estimate, estimate},
+    run::open_dataset,
+};
 
 use crate::{
     configure::Configure,
@@ -109,8 +112,8 @@ fn products_per_second(width: usize, ffn: usize) -> Result<f64, Failure> {
     let (began, mut best) = (Instant::now(), Duration::MAX);
     while began.elapsed() < Duration::from_millis(250) {
         let start = Instant::now();
-        matmul(x.view(), w.t(), z.view_mut(), Beta::Overwrite)
-            .map_err(sparse24_run::Error::from)?;
+        matmul(x.view(), w.t(), z.view_mut(), Accumulate::Overwrite)
+            .map_err(sparse24_train::Error::from)?;
         best = best.min(start.elapsed());
     }
     Ok(flops / best.as_secs_f64())

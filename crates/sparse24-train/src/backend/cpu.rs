@@ -11,10 +11,12 @@ use ndarray::{Array2, ArrayView2, ArrayViewMut1, ArrayViewMut2, s};
 use sparse24_core::{
     Mask, MaskKind,
     mvue::Estimator,
+    op,
     philox::{Site, Stream},
     prune::ValueMap,
 };
 use sparse24_cpu::{
+    activation::{activation_backward, activation_forward},
     adamw, attention,
     bias::{bias_forward, bias_grad},
     dropout::dropout,
@@ -32,10 +34,7 @@ use sparse24_cpu::{
     threshold::soft_threshold,
 };
 
-use self::{
-    convert::{act_backward, act_forward},
-    storage::{Storage, scratch_view, view_mut},
-};
+use self::storage::{Storage, scratch_view, view_mut};
 use super::{
     Arithmetic, AttentionBackward, AttentionForward, Backend, Beta, CompressWeight, DType, Device,
     Dropout, Embed, Gradient, Gradient24, HeadLoss, LinearDgrad, LinearForward, LinearWgrad,
@@ -130,10 +129,6 @@ impl CpuBackend {
 
     fn stream(&self, site: Site) -> Stream {
         Stream::new(self.state.seed, site, self.state.micro_step, self.state.step)
-    }
-
-    fn kernel_dropout(&self, dropout: Dropout) -> sparse24_cpu::dropout::Dropout {
-        sparse24_cpu::dropout::Dropout { p: dropout.p, stream: self.stream(dropout.site) }
     }
 
     fn weight(&self, weight: Weight) -> ArrayView2<'_, f32> {
@@ -409,7 +404,7 @@ impl Backend for CpuBackend {
                 cpu.rounded(cpu.storage.view(op.x), left)?,
                 cpu.rounded(cpu.weight(op.weight), right)?,
             );
-            matmul(x, w.t(), z.view_mut(), sparse24_cpu::gemm::Beta::Overwrite)?;
+            matmul(x, w.t(), z.view_mut(), op::Accumulate::Overwrite)?;
             match op.bias {
                 Some(bias) => bias_forward(z, cpu.storage.row(bias)),
                 None => Ok(()),
@@ -419,9 +414,9 @@ impl Backend for CpuBackend {
         done?;
         match op.then {
             None => Ok(()),
-            Some((activation, h)) => {
-                self.write([h], |cpu, [h]| act_forward(activation, cpu.storage.view(op.z), h))
-            }
+            Some((activation, h)) => self.write([h], |cpu, [h]| {
+                activation_forward(activation.into(), cpu.storage.view(op.z), h)
+            }),
         }
     }
 
@@ -434,12 +429,12 @@ impl Backend for CpuBackend {
                 cpu.rounded(cpu.weight(op.weight), right)?,
             );
             match op.then {
-                None => matmul(dz, w, dx, sparse24_cpu::gemm::Beta::Overwrite),
+                None => matmul(dz, w, dx, op::Accumulate::Overwrite),
                 Some((activation, z)) => {
                     let mut dh = scratch_view(through, (dz.nrows(), w.ncols()));
-                    matmul(dz, w, dh.view_mut(), sparse24_cpu::gemm::Beta::Overwrite)?;
+                    matmul(dz, w, dh.view_mut(), op::Accumulate::Overwrite)?;
                     cpu.store(&mut dh);
-                    act_backward(activation, dh.view(), cpu.storage.view(z), dx)
+                    activation_backward(activation.into(), dh.view(), cpu.storage.view(z), dx)
                 }
             }
         });
@@ -509,6 +504,7 @@ impl Backend for CpuBackend {
                 stats,
                 cpu.storage.row(op.gamma),
                 dresidual,
+                op::Accumulate::Add,
                 dgamma,
                 dbeta,
                 op.accumulate.into(),
@@ -527,15 +523,17 @@ impl Backend for CpuBackend {
 
     fn attention_forward(&mut self, op: &AttentionForward) -> Result<(), Error> {
         self.write([op.o, op.lse], |cpu, [o, lse]| {
-            let dropout = op.dropout.map(|dropout| cpu.kernel_dropout(dropout));
+            let dropout =
+                op.dropout.map(|dropout| op::Dropout { p: dropout.p, site: dropout.site });
             attention::attention_forward(
                 op.shape.into(),
                 cpu.storage.view(op.q),
                 cpu.storage.view(op.k),
                 cpu.storage.view(op.v),
+                None,
                 o,
                 lse,
-                dropout.as_ref(),
+                dropout.as_ref().map(|rule| (rule, cpu.stream(rule.site))),
             )
         })
     }
@@ -550,19 +548,21 @@ impl Backend for CpuBackend {
             let forward = &op.forward;
             let (dq, dk, dv) =
                 dqkv.multi_slice_mut((s![.., ..d], s![.., d..2 * d], s![.., 2 * d..]));
-            let dropout = forward.dropout.map(|dropout| cpu.kernel_dropout(dropout));
+            let dropout =
+                forward.dropout.map(|dropout| op::Dropout { p: dropout.p, site: dropout.site });
             attention::attention_backward(
                 forward.shape.into(),
                 cpu.storage.view(forward.q),
                 cpu.storage.view(forward.k),
                 cpu.storage.view(forward.v),
+                None,
                 cpu.storage.view(forward.o),
                 cpu.storage.view(forward.lse),
                 cpu.storage.view(op.d_o),
                 dq,
                 dk,
                 dv,
-                dropout.as_ref(),
+                dropout.as_ref().map(|rule| (rule, cpu.stream(rule.site))),
             )
         })
     }
@@ -581,7 +581,7 @@ impl Backend for CpuBackend {
 
     fn embed_backward(&mut self, op: &Embed) -> Result<(), Error> {
         self.write([op.token_table, op.position_table], |cpu, [tokens, positions]| {
-            let beta = sparse24_cpu::gemm::Beta::Accumulate;
+            let beta = op::Accumulate::Add;
             embedding::embed_backward(
                 cpu.storage.view(op.rows),
                 cpu.storage.tokens(op.tokens),
@@ -646,7 +646,8 @@ impl Backend for CpuBackend {
     }
 
     fn dropout(&mut self, x: Tensor, dropped: Dropout) -> Result<(), Error> {
-        self.write([x], |cpu, [x]| dropout(x, &cpu.kernel_dropout(dropped)))
+        let rule = op::Dropout { p: dropped.p, site: dropped.site };
+        self.write([x], |cpu, [x]| dropout(x, &rule, cpu.stream(rule.site)))
     }
 
     fn grad_norm(&mut self, TableId(table): TableId) -> Result<(), Error> {
@@ -674,38 +675,33 @@ impl Backend for CpuBackend {
         if self.non_finite.is_some() {
             return Ok(());
         }
-        let [bias_correction1, bias_correction2] = self.state.bias_corrections;
+        let AdamW { beta1, beta2, epsilon, clip } = *rule;
+        let kernel_rule = op::AdamW { beta1, beta2, epsilon, clip };
+        let state = op::StepState {
+            learning_rate: self.state.learning_rate,
+            bias_corrections: self.state.bias_corrections,
+            ..op::StepState::default()
+        };
+        let decay = match decay {
+            MaskedDecay::None => op::MaskedDecay::None,
+            MaskedDecay::OnGradients(lambda) => op::MaskedDecay::OnGradients(lambda),
+            MaskedDecay::OnWeights(lambda) => op::MaskedDecay::OnWeights(lambda),
+        };
         for &entry in &self.tables[table] {
-            let step = adamw::AdamW {
-                learning_rate: self.state.learning_rate,
-                beta1: rule.beta1,
-                beta2: rule.beta2,
-                epsilon: rule.epsilon,
-                weight_decay: entry.weight_decay,
-                bias_correction1,
-                bias_correction2,
-                gradient_scale: rule.gradient_scale(self.grad_norm),
-            };
             let [mut w, mut m, mut v] = [entry.weight, entry.first_moment, entry.second_moment]
                 .map(|t| self.storage.take(t));
             let mask = entry.mask.map(|MaskId(at)| &self.masks[at]);
-            let decay = match (decay, mask) {
-                (MaskedDecay::OnGradients(lambda), Some(mask)) => {
-                    adamw::Decay::OnGradients { lambda, mask }
-                }
-                (MaskedDecay::OnWeights(lambda), Some(mask)) => {
-                    adamw::Decay::OnWeights { lambda, mask }
-                }
-                _ => adamw::Decay::None,
-            };
             let done = adamw::adamw_step(
                 &mut w,
                 self.storage.floats(entry.gradient),
                 &mut m,
                 &mut v,
-                entry.weight.shape[1],
-                &step,
+                &kernel_rule,
+                &state,
+                entry.weight_decay,
+                rule.gradient_scale(self.grad_norm),
                 decay,
+                mask,
             );
             for (t, data) in [(entry.weight, w), (entry.first_moment, m), (entry.second_moment, v)]
             {

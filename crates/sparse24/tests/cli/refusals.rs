@@ -285,7 +285,7 @@ fn threads_that_the_system_does_not_start_are_no_panic() {
         "ulimit -v 2000000 && RUST_MIN_STACK=1000000000 exec \"$0\" train {TINY} --set backend.threads=4096 --out new"
     );
     command.args(["-c", &script, env!("CARGO_BIN_EXE_sparse24")]).current_dir(place.path(""));
-    let message = "backend.threads: the operating system does not start 4096 threads (0 is one a core); ask for fewer";
+    let message = "backend.threads: cannot start a pool of 4096 threads (0 means one per core); ask for fewer";
     place.refuses_command(command, 4, message);
 }
 
