@@ -18,7 +18,7 @@ use crate::series::{Description, Folder, Keep, Member, Progress, Series, Told, W
 use sparse24_run::{
     Error,
     checkpoint::DatasetIdentity,
-    config::{Config, MethodConfig, read_table},
+    config::{Config, MethodConfig, read_table, renamed},
     disk,
     run::{decisive, of_dataset, open_dataset},
 };
@@ -261,7 +261,11 @@ impl Search {
         plan.data = Some(of_dataset(&open_dataset(&plan.base)?));
         let text = toml::to_string(&plan).expect("a search is a TOML table");
         let parse = |file: &Path| {
-            let before: Plan = toml::Value::Table(read_table(file, "a search as it was resolved")?)
+            let mut table = read_table(file, "a search as it was resolved")?;
+            if let Some(toml::Value::Table(base)) = table.get_mut("base") {
+                renamed::update(base);
+            }
+            let before: Plan = toml::Value::Table(table)
                 .try_into()
                 .map_err(|e: toml::de::Error| Error::file(file, e.message()))?;
             Ok(before.decides())

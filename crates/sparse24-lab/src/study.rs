@@ -36,7 +36,7 @@ impl Study {
     /// the difference; those of the data.
     pub fn open(mut plan: Plan, path: &Path, keep: Keep) -> Result<Self, Error> {
         plan.data = Some(of_dataset(&open_dataset(&plan.base)?));
-        let parse = |file: &Path| Ok(Plan::read(file, &Overrides::default())?.decides());
+        let parse = |file: &Path| Ok(Plan::read_resolved(file)?.decides());
         let description = Description {
             file: DESCRIPTION,
             text: &plan.to_toml(),

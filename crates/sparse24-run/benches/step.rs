@@ -76,7 +76,7 @@ fn main() {
 fn measure() {
     let config = preset::find("shakespeare-char-cpu").expect("the preset exists");
     let (d, f, p) =
-        (config.model.width, config.model.ffn_width, config.batch.sequences * config.model.context);
+        (config.model.d_model, config.model.d_ff, config.batch.size * config.model.sequence_length);
     let mut layers: Vec<Products> = (0..config.model.layers)
         .flat_map(|_| [[3 * d, d], [d, d], [f, d], [d, f]])
         .chain([[VOCABULARY, d]])

@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             );
             return Err(Failure::new(Exit::Input, problem));
         }
-        let windows = dataset.evaluation_windows(config.model.context);
+        let windows = dataset.evaluation_windows(config.model.sequence_length);
         let (step, phase) = (model.checkpoint.state.step, model.phase().kind());
         let loss = model.into_trainer()?.evaluate(&windows)?;
         if !loss.is_finite() {

@@ -62,9 +62,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     config.model.layers = shape.n_layer;
     config.model.heads = shape.n_head;
-    config.model.width = shape.n_embd;
-    config.model.ffn_width = shape.n_inner;
-    config.model.context = shape.n_positions;
+    config.model.d_model = shape.n_embd;
+    config.model.d_ff = shape.n_inner;
+    config.model.sequence_length = shape.n_positions;
     config.model.bias = bias == Bias::Present;
     config
         .check()

@@ -69,16 +69,19 @@ fn list_methods(args: &Args) -> Result<(), Failure> {
     if args.json {
         return print_json(&rows);
     }
-    say!("method   forward         dgrad       wgrad  refresh         decay         phases");
+    say!("method       forward         dgrad       wgrad  refresh         decay         phases");
     for MethodRow { name, forward, dgrad, wgrad, refresh, decay, width, phases, source } in rows {
         let refresh = if refresh.is_empty() { "-" } else { &refresh };
-        let narrowed =
-            if width == "1" { String::new() } else { format!(", d_ff times {width} (half.ratio)") };
+        let narrowed = if width == "1" {
+            String::new()
+        } else {
+            format!(", d_ff times {width} (method.d_ff_ratio)")
+        };
         say!(
-            "{name:<8} {forward:<15} {dgrad:<11} {wgrad:<6} {refresh:<15} {decay:<13} {}{narrowed}",
+            "{name:<12} {forward:<15} {dgrad:<11} {wgrad:<6} {refresh:<15} {decay:<13} {}{narrowed}",
             phases.join(" ")
         );
-        say!("{:<8} {source}\n", "");
+        say!("{:<12} {source}\n", "");
     }
     say!("To train with a method: `sparse24 train --method NAME`.");
     say!(

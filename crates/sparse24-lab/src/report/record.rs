@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::markup::{counted, number};
-use sparse24_run::{Error, disk, run::Instruments};
+use sparse24_run::{Error, config::renamed, disk, run::Instruments};
 use sparse24_train::{
     method::{Method, PhaseKind},
     optim::MaskedDecay,
@@ -144,7 +144,11 @@ impl Record {
     /// Tokens of one optimizer step.
     pub(super) fn tokens_per_step(&self) -> Option<f64> {
         let number = |key: &str| self.config.get(key)?.parse::<f64>().ok();
-        Some(number("batch.sequences")? * number("batch.accumulation")? * number("model.context")?)
+        Some(
+            number("batch.size")?
+                * number("batch.gradient_accumulation_steps")?
+                * number("model.sequence_length")?,
+        )
     }
 
     /// The value of a key, without the quotes of a string.
@@ -197,7 +201,10 @@ impl Record {
     fn read_config(&mut self) {
         let Some(text) = self.text("config.toml") else { return };
         match text.parse::<toml::Table>() {
-            Ok(table) => flatten(table, "", &mut self.config),
+            Ok(mut table) => {
+                renamed::update(&mut table);
+                flatten(table, "", &mut self.config);
+            }
             Err(_) => self.problems.push("config.toml is damaged: it is no TOML".into()),
         }
     }

@@ -15,7 +15,7 @@ use sparse24_run::{
     run::{Instruments, LayerInstruments, StepMetrics},
 };
 
-const CONFIG: &str = "preset = \"quickstart\"\nseed = 1\nsteps = STEPS\n[model]\ncontext = 64\n[method]\nname = \"METHOD\"\nlambda = 0.0002\n[batch]\nsequences = 12\naccumulation = 1\n";
+const CONFIG: &str = "preset = \"quickstart\"\nseed = 1\nsteps = STEPS\n[model]\nsequence_length = 64\n[method]\nname = \"METHOD\"\nlambda = 0.0002\n[batch]\nsize = 12\ngradient_accumulation_steps = 1\n";
 
 /// A step of a run whose loss falls and whose masks calm down.
 fn step(step: u32, of: u32, layers: usize, every: u32) -> StepMetrics {

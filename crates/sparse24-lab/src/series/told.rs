@@ -105,8 +105,9 @@ pub(super) fn read(path: &Path, member: &Member) -> Result<Option<Told>, Error> 
         return Ok(None);
     }
     let batch = &member.config.batch;
-    let tokens =
-        batch.sequences as f64 * f64::from(batch.accumulation) * member.config.model.context as f64;
+    let tokens = batch.size as f64
+        * f64::from(batch.gradient_accumulation_steps)
+        * member.config.model.sequence_length as f64;
     let is_cpu = member.config.backend.name == "cpu";
     let builds = Provenance::read(&path.join("provenance.json"))?;
     Ok(Some(Told {

@@ -21,7 +21,7 @@ use crate::{
 use sparse24_run::{
     Error,
     checkpoint::DatasetIdentity,
-    config::{Config, dotted, read_table, table_of, unknown},
+    config::{Config, dotted, read_table, renamed, table_of, unknown},
     run::decisive,
 };
 
@@ -60,20 +60,45 @@ const KEYS: [&str; 5] = ["reference", "seeds", "base", "arms", "data"];
 /// What all arms share.
 const SHARED: [&str; 3] = ["seed", "preset", "data"];
 
+fn in_file(path: &Path, error: Error) -> Error {
+    match error {
+        Error::Setting { key, problem } => {
+            Error::setting(format!("{}: {key}", path.display()), problem)
+        }
+        other => other,
+    }
+}
+
 impl Plan {
     /// Reads a study file.
     ///
     /// # Errors
     /// [`Error::Setting`] names the file, the arm and the key; [`Error::Io`].
     pub fn read(path: &Path, overrides: &Overrides) -> Result<Self, Error> {
-        read_table(path, EXPECTED).and_then(|table| Self::of_table(table, overrides)).map_err(
-            |error| match error {
-                Error::Setting { key, problem } => {
-                    Error::setting(format!("{}: {key}", path.display()), problem)
-                }
-                other => other,
-            },
-        )
+        read_table(path, EXPECTED)
+            .and_then(|table| Self::of_table(table, overrides))
+            .map_err(|error| in_file(path, error))
+    }
+
+    /// Reads the resolved study in a study's folder, which an earlier version may have written.
+    ///
+    /// # Errors
+    /// Same as [`Plan::read`].
+    pub(super) fn read_resolved(path: &Path) -> Result<Self, Error> {
+        let update = |mut table: Table| {
+            if let Some(base) = table.get_mut("base").and_then(Value::as_table_mut)
+                && renamed::is_old(base)
+            {
+                renamed::update(base);
+                let arms =
+                    table.get_mut("arms").and_then(Value::as_array_mut).into_iter().flatten();
+                arms.filter_map(Value::as_table_mut).for_each(renamed::update_settings);
+            }
+            table
+        };
+        read_table(path, EXPECTED)
+            .and_then(|table| Self::of_table(update(table), &Overrides::default()))
+            .map_err(|error| in_file(path, error))
     }
 
     fn of_table(mut table: Table, overrides: &Overrides) -> Result<Self, Error> {

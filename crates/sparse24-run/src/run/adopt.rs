@@ -34,7 +34,7 @@ pub fn adopt(
     let vocabulary = weights
         .iter()
         .find(|tensor| tensor.name == "wte.weight")
-        .map_or(0, |tensor| tensor.values.len() / config.model.width);
+        .map_or(0, |tensor| tensor.values.len() / config.model.d_model);
     let recipe = config.recipe(vocabulary)?;
     let first = &recipe.method.phases[0];
     if first.mask().is_some() {

@@ -153,11 +153,11 @@ impl Model {
     pub fn other_dataset(&self, path: &Path) -> Result<Dataset, Error> {
         let dataset = match &self.tokenizer {
             Some(tokenizer) => {
-                Dataset::open_with(path, tokenizer.clone(), self.config.data.validation)?
+                Dataset::open_with(path, tokenizer.clone(), self.config.data.validation_share)?
             }
             None => {
                 self.check_readable(path)?;
-                Dataset::open(Some(path), None, self.config.data.validation)?
+                Dataset::open(Some(path), None, self.config.data.validation_share)?
             }
         };
         dataset.check_held_out()?;
@@ -186,8 +186,8 @@ impl Model {
     /// configuration's; those of the backend.
     pub fn into_trainer(self) -> Result<Trainer, Error> {
         let Self { mut config, checkpoint, recipe, .. } = self;
-        config.batch.sequences = evaluated_at_once(&config);
-        config.batch.accumulation = 1;
+        config.batch.size = evaluated_at_once(&config);
+        config.batch.gradient_accumulation_steps = 1;
         let mut trainer = new_trainer(&config, recipe.model.vocabulary)?;
         restore(&mut trainer, checkpoint)?;
         Ok(trainer)
@@ -200,8 +200,8 @@ impl Model {
 pub(super) fn evaluated_at_once(config: &Config) -> usize {
     const BUSY_TOKENS: usize = 1024;
     match config.backend.name.as_str() {
-        "cpu" => (BUSY_TOKENS / config.model.context).clamp(1, config.batch.sequences),
-        _ => config.batch.sequences,
+        "cpu" => (BUSY_TOKENS / config.model.sequence_length).clamp(1, config.batch.size),
+        _ => config.batch.size,
     }
 }
 

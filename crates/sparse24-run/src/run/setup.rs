@@ -44,8 +44,8 @@ pub fn run_config(run: &Path) -> Result<Config, Error> {
 /// Those of the data; a corpus shorter than a context is refused.
 pub fn open_dataset(config: &Config) -> Result<Dataset, Error> {
     let path = (!config.data.path.is_empty()).then(|| Path::new(&config.data.path));
-    let dataset = Dataset::open(path, Some(config.data.tokenizer), config.data.validation)?;
-    dataset.check_context(config.model.context)?;
+    let dataset = Dataset::open(path, Some(config.data.tokenizer), config.data.validation_share)?;
+    dataset.check_context(config.model.sequence_length)?;
     Ok(dataset)
 }
 
@@ -61,7 +61,7 @@ pub(super) fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer,
     {
         let [needed, there] = [needed, there].map(|bytes| bytes >> 20);
         let problem = format!(
-            "needs {needed} MiB of memory, this machine has {there}; make it or batch.sequences smaller"
+            "needs {needed} MiB of memory, this machine has {there}; make it or batch.size smaller"
         );
         return Err(Error::setting("model", problem));
     }

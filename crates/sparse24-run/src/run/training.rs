@@ -289,7 +289,7 @@ impl Run {
     /// # Errors
     /// [`Error::NonFiniteEvaluation`]; those of the backend.
     pub fn evaluate(&mut self) -> Result<f64, Error> {
-        let windows = self.dataset.evaluation_windows(self.config.model.context);
+        let windows = self.dataset.evaluation_windows(self.config.model.sequence_length);
         let loss = self.trainer.evaluate_by(&windows, evaluated_at_once(&self.config))?;
         if loss.is_finite() {
             Ok(loss)
@@ -305,7 +305,7 @@ impl Run {
         let is_measured = is_due(self.config.run.instrument_every, step);
         let sampling =
             if flips_are_told || is_measured { FlipSampling::Sample } else { FlipSampling::Skip };
-        let (sequences, context) = (self.config.batch.sequences, self.config.model.context);
+        let (sequences, context) = (self.config.batch.size, self.config.model.sequence_length);
         let batches =
             SeededBatches { dataset: &self.dataset, seed: self.config.seed, sequences, context };
         let noise = if is_measured { self.trainer.gradient_noise(&batches)? } else { Vec::new() };

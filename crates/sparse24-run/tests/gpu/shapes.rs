@@ -57,8 +57,8 @@ fn learns_as_on_the_cpu(kind: TokenizerKind, change: fn(&mut Config)) {
 fn narrow_heads_and_odd_tokens() {
     learns_as_on_the_cpu(TokenizerKind::Character, |config| {
         let model = &mut config.model;
-        (model.width, model.heads, model.ffn_width, model.context) = (40, 5, 56, 13);
-        (model.bias, config.batch.sequences) = (true, 3);
+        (model.d_model, model.heads, model.d_ff, model.sequence_length) = (40, 5, 56, 13);
+        (model.bias, config.batch.size) = (true, 3);
     });
 }
 
@@ -67,9 +67,9 @@ fn narrow_heads_and_odd_tokens() {
 fn wide_heads_and_gates() {
     learns_as_on_the_cpu(TokenizerKind::Byte, |config| {
         let model = &mut config.model;
-        (model.width, model.heads, model.ffn_width, model.context) = (256, 2, 328, 40);
-        (model.activation, model.dropout, model.recompute) =
+        (model.d_model, model.heads, model.d_ff, model.sequence_length) = (256, 2, 328, 40);
+        (model.activation, model.dropout, model.activation_checkpointing) =
             (Activation::Geglu, 0.1, Recompute::Blocks);
-        config.batch.sequences = 2;
+        config.batch.size = 2;
     });
 }

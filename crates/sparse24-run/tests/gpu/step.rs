@@ -257,7 +257,7 @@ fn a_step_of_a_small_model_is_the_cpus() {
         let dataset = embedded(TokenizerKind::Byte);
         let small = |config: &mut Config| {
             (config.model.layers, config.model.bias, config.model.dropout) = (2, true, 0.1);
-            config.batch.accumulation = 2;
+            config.batch.gradient_accumulation_steps = 2;
             // So strong that it shows where it is missing.
             config.method.lambda = 2e-2;
         };
@@ -273,7 +273,7 @@ fn a_step_of_gpt2_124m_is_the_cpus() {
         let dataset = embedded(TokenizerKind::Gpt2);
         let mut recipe = recipe(
             "gpt2-124m",
-            |config| config.batch.accumulation = 1,
+            |config| config.batch.gradient_accumulation_steps = 1,
             dataset.vocabulary() as usize,
         );
         (recipe.batch.sequences, recipe.batch.context) = (4, 256);

@@ -43,7 +43,7 @@ fn eval_repeats_the_validation_losses_of_training() {
 fn the_loss_does_not_depend_on_the_batch_size() {
     let place = Place::new();
     // 2000 validation tokens: more than one evaluation batch, fewer than a training batch.
-    place.train("run", "--set data.validation=0.5 --set batch.sequences=200 --set steps=6");
+    place.train("run", "--set data.validation_share=0.5 --set batch.size=200 --set steps=6");
     let report = place.json("eval run --json");
     assert!(report["tokens"].as_u64().unwrap() > 1024);
     assert_eq!(report["loss"], place.metrics("run").last().unwrap()["val_loss"]);
@@ -93,7 +93,7 @@ fn eval_sample_and_export_refuse_what_is_not_a_run_or_was_changed() {
     refuse("folder", "folder: *checkpoint");
     let config = place.read("run/config.toml");
     for (from, to) in
-        [("width = 16", "width = 32"), ("heads = 2", "heads = 4"), ("\"char\"", "\"byte\"")]
+        [("d_model = 16", "d_model = 32"), ("heads = 2", "heads = 4"), ("\"char\"", "\"byte\"")]
     {
         place.write("run/config.toml", config.replacen(from, to, 1));
         let [was, is] = [from, to].map(|text| text.rsplit(' ').next().unwrap());

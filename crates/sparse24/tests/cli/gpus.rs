@@ -65,7 +65,7 @@ fn a_missing_part_of_a_gpu_is_named() {
         (("FAKE_CAPABILITY", "130"), "", "NVIDIA F1*13.0*sm_80*newer release"),
         (("FAKE_OPEN", "46"), "", "GPU 0*process*another GPU"),
         (("FAKE_OPEN", "2"), "", "GPU 0*memory*another GPU"),
-        (("FAKE_MIB", "16"), "", "32 MiB of GPU memory*batch.sequences"),
+        (("FAKE_MIB", "16"), "", "32 MiB of GPU memory*batch.size"),
         (("FAKE_OTHERS_MIB", "1000"), "", "32 MiB of GPU memory*other processes*backend.gpu"),
     ] {
         place.refuses_command(train(&place, &driver, &[faults], more), 6, pattern);
@@ -116,14 +116,14 @@ fn a_bench_that_fails_prints_its_results() {
 fn a_shape_that_no_kernel_supports_is_refused_before_a_gpu_is_opened() {
     let place = Place::new();
     for (settings, pattern) in [
-        ("model.ffn_width=516", "model.ffn_width: *8*GPU*516"),
+        ("model.d_ff=516", "model.d_ff: *8*GPU*516"),
         ("model.heads=32", "model.heads: *8*128*GPU*128 / 32 = 4"),
-        ("model.width=8256", "model.width: *8192*GPU*8256"),
+        ("model.d_model=8256", "model.d_model: *8192*GPU*8256"),
     ] {
         place.refuses(&format!("train --backend cuda --set {settings} --out run"), 2, pattern);
         place.refuses(&format!("bench --step quickstart --set {settings}"), 2, pattern);
     }
-    place.answer("config --set model.ffn_width=516");
+    place.answer("config --set model.d_ff=516");
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn the_tokenizer_is_chosen_only_for_vocabulary_sizes_of_gpt2() {
 fn an_exported_model_is_imported_with_the_same_weights() {
     let place = Place::new();
     // One sequence at a time, as imported models are evaluated, so that sums are the same.
-    place.train("run", "--set model.bias=true --set data.tokenizer=byte --set batch.sequences=1");
+    place.train("run", "--set model.bias=true --set data.tokenizer=byte --set batch.size=1");
     assert_eq!(place.answer("export run out"), "exported step 12 to out\n");
     let answer = place.answer("import out imported");
     assert!(answer.contains("imported/checkpoints/step-00000000"), "{answer}");
@@ -265,7 +265,7 @@ fn an_import_is_refused_for_its_folder_tokenizer_or_shape() {
         ("gpt2 new --tokenizer byte", 2, "--tokenizer: *byte*256*27"),
         ("gpt2 new --tokenizer gpt2", 2, "--tokenizer: *gpt2*50257*27"),
         ("gpt2 new --tokenizer word", 2, "'word'*byte, char, gpt2"),
-        ("odd new", 3, "odd: *model.width: *4*6"),
+        ("odd new", 3, "odd: *model.d_model: *4*6"),
     ] {
         place.refuses(&format!("import {line}"), code, pattern);
     }
@@ -299,8 +299,16 @@ fn weights_of_another_shape_are_refused() {
     place.train("run", "");
     place.answer("export run gpt2");
     for (settings, run, gpt2) in [
-        ("model.width=32", "wte.weight: *864*[27, 32]*432", "wte.weight\" (F32 [27, 16])*[27, 32]"),
-        ("model.context=8", "wpe.weight: *128*[8, 16]*192", "wpe.weight\" (F32 [12, 16])*12*8"),
+        (
+            "model.d_model=32",
+            "wte.weight: *864*[27, 32]*432",
+            "wte.weight\" (F32 [27, 16])*[27, 32]",
+        ),
+        (
+            "model.sequence_length=8",
+            "wpe.weight: *128*[8, 16]*192",
+            "wpe.weight\" (F32 [12, 16])*12*8",
+        ),
         (
             "data.tokenizer=byte",
             "wte.weight: *4096*[256, 16]*432",

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use crate::support::{Place, TINY, checkpoint};
 
 /// Settings of a run of 600 steps of a few milliseconds, 500 of them sparse.
-pub(crate) const LONG: &str = "--set steps=600 --set model.width=32 --set model.ffn_width=64 \
-    --set model.context=16 --set batch.accumulation=2 --set model.dropout=0.1 \
+pub(crate) const LONG: &str = "--set steps=600 --set model.d_model=32 --set model.d_ff=64 \
+    --set model.sequence_length=16 --set batch.gradient_accumulation_steps=2 --set model.dropout=0.1 \
     --set run.flip_every=5 --set run.eval_every=75 --set method.refresh=7 --set run.keep_last=2";
 
 /// Starts a command and kills it once the metrics of the run have `seen` lines. Returns the last
@@ -257,7 +257,11 @@ fn folders_that_are_no_runs_and_changed_configurations_are_refused() {
             "lambda = 1",
             &format!("{saved}method.lambda = 0.00006*method.lambda = 1.0*--allow method.lambda"),
         ),
-        ("width = 16", "width = 32", &format!("{saved}model.width = 16*model.width = 32*weights")),
+        (
+            "d_model = 16",
+            "d_model = 32",
+            &format!("{saved}model.d_model = 16*model.d_model = 32*weights"),
+        ),
         (
             "\"char\"",
             "\"byte\"",

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use crate::support::{Place, checkpoint};
 
-const NAMES: [&str; 8] = ["dense", "half", "ste", "sr-ste", "fst", "step", "bi-mask", "s-ste"];
+const NAMES: [&str; 9] =
+    ["dense", "half", "ste", "ste-row-wise", "sr-ste", "fst", "step", "bi-mask", "s-ste"];
 
 #[test]
 fn the_list_of_methods_names_every_choice_and_source() {
@@ -62,13 +63,15 @@ fn every_method_trains_resumes_and_exports() {
         } else {
             let answer = place.answer(&sparse);
             let (told, verify) = answer.trim_end().rsplit_once('\n').unwrap();
-            assert!(told.contains("4 weights") && verify.contains(" --mask column"), "{answer}");
+            assert!(told.contains("4 weights"), "{answer}");
+            // Every mask but that of ste is row-wise.
+            assert_eq!(verify.contains(" --mask column"), name != "ste", "{answer}");
             place.answer(verify.strip_prefix("sparse24 ").unwrap());
         }
         place.answer(&format!("export {name} {name}-dense"));
     }
     // The forward operands of S-STE are thresholded and scaled, not only masked.
-    assert!(place.tree("s-ste-24") != place.tree("ste-24"));
+    assert!(place.tree("s-ste-24") != place.tree("ste-row-wise-24"));
     let log = place.read("step/log.txt");
     assert!(log.lines().any(|line| line.contains("step 6: dense training ends")), "{log}");
     let state: Value =
@@ -115,8 +118,15 @@ fn a_resume_compares_choices_and_accepts_runs_from_before_they_existed() {
     place.write("run/config.toml", config.replace("decay = \"\"", "decay = \"none\""));
     let pattern = "no method.decay*method.decay = \"none\"*--allow method.decay";
     place.refuses("resume run", 3, pattern);
-    let new =
-        ["decay = \"\"", "forward = ", "dgrad = ", "wgrad = ", "phases = ", "[half]", "ratio = "];
+    let new = [
+        "decay = \"\"",
+        "forward = ",
+        "dgrad = ",
+        "wgrad = ",
+        "phases = ",
+        "d_ff_ratio = ",
+        "kind = ",
+    ];
     let is_old = |line: &&str| !new.iter().any(|new| line.starts_with(new));
     let old: Vec<&str> = config.lines().filter(is_old).collect();
     assert_eq!(old.len() + new.len(), config.lines().count());
@@ -138,7 +148,7 @@ fn the_last_model_of_each_sparse_phase_is_kept() {
 fn a_frozen_phase_may_be_divided() {
     let place = Place::new();
     let model = |run: &str, phases: &str| {
-        place.train(run, &format!("--method ste --set method.phases=[{phases}]"));
+        place.train(run, &format!("--method ste-row-wise --set method.phases=[{phases}]"));
         place.model(run, 12)
     };
     let whole = model("whole", r#""dense:1/4","frozen""#);

@@ -30,7 +30,9 @@ fn unusable_data_is_refused() {
         ("latin1", "latin1: *UTF-8*0xe9*30"),
         ("mixed", "mixed/b: *UTF-8*0x89*0"),
     ] {
-        let more = format!("{TINY} --set data.tokenizer=byte --set model.context=64 --data {data}");
+        let more = format!(
+            "{TINY} --set data.tokenizer=byte --set model.sequence_length=64 --data {data}"
+        );
         place.refuses(&format!("train {more} --out new"), 3, pattern);
         place.refuses(&format!("estimate {more}"), 3, pattern);
     }
@@ -39,7 +41,7 @@ fn unusable_data_is_refused() {
     for (more, pattern) in [
         ("--data spaces --set data.tokenizer=gpt2", "spaces: *byte 262144*gpt2"),
         (
-            "--data short --set data.tokenizer=byte --set data.validation=0.07",
+            "--data short --set data.tokenizer=byte --set data.validation_share=0.07",
             "short: *1 tokens*validation*2",
         ),
     ] {
@@ -152,7 +154,7 @@ fn a_directory_in_use_is_refused() {
 fn two_processes_never_write_one_run() {
     let place = Place::new();
     // A step of minutes.
-    let line = format!("train {TINY} --set batch.accumulation=1000000 --out run");
+    let line = format!("train {TINY} --set batch.gradient_accumulation_steps=1000000 --out run");
     let mut first = place.command(&line).stderr(Stdio::piped()).spawn().unwrap();
     let mut notes = BufReader::new(first.stderr.take().unwrap());
     notes.read_line(&mut String::new()).unwrap();
@@ -162,7 +164,11 @@ fn two_processes_never_write_one_run() {
     assert!(is_like(&error, &format!("run: *in use*{}", first.id())), "{error}");
     first.kill().unwrap();
     first.wait().unwrap();
-    place.edit("run/config.toml", "accumulation = 1000000", "accumulation = 1");
+    place.edit(
+        "run/config.toml",
+        "gradient_accumulation_steps = 1000000",
+        "gradient_accumulation_steps = 1",
+    );
     place.answer("resume run");
 }
 
@@ -170,9 +176,9 @@ fn two_processes_never_write_one_run() {
 #[test]
 fn a_model_beyond_the_memory_is_refused() {
     let place = Place::new();
-    for setting in ["model.width", "batch.sequences"] {
+    for setting in ["model.d_model", "batch.size"] {
         let line = format!("train {TINY} --set {setting}=16777216 --out new");
-        place.refuses(&line, 2, "model: * MiB*batch.sequences");
+        place.refuses(&line, 2, "model: * MiB*batch.size");
     }
 }
 
@@ -239,7 +245,7 @@ fn a_preset_for_a_large_corpus_is_not_trained_on_the_embedded_text() {
         place.answer(&format!("config --preset {preset}"));
     }
     place.json("estimate --preset gpt2-124m --json");
-    place.train("run", "--preset gpt2-124m --set batch.accumulation=1");
+    place.train("run", "--preset gpt2-124m --set batch.gradient_accumulation_steps=1");
 }
 
 /// Errors of the argument parser become one sentence too.

@@ -134,7 +134,7 @@ fn a_search_is_read_or_goes_on() {
             "s/search.toml: was begun with model.heads = 2, now it is asked for with model.heads = 4; *",
         ),
         (
-            "--candidates 1e-2,1,0.1 --set data.validation=0.2",
+            "--candidates 1e-2,1,0.1 --set data.validation_share=0.2",
             "s/search.toml: was begun with data = *",
         ),
     ] {

@@ -105,7 +105,8 @@ fn a_signal_abandons_the_current_step() {
     let place = Place::new();
     for (signal, exit) in STOPS {
         let run = format!("run{exit}");
-        let line = format!("train {TINY} --set batch.accumulation=1000000 --out {run}");
+        let line =
+            format!("train {TINY} --set batch.gradient_accumulation_steps=1000000 --out {run}");
         let (code, notes) = interrupted(&place, &line, signal, 1);
         assert_eq!(code, Some(exit), "{notes}");
         assert_resumable(&notes, 0, &run);
@@ -117,7 +118,7 @@ fn a_signal_abandons_the_current_step() {
 #[test]
 fn a_second_signal_ends_at_once() {
     let place = Place::new();
-    let settings = "--set batch.sequences=200 --set model.width=512 --set model.ffn_width=2048";
+    let settings = "--set batch.size=200 --set model.d_model=512 --set model.d_ff=2048";
     for (signal, exit) in STOPS {
         attempts(|attempt| {
             let line = format!("train {TINY} {settings} --out run{exit}-{attempt}");
@@ -157,8 +158,8 @@ fn sigusr1_saves_and_the_run_continues() {
 #[test]
 fn a_signal_abandons_the_current_evaluation() {
     let place = Place::new();
-    let settings = "--set data.validation=0.99 --set run.eval_every=1 --set steps=40 \
-                    --set model.width=64 --set model.context=32";
+    let settings = "--set data.validation_share=0.99 --set run.eval_every=1 --set steps=40 \
+                    --set model.d_model=64 --set model.sequence_length=32";
     place.train("whole", settings);
     for signal in ["-TERM", "-USR1"] {
         let run = attempts(|attempt| {
@@ -201,7 +202,7 @@ fn a_signal_abandons_the_current_evaluation() {
 fn a_signal_reaches_the_evaluation_of_a_finished_run() {
     let place = Place::new();
     place.write("text", crate::support::text(1).repeat(200));
-    place.train("run", "--set steps=1 --set data.validation=0.9");
+    place.train("run", "--set steps=1 --set data.validation_share=0.9");
     for (signal, exit) in STOPS {
         let (code, notes) = interrupted(&place, "resume run", signal, 1);
         assert_eq!(code, Some(exit), "{notes}");
@@ -218,7 +219,7 @@ fn a_signal_between_a_search_and_its_run_is_not_lost() {
     let place = Place::new();
     place.write("text", crate::support::text(1).repeat(200));
     let settings = "--set optimizer.warmup_steps=8 --set run.flip_every=1 \
-                    --set method.decay=on-weights --set data.validation=0.01 --set steps=40000";
+                    --set method.decay=on-weights --set data.validation_share=0.01 --set steps=40000";
     let line = format!("train {TINY} {settings} --lambda auto --out run");
     let mut child = place.command(&line).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();

@@ -327,7 +327,7 @@ fn studies_that_cannot_be_are_refused_before_anything_runs() {
         (
             "method.lambda = 0.3",
             "model.heads = 3",
-            "study.toml: arms.strong: model.heads: expected a divisor of model.width 16, found 3",
+            "study.toml: arms.strong: model.heads: expected a divisor of model.d_model 16, found 3",
         ),
     ] {
         place.write("study.toml", STUDY.replace(from, to));
@@ -368,7 +368,9 @@ mod signals {
         let place = place();
         for (signal, exit) in [("-INT", 130), ("-TERM", 143)] {
             let out = format!("s{exit}");
-            let line = line(&format!("--set batch.accumulation=1000000 --jobs 2 --out {out}"));
+            let line = line(&format!(
+                "--set batch.gradient_accumulation_steps=1000000 --jobs 2 --out {out}"
+            ));
             let (code, said) = interrupted(&place, &line, signal, 1);
             assert_eq!(code, Some(exit), "{said}");
             assert_eq!(

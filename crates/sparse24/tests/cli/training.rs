@@ -107,7 +107,7 @@ fn plain_lines_are_printed_without_a_terminal() {
     assert!(lines[2].starts_with("version ") && lines[2].contains("; preset quickstart"), "{err}");
     let settings: Vec<&str> = lines[2].split(' ').filter(|word| word.contains('=')).collect();
     for setting in
-        ["steps=12", "model.width=16", "data.tokenizer=\"char\"", "optimizer.learning_rate=0.02"]
+        ["steps=12", "model.d_model=16", "data.tokenizer=\"char\"", "optimizer.learning_rate=0.02"]
     {
         assert!(settings.contains(&setting), "{setting} is missing in {err}");
     }
@@ -168,7 +168,7 @@ fn every_kind_of_model_trains_and_resumes() {
         ("swiglu", "--set model.activation=swiglu --set model.bias=true"),
         ("bias", "--set model.bias=true"),
         ("dropout", "--set model.dropout=0.2"),
-        ("accumulation", "--set batch.accumulation=3 --set batch.sequences=2"),
+        ("accumulation", "--set batch.gradient_accumulation_steps=3 --set batch.size=2"),
         ("attention", "--set model.sparsify=ffn-and-attention --set model.layers=1"),
         ("bf16", "--set backend.arithmetic=bf16"),
         ("byte", "--set data.tokenizer=byte"),

@@ -16,7 +16,7 @@ impl From<Refusal> for Error {
                 let advice = if full.waits_for_others() {
                     "wait for the other processes, or choose another GPU (backend.gpu)"
                 } else {
-                    "lower batch.sequences (and raise batch.accumulation), set model.recompute = \"blocks\", or train a smaller model"
+                    "lower batch.size (and raise batch.gradient_accumulation_steps), set model.activation_checkpointing = \"blocks\", or train a smaller model"
                 };
                 Self::Device(format!("{full}; {advice}"))
             }
@@ -73,7 +73,7 @@ mod tests {
         };
         let mine = Error::from(full(vec![("weights", 60 << 20)])).to_string();
         assert!(
-            mine.ends_with("or train a smaller model") && mine.contains("lower batch.sequences"),
+            mine.ends_with("or train a smaller model") && mine.contains("lower batch.size"),
             "{mine}"
         );
         let theirs = Error::from(full(vec![("weights", 1 << 20)])).to_string();

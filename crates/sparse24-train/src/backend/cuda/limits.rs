@@ -56,28 +56,28 @@ pub(super) fn check(recipe: &Recipe) -> Result<(), Error> {
     let refuse = |key: &str, problem: String| Err(Error::Setting { key: key.to_owned(), problem });
     if model.width > norm::MAX_WIDTH {
         return refuse(
-            "model.width",
+            "model.d_model",
             format!("expected at most {} on a GPU, found {}", norm::MAX_WIDTH, model.width),
         );
     }
     let (head, most) = (model.width / model.heads.max(1), attention::MAX_HEAD_WIDTH);
     if !head.is_multiple_of(STEP) || head > most {
         let problem = format!(
-            "expected heads whose width, model.width / model.heads, is a multiple of {STEP} up to {most} on a GPU, found {} / {} = {head}",
+            "expected heads whose width, model.d_model / model.heads, is a multiple of {STEP} up to {most} on a GPU, found {} / {} = {head}",
             model.width, model.heads
         );
         return refuse("model.heads", problem);
     }
     if !model.ffn_width.is_multiple_of(STEP) {
         return refuse(
-            "model.ffn_width",
+            "model.d_ff",
             format!("expected a multiple of {STEP} on a GPU, found {}", model.ffn_width),
         );
     }
     let wide = model.ffn_width.saturating_mul(model.activation.width());
     if wide > spmm24::MAX_SIZE {
         return refuse(
-            "model.ffn_width",
+            "model.d_ff",
             format!(
                 "expected at most {} columns into the activation on a GPU, found {wide}",
                 spmm24::MAX_SIZE
@@ -104,7 +104,7 @@ pub(super) fn check(recipe: &Recipe) -> Result<(), Error> {
     ] {
         if found > most {
             return refuse(
-                "batch.sequences",
+                "batch.size",
                 format!("expected at most {most} {what} on a GPU, found {found}; lower it"),
             );
         }

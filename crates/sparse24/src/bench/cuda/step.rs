@@ -371,10 +371,9 @@ mod tests {
 
     /// A trainer on the CPU.
     fn trainer(method: &str) -> (Trainer, RandomTokens, Option<NonZeroU32>) {
-        let settings = ["layers=1", "heads=2", "width=16", "ffn_width=32", "context=8"]
+        let settings = ["layers=1", "heads=2", "d_model=16", "d_ff=32", "sequence_length=8"]
             .map(|setting| format!("model.{setting}"));
-        let others =
-            [format!("method.name={method}"), "batch.sequences=2".into(), "steps=100".into()];
+        let others = [format!("method.name={method}"), "batch.size=2".into(), "steps=100".into()];
         let config = Config::resolve(Some("quickstart"), None, &[&settings[..], &others].concat())
             .expect("valid settings");
         let mut recipe = config.recipe(65).expect("a valid recipe");
