@@ -6,7 +6,7 @@ use crate::{
     output::{self, print_json},
 };
 
-/// Print the resolved configuration with every key as TOML, without running it
+/// Print the resolved configuration as TOML, with every key
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]

@@ -39,7 +39,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
     if config.backend.name != "cpu" {
         let problem = format!(
-            "backend.name: found {:?}, but only the CPU backend can be estimated; add --backend cpu",
+            "backend.name: found {:?}, but only the CPU can be estimated; add --backend cpu",
             config.backend.name
         );
         return Err(Failure::new(Exit::Usage, problem));

@@ -16,7 +16,7 @@ use crate::{
     weights,
 };
 
-/// Convert a Hugging Face GPT-2 to a run directory, to evaluate, sample or start training from
+/// Convert a Hugging Face GPT-2 to a run that can be evaluated, sampled or trained from
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Folder with config.json and model.safetensors, or the latter with the former beside it

@@ -78,7 +78,8 @@ fn list_methods(args: &Args) -> Result<(), Failure> {
             format!(", d_ff times {width} (method.d_ff_ratio)")
         };
         say!(
-            "{name:<12} {forward:<15} {dgrad:<11} {wgrad:<6} {refresh:<15} {decay:<13} {}{narrowed}",
+            "{name:<12} {forward:<15} {dgrad:<11} {wgrad:<6} {refresh:<15} {decay:<13} \
+             {}{narrowed}",
             phases.join(" ")
         );
         say!("{:<12} {source}\n", "");

@@ -60,10 +60,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let reports = prune_file(&args.input, &args.output, selection, search, unprunable)?;
     let (kind, out) = (selection.kind.to_string(), args.output.display().to_string());
     if args.json {
-        let tensors = objects(
-            &reports,
-            |Pruned { kept_norm, nan, nan_pruned }| json!({ "kept_norm": kept_norm, "nan": nan, "nan_pruned": nan_pruned }),
-        );
+        let describe = |pruned: &Pruned| {
+            let Pruned { kept_norm, nan, nan_pruned } = pruned;
+            json!({ "kept_norm": kept_norm, "nan": nan, "nan_pruned": nan_pruned })
+        };
+        let tensors = objects(&reports, describe);
         say!("{}", json!({ "mask": kind, "out": out, "tensors": tensors }));
         return Ok(());
     }

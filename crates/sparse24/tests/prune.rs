@@ -119,18 +119,12 @@ fn verify_refutes_tensor_by_tensor() {
 #[test]
 fn unusable_files_and_arguments_are_refused() {
     let place = place();
-    place.write("short", b"1234567");
-    place.write("text", b"this is not a safetensors file");
     let whole = fs::read(place.path("in")).unwrap();
     place.write("cut", &whole[..whole.len() - 1]);
     fs::create_dir_all(place.path("folder/full")).unwrap();
-    for (file, pattern) in [
-        ("nowhere", "does not exist"),
-        ("folder", "is a folder"),
-        ("short", "7 bytes"),
-        ("text", "2338328219631577204"),
-        ("cut", "tensor `"),
-    ] {
+    for (file, pattern) in
+        [("nowhere", "does not exist"), ("folder", "is a folder"), ("cut", "tensor `")]
+    {
         for line in [format!("verify {file}"), format!("prune {file} out --mask row")] {
             place.refuses(&line, 3, &format!("{file}: *{pattern}"));
         }

@@ -138,7 +138,8 @@ fn a_resume_compares_choices_and_accepts_runs_from_before_they_existed() {
 #[test]
 fn the_last_model_of_each_sparse_phase_is_kept() {
     let place = Place::new();
-    place.train("run", r#"--set method.phases=["sparse:1/3","dense:2/3","sparse"] --checkpoint-every 2 --set run.keep_last=1"#);
+    let phases = r#"--set method.phases=["sparse:1/3","dense:2/3","sparse"]"#;
+    place.train("run", &format!("{phases} --checkpoint-every 2 --set run.keep_last=1"));
     assert_eq!(place.checkpoints("run"), ["step-00000004", "step-00000012"]);
     assert!(place.path("run/checkpoints/step-00000004/masks.safetensors").is_file());
 }

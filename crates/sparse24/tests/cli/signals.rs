@@ -219,7 +219,8 @@ fn a_signal_between_a_search_and_its_run_is_not_lost() {
     let place = Place::new();
     place.write("text", crate::support::text(1).repeat(200));
     let settings = "--set optimizer.warmup_steps=8 --set run.flip_every=1 \
-                    --set method.decay=on-weights --set data.validation_share=0.01 --set steps=40000";
+                    --set method.decay=on-weights --set data.validation_share=0.01 \
+                    --set steps=40000";
     let line = format!("train {TINY} {settings} --lambda auto --out run");
     let mut child = place.command(&line).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();

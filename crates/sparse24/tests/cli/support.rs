@@ -11,10 +11,11 @@ use serde_json::Value;
 
 /// Settings of a run on the file `text` that takes a fraction of a second: 12 steps, 10 of them
 /// sparse, of 72 tokens, with a vocabulary of 27.
-pub(crate) const TINY: &str = "--set data.path=text --set data.tokenizer=char --set steps=12 --set model.layers=2 --set model.d_model=16 \
-    --set model.heads=2 --set model.d_ff=32 --set model.sequence_length=12 --set batch.size=6 --set method.refresh=4 \
-    --set optimizer.learning_rate=0.02 --set optimizer.warmup_steps=2 --set run.flip_every=3 --set run.eval_every=0 \
-    --set backend.threads=1";
+pub(crate) const TINY: &str = "--set data.path=text --set data.tokenizer=char --set steps=12 \
+    --set model.layers=2 --set model.d_model=16 --set model.heads=2 --set model.d_ff=32 \
+    --set model.sequence_length=12 --set batch.size=6 --set method.refresh=4 \
+    --set optimizer.learning_rate=0.02 --set optimizer.warmup_steps=2 --set run.flip_every=3 \
+    --set run.eval_every=0 --set backend.threads=1";
 
 /// A temporary folder with a file `text`.
 pub(crate) struct Place(tempfile::TempDir);

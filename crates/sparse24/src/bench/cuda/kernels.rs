@@ -67,7 +67,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
 fn list(cases: &[Case], args: &Args) -> Result<(), Failure> {
     if args.json {
-        let case = |case: &Case| json!({ "kernel": case.kernel, "shape": case.shape, "entries": case.entries });
+        let case = |&Case { kernel, ref shape, entries, .. }: &Case| json!({ "kernel": kernel, "shape": shape, "entries": entries });
         return print_json(&cases.iter().map(case).collect::<Vec<_>>());
     }
     for case in cases {

@@ -122,7 +122,7 @@ fn legend(text: &mut String, report: &Report) {
     if let Some(copy) = report.copy_gb_s {
         line!(
             text,
-            "floor: median over the time to move the same bytes at the rate of a copy in this run,"
+            "floor: median over the time to move its bytes at the rate of a copy in this run,"
         );
         line!(text, "       {copy:.0} GB/s read and written");
     }
@@ -130,15 +130,12 @@ fn legend(text: &mut String, report: &Report) {
         line!(text, "       or, if longer, over the time of its products at cuBLASLt's rate for");
         line!(
             text,
-            "       8192x8192x8192 in this run, {dense:.0} TFLOP/s, doubled for sparse products; their"
+            "       8192x8192x8192 in this run, {dense:.0} TFLOP/s, or twice that if they are"
         );
-        line!(text, "       FLOPs are those of the dense product");
+        line!(text, "       sparse (FLOPs are those of the dense product)");
     }
     if report.cases.iter().filter_map(Record::measured).any(|measured| !measured.peers.is_empty()) {
-        line!(
-            text,
-            "peer:  its median over the kernel's, timed in turns: above 1 the kernel is faster;"
-        );
+        line!(text, "peer:  its median over the kernel's, in turns: above 1 the kernel is faster;");
         line!(text, "       a copy moves the same number of bytes");
     }
 }
@@ -233,8 +230,10 @@ mod tests {
             "\ncuSPARSELt was not found\n",
             "clock ? before, 1500-1500 during, 1500 after of 1980 MHz\n",
             "\npower ? before, 690-690 during, 690 after of 700 W; chip ",
-            "\ncolumn_mask_search_bf16    16384x4096         67.25 66.57-67.92    4012 GB/s  0.67  copy 0.98\n",
-            "\nspmm24_transposed          16384x16384x4096   12950 12821-13080 1234 TFLOP/s  2.59  cuSPARSELt 1.03\n",
+            "\ncolumn_mask_search_bf16    16384x4096         67.25 66.57-67.92 ",
+            "    4012 GB/s  0.67  copy 0.98\n",
+            "\nspmm24_transposed          16384x16384x4096   12950 12821-13080 ",
+            " 1234 TFLOP/s  2.59  cuSPARSELt 1.03\n",
             "   cuBLASLt 1.50\n",
             "\nflip_count                 8x8              FAILED: found 3, expected 4\n",
             "\ndropout                    8x8              not run: x needs 3 MiB\n",
