@@ -4,8 +4,6 @@ use std::process::ExitCode;
 
 use sparse24_run::{Error, ErrorKind};
 
-use crate::output::note;
-
 /// Exit codes; success is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
@@ -44,12 +42,12 @@ impl Failure {
         Self { exit, sentence: sentence.into() }
     }
 
-    /// Prints the sentence to standard error, except if the reader is gone.
-    pub(crate) fn report(&self) {
+    /// The line for standard error; none if the reader is gone.
+    pub(crate) fn message(&self) -> Option<String> {
         match self.exit {
-            Exit::Unread => {}
-            Exit::Interrupted | Exit::Terminated => note(&self.sentence),
-            _ => note(format_args!("error: {}", self.sentence)),
+            Exit::Unread => None,
+            Exit::Interrupted | Exit::Terminated => Some(self.sentence.clone()),
+            _ => Some(format!("error: {}", self.sentence)),
         }
     }
 

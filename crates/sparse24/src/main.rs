@@ -89,7 +89,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            failure.report();
+            failure.message().into_iter().for_each(output::note);
             failure.code()
         }
     }

@@ -9,7 +9,8 @@ use crate::support::{Place, TINY, checkpoint};
 /// Settings of a run of 600 steps of a few milliseconds, 500 of them sparse.
 pub(crate) const LONG: &str = "--set steps=600 --set model.d_model=32 --set model.d_ff=64 \
     --set model.sequence_length=16 --set batch.gradient_accumulation_steps=2 \
-    --set model.dropout=0.1 --set run.flip_every=5 --set run.eval_every=75 --set method.refresh=7 --set run.keep_last=2";
+    --set model.dropout=0.1 --set run.flip_every=5 --set run.eval_every=75 \
+    --set method.refresh=7 --set run.keep_last=2";
 
 /// Starts a command and kills it once the metrics of the run have `seen` lines. Returns the last
 /// number of lines, or none if the command ended first.

@@ -67,7 +67,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
 fn list(cases: &[Case], args: &Args) -> Result<(), Failure> {
     if args.json {
-        let case = |&Case { kernel, ref shape, entries, .. }: &Case| json!({ "kernel": kernel, "shape": shape, "entries": entries });
+        let case = |case: &Case| {
+            let Case { kernel, shape, entries, .. } = case;
+            json!({ "kernel": kernel, "shape": shape, "entries": entries })
+        };
         return print_json(&cases.iter().map(case).collect::<Vec<_>>());
     }
     for case in cases {
