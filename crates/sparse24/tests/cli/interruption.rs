@@ -395,7 +395,8 @@ fn a_damaged_newest_checkpoint_is_named_and_the_one_before_it_is_used() {
     let newest = checkpoint("run", 12);
     let end = place.tree(&newest);
     let flip = |at: usize| move |bytes: &mut Vec<u8>| bytes[at] ^= 1;
-    let changes: [(&str, &dyn Fn(&mut Vec<u8>), &str); 5] = [
+    type Change<'a> = &'a dyn Fn(&mut Vec<u8>);
+    let changes: [(&str, Change<'_>, &str); 5] = [
         ("model.safetensors", &|bytes| *bytes.last_mut().unwrap() ^= 1, "\"ln_f.weight\"*bytes "),
         ("model.safetensors", &|bytes| bytes.truncate(100), "byte 100"),
         ("optimizer.safetensors", &flip(20), "\"header\"*bytes 0.."),
