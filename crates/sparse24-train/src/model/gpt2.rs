@@ -20,7 +20,7 @@ use crate::{
     Error,
     backend::{Backend, DType, Region, Tensor, op::Fill},
     nn::{
-        Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder, Embedding, Ffn,
+        Attention, AttentionActivations, AttentionSpec, Bias, Builder, Embedding, Ffn,
         FfnActivations, FfnSpec, Head, Norm, NormActivations, Pass, Sharing, Sparsity,
     },
     objective::Batch,
