@@ -8,7 +8,7 @@
 // acc  f32
 // ref  sparse24_cpu::activation; bound: tolerance::activation
 #include "activation.cuh"
-#include "early.cuh"
+#include "pdl.cuh"
 #include "packed.cuh"
 
 constexpr u32 THREADS = 256;
@@ -31,7 +31,7 @@ __device__ __forceinline__ void gelu_backward_at(const bf16* dh, const bf16* z, 
 
 // A thread has a run of eight; after the last whole one, an element each.
 extern "C" __global__ void __launch_bounds__(THREADS) gelu_forward(const bf16* z, bf16* h, u64 elements) {
-    wait_for_previous();
+    pdl_wait();
     u64 thread = u64(blockIdx.x) * THREADS + threadIdx.x, left = 7 * (elements / 8) + thread;
     if (thread < elements / 8)
         gelu_forward_at<8>(z, h, 8 * thread);
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gelu_forward(const bf16* z
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     gelu_backward(const bf16* dh, const bf16* z, bf16* dz, u64 elements) {
-    wait_for_previous();
+    pdl_wait();
     u64 thread = u64(blockIdx.x) * THREADS + threadIdx.x, left = 7 * (elements / 8) + thread;
     if (thread < elements / 8)
         gelu_backward_at<8>(dh, z, dz, 8 * thread);
@@ -54,7 +54,7 @@ __device__ __forceinline__ void gated_forward(const bf16* z, bf16* h, u32 runs, 
     u32 run = blockIdx.x * THREADS + threadIdx.x, runs_a_row = f / WIDTH;
     if (run >= runs) return;
     const bf16* first = z + u64(run / runs_a_row) * 2 * f + run % runs_a_row * WIDTH;
-    wait_for_previous();
+    pdl_wait();
     Run<WIDTH> a = load<WIDTH>(first), b = load<WIDTH>(first + f);
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) a.at[i] = A::at(a.at[i]).value * b.at[i];
@@ -66,7 +66,7 @@ __device__ __forceinline__ void gated_backward(const bf16* dh, const bf16* z, bf
     u32 run = blockIdx.x * THREADS + threadIdx.x, runs_a_row = f / WIDTH;
     if (run >= runs) return;
     u64 at = u64(run / runs_a_row) * 2 * f + run % runs_a_row * WIDTH;
-    wait_for_previous();
+    pdl_wait();
     Run<WIDTH> d = load<WIDTH>(dh + u64(run) * WIDTH), a = load<WIDTH>(z + at), b = load<WIDTH>(z + at + f);
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) {

@@ -7,7 +7,7 @@
 // pre  tensors share no memory; tiles only where rows and columns are multiples of 4
 // acc  f32, every operation rounded, in the order of the reference
 // ref  sparse24_cpu::adamw::adamw_step, bit for bit but for the payloads of NaNs
-#include "early.cuh"
+#include "pdl.cuh"
 #include "parameters.cuh"
 #include "philox.cuh"
 
@@ -26,7 +26,7 @@ __device__ __forceinline__ void update(const Rule& rule, float& w, float g, floa
 extern "C" __global__ void __launch_bounds__(256) adamw_step(const Parameter* table, const Chunk* chunks,
                                                              const Health* health, const StepState* state, float beta1,
                                                              float beta2, float epsilon, float clip, float on_gradients, float on_weights) {
-    wait_for_previous();
+    pdl_wait();
     if (health->flag != 0) return;
     Chunk chunk = chunks[blockIdx.x];
     const Parameter p = table[chunk.tensor];

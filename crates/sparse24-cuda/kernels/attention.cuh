@@ -256,8 +256,8 @@ __device__ __forceinline__ float power_of_two(float x) {
     return y;
 }
 
-// What every kernel of attention is told: lengths, the mask, and where dropout finds its uniforms.
-// Query i sees keys 0 ..= i + diagonal.
+// The arguments that all kernels share: sizes, the mask, and the stream of dropout. Query i of
+// sequence b sees keys 0 ..= i + diagonal, of the first lengths[b] keys if there are lengths.
 struct Attention {
     u32 heads;
     int queries, keys, width, diagonal;
@@ -265,9 +265,25 @@ struct Attention {
     const StepState* state;
     u32 site;
     float dropped;
-
-    __device__ __forceinline__ int visible(int query) const { return min(max(query + 1 + diagonal, 0), keys); }
+    const u32* lengths;
 };
+
+// Keys of a sequence that its queries may see: all, or its first ones.
+struct AllKeys {
+    static constexpr bool LIMITED = false;
+    static __device__ __forceinline__ int of(const Attention& of, u64) { return of.keys; }
+};
+struct FirstKeys {
+    static constexpr bool LIMITED = true;
+    static __device__ __forceinline__ int of(const Attention& of, u64 sequence) {
+        return int(min(of.lengths[sequence], u32(of.keys)));
+    }
+};
+
+// How many of the first `keys` keys a query sees.
+__device__ __forceinline__ int visible_keys(const Attention& of, int query, int keys) {
+    return min(max(query + 1 + of.diagonal, 0), keys);
+}
 
 // Which sequence's head, and which piece of it, a block works on. Neighbours in time share at most
 // MOST heads, whose operands stay in

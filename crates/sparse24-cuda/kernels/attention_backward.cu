@@ -13,7 +13,7 @@
 // ref  sparse24_cpu::attention::attention_backward
 #include "attention.cuh"
 
-template <int WIDTH, class Drop>
+template <int WIDTH, class Drop, class Lengths>
 __device__ __forceinline__ void queries(const Attention& of, const bf16* q, const bf16* k, const bf16* v, const bf16* o,
                                         const bf16* d_o, const float* lse, float* rows_out, bf16* dq, u32 q_stride, u32 k_stride,
                                         u32 v_stride, u32 o_stride, u32 d_o_stride, u32 dq_stride) {
@@ -23,6 +23,7 @@ __device__ __forceinline__ void queries(const Attention& of, const bf16* q, cons
     int first_query = (pieces - 1 - place.piece) * ROWS, rows = of.queries - first_query;
     int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
     u64 sequence = place.task / of.heads, column = u64(place.task % of.heads) * of.width, row_of_all = sequence * of.queries + first_query;
+    int length = Lengths::of(of, sequence);
     q += row_of_all * q_stride + column;
     o += row_of_all * o_stride + column;
     d_o += row_of_all * d_o_stride + column;
@@ -33,13 +34,13 @@ __device__ __forceinline__ void queries(const Attention& of, const bf16* q, cons
     Slab<WIDTH> own{u32(__cvta_generic_to_shared(memory))}, gradients = own.after(1);
     auto stage = [&](int step) { return own.after(2 + step % STAGES * 2); };
     float2* statistics = reinterpret_cast<float2*>(memory + (2 + 2 * STAGES) * Slab<WIDTH>::BYTES);
-    Fetch<WIDTH> of_keys(k, k_stride, of.keys, of.width), of_values(v, v_stride, of.keys, of.width);
+    Fetch<WIDTH> of_keys(k, k_stride, length, of.width), of_values(v, v_stride, length, of.width);
     auto fetch = [&](int step) {
         Slab<WIDTH> keys = stage(step), values = keys.after(1);
         of_keys.next(keys);
         of_values.next(values);
     };
-    int seen = of.visible(min(first_query + ROWS, of.queries) - 1), steps = (seen + ROWS - 1) / ROWS;
+    int seen = visible_keys(of, min(first_query + ROWS, of.queries) - 1, length), steps = (seen + ROWS - 1) / ROWS;
     Fetch<WIDTH>(q, q_stride, rows, of.width).next(own);
     Fetch<WIDTH>(d_o, d_o_stride, rows, of.width).next(gradients);
     if (steps > 0) fetch(0);
@@ -71,8 +72,8 @@ __device__ __forceinline__ void queries(const Attention& of, const bf16* q, cons
     Left<WIDTH> left{own, first}, left_gradients{gradients, first};
     Rounded operand;
     float sums[WIDTH / 8][4] = {}, log_sums[2], deltas[2], unit = of.scale * LOG2_E;
-    int visible[2] = {of.visible(first_query + first + lane / 4), of.visible(first_query + first + lane / 4 + 8)};
-    int all_see = of.visible(first_query + first);
+    int visible[2] = {visible_keys(of, first_query + first + lane / 4, length), visible_keys(of, first_query + first + lane / 4 + 8, length)};
+    int all_see = visible_keys(of, first_query + first, length);
     auto advance = [&](int step) {
         fetches_wait<0>();
         if (step + 1 < steps) fetch(step + 1);
@@ -122,7 +123,7 @@ __device__ __forceinline__ void queries(const Attention& of, const bf16* q, cons
 // Which gradients a block of keys computes.
 enum Wanted { OF_KEYS = 1, OF_VALUES = 2, OF_BOTH = 3 };
 
-template <int WIDTH, class Drop, Wanted WANTED>
+template <int WIDTH, class Drop, class Lengths, Wanted WANTED>
 __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const bf16* k, const bf16* v, const bf16* d_o, const float* rows_in,
                                      bf16* dk, bf16* dv, u32 q_stride, u32 k_stride, u32 v_stride, u32 d_o_stride, u32 dk_stride, u32 dv_stride) {
     extern __shared__ __align__(1024) u8 memory[];
@@ -131,6 +132,8 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
     int first_key = place.piece * ROWS, rows = of.keys - first_key;
     int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
     u64 sequence = place.task / of.heads, column = u64(place.task % of.heads) * of.width, row_of_all = sequence * of.keys + first_key;
+    constexpr bool LIMITED = Lengths::LIMITED;
+    int length = Lengths::of(of, sequence), existing = length - first_key;
     k += row_of_all * k_stride + column;
     v += row_of_all * v_stride + column;
     dk += row_of_all * dk_stride + column;
@@ -157,8 +160,10 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
     };
     // Earlier queries see no key of this block.
     int begin = min(max(first_key - of.diagonal, 0), of.queries) / ROWS, steps = (of.queries + ROWS - 1) / ROWS;
-    Fetch<WIDTH>(k, k_stride, rows, of.width).next(own);
-    Fetch<WIDTH>(v, v_stride, rows, of.width).next(own_values);
+    // Keys past the length are seen by no query, and copied as zeros.
+    if (LIMITED && existing <= 0) begin = steps;
+    Fetch<WIDTH>(k, k_stride, existing, of.width).next(own);
+    Fetch<WIDTH>(v, v_stride, existing, of.width).next(own_values);
     of_queries.skip(begin);
     of_gradients.skip(begin);
     if (begin < steps) fetch(begin);
@@ -185,11 +190,12 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
         products_wait<WANTED & OF_KEYS ? 1 : 0>();
         pin(scores);
         // The first query of these sees the least.
-        if (first_key + first + 15 > query + of.diagonal) {
+        if (first_key + first + 15 > query + of.diagonal || (LIMITED && first + 15 >= existing)) {
 #pragma unroll
             for (int i = 0; i < 32; ++i) {
                 int key = first_key + first + lane / 4 + i / 2 % 2 * 8;
-                if (key > query + i / 4 * 8 + lane % 4 * 2 + i % 2 + of.diagonal) scores[i / 4][i % 4] = -INFINITE;
+                bool hidden = key > query + i / 4 * 8 + lane % 4 * 2 + i % 2 + of.diagonal;
+                if (hidden || (LIMITED && key >= length)) scores[i / 4][i % 4] = -INFINITE;
             }
         }
 #pragma unroll
@@ -231,28 +237,52 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
     if constexpr (WANTED & OF_VALUES) store(own_values, first, dv_sums, value_factor, dv, dv_stride, rows, of.width);
 }
 
-#define ATTENTION_BACKWARD(QUERIES, KEYS, WIDTH, DROP, BOUNDS_Q, BOUNDS_K)                                                                 \
-    extern "C" __global__ void BOUNDS_Q QUERIES(                                                                                           \
-        const bf16* q, const bf16* k, const bf16* v, const bf16* o, const bf16* d_o, const float* lse, float* rows, bf16* dq,              \
-        u32 q_stride, u32 k_stride, u32 v_stride, u32 o_stride, u32 d_o_stride, u32 dq_stride, u32 heads, u32 of_queries, u32 of_keys,     \
-        u32 width, u32 diagonal, float scale, const StepState* state, u32 site, float dropped) {                                           \
-        Attention of{heads, int(of_queries), int(of_keys), int(width), int(diagonal), scale, state, site, dropped};                        \
-        queries<WIDTH, DROP>(of, q, k, v, o, d_o, lse, rows, dq, q_stride, k_stride, v_stride, o_stride, d_o_stride, dq_stride);           \
-    }                                                                                                                                      \
-    extern "C" __global__ void BOUNDS_K KEYS(                                                                                              \
-        const bf16* q, const bf16* k, const bf16* v, const bf16* d_o, const float* rows, bf16* dk, bf16* dv, u32 q_stride, u32 k_stride,   \
-        u32 v_stride, u32 d_o_stride, u32 dk_stride, u32 dv_stride, u32 heads, u32 of_queries, u32 of_keys, u32 width, u32 diagonal,       \
-        float scale, const StepState* state, u32 site, float dropped) {                                                                    \
-        Attention of{heads, int(of_queries), int(of_keys), int(width), int(diagonal), scale, state, site, dropped};                        \
-        if constexpr (WIDTH == 64) {                                                                                                       \
-            keys<WIDTH, DROP, OF_BOTH>(of, q, k, v, d_o, rows, dk, dv, q_stride, k_stride, v_stride, d_o_stride, dk_stride, dv_stride);    \
-        } else if (blockIdx.y == 0) {                                                                                                      \
-            keys<WIDTH, DROP, OF_KEYS>(of, q, k, v, d_o, rows, dk, dv, q_stride, k_stride, v_stride, d_o_stride, dk_stride, dv_stride);    \
-        } else {                                                                                                                           \
-            keys<WIDTH, DROP, OF_VALUES>(of, q, k, v, d_o, rows, dk, dv, q_stride, k_stride, v_stride, d_o_stride, dk_stride, dv_stride);  \
-        }                                                                                                                                  \
+#define ATTENTION_BACKWARD(NAME, WIDTH, DROP, LENGTHS, BOUNDS_Q, BOUNDS_K)                         \
+    extern "C" __global__ void BOUNDS_Q NAME##_queries(                                            \
+        const bf16* q, const bf16* k, const bf16* v, const bf16* o, const bf16* d_o,               \
+        const float* lse, float* rows, bf16* dq, u32 q_stride, u32 k_stride, u32 v_stride,         \
+        u32 o_stride, u32 d_o_stride, u32 dq_stride, u32 heads, u32 of_queries, u32 of_keys,       \
+        u32 width, u32 diagonal, float scale, const StepState* state, u32 site, float dropped,     \
+        const u32* lengths) {                                                                      \
+        Attention of{heads, int(of_queries), int(of_keys), int(width), int(diagonal), scale,       \
+                     state, site, dropped, lengths};                                               \
+        queries<WIDTH, DROP, LENGTHS>(of, q, k, v, o, d_o, lse, rows, dq, q_stride, k_stride,      \
+                                      v_stride, o_stride, d_o_stride, dq_stride);                  \
+    }                                                                                              \
+    extern "C" __global__ void BOUNDS_K NAME##_keys(                                               \
+        const bf16* q, const bf16* k, const bf16* v, const bf16* d_o, const float* rows, bf16* dk, \
+        bf16* dv, u32 q_stride, u32 k_stride, u32 v_stride, u32 d_o_stride, u32 dk_stride,         \
+        u32 dv_stride, u32 heads, u32 of_queries, u32 of_keys, u32 width, u32 diagonal,            \
+        float scale, const StepState* state, u32 site, float dropped, const u32* lengths) {        \
+        Attention of{heads, int(of_queries), int(of_keys), int(width), int(diagonal), scale,       \
+                     state, site, dropped, lengths};                                               \
+        if constexpr (WIDTH == 64) {                                                               \
+            keys<WIDTH, DROP, LENGTHS, OF_BOTH>(of, q, k, v, d_o, rows, dk, dv, q_stride,          \
+                                                k_stride, v_stride, d_o_stride, dk_stride,         \
+                                                dv_stride);                                        \
+        } else if (blockIdx.y == 0) {                                                              \
+            keys<WIDTH, DROP, LENGTHS, OF_KEYS>(of, q, k, v, d_o, rows, dk, dv, q_stride,          \
+                                                k_stride, v_stride, d_o_stride, dk_stride,         \
+                                                dv_stride);                                        \
+        } else {                                                                                   \
+            keys<WIDTH, DROP, LENGTHS, OF_VALUES>(of, q, k, v, d_o, rows, dk, dv, q_stride,        \
+                                                  k_stride, v_stride, d_o_stride, dk_stride,       \
+                                                  dv_stride);                                      \
+        }                                                                                          \
     }
-ATTENTION_BACKWARD(attention_backward_64_queries, attention_backward_64_keys, 64, KeepAll, TOGETHER(4, 2), TOGETHER(3, 2))
-ATTENTION_BACKWARD(attention_backward_128_queries, attention_backward_128_keys, 128, KeepAll, TOGETHER(2, 2), TOGETHER(2, 2))
-ATTENTION_BACKWARD(attention_backward_dropout_64_queries, attention_backward_dropout_64_keys, 64, Dropout, TOGETHER(3, 2), TOGETHER(2, 2))
-ATTENTION_BACKWARD(attention_backward_dropout_128_queries, attention_backward_dropout_128_keys, 128, Dropout, TOGETHER(2, 2), TOGETHER(2, 2))
+ATTENTION_BACKWARD(attention_backward_64, 64, KeepAll, AllKeys, TOGETHER(4, 2),
+                   TOGETHER(3, 2))
+ATTENTION_BACKWARD(attention_backward_128, 128, KeepAll, AllKeys, TOGETHER(2, 2),
+                   TOGETHER(2, 2))
+ATTENTION_BACKWARD(attention_backward_dropout_64, 64, Dropout, AllKeys, TOGETHER(3, 2),
+                   TOGETHER(2, 2))
+ATTENTION_BACKWARD(attention_backward_dropout_128, 128, Dropout, AllKeys, TOGETHER(2, 2),
+                   TOGETHER(2, 2))
+ATTENTION_BACKWARD(attention_backward_64_lengths, 64, KeepAll, FirstKeys, TOGETHER(4, 2),
+                   TOGETHER(2, 2))
+ATTENTION_BACKWARD(attention_backward_128_lengths, 128, KeepAll, FirstKeys, TOGETHER(2, 2),
+                   TOGETHER(2, 2))
+ATTENTION_BACKWARD(attention_backward_dropout_64_lengths, 64, Dropout, FirstKeys, TOGETHER(3, 2),
+                   TOGETHER(2, 2))
+ATTENTION_BACKWARD(attention_backward_dropout_128_lengths, 128, Dropout, FirstKeys, TOGETHER(2, 2),
+                   TOGETHER(2, 2))

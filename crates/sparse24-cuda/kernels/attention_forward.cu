@@ -14,7 +14,7 @@
 // much above it; until then sums just grow.
 constexpr float SLACK = 8.0f;
 
-template <int WIDTH, class Drop>
+template <int WIDTH, class Drop, class Lengths>
 __device__ __forceinline__ void forward(const Attention& of, const bf16* q, const bf16* k, const bf16* v, bf16* o, float* lse, u32 q_stride,
                                         u32 k_stride, u32 v_stride, u32 o_stride) {
     extern __shared__ __align__(1024) u8 memory[];
@@ -23,6 +23,7 @@ __device__ __forceinline__ void forward(const Attention& of, const bf16* q, cons
     int first_query = (pieces - 1 - place.piece) * ROWS, rows = of.queries - first_query;
     int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
     u64 sequence = place.task / of.heads, column = u64(place.task % of.heads) * of.width;
+    int length = Lengths::of(of, sequence);
     q += (sequence * of.queries + first_query) * q_stride + column;
     o += (sequence * of.queries + first_query) * o_stride + column;
     k += sequence * of.keys * k_stride + column;
@@ -30,13 +31,13 @@ __device__ __forceinline__ void forward(const Attention& of, const bf16* q, cons
 
     Slab<WIDTH> queries{u32(__cvta_generic_to_shared(memory))};
     auto stage = [&](int step) { return queries.after(1 + step % STAGES * 2); };
-    Fetch<WIDTH> of_keys(k, k_stride, of.keys, of.width), of_values(v, v_stride, of.keys, of.width);
+    Fetch<WIDTH> of_keys(k, k_stride, length, of.width), of_values(v, v_stride, length, of.width);
     auto fetch = [&](int step) {
         Slab<WIDTH> keys = stage(step), values = keys.after(1);
         of_keys.next(keys);
         of_values.next(values);
     };
-    int seen = of.visible(min(first_query + ROWS, of.queries) - 1), steps = (seen + ROWS - 1) / ROWS;
+    int seen = visible_keys(of, min(first_query + ROWS, of.queries) - 1, length), steps = (seen + ROWS - 1) / ROWS;
     Fetch<WIDTH>(q, q_stride, rows, of.width).next(queries);
     if (steps > 0) fetch(0);
     fetches_end_group();
@@ -45,8 +46,8 @@ __device__ __forceinline__ void forward(const Attention& of, const bf16* q, cons
     Left<WIDTH> left{queries, first};
     Rounded probabilities;
     float sums[WIDTH / 8][4] = {}, reference[2] = {-INFINITE, -INFINITE}, total[2] = {0.0f, 0.0f}, unit = of.scale * LOG2_E;
-    int visible[2] = {of.visible(first_query + first + lane / 4), of.visible(first_query + first + lane / 4 + 8)};
-    int all_see = of.visible(first_query + first);
+    int visible[2] = {visible_keys(of, first_query + first + lane / 4, length), visible_keys(of, first_query + first + lane / 4 + 8, length)};
+    int all_see = visible_keys(of, first_query + first, length);
     auto advance = [&](int step) {
         fetches_wait<0>();
         if (step + 1 < steps) fetch(step + 1);
@@ -120,14 +121,21 @@ __device__ __forceinline__ void forward(const Attention& of, const bf16* q, cons
     store(queries, first, sums, factor, o, o_stride, rows, of.width);
 }
 
-#define ATTENTION_FORWARD(NAME, WIDTH, DROP, BOUNDS)                                                                                       \
-    extern "C" __global__ void BOUNDS NAME(                                                                                                \
-        const bf16* q, const bf16* k, const bf16* v, bf16* o, float* lse, u32 q_stride, u32 k_stride, u32 v_stride, u32 o_stride,          \
-        u32 heads, u32 queries, u32 keys, u32 width, u32 diagonal, float scale, const StepState* state, u32 site, float dropped) {         \
-        Attention of{heads, int(queries), int(keys), int(width), int(diagonal), scale, state, site, dropped};                              \
-        forward<WIDTH, DROP>(of, q, k, v, o, lse, q_stride, k_stride, v_stride, o_stride);                                                 \
+#define ATTENTION_FORWARD(NAME, WIDTH, DROP, LENGTHS, BOUNDS)                                       \
+    extern "C" __global__ void BOUNDS NAME(                                                         \
+        const bf16* q, const bf16* k, const bf16* v, bf16* o, float* lse, u32 q_stride,             \
+        u32 k_stride, u32 v_stride, u32 o_stride, u32 heads, u32 queries, u32 keys, u32 width,      \
+        u32 diagonal, float scale, const StepState* state, u32 site, float dropped,                 \
+        const u32* lengths) {                                                                       \
+        Attention of{heads, int(queries), int(keys), int(width), int(diagonal), scale, state, site, \
+                     dropped, lengths};                                                             \
+        forward<WIDTH, DROP, LENGTHS>(of, q, k, v, o, lse, q_stride, k_stride, v_stride, o_stride); \
     }
-ATTENTION_FORWARD(attention_forward_64, 64, KeepAll, TOGETHER(5, 3))
-ATTENTION_FORWARD(attention_forward_128, 128, KeepAll, TOGETHER(2, 2))
-ATTENTION_FORWARD(attention_forward_dropout_64, 64, Dropout, TOGETHER(4, 2))
-ATTENTION_FORWARD(attention_forward_dropout_128, 128, Dropout, TOGETHER(2, 2))
+ATTENTION_FORWARD(attention_forward_64, 64, KeepAll, AllKeys, TOGETHER(5, 3))
+ATTENTION_FORWARD(attention_forward_128, 128, KeepAll, AllKeys, TOGETHER(2, 2))
+ATTENTION_FORWARD(attention_forward_dropout_64, 64, Dropout, AllKeys, TOGETHER(4, 2))
+ATTENTION_FORWARD(attention_forward_dropout_128, 128, Dropout, AllKeys, TOGETHER(2, 2))
+ATTENTION_FORWARD(attention_forward_64_lengths, 64, KeepAll, FirstKeys, TOGETHER(4, 3))
+ATTENTION_FORWARD(attention_forward_128_lengths, 128, KeepAll, FirstKeys, TOGETHER(2, 2))
+ATTENTION_FORWARD(attention_forward_dropout_64_lengths, 64, Dropout, FirstKeys, TOGETHER(4, 2))
+ATTENTION_FORWARD(attention_forward_dropout_128_lengths, 128, Dropout, FirstKeys, TOGETHER(2, 2))

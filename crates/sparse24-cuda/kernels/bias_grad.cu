@@ -7,7 +7,7 @@
 // acc  f32, fixed order: every eighth row of a block, those eight, every 32nd block of rows, those
 //      32
 // ref  sparse24_cpu::bias::bias_grad; bound: tolerance::bias_grad
-#include "early.cuh"
+#include "pdl.cuh"
 #include "packed.cuh"
 
 constexpr u32 THREADS = 256, TEAMS = 8, LANES = 32, BLOCKS = 32;
@@ -16,7 +16,7 @@ template <int WIDTH>
 __device__ __forceinline__ void column_sums_of(const bf16* dz, u64 stride, float* partial, u32 p, u32 r, u32 rows) {
     __shared__ float sums[TEAMS][LANES * WIDTH + 1];
     u32 lane = threadIdx.x % LANES, team = threadIdx.x / LANES, column = (blockIdx.x * LANES + lane) * WIDTH;
-    wait_for_previous();
+    pdl_wait();
     u32 first = blockIdx.y * rows + team, last = min(p, (blockIdx.y + 1) * rows);
     Run<WIDTH> sum = {};
     if (column < r) {
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(LANES * BLOCKS)
     __shared__ float sums[BLOCKS][LANES];
     u32 lane = threadIdx.x % LANES, first = threadIdx.x / LANES, column = blockIdx.x * LANES + lane;
     float sum = 0.0f;
-    wait_for_previous();
+    pdl_wait();
     if (column < r) {
 #pragma unroll 8
         for (u32 block = first; block < blocks; block += BLOCKS) sum += partial[u64(block) * r + column];

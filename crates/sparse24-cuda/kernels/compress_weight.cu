@@ -9,7 +9,7 @@
 //      row-wise); outputs alias nothing
 // acc  f32, every operation rounded, then to bf16, ties to even
 // ref  sparse24_cpu::prune::compress_weight, bit for bit but for the payloads of NaNs
-#include "early.cuh"
+#include "pdl.cuh"
 #include "scalar.cuh"
 
 // A block: 64x64 elements, 16x16 tiles, a thread each.
@@ -101,7 +101,7 @@ __device__ __forceinline__ void compress(const float* w, const u16* tiles, uint4
     u32 thread = threadIdx.x, warp = thread / 32;
     u32 tile_column = 8 * (warp % 2) + thread % 8, tile_row = 8 * (warp / 4) + warp / 2 % 2 + 2 * (thread / 8 % 4);
     u32 row = 64 * blockIdx.y + 4 * tile_row, column = 64 * blockIdx.x + 4 * tile_column;
-    wait_for_previous();
+    pdl_wait();
     u32 kept = 0x3333u, kept_t = 0x3333u, first[4] = {}, second[4] = {};
     if (row < r && column < q) {
         const float* at = w + row * stride + column;

@@ -5,7 +5,7 @@
 // pre  x 16-byte aligned; at most 2^34 elements
 // acc  f32, rounded once: the bits of the CPU's product, rounded to bf16
 // ref  sparse24_cpu::dropout
-#include "early.cuh"
+#include "pdl.cuh"
 #include "packed.cuh"
 #include "philox.cuh"
 
@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) dropout(bf16* x, u64 eleme
     u64 first = 8 * (u64(blockIdx.x) * THREADS + threadIdx.x);
     bool whole = first + 8 <= elements;
     uint4 raw = make_uint4(0, 0, 0, 0);
-    wait_for_previous();
+    pdl_wait();
     // Both are on their way before either is waited for.
     StepState now = *state;
     if (whole) raw = *reinterpret_cast<const uint4*>(x + first);

@@ -17,7 +17,7 @@
 // pre  out and dout 8-byte, tables and pieces 16-byte aligned; vocabulary < 2^32 - 1
 // acc  f32, fixed order: the sorted rows in spans of 32, and the spans in order
 // ref  sparse24_cpu::embedding; bounds: tolerance::{embedding, embedding_gradient}
-#include "early.cuh"
+#include "pdl.cuh"
 #include "scalar.cuh"
 
 constexpr u32 SPAN = 32, STRETCH = 256, NONE = 0xffffffffu;
@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(256, 6)
     embed_forward(const u32* tokens, const float4* table, const float4* positions, uint2* out,
                   u32 rows, u32 context, u32 vectors, u32 vocabulary) {
     u32 row = blockIdx.x * 8 + threadIdx.x / 32;
-    wait_for_previous();
+    pdl_wait();
     if (row >= rows) return;
     u32 token = tokens[row], position = row % context;
     for (u32 vector = threadIdx.x % 32; vector < vectors; vector += 32) {
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(256, 6)
 extern "C" __global__ void __launch_bounds__(STRETCH)
     embed_sort(const u32* tokens, u32* keys, u32* numbers, u32 rows, u32 vocabulary) {
     __shared__ uint4 all[STRETCH / 4];
-    wait_for_previous();
+    pdl_wait();
     u32 row = blockIdx.x * STRETCH + threadIdx.x, key = row < rows ? min(tokens[row], vocabulary) : NONE, warp = threadIdx.x & ~31u;
     reinterpret_cast<u32*>(all)[threadIdx.x] = key;
     __syncthreads();
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(512)
     constexpr u32 WARPS = 16;
     __shared__ u32 places[WARPS][32];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, at = blockIdx.x * 32 + lane, own = at / STRETCH, place = 0;
-    wait_for_previous();
+    pdl_wait();
     u32 key = at < rows ? keys[at] : 0;
 #pragma unroll 4
     for (u32 other = warp; other < (rows + STRETCH - 1) / STRETCH; other += WARPS) {
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
                u32 rows, u32 vectors, u32 vocabulary) {
     constexpr u32 AHEAD = 8;
     u32 spans = (rows + SPAN - 1) / SPAN, span = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, vector = blockIdx.y * 32 + lane;
-    wait_for_previous();
+    pdl_wait();
     if (span >= spans) return;
     u32 start = span * SPAN, count = min(SPAN, rows - start), row = lane < count ? order[start + lane] : 0;
     u32 key = token_at(sorted, start + lane, rows), after = token_at(sorted, start + SPAN, rows);
@@ -155,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(256, 6)
     embed_join(const u32* sorted, float4* table, const float4* pieces, u32 rows,
                u32 vectors, u32 vocabulary) {
     u32 spans = (rows + SPAN - 1) / SPAN, span = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, vector = blockIdx.y * 32 + lane;
-    wait_for_previous();
+    pdl_wait();
     if (span + 1 >= spans) return;
     u32 token = sorted[(span + 1) * SPAN], before = span > 0 ? sorted[span * SPAN - 1] : NONE;
     if (token != sorted[span * SPAN + SPAN - 1] || token == before || token >= vocabulary) return;
@@ -174,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(256, 6)
 extern "C" __global__ void __launch_bounds__(256, 6)
     embed_positions(const uint2* dout, float4* positions, u32 rows, u32 context, u32 vectors) {
     u32 position = blockIdx.x * 8 + threadIdx.x / 32, vector = blockIdx.y * 32 + threadIdx.x % 32;
-    wait_for_previous();
+    pdl_wait();
     if (position >= min(context, rows) || vector >= vectors) return;
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 8

@@ -6,7 +6,7 @@
 // pre  g 16-byte aligned; norm_of_sums: one block of 1024 threads; outputs alias nothing
 // acc  f64, squares exact, fixed order: bitwise repeatable; no finite gradient overflows
 // ref  sparse24_cpu::adamw::squared_norm; bound: tolerance::grad_norm
-#include "early.cuh"
+#include "pdl.cuh"
 #include "parameters.cuh"
 
 __device__ __forceinline__ double warp_sum(double x) {
@@ -26,7 +26,7 @@ __device__ __forceinline__ double block_sum(double x) {
 __device__ __forceinline__ double square(float g, double sum) { return fma(double(g), double(g), sum); }
 
 extern "C" __global__ void __launch_bounds__(256) square_sums(const Parameter* table, const Chunk* chunks, double* sums) {
-    wait_for_previous();
+    pdl_wait();
     Chunk chunk = chunks[blockIdx.x];
     const float* g = table[chunk.tensor].g + u64(chunk.part) * CHUNK;
     u32 length = u32(min(table[chunk.tensor].length - u64(chunk.part) * CHUNK, u64(CHUNK)));
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(256) square_sums(const Parameter* t
 
 extern "C" __global__ void __launch_bounds__(1024) norm_of_sums(const Chunk* chunks, const double* sums, Health* health, u32 count) {
     __shared__ u32 first;
-    wait_for_previous();
+    pdl_wait();
     if (threadIdx.x == 0) first = count;
     __syncthreads();
     double sum = 0.0;

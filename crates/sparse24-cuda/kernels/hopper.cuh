@@ -41,11 +41,11 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier, u32 rank) {
 
 // Copies into shared memory that tell a barrier how many bytes came; the `_all` form writes to both
 // blocks of a cluster of two.
-__device__ __forceinline__ void copy_in(u32 to, const void* from, u32 bytes, u32 barrier) {
+__device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
                  "r"(barrier) : "memory");
 }
-__device__ __forceinline__ void box_in_all(u32 to, const TensorMap& map, u32 x, u32 y, u32 barrier) {
+__device__ __forceinline__ void tma_load_multicast(u32 to, const TensorMap& map, u32 x, u32 y, u32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(
             to),
@@ -53,14 +53,14 @@ __device__ __forceinline__ void box_in_all(u32 to, const TensorMap& map, u32 x, 
 }
 // From shared memory; elements outside of the matrix are dropped. One thread commits, and waits
 // until all but N of its copies have read.
-__device__ __forceinline__ void box_out(const TensorMap& map, u32 x, u32 y, u32 from) {
+__device__ __forceinline__ void tma_store(const TensorMap& map, u32 x, u32 y, u32 from) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x), "r"(y), "r"(from) : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-template <int N> __device__ __forceinline__ void boxes_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
+template <int N> __device__ __forceinline__ void tma_stores_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
 // What this thread read and wrote in shared memory, or knows to be done by others, comes before
 // copies that it, or who waits for it, begins.
-__device__ __forceinline__ void ordered_with_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ uint4 load16(u32 shared) {
     uint4 x;

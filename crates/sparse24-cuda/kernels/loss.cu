@@ -13,8 +13,9 @@
 // acc  f32 a row, f64 over rows; fixed order. A NaN or an infinite logit makes the loss NaN or
 //      infinite
 // ref  sparse24_cpu::loss; bounds: tolerance::{softmax, row_loss}
-#include "early.cuh"
+#include "pdl.cuh"
 #include "health.cuh"
+#include "philox.cuh"
 
 constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
 constexpr u32 IGNORE = 0xffffffffu;
@@ -74,10 +75,10 @@ enum class Gradient { Wanted, Absent };
 
 template <Gradient GRADIENT>
 __device__ __forceinline__ void row_loss(bf16* logits, const u32* targets, float* losses, u32 columns, u32 vocabulary,
-                                         u32 held, float smoothing, float scale) {
+                                         u32 held, float smoothing, const StepState* state) {
     extern __shared__ uint4 kept[];
     constexpr int AHEAD = 4;
-    wait_for_previous();
+    pdl_wait();
     logits += u64(blockIdx.x) * columns;
     uint4* vectors = reinterpret_cast<uint4*>(logits);
     u32 target = targets[blockIdx.x], whole = vocabulary / 8;
@@ -112,7 +113,8 @@ __device__ __forceinline__ void row_loss(bf16* logits, const u32* targets, float
     float floor = smoothing / float(vocabulary);
     if (threadIdx.x == 0) losses[blockIdx.x] = (row.shift * LN2 + logf(row.sum)) - ((1.0f - smoothing) * at_target + floor * row.total);
     if (GRADIENT == Gradient::Absent) return;
-    // A target outside of the vocabulary is NaN here too.
+    // A target outside the vocabulary is NaN here too.
+    float scale = state->loss_scale;
     float inverse = scale / row.sum + (target < vocabulary ? 0.0f : at_target);
     floor *= scale;
     auto gradient = [&](float x) { return exp2_fast(x * LOG2E - row.shift) * inverse - floor; };
@@ -131,13 +133,13 @@ __device__ __forceinline__ void row_loss(bf16* logits, const u32* targets, float
 }
 
 extern "C" __global__ void __launch_bounds__(512, 2)
-    head_loss(bf16* logits, const u32* targets, float* losses, u32 columns, u32 vocabulary, u32 held, float smoothing, float scale) {
-    row_loss<Gradient::Wanted>(logits, targets, losses, columns, vocabulary, held, smoothing, scale);
+    head_loss(bf16* logits, const u32* targets, float* losses, u32 columns, u32 vocabulary, u32 held, float smoothing, const StepState* state) {
+    row_loss<Gradient::Wanted>(logits, targets, losses, columns, vocabulary, held, smoothing, state);
 }
 
 extern "C" __global__ void __launch_bounds__(512, 2)
     loss_forward(const bf16* logits, const u32* targets, float* losses, u32 columns, u32 vocabulary, float smoothing) {
-    row_loss<Gradient::Absent>(const_cast<bf16*>(logits), targets, losses, columns, vocabulary, 0, smoothing, 0.0f);
+    row_loss<Gradient::Absent>(const_cast<bf16*>(logits), targets, losses, columns, vocabulary, 0, smoothing, nullptr);
 }
 
 // One block: thread t sums rows t, t + 1024, ...; then a binary tree.
@@ -145,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     loss_sum(const float* losses, float* loss, Health* health, u64 rows, u32 accumulate) {
     __shared__ double sums[1024];
     double sum = 0.0;
-    wait_for_previous();
+    pdl_wait();
     for (u64 row = threadIdx.x; row < rows; row += 1024) sum += losses[row];
     sums[threadIdx.x] = sum;
     for (u32 width = 512; width > 0; width /= 2) {

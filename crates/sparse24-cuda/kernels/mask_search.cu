@@ -8,7 +8,7 @@
 //      tiles alias nothing
 // acc  f32, every operation rounded, in core's order
 // ref  sparse24_core::search::mask_search, bit for bit
-#include "early.cuh"
+#include "pdl.cuh"
 #include "scalar.cuh"
 
 // sparse24_core::search::CODES: the bits of every 7-bit code.
@@ -144,9 +144,9 @@ __device__ __forceinline__ void search(const T* w, u16* tiles, u64 stride, u32 r
     // Only blocks that wait have time to ask; rows of f32, twice as long, would get in the way of
     // the previous kernel's.
     if (sizeof(T) == 2 && high * gridDim.x + blockIdx.x < resident && lane < 4 && row < rows)
-        ask_for(w + (4 * u64(row) + lane) * stride + 4 * (column - lane), 4 * sizeof(T) * min(32u, columns - (column - lane)));
-    wait_for_previous();
-    if (threadIdx.x == 0) let_next_start();
+        prefetch(w + (4 * u64(row) + lane) * stride + 4 * (column - lane), 4 * sizeof(T) * min(32u, columns - (column - lane)));
+    pdl_wait();
+    if (threadIdx.x == 0) pdl_launch_dependents();
     typename Row<T>::type raw[4];
     if (exists) {
 #pragma unroll

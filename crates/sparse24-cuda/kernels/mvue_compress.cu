@@ -13,7 +13,7 @@
 // 16*(lane%4) on of two features eight apart. Transposing loads hand it those, its nibbles are the
 // metadata word of that lane, and its values
 // go to the four lanes of its row.
-#include "early.cuh"
+#include "pdl.cuh"
 #include "mvue.cuh"
 
 constexpr u32 BLOCK = 64, THREADS = 128, TILE = BLOCK * BLOCK * 2, RESIDENT = 7;
@@ -76,11 +76,11 @@ __device__ __forceinline__ void compress(const bf16* dz, u64 stride, u32 p, u32 
     };
     if (wide && blockIdx.y < p / BLOCK) {
 #pragma unroll
-        for (u32 k = 0; k < 4; ++k) ask_for(source + 4 * k * stride);
+        for (u32 k = 0; k < 4; ++k) prefetch(source + 4 * k * stride);
     }
     // `source` is even.
-    wait_for_previous(copied + u32(reinterpret_cast<u64>(source) & 1));
-    let_next_start();
+    pdl_wait(copied + u32(reinterpret_cast<u64>(source) & 1));
+    pdl_launch_dependents();
     // First, since it would come last behind the copies; looked at while those are on their way.
     StepState state = *at;
     load(blockIdx.y, 0);

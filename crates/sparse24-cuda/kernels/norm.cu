@@ -15,7 +15,7 @@
 //      thread
 // acc  f32, two passes over the residual as rounded to bf16; fixed order
 // ref  sparse24_cpu::norm; bounds: tolerance::{norm_y, norm_dresidual, norm_parameter}
-#include "early.cuh"
+#include "pdl.cuh"
 #include "scalar.cuh"
 
 constexpr float EPSILON = 1e-5f;
@@ -53,10 +53,10 @@ __device__ __forceinline__ void forward(const uint2* x, const uint2* delta, cons
     __shared__ float slots[2][8][1];
     u32 place = threadIdx.x / THREADS, lane = threadIdx.x % THREADS;
     u64 row = u64(blockIdx.x) * (256 / THREADS) + place, start = row * vectors;
-    if (row < rows && lane == 0) ask_for(x + start, 8 * vectors);
-    if (row < rows && lane == 1 && delta) ask_for(delta + start, 8 * vectors);
-    let_next_start();
-    wait_for_previous();
+    if (row < rows && lane == 0) prefetch(x + start, 8 * vectors);
+    if (row < rows && lane == 1 && delta) prefetch(delta + start, 8 * vectors);
+    pdl_launch_dependents();
+    pdl_wait();
     if (row >= rows) return;
     uint2 raw[VECTORS], added[VECTORS];
 #pragma unroll
@@ -108,7 +108,9 @@ __device__ __forceinline__ void copy_async(uint2* to, const uint2* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(u32(__cvta_generic_to_shared(to))), "l"(from) : "memory");
 }
 
-template <int WARPS>
+enum class Dx { Add, Overwrite };
+
+template <int WARPS, Dx DX>
 __device__ __forceinline__ void backward(const uint2* dy, const uint2* residual, const float2* stats,
                                          const float4* gamma, uint2* dresidual, float4* partial, u64 rows, u32 vectors) {
     constexpr int THREADS = 32 * WARPS, VECTORS = 4, TEAMS = 16 / WARPS, BLOCK = TEAMS * THREADS;
@@ -128,14 +130,19 @@ __device__ __forceinline__ void backward(const uint2* dy, const uint2* residual,
                 if (i * THREADS + lane >= vectors) continue;
                 copy_async(slot(stage, i, 0), dy + at);
                 copy_async(slot(stage, i, 1), residual + at);
-                copy_async(slot(stage, i, 2), dresidual + at);
+                if constexpr (DX == Dx::Add) copy_async(slot(stage, i, 2), dresidual + at);
             }
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
-    if (row < rows && lane < 3) ask_for((lane == 0 ? dy : lane == 1 ? residual : dresidual) + row * vectors, 8 * vectors);
-    let_next_start();
-    wait_for_previous();
+    if constexpr (DX == Dx::Add) {
+        if (row < rows && lane < 3)
+            prefetch((lane == 0 ? dy : lane == 1 ? residual : dresidual) + row * vectors, 8 * vectors);
+    } else {
+        if (row < rows && lane < 2) prefetch((lane == 0 ? dy : residual) + row * vectors, 8 * vectors);
+    }
+    pdl_launch_dependents();
+    pdl_wait();
     copy(row, 0);
     Vector scale[VECTORS] = {}, dgamma[VECTORS] = {}, dbeta[VECTORS] = {};
 #pragma unroll
@@ -151,10 +158,11 @@ __device__ __forceinline__ void backward(const uint2* dy, const uint2* residual,
         // All but the newest have arrived.
         asm volatile("cp.async.wait_group 1;" ::: "memory");
         // Read past the row's end too: a branch would wait for each read by itself.
-        uint2 raw[3][VECTORS];
+        constexpr int OPERANDS = DX == Dx::Add ? 3 : 2;
+        uint2 raw[OPERANDS][VECTORS];
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i)
-            for (int operand = 0; operand < 3; ++operand) raw[operand][i] = *slot(stage, i, operand);
+            for (int operand = 0; operand < OPERANDS; ++operand) raw[operand][i] = *slot(stage, i, operand);
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             if (i * THREADS + lane >= vectors) continue;
@@ -172,11 +180,14 @@ __device__ __forceinline__ void backward(const uint2* dy, const uint2* residual,
         for (int i = 0; i < VECTORS; ++i) {
             u32 vector = i * THREADS + lane;
             if (vector >= vectors) continue;
-            Vector d = widen(raw[0][i]), x = widen(raw[1][i]), out = widen(raw[2][i]);
+            Vector d = widen(raw[0][i]), x = widen(raw[1][i]), out = {};
+            if constexpr (DX == Dx::Add) out = widen(raw[2][i]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float n = (x.at[e] - mean) * rstd, g = d.at[e] * scale[i].at[e];
-                out.at[e] += rstd * (g - mean_g - n * mean_gn);
+                float slope = rstd * (g - mean_g - n * mean_gn);
+                if constexpr (DX == Dx::Add) out.at[e] += slope;
+                else out.at[e] = slope;
             }
             dresidual[start + vector] = narrow(out);
         }
@@ -215,18 +226,24 @@ FORWARD(norm_forward_2, 2)
 FORWARD(norm_forward_4, 4)
 FORWARD(norm_forward_8, 8)
 
-#define BACKWARD(name, warps)                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(512)                                                                                      \
-        name(const uint2* dy, const uint2* residual, const float2* stats, const float4* gamma, uint2* dresidual, float4* partial,          \
-             u64 rows, u32 vectors) {                                                                                                        \
-        backward<warps>(dy, residual, stats, gamma, dresidual, partial, rows, vectors);                                                      \
+#define BACKWARD(name, warps, dx)                                                                  \
+    extern "C" __global__ void __launch_bounds__(512)                                              \
+        name(const uint2* dy, const uint2* residual, const float2* stats, const float4* gamma,     \
+             uint2* dresidual, float4* partial, u64 rows, u32 vectors) {                           \
+        backward<warps, dx>(dy, residual, stats, gamma, dresidual, partial, rows, vectors);        \
     }
-BACKWARD(norm_backward_1, 1)
-BACKWARD(norm_backward_2, 2)
-BACKWARD(norm_backward_3, 3)
-BACKWARD(norm_backward_4, 4)
-BACKWARD(norm_backward_8, 8)
-BACKWARD(norm_backward_16, 16)
+BACKWARD(norm_backward_1, 1, Dx::Add)
+BACKWARD(norm_backward_2, 2, Dx::Add)
+BACKWARD(norm_backward_3, 3, Dx::Add)
+BACKWARD(norm_backward_4, 4, Dx::Add)
+BACKWARD(norm_backward_8, 8, Dx::Add)
+BACKWARD(norm_backward_16, 16, Dx::Add)
+BACKWARD(norm_backward_1_overwrite, 1, Dx::Overwrite)
+BACKWARD(norm_backward_2_overwrite, 2, Dx::Overwrite)
+BACKWARD(norm_backward_3_overwrite, 3, Dx::Overwrite)
+BACKWARD(norm_backward_4_overwrite, 4, Dx::Overwrite)
+BACKWARD(norm_backward_8_overwrite, 8, Dx::Overwrite)
+BACKWARD(norm_backward_16_overwrite, 16, Dx::Overwrite)
 
 // A block has 16 columns of [dgamma, dbeta] and 32 slices of the blocks: slice s sums s, s + 32,
 // ..., and a warp the slices of a column.
@@ -236,8 +253,8 @@ extern "C" __global__ void __launch_bounds__(512)
     __shared__ float sums[32][COLUMNS + 1];
     u32 slice = threadIdx.x / COLUMNS, column = blockIdx.x * COLUMNS + threadIdx.x % COLUMNS;
     float sum = 0.0f;
-    let_next_start();
-    wait_for_previous();
+    pdl_launch_dependents();
+    pdl_wait();
     for (u32 first = slice; first < blocks; first += 32 * AHEAD) {
         float of[AHEAD];
 #pragma unroll

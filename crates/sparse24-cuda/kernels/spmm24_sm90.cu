@@ -77,7 +77,7 @@ __device__ __forceinline__ void store_transposed(const float (&x)[COLUMNS / 2], 
 #pragma unroll
     for (u32 column = 0; column < COLUMNS; column += CHUNK) {
         u32 chunk = buffers + buffer * CHUNK * 128;
-        if (threadIdx.x % 128 == 0) boxes_read<CHUNKS - 1>();
+        if (threadIdx.x % 128 == 0) tma_stores_read<CHUNKS - 1>();
         named_sync(1 + warpgroup, 128);
         u32 line = chunk + ((at.lane / 16) * 8 + at.lane % 8) * 128 + (((at.slab * 2 + at.lane / 8 % 2) ^ (at.lane % 8)) * 16);
 #pragma unroll
@@ -86,9 +86,9 @@ __device__ __forceinline__ void store_transposed(const float (&x)[COLUMNS / 2], 
             store_matrices(line + j * 16 * 128, narrow_pair(y[0] + low, y[1] + low), narrow_pair(y[2] + high, y[3] + high),
                            narrow_pair(y[4] + low, y[5] + low), narrow_pair(y[6] + high, y[7] + high));
         }
-        ordered_with_copies();
+        proxy_fence();
         named_sync(1 + warpgroup, 128);
-        if (threadIdx.x % 128 == 0) box_out(to.map, at.row, at.column + column, chunk);
+        if (threadIdx.x % 128 == 0) tma_store(to.map, at.row, at.column + column, chunk);
         if (++buffer == CHUNKS) buffer = 0;
     }
 }
@@ -136,7 +136,7 @@ template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kern
     // To both blocks, because both fill the stage; by every warp, once its own reads are done:
     // those of every lane come before what is copied there.
     __device__ __forceinline__ void release(u32 stage, u32 lane) const {
-        ordered_with_copies();
+        proxy_fence();
         __syncwarp();
         if (lane < 2) barrier_arrive(stage + EMPTY, lane);
     }
@@ -159,10 +159,10 @@ template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kern
                 u32 full = at + FULL;
                 barrier_wait(at + EMPTY, phase ^ 1);
                 if (lane == 0) barrier_expect(full, BYTES);
-                if (lane < 2 * BLOCKS) copy_in(at + offset, from, bytes, full);
+                if (lane < 2 * BLOCKS) bulk_load(at + offset, from, bytes, full);
                 if (brings_b) {
-                    if constexpr (FORM == Form::Transposed) box_in_all(at + box * (B_BYTES / 2), b, 64 * k, n + box * (COLUMNS / 2), full);
-                    else box_in_all(at + 8192 * box, b, n + 64 * box, 64 * k, full);
+                    if constexpr (FORM == Form::Transposed) tma_load_multicast(at + box * (B_BYTES / 2), b, 64 * k, n + box * (COLUMNS / 2), full);
+                    else tma_load_multicast(at + 8192 * box, b, n + 64 * box, 64 * k, full);
                 }
                 __syncwarp();
             }
@@ -237,7 +237,7 @@ template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kern
             store<FIRST>(d0, 0, index, corner, warpgroup, to, buffer);
             if constexpr (SECOND > 0) store<SECOND>(d1, FIRST, index, corner, warpgroup, to, buffer);
         }
-        if (FORM == Form::Transposed && threadIdx.x % 128 == 0) boxes_read<0>();
+        if (FORM == Form::Transposed && threadIdx.x % 128 == 0) tma_stores_read<0>();
     }
 };
 

@@ -22,8 +22,10 @@ mod weights;
 
 use std::collections::BTreeMap;
 
+use sparse24_core::op::Accumulate;
+
 use crate::{
-    Beta, Device, Error,
+    Device, Error,
     gemm::{Gemm, LinearForward, WORKSPACE},
 };
 use check::Stop;
@@ -301,8 +303,8 @@ impl Bench {
     }
 }
 
-/// Whether a product adds to what is there: never, in a bench.
-const BETA: Beta = Beta::Overwrite;
+/// Benches overwrite their outputs.
+const OVERWRITE: Accumulate = Accumulate::Overwrite;
 
 #[cfg(test)]
 mod tests {

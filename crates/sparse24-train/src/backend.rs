@@ -211,6 +211,8 @@ pub struct StepState {
     pub learning_rate: f32,
     /// Adam's: 1 - beta^step, of the first moment and of the second.
     pub bias_corrections: [f32; 2],
+    /// Scale of the loss gradient: that of [`HeadGradients`].
+    pub loss_scale: f32,
 }
 
 /// What the device knows after a step.

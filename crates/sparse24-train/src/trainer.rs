@@ -321,6 +321,7 @@ impl Trainer {
                 micro_step,
                 learning_rate,
                 bias_corrections,
+                loss_scale: (1.0 / tokens) as f32,
             })?;
             model.upload(&mut **backend, &self.inputs, &self.targets)?;
             let (part, beta) = if micro_step == 0 {

@@ -3,7 +3,10 @@
 
 use half::bf16;
 use ndarray::Array2;
-use sparse24_core::philox::{Purpose, Site, Stream};
+use sparse24_core::{
+    op::{AttentionMask, AttentionShape, Dropout, StepState},
+    philox::{Purpose, Site, Stream},
+};
 use sparse24_cpu::{attention as on_cpu, dropout::Dropout as CpuDropout};
 
 use super::{
@@ -13,12 +16,11 @@ use super::{
     timing::Contestant,
 };
 use crate::{
-    Device, Error, Matrix, StepState,
+    Device, Error, Matrix,
     attention::{
-        AttentionBackward, AttentionForward, AttentionMask, AttentionShape, attention_backward,
-        attention_forward, backward_scratch,
+        AttentionBackward, AttentionForward, attention_backward, attention_forward,
+        backward_scratch,
     },
-    dropout::Dropout,
 };
 
 /// Tokens of a sequence.
@@ -138,6 +140,7 @@ fn operands(
         q,
         k,
         v,
+        lengths: None,
         dropout: dropped.map(|p| Dropout { p, site: Site::new(Purpose::Dropout, 1) }),
         o: device.alloc("o", [rows, d])?,
         lse: device.alloc("lse", [shape.batch * shape.heads, shape.queries])?,
@@ -145,7 +148,9 @@ fn operands(
     Ok(AttentionBackward {
         forward,
         d_o: upload(device, d_o.view())?,
-        dqkv: [0, 1, 2].map(|i| gradients.columns(i * d..(i + 1) * d)),
+        dq: gradients.columns(0..d),
+        dk: gradients.columns(d..2 * d),
+        dv: gradients.columns(2 * d..3 * d),
         scratch: device.alloc("scratch", backward_scratch(shape))?,
     })
 }
@@ -159,7 +164,7 @@ fn verify(device: &mut Device, op: &AttentionBackward, sequence: usize) -> Resul
         Ok(Array2::from_shape_vec((CONTEXT, part.shape()[1]), values).expect("as many"))
     };
     let [q, k, v, o, d_o] = [of(q)?, of(k)?, of(v)?, of(o)?, of(op.d_o)?];
-    let found = [o, of(op.dqkv[0])?, of(op.dqkv[1])?, of(op.dqkv[2])?];
+    let found = [o, of(op.dq)?, of(op.dk)?, of(op.dv)?];
     let mask = on_cpu::AttentionMask::Causal;
     let one = on_cpu::AttentionShape {
         batch: 1,

@@ -222,7 +222,7 @@ mod tests {
         let function = Error::Function { library: Library::CublasLt, file: "l".into(), name: "f" };
         let blas = Error::Blas { what: "a product".into(), code: "X".into() };
         let driver = Error::Driver { what: "a launch".into(), code: "Y".into() };
-        let defect = Error::Recording { operation: "upload" };
+        let defect = Error::Capturing { operation: "upload" };
         for error in [&compile, &function, &blas] {
             assert_eq!(
                 Stop::Error(error.clone()).outcome(),
@@ -243,7 +243,7 @@ mod tests {
         }
         assert!(matches!(
             Stop::Error(defect).of_peer("P"),
-            Err(Stop::Error(Error::Recording { .. }))
+            Err(Stop::Error(Error::Capturing { .. }))
         ));
         assert_eq!(
             Stop::Wrong("x".into()).outcome(),

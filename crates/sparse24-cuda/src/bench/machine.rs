@@ -7,7 +7,7 @@ use super::{
     nvml::{Reading, Sensor},
     peer::CusparseLt,
 };
-use crate::{Device, Error, compile, device::driver_error, driver, gemm};
+use crate::{Device, Error, compile, driver, error::driver_error, gemm};
 
 /// A release, or why it is not known.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -55,7 +55,7 @@ pub struct Machine {
 /// Bytes of the last cache.
 pub(super) fn l2_bytes(device: &Device) -> Result<usize, Error> {
     let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
-    let said = |error| driver_error("asking for the size of the L2".into(), error);
+    let said = |error| driver_error("asking for the size of the L2", error);
     Ok(usize::try_from(device.context().attribute(attribute).map_err(said)?).unwrap_or(0))
 }
 
@@ -68,10 +68,9 @@ impl Machine {
         let context = device.context();
         let (major, minor) = context
             .compute_capability()
-            .map_err(|error| driver_error("asking for the compute capability".into(), error))?;
-        let (_, memory) = context
-            .mem_get_info()
-            .map_err(|error| driver_error("asking for the memory".into(), error))?;
+            .map_err(|error| driver_error("asking for the compute capability", error))?;
+        let (_, memory) =
+            context.mem_get_info().map_err(|error| driver_error("asking for the memory", error))?;
         let driver = match sensor {
             Ok(sensor) => sensor.driver().ok_or_else(|| "the driver does not say".to_owned()),
             Err(problem) => Err(problem.clone()),

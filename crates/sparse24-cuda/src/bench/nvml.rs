@@ -11,10 +11,7 @@ use std::{
 use cudarc::driver::sys;
 use serde::Serialize;
 
-use crate::{
-    Device,
-    library::{Library, functions},
-};
+use crate::{Device, library::Library, loader::functions};
 
 type Gpu = *mut c_void;
 

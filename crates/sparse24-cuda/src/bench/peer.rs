@@ -14,11 +14,7 @@ use std::{
 use half::bf16;
 
 use super::timing::Contestant;
-use crate::{
-    Device, Error, Matrix,
-    library::{Library, functions},
-    spmm24::Form,
-};
+use crate::{Device, Error, Matrix, library::Library, loader::functions, spmm24::Form};
 
 /// Bytes that its kernels may work in.
 const WORKSPACE: usize = 256 << 20;
@@ -179,8 +175,8 @@ impl CusparseLt {
         }
         plan.planned = true;
         let (mut size, mut room) = (0, 0);
-        // SAFETY: the plan was made, and two numbers are written.
         succeeded(
+            // SAFETY: the plan was made, and two numbers are written.
             unsafe { cusparseLtSpMMACompressedSize(handle, planned, &mut size, &mut room) },
             "the compressed size",
         )?;
@@ -190,8 +186,8 @@ impl CusparseLt {
         let [compressed, room, workspace] =
             [memory(size)?, memory(room)?, memory(WORKSPACE)?].map(address);
         let mut stream: Thing = device.stream().cast();
-        // SAFETY: A has the shape described, and outputs the sizes asked for.
         succeeded(
+            // SAFETY: A has the described shape, and outputs have the requested sizes.
             unsafe {
                 cusparseLtSpMMACompress(handle, planned, address(a), compressed, room, stream)
             },

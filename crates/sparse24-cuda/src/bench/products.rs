@@ -15,7 +15,7 @@ use sparse24_core::{
 use sparse24_cpu as cpu;
 
 use super::{
-    BETA, Bench, Case, Prepared, Size, TOKENS, Work,
+    Bench, Case, OVERWRITE, Prepared, Size, TOKENS, Work,
     check::Stop,
     input::{PANEL, panel, random, repeat, repeated},
     peer,
@@ -235,9 +235,13 @@ fn sparse(
                 d: device.alloc("d", [n, m])?,
                 scratch,
             }),
-            Form::Straight => {
-                Set::Straight(Straight { a, b, d: device.alloc("d", [m, n])?, beta: BETA, scratch })
-            }
+            Form::Straight => Set::Straight(Straight {
+                a,
+                b,
+                d: device.alloc("d", [m, n])?,
+                accumulate: OVERWRITE,
+                scratch,
+            }),
         });
     }
     let term = |[row, column]: [usize; 2], i: usize| {
@@ -372,7 +376,8 @@ fn cublaslt(
                 .iter()
                 .map(|_| device.alloc("d of cuBLASLt", [m, n]))
                 .collect::<Result<Vec<_>, Error>>()?;
-            let op = move |set: usize| LinearWgrad { dz, x: b[set], dw: dw[set], beta: BETA };
+            let op =
+                move |set: usize| LinearWgrad { dz, x: b[set], dw: dw[set], accumulate: OVERWRITE };
             gemm.linear_wgrad(device, &op(0))?;
             let term = |[i, j]: [usize; 2], l: usize| wide(&of_a, l, i) * wide(of_b, l, j);
             sampled("cuBLASLt", shape, 0.0, term, &mut |at| element(device, op(0).dw, at))?;
@@ -437,7 +442,7 @@ fn linear(bench: &mut Bench, product: Linear, [p, q, r]: [usize; 3]) -> Result<P
         Linear::Wgrad => {
             let set = |_| {
                 let (dz, x) = (repeated(device, [p, r], &of_dz)?, repeated(device, [p, q], &of_x)?);
-                Ok(LinearWgrad { dz, x, dw: device.alloc("dw", [r, q])?, beta: BETA })
+                Ok(LinearWgrad { dz, x, dw: device.alloc("dw", [r, q])?, accumulate: OVERWRITE })
             };
             let sets = (0..count).map(set).collect::<Result<Vec<_>, Error>>()?;
             gemm.linear_wgrad(device, &sets[0])?;

@@ -2,10 +2,11 @@
 
 use half::bf16;
 use ndarray::{Array1, Array2, s};
+use sparse24_core::op::{Accumulate, StepState};
 use sparse24_cpu as cpu;
 
 use super::{
-    BETA, Bench, Case, Prepared, Size, TOKENS,
+    Bench, Case, OVERWRITE, Prepared, Size, TOKENS,
     check::{BF16, Stop, near, near_in_norm, repeating, same},
     input::{PANEL, panel, random, repeated, upload, widened},
 };
@@ -144,10 +145,11 @@ fn norm_gradients(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepa
             residual: repeated(device, shape, &residual)?,
             stats: repeated(device, [p, 2], &stats)?,
             gamma: upload(device, gamma.view())?,
-            dresidual: repeated(device, shape, &from_above)?,
+            dx: repeated(device, shape, &from_above)?,
+            accumulate_dx: Accumulate::Add,
             dgamma: device.alloc("dgamma", [1, c])?,
             dbeta: Some(device.alloc("dbeta", [1, c])?),
-            accumulate: BETA,
+            accumulate: OVERWRITE,
             scratch: device.alloc("scratch", scratch)?,
         });
     }
@@ -167,7 +169,7 @@ fn norm_gradients(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepa
         beta,
     )
     .expect("fits");
-    let found = repeating(&mut bench.device, "dresidual", sets[0].dresidual, PANEL)?;
+    let found = repeating(&mut bench.device, "dresidual", sets[0].dx, PANEL)?;
     let count = found.len();
     near(
         "dresidual",
@@ -201,7 +203,7 @@ fn norm_gradients(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepa
         "every element, within 5/1024 of the CPU's in f32; column sums in norm",
         bytes,
         sets,
-        |device, op| norm_backward(device, op),
+        norm_backward,
     )
 }
 
@@ -316,6 +318,7 @@ fn losses(
 ) -> Result<Prepared, Stop> {
     const SCALE: f32 = 1.0;
     let (shape, logits) = ([rows, columns], panel(columns, 1));
+    bench.device.set_step(&StepState { loss_scale: SCALE, ..StepState::default() })?;
     let of_panel: Vec<u32> = (0..PANEL).map(|row| (row * 7919 % vocabulary) as u32).collect();
     let host: Vec<u32> = (0..rows).map(|row| of_panel[row % PANEL]).collect();
     let device = &mut bench.device;
@@ -330,7 +333,7 @@ fn losses(
     }
     let launch = move |device: &mut Device, op: &HeadLoss| match gradient {
         // Over gradients instead of logits the work is the same.
-        Gradient::InPlace => head_loss(device, op, SCALE),
+        Gradient::InPlace => head_loss(device, op),
         Gradient::None => loss_forward(device, op),
     };
     launch(&mut bench.device, &sets[0])?;
@@ -371,7 +374,7 @@ fn loss_sums(bench: &mut Bench) -> Result<Prepared, Stop> {
     let sets = (0..bench.sets(4 * TOKENS))
         .map(|_| upload(&mut bench.device, values.view()))
         .collect::<Result<Vec<_>, Error>>()?;
-    loss_sum(&mut bench.device, sets[0], sum, BETA, None)?;
+    loss_sum(&mut bench.device, sets[0], sum, OVERWRITE, None)?;
     let (exact, absolute) = values.iter().fold((0.0, 0.0), |(sum, absolute), &x| {
         (sum + f64::from(x), absolute + f64::from(x.abs()))
     });
@@ -382,6 +385,6 @@ fn loss_sums(bench: &mut Bench) -> Result<Prepared, Stop> {
         [0.0, absolute * 2_f64.powi(-20)],
     )?;
     bench.moving("the sum, beside f64's", 4 * TOKENS, sets, move |device, &losses| {
-        loss_sum(device, losses, sum, BETA, None)
+        loss_sum(device, losses, sum, OVERWRITE, None)
     })
 }

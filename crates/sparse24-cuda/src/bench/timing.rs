@@ -13,7 +13,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{Device, Error, Matrix, Recording, flip::flip_count};
+use crate::{Device, Error, Graph, Matrix, flip::flip_count};
 
 /// Launches of a timing, and so sets of buffers, at most: a replay takes microseconds to begin,
 /// which few launches would be charged with.
@@ -142,10 +142,10 @@ fn record(
     device: &mut Device,
     contestant: &mut Contestant,
     launches: Range<usize>,
-) -> Result<Recording, Error> {
-    device.start_recording()?;
+) -> Result<Graph, Error> {
+    device.start_capture()?;
     let queued = run(device, contestant, launches);
-    let recorded = device.stop_recording();
+    let recorded = device.end_capture();
     queued.and(recorded)
 }
 

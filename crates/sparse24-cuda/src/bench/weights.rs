@@ -3,7 +3,12 @@
 
 use half::bf16;
 use ndarray::Array2;
-use sparse24_core::{Element, Mask, MaskKind, compressed::Compressed24, prune::ValueMap};
+use sparse24_core::{
+    Element, Mask, MaskKind,
+    compressed::Compressed24,
+    op::{AdamW, MaskedDecay, StepState},
+    prune::ValueMap,
+};
 use sparse24_cpu as cpu;
 
 use super::{
@@ -12,10 +17,11 @@ use super::{
     input::{PANEL, random, repeat, repeated, tall},
 };
 use crate::{
-    Device, Error, Matrix, StepState,
-    adamw::{self, AdamW, Health, MaskedDecay, Parameter, Parameters},
+    Device, Error, Matrix,
+    adamw::{self, Parameter, Parameters},
     compressed::Compressed,
     flip::flip_count,
+    health::Health,
     prune::{Pruned, compress_forward, compress_weight},
     search::{Weight, mask_search},
 };
@@ -291,17 +297,12 @@ fn norm(device: &mut Device, table: &Table) -> Result<f32, Error> {
 
 fn steps(bench: &mut Bench, tensors: &[[usize; 2]]) -> Result<Prepared, Stop> {
     const LAMBDA: f32 = 6e-5;
-    let rule = AdamW {
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-        clip: 1.0,
-        decay: MaskedDecay::OnGradients(LAMBDA),
-    };
+    let rule = AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, clip: 1.0 };
+    let masked_decay = MaskedDecay::OnGradients(LAMBDA);
     let state = StepState {
         learning_rate: 1e-4,
-        bias_correction1: 0.1,
-        bias_correction2: 0.05,
+        bias_corrections: [0.1, 0.05],
+        loss_scale: 1.0,
         ..StepState::default()
     };
     bench.device.set_step(&state)?;
@@ -311,16 +312,22 @@ fn steps(bench: &mut Bench, tensors: &[[usize; 2]]) -> Result<Prepared, Stop> {
     for table in &tables[1..] {
         adamw::grad_norm(&mut bench.device, &table.parameters, table.health)?;
     }
-    adamw::adamw_step(&mut bench.device, &tables[0].parameters, &rule, tables[0].health)?;
+    adamw::adamw_step(
+        &mut bench.device,
+        &tables[0].parameters,
+        &rule,
+        masked_decay,
+        tables[0].health,
+    )?;
     let step = cpu::adamw::AdamW {
         learning_rate: state.learning_rate,
         beta1: rule.beta1,
         beta2: rule.beta2,
         epsilon: rule.epsilon,
         weight_decay: 0.1,
-        bias_correction1: state.bias_correction1,
-        bias_correction2: state.bias_correction2,
-        gradient_scale: (rule.clip / (norm + 1e-6)).min(1.0),
+        bias_correction1: state.bias_corrections[0],
+        bias_correction2: state.bias_corrections[1],
+        gradient_scale: rule.gradient_scale(norm),
     };
     let (mut m, mut v, columns) = (vec![0.0; w.len()], vec![0.0; w.len()], w.ncols());
     let decay = cpu::adamw::Decay::OnGradients { lambda: LAMBDA, mask: &mask };
@@ -346,6 +353,8 @@ fn steps(bench: &mut Bench, tensors: &[[usize; 2]]) -> Result<Prepared, Stop> {
         "the largest tensor, bit for bit with the CPU",
         30 * elements + masked / 8,
         tables,
-        move |device, table| adamw::adamw_step(device, &table.parameters, &rule, table.health),
+        move |device, table| {
+            adamw::adamw_step(device, &table.parameters, &rule, masked_decay, table.health)
+        },
     )
 }

@@ -3,8 +3,12 @@
 
 use half::bf16;
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, Axis, concatenate};
+use sparse24_core::op::Activation;
 use sparse24_cpu::activation as cpu;
-use sparse24_cuda::{Device, Error, Matrix, activation::*};
+use sparse24_cuda::{
+    Device, Error,
+    activation::{backward, forward},
+};
 
 use crate::{
     support::{Poisoned, gaussian, on_gpu, upload},
@@ -71,8 +75,8 @@ fn gelu_is_the_cpu_s(device: &mut Device, z: &Array2<bf16>, dh: &Array2<bf16>) {
     let shape = [z.nrows(), z.ncols()];
     let (on_device, dh_on_device) = (upload(device, z), upload(device, dh));
     let [h, dz] = [(); 2].map(|()| Poisoned::<bf16>::new(device, shape));
-    gelu_forward(device, on_device, h.matrix).expect("queued");
-    gelu_backward(device, dh_on_device, on_device, dz.matrix).expect("queued");
+    forward(device, Activation::Gelu, on_device, h.matrix).expect("queued");
+    backward(device, Activation::Gelu, dh_on_device, on_device, dz.matrix).expect("queued");
     let [mut value, mut gradient] = [(); 2].map(|()| Array2::<f32>::zeros(shape));
     cpu::gelu_forward(wide(z).view(), value.view_mut()).expect("shapes agree");
     cpu::gelu_backward(wide(dh).view(), wide(z).view(), gradient.view_mut()).expect("shapes agree");
@@ -86,8 +90,6 @@ fn gelu_is_the_cpu_s(device: &mut Device, z: &Array2<bf16>, dh: &Array2<bf16>) {
     });
 }
 
-type Forward = fn(&mut Device, Matrix<bf16>, Matrix<bf16>) -> Result<(), Error>;
-type Backward = fn(&mut Device, Matrix<bf16>, Matrix<bf16>, Matrix<bf16>) -> Result<(), Error>;
 type CpuForward =
     fn(ArrayView2<'_, f32>, ArrayViewMut2<'_, f32>) -> Result<(), sparse24_cpu::Error>;
 type CpuBackward = fn(
@@ -96,26 +98,23 @@ type CpuBackward = fn(
     ArrayViewMut2<'_, f32>,
 ) -> Result<(), sparse24_cpu::Error>;
 
-/// A gated activation here and there.
+/// A gated activation and its reference.
 #[derive(Clone, Copy)]
 struct Gated {
-    forward: Forward,
-    backward: Backward,
+    activation: Activation,
     cpu_forward: CpuForward,
     cpu_backward: CpuBackward,
     bounds: Bounds,
 }
 
 const GEGLU: Gated = Gated {
-    forward: geglu_forward,
-    backward: geglu_backward,
+    activation: Activation::Geglu,
     cpu_forward: cpu::geglu_forward,
     cpu_backward: cpu::geglu_backward,
     bounds: gelu,
 };
 const SWIGLU: Gated = Gated {
-    forward: swiglu_forward,
-    backward: swiglu_backward,
+    activation: Activation::Swiglu,
     cpu_forward: cpu::swiglu_forward,
     cpu_backward: cpu::swiglu_backward,
     bounds: silu,
@@ -126,8 +125,8 @@ impl Gated {
         let (shape, [p, f]) = ([z.nrows(), z.ncols()], [dh.nrows(), dh.ncols()]);
         let (on_device, dh_on_device) = (upload(device, z), upload(device, dh));
         let (h, dz) = (Poisoned::<bf16>::new(device, [p, f]), Poisoned::<bf16>::new(device, shape));
-        (self.forward)(device, on_device, h.matrix).expect("queued");
-        (self.backward)(device, dh_on_device, on_device, dz.matrix).expect("queued");
+        forward(device, self.activation, on_device, h.matrix).expect("queued");
+        backward(device, self.activation, dh_on_device, on_device, dz.matrix).expect("queued");
         let (mut value, mut gradient) = (Array2::<f32>::zeros([p, f]), Array2::<f32>::zeros(shape));
         (self.cpu_forward)(wide(z).view(), value.view_mut()).expect("shapes agree");
         (self.cpu_backward)(wide(dh).view(), wide(z).view(), gradient.view_mut())
@@ -209,16 +208,16 @@ fn far_out_and_not_a_number() {
         let slopes = [0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, f32::NAN];
         let (on_device, d) = (upload(device, &z), upload(device, &ones));
         let [h, dz] = [(); 2].map(|()| Poisoned::<bf16>::new(device, [1, 8]));
-        gelu_forward(device, on_device, h.matrix).expect("queued");
-        gelu_backward(device, d, on_device, dz.matrix).expect("queued");
+        forward(device, Activation::Gelu, on_device, h.matrix).expect("queued");
+        backward(device, Activation::Gelu, d, on_device, dz.matrix).expect("queued");
         check("gelu", h.read(device), values);
         check("gelu'", dz.read(device), slopes);
         let both = upload(device, &concatenate![Axis(1), z, ones]);
         for gated in [GEGLU, SWIGLU] {
             let (h, dz) =
                 (Poisoned::<bf16>::new(device, [1, 8]), Poisoned::<bf16>::new(device, [1, 16]));
-            (gated.forward)(device, both, h.matrix).expect("queued");
-            (gated.backward)(device, d, both, dz.matrix).expect("queued");
+            forward(device, gated.activation, both, h.matrix).expect("queued");
+            backward(device, gated.activation, d, both, dz.matrix).expect("queued");
             check("gated", h.read(device), values);
             let dz = dz.read(device);
             check("gated', first half", dz[..8].to_vec(), slopes);
@@ -238,15 +237,16 @@ fn refusals_name_the_operand() {
             expected: [4, 48],
             found: [4, 32],
         };
-        assert_eq!(geglu_forward(device, z, h), Err(wrong));
+        assert_eq!(forward(device, Activation::Geglu, z, h), Err(wrong));
         let gaps = Error::Gaps { operation: "gelu forward", operand: "z", columns: 24, stride: 32 };
-        assert_eq!(gelu_forward(device, z.columns(0..24), h), Err(gaps));
+        assert_eq!(forward(device, Activation::Gelu, z.columns(0..24), h), Err(gaps));
         assert_eq!(
-            gelu_forward(device, z, z),
+            forward(device, Activation::Gelu, z, z),
             Err(Error::Alias { operation: "gelu forward", output: "h", other: "z" })
         );
         let shifted = z.rows(0..1).columns(1..9);
-        let refused = gelu_backward(device, shifted, shifted, h.rows(0..1).columns(0..8));
+        let refused =
+            backward(device, Activation::Gelu, shifted, shifted, h.rows(0..1).columns(0..8));
         assert_eq!(
             refused,
             Err(Error::Alignment { operation: "gelu backward", operand: "dh", bytes: 16 })

@@ -2,11 +2,15 @@
 
 use half::bf16;
 use ndarray::Array2;
-use sparse24_core::{Mask, MaskKind};
+use sparse24_core::{
+    Mask, MaskKind,
+    op::{AdamW, MaskedDecay, NonFinite, StepState},
+};
 use sparse24_cpu::{adamw as cpu, search::mask_search};
 use sparse24_cuda::{
-    Device, Error, Matrix, StepState,
-    adamw::{AdamW, Health, MaskedDecay, NonFinite, Parameter, Parameters, adamw_step, grad_norm},
+    Device, Error, Matrix,
+    adamw::{Parameter, Parameters, adamw_step, grad_norm},
+    health::Health,
 };
 
 use crate::{
@@ -20,8 +24,8 @@ const STATE: StepState = StepState {
     step: 3,
     micro_step: 0,
     learning_rate: 0.01,
-    bias_correction1: 0.271,
-    bias_correction2: 0.142_625,
+    bias_corrections: [0.271, 0.142_625],
+    loss_scale: 1.0,
 };
 const DECAYS: [MaskedDecay; 3] =
     [MaskedDecay::None, MaskedDecay::OnGradients(0.3), MaskedDecay::OnWeights(0.7)];
@@ -30,8 +34,8 @@ const DECAYS: [MaskedDecay; 3] =
 const SHAPES: [[usize; 2]; 8] =
     [[1, 1], [4, 36], [1, 7], [68, 132], [0, 8], [1, 8191], [1, 16_390], [256, 260]];
 
-fn rule(decay: MaskedDecay, clip: f32) -> AdamW {
-    AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, clip, decay }
+fn rule(clip: f32) -> AdamW {
+    AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, clip }
 }
 
 /// A tensor on the host and on the device.
@@ -72,18 +76,18 @@ impl Tensor {
     }
 
     /// The CPU's step on the host's copy.
-    fn step(&mut self, rule: &AdamW, norm: f32) {
+    fn step(&mut self, rule: &AdamW, decay: MaskedDecay, norm: f32) {
         let step = cpu::AdamW {
             learning_rate: STATE.learning_rate,
             beta1: rule.beta1,
             beta2: rule.beta2,
             epsilon: rule.epsilon,
             weight_decay: self.on_device.weight_decay,
-            bias_correction1: STATE.bias_correction1,
-            bias_correction2: STATE.bias_correction2,
-            gradient_scale: (rule.clip / (norm + 1e-6)).min(1.0),
+            bias_correction1: STATE.bias_corrections[0],
+            bias_correction2: STATE.bias_corrections[1],
+            gradient_scale: rule.gradient_scale(norm),
         };
-        let decay = match (rule.decay, &self.mask) {
+        let decay = match (decay, &self.mask) {
             (MaskedDecay::OnGradients(lambda), Some(mask)) => {
                 cpu::Decay::OnGradients { lambda, mask }
             }
@@ -148,16 +152,16 @@ fn steps_are_those_of_the_cpu_bit_for_bit() {
     on_gpu(|device| {
         for decay in DECAYS {
             for clip in [0.5, f32::INFINITY] {
-                let rule = rule(decay, clip);
+                let rule = rule(clip);
                 let mut tensors = tensors(device, gaussian);
                 let (table, health) = (table(device, &tensors), health(device));
                 device.set_step(&STATE).expect("set");
                 for step in 0..2 {
                     grad_norm(device, &table, health).expect("queued");
-                    adamw_step(device, &table, &rule, health).expect("queued");
+                    adamw_step(device, &table, &rule, decay, health).expect("queued");
                     let norm = read(device, health).grad_norm;
                     for tensor in &mut tensors {
-                        tensor.step(&rule, norm);
+                        tensor.step(&rule, decay, norm);
                         tensor
                             .expect_equal(device, &format!("{decay:?}, clip {clip}, step {step}"));
                     }
@@ -180,11 +184,11 @@ fn steps_on_hostile_numbers_are_those_of_the_cpu() {
             let (table, health) = (table(device, &tensors), health(device));
             device.set_step(&STATE).expect("set");
             grad_norm(device, &table, health).expect("queued");
-            adamw_step(device, &table, &rule(decay, 1.0), health).expect("queued");
+            adamw_step(device, &table, &rule(1.0), decay, health).expect("queued");
             let health = read(device, health);
             assert_eq!(health.non_finite, None);
             for tensor in &mut tensors {
-                tensor.step(&rule(decay, 1.0), health.grad_norm);
+                tensor.step(&rule(1.0), decay, health.grad_norm);
                 tensor.expect_equal(device, &format!("{decay:?}"));
             }
             device.reset().expect("idle");
@@ -238,7 +242,7 @@ fn the_flag_names_the_first_tensor_stays_up_and_stops_the_step() {
         poison(device, &tensors[3], f32::NEG_INFINITY);
         grad_norm(device, &table, health).expect("queued");
         assert_eq!(read(device, health).non_finite, Some(NonFinite::Gradient(3)));
-        adamw_step(device, &table, &rule(MaskedDecay::None, 1.0), health).expect("queued");
+        adamw_step(device, &table, &rule(1.0), MaskedDecay::None, health).expect("queued");
         let state = [tensors[1].on_device.w, tensors[1].on_device.m, tensors[1].on_device.v]
             .map(|x| device.download(x).expect("read"));
         for (found, host) in state.iter().zip([0, 2, 3]) {
@@ -259,10 +263,10 @@ fn the_flag_names_the_first_tensor_stays_up_and_stops_the_step() {
         assert_eq!(read(device, health).non_finite, Some(NonFinite::Gradient(3)));
         device.fill_bytes(health, 0).expect("lowered");
         grad_norm(device, &table, health).expect("queued");
-        adamw_step(device, &table, &rule(MaskedDecay::None, 1.0), health).expect("queued");
+        adamw_step(device, &table, &rule(1.0), MaskedDecay::None, health).expect("queued");
         let after = read(device, health);
         assert_eq!(after.non_finite, None);
-        tensors[1].step(&rule(MaskedDecay::None, 1.0), after.grad_norm);
+        tensors[1].step(&rule(1.0), MaskedDecay::None, after.grad_norm);
         tensors[1].expect_equal(device, "once lowered");
 
         // Finite gradients, a norm beyond f32.
@@ -317,7 +321,7 @@ fn an_empty_table_has_norm_zero() {
         let table = Parameters::new(device, &[]).expect("nothing");
         let health = health(device);
         grad_norm(device, &table, health).expect("queued");
-        adamw_step(device, &table, &rule(MaskedDecay::None, 1.0), health).expect("nothing");
+        adamw_step(device, &table, &rule(1.0), MaskedDecay::None, health).expect("nothing");
         assert_eq!(read(device, health), Health { grad_norm: 0.0, non_finite: None });
     });
 }

@@ -2,15 +2,17 @@
 
 use half::bf16;
 use ndarray::{Array2, ArrayView2, s};
-use sparse24_core::philox::{Purpose, Site, Stream};
+use sparse24_core::{
+    op::{AttentionMask, AttentionShape, Dropout, StepState},
+    philox::{Purpose, Site, Stream},
+};
 use sparse24_cpu::{attention as cpu, dropout::Dropout as CpuDropout};
 use sparse24_cuda::{
-    Device, Error, Matrix, StepState,
+    Device, Error, Matrix,
     attention::{
-        AttentionBackward, AttentionForward, AttentionMask, AttentionShape, attention_backward,
-        attention_forward, backward_scratch,
+        AttentionBackward, AttentionForward, attention_backward, attention_forward,
+        backward_scratch,
     },
-    dropout::Dropout,
 };
 
 use crate::{
@@ -24,8 +26,8 @@ const STEP: StepState = StepState {
     step: 7,
     micro_step: 3,
     learning_rate: 0.0,
-    bias_correction1: 0.0,
-    bias_correction2: 0.0,
+    bias_corrections: [0.0, 0.0],
+    loss_scale: 1.0,
 };
 
 /// Operands on the host, exactly as the device holds them.
@@ -33,6 +35,8 @@ struct Case {
     shape: AttentionShape,
     width: usize,
     dropped: Option<f32>,
+    /// Visible keys of each sequence; all if absent.
+    lengths: Option<Vec<u32>>,
     q: Array2<f32>,
     k: Array2<f32>,
     v: Array2<f32>,
@@ -59,10 +63,18 @@ impl Case {
             random(of_keys, 3),
             random(of_queries, 4),
         );
-        Self { shape, width, dropped, q, k, v, d_o }
+        Self { shape, width, dropped, lengths: None, q, k, v, d_o }
+    }
+
+    fn length(&self, sequence: usize) -> usize {
+        let length = |lengths: &Vec<u32>| (lengths[sequence] as usize).min(self.shape.keys);
+        self.lengths.as_ref().map_or(self.shape.keys, length)
     }
 
     fn on_cpu(&self) -> Results {
+        if self.lengths.is_some() {
+            return self.on_cpu_by_sequence();
+        }
         let AttentionShape { batch, heads, queries, keys, mask } = self.shape;
         let mask = if mask == AttentionMask::Causal {
             cpu::AttentionMask::Causal
@@ -101,6 +113,37 @@ impl Case {
         Results { o, lse, dq, dk, dv }
     }
 
+    /// Full attention of each sequence on its first keys alone; other keys get zero gradients.
+    fn on_cpu_by_sequence(&self) -> Results {
+        let AttentionShape { batch, heads, queries, keys, mask } = self.shape;
+        assert!(mask == AttentionMask::Full && self.dropped.is_none(), "lengths are checked so");
+        let [mut o, mut dq] = [0; 2].map(|_| Array2::zeros(self.q.dim()));
+        let [mut dk, mut dv] = [0; 2].map(|_| Array2::zeros(self.k.dim()));
+        let mut lse = Array2::zeros((batch * heads, queries));
+        for sequence in 0..batch {
+            let length = self.length(sequence);
+            let of_queries = s![sequence * queries..(sequence + 1) * queries, ..];
+            let of_keys = s![sequence * keys..sequence * keys + length, ..];
+            let one = Self {
+                shape: AttentionShape { batch: 1, keys: length, ..self.shape },
+                width: self.width,
+                dropped: None,
+                lengths: None,
+                q: self.q.slice(of_queries).to_owned(),
+                k: self.k.slice(of_keys).to_owned(),
+                v: self.v.slice(of_keys).to_owned(),
+                d_o: self.d_o.slice(of_queries).to_owned(),
+            };
+            let of = one.on_cpu();
+            o.slice_mut(of_queries).assign(&of.o);
+            dq.slice_mut(of_queries).assign(&of.dq);
+            dk.slice_mut(of_keys).assign(&of.dk);
+            dv.slice_mut(of_keys).assign(&of.dv);
+            lse.slice_mut(s![sequence * heads..(sequence + 1) * heads, ..]).assign(&of.lse);
+        }
+        Results { o, lse, dq, dk, dv }
+    }
+
     /// With the backward given the CPU's o and lse, so that each half is held to its own bound.
     fn on_gpu(&self, device: &mut Device, given: &Results) -> Results {
         let AttentionShape { batch, heads, queries, keys, .. } = self.shape;
@@ -129,8 +172,21 @@ impl Case {
             Poisoned::<f32>::new(device, [batch * heads, queries]),
         );
         let dropout = self.dropped.map(|p| Dropout { p, site: SITE });
-        let forward =
-            AttentionForward { shape: self.shape, q, k, v, dropout, o: o.matrix, lse: lse.matrix };
+        let lengths = self.lengths.as_ref().map(|lengths| {
+            let to = device.alloc("lengths", [batch, 1]).expect("memory");
+            device.upload(to, lengths).expect("uploaded");
+            to
+        });
+        let forward = AttentionForward {
+            shape: self.shape,
+            q,
+            k,
+            v,
+            lengths,
+            dropout,
+            o: o.matrix,
+            lse: lse.matrix,
+        };
         attention_forward(device, &forward).expect("queued");
         let results = (
             read(&o, device),
@@ -152,7 +208,7 @@ impl Case {
         };
         let gradients: Vec<_> =
             gradients.into_iter().map(|shape| Poisoned::<bf16>::new(device, shape)).collect();
-        let dqkv = [0, 1, 2].map(|i| {
+        let [dq, dk, dv] = [0, 1, 2].map(|i| {
             if packed {
                 gradients[0].matrix.columns(i * d..(i + 1) * d)
             } else {
@@ -162,7 +218,7 @@ impl Case {
         let forward = AttentionForward { o: given_o, lse: given_lse, ..forward };
         attention_backward(
             device,
-            &AttentionBackward { forward, d_o, dqkv, scratch: scratch.matrix },
+            &AttentionBackward { forward, d_o, dq, dk, dv, scratch: scratch.matrix },
         )
         .expect("queued");
         scratch.assert_guarded(device);
@@ -181,12 +237,14 @@ impl Case {
         let expected = self.on_cpu();
         let found = self.on_gpu(device, &expected);
         let AttentionShape { batch, heads, queries, keys, mask } = self.shape;
-        let visible =
-            |query: usize, key: usize| mask == AttentionMask::Full || key + queries <= query + keys;
         let what =
             format!("{:?}, heads {} wide, dropout {:?}", self.shape, self.width, self.dropped);
         let mut worst = [0.0_f32; 5];
         for task in 0..batch * heads {
+            let length = self.length(task / heads);
+            let visible = |query: usize, key: usize| {
+                key < length && (mask == AttentionMask::Full || key + queries <= query + keys)
+            };
             let columns = task % heads * self.width..(task % heads + 1) * self.width;
             let part = |x: &Array2<f32>, rows: usize| {
                 x.slice(s![task / heads * rows..(task / heads + 1) * rows, columns.clone()])
@@ -296,6 +354,101 @@ fn lengths_of_queries_and_keys_may_differ() {
             for mask in [AttentionMask::Causal, AttentionMask::Full] {
                 Case::new(AttentionShape { queries, keys, ..square(0, mask) }, 64, None)
                     .check(device);
+            }
+        }
+    });
+}
+
+/// Padding keys hold NaNs, which must not reach any result; a length of 0 leaves a sequence without
+/// keys, and one beyond the keys means all of them.
+#[test]
+fn keys_beyond_a_length_are_not_seen() {
+    on_gpu(|device| {
+        for (queries, keys, lengths) in
+            [(65, 65, [65, 1]), (7, 200, [129, 0]), (130, 64, [63, u32::MAX]), (64, 192, [64, 128])]
+        {
+            for width in [64, 80] {
+                let shape = AttentionShape { queries, keys, ..square(0, AttentionMask::Full) };
+                let mut case = Case::new(shape, width, None);
+                for (sequence, &length) in lengths.iter().enumerate() {
+                    for key in (length as usize).min(keys)..keys {
+                        case.k.row_mut(sequence * keys + key).fill(f32::NAN);
+                        case.v.row_mut(sequence * keys + key).fill(f32::NAN);
+                    }
+                }
+                case.lengths = Some(lengths.to_vec());
+                case.check(device);
+            }
+        }
+    });
+}
+
+/// Lengths of all keys change no bit, whatever the mask and dropout.
+#[test]
+fn full_lengths_change_no_bit() {
+    on_gpu(|device| {
+        for (mask, dropped, width) in [
+            (AttentionMask::Causal, None, 64),
+            (AttentionMask::Full, Some(0.2), 64),
+            (AttentionMask::Causal, Some(0.2), 128),
+            (AttentionMask::Causal, None, 128),
+        ] {
+            let mut case = Case::new(square(200, mask), width, dropped);
+            let given = case.on_cpu();
+            let without = case.on_gpu(device, &given);
+            case.lengths = Some(vec![200; 2]);
+            let with = case.on_gpu(device, &given);
+            for (name, a, b) in [
+                ("o", &with.o, &without.o),
+                ("lse", &with.lse, &without.lse),
+                ("dq", &with.dq, &without.dq),
+                ("dk", &with.dk, &without.dk),
+                ("dv", &with.dv, &without.dv),
+            ] {
+                assert!(a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits()), "{name}");
+            }
+        }
+    });
+}
+
+/// Cross-attention: dq, dk and dv in matrices of their own strides, dk and dv side by side.
+#[test]
+fn gradients_may_have_strides_of_their_own() {
+    on_gpu(|device| {
+        for (queries, keys) in [(70, 131), (131, 70)] {
+            let shape = AttentionShape { queries, keys, ..square(0, AttentionMask::Full) };
+            let case = Case::new(shape, 64, None);
+            let given = case.on_cpu();
+            let plain = case.on_gpu(device, &given);
+            let d = shape.heads * case.width;
+            let put_new = |device: &mut Device, x: &Array2<f32>| {
+                let to = device.alloc("operand", [x.nrows(), d]).expect("memory");
+                put(device, to, x.view());
+                to
+            };
+            let [q, k, v, o, d_o] =
+                [&case.q, &case.k, &case.v, &given.o, &case.d_o].map(|x| put_new(device, x));
+            let lse = crate::support::upload(device, &given.lse);
+            let of_q = Poisoned::<bf16>::new(device, [shape.batch * queries, d + 8]);
+            let of_kv = Poisoned::<bf16>::new(device, [shape.batch * keys, 2 * d]);
+            let scratch = Poisoned::<f32>::new(device, backward_scratch(shape));
+            let forward = AttentionForward { shape, q, k, v, lengths: None, dropout: None, o, lse };
+            let op = AttentionBackward {
+                forward,
+                d_o,
+                dq: of_q.matrix.columns(0..d),
+                dk: of_kv.matrix.columns(0..d),
+                dv: of_kv.matrix.columns(d..2 * d),
+                scratch: scratch.matrix,
+            };
+            attention_backward(device, &op).expect("queued");
+            of_q.assert_guarded(device);
+            of_kv.assert_guarded(device);
+            for (name, matrix, expected) in
+                [("dq", op.dq, &plain.dq), ("dk", op.dk, &plain.dk), ("dv", op.dv, &plain.dv)]
+            {
+                let found = device.download(matrix).expect("read");
+                assert!(found.iter().map(|x| x.to_f32()).eq(expected.iter().copied()), "{name}");
             }
         }
     });
@@ -440,7 +593,7 @@ fn operands_that_do_not_fit_are_refused() {
             device.alloc("o", [8, 16]).expect("memory"),
             device.alloc("lse", [2, 8]).expect("memory"),
         );
-        let op = AttentionForward { shape, q, k, v, dropout: None, o, lse };
+        let op = AttentionForward { shape, q, k, v, lengths: None, dropout: None, o, lse };
         attention_forward(device, &op).expect("fits");
         let mut refused =
             |op: AttentionForward| attention_forward(device, &op).expect_err("does not fit");
@@ -466,15 +619,17 @@ fn operands_that_do_not_fit_are_refused() {
         ));
         let scratch = device.alloc("scratch", backward_scratch(shape)).expect("memory");
         let gradients = device.alloc::<bf16>("gradients", [8, 48]).expect("memory");
-        let dqkv = [0, 16, 32].map(|first| gradients.columns(first..first + 16));
+        let [dq, dk, dv] = [0, 16, 32].map(|first| gradients.columns(first..first + 16));
         let op = AttentionBackward {
             forward: op,
             d_o: device.alloc("d_o", [8, 16]).expect("memory"),
-            dqkv,
+            dq,
+            dk,
+            dv,
             scratch,
         };
         attention_backward(device, &op).expect("fits");
-        let shared = AttentionBackward { dqkv: [dqkv[0], dqkv[1], dqkv[1]], ..op };
+        let shared = AttentionBackward { dv: dk, ..op };
         assert!(matches!(
             attention_backward(device, &shared).expect_err("shared"),
             Error::Alias { output: "dv", other: "dk", .. }

@@ -2,9 +2,10 @@
 
 use half::bf16;
 use ndarray::{Array1, Array2, s};
+use sparse24_core::op::Accumulate;
 use sparse24_cpu::{bias as cpu, gemm::Beta as CpuBeta};
 use sparse24_cuda::{
-    Beta, Error,
+    Error,
     bias::{bias_grad, bias_grad_scratch},
 };
 
@@ -42,8 +43,8 @@ fn column_sums_are_the_cpu_s_within_their_bound() {
                 .collect();
             let (wide, mut expected) = (dz.mapv(bf16::to_f32), Array1::zeros(r));
             for (beta, cpu_beta, times) in [
-                (Beta::Overwrite, CpuBeta::Overwrite, 1.0),
-                (Beta::Accumulate, CpuBeta::Accumulate, 2.0),
+                (Accumulate::Overwrite, CpuBeta::Overwrite, 1.0),
+                (Accumulate::Add, CpuBeta::Accumulate, 2.0),
             ] {
                 bias_grad(device, on_device, db.matrix, beta, scratch.matrix).expect("queued");
                 cpu::bias_grad(wide.view(), expected.view_mut(), cpu_beta).expect("shapes agree");
@@ -70,14 +71,15 @@ fn integers_are_summed_exactly() {
             let part = on_device.rows(rows.clone()).columns(columns.clone());
             let db = Poisoned::<f32>::new(device, [1, columns.len()]);
             let scratch = Poisoned::new(device, bias_grad_scratch(part.shape()));
-            bias_grad(device, part, db.matrix, Beta::Overwrite, scratch.matrix).expect("queued");
+            bias_grad(device, part, db.matrix, Accumulate::Overwrite, scratch.matrix)
+                .expect("queued");
             let expected =
                 dz.slice(s![rows, columns]).mapv(bf16::to_f32).sum_axis(ndarray::Axis(0));
             assert_eq!(db.read(device), expected.to_vec());
         }
         let scratch = device.alloc("scratch", [1, 80]).expect("memory");
         let db = device.alloc("db", [1, 80]).expect("memory");
-        let refused = bias_grad(device, on_device, db, Beta::Overwrite, scratch);
+        let refused = bias_grad(device, on_device, db, Accumulate::Overwrite, scratch);
         assert_eq!(
             refused,
             Err(Error::Shape {

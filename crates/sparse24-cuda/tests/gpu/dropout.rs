@@ -2,12 +2,12 @@
 
 use half::bf16;
 use ndarray::Array2;
-use sparse24_core::philox::{Purpose, Site, Stream};
-use sparse24_cpu::dropout as cpu;
-use sparse24_cuda::{
-    Error, StepState,
-    dropout::{Dropout, dropout},
+use sparse24_core::{
+    op::{Dropout, StepState},
+    philox::{Purpose, Site, Stream},
 };
+use sparse24_cpu::dropout as cpu;
+use sparse24_cuda::{Error, dropout::dropout};
 
 use crate::support::{Poisoned, gaussian, on_gpu};
 

@@ -2,10 +2,10 @@
 
 use half::bf16;
 use ndarray::{Array2, ArrayView2};
-use sparse24_core::philox::Philox4x32;
+use sparse24_core::{op::Accumulate, philox::Philox4x32};
 use sparse24_cpu::gemm::{self as cpu, matmul};
 use sparse24_cuda::{
-    Beta, Device, Error, Matrix,
+    Device, Error, Matrix,
     gemm::{Gemm, LinearDgrad, LinearForward, LinearWgrad, WORKSPACE},
 };
 
@@ -88,8 +88,9 @@ fn on_device(
     gemm.linear_forward(device, &LinearForward { x, weight, bias: Some(bias), z: z.matrix })
         .expect("queued");
     gemm.linear_dgrad(device, &LinearDgrad { dz, weight, dx: dx.matrix }).expect("queued");
-    let dws = [Beta::Overwrite, Beta::Accumulate].map(|beta| {
-        gemm.linear_wgrad(device, &LinearWgrad { dz, x, dw: dw.matrix, beta }).expect("queued");
+    let dws = [Accumulate::Overwrite, Accumulate::Add].map(|accumulate| {
+        gemm.linear_wgrad(device, &LinearWgrad { dz, x, dw: dw.matrix, accumulate })
+            .expect("queued");
         dw.read(device)
     });
     ([z.read(device), dx.read(device)], dws)
@@ -206,7 +207,7 @@ fn a_plan_repeats_its_bits_and_so_does_its_copy() {
         });
         assert_eq!(copy.plans(), plans);
         assert!(all(device, &mut copy) == first, "a copy of the plans gives the same bits");
-        assert_eq!(copy.plans(), plans, "nothing was planned anew");
+        assert_eq!(copy.plans(), plans, "nothing was planned again");
     });
 }
 
@@ -230,14 +231,14 @@ fn texts_that_are_no_plans_of_this_library_are_refused() {
             );
             assert!(fresh.plans().is_empty());
         };
-        refuses("", plan, "no dense product");
-        refuses(&product.replace("wgrad", "egrad"), plan, "no dense product");
-        refuses(product, "", "no algorithm");
-        refuses(product, &plan[1..], "no algorithm");
+        refuses("", plan, "not a dense product");
+        refuses(&product.replace("wgrad", "egrad"), plan, "not a dense product");
+        refuses(product, "", "not an algorithm");
+        refuses(product, &plan[1..], "not an algorithm");
         refuses(
             product,
             &plan.chars().map(|c| if c == '-' { c } else { 'f' }).collect::<String>(),
-            "cuBLASLt says",
+            "cuBLASLt reports",
         );
     });
 }
@@ -254,13 +255,13 @@ fn no_tokens_give_a_zero_weight_gradient_and_nothing_else() {
         gemm.linear_dgrad(device, &LinearDgrad { dz: none, weight, dx: none }).expect("nothing");
         gemm.linear_wgrad(
             device,
-            &LinearWgrad { dz: none, x: none, dw: dw.matrix, beta: Beta::Accumulate },
+            &LinearWgrad { dz: none, x: none, dw: dw.matrix, accumulate: Accumulate::Add },
         )
         .expect("nothing");
         assert!(dw.read(device).iter().all(|x| x.is_nan()));
         gemm.linear_wgrad(
             device,
-            &LinearWgrad { dz: none, x: none, dw: dw.matrix, beta: Beta::Overwrite },
+            &LinearWgrad { dz: none, x: none, dw: dw.matrix, accumulate: Accumulate::Overwrite },
         )
         .expect("queued");
         assert!(dw.read(device).iter().all(|&x| x == 0.0));

@@ -8,10 +8,11 @@ use sparse24_core::{
     compressed::Compressed24,
     group::Pattern,
     mvue::{self as core, Estimator},
+    op::StepState,
     philox::{Philox4x32, Purpose, Site, Stream},
 };
 use sparse24_cuda::{
-    Device, Error, Matrix, StepState,
+    Device, Error, Matrix,
     compressed::Compressed,
     layout::{BLOCK, BLOCK_METADATA, BLOCK_VALUES, FragmentMajor, Fragments, LaneMajor, blocks},
     mvue::mvue_compress,

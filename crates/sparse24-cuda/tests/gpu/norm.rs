@@ -2,9 +2,10 @@
 
 use half::bf16;
 use ndarray::{Array1, Array2};
+use sparse24_core::op::Accumulate;
 use sparse24_cpu::{gemm::Beta as CpuBeta, norm as cpu};
 use sparse24_cuda::{
-    Beta, Device, Error, Matrix,
+    Device, Error, Matrix,
     norm::{
         MAX_WIDTH, NormBackward, NormForward, norm_backward, norm_backward_scratch, norm_forward,
     },
@@ -121,19 +122,25 @@ fn check_forward(device: &mut Device, shape: [usize; 2], optional: Optional) {
 fn backward_is_the_cpu_s_within_its_bound() {
     on_gpu(|device| {
         for shape in SHAPES {
-            for (optional, accumulate) in [
-                (Optional::Given, Beta::Overwrite),
-                (Optional::Given, Beta::Accumulate),
-                (Optional::Absent, Beta::Accumulate),
+            for (optional, accumulate, dx) in [
+                (Optional::Given, Accumulate::Overwrite, Accumulate::Add),
+                (Optional::Given, Accumulate::Add, Accumulate::Overwrite),
+                (Optional::Absent, Accumulate::Add, Accumulate::Add),
             ] {
-                check_backward(device, shape, optional, accumulate);
+                check_backward(device, shape, optional, accumulate, dx);
             }
         }
     });
 }
 
-fn check_backward(device: &mut Device, shape: [usize; 2], optional: Optional, accumulate: Beta) {
-    let what = format!("{shape:?}, {optional:?}, {accumulate:?}");
+fn check_backward(
+    device: &mut Device,
+    shape: [usize; 2],
+    optional: Optional,
+    accumulate: Accumulate,
+    accumulate_dx: Accumulate,
+) {
+    let what = format!("{shape:?}, {optional:?}, {accumulate:?}, dx {accumulate_dx:?}");
     let [p, c] = shape;
     let [dy, residual, above] = [5, 6, 7].map(|seed| gaussian::<bf16>(shape, seed));
     let gamma = gaussian::<f32>([1, c], 8).mapv(|x| x + 1.0);
@@ -143,8 +150,15 @@ fn check_backward(device: &mut Device, shape: [usize; 2], optional: Optional, ac
     let [held_gamma, held_beta] = [9, 10].map(|seed| gaussian::<f32>([1, c], seed));
     let dresidual = Poisoned::<bf16>::new(device, shape);
     let [dgamma, dbeta] = [0, 1].map(|_| Poisoned::<f32>::new(device, [1, c]));
-    device.upload(dresidual.matrix, above.as_slice().expect("row-major")).expect("uploaded");
-    if accumulate == Beta::Accumulate {
+    // Overwritten, it stays poisoned until then.
+    let mut above = above;
+    match accumulate_dx {
+        Accumulate::Add => {
+            device.upload(dresidual.matrix, above.as_slice().expect("row-major")).expect("uploaded")
+        }
+        Accumulate::Overwrite => above.fill(bf16::ZERO),
+    }
+    if accumulate == Accumulate::Add {
         device.upload(dgamma.matrix, held_gamma.as_slice().expect("row-major")).expect("uploaded");
         device.upload(dbeta.matrix, held_beta.as_slice().expect("row-major")).expect("uploaded");
     }
@@ -154,7 +168,8 @@ fn check_backward(device: &mut Device, shape: [usize; 2], optional: Optional, ac
         residual: upload(device, &residual),
         stats: upload(device, &stats),
         gamma: upload(device, &gamma),
-        dresidual: dresidual.matrix,
+        dx: dresidual.matrix,
+        accumulate_dx,
         dgamma: dgamma.matrix,
         dbeta: (optional == Optional::Given).then_some(dbeta.matrix),
         accumulate,
@@ -166,7 +181,7 @@ fn check_backward(device: &mut Device, shape: [usize; 2], optional: Optional, ac
     let wide = |x: &Array2<bf16>| x.mapv(|x| x.to_f32());
     let (dy, residual, mut expected) = (wide(&dy), wide(&residual), wide(&above));
     let held = |x: &Array2<f32>| {
-        if accumulate == Beta::Accumulate { x.row(0).to_owned() } else { Array1::zeros(c) }
+        if accumulate == Accumulate::Add { x.row(0).to_owned() } else { Array1::zeros(c) }
     };
     let (mut sums, gamma) = ([held(&held_gamma), held(&held_beta)], gamma.row(0).to_owned());
     let [expected_gamma, expected_beta] = &mut sums;
@@ -252,10 +267,11 @@ fn a_call_repeats_its_bits() {
                 residual,
                 stats,
                 gamma,
-                dresidual: dresidual.matrix,
+                dx: dresidual.matrix,
+                accumulate_dx: Accumulate::Add,
                 dgamma: of_gamma,
                 dbeta: of_beta,
-                accumulate: Beta::Overwrite,
+                accumulate: Accumulate::Overwrite,
                 scratch,
             };
             norm_backward(device, &op).expect("queued");
@@ -300,13 +316,14 @@ fn calls_in_a_row_are_the_same_as_one_at_a_time() {
                 between(device);
                 // Twice, with one scratch.
                 for dbeta in [None, Some(dbeta)] {
-                    let accumulate = Beta::Overwrite;
+                    let accumulate = Accumulate::Overwrite;
                     let op = NormBackward {
                         dy,
                         residual,
                         stats,
                         gamma,
-                        dresidual,
+                        dx: dresidual,
+                        accumulate_dx: Accumulate::Add,
                         dgamma,
                         dbeta,
                         accumulate,
@@ -373,14 +390,15 @@ fn nothing_is_done_for_no_rows_and_gradients_of_none_are_zero() {
         let [dgamma, dbeta] = [0, 1].map(|_| Poisoned::<f32>::new(device, [1, 64]));
         let scratch_shape = norm_backward_scratch(device, 64);
         let scratch = Poisoned::new(device, scratch_shape).matrix;
-        let accumulate = Beta::Overwrite;
+        let accumulate = Accumulate::Overwrite;
         let (dgamma_, dbeta_) = (dgamma.matrix, Some(dbeta.matrix));
         let op = NormBackward {
             dy: none,
             residual: none,
             stats,
             gamma,
-            dresidual: none,
+            dx: none,
+            accumulate_dx: Accumulate::Add,
             dgamma: dgamma_,
             dbeta: dbeta_,
             accumulate,

@@ -7,11 +7,12 @@ use std::{ffi::CString, ptr};
 use cudarc::driver::{CudaContext, result};
 use sparse24_cuda::{
     Architecture, Device, Settings, compile,
-    kernels::{Contraction, Source},
+    kernels::{Contraction, Kind, Source},
 };
 
 const PLANTED: Source = Source {
     name: "planted",
+    kind: Kind::Copy,
     text: include_str!("planted.cu"),
     entries: &["planted_memcheck", "planted_racecheck", "planted_initcheck", "planted_synccheck"],
     serves: &Architecture::ALL,

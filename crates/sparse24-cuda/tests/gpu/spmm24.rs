@@ -5,10 +5,11 @@ use ndarray::{Array2, Axis, concatenate};
 use sparse24_core::{
     compressed::Compressed24,
     group::Pattern,
+    op::Accumulate,
     philox::{Philox4x32, uniform},
 };
 use sparse24_cuda::{
-    Beta, Device, Error,
+    Device, Error,
     compressed::Compressed,
     layout::to_fragments,
     spmm24::{Form, Plan, Straight, Transposed, Wgmma, plans, spmm24, spmm24_transposed},
@@ -63,9 +64,10 @@ fn products_of_small_integers_are_exact() {
             let b = x.t().as_standard_layout().into_owned();
             let before = gaussian::<f32>([m, n], 4).mapv(small);
             for plan in all_plans(device, Form::Straight, [m, n, k]) {
-                for (beta, expected) in
-                    [(Beta::Overwrite, product.clone()), (Beta::Accumulate, &product + &before)]
-                {
+                for (beta, expected) in [
+                    (Accumulate::Overwrite, product.clone()),
+                    (Accumulate::Add, &product + &before),
+                ] {
                     let d = straight(device, &a, &b.mapv(bf16::from_f32), (beta, &before), plan);
                     assert_eq!(
                         first_difference(&d, &expected),
@@ -95,7 +97,7 @@ fn an_identity_gives_the_other_operand_back() {
             let b = x.t().as_standard_layout().into_owned();
             let expected = b.mapv(bf16::to_f32);
             for plan in all_plans(device, Form::Straight, [size, n, size]) {
-                let d = straight(device, &identity, &b, (Beta::Overwrite, &expected), plan);
+                let d = straight(device, &identity, &b, (Accumulate::Overwrite, &expected), plan);
                 assert_eq!(first_difference(&d, &expected), None, "{plan}");
             }
         }
@@ -141,8 +143,8 @@ fn other_products_lie_within_their_bound_and_repeat_to_the_bit() {
             }
             let b = x.t().as_standard_layout().into_owned();
             for plan in all_plans(device, Form::Straight, [m, n, k]) {
-                let [d, again] =
-                    [(); 2].map(|()| straight(device, &a, &b, (Beta::Overwrite, &product), plan));
+                let [d, again] = [(); 2]
+                    .map(|()| straight(device, &a, &b, (Accumulate::Overwrite, &product), plan));
                 assert_eq!(first_difference(&d, &again), None, "{plan}");
                 for (at, &d) in d.indexed_iter() {
                     let (expected, bound) = (product[at], bound[at]);
@@ -197,7 +199,7 @@ fn missing_last_rows_of_b_count_as_zeros() {
                     device,
                     &a,
                     &b.mapv(bf16::from_f32),
-                    (Beta::Overwrite, &expected),
+                    (Accumulate::Overwrite, &expected),
                     plan,
                 );
                 assert_eq!(first_difference(&d, &expected), None, "{plan}, {missing} missing");
@@ -262,7 +264,7 @@ fn operands_that_do_not_fit_are_refused() {
                 Error::Alignment { operand: "b", bytes: 16, .. }
             ));
             for bad in [
-                Wgmma { divided: 0, parts: 2, ..wgmma },
+                Wgmma { split: 0, parts: 2, ..wgmma },
                 Wgmma { sweep: 0, ..wgmma },
                 Wgmma { sweep: 1 << 26, ..wgmma },
                 Wgmma { residents: 0, ..wgmma },
@@ -322,7 +324,7 @@ fn products_of_a_large_matrix_are_exact() {
         for (a, expected) in [(repeated(&panel, m), product), (identity([m, k]), copied)] {
             let a = compressed(device, &a);
             for plan in plans(device, Form::Straight, [m, n, k], 16).expect("plans") {
-                let d = straight_on_device(device, a, &b, (Beta::Overwrite, &expected), plan);
+                let d = straight_on_device(device, a, &b, (Accumulate::Overwrite, &expected), plan);
                 assert_eq!(
                     first_difference(&d, &expected),
                     None,
@@ -417,8 +419,8 @@ fn all_plans(device: &mut Device, form: Form, [m, n, k]: [usize; 3]) -> Vec<Plan
         Plan::Wgmma(wgmma) => {
             let parts = k.div_ceil(64).min(3) as u32;
             vec![
-                Wgmma { divided: 1, parts, residents: 2, ..wgmma },
-                Wgmma { sweep: 1, divided: 0, parts: 1, residents: 5, ..wgmma },
+                Wgmma { split: 1, parts, residents: 2, ..wgmma },
+                Wgmma { sweep: 1, split: 0, parts: 1, residents: 5, ..wgmma },
             ]
         }
     });
@@ -472,7 +474,7 @@ fn straight(
     device: &mut Device,
     a: &Compressed24<bf16>,
     b: &Array2<bf16>,
-    result: (Beta, &Array2<f32>),
+    result: (Accumulate, &Array2<f32>),
     plan: Plan,
 ) -> Array2<f32> {
     let a = compressed(device, a);
@@ -483,17 +485,21 @@ fn straight_on_device(
     device: &mut Device,
     a: Compressed,
     b: &Array2<bf16>,
-    (beta, before): (Beta, &Array2<f32>),
+    (beta, before): (Accumulate, &Array2<f32>),
     plan: Plan,
 ) -> Array2<f32> {
     let b = upload(device, b);
     let d = Poisoned::new(device, [a.shape()[0], b.shape()[1]]);
-    if beta == Beta::Accumulate {
+    if beta == Accumulate::Add {
         device.upload(d.matrix, before.as_slice().expect("row-major")).expect("uploaded");
     }
     let scratch = Poisoned::new(device, [1, plan.scratch()]);
-    spmm24(device, &Straight { a, b, d: d.matrix, beta, scratch: scratch.matrix }, plan)
-        .expect("queued");
+    spmm24(
+        device,
+        &Straight { a, b, d: d.matrix, accumulate: beta, scratch: scratch.matrix },
+        plan,
+    )
+    .expect("queued");
     untouched_around(device, &scratch);
     Array2::from_shape_vec((a.shape()[0], b.shape()[1]), d.read(device)).expect("as many")
 }

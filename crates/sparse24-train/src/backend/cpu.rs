@@ -99,6 +99,7 @@ impl CpuBackend {
                 micro_step: 0,
                 learning_rate: 0.0,
                 bias_corrections: [1.0; 2],
+                loss_scale: 1.0,
             },
             grad_norm: 0.0,
             non_finite: None,

@@ -9,11 +9,11 @@
 use std::collections::HashMap;
 
 use half::bf16;
-use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
+use sparse24_core::{Mask, MaskKind, mvue::Estimator, op, philox::Site};
 use sparse24_cuda::{
     Device as Gpu, Matrix, Scalar, Settings, activation, adamw, attention, bias,
-    compressed::Compressed, dropout, embedding, flip, gemm, loss, mvue, norm, profile::Profile,
-    prune, search, spmm24,
+    compressed::Compressed, dropout, embedding, flip, gemm, health::Health, loss, mvue, norm,
+    profile::Profile, prune, search, spmm24,
 };
 
 use self::{
@@ -22,7 +22,7 @@ use self::{
     storage::Storage,
 };
 use super::{
-    Activation, Arithmetic, AttentionBackward, AttentionForward, Backend, BackendSettings, Beta,
+    Arithmetic, AttentionBackward, AttentionForward, Backend, BackendSettings, Beta,
     CompressWeight, Copied, DType, Device, Dropout, Embed, Gradient, Gradient24, HeadLoss,
     Launches, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite, NormBackward,
     NormForward, OptimizerEntry, Orientation, Plans, Region, SegmentId, StepReport, StepState,
@@ -115,7 +115,7 @@ impl CudaBackend {
         gpu.set_purpose(Region::Activations.name());
         let workspace = gpu.alloc("workspace of dense products", [1, gemm::WORKSPACE])?;
         let gemm = gemm::Gemm::new(&gpu, workspace)?;
-        let health = gpu.alloc("health", [1, adamw::Health::WORDS])?;
+        let health = gpu.alloc("health", [1, Health::WORDS])?;
         let flips = gpu.alloc("flips", [1, 1])?;
         Ok(Self {
             gemm,
@@ -158,24 +158,10 @@ impl CudaBackend {
         d: Matrix<bf16>,
     ) -> Result<(), Error> {
         let ([m, k], n) = (a.shape(), b.shape()[0]);
-        let product = (spmm24::Form::Transposed, [m, n, k], sparse24_cuda::Beta::Overwrite);
+        let product = (spmm24::Form::Transposed, [m, n, k], op::Accumulate::Overwrite);
         self.sparse_plans.run(&mut self.gpu, &mut self.scratch, product, |gpu, scratch, plan| {
             spmm24::spmm24_transposed(gpu, &spmm24::Transposed { a, b, bias, d, scratch }, plan)
         })
-    }
-
-    fn act_backward(
-        &mut self,
-        activation: Activation,
-        dh: Matrix<bf16>,
-        z: Matrix<bf16>,
-        dz: Matrix<bf16>,
-    ) -> Result<(), Error> {
-        Ok(match activation {
-            Activation::Gelu => activation::gelu_backward(&mut self.gpu, dh, z, dz),
-            Activation::Geglu => activation::geglu_backward(&mut self.gpu, dh, z, dz),
-            Activation::Swiglu => activation::swiglu_backward(&mut self.gpu, dh, z, dz),
-        }?)
     }
 
     fn attention(&self, op: &AttentionForward) -> attention::AttentionForward {
@@ -184,7 +170,8 @@ impl CudaBackend {
             q: self.storage.activations(op.q),
             k: self.storage.activations(op.k),
             v: self.storage.activations(op.v),
-            dropout: op.dropout.map(|Dropout { p, site }| dropout::Dropout { p, site }),
+            lengths: None,
+            dropout: op.dropout.map(Into::into),
             o: self.storage.activations(op.o),
             lse: self.storage.floats(op.lse),
         }
@@ -350,20 +337,15 @@ impl Backend for CudaBackend {
     }
 
     fn set_step(&mut self, state: StepState) -> Result<(), Error> {
-        let StepState {
+        let StepState { seed, step, micro_step, learning_rate, bias_corrections, loss_scale } =
+            state;
+        Ok(self.gpu.set_step(&op::StepState {
             seed,
             step,
             micro_step,
             learning_rate,
-            bias_corrections: [bias_correction1, bias_correction2],
-        } = state;
-        Ok(self.gpu.set_step(&sparse24_cuda::StepState {
-            seed,
-            step,
-            micro_step,
-            learning_rate,
-            bias_correction1,
-            bias_correction2,
+            bias_corrections,
+            loss_scale,
         })?)
     }
 
@@ -441,11 +423,7 @@ impl Backend for CudaBackend {
             None => Ok(()),
             Some((activation, h)) => {
                 let h = self.storage.activations(h);
-                Ok(match activation {
-                    Activation::Gelu => activation::gelu_forward(&mut self.gpu, z, h),
-                    Activation::Geglu => activation::geglu_forward(&mut self.gpu, z, h),
-                    Activation::Swiglu => activation::swiglu_forward(&mut self.gpu, z, h),
-                }?)
+                Ok(activation::forward(&mut self.gpu, activation.into(), z, h)?)
             }
         }
     }
@@ -469,21 +447,26 @@ impl Backend for CudaBackend {
         }
         match op.then {
             None => Ok(()),
-            Some((activation, z)) => self.act_backward(
-                activation,
+            Some((activation, z)) => Ok(activation::backward(
+                &mut self.gpu,
+                activation.into(),
                 product,
                 self.storage.activations(z),
                 self.storage.activations(op.dx),
-            ),
+            )?),
         }
     }
 
     fn linear_wgrad(&mut self, op: &LinearWgrad) -> Result<(), Error> {
-        let (x, dw, beta) =
-            (self.storage.activations(op.x), self.storage.floats(op.dw), op.beta.into());
+        let (x, dw, beta) = (
+            self.storage.activations(op.x),
+            self.storage.floats(op.dw),
+            op::Accumulate::from(op.beta),
+        );
         match op.dz {
             Gradient::Dense(dz) => {
-                let op = gemm::LinearWgrad { dz: self.storage.activations(dz), x, dw, beta };
+                let op =
+                    gemm::LinearWgrad { dz: self.storage.activations(dz), x, dw, accumulate: beta };
                 Ok(self.gemm.linear_wgrad(&mut self.gpu, &op)?)
             }
             Gradient::Sampled(Gradient24(at)) => {
@@ -496,7 +479,7 @@ impl Backend for CudaBackend {
                     |gpu, scratch, plan| {
                         spmm24::spmm24(
                             gpu,
-                            &spmm24::Straight { a, b: x, d: dw, beta, scratch },
+                            &spmm24::Straight { a, b: x, d: dw, accumulate: beta, scratch },
                             plan,
                         )
                     },
@@ -533,7 +516,8 @@ impl Backend for CudaBackend {
             residual: self.storage.activations(op.residual),
             stats: self.storage.floats(op.stats),
             gamma: self.storage.floats(op.gamma),
-            dresidual: self.storage.activations(op.dresidual),
+            dx: self.storage.activations(op.dresidual),
+            accumulate_dx: op::Accumulate::Add,
             dgamma: self.storage.floats(op.dgamma),
             dbeta: op.dbeta.map(|t| self.storage.floats(t)),
             accumulate: op.accumulate.into(),
@@ -553,10 +537,13 @@ impl Backend for CudaBackend {
             &mut self.scratch.floats,
             attention::backward_scratch(op.forward.shape.into()),
         )?;
+        let [dq, dk, dv] = op.dqkv.map(|t| self.storage.activations(t));
         let op = attention::AttentionBackward {
             forward: self.attention(&op.forward),
             d_o: self.storage.activations(op.d_o),
-            dqkv: op.dqkv.map(|t| self.storage.activations(t)),
+            dq,
+            dk,
+            dv,
             scratch,
         };
         Ok(attention::attention_backward(&mut self.gpu, &op)?)
@@ -610,12 +597,13 @@ impl Backend for CudaBackend {
                 loss::loss_forward(&mut self.gpu, &loss)?;
                 continue;
             };
-            loss::head_loss(&mut self.gpu, &loss, gradients.scale)?;
+            // The kernel reads the scale from the step state.
+            loss::head_loss(&mut self.gpu, &loss)?;
             let beta = if start == 0 { gradients.beta } else { Beta::Accumulate };
             let dw = self.storage.tall_floats(gradients.dembedding);
             self.gemm.linear_wgrad(
                 &mut self.gpu,
-                &gemm::LinearWgrad { dz: logits, x, dw, beta: beta.into() },
+                &gemm::LinearWgrad { dz: logits, x, dw, accumulate: beta.into() },
             )?;
             let dx = self.storage.activations(gradients.dx.rows(rows));
             self.gemm.linear_dgrad(&mut self.gpu, &gemm::LinearDgrad { dz: logits, weight, dx })?;
@@ -625,7 +613,7 @@ impl Backend for CudaBackend {
             &mut self.gpu,
             losses,
             self.storage.floats(op.loss),
-            sparse24_cuda::Beta::Overwrite,
+            op::Accumulate::Overwrite,
             health,
         )?)
     }
@@ -641,12 +629,8 @@ impl Backend for CudaBackend {
             .linear_forward(&mut self.gpu, &gemm::LinearForward { x, weight, bias: None, z })?)
     }
 
-    fn dropout(&mut self, x: Tensor, Dropout { p, site }: Dropout) -> Result<(), Error> {
-        Ok(dropout::dropout(
-            &mut self.gpu,
-            self.storage.activations(x),
-            &dropout::Dropout { p, site },
-        )?)
+    fn dropout(&mut self, x: Tensor, rule: Dropout) -> Result<(), Error> {
+        Ok(dropout::dropout(&mut self.gpu, self.storage.activations(x), &rule.into())?)
     }
 
     fn grad_norm(&mut self, TableId(table): TableId) -> Result<(), Error> {
@@ -662,15 +646,16 @@ impl Backend for CudaBackend {
         self.gpu.wait_for_copies()?;
         self.writes = Writes::Parameters;
         let decay = match decay {
-            MaskedDecay::None => adamw::MaskedDecay::None,
-            MaskedDecay::OnGradients(lambda) => adamw::MaskedDecay::OnGradients(lambda),
-            MaskedDecay::OnWeights(lambda) => adamw::MaskedDecay::OnWeights(lambda),
+            MaskedDecay::None => op::MaskedDecay::None,
+            MaskedDecay::OnGradients(lambda) => op::MaskedDecay::OnGradients(lambda),
+            MaskedDecay::OnWeights(lambda) => op::MaskedDecay::OnWeights(lambda),
         };
         let AdamW { beta1, beta2, epsilon, clip } = *rule;
         Ok(adamw::adamw_step(
             &mut self.gpu,
             &self.tables[table],
-            &adamw::AdamW { beta1, beta2, epsilon, clip, decay },
+            &op::AdamW { beta1, beta2, epsilon, clip },
+            decay,
             self.health,
         )?)
     }
@@ -699,14 +684,13 @@ impl Backend for CudaBackend {
             .take(rows * columns / 4)
             .map(|word| f64::from(f32::from_bits(word)))
             .sum();
-        let health = adamw::Health::of_words(std::array::from_fn(|_| {
-            words.next().expect("two words follow")
-        }));
+        let health =
+            Health::of_words(std::array::from_fn(|_| words.next().expect("two words follow")));
         self.gpu.fill_bytes(self.health, 0)?;
         let non_finite = health.non_finite.map(|culprit| match culprit {
-            adamw::NonFinite::Loss => NonFinite::Loss,
-            adamw::NonFinite::Gradient(place) => NonFinite::Gradient(place),
-            adamw::NonFinite::Norm => NonFinite::Norm,
+            op::NonFinite::Loss => NonFinite::Loss,
+            op::NonFinite::Gradient(place) => NonFinite::Gradient(place),
+            op::NonFinite::Norm => NonFinite::Norm,
         });
         Ok(StepReport { loss, grad_norm: health.grad_norm, non_finite })
     }

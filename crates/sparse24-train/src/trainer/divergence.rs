@@ -44,6 +44,7 @@ impl Trainer {
                 micro_step,
                 learning_rate: 0.0,
                 bias_corrections: [1.0; 2],
+                loss_scale: 1.0,
             })?;
             let mut pass = Pass {
                 backend: &mut *self.backend,

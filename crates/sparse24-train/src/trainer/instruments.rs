@@ -96,6 +96,7 @@ impl Trainer {
             micro_step: 0,
             learning_rate: 0.0,
             bias_corrections: [1.0; 2],
+            loss_scale: (1.0 / tokens) as f32,
         })?;
         model.upload(&mut **backend, inputs, targets)?;
         let mut watch = |backend: &mut dyn Backend, seen: SampledGradient| {

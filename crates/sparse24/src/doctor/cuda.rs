@@ -41,7 +41,7 @@ struct Gpu {
 
 impl Cuda {
     pub(super) fn of_machine(libraries: &[PathBuf]) -> Self {
-        sparse24_cuda::library::search_in(libraries);
+        sparse24_cuda::loader::search_in(libraries);
         Self::new(survey::survey(), survey::kernels)
     }
 

@@ -24,7 +24,7 @@ impl From<Refusal> for Error {
             | Refusal::OutOfRange { .. }
             | Refusal::Alignment { .. }
             | Refusal::Alias { .. }
-            | Refusal::Recording { .. }
+            | Refusal::Capturing { .. }
             | Refusal::Stale { .. }
             | Refusal::Plan { .. }
             | Refusal::TooLarge { .. }) => Self::Refused(defect.to_string()),
@@ -46,7 +46,7 @@ mod tests {
             Refusal::Gaps { operation, operand: "x", columns: 8, stride: 12 },
             Refusal::Alignment { operation, operand: "x", bytes: 16 },
             Refusal::Alias { operation, output: "y", other: "x" },
-            Refusal::Recording { operation },
+            Refusal::Capturing { operation },
             Refusal::Stale { operation, operand: "x" },
             Refusal::TooLarge { operation, what: "a row's width", found: 9000, limit: 8192 },
             Refusal::OutOfRange { operation, what: "p", found: 1.0, expected: "less" },

@@ -5,8 +5,9 @@
 
 use std::collections::HashMap;
 
+use sparse24_core::op::Accumulate;
 use sparse24_cuda::{
-    Beta, Device, Error as Refusal, Matrix,
+    Device, Error as Refusal, Matrix,
     gemm::Gemm,
     spmm24::{Form, Plan, plans},
 };
@@ -36,7 +37,7 @@ impl SparsePlans {
         &mut self,
         gpu: &mut Device,
         scratch: &mut Scratch,
-        (form, shape, beta): (Form, [usize; 3], Beta),
+        (form, shape, beta): (Form, [usize; 3], Accumulate),
         run: impl Fn(&mut Device, Matrix<f32>, Plan) -> Result<(), Refusal>,
     ) -> Result<(), Error> {
         let plan = match self.0.get(&(form, shape)) {
@@ -44,8 +45,8 @@ impl SparsePlans {
             None => {
                 let candidates = plans(gpu, form, shape, ALIGNMENT)?;
                 match beta {
-                    Beta::Accumulate => candidates[0],
-                    Beta::Overwrite => {
+                    Accumulate::Add => candidates[0],
+                    Accumulate::Overwrite => {
                         let most = candidates.iter().map(|plan| plan.scratch()).max().unwrap_or(0);
                         let room = grown(gpu, &mut scratch.floats, [1, most])?;
                         let fastest =

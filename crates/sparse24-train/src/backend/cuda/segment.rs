@@ -3,7 +3,7 @@
 //! Invariant: what overwrites parameters is queued after the copies of them that were begun before.
 //! Deliberately absent: what a segment does.
 
-use sparse24_cuda::Recording;
+use sparse24_cuda::Graph;
 
 use super::CudaBackend;
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
 
 /// A segment that was done once: its plans are chosen, its kernels loaded, its scratch is there.
 pub(super) struct Segment {
-    recording: Option<Recording>,
+    graph: Option<Graph>,
     writes: Writes,
 }
 
@@ -41,24 +41,24 @@ impl CudaBackend {
         if known.is_some_and(|known| known.writes == Writes::Parameters) {
             self.gpu.wait_for_copies()?;
         }
-        if let Some(recording) = known.and_then(|known| known.recording.as_ref()) {
-            return Ok(self.gpu.replay(recording)?);
+        if let Some(graph) = known.and_then(|known| known.graph.as_ref()) {
+            return Ok(self.gpu.replay(graph)?);
         }
         let is_first = known.is_none();
         self.writes = Writes::Other;
-        let recording = if self.launches == Launches::Queued || is_first {
+        let graph = if self.launches == Launches::Queued || is_first {
             work(self)?;
             None
         } else {
-            self.gpu.start_recording()?;
+            self.gpu.start_capture()?;
             let queued = work(self);
-            let recorded = self.gpu.stop_recording();
+            let recorded = self.gpu.end_capture();
             queued?;
-            let recording = recorded?;
-            self.gpu.replay(&recording)?;
-            Some(recording)
+            let graph = recorded?;
+            self.gpu.replay(&graph)?;
+            Some(graph)
         };
-        self.segments.insert(segment, Segment { recording, writes: self.writes });
+        self.segments.insert(segment, Segment { graph, writes: self.writes });
         Ok(())
     }
 }
