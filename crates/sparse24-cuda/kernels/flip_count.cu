@@ -7,8 +7,10 @@
 #include "pdl.cuh"
 #include "scalar.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) flip_count(const u16* a, const u16* b, u64* count, u64 tiles) {
-    u64 wide = tiles / 8, threads = u64(gridDim.x) * blockDim.x, thread = u64(blockIdx.x) * blockDim.x + threadIdx.x;
+extern "C" __global__ void __launch_bounds__(256)
+    flip_count(const u16* a, const u16* b, u64* count, u64 tiles) {
+    u64 wide = tiles / 8, threads = u64(gridDim.x) * blockDim.x,
+        thread = u64(blockIdx.x) * blockDim.x + threadIdx.x;
     u32 flips = 0;
     pdl_wait();
     for (u64 i = thread; i < wide; i += threads) {

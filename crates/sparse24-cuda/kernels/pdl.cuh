@@ -3,8 +3,8 @@
 #pragma once
 #include "scalar.cuh"
 
-// Waits until all earlier work is done. Before this, a kernel neither reads nor writes memory that a
-// kernel writes. None of its loads may be a constant load (through a const __restrict__ pointer):
+// Waits until all earlier work is done. Before this, a kernel neither reads nor writes memory that
+// a kernel writes. None of its loads may be a constant load (through a const __restrict__ pointer):
 // those need not see what is written while it waits.
 __device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
@@ -18,7 +18,8 @@ __device__ __forceinline__ void pdl_wait(u32 place) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
         "{.reg .pred known;\nsetp.lt.u32 known, %0, 0x80000000;\n"
-        "@known griddepcontrol.wait;}" ::"r"(place) : "memory");
+        "@known griddepcontrol.wait;}" ::"r"(place)
+        : "memory");
 #endif
 }
 

@@ -35,10 +35,11 @@ __device__ __forceinline__ uint4 philox(u64 key, u32 call, u32 site, u32 micro_s
     return c;
 }
 
-// For whole warps: makes the seed known to be the same in every lane, so that the keys of each round
-// are computed once per warp.
+// For whole warps: makes the seed known to be the same in every lane, so that the keys of each
+// round are computed once per warp.
 __device__ __forceinline__ StepState uniform_state(StepState all) {
-    u32 low = __shfl_sync(0xffffffffu, u32(all.seed), 0), high = __shfl_sync(0xffffffffu, u32(all.seed >> 32), 0);
+    u32 low = __shfl_sync(0xffffffffu, u32(all.seed), 0),
+        high = __shfl_sync(0xffffffffu, u32(all.seed >> 32), 0);
     all.seed = u64(high) << 32 | low;
     return all;
 }

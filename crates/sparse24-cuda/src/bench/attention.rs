@@ -1,5 +1,5 @@
-//! Attention, forward and backward, with and without dropout, at the heads of GPT-2; wider heads
-//! beyond it.
+//! Attention, forward and backward, with and without dropout, with heads of 64 up to the widths of
+//! GPT-2 and of 128 beyond.
 
 use half::bf16;
 use ndarray::Array2;
@@ -23,13 +23,13 @@ use crate::{
     },
 };
 
-/// Tokens of a sequence.
+/// Sequence length.
 const CONTEXT: usize = 1024;
 
-/// The widest model with heads of 64; those beyond have 128.
+/// The widest model with heads of 64.
 const GPT2: usize = 1600;
 
-// Of dropout.
+// For dropout.
 const SEED: u64 = 1;
 const STEP: u32 = 1;
 
@@ -91,7 +91,7 @@ fn prepare(
         keys: CONTEXT,
         mask: AttentionMask::Causal,
     };
-    // What a case reads and writes once: q, k, v, o; and their gradients.
+    // q, k, v, o, and in the backward pass their gradients, once each.
     let bytes = 2 * TOKENS * d * if pass == Pass::Forward { 4 } else { 8 };
     bench.device.set_step(&StepState { seed: SEED, step: STEP, ..StepState::default() })?;
     let hosts =
@@ -100,13 +100,13 @@ fn prepare(
     for _ in 0..bench.sets(bytes) {
         sets.push(operands(&mut bench.device, shape, &hosts, dropped)?);
     }
-    // The backward reads what the forward left.
+    // The backward pass reads the results of the forward pass.
     sets.iter().try_for_each(|op| attention_forward(&mut bench.device, &op.forward))?;
     attention_backward(&mut bench.device, &sets[0])?;
-    // Dropout numbers its elements from the first sequence on, as the CPU does; without it
-    // sequences are alike, and the last is the farthest.
+    // The CPU numbers elements of dropout from its only sequence on, so check the first here;
+    // without dropout, check the last.
     verify(&mut bench.device, &sets[0], if dropped.is_some() { 0 } else { batch - 1 })?;
-    // The products of the visible half.
+    // FLOPs of the visible half.
     let flops = (batch * heads * CONTEXT * CONTEXT * head) as f64
         * if pass == Pass::Forward { 2.0 } else { 5.0 };
     let count = sets.len();
@@ -155,7 +155,7 @@ fn operands(
     })
 }
 
-/// One sequence, which has nothing to do with the others.
+/// Verifies one sequence, which is independent of the others.
 fn verify(device: &mut Device, op: &AttentionBackward, sequence: usize) -> Result<(), Stop> {
     let AttentionForward { shape, q, k, v, o, dropout, .. } = op.forward;
     let mut of = |matrix: Matrix<bf16>| -> Result<Array2<f32>, Error> {

@@ -1,4 +1,4 @@
-//! What is done to gradients of activations: the estimator, bias gradients, dropout.
+//! Operations on gradients of activations: MVUE, bias gradients, dropout.
 
 use half::bf16;
 use ndarray::{Array2, Axis};
@@ -54,7 +54,7 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
             estimate(stream, Estimator::Exact, Zeros::None),
         ));
     }
-    // As after dropout: groups with three zeros or four take the long way.
+    // As after dropout: groups with three or four zeros take the slow path.
     cases.push(case(
         "mvue_exact_fifth_zero",
         exact,
@@ -73,7 +73,7 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
     cases
 }
 
-/// How much of a gradient is zero.
+/// The share of zeros in a gradient.
 #[derive(Clone, Copy, PartialEq)]
 enum Zeros {
     None,

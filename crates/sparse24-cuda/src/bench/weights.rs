@@ -1,5 +1,4 @@
-//! What is done to weights: mask search, compression, flips, the gradient norm and the optimizer
-//! step.
+//! Operations on weights: mask search, compression, flip counts, gradient norm and optimizer step.
 
 use half::bf16;
 use ndarray::Array2;
@@ -59,7 +58,7 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
             Box::new(move |bench| searches(bench, [r, q], kind, bf16::from_f32)),
         ));
     }
-    // W of the up layer and of the down layer.
+    // The weights of the up and the down layer.
     for shape in [[r, q], [q, r]].into_iter().take(if size.width().is_some() { 2 } else { 1 }) {
         cases.push(case(
             "compress_weight",
@@ -101,7 +100,7 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
     cases
 }
 
-/// One weight; and for the smallest GPT-2 all of its tensors, without biases.
+/// One weight, and for the smallest GPT-2 all of its tensors except biases.
 fn tables(size: &Size) -> Vec<(String, Vec<[usize; 2]>)> {
     let [r, q] = size.weights();
     let mut tables = vec![(format!("{r}x{q}"), vec![[r, q]])];
@@ -143,7 +142,7 @@ fn searches<T: Weight + Element>(
     })
 }
 
-/// Which products a weight is compressed for.
+/// The products that a weight is compressed for.
 #[derive(Clone, Copy, PartialEq)]
 enum Ways {
     Forward,
@@ -210,21 +209,21 @@ fn counts(bench: &mut Bench, [r, q]: [usize; 2]) -> Result<Prepared, Stop> {
     bench.moving("the count, exactly", r * q / 4, sets, launch)
 }
 
-/// A table of tensors whose rows repeat.
+/// An optimizer table of tensors with repeating rows.
 struct Table {
     parameters: Parameters,
     health: Matrix<u32>,
     largest: Parameter,
 }
 
-/// What repeats in the largest tensor of a table.
+/// The panels that the largest tensor of a table repeats.
 struct Panels {
     w: Array2<f32>,
     g: Array2<f32>,
     mask: Mask,
 }
 
-/// Sets of tensors, all matrices of several rows masked.
+/// Sets of tensors; all with several rows are masked.
 fn optimizer(bench: &mut Bench, tensors: &[[usize; 2]]) -> Result<(Vec<Table>, Panels), Stop> {
     let elements: usize = tensors.iter().map(|[rows, columns]| rows * columns).sum();
     let place = (0..tensors.len())
@@ -275,7 +274,6 @@ fn norms(bench: &mut Bench, tensors: &[[usize; 2]]) -> Result<Prepared, Stop> {
     let (tables, _) = optimizer(bench, tensors)?;
     let elements: usize = tensors.iter().map(|[rows, columns]| rows * columns).sum();
     let found = norm(&mut bench.device, &tables[0])?;
-    // Of every tensor as it lies on the device.
     let mut squares = 0.0;
     for &[rows, columns] in tensors {
         let g = random([PANEL, columns], G);

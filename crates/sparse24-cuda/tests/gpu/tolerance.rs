@@ -1,8 +1,8 @@
 //! How far a result may lie from the CPU's, each bound derived once.
 //!
 //! u = 2^-24 is the unit roundoff of f32, v = 2^-8 that of bf16: half a unit in the last of 8
-//! digits, relative to the value. A sum whose additions are at most `depth` deep lies within depth
-//! * u of the sum of magnitudes of the exact one; two such sums, one on each side, within the sum
+//! digits, relative to the value. A sum whose additions are at most `depth` deep lies within `depth
+//! u` of the sum of magnitudes of the exact one; two such sums, one on each side, within the sum
 //! of both depths. Products of errors are covered by the small integers added to a depth.
 
 mod attention;
