@@ -1,5 +1,5 @@
-//! GELU, GEGLU and SwiGLU, forward and backward: every bf16 number, ragged shapes, and what is not
-//! finite.
+//! GELU, GEGLU and SwiGLU, forward and backward: every bf16 number, ragged shapes, and numbers that
+//! are not finite.
 
 use half::bf16;
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, Axis, concatenate};
@@ -28,11 +28,11 @@ fn widened(x: Vec<bf16>) -> impl Iterator<Item = f32> {
     x.into_iter().map(bf16::to_f32)
 }
 
-/// How far value and slope may lie apart.
+/// Bounds on the errors of value and slope.
 type Bounds = fn(f64) -> [f64; 2];
 
 fn gelu(z: f64) -> [f64; 2] {
-    // Where the argument is held at its limit, so is the sigmoid.
+    // Beyond the limit, the sigmoid is constant.
     let z = z.max(-9.98);
     activation(z, SLOPE * (z + 0.044715 * z * z * z), SLOPE * (1.0 + 0.134145 * z * z))
 }
@@ -45,7 +45,7 @@ fn silu(z: f64) -> [f64; 2] {
 /// Every finite bf16 number from -2^7 to 2^7, and zeros: `[1, elements]`.
 fn every_number() -> Array2<bf16> {
     let numbers = (0..=u16::MAX).map(bf16::from_bits).filter(|x| x.to_f32().abs() <= 128.0);
-    Array2::from_shape_vec((1, 2 * 0x4301), numbers.collect()).expect("as many")
+    Array2::from_shape_vec((1, 2 * 0x4301), numbers.collect()).expect("the shape")
 }
 
 #[test]
@@ -53,8 +53,8 @@ fn gelu_of_every_number() {
     on_gpu(|device| {
         let z = every_number();
         let shape = [z.nrows(), z.ncols()];
-        gelu_is_the_cpu_s(device, &z, &gaussian(shape, 1));
-        gelu_is_the_cpu_s(device, &z, &Array2::from_elem(shape, bf16::ONE));
+        check_gelu(device, &z, &gaussian(shape, 1));
+        check_gelu(device, &z, &Array2::from_elem(shape, bf16::ONE));
     });
 }
 
@@ -62,7 +62,7 @@ fn gelu_of_every_number() {
 fn gelu_of_ragged_shapes() {
     on_gpu(|device| {
         for shape in SHAPES {
-            gelu_is_the_cpu_s(
+            check_gelu(
                 device,
                 &gaussian(shape, 2).mapv(|x: bf16| x * bf16::from_f32(4.0)),
                 &gaussian(shape, 3),
@@ -71,7 +71,7 @@ fn gelu_of_ragged_shapes() {
     });
 }
 
-fn gelu_is_the_cpu_s(device: &mut Device, z: &Array2<bf16>, dh: &Array2<bf16>) {
+fn check_gelu(device: &mut Device, z: &Array2<bf16>, dh: &Array2<bf16>) {
     let shape = [z.nrows(), z.ncols()];
     let (on_device, dh_on_device) = (upload(device, z), upload(device, dh));
     let [h, dz] = [(); 2].map(|()| Poisoned::<bf16>::new(device, shape));
@@ -121,7 +121,7 @@ const SWIGLU: Gated = Gated {
 };
 
 impl Gated {
-    fn is_the_cpu_s(self, device: &mut Device, z: &Array2<bf16>, dh: &Array2<bf16>) {
+    fn check(self, device: &mut Device, z: &Array2<bf16>, dh: &Array2<bf16>) {
         let (shape, [p, f]) = ([z.nrows(), z.ncols()], [dh.nrows(), dh.ncols()]);
         let (on_device, dh_on_device) = (upload(device, z), upload(device, dh));
         let (h, dz) = (Poisoned::<bf16>::new(device, [p, f]), Poisoned::<bf16>::new(device, shape));
@@ -163,7 +163,7 @@ fn gated_activations_of_every_number() {
         let shape = [a.nrows(), a.ncols()];
         let z = concatenate![Axis(1), a, gaussian::<bf16>(shape, 4)];
         for gated in [GEGLU, SWIGLU] {
-            gated.is_the_cpu_s(device, &z, &gaussian(shape, 5));
+            gated.check(device, &z, &gaussian(shape, 5));
         }
     });
 }
@@ -173,7 +173,7 @@ fn gated_activations_of_ragged_shapes() {
     on_gpu(|device| {
         for [p, f] in SHAPES {
             for gated in [GEGLU, SWIGLU] {
-                gated.is_the_cpu_s(
+                gated.check(
                     device,
                     &gaussian([p, 2 * f], 6).mapv(|x: bf16| x * bf16::from_f32(4.0)),
                     &gaussian([p, f], 7),
@@ -183,9 +183,9 @@ fn gated_activations_of_ragged_shapes() {
     });
 }
 
-/// As the CPU: 0 and z far out, slopes 0 and 1, and NaN stays.
+/// Values tend to 0 and z, slopes to 0 and 1, and NaN stays NaN.
 #[test]
-fn far_out_and_not_a_number() {
+fn extreme_values_and_nans() {
     on_gpu(|device| {
         let numbers =
             [f32::NEG_INFINITY, f32::MIN, -1e20, -0.0, 0.0, 1e20, f32::INFINITY, f32::NAN]

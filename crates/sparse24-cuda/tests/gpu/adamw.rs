@@ -29,8 +29,8 @@ const STATE: StepState = StepState {
 };
 const DECAYS: [MaskedDecay; 3] =
     [MaskedDecay::None, MaskedDecay::OnGradients(0.3), MaskedDecay::OnWeights(0.7)];
-/// Tensors without a mask and with one, shorter and longer than a chunk, with and without a
-/// remainder of 4.
+/// Tensors with and without a mask, shorter and longer than a chunk, with and without a remainder
+/// mod 4.
 const SHAPES: [[usize; 2]; 8] =
     [[1, 1], [4, 36], [1, 7], [68, 132], [0, 8], [1, 8191], [1, 16_390], [256, 260]];
 
@@ -47,7 +47,7 @@ struct Tensor {
 }
 
 impl Tensor {
-    /// w, g, m, v; every second one has a mask, where its shape allows that, and a bf16 copy.
+    /// w, g, m, v; every second tensor has a bf16 copy and, if its shape allows, a mask.
     fn new(device: &mut Device, place: usize, draw: impl Fn(u64) -> Array2<f32>) -> Self {
         let seed = 10 * place as u64;
         let host = [draw(seed), draw(seed + 1), draw(seed + 2), draw(seed + 3).mapv(f32::abs)];
@@ -75,7 +75,7 @@ impl Tensor {
         }
     }
 
-    /// The CPU's step on the host's copy.
+    /// Takes the CPU's step on the host's copy.
     fn step(&mut self, rule: &AdamW, decay: MaskedDecay, norm: f32) {
         let step = cpu::AdamW {
             learning_rate: STATE.learning_rate,
@@ -100,7 +100,7 @@ impl Tensor {
     }
 
     fn expect_equal(&self, device: &mut Device, what: &str) {
-        // Which NaN is not defined.
+        // The payload of a NaN is not defined.
         let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
         let Parameter { w, m, v, .. } = self.on_device;
         for (operand, found, expected) in
@@ -136,7 +136,7 @@ fn table(device: &mut Device, tensors: &[Tensor]) -> Parameters {
     Parameters::new(device, &table).expect("fits")
 }
 
-/// No norm yet, and the flag down.
+/// A health matrix with the flag down.
 fn health(device: &mut Device) -> Matrix<u32> {
     let health = Poisoned::new(device, [1, Health::WORDS]).matrix;
     device.upload(health.columns(1..2), &[0]).expect("lowered");
@@ -148,7 +148,7 @@ fn read(device: &mut Device, health: Matrix<u32>) -> Health {
 }
 
 #[test]
-fn steps_are_those_of_the_cpu_bit_for_bit() {
+fn steps_have_the_cpus_bits() {
     on_gpu(|device| {
         for decay in DECAYS {
             for clip in [0.5, f32::INFINITY] {
@@ -172,9 +172,9 @@ fn steps_are_those_of_the_cpu_bit_for_bit() {
     });
 }
 
-/// Infinities and NaNs in w, m and v; gradients are finite, so that the flag stays down.
+/// Infinities and NaNs in w, m and v; gradients are finite, so the flag stays down.
 #[test]
-fn steps_on_hostile_numbers_are_those_of_the_cpu() {
+fn steps_on_hostile_numbers_have_the_cpus_bits() {
     on_gpu(|device| {
         for decay in DECAYS {
             let mut tensors = tensors(device, |shape, seed| {
@@ -197,7 +197,7 @@ fn steps_on_hostile_numbers_are_those_of_the_cpu() {
 }
 
 #[test]
-fn the_norm_lies_within_its_bound_and_repeats() {
+fn the_norm_is_within_its_bound_and_repeats() {
     on_gpu(|device| {
         for scale in [1.0, 1e-30, 1e25] {
             let tensors =
@@ -227,7 +227,7 @@ fn the_norm_lies_within_its_bound_and_repeats() {
 }
 
 #[test]
-fn the_flag_names_the_first_tensor_stays_up_and_stops_the_step() {
+fn the_flag_names_the_first_tensor_stays_up_and_prevents_steps() {
     on_gpu(|device| {
         let mut tensors = tensors(device, gaussian);
         let (table, health) = (table(device, &tensors), health(device));
@@ -252,7 +252,7 @@ fn the_flag_names_the_first_tensor_stays_up_and_stops_the_step() {
                 "a step was taken"
             );
         }
-        // Another first one, and then none, leave the flag as it is.
+        // Neither an earlier bad tensor nor none changes the flag.
         poison(device, &tensors[0], f32::INFINITY);
         grad_norm(device, &table, health).expect("queued");
         assert_eq!(read(device, health).non_finite, Some(NonFinite::Gradient(3)));
@@ -269,7 +269,7 @@ fn the_flag_names_the_first_tensor_stays_up_and_stops_the_step() {
         tensors[1].step(&rule(1.0), MaskedDecay::None, after.grad_norm);
         tensors[1].expect_equal(device, "once lowered");
 
-        // Finite gradients, a norm beyond f32.
+        // Finite gradients whose norm exceeds f32.
         for tensor in tensors.iter().filter(|tensor| !tensor.host[1].is_empty()) {
             poison(device, tensor, f32::MAX);
         }
@@ -279,7 +279,7 @@ fn the_flag_names_the_first_tensor_stays_up_and_stops_the_step() {
 }
 
 #[test]
-fn tables_that_do_not_fit_are_refused() {
+fn bad_tables_are_refused() {
     on_gpu(|device| {
         let tensor =
             |device: &mut Device, shape| device.alloc::<f32>("tensor", shape).expect("memory");

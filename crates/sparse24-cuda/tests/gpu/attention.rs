@@ -1,4 +1,4 @@
-//! attention.
+//! Attention, forward and backward.
 
 use half::bf16;
 use ndarray::{Array2, ArrayView2, s};
@@ -30,7 +30,7 @@ const STEP: StepState = StepState {
     loss_scale: 1.0,
 };
 
-/// Operands on the host, exactly as the device holds them.
+/// Operands on the host, with the values that the device holds.
 struct Case {
     shape: AttentionShape,
     width: usize,
@@ -43,7 +43,7 @@ struct Case {
     d_o: Array2<f32>,
 }
 
-/// What both sides compute.
+/// The results of both passes.
 struct Results {
     o: Array2<f32>,
     lse: Array2<f32>,
@@ -144,12 +144,12 @@ impl Case {
         Results { o, lse, dq, dk, dv }
     }
 
-    /// With the backward given the CPU's o and lse, so that each half is held to its own bound.
+    /// The backward pass gets the CPU's o and lse, so that each pass has its own bound.
     fn on_gpu(&self, device: &mut Device, given: &Results) -> Results {
         let AttentionShape { batch, heads, queries, keys, .. } = self.shape;
         let d = heads * self.width;
         let q_rows = batch * queries;
-        // One matrix of three, as a layer has it, where there are as many rows of each.
+        // Column ranges of one matrix, as in a layer, if the numbers of rows agree.
         let packed = queries == keys;
         let place = |device: &mut Device, x: [&Array2<f32>; 3]| -> [Matrix<bf16>; 3] {
             if packed {
@@ -190,7 +190,7 @@ impl Case {
         attention_forward(device, &forward).expect("queued");
         let results = (
             read(&o, device),
-            Array2::from_shape_vec((batch * heads, queries), lse.read(device)).expect("as many"),
+            Array2::from_shape_vec((batch * heads, queries), lse.read(device)).expect("the shape"),
         );
 
         let [given_o, d_o] = [&given.o, &self.d_o].map(|x| {
@@ -313,7 +313,7 @@ fn put(device: &mut Device, to: Matrix<bf16>, x: ArrayView2<'_, f32>) {
 fn read(from: &Poisoned<bf16>, device: &mut Device) -> Array2<f32> {
     let values = from.read(device).into_iter().map(f32::from).collect();
     let [rows, columns] = from.matrix.shape();
-    Array2::from_shape_vec((rows, columns), values).expect("as many")
+    Array2::from_shape_vec((rows, columns), values).expect("the shape")
 }
 
 const fn square(tokens: usize, mask: AttentionMask) -> AttentionShape {
@@ -321,7 +321,7 @@ const fn square(tokens: usize, mask: AttentionMask) -> AttentionShape {
 }
 
 #[test]
-fn results_are_the_cpus_within_the_bound() {
+fn results_are_within_their_bounds() {
     on_gpu(|device| {
         for tokens in [1, 7, 64, 65, 256, 1000, 1024] {
             for mask in [AttentionMask::Causal, AttentionMask::Full] {
@@ -338,7 +338,7 @@ fn results_are_the_cpus_within_the_bound() {
 }
 
 #[test]
-fn lengths_of_queries_and_keys_may_differ() {
+fn numbers_of_queries_and_keys_may_differ() {
     on_gpu(|device| {
         for (queries, keys) in [
             (1, 300),
@@ -455,7 +455,7 @@ fn gradients_may_have_strides_of_their_own() {
 }
 
 #[test]
-fn heads_of_other_widths_are_served() {
+fn all_head_widths_work() {
     on_gpu(|device| {
         for width in [8, 16, 32, 48, 72, 80, 96, 128] {
             for tokens in [65, 200] {
@@ -467,7 +467,7 @@ fn heads_of_other_widths_are_served() {
 }
 
 #[test]
-fn dropout_keeps_the_cpus_bound() {
+fn results_with_dropout_are_within_their_bounds() {
     on_gpu(|device| {
         for tokens in [1, 7, 64, 65, 256, 258] {
             for mask in [AttentionMask::Causal, AttentionMask::Full] {
@@ -483,10 +483,9 @@ fn dropout_keeps_the_cpus_bound() {
     });
 }
 
-/// Equal scores and values of one column each: an output is 0 where its key was dropped, and the
-/// same gradient shows it from the key's side.
+/// With equal scores and one-hot values, an output is 0 where its key was dropped; so is dv.
 #[test]
-fn dropped_elements_are_the_cpus() {
+fn dropped_elements_match_the_cpu() {
     on_gpu(|device| {
         for (queries, keys) in [(200, 64), (130, 61)] {
             let shape = AttentionShape { queries, keys, ..square(0, AttentionMask::Full) };
@@ -520,7 +519,7 @@ fn dropped_elements_are_the_cpus() {
 fn large_scores_do_not_overflow() {
     on_gpu(|device| {
         let mut case = Case::new(square(200, AttentionMask::Causal), 64, None);
-        // One key far above all others, and ties at the top.
+        // Very large scores, with ties.
         case.q.fill(4.0);
         case.k.mapv_inplace(|k| if k > 0.8 { 8.0 } else { -8.0 });
         let expected = case.on_cpu();
@@ -538,9 +537,9 @@ fn large_scores_do_not_overflow() {
     });
 }
 
-/// A NaN in one sequence's head stays there, and is not lost.
+/// A NaN spoils its own head and row, and nothing else.
 #[test]
-fn a_nan_is_seen_where_it_belongs() {
+fn a_nan_stays_in_its_head() {
     on_gpu(|device| {
         let shape = square(130, AttentionMask::Causal);
         let mut case = Case::new(shape, 64, None);
@@ -551,7 +550,7 @@ fn a_nan_is_seen_where_it_belongs() {
         for ((row, column), x) in found.o.indexed_iter() {
             assert_eq!(x.is_nan(), row == 70 && column / 64 == 1, "o at {row}, {column}");
         }
-        // Its own dk is a sum over all queries, and 0 times NaN is one.
+        // dk sums over all queries, and 0 times NaN is NaN.
         for ((row, column), x) in found.dk.indexed_iter() {
             assert!(x.is_nan() || row > 70 || column / 64 != 1, "dk at {row}, {column} lost it");
             assert!(!x.is_nan() || row < 130 && column / 64 == 1, "dk at {row}, {column} is NaN");
@@ -584,7 +583,7 @@ fn two_runs_give_the_same_bits() {
 }
 
 #[test]
-fn operands_that_do_not_fit_are_refused() {
+fn bad_operands_are_refused() {
     on_gpu(|device| {
         let shape = AttentionShape { batch: 1, heads: 2, ..square(8, AttentionMask::Causal) };
         let whole = device.alloc::<bf16>("qkv", [8, 48]).expect("memory");

@@ -1,4 +1,4 @@
-//! bias_grad: within the bound of two sums, the same bits every time.
+//! bias_grad.
 
 use half::bf16;
 use ndarray::{Array1, Array2, s};
@@ -15,7 +15,7 @@ use crate::{
 };
 
 #[test]
-fn column_sums_are_the_cpu_s_within_their_bound() {
+fn column_sums_are_within_their_bound() {
     on_gpu(|device| {
         for shape @ [p, r] in [
             [0, 8],
@@ -59,7 +59,7 @@ fn column_sums_are_the_cpu_s_within_their_bound() {
     });
 }
 
-/// Integers add up exactly, whatever the order; rows may lie apart, at any alignment.
+/// Integers add up exactly in any order; rows may be strided, with any alignment.
 #[test]
 fn integers_are_summed_exactly() {
     on_gpu(|device| {

@@ -14,8 +14,8 @@ use crate::{
     tolerance::{assert_within, embedding, embedding_gradient},
 };
 
-/// Tokens, width, vocabulary, context: runs of one row, of many spans, of all rows; spans and
-/// sequences that do not come out even.
+/// Tokens, width, vocabulary, context: runs of one row, of many spans, of all rows; ragged spans and
+/// sequences.
 const SHAPES: [[usize; 4]; 9] = [
     [1, 4, 1, 8],
     [33, 4, 1, 8],
@@ -28,7 +28,7 @@ const SHAPES: [[usize; 4]; 9] = [
     [4096, 12, 50257, 512],
 ];
 
-/// As in text, small ids are frequent.
+/// Small ids are frequent, as in text.
 fn skewed(count: usize, vocabulary: usize) -> Vec<u32> {
     let philox = Philox4x32::new(5);
     let uniform = |i: usize| f64::from(philox.block([i as u32, 0, 0, 0])[0]) / f64::from(u32::MAX);
@@ -125,9 +125,9 @@ fn gradient(
 }
 
 #[test]
-fn gradients_are_the_cpu_s_within_their_bound() {
+fn gradients_are_within_their_bound() {
     on_gpu(|device| {
-        // The sanitizer looks at every word of a table that is downloaded.
+        // The sanitizer checks every word that is downloaded.
         for [p, c, vocabulary, context] in
             SHAPES.into_iter().filter(|[_, c, vocabulary, _]| affordable(vocabulary * c / 16))
         {
@@ -199,7 +199,7 @@ fn gradients_are_the_cpu_s_within_their_bound() {
 }
 
 #[test]
-fn a_call_repeats_its_bits() {
+fn gradients_repeat_their_bits() {
     on_gpu(|device| {
         let vocabulary = if affordable(50257 * 384) { 50257 } else { 300 };
         let (tokens, dout) = (skewed(16384, vocabulary), gaussian::<bf16>([16384, 384], 3));
@@ -219,7 +219,7 @@ fn a_call_repeats_its_bits() {
 }
 
 #[test]
-fn a_token_outside_of_the_vocabulary_reads_and_writes_nothing_of_the_table() {
+fn tokens_outside_the_vocabulary_touch_no_table() {
     on_gpu(|device| {
         let tokens = [1, 5, u32::MAX, 0, 4];
         let table = upload(device, &Array2::from_elem([5, 8], 1.0));
@@ -250,7 +250,7 @@ fn a_token_outside_of_the_vocabulary_reads_and_writes_nothing_of_the_table() {
 }
 
 #[test]
-fn nothing_is_done_for_no_tokens_and_what_does_not_fit_is_refused() {
+fn no_tokens_are_fine_and_bad_operands_are_refused() {
     on_gpu(|device| {
         let mut run = |p: usize, c: usize, context: usize, positions: usize| {
             let tables = [16, positions]

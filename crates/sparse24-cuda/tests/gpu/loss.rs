@@ -18,8 +18,8 @@ use crate::{
     tolerance::{U, assert_within, dlogit, row_loss},
 };
 
-/// Rows, columns, vocabulary: one vector and less, one warp, whole blocks, GPT-2's, and one that no
-/// block keeps.
+/// Rows, columns, vocabulary: up to one vector, one warp, whole blocks, GPT-2's, and one that exceeds
+/// shared memory.
 const SHAPES: [[usize; 3]; 8] = [
     [3, 8, 1],
     [5, 64, 3],
@@ -40,11 +40,11 @@ fn random_targets(rows: usize, vocabulary: usize) -> Vec<u32> {
             philox.block([row as u32, 0, 0, 0])[0] % vocabulary as u32
         }
     };
-    // The last of the vocabulary stands within a vector.
+    // The last token of the vocabulary lies within a vector.
     (0..rows).map(|row| if row == 0 { vocabulary as u32 - 1 } else { of_row(row) }).collect()
 }
 
-/// Logits whose padding would dominate if it counted.
+/// Logits whose padding would dominate if it were read.
 fn random_logits([rows, columns, vocabulary]: [usize; 3], scale: f32) -> Array2<bf16> {
     let mut logits =
         gaussian::<bf16>([rows, columns], 5).mapv(|x| bf16::from_f32(x.to_f32() * scale));
@@ -53,7 +53,7 @@ fn random_logits([rows, columns, vocabulary]: [usize; 3], scale: f32) -> Array2<
 }
 
 #[test]
-fn losses_and_gradients_are_the_cpu_s_within_their_bounds() {
+fn losses_and_gradients_are_within_their_bounds() {
     on_gpu(|device| {
         for shape in SHAPES {
             for (smoothing, scale, spread) in
@@ -138,7 +138,7 @@ fn check(device: &mut Device, shape: [usize; 3], smoothing: f32, scale: f32, spr
 }
 
 #[test]
-fn the_sum_is_that_of_all_rows_and_raises_the_health_when_it_is_not_finite() {
+fn the_sum_raises_the_flag_if_it_is_not_finite() {
     on_gpu(|device| {
         for rows in [0, 1, 1023, 1025, 16384] {
             let host = gaussian::<f32>([rows, 1], 3).mapv(|x| x + 5.0);
@@ -210,7 +210,7 @@ fn a_bad_logit_or_target_spoils_its_row_only() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn bad_operands_are_refused() {
     on_gpu(|device| {
         let mut run = |columns: usize, vocabulary: usize, rows: usize| {
             let logits = device.alloc("logits", [3, columns]).expect("memory");

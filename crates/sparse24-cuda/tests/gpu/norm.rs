@@ -36,7 +36,7 @@ fn widened(x: &[bf16]) -> Vec<f32> {
 }
 
 fn wide(shape: [usize; 2], x: &[bf16]) -> Array2<f32> {
-    Array2::from_shape_vec(shape, widened(x)).expect("as many elements")
+    Array2::from_shape_vec(shape, widened(x)).expect("the shape")
 }
 
 /// Whether an optional operand is given.
@@ -47,7 +47,7 @@ enum Optional {
 }
 
 #[test]
-fn forward_is_the_cpu_s_within_its_bound() {
+fn forward_is_within_its_bound() {
     on_gpu(|device| {
         for shape in SHAPES {
             for optional in [Optional::Given, Optional::Absent] {
@@ -59,7 +59,7 @@ fn forward_is_the_cpu_s_within_its_bound() {
 
 fn check_forward(device: &mut Device, shape: [usize; 2], optional: Optional) {
     let what = format!("{shape:?}, {optional:?}");
-    // A mean far from zero: a variance by cancelling squares would fail.
+    // With a mean far from zero, a variance from sums of squares would fail.
     let x = gaussian::<bf16>(shape, 1).mapv(|x| bf16::from_f32(x.to_f32() * 0.5 + 8.0));
     let delta = (optional == Optional::Given).then(|| gaussian::<bf16>(shape, 2));
     let gamma = gaussian::<f32>([1, shape[1]], 3).mapv(|x| x + 1.0);
@@ -119,7 +119,7 @@ fn check_forward(device: &mut Device, shape: [usize; 2], optional: Optional) {
 }
 
 #[test]
-fn backward_is_the_cpu_s_within_its_bound() {
+fn backward_is_within_its_bound() {
     on_gpu(|device| {
         for shape in SHAPES {
             for (optional, accumulate, dx) in [
@@ -150,7 +150,7 @@ fn check_backward(
     let [held_gamma, held_beta] = [9, 10].map(|seed| gaussian::<f32>([1, c], seed));
     let dresidual = Poisoned::<bf16>::new(device, shape);
     let [dgamma, dbeta] = [0, 1].map(|_| Poisoned::<f32>::new(device, [1, c]));
-    // Overwritten, it stays poisoned until then.
+    // A dx that is to be overwritten stays poisoned until then.
     let mut above = above;
     match accumulate_dx {
         Accumulate::Add => {
@@ -248,7 +248,7 @@ fn check_backward(
 }
 
 #[test]
-fn a_call_repeats_its_bits() {
+fn results_repeat_their_bits() {
     on_gpu(|device| {
         let shape = [5000, 1600];
         let [dy, residual, above] =
@@ -283,10 +283,9 @@ fn a_call_repeats_its_bits() {
     });
 }
 
-/// Each reads what the one before it wrote, or overwrites what it read, and takes its places while
-/// that one runs.
+/// Each call reads or overwrites operands of the one before it, while that one still runs.
 #[test]
-fn calls_in_a_row_are_the_same_as_one_at_a_time() {
+fn overlapping_calls_are_the_same_as_separate_ones() {
     on_gpu(|device| {
         let shape @ [p, c] = [1500, 1280];
         let [x, dy] = [1, 2].map(|seed| gaussian::<bf16>(shape, seed));
@@ -314,7 +313,7 @@ fn calls_in_a_row_are_the_same_as_one_at_a_time() {
                 };
                 norm_forward(device, &forward).expect("queued");
                 between(device);
-                // Twice, with one scratch.
+                // Twice, with the same scratch.
                 for dbeta in [None, Some(dbeta)] {
                     let accumulate = Accumulate::Overwrite;
                     let op = NormBackward {
@@ -346,7 +345,7 @@ fn calls_in_a_row_are_the_same_as_one_at_a_time() {
 }
 
 #[test]
-fn a_row_that_is_not_finite_spoils_only_itself() {
+fn a_bad_row_spoils_only_itself() {
     on_gpu(|device| {
         let shape = [5, 768];
         for bad in [f32::NAN, f32::INFINITY] {
@@ -369,7 +368,7 @@ fn a_row_that_is_not_finite_spoils_only_itself() {
 }
 
 #[test]
-fn nothing_is_done_for_no_rows_and_gradients_of_none_are_zero() {
+fn gradients_of_no_rows_are_zero() {
     on_gpu(|device| {
         let none: Matrix<bf16> = device.alloc("none", [0, 64]).expect("memory");
         let stats = device.alloc("stats", [0, 2]).expect("memory");
@@ -410,7 +409,7 @@ fn nothing_is_done_for_no_rows_and_gradients_of_none_are_zero() {
 }
 
 #[test]
-fn rows_that_do_not_fit_are_refused() {
+fn bad_rows_are_refused() {
     on_gpu(|device| {
         let mut forward = |width: usize, y_rows: usize| {
             let x = device.alloc::<bf16>("x", [3, width]).expect("memory");

@@ -1,6 +1,6 @@
-//! Kernels with a defect each, to show that `compute-sanitizer` would find one in ours:
-//! `run.sh sanitize` of the GPU bundle runs each under its tool and expects a complaint. Left to
-//! themselves they pass, so that the complaint is the sanitizer's.
+//! Kernels with a defect each, which show that `compute-sanitizer` would find one in ours:
+//! `run.sh sanitize` of the GPU bundle runs each under its tool and expects a complaint. Without the
+//! sanitizer they pass.
 
 use std::{ffi::CString, ptr};
 
@@ -34,13 +34,13 @@ fn racecheck() {
 }
 
 #[test]
-#[ignore = "a read of what was never written"]
+#[ignore = "a read of uninitialized memory"]
 fn initcheck() {
     launch("planted_initcheck");
 }
 
 #[test]
-#[ignore = "a barrier that a part of a warp reaches"]
+#[ignore = "a barrier that only part of a warp reaches"]
 fn synccheck() {
     launch("planted_synccheck");
 }

@@ -20,9 +20,8 @@ use crate::{
     tolerance,
 };
 
-/// m, k, n: one block; one tile; ragged tokens; a block row more than tiles; the last rows of a
-/// tile missing, or most; long and short k; small ones whose k goes around the longest ring of
-/// stages.
+/// m, k, n: one block; one tile; ragged tokens; partial tiles; long and short k; small shapes whose k
+/// wraps around the longest ring of stages.
 const SHAPES: [[usize; 3]; 14] = [
     [64, 64, 64],
     [4, 4, 1],
@@ -82,7 +81,7 @@ fn products_of_small_integers_are_exact() {
 }
 
 #[test]
-fn an_identity_gives_the_other_operand_back() {
+fn an_identity_returns_the_other_operand() {
     on_gpu(|device| {
         for (size, n) in [(72, 40), (320, 200)]
             .into_iter()
@@ -105,7 +104,7 @@ fn an_identity_gives_the_other_operand_back() {
 }
 
 #[test]
-fn other_products_lie_within_their_bound_and_repeat_to_the_bit() {
+fn other_products_are_within_their_bound_and_repeat_their_bits() {
     on_gpu(|device| {
         for [m, k, n] in [[264, 136, 65], [136, 200, 72], [320, 1024, 1000], [768, 3072, 264]]
             .into_iter()
@@ -158,9 +157,9 @@ fn other_products_lie_within_their_bound_and_repeat_to_the_bit() {
     });
 }
 
-/// What is not kept is not read: only rows that keep a NaN's column see it.
+/// Only rows that keep a NaN's column become NaN.
 #[test]
-fn a_nan_is_seen_where_its_column_is_kept() {
+fn a_nan_spoils_rows_that_keep_its_column() {
     on_gpu(|device| {
         let [m, k, n] = [136, 192, 72];
         let a = sparse([m, k], 9, bf16::from_f32);
@@ -183,8 +182,7 @@ fn a_nan_is_seen_where_its_column_is_kept() {
     });
 }
 
-/// Tokens that are not a multiple of four: the operand sampled along them is padded with zeros, the
-/// other is not.
+/// If tokens are not a multiple of four, A is padded with zeros along them, and B is not.
 #[test]
 fn missing_last_rows_of_b_count_as_zeros() {
     on_gpu(|device| {
@@ -209,7 +207,7 @@ fn missing_last_rows_of_b_count_as_zeros() {
 }
 
 #[test]
-fn sums_of_nothing_are_zero_and_empty_results_are_left_alone() {
+fn empty_sums_are_zero_and_empty_results_are_fine() {
     on_gpu(|device| {
         let bias = gaussian::<f32>([1, 72], 13);
         let a = Compressed24::zeros(72, 0).expect("grouped");
@@ -233,7 +231,7 @@ fn sums_of_nothing_are_zero_and_empty_results_are_left_alone() {
 }
 
 #[test]
-fn operands_that_do_not_fit_are_refused() {
+fn bad_operands_are_refused() {
     on_gpu(|device| {
         let a = compressed(device, &sparse([72, 64], 14, bf16::from_f32));
         let [wide, odd] = [80, 68]
@@ -285,8 +283,7 @@ fn operands_that_do_not_fit_are_refused() {
     });
 }
 
-/// The vocabulary's matrix of a large model, forward, dgrad and wgrad: exact on identities and
-/// small integers.
+/// The head of a large model, forward, dgrad and wgrad: exact on identities and small integers.
 #[test]
 #[ignore = "gigabytes: `run.sh long`"]
 fn products_of_a_large_matrix_are_exact() {
@@ -337,11 +334,10 @@ fn products_of_a_large_matrix_are_exact() {
     });
 }
 
-/// Rows of a large random operand that differ, then they repeat: no multiple of a block, so that
-/// blocks differ.
+/// Distinct rows of a large random operand: not a multiple of a block, so that blocks differ.
 const PANEL: usize = 769;
 
-/// The rows again and again.
+/// Repeats the rows.
 fn repeated(a: &Compressed24<bf16>, rows: usize) -> Compressed24<bf16> {
     let bytes = a.metadata().len() / a.shape()[0];
     let values = Array2::from_shape_fn((rows, a.values().ncols()), |(row, kept)| {
@@ -351,7 +347,7 @@ fn repeated(a: &Compressed24<bf16>, rows: usize) -> Compressed24<bf16> {
     Compressed24::from_parts(values, metadata).expect("patterns")
 }
 
-/// A one a row, on the diagonal, which begins anew where the columns end.
+/// A one in each row, on a diagonal that wraps around.
 fn identity([m, k]: [usize; 2]) -> Compressed24<bf16> {
     let (kept, bytes) = (Pattern::ALL[0].nibble(), (k / 4).div_ceil(2));
     let row = |groups: usize| {
@@ -375,12 +371,12 @@ fn identity([m, k]: [usize; 2]) -> Compressed24<bf16> {
     identity
 }
 
-/// Whether a product `[m, k, n]` is run: under the sanitizer only a small one.
+/// Whether a product `[m, k, n]` is run; the sanitizer runs small ones only.
 fn affordable_product([m, k, n]: &[usize; 3]) -> bool {
     affordable(m * k * n / 64)
 }
 
-/// In -2..=2.
+/// Integers in -2..=2.
 fn small(x: f32) -> f32 {
     (x * 2.0).round().clamp(-2.0, 2.0)
 }
@@ -409,7 +405,7 @@ fn reference(a: &Compressed24<bf16>, b: &Array2<f32>) -> Array2<f32> {
     d
 }
 
-/// The plans offered, and the same with other divisions of the work.
+/// The offered plans, and variants with other schedules.
 fn all_plans(device: &mut Device, form: Form, [m, n, k]: [usize; 3]) -> Vec<Plan> {
     let inner = if form == Form::Transposed { [k, m] } else { [n, n] };
     let alignment = if inner.iter().all(|length| length % 8 == 0) { 16 } else { 8 };
@@ -455,8 +451,7 @@ fn transposed_on_device(
     let (b, bias) = (upload(device, x), bias.map(|bias| upload(device, bias)));
     let d = Poisoned::new(device, [x.nrows(), a.shape()[0]]);
     if plan != Plan::Mma {
-        // The sanitizer does not see what the copy engine stores: to it the result would be
-        // undefined.
+        // The sanitizer does not see TMA stores, and would report the result as uninitialized.
         device.fill_bytes(d.matrix, 0xff).expect("filled");
     }
     let scratch = Poisoned::new(device, [1, plan.scratch()]);
@@ -467,7 +462,7 @@ fn transposed_on_device(
     )
     .expect("queued");
     untouched_around(device, &scratch);
-    Array2::from_shape_vec((x.nrows(), a.shape()[0]), d.read(device)).expect("as many")
+    Array2::from_shape_vec((x.nrows(), a.shape()[0]), d.read(device)).expect("the shape")
 }
 
 fn straight(
@@ -501,10 +496,10 @@ fn straight_on_device(
     )
     .expect("queued");
     untouched_around(device, &scratch);
-    Array2::from_shape_vec((a.shape()[0], b.shape()[1]), d.read(device)).expect("as many")
+    Array2::from_shape_vec((a.shape()[0], b.shape()[1]), d.read(device)).expect("the shape")
 }
 
-/// The guard bands; the scratch itself is nobody's to read, and a part of it undefined.
+/// Asserts that the guard bands are untouched; part of the scratch may be uninitialized.
 fn untouched_around(device: &mut Device, scratch: &Poisoned<f32>) {
     device.fill_bytes(scratch.matrix, 0).expect("filled");
     scratch.assert_guarded(device);
