@@ -57,7 +57,7 @@ type Prepare = dyn Fn(&mut Bench) -> Result<Prepared, Stop>;
 /// A verified case, ready to be timed.
 struct Prepared {
     work: Work,
-    /// What was verified, in words.
+    /// The verification, in words.
     verified: &'static str,
     /// Times of the candidate plans.
     plans: Vec<PlanTime>,

@@ -77,7 +77,7 @@ pub enum Error {
         }),
         mib(*free), mib(*total), mib(sum(held)), listed(held), mib(others(*free, *total, held)))]
     OutOfMemory {
-        /// What was to be allocated, loaded or launched.
+        /// The allocation, kernel or launch.
         name: String,
         /// Its purpose.
         purpose: &'static str,

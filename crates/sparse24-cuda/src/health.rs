@@ -7,7 +7,7 @@ use sparse24_core::op::NonFinite;
 pub struct Health {
     /// The L2 norm of all gradients.
     pub grad_norm: f32,
-    /// What raised the flag, if it is up. Only the host lowers it, by writing 0.
+    /// The cause of the flag, if it is up. Only the host lowers it, by writing 0.
     pub non_finite: Option<NonFinite>,
 }
 

@@ -7,7 +7,7 @@ use crate::Architecture;
 pub struct Source {
     /// File name without `.cu`.
     pub name: &'static str,
-    /// What its kernels are for.
+    /// The purpose of its kernels.
     pub kind: Kind,
     /// CUDA C++.
     pub text: &'static str,
@@ -24,7 +24,7 @@ pub struct Source {
     pub local_memory: u32,
 }
 
-/// What work on the GPU is for, in profiles and reports.
+/// The purpose of work on the GPU, for profiles and reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// Sparse products of this crate.

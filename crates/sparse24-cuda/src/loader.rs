@@ -285,9 +285,9 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn functions_are_those_of_the_file_that_was_opened() {
+    fn functions_come_from_the_opened_file() {
         let maps = || std::fs::read_to_string("/proc/self/maps").expect("this process's memory");
-        // Of this process already, as another release of CUDA's may be.
+        // A library that this process has loaded already, like another release of CUDA might be.
         let files = maps();
         let file = files
             .lines()

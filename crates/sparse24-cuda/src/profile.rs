@@ -33,7 +33,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// What the operation is for.
+    /// The purpose of the operation.
     ///
     /// # Panics
     /// For a kernel that is not in the table of kernels.

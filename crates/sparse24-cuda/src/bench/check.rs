@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn differences_are_reported_with_their_place() {
-        let told = |stop: Result<(), Stop>| match stop {
+        let wrong_text = |stop: Result<(), Stop>| match stop {
             Err(Stop::Wrong(text)) => text,
             other => panic!("{other:?}"),
         };
@@ -263,21 +263,21 @@ mod tests {
                 && same("x", &[1, 2], &[1, 2]).is_ok()
         );
         assert_eq!(
-            told(near("x", [1.0, 2.0], [1.0, 2.1], [1e-3, 0.0])),
+            wrong_text(near("x", [1.0, 2.0], [1.0, 2.1], [1e-3, 0.0])),
             "x, element 1: found 2, expected 2.1 within 2.100e-3"
         );
         assert!(
-            told(near("x", [f32::NAN], [1.0], [1.0, f64::INFINITY]))
+            wrong_text(near("x", [f32::NAN], [1.0], [1.0, f64::INFINITY]))
                 .contains("element 0: found NaN")
         );
         assert!(
-            told(near("x", [1.0], [1.0, 2.0], [1.0, 1.0])).contains("fewer")
-                && told(near("x", [1.0], [], [1.0, 1.0])).contains("more")
+            wrong_text(near("x", [1.0], [1.0, 2.0], [1.0, 1.0])).contains("fewer")
+                && wrong_text(near("x", [1.0], [], [1.0, 1.0])).contains("more")
         );
-        assert_eq!(told(same("x", &[1, 2], &[1, 3])), "x, element 1: found 2, expected 3");
+        assert_eq!(wrong_text(same("x", &[1, 2], &[1, 3])), "x, element 1: found 2, expected 3");
         let [ones, nans] = [1.0, f32::NAN].map(|x| Array2::from_elem((2, 2), x));
         assert!(near_in_norm("x", &ones, &ones, 0.0).is_ok());
-        assert!(told(near_in_norm("x", &nans, &ones, 1.0)).contains("off by NaN"));
+        assert!(wrong_text(near_in_norm("x", &nans, &ones, 1.0)).contains("off by NaN"));
     }
 
     #[test]

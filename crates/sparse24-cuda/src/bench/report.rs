@@ -52,7 +52,7 @@ pub enum Outcome {
 /// The time of a kernel.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Measured {
-    /// What was verified before it was timed.
+    /// The verification that preceded the timing.
     pub verified: &'static str,
     /// Microseconds.
     pub us: Quantiles,
@@ -62,7 +62,7 @@ pub struct Measured {
     pub tflop_s: Option<f64>,
     /// Lower bound in microseconds, if known.
     pub floor_us: Option<f64>,
-    /// What bounds it: `bytes` or `products`.
+    /// The limiting resource: `bytes` or `products`.
     pub floor_of: Option<&'static str>,
     /// The median divided by the floor.
     pub over_floor: Option<f64>,

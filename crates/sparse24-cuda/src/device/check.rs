@@ -71,7 +71,7 @@ impl Checks<'_> {
         self.strided(operand, row, row.shape, bytes)
     }
 
-    /// As [`Checks::input`], if there is one.
+    /// Like [`Checks::input`], if there is an operand.
     pub(crate) fn optional<T: Scalar>(
         &mut self,
         operand: &'static str,
@@ -85,7 +85,7 @@ impl Checks<'_> {
         }
     }
 
-    /// As [`Checks::input`], and overlaps nothing that was checked before.
+    /// Like [`Checks::input`], and overlaps nothing that was checked before.
     pub(crate) fn output<T: Scalar>(
         &mut self,
         operand: &'static str,
@@ -96,7 +96,7 @@ impl Checks<'_> {
         self.input(operand, matrix, expected, bytes)?.last_is_apart()
     }
 
-    /// As [`Checks::strided`], and overlaps nothing that was checked before.
+    /// Like [`Checks::strided`], and overlaps nothing that was checked before.
     pub(crate) fn strided_output<T: Scalar>(
         &mut self,
         operand: &'static str,
