@@ -301,7 +301,7 @@ fn refusals_name_the_operand() {
             mvue_compress(device, out.values.reshaped([32, 64]), Estimator::Exact, SITE, out);
         assert_eq!(
             refused,
-            Err(Error::Alias { operation: "mvue compress", output: "values", other: "dz" })
+            Err(Error::Alias { operation: "mvue compress", output: "out", other: "dz" })
         );
     });
 }

@@ -63,18 +63,18 @@ fn what_is_missing_of_a_gpu_is_one_sentence() {
         (
             ("FAKE_RELEASE", "12040"),
             "",
-            "the CUDA driver serves CUDA 12.4, and kernels need 13.0: install a newer driver",
+            "the driver supports CUDA 12.4, expected at least 13.0; install a newer driver",
         ),
-        (("FAKE_INIT", "100"), "", "there is no GPU 0: the driver sees 0; *"),
+        (("FAKE_INIT", "100"), "", "GPU 0 does not exist: the driver reports 0; *"),
         (
             ("FAKE_INIT", "803"),
             "",
-            "starting the driver: the CUDA driver says CUDA_ERROR_SYSTEM_DRIVER_MISMATCH; *",
+            "initializing the driver: the CUDA driver reports CUDA_ERROR_SYSTEM_DRIVER_MISMATCH; *",
         ),
         (
             ("FAKE_GPUS", "2"),
             "--set backend.gpu=3",
-            "there is no GPU 3: the driver sees 2; choose one of 0 to 1",
+            "GPU 3 does not exist: the driver reports 2; choose one of 0 to 1",
         ),
         (
             ("FAKE_CAPABILITY", "75"),
@@ -108,7 +108,7 @@ fn doctor_opens_the_gpu_that_is_named() {
     let backends = report["backends"].as_array().unwrap();
     let cuda = backends.iter().find(|backend| backend["name"] == "cuda").unwrap();
     assert_eq!(
-        cuda["problem"], "there is no GPU 5: the driver sees 2; choose one of 0 to 1",
+        cuda["problem"], "GPU 5 does not exist: the driver reports 2; choose one of 0 to 1",
         "{report}"
     );
 }
@@ -129,7 +129,7 @@ fn a_step_is_profiled_on_the_gpu_that_is_named() {
         place.refuses_command(
             command,
             6,
-            &format!("there is no GPU {ordinal}: the driver sees 2; choose one of 0 to 1"),
+            &format!("GPU {ordinal} does not exist: the driver reports 2; choose one of 0 to 1"),
         );
     }
 }
@@ -145,7 +145,7 @@ fn a_bench_that_breaks_off_tells_what_it_found() {
         let [out, err] =
             [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
         assert!(
-            err.contains("error: upload: the CUDA driver says CUDA_ERROR_LAUNCH_FAILED; "),
+            err.contains("error: upload: the CUDA driver reports CUDA_ERROR_LAUNCH_FAILED; "),
             "{err}"
         );
         out
@@ -201,7 +201,7 @@ fn libraries_are_found_in_folders_that_are_named() {
     assert_ne!(found("doctor --json").as_deref(), Some(file.as_str()));
     let settings = format!("--set backend.libraries=/nowhere:{named}");
     let message = format!(
-        "{file} has no function cublasLtCreate, so it is not the library of dense products (cuBLASLt) of CUDA 13; *"
+        "{file} is not the dense product library (cuBLASLt) of CUDA 13: it has no function cublasLtCreate; *"
     );
     place.refuses_command(train(&place, &driver, &[], &settings), 6, &message);
     let step =
@@ -246,15 +246,15 @@ fn a_library_that_is_missing_is_one_sentence() {
     if here("driver") {
         println!("skipped: this machine has a driver");
     } else {
-        let message = "the CUDA driver was not found: tried libcuda.so, libcuda.so.1; install NVIDIA's driver, release 580 or later";
+        let message = "the CUDA driver was not found: tried libcuda.so, libcuda.so.1; install the NVIDIA driver, release 580 or later";
         place.refuses(&format!("train {TINY} --backend cuda --out run"), 6, message);
     }
     let Some((place, driver)) = self::place().filter(|_| !here("cuBLASLt")) else { return };
     let file = driver.join("libcublasLt.so.13");
     std::fs::write(&file, "no library").unwrap();
-    let message = "the library of dense products (cuBLASLt) does not load: of *libcublasLt.so.13 the loader says *file too short*; mend what it says, or *";
+    let message = "the dense product library (cuBLASLt) does not load: *libcublasLt.so.13: the loader reports *file too short*; *";
     place.refuses_command(train(&place, &driver, &[], ""), 6, message);
     std::fs::remove_file(&file).unwrap();
-    let message = "the library of dense products (cuBLASLt) was not found: tried *libcublasLt.so.13, libcublasLt.so*, searched */usr/local/cuda/lib64*; install CUDA 13, or *";
+    let message = "the dense product library (cuBLASLt) was not found: tried *libcublasLt.so.13, libcublasLt.so*, searched */usr/local/cuda/lib64*; install CUDA 13, or *";
     place.refuses_command(train(&place, &driver, &[], ""), 6, message);
 }
