@@ -57,7 +57,7 @@ fn what_is_missing_of_a_gpu_is_one_sentence() {
             "GPU 0 cannot be opened: {reason}; wait for the other process, or choose another GPU"
         )
     };
-    let alone = occupied("it serves one process alone, and another has it");
+    let alone = occupied("another process has exclusive use of it");
     let full = occupied("other processes hold its memory");
     for (faults, more, message) in [
         (
@@ -79,14 +79,14 @@ fn what_is_missing_of_a_gpu_is_one_sentence() {
         (
             ("FAKE_CAPABILITY", "75"),
             "",
-            "NVIDIA F1 has compute capability 7.5: kernels exist for sm_80, *, sm_121a; choose a newer GPU",
+            "NVIDIA F1 has compute capability 7.5, expected one of sm_80, *, sm_121a; choose a newer GPU",
         ),
         (("FAKE_OPEN", "46"), "", &alone),
         (("FAKE_OPEN", "2"), "", &full),
         (
             ("FAKE_CAPABILITY", "130"),
             "",
-            "NVIDIA F1 has compute capability 13.0: kernels exist for *; choose another GPU, or a newer release of sparse24",
+            "NVIDIA F1 has compute capability 13.0, expected one of *; choose another GPU, or a newer release of sparse24",
         ),
         (("FAKE_MIB", "16"), "", "* needs 32 MiB of GPU memory for *; lower batch.sequences *"),
         (
