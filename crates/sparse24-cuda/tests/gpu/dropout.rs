@@ -1,18 +1,18 @@
-//! dropout: the CPU's bits, rounded to bf16.
+//! dropout: the bits of the CPU, rounded to bf16.
 
 use half::bf16;
 use ndarray::Array2;
-use sparse24_core::philox::{Purpose, Site, Stream};
-use sparse24_cpu::dropout as cpu;
-use sparse24_cuda::{
-    Error, StepState,
-    dropout::{Dropout, dropout},
+use sparse24_core::{
+    op::{Dropout, StepState},
+    philox::{Purpose, Site, Stream},
 };
+use sparse24_cpu::dropout as cpu;
+use sparse24_cuda::{Error, dropout::dropout};
 
 use crate::support::{Poisoned, gaussian, on_gpu};
 
 #[test]
-fn what_is_kept_is_the_cpu_s() {
+fn results_have_the_cpus_bits() {
     on_gpu(|device| {
         let site = Site::new(Purpose::Dropout, 12);
         for (number, shape) in [[0, 8], [1, 1], [1, 7], [3, 5], [4, 64], [130, 1604], [1024, 768]]
@@ -52,7 +52,7 @@ fn what_is_kept_is_the_cpu_s() {
 }
 
 #[test]
-fn what_is_no_probability_is_refused() {
+fn bad_probabilities_are_refused() {
     on_gpu(|device| {
         let x = device.alloc::<bf16>("x", [4, 8]).expect("memory");
         for p in [-0.1, 1.0, 2.0, f32::NAN, f32::INFINITY] {
