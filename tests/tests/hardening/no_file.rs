@@ -10,8 +10,7 @@ use super::loaders::{LOADERS, MODEL};
 
 const ROOT: &str = "/dev/shm";
 
-/// Every loader refuses what `make` puts in the place of its file, in memory if possible, and names
-/// it.
+/// Every loader refuses what `make` puts in the place of its file, and names it.
 fn refused(what: &str, make: impl Fn(&Path)) {
     for (loader, name, load) in LOADERS {
         let folder = tempfile::tempdir_in(ROOT).or_else(|_| tempfile::tempdir()).unwrap();
