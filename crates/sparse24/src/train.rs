@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use sparse24_lab::{
     report,
-    search::{Report, Wanted},
-    series::Keep,
+    runs::Keep,
+    search::{SearchOptions, SearchResults},
 };
 use sparse24_run::{
     Error,
@@ -23,7 +23,7 @@ use crate::{
     lambda_search,
     output::{counted, note, say, word},
     progress::{Progress, Seen},
-    series,
+    runs,
     signals::Signals,
     tensorboard::{self, Events},
     weights,
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         if let Some(exit) = signals.received() {
             return Err(Failure::new(
                 exit,
-                format!("interrupted before the first step; go on with: {}", series::again(more)),
+                format!("interrupted before the first step; go on with: {}", runs::again(more)),
             ));
         }
         let given = Given {
@@ -131,12 +131,12 @@ fn choose_lambda(
     }
     let folder = args.lambda_search.clone().unwrap_or_else(|| out.join("lambda-search"));
     let found = match &args.lambda_search {
-        Some(folder) => Report::read(folder)?,
+        Some(folder) => SearchResults::read(folder)?,
         None => {
             RunDirectory::check_free(out)?;
             let report = lambda_search::search(
                 config.clone(),
-                Wanted::default(),
+                SearchOptions::default(),
                 &folder,
                 1,
                 Keep::Results,

@@ -13,7 +13,7 @@ mod full;
 mod kills;
 mod prepare;
 mod run;
-mod series;
+mod runs;
 mod shim;
 #[path = "../cli/support.rs"]
 #[expect(dead_code, reason = "the tests of the command need more of it")]
