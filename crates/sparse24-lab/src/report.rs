@@ -2,8 +2,8 @@
 //!
 //! The file contains everything: styles, plots as SVG, a short script that shows values under the
 //! pointer, and the numbers of every figure as tables, so that nothing depends on scripts, colours
-//! or sight. Long curves are drawn as means and ranges of neighbouring steps, so the page of 300,000
-//! steps stays below 2 MB.
+//! or sight. Long curves are drawn as means and ranges of neighbouring steps, so the page of
+//! 300,000 steps stays below 2 MB.
 //!
 //! Invariant: whatever the directories hold, the page is well-formed, loads nothing and names what
 //! is missing; contents of files are text in it, never markup.

@@ -1,5 +1,5 @@
-//! Several runs side by side in one folder, each of which is started, resumed or only read. Searches
-//! and studies are sets of runs.
+//! Several runs side by side in one folder, each of which is started, resumed or only read.
+//! Searches and studies are sets of runs.
 //!
 //! Invariant: the result of a run, and its last checkpoint if checkpoints are kept, depends on its
 //! member alone, so a set of runs that was interrupted or killed anywhere ends like one that was

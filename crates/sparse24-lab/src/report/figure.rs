@@ -162,7 +162,7 @@ impl Figure {
             x += width;
         }
         y += if self.legend.is_empty() { 0.0 } else { 30.0 };
-        let caption = [&[self.lead.clone()], self.notes.as_slice()].concat().join(" ");
+        let caption = format!("{} {}", self.lead, self.notes.join(" "));
         let mut line = String::new();
         for word in caption.split_whitespace().chain([""]) {
             let is_full = line.chars().count() + word.chars().count() > 120;

@@ -124,7 +124,8 @@ impl Plot {
             points.iter().map(|&at| format!("M{}h0", point(at))).collect()
         };
         // Later layers cover earlier ones.
-        let layers: [(&str, &dyn Fn(&Curve) -> String); 4] = [
+        type Layer<'a> = (&'a str, &'a dyn Fn(&Curve) -> String);
+        let layers: [Layer<'_>; 4] = [
             ("band", &|curve| band(&curve.band)),
             ("faint", &|curve| line(&curve.faint)),
             ("dots", &|curve| dots(&curve.dots)),
