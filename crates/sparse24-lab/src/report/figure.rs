@@ -138,10 +138,10 @@ impl Figure {
             let _ = writeln!(
                 out,
                 "<svg class=\"outer\" x=\"{left}\" y=\"{}\" width=\"{width}\">{}</svg>",
-                y + 28.0,
+                y + 36.0,
                 plot.draw()
             );
-            y += plot.height + 108.0;
+            y += plot.height + 114.0;
         }
         // About the width of a character.
         let (mut x, advance) = (20.0, 7.3);
