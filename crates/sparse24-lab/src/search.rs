@@ -17,7 +17,7 @@ pub use results::{Bootstrap, Candidate, Dense, FILE, SearchResults, Verdict};
 use sparse24_run::{
     Error,
     checkpoint::DatasetIdentity,
-    config::{Config, MethodConfig, read_table},
+    config::{Config, MethodConfig, read_table, renamed},
     run::{decisive, of_dataset, open_dataset},
 };
 use sparse24_train::{
@@ -182,9 +182,12 @@ impl Plan {
         self.seeds.iter().flat_map(of_seed).collect()
     }
 
-    /// Reads `search.toml`.
+    /// Reads `search.toml`, which an earlier version may have written.
     fn read(file: &Path) -> Result<Self, Error> {
-        let table = read_table(file, "a resolved search")?;
+        let mut table = read_table(file, "a resolved search")?;
+        if let Some(toml::Value::Table(base)) = table.get_mut("base") {
+            renamed::update(base);
+        }
         let plan = toml::Value::Table(table).try_into();
         plan.map_err(|e: toml::de::Error| Error::file(file, e.message()))
     }

@@ -10,11 +10,12 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::{Error, data::TokenizerKind, disk};
+use sparse24_core::op::Activation;
 use sparse24_train::{
-    backend::{Activation, Arithmetic, BACKENDS, BackendEntry, BackendSettings, Launches},
+    backend::{Arithmetic, BACKENDS, BackendEntry, BackendSettings, Launches},
     method::Method,
-    model::gpt2::{BatchShape, Gpt2Shape, Recompute, Sparsify},
-    nn::linear24::Bias,
+    model::{ActivationCheckpointing, Gpt2Spec, ModelSpec, Sparsify, gpt2},
+    nn::{BatchShape, Bias},
     optim::AdamW,
     schedule::Schedule,
     trainer::Recipe,
@@ -23,8 +24,9 @@ use sparse24_train::{
 mod departures;
 mod method;
 pub mod preset;
+pub mod renamed;
 
-pub use method::{HalfConfig, MethodConfig};
+pub use method::MethodConfig;
 
 /// A whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -40,9 +42,6 @@ pub struct Config {
     pub model: ModelConfig,
     /// How it is trained.
     pub method: MethodConfig,
-    /// The width of a method that narrows the feed-forward.
-    #[serde(default)]
-    pub half: HalfConfig,
     /// AdamW and the learning rate.
     pub optimizer: OptimizerConfig,
     /// Tokens a step.
@@ -59,16 +58,19 @@ pub struct Config {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
+    /// The architecture, which decides the other keys of the section.
+    #[serde(default)]
+    pub kind: ModelKind,
     /// Blocks.
     pub layers: usize,
     /// Attention heads.
     pub heads: usize,
-    /// d.
-    pub width: usize,
-    /// d_ff.
-    pub ffn_width: usize,
-    /// Tokens a sequence.
-    pub context: usize,
+    /// Width of the residual stream; a multiple of 4 and of `heads`.
+    pub d_model: usize,
+    /// Width of the feed-forward network; a multiple of 4.
+    pub d_ff: usize,
+    /// Tokens per sequence.
+    pub sequence_length: usize,
     /// Of the feed-forward blocks.
     pub activation: Activation,
     /// Biases of linear layers and norms.
@@ -77,9 +79,27 @@ pub struct ModelConfig {
     pub dropout: f32,
     /// Which linear layers may be pruned.
     pub sparsify: Sparsify,
-    /// What the backward pass computes again, to have it not in memory; of no consequence for
-    /// results.
-    pub recompute: Recompute,
+    /// Activations that the backward pass recomputes instead of keeping; changes no result.
+    pub activation_checkpointing: ActivationCheckpointing,
+}
+
+impl ModelConfig {
+    /// The parameter whose rows are the vocabulary.
+    #[must_use]
+    pub fn token_table(&self) -> &'static str {
+        match self.kind {
+            ModelKind::Gpt2 => gpt2::TOKEN_TABLE,
+        }
+    }
+}
+
+/// A model architecture.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ModelKind {
+    /// GPT-2: a decoder with pre-layer normalization and a tied head.
+    #[default]
+    Gpt2,
 }
 
 /// AdamW and the learning rate.
@@ -102,18 +122,18 @@ pub struct OptimizerConfig {
     pub epsilon: f32,
     /// Decoupled weight decay of matrices.
     pub weight_decay: f32,
-    /// Largest gradient norm; 0 never clips.
-    pub clip: f32,
+    /// Largest gradient norm; 0 disables clipping.
+    pub max_grad_norm: f32,
 }
 
 /// Tokens a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BatchConfig {
-    /// Sequences a micro-batch.
-    pub sequences: usize,
-    /// Micro-batches an optimizer step.
-    pub accumulation: u32,
+    /// Sequences per micro-batch.
+    pub size: usize,
+    /// Micro-batches per optimizer step.
+    pub gradient_accumulation_steps: u32,
 }
 
 /// The corpus.
@@ -124,8 +144,8 @@ pub struct DataConfig {
     pub path: String,
     /// How text becomes tokens.
     pub tokenizer: TokenizerKind,
-    /// The share of the text that is held out, at its end.
-    pub validation: f64,
+    /// Share of the text, at its end, that is the validation split.
+    pub validation_share: f64,
 }
 
 /// What is measured and saved, and when; 0 is never.
@@ -182,8 +202,8 @@ pub struct BackendConfig {
     pub arithmetic: Arithmetic,
     /// The number of the GPU, where the backend is one.
     pub gpu: usize,
-    /// Whether a GPU's launches are recorded and replayed; of no consequence for results.
-    pub launches: Launches,
+    /// Whether steps on a GPU are captured as CUDA graphs and replayed; changes no result.
+    pub cuda_graphs: bool,
     /// Folders with CUDA's libraries, separated as in `PATH`, tried after those of
     /// `SPARSE24_CUDA_LIBRARIES`.
     pub libraries: String,
@@ -193,7 +213,8 @@ impl BackendConfig {
     /// How the backend is opened.
     #[must_use]
     pub fn settings(&self) -> BackendSettings {
-        let Self { arithmetic, gpu, launches, .. } = *self;
+        let Self { arithmetic, gpu, cuda_graphs, .. } = *self;
+        let launches = if cuda_graphs { Launches::Captured } else { Launches::Eager };
         let folders =
             std::env::split_paths(&self.libraries).filter(|folder| !folder.as_os_str().is_empty());
         BackendSettings { arithmetic, gpu, launches, libraries: folders.collect() }
@@ -241,7 +262,8 @@ impl Config {
     /// [`Error::Io`].
     pub fn read(path: &Path) -> Result<Self, Error> {
         let read = || {
-            let table = read_table(path, DOCUMENT)?;
+            let mut table = read_table(path, DOCUMENT)?;
+            renamed::update(&mut table);
             // For its messages alone: a resolved configuration leaves no key to the preset.
             overlay(&mut table_of(&preset::PRESETS[0].config()), table.clone(), "")?;
             let config = Self::from_table(table)?;
@@ -317,11 +339,11 @@ impl Config {
             ("steps", self.steps as usize),
             ("model.layers", model.layers),
             ("model.heads", model.heads),
-            ("model.width", model.width),
-            ("model.ffn_width", model.ffn_width),
-            ("model.context", model.context),
-            ("batch.sequences", batch.sequences),
-            ("batch.accumulation", batch.accumulation as usize),
+            ("model.d_model", model.d_model),
+            ("model.d_ff", model.d_ff),
+            ("model.sequence_length", model.sequence_length),
+            ("batch.size", batch.size),
+            ("batch.gradient_accumulation_steps", batch.gradient_accumulation_steps as usize),
             ("run.keep_last", run.keep_last),
             ("run.spike_window", run.spike_window),
         ];
@@ -337,22 +359,24 @@ impl Config {
                 format!("expected at most 4096, 0 for one a core, found {}", self.backend.threads),
             );
         }
-        if !model.width.is_multiple_of(4) {
+        if !model.d_model.is_multiple_of(4) {
             let problem = format!(
                 "expected a multiple of 4, for 4x4 tiles, and of model.heads {}, found {}",
-                model.heads, model.width
+                model.heads, model.d_model
             );
-            return refuse("model.width", problem);
+            return refuse("model.d_model", problem);
         }
-        if !model.width.is_multiple_of(model.heads) {
-            let problem =
-                format!("expected a divisor of model.width {}, found {}", model.width, model.heads);
+        if !model.d_model.is_multiple_of(model.heads) {
+            let problem = format!(
+                "expected a divisor of model.d_model {}, found {}",
+                model.d_model, model.heads
+            );
             return refuse("model.heads", problem);
         }
-        if !model.ffn_width.is_multiple_of(4) {
+        if !model.d_ff.is_multiple_of(4) {
             return refuse(
-                "model.ffn_width",
-                format!("expected a multiple of 4, for 4x4 tiles, found {}", model.ffn_width),
+                "model.d_ff",
+                format!("expected a multiple of 4, for 4x4 tiles, found {}", model.d_ff),
             );
         }
         let shares = [
@@ -370,7 +394,7 @@ impl Config {
             ("optimizer.learning_rate", optimizer.learning_rate),
             ("optimizer.min_learning_rate", optimizer.min_learning_rate),
             ("optimizer.weight_decay", optimizer.weight_decay),
-            ("optimizer.clip", optimizer.clip),
+            ("optimizer.max_grad_norm", optimizer.max_grad_norm),
             ("run.spike_z", run.spike_z),
         ];
         if let Some((key, value)) =
@@ -392,17 +416,17 @@ impl Config {
             );
             return refuse("optimizer.decay_steps", problem);
         }
-        if !(self.data.validation > 0.0 && self.data.validation < 1.0) {
+        if !(self.data.validation_share > 0.0 && self.data.validation_share < 1.0) {
             let problem = format!(
                 "expected the share to hold out, above 0 and below 1, found {}",
-                self.data.validation
+                self.data.validation_share
             );
-            return refuse("data.validation", problem);
+            return refuse("data.validation_share", problem);
         }
         let backend = self.backend_entry()?;
         self.method_value()?.check(self.steps)?;
         // No backend depends on the vocabulary, which the corpus has yet to tell.
-        Ok((backend.check)(&self.recipe(1)?)?)
+        Ok(self.recipe(1)?.check(&(backend.capabilities)())?)
     }
 
     /// Refuses to train a preset of a large corpus on the embedded text, which would be no more
@@ -443,7 +467,7 @@ impl Config {
     /// # Errors
     /// [`Error::Setting`] for an unknown name or choice.
     pub fn method_value(&self) -> Result<Method, Error> {
-        self.method.value(&self.half)
+        self.method.value()
     }
 
     /// All that determines the run, for a vocabulary.
@@ -454,34 +478,45 @@ impl Config {
         let Self { model, optimizer, batch, .. } = self;
         let method = self.method_value()?;
         // Down to whole tiles, and at least one.
-        let narrowed = model.ffn_width as u64 * u64::from(method.width.numerator())
+        let narrowed = model.d_ff as u64 * u64::from(method.width.numerator())
             / u64::from(method.width.denominator());
-        let ffn_width = (narrowed as usize / 4 * 4).max(4);
-        Ok(Recipe {
-            model: Gpt2Shape {
+        let d_ff = (narrowed as usize / 4 * 4).max(4);
+        let model_spec = match model.kind {
+            ModelKind::Gpt2 => ModelSpec::Gpt2(Gpt2Spec {
                 layers: model.layers,
                 heads: model.heads,
-                width: model.width,
-                ffn_width,
-                context: model.context,
+                d_model: model.d_model,
+                d_ff,
+                sequence_length: model.sequence_length,
                 vocabulary,
                 activation: model.activation,
                 bias: if model.bias { Bias::Present } else { Bias::Absent },
                 sparsify: model.sparsify,
-            },
+            }),
+        };
+        Ok(Recipe {
+            model: model_spec,
             method,
             steps: self.steps,
-            batch: BatchShape { sequences: batch.sequences, context: model.context },
-            recompute: model.recompute,
-            accumulation: NonZeroU32::new(batch.accumulation).ok_or_else(|| {
-                Error::setting("batch.accumulation", "expected at least 1, found 0")
-            })?,
+            batch: BatchShape { size: batch.size, sequence_length: model.sequence_length },
+            checkpointing: model.activation_checkpointing,
+            gradient_accumulation_steps: NonZeroU32::new(batch.gradient_accumulation_steps)
+                .ok_or_else(|| {
+                    Error::setting(
+                        "batch.gradient_accumulation_steps",
+                        "expected at least 1, found 0",
+                    )
+                })?,
             dropout: model.dropout,
             optimizer: AdamW {
                 beta1: optimizer.beta1,
                 beta2: optimizer.beta2,
                 epsilon: optimizer.epsilon,
-                clip: if optimizer.clip == 0.0 { f32::INFINITY } else { optimizer.clip },
+                clip: if optimizer.max_grad_norm == 0.0 {
+                    f32::INFINITY
+                } else {
+                    optimizer.max_grad_norm
+                },
             },
             weight_decay: optimizer.weight_decay,
             schedule: Schedule {
@@ -588,6 +623,9 @@ fn overlay(base: &mut Table, over: Table, prefix: &str) -> Result<(), Error> {
         let dotted = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
         let known: Vec<String> = base.keys().cloned().collect();
         let Some(slot) = base.get_mut(&key) else {
+            if let Some(refusal) = renamed::refusal(&dotted) {
+                return Err(refusal);
+            }
             return Err(unknown(
                 if prefix.is_empty() { ROOT } else { prefix },
                 &key,

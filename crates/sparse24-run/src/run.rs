@@ -50,5 +50,5 @@ pub use metrics::{Cut, MetricsLog, Salvage, StepMetrics};
 pub use model::Model;
 pub use opening::{Damaged, Given, Resume};
 pub use provenance::{Initial, LambdaOrigin, Provenance};
-pub use setup::{open_dataset, run_config};
+pub use setup::{CausalLm, open_dataset, run_config};
 pub use training::{Asked, Ended, Observer, Run, Summary};

@@ -53,16 +53,16 @@ pub(super) fn document_seeds() -> Vec<Vec<u8>> {
     let attacks = [
         "",
         "\0",
-        "preset = \"imported\"\n[model]\nwidth = 8\nheads = 2\n",
+        "preset = \"imported\"\n[model]\nd_model = 8\nheads = 2\n",
         "steps = 1\nsteps = 2\n",
-        "[model]\nwidth = 8\n[model]\nwidth = 16\n",
-        "steps = -1\n[model]\nlayers = 9223372036854775807\nwidth = 9223372036854775808\n",
-        "[optimizer]\nlearning_rate = nan\nepsilon = -inf\nclip = 1e400\nbeta1 = 1e39\n",
-        "[model]\nlayers = 16777216\nheads = 4\nwidth = 16777216\nffn_width = 16777216\ncontext = 16777216\n",
+        "[model]\nd_model = 8\n[model]\nd_model = 16\n",
+        "steps = -1\n[model]\nlayers = 9223372036854775807\nd_model = 9223372036854775808\n",
+        "[optimizer]\nlearning_rate = nan\nepsilon = -inf\nmax_grad_norm = 1e400\nbeta1 = 1e39\n",
+        "[model]\nlayers = 16777216\nheads = 4\nd_model = 16777216\nd_ff = 16777216\nsequence_length = 16777216\n",
         "seed = 0x7fffffffffffffff\nsteps = 0o37777777777\n",
         "model = 1979-05-27T07:32:00Z\n",
-        "steps.steps.steps = 1\nmodel.width.x = 2\n",
-        "\"ste\\u0070s\" = 3\n'model'.\"width\" = 8\n",
+        "steps.steps.steps = 1\nmodel.d_model.x = 2\n",
+        "\"ste\\u0070s\" = 3\n'model'.\"d_model\" = 8\n",
         "[data]\npath = \"\\u0000\\u001b[31m\\n\"\ntokenizer = \"gpt2\"\n",
         "[method]\nname = \"\u{1b}[2J\"\n",
         "[[model]]\n[[model]]\n",
@@ -154,7 +154,7 @@ fn chosen() -> Vec<Vec<(&'static str, String)>> {
         NAMES.into_iter().for_each(|key| set(key, format!("\"{slip}\"")));
     }
     for share in shares() {
-        set("half.ratio", format!("\"{share}\""));
+        set("method.d_ff_ratio", format!("\"{share}\""));
         set("method.phases", format!("[\"sparse:{share}\", \"dense\"]"));
     }
     all
@@ -179,22 +179,22 @@ pub(super) fn settings_variants() -> Vec<Vec<u8>> {
     let mut variants = values::settings(&preset::PRESETS[0].config().to_toml(), &words());
     variants.extend(chosen().iter().map(|settings| lines(settings, "=")));
     variants.extend(kinds::foreign().flat_map(|key| {
-        [format!("{key}=0"), format!("model.{key}=0"), format!("model.width.{key}=0")]
+        [format!("{key}=0"), format!("model.{key}=0"), format!("model.d_model.{key}=0")]
     }));
     values::files(variants)
 }
 
 pub(super) fn settings_seeds() -> Vec<Vec<u8>> {
     let mut seeds: Vec<Vec<u8>> = [
-        "model.width=16\nmodel.heads=4",
+        "model.d_model=16\nmodel.heads=4",
         "optimizer.learning_rate=nan",
-        "optimizer.clip=1e39\nmodel.dropout=-0.0\nmethod.lambda=1e-46",
+        "optimizer.max_grad_norm=1e39\nmodel.dropout=-0.0\nmethod.lambda=1e-46",
         "seed=18446744073709551616\nsteps=-9223372036854775808",
         "data.path=C:\\new\ndata.path=\"quoted\"\ndata.path='''",
         "data.tokenizer=char\nmodel.activation=gelu\nmethod.name=dense",
         "=\n==\n.=\n..=.\na..b=c",
-        "model=3\nmodel.width={}\nmodel.width=[[[[[",
-        "model={width=8}\nmodel.width.x=1",
+        "model=3\nmodel.d_model={}\nmodel.d_model=[[[[[",
+        "model={d_model=8}\nmodel.d_model.x=1",
         "preset=quickstart",
         "steps=1\u{0}\u{1b}[31m\u{2028}",
         "backend.name=cpu\nbackend.threads=4097\nbackend.gpu=9223372036854775807",
@@ -203,7 +203,7 @@ pub(super) fn settings_seeds() -> Vec<Vec<u8>> {
     .into();
     seeds.push(["x", &".x".repeat(100_000), "=1"].concat().into_bytes());
     seeds.push(["k".repeat(100_000), "=1".to_owned()].concat().into_bytes());
-    seeds.push(["model.width=", &"[".repeat(50_000)].concat().into_bytes());
+    seeds.push(["model.d_model=", &"[".repeat(50_000)].concat().into_bytes());
     seeds.push(["steps=", &"9".repeat(50_000)].concat().into_bytes());
     seeds
 }

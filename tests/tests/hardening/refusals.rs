@@ -44,16 +44,16 @@ fn configurations() {
             "run.toml: optimizer.learning_rate: expected a finite number of at least 0, found NaN",
         ),
         (
-            "[optimizer]\nclip = 1e39\n",
-            "run.toml: optimizer.clip: expected a finite number of at least 0, found inf",
+            "[optimizer]\nmax_grad_norm = 1e39\n",
+            "run.toml: optimizer.max_grad_norm: expected a finite number of at least 0, found inf",
         ),
         (
             "[model]\ndropout = inf\n",
             "run.toml: model.dropout: expected a number in [0, 1), found inf",
         ),
         (
-            "[data]\nvalidation = nan\n",
-            "run.toml: data.validation: expected the share to hold out, above 0 and below 1, found NaN",
+            "[data]\nvalidation_share = nan\n",
+            "run.toml: data.validation_share: expected the share to hold out, above 0 and below 1, found NaN",
         ),
         ("steps = 1\nsteps = 2\n", "run.toml: line 2: duplicate key"),
         ("x = 1 # \u{1}\n", "run.toml: line 1: "),
@@ -70,7 +70,7 @@ fn configurations() {
 
 #[test]
 fn settings() {
-    assert!(set("model.width.x=1").starts_with("configuration: \"model.width\" is not known"));
+    assert!(set("model.d_model.x=1").starts_with("configuration: \"model.d_model\" is not known"));
     assert!(set(".steps=1").starts_with("configuration: \"\" is not known"));
     assert!(set("steps.x=1").starts_with("steps: expected a whole number, found {"));
     let long = set(&format!("{}=1", "k".repeat(100_000)));

@@ -10,7 +10,7 @@ use sparse24_core::{
     prune::{ValueMap, group, largest_two, soft_threshold_scale},
     search::mask_search,
 };
-use sparse24_train::{backend::{Activation, Arithmetic, cpu::CpuBackend}, estimate::estimate, method::{Method, PRESETS, PhaseKind}, trainer::{FlipSampling, ParameterState, Progress, Recipe, StepOutcome, Trainer}};
+use sparse24_train::{backend::{Activation, Arithmetic, cpu::CpuBackend}, estimate::estimate, method::{Method, PRESETS, PhaseKind}, optim::MaskedDecay, trainer::{FlipSampling, ParameterState, Progress, Recipe, StepOutcome, Trainer}};
 use sparse24_run::config::Config;
 
 use super::{
@@ -158,15 +158,15 @@ fn half_has_half_the_multiplications_of_the_feed_forward() {
         let trainer = Trainer::new(backend(), half).expect("half");
         let up = trainer.parameter_shapes().find(|(name, _)| *name == "h.0.mlp.c_fc.weight").expect("a block").1;
         assert_eq!(up[0], 512 / 2 * dense.model.activation.width());
-        assert_eq!(of(&["method.name=half", "half.ratio=10/13"]).model.ffn_width, 392, "4 floor(512 / 1.3 / 4)");
-        assert_eq!(of(&["method.name=dense", "half.ratio=10/13"]).model.ffn_width, 512);
+        assert_eq!(of(&["method.name=half", "method.d_ff_ratio=10/13"]).model.ffn_width, 392, "4 floor(512 / 1.3 / 4)");
+        assert_eq!(of(&["method.name=dense", "method.d_ff_ratio=10/13"]).model.ffn_width, 512);
     }
 }
 
 #[test]
-fn ste_prunes_row_wise_each_step_and_its_gradients_go_straight_through() {
+fn row_wise_ste_prunes_each_step_and_passes_gradients_straight_through() {
     for activation in ACTIVATIONS {
-        let walk = walk(recipe("ste", activation));
+        let walk = walk(recipe("ste-row-wise", activation));
         assert_eq!(walk.kinds(), [PhaseKind::Sparse; STEPS as usize]);
         assert_row_wise_each_step(&walk, 0);
         walk.assert_multiplied_by(STEPS as usize, pruned);
@@ -176,13 +176,15 @@ fn ste_prunes_row_wise_each_step_and_its_gradients_go_straight_through() {
 /// Beside a step without decay: moments are the same bits, and pruned weights alone differ, by lr
 /// lambda w.
 #[test]
-fn sr_ste_decays_pruned_weights_unnormalised() {
+fn decay_on_weights_is_not_normalised() {
     for activation in ACTIVATIONS {
-        let walk = walk(recipe("sr-ste", activation));
+        let mut recipe = recipe("sr-ste", activation);
+        recipe.method.decay = MaskedDecay::OnWeights(LAMBDA);
+        let walk = walk(recipe);
         assert_row_wise_each_step(&walk, 0);
         walk.assert_multiplied_by(7, pruned);
         let mut without = walk.recipe.clone();
-        without.method = Method::preset("sr-ste", 0.0).expect("a preset");
+        without.method = Method::preset("ste-row-wise", 0.0).expect("a preset");
         for step in [1, 12, 30] {
             let mut plain = Trainer::new(backend(), without.clone()).expect("the same method");
             plain.restore(walk.progress[step - 1].clone(), &walk.states[step - 1]).expect("every state is there");
@@ -217,6 +219,18 @@ fn fst_is_transposable_until_its_dense_finish() {
         walk.assert_multiplied_by(25, pruned);
         walk.assert_multiplied_by(26, |state| state.weight.clone());
     }
+}
+
+#[test]
+fn ste_is_transposable_to_the_end_without_decay_or_sampling() {
+    let method = Method::preset("ste", LAMBDA).expect("a preset");
+    assert!(method.decay == MaskedDecay::None && !method.samples());
+    let walk = walk(recipe("ste", Activation::Gelu));
+    assert_eq!(walk.kinds(), [PhaseKind::Sparse; STEPS as usize]);
+    let first = |step| walk.sparsified(step).map(|state| state.mask.as_ref().expect("sparse")).collect::<Vec<_>>();
+    first(0).iter().for_each(|mask| mask.check(MaskKind::Transposable).expect("transposable"));
+    assert_eq!(first(STEPS as usize), first(0), "a refresh before step 40");
+    walk.assert_multiplied_by(STEPS as usize, pruned);
 }
 
 /// The variance moves until the switch and is frozen to the bit after it; the switch is where its

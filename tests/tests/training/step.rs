@@ -310,12 +310,12 @@ fn row_wise_masks_with_decay_on_weights_as_in_f64() {
 
 #[test]
 fn ste_and_sr_ste_as_in_f64() {
-    check(&preset("ste", 0.0), ROW_WISE);
-    let (found, bounds) =
-        check(&preset("sr-ste", 2.0), Rules { decay: Decay::OnWeights(2.0), ..ROW_WISE });
+    check(&preset("ste-row-wise", 0.0), ROW_WISE);
+    let rules = Rules { decay: FST.decay, ..ROW_WISE };
+    let (found, bounds) = check(&preset("sr-ste", LAMBDA), rules);
     let other = computed(
-        &preset("sr-ste", 2.0),
-        Rules { decay: Decay::OnWeights(2.0), dgrad: Dgrad::Dense, ..ROW_WISE },
+        &preset("sr-ste", LAMBDA),
+        Rules { dgrad: Dgrad::Dense, ..rules },
         Arithmetic::Exact,
     );
     let difference =
@@ -336,8 +336,8 @@ fn step_as_in_f64() {
 
 #[test]
 fn bi_mask_as_in_f64() {
-    let recipe = preset("bi-mask", 2.0);
-    let rules = Rules { dgrad: Dgrad::Permuted, decay: Decay::OnWeights(2.0), ..ROW_WISE };
+    let recipe = preset("bi-mask", LAMBDA);
+    let rules = Rules { dgrad: Dgrad::Permuted, decay: FST.decay, ..ROW_WISE };
     let (found, bounds) = check(&recipe, rules);
     let other = computed(&recipe, Rules { dgrad: Dgrad::Pruned, ..rules }, Arithmetic::Exact);
     let difference = compare(&found, &other, &bounds).expect_err("dgrad prunes once more");

@@ -200,7 +200,8 @@ impl Record {
         let path = self.path.join("metrics.jsonl");
         let tokens = self.config.as_ref().map_or(f64::NAN, |config| {
             let batch = &config.batch;
-            batch.sequences as f64 * f64::from(batch.accumulation) * config.model.context as f64
+            let sequences = batch.size as f64 * f64::from(batch.gradient_accumulation_steps);
+            sequences * config.model.sequence_length as f64
         });
         let (mut phase, mut lost) = (None, 0);
         let salvaged = MetricsLog::salvage(&path, |metrics| {

@@ -112,8 +112,9 @@ pub(super) fn read(path: &Path, member: &Member) -> Result<Option<RunResult>, Er
     if !is_done && failure.is_none() {
         return Ok(None);
     }
-    let sequences = config.batch.sequences as f64 * f64::from(config.batch.accumulation);
-    let tokens = sequences * config.model.context as f64;
+    let batch = &config.batch;
+    let sequences = batch.size as f64 * f64::from(batch.gradient_accumulation_steps);
+    let tokens = sequences * config.model.sequence_length as f64;
     let is_cpu = config.backend.name == "cpu";
     let build = |Provenance { version, git, system, simd, device, .. }| Build {
         version,

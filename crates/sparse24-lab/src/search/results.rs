@@ -189,7 +189,7 @@ impl SearchResults {
     pub(super) fn of(plan: &Plan, members: &[Member], results: &[Option<RunResult>]) -> Self {
         let vocabulary = plan.data.map_or(1, |data| data.vocabulary as usize);
         let recipe = plan.base.recipe(vocabulary).expect("the plan was checked");
-        let layers = Layers(recipe.model.sparsifiable());
+        let layers = Layers(recipe.model.sparsifiable().expect("the plan was checked"));
         let runs = |name: &str| -> Vec<(u64, Option<&RunResult>)> {
             let of_arm = members.iter().zip(results).filter(|(member, _)| member.arm == name);
             of_arm.map(|(member, run)| (member.config.seed, run.as_ref())).collect()

@@ -1,20 +1,13 @@
 //! Defaults of a search, what it refuses, and the computation of mu.
 
-use std::collections::BTreeMap;
-
 use sparse24_run::checkpoint::Fingerprint;
-use sparse24_train::{
-    backend::{Arithmetic, cpu::CpuBackend},
-    estimate::estimate,
-    method::PhaseKind,
-    trainer::Trainer,
-};
+use sparse24_train::method::PhaseKind;
 
 use super::*;
 use crate::runs::{Failure, Sample};
 
 fn config(settings: &str) -> Config {
-    let tiny = "steps=600 optimizer.warmup_steps=100 run.flip_every=10 model.layers=1 model.width=8 model.heads=2 model.ffn_width=16";
+    let tiny = "steps=600 optimizer.warmup_steps=100 run.flip_every=10 model.layers=1 model.d_model=8 model.heads=2 model.d_ff=16";
     let settings: Vec<String> =
         [tiny, settings].join(" ").split_whitespace().map(str::to_owned).collect();
     Config::resolve(None, None, &settings).unwrap()
@@ -125,32 +118,6 @@ fn each_seed_has_one_reference_and_all_candidates() {
         SearchOptions { seeds: Some(vec![4, 5]), ..SearchOptions::default() },
     );
     assert_eq!(settings(&other.base), settings(&plan.base), "lambda is varied");
-}
-
-/// The sizes of the layers are their weights in mu.
-#[test]
-fn the_layers_of_a_model_are_those_that_flip() {
-    for settings in [
-        "",
-        "model.activation=geglu",
-        "model.sparsify=ffn-and-attention model.layers=2 model.bias=true",
-        "method.name=half",
-    ] {
-        let recipe = config(settings).recipe(20).unwrap();
-        let trainer =
-            Trainer::new(Box::new(CpuBackend::new(Arithmetic::F32)), recipe.clone()).unwrap();
-        let shapes: BTreeMap<&str, u64> = trainer
-            .parameter_shapes()
-            .map(|(name, [rows, columns])| (name, (rows * columns) as u64))
-            .collect();
-        let layers = recipe.model.sparsifiable();
-        assert!(
-            layers.iter().all(|(name, weights)| shapes[name.as_str()] == *weights),
-            "{settings}: {layers:?}"
-        );
-        let all: u64 = layers.iter().map(|(_, weights)| weights).sum();
-        assert_eq!(all, estimate(&recipe).sparsifiable, "{settings}");
-    }
 }
 
 fn result(rates: &[(u32, f64, f64)]) -> Option<RunResult> {
@@ -285,6 +252,16 @@ fn mu_is_absent_without_measurements() {
         (None, None),
         "a lack of measurements is not an explosion"
     );
+}
+
+#[test]
+fn a_search_of_an_earlier_version_continues() {
+    let plan = plan();
+    let text = toml::to_string(&plan).unwrap().replace("d_model =", "width =");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join(DESCRIPTION);
+    std::fs::write(&file, text).unwrap();
+    assert_eq!(Plan::read(&file).unwrap().identity(), plan.identity());
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::path::Path;
 use sparse24_run::{
     Error,
     checkpoint::DatasetIdentity,
-    config::{Config, read_table, table_of, unknown},
+    config::{Config, read_table, renamed, table_of, unknown},
     run::decisive,
 };
 use toml::{Table, Value};
@@ -70,9 +70,18 @@ impl Plan {
         plan.map_err(|error| inside(&path.display().to_string(), error))
     }
 
-    /// Reads `study.toml` in a study's folder.
+    /// Reads `study.toml` in a study's folder, which an earlier version may have written.
     pub(super) fn read_resolved(path: &Path) -> Result<Self, Error> {
-        Self::read(path, &Overrides::default())
+        let mut table = read_table(path, EXPECTED)?;
+        if let Some(Value::Table(base)) = table.get_mut("base")
+            && renamed::is_old(base)
+        {
+            renamed::update(base);
+            let arms = table.get_mut("arms").and_then(Value::as_array_mut).into_iter().flatten();
+            arms.filter_map(Value::as_table_mut).for_each(renamed::update_settings);
+        }
+        Self::of_table(table, &Overrides::default())
+            .map_err(|error| inside(&path.display().to_string(), error))
     }
 
     fn of_table(mut table: Table, overrides: &Overrides) -> Result<Self, Error> {

@@ -68,6 +68,24 @@ fn a_study_is_its_arms_times_its_seeds() {
     );
 }
 
+/// Keys that earlier versions wrote.
+const OLD_KEYS: [(&str, &str); 2] = [("d_model =", "width ="), ("d_ff =", "ffn_width =")];
+
+#[test]
+fn a_study_of_an_earlier_version_continues() {
+    let plan = read(STUDY, &Overrides::default()).unwrap();
+    let new = plan.to_toml().replace("[arms.method]\nlambda = 0.001", "[arms.model]\nd_ff = 64");
+    let old = OLD_KEYS.iter().fold(new.clone(), |text, (new, old)| text.replace(new, old));
+    assert!(new.contains("d_ff = 64") && old.contains("ffn_width = 64"), "{old}");
+    let folder = tempfile::tempdir().unwrap();
+    let identity = |text: &str| {
+        let file = folder.path().join("study.toml");
+        fs::write(&file, text).unwrap();
+        Plan::read_resolved(&file).unwrap().identity()
+    };
+    assert_eq!(identity(&old), identity(&new));
+}
+
 #[test]
 fn impossible_studies_are_refused() {
     let strong = "method = { lambda = 1e-3 }";

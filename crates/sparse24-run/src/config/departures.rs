@@ -45,7 +45,7 @@ mod tests {
         let settings = [
             "steps=7",
             "optimizer.learning_rate=3e-4",
-            "data.validation=0.25",
+            "data.validation_share=0.25",
             "data.path=\"a b\"",
             "model.bias=true",
             "seed=9",
@@ -57,7 +57,7 @@ mod tests {
         departures.sort();
         let expected = [
             "data.path=\"a b\"",
-            "data.validation=0.25",
+            "data.validation_share=0.25",
             "model.bias=true",
             "optimizer.learning_rate=0.0003",
             "seed=9",

@@ -1,13 +1,14 @@
 //! Named configurations, each with its source.
 
 use super::{
-    BackendConfig, BatchConfig, Config, DataConfig, HalfConfig, MethodConfig, ModelConfig,
+    BackendConfig, BatchConfig, Config, DataConfig, MethodConfig, ModelConfig, ModelKind,
     OnNonFinite, OptimizerConfig, RunConfig, unknown,
 };
 use crate::{Error, data::TokenizerKind};
+use sparse24_core::op::Activation;
 use sparse24_train::{
-    backend::{Activation, Arithmetic, Launches},
-    model::gpt2::{Recompute, Sparsify},
+    backend::Arithmetic,
+    model::{ActivationCheckpointing, Sparsify},
 };
 
 /// A row of the table of presets.
@@ -57,19 +58,10 @@ macro_rules! nanogpt {
     };
 }
 
-/// What all GPT-2 share, and a word on lambda.
-macro_rules! paper {
-    ($lambda:literal) => {
-        concat!(
-            "Hu et al. 2024, arXiv 2404.01847: AdamW 1.5e-4 to 1e-5, 512 x 1024 tokens a step, 300k steps; lambda from its table of optimal decay factors",
-            $lambda
-        )
-    };
-}
-
-const PAPER: &str = paper!("");
-/// For the two largest.
-const PAPER_NOT_TOOLKIT: &str = paper!(", the paper's toolkit has another");
+const GPT2: &str = "the authors' code, thu-ml/2by4-pretrain-acc-examples (README, \
+    config/train_gpt2.py): AdamW 1.5e-4 to 1e-5, 512 x 1024 tokens a step, 300k steps; lambda from \
+    table 2 of Hu et al. 2024, arXiv 2404.01847; but GELU is its tanh form and the vocabulary 50257, \
+    where that code has the exact GELU and 50304";
 
 /// All presets.
 pub const PRESETS: [Preset; 7] = [
@@ -99,28 +91,28 @@ pub const PRESETS: [Preset; 7] = [
     Preset {
         name: "gpt2-124m",
         summary: "GPT-2 124M, lambda 6e-5",
-        source: PAPER,
+        source: GPT2,
         corpus: Corpus::Named,
         build: || gpt2(12, 12, 768, 6e-5),
     },
     Preset {
         name: "gpt2-350m",
         summary: "GPT-2 350M, lambda 2e-4",
-        source: PAPER,
+        source: GPT2,
         corpus: Corpus::Named,
         build: || gpt2(24, 16, 1024, 2e-4),
     },
     Preset {
         name: "gpt2-774m",
         summary: "GPT-2 774M, lambda 2e-4",
-        source: PAPER_NOT_TOOLKIT,
+        source: GPT2,
         corpus: Corpus::Named,
         build: || gpt2(36, 20, 1280, 2e-4),
     },
     Preset {
         name: "gpt2-1558m",
         summary: "GPT-2 1558M, lambda 6e-5",
-        source: PAPER_NOT_TOOLKIT,
+        source: GPT2,
         corpus: Corpus::Named,
         build: || gpt2(48, 25, 1600, 6e-5),
     },
@@ -145,7 +137,7 @@ pub fn imported() -> Config {
     Config {
         preset: IMPORTED.to_owned(),
         method: MethodConfig::of("dense", base.method.lambda),
-        batch: BatchConfig { sequences: 1, ..base.batch },
+        batch: BatchConfig { size: 1, ..base.batch },
         ..base
     }
 }
@@ -162,7 +154,11 @@ fn quickstart() -> Config {
     Config {
         steps: 1500,
         optimizer: OptimizerConfig { warmup_steps: 150, ..base.optimizer },
-        data: DataConfig { path: String::new(), tokenizer: TokenizerKind::Byte, validation: 0.1 },
+        data: DataConfig {
+            path: String::new(),
+            tokenizer: TokenizerKind::Byte,
+            validation_share: 0.1,
+        },
         run: RunConfig { flip_every: 10, ..base.run },
         ..base
     }
@@ -174,19 +170,19 @@ fn shakespeare_char_cpu() -> Config {
         seed: 1337,
         steps: 2000,
         model: ModelConfig {
+            kind: ModelKind::Gpt2,
             layers: 4,
             heads: 4,
-            width: 128,
-            ffn_width: 512,
-            context: 64,
+            d_model: 128,
+            d_ff: 512,
+            sequence_length: 64,
             activation: Activation::Gelu,
             bias: false,
             dropout: 0.0,
             sparsify: Sparsify::Ffn,
-            recompute: Recompute::None,
+            activation_checkpointing: ActivationCheckpointing::None,
         },
         method: MethodConfig::of("fst", 6e-5),
-        half: HalfConfig::default(),
         optimizer: OptimizerConfig {
             learning_rate: 1e-3,
             min_learning_rate: 1e-4,
@@ -196,13 +192,13 @@ fn shakespeare_char_cpu() -> Config {
             beta2: 0.99,
             epsilon: 1e-8,
             weight_decay: 0.1,
-            clip: 1.0,
+            max_grad_norm: 1.0,
         },
-        batch: BatchConfig { sequences: 12, accumulation: 1 },
+        batch: BatchConfig { size: 12, gradient_accumulation_steps: 1 },
         data: DataConfig {
             path: String::new(),
             tokenizer: TokenizerKind::Character,
-            validation: 0.1,
+            validation_share: 0.1,
         },
         run: RunConfig {
             eval_every: 250,
@@ -222,7 +218,7 @@ fn shakespeare_char_cpu() -> Config {
             threads: 0,
             arithmetic: Arithmetic::Native,
             gpu: 0,
-            launches: Launches::Replayed,
+            cuda_graphs: true,
             libraries: String::new(),
         },
     }
@@ -235,27 +231,27 @@ fn shakespeare_char() -> Config {
         model: ModelConfig {
             layers: 6,
             heads: 6,
-            width: 384,
-            ffn_width: 1536,
-            context: 256,
+            d_model: 384,
+            d_ff: 1536,
+            sequence_length: 256,
             dropout: 0.2,
             ..base.model
         },
-        batch: BatchConfig { sequences: 64, accumulation: 1 },
+        batch: BatchConfig { size: 64, gradient_accumulation_steps: 1 },
         ..base
     }
 }
 
-fn gpt2(layers: usize, heads: usize, width: usize, lambda: f32) -> Config {
+fn gpt2(layers: usize, heads: usize, d_model: usize, lambda: f32) -> Config {
     let base = shakespeare_char_cpu();
     Config {
         steps: 300_000,
         model: ModelConfig {
             layers,
             heads,
-            width,
-            ffn_width: 4 * width,
-            context: 1024,
+            d_model,
+            d_ff: 4 * d_model,
+            sequence_length: 1024,
             ..base.model
         },
         method: MethodConfig::of("fst", lambda),
@@ -266,8 +262,12 @@ fn gpt2(layers: usize, heads: usize, width: usize, lambda: f32) -> Config {
             beta2: 0.95,
             ..base.optimizer
         },
-        batch: BatchConfig { sequences: 16, accumulation: 32 },
-        data: DataConfig { path: String::new(), tokenizer: TokenizerKind::Gpt2, validation: 0.1 },
+        batch: BatchConfig { size: 16, gradient_accumulation_steps: 32 },
+        data: DataConfig {
+            path: String::new(),
+            tokenizer: TokenizerKind::Gpt2,
+            validation_share: 0.1,
+        },
         run: RunConfig { eval_every: 1000, flip_every: 100, checkpoint_every: 1000, ..base.run },
         ..base
     }

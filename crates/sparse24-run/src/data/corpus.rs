@@ -106,7 +106,7 @@ impl Corpus {
     /// empty.
     pub fn split(&self, validation: f64) -> Result<[&str; 2], Error> {
         if !(validation > 0.0 && validation < 1.0) {
-            let key = "the share to hold out (data.validation, or --validation of prepare)";
+            let key = "the share to hold out (data.validation_share, or --validation of prepare)";
             return Err(Error::setting(
                 key,
                 format!("expected more than 0 and less than 1, found {validation}"),

@@ -15,7 +15,7 @@ use crate::{
     checkpoint::{self, Checkpoint, NamedTensor, State},
     config::Config,
     data::Tokenizer,
-    interchange::Gpt2Config,
+    interchange::shapes,
 };
 
 /// Saves weights as a run at step 0, with a dense method, ready to be evaluated, sampled, exported
@@ -33,8 +33,8 @@ pub fn adopt(
 ) -> Result<PathBuf, Error> {
     let vocabulary = weights
         .iter()
-        .find(|tensor| tensor.name == "wte.weight")
-        .map_or(0, |tensor| tensor.values.len() / config.model.width);
+        .find(|tensor| tensor.name == config.model.token_table())
+        .map_or(0, |tensor| tensor.values.len() / config.model.d_model);
     let recipe = config.recipe(vocabulary)?;
     let first = &recipe.method.phases[0];
     if first.mask().is_some() {
@@ -43,7 +43,7 @@ pub fn adopt(
             "expected a method that begins dense: weights from elsewhere have no masks",
         ));
     }
-    let expected = Gpt2Config::of(&recipe.model).parameters(recipe.model.bias);
+    let expected = shapes(&recipe.model)?;
     let found = weights.iter().map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice()));
     if !found.clone().eq(expected.iter().map(|(name, shape)| (name.as_str(), shape.as_slice()))) {
         let odd = found

@@ -7,11 +7,13 @@
 
 use std::{collections::BTreeMap, path::Path};
 
+use toml::Table;
+
 use super::snapshot::counters;
 use crate::{
     Error,
     checkpoint::{DatasetIdentity, Fingerprint, State},
-    config::{self, Config},
+    config::{self, Config, renamed},
     data::{Dataset, Tokenizer},
 };
 use sparse24_train::{method::Method, trainer::Trainer};
@@ -32,21 +34,22 @@ pub(super) const DECIDES_NOTHING: [&str; 16] = [
     "run.spike_window",
     "run.instrument_every",
     "run.flip_reference",
-    "model.recompute",
+    "model.activation_checkpointing",
     "backend.threads",
     "backend.gpu",
     "backend.libraries",
-    "backend.launches",
+    "backend.cuda_graphs",
 ];
 
 /// What a key says that says nothing. Checkpoints of before there was the key have none.
-const UNSET: [(&str, &str); 6] = [
+const UNSET: [(&str, &str); 7] = [
+    ("model.kind", "\"gpt2\""),
     ("method.decay", "\"\""),
     ("method.forward", "\"\""),
     ("method.dgrad", "\"\""),
     ("method.wgrad", "\"\""),
     ("method.phases", "[]"),
-    ("half.ratio", "\"1/2\""),
+    ("method.d_ff_ratio", "\"1/2\""),
 ];
 
 /// The name of the data among the keys.
@@ -113,12 +116,23 @@ pub fn decisive(config: &Config) -> BTreeMap<String, String> {
 
 /// The method that a checkpoint was trained by.
 pub(super) fn method(saved: &State) -> Result<Method, Error> {
-    let document: String =
+    Config::of_document(document(saved)?, &[])?.method_value()
+}
+
+/// The configuration that a checkpoint records, with the present names of its keys.
+fn document(saved: &State) -> Result<Table, Error> {
+    let text: String =
         saved.config.iter().map(|(key, value)| format!("{key} = {value}\n")).collect();
-    let document = document
+    let mut document = text
         .parse()
         .map_err(|error| Error::setting("config", format!("is no configuration: {error}")))?;
-    Config::of_document(document, &[])?.method_value()
+    renamed::update(&mut document);
+    Ok(document)
+}
+
+/// The settings that a checkpoint records, with the present names of their keys.
+fn saved_settings(saved: &State) -> Result<BTreeMap<String, String>, Error> {
+    document(saved).map(config::dotted)
 }
 
 /// Something that is not what it was.
@@ -150,7 +164,7 @@ fn settings(saved: &BTreeMap<String, String>, now: &BTreeMap<String, String>) ->
     };
     let kind = |key: &str| match key {
         "model.dropout" => Kind::Choice,
-        "half.ratio" => Kind::Shape,
+        "method.d_ff_ratio" => Kind::Shape,
         "method.name" if width(saved) != width(now) => Kind::Shape,
         _ if key.starts_with("model.") => Kind::Shape,
         _ => Kind::Choice,
@@ -173,7 +187,7 @@ pub(super) fn check_config(
     checkpoint: &Path,
     config: &Config,
 ) -> Result<(), Error> {
-    match settings(&saved.config, &decisive(config)).first() {
+    match settings(&saved_settings(saved)?, &decisive(config)).first() {
         None => Ok(()),
         Some(Difference { was, is, .. }) => {
             let problem = format!(
@@ -201,7 +215,7 @@ pub(super) fn check(
         let problem = "is an imported model, which was not trained here; begin a run from it with `sparse24 train --init-from`";
         return Err(Error::file(path, problem));
     }
-    let mut differences = settings(&saved.config, &now.config);
+    let mut differences = settings(&saved_settings(saved)?, &now.config);
     let short = |fingerprint: Fingerprint| fingerprint.to_string()[..8].to_owned();
     if saved.dataset.fingerprint != now.dataset.fingerprint {
         let told = |DatasetIdentity {

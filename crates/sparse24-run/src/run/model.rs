@@ -49,13 +49,10 @@ impl Model {
         let config = run_config(&run)?;
         let checkpoint = checkpoint::load(&from)?;
         check_config(&run.join("config.toml"), &checkpoint.state, &from, &config)?;
-        let missing = || {
-            Error::file(
-                &from,
-                "holds no wte.weight, the token embedding of a GPT-2; name another checkpoint",
-            )
-        };
-        let vocabulary = checkpoint.weight("wte.weight").ok_or_else(missing)?.shape[0];
+        let missing =
+            || Error::file(&from, "has no token embedding of this model; name another checkpoint");
+        let vocabulary =
+            checkpoint.weight(config.model.token_table()).ok_or_else(missing)?.shape[0];
         let beside = run.join("tokenizer.json");
         let tokenizer = beside.exists().then(|| Tokenizer::load(&beside)).transpose()?;
         if checkpoint.state.tokenizer != of_tokenizer(tokenizer.as_ref()) {
@@ -153,11 +150,11 @@ impl Model {
     pub fn other_dataset(&self, path: &Path) -> Result<Dataset, Error> {
         let dataset = match &self.tokenizer {
             Some(tokenizer) => {
-                Dataset::open_with(path, tokenizer.clone(), self.config.data.validation)?
+                Dataset::open_with(path, tokenizer.clone(), self.config.data.validation_share)?
             }
             None => {
                 self.check_readable(path)?;
-                Dataset::open(Some(path), None, self.config.data.validation)?
+                Dataset::open(Some(path), None, self.config.data.validation_share)?
             }
         };
         dataset.check_held_out()?;
@@ -186,9 +183,9 @@ impl Model {
     /// configuration's; those of the backend.
     pub fn into_trainer(self) -> Result<Trainer, Error> {
         let Self { mut config, checkpoint, recipe, .. } = self;
-        config.batch.sequences = evaluated_at_once(&config);
-        config.batch.accumulation = 1;
-        let mut trainer = new_trainer(&config, recipe.model.vocabulary)?;
+        config.batch.size = evaluated_at_once(&config);
+        config.batch.gradient_accumulation_steps = 1;
+        let mut trainer = new_trainer(&config, recipe.model.vocabulary())?;
         restore(&mut trainer, checkpoint)?;
         Ok(trainer)
     }
@@ -200,8 +197,8 @@ impl Model {
 pub(super) fn evaluated_at_once(config: &Config) -> usize {
     const BUSY_TOKENS: usize = 1024;
     match config.backend.name.as_str() {
-        "cpu" => (BUSY_TOKENS / config.model.context).clamp(1, config.batch.sequences),
-        _ => config.batch.sequences,
+        "cpu" => (BUSY_TOKENS / config.model.sequence_length).clamp(1, config.batch.size),
+        _ => config.batch.size,
     }
 }
 

@@ -10,12 +10,12 @@ use sparse24_train::{
     trainer::{FlipSampling, ParameterState, Recipe, Trainer},
 };
 
-use crate::support::{Drawn, embedded, on_gpu};
+use crate::support::{drawn, embedded, on_gpu};
 
 /// Five sparse steps, two refreshes among them, and three dense ones; ragged tokens.
 pub(crate) fn recipe(dataset: &Dataset) -> Recipe {
-    let settings = "steps=8 model.layers=2 model.width=128 model.heads=2 model.ffn_width=512 model.context=75 batch.sequences=5 \
-                    batch.accumulation=2 method.refresh=2 model.dropout=0.1 model.bias=true";
+    let settings = "steps=8 model.layers=2 model.d_model=128 model.heads=2 model.d_ff=512 model.sequence_length=75 batch.size=5 \
+                    batch.gradient_accumulation_steps=2 method.refresh=2 model.dropout=0.1 model.bias=true";
     let settings: Vec<String> = settings.split_whitespace().map(str::to_owned).collect();
     let config = Config::resolve(Some("quickstart"), None, &settings).expect("a configuration");
     config.recipe(dataset.vocabulary() as usize).expect("a recipe")
@@ -29,11 +29,12 @@ fn another() -> Box<dyn Backend> {
 pub(crate) fn finish(trainer: &mut Trainer, dataset: &Dataset) -> (f64, Vec<ParameterState>) {
     let recipe = trainer.recipe().clone();
     while trainer.step() < recipe.steps {
-        trainer
-            .train_step(&Drawn { dataset, recipe: &recipe }, FlipSampling::Sample)
-            .expect("finite");
+        trainer.train_step(&drawn(dataset, &recipe), FlipSampling::Sample).expect("finite");
     }
-    let loss = trainer.evaluate(&dataset.evaluation_windows(recipe.batch.context)).expect("finite");
+    let loss = trainer
+        .evaluate(&dataset.evaluation_windows(recipe.batch.sequence_length), recipe.batch.size)
+        .expect("finite")
+        .loss();
     (loss, trainer.parameter_states().expect("downloads"))
 }
 
@@ -45,7 +46,7 @@ fn replayed_plans_give_the_bits_of_timed_ones_a_resume_included() {
         let mut timed = Trainer::new(timing, recipe.clone()).expect("room");
         let expected = finish(&mut timed, &dataset);
         let plans = timed.backend().plans();
-        assert_eq!(timed.backend().plans_made(), plans.len());
+        assert_eq!(timed.backend().plan_count(), plans.len());
         for kind in
             ["gemm forward", "gemm dgrad", "gemm wgrad", "spmm24 transposed", "spmm24 straight"]
         {
@@ -69,9 +70,7 @@ fn replayed_plans_give_the_bits_of_timed_ones_a_resume_included() {
         for step in [3, 7] {
             let mut first = replaying();
             while first.step() < step {
-                first
-                    .train_step(&Drawn { dataset: &dataset, recipe: &recipe }, FlipSampling::Skip)
-                    .expect("finite");
+                first.train_step(&drawn(&dataset, &recipe), FlipSampling::Skip).expect("finite");
             }
             let mut resumed = replaying();
             resumed

@@ -14,11 +14,11 @@ use crate::optim::{AdamVariant, MaskedDecay};
 /// A row of the table of methods.
 #[derive(Debug, Clone, Copy)]
 pub struct Preset {
-    /// Its name.
+    /// The word of `method.name`.
     pub name: &'static str,
-    /// Where it comes from.
+    /// The publication, and where its code and its text differ, which of them this follows.
     pub source: &'static str,
-    /// The method, with this factor of masked decay where it has one.
+    /// Builds the method; the argument is the factor of masked decay, for methods that have it.
     pub build: fn(f32) -> Method,
 }
 
@@ -28,19 +28,29 @@ pub const PRESETS: &[Preset] = &[
     Preset {
         name: "half",
         source: "the baseline of Hu et al. 2024, arXiv 2404.01847: as many multiply-adds as a 2:4 feed-forward",
-        build: |_| Method { name: "half", width: HALF, ..Method::dense() },
+        build: |_| Method { name: "half", width: fraction(1, 2), ..Method::dense() },
     },
     Preset {
         name: "ste",
-        source: "Bengio et al. 2013, arXiv 1308.3432, as Hu et al. 2024 compare it",
-        build: |_| Method { name: "ste", phases: vec![ROW_WISE], ..Method::dense() },
+        source: "Hu et al. 2024, arXiv 2404.01847, tables 1 (lambda 0) and 10 (first row): FST without decay, MVUE and dense finish; the estimator is Bengio et al. 2013, arXiv 1308.3432",
+        build: |_| Method {
+            name: "ste",
+            refresh: Refresh::Every(REFRESH),
+            phases: vec![TRANSPOSABLE],
+            ..Method::dense()
+        },
+    },
+    Preset {
+        name: "ste-row-wise",
+        source: "the straight-through estimator of Bengio et al. 2013, arXiv 1308.3432, with row-wise masks: SR-STE without decay",
+        build: |_| Method { name: "ste-row-wise", phases: vec![ROW_WISE], ..Method::dense() },
     },
     Preset {
         name: "sr-ste",
-        source: "Zhou et al. 2021, arXiv 2102.04010 (its lambda: 2e-4)",
+        source: "Zhou et al. 2021, arXiv 2102.04010 (its lambda: 2e-4); decay on gradients as in its code (aojunzz/NM-sparsity, devkit/sparse_ops)",
         build: |lambda| Method {
             name: "sr-ste",
-            decay: MaskedDecay::OnWeights(lambda),
+            decay: MaskedDecay::OnGradients(lambda),
             phases: vec![ROW_WISE],
             ..Method::dense()
         },
@@ -60,10 +70,10 @@ pub const PRESETS: &[Preset] = &[
     },
     Preset {
         name: "bi-mask",
-        source: "Zhang et al. 2023, arXiv 2302.06058 (its lambda: 2e-4)",
+        source: "Zhang et al. 2023, arXiv 2302.06058 (its lambda: 2e-4); decay on gradients as in its DeiT code, which trains with AdamW (zyxxmu/Bi-Mask)",
         build: |lambda| Method {
             name: "bi-mask",
-            decay: MaskedDecay::OnWeights(lambda),
+            decay: MaskedDecay::OnGradients(lambda),
             phases: vec![Phase { dgrad: DgradOperand::Permuted, ..ROW_WISE }],
             ..Method::dense()
         },
@@ -83,27 +93,33 @@ pub const PRESETS: &[Preset] = &[
     },
 ];
 
-const HALF: Fraction = match Fraction::new(1, 2) {
-    Ok(half) => half,
-    Err(_) => unreachable!(),
-};
+const fn fraction(numerator: u32, denominator: u32) -> Fraction {
+    match Fraction::new(numerator, denominator) {
+        Ok(fraction) => fraction,
+        Err(_) => unreachable!(),
+    }
+}
 
-const TENTH: Fraction = match Fraction::new(1, 10) {
-    Ok(tenth) => tenth,
-    Err(_) => unreachable!(),
-};
-
-/// Row-wise masks to the end of the run, gradients straight through: dX is that of the weights that
-/// Z was computed with.
+/// Row-wise masks to the end of the run; dX uses the weights that Z used, wgrad is dense.
 const ROW_WISE: Phase = Phase {
     forward: WeightOperand::Pruned(MaskKind::RowWise, KeptValues::Identity),
     dgrad: DgradOperand::AsForward,
     ..Phase::DENSE
 };
 
+/// Transposable masks to the end of the run, in forward and dgrad; wgrad is dense.
+const TRANSPOSABLE: Phase = Phase {
+    forward: WeightOperand::Pruned(MaskKind::Transposable, KeptValues::Identity),
+    ..ROW_WISE
+};
+
+/// l, steps between mask searches.
+const REFRESH: NonZeroU32 = NonZeroU32::new(40).unwrap();
+
 impl Until {
-    /// STEP's bounds: a tenth and a half of the run.
-    pub const SETTLED: Self = Self::VarianceSettled { earliest: TENTH, latest: HALF };
+    /// STEP's bounds for its switch: a tenth and a half of the run.
+    pub const SETTLED: Self =
+        Self::VarianceSettled { earliest: fraction(1, 10), latest: fraction(1, 2) };
 }
 
 impl Method {
@@ -120,7 +136,7 @@ impl Method {
     }
 
     /// Fully sparse training: transposable masks in forward and dgrad, MVUE in wgrad, masked decay
-    /// on the gradients, a dense finish.
+    /// on the gradients, and a dense finish over the last sixth of the run.
     #[must_use]
     pub fn fst(lambda: f32) -> Self {
         Self {
@@ -130,10 +146,8 @@ impl Method {
             phases: vec![
                 Phase {
                     until: Until::Fraction(Fraction::FIVE_SIXTHS),
-                    forward: WeightOperand::Pruned(MaskKind::Transposable, KeptValues::Identity),
-                    dgrad: DgradOperand::AsForward,
                     wgrad: GradientOperand::Mvue(Estimator::Exact),
-                    ..Phase::DENSE
+                    ..TRANSPOSABLE
                 },
                 Phase::DENSE,
             ],
@@ -141,6 +155,3 @@ impl Method {
         }
     }
 }
-
-/// The paper's l.
-const REFRESH: NonZeroU32 = NonZeroU32::new(40).unwrap();

@@ -63,7 +63,7 @@ fn every_preset_has_its_own_name_and_can_be_trained() {
     }
     assert_eq!(
         PRESETS.iter().map(|preset| preset.name).collect::<Vec<_>>(),
-        ["dense", "half", "ste", "sr-ste", "fst", "step", "bi-mask", "s-ste"]
+        ["dense", "half", "ste", "ste-row-wise", "sr-ste", "fst", "step", "bi-mask", "s-ste"]
     );
     assert_eq!(Method::preset("fts", 0.0), None);
 }

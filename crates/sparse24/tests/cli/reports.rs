@@ -39,10 +39,10 @@ fn presets_are_listed_with_their_sources() {
         &["sparse24"][..],
         &["nanoGPT", "tanh", "lambda 6e-5", "ours"],
         &["nanoGPT", "tanh", "lambda 6e-5", "ours"],
-        &["table of optimal decay factors"],
-        &["table of optimal decay factors"],
-        &["table of optimal decay factors", "toolkit has another"],
-        &["table of optimal decay factors", "toolkit has another"],
+        &["2by4-pretrain-acc-examples", "table 2", "tanh"],
+        &["2by4-pretrain-acc-examples", "table 2", "tanh"],
+        &["2by4-pretrain-acc-examples", "table 2", "tanh"],
+        &["2by4-pretrain-acc-examples", "table 2", "tanh"],
     ]) {
         let source = preset["source"].as_str().unwrap();
         assert!(expected.iter().all(|part| source.contains(part)), "{source}");
@@ -102,7 +102,7 @@ fn an_estimate_counts_what_training_then_has() {
             .unwrap()
             .starts_with("4800 parameters, 72 tokens a step, ")
     );
-    let largest = place.json("estimate --set model.width=16777216 --set model.heads=1 --set model.layers=16777216 --json");
+    let largest = place.json("estimate --set model.d_model=16777216 --set model.heads=1 --set model.layers=16777216 --json");
     assert_eq!(largest["device_bytes"], u64::MAX, "what no machine can hold is no panic");
 }
 
@@ -153,13 +153,13 @@ fn the_doctor_tells_what_is_there_and_leaves_nothing() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(
         crate::support::sentence(&output),
-        "error: text is no folder: runs cannot be written to text/runs"
+        "error: text is not a folder: runs cannot be written to text/runs"
     );
     let output = place.command("doctor --out text/runs --json").output().unwrap();
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(
         (output.status.code(), &report["problem"]),
-        (Some(1), &Value::from("text is no folder: runs cannot be written to text/runs"))
+        (Some(1), &Value::from("text is not a folder: runs cannot be written to text/runs"))
     );
     if cfg!(target_os = "linux") {
         let output = place.command("doctor --out /proc/runs").output().unwrap();

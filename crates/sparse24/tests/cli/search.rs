@@ -126,7 +126,7 @@ fn a_finished_search_is_read_and_a_longer_one_continues() {
             "s/search.toml: * model.heads = 2, found model.heads = 4; *",
         ),
         (
-            "--candidates 1e-2,1,0.1 --set data.validation=0.2",
+            "--candidates 1e-2,1,0.1 --set data.validation_share=0.2",
             "s/search.toml: was started with data = *",
         ),
     ] {
@@ -260,12 +260,8 @@ fn a_run_takes_its_lambda_from_a_search() {
     for (more, code, message) in [
         ("--lambda x", 2, "--lambda: expected auto or a number, found \"x\""),
         ("--lambda -1", 2, "method.lambda: expected a finite number of at least 0, found -1"),
-        ("--lambda-search s", 2, "--lambda-search: is for --lambda auto, which is not asked for"),
-        (
-            "--lambda 1 --lambda-search s",
-            2,
-            "--lambda-search: is for --lambda auto, which is not asked for",
-        ),
+        ("--lambda-search s", 2, "--lambda-search: requires --lambda auto"),
+        ("--lambda 1 --lambda-search s", 2, "--lambda-search: requires --lambda auto"),
         (
             "--lambda auto --lambda-search s",
             3,

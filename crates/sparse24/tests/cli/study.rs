@@ -328,7 +328,9 @@ mod signals {
         let place = place();
         for (signal, exit) in [("-INT", 130), ("-TERM", 143)] {
             let out = format!("s{exit}");
-            let line = line(&format!("--set batch.accumulation=1000000 --jobs 2 --out {out}"));
+            let line = line(&format!(
+                "--set batch.gradient_accumulation_steps=1000000 --jobs 2 --out {out}"
+            ));
             let (code, said) = interrupted(&place, &line, signal, 1);
             assert_eq!(code, Some(exit), "{said}");
             assert_eq!(

@@ -73,7 +73,7 @@ fn a_run_that_will_not_fit_does_not_begin() {
 fn a_checkpoint_that_will_not_fit_is_not_begun() {
     let place = Place::new();
     let train = sparse24(&format!(
-        "train {TINY} --set steps=1000000 --set model.width=128 --checkpoint-every 0 --out {}",
+        "train {TINY} --set steps=1000000 --set model.d_model=128 --checkpoint-every 0 --out {}",
         place.path("disk/run").display()
     ));
     // A mebibyte is left: enough for metrics, not for a checkpoint.

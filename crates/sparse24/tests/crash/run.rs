@@ -35,7 +35,7 @@ pub(crate) const RICH: Shape = Shape {
     refresh: 4,
     every: 7,
     switch: 50,
-    settings: "--set model.width=64 --set model.ffn_width=128 --set model.dropout=0.1 --set batch.accumulation=3 --set run.eval_every=9",
+    settings: "--set model.d_model=64 --set model.d_ff=128 --set model.dropout=0.1 --set batch.gradient_accumulation_steps=3 --set run.eval_every=9",
 };
 
 /// As little as has a switch, and a rotation in each phase.
@@ -54,7 +54,7 @@ pub(crate) const SETTLING: Shape = Shape {
 
 /// As short, with much to write beside the tensors: headers and manifests.
 pub(crate) const DEEP: Shape =
-    Shape { settings: "--set run.keep_last=1 --set model.layers=8 --set model.width=8", ..SHORT };
+    Shape { settings: "--set run.keep_last=1 --set model.layers=8 --set model.d_model=8", ..SHORT };
 
 impl Shape {
     /// The line that begins a run or, once it can be resumed, goes on with it.

@@ -9,11 +9,15 @@ use crate::{
     disk::fault::{self, Fault, Plan},
     run::adopt,
 };
-use sparse24_train::{backend::Activation, estimate::estimate, model::gpt2::Sparsify};
+use sparse24_core::op::Activation;
+use sparse24_train::{
+    estimate::estimate,
+    model::{ActivationCheckpointing, Sparsify},
+};
 
 fn tiny(method: &str) -> Config {
     let settings = format!(
-        "steps=2 model.layers=1 model.width=8 model.heads=2 model.ffn_width=16 model.context=8 batch.sequences=2 data.tokenizer=byte \
+        "steps=2 model.layers=1 model.d_model=8 model.heads=2 model.d_ff=16 model.sequence_length=8 batch.size=2 data.tokenizer=byte \
          method.name={method} model.activation=gelu"
     );
     let settings: Vec<String> = settings.split_whitespace().map(str::to_owned).collect();
@@ -153,8 +157,8 @@ fn what_decides_no_bits_is_no_part_of_the_identity() {
     assert!(same(|config| config.data.path = "elsewhere".to_owned()));
     assert!(same(|config| config.backend.threads += 1));
     assert!(same(|config| config.backend.gpu += 1));
-    assert!(same(|config| config.backend.launches = sparse24_train::backend::Launches::Queued));
-    assert!(same(|config| config.model.recompute = sparse24_train::model::gpt2::Recompute::Blocks));
+    assert!(same(|config| config.backend.cuda_graphs = false));
+    assert!(same(|config| config.model.activation_checkpointing = ActivationCheckpointing::Blocks));
     assert!(same(|config| config.run.checkpoint_every += 1));
     assert!(same(|config| config.run.keep_last += 1));
     assert!(same(|config| config.run.instrument_every += 1));
@@ -162,8 +166,8 @@ fn what_decides_no_bits_is_no_part_of_the_identity() {
     assert!(!same(|config| config.run.eval_every += 1), "it decides the metrics");
     assert!(!same(|config| config.seed += 1));
     assert!(!same(|config| config.steps += 1));
-    assert!(!same(|config| config.batch.sequences += 1));
-    assert!(!same(|config| config.data.validation /= 2.0));
+    assert!(!same(|config| config.batch.size += 1));
+    assert!(!same(|config| config.data.validation_share /= 2.0));
 }
 
 #[test]
@@ -173,7 +177,7 @@ fn the_format_lists_what_decides_no_bits() {
     let Ok(text) = fs::read_to_string(format) else { return };
     let (_, listed) =
         text.split_once("`config` leaves out what decides no bit: ").expect("the list");
-    let (listed, _) = listed.split_once("; and `method.decay`").expect("its end");
+    let (listed, _) = listed.split_once(". Also left out").expect("its end");
     let listed: Vec<&str> = listed.split('`').skip(1).step_by(2).collect();
     assert_eq!(listed, identity::DECIDES_NOTHING);
 }
@@ -191,7 +195,7 @@ fn a_checkpoint_has_the_bytes_that_are_estimated() {
         let checkpoint = snapshot(&mut trainer, state, Vec::new(), None).unwrap()().unwrap();
         assert_eq!(
             checkpoint.bytes(),
-            estimate(trainer.recipe()).checkpoint_bytes,
+            estimate(trainer.recipe(), config.backend_entry().unwrap()).unwrap().checkpoint_bytes,
             "{method}, {sparsify:?}"
         );
     }

@@ -1,8 +1,8 @@
-//! Buffers of the CUDA adaptor: which handle is which matrix of the device, in which type.
+//! The dense buffers of the CUDA adaptor: the matrix of each handle, and its type.
 //!
 //! Activations are bf16. Weights, gradients and moments are f32, and a weight has a bf16 copy that
-//! products read. Where tensor cores want it, rows are longer and matrices taller than was asked
-//! for; what is added is zero and never reaches the host. Deliberately absent: operations.
+//! products read. Rows and columns are padded to what tensor cores need; the padding is zero and
+//! never reaches the host.
 
 use half::bf16;
 use sparse24_cuda::{Device, Matrix};
@@ -12,9 +12,9 @@ use crate::{
     backend::{DType, Region, Tensor},
 };
 
-/// All dense buffers, numbered in the order of their making.
+/// All dense buffers, in the order of allocation.
 #[derive(Default)]
-pub(super) struct Storage(Vec<Buffer>);
+pub(super) struct Buffers(Vec<Buffer>);
 
 struct Buffer {
     name: String,
@@ -25,17 +25,18 @@ enum Data {
     F32(Matrix<f32>),
     Weight { values: Matrix<f32>, copy: Matrix<bf16> },
     Activation(Matrix<bf16>),
-    Tokens(Matrix<u32>),
+    Ids(Matrix<u32>),
 }
 
-/// Rows of tables and columns of activations that are no multiple of 8 become one of this.
+/// Rows of tables and columns of activations that are not a multiple of 8 are padded to a multiple
+/// of this.
 const PADDED: usize = 64;
 
-fn padded(length: usize) -> usize {
+pub(super) fn padded(length: usize) -> usize {
     if length.is_multiple_of(8) { length } else { length.next_multiple_of(PADDED) }
 }
 
-impl Storage {
+impl Buffers {
     /// A zeroed buffer.
     pub(super) fn alloc(
         &mut self,
@@ -48,7 +49,7 @@ impl Storage {
         device.set_purpose(region.name());
         let tall = if rows == 1 { 1 } else { padded(rows) };
         let (data, stride) = match (dtype, region) {
-            (DType::U32, _) => (Data::Tokens(device.alloc(name, [rows, columns])?), columns),
+            (DType::U32, _) => (Data::Ids(device.alloc(name, [rows, columns])?), columns),
             (DType::Activation, _) => {
                 (Data::Activation(device.alloc(name, [rows, padded(columns)])?), padded(columns))
             }
@@ -76,7 +77,7 @@ impl Storage {
         }
     }
 
-    /// All rows of a table's gradient, those included that were not asked for.
+    /// A table's gradient, with its padding rows.
     pub(super) fn tall_floats(&self, t: Tensor) -> Matrix<f32> {
         match &self.0[t.buffer].data {
             Data::F32(whole) => *whole,
@@ -89,7 +90,7 @@ impl Storage {
         self.tall_copy_of(t).rectangle(t.offset, t.shape, t.stride)
     }
 
-    /// All rows of a table's copy, those included that were not asked for.
+    /// The bf16 copy of a table, with its padding rows.
     pub(super) fn tall_copy_of(&self, t: Tensor) -> Matrix<bf16> {
         match &self.0[t.buffer].data {
             Data::Weight { copy, .. } => *copy,
@@ -104,15 +105,15 @@ impl Storage {
         }
     }
 
-    /// Whole rows, with the columns that were not asked for.
+    /// Whole rows, with their padding columns.
     pub(super) fn wide_activations(&self, t: Tensor) -> Matrix<bf16> {
         self.activations(Tensor { shape: [t.shape[0], t.stride], ..t })
     }
 
-    pub(super) fn tokens(&self, t: Tensor) -> Matrix<u32> {
+    pub(super) fn ids(&self, t: Tensor) -> Matrix<u32> {
         match &self.0[t.buffer].data {
-            Data::Tokens(whole) => whole.rectangle(t.offset, t.shape, t.stride),
-            _ => panic!("{} holds no token ids", self.0[t.buffer].name),
+            Data::Ids(whole) => whole.rectangle(t.offset, t.shape, t.stride),
+            _ => panic!("{} holds no ids", self.0[t.buffer].name),
         }
     }
 
@@ -156,7 +157,7 @@ impl Storage {
             (Data::Weight { .. }, Data::Weight { .. }) => {
                 device.copy(self.copy_of(from), self.copy_of(to))?
             }
-            // No kernel rounds alone.
+            // There is no kernel that only rounds.
             (_, Data::Weight { .. }) => {
                 let values = device.download(self.floats(from))?;
                 return self.upload(device, to, &values);
@@ -166,7 +167,7 @@ impl Storage {
         Ok(device.copy(self.floats(from), self.floats(to))?)
     }
 
-    /// Zeroes what the handle covers, of a weight also the copy.
+    /// Zeroes a tensor, and the copy of a weight.
     pub(super) fn clear(&self, device: &mut Device, t: Tensor) -> Result<(), Error> {
         match &self.0[t.buffer].data {
             Data::Activation(_) => return Ok(device.fill_bytes(self.activations(t), 0)?),

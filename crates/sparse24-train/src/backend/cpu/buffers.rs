@@ -1,7 +1,7 @@
-//! Buffers of the CPU adaptor, and how operations borrow them.
+//! The dense buffers of the CPU adaptor, and how operations borrow them.
 //!
-//! Invariant: while an operation runs, the buffers of its outputs are taken out, so that an operand
-//! that aliases one is found, not corrupted. Deliberately absent: operations.
+//! While an operation runs, the buffers of its outputs are taken out, so that an input that aliases
+//! an output panics instead of being corrupted.
 
 use std::mem;
 
@@ -9,9 +9,9 @@ use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, ShapeBuilder};
 
 use crate::backend::{DType, Region, Tensor};
 
-/// All dense buffers, numbered in the order of their making.
+/// All dense buffers, in the order of allocation.
 #[derive(Default)]
-pub(super) struct Storage(Vec<Buffer>);
+pub(super) struct Buffers(Vec<Buffer>);
 
 /// One allocation.
 struct Buffer {
@@ -25,7 +25,7 @@ enum Data {
     U32(Vec<u32>),
 }
 
-impl Storage {
+impl Buffers {
     pub(super) fn floats(&self, t: Tensor) -> &[f32] {
         let buffer = &self.0[t.buffer];
         match &buffer.data {
@@ -37,7 +37,7 @@ impl Storage {
                 );
                 &data[t.offset..]
             }
-            Data::U32(_) => panic!("{} holds token ids, not floats", buffer.name),
+            Data::U32(_) => panic!("{} holds ids, not floats", buffer.name),
         }
     }
 
@@ -50,15 +50,15 @@ impl Storage {
         ArrayView1::from(&self.floats(t)[..t.elements()])
     }
 
-    pub(super) fn tokens(&self, t: Tensor) -> &[u32] {
+    pub(super) fn ids(&self, t: Tensor) -> &[u32] {
         let buffer = &self.0[t.buffer];
         match &buffer.data {
             Data::U32(data) => &data[t.offset..t.offset + t.elements()],
-            Data::F32(_) => panic!("{} holds floats, not token ids", buffer.name),
+            Data::F32(_) => panic!("{} holds floats, not ids", buffer.name),
         }
     }
 
-    /// Takes the buffer of an output; every reader of it fails until [`Self::put`].
+    /// Takes the buffer of an output; reading it panics until [`Self::put`].
     pub(super) fn take(&mut self, t: Tensor) -> Vec<f32> {
         let buffer = &mut self.0[t.buffer];
         match &mut buffer.data {
@@ -70,7 +70,7 @@ impl Storage {
                 );
                 mem::take(data)
             }
-            Data::U32(_) => panic!("{} holds token ids, not floats", buffer.name),
+            Data::U32(_) => panic!("{} holds ids, not floats", buffer.name),
         }
     }
 
@@ -78,11 +78,11 @@ impl Storage {
         self.0[t.buffer].data = Data::F32(data);
     }
 
-    pub(super) fn write_tokens(&mut self, t: Tensor) -> &mut [u32] {
+    pub(super) fn ids_mut(&mut self, t: Tensor) -> &mut [u32] {
         let buffer = &mut self.0[t.buffer];
         match &mut buffer.data {
             Data::U32(data) => &mut data[t.offset..t.offset + t.elements()],
-            Data::F32(_) => panic!("{} holds floats, not token ids", buffer.name),
+            Data::F32(_) => panic!("{} holds floats, not ids", buffer.name),
         }
     }
 
@@ -117,7 +117,7 @@ pub(super) fn view_mut(t: Tensor, data: &mut [f32]) -> ArrayViewMut2<'_, f32> {
     .expect("a handle lies within its buffer")
 }
 
-/// A `[rows, columns]` view of scratch, which only ever grows; what it holds is left over.
+/// A `[rows, columns]` view of scratch, which only grows; its contents are left over.
 pub(super) fn scratch_view(
     scratch: &mut Vec<f32>,
     (rows, columns): (usize, usize),

@@ -1,0 +1,162 @@
+//! Configurations that were written by earlier versions.
+//!
+//! A run's own files are read with the old keys, and with the methods that these meant. A user's
+//! file or setting with an old key is refused, with the key's present name.
+
+use toml::{Table, Value};
+
+use crate::Error;
+
+/// Each old key with its present name.
+const RENAMED: [(&str, &str); 10] = [
+    ("model.width", "model.d_model"),
+    ("model.ffn_width", "model.d_ff"),
+    ("model.context", "model.sequence_length"),
+    ("model.recompute", "model.activation_checkpointing"),
+    ("batch.sequences", "batch.size"),
+    ("batch.accumulation", "batch.gradient_accumulation_steps"),
+    ("half.ratio", "method.d_ff_ratio"),
+    ("backend.launches", "backend.cuda_graphs"),
+    ("optimizer.clip", "optimizer.max_grad_norm"),
+    ("data.validation", "data.validation_share"),
+];
+
+/// The refusal of an old key, or of a section of old keys.
+pub(super) fn refusal(key: &str) -> Option<Error> {
+    let is_old = |old: &str| {
+        old.strip_prefix(key).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
+    let (old, new) = RENAMED.iter().find(|(old, _)| is_old(old))?;
+    let values = if *old == "backend.launches" {
+        " (true for \"replayed\", false for \"queued\")"
+    } else {
+        ""
+    };
+    Some(Error::setting(*old, format!("renamed to {new}{values}")))
+}
+
+/// Whether a document has an old key.
+#[must_use]
+pub fn is_old(document: &Table) -> bool {
+    RENAMED
+        .iter()
+        .any(|(old, _)| section(document, old).is_some_and(|(s, key)| s.contains_key(key)))
+}
+
+/// Translates a whole configuration, if an earlier version wrote it.
+pub fn update(document: &mut Table) {
+    if is_old(document) {
+        update_settings(document);
+    }
+}
+
+/// Translates settings that are known to be of an earlier version, such as those of a study's arm.
+pub fn update_settings(document: &mut Table) {
+    for (old, new) in RENAMED {
+        let Some(value) = take(document, old) else { continue };
+        let value = match (old, value.as_str()) {
+            ("backend.launches", Some(launches)) => Value::Boolean(launches == "replayed"),
+            _ => value,
+        };
+        let (name, key) = split(new);
+        let section = document.entry(name).or_insert_with(|| Value::Table(Table::new()));
+        if let Value::Table(section) = section {
+            section.entry(key).or_insert(value);
+        }
+    }
+    if let Some(Value::Table(method)) = document.get_mut("method") {
+        keep_method(method);
+    }
+}
+
+/// Makes explicit what a method's name meant before `ste` got the paper's transposable masks, and
+/// `sr-ste` and `bi-mask` the decay on gradients of their sources' code.
+fn keep_method(method: &mut Table) {
+    match method.get("name").and_then(Value::as_str) {
+        Some("ste") => {
+            method.insert("name".to_owned(), Value::from("ste-row-wise"));
+        }
+        Some("sr-ste" | "bi-mask")
+            if method.get("decay").is_none_or(|decay| decay.as_str() == Some("")) =>
+        {
+            method.insert("decay".to_owned(), Value::from("on-weights"));
+        }
+        _ => {}
+    }
+}
+
+/// Removes the value of a key, and its section if that has no other.
+fn take(document: &mut Table, key: &str) -> Option<Value> {
+    let (name, key) = split(key);
+    let section = document.get_mut(name)?.as_table_mut()?;
+    let value = section.remove(key);
+    if section.is_empty() {
+        document.remove(name);
+    }
+    value
+}
+
+fn section<'a, 'k>(document: &'a Table, key: &'k str) -> Option<(&'a Table, &'k str)> {
+    let (name, key) = split(key);
+    Some((document.get(name)?.as_table()?, key))
+}
+
+fn split(key: &str) -> (&str, &str) {
+    key.split_once('.').expect("every renamed key is in a section")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_document_of_before_is_read_with_its_values() {
+        let mut old: Table = "[model]\nwidth = 8\nlayers = 2\n[half]\nratio = \"10/13\"\n\
+                              [backend]\nlaunches = \"queued\""
+            .parse()
+            .unwrap();
+        assert!(is_old(&old));
+        update(&mut old);
+        let new: Table = "[model]\nd_model = 8\nlayers = 2\n[method]\nd_ff_ratio = \"10/13\"\n\
+                          [backend]\ncuda_graphs = false"
+            .parse()
+            .unwrap();
+        assert_eq!(old, new);
+        assert!(!is_old(&new));
+    }
+
+    /// What method settings meant before, and what they are now.
+    #[test]
+    fn a_method_of_before_stays_what_it_was() {
+        for (before, now) in [
+            ("name = \"ste\"", "name = \"ste-row-wise\""),
+            ("name = \"sr-ste\"", "name = \"sr-ste\"\ndecay = \"on-weights\""),
+            ("name = \"bi-mask\"\ndecay = \"\"", "name = \"bi-mask\"\ndecay = \"on-weights\""),
+            ("name = \"sr-ste\"\ndecay = \"none\"", "name = \"sr-ste\"\ndecay = \"none\""),
+            ("name = \"fst\"\ndecay = \"\"", "name = \"fst\"\ndecay = \"\""),
+        ] {
+            let document = |model: &str, method: &str| -> Table {
+                format!("[model]\n{model} = 8\n[method]\n{method}").parse().unwrap()
+            };
+            let (mut old, mut new) = (document("width", before), document("d_model", before));
+            update(&mut old);
+            assert_eq!(old, document("d_model", now));
+            update(&mut new);
+            assert_eq!(new, document("d_model", before), "the present names have no other meaning");
+        }
+    }
+
+    #[test]
+    fn every_new_name_is_a_key_and_every_old_one_is_refused() {
+        let mut keys = super::super::dotted(super::super::table_of(
+            &super::super::preset::PRESETS[0].config(),
+        ));
+        for (old, new) in RENAMED {
+            assert!(keys.remove(new).is_some(), "{new}");
+            assert!(!keys.contains_key(old), "{old}");
+            let refused = super::super::Config::resolve(None, None, &[format!("{old}=1")]);
+            let message = refused.unwrap_err().to_string();
+            assert!(message.starts_with(&format!("{old}: renamed to {new}")), "{message}");
+        }
+    }
+}
