@@ -46,7 +46,7 @@ pub use directory::lock;
 pub use identity::{decisive, of_dataset};
 pub use instruments::{Instruments, LayerInstruments};
 pub use log::{Log, timestamp};
-pub use metrics::{Cut, MetricsLog, StepMetrics};
+pub use metrics::{Cut, MetricsLog, Salvage, StepMetrics};
 pub use model::Model;
 pub use opening::{Damaged, Given, Resume};
 pub use provenance::{Initial, LambdaOrigin, Provenance};
