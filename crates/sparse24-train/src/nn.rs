@@ -27,7 +27,7 @@ mod linear24;
 mod norm;
 mod parameter;
 
-pub use attention::{Attention, AttentionActivations, AttentionSpec, Projections, Streams};
+pub use attention::{Attention, AttentionActivations, AttentionSpec, Streams};
 pub use builder::{BatchShape, Builder};
 pub use embedding::{Embedding, Sharing};
 pub use ffn::{Ffn, FfnActivations, FfnSpec};

@@ -85,7 +85,7 @@ impl MaskedLm {
             targets.push(*token);
             match uniform(fate) {
                 ..0.8 => *token = self.mask_token,
-                ..0.9 => *token = (u64::from(random) * u64::from(self.vocabulary) >> 32) as u32,
+                ..0.9 => *token = ((u64::from(random) * u64::from(self.vocabulary)) >> 32) as u32,
                 _ => {}
             }
         }

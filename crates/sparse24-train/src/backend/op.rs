@@ -17,6 +17,7 @@ pub use update::{Copy, Fill, GradNorm, OptimizerEntry, OptimizerStep, UpdateOp};
 
 /// One operation.
 #[derive(Debug, Clone, Copy)]
+#[expect(clippy::large_enum_variant, reason = "an operation lives for one call, on the stack")]
 pub enum Op<'a> {
     /// Masks and compressed operands.
     Sparse(SparseOp<'a>),

@@ -279,8 +279,8 @@ impl Block {
         self.norm_1.backward(pass, dx, kept.norm_1, dsum, Accumulate::Overwrite)?;
         let dout = pass.before_dropout(dsum, ddelta, self.dropouts[0])?;
         let scratch = shared.attention.rows(pass);
-        let (attention, memory) = (kept.attention, Some(dmemory));
-        self.attention.backward(pass, streams, attention, dout, scratch, dbranch, memory)?;
+        let buffers = [kept.attention, scratch];
+        self.attention.backward(pass, streams, buffers, dout, dbranch, Some(dmemory))?;
         pass.run(Add { x: dsum, delta: dbranch, out: dx })
     }
 }

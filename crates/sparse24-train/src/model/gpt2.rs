@@ -360,7 +360,7 @@ impl Block {
         let AttentionActivations { q, o, .. } = buffers.attention;
         let scratch = AttentionActivations { q: pass.rows(q), o: pass.rows(o), ..kept.attention };
         let x = kept.ln_1.y.into();
-        self.attention.backward(pass, x, kept.attention, dattention, scratch, dy, None)?;
+        self.attention.backward(pass, x, [kept.attention, scratch], dattention, dy, None)?;
         self.ln_1.backward(pass, dy, kept.ln_1, dresidual, Accumulate::Add)
     }
 }

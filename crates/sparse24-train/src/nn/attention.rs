@@ -23,25 +23,14 @@ use crate::{
 /// other).
 #[derive(Debug)]
 pub struct Attention {
-    projections: Projections,
+    /// q, or q, k and v of one stream `[3d, d]`.
+    q: Linear24,
+    /// k and v `[2d, d]`, if they are projected separately.
+    kv: Option<Linear24>,
     out: Linear24,
     heads: usize,
     mask: AttentionMask,
     dropout: Site,
-}
-
-/// The projections to q, k and v.
-#[derive(Debug)]
-pub enum Projections {
-    /// q, k and v of one stream: `[3d, d]`.
-    Joint(Linear24),
-    /// q `[d, d]` of one stream, k and v `[2d, d]` of the same or another.
-    Separate {
-        /// Of the stream of queries.
-        q: Linear24,
-        /// Of the stream of keys and values.
-        kv: Linear24,
-    },
 }
 
 /// The declaration of an [`Attention`].
@@ -94,6 +83,13 @@ impl From<Tensor> for Streams {
     }
 }
 
+impl Streams {
+    /// The stream of keys and values.
+    fn memory(&self) -> Tensor {
+        self.memory.map_or(self.x, |(memory, _)| memory)
+    }
+}
+
 impl AttentionActivations {
     fn qkv(&self) -> [Tensor; 3] {
         match self.kv {
@@ -127,16 +123,16 @@ impl Attention {
             let (name, shape) = (name.clone(), [r, d]);
             Linear24::new(builder, LinearSpec { name, shape, deviation, bias, sparsity })
         };
-        let (projections, out) = match spec.names {
-            [qkv, out] => (Projections::Joint(linear(qkv, 3 * d, deviations[0])?), out),
+        let (q, kv, out) = match spec.names {
+            [qkv, out] => (linear(qkv, 3 * d, deviations[0])?, None, out),
             [q, kv, out] => {
                 let q = linear(q, d, deviations[0])?;
-                (Projections::Separate { q, kv: linear(kv, 2 * d, deviations[0])? }, out)
+                (q, Some(linear(kv, 2 * d, deviations[0])?), out)
             }
             names => panic!("attention has two or three layers, not {names:?}"),
         };
         let out = linear(out, d, deviations[1])?;
-        Ok(Self { projections, out, heads, mask, dropout: builder.dropout_site() })
+        Ok(Self { q, kv, out, heads, mask, dropout: builder.dropout_site() })
     }
 
     /// Allocates what it keeps.
@@ -165,13 +161,9 @@ impl Attention {
         kept: AttentionActivations,
         y: Tensor,
     ) -> Result<(), Error> {
-        match (&self.projections, kept.kv) {
-            (Projections::Joint(qkv), _) => qkv.forward(pass, streams.x, kept.q)?,
-            (Projections::Separate { q, kv }, Some(kept_kv)) => {
-                q.forward(pass, streams.x, kept.q)?;
-                kv.forward(pass, streams.memory.map_or(streams.x, |(memory, _)| memory), kept_kv)?;
-            }
-            (Projections::Separate { .. }, None) => panic!("k and v have no buffer"),
+        self.q.forward(pass, streams.x, kept.q)?;
+        if let (Some(projection), Some(kv)) = (&self.kv, kept.kv) {
+            projection.forward(pass, streams.memory(), kv)?;
         }
         let op = self.operation(pass, streams, kept);
         pass.run(op)?;
@@ -179,33 +171,28 @@ impl Attention {
     }
 
     /// The gradients of parameters and streams. `scratch` has the shapes of `kept` (its `lse` is
-    /// unused). `dx` is overwritten; with separate projections, the gradient of keys and values
-    /// goes to `dmemory`, which is overwritten too, and is added to `dx` if both streams are one.
+    /// unused). `dx` is overwritten. With separate projections, so is `dmemory`, by the gradient of
+    /// the stream of keys and values; it is added to `dx` if both streams are one.
     pub fn backward(
         &self,
         pass: &mut Pass<'_>,
         streams: Streams,
-        kept: AttentionActivations,
+        [kept, scratch]: [AttentionActivations; 2],
         dy: Tensor,
-        scratch: AttentionActivations,
         dx: Tensor,
         dmemory: Option<Tensor>,
     ) -> Result<(), Error> {
         self.out.backward(pass, kept.o, dy, scratch.o)?;
         let forward = self.operation(pass, streams, kept);
         pass.run(AttentionBackward { forward, d_o: scratch.o, dqkv: scratch.qkv() })?;
-        match (&self.projections, kept.kv.and(scratch.kv), dmemory) {
-            (Projections::Joint(qkv), ..) => qkv.backward(pass, streams.x, scratch.q, dx),
-            (Projections::Separate { q, kv }, Some(dkv), Some(dmemory)) => {
-                let memory = streams.memory.map_or(streams.x, |(memory, _)| memory);
-                q.backward(pass, streams.x, scratch.q, dx)?;
-                kv.backward(pass, memory, dkv, dmemory)?;
-                match streams.memory {
-                    Some(_) => Ok(()),
-                    None => pass.run(Add { x: dx, delta: dmemory, out: dx }),
-                }
-            }
-            (Projections::Separate { .. }, ..) => panic!("keys and values need gradients"),
+        self.q.backward(pass, streams.x, scratch.q, dx)?;
+        let (Some(projection), Some(dkv), Some(delta)) = (&self.kv, scratch.kv, dmemory) else {
+            return Ok(());
+        };
+        projection.backward(pass, streams.memory(), dkv, delta)?;
+        match streams.memory {
+            Some(_) => Ok(()),
+            None => pass.run(Add { x: dx, delta, out: dx }),
         }
     }
 
