@@ -20,7 +20,7 @@ use sparse24_run::{
     checkpoint::DatasetIdentity,
     config::{Config, MethodConfig, read_table, renamed},
     disk,
-    run::{decisive, of_dataset, open_dataset},
+    run::{of_dataset, open_dataset},
 };
 use sparse24_train::{
     method::{Ends, Phase, Until},
@@ -218,7 +218,7 @@ fn arm(lambda: f32) -> String {
 
 /// What decides a bit of the runs, but what a search varies.
 fn settings(config: &Config) -> BTreeMap<String, String> {
-    let mut settings = decisive(config);
+    let mut settings = config.decisive();
     settings.retain(|key, _| !["method.lambda", "seed"].contains(&key.as_str()));
     settings
 }

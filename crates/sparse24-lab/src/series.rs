@@ -27,9 +27,7 @@ use sparse24_run::{
     Error, checkpoint,
     config::Config,
     disk,
-    run::{
-        self, Asked, Damaged, Given, Observer, Resume, Run, StepMetrics, open_dataset, run_config,
-    },
+    run::{Asked, Damaged, Given, Observer, Resume, Run, StepMetrics, open_dataset, run_config},
 };
 
 /// One run of a series.
@@ -228,7 +226,7 @@ fn discard(checkpoints: &Path) -> Result<(), Error> {
 
 /// Refuses a run directory of other settings than its member's.
 fn check_config(path: &Path, member: &Member) -> Result<(), Error> {
-    let (found, wanted) = (run::decisive(&run_config(path)?), run::decisive(&member.config));
+    let (found, wanted) = (run_config(path)?.decisive(), member.config.decisive());
     let told = |settings: &BTreeMap<String, String>, key: &str| {
         settings.get(key).map_or("nothing".to_owned(), Clone::clone)
     };

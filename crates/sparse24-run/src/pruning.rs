@@ -20,7 +20,7 @@ use sparse24_core::MaskKind;
 
 use crate::{
     Error, disk,
-    tensors::container::{self, Entry},
+    tensors::{Entry, container},
 };
 
 mod matrix;

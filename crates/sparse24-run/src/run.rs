@@ -43,7 +43,7 @@ mod tests;
 pub use adopt::adopt;
 pub use directory::RunDirectory;
 pub use directory::lock;
-pub use identity::{decisive, of_dataset};
+pub use identity::of_dataset;
 pub use instruments::{Instruments, LayerInstruments};
 pub use log::{Log, timestamp};
 pub use metrics::{Cut, MetricsLog, StepMetrics};

@@ -82,11 +82,11 @@ pub fn estimate(recipe: &Recipe) -> Estimate {
     // A mask is an eighth of a byte an element: two for the flip rate, and one for each S(W).
     let operands = recipe.method.pruned_operands() as u128;
     let sparse = (2 + operands) * sparsifiable / 8 + 4 * (operands * sparsifiable + sampled);
-    // Two bytes a tile of a mask; of another for dgrad four, and a number a row for its order.
+    // Two bytes per tile of a mask, and four per row for the order of dgrad's.
     let kept_masks = match recipe.method.pruned_operands() {
         PrunedOperands::None => 0,
         PrunedOperands::One => sparsifiable / 8,
-        PrunedOperands::Two => sparsifiable / 8 + sparsifiable / 4 + 4 * layers * rows,
+        PrunedOperands::Two => 2 * (sparsifiable / 8) + 4 * layers * rows,
     };
     let watched = if recipe.method.watches_variance() { parameters } else { 0 };
     let norm = 2 * p * d + 2 * p;

@@ -197,12 +197,9 @@ pub(crate) fn drive(mut run: Run, telling: &Telling, signals: Signals) -> Result
         String::new()
     };
     note(format_args!("{} ({}){products}", device.backend, device.description));
-    let departures = config.departures();
-    let with = if departures.is_empty() {
-        String::new()
-    } else {
-        format!(" with {}", departures.join(" "))
-    };
+    let overrides = config.overrides();
+    let with =
+        if overrides.is_empty() { String::new() } else { format!(" with {}", overrides.join(" ")) };
     note(format_args!("{}; preset {}{with}", Provenance::build(), config.preset));
     if let Some(remark) = config.remark() {
         note(remark);

@@ -22,7 +22,6 @@ use sparse24_run::{
     Error,
     checkpoint::DatasetIdentity,
     config::{Config, dotted, read_table, renamed, table_of, unknown},
-    run::decisive,
 };
 
 /// What a command line changes of a study file.
@@ -222,7 +221,7 @@ impl Plan {
             );
         }
         decides.extend(self.data.map(|data| ("data".to_owned(), data.fingerprint.to_string())));
-        let base = decisive(&self.base).into_iter().filter(|(key, _)| key != "seed");
+        let base = self.base.decisive().into_iter().filter(|(key, _)| key != "seed");
         decides.extend(base.map(|(key, value)| (format!("base\u{1}{key}"), value)));
         decides
     }

@@ -12,7 +12,7 @@ use crate::{
     series::{self, Build, Failure, Sample, Told},
     statistics::{Interval, deviation, mean, spearman},
 };
-use sparse24_run::{checkpoint::DatasetIdentity, config::dotted, run::decisive};
+use sparse24_run::{checkpoint::DatasetIdentity, config::dotted};
 use sparse24_train::method::PhaseKind;
 
 /// `study.json`.
@@ -272,7 +272,7 @@ fn best(plan: &Plan, arms: &[Arm]) -> Option<Best> {
 
 /// What decides an arm's bits, but lambda.
 fn but_lambda(planned: &PlannedArm) -> BTreeMap<String, String> {
-    let mut settings = decisive(&planned.config);
+    let mut settings = planned.config.decisive();
     settings.remove("method.lambda");
     settings
 }

@@ -13,41 +13,41 @@ use sparse24_train::{
 /// A row of the table of presets.
 #[derive(Debug, Clone, Copy)]
 pub struct Preset {
-    /// Its name.
+    /// Word of `--preset`.
     pub name: &'static str,
-    /// What it trains.
+    /// The model and the purpose, in one line.
     pub summary: &'static str,
-    /// Where its numbers come from.
+    /// Source of the numbers.
     pub source: &'static str,
-    /// What it is trained on.
+    /// The corpus that it needs.
     pub corpus: Corpus,
     build: fn() -> Config,
 }
 
-/// What a preset is trained on.
+/// The corpus that a preset needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Corpus {
-    /// A text of any size: the embedded one, where no other is named.
+    /// A text of any size; the embedded one by default.
     Any,
     /// A large corpus, which must be named.
     Named,
 }
 
 impl Preset {
-    /// The configuration.
+    /// Builds the configuration.
     #[must_use]
     pub fn config(&self) -> Config {
         Config { preset: self.name.to_owned(), ..(self.build)() }
     }
 }
 
-/// Where nothing names a preset.
+/// The preset if none is named.
 pub const DEFAULT: &str = "quickstart";
 
-/// Stands for a preset in the configuration of a model from elsewhere.
+/// `preset` in the configuration of an imported model.
 pub const IMPORTED: &str = "imported";
 
-/// What ours adds to nanoGPT's numbers.
+/// A source in nanoGPT, with our differences.
 macro_rules! nanogpt {
     ($source:literal) => {
         concat!(
@@ -128,8 +128,15 @@ pub fn find(name: &str) -> Result<Config, Error> {
     }
 }
 
-/// What the shape of an imported model is laid on: the smallest GPT-2, dense, one sequence at a
-/// time.
+/// The preset called `name`, or [`imported`].
+///
+/// # Errors
+/// Same as [`find`].
+pub(super) fn named(name: &str) -> Result<Config, Error> {
+    if name == IMPORTED { Ok(imported()) } else { find(name) }
+}
+
+/// The configuration under the shape of an imported model: GPT-2 124M, dense, batch size 1.
 #[must_use]
 pub fn imported() -> Config {
     let base = gpt2(12, 12, 768, 6e-5);
@@ -141,7 +148,7 @@ pub fn imported() -> Config {
     }
 }
 
-/// What the preset of a configuration is trained on; any text, if it is none of ours.
+/// The corpus that a preset needs; any text for an unknown one.
 pub(super) fn corpus(name: &str) -> Corpus {
     let preset = PRESETS.iter().find(|preset| preset.name == name);
     preset

@@ -9,7 +9,7 @@ use super::{PREFIX, SIDE, WEIGHTS, is_conv1d, transpose_rows};
 use crate::{
     Error,
     checkpoint::NamedTensor,
-    tensors::{TensorFile, container::Entry},
+    tensors::{Entry, TensorFile},
 };
 
 /// Reads a GPT-2 from a safetensors file (F32, F16 or BF16) or a folder with `model.safetensors`:
@@ -130,7 +130,7 @@ fn read(
     match *stored {
         [rows, columns] if is_transposed => {
             // As it is read: of a large tensor there is no room for two.
-            let (mut values, mut row) = (file.room(entry)?, 0);
+            let (mut values, mut row) = (file.buffer(entry)?, 0);
             values.resize(rows * columns, 0.0);
             file.float_pieces(entry, SIDE * columns, |panel| {
                 transpose_rows(panel, row, &mut values, [rows, columns]);

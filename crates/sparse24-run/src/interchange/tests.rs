@@ -232,7 +232,7 @@ fn other_types_are_refused() {
     fs::write(&path, text("\"U17\"")).unwrap();
     assert!(
         problem(import(&path, &wanted))
-            .contains("its header is malformed: tensor `wte.weight`: unknown variant `U17`")
+            .contains("malformed header: tensor `wte.weight`: unknown variant `U17`")
     );
 }
 
@@ -250,17 +250,17 @@ fn broken_files_are_refused() {
     let empty = r#""a":{"dtype":"F32","shape":[0],"data_offsets":[8,8]}"#;
     let two = format!("{},{empty}}}", &one[..one.len() - 1]);
     let cases = [
-        (vec![1, 2], "it holds 2 bytes, its first 8 should be the length of its header"),
+        (vec![1, 2], "2 bytes cannot hold the 8 of a header length"),
         (
             u64::MAX.to_le_bytes().to_vec(),
-            "it claims a header of 18446744073709551615 bytes, expected at most 16777216",
+            "header length 18446744073709551615 exceeds the limit of 16777216 bytes",
         ),
-        (header("nonsense", 0), "its header is malformed: expected ident at line 1 column 2"),
-        (header(one, 4), "tensor `a` ends at offset 70, but the file at 66"),
-        (header(one, 12), "its tensors end at offset 70, but the file at 74"),
+        (header("nonsense", 0), "malformed header: expected ident at line 1 column 2"),
+        (header(one, 4), "tensor `a` ends at offset 70, the file at 66"),
+        (header(one, 12), "its tensors end at offset 70, the file at 74"),
         (
             header(&one.replace("[2]", "[3]"), 8),
-            "tensor `a` F32 [3] takes 12 bytes, but its offsets 62 to 70 hold 8",
+            "tensor `a` F32 [3] takes 12 bytes, its offsets 62 to 70 hold 8",
         ),
         (
             header(&one.replace("[2]", "[4294967296,4294967296]"), 8),
@@ -268,7 +268,7 @@ fn broken_files_are_refused() {
         ),
         (
             header(&one.replace("[0,8]", "[4,12]"), 12),
-            "tensor `a` begins at offset 67, expected 63, where the data before it ends",
+            "tensor `a` starts at offset 67, expected 63",
         ),
         (header(&two, 8), "its header names the tensor `a` twice"),
     ];
@@ -276,7 +276,7 @@ fn broken_files_are_refused() {
         fs::write(&path, bytes).unwrap();
         let found = problem(import(&path, &[]));
         assert!(
-            found.contains("x.safetensors: is no sound safetensors file: ")
+            found.contains("x.safetensors: not a valid safetensors file: ")
                 && found.ends_with(message),
             "{found}"
         );

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::{
     Initial, Provenance, RunDirectory,
-    identity::{decisive, no_dataset, of_tokenizer},
+    identity::{no_dataset, of_tokenizer},
     setup::open_backend,
 };
 use crate::{
@@ -65,9 +65,10 @@ pub fn adopt(
         phase_kind: first.kind(),
         seed: config.seed,
         tokens_seen: 0,
-        method: Default::default(),
+        skipped_steps: 0,
+        phase_ends: Vec::new(),
         plan: Default::default(),
-        config: decisive(config),
+        config: config.decisive(),
         dataset: no_dataset(),
         tokenizer: of_tokenizer(tokenizer),
     };

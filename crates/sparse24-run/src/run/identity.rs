@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use toml::Table;
 
-use super::snapshot::counters;
+use super::snapshot::phase_ends;
 use crate::{
     Error,
     checkpoint::{DatasetIdentity, Fingerprint, State},
@@ -20,37 +20,6 @@ use sparse24_train::{method::Method, trainer::Trainer};
 
 /// What stands for data or a tokenizer where there is none.
 const NONE: &[u8] = &[];
-
-/// Keys of the configuration that decide no bit.
-pub(super) const DECIDES_NOTHING: [&str; 16] = [
-    "preset",
-    "data.path",
-    "run.checkpoint_every",
-    "run.keep_last",
-    "run.keep_every",
-    "run.on_nonfinite",
-    "run.skip_limit",
-    "run.spike_z",
-    "run.spike_window",
-    "run.instrument_every",
-    "run.flip_reference",
-    "model.activation_checkpointing",
-    "backend.threads",
-    "backend.gpu",
-    "backend.libraries",
-    "backend.cuda_graphs",
-];
-
-/// What a key says that says nothing. Checkpoints of before there was the key have none.
-const UNSET: [(&str, &str); 7] = [
-    ("model.kind", "\"gpt2\""),
-    ("method.decay", "\"\""),
-    ("method.forward", "\"\""),
-    ("method.dgrad", "\"\""),
-    ("method.wgrad", "\"\""),
-    ("method.phases", "[]"),
-    ("method.d_ff_ratio", "\"1/2\""),
-];
 
 /// The name of the data among the keys.
 const DATA: &str = "data";
@@ -80,9 +49,10 @@ pub(super) fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) ->
         phase_kind: trainer.phase().kind(),
         seed: config.seed,
         tokens_seen: trainer.recipe().tokens_per_step() * u64::from(trainer.step()),
-        method: counters(trainer.progress()),
+        skipped_steps: 0,
+        phase_ends: phase_ends(trainer.progress()),
         plan: trainer.backend().plans(),
-        config: decisive(config),
+        config: config.decisive(),
         dataset: of_dataset(dataset),
         tokenizer: of_tokenizer(dataset.tokenizer()),
     }
@@ -101,17 +71,6 @@ pub fn of_dataset(dataset: &Dataset) -> DatasetIdentity {
 pub(super) fn of_tokenizer(tokenizer: Option<&Tokenizer>) -> Fingerprint {
     tokenizer
         .map_or_else(none, |tokenizer| Fingerprint::from_bytes(*tokenizer.fingerprint().as_bytes()))
-}
-
-/// The configuration, as far as it decides the bits of a model or of the metrics: dotted keys and
-/// TOML values.
-pub fn decisive(config: &Config) -> BTreeMap<String, String> {
-    let mut settings =
-        config::dotted(config.to_toml().parse().expect("a configuration is a TOML table"));
-    settings.retain(|key, value| {
-        !DECIDES_NOTHING.contains(&key.as_str()) && !UNSET.contains(&(key.as_str(), value.as_str()))
-    });
-    settings
 }
 
 /// The method that a checkpoint was trained by.
@@ -187,7 +146,7 @@ pub(super) fn check_config(
     checkpoint: &Path,
     config: &Config,
 ) -> Result<(), Error> {
-    match settings(&saved_settings(saved)?, &decisive(config)).first() {
+    match settings(&saved_settings(saved)?, &config.decisive()).first() {
         None => Ok(()),
         Some(Difference { was, is, .. }) => {
             let problem = format!(

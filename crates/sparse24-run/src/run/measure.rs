@@ -9,16 +9,15 @@ use std::collections::BTreeMap;
 use sparse24_core::flip::tile_gap;
 
 use super::{Instruments, LayerInstruments};
-use crate::{Error, checkpoint::NamedTensor};
+use crate::{
+    Error,
+    checkpoint::{NamedTensor, Values},
+};
 use sparse24_train::trainer::{GradientNoise, MaskChange, Trainer};
 
 /// Tiles whose gap is computed, and tiles that are written down, evenly spaced over all weights.
 const GAPS: usize = 1 << 16;
 const TILES: usize = 1 << 9;
-
-/// Counts are f32 in checkpoints, where integers are exact up to here: a million samples in which
-/// every bit of a tile flips.
-const MOST: u32 = 1 << 24;
 
 /// Names of the counts among a checkpoint's auxiliary tensors.
 const PREFIX: &str = "flips.";
@@ -37,25 +36,24 @@ struct Counts {
 
 impl FlipCounts {
     /// Those of a checkpoint; none if it has none.
-    pub(super) fn of_checkpoint(auxiliary: &[NamedTensor]) -> Self {
+    pub(super) fn of_checkpoint(auxiliary: &[NamedTensor<Values>]) -> Self {
         let counts = auxiliary.iter().filter_map(|tensor| {
-            let (name, &[rows, columns]) =
-                (tensor.name.strip_prefix(PREFIX)?, tensor.shape.as_slice())
+            let (name, &[rows, columns], Values::U32(flips)) =
+                (tensor.name.strip_prefix(PREFIX)?, tensor.shape.as_slice(), &tensor.values)
             else {
                 return None;
             };
-            let flips = tensor.values.iter().map(|count| *count as u32).collect();
-            Some(Counts { name: name.to_owned(), shape: [rows, columns], flips })
+            Some(Counts { name: name.to_owned(), shape: [rows, columns], flips: flips.clone() })
         });
         Self(counts.collect())
     }
 
     /// As a checkpoint has them.
-    pub(super) fn tensors(&self) -> impl Iterator<Item = NamedTensor> {
+    pub(super) fn tensors(&self) -> impl Iterator<Item = NamedTensor<Values>> {
         self.0.iter().map(|Counts { name, shape, flips }| NamedTensor {
             name: format!("{PREFIX}{name}"),
             shape: shape.to_vec(),
-            values: flips.iter().map(|count| *count as f32).collect(),
+            values: Values::U32(flips.clone()),
         })
     }
 
@@ -134,7 +132,7 @@ impl FlipCounts {
         let flips = &mut self.0[at].flips;
         for ((count, a), b) in flips.iter_mut().zip(change.before.tiles()).zip(change.after.tiles())
         {
-            *count = (*count + (a ^ b).count_ones()).min(MOST);
+            *count = count.saturating_add((a ^ b).count_ones());
         }
         flips
     }

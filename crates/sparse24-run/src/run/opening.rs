@@ -12,7 +12,7 @@ use super::{
     measure::FlipCounts,
     plans,
     reference::FlipReference,
-    saving::{SKIPPED, check_room, former_ends, sparse_again},
+    saving::{check_room, former_ends, sparse_again},
     setup::{new_trainer, open_dataset, run_config},
     snapshot::{restore, snapshot},
     spikes::Spikes,
@@ -169,11 +169,7 @@ impl Run {
                     );
                     return Err(Error::file(&path, problem));
                 }
-                skipped = checkpoint
-                    .state
-                    .method
-                    .get(SKIPPED)
-                    .map_or(0, |&steps| u32::try_from(steps).unwrap_or(u32::MAX));
+                skipped = checkpoint.state.skipped_steps;
                 flip_counts = FlipCounts::of_checkpoint(&checkpoint.auxiliary);
                 restore(&mut trainer, checkpoint)?;
                 checkpoint::set_aside_after(&directory.checkpoints(), trainer.step())?;

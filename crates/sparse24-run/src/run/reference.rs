@@ -9,7 +9,7 @@ use std::{
     path::Path,
 };
 
-use super::{MetricsLog, StepMetrics, identity::decisive, setup::run_config};
+use super::{MetricsLog, StepMetrics, setup::run_config};
 use crate::{Error, config::Config};
 use sparse24_train::method::PhaseKind;
 
@@ -44,7 +44,7 @@ impl FlipReference {
         let read = || Ok((run_config(path)?, MetricsLog::read(&path.join("metrics.jsonl"))?));
         let (of_reference, metrics) = read().map_err(|error: Error| refuse(error.to_string()))?;
         let matters = |config: &Config| {
-            let mut settings = decisive(config);
+            let mut settings = config.decisive();
             settings.retain(|key, _| {
                 key != "seed"
                     && !["method.", "run.", "backend."]

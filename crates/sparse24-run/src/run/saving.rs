@@ -43,9 +43,7 @@ impl Run {
         }
         self.settle()?;
         let mut state = identity(&self.config, &self.dataset, &self.trainer);
-        state
-            .method
-            .extend((self.skipped > 0).then(|| (SKIPPED.to_owned(), u64::from(self.skipped))));
+        state.skipped_steps = self.skipped;
         let checkpoint = snapshot(
             &mut self.trainer,
             state,
@@ -79,9 +77,6 @@ impl Run {
         if self.saver.is_idle() { self.settle() } else { Ok(()) }
     }
 }
-
-/// The counter of skipped steps, among those of the checkpoint's state.
-pub(super) const SKIPPED: &str = "skipped";
 
 /// The steps of checkpoints that ended a sparse phase of the run as it was when they were saved,
 /// but end none of it as it is; the last sparse one of what are dense steps now ended one as well.

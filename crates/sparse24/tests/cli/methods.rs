@@ -90,7 +90,7 @@ fn every_method_trains_and_resumes_and_its_last_model_is_what_it_says() {
     assert!(log.contains("step 6: dense training ends, sparse training begins"), "{log}");
     let state: Value =
         serde_json::from_str(&place.read("step/checkpoints/step-00000012/state.json")).unwrap();
-    assert_eq!(state["method"]["phase_end.0"], 6);
+    assert_eq!(state["phase_ends"][0]["step"], 6);
 }
 
 #[test]

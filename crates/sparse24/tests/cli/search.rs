@@ -209,7 +209,7 @@ fn searches_that_cannot_be_are_refused() {
         ),
         (
             "--method dense --set method.decay=on-gradients",
-            "method.decay: acts where the forward's weights are pruned, which no phase of dense does; leave it empty",
+            "method.decay: needs a phase whose forward is pruned, and dense has none*",
         ),
         (
             r#"--set method.phases=["dense:11/12","sparse"]"#,

@@ -78,9 +78,11 @@ impl Disk {
         for step in self.steps.iter().filter(|step| survives(step)) {
             match (&mut nodes[step.inode], &step.change) {
                 (Node::Directory(entries), Change::Entry(name, Some(inode))) => {
-                    drop(entries.insert(name.clone(), *inode))
+                    entries.insert(name.clone(), *inode);
                 }
-                (Node::Directory(entries), Change::Entry(name, None)) => drop(entries.remove(name)),
+                (Node::Directory(entries), Change::Entry(name, None)) => {
+                    entries.remove(name);
+                }
                 (Node::File(bytes), Change::Bytes(more)) => bytes.extend(more),
                 _ => unreachable!("a file has bytes, a directory entries"),
             }
