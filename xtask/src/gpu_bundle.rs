@@ -1,7 +1,6 @@
-//! `cargo xtask gpu-bundle`: what a GPU host without Rust needs to test and measure the CUDA
-//! kernels, and training with them, in one folder: the tests, the benches and the command as
-//! stripped binaries, compiled kernels, and `run.sh`. The host's C library must be as recent as
-//! this machine's.
+//! `cargo xtask gpu-bundle`: packs a folder for a GPU host without Rust: the GPU tests and the
+//! command (with its benchmarks) as stripped binaries, compiled kernels, and `run.sh`, which runs
+//! them. The host's C library must be at least as recent as this machine's.
 
 use std::{
     fs,
@@ -14,26 +13,23 @@ use serde_json::Value;
 use crate::{
     Result,
     kernels::{self, Selection},
-    output,
+    output, root,
 };
-
-const PACKAGE: &str = "sparse24-cuda";
 
 const RUN: &str = include_str!("gpu_bundle/run.sh");
 
-/// What an earlier bundle is known by, in its `run.sh`.
+/// A line of `run.sh` that marks a folder as a bundle.
 const MARK: &str = "# sparse24 on a GPU host, without Rust";
 
 pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
     let mut selection = Selection::parse(arguments)?;
     if !selection.names.is_empty() {
-        return Err("a bundle has all kernels: no names, please".into());
+        return Err("a bundle contains all kernels: leave out the names".into());
     }
-    let root =
-        Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("xtask lies in no workspace")?;
+    let root = root()?;
     let out = selection.out.take().unwrap_or_else(|| root.join("target/gpu-bundle"));
     clear(&out)?;
-    // First, so that a bundle that was not finished is known for one.
+    // Written first, so that an unfinished bundle is recognized as one.
     fs::write(out.join("run.sh"), RUN)?;
     selection.out = Some(out.join("kernels"));
     let checked = kernels::build(&selection)?;
@@ -43,21 +39,18 @@ pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
         output(Command::new("strip").arg("-o").arg(&to).arg(built), root)?;
         size += fs::metadata(&to)?.len();
     }
-    println!(
-        "{}: {} MB of binaries; `bash run.sh test` there",
-        out.display(),
-        size.div_ceil(1 << 20)
-    );
+    let size = size.div_ceil(1 << 20);
+    println!("{}: {size} MB of binaries; run `bash run.sh test` on the GPU host", out.display());
     Ok(checked)
 }
 
-/// Makes the folder, without what an earlier bundle left in it; another folder with files in it is
-/// not touched.
+/// Creates the folder, or empties it if it holds an earlier bundle. Any other folder with files is
+/// an error.
 fn clear(out: &Path) -> Result<()> {
     let is_bundle = fs::read_to_string(out.join("run.sh")).is_ok_and(|text| text.contains(MARK));
     let is_empty = fs::read_dir(out).map_or(true, |mut files| files.next().is_none());
     if !is_bundle && !is_empty {
-        return Err(format!("{} holds something that is no bundle", out.display()).into());
+        return Err(format!("{} contains files that are not a bundle", out.display()).into());
     }
     if is_bundle {
         fs::remove_dir_all(out)?;
@@ -65,27 +58,16 @@ fn clear(out: &Path) -> Result<()> {
     Ok(fs::create_dir_all(out)?)
 }
 
-/// Builds everything and says where it lies: its name in the bundle, and the binary's path.
+/// Builds the binaries. Returns the name of each in the bundle, and its path.
 fn build(root: &Path) -> Result<Vec<(String, PathBuf)>> {
-    let mut command = Command::new(env!("CARGO"));
-    command.args([
-        "build",
-        "--release",
-        "-p",
-        PACKAGE,
-        "-p",
-        "sparse24-run",
-        "-p",
-        "sparse24",
-        "--features",
-        "sparse24-run/cuda",
-    ]);
-    command.args(["--test", "gpu", "--test", "training", "--bin", "sparse24"]);
-    let messages = output(command.arg("--message-format=json-render-diagnostics"), root)?;
+    const ARGUMENTS: &str = "build --release -p sparse24-cuda -p sparse24-run -p sparse24 \
+        --features sparse24-run/cuda --test gpu --test training --bin sparse24 \
+        --message-format=json-render-diagnostics";
+    let messages = output(Command::new(env!("CARGO")).args(ARGUMENTS.split_whitespace()), root)?;
     messages.lines().filter_map(|line| binary(line).transpose()).collect()
 }
 
-/// The binary that a message of `cargo build` is about, if it is about one.
+/// The name and path of the executable that a message of `cargo build` reports, if any.
 fn binary(message: &str) -> Result<Option<(String, PathBuf)>> {
     let message: Value = serde_json::from_str(message)?;
     let named = message["target"]["name"].as_str().zip(message["executable"].as_str());
@@ -97,24 +79,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn binaries_are_told_from_the_rest() {
-        let message = |executable| {
-            format!(
-                r#"{{"target": {{"kind": ["test"], "name": "x"}}, "executable": {executable}}}"#
-            )
-        };
-        assert_eq!(binary(&message(r#""/t/x-1""#)).unwrap(), Some(("x".into(), "/t/x-1".into())));
-        assert_eq!(binary(&message("null")).unwrap(), None);
+    fn messages_about_executables_are_recognized() {
+        let message = r#"{"target": {"kind": ["test"], "name": "x"}, "executable": "/t/x-1"}"#;
+        assert_eq!(binary(message).unwrap(), Some(("x".into(), "/t/x-1".into())));
+        assert_eq!(binary(&message.replace(r#""/t/x-1""#, "null")).unwrap(), None);
         assert_eq!(binary(r#"{"reason": "build-finished", "success": true}"#).unwrap(), None);
     }
 
-    /// With a sanitizer that complains of a race, and for whom a defect of initcheck's is none.
+    /// The fake sanitizer reports a race, and misses the planted defect of initcheck.
     #[cfg(unix)]
     #[test]
-    fn all_tools_of_the_sanitizer_run_and_each_failure_is_told() {
+    fn all_sanitizer_tools_run_and_every_failure_is_reported() {
         use std::os::unix::fs::PermissionsExt;
-        const SANITIZER: &str = "#!/usr/bin/env bash\necho \"$*\" >> calls\n\
-            case \"$*\" in\n*planted::initcheck*) exit 0;;\n*planted::*) echo \"planted_$2\"; exit 86;;\n*racecheck*) exit 86;;\nesac\n";
+        const SANITIZER: &str = "#!/usr/bin/env bash\n\
+            echo \"$*\" >> calls\n\
+            case \"$*\" in\n\
+            *planted::initcheck*) exit 0;;\n\
+            *planted::*) echo \"planted_$2\"; exit 86;;\n\
+            *racecheck*) exit 86;;\n\
+            esac\n";
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in
             [("run.sh", RUN), ("sparse24", "#!/bin/sh\n"), ("compute-sanitizer", SANITIZER)]
@@ -131,29 +114,24 @@ mod tests {
             .arg("sanitize")
             .env("PATH", std::env::join_paths(folders).unwrap());
         let output = command.output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(1), "{said}");
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{errors}");
         let failed: Vec<&str> =
-            said.lines().filter_map(|line| line.strip_prefix("== failed: ")).collect();
+            errors.lines().filter_map(|line| line.strip_prefix("== failed: ")).collect();
         let expected = [
-            "racecheck over all kernels ended with 86",
-            "initcheck did not find the planted defect: exit code 0 instead of 86",
+            "racecheck over all kernels: exit code 86",
+            "initcheck did not find the planted defect: exit code 0, not 86",
         ];
         assert_eq!(failed, expected);
-        let tools = || {
-            fs::read_to_string(folder.path().join("calls"))
-                .unwrap()
-                .lines()
-                .filter(|call| call.starts_with("--tool"))
-                .count()
-        };
-        assert_eq!(tools(), 8, "four tools, over all and over a defect");
-        assert!(command.arg("memcheck").status().unwrap().success(), "the tool that is named");
+        let calls = || fs::read_to_string(folder.path().join("calls")).unwrap();
+        let tools = || calls().lines().filter(|call| call.starts_with("--tool")).count();
+        assert_eq!(tools(), 8, "four tools, each over all kernels and over a planted defect");
+        assert!(command.arg("memcheck").status().unwrap().success(), "a single tool");
         assert_eq!(tools(), 10);
     }
 
     #[test]
-    fn only_an_earlier_bundle_is_cleared() {
+    fn clear_only_deletes_bundles() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("x/kept");
         clear(&folder.path().join("x")).unwrap();

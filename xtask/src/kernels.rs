@@ -1,12 +1,13 @@
-//! `cargo xtask kernels`: compiles every CUDA kernel for every architecture that it serves, with
-//! NVRTC and no GPU, and reads what the compiler says about it. A spill, local memory, a warning, a
-//! serialised `wgmma`, a missing instruction or an early kernel that does not wait fails the task.
-//! What a kernel computes is not looked at: that wants a GPU (`cargo xtask gpu-bundle`).
+//! `cargo xtask kernels`: compiles every CUDA kernel for every architecture it supports, with NVRTC
+//! and without a GPU, and checks the compiler's log and the machine code. Findings are undeclared
+//! spills and local memory, warnings, serialized `wgmma`, missing instructions, and kernels with
+//! programmatic dependent launch that access memory before they wait. Results are not checked; that
+//! needs a GPU (`cargo xtask gpu-bundle`).
 
 use std::{
     collections::HashMap,
-    env,
-    path::{Path, PathBuf},
+    env, iter,
+    path::PathBuf,
     process::ExitCode,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
@@ -27,14 +28,14 @@ mod log;
 use disassembler::Disassembler;
 use log::Log;
 
-/// What to compile, and where to keep it.
+/// The kernels to compile, and where to save the machine code.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Selection {
-    /// Sources by name; all if empty.
+    /// Names of sources; all if empty.
     pub(crate) names: Vec<String>,
     /// All if empty.
     pub(crate) architectures: Vec<Architecture>,
-    /// A folder that can serve as `SPARSE24_KERNEL_CACHE`.
+    /// A folder for use as `SPARSE24_KERNEL_CACHE`.
     pub(crate) out: Option<PathBuf>,
 }
 
@@ -43,24 +44,17 @@ impl Selection {
         let mut selection = Self::default();
         let mut arguments = arguments.iter();
         while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
             match argument.as_str() {
-                "--out" => {
-                    selection.out = Some(arguments.next().ok_or("--out wants a folder")?.into())
-                }
-                "--arch" => selection
-                    .architectures
-                    .push(architecture(arguments.next().ok_or("--arch wants an architecture")?)?),
+                "--out" => selection.out = Some(value()?.into()),
+                "--arch" => selection.architectures.push(architecture(value()?)?),
                 option if option.starts_with('-') => {
-                    return Err(format!("unknown option {option}; known: --arch, --out").into());
+                    return Err(format!("unknown option {option}, expected --arch or --out").into());
                 }
                 name if SOURCES.iter().any(|source| source.name == name) => {
-                    selection.names.push(name.to_owned())
+                    selection.names.push(name.to_owned());
                 }
-                name => {
-                    return Err(
-                        format!("there is no kernels/{name}.cu in the table of kernels").into()
-                    );
-                }
+                name => return Err(format!("no kernels/{name}.cu in the table of kernels").into()),
             }
         }
         Ok(selection)
@@ -75,14 +69,15 @@ impl Selection {
 fn architecture(name: &str) -> Result<Architecture> {
     let known = Architecture::ALL.map(Architecture::name).join(", ");
     let found = Architecture::ALL.into_iter().find(|architecture| architecture.name() == name);
-    found.ok_or_else(|| format!("unknown architecture {name}; known: {known}").into())
+    found.ok_or_else(|| format!("unknown architecture {name}, expected one of {known}").into())
 }
 
 pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
     build(&Selection::parse(arguments)?)
 }
 
-/// Compiles, prints the table and every finding, keeps the code; fails if there is a finding.
+/// Compiles, prints a table and every finding, and saves the machine code; fails if there is a
+/// finding.
 pub(crate) fn build(selection: &Selection) -> Result<ExitCode> {
     Library::Nvrtc.load()?;
     let pairs = SOURCES
@@ -96,44 +91,42 @@ pub(crate) fn build(selection: &Selection) -> Result<ExitCode> {
         "{:<32} {:<8} {:>9} {:>7} {:>7} {:>6} {:>6}",
         "kernel", "arch", "registers", "shared", "spills", "stack", "ms"
     );
-    for ((source, architecture), (compiled, milliseconds)) in jobs.iter().zip(compile_all(&jobs)) {
-        let mut found = match compiled {
+    for (&(source, architecture), (compiled, milliseconds)) in jobs.iter().zip(compile_all(&jobs)) {
+        let found = match compiled {
             Err(error) => vec![error.to_string()],
             Ok(compiled) => {
                 let log = Log::read(&compiled.log);
-                for (i, function) in log.functions.iter().enumerate() {
-                    let of_file = if i == 0 { milliseconds.to_string() } else { String::new() };
+                // The time is that of the whole file.
+                let times = iter::once(milliseconds.to_string()).chain(iter::repeat(String::new()));
+                for (function, time) in log.functions.iter().zip(times) {
                     println!(
-                        "{:<32} {:<8} {function} {of_file:>6}",
+                        "{:<32} {:<8} {function} {time:>6}",
                         function.name,
                         architecture.name()
                     );
                 }
-                keep(&compiled, selection.out.as_deref())?;
+                if let Some(folder) = &selection.out {
+                    let failed = |error| format!("{}: {error}", folder.display());
+                    compiled.keep(folder).map_err(failed)?;
+                }
                 let mut found = log.findings(source.entries, source.local_memory);
                 if let Some(disassembler) = &disassembler {
-                    found.extend(wrong_instructions(
-                        source,
-                        *architecture,
-                        &compiled,
-                        disassembler,
-                    )?);
+                    found.extend(check_code(source, architecture, &compiled, disassembler)?);
                 }
                 found
             }
         };
-        found
-            .iter_mut()
-            .for_each(|what| *what = format!("kernels/{}.cu, {architecture}: {what}", source.name));
-        findings.append(&mut found);
+        let place = format!("kernels/{}.cu, {architecture}", source.name);
+        findings.extend(found.iter().map(|what| format!("{place}: {what}")));
     }
     if disassembler.is_none() {
-        let what = "instructions are not looked at: there is no nvdisasm beside NVRTC, on the PATH or in CUDA_HOME/bin; install CUDA 13, or \
-                    `pip install nvidia-cuda-nvdisasm` beside nvidia-cuda-nvrtc";
+        let what = "machine code is not checked: no nvdisasm beside NVRTC, on the PATH or in \
+                    CUDA_HOME/bin; install CUDA 13, or `pip install nvidia-cuda-nvdisasm` beside \
+                    nvidia-cuda-nvrtc";
         if env::var_os("CI").is_some() {
-            findings.push(what.to_owned())
+            findings.push(what.to_owned());
         } else {
-            println!("skipped: {what}")
+            println!("skipped: {what}");
         }
     }
     findings.iter().for_each(|finding| println!("{finding}"));
@@ -141,7 +134,7 @@ pub(crate) fn build(selection: &Selection) -> Result<ExitCode> {
     Ok(if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What each became and its milliseconds, in the order given; each thread takes the next.
+/// Compiles on all cores. Returns results and milliseconds, in the order of `jobs`.
 fn compile_all(
     jobs: &[(&Source, Architecture)],
 ) -> Vec<(std::result::Result<Compiled, Error>, u128)> {
@@ -169,17 +162,8 @@ fn compile_all(
     done.into_iter().map(|(_, compiled, milliseconds)| (compiled, milliseconds)).collect()
 }
 
-fn keep(compiled: &Compiled, folder: Option<&Path>) -> Result<()> {
-    match folder {
-        None => Ok(()),
-        Some(folder) => {
-            compiled.keep(folder).map_err(|error| format!("{}: {error}", folder.display()).into())
-        }
-    }
-}
-
-/// What the machine code should have, and where it does what it should not.
-fn wrong_instructions(
+/// The findings about the machine code of one file.
+fn check_code(
     source: &Source,
     architecture: Architecture,
     compiled: &Compiled,
@@ -191,30 +175,29 @@ fn wrong_instructions(
     }
     let text = disassembler.read(&compiled.file_name, &compiled.cubin)?;
     let mut found = missing(source, architecture, &text);
-    let hasty = disassembler::hasty(&text).into_iter().filter(|_| early);
-    found.extend(
-        hasty.map(|entry| format!("{entry} starts early and touches memory before it waits")),
-    );
-    let trusting = disassembler::trusting(&text).into_iter().filter(|_| early);
-    found.extend(trusting.map(|entry| {
-        format!("{entry} starts early and loads as constants what may be written while it waits")
-    }));
+    if early {
+        let hasty = disassembler::access_before_wait(&text).into_iter();
+        found.extend(
+            hasty.map(|entry| format!("{entry} starts early and accesses memory before it waits")),
+        );
+        let constant = disassembler::constant_loads(&text).into_iter();
+        let what = "starts early and loads global memory as constant, which may still change";
+        found.extend(constant.map(|entry| format!("{entry} {what}")));
+    }
     Ok(found)
 }
 
-/// Of every kernel, the instructions that it should have and has not.
+/// One finding for every instruction that a kernel must contain and does not.
 fn missing(source: &Source, architecture: Architecture, text: &str) -> Vec<String> {
     let code: HashMap<&str, &str> = disassembler::entries(text).collect();
-    let wanted = source.entries.iter().flat_map(|&entry| {
-        source.instructions_of(entry, architecture).map(move |name| (entry, name))
-    });
-    let has = |(entry, name): &(&str, &str)| {
-        code.get(entry).is_some_and(|code| disassembler::contains(code, name))
+    let lacking = |entry: &'static str| {
+        let code = code.get(entry).copied().unwrap_or_default();
+        let names = source.instructions_of(entry, architecture);
+        names
+            .filter(move |name| !disassembler::contains(code, name))
+            .map(move |name| format!("the machine code of {entry} has no {name}"))
     };
-    wanted
-        .filter(|wanted| !has(wanted))
-        .map(|(entry, name)| format!("the machine code of {entry} has no {name}"))
-        .collect()
+    source.entries.iter().flat_map(|&entry| lacking(entry)).collect()
 }
 
 #[cfg(test)]
@@ -231,7 +214,7 @@ mod tests {
     fn a_selection_narrows() {
         let all = selection("").unwrap();
         let some = selection("flip_count --arch sm_80 --arch sm_90a --out target/x").unwrap();
-        assert_eq!(some.out.as_deref(), Some(Path::new("target/x")));
+        assert_eq!(some.out, Some("target/x".into()));
         let other = Source { name: "other", ..SOURCES[0] };
         let flip = SOURCES.iter().find(|source| source.name == "flip_count").unwrap();
         let taken = |selection: &Selection, source| {
@@ -247,40 +230,32 @@ mod tests {
     }
 
     #[test]
-    fn an_instruction_is_looked_for_in_each_kernel_and_where_it_should_be() {
+    fn every_kernel_must_contain_its_instructions() {
         let source = SOURCES.iter().find(|source| source.name == "spmm24_sm90").unwrap();
         let text = |lacking: &str| -> String {
             let code = |entry: &str| {
-                if entry == lacking || entry.contains("gather") {
-                    "FADD R1, R1, R2 ;"
-                } else {
-                    "HGMMA.SP.64x192x32 R24 ;"
-                }
+                let has = entry != lacking && !entry.contains("gather");
+                if has { "HGMMA.SP.64x192x32 R24 ;" } else { "FADD R1, R1, R2 ;" }
             };
-            source
-                .entries
-                .iter()
-                .map(|entry| format!("\n.text.{entry}:\n /*0*/ {}\n", code(entry)))
-                .collect()
+            let entries = source.entries.iter();
+            entries.map(|entry| format!("\n.text.{entry}:\n /*0*/ {}\n", code(entry))).collect()
         };
         assert_eq!(missing(source, Architecture::Sm90a, &text("none")), [""; 0]);
         let found = missing(source, Architecture::Sm90a, &text("spmm24_straight_320"));
         assert_eq!(found, ["the machine code of spmm24_straight_320 has no HGMMA.SP"]);
-        assert_eq!(
-            missing(source, Architecture::Sm90a, "").len(),
-            5,
-            "what is not there has nothing"
-        );
+        let found = missing(source, Architecture::Sm90a, "");
+        assert_eq!(found.len(), 5, "a kernel that is not there");
         let attention = SOURCES.iter().find(|source| source.name == "attention_forward").unwrap();
         assert_eq!(missing(attention, Architecture::Sm90a, "").len(), attention.entries.len());
         assert_eq!(missing(attention, Architecture::Sm80, ""), [""; 0]);
     }
 
-    /// The compiler's own words, where there is a compiler: the texts of `log` could grow old.
+    /// Guards the logs in the tests of `log` against a newer compiler that writes something else.
     #[test]
-    fn what_the_compiler_says_of_a_bad_kernel_is_found() {
+    fn a_bad_kernel_is_found_in_the_log_of_the_compiler() {
         const TEXT: &str = "extern \"C\" __global__ void stacks(float* y, int n) {\n\
-                            volatile float a[16]; int unused; a[n & 15] = y[0]; y[0] = a[n / 16 & 15];\n\
+                            volatile float a[16]; int unused;\n\
+                            a[n & 15] = y[0]; y[0] = a[n / 16 & 15];\n\
                             asm volatile(\"setmaxnreg.dec.sync.aligned.u32 40;\"); }";
         let source = Source {
             name: "bad",
@@ -299,26 +274,18 @@ mod tests {
             Err(error @ Error::Library { .. }) => println!("skipped: {error}"),
             Err(error) => panic!("{error}"),
             Ok(compiled) => {
-                let mut found =
-                    Log::read(&compiled.log).findings(source.entries, source.local_memory);
-                let disassembler = Disassembler::find();
-                if let Some(disassembler) = &disassembler {
-                    found.extend(
-                        wrong_instructions(&source, Architecture::Sm90a, &compiled, disassembler)
-                            .unwrap(),
-                    );
+                let log = Log::read(&compiled.log);
+                let mut found = log.findings(source.entries, source.local_memory);
+                let mut expected = vec!["stack", "warning", "C7508"];
+                if let Some(disassembler) = Disassembler::find() {
+                    let sm90a = Architecture::Sm90a;
+                    found.extend(check_code(&source, sm90a, &compiled, &disassembler).unwrap());
+                    expected.push("no HGMMA");
                 }
-                for what in ["stack", "warning", "C7508"] {
-                    assert!(
-                        found.iter().any(|finding| finding.contains(what)),
-                        "{what} is missing in {found:?}"
-                    );
+                for what in expected {
+                    let is_found = found.iter().any(|finding| finding.contains(what));
+                    assert!(is_found, "{what} is missing in {found:?}");
                 }
-                assert_eq!(
-                    found.iter().any(|finding| finding.contains("no HGMMA")),
-                    disassembler.is_some(),
-                    "{found:?}"
-                );
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Developer tasks, run as `cargo xtask <task>`. Nothing here is built for, or shipped to, users.
+//! Developer tasks, run as `cargo xtask <task>`. They are not part of any release.
 #![forbid(unsafe_code)]
 
 use std::{
@@ -7,35 +7,36 @@ use std::{
 };
 
 mod crash;
-mod figure;
 mod gpu_bundle;
 mod kernels;
 mod tidy;
 
-/// A failure is one sentence for the developer.
+/// The error is one sentence for the developer.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 const USAGE: &str = "\
 usage: cargo xtask <task>
 
-  tidy                            check layering, file heads, names, sizes and the other rules of xtask/src/tidy
-  figure RUN_DIR... --out FILE    draw loss and flip rate of one or more run directories as an SVG
-  crash [RUNS]                    kill so many runs (1000), resume them, and compare their ends; then all other tests of crashes and faults
+  tidy          check the conventions of this repository: layers, modules, sizes, widths, prose
+  crash [RUNS]  kill, resume and compare RUNS training runs (default 1000), then run the other
+                tests of crashes and I/O faults
   kernels [NAME...] [--arch ARCHITECTURE]... [--out DIR]
-                                  compile CUDA kernels, without a GPU, and check what the compiler made of them
+                compile CUDA kernels (needs NVRTC but no GPU) and check the machine code
   gpu-bundle [--arch ARCHITECTURE]... [--out DIR]
-                                  pack tests and the command for GPU hosts without Rust";
+                pack tests, benchmarks and the command for a GPU host without Rust";
 
-/// What a command prints, run in a folder.
+/// The workspace's root.
+fn root() -> Result<&'static Path> {
+    Ok(Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("xtask is not in a workspace")?)
+}
+
+/// The standard output of a command that runs in `directory`.
 fn output(command: &mut Command, directory: &Path) -> Result<String> {
     let output =
         command.current_dir(directory).output().map_err(|error| format!("{command:?}: {error}"))?;
     if !output.status.success() {
-        return Err(format!(
-            "{command:?} failed: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        )
-        .into());
+        let cause = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("{command:?} failed: {}", cause.trim()).into());
     }
     Ok(String::from_utf8(output.stdout)?)
 }
@@ -45,12 +46,11 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
         println!("{USAGE}");
         return Ok(ExitCode::SUCCESS);
     }
-    match arguments.split_first() {
-        Some((task, [])) if task == "tidy" => tidy::run(),
-        Some((task, rest)) if task == "figure" => figure::run(rest),
-        Some((task, rest)) if task == "crash" => crash::run(rest),
-        Some((task, rest)) if task == "kernels" => kernels::run(rest),
-        Some((task, rest)) if task == "gpu-bundle" => gpu_bundle::run(rest),
+    match arguments.split_first().map(|(task, rest)| (task.as_str(), rest)) {
+        Some(("tidy", [])) => tidy::run(),
+        Some(("crash", rest)) => crash::run(rest),
+        Some(("kernels", rest)) => kernels::run(rest),
+        Some(("gpu-bundle", rest)) => gpu_bundle::run(rest),
         _ => Err(USAGE.into()),
     }
 }

@@ -1,30 +1,37 @@
 #!/usr/bin/env bash
-# sparse24 on a GPU host, without Rust: run.sh test | long | sanitize [TOOL..] | bench | all
-# `sanitize` wants the CUDA toolkit (compute-sanitizer, NVRTC); the rest wants only the driver where kernels/ has code for the GPU.
+# sparse24 on a GPU host, without Rust
+#
+# usage: bash run.sh test | long | sanitize [TOOL...] | bench | all
+#
+# `sanitize` needs the CUDA toolkit (compute-sanitizer, NVRTC). The others need only the driver, if
+# kernels/ has machine code for the GPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 export SPARSE24_REQUIRE_GPU=1 SPARSE24_KERNEL_CACHE="$PWD/kernels"
 export PATH="$PATH:${CUDA_HOME:-/usr/local/cuda}/bin"
 
-# The exit code that tells a sanitizer's complaint from a failing test.
+# Exit code of compute-sanitizer when it finds a defect; failing tests exit with another one.
 complaint=86
 
 test_() { ./gpu; ./training; }
 
-# What is ignored for its length, and not for being planted or a part of another test. Training on the CPU wants the cores, holding memory the GPU.
+# The long tests, which are ignored by default; without the planted defects and `holder`, which
+# another test starts as a process. `training` runs one test at a time, because some of them need
+# all cores and others all GPU memory.
 long() {
     ./gpu --ignored --skip planted::
     ./training --ignored --skip holder --test-threads 1 --nocapture
     repeat
 }
 
-# Ten runs with one seed and the plans of the first end in the same files: fully sparse, then dense, with dropout. Two at a time share the GPU;
-# the last is interrupted and resumed.
+# Checks that ten runs with the same seed and the same plans produce identical files: sparse, then
+# dense steps, with dropout. Two runs share the GPU at a time; the last is interrupted and resumed.
 repeat() {
     local runs run process saved file code=0
     runs=$(mktemp -d)
-    local settings=(--backend cuda --preset quickstart --set steps=240 --set method.refresh=10 --set model.dropout=0.1
-        --set run.flip_every=5 --set run.eval_every=0 --checkpoint-every 0)
+    local settings=(--backend cuda --preset quickstart --checkpoint-every 0
+        --set steps=240 --set method.refresh=10 --set model.dropout=0.1
+        --set run.flip_every=5 --set run.eval_every=0)
     echo "== ten runs ($SECONDS s)"
     ./sparse24 train "${settings[@]}" --out "$runs/1" > /dev/null
     settings+=(--plans "$runs/1")
@@ -42,40 +49,50 @@ repeat() {
     done
     kill -TERM "$process"
     wait "$process" || code=$?
-    [ "$code" = 143 ] || { echo "the tenth run ended with $code before it could be interrupted" >&2; return 1; }
+    if [ "$code" != 143 ]; then
+        echo "the tenth run ended with exit code $code before it was interrupted" >&2
+        return 1
+    fi
     tail -n 1 "$runs/10/log.txt"
     ./sparse24 resume "$runs/10" > /dev/null
-    # Weights, moments and masks; the other files also say which plans there were.
+    # Weights, moments and masks. The other files also record the plans.
     saved=$(cd "$runs/1/checkpoints" && echo step-*/*.safetensors)
     for run in {2..10}; do
-        for file in $saved; do cmp "$runs/1/checkpoints/$file" "$runs/$run/checkpoints/$file"; done
+        for file in $saved; do
+            cmp "$runs/1/checkpoints/$file" "$runs/$run/checkpoints/$file"
+        done
     done
-    echo "the same bits: $saved"
+    echo "identical: $saved"
     rm -r "$runs"
 }
 
-# All tools unless some are named, whatever one of them says.
+# Runs the named tools, by default all. A failure does not stop the next tool.
 sanitize() {
     local tool code output skipped failed=()
     [ $# != 0 ] || set -- memcheck racecheck initcheck synccheck
     compute-sanitizer --version | tail -n 1
     for tool; do
         local sanitizer=(compute-sanitizer --tool "$tool" --error-exitcode "$complaint")
-        # Calls that the driver refuses are answers: that is how the parameters of a kernel are counted.
+        # Expected API errors: the parameters of a kernel are counted by querying until one fails.
         if [ "$tool" = memcheck ]; then sanitizer+=(--report-api-errors no); fi
         sanitizer+=(./gpu --test-threads 1)
         echo "== $tool over all kernels ($SECONDS s)"
-        # Poisoned memory counts as written; initcheck gets memory that is not.
-        if [ "$tool" = initcheck ]; then export SPARSE24_UNDEFINED=1; else unset SPARSE24_UNDEFINED; fi
-        # The products of cuBLASLt are its own affair, and some of them do not live with the slower tools.
+        # initcheck needs uninitialized memory; the tests poison it otherwise.
+        if [ "$tool" = initcheck ]; then
+            export SPARSE24_UNDEFINED=1
+        else
+            unset SPARSE24_UNDEFINED
+        fi
+        # cuBLASLt's kernels are not ours, and some of them fail under the slower tools.
         if [ "$tool" = memcheck ]; then skipped=(); else skipped=(--skip gemm::); fi
-        SPARSE24_SMALL=1 "${sanitizer[@]}" "${skipped[@]}" || failed+=("$tool over all kernels ended with $?")
+        SPARSE24_SMALL=1 "${sanitizer[@]}" "${skipped[@]}" ||
+            failed+=("$tool over all kernels: exit code $?")
         echo "== $tool over a planted defect ($SECONDS s)"
         code=0
         output=$("${sanitizer[@]}" --ignored --exact "planted::$tool" 2>&1) || code=$?
         if [ "$code" != "$complaint" ] || ! grep -m 1 "planted_$tool" <<< "$output"; then
             printf '%s\n' "$output" >&2
-            failed+=("$tool did not find the planted defect: exit code $code instead of $complaint")
+            failed+=("$tool did not find the planted defect: exit code $code, not $complaint")
         fi
     done
     if [ "${#failed[@]}" != 0 ]; then
@@ -93,6 +110,6 @@ case "${1:-}" in
     sanitize) sanitize "${@:2}" ;;
     bench) bench ;;
     all) test_; long; sanitize; bench ;;
-    *) sed -n 2,3p "${BASH_SOURCE[0]##*/}" >&2; exit 2 ;;
+    *) sed -n 2,7p "${BASH_SOURCE[0]##*/}" >&2; exit 2 ;;
 esac
 echo "== passed: $* ($SECONDS s)"

@@ -1,4 +1,4 @@
-//! The disassembler of machine code, `nvdisasm`, found like the libraries; NVRTC has none.
+//! Reads machine code with `nvdisasm`, which is not part of NVRTC but is found like it.
 
 use std::{
     env, fs,
@@ -8,13 +8,13 @@ use std::{
 
 use sparse24_cuda::library::Library;
 
-use crate::Result;
+use crate::{Result, output};
 
-/// An `nvdisasm` that is there.
+/// The path of an existing `nvdisasm`.
 pub(super) struct Disassembler(PathBuf);
 
 impl Disassembler {
-    /// Beside NVRTC, where pip and CUDA put it, then on the `PATH`, then in CUDA's usual folders.
+    /// Searches beside NVRTC, where pip and CUDA install it, then the `PATH`, then CUDA's folders.
     pub(super) fn find() -> Option<Self> {
         let beside =
             Library::Nvrtc.load().ok().and_then(|file| Some(file.parent()?.parent()?.join("bin")));
@@ -29,39 +29,30 @@ impl Disassembler {
         folders.map(|folder| folder.join("nvdisasm")).find(|file| file.is_file()).map(Self)
     }
 
-    /// The machine code as text; `name` distinguishes the temporary file.
+    /// Disassembles `cubin`; `name` makes the name of the temporary file unique.
     pub(super) fn read(&self, name: &str, cubin: &[u8]) -> Result<String> {
         let file = env::temp_dir().join(format!("{}-{name}", process::id()));
         fs::write(&file, cubin)?;
-        let output = Command::new(&self.0).arg("-c").arg(&file).output();
+        let text = output(Command::new(&self.0).arg("-c").arg(&file), &env::temp_dir());
         fs::remove_file(&file)?;
-        let output = output.map_err(|error| format!("{}: {error}", self.0.display()))?;
-        if !output.status.success() {
-            return Err(format!(
-                "{}: {}",
-                self.0.display(),
-                String::from_utf8_lossy(&output.stderr).trim()
-            )
-            .into());
-        }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        text
     }
 }
 
-/// Whether an instruction stands in the text, with whatever modifiers.
+/// Whether the text contains an instruction, with any modifiers.
 pub(super) fn contains(text: &str, instruction: &str) -> bool {
     let words = text.split_whitespace().filter_map(|word| word.strip_prefix(instruction));
     words.into_iter().any(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// The kernels in the text, each with its code.
+/// The name and code of every kernel in the text.
 pub(super) fn entries(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.split("\n.text.").skip(1).filter_map(|entry| entry.split_once(':'))
 }
 
-/// The kernels that do not wait for the previous one, or touch global memory before: by the text,
-/// whatever way branches take.
-pub(super) fn hasty(text: &str) -> Vec<&str> {
+/// The kernels that do not wait for the previous kernel, or that access global memory before they
+/// wait, in the order of the text: branches are not followed.
+pub(super) fn access_before_wait(text: &str) -> Vec<&str> {
     const WAIT: &str = "ACQBULK";
     const TOUCHES: [&str; 11] =
         ["LD", "LDG", "LDGSTS", "ST", "STG", "ATOM", "ATOMG", "RED", "REDG", "UBLKCP", "UTMALDG"];
@@ -74,8 +65,9 @@ pub(super) fn hasty(text: &str) -> Vec<&str> {
     entries(text).filter(|(_, code)| !waits(code)).map(|(entry, _)| entry).collect()
 }
 
-/// The kernels with loads of constants, which memory that a kernel writes is not.
-pub(super) fn trusting(text: &str) -> Vec<&str> {
+/// The kernels that load global memory through the constant path, which assumes that no kernel is
+/// writing it.
+pub(super) fn constant_loads(text: &str) -> Vec<&str> {
     let is_constant = |line: &str| contains(line, "LDG") && line.contains(".CONSTANT");
     entries(text)
         .filter(|(_, code)| code.lines().any(is_constant))
@@ -85,10 +77,10 @@ pub(super) fn trusting(text: &str) -> Vec<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{contains, hasty, trusting};
+    use super::{access_before_wait, constant_loads, contains};
 
     #[test]
-    fn who_touches_memory_before_waiting_is_hasty() {
+    fn accesses_before_the_wait_are_found() {
         let (wait, load) =
             ("  /*0010*/ ACQBULK ;\n", "  /*0020*/ @!P0 LDG.E.64 R2, desc[UR4][R2.64] ;\n");
         let (table, shared) =
@@ -100,28 +92,26 @@ mod tests {
             ("idle", [table, table, shared, shared]),
         ]
         .map(|(name, code)| format!("\t.section\t.text.{name}\n.text.{name}:\n{}", code.concat()));
-        assert_eq!(hasty(&text.concat()), ["hasty", "never", "idle"]);
+        assert_eq!(access_before_wait(&text.concat()), ["hasty", "never", "idle"]);
     }
 
     #[test]
-    fn who_loads_constants_is_trusting() {
+    fn constant_loads_are_found() {
         let load = |kind| format!("  /*0020*/ @!P0 LDG.E.128{kind} R8, desc[UR6][R2.64] ;\n");
-        let text = [("careful", load("")), ("trusting", load(".CONSTANT"))]
+        let text = [("plain", load("")), ("constant", load(".CONSTANT"))]
             .map(|(name, code)| format!("\n.text.{name}:\n{code}"));
-        assert_eq!(trusting(&text.concat()), ["trusting"]);
+        assert_eq!(constant_loads(&text.concat()), ["constant"]);
     }
 
     #[test]
     fn an_instruction_is_found_with_its_modifiers_and_not_in_a_longer_name() {
-        let text = "        /*0890*/              @P0  HGMMA.SP.64x256x32.F32.BF16 R24, R8, gdesc[UR4], R24, R3 ;\n  /*08a0*/ HMMA.16816.F32 R4, R4, R8, RZ ;";
-        assert!(
-            contains(text, "HGMMA.SP") && contains(text, "HGMMA") && contains(text, "HMMA.16816")
-        );
-        assert!(
-            !contains(text, "HMMA.SP")
-                && !contains(text, "HMMA.1681")
-                && !contains(text, "MMA")
-                && !contains("", "HMMA")
-        );
+        let text = "  /*0890*/  @P0  HGMMA.SP.64x256x32.F32.BF16 R24, R8, gdesc[UR4], R24, R3 ;\n\
+                    /*08a0*/ HMMA.16816.F32 R4, R4, R8, RZ ;";
+        for name in ["HGMMA.SP", "HGMMA", "HMMA.16816"] {
+            assert!(contains(text, name), "{name}");
+        }
+        for name in ["HMMA.SP", "HMMA.1681", "MMA"] {
+            assert!(!contains(text, name), "{name}");
+        }
     }
 }

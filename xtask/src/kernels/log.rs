@@ -1,29 +1,29 @@
-//! What NVRTC says with `--ptxas-options=-v`, read: resources of each function, and remarks that no
-//! kernel may earn.
+//! Parses the log that NVRTC writes with `--ptxas-options=-v`: the resources of every function, and
+//! warnings and remarks that are findings.
 
 use std::fmt;
 
-/// Begins the compiler's remarks, C7508 to C7515, about ignored `setmaxnreg` and serialised
-/// `wgmma`, which cost a kernel most of its speed.
+/// Marks the remarks C7508 to C7515 about ignored `setmaxnreg` and serialized `wgmma`, which cost a
+/// kernel most of its speed.
 const SLOW: &str = "Potential Performance Loss";
 
-/// A compiler's log.
+/// The parsed log of one file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Log {
     pub(super) functions: Vec<Function>,
-    /// Warnings, and remarks of [`SLOW`].
+    /// Warnings, and remarks marked [`SLOW`].
     remarks: Vec<String>,
 }
 
-/// What a function takes of a multiprocessor; sizes in bytes.
+/// Resources of a function; sizes in bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Function {
     pub(super) name: String,
-    /// A kernel, not a function that it calls.
+    /// Whether it is a kernel rather than a function that a kernel calls.
     entry: bool,
     registers: u32,
     shared: u32,
-    /// Stored and loaded.
+    /// Stores and loads together.
     spills: u32,
     stack: u32,
 }
@@ -54,8 +54,8 @@ impl Log {
         log
     }
 
-    /// What is wrong, given the kernels that the file should have and the bytes of local memory
-    /// that they may use.
+    /// The findings, given the kernels that the file should have and the bytes of local memory that
+    /// they may use.
     pub(super) fn findings(&self, entries: &[&str], local_memory: u32) -> Vec<String> {
         let mut found = self.remarks.clone();
         for Function { name, entry, spills, stack, .. } in &self.functions {
@@ -69,19 +69,13 @@ impl Log {
                 found.push(format!("{name} is not in the table of kernels"));
             }
         }
-        // Registers are asked for as well: without them the log has another form than the one that
-        // is read here.
-        let told = |name: &str| {
-            self.functions
-                .iter()
-                .any(|function| function.entry && function.name == name && function.registers > 0)
+        // A log without registers has a format that is not parsed here.
+        let is_described = |name: &str| {
+            let is = |function: &Function| function.entry && function.name == name;
+            self.functions.iter().any(|function| is(function) && function.registers > 0)
         };
-        found.extend(
-            entries
-                .iter()
-                .filter(|name| !told(name))
-                .map(|name| format!("the compiler says nothing about a kernel {name}")),
-        );
+        let missing = entries.iter().filter(|name| !is_described(name));
+        found.extend(missing.map(|name| format!("the compiler's log has no kernel {name}")));
         found
     }
 }
@@ -93,7 +87,7 @@ impl fmt::Display for Function {
     }
 }
 
-/// The number before a unit, among parts between commas.
+/// The number before a unit in a comma-separated line.
 fn number(line: &str, unit: &str) -> Option<u32> {
     line.split(',')
         .find_map(|part| part.trim().strip_suffix(unit)?.split_whitespace().last()?.parse().ok())
@@ -112,7 +106,7 @@ ptxas info    : Used 24 registers, used 1 barriers, 1024 bytes smem, 384 bytes c
 ptxas info    : Compile time = 4.160 ms
 ";
 
-    /// A kernel that spills, and one that calls a function with a stack.
+    /// A kernel that calls a function with a stack frame, and one that spills.
     const SPILLS: &str = "\
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'calls' for 'sm_90a'
@@ -145,7 +139,7 @@ ptxas info    : Compile time = 25.227 ms
     }
 
     #[test]
-    fn spills_and_stacks_are_found_in_kernels_and_in_what_they_call() {
+    fn spills_and_stacks_are_found_in_all_functions() {
         let expected = [
             "_Z6helperPKfi has a stack of 128 bytes: local memory",
             "spills spills 1680 bytes",
@@ -162,9 +156,9 @@ ptxas info    : Compile time = 25.227 ms
     #[test]
     fn remarks_that_cost_speed_and_warnings_are_found() {
         let remarks = [
-            "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored; unable to determine register count at entry.",
-            "ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient register resources for the wgmma pipeline in the function 'clean'",
-            "ptxas info    : (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non wgmma instructions defining accumulator registers of a wgmma between start and end of the pipeline stage in the function 'clean'",
+            "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored",
+            "ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are \
+             serialized due to insufficient register resources for the wgmma pipeline",
             "clean.cu(17): warning #177-D: variable \"unused\" was declared but never referenced",
             "ptxas warning : Stack size for entry function 'clean' cannot be statically determined",
         ];
@@ -184,11 +178,11 @@ ptxas info    : Compile time = 25.227 ms
         assert_eq!(Log::read(CLEAN).findings(&[], 0), ["clean is not in the table of kernels"]);
         assert_eq!(
             Log::read(CLEAN).findings(&["clean", "other"], 0),
-            ["the compiler says nothing about a kernel other"]
+            ["the compiler's log has no kernel other"]
         );
         assert_eq!(
             Log::read("").findings(&["clean"], 0),
-            ["the compiler says nothing about a kernel clean"],
+            ["the compiler's log has no kernel clean"],
             "an empty log passes nothing"
         );
     }

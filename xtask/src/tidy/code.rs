@@ -1,55 +1,64 @@
-//! Rust source reduced to its code: what stands inside comments, strings and characters is blanked,
-//! so that a rule about code does not trip over prose. Lines keep their numbers. This is a lexer
-//! for looking, not a parser: macros are not expanded.
+//! Separates Rust and CUDA source into code, comments and literals, so that a rule about code does
+//! not match prose and a rule about prose does not match strings. Lines keep their numbers. This is
+//! a lexer, not a parser: macros are not expanded.
 
-/// `text` with a space for each character inside a comment, a string or a character literal.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Code,
+    Comment,
+    Literal,
+}
+
+/// `text` with every comment, string and character literal replaced by spaces.
 pub(super) fn only(text: &str) -> String {
+    keep(text, Part::Code)
+}
+
+/// `text` with everything but its comments replaced by spaces.
+pub(super) fn comments(text: &str) -> String {
+    keep(text, Part::Comment)
+}
+
+fn keep(text: &str, kept: Part) -> String {
     let source: Vec<char> = text.chars().collect();
-    let mut code = String::with_capacity(text.len());
+    let mut result = String::with_capacity(text.len());
     let mut at = 0;
     while at < source.len() {
-        let end = literal_end(&source, at);
-        if end == at {
-            code.push(source[at]);
-            at += 1;
-        } else {
-            code.extend(source[at..end].iter().map(|&c| if c == '\n' { '\n' } else { ' ' }));
-            at = end;
-        }
+        let (part, end) = part(&source, at);
+        let blank = |c: char| if part == kept || c == '\n' { c } else { ' ' };
+        result.extend(source[at..end].iter().map(|&c| blank(c)));
+        at = end;
     }
-    code
+    result
 }
 
-/// The lines, from 1, on which `word` stands whole in `code`.
-pub(super) fn lines_with_word(code: &str, word: &str) -> Vec<usize> {
-    let part_of_word = |c: char| c.is_alphanumeric() || c == '_';
-    let whole = |line: &str, at: usize| {
-        let (before, after) =
-            (line[..at].chars().next_back(), line[at + word.len()..].chars().next());
-        !before.is_some_and(part_of_word) && !after.is_some_and(part_of_word)
-    };
-    let numbered = (1..).zip(code.lines());
-    numbered
-        .filter(|(_, line)| line.match_indices(word).any(|(at, _)| whole(line, at)))
-        .map(|(number, _)| number)
-        .collect()
+/// Whether the identifier or word `word` occurs in `text`.
+pub(super) fn has_word(text: &str, word: &str) -> bool {
+    text.split(|c| !is_part_of_name(c)).any(|part| part == word)
 }
 
-/// Where the comment or literal that starts at `at` ends; `at` if none starts there.
-fn literal_end(source: &[char], at: usize) -> usize {
+/// Whether `c` can be part of an identifier.
+pub(super) fn is_part_of_name(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// The kind of the part that starts at `at`, and where it ends.
+fn part(source: &[char], at: usize) -> (Part, usize) {
     match (source[at], source.get(at + 1)) {
-        ('/', Some('/')) => find(source, at, |rest| rest[0] == '\n'),
-        ('/', Some('*')) => block_comment_end(source, at),
-        ('"', _) => quoted_end(source, at, '"'),
-        ('\'', Some('\\')) => quoted_end(source, at, '\''),
+        ('/', Some('/')) => (Part::Comment, find(source, at, |rest| rest[0] == '\n')),
+        ('/', Some('*')) => (Part::Comment, block_comment_end(source, at)),
+        ('"', _) => (Part::Literal, quoted_end(source, at, '"')),
+        ('\'', Some('\\')) => (Part::Literal, quoted_end(source, at, '\'')),
         // Anything else after a quote is a lifetime.
-        ('\'', Some(_)) if source.get(at + 2) == Some(&'\'') => at + 3,
-        ('r', Some('"' | '#')) => raw_string_end(source, at),
-        _ => at,
+        ('\'', Some(_)) if source.get(at + 2) == Some(&'\'') => (Part::Literal, at + 3),
+        ('r', Some('"' | '#')) => {
+            raw_string_end(source, at).map_or((Part::Code, at + 1), |end| (Part::Literal, end))
+        }
+        _ => (Part::Code, at + 1),
     }
 }
 
-/// The first place from `at` on where `found` holds for the rest, or the end.
+/// The first index from `at` on where `found` holds for the rest, or the end.
 fn find(source: &[char], at: usize, found: impl Fn(&[char]) -> bool) -> usize {
     (at..source.len()).find(|&i| found(&source[i..])).unwrap_or(source.len())
 }
@@ -57,17 +66,12 @@ fn find(source: &[char], at: usize, found: impl Fn(&[char]) -> bool) -> usize {
 fn block_comment_end(source: &[char], at: usize) -> usize {
     let (mut depth, mut i) = (1, at + 2);
     while depth > 0 && i < source.len() {
-        let step = match source[i..] {
-            ['/', '*', ..] => {
-                depth += 1;
-                2
-            }
-            ['*', '/', ..] => {
-                depth -= 1;
-                2
-            }
-            _ => 1,
+        let (change, step) = match source[i..] {
+            ['/', '*', ..] => (1, 2),
+            ['*', '/', ..] => (-1, 2),
+            _ => (0, 1),
         };
+        depth += change;
         i += step;
     }
     i
@@ -81,42 +85,37 @@ fn quoted_end(source: &[char], at: usize, quote: char) -> usize {
     (i + 1).min(source.len())
 }
 
-fn raw_string_end(source: &[char], at: usize) -> usize {
+/// The end of a raw string; `None` if the `r` at `at` does not start one.
+fn raw_string_end(source: &[char], at: usize) -> Option<usize> {
     let hashes = source[at + 1..].iter().take_while(|&&c| c == '#').count();
-    let part_of_name = at > 0
-        && (source[at - 1].is_alphanumeric() || source[at - 1] == '_')
-        && !matches!(source[at - 1], 'b' | 'c');
-    if part_of_name || source.get(at + 1 + hashes) != Some(&'"') {
-        return at;
+    let in_name = at > 0 && is_part_of_name(source[at - 1]) && !matches!(source[at - 1], 'b' | 'c');
+    if in_name || source.get(at + 1 + hashes) != Some(&'"') {
+        return None;
     }
     let closes = |rest: &[char]| {
         rest[0] == '"' && rest[1..].iter().take_while(|&&c| c == '#').count() >= hashes
     };
-    (find(source, at + hashes + 2, closes) + 1 + hashes).min(source.len())
+    Some((find(source, at + hashes + 2, closes) + 1 + hashes).min(source.len()))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{lines_with_word, only};
+    use super::{comments, only};
 
     #[test]
-    fn prose_is_blanked_and_code_stays() {
-        for (source, code) in [
-            ("a // x\nb", "a     \nb"),
-            ("a /* x /* y */ z */ b", "a                   b"),
-            (r#"f("x\"y") + 1"#, "f(      ) + 1"),
-            (r##"f(r#"x"y"#) + 1"##, "f(        ) + 1"),
-            (r#"f(br"\") + 1"#, "f(b    ) + 1"),
-            ("f::<'a>('x', '\\'', r#type)", "f::<'a>(   ,     , r#type)"),
-            ("bar\"x\"", "bar   "),
-            ("\"open", "     "),
+    fn code_and_comments_are_separated() {
+        for (source, code, prose) in [
+            ("a // x\nb", "a     \nb", "  // x\n "),
+            ("a /* x /* y */ z */ b", "a                   b", "  /* x /* y */ z */  "),
+            (r#"f("x\"y") + 1"#, "f(      ) + 1", "             "),
+            (r##"f(r#"x"y"#) + 1"##, "f(        ) + 1", "               "),
+            (r#"f(br"\") + 1"#, "f(b    ) + 1", "            "),
+            ("<'a>('x', '\\'', r#type)", "<'a>(   ,     , r#type)", "                       "),
+            ("bar\"x//\"", "bar     ", "        "),
+            ("\"open", "     ", "     "),
         ] {
             assert_eq!(only(source), code, "{source}");
+            assert_eq!(comments(source), prose, "{source}");
         }
-    }
-
-    #[test]
-    fn words_are_whole() {
-        assert_eq!(lines_with_word("unsafe {\nunsafe_code\n xunsafe\n (unsafe)", "unsafe"), [1, 4]);
     }
 }

@@ -1,72 +1,56 @@
-//! Which package may depend on which: an import points down, never up, never sideways.
-//! Dev-dependencies count as well, so that tests do not smuggle in what the code may not have. What
-//! a dependency is used for is not looked at.
+//! The layers of the workspace: which package may depend on which. Dependencies point down only.
+//! Dev-dependencies count, so that tests cannot use a package that the code may not.
 
 use serde_json::Value;
 
 use super::Finding;
 use crate::Result;
 
-/// What one package may depend on.
+type Names = &'static [&'static str];
+
+/// The normal, build and dev-dependencies that a package may have.
 struct Floor {
     package: &'static str,
-    /// Packages of this workspace that it may use.
-    may_use: &'static [&'static str],
-    /// Those of `may_use` that must be optional.
-    only_optional: &'static [&'static str],
-    /// Packages of others that everybody who takes it gets (not optional, not for tests or build);
-    /// `None`: any.
-    others: Option<&'static [&'static str]>,
+    /// Packages of this workspace.
+    ours: Names,
+    /// More packages of this workspace, which must be optional unless they are for tests.
+    optional: Names,
+    /// External packages that every user of the package gets: normal and not optional. `None`: any.
+    external: Option<Names>,
 }
 
-/// The house, from the ground up. A new package gets its row here.
+const fn floor(
+    package: &'static str,
+    ours: Names,
+    optional: Names,
+    external: Option<Names>,
+) -> Floor {
+    Floor { package, ours, optional, external }
+}
+
+const CORE: &str = "sparse24-core";
+const CPU: &str = "sparse24-cpu";
+const CUDA: &str = "sparse24-cuda";
+const TRAIN: &str = "sparse24-train";
+const RUN: &str = "sparse24-run";
+const LAB: &str = "sparse24-lab";
+const COMMAND: &str = "sparse24";
+
+/// Every package of the workspace, from the ground up.
 const FLOORS: &[Floor] = &[
-    Floor {
-        package: "sparse24-core",
-        may_use: &[],
-        only_optional: &[],
-        others: Some(&["half", "ndarray", "thiserror"]),
-    },
-    Floor {
-        package: "sparse24-cpu",
-        may_use: &["sparse24-core"],
-        only_optional: &[],
-        others: None,
-    },
-    Floor {
-        package: "sparse24-cuda",
-        may_use: &["sparse24-core", "sparse24-cpu"],
-        only_optional: &["sparse24-cpu"],
-        others: None,
-    },
-    Floor {
-        package: "sparse24-train",
-        may_use: &["sparse24-core", "sparse24-cpu", "sparse24-cuda"],
-        only_optional: &["sparse24-cpu", "sparse24-cuda"],
-        // No tokenizer, file format, clock or terminal comes along for who embeds the layers.
-        others: Some(&["half", "libm", "ndarray", "rayon", "thiserror"]),
-    },
-    Floor {
-        package: "sparse24",
-        may_use: &["sparse24-core", "sparse24-cpu", "sparse24-cuda", "sparse24-train"],
-        only_optional: &["sparse24-cuda"],
-        others: None,
-    },
-    Floor {
-        package: "sparse24-tests",
-        may_use: &["sparse24-core", "sparse24-cpu", "sparse24-cuda", "sparse24-train", "sparse24"],
-        only_optional: &[],
-        others: None,
-    },
-    Floor {
-        package: "xtask",
-        may_use: &["sparse24-cuda"],
-        only_optional: &[],
-        others: Some(&["serde_json"]),
-    },
+    floor(CORE, &[], &[], Some(&["half", "ndarray", "thiserror"])),
+    floor(CPU, &[CORE], &[], None),
+    floor(CUDA, &[CORE], &[CPU], None),
+    // Embedding the layers brings no tokenizer, file format, clock or terminal.
+    floor(TRAIN, &[CORE], &[CPU, CUDA], Some(&["half", "libm", "ndarray", "rayon", "thiserror"])),
+    floor(RUN, &[CORE, CPU, TRAIN], &[CUDA], None),
+    floor(LAB, &[CORE, TRAIN, RUN], &[], None),
+    floor(COMMAND, &[CORE, CPU, TRAIN, RUN, LAB], &[CUDA], None),
+    floor("sparse24-tests", &[CORE, CPU, CUDA, TRAIN, RUN, LAB, COMMAND], &[], None),
+    floor("xtask", &[CUDA], &[], Some(&["serde_json"])),
 ];
 
-/// A package of the workspace, as `cargo metadata` tells it.
+/// A package of the workspace, as `cargo metadata` describes it.
 pub(super) struct Package {
     name: String,
     dependencies: Vec<Dependency>,
@@ -108,58 +92,41 @@ pub(super) fn packages(metadata: &str) -> Result<Vec<Package>> {
         .collect()
 }
 
-/// Every edge that points up or sideways, and every package of others that a floor does not admit.
+/// Every dependency that [`FLOORS`] does not allow.
 pub(super) fn check(packages: &[Package]) -> Vec<Finding> {
     packages.iter().flat_map(|package| check_one(package, packages)).collect()
 }
 
 fn check_one(package: &Package, all: &[Package]) -> Vec<Finding> {
-    let finding = |what: String, why| Finding {
-        path: format!("package {}", package.name),
-        line: 1,
-        what,
-        why,
-    };
+    let path = format!("package {}", package.name);
+    let finding = |what, why| Finding::new("layering", &path, 1, what, why);
     let Some(floor) = FLOORS.iter().find(|floor| floor.package == package.name) else {
-        return vec![finding(
-            "has no row in FLOORS (xtask/src/tidy/layering.rs)".into(),
-            "every package has a floor",
-        )];
+        let what = "has no row in FLOORS (xtask/src/tidy/layering.rs)".into();
+        return vec![finding(what, "every package has a row")];
     };
     let breaks = |dependency: &Dependency| {
         let name = dependency.name.as_str();
-        if all.iter().any(|ours| ours.name == name) {
-            if !floor.may_use.contains(&name) {
-                return Some(finding(
-                    format!("depends on {name}"),
-                    "an import points down, never up, never sideways",
-                ));
-            }
-            if floor.only_optional.contains(&name) && dependency.normal && !dependency.optional {
-                return Some(finding(
-                    format!("always takes {name}"),
-                    "it must be a feature that can be left out",
-                ));
-            }
-            return None;
+        let always = dependency.normal && !dependency.optional;
+        let is_ours = all.iter().any(|ours| ours.name == name);
+        if is_ours && !floor.ours.contains(&name) && !floor.optional.contains(&name) {
+            return Some(finding(format!("depends on {name}"), "dependencies point down only"));
         }
-        let admitted = floor.others.is_none_or(|others| others.contains(&name));
-        (dependency.normal && !dependency.optional && !admitted).then(|| {
-            finding(
-                format!("always takes {name}"),
-                "what comes along with this package is kept small on purpose",
-            )
-        })
+        if is_ours && floor.optional.contains(&name) && always {
+            let why = "it must be a feature that can be left out";
+            return Some(finding(format!("always depends on {name}"), why));
+        }
+        let listed = floor.external.is_none_or(|external| external.contains(&name));
+        let why = "its external dependencies are few on purpose";
+        (!is_ours && !listed && always).then(|| finding(format!("always depends on {name}"), why))
     };
     package.dependencies.iter().filter_map(breaks).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{FLOORS, check, packages};
+    use super::*;
 
-    /// What is wrong with a workspace of `package` with the one `dependency`, and of all others
-    /// without any.
+    /// The findings in a workspace where `package` has one dependency and the others have none.
     fn findings(package: &str, dependency: &str) -> Vec<String> {
         let others = FLOORS.iter().map(|floor| floor.package).filter(|&name| name != package);
         let rest: String =
@@ -167,88 +134,55 @@ mod tests {
         let metadata = format!(
             r#"{{"packages": [{{"name": "{package}", "dependencies": [{dependency}]}}{rest}]}}"#
         );
-        check(&packages(&metadata).unwrap()).iter().map(ToString::to_string).collect()
+        check(&packages(&metadata).unwrap()).into_iter().map(|finding| finding.what).collect()
     }
 
     #[test]
-    fn imports_point_down() {
-        let allowed = [
-            ("sparse24-cpu", "sparse24-core", "null"),
-            ("sparse24-cuda", "sparse24-core", "null"),
-            ("sparse24-cuda", "sparse24-cpu", r#""dev""#),
-            ("sparse24", "sparse24-train", "null"),
-            ("sparse24-tests", "sparse24-cpu", "null"),
-            ("xtask", "sparse24-cuda", "null"),
-        ];
-        for (from, to, kind) in allowed {
-            let dependency = format!(r#"{{"name": "{to}", "kind": {kind}, "optional": false}}"#);
-            assert_eq!(findings(from, &dependency), [""; 0], "{from} -> {to}");
-        }
-        let refused = [
-            ("sparse24-core", "sparse24-cpu"),
-            ("sparse24-cpu", "sparse24-cuda"),
-            ("sparse24-cpu", "sparse24-train"),
-            ("sparse24-cuda", "sparse24-train"),
-            ("sparse24-train", "sparse24"),
-            ("xtask", "sparse24-core"),
-            ("sparse24", "xtask"),
-        ];
-        for (from, to) in refused {
-            for kind in ["null", r#""dev""#, r#""build""#] {
-                let dependency = format!(r#"{{"name": "{to}", "kind": {kind}, "optional": true}}"#);
-                let wanted = format!(
-                    "package {from}:1: depends on {to}, an import points down, never up, never sideways"
-                );
-                assert_eq!(findings(from, &dependency), [wanted]);
-            }
-        }
-    }
-
-    #[test]
-    fn backends_are_optional() {
-        let dependency = |name, optional| {
-            format!(r#"{{"name": "{name}", "kind": null, "optional": {optional}}}"#)
-        };
-        for (package, backend) in [
-            ("sparse24-train", "sparse24-cpu"),
-            ("sparse24-train", "sparse24-cuda"),
-            ("sparse24", "sparse24-cuda"),
-            ("sparse24-cuda", "sparse24-cpu"),
+    fn dependencies_keep_to_the_table() {
+        // The kinds of a dependency in cargo's metadata.
+        let [normal, dev, build] = ["null", r#""dev""#, r#""build""#];
+        let up = "depends on";
+        let always = "always depends on";
+        for (from, to, kind, optional, expected) in [
+            (CPU, CORE, normal, false, ""),
+            (CUDA, CPU, dev, false, ""),
+            (CUDA, CPU, normal, true, ""),
+            (CUDA, CPU, normal, false, always),
+            (TRAIN, CPU, normal, false, always),
+            (TRAIN, CUDA, normal, false, always),
+            (TRAIN, RUN, dev, false, up),
+            (RUN, CUDA, normal, false, always),
+            (RUN, LAB, normal, true, up),
+            (LAB, RUN, normal, false, ""),
+            (LAB, CUDA, normal, true, up),
+            (COMMAND, LAB, normal, false, ""),
+            (COMMAND, CUDA, normal, false, always),
+            (COMMAND, "xtask", build, false, up),
+            (CORE, CPU, normal, true, up),
+            (CORE, CPU, dev, true, up),
+            (CPU, CUDA, build, true, up),
+            (TRAIN, COMMAND, dev, false, up),
+            ("sparse24-tests", COMMAND, normal, false, ""),
+            ("xtask", CUDA, normal, false, ""),
+            ("xtask", CORE, normal, false, up),
+            (CORE, "half", normal, false, ""),
+            (CORE, "rayon", normal, false, always),
+            (CORE, "proptest", dev, false, ""),
+            (TRAIN, "serde", normal, true, ""),
+            (TRAIN, "toml", normal, false, always),
+            (RUN, "toml", normal, false, ""),
         ] {
-            assert_eq!(findings(package, &dependency(backend, true)), [""; 0]);
-            let wanted = format!(
-                "package {package}:1: always takes {backend}, it must be a feature that can be left out"
-            );
-            assert_eq!(findings(package, &dependency(backend, false)), [wanted]);
+            let dependency =
+                format!(r#"{{"name": "{to}", "kind": {kind}, "optional": {optional}}}"#);
+            let expected: Vec<String> =
+                [expected].iter().filter(|e| !e.is_empty()).map(|e| format!("{e} {to}")).collect();
+            assert_eq!(findings(from, &dependency), expected, "{from} {dependency}");
         }
+        assert_eq!(findings("sparse24-new", "").len(), 1, "a package without a row");
     }
 
     #[test]
-    fn others_are_admitted_by_name() {
-        let dependency = |name, kind, optional| {
-            format!(r#"{{"name": "{name}", "kind": {kind}, "optional": {optional}}}"#)
-        };
-        assert_eq!(findings("sparse24-core", &dependency("half", "null", false)), [""; 0]);
-        assert_eq!(findings("sparse24-core", &dependency("proptest", r#""dev""#, false)), [""; 0]);
-        assert_eq!(findings("sparse24-train", &dependency("toml", "null", true)), [""; 0]);
-        for (package, name) in
-            [("sparse24-core", "rayon"), ("sparse24-train", "toml"), ("xtask", "clap")]
-        {
-            let wanted = format!(
-                "package {package}:1: always takes {name}, what comes along with this package is kept small on purpose"
-            );
-            assert_eq!(findings(package, &dependency(name, "null", false)), [wanted]);
-        }
-    }
-
-    #[test]
-    fn every_package_has_a_floor() {
-        let wanted = "package sparse24-new:1: has no row in FLOORS (xtask/src/tidy/layering.rs), every package has a floor";
-        assert_eq!(findings("sparse24-new", ""), [wanted]);
-    }
-
-    #[test]
-    fn metadata_of_another_form_is_an_error() {
+    fn unexpected_metadata_is_an_error() {
         for metadata in [
             "",
             "{}",

@@ -1,9 +1,9 @@
-//! Links between our own pages: what a Markdown file links to inside the repository is there.
-//! Addresses elsewhere and anchors are not followed.
+//! Finds relative links in Markdown files whose target is missing. URLs and anchors are not
+//! checked.
 
 use super::{Finding, SourceFile};
 
-/// Every relative link of a Markdown file to a path that is none of `paths`, nor a folder of one.
+/// Every relative link to a path that is neither in `paths` nor a folder of one of them.
 pub(super) fn check(files: &[SourceFile], paths: &[String]) -> Vec<Finding> {
     let there = |target: &str| {
         paths.iter().any(|path| {
@@ -15,16 +15,14 @@ pub(super) fn check(files: &[SourceFile], paths: &[String]) -> Vec<Finding> {
         pages.flat_map(|page| targets(&page.text).map(move |(line, link)| (page, line, link)));
     let dead = links
         .filter(|(page, _, link)| !resolve(&page.path, link).is_some_and(|target| there(&target)));
-    let finding = |(page, line, link): (&SourceFile, usize, &str)| Finding {
-        path: page.path.clone(),
-        line,
-        what: format!("links to {link}"),
-        why: "which is not a file of this repository",
+    let finding = |(page, line, link): (&SourceFile, usize, &str)| {
+        let why = "which is not a file of this repository";
+        Finding::new("links", &page.path, line, format!("links to {link}"), why)
     };
     dead.map(finding).collect()
 }
 
-/// The lines and targets of inline links, without anchors, addresses of other places left out.
+/// The lines and targets of inline links, without anchors. URLs are left out.
 fn targets(text: &str) -> impl Iterator<Item = (usize, &str)> {
     (1..).zip(text.lines()).flat_map(|(number, line)| {
         let links = line.split("](").skip(1).filter_map(|rest| rest.split([')', '#', ' ']).next());
@@ -32,7 +30,7 @@ fn targets(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// `link` as written in `page`, from the repository's root; `None` if it leaves the repository.
+/// The path from the repository's root of a `link` in `page`; `None` if it leaves the repository.
 fn resolve(page: &str, link: &str) -> Option<String> {
     let mut parts: Vec<&str> = page.split('/').collect();
     parts.pop();

@@ -1,16 +1,19 @@
-//! The rules about one file: a row each, with a file that breaks it and one that keeps it. The test
-//! below runs every row against its own examples, so a rule that cannot fail does not pass. Add a
-//! rule by adding its row.
+//! The rules about single files. Each is a row of [`RULES`] with examples that break it and that
+//! keep it; a test checks every row against its examples.
+
+use std::mem;
 
 use super::{Finding, SourceFile, code};
 
 /// A rule about the text or the name of one file.
 struct Rule {
-    /// Why the house wants it; ends each finding.
+    /// Its name in the summary.
+    name: &'static str,
+    /// The reason; ends each finding.
     why: &'static str,
-    /// Which paths it reads.
+    /// Whether the rule applies to a path.
     reads: fn(&str) -> bool,
-    /// What is wrong, with the line, from 1.
+    /// The violations, each with its line, from 1.
     check: fn(&SourceFile) -> Vec<(usize, String)>,
     /// Path and text of files with at least one finding.
     #[cfg_attr(not(test), expect(dead_code, reason = "the examples are for the test"))]
@@ -20,23 +23,23 @@ struct Rule {
     keeps: &'static [(&'static str, &'static str)],
 }
 
-/// The only places where `unsafe` may stand, as beginnings of paths: vector instructions, calls of
-/// CUDA, defects planted to be found, and the runtime that std would bring.
-const UNSAFE_LIVES_IN: &[&str] = &[
+/// Path prefixes where `unsafe` is allowed: SIMD instructions, calls of CUDA, kernels with planted
+/// defects, and a `no_std` binary that brings its own runtime.
+const UNSAFE_ALLOWED: &[&str] = &[
     "crates/sparse24-cpu/src/simd",
     "crates/sparse24-cuda/src/",
     "crates/sparse24-cuda/tests/gpu/planted.rs",
     "tests/no-std/src/",
 ];
 
-/// Crates that the compiler holds to no `unsafe` at all.
+/// Crate roots that must forbid `unsafe`.
 const FORBIDS_UNSAFE: &[&str] = &["crates/sparse24-core/src/lib.rs", "xtask/src/main.rs"];
 
-/// Names that say nothing about what is inside.
+/// File and folder names that do not describe the contents.
 const EMPTY_NAMES: &[&str] = &["common", "helper", "helpers", "misc", "mod", "util", "utils"];
 
-/// Where the home directories and work trees of developers begin. Each is written in two parts, so
-/// as not to be found here.
+/// Where home directories and work trees of developers are. Each is written in two parts, so that
+/// the rule does not find it here.
 const DEVELOPER_ROOTS: &[&str] = &[
     concat!("/ho", "me/"),
     concat!("/Us", "ers/"),
@@ -45,24 +48,38 @@ const DEVELOPER_ROOTS: &[&str] = &[
     concat!("C:\\Us", "ers\\"),
 ];
 
+/// Most columns of a line.
+const WIDTH: usize = 100;
+
+/// First words of a doc comment that announce a riddle instead of a subject.
+const OPENINGS: &[&str] = &["Of ", "Those of ", "What ", "As [`", "Who "];
+
+/// Words for which a technical term exists: report, print or return; memory, space or capacity.
+const WORDS: &[&str] = &["tell", "tells", "told", "room"];
+
+/// Half a line, for the examples of the widths.
+macro_rules! fifty {
+    () => {
+        "01234567890123456789012345678901234567890123456789"
+    };
+}
+
 const RULES: &[Rule] = &[
     Rule {
-        why: "a reader first learns what the file is, its invariant and what is deliberately absent",
+        name: "head",
+        why: "the first lines describe the file and its invariant",
         reads: is_rust,
         check: |file| finding_if(!file.text.starts_with("//!"), "does not open with `//!`"),
-        breaks: &[
-            ("a.rs", ""),
-            ("a.rs", "// What it is.\n"),
-            ("a.rs", "use x;\n//! What it is.\n"),
-        ],
-        keeps: &[("a.rs", "//! What it is.\n")],
+        breaks: &[("a.rs", ""), ("a.rs", "// A file.\n"), ("a.rs", "use x;\n//! A file.\n")],
+        keeps: &[("a.rs", "//! A file.\n")],
     },
     Rule {
-        why: "unsafe lives in a few files that argue for it",
-        reads: |path| is_rust(path) && !UNSAFE_LIVES_IN.iter().any(|place| path.starts_with(place)),
+        name: "unsafe",
+        why: "unsafe code is confined to a few files",
+        reads: |path| is_rust(path) && !UNSAFE_ALLOWED.iter().any(|place| path.starts_with(place)),
         check: |file| {
-            let lines = code::lines_with_word(&code::only(&file.text), "unsafe");
-            lines.into_iter().map(|line| (line, "`unsafe`".to_owned())).collect()
+            let code = code::only(&file.text);
+            lines(&code, |line| code::has_word(line, "unsafe").then(|| "`unsafe`".to_owned()))
         },
         breaks: &[
             ("a.rs", "fn f() { unsafe { g() } }"),
@@ -74,13 +91,12 @@ const RULES: &[Rule] = &[
         ],
     },
     Rule {
-        why: "this crate promises it to who embeds it",
+        name: "forbid-unsafe",
+        why: "this crate promises to contain no unsafe code",
         reads: |path| FORBIDS_UNSAFE.contains(&path),
         check: |file| {
-            finding_if(
-                !code::only(&file.text).contains("#![forbid(unsafe_code)]"),
-                "no `#![forbid(unsafe_code)]`",
-            )
+            let forbids = code::only(&file.text).contains("#![forbid(unsafe_code)]");
+            finding_if(!forbids, "no `#![forbid(unsafe_code)]`")
         },
         breaks: &[("crates/sparse24-core/src/lib.rs", "//! #![forbid(unsafe_code)]\n")],
         keeps: &[
@@ -89,11 +105,12 @@ const RULES: &[Rule] = &[
         ],
     },
     Rule {
-        why: "a file or folder is named after what it holds, and a folder foo/ has its face in foo.rs",
+        name: "names",
+        why: "a name describes the contents, and the module of a folder foo/ is foo.rs",
         reads: is_rust,
         check: |file| {
             let mut parts = file.path.trim_end_matches(".rs").split('/');
-            finding_if(parts.any(|part| EMPTY_NAMES.contains(&part)), "a name that says nothing")
+            finding_if(parts.any(|part| EMPTY_NAMES.contains(&part)), "an empty name")
         },
         breaks: &[
             ("crates/x/src/nn/mod.rs", ""),
@@ -103,17 +120,15 @@ const RULES: &[Rule] = &[
         keeps: &[("crates/x/src/model.rs", ""), ("crates/x/src/utilisation.rs", "")],
     },
     Rule {
-        why: "what lands is finished",
+        name: "unfinished",
+        why: "unfinished code is not merged",
         reads: is_rust,
         check: |file| {
-            let code = code::only(&file.text);
             let macros = ["todo!", "unimplemented!", "dbg!"];
-            macros
-                .iter()
-                .flat_map(|name| {
-                    lines_with(&code, name).map(move |line| (line, format!("`{name}`")))
-                })
-                .collect()
+            lines(&code::only(&file.text), |line| {
+                let found = macros.iter().find(|name| line.contains(*name))?;
+                Some(format!("`{found}`"))
+            })
         },
         breaks: &[
             ("a.rs", "fn f() { todo!() }"),
@@ -123,16 +138,14 @@ const RULES: &[Rule] = &[
         keeps: &[("a.rs", "// todo!\nlet x = \"dbg!\";")],
     },
     Rule {
-        why: "history is git's business",
+        name: "dead-code",
+        why: "git keeps the history",
         reads: is_rust,
         check: |file| {
-            let comments = (1..)
-                .zip(file.text.lines().map(str::trim_start))
-                .filter_map(|(line, text)| Some((line, text.strip_prefix("// ")?)));
-            comments
-                .filter(|(_, text)| reads_like_code(text))
-                .map(|(line, _)| (line, "commented-out code".to_owned()))
-                .collect()
+            lines(&file.text, |line| {
+                let comment = line.trim_start().strip_prefix("// ")?;
+                reads_like_code(comment).then(|| "commented-out code".to_owned())
+            })
         },
         breaks: &[
             ("a.rs", "// let x = 1;"),
@@ -155,19 +168,20 @@ const RULES: &[Rule] = &[
         ],
     },
     Rule {
-        why: "it exists on one machine only",
+        name: "local-paths",
+        why: "which exists on one machine only",
         reads: |_| true,
         check: |file| {
-            let lines = |root: &'static str| {
-                let found = move |line: &str| {
+            lines(&file.text, |line| {
+                let is_in = |root: &&str| {
                     line.match_indices(root).any(|(at, _)| starts_a_path(&line[..at]))
                 };
-                let numbered = (1..).zip(file.text.lines());
-                numbered
-                    .filter(move |(_, line)| found(line))
-                    .map(move |(line, _)| (line, format!("a path under {root}")))
-            };
-            DEVELOPER_ROOTS.iter().copied().flat_map(lines).collect()
+                DEVELOPER_ROOTS
+                    .iter()
+                    .copied()
+                    .find(is_in)
+                    .map(|root| format!("a path under {root}"))
+            })
         },
         breaks: &[
             ("README.md", concat!("see `/ho", "me/me/x`")),
@@ -180,12 +194,13 @@ const RULES: &[Rule] = &[
         ],
     },
     Rule {
-        why: "the workspace's lints hold everywhere",
+        name: "lints",
+        why: "the workspace's lints apply to every package",
         reads: |path| path == "Cargo.toml" || path.ends_with("/Cargo.toml"),
         check: |file| {
-            let of_another_workspace = file.text.lines().any(|line| line == "[workspace]");
+            let is_workspace = file.text.lines().any(|line| line == "[workspace]");
             finding_if(
-                !of_another_workspace && !file.text.contains("[lints]\nworkspace = true\n"),
+                !is_workspace && !file.text.contains("[lints]\nworkspace = true\n"),
                 "does not inherit the lints",
             )
         },
@@ -195,19 +210,114 @@ const RULES: &[Rule] = &[
             ("Cargo.toml", "[workspace]\n"),
         ],
     },
+    Rule {
+        name: "width",
+        why: "a line has at most 100 columns",
+        reads: |path| is_source(path) || path.ends_with(".md"),
+        check: |file| {
+            let mut in_fence = false;
+            lines(&file.text, |line| {
+                let width = if is_source(&file.path) {
+                    columns(line)
+                } else {
+                    let is_fence = line.trim_start().starts_with("```");
+                    in_fence ^= is_fence;
+                    let is_free = is_fence || in_fence || line.trim_start().starts_with('|');
+                    if is_free { 0 } else { columns(&without_links(line)) }
+                };
+                (width > WIDTH).then(|| format!("{width} columns"))
+            })
+        },
+        breaks: &[
+            ("a.rs", concat!(fifty!(), fifty!(), "0")),
+            ("a.cu", concat!("// ", fifty!(), fifty!())),
+            ("a.md", concat!(fifty!(), " ", fifty!())),
+            ("a.md", concat!("[", fifty!(), "](a.md) ", fifty!())),
+        ],
+        keeps: &[
+            ("a.cuh", concat!(fifty!(), fifty!())),
+            ("a.rs", "// éééééééééééééééééééééééééééééééééééééééééééééééééééééééééééééééééééé"),
+            ("a.txt", concat!(fifty!(), fifty!(), "0")),
+            ("a.md", concat!("| ", fifty!(), fifty!())),
+            ("a.md", concat!("```\n", fifty!(), fifty!(), "0\n```")),
+            ("a.md", concat!(fifty!(), "[a](", fifty!(), ").")),
+            ("a.md", concat!(fifty!(), " https://", fifty!())),
+        ],
+    },
+    Rule {
+        name: "openings",
+        why: "a doc comment starts with its subject or verb",
+        reads: is_rust,
+        check: |file| {
+            let comments = code::comments(&file.text);
+            let (mut marker, mut starts) = ("", true);
+            lines(&comments, |line| {
+                let line = line.trim();
+                let marked = ["///", "//!"].into_iter().find(|&marker| line.starts_with(marker));
+                starts |= marked != Some(marker);
+                marker = marked.unwrap_or("");
+                let text = line.strip_prefix(marked?)?.trim_start();
+                if text.is_empty() {
+                    return None;
+                }
+                let is_opening = mem::replace(&mut starts, text == "# Errors");
+                let opening = OPENINGS.iter().find(|&&opening| text.starts_with(opening))?;
+                is_opening.then(|| format!("a doc comment opens with {:?}", opening.trim()))
+            })
+        },
+        breaks: &[
+            ("a.rs", "//! What it is."),
+            ("a.rs", "/// Of a matrix, the sum."),
+            ("a.rs", "fn f() {}\n    /// Those of `x`.\n    x: u8,"),
+            ("a.rs", "/// Adds.\n///\n/// # Errors\n///\n/// As [`f`]."),
+            ("a.rs", "//! A file.\n/// Who calls."),
+        ],
+        keeps: &[
+            ("a.rs", "/// The sum\n/// Of a line that goes on."),
+            ("a.rs", "// What follows is no doc comment."),
+            ("a.rs", "/// Offset.\n/// # Errors\n/// Errors from the backend."),
+            ("a.rs", "const S: &str = \"\n/// What\n\";"),
+        ],
+    },
+    Rule {
+        name: "words",
+        why: "a technical term says it better",
+        reads: is_source,
+        check: |file| {
+            lines(&code::comments(&file.text), |line| {
+                // Text in backticks is code.
+                let prose: String = line.to_lowercase().split('`').step_by(2).collect();
+                let found = WORDS.iter().find(|word| code::has_word(&prose, word))?;
+                Some(format!("`{found}` in a comment"))
+            })
+        },
+        breaks: &[
+            ("a.rs", "/// Tells the shape."),
+            ("a.rs", "let x = 1; // There is no room."),
+            ("a.cu", "/* as told */"),
+        ],
+        keeps: &[
+            ("a.rs", "/// Calls `tell`; a roommate intelligently tells_x."),
+            ("a.rs", "let room = \"told\";"),
+            ("a.md", "tell"),
+        ],
+    },
 ];
 
-/// Every rule that `file` breaks.
+/// Every violation in `file`.
 pub(super) fn check(file: &SourceFile) -> Vec<Finding> {
     RULES.iter().flat_map(|rule| check_one(rule, file)).collect()
 }
 
 fn check_one(rule: &Rule, file: &SourceFile) -> Vec<Finding> {
     let found = if (rule.reads)(&file.path) { (rule.check)(file) } else { Vec::new() };
-    found
-        .into_iter()
-        .map(|(line, what)| Finding { path: file.path.clone(), line, what, why: rule.why })
-        .collect()
+    let finding = |(line, what)| Finding::new(rule.name, &file.path, line, what, rule.why);
+    found.into_iter().map(finding).collect()
+}
+
+/// Whether a path is that of Rust or CUDA source.
+pub(super) fn is_source(path: &str) -> bool {
+    [".rs", ".cu", ".cuh"].iter().any(|extension| path.ends_with(extension))
 }
 
 fn is_rust(path: &str) -> bool {
@@ -218,17 +328,34 @@ fn finding_if(broken: bool, what: &str) -> Vec<(usize, String)> {
     if broken { vec![(1, what.to_owned())] } else { Vec::new() }
 }
 
-fn lines_with<'a>(text: &'a str, part: &'a str) -> impl Iterator<Item = usize> + 'a {
-    (1..).zip(text.lines()).filter(move |(_, line)| line.contains(part)).map(|(number, _)| number)
+/// The lines for which `find` has something to report.
+fn lines(text: &str, mut find: impl FnMut(&str) -> Option<String>) -> Vec<(usize, String)> {
+    (1..).zip(text.lines()).filter_map(|(number, line)| Some((number, find(line)?))).collect()
 }
 
-/// Whether a path can start after `before`: it is not the middle of a longer one, or of an address.
+fn columns(line: &str) -> usize {
+    line.chars().count()
+}
+
+/// A line of Markdown without the targets of its links and without URLs, neither of which can be
+/// broken.
+fn without_links(line: &str) -> String {
+    let mut parts = line.split("](");
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        text += part.split_once(')').map_or(part, |(_, rest)| rest);
+    }
+    let words = text.split(' ').filter(|word| !word.contains("://"));
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// Whether a path can start after `before`, which must not end inside a longer path or a URL.
 fn starts_a_path(before: &str) -> bool {
     !before.ends_with(|c: char| c.is_alphanumeric() || "._-~/".contains(c))
 }
 
-/// Whether a comment's text is a statement or the head of a block rather than a sentence. It would
-/// rather miss than accuse.
+/// Whether a comment's text is a statement or the head of a block rather than a sentence. Doubtful
+/// cases pass.
 fn reads_like_code(text: &str) -> bool {
     let text = text.trim();
     let starts = |words: &[&str]| words.iter().any(|word| text.starts_with(word));
@@ -249,7 +376,7 @@ fn reads_like_code(text: &str) -> bool {
         || (starts(&["use ", "pub use "]) && statement.contains("::"));
     let calls = statement.ends_with(')')
         && statement.split_once('(').is_some_and(|(name, _)| names_a_place(name));
-    // Equations end comments too; a call on the right makes it code.
+    // A comment may end in an equation; a call on the right makes it code.
     let assigns = statement
         .split_once('=')
         .is_some_and(|(place, value)| names_a_place(place.trim_end()) && value.ends_with("()"));
@@ -264,7 +391,7 @@ mod tests {
     use super::{RULES, SourceFile, check_one};
 
     #[test]
-    fn every_rule_finds_what_breaks_it_and_nothing_else() {
+    fn rules_hold_for_their_examples() {
         for rule in RULES {
             let findings = |&(path, text): &(&str, &str)| {
                 check_one(rule, &SourceFile { path: path.into(), text: text.into() })
@@ -281,11 +408,9 @@ mod tests {
 
     #[test]
     fn a_finding_is_one_line() {
-        let file = SourceFile {
-            path: "a.rs".into(),
-            text: "//! What it is.\n\nfn f() { todo!() }\n".into(),
-        };
+        let file =
+            SourceFile { path: "a.rs".into(), text: "//! A file.\n\nfn f() { todo!() }\n".into() };
         let lines: Vec<String> = super::check(&file).iter().map(ToString::to_string).collect();
-        assert_eq!(lines, ["a.rs:3: `todo!`, what lands is finished"]);
+        assert_eq!(lines, ["a.rs:3: `todo!`, unfinished code is not merged"]);
     }
 }

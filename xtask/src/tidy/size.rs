@@ -1,106 +1,115 @@
-//! How long a Rust file may be: near 400 lines; 600 wants a reason, which is a row of [`LONG`].
-//! Nothing else is measured.
+//! Limits on size: of each Rust file, of `sparse24-train`, and of all source together.
 
-use std::fmt::Write;
+use std::{cmp::Reverse, fmt::Write};
 
 use super::{Finding, SourceFile};
 
-/// From here on the listing notes a file.
+/// Lines from which the listing marks a file.
 const NOTED: usize = 400;
 
-/// A file may be longer only with a reason.
+/// Most lines of a Rust file.
 const LIMIT: usize = 600;
 
-/// How many files the listing shows.
+/// Number of files in the listing.
 const LISTED: usize = 15;
 
-/// Files over [`LIMIT`], each with its reason.
-const LONG: &[(&str, &str)] = &[];
+/// The crate that holds what is trained and how, and nothing else.
+const SUBJECT: &str = "crates/sparse24-train/src/";
 
-/// Files over the limit without a reason, and reasons that nothing needs any more.
+/// Most lines of [`SUBJECT`].
+const SUBJECT_LINES: usize = 8_000;
+
+/// Most bytes of all Rust and CUDA files together, whitespace left out.
+const TOTAL: usize = 1_700_000;
+
+/// Every limit that is exceeded.
 pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {
-    check_against(LONG, files)
+    let finding = |path, line, what, why| Finding::new("sizes", path, line, what, why);
+    let long = sizes(files).into_iter().filter(|&(lines, _)| lines > LIMIT);
+    let mut findings: Vec<Finding> = long
+        .map(|(lines, path)| {
+            finding(path, LIMIT + 1, format!("{lines} lines"), "a file over 600 lines is split")
+        })
+        .collect();
+    let (subject, total) = totals(files);
+    if subject > SUBJECT_LINES {
+        let why = "configuration, files and reports belong to sparse24-run or sparse24-lab";
+        findings.push(finding(SUBJECT, 1, format!("{subject} lines, limit {SUBJECT_LINES}"), why));
+    }
+    if total > TOTAL {
+        let what = format!("{total} non-whitespace bytes of source, limit {TOTAL}");
+        findings.push(finding("all files", 1, what, "source that is not needed is deleted"));
+    }
+    findings
 }
 
-fn check_against(long: &[(&str, &str)], files: &[SourceFile]) -> Vec<Finding> {
-    let rows = |path: &str| long.iter().any(|(listed, _)| *listed == path);
-    let over: Vec<(usize, &str)> =
-        sizes(files).into_iter().filter(|&(lines, _)| lines > LIMIT).collect();
-    let unreasoned = over.iter().filter(|(_, path)| !rows(path)).map(|&(lines, path)| Finding {
-        path: path.to_owned(),
-        line: LIMIT + 1,
-        what: format!("{lines} lines"),
-        why: "over 600 a file is split, or gets a row with its reason in LONG (xtask/src/tidy/size.rs)",
-    });
-    let stale = long.iter().filter(|(listed, _)| !over.iter().any(|(_, path)| path == listed)).map(
-        |(listed, _)| Finding {
-            path: (*listed).to_owned(),
-            line: 1,
-            what: "has a row in LONG (xtask/src/tidy/size.rs)".to_owned(),
-            why: "but is not over 600 lines",
-        },
-    );
-    unreasoned.chain(stale).collect()
-}
-
-/// The largest files, one a line.
+/// The largest Rust files, one per line, then the totals that have a limit.
 pub(super) fn listing(files: &[SourceFile]) -> String {
     let mut listing = String::from("largest files, in lines:\n");
     for (lines, path) in sizes(files).into_iter().take(LISTED) {
         let note = if lines > NOTED { "  over 400" } else { "" };
-        writeln!(listing, "{lines:>6}  {path}{note}").expect("a string takes any text");
+        writeln!(listing, "{lines:>6}  {path}{note}").expect("writing to a string succeeds");
     }
+    let (subject, total) = totals(files);
     listing
+        + &format!(
+            "{SUBJECT}: {subject} lines (limit {SUBJECT_LINES})\n\
+                        all source: {total} non-whitespace bytes (limit {TOTAL})\n"
+        )
 }
 
-/// Rust files with their lines, the largest first.
+/// Lines of [`SUBJECT`], and bytes of all Rust and CUDA files without whitespace.
+fn totals(files: &[SourceFile]) -> (usize, usize) {
+    let subject = sizes(files).into_iter().filter(|(_, path)| path.starts_with(SUBJECT));
+    let source = files.iter().filter(|file| file.is_source());
+    let bytes = |file: &SourceFile| file.text.bytes().filter(|b| !b.is_ascii_whitespace()).count();
+    (subject.map(|(lines, _)| lines).sum(), source.map(bytes).sum())
+}
+
+/// Rust files with their numbers of lines, the largest first.
 fn sizes(files: &[SourceFile]) -> Vec<(usize, &str)> {
     let rust = files.iter().filter(|file| file.path.ends_with(".rs"));
     let mut sizes: Vec<(usize, &str)> =
         rust.map(|file| (file.text.lines().count(), file.path.as_str())).collect();
-    sizes.sort_by_key(|&(lines, path)| (std::cmp::Reverse(lines), path));
+    sizes.sort_by_key(|&(lines, path)| (Reverse(lines), path));
     sizes
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{LIMIT, LISTED, NOTED, check_against, listing};
-    use crate::tidy::SourceFile;
+    use super::*;
 
     fn file(path: &str, lines: usize) -> SourceFile {
         SourceFile { path: path.to_owned(), text: "x\n".repeat(lines) }
     }
 
     #[test]
-    fn long_files_want_a_reason() {
-        let files = [
-            file("a.rs", LIMIT),
-            file("b.rs", LIMIT + 1),
-            file("c.rs", LIMIT + 2),
-            file("long.md", 2 * LIMIT),
-        ];
-        let paths = |long: &[(&str, &str)]| {
-            check_against(long, &files).into_iter().map(|f| f.path).collect::<Vec<_>>()
+    fn limits_hold() {
+        let in_subject = |lines| {
+            (0..20).map(|i| file(&format!("{SUBJECT}{i}.rs"), lines / 20)).collect::<Vec<_>>()
         };
-        assert_eq!(paths(&[]), ["c.rs", "b.rs"]);
-        assert_eq!(paths(&[("c.rs", "a table"), ("b.rs", "a table")]), [""; 0]);
-        assert_eq!(
-            paths(&[
-                ("c.rs", "a table"),
-                ("b.rs", "a table"),
-                ("a.rs", "was long"),
-                ("gone.rs", "was long")
-            ]),
-            ["a.rs", "gone.rs"]
-        );
+        for (files, expected) in [
+            (vec![file("a.rs", LIMIT), file("long.md", TOTAL + 1)], [].as_slice()),
+            (vec![file("b.rs", LIMIT + 1), file("c.rs", LIMIT + 2)], &["c.rs", "b.rs"]),
+            (in_subject(SUBJECT_LINES), &[]),
+            (in_subject(SUBJECT_LINES + 20), &[SUBJECT]),
+            (vec![file("a.cu", TOTAL)], &[]),
+            (vec![file("a.cu", TOTAL), file("b.cuh", 1)], &["all files"]),
+        ] {
+            let paths: Vec<String> = check(&files).into_iter().map(|f| f.path).collect();
+            assert_eq!(paths, expected);
+        }
     }
 
     #[test]
-    fn the_listing_shows_the_largest_and_notes_the_long() {
+    fn the_listing_shows_the_largest_files_and_the_totals() {
         let files: Vec<SourceFile> =
-            (0..=LISTED).map(|i| file(&format!("{i}.rs"), NOTED + 1 - i)).collect();
+            (0..=LISTED).map(|i| file(&format!("{SUBJECT}{i}.rs"), NOTED + 1 - i)).collect();
         let listing = listing(&files);
-        assert!(listing.contains("   401  0.rs  over 400\n   400  1.rs\n"), "{listing}");
-        assert!(!listing.contains(&format!("{LISTED}.rs")), "{listing}");
+        let first = format!("   401  {SUBJECT}0.rs  over 400\n   400  {SUBJECT}1.rs\n");
+        assert!(listing.contains(&first), "{listing}");
+        assert!(!listing.contains(&format!("{SUBJECT}{LISTED}.rs")), "{listing}");
+        assert!(listing.contains("src/: 6296 lines (limit 8000)"), "{listing}");
+        assert!(listing.contains("all source: 6296 non-whitespace bytes"), "{listing}");
     }
 }
