@@ -49,7 +49,8 @@ pub enum Error {
     },
     /// A text holds a character that a character tokenizer never saw.
     #[error(
-        "the character {character:?} (U+{:04X}) at byte {offset} is not among the {vocabulary} characters of the tokenizer's vocabulary",
+        "the character {character:?} (U+{:04X}) at byte {offset} is not among the {vocabulary} \
+            characters of the tokenizer's vocabulary",
         u32::from(*character)
     )]
     UnknownCharacter {
@@ -62,7 +63,8 @@ pub enum Error {
     },
     /// A text holds more white space at a stretch than the GPT-2 tokenizer can split.
     #[error(
-        "the run of white space around byte {offset} has more than the {longest} white-space characters that gpt2 can split; shorten it"
+        "the run of white space around byte {offset} has more than the {longest} white-space \
+            characters that gpt2 can split; shorten it"
     )]
     LongWhiteSpace {
         /// The longest run that can be split, in characters.
@@ -111,7 +113,8 @@ pub enum Error {
     Interrupted,
     /// The loss or a gradient is not finite; no update was made.
     #[error(
-        "step {step}: {what}; training stopped before the update, {}; lower optimizer.learning_rate or lengthen optimizer.warmup_steps",
+        "step {step}: {what}; training stopped before the update, {}; lower \
+            optimizer.learning_rate or lengthen optimizer.warmup_steps",
         told(*kept)
     )]
     NonFinite {
@@ -124,7 +127,8 @@ pub enum Error {
     },
     /// More steps were skipped than may be, because loss or gradients were not finite.
     #[error(
-        "step {step}: {what}, and {skipped} steps were skipped already, as many as run.skip_limit allows; training stopped before the update, {}",
+        "step {step}: {what}, and {skipped} steps were skipped already, as many as \
+            run.skip_limit allows; training stopped before the update, {}",
         told(*kept)
     )]
     SkipLimit {
@@ -139,7 +143,9 @@ pub enum Error {
     },
     /// The loss stands far above those before it.
     #[error(
-        "step {step}: the loss {loss} lies {z:.1} standard deviations above {mean}, the mean of the {window} before it, run.spike_z allows {allowed}; training stopped after the step, {}",
+        "step {step}: the loss {loss} lies {z:.1} standard deviations above {mean}, the mean of \
+            the {window} before it, run.spike_z allows {allowed}; training stopped after the \
+            step, {}",
         told(*kept)
     )]
     Spike {
@@ -160,7 +166,8 @@ pub enum Error {
     },
     /// The loss on the held-out split is not finite.
     #[error(
-        "step {step}: the loss on the held-out split is {loss}; training stopped after the step, {}; lower optimizer.learning_rate or lengthen optimizer.warmup_steps",
+        "step {step}: the loss on the held-out split is {loss}; training stopped after the step, \
+            {}; lower optimizer.learning_rate or lengthen optimizer.warmup_steps",
         told(*kept)
     )]
     NonFiniteEvaluation {
@@ -173,7 +180,8 @@ pub enum Error {
     },
     /// A tensor to be saved is not finite; nothing was written.
     #[error(
-        "checkpoint of step {step} not written: {tensor:?} holds {value} at element {element}; earlier checkpoints stay"
+        "checkpoint of step {step} not written: {tensor:?} holds {value} at element {element}; \
+            earlier checkpoints stay"
     )]
     NonFiniteCheckpoint {
         /// Optimizer steps done.

@@ -161,7 +161,8 @@ impl fmt::Display for Offence {
         match kind {
             MaskKind::Transposable => write!(
                 f,
-                "no transposable pattern covers the {nonzeros} nonzeros of the tile at rows {row}-{last_row}, "
+                "no transposable pattern covers the {nonzeros} nonzeros of the tile at rows \
+                    {row}-{last_row}, "
             )?,
             MaskKind::RowWise => {
                 write!(f, "{nonzeros} nonzeros, at most 2 expected, in the group at row {row}, ")?
@@ -169,7 +170,8 @@ impl fmt::Display for Offence {
             MaskKind::ColumnWise => {
                 return write!(
                     f,
-                    "{nonzeros} nonzeros, at most 2 expected, in the group at rows {row}-{last_row}, column {column}"
+                    "{nonzeros} nonzeros, at most 2 expected, in the group at rows \
+                        {row}-{last_row}, column {column}"
                 );
             }
         }
@@ -229,7 +231,8 @@ pub fn prune_file(
     {
         let count = reports.iter().filter(refused).count();
         let problem = format!(
-            "strict pruning leaves no matrix out, but {count} cannot be pruned; the first is `{name}` {shape:?}: {reason}"
+            "strict pruning leaves no matrix out, but {count} cannot be pruned; the first is \
+                `{name}` {shape:?}: {reason}"
         );
         return Err(Error::file(input, problem));
     }

@@ -80,7 +80,8 @@ impl TensorFile {
                 let (value, offset) = (values[at], start + at * width);
                 let element = (offset - entry.range.start) / width;
                 let problem = format!(
-                    "holds {value} at element {element} (byte {offset}); only finite values are read"
+                    "holds {value} at element {element} (byte {offset}); only finite values are \
+                        read"
                 );
                 return Err(self.refuse(entry, &problem));
             }

@@ -116,7 +116,8 @@ impl Manifest {
         let Version { format, format_version } = version;
         if format != FORMAT || !(1..=FORMAT_VERSION).contains(&format_version) {
             let problem = format!(
-                "has format {format:?}, version {format_version}; this build reads {FORMAT:?}, versions 1 to {FORMAT_VERSION}"
+                "has format {format:?}, version {format_version}; this build reads {FORMAT:?}, \
+                    versions 1 to {FORMAT_VERSION}"
             );
             return Err(Error::file(path, problem));
         }

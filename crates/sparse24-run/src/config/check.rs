@@ -108,7 +108,8 @@ impl Config {
     pub fn check_corpus(&self) -> Result<(), Error> {
         if self.data.path.is_empty() && preset::corpus(&self.preset) == preset::Corpus::Named {
             let problem = format!(
-                "the preset {:?} is for a large corpus and not for the embedded text; name one with --data",
+                "the preset {:?} is for a large corpus and not for the embedded text; name one \
+                    with --data",
                 self.preset
             );
             return Err(Error::setting("data.path", problem));
@@ -122,7 +123,8 @@ impl Config {
         let (warmup, steps) = (self.optimizer.warmup_steps, self.steps);
         (warmup >= steps).then(|| {
             format!(
-                "warm-up (optimizer.warmup_steps = {warmup}) does not end within the run (steps = {steps})"
+                "warm-up (optimizer.warmup_steps = {warmup}) does not end within the run (steps \
+                    = {steps})"
             )
         })
     }

@@ -131,7 +131,8 @@ fn phase(text: &str, sparse: Phase) -> Result<Phase, Error> {
     let Ok(PhaseWord { operands, optimizer, until }) = text.parse() else {
         let known = PhaseWord::KINDS.join(", ");
         let problem = format!(
-            "expected one of {known}, and unless it is the last, its end, as in \"sparse:5/6\" or \"dense:settled\", found {text:?}"
+            "expected one of {known}, and unless it is the last, its end, as in \"sparse:5/6\" \
+                or \"dense:settled\", found {text:?}"
         );
         return Err(Error::setting(KEY, problem));
     };

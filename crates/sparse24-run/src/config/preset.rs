@@ -59,7 +59,8 @@ macro_rules! nanogpt {
 
 const GPT2: &str = "the authors' code, thu-ml/2by4-pretrain-acc-examples (README, \
     config/train_gpt2.py): AdamW 1.5e-4 to 1e-5, 512 x 1024 tokens a step, 300k steps; lambda from \
-    table 2 of Hu et al. 2024, arXiv 2404.01847; but GELU is its tanh form and the vocabulary 50257, \
+    table 2 of Hu et al. 2024, arXiv 2404.01847; but GELU is its tanh form and the vocabulary \
+    50257, \
     where that code has the exact GELU and 50304";
 
 /// All presets.
@@ -67,7 +68,8 @@ pub const PRESETS: [Preset; 7] = [
     Preset {
         name: "quickstart",
         summary: "a small GPT-2 on the embedded corpus, in a minute or two on a CPU",
-        source: "sparse24: shakespeare-char-cpu, but bytes, 1500 steps instead of 2000 and 150 of warm-up instead of 100",
+        source: "sparse24: shakespeare-char-cpu, but bytes, 1500 steps instead of 2000 and 150 \
+            of warm-up instead of 100",
         corpus: Corpus::Any,
         build: quickstart,
     },
@@ -75,7 +77,8 @@ pub const PRESETS: [Preset; 7] = [
         name: "shakespeare-char-cpu",
         summary: "4 layers, 128 wide, context 64: a character-level GPT-2 for CPUs",
         source: nanogpt!(
-            "nanoGPT, README, \"I only have a macbook\": train_shakespeare_char.py with smaller settings"
+            "nanoGPT, README, \"I only have a macbook\": train_shakespeare_char.py with smaller \
+                settings"
         ),
         corpus: Corpus::Any,
         build: shakespeare_char_cpu,

@@ -136,7 +136,8 @@ impl Dataset {
         {
             let (asked, found) = (asked.name(), found.name());
             let problem = format!(
-                "`{asked}` is asked for, but {} was prepared with `{found}`: set data.tokenizer={found}",
+                "`{asked}` is asked for, but {} was prepared with `{found}`: set \
+                    data.tokenizer={found}",
                 folder.display()
             );
             return Err(Error::setting("data.tokenizer", problem));

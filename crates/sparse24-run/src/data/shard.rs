@@ -141,7 +141,10 @@ pub fn read(path: &Path, vocabulary: Option<u32>) -> Result<Shard, Error> {
             .refuse("the magic of this token shard is damaged, the rest of its header is intact"));
     }
     if !size.is_multiple_of(2) {
-        return Err(reader.refuse(format!("holds {size} bytes without a known header; raw u16 tokens would take one byte less or more")));
+        return Err(reader.refuse(format!(
+            "holds {size} bytes without a known header; raw u16 \
+            tokens would take one byte less or more"
+        )));
     }
     Ok(Shard { tokens: reader.ids(&header, size / 2, 2, vocabulary)?.0, origin: None })
 }
@@ -182,7 +185,10 @@ impl Reader {
         let hash = |at: usize| Hash::from_bytes(header[at..at + 32].try_into().expect("32 bytes"));
         let (version, width, vocabulary) = (number(4), number(8) as usize, number(12));
         if version != VERSION {
-            return Err(self.refuse(format!("is a token shard of version {version}, expected {VERSION}; a newer sparse24 may read it")));
+            return Err(self.refuse(format!(
+                "is a token shard of version {version}, expected \
+                {VERSION}; a newer sparse24 may read it"
+            )));
         }
         if width != 2 && width != 4 {
             return Err(self.refuse(format!("has {width} bytes a token, expected 2 or 4")));
@@ -196,7 +202,10 @@ impl Reader {
         self.check_size(HEADER, count, width)?;
         let (tokens, payload) = self.ids(&[], count, width, Some(vocabulary))?;
         if payload != hash(56) {
-            return Err(self.refuse(format!("the tokens from offset {HEADER} on do not match their checksum: the file is damaged")));
+            return Err(self.refuse(format!(
+                "the tokens from offset {HEADER} on do not match \
+                their checksum: the file is damaged"
+            )));
         }
         Ok(Shard { tokens, origin: Some(Origin { vocabulary, tokenizer: hash(24) }) })
     }
@@ -210,7 +219,10 @@ impl Reader {
             _ if size > expected => format!("{} bytes are too many", size - expected),
             _ => return Ok(()),
         };
-        Err(self.refuse(format!("its header tells of {count} tokens, {expected} bytes in all, but it holds {size}: {difference}")))
+        Err(self.refuse(format!(
+            "its header tells of {count} tokens, {expected} bytes in all, \
+            but it holds {size}: {difference}"
+        )))
     }
 
     fn skip(&mut self, bytes: usize) -> Result<(), Error> {

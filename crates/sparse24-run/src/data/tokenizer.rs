@@ -462,7 +462,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_encode_as_the_whole(text in "([ \n\t\u{a0}]{0,3}|'s|[a-z]{1,5}|[0-9]|[.,!']|é|😀){0,40}", size in 1_usize..20) {
+        fn pieces_encode_as_the_whole(text in "([ \
+            \n\t\u{a0}]{0,3}|'s|[a-z]{1,5}|[0-9]|[.,!']|é|😀){0,40}", size in 1_usize..20) {
             let pieces: Vec<&str> = pieces(&text, size).collect();
             prop_assert_eq!(pieces.concat(), text.as_str());
             prop_assert!(pieces.iter().rev().skip(1).all(|piece| piece.len() >= size));

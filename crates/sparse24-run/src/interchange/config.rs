@@ -74,7 +74,8 @@ impl Gpt2Config {
     /// [`Error::File`] names the key and what was expected: another model, an activation other than
     /// `gelu_new`, an untied head, another epsilon, impossible lengths. [`Error::Io`].
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let expected = "a folder with config.json and model.safetensors, or the latter with the former beside it";
+        let expected = "a folder with config.json and model.safetensors, or the latter with the \
+            former beside it";
         fs::metadata(path).map_err(|e| Error::io("read", path, e).expecting(expected))?;
         let path = &if path.is_dir() { path.join(CONFIG) } else { path.with_file_name(CONFIG) };
         let refuse = |problem: String| Err(Error::file(path, problem));

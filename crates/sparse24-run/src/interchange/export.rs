@@ -167,7 +167,8 @@ impl<'a> Plan<'a> {
         if let Values::Sparse24 { phase, masks: given, structure } = values {
             if phase == PhaseKind::Dense || given.is_empty() {
                 return Err(refuse(format!(
-                    "the checkpoint is of a {phase} phase with {} masks, so it is not a 2:4 model; export its dense values, or take \
+                    "the checkpoint is of a {phase} phase with {} masks, so it is not a 2:4 \
+                        model; export its dense values, or take \
                      the checkpoint at the switch to the dense phase",
                     given.len()
                 )));

@@ -49,7 +49,11 @@ pub fn import(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<Vec<Name
         if let Some(head) = head.filter(|_| name == "wte.weight")
             && (head.shape != entry.shape || file.floats(head)? != values)
         {
-            return Err(file.refuse(head, "differs from \"wte.weight\": the head is not tied to the embedding, which this model needs"));
+            return Err(file.refuse(
+                head,
+                "differs from \"wte.weight\": the head is not tied to \
+                the embedding, which this model needs",
+            ));
         }
         tensors.push(NamedTensor { name: name.clone(), shape: shape.clone(), values });
     }
@@ -117,7 +121,8 @@ fn read(
         let problem = match (name, entry.shape.as_slice(), shape) {
             ("wte.weight", &[tokens, width], &[expected, also]) if width == also => {
                 format!(
-                    "has a vocabulary of {tokens} tokens, the model one of {expected}; use the tokenizer that goes with the weights"
+                    "has a vocabulary of {tokens} tokens, the model one of {expected}; use the \
+                        tokenizer that goes with the weights"
                 )
             }
             ("wpe.weight", &[positions, width], &[expected, also]) if width == also => {

@@ -152,7 +152,8 @@ fn what_does_not_fit_is_named() {
         (
             &[("transformer.wte.weight", &[4, 2])],
             &[("wte.weight", &[3, 2])],
-            "has a vocabulary of 4 tokens, the model one of 3; use the tokenizer that goes with the weights",
+            "has a vocabulary of 4 tokens, the model one of 3; use the tokenizer that goes with \
+                the weights",
         ),
         (
             &[("wpe.weight", &[4, 2])],
@@ -167,7 +168,8 @@ fn what_does_not_fit_is_named() {
         (
             &[("ln_f.weight", &[2]), ("ln_f.bias", &[2])],
             &[("ln_f.weight", &[2])],
-            "tensor \"ln_f.bias\" (F32 [2]) is not zero, and the model has no biases; set model.bias = true",
+            "tensor \"ln_f.bias\" (F32 [2]) is not zero, and the model has no biases; set \
+                model.bias = true",
         ),
         (
             &[("ln_f.weight", &[2]), ("transformer.ln_f.weight", &[2])],
@@ -191,7 +193,8 @@ fn an_untied_head_is_refused() {
             ("lm_head.weight", &[2, 2], &head),
         ]);
         let message = problem(import(&path, &expected(&[("wte.weight", &[2, 2])])));
-        let end = "tensor \"lm_head.weight\" (F32 [2, 2]) differs from \"wte.weight\": the head is not tied to the embedding, \
+        let end = "tensor \"lm_head.weight\" (F32 [2, 2]) differs from \"wte.weight\": the head \
+            is not tied to the embedding, \
                    which this model needs";
         assert!(message.ends_with(end), "{message}");
     }
@@ -313,7 +316,8 @@ fn configurations_that_compute_something_else_are_refused() {
         (
             "gelu_new",
             "relu",
-            "activation_function is \"relu\", expected \"gelu_new\"; this model computes nothing else",
+            "activation_function is \"relu\", expected \"gelu_new\"; this model computes nothing \
+                else",
         ),
         (
             "0.00001",

@@ -173,7 +173,8 @@ fn occupied_by(path: &Path, name: &str) -> Error {
     Error::file(
         path,
         format!(
-            "already holds {name:?}, expected a new or empty run directory; choose another, or resume this one"
+            "already holds {name:?}, expected a new or empty run directory; choose another, or \
+                resume this one"
         ),
     )
 }
@@ -237,7 +238,8 @@ pub fn lock(directory: &Path) -> Result<File, Error> {
             return Err(Error::file(
                 directory,
                 format!(
-                    "is in use by another process ({holder}); wait for it, or choose another directory"
+                    "is in use by another process ({holder}); wait for it, or choose another \
+                        directory"
                 ),
             ));
         }

@@ -171,23 +171,21 @@ pub(super) fn check(
         return Err(config::unknown("--allow", name, now.config.keys().map(String::as_str)));
     }
     if saved.dataset == no_dataset() {
-        let problem = "is an imported model, which was not trained here; begin a run from it with `sparse24 train --init-from`";
+        let problem = "is an imported model, which was not trained here; begin a run from it \
+            with `sparse24 train --init-from`";
         return Err(Error::file(path, problem));
     }
     let mut differences = settings(&saved_settings(saved)?, &now.config);
     let short = |fingerprint: Fingerprint| fingerprint.to_string()[..8].to_owned();
     if saved.dataset.fingerprint != now.dataset.fingerprint {
-        let told = |DatasetIdentity {
-                        fingerprint,
-                        training_tokens,
-                        held_out_tokens,
-                        vocabulary,
-                    }| {
-            format!(
-                "data of {training_tokens} + {held_out_tokens} tokens of {vocabulary} (fingerprint {})",
-                short(fingerprint)
-            )
-        };
+        let told =
+            |DatasetIdentity { fingerprint, training_tokens, held_out_tokens, vocabulary }| {
+                format!(
+                    "data of {training_tokens} + {held_out_tokens} tokens of {vocabulary} \
+                    (fingerprint {})",
+                    short(fingerprint)
+                )
+            };
         let kind = if saved.dataset.vocabulary == now.dataset.vocabulary {
             Kind::Choice
         } else {

@@ -71,7 +71,8 @@ impl Model {
             .filter(|&tokens| tokens as usize > vocabulary)
         {
             let problem = format!(
-                "has a wte.weight of {vocabulary} rows for the {tokens} tokens of its tokenizer; name another checkpoint"
+                "has a wte.weight of {vocabulary} rows for the {tokens} tokens of its tokenizer; \
+                    name another checkpoint"
             );
             return Err(Error::file(from, problem));
         }
@@ -141,7 +142,8 @@ impl Model {
         }
         Err(Error::file(
             dataset.source(),
-            "holds other data than the run was trained on; restore them, or name the data to evaluate on",
+            "holds other data than the run was trained on; restore them, or name the data to \
+                evaluate on",
         ))
     }
 
@@ -169,11 +171,13 @@ impl Model {
         if path.as_os_str().is_empty() {
             return Err(Error::setting(
                 "data.path",
-                "the embedded corpus is text, which this model has no tokenizer for; name prepared shards",
+                "the embedded corpus is text, which this model has no tokenizer for; name \
+                    prepared shards",
             ));
         }
         if path.exists() && !path.join("train.bin").exists() {
-            let problem = "is text, which this model has no tokenizer for; expected a folder of prepared shards (train.bin and val.bin)";
+            let problem = "is text, which this model has no tokenizer for; expected a folder of \
+                prepared shards (train.bin and val.bin)";
             return Err(Error::file(path, problem));
         }
         Ok(())

@@ -139,7 +139,8 @@ impl Run {
         if let Some((_, error)) = latest.refused.first().filter(|_| how.damaged == Damaged::Refuse)
         {
             let advice = format!(
-                "restore it, or continue from the one before it with `sparse24 resume {} --fall-back`",
+                "restore it, or continue from the one before it with `sparse24 resume {} \
+                    --fall-back`",
                 path.display()
             );
             return Err(Error::file(
@@ -164,7 +165,8 @@ impl Run {
                 let State { step, total_steps, .. } = checkpoint.state;
                 if config.steps != total_steps && config.steps <= step {
                     let problem = format!(
-                        "has done {step} of {total_steps} steps, the run has steps = {} now; ask for more than {step}",
+                        "has done {step} of {total_steps} steps, the run has steps = {} now; ask \
+                            for more than {step}",
                         config.steps
                     );
                     return Err(Error::file(&path, problem));
@@ -183,7 +185,8 @@ impl Run {
                 .first()
                 .is_none_or(|first| first.initial != Initial::Random) =>
             {
-                let problem = "has no checkpoint left, and its first weights, which came from elsewhere, cannot be made again";
+                let problem = "has no checkpoint left, and its first weights, which came from \
+                    elsewhere, cannot be made again";
                 return Err(Error::file(
                     path,
                     format!("{problem}; begin a new run with `sparse24 train --init-from`"),
@@ -203,7 +206,8 @@ impl Run {
                     .is_some()
                 {
                     let problem = format!(
-                        "holds metrics of {told} steps and no checkpoint any more; restore its checkpoints, or begin a new run"
+                        "holds metrics of {told} steps and no checkpoint any more; restore its \
+                            checkpoints, or begin a new run"
                     );
                     return Err(Error::file(path, problem));
                 }

@@ -52,7 +52,8 @@ fn a_new_directory_is_made_with_its_parents_and_locked() {
     assert!(problem(RunDirectory::open(&path)).ends_with(&expected));
     assert_eq!(fs::read(run.config()).unwrap(), b"steps = 3\n");
     drop(run);
-    let expected = "already holds \"config.toml\", expected a new or empty run directory; choose another, or resume this one";
+    let expected = "already holds \"config.toml\", expected a new or empty run directory; choose \
+        another, or resume this one";
     assert!(
         problem(RunDirectory::create(&path)).ends_with(expected),
         "{}",

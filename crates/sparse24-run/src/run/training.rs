@@ -255,7 +255,8 @@ impl Run {
         }
         if let Some(mu) = self.reference.as_mut().and_then(|reference| reference.next(metrics)) {
             let line = format!(
-                "step {step}: flip-rate explosion: mu = {mu:.2} of {}; a larger method.lambda calms the masks",
+                "step {step}: flip-rate explosion: mu = {mu:.2} of {}; a larger method.lambda \
+                    calms the masks",
                 self.config.run.flip_reference
             );
             observer.said(&line);

@@ -85,7 +85,8 @@ fn parse(header: &[u8], size: usize) -> Result<Vec<Entry>, String> {
         let found = to as i128 - from as i128;
         if found != bytes as i128 {
             return Err(format!(
-                "tensor `{name}` {dtype} {shape:?} takes {bytes} bytes, its offsets {from} to {to} hold {found}"
+                "tensor `{name}` {dtype} {shape:?} takes {bytes} bytes, its offsets {from} to \
+                    {to} hold {found}"
             ));
         }
         if to > size {

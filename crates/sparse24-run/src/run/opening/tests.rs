@@ -14,7 +14,8 @@ use sparse24_train::{backend::Activation, estimate::estimate, model::gpt2::Spars
 
 fn tiny(method: &str) -> Config {
     let settings = format!(
-        "steps=2 model.layers=1 model.d_model=8 model.heads=2 model.d_ff=16 model.sequence_length=8 batch.size=2 data.tokenizer=byte \
+        "steps=2 model.layers=1 model.d_model=8 model.heads=2 model.d_ff=16 \
+            model.sequence_length=8 batch.size=2 data.tokenizer=byte \
          method.name={method} model.activation=gelu"
     );
     let settings: Vec<String> = settings.split_whitespace().map(str::to_owned).collect();
