@@ -25,12 +25,13 @@ mod manifest;
 mod saver;
 mod state;
 mod store;
+mod tensor;
 mod version1;
 
 #[cfg(test)]
 mod tests;
 
-pub use content::{Checkpoint, NamedTensor, Values, load};
+pub use content::{Checkpoint, load};
 pub use manifest::{FORMAT_VERSION, verify};
 pub use saver::Saver;
 pub use state::{DatasetIdentity, Fingerprint, PhaseEnd, State};
@@ -40,3 +41,4 @@ pub use store::{
     Latest, Retention, count, is_named, latest, recover, retain, save, set_aside_after, states,
     step_of,
 };
+pub use tensor::{NamedTensor, Values};

@@ -19,9 +19,11 @@ mod document;
 mod method;
 pub mod preset;
 pub mod renamed;
+mod unknown;
 
-pub use document::{dotted, read_table, table_of, unknown};
+pub use document::{dotted, read_table, table_of};
 pub use method::MethodConfig;
+pub use unknown::unknown;
 
 use document::{DOCUMENT, apply, changes, from_table, on_preset, overlay};
 
@@ -167,7 +169,7 @@ pub struct RunConfig {
     pub keep_last: usize,
     /// Checkpoints of multiples of this step are kept too.
     pub keep_every: u32,
-    /// What to do about a loss or gradient that is not finite.
+    /// Treatment of a loss or gradient that is not finite.
     pub on_nonfinite: OnNonFinite,
     /// Steps that may be skipped in the whole run.
     pub skip_limit: u32,
@@ -197,7 +199,7 @@ impl RunConfig {
     ];
 }
 
-/// What to do about a loss or gradient that is not finite.
+/// Treatment of a loss or gradient that is not finite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnNonFinite {

@@ -226,33 +226,3 @@ pub(crate) fn write<T: Copy, const W: usize>(
     }
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use sparse24_core::MaskKind;
-
-    use super::{TensorFile, container::HEADER_LIMIT};
-    use crate::pruning::{Selection, verify_file};
-
-    #[test]
-    fn every_reader_has_the_same_header_limit() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("x.safetensors");
-        let selection = Selection { kind: MaskKind::RowWise, include: &|_| true };
-        let tensor = r#"{"w":{"dtype":"F32","shape":[1,4],"data_offsets":[0,16]}}"#;
-        for (length, is_read) in [(HEADER_LIMIT, true), (HEADER_LIMIT + 1, false)] {
-            let mut bytes = length.to_le_bytes().to_vec();
-            bytes.extend_from_slice(tensor.as_bytes());
-            bytes.resize(8 + length as usize, b' ');
-            bytes.resize(bytes.len() + 16, 0);
-            fs::write(&path, bytes).unwrap();
-            let answers =
-                [TensorFile::open(&path).map(drop), verify_file(&path, selection).map(drop)]
-                    .map(|answer| answer.map_err(|e| e.to_string()));
-            assert_eq!(answers[0].is_ok(), is_read);
-            assert_eq!(answers[0], answers[1]);
-        }
-    }
-}

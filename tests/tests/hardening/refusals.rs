@@ -163,18 +163,18 @@ fn lists_of_numbers() {
     for (field, expected) in [
         (
             r#","layer_norm_epsilon":"1e-5""#,
-            "layer_norm_epsilon is \"1e-5\", expected 0.00001; this model computes nothing else",
+            "layer_norm_epsilon is \"1e-5\", expected 0.00001; no other value is supported",
         ),
-        (r#","layer_norm_epsilon":1e999"#, "is no GPT-2 configuration: number out of range"),
+        (r#","layer_norm_epsilon":1e999"#, "not a GPT-2 configuration: number out of range"),
         (
             r#","n_inner":18446744073709551615"#,
             "n_inner is 18446744073709551615, expected 1..=16777216",
         ),
         (
             r#","n_inner":4.5"#,
-            "is no GPT-2 configuration: invalid type: floating point `4.5`, expected usize",
+            "not a GPT-2 configuration: invalid type: floating point `4.5`, expected usize",
         ),
-        (r#","n_layer":2"#, "is no GPT-2 configuration: duplicate field `n_layer`"),
+        (r#","n_layer":2"#, "not a GPT-2 configuration: duplicate field `n_layer`"),
     ] {
         let message =
             message("config.json", format!("{sound}{field}}}").as_bytes(), Gpt2Config::read);

@@ -153,7 +153,7 @@ pub(super) fn record_failure(path: &Path, error: Error) -> Result<(), Error> {
             what: format!("the loss {loss} is a spike, {z:.1} standard deviations high"),
         },
         Error::NonFiniteEvaluation { step, loss, .. } => {
-            Failure { step, what: format!("the loss on the held-out split is {loss}") }
+            Failure { step, what: format!("the validation loss is {loss}") }
         }
         Error::NonFiniteCheckpoint { step, tensor, .. } => {
             Failure { step, what: format!("{tensor} is not finite") }

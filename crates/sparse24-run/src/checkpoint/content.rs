@@ -13,7 +13,7 @@ use safetensors::Dtype;
 use sparse24_core::Mask;
 
 use super::{
-    State,
+    NamedTensor, State, Values,
     manifest::{MASKS, MODEL, Manifest, OPTIMIZER, Parts, Recorder, STATE},
     version1,
 };
@@ -27,28 +27,6 @@ const SECOND: &str = "exp_avg_sq.";
 const AUXILIARY: &str = "auxiliary.";
 /// Longest state that is read. Parsed, its lists of names take about 12 times as much memory.
 const STATE_LIMIT: u64 = 1 << 20;
-
-/// A named host tensor, row-major: f32, or with [`Values`] of any stored type.
-#[derive(Debug, Clone, PartialEq)]
-pub struct NamedTensor<V = Vec<f32>> {
-    /// Unique in its list.
-    pub name: String,
-    /// `[length]` or `[rows, columns]`.
-    pub shape: Vec<usize>,
-    /// One value per element of the shape.
-    pub values: V,
-}
-
-/// Values of one of the types that a checkpoint stores.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Values {
-    /// Real numbers, all finite.
-    F32(Vec<f32>),
-    /// Counts and indices.
-    U32(Vec<u32>),
-    /// Tiles of masks, one bit per element.
-    U16(Vec<u16>),
-}
 
 /// All that a resume needs, at an optimizer-step boundary.
 ///
@@ -334,7 +312,7 @@ fn state_of(checkpoint: &Path, manifest: &Manifest) -> Result<State, Error> {
     if state.step == manifest.step {
         return Ok(state);
     }
-    Err(Error::file(path, format!("is of step {}, the manifest of {}", state.step, manifest.step)))
+    Err(Error::file(path, format!("is of step {}, the manifest of step {}", state.step, manifest.step)))
 }
 
 fn read_tensors<V>(

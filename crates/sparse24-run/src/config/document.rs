@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use toml::{Table, Value};
 
-use super::{Config, preset, renamed};
+use super::{Config, preset, renamed, unknown};
 use crate::{Error, disk};
 
 /// The key in errors about the top level.
@@ -19,19 +19,6 @@ pub(super) const DOCUMENT: &str = "a TOML file; `sparse24 config` prints one";
 
 fn out_of_range(key: &str, most: u64, found: &str) -> Error {
     Error::setting(key, format!("expected at most {most}, found {found}"))
-}
-
-/// "X is not known; did you mean Y?", with the nearest known name where at most a third of the
-/// letters differ.
-pub fn unknown<'a>(key: &str, found: &str, known: impl Iterator<Item = &'a str> + Clone) -> Error {
-    /// Memory grows with the square of the length, and no key is this long.
-    const LONGEST: usize = 64;
-    let distance = |name: &&str| strsim::damerau_levenshtein(found, name);
-    let near = |name: &&str| found.len() <= LONGEST && 3 * distance(name) <= found.chars().count();
-    let nearest = known.clone().filter(near).min_by_key(distance);
-    let all = known.collect::<Vec<_>>().join(", ");
-    let advice = nearest.map_or_else(String::new, |nearest| format!("; did you mean {nearest:?}?"));
-    Error::setting(key, format!("{found:?} is not known{advice} (known: {all})"))
 }
 
 /// The dotted keys of a document with their values as TOML.

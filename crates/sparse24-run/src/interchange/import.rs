@@ -1,4 +1,4 @@
-//! Reading Hugging Face's GPT-2 weights.
+//! Import of Hugging Face's GPT-2 weights.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +17,7 @@ use crate::{
 /// order, linear layers `[out, in]`.
 ///
 /// Names may carry the prefix `transformer.`. The causal-mask buffers `attn.bias` and
-/// `attn.masked_bias` are passed over, as are `lm_head.weight` if it equals `wte.weight`, and
+/// `attn.masked_bias` are ignored, as are `lm_head.weight` if it equals `wte.weight`, and
 /// biases that are all zero where none is expected.
 ///
 /// # Errors
@@ -36,7 +36,7 @@ pub fn import(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<Vec<Name
     for entry in &entries {
         if found.insert(entry.name.strip_prefix(PREFIX).unwrap_or(&entry.name), entry).is_some() {
             return Err(
-                file.refuse(entry, "stands twice, with and without the prefix \"transformer.\"")
+                file.refuse(entry, "occurs twice, with and without the prefix \"transformer.\"")
             );
         }
     }
@@ -76,7 +76,7 @@ fn weights_in(folder: &Path) -> Result<std::path::PathBuf, Error> {
     Err(Error::file(folder, format!("holds no {WEIGHTS:?}{advice}")))
 }
 
-/// Refuses tensors that have no place, but for biases that do nothing.
+/// Refuses tensors that have no place in the model, except zero biases.
 fn refuse_others(
     file: &mut TensorFile,
     found: &BTreeMap<&str, &Entry>,
@@ -134,7 +134,7 @@ fn read(
     }
     match *stored {
         [rows, columns] if is_transposed => {
-            // As it is read: of a large tensor there is no room for two.
+            // Transposed while reading, so that a large tensor is not in memory twice.
             let (mut values, mut row) = (file.buffer(entry)?, 0);
             values.resize(rows * columns, 0.0);
             file.float_pieces(entry, SIDE * columns, |panel| {

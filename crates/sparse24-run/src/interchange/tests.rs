@@ -174,7 +174,7 @@ fn what_does_not_fit_is_named() {
         (
             &[("ln_f.weight", &[2]), ("transformer.ln_f.weight", &[2])],
             &[("ln_f.weight", &[2])],
-            "stands twice, with and without the prefix \"transformer.\"",
+            "occurs twice, with and without the prefix \"transformer.\"",
         ),
     ];
     for (given, wanted, message) in cases {
@@ -316,18 +316,17 @@ fn configurations_that_compute_something_else_are_refused() {
         (
             "gelu_new",
             "relu",
-            "activation_function is \"relu\", expected \"gelu_new\"; this model computes nothing \
-                else",
+            "activation_function is \"relu\", expected \"gelu_new\"; no other value is supported",
         ),
         (
             "0.00001",
             "0.000001",
-            "layer_norm_epsilon is 1e-6, expected 0.00001; this model computes nothing else",
+            "layer_norm_epsilon is 1e-6, expected 0.00001; no other value is supported",
         ),
         (
             "\"tie_word_embeddings\": true",
             "\"tie_word_embeddings\": false",
-            "tie_word_embeddings is false, expected true; this model computes nothing else",
+            "tie_word_embeddings is false, expected true; no other value is supported",
         ),
         ("\"n_head\": 2", "\"n_head\": 3", "n_embd is 8, expected a multiple of n_head = 3"),
         ("\"n_head\": 2", "\"n_head\": 0", "n_head is 0, expected 1..=16777216"),
@@ -336,7 +335,7 @@ fn configurations_that_compute_something_else_are_refused() {
             "\"n_layer\": 1000000000000",
             "n_layer is 1000000000000, expected 1..=4096",
         ),
-        ("\"n_layer\": 2", "\"layers\": 2", "is no GPT-2 configuration: missing field `n_layer`"),
+        ("\"n_layer\": 2", "\"layers\": 2", "not a GPT-2 configuration: missing field `n_layer`"),
     ] {
         let text = good.replace(from, to);
         assert_ne!(text, good, "{from}");

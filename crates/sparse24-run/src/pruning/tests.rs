@@ -1,4 +1,4 @@
-//! Oracles of their own: every byte of a pruned file is compared with what core's masks say.
+//! Compares every byte of pruned files with the masks of core.
 
 use std::{collections::HashMap, fs, path::PathBuf};
 
@@ -9,6 +9,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use sparse24_core::{Mask, MaskKind, search};
 
 use super::*;
+use crate::tensors::{TensorFile, container::HEADER_LIMIT};
 
 const KINDS: [MaskKind; 3] = [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise];
 
@@ -408,6 +409,27 @@ fn malformed_files_say_what_is_wrong() {
         refusal(&folder.path("none")).contains("none: does not exist, expected a safetensors file")
     );
     assert!(refusal(&folder.path("")).contains("is a folder"));
+}
+
+#[test]
+fn every_reader_has_the_same_header_limit() {
+    let folder = Folder::new();
+    let path = folder.path("x.safetensors");
+    let tensor = r#"{"w":{"dtype":"F32","shape":[1,4],"data_offsets":[0,16]}}"#;
+    for (length, is_read) in [(HEADER_LIMIT, true), (HEADER_LIMIT + 1, false)] {
+        let mut bytes = length.to_le_bytes().to_vec();
+        bytes.extend_from_slice(tensor.as_bytes());
+        bytes.resize(8 + length as usize, b' ');
+        bytes.resize(bytes.len() + 16, 0);
+        fs::write(&path, bytes).unwrap();
+        let answers = [
+            TensorFile::open(&path).map(drop),
+            verify_file(&path, all(MaskKind::RowWise)).map(drop),
+        ]
+        .map(|answer| answer.map_err(|e| e.to_string()));
+        assert_eq!(answers[0].is_ok(), is_read);
+        assert_eq!(answers[0], answers[1]);
+    }
 }
 
 proptest! {

@@ -32,7 +32,7 @@ impl Entry {
 }
 
 /// Longest header that is read, enough for more than 100,000 tensors. The format allows 100 MB.
-pub(super) const HEADER_LIMIT: u64 = 1 << 24;
+pub(crate) const HEADER_LIMIT: u64 = 1 << 24;
 /// Longest name, and longest entry, in bytes: a shape of some hundred dimensions.
 const ENTRY_LIMIT: usize = 4096;
 

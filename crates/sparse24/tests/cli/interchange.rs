@@ -232,12 +232,12 @@ fn a_damaged_or_foreign_folder_is_not_imported() {
         &|c| c["n_layer"] = json!(0),
         "gpt2/config.json: n_layer is 0, expected 1..=4096",
     );
-    refuses_config(&|c| c["n_layer"] = json!(-2), "gpt2/config.json: is no GPT-2 configuration: *");
+    refuses_config(&|c| c["n_layer"] = json!(-2), "gpt2/config.json: not a GPT-2 configuration: *");
     refuses_config(
         &|c| c["n_layer"] = Value::Null,
-        "gpt2/config.json: is no GPT-2 configuration: *",
+        "gpt2/config.json: not a GPT-2 configuration: *",
     );
-    refuses_config(&|c| *c = json!([1]), "gpt2/config.json: is no GPT-2 configuration: *");
+    refuses_config(&|c| *c = json!([1]), "gpt2/config.json: not a GPT-2 configuration: *");
     refuses_config(
         &|c| c["n_layer"] = json!(3),
         r#"gpt2/model.safetensors: holds no tensor "h.2.ln_1.weight" (nor "transformer.h.2.ln_1.weight")*"#,

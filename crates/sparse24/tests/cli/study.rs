@@ -276,7 +276,7 @@ fn a_run_that_ends_at_no_number_is_a_result() {
 fn a_run_without_a_held_out_loss_is_a_result() {
     let place = place();
     let diverging = "--set optimizer.learning_rate=1e12 --set steps=1";
-    let message = "step 1: the loss on the held-out split is *; training stopped after the step, nothing was saved yet; *";
+    let message = "step 1: the validation loss is *; training stopped after the step, nothing was saved yet; *";
     let output = place.command(&format!("train {TINY} {diverging} --out run")).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(
@@ -297,7 +297,7 @@ fn a_run_without_a_held_out_loss_is_a_result() {
             (&Value::from(9), 3, &Value::from(1))
         );
         assert!(
-            failures[0]["what"].as_str().unwrap().starts_with("the loss on the held-out split is "),
+            failures[0]["what"].as_str().unwrap().starts_with("the validation loss is "),
             "{failures:?}"
         );
     }

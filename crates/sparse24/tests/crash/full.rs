@@ -63,7 +63,7 @@ fn a_run_that_will_not_fit_does_not_begin() {
         run.display()
     );
     assert!(
-        said.starts_with(&expected) && said.ends_with(" are free; make room, or keep less"),
+        said.starts_with(&expected) && said.ends_with(" are free; free some, or keep less"),
         "{said}"
     );
 }
@@ -85,7 +85,7 @@ fn a_checkpoint_that_will_not_fit_is_not_begun() {
     let Some(output) = on_tmpfs(&place, "size=32m", &script) else { return };
     let said = place.read("said");
     assert_eq!(output.status.code(), Some(4), "{said}{}", last_line(&output));
-    let pattern = "error: */checkpoints: the tensors of the checkpoint of step * need 1.8 MiB of disk space, * MiB are free; make room, or keep less";
+    let pattern = "error: */checkpoints: the tensors of the checkpoint of step * need 1.8 MiB of disk space, * MiB are free; free some, or keep less";
     assert!(is_like(said.lines().last().unwrap(), pattern), "{said}");
     assert!(
         output.stdout.is_empty(),
@@ -130,7 +130,7 @@ fn a_disk_that_fills_up_loses_nothing() {
     };
     let ending = |end: &str| failures.iter().filter(|said| said.ends_with(end)).count();
     let (refused, met) = (
-        ending(" are free; make room, or keep less"),
+        ending(" are free; free some, or keep less"),
         ending("No space left on device (os error 28)"),
     );
     println!(
