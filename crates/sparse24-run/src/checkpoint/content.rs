@@ -312,7 +312,10 @@ fn state_of(checkpoint: &Path, manifest: &Manifest) -> Result<State, Error> {
     if state.step == manifest.step {
         return Ok(state);
     }
-    Err(Error::file(path, format!("is of step {}, the manifest of step {}", state.step, manifest.step)))
+    Err(Error::file(
+        path,
+        format!("is of step {}, the manifest of step {}", state.step, manifest.step),
+    ))
 }
 
 fn read_tensors<V>(

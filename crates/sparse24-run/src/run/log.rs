@@ -21,7 +21,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// Opens for appending; creates the file.
+    /// Opens for appending, or creates the file.
     ///
     /// # Errors
     /// [`Error::Io`].

@@ -1,8 +1,7 @@
-//! A trainer as a checkpoint, and back.
+//! Converts the state of a trainer to a checkpoint and back.
 //!
-//! Invariant: restoring a snapshot gives a trainer that continues with the same bits. [`snapshot`]
-//! is the one place where a run waits for its state, as far as its backend cannot copy beside other
-//! work. Deliberately absent: files.
+//! Invariant: a trainer restored from a snapshot continues with the same bits. [`snapshot`] is the
+//! only place where training waits for a copy of its state.
 
 use std::collections::HashMap;
 
@@ -17,7 +16,7 @@ use sparse24_train::{
     trainer::{ParameterState, Progress, Trainer},
 };
 
-/// Names of auxiliary tensors; those of a weight end in its name.
+/// Names of auxiliary tensors; those of a weight continue with its name.
 const SCALE: &str = "scale.";
 const ROW_ORDER: &str = "row_order.";
 const DGRAD_MASK: &str = "dgrad_mask.";
@@ -34,7 +33,7 @@ pub(super) fn ends(state: &State) -> Ends {
     state.phase_ends.iter().map(|end| (end.phase as usize, end.step)).collect()
 }
 
-/// The scale of a weight's soft threshold, where the checkpoint has one.
+/// The scale of a weight's soft threshold, if the checkpoint has one.
 pub(super) fn scale(checkpoint: &Checkpoint, weight: &str) -> Option<f32> {
     let tensor = checkpoint
         .auxiliary
@@ -47,9 +46,8 @@ fn first(values: &Values) -> Option<f32> {
     if let Values::F32(values) = values { values.first().copied() } else { None }
 }
 
-/// Everything that the trainer remembers now, in the room of an earlier checkpoint if there is one;
-/// the state says what it belongs to, and auxiliary tensors go along. What it gives waits until all
-/// is copied.
+/// Copies the state of the trainer into a checkpoint with the given state and auxiliary tensors,
+/// reusing the buffers of `spare`. The returned closure waits for the copies.
 pub(super) fn snapshot(
     trainer: &mut Trainer,
     state: State,
@@ -61,8 +59,8 @@ pub(super) fn snapshot(
         .extend((!changes.is_empty()).then(|| {
             named(VARIANCE_CHANGES.to_owned(), vec![changes.len()], Values::F32(changes))
         }));
-    let room = spare.map(parameter_states).transpose()?.unwrap_or_default();
-    let copied = trainer.copy_out(room)?;
+    let buffers = spare.map(parameter_states).transpose()?.unwrap_or_default();
+    let copied = trainer.copy_out(buffers)?;
     Ok(move || Ok(assemble(state, auxiliary, copied()?)))
 }
 
@@ -115,7 +113,7 @@ fn assemble(
     out
 }
 
-/// Brings a trainer of the same shape to where the checkpoint was.
+/// Restores a trainer of the same shape from a checkpoint.
 pub(super) fn restore(trainer: &mut Trainer, checkpoint: Checkpoint) -> Result<(), Error> {
     let changes = checkpoint.auxiliary.iter().find_map(|tensor| match &tensor.values {
         Values::F32(changes) if tensor.name == VARIANCE_CHANGES => Some(changes.clone()),

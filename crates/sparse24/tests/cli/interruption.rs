@@ -132,7 +132,7 @@ fn a_run_from_given_weights_never_resumes_from_others() {
     place.train("run", "");
     place.train("next", "--init-from run");
     fs::remove_dir_all(place.path("next/checkpoints")).unwrap();
-    let message = "next: has no checkpoint left, and its first weights, which came from elsewhere, cannot be made again; begin a new run with `sparse24 train --init-from`";
+    let message = "next: has no checkpoint left, and its given initial weights cannot be recreated; start a new run with `sparse24 train --init-from`";
     for line in ["resume next", "resume next --fall-back"] {
         place.refuses(line, 3, message);
     }
@@ -163,7 +163,7 @@ fn a_resume_falls_back_when_asked() {
     assert!(output.status.success(), "{said}");
     for step in [10, 12] {
         let line = format!(
-            "passed over a damaged checkpoint: {}/model.safetensors: ends at byte 100, the manifest says",
+            "skipped a damaged checkpoint: {}/model.safetensors: ends at byte 100, the manifest says",
             checkpoint(step)
         );
         assert!(said.contains(&line) && place.read("run/log.txt").contains(&line), "{said}");
@@ -184,11 +184,7 @@ fn a_resume_falls_back_when_asked() {
     for step in [4, 8, 10, 12] {
         damage(step);
     }
-    place.refuses(
-        "resume run --fall-back",
-        3,
-        "run: has no checkpoint that is whole; begin a new run",
-    );
+    place.refuses("resume run --fall-back", 3, "run: has no intact checkpoint; start a new run");
 }
 
 #[test]
@@ -216,7 +212,7 @@ fn a_resume_loses_nothing_to_other_settings() {
     left.sort();
     assert_eq!(left, ["step-00000008", "step-00000009"], "the last 2:4 model stays");
     fs::remove_dir_all(place.path("run/checkpoints")).unwrap();
-    let message = "run: holds metrics of 9 steps and no checkpoint any more; restore its checkpoints, or begin a new run";
+    let message = "run: holds metrics of 9 steps but no checkpoint; restore its checkpoints, or start a new run";
     place.refuses("resume run", 3, message);
     assert_eq!(place.metrics("run").len(), 9);
     fs::remove_file(place.path("run/metrics.jsonl")).unwrap();
@@ -312,13 +308,13 @@ fn what_is_no_run_is_refused() {
         place.refuses(
             &format!("resume {run}"),
             3,
-            &format!("{run}: is no run directory: it holds no config.toml"),
+            &format!("{run}: is not a run directory: it holds no config.toml"),
         );
     }
     place.train("run", "");
     for inside in ["run/checkpoints", "run/checkpoints/step-00000012"] {
         let message = format!(
-            "{inside}: is no run directory: it holds no config.toml; it lies in a run, name run"
+            "{inside}: is not a run directory: it holds no config.toml; it lies in a run, name run"
         );
         place.refuses(&format!("resume {inside}"), 3, &message);
     }

@@ -231,7 +231,7 @@ fn two_processes_never_write_one_run() {
 #[test]
 fn a_model_beyond_the_memory_is_refused() {
     let place = Place::new();
-    let message = "model: needs * MiB of memory, this machine has *; make it or batch.size smaller";
+    let message = "model: needs * MiB of memory, this machine has *; lower it or batch.size";
     if cfg!(target_os = "linux") {
         place.refuses(&format!("train {TINY} --set model.d_model=16777216 --out new"), 2, message);
         place.refuses(&format!("train {TINY} --set batch.size=16777216 --out new"), 2, message);

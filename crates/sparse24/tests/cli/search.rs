@@ -400,7 +400,10 @@ fn what_is_no_dense_run_of_the_schedule_is_no_reference() {
     place.train("unsampled", "--method dense --set run.flip_every=0");
     place.write("unsampled/metrics.jsonl", "");
     for (reference, message) in [
-        ("nowhere", "run.flip_reference: *nowhere: is no run directory: it holds no config.toml"),
+        (
+            "nowhere",
+            "run.flip_reference: *nowhere: is not a run directory: it holds no config.toml",
+        ),
         ("sparse", "run.flip_reference: *sparse is a sparse run, expected a dense one"),
         (
             "other",

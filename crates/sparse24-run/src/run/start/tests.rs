@@ -1,5 +1,4 @@
-//! What a start and an adoption leave behind when the disk fails, or the process dies, at any file
-//! operation.
+//! Starts and imports when the disk fails, or the process dies, at any file operation; identities.
 
 use std::{collections::BTreeSet, fs};
 
@@ -8,7 +7,7 @@ use crate::{
     config::{dotted, is_neutral, table_of},
     data::{Corpus, TokenizerKind},
     disk::fault::{self, Fault, Plan},
-    run::adopt,
+    run::save_imported,
 };
 use sparse24_train::{backend::Activation, estimate::estimate, model::gpt2::Sparsify};
 
@@ -105,10 +104,11 @@ fn a_start_that_is_killed_is_no_run_or_one_with_its_weights() {
 }
 
 #[test]
-fn an_adoption_that_fails_leaves_nothing() {
+fn an_import_that_fails_leaves_nothing() {
     let config = tiny("dense");
     let given = weights(&config);
-    let attempt = |path: &Path| adopt(&config, given.clone(), Some(&Tokenizer::Byte), path).is_ok();
+    let attempt =
+        |path: &Path| save_imported(&config, given.clone(), Some(&Tokenizer::Byte), path).is_ok();
     let operations = failing_everywhere(
         |at| Plan::Fail(at, Fault::NoSpace),
         attempt,
@@ -118,28 +118,31 @@ fn an_adoption_that_fails_leaves_nothing() {
 }
 
 #[test]
-fn only_the_weights_of_the_model_are_adopted_and_only_dense() {
+fn only_the_weights_of_the_model_are_imported_and_only_dense() {
     let config = tiny("dense");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
-    let refusal =
-        |config: &Config, weights| adopt(config, weights, None, &path).unwrap_err().to_string();
+    let refusal = |config: &Config, weights| {
+        save_imported(config, weights, None, &path).unwrap_err().to_string()
+    };
     let given = weights(&config);
     assert!(
         refusal(&tiny("fst"), given.clone())
-            .starts_with("method.name: expected a method that begins dense")
+            .starts_with("method.name: expected a method that starts dense")
     );
     let mut short = given.clone();
     short.pop();
     assert!(
-        refusal(&config, short)
-            .starts_with(&format!("parameter {}: is not what the model has here", given.len() - 1))
+        refusal(&config, short).starts_with(&format!(
+            "parameter {}: is not the model's next parameter",
+            given.len() - 1
+        ))
     );
     let mut odd = given.clone();
     odd[1].name = "other".to_owned();
-    assert!(refusal(&config, odd).starts_with("other: is not what"));
+    assert!(refusal(&config, odd).starts_with("other: is not the model's next"));
     assert!(!path.exists());
-    adopt(&config, given, None, &path).unwrap();
+    save_imported(&config, given, None, &path).unwrap();
 }
 
 #[test]
