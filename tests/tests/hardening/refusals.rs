@@ -142,7 +142,7 @@ fn tokens() {
     let message_of_folder =
         Dataset::from_folder(folder.path(), None, None).unwrap_err().to_string();
     assert!(message_of_folder.ends_with(
-        ": holds the token 4294967295, which no vocabulary has; it is no folder of token shards"
+        ": holds the token 4294967295, which no vocabulary has; not a folder of token shards"
     ));
     let tokenizer = r#"{"sparse24_tokenizer":1,"kind":"char","characters":"abca"}"#;
     let message = message("tokenizer.json", tokenizer.as_bytes(), Tokenizer::load);

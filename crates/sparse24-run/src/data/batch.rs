@@ -1,4 +1,4 @@
-//! What an optimizer step and an evaluation see.
+//! The data that an optimizer step and an evaluation see.
 //!
 //! Invariant: a batch is a pure function of (seed, step, micro-step): no iterator, no position,
 //! nothing to checkpoint. Deliberately absent: epochs; windows are drawn with replacement.

@@ -48,7 +48,7 @@ fn a_run_and_its_checkpoints_are_evaluated_as_training_did() {
 #[test]
 fn a_loss_is_the_same_number_however_large_a_batch_is() {
     let place = Place::new();
-    // 2000 tokens held out: more than an evaluation takes at a time, and fewer than a batch.
+    // 2000 validation tokens: more than an evaluation takes at a time, and fewer than a batch.
     place.train("run", "--set data.validation_share=0.5 --set batch.size=200 --set steps=6");
     let told = place.metrics("run").last().unwrap()["val_loss"].as_f64().unwrap();
     let report = place.json("eval run --json");
@@ -156,7 +156,7 @@ fn what_cannot_be_evaluated_is_refused() {
             3,
             "capitals: the character 'T' (U+0054) at byte 0 is not among the 27 characters of the tokenizer's vocabulary",
         ),
-        ("short", 3, "short: has 1 tokens held out for validation, which needs at least 2"),
+        ("short", 3, "short: has 1 validation tokens, expected at least 2"),
         ("others", 3, "others: has a tokenizer of 16 tokens, expected one of 27"),
     ] {
         place.refuses(&format!("eval run --data {data}"), code, message);

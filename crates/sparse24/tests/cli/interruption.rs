@@ -583,7 +583,7 @@ fn a_damaged_newest_checkpoint_is_named_and_the_one_before_it_serves() {
     );
     damage("masks.safetensors", &|bytes| bytes.push(0), "ends at byte *, the manifest says *");
     damage("state.json", &|bytes| bytes[20] ^= 1, r#"is damaged in "state", bytes 0..*"#);
-    damage("manifest.json", &|bytes| bytes[20] ^= 1, "is damaged, bytes 0..*: its checksum says *");
+    damage("manifest.json", &|bytes| bytes[20] ^= 1, "is damaged, bytes 0..*: checksum *");
     damage(
         "manifest.json",
         &|bytes| bytes.clear(),

@@ -54,7 +54,7 @@ fn data_that_cannot_be_used_are_refused_by_name() {
         message,
     );
     let more = "--set data.tokenizer=byte --set data.validation_share=0.07";
-    let message = "short: has 1 tokens held out for validation, which needs at least 2";
+    let message = "short: has 1 validation tokens, expected at least 2";
     place.write("short", "the quick brow");
     place.refuses(&format!("train {TINY} {more} --data short --out new"), 3, message);
 }
@@ -104,10 +104,7 @@ fn shards_that_cannot_be_used_are_refused_by_name() {
             "prepared/train.bin: the tokens from offset 128 on do not match their checksum: the file is damaged",
         ),
         (damaged(131), "prepared/train.bin: token * at position 1 is beyond the vocabulary of 27"),
-        (
-            vec![0, 0, 1, 0],
-            "prepared/train.bin: is no token shard of sparse24, which the tokenizer.json beside it promises",
-        ),
+        (vec![0, 0, 1, 0], "prepared/train.bin: not a token shard of sparse24*"),
     ] {
         place.write("prepared/train.bin", bytes);
         place.refuses(&train, 3, message);
