@@ -81,8 +81,8 @@ pub fn sync_directory(path: &Path) -> Result<(), Error> {
         .map_err(|e| Error::io("sync", path, e))
 }
 
-/// Refuses to write `needed` bytes for `what` if the file system has fewer. Not every system reports
-/// its free space, and a quota only shows when writing.
+/// Refuses to write `needed` bytes for `what` if the file system has fewer. Not every system
+/// reports its free space, and a quota only shows when writing.
 pub fn check_room(path: &Path, needed: u64, what: impl FnOnce() -> String) -> Result<(), Error> {
     match free(path) {
         Some(free) if free < needed => {
@@ -165,7 +165,7 @@ pub fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Opens a regular file and tells its bytes: reading a pipe could block, and a device might never
+/// Opens a regular file and returns its size: reading a pipe could block, and a device might never
 /// end.
 pub fn open(path: &Path) -> Result<(File, u64), Error> {
     let failed = |e| Error::io("read", path, e);
@@ -195,8 +195,8 @@ pub fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// Room for what a file says it holds: a file may be larger than memory, and one with holes larger
-/// than any disk.
+/// Allocates space for the contents of a file, which may be larger than memory, and with holes
+/// larger than any disk.
 pub fn reserve<T>(path: &Path, count: usize) -> Result<Vec<T>, Error> {
     let mut room = Vec::new();
     room.try_reserve_exact(count).map_err(|e| Error::io("read", path, e.into()))?;

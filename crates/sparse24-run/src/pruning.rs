@@ -1,9 +1,9 @@
 //! Prunes the weights of any safetensors file to 2:4, or verifies that they are.
 //!
-//! This concerns tensors that are two-dimensional, f32, f16, bf16 or f64, not empty, not an embedding by name
-//! ([`is_embedding`]), of a shape that the kind divides (transposable: both lengths by 4; row-wise:
-//! columns; column-wise: rows), and included by the caller. All others are left unchanged and
-//! listed with the [`Reason`].
+//! This concerns tensors that are two-dimensional, f32, f16, bf16 or f64, not empty, not an
+//! embedding by name ([`is_embedding`]), of a shape that the kind divides (transposable: both
+//! lengths by 4; row-wise: columns; column-wise: rows), and included by the caller. All others are
+//! left unchanged and listed with the [`Reason`].
 //!
 //! A tensor is read as it is stored: row-wise groups run along its last dimension. That is the
 //! contraction dimension of `[out, in]` weights (PyTorch's `Linear`); of `[in, out]` weights (the
@@ -176,9 +176,9 @@ impl fmt::Display for Offence {
     }
 }
 
-/// Whether a name is that of an embedding: one of its dot-separated parts is `wte`, `wpe` or `lm_head`
-/// (tied to `wte`), or one of the underscore-separated words of a part is `emb` or starts with
-/// `embed`; case does not matter.
+/// Whether a name is that of an embedding: one of its dot-separated parts is `wte`, `wpe` or
+/// `lm_head` (tied to `wte`), or one of the underscore-separated words of a part is `emb` or starts
+/// with `embed`; case does not matter.
 ///
 /// So `transformer.wte.weight`, `model.embed_tokens.weight`,
 /// `bert.embeddings.word_embeddings.weight`, `tok_emb.weight` and `pos_embed` are; `member.weight`

@@ -1,7 +1,8 @@
 //! One training run: its directory, and the driver that trains in it or reads a model from it.
 //!
 //! [`Run`] starts or resumes a run and trains it to its end; [`Model`] reads a finished or
-//! interrupted run to evaluate, sample or export it; [`save_imported`] makes a run of given weights.
+//! interrupted run to evaluate, sample or export it; [`save_imported`] makes a run of given
+//! weights.
 //!
 //! | entry of the directory | contents |
 //! | --- | --- |

@@ -1,5 +1,5 @@
-//! A training method is a value: phases with their operands, the refresh of masks, masked decay, and
-//! the width of the feed-forward network.
+//! A training method is a value: phases with their operands, the refresh of masks, masked decay,
+//! and the width of the feed-forward network.
 //!
 //! Every method is a composition of these choices, so no other file asks for a method's name. A new
 //! method is a row of [`PRESETS`] and at most one variant of one choice.
@@ -186,8 +186,8 @@ impl Method {
         PRESETS.iter().find(|preset| preset.name == name).map(|preset| (preset.build)(lambda))
     }
 
-    /// Last optimizer step of a phase: decided, or else the latest possible; the last phase ends with
-    /// the run.
+    /// Last optimizer step of a phase: decided, or else the latest possible; the last phase ends
+    /// with the run.
     #[must_use]
     pub fn last_step(&self, phase: usize, steps: u32, ends: &Ends) -> u32 {
         if phase + 1 == self.phases.len() {
@@ -211,8 +211,8 @@ impl Method {
         (0..last).find(|&phase| step.max(1) <= self.last_step(phase, steps, ends)).unwrap_or(last)
     }
 
-    /// Last step of each phase whose forward is pruned and that has steps: after it the weights under
-    /// their masks are a 2:4 model.
+    /// Last step of each phase whose forward is pruned and that has steps: after it the weights
+    /// under their masks are a 2:4 model.
     #[must_use]
     pub fn last_sparse_steps(&self, steps: u32, ends: &Ends) -> Vec<u32> {
         let is_taken = |&phase: &usize| {

@@ -69,7 +69,8 @@ impl Saver {
         self.in_flight.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Waits for the save in flight and returns the checkpoint's path; none if no save was in flight.
+    /// Waits for the save in flight and returns the checkpoint's path; none if no save was in
+    /// flight.
     ///
     /// # Errors
     /// Errors of the thread: from the snapshot, `before`, [`save`] and [`retain`].

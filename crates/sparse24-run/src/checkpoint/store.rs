@@ -147,9 +147,9 @@ fn proved(path: &Path, step: u32) -> Result<(), Error> {
 pub struct Retention {
     /// Number of the newest.
     pub last: NonZeroUsize,
-    /// Those of multiples of this step; 0 keeps none.
+    /// Checkpoints of multiples of this step; 0 keeps none.
     pub every: u32,
-    /// Those of these steps, such as the switch from sparse to dense.
+    /// Checkpoints of these steps, such as the switch from sparse to dense.
     pub always: Vec<u32>,
 }
 

@@ -11,7 +11,7 @@ use sparse24_train::backend::HeadLoss;
 /// Which windows a micro-step sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Draw {
-    /// Of everything random.
+    /// Seed of the run.
     pub seed: u64,
     /// The optimizer step.
     pub step: u32,

@@ -31,7 +31,7 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// What a run is asked to learn from: nothing given is the embedded corpus, a folder with a
+    /// Opens the data of a run: without a path the embedded corpus, a folder with a
     /// `train.bin` is [`Dataset::from_folder`], anything else is a corpus. Without a kind, a corpus
     /// is read as bytes.
     ///
@@ -53,7 +53,8 @@ impl Dataset {
         Self::from_corpus(&corpus, tokenizer, validation)
     }
 
-    /// Like [`Dataset::open`], with a tokenizer at hand instead of a kind: how a run sees other data.
+    /// Like [`Dataset::open`], with a tokenizer at hand instead of a kind: how a run sees other
+    /// data.
     ///
     /// # Errors
     /// Like [`Dataset::open`]; [`Error::File`] for a folder that another tokenizer prepared.
@@ -109,8 +110,8 @@ impl Dataset {
     /// A prepared folder (`train.bin`, `val.bin`, `tokenizer.json`), or one of foreign shards
     /// (nanoGPT's or llm.c's, no `tokenizer.json`).
     ///
-    /// Foreign shards have no tokenizer: `kind` byte or gpt2 chooses one; otherwise there is none, and
-    /// the vocabulary is the one given, or the largest id plus one.
+    /// Foreign shards have no tokenizer: `kind` byte or gpt2 chooses one; otherwise there is none,
+    /// and the vocabulary is the one given, or the largest id plus one.
     ///
     /// # Errors
     /// Like [`shard::read`]; [`Error::File`] for shards of another tokenizer than the folder's, and

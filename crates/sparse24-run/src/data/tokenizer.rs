@@ -149,8 +149,8 @@ impl Tokenizer {
     /// Appends the ids of a text of any length, without a second copy of them.
     ///
     /// # Errors
-    /// Same as [`Tokenizer::encode`]; [`Error::Interrupted`] within a mebibyte of text once the flag is
-    /// set.
+    /// Same as [`Tokenizer::encode`]; [`Error::Interrupted`] within a mebibyte of text once the
+    /// flag is set.
     pub fn encode_into(
         &self,
         text: &str,

@@ -32,15 +32,15 @@ pub struct RunDirectory {
 }
 
 impl RunDirectory {
-    /// Creates the directory and its parents, and locks it. It may exist if it is empty; remains of a
-    /// start that died are removed.
+    /// Creates the directory and its parents, and locks it. It may exist if it is empty; remains of
+    /// a start that died are removed.
     ///
     /// # Errors
     /// [`Error::File`] if it exists and is not an empty directory, or is in use; [`Error::Io`] if
     /// it cannot be made.
     pub fn create(path: &Path) -> Result<Self, Error> {
-        // Checked before locking, so that a foreign directory gets no lock file, and again after, in
-        // case another process was faster.
+        // Checked before locking, so that a foreign directory gets no lock file, and again after,
+        // in case another process was faster.
         Self::check_free(path)?;
         fs::create_dir_all(path).map_err(|e| Error::io("create", path, e))?;
         disk::sync_directory(disk::parent(path))?;

@@ -1,6 +1,6 @@
-//! Detects flip-rate explosion: compares the flip rate of a sparse phase with that of a stored dense
-//! run at the same steps. The result depends only on the samples, so a resumed run finds the same,
-//! and it changes no result.
+//! Detects flip-rate explosion: compares the flip rate of a sparse phase with that of a stored
+//! dense run at the same steps. The result depends only on the samples, so a resumed run finds the
+//! same, and it changes no result.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -28,8 +28,8 @@ impl FlipReference {
     /// `before`.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a run that is not dense, has another model, data order or schedule, or
-    /// has no samples.
+    /// [`Error::Setting`] for a run that is not dense, has another model, data order or schedule,
+    /// or has no samples.
     pub(super) fn open<'a>(
         config: &Config,
         before: impl Iterator<Item = &'a StepMetrics>,
@@ -82,8 +82,8 @@ impl FlipReference {
         Ok(Some(reference))
     }
 
-    /// Returns mu when it reaches 1 or more, over the last samples of a sparse phase at steps that the
-    /// reference has too.
+    /// Returns mu when it reaches 1 or more, over the last samples of a sparse phase at steps that
+    /// the reference has too.
     pub(super) fn next(&mut self, metrics: &StepMetrics) -> Option<f64> {
         let rate = metrics.flip_rate.filter(|_| metrics.phase == PhaseKind::Sparse)?;
         self.recent.push_back([rate, *self.rates.get(&metrics.step)?]);

@@ -1,5 +1,5 @@
-//! The identity of a run: settings, data and tokenizer that a resume, or a reader of its model, must
-//! find unchanged. Runs with equal identities produce the same bits.
+//! The identity of a run: settings, data and tokenizer that a resume, or a reader of its model,
+//! must find unchanged. Runs with equal identities produce the same bits.
 
 use std::{collections::BTreeMap, path::Path};
 

@@ -93,8 +93,8 @@ impl Model {
             [method.phase_at(self.checkpoint.state.step, *steps, &ends(&self.checkpoint.state))]
     }
 
-    /// The weights with kept values as in the forward pass (soft-thresholded if the method does so),
-    /// before masking.
+    /// The weights with kept values as in the forward pass (soft-thresholded if the method does
+    /// so), before masking.
     ///
     /// # Errors
     /// [`Error::Parameter`] for a soft-thresholded weight without its scale; [`Error::Semantics`]
@@ -148,8 +148,8 @@ impl Model {
     /// Other data than the run's own, read with its tokenizer; without one, prepared shards.
     ///
     /// # Errors
-    /// Errors from the data; [`Error::File`] for text that no tokenizer can read, and for ids beyond
-    /// the model's vocabulary.
+    /// Errors from the data; [`Error::File`] for text that no tokenizer can read, and for ids
+    /// beyond the model's vocabulary.
     pub fn other_dataset(&self, path: &Path) -> Result<Dataset, Error> {
         let dataset = match &self.tokenizer {
             Some(tokenizer) => {

@@ -16,7 +16,7 @@ pub enum Initial {
     Random,
     /// Given by the user; only the checkpoint of step 0 holds them.
     Given,
-    /// Those of a checkpoint of this run.
+    /// From a checkpoint of this run.
     Checkpoint,
 }
 

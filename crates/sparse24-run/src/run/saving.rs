@@ -31,8 +31,8 @@ impl Run {
             || is_due(self.config.run.checkpoint_every, step)
     }
 
-    /// Starts to save the current state, unless it was saved already, after waiting for the previous
-    /// save. Pending metrics are appended first.
+    /// Starts to save the current state, unless it was saved already, after waiting for the
+    /// previous save. Pending metrics are appended first.
     pub(super) fn save(&mut self) -> Result<(), Error> {
         let step = self.trainer.step();
         if self.saved == Some(step) {
@@ -78,8 +78,8 @@ impl Run {
     }
 }
 
-/// Steps of checkpoints that ended a sparse phase of the configuration they were saved with, but end
-/// none of the present one; also the last sparse checkpoint among steps that are dense now.
+/// Steps of checkpoints that ended a sparse phase of the configuration they were saved with, but
+/// end none of the present one; also the last sparse checkpoint among steps that are dense now.
 pub(super) fn former_ends(checkpoints: &Path, trainer: &Trainer) -> Result<Vec<u32>, Error> {
     let ended = |state: &State| {
         identity::method(state).is_ok_and(|method| {

@@ -1,7 +1,7 @@
 //! The training loop of a run, with its metrics, log and checkpoints.
 //!
-//! Invariant: whatever happens, [`Run::resume`] continues from the last checkpoint that verifies (or
-//! from the start) and ends with the bits of an uninterrupted run.
+//! Invariant: whatever happens, [`Run::resume`] continues from the last checkpoint that verifies
+//! (or from the start) and ends with the bits of an uninterrupted run.
 
 use std::{
     path::{Path, PathBuf},
@@ -130,8 +130,8 @@ impl Run {
         &self.dataset
     }
 
-    /// Sets the flag that interrupts the current step or evaluation within a micro-batch, to ask the
-    /// observer for its request.
+    /// Sets the flag that interrupts the current step or evaluation within a micro-batch, to ask
+    /// the observer for its request.
     pub fn interrupt_on(&mut self, flag: Arc<AtomicBool>) {
         self.trainer.interrupt_on(flag);
     }
@@ -216,8 +216,8 @@ impl Run {
         Ok(asked == Asked::Stop)
     }
 
-    /// Does the next step with its metrics, or completes the metrics of the last one. If interrupted,
-    /// the step or its evaluation remains to be done.
+    /// Does the next step with its metrics, or completes the metrics of the last one. If
+    /// interrupted, the step or its evaluation remains to be done.
     fn advance(&mut self) -> Result<StepMetrics, Error> {
         let mut metrics = match self.pending.take() {
             Some(metrics) => metrics,

@@ -31,7 +31,8 @@ impl Method {
         let mut pruned =
             self.phases.iter().filter(|phase| phase.mask().is_some()).map(|phase| phase.forward);
         let first = pruned.next();
-        // A weight has one mask, which a phase of another kind would inherit until the next refresh.
+        // A weight has one mask, which a phase of another kind would inherit until the next
+        // refresh.
         if pruned.any(|forward| Some(forward) != first) {
             return refuse(
                 "method.forward",

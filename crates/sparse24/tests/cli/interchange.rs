@@ -313,7 +313,7 @@ fn a_damaged_or_foreign_folder_is_not_imported() {
     let bytes = fs::read(place.path("gpt2/model.safetensors")).unwrap();
     for (bytes, message) in [
         (&bytes[..bytes.len() - 4], "*"),
-        (&bytes[..5], "*holds 5 bytes*"),
+        (&bytes[..5], "*5 bytes*"),
         (b"this is no safetensors file", "*"),
     ] {
         place.write("gpt2/model.safetensors", bytes);
