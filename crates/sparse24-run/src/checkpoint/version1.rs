@@ -6,18 +6,16 @@ use serde::Deserialize;
 
 use super::{DatasetIdentity, Fingerprint, PhaseEnd, PhaseKind, Values};
 
-/// Auxiliary tensors of integers, by the start of their names.
-const INTEGERS: [(&str, fn(Vec<f32>) -> Values); 3] = [
-    ("row_order.", |values| Values::U32(values.into_iter().map(|x| x as u32).collect())),
-    ("flips.", |values| Values::U32(values.into_iter().map(|x| x as u32).collect())),
-    ("dgrad_mask.", |values| Values::U16(values.into_iter().map(|x| x as u16).collect())),
-];
-
 /// The values of an auxiliary tensor in the type that they have now.
 pub(super) fn typed(name: &str, values: Values) -> Values {
-    match (INTEGERS.iter().find(|(prefix, _)| name.starts_with(prefix)), values) {
-        (Some((_, typed)), Values::F32(values)) => typed(values),
-        (_, values) => values,
+    match values {
+        Values::F32(values) if name.starts_with("row_order.") || name.starts_with("flips.") => {
+            Values::U32(values.into_iter().map(|x| x as u32).collect())
+        }
+        Values::F32(values) if name.starts_with("dgrad_mask.") => {
+            Values::U16(values.into_iter().map(|x| x as u16).collect())
+        }
+        values => values,
     }
 }
 
