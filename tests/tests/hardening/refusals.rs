@@ -158,7 +158,10 @@ fn lists_of_numbers() {
             .ends_with("line 2 is no metrics of the next step: step 1 follows step 1")
     );
     let long = format!("{line}\n{}\n", " ".repeat(1 << 20));
-    assert_eq!(read(&long), "metrics.jsonl: line 2 is longer than 1048576 bytes: it is no metrics");
+    assert_eq!(
+        read(&long),
+        "metrics.jsonl: line 2 is longer than 1048576 bytes, too long for metrics"
+    );
     let sound = r#"{"model_type":"gpt2","n_layer":2,"n_head":4,"n_embd":32,"n_positions":64,"vocab_size":256"#;
     for (field, expected) in [
         (

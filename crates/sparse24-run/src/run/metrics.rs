@@ -287,7 +287,7 @@ impl Lines {
             return Err(Error::file(
                 &self.path,
                 format!(
-                    "line {} is longer than {LONGEST_LINE} bytes, which no metrics are",
+                    "line {} is longer than {LONGEST_LINE} bytes, too long for metrics",
                     self.number
                 ),
             ));

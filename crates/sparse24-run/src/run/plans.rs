@@ -45,7 +45,7 @@ pub(super) fn use_own(
     let here = trainer.backend().plans();
     match (plans.get(PLANNED_ON), here.get(PLANNED_ON)) {
         (Some(then), Some(now)) if then != now => Ok(Some(format!(
-            "the run's plans were timed on {then}, this is {now}: they are timed anew, and the \
+            "the run's plans were timed on {then}, this is {now}: they are timed again, and the \
                 bits may differ from those of an uninterrupted run"
         ))),
         _ => trainer.use_plans(plans).map(|()| None).map_err(|error| of_file(error.into(), file)),

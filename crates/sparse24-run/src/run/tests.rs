@@ -220,7 +220,7 @@ fn provenance_lists_every_start() {
     assert_eq!(Provenance::read(&path).unwrap(), [first.clone(), second]);
     fs::write(&path, "{}").unwrap();
     assert!(
-        problem(first.record(&path)).contains("provenance.json: is no list of starts: "),
+        problem(first.record(&path)).contains("provenance.json: not a list of starts: "),
         "{}",
         problem(first.record(&path))
     );

@@ -485,7 +485,7 @@ fn a_damaged_file_of_a_run_is_named() {
             "{\"step\": 1}\n{}\n",
             "run/metrics.jsonl: line 1 is no metrics of the next step: missing field `phase` *",
         ),
-        ("provenance.json", "{}", "run/provenance.json: is no list of starts: *"),
+        ("provenance.json", "{}", "run/provenance.json: not a list of starts: *"),
     ] {
         let whole = place.read(&format!("run/{file}"));
         place.write(&format!("run/{file}"), contents);

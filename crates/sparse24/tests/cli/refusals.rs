@@ -247,7 +247,7 @@ fn plans_that_cannot_be_replayed_are_refused_by_name() {
     for (plans, message) in [
         ("nowhere", "nowhere: does not exist, expected a run directory or a plans.json"),
         ("folder", "folder/plans.json: does not exist, expected a run directory or a plans.json"),
-        ("text", "text: is no object of plans: *"),
+        ("text", "text: not an object of plans: *"),
         (
             "elsewhere",
             r#"elsewhere: plan "device": nothing is timed on this backend; do without them"#,
@@ -264,7 +264,7 @@ fn plans_that_cannot_be_replayed_are_refused_by_name() {
         r#"run/plans.json: plan "device": nothing is timed on this backend; do without them"#,
     );
     place.write("run/plans.json", r#"{"gemm": 1}"#);
-    place.refuses("resume run", 3, "run/plans.json: is no object of plans: *");
+    place.refuses("resume run", 3, "run/plans.json: not an object of plans: *");
     fs::remove_file(place.path("run/plans.json")).unwrap();
     place.answer("resume run");
 }
