@@ -587,7 +587,7 @@ fn a_damaged_newest_checkpoint_is_named_and_the_one_before_it_serves() {
     damage(
         "manifest.json",
         &|bytes| bytes.clear(),
-        "does not end with its checksum at byte 0: it is cut or damaged",
+        "does not end with its checksum at byte 0: cut or damaged",
     );
     fs::remove_dir_all(place.path(newest.to_str().unwrap())).unwrap();
     place.answer("resume run");

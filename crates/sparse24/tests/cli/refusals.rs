@@ -147,7 +147,7 @@ fn shards_that_cannot_be_used_are_refused_by_name() {
     place.refuses(
         &train,
         3,
-        "foreign/val.bin: does not exist, expected token shards to train on and to hold out",
+        "foreign/val.bin: does not exist, expected token shards for training and validation",
     );
 }
 
