@@ -1,155 +1,111 @@
-//! What the fuzzer and the property tests do to every loader of files from outside: one [`Target`]
-//! a loader, shared by both.
+//! Attacks on every loader of files from outside. Tests and fuzzer share one table of [`Target`]s.
 //!
-//! Invariant: a target is a function of its bytes alone, and panics where a promise is broken: the
-//! loader panicked, loaded what it should not, or refused in words that do not help. Deliberately
-//! absent: memory, which the callers count, and time.
+//! A target is a function of a file's bytes that panics when a promise is broken: the loader
+//! panicked, accepted a file that cannot be used, or returned an error that does not help. Callers
+//! measure memory and time.
 
 pub mod checkpoint;
 mod config;
+mod document;
 mod interchange;
-mod kinds;
 mod metrics;
-mod place;
 mod tensors;
 mod tokens;
-mod values;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use sparse24_run::{Error, ErrorKind};
+use tempfile::TempDir;
 
 /// A loader under attack.
 #[derive(Debug)]
 pub struct Target {
-    /// Its name, also that of its fuzzer.
+    /// Name, also of its corpus for the fuzzer.
     pub name: &'static str,
-    /// Hands the loader these bytes as its file; panics where a promise is broken.
-    pub check: fn(&[u8]),
-    /// Sound files and known attacks: where mutation begins.
+    /// Loads a file with these bytes; returns whether it was accepted. Panics if a promise is
+    /// broken.
+    pub check: fn(&[u8]) -> bool,
+    /// Files that random damage starts from: one that is accepted, then others and known attacks.
     pub seeds: fn() -> Vec<Vec<u8>>,
-    /// Sound files but for one thing: a value, a key, a piece of syntax, an end.
+    /// Sound files with one structured change each.
     pub variants: fn() -> Vec<Vec<u8>>,
 }
 
-/// All targets.
-pub const TARGETS: [Target; 14] = [
-    Target {
-        name: "config_document",
-        check: config::document,
-        seeds: config::document_seeds,
-        variants: config::document_variants,
-    },
-    Target {
-        name: "config_settings",
-        check: config::settings,
-        seeds: config::settings_seeds,
-        variants: config::settings_variants,
-    },
-    Target {
-        name: "safetensors_prune",
-        check: tensors::prune,
-        seeds: tensors::prune_seeds,
-        variants: tensors::prune_variants,
-    },
-    Target {
-        name: "safetensors_import",
-        check: interchange::weights,
-        seeds: interchange::weights_seeds,
-        variants: interchange::weights_variants,
-    },
-    Target {
-        name: "huggingface_config",
-        check: interchange::config,
-        seeds: interchange::config_seeds,
-        variants: interchange::config_variants,
-    },
-    Target {
-        name: "checkpoint_manifest",
-        check: checkpoint::manifest,
-        seeds: checkpoint::manifest_seeds,
-        variants: checkpoint::manifest_variants,
-    },
-    Target {
-        name: "checkpoint_tensors",
-        check: checkpoint::tensors,
-        seeds: checkpoint::tensors_seeds,
-        variants: checkpoint::tensors_variants,
-    },
-    Target {
-        name: "checkpoint_masks",
-        check: checkpoint::masks,
-        seeds: checkpoint::masks_seeds,
-        variants: checkpoint::masks_variants,
-    },
-    Target {
-        name: "checkpoint_state",
-        check: checkpoint::state,
-        seeds: checkpoint::state_seeds,
-        variants: checkpoint::state_variants,
-    },
-    Target {
-        name: "token_shard",
-        check: tokens::shard,
-        seeds: tokens::shard_seeds,
-        variants: tokens::shard_variants,
-    },
-    Target {
-        name: "token_folder",
-        check: tokens::folder,
-        seeds: tokens::folder_seeds,
-        variants: tokens::folder_variants,
-    },
-    Target {
-        name: "tokenizer_file",
-        check: tokens::tokenizer,
-        seeds: tokens::tokenizer_seeds,
-        variants: tokens::tokenizer_variants,
-    },
-    Target {
-        name: "corpus_text",
-        check: tokens::corpus,
-        seeds: tokens::corpus_seeds,
-        variants: Vec::new,
-    },
-    Target {
-        name: "metrics_log",
-        check: metrics::log,
-        seeds: metrics::log_seeds,
-        variants: metrics::log_variants,
-    },
-];
-
-/// The target of this name.
-///
-/// # Panics
-/// If there is none.
-#[must_use]
-pub fn target(name: &str) -> &'static Target {
-    TARGETS
-        .iter()
-        .find(|target| target.name == name)
-        .unwrap_or_else(|| panic!("no target is called {name:?}"))
+macro_rules! targets {
+    ($($name:ident: $module:ident { $check:ident, $seeds:ident, $variants:ident },)*) => {
+        /// All targets.
+        pub const TARGETS: &[Target] = &[$(Target {
+            name: stringify!($name),
+            check: $module::$check,
+            seeds: $module::$seeds,
+            variants: $module::$variants,
+        },)*];
+    };
 }
 
-/// The most bytes that a target may hold at a time for so many bytes of input: what is promised.
+targets! {
+    config_document: config { document, document_seeds, document_variants },
+    config_settings: config { settings, settings_seeds, settings_variants },
+    study_plan: config { study, study_seeds, study_variants },
+    safetensors_prune: tensors { prune, prune_seeds, prune_variants },
+    safetensors_import: interchange { weights, weights_seeds, weights_variants },
+    huggingface_config: interchange { config, config_seeds, config_variants },
+    checkpoint_manifest: checkpoint { manifest, manifest_seeds, manifest_variants },
+    checkpoint_tensors: checkpoint { tensors, tensors_seeds, tensors_variants },
+    checkpoint_masks: checkpoint { masks, masks_seeds, masks_variants },
+    checkpoint_state: checkpoint { state, state_seeds, state_variants },
+    token_shard: tokens { shard, shard_seeds, shard_variants },
+    token_folder: tokens { folder, folder_seeds, folder_variants },
+    tokenizer_file: tokens { tokenizer, tokenizer_seeds, tokenizer_variants },
+    corpus_text: tokens { corpus, corpus_seeds, corpus_variants },
+    metrics_log: metrics { log, log_seeds, log_variants },
+}
+
+/// The most bytes that a loader may hold at a time for an input of this many bytes.
 #[must_use]
 pub fn memory_bound(input: usize) -> u64 {
     2 * input as u64 + (64 << 20)
 }
 
-/// In characters; what a message quotes of a file is cut.
-const LONGEST_MESSAGE: usize = 2000;
-
-/// A refusal is one short printable sentence that names the file, or the key.
-fn refused(error: &Error, names: &str) {
+/// Checks the error of a loader: one short printable sentence that contains `names` and does not
+/// blame the machine.
+fn refused(error: &Error, names: &str) -> bool {
     let message = error.to_string();
     assert!(message.contains(names), "does not name {names:?}: {message}");
-    assert!(!message.contains(char::is_control), "is more than a line of text: {message:?}");
-    assert!(
-        message.chars().count() <= LONGEST_MESSAGE,
-        "is longer than any message needs to be: {message}"
-    );
-    assert!(
-        matches!(error.kind(), ErrorKind::Configuration | ErrorKind::Input),
-        "blames the machine: {message}"
-    );
+    assert!(!message.contains(char::is_control), "has control characters: {message:?}");
+    assert!(message.chars().count() <= 2000, "is too long: {message}");
+    let is_input = matches!(error.kind(), ErrorKind::Configuration | ErrorKind::Input);
+    assert!(is_input, "blames the machine: {message}");
+    false
+}
+
+/// A path in this thread's temporary folder (in memory where possible); its parent exists.
+fn path(name: &str) -> PathBuf {
+    fn make() -> TempDir {
+        let in_memory = tempfile::tempdir_in("/dev/shm");
+        in_memory.or_else(|_| tempfile::tempdir()).expect("a temporary folder")
+    }
+    thread_local!(static FOLDER: TempDir = make());
+    let path = FOLDER.with(|folder| folder.path().join(name));
+    fs::create_dir_all(path.parent().expect("a folder")).expect("a writable temporary folder");
+    path
+}
+
+/// A file in this thread's temporary folder that holds these bytes.
+fn file(name: &str, bytes: &[u8]) -> PathBuf {
+    let path = path(name);
+    fs::write(&path, bytes).expect("a writable temporary folder");
+    path
+}
+
+fn read(path: impl AsRef<Path>) -> Vec<u8> {
+    fs::read(path).expect("a file that was just written")
+}
+
+/// Texts as files.
+fn files(texts: &[&str]) -> Vec<Vec<u8>> {
+    texts.iter().map(|text| text.as_bytes().to_vec()).collect()
 }

@@ -1,14 +1,10 @@
-//! Loaders of files from outside, under the targets of the fuzzer (`sparse24_tests::hardening`): a
-//! bounded part of what `fuzz/` does without end.
-//!
-//! Invariant: every run tries the same inputs. Deliberately absent: the clock; a hang shows as a
-//! test that does not end.
+//! Loaders of files from outside, attacked through the fuzzer's targets
+//! (`sparse24_tests::hardening`) and as users call them. Every run tries the same inputs.
 
 mod hardening {
+    mod loaders;
     mod memory;
     mod mutation;
     mod no_file;
-    mod random;
     mod refusals;
-    mod trial;
 }

@@ -1,8 +1,7 @@
-//! Core against enumeration: every pattern, every ternary tile, every uniform, every bit of
-//! metadata.
+//! Core against exhaustive enumeration: patterns, ternary tiles, uniforms, bits of metadata.
 //!
-//! Invariant: what is expected comes from `sparse24_tests::oracle`, which shares no table with the
-//! crates under test.
+//! Expected values come from `sparse24_tests::oracle`, which shares no table with the crates under
+//! test.
 
 mod oracle {
     mod mutation;

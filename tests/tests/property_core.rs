@@ -1,8 +1,7 @@
-//! Properties of core for any bits: search, pruning, compression, the estimators, decay, flips,
-//! phases.
+//! Properties of core on arbitrary bits: search, pruning, compression, MVUE, decay, flips, phases.
 //!
-//! Invariant: what is expected comes from naive loops or `sparse24_tests::oracle`; each bound is
-//! derived where it stands.
+//! Expected values come from naive loops or `sparse24_tests::oracle`; each bound is derived next to
+//! its use.
 
 mod property_core {
     mod input;

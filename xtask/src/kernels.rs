@@ -259,6 +259,7 @@ mod tests {
                             asm volatile(\"setmaxnreg.dec.sync.aligned.u32 40;\"); }";
         let source = Source {
             name: "bad",
+            kind: sparse24_cuda::kernels::Kind::Copy,
             text: TEXT,
             entries: &["stacks"],
             serves: &[],

@@ -1,14 +1,14 @@
 // gelu_forward, gelu_backward: h = GELU(z), dz = dh * GELU'(z)
-// geglu_*, swiglu_*: with a, b the halves of z: h = A(a) * b, dz = [dh * b * A'(a), dh * A(a)], A =
-// GELU or SiLU
+// geglu_*, swiglu_*: with a, b the halves of z and A = GELU or SiLU, h = A(a) * b and
+//      dz = [dh * b * A'(a), dh * A(a)]
 // in   bf16: z [p,f], gated [p,2f]; dh [p,f]
 // out  bf16: h [p,f]; dz as z
-// pre  16-byte aligned; gated: p*f < 2^32; a thread takes `width` elements, 8 or 1, and 8 divides f
-//      if it is 8; outputs alias nothing
+// pre  16-byte aligned; gated: p*f < 2^32, and a thread takes `width` elements: 8 if 8 divides f,
+//      otherwise 1; outputs alias nothing
 // acc  f32
 // ref  sparse24_cpu::activation; bound: tolerance::activation
 #include "activation.cuh"
-#include "early.cuh"
+#include "pdl.cuh"
 #include "packed.cuh"
 
 constexpr u32 THREADS = 256;
@@ -29,9 +29,10 @@ __device__ __forceinline__ void gelu_backward_at(const bf16* dh, const bf16* z, 
     store(dz + at, run);
 }
 
-// A thread has a run of eight; after the last whole one, an element each.
-extern "C" __global__ void __launch_bounds__(THREADS) gelu_forward(const bf16* z, bf16* h, u64 elements) {
-    wait_for_previous();
+// A thread has eight elements, and the first threads one of those that remain.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gelu_forward(const bf16* z, bf16* h, u64 elements) {
+    pdl_wait();
     u64 thread = u64(blockIdx.x) * THREADS + threadIdx.x, left = 7 * (elements / 8) + thread;
     if (thread < elements / 8)
         gelu_forward_at<8>(z, h, 8 * thread);
@@ -41,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gelu_forward(const bf16* z
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     gelu_backward(const bf16* dh, const bf16* z, bf16* dz, u64 elements) {
-    wait_for_previous();
+    pdl_wait();
     u64 thread = u64(blockIdx.x) * THREADS + threadIdx.x, left = 7 * (elements / 8) + thread;
     if (thread < elements / 8)
         gelu_backward_at<8>(dh, z, dz, 8 * thread);
@@ -54,7 +55,7 @@ __device__ __forceinline__ void gated_forward(const bf16* z, bf16* h, u32 runs, 
     u32 run = blockIdx.x * THREADS + threadIdx.x, runs_a_row = f / WIDTH;
     if (run >= runs) return;
     const bf16* first = z + u64(run / runs_a_row) * 2 * f + run % runs_a_row * WIDTH;
-    wait_for_previous();
+    pdl_wait();
     Run<WIDTH> a = load<WIDTH>(first), b = load<WIDTH>(first + f);
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) a.at[i] = A::at(a.at[i]).value * b.at[i];
@@ -62,12 +63,14 @@ __device__ __forceinline__ void gated_forward(const bf16* z, bf16* h, u32 runs, 
 }
 
 template <class A, int WIDTH>
-__device__ __forceinline__ void gated_backward(const bf16* dh, const bf16* z, bf16* dz, u32 runs, u32 f) {
+__device__ __forceinline__ void gated_backward(const bf16* dh, const bf16* z, bf16* dz, u32 runs,
+                                               u32 f) {
     u32 run = blockIdx.x * THREADS + threadIdx.x, runs_a_row = f / WIDTH;
     if (run >= runs) return;
     u64 at = u64(run / runs_a_row) * 2 * f + run % runs_a_row * WIDTH;
-    wait_for_previous();
-    Run<WIDTH> d = load<WIDTH>(dh + u64(run) * WIDTH), a = load<WIDTH>(z + at), b = load<WIDTH>(z + at + f);
+    pdl_wait();
+    Run<WIDTH> d = load<WIDTH>(dh + u64(run) * WIDTH), a = load<WIDTH>(z + at),
+               b = load<WIDTH>(z + at + f);
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) {
         Activated activated = A::at(a.at[i]);
@@ -78,14 +81,15 @@ __device__ __forceinline__ void gated_backward(const bf16* dh, const bf16* z, bf
     store(dz + at + f, b);
 }
 
-#define GATED(forward, backward, A)                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                                                  \
-        forward(const bf16* z, bf16* h, u32 runs, u32 f, u32 width) {                                            \
-        width == 8 ? gated_forward<A, 8>(z, h, runs, f) : gated_forward<A, 1>(z, h, runs, f);                                              \
-    }                                                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                                                  \
-        backward(const bf16* dh, const bf16* z, bf16* dz, u32 runs, u32 f, u32 width) {             \
-        width == 8 ? gated_backward<A, 8>(dh, z, dz, runs, f) : gated_backward<A, 1>(dh, z, dz, runs, f);                                  \
+#define GATED(forward, backward, A)                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                          \
+        forward(const bf16* z, bf16* h, u32 runs, u32 f, u32 width) {                              \
+        width == 8 ? gated_forward<A, 8>(z, h, runs, f) : gated_forward<A, 1>(z, h, runs, f);      \
+    }                                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                          \
+        backward(const bf16* dh, const bf16* z, bf16* dz, u32 runs, u32 f, u32 width) {            \
+        width == 8 ? gated_backward<A, 8>(dh, z, dz, runs, f)                                      \
+                   : gated_backward<A, 1>(dh, z, dz, runs, f);                                     \
     }
 GATED(geglu_forward, geglu_backward, Gelu)
 GATED(swiglu_forward, swiglu_backward, Silu)

@@ -1,5 +1,5 @@
-// GELU in its tanh form and SiLU, each with its derivative, as sparse24_cpu::activation: z / (1 +
-// 2^-y) with y(z) a polynomial.
+// GELU (tanh form) and SiLU with their derivatives, as sparse24_cpu::activation: z / (1 + 2^-y),
+// with y(z) a polynomial.
 #pragma once
 #include "scalar.cuh"
 
@@ -7,8 +7,7 @@ struct Activated {
     float value, slope;
 };
 
-// 1 / (1 + 2^-x) for x in [-126, 126]: two approximations of the special function unit, each within
-// 2^-22 relatively.
+// 1 / (1 + 2^-x) for x in [-126, 126], from two approximations with relative error 2^-22 each.
 __device__ __forceinline__ float sigmoid2(float x) {
     float power, s;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
@@ -16,8 +15,7 @@ __device__ __forceinline__ float sigmoid2(float x) {
     return s;
 }
 
-// Beyond the limits the sigmoid is that of the limit, and below the lower one so is z. NaN stays
-// NaN.
+// Beyond the limits, the sigmoid is that of the limit; below the lower one, so is z. NaN stays NaN.
 struct Limited {
     float low, inner;
 };
@@ -34,7 +32,8 @@ struct Gelu {
     static __device__ __forceinline__ Activated at(float z) {
         Limited to = limited(z, 9.98f);
         float square = to.inner * to.inner, s = sigmoid2(to.inner * (SLOPE + CUBE * square));
-        return {to.low * s, s + to.inner * (LN2 * SLOPE + 3.0f * LN2 * CUBE * square) * (s * (1.0f - s))};
+        return {to.low * s,
+                s + to.inner * (LN2 * SLOPE + 3.0f * LN2 * CUBE * square) * (s * (1.0f - s))};
     }
 };
 

@@ -1,30 +1,30 @@
-// Attention's slabs in shared memory and the two products that read them. A block is one warpgroup:
-// 64 rows of whatever it owns, 16 a warp,
-// against 64 rows at a time of what streams past. A warp's part of a sum over 64 columns is
-// float[8][4]: element [n][c] of lane l is row
+// Slabs of attention's operands in shared memory, and the two products that read them. A block is
+// one warpgroup: 64 rows of what it owns, 16 per warp, against 64 rows at a time of what it
+// streams. A warp's part of a sum over 64 columns is float[8][4]: element [n][c] of lane l is row
 // l/4 + 8*(c/2), column 8*n + 2*(l%4) + c%2, for wgmma and mma.sync alike.
 #pragma once
 #include "philox.cuh"
 
-// Rows of every slab, columns of a panel (128 bytes a row), threads of a block, slabs of one matrix
-// on their way or in use.
+// Rows of every slab; columns of a panel (128 bytes per row); threads of a block; slabs of one
+// matrix that are in use or being copied.
 constexpr int ROWS = 64, PANEL = 64, THREADS = 128, STAGES = 2;
-constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f, INFINITE = __builtin_bit_cast(float, 0x7f800000);
+constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f,
+                INFINITE = __builtin_bit_cast(float, 0x7f800000);
 
-// PORTABLE: what other GPUs run, to check it on Hopper.
+// PORTABLE compiles the code of other GPUs, to check it on Hopper.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(PORTABLE)
 #define WARPGROUP_PRODUCTS
 #endif
-// How many blocks shall fit at once, with wgmma and without.
+// Blocks per multiprocessor, with wgmma and without.
 #ifdef WARPGROUP_PRODUCTS
 #define TOGETHER(WGMMA, MMA) __launch_bounds__(THREADS, WGMMA)
 #else
 #define TOGETHER(WGMMA, MMA) __launch_bounds__(THREADS, MMA)
 #endif
 
-// [ROWS, WIDTH] of bf16 in shared memory, panel after panel; chunk c (16 bytes) of row r lies at c
-// ^ r%8: the 128-byte swizzle of wgmma,
-// which also keeps ldmatrix free of bank conflicts. `base` is a multiple of 1024.
+// [ROWS, WIDTH] of bf16 in shared memory, panel by panel; chunk c (16 bytes) of row r lies at c ^
+// r%8: the 128-byte swizzle of wgmma, which also avoids bank conflicts of ldmatrix. `base` is a
+// multiple of 1024.
 template <int WIDTH> struct Slab {
     static constexpr u32 BYTES = ROWS * WIDTH * 2, PANEL_BYTES = ROWS * 128;
     u32 base;
@@ -35,17 +35,18 @@ template <int WIDTH> struct Slab {
     __device__ __forceinline__ Slab after(int slabs) const { return {base + slabs * BYTES}; }
 };
 
-// A thread's share of copying a matrix to shared memory, a slab after the other; what lies past its
-// rows and columns becomes 0.
+// A thread's share of copying a matrix to shared memory, slab by slab. Elements out of bounds
+// become 0.
 template <int WIDTH> struct Fetch {
     static constexpr int CHUNKS = WIDTH / 8, STRIDE = THREADS / CHUNKS;
-    // Where the thread's first chunk of the next slab is, and the rows from there on; `matrix`
-    // stands in for what is outside.
+    // The thread's first chunk of the next slab, and the rows from there on; `matrix` is a valid
+    // address for chunks out of bounds.
     const bf16 *matrix, *from;
     u32 stride, at;
     int rows;
 
-    __device__ __forceinline__ Fetch(const bf16* matrix, u32 stride, int of_rows, int width) : matrix(matrix), stride(stride) {
+    __device__ __forceinline__ Fetch(const bf16* matrix, u32 stride, int of_rows, int width)
+        : matrix(matrix), stride(stride) {
         int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
         from = matrix + u64(row) * stride + chunk * 8;
         at = Slab<WIDTH>{0}.at(row, chunk);
@@ -56,15 +57,19 @@ template <int WIDTH> struct Fetch {
         if (rows > ROWS - STRIDE) {
 #pragma unroll
             for (int i = 0; i < ROWS / STRIDE; ++i) {
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(slab.base + at + i * STRIDE * 128), "l"(from + i * STRIDE * stride)
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(slab.base + at +
+                                                                               i * STRIDE * 128),
+                             "l"(from + i * STRIDE * stride)
                              : "memory");
             }
         } else {
 #pragma unroll
             for (int i = 0; i < ROWS / STRIDE; ++i) {
                 bool inside = i * STRIDE < rows;
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(slab.base + at + i * STRIDE * 128),
-                             "l"(inside ? from + i * STRIDE * stride : matrix), "r"(inside ? 16 : 0) : "memory");
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                                 slab.base + at + i * STRIDE * 128),
+                             "l"(inside ? from + i * STRIDE * stride : matrix), "r"(inside ? 16 : 0)
+                             : "memory");
             }
         }
         skip(1);
@@ -75,8 +80,10 @@ template <int WIDTH> struct Fetch {
     }
 };
 
-__device__ __forceinline__ void fetches_end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// All but the last LEFT groups have landed and, after the barrier, are seen by all.
+__device__ __forceinline__ void fetches_end_group() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Waits until all but the last LEFT groups have arrived and are visible to the block.
 template <int LEFT> __device__ __forceinline__ void fetches_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 #ifdef WARPGROUP_PRODUCTS
@@ -88,35 +95,42 @@ template <int LEFT> __device__ __forceinline__ void fetches_wait() {
 __device__ __forceinline__ uint4 load_matrices(u32 address) {
     uint4 x;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address) : "memory");
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(address)
+                 : "memory");
     return x;
 }
 __device__ __forceinline__ uint4 load_matrices_transposed(u32 address) {
     uint4 x;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address) : "memory");
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(address)
+                 : "memory");
     return x;
 }
 
-// The low word of wgmma's descriptor of a slab; the high one says 128-byte swizzle, 1024 bytes from
-// eight rows to the next. Sixteenths of bytes add.
+// The low word of wgmma's descriptor of a slab; the high word selects the 128-byte swizzle, with
+// 1024 bytes between groups of eight rows. Addresses in units of 16 bytes can be added.
 __device__ __forceinline__ u32 descriptor(u32 address) { return 1 << 16 | address >> 4; }
 
-// Left operand of a product in shared memory: the 16 rows of a warp, from `first` on, as the
-// instruction takes step k of 16 columns. (wgmma
-// would also take it from registers, but ptxas 13.0 gives those of a loop-invariant operand away
-// within the loop.)
+// The left operand of a product in shared memory: the 16 rows of a warp, from `first` on, in steps
+// of 16 columns. (wgmma could also take it from registers, but ptxas 13.0 reuses those of a
+// loop-invariant operand within the loop.)
 template <int WIDTH> struct Left {
     Slab<WIDTH> slab;
     int first;
 
 #ifdef WARPGROUP_PRODUCTS
-    __device__ __forceinline__ u32 step(int k) const { return descriptor(slab.base) + (k / 4 * slab.PANEL_BYTES + k % 4 * 32) / 16; }
+    __device__ __forceinline__ u32 step(int k) const {
+        return descriptor(slab.base) + (k / 4 * slab.PANEL_BYTES + k % 4 * 32) / 16;
+    }
 #else
-    __device__ __forceinline__ uint4 step(int k) const { return load_matrices(slab.at(first + threadIdx.x % 16, 2 * k + threadIdx.x % 32 / 16)); }
+    __device__ __forceinline__ uint4 step(int k) const {
+        return load_matrices(slab.at(first + threadIdx.x % 16, 2 * k + threadIdx.x % 32 / 16));
+    }
 #endif
 };
-// Left operand of a product in registers: the sums of another, rounded.
+// The left operand of a product in registers: the rounded sums of another product.
 struct Rounded {
     uint4 steps[ROWS / 16];
 
@@ -124,58 +138,79 @@ struct Rounded {
 #pragma unroll
         for (int k = 0; k < ROWS / 16; ++k) {
             const float(&low)[4] = x[2 * k], (&high)[4] = x[2 * k + 1];
-            steps[k] = make_uint4(narrow_pair(low[0], low[1]), narrow_pair(low[2], low[3]), narrow_pair(high[0], high[1]),
-                                  narrow_pair(high[2], high[3]));
+            steps[k] = make_uint4(narrow_pair(low[0], low[1]), narrow_pair(low[2], low[3]),
+                                  narrow_pair(high[0], high[1]), narrow_pair(high[2], high[3]));
         }
     }
 };
 
 #ifdef WARPGROUP_PRODUCTS
-// Sums that a product reads or writes are not touched from its start until it is awaited; this
-// tells the compiler.
+// Sums that a product reads or writes must not be touched between its start and the wait for it.
+// This makes the compiler respect that.
 template <int N> __device__ __forceinline__ void pin(float (&sums)[N][4]) {
 #pragma unroll
-    for (int n = 0; n < N; ++n) asm volatile("" : "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])::"memory");
+    for (int n = 0; n < N; ++n)
+        asm volatile(""
+                     : "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]),
+                       "+f"(sums[n][3])::"memory");
 }
-// One step of 16. KIND 0: rows of the slab are columns of the product; 1: rows of the slab are what
-// is summed over.
-#define WGMMA_64(DECLARED, OPERANDS) \
-    "{\n.reg .pred p;\n.reg .b64 b;\n" DECLARED "setp.ne.b32 p, %32, 0;\nmov.b64 b, {%33, 0x40000040};\n" \
-    "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " OPERANDS ";\n}\n"
-#define EIGHT(I) "+f"(d[I]), "+f"(d[I + 1]), "+f"(d[I + 2]), "+f"(d[I + 3]), "+f"(d[I + 4]), "+f"(d[I + 5]), "+f"(d[I + 6]), "+f"(d[I + 7])
-template <int KIND> __device__ __forceinline__ void wgmma(float* d, uint4 a, u32 slab, int accumulate) {
+// One step of 16. KIND 0: rows of the slab are columns of the product; 1: the product sums over
+// rows of the slab.
+#define WGMMA_64(DECLARED, OPERANDS)                                                               \
+    "{\n.reg .pred p;\n.reg .b64 b;\n" DECLARED                                                    \
+    "setp.ne.b32 p, %32, 0;\nmov.b64 b, {%33, 0x40000040};\n"                                      \
+    "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "                                        \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " OPERANDS   \
+    ";\n}\n"
+#define EIGHT(I)                                                                                   \
+    "+f"(d[I]), "+f"(d[I + 1]), "+f"(d[I + 2]), "+f"(d[I + 3]), "+f"(d[I + 4]), "+f"(d[I + 5]),    \
+        "+f"(d[I + 6]), "+f"(d[I + 7])
+template <int KIND>
+__device__ __forceinline__ void wgmma(float* d, uint4 a, u32 slab, int accumulate) {
     asm volatile(WGMMA_64("", "{%34, %35, %36, %37}, b, p, 1, 1, %38")
                  : EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24)
                  : "r"(accumulate), "r"(slab), "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "n"(KIND));
 }
-template <int KIND> __device__ __forceinline__ void wgmma(float* d, u32 a, u32 slab, int accumulate) {
+template <int KIND>
+__device__ __forceinline__ void wgmma(float* d, u32 a, u32 slab, int accumulate) {
     asm volatile(WGMMA_64(".reg .b64 a;\nmov.b64 a, {%34, 0x40000040};\n", "a, b, p, 1, 1, 0, %35")
                  : EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24)
                  : "r"(accumulate), "r"(slab), "r"(a), "n"(KIND));
 }
-__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void products_end_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int LEFT> __device__ __forceinline__ void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
+__device__ __forceinline__ void products_begin() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void products_end_group() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int LEFT> __device__ __forceinline__ void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
 #else
 template <int N> __device__ __forceinline__ void pin(float (&)[N][4]) {}
 __device__ __forceinline__ void products_begin() {}
 __device__ __forceinline__ void products_end_group() {}
 template <int LEFT> __device__ __forceinline__ void products_wait() {}
 __device__ __forceinline__ void mma(float (&d)[4], uint4 a, u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 #endif
 
 // sums [16, ROWS] = left [16, WIDTH] slab^T.
-template <int WIDTH> __device__ __forceinline__ void product_with_transpose(float (&sums)[8][4], const Left<WIDTH>& left, const Slab<WIDTH>& slab) {
+template <int WIDTH>
+__device__ __forceinline__ void product_with_transpose(float (&sums)[8][4], const Left<WIDTH>& left,
+                                                       const Slab<WIDTH>& slab) {
 #ifdef WARPGROUP_PRODUCTS
     products_begin();
 #pragma unroll
     for (int k = 0; k < WIDTH / 16; ++k) {
-        wgmma<0>(sums[0], left.step(k), descriptor(slab.base) + (k / 4 * slab.PANEL_BYTES + k % 4 * 32) / 16, k > 0);
+        wgmma<0>(sums[0], left.step(k),
+                 descriptor(slab.base) + (k / 4 * slab.PANEL_BYTES + k % 4 * 32) / 16, k > 0);
     }
     products_end_group();
 #else
@@ -187,7 +222,8 @@ template <int WIDTH> __device__ __forceinline__ void product_with_transpose(floa
         uint4 a = left.step(k);
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
-            uint4 b = load_matrices(slab.at(16 * n + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+            uint4 b =
+                load_matrices(slab.at(16 * n + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
             mma(sums[2 * n], a, b.x, b.y);
             mma(sums[2 * n + 1], a, b.z, b.w);
         }
@@ -196,7 +232,9 @@ template <int WIDTH> __device__ __forceinline__ void product_with_transpose(floa
 }
 
 // sums [16, WIDTH] += left [16, ROWS] slab.
-template <int WIDTH> __device__ __forceinline__ void product(float (&sums)[WIDTH / 8][4], const Rounded& left, const Slab<WIDTH>& slab) {
+template <int WIDTH>
+__device__ __forceinline__ void product(float (&sums)[WIDTH / 8][4], const Rounded& left,
+                                        const Slab<WIDTH>& slab) {
 #ifdef WARPGROUP_PRODUCTS
     pin(sums);
     products_begin();
@@ -204,7 +242,8 @@ template <int WIDTH> __device__ __forceinline__ void product(float (&sums)[WIDTH
     for (int k = 0; k < ROWS / 16; ++k) {
 #pragma unroll
         for (int panel = 0; panel < WIDTH / PANEL; ++panel) {
-            wgmma<1>(sums[8 * panel], left.steps[k], descriptor(slab.base) + (panel * slab.PANEL_BYTES + k * 2048) / 16, 1);
+            wgmma<1>(sums[8 * panel], left.steps[k],
+                     descriptor(slab.base) + (panel * slab.PANEL_BYTES + k * 2048) / 16, 1);
         }
     }
     products_end_group();
@@ -223,11 +262,12 @@ template <int WIDTH> __device__ __forceinline__ void product(float (&sums)[WIDTH
 #endif
 }
 
-// Writes factor[c/2] * sums, rounded, to `rows` rows of `width` columns, by way of the warp's own
-// 16 rows of a slab, from `first` on.
+// Writes factor[c/2] * sums, rounded, to `rows` rows of `width` columns, through the warp's own 16
+// rows of a slab, from `first` on.
 template <int WIDTH>
-__device__ __forceinline__ void store(const Slab<WIDTH>& slab, int first, const float (&sums)[WIDTH / 8][4], const float (&factor)[2], bf16* to,
-                                      u32 stride, int rows, int width) {
+__device__ __forceinline__ void store(const Slab<WIDTH>& slab, int first,
+                                      const float (&sums)[WIDTH / 8][4], const float (&factor)[2],
+                                      bf16* to, u32 stride, int rows, int width) {
     int lane = threadIdx.x % 32;
     __syncwarp();
 #pragma unroll
@@ -235,7 +275,10 @@ __device__ __forceinline__ void store(const Slab<WIDTH>& slab, int first, const 
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             u32 pair = narrow_pair(sums[n][2 * h] * factor[h], sums[n][2 * h + 1] * factor[h]);
-            asm volatile("st.shared.b32 [%0], %1;" ::"r"(slab.at(first + lane / 4 + 8 * h, n) + lane % 4 * 4), "r"(pair) : "memory");
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(slab.at(first + lane / 4 + 8 * h, n) +
+                                                         lane % 4 * 4),
+                         "r"(pair)
+                         : "memory");
         }
     }
     __syncwarp();
@@ -244,8 +287,11 @@ __device__ __forceinline__ void store(const Slab<WIDTH>& slab, int first, const 
         int row = (i * 32 + lane) / (WIDTH / 8), chunk = lane % (WIDTH / 8);
         uint4 eight;
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w) : "r"(slab.at(first + row, chunk)) : "memory");
-        if (first + row < rows && chunk * 8 < width) *reinterpret_cast<uint4*>(to + u64(first + row) * stride + chunk * 8) = eight;
+                     : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w)
+                     : "r"(slab.at(first + row, chunk))
+                     : "memory");
+        if (first + row < rows && chunk * 8 < width)
+            *reinterpret_cast<uint4*>(to + u64(first + row) * stride + chunk * 8) = eight;
     }
     __syncwarp();
 }
@@ -256,8 +302,8 @@ __device__ __forceinline__ float power_of_two(float x) {
     return y;
 }
 
-// What every kernel of attention is told: lengths, the mask, and where dropout finds its uniforms.
-// Query i sees keys 0 ..= i + diagonal.
+// The arguments that all kernels share: sizes, the mask, and the stream of dropout. Query i of
+// sequence b sees keys 0 ..= i + diagonal, of the first lengths[b] keys if there are lengths.
 struct Attention {
     u32 heads;
     int queries, keys, width, diagonal;
@@ -265,29 +311,45 @@ struct Attention {
     const StepState* state;
     u32 site;
     float dropped;
-
-    __device__ __forceinline__ int visible(int query) const { return min(max(query + 1 + diagonal, 0), keys); }
+    const u32* lengths;
 };
 
-// Which sequence's head, and which piece of it, a block works on. Neighbours in time share at most
-// MOST heads, whose operands stay in
-// the second cache, and within them the pieces come in order, so that the last ones are the
-// shortest.
+// Keys of a sequence that its queries may see: all, or its first ones.
+struct AllKeys {
+    static constexpr bool LIMITED = false;
+    static __device__ __forceinline__ int of(const Attention& of, u64) { return of.keys; }
+};
+struct FirstKeys {
+    static constexpr bool LIMITED = true;
+    static __device__ __forceinline__ int of(const Attention& of, u64 sequence) {
+        return int(min(of.lengths[sequence], u32(of.keys)));
+    }
+};
+
+// How many of the first `keys` keys a query sees.
+__device__ __forceinline__ int visible_keys(const Attention& of, int query, int keys) {
+    return min(max(query + 1 + of.diagonal, 0), keys);
+}
+
+// The sequence, head and piece that a block works on. Blocks that run at the same time share at
+// most MOST heads, whose operands stay in the L2; within those, pieces are in order, so that the
+// last ones are the shortest.
 struct Place {
     static constexpr int MOST = 32;
     int task, piece;
     __device__ __forceinline__ explicit Place(int pieces) {
-        int tasks = gridDim.x / pieces, turns = (tasks + MOST - 1) / MOST, together = (tasks + turns - 1) / turns;
-        int first = int(blockIdx.x) / (together * pieces) * together, inside = int(blockIdx.x) - first * pieces;
+        int tasks = gridDim.x / pieces, turns = (tasks + MOST - 1) / MOST,
+            together = (tasks + turns - 1) / turns;
+        int first = int(blockIdx.x) / (together * pieces) * together,
+            inside = int(blockIdx.x) - first * pieces;
         together = min(together, tasks - first);
         task = first + inside % together;
         piece = inside / together;
     }
 };
 
-// What is dropped from the probabilities of a warp: bit 4*n + c for element [n][c]. Element (task,
-// query, key) has number
-// (task * queries + query) * keys + key, as in sparse24_cpu.
+// Which probabilities of a warp are kept: bit 4*n + c for element [n][c]. Element (task, query,
+// key) has number (task * queries + query) * keys + key, as in sparse24_cpu.
 struct KeepAll {
     __device__ __forceinline__ explicit KeepAll(const Attention&) {}
     __device__ __forceinline__ float scale() const { return 1.0f; }
@@ -299,28 +361,35 @@ struct Dropout {
     StepState state;
     u32 site;
     float dropped;
-    // A word of at least so much is a uniform of at least `dropped`: both have 24 bits.
+    // The least word whose uniform is at least `dropped`: both have 24 bits.
     u32 threshold;
     u64 queries, keys;
 
     __device__ __forceinline__ explicit Dropout(const Attention& of)
-        : state(*of.state), site(of.site), dropped(of.dropped), threshold(u32(ceilf(of.dropped * 0x1p24f)) << 8), queries(of.queries),
+        : state(*of.state),
+          site(of.site),
+          dropped(of.dropped),
+          threshold(u32(ceilf(of.dropped * 0x1p24f)) << 8),
+          queries(of.queries),
           keys(of.keys) {}
     __device__ __forceinline__ float scale() const { return 1.0f / (1.0f - dropped); }
-    // Of four elements in a row, bit 0 for the first.
+    // For four consecutive elements, bit 0 for the first.
     __device__ __forceinline__ u32 call(u32 number) const {
         uint4 words = philox(state, site, number);
-        return u32(words.x >= threshold) | u32(words.y >= threshold) << 1 | u32(words.z >= threshold) << 2 | u32(words.w >= threshold) << 3;
+        return u32(words.x >= threshold) | u32(words.y >= threshold) << 1 |
+               u32(words.z >= threshold) << 2 | u32(words.w >= threshold) << 3;
     }
     __device__ __forceinline__ u32 four(u64 first) const {
         u32 bits = call(u32(first / 4)), past = first % 4;
         if (past != 0) bits = (bits | call(u32(first / 4) + 1) << 4) >> past & 15;
         return bits;
     }
-    // A lane draws four keys for one of the two rows, its neighbour for the other, and they share.
+    // A lane draws four keys for one of the two rows, its neighbour for the other, and they
+    // exchange.
     __device__ __forceinline__ u32 rows_are_queries(int task, int query, int key) const {
         u32 lane = threadIdx.x % 32, mine = 0;
-        u64 first = (task * queries + query + lane / 4 + lane % 2 * 8) * keys + key + lane % 4 / 2 * 4;
+        u64 first =
+            (task * queries + query + lane / 4 + lane % 2 * 8) * keys + key + lane % 4 / 2 * 4;
 #pragma unroll 2
         for (int n = 0; n < 8; ++n) mine |= four(first + 8 * n) << 4 * n;
         u32 other = __shfl_xor_sync(0xffffffffu, mine, 1), shift = lane % 2 * 2;
@@ -331,12 +400,16 @@ struct Dropout {
     // every n.
     __device__ __forceinline__ u32 rows_are_keys(int task, int key, int query) const {
         u32 lane = threadIdx.x % 32, r = lane / 4 % 4, mine = 0, bits = 0;
-        u64 first = (task * queries + query + lane % 4 * 2 + r % 2) * keys + key + lane / 16 * 4 + r / 2 * 8;
+        u64 first = (task * queries + query + lane % 4 * 2 + r % 2) * keys + key + lane / 16 * 4 +
+                    r / 2 * 8;
 #pragma unroll 2
         for (int n = 0; n < 8; ++n) mine |= four(first + 8 * n * keys) << 4 * n;
 #pragma unroll
-        for (u32 c = 0; c < 4; ++c) bits |= (__shfl_sync(0xffffffffu, mine, (lane & ~12u) + 4 * c) >> r & 0x11111111) << c;
+        for (u32 c = 0; c < 4; ++c)
+            bits |= (__shfl_sync(0xffffffffu, mine, (lane & ~12u) + 4 * c) >> r & 0x11111111) << c;
         return bits;
     }
-    __device__ __forceinline__ static float apply(u32 bits, int i, float x) { return bits >> i & 1 ? x : 0.0f; }
+    __device__ __forceinline__ static float apply(u32 bits, int i, float x) {
+        return bits >> i & 1 ? x : 0.0f;
+    }
 };

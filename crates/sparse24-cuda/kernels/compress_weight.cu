@@ -1,29 +1,29 @@
-// compress_weight: forward = S(W) [r,q], dgrad = S(W)^T [q,r], both of the same bf16 values;
-// compress_forward: the first alone
-// in   w f32 [r,q], rows `stride` elements apart; tiles u16 [r/4,q/4]; soft 0: kept values stay; 1:
-//      copysign(max(|w|-t, 0), w) * scale, t
-//      the second-smallest magnitude of the row group
-// out  values bf16 FragmentMajor, metadata u32 LaneMajor, all blocks overwritten, padding included,
+// compress_weight: forward = S(W) [r,q], dgrad = S(W)^T [q,r], with the same bf16 values
+// compress_forward: forward only
+// in   w f32 [r,q], rows `stride` apart; tiles u16 [r/4,q/4]; soft 0: kept values stay; soft 1:
+//      copysign(max(|w|-t, 0), w) * scale, with t the second-smallest magnitude of the row group
+// out  values bf16 FragmentMajor, metadata u32 LaneMajor; all blocks overwritten, padding included,
 //      never read
-// pre  r, q and stride multiples of 4; 16-byte aligned; every tile transposable (forward alone:
+// pre  r, q and stride multiples of 4; 16-byte aligned; every tile transposable (forward only:
 //      row-wise); outputs alias nothing
 // acc  f32, every operation rounded, then to bf16, ties to even
-// ref  sparse24_cpu::prune::compress_weight, bit for bit but for the payloads of NaNs
-#include "early.cuh"
+// ref  sparse24_cpu::prune::compress_weight, bit for bit except for the payloads of NaNs
+#include "pdl.cuh"
 #include "scalar.cuh"
 
-// A block: 64x64 elements, 16x16 tiles, a thread each.
+// A block: 64x64 elements, 16x16 tiles, one per thread.
 struct Block {
     // 256 fragments of four words, 16 bytes a lane.
     uint4 values[256];
-    // Of each tile, a nibble a row; tiles along a row of the output lie side by side.
+    // A nibble for each row of a tile; tiles along a row of the output are adjacent.
     u16 nibbles[16][16];
 };
 
-// Of four groups, a nibble each, with two kept bits: i0 | i1 << 2. A group that keeps the wrong
-// number still gives some nibble.
+// Metadata i0 | i1 << 2 of four groups, a nibble each. A group with another number of kept bits
+// still gets some nibble.
 __device__ __forceinline__ u32 metadata_nibbles(u32 kept) {
-    u32 b0 = kept & 0x1111u, b1 = kept >> 1 & 0x1111u, b2 = kept >> 2 & 0x1111u, b3 = kept >> 3 & 0x1111u;
+    u32 b0 = kept & 0x1111u, b1 = kept >> 1 & 0x1111u, b2 = kept >> 2 & 0x1111u,
+        b3 = kept >> 3 & 0x1111u;
     u32 low0 = b1 & ~b0, low1 = 0x1111u & ~(b0 | b1), high0 = b3 | (0x1111u & ~b2), high1 = b2 | b3;
     return low0 | low1 << 1 | high0 << 2 | high1 << 3;
 }
@@ -36,9 +36,10 @@ __device__ __forceinline__ u32 transposed(u32 bits) {
     return bits ^ swap ^ swap << 6;
 }
 
-// The two of four bf16 that a metadata nibble names: it selects the bytes.
+// The two of four bf16 that a metadata nibble selects.
 __device__ __forceinline__ u32 kept_pair(u32 first, u32 second, u32 nibble) {
-    return __byte_perm(first, second, 0x1010u + (nibble & 3) * 0x0022u + (nibble >> 2 & 3) * 0x2200u);
+    return __byte_perm(first, second,
+                       0x1010u + (nibble & 3) * 0x0022u + (nibble >> 2 & 3) * 0x2200u);
 }
 
 // The step towards zero by the second-smallest magnitude. As integers, magnitudes are in total
@@ -48,32 +49,37 @@ __device__ __forceinline__ float4 soft_threshold(float4 w, float scale) {
     u32 a[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) a[i] = __float_as_uint(x[i]) & 0x7fffffffu;
-    float t = __uint_as_float(min(max(min(a[0], a[1]), min(a[2], a[3])), min(max(a[0], a[1]), max(a[2], a[3]))));
+    float t = __uint_as_float(
+        min(max(min(a[0], a[1]), min(a[2], a[3])), min(max(a[0], a[1]), max(a[2], a[3]))));
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = copysignf(fabsf(x[i]) < t ? 0.0f : fabsf(x[i]) - t, x[i]) * scale;
+    for (int i = 0; i < 4; ++i)
+        x[i] = copysignf(fabsf(x[i]) < t ? 0.0f : fabsf(x[i]) - t, x[i]) * scale;
     return make_float4(x[0], x[1], x[2], x[3]);
 }
 
-// Where the word of row 4*tile_row+i, group tile_column lies among a block's values. Fragments are
-// permuted within eights, so that the
-// lanes of a warp write to distinct banks and whole fragments are still read side by side.
+// The place of the word of row 4*tile_row+i, group tile_column among a block's values. Fragments
+// are permuted within eights, so that the lanes of a warp write to distinct banks, and whole
+// fragments are still contiguous.
 __device__ __forceinline__ u32 word_of(u32 tile_row, u32 tile_column, u32 i) {
     u32 lane = 16 * (tile_row % 2) + 4 * i + tile_column % 4;
     u32 fragment = 64 * (tile_row / 4) + 32 * (tile_column / 8) + lane;
     return 4 * (fragment ^ (fragment >> 4 & 5)) + 2 * (tile_column / 4 % 2) + tile_row / 2 % 2;
 }
 
-// Four groups of one tile: their values from the pairs (0,1) and (2,3) of each, and their nibbles.
-__device__ __forceinline__ void put(Block& block, u32 tile_row, u32 tile_column, const u32 (&first)[4], const u32 (&second)[4], u32 kept) {
+// Stores the four groups of a tile: their values from the pairs (0,1) and (2,3) of each, and their
+// nibbles.
+__device__ __forceinline__ void put(Block& block, u32 tile_row, u32 tile_column,
+                                    const u32 (&first)[4], const u32 (&second)[4], u32 kept) {
     u32 nibbles = metadata_nibbles(kept);
     block.nibbles[tile_row][tile_column] = u16(nibbles);
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
-        reinterpret_cast<u32*>(block.values)[word_of(tile_row, tile_column, i)] = kept_pair(first[i], second[i], nibbles >> (4 * i));
+        reinterpret_cast<u32*>(block.values)[word_of(tile_row, tile_column, i)] =
+            kept_pair(first[i], second[i], nibbles >> (4 * i));
     }
 }
 
-// The nibbles of one row in four tiles side by side.
+// The nibbles of one row of four adjacent tiles.
 __device__ __forceinline__ u32 row_of(uint2 tiles, u32 row) {
     u32 low = tiles.x >> (4 * row) & 0x000f000fu, high = tiles.y >> (4 * row) & 0x000f000fu;
     low |= low >> 12, high |= high >> 12;
@@ -88,20 +94,23 @@ __device__ __forceinline__ u32 metadata_word(const Block& block, u32 warp, u32 l
     return row_of(upper, row) | row_of(lower, row) << 16;
 }
 
-__device__ __forceinline__ uint4 fragment(const Block& block, u32 at) { return block.values[at ^ (at >> 4 & 5)]; }
+__device__ __forceinline__ uint4 fragment(const Block& block, u32 at) {
+    return block.values[at ^ (at >> 4 & 5)];
+}
 
-// One matrix of results, or its transpose as well.
+// Computes one matrix, or its transpose too.
 template <int MATRICES>
 __device__ __forceinline__ void compress(const float* w, const u16* tiles, uint4* values,
-                                         u32* metadata, uint4* values_t, u32* metadata_t, u64 stride,
-                                         u32 r, u32 q, u32 soft, float scale) {
+                                         u32* metadata, uint4* values_t, u32* metadata_t,
+                                         u64 stride, u32 r, u32 q, u32 soft, float scale) {
     __shared__ Block blocks[MATRICES];
-    // Lanes take eight tiles of a row, 128 bytes a matrix row, in every second tile row: what the
-    // banks want.
+    // Lanes take eight tiles of a row, 128 bytes of each matrix row, in every second tile row: this
+    // avoids bank conflicts.
     u32 thread = threadIdx.x, warp = thread / 32;
-    u32 tile_column = 8 * (warp % 2) + thread % 8, tile_row = 8 * (warp / 4) + warp / 2 % 2 + 2 * (thread / 8 % 4);
+    u32 tile_column = 8 * (warp % 2) + thread % 8,
+        tile_row = 8 * (warp / 4) + warp / 2 % 2 + 2 * (thread / 8 % 4);
     u32 row = 64 * blockIdx.y + 4 * tile_row, column = 64 * blockIdx.x + 4 * tile_column;
-    wait_for_previous();
+    pdl_wait();
     u32 kept = 0x3333u, kept_t = 0x3333u, first[4] = {}, second[4] = {};
     if (row < r && column < q) {
         const float* at = w + row * stride + column;
@@ -130,20 +139,25 @@ __device__ __forceinline__ void compress(const float* w, const u16* tiles, uint4
         put(blocks[MATRICES - 1], tile_column, tile_row, above, below, kept_t);
     }
     __syncthreads();
-    u64 at = u64(blockIdx.y) * gridDim.x + blockIdx.x, at_t = u64(blockIdx.x) * gridDim.y + blockIdx.y;
+    u64 at = u64(blockIdx.y) * gridDim.x + blockIdx.x,
+        at_t = u64(blockIdx.x) * gridDim.y + blockIdx.y;
     values[256 * at + thread] = fragment(blocks[0], thread);
     if (thread < 128) metadata[128 * at + thread] = metadata_word(blocks[0], warp, thread % 32);
     if (MATRICES == 2) {
         values_t[256 * at_t + thread] = fragment(blocks[MATRICES - 1], thread);
-        if (thread >= 128) metadata_t[128 * at_t + thread - 128] = metadata_word(blocks[MATRICES - 1], warp - 4, thread % 32);
+        if (thread >= 128)
+            metadata_t[128 * at_t + thread - 128] =
+                metadata_word(blocks[MATRICES - 1], warp - 4, thread % 32);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) compress_weight(const float* w, const u16* tiles, uint4* values, u32* metadata, uint4* values_t,
-                                                                  u32* metadata_t, u64 stride, u32 r, u32 q, u32 soft, float scale) {
+extern "C" __global__ void __launch_bounds__(256)
+    compress_weight(const float* w, const u16* tiles, uint4* values, u32* metadata, uint4* values_t,
+                    u32* metadata_t, u64 stride, u32 r, u32 q, u32 soft, float scale) {
     compress<2>(w, tiles, values, metadata, values_t, metadata_t, stride, r, q, soft, scale);
 }
-extern "C" __global__ void __launch_bounds__(256) compress_forward(const float* w, const u16* tiles, uint4* values, u32* metadata, u64 stride,
-                                                                   u32 r, u32 q, u32 soft, float scale) {
+extern "C" __global__ void __launch_bounds__(256)
+    compress_forward(const float* w, const u16* tiles, uint4* values, u32* metadata, u64 stride,
+                     u32 r, u32 q, u32 soft, float scale) {
     compress<1>(w, tiles, values, metadata, nullptr, nullptr, stride, r, q, soft, scale);
 }

@@ -1,11 +1,11 @@
-// dropout: x = kept ? x / (1 - p) : 0, element e being kept when word e%4 of call e/4 makes a
-// uniform of at least p
+// dropout: x = kept ? x / (1 - p) : 0; element e is kept if word e%4 of call e/4 makes a uniform of
+//      at least p
 // in   state: seed, step, micro-step; site; p in [0, 1), and scale = 1 / (1 - p)
 // out  x bf16 [elements], in place
 // pre  x 16-byte aligned; at most 2^34 elements
 // acc  f32, rounded once: the bits of the CPU's product, rounded to bf16
 // ref  sparse24_cpu::dropout
-#include "early.cuh"
+#include "pdl.cuh"
 #include "packed.cuh"
 #include "philox.cuh"
 
@@ -13,14 +13,17 @@ constexpr u32 THREADS = 256;
 
 // The least word whose uniform is at least p.
 __device__ __forceinline__ u32 least_kept(float p) { return __float2uint_ru(p * 0x1p24f) << 8; }
-__device__ __forceinline__ float dropped(float x, u32 word, u32 least, float scale) { return word >= least ? x * scale : 0.0f; }
+__device__ __forceinline__ float dropped(float x, u32 word, u32 least, float scale) {
+    return word >= least ? x * scale : 0.0f;
+}
 
-extern "C" __global__ void __launch_bounds__(THREADS) dropout(bf16* x, u64 elements, const StepState* state, u32 site, float p, float scale) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    dropout(bf16* x, u64 elements, const StepState* state, u32 site, float p, float scale) {
     u64 first = 8 * (u64(blockIdx.x) * THREADS + threadIdx.x);
     bool whole = first + 8 <= elements;
     uint4 raw = make_uint4(0, 0, 0, 0);
-    wait_for_previous();
-    // Both are on their way before either is waited for.
+    pdl_wait();
+    // Both loads are in flight before either is waited for.
     StepState now = *state;
     if (whole) raw = *reinterpret_cast<const uint4*>(x + first);
     now = uniform_state(now);
@@ -36,6 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) dropout(bf16* x, u64 eleme
     } else {
 #pragma unroll
         for (int i = 0; i < 8; ++i)
-            if (first + i < elements) x[first + i] = narrow(dropped(widen(x[first + i]), words[i], least, scale));
+            if (first + i < elements)
+                x[first + i] = narrow(dropped(widen(x[first + i]), words[i], least, scale));
     }
 }

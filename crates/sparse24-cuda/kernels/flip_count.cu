@@ -4,13 +4,15 @@
 // pre  16-byte aligned; count aliases nothing
 // acc  integer: exact in any order
 // ref  sparse24_core::flip
-#include "early.cuh"
+#include "pdl.cuh"
 #include "scalar.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) flip_count(const u16* a, const u16* b, u64* count, u64 tiles) {
-    u64 wide = tiles / 8, threads = u64(gridDim.x) * blockDim.x, thread = u64(blockIdx.x) * blockDim.x + threadIdx.x;
+extern "C" __global__ void __launch_bounds__(256)
+    flip_count(const u16* a, const u16* b, u64* count, u64 tiles) {
+    u64 wide = tiles / 8, threads = u64(gridDim.x) * blockDim.x,
+        thread = u64(blockIdx.x) * blockDim.x + threadIdx.x;
     u32 flips = 0;
-    wait_for_previous();
+    pdl_wait();
     for (u64 i = thread; i < wide; i += threads) {
         uint4 x = reinterpret_cast<const uint4*>(a)[i], y = reinterpret_cast<const uint4*>(b)[i];
         flips += __popc(x.x ^ y.x) + __popc(x.y ^ y.y) + __popc(x.z ^ y.z) + __popc(x.w ^ y.w);

@@ -1,32 +1,37 @@
-// square_sums: sums[chunk] = sum of g^2 over a chunk; then norm_of_sums: the root of their sum, and
-// the flag unless it is up already
-// in   table Parameter [tensors]; chunks Chunk [count], grid of square_sums: one block each
+// square_sums: sums[chunk] = sum of g^2 over a chunk
+// norm_of_sums: the square root of their sum, and the flag unless it is up
+// in   table Parameter [tensors]; chunks Chunk [count], one block of square_sums each
 // out  sums f64 [count], overwritten; health: grad_norm overwritten, flag raised to the first
 //      tensor with a gradient that is not finite
 // pre  g 16-byte aligned; norm_of_sums: one block of 1024 threads; outputs alias nothing
 // acc  f64, squares exact, fixed order: bitwise repeatable; no finite gradient overflows
 // ref  sparse24_cpu::adamw::squared_norm; bound: tolerance::grad_norm
-#include "early.cuh"
+#include "pdl.cuh"
 #include "parameters.cuh"
 
 __device__ __forceinline__ double warp_sum(double x) {
-    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+    for (int distance = 16; distance > 0; distance /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, distance);
     return x;
 }
 
-// Over a block of whole warps; the result is whole in the first warp.
+// The sum over a block of whole warps, valid in the first warp.
 __device__ __forceinline__ double block_sum(double x) {
     __shared__ double warps[32];
     x = warp_sum(x);
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
     __syncthreads();
-    return threadIdx.x < 32 ? warp_sum(threadIdx.x < blockDim.x / 32 ? warps[threadIdx.x] : 0.0) : 0.0;
+    return threadIdx.x < 32 ? warp_sum(threadIdx.x < blockDim.x / 32 ? warps[threadIdx.x] : 0.0)
+                            : 0.0;
 }
 
-__device__ __forceinline__ double square(float g, double sum) { return fma(double(g), double(g), sum); }
+__device__ __forceinline__ double square(float g, double sum) {
+    return fma(double(g), double(g), sum);
+}
 
-extern "C" __global__ void __launch_bounds__(256) square_sums(const Parameter* table, const Chunk* chunks, double* sums) {
-    wait_for_previous();
+extern "C" __global__ void __launch_bounds__(256)
+    square_sums(const Parameter* table, const Chunk* chunks, double* sums) {
+    pdl_wait();
     Chunk chunk = chunks[blockIdx.x];
     const float* g = table[chunk.tensor].g + u64(chunk.part) * CHUNK;
     u32 length = u32(min(table[chunk.tensor].length - u64(chunk.part) * CHUNK, u64(CHUNK)));
@@ -45,9 +50,10 @@ extern "C" __global__ void __launch_bounds__(256) square_sums(const Parameter* t
     if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-extern "C" __global__ void __launch_bounds__(1024) norm_of_sums(const Chunk* chunks, const double* sums, Health* health, u32 count) {
+extern "C" __global__ void __launch_bounds__(1024)
+    norm_of_sums(const Chunk* chunks, const double* sums, Health* health, u32 count) {
     __shared__ u32 first;
-    wait_for_previous();
+    pdl_wait();
     if (threadIdx.x == 0) first = count;
     __syncthreads();
     double sum = 0.0;
@@ -62,5 +68,6 @@ extern "C" __global__ void __launch_bounds__(1024) norm_of_sums(const Chunk* chu
     if (threadIdx.x != 0) return;
     float norm = float(sqrt(sum));
     health->grad_norm = norm;
-    if (health->flag == 0 && !isfinite(norm)) health->flag = first < count ? chunks[first].tensor + 1 : NORM;
+    if (health->flag == 0 && !isfinite(norm))
+        health->flag = first < count ? chunks[first].tensor + 1 : NORM;
 }

@@ -1,20 +1,19 @@
-// head_loss, loss_forward: with q = softmax(logits), t = (1 - smoothing) * one-hot(target) +
-// smoothing / vocabulary for each row:
-//                          losses = -sum(t * ln q); head_loss also puts scale * (q - t) over the
-//                          logits
-// loss_sum: *loss = sum(losses), or += that; raises the flag of health if the sum is not finite
-// in   logits bf16 [rows, columns], of which those from `vocabulary` on do not count and get zeros;
-//      targets u32 [rows]: all ones is ignored
-//      (loss 0, zeros), another one outside of the vocabulary makes the row's loss and its gradient
-//      NaN; a null health is not wanted
+// head_loss, loss_forward: with q = softmax(logits) and t = (1 - smoothing) * one-hot(target) +
+//      smoothing / vocabulary for each row, losses = -sum(t * ln q); head_loss also overwrites the
+//      logits with loss_scale * (q - t)
+// loss_sum: *loss = sum(losses), or += it; raises the flag of health if the result is not finite
+// in   logits bf16 [rows, columns], where columns beyond `vocabulary` are padding and get zeros;
+//      targets u32 [rows]: all ones is ignored (loss 0, zeros), another one outside the vocabulary
+//      makes the row's loss and gradient NaN; state: loss_scale; a null health is not written
 // out  logits in place; losses f32 [rows], overwritten; loss f32; health
-// pre  columns % 8 == 0, 16-byte aligned; the first `held` vectors of 8 fit in the shared memory of
-//      the launch; at most 512 threads
-// acc  f32 a row, f64 over rows; fixed order. A NaN or an infinite logit makes the loss NaN or
+// pre  columns % 8 == 0, 16-byte aligned; the first `held` vectors of 8 fit in the launch's shared
+//      memory; at most 512 threads
+// acc  f32 in a row, f64 over rows; fixed order. A NaN or infinite logit makes the loss NaN or
 //      infinite
-// ref  sparse24_cpu::loss; bounds: tolerance::{softmax, row_loss}
-#include "early.cuh"
+// ref  sparse24_cpu::loss; bounds: tolerance::{row_loss, dlogit}
+#include "pdl.cuh"
 #include "health.cuh"
+#include "philox.cuh"
 
 constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
 constexpr u32 IGNORE = 0xffffffffu;
@@ -27,9 +26,13 @@ __device__ __forceinline__ float exp2_fast(float x) {
 }
 
 // A sum of 2^(x log2(e) - shift), which never overflows; shift belongs to the largest x so far.
-struct Exponentials { float maximum, shift, sum, total; };
+struct Exponentials {
+    float maximum, shift, sum, total;
+};
 
-struct Vector { float at[8]; };
+struct Vector {
+    float at[8];
+};
 __device__ __forceinline__ Vector widen(uint4 x) {
     return {widen_low(x.x), widen_high(x.x), widen_low(x.y), widen_high(x.y),
             widen_low(x.z), widen_high(x.z), widen_low(x.w), widen_high(x.w)};
@@ -45,15 +48,17 @@ __device__ __forceinline__ void rise(Exponentials& so_far, float maximum) {
 
 __device__ __forceinline__ void add(Exponentials& so_far, uint4 raw) {
     Vector x = widen(raw);
-    rise(so_far, fmaxf(fmaxf(fmaxf(x.at[0], x.at[1]), fmaxf(x.at[2], x.at[3])), fmaxf(fmaxf(x.at[4], x.at[5]), fmaxf(x.at[6], x.at[7]))));
+    rise(so_far, fmaxf(fmaxf(fmaxf(x.at[0], x.at[1]), fmaxf(x.at[2], x.at[3])),
+                       fmaxf(fmaxf(x.at[4], x.at[5]), fmaxf(x.at[6], x.at[7]))));
     float e[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) e[i] = exp2_fast(x.at[i] * LOG2E - so_far.shift);
     so_far.sum += ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
-    so_far.total += ((x.at[0] + x.at[1]) + (x.at[2] + x.at[3])) + ((x.at[4] + x.at[5]) + (x.at[6] + x.at[7]));
+    so_far.total +=
+        ((x.at[0] + x.at[1]) + (x.at[2] + x.at[3])) + ((x.at[4] + x.at[5]) + (x.at[6] + x.at[7]));
 }
 
-// Of all threads, the same bits in each.
+// Combines all threads; every thread gets the same bits.
 __device__ __forceinline__ Exponentials of_block(Exponentials own) {
     __shared__ float slots[3][16];
     u32 warps = blockDim.x / 32, warp = threadIdx.x / 32;
@@ -73,21 +78,24 @@ __device__ __forceinline__ Exponentials of_block(Exponentials own) {
 enum class Gradient { Wanted, Absent };
 
 template <Gradient GRADIENT>
-__device__ __forceinline__ void row_loss(bf16* logits, const u32* targets, float* losses, u32 columns, u32 vocabulary,
-                                         u32 held, float smoothing, float scale) {
+__device__ __forceinline__ void row_loss(bf16* logits, const u32* targets, float* losses,
+                                         u32 columns, u32 vocabulary, u32 held, float smoothing,
+                                         const StepState* state) {
     extern __shared__ uint4 kept[];
     constexpr int AHEAD = 4;
-    wait_for_previous();
+    pdl_wait();
     logits += u64(blockIdx.x) * columns;
     uint4* vectors = reinterpret_cast<uint4*>(logits);
     u32 target = targets[blockIdx.x], whole = vocabulary / 8;
     if (target == IGNORE) {
         if (GRADIENT == Gradient::Wanted)
-            for (u32 i = threadIdx.x; i < columns / 8; i += blockDim.x) vectors[i] = make_uint4(0, 0, 0, 0);
+            for (u32 i = threadIdx.x; i < columns / 8; i += blockDim.x)
+                vectors[i] = make_uint4(0, 0, 0, 0);
         if (threadIdx.x == 0) losses[blockIdx.x] = 0.0f;
         return;
     }
-    float at_target = target < vocabulary ? widen(logits[target]) : __int_as_float(0x7fffffff), lowest = __int_as_float(0xff800000);
+    float at_target = target < vocabulary ? widen(logits[target]) : __int_as_float(0x7fffffff),
+          lowest = __int_as_float(0xff800000);
     Exponentials own = {lowest, lowest, 0.0f, 0.0f};
     for (u32 first = threadIdx.x; first < whole; first += AHEAD * blockDim.x) {
         uint4 raw[AHEAD];
@@ -102,7 +110,7 @@ __device__ __forceinline__ void row_loss(bf16* logits, const u32* targets, float
             add(own, raw[a]);
         }
     }
-    // The vocabulary ends within a vector.
+    // The rest of the vocabulary, which ends within a vector.
     if (8 * whole + threadIdx.x < vocabulary) {
         float x = widen(logits[8 * whole + threadIdx.x]);
         rise(own, x);
@@ -110,9 +118,12 @@ __device__ __forceinline__ void row_loss(bf16* logits, const u32* targets, float
     }
     Exponentials row = of_block(own);
     float floor = smoothing / float(vocabulary);
-    if (threadIdx.x == 0) losses[blockIdx.x] = (row.shift * LN2 + logf(row.sum)) - ((1.0f - smoothing) * at_target + floor * row.total);
+    if (threadIdx.x == 0)
+        losses[blockIdx.x] = (row.shift * LN2 + logf(row.sum)) -
+                             ((1.0f - smoothing) * at_target + floor * row.total);
     if (GRADIENT == Gradient::Absent) return;
-    // A target outside of the vocabulary is NaN here too.
+    // A target outside the vocabulary is NaN here too.
+    float scale = state->loss_scale;
     float inverse = scale / row.sum + (target < vocabulary ? 0.0f : at_target);
     floor *= scale;
     auto gradient = [&](float x) { return exp2_fast(x * LOG2E - row.shift) * inverse - floor; };
@@ -122,22 +133,28 @@ __device__ __forceinline__ void row_loss(bf16* logits, const u32* targets, float
         Vector x = widen(i < held ? kept[i] : vectors[i]);
 #pragma unroll
         for (int e = 0; e < 8; ++e) x.at[e] = gradient(x.at[e]);
-        vectors[i] = make_uint4(narrow_pair(x.at[0], x.at[1]), narrow_pair(x.at[2], x.at[3]), narrow_pair(x.at[4], x.at[5]),
-                                narrow_pair(x.at[6], x.at[7]));
+        vectors[i] = make_uint4(narrow_pair(x.at[0], x.at[1]), narrow_pair(x.at[2], x.at[3]),
+                                narrow_pair(x.at[4], x.at[5]), narrow_pair(x.at[6], x.at[7]));
         if (i == target / 8) logits[target] = of_target();
     }
     for (u32 c = 8 * whole + threadIdx.x; c < columns; c += blockDim.x)
-        logits[c] = c == target ? of_target() : c < vocabulary ? narrow(gradient(widen(logits[c]))) : bf16{0};
+        logits[c] = c == target      ? of_target()
+                    : c < vocabulary ? narrow(gradient(widen(logits[c])))
+                                     : bf16{0};
 }
 
 extern "C" __global__ void __launch_bounds__(512, 2)
-    head_loss(bf16* logits, const u32* targets, float* losses, u32 columns, u32 vocabulary, u32 held, float smoothing, float scale) {
-    row_loss<Gradient::Wanted>(logits, targets, losses, columns, vocabulary, held, smoothing, scale);
+    head_loss(bf16* logits, const u32* targets, float* losses, u32 columns, u32 vocabulary,
+              u32 held, float smoothing, const StepState* state) {
+    row_loss<Gradient::Wanted>(logits, targets, losses, columns, vocabulary, held, smoothing,
+                               state);
 }
 
 extern "C" __global__ void __launch_bounds__(512, 2)
-    loss_forward(const bf16* logits, const u32* targets, float* losses, u32 columns, u32 vocabulary, float smoothing) {
-    row_loss<Gradient::Absent>(const_cast<bf16*>(logits), targets, losses, columns, vocabulary, 0, smoothing, 0.0f);
+    loss_forward(const bf16* logits, const u32* targets, float* losses, u32 columns, u32 vocabulary,
+                 float smoothing) {
+    row_loss<Gradient::Absent>(const_cast<bf16*>(logits), targets, losses, columns, vocabulary, 0,
+                               smoothing, nullptr);
 }
 
 // One block: thread t sums rows t, t + 1024, ...; then a binary tree.
@@ -145,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     loss_sum(const float* losses, float* loss, Health* health, u64 rows, u32 accumulate) {
     __shared__ double sums[1024];
     double sum = 0.0;
-    wait_for_previous();
+    pdl_wait();
     for (u64 row = threadIdx.x; row < rows; row += 1024) sum += losses[row];
     sums[threadIdx.x] = sum;
     for (u32 width = 512; width > 0; width /= 2) {

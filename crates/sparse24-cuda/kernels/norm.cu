@@ -1,34 +1,38 @@
-// norm_forward: residual = x + delta; y = (residual - mean) * rstd * gamma + beta, a row
-// norm_backward: dresidual += rstd * (g - mean(g) - n * mean(g * n)), with n = (residual - mean) *
-// rstd and g = dy * gamma;
-//                partial = each block's column sums of dy * n, then of dy
-// norm_parameters: dgamma, dbeta = the sums over blocks, in order
+// norm_forward: residual = x + delta; y = (residual - mean) * rstd * gamma + beta, by row
+// norm_backward: with n = (residual - mean) * rstd and g = dy * gamma, dx (+)= rstd * (g - mean(g)
+//      - n * mean(g * n)); partial = each block's column sums of dy * n, then of dy
+// norm_parameters: dgamma, dbeta (+)= the sums over blocks, in order
 // in   x, delta, dy bf16 [rows, 4 vectors]; gamma, beta f32 [4 vectors]; a null delta or beta is
 //      zero
 // out  residual, y bf16, overwritten (residual may be x); stats f32 [rows, 2] mean and rstd,
-//      overwritten; dresidual bf16 in place;
-//      partial f32 [blocks, 8 vectors], overwritten; dgamma, dbeta f32 [4 vectors], overwritten or
-//      accumulated; a null dbeta is not wanted
+//      overwritten; dx bf16, added to, or overwritten and never read (_overwrite); partial f32
+//      [blocks, 8 vectors], overwritten; dgamma, dbeta f32 [4 vectors]; a null dbeta is not written
 // pre  vectors <= 256 (forward) or 128 (backward) times the warps in the kernel's name; activations
-//      8-byte, the others 16-byte aligned;
-//      backward: blocks of as many whole rows as 512 threads hold, and 192 bytes of shared memory a
-//      thread
+//      8-byte, the others 16-byte aligned; backward: blocks of as many whole rows as 512 threads
+//      hold, and 192 bytes of shared memory per thread
 // acc  f32, two passes over the residual as rounded to bf16; fixed order
 // ref  sparse24_cpu::norm; bounds: tolerance::{norm_y, norm_dresidual, norm_parameter}
-#include "early.cuh"
+#include "pdl.cuh"
 #include "scalar.cuh"
 
 constexpr float EPSILON = 1e-5f;
 
 // Four consecutive elements.
-struct Vector { float at[4]; };
-__device__ __forceinline__ Vector widen(uint2 x) { return {widen_low(x.x), widen_high(x.x), widen_low(x.y), widen_high(x.y)}; }
+struct Vector {
+    float at[4];
+};
+__device__ __forceinline__ Vector widen(uint2 x) {
+    return {widen_low(x.x), widen_high(x.x), widen_low(x.y), widen_high(x.y)};
+}
 __device__ __forceinline__ Vector widen(float4 x) { return {x.x, x.y, x.z, x.w}; }
-__device__ __forceinline__ uint2 narrow(Vector x) { return make_uint2(narrow_pair(x.at[0], x.at[1]), narrow_pair(x.at[2], x.at[3])); }
+__device__ __forceinline__ uint2 narrow(Vector x) {
+    return make_uint2(narrow_pair(x.at[0], x.at[1]), narrow_pair(x.at[2], x.at[3]));
+}
 
-// Sums over the WARPS warps of one row, the same bits in each; `slots` are the row's, and free
-// again after the next barrier of its warps.
-template <int WARPS, int N> __device__ __forceinline__ void row_sums(float (&sums)[N], float (*slots)[N], u32 row) {
+// Sums over the WARPS warps of one row, with the same bits in each. `slots` belong to the row, and
+// are free again after the next barrier of its warps.
+template <int WARPS, int N>
+__device__ __forceinline__ void row_sums(float (&sums)[N], float (*slots)[N], u32 row) {
 #pragma unroll
     for (int n = 0; n < N; ++n) sums[n] = warp_sum(sums[n]);
     if constexpr (WARPS > 1) {
@@ -48,15 +52,16 @@ template <int WARPS, int N> __device__ __forceinline__ void row_sums(float (&sum
 
 template <int WARPS>
 __device__ __forceinline__ void forward(const uint2* x, const uint2* delta, const float4* gamma,
-                                        const float4* beta, uint2* residual, uint2* y, float2* stats, u64 rows, u32 vectors) {
+                                        const float4* beta, uint2* residual, uint2* y,
+                                        float2* stats, u64 rows, u32 vectors) {
     constexpr int THREADS = 32 * WARPS, VECTORS = 8;
     __shared__ float slots[2][8][1];
     u32 place = threadIdx.x / THREADS, lane = threadIdx.x % THREADS;
     u64 row = u64(blockIdx.x) * (256 / THREADS) + place, start = row * vectors;
-    if (row < rows && lane == 0) ask_for(x + start, 8 * vectors);
-    if (row < rows && lane == 1 && delta) ask_for(delta + start, 8 * vectors);
-    let_next_start();
-    wait_for_previous();
+    if (row < rows && lane == 0) prefetch(x + start, 8 * vectors);
+    if (row < rows && lane == 1 && delta) prefetch(delta + start, 8 * vectors);
+    pdl_launch_dependents();
+    pdl_wait();
     if (row >= rows) return;
     uint2 raw[VECTORS], added[VECTORS];
 #pragma unroll
@@ -96,30 +101,40 @@ __device__ __forceinline__ void forward(const uint2* x, const uint2* delta, cons
     for (int i = 0; i < VECTORS; ++i) {
         u32 vector = i * THREADS + lane;
         if (vector >= vectors) continue;
-        Vector a = widen(raw[i]), scale = widen(gamma[vector]), shift = beta ? widen(beta[vector]) : Vector{};
+        Vector a = widen(raw[i]), scale = widen(gamma[vector]),
+               shift = beta ? widen(beta[vector]) : Vector{};
 #pragma unroll
         for (int e = 0; e < 4; ++e) a.at[e] = (a.at[e] - mean) * rstd * scale.at[e] + shift.at[e];
         y[start + vector] = narrow(a);
     }
 }
 
-// A thread copies what it alone will read, rows ahead, so that nobody waits for a barrier.
+// A thread copies what it alone will read, rows ahead, so no barrier is needed.
 __device__ __forceinline__ void copy_async(uint2* to, const uint2* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(u32(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(u32(__cvta_generic_to_shared(to))),
+        "l"(from)
+        : "memory");
 }
 
-template <int WARPS>
-__device__ __forceinline__ void backward(const uint2* dy, const uint2* residual, const float2* stats,
-                                         const float4* gamma, uint2* dresidual, float4* partial, u64 rows, u32 vectors) {
+enum class Dx { Add, Overwrite };
+
+template <int WARPS, Dx DX>
+__device__ __forceinline__ void backward(const uint2* dy, const uint2* residual,
+                                         const float2* stats, const float4* gamma, uint2* dresidual,
+                                         float4* partial, u64 rows, u32 vectors) {
     constexpr int THREADS = 32 * WARPS, VECTORS = 4, TEAMS = 16 / WARPS, BLOCK = TEAMS * THREADS;
     __shared__ float slots[2][16][2];
-    // [2][VECTORS][3][BLOCK] of rows; in the end [VECTORS][dgamma, dbeta][2 halves][BLOCK] of sums.
+    // [2][VECTORS][3][BLOCK] for rows; at the end [VECTORS][dgamma, dbeta][2 halves][BLOCK] for
+    // sums.
     extern __shared__ float4 shared[];
     uint2* staged = reinterpret_cast<uint2*>(shared) + threadIdx.x;
     u32 team = threadIdx.x / THREADS, lane = threadIdx.x % THREADS;
-    // The rows left over in the end are spread over the blocks.
+    // The remaining rows at the end are spread over the blocks.
     u64 row = u64(team) * gridDim.x + blockIdx.x, step = u64(gridDim.x) * TEAMS;
-    auto slot = [&](u32 stage, int vector, int operand) { return staged + ((stage * VECTORS + vector) * 3 + operand) * BLOCK; };
+    auto slot = [&](u32 stage, int vector, int operand) {
+        return staged + ((stage * VECTORS + vector) * 3 + operand) * BLOCK;
+    };
     auto copy = [&](u64 row, u32 stage) {
         if (row < rows) {
 #pragma unroll
@@ -128,14 +143,24 @@ __device__ __forceinline__ void backward(const uint2* dy, const uint2* residual,
                 if (i * THREADS + lane >= vectors) continue;
                 copy_async(slot(stage, i, 0), dy + at);
                 copy_async(slot(stage, i, 1), residual + at);
-                copy_async(slot(stage, i, 2), dresidual + at);
+                if constexpr (DX == Dx::Add) copy_async(slot(stage, i, 2), dresidual + at);
             }
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
-    if (row < rows && lane < 3) ask_for((lane == 0 ? dy : lane == 1 ? residual : dresidual) + row * vectors, 8 * vectors);
-    let_next_start();
-    wait_for_previous();
+    if constexpr (DX == Dx::Add) {
+        if (row < rows && lane < 3)
+            prefetch((lane == 0   ? dy
+                      : lane == 1 ? residual
+                                  : dresidual) +
+                         row * vectors,
+                     8 * vectors);
+    } else {
+        if (row < rows && lane < 2)
+            prefetch((lane == 0 ? dy : residual) + row * vectors, 8 * vectors);
+    }
+    pdl_launch_dependents();
+    pdl_wait();
     copy(row, 0);
     Vector scale[VECTORS] = {}, dgamma[VECTORS] = {}, dbeta[VECTORS] = {};
 #pragma unroll
@@ -150,11 +175,13 @@ __device__ __forceinline__ void backward(const uint2* dy, const uint2* residual,
         if (row < rows) next = stats[row];
         // All but the newest have arrived.
         asm volatile("cp.async.wait_group 1;" ::: "memory");
-        // Read past the row's end too: a branch would wait for each read by itself.
-        uint2 raw[3][VECTORS];
+        // Reads past the row's end too: with a branch, each read would be waited for in turn.
+        constexpr int OPERANDS = DX == Dx::Add ? 3 : 2;
+        uint2 raw[OPERANDS][VECTORS];
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i)
-            for (int operand = 0; operand < 3; ++operand) raw[operand][i] = *slot(stage, i, operand);
+            for (int operand = 0; operand < OPERANDS; ++operand)
+                raw[operand][i] = *slot(stage, i, operand);
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             if (i * THREADS + lane >= vectors) continue;
@@ -172,22 +199,28 @@ __device__ __forceinline__ void backward(const uint2* dy, const uint2* residual,
         for (int i = 0; i < VECTORS; ++i) {
             u32 vector = i * THREADS + lane;
             if (vector >= vectors) continue;
-            Vector d = widen(raw[0][i]), x = widen(raw[1][i]), out = widen(raw[2][i]);
+            Vector d = widen(raw[0][i]), x = widen(raw[1][i]), out = {};
+            if constexpr (DX == Dx::Add) out = widen(raw[2][i]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float n = (x.at[e] - mean) * rstd, g = d.at[e] * scale[i].at[e];
-                out.at[e] += rstd * (g - mean_g - n * mean_gn);
+                float slope = rstd * (g - mean_g - n * mean_gn);
+                if constexpr (DX == Dx::Add)
+                    out.at[e] += slope;
+                else
+                    out.at[e] = slope;
             }
             dresidual[start + vector] = narrow(out);
         }
     }
-    // First where a thread's rows were, which nobody else reads before the barrier.
+    // Reuses the memory of the thread's rows, which no other thread reads before the barrier.
     constexpr int PARTS = 2 * VECTORS;
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
         const Vector& of = part % 2 == 0 ? dgamma[part / 2] : dbeta[part / 2];
         *reinterpret_cast<float2*>(staged + 2 * part * BLOCK) = make_float2(of.at[0], of.at[1]);
-        *reinterpret_cast<float2*>(staged + (2 * part + 1) * BLOCK) = make_float2(of.at[2], of.at[3]);
+        *reinterpret_cast<float2*>(staged + (2 * part + 1) * BLOCK) =
+            make_float2(of.at[2], of.at[3]);
     }
     __syncthreads();
     const float2* sums = reinterpret_cast<const float2*>(shared) + lane;
@@ -197,53 +230,63 @@ __device__ __forceinline__ void backward(const uint2* dy, const uint2* residual,
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
         for (int g = 0; g < TEAMS; ++g) {
-            float2 low = sums[2 * part * BLOCK + g * THREADS], high = sums[(2 * part + 1) * BLOCK + g * THREADS];
+            float2 low = sums[2 * part * BLOCK + g * THREADS],
+                   high = sums[(2 * part + 1) * BLOCK + g * THREADS];
             sum.x += low.x, sum.y += low.y, sum.z += high.x, sum.w += high.y;
         }
         partial[u64(blockIdx.x) * 2 * vectors + part % 2 * vectors + vector] = sum;
     }
 }
 
-#define FORWARD(name, warps)                                                                                                               \
-    extern "C" __global__ void __launch_bounds__(256, 4)                                                                                   \
-        name(const uint2* x, const uint2* delta, const float4* gamma, const float4* beta, uint2* residual, uint2* y, float2* stats,        \
-             u64 rows, u32 vectors) {                                                                                                        \
-        forward<warps>(x, delta, gamma, beta, residual, y, stats, rows, vectors);                                                            \
+#define FORWARD(name, warps)                                                                       \
+    extern "C" __global__ void __launch_bounds__(256, 4)                                           \
+        name(const uint2* x, const uint2* delta, const float4* gamma, const float4* beta,          \
+             uint2* residual, uint2* y, float2* stats, u64 rows, u32 vectors) {                    \
+        forward<warps>(x, delta, gamma, beta, residual, y, stats, rows, vectors);                  \
     }
 FORWARD(norm_forward_1, 1)
 FORWARD(norm_forward_2, 2)
 FORWARD(norm_forward_4, 4)
 FORWARD(norm_forward_8, 8)
 
-#define BACKWARD(name, warps)                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(512)                                                                                      \
-        name(const uint2* dy, const uint2* residual, const float2* stats, const float4* gamma, uint2* dresidual, float4* partial,          \
-             u64 rows, u32 vectors) {                                                                                                        \
-        backward<warps>(dy, residual, stats, gamma, dresidual, partial, rows, vectors);                                                      \
+#define BACKWARD(name, warps, dx)                                                                  \
+    extern "C" __global__ void __launch_bounds__(512)                                              \
+        name(const uint2* dy, const uint2* residual, const float2* stats, const float4* gamma,     \
+             uint2* dresidual, float4* partial, u64 rows, u32 vectors) {                           \
+        backward<warps, dx>(dy, residual, stats, gamma, dresidual, partial, rows, vectors);        \
     }
-BACKWARD(norm_backward_1, 1)
-BACKWARD(norm_backward_2, 2)
-BACKWARD(norm_backward_3, 3)
-BACKWARD(norm_backward_4, 4)
-BACKWARD(norm_backward_8, 8)
-BACKWARD(norm_backward_16, 16)
+BACKWARD(norm_backward_1, 1, Dx::Add)
+BACKWARD(norm_backward_2, 2, Dx::Add)
+BACKWARD(norm_backward_3, 3, Dx::Add)
+BACKWARD(norm_backward_4, 4, Dx::Add)
+BACKWARD(norm_backward_8, 8, Dx::Add)
+BACKWARD(norm_backward_16, 16, Dx::Add)
+BACKWARD(norm_backward_1_overwrite, 1, Dx::Overwrite)
+BACKWARD(norm_backward_2_overwrite, 2, Dx::Overwrite)
+BACKWARD(norm_backward_3_overwrite, 3, Dx::Overwrite)
+BACKWARD(norm_backward_4_overwrite, 4, Dx::Overwrite)
+BACKWARD(norm_backward_8_overwrite, 8, Dx::Overwrite)
+BACKWARD(norm_backward_16_overwrite, 16, Dx::Overwrite)
 
 // A block has 16 columns of [dgamma, dbeta] and 32 slices of the blocks: slice s sums s, s + 32,
-// ..., and a warp the slices of a column.
+// ...; then a warp sums the slices of a column.
 extern "C" __global__ void __launch_bounds__(512)
-    norm_parameters(const float* partial, float* dgamma, float* dbeta, u32 blocks, u32 columns, u32 accumulate) {
+    norm_parameters(const float* partial, float* dgamma, float* dbeta, u32 blocks, u32 columns,
+                    u32 accumulate) {
     constexpr u32 COLUMNS = 16, AHEAD = 8;
     __shared__ float sums[32][COLUMNS + 1];
     u32 slice = threadIdx.x / COLUMNS, column = blockIdx.x * COLUMNS + threadIdx.x % COLUMNS;
     float sum = 0.0f;
-    let_next_start();
-    wait_for_previous();
+    pdl_launch_dependents();
+    pdl_wait();
     for (u32 first = slice; first < blocks; first += 32 * AHEAD) {
         float of[AHEAD];
 #pragma unroll
         for (u32 a = 0; a < AHEAD; ++a) {
             u32 block = first + 32 * a;
-            of[a] = block < blocks && column < 2 * columns ? partial[u64(block) * 2 * columns + column] : 0.0f;
+            of[a] = block < blocks && column < 2 * columns
+                        ? partial[u64(block) * 2 * columns + column]
+                        : 0.0f;
         }
 #pragma unroll
         for (u32 a = 0; a < AHEAD; ++a) sum += of[a];

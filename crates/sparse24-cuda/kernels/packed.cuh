@@ -1,10 +1,9 @@
-// Runs of bf16 in registers as f32: eight by one access of 16 bytes, or one where rows are not so
+// Runs of bf16 in registers as f32: eight by one access of 16 bytes, or one if rows are not so
 // aligned.
 #pragma once
 #include "scalar.cuh"
 
-template <int WIDTH>
-struct Run {
+template <int WIDTH> struct Run {
     float at[WIDTH];
 };
 
@@ -13,8 +12,7 @@ __device__ __forceinline__ Run<8> widen(uint4 pairs) {
             widen_low(pairs.z), widen_high(pairs.z), widen_low(pairs.w), widen_high(pairs.w)};
 }
 
-template <int WIDTH>
-__device__ __forceinline__ Run<WIDTH> load(const bf16* from) {
+template <int WIDTH> __device__ __forceinline__ Run<WIDTH> load(const bf16* from) {
     static_assert(WIDTH == 8 || WIDTH == 1, "sixteen bytes or one element");
     if constexpr (WIDTH == 1)
         return {widen(*from)};
@@ -22,8 +20,7 @@ __device__ __forceinline__ Run<WIDTH> load(const bf16* from) {
         return widen(*reinterpret_cast<const uint4*>(from));
 }
 
-template <int WIDTH>
-__device__ __forceinline__ void store(bf16* to, const Run<WIDTH>& run) {
+template <int WIDTH> __device__ __forceinline__ void store(bf16* to, const Run<WIDTH>& run) {
     if constexpr (WIDTH == 1) {
         *to = narrow(run.at[0]);
     } else {

@@ -1,5 +1,4 @@
-// The table of what the optimizer updates, and what is known of the gradients. Mirrors
-// sparse24_cuda::adamw.
+// The table of tensors that the optimizer updates. Mirrors sparse24_cuda::adamw.
 #pragma once
 #include "health.cuh"
 #include "scalar.cuh"
@@ -17,8 +16,8 @@ struct Parameter {
     float weight_decay;
 };
 
-// What one block works on: elements CHUNK*part .. CHUNK*(part+1) of a tensor. Tensors follow each
-// other in the order of the table.
+// The part of a tensor that one block works on: elements CHUNK*part .. CHUNK*(part+1). Tensors are
+// in the order of the table.
 struct Chunk {
     u32 tensor;
     u32 part;

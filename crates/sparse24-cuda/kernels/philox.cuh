@@ -3,8 +3,8 @@
 #pragma once
 #include "scalar.cuh"
 
-// What changes every step; it lives on the device, so that a captured graph replays unchanged.
-// Mirrors sparse24_cuda::StepState.
+// The numbers that change every step, as sparse24_core::op::StepState. They live on the device, so
+// that a captured CUDA graph can be replayed with new values.
 struct StepState {
     u64 seed;
     u32 step;
@@ -12,11 +12,10 @@ struct StepState {
     float learning_rate;
     float bias_correction1;
     float bias_correction2;
-    u32 padding;
+    float loss_scale;
 };
 
-// One instruction; of `u64(a) * b` the compiler makes more where it knows that lanes share a
-// factor.
+// One instruction. For `u64(a) * b` the compiler emits more if it knows that lanes share a factor.
 __device__ __forceinline__ u64 wide_product(u32 a, u32 b) {
     u64 product;
     asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
@@ -35,10 +34,12 @@ __device__ __forceinline__ uint4 philox(u64 key, u32 call, u32 site, u32 micro_s
     }
     return c;
 }
-// For whole warps: the same in every lane, and known to be, so that the keys of each round are
-// computed once a warp.
+
+// For whole warps: makes the seed known to be the same in every lane, so that the keys of each
+// round are computed once per warp.
 __device__ __forceinline__ StepState uniform_state(StepState all) {
-    u32 low = __shfl_sync(0xffffffffu, u32(all.seed), 0), high = __shfl_sync(0xffffffffu, u32(all.seed >> 32), 0);
+    u32 low = __shfl_sync(0xffffffffu, u32(all.seed), 0),
+        high = __shfl_sync(0xffffffffu, u32(all.seed >> 32), 0);
     all.seed = u64(high) << 32 | low;
     return all;
 }

@@ -1,4 +1,4 @@
-// Scalars: bf16 as bits, and exact arithmetic that the compiler may not contract. Includes nothing.
+// Scalars: bf16 as bits, and exact arithmetic that the compiler may not contract.
 #pragma once
 
 using u8 = unsigned char;
@@ -7,13 +7,17 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 
 // bf16 in memory; arithmetic is in f32.
-struct bf16 { u16 bits; };
+struct bf16 {
+    u16 bits;
+};
 
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ float widen(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
 // The two halves of a word, lower first.
 __device__ __forceinline__ float widen_low(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float widen_high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ __forceinline__ float widen_high(u32 pair) {
+    return __uint_as_float(pair & 0xffff0000u);
+}
 
 // Two f32 to bf16, to nearest, ties to even: the first in the low half. NaN stays NaN.
 __device__ __forceinline__ u32 narrow_pair(float low, float high) {
@@ -25,11 +29,13 @@ __device__ __forceinline__ bf16 narrow(float x) { return bf16{u16(narrow_pair(x,
 
 // Sums over the lanes of a warp, the same bits in every lane.
 __device__ __forceinline__ float warp_sum(float x) {
-    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+    for (int distance = 16; distance > 0; distance /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, distance);
     return x;
 }
 __device__ __forceinline__ float warp_max(float x) {
-    for (int distance = 16; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    for (int distance = 16; distance > 0; distance /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
     return x;
 }
 __device__ __forceinline__ u32 warp_sum(u32 x) { return __reduce_add_sync(0xffffffffu, x); }

@@ -1,38 +1,38 @@
 // spmm24_sm90: the product D[m,n] = decode(A)[m,k] * B[k,n] on Hopper's sparse tensor cores
 //   spmm24_transposed_*  B given as rows of k, D as rows of m: bf16, D^T = (A B)^T + bias
 //   spmm24_straight_*    B given as rows of n, D as rows of n: f32, overwritten or added to
-//   spmm24_gather*       the same of pairs that were divided along k: the sums of their parts
-// in   A: values bf16, FragmentMajor; metadata u32, LaneMajor; m/64 x k/64 blocks. B bf16 and D of
-//      transposed by tensor map. bias f32 [m] or null
-// out  D as above; partial f32, a fragment of 64 rows after the other
+//   spmm24_gather*       the same for split-K tiles: the sums of their parts
+// in   A: values bf16, FragmentMajor; metadata u32, LaneMajor; m/64 x k/64 blocks. B bf16, and D of
+//      transposed, by tensor map. bias f32 [m] or null
+// out  D as above; partial f32, one fragment of 64 rows after the other
 // pre  k > 0; m of transposed and n of straight multiples of 4; rows 16-byte aligned; D and partial
 //      alias nothing; a cluster of two blocks
 // acc  f32, fixed order: bitwise repeatable for one plan
 // ref  sparse24_cpu::spmm24; bound: tolerance::spmm24
 #include "hopper.cuh"
 
-// One warp of each block brings A and B into a ring of stages, two warpgroups consume them. A block
-// computes 128 rows and COLUMNS columns of D: a
-// warpgroup has 64 rows, whose A each lane loads into registers from where its 16 bytes lie, while
-// the product before runs. The tensor cores
-// read B from shared memory as fast as it delivers, so every load of A costs them time: a block is
-// as wide as registers allow, in two
-// instructions of columns each, which read the same registers of A. The two blocks of a cluster, a
-// pair, lie one below the other and share B.
+// One warp of each block copies A and B into a ring of stages, and two warpgroups consume them. A
+// block computes 128 rows and COLUMNS columns of D: a warpgroup has 64 rows, whose A each lane
+// loads into registers (its 16 bytes are contiguous) while the previous product runs. The tensor
+// cores read B from shared memory at its full bandwidth, so every load of A costs them time: a
+// block is therefore as wide as registers allow, in two instructions of columns each, which read
+// the same registers of A. The two blocks of a cluster, a pair, are vertical neighbours and share
+// B.
 enum class Form { Transposed, Straight };
 
 constexpr u32 BLOCK = 64, VALUES = 4096, METADATA = 512;
-// Warpgroups that multiply, a block of rows each.
+// Consumer warpgroups, with a block of rows each.
 constexpr u32 CONSUMERS = 2, BLOCKS = CONSUMERS, THREADS = 128 * (CONSUMERS + 1);
 
 struct Work {
     u32 m, n, k_blocks;
     u32 rows, columns;  // of pairs
     u32 sweep;          // rows of pairs that are swept along n together
-    u32 whole, parts;   // pairs that are computed at once; parts into which each other is divided along k
+    u32 whole,
+        parts;  // pairs that are computed at once; parts into which each other is divided along k
 };
 
-// What a cluster computes at a time: a pair, or a part of one.
+// What a cluster computes at a time: the tile of a pair, or a part of one (split-K).
 struct Unit {
     u32 row, column, begin, end;
 };
@@ -46,7 +46,8 @@ __device__ __forceinline__ Unit unit_of(const Work& work, u32 index) {
     }
     u32 sweep = pair / (work.sweep * work.columns), within = pair % (work.sweep * work.columns);
     u32 high = min(work.sweep, work.rows - sweep * work.sweep);
-    return {sweep * work.sweep + within % high, within / high, work.k_blocks * part / parts, work.k_blocks * (part + 1) / parts};
+    return {sweep * work.sweep + within % high, within / high, work.k_blocks * part / parts,
+            work.k_blocks * (part + 1) / parts};
 }
 
 // Where results go: through a tensor map, or to rows of floats.
@@ -65,61 +66,75 @@ struct Corner {
     u32 slab, lane;   // the warp's 16 rows of it
 };
 
-__device__ __forceinline__ float4 add(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+__device__ __forceinline__ float4 add(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
 
-// In bf16 and turned, CHUNK columns at a time through one of CHUNKS buffers, which the copy engine
-// empties. An epilogue on elements goes here.
+// Stores bf16, transposed, CHUNK columns at a time through one of CHUNKS buffers, which TMA
+// empties. Add elementwise epilogues here.
 template <u32 COLUMNS, u32 CHUNK, u32 CHUNKS>
-__device__ __forceinline__ void store_transposed(const float (&x)[COLUMNS / 2], const Corner& at, const Result& to, u32 m, u32 warpgroup, u32 buffers,
-                                                 u32& buffer) {
+__device__ __forceinline__ void store_transposed(const float (&x)[COLUMNS / 2], const Corner& at,
+                                                 const Result& to, u32 m, u32 warpgroup,
+                                                 u32 buffers, u32& buffer) {
     u32 row = at.row + at.slab * 16 + at.lane / 4;
-    float low = to.bias && row < m ? to.bias[row] : 0.0f, high = to.bias && row + 8 < m ? to.bias[row + 8] : 0.0f;
+    float low = to.bias && row < m ? to.bias[row] : 0.0f,
+          high = to.bias && row + 8 < m ? to.bias[row + 8] : 0.0f;
 #pragma unroll
     for (u32 column = 0; column < COLUMNS; column += CHUNK) {
         u32 chunk = buffers + buffer * CHUNK * 128;
-        if (threadIdx.x % 128 == 0) boxes_read<CHUNKS - 1>();
+        if (threadIdx.x % 128 == 0) tma_stores_read<CHUNKS - 1>();
         named_sync(1 + warpgroup, 128);
-        u32 line = chunk + ((at.lane / 16) * 8 + at.lane % 8) * 128 + (((at.slab * 2 + at.lane / 8 % 2) ^ (at.lane % 8)) * 16);
+        u32 line = chunk + ((at.lane / 16) * 8 + at.lane % 8) * 128 +
+                   (((at.slab * 2 + at.lane / 8 % 2) ^ (at.lane % 8)) * 16);
 #pragma unroll
         for (u32 j = 0; j < CHUNK / 16; ++j) {
             const float* y = x + column / 2 + 8 * j;
-            store_matrices(line + j * 16 * 128, narrow_pair(y[0] + low, y[1] + low), narrow_pair(y[2] + high, y[3] + high),
-                           narrow_pair(y[4] + low, y[5] + low), narrow_pair(y[6] + high, y[7] + high));
+            store_matrices(line + j * 16 * 128, narrow_pair(y[0] + low, y[1] + low),
+                           narrow_pair(y[2] + high, y[3] + high),
+                           narrow_pair(y[4] + low, y[5] + low),
+                           narrow_pair(y[6] + high, y[7] + high));
         }
-        ordered_with_copies();
+        proxy_fence();
         named_sync(1 + warpgroup, 128);
-        if (threadIdx.x % 128 == 0) box_out(to.map, at.row, at.column + column, chunk);
+        if (threadIdx.x % 128 == 0) tma_store(to.map, at.row, at.column + column, chunk);
         if (++buffer == CHUNKS) buffer = 0;
     }
 }
 
-// In f32. Neighbouring lanes exchange halves, so that each has four columns of one of two products
-// of eight.
+// Stores f32. Neighbouring lanes exchange halves, so that each has four columns of one of two
+// products of eight.
 template <u32 COLUMNS>
-__device__ __forceinline__ void store_straight(const float (&x)[COLUMNS / 2], const Corner& at, const Result& to, u32 m, u32 n) {
-    u32 odd = at.lane & 1, row = at.row + at.slab * 16 + at.lane / 4, column = at.column + 8 * odd + 4 * (at.lane % 4 / 2);
+__device__ __forceinline__ void store_straight(const float (&x)[COLUMNS / 2], const Corner& at,
+                                               const Result& to, u32 m, u32 n) {
+    u32 odd = at.lane & 1, row = at.row + at.slab * 16 + at.lane / 4,
+        column = at.column + 8 * odd + 4 * (at.lane % 4 / 2);
 #pragma unroll
     for (u32 j = 0; j < COLUMNS / 2; j += 8) {
 #pragma unroll
         for (u32 h = 0; h < 2; ++h) {
-            float give0 = odd ? x[j + 2 * h] : x[j + 4 + 2 * h], give1 = odd ? x[j + 1 + 2 * h] : x[j + 5 + 2 * h];
-            float keep0 = odd ? x[j + 4 + 2 * h] : x[j + 2 * h], keep1 = odd ? x[j + 5 + 2 * h] : x[j + 1 + 2 * h];
-            float take0 = __shfl_xor_sync(0xffffffffu, give0, 1), take1 = __shfl_xor_sync(0xffffffffu, give1, 1);
-            float4 four = odd ? make_float4(take0, take1, keep0, keep1) : make_float4(keep0, keep1, take0, take1);
+            float give0 = odd ? x[j + 2 * h] : x[j + 4 + 2 * h],
+                  give1 = odd ? x[j + 1 + 2 * h] : x[j + 5 + 2 * h];
+            float keep0 = odd ? x[j + 4 + 2 * h] : x[j + 2 * h],
+                  keep1 = odd ? x[j + 5 + 2 * h] : x[j + 1 + 2 * h];
+            float take0 = __shfl_xor_sync(0xffffffffu, give0, 1),
+                  take1 = __shfl_xor_sync(0xffffffffu, give1, 1);
+            float4 four = odd ? make_float4(take0, take1, keep0, keep1)
+                              : make_float4(keep0, keep1, take0, take1);
             if (row + 8 * h < m && column + 2 * j < n) {
-                float4* d = reinterpret_cast<float4*>(to.d + (row + 8 * h) * to.stride + column + 2 * j);
+                float4* d =
+                    reinterpret_cast<float4*>(to.d + (row + 8 * h) * to.stride + column + 2 * j);
                 *d = to.accumulate ? add(*d, four) : four;
             }
         }
     }
 }
 
-// The columns of a block that one instruction computes, and the rest, which another does.
+// Columns that the first instruction computes; a second one computes the rest.
 __device__ constexpr u32 first_columns(u32 columns) { return columns <= 256 ? columns : 192; }
 
 template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kernel {
     static constexpr u32 FIRST = first_columns(COLUMNS), SECOND = COLUMNS - FIRST;
-    // A stage: B, the values of A, its metadata, and two barriers: it is full, and it is empty.
+    // A stage: B, the values of A, its metadata, and two barriers, full and empty.
     static constexpr u32 B_BYTES = COLUMNS * 128, BYTES = B_BYTES + BLOCKS * (VALUES + METADATA);
     static constexpr u32 FULL = BYTES, EMPTY = BYTES + 8, STAGE = BYTES + 1024;
 
@@ -131,55 +146,71 @@ template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kern
         at += STAGE;
         if (at == ring_end) at = ring, phase ^= 1;
     }
-    __device__ __forceinline__ u32 previous() const { return at == ring ? ring_end - STAGE : at - STAGE; }
-    __device__ __forceinline__ u32 first_block(const Unit& unit) const { return (2 * unit.row + rank) * BLOCKS; }
-    // To both blocks, because both fill the stage; by every warp, once its own reads are done:
-    // those of every lane come before what is copied there.
+    __device__ __forceinline__ u32 previous() const {
+        return at == ring ? ring_end - STAGE : at - STAGE;
+    }
+    __device__ __forceinline__ u32 first_block(const Unit& unit) const {
+        return (2 * unit.row + rank) * BLOCKS;
+    }
+    // Releases the stage to both blocks, because both fill it. Every warp does so once its own
+    // reads are done: those of every lane come before what is copied there.
     __device__ __forceinline__ void release(u32 stage, u32 lane) const {
-        ordered_with_copies();
+        proxy_fence();
         __syncwarp();
         if (lane < 2) barrier_arrive(stage + EMPTY, lane);
     }
 
-    __device__ __forceinline__ void produce(const TensorMap& b, const char* values, const char* metadata) {
-        // Each lane brings one thing: the values of a block, its metadata, or a box of B: half of
-        // its rows, or every other 64 columns.
+    __device__ __forceinline__ void produce(const TensorMap& b, const char* values,
+                                            const char* metadata) {
+        // Each lane copies one thing: the values of a block, its metadata, or a TMA box of B: half
+        // of its rows, or every other 64 columns.
         constexpr u32 BOXES = FORM == Form::Transposed ? 2 : COLUMNS / 64;
-        u32 lane = threadIdx.x % 32, block = lane % BLOCKS, box = lane - 2 * BLOCKS, block_rows = (work.m + BLOCK - 1) / BLOCK;
+        u32 lane = threadIdx.x % 32, block = lane % BLOCKS, box = lane - 2 * BLOCKS,
+            block_rows = (work.m + BLOCK - 1) / BLOCK;
         bool brings_b = lane >= 2 * BLOCKS && box < BOXES && box % 2 == rank;
-        u32 bytes = lane < BLOCKS ? VALUES : METADATA, offset = B_BYTES + (lane < BLOCKS ? 0 : BLOCKS * VALUES) + block * bytes;
+        u32 bytes = lane < BLOCKS ? VALUES : METADATA,
+            offset = B_BYTES + (lane < BLOCKS ? 0 : BLOCKS * VALUES) + block * bytes;
         for (u32 index = blockIdx.x / 2; index < units; index += gridDim.x / 2) {
             Unit unit = unit_of(work, index);
-            // Of a pair that reaches beyond the matrix the last block stands in for those that do
-            // not exist: their rows are not stored.
-            u64 first = u64(min(first_block(unit) + block, block_rows - 1)) * work.k_blocks + unit.begin;
+            // In a tile that extends beyond the matrix, the last block replaces those that do not
+            // exist; their rows are not stored.
+            u64 first =
+                u64(min(first_block(unit) + block, block_rows - 1)) * work.k_blocks + unit.begin;
             const char* from = (lane < BLOCKS ? values : metadata) + first * bytes;
             u32 n = unit.column * COLUMNS;
             for (u32 k = unit.begin; k < unit.end; ++k, from += bytes, advance()) {
                 u32 full = at + FULL;
                 barrier_wait(at + EMPTY, phase ^ 1);
                 if (lane == 0) barrier_expect(full, BYTES);
-                if (lane < 2 * BLOCKS) copy_in(at + offset, from, bytes, full);
+                if (lane < 2 * BLOCKS) bulk_load(at + offset, from, bytes, full);
                 if (brings_b) {
-                    if constexpr (FORM == Form::Transposed) box_in_all(at + box * (B_BYTES / 2), b, 64 * k, n + box * (COLUMNS / 2), full);
-                    else box_in_all(at + 8192 * box, b, n + 64 * box, 64 * k, full);
+                    if constexpr (FORM == Form::Transposed)
+                        tma_load_multicast(at + box * (B_BYTES / 2), b, 64 * k,
+                                           n + box * (COLUMNS / 2), full);
+                    else
+                        tma_load_multicast(at + 8192 * box, b, n + 64 * box, 64 * k, full);
                 }
                 __syncwarp();
             }
         }
     }
 
-    // Some columns of a warpgroup's sums: as they are where other parts are to be added.
+    // Stores some columns of a warpgroup's sums: unreduced if they are a part of a split tile.
     template <u32 WIDTH>
-    __device__ __forceinline__ void store(const float (&x)[WIDTH / 2], u32 first, u32 index, Corner at, u32 warpgroup, const Result& to, u32& buffer) const {
+    __device__ __forceinline__ void store(const float (&x)[WIDTH / 2], u32 first, u32 index,
+                                          Corner at, u32 warpgroup, const Result& to,
+                                          u32& buffer) const {
         at.column += first;
         if (index >= work.whole) {
             u64 slot = (u64(index - work.whole) * 2 + rank) * BLOCKS + warpgroup;
-            float4* part = to.partial + (slot * (COLUMNS / 8) + first / 8) * 128 + threadIdx.x % 128;
+            float4* part =
+                to.partial + (slot * (COLUMNS / 8) + first / 8) * 128 + threadIdx.x % 128;
 #pragma unroll
-            for (u32 j = 0; j < WIDTH / 8; ++j) part[j * 128] = make_float4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
+            for (u32 j = 0; j < WIDTH / 8; ++j)
+                part[j * 128] = make_float4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
         } else if constexpr (FORM == Form::Transposed) {
-            store_transposed<WIDTH, CHUNK, CHUNKS>(x, at, to, work.m, warpgroup, ring_end + warpgroup * CHUNKS * CHUNK * 128, buffer);
+            store_transposed<WIDTH, CHUNK, CHUNKS>(
+                x, at, to, work.m, warpgroup, ring_end + warpgroup * CHUNKS * CHUNK * 128, buffer);
         } else {
             store_straight<WIDTH>(x, at, to, work.m, work.n);
         }
@@ -202,7 +233,8 @@ template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kern
             }
             auto step = [&](u32 k) {
                 u32 values = at + B_BYTES + warpgroup * VALUES + slab * 1024 + lane * 16;
-                u32 metadata = at + B_BYTES + BLOCKS * VALUES + warpgroup * METADATA + slab * 128 + lane * 4;
+                u32 metadata =
+                    at + B_BYTES + BLOCKS * VALUES + warpgroup * METADATA + slab * 128 + lane * 4;
                 u64 b = descriptor(at, LEADING, 1024), c = b + FIRST * 128 / 16;
                 barrier_wait(at + FULL, phase);
                 uint4 low = load16(values), high = load16(values + 512);
@@ -221,7 +253,7 @@ template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kern
                 }
                 advance();
             };
-            // The registers of A are those of one of two steps in turn.
+            // The two copies of a step use different registers for A.
 #pragma unroll 1
             while (true) {
                 step(k);
@@ -235,17 +267,20 @@ template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kern
             if constexpr (SECOND > 0) settle(d1);
             Corner corner = {block * BLOCK, unit.column * COLUMNS, slab, lane};
             store<FIRST>(d0, 0, index, corner, warpgroup, to, buffer);
-            if constexpr (SECOND > 0) store<SECOND>(d1, FIRST, index, corner, warpgroup, to, buffer);
+            if constexpr (SECOND > 0)
+                store<SECOND>(d1, FIRST, index, corner, warpgroup, to, buffer);
         }
-        if (FORM == Form::Transposed && threadIdx.x % 128 == 0) boxes_read<0>();
+        if (FORM == Form::Transposed && threadIdx.x % 128 == 0) tma_stores_read<0>();
     }
 };
 
 template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS>
-__device__ __forceinline__ void spmm24(const TensorMap& b, const char* values, const char* metadata, const Result& to, const Work& work) {
+__device__ __forceinline__ void spmm24(const TensorMap& b, const char* values, const char* metadata,
+                                       const Result& to, const Work& work) {
     using Instance = Kernel<FORM, COLUMNS, STAGES, CHUNK, CHUNKS>;
     extern __shared__ __align__(1024) unsigned char memory[];
-    u32 ring = shared_address(memory), ring_end = ring + STAGES * Instance::STAGE, units = work.whole + (work.rows * work.columns - work.whole) * work.parts;
+    u32 ring = shared_address(memory), ring_end = ring + STAGES * Instance::STAGE,
+        units = work.whole + (work.rows * work.columns - work.whole) * work.parts;
     Instance kernel = {work, ring, ring_end, cluster_rank(), units, ring, 0};
     u32 warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (threadIdx.x == 0) {
@@ -264,28 +299,31 @@ __device__ __forceinline__ void spmm24(const TensorMap& b, const char* values, c
         registers_at_least<240>();
         kernel.consume(warp / 4, warp % 4, to);
     }
-    // Nobody leaves while its neighbour may still write here or arrive at its barriers.
+    // No block exits while its neighbour may still write here or arrive at its barriers.
     cluster_sync();
 }
 
-// What the two kernels that sum parts have in common: which parts, and where their sum belongs.
+// What both gather kernels need: the parts, and where their sum belongs.
 struct Sum {
     const float4* from;  // of the first part
     u64 apart;           // from one part to the next
     u32 row, column;     // of the block of 64 rows, and of its first column
 };
 
-__device__ __forceinline__ Sum sum_of(const float4* partial, const Work& work, u32 parts, u32 columns, u32 index) {
-    u32 block = index % BLOCKS, rank = index / BLOCKS % 2, pair = index / BLOCKS / 2, lines = columns / 8 * 128;
+__device__ __forceinline__ Sum sum_of(const float4* partial, const Work& work, u32 parts,
+                                      u32 columns, u32 index) {
+    u32 block = index % BLOCKS, rank = index / BLOCKS % 2, pair = index / BLOCKS / 2,
+        lines = columns / 8 * 128;
     Unit unit = unit_of(work, work.whole + pair);
-    return {partial + ((u64(pair) * parts * 2 + rank) * BLOCKS + block) * lines, u64(2) * BLOCKS * lines,
-            ((2 * unit.row + rank) * BLOCKS + block) * BLOCK, unit.column * columns};
+    return {partial + ((u64(pair) * parts * 2 + rank) * BLOCKS + block) * lines,
+            u64(2) * BLOCKS * lines, ((2 * unit.row + rank) * BLOCKS + block) * BLOCK,
+            unit.column * columns};
 }
 
-// A block of threads sums 64 rows and 32 columns.
+// A thread block sums 64 rows and 32 columns.
 extern "C" __global__ void __launch_bounds__(128, 8)
-    spmm24_gather(const float4* __restrict__ partial, float* d, u64 d_stride, u32 accumulate, u32 m, u32 n, u32 rows, u32 across, u32 sweep,
-                  u32 whole, u32 parts, u32 columns) {
+    spmm24_gather(const float4* __restrict__ partial, float* d, u64 d_stride, u32 accumulate, u32 m,
+                  u32 n, u32 rows, u32 across, u32 sweep, u32 whole, u32 parts, u32 columns) {
     Sum sum = sum_of(partial, {m, n, 0, rows, across, sweep, whole, 1}, parts, columns, blockIdx.y);
     if (sum.row >= m) return;
     u32 lane = threadIdx.x % 32, row = sum.row + threadIdx.x / 32 * 16 + lane / 4;
@@ -293,7 +331,8 @@ extern "C" __global__ void __launch_bounds__(128, 8)
     for (u32 i = 0; i < 4; ++i) {
         u32 j = 4 * blockIdx.x + i;
         float4 x = make_float4(0, 0, 0, 0);
-        for (u32 part = 0; part < parts; ++part) x = add(x, sum.from[part * sum.apart + j * 128 + threadIdx.x]);
+        for (u32 part = 0; part < parts; ++part)
+            x = add(x, sum.from[part * sum.apart + j * 128 + threadIdx.x]);
         u32 column = sum.column + 8 * j + 2 * (lane % 4);
         for (u32 h = 0; h < 2; ++h) {
             if (row + 8 * h >= m || column >= n) continue;
@@ -305,18 +344,22 @@ extern "C" __global__ void __launch_bounds__(128, 8)
     }
 }
 extern "C" __global__ void __launch_bounds__(128)
-    spmm24_gather_transposed(const float4* __restrict__ partial, const float* __restrict__ bias, char* d, u64 d_stride, u32 m, u32 n, u32 rows,
-                             u32 across, u32 sweep, u32 whole, u32 parts, u32 columns) {
+    spmm24_gather_transposed(const float4* __restrict__ partial, const float* __restrict__ bias,
+                             char* d, u64 d_stride, u32 m, u32 n, u32 rows, u32 across, u32 sweep,
+                             u32 whole, u32 parts, u32 columns) {
     constexpr u32 COLUMNS = 32, PITCH = 2 * BLOCK + 16;
     __shared__ __align__(16) char turned[COLUMNS * PITCH];
     Sum sum = sum_of(partial, {m, n, 0, rows, across, sweep, whole, 1}, parts, columns, blockIdx.y);
     if (sum.row >= m) return;
-    u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4, first = blockIdx.x * COLUMNS;
-    float low = bias && sum.row + row < m ? bias[sum.row + row] : 0.0f, high = bias && sum.row + row + 8 < m ? bias[sum.row + row + 8] : 0.0f;
+    u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4,
+        first = blockIdx.x * COLUMNS;
+    float low = bias && sum.row + row < m ? bias[sum.row + row] : 0.0f,
+          high = bias && sum.row + row + 8 < m ? bias[sum.row + row + 8] : 0.0f;
 #pragma unroll
     for (u32 j = 0; j < COLUMNS / 8; ++j) {
         float4 x = make_float4(0, 0, 0, 0);
-        for (u32 part = 0; part < parts; ++part) x = add(x, sum.from[part * sum.apart + (first / 8 + j) * 128 + threadIdx.x]);
+        for (u32 part = 0; part < parts; ++part)
+            x = add(x, sum.from[part * sum.apart + (first / 8 + j) * 128 + threadIdx.x]);
         u16* to = reinterpret_cast<u16*>(turned + (8 * j + 2 * (lane % 4)) * PITCH) + row;
         to[0] = narrow(x.x + low).bits, to[PITCH / 2] = narrow(x.y + low).bits;
         to[8] = narrow(x.z + high).bits, to[PITCH / 2 + 8] = narrow(x.w + high).bits;
@@ -325,24 +368,29 @@ extern "C" __global__ void __launch_bounds__(128)
     for (u32 i = threadIdx.x; i < COLUMNS * BLOCK / 4; i += 128) {
         u32 token = i / (BLOCK / 4), feature = i % (BLOCK / 4) * 4;
         if (sum.column + first + token >= n || sum.row + feature >= m) continue;
-        *reinterpret_cast<uint2*>(d + ((sum.column + first + token) * d_stride + sum.row + feature) * 2) =
+        *reinterpret_cast<uint2*>(
+            d + ((sum.column + first + token) * d_stride + sum.row + feature) * 2) =
             *reinterpret_cast<const uint2*>(turned + token * PITCH + feature * 2);
     }
 }
 
-#define TRANSPOSED(name, columns, stages, chunk, chunks)                                                                                   \
-    extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)                                                     \
-        name(const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap d, const char* values, const char* metadata,           \
-             const float* bias, float4* partial, u32 m, u32 n, u32 k_blocks, u32 rows, u32 across, u32 sweep, u32 whole, u32 parts) {       \
-        spmm24<Form::Transposed, columns, stages, chunk, chunks>(b, values, metadata, {d, bias, nullptr, 0, 0, partial},                   \
-                                                                 {m, n, k_blocks, rows, across, sweep, whole, parts});                      \
+#define TRANSPOSED(name, columns, stages, chunk, chunks)                                           \
+    extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)             \
+        name(const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap d,             \
+             const char* values, const char* metadata, const float* bias, float4* partial, u32 m,  \
+             u32 n, u32 k_blocks, u32 rows, u32 across, u32 sweep, u32 whole, u32 parts) {         \
+        spmm24<Form::Transposed, columns, stages, chunk, chunks>(                                  \
+            b, values, metadata, {d, bias, nullptr, 0, 0, partial},                                \
+            {m, n, k_blocks, rows, across, sweep, whole, parts});                                  \
     }
-#define STRAIGHT(name, columns, stages)                                                                                                    \
-    extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)                                                     \
-        name(const __grid_constant__ TensorMap b, const char* values, const char* metadata, float4* partial, float* d, u64 d_stride,       \
-             u32 accumulate, u32 m, u32 n, u32 k_blocks, u32 rows, u32 across, u32 sweep, u32 whole, u32 parts) {                           \
-        spmm24<Form::Straight, columns, stages, 16, 0>(b, values, metadata, {b, nullptr, d, d_stride, accumulate, partial},                \
-                                                       {m, n, k_blocks, rows, across, sweep, whole, parts});                                \
+#define STRAIGHT(name, columns, stages)                                                            \
+    extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)             \
+        name(const __grid_constant__ TensorMap b, const char* values, const char* metadata,        \
+             float4* partial, float* d, u64 d_stride, u32 accumulate, u32 m, u32 n, u32 k_blocks,  \
+             u32 rows, u32 across, u32 sweep, u32 whole, u32 parts) {                              \
+        spmm24<Form::Straight, columns, stages, 16, 0>(                                            \
+            b, values, metadata, {b, nullptr, d, d_stride, accumulate, partial},                   \
+            {m, n, k_blocks, rows, across, sweep, whole, parts});                                  \
     }
 TRANSPOSED(spmm24_transposed_384, 384, 3, 96, 2)
 TRANSPOSED(spmm24_transposed_256, 256, 4, 64, 3)

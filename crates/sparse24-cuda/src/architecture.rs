@@ -2,33 +2,33 @@
 
 use std::fmt;
 
-/// An architecture, named as the compiler names its machine code.
+/// An architecture, under the compiler's name for its machine code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Architecture {
     /// Ampere data centre (A100): the first with sparse tensor cores.
     Sm80,
     /// Ampere (RTX 30, A40).
     Sm86,
-    /// Ampere (Jetson Orin): not one of the desktop's, whose machine code it does not run.
+    /// Ampere (Jetson Orin); it does not run code for the desktop parts.
     Sm87,
     /// Ada (RTX 40, L40).
     Sm89,
-    /// Hopper (H100, H200), with its own instructions.
+    /// Hopper (H100, H200), with architecture-specific instructions.
     Sm90a,
-    /// Blackwell data centre (B100, B200), with its own instructions.
+    /// Blackwell data centre (B100, B200).
     Sm100a,
-    /// Blackwell data centre (B300), with its own instructions.
+    /// Blackwell data centre (B300).
     Sm103a,
-    /// Blackwell (Jetson Thor), with its own instructions.
+    /// Blackwell (Jetson Thor).
     Sm110a,
-    /// Blackwell (RTX 50), with its own instructions.
+    /// Blackwell (RTX 50).
     Sm120a,
-    /// Blackwell (DGX Spark), with its own instructions.
+    /// Blackwell (DGX Spark).
     Sm121a,
 }
 
 impl Architecture {
-    /// All of them, ascending.
+    /// All architectures, ascending.
     pub const ALL: [Self; 10] = [
         Self::Sm80,
         Self::Sm86,
@@ -42,7 +42,7 @@ impl Architecture {
         Self::Sm121a,
     ];
 
-    /// The compiler's name.
+    /// The compiler's name, such as `sm_90a`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -59,14 +59,13 @@ impl Architecture {
         }
     }
 
-    /// Whether a kernel may start while the previous one still runs.
+    /// Whether programmatic dependent launch is available.
     #[must_use]
     pub const fn starts_early(self) -> bool {
         !matches!(self, Self::Sm80 | Self::Sm86 | Self::Sm87 | Self::Sm89)
     }
 
-    /// The one whose machine code runs on a device of this compute capability; `None` below 8.0 and
-    /// for one not known here.
+    /// The architecture of a compute capability; `None` below 8.0 and for unknown ones.
     #[must_use]
     pub const fn of_capability(major: i32, minor: i32) -> Option<Self> {
         match (major, minor) {
@@ -96,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_capability_runs_code_of_its_own_generation() {
+    fn capabilities_map_to_architectures() {
         for architecture in Architecture::ALL {
             let number: i32 = architecture
                 .name()

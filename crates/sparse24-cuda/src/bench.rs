@@ -1,9 +1,8 @@
-//! Every kernel as a case: operands of a shape, a check of its results against core or the CPU,
-//! what it must move or multiply, and a launch.
+//! Benchmarks: for every kernel, operands of a shape, a check of its results against core or the
+//! CPU, the bytes and FLOPs that it must move or compute, and a launch.
 //!
-//! A [`Case`] is a plain value that needs no GPU; a [`Bench`] runs one: verified first, then timed
-//! in turns with its peers, over buffers that no L2 holds. Invariant: what is not right has no
-//! time. Deliberately absent: a verdict on speed, and how results are printed.
+//! A [`Case`] needs no GPU. A [`Bench`] verifies a case and then times it, in turns with its
+//! competitors and over more buffers than the L2 holds. Invariant: a wrong result has no time.
 
 mod activations;
 mod attention;
@@ -22,8 +21,10 @@ mod weights;
 
 use std::collections::BTreeMap;
 
+use sparse24_core::op::Accumulate;
+
 use crate::{
-    Beta, Device, Error,
+    Device, Error,
     gemm::{Gemm, LinearForward, WORKSPACE},
 };
 use check::Stop;
@@ -37,43 +38,42 @@ pub use report::{Block, Measured, Outcome, Peer, PlanTime, Record, Report};
 pub use size::Size;
 pub use timing::{Effort, Quantiles};
 
-/// Tokens of a case: 16 sequences of 1024.
+/// Tokens per case: 16 sequences of 1024.
 pub const TOKENS: usize = 16 * 1024;
 
-/// A kernel at a shape.
+/// A kernel and a shape.
 pub struct Case {
-    /// The operation, as its kernel is called.
+    /// Name of the operation.
     pub kernel: &'static str,
-    /// In words.
+    /// The shape as text.
     pub shape: String,
-    /// Beginnings of the names of the kernels of this crate that it launches, on one GPU or
-    /// another.
+    /// Prefixes of the names of the kernels that it launches, on any GPU.
     pub entries: &'static [&'static str],
     prepare: Box<Prepare>,
 }
 
 type Prepare = dyn Fn(&mut Bench) -> Result<Prepared, Stop>;
 
-/// What is ready to be timed, its results verified.
+/// A verified case, ready to be timed.
 struct Prepared {
     work: Work,
-    /// What was verified.
+    /// The verification, in words.
     verified: &'static str,
-    /// Times of the ways to compute it, where there is a choice.
+    /// Times of the candidate plans.
     plans: Vec<PlanTime>,
-    /// Peers that refused, and why.
+    /// Competitors that refused, and why.
     without: Vec<String>,
-    /// The kernel itself, then its peers.
+    /// The kernel itself, then its competitors.
     contestants: Vec<Contestant>,
 }
 
-/// What an operation must do, however it does it.
+/// The work that an operation cannot avoid.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Work {
     bytes: f64,
-    /// Of the dense product, whatever of it is skipped.
+    /// FLOPs of the dense product, including skipped ones.
     flops: f64,
-    /// Times the rate of a dense product that the instruction could have.
+    /// Peak rate of the instruction, relative to a dense product.
     speed: f64,
 }
 
@@ -82,8 +82,8 @@ impl Work {
         Self { bytes: bytes as f64, flops: 0.0, speed: 1.0 }
     }
 
-    /// The longest that bytes and products take at these rates, in microseconds, and which it is;
-    /// none without a rate.
+    /// The longer of the times for bytes and for products at these rates, in microseconds, and which
+    /// one it is; `None` without a rate.
     fn floor(&self, rates: &Rates) -> Option<(f64, &'static str)> {
         let moved = self.bytes / rates.copy? * 1e6;
         if self.flops == 0.0 {
@@ -94,20 +94,19 @@ impl Work {
     }
 }
 
-/// What this GPU reaches in this run: the floors are made of it.
+/// Rates that this GPU reaches in this run, from which floors are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Rates {
-    /// Bytes a second that a large copy reads and writes.
+    /// Bytes per second that a large copy reads and writes.
     copy: Option<f64>,
     /// FLOP/s of cuBLASLt at [`SQUARE`].
     dense: Option<f64>,
 }
 
-/// The lengths of the product whose rate dense products are held to.
+/// Size of the square product that measures the dense rate.
 const SQUARE: usize = 8192;
 
-/// The cases of some sizes, those of one kernel beside each other; the same case of two sizes
-/// stands once.
+/// The cases for some sizes, without duplicates, grouped by kernel.
 #[must_use]
 pub fn cases(sizes: &[Size]) -> Vec<Case> {
     let families = [
@@ -134,23 +133,23 @@ pub fn cases(sizes: &[Size]) -> Vec<Case> {
     numbered.into_iter().map(|(_, case)| case).collect()
 }
 
-/// A GPU on which cases are run.
+/// Runs cases on a GPU.
 pub struct Bench {
     effort: Effort,
     sensor: Option<Sensor>,
     cusparselt: Option<CusparseLt>,
     machine: Machine,
     rates: Rates,
-    /// Plans of dense products, as [`Gemm`] writes them down.
+    /// Plans of dense products, see [`Gemm::plans`].
     plans: BTreeMap<String, String>,
     l2_bytes: usize,
     records: Vec<Record>,
-    /// Last, so that it outlives what is of it.
+    /// Last, so that it is dropped last.
     device: Device,
 }
 
 impl Bench {
-    /// Takes the device over, and asks what the machine is.
+    /// Takes over the device and queries the machine.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -172,12 +171,11 @@ impl Bench {
         })
     }
 
-    /// Verifies a case and, if it is right, times it.
+    /// Verifies a case and, if it is correct, times it.
     ///
     /// # Errors
-    /// [`Error::Driver`], after which nothing more can be run, and those of operands, which are
-    /// defects; what else keeps a case from having a time (memory, a library, its kernel) is its
-    /// outcome.
+    /// [`Error::Driver`], after which no case can run, and errors of operands, which are defects.
+    /// Missing memory or libraries and kernels that do not compile are outcomes.
     pub fn run(&mut self, case: &Case) -> Result<&Record, Error> {
         self.device.reset()?;
         let outcome = match self.measure(case) {
@@ -188,17 +186,17 @@ impl Bench {
         Ok(self.records.last().expect("it was just pushed"))
     }
 
-    /// All that was run, and the machine after it.
+    /// The report of all cases, with the machine's state after them.
     ///
     /// # Errors
-    /// [`Error::Driver`]; [`Bench::found`] does without the GPU.
+    /// [`Error::Driver`]; use [`Bench::found`] then.
     pub fn report(&mut self) -> Result<Report, Error> {
         self.device.synchronize()?;
         self.machine.after = self.sensor.as_ref().map(Sensor::read);
         Ok(self.found())
     }
 
-    /// All that was run so far.
+    /// The report of all cases so far, without using the GPU.
     #[must_use]
     pub fn found(&self) -> Report {
         Report::new(self.machine.clone(), self.rates, self.records.clone())
@@ -223,7 +221,7 @@ impl Bench {
         })
     }
 
-    /// The rates that the floor of this work needs, once.
+    /// Measures the rates that the floor of this work needs, once.
     fn measure_rates(&mut self, work: &Work) -> Result<(), Error> {
         if self.rates.copy.is_none() {
             self.device.reset()?;
@@ -265,7 +263,7 @@ impl Bench {
         Ok(flops / contest(&mut self.device, &mut product, self.effort, || ())?[0].median * 1e6)
     }
 
-    /// Dense products with the plans that were measured so far.
+    /// cuBLASLt with the plans that were measured so far.
     fn gemm(&mut self) -> Result<Gemm, Error> {
         let workspace = self.device.alloc("workspace", [1, WORKSPACE])?;
         let mut gemm = Gemm::new(&self.device, workspace)?;
@@ -273,13 +271,12 @@ impl Bench {
         Ok(gemm)
     }
 
-    /// So many sets of buffers, where one has `bytes`, that the L2 does not hold what the next
-    /// launch works on.
+    /// The number of sets of `bytes` each after which the L2 no longer holds the first.
     fn sets(&self, bytes: usize) -> usize {
         (4 * self.l2_bytes).div_ceil(bytes.max(1)).clamp(2, timing::LAUNCHES)
     }
 
-    /// A kernel that moves `bytes` on each of some sets of buffers, beside a copy of as many.
+    /// A kernel that moves `bytes` on each set of buffers, compared with a copy of as many.
     fn moving<S: 'static>(
         &mut self,
         verified: &'static str,
@@ -301,8 +298,8 @@ impl Bench {
     }
 }
 
-/// Whether a product adds to what is there: never, in a bench.
-const BETA: Beta = Beta::Overwrite;
+/// Benches overwrite their outputs.
+const OVERWRITE: Accumulate = Accumulate::Overwrite;
 
 #[cfg(test)]
 mod tests {
@@ -316,7 +313,7 @@ mod tests {
         for entry in SOURCES.iter().flat_map(|source| source.entries) {
             assert!(
                 covered.iter().any(|beginning| entry.starts_with(beginning)),
-                "no case of bench launches {entry}"
+                "no case launches {entry}"
             );
         }
         for beginning in covered {
@@ -324,12 +321,12 @@ mod tests {
                 .iter()
                 .flat_map(|source| source.entries)
                 .any(|entry| entry.starts_with(beginning));
-            assert!(launches, "no kernel begins with {beginning}");
+            assert!(launches, "no kernel starts with {beginning}");
         }
     }
 
     #[test]
-    fn a_case_stands_once_and_beside_those_of_its_kernel() {
+    fn cases_are_unique_and_grouped_by_kernel() {
         let cases = cases(&Size::all());
         let mut seen = std::collections::HashSet::new();
         assert!(cases.iter().all(|case| seen.insert((case.kernel, case.shape.clone()))));
@@ -340,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn the_floor_is_the_longer_of_bytes_and_products() {
+    fn the_floor_is_the_longer_time() {
         let rates = Rates { copy: Some(4e12), dense: Some(800e12) };
         assert_eq!(Work::moves(4_000_000).floor(&rates), Some((1.0, "bytes")));
         let product = Work { bytes: 4e6, flops: 1.6e12, speed: 2.0 };

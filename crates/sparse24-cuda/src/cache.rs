@@ -1,10 +1,9 @@
 //! Compiled kernels on disk.
 //!
-//! A file holds its content's blake3 and then the content, and comes to its name by a rename: a
-//! torn or altered file is not taken for a kernel, and processes that write the same one at once
-//! leave one whole. The cache never fails: what it cannot read is compiled again, and what it
-//! cannot write is not kept. What a process that was killed left beside a name is removed by who
-//! writes a day later.
+//! A file holds the blake3 hash of its content and then the content, and is renamed into place: a
+//! torn or altered file is never taken for a kernel, and concurrent writers leave one complete file.
+//! The cache never fails: what it cannot read is compiled again, and what it cannot write is not
+//! kept. Writers remove temporary files that are a day old, left by processes that were killed.
 
 use std::{
     env, fs, io,
@@ -14,20 +13,20 @@ use std::{
     time::Duration,
 };
 
-use crate::compile::SUFFIX;
+/// How file names end.
+pub(crate) const SUFFIX: &str = ".cubin";
 
-/// The folder of compiled kernels; otherwise it is `sparse24/kernels` in the user's cache.
-pub(crate) const FOLDER_VARIABLE: &str = "SPARSE24_KERNEL_CACHE";
+/// Environment variable with the folder; the default is `sparse24/kernels` in the user's cache.
+const FOLDER_VARIABLE: &str = "SPARSE24_KERNEL_CACHE";
 
-/// After so long nobody is still writing a file. Of processes nothing is asked: those of other
+/// Age at which a temporary file is abandoned. Whether its process runs cannot be known, since other
 /// machines may share the folder.
 const STALE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A folder of compiled kernels; `None` where there is no place for one.
+/// A folder of compiled kernels; `None` if the user has no cache folder.
 pub(crate) struct Cache(Option<PathBuf>);
 
 impl Cache {
-    /// The user's.
     pub(crate) fn of_user() -> Self {
         let set = env::var_os(FOLDER_VARIABLE).map(PathBuf::from);
         let cache = || {
@@ -38,12 +37,10 @@ impl Cache {
         Self(set.or_else(|| cache().map(|cache| cache.join("sparse24/kernels"))))
     }
 
-    /// At a folder.
     pub(crate) fn at(folder: &Path) -> Self {
         Self(Some(folder.to_owned()))
     }
 
-    /// The content kept under a name.
     pub(crate) fn get(&self, name: &str) -> Option<Vec<u8>> {
         let mut bytes = fs::read(self.0.as_ref()?.join(name)).ok()?;
         let sum = *bytes.first_chunk::<32>()?;
@@ -51,40 +48,37 @@ impl Cache {
         (blake3::hash(&content) == sum).then_some(content)
     }
 
-    /// The names under which something is kept.
     pub(crate) fn names(&self) -> Vec<String> {
         let files =
             self.0.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
         files.filter_map(|file| file.file_name().into_string().ok()).collect()
     }
 
-    /// Keeps a content under a name, if it can.
     pub(crate) fn put(&self, name: &str, content: &[u8]) {
         if let Some(folder) = &self.0 {
             let _ = Self::write(folder, name, content);
         }
     }
 
-    /// Keeps a content under a name in a folder.
     pub(crate) fn write(folder: &Path, name: &str, content: &[u8]) -> io::Result<()> {
         static WRITTEN: AtomicU64 = AtomicU64::new(0);
-        let beside = folder.join(format!(
+        let temporary = folder.join(format!(
             "{name}.{}.{}",
             process::id(),
             WRITTEN.fetch_add(1, Ordering::Relaxed)
         ));
         let bytes = [blake3::hash(content).as_bytes().as_slice(), content].concat();
         let done = fs::create_dir_all(folder)
-            .and_then(|()| fs::write(&beside, bytes))
-            .and_then(|()| fs::rename(&beside, folder.join(name)));
+            .and_then(|()| fs::write(&temporary, bytes))
+            .and_then(|()| fs::rename(&temporary, folder.join(name)));
         if done.is_err() {
-            let _ = fs::remove_file(&beside);
+            let _ = fs::remove_file(&temporary);
         }
         Self::remove_stale(folder);
         done
     }
 
-    /// Removes what was to be renamed and never was.
+    /// Removes abandoned temporary files.
     fn remove_stale(folder: &Path) {
         for file in fs::read_dir(folder).into_iter().flatten().flatten() {
             let age = file
@@ -93,7 +87,7 @@ impl Cache {
                 .filter(fs::Metadata::is_file)
                 .and_then(|file| file.modified().ok()?.elapsed().ok());
             if age.is_some_and(|age| age > STALE)
-                && file.file_name().to_str().is_some_and(is_beside)
+                && file.file_name().to_str().is_some_and(is_temporary)
             {
                 let _ = fs::remove_file(file.path());
             }
@@ -101,9 +95,8 @@ impl Cache {
     }
 }
 
-/// Whether a name is one under which a kernel is written before it is renamed: its own, and two
-/// numbers. Nothing else of a folder is ours.
-fn is_beside(name: &str) -> bool {
+/// Whether this is the name of a temporary file: a kernel's name and two numbers.
+fn is_temporary(name: &str) -> bool {
     let mut parts = name.rsplitn(3, '.');
     let mut is_number = || {
         parts
@@ -120,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_killed_process_left_is_removed_a_day_later() {
+    fn abandoned_files_are_removed_after_a_day() {
         let folder = tempfile::tempdir().expect("a folder");
         let cache = Cache::at(folder.path());
         let old = SystemTime::now() - 2 * STALE;
@@ -140,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_put_is_got() {
+    fn content_round_trips() {
         let folder = tempfile::tempdir().expect("a folder");
         let cache = Cache::at(&folder.path().join("a/b"));
         assert_eq!(cache.get("k"), None);
@@ -151,12 +144,12 @@ mod tests {
         assert_eq!(
             fs::read_dir(folder.path().join("a/b")).expect("made").count(),
             1,
-            "nothing is left beside it"
+            "no temporary file is left"
         );
     }
 
     #[test]
-    fn a_damaged_file_is_not_taken_for_a_kernel() {
+    fn a_damaged_file_is_ignored() {
         let folder = tempfile::tempdir().expect("a folder");
         let cache = Cache::at(folder.path());
         cache.put("k", b"cubin");
@@ -172,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn writers_at_once_leave_one_whole() {
+    fn concurrent_writers_leave_one_complete_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let contents: Vec<Vec<u8>> = (0..4).map(|i| vec![i; 50_000]).collect();
         std::thread::scope(|scope| {
@@ -189,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_made_is_no_failure() {
+    fn a_folder_that_cannot_be_created_is_no_failure() {
         let folder = tempfile::tempdir().expect("a folder");
         fs::write(folder.path().join("file"), b"").expect("written");
         let cache = Cache::at(&folder.path().join("file/below"));

@@ -1,7 +1,4 @@
-//! From CUDA C++ to machine code, by NVRTC.
-//!
-//! Deliberately absent: where the code is kept ([`crate::cache`]), and any GPU: one can compile for
-//! a GPU that is not there.
+//! Compiles CUDA C++ to machine code with NVRTC. No GPU is needed.
 
 use std::{
     ffi::{CString, c_char, c_int},
@@ -16,9 +13,10 @@ use cudarc::nvrtc::{
 
 use crate::{
     Architecture, Error,
-    cache::Cache,
+    cache::{Cache, SUFFIX},
     kernels::{Contraction, HEADERS, SOURCES, Source},
-    library::{Library, functions},
+    library::Library,
+    loader::functions,
 };
 
 functions! { Library::Nvrtc;
@@ -33,34 +31,34 @@ functions! { Library::Nvrtc;
     nvrtcGetCUBIN(program: nvrtcProgram, cubin: *mut c_char) -> nvrtcResult;
 }
 
-/// What the compiler made of a source.
+/// The result of a compilation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compiled {
-    /// Its name in a folder of compiled kernels: all that the code depends on.
+    /// File name in a folder of compiled kernels, derived from everything the code depends on.
     pub file_name: String,
     /// Machine code.
     pub cubin: Vec<u8>,
-    /// What the compiler said, resources of each kernel included.
+    /// The compiler's log, with the resources of each kernel.
     pub log: String,
 }
 
 impl Compiled {
-    /// Keeps the code in a folder that then serves as `SPARSE24_KERNEL_CACHE`, also where there is
-    /// no compiler.
+    /// Writes the code to a folder that can serve as `SPARSE24_KERNEL_CACHE` on machines without a
+    /// compiler.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Errors of the file system.
     pub fn keep(&self, folder: &Path) -> io::Result<()> {
         Cache::write(folder, &self.file_name, &self.cubin)
     }
 }
 
-/// A release of the compiler.
+/// A release of NVRTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Release {
-    /// 13 of 13.0.
+    /// 13 in 13.0.
     pub major: c_int,
-    /// 0 of 13.0.
+    /// 0 in 13.0.
     pub minor: c_int,
 }
 
@@ -70,36 +68,32 @@ impl fmt::Display for Release {
     }
 }
 
-/// The release of the compiler on this machine.
-///
-/// # Errors
-/// [`Error::Library`] without NVRTC, [`Error::Function`] for a library that is none.
+/// The release of this machine's NVRTC.
 pub(crate) fn release() -> Result<Release, Error> {
     load()?;
     let mut release = Release { major: 0, minor: 0 };
     // SAFETY: the library is loaded; the call writes two numbers.
-    let said = unsafe { nvrtcVersion(&mut release.major, &mut release.minor) };
-    said.result().map_err(|error| Error::Driver {
-        what: "asking for NVRTC's release".into(),
+    let status = unsafe { nvrtcVersion(&mut release.major, &mut release.minor) };
+    status.result().map_err(|error| Error::Driver {
+        what: "querying the release of NVRTC".into(),
         code: error.to_string(),
     })?;
     Ok(release)
 }
 
-/// The release whose kernels an architecture gets: that of this machine's compiler, or else the
-/// newest whose kernels are kept.
+/// This machine's release, or, without a compiler, the newest one with kernels in the cache.
 pub(crate) fn release_for(cache: &Cache, architecture: Architecture) -> Result<Release, Error> {
     release().or_else(|error| {
-        let kept = cache.names();
+        let names = cache.names();
         let sources = SOURCES.iter().filter(|source| source.serves.contains(&architecture));
-        sources.flat_map(|source| releases_in(&kept, source, architecture)).max().ok_or(error)
+        sources.flat_map(|source| releases_in(&names, source, architecture)).max().ok_or(error)
     })
 }
 
-/// Compiles a source for an architecture; needs no GPU.
+/// Compiles a source for an architecture. No GPU is needed.
 ///
 /// # Errors
-/// [`Error::Library`] without NVRTC; [`Error::Compile`] with what it said.
+/// [`Error::Library`] without NVRTC; [`Error::Compile`] with its log.
 pub fn compile(source: &Source, architecture: Architecture) -> Result<Compiled, Error> {
     let release = release()?;
     let failed = |log: String| Error::Compile { kernel: source.name, architecture, log };
@@ -117,7 +111,7 @@ pub fn compile(source: &Source, architecture: Architecture) -> Result<Compiled, 
     }
 }
 
-/// The machine code of a source: from the cache, or compiled and kept there.
+/// The machine code of a source, from the cache or compiled into it.
 pub(crate) fn cached(
     cache: &Cache,
     source: &Source,
@@ -132,7 +126,6 @@ pub(crate) fn cached(
     Ok(cubin)
 }
 
-/// Whether the machine code of a source is in the cache.
 pub(crate) fn is_cached(
     cache: &Cache,
     source: &Source,
@@ -142,12 +135,11 @@ pub(crate) fn is_cached(
     cache.get(&file_name(source, architecture, release)).is_some()
 }
 
-/// The name under which a source's code is kept.
 pub(crate) fn file_name(source: &Source, architecture: Architecture, release: Release) -> String {
     format!("{}{release}{SUFFIX}", stem(source, architecture))
 }
 
-/// The releases that compiled the code of a source, of names in a folder.
+/// The releases whose code of this source is among these file names.
 fn releases_in(names: &[String], source: &Source, architecture: Architecture) -> Vec<Release> {
     let stem = stem(source, architecture);
     let release = |name: &String| {
@@ -157,9 +149,7 @@ fn releases_in(names: &[String], source: &Source, architecture: Architecture) ->
     names.iter().filter_map(release).collect()
 }
 
-pub(crate) const SUFFIX: &str = ".cubin";
-
-/// How the name begins: all that a source's code depends on but the compiler's release.
+/// The file name up to the release: a hash of everything else that the code depends on.
 fn stem(source: &Source, architecture: Architecture) -> String {
     let mut hash = blake3::Hasher::new();
     let mut part = |text: &str| {
@@ -188,7 +178,7 @@ fn options(source: &Source, architecture: Architecture) -> Vec<String> {
         .collect()
 }
 
-/// A program of the compiler, and the texts that it may point to.
+/// An NVRTC program, and the texts that it may point to.
 struct Program {
     raw: nvrtcProgram,
     _texts: Vec<CString>,
@@ -203,8 +193,8 @@ impl Program {
         let pointers: Vec<*const c_char> = texts.iter().map(|text| text.as_ptr()).collect();
         let (headers, names) = pointers[2..].split_at(HEADERS.len());
         let mut raw = std::ptr::null_mut();
-        // SAFETY: every pointer is to a terminated text that lives as long as the program; there
-        // are as many headers as names.
+        // SAFETY: every pointer is to a NUL-terminated text that lives as long as the program, and
+        // there are as many headers as names.
         let created = unsafe {
             nvrtcCreateProgram(
                 &mut raw,
@@ -225,8 +215,8 @@ impl Program {
             .map(|option| CString::new(option.as_str()).expect("options hold no NUL"))
             .collect();
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        // SAFETY: the program is alive, and every pointer is to a terminated text that lives until
-        // the call returns.
+        // SAFETY: the program is alive, and every pointer is to a NUL-terminated text that lives
+        // until the call returns.
         unsafe { nvrtcCompileProgram(self.raw, pointers.len() as c_int, pointers.as_ptr()) }
             .result()
     }
@@ -236,7 +226,7 @@ impl Program {
         // SAFETY: the program is alive.
         unsafe { nvrtcGetProgramLogSize(self.raw, &mut size) }.result()?;
         let mut log = vec![0_u8; size];
-        // SAFETY: the program is alive, and the buffer has the size that the compiler asked for.
+        // SAFETY: the program is alive, and the buffer has the requested size.
         unsafe { nvrtcGetProgramLog(self.raw, log.as_mut_ptr().cast()) }.result()?;
         // It ends with a NUL.
         log.pop();
@@ -248,7 +238,7 @@ impl Program {
         // SAFETY: the program is alive.
         unsafe { nvrtcGetCUBINSize(self.raw, &mut size) }.result()?;
         let mut cubin = vec![0_u8; size];
-        // SAFETY: the program is alive, and the buffer has the size that the compiler asked for.
+        // SAFETY: the program is alive, and the buffer has the requested size.
         unsafe { nvrtcGetCUBIN(self.raw, cubin.as_mut_ptr().cast()) }.result()?;
         Ok(cubin)
     }
@@ -269,27 +259,24 @@ mod tests {
     const NEW: Release = Release { major: 13, minor: 1 };
 
     #[test]
-    fn a_source_that_does_not_compile_is_an_error_that_says_where() {
+    fn a_compile_error_names_its_place() {
         let broken = Source {
             text: "#include \"scalar.cuh\"\n\nextern \"C\" __global__ void x() { u32 a = b; }\n",
             ..SOURCES[0]
         };
         match compile(&broken, Architecture::Sm80) {
-            Err(Error::Library { .. }) => println!("skipped: the compiler is not on this machine"),
+            Err(Error::Library { .. }) => println!("skipped: NVRTC is not installed"),
             Err(error @ Error::Compile { .. }) => {
-                let place = format!(
-                    "kernel {name} does not compile for sm_80: {name}.cu(3): error: ",
-                    name = SOURCES[0].name
-                );
-                let text = error.to_string();
-                assert!(text.starts_with(&place) && text.lines().count() == 1, "{text}");
+                let (place, text) =
+                    (format!("{}.cu(3): error: ", SOURCES[0].name), error.to_string());
+                assert!(text.contains(&place) && text.lines().count() == 1, "{text}");
             }
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
-    fn a_release_is_read_from_the_name_of_what_it_compiled() {
+    fn releases_are_read_from_file_names() {
         let (source, sm_80) = (&SOURCES[0], Architecture::Sm80);
         let names = [NEW, OLD].map(|release| file_name(source, sm_80, release));
         assert_eq!(releases_in(&names, source, sm_80), [NEW, OLD]);
@@ -302,9 +289,8 @@ mod tests {
         }
     }
 
-    /// The compiler's own release where there is one, whatever else is kept.
     #[test]
-    fn without_a_compiler_the_newest_kernels_serve() {
+    fn without_a_compiler_the_newest_kernels_are_used() {
         let folder = tempfile::tempdir().expect("a folder");
         let cache = Cache::at(folder.path());
         let chosen = |cache: &Cache| release_for(cache, Architecture::Sm80);
@@ -319,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_depends_on_text_options_architecture_and_release() {
+    fn file_names_depend_on_text_options_architecture_and_release() {
         let source = SOURCES[0];
         let contraction = match source.contraction {
             Contraction::Off => Contraction::On,

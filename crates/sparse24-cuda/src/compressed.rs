@@ -1,18 +1,17 @@
 //! A compressed matrix on a device, in the hardware order of [`layout`](crate::layout).
 //!
-//! Invariant: values and metadata are as many blocks as cover the shape. Deliberately absent: what
-//! fills them, and what multiplies them.
+//! Invariant: values and metadata have as many blocks as cover the shape.
 
 use half::bf16;
 
 use crate::{
     Device, Error, Matrix,
+    device::Checks,
     layout::{BLOCK_METADATA, BLOCK_VALUES, Fragments, blocks},
-    operand::check_packed,
 };
 
-/// Values and metadata of a matrix `[m, k]` that is 2:4 along its rows: a plain handle, a row of
-/// each matrix a block of 64x64.
+/// A handle to the values and metadata of a matrix `[m, k]` that is 2:4 along its rows. A row of each
+/// is a block of 64x64.
 #[derive(Debug, Clone, Copy)]
 pub struct Compressed {
     /// `[blocks, BLOCK_VALUES]`, in [`FragmentMajor`](crate::layout::FragmentMajor) order.
@@ -23,7 +22,7 @@ pub struct Compressed {
 }
 
 impl Compressed {
-    /// Memory for a matrix `[m, k]`; all zero, which is no metadata yet.
+    /// Allocates a matrix `[m, k]`, all zero, which is not yet valid metadata.
     ///
     /// # Errors
     /// [`Error::Semantics`] unless k is a multiple of 4; [`Error::OutOfMemory`]; [`Error::Driver`].
@@ -41,16 +40,16 @@ impl Compressed {
         Ok(Self { values, metadata, shape })
     }
 
-    /// `[m, k]` of the dense matrix.
+    /// Shape of the dense matrix: `[m, k]`.
     #[must_use]
     pub const fn shape(self) -> [usize; 2] {
         self.shape
     }
 
-    /// All blocks, once all that was queued is done.
+    /// Waits for all queued work and returns all blocks.
     ///
     /// # Errors
-    /// As [`Device::download`].
+    /// See [`Device::download`].
     pub fn download(self, device: &mut Device) -> Result<Fragments, Error> {
         Ok(Fragments {
             values: device.download(self.values)?,
@@ -61,25 +60,59 @@ impl Compressed {
     /// Overwrites all blocks.
     ///
     /// # Errors
-    /// As [`Device::upload`].
+    /// See [`Device::upload`].
     pub fn upload(self, device: &mut Device, from: &Fragments) -> Result<(), Error> {
         device.upload(self.values, &from.values)?;
         device.upload(self.metadata, &from.metadata)
     }
 
-    /// The handles are live, of this shape, and begin where 16-byte accesses may.
-    pub(crate) fn check(
+    /// Checks an output of this shape, with 16-byte alignment.
+    pub(crate) fn check_output(
         self,
-        device: &Device,
+        checks: &mut Checks<'_>,
         operation: &'static str,
         operand: &'static str,
         expected: [usize; 2],
     ) -> Result<(), Error> {
-        if self.shape != expected {
-            return Err(Error::Shape { operation, operand, expected, found: self.shape });
-        }
+        self.check_shape(operation, operand, expected)?;
         let count = blocks(expected).into_iter().product();
-        check_packed(device, operation, operand, self.values, [count, BLOCK_VALUES], 16)?;
-        check_packed(device, operation, operand, self.metadata, [count, BLOCK_METADATA], 16)
+        checks.output(operand, self.values, [count, BLOCK_VALUES], 16)?.output(
+            operand,
+            self.metadata,
+            [count, BLOCK_METADATA],
+            16,
+        )?;
+        Ok(())
+    }
+
+    /// Checks an input of this shape, with 16-byte alignment.
+    pub(crate) fn check_input(
+        self,
+        checks: &mut Checks<'_>,
+        operation: &'static str,
+        operand: &'static str,
+        expected: [usize; 2],
+    ) -> Result<(), Error> {
+        self.check_shape(operation, operand, expected)?;
+        let count = blocks(expected).into_iter().product();
+        checks.input(operand, self.values, [count, BLOCK_VALUES], 16)?.input(
+            operand,
+            self.metadata,
+            [count, BLOCK_METADATA],
+            16,
+        )?;
+        Ok(())
+    }
+
+    fn check_shape(
+        self,
+        operation: &'static str,
+        operand: &'static str,
+        expected: [usize; 2],
+    ) -> Result<(), Error> {
+        if self.shape == expected {
+            return Ok(());
+        }
+        Err(Error::Shape { operation, operand, expected, found: self.shape })
     }
 }

@@ -1,10 +1,15 @@
-//! An open GPU: the stream of its operations, and its compiled kernels.
+//! An open GPU: its stream of operations and its compiled kernels.
 //!
-//! Invariant: whatever a kernel is launched on was checked before: handles are of this device, and
-//! arguments have the sizes of the kernel's parameters. Operations run in the order in which they
-//! were queued; copies to the host alone have a stream of their own, and order themselves
-//! ([`crate::host_copy`]). Deliberately absent: what any operation computes, and the account of
-//! memory ([`crate::memory`]).
+//! Invariant: whatever a kernel is launched on was checked before: handles belong to this device,
+//! and arguments have the sizes of the kernel's parameters. Operations run in the order in which
+//! they were queued; only copies to the host ([`HostCopy`]) have a stream of their own.
+
+mod check;
+mod copy;
+mod graph;
+mod host_copy;
+mod memory;
+mod timing;
 
 use std::{
     cell::OnceCell,
@@ -18,52 +23,57 @@ use std::{
 };
 
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
+use sparse24_core::op::StepState;
 
+use self::{host_copy::Copies, memory::Memory};
 use crate::{
-    Architecture, Error, Matrix, Release,
+    Architecture, Error, Matrix,
     cache::Cache,
-    compile, driver,
-    host_copy::Copies,
+    compile::{self, Release},
+    driver,
+    error::driver_error,
     kernels::{self, Start},
     launch::{Argument, Grid},
-    library,
-    memory::Memory,
+    loader,
     profile::{Profile, Work},
-    step::StepState,
 };
+
+pub(crate) use check::Checks;
+pub use graph::Graph;
+pub use host_copy::HostCopy;
 
 /// How a device is opened.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// The number of the GPU, as the driver counts.
+    /// Number of the GPU, as the driver counts.
     pub ordinal: usize,
-    /// The folder of compiled kernels; otherwise that of `SPARSE24_KERNEL_CACHE`, or one in the
-    /// user's cache.
+    /// Folder of compiled kernels; otherwise `SPARSE24_KERNEL_CACHE`, or one in the user's cache.
     pub kernel_cache: Option<PathBuf>,
-    /// Folders with CUDA's libraries, see [`library::search_in`](crate::library::search_in).
+    /// Folders with CUDA's libraries, see [`loader::search_in`](crate::loader::search_in).
     pub libraries: Vec<PathBuf>,
 }
 
 /// An open GPU.
 pub struct Device {
-    pub(crate) context: Arc<CudaContext>,
-    pub(crate) stream: Arc<CudaStream>,
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
     name: String,
     architecture: Architecture,
     multiprocessors: usize,
-    /// The newest release of CUDA that the driver serves: major, minor.
+    /// Newest CUDA release that the driver supports: major, minor.
     driver: [i32; 2],
     cache: Cache,
-    /// Of the compiler of the kernels, once it was asked for.
+    /// The kernel compiler's release, once it was needed.
     release: OnceCell<Release>,
     kernels: HashMap<&'static str, Kernel>,
     modules: HashMap<&'static str, sys::CUmodule>,
-    pub(crate) memory: Memory,
-    pub(crate) copies: Copies,
-    pub(crate) mark: u64,
-    pub(crate) state: Matrix<u32>,
-    /// Work is recorded and not done.
-    pub(crate) recording: bool,
+    memory: Memory,
+    copies: Copies,
+    /// Identifies the handles to this device's memory.
+    mark: u64,
+    state: Matrix<u32>,
+    /// A CUDA graph is being captured.
+    capturing: bool,
     profile: Profile,
 }
 
@@ -76,48 +86,42 @@ struct Kernel {
     start: Start,
 }
 
+/// 32-bit words of `StepState` in `kernels/philox.cuh`.
+const STATE_WORDS: usize = 8;
+
 // SAFETY: the raw handles of kernels and modules belong to the context, which any thread may use
 // once it is bound there; every method binds it.
 unsafe impl Send for Device {}
 
 impl Device {
-    /// Opens a GPU; nothing is compiled yet.
+    /// Opens a GPU. Kernels are compiled when they are first launched.
     ///
     /// # Errors
     /// [`Error::Library`] without a driver, [`Error::NoDevice`], [`Error::Architecture`] for a GPU
     /// without sparse tensor cores, [`Error::Occupied`], [`Error::Driver`].
     pub fn open(settings: &Settings) -> Result<Self, Error> {
-        library::search_in(&settings.libraries);
+        loader::search_in(&settings.libraries);
         let driver = driver::start()?;
-        let said = |what: &'static str| move |error: DriverError| driver_error(what.into(), error);
-        let count = result::device::get_count().map_err(said("counting GPUs"))?;
+        let ordinal = settings.ordinal;
+        let count = result::device::get_count().map_err(|e| driver_error("counting GPUs", e))?;
         let count = usize::try_from(count).unwrap_or(0);
-        if settings.ordinal >= count {
-            return Err(Error::NoDevice { ordinal: settings.ordinal, count });
+        if ordinal >= count {
+            return Err(Error::NoDevice { ordinal, count });
         }
-        let context = CudaContext::new(settings.ordinal)
-            .map_err(|error| not_opened(settings.ordinal, error))?;
-        // SAFETY: what is tracked is the use of the bindings' own slices, of which there are none;
-        // memory here is of `memory`, and what the stream of copies reads is ordered by events of
-        // `host_copy`.
+        let context = CudaContext::new(ordinal).map_err(|error| open_error(ordinal, error))?;
+        let failed = |error| driver_error("querying the GPU", error);
+        // SAFETY: cudarc tracks uses of its own slices, of which there are none. Memory is managed
+        // by `memory`, and `host_copy` orders the stream of copies by events.
         unsafe { context.disable_event_tracking() };
-        let name = context.name().map_err(said("asking for the GPU's name"))?;
-        let (major, minor) =
-            context.compute_capability().map_err(said("asking for the compute capability"))?;
+        let name = context.name().map_err(failed)?;
+        let (major, minor) = context.compute_capability().map_err(failed)?;
         let architecture = Architecture::of_capability(major, minor).ok_or_else(|| {
             Error::Architecture { name: name.clone(), capability: [major, minor] }
         })?;
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let multiprocessors =
-            context.attribute(attribute).map_err(said("asking for multiprocessors"))? as usize;
-        let stream = context.new_stream().map_err(said("making a stream"))?;
-        let cache = settings.kernel_cache.as_deref().map_or_else(Cache::of_user, Cache::at);
+        let multiprocessors = context.attribute(attribute).map_err(failed)? as usize;
+        let stream = context.new_stream().map_err(failed)?;
         let mark = next_mark();
-        let state = Matrix { mark, address: 0, shape: [0, 0], stride: 0, element: PhantomData };
-        let (kernels, modules) = (HashMap::new(), HashMap::new());
-        let (memory, copies, recording, profile) =
-            (Memory::default(), Copies::default(), false, Profile::default());
-        let release = OnceCell::new();
         let mut device = Self {
             context,
             stream,
@@ -125,18 +129,18 @@ impl Device {
             architecture,
             multiprocessors,
             driver,
-            cache,
-            release,
-            kernels,
-            modules,
-            memory,
-            copies,
+            cache: settings.kernel_cache.as_deref().map_or_else(Cache::of_user, Cache::at),
+            release: OnceCell::new(),
+            kernels: HashMap::new(),
+            modules: HashMap::new(),
+            memory: Memory::default(),
+            copies: Copies::default(),
             mark,
-            state,
-            recording,
-            profile,
+            state: Matrix { mark, address: 0, shape: [0, 0], stride: 0, element: PhantomData },
+            capturing: false,
+            profile: Profile::default(),
         };
-        device.state = device.alloc("step state", [1, StepState::WORDS])?;
+        device.state = device.alloc("step state", [1, STATE_WORDS])?;
         Ok(device)
     }
 
@@ -146,28 +150,28 @@ impl Device {
         &self.name
     }
 
-    /// What kernels are compiled for.
+    /// The architecture that kernels are compiled for.
     #[must_use]
     pub const fn architecture(&self) -> Architecture {
         self.architecture
     }
 
-    /// The driver's release, where the system tells it, and the newest of CUDA that it serves:
+    /// The driver's release, if the system reports it, and the newest CUDA release that it supports:
     /// `580.82.07 (CUDA 13.0)`.
     #[must_use]
     pub fn driver(&self) -> String {
         let [major, minor] = self.driver;
-        driver::own_release().map_or_else(
-            || format!("for CUDA {major}.{minor}"),
-            |own| format!("{own} (CUDA {major}.{minor})"),
-        )
+        match driver::own_release() {
+            Some(own) => format!("{own} (CUDA {major}.{minor})"),
+            None => format!("for CUDA {major}.{minor}"),
+        }
     }
 
-    /// The release of the compiler that kernels are of: this machine's, or where it has none the
-    /// newest whose kernels are kept.
+    /// The release of the kernel compiler: this machine's, or, if it has none, the newest release
+    /// with kernels in the cache.
     ///
     /// # Errors
-    /// [`Error::Library`] where there is neither.
+    /// [`Error::Library`] if there is neither.
     pub fn compiler(&self) -> Result<Release, Error> {
         if let Some(release) = self.release.get() {
             return Ok(*release);
@@ -176,60 +180,59 @@ impl Device {
         Ok(*self.release.get_or_init(|| release))
     }
 
-    /// How many blocks run at once, one on each.
+    /// Number of multiprocessors.
     #[must_use]
     pub const fn multiprocessors(&self) -> usize {
         self.multiprocessors
     }
 
-    /// What notes the time of everything queued here, once it is started.
+    /// The profile of this device, which can be started and finished.
     #[must_use]
     pub fn profile(&self) -> Profile {
         self.profile.clone()
     }
 
-    /// What changes every step, for all operations queued from now on.
+    /// Sets the step state for all operations that are queued from now on.
     ///
     /// # Errors
-    /// [`Error::Driver`].
+    /// [`Error::Capturing`], [`Error::Driver`].
     pub fn set_step(&mut self, state: &StepState) -> Result<(), Error> {
-        self.upload(self.state, &state.words())
+        self.upload(self.state, &state_words(state))
     }
 
-    /// Waits until all that was queued is done.
+    /// Waits for all queued work.
     ///
     /// # Errors
-    /// [`Error::Driver`], also of an earlier operation.
+    /// [`Error::Capturing`]; [`Error::Driver`], also for an earlier operation that failed.
     pub fn synchronize(&self) -> Result<(), Error> {
-        self.refuse_while_recording("a wait")?;
+        self.refuse_in_capture("synchronization")?;
         self.bind()?;
-        self.stream.synchronize().map_err(|error| self.refused("waiting for the GPU".into(), error))
+        self.stream.synchronize().map_err(|error| self.failed("waiting for the GPU", error))
     }
 
-    /// The step state, for kernels that read it.
+    /// The step state as an argument of kernels.
     pub(crate) fn state(&self) -> Argument {
         self.state.into()
     }
 
-    /// The stream, for libraries.
+    /// The stream of operations.
     pub(crate) fn stream(&self) -> sys::CUstream {
         self.stream.cu_stream()
     }
 
-    /// The context, for questions about the GPU.
     #[cfg(feature = "bench")]
     pub(crate) fn context(&self) -> &CudaContext {
         &self.context
     }
 
-    /// The context becomes that of this thread.
+    /// Binds the context to this thread.
     pub(crate) fn bind(&self) -> Result<(), Error> {
         self.context
             .bind_to_thread()
-            .map_err(|error| driver_error("binding the GPU to a thread".into(), error))
+            .map_err(|error| driver_error("binding the GPU to a thread", error))
     }
 
-    /// Queues a kernel; an empty grid is nothing to do.
+    /// Queues a kernel. An empty grid does nothing.
     pub(crate) fn launch(
         &mut self,
         entry: &'static str,
@@ -240,17 +243,11 @@ impl Device {
             return Ok(());
         }
         self.bind()?;
-        let what = || {
-            format!(
-                "{entry} on {:?} blocks of {} threads, {} bytes shared",
-                grid.blocks, grid.threads, grid.shared
-            )
-        };
-        let kernel = self.kernel(entry, grid.shared)?;
-        let sizes = arguments.iter().map(Argument::size);
+        let Grid { blocks, threads, shared } = grid;
+        let kernel = self.kernel(entry, shared)?;
         assert!(
-            sizes.eq(kernel.parameters.iter().copied()),
-            "{entry}: arguments are those that the kernel declares"
+            arguments.iter().map(Argument::size).eq(kernel.parameters.iter().copied()),
+            "{entry}: arguments match the kernel's parameters"
         );
         let mut pointers: Vec<_> = arguments.iter().map(Argument::pointer).collect();
         let mut early = sys::CUlaunchAttribute {
@@ -262,20 +259,17 @@ impl Device {
             numAttrs: u32::from(kernel.start == Start::Early),
             ..self.config(grid, &mut early)
         };
-        self.noted(Work::Kernel(entry), || {
+        self.profiled(Work::Kernel(entry), || {
+            let (function, pointers) = (kernel.function, pointers.as_mut_ptr());
             // SAFETY: the arguments have the sizes of the kernel's parameters, and each operation
-            // checked what they point to. A kernel that starts early waits by itself for all that
-            // was queued before.
-            unsafe {
-                sys::cuLaunchKernelEx(
-                    &config,
-                    kernel.function,
-                    pointers.as_mut_ptr(),
-                    std::ptr::null_mut(),
-                )
-            }
-            .result()
-            .map_err(|error| self.refused(what(), error))
+            // checked the memory they point to. A kernel that starts early waits by itself for all
+            // earlier work.
+            unsafe { sys::cuLaunchKernelEx(&config, function, pointers, std::ptr::null_mut()) }
+                .result()
+                .map_err(|error| {
+                    let size = format!("{blocks:?} blocks, {threads} threads, {shared} shared");
+                    self.failed(format!("{entry} with {size} bytes"), error)
+                })
         })
     }
 
@@ -290,21 +284,22 @@ impl Device {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: grid.shared,
-            hStream: self.stream.cu_stream(),
+            hStream: self.stream(),
             attrs: attribute,
             numAttrs: 1,
         }
     }
 
-    /// Queues something, whose time goes into a profile that is being taken.
-    pub(crate) fn noted(
+    /// Queues work, and adds its time to the profile if one is being taken.
+    pub(crate) fn profiled(
         &self,
         work: Work,
         queue: impl FnOnce() -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let began = self.profile.begin(&self.stream)?;
+        self.bind()?;
+        let start = self.profile.begin(&self.stream)?;
         queue()?;
-        self.profile.end(work, began, &self.stream)
+        self.profile.end(work, start, &self.stream)
     }
 
     /// How many blocks of a kernel run at once, in clusters of `cluster`.
@@ -332,51 +327,44 @@ impl Device {
         Ok((clusters.max(1) as usize) * cluster as usize)
     }
 
-    /// A kernel that may use so much shared memory, compiled and loaded at its first use.
+    /// A kernel that may use this much shared memory, compiled and loaded on first use.
     fn kernel(&mut self, entry: &'static str, shared: u32) -> Result<Kernel, Error> {
-        const WITHOUT_ASKING: u32 = 48 << 10;
+        /// Shared memory that needs no attribute.
+        const DEFAULT: u32 = 48 << 10;
         if !self.kernels.contains_key(entry) {
             let source = kernels::source_of(entry)
-                .unwrap_or_else(|| panic!("{entry} has no line in the table of kernels"));
-            if !source.serves.contains(&self.architecture) {
-                return Err(Error::Unserved {
-                    operation: source.name,
-                    architecture: self.architecture,
-                });
+                .unwrap_or_else(|| panic!("{entry} is not in the table of kernels"));
+            let (operation, architecture) = (source.name, self.architecture);
+            if !source.serves.contains(&architecture) {
+                return Err(Error::Unserved { operation, architecture });
             }
-            let module = match self.modules.get(source.name) {
+            let module = match self.modules.get(operation) {
                 Some(&module) => module,
                 None => {
-                    let cubin =
-                        compile::cached(&self.cache, source, self.architecture, self.compiler()?)?;
-                    // SAFETY: the image is whole: it came from the compiler, or from a file with
-                    // its checksum.
+                    let release = self.compiler()?;
+                    let cubin = compile::cached(&self.cache, source, architecture, release)?;
+                    // SAFETY: the image is complete: it comes from the compiler, or from a file
+                    // with a checksum.
                     let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) }
-                        .map_err(|error| self.refused(format!("loading {}", source.name), error))?;
-                    self.modules.insert(source.name, module);
+                        .map_err(|error| self.failed(format!("loading {operation}"), error))?;
+                    self.modules.insert(operation, module);
                     module
                 }
             };
-            let start = if self.architecture.starts_early() {
-                source.start()
-            } else {
-                Start::AfterPrevious
-            };
+            let start = if architecture.starts_early() { source.start() } else { Start::Late };
             let kernel = Kernel::load(module, entry, start)
-                .map_err(|error| self.refused(format!("loading {entry}"), error))?;
+                .map_err(|error| self.failed(format!("loading {entry}"), error))?;
             self.kernels.insert(entry, kernel);
         }
         let kernel = self.kernels.get_mut(entry).expect("it was loaded");
-        if shared > kernel.shared.max(WITHOUT_ASKING) {
+        if shared > kernel.shared.max(DEFAULT) {
             let attribute =
                 sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function is loaded.
             unsafe {
                 result::function::set_function_attribute(kernel.function, attribute, shared as i32)
             }
-            .map_err(|error| {
-                driver_error(format!("{shared} bytes of shared memory for {entry}"), error)
-            })?;
+            .map_err(|e| driver_error(format!("{shared} bytes of shared memory, {entry}"), e))?;
             kernel.shared = shared;
         }
         Ok(kernel.clone())
@@ -389,7 +377,7 @@ impl Drop for Device {
         let _ = self.synchronize();
         self.free_all();
         for (_, module) in self.modules.drain() {
-            // SAFETY: nothing of it runs any more.
+            // SAFETY: none of its kernels runs any more.
             let _ = unsafe { result::module::unload(module) };
         }
     }
@@ -402,8 +390,7 @@ impl Kernel {
         let function = unsafe { result::module::get_function(module, name) }?;
         let mut parameters = Vec::new();
         let (mut offset, mut size) = (0, 0);
-        // SAFETY: the function is loaded; an index past the last parameter is refused, which ends
-        // the loop.
+        // SAFETY: the function is loaded; the driver refuses an index past the last parameter.
         while unsafe { sys::cuFuncGetParamInfo(function, parameters.len(), &mut offset, &mut size) }
             .result()
             .is_ok()
@@ -414,24 +401,35 @@ impl Kernel {
     }
 }
 
-/// Why a GPU that is there is not opened.
-fn not_opened(ordinal: usize, error: DriverError) -> Error {
+/// The step state as it lies in device memory.
+fn state_words(state: &StepState) -> [u32; STATE_WORDS] {
+    let [first, second] = state.bias_corrections.map(f32::to_bits);
+    [
+        state.seed as u32,
+        (state.seed >> 32) as u32,
+        state.step,
+        state.micro_step,
+        state.learning_rate.to_bits(),
+        first,
+        second,
+        state.loss_scale.to_bits(),
+    ]
+}
+
+/// Why a GPU that exists cannot be opened.
+fn open_error(ordinal: usize, error: DriverError) -> Error {
     match error.0 {
         sys::CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
-            Error::Occupied { ordinal, reason: "it serves one process alone, and another has it" }
+            Error::Occupied { ordinal, reason: "another process has exclusive use of it" }
         }
         sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
             Error::Occupied { ordinal, reason: "other processes hold its memory" }
         }
-        _ => driver_error("opening the GPU".into(), error),
+        _ => driver_error("opening the GPU", error),
     }
 }
 
-pub(crate) fn driver_error(what: String, DriverError(code): DriverError) -> Error {
-    Error::Driver { what, code: format!("{code:?}") }
-}
-
-pub(crate) fn next_mark() -> u64 {
+fn next_mark() -> u64 {
     static MARKS: AtomicU64 = AtomicU64::new(1);
     MARKS.fetch_add(1, Ordering::Relaxed)
 }

@@ -1,62 +1,49 @@
-//! The driver's start: loaded, recent enough, initialised.
+//! Loads and initializes the CUDA driver, after checking that it is recent enough.
 //!
-//! Invariant: nothing else of the driver is called before; an older one lacks functions that the
-//! bindings then look for in vain.
+//! Invariant: [`start`] comes before every other call of the driver. An older driver lacks functions
+//! that cudarc would look up.
 
 use cudarc::driver::{DriverError, result, sys};
 
-use crate::{Error, device::driver_error, library::Library};
+use crate::{Error, error::driver_error, library::Library};
 
-/// The release of CUDA that compiled kernels ask of the driver.
+/// The CUDA release that compiled kernels need.
 const REQUIRED: [i32; 2] = [13, 0];
 
-/// Starts the driver and says up to which release of CUDA it serves: major, minor.
+/// Initializes the driver and returns the newest CUDA release that it supports: major, minor.
 pub(crate) fn start() -> Result<[i32; 2], Error> {
     Library::Driver.load()?;
     let mut version = 0;
-    // SAFETY: the driver is loaded; this call writes one number and may come before the
-    // initialisation.
+    // SAFETY: the driver is loaded, and this call is allowed before initialization.
     unsafe { sys::cuDriverGetVersion(&mut version) }
         .result()
-        .map_err(|error| driver_error("asking for the driver's release".into(), error))?;
-    let release = recent(version)?;
+        .map_err(|error| driver_error("querying the driver's version", error))?;
+    let release = check_version(version)?;
     match result::init() {
         Ok(()) => Ok(release),
         Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => {
             Err(Error::NoDevice { ordinal: 0, count: 0 })
         }
-        Err(error) => Err(driver_error("starting the driver".into(), error)),
+        Err(error) => Err(driver_error("initializing the driver", error)),
     }
 }
 
-/// The driver's own release, where the system tells it: 580.82.07.
+/// The driver's own release, such as 580.82.07, if the system reports it.
 pub(crate) fn own_release() -> Option<String> {
-    std::fs::read_to_string("/proc/driver/nvidia/version")
-        .ok()
-        .as_deref()
-        .and_then(release_in)
-        .map(str::to_owned)
+    let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+    release_in(&text).map(str::to_owned)
 }
 
-/// The first word that is a number with dots.
+/// The first word that consists of numbers and dots.
 fn release_in(text: &str) -> Option<&str> {
-    let is_release = |word: &&str| {
-        word.contains('.')
-            && word
-                .split('.')
-                .all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
-    };
-    text.split_whitespace().find(is_release)
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    text.split_whitespace().find(|word| word.contains('.') && word.split('.').all(is_number))
 }
 
-/// From the driver's number, 13000 for 13.0.
-fn recent(version: i32) -> Result<[i32; 2], Error> {
-    let release = [version / 1000, version % 1000 / 10];
-    if release >= REQUIRED {
-        Ok(release)
-    } else {
-        Err(Error::OldDriver { found: release, required: REQUIRED })
-    }
+/// Decodes CUDA's version number (13000 is 13.0).
+fn check_version(version: i32) -> Result<[i32; 2], Error> {
+    let found = [version / 1000, version % 1000 / 10];
+    if found >= REQUIRED { Ok(found) } else { Err(Error::OldDriver { found, required: REQUIRED }) }
 }
 
 #[cfg(test)]
@@ -64,24 +51,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_release_is_read_from_what_the_system_tells() {
-        let text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build  (dvs-builder@U22)  Wed Aug 27\n\
-                    GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)\n";
+    fn the_release_is_found_in_the_system_s_text() {
+        let text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release \
+                    Build  (dvs-builder@U22)  Wed Aug 27\nGCC version:  gcc version 12.3.0\n";
         assert_eq!(release_in(text), Some("580.82.07"));
         assert_eq!(release_in("NVRM version: none.\n"), None);
     }
 
     #[test]
-    fn an_old_driver_is_refused_with_both_releases() {
-        assert_eq!([recent(13000), recent(13020)], [Ok([13, 0]), Ok([13, 2])]);
-        for (version, release) in [(12090, "12.9"), (11080, "11.8"), (0, "0.0")] {
-            let text = recent(version).expect_err("too old").to_string();
-            assert!(
-                text.contains(&format!("CUDA {release}"))
-                    && text.contains("13.0")
-                    && text.contains("install"),
-                "{text}"
-            );
+    fn an_old_driver_is_refused() {
+        assert_eq!([check_version(13000), check_version(13020)], [Ok([13, 0]), Ok([13, 2])]);
+        for (version, found) in [(12090, [12, 9]), (11080, [11, 8]), (0, [0, 0])] {
+            assert_eq!(check_version(version), Err(Error::OldDriver { found, required: REQUIRED }));
         }
     }
 }

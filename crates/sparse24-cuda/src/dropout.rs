@@ -1,75 +1,38 @@
-//! Dropout from the counter-based stream, as `sparse24_cpu::dropout`: the backward draws again what
-//! the forward drew.
+//! Dropout from the counter-based stream, as in `sparse24_cpu::dropout`.
 
 use half::bf16;
-use sparse24_core::philox::Site;
+use sparse24_core::op::Dropout;
 
 use crate::{
     Device, Error, Matrix,
-    launch::{Argument, Grid},
-    operand::check_packed,
+    launch::{Grid, arguments},
 };
 
-/// Element e of a tensor is kept when its uniform (word e mod 4 of call e / 4 of the stream) is at
-/// least `p`, and is then scaled by 1 / (1 - p).
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Dropout {
-    /// The probability of being dropped, in [0, 1).
-    pub p: f32,
-    /// Where the uniforms come from, at the seed, step and micro-step of [`Device::set_step`].
-    pub site: Site,
-}
-
-/// The most elements of a tensor that the stream numbers.
+/// The most elements that the stream can number.
 pub const MAX_ELEMENTS: usize = 1 << 34;
 
-impl Dropout {
-    /// The probability is one, and not 1.
-    pub(crate) fn check(&self, operation: &'static str) -> Result<(), Error> {
-        if (0.0..1.0).contains(&self.p) {
-            return Ok(());
-        }
-        Err(Error::OutOfRange {
-            operation,
-            what: "the probability of dropout",
-            found: self.p.into(),
-            expected: "at least 0 and below 1",
-        })
-    }
-}
-
-/// x = dropout(x), in place; elements are numbered row after row. The backward is the same call on
-/// the gradient.
+/// x = dropout(x), in place, with elements numbered row by row at the step state of
+/// [`Device::set_step`]. The backward pass is the same call on the gradient.
 ///
 /// # Errors
-/// [`Error::OutOfRange`] for a probability outside of [0, 1); [`Error::Gaps`]; [`Error::Alignment`]
-/// to 16 bytes; [`Error::TooLarge`] above [`MAX_ELEMENTS`]; [`Error::Stale`], [`Error::Driver`].
-pub fn dropout(device: &mut Device, x: Matrix<bf16>, dropout: &Dropout) -> Result<(), Error> {
-    const OPERATION: &str = "dropout";
+/// [`Error::OutOfRange`] for a probability outside [0, 1); [`Error::Gaps`], [`Error::Alignment`] to
+/// 16 bytes, [`Error::TooLarge`] beyond [`MAX_ELEMENTS`], [`Error::Stale`], [`Error::Driver`].
+pub fn dropout(
+    device: &mut Device,
+    x: Matrix<bf16>,
+    &Dropout { p, site }: &Dropout,
+) -> Result<(), Error> {
     const THREADS: u32 = 256;
-    dropout.check(OPERATION)?;
-    check_packed(device, OPERATION, "x", x, x.shape(), 16)?;
     let elements = x.elements();
-    if elements > MAX_ELEMENTS {
-        return Err(Error::TooLarge {
-            operation: OPERATION,
-            what: "the number of elements",
-            found: elements,
-            limit: MAX_ELEMENTS,
-        });
-    }
-    let scale = 1.0 / (1.0 - dropout.p);
-    let arguments = [
-        x.into(),
-        Argument::U64(elements as u64),
-        device.state(),
-        dropout.site.word().into(),
-        dropout.p.into(),
-        scale.into(),
-    ];
+    device
+        .checks("dropout")
+        .below_one("the dropout probability", p)?
+        .input("x", x, x.shape(), 16)?
+        .limit("the number of elements", elements, MAX_ELEMENTS)?;
+    let (scale, state) = (1.0 / (1.0 - p), device.state());
     device.launch(
         "dropout",
         Grid::line(elements.div_ceil(8 * THREADS as usize), THREADS),
-        &arguments,
+        &arguments![x, elements as u64, state, site.word(), p, scale],
     )
 }

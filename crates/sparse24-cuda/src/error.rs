@@ -1,236 +1,246 @@
-//! The one error type of this crate: what is missing on this machine, or which operand of which
-//! operation does not fit.
+//! The error type of this crate.
 
 use std::path::PathBuf;
 
-use crate::{Architecture, library::Library, spmm24::Plan};
+use cudarc::driver::DriverError;
+
+use crate::{Architecture, library::Library, plan::Plan};
 
 /// Why a device cannot be opened or an operation cannot be queued. Shapes are `[rows, columns]`.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The semantics themselves refuse the input.
+    /// The semantics of the operation reject the input.
     #[error(transparent)]
     Semantics(#[from] sparse24_core::Error),
-    /// A library is not on this machine, or does not load.
-    #[error("{library} {}", match unloadable {
-        None => format!("was not found: tried {}{}; {}", paths(tried), searched(folders), library.advice()),
-        Some((file, problem)) => format!("does not load: of {} the loader says {problem:?}; mend what it says, or {}", file.display(), library.advice()),
-    })]
+    /// A library is missing, or does not load.
+    #[error("{library} {}; {}", match unloadable {
+        None => format!("was not found: tried {}{}", paths(tried), searched(folders)),
+        Some((file, problem)) => {
+            format!("does not load: {}: the loader reports {problem:?}", file.display())
+        }
+    }, library.advice())]
     Library {
-        /// Which.
+        /// The library.
         library: Library,
-        /// The file names that were tried, in order.
+        /// Files that were tried, in order.
         tried: Vec<PathBuf>,
-        /// The folders that were searched for such files, and held none.
+        /// Folders that were searched and hold no such file.
         folders: Vec<PathBuf>,
-        /// The last of those files that is there all the same, and what the system's loader says of
-        /// it.
+        /// The last file that exists but does not load, and the loader's message.
         unloadable: Option<(PathBuf, String)>,
     },
     /// A library lacks a function that every release of CUDA 13 has.
-    #[error("{} has no function {name}, so it is not {library} of CUDA 13; {}", file.display(), library.advice())]
+    #[error("{} is not {library} of CUDA 13: it has no function {name}; {}", file.display(),
+        library.advice())]
     Function {
-        /// Which.
+        /// The library.
         library: Library,
         /// The file that was loaded.
         file: PathBuf,
-        /// The function.
+        /// The missing function.
         name: &'static str,
     },
-    /// The driver is older than the compiled kernels.
-    #[error("the CUDA driver serves CUDA {}.{}, and kernels need {}.{}: install a newer driver", found[0], found[1], required[0], required[1])]
+    /// The driver is too old for the compiled kernels.
+    #[error("the driver supports CUDA {}.{}, expected at least {}.{}; install a newer driver",
+        found[0], found[1], required[0], required[1])]
     OldDriver {
-        /// The newest release of CUDA that it serves: major, minor.
+        /// Newest CUDA release that the driver supports: major, minor.
         found: [i32; 2],
-        /// The oldest that is needed.
+        /// Oldest CUDA release that kernels need.
         required: [i32; 2],
     },
-    /// There is no such GPU.
-    #[error("there is no GPU {ordinal}: the driver sees {count}; {}", gpus_advice(*count))]
+    /// There is no GPU with this number.
+    #[error("GPU {ordinal} does not exist: the driver reports {count}; {}", gpus_advice(*count))]
     NoDevice {
-        /// The number asked for.
+        /// The requested number.
         ordinal: usize,
-        /// How many there are.
+        /// Number of GPUs.
         count: usize,
     },
-    /// The GPU is older than sparse tensor cores, or newer than this build.
-    #[error("{name} has compute capability {}.{}: kernels exist for {}; {}", capability[0], capability[1],
-        Architecture::ALL.map(Architecture::name).join(", "),
-        if *capability < [8, 0] { "choose a newer GPU" } else { "choose another GPU, or a newer release of sparse24" })]
+    /// The GPU has no sparse tensor cores, or is newer than this build.
+    #[error("{name} has compute capability {}.{}, expected one of {}; {}", capability[0],
+        capability[1], Architecture::ALL.map(Architecture::name).join(", "),
+        if *capability < [8, 0] { "choose a newer GPU" }
+        else { "choose another GPU, or a newer release of sparse24" })]
     Architecture {
-        /// The GPU.
+        /// The GPU's name.
         name: String,
-        /// What it has: major, minor.
+        /// Compute capability: major, minor.
         capability: [i32; 2],
     },
-    /// The GPU's memory does not suffice.
-    #[error(
-        "{name} needs {} for {purpose}, and {} MiB are free of {}: this process holds {} MiB{}, other processes and the driver {} MiB",
-        asked.map_or("more GPU memory".to_owned(), |asked| format!("{} MiB of GPU memory", mib(asked))),
-        mib(*free), mib(*total), mib(sum(held)), listed(held), mib(others(*free, *total, held))
-    )]
+    /// The GPU's memory is exhausted.
+    #[error("{name} needs {} for {purpose}, and {} of {} MiB are free: this process holds {} \
+        MiB{}, other processes and the driver {} MiB",
+        asked.map_or("more GPU memory".to_owned(), |asked| {
+            format!("{} MiB of GPU memory", mib(asked))
+        }),
+        mib(*free), mib(*total), mib(sum(held)), listed(held), mib(others(*free, *total, held)))]
     OutOfMemory {
-        /// What was to be allocated, loaded or launched.
+        /// The allocation, kernel or launch.
         name: String,
-        /// What for.
+        /// Its purpose.
         purpose: &'static str,
-        /// Bytes asked for; `None` where the driver keeps them to itself, or there are more than
-        /// can be counted.
+        /// Requested bytes; `None` if the driver allocates, or the number overflows.
         asked: Option<usize>,
-        /// Bytes free on the GPU.
+        /// Free bytes on the GPU.
         free: usize,
-        /// Bytes of the GPU.
+        /// Total bytes on the GPU.
         total: usize,
-        /// Bytes that the device holds, by purpose.
+        /// Bytes that this device holds, by purpose.
         held: Vec<(&'static str, usize)>,
     },
-    /// Another process leaves no room on the GPU.
+    /// Another process occupies the GPU.
     #[error(
-        "GPU {ordinal} cannot be opened: {reason}; wait for the other process, or choose another GPU"
+        "GPU {ordinal} cannot be opened: {reason}; wait for the other process, or choose \
+        another GPU"
     )]
     Occupied {
-        /// The number asked for.
+        /// The requested number.
         ordinal: usize,
-        /// What is in the way.
+        /// How it is occupied.
         reason: &'static str,
     },
     /// A kernel does not compile.
-    #[error("kernel {kernel} does not compile for {architecture}: {}; use NVRTC of CUDA 13, and report what it refuses", log.lines().find(|line| line.contains("error")).unwrap_or(log).trim_end())]
+    #[error("kernel {kernel} does not compile for {architecture}: {}; use NVRTC of CUDA 13, and \
+        report this error", log.lines().find(|line| line.contains("error")).unwrap_or(log).trim())]
     Compile {
-        /// Its file.
+        /// The kernel's file.
         kernel: &'static str,
-        /// What for.
+        /// The architecture it was compiled for.
         architecture: Architecture,
-        /// What the compiler said.
+        /// The compiler's log.
         log: String,
     },
-    /// A kernel has no form for this GPU.
-    #[error("{operation} has no kernel for {architecture}; do without plans of another GPU")]
+    /// There is no kernel for this GPU.
+    #[error("{operation} has no kernel for {architecture}; do not reuse plans of another GPU")]
     Unserved {
-        /// The operation that refused.
+        /// The operation.
         operation: &'static str,
         /// The GPU's architecture.
         architecture: Architecture,
     },
-    /// The driver refuses a call, or reports the failure of an earlier one.
-    #[error("{what}: the CUDA driver says {code}; {}", driver_advice(code))]
+    /// A call of the driver failed, or reports that an earlier operation failed.
+    #[error("{what}: the CUDA driver reports {code}; {}", driver_advice(code))]
     Driver {
         /// The call, or the kernel and its launch.
         what: String,
         /// The driver's name for the failure.
         code: String,
     },
-    /// The library of dense products refuses a call.
-    #[error("{what}: cuBLASLt says {code}; {}", blas_advice(code))]
+    /// A call of cuBLASLt failed.
+    #[error("{what}: cuBLASLt reports {code}; {}", blas_advice(code))]
     Blas {
         /// The call.
         what: String,
-        /// The library's name for the failure.
+        /// cuBLASLt's name for the failure.
         code: String,
     },
-    /// An operand has another shape than the other operands imply.
-    #[error("{operation}: {operand} should be {expected:?}, found {found:?}")]
+    /// An operand's shape does not match the other operands.
+    #[error("{operation}: {operand} has shape {found:?}, expected {expected:?}")]
     Shape {
-        /// The operation that refused.
+        /// The operation.
         operation: &'static str,
-        /// The operand that does not fit.
+        /// The operand.
         operand: &'static str,
         /// The shape that the other operands imply.
         expected: [usize; 2],
-        /// The shape given.
+        /// The operand's shape.
         found: [usize; 2],
     },
-    /// Rows of an operand do not follow each other without gaps.
-    #[error(
-        "{operation}: rows of {operand} are {columns} elements and should be no further apart, found {stride}"
-    )]
+    /// An operand must be contiguous, and has gaps between its rows.
+    #[error("{operation}: {operand} has rows {stride} elements apart, expected {columns}")]
     Gaps {
-        /// The operation that refused.
+        /// The operation.
         operation: &'static str,
-        /// The operand that does not fit.
+        /// The operand.
         operand: &'static str,
-        /// Elements of a row.
+        /// Elements per row.
         columns: usize,
         /// Elements from one row to the next.
         stride: usize,
     },
-    /// A number lies outside of its range.
+    /// A number is out of range.
     #[error("{operation}: {what} is {found}, expected {expected}")]
     OutOfRange {
-        /// The operation that refused.
+        /// The operation.
         operation: &'static str,
-        /// The number.
+        /// The number's name.
         what: &'static str,
-        /// What was given.
+        /// Its value.
         found: f64,
-        /// In words.
+        /// The range, in words.
         expected: &'static str,
     },
-    /// Rows of an operand do not begin where the kernel's wide accesses may.
-    #[error("{operation}: rows of {operand} must begin at multiples of {bytes} bytes")]
+    /// Rows of an operand are not aligned for the kernel's wide accesses.
+    #[error("{operation}: rows of {operand} must be {bytes}-byte aligned")]
     Alignment {
-        /// The operation that refused.
+        /// The operation.
         operation: &'static str,
-        /// The operand that does not fit.
+        /// The operand.
         operand: &'static str,
-        /// The alignment that the kernel needs.
+        /// Required alignment.
         bytes: usize,
     },
-    /// An output shares memory with another operand.
-    #[error("{operation}: {output} shares memory with {other}")]
+    /// An output overlaps another operand.
+    #[error("{operation}: {output} overlaps {other}")]
     Alias {
-        /// The operation that refused.
+        /// The operation.
         operation: &'static str,
         /// The output.
         output: &'static str,
-        /// The operand that it shares memory with.
+        /// The operand that it overlaps.
         other: &'static str,
     },
-    /// An operation that is done at once cannot be recorded.
-    #[error("{operation} cannot be part of what is recorded for replay")]
-    Recording {
-        /// The operation that refused.
+    /// The operation is not possible during the capture of a CUDA graph.
+    #[error("{operation} cannot be captured in a CUDA graph")]
+    Capturing {
+        /// The operation.
         operation: &'static str,
     },
-    /// A handle is of another device, or of memory that was given back.
-    #[error("{operation}: {operand} is a handle to memory that this device does not hold")]
+    /// A handle belongs to another device, or to memory that was freed.
+    #[error("{operation}: {operand} is not in memory that this device holds")]
     Stale {
-        /// The operation that refused.
+        /// The operation.
         operation: &'static str,
         /// The handle.
         operand: &'static str,
     },
-    /// A plan that was written down cannot be replayed.
+    /// A recorded plan cannot be used here.
     #[error("plan {key:?}: {problem}")]
     Recorded {
-        /// What it is for.
+        /// The product that it belongs to.
         key: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// A plan divides what the product does not have.
+    /// A plan schedules more tiles or parts than the product has.
     #[error("{operation}: plan {plan} does not fit m, n, k = {shape:?}")]
     Plan {
-        /// The operation that refused.
+        /// The operation.
         operation: &'static str,
         /// The plan.
         plan: Plan,
         /// m, n and k.
         shape: [usize; 3],
     },
-    /// A dimension is beyond what kernels count with.
-    #[error("{operation}: {what} is {found}, at most {limit}")]
+    /// A size exceeds what the kernel supports.
+    #[error("{operation}: {what} is {found}, expected at most {limit}")]
     TooLarge {
-        /// The operation that refused.
+        /// The operation.
         operation: &'static str,
-        /// The dimension.
+        /// The size's name.
         what: &'static str,
-        /// What was given.
+        /// Its value.
         found: usize,
-        /// The largest served.
+        /// Largest supported value.
         limit: usize,
     },
+}
+
+/// An error of the driver in the call `what`.
+pub(crate) fn driver_error(what: impl Into<String>, DriverError(code): DriverError) -> Error {
+    Error::Driver { what: what.into(), code: format!("{code:?}") }
 }
 
 fn paths(paths: &[PathBuf]) -> String {
@@ -254,8 +264,8 @@ fn others(free: usize, total: usize, held: &[(&'static str, usize)]) -> usize {
 }
 
 impl Error {
-    /// Whether memory would suffice if other processes held none; the driver's own share is counted
-    /// among theirs.
+    /// Whether the memory would suffice if other processes held none. The driver's own share counts
+    /// as theirs.
     #[must_use]
     pub fn waits_for_others(&self) -> bool {
         let Self::OutOfMemory { asked, free, total, held, .. } = self else { return false };
@@ -266,38 +276,36 @@ impl Error {
 
 fn gpus_advice(count: usize) -> String {
     match count {
-        0 => "see whether `nvidia-smi` lists one and CUDA_VISIBLE_DEVICES hides none".to_owned(),
+        0 => "check that `nvidia-smi` lists a GPU and CUDA_VISIBLE_DEVICES hides none".to_owned(),
         1 => "choose 0".to_owned(),
         count => format!("choose one of 0 to {}", count - 1),
     }
 }
 
-/// By the library's name for the failure.
 fn blas_advice(code: &str) -> &'static str {
     match code {
         "CUBLAS_STATUS_ALLOC_FAILED" | "CUBLAS_STATUS_NOT_INITIALIZED" => {
-            "see `nvidia-smi`: memory or the driver may not suffice for it"
+            "check `nvidia-smi`: the GPU may lack memory, or the driver may be too old"
         }
-        _ => "use cuBLASLt of CUDA 13, and report what it refuses",
+        _ => "use cuBLASLt of CUDA 13, and report this error",
     }
 }
 
-/// By the driver's name for the failure.
 fn driver_advice(code: &str) -> &'static str {
     match code {
         "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
         | "CUDA_ERROR_NOT_INITIALIZED"
         | "CUDA_ERROR_SYSTEM_NOT_READY"
-        | "CUDA_ERROR_UNKNOWN" => "reload or reinstall NVIDIA's driver, or restart the machine",
-        "CUDA_ERROR_STUB_LIBRARY" => "take the folder of CUDA's stubs out of LD_LIBRARY_PATH",
+        | "CUDA_ERROR_UNKNOWN" => "reload or reinstall the NVIDIA driver, or restart the machine",
+        "CUDA_ERROR_STUB_LIBRARY" => "remove CUDA's stubs folder from LD_LIBRARY_PATH",
         "CUDA_ERROR_ECC_UNCORRECTABLE"
         | "CUDA_ERROR_HARDWARE_STACK_ERROR"
-        | "CUDA_ERROR_CONTAINED" => "the GPU is damaged: see `nvidia-smi -q`, and choose another",
-        _ => "see `nvidia-smi` and the system's log, and report it if it comes again",
+        | "CUDA_ERROR_CONTAINED" => "the GPU is damaged: check `nvidia-smi -q`, choose another",
+        _ => "check `nvidia-smi` and the system log, and report the error if it recurs",
     }
 }
 
-/// What is worth a word.
+/// Purposes that hold at least a MiB.
 fn listed(held: &[(&'static str, usize)]) -> String {
     let large = held.iter().filter(|(_, bytes)| *bytes >= 1 << 20);
     let large: Vec<_> =
@@ -309,67 +317,50 @@ fn listed(held: &[(&'static str, usize)]) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_lack_of_memory_tells_who_holds_it() {
-        let mib = |count: usize| count << 20;
-        let held = vec![("weights", mib(30)), ("activations", mib(15) + 1), ("tables", 1)];
-        let error = Error::OutOfMemory {
-            name: "h.3.z".into(),
-            purpose: "activations",
-            asked: Some(mib(7)),
-            free: mib(4),
-            total: mib(100),
+    fn out_of_memory(asked: Option<usize>, free: usize, held: Vec<(&'static str, usize)>) -> Error {
+        let (name, purpose) = ("h.3.z".into(), "activations");
+        Error::OutOfMemory {
+            name,
+            purpose,
+            asked: asked.map(|mib| mib << 20),
+            free: free << 20,
+            total: 100 << 20,
             held,
-        };
-        assert_eq!(
-            error.to_string(),
-            "h.3.z needs 7 MiB of GPU memory for activations, and 4 MiB are free of 100: this process holds 46 MiB (weights 30, activations 16), \
-             other processes and the driver 51 MiB"
-        );
+        }
+    }
+
+    #[test]
+    fn out_of_memory_lists_the_holders() {
+        let held = vec![("weights", 30 << 20), ("activations", (15 << 20) + 1), ("tables", 1)];
+        let error = out_of_memory(Some(7), 4, held);
+        let text = error.to_string();
+        for part in ["7 MiB", "4 of 100", "46 MiB (weights 30, activations 16)", "driver 51 MiB"] {
+            assert!(text.contains(part), "{text}");
+        }
         assert!(error.waits_for_others());
     }
 
     #[test]
-    fn waiting_helps_only_where_others_hold_what_is_missing() {
-        let mib = |count: usize| count << 20;
-        let lack = |asked, free, held| {
-            let held = vec![("weights", mib(held))];
-            Error::OutOfMemory {
-                name: "norm".into(),
-                purpose: "weights",
-                asked,
-                free: mib(free),
-                total: mib(100),
-                held,
-            }
+    fn waiting_helps_if_others_hold_the_memory() {
+        let waits = |asked, free, held: usize| {
+            out_of_memory(asked, free, vec![("weights", held << 20)]).waits_for_others()
         };
-        assert!(lack(Some(mib(32)), 10, 5).waits_for_others());
-        assert!(!lack(Some(mib(96)), 10, 5).waits_for_others(), "more than the GPU has");
-        assert!(!lack(Some(mib(32)), 10, 60).waits_for_others(), "this process holds most");
-        let unknown = lack(None, 1, 5);
-        assert!(unknown.waits_for_others());
-        assert!(
-            unknown
-                .to_string()
-                .starts_with("norm needs more GPU memory for weights, and 1 MiB are free of 100: "),
-            "{unknown}"
-        );
+        assert!(waits(Some(32), 10, 5) && waits(None, 1, 5));
+        assert!(!waits(Some(96), 10, 5), "more than the GPU has");
+        assert!(!waits(Some(32), 10, 60), "this process holds most of it");
     }
 
     #[test]
-    fn what_to_do_depends_on_what_is_wrong() {
-        let none = Error::NoDevice { ordinal: 0, count: 0 }.to_string();
-        assert!(none.contains("CUDA_VISIBLE_DEVICES"), "{none}");
-        let beyond = Error::NoDevice { ordinal: 3, count: 2 }.to_string();
-        assert_eq!(beyond, "there is no GPU 3: the driver sees 2; choose one of 0 to 1");
-        let code = format!("{:?}", cudarc::driver::sys::CUresult::CUDA_ERROR_ECC_UNCORRECTABLE);
-        let damaged = Error::Driver { what: "replay".into(), code }.to_string();
-        assert!(damaged.contains("choose another"), "{damaged}");
-        let full = Error::Blas {
-            what: "opening the library".into(),
-            code: "CUBLAS_STATUS_ALLOC_FAILED".into(),
+    fn advice_fits_the_failure() {
+        let driver = |code: &str| Error::Driver { what: "replay".into(), code: code.into() };
+        let blas = |code: &str| Error::Blas { what: "open".into(), code: code.into() };
+        for (error, advice) in [
+            (Error::NoDevice { ordinal: 0, count: 0 }, "CUDA_VISIBLE_DEVICES"),
+            (Error::NoDevice { ordinal: 3, count: 2 }, "0 to 1"),
+            (driver("CUDA_ERROR_ECC_UNCORRECTABLE"), "choose another"),
+            (blas("CUBLAS_STATUS_ALLOC_FAILED"), "memory"),
+        ] {
+            assert!(error.to_string().contains(advice), "{error}");
         }
-        .to_string();
-        assert!(full.contains("memory"), "{full}");
     }
 }

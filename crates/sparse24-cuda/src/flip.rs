@@ -1,12 +1,11 @@
-//! In how many elements two masks differ.
+//! Counts the elements in which two masks differ.
 
 use crate::{
     Device, Error, Matrix,
-    launch::{Argument, Grid},
-    operand::check_packed,
+    launch::{Grid, arguments},
 };
 
-/// Adds to `count` `[1, 1]` the number of elements in which two masks `[r/4, q/4]` of tiles differ.
+/// Adds to `count` `[1, 1]` the number of elements in which two masks of tiles `[r/4, q/4]` differ.
 ///
 /// # Errors
 /// [`Error::Shape`], [`Error::Stale`], [`Error::Alias`], [`Error::Driver`].
@@ -16,15 +15,12 @@ pub fn flip_count(
     b: Matrix<u16>,
     count: Matrix<u64>,
 ) -> Result<(), Error> {
-    const OPERATION: &str = "flip count";
-    check_packed(device, OPERATION, "a", a, a.shape(), 16)?;
-    check_packed(device, OPERATION, "b", b, a.shape(), 16)?;
-    device.check(OPERATION, "count", count, [1, 1])?;
-    device.check_apart(OPERATION, ("count", count.span()), &[("a", a.span()), ("b", b.span())])?;
+    device
+        .checks("flip count")
+        .input("a", a, a.shape(), 16)?
+        .input("b", b, a.shape(), 16)?
+        .output("count", count, [1, 1], 8)?;
     let blocks = a.elements().div_ceil(8 * 256).min(8 * device.multiprocessors());
-    device.launch(
-        "flip_count",
-        Grid::line(blocks, 256),
-        &[a.into(), b.into(), count.into(), Argument::U64(a.elements() as u64)],
-    )
+    let tiles = a.elements() as u64;
+    device.launch("flip_count", Grid::line(blocks, 256), &arguments![a, b, count, tiles])
 }

@@ -1,38 +1,90 @@
-//! The table of all kernels: what dispatch, tests, the sanitizer's run, benches and
-//! `cargo xtask kernels` go through.
-//!
-//! A source is one operation. Adding a kernel is a file in `kernels/` and a line here.
+//! The table of all kernels. A new kernel is a file in `kernels/`, a row here, and its wrapper.
 
 use crate::Architecture;
 
 /// A file of kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Source {
-    /// Its name, without `.cu`.
+    /// File name without `.cu`.
     pub name: &'static str,
+    /// The purpose of its kernels.
+    pub kind: Kind,
     /// CUDA C++.
     pub text: &'static str,
-    /// The kernels in it.
+    /// Names of its kernels.
     pub entries: &'static [&'static str],
-    /// What it is compiled for.
+    /// Architectures that it is compiled for.
     pub serves: &'static [Architecture],
-    /// Whether a product and a sum may become one operation.
+    /// Whether the compiler may fuse products and sums.
     pub contraction: Contraction,
-    /// What the machine code of its kernels must contain.
+    /// Instructions that the machine code must contain.
     pub instructions: &'static [Instruction],
-    /// Bytes of local memory that a thread may use, where a few registers spilled pay for more
-    /// threads at once.
+    /// Bytes of local memory that a thread may use, where spilling a few registers pays for more
+    /// resident threads.
     pub local_memory: u32,
 }
 
-/// An instruction that kernels are written for.
+/// The purpose of work on the GPU, for profiles and reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// Sparse products of this crate.
+    SparseProduct,
+    /// Dense products of cuBLASLt.
+    DenseProduct,
+    /// Attention, forward and backward.
+    Attention,
+    /// Compression of sampled gradients.
+    Mvue,
+    /// Mask search, compression of weights, flip counts.
+    Mask,
+    /// LayerNorm with its residual sum.
+    Norm,
+    /// GELU, GEGLU, SwiGLU.
+    Activation,
+    /// Cross-entropy.
+    Loss,
+    /// Gradient norm and AdamW.
+    Optimizer,
+    /// Gradients of biases.
+    Bias,
+    /// Embeddings.
+    Embedding,
+    /// Dropout outside of attention.
+    Dropout,
+    /// Copies and fills.
+    Copy,
+}
+
+impl Kind {
+    /// The name in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SparseProduct => "sparse products",
+            Self::DenseProduct => "dense products",
+            Self::Attention => "attention",
+            Self::Mvue => "mvue",
+            Self::Mask => "masks and compression",
+            Self::Norm => "norm",
+            Self::Activation => "activation",
+            Self::Loss => "loss",
+            Self::Optimizer => "optimizer",
+            Self::Bias => "bias gradients",
+            Self::Embedding => "embedding",
+            Self::Dropout => "dropout",
+            Self::Copy => "copies and fills",
+        }
+    }
+}
+
+/// An instruction that kernels must contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Instruction {
-    /// As the disassembler names it, without modifiers.
+    /// The disassembler's name, without modifiers.
     pub name: &'static str,
-    /// How the names of these kernels begin.
+    /// Prefix of the names of these kernels.
     pub kernels: &'static str,
-    /// Where they have it.
+    /// Architectures on which they contain it.
     pub on: &'static [Architecture],
 }
 
@@ -41,22 +93,22 @@ pub struct Instruction {
 pub enum Contraction {
     /// Every operation rounds, as core defines it.
     Off,
-    /// Contracted: results lie within a bound.
+    /// Results are within a bound.
     On,
 }
 
-/// When a kernel's blocks may take their places.
+/// When a kernel's blocks may become resident.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// Once all that was queued before is done.
-    AfterPrevious,
-    /// Where the GPU can, once the previous kernel's blocks have all ended or let it start: it
-    /// waits by itself before it touches what others write.
+    /// Once all earlier work is done.
+    Late,
+    /// While the previous kernel ends (programmatic dependent launch): the kernel itself waits
+    /// before it touches memory that others write.
     Early,
 }
 
 impl Source {
-    /// What the machine code of a kernel must contain on an architecture.
+    /// Instructions that a kernel must contain on an architecture.
     pub fn instructions_of(
         &self,
         entry: &str,
@@ -68,21 +120,17 @@ impl Source {
         wanted.map(|wanted| wanted.name)
     }
 
-    /// When blocks of its kernels may take their places.
+    /// When blocks of its kernels may become resident.
     #[must_use]
     pub fn start(&self) -> Start {
-        if self.text.contains("#include \"early.cuh\"") {
-            Start::Early
-        } else {
-            Start::AfterPrevious
-        }
+        if self.text.contains("#include \"pdl.cuh\"") { Start::Early } else { Start::Late }
     }
 }
 
 /// A file that sources include.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// As it stands in `#include`.
+    /// Its name in `#include`.
     pub name: &'static str,
     /// CUDA C++.
     pub text: &'static str,
@@ -92,9 +140,11 @@ const ALL: &[Architecture] = &Architecture::ALL;
 const HOPPER: &[Architecture] = &[Architecture::Sm90a];
 
 macro_rules! sources {
-    ($($name:literal: $($entry:literal),+; $serves:expr, $contraction:ident $(, $instruction:literal in $kernels:literal on $on:expr)* $(, spills $bytes:literal)?;)+) => {
+    ($($name:literal $kind:ident: [$($entry:literal),+ $(,)?], $serves:expr, $contraction:ident
+        $(, $instruction:literal in $kernels:literal on $on:expr)* $(, spills $bytes:literal)?;)+) => {
         &[$(Source {
             name: $name,
+            kind: Kind::$kind,
             text: include_str!(concat!("../kernels/", $name, ".cu")),
             entries: &[$($entry),+],
             serves: $serves,
@@ -107,46 +157,82 @@ macro_rules! sources {
 
 /// All kernels.
 pub const SOURCES: &[Source] = sources! {
-    "activation": "gelu_forward", "gelu_backward", "geglu_forward", "geglu_backward", "swiglu_forward", "swiglu_backward"; ALL, On;
-    "adamw": "adamw_step"; ALL, Off;
-    "attention_backward": "attention_backward_64_queries", "attention_backward_64_keys", "attention_backward_128_queries", "attention_backward_128_keys",
-        "attention_backward_dropout_64_queries", "attention_backward_dropout_64_keys", "attention_backward_dropout_128_queries", "attention_backward_dropout_128_keys";
-        ALL, On, "HGMMA" in "attention" on HOPPER, spills 32;
-    "attention_forward": "attention_forward_64", "attention_forward_128", "attention_forward_dropout_64", "attention_forward_dropout_128";
-        ALL, On, "HGMMA" in "attention" on HOPPER, spills 32;
-    "bias_grad": "column_sums", "row_sums"; ALL, Off;
-    "compress_weight": "compress_weight", "compress_forward"; ALL, Off;
-    "dropout": "dropout"; ALL, Off;
-    "embedding": "embed_forward", "embed_sort", "embed_order", "embed_runs", "embed_join", "embed_positions"; ALL, Off;
-    "flip_count": "flip_count"; ALL, Off;
-    "grad_norm": "square_sums", "norm_of_sums"; ALL, Off;
-    "loss": "head_loss", "loss_forward", "loss_sum"; ALL, On;
-    "mask_search": "mask_search_f32", "mask_search_bf16", "row_mask_search_f32", "row_mask_search_bf16", "column_mask_search_f32",
-        "column_mask_search_bf16"; ALL, Off;
-    "mvue_compress": "mvue_compress_exact", "mvue_compress_approximate"; ALL, Off;
-    "norm": "norm_forward_1", "norm_forward_2", "norm_forward_4", "norm_forward_8", "norm_backward_1", "norm_backward_2", "norm_backward_3",
-        "norm_backward_4", "norm_backward_8", "norm_backward_16", "norm_parameters"; ALL, On;
-    "spmm24_mma": "spmm24_mma_straight", "spmm24_mma_transposed"; ALL, On, "HMMA.SP" in "spmm24_mma" on ALL;
-    "spmm24_sm90": "spmm24_transposed_384", "spmm24_transposed_256", "spmm24_straight_384", "spmm24_straight_320", "spmm24_straight_256",
-        "spmm24_gather", "spmm24_gather_transposed";
-        HOPPER, On, "HGMMA.SP" in "spmm24_transposed" on HOPPER, "HGMMA.SP" in "spmm24_straight" on HOPPER;
+    "activation" Activation: [
+        "gelu_forward", "gelu_backward", "geglu_forward", "geglu_backward", "swiglu_forward",
+        "swiglu_backward",
+    ], ALL, On;
+    "adamw" Optimizer: ["adamw_step"], ALL, Off;
+    "attention_backward" Attention: [
+        "attention_backward_64_queries", "attention_backward_64_keys",
+        "attention_backward_128_queries", "attention_backward_128_keys",
+        "attention_backward_dropout_64_queries", "attention_backward_dropout_64_keys",
+        "attention_backward_dropout_128_queries", "attention_backward_dropout_128_keys",
+        "attention_backward_64_lengths_queries", "attention_backward_64_lengths_keys",
+        "attention_backward_128_lengths_queries", "attention_backward_128_lengths_keys",
+        "attention_backward_dropout_64_lengths_queries",
+        "attention_backward_dropout_64_lengths_keys",
+        "attention_backward_dropout_128_lengths_queries",
+        "attention_backward_dropout_128_lengths_keys",
+    ], ALL, On, "HGMMA" in "attention" on HOPPER, spills 32;
+    "attention_forward" Attention: [
+        "attention_forward_64", "attention_forward_128",
+        "attention_forward_dropout_64", "attention_forward_dropout_128",
+        "attention_forward_64_lengths", "attention_forward_128_lengths",
+        "attention_forward_dropout_64_lengths", "attention_forward_dropout_128_lengths",
+    ], ALL, On, "HGMMA" in "attention" on HOPPER, spills 32;
+    "bias_grad" Bias: ["column_sums", "row_sums"], ALL, Off;
+    "compress_weight" Mask: ["compress_weight", "compress_forward"], ALL, Off;
+    "dropout" Dropout: ["dropout"], ALL, Off;
+    "embedding" Embedding: [
+        "embed_forward", "embed_sort", "embed_order", "embed_runs", "embed_join",
+        "embed_positions",
+    ], ALL, Off;
+    "flip_count" Mask: ["flip_count"], ALL, Off;
+    "grad_norm" Optimizer: ["square_sums", "norm_of_sums"], ALL, Off;
+    "loss" Loss: ["head_loss", "loss_forward", "loss_sum"], ALL, On;
+    "mask_search" Mask: [
+        "mask_search_f32", "mask_search_bf16", "row_mask_search_f32", "row_mask_search_bf16",
+        "column_mask_search_f32", "column_mask_search_bf16",
+    ], ALL, Off;
+    "mvue_compress" Mvue: ["mvue_compress_exact", "mvue_compress_approximate"], ALL, Off;
+    "norm" Norm: [
+        "norm_forward_1", "norm_forward_2", "norm_forward_4", "norm_forward_8",
+        "norm_backward_1", "norm_backward_2", "norm_backward_3",
+        "norm_backward_4", "norm_backward_8", "norm_backward_16",
+        "norm_backward_1_overwrite", "norm_backward_2_overwrite", "norm_backward_3_overwrite",
+        "norm_backward_4_overwrite", "norm_backward_8_overwrite", "norm_backward_16_overwrite",
+        "norm_parameters",
+    ], ALL, On;
+    "spmm24_mma" SparseProduct: ["spmm24_mma_straight", "spmm24_mma_transposed"],
+        ALL, On, "HMMA.SP" in "spmm24_mma" on ALL;
+    "spmm24_sm90" SparseProduct: [
+        "spmm24_transposed_384", "spmm24_transposed_256", "spmm24_straight_384",
+        "spmm24_straight_320", "spmm24_straight_256", "spmm24_gather", "spmm24_gather_transposed",
+    ], HOPPER, On, "HGMMA.SP" in "spmm24_transposed" on HOPPER,
+        "HGMMA.SP" in "spmm24_straight" on HOPPER;
 };
 
+macro_rules! headers {
+    ($($name:literal),+) => {
+        &[$(Header { name: $name, text: include_str!(concat!("../kernels/", $name)) }),+]
+    };
+}
+
 /// All headers.
-pub const HEADERS: &[Header] = &[
-    Header { name: "activation.cuh", text: include_str!("../kernels/activation.cuh") },
-    Header { name: "attention.cuh", text: include_str!("../kernels/attention.cuh") },
-    Header { name: "early.cuh", text: include_str!("../kernels/early.cuh") },
-    Header { name: "health.cuh", text: include_str!("../kernels/health.cuh") },
-    Header { name: "hopper.cuh", text: include_str!("../kernels/hopper.cuh") },
-    Header { name: "mvue.cuh", text: include_str!("../kernels/mvue.cuh") },
-    Header { name: "packed.cuh", text: include_str!("../kernels/packed.cuh") },
-    Header { name: "parameters.cuh", text: include_str!("../kernels/parameters.cuh") },
-    Header { name: "philox.cuh", text: include_str!("../kernels/philox.cuh") },
-    Header { name: "scalar.cuh", text: include_str!("../kernels/scalar.cuh") },
+pub const HEADERS: &[Header] = headers![
+    "activation.cuh",
+    "attention.cuh",
+    "health.cuh",
+    "hopper.cuh",
+    "mvue.cuh",
+    "packed.cuh",
+    "parameters.cuh",
+    "pdl.cuh",
+    "philox.cuh",
+    "scalar.cuh"
 ];
 
-/// The source with a kernel.
+/// The source of a kernel.
 pub(crate) fn source_of(entry: &str) -> Option<&'static Source> {
     SOURCES.iter().find(|source| source.entries.contains(&entry))
 }
@@ -155,22 +241,24 @@ pub(crate) fn source_of(entry: &str) -> Option<&'static Source> {
 mod tests {
     use super::*;
 
-    /// That a file has no others is for who compiles it to see: `cargo xtask kernels`.
+    /// `cargo xtask kernels` checks that files define no other kernels.
     #[test]
-    fn entries_stand_in_their_file_and_once_in_the_table() {
+    fn entries_are_in_their_file_and_once_in_the_table() {
         let mut seen = std::collections::HashSet::new();
         for source in SOURCES {
             assert!(!source.serves.is_empty(), "{} serves no GPU", source.name);
             for entry in source.entries {
-                assert!(seen.insert(entry), "{entry} stands twice");
-                assert!(source.text.contains(entry), "{} has no {entry}", source.name);
+                assert!(seen.insert(entry), "{entry} is listed twice");
+                let stem = ["_queries", "_keys"].iter().find_map(|end| entry.strip_suffix(end));
+                let stem = stem.unwrap_or(entry);
+                assert!(source.text.contains(stem), "{} has no {entry}", source.name);
             }
             assert!(source.text.contains("__global__"), "{} has no kernel", source.name);
         }
     }
 
     #[test]
-    fn every_file_opens_with_its_contract() {
+    fn every_file_starts_with_its_contract() {
         for source in SOURCES {
             let banner: String = source
                 .text
@@ -181,7 +269,7 @@ mod tests {
             for word in ["in ", "out ", "pre ", "ref "] {
                 assert!(
                     banner.contains(&format!("// {word}")),
-                    "{}: the banner does not say `{word}`",
+                    "{}: the banner has no `{word}`",
                     source.name
                 );
             }

@@ -1,12 +1,11 @@
-//! Hardware layouts of compressed matrices: which lane of which warp holds which value and which
-//! metadata.
+//! Hardware layouts of compressed matrices: the lane and warp that hold each value and nibble.
 //!
-//! Both sparse instructions, `wgmma.sp` with the sparse operand in registers and
-//! `mma.sp::ordered_metadata`, take the same fragments. A matrix `[m, k]` is cut into blocks of 64
-//! rows and 64 columns, block rows outermost; missing rows and columns are zeros that keep the
-//! first two of their group. A block is 4 KiB of values and 512 bytes of metadata.
+//! Both sparse instructions, `wgmma.sp` with its sparse operand in registers and
+//! `mma.sp::ordered_metadata`, use the same fragments. A matrix `[m, k]` is cut into blocks of 64 rows
+//! and 64 columns, block rows outermost; padding is zeros that keep the first two of their group. A
+//! block has 4 KiB of values and 512 bytes of metadata.
 //!
-//! Invariant: a layout is a bijection from the padded logical matrix. Deliberately absent: kernels.
+//! Invariant: a layout is a bijection from the padded logical matrix.
 
 use half::bf16;
 use ndarray::Array2;
@@ -14,9 +13,9 @@ use sparse24_core::{compressed::Compressed24, group::Pattern};
 
 /// Rows and columns of a block.
 pub const BLOCK: usize = 64;
-/// bf16 values of a block: two of every four.
+/// bf16 values of a block: two of every four elements.
 pub const BLOCK_VALUES: usize = BLOCK * BLOCK / 2;
-/// Words of metadata of a block: a nibble a group.
+/// 32-bit words of metadata of a block: a nibble per group.
 pub const BLOCK_METADATA: usize = BLOCK * BLOCK / 4 / 8;
 
 /// Blocks that cover a matrix `[m, k]`: `[ceil(m/64), ceil(k/64)]`.
@@ -35,8 +34,8 @@ pub const fn blocks([m, k]: [usize; 2]) -> [usize; 2] {
 pub struct FragmentMajor;
 
 impl FragmentMajor {
-    /// Where the kept value `[row, kept column]` of a matrix with `k` columns lies; there are k/2
-    /// kept columns.
+    /// The index of the kept value `[row, kept column]` of a matrix with `k` columns, of which k/2 are
+    /// kept.
     #[must_use]
     pub const fn index(self, [row, kept]: [usize; 2], k: usize) -> usize {
         let (block_row, block_column) = (row / BLOCK, kept / (BLOCK / 2));
@@ -61,8 +60,8 @@ impl FragmentMajor {
 pub struct LaneMajor;
 
 impl LaneMajor {
-    /// The word of the nibble of `[row, group]` of a matrix with `k` columns, and how far to the
-    /// left the nibble stands in it.
+    /// The word with the nibble of `[row, group]` of a matrix with `k` columns, and the nibble's
+    /// shift in it.
     #[must_use]
     pub const fn index(self, [row, group]: [usize; 2], k: usize) -> (usize, u32) {
         let (block_row, block_column) = (row / BLOCK, group / (BLOCK / 4));
@@ -79,13 +78,13 @@ impl LaneMajor {
 /// Values and metadata in hardware order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fragments {
-    /// In [`FragmentMajor`] order.
+    /// Values in [`FragmentMajor`] order.
     pub values: Vec<bf16>,
-    /// In [`LaneMajor`] order.
+    /// Metadata in [`LaneMajor`] order.
     pub metadata: Vec<u32>,
 }
 
-/// From core's logical layout to hardware order; padding keeps the first two, which are zero.
+/// Converts core's logical layout to hardware order. Padding is zeros that keep the first two.
 #[must_use]
 pub fn to_fragments(logical: &Compressed24<bf16>) -> Fragments {
     let [m, k] = logical.shape();
@@ -107,13 +106,13 @@ pub fn to_fragments(logical: &Compressed24<bf16>) -> Fragments {
     Fragments { values, metadata }
 }
 
-/// From hardware order to core's logical layout; padding is dropped.
+/// Converts hardware order to core's logical layout, without padding.
 ///
 /// # Errors
-/// [`sparse24_core::Error`] for a nibble that is no pattern, and unless `k` is a multiple of 4.
+/// [`sparse24_core::Error`] for an invalid nibble, or if `k` is not a multiple of 4.
 ///
 /// # Panics
-/// Unless there are as many values and words as the shape needs.
+/// If the number of values or words does not match the shape.
 pub fn from_fragments(
     fragments: &Fragments,
     [m, k]: [usize; 2],
@@ -164,7 +163,7 @@ mod tests {
         );
     }
 
-    /// By hand, from the instruction's description: lane 5 of warp 2 in step 1 holds rows 33 and
+    /// Derived by hand from the instruction's documentation: lane 5 of warp 2 in step 1 holds rows 33 and
     /// 41, kept columns 2, 3, 10, 11 of the step.
     #[test]
     fn a_lane_holds_what_the_instruction_reads() {

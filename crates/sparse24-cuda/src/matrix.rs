@@ -1,13 +1,13 @@
-//! Handles to a device's memory.
+//! Handles to device memory.
 //!
-//! Invariant: a handle lies within an allocation of the device whose mark it carries; the device
+//! Invariant: a handle lies within an allocation of the device whose mark it carries. A device
 //! refuses handles with another mark.
 
 use std::{marker::PhantomData, ops::Range};
 
 use half::bf16;
 
-/// What a device's memory can hold.
+/// An element type of device matrices.
 pub trait Scalar: Copy + Default + Send + Sync + sealed::Sealed + 'static {}
 
 mod sealed {
@@ -19,8 +19,8 @@ macro_rules! scalars {
 }
 scalars!(f32, bf16, u8, u16, u32, u64);
 
-/// A row-major `[rows, columns]` matrix on a device, or a rectangle of one: a plain handle, valid
-/// until its device is dropped or reset.
+/// A handle to a row-major `[rows, columns]` matrix on a device, or to a rectangle of one. It is
+/// valid until its device is dropped or reset.
 #[derive(Debug)]
 pub struct Matrix<T> {
     pub(crate) mark: u64,
@@ -44,42 +44,42 @@ impl<T: Scalar> Matrix<T> {
         self.shape
     }
 
-    /// Elements from one row to the next.
+    /// Elements from the start of one row to the next.
     #[must_use]
     pub const fn stride(self) -> usize {
         self.stride
     }
 
-    /// Elements.
+    /// Number of elements.
     #[must_use]
     pub const fn elements(self) -> usize {
         self.shape[0] * self.shape[1]
     }
 
-    /// Some rows.
+    /// The rectangle of these rows.
     ///
     /// # Panics
-    /// Outside of the shape.
+    /// If a row is out of bounds.
     #[must_use]
     pub fn rows(self, rows: Range<usize>) -> Self {
         assert!(
             rows.start <= rows.end && rows.end <= self.shape[0],
-            "rows {rows:?} outside of {:?}",
+            "rows {rows:?} are out of bounds of {:?}",
             self.shape
         );
         let address = self.address + (rows.start * self.stride * size_of::<T>()) as u64;
         Self { address, shape: [rows.len(), self.shape[1]], ..self }
     }
 
-    /// Some columns.
+    /// The rectangle of these columns.
     ///
     /// # Panics
-    /// Outside of the shape.
+    /// If a column is out of bounds.
     #[must_use]
     pub fn columns(self, columns: Range<usize>) -> Self {
         assert!(
             columns.start <= columns.end && columns.end <= self.shape[1],
-            "columns {columns:?} outside of {:?}",
+            "columns {columns:?} are out of bounds of {:?}",
             self.shape
         );
         Self {
@@ -89,11 +89,10 @@ impl<T: Scalar> Matrix<T> {
         }
     }
 
-    /// A rectangle whose first element is `offset` elements after this one's, with rows `stride`
-    /// elements apart.
+    /// A rectangle that starts `offset` elements after this one, with rows `stride` elements apart.
     ///
     /// # Panics
-    /// Outside of this matrix's memory.
+    /// If it extends beyond this matrix's memory.
     #[must_use]
     pub fn rectangle(self, offset: usize, shape: [usize; 2], stride: usize) -> Self {
         let out = Self {
@@ -104,27 +103,27 @@ impl<T: Scalar> Matrix<T> {
         };
         assert!(
             out.elements() == 0 || out.span().end <= self.span().end,
-            "{shape:?} at {offset} is outside of {:?}",
+            "{shape:?} at {offset} is out of bounds of {:?}",
             self.shape
         );
         out
     }
 
-    /// The same elements in another number of rows.
+    /// The same elements in another shape.
     ///
     /// # Panics
-    /// Unless the elements lie without gaps and are as many.
+    /// If there are gaps between rows, or the number of elements differs.
     #[must_use]
     pub fn reshaped(self, shape: [usize; 2]) -> Self {
         assert!(
             self.is_contiguous() && shape[0] * shape[1] == self.elements(),
-            "{:?} does not become {shape:?}",
+            "{:?} cannot become {shape:?}",
             self.shape
         );
         Self { shape, stride: shape[1], ..self }
     }
 
-    /// The same rows as bytes, which are compared where a NaN differs from itself.
+    /// The same rows as bytes.
     #[must_use]
     pub const fn as_bytes(self) -> Matrix<u8> {
         let (mark, address, [rows, columns], size) =
@@ -138,13 +137,13 @@ impl<T: Scalar> Matrix<T> {
         }
     }
 
-    /// Whether rows follow each other without gaps.
+    /// Whether there are no gaps between rows.
     #[must_use]
     pub const fn is_contiguous(self) -> bool {
         self.stride == self.shape[1] || self.shape[0] <= 1
     }
 
-    /// The bytes from the first element's to past the last's.
+    /// The addresses from the first element to the end of the last.
     pub(crate) fn span(self) -> Range<u64> {
         let elements = if self.elements() == 0 {
             0
@@ -154,7 +153,7 @@ impl<T: Scalar> Matrix<T> {
         self.address..self.address + (elements * size_of::<T>()) as u64
     }
 
-    /// Whether every row begins at a multiple of `bytes`.
+    /// Whether every row is `bytes`-aligned.
     pub(crate) const fn is_aligned(self, bytes: usize) -> bool {
         self.address.is_multiple_of(bytes as u64)
             && (self.shape[0] <= 1 || (self.stride * size_of::<T>()).is_multiple_of(bytes))
@@ -170,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn rectangles_lie_where_their_elements_do() {
+    fn rectangles_have_the_addresses_of_their_elements() {
         let of = matrix([6, 10]).rows(2..5).columns(4..8);
         assert_eq!((of.shape, of.stride, of.address), ([3, 4], 10, 4096 + 2 * (2 * 10 + 4)));
         assert_eq!(of.span(), of.address..of.address + 2 * (2 * 10 + 4));

@@ -1,37 +1,35 @@
-//! What a mask leaves of the weights, compressed for both products in one pass.
+//! Pruned weights, compressed for both products in one pass.
 //!
-//! Values are those of [`sparse24_core::prune::group`] rounded to bf16, in the order of
-//! [`layout`](crate::layout). Deliberately absent: which mask ([`crate::search`]).
+//! Values are those of [`sparse24_core::prune::group`], rounded to bf16, in the order of
+//! [`layout`](crate::layout).
 
 use sparse24_core::prune::ValueMap;
 
 use crate::{
     Device, Error, Matrix,
     compressed::Compressed,
-    launch::{Argument, Grid},
+    launch::{Argument, Grid, arguments},
     layout::blocks,
-    search::{check_tiled, check_tiles},
+    search::check_tiled,
 };
 
-/// What is compressed, and how. The kernels trust the mask: where it is not of the structure asked
-/// for, values and metadata are unspecified.
+/// Weights, their mask, and the map of kept values. Kernels trust the mask: if it lacks the required
+/// structure, values and metadata are unspecified.
 #[derive(Debug, Clone, Copy)]
 pub struct Pruned {
     /// Weights `[r, q]`.
     pub w: Matrix<f32>,
-    /// Their mask `[r/4, q/4]`.
+    /// Mask `[r/4, q/4]`.
     pub tiles: Matrix<u16>,
-    /// What becomes of a kept value.
+    /// How kept values are mapped.
     pub map: ValueMap,
 }
 
-/// Compresses S(w) `[r, q]` into `forward` and its transpose `[q, r]` into `dgrad`, both of the
-/// same values; the mask is transposable.
-///
-/// A NaN stays NaN, its payload does not.
+/// Compresses S(w) `[r, q]` into `forward` and its transpose `[q, r]` into `dgrad`, with the same
+/// values. The mask must be transposable. NaNs stay NaN, with any payload.
 ///
 /// # Errors
-/// [`Error::Semantics`] unless both lengths are multiples of 4; [`Error::Shape`], [`Error::Stale`],
+/// [`Error::Semantics`] unless r and q are multiples of 4; [`Error::Shape`], [`Error::Stale`],
 /// [`Error::Alignment`], [`Error::Alias`], [`Error::TooLarge`], [`Error::Driver`].
 pub fn compress_weight(
     device: &mut Device,
@@ -39,83 +37,55 @@ pub fn compress_weight(
     forward: Compressed,
     dgrad: Compressed,
 ) -> Result<(), Error> {
-    let [r, q] = pruned.w.shape();
-    let grid = pruned.check(
-        device,
-        [("forward", forward), ("dgrad", dgrad)].into_iter().zip([[r, q], [q, r]]),
-    )?;
-    let outputs = [
-        forward.values.into(),
-        forward.metadata.into(),
-        dgrad.values.into(),
-        dgrad.metadata.into(),
-    ];
-    device.launch("compress_weight", grid, &pruned.arguments(&outputs))
+    pruned.compress(device, "compress_weight", &[("forward", forward), ("dgrad", dgrad)])
 }
 
-/// Compresses S(w) `[r, q]` along its rows only, as [`compress_weight`] does; the mask is row-wise
-/// 2:4.
+/// Compresses S(w) `[r, q]` along its rows only. The mask must be 2:4 along rows.
 ///
 /// # Errors
-/// As [`compress_weight`].
+/// See [`compress_weight`].
 pub fn compress_forward(
     device: &mut Device,
     pruned: &Pruned,
     forward: Compressed,
 ) -> Result<(), Error> {
-    let grid = pruned.check(device, std::iter::once((("forward", forward), pruned.w.shape())))?;
-    device.launch(
-        "compress_forward",
-        grid,
-        &pruned.arguments(&[forward.values.into(), forward.metadata.into()]),
-    )
+    pruned.compress(device, "compress_forward", &[("forward", forward)])
 }
 
 impl Pruned {
-    fn check(
+    /// The outputs are S(w), and S(w)^T if there are two.
+    fn compress(
         &self,
-        device: &Device,
-        outputs: impl Iterator<Item = ((&'static str, Compressed), [usize; 2])>,
-    ) -> Result<Grid, Error> {
+        device: &mut Device,
+        entry: &'static str,
+        outputs: &[(&'static str, Compressed)],
+    ) -> Result<(), Error> {
         const OPERATION: &str = "compress weight";
-        const MOST_BLOCK_ROWS: usize = 65_535;
-        let Self { w, tiles, .. } = *self;
-        let shape = check_tiled(OPERATION, w.shape())?;
-        device.check_live(OPERATION, "w", w)?;
-        device.check_aligned(OPERATION, "w", w, 16)?;
-        check_tiles(device, OPERATION, "the mask", tiles, shape)?;
-        let mut others = vec![("w", w.span()), ("the mask", tiles.span())];
-        for ((operand, output), expected) in outputs {
-            output.check(device, OPERATION, operand, expected)?;
-            for span in [output.values.span(), output.metadata.span()] {
-                device.check_apart(OPERATION, (operand, span.clone()), &others)?;
-                others.push((operand, span));
-            }
+        const MAX_BLOCK_ROWS: usize = 65_535;
+        let Self { w, tiles, map } = *self;
+        let shape @ [r, q] = w.shape();
+        let [block_rows, block_columns] = blocks(shape);
+        let mut checks = device.checks(OPERATION);
+        let tiled = check_tiled(OPERATION, shape)?;
+        checks.strided("w", w, shape, 16)?.input("the mask", tiles, tiled, 2)?;
+        for ((operand, output), expected) in outputs.iter().zip([[r, q], [q, r]]) {
+            output.check_output(&mut checks, OPERATION, operand, expected)?;
         }
-        let [block_rows, block_columns] = blocks(w.shape());
-        for (what, found, limit) in [
-            ("the number of block rows", block_rows, MOST_BLOCK_ROWS),
-            ("the number of columns", w.shape()[1], i32::MAX as usize),
-        ] {
-            if found > limit {
-                return Err(Error::TooLarge { operation: OPERATION, what, found, limit });
-            }
-        }
-        Ok(Grid::plane([block_columns, block_rows], 256))
-    }
-
-    fn arguments(&self, outputs: &[Argument]) -> Vec<Argument> {
-        let [r, q] = self.w.shape().map(|length| Argument::U32(length as u32));
-        let (soft, scale) = match self.map {
+        checks.limit("the number of block rows", block_rows, MAX_BLOCK_ROWS)?.limit(
+            "the number of columns",
+            q,
+            i32::MAX as usize,
+        )?;
+        let (soft, scale) = match map {
             ValueMap::Identity => (0_u32, 1.0),
             ValueMap::SoftThreshold { scale } => (1, scale),
         };
-        let inputs = [self.w.into(), self.tiles.into()];
-        [
-            &inputs,
-            outputs,
-            &[Argument::U64(self.w.stride() as u64), r, q, soft.into(), scale.into()],
-        ]
-        .concat()
+        let outputs: Vec<Argument> = outputs
+            .iter()
+            .flat_map(|(_, output)| arguments![output.values, output.metadata])
+            .collect();
+        let sizes = arguments![w.stride() as u64, r as u32, q as u32, soft, scale];
+        let arguments = [&arguments![w, tiles], &outputs[..], &sizes].concat();
+        device.launch(entry, Grid::plane([block_columns, block_rows], 256), &arguments)
     }
 }

@@ -1,31 +1,29 @@
-//! Masks of whole matrices: the exact transposable search, and the two largest of every group.
+//! Mask search: the exact transposable search, and the two largest of every group.
 //!
-//! Every mask is that of [`sparse24_core::search`] bit for bit. Deliberately absent: the definition
-//! of the search and of its ties, which is core's.
+//! Every mask has the bits of [`sparse24_core::search`], which defines the search and its ties.
 
 use half::bf16;
 use sparse24_core::MaskKind;
 
 use crate::{
     Device, Error, Matrix, Scalar,
-    launch::{Argument, Grid},
-    operand::check_packed,
+    launch::{Grid, arguments},
 };
 
-/// Threads of a block: `THREADS` of the kernel.
+/// Threads per block: `THREADS` of the kernel.
 const THREADS: usize = 128;
 
-/// Blocks that a multiprocessor holds at once, at most.
+/// Largest number of resident blocks on a multiprocessor.
 const RESIDENT: usize = 2048 / THREADS;
 
-/// A storage type of weights that are searched.
+/// An element type of weights that masks are searched for.
 pub trait Weight: Scalar {
-    /// The kernels of this type.
+    /// The kernels for this type.
     #[doc(hidden)]
     const KERNELS: Entries;
 }
 
-/// The kernel of every kind of mask.
+/// A kernel for each kind of mask.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Entries {
@@ -49,13 +47,13 @@ impl Weight for bf16 {
     };
 }
 
-/// The mask of `w` `[r, q]` into `tiles` `[r/4, q/4]`, which [`sparse24_core::Mask::from_tiles`]
-/// takes.
+/// Computes the mask of `w` `[r, q]` into `tiles` `[r/4, q/4]`, as
+/// [`sparse24_core::Mask::from_tiles`] takes them.
 ///
-/// NaN counts as the largest magnitude; ties are core's.
+/// A NaN counts as the largest magnitude; ties are broken as in core.
 ///
 /// # Errors
-/// [`Error::Semantics`] unless both lengths are multiples of 4; [`Error::Shape`], [`Error::Stale`],
+/// [`Error::Semantics`] unless r and q are multiples of 4; [`Error::Shape`], [`Error::Stale`],
 /// [`Error::Alignment`], [`Error::Alias`], [`Error::TooLarge`], [`Error::Driver`].
 pub fn mask_search<T: Weight>(
     device: &mut Device,
@@ -64,50 +62,33 @@ pub fn mask_search<T: Weight>(
     tiles: Matrix<u16>,
 ) -> Result<(), Error> {
     const OPERATION: &str = "mask search";
-    let shape = check_tiled(OPERATION, w.shape())?;
-    device.check_live(OPERATION, "w", w)?;
-    device.check_aligned(OPERATION, "w", w, 4 * size_of::<T>())?;
-    check_tiles(device, OPERATION, "the mask", tiles, shape)?;
-    device.check_apart(OPERATION, ("the mask", tiles.span()), &[("w", w.span())])?;
+    let shape @ [rows, columns] = check_tiled(OPERATION, w.shape())?;
+    device
+        .checks(OPERATION)
+        .strided("w", w, w.shape(), 4 * size_of::<T>())?
+        .output("the mask", tiles, shape, 2)?
+        .limit("the number of tiles", tiles.elements(), u32::MAX as usize)?;
     let kernel = match kind {
         MaskKind::Transposable => T::KERNELS.transposable,
         MaskKind::RowWise => T::KERNELS.row_wise,
         MaskKind::ColumnWise => T::KERNELS.column_wise,
     };
-    let (found, limit) = (tiles.elements(), u32::MAX as usize);
-    if found > limit {
-        return Err(Error::TooLarge {
-            operation: OPERATION,
-            what: "the number of tiles",
-            found,
-            limit,
-        });
-    }
-    let [rows, columns] = tiles.shape();
-    let (rows, columns) = (rows as u32, columns as u32);
-    let resident = (device.multiprocessors() * RESIDENT) as u32;
-    let arguments = [
-        w.into(),
-        tiles.into(),
-        Argument::U64(w.stride() as u64),
-        rows.into(),
-        columns.into(),
-        resident.into(),
-    ];
-    device.launch(kernel, grid(tiles.shape()), &arguments)
+    let (stride, resident) = (w.stride() as u64, (device.multiprocessors() * RESIDENT) as u32);
+    let arguments = arguments![w, tiles, stride, rows as u32, columns as u32, resident];
+    device.launch(kernel, grid(shape), &arguments)
 }
 
-/// A warp takes 32 tiles of a row.
+/// A warp has 32 tiles of a row.
 fn grid([rows, columns]: [usize; 2]) -> Grid {
-    // The second and the third dimension of a grid.
-    const MOST: usize = 65_535;
+    /// Largest second and third dimension of a grid.
+    const MAX: usize = 65_535;
     let high = rows.div_ceil(THREADS / 32);
-    let planes = high.div_ceil(MOST) as u32;
-    let [x, y, _] = Grid::plane([columns.div_ceil(32), high.min(MOST)], 0).blocks;
+    let planes = high.div_ceil(MAX) as u32;
+    let [x, y, _] = Grid::plane([columns.div_ceil(32), high.min(MAX)], 0).blocks;
     Grid { blocks: [x, y, planes], threads: THREADS as u32, shared: 0 }
 }
 
-/// The shape of the tiles of a matrix.
+/// The number of tiles of a matrix: `[rows/4, columns/4]`.
 pub(crate) fn check_tiled(
     operation: &'static str,
     [rows, columns]: [usize; 2],
@@ -119,17 +100,6 @@ pub(crate) fn check_tiled(
     }
 }
 
-/// Tiles are live, of this shape and without gaps.
-pub(crate) fn check_tiles(
-    device: &Device,
-    operation: &'static str,
-    operand: &'static str,
-    tiles: Matrix<u16>,
-    shape: [usize; 2],
-) -> Result<(), Error> {
-    check_packed(device, operation, operand, tiles, shape, size_of::<u16>())
-}
-
 #[cfg(test)]
 mod tests {
     use sparse24_core::search::CODES;
@@ -137,13 +107,13 @@ mod tests {
     use super::THREADS;
 
     #[test]
-    fn the_kernels_constants_are_those_of_core_and_launch() {
+    fn constants_match_the_kernel() {
         let text = include_str!("../kernels/mask_search.cu");
         let table = text
             .split("CODES[128] = {")
             .nth(1)
             .and_then(|rest| rest.split('}').next())
-            .expect("the table");
+            .expect("a table");
         let codes: Vec<u16> = table
             .split(',')
             .filter_map(|word| word.trim().strip_prefix("0x"))

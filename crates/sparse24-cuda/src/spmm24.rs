@@ -1,46 +1,47 @@
-//! The sparse x dense product, on the sparse tensor cores: Hopper's own kernels, and one for every
-//! other GPU.
+//! The sparse x dense product on sparse tensor cores: TMA and wgmma kernels for Hopper, and a kernel
+//! for every other GPU.
 //!
-//! The sparse operand of the instruction is always on the left. So a layer whose activations are
-//! rows of features computes the transpose of its result, which the kernel turns while it stores:
-//! see [`spmm24_transposed`]. Invariant: a [`Plan`] decides how a product is computed and in which
-//! order it is summed, never what it is. Deliberately absent: where compressed operands come from.
+//! The instruction takes its sparse operand on the left. A layer whose activations are rows of
+//! features therefore computes the transpose of its result, and the kernel transposes it back while
+//! storing: see [`spmm24_transposed`]. A [`Plan`] decides how a product is computed and in which
+//! order it is summed.
 
 mod guess;
-mod plan;
-
-use std::ops::Range;
+mod instance;
 
 use half::bf16;
+use sparse24_core::op::Accumulate;
 
-pub use plan::{Form, NoPlan, Plan, Wgmma, plans};
-
+pub use crate::plan::{Form, NoPlan, Plan, Wgmma};
 use crate::{
-    Beta, Device, Error, Matrix, Scalar,
+    Architecture, Device, Error, Matrix,
     compressed::Compressed,
-    launch::{Argument, Grid},
+    device::Checks,
+    launch::{Grid, arguments},
     layout::BLOCK,
     tensor_map,
 };
+use guess::guess;
+use instance::{INSTANCES, schedule};
 
-/// The largest m, n and k: what grids and coordinates count with.
+/// The largest m, n and k.
 pub const MAX_SIZE: usize = 65_535 * BLOCK;
-/// Where rows must begin for the copy engine and 16-byte stores, and for the kernel without them.
+/// Alignment of rows for TMA and 16-byte stores, and for the kernel without them.
 const WIDE: usize = tensor_map::ALIGNMENT;
 const NARROW: usize = 8;
 
 /// Operands of [`spmm24_transposed`].
 #[derive(Debug, Clone, Copy)]
 pub struct Transposed {
-    /// The sparse operand `[m, k]`, m a multiple of 4.
+    /// The sparse operand `[m, k]`; m is a multiple of 4.
     pub a: Compressed,
     /// The transpose of the dense operand: `[n, k]`.
     pub b: Matrix<bf16>,
-    /// `[1, m]`, added to every row of the result.
+    /// Added to every row of the result: `[1, m]`.
     pub bias: Option<Matrix<f32>>,
-    /// The result's transpose `[n, m]`, overwritten.
+    /// The transpose of the result `[n, m]`, overwritten.
     pub d: Matrix<bf16>,
-    /// Memory for at least [`Plan::scratch`] numbers; what it holds is lost.
+    /// At least [`Plan::scratch`] elements.
     pub scratch: Matrix<f32>,
 }
 
@@ -49,27 +50,27 @@ pub struct Transposed {
 pub struct Straight {
     /// The sparse operand `[m, k]`.
     pub a: Compressed,
-    /// The dense operand `[k, n]`, n a multiple of 4. Up to three of its last rows may be missing;
+    /// The dense operand `[k, n]`; n is a multiple of 4. Up to three of its last rows may be missing;
     /// they count as zeros.
     pub b: Matrix<bf16>,
     /// The result `[m, n]`.
     pub d: Matrix<f32>,
-    /// What becomes of what it holds.
-    pub beta: Beta,
-    /// Memory for at least [`Plan::scratch`] numbers; what it holds is lost.
+    /// Whether the result is overwritten or added to.
+    pub accumulate: Accumulate,
+    /// At least [`Plan::scratch`] elements.
     pub scratch: Matrix<f32>,
 }
 
-/// D`[n,m]` = (decode(A)`[m,k]` B`[n,k]`^T)^T + bias: Z = X S(W)^T + bias of the forward pass, and
+/// D`[n,m]` = (decode(A)`[m,k]` B`[n,k]`^T)^T + bias: Z = X S(W)^T + bias in the forward pass, and
 /// dX = dZ S(W) with S(W)^T as A.
 ///
-/// Sums are in f32, in an order that depends on the plan and the shape alone; bias is added to them
-/// before the one rounding to bf16.
+/// Sums are f32, in an order that depends on the plan and the shape alone. The bias is added before
+/// the result is rounded to bf16.
 ///
 /// # Errors
 /// [`Error::Shape`]; [`Error::Semantics`] unless m is a multiple of 4; [`Error::Alignment`] unless
-/// rows of B and D begin at multiples of 16 bytes (8 suffice for [`Plan::Mma`], all that [`plans`]
-/// then offers); [`Error::Unserved`] for a plan of another GPU; [`Error::Alias`], [`Error::Stale`],
+/// rows of B and D are 16-byte aligned (8 for [`Plan::Mma`], which [`plans`] then offers alone);
+/// [`Error::Unserved`] for a plan of another GPU; [`Error::Alias`], [`Error::Stale`],
 /// [`Error::TooLarge`], [`Error::Driver`].
 pub fn spmm24_transposed(
     device: &mut Device,
@@ -80,48 +81,45 @@ pub fn spmm24_transposed(
     let Transposed { a, b, bias, d, scratch } = *operands;
     let ([m, k], n) = (a.shape(), b.shape()[0]);
     let plan = plan.unless_empty(k);
-    check_sizes(OPERATION, m, [m, n, k])?;
-    a.check(device, OPERATION, "a", [m, k])?;
-    device.check(OPERATION, "b", b, [n, k])?;
-    device.check(OPERATION, "d", d, [n, m])?;
-    let mut inputs = vec![("a", a.values.span()), ("a", a.metadata.span()), ("b", b.span())];
-    if let Some(bias) = bias {
-        device.check(OPERATION, "bias", bias, [1, m])?;
-        inputs.push(("bias", bias.span()));
-    }
-    check_memory(device, OPERATION, plan, &inputs, b, d, scratch)?;
+    let alignment = alignment(plan);
+    let mut checks = device.checks(OPERATION);
+    check_sizes(&mut checks, OPERATION, m, [m, n, k])?;
+    a.check_input(&mut checks, OPERATION, "a", [m, k])?;
+    checks.strided("b", b, [n, k], alignment)?.optional("bias", bias, [1, m], 4)?.strided_output(
+        "d",
+        d,
+        [n, m],
+        alignment,
+    )?;
+    check_scratch(&mut checks, OPERATION, scratch, plan)?;
     if m == 0 || n == 0 {
         return Ok(());
     }
-    let (values, metadata, bias) = (a.values.into(), a.metadata.into(), bias.into());
+    let (b_stride, d_stride) = (b.stride() as u64, d.stride() as u64);
     match plan {
-        Plan::Mma => {
-            let sizes = [m, n, k].map(|length| Argument::U32(length as u32));
-            let operands = [b.into(), stride(b), values, metadata, bias, d.into(), stride(d)];
-            device.launch(
-                "spmm24_mma_transposed",
-                mma_grid([m, n]),
-                &[&operands[..], &sizes].concat(),
-            )
-        }
+        Plan::Mma => device.launch(
+            "spmm24_mma_transposed",
+            mma_grid([m, n]),
+            &arguments![
+                b, b_stride, a.values, a.metadata, bias, d, d_stride, m as u32, n as u32, k as u32
+            ],
+        ),
         Plan::Wgmma(wgmma) => {
-            let launches =
-                wgmma.launches(OPERATION, device.architecture(), Form::Transposed, [m, n, k])?;
-            let maps = [
-                tensor_map::swizzled(b, launches.rows_of_b)?,
-                tensor_map::swizzled(d, launches.rows_of_d)?,
-            ];
-            let operands = [maps[0], maps[1], values, metadata, bias, scratch.into()];
+            let schedule =
+                schedule(wgmma, OPERATION, device.architecture(), Form::Transposed, [m, n, k])?;
+            let map_b = tensor_map::swizzled(b, schedule.rows_of_b)?;
+            let map_d = tensor_map::swizzled(d, schedule.rows_of_d)?;
+            let operands = arguments![map_b, map_d, a.values, a.metadata, bias, scratch];
             device.launch(
-                launches.entry,
-                launches.grid,
-                &[&operands[..], &launches.sizes].concat(),
+                schedule.entry,
+                schedule.grid,
+                &[&operands[..], &schedule.sizes].concat(),
             )?;
-            let operands = [scratch.into(), bias, d.into(), stride(d)];
+            let operands = arguments![scratch, bias, d, d_stride];
             device.launch(
                 "spmm24_gather_transposed",
-                launches.gather_grid,
-                &[&operands[..], &launches.gather_sizes].concat(),
+                schedule.gather_grid,
+                &[&operands[..], &schedule.gather_sizes].concat(),
             )
         }
     }
@@ -129,107 +127,131 @@ pub fn spmm24_transposed(
 
 /// D`[m,n]` (+)= decode(A)`[m,k]` B`[k,n]`: dW = MVUE(dZ^T) X.
 ///
-/// Sums are in f32, in an order that depends on the plan and the shape alone.
+/// Sums are f32, in an order that depends on the plan and the shape alone.
 ///
 /// # Errors
-/// [`Error::Shape`]; [`Error::Semantics`] unless m and n are multiples of 4; [`Error::Alignment`]
-/// unless rows of B begin at multiples of 16 bytes and those of D too (8 suffice for [`Plan::Mma`],
-/// all that [`plans`] then offers); [`Error::Unserved`] for a plan of another GPU;
-/// [`Error::Alias`], [`Error::Stale`], [`Error::TooLarge`], [`Error::Driver`].
+/// As for [`spmm24_transposed`], with n a multiple of 4 too.
 pub fn spmm24(device: &mut Device, operands: &Straight, plan: Plan) -> Result<(), Error> {
     const OPERATION: &str = "spmm24";
-    let Straight { a, b, d, beta, scratch } = *operands;
+    let Straight { a, b, d, accumulate, scratch } = *operands;
     let ([m, k], [rows, n]) = (a.shape(), b.shape());
     let plan = plan.unless_empty(k);
-    check_sizes(OPERATION, m, [m, n, k])?;
-    check_sizes(OPERATION, n, [m, n, k])?;
-    a.check(device, OPERATION, "a", [m, k])?;
-    device.check(OPERATION, "b", b, [if rows.next_multiple_of(4) == k { rows } else { k }, n])?;
-    device.check(OPERATION, "d", d, [m, n])?;
-    let inputs = [("a", a.values.span()), ("a", a.metadata.span()), ("b", b.span())];
-    check_memory(device, OPERATION, plan, &inputs, b, d, scratch)?;
+    let alignment = alignment(plan);
+    let mut checks = device.checks(OPERATION);
+    check_sizes(&mut checks, OPERATION, m, [m, n, k])?;
+    check_sizes(&mut checks, OPERATION, n, [m, n, k])?;
+    a.check_input(&mut checks, OPERATION, "a", [m, k])?;
+    let b_rows = if rows.next_multiple_of(4) == k { rows } else { k };
+    checks.strided("b", b, [b_rows, n], alignment)?.strided_output("d", d, [m, n], alignment)?;
+    check_scratch(&mut checks, OPERATION, scratch, plan)?;
     if m == 0 || n == 0 {
         return Ok(());
     }
-    let (values, metadata) = (a.values.into(), a.metadata.into());
-    let result = [d.into(), stride(d), Argument::U32(u32::from(beta == Beta::Accumulate))];
+    let add = u32::from(accumulate == Accumulate::Add);
+    let result = arguments![d, d.stride() as u64, add];
     match plan {
         Plan::Mma => {
-            let sizes = [m, n, k, rows].map(|length| Argument::U32(length as u32));
-            let inputs = [b.into(), stride(b), values, metadata];
-            device.launch(
-                "spmm24_mma_straight",
-                mma_grid([m, n]),
-                &[&inputs[..], &result, &sizes].concat(),
-            )
+            let inputs = arguments![b, b.stride() as u64, a.values, a.metadata];
+            let sizes = arguments![m as u32, n as u32, k as u32, rows as u32];
+            let arguments = [&inputs[..], &result, &sizes].concat();
+            device.launch("spmm24_mma_straight", mma_grid([m, n]), &arguments)
         }
         Plan::Wgmma(wgmma) => {
-            let launches =
-                wgmma.launches(OPERATION, device.architecture(), Form::Straight, [m, n, k])?;
-            let inputs =
-                [tensor_map::swizzled(b, launches.rows_of_b)?, values, metadata, scratch.into()];
+            let schedule =
+                schedule(wgmma, OPERATION, device.architecture(), Form::Straight, [m, n, k])?;
+            let map_b = tensor_map::swizzled(b, schedule.rows_of_b)?;
+            let inputs = arguments![map_b, a.values, a.metadata, scratch];
             device.launch(
-                launches.entry,
-                launches.grid,
-                &[&inputs[..], &result, &launches.sizes].concat(),
+                schedule.entry,
+                schedule.grid,
+                &[&inputs[..], &result, &schedule.sizes].concat(),
             )?;
             device.launch(
                 "spmm24_gather",
-                launches.gather_grid,
-                &[&[scratch.into()], &result[..], &launches.gather_sizes].concat(),
+                schedule.gather_grid,
+                &[&arguments![scratch][..], &result, &schedule.gather_sizes].concat(),
             )
         }
     }
 }
 
-/// The result and the scratch lie apart and are large enough, and rows begin where the plan's
-/// kernels read and write.
-fn check_memory<D: Scalar>(
-    device: &Device,
-    operation: &'static str,
-    plan: Plan,
-    inputs: &[(&'static str, Range<u64>)],
-    b: Matrix<bf16>,
-    d: Matrix<D>,
-    scratch: Matrix<f32>,
-) -> Result<(), Error> {
-    let bytes = if plan == Plan::Mma { NARROW } else { WIDE };
-    device.check_aligned(operation, "b", b, bytes)?;
-    device.check_aligned(operation, "d", d, bytes)?;
-    device.check_apart(operation, ("d", d.span()), inputs)?;
-    let needed = plan.scratch();
-    device.check_live(operation, "scratch", scratch)?;
-    if scratch.elements() < needed || !scratch.is_contiguous() {
-        return Err(Error::Shape {
-            operation,
-            operand: "scratch",
-            expected: [1, needed],
-            found: scratch.shape(),
-        });
+impl Plan {
+    /// Checks that this GPU can compute a product `[m, n, k]` with this plan.
+    ///
+    /// # Errors
+    /// [`Error::Unserved`] for a plan of another GPU; [`Error::Plan`] if it does not fit the shape.
+    pub fn check(self, device: &Device, form: Form, shape: [usize; 3]) -> Result<(), Error> {
+        match self {
+            Self::Mma => Ok(()),
+            Self::Wgmma(wgmma) => {
+                schedule(wgmma, "a sparse product", device.architecture(), form, shape).map(drop)
+            }
+        }
     }
-    device.check_aligned(operation, "scratch", scratch, WIDE)?;
-    device.check_apart(
-        operation,
-        ("scratch", scratch.span()),
-        &[inputs, &[("d", d.span())]].concat(),
-    )
+}
+
+/// All plans worth timing for a product `[m, n, k]` whose rows are aligned to `alignment` bytes, with
+/// the one that should be fastest first.
+///
+/// # Errors
+/// [`Error::Compile`], [`Error::Library`], [`Error::Driver`]: the number of resident tiles is a
+/// property of the compiled kernels.
+pub fn plans(
+    device: &mut Device,
+    form: Form,
+    shape: [usize; 3],
+    alignment: usize,
+) -> Result<Vec<Plan>, Error> {
+    let mut guesses: Vec<(f64, Plan)> = Vec::new();
+    if device.architecture() == Architecture::Sm90a
+        && !shape.contains(&0)
+        && alignment.is_multiple_of(WIDE)
+    {
+        for instance in INSTANCES.iter().filter(|instance| instance.form == form) {
+            let residents = device.resident_blocks(instance.entry, instance.grid(1), 2)? as u32 / 2;
+            let (cost, wgmma) = guess(instance.columns, form, shape, residents);
+            guesses.push((cost, Plan::Wgmma(wgmma)));
+        }
+    }
+    guesses.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    Ok(guesses.into_iter().map(|(_, plan)| plan).chain([Plan::Mma]).collect())
+}
+
+/// Alignment of rows that a plan's kernels need.
+fn alignment(plan: Plan) -> usize {
+    if plan == Plan::Mma { NARROW } else { WIDE }
+}
+
+/// The scratch is large enough and overlaps nothing.
+fn check_scratch(
+    checks: &mut Checks<'_>,
+    operation: &'static str,
+    scratch: Matrix<f32>,
+    plan: Plan,
+) -> Result<(), Error> {
+    let (needed, found) = (plan.scratch(), scratch.shape());
+    if scratch.elements() < needed {
+        let (operand, expected) = ("scratch", [1, needed]);
+        return Err(Error::Shape { operation, operand, expected, found });
+    }
+    checks.output("scratch", scratch, found, WIDE)?;
+    Ok(())
 }
 
 fn mma_grid([m, n]: [usize; 2]) -> Grid {
     Grid::plane([n.div_ceil(BLOCK), m.div_ceil(BLOCK)], 128)
 }
 
-fn stride<T: Scalar>(matrix: Matrix<T>) -> Argument {
-    Argument::U64(matrix.stride() as u64)
-}
-
-/// `grouped` is a multiple of 4, and nothing is larger than kernels count.
-fn check_sizes(operation: &'static str, grouped: usize, sizes: [usize; 3]) -> Result<(), Error> {
+/// `grouped` is a multiple of 4, and no size is too large.
+fn check_sizes(
+    checks: &mut Checks<'_>,
+    operation: &'static str,
+    grouped: usize,
+    [m, n, k]: [usize; 3],
+) -> Result<(), Error> {
     if !grouped.is_multiple_of(4) {
         return Err(sparse24_core::Error::NotGrouped { operation, length: grouped }.into());
     }
-    match sizes.into_iter().zip(["m", "n", "k"]).find(|&(size, _)| size > MAX_SIZE) {
-        Some((found, what)) => Err(Error::TooLarge { operation, what, found, limit: MAX_SIZE }),
-        None => Ok(()),
-    }
+    checks.limit("m", m, MAX_SIZE)?.limit("n", n, MAX_SIZE)?.limit("k", k, MAX_SIZE)?;
+    Ok(())
 }

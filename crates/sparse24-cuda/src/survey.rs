@@ -1,7 +1,5 @@
-//! What of CUDA this machine has: each library, each GPU, and whether kernels would run there.
-//!
-//! Deliberately absent: contexts and memory on a GPU. Nothing is opened, so that a survey disturbs
-//! nobody.
+//! What this machine offers for CUDA: libraries, GPUs, and compiled kernels. No context is created,
+//! so a survey does not disturb other processes.
 
 use std::path::PathBuf;
 
@@ -10,54 +8,53 @@ use cudarc::driver::{DriverError, result, sys};
 use crate::{
     Architecture, Error,
     cache::Cache,
-    compile,
-    device::driver_error,
-    driver,
+    compile, driver,
+    error::driver_error,
     kernels::{SOURCES, Source},
     library::Library,
 };
 
-/// A machine, as far as CUDA is concerned.
+/// The libraries and GPUs of this machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Survey {
-    /// Each library with the file that it is, or [`Error::Library`].
+    /// Each library with its file, or [`Error::Library`].
     pub libraries: Vec<(Library, Result<PathBuf, Error>)>,
-    /// What the driver says, or why there is none that serves.
+    /// The driver, or why none is usable.
     pub driver: Result<Driver, Error>,
 }
 
-/// What the driver says.
+/// The driver and its GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Driver {
-    /// The newest release of CUDA that it serves: major, minor.
+    /// Newest CUDA release that it supports: major, minor.
     pub release: [i32; 2],
-    /// In the order of their numbers.
+    /// GPUs, by number.
     pub gpus: Vec<Gpu>,
 }
 
-/// A GPU that the driver sees.
+/// A GPU that the driver reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
-    /// Its name.
+    /// The driver's name for it.
     pub name: String,
-    /// Major, minor.
+    /// Compute capability: major, minor.
     pub capability: [i32; 2],
-    /// Of memory.
+    /// Bytes of memory.
     pub bytes: usize,
-    /// What kernels are compiled for; `None` where none exist.
+    /// The architecture that kernels are compiled for; `None` if there are none.
     pub architecture: Option<Architecture>,
 }
 
-/// Compiled kernels of an architecture.
+/// Kernel files for an architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kernels {
-    /// Sources that serve it.
+    /// Number of files.
     pub all: usize,
-    /// Those of them that were compiled before, and are kept.
+    /// How many of them are in the cache.
     pub kept: usize,
 }
 
-/// Looks for every library and every GPU; what is missing is part of the answer.
+/// Looks for every library and GPU.
 #[must_use]
 pub fn survey() -> Survey {
     Survey {
@@ -68,13 +65,12 @@ pub fn survey() -> Survey {
 
 fn driver() -> Result<Driver, Error> {
     let release = driver::start()?;
-    let said = |what: &str| {
-        let what = what.to_owned();
-        move |error: DriverError| driver_error(what, error)
-    };
-    let count = result::device::get_count().map_err(said("counting GPUs"))?;
+    let count =
+        result::device::get_count().map_err(|error| driver_error("counting GPUs", error))?;
     let gpus = (0..count)
-        .map(|ordinal| gpu(ordinal).map_err(said(&format!("asking about GPU {ordinal}"))))
+        .map(|ordinal| {
+            gpu(ordinal).map_err(|error| driver_error(format!("querying GPU {ordinal}"), error))
+        })
         .collect::<Result<_, _>>()?;
     Ok(Driver { release, gpus })
 }
@@ -85,7 +81,7 @@ fn gpu(ordinal: i32) -> Result<Gpu, DriverError> {
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
     };
     let device = result::device::get(ordinal)?;
-    // SAFETY: the device is one that the driver just named.
+    // SAFETY: the driver just returned this device.
     let (bytes, major, minor) = unsafe {
         (
             result::device::total_mem(device)?,
@@ -102,11 +98,11 @@ fn gpu(ordinal: i32) -> Result<Gpu, DriverError> {
     })
 }
 
-/// Whether a GPU of an architecture would have its kernels: all are kept in the user's folder, or
-/// the first that is not compiles (and is kept).
+/// Checks that kernels are available for an architecture: all are in the user's cache, or the first
+/// that is not can be compiled (and is cached).
 ///
 /// # Errors
-/// Those of [`compile`](crate::compile()).
+/// See [`compile`](crate::compile()).
 pub fn kernels(architecture: Architecture) -> Result<Kernels, Error> {
     kernels_in(&Cache::of_user(), architecture)
 }
@@ -130,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_survey_answers_on_any_machine() {
+    fn a_survey_works_on_any_machine() {
         let Survey { libraries, driver } = survey();
         assert_eq!(libraries.iter().map(|(library, _)| *library).collect::<Vec<_>>(), Library::ALL);
         let there =
@@ -146,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_that_are_kept_need_no_compiler() {
+    fn cached_kernels_need_no_compiler() {
         let folder = tempfile::tempdir().expect("a folder");
         let cache = Cache::at(folder.path());
         let serving = |source: &&Source| source.serves.contains(&Architecture::Sm80);

@@ -1,26 +1,24 @@
-//! Descriptions of matrices for the bulk copy engine, which moves boxes of them and takes what lies
-//! outside as zero.
-//!
-//! Deliberately absent: which box goes where.
+//! Tensor maps: descriptions of matrices for TMA, which copies boxes of them and reads zeros out of
+//! bounds.
 
-use cudarc::driver::sys;
+use cudarc::driver::sys::{self, CUtensorMap};
 use half::bf16;
 
-use crate::{Error, Matrix, device::driver_error, launch::Argument};
+use crate::{Error, Matrix, error::driver_error};
 
-/// Where rows of a matrix that the copy engine moves must begin.
+/// Alignment of rows that TMA copies, in bytes.
 pub(crate) const ALIGNMENT: usize = 16;
 
-/// A row-major matrix, moved in boxes of 64 (128 bytes) or fewer columns and `rows` rows, swizzled
-/// in shared memory by 128 bytes.
-pub(crate) fn swizzled(matrix: Matrix<bf16>, rows: u32) -> Result<Argument, Error> {
+/// A row-major matrix, copied in boxes of at most 64 columns (128 bytes) and `rows` rows, with the
+/// 128-byte swizzle in shared memory.
+pub(crate) fn swizzled(matrix: Matrix<bf16>, rows: u32) -> Result<CUtensorMap, Error> {
     assert!(matrix.is_aligned(ALIGNMENT) && matrix.elements() > 0 && rows <= 256, "checked before");
     let [height, width] = matrix.shape().map(|length| length as u64);
-    // A single row may have any stride, which the driver would check all the same.
+    // The driver checks the stride even of a single row, where it does not matter.
     let stride = if height == 1 { width.next_multiple_of(8) } else { matrix.stride() as u64 };
     let mut map = std::mem::MaybeUninit::uninit();
-    // SAFETY: every array has as many elements as there are dimensions, two (strides: one less);
-    // the driver checks their values and only writes the map.
+    // SAFETY: every array has an element per dimension (strides: one less); the driver checks their
+    // values and only writes the map.
     unsafe {
         sys::cuTensorMapEncodeTiled(
             map.as_mut_ptr(),
@@ -38,7 +36,7 @@ pub(crate) fn swizzled(matrix: Matrix<bf16>, rows: u32) -> Result<Argument, Erro
         )
     }
     .result()
-    .map_err(|error| driver_error("describing a matrix to the copy engine".into(), error))?;
-    // SAFETY: the call succeeded, so the map is written.
-    Ok(Argument::TensorMap(unsafe { map.assume_init() }))
+    .map_err(|error| driver_error("encoding a tensor map", error))?;
+    // SAFETY: the call succeeded, so the map is initialized.
+    Ok(unsafe { map.assume_init() })
 }

@@ -7,14 +7,13 @@
 use std::{hint::black_box, time::Instant};
 
 use ndarray::Array2;
-use sparse24_cpu::{
-    gemm::{Beta, matmul},
-    on_threads, threads,
-};
+use sparse24_core::op::Accumulate;
+use sparse24_cpu::{gemm::matmul, on_threads, threads};
 use sparse24_run::config::preset;
 use sparse24_train::{
     backend::{Arithmetic, cpu::CpuBackend},
-    trainer::{Batches, FlipSampling, Trainer},
+    objective::{Batch, Objective},
+    trainer::{FlipSampling, Trainer},
 };
 
 const VOCABULARY: usize = 65;
@@ -22,15 +21,13 @@ const ROUNDS: usize = 150;
 
 struct Random;
 
-impl Batches for Random {
-    fn fill(&self, step: u32, micro_step: u32, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) {
-        let tokens = (0..12 * 64 + 1)
-            .map(|at| (at * 7919 + step * 104_729 + micro_step) % VOCABULARY as u32)
-            .collect::<Vec<_>>();
-        inputs.clear();
-        targets.clear();
-        inputs.extend_from_slice(&tokens[..12 * 64]);
-        targets.extend_from_slice(&tokens[1..]);
+impl Objective for Random {
+    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) {
+        let token = |at: u32| (at * 7919 + step * 104_729 + micro_step) % VOCABULARY as u32;
+        batch.clear();
+        batch.tokens.extend((0..12 * 64).map(token));
+        batch.targets.extend((1..12 * 64 + 1).map(token));
+        batch.counted = batch.targets.len();
     }
 }
 
@@ -59,11 +56,11 @@ impl Products {
 
     /// Forward, dgrad and wgrad.
     fn run(&mut self) {
-        matmul(self.x.view(), self.w.t(), self.z.view_mut(), Beta::Overwrite)
+        matmul(self.x.view(), self.w.t(), self.z.view_mut(), Accumulate::Overwrite)
             .expect("the shapes agree");
-        matmul(self.z.view(), self.w.view(), self.dx.view_mut(), Beta::Overwrite)
+        matmul(self.z.view(), self.w.view(), self.dx.view_mut(), Accumulate::Overwrite)
             .expect("the shapes agree");
-        matmul(self.z.t(), self.x.view(), self.dw.view_mut(), Beta::Overwrite)
+        matmul(self.z.t(), self.x.view(), self.dw.view_mut(), Accumulate::Overwrite)
             .expect("the shapes agree");
         black_box(&self.dw);
     }

@@ -6,7 +6,7 @@
 use std::{env, error::Error, path::Path};
 
 use sparse24_run::interchange::{Dtype, Gpt2Config, Values, export, import};
-use sparse24_train::nn::linear24::Bias;
+use sparse24_train::nn::Bias;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let [from, to] = <[String; 2]>::try_from(env::args().skip(1).collect::<Vec<_>>())

@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 use toml::Table;
 
 use crate::{Error, data::TokenizerKind};
+use sparse24_core::op::Activation;
 use sparse24_train::{
-    backend::{Activation, Arithmetic, BackendSettings, Launches},
-    model::gpt2::{Recompute, Sparsify},
+    backend::{Arithmetic, BackendSettings, Launches},
+    model::{ActivationCheckpointing, Sparsify, gpt2},
 };
 
 mod check;
@@ -85,11 +86,19 @@ pub struct ModelConfig {
     /// Linear layers that a method may prune.
     pub sparsify: Sparsify,
     /// Activations that the backward pass recomputes instead of keeping; changes no result.
-    pub activation_checkpointing: Recompute,
+    pub activation_checkpointing: ActivationCheckpointing,
 }
 
 impl ModelConfig {
     const NEUTRAL: &[&str] = &["activation_checkpointing"];
+
+    /// The parameter whose rows are the vocabulary.
+    #[must_use]
+    pub fn token_table(&self) -> &'static str {
+        match self.kind {
+            ModelKind::Gpt2 => gpt2::TOKEN_TABLE,
+        }
+    }
 }
 
 /// A model architecture.
@@ -260,7 +269,7 @@ impl BackendConfig {
     #[must_use]
     pub fn settings(&self) -> BackendSettings {
         let Self { arithmetic, gpu, cuda_graphs, .. } = *self;
-        let launches = if cuda_graphs { Launches::Replayed } else { Launches::Queued };
+        let launches = if cuda_graphs { Launches::Captured } else { Launches::Eager };
         let folders =
             std::env::split_paths(&self.libraries).filter(|folder| !folder.as_os_str().is_empty());
         BackendSettings { arithmetic, gpu, launches, libraries: folders.collect() }

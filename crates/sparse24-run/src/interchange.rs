@@ -14,7 +14,7 @@ mod import;
 #[cfg(test)]
 mod tests;
 
-pub use config::Gpt2Config;
+pub use config::{Gpt2Config, shapes};
 pub use export::{Dtype, Exported, Values, export};
 pub use import::import;
 

@@ -38,7 +38,7 @@ mod training;
 #[cfg(test)]
 mod tests;
 
-pub use components::{open_dataset, run_config};
+pub use components::{CausalLm, open_dataset, run_config};
 pub use directory::{RunDirectory, lock};
 pub use identity::of_dataset;
 pub use imported::save_imported;

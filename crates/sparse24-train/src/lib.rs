@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`backend`] | the contract with a device, and one adaptor per device |
 //! | [`nn`], [`model`] | layers with forward and backward written out, and models made of them |
+//! | [`objective`] | batches, as a pure function of (seed, step, micro-step), and metrics |
 //! | [`method`], [`optim`], [`schedule`] | a training method, an optimizer, a learning rate: values |
 //! | [`trainer`] | the training loop as a state machine, one optimizer step at a time |
 //! | [`estimate`] | the cost of a run before it runs |
@@ -16,6 +17,7 @@ pub mod estimate;
 pub mod method;
 pub mod model;
 pub mod nn;
+pub mod objective;
 pub mod optim;
 pub mod schedule;
 pub mod trainer;

@@ -1,3 +1,171 @@
-//! Models: the layers of [`crate::nn`] in an order, with names that checkpoints keep.
+//! Models: layers of [`crate::nn`] in an order, forward and backward.
+//!
+//! A new model is one file here, one variant of [`ModelSpec`], and a table of names in the crate
+//! that imports and exports weights.
+
+use sparse24_core::op::Activation;
+
+use crate::{
+    Error,
+    backend::{Backend, Extent, Requirement, ShapeOnly, Tensor},
+    method::Method,
+    nn::{BatchShape, Builder, ParameterSpec, Pass, Sparsity},
+    objective::Batch,
+};
 
 pub mod gpt2;
+
+pub use gpt2::Gpt2Spec;
+
+/// A model on a device. Parameters are declared when it is built, see [`Builder::parameter`].
+pub trait Model: Send {
+    /// Copies a batch to the device, for the calls that follow.
+    fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result<(), Error>;
+
+    /// Forward and backward of the uploaded batch: [`Model::loss`], and the gradients of the step's
+    /// loss scale times it.
+    fn train(&self, pass: &mut Pass<'_>) -> Result<(), Error>;
+
+    /// Forward of the uploaded batch: [`Model::loss`].
+    fn evaluate(&self, pass: &mut Pass<'_>) -> Result<(), Error>;
+
+    /// The summed loss of the last batch `[1, 1]`.
+    fn loss(&self) -> Tensor;
+
+    /// The logits after the last token of one sequence.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a model that does not generate text; errors from the backend.
+    fn next_logits(&self, _: &mut Pass<'_>, _: &[u32]) -> Result<Vec<f32>, Error> {
+        Err(Error::Setting {
+            key: "model.kind".to_owned(),
+            problem: "this model does not generate text".to_owned(),
+        })
+    }
+}
+
+/// A model as numbers: what a recipe holds.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum ModelSpec {
+    /// GPT-2.
+    Gpt2(Gpt2Spec),
+}
+
+impl ModelSpec {
+    /// Allocates parameters and activations.
+    ///
+    /// # Errors
+    /// Errors of the allocations; sparsifiable shapes must consist of 4x4 tiles.
+    pub fn build(
+        &self,
+        builder: &mut Builder<'_>,
+        checkpointing: ActivationCheckpointing,
+    ) -> Result<Box<dyn Model>, Error> {
+        match self {
+            Self::Gpt2(spec) => Ok(Box::new(gpt2::Gpt2::new(builder, *spec, checkpointing)?)),
+        }
+    }
+
+    /// Token ids.
+    #[must_use]
+    pub fn vocabulary(&self) -> usize {
+        match self {
+            Self::Gpt2(spec) => spec.vocabulary,
+        }
+    }
+
+    /// The declarations of all parameters, in order.
+    ///
+    /// # Errors
+    /// [`Error::Semantics`] for a sparsifiable shape that does not consist of 4x4 tiles.
+    pub fn parameters(&self) -> Result<Vec<ParameterSpec>, Error> {
+        let (mut backend, method) = (ShapeOnly::weightless(), Method::dense());
+        let shape = BatchShape { size: 1, sequence_length: 1 };
+        let mut builder = Builder::new(&mut backend, &method, shape);
+        self.build(&mut builder, ActivationCheckpointing::None)?;
+        let parameters = builder.into_parameters();
+        Ok(parameters.iter().map(|parameter| parameter.spec.clone()).collect())
+    }
+
+    /// Name and elements of every parameter that masks may prune, in order.
+    ///
+    /// # Errors
+    /// Errors of [`Self::parameters`].
+    pub fn sparsifiable(&self) -> Result<Vec<(String, u64)>, Error> {
+        let parameters = self.parameters()?.into_iter();
+        let sparsifiable = parameters.filter(|spec| spec.sparsity == Sparsity::Sparsifiable);
+        Ok(sparsifiable
+            .map(|spec| (spec.name, spec.shape.map(|n| n as u64).iter().product()))
+            .collect())
+    }
+
+    /// The sizes that a backend may limit, for batches of this shape.
+    #[must_use]
+    pub fn requirements(&self, batch: BatchShape, dropout: f32) -> Vec<Requirement> {
+        let Extents { d_model, heads, d_ff, activation } = match self {
+            Self::Gpt2(spec) => spec.extents(),
+        };
+        let product = |sizes: &[usize]| sizes.iter().fold(1_usize, |p, &n| p.saturating_mul(n));
+        let tokens = product(&[batch.size, batch.sequence_length]);
+        let columns_in = activation.columns_in();
+        let gated = if columns_in > 1 { product(&[tokens, d_ff]) } else { 0 };
+        let dropped = |sizes: &[usize]| if dropout > 0.0 { product(sizes) } else { 0 };
+        let (stream, scores) =
+            (dropped(&[tokens, d_model]), dropped(&[tokens, batch.sequence_length, heads]));
+        let rows = [
+            (Extent::NormWidth, "model.d_model", "the width of norms", d_model),
+            (
+                Extent::HeadDim,
+                "model.heads",
+                "the head dimension, model.d_model / model.heads,",
+                d_model / heads.max(1),
+            ),
+            (Extent::RowWidth, "model.d_ff", "the feed-forward width", d_ff),
+            (
+                Extent::ProductColumns,
+                "model.d_ff",
+                "the number of columns into the activation",
+                d_ff.saturating_mul(columns_in),
+            ),
+            (Extent::ProductColumns, "batch.size", "the tokens of a micro-batch", tokens),
+            (Extent::GatedElements, "batch.size", "the gated activations of a micro-batch", gated),
+            (Extent::DropoutElements, "batch.size", "the residual stream under dropout", stream),
+            (Extent::DropoutElements, "batch.size", "the attention scores under dropout", scores),
+        ];
+        rows.map(|(extent, key, what, value)| Requirement { extent, key, what, value }).into()
+    }
+}
+
+/// The sizes of a transformer that a backend may limit.
+#[derive(Debug, Clone, Copy)]
+struct Extents {
+    d_model: usize,
+    heads: usize,
+    d_ff: usize,
+    activation: Activation,
+}
+
+/// Which linear layers masks may prune.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
+pub enum Sparsify {
+    /// The feed-forward layers.
+    Ffn,
+    /// The feed-forward layers and the attention projections.
+    FfnAndAttention,
+}
+
+/// Activation checkpointing: what the backward pass computes again instead of keeping it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
+pub enum ActivationCheckpointing {
+    /// Nothing.
+    #[default]
+    None,
+    /// A block's activations, from its input: a fifth to a third more arithmetic per step, the same
+    /// bits, and the memory of one block instead of all.
+    Blocks,
+}

@@ -1,26 +1,42 @@
-//! Layers: forward and backward written out, no tape. A layer holds handles; a [`Pass`] says how it
-//! runs.
+//! Layers: forward and backward written out, no tape.
 //!
-//! Data walks one way: a layer reads activations that its caller owns and writes activations that
-//! its caller owns.
+//! A layer holds handles to its parameters; a [`Pass`] says how it runs. Data flows one way: a
+//! layer reads activations that its caller owns and writes activations that its caller owns.
+//! Allocations and operations return the errors of the backend.
 
 use sparse24_core::{
-    mvue::Estimator,
-    philox::{Purpose, Site},
+    op::{Accumulate, Dropout},
+    philox::Site,
 };
 
 use crate::{
     Error,
-    backend::{Backend, Beta, Dropout, Tensor},
+    backend::{
+        Backend, Op, Tensor,
+        op::{Copy, DropoutOp},
+    },
     method::Phase,
 };
 
-pub mod attention;
-pub mod embedding;
-pub mod ffn;
-pub mod linear24;
-pub mod norm;
-pub mod parameter;
+mod attention;
+mod builder;
+mod embedding;
+mod ffn;
+mod head;
+mod linear24;
+mod norm;
+mod parameter;
+
+pub use attention::{Attention, AttentionActivations, AttentionSpec, Projections, Streams};
+pub use builder::{BatchShape, Builder};
+pub use embedding::{Embedding, Sharing};
+pub use ffn::{Ffn, FfnActivations, FfnSpec};
+pub use head::{Head, HeadBuffers};
+pub use linear24::{Bias, Linear24, LinearSpec, Through};
+pub use norm::{Norm, NormActivations};
+pub use parameter::{
+    DecayTable, Handle, Init, Parameter, ParameterSpec, Parameters, Pruned, Sparsity,
+};
 
 /// How a forward or backward pass runs.
 pub struct Pass<'a> {
@@ -28,53 +44,67 @@ pub struct Pass<'a> {
     pub backend: &'a mut dyn Backend,
     /// The operands of the products.
     pub phase: &'a Phase,
-    /// Sequences in the batch.
-    pub sequences: usize,
-    /// Tokens a sequence.
-    pub context: usize,
-    /// The probability of dropout; 0 when evaluating.
+    /// Size of the batch.
+    pub batch: BatchShape,
+    /// Probability of dropout; 0 when evaluating.
     pub dropout: f32,
-    /// Whether parameter gradients begin anew or add up.
-    pub beta: Beta,
-    /// Who looks at gradients before they are sampled; nobody in a recorded segment.
+    /// Whether parameter gradients are overwritten or added to.
+    pub accumulate: Accumulate,
+    /// Called after every operation; absent while a graph is captured.
     pub watch: Option<&'a mut Watch<'a>>,
 }
 
-/// Called for every output gradient that is about to be sampled.
-pub type Watch<'a> = dyn FnMut(&mut dyn Backend, SampledGradient) -> Result<(), Error> + 'a;
-
-/// An output gradient that is about to be sampled.
-#[derive(Debug, Clone, Copy)]
-pub struct SampledGradient {
-    /// The weight whose gradient it is for.
-    pub weight: Tensor,
-    /// dZ `[p, r]`.
-    pub dz: Tensor,
-    /// How it will be sampled.
-    pub estimator: Estimator,
-}
+/// Called after an operation, with the backend to look at its operands.
+pub type Watch<'a> = dyn FnMut(&mut dyn Backend, &Op<'_>) -> Result<(), Error> + 'a;
 
 impl Pass<'_> {
     /// p: tokens in the batch.
     #[must_use]
     pub fn tokens(&self) -> usize {
-        self.sequences * self.context
+        self.batch.tokens()
     }
 
-    /// The dropout of one place in the model; none when its probability is 0.
+    /// The rows of a buffer that this batch uses.
     #[must_use]
-    pub fn dropout_at(&self, place: u32) -> Option<Dropout> {
-        (self.dropout > 0.0)
-            .then(|| Dropout { p: self.dropout, site: Site::new(Purpose::Dropout, place) })
+    pub fn rows(&self, buffer: Tensor) -> Tensor {
+        buffer.first_rows(self.tokens())
     }
 
-    /// Drops elements of `x` in place, or of its gradient.
-    ///
-    /// # Errors
-    /// Those of [`Backend::dropout`].
-    pub fn drop_in_place(&mut self, x: Tensor, place: u32) -> Result<(), Error> {
-        match self.dropout_at(place) {
-            Some(dropout) => self.backend.dropout(x, dropout),
+    /// Executes one operation.
+    pub fn run<'op>(&mut self, op: impl Into<Op<'op>>) -> Result<(), Error> {
+        self.sequence(&[op.into()])
+    }
+
+    /// Executes operations that a backend may fuse, see [`Backend::sequence`].
+    pub fn sequence(&mut self, ops: &[Op<'_>]) -> Result<(), Error> {
+        let Some(watch) = &mut self.watch else { return self.backend.sequence(ops) };
+        ops.iter().try_for_each(|op| {
+            self.backend.execute(op)?;
+            watch(self.backend, op)
+        })
+    }
+
+    /// The dropout at a site; none when its probability is 0.
+    #[must_use]
+    pub fn dropout_at(&self, site: Site) -> Option<Dropout> {
+        (self.dropout > 0.0).then_some(Dropout { p: self.dropout, site })
+    }
+
+    /// The gradient before a dropout, for a gradient `d` that also flows past it: `d` itself
+    /// without dropout, else a copy.
+    pub fn before_dropout(&mut self, d: Tensor, copy: Tensor, site: Site) -> Result<Tensor, Error> {
+        if self.dropout_at(site).is_none() {
+            return Ok(d);
+        }
+        self.run(Copy { from: d, to: copy })?;
+        self.drop_in_place(copy, site)?;
+        Ok(copy)
+    }
+
+    /// Drops elements of `x`, or of its gradient, in place.
+    pub fn drop_in_place(&mut self, x: Tensor, site: Site) -> Result<(), Error> {
+        match self.dropout_at(site) {
+            Some(dropout) => self.run(DropoutOp { x, dropout }),
             None => Ok(()),
         }
     }

@@ -1,13 +1,13 @@
-//! The training loop as a state machine: one optimizer step at a time, on any backend, with any
-//! method.
+//! The training loop as a state machine: one optimizer step at a time, on any backend, for any
+//! model, with any method.
 //!
 //! ```text
 //! step t:  micro-batches (forward, backward)  ->  gradient norm  ->  AdamW with masked decay  ->  w_t
-//!          then: a phase that watches Adam's variance ends, or not; in a sparse phase masks are searched anew when due, and S(w_t) rebuilt once
+//!          then: a phase that watches Adam's variance may end; in a sparse phase, masks are searched
+//!          again when a refresh is due, and S(w_t) is rebuilt once
 //! ```
 //!
-//! The state after step t is a function of (seed, recipe, data) alone. Deliberately absent: files,
-//! clocks, terminals.
+//! The state after step t is a function of (seed, recipe, data) alone.
 
 use std::{
     num::NonZeroU32,
@@ -17,23 +17,28 @@ use std::{
     },
 };
 
-use sparse24_core::{MaskKind, flip::flip_rate};
+use sparse24_core::{
+    MaskKind,
+    flip::flip_rate,
+    op::{Accumulate, StepState},
+};
 
 use crate::{
     Error,
-    backend::{Backend, Beta, DType, MaskId, Plans, Region, SegmentId, StepState, TableId, Tensor},
-    method::{Method, Phase, PhaseKind, Until},
-    model::gpt2::{BatchShape, Gpt2, Gpt2Shape, Recompute},
-    nn::{
-        Pass,
-        parameter::{Masked, Parameter, Parameters},
+    backend::{
+        Backend, Capabilities, DType, GraphId, MaskId, Plans, Region, TableId, Tensor,
+        op::{Copy, GradNorm, MaskSearch, OptimizerStep},
     },
+    method::{DgradOperand, Method, Phase, PhaseKind, Until},
+    model::{ActivationCheckpointing, Model, ModelSpec},
+    nn::{BatchShape, Builder, DecayTable, Parameters, Pass},
+    objective::{Batch, Evaluation, Metrics, Objective},
     optim::AdamW,
     schedule::Schedule,
 };
 
 use self::{
-    operands::{Memory, Refreshed, pruned},
+    operands::{Memory, Refreshed},
     settling::Variances,
 };
 
@@ -48,22 +53,22 @@ pub use instruments::{GradientNoise, MaskChange};
 pub use sampler::Sampler;
 pub use state::{ParameterState, Progress};
 
-/// All that determines a run, besides its data.
+/// Everything that determines a run, besides its data.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recipe {
     /// The model.
-    pub model: Gpt2Shape,
+    pub model: ModelSpec,
     /// How it is trained.
     pub method: Method,
     /// Optimizer steps, T.
     pub steps: u32,
-    /// A micro-batch.
+    /// The shape of a micro-batch.
     pub batch: BatchShape,
-    /// What its backward pass computes again.
-    pub recompute: Recompute,
-    /// Micro-batches an optimizer step.
-    pub accumulation: NonZeroU32,
-    /// Probability of dropout.
+    /// What the backward pass computes again.
+    pub checkpointing: ActivationCheckpointing,
+    /// Micro-batches per optimizer step.
+    pub gradient_accumulation_steps: NonZeroU32,
+    /// Probability of dropout, in `[0, 1)`.
     pub dropout: f32,
     /// The optimizer.
     pub optimizer: AdamW,
@@ -71,7 +76,7 @@ pub struct Recipe {
     pub weight_decay: f32,
     /// The learning rate.
     pub schedule: Schedule,
-    /// Of everything random.
+    /// Seed for all random draws.
     pub seed: u64,
 }
 
@@ -79,61 +84,80 @@ impl Recipe {
     /// Tokens of one optimizer step.
     #[must_use]
     pub fn tokens_per_step(&self) -> u64 {
-        (self.batch.sequences * self.batch.context) as u64 * u64::from(self.accumulation.get())
+        self.batch.tokens() as u64 * u64::from(self.gradient_accumulation_steps.get())
+    }
+
+    /// Whether a backend with these capabilities can train it.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] names the first key that is wrong.
+    pub fn check(&self, capabilities: &Capabilities) -> Result<(), Error> {
+        self.method.check(self.steps)?;
+        check_method(&self.method, capabilities)?;
+        let requirements = self.model.requirements(self.batch, self.dropout);
+        requirements.iter().try_for_each(|requirement| capabilities.check(requirement))
     }
 }
 
-/// Where micro-batches come from: a pure function of (seed, step, micro-step).
-pub trait Batches {
-    /// Fills `[sequences * context]` inputs and their next tokens.
-    fn fill(&self, step: u32, micro_step: u32, inputs: &mut Vec<u32>, targets: &mut Vec<u32>);
+/// Refuses a method for which the backend lacks an operation.
+fn check_method(method: &Method, capabilities: &Capabilities) -> Result<(), Error> {
+    let refuse = |key: &str, choice: &str| {
+        let backend = capabilities.backend;
+        let problem = format!(
+            "the backend {backend} has no kernel for {choice} yet; use --backend cpu or another method"
+        );
+        Err(Error::Setting { key: key.to_owned(), problem })
+    };
+    for phase in &method.phases {
+        match (phase.dgrad, phase.mask()) {
+            (DgradOperand::AsForward, Some(kind)) if !capabilities.dgrad_masks.contains(&kind) => {
+                return refuse(
+                    "method.dgrad",
+                    &format!("the dgrad of {kind} pruned weights, which is a dense product"),
+                );
+            }
+            (DgradOperand::Permuted, _) if !capabilities.permuted_masks => {
+                return refuse("method.dgrad", "permuted masks");
+            }
+            _ => {}
+        }
+    }
+    if method.watches_variance() && !capabilities.l1_distance {
+        return refuse("method.phases", "a phase that ends when Adam's variance has settled");
+    }
+    Ok(())
 }
 
-/// What is evaluated: windows of one context.
-pub trait Windows {
-    /// How many there are.
-    fn count(&self) -> usize;
-    /// Fills `[sequences, context]` inputs and targets from window `first` on; targets of
-    /// [`crate::backend::HeadLoss::IGNORE`] do not count. Gives the number that do.
-    fn fill(
-        &self,
-        first: usize,
-        sequences: usize,
-        inputs: &mut Vec<u32>,
-        targets: &mut Vec<u32>,
-    ) -> usize;
-}
-
-/// Whether a step also samples the flip rate: two more mask searches.
+/// Whether a step also samples the flip rate: two more mask searches per weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlipSampling {
-    /// It does.
+    /// The flip rate is sampled.
     Sample,
-    /// It does not.
+    /// It is not.
     Skip,
 }
 
-/// What one optimizer step did.
+/// The outcome of one optimizer step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepOutcome {
-    /// t.
+    /// t, from 1.
     pub step: u32,
-    /// Of the phase.
+    /// The kind of its phase.
     pub phase: PhaseKind,
-    /// Mean loss a token, before the update.
+    /// Mean loss per target before the update, in nats.
     pub loss: f64,
     /// The learning rate.
     pub learning_rate: f32,
     /// L2 norm of the gradients, before clipping.
     pub grad_norm: f32,
-    /// |m(w_t) - m(w_{t-1})|_1 by sparsifiable weight, if sampled.
+    /// |m(w_t) - m(w_{t-1})|_1 of each sparsifiable weight, if sampled.
     pub flips: Option<Vec<Flips>>,
 }
 
 /// The mask flips of one weight in one step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flips {
-    /// The parameter.
+    /// Name of the parameter.
     pub name: String,
     /// Mask bits that changed.
     pub flips: u64,
@@ -141,97 +165,91 @@ pub struct Flips {
     pub weights: u64,
 }
 
-/// The flip rate of all weights together.
+/// The flip rate over all weights, see [`flip_rate`].
 #[must_use]
 pub fn overall_flip_rate(flips: &[Flips]) -> f64 {
-    flip_rate(
-        flips.iter().map(|layer| layer.flips).sum(),
-        flips.iter().map(|layer| layer.weights).sum(),
-    )
+    let sum = |part: fn(&Flips) -> u64| flips.iter().map(part).sum();
+    flip_rate(sum(|layer| layer.flips), sum(|layer| layer.weights))
+}
+
+/// A model on a device with everything that its training allocates, its weights still zero.
+pub(crate) struct Allocated {
+    pub(crate) model: Box<dyn Model>,
+    pub(crate) parameters: Parameters,
+    pub(crate) losses: Tensor,
+    flip_masks: Vec<[MaskId; 2]>,
+    variances: Variances,
+    pub(crate) sparse_table: TableId,
+    dense_table: TableId,
+}
+
+impl Allocated {
+    pub(crate) fn new(backend: &mut dyn Backend, recipe: &Recipe) -> Result<Self, Error> {
+        let mut builder = Builder::new(backend, &recipe.method, recipe.batch);
+        let model = recipe.model.build(&mut builder, recipe.checkpointing)?;
+        let parameters = builder.into_parameters();
+        let losses = [recipe.gradient_accumulation_steps.get() as usize, 1];
+        let losses = backend.alloc("losses", losses, DType::F32, Region::Activations)?;
+        let mut flip_masks = Vec::new();
+        for parameter in parameters.sparsifiable() {
+            let shape = parameter.weight.shape;
+            flip_masks.push([backend.alloc_mask(shape)?, backend.alloc_mask(shape)?]);
+        }
+        let variances = Variances::new(backend, &parameters, &recipe.method)?;
+        let mut table =
+            |masks| backend.alloc_table(&parameters.optimizer_table(recipe.weight_decay, masks));
+        let (sparse_table, dense_table) = (table(DecayTable::Masked)?, table(DecayTable::Dense)?);
+        Ok(Self { model, parameters, losses, flip_masks, variances, sparse_table, dense_table })
+    }
 }
 
 /// A run in memory.
 pub struct Trainer {
     backend: Box<dyn Backend>,
-    model: Gpt2,
-    parameters: Parameters,
+    allocated: Allocated,
     recipe: Recipe,
     progress: Progress,
-    losses: Tensor,
-    flip_masks: Vec<[MaskId; 2]>,
     memories: Vec<Memory>,
-    variances: Variances,
-    sparse_table: TableId,
-    dense_table: TableId,
-    inputs: Vec<u32>,
-    targets: Vec<u32>,
+    batch: Batch,
     interrupt: Arc<AtomicBool>,
 }
 
 impl Trainer {
-    /// A run at step 0: weights initialised, masks searched in w_0.
+    /// A run at step 0: weights initialized, masks searched in w_0.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a method that this trainer or the backend does not run; those of the
-    /// allocations, among them sparsified shapes that are not made of 4x4 tiles.
+    /// [`Error::Setting`] for what the backend cannot train; errors of the allocations, among them
+    /// sparsifiable shapes that do not consist of 4x4 tiles.
     pub fn new(mut backend: Box<dyn Backend>, recipe: Recipe) -> Result<Self, Error> {
-        recipe.method.check(recipe.steps)?;
-        backend.check(&recipe)?;
-        let (model, parameters) =
-            Gpt2::new(&mut *backend, recipe.model, recipe.batch, recipe.recompute, &recipe.method)?;
-        parameters.initialise(&mut *backend, recipe.seed)?;
-        let losses = backend.alloc(
-            "losses",
-            [recipe.accumulation.get() as usize, 1],
-            DType::F32,
-            Region::Activations,
-        )?;
-        let flip_masks = sparsifiable(&parameters)
-            .map(|parameter| {
-                Ok([
-                    backend.alloc_mask(parameter.weight.shape)?,
-                    backend.alloc_mask(parameter.weight.shape)?,
-                ])
-            })
-            .collect::<Result<Vec<_>, Error>>()?;
-        let variances = Variances::new(&mut *backend, &parameters, &recipe.method)?;
-        let memories = vec![Memory::default(); pruned(&parameters).count()];
-        let mut table =
-            |masked| backend.alloc_table(&parameters.optimizer_table(recipe.weight_decay, masked));
-        let (sparse_table, dense_table) = (table(Masked::Decayed)?, table(Masked::Untouched)?);
+        recipe.check(&backend.capabilities())?;
+        let allocated = Allocated::new(&mut *backend, &recipe)?;
+        allocated.parameters.initialize(&mut *backend, recipe.seed)?;
         let mut trainer = Self {
+            memories: vec![Memory::default(); allocated.parameters.pruned().count()],
             backend,
-            model,
-            parameters,
+            allocated,
             recipe,
             progress: Progress::default(),
-            losses,
-            flip_masks,
-            memories,
-            variances,
-            sparse_table,
-            dense_table,
-            inputs: Vec::new(),
-            targets: Vec::new(),
+            batch: Batch::default(),
             interrupt: Arc::default(),
         };
-        trainer.prepare_weights(Refreshed::Anew)?;
+        trainer.prepare_weights(Refreshed::All)?;
         Ok(trainer)
     }
 
-    /// Optimizer steps done.
+    /// Number of optimizer steps taken.
     #[must_use]
     pub fn step(&self) -> u32 {
         self.progress.step
     }
 
-    /// What it remembers besides its parameters.
+    /// Its state besides the parameters.
     #[must_use]
     pub fn progress(&self) -> &Progress {
         &self.progress
     }
 
-    /// What it was made of.
+    /// The recipe it was made from.
     #[must_use]
     pub fn recipe(&self) -> &Recipe {
         &self.recipe
@@ -243,50 +261,50 @@ impl Trainer {
         &*self.backend
     }
 
-    /// Replays timed choices of another process from here on.
+    /// Replays the timed choices of another process from here on.
     ///
     /// # Errors
-    /// Those of [`Backend::use_plans`].
+    /// Errors of [`Backend::use_plans`].
     pub fn use_plans(&mut self, plans: &Plans) -> Result<(), Error> {
         self.backend.use_plans(plans)
     }
 
-    /// The phase that the weights are in: that of the step done last.
+    /// The phase of the last step taken, which the weights are in.
     #[must_use]
     pub fn phase(&self) -> &Phase {
         &self.recipe.method.phases[self.phase_index(self.step())]
     }
 
-    /// Whether another phase begins with the next step.
+    /// Whether the next step starts another phase.
     #[must_use]
     pub fn ends_phase(&self) -> bool {
         self.step() < self.recipe.steps
             && self.phase_index(self.step()) != self.phase_index(self.step() + 1)
     }
 
-    /// What the next step begins, in words, where it [begins another phase](Self::ends_phase).
+    /// The change of phase after the last step taken, in words, where there is
+    /// [one](Self::ends_phase).
     #[must_use]
     pub fn transition(&self) -> &'static str {
-        let [ended, begun] =
-            [0, 1].map(|ahead| self.recipe.method.phases[self.phase_index(self.step() + ahead)]);
-        match (ended.kind(), begun.kind()) {
+        let phase = |ahead| self.recipe.method.phases[self.phase_index(self.step() + ahead)];
+        match (phase(0).kind(), phase(1).kind()) {
             (PhaseKind::Sparse, PhaseKind::Dense) => {
-                "sparse training ends, dense fine-tuning begins"
+                "sparse training ends, dense fine-tuning starts"
             }
-            (PhaseKind::Dense, PhaseKind::Sparse) => "dense training ends, sparse training begins",
-            _ => "the next phase begins",
+            (PhaseKind::Dense, PhaseKind::Sparse) => "dense training ends, sparse training starts",
+            _ => "the next phase starts",
         }
     }
 
-    /// The last steps of the phases whose forward is pruned, as far as that is decided: each leaves
-    /// a 2:4 model.
+    /// The last steps of the phases with a pruned forward pass, as far as they are decided: each
+    /// leaves a 2:4 model.
     #[must_use]
     pub fn last_sparse_steps(&self) -> Vec<u32> {
         self.recipe.method.last_sparse_steps(self.recipe.steps, &self.progress.ends)
     }
 
-    /// While this is set, a step or an evaluation under way ends before its next micro-batch with
-    /// [`Error::Interrupted`].
+    /// While this flag is set, a step or an evaluation under way ends before its next micro-batch
+    /// with [`Error::Interrupted`].
     pub fn interrupt_on(&mut self, flag: Arc<AtomicBool>) {
         self.interrupt = flag;
     }
@@ -295,77 +313,68 @@ impl Trainer {
     ///
     /// # Errors
     /// [`Error::NonFinite`] before any update if the loss or a gradient is not finite;
-    /// [`Error::Interrupted`], which leaves the state as it was before the step; those of the
-    /// operations.
+    /// [`Error::Interrupted`], which leaves the state as it was before the step; errors from the
+    /// backend.
     pub fn train_step(
         &mut self,
-        batches: &dyn Batches,
+        objective: &dyn Objective,
         sampling: FlipSampling,
     ) -> Result<StepOutcome, Error> {
         let step = self.step() + 1;
         let index = self.phase_index(step);
         let phase = self.recipe.method.phases[index];
-        let (accumulation, BatchShape { sequences, context }) =
-            (self.recipe.accumulation.get(), self.recipe.batch);
-        let tokens = self.recipe.tokens_per_step() as f64;
-        let learning_rate = self.recipe.schedule.learning_rate(step);
-        let Recipe { seed, dropout, .. } = self.recipe;
+        let micro_steps = self.recipe.gradient_accumulation_steps.get();
         let (rule, bias_corrections) = self.update_rule(index, step);
-        let Self { backend, model, interrupt, .. } = self;
-        for micro_step in 0..accumulation {
-            go_on(interrupt)?;
-            batches.fill(step, micro_step, &mut self.inputs, &mut self.targets);
-            backend.set_step(StepState {
-                seed,
-                step,
-                micro_step,
-                learning_rate,
-                bias_corrections,
-            })?;
-            model.upload(&mut **backend, &self.inputs, &self.targets)?;
-            let (part, beta) = if micro_step == 0 {
-                (Part::First, Beta::Overwrite)
-            } else {
-                (Part::Further, Beta::Accumulate)
+        let state = StepState {
+            learning_rate: self.recipe.schedule.learning_rate(step),
+            bias_corrections,
+            ..self.step_state(step)
+        };
+        let mut targets = Vec::new();
+        for micro_step in 0..micro_steps {
+            check_interrupt(&self.interrupt)?;
+            self.prepare_batch(objective, StepState { micro_step, ..state })?;
+            targets.push(self.batch.counted);
+            let (part, accumulate) = match micro_step {
+                0 => (Part::First, Accumulate::Overwrite),
+                _ => (Part::Further, Accumulate::Add),
             };
-            backend.segment(part.of_phase(index), &mut |backend| {
-                let mut pass =
-                    Pass { backend, phase: &phase, sequences, context, dropout, beta, watch: None };
-                model.train(&mut pass, (1.0 / tokens) as f32)
+            let Self { backend, allocated: Allocated { model, losses, .. }, recipe, .. } = self;
+            let (batch, dropout) = (recipe.batch, recipe.dropout);
+            backend.graph(part.of_phase(index), &mut |backend| {
+                let phase = &phase;
+                model.train(&mut Pass { backend, phase, batch, dropout, accumulate, watch: None })
             })?;
-            backend.copy(
-                model.loss(),
-                self.losses.rows(micro_step as usize..micro_step as usize + 1),
-            )?;
+            let row = micro_step as usize;
+            backend.run(Copy { from: model.loss(), to: losses.rows(row..row + 1) })?;
         }
 
         if sampling == FlipSampling::Sample {
-            search_flips(
-                &mut **backend,
-                &self.parameters,
-                self.flip_masks.iter().map(|masks| masks[0]),
-            )?;
+            self.search_flips(0)?;
         }
+        let Self { backend, allocated, .. } = self;
+        let Allocated { parameters, variances, .. } = allocated;
         let table = match phase.kind() {
-            PhaseKind::Sparse => self.sparse_table,
-            PhaseKind::Dense => self.dense_table,
+            PhaseKind::Sparse => allocated.sparse_table,
+            PhaseKind::Dense => allocated.dense_table,
         };
         let decay = self.recipe.method.decay;
         let watched = matches!(phase.until, Until::VarianceSettled { .. });
         if watched {
-            self.variances.keep(&mut **backend, &self.parameters)?;
+            variances.keep(&mut **backend, parameters)?;
         }
-        backend.segment(Part::Update.of_phase(index), &mut |backend| {
-            backend.grad_norm(table)?;
-            backend.optimizer_step(table, &rule, decay)
+        backend.reduce(table)?;
+        backend.graph(Part::Update.of_phase(index), &mut |backend| {
+            backend.run(GradNorm { table })?;
+            backend.run(OptimizerStep { table, rule: &rule, decay })
         })?;
-        let report = self.backend.report(self.losses)?;
+        let report = backend.start_report(allocated.losses)?(&mut **backend)?;
         if let Some(culprit) = report.non_finite {
-            return Err(Error::NonFinite { step, what: self.divergence(batches, culprit)? });
+            return Err(Error::NonFinite { step, what: self.divergence(objective, culprit)? });
         }
 
         if watched {
-            let change = self.variances.change(&mut *self.backend, &self.parameters)?;
+            let change = variances.change(&mut **backend, parameters)?;
             self.progress.variance_changes.push(change);
         }
         self.advance(index)?;
@@ -373,109 +382,136 @@ impl Trainer {
             FlipSampling::Sample => Some(self.count_flips()?),
             FlipSampling::Skip => None,
         };
-        Ok(StepOutcome {
-            step,
-            phase: phase.kind(),
-            loss: report.loss / tokens,
-            learning_rate,
-            grad_norm: report.grad_norm,
-            flips,
-        })
+        let learning_rate = state.learning_rate;
+        let loss = mean_loss(&report.losses, &targets);
+        let grad_norm = report.grad_norm;
+        Ok(StepOutcome { step, phase: phase.kind(), loss, learning_rate, grad_norm, flips })
     }
 
-    /// Does the next step without its update: what remains of one whose loss or gradients are not
-    /// finite.
+    /// Advances to the next step without updating the weights. Used when a loss or gradient is not
+    /// finite and the policy is to skip.
     ///
     /// # Errors
-    /// Those of the operations.
-    pub fn pass_over(&mut self) -> Result<(), Error> {
+    /// Errors from the backend.
+    pub fn skip_step(&mut self) -> Result<(), Error> {
         self.advance(self.phase_index(self.step() + 1))
     }
 
-    /// What follows an update in a phase, or its omission.
+    /// Advances the step counter and refreshes masks, whether the update was applied or skipped.
     fn advance(&mut self, phase: usize) -> Result<(), Error> {
         self.progress.step += 1;
         self.settle(phase);
-        self.prepare_weights(Refreshed::AsDue)
+        self.prepare_weights(Refreshed::IfDue)
     }
 
-    /// Mean loss a token over all windows, with the weights of the current phase.
+    /// Evaluates all sequences, with the weights of the current phase (pruned in a sparse phase),
+    /// at most `size` sequences at a time, which is at most the micro-batch.
     ///
     /// # Errors
-    /// [`Error::Interrupted`]; those of the operations.
-    pub fn evaluate(&mut self, windows: &dyn Windows) -> Result<f64, Error> {
-        self.evaluate_by(windows, self.recipe.batch.sequences)
-    }
-
-    /// As [`Trainer::evaluate`], so many windows at a time: at least one, at most as many as a
-    /// batch has sequences.
-    ///
-    /// # Errors
-    /// As [`Trainer::evaluate`].
-    pub fn evaluate_by(&mut self, windows: &dyn Windows, sequences: usize) -> Result<f64, Error> {
-        let (phase, context) = (*self.phase(), self.recipe.batch.context);
-        let (mut sum, mut counted) = (0.0, 0);
-        let (mut inputs, mut targets) = (Vec::new(), Vec::new());
-        for first in (0..windows.count()).step_by(sequences) {
-            go_on(&self.interrupt)?;
-            let taken = sequences.min(windows.count() - first);
-            counted += windows.fill(first, taken, &mut inputs, &mut targets);
-            self.model.upload(&mut *self.backend, &inputs, &targets)?;
-            sum += f64::from(self.model.evaluate(&mut evaluation_pass(
-                &mut *self.backend,
-                &phase,
-                taken,
-                context,
-            ))?);
+    /// [`Error::Interrupted`]; errors from the backend.
+    pub fn evaluate(&mut self, data: &dyn Evaluation, size: usize) -> Result<Metrics, Error> {
+        let phase = *self.phase();
+        let mut metrics = Metrics::default();
+        for first in (0..data.sequences()).step_by(size) {
+            check_interrupt(&self.interrupt)?;
+            let size = size.min(data.sequences() - first);
+            let shape = BatchShape { size, ..self.recipe.batch };
+            data.fill(first, shape, &mut self.batch);
+            let Self { backend, allocated: Allocated { model, .. }, batch, .. } = self;
+            model.upload(&mut **backend, batch)?;
+            model.evaluate(&mut evaluation_pass(&mut **backend, &phase, shape))?;
+            metrics.loss_sum += f64::from(backend.download(model.loss())?[0]);
+            metrics.targets += batch.counted;
         }
-        Ok(sum / counted as f64)
+        Ok(metrics)
     }
 
-    /// Draws the next token after a non-empty prompt, of which the last context is read:
-    /// softmax(logits / temperature) among the `top_k` likeliest; temperature 0 takes the
-    /// likeliest. The draw is a function of (seed, position).
+    /// Draws the next token after a non-empty prompt, of which the last `sequence_length` tokens
+    /// are read, see [`Sampler::draw`]. The draw is a function of (seed, position).
     ///
     /// # Errors
-    /// Those of the operations.
+    /// Errors of [`Trainer::next_logits`].
     pub fn sample(&mut self, prompt: &[u32], sampler: &Sampler) -> Result<u32, Error> {
         let logits = self.next_logits(prompt)?;
         Ok(sampler.draw(&logits, prompt.len() as u32))
     }
 
-    /// The logits after the last token of a non-empty prompt, of which the last context is read.
+    /// The logits after the last token of a non-empty prompt, of which the last `sequence_length`
+    /// tokens are read.
     ///
     /// # Errors
-    /// Those of the operations.
+    /// [`Error::Setting`] for a model that does not generate text; errors from the backend.
     pub fn next_logits(&mut self, prompt: &[u32]) -> Result<Vec<f32>, Error> {
         let phase = *self.phase();
-        let window = &prompt[prompt.len().saturating_sub(self.recipe.batch.context)..];
-        let mut pass = evaluation_pass(&mut *self.backend, &phase, 1, window.len());
-        self.model.next_logits(&mut pass, window)
+        let window = &prompt[prompt.len().saturating_sub(self.recipe.batch.sequence_length)..];
+        let shape = BatchShape { size: 1, sequence_length: window.len() };
+        let Self { backend, allocated: Allocated { model, .. }, .. } = self;
+        model.next_logits(&mut evaluation_pass(&mut **backend, &phase, shape), window)
     }
 
-    /// Names and shapes of all parameters, in order.
-    pub fn parameter_shapes(&self) -> impl Iterator<Item = (&str, [usize; 2])> {
-        self.parameters.iter().map(|parameter| (parameter.name.as_str(), parameter.weight.shape))
+    /// The declarations of all parameters, in order.
+    #[must_use]
+    pub fn parameters(&self) -> &Parameters {
+        &self.allocated.parameters
     }
 
     fn phase_index(&self, step: u32) -> usize {
         self.recipe.method.phase_at(step, self.recipe.steps, &self.progress.ends)
     }
 
+    /// The step state of a step that updates nothing.
+    fn step_state(&self, step: u32) -> StepState {
+        StepState {
+            seed: self.recipe.seed,
+            step,
+            bias_corrections: [1.0; 2],
+            ..StepState::default()
+        }
+    }
+
+    /// Makes a micro-batch and brings it to the device, with its step state; the loss is scaled to
+    /// the mean over the targets of the micro-batch and over micro-batches.
+    fn prepare_batch(&mut self, objective: &dyn Objective, state: StepState) -> Result<(), Error> {
+        let Self { backend, allocated: Allocated { model, .. }, recipe, batch, .. } = self;
+        objective.fill(state.step, state.micro_step, batch);
+        let targets =
+            batch.counted.max(1) as f64 * f64::from(recipe.gradient_accumulation_steps.get());
+        backend.set_step(StepState { loss_scale: (1.0 / targets) as f32, ..state })?;
+        model.upload(&mut **backend, batch)
+    }
+
+    /// Searches m(w) of every sparsifiable weight, whatever the phase: before the update into the
+    /// masks 0, after it into the masks 1.
+    fn search_flips(&mut self, which: usize) -> Result<(), Error> {
+        let Self { backend, allocated: Allocated { parameters, flip_masks, .. }, .. } = self;
+        parameters.sparsifiable().zip(flip_masks).try_for_each(|(parameter, masks)| {
+            let (w, mask) = (parameter.weight, masks[which]);
+            backend.run(MaskSearch { w, kind: MaskKind::Transposable, mask })
+        })
+    }
+
     fn count_flips(&mut self) -> Result<Vec<Flips>, Error> {
-        search_flips(
-            &mut *self.backend,
-            &self.parameters,
-            self.flip_masks.iter().map(|masks| masks[1]),
-        )?;
-        sparsifiable(&self.parameters)
-            .zip(&self.flip_masks)
-            .map(|(parameter, &[before, after])| {
-                let (name, weights) = (parameter.name.clone(), parameter.weight.elements() as u64);
-                Ok(Flips { name, flips: self.backend.flip_count(before, after)?, weights })
+        self.search_flips(1)?;
+        let Self { backend, allocated: Allocated { parameters, flip_masks, .. }, .. } = self;
+        parameters
+            .sparsifiable()
+            .zip(flip_masks)
+            .map(|(parameter, &mut [before, after])| {
+                let weights = parameter.weight.elements() as u64;
+                let flips = backend.flip_count(before, after)?;
+                Ok(Flips { name: parameter.spec.name.clone(), flips, weights })
             })
             .collect()
     }
+}
+
+/// The mean over micro-batches of the mean loss per target.
+fn mean_loss(losses: &[f32], targets: &[usize]) -> f64 {
+    let micro_steps = losses.len();
+    let mean = |(&loss, &targets): (&f32, &usize)| {
+        f64::from(loss) / (targets.max(1) as f64 * micro_steps as f64)
+    };
+    losses.iter().zip(targets).map(mean).sum()
 }
 
 /// The parts of a step that are the same every time in a phase.
@@ -483,7 +519,7 @@ impl Trainer {
 enum Part {
     /// Forward and backward of the first micro-batch.
     First,
-    /// Of each further one.
+    /// Forward and backward of a further micro-batch.
     Further,
     /// The gradient norm and the optimizer.
     Update,
@@ -494,35 +530,19 @@ enum Part {
 impl Part {
     const ALL: usize = 4;
 
-    fn of_phase(self, phase: usize) -> SegmentId {
-        SegmentId(Self::ALL * phase + self as usize)
+    fn of_phase(self, phase: usize) -> GraphId {
+        GraphId(Self::ALL * phase + self as usize)
     }
 }
 
-fn go_on(interrupt: &AtomicBool) -> Result<(), Error> {
+fn check_interrupt(interrupt: &AtomicBool) -> Result<(), Error> {
     if interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
 }
 
 fn evaluation_pass<'a>(
     backend: &'a mut dyn Backend,
     phase: &'a Phase,
-    sequences: usize,
-    context: usize,
+    batch: BatchShape,
 ) -> Pass<'a> {
-    Pass { backend, phase, sequences, context, dropout: 0.0, beta: Beta::Overwrite, watch: None }
-}
-
-fn sparsifiable(parameters: &Parameters) -> impl Iterator<Item = &Parameter> {
-    parameters.iter().filter(|parameter| parameter.is_sparsifiable())
-}
-
-/// Searches m(w) of every sparsifiable weight into its mask, whatever the phase.
-fn search_flips(
-    backend: &mut dyn Backend,
-    parameters: &Parameters,
-    masks: impl Iterator<Item = MaskId>,
-) -> Result<(), Error> {
-    sparsifiable(parameters).zip(masks).try_for_each(|(parameter, mask)| {
-        backend.mask_search(parameter.weight, MaskKind::Transposable, mask)
-    })
+    Pass { backend, phase, batch, dropout: 0.0, accumulate: Accumulate::Overwrite, watch: None }
 }

@@ -1,95 +1,75 @@
-//! `metrics.jsonl`, read and continued.
-//!
-//! Invariant: a resume keeps the steps up to its own, and no others.
+//! `metrics.jsonl`, read and continued: a resume keeps the steps up to its own, and no others.
 
-use std::fs;
-
+use serde_json::json;
 use sparse24_run::run::{MetricsLog, StepMetrics};
 
-use super::{place, refused, values};
+use super::{document::Document, file, files, path, read, refused};
 
-pub(super) fn log(bytes: &[u8]) {
-    let path = place::file("metrics.jsonl", bytes);
+pub(super) fn log(bytes: &[u8]) -> bool {
+    let path = file("metrics.jsonl", bytes);
     let all = match MetricsLog::read(&path) {
         Ok(all) => all,
         Err(error) => {
-            refused(&error, "metrics.jsonl");
             refused(&MetricsLog::resume(&path, u32::MAX).unwrap_err(), "metrics.jsonl");
-            assert_eq!(fs::read(&path).unwrap(), bytes, "what is refused is not cut");
-            return;
+            assert_eq!(read(&path), bytes, "a refused file is not truncated");
+            return refused(&error, "metrics.jsonl");
         }
     };
     assert!(all.is_sorted_by(|a, b| a.step < b.step));
     let middle = all.get(all.len() / 2).map_or(0, |metrics| metrics.step);
     for step in [u32::MAX, middle, 0] {
         let (mut log, cut) = MetricsLog::resume(&path, step).unwrap();
-        let kept: Vec<_> = all.iter().filter(|metrics| metrics.step <= step).cloned().collect();
-        assert_eq!(told(cut.last.as_slice()), told(kept.last().map_or(&[], std::slice::from_ref)));
-        assert_eq!(told(&MetricsLog::read(&path).unwrap()), told(&kept));
-        if let Some(next) = all.iter().find(|metrics| metrics.step > step) {
+        let (kept, lost) = all.split_at(all.partition_point(|metrics| metrics.step <= step));
+        // As text, since the NaN of a skipped step is not equal to itself.
+        let text = |metrics: &[StepMetrics]| format!("{metrics:?}");
+        assert_eq!(text(cut.last.as_slice()), text(&kept[kept.len().saturating_sub(1)..]));
+        assert_eq!(text(&MetricsLog::read(&path).unwrap()), text(kept));
+        if let Some(next) = lost.first() {
             log.append(next).unwrap();
-            assert_eq!(
-                MetricsLog::read(&path).unwrap().last().map(|last| last.step),
-                Some(next.step),
-                "what is appended is read"
-            );
+            let last = MetricsLog::read(&path).unwrap().pop().map(|last| last.step);
+            assert_eq!(last, Some(next.step), "an appended step is read");
         }
     }
+    true
 }
 
-/// As text, in which the loss of a skipped step equals itself.
-fn told(metrics: &[StepMetrics]) -> String {
-    format!("{metrics:?}")
+/// The lines of two steps, the first with everything that a line can hold.
+fn sound() -> [String; 2] {
+    let path = path("sound.jsonl");
+    let _ = std::fs::remove_file(&path);
+    let mut log = MetricsLog::create(&path).unwrap();
+    let mut step = json!({"step": 1, "phase": "sparse", "loss": 3.5, "lr": 0.001, "grad_norm": 1.0,
+        "tokens_per_s": 1.0, "flip_rate": 0.25, "flip_rate_per_layer": {"h.0": 0.5},
+        "val_loss": 3.25, "skipped": "gradient", "instruments": {"kept": 0.8, "flips_per_tile": 0.5,
+            "gap": [0.1, 0.2, 0.3, 0.4, 0.5], "mvue_variance": 0.7, "tiles": [[0.5, 3]],
+            "layers": {"h.0": {"kept": 0.9, "flips_per_tile": 0.25, "gap": 0.3,
+                "mvue_variance": 0.6}}}});
+    log.append(&serde_json::from_value(step.clone()).expect("metrics")).unwrap();
+    let sampled = ["flip_rate", "flip_rate_per_layer", "val_loss", "instruments", "skipped"];
+    sampled.iter().for_each(|key| drop(step.as_object_mut().unwrap().remove(*key)));
+    step["step"] = 2.into();
+    log.append(&serde_json::from_value(step).expect("metrics")).unwrap();
+    let text = String::from_utf8(read(path)).unwrap();
+    let (first, second) = text.split_once('\n').expect("two lines");
+    [first.to_owned(), second.trim_end().to_owned()]
 }
 
 pub(super) fn log_variants() -> Vec<Vec<u8>> {
-    let first = r#"{"step":1,"phase":"sparse","loss":3.5,"lr":0.001,"grad_norm":1.0,"tokens_per_s":1.0,"flip_rate":0.25,
-        "flip_rate_per_layer":{"h.0.mlp.c_fc.weight":0.5},"val_loss":3.25,
-        "instruments":{"kept":0.8,"flips_per_tile":0.5,"gap":[0.1,0.2,0.3,0.4,0.5],"mvue_variance":0.7,
-            "layers":{"h.0.mlp.c_fc.weight":{"kept":0.9,"flips_per_tile":0.25,"gap":0.3,"mvue_variance":0.6}},"tiles":[[0.5,3]]},
-        "skipped":"gradient"}"#;
-    let path = place::file("metrics.jsonl", format!("{}\n", first.replace('\n', "")).as_bytes());
-    assert_eq!(MetricsLog::read(&path).expect("is sound").len(), 1);
-    let second =
-        r#"{"step":2,"phase":"dense","loss":3.0,"lr":0.001,"grad_norm":1.0,"tokens_per_s":1.0}"#;
-    values::files(
-        values::json(first, &["dense", "sparse", "prepared"])
-            .iter()
-            .map(|first| format!("{first}\n{second}\n")),
-    )
+    let [first, second] = sound();
+    let document = Document::json(&first, &["dense", "sparse", "prepared"]);
+    document.variants(|first| format!("{first}\n{second}\n").into_bytes())
 }
 
 pub(super) fn log_seeds() -> Vec<Vec<u8>> {
-    let line = |step: u64| {
-        format!(
-            r#"{{"step":{step},"phase":"sparse","loss":3.5,"lr":0.001,"grad_norm":1.0,"tokens_per_s":100.5}}"#
-        )
-    };
-    let lines = |steps: &[u64]| steps.iter().map(|&step| line(step) + "\n").collect::<String>();
-    let sampled = line(2).replace("100.5}", r#"1.0,"flip_rate":0.25,"flip_rate_per_layer":{"h.0.mlp.c_fc.weight":0.5},"val_loss":3.25}"#);
-    let mut seeds: Vec<Vec<u8>> = [
-        String::new(),
-        "\n".to_owned(),
-        lines(&[1, 2, 3]),
-        lines(&[1]) + &sampled + "\n" + &lines(&[3]),
-        lines(&[1, 2]) + &line(3),
-        lines(&[1, 2]) + &line(3)[..30],
-        lines(&[1, 2]) + &"\0".repeat(100),
-        lines(&[1, 1]),
-        lines(&[2, 1]),
-        lines(&[1]) + "\n" + &lines(&[2]),
-        lines(&[1, 4_294_967_295, 4_294_967_296]),
-        lines(&[1, 2]).replace('\n', "\r\n"),
-        lines(&[1]).replace("3.5", "1e999") + &lines(&[2]),
-        lines(&[1]).replace("3.5", "null") + &lines(&[2]),
-        lines(&[1]).replace("3.5", "NaN") + &lines(&[2]),
-        lines(&[1]).replace("1.0", "1.0,\"grad_norm\":1.0") + &lines(&[2]),
-        lines(&[1]).replace("phase", "\\u001b[2J") + &lines(&[2]),
-        "[".repeat(5000) + "\n" + &lines(&[2]),
-        "x".repeat(5000) + "\n" + &lines(&[2]),
-    ]
-    .map(String::into_bytes)
-    .into();
-    seeds.push([lines(&[1]).as_bytes(), b"\xff\n", lines(&[2]).as_bytes()].concat());
+    let [first, second] = sound();
+    let both = format!("{first}\n{second}\n");
+    let third = second.replace("\"step\":2", "\"step\":3");
+    let beyond = second.replace("\"step\":2", "\"step\":4294967296");
+    let mut seeds = files(&[&both, "", "\n", &second, &format!("{second}\n{first}\n")]);
+    seeds.extend(files(&[&format!("{first}\n{first}\n"), &format!("{first}\n\n{second}\n")]));
+    for end in ["\0\0\0\0", &third[..30], &third, &beyond, &"x".repeat(5000), "[[[\n{}\n"] {
+        seeds.push([&both, end].concat().into_bytes());
+    }
+    seeds.push([first.as_bytes(), b"\xff\n", second.as_bytes()].concat());
     seeds
 }

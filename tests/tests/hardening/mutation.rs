@@ -1,47 +1,51 @@
-//! Seeds, and what damage makes of them.
+//! Sound files and known attacks, and what structured changes, flips, cuts and random damage make
+//! of them, with the memory of each load counted.
 
-use sparse24_tests::hardening::TARGETS;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use super::{random::Random, trial::try_input};
+use proptest::{
+    collection::vec,
+    prelude::any,
+    sample::Index,
+    test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
+};
+use sparse24_tests::hardening::{TARGETS, Target, memory_bound};
 
-/// Damaged inputs a target.
-const ROUNDS: usize = 8000;
+/// Randomly damaged inputs per target.
+const CASES: u32 = 8000;
+
+/// Returns whether the target accepts the input. Panics, and prints the input, if it breaks a
+/// promise or holds too much memory.
+fn try_input(target: &Target, bytes: &[u8]) -> bool {
+    let mut outcome = Ok(false);
+    let used = allocation_counter::measure(|| {
+        outcome = catch_unwind(AssertUnwindSafe(|| (target.check)(bytes)));
+    });
+    let input = bytes[..bytes.len().min(4096)].escape_ascii();
+    let is_accepted = outcome.unwrap_or_else(|panic| {
+        eprintln!("target {}, input b\"{input}\"", target.name);
+        resume_unwind(panic)
+    });
+    let (held, bound) = (used.bytes_max, memory_bound(bytes.len()));
+    assert!(held <= bound, "{} held {held} of {bound} bytes: b\"{input}\"", target.name);
+    is_accepted
+}
 
 #[test]
-fn known_attacks() {
-    for target in &TARGETS {
+fn seeds_and_variants() {
+    for target in TARGETS {
         let seeds = (target.seeds)();
-        assert!(seeds.len() >= 8, "{} has few seeds", target.name);
-        seeds.iter().for_each(|seed| try_input(target, seed));
-    }
-}
-
-/// One in so many variants, in every run of the tests: a prime that divides none of the numbers in
-/// which variants of a place come.
-const SAMPLE: usize = 13;
-
-#[test]
-fn values_of_every_kind() {
-    try_variants(SAMPLE);
-}
-
-#[test]
-#[ignore = "minutes: all variants, of which `values_of_every_kind` tries some"]
-fn all_values_of_every_kind() {
-    try_variants(1);
-}
-
-fn try_variants(one_in: usize) {
-    for target in &TARGETS {
-        let variants = (target.variants)();
-        variants.iter().step_by(one_in).for_each(|variant| try_input(target, variant));
-        println!("{}: one in {one_in} of {}", target.name, variants.len());
+        assert!(try_input(target, &seeds[0]), "{}: the first seed is sound", target.name);
+        let inputs = [seeds, (target.variants)()].concat();
+        let accepted = inputs.iter().filter(|input| try_input(target, input)).count();
+        println!("{}: {accepted} of {} files accepted", target.name, inputs.len());
+        assert!(accepted < inputs.len(), "{}: everything is accepted", target.name);
     }
 }
 
 #[test]
 fn every_byte_flipped_and_every_truncation() {
-    for target in &TARGETS {
+    for target in TARGETS {
         for seed in (target.seeds)().iter().filter(|seed| seed.len() <= 2500) {
             for at in 0..seed.len().min(400) {
                 for flip in [1 << (at % 8), 0x20, 0xff] {
@@ -57,64 +61,52 @@ fn every_byte_flipped_and_every_truncation() {
 
 #[test]
 fn random_damage() {
-    for (target, number) in TARGETS.iter().zip(1..) {
-        let mut random = Random::new(number);
-        let seeds: Vec<_> =
-            (target.seeds)().into_iter().filter(|seed| seed.len() <= 8000).collect();
-        for _ in 0..ROUNDS {
-            let mut bytes = seeds[random.below(seeds.len())].clone();
-            for _ in 0..=random.below(4) {
-                damage(&mut bytes, &seeds, &mut random);
-            }
+    for target in TARGETS {
+        let mut seeds = (target.seeds)();
+        seeds.retain(|seed| seed.len() <= 8000);
+        let config = Config { cases: CASES, failure_persistence: None, ..Config::default() };
+        let random = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+        let input = (any::<Index>(), vec(any::<Damage>(), 1..5));
+        let tried = TestRunner::new_with_rng(config, random).run(&input, |(seed, damages)| {
+            let mut bytes = seed.get(&seeds).clone();
+            damages.iter().for_each(|&with| damage(&mut bytes, &seeds, with));
             try_input(target, &bytes);
-        }
+            Ok(())
+        });
+        tried.unwrap_or_else(|error| panic!("{}: {error}", target.name));
     }
 }
 
-/// What numbers, JSON, TOML and their readers stumble over.
+/// Bytes that lengths, JSON, TOML and their readers stumble over.
+#[rustfmt::skip]
 const HARD: [&[u8]; 18] = [
-    b"\0",
-    b"\xff\xff\xff\xff\xff\xff\xff\xff",
-    b"\0\0\0\x80",
-    b"\x7f",
-    b"\"",
-    b"\\u0000",
-    b"\\ud800",
-    b"[",
-    b"{",
-    b"}",
-    b",",
-    b"\n",
-    b"\r\n",
-    b"-1",
-    b"1e999",
-    b"nan",
-    b"18446744073709551615",
-    b"9223372036854775808",
+    b"\0", b"\xff\xff\xff\xff\xff\xff\xff\xff", b"\0\0\0\x80", b"\x7f", b"\"", b"\\u0000",
+    b"\\ud800", b"[", b"{", b"}", b",", b"\n", b"\r\n", b"-1", b"1e999", b"nan",
+    b"18446744073709551615", b"9223372036854775808",
 ];
 
-/// Changes one place: a bit, a byte, a cut, a piece doubled or removed, something hard, or a piece
-/// of another seed.
-fn damage(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Random) {
-    let at = random.below(bytes.len() + 1);
-    let to = (at + 1 + random.below(24)).min(bytes.len());
-    match random.below(8) {
-        0 if at < bytes.len() => bytes[at] ^= 1 << random.below(8),
-        1 if at < bytes.len() => bytes[at] = random.next() as u8,
+/// The kind of a change, its place, another place, and a byte.
+type Damage = (u8, Index, Index, u8);
+
+/// Changes one place: a bit, a byte, a cut, a piece removed or doubled, a piece of another seed, or
+/// something hard.
+fn damage(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], (kind, at, other, byte): Damage) {
+    let at = at.index(bytes.len() + 1);
+    let end = (at + 1 + usize::from(byte % 24)).min(bytes.len());
+    match kind % 8 {
+        0 if at < bytes.len() => bytes[at] ^= 1 << (byte % 8),
+        1 if at < bytes.len() => bytes[at] = byte,
         2 => bytes.truncate(at),
-        3 => drop(bytes.drain(at..to)),
-        4 => {
-            let piece = bytes[at..to].to_vec();
-            bytes.splice(at..at, piece);
-        }
+        3 => drop(bytes.drain(at..end)),
+        4 => drop(bytes.splice(at..at, bytes[at..end].to_vec())),
         5 => {
-            let other = &seeds[random.below(seeds.len())];
-            let from = random.below(other.len() + 1);
-            bytes.splice(at..to, other[from..].iter().take(random.below(200)).copied());
+            let seed = other.get(seeds);
+            let from = other.index(seed.len() + 1);
+            bytes.splice(at..end, seed[from..].iter().take(byte.into()).copied());
         }
-        _ => drop(bytes.splice(
-            at..if random.below(2) == 0 { at } else { to },
-            HARD[random.below(HARD.len())].iter().copied(),
-        )),
+        _ => {
+            let end = if byte % 2 == 0 { at } else { end };
+            bytes.splice(at..end, other.get(&HARD).iter().copied());
+        }
     }
 }

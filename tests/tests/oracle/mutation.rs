@@ -1,12 +1,11 @@
-//! One wrong bit of metadata, or one wrong entry of the code table, is noticed.
+//! The tests detect one wrong bit of metadata and one wrong entry of the code table.
 
 use ndarray::Array2;
 use sparse24_core::{Mask, compressed::Compressed24, search, tile::TilePattern};
 use sparse24_tests::oracle;
 
-/// Whether a code table is the right one: the tile that is 1 where a pattern keeps and 0 elsewhere
-/// has that pattern as its only optimum, so its code must name it; a code that no such tile has
-/// must be void.
+/// Checks a code table. A tile that is 1 where a pattern keeps and 0 elsewhere has that pattern as
+/// its only optimum, so the tile's code must map to it; all other codes must be void.
 fn is_right(table: &[u16; 128]) -> bool {
     let mut expected = [0; 128];
     for rows in oracle::tile_patterns() {
@@ -35,8 +34,8 @@ fn every_wrong_entry_of_the_code_table_is_noticed() {
 
 #[test]
 fn every_wrong_bit_of_metadata_is_noticed() {
-    // Every row of a tile in turn, every pattern, an even and an odd number of groups a row; values
-    // distinct and not zero.
+    // Every row of a tile, every pattern, even and odd numbers of groups per row; distinct nonzero
+    // values.
     for columns in [4, 8, 12] {
         for pattern in TilePattern::ALL {
             let mask =

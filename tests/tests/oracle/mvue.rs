@@ -1,12 +1,11 @@
-//! The estimators by integration over their uniforms: their means and variances are computed, not
-//! sampled.
+//! MVUE means and variances, computed by integration over the uniforms instead of sampling.
 
 use rayon::prelude::*;
 use sparse24_core::mvue;
 use sparse24_tests::oracle;
 
 #[test]
-fn runs_are_what_counting_every_uniform_gives() {
+fn integration_equals_counting_every_uniform() {
     for x in
         [[1.0, -2.0, 3.0, 0.5], [1.0, 1.0, 1.0, 0.0], [9.0, 1e-3, 2.0, 1.0], [0.1, 0.7, 0.2, 0.3]]
     {

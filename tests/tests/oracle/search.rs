@@ -8,8 +8,8 @@ use sparse24_tests::oracle;
 const ROWS: usize = 81;
 const TILES: u64 = (ROWS as u64).pow(4);
 
-/// Brute force made quick: each of the 81 ternary rows with the sums of its six pairs, each pattern
-/// as four pairs.
+/// Tables for a fast brute force: the pair sums of all 81 ternary rows, and each pattern as four
+/// pairs.
 struct Ternary {
     rows: Vec<[u8; 4]>,
     pair_sums: Vec<[u8; 6]>,
@@ -31,7 +31,7 @@ impl Ternary {
         Self { rows, pair_sums, patterns, is_pattern }
     }
 
-    /// Tile number n, of 3^16: its rows are the digits of n to the base 81.
+    /// Tile number n of 3^16; its rows are the base-81 digits of n.
     fn tile(&self, n: u64) -> ([usize; 4], [f32; 16]) {
         let rows = [0, 1, 2, 3].map(|i| (n / (ROWS as u64).pow(3 - i) % ROWS as u64) as usize);
         (rows, std::array::from_fn(|at| f32::from(self.rows[rows[at / 4]][at % 4])))
@@ -50,7 +50,7 @@ impl Ternary {
         (0..16).filter(|at| bits >> at & 1 == 1).map(|at| self.rows[rows[at / 4]][at % 4]).sum()
     }
 
-    /// Everything the search promises of a tile whose sums are exact.
+    /// The exact search is optimal on a tile with exact sums.
     fn check(&self, n: u64) {
         let (rows, tile) = self.tile(n);
         let found = search::transposable(&tile).bits();
@@ -63,7 +63,7 @@ impl Ternary {
         assert_eq!(found, oracle::canonical(&tile), "tile {n}: a tie was not broken as decided");
     }
 
-    /// Everything the greedy approximation promises.
+    /// The greedy search keeps at least half of the optimum.
     fn check_greedy(&self, n: u64) {
         let (rows, tile) = self.tile(n);
         let found = search::greedy(&tile).bits();
@@ -76,7 +76,7 @@ impl Ternary {
 }
 
 #[test]
-fn the_ninety_are_those_of_four_nested_loops() {
+fn the_patterns_equal_an_enumeration() {
     let mut expected: Vec<u16> = oracle::tile_patterns()
         .into_iter()
         .map(|rows| oracle::bits(rows.map(|row| oracle::PAIRS[row])))

@@ -1,10 +1,9 @@
-//! What the properties are tried on: any bits, hostile values, ties, moderate values; and how
-//! often.
+//! Inputs of the properties: any bits, hostile values, ties, moderate values; and case counts.
 
 use proptest::prelude::*;
 use sparse24_tests::oracle;
 
-/// `cases` tries, a few under an interpreter; failures are printed, not filed.
+/// This many cases (few under Miri); failures are printed, not saved.
 pub(crate) fn cases(cases: u32) -> ProptestConfig {
     ProptestConfig {
         cases: if cfg!(miri) { 4 } else { cases },
@@ -46,7 +45,7 @@ pub(crate) fn hostile() -> impl Strategy<Value = f32> + Clone {
     prop::sample::select(values)
 }
 
-/// Few values, so that most comparisons tie.
+/// Small integers, so that most comparisons tie.
 pub(crate) fn tied() -> impl Strategy<Value = f32> + Clone {
     (-2_i8..=2).prop_map(f32::from)
 }
@@ -56,18 +55,18 @@ pub(crate) fn moderate() -> impl Strategy<Value = f32> + Clone {
     prop_oneof![1 => Just(0.0_f32), 8 => -1.0_f32..1.0, 4 => (-1.0_f32..1.0, -20..20).prop_map(|(x, e)| x * 2.0_f32.powi(e))]
 }
 
-/// Few subnormal values, where even halving rounds.
+/// Small subnormal values, where even halving rounds.
 pub(crate) fn subnormal() -> impl Strategy<Value = f32> + Clone {
     (0_u32..40, any::<bool>())
         .prop_map(|(n, negative)| if negative { -f32::from_bits(n) } else { f32::from_bits(n) })
 }
 
-/// The number of a uniform, its extremes often.
+/// Index of a uniform, with frequent extremes.
 pub(crate) fn uniform() -> impl Strategy<Value = u32> {
     prop_oneof![2 => 0..oracle::UNIFORMS, 1 => 0_u32..4, 1 => oracle::UNIFORMS - 4..oracle::UNIFORMS]
 }
 
-/// All of them, each kind alone or together.
+/// A tile of one kind of values or of all kinds mixed.
 pub(crate) fn tile() -> impl Strategy<Value = [f32; 16]> {
     use prop::array::uniform16;
     let mixed = prop_oneof![any_bits(), hostile(), tied(), moderate()];
@@ -92,7 +91,7 @@ pub(crate) fn group() -> impl Strategy<Value = [f32; 4]> {
         uniform4(subnormal()),
         uniform4(mixed)
     ];
-    // A zero at the end is what a padded group has.
+    // Padded groups end in zeros.
     (kinds, 1_usize..=8).prop_map(|(mut group, length)| {
         group.iter_mut().skip(length).for_each(|x| *x = 0.0);
         group

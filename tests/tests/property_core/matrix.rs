@@ -1,5 +1,4 @@
-//! Matrices of every dtype: masks, pruning, compression, decay, flips; ragged shapes are refused by
-//! name.
+//! Matrices of every dtype: masks, pruning, compression, decay, flips, refusal of ragged shapes.
 
 use half::{bf16, f16};
 use ndarray::Array2;
@@ -12,7 +11,7 @@ use sparse24_tests::oracle;
 
 use super::input::{any_bits, cases, hostile, tied};
 
-/// Bits of an element, so that NaN and -0 are compared too.
+/// Elements compared by bits, so that NaN and -0 count.
 trait Bits: Element {
     fn bits(self) -> u32;
     fn of(x: f32) -> Self {
@@ -36,7 +35,7 @@ impl Bits for bf16 {
     }
 }
 
-/// A matrix of `[4 rows, 4 columns]` tiles, empty ones too.
+/// A matrix of 4x4 tiles, possibly empty.
 fn matrix() -> impl Strategy<Value = Array2<f32>> {
     (0_usize..4, 0_usize..5).prop_flat_map(|(rows, columns)| {
         let element = prop_oneof![any_bits(), hostile(), tied()];
@@ -67,7 +66,7 @@ fn matrix_and_mask() -> impl Strategy<Value = (Array2<f32>, Mask)> {
     })
 }
 
-/// encode keeps what the mask keeps and decode puts it back; the parts rebuild it.
+/// Encode followed by decode applies the mask; the matrix can be rebuilt from its parts.
 fn compression_is_masking<T: Bits>(w: &Array2<f32>, mask: &Mask) {
     let w = w.mapv(T::of);
     let compressed = Compressed24::encode(w.view(), mask).expect("row-wise");
@@ -112,7 +111,7 @@ fn searches_have_their_structure<T: Bits>(w: &Array2<f32>) {
     }
 }
 
-/// Every group of the compressed estimate is that of its address, rounded to storage.
+/// Every group of the compressed estimate equals the estimate at its address, rounded to storage.
 fn gradients_are_estimated_group_by_group<T: Bits>(dz: &Array2<f32>, stream: Stream) {
     let dz = dz.mapv(T::of);
     let (p, r) = dz.dim();
@@ -203,28 +202,27 @@ proptest! {
     fn ragged_shapes_are_refused_by_name(rows in 0_usize..10, columns in 0_usize..10) {
         let w = Array2::<f32>::zeros((rows, columns));
         let tiled = rows.is_multiple_of(4) && columns.is_multiple_of(4);
-        let not_tiled = |operation: &str| format!("{operation}: shape [{rows}, {columns}] is not made of 4x4 tiles: both {rows} and {columns} must be multiples of 4");
-        let message = |result: Result<(), Error>| result.err().map(|error| error.to_string());
-        let refused = |operation: &str| (!tiled).then(|| not_tiled(operation));
+        let error_of = |result: Result<(), Error>| result.err();
+        let refused = |operation| (!tiled).then_some(Error::NotTiled { operation, rows, columns });
         for kind in [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise] {
-            prop_assert_eq!(message(search::mask_search(w.view(), kind).map(drop)), refused("mask search"));
+            prop_assert_eq!(error_of(search::mask_search(w.view(), kind).map(drop)), refused("mask search"));
         }
-        prop_assert_eq!(message(search::mask_search_greedy(w.view()).map(drop)), refused("mask search"));
-        prop_assert_eq!(message(Mask::empty(rows, columns).map(drop)), refused("mask"));
-        prop_assert_eq!(message(Mask::from_tiles(rows, columns, vec![0; rows * columns / 16]).map(drop)), refused("mask"));
+        prop_assert_eq!(error_of(search::mask_search_greedy(w.view()).map(drop)), refused("mask search"));
+        prop_assert_eq!(error_of(Mask::empty(rows, columns).map(drop)), refused("mask"));
+        prop_assert_eq!(error_of(Mask::from_tiles(rows, columns, vec![0; rows * columns / 16]).map(drop)), refused("mask"));
 
-        let grouped = |operation: &str| (!columns.is_multiple_of(4)).then(|| format!("{operation}: {columns} elements along the sparse dimension are not made of groups of 4"));
-        prop_assert_eq!(message(prune::soft_threshold_scale(w.view()).map(drop)), grouped("soft threshold"));
-        prop_assert_eq!(message(Compressed24::<f32>::zeros(rows, columns).map(drop)), grouped("compress"));
+        let grouped = |operation| (!columns.is_multiple_of(4)).then_some(Error::NotGrouped { operation, length: columns });
+        prop_assert_eq!(error_of(prune::soft_threshold_scale(w.view()).map(drop)), grouped("soft threshold"));
+        prop_assert_eq!(error_of(Compressed24::<f32>::zeros(rows, columns).map(drop)), grouped("compress"));
 
         let other = Mask::empty(12, 12).expect("tiled");
-        let found = format!("expected shape [{rows}, {columns}], found [12, 12]");
-        prop_assert_eq!(message(prune::masked(w.view(), &other).map(drop)), Some(format!("prune: {found}")));
-        prop_assert_eq!(message(Compressed24::encode(w.view(), &other).map(drop)), Some(format!("encode: {found}")));
-        prop_assert_eq!(message(decay::masked_decay(w.clone().view_mut(), w.view(), &other, 1.0)), Some(format!("masked decay: {found}")));
+        let shape = |operation| Some(Error::Shape { operation, expected: [rows, columns], found: [12, 12] });
+        prop_assert_eq!(error_of(prune::masked(w.view(), &other).map(drop)), shape("prune"));
+        prop_assert_eq!(error_of(Compressed24::encode(w.view(), &other).map(drop)), shape("encode"));
+        prop_assert_eq!(error_of(decay::masked_decay(w.clone().view_mut(), w.view(), &other, 1.0)), shape("masked decay"));
         if tiled {
             let own = Mask::empty(rows, columns).expect("tiled");
-            prop_assert_eq!(message(flip::flip_count(&own, &other).map(drop)), Some(format!("flip count: {found}")));
+            prop_assert_eq!(error_of(flip::flip_count(&own, &other).map(drop)), shape("flip count"));
         }
     }
 
@@ -239,7 +237,7 @@ proptest! {
             let expected = if kept { (x[i].abs() - sorted[1]) * x[i].signum() * scale } else { 0.0 };
             prop_assert_eq!(found[i], expected);
         }
-        // The scale is the minimum: the squared distance is no less a little to either side.
+        // The scale is a minimum: the squared distance is no smaller slightly to either side.
         let w = Array2::from_shape_vec((1, 4), x.to_vec()).expect("one group");
         let best = f64::from(prune::soft_threshold_scale(w.view()).expect("one group"));
         let distance = |scale: f64| -> f64 {

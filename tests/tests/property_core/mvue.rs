@@ -1,5 +1,5 @@
-//! The estimators: to the bit against their definition, and in mean and variance by integrating
-//! over their uniforms.
+//! MVUE: bit for bit against the definition, and mean and variance by integration over the
+//! uniforms.
 
 use proptest::prelude::*;
 use sparse24_core::mvue::{self, Estimator, Kept24};
@@ -46,8 +46,7 @@ fn exact_moments(x: [f32; 4]) -> Moments {
     moments
 }
 
-/// The first draw shows in the pairs that the smallest and the largest second uniform make: no two
-/// first draws share both.
+/// The pairs for the smallest and the largest second uniform identify the first draw.
 fn approximate_moments(x: [f32; 4]) -> Moments {
     let kept =
         |first, second| mvue::approximate(x, [oracle::uniform(first), oracle::uniform(second)]);
@@ -73,7 +72,7 @@ proptest! {
     #![proptest_config(cases(2000))]
 
     #[test]
-    fn exact_is_what_is_decided(x in group(), n in uniform()) {
+    fn exact_equals_its_definition(x in group(), n in uniform()) {
         let kept = mvue::exact(x, oracle::uniform(n));
         if x.iter().all(|x| x.is_finite()) {
             let (indices, values) = oracle::mvue(x, oracle::uniform(n));
@@ -112,7 +111,7 @@ proptest! {
     #![proptest_config(cases(500))]
 
     #[test]
-    fn exact_is_unbiased_and_least(x in finite()) {
+    fn exact_is_unbiased_with_least_variance(x in finite()) {
         let a = x.map(|x| f64::from(x).abs());
         let s: f64 = a.iter().sum();
         let moments = exact_moments(x);
@@ -133,8 +132,8 @@ proptest! {
     }
 
     #[test]
-    fn no_probabilities_do_better(a in prop::array::uniform4(0.01_f64..10.0), weights in prop::array::uniform4(0.01_f64..1.0)) {
-        // Any p in (0, 1] that sums to 2: weights, filled up where one would exceed 1.
+    fn no_probabilities_have_less_variance(a in prop::array::uniform4(0.01_f64..10.0), weights in prop::array::uniform4(0.01_f64..1.0)) {
+        // Any p in (0, 1] that sums to 2: weights, capped at 1 with the excess redistributed.
         let mut p = weights.map(|w| 2.0 * w / weights.iter().sum::<f64>());
         for _ in 0..4 {
             let free: f64 = p.iter().filter(|&&p| p < 1.0).sum();

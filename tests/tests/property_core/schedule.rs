@@ -29,7 +29,7 @@ proptest! {
     }
 
     #[test]
-    fn refreshes_come_every_interval(interval in 1_u32..60, steps in 0_u32..500) {
+    fn refreshes_are_one_interval_apart(interval in 1_u32..60, steps in 0_u32..500) {
         let refresh = Refresh::Every(NonZeroU32::new(interval).expect("not zero"));
         let due: Vec<u32> = (1..=steps).filter(|&t| refresh.is_due(t)).collect();
         let expected: Vec<u32> = (1..=steps / interval).map(|n| n * interval).collect();

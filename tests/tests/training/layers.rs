@@ -59,6 +59,7 @@ impl Bench {
                 micro_step,
                 learning_rate: 0.0,
                 bias_corrections: [1.0; 2],
+                loss_scale: 1.0,
             })
             .expect("the CPU does not refuse");
         let (parameters, weights, before) = (Parameters::default(), Tensors::new(), Tensors::new());

@@ -57,6 +57,7 @@ impl<B: Backend> Spy<B> {
             micro_step: 0,
             learning_rate: 0.0,
             bias_corrections: [1.0; 2],
+            loss_scale: 1.0,
         };
         (Box::new(Self { inner, log: Arc::clone(&log), state, probes: HashMap::new() }), log)
     }

@@ -1,52 +1,29 @@
 //! GELU, GEGLU and SwiGLU, forward and backward.
 
 use half::bf16;
-use ndarray::{Array2, ArrayView2, ArrayViewMut2};
-use sparse24_cpu::{self as cpu, activation as on_cpu};
+use ndarray::Array2;
+use sparse24_core::op::Activation;
+use sparse24_cpu::activation as on_cpu;
 
 use super::{
     Bench, Case, Prepared, Size,
     check::{BF16, Stop, near, repeating},
     input::{PANEL, panel, repeated, widened},
 };
-use crate::{Device, Error, Matrix, activation};
+use crate::{Device, Matrix, activation};
 
-type Forward = fn(&mut Device, Matrix<bf16>, Matrix<bf16>) -> Result<(), Error>;
-type Backward = fn(&mut Device, Matrix<bf16>, Matrix<bf16>, Matrix<bf16>) -> Result<(), Error>;
-type CpuForward = fn(ArrayView2<'_, f32>, ArrayViewMut2<'_, f32>) -> Result<(), cpu::Error>;
-type CpuBackward =
-    fn(ArrayView2<'_, f32>, ArrayView2<'_, f32>, ArrayViewMut2<'_, f32>) -> Result<(), cpu::Error>;
-
-/// An activation; columns of Z for one of H.
-struct Activation {
-    names: [&'static str; 2],
-    entries: [&'static [&'static str]; 2],
-    width: usize,
-    forward: (Forward, CpuForward),
-    backward: (Backward, CpuBackward),
+/// An activation, its kernels, and its reference.
+struct Reference {
+    activation: Activation,
+    entries: [&'static [&'static str; 1]; 2],
 }
 
-const ACTIVATIONS: [Activation; 3] = [
-    Activation {
-        names: ["gelu_forward", "gelu_backward"],
-        entries: [&["gelu_forward"], &["gelu_backward"]],
-        width: 1,
-        forward: (activation::gelu_forward, on_cpu::gelu_forward),
-        backward: (activation::gelu_backward, on_cpu::gelu_backward),
-    },
-    Activation {
-        names: ["geglu_forward", "geglu_backward"],
-        entries: [&["geglu_forward"], &["geglu_backward"]],
-        width: 2,
-        forward: (activation::geglu_forward, on_cpu::geglu_forward),
-        backward: (activation::geglu_backward, on_cpu::geglu_backward),
-    },
-    Activation {
-        names: ["swiglu_forward", "swiglu_backward"],
+const ACTIVATIONS: [Reference; 3] = [
+    Reference { activation: Activation::Gelu, entries: [&["gelu_forward"], &["gelu_backward"]] },
+    Reference { activation: Activation::Geglu, entries: [&["geglu_forward"], &["geglu_backward"]] },
+    Reference {
+        activation: Activation::Swiglu,
         entries: [&["swiglu_forward"], &["swiglu_backward"]],
-        width: 2,
-        forward: (activation::swiglu_forward, on_cpu::swiglu_forward),
-        backward: (activation::swiglu_backward, on_cpu::swiglu_backward),
     },
 ];
 
@@ -58,8 +35,8 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
         entries,
         prepare,
     };
-    let of = |a: &'static Activation| {
-        let [forward, backward] = a.names;
+    let of = |a: &'static Reference| {
+        let [[forward], [backward]] = a.entries;
         let (of_forward, of_backward): (Box<super::Prepare>, Box<super::Prepare>) = (
             Box::new(move |bench| forwards(bench, shape, a)),
             Box::new(move |bench| backwards(bench, shape, a)),
@@ -75,30 +52,34 @@ const SMALL: f64 = 1e-5;
 fn forwards(
     bench: &mut Bench,
     shape @ [p, f]: [usize; 2],
-    activation: &Activation,
+    reference: &Reference,
 ) -> Result<Prepared, Stop> {
-    let (z, (launch, on_cpu)) = (panel(activation.width * f, 1), activation.forward);
-    let bytes = 2 * p * f * (activation.width + 1);
+    let (activation, columns) = (reference.activation, reference.activation.columns_in());
+    let z = panel(columns * f, 1);
+    let bytes = 2 * p * f * (columns + 1);
     let mut sets = Vec::new();
     for _ in 0..bench.sets(bytes) {
         let h = bench.device.alloc("h", shape)?;
-        sets.push((repeated(&mut bench.device, [p, activation.width * f], &z)?, h));
+        sets.push((repeated(&mut bench.device, [p, columns * f], &z)?, h));
     }
-    launch(&mut bench.device, sets[0].0, sets[0].1)?;
+    activation::forward(&mut bench.device, activation, sets[0].0, sets[0].1)?;
     let mut expected = Array2::zeros((PANEL, f));
-    on_cpu(widened(z.view()).view(), expected.view_mut()).expect("fits");
+    on_cpu::activation_forward(activation, widened(z.view()).view(), expected.view_mut())
+        .expect("fits");
     compare(&mut bench.device, "h", sets[0].1, expected)?;
-    bench.moving(VERIFIED, bytes, sets, move |device, &(z, h)| launch(device, z, h))
+    bench.moving(VERIFIED, bytes, sets, move |device, &(z, h)| {
+        activation::forward(device, activation, z, h)
+    })
 }
 
 fn backwards(
     bench: &mut Bench,
     shape @ [p, f]: [usize; 2],
-    activation: &Activation,
+    reference: &Reference,
 ) -> Result<Prepared, Stop> {
-    let (z, dh, (launch, on_cpu)) =
-        (panel(activation.width * f, 1), panel(f, 2), activation.backward);
-    let (wide, bytes) = ([p, activation.width * f], 2 * p * f * (2 * activation.width + 1));
+    let (activation, columns) = (reference.activation, reference.activation.columns_in());
+    let (z, dh) = (panel(columns * f, 1), panel(f, 2));
+    let (wide, bytes) = ([p, columns * f], 2 * p * f * (2 * columns + 1));
     let mut sets = Vec::new();
     for _ in 0..bench.sets(bytes) {
         let device = &mut bench.device;
@@ -109,11 +90,15 @@ fn backwards(
         ));
     }
     let (first, second, dz) = sets[0];
-    launch(&mut bench.device, first, second, dz)?;
+    activation::backward(&mut bench.device, activation, first, second, dz)?;
     let mut expected = Array2::zeros((PANEL, wide[1]));
-    on_cpu(widened(dh.view()).view(), widened(z.view()).view(), expected.view_mut()).expect("fits");
+    let (dh_wide, z_wide) = (widened(dh.view()), widened(z.view()));
+    on_cpu::activation_backward(activation, dh_wide.view(), z_wide.view(), expected.view_mut())
+        .expect("fits");
     compare(&mut bench.device, "dz", dz, expected)?;
-    bench.moving(VERIFIED, bytes, sets, move |device, &(dh, z, dz)| launch(device, dh, z, dz))
+    bench.moving(VERIFIED, bytes, sets, move |device, &(dh, z, dz)| {
+        activation::backward(device, activation, dh, z, dz)
+    })
 }
 
 const VERIFIED: &str = "every element, within 5/1024 of the CPU's in f32";

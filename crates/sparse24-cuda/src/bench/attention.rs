@@ -1,10 +1,13 @@
-//! Attention, forward and backward, with and without dropout, at the heads of GPT-2; wider heads
-//! beyond it.
+//! Attention, forward and backward, with and without dropout, with heads of 64 up to the widths of
+//! GPT-2 and of 128 beyond.
 
 use half::bf16;
 use ndarray::Array2;
-use sparse24_core::philox::{Purpose, Site, Stream};
-use sparse24_cpu::{attention as on_cpu, dropout::Dropout as CpuDropout};
+use sparse24_core::{
+    op::{AttentionMask, AttentionShape, Dropout, StepState},
+    philox::{Purpose, Site, Stream},
+};
+use sparse24_cpu::attention as on_cpu;
 
 use super::{
     Bench, Case, Prepared, Size, TOKENS, Work,
@@ -13,21 +16,20 @@ use super::{
     timing::Contestant,
 };
 use crate::{
-    Device, Error, Matrix, StepState,
+    Device, Error, Matrix,
     attention::{
-        AttentionBackward, AttentionForward, AttentionMask, AttentionShape, attention_backward,
-        attention_forward, backward_scratch,
+        AttentionBackward, AttentionForward, attention_backward, attention_forward,
+        backward_scratch,
     },
-    dropout::Dropout,
 };
 
-/// Tokens of a sequence.
+/// Sequence length.
 const CONTEXT: usize = 1024;
 
-/// The widest model with heads of 64; those beyond have 128.
+/// The widest model with heads of 64.
 const GPT2: usize = 1600;
 
-// Of dropout.
+// For dropout.
 const SEED: u64 = 1;
 const STEP: u32 = 1;
 
@@ -89,7 +91,7 @@ fn prepare(
         keys: CONTEXT,
         mask: AttentionMask::Causal,
     };
-    // What a case reads and writes once: q, k, v, o; and their gradients.
+    // q, k, v, o, and in the backward pass their gradients, once each.
     let bytes = 2 * TOKENS * d * if pass == Pass::Forward { 4 } else { 8 };
     bench.device.set_step(&StepState { seed: SEED, step: STEP, ..StepState::default() })?;
     let hosts =
@@ -98,13 +100,13 @@ fn prepare(
     for _ in 0..bench.sets(bytes) {
         sets.push(operands(&mut bench.device, shape, &hosts, dropped)?);
     }
-    // The backward reads what the forward left.
+    // The backward pass reads the results of the forward pass.
     sets.iter().try_for_each(|op| attention_forward(&mut bench.device, &op.forward))?;
     attention_backward(&mut bench.device, &sets[0])?;
-    // Dropout numbers its elements from the first sequence on, as the CPU does; without it
-    // sequences are alike, and the last is the farthest.
+    // The CPU numbers elements of dropout from its only sequence on, so check the first here;
+    // without dropout, check the last.
     verify(&mut bench.device, &sets[0], if dropped.is_some() { 0 } else { batch - 1 })?;
-    // The products of the visible half.
+    // FLOPs of the visible half.
     let flops = (batch * heads * CONTEXT * CONTEXT * head) as f64
         * if pass == Pass::Forward { 2.0 } else { 5.0 };
     let count = sets.len();
@@ -138,6 +140,7 @@ fn operands(
         q,
         k,
         v,
+        lengths: None,
         dropout: dropped.map(|p| Dropout { p, site: Site::new(Purpose::Dropout, 1) }),
         o: device.alloc("o", [rows, d])?,
         lse: device.alloc("lse", [shape.batch * shape.heads, shape.queries])?,
@@ -145,12 +148,14 @@ fn operands(
     Ok(AttentionBackward {
         forward,
         d_o: upload(device, d_o.view())?,
-        dqkv: [0, 1, 2].map(|i| gradients.columns(i * d..(i + 1) * d)),
+        dq: gradients.columns(0..d),
+        dk: gradients.columns(d..2 * d),
+        dv: gradients.columns(2 * d..3 * d),
         scratch: device.alloc("scratch", backward_scratch(shape))?,
     })
 }
 
-/// One sequence, which has nothing to do with the others.
+/// Verifies one sequence, which is independent of the others.
 fn verify(device: &mut Device, op: &AttentionBackward, sequence: usize) -> Result<(), Stop> {
     let AttentionForward { shape, q, k, v, o, dropout, .. } = op.forward;
     let mut of = |matrix: Matrix<bf16>| -> Result<Array2<f32>, Error> {
@@ -159,21 +164,15 @@ fn verify(device: &mut Device, op: &AttentionBackward, sequence: usize) -> Resul
         Ok(Array2::from_shape_vec((CONTEXT, part.shape()[1]), values).expect("as many"))
     };
     let [q, k, v, o, d_o] = [of(q)?, of(k)?, of(v)?, of(o)?, of(op.d_o)?];
-    let found = [o, of(op.dqkv[0])?, of(op.dqkv[1])?, of(op.dqkv[2])?];
-    let mask = on_cpu::AttentionMask::Causal;
-    let one = on_cpu::AttentionShape {
-        batch: 1,
-        heads: shape.heads,
-        queries: CONTEXT,
-        keys: CONTEXT,
-        mask,
-    };
-    let dropout = dropout
-        .map(|Dropout { p, site }| CpuDropout { p, stream: Stream::new(SEED, site, 0, STEP) });
+    let found = [o, of(op.dq)?, of(op.dk)?, of(op.dv)?];
+    let mask = AttentionMask::Causal;
+    let one =
+        AttentionShape { batch: 1, heads: shape.heads, queries: CONTEXT, keys: CONTEXT, mask };
+    let dropout = dropout.as_ref().map(|rule| (rule, Stream::new(SEED, rule.site, 0, STEP)));
     let [mut o, mut dq, mut dk, mut dv] = [0; 4].map(|_| Array2::zeros(q.dim()));
     let mut lse = Array2::zeros((shape.heads, CONTEXT));
-    let (q, k, v, dropout) = (q.view(), k.view(), v.view(), dropout.as_ref());
-    on_cpu::attention_forward(one, q, k, v, o.view_mut(), lse.view_mut(), dropout)
+    let (q, k, v) = (q.view(), k.view(), v.view());
+    on_cpu::attention_forward(one, q, k, v, None, o.view_mut(), lse.view_mut(), dropout)
         .expect("shapes fit");
     let gradients = (dq.view_mut(), dk.view_mut(), dv.view_mut());
     on_cpu::attention_backward(
@@ -181,6 +180,7 @@ fn verify(device: &mut Device, op: &AttentionBackward, sequence: usize) -> Resul
         q,
         k,
         v,
+        None,
         o.view(),
         lse.view(),
         d_o.view(),

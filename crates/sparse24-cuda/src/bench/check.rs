@@ -1,8 +1,8 @@
-//! What is asked of results before anything is timed.
+//! Verification of results before anything is timed.
 //!
-//! Where core defines the bits, or operations round in the CPU's order, results are compared bit
-//! for bit; elsewhere within bounds that are a few times wider than those that the tests derive, at
-//! every element that is looked at. A NaN is never within a bound.
+//! Where core defines the bits, or operations round in the CPU's order, results are compared bit for
+//! bit; elsewhere within bounds a few times wider than those that the tests derive. A NaN is never
+//! within a bound.
 
 use std::{fmt::Display, num::NonZeroUsize, thread};
 
@@ -16,18 +16,18 @@ use crate::{
     layout::{BLOCK_METADATA, BLOCK_VALUES, FragmentMajor, Fragments, LaneMajor, blocks},
 };
 
-/// Why there is no time.
+/// Why a case has no time.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// The result is not right: what, where, and what it should be.
+    /// The result is wrong: what, where, and the expected value.
     Wrong(String),
     /// An operation refused.
     Error(Error),
 }
 
 impl Stop {
-    /// What becomes of the case, where others can follow it: after an error of the driver's the GPU
-    /// may answer no more.
+    /// The outcome of the case, unless no other case can follow: after an error of the driver, the
+    /// GPU may be unusable.
     pub(super) fn outcome(self) -> Result<Outcome, Error> {
         match self {
             Self::Wrong(difference) => Ok(Outcome::Failed { difference }),
@@ -38,8 +38,8 @@ impl Stop {
         }
     }
 
-    /// Why a case goes on without this peer. A driver that has failed for good tells the case's own
-    /// kernel next.
+    /// Why the case continues without this competitor. If the driver failed for good, the case's own
+    /// kernel fails next.
     pub(super) fn of_peer(self, peer: &str) -> Result<String, Self> {
         match self {
             Self::Wrong(difference) => Ok(difference),
@@ -53,7 +53,7 @@ impl Stop {
     }
 }
 
-/// What is missing or refuses here may be there for another case.
+/// Whether another case may still succeed.
 const fn is_of_one_case(error: &Error) -> bool {
     use Error::{Blas, Compile, Function, Library, OutOfMemory};
     matches!(
@@ -74,10 +74,10 @@ impl From<sparse24_core::Error> for Stop {
     }
 }
 
-/// What rounding to bf16 changes at most, relatively, with room for what f32 sums differ by.
+/// Relative error of rounding to bf16, with a margin for differences of f32 sums.
 pub(super) const BF16: f64 = 1.25 / 256.0;
 
-/// The same elements.
+/// Checks that all elements are equal.
 pub(super) fn same<T: PartialEq + Display>(
     what: &str,
     found: &[T],
@@ -107,7 +107,7 @@ pub(super) fn near(
         };
         let bound = relative * f64::from(expected.abs()) + absolute;
         let difference = (f64::from(found) - f64::from(expected)).abs();
-        // As it stands, so that a NaN does not pass.
+        // Written so that a NaN fails.
         let within = difference <= bound;
         if !within {
             return Err(Stop::Wrong(format!(
@@ -136,13 +136,13 @@ pub(super) fn near_in_norm(
         Ok(())
     } else {
         Err(Stop::Wrong(format!(
-            "{what} is off by {error:.3e} of its norm, at most {share:.1e} is expected"
+            "{what} is off by {error:.3e} of its norm, expected at most {share:.1e}"
         )))
     }
 }
 
-/// Downloads the first rows, `period` of them, having seen that all further ones repeat them, as
-/// the operands do.
+/// Downloads the first `period` rows, after checking that all other rows repeat them, as the operands
+/// do.
 pub(super) fn repeating<T: Scalar + PartialEq>(
     device: &mut Device,
     what: &str,
@@ -158,14 +158,14 @@ pub(super) fn repeating<T: Scalar + PartialEq>(
         if let Some(at) = part.chunks(panel.len()).position(|rows| *rows != panel[..rows.len()]) {
             let row = first + at * period;
             return Err(Stop::Wrong(format!(
-                "{what}: rows from {row} on are not those from 0 on, which had the same operands"
+                "{what}: rows from {row} on differ from those from 0 on, which had the same operands"
             )));
         }
     }
     Ok(panel)
 }
 
-/// Values and patterns of every group, bit for bit; nothing is asked of what pads the shape.
+/// Checks values and patterns of every group bit for bit, except for padding.
 pub(super) fn same_compressed(
     what: &str,
     found: &Fragments,
@@ -175,7 +175,7 @@ pub(super) fn same_compressed(
     let count: usize = blocks([m, k]).into_iter().product();
     if (found.values.len(), found.metadata.len()) != (count * BLOCK_VALUES, count * BLOCK_METADATA)
     {
-        return Err(Stop::Wrong(format!("{what}: not as many blocks as cover {m}x{k}")));
+        return Err(Stop::Wrong(format!("{what}: the number of blocks does not match {m}x{k}")));
     }
     let values = expected.values();
     let differs = |row: usize| {
@@ -201,7 +201,7 @@ pub(super) fn same_compressed(
             .min()
     });
     wrong.map_or(Ok(()), |[row, group]| {
-        Err(Stop::Wrong(format!("{what}, row {row}, group {group}: not core's bits")))
+        Err(Stop::Wrong(format!("{what}, row {row}, group {group}: differs from core")))
     })
 }
 
@@ -213,7 +213,7 @@ mod tests {
     use crate::{Architecture, layout::to_fragments, library::Library};
 
     #[test]
-    fn a_case_without_a_time_ends_itself_and_a_peer_that_refuses_not_even_that() {
+    fn errors_end_a_case_or_the_bench() {
         let compile = Error::Compile {
             kernel: "norm",
             architecture: Architecture::Sm80,
@@ -222,7 +222,7 @@ mod tests {
         let function = Error::Function { library: Library::CublasLt, file: "l".into(), name: "f" };
         let blas = Error::Blas { what: "a product".into(), code: "X".into() };
         let driver = Error::Driver { what: "a launch".into(), code: "Y".into() };
-        let defect = Error::Recording { operation: "upload" };
+        let defect = Error::Capturing { operation: "upload" };
         for error in [&compile, &function, &blas] {
             assert_eq!(
                 Stop::Error(error.clone()).outcome(),
@@ -243,7 +243,7 @@ mod tests {
         }
         assert!(matches!(
             Stop::Error(defect).of_peer("P"),
-            Err(Stop::Error(Error::Recording { .. }))
+            Err(Stop::Error(Error::Capturing { .. }))
         ));
         assert_eq!(
             Stop::Wrong("x".into()).outcome(),
@@ -253,8 +253,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_near_is_told_with_its_place() {
-        let told = |stop: Result<(), Stop>| match stop {
+    fn differences_are_reported_with_their_place() {
+        let wrong_text = |stop: Result<(), Stop>| match stop {
             Err(Stop::Wrong(text)) => text,
             other => panic!("{other:?}"),
         };
@@ -263,25 +263,25 @@ mod tests {
                 && same("x", &[1, 2], &[1, 2]).is_ok()
         );
         assert_eq!(
-            told(near("x", [1.0, 2.0], [1.0, 2.1], [1e-3, 0.0])),
+            wrong_text(near("x", [1.0, 2.0], [1.0, 2.1], [1e-3, 0.0])),
             "x, element 1: found 2, expected 2.1 within 2.100e-3"
         );
         assert!(
-            told(near("x", [f32::NAN], [1.0], [1.0, f64::INFINITY]))
+            wrong_text(near("x", [f32::NAN], [1.0], [1.0, f64::INFINITY]))
                 .contains("element 0: found NaN")
         );
         assert!(
-            told(near("x", [1.0], [1.0, 2.0], [1.0, 1.0])).contains("fewer")
-                && told(near("x", [1.0], [], [1.0, 1.0])).contains("more")
+            wrong_text(near("x", [1.0], [1.0, 2.0], [1.0, 1.0])).contains("fewer")
+                && wrong_text(near("x", [1.0], [], [1.0, 1.0])).contains("more")
         );
-        assert_eq!(told(same("x", &[1, 2], &[1, 3])), "x, element 1: found 2, expected 3");
+        assert_eq!(wrong_text(same("x", &[1, 2], &[1, 3])), "x, element 1: found 2, expected 3");
         let [ones, nans] = [1.0, f32::NAN].map(|x| Array2::from_elem((2, 2), x));
         assert!(near_in_norm("x", &ones, &ones, 0.0).is_ok());
-        assert!(told(near_in_norm("x", &nans, &ones, 1.0)).contains("off by NaN"));
+        assert!(wrong_text(near_in_norm("x", &nans, &ones, 1.0)).contains("off by NaN"));
     }
 
     #[test]
-    fn a_value_or_a_pattern_that_differs_is_found() {
+    fn differing_values_and_patterns_are_found() {
         let dense = super::super::input::random([132, 68], 3).mapv(bf16::from_f32);
         let mask = search::mask_search(dense.view(), MaskKind::Transposable).expect("tiled");
         let logical = Compressed24::encode(dense.view(), &mask).expect("row-wise");

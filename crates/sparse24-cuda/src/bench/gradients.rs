@@ -1,24 +1,25 @@
-//! What is done to gradients of activations: the estimator, bias gradients, dropout.
+//! Operations on gradients of activations: MVUE, bias gradients, dropout.
 
 use half::bf16;
 use ndarray::{Array2, Axis};
 use sparse24_core::{
     compressed::Compressed24,
     mvue::Estimator,
+    op::{Dropout, StepState},
     philox::{Purpose, Site, Stream},
 };
 use sparse24_cpu as cpu;
 
 use super::{
-    BETA, Bench, Case, Prepared, Size,
+    Bench, Case, OVERWRITE, Prepared, Size,
     check::{Stop, same, same_compressed},
     input::{PANEL, panel, random, repeated, tall, upload},
 };
 use crate::{
-    Error, StepState,
+    Error,
     bias::{bias_grad, bias_grad_scratch},
     compressed::Compressed,
-    dropout::{Dropout, dropout},
+    dropout::dropout,
     mvue::mvue_compress,
 };
 
@@ -27,8 +28,8 @@ const STATE: StepState = StepState {
     step: 1,
     micro_step: 0,
     learning_rate: 0.0,
-    bias_correction1: 1.0,
-    bias_correction2: 1.0,
+    bias_corrections: [1.0, 1.0],
+    loss_scale: 1.0,
 };
 
 pub(super) fn cases(size: &Size) -> Vec<Case> {
@@ -53,7 +54,7 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
             estimate(stream, Estimator::Exact, Zeros::None),
         ));
     }
-    // As after dropout: groups with three zeros or four take the long way.
+    // As after dropout: groups with three or four zeros take the slow path.
     cases.push(case(
         "mvue_exact_fifth_zero",
         exact,
@@ -72,7 +73,7 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
     cases
 }
 
-/// How much of a gradient is zero.
+/// The share of zeros in a gradient.
 #[derive(Clone, Copy, PartialEq)]
 enum Zeros {
     None,
@@ -124,7 +125,7 @@ fn sums(bench: &mut Bench, shape @ [p, r]: [usize; 2]) -> Result<Prepared, Stop>
     let (db, scratch) =
         (device.alloc("db", [1, r])?, device.alloc("scratch", bias_grad_scratch(shape))?);
     let integers = repeated(device, shape, &few)?;
-    bias_grad(device, integers, db, BETA, scratch)?;
+    bias_grad(device, integers, db, OVERWRITE, scratch)?;
     let expected: Vec<f32> =
         of_panel.iter().zip(&rest).map(|(sum, rest)| (p / PANEL) as f32 * sum + rest).collect();
     same("db", &device.download(db)?, &expected)?;
@@ -132,7 +133,7 @@ fn sums(bench: &mut Bench, shape @ [p, r]: [usize; 2]) -> Result<Prepared, Stop>
         .map(|_| repeated(&mut bench.device, shape, &panel(r, 7)))
         .collect::<Result<Vec<_>, Error>>()?;
     bench.moving("every sum, of small integers, exactly", 2 * p * r, sets, move |device, &dz| {
-        bias_grad(device, dz, db, BETA, scratch)
+        bias_grad(device, dz, db, OVERWRITE, scratch)
     })
 }
 
@@ -148,8 +149,9 @@ fn drops(bench: &mut Bench, shape @ [p, r]: [usize; 2]) -> Result<Prepared, Stop
     let fresh = upload(&mut bench.device, host.view())?;
     dropout(&mut bench.device, fresh, &rule)?;
     let mut expected = host.mapv(bf16::to_f32);
-    let on_cpu = cpu::dropout::Dropout { p: rule.p, stream: Stream::new(1, SITE, 0, 1) };
-    cpu::dropout::dropout(expected.view_mut(), &on_cpu).expect("contiguous");
+    let on_cpu = sparse24_core::op::Dropout { p: rule.p, site: SITE };
+    cpu::dropout::dropout(expected.view_mut(), &on_cpu, Stream::new(1, SITE, 0, 1))
+        .expect("contiguous");
     let expected: Vec<bf16> = expected.into_iter().map(bf16::from_f32).collect();
     same("x", &bench.device.download(fresh)?, &expected)?;
     bench.moving("every element, bit for bit with the CPU", 4 * p * r, sets, move |device, &x| {

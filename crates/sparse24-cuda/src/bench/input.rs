@@ -1,5 +1,5 @@
-//! Random operands: nearly Gaussian numbers with a prime period, and panels of them that repeat
-//! down a matrix, so that large ones cost no time.
+//! Random operands: nearly Gaussian numbers with a prime period, in panels of rows that repeat down
+//! a matrix, so that large operands are cheap.
 
 use std::sync::OnceLock;
 
@@ -9,10 +9,10 @@ use sparse24_core::philox::{Philox4x32, uniform};
 
 use crate::{Device, Error, Matrix, Scalar};
 
-/// Rows that differ; further ones repeat them.
+/// Distinct rows; further rows repeat them.
 pub(super) const PANEL: usize = 256;
 
-/// What is drawn before it repeats: a prime, so that no power of two of rows or columns does.
+/// Numbers before they repeat: a prime, so that power-of-two shapes do not repeat.
 const PERIOD: usize = 1_048_573;
 
 fn gaussian() -> &'static [f32] {
@@ -28,7 +28,7 @@ fn gaussian() -> &'static [f32] {
     })
 }
 
-/// A matrix of nearly Gaussian numbers, other ones for another seed.
+/// A matrix of nearly Gaussian numbers.
 pub(super) fn random([rows, columns]: [usize; 2], seed: usize) -> Array2<f32> {
     let values = gaussian();
     let mut out = Vec::with_capacity(rows * columns);
@@ -41,12 +41,12 @@ pub(super) fn random([rows, columns]: [usize; 2], seed: usize) -> Array2<f32> {
     Array2::from_shape_vec((rows, columns), out).expect("as many")
 }
 
-/// The rows that differ, rounded to bf16.
+/// A panel in bf16.
 pub(super) fn panel(columns: usize, seed: usize) -> Array2<bf16> {
     random([PANEL, columns], seed).mapv(bf16::from_f32)
 }
 
-/// Every row of a panel again and again.
+/// Fills a matrix with the rows of a panel.
 pub(super) fn repeat<T: Scalar>(
     device: &mut Device,
     to: Matrix<T>,
@@ -63,7 +63,7 @@ pub(super) fn repeat<T: Scalar>(
     Ok(())
 }
 
-/// The same on the host.
+/// Like [`repeat`], on the host.
 pub(super) fn tall<T: Copy>(rows: usize, panel: &Array2<T>) -> Array2<T> {
     let elements = panel.as_slice().expect("row-major");
     let mut out = Vec::with_capacity(rows * panel.ncols());
@@ -94,7 +94,6 @@ pub(super) fn upload<T: Scalar>(
     Ok(to)
 }
 
-/// In f32.
 pub(super) fn widened(x: ArrayView2<'_, bf16>) -> Array2<f32> {
     x.mapv(bf16::to_f32)
 }

@@ -1,4 +1,4 @@
-//! What a bench ran on: the GPU and the releases of everything that decides a time.
+//! The GPU that a bench ran on, and the releases of its software.
 
 use cudarc::driver::sys::CUdevice_attribute;
 use serde::Serialize;
@@ -7,7 +7,7 @@ use super::{
     nvml::{Reading, Sensor},
     peer::CusparseLt,
 };
-use crate::{Device, Error, compile, device::driver_error, driver, gemm};
+use crate::{Device, Error, compile, driver, error::driver_error, gemm};
 
 /// A release, or why it is not known.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -15,47 +15,47 @@ use crate::{Device, Error, compile, device::driver_error, driver, gemm};
 pub enum Known {
     /// The release.
     Release(String),
-    /// In a sentence.
+    /// Why it is unknown.
     Problem(String),
 }
 
 /// The GPU and its software.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Machine {
-    /// Its name.
+    /// Name of the GPU.
     pub gpu: String,
     /// Compute capability: major, minor.
     pub capability: [i32; 2],
-    /// How many.
+    /// Number of multiprocessors.
     pub multiprocessors: usize,
-    /// MiB of its memory.
+    /// Memory in MiB.
     pub memory_mib: usize,
-    /// MiB of its last cache.
+    /// L2 cache in MiB.
     pub l2_mib: usize,
     /// The driver's release.
     pub driver: Known,
-    /// The newest release of CUDA that the driver serves: major, minor.
+    /// Newest CUDA release that the driver supports: major, minor.
     pub cuda: [i32; 2],
-    /// The compiler of kernels.
+    /// The kernel compiler.
     pub nvrtc: Known,
-    /// The library of dense products.
+    /// cuBLASLt.
     pub cublaslt: Known,
-    /// The peer of sparse products.
+    /// cuSPARSELt.
     pub cusparselt: Known,
-    /// The highest clock of the multiprocessors.
+    /// Highest clock of the multiprocessors, MHz.
     pub most_sm_mhz: Option<u32>,
-    /// What the board may draw.
+    /// Power limit of the board, watts.
     pub most_watts: Option<u32>,
-    /// Before anything ran.
+    /// Sensors before the first case.
     pub before: Option<Reading>,
-    /// After all had run.
+    /// Sensors after the last case.
     pub after: Option<Reading>,
 }
 
-/// Bytes of the last cache.
+/// Bytes of the L2 cache.
 pub(super) fn l2_bytes(device: &Device) -> Result<usize, Error> {
     let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
-    let said = |error| driver_error("asking for the size of the L2".into(), error);
+    let said = |error| driver_error("querying the size of the L2", error);
     Ok(usize::try_from(device.context().attribute(attribute).map_err(said)?).unwrap_or(0))
 }
 
@@ -68,12 +68,11 @@ impl Machine {
         let context = device.context();
         let (major, minor) = context
             .compute_capability()
-            .map_err(|error| driver_error("asking for the compute capability".into(), error))?;
-        let (_, memory) = context
-            .mem_get_info()
-            .map_err(|error| driver_error("asking for the memory".into(), error))?;
+            .map_err(|error| driver_error("querying the compute capability", error))?;
+        let (_, memory) =
+            context.mem_get_info().map_err(|error| driver_error("querying the memory", error))?;
         let driver = match sensor {
-            Ok(sensor) => sensor.driver().ok_or_else(|| "the driver does not say".to_owned()),
+            Ok(sensor) => sensor.driver().ok_or_else(|| "the driver does not report it".to_owned()),
             Err(problem) => Err(problem.clone()),
         };
         let sensor = sensor.as_ref().ok();

@@ -1,7 +1,4 @@
-//! Clocks, power and temperature of a GPU, from the library that comes with its driver; loaded at
-//! run time, with the few functions used here.
-//!
-//! Deliberately absent: anything that changes a setting.
+//! Clocks, power and temperature of a GPU, from NVML. Read-only.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
@@ -11,10 +8,7 @@ use std::{
 use cudarc::driver::sys;
 use serde::Serialize;
 
-use crate::{
-    Device,
-    library::{Library, functions},
-};
+use crate::{Device, library::Library, loader::functions};
 
 type Gpu = *mut c_void;
 
@@ -30,21 +24,21 @@ functions! { Library::Nvml;
     nvmlDeviceGetTemperature(gpu: Gpu, sensor: c_uint, celsius: *mut c_uint) -> c_int;
 }
 
-// The library's numbers of clocks and of the one sensor of temperature.
+// NVML's constants for clocks and the temperature sensor.
 const SM: c_uint = 1;
 const MEMORY: c_uint = 2;
 const CHIP: c_uint = 0;
 
-/// What the sensors said at a moment; nothing for what they do not say.
+/// Sensor readings; `None` where the GPU has no sensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Reading {
-    /// Clock of the multiprocessors.
+    /// Clock of the multiprocessors, MHz.
     pub sm_mhz: Option<u32>,
-    /// Clock of the memory.
+    /// Clock of the memory, MHz.
     pub memory_mhz: Option<u32>,
-    /// Of the whole board, over the last second or so.
+    /// Power of the board, averaged over about a second.
     pub watts: Option<u32>,
-    /// Of the chip.
+    /// Temperature of the chip.
     pub celsius: Option<u32>,
 }
 
@@ -52,11 +46,11 @@ pub struct Reading {
 pub(super) struct Sensor(Gpu);
 
 impl Sensor {
-    /// Those of an open device, or why there are none.
+    /// Opens the sensors of a device.
     pub(super) fn of(device: &Device) -> Result<Self, String> {
         load().map_err(|error| error.to_string())?;
         let mut bus = [0 as c_char; 32];
-        // SAFETY: the device is open, and the buffer has the length told.
+        // SAFETY: the device is open, and the buffer has the given length.
         unsafe {
             sys::cuDeviceGetPCIBusId(
                 bus.as_mut_ptr(),
@@ -65,18 +59,17 @@ impl Sensor {
             )
         }
         .result()
-        .map_err(|error| format!("the GPU has no place on a bus: {error:?}"))?;
+        .map_err(|error| format!("the GPU has no PCI address: {error:?}"))?;
         let mut gpu = null_mut();
-        // SAFETY: the library was loaded; the text ends with a NUL, and a pointer is written.
+        // SAFETY: the library is loaded, the text ends with a NUL, and a pointer is written.
         let found = unsafe {
             nvmlInit_v2() == 0 && nvmlDeviceGetHandleByPciBusId_v2(bus.as_ptr(), &mut gpu) == 0
         };
         if found { Ok(Self(gpu)) } else { Err(format!("{} does not know this GPU", Library::Nvml)) }
     }
 
-    /// What the sensors say.
     pub(super) fn read(&self) -> Reading {
-        // SAFETY: the GPU is one that the library named; here and below each writes a number.
+        // SAFETY: NVML returned this handle; here and below, each call writes a number.
         let ask = |clock| asked(|to| unsafe { nvmlDeviceGetClockInfo(self.0, clock, to) });
         Reading {
             sm_mhz: ask(SM),
@@ -89,23 +82,20 @@ impl Sensor {
         }
     }
 
-    /// The highest clock of the multiprocessors.
     pub(super) fn most_sm_mhz(&self) -> Option<u32> {
         // SAFETY: as above.
         asked(|to| unsafe { nvmlDeviceGetMaxClockInfo(self.0, SM, to) })
     }
 
-    /// What the board may draw.
     pub(super) fn most_watts(&self) -> Option<u32> {
         // SAFETY: as above.
         asked(|to| unsafe { nvmlDeviceGetEnforcedPowerLimit(self.0, to) })
             .map(|milliwatts| milliwatts / 1000)
     }
 
-    /// The driver's release.
     pub(super) fn driver(&self) -> Option<String> {
         let mut text = [0 as c_char; 80];
-        // SAFETY: a text with its NUL is written into as much room as is told.
+        // SAFETY: NVML writes a NUL-terminated text of at most this length.
         let status = unsafe { nvmlSystemGetDriverVersion(text.as_mut_ptr(), text.len() as c_uint) };
         // SAFETY: it ends with a NUL.
         (status == 0)
@@ -113,7 +103,7 @@ impl Sensor {
     }
 }
 
-/// The number written, if the library says that it did.
+/// The number that a call writes, if it succeeds.
 fn asked(ask: impl FnOnce(*mut c_uint) -> c_int) -> Option<u32> {
     let mut answer = 0;
     (ask(&mut answer) == 0).then_some(answer)
@@ -121,7 +111,7 @@ fn asked(ask: impl FnOnce(*mut c_uint) -> c_int) -> Option<u32> {
 
 impl Drop for Sensor {
     fn drop(&mut self) {
-        // SAFETY: the library was begun; nothing is asked of it afterwards.
+        // SAFETY: NVML was initialized, and is not used afterwards.
         let _ = unsafe { nvmlShutdown() };
     }
 }

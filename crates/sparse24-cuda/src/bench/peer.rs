@@ -1,9 +1,5 @@
-//! cuSPARSELt, the peer of sparse products, where the machine has it: loaded at run time, with
-//! declarations of our own for what is called.
-//!
-//! Its handles are bytes of which it alone knows the meaning; there is room for those of every
-//! release. Deliberately absent: any use outside of a bench, since its format is private and its
-//! compression too slow for gradients.
+//! cuSPARSELt, the competitor for sparse products, loaded at run time if it is installed. It is used
+//! in benchmarks only: its format is private, and its compression too slow for gradients.
 
 use std::{
     cell::UnsafeCell,
@@ -14,16 +10,12 @@ use std::{
 use half::bf16;
 
 use super::timing::Contestant;
-use crate::{
-    Device, Error, Matrix,
-    library::{Library, functions},
-    spmm24::Form,
-};
+use crate::{Device, Error, Matrix, library::Library, loader::functions, spmm24::Form};
 
-/// Bytes that its kernels may work in.
+/// Bytes of its workspace.
 const WORKSPACE: usize = 256 << 20;
 
-// The library's numbers.
+// cuSPARSELt's constants.
 const BF16: c_int = 14;
 const COLUMNS_FIRST: c_int = 1;
 const ROWS_FIRST: c_int = 2;
@@ -33,8 +25,7 @@ const IN_F32: c_int = 2;
 const ANY_ALGORITHM: c_int = 0;
 const OPERAND_ALIGNMENT: u32 = 16;
 
-/// Memory for one of the library's own things, whose size differs between its releases: 512 bytes
-/// in some, 11024 in others.
+/// Memory for one of its opaque structures, of 512 to 11024 bytes depending on the release.
 #[repr(C, align(16))]
 struct Opaque(UnsafeCell<[u8; 16 << 10]>);
 
@@ -48,7 +39,7 @@ impl Opaque {
     }
 }
 
-/// A pointer to a thing of the library's, or to memory.
+/// A pointer to an opaque structure, or to memory.
 type Thing = *mut c_void;
 
 functions! { Library::CusparseLt;
@@ -73,7 +64,7 @@ functions! { Library::CusparseLt;
         streams: *mut Thing, count: i32) -> c_int;
 }
 
-/// The library, opened for the device that was current.
+/// cuSPARSELt, opened for the current device.
 #[derive(Clone)]
 pub(super) struct CusparseLt(Rc<Opened>);
 
@@ -82,22 +73,21 @@ struct Opened {
     release: String,
 }
 
-/// Operands of D`[m,n]` = A`[m,k]` B`[k,n]`, in the order in memory that the product's form has.
+/// Operands of D`[m,n]` = A`[m,k]` B`[k,n]`, with the memory layout of the product's form.
 pub(super) struct Operands<'a> {
     pub(super) form: Form,
     pub(super) shape: [usize; 3],
     /// A, dense in memory and 2:4 along its rows.
     pub(super) a: Matrix<bf16>,
-    /// B and D, a pair a set of buffers.
+    /// B and D of each set of buffers.
     pub(super) sets: &'a [[Matrix<bf16>; 2]],
 }
 
 impl CusparseLt {
-    /// Finds it as CUDA's own libraries are found.
     pub(super) fn load(device: &Device) -> Result<Self, String> {
         load().and_then(|()| device.bind()).map_err(|error| error.to_string())?;
         let handle = Opaque::new();
-        // SAFETY: the context is bound, and there is room for a handle.
+        // SAFETY: the context is bound, and the buffer is large enough for a handle.
         succeeded(unsafe { cusparseLtInit(handle.pointer()) }, "opening it")?;
         let mut release = [0; 3];
         for (part, number) in (0..).zip(&mut release) {
@@ -108,13 +98,11 @@ impl CusparseLt {
         Ok(Self(Rc::new(Opened { handle, release })))
     }
 
-    /// Its release.
     pub(super) fn release(&self) -> String {
         self.0.release.clone()
     }
 
-    /// A product by the algorithm that its own search finds, its sparse operand compressed; or why
-    /// it does not take it.
+    /// A product with the algorithm that cuSPARSELt's search finds, or why it refuses.
     pub(super) fn product(
         &self,
         device: &mut Device,
@@ -131,8 +119,7 @@ impl CusparseLt {
         };
         let [rows, columns, inner] = [m, n, k].map(|length| length as i64);
         let a_descriptor = plan.matrix(|to| {
-            // SAFETY: there is room for a descriptor, of which it writes no more than it needs; as
-            // below.
+            // SAFETY: the buffer is large enough for a descriptor, here and below.
             unsafe {
                 cusparseLtStructuredDescriptorInit(
                     handle,
@@ -154,7 +141,7 @@ impl CusparseLt {
             // SAFETY: as above.
             plan.matrix(|to| unsafe { cusparseLtDenseDescriptorInit(handle, to, rows, columns, stride_d as i64, OPERAND_ALIGNMENT, BF16, order) })?;
         let [product, selection, planned] = [0; 3].map(|_| plan.make());
-        // SAFETY: there is room for each, and those that are read were made.
+        // SAFETY: the buffers are large enough, and those that are read were initialized.
         unsafe {
             let (b, d) = (b_descriptor, d_descriptor);
             succeeded(
@@ -179,8 +166,8 @@ impl CusparseLt {
         }
         plan.planned = true;
         let (mut size, mut room) = (0, 0);
-        // SAFETY: the plan was made, and two numbers are written.
         succeeded(
+            // SAFETY: the plan was made, and two numbers are written.
             unsafe { cusparseLtSpMMACompressedSize(handle, planned, &mut size, &mut room) },
             "the compressed size",
         )?;
@@ -190,8 +177,8 @@ impl CusparseLt {
         let [compressed, room, workspace] =
             [memory(size)?, memory(room)?, memory(WORKSPACE)?].map(address);
         let mut stream: Thing = device.stream().cast();
-        // SAFETY: A has the shape described, and outputs the sizes asked for.
         succeeded(
+            // SAFETY: A has the described shape, and outputs have the requested sizes.
             unsafe {
                 cusparseLtSpMMACompress(handle, planned, address(a), compressed, room, stream)
             },
@@ -200,8 +187,7 @@ impl CusparseLt {
         let (one, zero) = (1.0_f32, 0.0_f32);
         let [alpha, beta] = [&one, &zero].map(|number| (&raw const *number).cast_mut().cast());
         let [b, d] = sets[0].map(address);
-        // SAFETY: operands have the shapes described; D is read and written by nobody else
-        // meanwhile.
+        // SAFETY: operands have the described shapes, and nothing else uses D meanwhile.
         let searched = unsafe {
             cusparseLtMatmulSearch(
                 handle,
@@ -226,8 +212,8 @@ impl CusparseLt {
             let (one, zero) = (1.0_f32, 0.0_f32);
             let [alpha, beta] = [&one, &zero].map(|number| (&raw const *number).cast_mut().cast());
             let [b, d] = pairs[set];
-            // SAFETY: as above; the memory is the device's until it is reset, which ends all
-            // contestants' use.
+            // SAFETY: as above; the device holds the memory until it is reset, after which no
+            // contestant is used.
             let status = unsafe {
                 cusparseLtMatmul(
                     handle.pointer(),
@@ -252,12 +238,12 @@ impl CusparseLt {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // SAFETY: it was opened once, and nothing uses it afterwards.
+        // SAFETY: it was opened once, and is not used afterwards.
         let _ = unsafe { cusparseLtDestroy(self.handle.pointer()) };
     }
 }
 
-/// The library's things that a product needs, taken apart in the end.
+/// The structures of a product, destroyed on drop.
 struct Plan {
     library: CusparseLt,
     matrices: Vec<Box<Opaque>>,
@@ -282,7 +268,7 @@ impl Plan {
 
 impl Drop for Plan {
     fn drop(&mut self) {
-        // SAFETY: each was made once and is taken apart once, the plan before what it was made of.
+        // SAFETY: each was created once and is destroyed once, the plan first.
         unsafe {
             if let Some(plan) = self.made.last().filter(|_| self.planned) {
                 cusparseLtMatmulPlanDestroy(plan.pointer());

@@ -1,9 +1,9 @@
-//! Products of a layer: sparse ones beside cuSPARSELt's best and cuBLASLt's best, and the dense
-//! ones of the rest of the model.
+//! Products of a layer: sparse ones compared with cuSPARSELt and cuBLASLt, and the dense ones of the
+//! rest of the model.
 //!
-//! A sparse product is timed by the fastest of its plans. TFLOP/s count the dense product, 2 m n k;
-//! a sparse product is held to twice the dense rate. Results are compared with f64 at sampled
-//! elements.
+//! A sparse product is timed with the fastest of its plans. TFLOP/s count the dense product, 2 m n k;
+//! the floor of a sparse product assumes twice the dense rate. Sampled elements are compared with
+//! f64.
 
 use half::bf16;
 use ndarray::Array2;
@@ -15,7 +15,7 @@ use sparse24_core::{
 use sparse24_cpu as cpu;
 
 use super::{
-    BETA, Bench, Case, Prepared, Size, TOKENS, Work,
+    Bench, Case, OVERWRITE, Prepared, Size, TOKENS, Work,
     check::Stop,
     input::{PANEL, panel, random, repeat, repeated},
     peer,
@@ -30,18 +30,18 @@ use crate::{
     spmm24::{Form, Plan, Straight, Transposed, plans, spmm24, spmm24_transposed},
 };
 
-/// Elements of a result that are looked at.
+/// Elements of a result that are checked.
 const SAMPLES: u32 = 256;
-/// Of bf16, unequal zero, after which rounding a result is off at most.
+/// Relative error of rounding to bf16.
 const ROUNDED: f64 = 1.0 / 256.0;
-const VERIFIED: &str = "256 elements, beside sums in f64";
+const VERIFIED: &str = "256 elements, against sums in f64";
 
-/// Plans that are timed.
+/// Which plans are timed.
 #[derive(Clone, Copy, PartialEq)]
 enum Plans {
-    /// The fastest, and the peers.
+    /// The fastest one, and competitors.
     Fastest,
-    /// That of every GPU.
+    /// The one for every GPU.
     Mma,
 }
 
@@ -57,7 +57,7 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
     let Some(d) = size.width() else { return Vec::new() };
     let (p, mut cases) = (TOKENS, Vec::new());
     let named = |[m, n, k]: [usize; 3]| format!("{m}x{n}x{k}");
-    // The up layer's forward is the down layer's dgrad in shape, and the other way round.
+    // The up layer's forward product has the shape of the down layer's dgrad, and vice versa.
     for (kernel, form, shape) in [
         ("spmm24_transposed", Form::Transposed, [4 * d, p, d]),
         ("spmm24_transposed", Form::Transposed, [d, p, 4 * d]),
@@ -83,7 +83,7 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
         ("linear_dgrad", Linear::Dgrad),
         ("linear_wgrad", Linear::Wgrad),
     ] {
-        // Attention in and out, up, down, and a part of the head.
+        // Attention in and out, up, down, and a chunk of the head.
         for [p, q, r] in [[p, d, 3 * d], [p, d, d], [p, d, 4 * d], [p, 4 * d, d], [4096, d, 50304]]
         {
             let shape = match product {
@@ -101,15 +101,14 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
 /// Reads an element of a result.
 type Read<'a> = dyn FnMut([usize; 2]) -> Result<f64, Error> + 'a;
 
-/// Sampled elements against sums in f64 of k products; `term` is one of them, `rounded` what the
-/// last rounding adds, relatively.
+/// Checks sampled elements against f64 sums of k products `term`; `rounded` is the relative error of
+/// the final rounding.
 ///
-/// An instruction adds eight exact products or more to a partial sum in one go: each of the nine or
-/// more is cut off below 2^-23 of the largest. That is a stretch of the sum, as one that is divided
-/// along k begins anywhere, or a product, which is a stretch of one: no larger than twice the
-/// largest of the sums from the beginning. So k + k/8 are cut off, and a few more where parts are
-/// added, each by at most 2^-22 of that sum. The terms' signs are random: it grows like the root of
-/// k, and 64 terms that were left out weigh more than the bound.
+/// An instruction adds at least eight exact products to a partial sum at once and truncates each of
+/// these addends below 2^-23 of the largest. With split-K, a partial sum may start anywhere, so it is
+/// at most twice the largest sum from the beginning. Hence k + k/8 addends are truncated, and a few
+/// more where parts are added, each by at most 2^-22 of that sum. The terms' signs are random, so the
+/// bound grows like the square root of k, and 64 missing terms exceed it.
 fn sampled(
     what: &str,
     [m, n, k]: [usize; 3],
@@ -120,7 +119,7 @@ fn sampled(
     let philox = Philox4x32::new(3);
     for index in 0..SAMPLES {
         let words = philox.block([index, 0, 0, 0]);
-        // The first and the last, and some between.
+        // The first, the last, and random ones.
         let at = match index {
             0 => [0, 0],
             1 => [m - 1, n - 1],
@@ -187,7 +186,7 @@ fn sparse(
     shape @ [m, n, k]: [usize; 3],
     which: Plans,
 ) -> Result<Prepared, Stop> {
-    // A panel of A, 2:4 along its rows, of which the whole repeats the rows.
+    // A panel of A, 2:4 along its rows; A repeats its rows.
     let dense = random([PANEL.min(m), k], 1).mapv(bf16::from_f32);
     let mut mask = sparse24_core::Mask::empty(dense.nrows(), k)?;
     cpu::search::mask_search(dense.view(), MaskKind::RowWise, &mut mask).expect("tiled");
@@ -235,9 +234,13 @@ fn sparse(
                 d: device.alloc("d", [n, m])?,
                 scratch,
             }),
-            Form::Straight => {
-                Set::Straight(Straight { a, b, d: device.alloc("d", [m, n])?, beta: BETA, scratch })
-            }
+            Form::Straight => Set::Straight(Straight {
+                a,
+                b,
+                d: device.alloc("d", [m, n])?,
+                accumulate: OVERWRITE,
+                scratch,
+            }),
         });
     }
     let term = |[row, column]: [usize; 2], i: usize| {
@@ -269,7 +272,7 @@ fn sparse(
         }
         match cublaslt(bench, form, shape, &sets, &of_b) {
             Ok(contestant) => contestants.push(contestant),
-            // The report's head says so once.
+            // The head of the report says so once.
             Err(Stop::Error(Error::Library { .. })) => {}
             Err(stop) => without.push(stop.of_peer("cuBLASLt")?),
         }
@@ -278,7 +281,7 @@ fn sparse(
     Ok(Prepared { work, verified: VERIFIED, plans, without, contestants })
 }
 
-/// The plan of the shortest median, and those of all.
+/// The plan with the shortest median, and the medians of all.
 fn fastest(
     bench: &mut Bench,
     offered: &[Plan],
@@ -307,8 +310,7 @@ fn fastest(
     Ok((*best, plans))
 }
 
-/// The peer with the same operands, if the machine has it and it takes the product and multiplies
-/// it rightly.
+/// cuSPARSELt with the same operands, if it is installed and its result is correct.
 fn cusparselt(
     bench: &mut Bench,
     form: Form,
@@ -337,8 +339,7 @@ fn cusparselt(
     Ok(Some(contestant))
 }
 
-/// The product that a dense layer would have instead, of weights that are not pruned, if it is
-/// right.
+/// The dense product with unpruned weights, if its result is correct.
 fn cublaslt(
     bench: &mut Bench,
     form: Form,
@@ -372,7 +373,8 @@ fn cublaslt(
                 .iter()
                 .map(|_| device.alloc("d of cuBLASLt", [m, n]))
                 .collect::<Result<Vec<_>, Error>>()?;
-            let op = move |set: usize| LinearWgrad { dz, x: b[set], dw: dw[set], beta: BETA };
+            let op =
+                move |set: usize| LinearWgrad { dz, x: b[set], dw: dw[set], accumulate: OVERWRITE };
             gemm.linear_wgrad(device, &op(0))?;
             let term = |[i, j]: [usize; 2], l: usize| wide(&of_a, l, i) * wide(of_b, l, j);
             sampled("cuBLASLt", shape, 0.0, term, &mut |at| element(device, op(0).dw, at))?;
@@ -382,7 +384,6 @@ fn cublaslt(
     Ok(Contestant { name: "cuBLASLt".into(), sets: count, launch })
 }
 
-/// Multiplies on a set of buffers.
 type Multiply = dyn Fn(&mut Gemm, &mut Device, usize) -> Result<(), Error>;
 
 fn linear(bench: &mut Bench, product: Linear, [p, q, r]: [usize; 3]) -> Result<Prepared, Stop> {
@@ -437,7 +438,7 @@ fn linear(bench: &mut Bench, product: Linear, [p, q, r]: [usize; 3]) -> Result<P
         Linear::Wgrad => {
             let set = |_| {
                 let (dz, x) = (repeated(device, [p, r], &of_dz)?, repeated(device, [p, q], &of_x)?);
-                Ok(LinearWgrad { dz, x, dw: device.alloc("dw", [r, q])?, beta: BETA })
+                Ok(LinearWgrad { dz, x, dw: device.alloc("dw", [r, q])?, accumulate: OVERWRITE })
             };
             let sets = (0..count).map(set).collect::<Result<Vec<_>, Error>>()?;
             gemm.linear_wgrad(device, &sets[0])?;
@@ -455,7 +456,7 @@ fn linear(bench: &mut Bench, product: Linear, [p, q, r]: [usize; 3]) -> Result<P
     Ok(Prepared { work, verified: VERIFIED, plans: Vec::new(), without: Vec::new(), contestants })
 }
 
-/// An element of a matrix whose rows repeat a panel's.
+/// An element of a matrix that repeats the rows of a panel.
 fn wide(panel: &Array2<bf16>, row: usize, column: usize) -> f64 {
     f64::from(panel[[row % PANEL, column]].to_f32())
 }
@@ -464,7 +465,7 @@ fn wide(panel: &Array2<bf16>, row: usize, column: usize) -> f64 {
 mod tests {
     use super::*;
 
-    /// A term at a time in f32, but for the 64 terms from `left_out` on.
+    /// The sum in f32, without the 64 terms from `left_out` on.
     fn found(
         term: &dyn Fn([usize; 2], usize) -> f64,
         at: [usize; 2],
@@ -476,12 +477,12 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_passes_and_one_without_a_step_does_not() {
+    fn missing_terms_are_noticed() {
         for k in [64, 768, 4096, 16_384] {
             let [a, b] = [1, 2].map(|seed| random([PANEL, k], seed));
             let random =
                 |[i, j]: [usize; 2], k: usize| f64::from(a[[i % PANEL, k]] * b[[j % PANEL, k]]);
-            // As the rows of a panel repeat, so do the terms of a sum along them.
+            // The rows of a panel repeat, and with them the terms of a sum along them.
             let repeating = |at: [usize; 2], k: usize| random(at, k % PANEL.min(a.ncols()));
             for (name, term) in [
                 ("random", &random as &dyn Fn([usize; 2], usize) -> f64),

@@ -1,50 +1,50 @@
-//! What a bench found: plain values, for tables and for JSON.
+//! The results of a bench, for tables and JSON.
 
 use serde::Serialize;
 
 use super::{Machine, Quantiles, Rates, Reading, Work};
 
-/// All of it.
+/// All results.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// What it ran on.
+    /// The GPU and its software.
     pub machine: Machine,
-    /// What floors are made of: GB/s that a large copy reads and writes in this run.
+    /// Copy rate of this run in GB/s, from which floors are computed.
     pub copy_gb_s: Option<f64>,
-    /// And TFLOP/s of cuBLASLt in this run, 8192 x 8192 x 8192 in bf16.
+    /// Rate of cuBLASLt in this run in TFLOP/s: 8192 x 8192 x 8192 in bf16.
     pub dense_tflop_s: Option<f64>,
-    /// One a case.
+    /// One record per case.
     pub cases: Vec<Record>,
-    /// The six products of feed-forward blocks, where all were timed.
+    /// Totals of feed-forward blocks whose six products were all timed.
     pub blocks: Vec<Block>,
 }
 
-/// A case and what became of it.
+/// A case and its outcome.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Record {
-    /// The kernel.
+    /// Name of the operation.
     pub kernel: &'static str,
-    /// Its shape.
+    /// The shape as text.
     pub shape: String,
-    /// What became of it.
+    /// The outcome.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// What became of a case.
+/// The outcome of a case.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
-    /// It is right, and has a time.
+    /// The result is correct, and was timed.
     Measured(Measured),
-    /// It is not right.
+    /// The result is wrong.
     Failed {
-        /// What, where, and what it should be.
+        /// What, where, and the expected value.
         difference: String,
     },
-    /// The GPU's memory or a library is missing, a kernel does not compile, or a library refuses.
+    /// Memory or a library is missing, a kernel does not compile, or a library refuses.
     Unmeasured {
-        /// In a sentence.
+        /// The reason.
         reason: String,
     },
 }
@@ -52,45 +52,45 @@ pub enum Outcome {
 /// The time of a kernel.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Measured {
-    /// What was verified before it was timed.
+    /// The verification that preceded the timing.
     pub verified: &'static str,
     /// Microseconds.
     pub us: Quantiles,
-    /// GB/s of what must be moved.
+    /// GB/s of the bytes that must be moved.
     pub gb_s: f64,
     /// TFLOP/s of the dense product, for products.
     pub tflop_s: Option<f64>,
-    /// Microseconds that it takes at least, if it is known.
+    /// Lower bound in microseconds, if known.
     pub floor_us: Option<f64>,
-    /// What the floor is made of: `bytes` or `products`.
+    /// The limiting resource: `bytes` or `products`.
     pub floor_of: Option<&'static str>,
-    /// The median over the floor.
+    /// The median divided by the floor.
     pub over_floor: Option<f64>,
-    /// Others that do the same work, timed in turns with it.
+    /// Competitors, timed in turns with it.
     pub peers: Vec<Peer>,
-    /// Peers that refused, and why.
+    /// Competitors that refused, and why.
     pub without: Vec<String>,
-    /// Ways to compute it, at a glance; the fastest was timed.
+    /// Quick times of all plans; the fastest was timed.
     pub plans: Vec<PlanTime>,
     /// Clocks and power while it ran.
     pub reading: Option<Reading>,
 }
 
-/// Who else does the same work.
+/// A competitor that does the same work.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Peer {
     /// Its name.
     pub name: String,
     /// Microseconds.
     pub us: Quantiles,
-    /// Its median over the kernel's: above 1 the kernel is faster.
+    /// Its median divided by the kernel's: above 1, the kernel is faster.
     pub ratio: f64,
 }
 
-/// A way to compute a sparse product.
+/// A plan of a sparse product and its time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PlanTime {
-    /// As [`Plan`](crate::spmm24::Plan) writes it.
+    /// Text of the [`Plan`](crate::spmm24::Plan).
     pub plan: String,
     /// Median microseconds of a few timings.
     pub us: f64,
@@ -99,16 +99,16 @@ pub struct PlanTime {
 /// The six products of a feed-forward block, forward, dgrad and wgrad of both layers: milliseconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Block {
-    /// d.
+    /// d_model.
     pub width: usize,
-    /// By this crate's kernels.
+    /// With this crate's kernels.
     pub sparse24: f64,
-    /// By each peer that has all six.
+    /// With each competitor that has all six.
     pub peers: Vec<(String, f64)>,
 }
 
 impl Measured {
-    /// Of the times of the kernel and then its peers.
+    /// From the times of the kernel and of its competitors.
     pub(super) fn new(
         work: &Work,
         floor: Option<(f64, &'static str)>,
@@ -138,7 +138,7 @@ impl Measured {
 }
 
 impl Record {
-    /// Its time, if it has one.
+    /// The measurement, if there is one.
     #[must_use]
     pub const fn measured(&self) -> Option<&Measured> {
         match &self.outcome {
@@ -161,7 +161,7 @@ impl Report {
     }
 }
 
-/// Of the case that is the up layer's forward.
+/// The block whose up layer's forward product is this case.
 fn block(up: &Record, cases: &[Record]) -> Option<Block> {
     let lengths: Vec<usize> =
         up.shape.split('x').filter_map(|length| length.parse().ok()).collect();
@@ -173,7 +173,7 @@ fn block(up: &Record, cases: &[Record]) -> Option<Block> {
         let shape = format!("{m}x{n}x{k}");
         cases.iter().find(|record| record.kernel == kernel && record.shape == shape)?.measured()
     };
-    // Forward and dgrad have one shape a layer, turned.
+    // One layer's forward product has the shape of the other's dgrad.
     let products = [
         (2.0, time("spmm24_transposed", [hidden, tokens, width])?),
         (2.0, time("spmm24_transposed", [width, tokens, hidden])?),

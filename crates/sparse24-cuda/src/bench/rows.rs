@@ -1,11 +1,12 @@
-//! What works on rows: norm, embedding, cross-entropy.
+//! Operations on rows: norm, embedding, cross-entropy.
 
 use half::bf16;
 use ndarray::{Array1, Array2, s};
+use sparse24_core::op::{Accumulate, StepState};
 use sparse24_cpu as cpu;
 
 use super::{
-    BETA, Bench, Case, Prepared, Size, TOKENS,
+    Bench, Case, OVERWRITE, Prepared, Size, TOKENS,
     check::{BF16, Stop, near, near_in_norm, repeating, same},
     input::{PANEL, panel, random, repeated, upload, widened},
 };
@@ -144,10 +145,11 @@ fn norm_gradients(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepa
             residual: repeated(device, shape, &residual)?,
             stats: repeated(device, [p, 2], &stats)?,
             gamma: upload(device, gamma.view())?,
-            dresidual: repeated(device, shape, &from_above)?,
+            dx: repeated(device, shape, &from_above)?,
+            accumulate_dx: Accumulate::Add,
             dgamma: device.alloc("dgamma", [1, c])?,
             dbeta: Some(device.alloc("dbeta", [1, c])?),
-            accumulate: BETA,
+            accumulate: OVERWRITE,
             scratch: device.alloc("scratch", scratch)?,
         });
     }
@@ -155,19 +157,19 @@ fn norm_gradients(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepa
     let [mut dgamma, mut dbeta] = [0, 1].map(|_| Array1::zeros(c));
     let (in_place, of_gamma, of_beta) =
         (dresidual.view_mut(), dgamma.view_mut(), Some(dbeta.view_mut()));
-    let beta = cpu::gemm::Beta::Overwrite;
     cpu::norm::norm_backward(
         of_dy.view(),
         wide.view(),
         stats.view(),
         gamma.row(0),
         in_place,
+        sparse24_core::op::Accumulate::Add,
         of_gamma,
         of_beta,
-        beta,
+        sparse24_core::op::Accumulate::Overwrite,
     )
     .expect("fits");
-    let found = repeating(&mut bench.device, "dresidual", sets[0].dresidual, PANEL)?;
+    let found = repeating(&mut bench.device, "dresidual", sets[0].dx, PANEL)?;
     let count = found.len();
     near(
         "dresidual",
@@ -175,7 +177,7 @@ fn norm_gradients(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepa
         dresidual.into_iter().take(count),
         [BF16, 1e-4],
     )?;
-    // Of so many rows as repeat each of the panel's.
+    // Sums over all repetitions of the panel's rows.
     let mut sums = [0, 1].map(|_| Array2::<f32>::zeros((1, c)));
     for column in 0..c {
         let mut sum = [0.0; 2];
@@ -201,7 +203,7 @@ fn norm_gradients(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepa
         "every element, within 5/1024 of the CPU's in f32; column sums in norm",
         bytes,
         sets,
-        |device, op| norm_backward(device, op),
+        norm_backward,
     )
 }
 
@@ -210,11 +212,11 @@ fn downloaded(device: &mut Device, from: Matrix<f32>) -> Result<Array2<f32>, Err
     Ok(Array2::from_shape_vec((rows, columns), device.download(from)?).expect("as many"))
 }
 
-/// Tokens a sequence.
+/// Sequence length.
 const CONTEXT: usize = 1024;
 const VOCABULARY: usize = 50257;
 
-/// Like text: the frequency of a token falls with its number.
+/// Like text: small token ids are frequent.
 fn text() -> Vec<u32> {
     let token =
         |i: usize| (VOCABULARY as f64).powf((i * 7919 % TOKENS) as f64 / TOKENS as f64) as u32 - 1;
@@ -282,7 +284,7 @@ fn embedding_gradients(bench: &mut Bench, width: usize) -> Result<Prepared, Stop
         });
         sum.mapv(|sum| sum as f32).insert_axis(ndarray::Axis(0))
     };
-    // The most frequent, some rarer ones, and one that does not occur.
+    // Frequent tokens, rare ones, and one that does not occur.
     for token in [0, 1, 2, 17, 255, 4096, 50_000, VOCABULARY - 1] {
         let expected = sum(&mut (0..TOKENS).filter(|&row| text[row] as usize == token));
         let found = downloaded(&mut bench.device, token_table.rows(token..token + 1))?;
@@ -295,14 +297,14 @@ fn embedding_gradients(bench: &mut Bench, width: usize) -> Result<Prepared, Stop
     }
     let bytes = 2 * TOKENS * width + 2 * table_bytes(&text, width);
     bench.moving(
-        "the rows of eight tokens and four positions, beside sums in f64",
+        "the rows of eight tokens and four positions, against sums in f64",
         bytes,
         sets,
         move |device, op| embed_backward(device, op, &scratch),
     )
 }
 
-/// What becomes of the logits.
+/// Whether the gradient overwrites the logits.
 #[derive(Clone, Copy, PartialEq)]
 enum Gradient {
     InPlace,
@@ -316,6 +318,7 @@ fn losses(
 ) -> Result<Prepared, Stop> {
     const SCALE: f32 = 1.0;
     let (shape, logits) = ([rows, columns], panel(columns, 1));
+    bench.device.set_step(&StepState { loss_scale: SCALE, ..StepState::default() })?;
     let of_panel: Vec<u32> = (0..PANEL).map(|row| (row * 7919 % vocabulary) as u32).collect();
     let host: Vec<u32> = (0..rows).map(|row| of_panel[row % PANEL]).collect();
     let device = &mut bench.device;
@@ -329,8 +332,8 @@ fn losses(
         sets.push(HeadLoss { logits, targets, vocabulary, smoothing: 0.0, losses });
     }
     let launch = move |device: &mut Device, op: &HeadLoss| match gradient {
-        // Over gradients instead of logits the work is the same.
-        Gradient::InPlace => head_loss(device, op, SCALE),
+        // Later launches read gradients instead of logits; the work is the same.
+        Gradient::InPlace => head_loss(device, op),
         Gradient::None => loss_forward(device, op),
     };
     launch(&mut bench.device, &sets[0])?;
@@ -359,8 +362,8 @@ fn losses(
         )?;
     }
     let verified = match gradient {
-        Gradient::InPlace => "every loss beside f64's, every gradient within 5/1024 of the CPU's",
-        Gradient::None => "every loss beside f64's",
+        Gradient::InPlace => "every loss against f64, every gradient within 5/1024 of the CPU's",
+        Gradient::None => "every loss against f64",
     };
     bench.moving(verified, bytes, sets, launch)
 }
@@ -371,7 +374,7 @@ fn loss_sums(bench: &mut Bench) -> Result<Prepared, Stop> {
     let sets = (0..bench.sets(4 * TOKENS))
         .map(|_| upload(&mut bench.device, values.view()))
         .collect::<Result<Vec<_>, Error>>()?;
-    loss_sum(&mut bench.device, sets[0], sum, BETA, None)?;
+    loss_sum(&mut bench.device, sets[0], sum, OVERWRITE, None)?;
     let (exact, absolute) = values.iter().fold((0.0, 0.0), |(sum, absolute), &x| {
         (sum + f64::from(x), absolute + f64::from(x.abs()))
     });
@@ -381,7 +384,7 @@ fn loss_sums(bench: &mut Bench) -> Result<Prepared, Stop> {
         [exact as f32],
         [0.0, absolute * 2_f64.powi(-20)],
     )?;
-    bench.moving("the sum, beside f64's", 4 * TOKENS, sets, move |device, &losses| {
-        loss_sum(device, losses, sum, BETA, None)
+    bench.moving("the sum, against f64", 4 * TOKENS, sets, move |device, &losses| {
+        loss_sum(device, losses, sum, OVERWRITE, None)
     })
 }

@@ -1,4 +1,4 @@
-//! What a case is as large as: the feed-forward block of a model, or a matrix.
+//! Sizes of cases: a layer of a model, or a matrix.
 
 use std::{fmt, str::FromStr};
 
@@ -8,28 +8,27 @@ use crate::norm::MAX_WIDTH;
 /// Names a set of shapes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Size {
-    /// A layer of a model so wide, and 16 sequences of 1024 tokens.
+    /// A layer with this d_model, and 16 sequences of 1024 tokens.
     Width(usize),
-    /// Weights of this shape, or as many tokens with as many features; nothing that needs more to
-    /// be said.
+    /// A weight or activations of this shape; cases that need more are left out.
     Matrix([usize; 2]),
 }
 
-/// The sizes of GPT-2, as presets are called, and their widths.
+/// The sizes of GPT-2, under the names of presets, and their widths.
 const NAMED: [(&str, usize); 4] =
     [("gpt2-124m", 768), ("gpt2-350m", 1024), ("gpt2-774m", 1280), ("gpt2-1558m", 1600)];
 
-/// Where nobody says otherwise, two widths beyond GPT-2's are measured as well.
+/// Widths beyond GPT-2 that are measured by default.
 const BEYOND: [usize; 2] = [2048, 4096];
 
 impl Size {
-    /// GPT-2's, and two beyond.
+    /// The default sizes.
     #[must_use]
     pub fn all() -> Vec<Self> {
         NAMED.iter().map(|(_, width)| *width).chain(BEYOND).map(Self::Width).collect()
     }
 
-    /// W of the up layer.
+    /// Shape of the up layer's weight.
     pub(super) const fn weights(self) -> [usize; 2] {
         match self {
             Self::Width(d) => [4 * d, d],
@@ -37,7 +36,7 @@ impl Size {
         }
     }
 
-    /// Activations between both layers.
+    /// Shape of the activations between the layers.
     pub(super) const fn hidden(self) -> [usize; 2] {
         match self {
             Self::Width(d) => [TOKENS, 4 * d],
@@ -45,7 +44,7 @@ impl Size {
         }
     }
 
-    /// Activations between blocks.
+    /// Shape of the residual stream.
     pub(super) const fn stream(self) -> [usize; 2] {
         match self {
             Self::Width(d) => [TOKENS, d],
@@ -53,7 +52,7 @@ impl Size {
         }
     }
 
-    /// d, of a model.
+    /// d_model, if the size is a layer.
     pub(super) const fn width(self) -> Option<usize> {
         match self {
             Self::Width(d) => Some(d),
@@ -77,7 +76,7 @@ impl fmt::Display for Size {
 impl FromStr for Size {
     type Err = String;
 
-    /// A model's name, a width, or `ROWSxCOLUMNS`; the error is a sentence.
+    /// Reads a model's name, a width, or `ROWSxCOLUMNS`.
     fn from_str(text: &str) -> Result<Self, String> {
         const MOST: usize = 1 << 16;
         let named =
@@ -111,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_they_are_written() {
+    fn sizes_round_trip_through_text() {
         for size in Size::all().into_iter().chain([Size::Width(128), Size::Matrix([5120, 1280])]) {
             assert_eq!(size.to_string().parse(), Ok(size));
         }

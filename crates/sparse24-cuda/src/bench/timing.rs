@@ -1,10 +1,8 @@
-//! How long operations take on the GPU: contestants in turns, each launch on other buffers than the
-//! one before.
+//! Times contestants on the GPU in turns, each launch on other buffers than the one before.
 //!
-//! A timing is that of some launches in a row between two events, recorded before and replayed as a
-//! training step is. Before it the GPU is given something else to do, so that it does not wait for
-//! the host within; that only reads, several times the L2, so that nothing of the operands is left
-//! there and nothing is still to be written.
+//! A timing replays a CUDA graph of several launches between two events. Before it, the GPU gets
+//! other work, so that it never waits for the host within the timing. That work only reads, several
+//! times the size of the L2, which evicts the operands and leaves nothing to be written back.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -13,24 +11,24 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{Device, Error, Matrix, Recording, flip::flip_count};
+use crate::{Device, Error, Graph, Matrix, flip::flip_count};
 
-/// Launches of a timing, and so sets of buffers, at most: a replay takes microseconds to begin,
-/// which few launches would be charged with.
+/// The most launches of a timing, and sets of buffers. Starting a replay takes microseconds, which are
+/// spread over the launches.
 pub(super) const LAUNCHES: usize = 100;
 
-/// Microseconds that a timing aims at.
+/// Target duration of a timing, in microseconds.
 const SPAN: f64 = 500.0;
 
-/// Microseconds of work that is queued for the GPU's sensors to see.
+/// Microseconds of work that is queued before sensors are read.
 const SEEN: f64 = 4000.0;
 
-/// How many timings there are.
+/// The number of timings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effort {
-    /// Enough for a median with its spread.
+    /// Enough for a median and quantiles.
     Thorough,
-    /// A glance.
+    /// A few.
     Quick,
 }
 
@@ -43,14 +41,14 @@ impl Effort {
     }
 }
 
-/// Microseconds of a launch.
+/// Microseconds per launch.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Quantiles {
-    /// Half of the timings are shorter.
+    /// Median of the timings.
     pub median: f64,
-    /// A tenth is shorter.
+    /// 10th percentile.
     pub p10: f64,
-    /// A tenth is longer.
+    /// 90th percentile.
     pub p90: f64,
 }
 
@@ -63,18 +61,18 @@ impl Quantiles {
     }
 }
 
-/// Something that is timed.
+/// An operation that is timed.
 pub(super) struct Contestant {
     pub(super) name: String,
-    /// Sets of buffers.
+    /// Number of sets of buffers.
     pub(super) sets: usize,
-    /// Queues it on one of them.
+    /// Queues the operation on one of them.
     pub(super) launch: Box<Launch>,
 }
 
 pub(super) type Launch = dyn FnMut(&mut Device, usize) -> Result<(), Error>;
 
-/// A copy that reads and writes so many bytes in all.
+/// A copy that reads and writes `bytes` bytes in total.
 pub(super) fn copy(device: &mut Device, bytes: usize, sets: usize) -> Result<Contestant, Error> {
     let halves: Matrix<u8> = device.alloc("copy", [2 * sets, (bytes / 2).next_multiple_of(256)])?;
     let launch = move |device: &mut Device, set: usize| {
@@ -96,7 +94,7 @@ pub(super) fn contest(
     let mut during = Some(during);
     let mut launches = Vec::new();
     for contestant in &mut *contestants {
-        // The first time compiles and plans.
+        // The first launch compiles the kernel and measures plans.
         run(device, contestant, 0..contestant.sets)?;
         head_start.give(device)?;
         let each = f64::from(device.time(|device| run(device, contestant, 0..contestant.sets))?)
@@ -142,14 +140,14 @@ fn record(
     device: &mut Device,
     contestant: &mut Contestant,
     launches: Range<usize>,
-) -> Result<Recording, Error> {
-    device.start_recording()?;
+) -> Result<Graph, Error> {
+    device.start_capture()?;
     let queued = run(device, contestant, launches);
-    let recorded = device.stop_recording();
+    let recorded = device.end_capture();
     queued.and(recorded)
 }
 
-/// What the GPU does while the host queues a timing's launches.
+/// Keeps the GPU busy while the host queues a timing.
 struct HeadStart {
     sides: [Matrix<u16>; 2],
     count: Matrix<u64>,
@@ -157,7 +155,7 @@ struct HeadStart {
 
 impl HeadStart {
     fn new(device: &mut Device) -> Result<Self, Error> {
-        // 0.1 ms on the fastest of GPUs.
+        // At least 0.1 ms.
         const BYTES: usize = 200 << 20;
         let mut side = || device.alloc("head start", [1, BYTES / 2]);
         let sides = [side()?, side()?];
@@ -174,7 +172,7 @@ mod tests {
     use super::Quantiles;
 
     #[test]
-    fn quantiles_are_those_of_the_sorted_times() {
+    fn quantiles_are_taken_from_sorted_times() {
         let times = (0..41).map(|i| f64::from(i * 17 % 41)).collect();
         assert_eq!(Quantiles::of(times), Quantiles { median: 20.0, p10: 4.0, p90: 36.0 });
         assert_eq!(Quantiles::of(vec![3.0]), Quantiles { median: 3.0, p10: 3.0, p90: 3.0 });

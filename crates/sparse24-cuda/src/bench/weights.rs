@@ -1,9 +1,13 @@
-//! What is done to weights: mask search, compression, flips, the gradient norm and the optimizer
-//! step.
+//! Operations on weights: mask search, compression, flip counts, gradient norm and optimizer step.
 
 use half::bf16;
 use ndarray::Array2;
-use sparse24_core::{Element, Mask, MaskKind, compressed::Compressed24, prune::ValueMap};
+use sparse24_core::{
+    Element, Mask, MaskKind,
+    compressed::Compressed24,
+    op::{AdamW, MaskedDecay, StepState},
+    prune::ValueMap,
+};
 use sparse24_cpu as cpu;
 
 use super::{
@@ -12,10 +16,11 @@ use super::{
     input::{PANEL, random, repeat, repeated, tall},
 };
 use crate::{
-    Device, Error, Matrix, StepState,
-    adamw::{self, AdamW, Health, MaskedDecay, Parameter, Parameters},
+    Device, Error, Matrix,
+    adamw::{self, Parameter, Parameters},
     compressed::Compressed,
     flip::flip_count,
+    health::Health,
     prune::{Pruned, compress_forward, compress_weight},
     search::{Weight, mask_search},
 };
@@ -53,7 +58,7 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
             Box::new(move |bench| searches(bench, [r, q], kind, bf16::from_f32)),
         ));
     }
-    // W of the up layer and of the down layer.
+    // The weights of the up and the down layer.
     for shape in [[r, q], [q, r]].into_iter().take(if size.width().is_some() { 2 } else { 1 }) {
         cases.push(case(
             "compress_weight",
@@ -95,7 +100,7 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
     cases
 }
 
-/// One weight; and for the smallest GPT-2 all of its tensors, without biases.
+/// One weight, and for the smallest GPT-2 all of its tensors except biases.
 fn tables(size: &Size) -> Vec<(String, Vec<[usize; 2]>)> {
     let [r, q] = size.weights();
     let mut tables = vec![(format!("{r}x{q}"), vec![[r, q]])];
@@ -137,7 +142,7 @@ fn searches<T: Weight + Element>(
     })
 }
 
-/// Which products a weight is compressed for.
+/// The products that a weight is compressed for.
 #[derive(Clone, Copy, PartialEq)]
 enum Ways {
     Forward,
@@ -204,21 +209,21 @@ fn counts(bench: &mut Bench, [r, q]: [usize; 2]) -> Result<Prepared, Stop> {
     bench.moving("the count, exactly", r * q / 4, sets, launch)
 }
 
-/// A table of tensors whose rows repeat.
+/// An optimizer table of tensors with repeating rows.
 struct Table {
     parameters: Parameters,
     health: Matrix<u32>,
     largest: Parameter,
 }
 
-/// What repeats in the largest tensor of a table.
+/// The panels that the largest tensor of a table repeats.
 struct Panels {
     w: Array2<f32>,
     g: Array2<f32>,
     mask: Mask,
 }
 
-/// Sets of tensors, all matrices of several rows masked.
+/// Sets of tensors; all with several rows are masked.
 fn optimizer(bench: &mut Bench, tensors: &[[usize; 2]]) -> Result<(Vec<Table>, Panels), Stop> {
     let elements: usize = tensors.iter().map(|[rows, columns]| rows * columns).sum();
     let place = (0..tensors.len())
@@ -269,7 +274,6 @@ fn norms(bench: &mut Bench, tensors: &[[usize; 2]]) -> Result<Prepared, Stop> {
     let (tables, _) = optimizer(bench, tensors)?;
     let elements: usize = tensors.iter().map(|[rows, columns]| rows * columns).sum();
     let found = norm(&mut bench.device, &tables[0])?;
-    // Of every tensor as it lies on the device.
     let mut squares = 0.0;
     for &[rows, columns] in tensors {
         let g = random([PANEL, columns], G);
@@ -291,17 +295,12 @@ fn norm(device: &mut Device, table: &Table) -> Result<f32, Error> {
 
 fn steps(bench: &mut Bench, tensors: &[[usize; 2]]) -> Result<Prepared, Stop> {
     const LAMBDA: f32 = 6e-5;
-    let rule = AdamW {
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-        clip: 1.0,
-        decay: MaskedDecay::OnGradients(LAMBDA),
-    };
+    let rule = AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, clip: 1.0 };
+    let masked_decay = MaskedDecay::OnGradients(LAMBDA);
     let state = StepState {
         learning_rate: 1e-4,
-        bias_correction1: 0.1,
-        bias_correction2: 0.05,
+        bias_corrections: [0.1, 0.05],
+        loss_scale: 1.0,
         ..StepState::default()
     };
     bench.device.set_step(&state)?;
@@ -311,21 +310,28 @@ fn steps(bench: &mut Bench, tensors: &[[usize; 2]]) -> Result<Prepared, Stop> {
     for table in &tables[1..] {
         adamw::grad_norm(&mut bench.device, &table.parameters, table.health)?;
     }
-    adamw::adamw_step(&mut bench.device, &tables[0].parameters, &rule, tables[0].health)?;
-    let step = cpu::adamw::AdamW {
-        learning_rate: state.learning_rate,
-        beta1: rule.beta1,
-        beta2: rule.beta2,
-        epsilon: rule.epsilon,
-        weight_decay: 0.1,
-        bias_correction1: state.bias_correction1,
-        bias_correction2: state.bias_correction2,
-        gradient_scale: (rule.clip / (norm + 1e-6)).min(1.0),
-    };
-    let (mut m, mut v, columns) = (vec![0.0; w.len()], vec![0.0; w.len()], w.ncols());
-    let decay = cpu::adamw::Decay::OnGradients { lambda: LAMBDA, mask: &mask };
+    adamw::adamw_step(
+        &mut bench.device,
+        &tables[0].parameters,
+        &rule,
+        masked_decay,
+        tables[0].health,
+    )?;
+    let (mut m, mut v) = (vec![0.0; w.len()], vec![0.0; w.len()]);
     let (expected, g) = (w.as_slice_mut().expect("row-major"), g.as_slice().expect("row-major"));
-    cpu::adamw::adamw_step(expected, g, &mut m, &mut v, columns, &step, decay).expect("fits");
+    cpu::adamw::adamw_step(
+        expected,
+        g,
+        &mut m,
+        &mut v,
+        &rule,
+        &state,
+        0.1,
+        rule.gradient_scale(norm),
+        masked_decay,
+        Some(&mask),
+    )
+    .expect("fits");
     let Parameter { w, m: first, v: second, shadow, .. } = tables[0].largest;
     for (what, found, expected) in [("w", w, &*expected), ("m", first, &m), ("v", second, &v)] {
         let found = repeating(&mut bench.device, what, found, PANEL)?;
@@ -346,6 +352,8 @@ fn steps(bench: &mut Bench, tensors: &[[usize; 2]]) -> Result<Prepared, Stop> {
         "the largest tensor, bit for bit with the CPU",
         30 * elements + masked / 8,
         tables,
-        move |device, table| adamw::adamw_step(device, &table.parameters, &rule, table.health),
+        move |device, table| {
+            adamw::adamw_step(device, &table.parameters, &rule, masked_decay, table.health)
+        },
     )
 }

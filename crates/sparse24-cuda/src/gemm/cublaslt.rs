@@ -1,7 +1,4 @@
-//! cuBLASLt: the functions that plans call, and its errors as ours.
-//!
-//! Invariant: [`load`] succeeded before any other function is called. Deliberately absent: what a
-//! product is.
+//! Functions of cuBLASLt. Invariant: [`load`] succeeds before any other is called.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -13,10 +10,7 @@ use cudarc::cublaslt::sys::{
     cudaStream_t,
 };
 
-use crate::{
-    Error,
-    library::{Library, functions},
-};
+use crate::{Error, library::Library, loader::functions};
 
 type Layout = cublasLtMatrixLayout_t;
 
@@ -47,9 +41,8 @@ functions! { Library::CublasLt;
     cublasLtMatrixLayoutDestroy(layout: Layout) -> cublasStatus_t;
 }
 
-/// The library's release: 10000 * major + 100 * minor + patch.
 pub(super) fn version() -> usize {
-    // SAFETY: nothing is asked of the caller.
+    // SAFETY: the call has no preconditions.
     unsafe { cublasLtGetVersion() }
 }
 
@@ -62,8 +55,7 @@ pub(super) fn check(status: cublasStatus_t, what: impl FnOnce() -> String) -> Re
 }
 
 pub(super) fn blas_error(what: String, status: cublasStatus_t) -> Error {
-    // SAFETY: the library answers for every status with a text that ends with a NUL and is never
-    // freed.
+    // SAFETY: for every status, the library returns a static NUL-terminated text.
     let name = unsafe { CStr::from_ptr(cublasLtGetStatusName(status)) };
     Error::Blas { what, code: name.to_string_lossy().into_owned() }
 }

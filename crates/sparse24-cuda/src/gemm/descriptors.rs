@@ -1,8 +1,7 @@
-//! Products as the library is told of them, and what it says: which algorithms it has, and whether
-//! it takes one.
+//! Descriptors of products for cuBLASLt, and its algorithms for them.
 //!
-//! The library is column-major, so a row-major matrix is its transpose to it, with the same stride:
-//! D^T = op(A) op(B), as each product says.
+//! cuBLASLt is column-major, so it sees a row-major matrix as its transpose with the same stride:
+//! D^T = op(A) op(B), see [`Product`].
 
 use std::{
     ffi::{c_int, c_void},
@@ -31,20 +30,24 @@ use cudarc::cublaslt::sys::{
     cudaDataType_t::{CUDA_R_16BF, CUDA_R_32F},
 };
 
-use super::{
-    WORKSPACE,
-    cublaslt::{self, blas_error, check, succeeded},
-    plan::{Key, Product},
-};
-use crate::{Beta, Device, Error};
+use sparse24_core::op::Accumulate;
 
-/// The library's operations on an operand, of which the bindings have no type.
+use super::{
+    cublaslt::{self, blas_error, check, succeeded},
+    key::{Key, Product},
+};
+use crate::{Device, Error};
+
+/// Bytes of the workspace.
+pub(super) const WORKSPACE: usize = 32 << 20;
+
+/// `cublasOperation_t`, for which cudarc's cublaslt module has no type.
 const AS_IT_IS: i32 = 0;
 const TRANSPOSED: i32 = 1;
 
-/// The operands' first elements begin at multiples of so many bytes.
-pub(super) const ALIGNMENT: usize = 16;
-/// Candidates measured.
+/// Alignment of the first element of each operand, in bytes.
+const ALIGNMENT: usize = 16;
+/// Number of candidates that are measured.
 const CANDIDATES: usize = 16;
 
 pub(super) struct Addresses {
@@ -58,8 +61,7 @@ pub(super) struct Addresses {
 #[derive(Debug)]
 pub(super) struct Handle(cublasLtHandle_t);
 
-// SAFETY: the library's handle may be used from any thread, one at a time; a plan's descriptors
-// belong to no thread.
+// SAFETY: any thread may use the handle, one at a time.
 unsafe impl Send for Handle {}
 
 impl Handle {
@@ -68,7 +70,7 @@ impl Handle {
         device.bind()?;
         let mut handle = null_mut();
         // SAFETY: the library is loaded, and the context bound.
-        check(unsafe { cublaslt::cublasLtCreate(&mut handle) }, || "opening the library".into())?;
+        check(unsafe { cublaslt::cublasLtCreate(&mut handle) }, || "opening cuBLASLt".into())?;
         Ok(Self(handle))
     }
 }
@@ -80,15 +82,14 @@ impl Drop for Handle {
     }
 }
 
-/// A product to the library.
 #[derive(Debug)]
 pub(super) struct Descriptors {
     product: sys::cublasLtMatmulDesc_t,
-    /// Of A, B and D.
+    /// Layouts of A, B and D.
     layouts: [sys::cublasLtMatrixLayout_t; 3],
 }
 
-// SAFETY: as for the handle.
+// SAFETY: descriptors are tied to no thread.
 unsafe impl Send for Descriptors {}
 
 impl Descriptors {
@@ -134,7 +135,7 @@ impl Descriptors {
         Ok(of)
     }
 
-    /// `value` has the type that the attribute has.
+    /// The caller passes a value of the attribute's type.
     fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> cublasStatus_t {
         // SAFETY: the descriptor is alive, and the library copies as many bytes as the value has.
         unsafe {
@@ -147,7 +148,7 @@ impl Descriptors {
         }
     }
 
-    /// Algorithms that repeat their bits, the library's favourite first.
+    /// Algorithms that repeat their bits, in cuBLASLt's order of preference.
     pub(super) fn candidates(
         &self,
         handle: &Handle,
@@ -156,7 +157,7 @@ impl Descriptors {
         let said = |status| check(status, || format!("choosing algorithms for {key}"));
         let preference = Preference::new().map_err(|code| refused(key, code))?;
         said(preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(WORKSPACE as u64)))?;
-        // The others add partial sums up in the output, in bf16 or as they come.
+        // The other schemes add partial sums in the output: in bf16, or in no fixed order.
         let scheme = if key.product == Product::ForwardBias {
             CUBLASLT_REDUCTION_SCHEME_NONE
         } else {
@@ -171,12 +172,12 @@ impl Descriptors {
         ] {
             said(preference.set(attribute, &(ALIGNMENT as u32)))?;
         }
-        // SAFETY: numbers, of which zero is a value, as it is of the status.
+        // SAFETY: all fields are numbers, and zero is a valid status.
         let mut found: [cublasLtMatmulHeuristicResult_t; CANDIDATES] =
             unsafe { std::mem::zeroed() };
         let mut count: c_int = 0;
         let [a, b, d] = self.layouts;
-        // SAFETY: descriptors are alive, and there is room for as many results as are asked for.
+        // SAFETY: descriptors are alive, and the buffer holds the requested number of results.
         let status = unsafe {
             let (asked, results) = (CANDIDATES as c_int, found.as_mut_ptr());
             cublaslt::cublasLtMatmulAlgoGetHeuristic(
@@ -201,14 +202,15 @@ impl Descriptors {
         Ok(usable.filter(|algorithm| serves(key, algorithm)).collect())
     }
 
-    /// The library takes the algorithm for this product, it serves, and the workspace suffices.
+    /// Accepts an algorithm that cuBLASLt supports for this product, that repeats its bits, and for
+    /// which the workspace suffices.
     pub(super) fn accept(
         &self,
         handle: &Handle,
         key: &Key,
         algorithm: &cublasLtMatmulAlgo_t,
     ) -> Result<(), cublasStatus_t> {
-        // SAFETY: numbers, of which zero is a value, as it is of the status.
+        // SAFETY: all fields are numbers, and zero is a valid status.
         let mut result: cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
         let [a, b, d] = self.layouts;
         // SAFETY: descriptors are alive, and the library writes one result.
@@ -238,19 +240,19 @@ impl Descriptors {
         handle: &Handle,
         algorithm: &cublasLtMatmulAlgo_t,
         at: &Addresses,
-        beta: Beta,
+        accumulate: Accumulate,
     ) -> Result<(), cublasStatus_t> {
         if at.bias != 0 {
             succeeded(self.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, &at.bias))?;
         }
-        let (one, factor) = (1.0_f32, if beta == Beta::Accumulate { 1.0_f32 } else { 0.0 });
+        let (one, factor) = (1.0_f32, if accumulate == Accumulate::Add { 1.0_f32 } else { 0.0 });
         let [a, b, d] = self.layouts;
         let [from_a, from_b, to, workspace] =
             [at.a, at.b, at.d, at.workspace].map(|address| address as *mut c_void);
         let (one, factor) = ((&raw const one).cast(), (&raw const factor).cast());
         let stream = device.stream().cast();
-        // SAFETY: descriptors are alive; operands lie in live memory as the caller checked, and
-        // have the shapes described; the numbers are read before the call returns.
+        // SAFETY: descriptors are alive; the caller checked that operands lie in live memory and
+        // have the described shapes; the factors are read before the call returns.
         succeeded(unsafe {
             cublaslt::cublasLtMatmul(
                 handle.0,
@@ -281,7 +283,7 @@ impl Drop for Descriptors {
             let _ = unsafe { cublaslt::cublasLtMatrixLayoutDestroy(layout) };
         }
         if !self.product.is_null() {
-            // SAFETY: as above.
+            // SAFETY: it was created once and is destroyed once.
             let _ = unsafe { cublaslt::cublasLtMatmulDescDestroy(self.product) };
         }
     }
@@ -297,7 +299,7 @@ impl Preference {
         Ok(Self(preference))
     }
 
-    /// `value` has the type that the attribute has.
+    /// The caller passes a value of the attribute's type.
     fn set<T>(
         &self,
         attribute: sys::cublasLtMatmulPreferenceAttributes_t,
@@ -322,12 +324,11 @@ impl Drop for Preference {
     }
 }
 
-/// Whether partial sums over k, if the algorithm has any, are added in f32 and in order, and the
-/// result is rounded once: with partial sums a bias is added after that rounding, and the sum
-/// rounded again.
+/// Whether the algorithm has no split-K, or adds its partial sums in f32 and in order. With a bias it
+/// must have none: the bias would be added after rounding, and the sum rounded again.
 fn serves(key: &Key, algorithm: &cublasLtMatmulAlgo_t) -> bool {
     let (mut scheme, mut written) = (u32::MAX, 0);
-    // SAFETY: the attribute is a u32, and there is room for it.
+    // SAFETY: the attribute is a u32.
     let status = unsafe {
         let to = (&raw mut scheme).cast();
         cublaslt::cublasLtMatmulAlgoConfigGetAttribute(

@@ -1,10 +1,14 @@
-//! GELU, GEGLU and SwiGLU, forward and backward: every bf16 number, ragged shapes, and what is not
-//! finite.
+//! GELU, GEGLU and SwiGLU, forward and backward: every bf16 number, ragged shapes, and numbers that
+//! are not finite.
 
 use half::bf16;
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, Axis, concatenate};
+use sparse24_core::op::Activation;
 use sparse24_cpu::activation as cpu;
-use sparse24_cuda::{Device, Error, Matrix, activation::*};
+use sparse24_cuda::{
+    Device, Error,
+    activation::{backward, forward},
+};
 
 use crate::{
     support::{Poisoned, gaussian, on_gpu, upload},
@@ -24,11 +28,11 @@ fn widened(x: Vec<bf16>) -> impl Iterator<Item = f32> {
     x.into_iter().map(bf16::to_f32)
 }
 
-/// How far value and slope may lie apart.
+/// Bounds on the errors of value and slope.
 type Bounds = fn(f64) -> [f64; 2];
 
 fn gelu(z: f64) -> [f64; 2] {
-    // Where the argument is held at its limit, so is the sigmoid.
+    // Beyond the limit, the sigmoid is constant.
     let z = z.max(-9.98);
     activation(z, SLOPE * (z + 0.044715 * z * z * z), SLOPE * (1.0 + 0.134145 * z * z))
 }
@@ -41,7 +45,7 @@ fn silu(z: f64) -> [f64; 2] {
 /// Every finite bf16 number from -2^7 to 2^7, and zeros: `[1, elements]`.
 fn every_number() -> Array2<bf16> {
     let numbers = (0..=u16::MAX).map(bf16::from_bits).filter(|x| x.to_f32().abs() <= 128.0);
-    Array2::from_shape_vec((1, 2 * 0x4301), numbers.collect()).expect("as many")
+    Array2::from_shape_vec((1, 2 * 0x4301), numbers.collect()).expect("the shape")
 }
 
 #[test]
@@ -49,8 +53,8 @@ fn gelu_of_every_number() {
     on_gpu(|device| {
         let z = every_number();
         let shape = [z.nrows(), z.ncols()];
-        gelu_is_the_cpu_s(device, &z, &gaussian(shape, 1));
-        gelu_is_the_cpu_s(device, &z, &Array2::from_elem(shape, bf16::ONE));
+        check_gelu(device, &z, &gaussian(shape, 1));
+        check_gelu(device, &z, &Array2::from_elem(shape, bf16::ONE));
     });
 }
 
@@ -58,7 +62,7 @@ fn gelu_of_every_number() {
 fn gelu_of_ragged_shapes() {
     on_gpu(|device| {
         for shape in SHAPES {
-            gelu_is_the_cpu_s(
+            check_gelu(
                 device,
                 &gaussian(shape, 2).mapv(|x: bf16| x * bf16::from_f32(4.0)),
                 &gaussian(shape, 3),
@@ -67,15 +71,18 @@ fn gelu_of_ragged_shapes() {
     });
 }
 
-fn gelu_is_the_cpu_s(device: &mut Device, z: &Array2<bf16>, dh: &Array2<bf16>) {
+fn check_gelu(device: &mut Device, z: &Array2<bf16>, dh: &Array2<bf16>) {
     let shape = [z.nrows(), z.ncols()];
     let (on_device, dh_on_device) = (upload(device, z), upload(device, dh));
     let [h, dz] = [(); 2].map(|()| Poisoned::<bf16>::new(device, shape));
-    gelu_forward(device, on_device, h.matrix).expect("queued");
-    gelu_backward(device, dh_on_device, on_device, dz.matrix).expect("queued");
+    forward(device, Activation::Gelu, on_device, h.matrix).expect("queued");
+    backward(device, Activation::Gelu, dh_on_device, on_device, dz.matrix).expect("queued");
     let [mut value, mut gradient] = [(); 2].map(|()| Array2::<f32>::zeros(shape));
-    cpu::gelu_forward(wide(z).view(), value.view_mut()).expect("shapes agree");
-    cpu::gelu_backward(wide(dh).view(), wide(z).view(), gradient.view_mut()).expect("shapes agree");
+    cpu::activation_forward(Activation::Gelu, wide(z).view(), value.view_mut())
+        .expect("shapes agree");
+    let (dh_wide, z_wide) = (wide(dh), wide(z));
+    cpu::activation_backward(Activation::Gelu, dh_wide.view(), z_wide.view(), gradient.view_mut())
+        .expect("shapes agree");
     let (z, dh): (Vec<f64>, Vec<f64>) =
         z.iter().zip(dh).map(|(z, dh)| (z.to_f64(), dh.to_f64())).unzip();
     let (value, gradient): (Vec<f64>, Vec<f64>) =
@@ -86,52 +93,33 @@ fn gelu_is_the_cpu_s(device: &mut Device, z: &Array2<bf16>, dh: &Array2<bf16>) {
     });
 }
 
-type Forward = fn(&mut Device, Matrix<bf16>, Matrix<bf16>) -> Result<(), Error>;
-type Backward = fn(&mut Device, Matrix<bf16>, Matrix<bf16>, Matrix<bf16>) -> Result<(), Error>;
-type CpuForward =
-    fn(ArrayView2<'_, f32>, ArrayViewMut2<'_, f32>) -> Result<(), sparse24_cpu::Error>;
-type CpuBackward = fn(
-    ArrayView2<'_, f32>,
-    ArrayView2<'_, f32>,
-    ArrayViewMut2<'_, f32>,
-) -> Result<(), sparse24_cpu::Error>;
-
-/// A gated activation here and there.
+/// A gated activation and its reference.
 #[derive(Clone, Copy)]
 struct Gated {
-    forward: Forward,
-    backward: Backward,
-    cpu_forward: CpuForward,
-    cpu_backward: CpuBackward,
+    activation: Activation,
     bounds: Bounds,
 }
 
-const GEGLU: Gated = Gated {
-    forward: geglu_forward,
-    backward: geglu_backward,
-    cpu_forward: cpu::geglu_forward,
-    cpu_backward: cpu::geglu_backward,
-    bounds: gelu,
-};
-const SWIGLU: Gated = Gated {
-    forward: swiglu_forward,
-    backward: swiglu_backward,
-    cpu_forward: cpu::swiglu_forward,
-    cpu_backward: cpu::swiglu_backward,
-    bounds: silu,
-};
+const GEGLU: Gated = Gated { activation: Activation::Geglu, bounds: gelu };
+const SWIGLU: Gated = Gated { activation: Activation::Swiglu, bounds: silu };
 
 impl Gated {
-    fn is_the_cpu_s(self, device: &mut Device, z: &Array2<bf16>, dh: &Array2<bf16>) {
+    fn check(self, device: &mut Device, z: &Array2<bf16>, dh: &Array2<bf16>) {
         let (shape, [p, f]) = ([z.nrows(), z.ncols()], [dh.nrows(), dh.ncols()]);
         let (on_device, dh_on_device) = (upload(device, z), upload(device, dh));
         let (h, dz) = (Poisoned::<bf16>::new(device, [p, f]), Poisoned::<bf16>::new(device, shape));
-        (self.forward)(device, on_device, h.matrix).expect("queued");
-        (self.backward)(device, dh_on_device, on_device, dz.matrix).expect("queued");
+        forward(device, self.activation, on_device, h.matrix).expect("queued");
+        backward(device, self.activation, dh_on_device, on_device, dz.matrix).expect("queued");
         let (mut value, mut gradient) = (Array2::<f32>::zeros([p, f]), Array2::<f32>::zeros(shape));
-        (self.cpu_forward)(wide(z).view(), value.view_mut()).expect("shapes agree");
-        (self.cpu_backward)(wide(dh).view(), wide(z).view(), gradient.view_mut())
+        cpu::activation_forward(self.activation, wide(z).view(), value.view_mut())
             .expect("shapes agree");
+        cpu::activation_backward(
+            self.activation,
+            wide(dh).view(),
+            wide(z).view(),
+            gradient.view_mut(),
+        )
+        .expect("shapes agree");
         let (value, gradient) = (
             value.mapv(f64::from).into_raw_vec_and_offset().0,
             gradient.mapv(f64::from).into_raw_vec_and_offset().0,
@@ -164,7 +152,7 @@ fn gated_activations_of_every_number() {
         let shape = [a.nrows(), a.ncols()];
         let z = concatenate![Axis(1), a, gaussian::<bf16>(shape, 4)];
         for gated in [GEGLU, SWIGLU] {
-            gated.is_the_cpu_s(device, &z, &gaussian(shape, 5));
+            gated.check(device, &z, &gaussian(shape, 5));
         }
     });
 }
@@ -174,7 +162,7 @@ fn gated_activations_of_ragged_shapes() {
     on_gpu(|device| {
         for [p, f] in SHAPES {
             for gated in [GEGLU, SWIGLU] {
-                gated.is_the_cpu_s(
+                gated.check(
                     device,
                     &gaussian([p, 2 * f], 6).mapv(|x: bf16| x * bf16::from_f32(4.0)),
                     &gaussian([p, f], 7),
@@ -184,9 +172,9 @@ fn gated_activations_of_ragged_shapes() {
     });
 }
 
-/// As the CPU: 0 and z far out, slopes 0 and 1, and NaN stays.
+/// Values tend to 0 and z, slopes to 0 and 1, and NaN stays NaN.
 #[test]
-fn far_out_and_not_a_number() {
+fn extreme_values_and_nans() {
     on_gpu(|device| {
         let numbers =
             [f32::NEG_INFINITY, f32::MIN, -1e20, -0.0, 0.0, 1e20, f32::INFINITY, f32::NAN]
@@ -209,16 +197,16 @@ fn far_out_and_not_a_number() {
         let slopes = [0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, f32::NAN];
         let (on_device, d) = (upload(device, &z), upload(device, &ones));
         let [h, dz] = [(); 2].map(|()| Poisoned::<bf16>::new(device, [1, 8]));
-        gelu_forward(device, on_device, h.matrix).expect("queued");
-        gelu_backward(device, d, on_device, dz.matrix).expect("queued");
+        forward(device, Activation::Gelu, on_device, h.matrix).expect("queued");
+        backward(device, Activation::Gelu, d, on_device, dz.matrix).expect("queued");
         check("gelu", h.read(device), values);
         check("gelu'", dz.read(device), slopes);
         let both = upload(device, &concatenate![Axis(1), z, ones]);
         for gated in [GEGLU, SWIGLU] {
             let (h, dz) =
                 (Poisoned::<bf16>::new(device, [1, 8]), Poisoned::<bf16>::new(device, [1, 16]));
-            (gated.forward)(device, both, h.matrix).expect("queued");
-            (gated.backward)(device, d, both, dz.matrix).expect("queued");
+            forward(device, gated.activation, both, h.matrix).expect("queued");
+            backward(device, gated.activation, d, both, dz.matrix).expect("queued");
             check("gated", h.read(device), values);
             let dz = dz.read(device);
             check("gated', first half", dz[..8].to_vec(), slopes);
@@ -238,15 +226,16 @@ fn refusals_name_the_operand() {
             expected: [4, 48],
             found: [4, 32],
         };
-        assert_eq!(geglu_forward(device, z, h), Err(wrong));
+        assert_eq!(forward(device, Activation::Geglu, z, h), Err(wrong));
         let gaps = Error::Gaps { operation: "gelu forward", operand: "z", columns: 24, stride: 32 };
-        assert_eq!(gelu_forward(device, z.columns(0..24), h), Err(gaps));
+        assert_eq!(forward(device, Activation::Gelu, z.columns(0..24), h), Err(gaps));
         assert_eq!(
-            gelu_forward(device, z, z),
+            forward(device, Activation::Gelu, z, z),
             Err(Error::Alias { operation: "gelu forward", output: "h", other: "z" })
         );
         let shifted = z.rows(0..1).columns(1..9);
-        let refused = gelu_backward(device, shifted, shifted, h.rows(0..1).columns(0..8));
+        let refused =
+            backward(device, Activation::Gelu, shifted, shifted, h.rows(0..1).columns(0..8));
         assert_eq!(
             refused,
             Err(Error::Alignment { operation: "gelu backward", operand: "dh", bytes: 16 })

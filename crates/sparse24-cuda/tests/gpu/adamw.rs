@@ -2,11 +2,15 @@
 
 use half::bf16;
 use ndarray::Array2;
-use sparse24_core::{Mask, MaskKind};
+use sparse24_core::{
+    Mask, MaskKind,
+    op::{AdamW, MaskedDecay, NonFinite, StepState},
+};
 use sparse24_cpu::{adamw as cpu, search::mask_search};
 use sparse24_cuda::{
-    Device, Error, Matrix, StepState,
-    adamw::{AdamW, Health, MaskedDecay, NonFinite, Parameter, Parameters, adamw_step, grad_norm},
+    Device, Error, Matrix,
+    adamw::{Parameter, Parameters, adamw_step, grad_norm},
+    health::Health,
 };
 
 use crate::{
@@ -20,18 +24,18 @@ const STATE: StepState = StepState {
     step: 3,
     micro_step: 0,
     learning_rate: 0.01,
-    bias_correction1: 0.271,
-    bias_correction2: 0.142_625,
+    bias_corrections: [0.271, 0.142_625],
+    loss_scale: 1.0,
 };
 const DECAYS: [MaskedDecay; 3] =
     [MaskedDecay::None, MaskedDecay::OnGradients(0.3), MaskedDecay::OnWeights(0.7)];
-/// Tensors without a mask and with one, shorter and longer than a chunk, with and without a
-/// remainder of 4.
+/// Tensors with and without a mask, shorter and longer than a chunk, with and without a remainder
+/// mod 4.
 const SHAPES: [[usize; 2]; 8] =
     [[1, 1], [4, 36], [1, 7], [68, 132], [0, 8], [1, 8191], [1, 16_390], [256, 260]];
 
-fn rule(decay: MaskedDecay, clip: f32) -> AdamW {
-    AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, clip, decay }
+fn rule(clip: f32) -> AdamW {
+    AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, clip }
 }
 
 /// A tensor on the host and on the device.
@@ -43,7 +47,7 @@ struct Tensor {
 }
 
 impl Tensor {
-    /// w, g, m, v; every second one has a mask, where its shape allows that, and a bf16 copy.
+    /// w, g, m, v; every second tensor has a bf16 copy and, if its shape allows, a mask.
     fn new(device: &mut Device, place: usize, draw: impl Fn(u64) -> Array2<f32>) -> Self {
         let seed = 10 * place as u64;
         let host = [draw(seed), draw(seed + 1), draw(seed + 2), draw(seed + 3).mapv(f32::abs)];
@@ -71,32 +75,16 @@ impl Tensor {
         }
     }
 
-    /// The CPU's step on the host's copy.
-    fn step(&mut self, rule: &AdamW, norm: f32) {
-        let step = cpu::AdamW {
-            learning_rate: STATE.learning_rate,
-            beta1: rule.beta1,
-            beta2: rule.beta2,
-            epsilon: rule.epsilon,
-            weight_decay: self.on_device.weight_decay,
-            bias_correction1: STATE.bias_correction1,
-            bias_correction2: STATE.bias_correction2,
-            gradient_scale: (rule.clip / (norm + 1e-6)).min(1.0),
-        };
-        let decay = match (rule.decay, &self.mask) {
-            (MaskedDecay::OnGradients(lambda), Some(mask)) => {
-                cpu::Decay::OnGradients { lambda, mask }
-            }
-            (MaskedDecay::OnWeights(lambda), Some(mask)) => cpu::Decay::OnWeights { lambda, mask },
-            _ => cpu::Decay::None,
-        };
-        let columns = self.host[0].ncols();
+    /// Takes the CPU's step on the host's copy.
+    fn step(&mut self, rule: &AdamW, decay: MaskedDecay, norm: f32) {
+        let (weight_decay, scale) = (self.on_device.weight_decay, rule.gradient_scale(norm));
         let [w, g, m, v] = self.host.each_mut().map(|host| host.as_slice_mut().expect("row-major"));
-        cpu::adamw_step(w, g, m, v, columns, &step, decay).expect("fits");
+        let mask = self.mask.as_ref();
+        cpu::adamw_step(w, g, m, v, rule, &STATE, weight_decay, scale, decay, mask).expect("fits");
     }
 
     fn expect_equal(&self, device: &mut Device, what: &str) {
-        // Which NaN is not defined.
+        // The payload of a NaN is not defined.
         let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
         let Parameter { w, m, v, .. } = self.on_device;
         for (operand, found, expected) in
@@ -132,7 +120,7 @@ fn table(device: &mut Device, tensors: &[Tensor]) -> Parameters {
     Parameters::new(device, &table).expect("fits")
 }
 
-/// No norm yet, and the flag down.
+/// A health matrix with the flag down.
 fn health(device: &mut Device) -> Matrix<u32> {
     let health = Poisoned::new(device, [1, Health::WORDS]).matrix;
     device.upload(health.columns(1..2), &[0]).expect("lowered");
@@ -144,20 +132,20 @@ fn read(device: &mut Device, health: Matrix<u32>) -> Health {
 }
 
 #[test]
-fn steps_are_those_of_the_cpu_bit_for_bit() {
+fn steps_have_the_cpus_bits() {
     on_gpu(|device| {
         for decay in DECAYS {
             for clip in [0.5, f32::INFINITY] {
-                let rule = rule(decay, clip);
+                let rule = rule(clip);
                 let mut tensors = tensors(device, gaussian);
                 let (table, health) = (table(device, &tensors), health(device));
                 device.set_step(&STATE).expect("set");
                 for step in 0..2 {
                     grad_norm(device, &table, health).expect("queued");
-                    adamw_step(device, &table, &rule, health).expect("queued");
+                    adamw_step(device, &table, &rule, decay, health).expect("queued");
                     let norm = read(device, health).grad_norm;
                     for tensor in &mut tensors {
-                        tensor.step(&rule, norm);
+                        tensor.step(&rule, decay, norm);
                         tensor
                             .expect_equal(device, &format!("{decay:?}, clip {clip}, step {step}"));
                     }
@@ -168,9 +156,9 @@ fn steps_are_those_of_the_cpu_bit_for_bit() {
     });
 }
 
-/// Infinities and NaNs in w, m and v; gradients are finite, so that the flag stays down.
+/// Infinities and NaNs in w, m and v; gradients are finite, so the flag stays down.
 #[test]
-fn steps_on_hostile_numbers_are_those_of_the_cpu() {
+fn steps_on_hostile_numbers_have_the_cpus_bits() {
     on_gpu(|device| {
         for decay in DECAYS {
             let mut tensors = tensors(device, |shape, seed| {
@@ -180,11 +168,11 @@ fn steps_on_hostile_numbers_are_those_of_the_cpu() {
             let (table, health) = (table(device, &tensors), health(device));
             device.set_step(&STATE).expect("set");
             grad_norm(device, &table, health).expect("queued");
-            adamw_step(device, &table, &rule(decay, 1.0), health).expect("queued");
+            adamw_step(device, &table, &rule(1.0), decay, health).expect("queued");
             let health = read(device, health);
             assert_eq!(health.non_finite, None);
             for tensor in &mut tensors {
-                tensor.step(&rule(decay, 1.0), health.grad_norm);
+                tensor.step(&rule(1.0), decay, health.grad_norm);
                 tensor.expect_equal(device, &format!("{decay:?}"));
             }
             device.reset().expect("idle");
@@ -193,7 +181,7 @@ fn steps_on_hostile_numbers_are_those_of_the_cpu() {
 }
 
 #[test]
-fn the_norm_lies_within_its_bound_and_repeats() {
+fn the_norm_is_within_its_bound_and_repeats() {
     on_gpu(|device| {
         for scale in [1.0, 1e-30, 1e25] {
             let tensors =
@@ -223,7 +211,7 @@ fn the_norm_lies_within_its_bound_and_repeats() {
 }
 
 #[test]
-fn the_flag_names_the_first_tensor_stays_up_and_stops_the_step() {
+fn the_flag_names_the_first_tensor_stays_up_and_prevents_steps() {
     on_gpu(|device| {
         let mut tensors = tensors(device, gaussian);
         let (table, health) = (table(device, &tensors), health(device));
@@ -238,7 +226,7 @@ fn the_flag_names_the_first_tensor_stays_up_and_stops_the_step() {
         poison(device, &tensors[3], f32::NEG_INFINITY);
         grad_norm(device, &table, health).expect("queued");
         assert_eq!(read(device, health).non_finite, Some(NonFinite::Gradient(3)));
-        adamw_step(device, &table, &rule(MaskedDecay::None, 1.0), health).expect("queued");
+        adamw_step(device, &table, &rule(1.0), MaskedDecay::None, health).expect("queued");
         let state = [tensors[1].on_device.w, tensors[1].on_device.m, tensors[1].on_device.v]
             .map(|x| device.download(x).expect("read"));
         for (found, host) in state.iter().zip([0, 2, 3]) {
@@ -248,7 +236,7 @@ fn the_flag_names_the_first_tensor_stays_up_and_stops_the_step() {
                 "a step was taken"
             );
         }
-        // Another first one, and then none, leave the flag as it is.
+        // Neither an earlier bad tensor nor none changes the flag.
         poison(device, &tensors[0], f32::INFINITY);
         grad_norm(device, &table, health).expect("queued");
         assert_eq!(read(device, health).non_finite, Some(NonFinite::Gradient(3)));
@@ -259,13 +247,13 @@ fn the_flag_names_the_first_tensor_stays_up_and_stops_the_step() {
         assert_eq!(read(device, health).non_finite, Some(NonFinite::Gradient(3)));
         device.fill_bytes(health, 0).expect("lowered");
         grad_norm(device, &table, health).expect("queued");
-        adamw_step(device, &table, &rule(MaskedDecay::None, 1.0), health).expect("queued");
+        adamw_step(device, &table, &rule(1.0), MaskedDecay::None, health).expect("queued");
         let after = read(device, health);
         assert_eq!(after.non_finite, None);
-        tensors[1].step(&rule(MaskedDecay::None, 1.0), after.grad_norm);
+        tensors[1].step(&rule(1.0), MaskedDecay::None, after.grad_norm);
         tensors[1].expect_equal(device, "once lowered");
 
-        // Finite gradients, a norm beyond f32.
+        // Finite gradients whose norm exceeds f32.
         for tensor in tensors.iter().filter(|tensor| !tensor.host[1].is_empty()) {
             poison(device, tensor, f32::MAX);
         }
@@ -275,7 +263,7 @@ fn the_flag_names_the_first_tensor_stays_up_and_stops_the_step() {
 }
 
 #[test]
-fn tables_that_do_not_fit_are_refused() {
+fn bad_tables_are_refused() {
     on_gpu(|device| {
         let tensor =
             |device: &mut Device, shape| device.alloc::<f32>("tensor", shape).expect("memory");
@@ -317,7 +305,7 @@ fn an_empty_table_has_norm_zero() {
         let table = Parameters::new(device, &[]).expect("nothing");
         let health = health(device);
         grad_norm(device, &table, health).expect("queued");
-        adamw_step(device, &table, &rule(MaskedDecay::None, 1.0), health).expect("nothing");
+        adamw_step(device, &table, &rule(1.0), MaskedDecay::None, health).expect("nothing");
         assert_eq!(read(device, health), Health { grad_norm: 0.0, non_finite: None });
     });
 }

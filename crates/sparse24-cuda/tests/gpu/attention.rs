@@ -1,16 +1,18 @@
-//! attention.
+//! Attention, forward and backward.
 
 use half::bf16;
 use ndarray::{Array2, ArrayView2, s};
-use sparse24_core::philox::{Purpose, Site, Stream};
-use sparse24_cpu::{attention as cpu, dropout::Dropout as CpuDropout};
+use sparse24_core::{
+    op::{AttentionMask, AttentionShape, Dropout, StepState},
+    philox::{Purpose, Site},
+};
+use sparse24_cpu::attention as cpu;
 use sparse24_cuda::{
-    Device, Error, Matrix, StepState,
+    Device, Error, Matrix,
     attention::{
-        AttentionBackward, AttentionForward, AttentionMask, AttentionShape, attention_backward,
-        attention_forward, backward_scratch,
+        AttentionBackward, AttentionForward, attention_backward, attention_forward,
+        backward_scratch,
     },
-    dropout::Dropout,
 };
 
 use crate::{
@@ -24,22 +26,24 @@ const STEP: StepState = StepState {
     step: 7,
     micro_step: 3,
     learning_rate: 0.0,
-    bias_correction1: 0.0,
-    bias_correction2: 0.0,
+    bias_corrections: [0.0, 0.0],
+    loss_scale: 1.0,
 };
 
-/// Operands on the host, exactly as the device holds them.
+/// Operands on the host, with the values that the device holds.
 struct Case {
     shape: AttentionShape,
     width: usize,
     dropped: Option<f32>,
+    /// Visible keys of each sequence; all if absent.
+    lengths: Option<Vec<u32>>,
     q: Array2<f32>,
     k: Array2<f32>,
     v: Array2<f32>,
     d_o: Array2<f32>,
 }
 
-/// What both sides compute.
+/// The results of both passes.
 struct Results {
     o: Array2<f32>,
     lse: Array2<f32>,
@@ -59,36 +63,35 @@ impl Case {
             random(of_keys, 3),
             random(of_queries, 4),
         );
-        Self { shape, width, dropped, q, k, v, d_o }
+        Self { shape, width, dropped, lengths: None, q, k, v, d_o }
+    }
+
+    fn length(&self, sequence: usize) -> usize {
+        let length = |lengths: &Vec<u32>| (lengths[sequence] as usize).min(self.shape.keys);
+        self.lengths.as_ref().map_or(self.shape.keys, length)
     }
 
     fn on_cpu(&self) -> Results {
-        let AttentionShape { batch, heads, queries, keys, mask } = self.shape;
-        let mask = if mask == AttentionMask::Causal {
-            cpu::AttentionMask::Causal
-        } else {
-            cpu::AttentionMask::Full
-        };
-        let shape = cpu::AttentionShape { batch, heads, queries, keys, mask };
-        let dropout = self.dropped.map(|p| CpuDropout {
-            p,
-            stream: Stream::new(STEP.seed, SITE, STEP.micro_step, STEP.step),
-        });
+        let (shape, lengths) = (self.shape, self.lengths.as_deref());
+        let AttentionShape { batch, heads, queries, .. } = shape;
+        let rule = self.dropped.map(|p| Dropout { p, site: SITE });
+        let dropout = rule.as_ref().map(|rule| (rule, STEP.stream(SITE)));
         let (mut o, mut lse) = (
             Array2::from_elem(self.q.dim(), f32::NAN),
             Array2::from_elem((batch * heads, queries), f32::NAN),
         );
         let (q, k, v) = (self.q.view(), self.k.view(), self.v.view());
-        cpu::attention_forward(shape, q, k, v, o.view_mut(), lse.view_mut(), dropout.as_ref())
+        cpu::attention_forward(shape, q, k, v, lengths, o.view_mut(), lse.view_mut(), dropout)
             .expect("shapes fit");
         let [mut dq, mut dk, mut dv] = [q, k, v].map(|x| Array2::from_elem(x.dim(), f32::NAN));
         let rounded = o.mapv(|o| f32::from(bf16::from_f32(o)));
-        let (d_o, dropout) = (self.d_o.view(), dropout.as_ref());
+        let d_o = self.d_o.view();
         cpu::attention_backward(
             shape,
             q,
             k,
             v,
+            lengths,
             rounded.view(),
             lse.view(),
             d_o,
@@ -101,12 +104,12 @@ impl Case {
         Results { o, lse, dq, dk, dv }
     }
 
-    /// With the backward given the CPU's o and lse, so that each half is held to its own bound.
+    /// The backward pass gets the CPU's o and lse, so that each pass has its own bound.
     fn on_gpu(&self, device: &mut Device, given: &Results) -> Results {
         let AttentionShape { batch, heads, queries, keys, .. } = self.shape;
         let d = heads * self.width;
         let q_rows = batch * queries;
-        // One matrix of three, as a layer has it, where there are as many rows of each.
+        // Column ranges of one matrix, as in a layer, if the numbers of rows agree.
         let packed = queries == keys;
         let place = |device: &mut Device, x: [&Array2<f32>; 3]| -> [Matrix<bf16>; 3] {
             if packed {
@@ -129,12 +132,25 @@ impl Case {
             Poisoned::<f32>::new(device, [batch * heads, queries]),
         );
         let dropout = self.dropped.map(|p| Dropout { p, site: SITE });
-        let forward =
-            AttentionForward { shape: self.shape, q, k, v, dropout, o: o.matrix, lse: lse.matrix };
+        let lengths = self.lengths.as_ref().map(|lengths| {
+            let to = device.alloc("lengths", [batch, 1]).expect("memory");
+            device.upload(to, lengths).expect("uploaded");
+            to
+        });
+        let forward = AttentionForward {
+            shape: self.shape,
+            q,
+            k,
+            v,
+            lengths,
+            dropout,
+            o: o.matrix,
+            lse: lse.matrix,
+        };
         attention_forward(device, &forward).expect("queued");
         let results = (
             read(&o, device),
-            Array2::from_shape_vec((batch * heads, queries), lse.read(device)).expect("as many"),
+            Array2::from_shape_vec((batch * heads, queries), lse.read(device)).expect("the shape"),
         );
 
         let [given_o, d_o] = [&given.o, &self.d_o].map(|x| {
@@ -152,7 +168,7 @@ impl Case {
         };
         let gradients: Vec<_> =
             gradients.into_iter().map(|shape| Poisoned::<bf16>::new(device, shape)).collect();
-        let dqkv = [0, 1, 2].map(|i| {
+        let [dq, dk, dv] = [0, 1, 2].map(|i| {
             if packed {
                 gradients[0].matrix.columns(i * d..(i + 1) * d)
             } else {
@@ -162,7 +178,7 @@ impl Case {
         let forward = AttentionForward { o: given_o, lse: given_lse, ..forward };
         attention_backward(
             device,
-            &AttentionBackward { forward, d_o, dqkv, scratch: scratch.matrix },
+            &AttentionBackward { forward, d_o, dq, dk, dv, scratch: scratch.matrix },
         )
         .expect("queued");
         scratch.assert_guarded(device);
@@ -181,12 +197,14 @@ impl Case {
         let expected = self.on_cpu();
         let found = self.on_gpu(device, &expected);
         let AttentionShape { batch, heads, queries, keys, mask } = self.shape;
-        let visible =
-            |query: usize, key: usize| mask == AttentionMask::Full || key + queries <= query + keys;
         let what =
             format!("{:?}, heads {} wide, dropout {:?}", self.shape, self.width, self.dropped);
         let mut worst = [0.0_f32; 5];
         for task in 0..batch * heads {
+            let length = self.length(task / heads);
+            let visible = |query: usize, key: usize| {
+                key < length && (mask == AttentionMask::Full || key + queries <= query + keys)
+            };
             let columns = task % heads * self.width..(task % heads + 1) * self.width;
             let part = |x: &Array2<f32>, rows: usize| {
                 x.slice(s![task / heads * rows..(task / heads + 1) * rows, columns.clone()])
@@ -255,7 +273,7 @@ fn put(device: &mut Device, to: Matrix<bf16>, x: ArrayView2<'_, f32>) {
 fn read(from: &Poisoned<bf16>, device: &mut Device) -> Array2<f32> {
     let values = from.read(device).into_iter().map(f32::from).collect();
     let [rows, columns] = from.matrix.shape();
-    Array2::from_shape_vec((rows, columns), values).expect("as many")
+    Array2::from_shape_vec((rows, columns), values).expect("the shape")
 }
 
 const fn square(tokens: usize, mask: AttentionMask) -> AttentionShape {
@@ -263,7 +281,7 @@ const fn square(tokens: usize, mask: AttentionMask) -> AttentionShape {
 }
 
 #[test]
-fn results_are_the_cpus_within_the_bound() {
+fn results_are_within_their_bounds() {
     on_gpu(|device| {
         for tokens in [1, 7, 64, 65, 256, 1000, 1024] {
             for mask in [AttentionMask::Causal, AttentionMask::Full] {
@@ -280,7 +298,7 @@ fn results_are_the_cpus_within_the_bound() {
 }
 
 #[test]
-fn lengths_of_queries_and_keys_may_differ() {
+fn numbers_of_queries_and_keys_may_differ() {
     on_gpu(|device| {
         for (queries, keys) in [
             (1, 300),
@@ -301,8 +319,103 @@ fn lengths_of_queries_and_keys_may_differ() {
     });
 }
 
+/// Padding keys hold NaNs, which must not reach any result; a length of 0 leaves a sequence without
+/// keys, and one beyond the keys means all of them.
 #[test]
-fn heads_of_other_widths_are_served() {
+fn keys_beyond_a_length_are_not_seen() {
+    on_gpu(|device| {
+        for (queries, keys, lengths) in
+            [(65, 65, [65, 1]), (7, 200, [129, 0]), (130, 64, [63, u32::MAX]), (64, 192, [64, 128])]
+        {
+            for width in [64, 80] {
+                let shape = AttentionShape { queries, keys, ..square(0, AttentionMask::Full) };
+                let mut case = Case::new(shape, width, None);
+                for (sequence, &length) in lengths.iter().enumerate() {
+                    for key in (length as usize).min(keys)..keys {
+                        case.k.row_mut(sequence * keys + key).fill(f32::NAN);
+                        case.v.row_mut(sequence * keys + key).fill(f32::NAN);
+                    }
+                }
+                case.lengths = Some(lengths.to_vec());
+                case.check(device);
+            }
+        }
+    });
+}
+
+/// Lengths of all keys change no bit, whatever the mask and dropout.
+#[test]
+fn full_lengths_change_no_bit() {
+    on_gpu(|device| {
+        for (mask, dropped, width) in [
+            (AttentionMask::Causal, None, 64),
+            (AttentionMask::Full, Some(0.2), 64),
+            (AttentionMask::Causal, Some(0.2), 128),
+            (AttentionMask::Causal, None, 128),
+        ] {
+            let mut case = Case::new(square(200, mask), width, dropped);
+            let given = case.on_cpu();
+            let without = case.on_gpu(device, &given);
+            case.lengths = Some(vec![200; 2]);
+            let with = case.on_gpu(device, &given);
+            for (name, a, b) in [
+                ("o", &with.o, &without.o),
+                ("lse", &with.lse, &without.lse),
+                ("dq", &with.dq, &without.dq),
+                ("dk", &with.dk, &without.dk),
+                ("dv", &with.dv, &without.dv),
+            ] {
+                assert!(a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits()), "{name}");
+            }
+        }
+    });
+}
+
+/// Cross-attention: dq, dk and dv in matrices of their own strides, dk and dv side by side.
+#[test]
+fn gradients_may_have_strides_of_their_own() {
+    on_gpu(|device| {
+        for (queries, keys) in [(70, 131), (131, 70)] {
+            let shape = AttentionShape { queries, keys, ..square(0, AttentionMask::Full) };
+            let case = Case::new(shape, 64, None);
+            let given = case.on_cpu();
+            let plain = case.on_gpu(device, &given);
+            let d = shape.heads * case.width;
+            let put_new = |device: &mut Device, x: &Array2<f32>| {
+                let to = device.alloc("operand", [x.nrows(), d]).expect("memory");
+                put(device, to, x.view());
+                to
+            };
+            let [q, k, v, o, d_o] =
+                [&case.q, &case.k, &case.v, &given.o, &case.d_o].map(|x| put_new(device, x));
+            let lse = crate::support::upload(device, &given.lse);
+            let of_q = Poisoned::<bf16>::new(device, [shape.batch * queries, d + 8]);
+            let of_kv = Poisoned::<bf16>::new(device, [shape.batch * keys, 2 * d]);
+            let scratch = Poisoned::<f32>::new(device, backward_scratch(shape));
+            let forward = AttentionForward { shape, q, k, v, lengths: None, dropout: None, o, lse };
+            let op = AttentionBackward {
+                forward,
+                d_o,
+                dq: of_q.matrix.columns(0..d),
+                dk: of_kv.matrix.columns(0..d),
+                dv: of_kv.matrix.columns(d..2 * d),
+                scratch: scratch.matrix,
+            };
+            attention_backward(device, &op).expect("queued");
+            of_q.assert_guarded(device);
+            of_kv.assert_guarded(device);
+            for (name, matrix, expected) in
+                [("dq", op.dq, &plain.dq), ("dk", op.dk, &plain.dk), ("dv", op.dv, &plain.dv)]
+            {
+                let found = device.download(matrix).expect("read");
+                assert!(found.iter().map(|x| x.to_f32()).eq(expected.iter().copied()), "{name}");
+            }
+        }
+    });
+}
+
+#[test]
+fn all_head_widths_work() {
     on_gpu(|device| {
         for width in [8, 16, 32, 48, 72, 80, 96, 128] {
             for tokens in [65, 200] {
@@ -314,7 +427,7 @@ fn heads_of_other_widths_are_served() {
 }
 
 #[test]
-fn dropout_keeps_the_cpus_bound() {
+fn results_with_dropout_are_within_their_bounds() {
     on_gpu(|device| {
         for tokens in [1, 7, 64, 65, 256, 258] {
             for mask in [AttentionMask::Causal, AttentionMask::Full] {
@@ -330,10 +443,9 @@ fn dropout_keeps_the_cpus_bound() {
     });
 }
 
-/// Equal scores and values of one column each: an output is 0 where its key was dropped, and the
-/// same gradient shows it from the key's side.
+/// With equal scores and one-hot values, an output is 0 where its key was dropped; so is dv.
 #[test]
-fn dropped_elements_are_the_cpus() {
+fn dropped_elements_match_the_cpu() {
     on_gpu(|device| {
         for (queries, keys) in [(200, 64), (130, 61)] {
             let shape = AttentionShape { queries, keys, ..square(0, AttentionMask::Full) };
@@ -367,7 +479,7 @@ fn dropped_elements_are_the_cpus() {
 fn large_scores_do_not_overflow() {
     on_gpu(|device| {
         let mut case = Case::new(square(200, AttentionMask::Causal), 64, None);
-        // One key far above all others, and ties at the top.
+        // Very large scores, with ties.
         case.q.fill(4.0);
         case.k.mapv_inplace(|k| if k > 0.8 { 8.0 } else { -8.0 });
         let expected = case.on_cpu();
@@ -385,9 +497,9 @@ fn large_scores_do_not_overflow() {
     });
 }
 
-/// A NaN in one sequence's head stays there, and is not lost.
+/// A NaN spoils its own head and row, and nothing else.
 #[test]
-fn a_nan_is_seen_where_it_belongs() {
+fn a_nan_stays_in_its_head() {
     on_gpu(|device| {
         let shape = square(130, AttentionMask::Causal);
         let mut case = Case::new(shape, 64, None);
@@ -398,7 +510,7 @@ fn a_nan_is_seen_where_it_belongs() {
         for ((row, column), x) in found.o.indexed_iter() {
             assert_eq!(x.is_nan(), row == 70 && column / 64 == 1, "o at {row}, {column}");
         }
-        // Its own dk is a sum over all queries, and 0 times NaN is one.
+        // dk sums over all queries, and 0 times NaN is NaN.
         for ((row, column), x) in found.dk.indexed_iter() {
             assert!(x.is_nan() || row > 70 || column / 64 != 1, "dk at {row}, {column} lost it");
             assert!(!x.is_nan() || row < 130 && column / 64 == 1, "dk at {row}, {column} is NaN");
@@ -431,7 +543,7 @@ fn two_runs_give_the_same_bits() {
 }
 
 #[test]
-fn operands_that_do_not_fit_are_refused() {
+fn bad_operands_are_refused() {
     on_gpu(|device| {
         let shape = AttentionShape { batch: 1, heads: 2, ..square(8, AttentionMask::Causal) };
         let whole = device.alloc::<bf16>("qkv", [8, 48]).expect("memory");
@@ -440,7 +552,7 @@ fn operands_that_do_not_fit_are_refused() {
             device.alloc("o", [8, 16]).expect("memory"),
             device.alloc("lse", [2, 8]).expect("memory"),
         );
-        let op = AttentionForward { shape, q, k, v, dropout: None, o, lse };
+        let op = AttentionForward { shape, q, k, v, lengths: None, dropout: None, o, lse };
         attention_forward(device, &op).expect("fits");
         let mut refused =
             |op: AttentionForward| attention_forward(device, &op).expect_err("does not fit");
@@ -466,15 +578,17 @@ fn operands_that_do_not_fit_are_refused() {
         ));
         let scratch = device.alloc("scratch", backward_scratch(shape)).expect("memory");
         let gradients = device.alloc::<bf16>("gradients", [8, 48]).expect("memory");
-        let dqkv = [0, 16, 32].map(|first| gradients.columns(first..first + 16));
+        let [dq, dk, dv] = [0, 16, 32].map(|first| gradients.columns(first..first + 16));
         let op = AttentionBackward {
             forward: op,
             d_o: device.alloc("d_o", [8, 16]).expect("memory"),
-            dqkv,
+            dq,
+            dk,
+            dv,
             scratch,
         };
         attention_backward(device, &op).expect("fits");
-        let shared = AttentionBackward { dqkv: [dqkv[0], dqkv[1], dqkv[1]], ..op };
+        let shared = AttentionBackward { dv: dk, ..op };
         assert!(matches!(
             attention_backward(device, &shared).expect_err("shared"),
             Error::Alias { output: "dv", other: "dk", .. }

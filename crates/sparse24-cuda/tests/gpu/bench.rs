@@ -1,4 +1,4 @@
-//! The cases of the bench themselves: each is right and has a time, on a layer that is small.
+//! Every case of the bench is correct and has a time, on a small layer.
 
 use sparse24_cuda::{
     Device, Settings,
@@ -9,7 +9,7 @@ use crate::support::on_gpu;
 
 #[test]
 #[ignore = "takes half a minute: `run.sh long`"]
-fn every_case_is_right_and_has_a_time() {
+fn every_case_is_correct_and_timed() {
     on_gpu(|_| {
         let device = Device::open(&Settings::default()).expect("it opened before");
         let mut bench = Bench::new(device, Effort::Quick).expect("the machine answers");

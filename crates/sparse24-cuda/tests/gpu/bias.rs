@@ -1,10 +1,11 @@
-//! bias_grad: within the bound of two sums, the same bits every time.
+//! bias_grad.
 
 use half::bf16;
 use ndarray::{Array1, Array2, s};
-use sparse24_cpu::{bias as cpu, gemm::Beta as CpuBeta};
+use sparse24_core::op::Accumulate;
+use sparse24_cpu::bias as cpu;
 use sparse24_cuda::{
-    Beta, Error,
+    Error,
     bias::{bias_grad, bias_grad_scratch},
 };
 
@@ -14,7 +15,7 @@ use crate::{
 };
 
 #[test]
-fn column_sums_are_the_cpu_s_within_their_bound() {
+fn column_sums_are_within_their_bound() {
     on_gpu(|device| {
         for shape @ [p, r] in [
             [0, 8],
@@ -41,12 +42,10 @@ fn column_sums_are_the_cpu_s_within_their_bound() {
                 .map(|column| column.iter().map(|x| x.to_f64().abs()).sum())
                 .collect();
             let (wide, mut expected) = (dz.mapv(bf16::to_f32), Array1::zeros(r));
-            for (beta, cpu_beta, times) in [
-                (Beta::Overwrite, CpuBeta::Overwrite, 1.0),
-                (Beta::Accumulate, CpuBeta::Accumulate, 2.0),
-            ] {
-                bias_grad(device, on_device, db.matrix, beta, scratch.matrix).expect("queued");
-                cpu::bias_grad(wide.view(), expected.view_mut(), cpu_beta).expect("shapes agree");
+            for (accumulate, times) in [(Accumulate::Overwrite, 1.0), (Accumulate::Add, 2.0)] {
+                bias_grad(device, on_device, db.matrix, accumulate, scratch.matrix)
+                    .expect("queued");
+                cpu::bias_grad(wide.view(), expected.view_mut(), accumulate).expect("shapes agree");
                 let found = db.read(device);
                 let sums: Vec<f64> = expected.iter().map(|&x: &f32| f64::from(x)).collect();
                 tolerance::assert_within("db", found, &sums, |at| {
@@ -58,7 +57,7 @@ fn column_sums_are_the_cpu_s_within_their_bound() {
     });
 }
 
-/// Integers add up exactly, whatever the order; rows may lie apart, at any alignment.
+/// Integers add up exactly in any order; rows may be strided, with any alignment.
 #[test]
 fn integers_are_summed_exactly() {
     on_gpu(|device| {
@@ -70,14 +69,15 @@ fn integers_are_summed_exactly() {
             let part = on_device.rows(rows.clone()).columns(columns.clone());
             let db = Poisoned::<f32>::new(device, [1, columns.len()]);
             let scratch = Poisoned::new(device, bias_grad_scratch(part.shape()));
-            bias_grad(device, part, db.matrix, Beta::Overwrite, scratch.matrix).expect("queued");
+            bias_grad(device, part, db.matrix, Accumulate::Overwrite, scratch.matrix)
+                .expect("queued");
             let expected =
                 dz.slice(s![rows, columns]).mapv(bf16::to_f32).sum_axis(ndarray::Axis(0));
             assert_eq!(db.read(device), expected.to_vec());
         }
         let scratch = device.alloc("scratch", [1, 80]).expect("memory");
         let db = device.alloc("db", [1, 80]).expect("memory");
-        let refused = bias_grad(device, on_device, db, Beta::Overwrite, scratch);
+        let refused = bias_grad(device, on_device, db, Accumulate::Overwrite, scratch);
         assert_eq!(
             refused,
             Err(Error::Shape {

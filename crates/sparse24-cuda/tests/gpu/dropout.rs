@@ -1,18 +1,18 @@
-//! dropout: the CPU's bits, rounded to bf16.
+//! dropout: the bits of the CPU, rounded to bf16.
 
 use half::bf16;
 use ndarray::Array2;
-use sparse24_core::philox::{Purpose, Site, Stream};
-use sparse24_cpu::dropout as cpu;
-use sparse24_cuda::{
-    Error, StepState,
-    dropout::{Dropout, dropout},
+use sparse24_core::{
+    op::{Dropout, StepState},
+    philox::{Purpose, Site, Stream},
 };
+use sparse24_cpu::dropout as cpu;
+use sparse24_cuda::{Error, dropout::dropout};
 
 use crate::support::{Poisoned, gaussian, on_gpu};
 
 #[test]
-fn what_is_kept_is_the_cpu_s() {
+fn results_have_the_cpus_bits() {
     on_gpu(|device| {
         let site = Site::new(Purpose::Dropout, 12);
         for (number, shape) in [[0, 8], [1, 1], [1, 7], [3, 5], [4, 64], [130, 1604], [1024, 768]]
@@ -35,7 +35,8 @@ fn what_is_kept_is_the_cpu_s() {
                 dropout(device, on_device.matrix, &Dropout { p, site }).expect("queued");
                 let mut expected = x.mapv(bf16::to_f32);
                 let stream = Stream::new(state.seed, site, state.micro_step, state.step);
-                cpu::dropout(expected.view_mut(), &cpu::Dropout { p, stream }).expect("contiguous");
+                let rule = sparse24_core::op::Dropout { p, site };
+                cpu::dropout(expected.view_mut(), &rule, stream).expect("contiguous");
                 for (at, (found, &expected)) in
                     on_device.read(device).into_iter().zip(&expected).enumerate()
                 {
@@ -51,7 +52,7 @@ fn what_is_kept_is_the_cpu_s() {
 }
 
 #[test]
-fn what_is_no_probability_is_refused() {
+fn bad_probabilities_are_refused() {
     on_gpu(|device| {
         let x = device.alloc::<bf16>("x", [4, 8]).expect("memory");
         for p in [-0.1, 1.0, 2.0, f32::NAN, f32::INFINITY] {

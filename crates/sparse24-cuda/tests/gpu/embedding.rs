@@ -2,8 +2,9 @@
 
 use half::bf16;
 use ndarray::Array2;
+use sparse24_core::op::Accumulate;
 use sparse24_core::philox::Philox4x32;
-use sparse24_cpu::{embedding as cpu, gemm::Beta};
+use sparse24_cpu::embedding as cpu;
 use sparse24_cuda::{
     Device, Error, Matrix,
     embedding::{Embed, EmbedScratch, embed_backward, embed_forward},
@@ -14,8 +15,8 @@ use crate::{
     tolerance::{assert_within, embedding, embedding_gradient},
 };
 
-/// Tokens, width, vocabulary, context: runs of one row, of many spans, of all rows; spans and
-/// sequences that do not come out even.
+/// Tokens, width, vocabulary, context: runs of one row, of many spans, of all rows; ragged spans and
+/// sequences.
 const SHAPES: [[usize; 4]; 9] = [
     [1, 4, 1, 8],
     [33, 4, 1, 8],
@@ -28,7 +29,7 @@ const SHAPES: [[usize; 4]; 9] = [
     [4096, 12, 50257, 512],
 ];
 
-/// As in text, small ids are frequent.
+/// Small ids are frequent, as in text.
 fn skewed(count: usize, vocabulary: usize) -> Vec<u32> {
     let philox = Philox4x32::new(5);
     let uniform = |i: usize| f64::from(philox.block([i as u32, 0, 0, 0])[0]) / f64::from(u32::MAX);
@@ -86,6 +87,24 @@ struct Gradient {
     guarded: (Poisoned<u32>, Poisoned<f32>),
 }
 
+#[test]
+fn a_gradient_without_positions_is_that_of_the_tokens() {
+    on_gpu(|device| {
+        let (tokens, dout) = (skewed(1000, 40), gaussian::<bf16>([1000, 64], 3));
+        let mut run = |context: usize, positions: bool| {
+            let tables = [40, 256].map(|rows| device.alloc("table", [rows, 64]).expect("memory"));
+            let of = gradient(device, &tokens, context, &dout, tables);
+            let position_table = of.op.position_table.filter(|_| positions);
+            let op = Embed { position_table, ..of.op };
+            embed_backward(device, &op, &of.scratch).expect("queued");
+            device.download(tables[0]).expect("read").into_iter().map(f32::to_bits).collect()
+        };
+        let expected: Vec<u32> = run(256, true);
+        // Without a table the context does not matter.
+        assert!(run(256, false) == expected && run(0, false) == expected);
+    });
+}
+
 fn gradient(
     device: &mut Device,
     tokens: &[u32],
@@ -107,9 +126,9 @@ fn gradient(
 }
 
 #[test]
-fn gradients_are_the_cpu_s_within_their_bound() {
+fn gradients_are_within_their_bound() {
     on_gpu(|device| {
-        // The sanitizer looks at every word of a table that is downloaded.
+        // The sanitizer checks every word that is downloaded.
         for [p, c, vocabulary, context] in
             SHAPES.into_iter().filter(|[_, c, vocabulary, _]| affordable(vocabulary * c / 16))
         {
@@ -146,7 +165,7 @@ fn gradients_are_the_cpu_s_within_their_bound() {
                 context,
                 of_tokens.view_mut(),
                 Some(of_positions.view_mut()),
-                Beta::Accumulate,
+                Accumulate::Add,
             )
             .expect("fits");
             let targets: [&dyn Fn(usize) -> usize; 2] =
@@ -181,7 +200,7 @@ fn gradients_are_the_cpu_s_within_their_bound() {
 }
 
 #[test]
-fn a_call_repeats_its_bits() {
+fn gradients_repeat_their_bits() {
     on_gpu(|device| {
         let vocabulary = if affordable(50257 * 384) { 50257 } else { 300 };
         let (tokens, dout) = (skewed(16384, vocabulary), gaussian::<bf16>([16384, 384], 3));
@@ -201,7 +220,7 @@ fn a_call_repeats_its_bits() {
 }
 
 #[test]
-fn a_token_outside_of_the_vocabulary_reads_and_writes_nothing_of_the_table() {
+fn tokens_outside_the_vocabulary_touch_no_table() {
     on_gpu(|device| {
         let tokens = [1, 5, u32::MAX, 0, 4];
         let table = upload(device, &Array2::from_elem([5, 8], 1.0));
@@ -232,7 +251,7 @@ fn a_token_outside_of_the_vocabulary_reads_and_writes_nothing_of_the_table() {
 }
 
 #[test]
-fn nothing_is_done_for_no_tokens_and_what_does_not_fit_is_refused() {
+fn no_tokens_are_fine_and_bad_operands_are_refused() {
     on_gpu(|device| {
         let mut run = |p: usize, c: usize, context: usize, positions: usize| {
             let tables = [16, positions]
@@ -255,6 +274,6 @@ fn nothing_is_done_for_no_tokens_and_what_does_not_fit_is_refused() {
             run(3, 8, 4, 2),
             Err(Error::Shape { operand: "the position table", expected: [3, 8], .. })
         ));
-        assert!(matches!(run(3, 8, 0, 4), Err(Error::Shape { operand: "a sequence", .. })));
+        assert!(matches!(run(3, 8, 0, 4), Err(Error::OutOfRange { what: "the context", .. })));
     });
 }

@@ -37,8 +37,7 @@ fn differing_elements_are_counted_exactly() {
     });
 }
 
-/// More than 2^30 tiles of any bits, each round's number no multiple of what a thread takes at
-/// once.
+/// More than 2^30 random tiles, in rounds that are not a multiple of what a thread takes at once.
 #[test]
 #[ignore = "4 GiB pass through the host: `run.sh long`"]
 fn a_billion_random_tiles() {

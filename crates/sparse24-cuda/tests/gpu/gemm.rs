@@ -2,10 +2,10 @@
 
 use half::bf16;
 use ndarray::{Array2, ArrayView2};
-use sparse24_core::philox::Philox4x32;
-use sparse24_cpu::gemm::{self as cpu, matmul};
+use sparse24_core::{op::Accumulate, philox::Philox4x32};
+use sparse24_cpu::gemm::matmul;
 use sparse24_cuda::{
-    Beta, Device, Error, Matrix,
+    Device, Error, Matrix,
     gemm::{Gemm, LinearDgrad, LinearForward, LinearWgrad, WORKSPACE},
 };
 
@@ -14,8 +14,8 @@ use crate::{
     tolerance::{assert_within, product, to_bf16},
 };
 
-/// Tokens p, in-features q, out-features r: one of each, ragged tokens, no multiples of 8, the
-/// shapes of GPT-2 and its head.
+/// Tokens p, in-features q, out-features r: small, ragged, not multiples of 8, and the shapes of
+/// GPT-2 and its head.
 const SHAPES: [[usize; 3]; 9] = [
     [1, 8, 8],
     [1, 768, 2304],
@@ -37,7 +37,7 @@ fn wide(x: &Array2<bf16>) -> Array2<f32> {
     x.mapv(|x| x.to_f32())
 }
 
-/// Between -4 and 4: sums of 4000 products are exact in f32.
+/// Integers from -4 to 4: sums of 4000 products are exact in f32.
 fn integers([rows, columns]: [usize; 2], seed: u64) -> Array2<bf16> {
     let philox = Philox4x32::new(seed);
     Array2::from_shape_fn((rows, columns), |(row, column)| {
@@ -47,11 +47,11 @@ fn integers([rows, columns]: [usize; 2], seed: u64) -> Array2<bf16> {
 
 fn multiplied(a: ArrayView2<'_, f32>, b: ArrayView2<'_, f32>) -> Array2<f32> {
     let mut c = Array2::zeros((a.nrows(), b.ncols()));
-    matmul(a, b, c.view_mut(), cpu::Beta::Overwrite).expect("shapes");
+    matmul(a, b, c.view_mut(), Accumulate::Overwrite).expect("shapes");
     c
 }
 
-/// X, W, b, dZ on the host, and the three products there.
+/// X, W, b and dZ on the host.
 struct Linear {
     x: Array2<bf16>,
     w: Array2<bf16>,
@@ -64,7 +64,7 @@ impl Linear {
         Self { x: of([p, q], 1), w: of([r, q], 2), b: of([1, r], 3), dz: of([p, r], 4) }
     }
 
-    /// Z, dX and dW of any operands.
+    /// Z, dX and dW of mapped operands.
     fn products(&self, of: impl Fn(f32) -> f32 + Copy) -> [Array2<f32>; 3] {
         let [x, w, b, dz] = [&self.x, &self.w, &self.b, &self.dz].map(|x| wide(x).mapv(of));
         [
@@ -75,7 +75,7 @@ impl Linear {
     }
 }
 
-/// Z, dX and dW of a GPU, the last over and onto what was there.
+/// Z, dX and dW from the GPU; dW overwritten and then added to.
 fn on_device(
     device: &mut Device,
     gemm: &mut Gemm,
@@ -88,8 +88,9 @@ fn on_device(
     gemm.linear_forward(device, &LinearForward { x, weight, bias: Some(bias), z: z.matrix })
         .expect("queued");
     gemm.linear_dgrad(device, &LinearDgrad { dz, weight, dx: dx.matrix }).expect("queued");
-    let dws = [Beta::Overwrite, Beta::Accumulate].map(|beta| {
-        gemm.linear_wgrad(device, &LinearWgrad { dz, x, dw: dw.matrix, beta }).expect("queued");
+    let dws = [Accumulate::Overwrite, Accumulate::Add].map(|accumulate| {
+        gemm.linear_wgrad(device, &LinearWgrad { dz, x, dw: dw.matrix, accumulate })
+            .expect("queued");
         dw.read(device)
     });
     ([z.read(device), dx.read(device)], dws)
@@ -121,7 +122,7 @@ fn products_of_small_integers_are_exact() {
 }
 
 #[test]
-fn other_products_are_the_cpu_s_within_their_bound() {
+fn other_products_are_within_their_bound() {
     on_gpu(|device| {
         let mut gemm = products(device);
         for shape in SHAPES {
@@ -157,7 +158,7 @@ fn rectangles_of_wider_matrices_are_operands() {
         let [p, q, r] = [100, 64, 192];
         let host = Linear::new([p, q, r], integers);
         let mut gemm = products(device);
-        // As q, k and v lie side by side.
+        // Like q, k and v side by side.
         let wide_z = Poisoned::<bf16>::new(device, [p, 3 * r]);
         let wide_x = device.alloc::<bf16>("x", [p, 2 * q]).expect("memory");
         let (x, z) = (wide_x.columns(q..2 * q), wide_z.matrix.columns(r..2 * r));
@@ -176,16 +177,16 @@ fn rectangles_of_wider_matrices_are_operands() {
         let outside = |at: usize| !(r..2 * r).contains(&(at % (3 * r)));
         assert!(
             (0..whole.len()).filter(|&at| outside(at)).all(|at| whole[at].is_nan()),
-            "beside the rectangle nothing is written"
+            "nothing is written outside the rectangle"
         );
     });
 }
 
 #[test]
-fn a_plan_repeats_its_bits_and_so_does_its_copy() {
+fn plans_and_their_copies_repeat_their_bits() {
     on_gpu(|device| {
         let mut gemm = products(device);
-        // Few outputs and long sums: split sums are the fastest here.
+        // Few outputs and long sums, where split-K is fastest.
         let hosts = [[4096, 64, 64], [64, 64, 4096], [2048, 128, 136]]
             .map(|shape| Linear::new(shape, gaussian::<bf16>));
         let bits = |(bf16s, f32s): ([Vec<bf16>; 2], [Vec<f32>; 2])| {
@@ -206,12 +207,12 @@ fn a_plan_repeats_its_bits_and_so_does_its_copy() {
         });
         assert_eq!(copy.plans(), plans);
         assert!(all(device, &mut copy) == first, "a copy of the plans gives the same bits");
-        assert_eq!(copy.plans(), plans, "nothing was planned anew");
+        assert_eq!(copy.plans(), plans, "nothing was planned again");
     });
 }
 
 #[test]
-fn texts_that_are_no_plans_of_this_library_are_refused() {
+fn malformed_plans_are_refused() {
     on_gpu(|device| {
         let mut gemm = products(device);
         on_device(device, &mut gemm, &Linear::new([64, 64, 64], integers));
@@ -230,20 +231,20 @@ fn texts_that_are_no_plans_of_this_library_are_refused() {
             );
             assert!(fresh.plans().is_empty());
         };
-        refuses("", plan, "no dense product");
-        refuses(&product.replace("wgrad", "egrad"), plan, "no dense product");
-        refuses(product, "", "no algorithm");
-        refuses(product, &plan[1..], "no algorithm");
+        refuses("", plan, "not a dense product");
+        refuses(&product.replace("wgrad", "egrad"), plan, "not a dense product");
+        refuses(product, "", "not an algorithm");
+        refuses(product, &plan[1..], "not an algorithm");
         refuses(
             product,
             &plan.chars().map(|c| if c == '-' { c } else { 'f' }).collect::<String>(),
-            "cuBLASLt says",
+            "cuBLASLt reports",
         );
     });
 }
 
 #[test]
-fn no_tokens_give_a_zero_weight_gradient_and_nothing_else() {
+fn no_tokens_give_a_zero_weight_gradient() {
     on_gpu(|device| {
         let mut gemm = products(device);
         let none: Matrix<bf16> = device.alloc("none", [0, 64]).expect("memory");
@@ -254,13 +255,13 @@ fn no_tokens_give_a_zero_weight_gradient_and_nothing_else() {
         gemm.linear_dgrad(device, &LinearDgrad { dz: none, weight, dx: none }).expect("nothing");
         gemm.linear_wgrad(
             device,
-            &LinearWgrad { dz: none, x: none, dw: dw.matrix, beta: Beta::Accumulate },
+            &LinearWgrad { dz: none, x: none, dw: dw.matrix, accumulate: Accumulate::Add },
         )
         .expect("nothing");
         assert!(dw.read(device).iter().all(|x| x.is_nan()));
         gemm.linear_wgrad(
             device,
-            &LinearWgrad { dz: none, x: none, dw: dw.matrix, beta: Beta::Overwrite },
+            &LinearWgrad { dz: none, x: none, dw: dw.matrix, accumulate: Accumulate::Overwrite },
         )
         .expect("queued");
         assert!(dw.read(device).iter().all(|&x| x == 0.0));
@@ -287,7 +288,7 @@ fn a_nan_spoils_its_row_only() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn bad_operands_are_refused() {
     on_gpu(|device| {
         let mut gemm = products(device);
         let [x, weight, z] = [[8, 64], [16, 64], [8, 16]]

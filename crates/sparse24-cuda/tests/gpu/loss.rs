@@ -2,11 +2,14 @@
 
 use half::bf16;
 use ndarray::{Array2, s};
-use sparse24_core::philox::Philox4x32;
+use sparse24_core::{
+    op::{Accumulate, NonFinite, StepState},
+    philox::Philox4x32,
+};
 use sparse24_cpu::loss as cpu;
 use sparse24_cuda::{
-    Beta, Device, Error,
-    adamw::{Health, NonFinite},
+    Device, Error,
+    health::Health,
     loss::{HeadLoss, IGNORE, head_loss, loss_forward, loss_sum},
 };
 
@@ -15,8 +18,8 @@ use crate::{
     tolerance::{U, assert_within, dlogit, row_loss},
 };
 
-/// Rows, columns, vocabulary: one vector and less, one warp, whole blocks, GPT-2's, and one that no
-/// block keeps.
+/// Rows, columns, vocabulary: up to one vector, one warp, whole blocks, GPT-2's, and one that exceeds
+/// shared memory.
 const SHAPES: [[usize; 3]; 8] = [
     [3, 8, 1],
     [5, 64, 3],
@@ -37,11 +40,11 @@ fn random_targets(rows: usize, vocabulary: usize) -> Vec<u32> {
             philox.block([row as u32, 0, 0, 0])[0] % vocabulary as u32
         }
     };
-    // The last of the vocabulary stands within a vector.
+    // The last token of the vocabulary lies within a vector.
     (0..rows).map(|row| if row == 0 { vocabulary as u32 - 1 } else { of_row(row) }).collect()
 }
 
-/// Logits whose padding would dominate if it counted.
+/// Logits whose padding would dominate if it were read.
 fn random_logits([rows, columns, vocabulary]: [usize; 3], scale: f32) -> Array2<bf16> {
     let mut logits =
         gaussian::<bf16>([rows, columns], 5).mapv(|x| bf16::from_f32(x.to_f32() * scale));
@@ -50,7 +53,7 @@ fn random_logits([rows, columns, vocabulary]: [usize; 3], scale: f32) -> Array2<
 }
 
 #[test]
-fn losses_and_gradients_are_the_cpu_s_within_their_bounds() {
+fn losses_and_gradients_are_within_their_bounds() {
     on_gpu(|device| {
         for shape in SHAPES {
             for (smoothing, scale, spread) in
@@ -81,7 +84,8 @@ fn check(device: &mut Device, shape: [usize; 3], smoothing: f32, scale: f32, spr
     loss_forward(device, &op).expect("queued");
     assert_eq!(logits.read(device), host.as_slice().expect("row-major"), "{what}: the logits stay");
     op.losses = losses.matrix;
-    head_loss(device, &op, scale).expect("queued");
+    device.set_step(&StepState { loss_scale: scale, ..StepState::default() }).expect("set");
+    head_loss(device, &op).expect("queued");
     let [forward, losses] = [forward, losses].map(|losses| losses.read(device));
     assert_eq!(forward, losses, "{what}: the loss is the same with a gradient and without");
 
@@ -134,21 +138,22 @@ fn check(device: &mut Device, shape: [usize; 3], smoothing: f32, scale: f32, spr
 }
 
 #[test]
-fn the_sum_is_that_of_all_rows_and_raises_the_health_when_it_is_not_finite() {
+fn the_sum_raises_the_flag_if_it_is_not_finite() {
     on_gpu(|device| {
         for rows in [0, 1, 1023, 1025, 16384] {
             let host = gaussian::<f32>([rows, 1], 3).mapv(|x| x + 5.0);
             let losses = upload(device, &host);
             let loss = Poisoned::<f32>::new(device, [1, 1]);
             let expected = host.iter().map(|&x| f64::from(x)).sum::<f64>();
-            for (times, beta) in [(1.0, Beta::Overwrite), (2.0, Beta::Accumulate)] {
+            for (times, beta) in [(1.0, Accumulate::Overwrite), (2.0, Accumulate::Add)] {
                 loss_sum(device, losses, loss.matrix, beta, None).expect("queued");
                 assert_within("loss", loss.read(device), &[times * expected], |_| {
                     4.0 * U * expected
                 });
             }
             let health = device.alloc::<u32>("health", [1, Health::WORDS]).expect("memory");
-            loss_sum(device, losses, loss.matrix, Beta::Overwrite, Some(health)).expect("queued");
+            loss_sum(device, losses, loss.matrix, Accumulate::Overwrite, Some(health))
+                .expect("queued");
             assert_eq!(device.download(health).expect("read"), [0; 2]);
         }
         for bad in [f32::NAN, f32::INFINITY] {
@@ -159,7 +164,8 @@ fn the_sum_is_that_of_all_rows_and_raises_the_health_when_it_is_not_finite() {
                 device.alloc::<u32>("health", [1, Health::WORDS]).expect("memory"),
             );
             let loss = Poisoned::<f32>::new(device, [1, 1]);
-            loss_sum(device, losses, loss.matrix, Beta::Overwrite, Some(health)).expect("queued");
+            loss_sum(device, losses, loss.matrix, Accumulate::Overwrite, Some(health))
+                .expect("queued");
             let words = device.download(health).expect("read");
             assert_eq!(Health::of_words([words[0], words[1]]).non_finite, Some(NonFinite::Loss));
             assert!(!loss.read(device)[0].is_finite());
@@ -177,6 +183,7 @@ fn a_bad_logit_or_target_spoils_its_row_only() {
             let logits = upload(device, &host);
             let targets = upload(device, &ndarray::array![[1_u32], [50257], [7], [50256]]);
             let losses = Poisoned::<f32>::new(device, [4, 1]);
+            device.set_step(&StepState { loss_scale: 1.0, ..StepState::default() }).expect("set");
             head_loss(
                 device,
                 &HeadLoss {
@@ -186,7 +193,6 @@ fn a_bad_logit_or_target_spoils_its_row_only() {
                     smoothing: 0.0,
                     losses: losses.matrix,
                 },
-                1.0,
             )
             .expect("queued");
             let losses = losses.read(device);
@@ -204,17 +210,13 @@ fn a_bad_logit_or_target_spoils_its_row_only() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn bad_operands_are_refused() {
     on_gpu(|device| {
         let mut run = |columns: usize, vocabulary: usize, rows: usize| {
             let logits = device.alloc("logits", [3, columns]).expect("memory");
             let targets = device.alloc("targets", [rows, 1]).expect("memory");
             let losses = device.alloc("losses", [3, 1]).expect("memory");
-            head_loss(
-                device,
-                &HeadLoss { logits, targets, vocabulary, smoothing: 0.0, losses },
-                1.0,
-            )
+            head_loss(device, &HeadLoss { logits, targets, vocabulary, smoothing: 0.0, losses })
         };
         assert!(matches!(run(12, 12, 3), Err(Error::Shape { expected: [3, 16], .. })));
         assert!(matches!(run(16, 17, 3), Err(Error::TooLarge { limit: 16, .. })));
@@ -230,7 +232,7 @@ fn what_does_not_fit_is_refused() {
             let op = HeadLoss { logits, targets, vocabulary: 8, smoothing, losses };
             assert!(
                 matches!(
-                    head_loss(device, &op, 1.0),
+                    head_loss(device, &op),
                     Err(Error::OutOfRange { what: "the smoothing", .. })
                 ),
                 "{smoothing}"

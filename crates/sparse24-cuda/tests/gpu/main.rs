@@ -1,8 +1,8 @@
-//! Every kernel against `sparse24-core` and `sparse24-cpu`, in one process.
+//! Compares every kernel with `sparse24-core` and `sparse24-cpu`, in one process.
 //!
-//! Without a GPU each test says that it was skipped and why; where `SPARSE24_REQUIRE_GPU` is set,
-//! that fails it. Outputs start poisoned and stand between guard bands. Bit for bit where core
-//! defines the bits; other results within the bounds of `tolerance`.
+//! Without a GPU, tests report that they were skipped, or fail if `SPARSE24_REQUIRE_GPU` is set.
+//! Outputs are poisoned and lie between guard bands. Results are compared bit for bit where core
+//! defines the bits, and within the bounds of `tolerance` elsewhere.
 
 mod activation;
 mod adamw;
@@ -14,13 +14,13 @@ mod dropout;
 mod embedding;
 mod flip;
 mod gemm;
+mod graph;
 mod loss;
 mod memory;
 mod mvue;
 mod norm;
 mod planted;
 mod prune;
-mod recording;
 mod search;
 mod spmm24;
 mod support;

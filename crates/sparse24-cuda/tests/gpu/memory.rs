@@ -1,4 +1,4 @@
-//! Memory: who asks for more than there is learns who holds it.
+//! Running out of memory.
 
 use sparse24_cuda::{Device, Error, Settings};
 
@@ -7,9 +7,9 @@ use crate::support::on_gpu;
 const MIB: usize = 1 << 20;
 
 #[test]
-fn a_lack_of_memory_tells_who_holds_it() {
+fn out_of_memory_lists_the_holders() {
     on_gpu(|device| {
-        // As another process would.
+        // Like another process.
         let mut other = Device::open(&Settings::default()).expect("a second one");
         other.alloc_undefined::<u8>("elsewhere", [512, MIB]).expect("memory");
         device.set_purpose("weights");
@@ -22,8 +22,7 @@ fn a_lack_of_memory_tells_who_holds_it() {
             "{before:?}"
         );
         for (shape, wanted) in [([1 << 20, MIB], Some(4 << 40)), ([1 << 40, 1 << 40], None)] {
-            let error =
-                device.alloc_undefined::<f32>("h.3.z", shape).expect_err("nobody has so much");
+            let error = device.alloc_undefined::<f32>("h.3.z", shape).expect_err("too much");
             let Error::OutOfMemory { name, purpose, asked, free, total, held } = &error else {
                 panic!("{error}")
             };
@@ -35,6 +34,6 @@ fn a_lack_of_memory_tells_who_holds_it() {
             assert!(*free > 0 && free + known + 512 * MIB <= *total, "{error}");
         }
         assert_eq!(device.held(), before);
-        device.alloc::<f32>("z", [8, MIB]).expect("what there is, is still to be had");
+        device.alloc::<f32>("z", [8, MIB]).expect("there is memory left");
     });
 }

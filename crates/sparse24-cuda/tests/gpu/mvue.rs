@@ -1,4 +1,4 @@
-//! mvue_compress: metadata and values are core's bits, padding included.
+//! mvue_compress: metadata and values have core's bits, padding included.
 
 use std::thread;
 
@@ -8,10 +8,11 @@ use sparse24_core::{
     compressed::Compressed24,
     group::Pattern,
     mvue::{self as core, Estimator},
+    op::StepState,
     philox::{Philox4x32, Purpose, Site, Stream},
 };
 use sparse24_cuda::{
-    Device, Error, Matrix, StepState,
+    Device, Error, Matrix,
     compressed::Compressed,
     layout::{BLOCK, BLOCK_METADATA, BLOCK_VALUES, FragmentMajor, Fragments, LaneMajor, blocks},
     mvue::mvue_compress,
@@ -35,7 +36,7 @@ fn stream(state: &StepState) -> Stream {
     Stream::new(state.seed, SITE, state.micro_step, state.step)
 }
 
-/// What the kernel made of dZ, from poisoned memory.
+/// The kernel's result, in poisoned memory.
 fn compressed(device: &mut Device, dz: Matrix<bf16>, estimator: Estimator) -> Fragments {
     let [p, r] = dz.shape();
     let mut out = Compressed::alloc(device, "out", [r, p.next_multiple_of(4)]).expect("memory");
@@ -49,8 +50,8 @@ fn compressed(device: &mut Device, dz: Matrix<bf16>, estimator: Estimator) -> Fr
     Fragments { values: values.read(device), metadata: metadata.read(device) }
 }
 
-/// Every value and nibble of every block is that of `expected`; beyond it, zeros that keep the
-/// first two. Rows of blocks in parallel.
+/// Asserts that every value and nibble has the expected bits; padding is zeros that keep the first
+/// two. Block rows are checked in parallel.
 pub(crate) fn assert_same(found: &Fragments, expected: &Compressed24<bf16>, what: &str) {
     let [m, k] = expected.shape();
     let [block_rows, block_columns] = blocks([m, k]);
@@ -82,8 +83,8 @@ pub(crate) fn assert_same(found: &Fragments, expected: &Compressed24<bf16>, what
     });
 }
 
-/// Runs and compares both estimators, against core itself where that takes no time.
-fn estimates_are_those_of_core(device: &mut Device, dz: &Array2<bf16>, seed: u64) {
+/// Compares both estimators with core.
+fn check_estimates(device: &mut Device, dz: &Array2<bf16>, seed: u64) {
     let state = state(seed);
     device.set_step(&state).expect("set");
     let on_device = upload(device, dz);
@@ -102,31 +103,26 @@ fn ragged_shapes() {
     on_gpu(|device| {
         for p in [0, 1, 3, 4, 63, 64, 65, 1000] {
             for r in [0, 4, 64, 100, 1600].into_iter().filter(|r| affordable(p * r)) {
-                estimates_are_those_of_core(
-                    device,
-                    &gaussian([p, r], (p + 7 * r) as u64),
-                    (p * r) as u64,
-                );
+                check_estimates(device, &gaussian([p, r], (p + 7 * r) as u64), (p * r) as u64);
             }
         }
     });
 }
 
-/// A group a feature: ties, few nonzeros, sums that overflow, the smallest numbers, and what is not
-/// finite.
+/// Ties, few nonzeros, sums that overflow, the smallest numbers, and numbers that are not finite.
 #[test]
 fn special_values() {
     on_gpu(|device| {
         for seed in 0..if affordable(usize::MAX) { 40 } else { 2 } {
             for kind in Kind::ALL {
-                estimates_are_those_of_core(device, &random([16, 1600], kind, seed), seed);
+                check_estimates(device, &random([16, 1600], kind, seed), seed);
             }
         }
     });
 }
 
 #[test]
-fn rows_may_lie_apart() {
+fn rows_may_be_strided() {
     on_gpu(|device| {
         let state = state(1);
         device.set_step(&state).expect("set");
@@ -146,9 +142,9 @@ fn rows_may_lie_apart() {
     });
 }
 
-/// Uniforms in units of 2^-24: the ends, and where draws from equal magnitudes change (multiples of
-/// a quarter and of a third), from both sides; and the seed of a state whose stream has one in its
-/// first 2^14 calls.
+/// Uniforms in units of 2^-24: the extremes, and both sides of the values where draws from equal
+/// magnitudes change (multiples of a quarter and of a third); each with a seed whose stream has it in
+/// its first 2^14 calls.
 const EDGES: [(u32, u64); 17] = [
     (0, 468),
     (1, 682),
@@ -168,11 +164,11 @@ const EDGES: [(u32, u64); 17] = [
     (0xff_fffe, 53),
     (0xff_ffff, 699),
 ];
-/// A call a row of dZ^T: four groups of 16 tokens.
+/// One call per row of dZ^T: four groups, 16 tokens.
 const OF_EDGES: [usize; 2] = [16, 1 << 14];
 
 #[test]
-fn the_seeds_draw_their_edges() {
+fn seeds_draw_their_edges() {
     for (edge, seed) in EDGES {
         let stream = stream(&state(seed));
         let [p, r] = OF_EDGES;
@@ -186,8 +182,7 @@ fn the_seeds_draw_their_edges() {
     }
 }
 
-/// All 3^4 groups of -1, 0 and 1, each at every uniform of many draws, those at the edges among
-/// them.
+/// All 3^4 groups of -1, 0 and 1, each with many uniforms, including the edges.
 #[test]
 fn every_ternary_group_at_the_edges() {
     on_gpu(|device| {
@@ -214,7 +209,7 @@ fn every_ternary_group_at_the_edges() {
     });
 }
 
-/// Also under the sanitizer: the ring of tiles goes around.
+/// The ring of tiles wraps around; this also runs under the sanitizer.
 #[test]
 fn more_tiles_than_a_block_of_threads_holds_at_once() {
     on_gpu(|device| {
@@ -247,7 +242,7 @@ fn a_thousand_million_groups_approximately() {
     a_thousand_million(Estimator::Approximate);
 }
 
-/// More than 10^9 groups: every kind of number, other uniforms each time.
+/// More than 10^9 groups of every kind of number, with other uniforms each time.
 fn a_thousand_million(estimator: Estimator) {
     on_gpu(|device| {
         let [p, r] = [16_384, 4096];
@@ -306,12 +301,12 @@ fn refusals_name_the_operand() {
             mvue_compress(device, out.values.reshaped([32, 64]), Estimator::Exact, SITE, out);
         assert_eq!(
             refused,
-            Err(Error::Alias { operation: "mvue compress", output: "values", other: "dz" })
+            Err(Error::Alias { operation: "mvue compress", output: "out", other: "dz" })
         );
     });
 }
 
-/// What numbers a matrix has.
+/// The kind of numbers in a matrix.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Gaussian,
@@ -360,7 +355,7 @@ impl Kind {
     }
 }
 
-/// A matrix of such numbers, rows in parallel.
+/// A random matrix of this kind.
 fn random([rows, columns]: [usize; 2], kind: Kind, seed: u64) -> Array2<bf16> {
     let mut out = Array2::default((rows, columns));
     let philox = Philox4x32::new(seed);

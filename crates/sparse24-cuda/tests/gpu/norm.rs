@@ -2,9 +2,10 @@
 
 use half::bf16;
 use ndarray::{Array1, Array2};
-use sparse24_cpu::{gemm::Beta as CpuBeta, norm as cpu};
+use sparse24_core::op::Accumulate;
+use sparse24_cpu::norm as cpu;
 use sparse24_cuda::{
-    Beta, Device, Error, Matrix,
+    Device, Error, Matrix,
     norm::{
         MAX_WIDTH, NormBackward, NormForward, norm_backward, norm_backward_scratch, norm_forward,
     },
@@ -35,7 +36,7 @@ fn widened(x: &[bf16]) -> Vec<f32> {
 }
 
 fn wide(shape: [usize; 2], x: &[bf16]) -> Array2<f32> {
-    Array2::from_shape_vec(shape, widened(x)).expect("as many elements")
+    Array2::from_shape_vec(shape, widened(x)).expect("the shape")
 }
 
 /// Whether an optional operand is given.
@@ -46,7 +47,7 @@ enum Optional {
 }
 
 #[test]
-fn forward_is_the_cpu_s_within_its_bound() {
+fn forward_is_within_its_bound() {
     on_gpu(|device| {
         for shape in SHAPES {
             for optional in [Optional::Given, Optional::Absent] {
@@ -58,7 +59,7 @@ fn forward_is_the_cpu_s_within_its_bound() {
 
 fn check_forward(device: &mut Device, shape: [usize; 2], optional: Optional) {
     let what = format!("{shape:?}, {optional:?}");
-    // A mean far from zero: a variance by cancelling squares would fail.
+    // With a mean far from zero, a variance from sums of squares would fail.
     let x = gaussian::<bf16>(shape, 1).mapv(|x| bf16::from_f32(x.to_f32() * 0.5 + 8.0));
     let delta = (optional == Optional::Given).then(|| gaussian::<bf16>(shape, 2));
     let gamma = gaussian::<f32>([1, shape[1]], 3).mapv(|x| x + 1.0);
@@ -118,22 +119,28 @@ fn check_forward(device: &mut Device, shape: [usize; 2], optional: Optional) {
 }
 
 #[test]
-fn backward_is_the_cpu_s_within_its_bound() {
+fn backward_is_within_its_bound() {
     on_gpu(|device| {
         for shape in SHAPES {
-            for (optional, accumulate) in [
-                (Optional::Given, Beta::Overwrite),
-                (Optional::Given, Beta::Accumulate),
-                (Optional::Absent, Beta::Accumulate),
+            for (optional, accumulate, dx) in [
+                (Optional::Given, Accumulate::Overwrite, Accumulate::Add),
+                (Optional::Given, Accumulate::Add, Accumulate::Overwrite),
+                (Optional::Absent, Accumulate::Add, Accumulate::Add),
             ] {
-                check_backward(device, shape, optional, accumulate);
+                check_backward(device, shape, optional, accumulate, dx);
             }
         }
     });
 }
 
-fn check_backward(device: &mut Device, shape: [usize; 2], optional: Optional, accumulate: Beta) {
-    let what = format!("{shape:?}, {optional:?}, {accumulate:?}");
+fn check_backward(
+    device: &mut Device,
+    shape: [usize; 2],
+    optional: Optional,
+    accumulate: Accumulate,
+    accumulate_dx: Accumulate,
+) {
+    let what = format!("{shape:?}, {optional:?}, {accumulate:?}, dx {accumulate_dx:?}");
     let [p, c] = shape;
     let [dy, residual, above] = [5, 6, 7].map(|seed| gaussian::<bf16>(shape, seed));
     let gamma = gaussian::<f32>([1, c], 8).mapv(|x| x + 1.0);
@@ -143,8 +150,15 @@ fn check_backward(device: &mut Device, shape: [usize; 2], optional: Optional, ac
     let [held_gamma, held_beta] = [9, 10].map(|seed| gaussian::<f32>([1, c], seed));
     let dresidual = Poisoned::<bf16>::new(device, shape);
     let [dgamma, dbeta] = [0, 1].map(|_| Poisoned::<f32>::new(device, [1, c]));
-    device.upload(dresidual.matrix, above.as_slice().expect("row-major")).expect("uploaded");
-    if accumulate == Beta::Accumulate {
+    // A dx that is to be overwritten stays poisoned until then.
+    let mut above = above;
+    match accumulate_dx {
+        Accumulate::Add => {
+            device.upload(dresidual.matrix, above.as_slice().expect("row-major")).expect("uploaded")
+        }
+        Accumulate::Overwrite => above.fill(bf16::ZERO),
+    }
+    if accumulate == Accumulate::Add {
         device.upload(dgamma.matrix, held_gamma.as_slice().expect("row-major")).expect("uploaded");
         device.upload(dbeta.matrix, held_beta.as_slice().expect("row-major")).expect("uploaded");
     }
@@ -154,7 +168,8 @@ fn check_backward(device: &mut Device, shape: [usize; 2], optional: Optional, ac
         residual: upload(device, &residual),
         stats: upload(device, &stats),
         gamma: upload(device, &gamma),
-        dresidual: dresidual.matrix,
+        dx: dresidual.matrix,
+        accumulate_dx,
         dgamma: dgamma.matrix,
         dbeta: (optional == Optional::Given).then_some(dbeta.matrix),
         accumulate,
@@ -166,7 +181,7 @@ fn check_backward(device: &mut Device, shape: [usize; 2], optional: Optional, ac
     let wide = |x: &Array2<bf16>| x.mapv(|x| x.to_f32());
     let (dy, residual, mut expected) = (wide(&dy), wide(&residual), wide(&above));
     let held = |x: &Array2<f32>| {
-        if accumulate == Beta::Accumulate { x.row(0).to_owned() } else { Array1::zeros(c) }
+        if accumulate == Accumulate::Add { x.row(0).to_owned() } else { Array1::zeros(c) }
     };
     let (mut sums, gamma) = ([held(&held_gamma), held(&held_beta)], gamma.row(0).to_owned());
     let [expected_gamma, expected_beta] = &mut sums;
@@ -176,9 +191,10 @@ fn check_backward(device: &mut Device, shape: [usize; 2], optional: Optional, ac
         stats.view(),
         gamma.view(),
         expected.view_mut(),
+        Accumulate::Add,
         expected_gamma.view_mut(),
         Some(expected_beta.view_mut()),
-        CpuBeta::Accumulate,
+        Accumulate::Add,
     )
     .expect("shapes");
     let n = Array2::from_shape_fn(shape, |(row, column)| {
@@ -233,7 +249,7 @@ fn check_backward(device: &mut Device, shape: [usize; 2], optional: Optional, ac
 }
 
 #[test]
-fn a_call_repeats_its_bits() {
+fn results_repeat_their_bits() {
     on_gpu(|device| {
         let shape = [5000, 1600];
         let [dy, residual, above] =
@@ -252,10 +268,11 @@ fn a_call_repeats_its_bits() {
                 residual,
                 stats,
                 gamma,
-                dresidual: dresidual.matrix,
+                dx: dresidual.matrix,
+                accumulate_dx: Accumulate::Add,
                 dgamma: of_gamma,
                 dbeta: of_beta,
-                accumulate: Beta::Overwrite,
+                accumulate: Accumulate::Overwrite,
                 scratch,
             };
             norm_backward(device, &op).expect("queued");
@@ -267,10 +284,9 @@ fn a_call_repeats_its_bits() {
     });
 }
 
-/// Each reads what the one before it wrote, or overwrites what it read, and takes its places while
-/// that one runs.
+/// Each call reads or overwrites operands of the one before it, while that one still runs.
 #[test]
-fn calls_in_a_row_are_the_same_as_one_at_a_time() {
+fn overlapping_calls_are_the_same_as_separate_ones() {
     on_gpu(|device| {
         let shape @ [p, c] = [1500, 1280];
         let [x, dy] = [1, 2].map(|seed| gaussian::<bf16>(shape, seed));
@@ -298,15 +314,16 @@ fn calls_in_a_row_are_the_same_as_one_at_a_time() {
                 };
                 norm_forward(device, &forward).expect("queued");
                 between(device);
-                // Twice, with one scratch.
+                // Twice, with the same scratch.
                 for dbeta in [None, Some(dbeta)] {
-                    let accumulate = Beta::Overwrite;
+                    let accumulate = Accumulate::Overwrite;
                     let op = NormBackward {
                         dy,
                         residual,
                         stats,
                         gamma,
-                        dresidual,
+                        dx: dresidual,
+                        accumulate_dx: Accumulate::Add,
                         dgamma,
                         dbeta,
                         accumulate,
@@ -329,7 +346,7 @@ fn calls_in_a_row_are_the_same_as_one_at_a_time() {
 }
 
 #[test]
-fn a_row_that_is_not_finite_spoils_only_itself() {
+fn a_bad_row_spoils_only_itself() {
     on_gpu(|device| {
         let shape = [5, 768];
         for bad in [f32::NAN, f32::INFINITY] {
@@ -352,7 +369,7 @@ fn a_row_that_is_not_finite_spoils_only_itself() {
 }
 
 #[test]
-fn nothing_is_done_for_no_rows_and_gradients_of_none_are_zero() {
+fn gradients_of_no_rows_are_zero() {
     on_gpu(|device| {
         let none: Matrix<bf16> = device.alloc("none", [0, 64]).expect("memory");
         let stats = device.alloc("stats", [0, 2]).expect("memory");
@@ -373,14 +390,15 @@ fn nothing_is_done_for_no_rows_and_gradients_of_none_are_zero() {
         let [dgamma, dbeta] = [0, 1].map(|_| Poisoned::<f32>::new(device, [1, 64]));
         let scratch_shape = norm_backward_scratch(device, 64);
         let scratch = Poisoned::new(device, scratch_shape).matrix;
-        let accumulate = Beta::Overwrite;
+        let accumulate = Accumulate::Overwrite;
         let (dgamma_, dbeta_) = (dgamma.matrix, Some(dbeta.matrix));
         let op = NormBackward {
             dy: none,
             residual: none,
             stats,
             gamma,
-            dresidual: none,
+            dx: none,
+            accumulate_dx: Accumulate::Add,
             dgamma: dgamma_,
             dbeta: dbeta_,
             accumulate,
@@ -392,7 +410,7 @@ fn nothing_is_done_for_no_rows_and_gradients_of_none_are_zero() {
 }
 
 #[test]
-fn rows_that_do_not_fit_are_refused() {
+fn bad_rows_are_refused() {
     on_gpu(|device| {
         let mut forward = |width: usize, y_rows: usize| {
             let x = device.alloc::<bf16>("x", [3, width]).expect("memory");

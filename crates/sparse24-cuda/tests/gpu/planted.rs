@@ -1,17 +1,18 @@
-//! Kernels with a defect each, to show that `compute-sanitizer` would find one in ours:
-//! `run.sh sanitize` of the GPU bundle runs each under its tool and expects a complaint. Left to
-//! themselves they pass, so that the complaint is the sanitizer's.
+//! Kernels with a defect each, which show that `compute-sanitizer` would find one in ours:
+//! `run.sh sanitize` of the GPU bundle runs each under its tool and expects a complaint. Without the
+//! sanitizer they pass.
 
 use std::{ffi::CString, ptr};
 
 use cudarc::driver::{CudaContext, result};
 use sparse24_cuda::{
     Architecture, Device, Settings, compile,
-    kernels::{Contraction, Source},
+    kernels::{Contraction, Kind, Source},
 };
 
 const PLANTED: Source = Source {
     name: "planted",
+    kind: Kind::Copy,
     text: include_str!("planted.cu"),
     entries: &["planted_memcheck", "planted_racecheck", "planted_initcheck", "planted_synccheck"],
     serves: &Architecture::ALL,
@@ -33,13 +34,13 @@ fn racecheck() {
 }
 
 #[test]
-#[ignore = "a read of what was never written"]
+#[ignore = "a read of uninitialized memory"]
 fn initcheck() {
     launch("planted_initcheck");
 }
 
 #[test]
-#[ignore = "a barrier that a part of a warp reaches"]
+#[ignore = "a barrier that only part of a warp reaches"]
 fn synccheck() {
     launch("planted_synccheck");
 }

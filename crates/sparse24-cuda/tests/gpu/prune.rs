@@ -21,7 +21,7 @@ pub(crate) const MAPS: [ValueMap; 2] = [ValueMap::Identity, ValueMap::SoftThresh
 const SHAPES: [[usize; 2]; 7] =
     [[4, 4], [4, 36], [64, 64], [68, 132], [132, 68], [192, 64], [1024, 1600]];
 
-/// A compressed matrix whose every byte is 0xff, between guard bands.
+/// A poisoned compressed matrix.
 struct Output {
     values: Poisoned<bf16>,
     metadata: Poisoned<u32>,
@@ -39,7 +39,7 @@ impl Output {
 
     fn expect(&self, device: &mut Device, logical: &Compressed24<bf16>, what: &str) {
         let Fragments { values, metadata } = to_fragments(logical);
-        // Which NaN is not defined.
+        // The payload of a NaN is not defined.
         let same = |(a, b): (&bf16, &bf16)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
         let found = self.values.read(device);
         assert_eq!(
@@ -51,7 +51,7 @@ impl Output {
     }
 }
 
-/// S(W) both ways of many tiles, in memory that is used again and again.
+/// S(W) and S(W)^T of many tiles, in memory that is reused.
 pub(crate) struct BothWays {
     outputs: [Output; 2],
     expected: [Compressed24<bf16>; 2],
@@ -66,8 +66,7 @@ impl BothWays {
         }
     }
 
-    /// Values and metadata of what a mask leaves of finite weights, which lie on the device as
-    /// well, are the CPU's.
+    /// Compares values and metadata of finite weights with the CPU's.
     pub(crate) fn check(
         &mut self,
         device: &mut Device,
@@ -103,7 +102,7 @@ fn zeros([m, k]: [usize; 2]) -> Compressed24<bf16> {
     Compressed24::zeros(m, k).expect("grouped")
 }
 
-fn both_ways_are_those_of_the_cpu(device: &mut Device, w: &Array2<f32>) {
+fn check_both_ways(device: &mut Device, w: &Array2<f32>) {
     let (shape, shape_t) = ([w.nrows(), w.ncols()], [w.ncols(), w.nrows()]);
     let on_device = upload(device, w);
     let (mask, tiles) = masked(device, w, MaskKind::Transposable);
@@ -136,11 +135,11 @@ fn both_ways_are_those_of_the_cpu(device: &mut Device, w: &Array2<f32>) {
 }
 
 #[test]
-fn fragments_are_those_of_the_cpu() {
+fn fragments_match_the_cpu() {
     on_gpu(|device| {
         for (seed, shape) in SHAPES.into_iter().enumerate() {
-            both_ways_are_those_of_the_cpu(device, &gaussian(shape, seed as u64));
-            both_ways_are_those_of_the_cpu(device, &hostile(shape, seed as u64));
+            check_both_ways(device, &gaussian(shape, seed as u64));
+            check_both_ways(device, &hostile(shape, seed as u64));
             device.reset().expect("idle");
         }
     });
@@ -149,11 +148,11 @@ fn fragments_are_those_of_the_cpu() {
 #[test]
 #[ignore = "gigabytes: `run.sh long`"]
 fn fragments_of_a_large_matrix() {
-    on_gpu(|device| both_ways_are_those_of_the_cpu(device, &hostile([30768, 8192], 2)));
+    on_gpu(|device| check_both_ways(device, &hostile([30768, 8192], 2)));
 }
 
 #[test]
-fn an_empty_matrix_is_nothing_to_do() {
+fn empty_matrices_are_fine() {
     on_gpu(|device| {
         for shape in [[0, 8], [8, 0]] {
             let w = device.alloc("w", shape).expect("memory");

@@ -16,8 +16,8 @@ use crate::{
 
 const KINDS: [MaskKind; 3] = [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise];
 
-/// Tiles that go wrong easily, beside ordinary ones: ties, zeros of both signs, subnormals,
-/// infinities, NaNs, sums that would overflow, any bits.
+/// Ordinary tiles and difficult ones: ties, zeros of both signs, subnormals, infinities, NaNs, sums
+/// that would overflow, random bits.
 pub(crate) fn hostile<T: Element>([rows, columns]: [usize; 2], seed: u64) -> Array2<T> {
     const SPECIAL: [f32; 10] = [
         f32::NAN,
@@ -53,11 +53,7 @@ pub(crate) fn hostile<T: Element>([rows, columns]: [usize; 2], seed: u64) -> Arr
     w
 }
 
-fn masks_are_those_of_the_cpu<T: Weight + Element>(
-    device: &mut Device,
-    w: &Array2<T>,
-    kinds: &[MaskKind],
-) {
+fn check_masks<T: Weight + Element>(device: &mut Device, w: &Array2<T>, kinds: &[MaskKind]) {
     let (rows, columns) = w.dim();
     let on_device = upload(device, w);
     let tiles = Poisoned::<u16>::new(device, [rows / 4, columns / 4]);
@@ -72,21 +68,21 @@ fn masks_are_those_of_the_cpu<T: Weight + Element>(
 }
 
 #[test]
-fn masks_of_hostile_tiles_are_those_of_the_cpu() {
+fn masks_of_hostile_tiles_match_the_cpu() {
     on_gpu(|device| {
         for (seed, shape) in [[0, 8], [8, 0], [4, 4], [4, 36], [68, 132], [512, 4], [1024, 1600]]
             .into_iter()
             .enumerate()
         {
-            masks_are_those_of_the_cpu::<f32>(device, &hostile(shape, seed as u64), &KINDS);
-            masks_are_those_of_the_cpu::<bf16>(device, &hostile(shape, seed as u64), &KINDS);
+            check_masks::<f32>(device, &hostile(shape, seed as u64), &KINDS);
+            check_masks::<bf16>(device, &hostile(shape, seed as u64), &KINDS);
             device.reset().expect("idle");
         }
     });
 }
 
 #[test]
-fn a_rectangle_is_searched_where_it_lies() {
+fn rectangles_are_searched_in_place() {
     on_gpu(|device| {
         let w = hostile::<f32>([24, 40], 5);
         let part = upload(device, &w).rows(3..19).columns(8..36);
@@ -99,8 +95,7 @@ fn a_rectangle_is_searched_where_it_lies() {
     });
 }
 
-/// All 3^16, in eighty-one matrices: their masks, in f32 and in bf16, and what these leave, both
-/// ways.
+/// All 3^16 ternary tiles, in 81 matrices: masks in f32 and bf16, and both compressed operands.
 #[test]
 fn every_ternary_tile() {
     /// Tiles along a side, and in a matrix.
@@ -140,8 +135,8 @@ fn every_ternary_tile() {
     });
 }
 
-/// 2^30 tiles, their masks and what these leave, both ways: a fifth so coarse that most tiles tie,
-/// the rest with magnitudes in [1/8, 2), where every sum rounds.
+/// Masks and both compressed operands of 2^30 tiles: a fifth so coarse that most tiles tie, the rest
+/// with magnitudes in [1/8, 2), where every sum rounds.
 #[test]
 #[ignore = "64 GiB pass through the host: `run.sh long`"]
 fn a_billion_random_tiles() {
@@ -184,11 +179,11 @@ fn a_billion_random_tiles() {
     });
 }
 
-/// More elements than 32 bits of bytes count, and rows that are no multiple of a block.
+/// More bytes than 32 bits can count, and ragged rows.
 #[test]
 #[ignore = "a gigabyte: `run.sh long`"]
 fn a_large_matrix() {
-    on_gpu(|device| masks_are_those_of_the_cpu::<f32>(device, &hostile([30768, 8192], 1), &KINDS));
+    on_gpu(|device| check_masks::<f32>(device, &hostile([30768, 8192], 1), &KINDS));
 }
 
 #[test]

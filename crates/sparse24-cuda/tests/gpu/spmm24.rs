@@ -5,10 +5,11 @@ use ndarray::{Array2, Axis, concatenate};
 use sparse24_core::{
     compressed::Compressed24,
     group::Pattern,
+    op::Accumulate,
     philox::{Philox4x32, uniform},
 };
 use sparse24_cuda::{
-    Beta, Device, Error,
+    Device, Error,
     compressed::Compressed,
     layout::to_fragments,
     spmm24::{Form, Plan, Straight, Transposed, Wgmma, plans, spmm24, spmm24_transposed},
@@ -19,9 +20,8 @@ use crate::{
     tolerance,
 };
 
-/// m, k, n: one block; one tile; ragged tokens; a block row more than tiles; the last rows of a
-/// tile missing, or most; long and short k; small ones whose k goes around the longest ring of
-/// stages.
+/// m, k, n: one block; one tile; ragged tokens; partial tiles; long and short k; small shapes whose k
+/// wraps around the longest ring of stages.
 const SHAPES: [[usize; 3]; 14] = [
     [64, 64, 64],
     [4, 4, 1],
@@ -63,9 +63,10 @@ fn products_of_small_integers_are_exact() {
             let b = x.t().as_standard_layout().into_owned();
             let before = gaussian::<f32>([m, n], 4).mapv(small);
             for plan in all_plans(device, Form::Straight, [m, n, k]) {
-                for (beta, expected) in
-                    [(Beta::Overwrite, product.clone()), (Beta::Accumulate, &product + &before)]
-                {
+                for (beta, expected) in [
+                    (Accumulate::Overwrite, product.clone()),
+                    (Accumulate::Add, &product + &before),
+                ] {
                     let d = straight(device, &a, &b.mapv(bf16::from_f32), (beta, &before), plan);
                     assert_eq!(
                         first_difference(&d, &expected),
@@ -80,7 +81,7 @@ fn products_of_small_integers_are_exact() {
 }
 
 #[test]
-fn an_identity_gives_the_other_operand_back() {
+fn an_identity_returns_the_other_operand() {
     on_gpu(|device| {
         for (size, n) in [(72, 40), (320, 200)]
             .into_iter()
@@ -95,7 +96,7 @@ fn an_identity_gives_the_other_operand_back() {
             let b = x.t().as_standard_layout().into_owned();
             let expected = b.mapv(bf16::to_f32);
             for plan in all_plans(device, Form::Straight, [size, n, size]) {
-                let d = straight(device, &identity, &b, (Beta::Overwrite, &expected), plan);
+                let d = straight(device, &identity, &b, (Accumulate::Overwrite, &expected), plan);
                 assert_eq!(first_difference(&d, &expected), None, "{plan}");
             }
         }
@@ -103,7 +104,7 @@ fn an_identity_gives_the_other_operand_back() {
 }
 
 #[test]
-fn other_products_lie_within_their_bound_and_repeat_to_the_bit() {
+fn other_products_are_within_their_bound_and_repeat_their_bits() {
     on_gpu(|device| {
         for [m, k, n] in [[264, 136, 65], [136, 200, 72], [320, 1024, 1000], [768, 3072, 264]]
             .into_iter()
@@ -141,8 +142,8 @@ fn other_products_lie_within_their_bound_and_repeat_to_the_bit() {
             }
             let b = x.t().as_standard_layout().into_owned();
             for plan in all_plans(device, Form::Straight, [m, n, k]) {
-                let [d, again] =
-                    [(); 2].map(|()| straight(device, &a, &b, (Beta::Overwrite, &product), plan));
+                let [d, again] = [(); 2]
+                    .map(|()| straight(device, &a, &b, (Accumulate::Overwrite, &product), plan));
                 assert_eq!(first_difference(&d, &again), None, "{plan}");
                 for (at, &d) in d.indexed_iter() {
                     let (expected, bound) = (product[at], bound[at]);
@@ -156,9 +157,9 @@ fn other_products_lie_within_their_bound_and_repeat_to_the_bit() {
     });
 }
 
-/// What is not kept is not read: only rows that keep a NaN's column see it.
+/// Only rows that keep a NaN's column become NaN.
 #[test]
-fn a_nan_is_seen_where_its_column_is_kept() {
+fn a_nan_spoils_rows_that_keep_its_column() {
     on_gpu(|device| {
         let [m, k, n] = [136, 192, 72];
         let a = sparse([m, k], 9, bf16::from_f32);
@@ -181,8 +182,7 @@ fn a_nan_is_seen_where_its_column_is_kept() {
     });
 }
 
-/// Tokens that are not a multiple of four: the operand sampled along them is padded with zeros, the
-/// other is not.
+/// If tokens are not a multiple of four, A is padded with zeros along them, and B is not.
 #[test]
 fn missing_last_rows_of_b_count_as_zeros() {
     on_gpu(|device| {
@@ -197,7 +197,7 @@ fn missing_last_rows_of_b_count_as_zeros() {
                     device,
                     &a,
                     &b.mapv(bf16::from_f32),
-                    (Beta::Overwrite, &expected),
+                    (Accumulate::Overwrite, &expected),
                     plan,
                 );
                 assert_eq!(first_difference(&d, &expected), None, "{plan}, {missing} missing");
@@ -207,7 +207,7 @@ fn missing_last_rows_of_b_count_as_zeros() {
 }
 
 #[test]
-fn sums_of_nothing_are_zero_and_empty_results_are_left_alone() {
+fn empty_sums_are_zero_and_empty_results_are_fine() {
     on_gpu(|device| {
         let bias = gaussian::<f32>([1, 72], 13);
         let a = Compressed24::zeros(72, 0).expect("grouped");
@@ -231,7 +231,7 @@ fn sums_of_nothing_are_zero_and_empty_results_are_left_alone() {
 }
 
 #[test]
-fn operands_that_do_not_fit_are_refused() {
+fn bad_operands_are_refused() {
     on_gpu(|device| {
         let a = compressed(device, &sparse([72, 64], 14, bf16::from_f32));
         let [wide, odd] = [80, 68]
@@ -262,7 +262,7 @@ fn operands_that_do_not_fit_are_refused() {
                 Error::Alignment { operand: "b", bytes: 16, .. }
             ));
             for bad in [
-                Wgmma { divided: 0, parts: 2, ..wgmma },
+                Wgmma { split: 0, parts: 2, ..wgmma },
                 Wgmma { sweep: 0, ..wgmma },
                 Wgmma { sweep: 1 << 26, ..wgmma },
                 Wgmma { residents: 0, ..wgmma },
@@ -283,8 +283,7 @@ fn operands_that_do_not_fit_are_refused() {
     });
 }
 
-/// The vocabulary's matrix of a large model, forward, dgrad and wgrad: exact on identities and
-/// small integers.
+/// The head of a large model, forward, dgrad and wgrad: exact on identities and small integers.
 #[test]
 #[ignore = "gigabytes: `run.sh long`"]
 fn products_of_a_large_matrix_are_exact() {
@@ -322,7 +321,7 @@ fn products_of_a_large_matrix_are_exact() {
         for (a, expected) in [(repeated(&panel, m), product), (identity([m, k]), copied)] {
             let a = compressed(device, &a);
             for plan in plans(device, Form::Straight, [m, n, k], 16).expect("plans") {
-                let d = straight_on_device(device, a, &b, (Beta::Overwrite, &expected), plan);
+                let d = straight_on_device(device, a, &b, (Accumulate::Overwrite, &expected), plan);
                 assert_eq!(
                     first_difference(&d, &expected),
                     None,
@@ -335,11 +334,10 @@ fn products_of_a_large_matrix_are_exact() {
     });
 }
 
-/// Rows of a large random operand that differ, then they repeat: no multiple of a block, so that
-/// blocks differ.
+/// Distinct rows of a large random operand: not a multiple of a block, so that blocks differ.
 const PANEL: usize = 769;
 
-/// The rows again and again.
+/// Repeats the rows.
 fn repeated(a: &Compressed24<bf16>, rows: usize) -> Compressed24<bf16> {
     let bytes = a.metadata().len() / a.shape()[0];
     let values = Array2::from_shape_fn((rows, a.values().ncols()), |(row, kept)| {
@@ -349,7 +347,7 @@ fn repeated(a: &Compressed24<bf16>, rows: usize) -> Compressed24<bf16> {
     Compressed24::from_parts(values, metadata).expect("patterns")
 }
 
-/// A one a row, on the diagonal, which begins anew where the columns end.
+/// A one in each row, on a diagonal that wraps around.
 fn identity([m, k]: [usize; 2]) -> Compressed24<bf16> {
     let (kept, bytes) = (Pattern::ALL[0].nibble(), (k / 4).div_ceil(2));
     let row = |groups: usize| {
@@ -373,12 +371,12 @@ fn identity([m, k]: [usize; 2]) -> Compressed24<bf16> {
     identity
 }
 
-/// Whether a product `[m, k, n]` is run: under the sanitizer only a small one.
+/// Whether a product `[m, k, n]` is run; the sanitizer runs small ones only.
 fn affordable_product([m, k, n]: &[usize; 3]) -> bool {
     affordable(m * k * n / 64)
 }
 
-/// In -2..=2.
+/// Integers in -2..=2.
 fn small(x: f32) -> f32 {
     (x * 2.0).round().clamp(-2.0, 2.0)
 }
@@ -407,7 +405,7 @@ fn reference(a: &Compressed24<bf16>, b: &Array2<f32>) -> Array2<f32> {
     d
 }
 
-/// The plans offered, and the same with other divisions of the work.
+/// The offered plans, and variants with other schedules.
 fn all_plans(device: &mut Device, form: Form, [m, n, k]: [usize; 3]) -> Vec<Plan> {
     let inner = if form == Form::Transposed { [k, m] } else { [n, n] };
     let alignment = if inner.iter().all(|length| length % 8 == 0) { 16 } else { 8 };
@@ -417,8 +415,8 @@ fn all_plans(device: &mut Device, form: Form, [m, n, k]: [usize; 3]) -> Vec<Plan
         Plan::Wgmma(wgmma) => {
             let parts = k.div_ceil(64).min(3) as u32;
             vec![
-                Wgmma { divided: 1, parts, residents: 2, ..wgmma },
-                Wgmma { sweep: 1, divided: 0, parts: 1, residents: 5, ..wgmma },
+                Wgmma { split: 1, parts, residents: 2, ..wgmma },
+                Wgmma { sweep: 1, split: 0, parts: 1, residents: 5, ..wgmma },
             ]
         }
     });
@@ -453,8 +451,7 @@ fn transposed_on_device(
     let (b, bias) = (upload(device, x), bias.map(|bias| upload(device, bias)));
     let d = Poisoned::new(device, [x.nrows(), a.shape()[0]]);
     if plan != Plan::Mma {
-        // The sanitizer does not see what the copy engine stores: to it the result would be
-        // undefined.
+        // The sanitizer does not see TMA stores, and would report the result as uninitialized.
         device.fill_bytes(d.matrix, 0xff).expect("filled");
     }
     let scratch = Poisoned::new(device, [1, plan.scratch()]);
@@ -465,14 +462,14 @@ fn transposed_on_device(
     )
     .expect("queued");
     untouched_around(device, &scratch);
-    Array2::from_shape_vec((x.nrows(), a.shape()[0]), d.read(device)).expect("as many")
+    Array2::from_shape_vec((x.nrows(), a.shape()[0]), d.read(device)).expect("the shape")
 }
 
 fn straight(
     device: &mut Device,
     a: &Compressed24<bf16>,
     b: &Array2<bf16>,
-    result: (Beta, &Array2<f32>),
+    result: (Accumulate, &Array2<f32>),
     plan: Plan,
 ) -> Array2<f32> {
     let a = compressed(device, a);
@@ -483,22 +480,26 @@ fn straight_on_device(
     device: &mut Device,
     a: Compressed,
     b: &Array2<bf16>,
-    (beta, before): (Beta, &Array2<f32>),
+    (beta, before): (Accumulate, &Array2<f32>),
     plan: Plan,
 ) -> Array2<f32> {
     let b = upload(device, b);
     let d = Poisoned::new(device, [a.shape()[0], b.shape()[1]]);
-    if beta == Beta::Accumulate {
+    if beta == Accumulate::Add {
         device.upload(d.matrix, before.as_slice().expect("row-major")).expect("uploaded");
     }
     let scratch = Poisoned::new(device, [1, plan.scratch()]);
-    spmm24(device, &Straight { a, b, d: d.matrix, beta, scratch: scratch.matrix }, plan)
-        .expect("queued");
+    spmm24(
+        device,
+        &Straight { a, b, d: d.matrix, accumulate: beta, scratch: scratch.matrix },
+        plan,
+    )
+    .expect("queued");
     untouched_around(device, &scratch);
-    Array2::from_shape_vec((a.shape()[0], b.shape()[1]), d.read(device)).expect("as many")
+    Array2::from_shape_vec((a.shape()[0], b.shape()[1]), d.read(device)).expect("the shape")
 }
 
-/// The guard bands; the scratch itself is nobody's to read, and a part of it undefined.
+/// Asserts that the guard bands are untouched; part of the scratch may be uninitialized.
 fn untouched_around(device: &mut Device, scratch: &Poisoned<f32>) {
     device.fill_bytes(scratch.matrix, 0).expect("filled");
     scratch.assert_guarded(device);

@@ -1,4 +1,4 @@
-//! The device of a test, poisoned outputs between guard bands, and random input.
+//! The test device, poisoned outputs between guard bands, and random inputs.
 
 use std::{
     env,
@@ -12,11 +12,10 @@ use sparse24_core::{
 };
 use sparse24_cuda::{Device, Matrix, Scalar, Settings};
 
-/// Runs a test on the GPU, which it has to itself; without one it is skipped, which fails where
+/// Runs a test with exclusive use of the GPU. Without a GPU it is skipped, or fails if
 /// `SPARSE24_REQUIRE_GPU` is set.
 pub(crate) fn on_gpu(test: impl FnOnce(&mut Device)) {
-    // Handed from test to test, so that kernels are loaded once. A test that fails takes it along:
-    // what it left behind is nobody's.
+    // Passed from test to test, so that kernels are loaded once. A test that fails drops it.
     static DEVICE: Mutex<Option<Device>> = Mutex::new(None);
     let mut device = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
     match device.take().map_or_else(|| Device::open(&Settings::default()), Ok) {
@@ -30,16 +29,16 @@ pub(crate) fn on_gpu(test: impl FnOnce(&mut Device)) {
     }
 }
 
-/// Whether a case of so many elements is run: not a large one under the sanitizer
-/// (`SPARSE24_SMALL`), which is a hundred times slower.
+/// Whether a case of this size is run. Under the sanitizer (`SPARSE24_SMALL`), which is a hundred
+/// times slower, large ones are not.
 pub(crate) fn affordable(elements: usize) -> bool {
     elements <= 1 << 17 || env::var_os("SPARSE24_SMALL").is_none()
 }
 
-/// An output between guard bands, every byte 0xff: a float is a NaN, an index is out of range.
+/// An output between guard bands, with every byte 0xff: floats are NaN, indices out of range.
 ///
-/// Where `SPARSE24_UNDEFINED` is set, the output itself is left undefined, so that the sanitizer
-/// sees who reads what nobody wrote.
+/// If `SPARSE24_UNDEFINED` is set, the output is left uninitialized, so that the sanitizer can detect
+/// reads of it.
 pub(crate) struct Poisoned<T> {
     whole: Matrix<T>,
     pub(crate) matrix: Matrix<T>,
@@ -63,13 +62,13 @@ impl<T: Scalar> Poisoned<T> {
         poisoned
     }
 
-    /// What was written, row after row, once the guard bands were found untouched.
+    /// Checks the guard bands and downloads the output.
     pub(crate) fn read(&self, device: &mut Device) -> Vec<T> {
         self.assert_guarded(device);
         device.download(self.matrix).expect("read")
     }
 
-    /// The guard bands are untouched; of a scratch, whose rest nobody needs to have written.
+    /// Asserts that the guard bands are untouched.
     pub(crate) fn assert_guarded(&self, device: &mut Device) {
         for guard in self.guards() {
             let written = device
@@ -88,14 +87,14 @@ impl<T: Scalar> Poisoned<T> {
     }
 }
 
-/// A host's matrix on the device.
+/// Uploads a matrix.
 pub(crate) fn upload<T: Scalar>(device: &mut Device, from: &Array2<T>) -> Matrix<T> {
     let to = device.alloc("input", [from.nrows(), from.ncols()]).expect("memory");
     device.upload(to, from.as_slice().expect("row-major")).expect("uploaded");
     to
 }
 
-/// Near enough to Gaussian, the same on every run.
+/// Nearly Gaussian numbers, the same in every run.
 pub(crate) fn gaussian<T: Element>([rows, columns]: [usize; 2], seed: u64) -> Array2<T> {
     let philox = Philox4x32::new(seed);
     Array2::from_shape_fn((rows, columns), |(row, column)| {
@@ -104,7 +103,7 @@ pub(crate) fn gaussian<T: Element>([rows, columns]: [usize; 2], seed: u64) -> Ar
     })
 }
 
-/// Number `at` of the sequence of SplitMix64 from 0.
+/// Element `at` of the SplitMix64 sequence with seed 0.
 pub(crate) fn split_mix(at: u64) -> u64 {
     let word = at.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,8 +1,8 @@
-//! How far a result may lie from the CPU's, each bound derived once.
+//! Bounds on the difference between the GPU's and the CPU's results, each derived once.
 //!
 //! u = 2^-24 is the unit roundoff of f32, v = 2^-8 that of bf16: half a unit in the last of 8
-//! digits, relative to the value. A sum whose additions are at most `depth` deep lies within depth
-//! * u of the sum of magnitudes of the exact one; two such sums, one on each side, within the sum
+//! digits, relative to the value. A sum whose additions are at most `depth` deep lies within `depth
+//! u` of the sum of magnitudes of the exact one; two such sums, one on each side, within the sum
 //! of both depths. Products of errors are covered by the small integers added to a depth.
 
 mod attention;
@@ -17,7 +17,7 @@ pub(crate) const V: f64 = 1.0 / (1u64 << 8) as f64;
 /// Below the normal numbers of both formats, roundings are absolute.
 pub(crate) const TINY: f64 = 1.2e-38;
 
-/// Every element lies within its bound of what is expected.
+/// Asserts that every element is within its bound of the expected value.
 pub(crate) fn assert_within(
     what: &str,
     found: impl IntoIterator<Item = f32>,
@@ -69,7 +69,7 @@ pub(crate) fn norm_y(x: f64, [mean, rstd]: [f64; 2], stats: [f64; 2], gamma: f64
     before + V * (y.abs() + before) + TINY
 }
 
-/// What one element of dresidual gets beside others of its row: g, n; the means of |g| and |g n|.
+/// One element of dx with its g and n, and the means of |g| and |g n| over its row.
 ///
 /// n and g have 3 and 1 roundings, the same inputs on both sides; the means depth + 5 (as products
 /// of those); the bracket 3 more; then the sum with what came from above, and bf16's rounding on
@@ -162,7 +162,7 @@ pub(crate) fn grad_norm(expected: f64) -> f64 {
     expected * (2_f64.powi(-24) * 1.001 + 750.0 * 2_f64.powi(-53))
 }
 
-/// What rounding to bf16 makes of an f32 that lies within `error` of `value`.
+/// An f32 within `error` of `value`, rounded to bf16.
 pub(crate) fn stored(value: f64, error: f64) -> f64 {
     error + V * (value.abs() + error) + TINY
 }

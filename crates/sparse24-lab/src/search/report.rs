@@ -349,7 +349,8 @@ impl Report {
 /// The sparsifiable weights of the model, by name.
 fn weights(plan: &Plan) -> Vec<(String, u64)> {
     let vocabulary = plan.data.map_or(1, |data| data.vocabulary as usize);
-    plan.base.recipe(vocabulary).expect("it was checked").model.sparsifiable()
+    let model = plan.base.recipe(vocabulary).expect("it was checked").model;
+    model.sparsifiable().expect("it was checked")
 }
 
 /// The percentile interval of mu over layers that are drawn with replacement: draw k of resample b

@@ -3,12 +3,7 @@
 use super::*;
 use crate::series::{Failure, Sample};
 use sparse24_run::checkpoint::Fingerprint;
-use sparse24_train::{
-    backend::{Arithmetic, cpu::CpuBackend},
-    estimate::estimate,
-    method::PhaseKind,
-    trainer::Trainer,
-};
+use sparse24_train::method::PhaseKind;
 
 fn config(settings: &str) -> Config {
     let tiny = "steps=600 optimizer.warmup_steps=100 run.flip_every=10 model.layers=1 model.d_model=8 model.heads=2 model.d_ff=16";
@@ -166,32 +161,6 @@ fn each_seed_has_one_reference_and_all_candidates() {
     let other =
         resolve("method.lambda=0.1", Wanted { seeds: Some(vec![4, 5]), ..Wanted::default() });
     assert_eq!(settings(&other.base), settings(&plan.base), "lambda is what is searched");
-}
-
-/// The weights by which layers count in mu.
-#[test]
-fn the_layers_of_a_model_are_those_that_flip() {
-    for settings in [
-        "",
-        "model.activation=geglu",
-        "model.sparsify=ffn-and-attention model.layers=2 model.bias=true",
-        "method.name=half",
-    ] {
-        let recipe = config(settings).recipe(20).unwrap();
-        let trainer =
-            Trainer::new(Box::new(CpuBackend::new(Arithmetic::F32)), recipe.clone()).unwrap();
-        let shapes: BTreeMap<&str, u64> = trainer
-            .parameter_shapes()
-            .map(|(name, [rows, columns])| (name, (rows * columns) as u64))
-            .collect();
-        let layers = recipe.model.sparsifiable();
-        assert!(
-            layers.iter().all(|(name, weights)| shapes[name.as_str()] == *weights),
-            "{settings}: {layers:?}"
-        );
-        let all: u64 = layers.iter().map(|(_, weights)| weights).sum();
-        assert_eq!(all, estimate(&recipe).sparsifiable, "{settings}");
-    }
 }
 
 fn told(rates: &[(u32, f64, f64)]) -> Option<Told> {

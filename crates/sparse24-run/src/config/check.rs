@@ -2,13 +2,13 @@
 
 use std::num::NonZeroU32;
 
-use super::{Config, ModelConfig, OptimizerConfig, preset, unknown};
+use super::{Config, ModelConfig, ModelKind, OptimizerConfig, preset, unknown};
 use crate::Error;
 use sparse24_train::{
     backend::{BACKENDS, BackendEntry},
     method::Method,
-    model::gpt2::{BatchShape, Gpt2Shape},
-    nn::linear24::Bias,
+    model::{Gpt2Spec, ModelSpec},
+    nn::{BatchShape, Bias},
     optim::AdamW,
     schedule::Schedule,
     trainer::Recipe,
@@ -97,7 +97,7 @@ impl Config {
         let backend = self.backend_entry()?;
         self.method_value()?.check(self.steps)?;
         // No backend limits the vocabulary, which only the corpus knows.
-        Ok((backend.check)(&self.recipe(1)?)?)
+        Ok(self.recipe(1)?.check(&(backend.capabilities)())?)
     }
 
     /// Refuses to train a preset for a large corpus on the embedded text, which would only memorize
@@ -160,22 +160,24 @@ impl Config {
         let narrowed = model.d_ff as u64 * u64::from(method.width.numerator())
             / u64::from(method.width.denominator());
         Ok(Recipe {
-            model: Gpt2Shape {
-                layers: model.layers,
-                heads: model.heads,
-                width: model.d_model,
-                ffn_width: (narrowed as usize / 4 * 4).max(4),
-                context: model.sequence_length,
-                vocabulary,
-                activation: model.activation,
-                bias: if model.bias { Bias::Present } else { Bias::Absent },
-                sparsify: model.sparsify,
+            model: match model.kind {
+                ModelKind::Gpt2 => ModelSpec::Gpt2(Gpt2Spec {
+                    layers: model.layers,
+                    heads: model.heads,
+                    d_model: model.d_model,
+                    d_ff: (narrowed as usize / 4 * 4).max(4),
+                    sequence_length: model.sequence_length,
+                    vocabulary,
+                    activation: model.activation,
+                    bias: if model.bias { Bias::Present } else { Bias::Absent },
+                    sparsify: model.sparsify,
+                }),
             },
             method,
             steps: self.steps,
-            batch: BatchShape { sequences: batch.size, context: model.sequence_length },
-            recompute: model.activation_checkpointing,
-            accumulation: steps.ok_or_else(|| {
+            batch: BatchShape { size: batch.size, sequence_length: model.sequence_length },
+            checkpointing: model.activation_checkpointing,
+            gradient_accumulation_steps: steps.ok_or_else(|| {
                 Error::setting("batch.gradient_accumulation_steps", "expected at least 1, found 0")
             })?,
             dropout: model.dropout,

@@ -5,9 +5,10 @@ use super::{
     OnNonFinite, OptimizerConfig, RunConfig, unknown,
 };
 use crate::{Error, data::TokenizerKind};
+use sparse24_core::op::Activation;
 use sparse24_train::{
-    backend::{Activation, Arithmetic},
-    model::gpt2::{Recompute, Sparsify},
+    backend::Arithmetic,
+    model::{ActivationCheckpointing, Sparsify},
 };
 
 /// A row of the table of presets.
@@ -189,7 +190,7 @@ fn shakespeare_char_cpu() -> Config {
             bias: false,
             dropout: 0.0,
             sparsify: Sparsify::Ffn,
-            activation_checkpointing: Recompute::None,
+            activation_checkpointing: ActivationCheckpointing::None,
         },
         method: MethodConfig::of("fst", 6e-5),
         optimizer: OptimizerConfig {

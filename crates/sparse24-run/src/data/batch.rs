@@ -6,7 +6,7 @@
 use sparse24_core::philox::{Purpose, Site, Stream};
 
 use super::{Dataset, Tokens};
-use sparse24_train::backend::HeadLoss;
+use sparse24_train::backend::op::HeadLoss;
 
 /// Which windows a micro-step sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,11 @@ use serde_json::{Value, json};
 
 use super::CONFIG;
 use crate::{Error, disk};
-use sparse24_train::{model::gpt2::Gpt2Shape, nn::linear24::Bias};
+use sparse24_core::op::Activation;
+use sparse24_train::{
+    model::{Gpt2Spec, ModelSpec, Sparsify},
+    nn::Bias,
+};
 
 /// Bounds far above any GPT-2, so that a hostile file cannot create an endless list of parameters.
 const MOST: usize = 1 << 24;
@@ -49,19 +53,42 @@ struct Raw {
     add_cross_attention: Option<Value>,
 }
 
+/// The name and shape of every parameter of a model; vectors have one length.
+///
+/// # Errors
+/// [`Error::Semantics`] for a sparsifiable shape that does not consist of 4x4 tiles.
+pub fn shapes(model: &ModelSpec) -> Result<Vec<(String, Vec<usize>)>, Error> {
+    let shape = |[rows, columns]: [usize; 2], decay: f32| {
+        if decay == 0.0 { vec![columns] } else { vec![rows, columns] }
+    };
+    let parameters = model.parameters()?.into_iter();
+    Ok(parameters.map(|spec| (spec.name, shape(spec.shape, spec.weight_decay))).collect())
+}
+
 impl Gpt2Config {
     /// The shape of one of our models.
-    #[must_use]
-    pub fn of(shape: &Gpt2Shape) -> Self {
-        let &Gpt2Shape { layers, heads, width, ffn_width, context, vocabulary, .. } = shape;
-        Self {
-            n_layer: layers,
-            n_head: heads,
-            n_embd: width,
-            n_positions: context,
-            vocab_size: vocabulary,
-            n_inner: ffn_width,
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a model that is not a GPT-2.
+    pub fn of(model: &ModelSpec) -> Result<Self, Error> {
+        let ModelSpec::Gpt2(spec) = model else {
+            return Err(Error::setting(
+                "model.kind",
+                "expected \"gpt2\", the only model with an export",
+            ));
+        };
+        if spec.activation != Activation::Gelu {
+            let problem = "Hugging Face's GPT-2 has GELU feed-forward layers, this model has not";
+            return Err(Error::setting("model.activation", problem));
         }
+        Ok(Self {
+            n_layer: spec.layers,
+            n_head: spec.heads,
+            n_embd: spec.d_model,
+            n_positions: spec.sequence_length,
+            vocab_size: spec.vocabulary,
+            n_inner: spec.d_ff,
+        })
     }
 
     /// Reads `config.json` in a folder, or beside a weights file.
@@ -139,30 +166,27 @@ impl Gpt2Config {
         Ok(Self { n_layer, n_head, n_embd, n_positions, vocab_size, n_inner })
     }
 
-    /// Every parameter under its name, with its shape, linear layers `[out, in]`, in the order of
-    /// the computation.
+    /// The model that computes it.
+    #[must_use]
+    pub fn spec(&self, bias: Bias) -> ModelSpec {
+        ModelSpec::Gpt2(Gpt2Spec {
+            layers: self.n_layer,
+            heads: self.n_head,
+            d_model: self.n_embd,
+            d_ff: self.n_inner,
+            sequence_length: self.n_positions,
+            vocabulary: self.vocab_size,
+            activation: Activation::Gelu,
+            bias,
+            sparsify: Sparsify::Ffn,
+        })
+    }
+
+    /// The name and shape of every parameter, linear layers `[out, in]`, in the order of the
+    /// computation.
     #[must_use]
     pub fn parameters(&self, bias: Bias) -> Vec<(String, Vec<usize>)> {
-        let &Self { n_layer, n_embd: d, n_positions, vocab_size, n_inner, .. } = self;
-        let mut list = vec![
-            ("wte.weight".into(), vec![vocab_size, d]),
-            ("wpe.weight".into(), vec![n_positions, d]),
-        ];
-        let mut layer = |name: String, shape: Vec<usize>| {
-            let vector = (format!("{name}.bias"), vec![shape[0]]);
-            list.push((format!("{name}.weight"), shape));
-            list.extend((bias == Bias::Present).then_some(vector));
-        };
-        for i in 0..n_layer {
-            layer(format!("h.{i}.ln_1"), vec![d]);
-            layer(format!("h.{i}.attn.c_attn"), vec![3 * d, d]);
-            layer(format!("h.{i}.attn.c_proj"), vec![d, d]);
-            layer(format!("h.{i}.ln_2"), vec![d]);
-            layer(format!("h.{i}.mlp.c_fc"), vec![n_inner, d]);
-            layer(format!("h.{i}.mlp.c_proj"), vec![d, n_inner]);
-        }
-        layer("ln_f".into(), vec![d]);
-        list
+        shapes(&self.spec(bias)).expect("a dense model has no tiles")
     }
 
     /// The file that `from_pretrained` reads.

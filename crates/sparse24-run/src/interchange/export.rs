@@ -15,7 +15,7 @@ use crate::{
     disk,
     tensors::{self, Layout, TensorFile},
 };
-use sparse24_train::nn::linear24::Bias;
+use sparse24_train::nn::Bias;
 
 /// Stored type of exported values; F16 and BF16 round to nearest, ties to even.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

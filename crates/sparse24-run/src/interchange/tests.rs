@@ -15,7 +15,7 @@ use crate::{
     disk::fault::{self, Fault, Plan},
     tensors::{self, Layout},
 };
-use sparse24_train::nn::linear24::Bias;
+use sparse24_train::nn::Bias;
 
 const TINY: Gpt2Config =
     Gpt2Config { n_layer: 2, n_head: 2, n_embd: 8, n_positions: 6, vocab_size: 11, n_inner: 32 };

@@ -11,9 +11,11 @@ use crate::{
     machine,
 };
 use sparse24_train::{
-    backend::{Backend, Memory},
+    backend::{Backend, Placement},
     estimate::estimate,
-    trainer::{Batches, Trainer, Windows},
+    nn::BatchShape,
+    objective::{Batch, Evaluation, Objective},
+    trainer::Trainer,
 };
 
 /// Reads the configuration of a run directory.
@@ -51,9 +53,10 @@ pub fn open_dataset(config: &Config) -> Result<Dataset, Error> {
 /// A trainer at step 0, if this machine has enough memory.
 pub(super) fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer, Error> {
     let recipe = config.recipe(vocabulary)?;
-    let needed = match config.backend_entry()?.memory {
-        Memory::Host => estimate(&recipe).device_bytes(),
-        Memory::Device => 0,
+    let backend = config.backend_entry()?;
+    let needed = match backend.placement {
+        Placement::Host => estimate(&recipe, backend)?.device_bytes(),
+        Placement::Device => 0,
     };
     if let Some(there) =
         machine::memory().map(|memory| memory.total).filter(|&there| needed > there)
@@ -72,33 +75,35 @@ pub(super) fn open_backend(config: &Config) -> Result<Box<dyn Backend>, Error> {
     Ok((config.backend_entry()?.open)(config.backend.settings())?)
 }
 
-/// The training batches of a run.
-pub(super) struct SeededBatches<'a> {
-    pub(super) dataset: &'a Dataset,
-    pub(super) seed: u64,
-    pub(super) sequences: usize,
-    pub(super) context: usize,
+/// Next-token prediction on windows of a dataset.
+#[derive(Debug, Clone, Copy)]
+pub struct CausalLm<'a> {
+    /// The data.
+    pub dataset: &'a Dataset,
+    /// Seed of the run.
+    pub seed: u64,
+    /// Shape of a micro-batch.
+    pub shape: BatchShape,
 }
 
-impl Batches for SeededBatches<'_> {
-    fn fill(&self, step: u32, micro_step: u32, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) {
-        let Self { dataset, seed, sequences, context } = *self;
-        dataset.batch(Draw { seed, step, micro_step, sequences, context }, inputs, targets);
+impl Objective for CausalLm<'_> {
+    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) {
+        let BatchShape { size: sequences, sequence_length: context } = self.shape;
+        let draw = Draw { seed: self.seed, step, micro_step, sequences, context };
+        batch.clear();
+        self.dataset.batch(draw, &mut batch.tokens, &mut batch.targets);
+        batch.counted = batch.targets.len();
     }
 }
 
-impl Windows for EvaluationWindows<'_> {
-    fn count(&self) -> usize {
+impl Evaluation for EvaluationWindows<'_> {
+    fn sequences(&self) -> usize {
         EvaluationWindows::count(*self)
     }
 
-    fn fill(
-        &self,
-        first: usize,
-        sequences: usize,
-        inputs: &mut Vec<u32>,
-        targets: &mut Vec<u32>,
-    ) -> usize {
-        EvaluationWindows::fill(*self, first, sequences, inputs, targets)
+    fn fill(&self, first: usize, shape: BatchShape, batch: &mut Batch) {
+        batch.clear();
+        let Batch { tokens, targets, .. } = batch;
+        batch.counted = EvaluationWindows::fill(*self, first, shape.size, tokens, targets);
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     checkpoint::{self, Checkpoint, NamedTensor, State},
     config::Config,
     data::Tokenizer,
-    interchange::Gpt2Config,
+    interchange::shapes,
 };
 
 /// Saves weights as a run at step 0 with a dense method, to be evaluated, sampled, exported or used
@@ -31,7 +31,7 @@ pub fn save_imported(
 ) -> Result<PathBuf, Error> {
     let vocabulary = weights
         .iter()
-        .find(|tensor| tensor.name == "wte.weight")
+        .find(|tensor| tensor.name == config.model.token_table())
         .map_or(0, |tensor| tensor.values.len() / config.model.d_model);
     let recipe = config.recipe(vocabulary)?;
     let first = &recipe.method.phases[0];
@@ -41,7 +41,7 @@ pub fn save_imported(
             "expected a method that starts dense: given weights have no masks",
         ));
     }
-    let expected = Gpt2Config::of(&recipe.model).parameters(recipe.model.bias);
+    let expected = shapes(&recipe.model)?;
     let found = weights.iter().map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice()));
     if !found.clone().eq(expected.iter().map(|(name, shape)| (name.as_str(), shape.as_slice()))) {
         let odd = found

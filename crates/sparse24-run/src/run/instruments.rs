@@ -70,7 +70,7 @@ impl FlipCounts {
         let mut total = Total::default();
         let (mut gaps, mut tiles, mut layers, mut before) =
             (Vec::new(), Vec::new(), BTreeMap::new(), 0);
-        trainer.look_at_masks(|change| {
+        trainer.visit_masks(|change| {
             let flips = self.count(&change);
             let layer = Total::of(&change, flips);
             let mut own = Vec::new();

@@ -48,13 +48,10 @@ impl Model {
         let config = run_config(&run)?;
         let checkpoint = checkpoint::load(&from)?;
         check_config(&run.join(CONFIG), &checkpoint.state, &from, &config)?;
-        let missing = || {
-            Error::file(
-                &from,
-                "holds no wte.weight, the token embedding of a GPT-2; name another checkpoint",
-            )
-        };
-        let vocabulary = checkpoint.weight("wte.weight").ok_or_else(missing)?.shape[0];
+        let missing =
+            || Error::file(&from, "has no token embedding of this model; name another checkpoint");
+        let vocabulary =
+            checkpoint.weight(config.model.token_table()).ok_or_else(missing)?.shape[0];
         let beside = run.join(TOKENIZER);
         let tokenizer = beside.exists().then(|| Tokenizer::load(&beside)).transpose()?;
         if checkpoint.state.tokenizer != of_tokenizer(tokenizer.as_ref()) {
@@ -190,7 +187,7 @@ impl Model {
         let Self { mut config, checkpoint, recipe, .. } = self;
         config.batch.size = evaluated_at_once(&config);
         config.batch.gradient_accumulation_steps = 1;
-        let mut trainer = new_trainer(&config, recipe.model.vocabulary)?;
+        let mut trainer = new_trainer(&config, recipe.model.vocabulary())?;
         restore(&mut trainer, checkpoint)?;
         Ok(trainer)
     }

@@ -136,7 +136,7 @@ pub(super) fn check_space(
         .saturating_add(1)
         .saturating_sub(there)
         .max(1);
-    let estimate = estimate(recipe);
+    let estimate = estimate(recipe, config.backend_entry()?)?;
     // Four bytes per tile, for flip counts.
     let counts = if config.run.instrument_every > 0 { estimate.sparsifiable / 4 } else { 0 };
     let needed = (estimate.checkpoint_bytes + counts).saturating_mul(most);

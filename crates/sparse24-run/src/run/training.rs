@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    Log, MetricsLog, RunDirectory, StepMetrics, components::SeededBatches,
+    Log, MetricsLog, RunDirectory, StepMetrics, components::CausalLm,
     flip_reference::FlipReference, instruments::FlipCounts, loss_spikes::Spikes,
     model::evaluated_at_once, plans,
 };
@@ -288,7 +288,7 @@ impl Run {
     /// [`Error::NonFiniteEvaluation`]; errors from the backend.
     pub fn evaluate(&mut self) -> Result<f64, Error> {
         let windows = self.dataset.evaluation_windows(self.config.model.sequence_length);
-        let loss = self.trainer.evaluate_by(&windows, evaluated_at_once(&self.config))?;
+        let loss = self.trainer.evaluate(&windows, evaluated_at_once(&self.config))?.loss();
         if loss.is_finite() {
             Ok(loss)
         } else {
@@ -303,9 +303,8 @@ impl Run {
         let is_measured = is_due(self.config.run.instrument_every, step);
         let sampling =
             if reports_flips || is_measured { FlipSampling::Sample } else { FlipSampling::Skip };
-        let (sequences, context) = (self.config.batch.size, self.config.model.sequence_length);
-        let batches =
-            SeededBatches { dataset: &self.dataset, seed: self.config.seed, sequences, context };
+        let shape = self.trainer.recipe().batch;
+        let batches = CausalLm { dataset: &self.dataset, seed: self.config.seed, shape };
         let noise = if is_measured { self.trainer.gradient_noise(&batches)? } else { Vec::new() };
         let tokens = self.trainer.recipe().tokens_per_step() as f64;
         let began = Instant::now();
@@ -318,7 +317,7 @@ impl Run {
                 if self.skipped >= self.config.run.skip_limit {
                     return Err(Error::SkipLimit { step, what, skipped: self.skipped, kept });
                 }
-                self.trainer.pass_over()?;
+                self.trainer.skip_step()?;
                 self.skipped += 1;
                 return Ok(StepMetrics {
                     step,
@@ -371,9 +370,9 @@ impl Run {
     /// Writes `plans.json` if choices were timed since.
     fn record_plans(&mut self) -> Result<(), Error> {
         let backend = self.trainer.backend();
-        if backend.plans_made() != self.plans_recorded {
+        if backend.plan_count() != self.plans_recorded {
             plans::write(&self.directory.plans(), &backend.plans())?;
-            self.plans_recorded = backend.plans_made();
+            self.plans_recorded = backend.plan_count();
         }
         Ok(())
     }

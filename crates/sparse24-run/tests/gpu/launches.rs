@@ -9,7 +9,7 @@ use sparse24_train::{
 
 use crate::{
     plans::{finish, recipe},
-    support::{Drawn, embedded, on_gpu},
+    support::{drawn, embedded, on_gpu},
 };
 
 fn opened(launches: Launches) -> Box<dyn Backend> {
@@ -24,18 +24,16 @@ fn replayed_launches_give_the_bits_of_queued_ones() {
     on_gpu(|_| {
         let dataset = embedded(TokenizerKind::Byte);
         let recipe = recipe(&dataset);
-        let mut queued = Trainer::new(opened(Launches::Queued), recipe.clone()).expect("room");
+        let mut queued = Trainer::new(opened(Launches::Eager), recipe.clone()).expect("room");
         let expected = finish(&mut queued, &dataset);
-        let mut replayed = Trainer::new(opened(Launches::Replayed), recipe.clone()).expect("room");
+        let mut replayed = Trainer::new(opened(Launches::Captured), recipe.clone()).expect("room");
         replayed.use_plans(&queued.backend().plans()).expect("this device's own");
         assert!(finish(&mut replayed, &dataset) == expected);
         // What was recorded serves a run that begins again in the middle.
-        let mut first = Trainer::new(opened(Launches::Queued), recipe.clone()).expect("room");
+        let mut first = Trainer::new(opened(Launches::Eager), recipe.clone()).expect("room");
         first.use_plans(&queued.backend().plans()).expect("this device's own");
         for _ in 0..3 {
-            first
-                .train_step(&Drawn { dataset: &dataset, recipe: &recipe }, FlipSampling::Skip)
-                .expect("finite");
+            first.train_step(&drawn(&dataset, &recipe), FlipSampling::Skip).expect("finite");
         }
         replayed.restore(3, &first.parameter_states().expect("downloads")).expect("its own states");
         assert!(finish(&mut replayed, &dataset) == expected);
@@ -47,7 +45,7 @@ fn a_gradient_that_is_not_finite_stops_a_replayed_step_too() {
     on_gpu(|backend| {
         let dataset = embedded(TokenizerKind::Byte);
         let recipe = recipe(&dataset);
-        let batches = Drawn { dataset: &dataset, recipe: &recipe };
+        let batches = drawn(&dataset, &recipe);
         let mut trainer = Trainer::new(backend, recipe.clone()).expect("room");
         for _ in 0..3 {
             trainer.train_step(&batches, FlipSampling::Skip).expect("finite");
@@ -66,8 +64,8 @@ fn states_copied_out_are_those_of_their_step() {
     on_gpu(|_| {
         let dataset = embedded(TokenizerKind::Byte);
         let recipe = recipe(&dataset);
-        let batches = Drawn { dataset: &dataset, recipe: &recipe };
-        for launches in [Launches::Queued, Launches::Replayed] {
+        let batches = drawn(&dataset, &recipe);
+        for launches in [Launches::Eager, Launches::Captured] {
             let mut trainer = Trainer::new(opened(launches), recipe.clone()).expect("room");
             while trainer.step() < recipe.steps {
                 let expected = trainer.parameter_states().expect("downloads");
@@ -97,13 +95,18 @@ fn no_memory_is_taken_after_the_first_step() {
         let recipe = recipe(&dataset);
         let mut trainer = Trainer::new(backend, recipe.clone()).expect("room");
         let held = |trainer: &Trainer| -> Vec<(Region, usize)> { trainer.backend().memory() };
-        let batches = Drawn { dataset: &dataset, recipe: &recipe };
+        let batches = drawn(&dataset, &recipe);
         trainer.train_step(&batches, FlipSampling::Sample).expect("finite");
         let after_one = held(&trainer);
         while trainer.step() < recipe.steps {
             trainer.train_step(&batches, FlipSampling::Sample).expect("finite");
             assert_eq!(held(&trainer), after_one, "after step {}", trainer.step());
-            trainer.evaluate(&dataset.evaluation_windows(recipe.batch.context)).expect("finite");
+            trainer
+                .evaluate(
+                    &dataset.evaluation_windows(recipe.batch.sequence_length),
+                    recipe.batch.size,
+                )
+                .expect("finite");
             assert_eq!(
                 held(&trainer),
                 after_one,

@@ -14,7 +14,7 @@ use sparse24_train::{
     trainer::{FlipSampling, Trainer},
 };
 
-use crate::support::{Drawn, embedded, on_gpu};
+use crate::support::{drawn, embedded, gpt2, on_gpu};
 
 const MIB: usize = 1 << 20;
 
@@ -72,17 +72,17 @@ fn a_model_beyond_the_memory_is_one_sentence_and_the_next_one_trains() {
             .expect("a preset")
             .recipe(dataset.vocabulary() as usize)
             .expect("possible");
-        let layers = std::mem::replace(&mut recipe.model.layers, 1 << 12);
-        recipe.batch.sequences = 1 << 15;
+        let layers = std::mem::replace(&mut gpt2(&mut recipe).layers, 1 << 12);
+        recipe.batch.size = 1 << 15;
         let text = sentence(Trainer::new(gpu, recipe.clone()));
         assert!(text.contains("MiB of GPU memory"), "{text}");
         println!("{text}");
 
-        recipe.model.layers = layers;
-        recipe.batch.sequences = 12;
+        gpt2(&mut recipe).layers = layers;
+        recipe.batch.size = 12;
         let gpu = CudaBackend::open(BackendSettings::default()).expect("it opened before");
         let mut trainer = Trainer::new(Box::new(gpu), recipe.clone()).expect("room");
-        let batches = Drawn { dataset: &dataset, recipe: &recipe };
+        let batches = drawn(&dataset, &recipe);
         assert!(
             trainer.train_step(&batches, FlipSampling::Sample).expect("finite").loss.is_finite()
         );

@@ -10,7 +10,7 @@ use sparse24_train::{
     trainer::{FlipSampling, ParameterState, Recipe, Trainer},
 };
 
-use crate::support::{Drawn, embedded, on_gpu};
+use crate::support::{drawn, embedded, on_gpu};
 
 /// Five sparse steps, two refreshes among them, and three dense ones; ragged tokens.
 pub(crate) fn recipe(dataset: &Dataset) -> Recipe {
@@ -31,11 +31,12 @@ fn another() -> Box<dyn Backend> {
 pub(crate) fn finish(trainer: &mut Trainer, dataset: &Dataset) -> (f64, Vec<ParameterState>) {
     let recipe = trainer.recipe().clone();
     while trainer.step() < recipe.steps {
-        trainer
-            .train_step(&Drawn { dataset, recipe: &recipe }, FlipSampling::Sample)
-            .expect("finite");
+        trainer.train_step(&drawn(dataset, &recipe), FlipSampling::Sample).expect("finite");
     }
-    let loss = trainer.evaluate(&dataset.evaluation_windows(recipe.batch.context)).expect("finite");
+    let loss = trainer
+        .evaluate(&dataset.evaluation_windows(recipe.batch.sequence_length), recipe.batch.size)
+        .expect("finite")
+        .loss();
     (loss, trainer.parameter_states().expect("downloads"))
 }
 
@@ -47,7 +48,7 @@ fn replayed_plans_give_the_bits_of_timed_ones_a_resume_included() {
         let mut timed = Trainer::new(timing, recipe.clone()).expect("room");
         let expected = finish(&mut timed, &dataset);
         let plans = timed.backend().plans();
-        assert_eq!(timed.backend().plans_made(), plans.len());
+        assert_eq!(timed.backend().plan_count(), plans.len());
         for kind in
             ["gemm forward", "gemm dgrad", "gemm wgrad", "spmm24 transposed", "spmm24 straight"]
         {
@@ -71,9 +72,7 @@ fn replayed_plans_give_the_bits_of_timed_ones_a_resume_included() {
         for step in [3, 7] {
             let mut first = replaying();
             while first.step() < step {
-                first
-                    .train_step(&Drawn { dataset: &dataset, recipe: &recipe }, FlipSampling::Skip)
-                    .expect("finite");
+                first.train_step(&drawn(&dataset, &recipe), FlipSampling::Skip).expect("finite");
             }
             let mut resumed = replaying();
             resumed

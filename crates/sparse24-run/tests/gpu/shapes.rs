@@ -4,24 +4,25 @@
 //! Two runs that differ in the order of sums part ways after some steps, so that what they learned
 //! is compared, not their bits.
 
+use sparse24_core::op::Activation;
 use sparse24_run::{
     config::{Config, preset},
     data::{Dataset, TokenizerKind},
 };
 use sparse24_train::{
-    backend::{Activation, Arithmetic, Backend, cpu::CpuBackend},
-    model::gpt2::Recompute,
+    backend::{Arithmetic, Backend, cpu::CpuBackend},
+    model::ActivationCheckpointing,
     trainer::{FlipSampling, Recipe, Trainer},
 };
 
-use crate::support::{Drawn, embedded, on_gpu};
+use crate::support::{drawn, embedded, on_gpu};
 
 const STEPS: usize = 40;
 
 /// The loss of every step.
 fn losses(backend: Box<dyn Backend>, recipe: &Recipe, dataset: &Dataset) -> Vec<f64> {
     let mut trainer = Trainer::new(backend, recipe.clone()).expect("room");
-    let batches = Drawn { dataset, recipe };
+    let batches = drawn(dataset, recipe);
     (0..STEPS)
         .map(|_| trainer.train_step(&batches, FlipSampling::Skip).expect("finite").loss)
         .collect()
@@ -69,7 +70,7 @@ fn wide_heads_and_gates() {
         let model = &mut config.model;
         (model.d_model, model.heads, model.d_ff, model.sequence_length) = (256, 2, 328, 40);
         (model.activation, model.dropout, model.activation_checkpointing) =
-            (Activation::Geglu, 0.1, Recompute::Blocks);
+            (Activation::Geglu, 0.1, ActivationCheckpointing::Blocks);
         config.batch.size = 2;
     });
 }

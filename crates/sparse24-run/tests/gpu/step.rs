@@ -18,11 +18,14 @@ use sparse24_run::{
     data::{Dataset, TokenizerKind},
 };
 use sparse24_train::{
-    backend::{Arithmetic, Backend, HeadLoss, cpu::CpuBackend},
-    trainer::{Batches, FlipSampling, ParameterState, Recipe, StepOutcome, Trainer, Windows},
+    backend::{Arithmetic, Backend, cpu::CpuBackend, op::HeadLoss},
+    nn::BatchShape,
+    objective::{Batch, Evaluation, Objective},
+    optim::bias_corrections,
+    trainer::{FlipSampling, ParameterState, Recipe, StepOutcome, Trainer},
 };
 
-use crate::support::{Drawn, embedded, on_gpu};
+use crate::support::{drawn, embedded, on_gpu};
 
 /// Share of the spread.
 const BOUND: f64 = 2.0;
@@ -40,19 +43,18 @@ struct Piece<'a> {
     counted: Range<usize>,
 }
 
-impl Windows for Piece<'_> {
-    fn count(&self) -> usize {
+impl Evaluation for Piece<'_> {
+    fn sequences(&self) -> usize {
         1
     }
 
-    fn fill(&self, _: usize, _: usize, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) -> usize {
-        inputs.clear();
-        inputs.extend_from_slice(self.inputs);
-        targets.clear();
-        targets.extend(self.targets.iter().enumerate().map(|(at, &target)| {
+    fn fill(&self, _: usize, _: BatchShape, batch: &mut Batch) {
+        batch.clear();
+        batch.tokens.extend_from_slice(self.inputs);
+        batch.targets.extend(self.targets.iter().enumerate().map(|(at, &target)| {
             if self.counted.contains(&at) { target } else { HeadLoss::IGNORE }
         }));
-        self.counted.len()
+        batch.counted = self.counted.len();
     }
 }
 
@@ -66,17 +68,16 @@ struct Step {
 
 impl Step {
     /// `pieces`: of each sequence.
-    fn of(trainer: &mut Trainer, batches: &dyn Batches, pieces: usize) -> Self {
-        let (mut inputs, mut targets) = (Vec::new(), Vec::new());
-        batches.fill(trainer.step() + 1, 0, &mut inputs, &mut targets);
-        let context = trainer.recipe().batch.context;
+    fn of(trainer: &mut Trainer, batches: &dyn Objective, pieces: usize) -> Self {
+        let mut batch = Batch::default();
+        batches.fill(trainer.step() + 1, 0, &mut batch);
+        let context = trainer.recipe().batch.sequence_length;
         let mut losses = Vec::new();
-        for (inputs, targets) in inputs.chunks(context).zip(targets.chunks(context)) {
+        for (inputs, targets) in batch.tokens.chunks(context).zip(batch.targets.chunks(context)) {
             for piece in 0..pieces {
                 let counted = piece * context / pieces..(piece + 1) * context / pieces;
-                losses
-                    .push(trainer.evaluate(&Piece { inputs, targets, counted }).expect("finite")
-                        as f32);
+                let piece = Piece { inputs, targets, counted };
+                losses.push(trainer.evaluate(&piece, 1).expect("finite").loss() as f32);
             }
         }
         let outcome = trainer.train_step(batches, FlipSampling::Sample).expect("finite");
@@ -115,7 +116,7 @@ fn compare(
     stops: &[u32],
     pieces: usize,
 ) {
-    let batches = Drawn { dataset, recipe };
+    let batches = drawn(dataset, recipe);
     let trainer = |backend| Trainer::new(backend, recipe.clone()).expect("room");
     let cpu = |arithmetic| move || trainer(Box::new(CpuBackend::new(arithmetic)));
     let (mut gpu, mut rounded, mut exact) = thread::scope(|scope| {
@@ -227,7 +228,7 @@ fn updated(
     outcome: &StepOutcome,
 ) -> Vec<f32> {
     let [first, second] =
-        recipe.optimizer.bias_corrections(outcome.step).map(|correction| 1.0 / correction);
+        bias_corrections(&recipe.optimizer, outcome.step).map(|correction| 1.0 / correction);
     let weight_decay = if before.shape[0] > 1 { recipe.weight_decay } else { 0.0 };
     let moments = after.first_moment.iter().zip(&after.second_moment);
     let of = |(&w, (&m, &v)): (&f32, (&f32, &f32))| {
@@ -276,7 +277,7 @@ fn a_step_of_gpt2_124m_is_the_cpus() {
             |config| config.batch.gradient_accumulation_steps = 1,
             dataset.vocabulary() as usize,
         );
-        (recipe.batch.sequences, recipe.batch.context) = (4, 256);
+        (recipe.batch.size, recipe.batch.sequence_length) = (4, 256);
         compare(gpu, &recipe, &dataset, &[0, 50, 100, 200], 4);
     });
 }

@@ -5,10 +5,14 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use sparse24_run::data::{Corpus, Dataset, Draw, Tokenizer, TokenizerKind, VALIDATION_FRACTION};
+use sparse24_run::{
+    data::{Corpus, Dataset, Tokenizer, TokenizerKind, VALIDATION_FRACTION},
+    run::CausalLm,
+};
 use sparse24_train::{
     backend::{Backend, BackendSettings, cuda::CudaBackend},
-    trainer::{Batches, Recipe},
+    model::{Gpt2Spec, ModelSpec},
+    trainer::Recipe,
 };
 
 /// Runs a test with a backend on the GPU, which it has to itself; without one it is skipped, which
@@ -31,16 +35,14 @@ pub(crate) fn embedded(kind: TokenizerKind) -> Dataset {
 }
 
 /// The batches of a run on this dataset.
-pub(crate) struct Drawn<'a> {
-    pub(crate) dataset: &'a Dataset,
-    pub(crate) recipe: &'a Recipe,
+pub(crate) fn drawn<'a>(dataset: &'a Dataset, recipe: &Recipe) -> CausalLm<'a> {
+    CausalLm { dataset, seed: recipe.seed, shape: recipe.batch }
 }
 
-impl Batches for Drawn<'_> {
-    fn fill(&self, step: u32, micro_step: u32, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) {
-        let Recipe { seed, batch, .. } = *self.recipe;
-        let draw =
-            Draw { seed, step, micro_step, sequences: batch.sequences, context: batch.context };
-        self.dataset.batch(draw, inputs, targets);
+/// The model of a recipe, to change it.
+pub(crate) fn gpt2(recipe: &mut Recipe) -> &mut Gpt2Spec {
+    match &mut recipe.model {
+        ModelSpec::Gpt2(spec) => spec,
+        other => panic!("a GPT-2, not {other:?}"),
     }
 }

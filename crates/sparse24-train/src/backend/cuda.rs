@@ -1,50 +1,46 @@
 //! The CUDA adaptor: `sparse24-cuda` behind the [`Backend`] contract.
 //!
-//! Activations and their gradients are bf16, weights, their gradients and moments f32; products
-//! read a bf16 copy of each weight that the optimizer keeps. A [`Weight24`] is S(W) compressed both
-//! ways, a [`Gradient24`] the sampled dZ^T, multiplied on the sparse tensor cores. Operations are
-//! queued; only downloads, counts and reports wait, and what overwrites parameters for copies of
-//! them. Deliberately absent: arithmetic, which is the kernels'.
+//! Activations and their gradients are bf16; weights, their gradients and moments are f32; products
+//! read a bf16 copy of each weight that the optimizer writes. A pruned weight is compressed both
+//! ways and a sampled gradient once, for the sparse tensor cores. Operations are queued: only
+//! downloads, counts and reports wait, and writes to parameters wait for copies of them.
 
 use std::collections::HashMap;
 
 use half::bf16;
-use sparse24_core::{Mask, MaskKind, mvue::Estimator, philox::Site};
+use sparse24_core::{MaskKind, op::StepState};
 use sparse24_cuda::{
-    Device as Gpu, Matrix, Scalar, Settings, activation, adamw, attention, bias,
-    compressed::Compressed, dropout, embedding, flip, gemm, loss, mvue, norm, profile::Profile,
-    prune, search, spmm24,
+    Device as Gpu, Matrix, Scalar, Settings, activation, adamw, attention, compressed::Compressed,
+    dropout, flip, gemm, health::Health, norm, profile::Profile, spmm24,
 };
 
 use self::{
+    buffers::Buffers,
+    graph::{Captured, Writes},
     plans::SparsePlans,
-    segment::{Segment, Writes},
-    storage::Storage,
 };
 use super::{
-    Activation, Arithmetic, AttentionBackward, AttentionForward, Backend, BackendSettings, Beta,
-    CompressWeight, Copied, DType, Device, Dropout, Embed, Gradient, Gradient24, HeadLoss,
-    Launches, LinearDgrad, LinearForward, LinearWgrad, MaskId, NonFinite, NormBackward,
-    NormForward, OptimizerEntry, Orientation, Plans, Region, SegmentId, StepReport, StepState,
-    TableId, Tensor, Weight, Weight24,
+    Arithmetic, Backend, BackendSettings, Capabilities, Device, Extent, GraphId, Launches, Limit,
+    MaskId, Op, Plans, Region, StepReport, Tensor,
 };
-use crate::{
-    Error,
-    optim::{AdamW, MaskedDecay},
-    trainer::Recipe,
-};
+use crate::Error;
 
-mod convert;
+mod buffers;
+mod dense;
 mod error;
-mod limits;
+mod footprint;
+mod graph;
+mod memory;
 mod plans;
-mod segment;
-mod storage;
+mod sparse;
+mod update;
+
+pub use footprint::CudaFootprint;
 
 /// The backend of one GPU.
 pub struct CudaBackend {
     gemm: gemm::Gemm,
-    storage: Storage,
+    buffers: Buffers,
     masks: Vec<(Matrix<u16>, [usize; 2])>,
     weights24: Vec<[Compressed; 2]>,
     gradients24: Vec<Compressed>,
@@ -53,25 +49,24 @@ pub struct CudaBackend {
     flips: Matrix<u64>,
     launches: Launches,
     tables: Vec<adamw::Parameters>,
-    segments: HashMap<SegmentId, Segment>,
-    /// Of the segment under way.
+    graphs: HashMap<GraphId, Captured>,
+    /// What the graph under way writes.
     writes: Writes,
     sparse_plans: SparsePlans,
     scratch: Scratch,
-    /// Last, so that it outlives what is of it.
+    /// Declared last, so that it outlives what it owns.
     gpu: Gpu,
 }
 
-/// What operations work in; it grows in the first step only.
+/// Working memory of operations; it grows in the first step only.
 #[derive(Default)]
 struct Scratch {
     floats: Option<Matrix<f32>>,
-    activations: Option<Matrix<bf16>>,
     order: Option<Matrix<u32>>,
     report: Option<Matrix<u8>>,
 }
 
-/// A contiguous matrix of scratch, which only ever grows; what it holds is left over.
+/// A contiguous matrix of scratch, which only grows; its contents are left over.
 fn grown<T: Scalar>(
     gpu: &mut Gpu,
     scratch: &mut Option<Matrix<T>>,
@@ -81,22 +76,44 @@ fn grown<T: Scalar>(
     let whole = match *scratch {
         Some(whole) if whole.elements() >= elements => whole,
         _ => {
-            gpu.set_purpose(Region::Activations.name());
+            gpu.set_purpose(Region::Scratch.name());
             *scratch.insert(gpu.alloc("scratch of operations", [1, elements])?)
         }
     };
     Ok(whole.columns(0..elements).reshaped(shape))
 }
 
-impl CudaBackend {
-    /// Refuses what the kernels do not serve, without a GPU.
-    ///
-    /// # Errors
-    /// [`Error::Setting`] names the first key that is wrong.
-    pub fn check(recipe: &Recipe) -> Result<(), Error> {
-        limits::check(recipe)
+/// The limits of the kernels, known without a GPU.
+#[must_use]
+pub fn capabilities() -> Capabilities {
+    /// Kernels read and write 16 bytes at a time: rows of activations are multiples of 8 elements.
+    const ROW: usize = 8;
+    const fn limit(extent: Extent, multiple_of: usize, at_most: usize) -> (Extent, Limit) {
+        (extent, Limit { multiple_of, at_most })
     }
+    const LIMITS: &[(Extent, Limit)] = &[
+        limit(Extent::NormWidth, 1, norm::MAX_WIDTH),
+        limit(Extent::HeadDim, ROW, attention::MAX_HEAD_WIDTH),
+        limit(Extent::RowWidth, ROW, usize::MAX),
+        limit(Extent::ProductColumns, 1, spmm24::MAX_SIZE),
+        limit(Extent::GatedElements, 1, activation::MAX_GATED),
+        limit(Extent::DropoutElements, 1, dropout::MAX_ELEMENTS),
+    ];
+    Capabilities {
+        backend: "cuda",
+        limits: LIMITS,
+        dgrad_masks: &[MaskKind::Transposable],
+        permuted_masks: false,
+        l1_distance: false,
+    }
+}
 
+/// The error of an operation that [`capabilities`] excludes.
+fn missing(operation: &str) -> Error {
+    Error::Refused(format!("the backend cuda has no {operation}"))
+}
+
+impl CudaBackend {
     /// Opens a GPU and allocates little.
     ///
     /// # Errors
@@ -104,22 +121,24 @@ impl CudaBackend {
     /// that it does not have.
     pub fn open(settings: BackendSettings) -> Result<Self, Error> {
         if settings.arithmetic == Arithmetic::F32 {
-            let problem = "the GPU multiplies in bf16: use `native`".to_owned();
-            return Err(Error::Setting { key: "backend.arithmetic".to_owned(), problem });
+            return Err(Error::Setting {
+                key: "backend.arithmetic".to_owned(),
+                problem: "the GPU multiplies in bf16; use \"native\"".to_owned(),
+            });
         }
         let mut gpu = Gpu::open(&Settings {
             ordinal: settings.gpu,
             libraries: settings.libraries,
             ..Settings::default()
         })?;
-        gpu.set_purpose(Region::Activations.name());
+        gpu.set_purpose(Region::Scratch.name());
         let workspace = gpu.alloc("workspace of dense products", [1, gemm::WORKSPACE])?;
         let gemm = gemm::Gemm::new(&gpu, workspace)?;
-        let health = gpu.alloc("health", [1, adamw::Health::WORDS])?;
+        let health = gpu.alloc("health", [1, Health::WORDS])?;
         let flips = gpu.alloc("flips", [1, 1])?;
         Ok(Self {
             gemm,
-            storage: Storage::default(),
+            buffers: Buffers::default(),
             masks: Vec::new(),
             weights24: Vec::new(),
             gradients24: Vec::new(),
@@ -127,7 +146,7 @@ impl CudaBackend {
             flips,
             launches: settings.launches,
             tables: Vec::new(),
-            segments: HashMap::new(),
+            graphs: HashMap::new(),
             writes: Writes::Other,
             sparse_plans: SparsePlans::default(),
             scratch: Scratch::default(),
@@ -135,101 +154,33 @@ impl CudaBackend {
         })
     }
 
-    /// What notes the time of everything that this backend queues, once it is started.
+    /// Records the time of everything that this backend launches, once it is started.
     #[must_use]
     pub fn profile(&self) -> Profile {
         self.gpu.profile()
-    }
-
-    /// Columns of W.
-    fn width_in(&self, weight: Weight) -> usize {
-        match weight {
-            Weight::Dense(t) => t.shape[1],
-            Weight::Pruned(Weight24(at)) => self.weights24[at][0].shape()[1],
-        }
-    }
-
-    /// d = b decode(a)^T + bias.
-    fn pruned_product(
-        &mut self,
-        a: Compressed,
-        b: Matrix<bf16>,
-        bias: Option<Matrix<f32>>,
-        d: Matrix<bf16>,
-    ) -> Result<(), Error> {
-        let ([m, k], n) = (a.shape(), b.shape()[0]);
-        let product = (spmm24::Form::Transposed, [m, n, k], sparse24_cuda::Beta::Overwrite);
-        self.sparse_plans.run(&mut self.gpu, &mut self.scratch, product, |gpu, scratch, plan| {
-            spmm24::spmm24_transposed(gpu, &spmm24::Transposed { a, b, bias, d, scratch }, plan)
-        })
-    }
-
-    fn act_backward(
-        &mut self,
-        activation: Activation,
-        dh: Matrix<bf16>,
-        z: Matrix<bf16>,
-        dz: Matrix<bf16>,
-    ) -> Result<(), Error> {
-        Ok(match activation {
-            Activation::Gelu => activation::gelu_backward(&mut self.gpu, dh, z, dz),
-            Activation::Geglu => activation::geglu_backward(&mut self.gpu, dh, z, dz),
-            Activation::Swiglu => activation::swiglu_backward(&mut self.gpu, dh, z, dz),
-        }?)
-    }
-
-    fn attention(&self, op: &AttentionForward) -> attention::AttentionForward {
-        attention::AttentionForward {
-            shape: op.shape.into(),
-            q: self.storage.activations(op.q),
-            k: self.storage.activations(op.k),
-            v: self.storage.activations(op.v),
-            dropout: op.dropout.map(|Dropout { p, site }| dropout::Dropout { p, site }),
-            o: self.storage.activations(op.o),
-            lse: self.storage.floats(op.lse),
-        }
-    }
-
-    fn embed(&self, op: &Embed) -> embedding::Embed {
-        embedding::Embed {
-            tokens: self.storage.tokens(op.tokens),
-            context: op.context,
-            token_table: self.storage.floats(op.token_table),
-            position_table: Some(self.storage.floats(op.position_table)),
-            rows: self.storage.activations(op.rows),
-        }
     }
 }
 
 impl Backend for CudaBackend {
     fn device(&self) -> Device {
+        let planned_on = plans::planned_on(&self.gpu, &self.gemm);
+        let driver = self.gpu.driver();
         Device {
             backend: "cuda",
-            description: format!(
-                "{}, driver {}, bf16 activations, f32 weights",
-                plans::planned_on(&self.gpu, &self.gemm),
-                self.gpu.driver()
-            ),
+            description: format!("{planned_on}, driver {driver}, bf16 activations, f32 weights"),
             sparse_products: "computed on the sparse tensor cores",
         }
     }
 
-    fn memory(&self) -> Vec<(Region, usize)> {
-        let held = self.gpu.held();
-        let of = |region: Region| {
-            held.iter()
-                .filter(|(purpose, _)| *purpose == region.name())
-                .map(|(_, bytes)| bytes)
-                .sum()
-        };
-        Region::ALL.map(|region| (region, of(region))).into()
+    fn capabilities(&self) -> Capabilities {
+        capabilities()
     }
 
     fn plans(&self) -> Plans {
         plans::recorded(&self.gpu, &self.gemm, &self.sparse_plans)
     }
 
-    fn plans_made(&self) -> usize {
+    fn plan_count(&self) -> usize {
         1 + self.gemm.planned() + self.sparse_plans.len()
     }
 
@@ -237,151 +188,31 @@ impl Backend for CudaBackend {
         plans::replay(&self.gpu, &mut self.gemm, &mut self.sparse_plans, recorded)
     }
 
-    fn check(&self, recipe: &Recipe) -> Result<(), Error> {
-        limits::check(recipe)
-    }
-
-    fn alloc(
-        &mut self,
-        name: &str,
-        shape: [usize; 2],
-        dtype: DType,
-        region: Region,
-    ) -> Result<Tensor, Error> {
-        self.storage.alloc(&mut self.gpu, name, shape, dtype, region)
-    }
-
-    fn alloc_mask(&mut self, [rows, columns]: [usize; 2]) -> Result<MaskId, Error> {
-        let empty = Mask::empty(rows, columns)?;
-        self.gpu.set_purpose(Region::Sparse.name());
-        self.masks.push((self.gpu.alloc("mask", [rows / 4, columns / 4])?, empty.shape()));
-        Ok(MaskId(self.masks.len() - 1))
-    }
-
-    fn alloc_weight24(&mut self, [r, q]: [usize; 2]) -> Result<Weight24, Error> {
-        self.gpu.set_purpose(Region::Sparse.name());
-        let both =
-            [[r, q], [q, r]].map(|shape| Compressed::alloc(&mut self.gpu, "pruned weight", shape));
-        let [forward, dgrad] = both;
-        self.weights24.push([forward?, dgrad?]);
-        Ok(Weight24(self.weights24.len() - 1))
-    }
-
-    fn alloc_gradient24(&mut self, [p, r]: [usize; 2]) -> Result<Gradient24, Error> {
-        self.gpu.set_purpose(Region::Sparse.name());
-        self.gradients24.push(Compressed::alloc(
-            &mut self.gpu,
-            "sampled gradient",
-            [r, p.next_multiple_of(4)],
-        )?);
-        Ok(Gradient24(self.gradients24.len() - 1))
-    }
-
-    fn alloc_table(&mut self, table: &[OptimizerEntry]) -> Result<TableId, Error> {
-        let parameters: Vec<_> = table
-            .iter()
-            .map(|entry| adamw::Parameter {
-                w: self.storage.floats(entry.weight),
-                g: self.storage.floats(entry.gradient),
-                m: self.storage.floats(entry.first_moment),
-                v: self.storage.floats(entry.second_moment),
-                tiles: entry.mask.map(|MaskId(at)| self.masks[at].0),
-                shadow: Some(self.storage.copy_of(entry.weight)),
-                weight_decay: entry.weight_decay,
-            })
-            .collect();
-        self.gpu.set_purpose(Region::Activations.name());
-        self.tables.push(adamw::Parameters::new(&mut self.gpu, &parameters)?);
-        Ok(TableId(self.tables.len() - 1))
-    }
-
-    fn upload(&mut self, to: Tensor, from: &[f32]) -> Result<(), Error> {
-        self.gpu.wait_for_copies()?;
-        self.storage.upload(&mut self.gpu, to, from)
-    }
-
-    fn upload_tokens(&mut self, to: Tensor, from: &[u32]) -> Result<(), Error> {
-        Ok(self.gpu.upload(self.storage.tokens(to), from)?)
-    }
-
-    fn download(&mut self, from: Tensor) -> Result<Vec<f32>, Error> {
-        self.storage.download(&mut self.gpu, from)
-    }
-
-    fn copy_out(&mut self, from: &[Tensor], mut to: Vec<Vec<f32>>) -> Result<Copied, Error> {
-        let matrices: Vec<_> = from.iter().map(|&tensor| self.storage.floats(tensor)).collect();
-        if let Some(copy) = self.gpu.copy_to_host(&matrices)? {
-            return Ok(Box::new(|| Ok(copy.read(to)?)));
-        }
-        to = matrices
-            .into_iter()
-            .map(|matrix| self.gpu.download(matrix))
-            .collect::<Result<_, _>>()?;
-        Ok(Box::new(|| Ok(to)))
-    }
-
-    fn upload_mask(&mut self, MaskId(to): MaskId, from: &Mask) -> Result<(), Error> {
-        let (tiles, expected) = self.masks[to];
-        if from.shape() != expected {
-            return Err(Error::Operand {
-                operation: "upload",
-                operand: "mask",
-                expected,
-                found: from.shape(),
-            });
-        }
-        Ok(self.gpu.upload(tiles, from.tiles())?)
-    }
-
-    fn download_mask(&mut self, MaskId(from): MaskId) -> Result<Mask, Error> {
-        let (tiles, [rows, columns]) = self.masks[from];
-        Ok(Mask::from_tiles(rows, columns, self.gpu.download(tiles)?)?)
-    }
-
-    fn copy(&mut self, from: Tensor, to: Tensor) -> Result<(), Error> {
-        self.storage.copy(&mut self.gpu, from, to)
-    }
-
-    fn fill(&mut self, to: Tensor, value: f32) -> Result<(), Error> {
-        if value.to_bits() == 0 {
-            return self.storage.clear(&mut self.gpu, to);
-        }
-        self.upload(to, &vec![value; to.elements()])
-    }
-
     fn set_step(&mut self, state: StepState) -> Result<(), Error> {
-        let StepState {
-            seed,
-            step,
-            micro_step,
-            learning_rate,
-            bias_corrections: [bias_correction1, bias_correction2],
-        } = state;
-        Ok(self.gpu.set_step(&sparse24_cuda::StepState {
-            seed,
-            step,
-            micro_step,
-            learning_rate,
-            bias_correction1,
-            bias_correction2,
-        })?)
+        Ok(self.gpu.set_step(&state)?)
     }
 
-    fn segment(
+    fn execute(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        match op {
+            Op::Sparse(op) => self.sparse(op),
+            Op::Dense(op) => self.dense(op),
+            Op::Update(op) => self.update(op),
+        }
+    }
+
+    fn sequence(&mut self, ops: &[Op<'_>]) -> Result<(), Error> {
+        if self.add_norm(ops)? {
+            return Ok(());
+        }
+        ops.iter().try_for_each(|op| self.execute(op))
+    }
+
+    fn graph(
         &mut self,
-        segment: SegmentId,
+        id: GraphId,
         work: &mut dyn FnMut(&mut dyn Backend) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        self.run_segment(segment, work)
-    }
-
-    fn mask_search(
-        &mut self,
-        w: Tensor,
-        kind: MaskKind,
-        MaskId(mask): MaskId,
-    ) -> Result<(), Error> {
-        Ok(search::mask_search(&mut self.gpu, self.storage.floats(w), kind, self.masks[mask].0)?)
+        self.run_graph(id, work)
     }
 
     fn flip_count(&mut self, MaskId(a): MaskId, MaskId(b): MaskId) -> Result<u64, Error> {
@@ -390,324 +221,29 @@ impl Backend for CudaBackend {
         Ok(self.gpu.download(self.flips)?[0])
     }
 
-    fn permuted_mask(&mut self, _: Tensor, _: MaskId, _: &[u32], _: MaskId) -> Result<(), Error> {
-        unreachable!("permuted masks are refused")
-    }
-
-    fn compress_weight(&mut self, op: &CompressWeight) -> Result<(), Error> {
-        let (MaskId(mask), Weight24(out)) = (op.mask, op.out);
-        let pruned =
-            prune::Pruned { w: self.storage.floats(op.w), tiles: self.masks[mask].0, map: op.map };
-        let [forward, dgrad] = self.weights24[out];
-        match op.orientation {
-            Orientation::Both => prune::compress_weight(&mut self.gpu, &pruned, forward, dgrad)?,
-            Orientation::Forward => prune::compress_forward(&mut self.gpu, &pruned, forward)?,
-            Orientation::Permuted => unreachable!("permuted masks are refused"),
-        }
-        Ok(())
-    }
-
-    fn mvue_compress(
-        &mut self,
-        dz: Tensor,
-        site: Site,
-        estimator: Estimator,
-        Gradient24(out): Gradient24,
-    ) -> Result<(), Error> {
-        Ok(mvue::mvue_compress(
-            &mut self.gpu,
-            self.storage.activations(dz),
-            estimator,
-            site,
-            self.gradients24[out],
-        )?)
-    }
-
-    fn linear_forward(&mut self, op: &LinearForward) -> Result<(), Error> {
-        let (x, z) = (self.storage.activations(op.x), self.storage.activations(op.z));
-        match op.weight {
-            Weight::Dense(t) => {
-                let (weight, bias) =
-                    (self.storage.copy_of(t), op.bias.map(|bias| self.storage.copy_of(bias)));
-                self.gemm
-                    .linear_forward(&mut self.gpu, &gemm::LinearForward { x, weight, bias, z })?;
-            }
-            Weight::Pruned(Weight24(at)) => {
-                let [a, _] = self.weights24[at];
-                self.pruned_product(a, x, op.bias.map(|bias| self.storage.floats(bias)), z)?;
-            }
-        }
-        match op.then {
-            None => Ok(()),
-            Some((activation, h)) => {
-                let h = self.storage.activations(h);
-                Ok(match activation {
-                    Activation::Gelu => activation::gelu_forward(&mut self.gpu, z, h),
-                    Activation::Geglu => activation::geglu_forward(&mut self.gpu, z, h),
-                    Activation::Swiglu => activation::swiglu_forward(&mut self.gpu, z, h),
-                }?)
-            }
-        }
-    }
-
-    fn linear_dgrad(&mut self, op: &LinearDgrad) -> Result<(), Error> {
-        let dz = self.storage.activations(op.dz);
-        let (p, q) = (dz.shape()[0], self.width_in(op.weight));
-        let product = match op.then {
-            None => self.storage.activations(op.dx),
-            Some(_) => grown(&mut self.gpu, &mut self.scratch.activations, [p, q])?,
-        };
-        match op.weight {
-            Weight::Dense(t) => {
-                let op = gemm::LinearDgrad { dz, weight: self.storage.copy_of(t), dx: product };
-                self.gemm.linear_dgrad(&mut self.gpu, &op)?;
-            }
-            Weight::Pruned(Weight24(at)) => {
-                let [_, a] = self.weights24[at];
-                self.pruned_product(a, dz, None, product)?;
-            }
-        }
-        match op.then {
-            None => Ok(()),
-            Some((activation, z)) => self.act_backward(
-                activation,
-                product,
-                self.storage.activations(z),
-                self.storage.activations(op.dx),
-            ),
-        }
-    }
-
-    fn linear_wgrad(&mut self, op: &LinearWgrad) -> Result<(), Error> {
-        let (x, dw, beta) =
-            (self.storage.activations(op.x), self.storage.floats(op.dw), op.beta.into());
-        match op.dz {
-            Gradient::Dense(dz) => {
-                let op = gemm::LinearWgrad { dz: self.storage.activations(dz), x, dw, beta };
-                Ok(self.gemm.linear_wgrad(&mut self.gpu, &op)?)
-            }
-            Gradient::Sampled(Gradient24(at)) => {
-                let a = self.gradients24[at];
-                let ([m, k], n) = (a.shape(), x.shape()[1]);
-                self.sparse_plans.run(
-                    &mut self.gpu,
-                    &mut self.scratch,
-                    (spmm24::Form::Straight, [m, n, k], beta),
-                    |gpu, scratch, plan| {
-                        spmm24::spmm24(
-                            gpu,
-                            &spmm24::Straight { a, b: x, d: dw, beta, scratch },
-                            plan,
-                        )
-                    },
-                )
-            }
-        }
-    }
-
-    fn bias_grad(&mut self, dz: Tensor, db: Tensor, beta: Beta) -> Result<(), Error> {
-        let (dz, db) = (self.storage.activations(dz), self.storage.floats(db));
-        let scratch =
-            grown(&mut self.gpu, &mut self.scratch.floats, bias::bias_grad_scratch(dz.shape()))?;
-        Ok(bias::bias_grad(&mut self.gpu, dz, db, beta.into(), scratch)?)
-    }
-
-    fn norm_forward(&mut self, op: &NormForward) -> Result<(), Error> {
-        let op = norm::NormForward {
-            x: self.storage.activations(op.x),
-            delta: op.delta.map(|t| self.storage.activations(t)),
-            gamma: self.storage.floats(op.gamma),
-            beta: op.beta.map(|t| self.storage.floats(t)),
-            residual: self.storage.activations(op.residual),
-            y: self.storage.activations(op.y),
-            stats: self.storage.floats(op.stats),
-        };
-        Ok(norm::norm_forward(&mut self.gpu, &op)?)
-    }
-
-    fn norm_backward(&mut self, op: &NormBackward) -> Result<(), Error> {
-        let shape = norm::norm_backward_scratch(&self.gpu, op.dy.shape[1]);
-        let scratch = grown(&mut self.gpu, &mut self.scratch.floats, shape)?;
-        let op = norm::NormBackward {
-            dy: self.storage.activations(op.dy),
-            residual: self.storage.activations(op.residual),
-            stats: self.storage.floats(op.stats),
-            gamma: self.storage.floats(op.gamma),
-            dresidual: self.storage.activations(op.dresidual),
-            dgamma: self.storage.floats(op.dgamma),
-            dbeta: op.dbeta.map(|t| self.storage.floats(t)),
-            accumulate: op.accumulate.into(),
-            scratch,
-        };
-        Ok(norm::norm_backward(&mut self.gpu, &op)?)
-    }
-
-    fn attention_forward(&mut self, op: &AttentionForward) -> Result<(), Error> {
-        let op = self.attention(op);
-        Ok(attention::attention_forward(&mut self.gpu, &op)?)
-    }
-
-    fn attention_backward(&mut self, op: &AttentionBackward) -> Result<(), Error> {
-        let scratch = grown(
-            &mut self.gpu,
-            &mut self.scratch.floats,
-            attention::backward_scratch(op.forward.shape.into()),
-        )?;
-        let op = attention::AttentionBackward {
-            forward: self.attention(&op.forward),
-            d_o: self.storage.activations(op.d_o),
-            dqkv: op.dqkv.map(|t| self.storage.activations(t)),
-            scratch,
-        };
-        Ok(attention::attention_backward(&mut self.gpu, &op)?)
-    }
-
-    fn embed_forward(&mut self, op: &Embed) -> Result<(), Error> {
-        let op = self.embed(op);
-        Ok(embedding::embed_forward(&mut self.gpu, &op)?)
-    }
-
-    fn embed_backward(&mut self, op: &Embed) -> Result<(), Error> {
-        let shape = op.rows.shape;
-        let op = self.embed(op);
-        let order = grown(
-            &mut self.gpu,
-            &mut self.scratch.order,
-            embedding::EmbedScratch::order_shape(shape),
-        )?;
-        let pieces = grown(
-            &mut self.gpu,
-            &mut self.scratch.floats,
-            embedding::EmbedScratch::pieces_shape(shape),
-        )?;
-        Ok(embedding::embed_backward(
-            &mut self.gpu,
-            &op,
-            &embedding::EmbedScratch { order, pieces },
-        )?)
-    }
-
-    fn head_loss(&mut self, op: &HeadLoss) -> Result<(), Error> {
-        let (p, chunk) = (op.x.shape[0], op.logits.shape[0]);
-        let losses = grown(&mut self.gpu, &mut self.scratch.floats, [p, 1])?;
-        let weight = self.storage.tall_copy_of(op.embedding);
-        for start in (0..p).step_by(chunk) {
-            let rows = start..p.min(start + chunk);
-            let x = self.storage.activations(op.x.rows(rows.clone()));
-            let logits = self.storage.wide_activations(op.logits.first_rows(rows.len()));
-            self.gemm.linear_forward(
-                &mut self.gpu,
-                &gemm::LinearForward { x, weight, bias: None, z: logits },
-            )?;
-            let loss = loss::HeadLoss {
-                logits,
-                targets: self.storage.tokens(op.targets.rows(rows.clone())),
-                vocabulary: op.embedding.shape[0],
-                smoothing: op.smoothing,
-                losses: losses.rows(rows.clone()),
-            };
-            let Some(gradients) = op.gradients else {
-                loss::loss_forward(&mut self.gpu, &loss)?;
-                continue;
-            };
-            loss::head_loss(&mut self.gpu, &loss, gradients.scale)?;
-            let beta = if start == 0 { gradients.beta } else { Beta::Accumulate };
-            let dw = self.storage.tall_floats(gradients.dembedding);
-            self.gemm.linear_wgrad(
-                &mut self.gpu,
-                &gemm::LinearWgrad { dz: logits, x, dw, beta: beta.into() },
-            )?;
-            let dx = self.storage.activations(gradients.dx.rows(rows));
-            self.gemm.linear_dgrad(&mut self.gpu, &gemm::LinearDgrad { dz: logits, weight, dx })?;
-        }
-        let health = op.gradients.is_some().then_some(self.health);
-        Ok(loss::loss_sum(
-            &mut self.gpu,
-            losses,
-            self.storage.floats(op.loss),
-            sparse24_cuda::Beta::Overwrite,
-            health,
-        )?)
-    }
-
-    fn logits(&mut self, x: Tensor, embedding: Tensor, out: Tensor) -> Result<(), Error> {
-        let (x, weight, z) = (
-            self.storage.activations(x),
-            self.storage.tall_copy_of(embedding),
-            self.storage.wide_activations(out),
-        );
-        Ok(self
-            .gemm
-            .linear_forward(&mut self.gpu, &gemm::LinearForward { x, weight, bias: None, z })?)
-    }
-
-    fn dropout(&mut self, x: Tensor, Dropout { p, site }: Dropout) -> Result<(), Error> {
-        Ok(dropout::dropout(
-            &mut self.gpu,
-            self.storage.activations(x),
-            &dropout::Dropout { p, site },
-        )?)
-    }
-
-    fn grad_norm(&mut self, TableId(table): TableId) -> Result<(), Error> {
-        Ok(adamw::grad_norm(&mut self.gpu, &self.tables[table], self.health)?)
-    }
-
-    fn optimizer_step(
-        &mut self,
-        TableId(table): TableId,
-        rule: &AdamW,
-        decay: MaskedDecay,
-    ) -> Result<(), Error> {
-        self.gpu.wait_for_copies()?;
-        self.writes = Writes::Parameters;
-        let decay = match decay {
-            MaskedDecay::None => adamw::MaskedDecay::None,
-            MaskedDecay::OnGradients(lambda) => adamw::MaskedDecay::OnGradients(lambda),
-            MaskedDecay::OnWeights(lambda) => adamw::MaskedDecay::OnWeights(lambda),
-        };
-        let AdamW { beta1, beta2, epsilon, clip } = *rule;
-        Ok(adamw::adamw_step(
-            &mut self.gpu,
-            &self.tables[table],
-            &adamw::AdamW { beta1, beta2, epsilon, clip, decay },
-            self.health,
-        )?)
-    }
-
     fn l1_distance(&mut self, _: Tensor, _: Tensor) -> Result<f64, Error> {
-        unreachable!("phases that watch a variance are refused")
+        Err(missing("L1 distance"))
     }
 
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {
-        // Side by side, so that the host waits once.
-        let (losses, health) = (self.storage.floats(losses).as_bytes(), self.health.as_bytes());
+        // Losses and health side by side, so that the host waits once.
+        let (losses, health) = (self.buffers.floats(losses).as_bytes(), self.health.as_bytes());
         let ([rows, columns], [_, words]) = (losses.shape(), health.shape());
         let report = grown(&mut self.gpu, &mut self.scratch.report, [1, rows * columns + words])?;
-        let (of_losses, of_health) = (
-            report.columns(0..rows * columns),
-            report.columns(rows * columns..rows * columns + words),
-        );
-        self.gpu.copy(losses, of_losses.rectangle(0, [rows, columns], columns))?;
-        self.gpu.copy(health, of_health)?;
+        let to_losses = report.columns(0..rows * columns);
+        let to_health = report.columns(rows * columns..rows * columns + words);
+        self.gpu.copy(losses, to_losses.rectangle(0, [rows, columns], columns))?;
+        self.gpu.copy(health, to_health)?;
         let bytes = self.gpu.download(report)?;
-        let mut words = bytes
-            .chunks_exact(4)
-            .map(|word| u32::from_le_bytes(word.try_into().expect("four bytes")));
-        let loss = words
-            .by_ref()
-            .take(rows * columns / 4)
-            .map(|word| f64::from(f32::from_bits(word)))
-            .sum();
-        let health = adamw::Health::of_words(std::array::from_fn(|_| {
-            words.next().expect("two words follow")
-        }));
+        let word = |four: &[u8]| u32::from_le_bytes(four.try_into().expect("four bytes"));
+        let mut words = bytes.chunks_exact(4).map(word);
+        let losses = words.by_ref().take(rows * columns / 4).map(f32::from_bits).collect();
+        let health = std::array::from_fn(|_| words.next().expect("two words follow"));
+        let Health { grad_norm, non_finite } = Health::of_words(health);
         self.gpu.fill_bytes(self.health, 0)?;
-        let non_finite = health.non_finite.map(|culprit| match culprit {
-            adamw::NonFinite::Loss => NonFinite::Loss,
-            adamw::NonFinite::Gradient(place) => NonFinite::Gradient(place),
-            adamw::NonFinite::Norm => NonFinite::Norm,
-        });
-        Ok(StepReport { loss, grad_norm: health.grad_norm, non_finite })
+        Ok(StepReport { losses, grad_norm, non_finite })
     }
 }
+
+/// Activations are bf16 on the device.
+type Activations = Matrix<bf16>;

@@ -1,372 +1,366 @@
 //! GPT-2 (Radford et al. 2019): pre-LN blocks, learned positions, a head tied to the token
 //! embedding.
 //!
-//! The residual stream is carried by the norms: each adds the output of the block before it.
-//! Parameter names are those of Hugging Face's GPT-2; linear weights are `[out, in]`.
+//! ```text
+//! x = wte[tokens] + wpe[positions]
+//! per block:  x = x + attention(ln_1(x));  x = x + mlp(ln_2(x))
+//! logits = ln_f(x) wte^T
+//! ```
+//!
+//! The residual stream stays in the norms: each adds the output of the half block before it.
+//! Parameter names are Hugging Face's; linear weights are `[out, in]`.
 
-use self::block::{Block, BlockActivations, EMBEDDING_DROPOUT, SparseRooms};
-use crate::{
-    Error,
-    backend::{Activation, Backend, DType, Region, Tensor},
-    method::Method,
-    nn::{
-        Pass,
-        embedding::{Embedding, HeadBuffers},
-        linear24::{Bias, SparseRoom},
-        norm::{Norm, NormActivations},
-        parameter::Parameters,
-    },
+use sparse24_core::{
+    op::{Accumulate, Activation, AttentionMask},
+    philox::Site,
 };
 
-mod block;
+use super::{ActivationCheckpointing, Extents, Model, Sparsify};
+use crate::{
+    Error,
+    backend::{Backend, DType, Region, Tensor, op::Fill},
+    nn::{
+        Attention, AttentionActivations, AttentionSpec, Bias, Builder, Embedding, Ffn,
+        FfnActivations, FfnSpec, Head, Norm, NormActivations, Pass, Sharing, Sparsity,
+    },
+    objective::Batch,
+};
 
 /// The size of a GPT-2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Gpt2Shape {
+pub struct Gpt2Spec {
     /// Blocks.
     pub layers: usize,
-    /// Attention heads; they divide the width.
+    /// Attention heads; they divide d_model.
     pub heads: usize,
-    /// d.
-    pub width: usize,
-    /// d_ff.
-    pub ffn_width: usize,
+    /// Features of the residual stream.
+    pub d_model: usize,
+    /// Features between the feed-forward layers, after a gate.
+    pub d_ff: usize,
     /// Longest sequence.
-    pub context: usize,
+    pub sequence_length: usize,
     /// Token ids.
     pub vocabulary: usize,
-    /// Of the feed-forward blocks.
+    /// Between the feed-forward layers.
     pub activation: Activation,
-    /// Of linear layers and norms.
+    /// Biases of linear layers and norms.
     pub bias: Bias,
-    /// Which linear layers may be pruned.
+    /// Which linear layers masks may prune.
     pub sparsify: Sparsify,
 }
 
-impl Gpt2Shape {
-    /// How many weights each linear layer that may be pruned has, by the name of its parameter.
-    #[must_use]
-    pub fn sparsifiable(&self) -> Vec<(String, u64)> {
-        let &Self { width: d, ffn_width, .. } = self;
-        let ffn =
-            [("mlp.c_fc", d * ffn_width * self.activation.width()), ("mlp.c_proj", d * ffn_width)];
-        let attention = [("attn.c_attn", 3 * d * d), ("attn.c_proj", d * d)];
-        let parts = match self.sparsify {
-            Sparsify::Ffn => ffn.to_vec(),
-            Sparsify::FfnAndAttention => [attention, ffn].concat(),
-        };
-        let named = |layer| {
-            parts
-                .iter()
-                .map(move |(part, weights)| (format!("h.{layer}.{part}.weight"), *weights as u64))
-        };
-        (0..self.layers).flat_map(named).collect()
-    }
-}
+/// The parameter whose rows are the vocabulary.
+pub const TOKEN_TABLE: &str = "wte.weight";
 
-/// Which linear layers may be pruned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "kebab-case")
-)]
-pub enum Sparsify {
-    /// Those of the feed-forward blocks.
-    Ffn,
-    /// Also the attention projections.
-    FfnAndAttention,
-}
-
-/// What the backward pass computes again instead of having it kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "kebab-case")
-)]
-pub enum Recompute {
-    /// Nothing.
-    #[default]
-    None,
-    /// All of a block from its input: a fifth to a third of a step's arithmetic more, the same
-    /// bits, and the memory of one block instead of all.
-    Blocks,
-}
-
-/// One step's tokens: what is run at a time, at most.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BatchShape {
-    /// Sequences at a time.
-    pub sequences: usize,
-    /// Tokens a sequence.
-    pub context: usize,
-}
-
-/// Standard deviation of the initial weights; residual projections divide it by sqrt(2 layers).
+/// Standard deviation of the initial weights; projections into the residual stream divide it by
+/// sqrt(2 layers).
 const DEVIATION: f32 = 0.02;
-
-/// Rows of logits held at a time, so that a large vocabulary needs no `[p, V]` buffer; a GPU wants
-/// thousands for its products.
-pub(crate) const HEAD_ROWS: usize = 4096;
 
 /// The model with its activations.
 #[derive(Debug)]
 pub struct Gpt2 {
-    shape: Gpt2Shape,
     embedding: Embedding,
     blocks: Vec<Block>,
     norm: Norm,
-    buffers: Buffers,
+    head: Head,
+    tokens: Tensor,
+    /// Output of the embedding.
+    embedded: Tensor,
+    /// Output of a half block, until the next norm adds it.
+    delta: Tensor,
+    last: NormActivations,
+    dropout: Site,
+    gradients: Gradients,
 }
 
-/// Buffers of the whole model, `[tokens at a time, ...]`.
-#[derive(Debug)]
-struct Buffers {
-    tokens: Tensor,
-    targets: Tensor,
-    loss: Tensor,
-    logits: Tensor,
-    embedded: Tensor,
-    /// The output of a block half, until the next norm adds it.
+/// Gradients of activations; all blocks share them.
+#[derive(Debug, Clone, Copy)]
+struct Gradients {
+    /// Of the residual stream.
+    residual: Tensor,
+    /// Of a norm's output.
+    y: Tensor,
+    /// Of `delta`, where dropout makes it differ from the residual stream's.
     delta: Tensor,
-    final_norm: NormActivations,
-    dresidual: Tensor,
-    dy: Tensor,
-    /// The gradient of `delta` where dropout makes it differ from `dresidual`.
-    ddelta: Tensor,
-    d_o: Tensor,
-    dqkv: Tensor,
-    dz: Tensor,
+    attention: AttentionActivations,
+    ffn: FfnActivations,
 }
 
 impl Gpt2 {
-    /// Allocates parameters, activations and the sparse operands of a method for batches of at most
-    /// this shape.
-    ///
-    /// # Errors
-    /// Those of the allocations, among them sparsified shapes that are not made of 4x4 tiles.
+    /// Allocates parameters and activations.
     pub fn new(
-        backend: &mut dyn Backend,
-        shape: Gpt2Shape,
-        batch: BatchShape,
-        recompute: Recompute,
-        method: &Method,
-    ) -> Result<(Self, Parameters), Error> {
-        let mut parameters = Parameters::default();
-        let Gpt2Shape { width: d, ffn_width, .. } = shape;
-        let p = batch.sequences * batch.context;
-        let z_width = ffn_width * shape.activation.width();
-        let tables = [("wte.weight", shape.vocabulary), ("wpe.weight", shape.context)];
-        let embedding = Embedding::new(backend, &mut parameters, tables, d, DEVIATION)?;
-
-        // A sampled gradient lives only until its product: layers of one shape share the room.
-        let operands = method.pruned_operands();
-        let mut room = |width: usize| {
-            let sampled =
-                if method.samples() { Some(backend.alloc_gradient24([p, width])?) } else { None };
-            Ok::<_, Error>(SparseRoom { operands, sampled })
+        builder: &mut Builder<'_>,
+        spec: Gpt2Spec,
+        checkpointing: ActivationCheckpointing,
+    ) -> Result<Self, Error> {
+        let d = spec.d_model;
+        let tables = ((TOKEN_TABLE, spec.vocabulary), ("wpe.weight", spec.sequence_length));
+        let embedding = Embedding::new(builder, tables.0, Some(tables.1), d, DEVIATION)?;
+        let dropout = builder.dropout_site();
+        let embedded = builder.activation("embedded", d)?;
+        let delta = builder.activation("delta", d)?;
+        let shared = match checkpointing {
+            ActivationCheckpointing::None => None,
+            ActivationCheckpointing::Blocks => {
+                let x = builder.activation("block.x", d)?;
+                Some(Kept::new(builder, "block", spec, x)?)
+            }
         };
-        let sparse = SparseRooms {
-            up: room(z_width)?,
-            narrow: room(d)?,
-            qkv: match shape.sparsify {
-                Sparsify::Ffn => None,
-                Sparsify::FfnAndAttention => Some(room(3 * d)?),
-            },
+        let mut blocks = Vec::new();
+        for layer in 0..spec.layers {
+            let x = match layer {
+                0 => embedded,
+                _ => builder.activation(&format!("h.{layer}.x"), d)?,
+            };
+            blocks.push(Block::new(builder, spec, layer, x, shared)?);
+        }
+        let norm = Norm::new(builder, "ln_f", d, spec.bias)?;
+        let head = Head::tied(builder, &embedding)?;
+        let x = builder.activation("ln_f x", d)?;
+        let last = NormActivations::new(builder, "ln_f", x)?;
+        let tokens = [builder.batch().tokens(), 1];
+        let tokens = builder.tensor("tokens", tokens, DType::U32, Region::Activations)?;
+        let [residual, y, ddelta] = ["dresidual", "dy", "ddelta"].map(|name| (name, d));
+        let mut activation = |(name, columns)| builder.activation(name, columns);
+        let (residual, y, ddelta) = (activation(residual)?, activation(y)?, activation(ddelta)?);
+        let (qkv, o) = (activation(("dqkv", 3 * d))?, activation(("do", d))?);
+        let z = activation(("dz", spec.d_ff * spec.activation.columns_in()))?;
+        let h = [builder.batch().tokens(), spec.d_ff];
+        let h = builder.tensor("dh", h, DType::Activation, Region::Scratch)?;
+        let gradients = Gradients {
+            residual,
+            y,
+            delta: ddelta,
+            attention: AttentionActivations { q: qkv, kv: None, o, lse: o },
+            ffn: FfnActivations { z, h },
         };
-        let shared = match recompute {
-            Recompute::None => None,
-            Recompute::Blocks => Some(BlockActivations::new(backend, "block", shape, batch)?),
-        };
-        let blocks = (0..shape.layers)
-            .map(|layer| {
-                Block::new(backend, &mut parameters, shape, layer, batch, (sparse, shared))
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        let norm = Norm::new(backend, &mut parameters, "ln_f", d, shape.bias)?;
-
-        let final_norm = NormActivations::new(backend, "ln_f", [p, d])?;
-        let mut alloc = |name: &str, columns| {
-            backend.alloc(name, [p, columns], DType::Activation, Region::Activations)
-        };
-        let (embedded, delta, dresidual, dy) =
-            (alloc("embedded", d)?, alloc("delta", d)?, alloc("dresidual", d)?, alloc("dy", d)?);
-        let (ddelta, d_o, dqkv, dz) =
-            (alloc("ddelta", d)?, alloc("d_o", d)?, alloc("dqkv", 3 * d)?, alloc("dz", z_width)?);
-        let buffers = Buffers {
-            tokens: backend.alloc("tokens", [p, 1], DType::U32, Region::Activations)?,
-            targets: backend.alloc("targets", [p, 1], DType::U32, Region::Activations)?,
-            loss: backend.alloc("loss", [1, 1], DType::F32, Region::Activations)?,
-            logits: backend.alloc(
-                "logits",
-                [p.min(HEAD_ROWS), shape.vocabulary],
-                DType::Activation,
-                Region::Activations,
-            )?,
+        let model = Self {
+            embedding,
+            blocks,
+            norm,
+            head,
+            tokens,
             embedded,
             delta,
-            final_norm,
-            dresidual,
-            dy,
-            ddelta,
-            d_o,
-            dqkv,
-            dz,
+            last,
+            dropout,
+            gradients,
         };
-        Ok((Self { shape, embedding, blocks, norm, buffers }, parameters))
-    }
-
-    /// The size it was made with.
-    #[must_use]
-    pub fn shape(&self) -> Gpt2Shape {
-        self.shape
-    }
-
-    /// Brings a batch to the device, for all that follows.
-    ///
-    /// # Errors
-    /// Those of the uploads.
-    pub fn upload(
-        &self,
-        backend: &mut dyn Backend,
-        tokens: &[u32],
-        targets: &[u32],
-    ) -> Result<(), Error> {
-        backend.upload_tokens(self.buffers.tokens.first_rows(tokens.len()), tokens)?;
-        backend.upload_tokens(self.buffers.targets.first_rows(targets.len()), targets)
-    }
-
-    /// The summed loss of the batch done last `[1, 1]`.
-    #[must_use]
-    pub fn loss(&self) -> Tensor {
-        self.buffers.loss
-    }
-
-    /// Forward and backward of the batch on the device: [`Gpt2::loss`], and the gradients of
-    /// `scale` times it.
-    ///
-    /// # Errors
-    /// Those of the operations.
-    pub fn train(&self, pass: &mut Pass<'_>, scale: f32) -> Result<(), Error> {
-        let x = self.forward(pass)?;
-        let head = self.head(pass);
-        let p = pass.tokens();
-        let [dresidual, dy, ddelta] =
-            [self.buffers.dresidual, self.buffers.dy, self.buffers.ddelta].map(|t| t.first_rows(p));
-        self.embedding.loss_and_gradient(pass, x, head, scale, dy)?;
-
-        pass.backend.fill(dresidual, 0.0)?;
-        self.norm.backward(pass, dy, self.buffers.final_norm.first_rows(p), dresidual)?;
-        for block in self.blocks.iter().rev() {
-            block.backward(pass, &self.buffers, dresidual, dy, ddelta)?;
-        }
-        pass.drop_in_place(dresidual, EMBEDDING_DROPOUT)?;
-        self.embedding.backward(pass, self.buffers.tokens.first_rows(p), dresidual)
-    }
-
-    /// The summed loss of the batch on the device; targets of [`crate::backend::HeadLoss::IGNORE`]
-    /// count nothing.
-    ///
-    /// # Errors
-    /// Those of the operations.
-    pub fn evaluate(&self, pass: &mut Pass<'_>) -> Result<f32, Error> {
-        let x = self.forward(pass)?;
-        let head = self.head(pass);
-        self.embedding.loss(pass, x, head)?;
-        Ok(pass.backend.download(head.loss)?[0])
-    }
-
-    /// The logits after the last token of one sequence.
-    ///
-    /// # Errors
-    /// Those of the operations.
-    pub fn next_logits(&self, pass: &mut Pass<'_>, tokens: &[u32]) -> Result<Vec<f32>, Error> {
-        pass.backend.upload_tokens(self.buffers.tokens.first_rows(tokens.len()), tokens)?;
-        let x = self.forward(pass)?;
-        let out = self.buffers.logits.first_rows(1);
-        self.embedding.logits(pass, x.rows(tokens.len() - 1..tokens.len()), out)?;
-        pass.backend.download(out)
-    }
-
-    /// The first layer, in the order of a forward pass of the batch on the device, of whose output
-    /// this holds.
-    ///
-    /// # Errors
-    /// Those of the operations, and of `holds`.
-    pub fn first_output(
-        &self,
-        pass: &mut Pass<'_>,
-        mut holds: impl FnMut(&mut dyn Backend, Tensor) -> Result<bool, Error>,
-    ) -> Result<Option<String>, Error> {
-        let mut found = None;
-        let mut look =
-            |pass: &mut Pass<'_>, name: &dyn Fn() -> String, output: Tensor| -> Result<(), Error> {
-                if found.is_none() && holds(pass.backend, output)? {
-                    found = Some(name());
-                }
-                Ok(())
-            };
-        // A norm adds the output of the layer before it.
-        let before = |layer: usize| {
-            layer
-                .checked_sub(1)
-                .map_or("the embedding".to_owned(), |layer| format!("h.{layer}.mlp.c_proj"))
-        };
-        self.forward_past(
-            pass,
-            |pass, layer, BlockActivations { norms: [first, second], attention, ffn }| {
-                look(pass, &|| before(layer), first.residual)?;
-                let parts = [
-                    ("ln_1", first.y),
-                    ("attn.c_attn", attention.qkv),
-                    ("attn", attention.o),
-                    ("attn.c_proj", second.residual),
-                    ("ln_2", second.y),
-                    ("mlp.c_fc", ffn.z),
-                    ("mlp.act", ffn.h),
-                ];
-                parts.into_iter().try_for_each(|(part, output)| {
-                    look(pass, &|| format!("h.{layer}.{part}"), output)
-                })
-            },
-        )?;
-        let last = self.buffers.final_norm.first_rows(pass.tokens());
-        look(pass, &|| before(self.blocks.len()), last.residual)?;
-        look(pass, &|| "ln_f".to_owned(), last.y)?;
-        Ok(found)
+        Ok(model)
     }
 
     /// The output of the final norm.
     fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
-        self.forward_past(pass, |_, _, _| Ok(()))
+        let [tokens, embedded, delta] =
+            [self.tokens, self.embedded, self.delta].map(|buffer| pass.rows(buffer));
+        self.embedding.forward(pass, tokens, embedded)?;
+        pass.drop_in_place(embedded, self.dropout)?;
+        let mut stream = None;
+        for block in &self.blocks {
+            stream = Some(block.forward(pass, stream, delta)?);
+        }
+        let last = self.last.rows(pass);
+        self.norm.forward_residual(pass, stream.unwrap_or(embedded), delta, last)?;
+        Ok(last.y)
+    }
+}
+
+impl Model for Gpt2 {
+    fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result<(), Error> {
+        let Batch { tokens, targets, .. } = batch;
+        backend.upload_ids(self.tokens.first_rows(tokens.len()), tokens)?;
+        backend.upload_ids(self.head.buffers().targets.first_rows(targets.len()), targets)
     }
 
-    /// The same, with a look at what each block leaves before the next one begins.
-    fn forward_past(
+    fn train(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
+        let x = self.forward(pass)?;
+        let [residual, dy] =
+            [self.gradients.residual, self.gradients.y].map(|buffer| pass.rows(buffer));
+        self.head.loss_and_gradient(pass, x, dy)?;
+        pass.run(Fill { to: residual, value: 0.0 })?;
+        self.norm.backward(pass, dy, self.last.rows(pass), residual, Accumulate::Add)?;
+        for block in self.blocks.iter().rev() {
+            block.backward(pass, &self.gradients, pass.rows(self.delta))?;
+        }
+        pass.drop_in_place(residual, self.dropout)?;
+        self.embedding.backward(pass, pass.rows(self.tokens), residual, Sharing::Tied)
+    }
+
+    fn evaluate(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
+        let x = self.forward(pass)?;
+        self.head.loss(pass, x)
+    }
+
+    fn loss(&self) -> Tensor {
+        self.head.buffers().loss
+    }
+
+    fn next_logits(&self, pass: &mut Pass<'_>, tokens: &[u32]) -> Result<Vec<f32>, Error> {
+        pass.backend.upload_ids(self.tokens.first_rows(tokens.len()), tokens)?;
+        let x = self.forward(pass)?;
+        self.head.logits(pass, x.rows(tokens.len() - 1..tokens.len()))
+    }
+}
+
+/// x = x + attention(ln_1(x)); x = x + mlp(ln_2(x)).
+#[derive(Debug)]
+struct Block {
+    ln_1: Norm,
+    attention: Attention,
+    ln_2: Norm,
+    mlp: Ffn,
+    /// Dropout of the outputs of attention and mlp.
+    dropouts: [Site; 2],
+    kept: Kept,
+    /// Whether later blocks overwrite what it kept, so that the backward pass computes it again.
+    recomputed: bool,
+}
+
+/// What a block keeps between forward and backward.
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    ln_1: NormActivations,
+    attention: AttentionActivations,
+    ln_2: NormActivations,
+    mlp: FfnActivations,
+}
+
+impl Kept {
+    fn new(
+        builder: &mut Builder<'_>,
+        name: &str,
+        spec: Gpt2Spec,
+        x: Tensor,
+    ) -> Result<Self, Error> {
+        let names = ["c_attn", "c_proj"].map(str::to_owned);
+        let ln_1 = NormActivations::new(builder, &format!("{name}.ln_1"), x)?;
+        let attention = Attention::activations(builder, name, &spec.attention(&names))?;
+        let middle = builder.activation(&format!("{name}.ln_2 x"), spec.d_model)?;
+        let ln_2 = NormActivations::new(builder, &format!("{name}.ln_2"), middle)?;
+        let mlp = FfnActivations::new(builder, name, spec.d_ff, spec.activation)?;
+        Ok(Self { ln_1, attention, ln_2, mlp })
+    }
+
+    fn rows(self, pass: &Pass<'_>) -> Self {
+        Self {
+            ln_1: self.ln_1.rows(pass),
+            attention: self.attention.rows(pass),
+            ln_2: self.ln_2.rows(pass),
+            mlp: self.mlp.rows(pass),
+        }
+    }
+}
+
+impl Gpt2Spec {
+    pub(super) fn extents(&self) -> Extents {
+        let &Self { d_model, heads, d_ff, activation, .. } = self;
+        Extents { d_model, heads, d_ff, activation }
+    }
+
+    fn deviations(&self) -> [f32; 2] {
+        [DEVIATION, DEVIATION / (2.0 * self.layers as f32).sqrt()]
+    }
+
+    fn attention<'a>(&self, names: &'a [String]) -> AttentionSpec<'a> {
+        let sparsity = match self.sparsify {
+            Sparsify::Ffn => Sparsity::Dense,
+            Sparsify::FfnAndAttention => Sparsity::Sparsifiable,
+        };
+        AttentionSpec {
+            names,
+            d_model: self.d_model,
+            heads: self.heads,
+            mask: AttentionMask::Causal,
+            bias: self.bias,
+            deviations: self.deviations(),
+            sparsity,
+        }
+    }
+}
+
+impl Block {
+    fn new(
+        builder: &mut Builder<'_>,
+        spec: Gpt2Spec,
+        layer: usize,
+        x: Tensor,
+        shared: Option<Kept>,
+    ) -> Result<Self, Error> {
+        let Gpt2Spec { d_model, d_ff, activation, bias, .. } = spec;
+        let of = |part: &str| format!("h.{layer}.{part}");
+        let ln_1 = Norm::new(builder, &of("ln_1"), d_model, bias)?;
+        let names = ["attn.c_attn", "attn.c_proj"].map(of);
+        let attention = Attention::new(builder, &spec.attention(&names))?;
+        let ln_2 = Norm::new(builder, &of("ln_2"), d_model, bias)?;
+        let names = ["mlp.c_fc", "mlp.c_proj"].map(of);
+        let deviations = spec.deviations();
+        let mlp = FfnSpec { names, d_model, d_ff, activation, bias, deviations };
+        let mlp = Ffn::new(builder, mlp)?;
+        let dropouts = [builder.dropout_site(), builder.dropout_site()];
+        let kept = match shared {
+            None => Kept::new(builder, &format!("h.{layer}"), spec, x)?,
+            Some(shared) => Kept { ln_1: NormActivations { x, ..shared.ln_1 }, ..shared },
+        };
+        // The last block's activations are still there when the backward pass starts.
+        let recomputed = shared.is_some() && layer + 1 < spec.layers;
+        Ok(Self { ln_1, attention, ln_2, mlp, dropouts, kept, recomputed })
+    }
+
+    /// Leaves the block's output in `delta`, to be added to the stream that it returns. `stream` is
+    /// the stream before the previous block's output was added; none for the first block.
+    fn forward(
         &self,
         pass: &mut Pass<'_>,
-        mut past: impl FnMut(&mut Pass<'_>, usize, BlockActivations) -> Result<(), Error>,
+        stream: Option<Tensor>,
+        delta: Tensor,
     ) -> Result<Tensor, Error> {
-        let p = pass.tokens();
-        let ids = self.buffers.tokens.first_rows(p);
-        let [embedded, delta] =
-            [self.buffers.embedded, self.buffers.delta].map(|t| t.first_rows(p));
-        self.embedding.forward(pass, ids, embedded)?;
-        pass.drop_in_place(embedded, EMBEDDING_DROPOUT)?;
-        let mut stream = (embedded, None);
-        for (layer, block) in self.blocks.iter().enumerate() {
-            let left = block.forward(pass, stream, delta)?;
-            past(pass, layer, left)?;
-            stream = (left.norms[1].residual, Some(delta));
-        }
-        let kept = self.buffers.final_norm.first_rows(p);
-        self.norm.forward(pass, stream.0, stream.1, kept)?;
-        Ok(kept.y)
+        let kept = self.kept.rows(pass);
+        self.forward_kept(pass, stream, kept, delta)?;
+        self.mlp.forward_down(pass, kept.mlp, delta)?;
+        pass.drop_in_place(delta, self.dropouts[1])?;
+        Ok(kept.ln_2.x)
     }
 
-    fn head(&self, pass: &Pass<'_>) -> HeadBuffers {
-        let Buffers { logits, targets, loss, .. } = self.buffers;
-        HeadBuffers { logits, targets: targets.first_rows(pass.tokens()), loss }
+    /// Everything that the backward pass reads.
+    fn forward_kept(
+        &self,
+        pass: &mut Pass<'_>,
+        stream: Option<Tensor>,
+        kept: Kept,
+        delta: Tensor,
+    ) -> Result<(), Error> {
+        match stream {
+            None => self.ln_1.forward(pass, kept.ln_1)?,
+            Some(stream) => self.ln_1.forward_residual(pass, stream, delta, kept.ln_1)?,
+        }
+        self.attention.forward(pass, kept.ln_1.y.into(), kept.attention, delta)?;
+        pass.drop_in_place(delta, self.dropouts[0])?;
+        self.ln_2.forward_residual(pass, kept.ln_1.x, delta, kept.ln_2)?;
+        self.mlp.forward_up(pass, kept.ln_2.y, kept.mlp)
+    }
+
+    /// The gradient of the residual stream: in, of the block's output; out, of its input.
+    fn backward(
+        &self,
+        pass: &mut Pass<'_>,
+        buffers: &Gradients,
+        delta: Tensor,
+    ) -> Result<(), Error> {
+        let kept = self.kept.rows(pass);
+        if self.recomputed {
+            self.forward_kept(pass, None, kept, delta)?;
+        }
+        let [dresidual, dy, ddelta] =
+            [buffers.residual, buffers.y, buffers.delta].map(|buffer| pass.rows(buffer));
+        let dmlp = pass.before_dropout(dresidual, ddelta, self.dropouts[1])?;
+        let scratch = buffers.ffn.rows(pass);
+        self.mlp.backward(pass, kept.ln_2.y, kept.mlp, dmlp, scratch, dy)?;
+        self.ln_2.backward(pass, dy, kept.ln_2, dresidual, Accumulate::Add)?;
+        let dattention = pass.before_dropout(dresidual, ddelta, self.dropouts[0])?;
+        let AttentionActivations { q, o, .. } = buffers.attention;
+        let scratch = AttentionActivations { q: pass.rows(q), o: pass.rows(o), ..kept.attention };
+        let x = kept.ln_1.y.into();
+        self.attention.backward(pass, x, kept.attention, dattention, scratch, dy, None)?;
+        self.ln_1.backward(pass, dy, kept.ln_1, dresidual, Accumulate::Add)
     }
 }

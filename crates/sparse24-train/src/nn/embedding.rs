@@ -1,132 +1,94 @@
-//! Token and learned position embeddings, and the head tied to the former.
+//! Token embeddings, with learned positions.
+
+use sparse24_core::op::Accumulate;
 
 use super::{
     Pass,
-    parameter::{Handle, Init, Parameters},
+    builder::Builder,
+    parameter::{Handle, ParameterSpec},
 };
 use crate::{
     Error,
-    backend::{Backend, Embed, HeadGradients, HeadLoss, Tensor},
+    backend::{
+        Tensor,
+        op::{Embed, EmbedBackward, EmbedForward, Fill},
+    },
 };
 
-/// E `[V, d]` and P `[T, d]`; E is also the head.
+/// E `[V, d]` and P `[sequence length, d]`.
 #[derive(Debug)]
 pub struct Embedding {
     tokens: Handle,
-    positions: Handle,
+    positions: Option<Handle>,
 }
 
-/// What the head needs besides the embedding.
-#[derive(Debug, Clone, Copy)]
-pub struct HeadBuffers {
-    /// Scratch `[rows at a time, V]`.
-    pub logits: Tensor,
-    /// `[p, 1]`.
-    pub targets: Tensor,
-    /// One f32: the sum of the tokens' losses.
-    pub loss: Tensor,
+/// Whether a head shares the token table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// The head's backward pass comes first, and has written the gradient of the token table.
+    Tied,
+    /// The embedding alone uses the token table.
+    Alone,
 }
 
 impl Embedding {
-    /// Allocates both tables under these names.
-    ///
-    /// # Errors
-    /// Those of the allocations.
+    /// Allocates the tables, given by name and rows.
     pub fn new(
-        backend: &mut dyn Backend,
-        parameters: &mut Parameters,
-        [tokens, positions]: [(&str, usize); 2],
-        width: usize,
+        builder: &mut Builder<'_>,
+        tokens: (&str, usize),
+        positions: Option<(&str, usize)>,
+        d_model: usize,
         deviation: f32,
     ) -> Result<Self, Error> {
         let mut table = |(name, rows): (&str, usize)| {
-            parameters.add(backend, name.to_owned(), [rows, width], Init::Normal(deviation))
+            builder.parameter(ParameterSpec::matrix(name, [rows, d_model], deviation))
         };
-        Ok(Self { tokens: table(tokens)?, positions: table(positions)? })
+        Ok(Self { tokens: table(tokens)?, positions: positions.map(table).transpose()? })
+    }
+
+    /// The token table, for a tied head.
+    #[must_use]
+    pub fn token_table(&self) -> Handle {
+        self.tokens
     }
 
     /// `x = E[tokens] + P[positions]`.
-    ///
-    /// # Errors
-    /// Those of [`Backend::embed_forward`].
     pub fn forward(&self, pass: &mut Pass<'_>, tokens: Tensor, x: Tensor) -> Result<(), Error> {
-        let (token_table, position_table) = (self.tokens.weight, self.positions.weight);
-        pass.backend.embed_forward(&Embed {
-            tokens,
-            context: pass.context,
-            token_table,
-            position_table,
-            rows: x,
-        })
+        let op = self.operation(pass, tokens, x, |handle| handle.weight);
+        pass.run(EmbedForward(op))
     }
 
-    /// Adds to the gradients of both tables. The head's [`Self::loss`] came before and began E's;
-    /// P's begins here.
-    ///
-    /// # Errors
-    /// Those of [`Backend::embed_backward`].
-    pub fn backward(&self, pass: &mut Pass<'_>, tokens: Tensor, dx: Tensor) -> Result<(), Error> {
-        if pass.beta == crate::backend::Beta::Overwrite {
-            pass.backend.fill(self.positions.gradient, 0.0)?;
-        }
-        let (token_table, position_table) = (self.tokens.gradient, self.positions.gradient);
-        pass.backend.embed_backward(&Embed {
-            tokens,
-            context: pass.context,
-            token_table,
-            position_table,
-            rows: dx,
-        })
-    }
-
-    /// The sum of the tokens' losses, without gradients.
-    ///
-    /// # Errors
-    /// Those of [`Backend::head_loss`].
-    pub fn loss(&self, pass: &mut Pass<'_>, x: Tensor, head: HeadBuffers) -> Result<(), Error> {
-        pass.backend.head_loss(&self.operation(x, head, None))
-    }
-
-    /// The sum of the tokens' losses, and the gradients of `scale` times it.
-    ///
-    /// # Errors
-    /// Those of [`Backend::head_loss`].
-    pub fn loss_and_gradient(
+    /// The gradients of both tables.
+    pub fn backward(
         &self,
         pass: &mut Pass<'_>,
-        x: Tensor,
-        head: HeadBuffers,
-        scale: f32,
+        tokens: Tensor,
         dx: Tensor,
+        sharing: Sharing,
     ) -> Result<(), Error> {
-        let gradients =
-            HeadGradients { scale, dx, dembedding: self.tokens.gradient, beta: pass.beta };
-        pass.backend.head_loss(&self.operation(x, head, Some(gradients)))
-    }
-
-    /// out = x E^T.
-    ///
-    /// # Errors
-    /// Those of [`Backend::logits`].
-    pub fn logits(&self, pass: &mut Pass<'_>, x: Tensor, out: Tensor) -> Result<(), Error> {
-        pass.backend.logits(x, self.tokens.weight, out)
+        if pass.accumulate == Accumulate::Overwrite {
+            let alone = (sharing == Sharing::Alone).then_some(self.tokens);
+            for table in alone.into_iter().chain(self.positions) {
+                pass.run(Fill { to: table.gradient, value: 0.0 })?;
+            }
+        }
+        let op = self.operation(pass, tokens, dx, |handle| handle.gradient);
+        pass.run(EmbedBackward(op))
     }
 
     fn operation(
         &self,
-        x: Tensor,
-        head: HeadBuffers,
-        gradients: Option<HeadGradients>,
-    ) -> HeadLoss {
-        let HeadBuffers { logits, targets, loss } = head;
-        HeadLoss {
-            x,
-            embedding: self.tokens.weight,
-            targets,
-            smoothing: 0.0,
-            logits,
-            loss,
-            gradients,
+        pass: &Pass<'_>,
+        tokens: Tensor,
+        rows: Tensor,
+        part: fn(Handle) -> Tensor,
+    ) -> Embed {
+        Embed {
+            tokens,
+            sequence_length: pass.batch.sequence_length,
+            token_table: part(self.tokens),
+            position_table: self.positions.map(part),
+            rows,
         }
     }
 }

@@ -1,82 +1,112 @@
-//! The feed-forward block: Y = act(X W_up^T) W_down^T, where the paper's sparsity lives.
+//! The feed-forward block, Y = act(X W_up^T + b) W_down^T + b, where the paper's sparsity lives.
 
-use super::{Pass, linear24::Linear24};
-use crate::{
-    Error,
-    backend::{Activation, Tensor},
+use sparse24_core::op::Activation;
+
+use super::{
+    Pass,
+    builder::Builder,
+    linear24::{Bias, Linear24, LinearSpec, Through},
+    parameter::Sparsity,
 };
+use crate::{Error, backend::Tensor};
 
 /// Two linear layers around an activation.
 #[derive(Debug)]
 pub struct Ffn {
-    /// `[d_ff * activation.width(), d]`.
-    pub up: Linear24,
-    /// `[d, d_ff]`.
-    pub down: Linear24,
-    /// Between them.
+    up: Linear24,
+    down: Linear24,
+    activation: Activation,
+}
+
+/// The declaration of an [`Ffn`].
+#[derive(Debug, Clone)]
+pub struct FfnSpec {
+    /// Names of the two layers.
+    pub names: [String; 2],
+    /// Features in and out.
+    pub d_model: usize,
+    /// Features after the activation.
+    pub d_ff: usize,
+    /// Between the layers.
     pub activation: Activation,
+    /// Biases of both layers.
+    pub bias: Bias,
+    /// Standard deviations of the initial weights.
+    pub deviations: [f32; 2],
 }
 
 /// What the block keeps between forward and backward.
 #[derive(Debug, Clone, Copy)]
 pub struct FfnActivations {
-    /// Z = X W_up^T `[p, d_ff * activation.width()]`.
+    /// Z = X W_up^T + b `[p, d_ff * activation.columns_in()]`.
     pub z: Tensor,
     /// H = act(Z) `[p, d_ff]`.
     pub h: Tensor,
 }
 
+impl FfnActivations {
+    /// Allocates them.
+    pub fn new(
+        builder: &mut Builder<'_>,
+        name: &str,
+        d_ff: usize,
+        activation: Activation,
+    ) -> Result<Self, Error> {
+        let z = builder.activation(&format!("{name}.z"), d_ff * activation.columns_in())?;
+        Ok(Self { z, h: builder.activation(&format!("{name}.h"), d_ff)? })
+    }
+
+    /// The rows that the pass uses.
+    #[must_use]
+    pub fn rows(self, pass: &Pass<'_>) -> Self {
+        Self { z: pass.rows(self.z), h: pass.rows(self.h) }
+    }
+}
+
 impl Ffn {
-    /// y = act(x W_up^T) W_down^T.
-    ///
-    /// # Errors
-    /// Those of the layers.
-    pub fn forward(
+    /// Allocates both layers.
+    pub fn new(builder: &mut Builder<'_>, spec: FfnSpec) -> Result<Self, Error> {
+        let FfnSpec { names: [up, down], d_model, d_ff, activation, bias, deviations } = spec;
+        let mut linear = |name, shape, deviation| {
+            let sparsity = Sparsity::Sparsifiable;
+            Linear24::new(builder, LinearSpec { name, shape, deviation, bias, sparsity })
+        };
+        let up = linear(up, [d_ff * activation.columns_in(), d_model], deviations[0])?;
+        Ok(Self { up, down: linear(down, [d_model, d_ff], deviations[1])?, activation })
+    }
+
+    /// Z and H: all that the backward pass needs.
+    pub fn forward_up(
         &self,
         pass: &mut Pass<'_>,
         x: Tensor,
         kept: FfnActivations,
-        y: Tensor,
     ) -> Result<(), Error> {
-        self.widen(pass, x, kept)?;
-        self.narrow(pass, kept, y)
+        self.up.forward_activation(pass, x, kept.z, self.activation, kept.h)
     }
 
-    /// Z = x W_up^T and H = act(Z): all that the backward pass wants.
-    ///
-    /// # Errors
-    /// Those of the layer.
-    pub fn widen(&self, pass: &mut Pass<'_>, x: Tensor, kept: FfnActivations) -> Result<(), Error> {
-        self.up.forward(pass, x, kept.z, Some((self.activation, kept.h)))
-    }
-
-    /// y = H W_down^T.
-    ///
-    /// # Errors
-    /// Those of the layer.
-    pub fn narrow(
+    /// Y = H W_down^T + b.
+    pub fn forward_down(
         &self,
         pass: &mut Pass<'_>,
         kept: FfnActivations,
         y: Tensor,
     ) -> Result<(), Error> {
-        self.down.forward(pass, kept.h, y, None)
+        self.down.forward(pass, kept.h, y)
     }
 
-    /// The gradients; `dz` `[p, d_ff * activation.width()]` is scratch.
-    ///
-    /// # Errors
-    /// Those of the layers.
+    /// The gradients; `dz`, the shape of Z, and `dh`, the shape of H, are scratch.
     pub fn backward(
         &self,
         pass: &mut Pass<'_>,
         x: Tensor,
         kept: FfnActivations,
         dy: Tensor,
-        dz: Tensor,
+        FfnActivations { z: dz, h: dh }: FfnActivations,
         dx: Tensor,
     ) -> Result<(), Error> {
-        self.down.backward(pass, kept.h, dy, dz, Some((self.activation, kept.z)))?;
-        self.up.backward(pass, x, dz, dx, None)
+        let through = Through { activation: self.activation, z: kept.z, dh };
+        self.down.backward_activation(pass, kept.h, dy, through, dz)?;
+        self.up.backward(pass, x, dz, dx)
     }
 }

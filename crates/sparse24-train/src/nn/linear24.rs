@@ -2,27 +2,34 @@
 //!
 //! ```text
 //! forward  Z  = X S(W)^T + b
-//! dgrad    dX = dZ S(W)            the same mask, transposed: that is why it is transposable; or another operand
+//! dgrad    dX = dZ S(W)            the same mask, transposed: that is why it is transposable
 //! wgrad    dW = MVUE(dZ^T) X       dense in W: pruned weights receive gradient too
-//! bias     db = column sums of dZ  unpruned
+//! bias     db = column sums of dZ  of the unpruned dZ
 //! ```
 //!
-//! A layer that is not sparsified, or a phase whose operands are dense, multiplies W and dZ as they
-//! are. Source: the paper, section 3.
+//! A layer that is not sparsified, or a phase whose operands are dense, multiplies W and dZ
+//! themselves. Source: the paper, section 3.
 
-use sparse24_core::philox::{Purpose, Site};
+use sparse24_core::{
+    op::Activation,
+    philox::{Purpose, Site},
+};
 
 use super::{
-    Pass, SampledGradient,
-    parameter::{Handle, Init, Parameters, Pruned},
+    Pass,
+    builder::Builder,
+    parameter::{Handle, ParameterSpec, Pruned, Sparsity},
 };
 use crate::{
     Error,
     backend::{
-        Activation, Backend, Gradient, Gradient24, LinearDgrad, LinearForward, LinearWgrad, Tensor,
-        Weight,
+        Gradient24, Op, Tensor,
+        op::{
+            ActivationBackward, ActivationForward, BiasGrad, Gradient, LinearDgrad, LinearForward,
+            LinearWgrad, MvueCompress, Weight,
+        },
     },
-    method::{DgradOperand, GradientOperand, PrunedOperands, WeightOperand},
+    method::{DgradOperand, GradientOperand, WeightOperand},
 };
 
 /// A linear layer W `[r, q]`, b `[1, r]`.
@@ -30,137 +37,142 @@ use crate::{
 pub struct Linear24 {
     weight: Handle,
     bias: Option<Handle>,
-    pruned: Option<Pruned>,
     sampled: Option<Gradient24>,
     site: Site,
 }
 
-/// How to make a [`Linear24`].
+/// The declaration of a [`Linear24`].
 #[derive(Debug, Clone)]
 pub struct LinearSpec {
-    /// The name of its parameters, without `.weight`.
+    /// Name of its parameters, without `.weight` and `.bias`.
     pub name: String,
     /// `[r, q]`.
     pub shape: [usize; 2],
     /// Standard deviation of the initial weights.
     pub deviation: f32,
-    /// Whether it has a bias, initially zero.
+    /// The bias starts at zero.
     pub bias: Bias,
-    /// What a method needs of it, if it may be pruned.
-    pub sparse: Option<SparseRoom>,
-}
-
-/// What a method needs of a sparsifiable layer.
-#[derive(Debug, Clone, Copy)]
-pub struct SparseRoom {
-    /// The operands of its weight.
-    pub operands: PrunedOperands,
-    /// Room for its sampled gradient, if it is sampled.
-    pub sampled: Option<Gradient24>,
+    /// Whether masks may prune its weight.
+    pub sparsity: Sparsity,
 }
 
 /// Whether a layer has a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bias {
-    /// It has.
+    /// With a bias.
     Present,
-    /// It has not.
+    /// Without one.
     Absent,
 }
 
+/// A gradient on its way through the activation that precedes a layer.
+#[derive(Debug, Clone, Copy)]
+pub struct Through {
+    /// The activation whose output the layer reads.
+    pub activation: Activation,
+    /// The activation's input.
+    pub z: Tensor,
+    /// The gradient of the activation's output: scratch.
+    pub dh: Tensor,
+}
+
 impl Linear24 {
-    /// Allocates the layer's parameters.
+    /// Allocates the layer.
     ///
     /// # Errors
-    /// Those of the allocations; a shape that is not made of 4x4 tiles cannot be sparse.
-    pub fn new(
-        backend: &mut dyn Backend,
-        parameters: &mut Parameters,
-        spec: LinearSpec,
-    ) -> Result<Self, Error> {
-        let weight = parameters.add(
-            backend,
-            format!("{}.weight", spec.name),
-            spec.shape,
-            Init::Normal(spec.deviation),
-        )?;
-        let site = Site::new(Purpose::Mvue, parameters.last_number());
-        let pruned = match spec.sparse {
-            None => None,
-            Some(room) => parameters.prune_last(backend, room.operands)?,
+    /// Errors of the allocations; a sparsifiable shape must consist of 4x4 tiles.
+    pub fn new(builder: &mut Builder<'_>, spec: LinearSpec) -> Result<Self, Error> {
+        let LinearSpec { name, shape, deviation, bias, sparsity } = spec;
+        let matrix = ParameterSpec::matrix(format!("{name}.weight"), shape, deviation);
+        let weight = builder.parameter(ParameterSpec { sparsity, ..matrix })?;
+        let sampled = match sparsity {
+            Sparsity::Dense => None,
+            Sparsity::Sparsifiable => builder.sampled_gradient(shape[0])?,
         };
-        let sampled = spec.sparse.and_then(|room| room.sampled);
-        let bias = match spec.bias {
+        let bias = match bias {
             Bias::Absent => None,
-            Bias::Present => Some(parameters.add(
-                backend,
-                format!("{}.bias", spec.name),
-                [1, spec.shape[0]],
-                Init::Constant(0.0),
-            )?),
+            Bias::Present => {
+                let vector = ParameterSpec::vector(format!("{name}.bias"), shape[0], 0.0);
+                Some(builder.parameter(vector)?)
+            }
         };
-        Ok(Self { weight, bias, pruned, sampled, site })
+        let site = Site::new(Purpose::Mvue, weight.number);
+        Ok(Self { weight, bias, sampled, site })
     }
 
-    /// Z = X S(W)^T + b, then the activation.
-    ///
-    /// # Errors
-    /// Those of [`Backend::linear_forward`].
-    pub fn forward(
+    /// Z = X S(W)^T + b.
+    pub fn forward(&self, pass: &mut Pass<'_>, x: Tensor, z: Tensor) -> Result<(), Error> {
+        let op = self.product(pass, x, z);
+        pass.run(op)
+    }
+
+    /// Z = X S(W)^T + b, then H = act(Z).
+    pub fn forward_activation(
         &self,
         pass: &mut Pass<'_>,
         x: Tensor,
         z: Tensor,
-        then: Option<(Activation, Tensor)>,
+        activation: Activation,
+        h: Tensor,
     ) -> Result<(), Error> {
-        let weight = match (pass.phase.forward, self.pruned) {
-            (WeightOperand::Pruned(..), Some(pruned)) => Weight::Pruned(pruned.weight),
-            _ => Weight::Dense(self.weight.weight),
-        };
-        pass.backend.linear_forward(&LinearForward {
-            x,
-            weight,
-            bias: self.bias.map(|bias| bias.weight),
-            z,
-            then,
-        })
+        let product = self.product(pass, x, z);
+        pass.sequence(&[product.into(), ActivationForward { activation, z, h }.into()])
     }
 
-    /// dW, db, and dX = dZ S(W), through the activation before X if there was one.
-    ///
-    /// # Errors
-    /// Those of the operations.
+    /// dW, db, and dX = dZ S(W).
     pub fn backward(
         &self,
         pass: &mut Pass<'_>,
         x: Tensor,
         dz: Tensor,
         dx: Tensor,
-        through: Option<(Activation, Tensor)>,
     ) -> Result<(), Error> {
+        self.gradients(pass, x, dz)?;
+        let op = self.dgrad(pass, dz, dx);
+        pass.run(op)
+    }
+
+    /// dW, db, and the gradient of the input of the activation whose output X was.
+    pub fn backward_activation(
+        &self,
+        pass: &mut Pass<'_>,
+        x: Tensor,
+        dz: Tensor,
+        Through { activation, z, dh }: Through,
+        dx: Tensor,
+    ) -> Result<(), Error> {
+        self.gradients(pass, x, dz)?;
+        let dgrad = self.dgrad(pass, dz, dh);
+        let derivative = ActivationBackward { activation, dh, z, dz: dx };
+        pass.sequence(&[dgrad.into(), derivative.into()])
+    }
+
+    fn product(&self, pass: &Pass<'_>, x: Tensor, z: Tensor) -> LinearForward {
+        let weight = match (pass.phase.forward, self.weight.pruned) {
+            (WeightOperand::Pruned(..), Some(pruned)) => Weight::Pruned(pruned.weight),
+            _ => Weight::Dense(self.weight.weight),
+        };
+        LinearForward { x, weight, bias: self.bias.map(|bias| bias.weight), z }
+    }
+
+    fn gradients(&self, pass: &mut Pass<'_>, x: Tensor, dz: Tensor) -> Result<(), Error> {
+        let accumulate = pass.accumulate;
         let gradient = match (pass.phase.wgrad, self.sampled) {
-            (GradientOperand::Mvue(estimator), Some(sampled)) => {
-                if let Some(watch) = &mut pass.watch {
-                    watch(
-                        pass.backend,
-                        SampledGradient { weight: self.weight.weight, dz, estimator },
-                    )?;
-                }
-                pass.backend.mvue_compress(dz, self.site, estimator, sampled)?;
-                Gradient::Sampled(sampled)
+            (GradientOperand::Mvue(estimator), Some(out)) => {
+                pass.run(MvueCompress { dz, site: self.site, estimator, out })?;
+                Gradient::Sampled(out)
             }
             _ => Gradient::Dense(dz),
         };
-        pass.backend.linear_wgrad(&LinearWgrad {
-            dz: gradient,
-            x,
-            dw: self.weight.gradient,
-            beta: pass.beta,
-        })?;
-        if let Some(bias) = self.bias {
-            pass.backend.bias_grad(dz, bias.gradient, pass.beta)?;
+        pass.run(LinearWgrad { dz: gradient, x, dw: self.weight.gradient, accumulate })?;
+        match self.bias {
+            Some(bias) => pass.run(Op::from(BiasGrad { dz, db: bias.gradient, accumulate })),
+            None => Ok(()),
         }
-        let weight = match (pass.phase.dgrad, pass.phase.forward, self.pruned) {
+    }
+
+    fn dgrad(&self, pass: &Pass<'_>, dz: Tensor, dx: Tensor) -> LinearDgrad {
+        let weight = match (pass.phase.dgrad, pass.phase.forward, self.weight.pruned) {
             (DgradOperand::AsForward, WeightOperand::Pruned(..), Some(pruned)) => {
                 Weight::Pruned(pruned.weight)
             }
@@ -169,6 +181,6 @@ impl Linear24 {
             }
             _ => Weight::Dense(self.weight.weight),
         };
-        pass.backend.linear_dgrad(&LinearDgrad { dz, weight, then: through, dx })
+        LinearDgrad { dz, weight, dx }
     }
 }

@@ -1,13 +1,19 @@
-//! LayerNorm, fused with the residual addition before it.
+//! LayerNorm (Ba et al. 2016), alone or after a residual addition.
+
+use sparse24_core::op::Accumulate;
 
 use super::{
     Pass,
+    builder::Builder,
     linear24::Bias,
-    parameter::{Handle, Init, Parameters},
+    parameter::{Handle, ParameterSpec},
 };
 use crate::{
     Error,
-    backend::{Backend, DType, NormBackward, NormForward, Region, Tensor},
+    backend::{
+        DType, Region, Tensor,
+        op::{Add, NormBackward, NormForward},
+    },
 };
 
 /// LayerNorm over d features.
@@ -20,112 +26,87 @@ pub struct Norm {
 /// What the norm keeps between forward and backward.
 #[derive(Debug, Clone, Copy)]
 pub struct NormActivations {
-    /// x + delta `[p, d]`.
-    pub residual: Tensor,
-    /// `[p, d]`.
+    /// The input `[p, d]`: for a norm after a residual addition, the sum.
+    pub x: Tensor,
+    /// The output `[p, d]`.
     pub y: Tensor,
-    /// `[p, 2]`.
+    /// Mean and reciprocal standard deviation `[p, 2]`.
     pub stats: Tensor,
 }
 
 impl NormActivations {
-    /// Allocates them for p tokens of d features.
-    ///
-    /// # Errors
-    /// Those of the allocations.
-    pub fn new(backend: &mut dyn Backend, name: &str, [p, d]: [usize; 2]) -> Result<Self, Error> {
-        let mut alloc = |part: &str, columns, dtype| {
-            backend.alloc(&format!("{name} {part}"), [p, columns], dtype, Region::Activations)
-        };
-        Ok(Self {
-            residual: alloc("residual", d, DType::Activation)?,
-            y: alloc("y", d, DType::Activation)?,
-            stats: alloc("stats", 2, DType::F32)?,
-        })
+    /// Allocates output and statistics for an input that is somebody else's.
+    pub fn new(builder: &mut Builder<'_>, name: &str, x: Tensor) -> Result<Self, Error> {
+        let [p, d] = x.shape;
+        let y = builder.activation(&format!("{name} y"), d)?;
+        let stats =
+            builder.tensor(&format!("{name} stats"), [p, 2], DType::F32, Region::Activations)?;
+        Ok(Self { x, y, stats })
     }
 
-    /// Those of the first tokens.
-    ///
-    /// # Panics
-    /// If there are fewer.
+    /// The rows that the pass uses.
     #[must_use]
-    pub fn first_rows(self, tokens: usize) -> Self {
-        Self {
-            residual: self.residual.first_rows(tokens),
-            y: self.y.first_rows(tokens),
-            stats: self.stats.first_rows(tokens),
-        }
+    pub fn rows(self, pass: &Pass<'_>) -> Self {
+        let Self { x, y, stats } = self;
+        Self { x: pass.rows(x), y: pass.rows(y), stats: pass.rows(stats) }
     }
 }
 
 impl Norm {
-    /// Allocates gamma = 1 and, if wanted, beta = 0.
-    ///
-    /// # Errors
-    /// Those of the allocations.
-    pub fn new(
-        backend: &mut dyn Backend,
-        parameters: &mut Parameters,
-        name: &str,
-        width: usize,
-        bias: Bias,
-    ) -> Result<Self, Error> {
-        let gamma =
-            parameters.add(backend, format!("{name}.weight"), [1, width], Init::Constant(1.0))?;
+    /// Allocates gamma = 1 and, with a bias, beta = 0.
+    pub fn new(builder: &mut Builder<'_>, name: &str, d: usize, bias: Bias) -> Result<Self, Error> {
+        let gamma = builder.parameter(ParameterSpec::vector(format!("{name}.weight"), d, 1.0))?;
         let beta = match bias {
             Bias::Absent => None,
-            Bias::Present => Some(parameters.add(
-                backend,
-                format!("{name}.bias"),
-                [1, width],
-                Init::Constant(0.0),
-            )?),
+            Bias::Present => {
+                Some(builder.parameter(ParameterSpec::vector(format!("{name}.bias"), d, 0.0))?)
+            }
         };
         Ok(Self { gamma, beta })
     }
 
-    /// residual = x + delta, y = LayerNorm(residual).
-    ///
-    /// # Errors
-    /// Those of [`Backend::norm_forward`].
-    pub fn forward(
-        &self,
-        pass: &mut Pass<'_>,
-        x: Tensor,
-        delta: Option<Tensor>,
-        kept: NormActivations,
-    ) -> Result<(), Error> {
-        pass.backend.norm_forward(&NormForward {
-            x,
-            delta,
-            gamma: self.gamma.weight,
-            beta: self.beta.map(|beta| beta.weight),
-            residual: kept.residual,
-            y: kept.y,
-            stats: kept.stats,
-        })
+    /// y = LayerNorm(x).
+    pub fn forward(&self, pass: &mut Pass<'_>, kept: NormActivations) -> Result<(), Error> {
+        pass.run(self.operation(kept))
     }
 
-    /// Adds the norm's gradient to `dresidual`.
-    ///
-    /// # Errors
-    /// Those of [`Backend::norm_backward`].
+    /// x = residual + delta, y = LayerNorm(x).
+    pub fn forward_residual(
+        &self,
+        pass: &mut Pass<'_>,
+        residual: Tensor,
+        delta: Tensor,
+        kept: NormActivations,
+    ) -> Result<(), Error> {
+        let add = Add { x: residual, delta, out: kept.x };
+        pass.sequence(&[add.into(), self.operation(kept).into()])
+    }
+
+    /// The gradient of the input, which overwrites `dx` or is added to it.
     pub fn backward(
         &self,
         pass: &mut Pass<'_>,
         dy: Tensor,
         kept: NormActivations,
-        dresidual: Tensor,
+        dx: Tensor,
+        accumulate_dx: Accumulate,
     ) -> Result<(), Error> {
-        pass.backend.norm_backward(&NormBackward {
+        let accumulate = pass.accumulate;
+        pass.run(NormBackward {
             dy,
-            residual: kept.residual,
+            x: kept.x,
             stats: kept.stats,
             gamma: self.gamma.weight,
-            dresidual,
+            dx,
+            accumulate_dx,
             dgamma: self.gamma.gradient,
             dbeta: self.beta.map(|beta| beta.gradient),
-            accumulate: pass.beta,
+            accumulate,
         })
+    }
+
+    fn operation(&self, NormActivations { x, y, stats }: NormActivations) -> NormForward {
+        let beta = self.beta.map(|beta| beta.weight);
+        NormForward { x, gamma: self.gamma.weight, beta, y, stats }
     }
 }

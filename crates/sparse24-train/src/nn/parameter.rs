@@ -1,4 +1,4 @@
-//! Parameters: a weight with its gradient and moments, how it begins, and whether a mask prunes it.
+//! Parameters: a weight with its gradient and moments, its initialization, and its masks.
 
 use rayon::{
     iter::{IndexedParallelIterator, ParallelIterator},
@@ -12,7 +12,7 @@ use crate::{
     method::PrunedOperands,
 };
 
-/// How a parameter begins.
+/// The initial values of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Init {
     /// Normal with mean 0 and this standard deviation.
@@ -21,13 +21,51 @@ pub enum Init {
     Constant(f32),
 }
 
-/// A trainable matrix; vectors are `[1, n]`.
-#[derive(Debug, Clone)]
-pub struct Parameter {
+/// Whether masks may prune a parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sparsity {
+    /// Never.
+    Dense,
+    /// If the method prunes.
+    Sparsifiable,
+}
+
+/// The declaration of a parameter.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ParameterSpec {
     /// Its name in checkpoints.
     pub name: String,
-    /// How it begins.
+    /// `[rows, columns]`; vectors are `[1, n]`.
+    pub shape: [usize; 2],
+    /// Its initial values.
     pub init: Init,
+    /// The factor of the recipe's weight decay: 1 for matrices, 0 for vectors.
+    pub weight_decay: f32,
+    /// Whether masks may prune it.
+    pub sparsity: Sparsity,
+}
+
+impl ParameterSpec {
+    /// A dense matrix with normal initial values and weight decay.
+    #[must_use]
+    pub fn matrix(name: impl Into<String>, shape: [usize; 2], deviation: f32) -> Self {
+        let (name, init) = (name.into(), Init::Normal(deviation));
+        Self { name, shape, init, weight_decay: 1.0, sparsity: Sparsity::Dense }
+    }
+
+    /// A constant vector without weight decay.
+    #[must_use]
+    pub fn vector(name: impl Into<String>, length: usize, value: f32) -> Self {
+        let (name, shape, init) = (name.into(), [1, length], Init::Constant(value));
+        Self { name, shape, init, weight_decay: 0.0, sparsity: Sparsity::Dense }
+    }
+}
+
+/// A trainable matrix on the device.
+#[derive(Debug, Clone)]
+pub struct Parameter {
+    /// Its declaration.
+    pub spec: ParameterSpec,
     /// w.
     pub weight: Tensor,
     /// dL/dw.
@@ -36,169 +74,138 @@ pub struct Parameter {
     pub first_moment: Tensor,
     /// Adam's v.
     pub second_moment: Tensor,
-    /// Whether it may be pruned.
-    pub sparsity: Sparsity,
+    /// Masks and pruned operands, if the method prunes it.
+    pub pruned: Option<Pruned>,
 }
 
-/// Whether a parameter may be pruned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sparsity {
-    /// It may not.
-    Dense,
-    /// It may; by this method it is, with these operands, or in no phase.
-    Sparsifiable(Option<Pruned>),
-}
-
-/// A pruned weight on the device.
+/// The masks and pruned operands of a weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pruned {
-    /// The mask of the forward.
+    /// The mask of the forward product.
     pub mask: MaskId,
-    /// What the forward multiplies by.
+    /// The weight operand of the forward product.
     pub weight: Weight24,
-    /// The mask of dgrad and what that multiplies by, where they are others.
+    /// Mask and weight operand of dgrad, where they differ.
     pub dgrad: Option<(MaskId, Weight24)>,
 }
 
 impl Parameter {
-    /// What pruning takes, where the method prunes it.
-    #[must_use]
-    pub fn pruned(&self) -> Option<Pruned> {
-        match self.sparsity {
-            Sparsity::Sparsifiable(pruned) => pruned,
-            Sparsity::Dense => None,
-        }
-    }
-
-    /// Whether it may be pruned, by this method or another.
+    /// Whether masks may prune it, by this method or another.
     #[must_use]
     pub fn is_sparsifiable(&self) -> bool {
-        self.sparsity != Sparsity::Dense
+        self.spec.sparsity == Sparsity::Sparsifiable
     }
 }
 
-/// What layers keep of a parameter.
+/// What a layer keeps of a parameter.
 #[derive(Debug, Clone, Copy)]
 pub struct Handle {
     /// w.
     pub weight: Tensor,
     /// dL/dw.
     pub gradient: Tensor,
+    /// Its number, which addresses its random streams.
+    pub number: u32,
+    /// Masks and pruned operands, if the method prunes it.
+    pub pruned: Option<Pruned>,
 }
 
-/// All parameters of a model, in the order of their making.
+/// All parameters of a model, in the order of declaration.
 #[derive(Debug, Default)]
 pub struct Parameters(Vec<Parameter>);
 
+/// Which rows of the optimizer's table carry masks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DecayTable {
+    /// Pruned parameters: masked decay applies.
+    Masked,
+    /// None: the phase is dense.
+    Dense,
+}
+
 impl Parameters {
-    /// Allocates a parameter with gradient and moments.
+    /// Allocates a parameter.
     ///
     /// # Errors
-    /// Those of [`Backend::alloc`].
+    /// Errors of the allocations; a sparsifiable shape must consist of 4x4 tiles.
     pub fn add(
         &mut self,
         backend: &mut dyn Backend,
-        name: String,
-        shape: [usize; 2],
-        init: Init,
-    ) -> Result<Handle, Error> {
-        let mut alloc =
-            |what: &str, region| backend.alloc(&format!("{name}{what}"), shape, DType::F32, region);
-        let parameter = Parameter {
-            weight: alloc("", Region::Parameters)?,
-            gradient: alloc(" gradient", Region::Gradients)?,
-            first_moment: alloc(" first moment", Region::Moments)?,
-            second_moment: alloc(" second moment", Region::Moments)?,
-            init,
-            sparsity: Sparsity::Dense,
-            name,
-        };
-        let handle = Handle { weight: parameter.weight, gradient: parameter.gradient };
-        self.0.push(parameter);
-        Ok(handle)
-    }
-
-    /// Makes the parameter made last sparsifiable, with room for what a method multiplies by.
-    ///
-    /// # Errors
-    /// Those of the allocations; a shape that is not made of 4x4 tiles cannot be sparse.
-    ///
-    /// # Panics
-    /// If there is no parameter.
-    pub fn prune_last(
-        &mut self,
-        backend: &mut dyn Backend,
+        spec: ParameterSpec,
         operands: PrunedOperands,
-    ) -> Result<Option<Pruned>, Error> {
-        let last = self.0.last_mut().expect("a parameter was made");
-        let shape = last.weight.shape;
-        let mut room =
+    ) -> Result<Handle, Error> {
+        let shape = spec.shape;
+        let mut alloc = |what: &str, region| {
+            backend.alloc(&format!("{}{what}", spec.name), shape, DType::F32, region)
+        };
+        let weight = alloc("", Region::Parameters)?;
+        let gradient = alloc(" gradient", Region::Gradients)?;
+        let first_moment = alloc(" first moment", Region::Moments)?;
+        let second_moment = alloc(" second moment", Region::Moments)?;
+        let mut operand =
             || Ok::<_, Error>((backend.alloc_mask(shape)?, backend.alloc_weight24(shape)?));
-        let pruned = match operands {
-            PrunedOperands::None => None,
-            PrunedOperands::One => Some((room()?, None)),
-            PrunedOperands::Two => Some((room()?, Some(room()?))),
+        let pruned = match (spec.sparsity, operands) {
+            (Sparsity::Dense, _) | (_, PrunedOperands::None) => None,
+            (_, PrunedOperands::One) => Some((operand()?, None)),
+            (_, PrunedOperands::Two) => Some((operand()?, Some(operand()?))),
         };
         let pruned = pruned.map(|((mask, weight), dgrad)| Pruned { mask, weight, dgrad });
-        last.sparsity = Sparsity::Sparsifiable(pruned);
-        Ok(pruned)
+        let number = self.0.len() as u32;
+        self.0.push(Parameter { spec, weight, gradient, first_moment, second_moment, pruned });
+        Ok(Handle { weight, gradient, number, pruned })
     }
 
-    /// The number of the parameter made last, from 0 in the order of making: what tells its random
-    /// streams apart.
-    ///
-    /// # Panics
-    /// If there is no parameter.
-    #[must_use]
-    pub fn last_number(&self) -> u32 {
-        self.0.len().checked_sub(1).expect("a parameter was made") as u32
-    }
-
-    /// All of them.
+    /// All parameters, in order.
     pub fn iter(&self) -> core::slice::Iter<'_, Parameter> {
         self.0.iter()
     }
 
-    /// The optimizer's table; weight decay applies to matrices only. Masks stand in it when
-    /// `masked`.
+    /// Those that masks may prune, by this method or another.
+    pub fn sparsifiable(&self) -> impl Iterator<Item = &Parameter> {
+        self.iter().filter(|parameter| parameter.is_sparsifiable())
+    }
+
+    /// Those that the method prunes, with their numbers.
+    pub fn pruned(&self) -> impl Iterator<Item = (u32, &Parameter, Pruned)> {
+        (0..).zip(self.iter()).filter_map(|(number, p)| Some((number, p, p.pruned?)))
+    }
+
+    /// The optimizer's table.
     #[must_use]
-    pub fn optimizer_table(&self, weight_decay: f32, masked: Masked) -> Vec<OptimizerEntry> {
-        self.0
-            .iter()
+    pub fn optimizer_table(&self, weight_decay: f32, masks: DecayTable) -> Vec<OptimizerEntry> {
+        self.iter()
             .map(|parameter| OptimizerEntry {
                 weight: parameter.weight,
                 gradient: parameter.gradient,
                 first_moment: parameter.first_moment,
                 second_moment: parameter.second_moment,
-                weight_decay: if parameter.weight.shape[0] > 1 { weight_decay } else { 0.0 },
-                mask: parameter
-                    .pruned()
-                    .map(|pruned| pruned.mask)
-                    .filter(|_| masked == Masked::Decayed),
+                weight_decay: parameter.spec.weight_decay * weight_decay,
+                mask: match masks {
+                    DecayTable::Masked => parameter.pruned.map(|pruned| pruned.mask),
+                    DecayTable::Dense => None,
+                },
             })
             .collect()
     }
 
-    /// Sets every weight to its initial value, a function of the seed and the order of making.
+    /// Sets every weight to its initial value, a function of the seed and the order of declaration.
     ///
     /// # Errors
-    /// Those of [`Backend::upload`].
-    pub fn initialise(&self, backend: &mut dyn Backend, seed: u64) -> Result<(), Error> {
+    /// Errors of [`crate::backend::Memory::upload`].
+    pub fn initialize(&self, backend: &mut dyn Backend, seed: u64) -> Result<(), Error> {
         for (number, parameter) in self.0.iter().enumerate() {
             let elements = parameter.weight.elements();
-            let values = match parameter.init {
+            let values = match parameter.spec.init {
                 Init::Constant(value) => vec![value; elements],
                 Init::Normal(deviation) => {
-                    let stream =
-                        Stream::new(seed, Site::new(Purpose::Initialisation, number as u32), 0, 0);
+                    let site = Site::new(Purpose::Initialisation, number as u32);
+                    let stream = Stream::new(seed, site, 0, 0);
                     let mut values = vec![0.0; elements];
-                    values.par_chunks_mut(4).enumerate().with_min_len(1024).for_each(
-                        |(call, four)| {
-                            four.iter_mut()
-                                .zip(normals(stream.words(call as u32)))
-                                .for_each(|(value, z)| *value = z * deviation);
-                        },
-                    );
+                    let calls = values.par_chunks_mut(4).enumerate().with_min_len(1024);
+                    calls.for_each(|(call, four)| {
+                        let normals = normals(stream.words(call as u32));
+                        four.iter_mut().zip(normals).for_each(|(value, z)| *value = z * deviation);
+                    });
                     values
                 }
             };
@@ -208,22 +215,13 @@ impl Parameters {
     }
 }
 
-/// Whether pruned weights decay in the phase at hand.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Masked {
-    /// Masked decay applies.
-    Decayed,
-    /// Weights are dense.
-    Untouched,
-}
-
-/// Four standard normals of four words, by Box and Muller: sqrt(-2 ln u) times cos and sin of 2 pi
-/// v, with u = 1 - uniform in (0, 1].
+/// Four standard normals from four words (Box and Muller 1958): sqrt(-2 ln u) times cos and sin of
+/// 2 pi v, with u = 1 - uniform in (0, 1].
 fn normals(words: [u32; 4]) -> [f32; 4] {
     let [a, b, c, d] = words.map(|word| f64::from(uniform(word)));
     let pair = |u: f64, v: f64| {
-        let (radius, angle) =
-            (libm::sqrt(-2.0 * libm::log(1.0 - u)), 2.0 * core::f64::consts::PI * v);
+        let radius = libm::sqrt(-2.0 * libm::log(1.0 - u));
+        let angle = 2.0 * core::f64::consts::PI * v;
         [(radius * libm::cos(angle)) as f32, (radius * libm::sin(angle)) as f32]
     };
     let ([w, x], [y, z]) = (pair(a, b), pair(c, d));
@@ -235,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn normals_have_unit_variance_and_no_mean() {
+    fn normals_have_mean_zero_and_unit_variance() {
         let stream = Stream::new(7, Site::new(Purpose::Initialisation, 0), 0, 0);
         let samples: Vec<f64> =
             (0..25_000).flat_map(|call| normals(stream.words(call))).map(f64::from).collect();

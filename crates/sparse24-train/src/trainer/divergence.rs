@@ -1,86 +1,108 @@
-//! Where a loss or a gradient that is not finite began. Asked once training cannot go on, so that
-//! no step pays for the answer.
-//!
-//! Invariant: nothing that a run remembers changes. Deliberately absent: what is done about it.
+//! Where a non-finite loss or gradient first occurred. Searched for once training cannot go on, so
+//! no step pays for the answer; the state of the run does not change.
 
-use super::{Batches, Trainer};
+use sparse24_core::op::{Accumulate, NonFinite, StepState};
+
+use super::{Allocated, Trainer};
 use crate::{
     Error,
-    backend::{Backend, Beta, NonFinite, StepState, Tensor},
-    nn::Pass,
+    backend::{
+        Backend, Op, Tensor,
+        op::{DenseOp, Weight},
+    },
+    nn::{Parameters, Pass},
+    objective::Objective,
 };
 
 impl Trainer {
-    /// What was not finite in the step under way, in words, and the layer where it began.
+    /// What was not finite in the step under way, in words, and the layer where it first occurred.
     pub(super) fn divergence(
         &mut self,
-        batches: &dyn Batches,
+        objective: &dyn Objective,
         culprit: NonFinite,
     ) -> Result<String, Error> {
         Ok(match culprit {
-            NonFinite::Loss => match self.first_output(batches)? {
-                Some(layer) => {
-                    format!("the loss is not finite, beginning with the output of {layer}")
-                }
-                None => "the loss is not finite, beginning with the logits".to_owned(),
-            },
-            NonFinite::Gradient(row) => format!(
-                "a gradient is not finite, beginning with that of {}",
-                self.first_gradient(row)?
-            ),
+            NonFinite::Loss => {
+                let layer = self.first_output(objective)?;
+                let layer =
+                    layer.map_or("the logits".to_owned(), |name| format!("the output of {name}"));
+                format!("the loss is not finite, first in {layer}")
+            }
+            NonFinite::Gradient(row) => {
+                format!("a gradient is not finite, first that of {}", self.first_gradient(row)?)
+            }
             NonFinite::Norm => "the norm of the gradients is not finite".to_owned(),
         })
     }
 
-    /// The first output, in the order of the forward pass, of any micro-batch.
-    fn first_output(&mut self, batches: &dyn Batches) -> Result<Option<String>, Error> {
+    /// The first layer with a non-finite output, in the order of the forward pass of any
+    /// micro-batch.
+    fn first_output(&mut self, objective: &dyn Objective) -> Result<Option<String>, Error> {
         let step = self.step() + 1;
         let phase = self.recipe.method.phases[self.phase_index(step)];
-        for micro_step in 0..self.recipe.accumulation.get() {
-            batches.fill(step, micro_step, &mut self.inputs, &mut self.targets);
-            self.backend.set_step(StepState {
-                seed: self.recipe.seed,
-                step,
-                micro_step,
-                learning_rate: 0.0,
-                bias_corrections: [1.0; 2],
-            })?;
-            let mut pass = Pass {
-                backend: &mut *self.backend,
-                phase: &phase,
-                sequences: self.recipe.batch.sequences,
-                context: self.recipe.batch.context,
-                dropout: self.recipe.dropout,
-                beta: Beta::Overwrite,
-                watch: None,
+        for micro_step in 0..self.recipe.gradient_accumulation_steps.get() {
+            self.prepare_batch(objective, StepState { micro_step, ..self.step_state(step) })?;
+            let Self { backend, allocated: Allocated { model, parameters, .. }, recipe, .. } = self;
+            let (mut found, mut layer) = (None, "the embedding".to_owned());
+            let mut watch = |backend: &mut dyn Backend, op: &Op<'_>| {
+                let Op::Dense(op) = op else { return Ok(()) };
+                layer = name_of(op, parameters).unwrap_or_else(|| layer.clone());
+                let Some(output) = op.forward_output().filter(|_| found.is_none()) else {
+                    return Ok(());
+                };
+                if !is_finite(backend, output)? {
+                    found = Some(match op {
+                        DenseOp::AttentionForward(_) => format!("the attention after {layer}"),
+                        DenseOp::ActivationForward(_) => format!("the activation after {layer}"),
+                        _ => layer.clone(),
+                    });
+                }
+                Ok(())
             };
-            self.model.upload(pass.backend, &self.inputs, &self.targets)?;
-            let first = self
-                .model
-                .first_output(&mut pass, |backend, output| Ok(!is_finite(backend, output)?))?;
-            if first.is_some() {
-                return Ok(first);
+            model.evaluate(&mut Pass {
+                backend: &mut **backend,
+                phase: &phase,
+                batch: recipe.batch,
+                dropout: recipe.dropout,
+                accumulate: Accumulate::Overwrite,
+                watch: Some(&mut watch),
+            })?;
+            if found.is_some() {
+                return Ok(found);
             }
         }
         Ok(None)
     }
 
-    /// The first gradient in the order of the backward pass, which is the reverse of the
+    /// The first non-finite gradient in the order of the backward pass, the reverse of the
     /// parameters' order; tied embeddings come last.
-    fn first_gradient(&mut self, any: usize) -> Result<String, Error> {
-        let gradients: Vec<_> = self
-            .parameters
-            .iter()
-            .map(|parameter| (parameter.name.clone(), parameter.gradient))
-            .collect();
-        for (name, gradient) in gradients.iter().rev() {
-            if !is_finite(&mut *self.backend, *gradient)? {
-                return Ok(name.clone());
+    fn first_gradient(&mut self, row: usize) -> Result<String, Error> {
+        let Self { backend, allocated: Allocated { parameters, .. }, .. } = self;
+        let all: Vec<_> = parameters.iter().collect();
+        for parameter in all.iter().rev() {
+            if !is_finite(&mut **backend, parameter.gradient)? {
+                return Ok(parameter.spec.name.clone());
             }
         }
         // The sum of its squares overflows, though each element is finite.
-        Ok(gradients[any].0.clone())
+        Ok(all[row].spec.name.clone())
     }
+}
+
+/// The layer whose parameters the operation uses.
+fn name_of(op: &DenseOp, parameters: &Parameters) -> Option<String> {
+    let parameter = match op {
+        DenseOp::LinearForward(op) => parameters.iter().find(|parameter| match op.weight {
+            Weight::Dense(w) => parameter.weight == w,
+            Weight::Pruned(id) => parameter.pruned.is_some_and(|pruned| pruned.weight == id),
+        }),
+        DenseOp::NormForward(op) => {
+            parameters.iter().find(|parameter| parameter.weight == op.gamma)
+        }
+        _ => None,
+    }?;
+    let name = &parameter.spec.name;
+    Some(name.strip_suffix(".weight").unwrap_or(name).to_owned())
 }
 
 fn is_finite(backend: &mut dyn Backend, tensor: Tensor) -> Result<bool, Error> {

@@ -1,24 +1,28 @@
-//! What can be seen of a step without taking part in it: its masks, and the noise of its sampled
-//! gradients.
-//!
-//! Invariant: nothing that a run remembers changes. Everything goes through downloads, which every
-//! backend has; steps that are not looked at pay nothing. Deliberately absent: when to look, and
-//! what is made of it.
+//! Observations of a step: its masks, and the noise of its sampled gradients. They read downloads,
+//! which every backend has, and change nothing that a run remembers.
 
-use sparse24_core::{Mask, mvue};
-
-use super::{Batches, Trainer, go_on, sparsifiable};
-use crate::{
-    Error,
-    backend::{Backend, Beta, StepState},
-    method::GradientOperand,
-    nn::{Pass, SampledGradient},
+use sparse24_core::{
+    Mask, mvue,
+    op::Accumulate,
+    philox::{Purpose, Site},
 };
 
-/// The masks of one weight before and after a step, searched in the weights as they are: what
+use super::{Allocated, Trainer, check_interrupt};
+use crate::{
+    Error,
+    backend::{
+        Backend, Op,
+        op::{MvueCompress, SparseOp},
+    },
+    method::GradientOperand,
+    nn::Pass,
+    objective::Objective,
+};
+
+/// The masks of one weight before and after a step, searched in the weights themselves: what
 /// pruning would keep, whatever the phase.
 pub struct MaskChange<'a> {
-    /// The parameter.
+    /// Name of the parameter.
     pub name: &'a str,
     /// `[rows, columns]`.
     pub shape: [usize; 2],
@@ -30,10 +34,10 @@ pub struct MaskChange<'a> {
     pub after: &'a Mask,
 }
 
-/// What the sampling of one layer's output gradient adds to it.
+/// The noise that sampling adds to one layer's output gradient.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GradientNoise {
-    /// The layer's weight.
+    /// Name of the layer's weight.
     pub name: String,
     /// E|MVUE(dZ) - dZ|^2.
     pub variance: f64,
@@ -41,29 +45,28 @@ pub struct GradientNoise {
     pub square: f64,
 }
 
-/// Groups that are looked at in one gradient, evenly spaced: a million tell a mean of ratios to a
-/// few thousandths.
+/// Groups that are examined per gradient, evenly spaced: with a million, a mean of ratios is known
+/// to a few thousandths.
 const GROUPS: usize = 1 << 20;
 
 impl Trainer {
-    /// Tiles of all sparsifiable weights.
+    /// Number of 4x4 tiles of all sparsifiable weights.
     #[must_use]
     pub fn tiles(&self) -> usize {
-        sparsifiable(&self.parameters).map(|parameter| parameter.weight.elements() / 16).sum()
+        let tiles =
+            self.parameters().sparsifiable().map(|parameter| parameter.weight.elements() / 16);
+        tiles.sum()
     }
 
-    /// Looks at every sparsifiable weight and its masks around the step done last, whose flips were
-    /// sampled.
-    ///
-    /// # Errors
-    /// Those of the downloads.
-    pub fn look_at_masks(&mut self, mut look: impl FnMut(MaskChange<'_>)) -> Result<(), Error> {
-        let Self { backend, parameters, flip_masks, .. } = self;
-        for (parameter, [before, after]) in sparsifiable(parameters).zip(&*flip_masks) {
+    /// Passes every sparsifiable weight, with its masks around the last step, to `look`; the flips
+    /// of that step must have been sampled.
+    pub fn visit_masks(&mut self, mut look: impl FnMut(MaskChange<'_>)) -> Result<(), Error> {
+        let Self { backend, allocated: Allocated { parameters, flip_masks, .. }, .. } = self;
+        for (parameter, &mut [before, after]) in parameters.sparsifiable().zip(flip_masks) {
             let weight = backend.download(parameter.weight)?;
-            let (before, after) = (backend.download_mask(*before)?, backend.download_mask(*after)?);
+            let (before, after) = (backend.download_mask(before)?, backend.download_mask(after)?);
             look(MaskChange {
-                name: &parameter.name,
+                name: &parameter.spec.name,
                 shape: parameter.weight.shape,
                 weight: &weight,
                 before: &before,
@@ -74,50 +77,46 @@ impl Trainer {
     }
 
     /// The noise of the gradients that the next step will sample in its first micro-batch, by the
-    /// estimator's variance (not by a draw); empty where that step samples none. It costs that
+    /// estimator's variance (not by a draw); empty if that step samples none. Costs that
     /// micro-batch once more.
     ///
     /// # Errors
-    /// [`Error::Interrupted`]; those of the operations.
-    pub fn gradient_noise(&mut self, batches: &dyn Batches) -> Result<Vec<GradientNoise>, Error> {
+    /// [`Error::Interrupted`]; errors from the backend.
+    pub fn gradient_noise(
+        &mut self,
+        objective: &dyn Objective,
+    ) -> Result<Vec<GradientNoise>, Error> {
         let step = self.step() + 1;
         let phase = self.recipe.method.phases[self.phase_index(step)];
         let mut noise = Vec::new();
         if !matches!(phase.wgrad, GradientOperand::Mvue(_)) {
             return Ok(noise);
         }
-        go_on(&self.interrupt)?;
-        let tokens = self.recipe.tokens_per_step() as f64;
-        let Self { backend, model, parameters, recipe, inputs, targets, .. } = self;
-        batches.fill(step, 0, inputs, targets);
-        backend.set_step(StepState {
-            seed: recipe.seed,
-            step,
-            micro_step: 0,
-            learning_rate: 0.0,
-            bias_corrections: [1.0; 2],
-        })?;
-        model.upload(&mut **backend, inputs, targets)?;
-        let mut watch = |backend: &mut dyn Backend, seen: SampledGradient| {
-            let dz = backend.download(seen.dz)?;
-            let name = parameters
-                .iter()
-                .find(|parameter| parameter.weight == seen.weight)
-                .map_or("", |parameter| &parameter.name);
-            let (variance, square) = noise_of(&dz, seen.dz.shape, seen.estimator);
-            noise.push(GradientNoise { name: name.to_owned(), variance, square });
+        check_interrupt(&self.interrupt)?;
+        self.prepare_batch(objective, self.step_state(step))?;
+        let Self { backend, allocated: Allocated { model, parameters, .. }, recipe, .. } = self;
+        let mut watch = |backend: &mut dyn Backend, op: &Op<'_>| {
+            let &Op::Sparse(SparseOp::MvueCompress(MvueCompress { dz, site, estimator, .. })) = op
+            else {
+                return Ok(());
+            };
+            let values = backend.download(dz)?;
+            let is_sampled = |number| Site::new(Purpose::Mvue, number) == site;
+            let mut numbered = (0..).zip(parameters.iter());
+            let name = numbered.find(|&(number, _)| is_sampled(number));
+            let name = name.map_or(String::new(), |(_, parameter)| parameter.spec.name.clone());
+            let (variance, square) = noise_of(&values, dz.shape, estimator);
+            noise.push(GradientNoise { name, variance, square });
             Ok(())
         };
-        let mut pass = Pass {
+        model.train(&mut Pass {
             backend: &mut **backend,
             phase: &phase,
-            sequences: recipe.batch.sequences,
-            context: recipe.batch.context,
+            batch: recipe.batch,
             dropout: recipe.dropout,
-            beta: Beta::Overwrite,
+            accumulate: Accumulate::Overwrite,
             watch: Some(&mut watch),
-        };
-        model.train(&mut pass, (1.0 / tokens) as f32)?;
+        })?;
         Ok(noise)
     }
 }

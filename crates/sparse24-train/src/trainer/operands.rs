@@ -1,7 +1,5 @@
-//! Masks and pruned operands in line with the weights, the phase at hand, and the next one where
-//! that begins to prune.
-//!
-//! Deliberately absent: what the semantics of a mask, an order or a scale are (core's).
+//! Keeps masks and pruned operands in line with the weights, the phase, and the next phase where
+//! that starts to prune.
 
 use ndarray::ArrayView2;
 use sparse24_core::{
@@ -11,12 +9,14 @@ use sparse24_core::{
     prune::{ValueMap, soft_threshold_scale},
 };
 
-use super::{Part, Trainer};
+use super::{Allocated, Part, Trainer};
 use crate::{
     Error,
-    backend::{Backend, CompressWeight, Orientation},
+    backend::{
+        Backend,
+        op::{CompressWeight, MaskSearch, Orientation, PermutedMask},
+    },
     method::{KeptValues, WeightOperand},
-    nn::parameter::{Parameter, Parameters, Pruned},
 };
 
 /// What pruning remembers of a weight, besides its masks.
@@ -32,24 +32,16 @@ pub(super) struct Memory {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refreshed {
     /// All.
-    Anew,
-    /// Those that are due after the step done last.
-    AsDue,
-    /// None, unless a sparse phase begins.
-    Kept,
-}
-
-/// The weights that the method prunes, with their numbers.
-pub(super) fn pruned(parameters: &Parameters) -> impl Iterator<Item = (u32, &Parameter, Pruned)> {
-    parameters
-        .iter()
-        .enumerate()
-        .filter_map(|(number, parameter)| Some((number as u32, parameter, parameter.pruned()?)))
+    All,
+    /// Those that are due after the last step taken.
+    IfDue,
+    /// None, unless a sparse phase starts.
+    None,
 }
 
 impl Trainer {
-    /// Brings masks and S(w) in line with w and the phase at hand, and with the next one where a
-    /// sparse phase begins.
+    /// Brings masks and S(w) in line with w and the phase, and with the next phase where that is
+    /// the first sparse one.
     pub(super) fn prepare_weights(&mut self, refreshed: Refreshed) -> Result<(), Error> {
         let step = self.step();
         let [current, next] =
@@ -58,17 +50,17 @@ impl Trainer {
         let forward = if entered { next.forward } else { current.forward };
         let WeightOperand::Pruned(kind, values) = forward else { return Ok(()) };
         let (masks_due, orders_due) = match refreshed {
-            Refreshed::Anew => (true, true),
+            Refreshed::All => (true, true),
             _ if entered => (true, true),
-            Refreshed::AsDue => {
+            Refreshed::IfDue => {
                 (self.recipe.method.refresh.is_due(step), step.is_multiple_of(INTERVAL))
             }
-            Refreshed::Kept => (false, false),
+            Refreshed::None => (false, false),
         };
-        let Self { backend, parameters, memories, .. } = self;
-        for ((number, parameter, pruned), memory) in pruned(parameters).zip(&mut *memories) {
+        let Self { backend, allocated: Allocated { parameters, .. }, memories, .. } = self;
+        for ((number, parameter, pruned), memory) in parameters.pruned().zip(&mut *memories) {
             if masks_due {
-                backend.mask_search(parameter.weight, kind, pruned.mask)?;
+                backend.run(MaskSearch { w: parameter.weight, kind, mask: pruned.mask })?;
             }
             if let Some((mask, _)) = pruned.dgrad.filter(|_| masks_due || orders_due) {
                 let stream =
@@ -76,8 +68,9 @@ impl Trainer {
                 if orders_due {
                     memory.order = Some(row_order(&backend.download_mask(pruned.mask)?, stream));
                 }
-                let order = memory.order.as_deref().expect("the first mask came with an order");
-                backend.permuted_mask(parameter.weight, pruned.mask, order, mask)?;
+                let order = memory.order.as_deref().expect("the first mask has an order");
+                let (w, out) = (parameter.weight, mask);
+                backend.run(PermutedMask { w, mask: pruned.mask, order, out })?;
             }
             if values == KeptValues::SoftThreshold && memory.scale.is_none() {
                 let [rows, columns] = parameter.weight.shape;
@@ -90,17 +83,17 @@ impl Trainer {
         let orientation =
             if kind == MaskKind::Transposable { Orientation::Both } else { Orientation::Forward };
         let mut compress = |backend: &mut dyn Backend| {
-            pruned(parameters).zip(&*memories).try_for_each(|((_, parameter, pruned), memory)| {
+            parameters.pruned().zip(&*memories).try_for_each(|((_, parameter, pruned), memory)| {
                 let map = match values {
                     KeptValues::Identity => ValueMap::Identity,
-                    KeptValues::SoftThreshold => {
-                        ValueMap::SoftThreshold { scale: memory.scale.expect("it was just chosen") }
-                    }
+                    KeptValues::SoftThreshold => ValueMap::SoftThreshold {
+                        scale: memory.scale.expect("the scale was just chosen"),
+                    },
                 };
                 let (w, mask, out) = (parameter.weight, pruned.mask, pruned.weight);
-                backend.compress_weight(&CompressWeight { w, mask, orientation, map, out })?;
+                backend.run(CompressWeight { w, mask, orientation, map, out })?;
                 let Some((mask, out)) = pruned.dgrad else { return Ok(()) };
-                backend.compress_weight(&CompressWeight {
+                backend.run(CompressWeight {
                     w,
                     mask,
                     orientation: Orientation::Permuted,
@@ -110,8 +103,8 @@ impl Trainer {
             })
         };
         match values {
-            KeptValues::Identity => backend.segment(Part::Compress.of_phase(0), &mut compress),
-            // A recording would keep the scales of the weights that were here before.
+            KeptValues::Identity => backend.graph(Part::Compress.of_phase(0), &mut compress),
+            // A captured graph would keep the scales of earlier weights.
             KeptValues::SoftThreshold => compress(&mut **backend),
         }
     }

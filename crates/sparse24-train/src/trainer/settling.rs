@@ -1,20 +1,18 @@
-//! Adam's second moment over phases: when it has settled, and what a phase that freezes it does to
-//! a step.
-//!
-//! Deliberately absent: the rule (core's).
+//! Adam's second moment over phases: whether it has settled, and how a phase that freezes it
+//! changes a step. The criterion is [`sparse24_core::phase::has_settled`].
 
 use sparse24_core::phase::{has_settled, settling_window};
 
 use super::{Recipe, Trainer};
 use crate::{
     Error,
-    backend::{Backend, DType, Region, Tensor},
+    backend::{Backend, DType, Region, Tensor, op::Copy},
     method::{Method, Until},
-    nn::parameter::Parameters,
-    optim::{AdamVariant, AdamW},
+    nn::Parameters,
+    optim::{AdamVariant, AdamW, bias_corrections},
 };
 
-/// The second moments before an update, of a method that watches them.
+/// Copies of the second moments before an update, for a method that watches them.
 #[derive(Debug)]
 pub(super) struct Variances(Vec<Tensor>);
 
@@ -26,25 +24,24 @@ impl Variances {
     ) -> Result<Self, Error> {
         let watched = parameters.iter().filter(|_| method.watches_variance());
         let copies = watched.map(|parameter| {
-            let name = format!("{} second moment before", parameter.name);
+            let name = format!("{} second moment before", parameter.spec.name);
             backend.alloc(&name, parameter.weight.shape, DType::F32, Region::Moments)
         });
         Ok(Self(copies.collect::<Result<_, _>>()?))
     }
 
-    /// Takes the second moments as they are.
+    /// Copies the present second moments.
     pub(super) fn keep(
         &self,
         backend: &mut dyn Backend,
         parameters: &Parameters,
     ) -> Result<(), Error> {
-        parameters
-            .iter()
-            .zip(&self.0)
-            .try_for_each(|(parameter, &copy)| backend.copy(parameter.second_moment, copy))
+        parameters.iter().zip(&self.0).try_for_each(|(parameter, &to)| {
+            backend.run(Copy { from: parameter.second_moment, to })
+        })
     }
 
-    /// Z: the mean over all weights of how far they have moved since.
+    /// Z: the mean distance, over all weights, from the copies.
     pub(super) fn change(
         &self,
         backend: &mut dyn Backend,
@@ -82,7 +79,7 @@ impl Trainer {
     /// of the last step that changed it.
     pub(super) fn update_rule(&self, phase: usize, step: u32) -> (AdamW, [f32; 2]) {
         let rule = self.recipe.optimizer;
-        let corrections = rule.bias_corrections(step);
+        let corrections = bias_corrections(&rule, step);
         match self.recipe.method.phases[phase].optimizer {
             AdamVariant::Standard => (rule, corrections),
             AdamVariant::FrozenVariance => {
@@ -98,7 +95,7 @@ impl Trainer {
                 let frozen_after = method.last_step(thawed, *steps, ends);
                 (
                     AdamW { beta2: 1.0, ..rule },
-                    [corrections[0], rule.bias_corrections(frozen_after)[1]],
+                    [corrections[0], bias_corrections(&rule, frozen_after)[1]],
                 )
             }
         }

@@ -11,7 +11,7 @@ use super::{Memory, Refreshed, Trainer};
 use crate::{
     Error,
     method::{Ends, KeptValues, WeightOperand},
-    nn::parameter::Parameter,
+    nn::Parameter,
 };
 
 /// The state of one parameter on the host.
@@ -64,18 +64,12 @@ impl ParameterState {
 impl Trainer {
     /// The state of every parameter, in order. Together with the step it is all that a run
     /// remembers.
-    ///
-    /// # Errors
-    /// Those of the downloads.
     pub fn parameter_states(&mut self) -> Result<Vec<ParameterState>, Error> {
         self.copy_out(Vec::new())?()
     }
 
     /// As [`Trainer::parameter_states`] now, in the room of earlier states; what it gives waits
     /// until they are copied, while the trainer can go on.
-    ///
-    /// # Errors
-    /// Those of the downloads.
     pub fn copy_out(
         &mut self,
         mut states: Vec<ParameterState>,
@@ -83,12 +77,12 @@ impl Trainer {
         let sparse = self.phase().mask().is_some();
         let mut memories = self.memories.iter();
         let backend = &mut *self.backend;
-        states.resize_with(self.parameters.iter().len(), ParameterState::default);
+        states.resize_with(self.allocated.parameters.iter().len(), ParameterState::default);
         let (mut from, mut room) = (Vec::new(), Vec::new());
-        for (parameter, state) in self.parameters.iter().zip(&mut states) {
-            state.name.clone_from(&parameter.name);
+        for (parameter, state) in self.allocated.parameters.iter().zip(&mut states) {
+            state.name.clone_from(&parameter.spec.name);
             state.shape = parameter.weight.shape;
-            let pruned = parameter.pruned();
+            let pruned = parameter.pruned;
             let memory = pruned.and_then(|_| memories.next());
             let in_force = pruned.filter(|_| sparse);
             state.mask = in_force.map(|pruned| backend.download_mask(pruned.mask)).transpose()?;
@@ -130,13 +124,13 @@ impl Trainer {
         let scaled =
             matches!(self.phase().forward, WeightOperand::Pruned(_, KeptValues::SoftThreshold));
         let mut memories = self.memories.iter_mut();
-        for parameter in self.parameters.iter() {
+        for parameter in self.allocated.parameters.iter() {
             let state = find(states, parameter)?;
             self.backend.upload(parameter.weight, &state.weight)?;
             self.backend.upload(parameter.first_moment, &state.first_moment)?;
             self.backend.upload(parameter.second_moment, &state.second_moment)?;
             let Some((pruned, memory)) =
-                parameter.pruned().and_then(|pruned| Some((pruned, memories.next()?)))
+                parameter.pruned.and_then(|pruned| Some((pruned, memories.next()?)))
             else {
                 continue;
             };
@@ -156,7 +150,7 @@ impl Trainer {
                 return Err(missing(parameter, "scale"));
             }
         }
-        self.prepare_weights(if masked { Refreshed::Kept } else { Refreshed::Anew })
+        self.prepare_weights(if masked { Refreshed::None } else { Refreshed::All })
     }
 
     /// Begins from these named weights, row-major, instead of random ones; masks are searched in
@@ -165,19 +159,18 @@ impl Trainer {
     /// # Errors
     /// [`Error::Parameter`] where one is missing, has another size or belongs to no parameter.
     pub fn start_from(&mut self, weights: &[(&str, &[f32])]) -> Result<(), Error> {
-        if let Some((name, _)) = weights
-            .iter()
-            .find(|(name, _)| self.parameters.iter().all(|parameter| parameter.name != *name))
-        {
+        if let Some((name, _)) = weights.iter().find(|(name, _)| {
+            self.allocated.parameters.iter().all(|parameter| parameter.spec.name != *name)
+        }) {
             return Err(Error::Parameter {
                 name: (*name).to_owned(),
                 problem: "the model has no such parameter".to_owned(),
             });
         }
-        for parameter in self.parameters.iter() {
+        for parameter in self.allocated.parameters.iter() {
             let (_, values) = weights
                 .iter()
-                .find(|(name, _)| *name == parameter.name)
+                .find(|(name, _)| *name == parameter.spec.name)
                 .ok_or_else(|| missing(parameter, "weight"))?;
             if values.len() != parameter.weight.elements() {
                 let problem = format!(
@@ -186,17 +179,20 @@ impl Trainer {
                     parameter.weight.shape,
                     values.len()
                 );
-                return Err(Error::Parameter { name: parameter.name.clone(), problem });
+                return Err(Error::Parameter { name: parameter.spec.name.clone(), problem });
             }
             self.backend.upload(parameter.weight, values)?;
         }
         self.memories.fill(Memory::default());
-        self.prepare_weights(Refreshed::Anew)
+        self.prepare_weights(Refreshed::All)
     }
 }
 
 fn missing(parameter: &Parameter, what: &str) -> Error {
-    Error::Parameter { name: parameter.name.clone(), problem: format!("its {what} is missing") }
+    Error::Parameter {
+        name: parameter.spec.name.clone(),
+        problem: format!("its {what} is missing"),
+    }
 }
 
 fn find<'a>(
@@ -205,7 +201,7 @@ fn find<'a>(
 ) -> Result<&'a ParameterState, Error> {
     let state = states
         .iter()
-        .find(|state| state.name == parameter.name)
+        .find(|state| state.name == parameter.spec.name)
         .ok_or_else(|| missing(parameter, "state"))?;
     let (expected, found) = (parameter.weight.shape, state.shape);
     if expected == found {
@@ -223,7 +219,7 @@ fn check_order(parameter: &Parameter, order: Option<&[u32]>) -> Result<(), Error
         return Ok(());
     }
     Err(Error::Parameter {
-        name: parameter.name.clone(),
+        name: parameter.spec.name.clone(),
         problem: "its order of rows does not name each once".to_owned(),
     })
 }

@@ -1,5 +1,5 @@
-//! kill -9 at points chosen by the index of a file operation, by a step and a delay, and by chance;
-//! sometimes also in the resume after it.
+//! kill -9 at file operations chosen by index, at a delay after a step, and at random times;
+//! sometimes again during the resume.
 
 use std::{
     collections::BTreeMap,
@@ -36,14 +36,13 @@ impl Numbers {
 /// Where a process dies.
 #[derive(Debug, Clone, Copy)]
 enum Point {
-    /// Before, or in the midst of, the Nth operation of saves and rotations.
+    /// Before, or halfway through, the Nth operation of saves and rotations.
     InSave(usize),
-    /// The same of all operations in the run directory, from the first of the start.
+    /// The same for all operations in the run directory.
     AnyOperation(usize),
-    /// So many microseconds after a step was told: in the micro-steps of the next one, or in its
-    /// mask search.
+    /// Microseconds after a step was logged: in the next one's micro-steps or mask refresh.
     AfterStep(usize, u64),
-    /// So many microseconds after the run directory was made.
+    /// Microseconds after the run directory was created.
     AnyTime(u64),
 }
 
@@ -66,12 +65,12 @@ impl Point {
         }
     }
 
-    /// The part of the run directory whose operations are counted, and what happens at one of them.
+    /// The part of the run directory whose operations are counted, and the plan for them.
     fn plan(self) -> (&'static str, Plan) {
         match self {
             Self::InSave(at) => ("checkpoints", Plan::Kill(at)),
             Self::AnyOperation(at) => ("", Plan::Kill(at)),
-            // The first operation opens the file, then each line is one.
+            // The first operation opens the file; each line is one more.
             Self::AfterStep(step, delay) => ("metrics.jsonl", Plan::KillLater(step, delay)),
             Self::AnyTime(delay) => ("", Plan::KillLater(0, delay)),
         }
@@ -87,7 +86,7 @@ impl Point {
     }
 }
 
-/// What was killed, and where.
+/// Counts of kills by kind and place.
 #[derive(Default)]
 struct Tally {
     kills: BTreeMap<&'static str, usize>,
@@ -99,7 +98,7 @@ struct Tally {
     resumes: usize,
 }
 
-/// Runs the command to a point; whether it died there.
+/// Runs the command up to a point; returns whether it died there.
 fn dies(place: &Place, run: &Path, point: Point) -> bool {
     let (part, plan) = point.plan();
     let mut command = place.command(&RICH.next_line(run));
@@ -115,14 +114,13 @@ fn dies(place: &Place, run: &Path, point: Point) -> bool {
     died
 }
 
-/// One run: killed, perhaps killed again in its resume, and resumed to its end. Gives the points,
-/// or what is wrong.
+/// Kills one run, perhaps again while it resumes, resumes it to its end and compares that.
 fn crash(place: &Place, whole: &Whole, index: usize, tally: &Mutex<Tally>) -> Result<(), String> {
     let mut numbers = Numbers(index as u64);
     let run = place.path(&format!("run-{index}"));
     let name = run.file_name().unwrap().to_str().unwrap().to_owned();
     let mut points = Vec::new();
-    // A point by time may lie beyond the end of the run, which then begins anew.
+    // A time may be beyond the end of the run; then it is started again.
     while points.is_empty() || (points.len() < 3 && numbers.below(4) == 0) {
         let point = Point::draw(&mut numbers, whole);
         if dies(place, &run, point) {
@@ -169,7 +167,7 @@ fn count(tally: &mut Tally, point: Point, run: &Path) {
     }
 }
 
-/// From the first operation of the start to the last of the last rotation, one after the other.
+/// Kills the run at each of its file operations in turn.
 fn kill_at_every_operation(shape: Shape) {
     let place = Place::new();
     let (whole, run) = (Whole::train(&place, shape), place.path("run"));
@@ -184,8 +182,8 @@ fn kill_at_every_operation(shape: Shape) {
         assert_eq!(whole.difference(&place, "run"), None, "killed at operation {operation}");
         fs::remove_dir_all(&run).unwrap();
     }
-    println!("killed at each of {kills} operations, {starts} of them before the run was one");
-    // The run and its writer take turns as they like: the last operations may not be there.
+    println!("killed at each of {kills} operations, {starts} of them before it could be resumed");
+    // The order of the run and its saver thread varies: the last operations may be missing.
     assert!(
         kills + 9 > whole.operations.len() && starts > 15,
         "{kills} kills, {starts} in the start"
@@ -193,20 +191,19 @@ fn kill_at_every_operation(shape: Shape) {
 }
 
 #[test]
-fn a_run_killed_at_every_operation_ends_with_the_bits_of_one_that_was_not() {
+fn a_run_killed_at_every_operation_resumes_to_the_same_bits() {
     kill_at_every_operation(SHORT);
 }
 
 #[test]
-fn a_run_of_which_a_phase_settles_killed_at_every_operation_ends_with_the_bits_of_one_that_was_not()
-{
+fn a_settling_run_killed_at_every_operation_resumes_to_the_same_bits() {
     kill_at_every_operation(SETTLING);
 }
 
-/// `SPARSE24_CRASHES` says how many runs are killed, 200 otherwise; `SPARSE24_CRASH` names one of
-/// them alone.
+/// `SPARSE24_CRASHES` is the number of runs (200 by default); `SPARSE24_CRASH` repeats a single one
+/// by its index.
 #[test]
-fn a_run_killed_anywhere_ends_with_the_bits_of_one_that_was_not() {
+fn a_run_killed_anywhere_resumes_to_the_same_bits() {
     let number = |name: &str| {
         env::var(name).ok().map(|value| value.parse::<usize>().expect("a whole number"))
     };
@@ -238,13 +235,14 @@ fn a_run_killed_anywhere_ends_with_the_bits_of_one_that_was_not() {
     let kills: usize = tally.kills.values().sum();
     let Tally { in_save, at_start, sparse, dense, resumes, .. } = &tally;
     println!(
-        "{kills} kills in {} runs, {in_save} of them in a save; {at_start} before the run was one, {sparse} before the switch, {dense} after it; \
-         {resumes} runs resumed to their end; {:.0} s",
+        "{kills} kills in {} runs, {in_save} of them in a save; {at_start} before the run could be \
+         resumed, {sparse} before the switch, {dense} after it; {resumes} runs resumed to their \
+         end; {:.0} s",
         indices.len(),
         began.elapsed().as_secs_f64()
     );
     tally.kills.iter().for_each(|(kind, kills)| println!("{kills:>6} {kind}"));
-    assert!(failures.is_empty(), "{} runs went wrong:\n{}", failures.len(), failures.join("\n"));
+    assert!(failures.is_empty(), "{} runs failed:\n{}", failures.len(), failures.join("\n"));
     let chosen = tally.kills.get(Point::InSave(0).kind()).copied().unwrap_or_default();
     assert!(
         indices.len() == 1 || 4 * chosen >= kills,

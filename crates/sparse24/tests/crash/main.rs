@@ -1,11 +1,10 @@
-//! The command, killed and failed at every turn: what it leaves is resumed to its end and compared
-//! with a run that nothing befell.
+//! Kills the command and fails its file operations, resumes it, and compares the end with that of
+//! an undisturbed run.
 //!
-//! `cargo test --release -p sparse24 --test crash -- --nocapture` tells how many times and where;
-//! `cargo xtask crash` kills a thousand times. A shim between the command and the kernel ([`shim`])
-//! chooses points by the index of a file operation, so the binary that is shipped is the one that
-//! is tested. Linux only: it takes `LD_PRELOAD`, and a C compiler, which Rust needs there for
-//! linking.
+//! `cargo test --release -p sparse24 --test crash -- --nocapture` prints the counts; `cargo xtask
+//! crash` kills a thousand runs. A preloaded library ([`shim`]) acts on chosen file operations, so
+//! the shipped binary is tested. Linux only: needs `LD_PRELOAD` and the C compiler that Rust links
+//! with.
 #![cfg(target_os = "linux")]
 
 mod faults;
@@ -16,5 +15,5 @@ mod run;
 mod series;
 mod shim;
 #[path = "../cli/support.rs"]
-#[expect(dead_code, reason = "the tests of the command need more of it")]
+#[expect(dead_code, reason = "the tests in `cli` use the rest")]
 mod support;

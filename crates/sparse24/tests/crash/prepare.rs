@@ -1,4 +1,4 @@
-//! `prepare`, killed at every file operation and done again.
+//! `prepare` is killed at each file operation, then run again.
 
 use std::{fs, os::unix::process::ExitStatusExt, process::Stdio};
 
@@ -8,7 +8,7 @@ use crate::{
 };
 
 #[test]
-fn a_prepare_killed_at_any_operation_is_done_again() {
+fn a_killed_prepare_can_be_repeated() {
     let place = Place::new();
     let line = |out: &str| {
         format!(
@@ -19,7 +19,7 @@ fn a_prepare_killed_at_any_operation_is_done_again() {
     };
     place.answer(&line("whole"));
     let (whole, outs) = (place.tree("whole"), place.path("outs"));
-    // Into a new folder, and over one that was prepared before.
+    // Into a new folder, and over one from an earlier `prepare`.
     for before in [None, Some("byte")] {
         let mut operations = 0;
         loop {
@@ -30,7 +30,7 @@ fn a_prepare_killed_at_any_operation_is_done_again() {
             let mut command = place.command(&line("outs/shards"));
             shim::under(&mut command, &outs, Plan::Kill(operations));
             let died = command.stdout(Stdio::null()).status().unwrap().signal() == Some(9);
-            // What stands under the name is whole: nothing, the old folder or the new one.
+            // The output is complete: absent, the old folder or the new one.
             if place.path("outs/shards").exists() {
                 let tokenizer = if place.tree("outs/shards") == whole {
                     "char"

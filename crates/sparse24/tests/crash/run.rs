@@ -1,5 +1,4 @@
-//! The runs that are killed: a fraction of a second with everything in it, and what their end must
-//! be.
+//! The runs that are killed, each a fraction of a second long, and the comparison of their ends.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +15,7 @@ use crate::{
     support::{Place, TINY},
 };
 
-/// The numbers of a run, as far as points in it are chosen by them.
+/// Settings of a run that the choice of kill points depends on.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) steps: usize,
@@ -24,12 +23,12 @@ pub(crate) struct Shape {
     pub(crate) refresh: usize,
     /// Steps between checkpoints.
     pub(crate) every: usize,
-    /// The last step of the first phase, whose checkpoint stays.
+    /// Last step of the first phase; its checkpoint is kept.
     pub(crate) switch: usize,
     settings: &'static str,
 }
 
-/// Three micro-steps a step, dropout, evaluations between the checkpoints.
+/// Three micro-steps per step, dropout, and evaluations between checkpoints.
 pub(crate) const RICH: Shape = Shape {
     steps: 60,
     refresh: 4,
@@ -38,12 +37,12 @@ pub(crate) const RICH: Shape = Shape {
     settings: "--set model.d_model=64 --set model.d_ff=128 --set model.dropout=0.1 --set batch.gradient_accumulation_steps=3 --set run.eval_every=9",
 };
 
-/// As little as has a switch, and a rotation in each phase.
+/// The shortest run with a phase switch and a rotation in each phase.
 pub(crate) const SHORT: Shape =
     Shape { steps: 6, refresh: 2, every: 2, switch: 5, settings: "--set run.keep_last=1" };
 
-/// Dense until Adam's variance has settled, between steps 1 and 6, then sparse with it frozen: what
-/// it watches and where it settled are state.
+/// Dense until Adam's variance settles between steps 1 and 6, then sparse with it frozen. The
+/// statistics and the step of the switch are part of the state.
 pub(crate) const SETTLING: Shape = Shape {
     steps: 12,
     refresh: 1,
@@ -52,12 +51,12 @@ pub(crate) const SETTLING: Shape = Shape {
     settings: "--method step --set optimizer.beta2=0.75 --set optimizer.epsilon=1e-3 --set run.keep_last=9",
 };
 
-/// As short, with much to write beside the tensors: headers and manifests.
+/// Short, with large headers and manifests relative to the tensors.
 pub(crate) const DEEP: Shape =
     Shape { settings: "--set run.keep_last=1 --set model.layers=8 --set model.d_model=8", ..SHORT };
 
 impl Shape {
-    /// The line that begins a run or, once it can be resumed, goes on with it.
+    /// The command line that starts the run, or resumes it once that is possible.
     pub(crate) fn next_line(self, run: &Path) -> String {
         let Self { steps, refresh, every, settings, .. } = self;
         let at = run.display();
@@ -70,14 +69,13 @@ impl Shape {
     }
 }
 
-/// A run that nothing befell.
+/// An undisturbed run.
 pub(crate) struct Whole {
     shape: Shape,
     checkpoints: BTreeMap<PathBuf, Option<Vec<u8>>>,
     metrics: Vec<Value>,
-    /// Its file operations: what, and where in the run directory.
+    /// File operations: name, and path relative to the run directory.
     pub(crate) operations: Vec<(String, PathBuf)>,
-    /// How long it took.
     pub(crate) duration: Duration,
 }
 
@@ -102,12 +100,12 @@ impl Whole {
         Self { shape, checkpoints, metrics: timeless(place, "whole"), operations, duration }
     }
 
-    /// How many operations there are below a part of the run directory.
+    /// Number of operations below a part of the run directory.
     pub(crate) fn operations_below(&self, part: &str) -> usize {
         self.operations.iter().filter(|(_, path)| path.starts_with(part)).count()
     }
 
-    /// What is different about a run that has ended; none if nothing is that should not be.
+    /// Describes the first difference between a finished run and this one.
     pub(crate) fn difference(&self, place: &Place, run: &str) -> Option<String> {
         let found = place.tree(&format!("{run}/checkpoints"));
         if let Some(litter) = found
@@ -143,7 +141,7 @@ impl Whole {
     }
 }
 
-/// The metrics without what clocks say.
+/// The metrics without wall-clock fields.
 fn timeless(place: &Place, run: &str) -> Vec<Value> {
     let mut metrics = place.metrics(run);
     for line in &mut metrics {
@@ -152,20 +150,21 @@ fn timeless(place: &Place, run: &str) -> Vec<Value> {
     metrics
 }
 
-/// The order on which everything rests: what a checkpoint's steps measured is on the device before
-/// the checkpoint has its name, so are its files and its directory, and the manifest is written
-/// last; nothing older goes before the name is on the device.
+/// The order that recovery relies on: metrics, files and directory of a checkpoint are synced
+/// before it is renamed, the manifest is written last, and nothing older is removed before the
+/// rename is synced.
 #[test]
 fn everything_is_synced_before_what_relies_on_it() {
     let place = Place::new();
     let whole = Whole::train(&place, RICH);
-    // Beside the writer, the run tells its steps.
-    let of_a_save =
+    // The run writes metrics while the saver thread works.
+    let is_of_save =
         |(what, path): &&(String, PathBuf)| path.starts_with("checkpoints") || what == "fdatasync";
-    let told = |(what, path): &(String, PathBuf)| {
+    let name = |(what, path): &(String, PathBuf)| {
         format!("{what} {}", path.file_name().unwrap().to_str().unwrap())
     };
-    let mut operations: Vec<String> = whole.operations.iter().filter(of_a_save).map(told).collect();
+    let mut operations: Vec<String> =
+        whole.operations.iter().filter(is_of_save).map(name).collect();
     // A file is written in pieces, and removed in any order.
     operations.dedup();
     operations.retain(|operation| !operation.starts_with("unlinkat "));
@@ -173,11 +172,7 @@ fn everything_is_synced_before_what_relies_on_it() {
     operations.remove(first);
     let saves: Vec<&[String]> =
         operations.split_inclusive(|operation| operation == "fsync checkpoints").collect();
-    assert_eq!(
-        saves.len(),
-        RICH.steps / RICH.every + 2,
-        "every so many steps, at the switch and at the end"
-    );
+    assert_eq!(saves.len(), RICH.steps / RICH.every + 2, "periodic saves, the switch and the end");
     for save in saves {
         let named =
             save.iter().position(|operation| operation.starts_with("rename step-")).unwrap();

@@ -1,17 +1,17 @@
-// Stands between the command and the kernel (LD_PRELOAD), counts the operations that change files below a folder, and lets one fail, or
-// ends the process there.
+// Preloaded between the command and the kernel (LD_PRELOAD). Counts the operations that change
+// files below a folder, and fails one or kills the process there.
 //
-//   SHIM_ROOT   the folder; paths that begin so are counted, from 0
+//   SHIM_ROOT   the folder; operations on paths that start with it are counted from 0
 //   SHIM_PLAN   none                nothing happens
 //               kill N              the process dies before operation N; a write is half done
-//               later N US          the process dies so many microseconds after operation N
+//               later N US          the process dies US microseconds after operation N
 //               fail N ERRNO        operation N fails
 //               every N ERRNO       operations N-1, 2N-1, ... fail
-//               short N             the write that is operation N, or the next one, does half
-//               full N              from operation N on, whatever takes room fails with ENOSPC
-//   SHIM_TRACE  a file; one line an operation is added to it
+//               short N             the first write from operation N on writes half
+//               full N              from operation N on, operations that need space fail: ENOSPC
+//   SHIM_TRACE  a file to which each operation is appended as one line
 //
-// Invariant: an operation that is let through is the kernel's own. Deliberately absent: operations that only read.
+// Operations that only read are not intercepted.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -30,7 +30,6 @@
 
 static atomic_long counter;
 
-// What becomes of an operation.
 enum verdict { GO, HALF, FAIL };
 
 static void die(void) {
@@ -61,7 +60,7 @@ static void trace(const char *name, const char *path) {
     }
 }
 
-static enum verdict verdict(const char *name, const char *path, int takes_room) {
+static enum verdict verdict(const char *name, const char *path, int needs_space) {
     const char *root = getenv("SHIM_ROOT"), *plan = getenv("SHIM_PLAN");
     if (!root || !plan || strncmp(path, root, strlen(root)) != 0) return GO;
     long now = atomic_fetch_add(&counter, 1), n = 0, argument = 0;
@@ -78,7 +77,7 @@ static enum verdict verdict(const char *name, const char *path, int takes_room) 
         setenv("SHIM_PLAN", "none", 1);
         return HALF;
     }
-    if (strcmp(what, "full") == 0 && now >= n && takes_room) {
+    if (strcmp(what, "full") == 0 && now >= n && needs_space) {
         errno = ENOSPC;
         return FAIL;
     }

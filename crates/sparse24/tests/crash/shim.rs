@@ -1,4 +1,4 @@
-//! `shim.c`, compiled once, and how a command is put under it.
+//! Compiles `shim.c` and preloads it into a command.
 
 use std::{
     fmt,
@@ -7,22 +7,22 @@ use std::{
     sync::LazyLock,
 };
 
-/// What happens to the operations that change files below a folder, counted from 0.
+/// What the shim does to the operations that change files below a folder; they count from 0.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Plan {
-    /// They are counted.
+    /// Nothing; they are only counted.
     Healthy,
     /// The process dies before this one; a write is half done.
     Kill(usize),
-    /// The process dies so many microseconds after this one.
+    /// The process dies this many microseconds after this one.
     KillLater(usize, u64),
     /// This one fails with an error number.
     Fail(usize, i32),
-    /// Of so many, the last fails, again and again.
+    /// Every Nth one fails.
     Every(usize, i32),
-    /// The next write from this one on does half.
+    /// The first write from this one on writes half.
     Short(usize),
-    /// From this one on, whatever takes room fails.
+    /// From this one on, operations that need disk space fail.
     Full(usize),
 }
 
@@ -40,7 +40,7 @@ impl fmt::Display for Plan {
     }
 }
 
-/// The compiled shim, in a folder that lives as long as the tests.
+/// Path of the compiled shim.
 static SHIM: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let (source, library) =
@@ -54,13 +54,12 @@ static SHIM: LazyLock<PathBuf> = LazyLock::new(|| {
     library
 });
 
-/// Puts a command under the shim: operations on paths that begin with `root` are counted and
-/// planned.
+/// Runs a command under the shim, which applies the plan to paths that start with `root`.
 pub(crate) fn under(command: &mut Command, root: &Path, plan: Plan) {
     command.env("LD_PRELOAD", &*SHIM).env("SHIM_ROOT", root).env("SHIM_PLAN", plan.to_string());
 }
 
-/// Also writes the operations to a file, one a line: its name and the path.
+/// Writes the operations to a file, one per line: name and path.
 pub(crate) fn traced(command: &mut Command, root: &Path, trace: &Path) {
     under(command, root, Plan::Healthy);
     command.env("SHIM_TRACE", trace);

@@ -1,15 +1,14 @@
-//! How far attention may lie from the CPU's in f32, given the same operands.
+//! Bounds on attention's difference from the CPU's f32 results, given the same operands.
 
 use ndarray::{Array1, Array2, ArrayView2, Axis, Zip};
 
-/// What rounding to bf16 changes at most, relatively: half a unit in the last of 8 significant
-/// bits.
+/// Relative error of rounding to bf16: half a unit in the last of 8 significant bits.
 const BF16: f32 = 1.0 / 256.0;
 /// A generous unit for f32: tensor cores may cut off where the CPU rounds, and 2^x is good to two
 /// units in the last place.
 const F32: f32 = 1.0 / (1 << 22) as f32;
 
-/// One head of attention: operands as the GPU reads them, o and lse as the backward is given them.
+/// One head: operands as the GPU reads them, and the o that the backward pass gets.
 pub(crate) struct AttentionHead<'a> {
     pub(crate) q: ArrayView2<'a, f32>,
     pub(crate) k: ArrayView2<'a, f32>,

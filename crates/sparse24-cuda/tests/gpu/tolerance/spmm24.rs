@@ -1,9 +1,8 @@
-//! How far a sparse product may lie from the CPU's in f32, given the same operands.
+//! Bounds on a sparse product's difference from the CPU's f32 result, given the same operands.
 
 use ndarray::Array2;
 
-/// What rounding to bf16 changes at most, relatively: half a unit of the last of 8 significant
-/// bits.
+/// Relative error of rounding to bf16: half a unit in the last of 8 significant bits.
 const BF16: f32 = 1.0 / 256.0;
 /// A generous unit for f32: tensor cores may cut off where the CPU rounds.
 const F32: f32 = 1.0 / (1 << 22) as f32;

@@ -9,7 +9,11 @@ use crate::{
     disk::fault::{self, Fault, Plan},
     run::save_imported,
 };
-use sparse24_train::{backend::Activation, estimate::estimate, model::gpt2::Sparsify};
+use sparse24_core::op::Activation;
+use sparse24_train::{
+    estimate::estimate,
+    model::{ActivationCheckpointing, Sparsify},
+};
 
 fn tiny(method: &str) -> Config {
     let settings = format!(
@@ -159,8 +163,7 @@ fn what_decides_no_bits_is_no_part_of_the_identity() {
     assert!(same(|config| config.backend.threads += 1));
     assert!(same(|config| config.backend.gpu += 1));
     assert!(same(|config| config.backend.cuda_graphs = false));
-    assert!(same(|config| config.model.activation_checkpointing =
-        sparse24_train::model::gpt2::Recompute::Blocks));
+    assert!(same(|config| config.model.activation_checkpointing = ActivationCheckpointing::Blocks));
     assert!(same(|config| config.run.checkpoint_every += 1));
     assert!(same(|config| config.run.keep_last += 1));
     assert!(same(|config| config.run.instrument_every += 1));
@@ -199,7 +202,7 @@ fn a_checkpoint_has_the_bytes_that_are_estimated() {
         let checkpoint = snapshot(&mut trainer, state, Vec::new(), None).unwrap()().unwrap();
         assert_eq!(
             checkpoint.bytes(),
-            estimate(trainer.recipe()).checkpoint_bytes,
+            estimate(trainer.recipe(), config.backend_entry().unwrap()).unwrap().checkpoint_bytes,
             "{method}, {sparsify:?}"
         );
     }

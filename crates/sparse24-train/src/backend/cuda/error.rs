@@ -1,4 +1,4 @@
-//! What the kernels' errors are to who trains: advice where memory is short, and which of them are
+//! Errors of the kernels: with advice where memory is short; the ones that no setting mends are
 //! defects.
 
 use sparse24_cuda::Error as Refusal;
@@ -24,7 +24,7 @@ impl From<Refusal> for Error {
             | Refusal::OutOfRange { .. }
             | Refusal::Alignment { .. }
             | Refusal::Alias { .. }
-            | Refusal::Recording { .. }
+            | Refusal::Capturing { .. }
             | Refusal::Stale { .. }
             | Refusal::Plan { .. }
             | Refusal::TooLarge { .. }) => Self::Refused(defect.to_string()),
@@ -39,14 +39,14 @@ mod tests {
     use crate::ErrorKind;
 
     #[test]
-    fn what_no_setting_mends_is_a_defect() {
+    fn errors_that_no_setting_mends_are_defects() {
         let operation = "norm forward";
         for defect in [
             Refusal::Shape { operation, operand: "x", expected: [2, 3], found: [3, 2] },
             Refusal::Gaps { operation, operand: "x", columns: 8, stride: 12 },
             Refusal::Alignment { operation, operand: "x", bytes: 16 },
             Refusal::Alias { operation, output: "y", other: "x" },
-            Refusal::Recording { operation },
+            Refusal::Capturing { operation },
             Refusal::Stale { operation, operand: "x" },
             Refusal::TooLarge { operation, what: "a row's width", found: 9000, limit: 8192 },
             Refusal::OutOfRange { operation, what: "p", found: 1.0, expected: "less" },

@@ -1,12 +1,12 @@
-//! Timed choices as text: which plan each product takes on this GPU.
+//! Timed choices as text: the plan of each product on this GPU.
 //!
-//! Invariant: a choice that was timed is among [`recorded`], and one that was taken over is never
-//! timed again. Deliberately absent: files.
+//! Invariant: every timed choice is among [`recorded`], and a replayed one is never timed again.
 
 use std::collections::HashMap;
 
+use sparse24_core::op::Accumulate;
 use sparse24_cuda::{
-    Beta, Device, Error as Refusal, Matrix,
+    Device, Error as Refusal, Matrix,
     gemm::Gemm,
     spmm24::{Form, Plan, plans},
 };
@@ -36,20 +36,20 @@ impl SparsePlans {
         &mut self,
         gpu: &mut Device,
         scratch: &mut Scratch,
-        (form, shape, beta): (Form, [usize; 3], Beta),
+        (form, shape, accumulate): (Form, [usize; 3], Accumulate),
         run: impl Fn(&mut Device, Matrix<f32>, Plan) -> Result<(), Refusal>,
     ) -> Result<(), Error> {
         let plan = match self.0.get(&(form, shape)) {
             Some(plan) => *plan,
             None => {
                 let candidates = plans(gpu, form, shape, ALIGNMENT)?;
-                match beta {
-                    Beta::Accumulate => candidates[0],
-                    Beta::Overwrite => {
+                match accumulate {
+                    Accumulate::Add => candidates[0],
+                    Accumulate::Overwrite => {
                         let most = candidates.iter().map(|plan| plan.scratch()).max().unwrap_or(0);
-                        let room = grown(gpu, &mut scratch.floats, [1, most])?;
+                        let memory = grown(gpu, &mut scratch.floats, [1, most])?;
                         let fastest =
-                            gpu.fastest(&candidates, |gpu, plan| run(gpu, room, *plan))?;
+                            gpu.fastest(&candidates, |gpu, plan| run(gpu, memory, *plan))?;
                         let fastest =
                             fastest.expect("every GPU has the plan mma, and no time is infinite");
                         *self.0.entry((form, shape)).or_insert(fastest)
@@ -57,8 +57,8 @@ impl SparsePlans {
                 }
             }
         };
-        let room = grown(gpu, &mut scratch.floats, [1, plan.scratch()])?;
-        Ok(run(gpu, room, plan)?)
+        let memory = grown(gpu, &mut scratch.floats, [1, plan.scratch()])?;
+        Ok(run(gpu, memory, plan)?)
     }
 
     pub(super) fn len(&self) -> usize {

@@ -1,0 +1,193 @@
+//! Checks of operands: handles, shapes, alignment, and overlap.
+
+use std::ops::Range;
+
+use super::Device;
+use crate::{Error, Matrix, Scalar};
+
+/// Checks the operands of one operation in turn; inputs first, since an output must not overlap any
+/// operand that was checked before it.
+pub(crate) struct Checks<'a> {
+    device: &'a Device,
+    operation: &'static str,
+    spans: Vec<(&'static str, Range<u64>)>,
+}
+
+impl Device {
+    pub(crate) const fn checks(&self, operation: &'static str) -> Checks<'_> {
+        Checks { device: self, operation, spans: Vec::new() }
+    }
+
+    /// The handle belongs to memory that this device holds.
+    pub(crate) fn check_live<T: Scalar>(
+        &self,
+        operation: &'static str,
+        operand: &'static str,
+        matrix: Matrix<T>,
+    ) -> Result<(), Error> {
+        if matrix.mark == self.mark { Ok(()) } else { Err(Error::Stale { operation, operand }) }
+    }
+}
+
+impl Checks<'_> {
+    /// A live input of this shape whose rows are `bytes`-aligned and may be strided.
+    pub(crate) fn strided<T: Scalar>(
+        &mut self,
+        operand: &'static str,
+        matrix: Matrix<T>,
+        expected: [usize; 2],
+        bytes: usize,
+    ) -> Result<&mut Self, Error> {
+        let operation = self.operation;
+        self.device.check_live(operation, operand, matrix)?;
+        if matrix.shape != expected {
+            return Err(Error::Shape { operation, operand, expected, found: matrix.shape });
+        }
+        if !matrix.is_aligned(bytes) {
+            return Err(Error::Alignment { operation, operand, bytes });
+        }
+        self.spans.push((operand, matrix.span()));
+        Ok(self)
+    }
+
+    /// A live, contiguous input of this shape, `bytes`-aligned.
+    pub(crate) fn input<T: Scalar>(
+        &mut self,
+        operand: &'static str,
+        matrix: Matrix<T>,
+        expected: [usize; 2],
+        bytes: usize,
+    ) -> Result<&mut Self, Error> {
+        let operation = self.operation;
+        self.device.check_live(operation, operand, matrix)?;
+        if matrix.shape != expected {
+            return Err(Error::Shape { operation, operand, expected, found: matrix.shape });
+        }
+        if !matrix.is_contiguous() {
+            let (columns, stride) = (matrix.shape[1], matrix.stride);
+            return Err(Error::Gaps { operation, operand, columns, stride });
+        }
+        let row = matrix.reshaped([1, matrix.elements()]);
+        self.strided(operand, row, row.shape, bytes)
+    }
+
+    /// Like [`Checks::input`], if there is an operand.
+    pub(crate) fn optional<T: Scalar>(
+        &mut self,
+        operand: &'static str,
+        matrix: Option<Matrix<T>>,
+        expected: [usize; 2],
+        bytes: usize,
+    ) -> Result<&mut Self, Error> {
+        match matrix {
+            Some(matrix) => self.input(operand, matrix, expected, bytes),
+            None => Ok(self),
+        }
+    }
+
+    /// Like [`Checks::input`], and overlaps nothing that was checked before.
+    pub(crate) fn output<T: Scalar>(
+        &mut self,
+        operand: &'static str,
+        matrix: Matrix<T>,
+        expected: [usize; 2],
+        bytes: usize,
+    ) -> Result<&mut Self, Error> {
+        self.input(operand, matrix, expected, bytes)?.last_is_apart()
+    }
+
+    /// Like [`Checks::strided`], and overlaps nothing that was checked before.
+    pub(crate) fn strided_output<T: Scalar>(
+        &mut self,
+        operand: &'static str,
+        matrix: Matrix<T>,
+        expected: [usize; 2],
+        bytes: usize,
+    ) -> Result<&mut Self, Error> {
+        self.strided(operand, matrix, expected, bytes)?.last_is_apart()
+    }
+
+    /// A live rectangle of this shape whose first element is 16-byte aligned.
+    pub(crate) fn rectangle<T: Scalar>(
+        &mut self,
+        operand: &'static str,
+        matrix: Matrix<T>,
+        expected: [usize; 2],
+    ) -> Result<&mut Self, Error> {
+        const BYTES: usize = 16;
+        self.strided(operand, matrix, expected, 1)?;
+        if matrix.address.is_multiple_of(BYTES as u64) {
+            return Ok(self);
+        }
+        Err(Error::Alignment { operation: self.operation, operand, bytes: BYTES })
+    }
+
+    /// The last operand that was checked overlaps none before it.
+    pub(crate) fn last_is_apart(&mut self) -> Result<&mut Self, Error> {
+        let Some(((output, span), others)) = self.spans.split_last() else { return Ok(self) };
+        let overlaps = |other: &Range<u64>| span.start < other.end && other.start < span.end;
+        match others.iter().find(|(_, other)| overlaps(other)) {
+            None => Ok(self),
+            Some(&(other, _)) => Err(Error::Alias { operation: self.operation, output, other }),
+        }
+    }
+
+    /// Stops considering an operand, which a later output may overlap.
+    pub(crate) fn may_overlap(&mut self, operand: &str) -> &mut Self {
+        self.spans.retain(|(name, _)| *name != operand);
+        self
+    }
+
+    /// No two of the operands that were checked overlap.
+    pub(crate) fn all_apart(&mut self) -> Result<(), Error> {
+        self.spans.retain(|(_, span)| !span.is_empty());
+        self.spans.sort_by_key(|(_, span)| span.start);
+        match self.spans.windows(2).find(|pair| pair[1].1.start < pair[0].1.end) {
+            None => Ok(()),
+            Some(pair) => {
+                let (output, other) = (pair[1].0, pair[0].0);
+                Err(Error::Alias { operation: self.operation, output, other })
+            }
+        }
+    }
+
+    /// A size that is at most `limit`.
+    pub(crate) fn limit(
+        &mut self,
+        what: &'static str,
+        found: usize,
+        limit: usize,
+    ) -> Result<&mut Self, Error> {
+        if found <= limit {
+            return Ok(self);
+        }
+        Err(Error::TooLarge { operation: self.operation, what, found, limit })
+    }
+
+    /// A number in [0, 1).
+    pub(crate) fn below_one(
+        &mut self,
+        what: &'static str,
+        number: f32,
+    ) -> Result<&mut Self, Error> {
+        if (0.0..1.0).contains(&number) {
+            return Ok(self);
+        }
+        let (found, expected) = (number.into(), "at least 0 and below 1");
+        Err(Error::OutOfRange { operation: self.operation, what, found, expected })
+    }
+
+    /// An operand whose columns are a multiple of `step`.
+    pub(crate) fn columns_of(
+        &mut self,
+        operand: &'static str,
+        found: [usize; 2],
+        step: usize,
+    ) -> Result<&mut Self, Error> {
+        if found[1].is_multiple_of(step) {
+            return Ok(self);
+        }
+        let expected = [found[0], found[1].next_multiple_of(step)];
+        Err(Error::Shape { operation: self.operation, operand, expected, found })
+    }
+}

@@ -1,0 +1,99 @@
+//! What a backend can train, as data: the trainer compares it with a recipe before anything is
+//! allocated.
+
+use sparse24_core::MaskKind;
+
+use crate::Error;
+
+/// What a backend can train.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// The name of the backend.
+    pub backend: &'static str,
+    /// Limits of sizes; an extent without a row is unlimited.
+    pub limits: &'static [(Extent, Limit)],
+    /// The masks under which dgrad multiplies by S(W).
+    pub dgrad_masks: &'static [MaskKind],
+    /// Whether dgrad may have a permuted mask of its own (Bi-Mask).
+    pub permuted_masks: bool,
+    /// Whether [`super::Backend::l1_distance`] exists (phases that end by a criterion, STEP).
+    pub l1_distance: bool,
+}
+
+/// A size that a kernel may limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// Features of a norm: d_model.
+    NormWidth,
+    /// Features of an attention head.
+    HeadDim,
+    /// Features of any activation that is a row of a product.
+    RowWidth,
+    /// Columns of a product: tokens of a micro-batch, features into an activation.
+    ProductColumns,
+    /// Elements of a gated activation in a micro-batch.
+    GatedElements,
+    /// Elements that one dropout covers in a micro-batch.
+    DropoutElements,
+}
+
+/// What an extent must satisfy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit {
+    /// Divides the extent.
+    pub multiple_of: usize,
+    /// The largest extent.
+    pub at_most: usize,
+}
+
+/// An extent of a recipe, and the setting that decides it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Requirement {
+    /// The kind of size.
+    pub extent: Extent,
+    /// The dotted key of the setting to change.
+    pub key: &'static str,
+    /// The size in words, for the error.
+    pub what: &'static str,
+    /// The size.
+    pub value: usize,
+}
+
+impl Capabilities {
+    /// A backend without limits.
+    #[must_use]
+    pub const fn unlimited(backend: &'static str) -> Self {
+        Self {
+            backend,
+            limits: &[],
+            dgrad_masks: &[MaskKind::Transposable, MaskKind::RowWise],
+            permuted_masks: true,
+            l1_distance: true,
+        }
+    }
+
+    /// Compares a size with the limits.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] names the key, the limit and the size found.
+    pub fn check(&self, requirement: &Requirement) -> Result<(), Error> {
+        let &Requirement { extent, key, what, value } = requirement;
+        let broken =
+            |limit: &Limit| value > limit.at_most || !value.is_multiple_of(limit.multiple_of);
+        match self.limits.iter().find(|(of, limit)| *of == extent && broken(limit)) {
+            None => Ok(()),
+            Some((_, Limit { multiple_of, at_most })) => {
+                let multiple = match multiple_of {
+                    1 => String::new(),
+                    n => format!("a multiple of {n}, "),
+                };
+                let problem = format!(
+                    "expected {what} to be {multiple}at most {at_most} on the backend {}, found {value}",
+                    self.backend
+                );
+                Err(Error::Setting { key: key.to_owned(), problem })
+            }
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! The operations of layers on the CPU.
+
+use std::mem;
+
+use ndarray::{ArrayView2, ArrayViewMut1, ArrayViewMut2};
+use sparse24_core::{
+    op::{Accumulate, Dropout, NonFinite},
+    philox::Stream,
+};
+use sparse24_cpu::{
+    activation, attention,
+    bias::{bias_forward, bias_grad},
+    dropout::dropout,
+    embedding,
+    gemm::matmul,
+    loss::head_loss,
+    norm::{norm_backward, norm_forward},
+};
+
+use super::{CpuBackend, buffers::scratch_view};
+use crate::{
+    Error,
+    backend::{
+        Arithmetic, Gradient24, Op, Tensor, Weight24,
+        op::{
+            Add, AttentionBackward, AttentionForward, DenseOp, Embed, EmbedBackward, EmbedForward,
+            Fill, Gradient, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, NormBackward,
+            NormForward, UpdateOp, Weight,
+        },
+    },
+};
+
+/// A `[1, n]` output as a vector.
+fn row_mut(view: ArrayViewMut2<'_, f32>) -> ArrayViewMut1<'_, f32> {
+    let elements = view.len();
+    view.into_shape_with_order(elements).expect("a parameter vector is contiguous")
+}
+
+impl CpuBackend {
+    pub(super) fn dense(&mut self, op: &DenseOp) -> Result<(), Error> {
+        match op {
+            DenseOp::LinearForward(op) => self.linear_forward(op),
+            DenseOp::LinearDgrad(op) => self.linear_dgrad(op),
+            DenseOp::LinearWgrad(op) => self.linear_wgrad(op),
+            DenseOp::BiasGrad(op) => self.write([op.db], |cpu, [db]| {
+                bias_grad(cpu.buffers.view(op.dz), row_mut(db), op.accumulate)
+            }),
+            DenseOp::ActivationForward(op) => self.write([op.h], |cpu, [h]| {
+                activation::activation_forward(op.activation, cpu.buffers.view(op.z), h)
+            }),
+            DenseOp::ActivationBackward(op) => self.write([op.dz], |cpu, [dz]| {
+                let [dh, z] = [op.dh, op.z].map(|t| cpu.buffers.view(t));
+                activation::activation_backward(op.activation, dh, z, dz)
+            }),
+            DenseOp::Add(op) => self.add(op),
+            DenseOp::NormForward(op) => self.norm_forward(op),
+            DenseOp::NormBackward(op) => self.norm_backward(op),
+            DenseOp::AttentionForward(op) => self.attention_forward(op),
+            DenseOp::AttentionBackward(op) => self.attention_backward(op),
+            DenseOp::EmbedForward(EmbedForward(op)) => self.embed_forward(op),
+            DenseOp::EmbedBackward(EmbedBackward(op)) => self.embed_backward(op),
+            DenseOp::HeadLoss(op) => self.head_loss(op),
+            DenseOp::Logits(op) => self.linear_forward(&LinearForward {
+                x: op.x,
+                weight: Weight::Dense(op.embedding),
+                bias: None,
+                z: op.out,
+            }),
+            DenseOp::Dropout(op) => self.write([op.x], |cpu, [x]| {
+                dropout(x, &op.dropout, cpu.state.stream(op.dropout.site))
+            }),
+        }
+    }
+
+    fn weight(&self, weight: Weight) -> ArrayView2<'_, f32> {
+        match weight {
+            Weight::Dense(t) => self.buffers.view(t),
+            Weight::Pruned(Weight24(at)) => self.weights24[at].view(),
+        }
+    }
+
+    fn gradient(&self, gradient: Gradient) -> ArrayView2<'_, f32> {
+        match gradient {
+            Gradient::Dense(t) => self.buffers.view(t),
+            Gradient::Sampled(Gradient24(at)) => self.gradients24[at].view(),
+        }
+    }
+
+    /// Writes `out` from two operands as products read them.
+    fn product(
+        &mut self,
+        out: Tensor,
+        run: impl FnOnce(
+            &Self,
+            &mut [Vec<f32>; 2],
+            ArrayViewMut2<'_, f32>,
+        ) -> Result<(), sparse24_cpu::Error>,
+    ) -> Result<(), Error> {
+        let mut scratch = mem::take(&mut self.scratch);
+        let done = self.write([out], |cpu, [out]| run(cpu, &mut scratch, out));
+        self.scratch = scratch;
+        done
+    }
+
+    fn linear_forward(&mut self, op: &LinearForward) -> Result<(), Error> {
+        self.product(op.z, |cpu, [left, right], mut z| {
+            let x = cpu.rounded(cpu.buffers.view(op.x), left)?;
+            let w = cpu.rounded(cpu.weight(op.weight), right)?;
+            matmul(x, w.t(), z.view_mut(), Accumulate::Overwrite)?;
+            match op.bias {
+                Some(bias) => bias_forward(z, cpu.buffers.row(bias)),
+                None => Ok(()),
+            }
+        })
+    }
+
+    fn linear_dgrad(&mut self, op: &LinearDgrad) -> Result<(), Error> {
+        self.product(op.dx, |cpu, [left, right], dx| {
+            let dz = cpu.rounded(cpu.buffers.view(op.dz), left)?;
+            matmul(dz, cpu.rounded(cpu.weight(op.weight), right)?, dx, Accumulate::Overwrite)
+        })
+    }
+
+    fn linear_wgrad(&mut self, op: &LinearWgrad) -> Result<(), Error> {
+        self.product(op.dw, |cpu, [left, right], dw| {
+            let dz = cpu.rounded(cpu.gradient(op.dz), left)?;
+            matmul(dz.t(), cpu.rounded(cpu.buffers.view(op.x), right)?, dw, op.accumulate)
+        })
+    }
+
+    fn add(&mut self, op: &Add) -> Result<(), Error> {
+        self.write([op.out], |cpu, [mut out]| {
+            let delta = cpu.buffers.view(op.delta);
+            if op.x == op.out {
+                out += &delta;
+            } else {
+                out.assign(&cpu.buffers.view(op.x));
+                out += &delta;
+            }
+            Ok(())
+        })
+    }
+
+    fn norm_forward(&mut self, op: &NormForward) -> Result<(), Error> {
+        let mut scratch = mem::take(&mut self.scratch);
+        let done = self.write([op.y, op.stats], |cpu, [y, stats]| {
+            let (x, gamma) = (cpu.buffers.view(op.x), cpu.buffers.row(op.gamma));
+            let beta = op.beta.map(|t| cpu.buffers.row(t));
+            let copy = scratch_view(&mut scratch[0], x.dim());
+            norm_forward(x, None, gamma, beta, copy, y, stats)
+        });
+        self.scratch = scratch;
+        done
+    }
+
+    /// Fuses a residual addition with the norm after it, in f32; tells whether it did.
+    pub(super) fn add_norm(&mut self, ops: &[Op<'_>]) -> Result<bool, Error> {
+        let [Op::Dense(DenseOp::Add(add)), Op::Dense(DenseOp::NormForward(norm))] = ops else {
+            return Ok(false);
+        };
+        // The norm reads the sum as it is stored: with bf16, rounded.
+        if self.arithmetic == Arithmetic::Bf16 || add.out != norm.x || add.x == add.out {
+            return Ok(false);
+        }
+        self.write([add.out, norm.y, norm.stats], |cpu, [sum, y, stats]| {
+            let [x, delta] = [add.x, add.delta].map(|t| cpu.buffers.view(t));
+            let beta = norm.beta.map(|t| cpu.buffers.row(t));
+            norm_forward(x, Some(delta), cpu.buffers.row(norm.gamma), beta, sum, y, stats)
+        })?;
+        Ok(true)
+    }
+
+    fn norm_backward(&mut self, op: &NormBackward) -> Result<(), Error> {
+        let run = |cpu: &Self,
+                   dx: ArrayViewMut2<'_, f32>,
+                   dgamma: ArrayViewMut2<'_, f32>,
+                   dbeta: Option<ArrayViewMut2<'_, f32>>| {
+            let [dy, x, stats] = [op.dy, op.x, op.stats].map(|t| cpu.buffers.view(t));
+            let (gamma, dgamma) = (cpu.buffers.row(op.gamma), row_mut(dgamma));
+            let (dbeta, accumulate_dx) = (dbeta.map(row_mut), op.accumulate_dx);
+            norm_backward(dy, x, stats, gamma, dx, accumulate_dx, dgamma, dbeta, op.accumulate)
+        };
+        match op.dbeta {
+            None => self.write([op.dx, op.dgamma], |cpu, [dx, dgamma]| run(cpu, dx, dgamma, None)),
+            Some(dbeta) => self.write([op.dx, op.dgamma, dbeta], |cpu, [dx, dgamma, dbeta]| {
+                run(cpu, dx, dgamma, Some(dbeta))
+            }),
+        }
+    }
+
+    fn drawn<'a>(&self, dropout: &'a Option<Dropout>) -> Option<(&'a Dropout, Stream)> {
+        dropout.as_ref().map(|dropout| (dropout, self.state.stream(dropout.site)))
+    }
+
+    fn attention_forward(&mut self, op: &AttentionForward) -> Result<(), Error> {
+        self.write([op.o, op.lse], |cpu, [o, lse]| {
+            let [q, k, v] = [op.q, op.k, op.v].map(|t| cpu.buffers.view(t));
+            let lengths = op.lengths.map(|t| cpu.buffers.ids(t));
+            attention::attention_forward(op.shape, q, k, v, lengths, o, lse, cpu.drawn(&op.dropout))
+        })
+    }
+
+    fn attention_backward(&mut self, op: &AttentionBackward) -> Result<(), Error> {
+        let forward = &op.forward;
+        let run = |cpu: &Self, [dq, dk, dv]: [ArrayViewMut2<'_, f32>; 3]| {
+            let [q, k, v] = [forward.q, forward.k, forward.v].map(|t| cpu.buffers.view(t));
+            let [o, lse, d_o] = [forward.o, forward.lse, op.d_o].map(|t| cpu.buffers.view(t));
+            let lengths = forward.lengths.map(|t| cpu.buffers.ids(t));
+            let dropout = cpu.drawn(&forward.dropout);
+            attention::attention_backward(
+                forward.shape,
+                q,
+                k,
+                v,
+                lengths,
+                o,
+                lse,
+                d_o,
+                dq,
+                dk,
+                dv,
+                dropout,
+            )
+        };
+        let [dq, dk, dv] = op.dqkv;
+        let joined = |left: Tensor, right: Tensor| {
+            let shape = [left.shape[0], right.offset + right.shape[1] - left.offset];
+            Tensor { shape, ..left }
+        };
+        // Column ranges of one buffer are written through one view of it.
+        match (dq.buffer == dk.buffer, dk.buffer == dv.buffer) {
+            (true, true) => self.write([joined(dq, dv)], |cpu, [all]| {
+                let (dq, rest) = columns(all, dq.offset, dk.offset);
+                let (dk, dv) = columns(rest, dk.offset, dv.offset);
+                run(cpu, [dq, dk, dv])
+            }),
+            (false, true) => self.write([dq, joined(dk, dv)], |cpu, [dq, kv]| {
+                let (dk, dv) = columns(kv, dk.offset, dv.offset);
+                run(cpu, [dq, dk, dv])
+            }),
+            (_, false) => self.write(op.dqkv, |cpu, views| run(cpu, views)),
+        }
+    }
+
+    fn embed_forward(&mut self, op: &Embed) -> Result<(), Error> {
+        self.write([op.rows], |cpu, [rows]| {
+            let (tokens, table) = (cpu.buffers.ids(op.tokens), cpu.buffers.view(op.token_table));
+            let positions = op.position_table.map(|t| cpu.buffers.view(t));
+            embedding::embed_forward(tokens, op.sequence_length, table, positions, rows)
+        })
+    }
+
+    fn embed_backward(&mut self, op: &Embed) -> Result<(), Error> {
+        let run = |cpu: &Self,
+                   table: ArrayViewMut2<'_, f32>,
+                   positions: Option<ArrayViewMut2<'_, f32>>| {
+            let (rows, tokens) = (cpu.buffers.view(op.rows), cpu.buffers.ids(op.tokens));
+            let length = op.sequence_length;
+            embedding::embed_backward(rows, tokens, length, table, positions, Accumulate::Add)
+        };
+        match op.position_table {
+            None => self.write([op.token_table], |cpu, [table]| run(cpu, table, None)),
+            Some(positions) => self
+                .write([op.token_table, positions], |cpu, [table, positions]| {
+                    run(cpu, table, Some(positions))
+                }),
+        }
+    }
+
+    fn head_loss(&mut self, op: &HeadLoss) -> Result<(), Error> {
+        let (p, chunk) = (op.x.shape[0], op.logits.shape[0]);
+        let mut sum = 0.0;
+        for start in (0..p).step_by(chunk) {
+            let rows = start..p.min(start + chunk);
+            let (x, targets) = (op.x.rows(rows.clone()), op.targets.rows(rows.clone()));
+            let logits = op.logits.first_rows(rows.len());
+            let weight = Weight::Dense(op.embedding);
+            self.linear_forward(&LinearForward { x, weight, bias: None, z: logits })?;
+            let scale = op.gradients.map_or(0.0, |_| self.state.loss_scale);
+            self.write([logits], |cpu, [logits]| {
+                let (targets, ignore) = (cpu.buffers.ids(targets), Some(HeadLoss::IGNORE));
+                sum += head_loss(logits, targets, ignore, op.smoothing, scale)?.sum;
+                Ok(())
+            })?;
+            if let Some(gradients) = op.gradients {
+                let accumulate = if start == 0 { gradients.accumulate } else { Accumulate::Add };
+                let (dz, dw) = (Gradient::Dense(logits), gradients.dembedding);
+                self.linear_wgrad(&LinearWgrad { dz, x, dw, accumulate })?;
+                let dx = gradients.dx.rows(rows);
+                self.linear_dgrad(&LinearDgrad { dz: logits, weight, dx })?;
+            }
+        }
+        let sum = sum as f32;
+        if op.gradients.is_some() && !sum.is_finite() {
+            self.non_finite = Some(NonFinite::Loss);
+        }
+        self.update(&UpdateOp::Fill(Fill { to: op.loss, value: sum }))
+    }
+}
+
+/// The columns from offset `first` to offset `second`, and those from `second` on.
+fn columns(
+    view: ArrayViewMut2<'_, f32>,
+    first: usize,
+    second: usize,
+) -> (ArrayViewMut2<'_, f32>, ArrayViewMut2<'_, f32>) {
+    view.split_at(ndarray::Axis(1), second - first)
+}

@@ -1,0 +1,75 @@
+//! Masks and pruned operands on the CPU.
+
+use std::mem;
+
+use sparse24_core::{Mask, prune::ValueMap};
+use sparse24_cpu::{
+    mvue::mvue_prune, permute::permuted_mask, prune::masked, rounding::round_bf16,
+    search::mask_search, threshold::soft_threshold,
+};
+
+use super::{CpuBackend, buffers::scratch_view};
+use crate::{
+    Error,
+    backend::{
+        Arithmetic, Gradient24, MaskId, Weight24,
+        op::{CompressWeight, MvueCompress, SparseOp},
+    },
+};
+
+impl CpuBackend {
+    pub(super) fn sparse(&mut self, op: &SparseOp<'_>) -> Result<(), Error> {
+        match op {
+            SparseOp::MaskSearch(op) => self
+                .write_mask(op.mask, |cpu, out| mask_search(cpu.buffers.view(op.w), op.kind, out)),
+            SparseOp::PermutedMask(op) => self.write_mask(op.out, |cpu, out| {
+                permuted_mask(cpu.buffers.view(op.w), &cpu.masks[op.mask.0], op.order, out)
+            }),
+            SparseOp::CompressWeight(op) => self.compress_weight(op),
+            SparseOp::MvueCompress(op) => self.mvue_compress(op),
+        }
+    }
+
+    fn write_mask(
+        &mut self,
+        MaskId(id): MaskId,
+        run: impl FnOnce(&Self, &mut Mask) -> Result<(), sparse24_cpu::Error>,
+    ) -> Result<(), Error> {
+        let empty = Mask::empty(0, 0).expect("0 is a multiple of 4");
+        let mut out = mem::replace(&mut self.masks[id], empty);
+        let done = run(self, &mut out);
+        self.masks[id] = out;
+        Ok(done?)
+    }
+
+    fn compress_weight(&mut self, op: &CompressWeight) -> Result<(), Error> {
+        let (MaskId(mask), Weight24(out)) = (op.mask, op.out);
+        let mut pruned = mem::take(&mut self.weights24[out]);
+        let (w, mask) = (self.buffers.view(op.w), &self.masks[mask]);
+        let done = match op.map {
+            ValueMap::Identity => masked(w, mask, pruned.view_mut()),
+            ValueMap::SoftThreshold { scale } => soft_threshold(w, mask, scale, pruned.view_mut()),
+        };
+        self.weights24[out] = pruned;
+        Ok(done?)
+    }
+
+    /// The estimator reads dZ as it is stored, and its values are stored likewise.
+    fn mvue_compress(&mut self, op: &MvueCompress) -> Result<(), Error> {
+        let Gradient24(out) = op.out;
+        let mut sampled = mem::take(&mut self.gradients24[out]);
+        let mut scratch = mem::take(&mut self.scratch);
+        let [read, stored] = &mut scratch;
+        let done = self.rounded(self.buffers.view(op.dz), read).and_then(|dz| {
+            mvue_prune(dz, op.estimator, self.state.stream(op.site), sampled.view_mut())?;
+            if self.arithmetic == Arithmetic::Bf16 {
+                let mut stored = scratch_view(stored, sampled.dim());
+                round_bf16(sampled.view(), stored.view_mut())?;
+                sampled.assign(&stored);
+            }
+            Ok(())
+        });
+        (self.gradients24[out], self.scratch) = (sampled, scratch);
+        Ok(done?)
+    }
+}

@@ -1,0 +1,257 @@
+//! The operations of layers on a GPU.
+
+use sparse24_core::op::Accumulate;
+use sparse24_cuda::{
+    Matrix, activation, attention, bias, compressed::Compressed, dropout, embedding, gemm, loss,
+    norm, spmm24,
+};
+
+use super::{Activations, CudaBackend, grown, missing};
+use crate::{
+    Error,
+    backend::{
+        Gradient24, Op, Tensor, Weight24,
+        op::{
+            AttentionBackward, AttentionForward, BiasGrad, DenseOp, Embed, EmbedBackward,
+            EmbedForward, Gradient, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, Logits,
+            NormBackward, NormForward, Weight,
+        },
+    },
+};
+
+impl CudaBackend {
+    pub(super) fn dense(&mut self, op: &DenseOp) -> Result<(), Error> {
+        match op {
+            DenseOp::LinearForward(op) => self.linear_forward(op),
+            DenseOp::LinearDgrad(op) => self.linear_dgrad(op),
+            DenseOp::LinearWgrad(op) => self.linear_wgrad(op),
+            DenseOp::BiasGrad(op) => self.bias_grad(op),
+            DenseOp::ActivationForward(op) => {
+                let [z, h] = [op.z, op.h].map(|t| self.buffers.activations(t));
+                Ok(activation::forward(&mut self.gpu, op.activation, z, h)?)
+            }
+            DenseOp::ActivationBackward(op) => {
+                let [dh, z, dz] = [op.dh, op.z, op.dz].map(|t| self.buffers.activations(t));
+                Ok(activation::backward(&mut self.gpu, op.activation, dh, z, dz)?)
+            }
+            DenseOp::Add(_) => Err(missing("addition without a norm after it")),
+            DenseOp::NormForward(op) => self.norm_forward(op, None),
+            DenseOp::NormBackward(op) => self.norm_backward(op),
+            DenseOp::AttentionForward(op) => {
+                let op = self.attention(op);
+                Ok(attention::attention_forward(&mut self.gpu, &op)?)
+            }
+            DenseOp::AttentionBackward(op) => self.attention_backward(op),
+            DenseOp::EmbedForward(EmbedForward(op)) => {
+                let op = self.embed(op);
+                Ok(embedding::embed_forward(&mut self.gpu, &op)?)
+            }
+            DenseOp::EmbedBackward(EmbedBackward(op)) => self.embed_backward(op),
+            DenseOp::HeadLoss(op) => self.head_loss(op),
+            DenseOp::Logits(Logits { x, embedding, out }) => {
+                let (x, z) = (self.buffers.activations(*x), self.buffers.wide_activations(*out));
+                let weight = self.buffers.tall_copy_of(*embedding);
+                let op = gemm::LinearForward { x, weight, bias: None, z };
+                Ok(self.gemm.linear_forward(&mut self.gpu, &op)?)
+            }
+            DenseOp::Dropout(op) => {
+                let x = self.buffers.activations(op.x);
+                Ok(dropout::dropout(&mut self.gpu, x, &op.dropout)?)
+            }
+        }
+    }
+
+    /// d = b decode(a)^T + bias.
+    fn pruned_product(
+        &mut self,
+        a: Compressed,
+        b: Activations,
+        bias: Option<Matrix<f32>>,
+        d: Activations,
+    ) -> Result<(), Error> {
+        let ([m, k], n) = (a.shape(), b.shape()[0]);
+        let product = (spmm24::Form::Transposed, [m, n, k], Accumulate::Overwrite);
+        let (gpu, scratch) = (&mut self.gpu, &mut self.scratch);
+        self.sparse_plans.run(gpu, scratch, product, |gpu, scratch, plan| {
+            spmm24::spmm24_transposed(gpu, &spmm24::Transposed { a, b, bias, d, scratch }, plan)
+        })
+    }
+
+    fn linear_forward(&mut self, op: &LinearForward) -> Result<(), Error> {
+        let [x, z] = [op.x, op.z].map(|t| self.buffers.activations(t));
+        match op.weight {
+            Weight::Dense(t) => {
+                let weight = self.buffers.copy_of(t);
+                let bias = op.bias.map(|bias| self.buffers.copy_of(bias));
+                let op = gemm::LinearForward { x, weight, bias, z };
+                Ok(self.gemm.linear_forward(&mut self.gpu, &op)?)
+            }
+            Weight::Pruned(Weight24(at)) => {
+                let [a, _] = self.weights24[at];
+                self.pruned_product(a, x, op.bias.map(|bias| self.buffers.floats(bias)), z)
+            }
+        }
+    }
+
+    fn linear_dgrad(&mut self, op: &LinearDgrad) -> Result<(), Error> {
+        let [dz, dx] = [op.dz, op.dx].map(|t| self.buffers.activations(t));
+        match op.weight {
+            Weight::Dense(t) => {
+                let op = gemm::LinearDgrad { dz, weight: self.buffers.copy_of(t), dx };
+                Ok(self.gemm.linear_dgrad(&mut self.gpu, &op)?)
+            }
+            Weight::Pruned(Weight24(at)) => {
+                let [_, a] = self.weights24[at];
+                self.pruned_product(a, dz, None, dx)
+            }
+        }
+    }
+
+    fn linear_wgrad(&mut self, op: &LinearWgrad) -> Result<(), Error> {
+        let (x, d) = (self.buffers.activations(op.x), self.buffers.floats(op.dw));
+        let accumulate = op.accumulate;
+        match op.dz {
+            Gradient::Dense(dz) => {
+                let dz = self.buffers.activations(dz);
+                let op = gemm::LinearWgrad { dz, x, dw: d, accumulate };
+                Ok(self.gemm.linear_wgrad(&mut self.gpu, &op)?)
+            }
+            Gradient::Sampled(Gradient24(at)) => {
+                let a = self.gradients24[at];
+                let ([m, k], n) = (a.shape(), x.shape()[1]);
+                let product = (spmm24::Form::Straight, [m, n, k], accumulate);
+                let (gpu, scratch) = (&mut self.gpu, &mut self.scratch);
+                self.sparse_plans.run(gpu, scratch, product, |gpu, scratch, plan| {
+                    let op = spmm24::Straight { a, b: x, d, accumulate, scratch };
+                    spmm24::spmm24(gpu, &op, plan)
+                })
+            }
+        }
+    }
+
+    fn bias_grad(&mut self, op: &BiasGrad) -> Result<(), Error> {
+        let (dz, db) = (self.buffers.activations(op.dz), self.buffers.floats(op.db));
+        let shape = bias::bias_grad_scratch(dz.shape());
+        let scratch = grown(&mut self.gpu, &mut self.scratch.floats, shape)?;
+        Ok(bias::bias_grad(&mut self.gpu, dz, db, op.accumulate, scratch)?)
+    }
+
+    /// Fuses a residual addition with the norm after it; whether it did.
+    pub(super) fn add_norm(&mut self, ops: &[Op<'_>]) -> Result<bool, Error> {
+        match ops {
+            [Op::Dense(DenseOp::Add(add)), Op::Dense(DenseOp::NormForward(norm))]
+                if add.out == norm.x =>
+            {
+                self.norm_forward(norm, Some([add.x, add.delta]))?;
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// The norm of x, or of a sum that is written to x.
+    fn norm_forward(&mut self, op: &NormForward, sum: Option<[Tensor; 2]>) -> Result<(), Error> {
+        let residual = self.buffers.activations(op.x);
+        let x = sum.map_or(residual, |[x, _]| self.buffers.activations(x));
+        let op = norm::NormForward {
+            x,
+            delta: sum.map(|[_, delta]| self.buffers.activations(delta)),
+            gamma: self.buffers.floats(op.gamma),
+            beta: op.beta.map(|t| self.buffers.floats(t)),
+            residual,
+            y: self.buffers.activations(op.y),
+            stats: self.buffers.floats(op.stats),
+        };
+        Ok(norm::norm_forward(&mut self.gpu, &op)?)
+    }
+
+    fn norm_backward(&mut self, op: &NormBackward) -> Result<(), Error> {
+        let shape = norm::norm_backward_scratch(&self.gpu, op.dy.shape[1]);
+        let scratch = grown(&mut self.gpu, &mut self.scratch.floats, shape)?;
+        let op = norm::NormBackward {
+            dy: self.buffers.activations(op.dy),
+            residual: self.buffers.activations(op.x),
+            stats: self.buffers.floats(op.stats),
+            gamma: self.buffers.floats(op.gamma),
+            dx: self.buffers.activations(op.dx),
+            accumulate_dx: op.accumulate_dx,
+            dgamma: self.buffers.floats(op.dgamma),
+            dbeta: op.dbeta.map(|t| self.buffers.floats(t)),
+            accumulate: op.accumulate,
+            scratch,
+        };
+        Ok(norm::norm_backward(&mut self.gpu, &op)?)
+    }
+
+    fn attention(&self, op: &AttentionForward) -> attention::AttentionForward {
+        let [q, k, v, o] = [op.q, op.k, op.v, op.o].map(|t| self.buffers.activations(t));
+        let lengths = op.lengths.map(|t| self.buffers.ids(t));
+        let (shape, lse) = (op.shape, self.buffers.floats(op.lse));
+        attention::AttentionForward { shape, q, k, v, lengths, dropout: op.dropout, o, lse }
+    }
+
+    fn attention_backward(&mut self, op: &AttentionBackward) -> Result<(), Error> {
+        let shape = attention::backward_scratch(op.forward.shape);
+        let scratch = grown(&mut self.gpu, &mut self.scratch.floats, shape)?;
+        let [dq, dk, dv] = op.dqkv.map(|t| self.buffers.activations(t));
+        let (forward, d_o) = (self.attention(&op.forward), self.buffers.activations(op.d_o));
+        let op = attention::AttentionBackward { forward, d_o, dq, dk, dv, scratch };
+        Ok(attention::attention_backward(&mut self.gpu, &op)?)
+    }
+
+    fn embed(&self, op: &Embed) -> embedding::Embed {
+        embedding::Embed {
+            tokens: self.buffers.ids(op.tokens),
+            context: op.sequence_length,
+            token_table: self.buffers.floats(op.token_table),
+            position_table: op.position_table.map(|t| self.buffers.floats(t)),
+            rows: self.buffers.activations(op.rows),
+        }
+    }
+
+    fn embed_backward(&mut self, op: &Embed) -> Result<(), Error> {
+        use embedding::EmbedScratch;
+        let shape = op.rows.shape;
+        let op = self.embed(op);
+        let order = EmbedScratch::order_shape(shape);
+        let order = grown(&mut self.gpu, &mut self.scratch.order, order)?;
+        let pieces = EmbedScratch::pieces_shape(shape);
+        let pieces = grown(&mut self.gpu, &mut self.scratch.floats, pieces)?;
+        Ok(embedding::embed_backward(&mut self.gpu, &op, &EmbedScratch { order, pieces })?)
+    }
+
+    fn head_loss(&mut self, op: &HeadLoss) -> Result<(), Error> {
+        let (p, chunk) = (op.x.shape[0], op.logits.shape[0]);
+        let losses = grown(&mut self.gpu, &mut self.scratch.floats, [p, 1])?;
+        let weight = self.buffers.tall_copy_of(op.embedding);
+        for start in (0..p).step_by(chunk) {
+            let rows = start..p.min(start + chunk);
+            let x = self.buffers.activations(op.x.rows(rows.clone()));
+            let logits = self.buffers.wide_activations(op.logits.first_rows(rows.len()));
+            let product = gemm::LinearForward { x, weight, bias: None, z: logits };
+            self.gemm.linear_forward(&mut self.gpu, &product)?;
+            let loss = loss::HeadLoss {
+                logits,
+                targets: self.buffers.ids(op.targets.rows(rows.clone())),
+                vocabulary: op.embedding.shape[0],
+                smoothing: op.smoothing,
+                losses: losses.rows(rows.clone()),
+            };
+            let Some(gradients) = op.gradients else {
+                loss::loss_forward(&mut self.gpu, &loss)?;
+                continue;
+            };
+            loss::head_loss(&mut self.gpu, &loss)?;
+            let accumulate = if start == 0 { gradients.accumulate } else { Accumulate::Add };
+            let dw = self.buffers.tall_floats(gradients.dembedding);
+            let wgrad = gemm::LinearWgrad { dz: logits, x, dw, accumulate };
+            self.gemm.linear_wgrad(&mut self.gpu, &wgrad)?;
+            let dx = self.buffers.activations(gradients.dx.rows(rows));
+            let dgrad = gemm::LinearDgrad { dz: logits, weight, dx };
+            self.gemm.linear_dgrad(&mut self.gpu, &dgrad)?;
+        }
+        let health = op.gradients.is_some().then_some(self.health);
+        let loss = self.buffers.floats(op.loss);
+        Ok(loss::loss_sum(&mut self.gpu, losses, loss, Accumulate::Overwrite, health)?)
+    }
+}

@@ -1,0 +1,34 @@
+//! The optimizer, copies and fills on a GPU.
+
+use sparse24_cuda::adamw;
+
+use super::{CudaBackend, graph::Writes};
+use crate::{
+    Error,
+    backend::{
+        Memory, TableId,
+        op::{Fill, UpdateOp},
+    },
+};
+
+impl CudaBackend {
+    pub(super) fn update(&mut self, op: &UpdateOp<'_>) -> Result<(), Error> {
+        match op {
+            UpdateOp::Copy(op) => self.buffers.copy(&mut self.gpu, op.from, op.to),
+            UpdateOp::Fill(Fill { to, value }) if value.to_bits() == 0 => {
+                self.buffers.clear(&mut self.gpu, *to)
+            }
+            UpdateOp::Fill(Fill { to, value }) => self.upload(*to, &vec![*value; to.elements()]),
+            UpdateOp::GradNorm(op) => {
+                let TableId(table) = op.table;
+                Ok(adamw::grad_norm(&mut self.gpu, &self.tables[table], self.health)?)
+            }
+            UpdateOp::OptimizerStep(op) => {
+                self.gpu.wait_for_copies()?;
+                self.writes = Writes::Parameters;
+                let table = &self.tables[op.table.0];
+                Ok(adamw::adamw_step(&mut self.gpu, table, op.rule, op.decay, self.health)?)
+            }
+        }
+    }
+}

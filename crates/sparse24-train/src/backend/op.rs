@@ -1,0 +1,72 @@
+//! The operations of a backend. A record names its operands and gives the equation between them;
+//! shapes are `[rows, columns]`, with tokens p, in-features q, out-features r.
+//!
+//! Outputs never alias inputs unless a record says "in place".
+
+mod dense;
+mod sparse;
+mod update;
+
+pub use dense::{
+    ActivationBackward, ActivationForward, Add, AttentionBackward, AttentionForward, BiasGrad,
+    DenseOp, DropoutOp, Embed, EmbedBackward, EmbedForward, Gradient, HeadGradients, HeadLoss,
+    LinearDgrad, LinearForward, LinearWgrad, Logits, NormBackward, NormForward, Weight,
+};
+pub use sparse::{CompressWeight, MaskSearch, MvueCompress, Orientation, PermutedMask, SparseOp};
+pub use update::{Copy, Fill, GradNorm, OptimizerEntry, OptimizerStep, UpdateOp};
+
+/// One operation.
+#[derive(Debug, Clone, Copy)]
+pub enum Op<'a> {
+    /// Masks and compressed operands.
+    Sparse(SparseOp<'a>),
+    /// Layers: products, activations, norms, attention, embeddings, losses.
+    Dense(DenseOp),
+    /// The optimizer, copies and fills.
+    Update(UpdateOp<'a>),
+}
+
+/// Declares the enum of one part and the conversion of each record into an [`Op`].
+macro_rules! operations {
+    ($(#[$doc:meta])* $part:ident = $enum:ident $(<$life:lifetime>)? {
+        $($(#[$row:meta])* $variant:ident($record:ident $(<$of:lifetime>)?),)*
+    }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy)]
+        pub enum $enum $(<$life>)? {
+            $($(#[$row])* $variant($record $(<$of>)?),)*
+        }
+        $(impl<'a> From<operations!(@record $record $($of)?)> for $crate::backend::Op<'a> {
+            fn from(op: operations!(@record $record $($of)?)) -> Self {
+                Self::$part($enum::$variant(op))
+            }
+        })*
+    };
+    (@record $record:ident) => { $record };
+    (@record $record:ident $of:lifetime) => { $record<'a> };
+}
+use operations;
+
+impl Op<'_> {
+    /// Floating-point operations, a multiply-add counted as two; only products count.
+    #[must_use]
+    pub fn flops(&self) -> f64 {
+        match self {
+            Self::Dense(op) => op.flops(),
+            Self::Sparse(_) | Self::Update(_) => 0.0,
+        }
+    }
+
+    /// Whether one operand of the product is 2:4.
+    #[must_use]
+    pub fn is_sparse_product(&self) -> bool {
+        matches!(
+            self,
+            Self::Dense(
+                DenseOp::LinearForward(LinearForward { weight: Weight::Pruned(_), .. })
+                    | DenseOp::LinearDgrad(LinearDgrad { weight: Weight::Pruned(_), .. })
+                    | DenseOp::LinearWgrad(LinearWgrad { dz: Gradient::Sampled(_), .. })
+            )
+        )
+    }
+}

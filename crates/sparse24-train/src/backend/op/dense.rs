@@ -1,0 +1,343 @@
+//! The operations of layers.
+
+use sparse24_core::op::{Accumulate, Activation, AttentionMask, AttentionShape, Dropout};
+
+use super::operations;
+use crate::backend::{Gradient24, Tensor, Weight24};
+
+operations! {
+    /// The operations of layers: products, activations, norms, attention, embeddings, losses.
+    Dense = DenseOp {
+        /// See [`LinearForward`].
+        LinearForward(LinearForward),
+        /// See [`LinearDgrad`].
+        LinearDgrad(LinearDgrad),
+        /// See [`LinearWgrad`].
+        LinearWgrad(LinearWgrad),
+        /// See [`BiasGrad`].
+        BiasGrad(BiasGrad),
+        /// See [`ActivationForward`].
+        ActivationForward(ActivationForward),
+        /// See [`ActivationBackward`].
+        ActivationBackward(ActivationBackward),
+        /// See [`Add`].
+        Add(Add),
+        /// See [`NormForward`].
+        NormForward(NormForward),
+        /// See [`NormBackward`].
+        NormBackward(NormBackward),
+        /// See [`AttentionForward`].
+        AttentionForward(AttentionForward),
+        /// See [`AttentionBackward`].
+        AttentionBackward(AttentionBackward),
+        /// See [`EmbedForward`].
+        EmbedForward(EmbedForward),
+        /// See [`EmbedBackward`].
+        EmbedBackward(EmbedBackward),
+        /// See [`HeadLoss`].
+        HeadLoss(HeadLoss),
+        /// See [`Logits`].
+        Logits(Logits),
+        /// See [`DropoutOp`].
+        Dropout(DropoutOp),
+    }
+}
+
+/// The weight operand of a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weight {
+    /// W `[r, q]`.
+    Dense(Tensor),
+    /// S(W).
+    Pruned(Weight24),
+}
+
+/// The output-gradient operand of the weight gradient.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gradient {
+    /// dZ `[p, r]`.
+    Dense(Tensor),
+    /// MVUE(dZ^T).
+    Sampled(Gradient24),
+}
+
+/// Z = X W^T + b.
+#[derive(Debug, Clone, Copy)]
+pub struct LinearForward {
+    /// X `[p, q]`.
+    pub x: Tensor,
+    /// W `[r, q]`.
+    pub weight: Weight,
+    /// b `[1, r]`.
+    pub bias: Option<Tensor>,
+    /// Z `[p, r]`, overwritten.
+    pub z: Tensor,
+}
+
+/// dX = dZ W.
+#[derive(Debug, Clone, Copy)]
+pub struct LinearDgrad {
+    /// dZ `[p, r]`.
+    pub dz: Tensor,
+    /// W `[r, q]`.
+    pub weight: Weight,
+    /// dX `[p, q]`, overwritten.
+    pub dx: Tensor,
+}
+
+/// dW = dZ^T X.
+#[derive(Debug, Clone, Copy)]
+pub struct LinearWgrad {
+    /// dZ `[p, r]`.
+    pub dz: Gradient,
+    /// X `[p, q]`.
+    pub x: Tensor,
+    /// dW `[r, q]`.
+    pub dw: Tensor,
+    /// Whether dW is overwritten or added to.
+    pub accumulate: Accumulate,
+}
+
+/// db = column sums of dZ.
+#[derive(Debug, Clone, Copy)]
+pub struct BiasGrad {
+    /// dZ `[p, r]`.
+    pub dz: Tensor,
+    /// db `[1, r]`.
+    pub db: Tensor,
+    /// Whether db is overwritten or added to.
+    pub accumulate: Accumulate,
+}
+
+/// H = act(Z).
+#[derive(Debug, Clone, Copy)]
+pub struct ActivationForward {
+    /// The nonlinearity.
+    pub activation: Activation,
+    /// Z `[p, d_ff * activation.columns_in()]`.
+    pub z: Tensor,
+    /// H `[p, d_ff]`, overwritten.
+    pub h: Tensor,
+}
+
+/// dZ = dH * act'(Z), for gated activations one gradient per half of Z.
+#[derive(Debug, Clone, Copy)]
+pub struct ActivationBackward {
+    /// The nonlinearity.
+    pub activation: Activation,
+    /// dH `[p, d_ff]`.
+    pub dh: Tensor,
+    /// Z, as in the forward pass.
+    pub z: Tensor,
+    /// dZ, the shape of Z, overwritten.
+    pub dz: Tensor,
+}
+
+/// out = x + delta.
+#[derive(Debug, Clone, Copy)]
+pub struct Add {
+    /// `[p, d]`.
+    pub x: Tensor,
+    /// `[p, d]`.
+    pub delta: Tensor,
+    /// `[p, d]`, overwritten; may be x.
+    pub out: Tensor,
+}
+
+/// y = LayerNorm(x) * gamma + beta, epsilon 1e-5 (Ba et al. 2016).
+#[derive(Debug, Clone, Copy)]
+pub struct NormForward {
+    /// `[p, d]`.
+    pub x: Tensor,
+    /// `[1, d]`.
+    pub gamma: Tensor,
+    /// `[1, d]`; zero if absent.
+    pub beta: Option<Tensor>,
+    /// `[p, d]`, overwritten.
+    pub y: Tensor,
+    /// Mean and reciprocal standard deviation `[p, 2]`, overwritten.
+    pub stats: Tensor,
+}
+
+/// The gradient of [`NormForward`].
+#[derive(Debug, Clone, Copy)]
+pub struct NormBackward {
+    /// `[p, d]`.
+    pub dy: Tensor,
+    /// As in the forward pass.
+    pub x: Tensor,
+    /// From the forward pass.
+    pub stats: Tensor,
+    /// `[1, d]`.
+    pub gamma: Tensor,
+    /// `[p, d]`.
+    pub dx: Tensor,
+    /// Whether dx is overwritten or added to.
+    pub accumulate_dx: Accumulate,
+    /// `[1, d]`.
+    pub dgamma: Tensor,
+    /// `[1, d]`.
+    pub dbeta: Option<Tensor>,
+    /// Whether dgamma and dbeta are overwritten or added to.
+    pub accumulate: Accumulate,
+}
+
+/// o = softmax(mask(q k^T / sqrt(head_dim))) v for every sequence and head.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionForward {
+    /// Geometry.
+    pub shape: AttentionShape,
+    /// Queries.
+    pub q: Tensor,
+    /// Keys.
+    pub k: Tensor,
+    /// Values.
+    pub v: Tensor,
+    /// Keys of each sequence that are no padding, u32 `[batch, 1]`; all if absent. A query without
+    /// a key has output 0 and no gradient.
+    pub lengths: Option<Tensor>,
+    /// Dropout of the probabilities.
+    pub dropout: Option<Dropout>,
+    /// Overwritten.
+    pub o: Tensor,
+    /// Log of the sum of exponentials `[batch * heads, queries]`, overwritten.
+    pub lse: Tensor,
+}
+
+/// The gradient of [`AttentionForward`], with the probabilities recomputed.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionBackward {
+    /// As in the forward pass, with its `o` and `lse`.
+    pub forward: AttentionForward,
+    /// Gradient of o.
+    pub d_o: Tensor,
+    /// Gradients of q, k, v, overwritten: separate buffers, or column ranges of one, left to right.
+    pub dqkv: [Tensor; 3],
+}
+
+/// `out = E[tokens] + P[position in the sequence]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Embed {
+    /// Token ids `[p, 1]`.
+    pub tokens: Tensor,
+    /// Tokens per sequence.
+    pub sequence_length: usize,
+    /// E `[V, d]`, or its gradient.
+    pub token_table: Tensor,
+    /// P `[at least sequence_length, d]`, or its gradient.
+    pub position_table: Option<Tensor>,
+    /// `[p, d]`: the output, or its gradient.
+    pub rows: Tensor,
+}
+
+/// The embedding itself: [`Embed::rows`] is overwritten.
+#[derive(Debug, Clone, Copy)]
+pub struct EmbedForward(pub Embed);
+
+/// The gradient of [`EmbedForward`]: added to the gradients of the tables, in token order.
+#[derive(Debug, Clone, Copy)]
+pub struct EmbedBackward(pub Embed);
+
+/// Sum over tokens of the cross-entropy of softmax(x E^T) against the targets.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadLoss {
+    /// `[p, d]`.
+    pub x: Tensor,
+    /// E `[V, d]`.
+    pub embedding: Tensor,
+    /// Token ids `[p, 1]`; [`HeadLoss::IGNORE`] contributes nothing.
+    pub targets: Tensor,
+    /// Label smoothing in `[0, 1)`.
+    pub smoothing: f32,
+    /// Scratch `[rows at a time, V]`: the most logits that are held at once.
+    pub logits: Tensor,
+    /// One f32, overwritten: the sum of the tokens' losses.
+    pub loss: Tensor,
+    /// In training, the gradients of `loss_scale` of the step state times the loss; a non-finite
+    /// loss then raises the flag.
+    pub gradients: Option<HeadGradients>,
+}
+
+impl HeadLoss {
+    /// A target that contributes nothing.
+    pub const IGNORE: u32 = u32::MAX;
+}
+
+/// Gradients of [`HeadLoss`].
+#[derive(Debug, Clone, Copy)]
+pub struct HeadGradients {
+    /// `[p, d]`, overwritten.
+    pub dx: Tensor,
+    /// `[V, d]`.
+    pub dembedding: Tensor,
+    /// Whether dembedding is overwritten or added to.
+    pub accumulate: Accumulate,
+}
+
+/// out = x E^T.
+#[derive(Debug, Clone, Copy)]
+pub struct Logits {
+    /// `[p, d]`.
+    pub x: Tensor,
+    /// E `[V, d]`.
+    pub embedding: Tensor,
+    /// `[p, V]`, overwritten.
+    pub out: Tensor,
+}
+
+/// x = dropout(x), in place; the gradient is the same operation on the gradient.
+#[derive(Debug, Clone, Copy)]
+pub struct DropoutOp {
+    /// `[p, d]`, in place.
+    pub x: Tensor,
+    /// Probability and random stream.
+    pub dropout: Dropout,
+}
+
+/// Multiply-adds of a `[m, k] x [k, n]` product, counted twice.
+fn product(m: usize, n: usize, k: usize) -> f64 {
+    2.0 * m as f64 * n as f64 * k as f64
+}
+
+/// The two products of an attention forward pass; a causal mask halves them.
+fn attention(op: &AttentionForward) -> f64 {
+    let AttentionShape { batch, queries, keys, mask, .. } = op.shape;
+    let all = 2.0 * product(batch * queries, keys, op.q.shape[1]);
+    if mask == AttentionMask::Causal { all / 2.0 } else { all }
+}
+
+impl DenseOp {
+    /// Floating-point operations of products, a multiply-add counted as two.
+    #[must_use]
+    pub fn flops(&self) -> f64 {
+        match self {
+            Self::LinearForward(op) => product(op.x.shape[0], op.z.shape[1], op.x.shape[1]),
+            Self::LinearDgrad(op) => product(op.dz.shape[0], op.dx.shape[1], op.dz.shape[1]),
+            Self::LinearWgrad(op) => product(op.dw.shape[0], op.dw.shape[1], op.x.shape[0]),
+            Self::AttentionForward(op) => attention(op),
+            // Scores are recomputed, so five products instead of two.
+            Self::AttentionBackward(op) => 2.5 * attention(&op.forward),
+            Self::HeadLoss(op) => {
+                let products = if op.gradients.is_some() { 3.0 } else { 1.0 };
+                products * product(op.x.shape[0], op.embedding.shape[0], op.x.shape[1])
+            }
+            Self::Logits(op) => product(op.x.shape[0], op.embedding.shape[0], op.x.shape[1]),
+            _ => 0.0,
+        }
+    }
+
+    /// What a forward operation computes: the tensor that layers downstream read.
+    #[must_use]
+    pub fn forward_output(&self) -> Option<Tensor> {
+        match self {
+            Self::LinearForward(op) => Some(op.z),
+            Self::ActivationForward(op) => Some(op.h),
+            Self::Add(op) => Some(op.out),
+            Self::NormForward(op) => Some(op.y),
+            Self::AttentionForward(op) => Some(op.o),
+            Self::EmbedForward(EmbedForward(op)) => Some(op.rows),
+            Self::Dropout(op) => Some(op.x),
+            _ => None,
+        }
+    }
+}

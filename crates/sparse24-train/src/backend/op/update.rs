@@ -1,0 +1,75 @@
+//! The optimizer, copies and fills.
+
+use sparse24_core::op::{AdamW, MaskedDecay};
+
+use super::operations;
+use crate::backend::{MaskId, TableId, Tensor};
+
+operations! {
+    /// The optimizer, copies and fills.
+    Update = UpdateOp<'a> {
+        /// See [`Copy`].
+        Copy(Copy),
+        /// See [`Fill`].
+        Fill(Fill),
+        /// See [`GradNorm`].
+        GradNorm(GradNorm),
+        /// See [`OptimizerStep`].
+        OptimizerStep(OptimizerStep<'a>),
+    }
+}
+
+/// to = from.
+#[derive(Debug, Clone, Copy)]
+pub struct Copy {
+    /// Source.
+    pub from: Tensor,
+    /// Overwritten.
+    pub to: Tensor,
+}
+
+/// Every element = value.
+#[derive(Debug, Clone, Copy)]
+pub struct Fill {
+    /// Overwritten.
+    pub to: Tensor,
+    /// The value of every element.
+    pub value: f32,
+}
+
+/// Stores the L2 norm of all gradients of a table on the device, and raises the flag if one is not
+/// finite.
+#[derive(Debug, Clone, Copy)]
+pub struct GradNorm {
+    /// Table of the optimizer.
+    pub table: TableId,
+}
+
+/// One AdamW step for every row of a table, clipped by the norm of [`GradNorm`], with masked decay;
+/// a no-op while the flag is up.
+#[derive(Debug, Clone, Copy)]
+pub struct OptimizerStep<'a> {
+    /// Table of the optimizer.
+    pub table: TableId,
+    /// Hyperparameters.
+    pub rule: &'a AdamW,
+    /// Masked decay, for rows with a mask.
+    pub decay: MaskedDecay,
+}
+
+/// One row of the optimizer's table.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OptimizerEntry {
+    /// w.
+    pub weight: Tensor,
+    /// dL/dw.
+    pub gradient: Tensor,
+    /// Adam's m.
+    pub first_moment: Tensor,
+    /// Adam's v.
+    pub second_moment: Tensor,
+    /// Decoupled weight decay of this tensor.
+    pub weight_decay: f32,
+    /// The mask of the forward pass, where masked decay applies.
+    pub mask: Option<MaskId>,
+}

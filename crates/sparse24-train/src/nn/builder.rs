@@ -1,0 +1,105 @@
+//! What layers are made with: parameters, activations and random sites, in the order of the model.
+
+use sparse24_core::philox::{Purpose, Site};
+
+use super::parameter::{Handle, ParameterSpec, Parameters};
+use crate::{
+    Error,
+    backend::{Backend, DType, Gradient24, Region, Tensor},
+    method::Method,
+};
+
+/// The size of a batch, or the most that buffers hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchShape {
+    /// Sequences.
+    pub size: usize,
+    /// Tokens per sequence.
+    pub sequence_length: usize,
+}
+
+impl BatchShape {
+    /// p: tokens.
+    #[must_use]
+    pub const fn tokens(self) -> usize {
+        self.size * self.sequence_length
+    }
+}
+
+/// Allocates what a model needs. Parameters and sites are numbered in the order in which they are
+/// asked for; the numbers address random streams, so a model asks in a fixed order.
+pub struct Builder<'a> {
+    backend: &'a mut dyn Backend,
+    method: &'a Method,
+    batch: BatchShape,
+    parameters: Parameters,
+    /// Sampled gradients by `[p, r]`: one lives only until its product, so layers of a shape share
+    /// it.
+    sampled: Vec<([usize; 2], Gradient24)>,
+    dropout_sites: u32,
+}
+
+impl<'a> Builder<'a> {
+    /// A builder for batches of at most this shape, trained by this method.
+    pub fn new(backend: &'a mut dyn Backend, method: &'a Method, batch: BatchShape) -> Self {
+        let (parameters, sampled) = (Parameters::default(), Vec::new());
+        Self { backend, method, batch, parameters, sampled, dropout_sites: 0 }
+    }
+
+    /// The largest batch.
+    #[must_use]
+    pub fn batch(&self) -> BatchShape {
+        self.batch
+    }
+
+    /// The parameters so far, at the end those of the model.
+    #[must_use]
+    pub fn into_parameters(self) -> Parameters {
+        self.parameters
+    }
+
+    /// A parameter with gradient, moments and, if it is sparsifiable, what the method multiplies
+    /// by.
+    ///
+    /// # Errors
+    /// Errors of the allocations; a sparsifiable shape must consist of 4x4 tiles.
+    pub fn parameter(&mut self, spec: ParameterSpec) -> Result<Handle, Error> {
+        self.parameters.add(self.backend, spec, self.method.pruned_operands())
+    }
+
+    /// Memory for the sampled gradient of a layer with r outputs, if the method samples any.
+    pub fn sampled_gradient(&mut self, r: usize) -> Result<Option<Gradient24>, Error> {
+        let shape = [self.batch.tokens(), r];
+        if !self.method.samples() {
+            return Ok(None);
+        }
+        if let Some(&(_, known)) = self.sampled.iter().find(|(known, _)| *known == shape) {
+            return Ok(Some(known));
+        }
+        let made = self.backend.alloc_gradient24(shape)?;
+        self.sampled.push((shape, made));
+        Ok(Some(made))
+    }
+
+    /// An activation `[p, columns]`.
+    pub fn activation(&mut self, name: &str, columns: usize) -> Result<Tensor, Error> {
+        self.tensor(name, [self.batch.tokens(), columns], DType::Activation, Region::Activations)
+    }
+
+    /// Any other buffer.
+    pub fn tensor(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+        dtype: DType,
+        region: Region,
+    ) -> Result<Tensor, Error> {
+        self.backend.alloc(name, shape, dtype, region)
+    }
+
+    /// The random stream of the next dropout.
+    pub fn dropout_site(&mut self) -> Site {
+        self.dropout_sites += 1;
+        Site::new(Purpose::Dropout, self.dropout_sites - 1)
+    }
+}

@@ -1,5 +1,0 @@
-//! The fuzzer of target `safetensors_import`.
-
-#![no_main]
-
-sparse24_fuzz::fuzz!("safetensors_import");

@@ -1,0 +1,61 @@
+//! Every loader of files from outside.
+
+use std::path::Path;
+
+use sparse24_core::MaskKind;
+use sparse24_lab::study::{Overrides, Plan};
+use sparse24_run::{
+    Error, checkpoint,
+    config::Config,
+    data::{Corpus, Dataset, Tokenizer, shard},
+    interchange::{Gpt2Config, import},
+    pruning::{Search, Selection, Unprunable, prune_file, verify_file},
+    run::MetricsLog,
+};
+
+/// Name of a loader, the name of its file, and the loader, which takes the path of that file.
+pub(super) type Loader = (&'static str, &'static str, fn(&Path) -> Result<(), Error>);
+
+pub(super) const MODEL: &str = "model.safetensors";
+const METRICS: &str = "metrics.jsonl";
+
+pub(super) const SELECTION: Selection<'static> =
+    Selection { kind: MaskKind::RowWise, include: &|_| true };
+
+pub(super) const LOADERS: [Loader; 16] = [
+    ("Config::resolve", "config.toml", |p| Config::resolve(None, Some(p), &[]).map(drop)),
+    ("Config::read", "config.toml", |p| Config::read(p).map(drop)),
+    ("Plan::read", "study.toml", |p| Plan::read(p, &Overrides::default()).map(drop)),
+    ("verify_file", MODEL, |p| verify_file(p, SELECTION).map(drop)),
+    ("prune_file", MODEL, |p| {
+        let to = folder(p).join("out");
+        prune_file(p, &to, SELECTION, Search::Exact, Unprunable::Copy).map(drop)
+    }),
+    ("import of a file", MODEL, import_one),
+    ("import of a folder", MODEL, |p| import_one(folder(p))),
+    ("Gpt2Config::read", "config.json", |p| Gpt2Config::read(folder(p)).map(drop)),
+    ("checkpoint::load", "manifest.json", |p| checkpoint::load(folder(p)).map(drop)),
+    ("checkpoint::verify", "manifest.json", |p| checkpoint::verify(folder(p))),
+    ("shard::read", "train.bin", |p| shard::read(p, None).map(drop)),
+    ("Dataset::from_folder", "train.bin", |p| {
+        Dataset::from_folder(folder(p), None, None).map(drop)
+    }),
+    ("Tokenizer::load", "tokenizer.json", |p| Tokenizer::load(p).map(drop)),
+    ("Corpus::open", "corpus.txt", |p| Corpus::open(p).map(drop)),
+    ("MetricsLog::steps", METRICS, |p| MetricsLog::steps(p)?.try_for_each(|s| s.map(drop))),
+    ("MetricsLog::resume", METRICS, |p| MetricsLog::resume(p, 1).map(drop)),
+];
+
+fn folder(path: &Path) -> &Path {
+    path.parent().expect("a file is in a folder")
+}
+
+/// Imports one tensor that no attack has.
+fn import_one(path: &Path) -> Result<(), Error> {
+    import(path, &[("wte.weight".to_owned(), vec![1, 1])]).map(drop)
+}
+
+/// The loader of this name.
+pub(super) fn loader(name: &str) -> fn(&Path) -> Result<(), Error> {
+    LOADERS.iter().find(|loader| loader.0 == name).expect("a known loader").2
+}
