@@ -4,15 +4,17 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`search`] | the search for lambda by flip rate |
-//! | [`study`] | arms times seeds, compared pairwise |
-//! | [`series`] | several runs side by side in one folder |
-//! | [`report`] | one offline page about one or several runs |
+//! | [`study`] | arms times seeds, compared in pairs |
+//! | [`runs`] | several runs in one folder |
+//! | [`report`] | an offline page, or one figure, of one or several runs |
 //! | [`statistics`] | means, quantiles and confidence intervals |
 
+mod count;
 pub mod report;
+pub mod runs;
 pub mod search;
-pub mod series;
 pub mod statistics;
 pub mod study;
 
+pub use count::counted;
 pub use sparse24_run::Error;

@@ -1,25 +1,23 @@
 //! The search for the decay factor lambda (section 4.3 of the paper): the first steps of a run with
-//! each candidate, beside a dense one.
+//! each candidate, and of a dense run.
 //!
-//! mu = mean sparse flip rate / mean dense flip rate over a window of the warm-up;
-//! [`sparse24_core::lambda`] has the rule. Invariant: all runs of a seed have the same initial
-//! weights and data, and the schedule of the whole run. Deliberately absent: terminals.
+//! mu = mean sparse flip rate / mean dense flip rate over a window of the warm-up, judged by the
+//! rule of [`sparse24_core::lambda`]. Invariant: all runs of a seed have the same initial weights
+//! and data, and the schedule of the whole run.
 
-mod report;
+mod results;
 
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use sparse24_core::lambda::GRID;
 
-pub use report::{Bootstrap, Candidate, Dense, FILE, Report, Verdict};
+pub use results::{Bootstrap, Candidate, Dense, FILE, SearchResults, Verdict};
 
-use crate::series::{Description, Folder, Keep, Member, Progress, Series, Told, Watcher};
 use sparse24_run::{
     Error,
     checkpoint::DatasetIdentity,
     config::{Config, MethodConfig, read_table, renamed},
-    disk,
     run::{of_dataset, open_dataset},
 };
 use sparse24_train::{
@@ -27,62 +25,66 @@ use sparse24_train::{
     optim::MaskedDecay,
 };
 
-/// What is asked of a search besides the run that lambda is for; what is absent has a default.
+use crate::runs::{
+    Description, Folder, Identity, Keep, Member, Progress, RunResult, RunSet, Settings, Watcher,
+    write_if_new,
+};
+
+/// Options of a search; those that are absent have defaults.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Wanted {
-    /// Values of lambda.
+pub struct SearchOptions {
+    /// Values of lambda; by default the scale of the paper.
     pub candidates: Option<Vec<f32>>,
-    /// The step after which each run ends.
+    /// The step after which each run ends; by default the end of the warm-up.
     pub until: Option<u32>,
-    /// The first and the last step whose samples count.
+    /// First and last step whose samples count; by default the second half.
     pub window: Option<[u32; 2]>,
-    /// Of weights and data.
+    /// Seeds for weights and data; by default the seed of the run.
     pub seeds: Option<Vec<u64>>,
 }
 
-/// A search, resolved: what `search.toml` holds.
+/// A resolved search: the contents of `search.toml`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// In order.
+    /// Ascending.
     candidates: Vec<f32>,
     until: u32,
     window: [u32; 2],
     seeds: Vec<u64>,
-    /// The run that lambda is for.
+    /// The run that needs lambda.
     base: Config,
-    /// Its data, once they were read.
+    /// None before the dataset is opened.
     data: Option<DatasetIdentity>,
 }
 
-/// Where decay acts on weights: these over the peak learning rate, at 1 of which one step takes all
-/// of a pruned weight.
+/// Candidates for decay on weights, times the peak learning rate; at 1, one step removes all of a
+/// pruned weight.
 const ON_WEIGHTS: [f32; 8] = [3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0];
 
-/// To two digits, since a grid is read by people.
+/// Rounds to two digits, for readable grids.
 fn round(value: f32) -> f32 {
-    format!("{value:.1e}").parse().expect("a number is written as one")
+    format!("{value:.1e}").parse().expect("a formatted number is a number")
 }
 
-/// The arm of the reference runs.
+/// The arm of the dense reference runs.
 const DENSE: &str = "dense";
 const DESCRIPTION: &str = "search.toml";
 
 impl Plan {
-    /// Fills in what is not asked for.
+    /// Fills in the defaults.
     ///
     /// # Errors
     /// [`Error::Setting`] for a method without masked decay or masks, and for candidates, steps or
     /// seeds that cannot be searched.
-    pub fn resolve(base: Config, wanted: Wanted) -> Result<Self, Error> {
+    pub fn resolve(base: Config, options: SearchOptions) -> Result<Self, Error> {
         let method = base.method_value()?;
         let refuse = |problem: &str| {
-            Err(Error::setting(
-                "method.name",
-                format!("{} {problem}, so that there is no lambda to search", base.method.name),
-            ))
+            let problem =
+                format!("{} {problem}, so there is no lambda to search", base.method.name);
+            Err(Error::setting("method.name", problem))
         };
-        let candidates = match (method.decay, wanted.candidates) {
+        let candidates = match (method.decay, options.candidates) {
             (MaskedDecay::None, _) => return refuse("has no masked decay"),
             _ if method.phases.iter().all(|phase| phase.mask().is_none()) => {
                 return refuse("prunes in no phase");
@@ -94,11 +96,10 @@ impl Plan {
             }
         };
         let warmup = base.optimizer.warmup_steps;
-        let until = wanted
-            .until
-            .unwrap_or(if warmup > 0 { warmup } else { base.steps / 20 }.clamp(1, base.steps));
-        let window = wanted.window.unwrap_or([until / 2 + 1, until]);
-        let seeds = wanted.seeds.unwrap_or_else(|| vec![base.seed]);
+        let start = if warmup > 0 { warmup } else { base.steps / 20 };
+        let until = options.until.unwrap_or(start.clamp(1, base.steps));
+        let window = options.window.unwrap_or([until / 2 + 1, until]);
+        let seeds = options.seeds.unwrap_or_else(|| vec![base.seed]);
         let mut plan = Self { candidates, until, window, seeds, base, data: None };
         plan.candidates.sort_by(f32::total_cmp);
         plan.check()?;
@@ -108,68 +109,60 @@ impl Plan {
     fn check(&self) -> Result<(), Error> {
         let refuse = |key: &str, problem: String| Err(Error::setting(key, problem));
         let Self { candidates, until, window: [first, last], seeds, base, .. } = self;
+        let is_valid = |lambda: &f32| lambda.is_finite() && *lambda >= 0.0;
         if candidates.is_empty() {
             return refuse("candidates", "expected at least one value of lambda".to_owned());
         }
-        if let Some(lambda) =
-            candidates.iter().find(|lambda| !(lambda.is_finite() && **lambda >= 0.0))
-        {
-            return refuse(
-                "candidates",
-                format!("expected finite numbers of at least 0, found {lambda}"),
-            );
+        if let Some(lambda) = candidates.iter().find(|lambda| !is_valid(lambda)) {
+            let problem = format!("expected finite numbers of at least 0, found {lambda}");
+            return refuse("candidates", problem);
         }
         if let Some(twice) = candidates.windows(2).find(|pair| pair[0] == pair[1]) {
-            return refuse("candidates", format!("{:e} is named twice", twice[0]));
+            return refuse("candidates", format!("{:e} is listed twice", twice[0]));
         }
-        check_seeds("seeds", seeds, 1)?;
-        if !(1..=base.steps).contains(until) {
-            return refuse(
-                "until",
-                format!("expected a step of the run, 1 to {}, found {until}", base.steps),
-            );
+        check_seeds(seeds, 1)?;
+        let steps = base.steps;
+        if !(1..=steps).contains(until) {
+            let problem = format!("expected a step of the run, 1 to {steps}, found {until}");
+            return refuse("until", problem);
         }
         if !(1..=*last).contains(first) || last > until {
-            return refuse(
-                "window",
-                format!(
-                    "expected steps A..B of 1..{until}, where the runs end, found {first}..{last}"
-                ),
-            );
+            let problem =
+                format!("expected steps A..B within the runs, 1..{until}, found {first}..{last}");
+            return refuse("window", problem);
         }
         let every = base.run.flip_every;
-        let is_sampled = |step: u32| step == 1 || (every > 0 && step.is_multiple_of(every));
-        if !(*first..=*last).any(is_sampled) {
+        let sampled: Vec<u32> = (*first..=*last)
+            .filter(|step| *step == 1 || (every > 0 && step.is_multiple_of(every)))
+            .collect();
+        if sampled.is_empty() {
+            let most = last - first + 1;
             let problem = format!(
-                "is {every}, so that no step of the window {first}..{last} is sampled; expected at most {}",
-                last - first + 1
+                "is {every}, so no step of the window {first}..{last} is sampled; expected at most \
+                 {most}"
             );
             return refuse("run.flip_every", problem);
         }
         let method = base.method_value()?;
         let earliest = |(phase, of): (usize, &Phase)| match of.until {
-            Until::VarianceSettled { earliest, .. } => {
-                Some((phase, earliest.of(base.steps).max(1)))
-            }
+            Until::VarianceSettled { earliest, .. } => Some((phase, earliest.of(steps).max(1))),
             Until::Fraction(_) => None,
         };
-        // A phase that ends by a criterion ends somewhere between the two.
+        // A phase that ends by a criterion ends between these two.
         let ends = [Ends::new(), method.phases.iter().enumerate().filter_map(earliest).collect()];
-        let is_sparse = |step: u32| {
-            ends.iter()
-                .any(|ends| method.phases[method.phase_at(step, base.steps, ends)].mask().is_some())
-        };
-        if !(*first..=*last).any(|step| is_sampled(step) && is_sparse(step)) {
+        let is_sparse =
+            |step: u32, ends| method.phases[method.phase_at(step, steps, ends)].mask().is_some();
+        if !sampled.iter().any(|step| ends.iter().any(|ends| is_sparse(*step, ends))) {
             let problem = format!(
-                "no sampled step of {first}..{last} is sparse, so that there are no masks to compare; expected steps of a sparse phase (--until, --window)"
+                "no sampled step of {first}..{last} is sparse, so there are no masks to compare; \
+                 expected steps of a sparse phase (--until, --window)"
             );
             return refuse("window", problem);
         }
         Ok(())
     }
 
-    /// The runs: for each seed the reference first, so that each candidate can be judged as soon as
-    /// it is done.
+    /// The runs; the reference of a seed is first, so each candidate can be judged once it is done.
     fn members(&self) -> Vec<Member> {
         let dense = MethodConfig { name: DENSE.to_owned(), ..preset_method() };
         let of_seed = |&seed: &u64| {
@@ -189,58 +182,57 @@ impl Plan {
         self.seeds.iter().flat_map(of_seed).collect()
     }
 
-    fn decides(&self) -> BTreeMap<String, String> {
-        let mut decides = BTreeMap::from([
-            ("until".to_owned(), self.until.to_string()),
-            ("window".to_owned(), format!("{}..{}", self.window[0], self.window[1])),
-        ]);
-        decides.extend(
-            self.candidates
-                .iter()
-                .map(|lambda| (format!("candidates\u{1}{lambda:e}"), String::new())),
-        );
-        decides.extend(self.seeds.iter().map(|seed| (format!("seeds\u{1}{seed}"), String::new())));
-        decides.extend(self.data.map(|data| ("data".to_owned(), data.fingerprint.to_string())));
-        decides.extend(settings(&self.base));
-        decides
+    /// Reads `search.toml`, which an earlier version may have written.
+    fn read(file: &Path) -> Result<Self, Error> {
+        let mut table = read_table(file, "a resolved search")?;
+        if let Some(toml::Value::Table(base)) = table.get_mut("base") {
+            renamed::update(base);
+        }
+        let plan = toml::Value::Table(table).try_into();
+        plan.map_err(|e: toml::de::Error| Error::file(file, e.message()))
+    }
+
+    fn identity(&self) -> Identity {
+        let mut settings = settings(&self.base);
+        let [first, last] = self.window;
+        settings.insert("until".to_owned(), self.until.to_string());
+        settings.insert("window".to_owned(), format!("{first}..{last}"));
+        settings.extend(self.data.map(|data| ("data".to_owned(), data.fingerprint.to_string())));
+        let arms = self.candidates.iter().map(|lambda| (arm(*lambda), Settings::new()));
+        Identity { settings, arms: arms.collect(), seeds: self.seeds.iter().copied().collect() }
     }
 }
 
-/// No decay, no mask, no choice that an arm made: what `dense` is laid on.
+/// The base of `dense`: no decay, no mask, no choice of an arm.
 fn preset_method() -> MethodConfig {
     sparse24_run::config::preset::PRESETS[0].config().method
 }
 
-/// The folder of a candidate's runs.
+/// The arm of a candidate.
 fn arm(lambda: f32) -> String {
     format!("lambda-{lambda:e}")
 }
 
-/// What decides a bit of the runs, but what a search varies.
-fn settings(config: &Config) -> BTreeMap<String, String> {
+/// The settings that decide the results of a run, except those that a search varies.
+fn settings(config: &Config) -> Settings {
     let mut settings = config.decisive();
     settings.retain(|key, _| !["method.lambda", "seed"].contains(&key.as_str()));
     settings
 }
 
-/// Refuses fewer seeds than `least`, one that is named twice, and one that TOML cannot hold.
-pub(crate) fn check_seeds(key: &str, seeds: &[u64], least: usize) -> Result<(), Error> {
+/// Checks that there are `least` seeds, that no seed is listed twice, and that TOML can hold each.
+pub(crate) fn check_seeds(seeds: &[u64], least: usize) -> Result<(), Error> {
+    let refuse = |problem: String| Err(Error::setting("seeds", problem));
     if seeds.len() < least {
         let why = if least > 1 { ", since one difference has no interval" } else { "" };
-        return Err(Error::setting(
-            key,
-            format!("expected at least {least}, found {}{why}", seeds.len()),
-        ));
+        return refuse(format!("expected at least {least}, found {}{why}", seeds.len()));
     }
-    if let Some((_, twice)) =
-        seeds.iter().enumerate().find(|(at, seed)| seeds[..*at].contains(seed))
-    {
-        return Err(Error::setting(key, format!("{twice} is named twice")));
+    let mut before = seeds.iter().enumerate();
+    if let Some((_, twice)) = before.find(|(at, seed)| seeds[..*at].contains(seed)) {
+        return refuse(format!("{twice} is listed twice"));
     }
     match seeds.iter().find(|seed| i64::try_from(**seed).is_err()) {
-        Some(seed) => {
-            Err(Error::setting(key, format!("expected at most {}, found {seed}", i64::MAX)))
-        }
+        Some(seed) => refuse(format!("expected at most {}, found {seed}", i64::MAX)),
         None => Ok(()),
     }
 }
@@ -248,90 +240,69 @@ pub(crate) fn check_seeds(key: &str, seeds: &[u64], least: usize) -> Result<(), 
 /// A search in its folder.
 pub struct Search {
     plan: Plan,
-    series: Series,
+    runs: RunSet,
 }
 
 impl Search {
-    /// Begins or continues a search; nothing is trained yet.
+    /// Starts or continues a search, without training yet.
     ///
     /// # Errors
-    /// [`Error::File`] for a folder that is in use, holds something else, or another search, with
-    /// the difference; those of the data.
+    /// [`Error::File`] for a folder that is in use, holds something else, or a search with other
+    /// settings; errors from opening the dataset.
     pub fn open(mut plan: Plan, path: &Path, keep: Keep) -> Result<Self, Error> {
         plan.data = Some(of_dataset(&open_dataset(&plan.base)?));
         let text = toml::to_string(&plan).expect("a search is a TOML table");
-        let parse = |file: &Path| {
-            let mut table = read_table(file, "a search as it was resolved")?;
-            if let Some(toml::Value::Table(base)) = table.get_mut("base") {
-                renamed::update(base);
-            }
-            let before: Plan = toml::Value::Table(table)
-                .try_into()
-                .map_err(|e: toml::de::Error| Error::file(file, e.message()))?;
-            Ok(before.decides())
-        };
         let description = Description {
             file: DESCRIPTION,
             text: &text,
-            decides: plan.decides(),
-            lists: &["candidates", "seeds"],
-            parse: &parse,
+            identity: plan.identity(),
+            read: &|file| Ok(Plan::read(file)?.identity()),
         };
         let folder = Folder::open(path, &description)?;
-        let search = Self { series: Series::open(folder, plan.members(), keep)?, plan };
-        search.write()?;
+        let search = Self { runs: RunSet::open(folder, plan.members(), keep)?, plan };
+        search.results().write(search.runs.path())?;
         Ok(search)
     }
 
-    /// The runs.
+    /// The runs of the search.
     #[must_use]
-    pub fn series(&self) -> &Series {
-        &self.series
+    pub fn runs(&self) -> &RunSet {
+        &self.runs
     }
 
-    /// What is known so far.
+    /// The results so far.
     #[must_use]
-    pub fn report(&self) -> Report {
-        Report::of(&self.plan, self.series.members(), self.series.told())
+    pub fn results(&self) -> SearchResults {
+        SearchResults::of(&self.plan, self.runs.members(), self.runs.results())
     }
 
-    /// Trains what is not done; after each run, `done` gets its index and what is known then, which
-    /// `search.json` holds as well.
+    /// Trains the runs that are not done. After each run, `search.json` is written and `done` gets
+    /// the index of the run and the results so far.
     ///
     /// # Errors
-    /// As [`Series::train`].
+    /// Errors from [`RunSet::train`].
     pub fn train(
         &mut self,
         watchers: Vec<Box<dyn Watcher>>,
-        done: &(dyn Fn(usize, &Report) + Sync),
+        done: &(dyn Fn(usize, &SearchResults) + Sync),
     ) -> Result<Progress, Error> {
-        let (plan, members, path) =
-            (&self.plan, self.series.members().to_vec(), self.series.path().to_owned());
-        let after = |member: usize, told: &[Option<Told>]| {
-            let report = Report::of(plan, &members, told);
-            report.write(&path)?;
-            done(member, &report);
+        let (plan, members) = (&self.plan, self.runs.members().to_vec());
+        let path = self.runs.path().to_owned();
+        let after = |member: usize, results: &[Option<RunResult>]| {
+            let results = SearchResults::of(plan, &members, results);
+            results.write(&path)?;
+            done(member, &results);
             Ok(())
         };
-        self.series.train(watchers, &after)
-    }
-
-    fn write(&self) -> Result<(), Error> {
-        self.report().write(self.series.path())
+        self.runs.train(watchers, &after)
     }
 }
 
-impl Report {
+impl SearchResults {
     fn write(&self, folder: &Path) -> Result<(), Error> {
         let mut text = serde_json::to_vec_pretty(self).expect("numbers and strings are JSON");
         text.push(b'\n');
-        let path = folder.join(FILE);
-        // Nothing is written where nothing is new.
-        if disk::read_small(&path, text.len() as u64).is_ok_and(|found| found == text) {
-            Ok(())
-        } else {
-            disk::write_atomically(&path, &text)
-        }
+        write_if_new(&folder.join(FILE), &text)
     }
 }
 

@@ -1,98 +1,88 @@
 //! A study: arms, which are settings, times seeds, compared seed by seed.
 //!
-//! Invariant: within a seed all arms begin with the same weights, where their shapes agree, and see
-//! the same data in the same order; so differences are paired. Everything is checked before
-//! anything runs. Deliberately absent: terminals, figures.
+//! Invariant: with the same seed, all arms start with the same weights (where their shapes agree)
+//! and see the same data in the same order, so differences are paired. Everything is checked before
+//! anything runs.
 
 mod plan;
-mod report;
+mod results;
 
 use std::path::Path;
 
-pub use plan::{Overrides, Plan};
-pub use report::{Arm, Best, Failed, LeftOut, Report, Trend, ValLoss};
-
-use crate::series::{Description, Folder, Keep, Progress, Series, Told, Watcher};
 use sparse24_run::{
-    Error, disk,
+    Error,
     run::{of_dataset, open_dataset},
 };
 
-const DESCRIPTION: &str = "study.toml";
-const RESULTS: &str = "study.json";
-const LINES: &str = "study.csv";
+pub use plan::{Overrides, Plan};
+pub use results::{Arm, Best, LeftOut, StudyResults, Trend, ValLoss};
+
+use crate::runs::{Description, Folder, Keep, Progress, RunResult, RunSet, Watcher, write_if_new};
 
 /// A study in its folder.
 pub struct Study {
     plan: Plan,
-    series: Series,
+    runs: RunSet,
 }
 
 impl Study {
-    /// Begins or continues a study; nothing is trained yet.
+    /// Starts or continues a study, without training yet.
     ///
     /// # Errors
-    /// [`Error::File`] for a folder that is in use, holds something else, or another study, with
-    /// the difference; those of the data.
+    /// [`Error::File`] for a folder that is in use, holds something else, or a study with other
+    /// settings; errors from opening the dataset.
     pub fn open(mut plan: Plan, path: &Path, keep: Keep) -> Result<Self, Error> {
         plan.data = Some(of_dataset(&open_dataset(&plan.base)?));
-        let parse = |file: &Path| Ok(Plan::read_resolved(file)?.decides());
         let description = Description {
-            file: DESCRIPTION,
+            file: "study.toml",
             text: &plan.to_toml(),
-            decides: plan.decides(),
-            lists: &["arms", "seeds"],
-            parse: &parse,
+            identity: plan.identity(),
+            read: &|file| Ok(Plan::read_resolved(file)?.identity()),
         };
         let folder = Folder::open(path, &description)?;
-        let study = Self { series: Series::open(folder, plan.members(), keep)?, plan };
-        write(&study.plan, study.series.path(), study.series.told())?;
+        let study = Self { runs: RunSet::open(folder, plan.members(), keep)?, plan };
+        write(&study.plan, study.runs.path(), study.runs.results())?;
         Ok(study)
     }
 
-    /// The runs.
+    /// The runs of the study.
     #[must_use]
-    pub fn series(&self) -> &Series {
-        &self.series
+    pub fn runs(&self) -> &RunSet {
+        &self.runs
     }
 
-    /// What is known so far.
+    /// The results so far.
     #[must_use]
-    pub fn report(&self) -> Report {
-        Report::of(&self.plan, self.series.told())
+    pub fn results(&self) -> StudyResults {
+        StudyResults::of(&self.plan, self.runs.results())
     }
 
-    /// Trains what is not done; after each run `study.json` and `study.csv` are written, and `done`
-    /// gets its index and what is known then.
+    /// Trains the runs that are not done. After each run, `study.json` and `study.csv` are written
+    /// and `done` gets the index of the run and the results so far.
     ///
     /// # Errors
-    /// As [`Series::train`].
+    /// Errors from [`RunSet::train`].
     pub fn train(
         &mut self,
         watchers: Vec<Box<dyn Watcher>>,
-        done: &(dyn Fn(usize, &Report) + Sync),
+        done: &(dyn Fn(usize, &StudyResults) + Sync),
     ) -> Result<Progress, Error> {
-        let (plan, path) = (&self.plan, self.series.path().to_owned());
-        let after = |member: usize, told: &[Option<Told>]| {
-            done(member, &write(plan, &path, told)?);
+        let (plan, path) = (&self.plan, self.runs.path().to_owned());
+        let after = |member: usize, results: &[Option<RunResult>]| {
+            done(member, &write(plan, &path, results)?);
             Ok(())
         };
-        self.series.train(watchers, &after)
+        self.runs.train(watchers, &after)
     }
 }
 
-fn write(plan: &Plan, folder: &Path, told: &[Option<Told>]) -> Result<Report, Error> {
-    let report = Report::of(plan, told);
-    let mut text = serde_json::to_string_pretty(&report).expect("numbers and strings are JSON");
+fn write(plan: &Plan, folder: &Path, runs: &[Option<RunResult>]) -> Result<StudyResults, Error> {
+    let results = StudyResults::of(plan, runs);
+    let mut text = serde_json::to_string_pretty(&results).expect("numbers and strings are JSON");
     text.push('\n');
-    for (name, text) in [(RESULTS, text), (LINES, report::lines(plan, told))] {
-        let path = folder.join(name);
-        // Nothing is written where nothing is new.
-        if !disk::read_small(&path, text.len() as u64).is_ok_and(|found| found == text.as_bytes()) {
-            disk::write_atomically(&path, text.as_bytes())?;
-        }
-    }
-    Ok(report)
+    write_if_new(&folder.join("study.json"), text.as_bytes())?;
+    write_if_new(&folder.join("study.csv"), results::csv(plan, runs).as_bytes())?;
+    Ok(results)
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ pub use directory::{RunDirectory, lock};
 pub use identity::of_dataset;
 pub use imported::save_imported;
 pub use log::{Log, timestamp};
-pub use metrics::{Cut, Instruments, LayerInstruments, MetricsLog, StepMetrics};
+pub use metrics::{Cut, Instruments, LayerInstruments, MetricsLog, Salvage, StepMetrics};
 pub use model::Model;
 pub use provenance::{Initial, LambdaOrigin, Provenance};
 pub use start::{Damaged, Given, Resume};

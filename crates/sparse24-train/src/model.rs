@@ -13,8 +13,10 @@ use crate::{
     objective::Batch,
 };
 
+pub mod encoder;
 pub mod gpt2;
 
+pub use encoder::EncoderSpec;
 pub use gpt2::Gpt2Spec;
 
 /// A model on a device. Parameters are declared when it is built, see [`Builder::parameter`].
@@ -50,6 +52,8 @@ pub trait Model: Send {
 pub enum ModelSpec {
     /// GPT-2.
     Gpt2(Gpt2Spec),
+    /// A bidirectional encoder.
+    Encoder(EncoderSpec),
 }
 
 impl ModelSpec {
@@ -64,6 +68,15 @@ impl ModelSpec {
     ) -> Result<Box<dyn Model>, Error> {
         match self {
             Self::Gpt2(spec) => Ok(Box::new(gpt2::Gpt2::new(builder, *spec, checkpointing)?)),
+            Self::Encoder(spec) => match checkpointing {
+                ActivationCheckpointing::None => {
+                    Ok(Box::new(encoder::Encoder::new(builder, *spec)?))
+                }
+                ActivationCheckpointing::Blocks => Err(Error::Setting {
+                    key: "model.activation_checkpointing".to_owned(),
+                    problem: "the encoder keeps all activations; use \"none\"".to_owned(),
+                }),
+            },
         }
     }
 
@@ -72,6 +85,7 @@ impl ModelSpec {
     pub fn vocabulary(&self) -> usize {
         match self {
             Self::Gpt2(spec) => spec.vocabulary,
+            Self::Encoder(spec) => spec.vocabulary,
         }
     }
 
@@ -105,6 +119,7 @@ impl ModelSpec {
     pub fn requirements(&self, batch: BatchShape, dropout: f32) -> Vec<Requirement> {
         let Extents { d_model, heads, d_ff, activation } = match self {
             Self::Gpt2(spec) => spec.extents(),
+            Self::Encoder(spec) => spec.extents(),
         };
         let product = |sizes: &[usize]| sizes.iter().fold(1_usize, |p, &n| p.saturating_mul(n));
         let tokens = product(&[batch.size, batch.sequence_length]);

@@ -1,7 +1,9 @@
 //! Objectives: what a model is trained to predict. An objective makes batches as a pure function of
 //! (seed, step, micro-step), so there is no iterator whose position could be lost.
 
-use crate::nn::BatchShape;
+use sparse24_core::philox::{Purpose, Site, Stream, uniform};
+
+use crate::{backend::op::HeadLoss, nn::BatchShape};
 
 /// The inputs and targets of a micro-batch on the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -10,7 +12,7 @@ pub struct Batch {
     /// Input ids `[size, sequence_length]`, row-major.
     pub tokens: Vec<u32>,
     /// Target ids, the shape of `tokens`;
-    /// [`IGNORE`](crate::backend::op::HeadLoss::IGNORE) where there is none.
+    /// [`IGNORE`](HeadLoss::IGNORE) where there is none.
     pub targets: Vec<u32>,
     /// Tokens of each sequence that are no padding; empty if all are.
     pub lengths: Vec<u32>,
@@ -40,6 +42,54 @@ impl Batch {
             self.targets.extend(&window[1..]);
         }
         self.counted = self.targets.len();
+    }
+}
+
+/// Masked-token prediction (Devlin et al. 2018): each token is a target with some probability; of the
+/// targets 80 % are replaced by the mask token, 10 % by a random token, and 10 % stay.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MaskedLm {
+    /// Seed of the run.
+    pub seed: u64,
+    /// Probability that a token is a target, in `[0, 1]`.
+    pub probability: f32,
+    /// The id that replaces targets.
+    pub mask_token: u32,
+    /// Random tokens are drawn from `0..vocabulary`.
+    pub vocabulary: u32,
+}
+
+impl MaskedLm {
+    /// Makes targets of the tokens of a batch `[size, sequence_length]` and replaces them. Token i
+    /// draws words 0 to 2 of call i of the stream (seed, data order 1, micro-step, step): whether it
+    /// is a target, what becomes of it, and the random token. Padding is never a target; `lengths`
+    /// is filled in if it is empty.
+    ///
+    /// # Panics
+    /// If the tokens are not whole sequences.
+    pub fn mask(&self, step: u32, micro_step: u32, sequence_length: usize, batch: &mut Batch) {
+        let Batch { tokens, targets, lengths, counted } = batch;
+        assert!(tokens.len().is_multiple_of(sequence_length), "tokens are whole sequences");
+        if lengths.is_empty() {
+            lengths.resize(tokens.len() / sequence_length, sequence_length as u32);
+        }
+        let stream = Stream::new(self.seed, Site::new(Purpose::DataOrder, 1), micro_step, step);
+        targets.clear();
+        for (i, token) in tokens.iter_mut().enumerate() {
+            let [chosen, fate, random, _] = stream.words(i as u32);
+            let is_padding = i % sequence_length >= lengths[i / sequence_length] as usize;
+            if is_padding || uniform(chosen) >= self.probability {
+                targets.push(HeadLoss::IGNORE);
+                continue;
+            }
+            targets.push(*token);
+            match uniform(fate) {
+                ..0.8 => *token = self.mask_token,
+                ..0.9 => *token = (u64::from(random) * u64::from(self.vocabulary) >> 32) as u32,
+                _ => {}
+            }
+        }
+        *counted = targets.iter().filter(|&&target| target != HeadLoss::IGNORE).count();
     }
 }
 

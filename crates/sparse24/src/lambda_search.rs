@@ -1,10 +1,10 @@
-//! `sparse24 lambda-search`: which decay factor the warm-up recommends.
+//! `sparse24 lambda-search`: recommends a decay factor from the warm-up.
 
 use std::path::{Path, PathBuf};
 
 use sparse24_lab::{
-    search::{Candidate, Plan, Report, Search, Wanted},
-    series::{Keep, Progress},
+    runs::{Keep, Progress},
+    search::{Candidate, Plan, Search, SearchOptions, SearchResults},
 };
 use sparse24_run::config::Config;
 
@@ -12,37 +12,37 @@ use crate::{
     configure::Configure,
     failure::{Exit, Failure},
     output::{counted, note, say},
-    series::{self, Display, Kept},
+    runs::{self, Display, Kept},
     signals::Signals,
 };
 
-/// Search the factor lambda of masked decay in the warm-up of the run that the settings describe
+/// Search for the factor lambda of masked decay in the warm-up of the run given by the settings
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
     configure: Configure,
-    /// Values of lambda; by default those of the paper's scale
+    /// Values of lambda [default: the scale of the paper]
     #[arg(long, value_name = "A,B,..", value_delimiter = ',', allow_negative_numbers = true)]
     candidates: Option<Vec<f32>>,
-    /// The step after which each run ends; the warm-up otherwise
+    /// Step after which each run ends [default: the end of the warm-up]
     #[arg(long, value_name = "STEP")]
     until: Option<u32>,
-    /// Steps whose samples of the flip rate count; the second half otherwise
+    /// Steps whose samples of the flip rate count [default: the second half]
     #[arg(long, value_name = "A..B", value_parser = window)]
     window: Option<[u32; 2]>,
-    /// Seeds of weights and data
+    /// Seeds for weights and data
     #[arg(long, value_name = "A,B,..", value_delimiter = ',')]
     seeds: Option<Vec<u64>>,
-    /// Runs at a time, which divide the threads
+    /// Number of runs at a time, which share the threads
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     jobs: u16,
-    /// What stays of finished runs
+    /// Files of finished runs to keep
     #[arg(long, value_enum, default_value = "results")]
     keep: Kept,
-    /// The folder of the search
+    /// Folder for the runs and the results
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// search.json on standard output
+    /// Print search.json to standard output
     #[arg(long)]
     json: bool,
 }
@@ -57,22 +57,22 @@ fn window(text: &str) -> Result<[u32; 2], String> {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
     let Args { candidates, until, window, seeds, .. } = args;
-    let wanted = Wanted {
+    let options = SearchOptions {
         candidates: candidates.clone(),
         until: *until,
         window: *window,
         seeds: seeds.clone(),
     };
-    let report =
-        search(config, wanted, &args.out, args.jobs, args.keep.into(), &[], &Signals::take()?)?;
+    let results =
+        search(config, options, &args.out, args.jobs, args.keep.into(), &[], &Signals::take()?)?;
     if args.json {
-        say!("{}", serde_json::to_string_pretty(&report).expect("plain values"));
+        say!("{}", serde_json::to_string_pretty(&results).expect("plain values"));
     } else {
         say!("{HEADER}");
-        for candidate in &report.candidates {
+        for candidate in &results.candidates {
             say!("{}", row(candidate));
         }
-        if let Some(lambda) = report.recommended {
+        if let Some(lambda) = results.recommended {
             say!("\nrecommended  {lambda:e}");
             say!(
                 "next         sparse24 train ... --lambda auto --lambda-search {}",
@@ -80,30 +80,31 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             );
         }
     }
-    report.advice.as_ref().map_or(Ok(()), |advice| Err(infeasible(advice)))
+    results.advice.as_ref().map_or(Ok(()), |advice| Err(infeasible(advice)))
 }
 
-/// The answer of a search that recommends nothing.
+/// The failure of a search that recommends nothing.
 pub(crate) fn infeasible(advice: &str) -> Failure {
     Failure::new(Exit::Refuted, format!("no candidate is feasible (mu in 0.60 to 0.95): {advice}"))
 }
 
-/// Searches, in sight; interrupted, it is continued by the same command with these words more.
+/// Searches and prints the progress. If interrupted, the same command with the words `more`
+/// continues it.
 pub(crate) fn search(
     config: Config,
-    wanted: Wanted,
+    options: SearchOptions,
     out: &Path,
     jobs: u16,
     keep: Keep,
     more: &[&Path],
     signals: &Signals,
-) -> Result<Report, Failure> {
+) -> Result<SearchResults, Failure> {
     config.check_corpus()?;
-    let plan = Plan::resolve(config, wanted)?;
+    let plan = Plan::resolve(config, options)?;
     let mut search = Search::open(plan, out, keep)?;
-    let Report { until, window: [first, last], done, of, .. } = search.report();
+    let SearchResults { until, window: [first, last], done, of, .. } = search.results();
     note(format_args!(
-        "{}, each of {until} steps, mu over the steps {first} to {last}: {}",
+        "{} of {until} steps each, mu over steps {first} to {last}: {}",
         counted(of, "run"),
         out.display()
     ));
@@ -112,22 +113,22 @@ pub(crate) fn search(
     }
     let display = Display::new();
     let watchers = display.watchers(jobs, signals)?;
-    let members = search.series().members().to_vec();
-    let after = |member: usize, report: &Report| {
+    let members = search.runs().members().to_vec();
+    let after = |member: usize, results: &SearchResults| {
         let arm = &members[member].arm;
-        let judged = report.candidates.iter().find(|candidate| {
+        let judged = results.candidates.iter().find(|candidate| {
             format!("lambda-{:e}", candidate.lambda) == *arm && candidate.verdict.is_some()
         });
         match judged {
             Some(candidate) => display.say(format!("lambda {}", row(candidate).trim_end())),
-            None => display.say(format!("{}: done", series::name(&members[member]))),
+            None => display.say(format!("{}: done", runs::name(&members[member]))),
         }
     };
     let progress = search.train(watchers, &after)?;
-    let report = search.report();
+    let results = search.results();
     match progress {
-        Progress::Finished => Ok(report),
-        Progress::Stopped => Err(series::interrupted(signals, report.done, report.of, more)),
+        Progress::Finished => Ok(results),
+        Progress::Stopped => Err(runs::interrupted(signals, results.done, results.of, more)),
     }
 }
 

@@ -50,10 +50,7 @@ pub(crate) fn word(path: &Path) -> String {
     }
 }
 
-/// `1 tensor`, `2 tensors`.
-pub(crate) fn counted(number: usize, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
-}
+pub(crate) use sparse24_lab::counted;
 
 /// `println!` through [`line()`]; returns from the function on failure.
 macro_rules! say {

@@ -1,4 +1,4 @@
-//! `sparse24 report`: one offline page of what happened in runs.
+//! `sparse24 report`: an offline page, or one of its figures, about runs.
 
 use std::path::PathBuf;
 
@@ -6,22 +6,29 @@ use sparse24_lab::report;
 
 use crate::{failure::Failure, output::say};
 
-/// Write one self-contained page of one or several runs, side by side; also of unfinished and
-/// damaged ones
+/// Write a self-contained page about one or several runs, side by side; unfinished and damaged runs
+/// included
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Run directories; a folder of lambda-search or study stands for its conclusions and a run of
+    /// Run directories; a folder of lambda-search or study contributes its results and one run of
     /// each arm
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
-    /// The page; RUN/report.html otherwise, of the first run
+    /// The file to write [default: RUN/report.html of the first run]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Write one figure of the page as an SVG file instead: its name in the page's address, or
+    /// quickstart for loss and flip rate
+    #[arg(long, value_name = "NAME", requires = "out")]
+    figure: Option<String>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let out = args.out.clone().unwrap_or_else(|| args.runs[0].join(report::FILE));
-    report::write(&args.runs, &out)?;
+    match &args.figure {
+        Some(figure) => report::write_figure(&args.runs, figure, &out)?,
+        None => report::write(&args.runs, &out)?,
+    }
     say!("{}", out.display());
     Ok(())
 }

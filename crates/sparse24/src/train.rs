@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use sparse24_lab::{
     report,
-    search::{Report, Wanted},
-    series::Keep,
+    runs::Keep,
+    search::{SearchOptions, SearchResults},
 };
 use sparse24_run::{
     Error,
@@ -24,7 +24,7 @@ use crate::{
     lambda_search,
     output::{counted, note, say, word},
     progress::Progress,
-    series,
+    runs,
     signals::Signals,
     tensorboard::{self, Events},
     weights,
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let init_from = args.init_from.as_deref();
         let initial = init_from.map(|path| weights::read(path, &config, vocabulary)).transpose()?;
         if let Some(exit) = signals.received() {
-            let again = series::again(more);
+            let again = runs::again(more);
             let sentence = format!("interrupted before the first step; go on with: {again}");
             return Err(Failure::new(exit, sentence));
         }
@@ -128,10 +128,10 @@ fn choose_lambda(
     }
     let folder = args.lambda_search.clone().unwrap_or_else(|| out.join("lambda-search"));
     let found = if args.lambda_search.is_some() {
-        Report::read(&folder)?
+        SearchResults::read(&folder)?
     } else {
         RunDirectory::check_free(out)?;
-        let (wanted, keep) = (Wanted::default(), Keep::Results);
+        let (wanted, keep) = (SearchOptions::default(), Keep::Results);
         let report =
             lambda_search::search(config.clone(), wanted, &folder, 1, keep, more, signals)?;
         if let Some(advice) = &report.advice {

@@ -1,23 +1,86 @@
-//! The curves of every run: loss, held-out loss, flip rate, and what the optimizer did.
+//! Curves against the optimizer step: losses, flip rate, instruments, and the optimizer.
 
 use super::{
     axis::{Axis, range},
-    chart::{Chart, Series},
-    figure::{Figure, Layout, Legend, Numbers, buckets, cell, finely, span, thinned},
-    frame::Mark,
-    markup::{Table, number},
+    bucket::{Bucket, buckets},
+    figure::{Entry, Figure, LINE, Layout, legend},
+    plot::{Curve, Mark, Plot},
     record::{Record, Step},
-    thin::Bucket,
+    text::{Table, cell, number},
 };
 
-/// A unit of time: its name and its seconds.
-pub(super) type Unit = (&'static str, f64);
+/// With more runs, bands would cover each other.
+const BANDS: usize = 3;
+/// With more labels on the marks of a plot, they would cover each other.
+const LABELS: usize = 3;
+/// Share of the steps at the start that need not fit in the plot of the loss.
+const HEAD: f64 = 0.03;
+/// The unit of losses.
+pub(super) const NATS: &str = "nats per token";
 
-/// That which suits the longest run.
-pub(super) fn unit(runs: &[Record]) -> Unit {
-    let longest =
-        runs.iter().filter_map(|run| run.steps.last()).map(|step| step.seconds).fold(0.0, f64::max);
-    match longest {
+/// Most points of a curve if `runs` share a plot.
+pub(super) fn resolution(runs: usize) -> usize {
+    (1600 / runs.max(1)).clamp(80, 320)
+}
+
+pub(super) fn step_axis(runs: &[Record]) -> Axis {
+    Axis::from_zero("optimizer step", runs.iter().map(|run| f64::from(run.last_step())))
+}
+
+/// Marks where the kind of phase changes, at the last step of the phase that ends; `x` is the
+/// position of a step.
+pub(super) fn switches(runs: &[Record], x: impl Fn(&Record, u32) -> f64) -> Vec<Mark> {
+    let mut marks: Vec<Mark> = Vec::new();
+    for (number, run) in runs.iter().enumerate() {
+        for &(step, kind) in &run.switches {
+            let (x, mut label) = (x(run, step.saturating_sub(1)), format!("{kind} from {step}"));
+            if let Some(mark) = marks.iter_mut().find(|mark| mark.x == x) {
+                mark.run = None;
+                continue;
+            }
+            if marks.len() >= LABELS || marks.iter().any(|mark| mark.label == label) {
+                label.clear();
+            }
+            marks.push(Mark { x, label, run: (runs.len() > 1).then_some(number) });
+        }
+    }
+    marks
+}
+
+/// [`switches`] over steps, without labels.
+pub(super) fn plain_switches(runs: &[Record]) -> Vec<Mark> {
+    let marks = switches(runs, |_, step| f64::from(step)).into_iter();
+    marks.map(|mark| Mark { label: String::new(), ..mark }).collect()
+}
+
+/// A plot whose alternative text gives the ends of each curve.
+fn line_plot(
+    runs: &[Record],
+    [id, title]: [&str; 2],
+    [x, y]: [Axis; 2],
+    height: f64,
+    curves: &[Curve],
+    marks: Vec<Mark>,
+) -> Plot {
+    let ends = |curve: &Curve| {
+        let points = if curve.strong.is_empty() { &curve.faint } else { &curve.strong };
+        let [[x, first], [end, last]] =
+            [*points.first()?, *points.last()?].map(|point| point.map(|value| number(value, 4)));
+        Some(format!("{}: {first} at {x}, {last} at {end}.", runs[curve.run].name))
+    };
+    let description = curves.iter().filter_map(ends).collect::<Vec<_>>().join(" ");
+    let (id, title) = (id.into(), title.into());
+    Plot { id, title, description, x, height, marks, ..Plot::default() }.with_curves(y, curves)
+}
+
+/// A sentence for curves that are thinner than the measurements.
+fn thinned(most: usize, band: &str) -> Option<String> {
+    (most > 1).then(|| format!("Each point is the mean of up to {most} measurements{band}."))
+}
+
+/// The unit of time for the longest run, and its seconds.
+fn time_unit(runs: &[Record]) -> (&'static str, f64) {
+    match runs.iter().map(Record::seconds).fold(0.0, f64::max) {
         s if s < 300.0 => ("s", 1.0),
         s if s < 18_000.0 => ("min", 60.0),
         s if s < 400_000.0 => ("h", 3600.0),
@@ -25,189 +88,114 @@ pub(super) fn unit(runs: &[Record]) -> Unit {
     }
 }
 
-/// The axis of steps.
-pub(super) fn step_axis(runs: &[Record]) -> Axis {
-    Axis::from_zero("optimizer step", runs.iter().map(|run| f64::from(run.last_step())))
-}
-
-/// Where phases of another kind begin; `x` places the step before, the last one of the phase that
-/// ends.
-pub(super) fn switches(runs: &[Record], x: impl Fn(&Record, u32) -> f64) -> Vec<Mark> {
-    let mut marks: Vec<Mark> = Vec::new();
-    for (number, run) in runs.iter().enumerate() {
-        for &(step, kind) in &run.switches {
-            let (x, label) = (x(run, step.saturating_sub(1)), format!("{kind} from step {step}"));
-            match marks.iter_mut().find(|mark| mark.x == x) {
-                Some(mark) => mark.series = None,
-                None => {
-                    let label = if marks.iter().any(|mark| mark.label == label) {
-                        String::new()
-                    } else {
-                        label
-                    };
-                    marks.push(Mark { x, label, series: (runs.len() > 1).then_some(number) });
-                }
+/// Training and validation loss against the step and against time.
+pub(super) fn loss(runs: &[Record]) -> Figure {
+    // Losses of neighbouring batches scatter, so coarser buckets show more.
+    let most = resolution(runs.len()) / 2;
+    let (unit, seconds) = time_unit(runs);
+    let time = |run: &Record, step: f64| run.seconds_at(step as u32) / seconds;
+    let thin: Vec<(Vec<Bucket>, Vec<[f64; 2]>)> = runs
+        .iter()
+        .map(|run| {
+            let validation = buckets(&run.validation, resolution(runs.len()) / 2);
+            (
+                buckets(&run.points(|step| step.loss.into()), most),
+                validation.iter().map(|bucket| [bucket.x[1], bucket.mean]).collect(),
+            )
+        })
+        .collect();
+    let curves = |x: &dyn Fn(&Record, f64) -> f64| -> Vec<Curve> {
+        let curve = |(at, (run, (training, validation))): (usize, (&Record, &(Vec<_>, Vec<_>)))| {
+            let has_band = runs.len() <= BANDS && training.len() < run.steps.len();
+            let x = |step: f64| x(run, step);
+            let band = |b: &Bucket| [x(b.middle()), b.low, b.high];
+            Curve {
+                run: at,
+                band: training.iter().filter(|_| has_band).map(band).collect(),
+                faint: training.iter().map(|b| [x(b.middle()), b.mean]).collect(),
+                strong: validation.iter().map(|&[step, loss]: &[f64; 2]| [x(step), loss]).collect(),
+                ..Curve::default()
             }
-        }
-    }
-    // More labels than that would cover each other.
-    marks.iter_mut().skip(MARKS).for_each(|mark| mark.label.clear());
-    marks
-}
-
-/// Labelled marks of one picture.
-const MARKS: usize = 3;
-
-/// The losses of a run as they are drawn.
-struct Losses<'a> {
-    number: usize,
-    run: &'a Record,
-    /// Of training.
-    thin: Vec<Bucket>,
-    /// Step and loss on the held-out split.
-    held_out: Vec<[f64; 2]>,
-}
-
-impl<'a> Losses<'a> {
-    fn of(number: usize, run: &'a Record, fine: usize) -> Self {
-        let points: Vec<_> =
-            run.steps.iter().map(|step| [f64::from(step.step), f64::from(step.loss)]).collect();
-        let held_out = buckets(&held_out(run), fine).iter().map(|b| [b.x[1], b.mean]).collect();
-        Self { number, run, thin: buckets(&points, fine), held_out }
-    }
-
-    fn series(&self, has_band: bool, x: impl Fn(&Record, f64) -> f64) -> Series {
-        let x = |step| x(self.run, step);
-        let has_band = has_band && self.thin.len() < self.run.steps.len();
-        let band =
-            self.thin.iter().filter(|_| has_band).map(|b| [x(b.middle()), b.low, b.high]).collect();
-        let faint = self.thin.iter().map(|b| [x(b.middle()), b.mean]).collect();
-        let strong = self.held_out.iter().map(|&[step, loss]| [x(step), loss]).collect();
-        Series { number: self.number, band, faint, strong, ..Series::default() }
-    }
-
-    fn tables(&self, unit: Unit) -> [Table; 2] {
-        let time = |step: f64| cell(time_at(self.run, step, unit));
-        let table = |what: &str, columns: &[&str], rows: Vec<Vec<String>>| Table {
-            caption: format!("{}: {what}, nats a token", self.run.name),
-            columns: ["step".into(), format!("time, {}", unit.0)]
-                .into_iter()
-                .chain(columns.iter().map(|&column| column.into()))
-                .collect(),
-            rows,
-            series: Some(self.number),
         };
-        let ends = |b: &Bucket| format!("{} to {}", cell(b.low), cell(b.high));
-        let trained = self
-            .thin
+        runs.iter().zip(&thin).enumerate().map(curve).collect()
+    };
+    let tables = runs.iter().zip(&thin).enumerate().flat_map(|(at, (run, (training, points)))| {
+        let time_at = |step: f64| cell(time(run, step));
+        let table = |what: &str, last: &[&str], rows: Vec<Vec<String>>| {
+            let time = format!("time, {unit}");
+            let columns = [&["step", &time, what], last].concat();
+            Table::new(format!("{}: {what}, {NATS}", run.name), &columns, rows).of_run(at)
+        };
+        let range = |b: &Bucket| format!("{} to {}", cell(b.low), cell(b.high));
+        let training = training
             .iter()
-            .map(|b| vec![span(b), time(b.middle()), cell(b.mean), ends(b)])
+            .map(|b| vec![b.span(), time_at(b.middle()), cell(b.mean), range(b)])
             .collect();
-        let held_out = self
-            .held_out
+        let validation = points
             .iter()
-            .map(|&[step, loss]| vec![step.to_string(), time(step), cell(loss)])
+            .map(|&[step, loss]| vec![step.to_string(), time_at(step), cell(loss)])
             .collect();
         [
-            table("training loss", &["training loss", "least to largest"], trained),
-            table("loss on the held-out split", &["held-out loss"], held_out),
+            table("training loss", &["least to largest"], training),
+            table("validation loss", &[], validation),
         ]
-    }
-}
+    });
+    let tables = tables.collect();
 
-/// The time of all steps up to this one.
-fn time_at(run: &Record, step: f64, (_, seconds): Unit) -> f64 {
-    run.seconds_at(step as u32) / seconds
-}
-
-/// Loss against step and against time.
-pub(super) fn loss(runs: &[Record]) -> Figure {
-    // Losses of neighbouring batches scatter: a few of them together show more.
-    let fine = finely(runs.len()) / 2;
-    let (unit, has_band) = (unit(runs), runs.len() <= BANDS);
-    let losses: Vec<_> =
-        runs.iter().enumerate().map(|(number, run)| Losses::of(number, run, fine)).collect();
-    let by_step: Vec<_> =
-        losses.iter().map(|losses| losses.series(has_band, |_, step| step)).collect();
-    let by_time = losses
-        .iter()
-        .map(|losses| losses.series(has_band, |run, step| time_at(run, step, unit)))
-        .collect();
-    let most = runs.iter().map(|run| run.steps.len().div_ceil(fine)).max().unwrap_or(1);
-
-    let x = step_axis(runs);
-    let label = "loss, nats a token";
-    let (y, cut) = loss_axis(label, &by_step, x.high * HEAD);
-    let mut notes: Vec<String> = thinned(most, has_band).into_iter().collect();
+    let (x, by_step) = (step_axis(runs), curves(&|_, step| step));
+    let (y, cut) = loss_axis(&by_step, x.high * HEAD);
+    let longest = runs.iter().map(|run| run.steps.len().div_ceil(most)).max().unwrap_or(1);
+    let band = if runs.len() <= BANDS { "; the band shows their range" } else { "" };
+    let mut notes: Vec<String> = thinned(longest, band).into_iter().collect();
     notes.extend(
-        cut.map(|top| {
-            format!("The first steps reach up to {}, above the picture.", number(top, 3))
-        }),
+        cut.map(|top| format!("The first steps reach {}, above the plot.", number(top, 3))),
     );
     let marks = switches(runs, |_, step| f64::from(step));
-    let picture = line_chart(
-        runs,
-        ["loss-step", "Loss against the optimizer step"],
-        [x, y.clone()],
-        by_step,
-        marks,
-    );
-    let mut pictures = vec![("against the step".to_owned(), picture)];
-    if runs.iter().any(|run| run.steps.last().is_some_and(|step| step.seconds > 0.0)) {
-        let ends = runs.iter().map(|run| time_at(run, f64::from(run.last_step()), unit));
-        let x = Axis::from_zero(format!("time in optimizer steps, {}", unit.0), ends);
-        let marks = switches(runs, |run, step| time_at(run, f64::from(step), unit));
-        pictures.push((
-            "against time".to_owned(),
-            line_chart(runs, ["loss-time", "Loss against time"], [x, y], by_time, marks),
-        ));
+    let names = ["loss-step", "Loss against the optimizer step"];
+    let plot = line_plot(runs, names, [x, y.clone()], 300.0, &by_step, marks);
+    let mut plots = vec![("against the step".to_owned(), plot)];
+    if runs.iter().any(|run| run.seconds() > 0.0) {
+        let ends = runs.iter().map(|run| run.seconds() / seconds);
+        let x = Axis::from_zero(format!("time in optimizer steps, {unit}"), ends);
+        let marks = switches(runs, |run, step| time(run, f64::from(step)));
+        let names = ["loss-time", "Loss against time"];
+        let plot = line_plot(runs, names, [x, y], 300.0, &curves(&time), marks);
+        plots.push(("against time".to_owned(), plot));
     } else {
         notes.push(
-            "Against time nothing can be drawn: the metrics or the configuration do not tell it."
+            "There is no plot against time: the speed or the tokens of a step are not known."
                 .into(),
         );
     }
-    let lead = "Thin: training loss of a step's batches. Strong, with markers: loss over the whole held-out split, with the weights of the phase. \
-                Time is that of the optimizer steps, tokens over tokens a second; evaluations, saving and pauses are not in it.";
     Figure {
         id: "loss",
         title: "Loss",
-        lead: lead.into(),
-        layout: Layout::Stacked,
-        pictures,
-        legend: all(runs),
+        lead: "Thin: training loss of each step. Strong, with markers: loss on the whole \
+               validation set, with the weights of the phase. Time is the sum over optimizer \
+               steps, without evaluation, checkpoints and pauses."
+            .into(),
+        plots,
+        legend: legend(runs, 0..runs.len()),
         notes,
-        tables: losses.iter().flat_map(|losses| losses.tables(unit)).collect(),
-        numbers: Numbers::Folded,
+        tables,
+        ..Figure::default()
     }
 }
 
-/// The bands of more runs would hide each other.
-const BANDS: usize = 3;
-
-/// The share of the steps at the beginning that need not fit into a picture.
-const HEAD: f64 = 0.03;
-
-/// Around all but the beginning; and the largest value that does not fit.
-fn loss_axis(label: &str, series: &[Series], head: f64) -> (Axis, Option<f64>) {
-    let values = |from: f64| {
-        series.iter().flat_map(move |series| {
-            let band = series
-                .band
-                .iter()
-                .filter(move |point| point[0] >= from)
-                .flat_map(|&[_, low, high]| [low, high]);
-            let lines = series
-                .faint
-                .iter()
-                .chain(&series.strong)
-                .filter(move |point| point[0] >= from)
-                .map(|point| point[1]);
-            band.chain(lines)
-        })
+/// An axis for all losses but those before the step `head`, and the largest loss that does not fit.
+fn loss_axis(curves: &[Curve], head: f64) -> (Axis, Option<f64>) {
+    let label = format!("loss, {NATS}");
+    let values = |from: f64| -> Vec<f64> {
+        let of_curve = |curve: &Curve| {
+            let band = curve.band.iter().filter(|point| point[0] >= from);
+            let lines = curve.faint.iter().chain(&curve.strong).filter(|point| point[0] >= from);
+            band.flat_map(|&[_, low, high]| [low, high])
+                .chain(lines.map(|point| point[1]))
+                .collect::<Vec<_>>()
+        };
+        curves.iter().flat_map(of_curve).collect()
     };
-    let (all, later) = (range(values(0.0)), range(values(head)));
-    match (all, later) {
+    match (range(values(0.0)), range(values(head))) {
         (Some((_, top)), Some((low, high))) if top > high + 0.15 * (high - low) => {
             (Axis::around(label, [low, high]), Some(top))
         }
@@ -215,252 +203,234 @@ fn loss_axis(label: &str, series: &[Series], head: f64) -> (Axis, Option<f64>) {
     }
 }
 
-/// The held-out loss of the second half, where several runs come near each other.
-pub(super) fn validation(runs: &[Record]) -> Option<Figure> {
-    let x = step_axis(runs);
-    let half = x.high / 2.0;
-    let later = |run: &Record| -> Vec<[f64; 2]> {
-        let points: Vec<_> = held_out(run).into_iter().filter(|&[step, _]| step >= half).collect();
-        buckets(&points, finely(runs.len())).iter().map(|b| [b.x[1], b.mean]).collect()
-    };
-    let series: Vec<_> = runs
-        .iter()
-        .enumerate()
-        .map(|(number, run)| Series { number, strong: later(run), ..Series::default() })
-        .collect();
-    if runs.len() < 2 || series.iter().filter(|series| series.strong.len() > 1).count() < 2 {
-        return None;
+/// One value of each run against the step.
+struct Measure {
+    id: &'static str,
+    title: &'static str,
+    label: &'static str,
+    lead: &'static str,
+    points: fn(&Record) -> Vec<[f64; 2]>,
+    axis: fn(&str, Vec<f64>) -> Axis,
+}
+
+const VALIDATION: Measure = Measure {
+    id: "validation",
+    title: "Validation loss in detail",
+    label: "validation loss, nats per token",
+    lead: "The validation loss over the second half of the steps, on its own scale.",
+    points: |run| run.validation.clone(),
+    axis: |label, values| Axis::around(label, values),
+};
+
+const FLIPS: Measure = Measure {
+    id: "flips",
+    title: "Flip rate",
+    label: "flip rate",
+    lead: "The share of mask bits of all sparsifiable weights that change in one step, \
+           |m(wₜ) − m(wₜ₋₁)|₁ / D. For a dense run, the mask is the one that its weights would \
+           have. In healthy sparse training, it rises and then decays; λ is the factor of masked \
+           decay.",
+    points: |run| run.flips.clone(),
+    axis: |label, values| Axis::magnitudes(label, values),
+};
+
+const KEPT: Measure = Measure {
+    id: "kept",
+    title: "Norm kept by the transposable mask",
+    label: "kept L1 norm / L1 norm",
+    lead: "The share of the weights' L1 norm that their transposable masks keep, whichever mask \
+           the method multiplies with; 1 means that pruning changes nothing. The larger half of \
+           Gaussian weights holds about four fifths of the norm.",
+    points: |run| run.instrument(|instruments| Some(instruments.kept)),
+    axis: |label, values| Axis::around(label, values),
+};
+
+const VARIANCE: Measure = Measure {
+    id: "variance",
+    title: "Noise of the sampled gradients",
+    label: "E|MVUE(dZ) − dZ|² / |dZ|²",
+    lead: "The variance that the unbiased 2:4 estimate adds to the output gradients, over their \
+           squared norm, for all sparsified layers of the first micro-batch of a step. Dense \
+           phases sample nothing.",
+    points: |run| run.instrument(|instruments| instruments.mvue_variance),
+    axis: |label, values| Axis::around(label, values),
+};
+
+/// A curve and a table for each run that has the values; the steps start at `x.low`.
+fn measured(runs: &[Record], measure: &Measure, x: Axis) -> Option<Figure> {
+    let Measure { id, title, label, lead, .. } = *measure;
+    let most = resolution(runs.len());
+    let (mut curves, mut tables, mut longest) = (Vec::new(), Vec::new(), 1);
+    for (run, record) in runs.iter().enumerate() {
+        let points: Vec<_> =
+            (measure.points)(record).into_iter().filter(|&[step, _]| step >= x.low).collect();
+        longest = longest.max(points.len().div_ceil(most));
+        let strong: Vec<_> = buckets(&points, most).iter().map(Bucket::point).collect();
+        if !strong.is_empty() {
+            let rows = strong.iter().map(|&[step, value]| vec![step.to_string(), cell(value)]);
+            let caption = format!("{}: {label}", record.name);
+            tables.push(Table::new(caption, &["step", label], rows).of_run(run));
+            curves.push(Curve { run, strong, ..Curve::default() });
+        }
     }
-    let y = Axis::around(
-        "held-out loss, nats a token",
-        series.iter().flat_map(|series| &series.strong).map(|point| point[1]),
-    );
-    let tables = table_each(runs, &series, "held-out loss, nats a token", "held-out loss");
-    let marks = switches(runs, |_, step| f64::from(step))
-        .into_iter()
-        .filter(|mark| mark.x >= half)
-        .collect();
-    let x = Axis { low: half, ..x };
-    let title = "Loss on the held-out split over the second half of the steps";
-    let picture = line_chart(runs, ["held-out-step", title], [x, y], series, marks);
-    let lead = "The same held-out loss over the second half of the steps, on a scale of its own.";
-    Some(Figure {
-        legend: all(runs),
-        ..Figure::of(["held-out", "Held-out loss, closer"], lead, picture, tables)
+    let values = curves.iter().flat_map(|curve| &curve.strong).map(|point| point[1]);
+    let y = (measure.axis)(label, values.collect());
+    let marks = switches(runs, |_, step| f64::from(step));
+    let marks = marks.into_iter().filter(|mark| mark.x >= x.low).collect();
+    let plot = line_plot(runs, [&format!("{id}-step"), title], [x, y], 300.0, &curves, marks);
+    (!curves.is_empty()).then(|| Figure {
+        id,
+        title,
+        lead: lead.into(),
+        legend: legend(runs, curves.iter().map(|curve| curve.run)),
+        plots: vec![(String::new(), plot)],
+        notes: thinned(longest, "").into_iter().collect(),
+        tables,
+        ..Figure::default()
     })
 }
 
-/// Steps and losses on the held-out split.
-fn held_out(run: &Record) -> Vec<[f64; 2]> {
-    run.validation.iter().map(|&(step, loss)| [f64::from(step), loss]).collect()
+/// The validation loss of the second half of the steps, where several runs are close.
+pub(super) fn validation(runs: &[Record]) -> Option<Figure> {
+    let x = step_axis(runs);
+    let x = Axis { low: x.high / 2.0, ..x };
+    let has_curve =
+        |run: &&Record| run.validation.iter().filter(|[step, _]| *step >= x.low).count() > 1;
+    (runs.iter().filter(has_curve).count() > 1).then(|| measured(runs, &VALIDATION, x))?
 }
 
 /// The flip rate against the step.
 pub(super) fn flips(runs: &[Record]) -> Option<Figure> {
-    let fine = finely(runs.len());
-    let points = |run: &Record| -> Vec<[f64; 2]> {
-        run.flips.iter().map(|&(step, rate)| [f64::from(step), rate]).collect()
-    };
-    let thin = |run: &Record| -> Vec<[f64; 2]> {
-        buckets(&points(run), fine).iter().map(|b| [b.middle(), b.mean]).collect()
-    };
-    let series: Vec<_> = runs
-        .iter()
-        .enumerate()
-        .map(|(number, run)| Series { number, strong: thin(run), ..Series::default() })
-        .collect();
-    if series.iter().all(|series| series.strong.is_empty()) {
-        return None;
-    }
-    let most = runs.iter().map(|run| run.flips.len().div_ceil(fine)).max().unwrap_or(1);
-    let y = Axis::of_magnitudes(
-        "flip rate",
-        series.iter().flat_map(|series| &series.strong).map(|point| point[1]),
-    );
-    let tables = table_each(runs, &series, "flip rate", "flip rate");
-    let marks = switches(runs, |_, step| f64::from(step));
-    let picture = line_chart(
-        runs,
-        ["flips-step", "Flip rate against the optimizer step"],
-        [step_axis(runs), y],
-        series,
-        marks,
-    );
-    let notes = if most > 1 {
-        vec![format!("Each point is the mean of up to {most} samples.")]
-    } else {
-        Vec::new()
-    };
-    let lead = "The share of mask bits that change in one step, |m(wₜ) − m(wₜ₋₁)|₁ / D, of all sparsifiable weights; of a dense run, of the mask \
-                that its weights would have. Sparse training wants it to rise and then to calm down; λ is the factor of masked decay.";
-    Some(Figure {
-        legend: all(runs),
-        notes,
-        ..Figure::of(["flips", "Flip rate"], lead, picture, tables)
-    })
+    measured(runs, &FLIPS, step_axis(runs))
 }
 
-/// A number of a step.
-type Of = fn(&Step) -> f32;
+/// The norm kept by the masks, the gaps of the tiles, and the noise of the sampled gradients.
+pub(super) fn instruments(runs: &[Record]) -> Vec<Figure> {
+    let x = || step_axis(runs);
+    let figures = [measured(runs, &KEPT, x()), gaps(runs), measured(runs, &VARIANCE, x())];
+    figures.into_iter().flatten().collect()
+}
+
+/// Quantiles of the tiles' gaps against the step.
+fn gaps(runs: &[Record]) -> Option<Figure> {
+    let (mut tables, mut curves, mut top) = (Vec::new(), Vec::new(), vec![0.0]);
+    for (run, record) in runs.iter().enumerate().filter(|(_, run)| !run.instruments.is_empty()) {
+        let quantiles: [Vec<[f64; 2]>; 5] = std::array::from_fn(|at| {
+            let points = record.instrument(|instruments| Some(instruments.gap[at].into()));
+            buckets(&points, resolution(runs.len())).iter().map(Bucket::point).collect()
+        });
+        let rows = (0..quantiles[0].len()).map(|at| {
+            let values = quantiles.iter().map(|points| cell(points[at][1]));
+            [quantiles[0][at][0].to_string()].into_iter().chain(values).collect()
+        });
+        let columns = ["step", "10 %", "25 %", "50 %", "75 %", "90 %"];
+        let caption = format!("{}: quantiles of the gap over all tiles", record.name);
+        tables.push(Table::new(caption, &columns, rows).of_run(run));
+        let [_, quarter, median, three, _] = quantiles;
+        top.extend(three.iter().map(|point| point[1]));
+        let mut curve = Curve { run, strong: median, ..Curve::default() };
+        if runs.len() == 1 {
+            let pairs = quarter.iter().zip(&three);
+            curve.band = pairs.map(|(&[x, low], &[_, high])| [x, low, high]).collect();
+        } else {
+            curve.faint = [quarter, vec![[f64::NAN; 2]], three].concat();
+        }
+        curves.push(curve);
+    }
+    let axes = [step_axis(runs), Axis::around("L1-norm gap of a tile", top)];
+    let names = ["gaps-step", "L1-norm gap of the tiles"];
+    let marks = switches(runs, |_, step| f64::from(step));
+    let plot = line_plot(runs, names, axes, 300.0, &curves, marks);
+    (!curves.is_empty()).then(|| Figure {
+        id: "gaps",
+        title: "Gap between the best mask and the second best",
+        lead: "The L1 norm that a tile's best mask keeps minus that of its second best: the \
+               median over all tiles, and the quartiles as thin lines or a band. A mask with a \
+               small gap flips easily."
+            .into(),
+        legend: legend(runs, curves.iter().map(|curve| curve.run)),
+        plots: vec![(String::new(), plot)],
+        tables,
+        ..Figure::default()
+    })
+}
 
 /// Gradient norm, learning rate and speed.
 pub(super) fn optimizer(runs: &[Record]) -> Figure {
-    let fine = finely(runs.len()) / 2;
-    let kinds: [(&str, &str, Of); 3] = [
-        ("gradient-norm", "gradient norm, before clipping", |step| step.grad_norm),
-        ("learning-rate", "learning rate", |step| step.lr),
-        ("speed", "tokens a second", |step| step.tokens_per_s),
+    type Value = fn(&Step) -> f64;
+    let kinds: [(&str, &str, Value); 3] = [
+        ("gradient-norm", "gradient norm before clipping", |step| step.grad_norm.into()),
+        ("learning-rate", "learning rate", |step| step.lr.into()),
+        ("speed", "tokens per second", |step| step.tokens_per_s),
     ];
-    let thin: Vec<[Vec<_>; 3]> = runs
+    let most = resolution(runs.len()) / 2;
+    let thin: Vec<_> = runs
         .iter()
-        .map(|run| {
-            kinds.map(|(_, _, of)| {
-                buckets(
-                    &run.steps
-                        .iter()
-                        .map(|step| [f64::from(step.step), f64::from(of(step))])
-                        .collect::<Vec<_>>(),
-                    fine,
-                )
-            })
-        })
+        .map(|run| kinds.map(|(_, _, value)| buckets(&run.points(value), most)))
         .collect();
-    let picture = |kind: usize| {
-        let (id, name, _) = kinds[kind];
-        let series: Vec<_> = thin
-            .iter()
-            .enumerate()
-            .map(|(number, thin)| Series {
-                number,
-                strong: thin[kind].iter().map(|b| [b.middle(), b.mean]).collect(),
-                ..Series::default()
-            })
-            .collect();
-        let values = series.iter().flat_map(|series| &series.strong).map(|point| point[1]);
-        let y = if id == "gradient-norm" {
-            Axis::of_magnitudes("", values)
-        } else {
-            Axis::around("", values.chain([0.0]))
+    let plots = kinds.iter().enumerate().map(|(kind, &(id, name, _))| {
+        let curve = |(run, thin): (usize, &[Vec<Bucket>; 3])| Curve {
+            run,
+            strong: thin[kind].iter().map(Bucket::point).collect(),
+            ..Curve::default()
         };
-        let (x, title) = (step_axis(runs), format!("{name} against the optimizer step"));
-        let description = describe(&series, runs);
-        let marks = switches(runs, |_, step| f64::from(step))
-            .into_iter()
-            .map(|mark| Mark { label: String::new(), ..mark })
-            .collect();
-        let chart = Chart {
-            id: id.into(),
-            title,
-            description,
-            x,
-            y,
-            height: 150.0,
-            series,
-            marks,
-            column: 0,
+        let curves: Vec<_> = thin.iter().enumerate().map(curve).collect();
+        let values = curves.iter().flat_map(|curve| &curve.strong).map(|point| point[1]);
+        let y = match kind {
+            0 => Axis::magnitudes("", values),
+            _ => Axis::around("", values.chain([0.0])),
         };
-        (name.to_owned(), chart.draw())
-    };
-    let tables = runs.iter().zip(&thin).enumerate().map(|(series, (run, thin))| {
-        let rows = (0..thin[0].len()).map(|at| {
-            let of = |kind: usize| cell(thin[kind][at].mean);
-            vec![span(&thin[0][at]), of(0), of(1), of(2), cell(thin[0][at].high)]
-        });
-        Table {
-            caption: format!("{}: means over the steps", run.name),
-            columns: [
-                "step",
-                "gradient norm",
-                "learning rate",
-                "tokens a second",
-                "largest gradient norm",
-            ]
-            .map(str::to_owned)
-            .into(),
-            rows: rows.collect(),
-            series: Some(series),
-        }
+        let names = [id, &format!("{name} against the optimizer step")];
+        let axes = [step_axis(runs), y];
+        (name.to_owned(), line_plot(runs, names, axes, 150.0, &curves, plain_switches(runs)))
     });
+    let tables = runs.iter().zip(&thin).enumerate().map(|(at, (run, [norm, rate, speed]))| {
+        let columns = [
+            "step",
+            "gradient norm",
+            "learning rate",
+            "tokens per second",
+            "largest gradient norm",
+        ];
+        let rows = norm.iter().zip(rate).zip(speed).map(|((norm, rate), speed)| {
+            let values = [norm.mean, rate.mean, speed.mean, norm.high].map(cell);
+            [norm.span()].into_iter().chain(values).collect()
+        });
+        Table::new(format!("{}: means over the steps", run.name), &columns, rows).of_run(at)
+    });
+    let longest = runs.iter().map(|run| run.steps.len().div_ceil(most)).max().unwrap_or(1);
     Figure {
         id: "optimizer",
         title: "Optimizer and speed",
-        lead: "What the optimizer saw, and how fast the steps were.".into(),
+        lead: "Gradient norm, learning rate and throughput of the steps.".into(),
         layout: Layout::Beside,
-        pictures: (0..kinds.len()).map(picture).collect(),
-        legend: all(runs),
-        notes: thinned(
-            runs.iter().map(|run| run.steps.len().div_ceil(fine)).max().unwrap_or(1),
-            false,
-        )
-        .into_iter()
-        .collect(),
+        plots: plots.collect(),
+        legend: legend(runs, 0..runs.len()),
+        notes: thinned(longest, "").into_iter().collect(),
         tables: tables.collect(),
-        numbers: Numbers::Folded,
+        ..Figure::default()
     }
 }
 
-/// A legend of all runs, where there are several.
-pub(super) fn all(runs: &[Record]) -> Legend {
-    if runs.len() > 1 { Legend::Series((0..runs.len()).collect()) } else { Legend::None }
-}
-
-/// A line chart of the usual height: its name and title, its axes.
-pub(super) fn line_chart(
-    runs: &[Record],
-    [id, title]: [&str; 2],
-    [x, y]: [Axis; 2],
-    series: Vec<Series>,
-    marks: Vec<Mark>,
-) -> String {
-    let (description, column) = (describe(&series, runs), usize::from(x.label.starts_with("time")));
-    Chart {
-        id: id.into(),
-        title: title.into(),
-        description,
-        x,
-        y,
-        height: 300.0,
-        series,
-        marks,
-        column,
+/// Loss and flip rate against the step, with the switch between sparse and dense phases.
+pub(super) fn quickstart(runs: &[Record]) -> Figure {
+    let head = |head: &str, (_, plot): (String, Plot)| (head.to_owned(), plot);
+    let loss = loss(runs);
+    let plots = loss.plots.into_iter().take(1).map(|plot| head("Loss", plot));
+    let flips = flips(runs).map(|flips| flips.plots).into_iter().flatten();
+    let flips = flips.map(|plot| head("Flip rate: share of mask bits that change in a step", plot));
+    let key = [("faint", "training loss"), ("strong", "validation loss and flip rate")];
+    let entry = |(class, name): (&str, &str)| Entry {
+        swatch: LINE.replace("strong", class).replace("INK", "s0"),
+        name: name.into(),
+        detail: String::new(),
+    };
+    Figure {
+        id: "quickstart",
+        title: "Loss and flip rate against the optimizer step",
+        plots: plots.chain(flips).collect(),
+        legend: key.into_iter().map(entry).chain(loss.legend).collect(),
+        notes: loss.notes,
+        ..Figure::default()
     }
-    .draw()
-}
-
-/// Where each curve begins and ends, in words.
-fn describe(series: &[Series], runs: &[Record]) -> String {
-    let told = series.iter().filter_map(|series| {
-        let curve = if series.strong.is_empty() { &series.faint } else { &series.strong };
-        let ([from, first], [to, last]) = (curve.first()?, curve.last()?);
-        let name = &runs[series.number].name;
-        Some(format!(
-            "{name}: from {} at {} to {} at {}.",
-            number(*first, 4),
-            number(*from, 4),
-            number(*last, 4),
-            number(*to, 4)
-        ))
-    });
-    told.collect::<Vec<_>>().join(" ")
-}
-
-/// A table for each series: step and value.
-pub(super) fn table_each(
-    runs: &[Record],
-    series: &[Series],
-    what: &str,
-    column: &str,
-) -> Vec<Table> {
-    let some = series.iter().filter(|series| !series.strong.is_empty());
-    some.map(|series| Table {
-        caption: format!("{}: {what}", runs[series.number].name),
-        columns: vec!["step".into(), column.into()],
-        rows: series
-            .strong
-            .iter()
-            .map(|&[step, value]| vec![step.to_string(), cell(value)])
-            .collect(),
-        series: Some(series.number),
-    })
-    .collect()
 }

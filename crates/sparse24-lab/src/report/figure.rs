@@ -1,167 +1,183 @@
-//! A figure of the page: pictures of the same runs, their legend, what they show in words, and the
-//! numbers behind them.
+//! A figure: plots of the same runs with their legend, an explanation, and the numbers as tables;
+//! drawn into the page or as an SVG file of its own.
 
 use std::fmt::Write;
 
 use super::{
-    frame::{ink, marker},
-    markup::{Table, Text, number},
+    SYMBOLS,
+    plot::{Plot, ink, marker},
     record::Record,
-    thin::{Bucket, ranges},
+    text::{Table, Text},
 };
 
-/// Pictures with their numbers.
+#[derive(Default)]
 pub(super) struct Figure {
-    /// Of the page alone.
+    /// Unique within the page.
     pub(super) id: &'static str,
     pub(super) title: &'static str,
     /// What is drawn and how it was measured.
     pub(super) lead: String,
-    /// How the pictures stand.
     pub(super) layout: Layout,
-    /// Each with what stands above it.
-    pub(super) pictures: Vec<(String, String)>,
-    /// Whether markers need a legend.
-    pub(super) legend: Legend,
-    /// Sentences under the pictures.
+    /// Plots with their heads, which may be empty.
+    pub(super) plots: Vec<(String, Plot)>,
+    pub(super) legend: Vec<Entry>,
+    /// Sentences below the plots.
     pub(super) notes: Vec<String>,
     pub(super) tables: Vec<Table>,
     pub(super) numbers: Numbers,
 }
 
-/// How the tables stand.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// An entry of a legend.
+pub(super) struct Entry {
+    /// SVG of 26 by 14 pixels.
+    pub(super) swatch: String,
+    pub(super) name: String,
+    pub(super) detail: String,
+}
+
+/// Whether the tables are visible from the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Numbers {
-    /// Behind a line that unfolds them.
+    #[default]
     Folded,
-    /// In sight: they are what the figure is for.
     Open,
 }
 
-/// How pictures stand.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Layout {
-    /// One below the other.
+    /// One plot below the other.
+    #[default]
     Stacked,
-    /// As many beside each other as there is room for.
+    /// As many plots in a row as fit.
     Beside,
 }
 
-/// What explains the inks.
-pub(super) enum Legend {
-    /// Nothing has to.
-    None,
-    /// The names of these series.
-    Series(Vec<usize>),
-    /// Markup of its own.
-    Own(String),
+/// A swatch of a line; `INK` is replaced.
+pub(super) const LINE: &str = "<line class=\"strong INK\" x1=\"0\" x2=\"26\" y1=\"7\" y2=\"7\"/>";
+
+/// Entries for some runs; none for a single run.
+pub(super) fn legend(runs: &[Record], drawn: impl IntoIterator<Item = usize>) -> Vec<Entry> {
+    let entry = |run: usize| {
+        let (ink, marker) = (ink(run), marker(run));
+        Entry {
+            swatch: format!(
+                "{}<use class=\"{ink}\" href=\"{marker}\" x=\"13\" y=\"7\"/>",
+                LINE.replace("INK", &ink)
+            ),
+            name: runs[run].name.clone(),
+            detail: runs[run].method(),
+        }
+    };
+    drawn.into_iter().filter(|_| runs.len() > 1).map(entry).collect()
 }
 
 impl Figure {
-    /// One picture by its name on the page and its title, its numbers folded.
-    pub(super) fn of(
-        [id, title]: [&'static str; 2],
-        lead: impl Into<String>,
-        picture: String,
-        tables: Vec<Table>,
-    ) -> Self {
-        let pictures = vec![(String::new(), picture)];
-        let (layout, legend, numbers) = (Layout::Stacked, Legend::None, Numbers::Folded);
-        Self {
-            id,
-            title,
-            lead: lead.into(),
-            layout,
-            pictures,
-            legend,
-            notes: Vec::new(),
-            tables,
-            numbers,
-        }
-    }
-
-    /// The `figure` element.
-    pub(super) fn draw(&self, runs: &[Record]) -> String {
-        let Self { id, title, lead, layout, pictures, legend, notes, tables, numbers } = self;
-        let lead = Text(lead);
+    /// The `figure` element of the page.
+    pub(super) fn html(&self) -> String {
+        let Self { id, title, lead, layout, plots, legend, notes, tables, numbers } = self;
         let mut out = format!(
-            "<figure id=\"{id}\" aria-labelledby=\"{id}-head\">\n<h2 id=\"{id}-head\">{title}</h2>\n<p class=\"lead\">{lead}</p>\n"
+            "<figure id=\"{id}\" aria-labelledby=\"{id}-head\">\n\
+             <h2 id=\"{id}-head\">{title}</h2>\n<p class=\"lead\">{}</p>\n",
+            Text(lead)
         );
-        match legend {
-            Legend::None => {}
-            Legend::Own(markup) => out += markup,
-            Legend::Series(series) => {
-                out += "<ul class=\"legend\">";
-                for &series in series {
-                    let symbol = format!(
-                        "<line class=\"strong {0}\" x1=\"0\" x2=\"26\" y1=\"7\" y2=\"7\"/><use class=\"{0}\" href=\"{1}\" x=\"13\" y=\"7\"/>",
-                        ink(series),
-                        marker(series)
-                    );
-                    let _ = write!(
-                        out,
-                        "<li><svg class=\"swatch\" width=\"26\" height=\"14\" aria-hidden=\"true\">{symbol}</svg>{}</li>",
-                        label(&runs[series])
-                    );
-                }
-                out += "</ul>\n";
+        if !legend.is_empty() {
+            out += "<ul class=\"legend\">";
+            for Entry { swatch, name, detail } in legend {
+                let _ = write!(
+                    out,
+                    "<li><svg class=\"swatch\" width=\"26\" height=\"14\" aria-hidden=\"true\">\
+                     {swatch}</svg><b>{}</b> <span>{}</span></li>",
+                    Text(name),
+                    Text(detail)
+                );
             }
+            out += "</ul>\n";
         }
-        out += if *layout == Layout::Beside {
-            "<div class=\"pictures beside\">\n"
-        } else {
-            "<div class=\"pictures\">\n"
+        out += match layout {
+            Layout::Beside => "<div class=\"plots beside\">\n",
+            Layout::Stacked => "<div class=\"plots\">\n",
         };
-        for (head, picture) in pictures {
-            let head =
-                if head.is_empty() { String::new() } else { format!("<h3>{}</h3>", Text(head)) };
+        for (head, plot) in plots {
+            let head = match head.as_str() {
+                "" => String::new(),
+                head => format!("<h3>{}</h3>", Text(head)),
+            };
             let _ = writeln!(
                 out,
-                "<div class=\"picture\">{head}<div class=\"room\">{picture}</div></div>"
+                "<div class=\"cell\">{head}<div class=\"frame\">{}</div></div>",
+                plot.draw()
             );
         }
         out += "</div>\n";
         if !notes.is_empty() {
             let _ = writeln!(out, "<figcaption>{}</figcaption>", Text(&notes.join(" ")));
         }
-        out += if *numbers == Numbers::Open { "<details open=\"\">" } else { "<details>" };
-        out += "<summary>The numbers</summary>\n";
+        out += match numbers {
+            Numbers::Open => "<details open=\"\">",
+            Numbers::Folded => "<details>",
+        };
+        out += "<summary>Numbers</summary>\n";
         tables.iter().for_each(|table| out += &table.to_string());
         out + "</details>\n</figure>\n"
     }
-}
 
-/// A run's name, and what it is.
-fn label(run: &Record) -> String {
-    format!("<b>{}</b> <span>{}</span>", Text(&run.name), Text(&run.method()))
-}
-
-/// How finely long curves are drawn where so many runs share the page.
-pub(super) fn finely(runs: usize) -> usize {
-    (1600 / runs.max(1)).clamp(80, 320)
-}
-
-/// Buckets of points.
-pub(super) fn buckets(points: &[[f64; 2]], most: usize) -> Vec<Bucket> {
-    ranges(points.len(), most)
-        .map(|range| Bucket::of(points[range].iter().map(|&[x, y]| (x, y))))
-        .collect()
-}
-
-/// The steps of a bucket.
-pub(super) fn span(bucket: &Bucket) -> String {
-    let [first, last] = bucket.x;
-    if first == last { format!("{first}") } else { format!("{first}–{last}") }
-}
-
-/// A number as tables have it.
-pub(super) fn cell(value: f64) -> String {
-    number(value, 5)
-}
-
-/// That curves are thinner than the measurements.
-pub(super) fn thinned(most_in_one: usize, banded: bool) -> Option<String> {
-    let band = if banded { "; the band reaches from the least to the largest of them" } else { "" };
-    (most_in_one > 1)
-        .then(|| format!("Each point is the mean of up to {most_in_one} measurements{band}."))
+    /// A standalone SVG document, without the tables.
+    pub(super) fn svg(&self) -> String {
+        const WIDTH: f64 = 860.0;
+        let (mut out, mut y) = (String::new(), 34.0);
+        for (head, plot) in &self.plots {
+            let left = match plot.kind {
+                "" => 66.0,
+                _ => 150.0,
+            };
+            if !head.is_empty() {
+                let _ =
+                    writeln!(out, "<text class=\"head\" x=\"20\" y=\"{y}\">{}</text>", Text(head));
+            }
+            let width = WIDTH - left - 24.0;
+            let _ = writeln!(
+                out,
+                "<svg class=\"outer\" x=\"{left}\" y=\"{}\" width=\"{width}\">{}</svg>",
+                y + 36.0,
+                plot.draw()
+            );
+            y += plot.height + 114.0;
+        }
+        // About the width of a character.
+        let (mut x, advance) = (20.0, 7.3);
+        for Entry { swatch, name, detail } in &self.legend {
+            let text = [name.as_str(), detail].join(" ");
+            let width = 54.0 + advance * text.chars().count() as f64;
+            if x > 20.0 && x + width > WIDTH {
+                (x, y) = (20.0, y + 24.0);
+            }
+            let _ = writeln!(
+                out,
+                "<svg class=\"outer\" x=\"{x}\" y=\"{}\">{swatch}</svg>\
+                 <text x=\"{}\" y=\"{y}\">{}</text>",
+                y - 12.0,
+                x + 34.0,
+                Text(text.trim_end())
+            );
+            x += width;
+        }
+        y += if self.legend.is_empty() { 0.0 } else { 30.0 };
+        let caption = format!("{} {}", self.lead, self.notes.join(" "));
+        let mut line = String::new();
+        for word in caption.split_whitespace().chain([""]) {
+            let is_full = line.chars().count() + word.chars().count() > 120;
+            if !line.is_empty() && (is_full || word.is_empty()) {
+                let _ = writeln!(out, "<text x=\"20\" y=\"{y}\">{}</text>", Text(line.trim()));
+                (line, y) = (String::new(), y + 19.0);
+            }
+            line = line + word + " ";
+        }
+        let (title, style, height) = (self.title, include_str!("plot.css"), y - 4.0);
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"file\" role=\"img\" \
+             width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\">\n\
+             <title>{title}</title>\n<style>\n{style}</style>\n{SYMBOLS}\n\
+             <rect class=\"card\" width=\"100%\" height=\"100%\"/>\n{out}</svg>\n"
+        )
+    }
 }

@@ -1,4 +1,4 @@
-// Values under the pointer. All of them are in the tables, which is where this reads them.
+// Shows the values under the pointer, which it reads from the tables.
 "use strict";
 for (const plot of document.querySelectorAll("figure .plot:not(.heat):not(.arms)")) {
   const tables = [...plot.closest("figure").querySelectorAll("table[data-series]")];
@@ -19,25 +19,25 @@ for (const plot of document.querySelectorAll("figure .plot:not(.heat):not(.arms)
     };
   });
   if (curves.length === 0) continue;
-  const room = plot.parentElement;
+  const frame = plot.parentElement;
   const cross = document.createElement("div"), values = document.createElement("div");
   cross.className = "cross";
   values.className = "values";
   cross.hidden = values.hidden = true;
-  room.append(cross, values);
+  frame.append(cross, values);
   const nearest = (xs, x) => xs.reduce((best, at, index) => Math.abs(at - x) < Math.abs(xs[best] - x) ? index : best, 0);
   plot.addEventListener("pointerleave", () => { cross.hidden = values.hidden = true; });
   plot.addEventListener("pointermove", event => {
-    const box = plot.getBoundingClientRect(), outer = room.getBoundingClientRect();
+    const box = plot.getBoundingClientRect(), outer = frame.getBoundingClientRect();
     const share = Math.min(Math.max((event.clientX - box.left) / box.width, 0), 1);
     const x = plot.dataset.scale === "log" ? low * Math.pow(high / low, share) : low + share * (high - low);
     const lines = new Map();
     for (const curve of curves) {
       const row = curve.rows[nearest(curve.xs, x)];
-      const told = curve.heads.map((head, index) => head + " " + row.cells[index].textContent).filter((_, index) => curve.shown[index]);
-      lines.set(curve.name, [...(lines.get(curve.name) || []), ...told]);
+      const texts = curve.heads.map((head, index) => head + " " + row.cells[index].textContent).filter((_, index) => curve.shown[index]);
+      lines.set(curve.name, [...(lines.get(curve.name) || []), ...texts]);
     }
-    const all = [...lines].map(([name, told]) => name + ": " + told.join(", "));
+    const all = [...lines].map(([name, texts]) => name + ": " + texts.join(", "));
     values.textContent = [curves[0].heads[column] + " " + Number(x.toPrecision(4)), ...all].join("\n");
     cross.hidden = values.hidden = false;
     const left = box.left - outer.left + share * box.width;

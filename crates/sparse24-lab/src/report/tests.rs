@@ -1,4 +1,5 @@
-//! The page of whole, unfinished, damaged and hostile runs: well-formed, complete, alone.
+//! Pages of complete, unfinished, damaged and hostile runs are well-formed, complete and
+//! self-contained.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -9,15 +10,14 @@ use std::{
 
 use roxmltree::{Document, Node, ParsingOptions};
 
-use super::page;
+use super::{figure, page};
 use sparse24_run::{
     checkpoint::PhaseKind,
+    config::Config,
     run::{Instruments, LayerInstruments, StepMetrics},
 };
 
-const CONFIG: &str = "preset = \"quickstart\"\nseed = 1\nsteps = STEPS\n[model]\nsequence_length = 64\n[method]\nname = \"METHOD\"\nlambda = 0.0002\n[batch]\nsize = 12\ngradient_accumulation_steps = 1\n";
-
-/// A step of a run whose loss falls and whose masks calm down.
+/// A step of a run whose loss and flip rate fall.
 fn step(step: u32, of: u32, layers: usize, every: u32) -> StepMetrics {
     let is_sampled = step == 1 || step.is_multiple_of(every);
     let t = f64::from(step) / f64::from(of);
@@ -60,11 +60,11 @@ fn instruments(step: u32) -> Instruments {
 /// A run directory of `of` steps, of which `done` are done.
 fn write_run(path: &Path, method: &str, done: u32, of: u32, change: impl Fn(&mut StepMetrics)) {
     fs::create_dir_all(path).unwrap();
-    fs::write(
-        path.join("config.toml"),
-        CONFIG.replace("STEPS", &of.to_string()).replace("METHOD", method),
-    )
-    .unwrap();
+    // 12 sequences of 64 tokens per step.
+    let method = format!("method.name={method}");
+    let settings = [format!("steps={of}"), method, "method.lambda=2e-4".to_owned()];
+    let config = Config::resolve(Some("quickstart"), None, &settings).unwrap().to_toml();
+    fs::write(path.join("config.toml"), config).unwrap();
     fs::write(
         path.join("provenance.json"),
         r#"[{"version": "0.1.0", "command": ["sparse24", "train"], "threads": 2}]"#,
@@ -86,7 +86,7 @@ fn with_instruments(metrics: &mut StepMetrics) {
     }
 }
 
-/// Everything that holds for every page; gives the text of all its elements.
+/// Checks what holds for every page, and returns the text of all its elements.
 fn check(page: &str) -> String {
     let body = page.strip_prefix("<!DOCTYPE html>\n").unwrap();
     let document = Document::parse_with_options(body, ParsingOptions::default())
@@ -106,14 +106,14 @@ fn check(page: &str) -> String {
             );
             assert!(name != "href" || value.starts_with('#'), "{name}={value}");
             assert!(!value.contains("url(") && !value.contains("://"), "{name}={value}");
-            assert!(name != "id" || ids.insert(value.to_owned()), "the id {value} stands twice");
+            assert!(name != "id" || ids.insert(value.to_owned()), "the id {value} occurs twice");
         }
     }
     let refers = elements
         .iter()
         .flat_map(|element| ["aria-labelledby", "href"].map(|name| element.attribute(name)));
     for id in refers.flatten().flat_map(str::split_whitespace) {
-        assert!(ids.contains(id.trim_start_matches('#')), "nothing has the id {id}");
+        assert!(ids.contains(id.trim_start_matches('#')), "no element has the id {id}");
     }
     assert_eq!((named("script").count(), named("style").count()), (1, 1));
     for text in named("script").chain(named("style")).filter_map(Node::text) {
@@ -121,7 +121,7 @@ fn check(page: &str) -> String {
             !["://", "url(", "@import", "fetch(", "import("]
                 .iter()
                 .any(|loads| text.contains(loads)),
-            "it loads something"
+            "the page loads something"
         );
     }
     for figure in named("figure") {
@@ -174,27 +174,26 @@ fn runs_side_by_side_have_all_figures() {
     let text = check(&both);
     assert_eq!(
         figures(&both),
-        ["loss", "held-out", "flips", "layers", "tiles", "kept", "gaps", "variance", "optimizer"]
+        ["loss", "validation", "flips", "layers", "tiles", "kept", "gaps", "variance", "optimizer"]
     );
-    // 12 * 64 tokens a step at 10,000 a second.
-    for said in [
-        "dense from step 101",
+    for expected in [
+        "dense from 101",
         "fst, λ = 0.0002 on gradients",
         "120, finished",
         "9.2 s",
         "Settings that differ",
         "sparse24 train",
     ] {
-        assert!(text.contains(said), "{said} is missing");
+        assert!(text.contains(expected), "{expected} is missing");
     }
-    assert!(!text.contains("What is not here"));
+    assert!(!text.contains("Missing data"));
     let one = page(&paths[1..]).unwrap();
     check(&one);
-    assert!(!figures(&one).contains(&"held-out"));
+    assert!(!figures(&one).contains(&"validation"));
 }
 
 #[test]
-fn an_unfinished_run_says_how_it_ended() {
+fn the_page_of_an_unfinished_run_has_the_end_of_its_log() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("stopped");
     write_run(&path, "fst", 37, 120, |_| {});
@@ -204,15 +203,15 @@ fn an_unfinished_run_says_how_it_ended() {
     )
     .unwrap();
     let text = check(&page(&[path]).unwrap());
-    for said in
+    for expected in
         ["37 of 120, unfinished", "its log ends with “2026-01-01T00:00:09Z stopped after step 37”"]
     {
-        assert!(text.contains(said), "{said} is missing in {text}");
+        assert!(text.contains(expected), "{expected} is missing in {text}");
     }
 }
 
 #[test]
-fn a_damaged_run_says_what_is_missing() {
+fn the_page_of_a_damaged_run_names_what_is_missing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("damaged");
     write_run(&path, "fst", 60, 120, |_| {});
@@ -229,14 +228,14 @@ fn a_damaged_run_says_what_is_missing() {
     fs::write(path.join("config.toml"), "steps = = 3").unwrap();
     fs::remove_file(path.join("provenance.json")).unwrap();
     let text = check(&page(std::slice::from_ref(&path)).unwrap());
-    for said in [
-        "metrics.jsonl: 2 lines of 56 cannot be read and are left out, the first is line 26",
+    for expected in [
+        "metrics.jsonl: 2 lines of 56 cannot be read and are left out; the first is line 26",
         "metrics.jsonl: 6 steps before step 60 are missing",
         "config.toml is damaged",
         "provenance.json is missing",
-        "Against time nothing can be drawn",
+        "There is no plot against time",
     ] {
-        assert!(text.contains(said), "{said} is missing in {text}");
+        assert!(text.contains(expected), "{expected} is missing in {text}");
     }
 
     for name in ["metrics.jsonl", "config.toml"] {
@@ -244,20 +243,19 @@ fn a_damaged_run_says_what_is_missing() {
     }
     let empty = page(std::slice::from_ref(&path)).unwrap();
     assert_eq!(figures(&empty), [""; 0]);
-    assert!(check(&empty).contains("metrics.jsonl is missing: there are no curves"));
+    assert!(check(&empty).contains("metrics.jsonl is missing, so there are no curves"));
     fs::remove_file(path.join("log.txt")).unwrap();
-    assert!(
-        page(std::slice::from_ref(&path))
-            .unwrap_err()
-            .to_string()
-            .contains("holds none of config.toml")
-    );
-    assert!(page(&[path.join("nowhere")]).unwrap_err().to_string().contains("no such directory"));
+    for (path, expected) in
+        [(path.clone(), "holds none of config.toml"), (path.join("nowhere"), "no such directory")]
+    {
+        let refused = page(&[path]).unwrap_err().to_string();
+        assert!(refused.contains(expected), "{refused}");
+    }
     assert!(page(&[]).is_err());
 }
 
 #[test]
-fn numbers_that_are_none_are_gaps() {
+fn values_that_are_not_finite_are_gaps() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("nan");
     write_run(&path, "fst", 30, 30, |metrics| {
@@ -269,20 +267,21 @@ fn numbers_that_are_none_are_gaps() {
             metrics.flip_rate = Some(0.0);
         }
     });
-    // What no run measures.
+    // Values that no run produces.
     let mut lines = fs::read_to_string(path.join("metrics.jsonl")).unwrap();
     lines.insert_str(0, "{\"step\": 0, \"phase\": \"dense\"}\n");
     for (step, value) in [(31, "1e308"), (32, "-1e308"), (33, "5e-324"), (34, "1e999")] {
         let _ = writeln!(
             lines,
-            "{{\"step\": {step}, \"phase\": \"dense\", \"val_loss\": {value}, \"flip_rate\": {value}, \"loss\": {value}, \"tokens_per_s\": 1e-300}}"
+            "{{\"step\": {step}, \"phase\": \"dense\", \"val_loss\": {value}, \"flip_rate\": {value}, \
+             \"loss\": {value}, \"lr\": 0, \"grad_norm\": null, \"tokens_per_s\": 1e-300}}"
         );
     }
     fs::write(path.join("metrics.jsonl"), lines).unwrap();
     let page = page(&[path]).unwrap();
     let text = check(&page);
     assert!(
-        text.contains("2 lines of 35 cannot be read and are left out, the first is line 1"),
+        text.contains("4 lines of 35 cannot be read and are left out; the first is line 1"),
         "{text}"
     );
     let drawn: String =
@@ -290,9 +289,9 @@ fn numbers_that_are_none_are_gaps() {
     assert!(!drawn.contains("NaN") && !drawn.contains("inf"));
 }
 
-/// Markup in every place where a file or a name has a say.
+/// Markup in every file and name that reaches the page.
 #[test]
-fn what_stands_in_files_is_text() {
+fn contents_of_files_are_text() {
     const EVIL: &str = "</title><script>alert(1)</script><img src=x onerror=alert(1)>\"'&amp;]]>";
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("<b onclick=alert(1)>&\"' run");
@@ -328,7 +327,7 @@ fn what_stands_in_files_is_text() {
 }
 
 #[test]
-fn a_long_run_is_a_small_page() {
+fn the_page_of_a_long_run_is_small() {
     let folder = tempfile::tempdir().unwrap();
     let paths: Vec<PathBuf> = ["a", "b"].map(|name| folder.path().join(name)).into();
     let metrics =
@@ -343,14 +342,11 @@ fn a_long_run_is_a_small_page() {
     let page = page(&paths).unwrap();
     let text = check(&page);
     assert!(page.len() < 2_000_000, "{} bytes", page.len());
-    assert!(
-        text.contains("Each point is the mean of up to 1875 measurements; the band reaches from the least to the largest of them."),
-        "{text}"
-    );
+    assert!(text.contains("mean of up to 1875 measurements; the band shows their range"), "{text}");
 }
 
 #[test]
-fn a_study_is_told_with_one_run_of_each_arm() {
+fn the_page_of_a_study_has_one_run_of_each_arm() {
     let folder = tempfile::tempdir().unwrap();
     for (arm, method) in [("dense", "dense"), ("fst", "fst")] {
         for seed in [1, 2, 10] {
@@ -379,19 +375,51 @@ fn a_study_is_told_with_one_run_of_each_arm() {
     let text = check(&page);
     assert_eq!(figures(&page)[..2], ["study", "loss"]);
     assert!(page.contains(&format!("<h1>{}</h1>", folder.path().file_name().unwrap().display())));
-    for said in [
+    for expected in [
         "−0.0123",
         "−0.02 to −0.005",
         "dense/seed-1",
         "fst/seed-1",
-        "4 more are in its conclusions",
-        "Lowest mean loss: fst, of all arms. Minus the best of the other seeds, dense has 0.0125 on average, 0.025, 0, 0.0125 by seed.",
-        "With λ, over weak, fst: Spearman's rank correlation is −1 of the mean flip rate and 0.5 of the mean held-out loss.",
+        "the results include 4 more",
+        "Lowest mean loss among all arms: fst.",
+        "is 0.0125 on average; by seed: 0.025, 0, 0.0125.",
+        "correlation of λ over weak, fst: −1 with the mean flip rate and 0.5 with the mean",
     ] {
-        assert!(text.contains(said), "{said} is missing in {text}");
+        assert!(text.contains(expected), "{expected} is missing in {text}");
     }
     fs::write(folder.path().join("study.json"), "{").unwrap();
     assert!(
         check(&super::page(&[folder.path().to_owned()]).unwrap()).contains("study.json is damaged")
     );
+}
+
+/// Every figure of the page is also a file that is well-formed and loads nothing.
+#[test]
+fn a_figure_is_a_standalone_document() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = ["dense", "fst"].map(|method| folder.path().join(method));
+    for (path, method) in paths.iter().zip(["dense", "fst"]) {
+        write_run(path, method, 120, 120, with_instruments);
+    }
+    let page = page(&paths).unwrap();
+    for name in figures(&page).into_iter().chain(["quickstart"]) {
+        let svg = figure(&paths, name).unwrap();
+        assert_eq!(svg, figure(&paths, name).unwrap(), "the output is deterministic");
+        let document = Document::parse(&svg).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let root = document.root_element();
+        assert_eq!((root.tag_name().name(), root.attribute("role")), ("svg", Some("img")));
+        let elements = || document.descendants().filter(Node::is_element);
+        let ids: HashSet<_> = elements().filter_map(|element| element.attribute("id")).collect();
+        let links = elements().filter_map(|element| element.attribute("href"));
+        assert!(links.into_iter().all(|link| ids.contains(link.trim_start_matches('#'))), "{name}");
+        let has_no_url = !svg.replace("http://www.w3.org/2000/svg", "").contains("://");
+        assert!(has_no_url && !svg.contains("url(") && !svg.contains("<script"), "{name}");
+        assert!(elements().any(|element| element.tag_name().name() == "desc"), "{name}");
+    }
+    let quickstart = figure(&paths[1..], "quickstart").unwrap();
+    for part in ["training loss", "validation loss and flip rate", "Flip rate", "dense from 101"] {
+        assert!(quickstart.contains(part), "{part} is missing");
+    }
+    let refused = figure(&paths, "variances").unwrap_err().to_string();
+    assert!(refused.contains("variance") && refused.contains("quickstart"), "{refused}");
 }

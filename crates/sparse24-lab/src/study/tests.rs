@@ -1,10 +1,11 @@
-//! Everything that a study file may say wrongly, and what is computed of what runs told.
+//! Study files that are refused, and the computation of the results.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use super::{plan::Plan, report::lines, *};
-use crate::series::{Failure, Sample};
 use sparse24_train::method::PhaseKind;
+
+use super::{plan::Plan, results::csv, *};
+use crate::runs::{Failure, Sample};
 
 /// Three arms that differ in lambda, beside dense.
 const STUDY: &str = r#"
@@ -41,11 +42,11 @@ fn read(text: &str, overrides: &Overrides) -> Result<Plan, String> {
 fn a_study_is_its_arms_times_its_seeds() {
     let plan = read(STUDY, &Overrides::default()).unwrap();
     let members = plan.members();
-    let told: Vec<_> =
+    let found: Vec<_> =
         members.iter().map(|member| (member.arm.as_str(), member.config.seed)).collect();
     let of_seed = |seed| ["dense", "weak", "strong", "middle"].map(|arm| (arm, seed));
     assert_eq!(
-        told,
+        found,
         [of_seed(1), of_seed(2), of_seed(3)].concat(),
         "in the order of the file, seed by seed"
     );
@@ -63,100 +64,74 @@ fn a_study_is_its_arms_times_its_seeds() {
     assert_eq!(
         read(&plan.to_toml(), &Overrides::default()).unwrap(),
         plan,
-        "what is resolved is a study as well"
+        "the resolved document is a study"
     );
 }
 
+/// Keys that earlier versions wrote.
+const OLD_KEYS: [(&str, &str); 2] = [("d_model =", "width ="), ("d_ff =", "ffn_width =")];
+
 #[test]
-fn what_a_study_cannot_be_is_refused() {
-    let without = |part: &str| STUDY.replace(part, "");
-    for (text, expected) in [
-        ("seeds = 7 7".to_owned(), "line 1: "),
-        (
-            STUDY.replace("reference =", "refrence ="),
-            "study: \"refrence\" is not known; did you mean \"reference\"? (known: reference, seeds, base, arms)",
-        ),
-        (
-            STUDY.replace("\"dense\"\nseeds", "\"dens\"\nseeds"),
-            "reference: \"dens\" is not known; did you mean \"dense\"? (known: dense, weak, strong, middle)",
-        ),
-        (without("reference = \"dense\""), "reference: expected the name of an arm, found nothing"),
-        (
-            without("seeds = [1, 2, 3]"),
-            "seeds: expected an array of whole numbers, as [1, 2, 3], found nothing",
-        ),
-        (
-            STUDY.replace("[1, 2, 3]", "[1]"),
-            "seeds: expected at least 2, found 1, since one difference has no interval",
-        ),
-        (STUDY.replace("[1, 2, 3]", "[1, 2, 1]"), "seeds: 1 is named twice"),
-        (
-            STUDY.replace("[1, 2, 3]", "[1, -2]"),
-            "seeds: expected whole numbers of at least 0, found -2",
-        ),
-        (
-            STUDY.replace("steps = 60", "stepps = 60"),
-            "base: configuration: \"stepps\" is not known; did you mean \"steps\"?",
-        ),
-        (STUDY.replace("steps = 60", "steps = 0"), "base: steps: expected at least 1, found 0"),
-        (
-            STUDY.replace("\"quickstart\"", "\"gpt2-124m\""),
-            "data.path: the preset \"gpt2-124m\" is for a large corpus",
-        ),
-        (
-            STUDY.replace("lambda = 1e-3", "lamda = 1e-3"),
-            "arms.strong: method: \"lamda\" is not known; did you mean \"lambda\"?",
-        ),
-        (
-            STUDY.replace("lambda = 1e-3", "lambda = -1.0"),
-            "arms.strong: method.lambda: expected a finite number of at least 0, found -1",
-        ),
-        (
-            STUDY.replace("method = { lambda = 1e-3 }", "seed = 3"),
-            "arms.strong.seed: is shared by all arms, since they are compared on it; `seeds` names it",
-        ),
-        (
-            STUDY.replace("method = { lambda = 1e-3 }", "data.path = \"x\""),
-            "arms.strong.data: is shared by all arms",
-        ),
-        (
-            STUDY.replace("\"strong\"", "\"../strong\""),
-            "arms: \"../strong\" is no name of a folder",
-        ),
-        (
-            STUDY.replace("\"strong\"", "\"study.json\""),
-            "arms: \"study.json\" is the name of a file beside the arms",
-        ),
-        (
-            STUDY.replace("\"strong\"", "\"WEAK\""),
-            "arms: \"WEAK\" is named twice, but for its case",
-        ),
-        (
-            STUDY.replace("name = \"strong\"", ""),
-            "arms, number 3: name: expected a name, found nothing",
-        ),
-        (
-            STUDY.split_once("[[arms]]\nname = \"weak\"").unwrap().0.to_owned(),
-            "arms: expected at least two, to be compared, found 1",
-        ),
-        ("seeds = [1, 2]".to_owned(), "arms: expected at least two, each as [[arms]]"),
-    ] {
-        let refused = read(&text, &Overrides::default()).unwrap_err();
-        assert!(refused.starts_with(expected), "{refused}\nexpected {expected}");
-    }
-    let refused =
-        Plan::read(Path::new("absent.toml"), &Overrides::default()).unwrap_err().to_string();
-    assert!(refused.starts_with("absent.toml: does not exist"), "{refused}");
+fn a_study_of_an_earlier_version_continues() {
+    let plan = read(STUDY, &Overrides::default()).unwrap();
+    let new = plan.to_toml().replace("[arms.method]\nlambda = 0.001", "[arms.model]\nd_ff = 64");
+    let old = OLD_KEYS.iter().fold(new.clone(), |text, (new, old)| text.replace(new, old));
+    assert!(new.contains("d_ff = 64") && old.contains("ffn_width = 64"), "{old}");
+    let folder = tempfile::tempdir().unwrap();
+    let identity = |text: &str| {
+        let file = folder.path().join("study.toml");
+        fs::write(&file, text).unwrap();
+        Plan::read_resolved(&file).unwrap().identity()
+    };
+    assert_eq!(identity(&old), identity(&new));
 }
 
-fn told(val_loss: f64, rates: &[(u32, PhaseKind, f64)]) -> Option<Told> {
+#[test]
+fn impossible_studies_are_refused() {
+    let strong = "method = { lambda = 1e-3 }";
+    let one_arm = STUDY.split_once("[[arms]]\nname = \"weak\"").unwrap().0;
+    for (from, to, expected) in [
+        (STUDY, "seeds = 7 7", "line 1: "),
+        (STUDY, "seeds = [1, 2]", "arms: expected at least two of [[arms]]"),
+        (STUDY, one_arm, "arms: expected at least two to compare, found 1"),
+        (
+            "reference =",
+            "refrence =",
+            "study: \"refrence\" is not known; did you mean \"reference\"?",
+        ),
+        ("\"dense\"\nseeds", "\"dens\"\nseeds", "reference: \"dens\" is not known; did you mean"),
+        ("reference = \"dense\"", "", "reference: expected the name of an arm, found nothing"),
+        ("seeds = [1, 2, 3]", "", "seeds: expected an array of integers"),
+        ("[1, 2, 3]", "[1]", "seeds: expected at least 2, found 1"),
+        ("[1, 2, 3]", "[1, 2, 1]", "seeds: 1 is listed twice"),
+        ("[1, 2, 3]", "[1, -2]", "seeds: expected integers of at least 0, found -2"),
+        ("steps = 60", "stepps = 60", "base: configuration: \"stepps\" is not known"),
+        ("steps = 60", "steps = 0", "base: steps: "),
+        ("\"quickstart\"", "\"gpt2-124m\"", "data.path: "),
+        ("lambda = 1e-3", "lamda = 1e-3", "arms.strong: method: \"lamda\" is not known"),
+        ("lambda = 1e-3", "lambda = -1.0", "arms.strong: method.lambda: "),
+        (strong, "seed = 3", "arms.strong.seed: must be the same for all arms"),
+        (strong, "data.path = \"x\"", "arms.strong.data: must be the same for all arms"),
+        ("\"strong\"", "\"../strong\"", "arms: \"../strong\" is not a folder name"),
+        ("\"strong\"", "\"study.json\"", "arms: \"study.json\" is the name of a file"),
+        ("\"strong\"", "\"WEAK\"", "arms: \"WEAK\" is listed twice"),
+        ("name = \"strong\"", "", "arms, number 3: name: expected a name, found nothing"),
+    ] {
+        let refused = read(&STUDY.replace(from, to), &Overrides::default()).unwrap_err();
+        assert!(refused.starts_with(expected), "{refused}\nexpected {expected}");
+    }
+    let absent = Plan::read(Path::new("absent.toml"), &Overrides::default());
+    assert!(absent.unwrap_err().to_string().starts_with("absent.toml: "));
+}
+
+fn result(val_loss: f64, rates: &[(u32, PhaseKind, f64)]) -> Option<RunResult> {
     let sample = |&(step, phase, rate): &(u32, PhaseKind, f64)| Sample {
         step,
         phase,
         rate,
         layers: BTreeMap::new(),
     };
-    Some(Told {
+    Some(RunResult {
         steps: 60,
         loss: Some(2.5),
         val_loss: Some(val_loss),
@@ -168,13 +143,14 @@ fn told(val_loss: f64, rates: &[(u32, PhaseKind, f64)]) -> Option<Told> {
     })
 }
 
-/// Flip rates of a dense run, and of a sparse one that ends dense.
-fn dense(val_loss: f64) -> Option<Told> {
-    told(val_loss, &[20, 40, 60].map(|step| (step, PhaseKind::Dense, 0.5)))
+/// A dense run.
+fn dense(val_loss: f64) -> Option<RunResult> {
+    result(val_loss, &[20, 40, 60].map(|step| (step, PhaseKind::Dense, 0.5)))
 }
 
-fn sparse(val_loss: f64, rate: f64) -> Option<Told> {
-    told(
+/// A sparse run whose last phase is dense.
+fn sparse(val_loss: f64, rate: f64) -> Option<RunResult> {
+    result(
         val_loss,
         &[
             (20, PhaseKind::Sparse, rate),
@@ -184,8 +160,8 @@ fn sparse(val_loss: f64, rate: f64) -> Option<Told> {
     )
 }
 
-/// Losses of binary fractions. The middle arm is best twice and by far worst once.
-fn results() -> Vec<Option<Told>> {
+/// Losses are binary fractions. The middle arm is best twice and by far worst once.
+fn results() -> Vec<Option<RunResult>> {
     let of_seed = |d: f64, weak: f64, strong: f64, middle: f64| {
         [dense(d), sparse(weak, 0.5), sparse(strong, 0.125), sparse(middle, 0.25)]
     };
@@ -196,9 +172,9 @@ fn results() -> Vec<Option<Told>> {
 #[test]
 fn differences_are_paired() {
     let plan = read(STUDY, &Overrides::default()).unwrap();
-    let report = Report::of(&plan, &results());
-    assert_eq!((report.done, report.of), (12, 12));
-    let [dense, weak, strong, middle] = report.arms.as_slice() else { panic!("four arms") };
+    let results = StudyResults::of(&plan, &self::results());
+    assert_eq!((results.done, results.of), (12, 12));
+    let [dense, weak, strong, middle] = results.arms.as_slice() else { panic!("four arms") };
     assert_eq!(
         (dense.val_loss.mean, dense.val_loss.deviation, dense.difference),
         (Some(2.125), Some(0.125), None)
@@ -215,7 +191,7 @@ fn differences_are_paired() {
     ] {
         assert!((found - expected).abs() <= 1e-12, "{found}, expected {expected}");
     }
-    // Sparse samples alone, at the reference's rate of 0.5.
+    // Over the sparse samples; the rate of the reference is 0.5.
     assert_eq!(
         [weak, strong, middle].map(|arm| (arm.flip_rate, arm.mu)),
         [(Some(0.5), Some(1.0)), (Some(0.125), Some(0.25)), (Some(0.25), Some(0.5))]
@@ -223,12 +199,12 @@ fn differences_are_paired() {
     assert_eq!(
         (dense.flip_rate, dense.mu),
         (Some(0.5), Some(1.0)),
-        "all samples, where no phase is sparse"
+        "over all samples if no phase is sparse"
     );
     assert_eq!(strong.settings, BTreeMap::from([("method.lambda".to_owned(), "0.001".to_owned())]));
 
-    let [trend] = report.trends.as_slice() else {
-        panic!("one set of arms that differ in lambda alone: {:?}", report.trends)
+    let [trend] = results.trends.as_slice() else {
+        panic!("expected one group of arms: {:?}", results.trends)
     };
     assert_eq!(
         (trend.arms.as_slice(), trend.flip_rate),
@@ -237,15 +213,15 @@ fn differences_are_paired() {
     assert_eq!(trend.val_loss, Some(0.5), "means 2.33, 1.96 and 2.5");
 }
 
-/// The arm that looks best on all seeds is judged on those that did not choose it.
+/// The arm for each seed is chosen on the other seeds.
 #[test]
 fn the_best_is_chosen_on_other_seeds() {
     let plan = read(STUDY, &Overrides::default()).unwrap();
-    let best = Report::of(&plan, &results()).best.unwrap();
+    let best = StudyResults::of(&plan, &results()).best.unwrap();
     assert_eq!(
         (best.arm.as_str(), best.among.len()),
         ("middle", 4),
-        "dense has no lambda, so that all arms are its peers"
+        "no arm differs from dense only in lambda, so all are candidates"
     );
     // Without seed 1: means dense 2.1875, middle 2.1875: the first of equals, dense. Without seed
     // 2: dense 2.125, middle 2.125. Without seed 3: middle.
@@ -254,13 +230,13 @@ fn the_best_is_chosen_on_other_seeds() {
         LeftOut { mean: -0.5 / 3.0, by_seed: vec![0.0, 0.0, 2.25 - 2.75] }
     );
     assert_eq!(
-        Report::of(&plan, &[results()[..11].to_vec(), vec![None]].concat()).best,
+        StudyResults::of(&plan, &[results()[..11].to_vec(), vec![None]].concat()).best,
         None,
         "not before all are done"
     );
 }
 
-/// A lambda is set against the best lambda, be dense training better than all of them.
+/// A lambda is compared with the best lambda, even if dense training is better.
 #[test]
 fn a_lambda_is_compared_with_lambdas() {
     let plan =
@@ -270,7 +246,7 @@ fn a_lambda_is_compared_with_lambdas() {
     for of_seed in all.chunks_mut(4) {
         of_seed[0] = dense(1.0);
     }
-    let best = Report::of(&plan, &all).best.unwrap();
+    let best = StudyResults::of(&plan, &all).best.unwrap();
     assert_eq!(
         (best.arm.as_str(), best.among),
         ("middle", ["weak", "strong", "middle"].map(str::to_owned).to_vec())
@@ -281,32 +257,33 @@ fn a_lambda_is_compared_with_lambdas() {
 }
 
 #[test]
-fn a_run_without_an_end_is_a_result() {
+fn a_run_that_failed_is_a_result() {
     let plan = read(STUDY, &Overrides::default()).unwrap();
     let mut all = results();
     let failure = Failure { step: 31, what: "the loss is NaN".to_owned() };
-    all[6] = all[6].clone().map(|told| Told {
+    all[6] = all[6].clone().map(|run| RunResult {
         val_loss: None,
         steps: 30,
         failure: Some(failure),
-        ..told
+        ..run
     });
-    let report = Report::of(&plan, &all);
-    let strong = &report.arms[2];
+    let results = StudyResults::of(&plan, &all);
+    let strong = &results.arms[2];
     assert_eq!(
         (strong.val_loss.by_seed.as_slice(), strong.failures[0].seed),
         (&[Some(2.5), None, Some(2.5)][..], 2)
     );
     assert_eq!(strong.difference.unwrap().pairs, 2);
-    assert_eq!(report.best.as_ref().unwrap().arm, "middle");
-    let lines = lines(&plan, &all);
+    assert_eq!(results.best.as_ref().unwrap().arm, "middle");
+    let lines = csv(&plan, &all);
     assert!(
-        lines.starts_with("arm,seed,steps,val_loss,loss,flip_rate,mu,tokens_per_s,seconds,failed_at\ndense,1,60,2,2.5,0.5,1,1234,6.8,\n"),
+        lines.starts_with("arm,seed,steps,")
+            && lines.contains("\ndense,1,60,2,2.5,0.5,1,1234,6.8,\n"),
         "{lines}"
     );
     assert!(lines.contains("\nstrong,2,30,,2.5,0.125,0.25,1234,6.8,31\n"), "{lines}");
     assert_eq!(lines.lines().count(), 13);
-    let nothing = Report::of(&plan, &vec![None; 12]);
+    let nothing = StudyResults::of(&plan, &vec![None; 12]);
     assert_eq!(
         (
             nothing.done,

@@ -208,6 +208,29 @@ impl MetricsLog {
         }))
     }
 
+    /// Passes every readable step to `take`, skipping damaged lines.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn salvage(path: &Path, mut take: impl FnMut(StepMetrics)) -> Result<Salvage, Error> {
+        let (mut lines, mut salvage) = (Lines::open(path)?, Salvage::default());
+        loop {
+            match lines.next() {
+                Ok(None) => break,
+                Ok(Some(Line::Whole(metrics))) => take(metrics),
+                Ok(Some(Line::Broken)) | Err(Error::File { .. }) => {
+                    salvage.damaged += 1;
+                    if salvage.damaged == 1 {
+                        salvage.first = lines.number;
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        salvage.lines = lines.number;
+        Ok(salvage)
+    }
+
     /// Collects [`MetricsLog::steps`], which take several times the memory of their text.
     ///
     /// # Errors
@@ -215,6 +238,17 @@ impl MetricsLog {
     pub fn read(path: &Path) -> Result<Vec<StepMetrics>, Error> {
         Self::steps(path)?.collect()
     }
+}
+
+/// The damage that [`MetricsLog::salvage`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Salvage {
+    /// Lines in the file.
+    pub lines: usize,
+    /// Lines that are not metrics of a later step than the line before.
+    pub damaged: usize,
+    /// The first of these lines, from 1; 0 if there is none.
+    pub first: usize,
 }
 
 fn open(path: &Path) -> Result<File, Error> {
@@ -284,6 +318,9 @@ impl Lines {
         self.number += 1;
         self.end += length as u64;
         if length as u64 > LONGEST_LINE {
+            if self.line.last() != Some(&b'\n') {
+                self.reader.skip_until(b'\n').map_err(read_error)?;
+            }
             return Err(Error::file(
                 &self.path,
                 format!(

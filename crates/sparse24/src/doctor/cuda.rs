@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use serde::Serialize;
 use serde_json::Value;
 use sparse24_cuda::{
-    Architecture, Error,
-    library::{self, search_in},
+    Architecture, Error, library,
+    loader::search_in,
     survey::{self, Driver, Kernels, Survey},
 };
 

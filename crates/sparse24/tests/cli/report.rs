@@ -9,7 +9,7 @@ use crate::{
     support::{Place, TINY},
 };
 
-/// Instruments at every step, and flips with them.
+/// Instruments and flip rates at every step.
 const MEASURED: &str = "--set run.instrument_every=1 --set run.flip_every=1";
 
 #[test]
@@ -21,7 +21,7 @@ fn training_leaves_a_page_and_runs_are_compared_in_one() {
         let page = place.read(&format!("{run}/report.html"));
         assert!(page.starts_with("<!DOCTYPE html>") && page.contains("12, finished"), "{page}");
     }
-    assert!(place.read("fst/report.html").contains("dense from step 11"));
+    assert!(place.read("fst/report.html").contains("dense from 11"));
     fs::remove_file(place.path("fst/report.html")).unwrap();
     assert_eq!(place.answer("report fst dense"), "fst/report.html\n");
     assert_eq!(place.answer("report fst dense --out both.html"), "both.html\n");
@@ -29,21 +29,26 @@ fn training_leaves_a_page_and_runs_are_compared_in_one() {
     for figure in ["loss", "flips", "layers", "tiles", "kept", "gaps", "variance", "optimizer"] {
         assert!(place.read("both.html").contains(&format!("<figure id=\"{figure}\"")), "{figure}");
     }
-    place.refuses("report nowhere", 3, "nowhere: is no run directory: there is no such directory");
     fs::create_dir(place.path("empty")).unwrap();
-    let message = "empty: is no run directory: it holds none of config.toml, provenance.json, metrics.jsonl, log.txt, lambda-search; several*";
-    place.refuses("report empty", 3, message);
-    place.refuses(
-        "report fst --out fst/config.toml",
-        3,
-        "fst/config.toml: is there and no page of a report; name another file with --out, or *",
-    );
-    place.refuses("report fst --out none/page.html", 4, "cannot write none/page.html: *");
-    place.refuses(
-        &format!("report{}", " fst".repeat(17)),
-        2,
-        "report: expected at most 16 runs in one page, found 17; name fewer",
-    );
+    let many = " fst".repeat(17);
+    for (line, code, message) in [
+        ("nowhere", 3, "nowhere: * no such directory"),
+        ("empty", 3, "empty: * holds none of config.toml*"),
+        ("fst --out fst/config.toml", 3, "fst/config.toml: exists and is not a report*"),
+        ("fst --out none/page.html", 4, "cannot write none/page.html: *"),
+        (&many, 2, "report: expected at most 16 runs, found 17*"),
+        ("fst --figure losses --out a.svg", 2, "figure: * no figure \"losses\"*quickstart"),
+        ("fst --figure loss --out both.html", 3, "both.html: exists and is not a report*"),
+    ] {
+        place.refuses(&format!("report {line}"), code, message);
+    }
+    for figure in ["quickstart", "loss", "layers"] {
+        for _ in ["new", "replaced"] {
+            let line = format!("report fst dense --figure {figure} --out {figure}.svg");
+            assert_eq!(place.answer(&line), format!("{figure}.svg\n"));
+        }
+        assert!(place.read(&format!("{figure}.svg")).starts_with("<svg xmlns="));
+    }
 }
 
 #[test]
@@ -63,7 +68,7 @@ fn instruments_decide_no_bit_and_count_what_flips() {
     assert_eq!(
         evaluated("measured"),
         evaluated("plain"),
-        "what a checkpoint has besides is passed over"
+        "evaluation ignores the counts in a checkpoint"
     );
     let mut metrics = timeless(&place, "measured");
     let samples: Vec<Value> = metrics
@@ -74,13 +79,12 @@ fn instruments_decide_no_bit_and_count_what_flips() {
 
     let mut flips = 0.0;
     for (line, sample) in metrics.iter().zip(&samples) {
-        // Of 16 bits a tile; a few thousand integers, which f64 holds exactly.
+        // A tile has 16 bits. The sums are integers that f64 holds exactly.
         flips += line["flip_rate"].as_f64().unwrap() * 16.0;
-        let told = sample["flips_per_tile"].as_f64().unwrap();
-        assert!((told - flips).abs() <= 1e-9, "{told} flips a tile, not {flips}");
+        let found = sample["flips_per_tile"].as_f64().unwrap();
+        assert!((found - flips).abs() <= 1e-9, "{found} flips per tile, expected {flips}");
         let kept = sample["kept"].as_f64().unwrap();
-        // A transposable mask keeps at least the half that the best of two complementary patterns
-        // does.
+        // The better of two complementary transposable masks keeps at least half.
         assert!((0.5..1.0).contains(&kept), "{sample}");
         let gap: Vec<f64> =
             sample["gap"].as_array().unwrap().iter().map(|gap| gap.as_f64().unwrap()).collect();
@@ -92,7 +96,7 @@ fn instruments_decide_no_bit_and_count_what_flips() {
             ),
             (128, 4)
         );
-        // Gradients are sampled in the sparse phase alone.
+        // Gradients are sampled only in sparse phases.
         let noise = sample["mvue_variance"].as_f64();
         assert_eq!(noise.is_some(), line["phase"] == "sparse");
         assert!(noise.is_none_or(|noise| noise > 0.0 && noise < 2.0), "{sample}");
@@ -101,7 +105,7 @@ fn instruments_decide_no_bit_and_count_what_flips() {
 }
 
 #[test]
-fn a_run_from_before_there_were_instruments_goes_on() {
+fn a_run_written_before_instruments_existed_is_resumed() {
     let place = Place::new();
     place.train("run", "");
     let config = place.read("run/config.toml");
@@ -112,7 +116,7 @@ fn a_run_from_before_there_were_instruments_goes_on() {
 }
 
 #[test]
-fn a_resumed_run_counts_flips_on() {
+fn a_resumed_run_continues_the_counts_of_flips() {
     let place = Place::new();
     place.train("run", &format!("{MEASURED} --checkpoint-every 4 --set run.keep_last=9"));
     let (whole, end) = (timeless(&place, "run"), place.tree("run/checkpoints/step-00000012"));
@@ -124,11 +128,11 @@ fn a_resumed_run_counts_flips_on() {
     assert!(place.tree("run/checkpoints/step-00000012") == end);
 }
 
-/// `cargo test --release -p sparse24 --test cli browser -- --ignored --nocapture`. Pictures go to
-/// the folder that `SPARSE24_PICTURES` names.
+/// `cargo test --release -p sparse24 --test cli browser -- --ignored --nocapture`. Screenshots are
+/// written to the folder `SPARSE24_PICTURES`.
 #[test]
-#[ignore = "wants Chromium"]
-fn the_page_opens_in_a_browser_without_a_word_in_its_console() {
+#[ignore = "needs Chromium"]
+fn the_page_opens_in_a_browser_with_an_empty_console() {
     let names = ["chromium", "chromium-browser", "google-chrome"];
     let Some(browser) =
         names.into_iter().find(|name| Command::new(name).arg("--version").output().is_ok())
@@ -140,7 +144,7 @@ fn the_page_opens_in_a_browser_without_a_word_in_its_console() {
     place.train("fst", MEASURED);
     place.train("dense", &format!("--method dense {MEASURED}"));
     place.answer("report fst dense --out page.html");
-    // It speaks up if it is heard at all.
+    // Checks that console messages are captured at all.
     place.write("loud.html", "<!DOCTYPE html><script>console.error('heard')</script>");
     assert!(console(&place, browser, "loud.html", &["--dump-dom"]).contains("heard"));
     assert_eq!(console(&place, browser, "page.html", &["--dump-dom"]), "");
@@ -150,7 +154,7 @@ fn the_page_opens_in_a_browser_without_a_word_in_its_console() {
             "--screenshot={}",
             pictures.join(format!("report-{width}-{scheme}.png")).display()
         );
-        // Of Blink's schemes 0 is dark and 1 light.
+        // Blink: 0 is dark, 1 is light.
         let scheme =
             format!("--blink-settings=preferredColorScheme={}", u8::from(scheme == "light"));
         assert_eq!(
@@ -175,7 +179,7 @@ fn console(place: &Place, browser: &str, page: &str, more: &[&str]) -> String {
         "--enable-logging=stderr",
         "--v=0",
     ];
-    // Nobody's profile, and no network.
+    // No user profile and no network.
     let alone = [
         "--no-first-run",
         "--disable-background-networking",

@@ -9,14 +9,14 @@ use crate::{
     support::{Place, TINY},
 };
 
-/// A search of the first nine steps, of which the second half counts.
+/// A search over the first nine steps, of which the second half counts.
 const SEARCH: &str = "--set run.flip_every=1 --until 9";
 
 fn search(place: &Place, more: &str) -> Value {
     serde_json::from_str(&searched(place, &format!("{more} --json"))).unwrap()
 }
 
-/// Standard output of a search, whether it recommends anything or not.
+/// Standard output of a search, whether it recommends a lambda or not.
 fn searched(place: &Place, more: &str) -> String {
     let output = place.command(&format!("lambda-search {TINY} {SEARCH} {more}")).output().unwrap();
     assert!(
@@ -27,8 +27,7 @@ fn searched(place: &Place, more: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The flip rates of a run, from step `first` on: of all weights, and how many flips of each layer
-/// of equal size.
+/// The flip rates of a run from step `first` on.
 fn rates(place: &Place, run: &str, first: u64) -> Vec<f64> {
     let sampled =
         place.metrics(run).into_iter().filter(|line| line["step"].as_u64().unwrap() >= first);
@@ -85,19 +84,18 @@ fn a_search_compares_the_first_steps_of_whole_runs() {
         assert!(low <= mu && mu <= high && low < high, "{candidate}");
     }
 
-    // The same steps as in the run that lambda is for; the reference has the data and, before its
-    // first update, the weights of the candidates.
+    // The steps equal those of the run that needs lambda, and those of a dense run.
     place.train("whole", "--set run.flip_every=1 --set method.lambda=0.3 --seed 8");
     assert_eq!(timeless(&place, "s/lambda-3e-1/seed-8"), timeless(&place, "whole")[..9]);
     let of_dense = place.metrics("s/dense/seed-8");
     place.train("dense", "--set run.flip_every=1 --method dense --seed 8");
     assert_eq!(timeless(&place, "s/dense/seed-8"), timeless(&place, "dense")[..9]);
     assert_eq!(of_dense.len(), 9);
-    assert!(!place.path("s/dense/seed-8/checkpoints").exists(), "nothing needs them");
+    assert!(!place.path("s/dense/seed-8/checkpoints").exists(), "only results are kept");
 }
 
 #[test]
-fn a_search_is_read_or_goes_on() {
+fn a_finished_search_is_read_and_a_longer_one_continues() {
     let place = Place::new();
     let line = format!("lambda-search {TINY} {SEARCH} --out s");
     let answer = searched(&place, "--candidates 1e-2,1 --out s");
@@ -107,7 +105,7 @@ fn a_search_is_read_or_goes_on() {
     );
     let before = place.tree("s");
     assert_eq!(searched(&place, "--candidates 1,1e-2 --out s"), answer);
-    assert!(place.tree("s") == before, "what is done is read");
+    assert!(place.tree("s") == before, "finished runs are not trained again");
     searched(&place, "--candidates 1,1e-2,0.1 --jobs 2 --keep checkpoints --out s");
     let after = place.tree("s");
     let unchanged = |path: &&std::path::PathBuf| {
@@ -115,27 +113,21 @@ fn a_search_is_read_or_goes_on() {
     };
     assert!(
         before.keys().filter(unchanged).all(|path| after[path] == before[path]),
-        "a candidate is added to those there were"
+        "the runs of the other candidates are unchanged"
     );
     assert!(
         place.path("s/lambda-1e-1/seed-1337/checkpoints/step-00000009/manifest.json").is_file()
     );
     for (more, message) in [
-        (
-            "--candidates 1e-2,1",
-            "s/search.toml: was begun with candidates 1e-1, now it is asked for without candidates 1e-1; undo that, or name another folder",
-        ),
-        (
-            "--candidates 1e-2,1,0.1 --until 8",
-            "s/search.toml: was begun with until = 9, now it is asked for with until = 8; *",
-        ),
+        ("--candidates 1e-2,1", "s/search.toml: * arm lambda-1e-1, found no arm lambda-1e-1; *"),
+        ("--candidates 1e-2,1,0.1 --until 8", "s/search.toml: * until = 9, found until = 8; *"),
         (
             "--candidates 1e-2,1,0.1 --set model.heads=4",
-            "s/search.toml: was begun with model.heads = 2, now it is asked for with model.heads = 4; *",
+            "s/search.toml: * model.heads = 2, found model.heads = 4; *",
         ),
         (
             "--candidates 1e-2,1,0.1 --set data.validation_share=0.2",
-            "s/search.toml: was begun with data = *",
+            "s/search.toml: was started with data = *",
         ),
     ] {
         let line =
@@ -146,12 +138,12 @@ fn a_search_is_read_or_goes_on() {
     place.refuses(
         &format!("lambda-search {TINY} {SEARCH} --out ."),
         3,
-        ".: already holds * and no search.toml, expected a new or empty folder; choose another",
+        ".: already holds * but no search.toml*",
     );
-    // A folder in which somebody trained something else.
+    // A run directory with other settings.
     fs::remove_dir_all(place.path("s/lambda-1e-1")).unwrap();
     place.train("s/lambda-1e-1/seed-1337", "--set run.flip_every=1");
-    let message = "s/lambda-1e-1/seed-1337: is a run with method.lambda = *, expected *; remove it, or name another folder";
+    let message = "s/lambda-1e-1/seed-1337: is a run with method.lambda = *, expected *";
     place.refuses(&format!("{line} --candidates 1e-2,1,0.1"), 3, message);
 }
 
@@ -178,9 +170,9 @@ fn without_a_feasible_candidate_there_is_advice() {
     );
 }
 
-/// A run this short and with this learning rate wants more decay than the paper's scale has.
+/// A run this short with this learning rate needs more decay than the scale of the paper has.
 #[test]
-fn a_run_whose_search_finds_nothing_names_the_way_on() {
+fn a_run_whose_search_finds_nothing_names_the_next_command() {
     let place = Place::new();
     let line = format!(
         "train {TINY} --set optimizer.warmup_steps=8 --set run.flip_every=1 --lambda auto --out run"
@@ -196,17 +188,14 @@ fn a_run_whose_search_finds_nothing_names_the_way_on() {
     );
     let left: Vec<_> =
         fs::read_dir(place.path("run")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left, ["lambda-search"], "there is no run yet");
+    assert_eq!(left, ["lambda-search"], "no run was started");
 }
 
 #[test]
-fn searches_that_cannot_be_are_refused() {
+fn impossible_searches_are_refused() {
     let place = Place::new();
     for (more, message) in [
-        (
-            "--method dense",
-            "method.name: dense has no masked decay, so that there is no lambda to search",
-        ),
+        ("--method dense", "method.name: dense has no masked decay*"),
         (
             "--method dense --set method.decay=on-gradients",
             "method.decay: needs a phase whose forward is pruned, and dense has none*",
@@ -216,14 +205,11 @@ fn searches_that_cannot_be_are_refused() {
             "window: no sampled step of 5..9 is sparse, *",
         ),
         ("--candidates 1,x", "invalid value 'x' for '--candidates <A,B,..>': *"),
-        ("--candidates -1", "candidates: expected finite numbers of at least 0, found -1"),
+        ("--candidates -1", "candidates: *found -1"),
         ("--window 3", "invalid value '3' for '--window <A..B>': expected A..B, two steps; *"),
-        ("--window 3..10", "window: expected steps A..B of 1..9, where the runs end, found 3..10"),
+        ("--window 3..10", "window: *1..9, found 3..10"),
         ("--jobs 0", "invalid value '0' for '--jobs <JOBS>': *"),
-        (
-            "--set run.flip_every=0 --window 2..9",
-            "run.flip_every: is 0, so that no step of the window 2..9 is sampled; expected at most 8",
-        ),
+        ("--set run.flip_every=0 --window 2..9", "run.flip_every: is 0*at most 8"),
         (
             "--preset gpt2-124m --set data.path=",
             "data.path: the preset \"gpt2-124m\" is for a large corpus *",
@@ -233,8 +219,7 @@ fn searches_that_cannot_be_are_refused() {
     }
 }
 
-/// The candidate of a search that found one feasible: by its nature, among nine values over two
-/// decades.
+/// Nine candidates over two decades, at least one of which is feasible.
 const GRID: &str = "--candidates 1e-3,3e-3,6e-3,1e-2,1.5e-2,2e-2,3e-2,5e-2,1e-1 --seeds 1,2,3";
 
 #[test]
@@ -262,10 +247,10 @@ fn a_run_takes_its_lambda_from_a_search() {
     assert!(
         end("run") == end("given")
             && place.read("run/config.toml") == place.read("given/config.toml"),
-        "the value is all that counts"
+        "only the value matters"
     );
     place.train("preset", "--seed 5");
-    assert!(end("run") != end("preset"), "it is used");
+    assert!(end("run") != end("preset"), "lambda from the search is used");
     let whole = end("run");
     fs::remove_dir_all(place.path("s")).unwrap();
     fs::remove_dir_all(place.path("run/checkpoints/step-00000012")).unwrap();
@@ -282,11 +267,7 @@ fn a_run_takes_its_lambda_from_a_search() {
             3,
             "s/search.json: does not exist, expected the results of `sparse24 lambda-search --out`",
         ),
-        (
-            "--lambda auto --method dense",
-            2,
-            "method.name: dense has no masked decay, so that there is no lambda to search",
-        ),
+        ("--lambda auto --method dense", 2, "method.name: dense has no masked decay*"),
     ] {
         place.refuses(&format!("train {TINY} {more} --out new"), code, message);
     }
@@ -300,20 +281,20 @@ fn a_search_for_other_settings_or_data_is_refused() {
     place.refuses(
         &format!("{train} --set optimizer.beta1=0.8"),
         3,
-        "s/search.json: searched with optimizer.beta1 = *, the run has *; search anew",
+        "s/search.json: searched with optimizer.beta1 = *",
     );
     place.refuses(
         &format!("{train} --set data.tokenizer=byte"),
         3,
-        "s/search.json: searched with data.tokenizer = \"char\", the run has \"byte\"; search anew",
+        "s/search.json: searched with data.tokenizer = \"char\", but the run has \"byte\"*",
     );
     place.write("text", crate::support::text(2));
-    place.refuses(&train, 3, "s/search.json: searched on other data than the run's; search anew");
+    place.refuses(&train, 3, "s/search.json: searched on data other *");
 }
 
-/// Of decay on weights the grid goes up to 1/lr, so that some of it is feasible whatever the model.
+/// The grid for decay on weights goes up to 1/lr, so some candidate is feasible for any model.
 #[test]
-fn a_run_searches_first_if_asked() {
+fn lambda_auto_searches_before_the_run() {
     let place = Place::new();
     let settings =
         "--set optimizer.warmup_steps=8 --set run.flip_every=1 --set method.decay=on-weights";
@@ -344,9 +325,9 @@ fn a_run_searches_first_if_asked() {
     place.refuses(&format!("train {TINY} {settings} --lambda auto --out run"), 3, message);
 }
 
-/// The rates of the reference are written down as if next to nothing had flipped.
+/// The rates of the reference are replaced by tiny ones.
 #[test]
-fn an_explosion_of_flips_is_named_while_training() {
+fn a_flip_rate_explosion_is_logged_during_training() {
     let place = Place::new();
     place.train("dense", "--method dense --set run.flip_every=1");
     place.train("fst", "--set run.flip_every=1");
@@ -368,13 +349,13 @@ fn an_explosion_of_flips_is_named_while_training() {
         said.lines().filter(|line| line.contains("flip-rate explosion")).collect();
     assert!(
         warnings.len() == 1 && warnings[0].starts_with("step 5: flip-rate explosion: mu = "),
-        "five samples make one: {said}"
+        "five samples are one explosion: {said}"
     );
     assert!(place.read("run/log.txt").contains(warnings[0]));
     let end = |run: &str| place.tree(&format!("{run}/checkpoints/step-00000012"));
-    assert!(end("run") == end("fst"), "it decides no bit");
-    // A stretch that was told before the checkpoint is not told again; a reference that is gone is
-    // no reason not to go on.
+    assert!(end("run") == end("fst"), "the comparison changes no result");
+    // An explosion that was logged before the checkpoint is not logged again, and a missing
+    // reference does not prevent a resume.
     fs::remove_dir_all(place.path("run/checkpoints/step-00000010")).unwrap();
     fs::remove_dir_all(place.path("run/checkpoints/step-00000012")).unwrap();
     place.answer("resume run");
@@ -389,7 +370,7 @@ fn an_explosion_of_flips_is_named_while_training() {
 }
 
 #[test]
-fn what_is_no_dense_run_of_the_schedule_is_no_reference() {
+fn only_a_dense_run_of_the_same_schedule_is_a_reference() {
     let place = Place::new();
     place.train("sparse", "");
     place.train("other", "--method dense --set optimizer.learning_rate=0.01");

@@ -12,7 +12,7 @@ mod full;
 mod kills;
 mod prepare;
 mod run;
-mod series;
+mod runs;
 mod shim;
 #[path = "../cli/support.rs"]
 #[expect(dead_code, reason = "the tests in `cli` use the rest")]

@@ -14,7 +14,8 @@ use sparse24_run::{Error, config::Config, data::TokenizerKind};
 use sparse24_train::{
     backend::cuda::CudaBackend,
     method::PhaseKind,
-    trainer::{Batches, FlipSampling, Recipe, Trainer},
+    objective::{Batch, Objective},
+    trainer::{FlipSampling, Recipe, Trainer},
 };
 
 use super::Args;
@@ -147,7 +148,8 @@ fn measure(
     });
     let Times { keeping, spans, .. } = time_steps(trainer, &batches, profiled, Some(profile))?;
     let profiled_step_ms = keeping.iter().sum::<f64>() / profiled as f64;
-    let parameters: Vec<(&str, [usize; 2])> = trainer.parameter_shapes().collect();
+    let parameters = trainer.parameters().iter().map(|parameter| &parameter.spec);
+    let parameters: Vec<_> = parameters.map(|spec| (spec.name.as_str(), spec.shape)).collect();
     let kinds = kinds(&spans, &parameters, profiled as f64, profiled_step_ms);
     let covered_ms = kinds.iter().map(|part| part.ms).sum();
     Ok(Report {
@@ -222,9 +224,9 @@ fn print_table(report: &Report, recipe: &Recipe) -> Result<(), Failure> {
     say!("{device}");
     say!(
         "{preset}, {method} ({phase} phase), {} x {} sequences of {}, {:.1} GiB held by buffers",
-        recipe.accumulation,
-        recipe.batch.sequences,
-        recipe.batch.context,
+        recipe.gradient_accumulation_steps,
+        recipe.batch.size,
+        recipe.batch.sequence_length,
         report.bytes_held as f64 / f64::from(1 << 30)
     );
     let refresh = report.refresh.map(|RefreshTime { interval, step_ms, steps }| {
@@ -308,25 +310,22 @@ struct RandomTokens {
 
 impl RandomTokens {
     fn new(recipe: &Recipe) -> Self {
-        Self {
-            tokens: recipe.batch.sequences * recipe.batch.context,
-            vocabulary: recipe.model.vocabulary as u32,
-        }
+        Self { tokens: recipe.batch.tokens(), vocabulary: recipe.model.vocabulary() as u32 }
     }
 }
 
-impl Batches for RandomTokens {
-    fn fill(&self, step: u32, micro_step: u32, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) {
+impl Objective for RandomTokens {
+    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) {
         let mut word = step.wrapping_mul(104_729).wrapping_add(micro_step);
         let mut draw = || {
             word = word.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             ((u64::from(word) * u64::from(self.vocabulary)) >> 32) as u32
         };
-        inputs.clear();
-        inputs.extend((0..self.tokens).map(|_| draw()));
-        targets.clear();
-        targets.extend_from_slice(&inputs[1..]);
-        targets.push(draw());
+        batch.clear();
+        batch.tokens.extend((0..self.tokens).map(|_| draw()));
+        batch.targets.extend_from_slice(&batch.tokens[1..]);
+        batch.targets.push(draw());
+        batch.counted = batch.targets.len();
     }
 }
 
@@ -400,9 +399,10 @@ mod tests {
 
     #[test]
     fn random_tokens_cover_the_vocabulary_and_targets_follow_inputs() {
-        let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+        let mut batch = Batch::default();
         let batches = RandomTokens { tokens: 1000, vocabulary: 65 };
-        batches.fill(3, 1, &mut inputs, &mut targets);
+        batches.fill(3, 1, &mut batch);
+        let Batch { tokens: inputs, targets, .. } = batch;
         assert_eq!((inputs.len(), &inputs[1..]), (1000, &targets[..999]));
         assert!(inputs.iter().chain(&targets).all(|&token| token < 65));
         assert!((0..65).all(|token| inputs.contains(&token)), "every token is drawn");

@@ -1,5 +1,5 @@
-//! What a person sees of several runs: a live line for each on a terminal, plain lines elsewhere;
-//! and how such a command ends.
+//! Progress of several runs at a time: a live line for each on a terminal, plain lines elsewhere;
+//! and the message of a command that was interrupted.
 
 use std::{
     path::Path,
@@ -8,7 +8,7 @@ use std::{
 };
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use sparse24_lab::series::{Keep, Member, Watcher};
+use sparse24_lab::runs::{Keep, Member, Watcher};
 use sparse24_run::run::{Asked, Observer, StepMetrics};
 
 use crate::{
@@ -17,12 +17,12 @@ use crate::{
     signals::Signals,
 };
 
-/// What stays of finished runs.
+/// The files of finished runs that are kept.
 #[derive(clap::ValueEnum, Debug, Clone, Copy)]
 pub(crate) enum Kept {
-    /// Everything.
+    /// All files.
     Checkpoints,
-    /// All but their checkpoints.
+    /// All files except checkpoints.
     Results,
 }
 
@@ -35,7 +35,7 @@ impl From<Kept> for Keep {
     }
 }
 
-/// Lines that stay, above those that live.
+/// Permanent lines above the live ones.
 #[derive(Clone)]
 pub(crate) struct Display {
     bars: Option<MultiProgress>,
@@ -50,16 +50,16 @@ impl Display {
         }
     }
 
-    /// A line that stays.
+    /// Prints a permanent line.
     pub(crate) fn say(&self, line: impl AsRef<str>) {
         match &self.bars {
-            // Nobody may be reading any more.
+            // The terminal may be closed.
             Some(bars) => drop(bars.println(line)),
             None => note(line.as_ref()),
         }
     }
 
-    /// So many watchers of runs, whom the process's signals reach.
+    /// Creates a watcher per job; each receives the signals of the process.
     pub(crate) fn watchers(
         &self,
         jobs: u16,
@@ -73,29 +73,29 @@ impl Display {
                 bar: None,
                 name: String::new(),
                 until: 0,
-                told: Instant::now(),
+                printed: Instant::now(),
             }) as _)
         };
         (0..jobs).map(watcher).collect()
     }
 }
 
-/// Which run, in words.
+/// The name of a run.
 pub(crate) fn name(member: &Member) -> String {
     format!("{} seed {}", member.arm, member.config.seed)
 }
 
-/// One run at a time.
+/// Watches one run at a time.
 struct Worker {
     display: Display,
     signals: Signals,
     bar: Option<ProgressBar>,
     name: String,
     until: u32,
-    told: Instant,
+    printed: Instant,
 }
 
-/// How often a plain line tells of a run at most.
+/// Shortest time between plain lines about a run.
 const INTERVAL: Duration = Duration::from_secs(60);
 
 impl Watcher for Worker {
@@ -103,15 +103,15 @@ impl Watcher for Worker {
         self.signals.any()
     }
 
-    fn began(&mut self, member: &Member, after: u32) {
-        (self.name, self.until, self.told) = (name(member), member.until, Instant::now());
+    fn started(&mut self, member: &Member, after: u32) {
+        (self.name, self.until, self.printed) = (name(member), member.until, Instant::now());
         match &self.display.bars {
             Some(bars) => {
                 let style = ProgressStyle::with_template(
                     "{prefix:28} {bar:20.cyan/blue} {pos}/{len} {msg}",
                 )
                 .expect("the template is well formed");
-                // One run after the other has the place of this worker.
+                // All runs of this worker share a line.
                 let bar = self.bar.get_or_insert_with(|| {
                     bars.add(ProgressBar::new(0).with_style(style.progress_chars("━╸─")))
                 });
@@ -120,8 +120,8 @@ impl Watcher for Worker {
                 bar.set_prefix(self.name.clone());
                 bar.set_message("");
             }
-            None if after > 0 => note(format_args!("{}: goes on after step {after}", self.name)),
-            None => note(format_args!("{}: begins", self.name)),
+            None if after > 0 => note(format_args!("{}: resumes after step {after}", self.name)),
+            None => note(format_args!("{}: starts", self.name)),
         }
     }
 }
@@ -135,8 +135,8 @@ impl Observer for Worker {
                 bar.set_position(u64::from(metrics.step));
                 bar.set_message(line);
             }
-            None if self.told.elapsed() >= INTERVAL => {
-                self.told = Instant::now();
+            None if self.printed.elapsed() >= INTERVAL => {
+                self.printed = Instant::now();
                 note(format_args!("{}: step {}/{} {line}", self.name, metrics.step, self.until));
             }
             None => {}
@@ -144,7 +144,7 @@ impl Observer for Worker {
     }
 
     fn said(&mut self, _: &str) {
-        // It stands in the run's log; of many runs at a time it is too much.
+        // The run's log has it; for several runs at a time it would be too much.
     }
 
     fn asked(&mut self) -> Asked {
@@ -160,15 +160,15 @@ impl Drop for Worker {
     }
 }
 
-/// The end of a command that a signal has stopped, which the same command, and these words,
-/// continue.
+/// The failure of a command that was stopped by a signal; the same command, with the words `more`,
+/// continues it.
 pub(crate) fn interrupted(signals: &Signals, done: usize, of: usize, more: &[&Path]) -> Failure {
     let sentence =
-        format!("interrupted with {done} of {of} runs done; go on with: {}", again(more));
+        format!("interrupted with {done} of {of} runs done; continue with: {}", again(more));
     Failure::new(signals.received().unwrap_or(Exit::Interrupted), sentence)
 }
 
-/// The line of this command, with these words more.
+/// The command line of this process, followed by `more`.
 pub(crate) fn again(more: &[&Path]) -> String {
     let words = std::env::args_os()
         .skip(1)

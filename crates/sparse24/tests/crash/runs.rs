@@ -1,5 +1,5 @@
-//! Searches and studies killed at file operations from the first to the last: the same command goes
-//! on and ends with the same results, byte for byte, and the same last checkpoints.
+//! Searches and studies killed at file operations from the first to the last: the same command
+//! continues and ends with the same results, byte for byte, and the same last checkpoints.
 
 use std::{
     collections::BTreeMap,
@@ -13,11 +13,11 @@ use crate::{
     support::{Place, TINY},
 };
 
-/// One in so many operations is killed at.
+/// Distance between the operations to kill at.
 const STRIDE: usize = 3;
 
-/// Kills what `line` says at operations below the folder `out`, lets it go on, and compares what
-/// `counts` of the files there, and the code; gives how often it died.
+/// Kills the command `line` at operations below the folder `out`, runs it again, and compares the exit
+/// code and the files that `counts` selects. Returns the number of kills.
 fn kill_everywhere(
     place: &Place,
     line: &dyn Fn(&Path) -> String,
@@ -37,7 +37,7 @@ fn kill_everywhere(
     };
     let mut whole = place.command(&line(&out));
     shim::traced(&mut whole, &out, &trace);
-    let ended = Ok(whole.output().unwrap().status.code().expect("nobody kills it"));
+    let ended = Ok(whole.output().unwrap().status.code().expect("it is not killed"));
     let (expected, operations) = (files(), fs::read_to_string(&trace).unwrap().lines().count());
     let mut kills = 0;
     for operation in (0..operations).step_by(STRIDE) {
@@ -87,7 +87,7 @@ fn a_study_killed_anywhere_ends_with_the_same_results() {
     assert!(kills > 60, "{kills}");
 }
 
-/// The search, the run that takes its lambda from it, and what lies between the two.
+/// The search, the run that takes its lambda from it, and the time between the two.
 #[test]
 fn a_run_that_searches_first_killed_anywhere_ends_with_the_same_bits() {
     let place = Place::new();

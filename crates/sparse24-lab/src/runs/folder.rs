@@ -1,0 +1,146 @@
+//! The folder of several runs: its lock, and the description of what it holds.
+//!
+//! Invariant: the description is written before the first run starts. Later starts may add arms and
+//! seeds, and change nothing else. A folder that holds something else is not touched.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, File},
+    path::{Path, PathBuf},
+};
+
+use sparse24_run::{Error, disk, run};
+
+/// A folder that only this process may write.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    path: PathBuf,
+    /// Closing it releases the lock.
+    _lock: File,
+}
+
+/// The file that describes a folder.
+pub(crate) struct Description<'a> {
+    /// `study.toml` or `search.toml`.
+    pub(crate) file: &'static str,
+    /// Contents of the file.
+    pub(crate) text: &'a str,
+    pub(crate) identity: Identity,
+    /// Reads the identity from an existing file.
+    pub(crate) read: &'a dyn Fn(&Path) -> Result<Identity, Error>,
+}
+
+/// Dotted keys and TOML values.
+pub(crate) type Settings = BTreeMap<String, String>;
+
+/// The settings that decide the results of a folder's runs.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Identity {
+    /// Common to all runs.
+    pub(crate) settings: Settings,
+    /// By the name of the arm.
+    pub(crate) arms: BTreeMap<String, Settings>,
+    pub(crate) seeds: BTreeSet<u64>,
+}
+
+impl Identity {
+    /// The first difference to `now` besides added arms and seeds, on both sides in words.
+    fn difference(&self, now: &Self) -> Option<[String; 2]> {
+        let settings = |before: &Settings, now: &Settings, arm: &str| {
+            let differs = |key: &&String| before.get(*key) != now.get(*key);
+            let key = before.keys().chain(now.keys()).find(differs)?;
+            Some([before, now].map(|settings| match settings.get(key) {
+                Some(value) => format!("{arm}{key} = {value}"),
+                None => format!("{arm}no {key}"),
+            }))
+        };
+        let missing = |item: String| [item.clone(), format!("no {item}")];
+        let arm = |(name, before): (&String, &Settings)| match now.arms.get(name) {
+            Some(now) => settings(before, now, &format!("arm {name}: ")),
+            None => Some(missing(format!("arm {name}"))),
+        };
+        settings(&self.settings, &now.settings, "")
+            .or_else(|| self.arms.iter().find_map(arm))
+            .or_else(|| {
+                self.seeds.difference(&now.seeds).next().map(|s| missing(format!("seed {s}")))
+            })
+    }
+}
+
+impl Folder {
+    /// Creates the folder or opens one with the same description, and locks it.
+    ///
+    /// # Errors
+    /// [`Error::File`] if it is in use, holds something else, or was started with other settings;
+    /// [`Error::Io`].
+    pub(crate) fn open(path: &Path, description: &Description<'_>) -> Result<Self, Error> {
+        let refuse = |problem: String| Err(Error::file(path, problem));
+        if path.exists() && !path.is_dir() {
+            return refuse("is a file, expected a new or empty folder; choose another".into());
+        }
+        fs::create_dir_all(path).map_err(|e| Error::io("create", path, e))?;
+        disk::sync_directory(disk::parent(path))?;
+        let file = path.join(description.file);
+        if !file.exists() {
+            // A start that was killed leaves these.
+            let aside = disk::aside(&file);
+            let ours = ["lock".as_ref(), aside.file_name().unwrap_or_default()];
+            for entry in fs::read_dir(path).map_err(|e| Error::io("list", path, e))? {
+                let name = entry.map_err(|e| Error::io("list", path, e))?.file_name();
+                if !ours.contains(&name.as_os_str()) {
+                    let file = description.file;
+                    return refuse(format!(
+                        "already holds {name:?} but no {file}, expected a new or empty folder; \
+                         choose another"
+                    ));
+                }
+            }
+        }
+        let folder = Self { path: path.to_owned(), _lock: run::lock(path)? };
+        if file.exists()
+            && let Some([before, now]) =
+                (description.read)(&file)?.difference(&description.identity)
+        {
+            let problem = format!(
+                "was started with {before}, found {now}; undo the change, or name another folder"
+            );
+            return Err(Error::file(file, problem));
+        }
+        write_if_new(&file, description.text.as_bytes())?;
+        Ok(folder)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Writes a file atomically, unless it has these contents.
+pub(crate) fn write_if_new(path: &Path, contents: &[u8]) -> Result<(), Error> {
+    match disk::read_small(path, contents.len() as u64) {
+        Ok(found) if found == contents => Ok(()),
+        _ => disk::write_atomically(path, contents),
+    }
+}
+
+/// Files beside the folders of the arms.
+const TAKEN: [&str; 7] =
+    ["lock", "search.toml", "search.json", "study.toml", "study.json", "study.csv", "report.html"];
+
+/// Checks that an arm's name is the name of a folder on every system.
+pub(crate) fn check_name(key: &str, name: &str) -> Result<(), Error> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._+=-".contains(c);
+    let starts = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+    if !starts || name.len() > 64 || !name.chars().all(is_plain) || name.ends_with('.') {
+        let problem = format!(
+            "{name:?} is not a folder name, expected at most 64 letters, digits and any of ._+=- \
+             with a letter or digit first"
+        );
+        return Err(Error::setting(key, problem));
+    }
+    if TAKEN.contains(&name.to_ascii_lowercase().as_str()) {
+        let problem = format!("{name:?} is the name of a file beside the arms; choose another");
+        return Err(Error::setting(key, problem));
+    }
+    Ok(())
+}

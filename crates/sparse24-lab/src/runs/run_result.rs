@@ -1,0 +1,180 @@
+//! The result of a finished run, read from its metrics, provenance and failure files.
+//!
+//! Invariant: no checkpoint is needed, and only the speed and the duration depend on a clock.
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde::{Deserialize, Serialize};
+use sparse24_run::{
+    Error, ErrorKind, disk,
+    run::{MetricsLog, Provenance},
+};
+use sparse24_train::method::PhaseKind;
+
+use super::Member;
+use crate::statistics::quantile;
+
+/// The result of a finished run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunResult {
+    /// Optimizer steps done.
+    pub steps: u32,
+    /// Training loss of the last step, nats per token.
+    pub loss: Option<f32>,
+    /// Loss on the whole validation set after the last step; none of a run that ended before the
+    /// end of its schedule.
+    pub val_loss: Option<f64>,
+    /// Samples of the flip rate.
+    pub samples: Vec<Sample>,
+    /// Median over the steps.
+    pub tokens_per_s: f64,
+    /// Time of all steps, without evaluation.
+    pub seconds: f64,
+    /// Why the run ended early.
+    pub failure: Option<Failure>,
+    /// The build of each start.
+    pub builds: Vec<Build>,
+}
+
+/// A sample of the flip rate.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    /// Optimizer step.
+    pub step: u32,
+    /// Kind of the step's phase.
+    pub phase: PhaseKind,
+    /// Flip rate of all sparsifiable weights.
+    pub rate: f64,
+    /// Flip rate of each sparsifiable weight, by name.
+    pub layers: BTreeMap<String, f64>,
+}
+
+/// A loss or gradient that was not finite, or a loss spike.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Failure {
+    /// Optimizer step.
+    pub step: u32,
+    /// A clause that describes the failure.
+    pub what: String,
+}
+
+/// A run that ended early.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failed {
+    /// Seed of the run.
+    pub seed: u64,
+    /// Step and reason.
+    #[serde(flatten)]
+    pub failure: Failure,
+}
+
+/// The build and the machine of a start, which can change the last bits of a result.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Build {
+    /// Version of this crate.
+    pub version: String,
+    /// Commit, if the build knew it.
+    pub git: Option<String>,
+    /// Operating system and architecture.
+    pub system: String,
+    /// SIMD level.
+    pub simd: String,
+    /// The device, unless it is the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+}
+
+const FAILURE: &str = "failure.json";
+
+/// Reads the result of a run; none if it is not finished.
+pub(super) fn read(path: &Path, member: &Member) -> Result<Option<RunResult>, Error> {
+    let metrics = path.join("metrics.jsonl");
+    let (mut last, mut samples, mut rates) = (None, Vec::new(), Vec::new());
+    let steps = metrics.exists().then(|| MetricsLog::steps(&metrics)).transpose()?;
+    for step in steps.into_iter().flatten() {
+        let mut step = step?;
+        if step.step > member.until {
+            break;
+        }
+        rates.push(step.tokens_per_s);
+        if let (Some(rate), Some(layers)) = (step.flip_rate, step.flip_rate_per_layer.take()) {
+            samples.push(Sample { step: step.step, phase: step.phase, rate, layers });
+        }
+        last = Some(step);
+    }
+    let Member { config, until, .. } = member;
+    let is_done = last.as_ref().is_some_and(|step| {
+        step.step == *until && (step.val_loss.is_some() || *until < config.steps)
+    });
+    let failure = if is_done { None } else { read_failure(&path.join(FAILURE))? };
+    if !is_done && failure.is_none() {
+        return Ok(None);
+    }
+    let batch = &config.batch;
+    let sequences = batch.size as f64 * f64::from(batch.gradient_accumulation_steps);
+    let tokens = sequences * config.model.sequence_length as f64;
+    let is_cpu = config.backend.name == "cpu";
+    let build = |Provenance { version, git, system, simd, device, .. }| Build {
+        version,
+        git,
+        system,
+        simd,
+        device: (!is_cpu).then_some(device),
+    };
+    let builds = Provenance::read(&path.join("provenance.json"))?.into_iter().map(build).collect();
+    Ok(Some(RunResult {
+        steps: last.as_ref().map_or(0, |step| step.step),
+        loss: last.as_ref().map(|step| step.loss),
+        val_loss: last.filter(|_| is_done).and_then(|step| step.val_loss),
+        samples,
+        tokens_per_s: quantile(&rates, 0.5).unwrap_or(0.0),
+        seconds: rates.iter().map(|rate| tokens / rate).sum(),
+        failure,
+        builds,
+    }))
+}
+
+/// The distinct builds of all runs, sorted.
+pub(crate) fn builds(results: &[Option<RunResult>]) -> Vec<Build> {
+    let mut builds: Vec<_> = results.iter().flatten().flat_map(|run| run.builds.clone()).collect();
+    builds.sort();
+    builds.dedup();
+    builds
+}
+
+fn read_failure(path: &Path) -> Result<Option<Failure>, Error> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let text = disk::read_small(path, 1 << 16)?;
+    serde_json::from_slice(&text)
+        .map(Some)
+        .map_err(|error| Error::file(path, format!("is not the failure of a run: {error}")))
+}
+
+/// Writes a failure that is a result, and returns any other error. The text does not depend on
+/// which checkpoints exist.
+pub(super) fn record_failure(path: &Path, error: Error) -> Result<(), Error> {
+    let (step, what) = match error {
+        Error::NonFinite { step, what, .. } | Error::SkipLimit { step, what, .. } => (step, what),
+        Error::Spike { step, loss, z, .. } => {
+            (step, format!("the loss {loss} is a spike, {z:.1} standard deviations high"))
+        }
+        Error::NonFiniteEvaluation { step, loss, .. } => {
+            (step, format!("the validation loss is {loss}"))
+        }
+        Error::NonFiniteCheckpoint { step, tensor, .. } => {
+            (step, format!("{tensor} is not finite"))
+        }
+        other => {
+            debug_assert!(other.kind() != ErrorKind::NonFinite, "{other}");
+            return Err(other);
+        }
+    };
+    let mut text =
+        serde_json::to_vec(&Failure { step, what }).expect("strings and integers are JSON");
+    text.push(b'\n');
+    disk::write_atomically(&path.join(FAILURE), &text)
+}
