@@ -1,6 +1,6 @@
 """Proves and lists a sparse24 checkpoint: python3 read_checkpoint.py RUN/checkpoints/step-NNNNNNNN
-`read` gives its state and its tensors, memoryviews of which numpy.asarray makes arrays without a copy. The format is told in
-docs/checkpoint-format.md. Python alone hashes a megabyte in about a second; the package `blake3`, gigabytes."""
+`read` gives its state and its tensors, memoryviews of which numpy.asarray makes arrays without a copy. The format is
+described in docs/checkpoint-format.md. Pure Python hashes a megabyte per second, the package `blake3` gigabytes."""
 import json, pathlib, struct, sys
 
 IV = (0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19)
@@ -41,7 +41,7 @@ def read(folder):
     text, tensors = files["manifest.json"], {}
     manifest = json.loads(text)
     assert blake3(text[:-68] + b"0" * 64 + text[-4:]) == manifest["checksum"], "manifest.json is damaged"
-    assert (manifest["format"], manifest["format_version"]) == ("sparse24-checkpoint", 1), "another format"
+    assert (manifest["format"], manifest["format_version"]) in [("sparse24-checkpoint", 1), ("sparse24-checkpoint", 2)], "another format"
     for name, parts in manifest["files"].items():
         data, begins = memoryview(files[name]), [0] + [part["end"] for part in parts]
         assert len(data) == begins[-1], f"{name} has not the length that the manifest says"
@@ -49,7 +49,7 @@ def read(folder):
             assert blake3(data[begin:part["end"]]) == part["blake3"], f"{name} is damaged in {part['name']}"
         if name.endswith(".safetensors"):
             header, data = json.loads(bytes(data[8:begins[1]])), data[begins[1]:]
-            views = {t: data[slice(*i["data_offsets"])].cast({"F32": "f", "U16": "H"}[i["dtype"]], i["shape"])
+            views = {t: data[slice(*i["data_offsets"])].cast({"F32": "f", "U16": "H", "U32": "I"}[i["dtype"]], i["shape"])
                      for t, i in header.items() if t != "__metadata__"}
             tensors[name.removesuffix(".safetensors")] = views
     return json.loads(files["state.json"]), tensors

@@ -1,4 +1,4 @@
-//! Tells the crate what it is built from: versions of the libraries that compute or store, and the
+//! Passes build information to the crate: versions of the libraries that compute or store, and the
 //! commit of a release build.
 //!
 //! Invariant: what cannot be known is left out; the build never fails for it.

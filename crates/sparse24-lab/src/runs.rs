@@ -26,9 +26,7 @@ use sparse24_run::{
     Error, checkpoint,
     config::Config,
     disk,
-    run::{
-        self, Asked, Damaged, Given, Observer, Resume, Run, StepMetrics, open_dataset, run_config,
-    },
+    run::{Asked, Damaged, Given, Observer, Resume, Run, StepMetrics, open_dataset, run_config},
 };
 
 /// One run of a set.
@@ -213,7 +211,7 @@ fn discard(checkpoints: &Path) -> Result<(), Error> {
 
 /// Checks that a run directory has its member's settings.
 fn check_config(path: &Path, member: &Member) -> Result<(), Error> {
-    let (found, wanted) = (run::decisive(&run_config(path)?), run::decisive(&member.config));
+    let (found, wanted) = (run_config(path)?.decisive(), member.config.decisive());
     let differs = |key: &&String| found.get(*key) != wanted.get(*key);
     let Some(key) = found.keys().chain(wanted.keys()).find(differs) else { return Ok(()) };
     let [found, wanted] =

@@ -18,7 +18,7 @@ use sparse24_run::{
     Error,
     checkpoint::DatasetIdentity,
     config::{Config, MethodConfig, read_table, renamed},
-    run::{decisive, of_dataset, open_dataset},
+    run::{of_dataset, open_dataset},
 };
 use sparse24_train::{
     method::{Ends, Phase, Until},
@@ -215,7 +215,7 @@ fn arm(lambda: f32) -> String {
 
 /// The settings that decide the results of a run, except those that a search varies.
 fn settings(config: &Config) -> Settings {
-    let mut settings = decisive(config);
+    let mut settings = config.decisive();
     settings.retain(|key, _| !["method.lambda", "seed"].contains(&key.as_str()));
     settings
 }

@@ -31,7 +31,7 @@ impl Objective for Random {
     }
 }
 
-/// X `[p, q]`, W `[r, q]` and room for Z, dX and dW.
+/// X `[p, q]`, W `[r, q]` and buffers for Z, dX and dW.
 struct Products {
     x: Array2<f32>,
     w: Array2<f32>,

@@ -1,4 +1,4 @@
-//! Corpus -> tokens -> shards -> batches.
+//! From a corpus to tokens, shards and batches.
 //!
 //! | step | type |
 //! | --- | --- |
@@ -6,11 +6,10 @@
 //! | text to token ids and back | [`Tokenizer`] |
 //! | token ids in a file | [`shard`] |
 //! | the two token sequences of a run | [`Dataset`] |
-//! | what an optimizer step sees | [`Dataset::batch`], a pure function of (seed, step, micro-step) |
-//! | what an evaluation sees | [`EvaluationWindows`]: every held-out token once |
+//! | the batch of a step | [`Dataset::batch`], a pure function of (seed, step, micro-step) |
+//! | the windows of an evaluation | [`EvaluationWindows`]: every validation token once |
 //!
-//! Deliberately absent: iterators with state. A resume needs no position in the data, only the
-//! step.
+//! There are no iterators with state: a resume needs only the step, not a position in the data.
 
 mod batch;
 mod corpus;

@@ -1,9 +1,7 @@
-//! The few file operations that checkpoints, run directories and prepared data are made of, each
-//! with its error.
+//! File operations of checkpoints, run directories and prepared data, with their errors.
 //!
-//! Invariant: everything that must survive goes through here, so that the tests can make the Nth
-//! operation fail, "kill" the process at it, or write down what was done ([`fault`]). Deliberately
-//! absent: formats.
+//! Invariant: all durable writes go through here, so that tests can make the Nth operation fail,
+//! "kill" the process at it, or record the operations ([`fault`]).
 
 use std::{
     fs::{self, File},
@@ -23,7 +21,7 @@ pub struct NewFile {
 }
 
 impl NewFile {
-    /// Creates or truncates.
+    /// Creates or truncates the file.
     pub fn create(path: PathBuf) -> Result<Self, Error> {
         let created = fault::before(Operation::Create(&path)).and_then(|()| File::create(&path));
         match created {
@@ -39,7 +37,7 @@ impl NewFile {
             .map_err(|e| Error::io("write", &self.path, e))
     }
 
-    /// Returns once the contents are on the device.
+    /// Returns when the contents are on the device.
     pub fn sync(self) -> Result<(), Error> {
         fault::before(Operation::Sync(&self.path))
             .and_then(|()| self.file.sync_all())
@@ -54,7 +52,7 @@ pub fn create_directory(path: &Path) -> Result<(), Error> {
         .map_err(|e| Error::io("create", path, e))
 }
 
-/// Moves, atomically; on Unix an existing file is replaced.
+/// Renames atomically; on Unix an existing file is replaced.
 pub fn rename(from: &Path, to: &Path) -> Result<(), Error> {
     fault::before(Operation::Rename(from, to))
         .and_then(|()| fs::rename(from, to))
@@ -75,8 +73,7 @@ pub fn remove_directory(path: &Path) -> Result<(), Error> {
         .map_err(|e| Error::io("remove", path, e))
 }
 
-/// Returns once the names in the directory are on the device. Only Unix can; elsewhere the rename
-/// is as good as it gets.
+/// Returns when the names in the directory are on the device. Only Unix supports this.
 pub fn sync_directory(path: &Path) -> Result<(), Error> {
     let sync = || if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) };
     fault::before(Operation::SyncDirectory(path))
@@ -84,8 +81,8 @@ pub fn sync_directory(path: &Path) -> Result<(), Error> {
         .map_err(|e| Error::io("sync", path, e))
 }
 
-/// Refuses to write `needed` bytes for `what` where the file system has not as many; some systems
-/// do not tell, and a quota is only met by writing.
+/// Refuses to write `needed` bytes for `what` if the file system has fewer. Not every system
+/// reports its free space, and a quota only shows when writing.
 pub fn check_room(path: &Path, needed: u64, what: impl FnOnce() -> String) -> Result<(), Error> {
     match free(path) {
         Some(free) if free < needed => {
@@ -106,13 +103,12 @@ fn free(path: &Path) -> Option<u64> {
     None
 }
 
-/// Replaces a file as a whole: a reader sees the old contents or the new, also after a crash.
+/// Replaces a file as a whole: a reader sees the old or the new contents, even after a crash.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     replace(path, |file| file.write(bytes))
 }
 
-/// As [`write_atomically`], for contents that come in pieces. Errors name `path`, not where the
-/// contents are gathered.
+/// Like [`write_atomically`], for contents in pieces. Errors name `path`, not the temporary file.
 pub fn replace(
     path: &Path,
     write: impl FnOnce(&mut NewFile) -> Result<(), Error>,
@@ -169,7 +165,7 @@ pub fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Opens a regular file and tells its bytes: reading a pipe could block, and a device might never
+/// Opens a regular file and returns its size: reading a pipe could block, and a device might never
 /// end.
 pub fn open(path: &Path) -> Result<(File, u64), Error> {
     let failed = |e| Error::io("read", path, e);
@@ -199,8 +195,8 @@ pub fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// Room for what a file says it holds: a file may be larger than memory, and one with holes larger
-/// than any disk.
+/// Allocates space for the contents of a file, which may be larger than memory, and with holes
+/// larger than any disk.
 pub fn reserve<T>(path: &Path, count: usize) -> Result<Vec<T>, Error> {
     let mut room = Vec::new();
     room.try_reserve_exact(count).map_err(|e| Error::io("read", path, e.into()))?;

@@ -1,20 +1,20 @@
-//! The one error type of this crate. A message is one sentence that names the file or key, what was
-//! found and what was expected.
+//! The error type of this crate. A message is one sentence that names the file or key, the value
+//! found and the value expected.
 
 use std::{io, path::PathBuf};
 
 use sparse24_train::ErrorKind;
 
-/// Why training, or a file it needs, failed.
+/// A failure of training or of a file that it needs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A setting is unknown or has no meaning.
+    /// A setting is unknown or invalid.
     #[error("{key}: {problem}")]
     Setting {
-        /// The key, dotted.
+        /// Dotted key.
         key: String,
-        /// What was found, what was expected, and what to do.
+        /// Found and expected value, and advice.
         problem: String,
     },
     /// A file cannot be used.
@@ -22,125 +22,131 @@ pub enum Error {
     File {
         /// The file.
         path: PathBuf,
-        /// What was found, what was expected, and what to do.
+        /// Found and expected value, and advice.
         problem: String,
     },
     /// The operating system refused.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried: `read`, `write`, `create`, ...
+        /// The operation: `read`, `write`, `create`, ...
         action: &'static str,
-        /// On what.
+        /// The file or directory.
         path: PathBuf,
-        /// Why it failed.
+        /// The reason.
         source: io::Error,
     },
-    /// A file system has too little room for what is to be written; nothing was.
-    #[error("{}: {what} need {} of disk space, {} are free; make room, or keep less", path.display(), mebibytes(*needed), mebibytes(*free))]
+    /// Too little disk space; nothing was written.
+    #[error("{}: {what} need {} of disk space, {} are free; free some, or keep less", path.display(), mebibytes(*needed), mebibytes(*free))]
     Room {
-        /// Where it is to be written.
+        /// The directory.
         path: PathBuf,
-        /// What is to be written.
+        /// Description of the data.
         what: String,
-        /// Its bytes.
+        /// Bytes to be written.
         needed: u64,
-        /// Bytes that can be had.
+        /// Bytes available.
         free: u64,
     },
-    /// A text holds a character that a character tokenizer never saw.
+    /// A character that the vocabulary of a character tokenizer lacks.
     #[error(
-        "the character {character:?} (U+{:04X}) at byte {offset} is not among the {vocabulary} characters of the tokenizer's vocabulary",
+        "the character {character:?} (U+{:04X}) at byte {offset} is not among the {vocabulary} \
+            characters of the tokenizer's vocabulary",
         u32::from(*character)
     )]
     UnknownCharacter {
         /// The character.
         character: char,
-        /// Where it stands in the text, in bytes.
+        /// Byte offset in the text.
         offset: usize,
-        /// How many characters the vocabulary has.
+        /// Size of the vocabulary.
         vocabulary: u32,
     },
-    /// A text holds more white space at a stretch than the GPT-2 tokenizer can split.
+    /// A run of white space longer than the GPT-2 tokenizer can split.
     #[error(
-        "the run of white space around byte {offset} has more than the {longest} white-space characters that gpt2 can split; shorten it"
+        "the run of white space around byte {offset} has more than the {longest} white-space \
+            characters that gpt2 can split; shorten it"
     )]
     LongWhiteSpace {
-        /// The longest run that can be split, in characters.
+        /// Longest run that can be split, in characters.
         longest: usize,
-        /// Where the first character beyond that stands in the text, in bytes.
+        /// Byte offset of the first character beyond that.
         offset: usize,
     },
-    /// A token id has no meaning.
+    /// A token id outside the vocabulary.
     #[error("token {token} at position {position} is beyond the vocabulary of {vocabulary}")]
     UnknownToken {
         /// The id.
         token: u32,
-        /// Where it stands, in tokens.
+        /// Position in tokens.
         position: usize,
-        /// How many ids there are.
+        /// Size of the vocabulary.
         vocabulary: u32,
     },
-    /// A parameter's state is incomplete or not this model's.
+    /// State of a parameter that is incomplete or does not fit the model.
     #[error("{name}: {problem}")]
     Parameter {
         /// The parameter.
         name: String,
-        /// What is missing or does not fit.
+        /// The missing or unfitting part.
         problem: String,
     },
-    /// A timed choice that was recorded cannot be replayed.
+    /// A recorded timed choice cannot be replayed.
     #[error("plan {key:?}: {problem}")]
     Plan {
-        /// What it is for.
+        /// The choice.
         key: String,
-        /// What is wrong with it.
+        /// The reason.
         problem: String,
     },
     /// A device cannot be opened, is full, or failed.
     #[error("{0}")]
     Device(String),
-    /// Another error of the trainer: a defect.
+    /// Any other error of the trainer: a defect.
     #[error(transparent)]
     Train(sparse24_train::Error),
-    /// The semantics of 2:4 refuse.
+    /// An error of `sparse24-core`.
     #[error(transparent)]
     Semantics(#[from] sparse24_core::Error),
-    /// The flag of [`sparse24_train::trainer::Trainer::interrupt_on`] was set; what was under way left no
-    /// trace.
+    /// The flag of [`sparse24_train::trainer::Trainer::interrupt_on`] was set; the operation had
+    /// no effect.
     #[error("interrupted")]
     Interrupted,
     /// The loss or a gradient is not finite; no update was made.
     #[error(
-        "step {step}: {what}; training stopped before the update, {}; lower optimizer.learning_rate or lengthen optimizer.warmup_steps",
-        told(*kept)
+        "step {step}: {what}; training stopped before the update, {}; lower \
+            optimizer.learning_rate or lengthen optimizer.warmup_steps",
+        consequence(*kept)
     )]
     NonFinite {
         /// The optimizer step that was not taken.
         step: u32,
-        /// What was not finite, and in which layer it began.
+        /// The value, and the first layer where it was not finite.
         what: String,
-        /// The step of the run's newest checkpoint, if it has one.
+        /// Step of the run's newest checkpoint.
         kept: Option<u32>,
     },
-    /// More steps were skipped than may be, because loss or gradients were not finite.
+    /// More than `run.skip_limit` steps had a loss or gradients that are not finite.
     #[error(
-        "step {step}: {what}, and {skipped} steps were skipped already, as many as run.skip_limit allows; training stopped before the update, {}",
-        told(*kept)
+        "step {step}: {what}, and {skipped} steps were skipped already, as many as \
+            run.skip_limit allows; training stopped before the update, {}",
+        consequence(*kept)
     )]
     SkipLimit {
         /// The optimizer step that was not taken.
         step: u32,
-        /// What was not finite, and in which layer it began.
+        /// The value, and the first layer where it was not finite.
         what: String,
         /// Steps skipped before.
         skipped: u32,
-        /// The step of the run's newest checkpoint, if it has one.
+        /// Step of the run's newest checkpoint.
         kept: Option<u32>,
     },
-    /// The loss stands far above those before it.
+    /// The loss is far above the previous ones.
     #[error(
-        "step {step}: the loss {loss} lies {z:.1} standard deviations above {mean}, the mean of the {window} before it, run.spike_z allows {allowed}; training stopped after the step, {}",
-        told(*kept)
+        "step {step}: the loss {loss} lies {z:.1} standard deviations above {mean}, the mean of \
+            the {window} before it, run.spike_z allows {allowed}; training stopped after the \
+            step, {}",
+        consequence(*kept)
     )]
     Spike {
         /// The optimizer step, which was taken.
@@ -149,36 +155,38 @@ pub enum Error {
         loss: f32,
         /// Standard deviations above the mean.
         z: f64,
-        /// What would have been a spike.
+        /// `run.spike_z`.
         allowed: f32,
-        /// Of the losses before it.
+        /// Mean of the previous losses.
         mean: f64,
-        /// How many these are.
+        /// Number of previous losses.
         window: usize,
-        /// The step of the run's newest checkpoint, if it has one.
+        /// Step of the run's newest checkpoint.
         kept: Option<u32>,
     },
-    /// The loss on the held-out split is not finite.
+    /// The validation loss is not finite.
     #[error(
-        "step {step}: the loss on the held-out split is {loss}; training stopped after the step, {}; lower optimizer.learning_rate or lengthen optimizer.warmup_steps",
-        told(*kept)
+        "step {step}: the validation loss is {loss}; training stopped after the step, \
+            {}; lower optimizer.learning_rate or lengthen optimizer.warmup_steps",
+        consequence(*kept)
     )]
     NonFiniteEvaluation {
         /// Optimizer steps done.
         step: u32,
         /// NaN or an infinity.
         loss: f64,
-        /// The step of the run's newest checkpoint, if it has one.
+        /// Step of the run's newest checkpoint.
         kept: Option<u32>,
     },
     /// A tensor to be saved is not finite; nothing was written.
     #[error(
-        "checkpoint of step {step} not written: {tensor:?} holds {value} at element {element}; earlier checkpoints stay"
+        "checkpoint of step {step} not written: {tensor:?} holds {value} at element {element}; \
+            earlier checkpoints stay"
     )]
     NonFiniteCheckpoint {
         /// Optimizer steps done.
         step: u32,
-        /// The tensor, as the file would name it.
+        /// Name of the tensor in the file.
         tensor: String,
         /// Index into its row-major values.
         element: usize,
@@ -219,8 +227,8 @@ impl From<sparse24_cuda::Error> for Error {
     }
 }
 
-/// What an error leaves.
-fn told(kept: Option<u32>) -> String {
+/// The checkpoint that remains after an error.
+fn consequence(kept: Option<u32>) -> String {
     kept.map_or("nothing was saved yet".to_owned(), |kept| {
         format!("the checkpoint of step {kept} is kept")
     })
@@ -231,7 +239,7 @@ fn mebibytes(bytes: u64) -> String {
 }
 
 impl Error {
-    /// The kind, for exit codes.
+    /// The kind, which decides the exit code.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -258,7 +266,7 @@ impl Error {
         }
     }
 
-    /// As of a text that begins `bytes` earlier.
+    /// The same error in a text that starts `bytes` earlier.
     pub(crate) fn moved(mut self, bytes: usize) -> Self {
         if let Self::UnknownCharacter { offset, .. } | Self::LongWhiteSpace { offset, .. } =
             &mut self
@@ -268,19 +276,19 @@ impl Error {
         self
     }
 
-    /// A setting that cannot be used; control characters are replaced and long texts shortened.
+    /// [`Error::Setting`] with control characters replaced and long texts shortened.
     #[must_use]
     pub fn setting(key: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Setting { key: printable(&key.into()), problem: printable(&problem.into()) }
     }
 
-    /// A file that cannot be used; control characters are replaced and long texts shortened.
+    /// [`Error::File`] with control characters replaced and long texts shortened.
     #[must_use]
     pub fn file(path: impl Into<PathBuf>, problem: impl Into<String>) -> Self {
         Self::File { path: path.into(), problem: printable(&problem.into()) }
     }
 
-    /// Adds what was expected to the error of a path that does not exist.
+    /// Turns an error about a path that does not exist into one that says what was expected.
     #[must_use]
     pub fn expecting(self, expected: &str) -> Self {
         match self {
@@ -291,16 +299,17 @@ impl Error {
         }
     }
 
-    /// A refusal of the operating system.
+    /// [`Error::Io`].
     #[must_use]
     pub fn io(action: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
         Self::Io { action, path: path.into(), source }
     }
 }
 
-/// What a message may quote of a file: no control characters, and of a long text both ends.
+/// Text of a file as a message may quote it: no control characters, and only both ends of a long
+/// one.
 fn printable(text: &str) -> String {
-    /// In characters.
+    /// Characters at each end.
     const END: usize = 300;
     let plain = |part: &str| part.replace(char::is_control, "\u{fffd}");
     match (text.char_indices().nth(END), text.char_indices().nth_back(END)) {

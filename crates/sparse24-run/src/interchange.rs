@@ -1,13 +1,11 @@
-//! Weights of Hugging Face's GPT-2, in and out.
+//! Import and export of Hugging Face's GPT-2 weights.
 //!
-//! Our names are theirs without the prefix `transformer.`; the only difference is that their Conv1D
-//! stores the four linear weights of a block as `[in, out]` where we store `[out, in]`. Their head
-//! is tied: it is `wte.weight`.
+//! Our names are theirs without the prefix `transformer.`. Their Conv1D stores the four linear
+//! weights of a block as `[in, out]`, we store `[out, in]`. The head is tied to `wte.weight`.
 //!
-//! Invariant: an import gives exactly the tensors asked for, each finite and in its shape, or an
-//! error that names the one that is not; an export is a folder that
-//! `GPT2LMHeadModel.from_pretrained` loads, or nothing. Deliberately absent: tokenizers, and other
-//! models' weights.
+//! Invariant: an import returns exactly the requested tensors, finite and in their shapes, or an
+//! error that names the wrong one; an export is a folder that `GPT2LMHeadModel.from_pretrained`
+//! loads, or nothing.
 
 mod config;
 mod export;
@@ -32,11 +30,10 @@ fn is_conv1d(name: &str) -> bool {
             .any(|suffix| name.strip_suffix(suffix).is_some_and(|rest| rest.ends_with('.')))
 }
 
-/// Rows and columns that are transposed at a time: reads and writes then both stay within few cache
-/// lines.
+/// Rows and columns transposed at a time, so that reads and writes touch few cache lines.
 const SIDE: usize = 32;
 
-/// `[rows, columns]`, row-major, becomes `[columns, rows]`.
+/// Transposes `[rows, columns]`, row-major.
 fn transpose(values: &[f32], [rows, columns]: [usize; 2]) -> Vec<f32> {
     let mut out = vec![0.0; values.len()];
     for (panel, first) in values.chunks((SIDE * columns).max(1)).zip((0..).step_by(SIDE)) {
@@ -45,8 +42,7 @@ fn transpose(values: &[f32], [rows, columns]: [usize; 2]) -> Vec<f32> {
     out
 }
 
-/// Rows of `[rows, columns]`, from the `first` on, become columns of `out`, `[columns, rows]`; both
-/// are row-major.
+/// Writes the rows `first..` of `[rows, columns]` to the columns of `out`, `[columns, rows]`.
 fn transpose_rows(panel: &[f32], first: usize, out: &mut [f32], [rows, columns]: [usize; 2]) {
     for left in (0..columns).step_by(SIDE) {
         for (values, row) in panel.chunks_exact(columns).zip(first..) {

@@ -1,17 +1,15 @@
-//! What the operating system tells of this machine.
-//!
-//! Deliberately absent: devices, which their backends describe.
+//! The memory of this machine.
 
 /// Main memory, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
-    /// All of it.
+    /// Installed memory.
     pub total: u64,
-    /// What could be had now without swapping.
+    /// Memory available without swapping.
     pub available: u64,
 }
 
-/// The memory of this machine; `None` where the system does not tell it in `/proc/meminfo`.
+/// Reads `/proc/meminfo`; `None` on systems without it.
 #[must_use]
 pub fn memory() -> Option<Memory> {
     parse(&std::fs::read_to_string("/proc/meminfo").ok()?)

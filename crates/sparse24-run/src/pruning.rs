@@ -1,17 +1,16 @@
-//! 2:4 in safetensors files of any origin: prune their weights, or prove that they are pruned.
+//! Prunes the weights of any safetensors file to 2:4, or verifies that they are.
 //!
-//! Which tensors: two-dimensional, f32, f16, bf16 or f64, not empty, not an embedding by name
-//! ([`is_embedding`]), of a shape that the kind divides (transposable: both lengths by 4; row-wise:
-//! columns; column-wise: rows), and included by the caller. All others are left untouched and
-//! listed with the [`Reason`].
+//! This concerns tensors that are two-dimensional, f32, f16, bf16 or f64, not empty, not an
+//! embedding by name ([`is_embedding`]), of a shape that the kind divides (transposable: both
+//! lengths by 4; row-wise: columns; column-wise: rows), and included by the caller. All others are
+//! left unchanged and listed with the [`Reason`].
 //!
 //! A tensor is read as it is stored: row-wise groups run along its last dimension. That is the
 //! contraction dimension of `[out, in]` weights (PyTorch's `Linear`); of `[in, out]` weights (the
 //! `Conv1D` of Hugging Face's GPT-2) it is the first, column-wise. A transposable mask is both.
 //!
-//! Invariant: everything but pruned elements, which become +0, keeps its bytes: header, metadata,
-//! order, other tensors. Deliberately absent: compressed storage, sharded checkpoints (prune each
-//! file), dtypes below 16 bits.
+//! Invariant: pruned elements become +0, and all other bytes stay: header, metadata, order, other
+//! tensors. Of a sharded checkpoint, prune each file.
 
 use std::{fmt, fs, path::Path};
 
@@ -20,24 +19,24 @@ use sparse24_core::MaskKind;
 
 use crate::{
     Error, disk,
-    tensors::container::{self, Entry},
+    tensors::{Entry, container},
 };
 
 mod matrix;
 
 use matrix::{Matrix, Storage};
 
-/// What to look at, and for which structure.
+/// The tensors and the structure to prune or verify.
 #[derive(Clone, Copy)]
 pub struct Selection<'a> {
-    /// The structure to give or to prove.
+    /// The structure.
     pub kind: MaskKind,
-    /// Whether a tensor of this name may be looked at; narrows the rule of the module.
+    /// Whether to include a tensor of this name; narrows the rule of the module.
     pub include: &'a dyn Fn(&str) -> bool,
 }
 
-/// How the transposable pattern of a tile is found; row- and column-wise pruning keep the two
-/// largest of a group either way.
+/// The search for the transposable pattern of a tile. Row- and column-wise pruning always keep the
+/// two largest of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Search {
     /// The best of the 90 patterns ([`sparse24_core::search::transposable`]).
@@ -46,38 +45,37 @@ pub enum Search {
     Greedy,
 }
 
-/// What becomes of two-dimensional float tensors, embeddings aside, that cannot be pruned.
+/// Treatment of two-dimensional float tensors, except embeddings, that cannot be pruned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unprunable {
-    /// They are copied and listed.
+    /// Copy and list them.
     Copy,
-    /// The file is refused.
+    /// Refuse the file.
     Refuse,
 }
 
-/// Why a tensor was left alone.
+/// The reason why a tensor was left unchanged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The caller's filter leaves it out.
+    /// The caller's filter excludes it.
     Excluded,
-    /// Its elements are no floats.
+    /// Its elements are not floats.
     NotFloat,
-    /// It is no matrix.
+    /// It is not a matrix.
     Dimensions(usize),
     /// It has no elements.
     Empty,
     /// Its floats are narrower than 16 bits.
     NarrowFloat,
-    /// Its name says that it is an embedding.
+    /// Its name is that of an embedding.
     Embedding,
-    /// Its shape is not made of whole tiles or groups.
+    /// Its shape does not consist of whole tiles or groups.
     Indivisible(MaskKind),
 }
 
 impl Reason {
-    /// Whether it is a two-dimensional float tensor that is wanted, which strict pruning must
-    /// prune. An embedding is not.
+    /// Whether strict pruning must refuse it: an included matrix of floats, not an embedding.
     fn concerns_matrix(&self) -> bool {
         matches!(self, Self::NarrowFloat | Self::Indivisible(_))
     }
@@ -105,51 +103,50 @@ impl fmt::Display for Reason {
     }
 }
 
-/// One tensor of a file, in the file's order, and what was done or found; or why it was left alone.
+/// One tensor of a file, in the file's order, with its outcome.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorReport<T> {
-    /// Its name.
+    /// Name in the file.
     pub name: String,
-    /// Its dtype, as safetensors spells it.
+    /// Stored type.
     pub dtype: Dtype,
-    /// Its shape.
+    /// Stored shape.
     pub shape: Vec<usize>,
-    /// What was done or found, or why nothing.
+    /// The result, or the reason why the tensor was left unchanged.
     pub outcome: Result<T, Reason>,
 }
 
-/// What pruning did to a tensor.
+/// Result of pruning a tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pruned {
     /// Kept share of the L1 norm, finite elements only; 1 for a tensor of zeros.
     pub kept_norm: f64,
-    /// How many elements are NaN. A NaN counts as 2^124, so it is kept unless a tile or group has
-    /// more of such magnitude than it may keep.
+    /// Number of NaN elements. A NaN counts as 2^124, so it is kept unless its tile or group has
+    /// more of that magnitude than it may keep.
     pub nan: u64,
-    /// How many of these were pruned all the same.
+    /// Number of NaN elements that were pruned.
     pub nan_pruned: u64,
 }
 
-/// What a proof found.
+/// Result of verifying a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Some valid mask covers all nonzeros. (A kept element may itself be zero, so nonzeros may be
-    /// fewer than kept elements.)
+    /// A valid mask covers all nonzeros. (A kept element may be zero.)
     Holds,
-    /// The first tile or group whose nonzeros no valid pattern covers, row-major.
+    /// The first tile or group, row-major, whose nonzeros no valid pattern covers.
     Refuted(Offence),
 }
 
 /// A tile or group that is not 2:4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offence {
-    /// The structure that it lacks.
+    /// The violated structure.
     pub kind: MaskKind,
-    /// Its first row.
+    /// First row.
     pub row: usize,
-    /// Its first column.
+    /// First column.
     pub column: usize,
-    /// How many of its elements are not zero (a NaN is not zero).
+    /// Number of elements that are not zero (a NaN is not zero).
     pub nonzeros: u32,
 }
 
@@ -161,7 +158,8 @@ impl fmt::Display for Offence {
         match kind {
             MaskKind::Transposable => write!(
                 f,
-                "no transposable pattern covers the {nonzeros} nonzeros of the tile at rows {row}-{last_row}, "
+                "no transposable pattern covers the {nonzeros} nonzeros of the tile at rows \
+                    {row}-{last_row}, "
             )?,
             MaskKind::RowWise => {
                 write!(f, "{nonzeros} nonzeros, at most 2 expected, in the group at row {row}, ")?
@@ -169,7 +167,8 @@ impl fmt::Display for Offence {
             MaskKind::ColumnWise => {
                 return write!(
                     f,
-                    "{nonzeros} nonzeros, at most 2 expected, in the group at rows {row}-{last_row}, column {column}"
+                    "{nonzeros} nonzeros, at most 2 expected, in the group at rows \
+                        {row}-{last_row}, column {column}"
                 );
             }
         }
@@ -177,9 +176,9 @@ impl fmt::Display for Offence {
     }
 }
 
-/// Whether a name says "embedding": one of its dot-separated parts is `wte`, `wpe` or `lm_head`
-/// (tied to `wte`), or one of the underscore-separated words of a part is `emb` or begins with
-/// `embed`; letter case does not matter.
+/// Whether a name is that of an embedding: one of its dot-separated parts is `wte`, `wpe` or
+/// `lm_head` (tied to `wte`), or one of the underscore-separated words of a part is `emb` or starts
+/// with `embed`; case does not matter.
 ///
 /// So `transformer.wte.weight`, `model.embed_tokens.weight`,
 /// `bert.embeddings.word_embeddings.weight`, `tok_emb.weight` and `pos_embed` are; `member.weight`
@@ -192,17 +191,16 @@ pub fn is_embedding(name: &str) -> bool {
     })
 }
 
-/// Prunes a safetensors file into another, which appears whole or not at all; kept elements are
-/// unchanged to the bit.
+/// Prunes a safetensors file into another, which is written completely or not at all; kept elements
+/// keep their bits. If the output is a symbolic link, its target is written.
 ///
-/// An output that is a symbolic link stays one: what it leads to is written.
-///
-/// f64 elements are searched after rounding to f32. Reports on all tensors, in the file's order.
+/// f64 elements are rounded to f32 for the search. Returns a report for every tensor, in the file's
+/// order.
 ///
 /// # Errors
 /// [`Error::Io`]; [`Error::File`] for a malformed file, one without a tensor to prune, an output
-/// that is the input or exists and is no regular file, and, with [`Unprunable::Refuse`], a
-/// two-dimensional float tensor that is included and no embedding but cannot be pruned.
+/// that is the input or exists and is not a regular file, and, with [`Unprunable::Refuse`], an
+/// included matrix of floats, not an embedding, that cannot be pruned.
 pub fn prune_file(
     input: &Path,
     output: &Path,
@@ -229,7 +227,8 @@ pub fn prune_file(
     {
         let count = reports.iter().filter(refused).count();
         let problem = format!(
-            "strict pruning leaves no matrix out, but {count} cannot be pruned; the first is `{name}` {shape:?}: {reason}"
+            "strict pruning leaves no matrix out, but {count} cannot be pruned; the first is \
+                `{name}` {shape:?}: {reason}"
         );
         return Err(Error::file(input, problem));
     }
@@ -237,11 +236,10 @@ pub fn prune_file(
     Ok(reports)
 }
 
-/// Proves or refutes 2:4, tensor by tensor: reports on all, in the file's order.
+/// Verifies 2:4 tensor by tensor; returns a report for every tensor, in the file's order.
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::File`] for a malformed file, and one without a tensor that could be
-/// pruned: it would prove nothing.
+/// [`Error::Io`]; [`Error::File`] for a malformed file, and one without a tensor to verify.
 pub fn verify_file(
     path: &Path,
     selection: Selection<'_>,

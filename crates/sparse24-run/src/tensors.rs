@@ -1,9 +1,8 @@
-//! Reading and writing safetensors files tensor by tensor, so that a file of gigabytes is never in
+//! Reads and writes safetensors files tensor by tensor, so that a file of gigabytes is never in
 //! memory twice.
 //!
-//! Invariant: whatever the bytes, opening a file allocates in proportion to its header (at most
-//! [`container::HEADER_LIMIT`]), reading a tensor in proportion to that tensor, which lies inside
-//! the file. Deliberately absent: which tensors a file should hold.
+//! Invariant: whatever the bytes, opening a file allocates in proportion to its header, and reading
+//! a tensor in proportion to that tensor, which lies inside the file.
 
 pub(crate) mod container;
 
@@ -14,13 +13,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use container::Entry;
+pub(crate) use container::Entry;
 use half::{bf16, f16};
 use safetensors::Dtype;
 
 use crate::{Error, disk};
 
-/// Bytes that are converted at a time.
+/// Bytes converted at a time.
 const CHUNK: usize = 1 << 18;
 
 /// A file whose header has been read and validated.
@@ -41,18 +40,18 @@ impl TensorFile {
 
     /// The values of a float tensor, exactly, as f32; refused unless all are finite.
     pub(crate) fn floats(&mut self, entry: &Entry) -> Result<Vec<f32>, Error> {
-        let mut values = self.room(entry)?;
+        let mut values = self.buffer(entry)?;
         self.float_pieces(entry, CHUNK / 4, |piece| values.extend_from_slice(piece))?;
         Ok(values)
     }
 
-    /// For the values of a tensor.
-    pub(crate) fn room<T>(&self, entry: &Entry) -> Result<Vec<T>, Error> {
+    /// An empty list with capacity for the values of a tensor.
+    pub(crate) fn buffer<T>(&self, entry: &Entry) -> Result<Vec<T>, Error> {
         disk::reserve(&self.path, entry.elements())
     }
 
-    /// As [`TensorFile::floats`], handed to `take` in pieces of `length` values; the last has the
-    /// rest.
+    /// Like [`TensorFile::floats`], but hands the values to `take` in pieces of `length`; the last
+    /// piece may be shorter.
     pub(crate) fn float_pieces(
         &mut self,
         entry: &Entry,
@@ -71,21 +70,18 @@ impl TensorFile {
             self.read_at(start..entry.range.end.min(start + length * width), &mut buffer)?;
             values.clear();
             match entry.dtype {
-                Dtype::F32 => values.extend(
-                    buffer
-                        .chunks_exact(4)
-                        .map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))),
-                ),
+                Dtype::F32 => values.extend(decoded(&buffer, f32::from_le_bytes)),
                 Dtype::F16 => {
-                    values.extend(halves(&buffer).map(|bits| f16::from_bits(bits).to_f32()))
+                    values.extend(decoded(&buffer, |b| f16::from_le_bytes(b).to_f32()));
                 }
-                _ => values.extend(halves(&buffer).map(|bits| bf16::from_bits(bits).to_f32())),
+                _ => values.extend(decoded(&buffer, |b| bf16::from_le_bytes(b).to_f32())),
             }
             if let Some(at) = first_non_finite(&values) {
                 let (value, offset) = (values[at], start + at * width);
                 let element = (offset - entry.range.start) / width;
                 let problem = format!(
-                    "holds {value} at element {element} (byte {offset}); only finite values are read"
+                    "holds {value} at element {element} (byte {offset}); only finite values are \
+                        read"
                 );
                 return Err(self.refuse(entry, &problem));
             }
@@ -94,18 +90,23 @@ impl TensorFile {
         Ok(())
     }
 
-    /// The values of a u16 tensor.
-    pub(crate) fn tiles(&mut self, entry: &Entry) -> Result<Vec<u16>, Error> {
-        if entry.dtype != Dtype::U16 {
-            return Err(self.refuse(entry, "is expected to be U16"));
+    /// The values of an integer tensor of this type, which has `W` bytes per element.
+    pub(crate) fn integers<T, const W: usize>(
+        &mut self,
+        entry: &Entry,
+        dtype: Dtype,
+        value: fn([u8; W]) -> T,
+    ) -> Result<Vec<T>, Error> {
+        if entry.dtype != dtype {
+            return Err(self.refuse(entry, &format!("is expected to be {dtype}")));
         }
-        let mut tiles = self.room(entry)?;
+        let mut values = self.buffer(entry)?;
         let mut buffer = Vec::with_capacity(entry.range.len().min(CHUNK));
         for start in entry.range.clone().step_by(CHUNK) {
             self.read_at(start..entry.range.end.min(start + CHUNK), &mut buffer)?;
-            tiles.extend(halves(&buffer));
+            values.extend(decoded(&buffer, value));
         }
-        Ok(tiles)
+        Ok(values)
     }
 
     /// An error that names this file and this tensor.
@@ -116,7 +117,6 @@ impl TensorFile {
         )
     }
 
-    /// These bytes of the file.
     fn read_at(&mut self, range: Range<usize>, buffer: &mut Vec<u8>) -> Result<(), Error> {
         buffer.resize(range.len(), 0);
         let read = self
@@ -127,27 +127,31 @@ impl TensorFile {
     }
 }
 
+fn decoded<T, const W: usize>(
+    bytes: &[u8],
+    value: impl Fn([u8; W]) -> T,
+) -> impl Iterator<Item = T> {
+    let (values, _) = bytes.as_chunks();
+    values.iter().map(move |&bytes| value(bytes))
+}
+
 /// The index of the first value that is NaN or infinite.
 pub(crate) fn first_non_finite(values: &[f32]) -> Option<usize> {
-    // Whole chunks first: the inner loop has no exit and is vectorised.
+    // Whole chunks first: the inner loop has no exit and is vectorized.
     let bad = values
         .chunks(4096)
         .position(|chunk| !chunk.iter().fold(true, |finite, v| finite & v.is_finite()))?;
     values[bad * 4096..].iter().position(|v| !v.is_finite()).map(|at| bad * 4096 + at)
 }
 
-fn halves(bytes: &[u8]) -> impl Iterator<Item = u16> {
-    bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]))
-}
-
-/// What a file to be written will hold, in this order.
+/// A tensor of a file to be written.
 pub(crate) struct Layout {
     pub(crate) name: String,
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<usize>,
 }
 
-/// The bytes before the data: length, JSON, padding to 8. The data of each tensor then follows in
+/// The bytes before the data: length, JSON, padding to 8. The data of the tensors then follow in
 /// the order of the layout.
 pub(crate) fn header(metadata: &[(&str, &str)], layout: &[Layout]) -> Vec<u8> {
     let quote = |text: &str| serde_json::Value::from(text).to_string();
@@ -177,7 +181,7 @@ pub(crate) fn header(metadata: &[(&str, &str)], layout: &[Layout]) -> Vec<u8> {
     bytes
 }
 
-/// The value as it will be read back after [`write_floats`].
+/// The value as it is read back after [`write_floats`].
 pub(crate) fn round(value: f32, dtype: Dtype) -> f32 {
     match dtype {
         Dtype::F16 => f16::from_f32(value).to_f32(),
@@ -194,73 +198,31 @@ pub(crate) fn round(value: f32, dtype: Dtype) -> f32 {
 pub(crate) fn write_floats(
     values: &[f32],
     dtype: Dtype,
-    mut write: impl FnMut(&[u8]) -> Result<(), Error>,
+    sink: impl FnMut(&[u8]) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let mut buffer = Vec::new();
-    for chunk in values.chunks(CHUNK / 4) {
-        match dtype {
-            Dtype::F32 => store(&mut buffer, chunk, f32::to_le_bytes),
-            Dtype::F16 => store(&mut buffer, chunk, |v| f16::from_f32(v).to_le_bytes()),
-            Dtype::BF16 => store(&mut buffer, chunk, |v| bf16::from_f32(v).to_le_bytes()),
-            _ => panic!("floats are stored as F32, F16 or BF16, not {dtype}"),
-        }
-        write(&buffer)?;
+    match dtype {
+        Dtype::F32 => write(values, f32::to_le_bytes, sink),
+        Dtype::F16 => write(values, |v| f16::from_f32(v).to_le_bytes(), sink),
+        Dtype::BF16 => write(values, |v| bf16::from_f32(v).to_le_bytes(), sink),
+        _ => panic!("floats are stored as F32, F16 or BF16, not {dtype}"),
     }
-    Ok(())
 }
 
-/// The bytes of some values, in place of what the buffer held: a loop without growth is vectorised.
-fn store<T: Copy, const WIDTH: usize>(
-    buffer: &mut Vec<u8>,
+/// Hands the bytes of `values` to `sink`, a chunk at a time.
+pub(crate) fn write<T: Copy, const W: usize>(
     values: &[T],
-    bytes: impl Fn(T) -> [u8; WIDTH],
-) {
-    buffer.resize(WIDTH * values.len(), 0);
-    let (places, _) = buffer.as_chunks_mut();
-    for (place, &value) in places.iter_mut().zip(values) {
-        *place = bytes(value);
-    }
-}
-
-/// Hands the stored bytes of `tiles` to `write`, a chunk at a time.
-pub(crate) fn write_tiles(
-    tiles: &[u16],
-    mut write: impl FnMut(&[u8]) -> Result<(), Error>,
+    bytes: impl Fn(T) -> [u8; W],
+    mut sink: impl FnMut(&[u8]) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let mut buffer = Vec::new();
-    for chunk in tiles.chunks(CHUNK / 2) {
-        store(&mut buffer, chunk, u16::to_le_bytes);
-        write(&buffer)?;
+    for chunk in values.chunks(CHUNK / W) {
+        // A loop without growth is vectorized.
+        buffer.resize(W * chunk.len(), 0);
+        let (places, _) = buffer.as_chunks_mut();
+        for (place, &value) in places.iter_mut().zip(chunk) {
+            *place = bytes(value);
+        }
+        sink(&buffer)?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use sparse24_core::MaskKind;
-
-    use super::{TensorFile, container::HEADER_LIMIT};
-    use crate::pruning::{Selection, verify_file};
-
-    #[test]
-    fn all_who_read_a_header_have_one_limit() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("x.safetensors");
-        let selection = Selection { kind: MaskKind::RowWise, include: &|_| true };
-        let tensor = r#"{"w":{"dtype":"F32","shape":[1,4],"data_offsets":[0,16]}}"#;
-        for (length, is_read) in [(HEADER_LIMIT, true), (HEADER_LIMIT + 1, false)] {
-            let mut bytes = length.to_le_bytes().to_vec();
-            bytes.extend_from_slice(tensor.as_bytes());
-            bytes.resize(8 + length as usize, b' ');
-            bytes.resize(bytes.len() + 16, 0);
-            fs::write(&path, bytes).unwrap();
-            let answers =
-                [TensorFile::open(&path).map(drop), verify_file(&path, selection).map(drop)]
-                    .map(|answer| answer.map_err(|e| e.to_string()));
-            assert_eq!(answers[0].is_ok(), is_read);
-            assert_eq!(answers[0], answers[1]);
-        }
-    }
 }

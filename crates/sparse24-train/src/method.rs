@@ -1,9 +1,8 @@
-//! A training method is a value: phases, each with its operands; what the masks do between steps;
-//! how wide the feed-forward is.
+//! A training method is a value: phases with their operands, the refresh of masks, masked decay,
+//! and the width of the feed-forward network.
 //!
-//! Every method of the paper is a composition of these choices, so no other file asks which method
-//! runs. Adding a method is adding a row to [`PRESETS`], and at most one variant to one choice.
-//! Deliberately absent: how an operand is multiplied (a backend's matter).
+//! Every method is a composition of these choices, so no other file asks for a method's name. A new
+//! method is a row of [`PRESETS`] and at most one variant of one choice.
 
 use std::collections::BTreeMap;
 
@@ -21,37 +20,37 @@ pub mod words;
 
 pub use preset::{PRESETS, Preset};
 
-/// How a transformer is pre-trained.
+/// A pre-training method.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Method {
-    /// The row of the table it began as.
+    /// Name of its row in [`PRESETS`].
     pub name: &'static str,
-    /// The feed-forward width, as a share of the model's.
+    /// d_ff as a share of the model's.
     pub width: Fraction,
-    /// When masks are searched anew.
+    /// Steps between mask searches.
     pub refresh: Refresh,
-    /// Where masked decay enters, in phases whose forward is pruned.
+    /// Masked decay in phases whose forward is pruned.
     pub decay: MaskedDecay,
-    /// In order; the last one ends with the run.
+    /// Phases in order; the last one ends with the run.
     pub phases: Vec<Phase>,
 }
 
-/// One stretch of training.
+/// A phase of training.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Phase {
-    /// When it ends.
+    /// End of the phase.
     pub until: Until,
-    /// What it does to Adam.
+    /// Variant of Adam.
     pub optimizer: AdamVariant,
-    /// The weight operand of Z = X W^T.
+    /// Weight operand of Z = X W^T.
     pub forward: WeightOperand,
-    /// The weight operand of dX = dZ W.
+    /// Weight operand of dX = dZ W.
     pub dgrad: DgradOperand,
-    /// The gradient operand of dW = dZ^T X.
+    /// Gradient operand of dW = dZ^T X.
     pub wgrad: GradientOperand,
 }
 
-/// What the forward of a phase multiplies by.
+/// Whether the forward of a phase uses pruned weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -61,7 +60,7 @@ pub struct Phase {
 pub enum PhaseKind {
     /// Pruned weights.
     Sparse,
-    /// The weights as they are.
+    /// Dense weights.
     Dense,
 }
 
@@ -74,7 +73,7 @@ impl core::fmt::Display for PhaseKind {
     }
 }
 
-/// When a phase ends.
+/// End of a phase.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Until {
     /// After floor(fraction * steps) optimizer steps of the run.
@@ -82,9 +81,9 @@ pub enum Until {
     /// After the first step at which Adam's variance [has
     /// settled](sparse24_core::phase::has_settled), but within these bounds (STEP).
     VarianceSettled {
-        /// Not before.
+        /// Earliest end, as a share of the run.
         earliest: Fraction,
-        /// Not after.
+        /// Latest end, as a share of the run.
         latest: Fraction,
     },
 }
@@ -94,16 +93,16 @@ pub enum Until {
 pub enum WeightOperand {
     /// W.
     Dense,
-    /// S(W): W under the mask of this kind that is searched in it.
+    /// S(W): W under its mask of this kind.
     Pruned(MaskKind, KeptValues),
 }
 
-/// What becomes of kept values.
+/// Map of kept values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeptValues {
-    /// They stay.
+    /// Unchanged.
     Identity,
-    /// Soft-thresholded, with the tensor's scale fixed at the start (S-STE).
+    /// Soft threshold with a scale per tensor, fixed at the start (S-STE).
     SoftThreshold,
 }
 
@@ -112,8 +111,8 @@ pub enum KeptValues {
 pub enum DgradOperand {
     /// W.
     Dense,
-    /// What the forward multiplies by. A product that contracts rows is 2:4 only where the mask is
-    /// transposable; another is computed densely.
+    /// The forward's operand. This product contracts rows, so it is 2:4 only under a transposable
+    /// mask, and computed densely under another.
     AsForward,
     /// W under the forward's mask and a column-wise one in another order of rows (Bi-Mask), see
     /// [`sparse24_core::permute`].
@@ -129,7 +128,7 @@ pub enum GradientOperand {
     Mvue(Estimator),
 }
 
-/// Which operands of a sparsifiable weight a method multiplies by, besides the weight itself.
+/// Pruned operands that a method keeps per sparsifiable weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PrunedOperands {
@@ -141,7 +140,7 @@ pub enum PrunedOperands {
     Two = 2,
 }
 
-/// The last steps of phases that end by a criterion, by index, as far as that is decided.
+/// Last steps of phases that ended by a criterion so far, by index.
 pub type Ends = BTreeMap<usize, u32>;
 
 impl Phase {
@@ -154,7 +153,7 @@ impl Phase {
         wgrad: GradientOperand::Dense,
     };
 
-    /// The mask that the forward needs, if it is pruned.
+    /// Kind of the forward's mask, if it is pruned.
     #[must_use]
     pub fn mask(&self) -> Option<MaskKind> {
         match self.forward {
@@ -169,12 +168,12 @@ impl Phase {
         if self.forward == WeightOperand::Dense { PhaseKind::Dense } else { PhaseKind::Sparse }
     }
 
-    /// The last optimizer step of the phase at the latest.
+    /// Latest possible last optimizer step of the phase.
     #[must_use]
     pub fn last_step(&self, steps: u32) -> u32 {
         match self.until {
             Until::Fraction(fraction) => fraction.of(steps),
-            // Whatever the fraction, a variance must be seen once to have settled.
+            // At least one step is needed to see a settled variance.
             Until::VarianceSettled { latest, .. } => latest.of(steps).max(1).min(steps),
         }
     }
@@ -187,8 +186,8 @@ impl Method {
         PRESETS.iter().find(|preset| preset.name == name).map(|preset| (preset.build)(lambda))
     }
 
-    /// The last optimizer step of a phase, given the ends that are decided; one whose end is not
-    /// ends as late as it may, and the last with the run.
+    /// Last optimizer step of a phase: decided, or else the latest possible; the last phase ends
+    /// with the run.
     #[must_use]
     pub fn last_step(&self, phase: usize, steps: u32, ends: &Ends) -> u32 {
         if phase + 1 == self.phases.len() {
@@ -197,23 +196,23 @@ impl Method {
         ends.get(&phase).copied().unwrap_or_else(|| self.phases[phase].last_step(steps))
     }
 
-    /// Whether a phase has a step.
+    /// Whether a phase has at least one step.
     #[must_use]
     pub fn has_steps(&self, phase: usize, steps: u32, ends: &Ends) -> bool {
         self.last_step(phase, steps, ends)
             > phase.checked_sub(1).map_or(0, |before| self.last_step(before, steps, ends))
     }
 
-    /// The index of the phase that optimizer step `step` (1, 2, ...) of `steps` belongs to. Step 0,
-    /// the initial weights, is the first's.
+    /// Index of the phase of optimizer step `step` (1, 2, ...) of `steps`; for step 0, the initial
+    /// weights, the phase of step 1.
     #[must_use]
     pub fn phase_at(&self, step: u32, steps: u32, ends: &Ends) -> usize {
         let last = self.phases.len() - 1;
         (0..last).find(|&phase| step.max(1) <= self.last_step(phase, steps, ends)).unwrap_or(last)
     }
 
-    /// The last step of each phase whose forward is pruned, in order: after it the weights under
-    /// their masks are a 2:4 model. A phase without a step has none.
+    /// Last step of each phase whose forward is pruned and that has steps: after it the weights
+    /// under their masks are a 2:4 model.
     #[must_use]
     pub fn last_sparse_steps(&self, steps: u32, ends: &Ends) -> Vec<u32> {
         let is_taken = |&phase: &usize| {
@@ -225,7 +224,7 @@ impl Method {
             .collect()
     }
 
-    /// What must be kept of each sparsifiable weight.
+    /// Pruned operands to keep per sparsifiable weight.
     #[must_use]
     pub fn pruned_operands(&self) -> PrunedOperands {
         let has = |wanted: fn(&Phase) -> bool| self.phases.iter().any(wanted);

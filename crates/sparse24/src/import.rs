@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use sparse24_run::{
     config::preset,
     data::{Tokenizer, TokenizerKind},
-    run::adopt,
+    run::save_imported,
 };
 use sparse24_train::nn::Bias;
 
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         .check()
         .map_err(|error| Failure::new(Exit::Input, format!("{}: {error}", args.path.display())))?;
     let count = counted(tensors.len(), "tensor");
-    let checkpoint = adopt(&config, tensors, tokenizer.as_ref(), &args.out)?;
+    let checkpoint = save_imported(&config, tensors, tokenizer.as_ref(), &args.out)?;
     say!("imported {count} into {}", checkpoint.display());
     if bias == Bias::Absent {
         say!("all biases are zero, so the model has none (model.bias = false)");

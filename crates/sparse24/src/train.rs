@@ -209,11 +209,11 @@ fn note_start(run: &Run, config: &Config) {
         products = format!("; sparse products are {}", device.sparse_products);
     }
     note(format_args!("{} ({}){products}", device.backend, device.description));
-    let mut departures = config.departures().join(" ");
-    if !departures.is_empty() {
-        departures.insert_str(0, " with ");
+    let mut overrides = config.overrides().join(" ");
+    if !overrides.is_empty() {
+        overrides.insert_str(0, " with ");
     }
-    note(format_args!("{}; preset {}{departures}", Provenance::build(), config.preset));
+    note(format_args!("{}; preset {}{overrides}", Provenance::build(), config.preset));
     if let Some(remark) = config.remark() {
         note(remark);
     }

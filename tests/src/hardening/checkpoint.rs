@@ -13,7 +13,8 @@ use std::{
 use serde_json::{Value, json};
 use sparse24_core::Mask;
 use sparse24_run::checkpoint::{
-    Checkpoint, DatasetIdentity, Fingerprint, NamedTensor, PhaseKind, State, load, save, verify,
+    Checkpoint, DatasetIdentity, Fingerprint, NamedTensor, PhaseEnd, PhaseKind, State, Values,
+    load, save, verify,
 };
 
 use super::{document::Document, path, read, refused, tensors};
@@ -104,6 +105,11 @@ pub fn sound() -> Checkpoint {
         shape: shape.to_vec(),
         values: (0..shape.iter().product()).map(|at: usize| at as f32 - 7.5).collect(),
     };
+    let typed = |name: &str, length: usize, values| NamedTensor {
+        name: name.to_owned(),
+        shape: vec![length],
+        values,
+    };
     let weights = [tensor("wte.weight", &[3, 4]), tensor("h.0.mlp.c_fc.weight", &[8, 4])];
     let mask = Mask::from_tiles(8, 4, vec![0x3c3c, 0xc3c3]).unwrap();
     Checkpoint {
@@ -114,7 +120,8 @@ pub fn sound() -> Checkpoint {
             phase_kind: PhaseKind::Sparse,
             seed: u64::MAX,
             tokens_seen: 1 << 60,
-            method: BTreeMap::from([("flips".to_owned(), 3)]),
+            skipped_steps: 3,
+            phase_ends: vec![PhaseEnd { phase: 1, step: 30 }],
             plan: BTreeMap::from([("ffn".to_owned(), "algorithm 7".to_owned())]),
             config: BTreeMap::from([("steps".to_owned(), "60".to_owned())]),
             dataset: DatasetIdentity {
@@ -129,7 +136,11 @@ pub fn sound() -> Checkpoint {
         first_moments: weights.to_vec(),
         second_moments: weights[..1].to_vec(),
         masks: vec![("h.0.mlp.c_fc.weight".to_owned(), mask)],
-        auxiliary: vec![tensor("scale", &[3])],
+        auxiliary: vec![
+            typed("scale", 3, Values::F32(vec![-0.0, 1.0, 2.0])),
+            typed("row_order", 2, Values::U32(vec![1, u32::MAX])),
+            typed("dgrad_mask", 1, Values::U16(vec![0x3c3c])),
+        ],
     }
 }
 

@@ -8,7 +8,7 @@ use sparse24_run::{
     checkpoint::NamedTensor,
     interchange::{Dtype, Gpt2Config, Values, export, import},
 };
-use sparse24_train::nn::linear24::Bias;
+use sparse24_train::nn::Bias;
 
 use super::{document::Document, file, files, path, read, refused, tensors};
 

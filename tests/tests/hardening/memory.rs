@@ -14,7 +14,7 @@ use sparse24_tests::hardening::{
     checkpoint::{closed, forge, sound},
     memory_bound,
 };
-use sparse24_train::nn::linear24::Bias;
+use sparse24_train::nn::Bias;
 
 use super::loaders::{LOADERS, MODEL, loader};
 

@@ -16,7 +16,6 @@ use sparse24_run::{
     Error,
     checkpoint::DatasetIdentity,
     config::{Config, read_table, renamed, table_of, unknown},
-    run::decisive,
 };
 use toml::{Table, Value};
 
@@ -169,14 +168,14 @@ impl Plan {
 
     /// What a restart must not change. The reference affects no run.
     pub(super) fn identity(&self) -> Identity {
-        let base = decisive(&self.base);
+        let base = self.base.decisive();
         let mut settings: Settings =
             base.iter().map(|(key, value)| (format!("base {key}"), value.clone())).collect();
         settings.remove("base seed");
         settings.extend(self.data.map(|data| ("data".to_owned(), data.fingerprint.to_string())));
         let arm = |arm: &PlannedArm| {
             // Compared by their effect, so the spelling of a setting does not matter.
-            let mut settings = decisive(&arm.config);
+            let mut settings = arm.config.decisive();
             settings.retain(|key, value| base.get(key) != Some(value));
             (arm.name.clone(), settings)
         };

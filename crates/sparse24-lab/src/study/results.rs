@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, fmt::Write};
 
 use serde::Serialize;
-use sparse24_run::{checkpoint::DatasetIdentity, config::dotted, run::decisive};
+use sparse24_run::{checkpoint::DatasetIdentity, config::dotted};
 use sparse24_train::method::PhaseKind;
 
 use super::plan::{Plan, PlannedArm};
@@ -240,7 +240,7 @@ fn best(plan: &Plan, arms: &[Arm]) -> Option<Best> {
 
 /// The settings that decide an arm's results, except lambda.
 fn but_lambda(planned: &PlannedArm) -> Settings {
-    let mut settings = decisive(&planned.config);
+    let mut settings = planned.config.decisive();
     settings.remove("method.lambda");
     settings
 }

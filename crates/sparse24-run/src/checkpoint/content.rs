@@ -1,9 +1,8 @@
-//! The contents of a checkpoint: tensors, masks and [`State`], and how they stand in the four
-//! files.
+//! The contents of a checkpoint, tensors, masks and [`State`], and their layout in the four files.
 //!
-//! Invariant of what is written and of what is read: names are unique, every length is its shape's,
-//! every value is finite, every moment and mask belongs to a weight and has its shape. Deliberately
-//! absent: directories and their life ([`super::save`]).
+//! Invariant, checked before writing and after reading: names are unique, every length is that of
+//! its shape, every float is finite, and every moment and mask belongs to a weight and has its
+//! shape.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,8 +13,9 @@ use safetensors::Dtype;
 use sparse24_core::Mask;
 
 use super::{
-    State,
+    NamedTensor, State, Values,
     manifest::{MASKS, MODEL, Manifest, OPTIMIZER, Parts, Recorder, STATE},
+    version1,
 };
 use crate::{
     Error, disk,
@@ -25,39 +25,67 @@ use crate::{
 const FIRST: &str = "exp_avg.";
 const SECOND: &str = "exp_avg_sq.";
 const AUXILIARY: &str = "auxiliary.";
-/// Longest state that is read; its lists of names take a dozen times the memory of their text.
+/// Longest state that is read. Parsed, its lists of names take about 12 times as much memory.
 const STATE_LIMIT: u64 = 1 << 20;
 
-/// A named host tensor, row-major.
-#[derive(Debug, Clone, PartialEq)]
-pub struct NamedTensor {
-    /// Its name, unique among its kind.
-    pub name: String,
-    /// `[length]` or `[rows, columns]`.
-    pub shape: Vec<usize>,
-    /// As many as the shape says.
-    pub values: Vec<f32>,
-}
-
-/// Everything that a resume needs, at an optimizer-step boundary.
+/// All that a resume needs, at an optimizer-step boundary.
 ///
-/// Order is kept. A list of moments may be empty (an optimizer without it) or cover some weights
-/// only.
+/// Order is kept. A list of moments may be empty (an optimizer without it) or cover only some
+/// weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checkpoint {
     /// Counters and identities.
     pub state: State,
-    /// The weights, not pruned; linear layers `[out, in]`.
+    /// The weights, not pruned; linear layers are `[out, in]`.
     pub weights: Vec<NamedTensor>,
-    /// The optimizer's mean of gradients, under the names of the weights.
+    /// Adam's mean of gradients, under the names of the weights.
     pub first_moments: Vec<NamedTensor>,
-    /// The optimizer's mean of squared gradients, under the names of the weights.
+    /// Adam's mean of squared gradients, under the names of the weights.
     pub second_moments: Vec<NamedTensor>,
-    /// The masks that go with the weights, under their names: those that the next sparse step, or
-    /// an evaluation, would use.
+    /// The masks that the next sparse step or an evaluation would use, by weight.
     pub masks: Vec<(String, Mask)>,
-    /// What a training method owns beyond that.
-    pub auxiliary: Vec<NamedTensor>,
+    /// Further state of the training method and of the instruments.
+    pub auxiliary: Vec<NamedTensor<Values>>,
+}
+
+/// A tensor as a file holds it.
+struct Stored<'a> {
+    file: &'static str,
+    prefix: &'static str,
+    name: &'a str,
+    shape: Vec<usize>,
+    data: Data<'a>,
+}
+
+#[derive(Clone, Copy)]
+enum Data<'a> {
+    F32(&'a [f32]),
+    U32(&'a [u32]),
+    U16(&'a [u16]),
+}
+
+impl Data<'_> {
+    fn length(self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::U32(values) => values.len(),
+            Self::U16(values) => values.len(),
+        }
+    }
+
+    fn dtype(self) -> Dtype {
+        match self {
+            Self::F32(_) => Dtype::F32,
+            Self::U32(_) => Dtype::U32,
+            Self::U16(_) => Dtype::U16,
+        }
+    }
+}
+
+impl Stored<'_> {
+    fn full_name(&self) -> String {
+        format!("{}{}", self.prefix, self.name)
+    }
 }
 
 impl Checkpoint {
@@ -67,96 +95,95 @@ impl Checkpoint {
         self.weights.iter().find(|tensor| tensor.name == name)
     }
 
-    /// The lists of tensors, each with the prefix of its names and its file.
-    fn lists(&self) -> [(&'static str, &[NamedTensor]); 4] {
-        [
-            ("", &self.weights),
-            (FIRST, &self.first_moments),
-            (SECOND, &self.second_moments),
-            (AUXILIARY, &self.auxiliary),
-        ]
+    /// All tensors, in the order of the files and within them.
+    fn stored(&self) -> impl Iterator<Item = Stored<'_>> {
+        let floats = [
+            (MODEL, "", &self.weights),
+            (OPTIMIZER, FIRST, &self.first_moments),
+            (OPTIMIZER, SECOND, &self.second_moments),
+        ];
+        let floats = floats.into_iter().flat_map(|(file, prefix, list)| {
+            list.iter().map(move |NamedTensor { name, shape, values }| Stored {
+                file,
+                prefix,
+                name,
+                shape: shape.clone(),
+                data: Data::F32(values),
+            })
+        });
+        let auxiliary = self.auxiliary.iter().map(|NamedTensor { name, shape, values }| Stored {
+            file: OPTIMIZER,
+            prefix: AUXILIARY,
+            name,
+            shape: shape.clone(),
+            data: match values {
+                Values::F32(values) => Data::F32(values),
+                Values::U32(values) => Data::U32(values),
+                Values::U16(values) => Data::U16(values),
+            },
+        });
+        let masks = self.masks.iter().map(|(name, mask)| Stored {
+            file: MASKS,
+            prefix: "",
+            name,
+            shape: vec![mask.rows() / 4, mask.columns() / 4],
+            data: Data::U16(mask.tiles()),
+        });
+        floats.chain(auxiliary).chain(masks)
     }
 
     /// Bytes of all tensors.
     pub(crate) fn bytes(&self) -> u64 {
-        let floats = self
-            .lists()
-            .into_iter()
-            .flat_map(|(_, list)| list)
-            .map(|tensor| 4 * tensor.values.len());
-        let masks = self.masks.iter().map(|(_, mask)| 2 * mask.tiles().len());
-        floats.chain(masks).sum::<usize>() as u64
+        let bytes = |data: Data<'_>| data.length() * data.dtype().bitsize() / 8;
+        self.stored().map(|tensor| bytes(tensor.data)).sum::<usize>() as u64
     }
 
-    /// Refuses what must not be written.
+    /// Refuses values that must not be written.
     pub(crate) fn check_finite(&self) -> Result<(), Error> {
-        for (prefix, tensor) in self
-            .lists()
-            .into_iter()
-            .flat_map(|(prefix, list)| list.iter().map(move |tensor| (prefix, tensor)))
-        {
-            if let Some(element) = first_non_finite(&tensor.values) {
+        for tensor in self.stored() {
+            let Data::F32(values) = tensor.data else { continue };
+            if let Some(element) = first_non_finite(values) {
                 return Err(Error::NonFiniteCheckpoint {
                     step: self.state.step,
-                    tensor: format!("{prefix}{}", tensor.name),
+                    tensor: tensor.full_name(),
                     element,
-                    value: tensor.values[element],
+                    value: values[element],
                 });
             }
         }
         Ok(())
     }
 
-    /// The first thing that contradicts the invariant.
+    /// The first violation of the invariant.
     pub(crate) fn contradiction(&self) -> Option<String> {
-        for (prefix, list) in self.lists() {
-            let mut seen = BTreeSet::new();
-            for NamedTensor { name, shape, values } in list {
-                if shape.iter().try_fold(1, |product: usize, &length| product.checked_mul(length))
-                    != Some(values.len())
-                {
-                    return Some(format!(
-                        "{:?} has shape {shape:?} and {} values",
-                        format!("{prefix}{name}"),
-                        values.len()
-                    ));
-                }
-                if !seen.insert(name.as_str()) || name == "__metadata__" {
-                    return Some(format!(
-                        "the name {:?} stands twice or is reserved",
-                        format!("{prefix}{name}")
-                    ));
-                }
-            }
-        }
         let weights: BTreeMap<_, _> =
             self.weights.iter().map(|w| (w.name.as_str(), w.shape.as_slice())).collect();
-        for (prefix, moment) in [(FIRST, &self.first_moments), (SECOND, &self.second_moments)]
-            .into_iter()
-            .flat_map(|(prefix, list)| list.iter().map(move |moment| (prefix, moment)))
-        {
-            let expected = weights.get(moment.name.as_str());
-            if expected != Some(&moment.shape.as_slice()) {
-                return Some(format!(
-                    "{:?} has shape {:?}, its weight {}",
-                    format!("{prefix}{}", moment.name),
-                    moment.shape,
-                    shape_or_missing(expected)
-                ));
-            }
-        }
+        let masks: BTreeMap<_, _> =
+            self.masks.iter().map(|(name, mask)| (name.as_str(), mask.shape())).collect();
         let mut seen = BTreeSet::new();
-        for (name, mask) in &self.masks {
-            let expected = weights.get(name.as_str());
-            if expected != Some(&mask.shape().as_slice()) {
+        for tensor in self.stored() {
+            let Stored { file, prefix, name, shape, data } = &tensor;
+            let elements = shape.iter().try_fold(1, |all: usize, &length| all.checked_mul(length));
+            if elements != Some(data.length()) {
+                let (name, values) = (tensor.full_name(), data.length());
+                return Some(format!("{name:?} has shape {shape:?} and {values} values"));
+            }
+            if !seen.insert((*file, *prefix, *name)) || *name == "__metadata__" {
                 return Some(format!(
-                    "the mask {name:?} has shape {:?}, its weight {}",
-                    mask.shape(),
-                    shape_or_missing(expected)
+                    "the name {:?} is used twice or reserved",
+                    tensor.full_name()
                 ));
             }
-            if !seen.insert(name) {
-                return Some(format!("the mask {name:?} stands twice"));
+            let (what, shape) = match (*file, *prefix) {
+                (_, FIRST | SECOND) => (format!("{:?}", tensor.full_name()), shape.as_slice()),
+                (MASKS, _) => (format!("the mask {name:?}"), masks[name].as_slice()),
+                _ => continue,
+            };
+            if weights.get(name) != Some(&shape) {
+                let weight = weights
+                    .get(name)
+                    .map_or_else(|| "is missing".to_owned(), |shape| format!("{shape:?}"));
+                return Some(format!("{what} has shape {shape:?}, its weight {weight}"));
             }
         }
         None
@@ -165,10 +192,12 @@ impl Checkpoint {
     /// Writes the four files and then the manifest into an existing directory.
     pub(crate) fn write(&self, directory: &Path) -> Result<(), Error> {
         let mut files = BTreeMap::new();
-        let [weights, optimizer @ ..] = self.lists();
-        files.insert(MODEL.into(), write_tensors(&directory.join(MODEL), &[weights])?);
-        files.insert(OPTIMIZER.into(), write_tensors(&directory.join(OPTIMIZER), &optimizer)?);
-        files.insert(MASKS.into(), write_masks(&directory.join(MASKS), &self.masks)?);
+        for (name, metadata) in
+            [(MODEL, &[("format", "pt")][..]), (OPTIMIZER, &[("format", "pt")]), (MASKS, &[])]
+        {
+            let tensors: Vec<_> = self.stored().filter(|tensor| tensor.file == name).collect();
+            files.insert(name.into(), write_tensors(&directory.join(name), metadata, &tensors)?);
+        }
         let mut state = Recorder::create(directory.join(STATE))?;
         let mut text =
             serde_json::to_vec_pretty(&self.state).expect("strings and integers are JSON");
@@ -183,41 +212,29 @@ impl Checkpoint {
     }
 }
 
-fn shape_or_missing(shape: Option<&&[usize]>) -> String {
-    shape.map_or_else(|| "is missing".into(), |shape| format!("{shape:?}"))
-}
-
-fn write_tensors(path: &Path, lists: &[(&str, &[NamedTensor])]) -> Result<Parts, Error> {
-    let tensors =
-        || lists.iter().flat_map(|(prefix, list)| list.iter().map(move |tensor| (prefix, tensor)));
-    let layout: Vec<_> = tensors()
-        .map(|(prefix, t)| Layout {
-            name: format!("{prefix}{}", t.name),
-            dtype: Dtype::F32,
-            shape: t.shape.clone(),
+fn write_tensors(
+    path: &Path,
+    metadata: &[(&str, &str)],
+    stored: &[Stored<'_>],
+) -> Result<Parts, Error> {
+    let layout: Vec<_> = stored
+        .iter()
+        .map(|tensor| Layout {
+            name: tensor.full_name(),
+            dtype: tensor.data.dtype(),
+            shape: tensor.shape.clone(),
         })
         .collect();
     let mut file = Recorder::create(path.to_owned())?;
-    file.write(&tensors::header(&[("format", "pt")], &layout))?;
+    file.write(&tensors::header(metadata, &layout))?;
     file.end_part("header");
-    for ((_, tensor), Layout { name, dtype, .. }) in tensors().zip(&layout) {
-        tensors::write_floats(&tensor.values, *dtype, |bytes| file.write(bytes))?;
-        file.end_part(name);
-    }
-    file.finish()
-}
-
-fn write_masks(path: &Path, masks: &[(String, Mask)]) -> Result<Parts, Error> {
-    let tiles = |mask: &Mask| vec![mask.rows() / 4, mask.columns() / 4];
-    let layout: Vec<_> = masks
-        .iter()
-        .map(|(name, mask)| Layout { name: name.clone(), dtype: Dtype::U16, shape: tiles(mask) })
-        .collect();
-    let mut file = Recorder::create(path.to_owned())?;
-    file.write(&tensors::header(&[], &layout))?;
-    file.end_part("header");
-    for (name, mask) in masks {
-        tensors::write_tiles(mask.tiles(), |bytes| file.write(bytes))?;
+    for (tensor, Layout { name, .. }) in stored.iter().zip(&layout) {
+        let write = |bytes: &[u8]| file.write(bytes);
+        match tensor.data {
+            Data::F32(values) => tensors::write(values, f32::to_le_bytes, write),
+            Data::U32(values) => tensors::write(values, u32::to_le_bytes, write),
+            Data::U16(values) => tensors::write(values, u16::to_le_bytes, write),
+        }?;
         file.end_part(name);
     }
     file.finish()
@@ -225,87 +242,113 @@ fn write_masks(path: &Path, masks: &[(String, Mask)]) -> Result<Parts, Error> {
 
 /// Reads a checkpoint directory.
 ///
-/// The manifest proves itself, then every file's size and hashes, before anything is parsed. Memory
-/// beyond the tensors is proportional to the headers, whatever the bytes.
+/// The manifest is proved first, then the size and hashes of every file, before anything is parsed.
+/// Memory beyond the tensors is proportional to the headers, whatever the bytes.
 ///
 /// # Errors
-/// [`Error::File`] names the file, and the tensor and bytes where there are any: a damaged, cut or
-/// missing-from-manifest file, another format version, or contents that contradict each other.
-/// [`Error::Io`] if a file cannot be read.
+/// [`Error::File`] names the file, and the tensor and bytes where there are any: a file that is
+/// damaged, cut or not in the manifest, an unknown format version, or contents that contradict each
+/// other. [`Error::Io`] if a file cannot be read.
 pub fn load(checkpoint: &Path) -> Result<Checkpoint, Error> {
     let manifest = Manifest::open(checkpoint)?;
     manifest.prove(checkpoint)?;
-    let state = read_state(checkpoint)?;
-    if state.step != manifest.step {
-        return Err(Error::file(
-            checkpoint.join(STATE),
-            format!("is of step {}, the manifest of step {}", state.step, manifest.step),
-        ));
-    }
-    let (mut first_moments, mut second_moments, mut auxiliary) =
-        (Vec::new(), Vec::new(), Vec::new());
-    let weights = read_tensors(&checkpoint.join(MODEL))?;
-    for mut tensor in read_tensors(&checkpoint.join(OPTIMIZER))? {
-        let lists = [
-            (FIRST, &mut first_moments),
-            (SECOND, &mut second_moments),
-            (AUXILIARY, &mut auxiliary),
-        ];
-        let Some((prefix, list)) =
-            lists.into_iter().find(|(prefix, _)| tensor.name.starts_with(prefix))
-        else {
-            return Err(Error::file(
-                checkpoint.join(OPTIMIZER),
-                format!(
-                    "tensor {:?}: expected a name that begins with {FIRST:?}, {SECOND:?} or {AUXILIARY:?}",
-                    tensor.name
-                ),
-            ));
+    let state = state_of(checkpoint, &manifest)?;
+    let weights = read_tensors(&checkpoint.join(MODEL), TensorFile::floats)?;
+    let mut loaded = Checkpoint {
+        state,
+        weights,
+        first_moments: Vec::new(),
+        second_moments: Vec::new(),
+        masks: read_masks(&checkpoint.join(MASKS))?,
+        auxiliary: Vec::new(),
+    };
+    let path = checkpoint.join(OPTIMIZER);
+    for NamedTensor { name, shape, values } in read_tensors(&path, values)? {
+        if let Some(name) = name.strip_prefix(AUXILIARY) {
+            let values = match manifest.format_version {
+                1 => version1::typed(name, values),
+                _ => values,
+            };
+            loaded.auxiliary.push(NamedTensor { name: name.to_owned(), shape, values });
+            continue;
+        }
+        let problem = match (name.strip_prefix(FIRST), name.strip_prefix(SECOND), values) {
+            (Some(weight), _, Values::F32(values)) => {
+                let name = weight.to_owned();
+                loaded.first_moments.push(NamedTensor { name, shape, values });
+                continue;
+            }
+            (_, Some(weight), Values::F32(values)) => {
+                let name = weight.to_owned();
+                loaded.second_moments.push(NamedTensor { name, shape, values });
+                continue;
+            }
+            (None, None, _) => {
+                format!("expected a name that starts with {FIRST:?}, {SECOND:?} or {AUXILIARY:?}")
+            }
+            _ => "expected F32, F16 or BF16".to_owned(),
         };
-        tensor.name.drain(..prefix.len());
-        list.push(tensor);
+        return Err(Error::file(path, format!("tensor {name:?}: {problem}")));
     }
-    let masks = read_masks(&checkpoint.join(MASKS))?;
-    let loaded = Checkpoint { state, weights, first_moments, second_moments, masks, auxiliary };
     match loaded.contradiction() {
         None => Ok(loaded),
         Some(problem) => Err(Error::file(checkpoint, problem)),
     }
 }
 
-/// The state alone, which nothing proves.
+/// The state alone, proved by nothing but the manifest's step.
 pub(super) fn read_state(checkpoint: &Path) -> Result<State, Error> {
-    let path = checkpoint.join(STATE);
-    serde_json::from_slice(&disk::read_small(&path, STATE_LIMIT)?)
-        .map_err(|e| Error::file(&path, format!("is no checkpoint state: {e}")))
+    state_of(checkpoint, &Manifest::open(checkpoint)?)
 }
 
-fn read_tensors(path: &Path) -> Result<Vec<NamedTensor>, Error> {
+fn state_of(checkpoint: &Path, manifest: &Manifest) -> Result<State, Error> {
+    let path = checkpoint.join(STATE);
+    let text = disk::read_small(&path, STATE_LIMIT)?;
+    let state: State = match manifest.format_version {
+        1 => serde_json::from_slice::<version1::State>(&text).map(Into::into),
+        _ => serde_json::from_slice(&text),
+    }
+    .map_err(|e| Error::file(&path, format!("not a checkpoint state: {e}")))?;
+    if state.step == manifest.step {
+        return Ok(state);
+    }
+    Err(Error::file(
+        path,
+        format!("is of step {}, the manifest of step {}", state.step, manifest.step),
+    ))
+}
+
+fn read_tensors<V>(
+    path: &Path,
+    read: impl Fn(&mut TensorFile, &tensors::Entry) -> Result<V, Error>,
+) -> Result<Vec<NamedTensor<V>>, Error> {
     let mut file = TensorFile::open(path)?;
     let entries = std::mem::take(&mut file.entries);
     entries
         .into_iter()
         .map(|entry| {
-            let values = file.floats(&entry)?;
+            let values = read(&mut file, &entry)?;
             Ok(NamedTensor { name: entry.name, shape: entry.shape, values })
         })
         .collect()
 }
 
+fn values(file: &mut TensorFile, entry: &tensors::Entry) -> Result<Values, Error> {
+    match entry.dtype {
+        Dtype::U32 => file.integers(entry, Dtype::U32, u32::from_le_bytes).map(Values::U32),
+        Dtype::U16 => file.integers(entry, Dtype::U16, u16::from_le_bytes).map(Values::U16),
+        _ => file.floats(entry).map(Values::F32),
+    }
+}
+
 fn read_masks(path: &Path) -> Result<Vec<(String, Mask)>, Error> {
-    let mut file = TensorFile::open(path)?;
-    let entries = std::mem::take(&mut file.entries);
-    entries
-        .into_iter()
-        .map(|entry| {
-            let elements = |length: usize| length.checked_mul(4);
-            let &[Some(rows), Some(columns)] =
-                entry.shape.iter().map(|&l| elements(l)).collect::<Vec<_>>().as_slice()
-            else {
-                return Err(file.refuse(&entry, "is no mask: expected [rows/4, columns/4]"));
-            };
-            let mask = Mask::from_tiles(rows, columns, file.tiles(&entry)?)?;
-            Ok((entry.name, mask))
-        })
-        .collect()
+    let tiles = |file: &mut TensorFile, entry: &tensors::Entry| {
+        let lengths: Vec<_> = entry.shape.iter().map(|length| length.checked_mul(4)).collect();
+        let &[Some(rows), Some(columns)] = lengths.as_slice() else {
+            return Err(file.refuse(entry, "is not a mask: expected [rows/4, columns/4]"));
+        };
+        let tiles = file.integers(entry, Dtype::U16, u16::from_le_bytes)?;
+        Ok(Mask::from_tiles(rows, columns, tiles)?)
+    };
+    Ok(read_tensors(path, tiles)?.into_iter().map(|mask| (mask.name, mask.values)).collect())
 }

@@ -1,8 +1,8 @@
-//! The manifest: the last file written, by which all others are proved.
+//! The manifest: written last, with the hashes of all other files.
 //!
-//! Its own checksum is the blake3 of the manifest's bytes with the checksum's 64 digits replaced by
-//! `0`; it closes the file, so that it is found without parsing. Invariant: nothing of a checkpoint
-//! is believed before its hash is. Deliberately absent: what the files hold.
+//! Its own checksum is the BLAKE3 of its bytes with the 64 digits of the checksum replaced by `0`.
+//! The checksum ends the file, so it is found without parsing. Invariant: nothing of a checkpoint
+//! is parsed before its hash is verified.
 
 use std::{collections::BTreeMap, io::Read, path::Path};
 
@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::Fingerprint;
 use crate::{Error, disk};
 
-/// The version of the format that this build writes, and the only one it reads.
-pub const FORMAT_VERSION: u32 = 1;
+/// The format version that this build writes. It reads this one and all before it.
+pub const FORMAT_VERSION: u32 = 2;
 
 pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const MODEL: &str = "model.safetensors";
@@ -23,8 +23,8 @@ pub(crate) const STATE: &str = "state.json";
 const FILES: [&str; 4] = [MASKS, MODEL, OPTIMIZER, STATE];
 
 const FORMAT: &str = "sparse24-checkpoint";
-/// Longest manifest that is read; five thousand weights fit, and lists of names take a dozen times
-/// the memory of their text.
+/// Longest manifest that is read, enough for 5000 weights. Parsed, its lists of names take about 12
+/// times as much memory.
 const LIMIT: u64 = 4 << 20;
 const BEFORE: &[u8] = b",\n  \"checksum\": \"";
 const AFTER: &[u8] = b"\"\n}\n";
@@ -33,16 +33,16 @@ const AFTER: &[u8] = b"\"\n}\n";
 #[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
     format: String,
-    format_version: u32,
+    pub(crate) format_version: u32,
     pub(crate) step: u32,
     files: BTreeMap<String, Parts>,
     #[serde(skip_serializing)]
-    #[allow(dead_code, reason = "proved before the rest is parsed")]
+    #[allow(dead_code, reason = "verified before the rest is parsed")]
     checksum: Fingerprint,
 }
 
-/// What a file must be: its parts, in order and without gap. A tensor file has its header and each
-/// tensor, so that what is damaged is named; any other file is one part.
+/// The parts of a file, in order and without gap: of a tensor file its header and each tensor, so
+/// that an error names the damaged one; any other file is one part.
 #[derive(Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Parts(Vec<Part>);
@@ -84,17 +84,14 @@ impl Manifest {
         bytes
     }
 
-    /// Proves the checksum, then reads.
+    /// Verifies the checksum, then parses.
     pub(crate) fn open(directory: &Path) -> Result<Self, Error> {
         let path = directory.join(MANIFEST);
         let mut bytes = disk::read_small(&path, LIMIT)?;
         if bytes.len() < BEFORE.len() + 64 + AFTER.len() || !bytes.ends_with(AFTER) {
             return Err(Error::file(
                 path,
-                format!(
-                    "does not end with its checksum at byte {}: it is cut or damaged",
-                    bytes.len()
-                ),
+                format!("does not end with its checksum at byte {}: cut or damaged", bytes.len()),
             ));
         }
         let digits = digits(bytes.len());
@@ -106,9 +103,7 @@ impl Manifest {
             let length = bytes.len();
             return Err(Error::file(
                 path,
-                format!(
-                    "is damaged, bytes 0..{length}: its checksum says {stated:?}, they give {found}"
-                ),
+                format!("is damaged, bytes 0..{length}: checksum {stated:?}, expected {found}"),
             ));
         }
         #[derive(Deserialize)]
@@ -116,16 +111,15 @@ impl Manifest {
             format: String,
             format_version: u32,
         }
-        let broken = |e: serde_json::Error| Error::file(&path, format!("is no manifest: {e}"));
+        let broken = |e: serde_json::Error| Error::file(&path, format!("not a manifest: {e}"));
         let version: Version = serde_json::from_slice(&text).map_err(broken)?;
-        if (version.format.as_str(), version.format_version) != (FORMAT, FORMAT_VERSION) {
-            return Err(Error::file(
-                path,
-                format!(
-                    "is of format {:?}, version {}; this build reads {FORMAT:?}, version {FORMAT_VERSION}",
-                    version.format, version.format_version
-                ),
-            ));
+        let Version { format, format_version } = version;
+        if format != FORMAT || !(1..=FORMAT_VERSION).contains(&format_version) {
+            let problem = format!(
+                "has format {format:?}, version {format_version}; this build reads {FORMAT:?}, \
+                    versions 1 to {FORMAT_VERSION}"
+            );
+            return Err(Error::file(path, problem));
         }
         let manifest: Self = serde_json::from_slice(&text).map_err(broken)?;
         if !manifest.files.keys().eq(FILES.iter()) {
@@ -140,13 +134,13 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Proves the size and the hashes of every file.
+    /// Verifies the size and the hashes of every file.
     pub(crate) fn prove(&self, directory: &Path) -> Result<(), Error> {
         self.files.iter().try_for_each(|(name, parts)| parts.prove(&directory.join(name)))
     }
 }
 
-/// Where the checksum's digits are in a manifest of this length.
+/// The bytes of the checksum's digits in a manifest of this length.
 fn digits(length: usize) -> std::ops::Range<usize> {
     length - AFTER.len() - 64..length - AFTER.len()
 }
@@ -182,8 +176,8 @@ impl Parts {
     }
 }
 
-/// Proves a checkpoint without loading it: the manifest by its own checksum, then every file by its
-/// size and hashes.
+/// Verifies a checkpoint without loading it: the manifest by its own checksum, then every file by
+/// its size and hashes.
 ///
 /// # Errors
 /// [`Error::File`] names the file and, in a damaged tensor file, the tensor and its bytes;
@@ -192,7 +186,7 @@ pub fn verify(checkpoint: &Path) -> Result<(), Error> {
     Manifest::open(checkpoint)?.prove(checkpoint)
 }
 
-/// A file being written, and hashed part by part.
+/// Writes a file and hashes it part by part.
 pub(crate) struct Recorder {
     file: disk::NewFile,
     hasher: blake3::Hasher,
@@ -217,14 +211,14 @@ impl Recorder {
         Ok(())
     }
 
-    /// What was written since the last part is `name`.
+    /// Ends a part: what was written since the last one is `name`.
     pub(crate) fn end_part(&mut self, name: &str) {
         let blake3 = Fingerprint::from_bytes(*self.hasher.finalize().as_bytes());
         self.parts.push(Part { name: name.into(), end: self.size, blake3 });
         self.hasher.reset();
     }
 
-    /// Syncs, and says what the file must be.
+    /// Syncs the file and returns its parts.
     pub(crate) fn finish(self) -> Result<Parts, Error> {
         self.file.sync()?;
         Ok(Parts(self.parts))

@@ -1,8 +1,7 @@
-//! Saving beside the work that goes on: a thread takes what was snapshotted and writes it, one
-//! checkpoint at a time.
+//! Saves checkpoints on a thread of their own, one at a time, while training continues.
 //!
-//! Invariant: at most one save is in flight, in the order of [`save`] and [`retain`]; its outcome
-//! is told exactly once, and dropping waits for it. Deliberately absent: how a snapshot is taken.
+//! Invariant: at most one save is in flight; its outcome is reported exactly once, and dropping
+//! waits for it.
 
 use std::{
     panic::resume_unwind,
@@ -30,11 +29,11 @@ impl Saver {
         Self { directory, in_flight: None, spare: None }
     }
 
-    /// Takes the checkpoint, runs `before` (what must be on the device first, such as the metrics),
-    /// saves, then removes what need not stay.
+    /// Starts a thread that builds the checkpoint, runs `before` (which syncs files that must be on
+    /// disk first, such as the metrics), saves, and then removes what need not be kept.
     ///
     /// # Errors
-    /// [`Error::Io`] if no thread starts. What goes wrong later is told by [`Saver::wait`].
+    /// [`Error::Io`] if no thread starts; [`Saver::wait`] reports later errors.
     ///
     /// # Panics
     /// If a save is in flight.
@@ -47,7 +46,7 @@ impl Saver {
         assert!(self.in_flight.is_none(), "one save is in flight at a time");
         let directory = self.directory.clone();
         let write = move || {
-            give_way();
+            lower_priority();
             let checkpoint = match checkpoint() {
                 Ok(checkpoint) => checkpoint,
                 Err(error) => return (None, Err(error)),
@@ -64,17 +63,17 @@ impl Saver {
         Ok(())
     }
 
-    /// Whether [`Saver::wait`] would not wait.
+    /// Whether [`Saver::wait`] returns at once.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.in_flight.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Waits for the save in flight; gives the checkpoint's path, or none if there was no save to
-    /// tell of.
+    /// Waits for the save in flight and returns the checkpoint's path; none if no save was in
+    /// flight.
     ///
     /// # Errors
-    /// Those of [`save`] and [`retain`], and of what ran before them.
+    /// Errors of the thread: from the snapshot, `before`, [`save`] and [`retain`].
     pub fn wait(&mut self) -> Result<Option<PathBuf>, Error> {
         let Some(thread) = self.in_flight.take() else { return Ok(None) };
         let (checkpoint, written) = thread.join().unwrap_or_else(|panic| resume_unwind(panic));
@@ -82,22 +81,21 @@ impl Saver {
         written.map(Some)
     }
 
-    /// The checkpoint written last, whose room the next snapshot can take.
+    /// The checkpoint written last, whose buffers the next snapshot can reuse.
     pub fn spare(&mut self) -> Option<Checkpoint> {
         self.spare.take()
     }
 }
 
-/// Takes the processor time that the steps leave; who waits for a save leaves it all.
-fn give_way() {
-    // There it is of this thread; elsewhere of the whole process.
+/// Leaves processor time to the training steps.
+fn lower_priority() {
+    // Only on Linux does this concern the calling thread alone.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::setpriority_process(None, 19);
 }
 
 impl Drop for Saver {
     fn drop(&mut self) {
-        // Nobody is left to be told; a panic of the thread was printed.
         drop(self.in_flight.take().map(JoinHandle::join));
     }
 }

@@ -1,8 +1,7 @@
-//! The counters and identities of a checkpoint: all that is not a tensor.
+//! The counters and identities of a checkpoint.
 //!
-//! Invariant: only integers and strings, so that what is read is what was written; a real number
-//! that must survive is an auxiliary tensor. Deliberately absent: the format version, which stands
-//! in the manifest.
+//! Invariant: only integers and strings, so that a round trip changes nothing; a real number that
+//! must survive is an auxiliary tensor. The format version is in the manifest.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -10,8 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use sparse24_train::method::PhaseKind;
 
-/// A blake3 hash that tells whether two things are the same; 64 lower-case hexadecimal digits in
-/// files.
+/// A BLAKE3 hash, written as 64 lower-case hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Fingerprint([u8; 32]);
@@ -23,7 +21,7 @@ impl Fingerprint {
         Self(*blake3::hash(bytes).as_bytes())
     }
 
-    /// A hash that was computed elsewhere.
+    /// A hash computed elsewhere.
     #[must_use]
     pub const fn from_bytes(hash: [u8; 32]) -> Self {
         Self(hash)
@@ -58,8 +56,7 @@ impl FromStr for Fingerprint {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // Upper case is refused: one hash has one spelling, and a flipped bit of a digit's case
-        // must not pass.
+        // Upper case is refused: a flipped bit in the case of a digit must not go unnoticed.
         let digits = text.as_bytes();
         if digits.len() != 64 || digits.iter().any(|d| !matches!(d, b'0'..=b'9' | b'a'..=b'f')) {
             return Err(format!("expected 64 lower-case hexadecimal digits, found {text:?}"));
@@ -77,7 +74,7 @@ impl TryFrom<String> for Fingerprint {
     }
 }
 
-/// Where a run stands after an optimizer step, and what it must be resumed with.
+/// The position of a run after an optimizer step, and the settings and data that a resume needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
@@ -85,39 +82,48 @@ pub struct State {
     pub step: u32,
     /// Optimizer steps of the whole run.
     pub total_steps: u32,
-    /// Index of the phase of the last step done; of the first phase if none is.
+    /// Index of the phase of the last step done; of the first phase at step 0.
     pub phase: u32,
-    /// The kind of that phase: `Sparse` means that the weights under their masks are a 2:4 model.
+    /// Kind of that phase. If `Sparse`, the weights under their masks are a 2:4 model.
     pub phase_kind: PhaseKind,
     /// The run's seed.
     pub seed: u64,
     /// Tokens trained on so far.
     pub tokens_seen: u64,
-    /// Counters that the training method owns, by name.
-    pub method: BTreeMap<String, u64>,
-    /// Every timed choice, by what was chosen; a resume replays it. Empty where nothing is timed,
-    /// as on the CPU.
+    /// Steps without an update, because a loss or gradient was not finite.
+    pub skipped_steps: u32,
+    /// Phases that ended by a criterion so far, by ascending index.
+    pub phase_ends: Vec<PhaseEnd>,
+    /// Timed choices, which a resume replays; empty on the CPU.
     pub plan: BTreeMap<String, String>,
-    /// The resolved configuration, as far as it decides the bits (not where the data lie, nor
-    /// threads or the number of the GPU, nor what is saved): each key, dotted, with its value in
-    /// TOML.
+    /// The settings that decide the bits of the run: each key, dotted, with its value in TOML.
     pub config: BTreeMap<String, String>,
-    /// Of the tokens, training and held out.
+    /// Identity of the tokens.
     pub dataset: DatasetIdentity,
-    /// Of the tokenizer.
+    /// Identity of the tokenizer.
     pub tokenizer: Fingerprint,
 }
 
-/// What tells one dataset from another: by the fingerprint alone, the rest is for a person.
+/// The end of a phase whose end was not known before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PhaseEnd {
+    /// Index of the phase.
+    pub phase: u32,
+    /// Its last optimizer step.
+    pub step: u32,
+}
+
+/// Identity of a dataset. Only the fingerprint is compared; the numbers are for messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DatasetIdentity {
-    /// Of the tokens and their tokenizer.
+    /// Hash of the tokens and their tokenizer.
     pub fingerprint: Fingerprint,
-    /// Tokens to train on.
+    /// Tokens of the training split.
     pub training_tokens: u64,
-    /// Tokens held out.
+    /// Tokens of the validation split.
     pub held_out_tokens: u64,
-    /// How many ids there are.
+    /// Number of token ids.
     pub vocabulary: u32,
 }

@@ -1,10 +1,9 @@
-//! The directory of a run's checkpoints: how one is placed, found, and rotated away.
+//! The directory of a run's checkpoints: saving, finding and removing them.
 //!
-//! Invariant: `step-NNNNNNNN` is only ever made by renaming a complete, synced directory, and
-//! unmade by renaming it away before anything in it is removed. `.tmp-*` is unfinished or doomed;
-//! `.old-step-N` is a predecessor of the same step, set aside while its successor takes the name.
-//! One process at a time works here: the run directory's lock sees to it, so what [`recover`] finds
-//! was left by a dead one. Deliberately absent: which checkpoints are worth making.
+//! Invariant: `step-NNNNNNNN` only appears by renaming a complete, synced directory, and is renamed
+//! away before anything in it is removed. `.tmp-*` is unfinished or being removed; `.old-step-N` is
+//! a checkpoint of the same step, set aside while its successor takes the name. The run directory's
+//! lock keeps other processes out, so what [`recover`] finds was left by a dead one.
 
 use std::{
     fs, io,
@@ -24,21 +23,21 @@ const UNFINISHED: &str = ".tmp-";
 const PREDECESSOR: &str = ".old-";
 const DAMAGED: &str = "damaged-";
 
-/// Saves a checkpoint as `step-NNNNNNNN` in `directory`, which is created if need be; returns its
-/// path.
+/// Saves a checkpoint as `step-NNNNNNNN` in `directory`, which is created if it is missing; returns
+/// its path.
 ///
-/// A checkpoint of the same step is replaced. Whatever happens, also the death of the process,
-/// every checkpoint that was good before stays good until the new one stands complete; on an error,
-/// nothing unfinished is left behind.
+/// A checkpoint of the same step is replaced. Whatever happens, including the death of the process,
+/// every good checkpoint stays good until the new one is complete; an error leaves nothing
+/// unfinished behind.
 ///
 /// # Errors
-/// [`Error::NonFiniteCheckpoint`] names the first value that is NaN or infinite, and
-/// [`Error::Room`] tells a disk that has no room for the tensors, before anything is written;
-/// [`Error::Io`] if the disk is full or fails.
+/// [`Error::NonFiniteCheckpoint`] names the first value that is NaN or infinite; [`Error::Room`] if
+/// the disk has no space for the tensors. Both are found before anything is written. [`Error::Io`]
+/// if the disk is full or fails.
 ///
 /// # Panics
-/// If the checkpoint contradicts itself: a length that is not its shape's, a name that stands
-/// twice, a moment or a mask without its weight.
+/// If the checkpoint contradicts itself: a length that is not that of its shape, a name used twice,
+/// a moment or a mask without its weight.
 pub fn save(directory: &Path, checkpoint: &Checkpoint) -> Result<PathBuf, Error> {
     if let Some(problem) = checkpoint.contradiction() {
         panic!("a checkpoint must be consistent: {problem}");
@@ -61,7 +60,7 @@ pub fn save(directory: &Path, checkpoint: &Checkpoint) -> Result<PathBuf, Error>
             |()| place(&unfinished, &target, &directory.join(format!("{PREDECESSOR}{name}"))),
         );
     if let Err(error) = placed {
-        // The first error counts; what this leaves, the next `recover` takes.
+        // The first error counts; the next `recover` removes what this one cannot.
         let _ = recover(directory);
         return Err(error);
     }
@@ -80,10 +79,9 @@ fn place(complete: &Path, target: &Path, predecessor: &Path) -> Result<(), Error
 }
 
 /// Removes what a dead process left unfinished, and gives a predecessor its name back if its
-/// successor never took it.
+/// successor never took it. A directory that does not exist needs no recovery.
 ///
-/// [`save`] does this first; whoever opens a run to resume it calls it before [`latest`]. A
-/// directory that does not exist is in order.
+/// [`save`] does this first; call it before [`latest`] when opening a run to resume it.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -106,16 +104,16 @@ pub fn recover(directory: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// What [`latest`] found.
+/// Result of [`latest`].
 #[derive(Debug)]
 pub struct Latest {
     /// The newest checkpoint that verifies.
     pub checkpoint: Option<PathBuf>,
-    /// Newer ones that do not, newest first, and why.
+    /// Newer ones that do not verify, newest first, with the reason.
     pub refused: Vec<(PathBuf, Error)>,
 }
 
-/// The newest checkpoint in `directory` that verifies; damaged ones are passed over and listed.
+/// Finds the newest checkpoint in `directory` that verifies; damaged ones are skipped and listed.
 ///
 /// # Errors
 /// [`Error::Io`] if the directory cannot be listed; one that does not exist holds none.
@@ -130,7 +128,7 @@ pub fn latest(directory: &Path) -> Result<Latest, Error> {
     Ok(Latest { checkpoint: None, refused })
 }
 
-/// Verified, and of the step that its name says.
+/// Verifies a checkpoint and that its step is that of its name.
 fn proved(path: &Path, step: u32) -> Result<(), Error> {
     verify(path)?;
     let found = Manifest::open(path)?.step;
@@ -144,14 +142,14 @@ fn proved(path: &Path, step: u32) -> Result<(), Error> {
     }
 }
 
-/// Which checkpoints stay.
+/// Which checkpoints to keep.
 #[derive(Debug, Clone)]
 pub struct Retention {
-    /// So many of the newest.
+    /// Number of the newest.
     pub last: NonZeroUsize,
-    /// And those of the multiples of this; 0 has none.
+    /// Checkpoints of multiples of this step; 0 keeps none.
     pub every: u32,
-    /// And those of these steps, such as the switch from sparse to dense.
+    /// Checkpoints of these steps, such as the switch from sparse to dense.
     pub always: Vec<u32>,
 }
 
@@ -161,8 +159,8 @@ impl Retention {
     }
 }
 
-/// Removes the checkpoints that need not stay, after the newest was read back and proved; returns
-/// the steps removed.
+/// Removes the checkpoints that need not be kept, after reading the newest back and verifying it;
+/// returns the removed steps.
 ///
 /// # Errors
 /// The newest one's error if it does not verify: then nothing is removed. [`Error::Io`].
@@ -176,7 +174,7 @@ pub fn retain(directory: &Path, retention: &Retention) -> Result<Vec<u32>, Error
     remove(directory, all.into_iter())
 }
 
-/// How many checkpoints there are, verified or not.
+/// Number of checkpoints, verified or not.
 ///
 /// # Errors
 /// [`Error::Io`] if the directory cannot be listed; one that does not exist holds none.
@@ -184,7 +182,7 @@ pub fn count(directory: &Path) -> Result<usize, Error> {
     Ok(checkpoints(directory)?.len())
 }
 
-/// The states of the checkpoints, by ascending step; those that cannot be read are passed over.
+/// The states of the checkpoints, by ascending step; those that cannot be read are left out.
 ///
 /// # Errors
 /// [`Error::Io`] if the directory cannot be listed; one that does not exist holds none.
@@ -195,7 +193,7 @@ pub fn states(directory: &Path) -> Result<Vec<State>, Error> {
         .collect())
 }
 
-/// Whether the checkpoint of a step has its name, which only a complete one gets; it is not read.
+/// Whether there is a checkpoint of this step; it is not verified.
 #[must_use]
 pub fn is_named(directory: &Path, step: u32) -> bool {
     directory.join(directory_name(step)).is_dir()
@@ -204,8 +202,8 @@ pub fn is_named(directory: &Path, step: u32) -> bool {
 /// Renames the checkpoints of steps beyond `step` to `damaged-step-N.1`, or `.2` where that is
 /// taken; returns the steps.
 ///
-/// A run that is resumed from an older checkpoint must not take the later ones for its own. They
-/// may be sound all the same, where the disk or the permissions are not, so none is removed.
+/// A run resumed from an older checkpoint must not take the later ones for its own. They may be
+/// good where only the disk or the permissions are not, so none is removed.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -228,7 +226,7 @@ fn remove(
 ) -> Result<Vec<u32>, Error> {
     doomed
         .map(|(step, path)| {
-            // Renamed first: a half-removed checkpoint must not look like a damaged one.
+            // Rename first: a half-removed checkpoint must not look like a damaged one.
             let aside = directory.join(format!("{UNFINISHED}{}", directory_name(step)));
             disk::rename(&path, &aside)?;
             disk::remove_directory(&aside)?;
@@ -252,7 +250,7 @@ fn directory_name(step: u32) -> String {
     format!("{FINAL}{step:08}")
 }
 
-/// By ascending step.
+/// Checkpoints by ascending step.
 fn checkpoints(directory: &Path) -> Result<Vec<(u32, PathBuf)>, Error> {
     let mut found: Vec<_> = names(directory)?
         .into_iter()
@@ -262,7 +260,7 @@ fn checkpoints(directory: &Path) -> Result<Vec<(u32, PathBuf)>, Error> {
     Ok(found)
 }
 
-/// Names that are not UTF-8 are not ours.
+/// The names in a directory; those that are not UTF-8 are not ours.
 fn names(directory: &Path) -> Result<Vec<String>, Error> {
     let list = || {
         fs::read_dir(directory)?

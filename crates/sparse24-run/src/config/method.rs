@@ -1,4 +1,4 @@
-//! The method of a configuration: a row of the table, and what is chosen otherwise.
+//! The section `[method]`: a row of the table of methods, and choices that replace the row's.
 
 use std::num::NonZeroU32;
 
@@ -12,30 +12,30 @@ use sparse24_train::method::{
     words::{Choice, DecayPlace, PhaseOperands, PhaseWord},
 };
 
-/// How it is trained. What is empty, or 0, is as the row has it.
+/// The training method. An empty value, or 0, means the row's own choice.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MethodConfig {
-    /// A row of the method table.
+    /// Name of a row of [`PRESETS`].
     pub name: String,
-    /// The factor of masked decay, where the method has it.
+    /// Factor of masked decay, for methods that have it.
     pub lambda: f32,
-    /// Steps between mask searches, where the method has masks.
+    /// Steps between mask searches.
     pub refresh: u32,
-    /// Where masked decay enters: [`DecayPlace`].
+    /// Where masked decay is applied: [`DecayPlace`].
     #[serde(default)]
     pub decay: String,
-    /// The weight operand of the forward in phases that are not dense:
+    /// Weight operand of the forward in phases that are not dense:
     /// [`sparse24_train::method::WeightOperand`].
     #[serde(default)]
     pub forward: String,
-    /// That of dgrad: [`sparse24_train::method::DgradOperand`].
+    /// Weight operand of dgrad: [`sparse24_train::method::DgradOperand`].
     #[serde(default)]
     pub dgrad: String,
-    /// The gradient operand of wgrad: [`sparse24_train::method::GradientOperand`].
+    /// Gradient operand of wgrad: [`sparse24_train::method::GradientOperand`].
     #[serde(default)]
     pub wgrad: String,
-    /// The phases: [`PhaseWord`].
+    /// Phases in order: [`PhaseWord`].
     #[serde(default)]
     pub phases: Vec<String>,
     /// The feed-forward width of `half`, as a share of `model.d_ff`: `1/2` costs as much as a 2:4
@@ -45,7 +45,7 @@ pub struct MethodConfig {
 }
 
 impl MethodConfig {
-    /// A row of the table as it is.
+    /// A row of the table, unchanged.
     pub(super) fn of(name: &str, lambda: f32) -> Self {
         let [decay, forward, dgrad, wgrad] = [const { String::new() }; 4];
         Self {
@@ -105,7 +105,7 @@ impl MethodConfig {
             && method.phases.iter().all(Phase::is_dense)
         {
             let problem = format!(
-                "all phases of {name} are dense; name a sparse one with method.phases = [\"sparse\"]"
+                "all phases of {name} are dense; add a sparse one with method.phases = [\"sparse\"]"
             );
             return Err(Error::setting(format!("method.{key}"), problem));
         } else {
@@ -117,7 +117,7 @@ impl MethodConfig {
             && method.phases.iter().all(|phase| phase.mask().is_none())
         {
             let problem = format!(
-                "acts where the forward's weights are pruned, which no phase of {name} does; leave it empty"
+                "needs a phase whose forward is pruned, and {name} has none; leave it empty"
             );
             return Err(Error::setting("method.decay", problem));
         }
@@ -125,13 +125,14 @@ impl MethodConfig {
     }
 }
 
-/// A phase of the list; `sparse` are the operands of those that are not dense.
+/// Parses a phase of the list; `sparse` has the operands of those that are not dense.
 fn phase(text: &str, sparse: Phase) -> Result<Phase, Error> {
     const KEY: &str = "method.phases";
     let Ok(PhaseWord { operands, optimizer, until }) = text.parse() else {
         let known = PhaseWord::KINDS.join(", ");
         let problem = format!(
-            "expected one of {known} and, but for the last, its end in the run, as \"sparse:5/6\" or \"dense:settled\", found {text:?}"
+            "expected one of {known}, and unless it is the last, its end, as in \"sparse:5/6\" \
+                or \"dense:settled\", found {text:?}"
         );
         return Err(Error::setting(KEY, problem));
     };
@@ -140,7 +141,7 @@ fn phase(text: &str, sparse: Phase) -> Result<Phase, Error> {
         PhaseOperands::OfMethod if sparse.is_dense() => Err(Error::setting(
             KEY,
             format!(
-                "the method has no sparse operand for {text:?}; set method.forward or method.wgrad"
+                "the method has no sparse operands for {text:?}; set method.forward or method.wgrad"
             ),
         )),
         PhaseOperands::OfMethod => Ok(Phase { until, optimizer, ..sparse }),
@@ -163,7 +164,7 @@ fn narrowed(ratio: &str) -> Result<Fraction, Error> {
         Error::setting(
             "method.d_ff_ratio",
             format!(
-                "expected a share above 0 and at most 1, as \"1/2\" or \"0.77\", found {ratio:?}"
+                "expected a share above 0 and at most 1, as in \"1/2\" or \"0.77\", found {ratio:?}"
             ),
         )
     })

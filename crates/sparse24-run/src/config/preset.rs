@@ -14,41 +14,41 @@ use sparse24_train::{
 /// A row of the table of presets.
 #[derive(Debug, Clone, Copy)]
 pub struct Preset {
-    /// Its name.
+    /// Word of `--preset`.
     pub name: &'static str,
-    /// What it trains.
+    /// The model and the purpose, in one line.
     pub summary: &'static str,
-    /// Where its numbers come from.
+    /// Source of the numbers.
     pub source: &'static str,
-    /// What it is trained on.
+    /// The corpus that it needs.
     pub corpus: Corpus,
     build: fn() -> Config,
 }
 
-/// What a preset is trained on.
+/// The corpus that a preset needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Corpus {
-    /// A text of any size: the embedded one, where no other is named.
+    /// A text of any size; the embedded one by default.
     Any,
     /// A large corpus, which must be named.
     Named,
 }
 
 impl Preset {
-    /// The configuration.
+    /// Builds the configuration.
     #[must_use]
     pub fn config(&self) -> Config {
         Config { preset: self.name.to_owned(), ..(self.build)() }
     }
 }
 
-/// Where nothing names a preset.
+/// The preset if none is named.
 pub const DEFAULT: &str = "quickstart";
 
-/// Stands for a preset in the configuration of a model from elsewhere.
+/// `preset` in the configuration of an imported model.
 pub const IMPORTED: &str = "imported";
 
-/// What ours adds to nanoGPT's numbers.
+/// A source in nanoGPT, with our differences.
 macro_rules! nanogpt {
     ($source:literal) => {
         concat!(
@@ -60,7 +60,8 @@ macro_rules! nanogpt {
 
 const GPT2: &str = "the authors' code, thu-ml/2by4-pretrain-acc-examples (README, \
     config/train_gpt2.py): AdamW 1.5e-4 to 1e-5, 512 x 1024 tokens a step, 300k steps; lambda from \
-    table 2 of Hu et al. 2024, arXiv 2404.01847; but GELU is its tanh form and the vocabulary 50257, \
+    table 2 of Hu et al. 2024, arXiv 2404.01847; but GELU is its tanh form and the vocabulary \
+    50257, \
     where that code has the exact GELU and 50304";
 
 /// All presets.
@@ -68,7 +69,8 @@ pub const PRESETS: [Preset; 7] = [
     Preset {
         name: "quickstart",
         summary: "a small GPT-2 on the embedded corpus, in a minute or two on a CPU",
-        source: "sparse24: shakespeare-char-cpu, but bytes, 1500 steps instead of 2000 and 150 of warm-up instead of 100",
+        source: "sparse24: shakespeare-char-cpu, but bytes, 1500 steps instead of 2000 and 150 \
+            of warm-up instead of 100",
         corpus: Corpus::Any,
         build: quickstart,
     },
@@ -76,7 +78,8 @@ pub const PRESETS: [Preset; 7] = [
         name: "shakespeare-char-cpu",
         summary: "4 layers, 128 wide, context 64: a character-level GPT-2 for CPUs",
         source: nanogpt!(
-            "nanoGPT, README, \"I only have a macbook\": train_shakespeare_char.py with smaller settings"
+            "nanoGPT, README, \"I only have a macbook\": train_shakespeare_char.py with smaller \
+                settings"
         ),
         corpus: Corpus::Any,
         build: shakespeare_char_cpu,
@@ -129,8 +132,15 @@ pub fn find(name: &str) -> Result<Config, Error> {
     }
 }
 
-/// What the shape of an imported model is laid on: the smallest GPT-2, dense, one sequence at a
-/// time.
+/// The preset called `name`, or [`imported`].
+///
+/// # Errors
+/// Same as [`find`].
+pub(super) fn named(name: &str) -> Result<Config, Error> {
+    if name == IMPORTED { Ok(imported()) } else { find(name) }
+}
+
+/// The configuration under the shape of an imported model: GPT-2 124M, dense, batch size 1.
 #[must_use]
 pub fn imported() -> Config {
     let base = gpt2(12, 12, 768, 6e-5);
@@ -142,7 +152,7 @@ pub fn imported() -> Config {
     }
 }
 
-/// What the preset of a configuration is trained on; any text, if it is none of ours.
+/// The corpus that a preset needs; any text for an unknown one.
 pub(super) fn corpus(name: &str) -> Corpus {
     let preset = PRESETS.iter().find(|preset| preset.name == name);
     preset

@@ -108,9 +108,10 @@ fn split(key: &str) -> (&str, &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Config, dotted, preset, table_of};
 
     #[test]
-    fn a_document_of_before_is_read_with_its_values() {
+    fn an_old_document_keeps_its_values() {
         let mut old: Table = "[model]\nwidth = 8\nlayers = 2\n[half]\nratio = \"10/13\"\n\
                               [backend]\nlaunches = \"queued\""
             .parse()
@@ -125,9 +126,9 @@ mod tests {
         assert!(!is_old(&new));
     }
 
-    /// What method settings meant before, and what they are now.
+    /// Method settings of earlier versions, and the same in present terms.
     #[test]
-    fn a_method_of_before_stays_what_it_was() {
+    fn an_old_method_becomes_explicit() {
         for (before, now) in [
             ("name = \"ste\"", "name = \"ste-row-wise\""),
             ("name = \"sr-ste\"", "name = \"sr-ste\"\ndecay = \"on-weights\""),
@@ -142,19 +143,17 @@ mod tests {
             update(&mut old);
             assert_eq!(old, document("d_model", now));
             update(&mut new);
-            assert_eq!(new, document("d_model", before), "the present names have no other meaning");
+            assert_eq!(new, document("d_model", before), "a new document is unchanged");
         }
     }
 
     #[test]
     fn every_new_name_is_a_key_and_every_old_one_is_refused() {
-        let mut keys = super::super::dotted(super::super::table_of(
-            &super::super::preset::PRESETS[0].config(),
-        ));
+        let mut keys = dotted(table_of(&preset::PRESETS[0].config()));
         for (old, new) in RENAMED {
             assert!(keys.remove(new).is_some(), "{new}");
             assert!(!keys.contains_key(old), "{old}");
-            let refused = super::super::Config::resolve(None, None, &[format!("{old}=1")]);
+            let refused = Config::resolve(None, None, &[format!("{old}=1")]);
             let message = refused.unwrap_err().to_string();
             assert!(message.starts_with(&format!("{old}: renamed to {new}")), "{message}");
         }

@@ -1,4 +1,4 @@
-//! What an optimizer step and an evaluation see.
+//! The data that an optimizer step and an evaluation see.
 //!
 //! Invariant: a batch is a pure function of (seed, step, micro-step): no iterator, no position,
 //! nothing to checkpoint. Deliberately absent: epochs; windows are drawn with replacement.
@@ -11,7 +11,7 @@ use sparse24_train::backend::op::HeadLoss;
 /// Which windows a micro-step sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Draw {
-    /// Of everything random.
+    /// Seed of the run.
     pub seed: u64,
     /// The optimizer step.
     pub step: u32,

@@ -117,7 +117,8 @@ impl Corpus {
         let kept = (characters as f64 * (1.0 - validation)) as usize;
         if kept == 0 || kept >= characters {
             let problem = format!(
-                "{characters} characters are too few to hold out a share of {validation} for validation"
+                "{characters} characters are too few to hold out a share of {validation} for \
+                    validation"
             );
             return Err(Error::file(&self.source, problem));
         }
@@ -131,7 +132,13 @@ fn read(path: &Path) -> Result<String, Error> {
     String::from_utf8(disk::read(path)?).map_err(|e| {
         let offset = e.utf8_error().valid_up_to();
         let byte = e.as_bytes()[offset];
-        Error::file(path, format!("is not UTF-8 text: byte {byte:#04x} at offset {offset}; convert it or take it out of the corpus"))
+        Error::file(
+            path,
+            format!(
+                "is not UTF-8 text: byte {byte:#04x} at offset {offset}; \
+            convert it or take it out of the corpus"
+            ),
+        )
     })
 }
 

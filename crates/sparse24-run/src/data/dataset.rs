@@ -31,12 +31,12 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// What a run is asked to learn from: nothing given is the embedded corpus, a folder with a
+    /// Opens the data of a run: without a path the embedded corpus, a folder with a
     /// `train.bin` is [`Dataset::from_folder`], anything else is a corpus. Without a kind, a corpus
     /// is read as bytes.
     ///
     /// # Errors
-    /// As [`Corpus::open`], [`Dataset::from_corpus`] and [`Dataset::from_folder`].
+    /// Like [`Corpus::open`], [`Dataset::from_corpus`] and [`Dataset::from_folder`].
     pub fn open(
         path: Option<&Path>,
         kind: Option<TokenizerKind>,
@@ -53,10 +53,11 @@ impl Dataset {
         Self::from_corpus(&corpus, tokenizer, validation)
     }
 
-    /// As [`Dataset::open`], with a tokenizer at hand instead of a kind: how a run sees other data.
+    /// Like [`Dataset::open`], with a tokenizer at hand instead of a kind: how a run sees other
+    /// data.
     ///
     /// # Errors
-    /// As [`Dataset::open`]; [`Error::File`] for a folder that another tokenizer prepared.
+    /// Like [`Dataset::open`]; [`Error::File`] for a folder that another tokenizer prepared.
     pub fn open_with(path: &Path, tokenizer: Tokenizer, validation: f64) -> Result<Self, Error> {
         if !path.join(TRAIN).exists() {
             return Self::from_corpus(&Corpus::open(path)?, tokenizer, validation);
@@ -76,7 +77,7 @@ impl Dataset {
     /// The tokens of a corpus; the two parts of [`Corpus::split`] are encoded apart.
     ///
     /// # Errors
-    /// As [`Corpus::split`]; [`Error::File`] for a text that the tokenizer cannot encode.
+    /// Like [`Corpus::split`]; [`Error::File`] for a text that the tokenizer cannot encode.
     pub fn from_corpus(
         corpus: &Corpus,
         tokenizer: Tokenizer,
@@ -85,7 +86,7 @@ impl Dataset {
         Self::encoded(corpus, tokenizer, validation, &AtomicBool::new(false))
     }
 
-    /// As [`Dataset::from_corpus`], until the flag is set.
+    /// Like [`Dataset::from_corpus`], until the flag is set.
     pub(super) fn encoded(
         corpus: &Corpus,
         tokenizer: Tokenizer,
@@ -109,11 +110,11 @@ impl Dataset {
     /// A prepared folder (`train.bin`, `val.bin`, `tokenizer.json`), or one of foreign shards
     /// (nanoGPT's or llm.c's, no `tokenizer.json`).
     ///
-    /// Foreign shards do not tell what their ids mean: `kind` byte or gpt2 says it; else the
-    /// vocabulary is the one given, or the largest id plus one, and there is no tokenizer.
+    /// Foreign shards have no tokenizer: `kind` byte or gpt2 chooses one; otherwise there is none,
+    /// and the vocabulary is the one given, or the largest id plus one.
     ///
     /// # Errors
-    /// As [`shard::read`]; [`Error::File`] for shards of another tokenizer than the folder's, and
+    /// Like [`shard::read`]; [`Error::File`] for shards of another tokenizer than the folder's, and
     /// for another vocabulary than the one given; [`Error::Setting`] for a kind that contradicts
     /// the folder.
     pub fn from_folder(
@@ -136,7 +137,8 @@ impl Dataset {
         {
             let (asked, found) = (asked.name(), found.name());
             let problem = format!(
-                "`{asked}` is asked for, but {} was prepared with `{found}`: set data.tokenizer={found}",
+                "`{asked}` is asked for, but {} was prepared with `{found}`: set \
+                    data.tokenizer={found}",
                 folder.display()
             );
             return Err(Error::setting("data.tokenizer", problem));
@@ -152,14 +154,12 @@ impl Dataset {
         }
         let read = |path: &Path| {
             let shard = shard::read(path, known.or(vocabulary))
-                .map_err(|e| e.expecting("token shards to train on and to hold out"))?;
+                .map_err(|e| e.expecting("token shards for training and validation"))?;
             match (&shard.origin, &tokenizer) {
                 (None, _) if foreign => Ok(shard),
                 (None, _) => Err(Error::file(
                     path,
-                    format!(
-                        "is no token shard of sparse24, which the {TOKENIZER} beside it promises"
-                    ),
+                    format!("not a token shard of sparse24, despite the {TOKENIZER} beside it"),
                 )),
                 (Some(_), _) if foreign => Err(Error::file(
                     path,
@@ -182,7 +182,7 @@ impl Dataset {
             return Err(Error::file(
                 folder,
                 format!(
-                    "holds the token {}, which no vocabulary has; it is no folder of token shards",
+                    "holds the token {}, which no vocabulary has; not a folder of token shards",
                     u32::MAX
                 ),
             ));
@@ -218,13 +218,13 @@ impl Dataset {
         }
     }
 
-    /// The sequence to train on.
+    /// Tokens of the training split.
     #[must_use]
     pub fn train(&self) -> &Tokens {
         &self.train
     }
 
-    /// The sequence held out.
+    /// Tokens of the validation split.
     #[must_use]
     pub fn validation(&self) -> &Tokens {
         &self.validation
@@ -236,7 +236,7 @@ impl Dataset {
         self.vocabulary
     }
 
-    /// What the ids mean; `None` for foreign shards that do not tell.
+    /// The tokenizer; `None` for foreign shards, which have none.
     #[must_use]
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         self.tokenizer.as_ref()
@@ -250,14 +250,13 @@ impl Dataset {
         self.fingerprint
     }
 
-    /// Where it came from, for messages.
+    /// Path of the data, for messages.
     #[must_use]
     pub fn source(&self) -> &Path {
         &self.source
     }
 
-    /// Refuses a dataset that is too short: training needs a whole window of context + 1 tokens,
-    /// validation at least one prediction.
+    /// Refuses a dataset that is too short: training needs context + 1 tokens, validation 2.
     ///
     /// # Errors
     /// [`Error::File`] with both numbers.
@@ -272,7 +271,7 @@ impl Dataset {
         self.check_held_out()
     }
 
-    /// Refuses a dataset whose held-out part has no prediction.
+    /// Refuses a dataset whose validation split has fewer than 2 tokens.
     ///
     /// # Errors
     /// [`Error::File`] with the number of its tokens.
@@ -280,7 +279,7 @@ impl Dataset {
         match self.validation.len() {
             few @ (0 | 1) => Err(Error::file(
                 &self.source,
-                format!("has {few} tokens held out for validation, which needs at least 2"),
+                format!("has {few} validation tokens, expected at least 2"),
             )),
             _ => Ok(()),
         }
@@ -317,7 +316,7 @@ mod tests {
         assert!(refusal(&bytes, None, None).contains("needs the tokenizer.json"));
         fs::write(characters.join(TRAIN), [0; 8]).unwrap();
         assert!(
-            refusal(&characters, None, None).contains("train.bin: is no token shard of sparse24")
+            refusal(&characters, None, None).contains("train.bin: not a token shard of sparse24")
         );
         fs::remove_file(characters.join(VALIDATION)).unwrap();
         fs::remove_file(characters.join(TOKENIZER)).unwrap();
@@ -395,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn too_short_is_said_with_both_numbers() {
+    fn a_short_dataset_is_refused_with_both_numbers() {
         let dataset = Dataset::from_corpus(&corpus("0123456789"), Tokenizer::Byte, 0.2).unwrap();
         dataset.check_context(7).unwrap();
         let message = dataset.check_context(8).unwrap_err().to_string();
@@ -405,8 +404,8 @@ mod tests {
         );
         assert!(dataset.check_context(usize::MAX).is_err());
         let dataset = Dataset::from_corpus(&corpus("0123456789"), Tokenizer::Byte, 0.1).unwrap();
-        assert!(dataset.check_context(4).unwrap_err().to_string().contains("1 tokens held out"));
-        assert!(dataset.check_held_out().unwrap_err().to_string().contains("1 tokens held out"));
+        assert!(dataset.check_context(4).unwrap_err().to_string().contains("1 validation tokens"));
+        assert!(dataset.check_held_out().unwrap_err().to_string().contains("1 validation tokens"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Token shards: a sequence of token ids in a file, ours and two foreign layouts.
+//! Token shards: files of token ids, in our layout and two foreign ones.
 //!
 //! Ours, little endian: 128 bytes of header, then the ids without padding.
 //!
@@ -6,7 +6,7 @@
 //! | --- | --- |
 //! | 0..4 | magic `S24T` |
 //! | 4..8 | version, u32: 1 |
-//! | 8..12 | bytes a token, u32: 2 or 4 |
+//! | 8..12 | bytes per token, u32: 2 or 4 |
 //! | 12..16 | vocabulary size, u32; every id is below it |
 //! | 16..24 | token count, u64 |
 //! | 24..56 | fingerprint of the tokenizer ([`super::Tokenizer::fingerprint`]) |
@@ -18,9 +18,8 @@
 //! version, token count; then u16 ids for magic 20240520 version 1, u32 ids for magic 20240801
 //! version 7).
 //!
-//! Invariant: what is read is what was written, or an error says where it differs; nothing is
-//! allocated beyond the file's size. Deliberately absent: writing foreign layouts, and shards
-//! larger than memory.
+//! Invariant: reading returns what was written, or an error that locates the damage; memory is
+//! bounded by the file's size.
 
 use std::{
     convert::Infallible,
@@ -40,22 +39,22 @@ const HEADER: usize = 128;
 const CHECKED: usize = 96;
 
 const LLM_C_HEADER: usize = 1024;
-/// Magic, version and bytes a token of llm.c's layouts.
+/// Magic, version and bytes per token of llm.c's layouts.
 const LLM_C: [(u32, u32, usize); 2] = [(20_240_520, 1, 2), (20_240_801, 7, 4)];
 
-/// What a shard says about itself, and its ids.
+/// The contents of a shard.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shard {
     /// The ids.
     pub tokens: Tokens,
-    /// Vocabulary size and tokenizer; foreign layouts do not tell.
+    /// Vocabulary size and tokenizer; foreign layouts have neither.
     pub origin: Option<Origin>,
 }
 
-/// Where the ids of a shard come from.
+/// Origin of the ids of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Origin {
-    /// Every id is below it.
+    /// Size of the vocabulary; every id is below it.
     pub vocabulary: u32,
     /// Fingerprint of the tokenizer.
     pub tokenizer: Hash,
@@ -64,8 +63,7 @@ pub struct Origin {
 /// Writes a shard of our layout, atomically.
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::UnknownToken`] for an id beyond the vocabulary: such a shard could never
-/// be read.
+/// [`Error::Io`]; [`Error::UnknownToken`] for an id beyond the vocabulary.
 pub fn write(path: &Path, tokens: &Tokens, origin: Origin) -> Result<(), Error> {
     let beyond =
         (0..tokens.len()).map(|at| (at, tokens.get(at))).find(|&(_, id)| id >= origin.vocabulary);
@@ -94,11 +92,10 @@ pub fn write(path: &Path, tokens: &Tokens, origin: Origin) -> Result<(), Error> 
     })
 }
 
-/// Reads a shard of any of the layouts, told apart by their first bytes; a file without a magic is
-/// nanoGPT's.
+/// Reads a shard of any layout, recognized by its first bytes; a file without a magic is nanoGPT's.
 ///
-/// Ids are checked against the vocabulary that the header tells; those of a foreign layout against
-/// `vocabulary`, if it is given.
+/// Ids are checked against the vocabulary in the header; in a foreign layout against `vocabulary`,
+/// if it is given.
 ///
 /// # Errors
 /// [`Error::Io`]; [`Error::File`] where the size differs from what the header says, an id is beyond
@@ -141,7 +138,10 @@ pub fn read(path: &Path, vocabulary: Option<u32>) -> Result<Shard, Error> {
             .refuse("the magic of this token shard is damaged, the rest of its header is intact"));
     }
     if !size.is_multiple_of(2) {
-        return Err(reader.refuse(format!("holds {size} bytes without a known header; raw u16 tokens would take one byte less or more")));
+        return Err(reader.refuse(format!(
+            "holds {size} bytes without a known header; raw u16 \
+            tokens would take one byte less or more"
+        )));
     }
     Ok(Shard { tokens: reader.ids(&header, size / 2, 2, vocabulary)?.0, origin: None })
 }
@@ -182,10 +182,13 @@ impl Reader {
         let hash = |at: usize| Hash::from_bytes(header[at..at + 32].try_into().expect("32 bytes"));
         let (version, width, vocabulary) = (number(4), number(8) as usize, number(12));
         if version != VERSION {
-            return Err(self.refuse(format!("is a token shard of version {version}, expected {VERSION}; a newer sparse24 may read it")));
+            return Err(self.refuse(format!(
+                "is a token shard of version {version}, expected \
+                {VERSION}; a newer sparse24 may read it"
+            )));
         }
         if width != 2 && width != 4 {
-            return Err(self.refuse(format!("has {width} bytes a token, expected 2 or 4")));
+            return Err(self.refuse(format!("has {width} bytes per token, expected 2 or 4")));
         }
         if let Some(expected) = expected.filter(|&expected| expected != vocabulary) {
             return Err(
@@ -196,7 +199,10 @@ impl Reader {
         self.check_size(HEADER, count, width)?;
         let (tokens, payload) = self.ids(&[], count, width, Some(vocabulary))?;
         if payload != hash(56) {
-            return Err(self.refuse(format!("the tokens from offset {HEADER} on do not match their checksum: the file is damaged")));
+            return Err(self.refuse(format!(
+                "the tokens from offset {HEADER} on do not match \
+                their checksum: the file is damaged"
+            )));
         }
         Ok(Shard { tokens, origin: Some(Origin { vocabulary, tokenizer: hash(24) }) })
     }
@@ -210,7 +216,10 @@ impl Reader {
             _ if size > expected => format!("{} bytes are too many", size - expected),
             _ => return Ok(()),
         };
-        Err(self.refuse(format!("its header tells of {count} tokens, {expected} bytes in all, but it holds {size}: {difference}")))
+        Err(self.refuse(format!(
+            "its header tells of {count} tokens, {expected} bytes in all, \
+            but it holds {size}: {difference}"
+        )))
     }
 
     fn skip(&mut self, bytes: usize) -> Result<(), Error> {
@@ -332,7 +341,7 @@ mod tests {
         let whole = fs::read(&path).unwrap();
         for (at, value, expected) in [
             (4, 2_u32, "version 2, expected 1"),
-            (8, 3, "3 bytes a token, expected 2 or 4"),
+            (8, 3, "3 bytes per token, expected 2 or 4"),
             (12, 9, "token 9 at position 1 is beyond the vocabulary of 9"),
             (20, u32::MAX, "bytes are missing"),
             (56, 0, "do not match their checksum"),

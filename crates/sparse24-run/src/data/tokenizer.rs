@@ -1,7 +1,5 @@
-//! Text to token ids and back.
-//!
-//! Invariant: `decode(encode(text)) == text`, and every id that encode yields is below
-//! [`Tokenizer::vocabulary`]. Deliberately absent: training a vocabulary of its own.
+//! Tokenizers. Invariant: `decode(encode(text)) == text`, and every id is below
+//! [`Tokenizer::vocabulary`].
 
 use std::{
     iter,
@@ -14,13 +12,13 @@ use serde::{Deserialize, Serialize};
 use super::Tokens;
 use crate::{Error, disk};
 
-/// Which tokenizer a configuration asks for.
+/// Kind of tokenizer in a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TokenizerKind {
-    /// One token a byte of UTF-8: 256.
+    /// One token per byte of UTF-8: 256.
     #[serde(rename = "byte")]
     Byte,
-    /// One token a character that occurs in the corpus.
+    /// One token per character of the corpus.
     #[serde(rename = "char")]
     Character,
     /// GPT-2's byte-pair encoding: 50257.
@@ -29,7 +27,7 @@ pub enum TokenizerKind {
 }
 
 impl TokenizerKind {
-    /// All, in the order of their vocabularies.
+    /// All kinds, by size of the vocabulary.
     pub const ALL: [Self; 3] = [Self::Byte, Self::Character, Self::Gpt2];
 
     /// The name in configurations, on the command line and in `tokenizer.json`.
@@ -62,7 +60,7 @@ impl Tokenizer {
     /// The tokenizer of this kind; the character tokenizer takes its vocabulary from `text`.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a kind that this build does not carry.
+    /// [`Error::Setting`] for a kind that this build lacks.
     pub fn for_text(kind: TokenizerKind, text: &str) -> Result<Self, Error> {
         match kind {
             TokenizerKind::Byte => Ok(Self::Byte),
@@ -89,7 +87,7 @@ impl Tokenizer {
         }
     }
 
-    /// Which it is.
+    /// The kind of this tokenizer.
     #[must_use]
     pub fn kind(&self) -> TokenizerKind {
         match self {
@@ -100,7 +98,7 @@ impl Tokenizer {
         }
     }
 
-    /// How many ids there are; an id is below this.
+    /// Number of ids; every id is below it.
     #[must_use]
     pub fn vocabulary(&self) -> u32 {
         match self {
@@ -148,11 +146,11 @@ impl Tokenizer {
         }
     }
 
-    /// Appends the ids of a text of any length, without holding them a second time.
+    /// Appends the ids of a text of any length, without a second copy of them.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`]; [`Error::Interrupted`] within a mebibyte of text once the flag is
-    /// set.
+    /// Same as [`Tokenizer::encode`]; [`Error::Interrupted`] within a mebibyte of text once the
+    /// flag is set.
     pub fn encode_into(
         &self,
         text: &str,
@@ -172,7 +170,7 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The bytes of a sequence of ids; joined pieces of a sequence give the whole.
+    /// The bytes of a sequence of ids; the pieces of a sequence can be decoded separately.
     ///
     /// # Errors
     /// [`Error::UnknownToken`] for an id beyond the vocabulary.
@@ -238,7 +236,7 @@ fn pieces(mut text: &str, size: usize) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What `tokenizer.json` holds.
+/// Contents of `tokenizer.json`.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Description {
@@ -278,7 +276,7 @@ impl TryFrom<Description> for Tokenizer {
                 if characters.is_empty() {
                     return Err("`characters` is empty".to_owned());
                 }
-                // Before they take four bytes each: those that ascend are not many.
+                // Checked before allocating four bytes for each: there are few that ascend.
                 match characters
                     .chars()
                     .zip(characters.chars().skip(1))
@@ -462,7 +460,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_encode_as_the_whole(text in "([ \n\t\u{a0}]{0,3}|'s|[a-z]{1,5}|[0-9]|[.,!']|é|😀){0,40}", size in 1_usize..20) {
+        fn pieces_encode_as_the_whole(text in "([ \
+            \n\t\u{a0}]{0,3}|'s|[a-z]{1,5}|[0-9]|[.,!']|é|😀){0,40}", size in 1_usize..20) {
             let pieces: Vec<&str> = pieces(&text, size).collect();
             prop_assert_eq!(pieces.concat(), text.as_str());
             prop_assert!(pieces.iter().rev().skip(1).all(|piece| piece.len() >= size));

@@ -1,7 +1,5 @@
-//! What can go wrong with the operations of [`super`], and what they were.
-//!
-//! Invariant: outside of tests nothing fails by itself and nothing is written down. Deliberately
-//! absent: the real failures of a real kernel, which the crash harness of the command provokes.
+//! Injects faults into the operations of [`super`] and records them, in tests only. The crash
+//! harness of the command provokes failures of a real kernel.
 
 use std::path::Path;
 
@@ -52,15 +50,14 @@ mod planned {
 
     use super::Operation;
 
-    /// What happens to the operations of this thread.
+    /// Faults of the operations of this thread.
     #[derive(Debug, Clone, Copy)]
     pub(crate) enum Plan {
         /// All succeed.
         Healthy,
         /// After this many more, one fails so.
         Fail(u32, Fault),
-        /// Of so many, the last fails so, again and again; the second number counts those before
-        /// it.
+        /// Every n-th operation fails; the second number counts the operations since.
         FailEvery(u32, u32, Fault),
         /// After this many more, none is carried out: the process is dead.
         Kill(u32),
@@ -79,7 +76,7 @@ mod planned {
         Interrupted,
         /// A write carries out half, and says so; other operations succeed.
         Short,
-        /// A write carries out half, and from then on all that takes room fails with ENOSPC.
+        /// A write stores half, and from then on all that takes space fails with ENOSPC.
         Full,
     }
 
@@ -123,14 +120,14 @@ mod planned {
         FULL.set(false);
     }
 
-    /// What the operations of `work` on this thread were.
+    /// Records the operations of `work` on this thread.
     pub(crate) fn trace(work: impl FnOnce()) -> Vec<Record> {
         TRACE.set(Some(Vec::new()));
         work();
         TRACE.take().expect("it was set")
     }
 
-    /// What the plan has for the next operation.
+    /// The fault of the next operation, if any.
     fn next() -> io::Result<Option<Fault>> {
         let (next, fault) = match PLAN.get() {
             Plan::Healthy => (Plan::Healthy, None),

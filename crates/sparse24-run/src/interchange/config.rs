@@ -1,8 +1,5 @@
-//! `config.json`: the shape of a GPT-2.
-//!
-//! Invariant: a [`Gpt2Config`] that was read describes a model that we compute as Hugging Face
-//! does; options that would change the mathematics are refused. Deliberately absent: dropout, which
-//! is a choice of the training.
+//! `config.json`: the shape of a GPT-2. Options that would change the computation are refused;
+//! dropout is a setting of the training.
 
 use std::{fs, path::Path};
 
@@ -17,26 +14,25 @@ use sparse24_train::{
     nn::Bias,
 };
 
-/// Bounds that no GPT-2 comes near: a hostile file must not make a list of parameters that does not
-/// end.
+/// Bounds far above any GPT-2, so that a hostile file cannot create an endless list of parameters.
 const MOST: usize = 1 << 24;
 const MOST_LAYERS: usize = 1 << 12;
 
-/// The shape of a GPT-2 as its `config.json` says it: GELU (tanh), pre-LayerNorm with epsilon 1e-5,
+/// The shape of a GPT-2 in `config.json`: GELU (tanh), pre-LayerNorm with epsilon 1e-5,
 /// tied head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gpt2Config {
-    /// Blocks.
+    /// Number of blocks.
     pub n_layer: usize,
     /// Attention heads; divides `n_embd`.
     pub n_head: usize,
-    /// Width d.
+    /// d_model.
     pub n_embd: usize,
-    /// Longest context T.
+    /// Longest sequence.
     pub n_positions: usize,
-    /// Tokens V.
+    /// Number of token ids.
     pub vocab_size: usize,
-    /// Hidden width of the feed-forward network; 4d if the file leaves it out.
+    /// d_ff; 4 d_model if the file has none.
     pub n_inner: usize,
 }
 
@@ -101,7 +97,8 @@ impl Gpt2Config {
     /// [`Error::File`] names the key and what was expected: another model, an activation other than
     /// `gelu_new`, an untied head, another epsilon, impossible lengths. [`Error::Io`].
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let expected = "a folder with config.json and model.safetensors, or the latter with the former beside it";
+        let expected = "a folder with config.json and model.safetensors, or the latter with the \
+            former beside it";
         fs::metadata(path).map_err(|e| Error::io("read", path, e).expecting(expected))?;
         let path = &if path.is_dir() { path.join(CONFIG) } else { path.with_file_name(CONFIG) };
         let refuse = |problem: String| Err(Error::file(path, problem));
@@ -110,7 +107,7 @@ impl Gpt2Config {
                 .map_err(|e| e.expecting("that of a Hugging Face GPT-2"))?,
         ) {
             Ok(raw) => raw,
-            Err(e) => return refuse(format!("is no GPT-2 configuration: {e}")),
+            Err(e) => return refuse(format!("not a GPT-2 configuration: {e}")),
         };
         if raw.model_type != "gpt2" {
             return refuse(format!("model_type is {:?}, expected \"gpt2\"", raw.model_type));
@@ -140,7 +137,7 @@ impl Gpt2Config {
                 found.as_ref().filter(|found| !admitted.iter().any(|value| same(found, value)))
             {
                 return refuse(format!(
-                    "{key} is {found}, expected {}; this model computes nothing else",
+                    "{key} is {found}, expected {}; no other value is supported",
                     admitted[0]
                 ));
             }
@@ -195,8 +192,7 @@ impl Gpt2Config {
     /// The file that `from_pretrained` reads.
     pub(super) fn to_json(self, dtype: &str) -> Vec<u8> {
         let Self { n_layer, n_head, n_embd, n_positions, vocab_size, n_inner } = self;
-        // GPT-2's end of text, where the vocabulary has it; any other default would lie beyond a
-        // small vocabulary.
+        // GPT-2's end of text, if the vocabulary has it.
         let end = (vocab_size >= 50_257).then_some(50_256);
         let fields = json!({
             "model_type": "gpt2",

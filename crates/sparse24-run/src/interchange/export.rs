@@ -1,4 +1,4 @@
-//! Writing weights as Hugging Face's GPT-2.
+//! Export of weights as Hugging Face's GPT-2.
 
 use std::{
     collections::HashMap,
@@ -17,7 +17,7 @@ use crate::{
 };
 use sparse24_train::nn::Bias;
 
-/// How exported values are stored; F16 and BF16 round to nearest, ties to even.
+/// Stored type of exported values; F16 and BF16 round to nearest, ties to even.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dtype {
     /// 4 bytes, exact.
@@ -46,30 +46,28 @@ impl Dtype {
     }
 }
 
-/// Which values are exported.
+/// The values to export.
 #[derive(Debug, Clone, Copy)]
 pub enum Values<'a> {
-    /// The weights as they are.
+    /// The weights, not pruned.
     Dense,
-    /// The weights under their masks, pruned ones as zeros: a 2:4 model.
+    /// The weights under their masks, with zeros for pruned ones: a 2:4 model.
     Sparse24 {
-        /// The phase of the checkpoint; a dense one is refused, for its weights have left their
-        /// masks.
+        /// Phase of the checkpoint; in a dense one the weights no longer match their masks.
         phase: PhaseKind,
-        /// The masks, under the names of the weights.
+        /// Masks by weight.
         masks: &'a [(String, Mask)],
-        /// The structure that every mask must have.
+        /// Structure required of every mask.
         structure: MaskKind,
     },
 }
 
-/// What an export did.
+/// Result of an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exported {
-    /// Biases that the model has not and Hugging Face's needs: written as zeros, which compute the
-    /// same.
+    /// Biases that the model lacks and Hugging Face's format requires; written as zeros.
     pub zero_biases: Vec<String>,
-    /// Weights that were proved to be 2:4 in the file.
+    /// Weights verified to be 2:4 in the file.
     pub sparse24: Vec<String>,
 }
 
@@ -77,11 +75,11 @@ pub struct Exported {
 /// `transformers.GPT2LMHeadModel.from_pretrained` loads.
 ///
 /// `folder` must not exist, or be empty; its parents are created. Nothing is left behind on an
-/// error. A 2:4 export is read back and proved: each mask has its structure, and what it prunes is
-/// zero.
+/// error. A 2:4 export is read back and verified: each mask has its structure, and pruned elements
+/// are zero.
 ///
 /// # Errors
-/// [`Error::File`] names the folder and what refuses: a folder that is not empty, a weight that is
+/// [`Error::File`] names the folder and the reason: a folder that is not empty, a weight that is
 /// missing, unknown or of another shape, a value that is not finite in `dtype`, a checkpoint that
 /// is not 2:4. [`Error::Semantics`] for a mask without the structure. [`Error::Io`].
 pub fn export(
@@ -143,7 +141,7 @@ pub fn export(
 struct Item<'a> {
     name: String,
     shape: Vec<usize>,
-    /// None: a bias of zeros.
+    /// `None` for a bias of zeros.
     weight: Option<&'a NamedTensor>,
     mask: Option<&'a Mask>,
 }
@@ -154,7 +152,7 @@ struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// All that can be refused before anything is written.
+    /// Checks everything that can be checked before writing.
     fn new(
         folder: &Path,
         weights: &'a [NamedTensor],
@@ -167,7 +165,8 @@ impl<'a> Plan<'a> {
         if let Values::Sparse24 { phase, masks: given, structure } = values {
             if phase == PhaseKind::Dense || given.is_empty() {
                 return Err(refuse(format!(
-                    "the checkpoint is of a {phase} phase with {} masks, so it is not a 2:4 model; export its dense values, or take \
+                    "the checkpoint is of a {phase} phase with {} masks, so it is not a 2:4 \
+                        model; export its dense values, or take \
                      the checkpoint at the switch to the dense phase",
                     given.len()
                 )));
@@ -243,7 +242,7 @@ impl<'a> Plan<'a> {
         disk::sync_directory(into)
     }
 
-    /// Reads the masked weights back: what their masks prune is zero.
+    /// Reads the masked weights back and checks that pruned elements are zero.
     fn prove(&self, path: &Path) -> Result<(), Error> {
         if self.items.iter().all(|item| item.mask.is_none()) {
             return Ok(());
@@ -272,7 +271,7 @@ impl<'a> Plan<'a> {
 }
 
 impl Item<'_> {
-    /// In our orientation, under the mask.
+    /// The values in our orientation, under the mask.
     fn values(&self) -> Vec<f32> {
         let Some(weight) = self.weight else { return vec![0.0; self.shape.iter().product()] };
         match self.mask {
@@ -285,7 +284,7 @@ impl Item<'_> {
     }
 }
 
-/// For each element of the matrix, row-major, whether it is pruned.
+/// Whether each element of the matrix, row-major, is pruned.
 fn pruned(mask: &Mask) -> impl Iterator<Item = bool> + '_ {
     (0..mask.rows())
         .flat_map(move |row| (0..mask.columns()).map(move |column| !mask.keeps(row, column)))

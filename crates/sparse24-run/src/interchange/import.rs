@@ -1,4 +1,4 @@
-//! Reading Hugging Face's GPT-2 weights.
+//! Import of Hugging Face's GPT-2 weights.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,7 +9,7 @@ use super::{PREFIX, SIDE, WEIGHTS, is_conv1d, transpose_rows};
 use crate::{
     Error,
     checkpoint::NamedTensor,
-    tensors::{TensorFile, container::Entry},
+    tensors::{Entry, TensorFile},
 };
 
 /// Reads a GPT-2 from a safetensors file (F32, F16 or BF16) or a folder with `model.safetensors`:
@@ -17,7 +17,7 @@ use crate::{
 /// order, linear layers `[out, in]`.
 ///
 /// Names may carry the prefix `transformer.`. The causal-mask buffers `attn.bias` and
-/// `attn.masked_bias` are passed over, as are `lm_head.weight` if it equals `wte.weight`, and
+/// `attn.masked_bias` are ignored, as are `lm_head.weight` if it equals `wte.weight`, and
 /// biases that are all zero where none is expected.
 ///
 /// # Errors
@@ -36,7 +36,7 @@ pub fn import(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<Vec<Name
     for entry in &entries {
         if found.insert(entry.name.strip_prefix(PREFIX).unwrap_or(&entry.name), entry).is_some() {
             return Err(
-                file.refuse(entry, "stands twice, with and without the prefix \"transformer.\"")
+                file.refuse(entry, "occurs twice, with and without the prefix \"transformer.\"")
             );
         }
     }
@@ -49,7 +49,11 @@ pub fn import(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<Vec<Name
         if let Some(head) = head.filter(|_| name == "wte.weight")
             && (head.shape != entry.shape || file.floats(head)? != values)
         {
-            return Err(file.refuse(head, "differs from \"wte.weight\": the head is not tied to the embedding, which this model needs"));
+            return Err(file.refuse(
+                head,
+                "differs from \"wte.weight\": the head is not tied to \
+                the embedding, which this model needs",
+            ));
         }
         tensors.push(NamedTensor { name: name.clone(), shape: shape.clone(), values });
     }
@@ -72,7 +76,7 @@ fn weights_in(folder: &Path) -> Result<std::path::PathBuf, Error> {
     Err(Error::file(folder, format!("holds no {WEIGHTS:?}{advice}")))
 }
 
-/// Refuses tensors that have no place, but for biases that do nothing.
+/// Refuses tensors that have no place in the model, except zero biases.
 fn refuse_others(
     file: &mut TensorFile,
     found: &BTreeMap<&str, &Entry>,
@@ -117,7 +121,8 @@ fn read(
         let problem = match (name, entry.shape.as_slice(), shape) {
             ("wte.weight", &[tokens, width], &[expected, also]) if width == also => {
                 format!(
-                    "has a vocabulary of {tokens} tokens, the model one of {expected}; use the tokenizer that goes with the weights"
+                    "has a vocabulary of {tokens} tokens, the model one of {expected}; use the \
+                        tokenizer that goes with the weights"
                 )
             }
             ("wpe.weight", &[positions, width], &[expected, also]) if width == also => {
@@ -129,8 +134,8 @@ fn read(
     }
     match *stored {
         [rows, columns] if is_transposed => {
-            // As it is read: of a large tensor there is no room for two.
-            let (mut values, mut row) = (file.room(entry)?, 0);
+            // Transposed while reading, so that a large tensor is not in memory twice.
+            let (mut values, mut row) = (file.buffer(entry)?, 0);
             values.resize(rows * columns, 0.0);
             file.float_pieces(entry, SIDE * columns, |panel| {
                 transpose_rows(panel, row, &mut values, [rows, columns]);

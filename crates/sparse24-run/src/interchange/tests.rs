@@ -152,7 +152,8 @@ fn what_does_not_fit_is_named() {
         (
             &[("transformer.wte.weight", &[4, 2])],
             &[("wte.weight", &[3, 2])],
-            "has a vocabulary of 4 tokens, the model one of 3; use the tokenizer that goes with the weights",
+            "has a vocabulary of 4 tokens, the model one of 3; use the tokenizer that goes with \
+                the weights",
         ),
         (
             &[("wpe.weight", &[4, 2])],
@@ -167,12 +168,13 @@ fn what_does_not_fit_is_named() {
         (
             &[("ln_f.weight", &[2]), ("ln_f.bias", &[2])],
             &[("ln_f.weight", &[2])],
-            "tensor \"ln_f.bias\" (F32 [2]) is not zero, and the model has no biases; set model.bias = true",
+            "tensor \"ln_f.bias\" (F32 [2]) is not zero, and the model has no biases; set \
+                model.bias = true",
         ),
         (
             &[("ln_f.weight", &[2]), ("transformer.ln_f.weight", &[2])],
             &[("ln_f.weight", &[2])],
-            "stands twice, with and without the prefix \"transformer.\"",
+            "occurs twice, with and without the prefix \"transformer.\"",
         ),
     ];
     for (given, wanted, message) in cases {
@@ -191,7 +193,8 @@ fn an_untied_head_is_refused() {
             ("lm_head.weight", &[2, 2], &head),
         ]);
         let message = problem(import(&path, &expected(&[("wte.weight", &[2, 2])])));
-        let end = "tensor \"lm_head.weight\" (F32 [2, 2]) differs from \"wte.weight\": the head is not tied to the embedding, \
+        let end = "tensor \"lm_head.weight\" (F32 [2, 2]) differs from \"wte.weight\": the head \
+            is not tied to the embedding, \
                    which this model needs";
         assert!(message.ends_with(end), "{message}");
     }
@@ -232,55 +235,8 @@ fn other_types_are_refused() {
     fs::write(&path, text("\"U17\"")).unwrap();
     assert!(
         problem(import(&path, &wanted))
-            .contains("its header is malformed: tensor `wte.weight`: unknown variant `U17`")
+            .contains("malformed header: tensor `wte.weight`: unknown variant `U17`")
     );
-}
-
-#[test]
-fn broken_files_are_refused() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("x.safetensors");
-    let header = |json: &str, data: usize| {
-        let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
-        bytes.extend_from_slice(json.as_bytes());
-        bytes.resize(bytes.len() + data, 0);
-        bytes
-    };
-    let one = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
-    let empty = r#""a":{"dtype":"F32","shape":[0],"data_offsets":[8,8]}"#;
-    let two = format!("{},{empty}}}", &one[..one.len() - 1]);
-    let cases = [
-        (vec![1, 2], "it holds 2 bytes, its first 8 should be the length of its header"),
-        (
-            u64::MAX.to_le_bytes().to_vec(),
-            "it claims a header of 18446744073709551615 bytes, expected at most 16777216",
-        ),
-        (header("nonsense", 0), "its header is malformed: expected ident at line 1 column 2"),
-        (header(one, 4), "tensor `a` ends at offset 70, but the file at 66"),
-        (header(one, 12), "its tensors end at offset 70, but the file at 74"),
-        (
-            header(&one.replace("[2]", "[3]"), 8),
-            "tensor `a` F32 [3] takes 12 bytes, but its offsets 62 to 70 hold 8",
-        ),
-        (
-            header(&one.replace("[2]", "[4294967296,4294967296]"), 8),
-            "tensor `a` cannot have the shape [4294967296, 4294967296]",
-        ),
-        (
-            header(&one.replace("[0,8]", "[4,12]"), 12),
-            "tensor `a` begins at offset 67, expected 63, where the data before it ends",
-        ),
-        (header(&two, 8), "its header names the tensor `a` twice"),
-    ];
-    for (bytes, message) in cases {
-        fs::write(&path, bytes).unwrap();
-        let found = problem(import(&path, &[]));
-        assert!(
-            found.contains("x.safetensors: is no sound safetensors file: ")
-                && found.ends_with(message),
-            "{found}"
-        );
-    }
 }
 
 #[test]
@@ -313,17 +269,17 @@ fn configurations_that_compute_something_else_are_refused() {
         (
             "gelu_new",
             "relu",
-            "activation_function is \"relu\", expected \"gelu_new\"; this model computes nothing else",
+            "activation_function is \"relu\", expected \"gelu_new\"; no other value is supported",
         ),
         (
             "0.00001",
             "0.000001",
-            "layer_norm_epsilon is 1e-6, expected 0.00001; this model computes nothing else",
+            "layer_norm_epsilon is 1e-6, expected 0.00001; no other value is supported",
         ),
         (
             "\"tie_word_embeddings\": true",
             "\"tie_word_embeddings\": false",
-            "tie_word_embeddings is false, expected true; this model computes nothing else",
+            "tie_word_embeddings is false, expected true; no other value is supported",
         ),
         ("\"n_head\": 2", "\"n_head\": 3", "n_embd is 8, expected a multiple of n_head = 3"),
         ("\"n_head\": 2", "\"n_head\": 0", "n_head is 0, expected 1..=16777216"),
@@ -332,7 +288,7 @@ fn configurations_that_compute_something_else_are_refused() {
             "\"n_layer\": 1000000000000",
             "n_layer is 1000000000000, expected 1..=4096",
         ),
-        ("\"n_layer\": 2", "\"layers\": 2", "is no GPT-2 configuration: missing field `n_layer`"),
+        ("\"n_layer\": 2", "\"layers\": 2", "not a GPT-2 configuration: missing field `n_layer`"),
     ] {
         let text = good.replace(from, to);
         assert_ne!(text, good, "{from}");

@@ -1,7 +1,6 @@
 //! The tiles or groups of one stored matrix.
 //!
-//! Invariant: the bytes hold `rows * columns` elements, and the lengths of the kind's tile or group
-//! divide those of the matrix. Deliberately absent: which matrices.
+//! Invariant: the bytes hold `rows * columns` elements, and the tile or group divides the matrix.
 
 use half::{bf16, f16};
 use safetensors::Dtype;
@@ -9,8 +8,7 @@ use sparse24_core::{MaskKind, prune::largest_two, search, tile::TilePattern};
 
 use super::{Offence, Pruned, Reason, Search, Verdict};
 
-/// Rows and columns of what is pruned at a time (a part): a tile, or a group along a row or a
-/// column.
+/// Rows and columns of a part: a tile, or a group along a row or a column.
 pub(super) const fn shape(kind: MaskKind) -> [usize; 2] {
     match kind {
         MaskKind::Transposable => [4, 4],
@@ -50,7 +48,7 @@ impl Storage {
         }
     }
 
-    /// The element that these bytes begin with, exactly.
+    /// The first element of these bytes, exactly.
     fn value(self, bytes: &[u8]) -> f64 {
         fn first<const N: usize>(bytes: &[u8]) -> [u8; N] {
             *bytes.first_chunk().expect("the range of a tensor holds its elements")
@@ -64,7 +62,7 @@ impl Storage {
     }
 }
 
-/// A stored matrix, to be taken part by part, row-major.
+/// A stored matrix, processed part by part, row-major.
 pub(super) struct Matrix<'a> {
     pub(super) bytes: &'a mut [u8],
     pub(super) storage: Storage,
@@ -73,7 +71,7 @@ pub(super) struct Matrix<'a> {
 }
 
 impl Matrix<'_> {
-    /// Zeroes what the search does not keep.
+    /// Zeroes the elements that the search does not keep.
     pub(super) fn prune(self, search: Search) -> Pruned {
         let (mut norm, mut kept_norm, mut nan, mut nan_pruned) = (0.0, 0.0, 0, 0);
         for origin in self.origins() {
@@ -97,7 +95,7 @@ impl Matrix<'_> {
         Pruned { kept_norm: if norm > 0.0 { kept_norm / norm } else { 1.0 }, nan, nan_pruned }
     }
 
-    /// Looks for a part whose nonzeros no pattern covers.
+    /// Finds the first part whose nonzeros no pattern covers.
     pub(super) fn verify(self) -> Verdict {
         for [row, column] in self.origins() {
             let nonzeros = self
@@ -129,13 +127,13 @@ impl Matrix<'_> {
             .flat_map(move |row| (0..columns).step_by(width).map(move |column| [row, column]))
     }
 
-    /// Where element i of a part begins.
+    /// Byte offset of element i of a part.
     fn offset(&self, [row, column]: [usize; 2], i: usize) -> usize {
         let [_, width] = shape(self.kind);
         ((row + i / width) * self.shape[1] + column + i % width) * self.storage.width()
     }
 
-    /// The elements of a part, row-major, and zeros.
+    /// The elements of a part, row-major, padded with zeros.
     fn values(&self, origin: [usize; 2]) -> [f64; 16] {
         let mut values = [0.0; 16];
         for (i, value) in values.iter_mut().enumerate().take(self.part_elements()) {
@@ -145,7 +143,7 @@ impl Matrix<'_> {
     }
 }
 
-/// Bit i is set where element i of the part is kept.
+/// Bit i is set if element i of the part is kept.
 fn choose(kind: MaskKind, search: Search, part: &[f32; 16]) -> u16 {
     match (kind, search) {
         (MaskKind::Transposable, Search::Exact) => search::transposable(part).bits(),
@@ -156,7 +154,7 @@ fn choose(kind: MaskKind, search: Search, part: &[f32; 16]) -> u16 {
     }
 }
 
-/// Whether a valid pattern keeps at least these.
+/// Whether a valid pattern keeps all of these.
 fn covered(kind: MaskKind, nonzeros: u16) -> bool {
     match kind {
         MaskKind::Transposable => {

@@ -1,4 +1,4 @@
-//! Creating, opening and locking a run directory, and the paths in it.
+//! Creates, opens and locks a run directory, and names the files in it.
 //!
 //! Invariant: the lock is taken before anything else is written and is held until drop.
 
@@ -11,17 +11,16 @@ use std::{
 use crate::{Error, checkpoint, disk};
 
 const LOCK: &str = "lock";
-const CONFIG: &str = "config.toml";
+pub(super) const CONFIG: &str = "config.toml";
 pub(super) const PLANS: &str = "plans.json";
 const PROVENANCE: &str = "provenance.json";
-const TOKENIZER: &str = "tokenizer.json";
-const METRICS: &str = "metrics.jsonl";
-const CHECKPOINTS: &str = "checkpoints";
+pub(super) const TOKENIZER: &str = "tokenizer.json";
+pub(super) const METRICS: &str = "metrics.jsonl";
+pub(super) const CHECKPOINTS: &str = "checkpoints";
 const LOG: &str = "log.txt";
-/// The search for lambda that `train --lambda auto` made before the run: neither part of a start
-/// nor in its way.
+/// The search that `train --lambda auto` makes before the run starts.
 pub(super) const SEARCH: &str = "lambda-search";
-/// What a start writes before the configuration.
+/// Files that a start writes before the configuration.
 const STARTED: [&str; 6] = [PROVENANCE, PLANS, TOKENIZER, METRICS, CHECKPOINTS, LOG];
 
 /// A run directory that this process alone may write.
@@ -33,15 +32,15 @@ pub struct RunDirectory {
 }
 
 impl RunDirectory {
-    /// Makes the directory and its parents, and locks it. One that is empty is taken as it is, and
-    /// one in which a start died is emptied.
+    /// Creates the directory and its parents, and locks it. It may exist if it is empty; remains of
+    /// a start that died are removed.
     ///
     /// # Errors
     /// [`Error::File`] if it exists and is not an empty directory, or is in use; [`Error::Io`] if
     /// it cannot be made.
     pub fn create(path: &Path) -> Result<Self, Error> {
-        // Before the lock, so that somebody else's directory gets no lock file; after it, for who
-        // was faster.
+        // Checked before locking, so that a foreign directory gets no lock file, and again after,
+        // in case another process was faster.
         Self::check_free(path)?;
         fs::create_dir_all(path).map_err(|e| Error::io("create", path, e))?;
         disk::sync_directory(disk::parent(path))?;
@@ -54,10 +53,10 @@ impl RunDirectory {
         Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
-    /// Whether [`RunDirectory::create`] would take the path, but for its lock.
+    /// Checks that [`RunDirectory::create`] would accept the path.
     ///
     /// # Errors
-    /// [`Error::File`] if not; [`Error::Io`].
+    /// [`Error::File`] if it would not; [`Error::Io`].
     pub fn check_free(path: &Path) -> Result<(), Error> {
         match path.is_dir() {
             false if path.exists() => Err(Error::file(
@@ -69,13 +68,13 @@ impl RunDirectory {
         }
     }
 
-    /// Makes the directory, and in it what `fill` writes; if that fails, nothing is left.
+    /// Creates the directory and fills it with `fill`; an error leaves nothing behind.
     pub(super) fn filled<T>(
         path: &Path,
         fill: impl FnOnce(&Self) -> Result<T, Error>,
     ) -> Result<(Self, T), Error> {
         let existed = path.exists();
-        // Only an empty one is removed: it may be somebody else's by now.
+        // `remove_dir` removes only an empty one: it may belong to another process by now.
         let directory = Self::create(path).inspect_err(|_| {
             if !existed {
                 drop(fs::remove_dir(path))
@@ -91,11 +90,10 @@ impl RunDirectory {
         }
     }
 
-    /// Locks an existing run directory, and recovers its checkpoints from a process that died in a
-    /// save.
+    /// Locks an existing run directory and recovers its checkpoints after a save that died.
     ///
     /// # Errors
-    /// [`Error::File`] if it is no run directory or is in use; [`Error::Io`].
+    /// [`Error::File`] if it is not a run directory or is in use; [`Error::Io`].
     pub fn open(path: &Path) -> Result<Self, Error> {
         if !path.is_dir() {
             return Err(Error::file(path, "is not a run directory: there is no such directory"));
@@ -111,7 +109,7 @@ impl RunDirectory {
         Ok(opened)
     }
 
-    /// The directory.
+    /// Path of the directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -159,8 +157,7 @@ impl RunDirectory {
         self.path.join(LOG)
     }
 
-    /// Writes one of these files as a whole: a reader sees the old contents or the new, also after
-    /// a crash.
+    /// Replaces a file as a whole: a reader sees the old or the new contents, even after a crash.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -173,7 +170,8 @@ fn occupied_by(path: &Path, name: &str) -> Error {
     Error::file(
         path,
         format!(
-            "already holds {name:?}, expected a new or empty run directory; choose another, or resume this one"
+            "already holds {name:?}, expected a new or empty run directory; choose another, or \
+                resume this one"
         ),
     )
 }
@@ -182,7 +180,7 @@ fn remove(path: &Path) -> Result<(), Error> {
     if path.is_dir() { disk::remove_directory(path) } else { disk::remove_file(path) }
 }
 
-/// Removes everything but a search.
+/// Removes everything except a search.
 fn empty(path: &Path) -> Result<(), Error> {
     let names = names(path)?.into_iter().filter(|name| name != SEARCH);
     names.into_iter().try_for_each(|name| remove(&path.join(name)))
@@ -194,12 +192,12 @@ fn names(path: &Path) -> Result<Vec<String>, Error> {
     list().map_err(|e| Error::io("list", path, e))
 }
 
-/// What lies in a directory besides a lock and a search.
+/// Contents of a directory besides a lock and a search.
 struct Contents {
-    /// Something that must not be replaced.
+    /// A file that must not be replaced.
     occupied: Option<String>,
-    /// What a start left that died before it wrote the configuration, which it does last. No step
-    /// is told in it.
+    /// Remains of a start that died before it wrote the configuration, its last file. They hold no
+    /// metrics.
     remains: Vec<String>,
 }
 
@@ -207,15 +205,15 @@ fn contents(path: &Path) -> Result<Contents, Error> {
     let mut names = names(path)?;
     let was_locked = names.iter().any(|name| name == LOCK);
     names.retain(|name| ![LOCK, SEARCH].contains(&name.as_str()));
-    let is_told = fs::metadata(path.join(METRICS)).is_ok_and(|metrics| metrics.len() > 0);
+    let has_metrics = fs::metadata(path.join(METRICS)).is_ok_and(|metrics| metrics.len() > 0);
     let is_ours = |name: &String| STARTED.contains(&name.as_str()) || name.starts_with(".tmp-");
-    if was_locked && !is_told && names.iter().all(is_ours) {
+    if was_locked && !has_metrics && names.iter().all(is_ours) {
         return Ok(Contents { occupied: None, remains: names });
     }
     Ok(Contents { occupied: names.into_iter().next(), remains: Vec::new() })
 }
 
-/// Takes the lock of a folder and leaves this process's id in it.
+/// Locks a folder and writes this process's id to the lock file.
 pub fn lock(directory: &Path) -> Result<File, Error> {
     let path = directory.join(LOCK);
     let lock_error = |e| Error::io("lock", &path, e);
@@ -237,7 +235,8 @@ pub fn lock(directory: &Path) -> Result<File, Error> {
             return Err(Error::file(
                 directory,
                 format!(
-                    "is in use by another process ({holder}); wait for it, or choose another directory"
+                    "is in use by another process ({holder}); wait for it, or choose another \
+                        directory"
                 ),
             ));
         }

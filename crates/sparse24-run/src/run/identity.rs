@@ -1,15 +1,11 @@
-//! What a run is: what a resume, or a reader of its model, must find unchanged.
-//!
-//! Invariant: equal identities end in equal bits, as far as both go. What decides none is left out:
-//! where the data lie, threads, the number of the GPU and how it is told what to do, what is
-//! computed again, the name of the preset, which checkpoints are made and kept, what ends a run
-//! early, and what it is compared with. Deliberately absent: tensors.
+//! The identity of a run: settings, data and tokenizer that a resume, or a reader of its model,
+//! must find unchanged. Runs with equal identities produce the same bits.
 
 use std::{collections::BTreeMap, path::Path};
 
 use toml::Table;
 
-use super::snapshot::counters;
+use super::snapshot::phase_ends;
 use crate::{
     Error,
     checkpoint::{DatasetIdentity, Fingerprint, State},
@@ -18,56 +14,24 @@ use crate::{
 };
 use sparse24_train::{method::Method, trainer::Trainer};
 
-/// What stands for data or a tokenizer where there is none.
+/// Hashed in place of data or a tokenizer if there is none.
 const NONE: &[u8] = &[];
 
-/// Keys of the configuration that decide no bit.
-pub(super) const DECIDES_NOTHING: [&str; 16] = [
-    "preset",
-    "data.path",
-    "run.checkpoint_every",
-    "run.keep_last",
-    "run.keep_every",
-    "run.on_nonfinite",
-    "run.skip_limit",
-    "run.spike_z",
-    "run.spike_window",
-    "run.instrument_every",
-    "run.flip_reference",
-    "model.activation_checkpointing",
-    "backend.threads",
-    "backend.gpu",
-    "backend.libraries",
-    "backend.cuda_graphs",
-];
-
-/// What a key says that says nothing. Checkpoints of before there was the key have none.
-const UNSET: [(&str, &str); 7] = [
-    ("model.kind", "\"gpt2\""),
-    ("method.decay", "\"\""),
-    ("method.forward", "\"\""),
-    ("method.dgrad", "\"\""),
-    ("method.wgrad", "\"\""),
-    ("method.phases", "[]"),
-    ("method.d_ff_ratio", "\"1/2\""),
-];
-
-/// The name of the data among the keys.
+/// Key of the data.
 const DATA: &str = "data";
-/// The name of the tokenizer among the keys.
+/// Key of the tokenizer.
 const TOKENIZER: &str = "data.tokenizer";
 
-/// The hash of no tokenizer.
 fn none() -> Fingerprint {
     Fingerprint::of(NONE)
 }
 
-/// No data.
+/// The identity of no data.
 pub(super) fn no_dataset() -> DatasetIdentity {
     DatasetIdentity { fingerprint: none(), training_tokens: 0, held_out_tokens: 0, vocabulary: 0 }
 }
 
-/// Where a run stands and what it is.
+/// The position and identity of a run.
 pub(super) fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) -> State {
     State {
         step: trainer.step(),
@@ -80,15 +44,16 @@ pub(super) fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) ->
         phase_kind: trainer.phase().kind(),
         seed: config.seed,
         tokens_seen: trainer.recipe().tokens_per_step() * u64::from(trainer.step()),
-        method: counters(trainer.progress()),
+        skipped_steps: 0,
+        phase_ends: phase_ends(trainer.progress()),
         plan: trainer.backend().plans(),
-        config: decisive(config),
+        config: config.decisive(),
         dataset: of_dataset(dataset),
         tokenizer: of_tokenizer(dataset.tokenizer()),
     }
 }
 
-/// The identity of a dataset, as checkpoints and studies record it.
+/// The identity of a dataset.
 pub fn of_dataset(dataset: &Dataset) -> DatasetIdentity {
     DatasetIdentity {
         fingerprint: Fingerprint::from_bytes(*dataset.fingerprint().as_bytes()),
@@ -103,18 +68,7 @@ pub(super) fn of_tokenizer(tokenizer: Option<&Tokenizer>) -> Fingerprint {
         .map_or_else(none, |tokenizer| Fingerprint::from_bytes(*tokenizer.fingerprint().as_bytes()))
 }
 
-/// The configuration, as far as it decides the bits of a model or of the metrics: dotted keys and
-/// TOML values.
-pub fn decisive(config: &Config) -> BTreeMap<String, String> {
-    let mut settings =
-        config::dotted(config.to_toml().parse().expect("a configuration is a TOML table"));
-    settings.retain(|key, value| {
-        !DECIDES_NOTHING.contains(&key.as_str()) && !UNSET.contains(&(key.as_str(), value.as_str()))
-    });
-    settings
-}
-
-/// The method that a checkpoint was trained by.
+/// The method of a checkpoint's configuration.
 pub(super) fn method(saved: &State) -> Result<Method, Error> {
     Config::of_document(document(saved)?, &[])?.method_value()
 }
@@ -125,7 +79,7 @@ fn document(saved: &State) -> Result<Table, Error> {
         saved.config.iter().map(|(key, value)| format!("{key} = {value}\n")).collect();
     let mut document = text
         .parse()
-        .map_err(|error| Error::setting("config", format!("is no configuration: {error}")))?;
+        .map_err(|error| Error::setting("config", format!("not a configuration: {error}")))?;
     renamed::update(&mut document);
     Ok(document)
 }
@@ -135,7 +89,7 @@ fn saved_settings(saved: &State) -> Result<BTreeMap<String, String>, Error> {
     document(saved).map(config::dotted)
 }
 
-/// Something that is not what it was.
+/// A setting that changed.
 struct Difference {
     key: String,
     was: String,
@@ -143,19 +97,19 @@ struct Difference {
     kind: Kind,
 }
 
-/// Whether the weights of the one could be trained on with the other.
+/// Whether the weights fit the changed setting.
 #[derive(PartialEq, Eq)]
 enum Kind {
-    /// They could, if that is wanted.
+    /// They fit; `--allow` accepts the change.
     Choice,
     /// They have another shape or meaning.
     Shape,
 }
 
-/// What differs between two settings, by key.
+/// The differences between two configurations, by key.
 fn settings(saved: &BTreeMap<String, String>, now: &BTreeMap<String, String>) -> Vec<Difference> {
     let keys = saved.keys().chain(now.keys().filter(|key| !saved.contains_key(*key)));
-    let told = |key: &str, settings: &BTreeMap<String, String>| {
+    let described = |key: &str, settings: &BTreeMap<String, String>| {
         settings.get(key).map_or_else(|| format!("no {key}"), |value| format!("{key} = {value}"))
     };
     let width = |settings: &BTreeMap<String, String>| {
@@ -173,21 +127,21 @@ fn settings(saved: &BTreeMap<String, String>, now: &BTreeMap<String, String>) ->
     differing
         .map(|key| Difference {
             key: key.clone(),
-            was: told(key, saved),
-            is: told(key, now),
+            was: described(key, saved),
+            is: described(key, now),
             kind: kind(key),
         })
         .collect()
 }
 
-/// Refuses another configuration than the model's own.
+/// Refuses a configuration other than the model's own.
 pub(super) fn check_config(
     path: &Path,
     saved: &State,
     checkpoint: &Path,
     config: &Config,
 ) -> Result<(), Error> {
-    match settings(&saved_settings(saved)?, &decisive(config)).first() {
+    match settings(&saved_settings(saved)?, &config.decisive()).first() {
         None => Ok(()),
         Some(Difference { was, is, .. }) => {
             let problem = format!(
@@ -199,8 +153,8 @@ pub(super) fn check_config(
     }
 }
 
-/// Refuses to continue a run with what it did not begin with, but for what these keys and sections
-/// allow; gives what they allowed, in words.
+/// Refuses to continue a run with other settings or data, except those that the keys and sections
+/// `allowed` name; returns a notice for each accepted change.
 pub(super) fn check(
     path: &Path,
     saved: &State,
@@ -212,23 +166,21 @@ pub(super) fn check(
         return Err(config::unknown("--allow", name, now.config.keys().map(String::as_str)));
     }
     if saved.dataset == no_dataset() {
-        let problem = "is an imported model, which was not trained here; begin a run from it with `sparse24 train --init-from`";
+        let problem = "is an imported model, which was not trained here; begin a run from it \
+            with `sparse24 train --init-from`";
         return Err(Error::file(path, problem));
     }
     let mut differences = settings(&saved_settings(saved)?, &now.config);
     let short = |fingerprint: Fingerprint| fingerprint.to_string()[..8].to_owned();
     if saved.dataset.fingerprint != now.dataset.fingerprint {
-        let told = |DatasetIdentity {
-                        fingerprint,
-                        training_tokens,
-                        held_out_tokens,
-                        vocabulary,
-                    }| {
-            format!(
-                "data of {training_tokens} + {held_out_tokens} tokens of {vocabulary} (fingerprint {})",
-                short(fingerprint)
-            )
-        };
+        let described =
+            |DatasetIdentity { fingerprint, training_tokens, held_out_tokens, vocabulary }| {
+                format!(
+                    "data of {training_tokens} + {held_out_tokens} tokens of {vocabulary} \
+                    (fingerprint {})",
+                    short(fingerprint)
+                )
+            };
         let kind = if saved.dataset.vocabulary == now.dataset.vocabulary {
             Kind::Choice
         } else {
@@ -236,14 +188,14 @@ pub(super) fn check(
         };
         differences.push(Difference {
             key: DATA.into(),
-            was: told(saved.dataset),
-            is: told(now.dataset),
+            was: described(saved.dataset),
+            is: described(now.dataset),
             kind,
         });
     }
     if saved.tokenizer != now.tokenizer {
-        let told = |fingerprint| format!("a tokenizer (fingerprint {})", short(fingerprint));
-        let (was, is) = (told(saved.tokenizer), told(now.tokenizer));
+        let described = |fingerprint| format!("a tokenizer (fingerprint {})", short(fingerprint));
+        let (was, is) = (described(saved.tokenizer), described(now.tokenizer));
         differences.push(Difference { key: TOKENIZER.into(), was, is, kind: Kind::Choice });
     }
     let is_accepted =
@@ -255,7 +207,7 @@ pub(super) fn check(
             .map(|Difference { was, is, .. }| format!("the run continues with {is}, it had {was}"))
             .collect());
     }
-    let all = |tell: fn(&Difference) -> &str| refused.iter().map(tell).collect::<Vec<_>>();
+    let all = |field: fn(&Difference) -> &str| refused.iter().map(field).collect::<Vec<_>>();
     let (was, is) = (all(|d| &d.was).join(", "), all(|d| &d.is).join(", "));
     let advice = if refused.iter().all(|d| d.kind == Kind::Choice) {
         format!(
@@ -268,7 +220,7 @@ pub(super) fn check(
     Err(Error::file(path, format!("was saved with {was}, the run has {is} now{advice}")))
 }
 
-/// Whether a name is this key or a section that it stands in.
+/// Whether a name is this key or its section.
 fn covers(name: &str, key: &str) -> bool {
     key.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }

@@ -1,9 +1,8 @@
-//! `metrics.jsonl`: one object a step, in the order of the steps.
+//! `metrics.jsonl`: one JSON object per step, in ascending order.
 //!
-//! Invariant: steps increase strictly, and every line but a crash's last is whole. Each object is
-//! one write to the operating system, so it outlives the process; [`MetricsLog::syncer`] before a
-//! checkpoint makes it outlive the machine, so that a resume finds every step up to the checkpoint.
-//! Deliberately absent: what the numbers mean.
+//! Invariant: steps increase strictly, and every line is whole, except possibly the last after a
+//! crash. Each object is one write to the operating system, so it survives the process; with
+//! [`MetricsLog::syncer`] before each checkpoint, a resume finds every step up to the checkpoint.
 
 use std::{
     collections::BTreeMap,
@@ -15,43 +14,76 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::Instruments;
 use crate::{Error, checkpoint::PhaseKind, disk};
 
-/// What one optimizer step measured. Absent values are left out of the object.
+/// Metrics of one optimizer step. Absent values are left out of the object.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepMetrics {
-    /// The optimizer step, from 1.
+    /// Optimizer step, from 1.
     pub step: u32,
-    /// The kind of its phase.
+    /// Kind of its phase.
     pub phase: PhaseKind,
-    /// Mean training loss, nats a token; NaN, and `null` in the file, where a skipped step's was
-    /// not finite.
+    /// Mean training loss in nats per token; NaN, and `null` in the file, in a skipped step.
     #[serde(with = "null_is_nan")]
     pub loss: f32,
     /// Learning rate.
     pub lr: f32,
-    /// L2 norm of the gradient, before clipping; as with the loss.
+    /// L2 norm of the gradient before clipping; NaN in a skipped step.
     #[serde(with = "null_is_nan")]
     pub grad_norm: f32,
-    /// Tokens trained on a second.
+    /// Training tokens per second.
     pub tokens_per_s: f64,
     /// Share of mask bits that this step changed, in [0, 1]; sampled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flip_rate: Option<f64>,
-    /// The same for each sparsifiable weight, by its name; sampled.
+    /// The same for each sparsifiable weight, by name; sampled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flip_rate_per_layer: Option<BTreeMap<String, f64>>,
-    /// Loss on the held-out split after this step, nats a token; sampled.
+    /// Validation loss after this step, in nats per token; sampled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub val_loss: Option<f64>,
-    /// What `run.instrument_every` measures; sampled.
+    /// Instruments; sampled at `run.instrument_every`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instruments: Option<Box<Instruments>>,
-    /// What was not finite in a step that was skipped.
+    /// In a skipped step, the value that was not finite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
+}
+
+/// Sample of the instruments of masks and sampled gradients (`run.instrument_every`).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Instruments {
+    /// Kept L1 norm over L1 norm, over all sparsifiable weights.
+    pub kept: f64,
+    /// Mask bits flipped per tile over the steps sampled so far, mean over all tiles.
+    pub flips_per_tile: f64,
+    /// Quantiles of the tiles' L1-norm gap: 10, 25, 50, 75 and 90 %.
+    pub gap: [f32; 5],
+    /// E|MVUE(dZ) - dZ|^2 / |dZ|^2 over all sparsified layers of the first micro-batch, if
+    /// gradients are sampled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mvue_variance: Option<f64>,
+    /// The same for each sparsifiable weight, by name.
+    pub layers: BTreeMap<String, LayerInstruments>,
+    /// Gap and flips of some tiles, evenly spaced over all weights.
+    pub tiles: Vec<(f32, u32)>,
+}
+
+/// [`Instruments`] of one weight.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LayerInstruments {
+    /// Kept L1 norm over L1 norm.
+    pub kept: f64,
+    /// Mask bits flipped per tile.
+    pub flips_per_tile: f64,
+    /// Median gap.
+    pub gap: f32,
+    /// E|MVUE(dZ) - dZ|^2 / |dZ|^2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mvue_variance: Option<f64>,
 }
 
 /// JSON has no NaN.
@@ -67,12 +99,12 @@ mod null_is_nan {
     }
 }
 
-/// What [`MetricsLog::resume`] found.
+/// Result of [`MetricsLog::resume`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cut {
-    /// The last step that stays; before the checkpoint's if lines were lost.
+    /// The last step that remains; before the checkpoint's if lines were lost.
     pub last: Option<StepMetrics>,
-    /// Lines beyond the checkpoint that were cut, a broken last one included.
+    /// Lines removed after the checkpoint, including a broken last one.
     pub lines: usize,
 }
 
@@ -81,13 +113,13 @@ pub struct Cut {
 pub struct MetricsLog {
     path: PathBuf,
     file: File,
-    /// The step told last, and the byte at which its line begins.
+    /// The last step, and the byte offset of its line.
     last: Option<(u32, u64)>,
     end: u64,
 }
 
 impl MetricsLog {
-    /// Starts a new one.
+    /// Creates the file.
     ///
     /// # Errors
     /// [`Error::Io`], also if the file exists.
@@ -100,12 +132,12 @@ impl MetricsLog {
         Ok(Self { path: path.to_owned(), file, last: None, end: 0 })
     }
 
-    /// Continues after a checkpoint of `step`: what was measured beyond it, and a last line that a
-    /// crash left broken, is cut, so that no step is doubled. The cut is atomic.
+    /// Opens the file after a checkpoint of `step`: later steps, and a last line broken by a crash,
+    /// are removed atomically.
     ///
     /// # Errors
-    /// [`Error::File`] names the first line that is not the last and is no metrics object or not
-    /// beyond the one before it; [`Error::Io`].
+    /// [`Error::File`] names the first line that is not the last and is not a metrics object of a
+    /// later step than the previous one; [`Error::Io`].
     pub fn resume(path: &Path, step: u32) -> Result<(Self, Cut), Error> {
         let (mut last, mut line, mut end, mut lines) = (None, None, 0, 0);
         match Lines::open(path) {
@@ -132,8 +164,7 @@ impl MetricsLog {
         ))
     }
 
-    /// Appends one step. One that was told already, without everything that was measured of it, is
-    /// told anew in its place, atomically.
+    /// Appends one step. If the last line is of the same step, it is replaced atomically.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -153,21 +184,21 @@ impl MetricsLog {
         Ok(())
     }
 
-    /// A task that returns once all that was appended is on the device. Run it before each
-    /// checkpoint is saved.
+    /// A task that returns when all appended lines are on the device. Run it before a checkpoint is
+    /// saved.
     ///
     /// # Errors
-    /// [`Error::Io`], of the making and of the task.
+    /// [`Error::Io`], now and from the task.
     pub fn syncer(&self) -> Result<impl FnOnce() -> Result<(), Error> + Send + 'static, Error> {
         let path = self.path.clone();
         let file = self.file.try_clone().map_err(|e| Error::io("sync", &path, e))?;
         Ok(move || file.sync_data().map_err(|e| Error::io("sync", path, e)))
     }
 
-    /// The steps of a file, one at a time; a broken last line is passed over.
+    /// Iterates over the steps of a file; a broken last line is left out.
     ///
     /// # Errors
-    /// As [`MetricsLog::resume`]; an item's error is the last item that counts.
+    /// Same as [`MetricsLog::resume`]. No item after an error counts.
     pub fn steps(path: &Path) -> Result<impl Iterator<Item = Result<StepMetrics, Error>>, Error> {
         let mut lines = Lines::open(path)?;
         Ok(iter::from_fn(move || match lines.next() {
@@ -200,10 +231,10 @@ impl MetricsLog {
         Ok(salvage)
     }
 
-    /// All [`MetricsLog::steps`] at once, which take several times the memory of their text.
+    /// Collects [`MetricsLog::steps`], which take several times the memory of their text.
     ///
     /// # Errors
-    /// As [`MetricsLog::resume`].
+    /// Same as [`MetricsLog::resume`].
     pub fn read(path: &Path) -> Result<Vec<StepMetrics>, Error> {
         Self::steps(path)?.collect()
     }
@@ -224,7 +255,7 @@ fn open(path: &Path) -> Result<File, Error> {
     File::options().append(true).create(true).open(path).map_err(|e| Error::io("open", path, e))
 }
 
-/// Replaces what follows the first `keep` bytes.
+/// Replaces the bytes after the first `keep`.
 fn rewrite(path: &Path, keep: u64, tail: &[u8]) -> Result<(), Error> {
     let (file, _) = disk::open(path)?;
     let mut kept = BufReader::new(file.take(keep));
@@ -241,12 +272,12 @@ fn rewrite(path: &Path, keep: u64, tail: &[u8]) -> Result<(), Error> {
     })
 }
 
-/// Ten thousand layers fit.
+/// Longest line, enough for ten thousand layers.
 const LONGEST_LINE: u64 = 1 << 20;
 
 enum Line {
     Whole(StepMetrics),
-    /// The last line, which no newline ends or which does not parse.
+    /// A last line without newline, or one that does not parse.
     Broken,
 }
 
@@ -255,7 +286,7 @@ struct Lines {
     path: PathBuf,
     reader: BufReader<File>,
     line: Vec<u8>,
-    /// Byte after the line read last.
+    /// Byte offset after the last line read.
     end: u64,
     number: usize,
     step: Option<u32>,
@@ -293,7 +324,7 @@ impl Lines {
             return Err(Error::file(
                 &self.path,
                 format!(
-                    "line {} is longer than {LONGEST_LINE} bytes: it is no metrics",
+                    "line {} is longer than {LONGEST_LINE} bytes, too long for metrics",
                     self.number
                 ),
             ));

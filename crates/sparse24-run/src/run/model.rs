@@ -1,7 +1,5 @@
-//! A model that is not being trained: what a run directory and one of its checkpoints say of it.
-//!
-//! Invariant: configuration, checkpoint and tokenizer are those that were saved together.
-//! Deliberately absent: a device, until a loss or a token is asked for ([`Model::into_trainer`]).
+//! Reads a model from a run directory or checkpoint. Invariant: configuration, checkpoint and
+//! tokenizer were saved together.
 
 use std::{
     borrow::Cow,
@@ -12,8 +10,9 @@ use ndarray::{ArrayView2, ArrayViewMut2};
 use sparse24_cpu::threshold::soft_threshold;
 
 use super::{
+    components::{new_trainer, open_dataset, run_config},
+    directory::{CHECKPOINTS, CONFIG, TOKENIZER},
     identity::{check_config, no_dataset, of_dataset, of_tokenizer},
-    setup::{new_trainer, open_dataset, run_config},
     snapshot::{ends, restore, scale},
 };
 use crate::{
@@ -31,7 +30,7 @@ use sparse24_train::{
 pub struct Model {
     /// The run's configuration.
     pub config: Config,
-    /// Where the run stood, its weights, and their masks in a sparse phase.
+    /// State, weights, and masks in a sparse phase.
     pub checkpoint: Checkpoint,
     /// The run's tokenizer, if it has one.
     pub tokenizer: Option<Tokenizer>,
@@ -48,12 +47,12 @@ impl Model {
         let (run, from) = locate(path)?;
         let config = run_config(&run)?;
         let checkpoint = checkpoint::load(&from)?;
-        check_config(&run.join("config.toml"), &checkpoint.state, &from, &config)?;
+        check_config(&run.join(CONFIG), &checkpoint.state, &from, &config)?;
         let missing =
             || Error::file(&from, "has no token embedding of this model; name another checkpoint");
         let vocabulary =
             checkpoint.weight(config.model.token_table()).ok_or_else(missing)?.shape[0];
-        let beside = run.join("tokenizer.json");
+        let beside = run.join(TOKENIZER);
         let tokenizer = beside.exists().then(|| Tokenizer::load(&beside)).transpose()?;
         if checkpoint.state.tokenizer != of_tokenizer(tokenizer.as_ref()) {
             let what = if tokenizer.is_some() { "is not" } else { "is missing," };
@@ -68,7 +67,8 @@ impl Model {
             .filter(|&tokens| tokens as usize > vocabulary)
         {
             let problem = format!(
-                "has a wte.weight of {vocabulary} rows for the {tokens} tokens of its tokenizer; name another checkpoint"
+                "has a wte.weight of {vocabulary} rows for the {tokens} tokens of its tokenizer; \
+                    name another checkpoint"
             );
             return Err(Error::file(from, problem));
         }
@@ -76,13 +76,13 @@ impl Model {
         Ok(Self { config, checkpoint, tokenizer, recipe })
     }
 
-    /// How it was trained.
+    /// The recipe of its training.
     #[must_use]
     pub fn recipe(&self) -> &Recipe {
         &self.recipe
     }
 
-    /// The phase of the last step done; of the first step if none is.
+    /// The phase of the last step done; the first phase at step 0.
     #[must_use]
     pub fn phase(&self) -> &Phase {
         let Recipe { method, steps, .. } = &self.recipe;
@@ -90,8 +90,8 @@ impl Model {
             [method.phase_at(self.checkpoint.state.step, *steps, &ends(&self.checkpoint.state))]
     }
 
-    /// The weights with kept values as the forward multiplies by them: what a 2:4 export has, but
-    /// for the masks.
+    /// The weights with kept values as in the forward pass (soft-thresholded if the method does
+    /// so), before masking.
     ///
     /// # Errors
     /// [`Error::Parameter`] for a soft-thresholded weight without its scale; [`Error::Semantics`]
@@ -122,11 +122,10 @@ impl Model {
         Ok(Cow::Owned(weights))
     }
 
-    /// The run's own data; those of its configuration for an imported model, which was trained on
-    /// none.
+    /// The run's own data; for an imported model, those of its configuration.
     ///
     /// # Errors
-    /// Those of [`open_dataset`]; [`Error::File`] for data that have changed since.
+    /// Errors from [`open_dataset`]; [`Error::File`] for data that have changed since.
     pub fn dataset(&self) -> Result<Dataset, Error> {
         let trained_on = self.checkpoint.state.dataset;
         if trained_on == no_dataset() && self.tokenizer.is_none() {
@@ -138,15 +137,16 @@ impl Model {
         }
         Err(Error::file(
             dataset.source(),
-            "holds other data than the run was trained on; restore them, or name the data to evaluate on",
+            "holds other data than the run was trained on; restore them, or name the data to \
+                evaluate on",
         ))
     }
 
     /// Other data than the run's own, read with its tokenizer; without one, prepared shards.
     ///
     /// # Errors
-    /// Those of the data; [`Error::File`] for text that no tokenizer can read, and for ids beyond
-    /// the model's vocabulary.
+    /// Errors from the data; [`Error::File`] for text that no tokenizer can read, and for ids
+    /// beyond the model's vocabulary.
     pub fn other_dataset(&self, path: &Path) -> Result<Dataset, Error> {
         let dataset = match &self.tokenizer {
             Some(tokenizer) => {
@@ -161,26 +161,28 @@ impl Model {
         Ok(dataset)
     }
 
-    /// Whether data can be read without a tokenizer; what does not exist is for others to tell.
+    /// Refuses text, which needs a tokenizer. A path that does not exist is not an error here.
     fn check_readable(&self, path: &Path) -> Result<(), Error> {
         if path.as_os_str().is_empty() {
             return Err(Error::setting(
                 "data.path",
-                "the embedded corpus is text, which this model has no tokenizer for; name prepared shards",
+                "the embedded corpus is text, which this model has no tokenizer for; name \
+                    prepared shards",
             ));
         }
         if path.exists() && !path.join("train.bin").exists() {
-            let problem = "is text, which this model has no tokenizer for; expected a folder of prepared shards (train.bin and val.bin)";
+            let problem = "is text, which this model has no tokenizer for; expected a folder of \
+                prepared shards (train.bin and val.bin)";
             return Err(Error::file(path, problem));
         }
         Ok(())
     }
 
-    /// The model on a device, to be evaluated or sampled.
+    /// Loads the model on its device, to evaluate or sample it.
     ///
     /// # Errors
     /// [`Error::Parameter`] or [`Error::Operand`] for a checkpoint of another model than the
-    /// configuration's; those of the backend.
+    /// configuration's; errors from the backend.
     pub fn into_trainer(self) -> Result<Trainer, Error> {
         let Self { mut config, checkpoint, recipe, .. } = self;
         config.batch.size = evaluated_at_once(&config);
@@ -191,9 +193,8 @@ impl Model {
     }
 }
 
-/// Sequences at a time of an evaluation, in training and after it: a loss is summed in these parts,
-/// and is the same number only by the same parts. On a CPU no more than keep it busy, as more only
-/// cost memory.
+/// Batch size of evaluations, during and after training: the loss is summed in these parts, and its
+/// bits depend on them. More than keeps a CPU busy would only cost memory.
 pub(super) fn evaluated_at_once(config: &Config) -> usize {
     const BUSY_TOKENS: usize = 1024;
     match config.backend.name.as_str() {
@@ -202,14 +203,14 @@ pub(super) fn evaluated_at_once(config: &Config) -> usize {
     }
 }
 
-/// The run directory and the checkpoint that a path means.
+/// The run directory and the checkpoint that a path refers to.
 ///
 /// # Errors
 /// [`Error::File`] if the path is neither, or no checkpoint verifies.
 fn locate(path: &Path) -> Result<(PathBuf, PathBuf), Error> {
     if checkpoint::step_of(path).is_some() {
         let absolute = std::path::absolute(path).map_err(|e| Error::io("find", path, e))?;
-        let run = absolute.ancestors().nth(2).filter(|run| run.join("config.toml").is_file());
+        let run = absolute.ancestors().nth(2).filter(|run| run.join(CONFIG).is_file());
         return match run {
             Some(run) if path.is_dir() => Ok((run.to_owned(), path.to_owned())),
             Some(_) => Err(Error::file(path, "does not exist, expected a checkpoint of the run")),
@@ -219,13 +220,13 @@ fn locate(path: &Path) -> Result<(PathBuf, PathBuf), Error> {
             )),
         };
     }
-    if !path.join("config.toml").is_file() {
+    if !path.join(CONFIG).is_file() {
         return Err(Error::file(
             path,
             "is neither a run directory, which holds a config.toml, nor a checkpoint of one",
         ));
     }
-    let latest = checkpoint::latest(&path.join("checkpoints"))?;
+    let latest = checkpoint::latest(&path.join(CHECKPOINTS))?;
     match (latest.checkpoint, latest.refused.into_iter().next()) {
         (Some(checkpoint), None) => Ok((path.to_owned(), checkpoint)),
         (_, Some((refused, error))) => Err(Error::file(

@@ -1,8 +1,7 @@
-//! Timed choices on disk: `plans.json`, an object of strings.
+//! `plans.json`: timed choices of a device, an object of strings.
 //!
-//! Invariant: a step whose choices are not on disk has left no trace in the metrics, so that
-//! whoever resumes after it replays them or does the step again. Deliberately absent: what is
-//! chosen ([`sparse24_train::backend::Backend::plans`]).
+//! Invariant: the choices of a step are on disk before its metrics, so a resume replays them or
+//! repeats the step.
 
 use std::path::Path;
 
@@ -23,7 +22,7 @@ pub(super) fn read(path: &Path) -> Result<Plans, Error> {
     let text = disk::read_small(path, 16 << 20)
         .map_err(|e| e.expecting("a run directory or a plans.json"))?;
     serde_json::from_slice(&text)
-        .map_err(|e| Error::file(path, format!("is no object of plans: {e}")))
+        .map_err(|e| Error::file(path, format!("not an object of plans: {e}")))
 }
 
 /// Replays the plans of a file, or of a run directory.
@@ -37,8 +36,7 @@ pub(super) fn use_file(trainer: &mut Trainer, path: &Path) -> Result<(), Error> 
     trainer.use_plans(&plans).map_err(|error| of_file(error.into(), file))
 }
 
-/// Replays a run's own plans; gives a notice where they were timed on another device, which times
-/// anew.
+/// Replays a run's own plans; returns a notice if they were timed on another device.
 pub(super) fn use_own(
     trainer: &mut Trainer,
     plans: &Plans,
@@ -47,7 +45,8 @@ pub(super) fn use_own(
     let here = trainer.backend().plans();
     match (plans.get(PLANNED_ON), here.get(PLANNED_ON)) {
         (Some(then), Some(now)) if then != now => Ok(Some(format!(
-            "the run's plans were timed on {then}, this is {now}: they are timed anew, and the bits may differ from those of an uninterrupted run"
+            "the run's plans were timed on {then}, this is {now}: they are timed again, and the \
+                bits may differ from those of an uninterrupted run"
         ))),
         _ => trainer.use_plans(plans).map(|()| None).map_err(|error| of_file(error.into(), file)),
     }
@@ -59,7 +58,7 @@ fn of_file(error: Error, file: &Path) -> Error {
             let advice = if key == PLANNED_ON {
                 "do without them"
             } else {
-                "take the entry out to time it anew, which may change bits"
+                "remove the entry to time it again, which may change bits"
             };
             Error::file(file, format!("{error}; {advice}"))
         }

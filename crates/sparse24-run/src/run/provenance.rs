@@ -1,7 +1,5 @@
-//! What ran, where and how: enough to run it again.
-//!
-//! `provenance.json` is an array with one object a start, oldest first: the first is the run's,
-//! each further one a resume's. Deliberately absent: the configuration, which has its own file.
+//! `provenance.json`: what is needed to repeat a run besides its configuration. An array with one
+//! object per start, oldest first: the start of the run, then its resumes.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -10,19 +8,19 @@ use serde::{Deserialize, Serialize};
 use super::log::now;
 use crate::{Error, disk};
 
-/// The weights that a start began with.
+/// Weights at a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Initial {
     /// Drawn by the seed.
     Random,
-    /// From elsewhere: the checkpoint of step 0 alone holds them.
+    /// Given by the user; only the checkpoint of step 0 holds them.
     Given,
-    /// Of a checkpoint of this run.
+    /// From a checkpoint of this run.
     Checkpoint,
 }
 
-/// Where the lambda of a run comes from, if a search recommended it.
+/// Origin of a lambda that a search recommended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LambdaOrigin {
     /// The value.
@@ -31,13 +29,13 @@ pub struct LambdaOrigin {
     pub search: String,
     /// Mean sparse over mean dense flip rate.
     pub mu: f64,
-    /// Of mu, over layers.
+    /// Bootstrap interval of mu over layers.
     pub interval: Option<[f64; 2]>,
-    /// The step after which the search's runs ended.
+    /// Last step of the search's runs.
     pub until: u32,
-    /// The first and the last step whose samples counted.
+    /// First and last step of the window of samples.
     pub window: [u32; 2],
-    /// Of the search's runs.
+    /// Seeds of the search's runs.
     pub seeds: Vec<u64>,
 }
 
@@ -46,31 +44,31 @@ pub struct LambdaOrigin {
 pub struct Provenance {
     /// Version of this crate.
     pub version: String,
-    /// Commit that it was built from, where the build knew.
+    /// Commit of the build, if known.
     pub git: Option<String>,
-    /// When, UTC.
+    /// Time of the start (UTC).
     pub started: String,
     /// The command line.
     pub command: Vec<String>,
-    /// What it began with.
+    /// Initial weights.
     pub initial: Initial,
-    /// Of a first start whose lambda was searched.
+    /// Origin of lambda, in the first start of a run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lambda: Option<LambdaOrigin>,
     /// Operating system and architecture.
     pub system: String,
-    /// The device that trains.
+    /// The training device.
     pub device: String,
-    /// The SIMD level, by which CPU results may differ in bits.
+    /// SIMD level; CPU results of different levels may differ in bits.
     pub simd: String,
-    /// Threads; results do not depend on them.
+    /// CPU threads; results do not depend on them.
     pub threads: usize,
-    /// Versions of the libraries that compute or store, where the build knew.
+    /// Versions of the libraries that compute or store, if known.
     pub libraries: BTreeMap<String, String>,
 }
 
 impl Provenance {
-    /// Of this process, now.
+    /// Describes this process now.
     #[must_use]
     pub fn now(
         device: impl Into<String>,
@@ -100,7 +98,7 @@ impl Provenance {
         }
     }
 
-    /// The version, and the commit where the build knew, as one phrase.
+    /// Version and commit as one phrase.
     #[must_use]
     pub fn build() -> String {
         let commit = option_env!("SPARSE24_GIT_COMMIT")
@@ -108,7 +106,7 @@ impl Provenance {
         format!("version {}, {commit}", env!("CARGO_PKG_VERSION"))
     }
 
-    /// Of this process, now, on a device beside this CPU.
+    /// Describes this process now, on a device and this CPU.
     pub(super) fn of_start(device: &sparse24_train::backend::Device, initial: Initial) -> Self {
         Self::now(
             &device.description,
@@ -118,7 +116,7 @@ impl Provenance {
         )
     }
 
-    /// Adds this start to `provenance.json`, which is created if need be.
+    /// Appends this start to `provenance.json`, or creates the file.
     ///
     /// # Errors
     /// [`Error::File`] if the file is not such an array; [`Error::Io`].
@@ -130,13 +128,13 @@ impl Provenance {
         disk::write_atomically(path, &text)
     }
 
-    /// The starts in a `provenance.json`, oldest first.
+    /// Reads the starts in a `provenance.json`, oldest first.
     ///
     /// # Errors
     /// [`Error::File`] if the file is not such an array; [`Error::Io`].
     pub fn read(path: &Path) -> Result<Vec<Self>, Error> {
         let text = disk::read_small(path, 64 << 20)?;
         serde_json::from_slice(&text)
-            .map_err(|e| Error::file(path, format!("is no list of starts: {e}")))
+            .map_err(|e| Error::file(path, format!("not a list of starts: {e}")))
     }
 }

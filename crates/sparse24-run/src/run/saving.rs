@@ -1,12 +1,12 @@
-//! When and where a run saves: beside its steps, with room on the disk for what it will hold.
+//! Decides when a run saves, which checkpoints it keeps, and whether they fit on the disk.
 //!
-//! Invariant: the metrics of a checkpoint's steps are on the device before it has its name.
-//! Deliberately absent: how a checkpoint is written ([`crate::checkpoint`]).
+//! Invariant: the metrics of a checkpoint's steps are on disk before the checkpoint is.
 
 use std::{num::NonZeroUsize, path::Path};
 
 use super::{
     Run,
+    directory::CHECKPOINTS,
     identity::{self, identity},
     snapshot::{ends, snapshot},
     training::is_due,
@@ -24,15 +24,15 @@ use sparse24_train::{
 };
 
 impl Run {
-    /// Whether a checkpoint is made after this step.
+    /// Whether this step is followed by a checkpoint.
     pub(super) fn saves_after(&self, step: u32) -> bool {
         step == self.config.steps
             || self.trainer.ends_phase()
             || is_due(self.config.run.checkpoint_every, step)
     }
 
-    /// Begins to save the state as it is, unless that was saved already; waits for the save before
-    /// it. What the last step measured so far is told first.
+    /// Starts to save the current state, unless it was saved already, after waiting for the
+    /// previous save. Pending metrics are appended first.
     pub(super) fn save(&mut self) -> Result<(), Error> {
         let step = self.trainer.step();
         if self.saved == Some(step) {
@@ -43,9 +43,7 @@ impl Run {
         }
         self.settle()?;
         let mut state = identity(&self.config, &self.dataset, &self.trainer);
-        state
-            .method
-            .extend((self.skipped > 0).then(|| (SKIPPED.to_owned(), u64::from(self.skipped))));
+        state.skipped_steps = self.skipped;
         let checkpoint = snapshot(
             &mut self.trainer,
             state,
@@ -57,7 +55,7 @@ impl Run {
         Ok(())
     }
 
-    /// The 2:4 model that a sparse phase leaves stays, whatever comes after it.
+    /// The last checkpoint of a sparse phase, its 2:4 model, is always kept.
     fn retention(&self) -> Retention {
         let last = NonZeroUsize::new(self.config.run.keep_last).unwrap_or(NonZeroUsize::MIN);
         let always = [self.trainer.last_sparse_steps(), self.former_ends.clone()].concat();
@@ -74,17 +72,14 @@ impl Run {
         }
     }
 
-    /// Learns of a save that has ended.
+    /// Logs a save that has ended.
     pub(super) fn look_after_save(&mut self) -> Result<(), Error> {
         if self.saver.is_idle() { self.settle() } else { Ok(()) }
     }
 }
 
-/// The counter of skipped steps, among those of the checkpoint's state.
-pub(super) const SKIPPED: &str = "skipped";
-
-/// The steps of checkpoints that ended a sparse phase of the run as it was when they were saved,
-/// but end none of it as it is; the last sparse one of what are dense steps now ended one as well.
+/// Steps of checkpoints that ended a sparse phase of the configuration they were saved with, but
+/// end none of the present one; also the last sparse checkpoint among steps that are dense now.
 pub(super) fn former_ends(checkpoints: &Path, trainer: &Trainer) -> Result<Vec<u32>, Error> {
     let ended = |state: &State| {
         identity::method(state).is_ok_and(|method| {
@@ -108,8 +103,7 @@ pub(super) fn former_ends(checkpoints: &Path, trainer: &Trainer) -> Result<Vec<u
     Ok(states.iter().filter(is_former).map(|state| state.step).collect())
 }
 
-/// That a run which was done with sparse training, as far as it was configured to go then, goes on
-/// with it.
+/// A notice if a changed number of steps makes a resumed run sparse again.
 pub(super) fn sparse_again(saved: &State, recipe: &Recipe) -> Option<String> {
     let (ends, next, Recipe { method, steps, .. }) = (ends(saved), saved.step + 1, recipe);
     let phase = |method: &Method, steps: u32| method.phase_at(next.min(steps), steps, &ends);
@@ -127,15 +121,15 @@ pub(super) fn sparse_again(saved: &State, recipe: &Recipe) -> Option<String> {
     })
 }
 
-/// Refuses a run whose checkpoints, those that it keeps and the one being written, will not fit
-/// beside what lies there now; those of the steps `former` are among both.
-pub(super) fn check_room(
+/// Refuses a run whose checkpoints, those that it keeps and the one being written, will not fit on
+/// the disk. Checkpoints of the steps `former` are kept too.
+pub(super) fn check_space(
     config: &Config,
     recipe: &Recipe,
     former: &[u32],
     run: &Path,
 ) -> Result<(), Error> {
-    let checkpoints = run.join("checkpoints");
+    let checkpoints = run.join(CHECKPOINTS);
     let there = checkpoint::count(&checkpoints)? as u64;
     let most = most_kept(config, &recipe.method)
         .saturating_add(former.len() as u64)
@@ -143,7 +137,7 @@ pub(super) fn check_room(
         .saturating_sub(there)
         .max(1);
     let estimate = estimate(recipe, config.backend_entry()?)?;
-    // Four bytes a tile, which instruments count the flips of.
+    // Four bytes per tile, for flip counts.
     let counts = if config.run.instrument_every > 0 { estimate.sparsifiable / 4 } else { 0 };
     let needed = (estimate.checkpoint_bytes + counts).saturating_mul(most);
     disk::check_room(run, needed, || {
@@ -151,7 +145,7 @@ pub(super) fn check_room(
     })
 }
 
-/// How many checkpoints lie there between two saves, at most.
+/// Largest number of checkpoints between two saves.
 fn most_kept(config: &Config, method: &Method) -> u64 {
     let Config { steps, run, .. } = config;
     let multiples = |every: u32| u64::from(steps.checked_div(every).unwrap_or(0));
@@ -161,7 +155,7 @@ fn most_kept(config: &Config, method: &Method) -> u64 {
         .filter(|step| step < steps)
         .count() as u64;
     let always = switches + multiples(run.keep_every);
-    // Besides the multiples: one at the end of each phase.
+    // Besides the multiples, one at the end of each phase.
     (multiples(run.checkpoint_every) + method.phases.len() as u64)
         .min(always.saturating_add(run.keep_last as u64))
 }

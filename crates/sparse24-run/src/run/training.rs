@@ -1,9 +1,7 @@
-//! A run on disk: configuration, data, trainer and run directory together, to the last step;
-//! [`super::opening`] makes it.
+//! The training loop of a run, with its metrics, log and checkpoints.
 //!
 //! Invariant: whatever happens, [`Run::resume`] continues from the last checkpoint that verifies
-//! (or from the beginning, where that can be made again) and ends with the bits of an uninterrupted
-//! run. Deliberately absent: terminals and arguments ([`Observer`] is what a command implements).
+//! (or from the start) and ends with the bits of an uninterrupted run.
 
 use std::{
     path::{Path, PathBuf},
@@ -12,8 +10,9 @@ use std::{
 };
 
 use super::{
-    Log, MetricsLog, RunDirectory, StepMetrics, measure::FlipCounts, model::evaluated_at_once,
-    plans, reference::FlipReference, setup::CausalLm, spikes::Spikes,
+    Log, MetricsLog, RunDirectory, StepMetrics, components::CausalLm,
+    flip_reference::FlipReference, instruments::FlipCounts, loss_spikes::Spikes,
+    model::evaluated_at_once, plans,
 };
 use crate::{
     Error,
@@ -32,78 +31,76 @@ pub struct Run {
     pub(super) metrics: MetricsLog,
     pub(super) log: Log,
     pub(super) notices: Vec<String>,
-    /// How many plans the run directory has, as far as this process wrote them.
+    /// Number of plans that this process has written.
     pub(super) plans_recorded: usize,
     pub(super) saver: Saver,
-    /// The step that was saved last, or is being saved.
+    /// Step of the last save, finished or in flight.
     pub(super) saved: Option<u32>,
-    /// The last steps of sparse phases that ended elsewhere before the run was configured anew.
+    /// Last steps of sparse phases under former configurations of the run.
     pub(super) former_ends: Vec<u32>,
-    /// What the step done last measured, until it is evaluated.
+    /// Metrics of the last step, until it is evaluated.
     pub(super) pending: Option<StepMetrics>,
-    /// Steps without an update.
+    /// Steps without an update so far.
     pub(super) skipped: u32,
     pub(super) spikes: Spikes,
-    /// Over the steps whose instruments were read.
     pub(super) flip_counts: FlipCounts,
     pub(super) reference: Option<FlipReference>,
 }
 
-/// Who watches a run.
+/// Observes a run and controls it.
 pub trait Observer {
-    /// After every optimizer step.
+    /// Called after every optimizer step.
     fn stepped(&mut self, metrics: &StepMetrics);
-    /// Something worth a line.
+    /// Called with a message for the user.
     fn said(&mut self, line: &str);
-    /// What is asked of the run. A save is asked for once; whoever asks also sets the flag of
-    /// [`Run::interrupt_on`], which this clears.
+    /// Returns a pending request, once, and clears the flag of [`Run::interrupt_on`], which is set
+    /// together with the request.
     fn asked(&mut self) -> Asked;
 }
 
-/// What an [`Observer`] asks of a run.
+/// Request of an [`Observer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
-    /// To go on.
+    /// Continue.
     Nothing,
-    /// To save the state of the last optimizer-step boundary, and go on.
+    /// Save the state of the last optimizer-step boundary and continue.
     Save,
-    /// To save it, and stop.
+    /// Save it and stop.
     Stop,
 }
 
-/// How [`Run::train`] ended.
+/// Result of [`Run::train`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ended {
     /// The last step is done.
     Finished(Summary),
-    /// The observer stopped it before; a resume continues from here.
+    /// The observer stopped the run; a resume continues from here.
     Stopped {
-        /// The step done last, which has a checkpoint.
+        /// The last step, which has a checkpoint.
         step: u32,
     },
 }
 
-/// What came of a run.
+/// Summary of a finished run.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Summary {
     /// The run directory.
     pub run: PathBuf,
     /// Optimizer steps done.
     pub steps: u32,
-    /// Those that this process did: none where the run was finished before.
+    /// Optimizer steps done by this process.
     pub trained: u32,
-    /// Loss of the last step, nats a token; none if the metrics have lost it.
+    /// Training loss of the last step in nats per token, unless its metrics are lost.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss: Option<f32>,
-    /// Loss on the held-out split at the end, nats a token.
+    /// Validation loss at the end, in nats per token.
     pub val_loss: f64,
     /// Wall time of this process.
     pub seconds: f64,
 }
 
 impl Run {
-    /// What is to be told of a resume: what was found amiss and passed over, and where it
-    /// continues.
+    /// Messages of a resume: problems that were skipped, and where it continues.
     #[must_use]
     pub fn notices(&self) -> &[String] {
         &self.notices
@@ -133,19 +130,19 @@ impl Run {
         &self.dataset
     }
 
-    /// While this is set, the step or evaluation under way ends within a micro-batch, and the
-    /// observer is asked what for.
+    /// Sets the flag that interrupts the current step or evaluation within a micro-batch, to ask
+    /// the observer for its request.
     pub fn interrupt_on(&mut self, flag: Arc<AtomicBool>) {
         self.trainer.interrupt_on(flag);
     }
 
-    /// Trains to the last step, or until the observer asks to stop. However it ends, what was being
-    /// saved is saved.
+    /// Trains to the last step, or until the observer asks to stop. A save in flight is always
+    /// completed.
     ///
     /// # Errors
     /// [`Error::NonFinite`] and [`Error::SkipLimit`] before the update, [`Error::Spike`] and
-    /// [`Error::NonFiniteEvaluation`] after it; the last checkpoint stays. Those of the run
-    /// directory and of saving, which are told after the step under way.
+    /// [`Error::NonFiniteEvaluation`] after it; the last checkpoint is kept. Errors from the run
+    /// directory, and from saving, after the current step.
     pub fn train(&mut self, observer: &mut dyn Observer) -> Result<Ended, Error> {
         let steps = self.steps(observer);
         // The first error counts.
@@ -181,9 +178,9 @@ impl Run {
                 Err(error) => return Err(error),
             }
         }
-        let told = last.as_ref().and_then(|metrics| metrics.val_loss);
+        let measured = last.as_ref().and_then(|metrics| metrics.val_loss);
         let val_loss = loop {
-            match told.map_or_else(|| self.evaluate(), Ok) {
+            match measured.map_or_else(|| self.evaluate(), Ok) {
                 Err(Error::Interrupted) if self.is_stopped(observer)? => {
                     return Ok(Ended::Stopped { step: self.trainer.step() });
                 }
@@ -210,7 +207,7 @@ impl Run {
         }))
     }
 
-    /// Does what is asked; whether that is to stop.
+    /// Serves the observer's request; returns whether to stop.
     fn is_stopped(&mut self, observer: &mut dyn Observer) -> Result<bool, Error> {
         let asked = observer.asked();
         if asked != Asked::Nothing {
@@ -219,8 +216,8 @@ impl Run {
         Ok(asked == Asked::Stop)
     }
 
-    /// The next step and all that is measured of it; or what was not measured yet of the last one.
-    /// Interrupted, it leaves the step undone, or done and its evaluation undone.
+    /// Does the next step with its metrics, or completes the metrics of the last one. If
+    /// interrupted, the step or its evaluation remains to be done.
     fn advance(&mut self) -> Result<StepMetrics, Error> {
         let mut metrics = match self.pending.take() {
             Some(metrics) => metrics,
@@ -241,7 +238,7 @@ impl Run {
         Ok(metrics)
     }
 
-    /// What follows a step that is told.
+    /// Reports a step, and checks, saves or changes phase after it.
     fn conclude(
         &mut self,
         metrics: &StepMetrics,
@@ -255,7 +252,8 @@ impl Run {
         }
         if let Some(mu) = self.reference.as_mut().and_then(|reference| reference.next(metrics)) {
             let line = format!(
-                "step {step}: flip-rate explosion: mu = {mu:.2} of {}; a larger method.lambda calms the masks",
+                "step {step}: flip-rate explosion: mu = {mu:.2} of {}; a larger method.lambda \
+                    calms the masks",
                 self.config.run.flip_reference
             );
             observer.said(&line);
@@ -284,10 +282,10 @@ impl Run {
         Ok(())
     }
 
-    /// Mean loss over the whole held-out split, nats a token.
+    /// Mean loss over the validation split, in nats per token.
     ///
     /// # Errors
-    /// [`Error::NonFiniteEvaluation`]; those of the backend.
+    /// [`Error::NonFiniteEvaluation`]; errors from the backend.
     pub fn evaluate(&mut self) -> Result<f64, Error> {
         let windows = self.dataset.evaluation_windows(self.config.model.sequence_length);
         let loss = self.trainer.evaluate(&windows, evaluated_at_once(&self.config))?.loss();
@@ -301,10 +299,10 @@ impl Run {
     /// One optimizer step, taken or skipped.
     fn step(&mut self) -> Result<StepMetrics, Error> {
         let step = self.trainer.step() + 1;
-        let flips_are_told = step == 1 || is_due(self.config.run.flip_every, step);
+        let reports_flips = step == 1 || is_due(self.config.run.flip_every, step);
         let is_measured = is_due(self.config.run.instrument_every, step);
         let sampling =
-            if flips_are_told || is_measured { FlipSampling::Sample } else { FlipSampling::Skip };
+            if reports_flips || is_measured { FlipSampling::Sample } else { FlipSampling::Skip };
         let shape = self.trainer.recipe().batch;
         let batches = CausalLm { dataset: &self.dataset, seed: self.config.seed, shape };
         let noise = if is_measured { self.trainer.gradient_noise(&batches)? } else { Vec::new() };
@@ -340,7 +338,7 @@ impl Run {
         let tokens_per_s = tokens_per_s();
         let instruments =
             is_measured.then(|| self.flip_counts.measure(&mut self.trainer, &noise)).transpose()?;
-        let flips = outcome.flips.filter(|_| flips_are_told);
+        let flips = outcome.flips.filter(|_| reports_flips);
         Ok(StepMetrics {
             step,
             phase: outcome.phase,
@@ -369,7 +367,7 @@ impl Run {
             || self.trainer.ends_phase()
     }
 
-    /// Brings `plans.json` in line with what has been timed.
+    /// Writes `plans.json` if choices were timed since.
     fn record_plans(&mut self) -> Result<(), Error> {
         let backend = self.trainer.backend();
         if backend.plan_count() != self.plans_recorded {
@@ -379,7 +377,7 @@ impl Run {
         Ok(())
     }
 
-    /// An error that tells what it leaves, if it should.
+    /// Adds the newest checkpoint to errors that report it.
     fn with_newest_checkpoint(&self, mut error: Error) -> Error {
         if let Error::NonFinite { kept, .. }
         | Error::SkipLimit { kept, .. }
@@ -395,7 +393,7 @@ impl Run {
     }
 }
 
-/// Whether something that happens every so many steps (0 is never) happens after this one.
+/// Whether something that happens every `every` steps (0 is never) happens after this one.
 pub(super) fn is_due(every: u32, step: u32) -> bool {
     every > 0 && step.is_multiple_of(every)
 }

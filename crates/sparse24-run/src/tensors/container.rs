@@ -1,16 +1,17 @@
-//! The table of contents of a safetensors file.
+//! The header of a safetensors file.
 //!
 //! Invariant: entries are in the order of their bytes, cover the data without gap or overlap, and
-//! each holds exactly its shape. Read here and not by the library of that name, so that an error
-//! can say which tensor, and a hostile header costs no more memory than its own size a few times.
+//! each holds exactly its shape. The library parses one entry at a time, so that an error names the
+//! tensor and a hostile header costs at most a few times its own size in memory.
 
-use std::{fmt, io::Read, marker::PhantomData, ops::Range, path::Path};
+use std::{fmt, io::Read, ops::Range, path::Path};
 
-use safetensors::Dtype;
+use safetensors::{Dtype, tensor::TensorInfo};
 use serde::{
     Deserialize, Deserializer,
-    de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
+    de::{Error as _, IgnoredAny, MapAccess, Visitor},
 };
+use serde_json::value::RawValue;
 
 use crate::Error;
 
@@ -24,57 +25,49 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// How many; the bytes hold them exactly.
+    /// Number of elements; the bytes hold them exactly.
     pub(crate) fn elements(&self) -> usize {
         self.range.len() * 8 / self.dtype.bitsize()
     }
 }
 
-/// The longest header that is read: more than a hundred thousand tensors take. The format would
-/// allow 100 MB, of which most could be parsed into several times as much.
-pub(super) const HEADER_LIMIT: u64 = 1 << 24;
-/// More than any library makes.
-const MOST_DIMENSIONS: usize = 64;
-/// In bytes; no module nests that deep.
-const LONGEST_NAME: usize = 4096;
+/// Longest header that is read, enough for more than 100,000 tensors. The format allows 100 MB.
+pub(crate) const HEADER_LIMIT: u64 = 1 << 24;
+/// Longest name, and longest entry, in bytes: a shape of some hundred dimensions.
+const ENTRY_LIMIT: usize = 4096;
 
-/// The entries of a file of `size` bytes, of which no more is read than its header; `path` names it
+/// Reads the entries of a file of `size` bytes, and no more of it than its header; `path` names it
 /// in errors.
 pub(crate) fn read(path: &Path, file: &mut impl Read, size: u64) -> Result<Vec<Entry>, Error> {
     let refuse =
-        |problem: String| Error::file(path, format!("is no sound safetensors file: {problem}"));
+        |problem: String| Error::file(path, format!("not a valid safetensors file: {problem}"));
     let failed = |e| Error::io("read", path, e);
     let Some(rest) = size.checked_sub(8) else {
-        return Err(refuse(format!(
-            "it holds {size} bytes, its first 8 should be the length of its header"
-        )));
+        return Err(refuse(format!("{size} bytes cannot hold the 8 of a header length")));
     };
     let mut length = [0; 8];
     file.read_exact(&mut length).map_err(failed)?;
     let length = u64::from_le_bytes(length);
     if length > HEADER_LIMIT {
         return Err(refuse(format!(
-            "it claims a header of {length} bytes, expected at most {HEADER_LIMIT}"
+            "header length {length} exceeds the limit of {HEADER_LIMIT} bytes"
         )));
     }
     if length > rest {
-        return Err(refuse(format!(
-            "it claims a header of {length} bytes, but holds only {rest} after the first 8"
-        )));
+        return Err(refuse(format!("header length {length} exceeds the {rest} bytes after it")));
     }
     let mut header = vec![0; length as usize];
     file.read_exact(&mut header).map_err(failed)?;
-    let size = usize::try_from(size).map_err(|_| {
-        refuse(format!("it holds {size} bytes, more than this machine can address"))
-    })?;
+    let size = usize::try_from(size)
+        .map_err(|_| refuse(format!("{size} bytes are more than this machine can address")))?;
     parse(&header, size).map_err(refuse)
 }
 
-/// The entries of a file of `size` bytes that begins with the length of this header and the header.
+/// The entries of a file of `size` bytes that starts with the length of this header and the header.
 fn parse(header: &[u8], size: usize) -> Result<Vec<Entry>, String> {
     let Header(mut entries) =
-        serde_json::from_slice(header).map_err(|e| format!("its header is malformed: {e}"))?;
-    // In place, as all that follows: of a hundred thousand entries one list is enough.
+        serde_json::from_slice(header).map_err(|e| format!("malformed header: {e}"))?;
+    // All in place: one list of 100,000 entries is enough.
     entries.sort_unstable_by(|a, b| {
         (a.range.start, a.range.end, &a.name).cmp(&(b.range.start, b.range.end, &b.name))
     });
@@ -87,24 +80,23 @@ fn parse(header: &[u8], size: usize) -> Result<Vec<Entry>, String> {
             return Err(format!("tensor `{name}` cannot have the shape {shape:?}"));
         };
         if from != end {
-            return Err(format!(
-                "tensor `{name}` begins at offset {from}, expected {end}, where the data before it ends"
-            ));
+            return Err(format!("tensor `{name}` starts at offset {from}, expected {end}"));
         }
         let found = to as i128 - from as i128;
         if found != bytes as i128 {
             return Err(format!(
-                "tensor `{name}` {dtype} {shape:?} takes {bytes} bytes, but its offsets {from} to {to} hold {found}"
+                "tensor `{name}` {dtype} {shape:?} takes {bytes} bytes, its offsets {from} to \
+                    {to} hold {found}"
             ));
         }
         if to > size {
-            return Err(format!("tensor `{name}` ends at offset {to}, but the file at {size}"));
+            return Err(format!("tensor `{name}` ends at offset {to}, the file at {size}"));
         }
         *range = end..to;
         end = to;
     }
     if end != size {
-        return Err(format!("its tensors end at offset {end}, but the file at {size}"));
+        return Err(format!("its tensors end at offset {end}, the file at {size}"));
     }
     let mut names: Vec<_> = entries.iter().map(|entry| entry.name.as_str()).collect();
     names.sort_unstable();
@@ -114,17 +106,8 @@ fn parse(header: &[u8], size: usize) -> Result<Vec<Entry>, String> {
     }
 }
 
-/// The entries in the order of the header, their ranges counted from its end.
+/// The entries in the order of the header, with ranges counted from its end.
 struct Header(Vec<Entry>);
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Info {
-    dtype: Dtype,
-    #[serde(deserialize_with = "shape")]
-    shape: Vec<usize>,
-    data_offsets: [usize; 2],
-}
 
 impl<'de> Deserialize<'de> for Header {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -137,13 +120,13 @@ impl<'de> Deserialize<'de> for Header {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
                 let mut entries = Vec::new();
                 while let Some(name) = map.next_key::<String>()? {
-                    if name.len() > LONGEST_NAME {
+                    if name.len() > ENTRY_LIMIT {
+                        let length = name.len();
                         return Err(A::Error::custom(format_args!(
-                            "a name of {} bytes, expected at most {LONGEST_NAME}",
-                            name.len()
+                            "a name of {length} bytes, expected at most {ENTRY_LIMIT}"
                         )));
                     }
-                    // Names are listed on terminals.
+                    // Names are printed on terminals.
                     if name.contains(char::is_control) {
                         return Err(A::Error::custom(format_args!(
                             "the name {name:?} has control characters, expected none"
@@ -151,12 +134,14 @@ impl<'de> Deserialize<'de> for Header {
                     }
                     if name == "__metadata__" {
                         map.next_value::<IgnoredAny>()?;
-                    } else {
-                        let Object(Info { dtype, shape, data_offsets: [start, end] }) = map
-                            .next_value()
-                            .map_err(|e| A::Error::custom(format_args!("tensor `{name}`: {e}")))?;
-                        entries.push(Entry { name, dtype, shape, range: start..end });
+                        continue;
                     }
+                    let entry = info(map.next_value::<&RawValue>()?.get()).map_err(|problem| {
+                        A::Error::custom(format_args!("tensor `{name}`: {problem}"))
+                    })?;
+                    let TensorInfo { dtype, mut shape, data_offsets: (start, end) } = entry;
+                    shape.shrink_to_fit();
+                    entries.push(Entry { name, dtype, shape, range: start..end });
                 }
                 Ok(Header(entries))
             }
@@ -165,44 +150,14 @@ impl<'de> Deserialize<'de> for Header {
     }
 }
 
-/// What is written as an object; derived, it could be a list of the values alone too, a quarter as
-/// long.
-struct Object<T>(T);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Fields<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
-            type Value = Object<T>;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
-                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
-            }
-        }
-        deserializer.deserialize_map(Fields(PhantomData))
+/// Parses one entry. A JSON array is refused, which the library would take for the fields in order
+/// and which needs a quarter of the bytes.
+fn info(text: &str) -> Result<TensorInfo, String> {
+    if text.len() > ENTRY_LIMIT {
+        return Err(format!("an entry of {} bytes, expected at most {ENTRY_LIMIT}", text.len()));
     }
-}
-
-fn shape<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<usize>, D::Error> {
-    struct Lengths;
-    impl<'de> Visitor<'de> for Lengths {
-        type Value = Vec<usize>;
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "a shape of at most {MOST_DIMENSIONS} lengths")
-        }
-        fn visit_seq<A: SeqAccess<'de>>(self, mut lengths: A) -> Result<Vec<usize>, A::Error> {
-            let mut shape = Vec::new();
-            while let Some(length) = lengths.next_element()? {
-                if shape.len() == MOST_DIMENSIONS {
-                    return Err(A::Error::invalid_length(MOST_DIMENSIONS + 1, &self));
-                }
-                shape.push(length);
-            }
-            shape.shrink_to_fit();
-            Ok(shape)
-        }
+    if !text.starts_with('{') {
+        return Err("expected an object".to_owned());
     }
-    deserializer.deserialize_seq(Lengths)
+    serde_json::from_str(text).map_err(|e| e.to_string())
 }

@@ -14,8 +14,10 @@ use crate::support::{drawn, embedded, on_gpu};
 
 /// Five sparse steps, two refreshes among them, and three dense ones; ragged tokens.
 pub(crate) fn recipe(dataset: &Dataset) -> Recipe {
-    let settings = "steps=8 model.layers=2 model.d_model=128 model.heads=2 model.d_ff=512 model.sequence_length=75 batch.size=5 \
-                    batch.gradient_accumulation_steps=2 method.refresh=2 model.dropout=0.1 model.bias=true";
+    let settings = "steps=8 model.layers=2 model.d_model=128 model.heads=2 model.d_ff=512 \
+        model.sequence_length=75 batch.size=5 \
+                    batch.gradient_accumulation_steps=2 method.refresh=2 model.dropout=0.1 \
+                    model.bias=true";
     let settings: Vec<String> = settings.split_whitespace().map(str::to_owned).collect();
     let config = Config::resolve(Some("quickstart"), None, &settings).expect("a configuration");
     config.recipe(dataset.vocabulary() as usize).expect("a recipe")

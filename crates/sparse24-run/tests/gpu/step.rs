@@ -27,7 +27,7 @@ use sparse24_train::{
 
 use crate::support::{drawn, embedded, on_gpu};
 
-/// Of the spread.
+/// Share of the spread.
 const BOUND: f64 = 2.0;
 
 type Moment = fn(&ParameterState) -> &[f32];
@@ -58,9 +58,9 @@ impl Evaluation for Piece<'_> {
     }
 }
 
-/// What a trainer makes of a state.
+/// Results of a trainer's step from a state.
 struct Step {
-    /// Of pieces of the batch, before the step.
+    /// Losses of pieces of the batch, before the step.
     losses: Vec<f32>,
     outcome: StepOutcome,
     after: Vec<ParameterState>,
@@ -219,7 +219,7 @@ fn beyond_bound([gpu, rounded, exact]: [&Vec<ParameterState>; 3], step: u32) -> 
     moments.into_iter().flat_map(of_moment).collect()
 }
 
-/// What AdamW makes of a weight and the moments after the step, to the bit. Weights are no smooth
+/// AdamW's update of a weight from the moments after the step, to the bit. Weights are no smooth
 /// function of gradients: where there was none, the first step goes its full length either way.
 fn updated(
     before: &ParameterState,

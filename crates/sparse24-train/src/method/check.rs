@@ -1,5 +1,4 @@
-//! Which methods make sense; what a backend lacks it says itself
-//! ([`crate::backend::Backend::check`]).
+//! Checks of methods; backends check their own limits ([`crate::backend::Backend::check`]).
 
 use sparse24_core::MaskKind;
 
@@ -9,12 +8,12 @@ use crate::{Error, optim::AdamVariant};
 const ROW_WISE: WeightOperand = WeightOperand::Pruned(MaskKind::RowWise, KeptValues::Identity);
 
 impl Method {
-    /// Whether a run of so many steps can be trained so.
+    /// Checks that a run of `steps` can be trained.
     ///
     /// # Errors
-    /// [`Error::Setting`] names the key of the first choice that cannot be.
+    /// [`Error::Setting`] names the key of the first invalid choice.
     pub fn check(&self, steps: u32) -> Result<(), Error> {
-        /// Steps of a long run, in which phases of any fraction are told apart.
+        /// Steps of a long run, to compare fractions.
         const ALL: u32 = 1 << 24;
         let refuse = |key: &str, problem: &str| {
             Err(Error::Setting { key: key.to_owned(), problem: problem.to_owned() })
@@ -32,7 +31,8 @@ impl Method {
         let mut pruned =
             self.phases.iter().filter(|phase| phase.mask().is_some()).map(|phase| phase.forward);
         let first = pruned.next();
-        // A weight has one mask, which another kind of phase would inherit until the next refresh.
+        // A weight has one mask, which a phase of another kind would inherit until the next
+        // refresh.
         if pruned.any(|forward| Some(forward) != first) {
             return refuse(
                 "method.forward",
@@ -49,13 +49,13 @@ impl Method {
                 "expected a row-wise forward beside \"permuted\" (method.forward = \"row-wise\")",
             );
         }
-        let begins_at_once = |index: usize| {
+        let starts_at_once = |index: usize| {
             index
                 .checked_sub(1)
                 .is_none_or(|before| self.last_step(before, steps, &Ends::new()) == 0)
         };
         if self.phases.iter().enumerate().any(|(index, phase)| {
-            phase.optimizer == AdamVariant::FrozenVariance && begins_at_once(index)
+            phase.optimizer == AdamVariant::FrozenVariance && starts_at_once(index)
         }) {
             return refuse(
                 "method.phases",

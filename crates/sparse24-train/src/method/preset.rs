@@ -27,12 +27,15 @@ pub const PRESETS: &[Preset] = &[
     Preset { name: "dense", source: "the baseline", build: |_| Method::dense() },
     Preset {
         name: "half",
-        source: "the baseline of Hu et al. 2024, arXiv 2404.01847: as many multiply-adds as a 2:4 feed-forward",
+        source: "the baseline of Hu et al. 2024, arXiv 2404.01847: as many multiply-adds as a \
+            2:4 feed-forward",
         build: |_| Method { name: "half", width: fraction(1, 2), ..Method::dense() },
     },
     Preset {
         name: "ste",
-        source: "Hu et al. 2024, arXiv 2404.01847, tables 1 (lambda 0) and 10 (first row): FST without decay, MVUE and dense finish; the estimator is Bengio et al. 2013, arXiv 1308.3432",
+        source: "Hu et al. 2024, arXiv 2404.01847, tables 1 (lambda 0) and 10 (first row): FST \
+            without decay, MVUE and dense finish; the estimator is Bengio et al. 2013, arXiv \
+            1308.3432",
         build: |_| Method {
             name: "ste",
             refresh: Refresh::Every(REFRESH),
@@ -42,12 +45,14 @@ pub const PRESETS: &[Preset] = &[
     },
     Preset {
         name: "ste-row-wise",
-        source: "the straight-through estimator of Bengio et al. 2013, arXiv 1308.3432, with row-wise masks: SR-STE without decay",
+        source: "the straight-through estimator of Bengio et al. 2013, arXiv 1308.3432, with \
+            row-wise masks: SR-STE without decay",
         build: |_| Method { name: "ste-row-wise", phases: vec![ROW_WISE], ..Method::dense() },
     },
     Preset {
         name: "sr-ste",
-        source: "Zhou et al. 2021, arXiv 2102.04010 (its lambda: 2e-4); decay on gradients as in its code (aojunzz/NM-sparsity, devkit/sparse_ops)",
+        source: "Zhou et al. 2021, arXiv 2102.04010 (its lambda: 2e-4); decay on gradients as in \
+            its code (aojunzz/NM-sparsity, devkit/sparse_ops)",
         build: |lambda| Method {
             name: "sr-ste",
             decay: MaskedDecay::OnGradients(lambda),
@@ -70,7 +75,8 @@ pub const PRESETS: &[Preset] = &[
     },
     Preset {
         name: "bi-mask",
-        source: "Zhang et al. 2023, arXiv 2302.06058 (its lambda: 2e-4); decay on gradients as in its DeiT code, which trains with AdamW (zyxxmu/Bi-Mask)",
+        source: "Zhang et al. 2023, arXiv 2302.06058 (its lambda: 2e-4); decay on gradients as \
+            in its DeiT code, which trains with AdamW (zyxxmu/Bi-Mask)",
         build: |lambda| Method {
             name: "bi-mask",
             decay: MaskedDecay::OnGradients(lambda),

@@ -1,4 +1,4 @@
-//! The choices of a method in the words of a configuration, and of the table of methods.
+//! The words of a configuration for the choices of a method.
 
 use core::{fmt, str::FromStr};
 
@@ -13,7 +13,7 @@ use crate::optim::{AdamVariant, MaskedDecay};
 
 /// A choice with a word for each of its values.
 pub trait Choice: Copy + PartialEq + 'static {
-    /// The values with their words.
+    /// Each value with its word.
     const WORDS: &'static [(&'static str, Self)];
 
     /// The value of a word.
@@ -22,17 +22,17 @@ pub trait Choice: Copy + PartialEq + 'static {
         Self::WORDS.iter().find(|(known, _)| *known == word).map(|&(_, value)| value)
     }
 
-    /// The word of a value; one that configurations do not have is `other`.
+    /// The word of a value; `other` if it has none.
     #[must_use]
     fn word(self) -> &'static str {
         Self::WORDS.iter().find(|(_, value)| *value == self).map_or("other", |&(word, _)| word)
     }
 }
 
-/// Where masked decay enters, without its factor.
+/// Place of masked decay, without its factor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DecayPlace {
-    /// Nowhere.
+    /// No decay.
     None,
     /// [`MaskedDecay::OnGradients`].
     OnGradients,
@@ -41,7 +41,7 @@ pub enum DecayPlace {
 }
 
 impl DecayPlace {
-    /// There, with this factor.
+    /// Decay at this place, with this factor.
     #[must_use]
     pub fn with(self, lambda: f32) -> MaskedDecay {
         match self {
@@ -51,7 +51,7 @@ impl DecayPlace {
         }
     }
 
-    /// Where a decay enters.
+    /// The place of a decay.
     #[must_use]
     pub fn of_decay(decay: MaskedDecay) -> Self {
         match decay {
@@ -92,34 +92,33 @@ impl Choice for GradientOperand {
     ];
 }
 
-/// What a phase does, in a list of phases: `dense`, `sparse` (what the method prunes) or `frozen`
-/// (the same, with Adam's variance as it was), and, behind a colon, the share of the run at which
-/// it ends (`5/6`) or `settled`.
+/// A phase in words: `dense`, `sparse` (the method's operands) or `frozen` (the same, with Adam's
+/// variance frozen), and after a colon the share of the run at which it ends (`5/6`) or `settled`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PhaseWord {
-    /// Whether it has the method's operands; dense ones otherwise.
+    /// Operands of the phase.
     pub operands: PhaseOperands,
-    /// What it does to Adam.
+    /// Variant of Adam.
     pub optimizer: AdamVariant,
-    /// When it ends; the last one, which ends with the run, needs not say so.
+    /// End of the phase; optional in the last one.
     pub until: Until,
 }
 
-/// Which operands a phase of a list has.
+/// Operands of a phase in words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PhaseOperands {
-    /// Dense ones.
+    /// Dense operands.
     Dense,
-    /// Those of the method.
+    /// The method's operands.
     OfMethod,
 }
 
 impl PhaseWord {
-    /// What begins a phase's text.
+    /// The first words.
     pub const KINDS: [&'static str; 3] = ["dense", "sparse", "frozen"];
     const SETTLED: &'static str = "settled";
 
-    /// The phase of a method in words.
+    /// Describes a phase of a method.
     #[must_use]
     pub fn of(phase: &Phase) -> Self {
         let operands =
@@ -176,13 +175,13 @@ impl Phase {
 }
 
 impl Method {
-    /// The operands of its phases that are not dense; dense ones if all are.
+    /// The operands of the method's phases that are not dense, or dense ones.
     #[must_use]
     pub fn sparse_phase(&self) -> Phase {
         self.phases.iter().copied().find(|phase| !phase.is_dense()).unwrap_or(Phase::DENSE)
     }
 
-    /// When masks are searched anew, in words; nothing of a method without masks.
+    /// The refresh of masks in words; empty for a method without masks.
     #[must_use]
     pub fn refresh_words(&self) -> String {
         match self.refresh {
@@ -192,7 +191,7 @@ impl Method {
         }
     }
 
-    /// Its phases, as a configuration lists them.
+    /// The phases as a configuration lists them.
     #[must_use]
     pub fn phase_words(&self) -> Vec<String> {
         self.phases.iter().map(|phase| PhaseWord::of(phase).to_string()).collect()

@@ -76,7 +76,7 @@ fn every_method_trains_resumes_and_exports() {
     assert!(log.lines().any(|line| line.contains("step 6: dense training ends")), "{log}");
     let state: Value =
         serde_json::from_str(&place.read("step/checkpoints/step-00000012/state.json")).unwrap();
-    assert_eq!(state["method"]["phase_end.0"], 6);
+    assert_eq!(state["phase_ends"][0]["step"], 6);
 }
 
 #[test]

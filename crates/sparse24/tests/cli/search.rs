@@ -198,7 +198,7 @@ fn impossible_searches_are_refused() {
         ("--method dense", "method.name: dense has no masked decay*"),
         (
             "--method dense --set method.decay=on-gradients",
-            "method.decay: acts where the forward's weights are pruned, which no phase of dense does; leave it empty",
+            "method.decay: needs a phase whose forward is pruned, and dense has none*",
         ),
         (
             r#"--set method.phases=["dense:11/12","sparse"]"#,
@@ -377,7 +377,10 @@ fn only_a_dense_run_of_the_same_schedule_is_a_reference() {
     place.train("unsampled", "--method dense --set run.flip_every=0");
     place.write("unsampled/metrics.jsonl", "");
     for (reference, message) in [
-        ("nowhere", "run.flip_reference: *nowhere: is no run directory: it holds no config.toml"),
+        (
+            "nowhere",
+            "run.flip_reference: *nowhere: is not a run directory: it holds no config.toml",
+        ),
         ("sparse", "run.flip_reference: *sparse is a sparse run, expected a dense one"),
         (
             "other",

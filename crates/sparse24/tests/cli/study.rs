@@ -260,7 +260,7 @@ fn a_run_with_a_non_finite_loss_is_a_result() {
 fn a_run_with_a_non_finite_validation_loss_is_a_result() {
     let place = place();
     let diverging = "--set optimizer.learning_rate=1e12 --set steps=1";
-    let message = "step 1: the loss on the held-out split is *; training stopped after the step, nothing was saved yet; *";
+    let message = "step 1: the validation loss is *; training stopped after the step, nothing was saved yet; *";
     let output = place.command(&format!("train {TINY} {diverging} --out run")).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(

@@ -35,7 +35,7 @@ struct Step {
     synced_after: usize,
 }
 
-/// What the operations did, and what each made durable.
+/// The changes of all operations, and when each became durable.
 struct Disk {
     root: PathBuf,
     nodes: Vec<Node>,
@@ -78,9 +78,11 @@ impl Disk {
         for step in self.steps.iter().filter(|step| survives(step)) {
             match (&mut nodes[step.inode], &step.change) {
                 (Node::Directory(entries), Change::Entry(name, Some(inode))) => {
-                    drop(entries.insert(name.clone(), *inode))
+                    entries.insert(name.clone(), *inode);
                 }
-                (Node::Directory(entries), Change::Entry(name, None)) => drop(entries.remove(name)),
+                (Node::Directory(entries), Change::Entry(name, None)) => {
+                    entries.remove(name);
+                }
                 (Node::File(bytes), Change::Bytes(more)) => bytes.extend(more),
                 _ => unreachable!("a file has bytes, a directory entries"),
             }
@@ -180,7 +182,7 @@ fn materialise(nodes: &[Node], inode: usize, at: &Path) {
     }
 }
 
-/// All of a tree, as bytes that tell it from another.
+/// Bytes that identify a tree.
 fn digest(nodes: &[Node], inode: usize, into: &mut Vec<u8>) {
     match &nodes[inode] {
         Node::File(bytes) => into.extend_from_slice(Fingerprint::of(bytes).as_bytes()),

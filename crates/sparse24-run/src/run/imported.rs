@@ -1,14 +1,12 @@
-//! Weights from elsewhere as a run directory that was not trained.
-//!
-//! Invariant: the directory stands complete or not at all. Deliberately absent: where the weights
-//! come from ([`crate::interchange`]).
+//! Saves given weights as a run directory that was not trained. The directory is complete or not
+//! created.
 
 use std::path::{Path, PathBuf};
 
 use super::{
     Initial, Provenance, RunDirectory,
-    identity::{decisive, no_dataset, of_tokenizer},
-    setup::open_backend,
+    components::open_backend,
+    identity::{no_dataset, of_tokenizer},
 };
 use crate::{
     Error,
@@ -18,14 +16,14 @@ use crate::{
     interchange::shapes,
 };
 
-/// Saves weights as a run at step 0, with a dense method, ready to be evaluated, sampled, exported
-/// or trained from; gives its checkpoint.
+/// Saves weights as a run at step 0 with a dense method, to be evaluated, sampled, exported or used
+/// as initial weights; returns the path of its checkpoint.
 ///
 /// # Errors
 /// [`Error::Parameter`] names the first weight that is not the next of [`Gpt2Config::parameters`];
-/// those of the configuration, which must begin dense, and of the directory. Then nothing is left
-/// behind.
-pub fn adopt(
+/// [`Error::Setting`] for a method that does not start dense; errors from the directory. Nothing is
+/// left behind.
+pub fn save_imported(
     config: &Config,
     weights: Vec<NamedTensor>,
     tokenizer: Option<&Tokenizer>,
@@ -40,7 +38,7 @@ pub fn adopt(
     if first.mask().is_some() {
         return Err(Error::setting(
             "method.name",
-            "expected a method that begins dense: weights from elsewhere have no masks",
+            "expected a method that starts dense: given weights have no masks",
         ));
     }
     let expected = shapes(&recipe.model)?;
@@ -55,7 +53,7 @@ pub fn adopt(
         );
         return Err(Error::Parameter {
             name,
-            problem: "is not what the model has here, or has another shape".to_owned(),
+            problem: "is not the model's next parameter, or has another shape".to_owned(),
         });
     }
     let state = State {
@@ -65,9 +63,10 @@ pub fn adopt(
         phase_kind: first.kind(),
         seed: config.seed,
         tokens_seen: 0,
-        method: Default::default(),
+        skipped_steps: 0,
+        phase_ends: Vec::new(),
         plan: Default::default(),
-        config: decisive(config),
+        config: config.decisive(),
         dataset: no_dataset(),
         tokenizer: of_tokenizer(tokenizer),
     };

@@ -1,37 +1,35 @@
-//! Flip-rate explosion, named when it is seen: the flip rate of a sparse phase beside that of a
-//! stored dense run at the same steps.
-//!
-//! Invariant: what is told is a function of the samples alone, so that a resumed run tells the
-//! same, and it decides no bit. Deliberately absent: what follows from it.
+//! Detects flip-rate explosion: compares the flip rate of a sparse phase with that of a stored
+//! dense run at the same steps. The result depends only on the samples, so a resumed run finds the
+//! same, and it changes no result.
 
 use std::{
     collections::{BTreeMap, VecDeque},
     path::Path,
 };
 
-use super::{MetricsLog, StepMetrics, identity::decisive, setup::run_config};
+use super::{MetricsLog, StepMetrics, components::run_config, directory::METRICS};
 use crate::{Error, config::Config};
 use sparse24_train::method::PhaseKind;
 
-/// Matched samples over which mu is taken: of a single one it has the noise of a few hundred flips.
+/// Number of matched samples for mu; a single one has the noise of a few hundred flips.
 const WINDOW: usize = 5;
 
-/// A dense run to compare with.
+/// A dense run as the reference of flip rates.
 #[derive(Debug)]
 pub(super) struct FlipReference {
     rates: BTreeMap<u32, f64>,
-    /// Of this run and the reference.
+    /// Flip rates of this run and of the reference.
     recent: VecDeque<[f64; 2]>,
     above: bool,
 }
 
 impl FlipReference {
-    /// Reads the reference that a configuration names, if it names one, and goes on after what was
-    /// measured before.
+    /// Reads the reference that a configuration names, if any, and continues after the metrics
+    /// `before`.
     ///
     /// # Errors
-    /// [`Error::Setting`] for what is no dense run of the same model, data order and schedule, or
-    /// has no samples.
+    /// [`Error::Setting`] for a run that is not dense, has another model, data order or schedule,
+    /// or has no samples.
     pub(super) fn open<'a>(
         config: &Config,
         before: impl Iterator<Item = &'a StepMetrics>,
@@ -41,10 +39,10 @@ impl FlipReference {
         }
         let path = Path::new(&config.run.flip_reference);
         let refuse = |problem: String| Error::setting("run.flip_reference", problem);
-        let read = || Ok((run_config(path)?, MetricsLog::read(&path.join("metrics.jsonl"))?));
+        let read = || Ok((run_config(path)?, MetricsLog::read(&path.join(METRICS))?));
         let (of_reference, metrics) = read().map_err(|error: Error| refuse(error.to_string()))?;
         let matters = |config: &Config| {
-            let mut settings = decisive(config);
+            let mut settings = config.decisive();
             settings.retain(|key, _| {
                 key != "seed"
                     && !["method.", "run.", "backend."]
@@ -84,7 +82,7 @@ impl FlipReference {
         Ok(Some(reference))
     }
 
-    /// mu, where a stretch of mu >= 1 begins: over the last samples of a sparse phase at steps that
+    /// Returns mu when it reaches 1 or more, over the last samples of a sparse phase at steps that
     /// the reference has too.
     pub(super) fn next(&mut self, metrics: &StepMetrics) -> Option<f64> {
         let rate = metrics.flip_rate.filter(|_| metrics.phase == PhaseKind::Sparse)?;
@@ -130,8 +128,8 @@ mod tests {
         }
     }
 
-    /// Rates at the steps 2, 4, ...: the steps at which a stretch was told, and mu.
-    fn told(rates: &[f64]) -> Vec<(u32, f64)> {
+    /// Rates at the steps 2, 4, ...: the steps at which mu reached 1, and mu.
+    fn explosions(rates: &[f64]) -> Vec<(u32, f64)> {
         let mut reference = reference();
         (1..)
             .zip(rates)
@@ -141,11 +139,11 @@ mod tests {
 
     #[test]
     fn an_explosion_is_named_once_a_stretch() {
-        assert_eq!(told(&[0.4; 20]), []);
-        assert_eq!(told(&[0.5; 20]), [(10, 1.0)], "mu = 1 is one, over five samples");
+        assert_eq!(explosions(&[0.4; 20]), []);
+        assert_eq!(explosions(&[0.5; 20]), [(10, 1.0)], "mu = 1 is one, over five samples");
         // Means of five: 0.55 at the third of 0.75, 0.45 at the second 0, 0.6 at the last.
         let (low, high, zero) = ([0.25; 5], [0.75; 4], [0.0; 3]);
-        assert_eq!(told(&[&low[..], &high, &zero, &high].concat()), [(16, 1.1), (32, 1.2)]);
+        assert_eq!(explosions(&[&low[..], &high, &zero, &high].concat()), [(16, 1.1), (32, 1.2)]);
     }
 
     #[test]

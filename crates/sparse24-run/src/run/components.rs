@@ -1,10 +1,9 @@
-//! What a configuration asks for: its data and its trainer.
-//!
-//! Invariant: nothing is written. Deliberately absent: run directories, but for the configuration
-//! in one.
+//! Builds the parts of a run from its configuration: dataset, backend, trainer and batches. Nothing
+//! is written.
 
 use std::path::Path;
 
+use super::directory::CONFIG;
 use crate::{
     Error,
     config::Config,
@@ -19,12 +18,12 @@ use sparse24_train::{
     trainer::Trainer,
 };
 
-/// The configuration of a run directory.
+/// Reads the configuration of a run directory.
 ///
 /// # Errors
-/// [`Error::File`] for a directory that holds no run or a damaged configuration; [`Error::Io`].
+/// [`Error::File`] for a directory without a run or a damaged configuration; [`Error::Io`].
 pub fn run_config(run: &Path) -> Result<Config, Error> {
-    let config = |run: &Path| Some(run.join("config.toml")).filter(|path| path.is_file());
+    let config = |run: &Path| Some(run.join(CONFIG)).filter(|path| path.is_file());
     if let Some(path) = config(run) {
         return Config::read(&path);
     }
@@ -37,13 +36,13 @@ pub fn run_config(run: &Path) -> Result<Config, Error> {
     let advice = around
         .map(|around| format!("; it lies in a run, name {}", around.display()))
         .unwrap_or_default();
-    Err(Error::file(run, format!("is no run directory: it holds no config.toml{advice}")))
+    Err(Error::file(run, format!("is not a run directory: it holds no {CONFIG}{advice}")))
 }
 
-/// The dataset of a configuration, long enough for its context.
+/// Opens the dataset of a configuration.
 ///
 /// # Errors
-/// Those of the data; a corpus shorter than a context is refused.
+/// Errors from the data; [`Error::File`] for a corpus shorter than a sequence.
 pub fn open_dataset(config: &Config) -> Result<Dataset, Error> {
     let path = (!config.data.path.is_empty()).then(|| Path::new(&config.data.path));
     let dataset = Dataset::open(path, Some(config.data.tokenizer), config.data.validation_share)?;
@@ -51,7 +50,7 @@ pub fn open_dataset(config: &Config) -> Result<Dataset, Error> {
     Ok(dataset)
 }
 
-/// A trainer at step 0, if this machine has the memory for it.
+/// A trainer at step 0, if this machine has enough memory.
 pub(super) fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer, Error> {
     let recipe = config.recipe(vocabulary)?;
     let backend = config.backend_entry()?;
@@ -64,14 +63,14 @@ pub(super) fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer,
     {
         let [needed, there] = [needed, there].map(|bytes| bytes >> 20);
         let problem = format!(
-            "needs {needed} MiB of memory, this machine has {there}; make it or batch.size smaller"
+            "needs {needed} MiB of memory, this machine has {there}; lower it or batch.size"
         );
         return Err(Error::setting("model", problem));
     }
     Ok(Trainer::new(open_backend(config)?, recipe)?)
 }
 
-/// The device that the configuration names.
+/// Opens the backend of the configuration.
 pub(super) fn open_backend(config: &Config) -> Result<Box<dyn Backend>, Error> {
     Ok((config.backend_entry()?.open)(config.backend.settings())?)
 }

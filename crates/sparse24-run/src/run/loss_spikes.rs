@@ -1,30 +1,27 @@
-//! Loss spikes: a loss far above those before it.
-//!
-//! Invariant: what is told is a function of the losses alone, so that a resumed run tells the same.
-//! Deliberately absent: what is done then.
+//! Detects loss spikes. The result depends only on the losses, so a resumed run finds the same.
 
 use std::collections::VecDeque;
 
 /// The losses of the last steps.
 #[derive(Debug)]
 pub(super) struct Spikes {
-    /// Standard deviations above the mean that make a spike; 0 is never.
+    /// Standard deviations above the mean; 0 disables detection.
     threshold: f64,
     window: usize,
     losses: VecDeque<f64>,
 }
 
-/// A loss that stands out.
+/// A loss far above the previous ones.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Spike {
     /// Standard deviations above the mean.
     pub(super) z: f64,
-    /// Of the losses before it.
+    /// Mean of the previous losses.
     pub(super) mean: f64,
 }
 
 impl Spikes {
-    /// Watches from here on, after these losses.
+    /// Starts after the losses `before`.
     pub(super) fn new(threshold: f32, window: usize, before: impl Iterator<Item = f32>) -> Self {
         let mut spikes = Self { threshold: f64::from(threshold), window, losses: VecDeque::new() };
         before.for_each(|loss| spikes.push(loss));
@@ -32,8 +29,7 @@ impl Spikes {
     }
 
     /// Whether the next loss is a spike: z = (loss - mean) / deviation over a full window of finite
-    /// losses before it. Losses that are all the same have no deviation, and nothing spikes after
-    /// them.
+    /// losses before it. Equal losses have no deviation, so nothing spikes after them.
     pub(super) fn next(&mut self, loss: f32) -> Option<Spike> {
         let count = self.losses.len() as f64;
         let mean = self.losses.iter().sum::<f64>() / count;

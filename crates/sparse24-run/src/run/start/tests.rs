@@ -1,13 +1,13 @@
-//! What a start and an adoption leave behind when the disk fails, or the process dies, at any file
-//! operation.
+//! Starts and imports when the disk fails, or the process dies, at any file operation; identities.
 
-use std::fs;
+use std::{collections::BTreeSet, fs};
 
 use super::*;
 use crate::{
+    config::{dotted, is_neutral, table_of},
     data::{Corpus, TokenizerKind},
     disk::fault::{self, Fault, Plan},
-    run::adopt,
+    run::save_imported,
 };
 use sparse24_core::op::Activation;
 use sparse24_train::{
@@ -17,7 +17,8 @@ use sparse24_train::{
 
 fn tiny(method: &str) -> Config {
     let settings = format!(
-        "steps=2 model.layers=1 model.d_model=8 model.heads=2 model.d_ff=16 model.sequence_length=8 batch.size=2 data.tokenizer=byte \
+        "steps=2 model.layers=1 model.d_model=8 model.heads=2 model.d_ff=16 \
+            model.sequence_length=8 batch.size=2 data.tokenizer=byte \
          method.name={method} model.activation=gelu"
     );
     let settings: Vec<String> = settings.split_whitespace().map(str::to_owned).collect();
@@ -107,10 +108,11 @@ fn a_start_that_is_killed_is_no_run_or_one_with_its_weights() {
 }
 
 #[test]
-fn an_adoption_that_fails_leaves_nothing() {
+fn an_import_that_fails_leaves_nothing() {
     let config = tiny("dense");
     let given = weights(&config);
-    let attempt = |path: &Path| adopt(&config, given.clone(), Some(&Tokenizer::Byte), path).is_ok();
+    let attempt =
+        |path: &Path| save_imported(&config, given.clone(), Some(&Tokenizer::Byte), path).is_ok();
     let operations = failing_everywhere(
         |at| Plan::Fail(at, Fault::NoSpace),
         attempt,
@@ -120,28 +122,31 @@ fn an_adoption_that_fails_leaves_nothing() {
 }
 
 #[test]
-fn only_the_weights_of_the_model_are_adopted_and_only_dense() {
+fn only_the_weights_of_the_model_are_imported_and_only_dense() {
     let config = tiny("dense");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
-    let refusal =
-        |config: &Config, weights| adopt(config, weights, None, &path).unwrap_err().to_string();
+    let refusal = |config: &Config, weights| {
+        save_imported(config, weights, None, &path).unwrap_err().to_string()
+    };
     let given = weights(&config);
     assert!(
         refusal(&tiny("fst"), given.clone())
-            .starts_with("method.name: expected a method that begins dense")
+            .starts_with("method.name: expected a method that starts dense")
     );
     let mut short = given.clone();
     short.pop();
     assert!(
-        refusal(&config, short)
-            .starts_with(&format!("parameter {}: is not what the model has here", given.len() - 1))
+        refusal(&config, short).starts_with(&format!(
+            "parameter {}: is not the model's next parameter",
+            given.len() - 1
+        ))
     );
     let mut odd = given.clone();
     odd[1].name = "other".to_owned();
-    assert!(refusal(&config, odd).starts_with("other: is not what"));
+    assert!(refusal(&config, odd).starts_with("other: is not the model's next"));
     assert!(!path.exists());
-    adopt(&config, given, None, &path).unwrap();
+    save_imported(&config, given, None, &path).unwrap();
 }
 
 #[test]
@@ -151,7 +156,7 @@ fn what_decides_no_bits_is_no_part_of_the_identity() {
         let mut changed = config.clone();
         change(&mut changed);
         assert_ne!(changed, config);
-        identity::decisive(&changed) == identity::decisive(&config)
+        changed.decisive() == config.decisive()
     };
     assert!(same(|config| config.preset = "other".to_owned()));
     assert!(same(|config| config.data.path = "elsewhere".to_owned()));
@@ -176,10 +181,12 @@ fn the_format_lists_what_decides_no_bits() {
     // A package of this crate alone has no such document.
     let Ok(text) = fs::read_to_string(format) else { return };
     let (_, listed) =
-        text.split_once("`config` leaves out what decides no bit: ").expect("the list");
+        text.split_once("`config` leaves out settings that decide no bit: ").expect("the list");
     let (listed, _) = listed.split_once(". Also left out").expect("its end");
-    let listed: Vec<&str> = listed.split('`').skip(1).step_by(2).collect();
-    assert_eq!(listed, identity::DECIDES_NOTHING);
+    let listed: BTreeSet<&str> = listed.split('`').skip(1).step_by(2).collect();
+    let keys = dotted(table_of(&tiny("fst")));
+    let neutral = keys.keys().map(String::as_str).filter(|key| is_neutral(key));
+    assert_eq!(listed, neutral.collect());
 }
 
 #[test]

@@ -1,21 +1,20 @@
-//! How a run begins, and how it goes on: a new directory, or what its newest checkpoint and its
-//! files say.
+//! Starts a run in a new directory, or resumes one from its newest checkpoint.
 //!
 //! Invariant: everything is checked before anything is written, and a new directory is a run only
-//! when nothing of it is missing. Deliberately absent: steps ([`super::training`]).
+//! when it is complete.
 
 use std::path::Path;
 
 use super::{
     Initial, LambdaOrigin, Log, MetricsLog, Provenance, Run, RunDirectory, StepMetrics,
+    components::{new_trainer, open_dataset, run_config},
+    flip_reference::FlipReference,
     identity::{self, identity},
-    measure::FlipCounts,
+    instruments::FlipCounts,
+    loss_spikes::Spikes,
     plans,
-    reference::FlipReference,
-    saving::{SKIPPED, check_room, former_ends, sparse_again},
-    setup::{new_trainer, open_dataset, run_config},
+    saving::{check_space, former_ends, sparse_again},
     snapshot::{restore, snapshot},
-    spikes::Spikes,
     training::is_due,
 };
 use crate::{
@@ -26,44 +25,42 @@ use crate::{
 };
 use sparse24_train::{backend::Plans, trainer::Trainer};
 
-/// What a run begins with besides its configuration and its data.
+/// Inputs of a new run besides its configuration and data.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Given<'a> {
-    /// Its first weights; random ones otherwise.
+    /// Initial weights; random ones otherwise.
     pub weights: Option<&'a [NamedTensor]>,
-    /// The plans of another run, to have its bits: its directory, or the file.
+    /// Plans of another run, to reproduce its bits: its directory, or the file.
     pub plans: Option<&'a Path>,
-    /// Where its lambda was found, to be told in its provenance.
+    /// Origin of lambda, for the provenance.
     pub lambda: Option<&'a LambdaOrigin>,
 }
 
-/// How a run is resumed.
+/// Options of a resume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resume {
-    /// What is done about a damaged newest checkpoint.
+    /// Treatment of a damaged newest checkpoint.
     pub damaged: Damaged,
-    /// Keys and sections of the configuration that may differ from the checkpoint's; `data` allows
+    /// Keys and sections of the configuration that may differ from the checkpoint's; `data` accepts
     /// other data.
     pub allow: Vec<String>,
 }
 
-/// What a resume does about a damaged newest checkpoint.
+/// Treatment of a damaged newest checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Damaged {
-    /// It is an error: perhaps it can be restored.
+    /// An error; the user may be able to restore it.
     Refuse,
-    /// It is passed over and renamed to `damaged-...`; the steps after the one before it are done
-    /// again.
+    /// Rename it to `damaged-...` and resume from the one before it.
     FallBack,
 }
 
 impl Run {
-    /// Begins a run on the configuration's dataset ([`open_dataset`]) in a new directory; nothing
-    /// is written before everything has been checked.
+    /// Starts a run on the configuration's dataset ([`open_dataset`]) in a new directory, after
+    /// checking everything.
     ///
     /// # Errors
-    /// Those of the configuration, of what is given and of the directory, of which nothing is left
-    /// then.
+    /// Errors from the configuration, the inputs and the directory; nothing is left behind.
     pub fn start(
         mut config: Config,
         dataset: Dataset,
@@ -81,7 +78,7 @@ impl Run {
                 .collect();
             trainer.start_from(&named)?;
         }
-        // A resume may begin elsewhere.
+        // A resume may run in another working directory.
         for path in [&mut config.data.path, &mut config.run.flip_reference]
             .into_iter()
             .filter(|path| !path.is_empty())
@@ -91,12 +88,12 @@ impl Run {
         }
         let reference = FlipReference::open(&config, std::iter::empty())?;
         let (directory, (metrics, log)) = RunDirectory::filled(path, |directory| {
-            check_room(&config, trainer.recipe(), &[], directory.path())?;
+            check_space(&config, trainer.recipe(), &[], directory.path())?;
             if let Some(tokenizer) = dataset.tokenizer() {
                 tokenizer.save(&directory.tokenizer())?;
             }
             if initial.is_some() {
-                // A resume cannot make these weights again.
+                // A resume cannot recreate these weights.
                 let state = identity(&config, &dataset, &trainer);
                 checkpoint::save(
                     &directory.checkpoints(),
@@ -112,8 +109,7 @@ impl Run {
             let metrics = MetricsLog::create(&directory.metrics())?;
             let mut log = Log::open(&directory.log())?;
             log.line("started")?;
-            // Last: without it there is no run to resume, so none can be resumed without the
-            // weights it was to begin with.
+            // Last: without it there is no run to resume, so a run always has its initial weights.
             directory.write(&directory.config(), config.to_toml().as_bytes())?;
             Ok((metrics, log))
         })?;
@@ -121,15 +117,14 @@ impl Run {
         Ok(Self { saved: initial.map(|_| 0), reference, ..run })
     }
 
-    /// Continues a run from its newest checkpoint, or, if it has none, from the beginning. A lost
-    /// `tokenizer.json` is written again: the data have the same one, or are refused.
+    /// Resumes a run from its newest checkpoint, or, if it has none, from the start. A lost
+    /// `tokenizer.json` is written again from the data.
     ///
     /// # Errors
-    /// [`Error::File`] for a directory that holds no run or is in use, for a damaged newest
-    /// checkpoint unless it may be passed over and one before it verifies, for a run without any
-    /// whose first weights came from elsewhere or whose metrics say that it had one, for data or
-    /// settings that are neither the checkpoint's nor allowed to differ, and for fewer steps than
-    /// were done; [`Error::Room`].
+    /// [`Error::File`] for a directory without a run or in use; a damaged newest checkpoint, unless
+    /// falling back is allowed and an older one verifies; a run without checkpoints that had given
+    /// weights or whose metrics show that it had checkpoints; data or settings that differ and are
+    /// not allowed to; and fewer steps than are done. [`Error::Room`].
     pub fn resume(path: &Path, how: &Resume) -> Result<Self, Error> {
         let directory = RunDirectory::open(path)?;
         let config = run_config(directory.path())?;
@@ -139,7 +134,8 @@ impl Run {
         if let Some((_, error)) = latest.refused.first().filter(|_| how.damaged == Damaged::Refuse)
         {
             let advice = format!(
-                "restore it, or continue from the one before it with `sparse24 resume {} --fall-back`",
+                "restore it, or continue from the one before it with `sparse24 resume {} \
+                    --fall-back`",
                 path.display()
             );
             return Err(Error::file(
@@ -151,7 +147,7 @@ impl Run {
         let mut notices: Vec<_> = latest
             .refused
             .iter()
-            .map(|(_, error)| format!("passed over a damaged checkpoint: {error}"))
+            .map(|(_, error)| format!("skipped a damaged checkpoint: {error}"))
             .collect();
         let (mut saved, mut skipped, mut flip_counts) = (None, 0, FlipCounts::default());
         let initial = match latest.checkpoint {
@@ -164,16 +160,13 @@ impl Run {
                 let State { step, total_steps, .. } = checkpoint.state;
                 if config.steps != total_steps && config.steps <= step {
                     let problem = format!(
-                        "has done {step} of {total_steps} steps, the run has steps = {} now; ask for more than {step}",
+                        "has done {step} of {total_steps} steps, the run has steps = {} now; ask \
+                            for more than {step}",
                         config.steps
                     );
                     return Err(Error::file(&path, problem));
                 }
-                skipped = checkpoint
-                    .state
-                    .method
-                    .get(SKIPPED)
-                    .map_or(0, |&steps| u32::try_from(steps).unwrap_or(u32::MAX));
+                skipped = checkpoint.state.skipped_steps;
                 flip_counts = FlipCounts::of_checkpoint(&checkpoint.auxiliary);
                 restore(&mut trainer, checkpoint)?;
                 checkpoint::set_aside_after(&directory.checkpoints(), trainer.step())?;
@@ -181,33 +174,35 @@ impl Run {
                 Initial::Checkpoint
             }
             None if !notices.is_empty() => {
-                return Err(Error::file(path, "has no checkpoint that is whole; begin a new run"));
+                return Err(Error::file(path, "has no intact checkpoint; start a new run"));
             }
             None if Provenance::read(&directory.provenance())?
                 .first()
                 .is_none_or(|first| first.initial != Initial::Random) =>
             {
-                let problem = "has no checkpoint left, and its first weights, which came from elsewhere, cannot be made again";
+                let problem =
+                    "has no checkpoint left, and its given initial weights cannot be recreated";
                 return Err(Error::file(
                     path,
-                    format!("{problem}; begin a new run with `sparse24 train --init-from`"),
+                    format!("{problem}; start a new run with `sparse24 train --init-from`"),
                 ));
             }
             None => {
                 let metrics = directory.metrics();
-                let told = if metrics.exists() {
+                let last = if metrics.exists() {
                     MetricsLog::read(&metrics)?.last().map_or(0, |last| last.step)
                 } else {
                     0
                 };
-                // The second save waits for the first.
-                if (1..told)
+                // The second save starts after the first one is complete.
+                if (1..last)
                     .filter(|&step| is_due(config.run.checkpoint_every, step))
                     .nth(1)
                     .is_some()
                 {
                     let problem = format!(
-                        "holds metrics of {told} steps and no checkpoint any more; restore its checkpoints, or begin a new run"
+                        "holds metrics of {last} steps but no checkpoint; restore its \
+                            checkpoints, or start a new run"
                     );
                     return Err(Error::file(path, problem));
                 }
@@ -223,13 +218,13 @@ impl Run {
                     .to_owned(),
             );
         }
-        // It holds at least what the checkpoint does, unless it is lost.
+        // The file has at least the checkpoint's plans, unless it is lost.
         if directory.plans().exists() {
             plans = plans::read(&directory.plans())?;
         }
         notices.extend(plans::use_own(&mut trainer, &plans, &directory.plans())?);
         let former_ends = former_ends(&directory.checkpoints(), &trainer)?;
-        check_room(&config, trainer.recipe(), &former_ends, directory.path())?;
+        check_space(&config, trainer.recipe(), &former_ends, directory.path())?;
         let step = trainer.step();
         let (metrics, cut) = MetricsLog::resume(&directory.metrics(), step)?;
         let last = cut.last.as_ref().map_or(0, |metrics| metrics.step);
@@ -244,7 +239,7 @@ impl Run {
             .record(&directory.provenance())?;
         let watches = config.run.spike_z > 0.0 || !config.run.flip_reference.is_empty();
         let before = if watches { MetricsLog::read(&directory.metrics())? } else { Vec::new() };
-        // It decides nothing, so a reference that has moved is no reason not to go on.
+        // It changes no result, so a reference that has moved must not prevent a resume.
         let reference = FlipReference::open(&config, before.iter()).unwrap_or_else(|error| {
             notices.push(format!("{error}; flip rates are not compared"));
             None
@@ -255,14 +250,14 @@ impl Run {
         }
         let run = Self::opened(config, dataset, trainer, directory, metrics, log, &before);
         let mut run = Self { notices, saved, former_ends, skipped, flip_counts, reference, ..run };
-        // A signal came between the step and its evaluation.
+        // A signal may have come between the step and its evaluation.
         run.pending = cut.last.filter(|metrics| {
             metrics.step == step && metrics.val_loss.is_none() && run.evaluates_after(step)
         });
         Ok(run)
     }
 
-    /// A run without a checkpoint, whose metrics so far are `before`.
+    /// A run without a checkpoint, with the metrics `before`.
     fn opened(
         config: Config,
         dataset: Dataset,

@@ -1,0 +1,23 @@
+//! Tensors of a checkpoint in host memory.
+
+/// A named host tensor, row-major: f32, or with [`Values`] of any stored type.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NamedTensor<V = Vec<f32>> {
+    /// Unique in its list.
+    pub name: String,
+    /// `[length]` or `[rows, columns]`.
+    pub shape: Vec<usize>,
+    /// One value per element of the shape.
+    pub values: V,
+}
+
+/// Values of one of the types that a checkpoint stores.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Values {
+    /// Real numbers, all finite.
+    F32(Vec<f32>),
+    /// Counts and indices.
+    U32(Vec<u32>),
+    /// Tiles of masks, one bit per element.
+    U16(Vec<u16>),
+}

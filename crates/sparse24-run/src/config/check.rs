@@ -1,0 +1,220 @@
+//! Checks a configuration and turns it into a recipe for the trainer.
+
+use std::num::NonZeroU32;
+
+use super::{Config, ModelConfig, ModelKind, OptimizerConfig, preset, unknown};
+use crate::Error;
+use sparse24_train::{
+    backend::{BACKENDS, BackendEntry},
+    method::Method,
+    model::{Gpt2Spec, ModelSpec},
+    nn::{BatchShape, Bias},
+    optim::AdamW,
+    schedule::Schedule,
+    trainer::Recipe,
+};
+
+/// Largest size of anything.
+const MOST: usize = 1 << 24;
+
+fn refuse(key: &str, expected: &str, found: impl std::fmt::Display) -> Result<(), Error> {
+    Err(Error::setting(key, format!("expected {expected}, found {found}")))
+}
+
+impl Config {
+    /// Checks that the configuration can be trained.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] names the first key that is wrong.
+    pub fn check(&self) -> Result<(), Error> {
+        let Self { model, optimizer, batch, run, .. } = self;
+        let sizes = [
+            ("model.layers", model.layers),
+            ("model.heads", model.heads),
+            ("model.d_model", model.d_model),
+            ("model.d_ff", model.d_ff),
+            ("model.sequence_length", model.sequence_length),
+            ("batch.size", batch.size),
+            ("batch.gradient_accumulation_steps", batch.gradient_accumulation_steps as usize),
+            ("run.keep_last", run.keep_last),
+            ("run.spike_window", run.spike_window),
+        ];
+        for (key, size) in [("steps", self.steps as usize)].into_iter().chain(sizes) {
+            if size == 0 {
+                return refuse(key, "at least 1", 0);
+            }
+        }
+        for (key, size) in sizes {
+            if size > MOST {
+                return refuse(key, &format!("at most {MOST}"), size);
+            }
+        }
+        if self.backend.threads > 4096 {
+            return refuse(
+                "backend.threads",
+                "at most 4096, 0 for one per core",
+                self.backend.threads,
+            );
+        }
+        model.check()?;
+        let shares = [
+            ("model.dropout", model.dropout),
+            ("optimizer.beta1", optimizer.beta1),
+            ("optimizer.beta2", optimizer.beta2),
+        ];
+        for (key, share) in shares {
+            if !(0.0..1.0).contains(&share) {
+                return refuse(key, "a number in [0, 1)", share);
+            }
+        }
+        let magnitudes = [
+            ("method.lambda", self.method.lambda),
+            ("optimizer.learning_rate", optimizer.learning_rate),
+            ("optimizer.min_learning_rate", optimizer.min_learning_rate),
+            ("optimizer.weight_decay", optimizer.weight_decay),
+            ("optimizer.max_grad_norm", optimizer.max_grad_norm),
+            ("run.spike_z", run.spike_z),
+        ];
+        for (key, magnitude) in magnitudes {
+            if !(magnitude.is_finite() && magnitude >= 0.0) {
+                return refuse(key, "a finite number of at least 0", magnitude);
+            }
+        }
+        // Adam divides 0 by it where a gradient was always 0.
+        if !(optimizer.epsilon.is_finite() && optimizer.epsilon > 0.0) {
+            return refuse("optimizer.epsilon", "a finite number above 0", optimizer.epsilon);
+        }
+        let &OptimizerConfig { warmup_steps, decay_steps, .. } = optimizer;
+        if (1..=warmup_steps).contains(&decay_steps) {
+            let expected =
+                format!("more than optimizer.warmup_steps {warmup_steps}, or 0 for the last step");
+            return refuse("optimizer.decay_steps", &expected, decay_steps);
+        }
+        let share = self.data.validation_share;
+        if !(share > 0.0 && share < 1.0) {
+            return refuse("data.validation_share", "a share above 0 and below 1", share);
+        }
+        let backend = self.backend_entry()?;
+        self.method_value()?.check(self.steps)?;
+        // No backend limits the vocabulary, which only the corpus knows.
+        Ok(self.recipe(1)?.check(&(backend.capabilities)())?)
+    }
+
+    /// Refuses to train a preset for a large corpus on the embedded text, which would only memorize
+    /// it.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for an empty `data.path` where the preset has [`preset::Corpus::Named`].
+    pub fn check_corpus(&self) -> Result<(), Error> {
+        if self.data.path.is_empty() && preset::corpus(&self.preset) == preset::Corpus::Named {
+            let problem = format!(
+                "the preset {:?} is for a large corpus and not for the embedded text; name one \
+                    with --data",
+                self.preset
+            );
+            return Err(Error::setting("data.path", problem));
+        }
+        Ok(())
+    }
+
+    /// A warning about settings that are valid but probably unintended.
+    #[must_use]
+    pub fn remark(&self) -> Option<String> {
+        let (warmup, steps) = (self.optimizer.warmup_steps, self.steps);
+        (warmup >= steps).then(|| {
+            format!(
+                "warm-up (optimizer.warmup_steps = {warmup}) does not end within the run (steps \
+                    = {steps})"
+            )
+        })
+    }
+
+    /// The backend of `backend.name`.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for an unknown name.
+    pub fn backend_entry(&self) -> Result<&'static BackendEntry, Error> {
+        let name = &self.backend.name;
+        let entry = BACKENDS.iter().find(|entry| entry.name == name);
+        entry.ok_or_else(|| unknown("backend.name", name, BACKENDS.iter().map(|entry| entry.name)))
+    }
+
+    /// The method as a value.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for an unknown name or choice.
+    pub fn method_value(&self) -> Result<Method, Error> {
+        self.method.value()
+    }
+
+    /// The recipe for the trainer, for a vocabulary of this size.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for an unknown method or choices that contradict each other.
+    pub fn recipe(&self, vocabulary: usize) -> Result<Recipe, Error> {
+        let Self { model, optimizer, batch, .. } = self;
+        let method = self.method_value()?;
+        let steps = NonZeroU32::new(batch.gradient_accumulation_steps);
+        let or = |value: f32, otherwise| if value == 0.0 { otherwise } else { value };
+        // Rounded down to whole tiles, but at least one.
+        let narrowed = model.d_ff as u64 * u64::from(method.width.numerator())
+            / u64::from(method.width.denominator());
+        Ok(Recipe {
+            model: match model.kind {
+                ModelKind::Gpt2 => ModelSpec::Gpt2(Gpt2Spec {
+                    layers: model.layers,
+                    heads: model.heads,
+                    d_model: model.d_model,
+                    d_ff: (narrowed as usize / 4 * 4).max(4),
+                    sequence_length: model.sequence_length,
+                    vocabulary,
+                    activation: model.activation,
+                    bias: if model.bias { Bias::Present } else { Bias::Absent },
+                    sparsify: model.sparsify,
+                }),
+            },
+            method,
+            steps: self.steps,
+            batch: BatchShape { size: batch.size, sequence_length: model.sequence_length },
+            checkpointing: model.activation_checkpointing,
+            gradient_accumulation_steps: steps.ok_or_else(|| {
+                Error::setting("batch.gradient_accumulation_steps", "expected at least 1, found 0")
+            })?,
+            dropout: model.dropout,
+            optimizer: AdamW {
+                beta1: optimizer.beta1,
+                beta2: optimizer.beta2,
+                epsilon: optimizer.epsilon,
+                clip: or(optimizer.max_grad_norm, f32::INFINITY),
+            },
+            weight_decay: optimizer.weight_decay,
+            schedule: Schedule {
+                peak: optimizer.learning_rate,
+                floor: optimizer.min_learning_rate,
+                warmup_steps: optimizer.warmup_steps,
+                decay_steps: match optimizer.decay_steps {
+                    0 => self.steps,
+                    steps => steps,
+                },
+            },
+            seed: self.seed,
+        })
+    }
+}
+
+impl ModelConfig {
+    fn check(&self) -> Result<(), Error> {
+        let &Self { heads, d_model, d_ff, .. } = self;
+        if !d_model.is_multiple_of(4) {
+            let expected = format!("a multiple of 4, for 4x4 tiles, and of model.heads {heads}");
+            return refuse("model.d_model", &expected, d_model);
+        }
+        if !d_model.is_multiple_of(heads) {
+            return refuse("model.heads", &format!("a divisor of model.d_model {d_model}"), heads);
+        }
+        if !d_ff.is_multiple_of(4) {
+            return refuse("model.d_ff", "a multiple of 4, for 4x4 tiles", d_ff);
+        }
+        Ok(())
+    }
+}

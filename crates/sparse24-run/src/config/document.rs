@@ -1,0 +1,195 @@
+//! TOML documents as layers of a configuration: reading, overlaying, converting and comparing.
+
+use std::{collections::BTreeMap, path::Path};
+
+use toml::{Table, Value};
+
+use super::{Config, preset, renamed, unknown};
+use crate::{Error, disk};
+
+/// The key in errors about the top level.
+const ROOT: &str = "configuration";
+
+/// Longest document, in bytes: some fifty configurations. Parsing takes a hundred times as much
+/// memory.
+const LONGEST: u64 = 1 << 16;
+
+/// Description of a configuration file in errors.
+pub(super) const DOCUMENT: &str = "a TOML file; `sparse24 config` prints one";
+
+fn out_of_range(key: &str, most: u64, found: &str) -> Error {
+    Error::setting(key, format!("expected at most {most}, found {found}"))
+}
+
+/// The dotted keys of a document with their values as TOML.
+pub fn dotted(document: Table) -> BTreeMap<String, String> {
+    fn flatten(table: Table, prefix: &str, into: &mut BTreeMap<String, String>) {
+        for (key, value) in table {
+            match value {
+                Value::Table(section) => flatten(section, &format!("{prefix}{key}."), into),
+                value => {
+                    into.insert(format!("{prefix}{key}"), value.to_string());
+                }
+            }
+        }
+    }
+    let mut settings = BTreeMap::new();
+    flatten(document, "", &mut settings);
+    settings
+}
+
+/// The TOML table of a configuration.
+pub fn table_of(config: &Config) -> Table {
+    // Through text, which writes an f32 in its shortest form.
+    config.to_toml().parse().expect("a configuration is a TOML table")
+}
+
+/// The `key=value` settings of `found` that `base` does not have, in the order of the document.
+pub(super) fn changes(found: &Table, base: &Table) -> Vec<String> {
+    let mut changes = Vec::new();
+    for (key, value) in found {
+        match (value, base.get(key)) {
+            (Value::Table(found), Some(Value::Table(base))) => {
+                changes.extend(
+                    self::changes(found, base).iter().map(|inner| format!("{key}.{inner}")),
+                );
+            }
+            (value, base) if Some(value) == base => {}
+            (value, _) => changes.push(format!("{key}={value}")),
+        }
+    }
+    changes
+}
+
+/// The document, overlaid on the preset that it names, or else on `preset`.
+pub(super) fn on_preset(preset: Option<&str>, document: Table) -> Result<Table, Error> {
+    let named = document.get("preset").and_then(Value::as_str);
+    if let (Some(named), Some(preset)) = (named, preset)
+        && named != preset
+    {
+        let problem = format!(
+            "found {named:?} here and {preset:?} for --preset, expected only one of the two"
+        );
+        return Err(Error::setting("preset", problem));
+    }
+    let mut table = table_of(&preset::named(named.or(preset).unwrap_or(preset::DEFAULT))?);
+    overlay(&mut table, document, "")?;
+    // Parsed here, so that an error is known to come from the document.
+    from_table(table.clone())?;
+    Ok(table)
+}
+
+/// Parses a whole configuration.
+pub(super) fn from_table(table: Table) -> Result<Config, Error> {
+    Value::Table(table).try_into().map_err(|error: toml::de::Error| {
+        // The library names the key only in its last line.
+        let text = error.to_string();
+        let key = text
+            .lines()
+            .last()
+            .and_then(|line| line.strip_prefix("in `")?.strip_suffix('`'))
+            .unwrap_or(ROOT);
+        // Backquotes enclose the found value, and the known ones of a choice.
+        let words: Vec<&str> = error.message().split('`').skip(1).step_by(2).collect();
+        match (error.message(), words.as_slice()) {
+            (message, [found, known @ ..]) if message.starts_with("unknown variant") => {
+                unknown(key, found, known.iter().copied())
+            }
+            (message, [found]) if message.ends_with("expected u32") => {
+                out_of_range(key, u32::MAX.into(), found)
+            }
+            (message, _) => Error::setting(key, message),
+        }
+    })
+}
+
+/// Reads the TOML document of a file; `expected` describes such a file in errors.
+pub fn read_table(path: &Path, expected: &str) -> Result<Table, Error> {
+    let refuse = |line: usize, problem: &str| {
+        Error::setting(format!("line {line}"), problem.replace('\n', ", "))
+    };
+    let bytes = disk::read_small(path, LONGEST).map_err(|e| e.expecting(expected))?;
+    let line = |at: usize| 1 + bytes.iter().take(at).filter(|&&byte| byte == b'\n').count();
+    let text = str::from_utf8(&bytes)
+        .map_err(|error| refuse(line(error.valid_up_to()), "is not UTF-8 text"))?;
+    text.parse::<Table>()
+        .map_err(|error| refuse(line(error.span().map_or(0, |span| span.start)), error.message()))
+}
+
+/// Overlays `base`, whose keys are all the known ones, with `over`.
+pub(super) fn overlay(base: &mut Table, over: Table, prefix: &str) -> Result<(), Error> {
+    for (key, value) in over {
+        let dotted = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+        if !base.contains_key(&key) {
+            let known: Vec<_> = base.keys().map(String::as_str).collect();
+            let section = if prefix.is_empty() { ROOT } else { prefix };
+            return Err(renamed::refusal(&dotted)
+                .unwrap_or_else(|| unknown(section, &key, known.iter().copied())));
+        }
+        match (&mut base[&key], value) {
+            (Value::Table(base), Value::Table(over)) => overlay(base, over, &dotted)?,
+            (slot, value) => *slot = converted(&dotted, slot, value)?,
+        }
+    }
+    Ok(())
+}
+
+/// The value in the type of the one it replaces; an integer may replace a float.
+fn converted(key: &str, known: &Value, value: Value) -> Result<Value, Error> {
+    match (known, value) {
+        (Value::Float(_), Value::Integer(whole)) => Ok(Value::Float(whole as f64)),
+        (Value::Integer(_), Value::Integer(negative @ ..0)) => Err(Error::setting(
+            key,
+            format!("expected a whole number of at least 0, found {negative}"),
+        )),
+        // A number too large for TOML.
+        (Value::Integer(_), Value::String(digits))
+            if digits.bytes().all(|b| b.is_ascii_digit()) && digits.len() >= 19 =>
+        {
+            Err(out_of_range(key, i64::MAX as u64, &digits))
+        }
+        (known, value) if known.same_type(&value) => Ok(value),
+        (known, value) => {
+            let expected = match known {
+                Value::Integer(_) => "a whole number",
+                Value::Float(_) => "a number",
+                Value::Boolean(_) => "true or false",
+                Value::Table(_) => "a section",
+                Value::Array(_) => "a list of strings",
+                _ => "a string",
+            };
+            Err(Error::setting(key, format!("expected {expected}, found {value}")))
+        }
+    }
+}
+
+/// Applies `a.b=value`. The value is TOML, or where the key holds a string, any text.
+pub(super) fn apply(mut table: Table, setting: &str) -> Result<Table, Error> {
+    let Some((key, text)) = setting.split_once('=') else {
+        return Err(Error::setting(setting, "expected KEY=VALUE, found no ="));
+    };
+    let (key, text) = (key.trim(), text.trim());
+    if key == "preset" {
+        return Err(Error::setting(
+            key,
+            "a preset comes before the settings; choose it with --preset",
+        ));
+    }
+    // Sections do not nest: all but the last of several dots belong to an unknown name.
+    let (section, leaf) =
+        key.rsplit_once('.').map_or((None, key), |(section, leaf)| (Some(section), leaf));
+    let known = section.map_or(Some(&table), |section| table.get(section)?.as_table());
+    let wants_string = known.and_then(|known| known.get(leaf)).is_some_and(Value::is_str);
+    let value = text
+        .parse()
+        .ok()
+        .filter(|value: &Value| !wants_string || value.is_str())
+        .unwrap_or_else(|| Value::String(text.to_owned()));
+    let leaf = Table::from_iter([(leaf.to_owned(), value)]);
+    let over = match section {
+        None => leaf,
+        Some(section) => Table::from_iter([(section.to_owned(), Value::Table(leaf))]),
+    };
+    overlay(&mut table, over, "")?;
+    Ok(table)
+}

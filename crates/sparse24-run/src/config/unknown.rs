@@ -1,0 +1,16 @@
+//! Errors about unknown names.
+
+use crate::Error;
+
+/// "X is not known; did you mean Y?", with the nearest known name where at most a third of the
+/// letters differ.
+pub fn unknown<'a>(key: &str, found: &str, known: impl Iterator<Item = &'a str> + Clone) -> Error {
+    /// Memory grows with the square of the length, and no key is this long.
+    const LONGEST: usize = 64;
+    let distance = |name: &&str| strsim::damerau_levenshtein(found, name);
+    let near = |name: &&str| found.len() <= LONGEST && 3 * distance(name) <= found.chars().count();
+    let nearest = known.clone().filter(near).min_by_key(distance);
+    let all = known.collect::<Vec<_>>().join(", ");
+    let advice = nearest.map_or_else(String::new, |nearest| format!("; did you mean {nearest:?}?"));
+    Error::setting(key, format!("{found:?} is not known{advice} (known: {all})"))
+}
