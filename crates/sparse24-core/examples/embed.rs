@@ -1,11 +1,14 @@
-//! Core alone in another program: prune a weight matrix both ways at once, compress it, and
+//! Core alone in another program: prune a weight matrix with a transposable mask, compress it, and
 //! estimate a gradient in 2:4.
 //!
 //! `cargo run -p sparse24-core --example embed`
 
 use ndarray::Array2;
 use sparse24_core::{
-    Error, MaskKind, compressed::Compressed24, mvue, philox::Purpose, philox::Site, philox::Stream,
+    Error, MaskKind,
+    compressed::Compressed24,
+    mvue,
+    philox::{Purpose, Site, Stream},
     search,
 };
 

@@ -1,22 +1,25 @@
-//! Kept values and 2-bit metadata of a row-wise 2:4 matrix, in the logical layout from which
-//! hardware layouts are made.
-//!
-//! Invariant: every group of every row has one of the six patterns. Deliberately absent: hardware
-//! layouts.
+//! A row-wise 2:4 matrix as kept values and metadata, in a logical layout from which backends make
+//! the layouts of their hardware.
 
 use alloc::{vec, vec::Vec};
 
 use ndarray::{Array2, ArrayView2, ArrayViewMut2};
 
 use crate::{
-    Element, Error, group::Pattern, mask::Mask, mask::MaskKind, mask::check_shape, mvue::Kept24,
+    Element, Error,
+    group::Pattern,
+    mask::{Mask, check_shape},
+    tile::MaskKind,
 };
 
-/// A `[m, k]` matrix that is 2:4 along its rows: values `[m, k/2]` and one metadata nibble a group.
+const OPERATION: &str = "compressed matrix";
+
+/// A `[m, k]` matrix that is 2:4 along its rows: values `[m, k/2]`, and one metadata nibble
+/// `i0 | i1 << 2` per group.
 ///
-/// Logical layout: row-major. Byte b of a row's metadata holds group 2b in its low nibble and group
-/// 2b+1 in its high nibble; a row is padded to a whole byte with a zero nibble. A nibble is
-/// `i0 | i1 << 2`.
+/// Both are row-major. Byte b of a row's metadata holds group 2b in its low nibble and group 2b+1
+/// in its high nibble; an odd row is padded with a zero nibble. Every group has one of the six
+/// patterns.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Compressed24<T> {
     values: Array2<T>,
@@ -24,7 +27,7 @@ pub struct Compressed24<T> {
 }
 
 impl<T: Element> Compressed24<T> {
-    /// A matrix of zeros, every group keeping its first two.
+    /// A matrix of zeros whose groups keep their first two elements.
     ///
     /// # Errors
     /// [`Error::NotGrouped`] unless `k` is a multiple of 4.
@@ -45,24 +48,20 @@ impl<T: Element> Compressed24<T> {
         Ok(out)
     }
 
-    /// A matrix of these parts; values in another layout than row-major are copied into it.
+    /// A matrix from its values and metadata. Values are copied unless they are row-major.
     ///
     /// # Errors
-    /// [`Error::NotGrouped`] for an odd number of values a row, [`Error::Length`] for too much or
-    /// too little metadata, [`Error::Metadata`] for a nibble that is no pattern, [`Error::Padding`]
-    /// for a padding nibble that is not zero.
+    /// [`Error::NotGrouped`] for an odd number of values per row, [`Error::Length`] for too much or
+    /// too little metadata, [`Error::Metadata`] for a nibble that is not a pattern,
+    /// [`Error::Padding`] for a padding nibble that is not zero.
     pub fn from_parts(values: Array2<T>, metadata: Vec<u8>) -> Result<Self, Error> {
         let (m, half) = values.dim();
         if half % 2 != 0 {
-            return Err(Error::NotGrouped { operation: "compressed matrix", length: 2 * half });
+            return Err(Error::NotGrouped { operation: OPERATION, length: 2 * half });
         }
         let expected = m * (half / 2).div_ceil(2);
         if metadata.len() != expected {
-            return Err(Error::Length {
-                operation: "compressed matrix",
-                expected,
-                found: metadata.len(),
-            });
+            return Err(Error::Length { operation: OPERATION, expected, found: metadata.len() });
         }
         let values = if values.is_standard_layout() {
             values
@@ -74,25 +73,20 @@ impl<T: Element> Compressed24<T> {
             for group in 0..half / 2 {
                 let nibble = out.nibble(row, group);
                 if Pattern::from_nibble(nibble).is_none() {
-                    return Err(Error::Metadata {
-                        operation: "compressed matrix",
-                        row,
-                        group,
-                        nibble,
-                    });
+                    return Err(Error::Metadata { operation: OPERATION, row, group, nibble });
                 }
             }
             if !(half / 2).is_multiple_of(2) {
                 let nibble = out.nibble(row, half / 2);
                 if nibble != 0 {
-                    return Err(Error::Padding { operation: "compressed matrix", row, nibble });
+                    return Err(Error::Padding { operation: OPERATION, row, nibble });
                 }
             }
         }
         Ok(out)
     }
 
-    /// Keeps what the mask keeps; kept values are unchanged to the bit.
+    /// Compresses `w` under a mask. Kept values are unchanged to the bit.
     ///
     /// # Errors
     /// [`Error::Shape`] unless the mask has the shape of `w`; [`Error::Structure`] unless it is
@@ -106,10 +100,8 @@ impl<T: Element> Compressed24<T> {
                 let bits =
                     (0..4).fold(0, |bits, i| bits | u8::from(mask.keeps(row, 4 * group + i)) << i);
                 let pattern = Pattern::from_bits(bits).expect("the mask was checked");
-                out.set_nibble(row, group, pattern.nibble());
-                for (at, i) in pattern.indices().into_iter().enumerate() {
-                    out.values[[row, 2 * group + at]] = w[[row, 4 * group + usize::from(i)]];
-                }
+                let kept = pattern.indices().map(|i| w[[row, 4 * group + usize::from(i)]]);
+                out.set(row, group, pattern, kept);
             }
         }
         Ok(out)
@@ -148,16 +140,16 @@ impl<T: Element> Compressed24<T> {
         &self.metadata
     }
 
-    /// Values (row-major, contiguous) and metadata, to be overwritten.
+    /// Mutable values (row-major, contiguous) and metadata.
     ///
-    /// The caller keeps the invariant: the nibble of every group is one of the six patterns and a
-    /// padding nibble is zero. A matrix whose invariant is broken panics when it is read.
+    /// The caller must leave one of the six patterns in every group and zero in padding nibbles. A
+    /// matrix with any other nibble panics when it is read.
     #[must_use]
     pub fn parts_mut(&mut self) -> (ArrayViewMut2<'_, T>, &mut [u8]) {
         (self.values.view_mut(), &mut self.metadata)
     }
 
-    /// Bytes of metadata a row: two groups a byte.
+    /// Bytes of metadata per row: one per two groups.
     #[must_use]
     pub fn metadata_stride(&self) -> usize {
         (self.values.ncols() / 2).div_ceil(2)
@@ -166,18 +158,18 @@ impl<T: Element> Compressed24<T> {
     /// The kept pair of one group.
     ///
     /// # Panics
-    /// Outside of the shape.
+    /// If the group is outside the matrix.
     #[must_use]
     pub fn pattern(&self, row: usize, group: usize) -> Pattern {
         Pattern::from_nibble(self.nibble(row, group))
             .expect("every nibble of a compressed matrix is a pattern")
     }
 
-    /// Overwrites one group; the values are rounded to the storage type.
-    pub(crate) fn set(&mut self, row: usize, group: usize, kept: Kept24) {
-        self.set_nibble(row, group, kept.pattern().nibble());
-        for (at, value) in kept.values.into_iter().enumerate() {
-            self.values[[row, 2 * group + at]] = T::from_f32(value);
+    /// Overwrites one group.
+    pub(crate) fn set(&mut self, row: usize, group: usize, pattern: Pattern, values: [T; 2]) {
+        self.set_nibble(row, group, pattern.nibble());
+        for (at, value) in values.into_iter().enumerate() {
+            self.values[[row, 2 * group + at]] = value;
         }
     }
 
@@ -194,7 +186,7 @@ impl<T: Element> Compressed24<T> {
 
 #[cfg(test)]
 mod tests {
-    use alloc::{string::ToString, vec};
+    use alloc::{format, string::ToString, vec};
 
     use ndarray::{Array2, arr2};
 
@@ -203,8 +195,8 @@ mod tests {
 
     #[test]
     fn metadata_by_hand() {
-        // Rows keep 01, 23, 02, 13 of the first group and 12, 03, 12, 03 of the second; the third
-        // is as the first.
+        // The rows keep 01, 23, 02, 13 of the first and third group, and 12, 03, 12, 03 of the
+        // second.
         let mask = Mask::from_tiles(4, 12, vec![0xa5c3, 0x9696, 0xa5c3]).expect("tiled");
         let w = Array2::from_shape_fn((4, 12), |(row, column)| (100 * row + column) as f32);
         let out = Compressed24::encode(w.view(), &mask).expect("row-wise");
@@ -217,32 +209,23 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_do_not_fit_are_refused() {
-        let message = |values, metadata| {
-            Compressed24::<f32>::from_parts(values, metadata).expect_err("refused").to_string()
-        };
-        let values = || arr2(&[[1.0, 2.0]]);
-        assert_eq!(
-            message(values(), vec![0x05]),
-            "compressed matrix: metadata nibble 0x5 of row 0, group 0 is none of 4, 8, c, 9, d, e"
-        );
-        assert_eq!(
-            message(values(), vec![0x14]),
-            "compressed matrix: the padding nibble of row 0 is 0x1, not 0"
-        );
-        assert_eq!(
-            message(values(), vec![0x04, 0x04]),
-            "compressed matrix: expected 1 elements, found 2"
-        );
-        assert_eq!(
-            message(arr2(&[[1.0, 2.0, 3.0]]), vec![]),
-            "compressed matrix: 6 elements along the sparse dimension are not made of groups of 4"
-        );
+    fn invalid_parts_are_errors() {
+        let one_group = arr2(&[[1.0_f32, 2.0]]);
+        let odd = arr2(&[[1.0, 2.0, 3.0]]);
+        for (values, metadata, kind, part) in [
+            (&one_group, vec![0x05], "Metadata", "nibble 0x5 of row 0, group 0"),
+            (&one_group, vec![0x14], "Padding", "row 0 is 0x1"),
+            (&one_group, vec![0x04, 0x04], "Length", "expected 1 elements, found 2"),
+            (&odd, vec![], "NotGrouped", "6 elements"),
+        ] {
+            let error = Compressed24::from_parts(values.clone(), metadata).expect_err("invalid");
+            assert!(format!("{error:?}").starts_with(kind), "{error:?}");
+            assert!(error.to_string().contains(part), "{error}");
+        }
         let mask = Mask::from_tiles(4, 4, vec![0x0ff0]).expect("tiled");
-        let refused = Compressed24::encode(Array2::<f32>::zeros((4, 4)).view(), &mask);
-        assert!(matches!(
-            refused,
-            Err(Error::Structure { tile_row: 0, tile_column: 0, bits: 0x0ff0, .. })
-        ));
+        let error = Compressed24::encode(Array2::<f32>::zeros((4, 4)).view(), &mask);
+        let Err(Error::Structure { tile_row: 0, tile_column: 0, bits: 0x0ff0, .. }) = error else {
+            panic!("{error:?}");
+        };
     }
 }

@@ -1,14 +1,13 @@
-//! Masked decay: pruned weights are pulled to zero, so that they settle.
+//! Masked decay on gradients: pruned weights are pulled towards zero, so that the mask settles.
 //!
-//! Applied once an optimizer step, after unscaling, reduction and clipping, before Adam's moments
-//! (paper, equation 9), with the mask that the forward used. Deliberately absent: decay on the
-//! weights, which the optimizer step owns because it needs the learning rate.
+//! It is applied once per optimizer step, after unscaling, reduction and clipping and before Adam's
+//! moments (the paper's equation 10), with the mask of the forward pass.
 
 use ndarray::{ArrayView2, ArrayViewMut2, Zip};
 
 use crate::{Error, mask::Mask, mask::check_shape};
 
-/// g <- g + lambda * (1 - m) * w; shapes `[r, q]`; where the mask keeps, g is unchanged to the bit.
+/// g = g + lambda * (1 - m) * w, all `[r, q]`. Where the mask keeps, g is unchanged to the bit.
 ///
 /// # Errors
 /// [`Error::Shape`] unless all three shapes agree.
@@ -39,7 +38,7 @@ mod tests {
     use crate::Mask;
 
     #[test]
-    fn only_pruned_weights_are_pulled() {
+    fn only_pruned_weights_decay() {
         let mask = Mask::from_tiles(4, 4, vec![0xa5c3]).expect("tiled");
         let w = Array2::from_shape_fn((4, 4), |(row, column)| {
             if (row, column) == (0, 0) { f32::NAN } else { (row + column) as f32 }

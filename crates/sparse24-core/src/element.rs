@@ -1,18 +1,15 @@
-//! The storage types of weights: f32, f16, bf16. All arithmetic of this crate is in f32; a
-//! conversion to f32 is exact.
+//! The storage types of weights: f32, f16 and bf16. All arithmetic of this crate is in f32.
 
 use half::{bf16, f16};
 
-/// A storage type whose every value is an f32.
-///
-/// `from_f32` rounds to nearest, ties to even.
+/// A storage type whose values are all exact in f32.
 pub trait Element: Copy + Default + PartialEq + core::fmt::Debug + Send + Sync + 'static {
-    /// The value, exactly.
+    /// The exact value.
     fn to_f32(self) -> f32;
     /// The nearest value of this type, ties to even.
     fn from_f32(value: f32) -> Self;
-    /// The elements as they lie in memory, where the storage type is f32 itself: kernels then read
-    /// them without a copy.
+    /// The elements themselves if the storage type is f32, so that kernels can read them without a
+    /// copy.
     fn as_f32s(elements: &[Self]) -> Option<&[f32]> {
         let _ = elements;
         None
@@ -31,23 +28,19 @@ impl Element for f32 {
     }
 }
 
-impl Element for f16 {
-    fn to_f32(self) -> f32 {
-        f16::to_f32(self)
-    }
-    fn from_f32(value: f32) -> Self {
-        f16::from_f32(value)
-    }
+macro_rules! half_elements {
+    ($($type:ident),*) => {$(
+        impl Element for $type {
+            fn to_f32(self) -> f32 {
+                $type::to_f32(self)
+            }
+            fn from_f32(value: f32) -> Self {
+                $type::from_f32(value)
+            }
+        }
+    )*};
 }
-
-impl Element for bf16 {
-    fn to_f32(self) -> f32 {
-        bf16::to_f32(self)
-    }
-    fn from_f32(value: f32) -> Self {
-        bf16::from_f32(value)
-    }
-}
+half_elements!(f16, bf16);
 
 #[cfg(test)]
 mod tests {
@@ -56,7 +49,7 @@ mod tests {
     use super::Element;
 
     #[test]
-    fn conversions_are_exact_one_way_and_nearest_even_the_other() {
+    fn conversions_round_trip_and_round_to_even() {
         for bits in (0..=u16::MAX).step_by(if cfg!(miri) { 257 } else { 1 }) {
             let (single, brain) = (f16::from_bits(bits), bf16::from_bits(bits));
             assert!(

@@ -1,99 +1,102 @@
-//! The one error type of this crate: what was wanted and what was given.
+//! The error type of this crate.
 
-/// Why an operation refused its input. Shapes are `[rows, columns]`.
+/// Why an operation rejected its input. Shapes are `[rows, columns]`.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// 4x4 tiles must cover the matrix.
+    /// The shape is not a multiple of the 4x4 tile.
     #[error(
-        "{operation}: shape [{rows}, {columns}] is not made of 4x4 tiles: both {rows} and {columns} must be multiples of 4"
+        "{operation}: shape [{rows}, {columns}] does not divide into 4x4 tiles: \
+         both {rows} and {columns} must be multiples of 4"
     )]
     NotTiled {
-        /// The operation that refused.
+        /// Operation that failed.
         operation: &'static str,
-        /// Rows given.
+        /// Rows of the matrix.
         rows: usize,
-        /// Columns given.
+        /// Columns of the matrix.
         columns: usize,
     },
-    /// Groups of four must cover the contraction dimension.
+    /// The contraction dimension is not a multiple of 4.
     #[error(
-        "{operation}: {length} elements along the sparse dimension are not made of groups of 4"
+        "{operation}: {length} elements along the sparse dimension do not divide into groups of 4"
     )]
     NotGrouped {
-        /// The operation that refused.
+        /// Operation that failed.
         operation: &'static str,
-        /// Elements given.
+        /// Elements along the dimension.
         length: usize,
     },
-    /// Two operands must agree in shape.
+    /// Two operands differ in shape.
     #[error("{operation}: expected shape {expected:?}, found {found:?}")]
     Shape {
-        /// The operation that refused.
+        /// Operation that failed.
         operation: &'static str,
-        /// The shape that the other operands imply.
+        /// Shape implied by the other operands.
         expected: [usize; 2],
-        /// The shape given.
+        /// Shape of the operand.
         found: [usize; 2],
     },
-    /// A buffer has not the length that its shape implies.
+    /// A buffer does not have the length that its shape implies.
     #[error("{operation}: expected {expected} elements, found {found}")]
     Length {
-        /// The operation that refused.
+        /// Operation that failed.
         operation: &'static str,
-        /// The length that the shape implies.
+        /// Length implied by the shape.
         expected: usize,
-        /// The length given.
+        /// Length of the buffer.
         found: usize,
     },
-    /// A mask lacks the structure that the operation needs.
+    /// A mask does not have the structure that the operation needs.
     #[error(
-        "{operation}: the mask is not {expected}: tile ({tile_row}, {tile_column}) holds {bits:#06x}"
+        "{operation}: the mask is not {expected}: \
+         tile ({tile_row}, {tile_column}) holds {bits:#06x}"
     )]
     Structure {
-        /// The operation that refused.
+        /// Operation that failed.
         operation: &'static str,
-        /// The structure wanted.
-        expected: crate::mask::MaskKind,
-        /// Row of the first offending tile, in tiles.
+        /// Structure needed.
+        expected: crate::tile::MaskKind,
+        /// Row of the first invalid tile, in tiles.
         tile_row: usize,
-        /// Column of the first offending tile, in tiles.
+        /// Column of the first invalid tile, in tiles.
         tile_column: usize,
         /// Its sixteen bits.
         bits: u16,
     },
-    /// A metadata nibble is none of the six patterns.
+    /// A metadata nibble is not one of the six patterns.
     #[error(
-        "{operation}: metadata nibble {nibble:#x} of row {row}, group {group} is none of 4, 8, c, 9, d, e"
+        "{operation}: metadata nibble {nibble:#x} of row {row}, group {group} \
+         is not one of 4, 8, c, 9, d, e"
     )]
     Metadata {
-        /// The operation that refused.
+        /// Operation that failed.
         operation: &'static str,
         /// Row of the group.
         row: usize,
         /// Index of the group in its row.
         group: usize,
-        /// The nibble found.
+        /// The invalid nibble.
         nibble: u8,
     },
-    /// The nibble that pads an odd number of groups to whole bytes must be zero.
+    /// The nibble that pads an odd number of groups to whole bytes is not zero.
     #[error("{operation}: the padding nibble of row {row} is {nibble:#x}, not 0")]
     Padding {
-        /// The operation that refused.
+        /// Operation that failed.
         operation: &'static str,
-        /// Row whose last byte holds one group.
+        /// Row of the nibble.
         row: usize,
-        /// The nibble found.
+        /// The invalid nibble.
         nibble: u8,
     },
-    /// A fraction must be a proper one.
+    /// A fraction is not in [0, 1].
     #[error("{operation}: {numerator}/{denominator} is not in [0, 1]")]
     Fraction {
-        /// The operation that refused.
+        /// Operation that failed.
         operation: &'static str,
-        /// Numerator given.
+        /// Its numerator.
         numerator: u32,
-        /// Denominator given.
+        /// Its denominator.
         denominator: u32,
     },
 }

@@ -1,6 +1,4 @@
-//! How much a mask moves: flips, the flip rate, and the L1-norm gap of a tile.
-//!
-//! Deliberately absent: when to sample (the trainer's choice).
+//! How much a mask changes: flips, the flip rate, and the L1-norm gap of a tile.
 
 use crate::{
     Error,
@@ -9,7 +7,7 @@ use crate::{
     tile::TilePattern,
 };
 
-/// |m(a) - m(b)|_1: elements that are kept in one mask and not in the other.
+/// |m(a) - m(b)|_1: the number of elements that one mask keeps and the other does not.
 ///
 /// # Errors
 /// [`Error::Shape`] unless the shapes agree.
@@ -18,17 +16,15 @@ pub fn flip_count(a: &Mask, b: &Mask) -> Result<u64, Error> {
     Ok(a.tiles().iter().zip(b.tiles()).map(|(a, b)| u64::from((a ^ b).count_ones())).sum())
 }
 
-/// r = flips / D over consecutive optimizer steps (paper, equation 6); D counts the sparsifiable
-/// weights. Zero of zero is 0.
+/// The flip rate flips / D over consecutive optimizer steps (the paper's definition 4.1), where D
+/// counts the sparsifiable weights. 0 if D is 0.
 #[must_use]
 pub fn flip_rate(flips: u64, weights: u64) -> f64 {
     if weights == 0 { 0.0 } else { flips as f64 / weights as f64 }
 }
 
-/// The kept L1 norm of the best pattern minus that of the best other one, at least 0, of a
-/// row-major tile.
-///
-/// Norms are sums of magnitudes in f64, row-major.
+/// The L1-norm gap of a row-major tile: the kept norm of its best pattern minus that of the best
+/// other one, at least 0. Norms are sums of [`magnitude`]s in f64, row-major.
 #[must_use]
 pub fn tile_gap(tile: &[f32; 16]) -> f32 {
     let best = transposable(tile);
@@ -39,7 +35,7 @@ pub fn tile_gap(tile: &[f32; 16]) -> f32 {
     (kept_norm(tile, best) - second.fold(f64::NEG_INFINITY, f64::max)).max(0.0) as f32
 }
 
-/// The sum of the kept magnitudes (as in [`magnitude`]), in f64, row-major.
+/// The sum of the kept [`magnitude`]s in f64, row-major.
 #[must_use]
 pub fn kept_norm(tile: &[f32; 16], pattern: TilePattern) -> f64 {
     (0..16)
@@ -56,7 +52,7 @@ mod tests {
     use crate::Mask;
 
     #[test]
-    fn flips_and_their_rate() {
+    fn flips_and_flip_rate() {
         let (a, b) = (
             Mask::from_tiles(4, 8, vec![0xa5c3, 0x33cc]),
             Mask::from_tiles(4, 8, vec![0xa53c, 0x33cc]),
@@ -71,8 +67,8 @@ mod tests {
     }
 
     #[test]
-    fn the_gap_of_a_pattern_is_two() {
-        // Two distinct patterns differ in at least a 2x2 exchange: two kept elements.
+    fn gaps_by_hand() {
+        // Two patterns differ at least by an exchange of two kept elements.
         let tile = core::array::from_fn(|at| f32::from(0xa5c3_u16 >> at & 1));
         assert_eq!(tile_gap(&tile), 2.0);
         assert_eq!(tile_gap(&[1.0; 16]), 0.0);

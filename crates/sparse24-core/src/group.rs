@@ -1,9 +1,7 @@
-//! Four consecutive elements along the contraction dimension, and the six ways to keep two of them.
-//!
-//! Invariant: a [`Pattern`] is always one of the six. Deliberately absent: which pattern to choose
-//! ([`crate::prune`], [`crate::mvue`]).
+//! A group is four consecutive elements along the contraction dimension; there are six ways to keep
+//! two of them.
 
-/// The kept pair `i0 < i1` of a group.
+/// The kept pair `i0 < i1` of a group, one of six.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pattern(u8);
 
@@ -45,14 +43,14 @@ impl Pattern {
         INDICES[self.index()]
     }
 
-    /// The hardware's metadata of a group, `i0 | i1 << 2`: 4, 8, c, 9, d, e.
+    /// The metadata of a group in the hardware's encoding, `i0 | i1 << 2`: 4, 8, c, 9, d, e.
     #[must_use]
     pub fn nibble(self) -> u8 {
         let [first, second] = self.indices();
         first | second << 2
     }
 
-    /// Bit i is set when element i is kept.
+    /// Bit i is set if element i is kept.
     #[must_use]
     pub fn bits(self) -> u8 {
         let [first, second] = self.indices();
@@ -72,7 +70,7 @@ mod tests {
     use super::Pattern;
 
     #[test]
-    fn nibbles_are_the_hardware_ones() {
+    fn nibbles_and_bits() {
         assert_eq!(Pattern::ALL.map(Pattern::nibble), [0x4, 0x8, 0xc, 0x9, 0xd, 0xe]);
         assert_eq!(
             Pattern::ALL.map(Pattern::bits),
@@ -81,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn only_six_nibbles_and_six_bit_sets_are_patterns() {
+    fn everything_else_is_rejected() {
         for pattern in Pattern::ALL {
             assert_eq!(Pattern::from_nibble(pattern.nibble()), Some(pattern));
             assert_eq!(Pattern::from_bits(pattern.bits()), Some(pattern));

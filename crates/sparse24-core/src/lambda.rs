@@ -1,34 +1,33 @@
-//! The feasibility rule for the decay factor lambda (paper, section 4.3): how the sparse flip rate
-//! must compare to the dense one.
+//! The feasibility rule for the decay factor lambda (the paper's section 4.3), which compares the
+//! flip rate of sparse training with that of dense training.
 //!
-//! Deliberately absent: the runs that measure it.
+//! mu = mean sparse flip rate / mean dense flip rate over the sampling window of the warm-up.
 
 use core::ops::RangeInclusive;
 
-/// Feasible mu = mean sparse flip rate / mean dense flip rate over the sampling window of the
-/// warm-up.
+/// The feasible range of mu.
 pub const FEASIBLE: RangeInclusive<f64> = 0.60..=0.95;
 
-/// Among feasible candidates the one whose mu is nearest to this is recommended.
+/// The feasible candidate whose mu is nearest to this is recommended.
 pub const TARGET: f64 = 0.775;
 
-/// The default candidates.
+/// The default candidates for lambda.
 pub const GRID: [f64; 8] = [6e-7, 2e-6, 6e-6, 2e-5, 6e-5, 2e-4, 6e-4, 2e-3];
 
-/// What mu says of a candidate.
+/// The verdict on a candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// mu < 0.60: the mask is frozen too early.
+    /// mu < 0.60: the mask freezes too early.
     TooStrong,
     /// mu in [0.60, 0.95].
     Feasible,
-    /// mu in (0.95, 1): the decay hardly calms the mask.
+    /// mu in (0.95, 1): the decay hardly reduces flips.
     TooWeak,
-    /// mu >= 1, or no number: flip-rate explosion.
+    /// mu >= 1 or NaN: flip-rate explosion.
     Explosion,
 }
 
-/// The verdict on mu; NaN is an explosion.
+/// The verdict on mu.
 #[must_use]
 pub fn verdict(mu: f64) -> Verdict {
     if mu < *FEASIBLE.start() {
@@ -42,8 +41,8 @@ pub fn verdict(mu: f64) -> Verdict {
     }
 }
 
-/// The index of the recommended candidate, given each one's mu: feasible and nearest to [`TARGET`],
-/// the first on ties; `None` if none is feasible.
+/// The index of the recommended candidate given every candidate's mu: the feasible one nearest to
+/// [`TARGET`], the first on ties; `None` if none is feasible.
 #[must_use]
 pub fn recommend(mu: &[f64]) -> Option<usize> {
     let distance = |i: usize| (mu[i] - TARGET).abs();
@@ -57,7 +56,7 @@ mod tests {
     use super::{Verdict, recommend, verdict};
 
     #[test]
-    fn the_band_includes_its_edges() {
+    fn verdicts_at_the_edges() {
         let below = |x: f64| f64::from_bits(x.to_bits() - 1);
         let above = |x: f64| f64::from_bits(x.to_bits() + 1);
         for (mu, expected) in [
@@ -76,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_to_the_target_is_recommended() {
+    fn recommendations() {
         assert_eq!(recommend(&[0.5, 0.61, 0.8, 0.74, f64::NAN, 1.2]), Some(2));
         assert_eq!(recommend(&[0.77, 0.77, 0.9]), Some(0));
         assert_eq!(recommend(&[0.59, 0.96, 1.0, f64::NAN]), None);

@@ -1,26 +1,27 @@
-//! What every word of 2:4 sparse pre-training means, to the bit.
+//! The semantics of 2:4 sparse pre-training, to the bit.
 //!
 //! | word | meaning |
 //! | --- | --- |
 //! | *group* | four consecutive elements along the contraction dimension ([`group`]) |
 //! | *pattern* | the kept pair in a group, one of 6 ([`group::Pattern`]) |
 //! | *tile* | 4x4 elements ([`tile`]) |
-//! | *mask* | one bit an element, 1 = kept ([`mask::Mask`]) |
-//! | *transposable* | two kept in every row and column of every tile, one of 90 ([`tile::TilePattern`]) |
+//! | *mask* | one bit per element, 1 = kept ([`mask::Mask`]) |
+//! | *transposable* | keeps two in every row and column of every tile; one of 90 patterns ([`tile::TilePattern`]) |
 //! | *search* | the transposable pattern of largest kept L1 norm ([`search`]) |
-//! | *values, metadata* | kept values `[m, k/2]` and 2 bits each ([`compressed::Compressed24`]) |
+//! | *values, metadata* | kept values `[m, k/2]` and two bits for each ([`compressed::Compressed24`]) |
 //! | *MVUE* | the minimum-variance unbiased 2:4 estimator ([`mvue::exact`], [`mvue::approximate`]) |
-//! | *permuted mask* | a column-wise mask of masked weights whose groups are formed in another order of rows ([`permute`]) |
-//! | *masked decay* | pruned weights are pulled to zero through their gradients ([`decay`]) |
+//! | *permuted mask* | a column-wise mask of masked weights, with rows in another order ([`permute`]) |
+//! | *masked decay* | pulls pruned weights towards zero through their gradients ([`decay`]) |
 //! | *flip rate* | the share of mask bits that change in one optimizer step ([`flip`]) |
-//! | *phase, refresh* | when training is sparse, and when masks are searched anew ([`phase`]) |
+//! | *phase, refresh* | when training is sparse, and when masks are searched again ([`phase`]) |
 //! | *site, stream* | the address of a random number ([`philox`]) |
+//! | *operation* | the records that describe dense operations and optimizer steps ([`op`]) |
 //!
 //! Matrices are ndarray views of [`Element`] types: f32, f16, bf16. Shapes: tokens p, in-features
 //! q, out-features r; X `[p, q]`, W `[r, q]`, Z = X W^T `[p, r]`.
 //!
-//! Everything here is `no_std` and single-threaded: the truth that faster backends are checked
-//! against, bit for bit.
+//! Everything here is `no_std` and single-threaded: the reference that faster backends are compared
+//! with, bit for bit.
 //!
 //! Source: Hu et al., "Accelerating Transformer Pre-training with 2:4 Sparsity", ICML 2024, arXiv
 //! 2404.01847 ("the paper").
@@ -48,7 +49,8 @@ pub mod tile;
 
 pub use element::Element;
 pub use error::Error;
-pub use mask::{Mask, MaskKind};
+pub use mask::Mask;
+pub use tile::MaskKind;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

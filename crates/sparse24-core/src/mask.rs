@@ -1,49 +1,25 @@
-//! A mask over a matrix: one bit an element, 1 = kept, stored as one `u16` a 4x4 tile.
-//!
-//! Invariant: rows and columns are multiples of 4 and there is one tile for each. A mask may be
-//! transposable, row-wise, column-wise or none of them; [`Mask::check`] proves it. Deliberately
-//! absent: where a mask comes from.
+//! A mask over a matrix: one bit per element, 1 = kept, stored as one `u16` per 4x4 tile. A mask
+//! may have any structure; [`Mask::check`] verifies it.
 
 use alloc::{vec, vec::Vec};
 
-use crate::{Error, tile};
+use crate::{
+    Error,
+    tile::{self, MaskKind},
+};
 
-/// Which structure a mask has, or a search must give it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum MaskKind {
-    /// Two kept in every row and column of every 4x4 tile.
-    Transposable,
-    /// Two kept in every group of four along a row.
-    RowWise,
-    /// Two kept in every group of four along a column.
-    ColumnWise,
-}
-
-impl MaskKind {
-    /// Whether sixteen mask bits have this structure.
-    #[must_use]
-    pub const fn admits(self, bits: u16) -> bool {
-        match self {
-            Self::Transposable => tile::TilePattern::from_bits(bits).is_some(),
-            Self::RowWise => tile::is_row_wise(bits),
-            Self::ColumnWise => tile::is_row_wise(tile::transpose(bits)),
-        }
-    }
-}
-
-impl core::fmt::Display for MaskKind {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str(match self {
-            Self::Transposable => "transposable",
-            Self::RowWise => "row-wise 2:4",
-            Self::ColumnWise => "column-wise 2:4",
-        })
-    }
-}
-
-/// One bit an element of a `[rows, columns]` matrix; both are multiples of 4.
+/// One bit per element of a `[rows, columns]` matrix; both are multiples of 4.
 ///
 /// Bit `4*r + c` of tile `(i, j)` is element `(4i + r, 4j + c)`; tiles are row-major.
+///
+/// ```
+/// use sparse24_core::{Mask, MaskKind};
+///
+/// let mask = Mask::from_tiles(4, 4, vec![0xa5c3])?;
+/// assert!(mask.keeps(0, 0) && !mask.keeps(0, 2));
+/// mask.check(MaskKind::Transposable)?;
+/// # Ok::<(), sparse24_core::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mask {
     rows: usize,
@@ -55,17 +31,17 @@ impl Mask {
     /// A mask that keeps nothing.
     ///
     /// # Errors
-    /// [`Error::NotTiled`] unless both lengths are multiples of 4.
+    /// [`Error::NotTiled`] unless both dimensions are multiples of 4.
     pub fn empty(rows: usize, columns: usize) -> Result<Self, Error> {
         check_tiled("mask", [rows, columns])?;
         Ok(Self { rows, columns, tiles: vec![0; rows / 4 * (columns / 4)] })
     }
 
-    /// A mask of these tiles, row-major, whatever their structure.
+    /// A mask from row-major tiles of any structure.
     ///
     /// # Errors
-    /// [`Error::NotTiled`] unless both lengths are multiples of 4; [`Error::Length`] unless there
-    /// are `rows*columns/16` tiles.
+    /// [`Error::NotTiled`] unless both dimensions are multiples of 4; [`Error::Length`] unless
+    /// there are `rows*columns/16` tiles.
     pub fn from_tiles(rows: usize, columns: usize, tiles: Vec<u16>) -> Result<Self, Error> {
         check_tiled("mask", [rows, columns])?;
         let expected = rows / 4 * (columns / 4);
@@ -93,13 +69,13 @@ impl Mask {
         [self.rows, self.columns]
     }
 
-    /// Sixteen bits a tile, tiles row-major.
+    /// Sixteen bits per tile, tiles row-major.
     #[must_use]
     pub fn tiles(&self) -> &[u16] {
         &self.tiles
     }
 
-    /// The tiles, to be overwritten.
+    /// Mutable tiles.
     #[must_use]
     pub fn tiles_mut(&mut self) -> &mut [u16] {
         &mut self.tiles
@@ -108,27 +84,27 @@ impl Mask {
     /// Whether the element is kept.
     ///
     /// # Panics
-    /// Outside of the shape.
+    /// If the element is outside the matrix.
     #[must_use]
     pub fn keeps(&self, row: usize, column: usize) -> bool {
         assert!(
             row < self.rows && column < self.columns,
-            "element ({row}, {column}) outside of {:?}",
+            "element ({row}, {column}) outside a mask of shape {:?}",
             self.shape()
         );
         self.tiles[row / 4 * (self.columns / 4) + column / 4] >> (row % 4 * 4 + column % 4) & 1 == 1
     }
 
-    /// How many elements are kept.
+    /// The number of kept elements.
     #[must_use]
     pub fn count_kept(&self) -> u64 {
         self.tiles.iter().map(|bits| u64::from(bits.count_ones())).sum()
     }
 
-    /// Proves the structure.
+    /// Verifies the structure.
     ///
     /// # Errors
-    /// [`Error::Structure`] with the first tile that lacks it.
+    /// [`Error::Structure`] with the first tile that does not have it.
     pub fn check(&self, expected: MaskKind) -> Result<(), Error> {
         match self.tiles.iter().position(|&bits| !expected.admits(bits)) {
             None => Ok(()),
@@ -177,11 +153,12 @@ pub(crate) fn check_shape(
 mod tests {
     use alloc::{string::ToString, vec};
 
-    use super::{Mask, MaskKind};
+    use super::Mask;
+    use crate::{Error, MaskKind};
 
     #[test]
-    fn elements_lie_tile_by_tile() {
-        // One row of two tiles; the second keeps element (3, 0) of it alone.
+    fn elements_and_transpose() {
+        // One row of two tiles; the second keeps only its element (3, 0).
         let mask = Mask::from_tiles(4, 8, vec![0, 1 << 12]).expect("tiled");
         for (row, column) in (0..4).flat_map(|row| (0..8).map(move |column| (row, column))) {
             assert_eq!(mask.keeps(row, column), (row, column) == (3, 4));
@@ -193,15 +170,18 @@ mod tests {
     }
 
     #[test]
-    fn a_check_names_the_first_tile_that_fails() {
+    fn a_failed_check_names_the_first_invalid_tile() {
         let mut mask = Mask::from_tiles(8, 8, vec![0x33cc, 0x33cc, 0x33cc, 0x3333]).expect("tiled");
         assert_eq!(mask.check(MaskKind::RowWise), Ok(()));
         for kind in [MaskKind::Transposable, MaskKind::ColumnWise] {
-            let message = mask.check(kind).expect_err("two columns are full").to_string();
-            assert_eq!(
-                message,
-                alloc::format!("mask check: the mask is not {kind}: tile (1, 1) holds 0x3333")
-            );
+            let error = mask.check(kind).expect_err("two columns are full");
+            let Error::Structure { expected, tile_row: 1, tile_column: 1, bits: 0x3333, .. } =
+                error
+            else {
+                panic!("{error:?}");
+            };
+            assert_eq!(expected, kind);
+            assert!(error.to_string().contains("tile (1, 1) holds 0x3333"), "{error}");
         }
         mask.tiles_mut()[3] = 0x0ff0;
         assert_eq!(mask.check(MaskKind::ColumnWise), Ok(()));
@@ -210,18 +190,13 @@ mod tests {
 
     #[test]
     fn ragged_and_empty_shapes() {
-        assert_eq!(
-            Mask::empty(6, 8).expect_err("ragged").to_string(),
-            "mask: shape [6, 8] is not made of 4x4 tiles: both 6 and 8 must be multiples of 4"
-        );
-        assert_eq!(
-            Mask::from_tiles(4, 8, vec![0]).expect_err("a tile short").to_string(),
-            "mask: expected 2 elements, found 1"
-        );
-        let empty = Mask::empty(8, 0).expect("nothing is tiled");
-        assert_eq!(
-            (empty.check(MaskKind::Transposable), empty.transpose().shape()),
-            (Ok(()), [0, 8])
-        );
+        let error = Mask::empty(6, 8).expect_err("ragged");
+        assert!(matches!(error, Error::NotTiled { rows: 6, columns: 8, .. }));
+        assert!(error.to_string().contains("[6, 8]"), "{error}");
+        let error = Mask::from_tiles(4, 8, vec![0]).expect_err("a tile is missing");
+        assert!(matches!(error, Error::Length { expected: 2, found: 1, .. }));
+        let empty = Mask::empty(8, 0).expect("no tiles");
+        assert_eq!(empty.check(MaskKind::Transposable), Ok(()));
+        assert_eq!(empty.transpose().shape(), [0, 8]);
     }
 }

@@ -1,9 +1,8 @@
-//! The minimum-variance unbiased 2:4 estimator of a group, exact, and the approximation it improves
-//! on.
+//! The minimum-variance unbiased 2:4 estimator of a group, and the approximation it improves on.
 //!
 //! Both return two elements whose expectation over the uniforms is the input. Every operation is
-//! f32, rounded, nothing contracted: the indices and values are the same bits on every backend.
-//! Groups run along tokens: the operand of the weight gradient is dZ^T.
+//! rounded to f32 and none are fused, so the indices and values have the same bits on every
+//! backend. Groups run along tokens: the operand of the weight gradient is dZ^T.
 //!
 //! Source: Chmiel et al., "Minimum variance unbiased N:M sparsity for the neural gradients", ICLR
 //! 2023.
@@ -22,7 +21,7 @@ use crate::{
 pub struct Kept24 {
     /// Positions in the group, ascending.
     pub indices: [u8; 2],
-    /// The estimate at those positions; it is zero elsewhere.
+    /// The estimate at those positions. It is zero elsewhere.
     pub values: [f32; 2],
 }
 
@@ -51,16 +50,24 @@ pub enum Estimator {
     Approximate,
 }
 
-/// The unbiased estimate of least variance, from one uniform `u` in [0, 1).
+/// The unbiased estimate of minimum variance, from one uniform `u` in [0, 1).
 ///
 /// With a = |x|, s = sum(a) and R = s without its largest term, r = min(s/2, R). Element i is kept
 /// with probability min(a_i, r)/r, by systematic sampling, and its value is copysign(max(a_i, r),
-/// x_i). When at most two elements are nonzero they are kept unchanged. Any non-finite input gives
-/// indices 0, 1 and NaN in both values, so that overflow checks see it. Where s overflows, all is
-/// computed on a/4 and r is scaled back; it is infinite only where the estimate itself exceeds f32.
+/// x_i). If at most two elements are nonzero, they are kept unchanged. Any non-finite input gives
+/// indices 0, 1 and NaN in both values, so that overflow checks notice it. If s overflows, the
+/// computation uses a/4 and scales r back; r is infinite only if the estimate itself exceeds f32.
 ///
-/// Var = sum a_i^2/p_i - sum a_i^2 under sum p <= 2, p <= 1: the KKT conditions give p ~ min(1,
-/// a/r), at most one clipped.
+/// The variance sum a_i^2/p_i - sum a_i^2 is minimised under sum p <= 2 and p <= 1: the KKT
+/// conditions give p_i = min(1, a_i/r), with at most one element clipped.
+///
+/// ```
+/// use sparse24_core::mvue;
+///
+/// // r = min(20/2, 4) = 4: the dominant element stays, and one of the others becomes 4.
+/// let kept = mvue::exact([1.0, -16.0, 2.0, 1.0], 0.25);
+/// assert_eq!((kept.indices, kept.values), ([1, 2], [-16.0, 4.0]));
+/// ```
 #[must_use]
 #[inline]
 pub fn exact(x: [f32; 4], u: f32) -> Kept24 {
@@ -83,7 +90,7 @@ pub fn exact(x: [f32; 4], u: f32) -> Kept24 {
     if let (Some(first), Some(second)) = (first_certain, second_certain) {
         return Kept24::new(first, second, value);
     }
-    // Running sums over the elements that are drawn.
+    // Running sums of the elements to draw from.
     let mut drawn = [(0, 0.0); 4];
     let mut count = 0;
     let mut running = 0.0;
@@ -106,13 +113,13 @@ pub fn exact(x: [f32; 4], u: f32) -> Kept24 {
 }
 
 /// The estimator of the paper's toolkit, from two uniforms in [0, 1): draw i with probability
-/// a_i/s, then j among the rest.
+/// a_i/s, then j among the others.
 ///
-/// The kept value is x_i/pi_i with pi_i = a_i/s + sum over j != i of (a_j/s) a_i/(s - a_j), but at
-/// least the least normal f32, so that it is finite where the uniforms' spacing draws what is all
-/// but impossible. Fewer than three nonzeros are kept exactly. Non-finite inputs as in [`exact`].
-/// Its variance is about 1.06 times (Gaussian) to 1.33 times (lognormal, sigma 2) that of
-/// [`exact`].
+/// The kept value is x_i/pi_i with pi_i = a_i/s + sum over j != i of (a_j/s) a_i/(s - a_j). pi_i is
+/// at least the smallest normal f32, so that the value is finite even if the spacing of the
+/// uniforms lets an almost impossible element be drawn. Fewer than three nonzeros are kept
+/// unchanged. Non-finite inputs are treated as in [`exact`]. The variance is between 1.06 times
+/// (Gaussian) and 1.33 times (lognormal, sigma 2) that of [`exact`].
 #[must_use]
 #[inline]
 pub fn approximate(x: [f32; 4], [u, v]: [f32; 2]) -> Kept24 {
@@ -186,12 +193,12 @@ pub fn variance(x: [f32; 4], estimator: Estimator) -> f64 {
 /// The estimate of dZ^T, compressed: `dz` is `[p, r]` as stored, the result
 /// `[r, p rounded up to a multiple of 4]`, padded with zeros.
 ///
-/// Group j of row i draws word `j % 4` of call `i*ceil(p/16) + j/4`; the approximate estimator
+/// Group j of row i draws word `j % 4` of [`call`] `i*ceil(p/16) + j/4`; the approximate estimator
 /// draws its second uniform from the same place of [`Purpose::MvueSecond`]. Kept values are rounded
 /// to the storage type after the estimate.
 ///
 /// # Errors
-/// Those of [`Compressed24::zeros`], which the padding rules out.
+/// None: the padded length is always a multiple of 4.
 pub fn compress<T: Element>(
     dz: ArrayView2<'_, T>,
     estimator: Estimator,
@@ -205,7 +212,8 @@ pub fn compress<T: Element>(
             let x = core::array::from_fn(|at| {
                 if 4 * j + at < p { dz[[4 * j + at, i]].to_f32() } else { 0.0 }
             });
-            out.set(i, j, estimate(x, estimator, stream, call(p, i, j), j % 4));
+            let kept = estimate(x, estimator, stream, call(p, i, j), j % 4);
+            out.set(i, j, kept.pattern(), kept.values.map(T::from_f32));
         }
     }
     Ok(out)
@@ -219,7 +227,7 @@ pub fn call(p: usize, row: usize, group: usize) -> u32 {
     (row * p.div_ceil(16) + group / 4) as u32
 }
 
-/// One group with the word `word` of call `call`.
+/// The estimate of one group with word `word` of call `call`.
 #[must_use]
 #[inline]
 pub fn estimate(
@@ -242,13 +250,12 @@ fn sum(a: [f32; 4]) -> f32 {
     (a[0] + a[1]) + (a[2] + a[3])
 }
 
-/// The magnitudes and the factor that brings them back: 1, or a quarter of them and 4 where their
-/// sum overflows.
+/// The magnitudes and the factor 1 or, if their sum overflows, a quarter of them and the factor 4.
 fn in_range(a: [f32; 4]) -> ([f32; 4], f32) {
     if sum(a).is_finite() { (a, 1.0) } else { (a.map(|a| a * 0.25), 4.0) }
 }
 
-/// The lowest index of the largest.
+/// The lowest index of the largest element.
 fn largest(a: [f32; 4]) -> usize {
     (1..4).fold(0, |best, i| if a[i] > a[best] { i } else { best })
 }
@@ -301,12 +308,12 @@ mod tests {
 
     #[test]
     fn rounding_never_draws_a_zero_or_twice() {
-        // r = 1.5 - 2^-23, and t + r rounds up to the whole sum: the last nonzero is taken, not the
-        // zero after it.
+        // r = 1.5 - 2^-23, and t + r rounds up to the whole sum: the last nonzero element is taken,
+        // not the zero after it.
         let x = [1.0, 1.0, 1.0 - 2.0 * f32::EPSILON, 0.0];
         assert_eq!(exact(x, ALMOST_ONE).indices, [1, 2]);
-        // Of three least subnormals r rounds from 1.5 to 2, and so does t: the last is found at
-        // once, the one before it goes with it.
+        // For three smallest subnormals r rounds from 1.5 to 2, and so does t: the search finds the
+        // last one at once, and the one before it is kept too.
         assert_eq!(
             exact([f32::from_bits(1), f32::from_bits(1), f32::from_bits(1), 0.0], 0.9).indices,
             [1, 2]
@@ -314,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn non_finite_input_is_seen() {
+    fn non_finite_input_gives_nan() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for estimate in
                 [exact([0.0, 1.0, bad, 2.0], 0.5), approximate([0.0, 1.0, bad, 2.0], [0.5; 2])]
@@ -327,7 +334,7 @@ mod tests {
 
     #[test]
     fn an_overflowing_sum_is_computed_on_quarters() {
-        // As [1, -1, 1, 1], scaled: r = 2^127, the sum is 2^128.
+        // [1, -1, 1, 1], scaled: r = 2^127, and the sum is 2^128.
         let big = f32::from_bits((127 + 126) << 23);
         assert_eq!(exact([big, -big, big, big], 0.6), kept([1, 3], [-2.0 * big, 2.0 * big]));
         let estimate = approximate([big, -big, big, big], [0.3, 0.9]);

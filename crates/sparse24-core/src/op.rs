@@ -97,8 +97,8 @@ pub struct AdamW {
     pub beta2: f32,
     /// Added to the root of the second moment.
     pub epsilon: f32,
-    /// Largest gradient norm: gradients are scaled by `min(1, clip / (norm + 1e-6))`. Infinity never
-    /// clips.
+    /// Largest gradient norm: gradients are scaled by `min(1, clip / (norm + 1e-6))`. Infinity
+    /// never clips.
     pub clip: f32,
 }
 

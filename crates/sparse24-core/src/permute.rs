@@ -1,13 +1,11 @@
-//! Bi-Mask: a column-wise mask of masked weights whose groups of four are formed in another order
-//! of rows.
+//! Bi-Mask: a column-wise mask of masked weights, with groups of four rows in another order.
 //!
-//! The forward multiplies by the weights under a row-wise mask m; dgrad contracts rows, so its
-//! operand is pruned once more, two of every four rows of `order`: W m m'. Of [`CANDIDATES`] random
-//! orders the one is taken under which m' prunes least of m. It is 2:4 in that order alone.
+//! The forward pass multiplies by the weights under a row-wise mask m. dgrad contracts rows, so its
+//! operand is pruned once more, to two of every four rows in `order`: W m m', which is 2:4 only in
+//! that order. The order is the one of [`CANDIDATES`] random ones in which m' prunes least of m.
 //!
-//! Source: Zhang et al., "Bi-directional Masks for Efficient N:M Sparse Training", ICML 2023, with
-//! the numbers and the criterion of its code. Deliberately absent: when an order is searched, but
-//! for its [`INTERVAL`].
+//! Source: Zhang et al., "Bi-directional masks for efficient N:M sparse training", ICML 2023, with
+//! the numbers and the criterion of its code.
 
 use alloc::{vec, vec::Vec};
 
@@ -20,16 +18,16 @@ use crate::{
     prune::largest_two,
 };
 
-/// Orders among which one is chosen.
+/// Number of random orders to choose from.
 pub const CANDIDATES: u32 = 100;
 
 /// Optimizer steps from one choice to the next.
 pub const INTERVAL: u32 = 100;
 
-/// The best of [`CANDIDATES`] random orders of the mask's rows: the one that keeps most by
-/// [`kept`], the first on ties.
+/// The best of [`CANDIDATES`] random orders of the mask's rows: the one with the largest [`kept`],
+/// the first on ties.
 ///
-/// The stream is of [`crate::philox::Purpose::Permutation`], the tensor and the step.
+/// The stream has [`crate::philox::Purpose::Permutation`], the tensor and the step.
 #[must_use]
 pub fn row_order(mask: &Mask, stream: Stream) -> Vec<u32> {
     let rows = Rows::of(mask);
@@ -40,9 +38,9 @@ pub fn row_order(mask: &Mask, stream: Stream) -> Vec<u32> {
     least.expect("there are candidates").1
 }
 
-/// A uniform order of `rows` rows: Fisher and Yates from the last place down, place i exchanged
-/// with place floor(word (i+1) / 2^32). Candidate c takes the words of calls `c*ceil(rows/4)` on,
-/// place i that of number `rows - 1 - i`.
+/// A uniform order of `rows` rows: a Fisher-Yates shuffle from the last place down, which exchanges
+/// place i with place floor(word (i+1) / 2^32). Candidate c uses the words of the calls from
+/// `c*ceil(rows/4)` on, and place i uses word number `rows - 1 - i`.
 #[must_use]
 pub fn shuffled(rows: usize, stream: Stream, candidate: u32) -> Vec<u32> {
     let mut order: Vec<u32> = (0..rows as u32).collect();
@@ -55,22 +53,22 @@ pub fn shuffled(rows: usize, stream: Stream, candidate: u32) -> Vec<u32> {
     order
 }
 
-/// How many elements of the mask two of every four rows, in this order, can keep: the sum of min(2,
-/// kept) over groups.
+/// The number of elements that remain if every group of four rows, in this order, keeps at most two
+/// per column: the sum of min(2, kept) over groups.
 #[must_use]
 pub fn kept(mask: &Mask, order: &[u32]) -> u64 {
     mask.count_kept() - Rows::of(mask).lost(order)
 }
 
-/// m m': of every group of four rows in `order`, the two largest of `w` under `mask`, as far as
-/// `mask` keeps them. At most two of a group.
+/// The mask m m': `mask` restricted to the two largest masked magnitudes of every group of four
+/// rows in `order`.
 ///
 /// # Errors
-/// [`Error::Shape`] unless the mask has the shape of `w`; [`Error::Length`] unless there is a place
-/// for every row.
+/// [`Error::Shape`] unless the mask has the shape of `w`; [`Error::Length`] unless `order` has one
+/// entry per row.
 ///
 /// # Panics
-/// If `order` is not one of the rows.
+/// If `order` is not a permutation of the rows.
 pub fn permuted_mask<T: Element>(
     w: ArrayView2<'_, T>,
     mask: &Mask,
@@ -104,7 +102,7 @@ pub fn permuted_mask<T: Element>(
     Ok(out)
 }
 
-/// A mask as rows of bits.
+/// The bits of a mask, row by row.
 struct Rows {
     words: usize,
     bits: Vec<u64>,
@@ -128,7 +126,7 @@ impl Rows {
         &self.bits[row as usize * self.words..][..self.words]
     }
 
-    /// Elements beyond the second of a group: one where three are kept, two where all four are.
+    /// The number of kept elements beyond the second of their group.
     fn lost(&self, order: &[u32]) -> u64 {
         let groups = order.as_chunks::<4>().0.iter().map(|group| group.map(|row| self.row(row)));
         let lost = |[a, b, c, d]: [u64; 4]| {
@@ -143,13 +141,13 @@ impl Rows {
 
 #[cfg(test)]
 mod tests {
-    use alloc::{string::ToString, vec, vec::Vec};
+    use alloc::{vec, vec::Vec};
 
     use ndarray::{Array2, arr2};
 
     use super::{CANDIDATES, kept, permuted_mask, row_order, shuffled};
     use crate::{
-        Mask, MaskKind,
+        Error, Mask, MaskKind,
         philox::{Purpose, Site, Stream},
         search::mask_search,
     };
@@ -158,7 +156,8 @@ mod tests {
         Stream::new(5, Site::new(Purpose::Permutation, tensor), 0, 100)
     }
 
-    /// Rows in pairs of equal masks: neighbours collide, and there are orders in which none do.
+    /// Weights whose rows have equal masks in pairs, so that the original order loses elements and
+    /// others lose none.
     fn row_wise(rows: usize, columns: usize) -> (Array2<f32>, Mask) {
         let w = Array2::from_shape_fn((rows, columns), |(row, column)| {
             let mixed =
@@ -170,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn every_order_is_one_of_the_rows_and_all_differ() {
+    fn orders_are_distinct_permutations() {
         let orders: Vec<Vec<u32>> =
             (0..CANDIDATES).map(|candidate| shuffled(12, stream(0), candidate)).collect();
         for order in &orders {
@@ -187,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_that_keeps_most_is_chosen() {
+    fn the_chosen_order_keeps_most() {
         let (_, mask) = row_wise(16, 68);
         let naive = |order: &[u32]| -> u64 {
             let group = |group: &[u32], column| {
@@ -207,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn two_of_four_rows_of_the_order_stay_and_none_that_was_pruned() {
+    fn a_permuted_mask_keeps_the_two_largest() {
         let (w, mask) = row_wise(16, 68);
         let order = row_order(&mask, stream(3));
         let both = permuted_mask(w.view(), &mask, &order).expect("one shape");
@@ -241,12 +240,10 @@ mod tests {
     }
 
     #[test]
-    fn shapes_must_fit() {
+    fn shape_errors() {
         let mask = Mask::empty(4, 4).expect("tiled");
-        let message = permuted_mask(arr2(&[[0.0_f32; 4]; 4]).view(), &mask, &[0, 1])
-            .expect_err("two of four")
-            .to_string();
-        assert_eq!(message, "permuted mask: expected 4 elements, found 2");
+        let error = permuted_mask(arr2(&[[0.0_f32; 4]; 4]).view(), &mask, &[0, 1]);
+        assert!(matches!(error, Err(Error::Length { expected: 4, found: 2, .. })));
         assert!(permuted_mask(arr2(&[[0.0_f32; 8]; 4]).view(), &mask, &[0, 1, 2, 3]).is_err());
     }
 }

@@ -1,13 +1,12 @@
-//! When training is sparse and when dense, and when masks are searched anew.
+//! When training is sparse or dense, and when masks are searched again.
 //!
-//! Steps are counted from 1: optimizer step t turns w_{t-1} into w_t. Deliberately absent: what a
-//! phase computes (a method's choice).
+//! Steps are counted from 1: optimizer step t turns w_{t-1} into w_t.
 
 use core::{fmt, num::NonZeroU32, str::FromStr};
 
 use crate::Error;
 
-/// An exact fraction in [0, 1] of a run.
+/// An exact fraction of a run, in [0, 1].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fraction {
     numerator: u32,
@@ -15,7 +14,7 @@ pub struct Fraction {
 }
 
 impl Fraction {
-    /// Where the paper turns from sparse to dense: 5/6.
+    /// The sparse part of a run in the paper, 5/6.
     pub const FIVE_SIXTHS: Self = Self { numerator: 5, denominator: NonZeroU32::new(6).unwrap() };
     /// The whole run.
     pub const ONE: Self = Self { numerator: 1, denominator: NonZeroU32::new(1).unwrap() };
@@ -61,7 +60,7 @@ impl fmt::Display for Fraction {
     }
 }
 
-/// `5/6`, or a decimal of at most nine places (`0.55`), exactly.
+/// Parses `5/6`, or a decimal with at most nine decimal places (`0.55`), exactly.
 impl FromStr for Fraction {
     type Err = ();
 
@@ -92,17 +91,17 @@ impl FromStr for Fraction {
     }
 }
 
-/// How often masks are searched anew. The first mask comes from w_0.
+/// How often masks are searched again. The first mask comes from w_0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refresh {
     /// After every optimizer step.
     EachStep,
-    /// After the optimizer steps that are multiples of l; the paper's l is 40.
+    /// After the optimizer steps that are multiples of this; 40 in the paper.
     Every(NonZeroU32),
 }
 
 impl Refresh {
-    /// Whether the mask is searched anew from w_t after optimizer step `t` (1, 2, ...).
+    /// Whether the mask is searched again, from w_t, after optimizer step `t` (1, 2, ...).
     #[must_use]
     pub const fn is_due(self, t: u32) -> bool {
         match self {
@@ -112,15 +111,15 @@ impl Refresh {
     }
 }
 
-/// Whether Adam's variance has settled (AutoSwitch of STEP, with the arithmetic mean): the mean of
-/// the last T_w changes lies below `epsilon`.
+/// Whether Adam's second moment has settled (STEP's AutoSwitch with the arithmetic mean): the mean
+/// of the last T_w changes is below `epsilon`.
 ///
-/// A change is Z_t, the mean over all weights of |v_t - v_{t-1}|, rounded to f32; `changes` are
-/// those of the steps so far, or the last T_w of them. T_w is [`settling_window`]; with fewer
-/// changes nothing is settled. The sum is f64, oldest first.
+/// A change is Z_t, the mean over all weights of |v_t - v_{t-1}|, rounded to f32. `changes` holds
+/// those of all steps so far, or at least the last T_w = [`settling_window`] of them; with fewer,
+/// nothing has settled. The sum is in f64, oldest first.
 ///
-/// Source: Lu et al., "STEP: Learning N:M Structured Sparsity Masks from Scratch with
-/// Precondition", ICML 2023, Algorithm 2.
+/// Source: Lu et al., "STEP: learning N:M structured sparsity masks from scratch with
+/// precondition", ICML 2023, algorithm 2.
 #[must_use]
 pub fn has_settled(changes: &[f32], beta2: f32, epsilon: f32) -> bool {
     let window = settling_window(beta2);
@@ -129,8 +128,8 @@ pub fn has_settled(changes: &[f32], beta2: f32, epsilon: f32) -> bool {
         < f64::from(epsilon) * window as f64
 }
 
-/// T_w = 1/(1 - beta2), to the nearest whole number and at least 1: the floor of the source is 19
-/// for the 0.95 of binary floats.
+/// T_w = 1/(1 - beta2), rounded to the nearest integer and at least 1. (The source rounds down,
+/// which would give 19 for the binary float nearest to 0.95.)
 #[must_use]
 pub fn settling_window(beta2: f32) -> usize {
     ((1.0 / (1.0 - f64::from(beta2)) + 0.5) as usize).max(1)
@@ -138,13 +137,13 @@ pub fn settling_window(beta2: f32) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use alloc::string::ToString;
+    use alloc::{format, string::ToString};
     use core::num::NonZeroU32;
 
     use super::{Fraction, Refresh, has_settled, settling_window};
 
     #[test]
-    fn five_sixths_round_down() {
+    fn steps_of_a_fraction_round_down() {
         assert_eq!(
             [0, 1, 5, 6, 7, 11, 12, 300_000].map(|steps| Fraction::FIVE_SIXTHS.of(steps)),
             [0, 0, 4, 5, 5, 9, 10, 250_000]
@@ -154,21 +153,17 @@ mod tests {
     }
 
     #[test]
-    fn fractions_are_proper() {
+    fn improper_fractions_are_errors() {
         assert_eq!(Fraction::new(5, 6), Ok(Fraction::FIVE_SIXTHS));
         assert_eq!(Fraction::new(0, 1).map(|fraction| fraction.of(7)), Ok(0));
-        assert_eq!(
-            Fraction::new(7, 6).expect_err("too large").to_string(),
-            "phase: 7/6 is not in [0, 1]"
-        );
-        assert_eq!(
-            Fraction::new(0, 0).expect_err("no number").to_string(),
-            "phase: 0/0 is not in [0, 1]"
-        );
+        for (numerator, denominator) in [(7, 6), (0, 0)] {
+            let error = Fraction::new(numerator, denominator).expect_err("improper").to_string();
+            assert!(error.contains(&format!("{numerator}/{denominator}")), "{error}");
+        }
     }
 
     #[test]
-    fn fractions_are_read_as_they_are_written() {
+    fn parsing_fractions() {
         let read = |text: &str| text.parse::<Fraction>().map(|fraction| fraction.to_string());
         for (text, expected) in [
             ("5/6", "5/6"),
@@ -181,7 +176,7 @@ mod tests {
         ] {
             assert_eq!(read(text).as_deref(), Ok(expected));
         }
-        for text in [
+        let invalid = [
             "",
             "7/6",
             "1.5",
@@ -195,15 +190,14 @@ mod tests {
             "1e-1",
             "0.0000000001",
             "a",
-            "99999999999",
-            "4294967295.1",
-        ] {
+        ];
+        for text in invalid.into_iter().chain(["99999999999", "4294967295.1"]) {
             assert_eq!(read(text), Err(()), "{text}");
         }
     }
 
     #[test]
-    fn a_variance_settles_when_a_whole_window_is_small() {
+    fn settling_needs_a_whole_window() {
         assert_eq!(
             [0.0, 0.5, 0.9, 0.95, 0.99, 0.999].map(settling_window),
             [1, 2, 10, 20, 100, 1000]

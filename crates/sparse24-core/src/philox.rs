@@ -1,32 +1,37 @@
-//! Philox4x32-10 and the addresses of random numbers: the same stream on every device, whatever the
-//! thread or block count.
+//! Philox4x32-10, and the addresses of random numbers.
 //!
-//! A random number has no history: it is a function of (seed, site, micro-step, optimizer step,
-//! call). Deliberately absent: a generator with state.
+//! A random number is a function of (seed, site, micro-step, optimizer step, call), not of a
+//! generator's state, so every device draws the same stream with any number of threads or blocks.
 //!
 //! Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 
 /// The block function with its key.
+///
+/// ```
+/// use sparse24_core::philox::Philox4x32;
+///
+/// assert_eq!(Philox4x32::new(0).block([0; 4])[0], 0x6627_e8d5);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Philox4x32 {
     key: [u32; 2],
 }
 
-/// The multipliers of each round, for kernels that run the rounds themselves.
+/// The multipliers of a round, for kernels that implement the rounds themselves.
 pub const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
-/// What the key grows by after each round.
+/// The increments of the key after each round.
 pub const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
-/// Rounds of a block.
+/// Number of rounds of a block.
 pub const ROUNDS: usize = 10;
 
 impl Philox4x32 {
-    /// Key = [seed low, seed high].
+    /// The key `[low word, high word]` of the seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self { key: [seed as u32, (seed >> 32) as u32] }
     }
 
-    /// Four uniform words for one counter.
+    /// The four random words of a counter.
     #[must_use]
     pub const fn block(self, counter: [u32; 4]) -> [u32; 4] {
         let ([mut a, mut b, mut c, mut d], [mut k0, mut k1]) = (counter, self.key);
@@ -41,20 +46,21 @@ impl Philox4x32 {
         [a, b, c, d]
     }
 
-    /// The key words, for kernels that run the rounds themselves.
+    /// The key, for kernels that implement the rounds themselves.
     #[must_use]
     pub const fn key(self) -> [u32; 2] {
         self.key
     }
 }
 
-/// What randomness is for. The discriminant is part of every stream: never reuse or renumber one.
+/// The use of a random number. The discriminant is part of every stream: never reuse or renumber
+/// one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Purpose {
     /// Initial weights.
     Initialisation = 1,
-    /// Which windows of the corpus make up a batch.
+    /// The windows of the corpus in a batch.
     DataOrder = 2,
     /// Dropout masks.
     Dropout = 3,
@@ -66,16 +72,16 @@ pub enum Purpose {
     Sampling = 6,
     /// Bootstrap intervals.
     Bootstrap = 7,
-    /// Orders of rows among which Bi-Mask chooses.
+    /// Bi-Mask's candidate orders of rows.
     Permutation = 8,
 }
 
-/// Where randomness is used: the purpose in the top byte, a tensor's number below.
+/// The place where a random number is used: the purpose in the top byte, a tensor's number below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Site(u32);
 
 impl Site {
-    /// The site of one purpose at one tensor.
+    /// The site of a purpose at a tensor.
     ///
     /// # Panics
     /// If `tensor` needs more than 24 bits.
@@ -85,7 +91,7 @@ impl Site {
         Self((purpose as u32) << 24 | tensor)
     }
 
-    /// The same tensor, used for another purpose.
+    /// The same tensor with another purpose.
     #[must_use]
     pub const fn with_purpose(self, purpose: Purpose) -> Self {
         Self((purpose as u32) << 24 | self.0 & 0xff_ffff)
@@ -98,7 +104,7 @@ impl Site {
     }
 }
 
-/// All random words of one site in one micro-step: counter = [call, site, micro-step, step].
+/// The random words of a site in a micro-step: counter = `[call, site, micro-step, step]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stream {
     philox: Philox4x32,
@@ -108,40 +114,40 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// The stream of `site` at a global micro-step (`rank * accumulation + local`, so that ranks
-    /// never share draws) of an optimizer step.
+    /// The stream of `site` in a micro-step of an optimizer step. Micro-steps are numbered globally
+    /// (`rank * gradient accumulation steps + local`), so that ranks never share draws.
     #[must_use]
     pub const fn new(seed: u64, site: Site, micro_step: u32, step: u32) -> Self {
         Self { philox: Philox4x32::new(seed), site, micro_step, step }
     }
 
-    /// The four words of one call.
+    /// The four words of a call.
     #[must_use]
     pub const fn words(self, call: u32) -> [u32; 4] {
         self.philox.block([call, self.site.word(), self.micro_step, self.step])
     }
 
-    /// The four uniforms of one call, each in [0, 1).
+    /// The four uniforms of a call, each in [0, 1).
     #[must_use]
     pub fn uniforms(self, call: u32) -> [f32; 4] {
         self.words(call).map(uniform)
     }
 
-    /// The same place, used for another purpose.
+    /// The same stream with another purpose.
     #[must_use]
     pub const fn with_purpose(self, purpose: Purpose) -> Self {
         Self { site: self.site.with_purpose(purpose), ..self }
     }
 
-    /// The key and the counter words after the call, for kernels that run the rounds themselves:
-    /// `[site, micro-step, step]`.
+    /// The key and the counter words after the call (`[site, micro-step, step]`), for kernels that
+    /// implement the rounds themselves.
     #[must_use]
     pub const fn address(self) -> ([u32; 2], [u32; 3]) {
         (self.philox.key(), [self.site.word(), self.micro_step, self.step])
     }
 }
 
-/// The uniform of one word: `(word >> 8) * 2^-24`, in [0, 1), exact in f32.
+/// The uniform of a word: `(word >> 8) * 2^-24`, in [0, 1), exact in f32.
 #[must_use]
 pub fn uniform(word: u32) -> f32 {
     const SCALE: f32 = 1.0 / (1 << 24) as f32;
@@ -170,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_addresses_the_counter() {
+    fn addresses_of_a_stream() {
         let stream =
             Stream::new(0x1234_5678_9abc_def0, Site::new(Purpose::Mvue, 0x00ab_cdef), 3, 4);
         assert_eq!(
@@ -183,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn uniforms_lie_below_one() {
+    fn uniforms_are_below_one() {
         assert_eq!(
             [0, 0xff, 0x100, u32::MAX].map(uniform),
             [0.0, 0.0, f32::EPSILON / 2.0, 1.0 - f32::EPSILON / 2.0]
@@ -192,7 +198,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "a tensor number has 24 bits")]
-    fn a_tensor_number_does_not_reach_the_purpose() {
+    fn tensor_numbers_have_24_bits() {
         let _ = Site::new(Purpose::Mvue, 1 << 24);
     }
 }

@@ -1,35 +1,37 @@
 //! The transposable search: the tile pattern of largest kept L1 norm, and the greedy
-//! 2-approximation it is measured against.
+//! 2-approximation that it is compared with.
 //!
 //! With rows a, b, c, e of the magnitudes m, d = a-b, d' = c-e, D = (a+b)-(c+e) and x_jk = x_j -
 //! x_k,
 //!
 //! ```text
-//! 2*best - sum(m) = max{ (|d_jk| + |d'_jk|) + |D_il|  for the 6 pairs {j,k} with complement {i,l},  tb(D),  tb(d) + tb(d') }
+//! 2*best - sum(m) = max{ (|d_jk| + |d'_jk|) + |D_il| for the 6 pairs {j,k} with complement {i,l},
+//!                        tb(D),
+//!                        tb(d) + tb(d') }
 //! tb(x) = max(|x_01| + |x_23|, |x_02 + x_13|)
 //! ```
 //!
-//! because the column sums of rows a+b of any of the 90 patterns are (1,1,1,1) (36 of them),
-//! (2,2,0,0) (6) or (2,1,1,0) (48). The order of evaluation and the ties are part of the
-//! definition: f32, every operation rounded, nothing contracted. The kept norm is optimal within
-//! 2^-21 of the tile's sum, and exactly optimal where the sums are exact. A transposed tile keeps
-//! the same norm, not always the same bits, so a mask belongs to the orientation in which it was
-//! searched: [out, in].
+//! because the column sums of rows a+b of the 90 patterns are (1,1,1,1) (36 of them), (2,2,0,0) (6)
+//! or (2,1,1,0) (48). The order of evaluation and the ties are part of the definition: every
+//! operation is rounded to f32, and none are fused. The kept norm is optimal within 2^-21 of the
+//! tile's sum, and exactly optimal if the sums are exact. A transposed tile keeps the same norm but
+//! not always the same elements, so a mask belongs to the orientation in which it was searched:
+//! [out, in].
 
 use ndarray::ArrayView2;
 
 use crate::{
     Element, Error,
     group::Pattern,
-    mask::{Mask, MaskKind, check_tiled},
+    mask::{Mask, check_tiled},
     prune,
-    tile::{self, TilePattern},
+    tile::{self, MaskKind, TilePattern},
 };
 
-/// Magnitudes saturate here, so that no sum of a tile overflows.
+/// Magnitudes saturate at this value, so that no sum over a tile overflows.
 pub const MAGNITUDE_LIMIT: f32 = (1_u128 << 124) as f32;
 
-/// m(w) = min(|w|, 2^124); a NaN counts as 2^124, so it is kept and seen downstream.
+/// m(w) = min(|w|, 2^124); a NaN counts as 2^124, so it is kept and noticed downstream.
 #[must_use]
 #[inline]
 pub fn magnitude(w: f32) -> f32 {
@@ -52,13 +54,19 @@ pub const PAIR_CODES: u8 = 64;
 /// `4 | sign (x_02 + x_13)`.
 pub const SHARED_CODES: u8 = 112;
 
-/// The tile bits of every 7-bit code; 0 where the search yields no such code.
+/// The tile bits of every 7-bit code; 0 for codes that the search never returns.
 pub const CODES: [u16; 128] = code_table();
 
-/// The pattern of largest kept L1 norm of a row-major tile: exact, canonical, the same bits on
-/// every backend.
+/// The pattern of largest kept L1 norm of a row-major tile: exact, canonical, and the same bits on
+/// every backend. Every input gives one of the 90 patterns.
 ///
-/// Every input, whatever its bits, gives one of the 90.
+/// ```
+/// use sparse24_core::search::transposable;
+///
+/// let tile = [9.0, 8.0, 0.0, 1.0, 1.0, 9.0, 8.0, 0.0, 0.0, 1.0, 9.0, 8.0, 8.0, 0.0, 1.0, 9.0];
+/// assert_eq!(transposable(&tile).row(0).indices(), [0, 1]);
+/// assert_eq!(transposable(&tile).row(3).indices(), [0, 3]);
+/// ```
 #[must_use]
 #[inline]
 pub fn transposable(tile: &[f32; 16]) -> TilePattern {
@@ -99,11 +107,11 @@ pub fn code(tile: &[f32; 16]) -> u8 {
     code
 }
 
-/// The greedy 2-approximation: take the largest while its row and column have room, then complete
-/// to one of the 90.
+/// The greedy 2-approximation: keep the largest element whose row and column keep fewer than two,
+/// repeat, then complete the pattern to one of the 90.
 ///
-/// Where the greedy pass stalls at seven with the open cell (i,j) taken, the kept (k,l) is
-/// exchanged for the free (i,l) and (k,j) with the largest m(i,l) + m(k,j) - m(k,l); ties go to the
+/// If the greedy pass stalls at seven with the open cell (i,j) already kept, it exchanges a kept
+/// (k,l) for the free (i,l) and (k,j) with the largest m(i,l) + m(k,j) - m(k,l). Ties go to the
 /// lowest (k,l), and equal magnitudes are taken lowest index first.
 ///
 /// Source: Hubara et al., "Accelerated sparse neural training", NeurIPS 2021, section 4.
@@ -145,11 +153,11 @@ fn complete(m: &[f32; 16], bits: u16, row_kept: [u8; 4], column_kept: [u8; 4]) -
     TilePattern::from_bits(completed).expect("the exchange restores two in every row and column")
 }
 
-/// The mask of a `[rows, columns]` matrix: exact transposable search, or the two largest of every
-/// group.
+/// The mask of a `[rows, columns]` matrix: the exact transposable search, or the two largest of
+/// every group.
 ///
 /// # Errors
-/// [`Error::NotTiled`] unless both lengths are multiples of 4.
+/// [`Error::NotTiled`] unless both dimensions are multiples of 4.
 pub fn mask_search<T: Element>(w: ArrayView2<'_, T>, kind: MaskKind) -> Result<Mask, Error> {
     let rows_of = |tile: &[f32; 16]| {
         (0..4).fold(0, |bits, row| {
@@ -169,7 +177,7 @@ pub fn mask_search<T: Element>(w: ArrayView2<'_, T>, kind: MaskKind) -> Result<M
 /// The transposable mask of [`greedy`].
 ///
 /// # Errors
-/// [`Error::NotTiled`] unless both lengths are multiples of 4.
+/// Like [`mask_search`].
 pub fn mask_search_greedy<T: Element>(w: ArrayView2<'_, T>) -> Result<Mask, Error> {
     per_tile(w, |tile| greedy(tile).bits())
 }
@@ -259,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_elements_take_the_first_candidate() {
+    fn ties_take_the_first_candidate() {
         // All candidates are 0: pair (0,1) with positive signs shares column 2 above and 3 below.
         for value in [0.0, -0.0, 1.0, f32::INFINITY, f32::NAN, f32::MIN_POSITIVE / 2.0] {
             assert_eq!(transposable(&[value; 16]).bits(), 0b1010_1001_0110_0101);
@@ -281,12 +289,11 @@ mod tests {
 
     #[test]
     fn a_stalled_greedy_pass_is_completed() {
-        // Taken in order: the 3x3 corner's six 9s and (3,3), which leaves row 3 and column 3 open
-        // with their only cell taken. The best exchange gives up (0,0), the lowest of equals, for
-        // (3,0) and (0,3).
+        // The pass keeps the six 9s and (3,3), which leaves row 3 and column 3 open with their only
+        // cell taken. The best exchange gives up (0,0), the lowest of equals, for (3,0) and (0,3).
         let tile = [9.0, 9.0, 0.0, 0.0, 9.0, 0.0, 9.0, 0.0, 0.0, 9.0, 9.0, 0.0, 0.0, 0.0, 0.0, 1.0];
         assert_eq!(greedy(&tile).bits(), 0b1001_0110_0101_1010);
-        // 8 + 7 - 9 at (1,2) beats them.
+        // 8 + 7 - 9 at (1,2) is better.
         let tile = [9.0, 9.0, 0.0, 0.0, 9.0, 0.0, 9.0, 7.0, 0.0, 9.0, 9.0, 0.0, 0.0, 0.0, 8.0, 8.5];
         assert_eq!(greedy(&tile).bits(), 0b1100_0110_1001_0011);
     }

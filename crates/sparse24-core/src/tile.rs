@@ -1,8 +1,5 @@
-//! A 4x4 tile of a mask and the 90 transposable patterns: two kept in every row and in every
-//! column.
-//!
-//! Invariant: a [`TilePattern`] is always one of the 90. Deliberately absent: the search
-//! ([`crate::search`]).
+//! 4x4 tiles of a mask, and the 90 transposable patterns, which keep two elements in every row and
+//! in every column.
 
 use crate::group::Pattern;
 
@@ -11,7 +8,7 @@ use crate::group::Pattern;
 pub struct TilePattern(u16);
 
 impl TilePattern {
-    /// All 90, by ascending bits.
+    /// All 90, in ascending order of their bits.
     pub const ALL: [Self; 90] = enumerate();
 
     /// The pattern with these bits; `None` unless every row and column keeps two.
@@ -20,7 +17,7 @@ impl TilePattern {
         if is_row_wise(bits) && is_row_wise(transpose(bits)) { Some(Self(bits)) } else { None }
     }
 
-    /// Bit `4*row + column` is set when that element is kept.
+    /// Bit `4*row + column` is set if that element is kept.
     #[must_use]
     pub const fn bits(self) -> u16 {
         self.0
@@ -39,7 +36,7 @@ impl TilePattern {
             .expect("a tile pattern keeps two in every row")
     }
 
-    /// Rows become columns.
+    /// The transposed pattern.
     #[must_use]
     pub const fn transpose(self) -> Self {
         Self(transpose(self.0))
@@ -49,6 +46,39 @@ impl TilePattern {
 impl core::fmt::Debug for TilePattern {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "TilePattern({:#06x})", self.0)
+    }
+}
+
+/// The structure of a mask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MaskKind {
+    /// Two kept in every row and column of every 4x4 tile.
+    Transposable,
+    /// Two kept in every group of four along a row.
+    RowWise,
+    /// Two kept in every group of four along a column.
+    ColumnWise,
+}
+
+impl MaskKind {
+    /// Whether sixteen mask bits have this structure.
+    #[must_use]
+    pub const fn admits(self, bits: u16) -> bool {
+        match self {
+            Self::Transposable => TilePattern::from_bits(bits).is_some(),
+            Self::RowWise => is_row_wise(bits),
+            Self::ColumnWise => is_row_wise(transpose(bits)),
+        }
+    }
+}
+
+impl core::fmt::Display for MaskKind {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::Transposable => "transposable",
+            Self::RowWise => "row-wise 2:4",
+            Self::ColumnWise => "column-wise 2:4",
+        })
     }
 }
 
@@ -94,7 +124,7 @@ mod tests {
     use super::{TilePattern, is_row_wise, transpose};
 
     #[test]
-    fn transposing_moves_every_bit() {
+    fn transposing_every_bit() {
         for at in 0..16 {
             assert_eq!(transpose(1 << at), 1 << (at % 4 * 4 + at / 4), "bit {at}");
         }

@@ -1,19 +1,21 @@
-//! The dense kernels at the shapes of one small GPT-2 training step: 4 layers, 4 heads, 128 wide,
-//! 512 in the feed-forward, context 64, batch 12, vocabulary 65. Each product is verified before it
-//! is timed; at the end the products of a step are summed, and everything else beside them.
-//! Threads: `RAYON_NUM_THREADS`.
+//! The dense kernels at the shapes of a training step of a small GPT-2: 4 layers, 4 heads, d_model
+//! 128, d_ff 512, sequence length 64, batch size 12, vocabulary 65. Each product is verified before
+//! it is timed. The last lines sum the products of a step, and all other kernels. Set the number of
+//! threads with `RAYON_NUM_THREADS`.
 
 use std::{hint::black_box, time::Duration, time::Instant};
 
-use criterion::Criterion;
 use ndarray::{Array1, Array2, ArrayView2, s};
-use sparse24_core::Mask;
+use sparse24_core::{
+    Mask,
+    op::{Accumulate, Activation, AdamW, AttentionMask, AttentionShape, MaskedDecay, StepState},
+};
 use sparse24_cpu::{
-    activation::{gelu_backward, gelu_forward},
-    adamw::{AdamW, Decay, adamw_step, squared_norm},
-    attention::{AttentionMask, AttentionShape, attention_backward, attention_forward},
+    activation::{activation_backward, activation_forward},
+    adamw::{adamw_step, squared_norm},
+    attention::{attention_backward, attention_forward},
     embedding::{embed_backward, embed_forward},
-    gemm::{Beta, matmul},
+    gemm::matmul,
     loss::head_loss,
     norm::{norm_backward, norm_forward},
 };
@@ -26,31 +28,26 @@ const B: usize = 12;
 const V: usize = 65;
 const P: usize = B * T;
 
-/// Times kernels and remembers how often a step runs each.
+/// Times kernels and records how often a step runs each of them.
 struct Step {
-    criterion: Criterion,
-    /// Shortest time of a call, calls a step.
+    /// The kernels to time: those whose name contains this.
+    filter: String,
+    /// Name, shortest time of a call, calls per step.
     calls: Vec<(&'static str, Duration, usize)>,
 }
 
 impl Step {
     fn time(&mut self, name: &'static str, calls: usize, mut kernel: impl FnMut()) {
-        let mut shortest = None::<Duration>;
-        self.criterion.bench_function(name, |bencher| {
-            bencher.iter_custom(|iterations| {
-                (0..iterations)
-                    .map(|_| {
-                        let start = Instant::now();
-                        kernel();
-                        let elapsed = start.elapsed();
-                        shortest = Some(shortest.map_or(elapsed, |best| best.min(elapsed)));
-                        elapsed
-                    })
-                    .sum()
-            });
-        });
-        // A filter on the command line skips kernels.
-        self.calls.extend(shortest.map(|time| (name, time, calls)));
+        if !name.contains(&self.filter) {
+            return;
+        }
+        let (start, mut shortest) = (Instant::now(), Duration::MAX);
+        while start.elapsed() < Duration::from_millis(600) {
+            let start = Instant::now();
+            kernel();
+            shortest = shortest.min(start.elapsed());
+        }
+        self.calls.push((name, shortest, calls));
     }
 
     fn sum(&self, what: impl Fn(&str) -> bool) -> f64 {
@@ -78,7 +75,7 @@ fn product(
     b: ArrayView2<'_, f32>,
 ) {
     let mut c = Array2::from_elem([a.nrows(), b.ncols()], f32::NAN);
-    matmul(a, b, c.view_mut(), Beta::Overwrite).expect("shapes agree");
+    matmul(a, b, c.view_mut(), Accumulate::Overwrite).expect("shapes agree");
     let expected = a.mapv(f64::from).dot(&b.mapv(f64::from));
     let bound = a.mapv(|x| f64::from(x.abs())).dot(&b.mapv(|x| f64::from(x.abs())))
         * ((a.ncols() + 2) as f64 * 2f64.powi(-24));
@@ -89,7 +86,8 @@ fn product(
         );
     }
     step.time(name, calls, || {
-        matmul(black_box(a), black_box(b), c.view_mut(), Beta::Overwrite).expect("shapes agree")
+        matmul(black_box(a), black_box(b), c.view_mut(), Accumulate::Overwrite)
+            .expect("shapes agree")
     });
 }
 
@@ -125,27 +123,29 @@ fn rows(step: &mut Step) {
         )
         .expect("shapes agree");
     });
-    let (mut dresidual, mut dgamma) = (matrix(P, D), Array1::zeros(D));
+    let (mut dx, mut dgamma) = (matrix(P, D), Array1::zeros(D));
     step.time("norm backward", 2 * LAYERS + 1, || {
-        dresidual.fill(0.0);
+        dx.fill(0.0);
         norm_backward(
             delta.view(),
             residual.view(),
             stats.view(),
             gamma.view(),
-            dresidual.view_mut(),
+            dx.view_mut(),
+            Accumulate::Add,
             dgamma.view_mut(),
             None,
-            Beta::Accumulate,
+            Accumulate::Add,
         )
         .expect("shapes agree");
     });
     let (z, dh, mut h) = (matrix(P, FF), matrix(P, FF), matrix(P, FF));
     step.time("gelu forward", LAYERS, || {
-        gelu_forward(z.view(), h.view_mut()).expect("shapes agree")
+        activation_forward(Activation::Gelu, z.view(), h.view_mut()).expect("shapes agree")
     });
     step.time("gelu backward", LAYERS, || {
-        gelu_backward(dh.view(), z.view(), h.view_mut()).expect("shapes agree")
+        activation_backward(Activation::Gelu, dh.view(), z.view(), h.view_mut())
+            .expect("shapes agree")
     });
     let tokens: Vec<u32> = (0..P as u32).map(|i| i * 40_503 % V as u32).collect();
     let (wte, wpe) = (matrix(V, D), matrix(T, D));
@@ -160,7 +160,7 @@ fn rows(step: &mut Step) {
             T,
             dwte.view_mut(),
             Some(dwpe.view_mut()),
-            Beta::Overwrite,
+            Accumulate::Overwrite,
         )
         .expect("shapes agree");
     });
@@ -180,27 +180,33 @@ fn attention(step: &mut Step) {
         (qkv.slice(s![.., ..D]), qkv.slice(s![.., D..2 * D]), qkv.slice(s![.., 2 * D..]));
     let (mut o, mut lse) = (matrix(P, D), matrix(4 * B, T));
     step.time("attention forward", LAYERS, || {
-        attention_forward(shape, q, k, v, o.view_mut(), lse.view_mut(), None)
+        attention_forward(shape, q, k, v, None, o.view_mut(), lse.view_mut(), None)
             .expect("shapes agree");
     });
     step.time("attention backward", LAYERS, || {
         let (dq, dk, dv) = dqkv.multi_slice_mut((s![.., ..D], s![.., D..2 * D], s![.., 2 * D..]));
-        attention_backward(shape, q, k, v, o.view(), lse.view(), d_o.view(), dq, dk, dv, None)
-            .expect("shapes agree");
+        attention_backward(
+            shape,
+            q,
+            k,
+            v,
+            None,
+            o.view(),
+            lse.view(),
+            d_o.view(),
+            dq,
+            dk,
+            dv,
+            None,
+        )
+        .expect("shapes agree");
     });
 }
 
 fn optimizer(step: &mut Step) {
-    let rule = AdamW {
-        learning_rate: 1e-3,
-        beta1: 0.9,
-        beta2: 0.99,
-        epsilon: 1e-8,
-        weight_decay: 0.1,
-        bias_correction1: 0.5,
-        bias_correction2: 0.1,
-        gradient_scale: 1.0,
-    };
+    let rule = AdamW { beta1: 0.9, beta2: 0.99, epsilon: 1e-8, clip: 1.0 };
+    let state =
+        StepState { learning_rate: 1e-3, bias_corrections: [0.5, 0.1], ..StepState::default() };
     let mut tensors = Vec::new();
     for [rows, columns] in [[3 * D, D], [D, D], [FF, D], [D, FF]] {
         let mask = Mask::from_tiles(rows, columns, vec![0x5a5a; rows * columns / 16])
@@ -218,10 +224,10 @@ fn optimizer(step: &mut Step) {
     for (name, masked) in [("adamw", false), ("(adamw with masked decay)", true)] {
         step.time(name, usize::from(!masked), || {
             for (w, g, m, v, mask) in &mut tensors {
-                let decay =
-                    if masked { Decay::OnGradients { lambda: 1e-4, mask } } else { Decay::None };
+                let decay = if masked { MaskedDecay::OnGradients(1e-4) } else { MaskedDecay::None };
                 let [w, m, v] = [w, m, v].map(|x| x.as_slice_mut().expect("contiguous"));
-                adamw_step(w, g.as_slice().expect("contiguous"), m, v, g.ncols(), &rule, decay)
+                let g = g.as_slice().expect("contiguous");
+                adamw_step(w, g, m, v, &rule, &state, 0.1, 1.0, decay, Some(mask))
                     .expect("shapes agree");
             }
         });
@@ -237,11 +243,8 @@ fn optimizer(step: &mut Step) {
 }
 
 fn main() {
-    let criterion = Criterion::default()
-        .sample_size(20)
-        .warm_up_time(Duration::from_millis(100))
-        .measurement_time(Duration::from_millis(600));
-    let mut step = Step { criterion: criterion.configure_from_args(), calls: Vec::new() };
+    let filter = std::env::args().skip(1).find(|argument| !argument.starts_with("--"));
+    let mut step = Step { filter: filter.unwrap_or_default(), calls: Vec::new() };
     products(&mut step);
     rows(&mut step);
     attention(&mut step);

@@ -1,16 +1,76 @@
-//! GELU, GEGLU and SwiGLU, forward and backward, in any layout of their operands.
+//! GELU, GEGLU and SwiGLU, forward and backward.
 //!
-//! GELU is the tanh form: GELU(z) = z/2 (1 + tanh u) = z sigmoid(2u) with u = sqrt(2/pi) (z +
-//! 0.044715 z^3). A gated activation takes Z `[p, 2f]` and multiplies the activated *first* half of
-//! its columns by the second. Matrices may be row-major or column-major (the strides tell);
-//! matching layouts are fastest. Elementwise, so the bits depend neither on layout nor on threads.
-//! Deliberately absent: the activated first half is not stored but computed again in the backward.
+//! With u = sqrt(2/pi) (z + 0.044715 z^3), GELU(z) = z/2 (1 + tanh u) = z sigmoid(2u), and
+//! SiLU(z) = z sigmoid(z). A gated activation of Z `[p, 2f]` multiplies the activated *first* half
+//! of its columns by the second; the backward pass computes the activated half again instead of
+//! storing it. Matrices may have any layout, and equal layouts are fastest. The kernels are
+//! elementwise, so the bits depend neither on layout nor on threads.
 
 use std::f32::consts::{LN_2, LOG2_E};
 
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
+use sparse24_core::op::Activation;
 
-use crate::{Error, elementwise, math, shape};
+use crate::{Error, check, elementwise, math};
+
+/// H = act(Z): Z `[p, f]` for GELU and `[p, 2f]` for the gated activations, H `[p, f]`.
+///
+/// # Errors
+/// [`Error::Shape`] unless the shapes agree.
+pub fn activation_forward(
+    activation: Activation,
+    z: ArrayView2<'_, f32>,
+    h: ArrayViewMut2<'_, f32>,
+) -> Result<(), Error> {
+    const OPERATION: &str = "activation_forward";
+    let (p, f) = h.dim();
+    check::matrix(OPERATION, "z", &z, [p, f * activation.columns_in()])?;
+    match activation {
+        Activation::Gelu => elementwise::for_each(
+            [z],
+            [h],
+            #[inline(always)]
+            |[z], [h]| h.iter_mut().zip(z).for_each(|(h, &z)| *h = gelu(z).0),
+        ),
+        Activation::Geglu => gated_forward(z, h, gelu),
+        Activation::Swiglu => gated_forward(z, h, silu),
+        activation => return Err(Error::Activation { operation: OPERATION, activation }),
+    }
+    Ok(())
+}
+
+/// The gradient of [`activation_forward`]: dZ = dH * act'(Z), where a gated activation with a, b
+/// the halves of Z has dZ = [dH * b * act'(a), dH * act(a)].
+///
+/// # Errors
+/// Like [`activation_forward`].
+pub fn activation_backward(
+    activation: Activation,
+    dh: ArrayView2<'_, f32>,
+    z: ArrayView2<'_, f32>,
+    dz: ArrayViewMut2<'_, f32>,
+) -> Result<(), Error> {
+    const OPERATION: &str = "activation_backward";
+    let (p, f) = dh.dim();
+    check::matrix(OPERATION, "z", &z, [p, f * activation.columns_in()])?;
+    check::matrix(OPERATION, "dz", &dz, z.dim().into())?;
+    match activation {
+        Activation::Gelu => elementwise::for_each(
+            [dh, z],
+            [dz],
+            #[inline(always)]
+            |[dh, z], [dz]| {
+                for ((dz, &dh), &z) in dz.iter_mut().zip(dh).zip(z) {
+                    *dz = dh * gelu(z).1;
+                }
+            },
+        ),
+        Activation::Geglu => gated_backward(dh, z, dz, gelu),
+        Activation::Swiglu => gated_backward(dh, z, dz, silu),
+        activation => return Err(Error::Activation { operation: OPERATION, activation }),
+    }
+    Ok(())
+}
 
 /// 2 sqrt(2/pi) log2(e): GELU(z) = z / (1 + 2^-(SLOPE z + CUBE z^3)).
 const SLOPE: f32 = 2.302_208_2;
@@ -22,14 +82,14 @@ fn gelu(z: f32) -> (f32, f32) {
     gate(z, 9.98, |z| z * (SLOPE + CUBE * (z * z)), |z| LN_2 * SLOPE + 3.0 * LN_2 * CUBE * (z * z))
 }
 
-/// (SiLU(z), SiLU'(z)), SiLU(z) = z sigmoid(z). Beyond 87 the sigmoid is 2^-125 or 1.
+/// (SiLU(z), SiLU'(z)). Beyond 87 the sigmoid is 2^-125 or 1.
 #[inline(always)]
 fn silu(z: f32) -> (f32, f32) {
     gate(z, 87.0, |z| LOG2_E * z, |_| 1.0)
 }
 
-/// z sigmoid2(exponent(z)) and its derivative, where ln 2 * exponent' = slope; beyond the limits
-/// the sigmoid is that of the limit, and below the lower one so is z.
+/// z sigmoid2(exponent(z)) and its derivative, where slope = ln 2 * exponent'. Beyond +-limit the
+/// sigmoid is that of the limit, and below -limit so is z.
 #[inline(always)]
 fn gate(
     z: f32,
@@ -43,99 +103,13 @@ fn gate(
     (low * s, s + (inner * slope(inner)) * (s * (1.0 - s)))
 }
 
-/// h = GELU(z), all `[p, f]`.
-///
-/// # Errors
-/// [`Error::Shape`] unless all shapes agree.
-pub fn gelu_forward(z: ArrayView2<'_, f32>, h: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
-    shape::check("gelu_forward", "h", shape::of(&z), shape::of(&h))?;
-    elementwise::for_each(
-        [z],
-        [h],
-        #[inline(always)]
-        |[z], [h]| {
-            for (h, &z) in h.iter_mut().zip(z) {
-                *h = gelu(z).0;
-            }
-        },
-    );
-    Ok(())
-}
-
-/// dz = dh * GELU'(z), all `[p, f]`.
-///
-/// # Errors
-/// [`Error::Shape`] unless all shapes agree.
-pub fn gelu_backward(
-    dh: ArrayView2<'_, f32>,
-    z: ArrayView2<'_, f32>,
-    dz: ArrayViewMut2<'_, f32>,
-) -> Result<(), Error> {
-    shape::check("gelu_backward", "dh", shape::of(&z), shape::of(&dh))?;
-    shape::check("gelu_backward", "dz", shape::of(&z), shape::of(&dz))?;
-    elementwise::for_each(
-        [dh, z],
-        [dz],
-        #[inline(always)]
-        |[dh, z], [dz]| {
-            for ((dz, &dh), &z) in dz.iter_mut().zip(dh).zip(z) {
-                *dz = dh * gelu(z).1;
-            }
-        },
-    );
-    Ok(())
-}
-
-/// h = GELU(first half of z) * second half: z `[p, 2f]`, h `[p, f]`.
-///
-/// # Errors
-/// [`Error::Shape`] unless z is twice as wide as h.
-pub fn geglu_forward(z: ArrayView2<'_, f32>, h: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
-    gated_forward("geglu_forward", z, h, gelu)
-}
-
-/// With a, b the halves of z: dz = [dh * b * GELU'(a), dh * GELU(a)]; z, dz `[p, 2f]`, dh `[p, f]`.
-///
-/// # Errors
-/// [`Error::Shape`] unless z and dz are twice as wide as dh.
-pub fn geglu_backward(
-    dh: ArrayView2<'_, f32>,
-    z: ArrayView2<'_, f32>,
-    dz: ArrayViewMut2<'_, f32>,
-) -> Result<(), Error> {
-    gated_backward("geglu_backward", dh, z, dz, gelu)
-}
-
-/// h = SiLU(first half of z) * second half: z `[p, 2f]`, h `[p, f]`.
-///
-/// # Errors
-/// [`Error::Shape`] unless z is twice as wide as h.
-pub fn swiglu_forward(z: ArrayView2<'_, f32>, h: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
-    gated_forward("swiglu_forward", z, h, silu)
-}
-
-/// With a, b the halves of z: dz = [dh * b * SiLU'(a), dh * SiLU(a)]; z, dz `[p, 2f]`, dh `[p, f]`.
-///
-/// # Errors
-/// [`Error::Shape`] unless z and dz are twice as wide as dh.
-pub fn swiglu_backward(
-    dh: ArrayView2<'_, f32>,
-    z: ArrayView2<'_, f32>,
-    dz: ArrayViewMut2<'_, f32>,
-) -> Result<(), Error> {
-    gated_backward("swiglu_backward", dh, z, dz, silu)
-}
-
 #[inline(always)]
 fn gated_forward(
-    operation: &'static str,
     z: ArrayView2<'_, f32>,
     h: ArrayViewMut2<'_, f32>,
     activation: impl Fn(f32) -> (f32, f32) + Sync,
-) -> Result<(), Error> {
-    let [p, f] = shape::of(&h);
-    shape::check(operation, "z", [p, 2 * f], shape::of(&z))?;
-    let (a, b) = z.split_at(Axis(1), f);
+) {
+    let (a, b) = z.split_at(Axis(1), h.ncols());
     elementwise::for_each(
         [a, b],
         [h],
@@ -146,20 +120,16 @@ fn gated_forward(
             }
         },
     );
-    Ok(())
 }
 
 #[inline(always)]
 fn gated_backward(
-    operation: &'static str,
     dh: ArrayView2<'_, f32>,
     z: ArrayView2<'_, f32>,
     dz: ArrayViewMut2<'_, f32>,
     activation: impl Fn(f32) -> (f32, f32) + Sync,
-) -> Result<(), Error> {
-    let [p, f] = shape::of(&dh);
-    shape::check(operation, "z", [p, 2 * f], shape::of(&z))?;
-    shape::check(operation, "dz", [p, 2 * f], shape::of(&dz))?;
+) {
+    let f = dh.ncols();
     let ((a, b), (da, db)) = (z.split_at(Axis(1), f), dz.split_at(Axis(1), f));
     elementwise::for_each(
         [dh, a, b],
@@ -173,5 +143,4 @@ fn gated_backward(
             }
         },
     );
-    Ok(())
 }

@@ -1,10 +1,12 @@
 //! Softmax attention, forward and backward, in blocks of query rows.
 //!
-//! Invariant: one batch element's head is one task, whose query blocks run in order, so the bits
-//! depend on no thread count. Scratch is bounded by a few blocks of a head: no `[T, T]` matrix of
-//! the batch exists, and the backward computes the probabilities again from the log-sum-exp of
+//! A task is one head of one sequence, and its query blocks run in order, so the bits do not depend
+//! on the number of threads. Scratch memory is a few blocks of a head: no `[T, T]` matrix of the
+//! batch exists, and the backward pass computes the probabilities again from the log-sum-exp of
 //! their rows. Scores are kept in units of ln 2, so that their exponentials are powers of two.
-//! Source: Vaswani et al., arXiv 1706.03762; Dao et al., arXiv 2205.14135.
+//!
+//! Source: Vaswani et al., "Attention is all you need", arXiv 1706.03762; Dao et al.,
+//! "FlashAttention", arXiv 2205.14135.
 
 use std::{
     cell::RefCell,
@@ -14,166 +16,101 @@ use std::{
 
 use ndarray::{ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis, s};
 use rayon::prelude::*;
-
-use crate::{
-    Error,
-    dropout::Dropout,
-    gemm::Beta,
-    math,
-    registers::{PAD, Product},
-    shape,
+use sparse24_core::{
+    op::{Accumulate, AttentionMask, AttentionShape, Dropout},
+    philox::Stream,
 };
 
-/// Query rows of one block.
+use crate::{
+    Error, check,
+    dropout::drop_run,
+    math,
+    product::{PAD, Product},
+    simd::vectorised,
+};
+
+/// Query rows per block.
 const BLOCK: usize = 16;
 
-/// Which keys a query sees.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AttentionMask {
-    /// Query i sees keys 0 ..= i + (Tk - Tq); none if that is negative: its output is 0 and its
-    /// log-sum-exp -infinity.
-    Causal,
-    /// Every query sees every key.
-    Full,
-}
-
-/// The lengths that the matrices do not tell.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AttentionShape {
-    /// Sequences.
-    pub batch: usize,
-    /// Heads, side by side in the columns.
-    pub heads: usize,
-    /// Query rows a sequence, Tq.
-    pub queries: usize,
-    /// Key rows a sequence, Tk.
-    pub keys: usize,
-    /// Which keys a query sees.
-    pub mask: AttentionMask,
-}
-
-impl AttentionShape {
-    /// How many keys, from the first on, the queries before `end` see.
-    fn visible(self, end: usize) -> usize {
-        match self.mask {
-            AttentionMask::Full => self.keys,
-            AttentionMask::Causal => (end + self.keys).saturating_sub(self.queries).min(self.keys),
-        }
-    }
-
-    /// Elements from one row of scores to the next: never a large power of two, whose rows would
-    /// share cache lines.
-    fn score_stride(self) -> usize {
-        self.keys.next_multiple_of(PAD) + PAD
-    }
-
-    fn check(
-        self,
-        operation: &'static str,
-        rows: usize,
-        d: usize,
-        operands: &[(&'static str, [usize; 2])],
-    ) -> Result<(), Error> {
-        if self.heads == 0 || !d.is_multiple_of(self.heads) {
-            let whole = d / self.heads.max(1) * self.heads;
-            return Err(Error::Shape {
-                operation,
-                operand: "q",
-                expected: [rows, whole],
-                found: [rows, d],
-            });
-        }
-        operands.iter().try_for_each(|&(operand, found)| {
-            let expected = match operand {
-                "k" | "v" | "dk" | "dv" => [self.batch * self.keys, d],
-                "lse" => [self.batch * self.heads, self.queries],
-                _ => [self.batch * self.queries, d],
-            };
-            shape::check(operation, operand, expected, found)
-        })
-    }
-}
-
-/// For each batch element and head: S = Q K^T / sqrt(head width), P = softmax(S) over the visible
-/// keys, O = dropout(P) V.
+/// For each sequence and head: S = Q K^T / sqrt(head_dim), P = softmax(S) over the visible keys,
+/// O = dropout(P) V.
 ///
-/// q, o `[batch * Tq, d]`, k, v `[batch * Tk, d]`; head h owns columns h * d / heads and on. Rows
-/// may be further apart than their length (column slices of one matrix). lse `[batch * heads, Tq]`
-/// = ln sum e^S. Dropout numbers the elements of P as `[batch, heads, Tq, Tk]`.
+/// q and o are `[batch * Tq, d]`, k and v `[batch * Tk, d]`, and head h has the columns from
+/// `h * d / heads` on. Rows may be further apart than their length (column slices of one matrix).
+/// lse `[batch * heads, Tq]` is ln sum e^S. The mask hides keys from queries; `lengths` also hides,
+/// from all queries of sequence b, the keys from `lengths[b]` on. A query that sees no key has
+/// output 0 and log-sum-exp -infinity. Dropout numbers the elements of P as
+/// `[batch, heads, Tq, Tk]` and draws from the given stream.
 ///
 /// # Errors
-/// [`Error::Shape`] if the heads do not divide d or an operand does not fit.
+/// [`Error::Shape`] if heads do not divide d or an operand does not fit, such as a length beyond
+/// Tk.
+#[expect(clippy::too_many_arguments, reason = "an equation of eight operands")]
 pub fn attention_forward(
     shape: AttentionShape,
     q: ArrayView2<'_, f32>,
     k: ArrayView2<'_, f32>,
     v: ArrayView2<'_, f32>,
+    lengths: Option<&[u32]>,
     mut o: ArrayViewMut2<'_, f32>,
     mut lse: ArrayViewMut2<'_, f32>,
-    dropout: Option<&Dropout>,
+    dropout: Option<(&Dropout, Stream)>,
 ) -> Result<(), Error> {
-    let d = q.ncols();
-    let operands = [
-        ("q", shape::of(&q)),
-        ("k", shape::of(&k)),
-        ("v", shape::of(&v)),
-        ("o", shape::of(&o)),
-        ("lse", shape::of(&lse)),
-    ];
-    shape.check("attention_forward", q.nrows(), d, &operands)?;
+    const OPERATION: &str = "attention_forward";
+    let operands =
+        [("q", q.dim()), ("k", k.dim()), ("v", v.dim()), ("o", o.dim()), ("lse", lse.dim())];
+    let operands = operands.map(|(operand, shape)| (operand, shape.into()));
+    let width = check(OPERATION, shape, lengths, q.ncols(), &operands)?;
     if o.is_empty() {
         return Ok(());
     }
-    let width = d / shape.heads;
     let o = heads_mut(o.view_mut(), shape.queries, width);
     let tasks: Vec<_> = o.into_iter().zip(lse.rows_mut()).enumerate().collect();
-    tasks.into_par_iter().for_each(|(task, (o, lse))| {
-        let inputs = [
-            head(q, task, shape.heads, shape.queries),
-            head(k, task, shape.heads, shape.keys),
-            head(v, task, shape.heads, shape.keys),
-        ];
-        forward_head(shape, task, inputs, o, lse, dropout);
+    tasks.into_par_iter().for_each(|(index, (o, lse))| {
+        let task = Task::new(shape, index, lengths, dropout);
+        forward_head(&task, [task.queries(q), task.keys(k), task.keys(v)], o, lse);
     });
     Ok(())
 }
 
-/// The gradient of [`attention_forward`], with its o and lse and the same dropout: dq, dk, dv are
-/// overwritten.
+/// The gradient of [`attention_forward`], given its o and lse and the same lengths and dropout: dq,
+/// dk and dv are overwritten.
 ///
-/// With D_i = sum of dO_i * O_i: dP = dO V^T, dS = P (dP - D), dV = P^T dO, dQ = dS K / sqrt(head
-/// width), dK = dS^T Q / sqrt(head width).
+/// With D_i = sum of dO_i * O_i: dP = dO V^T, dS = P (dP - D), dV = P^T dO, dQ = dS K /
+/// sqrt(head_dim), dK = dS^T Q / sqrt(head_dim). The gradients of hidden keys, and of queries that
+/// see no key, are 0.
 ///
 /// # Errors
-/// As [`attention_forward`].
+/// Like [`attention_forward`].
 #[expect(clippy::too_many_arguments, reason = "an equation of nine operands")]
 pub fn attention_backward(
     shape: AttentionShape,
     q: ArrayView2<'_, f32>,
     k: ArrayView2<'_, f32>,
     v: ArrayView2<'_, f32>,
+    lengths: Option<&[u32]>,
     o: ArrayView2<'_, f32>,
     lse: ArrayView2<'_, f32>,
     d_o: ArrayView2<'_, f32>,
     mut dq: ArrayViewMut2<'_, f32>,
     mut dk: ArrayViewMut2<'_, f32>,
     mut dv: ArrayViewMut2<'_, f32>,
-    dropout: Option<&Dropout>,
+    dropout: Option<(&Dropout, Stream)>,
 ) -> Result<(), Error> {
-    let d = q.ncols();
+    const OPERATION: &str = "attention_backward";
     let operands = [
-        ("q", shape::of(&q)),
-        ("k", shape::of(&k)),
-        ("v", shape::of(&v)),
-        ("o", shape::of(&o)),
-        ("lse", shape::of(&lse)),
-        ("d_o", shape::of(&d_o)),
-        ("dq", shape::of(&dq)),
-        ("dk", shape::of(&dk)),
-        ("dv", shape::of(&dv)),
+        ("q", q.dim()),
+        ("k", k.dim()),
+        ("v", v.dim()),
+        ("o", o.dim()),
+        ("lse", lse.dim()),
+        ("d_o", d_o.dim()),
+        ("dq", dq.dim()),
+        ("dk", dk.dim()),
+        ("dv", dv.dim()),
     ];
-    shape.check("attention_backward", q.nrows(), d, &operands)?;
-    let width = d / shape.heads;
+    let operands = operands.map(|(operand, shape)| (operand, shape.into()));
+    let width = check(OPERATION, shape, lengths, q.ncols(), &operands)?;
     if width == 0 || shape.batch == 0 {
         return Ok(());
     }
@@ -183,44 +120,116 @@ pub fn attention_backward(
         dv.fill(0.0);
         return Ok(());
     }
-    let (dq, dk) = (
-        heads_mut(dq.view_mut(), shape.queries, width),
-        heads_mut(dk.view_mut(), shape.keys, width),
-    );
+    let dq = heads_mut(dq.view_mut(), shape.queries, width);
+    let dk = heads_mut(dk.view_mut(), shape.keys, width);
     let dv = heads_mut(dv.view_mut(), shape.keys, width);
     let tasks: Vec<_> = dq.into_iter().zip(dk).zip(dv).enumerate().collect();
-    tasks.into_par_iter().for_each(|(task, ((dq, dk), dv))| {
-        let inputs = [
-            head(q, task, shape.heads, shape.queries),
-            head(k, task, shape.heads, shape.keys),
-            head(v, task, shape.heads, shape.keys),
-            head(o, task, shape.heads, shape.queries),
-            head(d_o, task, shape.heads, shape.queries),
-        ];
-        let lse = lse.row(task);
+    tasks.into_par_iter().for_each(|(index, ((dq, dk), dv))| {
+        let task = Task::new(shape, index, lengths, dropout);
+        let inputs =
+            [task.queries(q), task.keys(k), task.keys(v), task.queries(o), task.queries(d_o)];
+        let lse = lse.row(index);
         let lse = lse.as_standard_layout();
-        backward_head(
-            shape,
-            task,
-            inputs,
-            lse.as_slice().expect("standard layout"),
-            [dq, dk, dv],
-            dropout,
-        );
+        backward_head(&task, inputs, lse.as_slice().expect("standard layout"), [dq, dk, dv]);
     });
     Ok(())
 }
 
-fn forward_head(
+/// Checks all operands and returns the width of a head.
+fn check(
+    operation: &'static str,
     shape: AttentionShape,
-    task: usize,
+    lengths: Option<&[u32]>,
+    d: usize,
+    operands: &[(&'static str, [usize; 2])],
+) -> Result<usize, Error> {
+    let AttentionShape { batch, heads, queries, keys, .. } = shape;
+    let width = d / heads.max(1);
+    for &(operand, found) in operands {
+        let expected = match operand {
+            "k" | "v" | "dk" | "dv" => [batch * keys, width * heads],
+            "lse" => [batch * heads, queries],
+            _ => [batch * queries, width * heads],
+        };
+        check::shape(operation, operand, expected, found)?;
+    }
+    if let Some(lengths) = lengths {
+        let longest = lengths.iter().fold(0, |longest, &length| longest.max(length as usize));
+        let (expected, found) = ([batch, keys], [lengths.len(), keys.max(longest)]);
+        check::shape(operation, "lengths", expected, found)?;
+    }
+    Ok(width)
+}
+
+/// One head of one sequence.
+struct Task<'a> {
+    shape: AttentionShape,
+    index: usize,
+    /// Keys of the sequence that are not hidden by its length.
+    limit: usize,
+    dropout: Option<(&'a Dropout, Stream)>,
+}
+
+impl<'a> Task<'a> {
+    fn new(
+        shape: AttentionShape,
+        index: usize,
+        lengths: Option<&[u32]>,
+        dropout: Option<(&'a Dropout, Stream)>,
+    ) -> Self {
+        let limit = lengths.map_or(shape.keys, |lengths| lengths[index / shape.heads] as usize);
+        Self { shape, index, limit, dropout }
+    }
+
+    /// The number of leading keys that the queries before `end` see.
+    fn visible(&self, end: usize) -> usize {
+        let AttentionShape { queries, keys, mask, .. } = self.shape;
+        match mask {
+            AttentionMask::Full => self.limit,
+            AttentionMask::Causal => (end + keys).saturating_sub(queries).min(self.limit),
+        }
+    }
+
+    /// Elements from one row of scores to the next: never a large power of two, whose rows would
+    /// share cache lines.
+    fn score_stride(&self) -> usize {
+        self.shape.keys.next_multiple_of(PAD) + PAD
+    }
+
+    /// The head's part of a matrix of queries.
+    fn queries<'x>(&self, x: ArrayView2<'x, f32>) -> ArrayView2<'x, f32> {
+        self.head(x, self.shape.queries)
+    }
+
+    /// The head's part of a matrix of keys.
+    fn keys<'x>(&self, x: ArrayView2<'x, f32>) -> ArrayView2<'x, f32> {
+        self.head(x, self.shape.keys)
+    }
+
+    fn head<'x>(&self, x: ArrayView2<'x, f32>, rows: usize) -> ArrayView2<'x, f32> {
+        let heads = self.shape.heads;
+        let (sequence, head, width) = (self.index / heads, self.index % heads, x.ncols() / heads);
+        x.slice_move(s![sequence * rows..(sequence + 1) * rows, head * width..(head + 1) * width])
+    }
+
+    /// Applies dropout to the rows of some queries.
+    fn drop_rows(&self, queries: Range<usize>, scores: &mut [f32], stride: usize) {
+        let Some(dropout) = self.dropout else { return };
+        for (query, scores) in queries.zip(scores.chunks_exact_mut(stride)) {
+            let first = (self.index * self.shape.queries + query) * self.shape.keys;
+            drop_run(dropout, first as u64, &mut scores[..self.visible(query + 1)]);
+        }
+    }
+}
+
+fn forward_head(
+    task: &Task<'_>,
     [q, k, v]: [ArrayView2<'_, f32>; 3],
     mut o: ArrayViewMut2<'_, f32>,
     mut lse: ArrayViewMut1<'_, f32>,
-    dropout: Option<&Dropout>,
 ) {
-    let (width, padded, stride) =
-        (q.ncols(), q.ncols().next_multiple_of(PAD), shape.score_stride());
+    let shape = task.shape;
+    let (width, padded, stride) = (q.ncols(), q.ncols().next_multiple_of(PAD), task.score_stride());
     let scale = (width as f32).sqrt().recip();
     scratch(
         [width * stride, shape.keys * padded, BLOCK * padded, BLOCK * padded, BLOCK * stride],
@@ -229,7 +238,7 @@ fn forward_head(
             copy(v, v_head, padded, 1.0);
             for first in (0..shape.queries).step_by(BLOCK) {
                 let end = (first + BLOCK).min(shape.queries);
-                let (rows, keys) = (end - first, shape.visible(end));
+                let (rows, keys) = (end - first, task.visible(end));
                 copy(q.slice(s![first..end, ..]), q_block, padded, scale * LOG2_E);
                 let seen = keys.next_multiple_of(PAD);
                 product(
@@ -237,15 +246,15 @@ fn forward_head(
                     (q_block, [padded, 1]),
                     (kt, stride),
                     (scores, stride),
-                    Beta::Overwrite,
+                    Accumulate::Overwrite,
                 );
                 let (mut maxima, mut inverses) = ([0.0; BLOCK], [0.0; BLOCK]);
-                math::vectorised(
+                vectorised(
                     #[inline(always)]
                     || {
                         for (row, scores) in scores.chunks_exact_mut(stride).take(rows).enumerate()
                         {
-                            maxima[row] = hide(&mut scores[..seen], shape.visible(first + row + 1));
+                            maxima[row] = hide(&mut scores[..seen], task.visible(first + row + 1));
                         }
                         for (row, scores) in scores.chunks_exact_mut(stride).take(rows).enumerate()
                         {
@@ -256,13 +265,13 @@ fn forward_head(
                         }
                     },
                 );
-                drop_rows(dropout, shape, task, first..end, scores, stride);
+                task.drop_rows(first..end, scores, stride);
                 product(
                     [rows, padded, keys],
                     (scores, [stride, 1]),
                     (v_head, padded),
                     (o_block, padded),
-                    Beta::Overwrite,
+                    Accumulate::Overwrite,
                 );
                 paste(o_block, padded, o.slice_mut(s![first..end, ..]), |row| inverses[row]);
             }
@@ -270,8 +279,8 @@ fn forward_head(
     );
 }
 
-/// Scores from `visible` on become -infinity; returns the largest. The length is a multiple of
-/// [`PAD`].
+/// Sets the scores from `visible` on to -infinity and returns the largest. The length is a multiple
+/// of [`PAD`].
 #[inline(always)]
 fn hide(scores: &mut [f32], visible: usize) -> f32 {
     let mut largest = [f32::NEG_INFINITY; PAD];
@@ -286,8 +295,8 @@ fn hide(scores: &mut [f32], visible: usize) -> f32 {
     math::fold(largest, math::larger)
 }
 
-/// Scores become 2^(score - maximum), 0 if all are -infinity; returns their sum. The length is a
-/// multiple of [`PAD`].
+/// Replaces scores by 2^(score - maximum), or by 0 if all are -infinity, and returns their sum. The
+/// length is a multiple of [`PAD`].
 #[inline(always)]
 fn exponentials(scores: &mut [f32], maximum: f32) -> f32 {
     let maximum = maximum.max(f32::MIN);
@@ -302,15 +311,13 @@ fn exponentials(scores: &mut [f32], maximum: f32) -> f32 {
 }
 
 fn backward_head(
-    shape: AttentionShape,
-    task: usize,
+    task: &Task<'_>,
     [q, k, v, o, d_o]: [ArrayView2<'_, f32>; 5],
     lse: &[f32],
     [mut dq, dk, dv]: [ArrayViewMut2<'_, f32>; 3],
-    dropout: Option<&Dropout>,
 ) {
-    let (width, padded, stride) =
-        (q.ncols(), q.ncols().next_multiple_of(PAD), shape.score_stride());
+    let shape = task.shape;
+    let (width, padded, stride) = (q.ncols(), q.ncols().next_multiple_of(PAD), task.score_stride());
     let scale = (width as f32).sqrt().recip();
     let (turned, head, block, square) =
         (width * stride, shape.keys * padded, BLOCK * padded, BLOCK * stride);
@@ -324,7 +331,7 @@ fn backward_head(
             dv_head.fill(0.0);
             for first in (0..shape.queries).step_by(BLOCK) {
                 let end = (first + BLOCK).min(shape.queries);
-                let (rows, keys) = (end - first, shape.visible(end));
+                let (rows, keys) = (end - first, task.visible(end));
                 let seen = keys.next_multiple_of(PAD);
                 copy(q.slice(s![first..end, ..]), q_block, padded, scale * LOG2_E);
                 copy(d_o.slice(s![first..end, ..]), do_block, padded, 1.0);
@@ -334,17 +341,17 @@ fn backward_head(
                     (q_block, [padded, 1]),
                     (kt, stride),
                     (p, stride),
-                    Beta::Overwrite,
+                    Accumulate::Overwrite,
                 );
                 product(
                     [rows, seen, width],
                     (do_block, [padded, 1]),
                     (vt, stride),
                     (ds, stride),
-                    Beta::Overwrite,
+                    Accumulate::Overwrite,
                 );
-                drop_rows(dropout, shape, task, first..end, ds, stride);
-                math::vectorised(
+                task.drop_rows(first..end, ds, stride);
+                vectorised(
                     #[inline(always)]
                     || {
                         let blocks =
@@ -356,49 +363,49 @@ fn backward_head(
                             gradient_row(
                                 &mut p[..seen],
                                 &mut ds[..seen],
-                                shape.visible(first + row + 1),
+                                task.visible(first + row + 1),
                                 lse[first + row],
                                 projection,
                             );
                         }
                     },
                 );
-                drop_rows(dropout, shape, task, first..end, p, stride);
+                task.drop_rows(first..end, p, stride);
                 product(
                     [keys, padded, rows],
                     (p, [1, stride]),
                     (do_block, padded),
                     (dv_head, padded),
-                    Beta::Accumulate,
+                    Accumulate::Add,
                 );
                 product(
                     [keys, padded, rows],
                     (ds, [1, stride]),
                     (q_block, padded),
                     (dk_head, padded),
-                    Beta::Accumulate,
+                    Accumulate::Add,
                 );
                 product(
                     [rows, padded, keys],
                     (ds, [stride, 1]),
                     (k_head, padded),
                     (o_block, padded),
-                    Beta::Overwrite,
+                    Accumulate::Overwrite,
                 );
                 paste(o_block, padded, dq.slice_mut(s![first..end, ..]), |_| scale);
             }
-            // The queries carry log2(e).
+            // The queries were scaled by log2(e).
             paste(dk_head, padded, dk, |_| LN_2);
             paste(dv_head, padded, dv, |_| 1.0);
         },
     );
 }
 
-/// p: scores in, probabilities out; ds: gradient of the probabilities in, of the scores out. Both
-/// become 0 from `visible` on. The lengths are multiples of [`PAD`].
+/// Replaces the scores `p` by probabilities, and `ds`, the gradient of the probabilities, by that
+/// of the scores. Both become 0 from `visible` on. The lengths are multiples of [`PAD`].
 #[inline(always)]
 fn gradient_row(p: &mut [f32], ds: &mut [f32], visible: usize, lse: f32, projection: f32) {
-    // Where nothing is visible the log-sum-exp is -infinity.
+    // If nothing is visible, the log-sum-exp is -infinity.
     let lse = (lse * LOG2_E).max(f32::MIN);
     let mut left = visible as i32;
     for (p, ds) in p.as_chunks_mut::<PAD>().0.iter_mut().zip(ds.as_chunks_mut::<PAD>().0) {
@@ -411,23 +418,7 @@ fn gradient_row(p: &mut [f32], ds: &mut [f32], visible: usize, lse: f32, project
     }
 }
 
-/// Drops from the rows of some queries what the stream says.
-fn drop_rows(
-    dropout: Option<&Dropout>,
-    shape: AttentionShape,
-    task: usize,
-    queries: Range<usize>,
-    scores: &mut [f32],
-    stride: usize,
-) {
-    let Some(dropout) = dropout else { return };
-    for (query, scores) in queries.zip(scores.chunks_exact_mut(stride)) {
-        let first = (task * shape.queries + query) * shape.keys;
-        dropout.apply(first as u64, &mut scores[..shape.visible(query + 1)]);
-    }
-}
-
-/// Disjoint views of every batch element's heads, in task order.
+/// Disjoint views of all heads of all sequences, in task order.
 fn heads_mut(x: ArrayViewMut2<'_, f32>, rows: usize, width: usize) -> Vec<ArrayViewMut2<'_, f32>> {
     let mut views = Vec::new();
     let (mut rest, d) = (x, width);
@@ -444,16 +435,9 @@ fn heads_mut(x: ArrayViewMut2<'_, f32>, rows: usize, width: usize) -> Vec<ArrayV
     views
 }
 
-/// The rows and columns of one task.
-fn head(x: ArrayView2<'_, f32>, task: usize, heads: usize, rows: usize) -> ArrayView2<'_, f32> {
-    let width = x.ncols() / heads;
-    let (sequence, column) = (task / heads * rows, task % heads * width);
-    x.slice_move(s![sequence..sequence + rows, column..column + width])
-}
-
-/// to = scale * x, rows `stride` apart and padded with zeros.
+/// to = scale * x, with rows `stride` apart and padded with zeros.
 fn copy(x: ArrayView2<'_, f32>, to: &mut [f32], stride: usize, scale: f32) {
-    math::vectorised(
+    vectorised(
         #[inline(always)]
         || {
             for (row, to) in x.rows().into_iter().zip(to.chunks_exact_mut(stride)) {
@@ -468,10 +452,10 @@ fn copy(x: ArrayView2<'_, f32>, to: &mut [f32], stride: usize, scale: f32) {
     );
 }
 
-/// to = x^T, rows `stride` apart.
+/// to = x^T, with rows `stride` apart.
 fn transpose(x: ArrayView2<'_, f32>, to: &mut [f32], stride: usize) {
     const TOGETHER: usize = 8;
-    math::vectorised(
+    vectorised(
         #[inline(always)]
         || {
             for (i, rows) in x.axis_chunks_iter(Axis(0), TOGETHER).enumerate() {
@@ -494,9 +478,9 @@ fn transpose(x: ArrayView2<'_, f32>, to: &mut [f32], stride: usize) {
     );
 }
 
-/// Row i of to = scale(i) * row i of x, where the rows of x are `stride` apart.
+/// Row i of to = scale(i) * row i of x; the rows of x are `stride` apart.
 fn paste(x: &[f32], stride: usize, mut to: ArrayViewMut2<'_, f32>, scale: impl Fn(usize) -> f32) {
-    math::vectorised(
+    vectorised(
         #[inline(always)]
         || {
             for (row, (x, mut to)) in x.chunks_exact(stride).zip(to.rows_mut()).enumerate() {
@@ -515,12 +499,13 @@ fn product(
     (a, a_strides): (&[f32], [usize; 2]),
     (b, b_stride): (&[f32], usize),
     (c, c_stride): (&mut [f32], usize),
-    beta: Beta,
+    accumulate: Accumulate,
 ) {
-    Product { shape, a, a_strides, b, b_stride, c, c_stride, beta }.run();
+    Product { shape, a, a_strides, b, b_stride, c, c_stride, accumulate }.run();
 }
 
-/// Lends buffers of these lengths, whose contents are arbitrary, from one allocation a thread.
+/// Calls `work` with buffers of these lengths and arbitrary contents, from one allocation per
+/// thread.
 fn scratch<const N: usize>(lengths: [usize; N], work: impl FnOnce([&mut [f32]; N])) {
     thread_local! {
         static BUFFER: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };

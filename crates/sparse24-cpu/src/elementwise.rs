@@ -1,16 +1,17 @@
-//! Elementwise work over matrices of one shape, in any layout, as contiguous runs.
+//! Elementwise kernels over matrices of the same shape, in any layout.
 //!
-//! Invariant: every element is computed by itself, so neither layout nor split can change a bit.
+//! Each element is computed on its own, so neither the layout nor the split into tasks changes a
+//! bit.
 
-use ndarray::{ArrayView2, ArrayViewMut2, Axis};
+use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis};
 
-use crate::math;
+use crate::simd::vectorised;
 
-/// Elements of one task: a few microseconds of the cheapest kernel.
+/// Elements per task: a few microseconds of the cheapest kernel.
 const TASK: usize = 16 * 1024;
 
-/// Calls `kernel` with matching runs of all matrices, under the widest SIMD level, until every
-/// element was in one run. Shapes must agree.
+/// Calls `kernel` with matching contiguous runs of all matrices, at the widest SIMD level, until
+/// every element has been in one run. The shapes must agree.
 pub(crate) fn for_each<const I: usize, const O: usize, K>(
     inputs: [ArrayView2<'_, f32>; I],
     outputs: [ArrayViewMut2<'_, f32>; O],
@@ -40,7 +41,7 @@ fn split<const I: usize, const O: usize, K>(
 {
     let (rows, columns) = outputs[0].dim();
     if rows * columns <= TASK {
-        math::vectorised(
+        vectorised(
             #[inline(always)]
             || leaf(&inputs, &mut outputs, kernel),
         );
@@ -93,11 +94,11 @@ fn leaf<const I: usize, const O: usize, K>(
     }
 }
 
-/// A row whose elements are apart is copied to the stack, piece by piece.
+/// Runs the kernel on a row with gaps between its elements, by way of pieces on the stack.
 #[cold]
 fn gathered<const I: usize, const O: usize, K>(
-    inputs: [ndarray::ArrayView1<'_, f32>; I],
-    mut outputs: [ndarray::ArrayViewMut1<'_, f32>; O],
+    inputs: [ArrayView1<'_, f32>; I],
+    mut outputs: [ArrayViewMut1<'_, f32>; O],
     kernel: &K,
 ) where
     K: Fn([&[f32]; I], [&mut [f32]; O]) + Sync,
@@ -106,7 +107,7 @@ fn gathered<const I: usize, const O: usize, K>(
     let columns = outputs[0].len();
     for start in (0..columns).step_by(PIECE) {
         let length = PIECE.min(columns - start);
-        let piece = |x: &ndarray::ArrayView1<'_, f32>| {
+        let piece = |x: &ArrayView1<'_, f32>| {
             std::array::from_fn::<f32, PIECE, _>(|i| if i < length { x[start + i] } else { 0.0 })
         };
         let inputs = inputs.each_ref().map(piece);

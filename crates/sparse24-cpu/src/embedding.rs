@@ -1,19 +1,18 @@
-//! Token and position embeddings, and their gradients without atomics.
-//!
-//! Invariant: a gradient row is summed in the order of the tokens, whatever the thread count:
-//! threads share columns, not rows.
+//! Token and position embeddings, and their gradients without atomics: threads share columns, not
+//! rows, so a gradient row is summed in the order of the tokens for any number of threads.
 
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 use rayon::prelude::*;
+use sparse24_core::op::Accumulate;
 
-use crate::{Error, gemm::Beta, shape};
+use crate::{Error, check};
 
-/// Row i of out = row tokens\[i\] of wte + row (i mod context) of wpe.
+/// Row i of out = row `tokens[i]` of wte + row `i mod context` of wpe.
 ///
-/// wte `[V, c]`, wpe `[at least context, c]` or absent, out `[tokens, c]`; all row-major.
+/// wte `[V, c]`; wpe `[>= context, c]`, or no positions; out `[tokens, c]`.
 ///
 /// # Errors
-/// [`Error::Shape`] if an operand does not fit; [`Error::Token`] for a token outside of V.
+/// [`Error::Shape`] if an operand does not fit; [`Error::Token`] for a token outside V.
 pub fn embed_forward(
     tokens: &[u32],
     context: usize,
@@ -23,11 +22,11 @@ pub fn embed_forward(
 ) -> Result<(), Error> {
     const OPERATION: &str = "embed_forward";
     const ROWS: usize = 32;
-    let c = wte.ncols();
-    shape::check_tokens(OPERATION, tokens, None, wte.nrows())?;
-    shape::check(OPERATION, "out", [tokens.len(), c], shape::of(&out))?;
+    let (vocabulary, c) = wte.dim();
+    check::tokens(OPERATION, tokens, None, vocabulary)?;
+    check::matrix(OPERATION, "out", &out, [tokens.len(), c])?;
     if let Some(wpe) = &wpe {
-        check_positions(OPERATION, "wpe", context, tokens.len(), c, shape::of(wpe))?;
+        check_positions(OPERATION, "wpe", context, [tokens.len(), c], wpe.dim().into())?;
     }
     let tasks: Vec<_> =
         out.axis_chunks_iter_mut(Axis(0), ROWS).zip(tokens.chunks(ROWS)).enumerate().collect();
@@ -42,30 +41,29 @@ pub fn embed_forward(
     Ok(())
 }
 
-/// dwte\[id\] = the sum of the rows of dout whose token is id, dwpe\[t\] = the sum of the rows at
-/// position t, each in row order; added to what the gradients hold with [`Beta::Accumulate`].
-/// Shapes as in [`embed_forward`].
+/// Row id of dwte = the sum of the rows of dout whose token is id, and row t of dwpe = the sum of
+/// the rows at position t, each in row order. Shapes as in [`embed_forward`].
 ///
 /// # Errors
-/// As [`embed_forward`].
+/// Like [`embed_forward`].
 pub fn embed_backward(
     dout: ArrayView2<'_, f32>,
     tokens: &[u32],
     context: usize,
     mut dwte: ArrayViewMut2<'_, f32>,
     dwpe: Option<ArrayViewMut2<'_, f32>>,
-    beta: Beta,
+    accumulate: Accumulate,
 ) -> Result<(), Error> {
     const OPERATION: &str = "embed_backward";
-    let c = dwte.ncols();
-    shape::check_tokens(OPERATION, tokens, None, dwte.nrows())?;
-    shape::check(OPERATION, "dout", [tokens.len(), c], shape::of(&dout))?;
+    let (vocabulary, c) = dwte.dim();
+    check::tokens(OPERATION, tokens, None, vocabulary)?;
+    check::matrix(OPERATION, "dout", &dout, [tokens.len(), c])?;
     if let Some(dwpe) = &dwpe {
-        check_positions(OPERATION, "dwpe", context, tokens.len(), c, shape::of(dwpe))?;
+        check_positions(OPERATION, "dwpe", context, [tokens.len(), c], dwpe.dim().into())?;
     }
-    scatter(dout, |row| tokens[row] as usize, dwte.view_mut(), beta);
+    scatter(dout, |row| tokens[row] as usize, dwte.view_mut(), accumulate);
     if let Some(dwpe) = dwpe {
-        scatter(dout, |row| row % context, dwpe, beta);
+        scatter(dout, |row| row % context, dwpe, accumulate);
     }
     Ok(())
 }
@@ -74,8 +72,7 @@ fn check_positions(
     operation: &'static str,
     operand: &'static str,
     context: usize,
-    tokens: usize,
-    c: usize,
+    [tokens, c]: [usize; 2],
     found: [usize; 2],
 ) -> Result<(), Error> {
     let needed = context.min(tokens).max(usize::from(tokens > 0));
@@ -85,13 +82,13 @@ fn check_positions(
     Ok(())
 }
 
-/// Row `target(row)` of `sums` collects row `row` of `x`, in row order; one task a stripe of
+/// Adds row `row` of `x` to row `target(row)` of `sums`, in row order; a task is a stripe of
 /// columns.
 fn scatter(
     x: ArrayView2<'_, f32>,
     target: impl Fn(usize) -> usize + Sync,
     mut sums: ArrayViewMut2<'_, f32>,
-    beta: Beta,
+    accumulate: Accumulate,
 ) {
     const COLUMNS: usize = 32;
     let tasks: Vec<_> = x
@@ -99,7 +96,7 @@ fn scatter(
         .zip(sums.axis_chunks_iter_mut(Axis(1), COLUMNS))
         .collect();
     tasks.into_par_iter().for_each(|(x, mut sums)| {
-        if beta == Beta::Overwrite {
+        if accumulate == Accumulate::Overwrite {
             sums.fill(0.0);
         }
         for (row, x) in x.rows().into_iter().enumerate() {

@@ -1,51 +1,61 @@
-//! The one error type of this crate: which operand of which operation does not fit, what was wanted
-//! and what was given.
+//! The error type of this crate.
 
-/// Why a kernel refused its input. Shapes are `[rows, columns]`.
+use sparse24_core::op::Activation;
+
+/// Why a kernel rejected its input. Shapes are `[rows, columns]`.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The semantics themselves refuse the input.
+    /// Core rejects the input.
     #[error(transparent)]
     Semantics(#[from] sparse24_core::Error),
-    /// An operand has another shape than the other operands imply.
+    /// An operand does not have the shape that the other operands imply.
     #[error("{operation}: {operand} should be {expected:?}, found {found:?}")]
     Shape {
-        /// The operation that refused.
+        /// Operation that failed.
         operation: &'static str,
-        /// The operand that does not fit.
+        /// Operand that does not fit.
         operand: &'static str,
-        /// The shape that the other operands imply.
+        /// Shape implied by the other operands.
         expected: [usize; 2],
-        /// The shape given.
+        /// Shape of the operand.
         found: [usize; 2],
     },
-    /// An operand must be row-major without gaps.
-    #[error("{operation}: {operand} is not row-major contiguous")]
+    /// An operand is not row-major and contiguous.
+    #[error("{operation}: {operand} is not row-major and contiguous")]
     Layout {
-        /// The operation that refused.
+        /// Operation that failed.
         operation: &'static str,
-        /// The operand that has another layout.
+        /// Operand with another layout.
         operand: &'static str,
     },
     /// A token is not in the vocabulary.
     #[error(
-        "{operation}: token {token} at position {position} is outside of the vocabulary of {vocabulary}"
+        "{operation}: token {token} at position {position} \
+         is outside the vocabulary of {vocabulary}"
     )]
     Token {
-        /// The operation that refused.
+        /// Operation that failed.
         operation: &'static str,
-        /// The token given.
+        /// The invalid token.
         token: u32,
-        /// Where it stands among the tokens.
+        /// Its index among the tokens.
         position: usize,
-        /// Tokens are smaller than this.
+        /// Size of the vocabulary; tokens must be smaller.
         vocabulary: usize,
     },
-    /// The operating system does not start the threads of a pool.
-    #[error("the operating system does not start {threads} threads (0 is one a core)")]
+    /// This crate has no kernel for the activation.
+    #[error("{operation}: no CPU kernel for {activation:?}")]
+    Activation {
+        /// Operation that failed.
+        operation: &'static str,
+        /// The unknown activation.
+        activation: Activation,
+    },
+    /// The operating system did not start the threads of a pool.
+    #[error("cannot start a pool of {threads} threads (0 means one per core)")]
     Threads {
-        /// As many as were asked for.
+        /// Number of threads requested.
         threads: usize,
     },
 }

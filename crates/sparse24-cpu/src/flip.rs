@@ -1,19 +1,17 @@
-//! How many mask bits changed.
-//!
-//! Deliberately absent: the rate and when to sample it.
+//! The number of mask bits that changed.
 
 use rayon::prelude::*;
 use sparse24_core::Mask;
 
-use crate::{Error, shape};
+use crate::{Error, check};
 
-/// |m(a) - m(b)|_1: elements that are kept in one mask and not in the other.
+/// |m(a) - m(b)|_1: the number of elements that one mask keeps and the other does not.
 ///
 /// # Errors
 /// [`Error::Shape`] unless the shapes agree.
 pub fn flip_count(a: &Mask, b: &Mask) -> Result<u64, Error> {
     const TASK: usize = 1 << 16;
-    shape::check("flip count", "b", a.shape(), b.shape())?;
+    check::shape("flip count", "b", a.shape(), b.shape())?;
     let count = |a: &[u16], b: &[u16]| {
         a.iter().zip(b).map(|(a, b)| u64::from((a ^ b).count_ones())).sum::<u64>()
     };

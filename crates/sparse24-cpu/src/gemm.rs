@@ -1,31 +1,34 @@
-//! Dense products through a library, in panels that depend on the shape alone.
+//! Dense products with faer, in panels that depend on the shape alone.
 //!
-//! Invariant: C is cut into the same panels for any number of threads and each panel is one
-//! sequential product, so the bits do not depend on the thread count. They do depend on the
-//! instruction set that the library finds. Deliberately absent: a kernel of our own, except for
-//! products with a vector.
+//! C is cut into the same panels for any number of threads, and each panel is one sequential
+//! product, so the bits do not depend on the number of threads. They do depend on the instruction
+//! set that faer detects.
 
 use faer::{Accum, MatMut, MatRef, Par};
 use ndarray::{ArrayView2, ArrayViewMut2, CowArray, Ix2};
 use rayon::prelude::*;
+use sparse24_core::op::Accumulate;
 
-use crate::{Error, math, shape};
-
-/// What becomes of the values that an output already holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Beta {
-    /// They are never read.
-    Overwrite,
-    /// The result is added to them.
-    Accumulate,
-}
+use crate::{Error, check, math, simd::vectorised};
 
 /// C = A B, or C += A B: A `[m, k]`, B `[k, n]`, C `[m, n]`.
 ///
-/// A and B are read in place when row-major or column-major contiguous (a transpose is a `.t()`
-/// view) and copied otherwise; C is written in place when row-major contiguous. Every element is a
-/// sum over k in f32, within k * 2^-24 of the sum of magnitudes. An empty sum is 0. NaN and
-/// infinities propagate.
+/// A and B are read in place if they are row-major or column-major contiguous (a transpose is a
+/// `.t()` view), and copied otherwise; C is written in place if it is row-major contiguous. Every
+/// element is a sum over k in f32, within k * 2^-24 of the sum of magnitudes. An empty sum is 0.
+/// NaN and infinities propagate.
+///
+/// ```
+/// use ndarray::{Array2, arr2};
+/// use sparse24_core::op::Accumulate;
+/// use sparse24_cpu::gemm::matmul;
+///
+/// let (x, w) = (arr2(&[[1.0, 2.0], [3.0, 4.0]]), arr2(&[[1.0, -1.0]]));
+/// let mut z = Array2::zeros((2, 1));
+/// matmul(x.view(), w.t(), z.view_mut(), Accumulate::Overwrite)?;
+/// assert_eq!(z, arr2(&[[-1.0], [-1.0]]));
+/// # Ok::<(), sparse24_cpu::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Shape`] if B or C does not fit.
@@ -33,47 +36,51 @@ pub fn matmul(
     a: ArrayView2<'_, f32>,
     b: ArrayView2<'_, f32>,
     mut c: ArrayViewMut2<'_, f32>,
-    beta: Beta,
+    accumulate: Accumulate,
 ) -> Result<(), Error> {
-    let ([m, k], n) = (shape::of(&a), b.ncols());
-    shape::check("matmul", "b", [k, n], shape::of(&b))?;
-    shape::check("matmul", "c", [m, n], shape::of(&c))?;
+    let ((m, k), n) = (a.dim(), b.ncols());
+    check::matrix("matmul", "b", &b, [k, n])?;
+    check::matrix("matmul", "c", &c, [m, n])?;
     if m == 0 || n == 0 {
         return Ok(());
     }
     if k == 0 {
-        if beta == Beta::Overwrite {
+        if accumulate == Accumulate::Overwrite {
             c.fill(0.0);
         }
         return Ok(());
     }
     let (a, b) = (contiguous(a), contiguous(b));
     match c.as_slice_mut() {
-        Some(slice) => product(&a, &b, slice, beta),
+        Some(slice) => product(&a, &b, slice, accumulate),
         None => {
             let mut copy = c.to_owned().as_standard_layout().into_owned();
-            product(&a, &b, copy.as_slice_mut().expect("standard layout"), beta);
+            product(&a, &b, copy.as_slice_mut().expect("standard layout"), accumulate);
             c.assign(&copy);
         }
     }
     Ok(())
 }
 
-/// Shapes agree, nothing is empty, A and B are contiguous in one order or the other.
-fn product(a: &CowArray<'_, f32, Ix2>, b: &CowArray<'_, f32, Ix2>, c: &mut [f32], beta: Beta) {
+/// The product of checked, contiguous, non-empty operands.
+fn product(
+    a: &CowArray<'_, f32, Ix2>,
+    b: &CowArray<'_, f32, Ix2>,
+    c: &mut [f32],
+    accumulate: Accumulate,
+) {
     let (m, n) = (a.nrows(), b.ncols());
-    // The library multiplies by a vector with an order of summation that depends on the thread
-    // count.
+    // faer sums a product with a vector in an order that depends on the number of threads.
     if m == 1 {
-        return vector_matrix(&a.iter().copied().collect::<Vec<_>>(), b.view(), c, beta);
+        return vector_matrix(&a.iter().copied().collect::<Vec<_>>(), b.view(), c, accumulate);
     }
     if n == 1 {
-        return vector_matrix(&b.iter().copied().collect::<Vec<_>>(), a.t(), c, beta);
+        return vector_matrix(&b.iter().copied().collect::<Vec<_>>(), a.t(), c, accumulate);
     }
-    let (a, b) = (library_view(a), library_view(b));
-    let accumulate = match beta {
-        Beta::Overwrite => Accum::Replace,
-        Beta::Accumulate => Accum::Add,
+    let (a, b) = (faer_view(a), faer_view(b));
+    let accumulate = match accumulate {
+        Accumulate::Overwrite => Accum::Replace,
+        Accumulate::Add => Accum::Add,
     };
     let height = panel_rows(m, n);
     MatMut::from_row_major_slice_mut(c, m, n).par_row_chunks_mut(height).enumerate().for_each(
@@ -87,11 +94,11 @@ fn product(a: &CowArray<'_, f32, Ix2>, b: &CowArray<'_, f32, Ix2>, c: &mut [f32]
     );
 }
 
-/// Columns of a panel: the library's kernel loses little at this width, and the packed part of B
-/// stays in cache.
+/// Columns per panel: faer's kernel loses little at this width, and the packed part of B stays in
+/// cache.
 const PANEL_COLUMNS: usize = 64;
 
-/// Rows of a panel: B is packed again for every panel, so 64 rows at least; 256 at most, and fewer
+/// Rows per panel: at least 64, because B is packed again for every panel; at most 256, and fewer
 /// where that gives at least 8 panels.
 fn panel_rows(m: usize, n: usize) -> usize {
     let strips =
@@ -107,10 +114,10 @@ fn contiguous(x: ArrayView2<'_, f32>) -> CowArray<'_, f32, Ix2> {
     }
 }
 
-fn library_view<'a>(x: &'a CowArray<'_, f32, Ix2>) -> MatRef<'a, f32> {
+fn faer_view<'a>(x: &'a CowArray<'_, f32, Ix2>) -> MatRef<'a, f32> {
     let (rows, columns) = x.dim();
     match x.as_slice() {
-        Some(slice) => MatRef::from_row_major_slice(slice, rows, columns),
+        Some(x) => MatRef::from_row_major_slice(x, rows, columns),
         None => MatRef::from_column_major_slice(
             x.view().reversed_axes().to_slice().expect("column-major contiguous"),
             rows,
@@ -119,18 +126,18 @@ fn library_view<'a>(x: &'a CowArray<'_, f32, Ix2>) -> MatRef<'a, f32> {
     }
 }
 
-/// c `[n]` = x `[k]` B `[k, n]`: dots when B's columns are contiguous, otherwise a sum of its rows
-/// in order.
-fn vector_matrix(x: &[f32], b: ArrayView2<'_, f32>, c: &mut [f32], beta: Beta) {
+/// c `[n]` = x `[k]` B `[k, n]`: dot products if B's columns are contiguous, otherwise the sum of
+/// its scaled rows in order.
+fn vector_matrix(x: &[f32], b: ArrayView2<'_, f32>, c: &mut [f32], accumulate: Accumulate) {
     const OUTPUTS: usize = 64;
-    if beta == Beta::Overwrite {
+    if accumulate == Accumulate::Overwrite {
         c.fill(0.0);
     }
     let rows = b.as_slice();
     let n = c.len();
     c.par_chunks_mut(OUTPUTS).enumerate().for_each(|(i, c)| {
         let first = i * OUTPUTS;
-        math::vectorised(
+        vectorised(
             #[inline(always)]
             || match rows {
                 Some(rows) => {
@@ -143,11 +150,8 @@ fn vector_matrix(x: &[f32], b: ArrayView2<'_, f32>, c: &mut [f32], beta: Beta) {
                 None => {
                     for (j, c) in c.iter_mut().enumerate() {
                         let column = b.column(first + j);
-                        *c += math::sum2(
-                            x,
-                            column.to_slice().expect("column-major contiguous"),
-                            |x, b| x * b,
-                        );
+                        let column = column.to_slice().expect("column-major contiguous");
+                        *c += math::sum2(x, column, |x, b| x * b);
                     }
                 }
             },

@@ -1,18 +1,17 @@
 //! Rayon and SIMD kernels for 2:4 sparse pre-training on CPUs.
 //!
-//! The sparse kernels carry the names of [`sparse24_core`] and give its results bit for bit,
-//! whatever the number of threads and the SIMD level. The dense kernels give the same bits for any
-//! number of threads at one SIMD level. Outputs are allocated by the caller; every element of an
-//! output is overwritten unless its operation says otherwise.
+//! The sparse kernels have the names of [`sparse24_core`] and give its results bit for bit, for any
+//! number of threads and at every SIMD level. The dense kernels give the same bits for any number
+//! of threads at one SIMD level. The caller allocates outputs; every element of an output is
+//! overwritten unless its operation says otherwise.
 #![deny(unsafe_code)]
 
 pub mod activation;
 pub mod adamw;
 pub mod attention;
 pub mod bias;
-pub mod compressed;
-mod convert;
-pub mod decay;
+mod check;
+mod compressed;
 pub mod dropout;
 mod elementwise;
 pub mod embedding;
@@ -22,18 +21,16 @@ pub mod gemm;
 pub mod loss;
 pub mod math;
 pub mod mvue;
-mod nibbles;
 pub mod norm;
 pub mod permute;
+mod product;
 pub mod prune;
-mod registers;
 pub mod rounding;
 pub mod search;
-mod shape;
 #[allow(unsafe_code)]
 pub mod simd;
 pub mod spmm24;
-mod strips;
+mod tasks;
 mod threads;
 pub mod threshold;
 

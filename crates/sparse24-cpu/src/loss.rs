@@ -3,30 +3,30 @@
 use ndarray::{ArrayView2, ArrayViewMut2};
 use rayon::prelude::*;
 
-use crate::{Error, math, shape};
+use crate::{Error, check, math, simd::vectorised};
 
-/// The sum of the losses of the rows that count, in nats.
+/// The loss of a batch, in nats.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Loss {
-    /// Sum over rows, in row order.
+    /// Sum over the rows that count, in row order.
     pub sum: f64,
-    /// Rows whose target is not ignored.
+    /// Number of rows whose target is not ignored.
     pub count: u64,
 }
 
-/// Rows of one task.
+/// Rows per task.
 const ROWS: usize = 16;
 
-/// The loss of each row against its target, and its gradient over the logits, which it overwrites.
+/// The summed loss of all rows; overwrites the logits with their gradient.
 ///
 /// With q = softmax(logits) and t = (1 - smoothing) * one-hot(target) + smoothing / V: loss =
-/// -sum(t * ln q), dlogits = scale * (q - t). A row whose target is `ignore` costs nothing and gets
-/// zeros. logits `[p, V]`, row-major; p targets. A NaN or an infinite logit makes its row's loss
-/// NaN or infinite.
+/// -sum(t * ln q), dlogits = scale * (q - t). A row whose target is `ignore` adds no loss and gets
+/// zeros. logits `[p, V]`, row-major; p targets. A NaN or infinite logit makes its row's loss NaN
+/// or infinite.
 ///
 /// # Errors
-/// [`Error::Shape`] unless there is one target a row; [`Error::Token`] for a target outside of V
-/// that is not `ignore`; [`Error::Layout`] if the logits have gaps.
+/// [`Error::Shape`] unless there is one target per row; [`Error::Token`] for a target outside V
+/// that is not `ignore`; [`Error::Layout`] if the logits are not contiguous.
 pub fn head_loss(
     logits: ArrayViewMut2<'_, f32>,
     targets: &[u32],
@@ -34,11 +34,11 @@ pub fn head_loss(
     smoothing: f32,
     scale: f32,
 ) -> Result<Loss, Error> {
-    let [_, v] = check("head_loss", shape::of(&logits), targets, ignore)?;
-    let rows = shape::elements_mut("head_loss", "logits", logits)?.par_chunks_mut(ROWS * v.max(1));
+    let v = check_targets("head_loss", logits.dim(), targets, ignore)?;
+    let rows = check::elements_mut("head_loss", "logits", logits)?.par_chunks_mut(ROWS * v.max(1));
     let losses = rows.zip(targets.par_chunks(ROWS)).map(|(rows, targets)| {
         let mut loss = Loss::default();
-        math::vectorised(
+        vectorised(
             #[inline(always)]
             || {
                 for (row, &target) in rows.chunks_exact_mut(v).zip(targets) {
@@ -64,18 +64,18 @@ pub fn head_loss(
 /// The loss of [`head_loss`] without the gradient.
 ///
 /// # Errors
-/// As [`head_loss`].
+/// Like [`head_loss`].
 pub fn loss_forward(
     logits: ArrayView2<'_, f32>,
     targets: &[u32],
     ignore: Option<u32>,
     smoothing: f32,
 ) -> Result<Loss, Error> {
-    let [_, v] = check("loss_forward", shape::of(&logits), targets, ignore)?;
-    let rows = shape::elements("loss_forward", "logits", logits)?.par_chunks(ROWS * v.max(1));
+    let v = check_targets("loss_forward", logits.dim(), targets, ignore)?;
+    let rows = check::elements("loss_forward", "logits", logits)?.par_chunks(ROWS * v.max(1));
     let losses = rows.zip(targets.par_chunks(ROWS)).map(|(rows, targets)| {
         let mut loss = Loss::default();
-        math::vectorised(
+        vectorised(
             #[inline(always)]
             || {
                 for (row, &target) in rows.chunks_exact(v).zip(targets) {
@@ -90,25 +90,25 @@ pub fn loss_forward(
     Ok(total(losses.collect()))
 }
 
-/// The shape of the logits, which the targets fit.
-fn check(
+/// Checks the targets and returns V.
+fn check_targets(
     operation: &'static str,
-    [p, v]: [usize; 2],
+    (p, v): (usize, usize),
     targets: &[u32],
     ignore: Option<u32>,
-) -> Result<[usize; 2], Error> {
-    shape::check(operation, "targets", [p, 1], [targets.len(), 1])?;
-    shape::check_tokens(operation, targets, ignore, v)?;
-    Ok([p, v])
+) -> Result<usize, Error> {
+    check::shape(operation, "targets", [p, 1], [targets.len(), 1])?;
+    check::tokens(operation, targets, ignore, v)?;
+    Ok(v)
 }
 
-/// What a row's loss is made of.
+/// The terms of a row's loss.
 #[derive(Clone, Copy)]
 struct Terms {
     maximum: f32,
-    /// Sum of e^(logit - maximum).
+    /// The sum of e^(logit - maximum).
     sum: f32,
-    /// Sum of logit - maximum.
+    /// The sum of logit - maximum.
     below: f32,
 }
 

@@ -1,26 +1,8 @@
 //! Exponentials and sigmoid in f32, and reductions of fixed order, as plain loops that the compiler
 //! vectorises.
 //!
-//! Invariant: no operation is fused, so every SIMD level gives the same bits. Everything here is
-//! inlined into the dispatched caller, whose instruction set it takes. Deliberately absent:
-//! subnormal results.
-
-use pulp::{Arch, Simd, WithSimd};
-
-/// Runs `work` compiled for the widest instruction set of this machine; only what is inlined into
-/// `work` is.
-pub(crate) fn vectorised<R>(work: impl FnMut() -> R) -> R {
-    // A closure called by value goes through a shim that is not inlined; by reference it does not.
-    struct ByReference<F>(F);
-    impl<R, F: FnMut() -> R> WithSimd for ByReference<F> {
-        type Output = R;
-        #[inline(always)]
-        fn with_simd<S: Simd>(mut self, _: S) -> R {
-            (self.0)()
-        }
-    }
-    Arch::new().dispatch(ByReference(work))
-}
+//! No operation is fused, so every SIMD level gives the same bits. Everything is inlined into its
+//! caller and compiled for the caller's level. Results are never subnormal.
 
 /// Adding 1.5 * 2^23 rounds to an integer and leaves it in the low mantissa bits.
 const ROUND: f32 = 12_582_912.0;
@@ -36,7 +18,7 @@ pub fn exp(x: f32) -> f32 {
     // ln 2 in two parts; the first has 15 bits, so its product with n is exact.
     const LN2_HIGH: f32 = 22_713.0 / 32_768.0;
     const LN2_LOW: f32 = 1.428_606_8e-6;
-    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let shifted = x * core::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
     let r = (x - n * LN2_HIGH) - n * LN2_LOW;
     // Chebyshev fit of (e^r - 1 - r) / r^2 on |r| <= ln(2)/2: relative error of e^r 2^-26.5.
@@ -73,25 +55,25 @@ fn power(x: f32) -> f32 {
         ((((0.000_154_531_82 * r + 0.001_339_088_7) * r + 0.009_618_082) * r + 0.055_503_57) * r
             + 0.240_226_5)
             * r
-            + std::f32::consts::LN_2;
+            + core::f32::consts::LN_2;
     let mantissa = 1.0 + r * slope;
     // The mantissa is a normal number near 1: adding to its exponent multiplies exactly.
     f32::from_bits(mantissa.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
-/// Running sums of one reduction.
-pub(crate) const LANES: usize = 16;
+/// Running sums of a reduction.
+const LANES: usize = 16;
 
-/// Sum of `term` over the elements of a slice, in the order of [`sum2`].
+/// The sum of `term` over the elements of a slice, in the order of [`sum2`].
 #[inline(always)]
 pub(crate) fn sum(x: &[f32], term: impl Fn(f32) -> f32) -> f32 {
     sum2(x, x, |x, _| term(x))
 }
 
-/// Sum of `term` over matching elements of two slices of one length.
+/// The sum of `term` over matching elements of two slices of the same length.
 ///
-/// Element i goes to running sum i mod 16; the 16 sums are added as a binary tree: the error is at
-/// most (length / 16 + 5) * 2^-24 of the sum of magnitudes.
+/// Element i is added to running sum i mod 16, and the 16 sums are added as a binary tree, so the
+/// error is at most (length / 16 + 5) * 2^-24 of the sum of magnitudes.
 #[inline(always)]
 pub(crate) fn sum2(x: &[f32], y: &[f32], term: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -107,13 +89,13 @@ pub(crate) fn sum2(x: &[f32], y: &[f32], term: impl Fn(f32, f32) -> f32) -> f32 
     fold(lanes, |a, b| a + b)
 }
 
-/// The larger; a unless b is greater, so a NaN in b is skipped.
+/// b if it is greater than a, otherwise a: a NaN in b is skipped.
 #[inline(always)]
 pub(crate) fn larger(a: f32, b: f32) -> f32 {
     if b > a { b } else { a }
 }
 
-/// The largest element, -infinity if there is none; NaN is skipped.
+/// The largest element, skipping NaN; -infinity if there is none.
 #[inline(always)]
 pub(crate) fn maximum(x: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -129,12 +111,12 @@ pub(crate) fn maximum(x: &[f32]) -> f32 {
     fold(lanes, larger)
 }
 
-/// Combines as a binary tree; N is a power of two.
+/// Combines the lanes as a binary tree; N is a power of two.
 #[inline(always)]
 pub(crate) fn fold<const N: usize>(lanes: [f32; N], combine: impl Fn(f32, f32) -> f32) -> f32 {
-    // Otherwise the compiler shapes the loop before after this tree, and gives up wide vectors
-    // there.
-    let mut lanes = std::hint::black_box(lanes);
+    // Without the black box, the compiler shapes the preceding loop after this tree and does not
+    // use wide vectors there.
+    let mut lanes = core::hint::black_box(lanes);
     let mut width = N;
     while width > 1 {
         width /= 2;

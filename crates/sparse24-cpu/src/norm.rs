@@ -1,26 +1,27 @@
-//! The residual sum and its LayerNorm in one pass, and their backward.
+//! The residual sum and its LayerNorm in one pass, and their gradient.
 //!
-//! Source: Ba et al., "Layer Normalization", arXiv 1607.06450.
+//! Source: Ba et al., "Layer normalization", arXiv 1607.06450.
 
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2};
 use rayon::prelude::*;
+use sparse24_core::op::Accumulate;
 
-use crate::{Error, gemm::Beta, math, shape};
+use crate::{Error, check, math, simd::vectorised};
 
 /// Added to the variance.
 pub const EPSILON: f32 = 1e-5;
 
-/// Rows of one task, and of one partial sum of the parameter gradients.
+/// Rows per task, and per partial sum of the parameter gradients.
 const ROWS: usize = 32;
 
 /// residual = x + delta; y = (residual - mean) * rstd * gamma + beta for each row.
 ///
-/// x, delta, residual, y `[p, c]`; gamma, beta `[c]`; stats `[p, 2]` holds mean and rstd = 1 /
-/// sqrt(variance + [`EPSILON`]), with the variance over c (not c - 1). An absent delta or beta is
-/// 0. All row-major contiguous.
+/// x, delta, residual, y `[p, c]`; gamma, beta `[c]`; stats `[p, 2]` holds the mean and rstd =
+/// 1 / sqrt(variance + [`EPSILON`]), with the variance divided by c (not c - 1). An absent delta or
+/// beta is 0. All operands are row-major and contiguous.
 ///
 /// # Errors
-/// [`Error::Shape`] if an operand does not fit x; [`Error::Layout`] if one has gaps.
+/// [`Error::Shape`] if an operand does not fit x; [`Error::Layout`] if one is not contiguous.
 pub fn norm_forward(
     x: ArrayView2<'_, f32>,
     delta: Option<ArrayView2<'_, f32>>,
@@ -31,31 +32,32 @@ pub fn norm_forward(
     stats: ArrayViewMut2<'_, f32>,
 ) -> Result<(), Error> {
     const OPERATION: &str = "norm_forward";
-    let [p, c] = shape::of(&x);
+    let (p, c) = x.dim();
     if let Some(delta) = &delta {
-        shape::check(OPERATION, "delta", [p, c], shape::of(delta))?;
+        check::matrix(OPERATION, "delta", delta, [p, c])?;
     }
-    shape::check(OPERATION, "gamma", [1, c], shape::of_vector(&gamma))?;
+    check::vector(OPERATION, "gamma", &gamma, c)?;
     if let Some(beta) = &beta {
-        shape::check(OPERATION, "beta", [1, c], shape::of_vector(beta))?;
+        check::vector(OPERATION, "beta", beta, c)?;
     }
-    shape::check(OPERATION, "residual", [p, c], shape::of(&residual))?;
-    shape::check(OPERATION, "y", [p, c], shape::of(&y))?;
-    shape::check(OPERATION, "stats", [p, 2], shape::of(&stats))?;
+    for (operand, output, width) in [("residual", &residual, c), ("y", &y, c), ("stats", &stats, 2)]
+    {
+        check::matrix(OPERATION, operand, output, [p, width])?;
+    }
     if p == 0 || c == 0 {
         return Ok(());
     }
-    let x = shape::elements(OPERATION, "x", x)?;
-    let delta = delta.map(|delta| shape::elements(OPERATION, "delta", delta)).transpose()?;
-    let gamma = shape::elements(OPERATION, "gamma", gamma)?;
-    let beta = beta.map(|beta| shape::elements(OPERATION, "beta", beta)).transpose()?;
-    let residual = shape::elements_mut(OPERATION, "residual", residual)?.par_chunks_mut(ROWS * c);
-    let y = shape::elements_mut(OPERATION, "y", y)?.par_chunks_mut(ROWS * c);
-    let stats = shape::elements_mut(OPERATION, "stats", stats)?.par_chunks_mut(ROWS * 2);
+    let x = check::elements(OPERATION, "x", x)?;
+    let delta = delta.map(|delta| check::elements(OPERATION, "delta", delta)).transpose()?;
+    let gamma = check::elements(OPERATION, "gamma", gamma)?;
+    let beta = beta.map(|beta| check::elements(OPERATION, "beta", beta)).transpose()?;
+    let residual = check::elements_mut(OPERATION, "residual", residual)?.par_chunks_mut(ROWS * c);
+    let y = check::elements_mut(OPERATION, "y", y)?.par_chunks_mut(ROWS * c);
+    let stats = check::elements_mut(OPERATION, "stats", stats)?.par_chunks_mut(ROWS * 2);
     x.par_chunks(ROWS * c).zip(residual).zip(y.zip(stats)).enumerate().for_each(
         |(i, ((x, residual), (y, stats)))| {
             let delta = delta.map(|delta| &delta[i * ROWS * c..][..x.len()]);
-            math::vectorised(
+            vectorised(
                 #[inline(always)]
                 || forward_rows(x, delta, gamma, beta, residual, y, stats),
             );
@@ -64,7 +66,7 @@ pub fn norm_forward(
     Ok(())
 }
 
-/// Each loop leaves rows independent of each other, so that the processor overlaps their sums.
+/// The rows are independent of each other in each loop, so that the processor overlaps their sums.
 #[inline(always)]
 fn forward_rows(
     x: &[f32],
@@ -106,36 +108,39 @@ fn forward_rows(
 
 /// The gradient of [`norm_forward`].
 ///
-/// With n = (residual - mean) * rstd and g = dy * gamma, each row gets dresidual += rstd * (g -
-/// mean(g) - n * mean(g * n)); dresidual comes in as the gradient that reaches the residual sum
-/// from above, and leaves as the gradient of both x and delta. dgamma = the column sums of dy * n,
-/// dbeta = those of dy, added to what they hold with [`Beta::Accumulate`]; rows are summed in order
-/// within blocks of 32, and the blocks in order. All row-major contiguous.
+/// With n = (residual - mean) * rstd and g = dy * gamma, each row has
+/// dx = rstd * (g - mean(g) - n * mean(g * n)), the gradient of both x and delta through the norm.
+/// Added to the gradient that reaches the residual sum from above, it is their whole gradient.
+/// dgamma = the column sums of dy * n, dbeta = those of dy; rows are summed in order within blocks
+/// of 32, and the blocks in order. `accumulate_dx` applies to dx, `accumulate` to dgamma and dbeta.
+/// Shapes as in [`norm_forward`]; dx `[p, c]`, dgamma and dbeta `[c]`. dy, residual, stats, gamma
+/// and dx are row-major and contiguous.
 ///
 /// # Errors
-/// [`Error::Shape`] if an operand does not fit dy; [`Error::Layout`] if one has gaps.
+/// [`Error::Shape`] if an operand does not fit dy; [`Error::Layout`] if one is not contiguous.
 #[expect(clippy::too_many_arguments, reason = "an equation of nine operands")]
 pub fn norm_backward(
     dy: ArrayView2<'_, f32>,
     residual: ArrayView2<'_, f32>,
     stats: ArrayView2<'_, f32>,
     gamma: ArrayView1<'_, f32>,
-    dresidual: ArrayViewMut2<'_, f32>,
+    dx: ArrayViewMut2<'_, f32>,
+    accumulate_dx: Accumulate,
     mut dgamma: ArrayViewMut1<'_, f32>,
     mut dbeta: Option<ArrayViewMut1<'_, f32>>,
-    beta: Beta,
+    accumulate: Accumulate,
 ) -> Result<(), Error> {
     const OPERATION: &str = "norm_backward";
-    let [p, c] = shape::of(&dy);
-    shape::check(OPERATION, "residual", [p, c], shape::of(&residual))?;
-    shape::check(OPERATION, "stats", [p, 2], shape::of(&stats))?;
-    shape::check(OPERATION, "gamma", [1, c], shape::of_vector(&gamma))?;
-    shape::check(OPERATION, "dresidual", [p, c], shape::of(&dresidual))?;
-    shape::check(OPERATION, "dgamma", [1, c], shape::of_vector(&dgamma))?;
+    let (p, c) = dy.dim();
+    check::matrix(OPERATION, "residual", &residual, [p, c])?;
+    check::matrix(OPERATION, "stats", &stats, [p, 2])?;
+    check::vector(OPERATION, "gamma", &gamma, c)?;
+    check::matrix(OPERATION, "dx", &dx, [p, c])?;
+    check::vector(OPERATION, "dgamma", &dgamma, c)?;
     if let Some(dbeta) = &dbeta {
-        shape::check(OPERATION, "dbeta", [1, c], shape::of_vector(dbeta))?;
+        check::vector(OPERATION, "dbeta", dbeta, c)?;
     }
-    if beta == Beta::Overwrite {
+    if accumulate == Accumulate::Overwrite {
         dgamma.fill(0.0);
         if let Some(dbeta) = &mut dbeta {
             dbeta.fill(0.0);
@@ -144,22 +149,20 @@ pub fn norm_backward(
     if p == 0 || c == 0 {
         return Ok(());
     }
-    let [dy, residual, stats] = [("dy", dy), ("residual", residual), ("stats", stats)]
-        .map(|(name, x)| shape::elements(OPERATION, name, x));
-    let (dy, residual, stats) =
-        (dy?.par_chunks(ROWS * c), residual?.par_chunks(ROWS * c), stats?.par_chunks(ROWS * 2));
-    let gamma = shape::elements(OPERATION, "gamma", gamma)?;
-    let dresidual =
-        shape::elements_mut(OPERATION, "dresidual", dresidual)?.par_chunks_mut(ROWS * c);
+    let dy = check::elements(OPERATION, "dy", dy)?.par_chunks(ROWS * c);
+    let residual = check::elements(OPERATION, "residual", residual)?.par_chunks(ROWS * c);
+    let stats = check::elements(OPERATION, "stats", stats)?.par_chunks(ROWS * 2);
+    let gamma = check::elements(OPERATION, "gamma", gamma)?;
+    let dx = check::elements_mut(OPERATION, "dx", dx)?.par_chunks_mut(ROWS * c);
     let wanted = if dbeta.is_some() { 2 * c } else { c };
     let partial: Vec<Vec<f32>> = dy
         .zip(residual)
-        .zip(stats.zip(dresidual))
-        .map(|((dy, residual), (stats, dresidual))| {
+        .zip(stats.zip(dx))
+        .map(|((dy, residual), (stats, dx))| {
             let mut sums = vec![0.0; wanted];
-            math::vectorised(
+            vectorised(
                 #[inline(always)]
-                || backward_rows(dy, residual, stats, gamma, dresidual, &mut sums),
+                || backward_rows(dy, residual, stats, gamma, dx, accumulate_dx, &mut sums),
             );
             sums
         })
@@ -173,14 +176,15 @@ pub fn norm_backward(
     Ok(())
 }
 
-/// Adds to `sums` what the rows give to gamma and, if there is room for it, to beta.
+/// Adds to `sums` the rows' gradient of gamma and, if it is twice as long as a row, of beta.
 #[inline(always)]
 fn backward_rows(
     dy: &[f32],
     residual: &[f32],
     stats: &[f32],
     gamma: &[f32],
-    dresidual: &mut [f32],
+    dx: &mut [f32],
+    accumulate_dx: Accumulate,
     sums: &mut [f32],
 ) {
     let c = gamma.len();
@@ -196,11 +200,14 @@ fn backward_rows(
             math::sum2(&g, x, |g, x| g * ((x - mean) * rstd)) / c as f32,
         ];
     }
-    for ((((dy, x), &[mean, rstd]), &[mean_g, mean_gn]), dresidual) in
-        rows().zip(&means).zip(dresidual.chunks_exact_mut(c))
+    if accumulate_dx == Accumulate::Overwrite {
+        dx.fill(0.0);
+    }
+    for ((((dy, x), &[mean, rstd]), &[mean_g, mean_gn]), dx) in
+        rows().zip(&means).zip(dx.chunks_exact_mut(c))
     {
-        for (((dresidual, &dy), &x), &gamma) in dresidual.iter_mut().zip(dy).zip(x).zip(gamma) {
-            *dresidual += rstd * (dy * gamma - mean_g - (x - mean) * rstd * mean_gn);
+        for (((dx, &dy), &x), &gamma) in dx.iter_mut().zip(dy).zip(x).zip(gamma) {
+            *dx += rstd * (dy * gamma - mean_g - (x - mean) * rstd * mean_gn);
         }
     }
     let (dgamma, dbeta) = sums.split_at_mut(c);

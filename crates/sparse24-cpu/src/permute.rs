@@ -1,22 +1,20 @@
-//! Bi-Mask's column-wise mask of masked weights in another order of rows.
-//!
-//! Bit-identical to [`sparse24_core::permute`] for any number of threads. Deliberately absent:
-//! which order (core's).
+//! Bi-Mask's column-wise mask of masked weights in another order of rows. Bit-identical to
+//! [`sparse24_core::permute`] for any number of threads.
 
 use ndarray::ArrayView2;
 use rayon::prelude::*;
 use sparse24_core::{Element, Mask};
 
-use crate::{Error, convert, shape, strips};
+use crate::{Error, check, tasks};
 
-/// m m' of `w` `[r, q]`: of every group of four rows in `order`, the two largest under `mask`, as
-/// far as `mask` keeps them.
+/// The mask m m' of `w` `[r, q]`: `mask` restricted to the two largest masked magnitudes of every
+/// group of four rows in `order`.
 ///
 /// # Errors
-/// [`Error::Shape`] unless both masks have the shape of `w` and `order` is as long as it has rows.
+/// [`Error::Shape`] unless both masks have the shape of `w` and `order` has one entry per row.
 ///
 /// # Panics
-/// If `order` is not one of the rows.
+/// If `order` is not a permutation of the rows.
 pub fn permuted_mask<T: Element>(
     w: ArrayView2<'_, T>,
     mask: &Mask,
@@ -24,14 +22,14 @@ pub fn permuted_mask<T: Element>(
     out: &mut Mask,
 ) -> Result<(), Error> {
     const OPERATION: &str = "permuted mask";
-    let [r, q] = shape::of(&w);
-    shape::check(OPERATION, "mask", [r, q], mask.shape())?;
-    shape::check(OPERATION, "out", [r, q], out.shape())?;
-    shape::check(OPERATION, "order", [1, r], [1, order.len()])?;
+    let (r, q) = w.dim();
+    check::shape(OPERATION, "mask", [r, q], mask.shape())?;
+    check::shape(OPERATION, "out", [r, q], out.shape())?;
+    check::shape(OPERATION, "order", [1, r], [1, order.len()])?;
     if w.is_empty() {
         return Ok(());
     }
-    // Four bits a tile and row, in the order; a tile of the mask gathers those of its four rows.
+    // Four bits per tile and row, with rows in the new order.
     let tile_columns = q / 4;
     let mut rows = vec![0_u8; r * tile_columns];
     rows.par_chunks_mut(4 * tile_columns).zip(order.par_chunks(4)).for_each(|(out, group)| {
@@ -43,17 +41,16 @@ pub fn permuted_mask<T: Element>(
             let kept = kept.map(|(tiles, shift)| tiles[column] >> shift & 15);
             let mut bits = [0_u8; 4];
             for i in 0..4 {
-                let masked = |place: usize| {
+                let masked = [0, 1, 2, 3].map(|place| {
                     if kept[place] >> i & 1 == 1 {
                         magnitude(w[[group[place] as usize, 4 * column + i]])
                     } else {
                         0
                     }
-                };
-                let chosen = largest_two([masked(0), masked(1), masked(2), masked(3)]);
+                });
+                let chosen = largest_two(masked);
                 for place in 0..4 {
-                    bits[place] |=
-                        (u16::from(chosen >> place & 1) & kept[place] >> i) as u8 * (1 << i);
+                    bits[place] |= (chosen >> place & 1 & (kept[place] >> i) as u8) << i;
                 }
             }
             for place in 0..4 {
@@ -61,10 +58,11 @@ pub fn permuted_mask<T: Element>(
             }
         }
     });
+    // Each tile gathers the bits of its four rows.
     let mut places = vec![0; r];
     order.iter().enumerate().for_each(|(place, &row)| places[row as usize] = place);
-    let tile_rows = strips::rows_per_task(q).div_ceil(4);
-    strips::for_chunks(out.tiles_mut(), tile_rows * tile_columns, |task, tiles| {
+    let tile_rows = tasks::rows_per_task(q).div_ceil(4);
+    tasks::for_chunks(out.tiles_mut(), tile_rows * tile_columns, |task, tiles| {
         for (at, tile) in tiles.iter_mut().enumerate() {
             let (first, column) = (4 * (task * tile_rows + at / tile_columns), at % tile_columns);
             *tile = (0..4).fold(0, |bits, i| {
@@ -75,12 +73,12 @@ pub fn permuted_mask<T: Element>(
     Ok(())
 }
 
-/// A magnitude's bits, which order as it does; a NaN counts as infinite.
+/// The bits of a magnitude, which are ordered like it; a NaN counts as infinite.
 fn magnitude<T: Element>(x: T) -> u32 {
-    (convert::widen(x).to_bits() & 0x7fff_ffff).min(f32::INFINITY.to_bits())
+    (x.to_f32().to_bits() & 0x7fff_ffff).min(f32::INFINITY.to_bits())
 }
 
-/// Bit i where fewer than two others are larger, or equal and before i.
+/// Bit i is set if fewer than two other elements are larger, or equal with a lower index.
 fn largest_two(m: [u32; 4]) -> u8 {
     let beats = |i: usize, j: usize| u8::from(m[i] > m[j] || m[i] == m[j] && i < j);
     (0..4)

@@ -2,15 +2,15 @@
 
 use ndarray::{ArrayView2, ArrayViewMut2};
 
-use crate::{Error, elementwise, shape};
+use crate::{Error, check, elementwise};
 
-/// out = x rounded to the nearest bf16, ties to even, as f32. NaN stays NaN, with its payload cut
-/// and quiet.
+/// out = x rounded to the nearest bf16, ties to even, stored as f32. A NaN becomes quiet and keeps
+/// the upper bits of its payload.
 ///
 /// # Errors
-/// [`Error::Shape`] unless both shapes agree.
+/// [`Error::Shape`] unless the shapes agree.
 pub fn round_bf16(x: ArrayView2<'_, f32>, out: ArrayViewMut2<'_, f32>) -> Result<(), Error> {
-    shape::check("round_bf16", "out", shape::of(&x), shape::of(&out))?;
+    check::matrix("round_bf16", "out", &out, x.dim().into())?;
     elementwise::for_each(
         [x],
         [out],

@@ -1,31 +1,39 @@
-//! Masks of whole matrices: the exact transposable search, group-wise pruning, the greedy baseline,
-//! and the L1-norm gap.
-//!
+//! Masks of whole matrices: the exact transposable search, and the two largest of every group.
 //! Every mask equals that of [`sparse24_core::search`] bit for bit, at every SIMD level and for any
-//! number of threads. Deliberately absent: the definition of the search and of its ties, which is
-//! core's.
+//! number of threads.
 
-use ndarray::{ArrayView2, ArrayViewMut2, Axis, s};
-use rayon::prelude::*;
+use ndarray::{ArrayView2, s};
 use sparse24_core::{
-    Element, Mask, MaskKind, flip,
-    search::{self, MAGNITUDE_LIMIT, PAIR_CODES, SHARED_CODES},
+    Element, Mask, MaskKind,
+    search::{MAGNITUDE_LIMIT, PAIR_CODES, SHARED_CODES},
 };
 
 use crate::{
-    Error, shape,
+    Error, check,
     simd::{self, Available, Kernel, Vector, lane_of_tile},
-    strips::{self, PIECE},
+    tasks,
 };
 
-/// The mask of `w` `[r, q]`: exact transposable search, or the two largest magnitudes of every
-/// group of four.
+/// Searches the mask of `w` `[r, q]`: the transposable mask of largest kept L1 norm, or the two
+/// largest magnitudes of every group of four.
 ///
-/// Any element type, any strides; rows that are contiguous are fastest. NaN counts as the largest
-/// magnitude; ties are core's.
+/// Any element type and any strides; rows that are contiguous are fastest. A NaN counts as the
+/// largest magnitude, and ties are broken as in core.
+///
+/// ```
+/// use ndarray::Array2;
+/// use sparse24_core::{Mask, MaskKind};
+/// use sparse24_cpu::search::mask_search;
+///
+/// let w = Array2::from_shape_fn((8, 8), |(i, j)| ((7 * i + 5 * j) % 13) as f32 - 6.0);
+/// let mut mask = Mask::empty(8, 8)?;
+/// mask_search(w.view(), MaskKind::Transposable, &mut mask)?;
+/// assert_eq!(mask.count_kept(), 32);
+/// # Ok::<(), sparse24_cpu::Error>(())
+/// ```
 ///
 /// # Errors
-/// [`Error::Semantics`] unless both lengths are multiples of 4; [`Error::Shape`] unless the mask
+/// [`Error::Semantics`] unless both dimensions are multiples of 4; [`Error::Shape`] unless the mask
 /// has the shape of `w`.
 pub fn mask_search<T: Element>(
     w: ArrayView2<'_, T>,
@@ -35,77 +43,34 @@ pub fn mask_search<T: Element>(
     mask_search_at(Available::best(), w, kind, mask)
 }
 
-/// [`mask_search`] at a chosen SIMD level; the mask is the same.
+/// [`mask_search`] at a given SIMD level, with the same result.
 ///
 /// # Errors
-/// As [`mask_search`].
+/// Like [`mask_search`].
 pub fn mask_search_at<T: Element>(
     level: Available,
     w: ArrayView2<'_, T>,
     kind: MaskKind,
     mask: &mut Mask,
 ) -> Result<(), Error> {
-    for_strips(w, mask, |w, tiles| level.run(Strips { kind, w, tiles }))
-}
-
-/// The transposable mask of core's greedy 2-approximation, the baseline of the exact search.
-///
-/// # Errors
-/// As [`mask_search`].
-pub fn mask_search_greedy<T: Element>(w: ArrayView2<'_, T>, mask: &mut Mask) -> Result<(), Error> {
-    for_strips(w, mask, |w, tiles| {
-        let q = w.ncols();
-        for (at, bits) in tiles.iter_mut().enumerate() {
-            *bits = search::greedy(&tile_of(w, [at / (q / 4), at % (q / 4)])).bits();
-        }
-    })
-}
-
-/// The L1-norm gap of every tile of `w` `[r, q]`: kept norm of its best pattern minus that of the
-/// best other one; `out` is `[r/4, q/4]`.
-///
-/// # Errors
-/// [`Error::Semantics`] unless both lengths are multiples of 4; [`Error::Shape`] unless `out` has
-/// one element a tile.
-pub fn tile_gap<T: Element>(
-    w: ArrayView2<'_, T>,
-    mut out: ArrayViewMut2<'_, f32>,
-) -> Result<(), Error> {
     let (r, q) = w.dim();
-    shape::check_tiled("tile gap", [r, q])?;
-    shape::check("tile gap", "out", [r / 4, q / 4], [out.nrows(), out.ncols()])?;
-    out.axis_iter_mut(Axis(0)).into_par_iter().enumerate().for_each(|(tile_row, mut out)| {
-        out.iter_mut()
-            .enumerate()
-            .for_each(|(at, out)| *out = flip::tile_gap(&tile_of(w, [tile_row, at])));
-    });
-    Ok(())
-}
-
-/// Runs `f` on some rows and their tiles, until all of `w` is done.
-fn for_strips<T: Element>(
-    w: ArrayView2<'_, T>,
-    mask: &mut Mask,
-    f: impl Fn(ArrayView2<'_, T>, &mut [u16]) + Sync,
-) -> Result<(), Error> {
-    let (r, q) = w.dim();
-    shape::check_tiled("mask search", [r, q])?;
-    shape::check("mask search", "mask", [r, q], mask.shape())?;
+    check::tiled("mask search", [r, q])?;
+    check::shape("mask search", "mask", [r, q], mask.shape())?;
     if w.is_empty() {
         return Ok(());
     }
-    let rows = strips::rows_per_task(q).next_multiple_of(4);
-    strips::for_chunks(mask.tiles_mut(), rows / 4 * (q / 4), |task, tiles| {
-        f(w.slice(s![task * rows..r.min((task + 1) * rows), ..]), tiles)
+    let rows = tasks::rows_per_task(q).next_multiple_of(4);
+    tasks::for_chunks(mask.tiles_mut(), rows / 4 * (q / 4), |task, tiles| {
+        let w = w.slice(s![task * rows..r.min((task + 1) * rows), ..]);
+        level.run(Strips { kind, w, tiles });
     });
     Ok(())
 }
 
-fn tile_of<T: Element>(w: ArrayView2<'_, T>, [row, column]: [usize; 2]) -> [f32; 16] {
-    core::array::from_fn(|at| w[[4 * row + at / 4, 4 * column + at % 4]].to_f32())
-}
+/// Columns that are searched together.
+const PIECE: usize = 1024;
 
-/// Some strips of four rows.
+/// Rows of tiles, and where their bits go.
 struct Strips<'a, T> {
     kind: MaskKind,
     w: ArrayView2<'a, T>,
@@ -113,6 +78,8 @@ struct Strips<'a, T> {
 }
 
 impl<T: Element> Kernel for Strips<'_, T> {
+    type Output = ();
+
     #[inline(always)]
     fn run<V: Vector>(self, v: V) {
         match self.kind {
@@ -122,9 +89,6 @@ impl<T: Element> Kernel for Strips<'_, T> {
         }
     }
 }
-
-// Every function below is part of a kernel and must be inlined into it, closures too: what is not
-// is compiled for no level.
 
 impl<T: Element> Strips<'_, T> {
     #[inline(always)]
@@ -141,8 +105,10 @@ impl<T: Element> Strips<'_, T> {
                         [row(0), row(1), row(2), row(3)]
                     }
                     None => {
-                        let rows = self.w.slice(s![4 * at..4 * at + 4, first..first + length]);
-                        strips::widen(rows, &mut converted);
+                        for (i, to) in converted.iter_mut().enumerate() {
+                            let row = self.w.slice(s![4 * at + i, first..first + length]);
+                            to.iter_mut().zip(row).for_each(|(to, x)| *to = x.to_f32());
+                        }
                         let [a, b, c, e] = &converted;
                         [&a[..length], &b[..length], &c[..length], &e[..length]]
                     }
@@ -155,14 +121,13 @@ impl<T: Element> Strips<'_, T> {
 
 /// How a tile is searched.
 trait Rule {
-    /// The code or the bits of `LANES` tiles side by side, each in its lane; true for tiles that
-    /// [`search_each`] must search again.
-    fn search<V: Vector>(v: V, rows: [&[f32]; 4], lanes: &mut [u32]) -> V::M;
+    /// The codes or the bits of `LANES` tiles, each in the lane of its tile.
+    fn search<V: Vector>(v: V, rows: [&[f32]; 4], lanes: &mut [u32]);
     /// The bits of tiles in order.
     fn finish<V: Vector>(v: V, lanes: &[u32], tiles: &mut [u16]);
 }
 
-/// At most [`PIECE`] columns of four rows.
+/// Searches four rows of at most [`PIECE`] columns; the next rows are `next` elements further on.
 #[inline(always)]
 fn search_piece<V: Vector, R: Rule>(
     v: V,
@@ -173,7 +138,6 @@ fn search_piece<V: Vector, R: Rule>(
 ) {
     let (width, length) = (4 * V::LANES, a.len());
     let (b, c, e) = (&b[..length], &c[..length], &e[..length]);
-    let mut again = v.above(v.splat(0.0), v.splat(0.0));
     let mut at = 0;
     while at + width <= length {
         let end = at + width;
@@ -182,12 +146,8 @@ fn search_piece<V: Vector, R: Rule>(
                 simd::prefetch(&row[at..end], next + line);
             }
         }
-        let found = R::search(
-            v,
-            [&a[at..end], &b[at..end], &c[at..end], &e[at..end]],
-            &mut lanes[at / 4..],
-        );
-        again = v.or(again, found);
+        let rows = [&a[at..end], &b[at..end], &c[at..end], &e[at..end]];
+        R::search(v, rows, &mut lanes[at / 4..]);
         at = end;
     }
     if at < length {
@@ -196,12 +156,7 @@ fn search_piece<V: Vector, R: Rule>(
             .zip([a, b, c, e])
             .for_each(|(rest, row)| rest[..length - at].copy_from_slice(&row[at..]));
         let [a, b, c, e] = &rest;
-        let found = R::search(
-            v,
-            [&a[..width], &b[..width], &c[..width], &e[..width]],
-            &mut lanes[at / 4..],
-        );
-        again = v.or(again, found);
+        R::search(v, [&a[..width], &b[..width], &c[..width], &e[..width]], &mut lanes[at / 4..]);
     }
     let (whole_tiles, rest) = tiles.split_at_mut(tiles.len() / 32 * 32);
     let (whole_lanes, rest_lanes) = lanes.split_at(whole_tiles.len());
@@ -210,9 +165,6 @@ fn search_piece<V: Vector, R: Rule>(
         let mut found = [0; 32];
         R::finish(v, &rest_lanes[..32], &mut found);
         rest.copy_from_slice(&found[..rest.len()]);
-    }
-    if v.any(again) {
-        search_each([a, b, c, e], tiles);
     }
 }
 
@@ -223,22 +175,16 @@ const WIDEST: usize = 64;
 struct Transposable;
 
 impl Rule for Transposable {
-    /// [`search::code`]: the same operations in the same order.
+    /// [`sparse24_core::search::code`]: the same operations in the same order.
     #[inline(always)]
-    fn search<V: Vector>(v: V, rows: [&[f32]; 4], lanes: &mut [u32]) -> V::M {
-        let zero = v.splat(0.0);
+    fn search<V: Vector>(v: V, rows: [&[f32]; 4], lanes: &mut [u32]) {
+        let (zero, limit) = (v.splat(0.0), v.splat(MAGNITUDE_LIMIT));
         let (mut upper, mut lower, mut across) = ([zero; 4], [zero; 4], [zero; 4]);
         for at in 0..4 {
-            let (a, b) = (
-                v.quick_magnitude(load(v, rows[0], at), MAGNITUDE_LIMIT),
-                v.quick_magnitude(load(v, rows[1], at), MAGNITUDE_LIMIT),
-            );
-            let (c, e) = (
-                v.quick_magnitude(load(v, rows[2], at), MAGNITUDE_LIMIT),
-                v.quick_magnitude(load(v, rows[3], at), MAGNITUDE_LIMIT),
-            );
-            upper[at] = v.sub_aside(a, b);
-            lower[at] = v.sub_aside(c, e);
+            let (a, b) = (load(v, rows[0], at, limit), load(v, rows[1], at, limit));
+            let (c, e) = (load(v, rows[2], at, limit), load(v, rows[3], at, limit));
+            upper[at] = v.sub(a, b);
+            lower[at] = v.sub(c, e);
             across[at] = v.sub(v.add(a, b), v.add(c, e));
         }
         let (upper, lower, across) =
@@ -253,9 +199,6 @@ impl Rule for Transposable {
             (top_minus_bottom(v, upper, 0), top_minus_bottom(v, lower, 0));
         best = later(v, best, (v.add(norm_upper, norm_lower), v.join_octal(set_upper, set_lower)));
         v.store_u(best.1, lanes);
-        // D_01 and D_23 are sums over the whole tile: one is a NaN where the quick magnitude let
-        // one through.
-        if V::QUICK_LEAVES_NAN { v.unordered(across[0], across[5]) } else { v.above(zero, zero) }
     }
 
     #[inline(always)]
@@ -264,37 +207,20 @@ impl Rule for Transposable {
     }
 }
 
-/// The tiles of a piece, one by one.
-#[cold]
-#[inline(never)]
-fn search_each(rows: [&[f32]; 4], tiles: &mut [u16]) {
-    for (tile, bits) in tiles.iter_mut().enumerate() {
-        *bits = search::transposable(&core::array::from_fn(|at| rows[at / 4][4 * tile + at % 4]))
-            .bits();
-    }
-}
-
-/// Vector `at` of a row.
+/// The magnitudes of vector `at` of a row.
 #[inline(always)]
-fn load<V: Vector>(v: V, row: &[f32], at: usize) -> V::F {
-    v.load(&row[V::LANES * at..])
+fn load<V: Vector>(v: V, row: &[f32], at: usize, limit: V::F) -> V::F {
+    v.magnitude(v.load(&row[V::LANES * at..]), limit)
 }
 
 /// x_01, x_02, x_03, x_12, x_13, x_23 of four rows of tiles.
 #[inline(always)]
 fn differences<V: Vector>(v: V, x: [V::F; 4]) -> [V::F; 6] {
     let [x0, x1, x2, x3] = v.transpose_tiles(x);
-    [
-        v.sub(x0, x1),
-        v.sub_aside(x0, x2),
-        v.sub(x0, x3),
-        v.sub(x1, x2),
-        v.sub_aside(x1, x3),
-        v.sub(x2, x3),
-    ]
+    [v.sub(x0, x1), v.sub(x0, x2), v.sub(x0, x3), v.sub(x1, x2), v.sub(x1, x3), v.sub(x2, x3)]
 }
 
-/// Norm and code of the candidate of a pair {j,k}; the complement of the n-th pair is the n-th from
+/// Norm and code of the candidate of pair {j,k}; the complement of the n-th pair is the n-th from
 /// the end.
 #[inline(always)]
 fn pair_candidate<V: Vector>(
@@ -310,7 +236,7 @@ fn pair_candidate<V: Vector>(
     (norm, v.push_sign(v.push_sign(v.push_sign(code, d_lower), d), shared))
 }
 
-/// The later candidate where its norm is strictly greater.
+/// The later candidate if its norm is strictly greater, otherwise the best one so far.
 #[inline(always)]
 fn later<V: Vector>(
     v: V,
@@ -330,7 +256,7 @@ fn top_minus_bottom<V: Vector>(
 ) -> (V::F, V::U) {
     let across = v.add(x02, x13);
     let split = v.add(v.abs(x01), v.abs(x23));
-    let most = v.most_abs(split, across);
+    let most = v.most(split, v.abs(across));
     let split_set = v.push_sign(v.push_sign(v.splat_u(codes >> 2), x23), x01);
     let together_set = v.push_sign(v.splat_u((codes | 4) >> 1), across);
     (most, v.select_u(v.above(most, split), together_set, split_set))
@@ -341,11 +267,11 @@ struct LargestTwo<const COLUMNS: bool>;
 
 impl<const COLUMNS: bool> Rule for LargestTwo<COLUMNS> {
     #[inline(always)]
-    fn search<V: Vector>(v: V, rows: [&[f32]; 4], lanes: &mut [u32]) -> V::M {
+    fn search<V: Vector>(v: V, rows: [&[f32]; 4], lanes: &mut [u32]) {
         let mut m = [[v.splat(0.0); 4]; 4];
         for (m, row) in m.iter_mut().zip(rows) {
             for (at, m) in m.iter_mut().enumerate() {
-                *m = v.magnitude(load(v, row, at), f32::INFINITY);
+                *m = load(v, row, at, v.splat(f32::INFINITY));
             }
             *m = v.transpose_tiles(*m);
         }
@@ -365,11 +291,10 @@ impl<const COLUMNS: bool> Rule for LargestTwo<COLUMNS> {
             ];
             for (at, beaten) in beaten.into_iter().enumerate() {
                 let bit = v.splat_u(1 << (4 * place(at).0 + place(at).1));
-                bits = v.xor(bits, v.select_u(beaten, v.splat_u(0), bit));
+                bits = v.or_u(bits, v.select_u(beaten, v.splat_u(0), bit));
             }
         }
         v.store_u(bits, lanes);
-        v.above(v.splat(0.0), v.splat(0.0))
     }
 
     #[inline(always)]

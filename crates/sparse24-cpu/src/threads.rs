@@ -1,4 +1,4 @@
-//! How many threads kernels use: those of the rayon pool they are called on.
+//! Kernels use the threads of the rayon pool they are called on.
 
 use crate::Error;
 
@@ -8,10 +8,11 @@ pub fn threads() -> usize {
     rayon::current_num_threads()
 }
 
-/// Runs `work` on a pool of its own; 0 threads is one a core. Results never depend on the number.
+/// Runs `work` on a new pool of `threads` threads, or of one per core if `threads` is 0. Results
+/// never depend on the number.
 ///
 /// # Errors
-/// [`Error::Threads`] if the operating system does not start as many.
+/// [`Error::Threads`] if the operating system does not start the threads.
 pub fn on_threads<T: Send>(threads: usize, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(threads)

@@ -10,6 +10,7 @@
 //! | [`interchange`] | import from and export to Hugging Face |
 //! | [`pruning`] | prune and verify any safetensors file |
 //! | [`machine`] | the memory of this machine |
+//! | [`processor`] | its threads, SIMD level and measured speed |
 
 pub mod checkpoint;
 pub mod config;
@@ -18,6 +19,7 @@ pub mod disk;
 mod error;
 pub mod interchange;
 pub mod machine;
+pub mod processor;
 pub mod pruning;
 pub mod run;
 mod tensors;

@@ -110,8 +110,8 @@ pub struct BackendSettings {
 /// The timed choices of a device, by operation and shape.
 pub type Plans = BTreeMap<String, String>;
 
-/// The key of [`Plans`] that identifies the device on which they were timed; plans of another device
-/// are timed again.
+/// The key of [`Plans`] that identifies the device on which they were timed; plans of another
+/// device are timed again.
 pub const PLANNED_ON: &str = "device";
 
 /// Where a backend's buffers are.
@@ -226,8 +226,8 @@ pub trait Backend: Memory + Send {
     fn plan_count(&self) -> usize {
         0
     }
-    /// Replays recorded choices instead of timing them: the same build on the same device then gives
-    /// the bits of the run that recorded them.
+    /// Replays recorded choices instead of timing them: the same build on the same device then
+    /// gives the bits of the run that recorded them.
     ///
     /// # Errors
     /// [`Error::Plan`] names the first that this device does not have.
@@ -248,8 +248,8 @@ pub trait Backend: Memory + Send {
     /// # Errors
     /// [`Error::Operand`] when shapes do not fit.
     fn execute(&mut self, op: &Op<'_>) -> Result<(), Error>;
-    /// Executes operations in order. A backend may recognise the sequence and fuse it, with the bits
-    /// of the composition; tensors of [`Region::Scratch`] hold unspecified values afterwards.
+    /// Executes operations in order. A backend may recognise the sequence and fuse it, with the
+    /// bits of the composition; tensors of [`Region::Scratch`] hold unspecified values afterwards.
     ///
     /// # Errors
     /// Errors of [`Backend::execute`].

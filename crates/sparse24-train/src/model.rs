@@ -3,9 +3,11 @@
 //! A new model is one file here, one variant of [`ModelSpec`], and a table of names in the crate
 //! that imports and exports weights.
 
+use sparse24_core::op::Activation;
+
 use crate::{
     Error,
-    backend::{Backend, Requirement, ShapeOnly, Tensor},
+    backend::{Backend, Extent, Requirement, ShapeOnly, Tensor},
     method::Method,
     nn::{BatchShape, Builder, ParameterSpec, Pass, Sparsity},
     objective::Batch,
@@ -18,22 +20,13 @@ pub use gpt2::Gpt2Spec;
 /// A model on a device. Parameters are declared when it is built, see [`Builder::parameter`].
 pub trait Model: Send {
     /// Copies a batch to the device, for the calls that follow.
-    ///
-    /// # Errors
-    /// Errors of the uploads.
     fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result<(), Error>;
 
     /// Forward and backward of the uploaded batch: [`Model::loss`], and the gradients of the step's
     /// loss scale times it.
-    ///
-    /// # Errors
-    /// Errors from the backend.
     fn train(&self, pass: &mut Pass<'_>) -> Result<(), Error>;
 
     /// Forward of the uploaded batch: [`Model::loss`].
-    ///
-    /// # Errors
-    /// Errors from the backend.
     fn evaluate(&self, pass: &mut Pass<'_>) -> Result<(), Error>;
 
     /// The summed loss of the last batch `[1, 1]`.
@@ -110,10 +103,47 @@ impl ModelSpec {
     /// The sizes that a backend may limit, for batches of this shape.
     #[must_use]
     pub fn requirements(&self, batch: BatchShape, dropout: f32) -> Vec<Requirement> {
-        match self {
-            Self::Gpt2(spec) => spec.requirements(batch, dropout),
-        }
+        let Extents { d_model, heads, d_ff, activation } = match self {
+            Self::Gpt2(spec) => spec.extents(),
+        };
+        let product = |sizes: &[usize]| sizes.iter().fold(1_usize, |p, &n| p.saturating_mul(n));
+        let tokens = product(&[batch.size, batch.sequence_length]);
+        let columns_in = activation.columns_in();
+        let gated = if columns_in > 1 { product(&[tokens, d_ff]) } else { 0 };
+        let dropped = |sizes: &[usize]| if dropout > 0.0 { product(sizes) } else { 0 };
+        let (stream, scores) =
+            (dropped(&[tokens, d_model]), dropped(&[tokens, batch.sequence_length, heads]));
+        let rows = [
+            (Extent::NormWidth, "model.d_model", "the width of norms", d_model),
+            (
+                Extent::HeadDim,
+                "model.heads",
+                "the head dimension, model.d_model / model.heads,",
+                d_model / heads.max(1),
+            ),
+            (Extent::RowWidth, "model.d_ff", "the feed-forward width", d_ff),
+            (
+                Extent::ProductColumns,
+                "model.d_ff",
+                "the number of columns into the activation",
+                d_ff.saturating_mul(columns_in),
+            ),
+            (Extent::ProductColumns, "batch.size", "the tokens of a micro-batch", tokens),
+            (Extent::GatedElements, "batch.size", "the gated activations of a micro-batch", gated),
+            (Extent::DropoutElements, "batch.size", "the residual stream under dropout", stream),
+            (Extent::DropoutElements, "batch.size", "the attention scores under dropout", scores),
+        ];
+        rows.map(|(extent, key, what, value)| Requirement { extent, key, what, value }).into()
     }
+}
+
+/// The sizes of a transformer that a backend may limit.
+#[derive(Debug, Clone, Copy)]
+struct Extents {
+    d_model: usize,
+    heads: usize,
+    d_ff: usize,
+    activation: Activation,
 }
 
 /// Which linear layers masks may prune.

@@ -1,14 +1,20 @@
 //! Layers: forward and backward written out, no tape.
 //!
-//! A layer holds handles to its parameters; a [`Pass`] says how it runs. Data flows one way: a layer
-//! reads activations that its caller owns and writes activations that its caller owns.
+//! A layer holds handles to its parameters; a [`Pass`] says how it runs. Data flows one way: a
+//! layer reads activations that its caller owns and writes activations that its caller owns.
+//! Allocations and operations return the errors of the backend.
 
-use sparse24_core::op::{Accumulate, Dropout};
-use sparse24_core::philox::Site;
+use sparse24_core::{
+    op::{Accumulate, Dropout},
+    philox::Site,
+};
 
 use crate::{
     Error,
-    backend::{Backend, Op, Tensor, op::DropoutOp},
+    backend::{
+        Backend, Op, Tensor,
+        op::{Copy, DropoutOp},
+    },
     method::Phase,
 };
 
@@ -65,17 +71,11 @@ impl Pass<'_> {
     }
 
     /// Executes one operation.
-    ///
-    /// # Errors
-    /// Errors from the backend.
     pub fn run<'op>(&mut self, op: impl Into<Op<'op>>) -> Result<(), Error> {
         self.sequence(&[op.into()])
     }
 
     /// Executes operations that a backend may fuse, see [`Backend::sequence`].
-    ///
-    /// # Errors
-    /// Errors from the backend.
     pub fn sequence(&mut self, ops: &[Op<'_>]) -> Result<(), Error> {
         let Some(watch) = &mut self.watch else { return self.backend.sequence(ops) };
         ops.iter().try_for_each(|op| {
@@ -90,10 +90,18 @@ impl Pass<'_> {
         (self.dropout > 0.0).then_some(Dropout { p: self.dropout, site })
     }
 
+    /// The gradient before a dropout, for a gradient `d` that also flows past it: `d` itself
+    /// without dropout, else a copy.
+    pub fn before_dropout(&mut self, d: Tensor, copy: Tensor, site: Site) -> Result<Tensor, Error> {
+        if self.dropout_at(site).is_none() {
+            return Ok(d);
+        }
+        self.run(Copy { from: d, to: copy })?;
+        self.drop_in_place(copy, site)?;
+        Ok(copy)
+    }
+
     /// Drops elements of `x`, or of its gradient, in place.
-    ///
-    /// # Errors
-    /// Errors from the backend.
     pub fn drop_in_place(&mut self, x: Tensor, site: Site) -> Result<(), Error> {
         match self.dropout_at(site) {
             Some(dropout) => self.run(DropoutOp { x, dropout }),

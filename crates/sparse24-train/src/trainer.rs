@@ -1,5 +1,5 @@
-//! The training loop as a state machine: one optimizer step at a time, on any backend, for any model,
-//! with any method.
+//! The training loop as a state machine: one optimizer step at a time, on any backend, for any
+//! model, with any method.
 //!
 //! ```text
 //! step t:  micro-batches (forward, backward)  ->  gradient norm  ->  AdamW with masked decay  ->  w_t
@@ -404,8 +404,8 @@ impl Trainer {
         self.prepare_weights(Refreshed::IfDue)
     }
 
-    /// Evaluates all sequences, with the weights of the current phase (pruned in a sparse phase), at
-    /// most `size` sequences at a time, which is at most the micro-batch.
+    /// Evaluates all sequences, with the weights of the current phase (pruned in a sparse phase),
+    /// at most `size` sequences at a time, which is at most the micro-batch.
     ///
     /// # Errors
     /// [`Error::Interrupted`]; errors from the backend.
@@ -426,8 +426,8 @@ impl Trainer {
         Ok(metrics)
     }
 
-    /// Draws the next token after a non-empty prompt, of which the last `sequence_length` tokens are
-    /// read, see [`Sampler::draw`]. The draw is a function of (seed, position).
+    /// Draws the next token after a non-empty prompt, of which the last `sequence_length` tokens
+    /// are read, see [`Sampler::draw`]. The draw is a function of (seed, position).
     ///
     /// # Errors
     /// Errors of [`Trainer::next_logits`].

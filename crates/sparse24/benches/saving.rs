@@ -1,10 +1,9 @@
-//! What saving costs a run, and how soon a resume steps:
-//! `cargo bench -p sparse24 --bench saving [PAIRS]`, two threads' worth of a quiet machine.
+//! The cost of saving a checkpoint, and the time from the start of a resume to its first step:
+//! `cargo bench -p sparse24 --bench saving [PAIRS]`, on two threads of a quiet machine.
 //!
-//! Runs of the quickstart that save every 10 steps and not at all take turns, in either order; both
-//! end with the same bits, which is checked before a time counts. The cost of a save is the
-//! difference over their number: a save every 10 steps shows it above the noise of whole runs, and
-//! one every 50 costs a fifth of that a step.
+//! Runs of the quickstart with a save every 10 steps alternate with runs without saves. Both must
+//! end with the same bits. The cost of a save is the difference in time over the number of saves;
+//! saves this frequent make it larger than the noise.
 
 use std::{
     env,
@@ -25,7 +24,7 @@ const RESUMES: usize = 9;
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 fn main() -> Result<()> {
-    // Cargo adds `--bench`.
+    // Cargo passes `--bench` too.
     let pairs = env::args()
         .skip(1)
         .find(|argument| !argument.starts_with('-'))
@@ -38,7 +37,7 @@ fn main() -> Result<()> {
             seconds[which] = trained(&run(folder.path(), which), [0, EVERY][which])?;
         }
         same_bits(folder.path())?;
-        // The last step is saved by both.
+        // Both save the last step.
         costs.push((seconds[1] - seconds[0]) / f64::from(STEPS / EVERY - 1));
         without.push(seconds[0] / f64::from(STEPS));
         for which in 0..2 {
@@ -57,7 +56,7 @@ fn main() -> Result<()> {
     );
     let share = |cost: f64| 100.0 * cost / (50.0 * step);
     println!(
-        "saving every 50 steps: {:.2} % [{:.2}, {:.2}] of their time",
+        "saving every 50 steps: {:.2} % [{:.2}, {:.2}] of the run time",
         share(cost.mean),
         share(low),
         share(high)
@@ -67,7 +66,7 @@ fn main() -> Result<()> {
         (0..RESUMES).map(|_| resumed(&folder.path().join("killed"))).collect::<Result<Vec<_>>>()?;
     waits.sort_by(f64::total_cmp);
     println!(
-        "a resume tells its first step after {:.2} s ({:.2} to {:.2}, {RESUMES} resumes)",
+        "a resume finishes its first step after {:.2} s ({:.2} to {:.2}, {RESUMES} resumes)",
         waits[RESUMES / 2],
         waits[0],
         waits[RESUMES - 1]
@@ -81,20 +80,17 @@ fn run(folder: &Path, which: usize) -> PathBuf {
 
 fn train(out: &Path, every: u32) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sparse24"));
-    let settings = [
-        "--set",
-        &format!("steps={STEPS}"),
-        "--set",
-        "run.eval_every=0",
-        "--checkpoint-every",
-        &every.to_string(),
-    ]
-    .map(str::to_owned);
-    command.args(["train", "--json"]).args(settings).arg("--out").arg(out).stdin(Stdio::null());
+    command
+        .args(["train", "--json", "--set", "run.eval_every=0", "--set"])
+        .arg(format!("steps={STEPS}"))
+        .arg(format!("--checkpoint-every={every}"))
+        .arg("--out")
+        .arg(out)
+        .stdin(Stdio::null());
     command
 }
 
-/// Seconds of a whole run.
+/// The seconds of a whole run.
 fn trained(out: &Path, every: u32) -> Result<f64> {
     let output = train(out, every).output()?;
     if !output.status.success() {
@@ -112,7 +108,7 @@ fn same_bits(folder: &Path) -> Result<()> {
     if without? == with? { Ok(()) } else { Err("saving changed a bit of the model".into()) }
 }
 
-/// Kills a run between two saves, and gives the seconds from the start of a resume to the line of
+/// Kills a run between two saves. Returns the seconds from the start of a resume to the metrics of
 /// its first step.
 fn resumed(out: &Path) -> Result<f64> {
     let metrics = out.join("metrics.jsonl");
@@ -126,19 +122,19 @@ fn resumed(out: &Path) -> Result<f64> {
     until(50);
     child.kill()?;
     child.wait()?;
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut child = Command::new(env!("CARGO_BIN_EXE_sparse24"))
         .arg("resume")
         .arg(out)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()?;
-    // It cuts the lines after its checkpoint before it adds its own.
+    // The resume removes the lines after its checkpoint before it adds its own.
     let mut seen = lines();
     let seconds = loop {
         let now = lines();
         if now > seen {
-            break begun.elapsed().as_secs_f64();
+            break started.elapsed().as_secs_f64();
         }
         seen = now;
         thread::sleep(Duration::from_millis(1));

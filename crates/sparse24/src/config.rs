@@ -1,17 +1,17 @@
-//! `sparse24 config`: the resolved configuration, every key named.
+//! `sparse24 config`: prints the resolved configuration.
 
 use crate::{
     configure::Configure,
     failure::Failure,
-    output::{self, say},
+    output::{self, print_json},
 };
 
-/// Print the resolved configuration as TOML, without running it
+/// Print the resolved configuration as TOML, with every key
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
     configure: Configure,
-    /// JSON instead of TOML
+    /// Print JSON instead of TOML
     #[arg(long)]
     json: bool,
 }
@@ -19,9 +19,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
     if args.json {
-        say!("{}", serde_json::to_string_pretty(&config).expect("a configuration is plain values"));
+        print_json(&config)
     } else {
-        output::write(format_args!("{}", config.to_toml()))?;
+        output::write(format_args!("{}", config.to_toml()))
     }
-    Ok(())
 }

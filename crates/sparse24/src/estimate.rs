@@ -1,25 +1,21 @@
-//! `sparse24 estimate`: what a run costs, before it runs.
+//! `sparse24 estimate`: what a run costs, before it starts.
 
-use std::time::{Duration, Instant};
-
-use ndarray::Array2;
 use serde::Serialize;
-use sparse24_cpu::gemm::{Beta, matmul};
-use sparse24_run::run::open_dataset;
+use sparse24_run::{config::Config, processor, run::open_dataset};
 use sparse24_train::estimate::{Estimate, estimate};
 
 use crate::{
     configure::Configure,
-    failure::{Exit, Failure},
-    output::{counted, say},
+    failure::Failure,
+    output::{counted, print_json, say},
 };
 
-/// Parameters, memory, floating-point operations and time of a configuration
+/// Estimate parameters, memory, floating-point operations and time of a configuration
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
     configure: Configure,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -30,42 +26,47 @@ struct Report {
     estimate: Estimate,
     device_bytes: u64,
     steps: u32,
+    #[serde(flatten)]
+    time: Option<Time>,
+}
+
+#[derive(Serialize)]
+struct Time {
     gflops_measured: f64,
     seconds_per_step: f64,
     seconds: f64,
 }
 
-/// A step over its products, as measured on the shakespeare-char-cpu preset (docs/performance.md).
+/// The time on this machine's processor, where the backend is the CPU.
+impl Time {
+    fn measure(config: &Config, estimate: &Estimate, steps: u32) -> Result<Option<Self>, Failure> {
+        if config.backend.name != "cpu" {
+            return Ok(None);
+        }
+        let flops = processor::flops_per_second(config.model.d_model, config.model.d_ff)?;
+        let seconds_per_step = estimate.flops_per_step * OVERHEAD / flops;
+        let seconds = seconds_per_step * f64::from(steps);
+        Ok(Some(Self { gflops_measured: flops / 1e9, seconds_per_step, seconds }))
+    }
+}
+
+/// Time of a step over the time of its products, measured on the preset shakespeare-char-cpu
+/// (docs/performance.md).
 const OVERHEAD: f64 = 1.4;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
-    if config.backend.name != "cpu" {
-        let counted = "memory and time are counted for the CPU alone; name that: --backend cpu";
-        return Err(Failure::new(
-            Exit::Usage,
-            format!("backend.name: found {:?}, but {counted}", config.backend.name),
-        ));
-    }
     let recipe = config.recipe(open_dataset(&config)?.vocabulary() as usize)?;
-    let estimate = estimate(&recipe);
-    let flops = products_per_second(recipe.model.width, recipe.model.ffn_width)?;
-    let seconds_per_step = estimate.flops_per_step * OVERHEAD / flops;
-    let report = Report {
-        estimate,
-        device_bytes: estimate.device_bytes(),
-        steps: recipe.steps,
-        gflops_measured: flops / 1e9,
-        seconds_per_step,
-        seconds: seconds_per_step * f64::from(recipe.steps),
-    };
+    let estimate = estimate(&recipe, config.backend_entry()?)?;
+    let time = Time::measure(&config, &estimate, recipe.steps)?;
+    let (device_bytes, steps) = (estimate.device_bytes(), recipe.steps);
+    let report = Report { estimate, device_bytes, steps, time };
     if args.json {
-        say!("{}", serde_json::to_string_pretty(&report).expect("plain numbers"));
-        return Ok(());
+        return print_json(&report);
     }
     let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
     say!("parameters   {} ({} of them sparsifiable)", estimate.parameters, estimate.sparsifiable);
-    say!("memory       {} in all", mib(report.device_bytes));
+    say!("memory       {} in total", mib(report.device_bytes));
     say!(
         "  weights {}, gradients {}, moments {}",
         mib(estimate.weight_bytes),
@@ -73,10 +74,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         mib(estimate.moment_bytes)
     );
     say!(
-        "  masks and pruned operands {}, activations {}",
+        "  masks and pruned operands {}, activations {}, scratch {}",
         mib(estimate.sparse_bytes),
-        mib(estimate.activation_bytes)
+        mib(estimate.activation_bytes),
+        mib(estimate.scratch_bytes)
     );
+    if estimate.overhead_bytes > 0 {
+        say!("  besides: context and library workspaces, about {}", mib(estimate.overhead_bytes));
+    }
     say!("checkpoint   {}", mib(estimate.checkpoint_bytes));
     say!(
         "a step       {} tokens, {:.3} GFLOP, {:.0} % of it 2:4",
@@ -84,39 +89,23 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         estimate.flops_per_step / 1e9,
         100.0 * estimate.sparse_share
     );
+    let Some(Time { gflops_measured, seconds_per_step, seconds }) = report.time else {
+        return Ok(());
+    };
     say!(
         "time         {} a step, {} for {}",
-        human(seconds_per_step),
-        human(report.seconds),
+        duration(seconds_per_step),
+        duration(seconds),
         counted(recipe.steps as usize, "step")
     );
     say!(
-        "             from {:.0} GFLOP/s measured just now on this machine, times {OVERHEAD} for all that is no product",
-        report.gflops_measured
+        "             from {gflops_measured:.0} GFLOP/s, measured now on this machine; {OVERHEAD} \
+         times the products' time covers everything else"
     );
     Ok(())
 }
 
-/// FLOP/s of a `[512, width] x [width, ffn]` product (of a large part of it, if it is larger), the
-/// best of a quarter second.
-fn products_per_second(width: usize, ffn: usize) -> Result<f64, Failure> {
-    const TOKENS: usize = 512;
-    // A product this large is as fast as one that is larger.
-    let (width, ffn) = (width.min(2048), ffn.min(8192));
-    let (x, w) = (Array2::<f32>::ones((TOKENS, width)), Array2::<f32>::ones((ffn, width)));
-    let mut z = Array2::zeros((TOKENS, ffn));
-    let flops = 2.0 * (TOKENS * width * ffn) as f64;
-    let (began, mut best) = (Instant::now(), Duration::MAX);
-    while began.elapsed() < Duration::from_millis(250) {
-        let start = Instant::now();
-        matmul(x.view(), w.t(), z.view_mut(), Beta::Overwrite)
-            .map_err(sparse24_run::Error::from)?;
-        best = best.min(start.elapsed());
-    }
-    Ok(flops / best.as_secs_f64())
-}
-
-fn human(seconds: f64) -> String {
+fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 1.0 => format!("{:.1} ms", s * 1e3),
         s if s < 120.0 => format!("{s:.0} s"),

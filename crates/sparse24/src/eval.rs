@@ -1,4 +1,4 @@
-//! `sparse24 eval`: the loss of a model on a held-out split.
+//! `sparse24 eval`: the validation loss of a model.
 
 use std::path::PathBuf;
 
@@ -12,16 +12,16 @@ use crate::{
     train::on_threads,
 };
 
-/// Mean loss of a run or a checkpoint over the whole held-out split
+/// Compute the mean loss of a run or a checkpoint over the whole validation split
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// A run directory or a checkpoint
+    /// Run directory or checkpoint
     run: PathBuf,
-    /// Other data than the run's: a text file, a folder or prepared shards; only the latter without
-    /// a tokenizer
+    /// Data to use instead of the run's: a text file, a folder of text files, or prepared shards
+    /// (only shards if the model has no tokenizer)
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -43,32 +43,31 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             None => model.dataset()?,
             Some(path) => model.other_dataset(path)?,
         };
-        let vocabulary = model.recipe().model.vocabulary;
-        if dataset.vocabulary() as usize > vocabulary {
+        let (found, expected) = (dataset.vocabulary() as usize, model.recipe().model.vocabulary());
+        if found > expected {
             let problem = format!(
-                "the data have {} token ids, the model has {vocabulary}: evaluate with the run's own tokenizer",
-                dataset.vocabulary()
+                "the data has {found} token ids, but the model has {expected}: evaluate with the \
+                 run's own tokenizer"
             );
             return Err(Failure::new(Exit::Input, problem));
         }
         let windows = dataset.evaluation_windows(config.model.sequence_length);
         let (step, phase) = (model.checkpoint.state.step, model.phase().kind());
-        let loss = model.into_trainer()?.evaluate(&windows)?;
+        let mut trainer = model.into_trainer()?;
+        let size = trainer.recipe().batch.size;
+        let loss = trainer.evaluate(&windows, size)?.loss();
         if !loss.is_finite() {
-            return Err(Failure::new(
-                Exit::NonFinite,
-                format!("the loss of step {step} on these data is {loss}"),
-            ));
+            let problem = format!("the loss of step {step} on this data is {loss}");
+            return Err(Failure::new(Exit::NonFinite, problem));
         }
-        let report =
-            Report { step, phase, loss, perplexity: loss.exp(), tokens: windows.predictions() };
+        let (perplexity, tokens) = (loss.exp(), windows.predictions());
         if args.json {
+            let report = Report { step, phase, loss, perplexity, tokens };
             say!("{}", serde_json::to_string(&report).expect("plain values"));
         } else {
             say!(
-                "step {step} ({phase}): loss {loss:.4} nats a token, perplexity {:.2}, over {} tokens",
-                report.perplexity,
-                report.tokens
+                "step {step} ({phase}): loss {loss:.4} nats per token, \
+                 perplexity {perplexity:.2}, over {tokens} tokens"
             );
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! `sparse24 export`: a model as a Hugging Face GPT-2.
+//! `sparse24 export`: writes a model as a Hugging Face GPT-2.
 
 use std::{borrow::Cow, path::PathBuf};
 
@@ -8,25 +8,24 @@ use sparse24_run::{
     interchange::{self, Dtype, Gpt2Config, Values},
     run::Model,
 };
-use sparse24_train::backend::Activation;
 
 use crate::{
     failure::{Exit, Failure},
     output::{say, word},
 };
 
-/// Write a run or a checkpoint as a folder that transformers' GPT2LMHeadModel loads
+/// Write a run or a checkpoint as a folder that GPT2LMHeadModel of transformers loads
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// A run directory or a checkpoint
+    /// Run directory or checkpoint
     run: PathBuf,
-    /// The new folder
+    /// Folder to create
     out: PathBuf,
-    /// How values are stored
+    /// Data type of the stored weights
     #[arg(long, value_enum, default_value_t = Stored::F32)]
     dtype: Stored,
-    /// The 2:4 model: pruned weights as zeros, proved; refused unless the checkpoint is of a sparse
-    /// phase
+    /// Export the 2:4 model: pruned weights become zeros, and the file is verified; requires a
+    /// checkpoint of a sparse phase
     #[arg(long)]
     sparse24: bool,
 }
@@ -40,62 +39,53 @@ enum Stored {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let model = Model::read(&args.run)?;
-    let shape = model.recipe().model;
-    if shape.activation != Activation::Gelu {
-        let problem = format!(
-            "{}: Hugging Face's GPT-2 has GELU feed-forward layers, this model has not",
-            args.run.display()
-        );
-        return Err(Failure::new(Exit::Input, problem));
-    }
+    let refuse = |problem: &str| {
+        Err(Failure::new(Exit::Input, format!("{}: {problem}", args.run.display())))
+    };
+    let shape = match Gpt2Config::of(&model.recipe().model) {
+        Ok(shape) => shape,
+        Err(error) => return refuse(&error.to_string()),
+    };
     let dtype = match args.dtype {
         Stored::F32 => Dtype::F32,
         Stored::F16 => Dtype::F16,
         Stored::Bf16 => Dtype::Bf16,
     };
-    let checkpoint = &model.checkpoint;
-    let values = match (args.sparse24, model.phase().mask()) {
-        (false, _) => Values::Dense,
-        (true, Some(structure)) => Values::Sparse24 {
-            phase: checkpoint.state.phase_kind,
-            masks: &checkpoint.masks,
-            structure,
-        },
+    let (checkpoint, mask) = (&model.checkpoint, model.phase().mask());
+    let step = checkpoint.state.step;
+    let (weights, values) = match (args.sparse24, mask) {
+        (false, _) => (Cow::Borrowed(checkpoint.weights.as_slice()), Values::Dense),
+        (true, Some(structure)) => {
+            let phase = checkpoint.state.phase_kind;
+            let values = Values::Sparse24 { phase, masks: &checkpoint.masks, structure };
+            (model.mapped_weights()?, values)
+        }
         (true, None) => {
-            let problem = format!(
-                "{}: step {} is of a dense phase, its weights have left their masks: export the checkpoint at the end of the sparse phase, or prune the exported file with `sparse24 prune`",
-                args.run.display(),
-                checkpoint.state.step
-            );
-            return Err(Failure::new(Exit::Input, problem));
+            return refuse(&format!(
+                "step {step} is in a dense phase, where weights are not masked: export the \
+                 checkpoint at the end of the sparse phase, or prune the exported file with \
+                 `sparse24 prune`"
+            ));
         }
     };
-    let weights = match values {
-        Values::Dense => Cow::Borrowed(checkpoint.weights.as_slice()),
-        Values::Sparse24 { .. } => model.mapped_weights()?,
-    };
-    let exported =
-        interchange::export(&args.out, &weights, &Gpt2Config::of(&shape), dtype, values)?;
-    say!("exported step {} to {}", checkpoint.state.step, args.out.display());
+    let exported = interchange::export(&args.out, &weights, &shape, dtype, values)?;
+    say!("exported step {step} to {}", args.out.display());
     if !exported.zero_biases.is_empty() {
         say!(
-            "{} biases that the model has not were written as zeros, which compute the same",
+            "wrote {} biases of zeros, since the model has no biases; the result is the same",
             exported.zero_biases.len()
         );
     }
     if !exported.sparse24.is_empty() {
         say!(
-            "{} weights were read back and proved 2:4; to verify them again:",
+            "read back {} weights and verified that they are 2:4; to verify them again:",
             exported.sparse24.len()
         );
-        // Where attention is dense, it is not to be proved.
-        let filter = if exported.sparse24.iter().all(|name| name.contains(".mlp.")) {
-            " --include mlp"
-        } else {
-            ""
-        };
-        // The file has the matrices transposed.
-        let mask = match model.phase().mask() {
+        // Dense attention weights are not to be verified.
+        let is_ffn_only = exported.sparse24.iter().all(|name| name.contains(".mlp."));
+        let filter = if is_ffn_only { " --include mlp" } else { "" };
+        // The file holds the matrices transposed.
+        let mask = match mask {
             Some(MaskKind::RowWise) => " --mask column",
             Some(MaskKind::ColumnWise) => " --mask row",
             Some(MaskKind::Transposable) | None => "",

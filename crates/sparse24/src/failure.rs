@@ -1,38 +1,36 @@
-//! How a command ends: one sentence on standard error and a documented exit code.
+//! How a command fails: one sentence on standard error and a documented exit code.
 
 use std::process::ExitCode;
 
 use sparse24_run::{Error, ErrorKind};
 
-use crate::output::note;
-
-/// The exit codes; success is 0.
+/// Exit codes; success is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// The answer is no: `verify` refuted, `doctor` found a problem, `bench` a kernel that is
-    /// wrong, a search for lambda nothing feasible.
+    /// The answer is no: `verify` refuted, `doctor` found a problem, `bench` found a wrong kernel,
+    /// `lambda-search` found no feasible candidate.
     Refuted = 1,
-    /// Wrong usage or configuration (also what the argument parser uses).
+    /// Wrong usage or configuration (also clap's code).
     Usage = 2,
     /// An input file cannot be used.
     Input = 3,
-    /// The operating system refused to read or write.
+    /// The operating system failed to read or write.
     Io = 4,
-    /// Training stopped at a non-finite loss or gradient.
+    /// Training stopped at a loss or gradient that is not finite.
     NonFinite = 5,
-    /// A GPU, its driver or a library of CUDA is missing, full or failed.
+    /// A GPU, its driver or a CUDA library is missing, out of memory or failed.
     Device = 6,
-    /// A defect of sparse24: an operation was called with operands that do not fit.
+    /// A bug in sparse24: an operation was called with operands that do not fit.
     Defect = 70,
-    /// Stopped by SIGINT with all work saved; the shell's code for that.
+    /// Stopped by SIGINT with all work saved; 128 + signal, as in a shell.
     Interrupted = 130,
-    /// Whoever read standard output closed it; the shell's code for that.
+    /// The reader of standard output closed it (SIGPIPE).
     Unread = 141,
-    /// As `Interrupted`, by SIGTERM.
+    /// Stopped by SIGTERM with all work saved.
     Terminated = 143,
 }
 
-/// One sentence and the code to end with.
+/// One sentence and an exit code.
 #[derive(Debug)]
 pub(crate) struct Failure {
     exit: Exit,
@@ -40,21 +38,19 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// A failure of the command's own.
     pub(crate) fn new(exit: Exit, sentence: impl Into<String>) -> Self {
         Self { exit, sentence: sentence.into() }
     }
 
-    /// Tells standard error, unless nobody is interested any more.
-    pub(crate) fn tell(&self) {
+    /// The line for standard error; none if the reader is gone.
+    pub(crate) fn message(&self) -> Option<String> {
         match self.exit {
-            Exit::Unread => {}
-            Exit::Interrupted | Exit::Terminated => note(&self.sentence),
-            _ => note(format_args!("error: {}", self.sentence)),
+            Exit::Unread => None,
+            Exit::Interrupted | Exit::Terminated => Some(self.sentence.clone()),
+            _ => Some(format!("error: {}", self.sentence)),
         }
     }
 
-    /// The code for the shell.
     pub(crate) fn code(&self) -> ExitCode {
         ExitCode::from(self.exit as u8)
     }
@@ -82,21 +78,18 @@ impl From<sparse24_train::Error> for Failure {
 }
 
 impl From<clap::Error> for Failure {
-    /// The parser's paragraphs up to its usage, as one sentence.
+    /// Joins clap's paragraphs up to the usage into one sentence.
     fn from(error: clap::Error) -> Self {
         let text = error.to_string();
+        let is_end = |line: &&str| line.starts_with("Usage:") || line.starts_with("For more");
         let mut sentence = String::new();
-        for line in text
-            .lines()
-            .map(str::trim)
-            .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"))
-        {
+        for line in text.lines().map(str::trim).take_while(|line| !is_end(line)) {
             if !(sentence.is_empty() || line.is_empty()) {
                 sentence += if line.starts_with("tip:") { "; " } else { " " };
             }
             sentence += line.strip_prefix("error: ").unwrap_or(line);
         }
-        Self::new(Exit::Usage, format!("{sentence}; --help tells all"))
+        Self::new(Exit::Usage, format!("{sentence}; see --help"))
     }
 }
 
@@ -105,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_defect_is_no_answer() {
+    fn an_operand_that_does_not_fit_is_reported_as_a_bug() {
         let error = sparse24_train::Error::Refused("x".to_owned());
         assert_eq!(Failure::from(error).exit as u8, 70);
     }

@@ -1,4 +1,4 @@
-//! `sparse24 import`: a Hugging Face GPT-2 becomes a run at step 0.
+//! `sparse24 import`: turns a Hugging Face GPT-2 into a run at step 0.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use sparse24_run::{
     data::{Tokenizer, TokenizerKind},
     run::adopt,
 };
-use sparse24_train::nn::linear24::Bias;
+use sparse24_train::nn::Bias;
 
 use crate::{
     failure::{Exit, Failure},
@@ -16,56 +16,56 @@ use crate::{
     weights,
 };
 
-/// Turn a Hugging Face GPT-2 into a run directory, to evaluate, sample or train from
+/// Convert a Hugging Face GPT-2 to a run that can be evaluated, sampled or trained from
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// A folder with config.json and model.safetensors, or the latter with the former beside it
+    /// Folder with config.json and model.safetensors, or the latter with the former beside it
     path: PathBuf,
-    /// The new run directory
+    /// Run directory to create
     out: PathBuf,
-    /// byte, char or gpt2; by the size of the vocabulary otherwise
+    /// byte or gpt2 [default: chosen by the vocabulary size]
     #[arg(long, value_parser = tokenizer_names())]
     tokenizer: Option<TokenizerKind>,
 }
 
-/// The vocabulary of GPT-2.
+/// Vocabulary size of GPT-2.
 const GPT2: usize = 50_257;
-/// The same, padded to a multiple of 64 as nanoGPT and llm.c do. Of other sizes nobody knows which
-/// ids they hold.
+/// The same, padded to a multiple of 64 as in nanoGPT and llm.c. Any other size could be any
+/// tokenizer.
 const GPT2_PADDED: usize = 50_304;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (shape, tensors, bias) = weights::read_gpt2(&args.path)?;
     if matches!(args.tokenizer, Some(TokenizerKind::Character)) {
-        let problem = "--tokenizer: a char tokenizer's characters stand in no Hugging Face folder, expected byte or gpt2, or leave it out";
+        let problem = "--tokenizer: a Hugging Face folder does not hold the characters of a char \
+                       tokenizer; expected byte or gpt2, or leave it out";
         return Err(Failure::new(Exit::Usage, problem));
     }
-    let tokenizer = match (args.tokenizer, shape.vocab_size) {
-        (Some(kind), _) => Some(Tokenizer::for_text(kind, "")?),
-        (None, GPT2 | GPT2_PADDED) => Some(Tokenizer::for_text(TokenizerKind::Gpt2, "")?),
-        (None, 256) => Some(Tokenizer::Byte),
-        (None, _) => None,
-    };
-    if let Some(tokenizer) =
-        tokenizer.as_ref().filter(|tokenizer| tokenizer.vocabulary() as usize > shape.vocab_size)
-    {
-        let (name, tokens) = (tokenizer.kind().name(), tokenizer.vocabulary());
-        let problem = format!(
-            "--tokenizer: {name} has {tokens} tokens, the model only {}; leave it out",
-            shape.vocab_size
-        );
-        return Err(Failure::new(Exit::Usage, problem));
-    }
+    let kind = args.tokenizer.or(match shape.vocab_size {
+        GPT2 | GPT2_PADDED => Some(TokenizerKind::Gpt2),
+        256 => Some(TokenizerKind::Byte),
+        _ => None,
+    });
+    let tokenizer = kind.map(|kind| Tokenizer::for_text(kind, "")).transpose()?;
     let mut config = preset::imported();
+    if let Some(tokenizer) = &tokenizer {
+        let (kind, tokens) = (tokenizer.kind(), tokenizer.vocabulary());
+        if tokens as usize > shape.vocab_size {
+            let problem = format!(
+                "--tokenizer: {} has {tokens} tokens, but the model only {}; leave it out",
+                kind.name(),
+                shape.vocab_size
+            );
+            return Err(Failure::new(Exit::Usage, problem));
+        }
+        config.data.tokenizer = kind;
+    }
     config.model.layers = shape.n_layer;
     config.model.heads = shape.n_head;
     config.model.d_model = shape.n_embd;
     config.model.d_ff = shape.n_inner;
     config.model.sequence_length = shape.n_positions;
     config.model.bias = bias == Bias::Present;
-    if let Some(tokenizer) = &tokenizer {
-        config.data.tokenizer = tokenizer.kind();
-    }
     config
         .check()
         .map_err(|error| Failure::new(Exit::Input, format!("{}: {error}", args.path.display())))?;
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let checkpoint = adopt(&config, tensors, tokenizer.as_ref(), &args.out)?;
     say!("imported {count} into {}", checkpoint.display());
     if bias == Bias::Absent {
-        say!("all of its biases are zero: the model has none (model.bias = false)");
+        say!("all biases are zero, so the model has none (model.bias = false)");
     }
     Ok(())
 }

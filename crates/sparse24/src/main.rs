@@ -1,5 +1,5 @@
-//! The command `sparse24`: arguments and terminal; the work is done in the libraries. One file a
-//! subcommand.
+//! The `sparse24` command: arguments and terminal output, one file for each subcommand. The
+//! libraries do the work.
 
 use std::process::ExitCode;
 
@@ -42,67 +42,54 @@ struct Cli {
     command: Command,
 }
 
-#[derive(Subcommand)]
-enum Command {
-    Train(train::Args),
-    Resume(resume::Args),
-    Eval(eval::Args),
-    Report(report::Args),
-    Sample(sample::Args),
-    LambdaSearch(lambda_search::Args),
-    Study(study::Args),
-    Prepare(prepare::Args),
-    Prune(prune::Args),
-    Verify(verify::Args),
-    Presets(presets::Args),
-    Config(config::Args),
-    Import(import::Args),
-    Export(export::Args),
-    Estimate(estimate::Args),
-    Doctor(doctor::Args),
-    Bench(bench::Args),
+macro_rules! commands {
+    ($($variant:ident $module:ident;)+) => {
+        #[derive(Subcommand)]
+        enum Command {
+            $($variant($module::Args),)+
+        }
+
+        fn run(command: &Command) -> Result<(), Failure> {
+            match command {
+                $(Command::$variant(args) => $module::run(args),)+
+            }
+        }
+    };
 }
 
-fn run(command: &Command) -> Result<(), Failure> {
-    match command {
-        Command::Train(args) => train::run(args),
-        Command::Resume(args) => resume::run(args),
-        Command::Eval(args) => eval::run(args),
-        Command::Report(args) => report::run(args),
-        Command::Sample(args) => sample::run(args),
-        Command::LambdaSearch(args) => lambda_search::run(args),
-        Command::Study(args) => study::run(args),
-        Command::Prepare(args) => prepare::run(args),
-        Command::Prune(args) => prune::run(args),
-        Command::Verify(args) => verify::run(args),
-        Command::Presets(args) => presets::run(args),
-        Command::Config(args) => config::run(args),
-        Command::Import(args) => import::run(args),
-        Command::Export(args) => export::run(args),
-        Command::Estimate(args) => estimate::run(args),
-        Command::Doctor(args) => doctor::run(args),
-        Command::Bench(args) => bench::run(args),
-    }
+commands! {
+    Train train;
+    Resume resume;
+    Eval eval;
+    Report report;
+    Sample sample;
+    LambdaSearch lambda_search;
+    Study study;
+    Prepare prepare;
+    Prune prune;
+    Verify verify;
+    Presets presets;
+    Config config;
+    Import import;
+    Export export;
+    Estimate estimate;
+    Doctor doctor;
+    Bench bench;
 }
 
 fn main() -> ExitCode {
     use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
-    let done = match Cli::try_parse() {
+    let result = match Cli::try_parse() {
         Ok(cli) => run(&cli.command),
-        Err(error)
-            if matches!(
-                error.kind(),
-                DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand
-            ) =>
-        {
-            error.exit()
-        }
-        Err(error) => Err(error.into()),
+        Err(error) => match error.kind() {
+            DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand => error.exit(),
+            _ => Err(error.into()),
+        },
     };
-    match done {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            failure.tell();
+            failure.message().into_iter().for_each(output::note);
             failure.code()
         }
     }

@@ -1,13 +1,15 @@
-//! Standard output and standard error, either of which may be closed while we write.
+//! Standard output and standard error. Either may be closed while we write.
 //!
-//! Invariant: a closed pipe never panics. What goes to standard output is the answer, so its loss
-//! ends the command; what goes to standard error is for a person, and training goes on without.
+//! Invariant: a closed pipe never causes a panic. Standard output carries the result, so the
+//! command ends if it is lost. Standard error is informational: training continues without it.
 
 use std::{
     fmt,
     io::{self, ErrorKind, Write},
     path::Path,
 };
+
+use serde::Serialize;
 
 use crate::failure::{Exit, Failure};
 
@@ -27,12 +29,17 @@ pub(crate) fn line(text: fmt::Arguments<'_>) -> Result<(), Failure> {
     write(format_args!("{text}\n"))
 }
 
-/// Writes a line to standard error, if anybody reads it.
+/// Writes indented JSON to standard output.
+pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    line(format_args!("{}", serde_json::to_string_pretty(value).expect("plain values")))
+}
+
+/// Writes a line to standard error; errors are ignored.
 pub(crate) fn note(text: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// A path as one word of a command line for a shell.
+/// Quotes a path as one word for a shell.
 pub(crate) fn word(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+,=@%:".contains(c);
@@ -48,7 +55,7 @@ pub(crate) fn counted(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// [`line()`] as `println!`; leaves the function if it cannot be written.
+/// `println!` through [`line()`]; returns from the function on failure.
 macro_rules! say {
     ($($argument:tt)*) => {
         $crate::output::line(format_args!($($argument)*))?
@@ -62,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_one_word() {
+    fn a_path_is_quoted_only_where_needed() {
         for (path, expected) in [
             ("runs/a-1", "runs/a-1"),
             ("a b", "'a b'"),

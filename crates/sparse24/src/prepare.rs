@@ -1,4 +1,4 @@
-//! `sparse24 prepare`: a text, encoded once for many runs.
+//! `sparse24 prepare`: encodes a text once for many runs.
 
 use std::path::PathBuf;
 
@@ -18,25 +18,25 @@ use crate::{
 /// Encode a text file or folder into token shards (train.bin, val.bin, tokenizer.json)
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// A UTF-8 text file, or a folder of them
+    /// UTF-8 text file, or folder of them
     #[arg(long, value_name = "PATH")]
     data: PathBuf,
-    /// How text becomes tokens: bytes of UTF-8 (256), the characters of the text, or GPT-2's
-    /// byte-pair encoding (50257)
+    /// UTF-8 bytes (256 tokens), the characters of the text, or GPT-2's byte-pair encoding (50257
+    /// tokens)
     #[arg(long, value_parser = tokenizer_names())]
     tokenizer: TokenizerKind,
-    /// The folder to make; one that exists must be empty or prepared earlier
+    /// Folder to create; an existing one must be empty or prepared earlier
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// The share to hold out, from the end of the text
+    /// Share of the text for validation, taken from its end
     #[arg(long, value_name = "SHARE", default_value_t = VALIDATION_FRACTION)]
     validation: f64,
-    /// The summary as one JSON object
+    /// Print the summary as one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// A tokenizer by its name.
+/// Parses the name of a tokenizer.
 pub(crate) fn tokenizer_names() -> impl TypedValueParser<Value = TokenizerKind> {
     PossibleValuesParser::new(TokenizerKind::ALL.map(TokenizerKind::name)).map(|name| {
         TokenizerKind::ALL.into_iter().find(|kind| kind.name() == name).expect("one of these names")
@@ -44,21 +44,22 @@ pub(crate) fn tokenizer_names() -> impl TypedValueParser<Value = TokenizerKind> 
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let signals = Signals::to_stop()?;
+    let signals = Signals::listen_for_stop()?;
     let corpus = Corpus::open(&args.data)?;
     let tokenizer = Tokenizer::for_text(args.tokenizer, corpus.text())?;
     let prepared = prepare(&corpus, tokenizer, args.validation, &args.out, &signals.any());
+    let out = args.out.display();
     let dataset = prepared.map_err(|error| match signals.received() {
         Some(exit) if error.kind() == ErrorKind::Interrupted => {
-            Failure::new(exit, format!("interrupted; {} is as it was", args.out.display()))
+            Failure::new(exit, format!("interrupted; {out} is unchanged"))
         }
         _ => error.into(),
     })?;
-    let (train, validation, vocabulary) =
-        (dataset.train().len(), dataset.validation().len(), dataset.vocabulary());
+    let (train, validation) = (dataset.train().len(), dataset.validation().len());
+    let vocabulary = dataset.vocabulary();
     if args.json {
         let summary = json!({
-            "out": args.out.display().to_string(),
+            "out": out.to_string(),
             "train_tokens": train,
             "validation_tokens": validation,
             "vocabulary": vocabulary,
@@ -66,13 +67,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         });
         say!("{summary}");
     } else {
-        let out = args.out.display();
+        say!("{train} training and {validation} validation tokens, vocabulary {vocabulary}: {out}");
         say!(
-            "{train} tokens to train on and {validation} held out, of a vocabulary of {vocabulary}: {out}"
-        );
-        let out = word(&args.out);
-        say!(
-            "train on them with `sparse24 train --data {out} --set data.tokenizer={}`",
+            "train on them with `sparse24 train --data {} --set data.tokenizer={}`",
+            word(&args.out),
             args.tokenizer.name()
         );
     }

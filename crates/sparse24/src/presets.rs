@@ -1,4 +1,4 @@
-//! `sparse24 presets`: the tables of named configurations and of methods.
+//! `sparse24 presets`: lists the named configurations, or the training methods.
 
 use serde::Serialize;
 use sparse24_run::config::{Config, preset::PRESETS};
@@ -7,15 +7,18 @@ use sparse24_train::method::{
     words::{Choice, DecayPlace},
 };
 
-use crate::{failure::Failure, output::say};
+use crate::{
+    failure::Failure,
+    output::{print_json, say},
+};
 
-/// List the presets, what they train and where their numbers come from; or the training methods
+/// List the presets with what they train and the source of their numbers, or the training methods
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// The training methods instead, each as a composition of choices that can also be set alone
+    /// List the training methods, each as a combination of choices that can also be set separately
     #[arg(long)]
     methods: bool,
-    /// One JSON array
+    /// Print one JSON array
     #[arg(long)]
     json: bool,
 }
@@ -28,7 +31,7 @@ struct Row {
     config: Config,
 }
 
-/// A row of the table of methods, in the words of a configuration.
+/// A training method in the words of a configuration.
 #[derive(Serialize)]
 struct MethodRow {
     name: &'static str,
@@ -37,14 +40,14 @@ struct MethodRow {
     wgrad: &'static str,
     refresh: String,
     decay: &'static str,
-    /// The feed-forward width, as a share of the model's.
+    /// d_ff as a share of the configured one.
     width: String,
     phases: Vec<String>,
     source: &'static str,
 }
 
-impl MethodRow {
-    fn of(preset: &method::Preset) -> Self {
+impl From<&method::Preset> for MethodRow {
+    fn from(preset: &method::Preset) -> Self {
         let method = (preset.build)(0.0);
         let sparse = method.sparse_phase();
         Self {
@@ -61,21 +64,12 @@ impl MethodRow {
     }
 }
 
-fn methods(args: &Args) -> Result<(), Failure> {
-    let rows: Vec<MethodRow> = method::PRESETS.iter().map(MethodRow::of).collect();
+fn list_methods(args: &Args) -> Result<(), Failure> {
+    let rows: Vec<MethodRow> = method::PRESETS.iter().map(MethodRow::from).collect();
     if args.json {
-        say!("{}", serde_json::to_string_pretty(&rows).expect("methods are plain values"));
-        return Ok(());
+        return print_json(&rows);
     }
-    say!(
-        "{:<12} {:<15} {:<11} {:<6} {:<15} {:<13} phases",
-        "method",
-        "forward",
-        "dgrad",
-        "wgrad",
-        "refresh",
-        "decay"
-    );
+    say!("method       forward         dgrad       wgrad  refresh         decay         phases");
     for MethodRow { name, forward, dgrad, wgrad, refresh, decay, width, phases, source } in rows {
         let refresh = if refresh.is_empty() { "-" } else { &refresh };
         let narrowed = if width == "1" {
@@ -83,44 +77,42 @@ fn methods(args: &Args) -> Result<(), Failure> {
         } else {
             format!(", d_ff times {width} (method.d_ff_ratio)")
         };
-        let phases = phases.join(" ");
         say!(
-            "{name:<12} {forward:<15} {dgrad:<11} {wgrad:<6} {refresh:<15} {decay:<13} {phases}{narrowed}"
+            "{name:<12} {forward:<15} {dgrad:<11} {wgrad:<6} {refresh:<15} {decay:<13} \
+             {}{narrowed}",
+            phases.join(" ")
         );
         say!("{:<12} {source}\n", "");
     }
+    say!("To train with a method: `sparse24 train --method NAME`.");
     say!(
-        "Train with one: `sparse24 train --method NAME`. Every choice can be set alone, such as --set method.decay=on-weights; forward, dgrad, wgrad and"
+        "Each choice can also be set separately, e.g. --set method.decay=on-weights; forward, \
+         dgrad, wgrad and decay apply to phases that are not dense."
     );
-    say!(
-        "decay are those of phases that are not dense. A list of phases: --set 'method.phases=[\"dense:1/6\", \"sparse\"]'."
-    );
+    say!("Phases are a list: --set 'method.phases=[\"dense:1/6\", \"sparse\"]'.");
     Ok(())
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.methods {
-        return methods(args);
+        return list_methods(args);
     }
     if args.json {
-        let rows: Vec<Row> = PRESETS
-            .iter()
-            .map(|preset| Row {
-                name: preset.name,
-                summary: preset.summary,
-                source: preset.source,
-                config: preset.config(),
-            })
-            .collect();
-        say!("{}", serde_json::to_string_pretty(&rows).expect("presets are plain values"));
-        return Ok(());
+        let row = |preset: &sparse24_run::config::preset::Preset| Row {
+            name: preset.name,
+            summary: preset.summary,
+            source: preset.source,
+            config: preset.config(),
+        };
+        return print_json(&PRESETS.iter().map(row).collect::<Vec<_>>());
     }
     for preset in PRESETS {
         say!("{:<22} {}", preset.name, preset.summary);
         say!("{:<22} {}\n", "", preset.source);
     }
     say!(
-        "Use one with `sparse24 train --preset NAME`; see all of its settings with `sparse24 config --preset NAME`."
+        "To train with a preset: `sparse24 train --preset NAME`; to see its settings: \
+         `sparse24 config --preset NAME`."
     );
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `sparse24 prune`: 2:4 for the weights of any safetensors file.
+//! `sparse24 prune`: prunes the weights of any safetensors file to 2:4.
 
 use std::path::PathBuf;
 
@@ -12,28 +12,27 @@ use crate::{
     structure::{Filter, Structure, lines, objects},
 };
 
-/// Prune the matrices of a safetensors file to 2:4; all else is copied untouched and listed
+/// Prune the matrices of a safetensors file to 2:4; everything else is copied unchanged and listed
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// The file to read
+    /// File to read
     #[arg(value_name = "IN.safetensors")]
     input: PathBuf,
-    /// The file to write; one that exists is replaced
+    /// File to write; an existing one is replaced
     #[arg(value_name = "OUT.safetensors")]
     output: PathBuf,
-    /// The structure to give
+    /// Structure of the masks
     #[arg(long, value_enum)]
     mask: Structure,
-    /// How the pattern of a tile is found (transposable only)
+    /// Search for the pattern of a tile (transposable only)
     #[arg(long, value_enum, default_value = "exact")]
     search: SearchName,
     #[command(flatten)]
     filter: Filter,
-    /// Refuse the file if a two-dimensional float tensor that is included, and no embedding, cannot
-    /// be pruned
+    /// Fail if an included two-dimensional float tensor that is not an embedding cannot be pruned
     #[arg(long)]
     strict: bool,
-    /// The list as one JSON object
+    /// Print the list as one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -42,7 +41,7 @@ pub(crate) struct Args {
 enum SearchName {
     /// The best of the 90 patterns
     Exact,
-    /// The 2-approximation: largest first, while there is room
+    /// A 2-approximation: largest values first, while the pattern has free places
     Greedy,
 }
 
@@ -51,31 +50,28 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         SearchName::Exact => Search::Exact,
         SearchName::Greedy if args.mask == Structure::Transposable => Search::Greedy,
         SearchName::Greedy => {
-            let sentence = "--search greedy found with a --mask other than transposable: there the two largest of a group are exact already, leave it out";
-            return Err(Failure::new(Exit::Usage, sentence));
+            let problem = "--search greedy: requires --mask transposable; other masks keep the two \
+                           largest of each group, which is exact";
+            return Err(Failure::new(Exit::Usage, problem));
         }
     };
     let unprunable = if args.strict { Unprunable::Refuse } else { Unprunable::Copy };
     let selection = Selection { kind: args.mask.into(), include: &|name| args.filter.admits(name) };
     let reports = prune_file(&args.input, &args.output, selection, search, unprunable)?;
+    let (kind, out) = (selection.kind.to_string(), args.output.display().to_string());
     if args.json {
-        let tensors = objects(
-            &reports,
-            |Pruned { kept_norm, nan, nan_pruned }| json!({ "kept_norm": kept_norm, "nan": nan, "nan_pruned": nan_pruned }),
-        );
-        say!(
-            "{}",
-            json!({ "mask": selection.kind.to_string(), "out": args.output.display().to_string(), "tensors": tensors })
-        );
+        let describe = |pruned: &Pruned| {
+            let Pruned { kept_norm, nan, nan_pruned } = pruned;
+            json!({ "kept_norm": kept_norm, "nan": nan, "nan_pruned": nan_pruned })
+        };
+        let tensors = objects(&reports, describe);
+        say!("{}", json!({ "mask": kind, "out": out, "tensors": tensors }));
         return Ok(());
     }
-    output::write(format_args!(
-        "{}",
-        lines(&reports, "copied", |pruned| ("pruned", remark(pruned)))
-    ))?;
+    let listed = lines(&reports, "copied", |pruned| ("pruned", remark(pruned)));
+    output::write(format_args!("{listed}"))?;
     let pruned = reports.iter().filter(|report| report.outcome.is_ok()).count();
-    let (what, copied) = (counted(pruned, "tensor"), reports.len() - pruned);
-    say!("{what} pruned ({}), {copied} copied: {}", selection.kind, args.output.display());
+    say!("{} pruned ({kind}), {} copied: {out}", counted(pruned, "tensor"), reports.len() - pruned);
     Ok(())
 }
 
@@ -85,7 +81,7 @@ fn remark(Pruned { kept_norm, nan, nan_pruned }: &Pruned) -> String {
         (0, _) => norm,
         (nan, 0) => format!("{norm}; {nan} NaN, all kept"),
         (nan, pruned) => {
-            format!("{norm}; {nan} NaN, {pruned} of them pruned, where too many stand together")
+            format!("{norm}; {nan} NaN, {pruned} of them pruned, too many for one group or tile")
         }
     }
 }

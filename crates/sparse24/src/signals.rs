@@ -1,8 +1,7 @@
-//! Signals while a run trains, or a text is encoded: the first SIGINT or SIGTERM asks it to save
-//! and stop, a second of its kind ends the process at once; SIGUSR1 asks it to save and go on.
+//! Signals during training or encoding. The first SIGINT or SIGTERM requests a save and a stop; a
+//! second one of the same kind ends the process at once. SIGUSR1 requests a save.
 //!
-//! Invariant: a handler only sets flags, or exits. Deliberately absent: what happens between the
-//! two ([`crate::train`]).
+//! Invariant: a handler only sets flags or exits.
 
 use std::{
     io,
@@ -20,7 +19,7 @@ use sparse24_run::run::Asked;
 
 use crate::failure::{Exit, Failure};
 
-/// Which signals came.
+/// The signals received so far.
 pub(crate) struct Signals {
     stops: [(Exit, Arc<AtomicBool>); 2],
     save: Arc<AtomicBool>,
@@ -28,52 +27,55 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Takes the signals over, for the rest of the process.
+    /// Handles all three signals for the rest of the process.
     pub(crate) fn take() -> Result<Self, Failure> {
-        let signals = Self::to_stop()?;
-        #[cfg(unix)]
-        note(signal_hook::consts::SIGUSR1, &signals.save, &signals.any).map_err(deaf)?;
+        let signals = Self::listen_for_stop()?;
+        signals.listen_for_save()?;
         Ok(signals)
     }
 
-    /// Those alone that ask to stop, where there is nothing to save.
-    pub(crate) fn to_stop() -> Result<Self, Failure> {
+    /// Handles only SIGINT and SIGTERM, for work that cannot be saved.
+    pub(crate) fn listen_for_stop() -> Result<Self, Failure> {
         let any = Arc::new(AtomicBool::new(false));
         let stop = |signal, exit| {
             let received = Arc::default();
-            // In this order: handlers run in it, and the first signal must not find the flag set.
+            // Handlers run in the order of registration: the first signal must find the flag unset.
             flag::register_conditional_shutdown(signal, exit as i32, Arc::clone(&received))?;
-            note(signal, &received, &any)?;
+            listen(signal, [&received, &any])?;
             Ok::<_, io::Error>((exit, received))
         };
-        let stops = [
-            stop(SIGINT, Exit::Interrupted).map_err(deaf)?,
-            stop(SIGTERM, Exit::Terminated).map_err(deaf)?,
-        ];
-        Ok(Self { stops, save: Arc::default(), any })
+        let stops = (|| Ok([stop(SIGINT, Exit::Interrupted)?, stop(SIGTERM, Exit::Terminated)?]))();
+        Ok(Self { stops: stops.map_err(failure)?, save: Arc::default(), any })
     }
 
-    /// Who else watches runs of this process: what was received before is received there too.
+    #[cfg(unix)]
+    fn listen_for_save(&self) -> Result<(), Failure> {
+        listen(signal_hook::consts::SIGUSR1, [&self.save, &self.any]).map_err(failure)
+    }
+
+    #[cfg(not(unix))]
+    fn listen_for_save(&self) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    /// A second observer with flags of its own, for another run of this process. It also reports
+    /// stop signals that were received before.
     pub(crate) fn another(&self) -> Result<Self, Failure> {
-        let (any, save) = (Arc::default(), Arc::default());
+        let another = Self { stops: self.stops.clone(), save: Arc::default(), any: Arc::default() };
         for signal in [SIGINT, SIGTERM] {
-            flag::register(signal, Arc::clone(&any)).map_err(deaf)?;
+            listen(signal, [&another.any]).map_err(failure)?;
         }
-        #[cfg(unix)]
-        for received in [&save, &any] {
-            flag::register(signal_hook::consts::SIGUSR1, Arc::clone(received)).map_err(deaf)?;
-        }
-        Ok(Self { stops: self.stops.clone(), save, any })
+        another.listen_for_save()?;
+        Ok(another)
     }
 
-    /// A flag that each of them sets, and [`Signals::asked`] clears.
+    /// A flag that each of the signals sets and [`Signals::asked`] clears.
     pub(crate) fn any(&self) -> Arc<AtomicBool> {
         self.any.clone()
     }
 
-    /// What they ask for.
     pub(crate) fn asked(&self) -> Asked {
-        // Before the others are read: what comes in between sets it again.
+        // Cleared before the others are read: a signal that arrives in between sets it again.
         self.any.store(false, Ordering::SeqCst);
         match self.received() {
             Some(_) => Asked::Stop,
@@ -82,21 +84,18 @@ impl Signals {
         }
     }
 
-    /// The exit code of the signal that asked to stop, if one did.
+    /// The exit code of the stop signal, if one was received.
     pub(crate) fn received(&self) -> Option<Exit> {
-        self.stops
-            .iter()
-            .find(|(_, received)| received.load(Ordering::SeqCst))
-            .map(|&(exit, _)| exit)
+        let is_set = |(_, received): &&(_, Arc<AtomicBool>)| received.load(Ordering::SeqCst);
+        self.stops.iter().find(is_set).map(|&(exit, _)| exit)
     }
 }
 
-fn deaf(error: io::Error) -> Failure {
-    Failure::new(Exit::Io, format!("cannot listen for signals: {error}"))
+fn failure(error: io::Error) -> Failure {
+    Failure::new(Exit::Io, format!("cannot handle signals: {error}"))
 }
 
-/// From now on the signal sets both flags.
-fn note(signal: i32, received: &Arc<AtomicBool>, any: &Arc<AtomicBool>) -> io::Result<()> {
-    flag::register(signal, received.clone())?;
-    flag::register(signal, any.clone()).map(drop)
+/// Makes the signal set the flags, in this order.
+fn listen<const N: usize>(signal: i32, flags: [&Arc<AtomicBool>; N]) -> io::Result<()> {
+    flags.into_iter().try_for_each(|flag| flag::register(signal, Arc::clone(flag)).map(drop))
 }

@@ -1,4 +1,4 @@
-//! What `prune` and `verify` share: which structure, which tensors, and how they are listed.
+//! Arguments and listings that `prune` and `verify` share.
 
 use std::fmt::Write;
 
@@ -29,23 +29,22 @@ impl From<Structure> for MaskKind {
     }
 }
 
-/// The tensors to look at.
+/// Which tensors to look at.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Filter {
-    /// Only tensors in whose name this matches (embeddings are left out all the same)
+    /// Only tensors whose name matches (embeddings are always left out)
     #[arg(long, value_name = "REGEX")]
     include: Option<Regex>,
 }
 
 impl Filter {
-    /// Whether a name passes.
     pub(crate) fn admits(&self, name: &str) -> bool {
         self.include.as_ref().is_none_or(|regex| regex.is_match(name))
     }
 }
 
-/// One line a tensor: a word, the name, dtype, shape, and a remark; `skipped` is the word for those
-/// left alone.
+/// One line per tensor: word, name, dtype, shape and remark. `skipped` is the word for a tensor
+/// that was left out.
 pub(crate) fn lines<T>(
     reports: &[TensorReport<T>],
     skipped: &str,
@@ -55,28 +54,26 @@ pub(crate) fn lines<T>(
     let mut out = String::new();
     for TensorReport { name, dtype, shape, outcome } in reports {
         let (word, remark) = match outcome {
-            Ok(done) => describe(done),
+            Ok(outcome) => describe(outcome),
             Err(reason) => (skipped, reason.to_string()),
         };
         let kind = format!("{dtype} {shape:?}");
         let line = format!("{word:<8} {name:<width$}  {kind:<18}  {remark}");
-        writeln!(out, "{}", line.trim_end()).expect("a string takes all");
+        writeln!(out, "{}", line.trim_end()).expect("writing to a string cannot fail");
     }
     out
 }
 
-/// One object a tensor; those left alone have a `skipped` reason.
+/// One object per tensor; `skipped` holds the reason if it was left out.
 pub(crate) fn objects<T>(reports: &[TensorReport<T>], describe: impl Fn(&T) -> Value) -> Value {
-    let object = |report: &TensorReport<T>| {
-        let mut object = json!({ "name": report.name, "dtype": report.dtype.to_string(), "shape": report.shape });
-        match &report.outcome {
-            Ok(done) => {
-                if let (Value::Object(object), Value::Object(more)) = (&mut object, describe(done))
-                {
-                    object.extend(more);
-                }
-            }
-            Err(reason) => object["skipped"] = json!(reason.to_string()),
+    let object = |TensorReport { name, dtype, shape, outcome }: &TensorReport<T>| {
+        let mut object = json!({ "name": name, "dtype": dtype.to_string(), "shape": shape });
+        let more = match outcome {
+            Ok(outcome) => describe(outcome),
+            Err(reason) => json!({ "skipped": reason.to_string() }),
+        };
+        if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
+            object.extend(more);
         }
         object
     };

@@ -1,4 +1,4 @@
-//! `sparse24 verify`: is this file 2:4?
+//! `sparse24 verify`: checks whether a file is 2:4.
 
 use std::path::PathBuf;
 
@@ -11,19 +11,20 @@ use crate::{
     structure::{Filter, Structure, lines, objects},
 };
 
-/// Prove or refute, tensor by tensor, that the matrices of a safetensors file are 2:4; exits 0 only
-/// if all are
+/// Verify, tensor by tensor, that the matrices of a safetensors file are 2:4
+///
+/// Exits with 0 only if all of them are.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// The file to read
+    /// File to read
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// The structure to prove
+    /// Structure to verify
     #[arg(long, value_enum, default_value = "transposable")]
     mask: Structure,
     #[command(flatten)]
     filter: Filter,
-    /// The list as one JSON object
+    /// Print the list as one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -34,45 +35,31 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let refuted: Vec<_> =
         reports.iter().filter(|report| matches!(report.outcome, Ok(Verdict::Refuted(_)))).collect();
     let checked = reports.iter().filter(|report| report.outcome.is_ok()).count();
+    let (kind, all) = (selection.kind.to_string(), counted(checked, "tensor"));
     if args.json {
         let tensors = objects(&reports, |verdict| match verdict {
             Verdict::Holds => json!({ "holds": true }),
-            Verdict::Refuted(offence) => {
-                json!({ "holds": false, "row": offence.row, "column": offence.column, "problem": offence.to_string() })
-            }
+            Verdict::Refuted(offence) => json!({
+                "holds": false,
+                "row": offence.row,
+                "column": offence.column,
+                "problem": offence.to_string(),
+            }),
         });
-        say!(
-            "{}",
-            json!({ "mask": selection.kind.to_string(), "holds": refuted.is_empty(), "tensors": tensors })
-        );
+        say!("{}", json!({ "mask": kind, "holds": refuted.is_empty(), "tensors": tensors }));
     } else {
         let listed = lines(&reports, "skipped", |verdict| match verdict {
             Verdict::Holds => ("holds", String::new()),
             Verdict::Refuted(offence) => ("refuted", offence.to_string()),
         });
         output::write(format_args!("{listed}"))?;
-    }
-    let (file, kind) = (args.file.display(), selection.kind);
-    match refuted.first() {
-        Some(first) => {
-            let (of, are) =
-                (counted(checked, "tensor"), if refuted.len() == 1 { "is" } else { "are" });
-            let sentence = format!(
-                "{file}: {} of {of} {are} not {kind}; the first is `{}`",
-                refuted.len(),
-                first.name
-            );
-            Err(Failure::new(Exit::Refuted, sentence))
-        }
-        None => {
-            if !args.json {
-                say!(
-                    "{} proved {kind}, {} skipped",
-                    counted(checked, "tensor"),
-                    reports.len() - checked
-                );
-            }
-            Ok(())
+        if refuted.is_empty() {
+            say!("{all} proved {kind}, {} skipped", reports.len() - checked);
         }
     }
+    let Some(first) = refuted.first() else { return Ok(()) };
+    let are = if refuted.len() == 1 { "is" } else { "are" };
+    let (file, count, first) = (args.file.display(), refuted.len(), &first.name);
+    let problem = format!("{file}: {count} of {all} {are} not {kind}; the first is `{first}`");
+    Err(Failure::new(Exit::Refuted, problem))
 }

@@ -1,48 +1,40 @@
-//! Weights from elsewhere: those of a run, a checkpoint or a Hugging Face GPT-2.
+//! Reads initial weights from a run, a checkpoint or a Hugging Face GPT-2.
 
 use std::path::Path;
 
 use sparse24_run::{
     checkpoint::NamedTensor,
     config::Config,
-    interchange::{self, Gpt2Config},
+    interchange::{self, Gpt2Config, shapes},
     run::Model,
 };
-use sparse24_train::nn::linear24::Bias;
+use sparse24_train::nn::Bias;
 
 use crate::failure::Failure;
 
-/// The weights that a run of this configuration and vocabulary begins with, linear layers
+/// The initial weights of a run with this configuration and vocabulary; linear layers are
 /// `[out, in]`.
 pub(crate) fn read(
     path: &Path,
     config: &Config,
     vocabulary: usize,
 ) -> Result<Vec<NamedTensor>, Failure> {
-    if is_run(path) {
+    if ["config.toml", "manifest.json"].iter().any(|file| path.join(file).exists()) {
         return Ok(Model::read(path)?.checkpoint.weights);
     }
     let model = config.recipe(vocabulary)?.model;
-    Ok(interchange::import(path, &Gpt2Config::of(&model).parameters(model.bias))?)
+    Ok(interchange::import(path, &shapes(&model)?)?)
 }
 
-/// A Hugging Face GPT-2 with the shape that its `config.json` says, and whether any of its biases
-/// is not zero.
+/// A Hugging Face GPT-2 with the shape in its `config.json`; biases that are all zero are dropped.
 pub(crate) fn read_gpt2(path: &Path) -> Result<(Gpt2Config, Vec<NamedTensor>, Bias), Failure> {
     let shape = Gpt2Config::read(path)?;
     let mut weights = interchange::import(path, &shape.parameters(Bias::Present))?;
     let is_bias = |tensor: &NamedTensor| tensor.name.ends_with(".bias");
-    if weights
-        .iter()
-        .filter(|tensor| is_bias(tensor))
-        .any(|tensor| tensor.values.iter().any(|&value| value != 0.0))
-    {
+    let is_zero = |tensor: &NamedTensor| tensor.values.iter().all(|&value| value == 0.0);
+    if !weights.iter().all(|tensor| !is_bias(tensor) || is_zero(tensor)) {
         return Ok((shape, weights, Bias::Present));
     }
     weights.retain(|tensor| !is_bias(tensor));
     Ok((shape, weights, Bias::Absent))
-}
-
-fn is_run(path: &Path) -> bool {
-    path.join("config.toml").exists() || path.join("manifest.json").exists()
 }

@@ -1,142 +1,86 @@
-//! `sparse24 prepare` as its user meets it: what it writes, and every way in which it refuses.
+//! `sparse24 prepare`: what it writes, and its refusals.
 
-use std::{
-    fs,
-    path::Path,
-    process::{Command, Output},
-};
+#[path = "cli/support.rs"]
+#[expect(dead_code, reason = "the tests of the command need more of it")]
+mod support;
+use support::Place;
 
-use serde_json::Value;
-
-fn prepare(args: &[&str], folder: &Path) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_sparse24"))
-        .arg("prepare")
-        .args(args)
-        .current_dir(folder)
-        .output()
-        .unwrap()
-}
-
-fn refusal(args: &[&str], folder: &Path, code: i32) -> String {
-    let output = prepare(args, folder);
-    let message = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(code), "{message}");
-    assert!(output.stdout.is_empty(), "a refusal prints to standard error alone");
-    message
-}
-
-fn names(folder: &Path) -> Vec<String> {
-    let mut names: Vec<_> = fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    names
+fn names(place: &Place, folder: &str) -> Vec<String> {
+    let tree = place.tree(folder);
+    tree.keys().map(|path| path.to_str().unwrap().to_owned()).collect()
 }
 
 #[test]
 fn a_text_becomes_shards() {
-    let root = tempfile::tempdir().unwrap();
-    let root = root.path();
-    fs::write(root.join("text"), "to be, or not to be\n".repeat(50)).unwrap();
+    let place = Place::new();
+    place.write("text", "to be, or not to be\n".repeat(50));
     for (tokenizer, vocabulary) in [("byte", 256), ("char", 9), ("gpt2", 50_257)] {
-        let output = prepare(
-            &["--data", "text", "--tokenizer", tokenizer, "--out", "made/here", "--json"],
-            root,
-        );
-        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-        let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let line = format!("prepare --data text --tokenizer {tokenizer} --out made/here --json");
+        let summary = place.json(&line);
         assert_eq!(summary["vocabulary"], vocabulary);
+        assert_eq!(summary["out"], "made/here");
         let [train, validation] =
             ["train_tokens", "validation_tokens"].map(|key| summary[key].as_u64().unwrap());
         if tokenizer != "gpt2" {
             assert_eq!([train, validation], [900, 100]);
         }
-        assert_eq!(names(&root.join("made/here")), ["tokenizer.json", "train.bin", "val.bin"]);
-        assert_eq!(names(&root.join("made")), ["here"], "something half-written is left");
-        assert_eq!(
-            fs::metadata(root.join("made/here/val.bin")).unwrap().len(),
-            128 + 2 * validation
-        );
+        let files = ["here", "here/tokenizer.json", "here/train.bin", "here/val.bin"];
+        assert_eq!(names(&place, "made"), files);
+        let shard = std::fs::metadata(place.path("made/here/val.bin")).unwrap();
+        assert_eq!(shard.len(), 128 + 2 * validation);
     }
-    let output = prepare(
-        &["--data", "text", "--tokenizer", "byte", "--out", "half", "--validation", "0.5"],
-        root,
-    );
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert!(
-        text.starts_with("500 tokens to train on and 500 held out, of a vocabulary of 256: half"),
-        "{text}"
-    );
+    let answer = place.answer("prepare --data text --tokenizer byte --out half --validation 0.5");
+    assert!(answer.starts_with("500 training and 500 validation tokens"), "{answer}");
+    assert!(answer.contains("`sparse24 train --data half "), "{answer}");
 }
 
 #[test]
-fn every_refusal_says_why_and_leaves_nothing() {
-    let root = tempfile::tempdir().unwrap();
-    let root = root.path();
-    fs::write(root.join("text"), "to be\n".repeat(50)).unwrap();
-    fs::write(root.join("latin1"), b"caf\xe9 au lait").unwrap();
-    fs::write(root.join("empty"), "").unwrap();
-    fs::write(root.join("one"), "x").unwrap();
-    fs::create_dir(root.join("mine")).unwrap();
-    fs::write(root.join("mine/thesis.tex"), "years of work").unwrap();
-    fs::create_dir(root.join("nanogpt")).unwrap();
-    fs::write(root.join("nanogpt/train.bin"), [1, 0]).unwrap();
-    let before = names(root);
-    let args = |data, out| ["--data", data, "--tokenizer", "byte", "--out", out];
-    for (data, out, code, expected) in [
-        ("nowhere", "out", 3, "error: nowhere: does not exist, expected a text file"),
-        ("latin1", "out", 3, "error: latin1: is not UTF-8 text: byte 0xe9 at offset 3"),
-        ("empty", "out", 3, "error: empty: holds no text"),
-        ("one", "out", 3, "error: one: 1 characters are too few"),
-        ("text", "mine", 3, "mine: is not empty and holds `thesis.tex`"),
-        ("text", "nanogpt", 3, "nanogpt: holds token files without a tokenizer.json of sparse24"),
-        ("text", "one", 3, "one: exists and is not a folder"),
-        ("text", "one/out", 4, "error: cannot create one: "),
+fn unusable_texts_folders_and_shares_are_refused() {
+    let place = Place::new();
+    place.write("latin1", b"caf\xe9 au lait");
+    place.write("empty", "");
+    place.write("one", "x");
+    place.write("spaces", " ".repeat(300_000) + "x");
+    for folder in ["mine", "nanogpt"] {
+        std::fs::create_dir(place.path(folder)).unwrap();
+    }
+    place.write("mine/thesis.tex", "years of work");
+    place.write("nanogpt/train.bin", [1, 0]);
+    for (arguments, code, pattern) in [
+        ("nowhere --out out", 3, "nowhere: does not exist"),
+        ("latin1 --out out", 3, "latin1: *UTF-8*0xe9*3"),
+        ("empty --out out", 3, "empty: "),
+        ("one --out out", 3, "one: *1 characters"),
+        ("text --out mine", 3, "mine: *`thesis.tex`"),
+        ("text --out nanogpt", 3, "nanogpt: *tokenizer.json"),
+        ("text --out one", 3, "one: *not a folder"),
+        ("text --out one/out", 4, "cannot create one: "),
+        ("text --out out --validation=0", 2, "--validation*0"),
+        ("text --out out --validation=1", 2, "--validation*1"),
+        ("text --out out --validation=-0.5", 2, "--validation*-0.5"),
+        ("text --out out --validation=NaN", 2, "--validation*NaN"),
     ] {
-        let message = refusal(&args(data, out), root, code);
-        assert!(message.contains(expected) && message.lines().count() == 1, "{message}");
-        assert_eq!(names(root), before, "{message}");
+        place.refuses(&format!("prepare --tokenizer byte --data {arguments}"), code, pattern);
     }
-    for share in ["0", "1", "-0.5", "NaN"] {
-        let share = format!("--validation={share}");
-        let message = refusal(&[&args("text", "out")[..], &[&share]].concat(), root, 2);
-        assert!(
-            message.starts_with(
-                "error: the share to hold out (data.validation_share, or --validation of prepare): expected more than 0 and less than 1"
-            ),
-            "{message}"
-        );
+    for (arguments, code, pattern) in [
+        ("text --tokenizer word", 2, "'word'*byte, char, gpt2"),
+        ("spaces --tokenizer gpt2", 3, "spaces: *byte 262144"),
+    ] {
+        place.refuses(&format!("prepare --data {arguments} --out out"), code, pattern);
     }
-    let message = refusal(&["--data", "text", "--tokenizer", "word", "--out", "out"], root, 2);
-    assert!(
-        message.contains("invalid value 'word'") && message.contains("byte, char, gpt2"),
-        "{message}"
-    );
-    fs::write(root.join("spaces"), " ".repeat(300_000) + "x").unwrap();
-    let message = refusal(&["--data", "spaces", "--tokenizer", "gpt2", "--out", "out"], root, 3);
-    assert!(
-        message.starts_with("error: spaces: the run of white space around byte 262144"),
-        "{message}"
-    );
-    assert!(!root.join("out").exists());
-    assert_eq!(fs::read(root.join("mine/thesis.tex")).unwrap(), b"years of work");
 }
 
 #[cfg(unix)]
 #[test]
-fn an_unwritable_place_is_said() {
+fn a_folder_without_write_permission_is_refused() {
     use std::os::unix::fs::PermissionsExt;
-    let root = tempfile::tempdir().unwrap();
-    let root = root.path();
-    fs::write(root.join("text"), "to be\n".repeat(50)).unwrap();
-    fs::create_dir(root.join("locked")).unwrap();
-    fs::set_permissions(root.join("locked"), fs::Permissions::from_mode(0o555)).unwrap();
-    if fs::write(root.join("locked/probe"), "").is_ok() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("locked")).unwrap();
+    std::fs::set_permissions(place.path("locked"), std::fs::Permissions::from_mode(0o555)).unwrap();
+    if std::fs::write(place.path("locked/probe"), "").is_ok() {
         eprintln!("skipped: this user may write anywhere");
         return;
     }
-    let message =
-        refusal(&["--data", "text", "--tokenizer", "byte", "--out", "locked/out"], root, 4);
-    assert!(message.contains("cannot create") && message.contains("locked/out"), "{message}");
+    let line = "prepare --data text --tokenizer byte --out locked/out";
+    place.refuses(line, 4, "cannot create *locked/out");
 }

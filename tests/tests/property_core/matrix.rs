@@ -203,28 +203,27 @@ proptest! {
     fn ragged_shapes_are_refused_by_name(rows in 0_usize..10, columns in 0_usize..10) {
         let w = Array2::<f32>::zeros((rows, columns));
         let tiled = rows.is_multiple_of(4) && columns.is_multiple_of(4);
-        let not_tiled = |operation: &str| format!("{operation}: shape [{rows}, {columns}] is not made of 4x4 tiles: both {rows} and {columns} must be multiples of 4");
-        let message = |result: Result<(), Error>| result.err().map(|error| error.to_string());
-        let refused = |operation: &str| (!tiled).then(|| not_tiled(operation));
+        let error_of = |result: Result<(), Error>| result.err();
+        let refused = |operation| (!tiled).then_some(Error::NotTiled { operation, rows, columns });
         for kind in [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise] {
-            prop_assert_eq!(message(search::mask_search(w.view(), kind).map(drop)), refused("mask search"));
+            prop_assert_eq!(error_of(search::mask_search(w.view(), kind).map(drop)), refused("mask search"));
         }
-        prop_assert_eq!(message(search::mask_search_greedy(w.view()).map(drop)), refused("mask search"));
-        prop_assert_eq!(message(Mask::empty(rows, columns).map(drop)), refused("mask"));
-        prop_assert_eq!(message(Mask::from_tiles(rows, columns, vec![0; rows * columns / 16]).map(drop)), refused("mask"));
+        prop_assert_eq!(error_of(search::mask_search_greedy(w.view()).map(drop)), refused("mask search"));
+        prop_assert_eq!(error_of(Mask::empty(rows, columns).map(drop)), refused("mask"));
+        prop_assert_eq!(error_of(Mask::from_tiles(rows, columns, vec![0; rows * columns / 16]).map(drop)), refused("mask"));
 
-        let grouped = |operation: &str| (!columns.is_multiple_of(4)).then(|| format!("{operation}: {columns} elements along the sparse dimension are not made of groups of 4"));
-        prop_assert_eq!(message(prune::soft_threshold_scale(w.view()).map(drop)), grouped("soft threshold"));
-        prop_assert_eq!(message(Compressed24::<f32>::zeros(rows, columns).map(drop)), grouped("compress"));
+        let grouped = |operation| (!columns.is_multiple_of(4)).then_some(Error::NotGrouped { operation, length: columns });
+        prop_assert_eq!(error_of(prune::soft_threshold_scale(w.view()).map(drop)), grouped("soft threshold"));
+        prop_assert_eq!(error_of(Compressed24::<f32>::zeros(rows, columns).map(drop)), grouped("compress"));
 
         let other = Mask::empty(12, 12).expect("tiled");
-        let found = format!("expected shape [{rows}, {columns}], found [12, 12]");
-        prop_assert_eq!(message(prune::masked(w.view(), &other).map(drop)), Some(format!("prune: {found}")));
-        prop_assert_eq!(message(Compressed24::encode(w.view(), &other).map(drop)), Some(format!("encode: {found}")));
-        prop_assert_eq!(message(decay::masked_decay(w.clone().view_mut(), w.view(), &other, 1.0)), Some(format!("masked decay: {found}")));
+        let shape = |operation| Some(Error::Shape { operation, expected: [rows, columns], found: [12, 12] });
+        prop_assert_eq!(error_of(prune::masked(w.view(), &other).map(drop)), shape("prune"));
+        prop_assert_eq!(error_of(Compressed24::encode(w.view(), &other).map(drop)), shape("encode"));
+        prop_assert_eq!(error_of(decay::masked_decay(w.clone().view_mut(), w.view(), &other, 1.0)), shape("masked decay"));
         if tiled {
             let own = Mask::empty(rows, columns).expect("tiled");
-            prop_assert_eq!(message(flip::flip_count(&own, &other).map(drop)), Some(format!("flip count: {found}")));
+            prop_assert_eq!(error_of(flip::flip_count(&own, &other).map(drop)), shape("flip count"));
         }
     }
 

@@ -1,7 +1,5 @@
-//! The estimate of one group a lane: uniforms, the exact estimator without branches, and core's,
-//! lane by lane.
-//!
-//! Invariant: the bits of [`sparse24_core::mvue`]. Deliberately absent: memory.
+//! The estimate of one group per lane: uniforms, and the exact estimator without branches. Rare
+//! groups and the approximate estimator are left to [`sparse24_core::mvue`], lane by lane.
 
 use sparse24_core::{
     mvue::{self, Estimator},
@@ -11,10 +9,10 @@ use sparse24_core::{
 use super::CALL_TOKENS;
 use crate::simd::Vector;
 
-/// Features that the widest level estimates at a time.
-pub(super) const WIDEST: usize = 16;
+/// The largest number of lanes.
+const WIDEST: usize = 16;
 
-/// Where the uniforms come from.
+/// Where the uniforms come from, and how they are used.
 #[derive(Clone, Copy)]
 pub(super) struct Sampler {
     pub(super) estimator: Estimator,
@@ -23,38 +21,7 @@ pub(super) struct Sampler {
     pub(super) p: usize,
 }
 
-/// The kept pair of a group a lane: values in ascending order of index, and the metadata nibble.
-pub(super) struct Kept<V: Vector> {
-    pub(super) low: V::F,
-    pub(super) high: V::F,
-    pub(super) nibble: V::U,
-}
-
-impl<V: Vector> Kept<V> {
-    /// The four elements of each group, zeros where pruned.
-    #[inline(always)]
-    pub(super) fn dense(self, v: V) -> [V::F; 4] {
-        let zero = v.splat(0.0);
-        let [low0, low1, low2] = [
-            v.test(self.nibble, 0b11, 0),
-            v.test(self.nibble, 0b11, 1),
-            v.test(self.nibble, 0b11, 2),
-        ];
-        let [high1, high2, high3] = [
-            v.test(self.nibble, 0b1100, 4),
-            v.test(self.nibble, 0b1100, 8),
-            v.test(self.nibble, 0b1100, 12),
-        ];
-        [
-            v.select(low0, self.low, zero),
-            v.select(low1, self.low, v.select(high1, self.high, zero)),
-            v.select(low2, self.low, v.select(high2, self.high, zero)),
-            v.select(high3, self.high, zero),
-        ]
-    }
-}
-
-/// The uniforms of one call of each lane, word by word; the second ones are for the approximate
+/// The uniforms of one Philox call per lane, word by word; the second ones are for the approximate
 /// estimator.
 pub(super) struct Draws<V: Vector> {
     first: [V::F; 4],
@@ -62,13 +29,13 @@ pub(super) struct Draws<V: Vector> {
 }
 
 impl Sampler {
-    /// The uniforms of the features from `feature` on for the sixteen tokens from `token` on.
+    /// Draws for the features from `feature` on and the sixteen tokens from `token` on.
     #[inline(always)]
     pub(super) fn draw<V: Vector>(self, v: V, feature: usize, token: usize) -> Draws<V> {
-        let (first, calls_a_feature) =
+        let (first, calls_per_feature) =
             (mvue::call(self.p, feature, token / 4), self.p.div_ceil(CALL_TOKENS) as u32);
         let calls: [u32; WIDEST] = core::array::from_fn(|lane| {
-            first.wrapping_add((lane as u32).wrapping_mul(calls_a_feature))
+            first.wrapping_add((lane as u32).wrapping_mul(calls_per_feature))
         });
         let calls = v.load_u(&calls);
         let second = match self.estimator {
@@ -80,6 +47,7 @@ impl Sampler {
         Draws { first: uniforms(v, self.stream, calls), second }
     }
 
+    /// The four elements of each group, zero where pruned.
     #[inline(always)]
     pub(super) fn estimate<V: Vector>(
         self,
@@ -87,7 +55,7 @@ impl Sampler {
         x: [V::F; 4],
         draws: &Draws<V>,
         word: usize,
-    ) -> Kept<V> {
+    ) -> [V::F; 4] {
         match self.estimator {
             Estimator::Exact => exact(v, x, draws.first[word]),
             Estimator::Approximate => {
@@ -97,9 +65,8 @@ impl Sampler {
     }
 }
 
-/// Philox4x32-10 for one call of each lane; see [`sparse24_core::philox`].
-///
-/// Even and odd lanes run apart, since products are twice as wide as words.
+/// The uniforms of one call of [`sparse24_core::philox`] per lane. Even and odd lanes are computed
+/// separately because products are twice as wide as words.
 #[inline(always)]
 fn uniforms<V: Vector>(v: V, stream: Stream, calls: V::U) -> [V::F; 4] {
     let even = philox_even(v, stream, calls);
@@ -111,38 +78,38 @@ fn uniforms<V: Vector>(v: V, stream: Stream, calls: V::U) -> [V::F; 4] {
     uniforms
 }
 
-/// The four words of the calls in even lanes, in even lanes.
+/// The four words of the calls in the even lanes, in the even lanes.
 #[inline(always)]
 fn philox_even<V: Vector>(v: V, stream: Stream, calls: V::U) -> [V::U; 4] {
     let ([mut k0, mut k1], [site, micro_step, step]) = stream.address();
-    let [m0, m1] = MULTIPLIERS.map(
-        #[inline(always)]
-        |m| v.splat_u(m),
-    );
+    let (m0, m1) = (v.splat_u(MULTIPLIERS[0]), v.splat_u(MULTIPLIERS[1]));
     let (mut a, mut b, mut c, mut d) =
         (calls, v.splat_u(site), v.splat_u(micro_step), v.splat_u(step));
     for _ in 0..ROUNDS {
         let (p0, p1) = (v.mul_even(a, m0), v.mul_even(c, m1));
-        a = v.xor(v.xor(v.odd_to_even(p1), b), v.splat_u(k0));
-        c = v.xor(v.xor(v.odd_to_even(p0), d), v.splat_u(k1));
+        a = v.xor_u(v.xor_u(v.odd_to_even(p1), b), v.splat_u(k0));
+        c = v.xor_u(v.xor_u(v.odd_to_even(p0), d), v.splat_u(k1));
         (b, d) = (p1, p0);
         (k0, k1) = (k0.wrapping_add(WEYL[0]), k1.wrapping_add(WEYL[1]));
     }
     [a, b, c, d]
 }
 
-/// [`mvue::exact`] of a group a lane, without branches but for rare groups.
+/// [`mvue::exact`] of a group per lane, without branches except for rare groups.
 ///
-/// Sums over the drawn elements before i are sums over all uncertain ones, since a zero adds
-/// nothing; the first i with t < c_i is drawn, since its sum grew. With t' = t where one element is
-/// certain and t + r where none is, the lower index is the first of 0, 1, 2 that is certain or has
-/// t < c_i, and the higher is 1 if t' < c_1, 2 if t' < c_2, else 3, unless one beyond is certain.
-/// That is core's choice wherever at most one element is certain and both kept are nonzero, hence
-/// drawn: with nothing certain at least three are drawn, and t + r is at least the sum that ends
-/// with the first kept, so that the second comes after it; where core falls back on the last drawn,
-/// this falls back on 2 below or on 3 above, which is then the last but one or the last.
+/// An element is open if a_i < r, and certain otherwise. c_i here sums the open elements up to i,
+/// as in core, since zeros add nothing. The first i with t < c_i is drawn, since its sum grew. With
+/// t' = t if one element is certain and t' = t + r if none is, the lower kept index is the first of
+/// 0, 1, 2 that is certain or has t < c_i; the higher is 1 if t' < c_1, otherwise 2 if t' < c_2,
+/// otherwise 3, unless one beyond is certain.
+///
+/// That is core's choice wherever at most one element is certain and both kept elements are
+/// nonzero. If nothing is certain, at least three elements are drawn from, and t + r is at least
+/// the sum that ends with the first kept element, so that the second comes after it. Where core
+/// falls back to the last element with a nonzero sum, this falls back to 2 below and to 3 above,
+/// which are then the last but one and the last.
 #[inline(always)]
-fn exact<V: Vector>(v: V, x: [V::F; 4], u: V::F) -> Kept<V> {
+fn exact<V: Vector>(v: V, x: [V::F; 4], u: V::F) -> [V::F; 4] {
     let zero = v.splat(0.0);
     let a = [v.abs(x[0]), v.abs(x[1]), v.abs(x[2]), v.abs(x[3])];
     let (p01, p23) = (v.add(a[0], a[1]), v.add(a[2], a[3]));
@@ -153,7 +120,7 @@ fn exact<V: Vector>(v: V, x: [V::F; 4], u: V::F) -> Kept<V> {
     );
     let r = v.least(v.mul(s, v.splat(0.5)), without_largest);
 
-    // Truths are sign bits until a mask is needed.
+    // Booleans are sign bits until a mask is needed.
     let open = [v.below(a[0], r), v.below(a[1], r), v.below(a[2], r), v.below(a[3], r)];
     let c0 = v.select(v.truth(open[0]), a[0], zero);
     let c1 = v.select(v.truth(open[1]), v.add(c0, a[1]), c0);
@@ -170,23 +137,19 @@ fn exact<V: Vector>(v: V, x: [V::F; 4], u: V::F) -> Kept<V> {
         below2: v.truth(v.and_u(open[2], v.below(after, c1))),
         below3: v.truth(v.and_u(open[3], v.below(after, c2))),
     };
-    let [low, high] = choice.keep(v, x);
+    let [low, high] = choice.pair(v, x);
     let both_nonzero = v.below(zero, v.least(v.abs(low), v.abs(high)));
     let sound = v.truth(
         v.and_u(v.and_u(v.below(s, v.splat(f32::INFINITY)), one_certain_at_most), both_nonzero),
     );
-    let kept = Kept {
-        low: v.at_least_in_magnitude(low, r),
-        high: v.at_least_in_magnitude(high, r),
-        nibble: choice.nibble(v),
-    };
+    let kept = choice.place(v, [v.raise(low, r), v.raise(high, r)]);
     if v.any(v.not(sound)) { rare(v, x, u, kept, sound) } else { kept }
 }
 
-/// [`mvue::exact`] where it is not `sound`: at most two elements are nonzero, or the group is
-/// core's alone, as one whose sum overflows or that is not finite.
+/// [`mvue::exact`] of the groups that are not `sound`: those with at most two nonzero elements, and
+/// those whose sum overflows or is not finite, which core computes.
 #[inline(always)]
-fn rare<V: Vector>(v: V, x: [V::F; 4], u: V::F, kept: Kept<V>, sound: V::M) -> Kept<V> {
+fn rare<V: Vector>(v: V, x: [V::F; 4], u: V::F, kept: [V::F; 4], sound: V::M) -> [V::F; 4] {
     let zero = v.splat(0.0);
     let a = [v.abs(x[0]), v.abs(x[1]), v.abs(x[2]), v.abs(x[3])];
     let nonzero =
@@ -196,7 +159,7 @@ fn rare<V: Vector>(v: V, x: [V::F; 4], u: V::F, kept: Kept<V>, sound: V::M) -> K
     if v.any(v.not(v.or(sound, few))) {
         return one_by_one(v, x, [u, u], Estimator::Exact);
     }
-    // The nonzero ones are kept unchanged, a single one with its neighbour.
+    // Keep the nonzero elements unchanged, a single one with its neighbour.
     let (lower, upper) = (v.or(nonzero[0], nonzero[1]), v.or(nonzero[2], nonzero[3]));
     let choice = Choice {
         past0: v.and(upper, v.not(nonzero[0])),
@@ -204,47 +167,52 @@ fn rare<V: Vector>(v: V, x: [V::F; 4], u: V::F, kept: Kept<V>, sound: V::M) -> K
         below2: v.not(nonzero[2]),
         below3: v.not(v.or(nonzero[3], v.and(upper, v.not(lower)))),
     };
-    let [low, high] = choice.keep(v, x);
-    Kept {
-        low: v.select(few, low, kept.low),
-        high: v.select(few, high, kept.high),
-        nibble: v.select_u(few, choice.nibble(v), kept.nibble),
+    let unchanged = choice.place(v, choice.pair(v, x));
+    let mut out = kept;
+    for i in 0..4 {
+        out[i] = v.select(few, unchanged[i], kept[i]);
     }
+    out
 }
 
-/// Which two of a group are kept.
+/// Which two elements of a group are kept.
 #[derive(Clone, Copy)]
 struct Choice<M> {
     /// The lower index is not 0.
     past0: M,
-    /// Nor 1.
+    /// If the lower index is not 0, it is not 1 either.
     past1: M,
-    /// The higher index, if not 3, is not 2.
+    /// If the higher index is not 3, it is not 2 either.
     below2: M,
-    /// It is not 3.
+    /// The higher index is not 3.
     below3: M,
 }
 
 impl<M: Copy> Choice<M> {
+    /// The kept elements in ascending order of index.
     #[inline(always)]
-    fn keep<V: Vector<M = M>>(self, v: V, x: [V::F; 4]) -> [V::F; 2] {
+    fn pair<V: Vector<M = M>>(self, v: V, x: [V::F; 4]) -> [V::F; 2] {
         let low = v.select(self.past0, v.select(self.past1, x[2], x[1]), x[0]);
         [low, v.select(self.below3, v.select(self.below2, x[1], x[2]), x[3])]
     }
 
+    /// The group that holds the kept elements in their places, and zeros elsewhere.
     #[inline(always)]
-    fn nibble<V: Vector<M = M>>(self, v: V) -> V::U {
-        let low = v.select_u(
-            self.past0,
-            v.select_u(self.past1, v.splat_u(2), v.splat_u(1)),
-            v.splat_u(0),
-        );
-        let high = v.select_u(
-            self.below3,
-            v.select_u(self.below2, v.splat_u(1 << 2), v.splat_u(2 << 2)),
-            v.splat_u(3 << 2),
-        );
-        v.or_u(low, high)
+    fn place<V: Vector<M = M>>(self, v: V, [low, high]: [V::F; 2]) -> [V::F; 4] {
+        let zero = v.splat(0.0);
+        // The lower element if it is 1 or 2, and the higher one.
+        let inner = v.select(self.past0, low, zero);
+        let outer = v.select(self.below3, high, zero);
+        [
+            v.select(self.past0, zero, low),
+            v.select(
+                v.and(self.past0, v.not(self.past1)),
+                inner,
+                v.select(self.below2, outer, zero),
+            ),
+            v.select(v.and(self.past0, self.past1), inner, v.select(self.below2, zero, outer)),
+            v.select(self.below3, zero, high),
+        ]
     }
 }
 
@@ -256,7 +224,12 @@ fn three_of<V: Vector>(v: V, [a, b, c, d]: [V::M; 4]) -> V::M {
 
 /// Core's estimator, lane by lane.
 #[inline(always)]
-fn one_by_one<V: Vector>(v: V, x: [V::F; 4], uniforms: [V::F; 2], estimator: Estimator) -> Kept<V> {
+fn one_by_one<V: Vector>(
+    v: V,
+    x: [V::F; 4],
+    uniforms: [V::F; 2],
+    estimator: Estimator,
+) -> [V::F; 4] {
     let (mut groups, mut draws) = ([[0.0; WIDEST]; 4], [[0.0; WIDEST]; 2]);
     for (stored, x) in groups.iter_mut().zip(x) {
         v.store(x, stored);
@@ -264,26 +237,26 @@ fn one_by_one<V: Vector>(v: V, x: [V::F; 4], uniforms: [V::F; 2], estimator: Est
     for (stored, u) in draws.iter_mut().zip(uniforms) {
         v.store(u, stored);
     }
-    let (values, nibbles) = estimate_each(&groups, &draws, V::LANES, estimator);
-    Kept { low: v.load(&values[0]), high: v.load(&values[1]), nibble: v.load_u(&nibbles) }
+    estimate_each(&mut groups, &draws, V::LANES, estimator);
+    [v.load(&groups[0]), v.load(&groups[1]), v.load(&groups[2]), v.load(&groups[3])]
 }
 
 #[inline(never)]
 fn estimate_each(
-    groups: &[[f32; WIDEST]; 4],
+    groups: &mut [[f32; WIDEST]; 4],
     uniforms: &[[f32; WIDEST]; 2],
     lanes: usize,
     estimator: Estimator,
-) -> ([[f32; WIDEST]; 2], [u32; WIDEST]) {
-    let (mut values, mut nibbles) = ([[0.0; WIDEST]; 2], [0; WIDEST]);
+) {
     for lane in 0..lanes {
         let (group, [u, v]) = (groups.map(|x| x[lane]), uniforms.map(|u| u[lane]));
         let kept = match estimator {
             Estimator::Exact => mvue::exact(group, u),
             Estimator::Approximate => mvue::approximate(group, [u, v]),
         };
-        ([values[0][lane], values[1][lane]], nibbles[lane]) =
-            (kept.values, u32::from(kept.pattern().nibble()));
+        groups.iter_mut().for_each(|x| x[lane] = 0.0);
+        for (i, value) in kept.indices.into_iter().zip(kept.values) {
+            groups[usize::from(i)][lane] = value;
+        }
     }
-    (values, nibbles)
 }

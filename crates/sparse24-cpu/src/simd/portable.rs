@@ -1,12 +1,10 @@
-//! Four lanes in plain Rust: what every target has.
+//! Four lanes in plain Rust, for every target.
 
-use half::bf16;
 use sparse24_core::philox;
 
-use super::Vector;
-use crate::convert;
+use super::{Vector, vector_methods};
 
-/// Needs nothing, proves nothing.
+/// Needs no instructions, so it proves nothing.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Portable;
 
@@ -22,6 +20,13 @@ fn mask(truth: bool) -> u32 {
     if truth { u32::MAX } else { 0 }
 }
 
+/// Every aarch64 has FMA; elsewhere a fused product would be a library call.
+#[inline(always)]
+#[expect(clippy::disallowed_methods, reason = "products of dense kernels promise no bits of core")]
+fn mul_add(a: f32, b: f32, c: f32) -> f32 {
+    if cfg!(target_arch = "aarch64") { a.mul_add(b, c) } else { a * b + c }
+}
+
 impl Vector for Portable {
     const LANES: usize = LANES;
     type F = [f32; LANES];
@@ -34,7 +39,15 @@ impl Vector for Portable {
         [x; LANES]
     }
     #[inline(always)]
+    fn splat_u(self, x: u32) -> Self::U {
+        [x; LANES]
+    }
+    #[inline(always)]
     fn load(self, from: &[f32]) -> Self::F {
+        each(|i| from[i])
+    }
+    #[inline(always)]
+    fn load_u(self, from: &[u32]) -> Self::U {
         each(|i| from[i])
     }
     #[inline(always)]
@@ -42,163 +55,49 @@ impl Vector for Portable {
         to[..LANES].copy_from_slice(&x);
     }
     #[inline(always)]
-    fn add(self, a: Self::F, b: Self::F) -> Self::F {
-        each(|i| a[i] + b[i])
-    }
-    #[inline(always)]
-    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
-        each(|i| a[i] - b[i])
-    }
-    #[inline(always)]
-    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
-        each(|i| a[i] * b[i])
-    }
-    #[inline(always)]
-    fn abs(self, x: Self::F) -> Self::F {
-        x.map(f32::abs)
-    }
-    #[inline(always)]
-    fn magnitude(self, x: Self::F, limit: f32) -> Self::F {
-        each(|i| if x[i].abs() < limit { x[i].abs() } else { limit })
-    }
-    #[inline(always)]
-    fn least(self, a: Self::F, b: Self::F) -> Self::F {
-        each(|i| if a[i] < b[i] { a[i] } else { b[i] })
-    }
-    #[inline(always)]
-    fn most(self, a: Self::F, b: Self::F) -> Self::F {
-        each(|i| if a[i] > b[i] { a[i] } else { b[i] })
-    }
-    #[inline(always)]
-    fn unordered(self, a: Self::F, b: Self::F) -> Self::M {
-        each(|i| mask(a[i].is_nan() | b[i].is_nan()))
-    }
-    #[inline(always)]
-    fn above(self, a: Self::F, b: Self::F) -> Self::M {
-        each(|i| mask(a[i] > b[i]))
-    }
-    #[inline(always)]
-    fn copysign(self, magnitude: Self::F, sign: Self::F) -> Self::F {
-        each(|i| magnitude[i].copysign(sign[i]))
-    }
-    #[inline(always)]
-    fn select(self, which: Self::M, a: Self::F, b: Self::F) -> Self::F {
-        each(|i| f32::from_bits(a[i].to_bits() & which[i] | b[i].to_bits() & !which[i]))
-    }
-
-    #[inline(always)]
-    fn splat_u(self, x: u32) -> Self::U {
-        [x; LANES]
-    }
-    #[inline(always)]
-    fn load_u(self, from: &[u32]) -> Self::U {
-        each(|i| from[i])
-    }
-    #[inline(always)]
     fn store_u(self, x: Self::U, to: &mut [u32]) {
         to[..LANES].copy_from_slice(&x);
-    }
-    #[inline(always)]
-    fn xor(self, a: Self::U, b: Self::U) -> Self::U {
-        each(|i| a[i] ^ b[i])
-    }
-    #[inline(always)]
-    fn select_u(self, which: Self::M, a: Self::U, b: Self::U) -> Self::U {
-        each(|i| a[i] & which[i] | b[i] & !which[i])
-    }
-    #[inline(always)]
-    fn mul_even(self, a: Self::U, b: Self::U) -> Self::U {
-        each(|i| ((u64::from(a[i & !1]) * u64::from(b[i & !1])) >> (32 * (i & 1))) as u32)
-    }
-    #[inline(always)]
-    fn odd_to_even(self, x: Self::U) -> Self::U {
-        each(|i| x[i | 1])
-    }
-    #[inline(always)]
-    fn interleave_even(self, even: Self::U, odd: Self::U) -> Self::U {
-        each(|i| if i & 1 == 0 { even[i] } else { odd[i - 1] })
-    }
-    #[inline(always)]
-    fn below(self, a: Self::F, b: Self::F) -> Self::U {
-        each(|i| a[i].to_bits().wrapping_sub(b[i].to_bits()))
-    }
-    #[inline(always)]
-    fn and_u(self, a: Self::U, b: Self::U) -> Self::U {
-        each(|i| a[i] & b[i])
-    }
-    #[inline(always)]
-    fn or_u(self, a: Self::U, b: Self::U) -> Self::U {
-        each(|i| a[i] | b[i])
-    }
-    #[inline(always)]
-    fn not_u(self, a: Self::U) -> Self::U {
-        a.map(|a| !a)
-    }
-    #[inline(always)]
-    fn truth(self, sign: Self::U) -> Self::M {
-        sign.map(|sign| mask(sign >> 31 == 1))
-    }
-    #[inline(always)]
-    fn bits(self, x: Self::F) -> Self::U {
-        x.map(f32::to_bits)
-    }
-    #[inline(always)]
-    fn join_brains(self, low: Self::F, high: Self::F) -> Self::U {
-        each(|i| convert::narrow_word::<bf16>(low[i]) | convert::narrow_word::<bf16>(high[i]) << 16)
-    }
-    #[inline(always)]
-    fn test(self, x: Self::U, mask: u32, value: u32) -> Self::M {
-        each(|i| self::mask(x[i] & mask == value))
-    }
-    #[inline(always)]
-    fn uniform(self, word: Self::U) -> Self::F {
-        word.map(philox::uniform)
-    }
-    #[inline(always)]
-    fn push_sign(self, bits: Self::U, x: Self::F) -> Self::U {
-        each(|i| bits[i] << 1 | x[i].to_bits() >> 31)
-    }
-    #[inline(always)]
-    fn join_octal(self, high: Self::U, low: Self::U) -> Self::U {
-        each(|i| high[i] << 3 | low[i])
-    }
-    #[inline(always)]
-    fn join_nibble(self, high: Self::U, low: Self::U) -> Self::U {
-        each(|i| high[i] << 4 | low[i])
-    }
-
-    #[inline(always)]
-    fn and(self, a: Self::M, b: Self::M) -> Self::M {
-        each(|i| a[i] & b[i])
-    }
-    #[inline(always)]
-    fn or(self, a: Self::M, b: Self::M) -> Self::M {
-        each(|i| a[i] | b[i])
-    }
-    #[inline(always)]
-    fn not(self, a: Self::M) -> Self::M {
-        a.map(|a| !a)
     }
     #[inline(always)]
     fn any(self, a: Self::M) -> bool {
         a.iter().fold(0, |any, &a| any | a) != 0
     }
-
-    #[inline(always)]
-    fn transpose(self, rows: &mut [Self::U; 16]) {
-        let square: [Self::U; LANES] = each(|i| each(|j| rows[j][i]));
-        rows[..LANES].copy_from_slice(&square);
-    }
     #[inline(always)]
     fn transpose_tiles(self, rows: [Self::F; 4]) -> [Self::F; 4] {
         each(|j| each(|i| rows[i][j]))
     }
-    #[inline(always)]
-    fn chosen(self, bits: u32) -> Self::M {
-        each(|i| mask(bits >> i & 1 == 1))
-    }
-    #[inline(always)]
-    fn pack_pairs(self, x: [Self::F; 2], nibbles: u32) -> Self::F {
-        each(|i| x[i / 2][(nibbles >> (2 * i) & 3) as usize])
+
+    vector_methods! { []
+        add(a: F, b: F) -> F = each(|i| a[i] + b[i]);
+        sub(a: F, b: F) -> F = each(|i| a[i] - b[i]);
+        mul(a: F, b: F) -> F = each(|i| a[i] * b[i]);
+        mul_add(a: F, b: F, c: F) -> F = each(|i| mul_add(a[i], b[i], c[i]));
+        abs(x: F) -> F = x.map(f32::abs);
+        magnitude(x: F, limit: F) -> F =
+            each(|i| if x[i].abs() < limit[i] { x[i].abs() } else { limit[i] });
+        least(a: F, b: F) -> F = each(|i| if a[i] < b[i] { a[i] } else { b[i] });
+        most(a: F, b: F) -> F = each(|i| if a[i] > b[i] { a[i] } else { b[i] });
+        above(a: F, b: F) -> M = each(|i| mask(a[i] > b[i]));
+        raise(x: F, least: F) -> F = each(|i| x[i].abs().max(least[i]).copysign(x[i]));
+        select(which: M, a: F, b: F) -> F =
+            each(|i| f32::from_bits(a[i].to_bits() & which[i] | b[i].to_bits() & !which[i]));
+        and_u(a: U, b: U) -> U = each(|i| a[i] & b[i]);
+        or_u(a: U, b: U) -> U = each(|i| a[i] | b[i]);
+        xor_u(a: U, b: U) -> U = each(|i| a[i] ^ b[i]);
+        not_u(a: U) -> U = a.map(|a| !a);
+        select_u(which: M, a: U, b: U) -> U = each(|i| a[i] & which[i] | b[i] & !which[i]);
+        mul_even(a: U, b: U) -> U =
+            each(|i| ((u64::from(a[i & !1]) * u64::from(b[i & !1])) >> (32 * (i & 1))) as u32);
+        odd_to_even(x: U) -> U = each(|i| x[i | 1]);
+        interleave_even(even: U, odd: U) -> U =
+            each(|i| if i & 1 == 0 { even[i] } else { odd[i - 1] });
+        below(a: F, b: F) -> U = each(|i| a[i].to_bits().wrapping_sub(b[i].to_bits()));
+        truth(sign: U) -> M = sign.map(|sign| mask(sign >> 31 == 1));
+        uniform(word: U) -> F = word.map(philox::uniform);
+        push_sign(bits: U, x: F) -> U = each(|i| bits[i] << 1 | x[i].to_bits() >> 31);
+        join_octal(high: U, low: U) -> U = each(|i| high[i] << 3 | low[i]);
+        and(a: M, b: M) -> M = each(|i| a[i] & b[i]);
+        or(a: M, b: M) -> M = each(|i| a[i] | b[i]);
+        not(a: M) -> M = a.map(|a| !a);
     }
 }

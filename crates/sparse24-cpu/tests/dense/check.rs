@@ -1,4 +1,4 @@
-//! Inputs, poison, comparison and thread pools for every test of this binary.
+//! Inputs, poisoned outputs, comparison and thread pools for all tests of this binary.
 
 use ndarray::{Array2, ArrayView2, ShapeBuilder};
 use sparse24_core::philox::{Philox4x32, uniform};
@@ -20,7 +20,7 @@ pub(crate) fn tokens(count: usize, seed: u64, vocabulary: u32) -> Vec<u32> {
     (0..count as u32).map(|i| Philox4x32::new(seed).block([i, 1, 0, 0])[0] % vocabulary).collect()
 }
 
-/// An output that shows what was not written.
+/// An output full of NaN, which shows what was not written.
 pub(crate) fn poison(shape: [usize; 2]) -> Array2<f32> {
     Array2::from_elem(shape, f32::NAN)
 }
@@ -32,11 +32,17 @@ pub(crate) fn column_major(x: &Array2<f32>) -> Array2<f32> {
     y
 }
 
+/// The bits of a number as two elements, for [`any_threads`].
+pub(crate) fn one_number(x: f64) -> Array2<f32> {
+    let bits = x.to_bits();
+    ndarray::arr2(&[[f32::from_bits(bits as u32), f32::from_bits((bits >> 32) as u32)]])
+}
+
 pub(crate) fn wide(x: &Array2<f32>) -> Array2<f64> {
     x.mapv(f64::from)
 }
 
-/// Every element lies within its bound of what is expected.
+/// Asserts that every element is within its bound of the expected one.
 pub(crate) fn assert_close(
     what: &str,
     found: ArrayView2<'_, f32>,
@@ -49,13 +55,12 @@ pub(crate) fn assert_close(
         let difference = (f64::from(value) - wanted).abs();
         assert!(
             difference <= bound,
-            "{what} at {at:?}: found {value}, expected {wanted}, {} times the bound",
-            difference / bound
+            "{what} at {at:?}: found {value}, expected {wanted}, bound {bound}"
         );
     }
 }
 
-/// The outputs of `kernel`, which must be the same bits on 1, 2 and 7 threads.
+/// The outputs of `kernel`, after asserting that they have the same bits on 1, 2 and 7 threads.
 pub(crate) fn any_threads<const N: usize>(
     kernel: impl Fn() -> [Array2<f32>; N] + Sync + Send,
 ) -> [Array2<f32>; N] {
@@ -78,7 +83,7 @@ pub(crate) fn any_threads<const N: usize>(
     first
 }
 
-/// d loss / d `x`, by central differences in f64.
+/// The gradient of `loss` at `x`, by central differences in f64.
 pub(crate) fn numeric_gradient(x: &Array2<f64>, loss: impl Fn(&Array2<f64>) -> f64) -> Array2<f64> {
     const H: f64 = 1e-5;
     let mut at = x.clone();
@@ -93,6 +98,6 @@ pub(crate) fn numeric_gradient(x: &Array2<f64>, loss: impl Fn(&Array2<f64>) -> f
     })
 }
 
-/// What [`numeric_gradient`] may be off by, for losses and third derivatives of order 1: H^2 and
-/// 2^-52 / H, with room.
+/// Error bound of [`numeric_gradient`] for losses and third derivatives of order 1: a multiple of
+/// H^2 + 2^-52 / H.
 pub(crate) const NUMERIC: f64 = 2e-9;

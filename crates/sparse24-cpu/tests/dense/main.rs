@@ -1,5 +1,5 @@
-//! The dense kernels against naive loops in f64, within derived bounds, and against themselves on
-//! 1, 2 and 7 threads.
+//! The dense kernels against naive loops in f64 within derived bounds, and against themselves on 1,
+//! 2 and 7 threads.
 
 mod activation;
 mod adamw;
@@ -9,5 +9,4 @@ mod gemm;
 mod loss;
 mod math;
 mod norm;
-mod properties;
 mod rows;

@@ -1,5 +1,5 @@
-//! Inputs that go wrong easily, and the conditions under which every kernel must give the same
-//! bits.
+//! Inputs with hostile values and layouts, and comparison at every SIMD level and number of
+//! threads.
 
 use half::{bf16, f16};
 use ndarray::{Array2, ArrayView2, s};
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use sparse24_core::{Element, Mask, compressed::Compressed24, philox::Philox4x32};
 use sparse24_cpu::simd::{Available, Simd};
 
-/// How a matrix lies in memory.
+/// The layout of a matrix in memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Layout {
     RowMajor,
@@ -16,11 +16,10 @@ pub(crate) enum Layout {
     Strided,
 }
 
-/// The bits of an element: NaN payloads and signs of zero count.
+/// Access to the bits of an element, so that NaN payloads and the signs of zeros are compared.
 pub(crate) trait Bits: Element {
-    /// All bits.
     fn bits(self) -> u32;
-    /// Those bits.
+    /// The element with the upper bits of `bits`.
     fn of_bits(bits: u32) -> Self;
 }
 
@@ -33,26 +32,22 @@ impl Bits for f32 {
     }
 }
 
-impl Bits for f16 {
-    fn bits(self) -> u32 {
-        self.to_bits().into()
-    }
-    fn of_bits(bits: u32) -> Self {
-        Self::from_bits((bits >> 16) as u16)
-    }
+macro_rules! bits_of_16 {
+    ($($type:ty),*) => {$(
+        impl Bits for $type {
+            fn bits(self) -> u32 {
+                self.to_bits().into()
+            }
+            fn of_bits(bits: u32) -> Self {
+                Self::from_bits((bits >> 16) as u16)
+            }
+        }
+    )*};
 }
+bits_of_16!(f16, bf16);
 
-impl Bits for bf16 {
-    fn bits(self) -> u32 {
-        self.to_bits().into()
-    }
-    fn of_bits(bits: u32) -> Self {
-        Self::from_bits((bits >> 16) as u16)
-    }
-}
-
-/// A matrix whose elements are drawn by `seed`: in most tiles ordinary, in some full of ties,
-/// zeros, subnormals, huge values, infinities, NaNs of both kinds or arbitrary bits.
+/// A random matrix whose tiles are of many kinds: ordinary, or full of ties, zeros, subnormals,
+/// huge values, infinities, NaNs of both kinds or arbitrary bits.
 pub(crate) fn matrix<T: Bits>(rows: usize, columns: usize, seed: u64) -> Array2<T> {
     let draw = |row: usize, column: usize, purpose| {
         Philox4x32::new(seed).block([row as u32, column as u32, purpose, 0])
@@ -95,7 +90,7 @@ pub(crate) fn matrix<T: Bits>(rows: usize, columns: usize, seed: u64) -> Array2<
     })
 }
 
-/// Runs `f` on a view of `w` with that layout.
+/// Calls `f` with a view of `w` in the given layout.
 pub(crate) fn laid_out<T: Element, R>(
     w: &Array2<T>,
     layout: Layout,
@@ -113,7 +108,7 @@ pub(crate) fn laid_out<T: Element, R>(
     }
 }
 
-/// Runs `f` at every SIMD level of this machine, with 1, 2 and 7 threads.
+/// Calls `f` at every SIMD level of this machine, on 1, 2 and 7 threads.
 pub(crate) fn everywhere(mut f: impl FnMut(Available) + Send) {
     for simd in Simd::ALL {
         match simd.available() {
@@ -123,7 +118,7 @@ pub(crate) fn everywhere(mut f: impl FnMut(Available) + Send) {
     }
 }
 
-/// Runs `f` with 1, 2 and 7 threads.
+/// Calls `f` on 1, 2 and 7 threads.
 pub(crate) fn threads(mut f: impl FnMut() + Send) {
     thread_local! {
         static POOLS: [rayon::ThreadPool; 3] =
@@ -132,12 +127,11 @@ pub(crate) fn threads(mut f: impl FnMut() + Send) {
     POOLS.with(|pools| pools.iter().for_each(|pool| pool.install(&mut f)));
 }
 
-/// A layout.
 pub(crate) fn layouts() -> impl Strategy<Value = Layout> {
     prop_oneof![3 => Just(Layout::RowMajor), 1 => Just(Layout::ColumnMajor), 1 => Just(Layout::Strided)]
 }
 
-/// The same bits everywhere.
+/// Asserts that all elements have the same bits.
 pub(crate) fn assert_same<T: Bits>(found: ArrayView2<'_, T>, expected: ArrayView2<'_, T>) {
     assert_eq!(found.dim(), expected.dim());
     for ((at, &found), &expected) in found.indexed_iter().zip(expected) {
@@ -150,18 +144,18 @@ pub(crate) fn assert_same<T: Bits>(found: ArrayView2<'_, T>, expected: ArrayView
     }
 }
 
-/// The same bits and patterns everywhere.
+/// Asserts that all values and metadata have the same bits.
 pub(crate) fn assert_same_compressed<T: Bits>(found: &Compressed24<T>, expected: &Compressed24<T>) {
     assert_same(found.values(), expected.values());
     assert_eq!(found.metadata(), expected.metadata());
 }
 
-/// A matrix full of NaN, to be overwritten.
+/// An output full of NaN.
 pub(crate) fn poisoned<T: Element>(rows: usize, columns: usize) -> Array2<T> {
     Array2::from_elem((rows, columns), T::from_f32(f32::NAN))
 }
 
-/// A compressed matrix full of NaN and of the wrong bits in its padding, to be overwritten.
+/// A compressed output full of NaN, with wrong bits in its padding.
 pub(crate) fn poisoned24<T: Element>(m: usize, k: usize) -> Compressed24<T> {
     let mut out = Compressed24::zeros(m, k).expect("a multiple of 4");
     let (mut values, metadata) = out.parts_mut();
@@ -170,7 +164,14 @@ pub(crate) fn poisoned24<T: Element>(m: usize, k: usize) -> Compressed24<T> {
     out
 }
 
-/// A mask of wrong bits, to be overwritten.
+/// A random mask without structure.
+pub(crate) fn any_mask(rows: usize, columns: usize, seed: u64) -> Mask {
+    let tiles = matrix::<f32>(rows / 4, columns / 4, seed)
+        .mapv(|x| (x.to_bits() ^ x.to_bits() >> 16) as u16);
+    Mask::from_tiles(rows, columns, tiles.into_raw_vec_and_offset().0).expect("tiled")
+}
+
+/// An output mask of wrong bits.
 pub(crate) fn poisoned_mask(rows: usize, columns: usize) -> Mask {
     Mask::from_tiles(rows, columns, vec![0xdead; rows * columns / 16]).expect("multiples of 4")
 }

@@ -1,26 +1,20 @@
-//! What single methods add, against core: Bi-Mask's permuted masks and S-STE's soft threshold.
+//! Bi-Mask's permuted masks, S-STE's soft threshold and flip counts, against core.
 
 use ndarray::{Array2, ArrayView2};
 use proptest::prelude::*;
 use sparse24_core::{
-    Element, Mask, MaskKind,
+    Element, Mask, MaskKind, flip as core_flip,
     permute::{self as core_permute, shuffled},
     philox::{Purpose, Site, Stream},
     prune::{ValueMap, group},
     search::mask_search,
 };
-use sparse24_cpu::{permute, threshold};
+use sparse24_cpu::{Error, flip, permute, threshold};
 
-use crate::hostile::{assert_same, matrix, threads};
+use crate::hostile::{any_mask, assert_same, matrix, threads};
 
 fn order(rows: usize, seed: u64) -> Vec<u32> {
     shuffled(rows, Stream::new(seed, Site::new(Purpose::Permutation, 3), 0, 7), 0)
-}
-
-fn any_mask(rows: usize, columns: usize, seed: u64) -> Mask {
-    let tiles = matrix::<f32>(rows / 4, columns / 4, seed)
-        .mapv(|x| (x.to_bits() ^ x.to_bits() >> 16) as u16);
-    Mask::from_tiles(rows, columns, tiles.into_raw_vec_and_offset().0).expect("tiled")
 }
 
 fn assert_permuted<T: Element>(w: ArrayView2<'_, T>, mask: &Mask, order: &[u32]) {
@@ -32,7 +26,13 @@ fn assert_permuted<T: Element>(w: ArrayView2<'_, T>, mask: &Mask, order: &[u32])
     });
 }
 
-/// Every group by core.
+fn assert_flips(rows: usize, columns: usize, seed: u64) {
+    let (a, b) = (any_mask(rows, columns, seed), any_mask(rows, columns, seed ^ 1));
+    let expected = core_flip::flip_count(&a, &b).expect("shapes agree");
+    threads(|| assert_eq!(flip::flip_count(&a, &b), Ok(expected)));
+}
+
+/// The soft threshold of every group by core.
 fn softened(w: &Array2<f32>, mask: &Mask, scale: f32) -> Array2<f32> {
     let mut out = Array2::zeros(w.dim());
     for (row, column) in
@@ -71,10 +71,16 @@ proptest! {
             assert_same(found.view(), expected.view());
         });
     }
+
+    #[test]
+    fn flip_counts(rows in 0..12_usize, columns in 0..40_usize, seed: u64) {
+        assert_flips(4 * rows, 4 * columns, seed);
+    }
 }
 
 #[test]
-fn many_tasks_are_as_one() {
+fn many_tasks() {
+    assert_flips(1024, 1064, 3);
     let w = matrix::<f32>(1024, 1064, 3);
     let mask = mask_search(w.view(), MaskKind::RowWise).expect("tiled");
     assert_permuted(w.view(), &mask, &order(1024, 3));
@@ -86,20 +92,23 @@ fn many_tasks_are_as_one() {
 }
 
 #[test]
-fn refusals_name_the_operand() {
+fn errors_name_the_operand() {
     let (w, mask) = (Array2::<f32>::zeros((4, 8)), Mask::empty(4, 8).expect("tiled"));
-    let mut out = Mask::empty(4, 8).expect("tiled");
-    let refused = permute::permuted_mask(w.view(), &mask, &[0, 1, 2], &mut out)
-        .expect_err("a row is missing");
-    assert_eq!(refused.to_string(), "permuted mask: order should be [1, 4], found [1, 3]");
-    let mut values = Array2::zeros((8, 4));
-    let refused =
-        threshold::soft_threshold(w.view(), &mask, 1.0, values.view_mut()).expect_err("transposed");
-    assert_eq!(refused.to_string(), "soft threshold: out should be [4, 8], found [8, 4]");
-    let refused = threshold::soft_threshold(w.view(), &mask, 1.0, Array2::zeros((4, 8)).view_mut())
-        .expect_err("empty");
-    assert_eq!(
-        refused.to_string(),
-        "mask check: the mask is not row-wise 2:4: tile (0, 0) holds 0x0000"
-    );
+    let [mut out, other] = [[4, 8], [8, 4]].map(|[r, q]| Mask::empty(r, q).expect("tiled"));
+    let soften = |[r, q]: [usize; 2]| {
+        threshold::soft_threshold(w.view(), &mask, 1.0, Array2::zeros((r, q)).view_mut())
+    };
+    let structure = soften([4, 8]);
+    assert!(matches!(structure, Err(Error::Semantics(sparse24_core::Error::Structure { .. }))));
+    let order = permute::permuted_mask(w.view(), &mask, &[0, 1, 2], &mut out);
+    for (result, operand, expected) in [
+        (order, "order", [1, 4]),
+        (soften([8, 4]), "out", [4, 8]),
+        (flip::flip_count(&mask, &other).map(drop), "b", [4, 8]),
+    ] {
+        let Err(Error::Shape { operand: found, expected: wanted, .. }) = result else {
+            panic!("{result:?}");
+        };
+        assert_eq!((found, wanted), (operand, expected));
+    }
 }

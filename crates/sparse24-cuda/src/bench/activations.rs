@@ -2,6 +2,7 @@
 
 use half::bf16;
 use ndarray::{Array2, ArrayView2, ArrayViewMut2};
+use sparse24_core::op;
 use sparse24_cpu::{self as cpu, activation as on_cpu};
 
 use super::{
@@ -31,22 +32,34 @@ const ACTIVATIONS: [Activation; 3] = [
         names: ["gelu_forward", "gelu_backward"],
         entries: [&["gelu_forward"], &["gelu_backward"]],
         width: 1,
-        forward: (activation::gelu_forward, on_cpu::gelu_forward),
-        backward: (activation::gelu_backward, on_cpu::gelu_backward),
+        forward: (activation::gelu_forward, |z, h| {
+            on_cpu::activation_forward(op::Activation::Gelu, z, h)
+        }),
+        backward: (activation::gelu_backward, |dh, z, dz| {
+            on_cpu::activation_backward(op::Activation::Gelu, dh, z, dz)
+        }),
     },
     Activation {
         names: ["geglu_forward", "geglu_backward"],
         entries: [&["geglu_forward"], &["geglu_backward"]],
         width: 2,
-        forward: (activation::geglu_forward, on_cpu::geglu_forward),
-        backward: (activation::geglu_backward, on_cpu::geglu_backward),
+        forward: (activation::geglu_forward, |z, h| {
+            on_cpu::activation_forward(op::Activation::Geglu, z, h)
+        }),
+        backward: (activation::geglu_backward, |dh, z, dz| {
+            on_cpu::activation_backward(op::Activation::Geglu, dh, z, dz)
+        }),
     },
     Activation {
         names: ["swiglu_forward", "swiglu_backward"],
         entries: [&["swiglu_forward"], &["swiglu_backward"]],
         width: 2,
-        forward: (activation::swiglu_forward, on_cpu::swiglu_forward),
-        backward: (activation::swiglu_backward, on_cpu::swiglu_backward),
+        forward: (activation::swiglu_forward, |z, h| {
+            on_cpu::activation_forward(op::Activation::Swiglu, z, h)
+        }),
+        backward: (activation::swiglu_backward, |dh, z, dz| {
+            on_cpu::activation_backward(op::Activation::Swiglu, dh, z, dz)
+        }),
     },
 ];
 

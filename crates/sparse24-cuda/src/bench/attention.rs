@@ -4,7 +4,7 @@
 use half::bf16;
 use ndarray::Array2;
 use sparse24_core::philox::{Purpose, Site, Stream};
-use sparse24_cpu::{attention as on_cpu, dropout::Dropout as CpuDropout};
+use sparse24_cpu::attention as on_cpu;
 
 use super::{
     Bench, Case, Prepared, Size, TOKENS, Work,
@@ -160,20 +160,20 @@ fn verify(device: &mut Device, op: &AttentionBackward, sequence: usize) -> Resul
     };
     let [q, k, v, o, d_o] = [of(q)?, of(k)?, of(v)?, of(o)?, of(op.d_o)?];
     let found = [o, of(op.dqkv[0])?, of(op.dqkv[1])?, of(op.dqkv[2])?];
-    let mask = on_cpu::AttentionMask::Causal;
-    let one = on_cpu::AttentionShape {
+    let mask = sparse24_core::op::AttentionMask::Causal;
+    let one = sparse24_core::op::AttentionShape {
         batch: 1,
         heads: shape.heads,
         queries: CONTEXT,
         keys: CONTEXT,
         mask,
     };
-    let dropout = dropout
-        .map(|Dropout { p, site }| CpuDropout { p, stream: Stream::new(SEED, site, 0, STEP) });
+    let rule = dropout.map(|Dropout { p, site }| sparse24_core::op::Dropout { p, site });
+    let dropout = rule.as_ref().map(|rule| (rule, Stream::new(SEED, rule.site, 0, STEP)));
     let [mut o, mut dq, mut dk, mut dv] = [0; 4].map(|_| Array2::zeros(q.dim()));
     let mut lse = Array2::zeros((shape.heads, CONTEXT));
-    let (q, k, v, dropout) = (q.view(), k.view(), v.view(), dropout.as_ref());
-    on_cpu::attention_forward(one, q, k, v, o.view_mut(), lse.view_mut(), dropout)
+    let (q, k, v) = (q.view(), k.view(), v.view());
+    on_cpu::attention_forward(one, q, k, v, None, o.view_mut(), lse.view_mut(), dropout)
         .expect("shapes fit");
     let gradients = (dq.view_mut(), dk.view_mut(), dv.view_mut());
     on_cpu::attention_backward(
@@ -181,6 +181,7 @@ fn verify(device: &mut Device, op: &AttentionBackward, sequence: usize) -> Resul
         q,
         k,
         v,
+        None,
         o.view(),
         lse.view(),
         d_o.view(),

@@ -148,8 +148,9 @@ fn drops(bench: &mut Bench, shape @ [p, r]: [usize; 2]) -> Result<Prepared, Stop
     let fresh = upload(&mut bench.device, host.view())?;
     dropout(&mut bench.device, fresh, &rule)?;
     let mut expected = host.mapv(bf16::to_f32);
-    let on_cpu = cpu::dropout::Dropout { p: rule.p, stream: Stream::new(1, SITE, 0, 1) };
-    cpu::dropout::dropout(expected.view_mut(), &on_cpu).expect("contiguous");
+    let on_cpu = sparse24_core::op::Dropout { p: rule.p, site: SITE };
+    cpu::dropout::dropout(expected.view_mut(), &on_cpu, Stream::new(1, SITE, 0, 1))
+        .expect("contiguous");
     let expected: Vec<bf16> = expected.into_iter().map(bf16::from_f32).collect();
     same("x", &bench.device.download(fresh)?, &expected)?;
     bench.moving("every element, bit for bit with the CPU", 4 * p * r, sets, move |device, &x| {

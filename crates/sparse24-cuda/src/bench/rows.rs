@@ -155,16 +155,16 @@ fn norm_gradients(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepa
     let [mut dgamma, mut dbeta] = [0, 1].map(|_| Array1::zeros(c));
     let (in_place, of_gamma, of_beta) =
         (dresidual.view_mut(), dgamma.view_mut(), Some(dbeta.view_mut()));
-    let beta = cpu::gemm::Beta::Overwrite;
     cpu::norm::norm_backward(
         of_dy.view(),
         wide.view(),
         stats.view(),
         gamma.row(0),
         in_place,
+        sparse24_core::op::Accumulate::Add,
         of_gamma,
         of_beta,
-        beta,
+        sparse24_core::op::Accumulate::Overwrite,
     )
     .expect("fits");
     let found = repeating(&mut bench.device, "dresidual", sets[0].dresidual, PANEL)?;

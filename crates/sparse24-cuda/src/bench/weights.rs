@@ -3,7 +3,7 @@
 
 use half::bf16;
 use ndarray::Array2;
-use sparse24_core::{Element, Mask, MaskKind, compressed::Compressed24, prune::ValueMap};
+use sparse24_core::{Element, Mask, MaskKind, compressed::Compressed24, op, prune::ValueMap};
 use sparse24_cpu as cpu;
 
 use super::{
@@ -312,20 +312,30 @@ fn steps(bench: &mut Bench, tensors: &[[usize; 2]]) -> Result<Prepared, Stop> {
         adamw::grad_norm(&mut bench.device, &table.parameters, table.health)?;
     }
     adamw::adamw_step(&mut bench.device, &tables[0].parameters, &rule, tables[0].health)?;
-    let step = cpu::adamw::AdamW {
+    let on_cpu =
+        op::AdamW { beta1: rule.beta1, beta2: rule.beta2, epsilon: rule.epsilon, clip: rule.clip };
+    let step = op::StepState {
         learning_rate: state.learning_rate,
-        beta1: rule.beta1,
-        beta2: rule.beta2,
-        epsilon: rule.epsilon,
-        weight_decay: 0.1,
-        bias_correction1: state.bias_correction1,
-        bias_correction2: state.bias_correction2,
-        gradient_scale: (rule.clip / (norm + 1e-6)).min(1.0),
+        bias_corrections: [state.bias_correction1, state.bias_correction2],
+        ..op::StepState::default()
     };
-    let (mut m, mut v, columns) = (vec![0.0; w.len()], vec![0.0; w.len()], w.ncols());
-    let decay = cpu::adamw::Decay::OnGradients { lambda: LAMBDA, mask: &mask };
+    let scale = on_cpu.gradient_scale(norm);
+    let (mut m, mut v) = (vec![0.0; w.len()], vec![0.0; w.len()]);
+    let decay = op::MaskedDecay::OnGradients(LAMBDA);
     let (expected, g) = (w.as_slice_mut().expect("row-major"), g.as_slice().expect("row-major"));
-    cpu::adamw::adamw_step(expected, g, &mut m, &mut v, columns, &step, decay).expect("fits");
+    cpu::adamw::adamw_step(
+        expected,
+        g,
+        &mut m,
+        &mut v,
+        &on_cpu,
+        &step,
+        0.1,
+        scale,
+        decay,
+        Some(&mask),
+    )
+    .expect("fits");
     let Parameter { w, m: first, v: second, shadow, .. } = tables[0].largest;
     for (what, found, expected) in [("w", w, &*expected), ("m", first, &m), ("v", second, &v)] {
         let found = repeating(&mut bench.device, what, found, PANEL)?;

@@ -3,6 +3,7 @@
 
 use half::bf16;
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, Axis, concatenate};
+use sparse24_core::op;
 use sparse24_cpu::activation as cpu;
 use sparse24_cuda::{Device, Error, Matrix, activation::*};
 
@@ -74,8 +75,15 @@ fn gelu_is_the_cpu_s(device: &mut Device, z: &Array2<bf16>, dh: &Array2<bf16>) {
     gelu_forward(device, on_device, h.matrix).expect("queued");
     gelu_backward(device, dh_on_device, on_device, dz.matrix).expect("queued");
     let [mut value, mut gradient] = [(); 2].map(|()| Array2::<f32>::zeros(shape));
-    cpu::gelu_forward(wide(z).view(), value.view_mut()).expect("shapes agree");
-    cpu::gelu_backward(wide(dh).view(), wide(z).view(), gradient.view_mut()).expect("shapes agree");
+    cpu::activation_forward(op::Activation::Gelu, wide(z).view(), value.view_mut())
+        .expect("shapes agree");
+    cpu::activation_backward(
+        op::Activation::Gelu,
+        wide(dh).view(),
+        wide(z).view(),
+        gradient.view_mut(),
+    )
+    .expect("shapes agree");
     let (z, dh): (Vec<f64>, Vec<f64>) =
         z.iter().zip(dh).map(|(z, dh)| (z.to_f64(), dh.to_f64())).unzip();
     let (value, gradient): (Vec<f64>, Vec<f64>) =
@@ -109,15 +117,15 @@ struct Gated {
 const GEGLU: Gated = Gated {
     forward: geglu_forward,
     backward: geglu_backward,
-    cpu_forward: cpu::geglu_forward,
-    cpu_backward: cpu::geglu_backward,
+    cpu_forward: |z, h| cpu::activation_forward(op::Activation::Geglu, z, h),
+    cpu_backward: |dh, z, dz| cpu::activation_backward(op::Activation::Geglu, dh, z, dz),
     bounds: gelu,
 };
 const SWIGLU: Gated = Gated {
     forward: swiglu_forward,
     backward: swiglu_backward,
-    cpu_forward: cpu::swiglu_forward,
-    cpu_backward: cpu::swiglu_backward,
+    cpu_forward: |z, h| cpu::activation_forward(op::Activation::Swiglu, z, h),
+    cpu_backward: |dh, z, dz| cpu::activation_backward(op::Activation::Swiglu, dh, z, dz),
     bounds: silu,
 };
 

@@ -2,6 +2,7 @@
 
 use half::bf16;
 use ndarray::Array2;
+use sparse24_core::op;
 use sparse24_core::{Mask, MaskKind};
 use sparse24_cpu::{adamw as cpu, search::mask_search};
 use sparse24_cuda::{
@@ -73,26 +74,23 @@ impl Tensor {
 
     /// The CPU's step on the host's copy.
     fn step(&mut self, rule: &AdamW, norm: f32) {
-        let step = cpu::AdamW {
+        let AdamW { beta1, beta2, epsilon, clip, .. } = *rule;
+        let on_cpu = op::AdamW { beta1, beta2, epsilon, clip };
+        let state = op::StepState {
             learning_rate: STATE.learning_rate,
-            beta1: rule.beta1,
-            beta2: rule.beta2,
-            epsilon: rule.epsilon,
-            weight_decay: self.on_device.weight_decay,
-            bias_correction1: STATE.bias_correction1,
-            bias_correction2: STATE.bias_correction2,
-            gradient_scale: (rule.clip / (norm + 1e-6)).min(1.0),
+            bias_corrections: [STATE.bias_correction1, STATE.bias_correction2],
+            ..op::StepState::default()
         };
-        let decay = match (rule.decay, &self.mask) {
-            (MaskedDecay::OnGradients(lambda), Some(mask)) => {
-                cpu::Decay::OnGradients { lambda, mask }
-            }
-            (MaskedDecay::OnWeights(lambda), Some(mask)) => cpu::Decay::OnWeights { lambda, mask },
-            _ => cpu::Decay::None,
+        let decay = match rule.decay {
+            MaskedDecay::OnGradients(lambda) => op::MaskedDecay::OnGradients(lambda),
+            MaskedDecay::OnWeights(lambda) => op::MaskedDecay::OnWeights(lambda),
+            _ => op::MaskedDecay::None,
         };
-        let columns = self.host[0].ncols();
+        let (weight_decay, scale) = (self.on_device.weight_decay, on_cpu.gradient_scale(norm));
         let [w, g, m, v] = self.host.each_mut().map(|host| host.as_slice_mut().expect("row-major"));
-        cpu::adamw_step(w, g, m, v, columns, &step, decay).expect("fits");
+        let mask = self.mask.as_ref();
+        cpu::adamw_step(w, g, m, v, &on_cpu, &state, weight_decay, scale, decay, mask)
+            .expect("fits");
     }
 
     fn expect_equal(&self, device: &mut Device, what: &str) {

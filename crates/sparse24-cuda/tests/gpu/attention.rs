@@ -2,8 +2,11 @@
 
 use half::bf16;
 use ndarray::{Array2, ArrayView2, s};
-use sparse24_core::philox::{Purpose, Site, Stream};
-use sparse24_cpu::{attention as cpu, dropout::Dropout as CpuDropout};
+use sparse24_core::{
+    op,
+    philox::{Purpose, Site, Stream},
+};
+use sparse24_cpu::attention as cpu;
 use sparse24_cuda::{
     Device, Error, Matrix, StepState,
     attention::{
@@ -65,30 +68,30 @@ impl Case {
     fn on_cpu(&self) -> Results {
         let AttentionShape { batch, heads, queries, keys, mask } = self.shape;
         let mask = if mask == AttentionMask::Causal {
-            cpu::AttentionMask::Causal
+            op::AttentionMask::Causal
         } else {
-            cpu::AttentionMask::Full
+            op::AttentionMask::Full
         };
-        let shape = cpu::AttentionShape { batch, heads, queries, keys, mask };
-        let dropout = self.dropped.map(|p| CpuDropout {
-            p,
-            stream: Stream::new(STEP.seed, SITE, STEP.micro_step, STEP.step),
-        });
+        let shape = op::AttentionShape { batch, heads, queries, keys, mask };
+        let rule = self.dropped.map(|p| op::Dropout { p, site: SITE });
+        let stream = Stream::new(STEP.seed, SITE, STEP.micro_step, STEP.step);
+        let dropout = rule.as_ref().map(|rule| (rule, stream));
         let (mut o, mut lse) = (
             Array2::from_elem(self.q.dim(), f32::NAN),
             Array2::from_elem((batch * heads, queries), f32::NAN),
         );
         let (q, k, v) = (self.q.view(), self.k.view(), self.v.view());
-        cpu::attention_forward(shape, q, k, v, o.view_mut(), lse.view_mut(), dropout.as_ref())
+        cpu::attention_forward(shape, q, k, v, None, o.view_mut(), lse.view_mut(), dropout)
             .expect("shapes fit");
         let [mut dq, mut dk, mut dv] = [q, k, v].map(|x| Array2::from_elem(x.dim(), f32::NAN));
         let rounded = o.mapv(|o| f32::from(bf16::from_f32(o)));
-        let (d_o, dropout) = (self.d_o.view(), dropout.as_ref());
+        let d_o = self.d_o.view();
         cpu::attention_backward(
             shape,
             q,
             k,
             v,
+            None,
             rounded.view(),
             lse.view(),
             d_o,

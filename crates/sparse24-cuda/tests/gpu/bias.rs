@@ -2,7 +2,8 @@
 
 use half::bf16;
 use ndarray::{Array1, Array2, s};
-use sparse24_cpu::{bias as cpu, gemm::Beta as CpuBeta};
+use sparse24_core::op::Accumulate;
+use sparse24_cpu::bias as cpu;
 use sparse24_cuda::{
     Beta, Error,
     bias::{bias_grad, bias_grad_scratch},
@@ -42,8 +43,8 @@ fn column_sums_are_the_cpu_s_within_their_bound() {
                 .collect();
             let (wide, mut expected) = (dz.mapv(bf16::to_f32), Array1::zeros(r));
             for (beta, cpu_beta, times) in [
-                (Beta::Overwrite, CpuBeta::Overwrite, 1.0),
-                (Beta::Accumulate, CpuBeta::Accumulate, 2.0),
+                (Beta::Overwrite, Accumulate::Overwrite, 1.0),
+                (Beta::Accumulate, Accumulate::Add, 2.0),
             ] {
                 bias_grad(device, on_device, db.matrix, beta, scratch.matrix).expect("queued");
                 cpu::bias_grad(wide.view(), expected.view_mut(), cpu_beta).expect("shapes agree");

@@ -35,7 +35,8 @@ fn what_is_kept_is_the_cpu_s() {
                 dropout(device, on_device.matrix, &Dropout { p, site }).expect("queued");
                 let mut expected = x.mapv(bf16::to_f32);
                 let stream = Stream::new(state.seed, site, state.micro_step, state.step);
-                cpu::dropout(expected.view_mut(), &cpu::Dropout { p, stream }).expect("contiguous");
+                let rule = sparse24_core::op::Dropout { p, site };
+                cpu::dropout(expected.view_mut(), &rule, stream).expect("contiguous");
                 for (at, (found, &expected)) in
                     on_device.read(device).into_iter().zip(&expected).enumerate()
                 {

@@ -2,8 +2,9 @@
 
 use half::bf16;
 use ndarray::Array2;
+use sparse24_core::op::Accumulate;
 use sparse24_core::philox::Philox4x32;
-use sparse24_cpu::{embedding as cpu, gemm::Beta};
+use sparse24_cpu::embedding as cpu;
 use sparse24_cuda::{
     Device, Error, Matrix,
     embedding::{Embed, EmbedScratch, embed_backward, embed_forward},
@@ -146,7 +147,7 @@ fn gradients_are_the_cpu_s_within_their_bound() {
                 context,
                 of_tokens.view_mut(),
                 Some(of_positions.view_mut()),
-                Beta::Accumulate,
+                Accumulate::Add,
             )
             .expect("fits");
             let targets: [&dyn Fn(usize) -> usize; 2] =

@@ -2,8 +2,9 @@
 
 use half::bf16;
 use ndarray::{Array2, ArrayView2};
+use sparse24_core::op::Accumulate;
 use sparse24_core::philox::Philox4x32;
-use sparse24_cpu::gemm::{self as cpu, matmul};
+use sparse24_cpu::gemm::matmul;
 use sparse24_cuda::{
     Beta, Device, Error, Matrix,
     gemm::{Gemm, LinearDgrad, LinearForward, LinearWgrad, WORKSPACE},
@@ -47,7 +48,7 @@ fn integers([rows, columns]: [usize; 2], seed: u64) -> Array2<bf16> {
 
 fn multiplied(a: ArrayView2<'_, f32>, b: ArrayView2<'_, f32>) -> Array2<f32> {
     let mut c = Array2::zeros((a.nrows(), b.ncols()));
-    matmul(a, b, c.view_mut(), cpu::Beta::Overwrite).expect("shapes");
+    matmul(a, b, c.view_mut(), Accumulate::Overwrite).expect("shapes");
     c
 }
 

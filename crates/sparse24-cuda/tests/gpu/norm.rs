@@ -2,7 +2,8 @@
 
 use half::bf16;
 use ndarray::{Array1, Array2};
-use sparse24_cpu::{gemm::Beta as CpuBeta, norm as cpu};
+use sparse24_core::op::Accumulate;
+use sparse24_cpu::norm as cpu;
 use sparse24_cuda::{
     Beta, Device, Error, Matrix,
     norm::{
@@ -176,9 +177,10 @@ fn check_backward(device: &mut Device, shape: [usize; 2], optional: Optional, ac
         stats.view(),
         gamma.view(),
         expected.view_mut(),
+        Accumulate::Add,
         expected_gamma.view_mut(),
         Some(expected_beta.view_mut()),
-        CpuBeta::Accumulate,
+        Accumulate::Add,
     )
     .expect("shapes");
     let n = Array2::from_shape_fn(shape, |(row, column)| {

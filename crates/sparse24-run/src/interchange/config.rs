@@ -81,6 +81,10 @@ impl Gpt2Config {
                 "expected \"gpt2\", the only model with an export",
             ));
         };
+        if spec.activation != Activation::Gelu {
+            let problem = "Hugging Face's GPT-2 has GELU feed-forward layers, this model has not";
+            return Err(Error::setting("model.activation", problem));
+        }
         Ok(Self {
             n_layer: spec.layers,
             n_head: spec.heads,

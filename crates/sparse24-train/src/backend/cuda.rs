@@ -117,8 +117,8 @@ impl CudaBackend {
     /// Opens a GPU and allocates little.
     ///
     /// # Errors
-    /// [`Error::Device`] without driver, GPU or libraries; [`Error::Setting`] for an arithmetic that
-    /// it does not have.
+    /// [`Error::Device`] without driver, GPU or libraries; [`Error::Setting`] for an arithmetic
+    /// that it does not have.
     pub fn open(settings: BackendSettings) -> Result<Self, Error> {
         if settings.arithmetic == Arithmetic::F32 {
             return Err(Error::Setting {

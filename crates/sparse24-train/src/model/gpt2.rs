@@ -15,15 +15,12 @@ use sparse24_core::{
     philox::Site,
 };
 
-use super::{ActivationCheckpointing, Model, Sparsify};
+use super::{ActivationCheckpointing, Extents, Model, Sparsify};
 use crate::{
     Error,
-    backend::{
-        Backend, DType, Extent, Region, Requirement, Tensor,
-        op::{Copy, Fill},
-    },
+    backend::{Backend, DType, Region, Tensor, op::Fill},
     nn::{
-        Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder, Embedding, Ffn,
+        Attention, AttentionActivations, AttentionSpec, Bias, Builder, Embedding, Ffn,
         FfnActivations, FfnSpec, Head, Norm, NormActivations, Pass, Sharing, Sparsity,
     },
     objective::Batch,
@@ -59,59 +56,6 @@ pub const TOKEN_TABLE: &str = "wte.weight";
 /// sqrt(2 layers).
 const DEVIATION: f32 = 0.02;
 
-impl Gpt2Spec {
-    /// The sizes that a backend may limit.
-    #[must_use]
-    pub fn requirements(&self, batch: BatchShape, dropout: f32) -> Vec<Requirement> {
-        let product = |sizes: &[usize]| sizes.iter().fold(1_usize, |p, &n| p.saturating_mul(n));
-        let tokens = product(&[batch.size, batch.sequence_length]);
-        let columns_in = self.activation.columns_in();
-        let gated = if columns_in > 1 { product(&[tokens, self.d_ff]) } else { 0 };
-        let dropped = |sizes: &[usize]| if dropout > 0.0 { product(sizes) } else { 0 };
-        let requirement = |extent, key, what, value| Requirement { extent, key, what, value };
-        vec![
-            requirement(Extent::NormWidth, "model.d_model", "the width of norms", self.d_model),
-            requirement(
-                Extent::HeadDim,
-                "model.heads",
-                "the head dimension, model.d_model / model.heads,",
-                self.d_model / self.heads.max(1),
-            ),
-            requirement(Extent::RowWidth, "model.d_ff", "the feed-forward width", self.d_ff),
-            requirement(
-                Extent::ProductColumns,
-                "model.d_ff",
-                "the number of columns into the activation",
-                self.d_ff.saturating_mul(columns_in),
-            ),
-            requirement(
-                Extent::ProductColumns,
-                "batch.size",
-                "the tokens of a micro-batch",
-                tokens,
-            ),
-            requirement(
-                Extent::GatedElements,
-                "batch.size",
-                "the gated activations of a micro-batch",
-                gated,
-            ),
-            requirement(
-                Extent::DropoutElements,
-                "batch.size",
-                "the residual stream of a micro-batch under dropout",
-                dropped(&[tokens, self.d_model]),
-            ),
-            requirement(
-                Extent::DropoutElements,
-                "batch.size",
-                "the attention scores of a micro-batch under dropout",
-                dropped(&[tokens, batch.sequence_length, self.heads]),
-            ),
-        ]
-    }
-}
-
 /// The model with its activations.
 #[derive(Debug)]
 pub struct Gpt2 {
@@ -144,9 +88,6 @@ struct Gradients {
 
 impl Gpt2 {
     /// Allocates parameters and activations.
-    ///
-    /// # Errors
-    /// Errors of the allocations.
     pub fn new(
         builder: &mut Builder<'_>,
         spec: Gpt2Spec,
@@ -311,6 +252,11 @@ impl Kept {
 }
 
 impl Gpt2Spec {
+    pub(super) fn extents(&self) -> Extents {
+        let &Self { d_model, heads, d_ff, activation, .. } = self;
+        Extents { d_model, heads, d_ff, activation }
+    }
+
     fn deviations(&self) -> [f32; 2] {
         [DEVIATION, DEVIATION / (2.0 * self.layers as f32).sqrt()]
     }
@@ -406,26 +352,15 @@ impl Block {
         }
         let [dresidual, dy, ddelta] =
             [buffers.residual, buffers.y, buffers.delta].map(|buffer| pass.rows(buffer));
-        let dmlp = dropped(pass, dresidual, ddelta, self.dropouts[1])?;
+        let dmlp = pass.before_dropout(dresidual, ddelta, self.dropouts[1])?;
         let scratch = buffers.ffn.rows(pass);
         self.mlp.backward(pass, kept.ln_2.y, kept.mlp, dmlp, scratch, dy)?;
         self.ln_2.backward(pass, dy, kept.ln_2, dresidual, Accumulate::Add)?;
-        let dattention = dropped(pass, dresidual, ddelta, self.dropouts[0])?;
+        let dattention = pass.before_dropout(dresidual, ddelta, self.dropouts[0])?;
         let AttentionActivations { q, o, .. } = buffers.attention;
         let scratch = AttentionActivations { q: pass.rows(q), o: pass.rows(o), ..kept.attention };
         let x = kept.ln_1.y.into();
         self.attention.backward(pass, x, kept.attention, dattention, scratch, dy, None)?;
         self.ln_1.backward(pass, dy, kept.ln_1, dresidual, Accumulate::Add)
     }
-}
-
-/// The gradient before dropout: `d` itself without dropout; else a copy, since `d` also flows past
-/// the half block.
-fn dropped(pass: &mut Pass<'_>, d: Tensor, copy: Tensor, site: Site) -> Result<Tensor, Error> {
-    if pass.dropout_at(site).is_none() {
-        return Ok(d);
-    }
-    pass.run(Copy { from: d, to: copy })?;
-    pass.drop_in_place(copy, site)?;
-    Ok(copy)
 }

@@ -119,9 +119,6 @@ impl AttentionActivations {
 impl Attention {
     /// Allocates the projections.
     ///
-    /// # Errors
-    /// Errors of the allocations.
-    ///
     /// # Panics
     /// Unless there are two or three names.
     pub fn new(builder: &mut Builder<'_>, spec: &AttentionSpec<'_>) -> Result<Self, Error> {
@@ -143,9 +140,6 @@ impl Attention {
     }
 
     /// Allocates what it keeps.
-    ///
-    /// # Errors
-    /// Errors of the allocations.
     pub fn activations(
         builder: &mut Builder<'_>,
         name: &str,
@@ -164,9 +158,6 @@ impl Attention {
     }
 
     /// y = attention(x, memory) W_out^T + b.
-    ///
-    /// # Errors
-    /// Errors from the backend.
     pub fn forward(
         &self,
         pass: &mut Pass<'_>,
@@ -188,11 +179,8 @@ impl Attention {
     }
 
     /// The gradients of parameters and streams. `scratch` has the shapes of `kept` (its `lse` is
-    /// unused). `dx` is overwritten; with separate projections, the gradient of keys and values goes
-    /// to `dmemory`, which is overwritten too, and is added to `dx` if both streams are one.
-    ///
-    /// # Errors
-    /// Errors from the backend.
+    /// unused). `dx` is overwritten; with separate projections, the gradient of keys and values
+    /// goes to `dmemory`, which is overwritten too, and is added to `dx` if both streams are one.
     pub fn backward(
         &self,
         pass: &mut Pass<'_>,

@@ -33,7 +33,8 @@ pub struct Builder<'a> {
     method: &'a Method,
     batch: BatchShape,
     parameters: Parameters,
-    /// Sampled gradients by `[p, r]`: one lives only until its product, so layers of a shape share it.
+    /// Sampled gradients by `[p, r]`: one lives only until its product, so layers of a shape share
+    /// it.
     sampled: Vec<([usize; 2], Gradient24)>,
     dropout_sites: u32,
 }
@@ -57,7 +58,8 @@ impl<'a> Builder<'a> {
         self.parameters
     }
 
-    /// A parameter with gradient, moments and, if it is sparsifiable, what the method multiplies by.
+    /// A parameter with gradient, moments and, if it is sparsifiable, what the method multiplies
+    /// by.
     ///
     /// # Errors
     /// Errors of the allocations; a sparsifiable shape must consist of 4x4 tiles.
@@ -66,9 +68,6 @@ impl<'a> Builder<'a> {
     }
 
     /// Memory for the sampled gradient of a layer with r outputs, if the method samples any.
-    ///
-    /// # Errors
-    /// Errors of the allocation.
     pub fn sampled_gradient(&mut self, r: usize) -> Result<Option<Gradient24>, Error> {
         let shape = [self.batch.tokens(), r];
         if !self.method.samples() {
@@ -83,17 +82,11 @@ impl<'a> Builder<'a> {
     }
 
     /// An activation `[p, columns]`.
-    ///
-    /// # Errors
-    /// Errors of the allocation.
     pub fn activation(&mut self, name: &str, columns: usize) -> Result<Tensor, Error> {
         self.tensor(name, [self.batch.tokens(), columns], DType::Activation, Region::Activations)
     }
 
     /// Any other buffer.
-    ///
-    /// # Errors
-    /// Errors of the allocation.
     pub fn tensor(
         &mut self,
         name: &str,

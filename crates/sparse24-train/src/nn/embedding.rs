@@ -33,9 +33,6 @@ pub enum Sharing {
 
 impl Embedding {
     /// Allocates the tables, given by name and rows.
-    ///
-    /// # Errors
-    /// Errors of the allocations.
     pub fn new(
         builder: &mut Builder<'_>,
         tokens: (&str, usize),
@@ -56,18 +53,12 @@ impl Embedding {
     }
 
     /// `x = E[tokens] + P[positions]`.
-    ///
-    /// # Errors
-    /// Errors from the backend.
     pub fn forward(&self, pass: &mut Pass<'_>, tokens: Tensor, x: Tensor) -> Result<(), Error> {
         let op = self.operation(pass, tokens, x, |handle| handle.weight);
         pass.run(EmbedForward(op))
     }
 
     /// The gradients of both tables.
-    ///
-    /// # Errors
-    /// Errors from the backend.
     pub fn backward(
         &self,
         pass: &mut Pass<'_>,

@@ -46,9 +46,6 @@ pub struct FfnActivations {
 
 impl FfnActivations {
     /// Allocates them.
-    ///
-    /// # Errors
-    /// Errors of the allocations.
     pub fn new(
         builder: &mut Builder<'_>,
         name: &str,
@@ -68,9 +65,6 @@ impl FfnActivations {
 
 impl Ffn {
     /// Allocates both layers.
-    ///
-    /// # Errors
-    /// Errors of the allocations.
     pub fn new(builder: &mut Builder<'_>, spec: FfnSpec) -> Result<Self, Error> {
         let FfnSpec { names: [up, down], d_model, d_ff, activation, bias, deviations } = spec;
         let mut linear = |name, shape, deviation| {
@@ -82,9 +76,6 @@ impl Ffn {
     }
 
     /// Z and H: all that the backward pass needs.
-    ///
-    /// # Errors
-    /// Errors from the backend.
     pub fn forward_up(
         &self,
         pass: &mut Pass<'_>,
@@ -95,9 +86,6 @@ impl Ffn {
     }
 
     /// Y = H W_down^T + b.
-    ///
-    /// # Errors
-    /// Errors from the backend.
     pub fn forward_down(
         &self,
         pass: &mut Pass<'_>,
@@ -108,9 +96,6 @@ impl Ffn {
     }
 
     /// The gradients; `dz`, the shape of Z, and `dh`, the shape of H, are scratch.
-    ///
-    /// # Errors
-    /// Errors from the backend.
     pub fn backward(
         &self,
         pass: &mut Pass<'_>,

@@ -40,17 +40,11 @@ const ROWS: usize = 4096;
 
 impl Head {
     /// A head tied to an embedding.
-    ///
-    /// # Errors
-    /// Errors of the allocations.
     pub fn tied(builder: &mut Builder<'_>, embedding: &Embedding) -> Result<Self, Error> {
         Self::of_table(builder, embedding.token_table(), 0.0)
     }
 
     /// A head with a table `[V, d]` of its own, trained with label smoothing in `[0, 1)`.
-    ///
-    /// # Errors
-    /// Errors of the allocations.
     pub fn untied(
         builder: &mut Builder<'_>,
         spec: ParameterSpec,
@@ -79,18 +73,12 @@ impl Head {
     }
 
     /// The summed loss, without gradients or label smoothing.
-    ///
-    /// # Errors
-    /// Errors from the backend.
     pub fn loss(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
         let op = self.operation(pass, x, 0.0, None);
         pass.run(op)
     }
 
     /// The summed loss, and the gradients of the step's loss scale times it; `dx` is overwritten.
-    ///
-    /// # Errors
-    /// Errors from the backend.
     pub fn loss_and_gradient(
         &self,
         pass: &mut Pass<'_>,
@@ -104,9 +92,6 @@ impl Head {
     }
 
     /// The logits of one row of x.
-    ///
-    /// # Errors
-    /// Errors from the backend.
     pub fn logits(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Vec<f32>, Error> {
         let out = self.buffers.logits.first_rows(1);
         pass.run(Logits { x, embedding: self.table.weight, out })?;

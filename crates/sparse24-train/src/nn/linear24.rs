@@ -101,18 +101,12 @@ impl Linear24 {
     }
 
     /// Z = X S(W)^T + b.
-    ///
-    /// # Errors
-    /// Errors from the backend.
     pub fn forward(&self, pass: &mut Pass<'_>, x: Tensor, z: Tensor) -> Result<(), Error> {
         let op = self.product(pass, x, z);
         pass.run(op)
     }
 
     /// Z = X S(W)^T + b, then H = act(Z).
-    ///
-    /// # Errors
-    /// Errors from the backend.
     pub fn forward_activation(
         &self,
         pass: &mut Pass<'_>,
@@ -126,9 +120,6 @@ impl Linear24 {
     }
 
     /// dW, db, and dX = dZ S(W).
-    ///
-    /// # Errors
-    /// Errors from the backend.
     pub fn backward(
         &self,
         pass: &mut Pass<'_>,
@@ -142,9 +133,6 @@ impl Linear24 {
     }
 
     /// dW, db, and the gradient of the input of the activation whose output X was.
-    ///
-    /// # Errors
-    /// Errors from the backend.
     pub fn backward_activation(
         &self,
         pass: &mut Pass<'_>,

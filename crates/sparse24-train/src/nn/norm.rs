@@ -36,9 +36,6 @@ pub struct NormActivations {
 
 impl NormActivations {
     /// Allocates output and statistics for an input that is somebody else's.
-    ///
-    /// # Errors
-    /// Errors of the allocations.
     pub fn new(builder: &mut Builder<'_>, name: &str, x: Tensor) -> Result<Self, Error> {
         let [p, d] = x.shape;
         let y = builder.activation(&format!("{name} y"), d)?;
@@ -57,9 +54,6 @@ impl NormActivations {
 
 impl Norm {
     /// Allocates gamma = 1 and, with a bias, beta = 0.
-    ///
-    /// # Errors
-    /// Errors of the allocations.
     pub fn new(builder: &mut Builder<'_>, name: &str, d: usize, bias: Bias) -> Result<Self, Error> {
         let gamma = builder.parameter(ParameterSpec::vector(format!("{name}.weight"), d, 1.0))?;
         let beta = match bias {
@@ -72,17 +66,11 @@ impl Norm {
     }
 
     /// y = LayerNorm(x).
-    ///
-    /// # Errors
-    /// Errors from the backend.
     pub fn forward(&self, pass: &mut Pass<'_>, kept: NormActivations) -> Result<(), Error> {
         pass.run(self.operation(kept))
     }
 
     /// x = residual + delta, y = LayerNorm(x).
-    ///
-    /// # Errors
-    /// Errors from the backend.
     pub fn forward_residual(
         &self,
         pass: &mut Pass<'_>,
@@ -95,9 +83,6 @@ impl Norm {
     }
 
     /// The gradient of the input, which overwrites `dx` or is added to it.
-    ///
-    /// # Errors
-    /// Errors from the backend.
     pub fn backward(
         &self,
         pass: &mut Pass<'_>,

@@ -1,5 +1,5 @@
-//! Where a non-finite loss or gradient first occurred. Searched for once training cannot go on, so no
-//! step pays for the answer; the state of the run does not change.
+//! Where a non-finite loss or gradient first occurred. Searched for once training cannot go on, so
+//! no step pays for the answer; the state of the run does not change.
 
 use sparse24_core::op::{Accumulate, NonFinite, StepState};
 
@@ -35,7 +35,8 @@ impl Trainer {
         })
     }
 
-    /// The first layer with a non-finite output, in the order of the forward pass of any micro-batch.
+    /// The first layer with a non-finite output, in the order of the forward pass of any
+    /// micro-batch.
     fn first_output(&mut self, objective: &dyn Objective) -> Result<Option<String>, Error> {
         let step = self.step() + 1;
         let phase = self.recipe.method.phases[self.phase_index(step)];

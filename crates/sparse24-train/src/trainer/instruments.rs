@@ -19,8 +19,8 @@ use crate::{
     objective::Objective,
 };
 
-/// The masks of one weight before and after a step, searched in the weights themselves: what pruning
-/// would keep, whatever the phase.
+/// The masks of one weight before and after a step, searched in the weights themselves: what
+/// pruning would keep, whatever the phase.
 pub struct MaskChange<'a> {
     /// Name of the parameter.
     pub name: &'a str,
@@ -45,8 +45,8 @@ pub struct GradientNoise {
     pub square: f64,
 }
 
-/// Groups that are examined per gradient, evenly spaced: with a million, a mean of ratios is known to
-/// a few thousandths.
+/// Groups that are examined per gradient, evenly spaced: with a million, a mean of ratios is known
+/// to a few thousandths.
 const GROUPS: usize = 1 << 20;
 
 impl Trainer {
@@ -60,9 +60,6 @@ impl Trainer {
 
     /// Passes every sparsifiable weight, with its masks around the last step, to `look`; the flips
     /// of that step must have been sampled.
-    ///
-    /// # Errors
-    /// Errors of the downloads.
     pub fn visit_masks(&mut self, mut look: impl FnMut(MaskChange<'_>)) -> Result<(), Error> {
         let Self { backend, allocated: Allocated { parameters, flip_masks, .. }, .. } = self;
         for (parameter, &mut [before, after]) in parameters.sparsifiable().zip(flip_masks) {
@@ -80,8 +77,8 @@ impl Trainer {
     }
 
     /// The noise of the gradients that the next step will sample in its first micro-batch, by the
-    /// estimator's variance (not by a draw); empty if that step samples none. Costs that micro-batch
-    /// once more.
+    /// estimator's variance (not by a draw); empty if that step samples none. Costs that
+    /// micro-batch once more.
     ///
     /// # Errors
     /// [`Error::Interrupted`]; errors from the backend.

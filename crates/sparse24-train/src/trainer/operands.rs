@@ -1,5 +1,5 @@
-//! Keeps masks and pruned operands in line with the weights, the phase, and the next phase where that
-//! starts to prune.
+//! Keeps masks and pruned operands in line with the weights, the phase, and the next phase where
+//! that starts to prune.
 
 use ndarray::ArrayView2;
 use sparse24_core::{
@@ -40,8 +40,8 @@ pub(super) enum Refreshed {
 }
 
 impl Trainer {
-    /// Brings masks and S(w) in line with w and the phase, and with the next phase where that is the
-    /// first sparse one.
+    /// Brings masks and S(w) in line with w and the phase, and with the next phase where that is
+    /// the first sparse one.
     pub(super) fn prepare_weights(&mut self, refreshed: Refreshed) -> Result<(), Error> {
         let step = self.step();
         let [current, next] =

@@ -1,5 +1,5 @@
-//! Adam's second moment over phases: whether it has settled, and how a phase that freezes it changes
-//! a step. The criterion is [`sparse24_core::phase::has_settled`].
+//! Adam's second moment over phases: whether it has settled, and how a phase that freezes it
+//! changes a step. The criterion is [`sparse24_core::phase::has_settled`].
 
 use sparse24_core::phase::{has_settled, settling_window};
 

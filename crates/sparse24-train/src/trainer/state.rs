@@ -64,18 +64,12 @@ impl ParameterState {
 impl Trainer {
     /// The state of every parameter, in order. Together with the step it is all that a run
     /// remembers.
-    ///
-    /// # Errors
-    /// Those of the downloads.
     pub fn parameter_states(&mut self) -> Result<Vec<ParameterState>, Error> {
         self.copy_out(Vec::new())?()
     }
 
     /// As [`Trainer::parameter_states`] now, in the room of earlier states; what it gives waits
     /// until they are copied, while the trainer can go on.
-    ///
-    /// # Errors
-    /// Those of the downloads.
     pub fn copy_out(
         &mut self,
         mut states: Vec<ParameterState>,

@@ -1,18 +1,20 @@
-//! What `doctor` says about CUDA. A missing part is no problem of the machine: without a GPU, runs
-//! take the CPU.
+//! The CUDA section of `doctor`. A missing part is not a problem of the machine: without a GPU,
+//! runs use the CPU.
 
 use std::path::PathBuf;
 
 use serde::Serialize;
+use serde_json::Value;
 use sparse24_cuda::{
     Architecture, Error,
+    library::{self, search_in},
     survey::{self, Driver, Kernels, Survey},
 };
 
 #[derive(Serialize)]
-pub(super) struct Cuda {
+struct Cuda {
     libraries: Vec<Library>,
-    /// The newest release of CUDA that the driver serves.
+    /// The newest CUDA release that the driver supports.
     release: Option<String>,
     gpus: Vec<Gpu>,
     /// Why there are no GPUs.
@@ -31,34 +33,34 @@ struct Gpu {
     name: String,
     capability: String,
     memory_mib: usize,
-    /// What kernels are compiled for.
+    /// The target of kernel compilation.
     architecture: Option<&'static str>,
-    /// That serve it; nothing where they do not compile.
+    /// Number of kernels for this GPU; absent if they cannot be compiled.
     kernels: Option<usize>,
     kernels_compiled: Option<usize>,
     problem: Option<String>,
 }
 
-impl Cuda {
-    pub(super) fn of_machine(libraries: &[PathBuf]) -> Self {
-        sparse24_cuda::library::search_in(libraries);
-        Self::new(survey::survey(), survey::kernels)
-    }
+pub(super) fn survey(libraries: &[PathBuf]) -> (Value, Vec<String>) {
+    search_in(libraries);
+    let cuda = Cuda::new(survey::survey(), survey::kernels);
+    (serde_json::to_value(&cuda).expect("plain values"), cuda.lines())
+}
 
+impl Cuda {
     fn new(
         Survey { libraries, driver }: Survey,
         kernels: impl Fn(Architecture) -> Result<Kernels, Error>,
     ) -> Self {
-        let library =
-            |(library, found): (sparse24_cuda::library::Library, Result<PathBuf, Error>)| {
-                let (file, problem) = split(found);
-                Library { name: library.to_string(), file, problem }
-            };
+        let library = |(library, found): (library::Library, Result<PathBuf, Error>)| {
+            let (file, problem) = split(found);
+            Library { name: library.to_string(), file, problem }
+        };
         let gpu = |survey::Gpu { name, capability: [major, minor], bytes, architecture }| {
-            let unserved = || {
+            let unsupported = || {
                 Err(Error::Architecture { name: String::clone(&name), capability: [major, minor] })
             };
-            let (kernels, problem) = split(architecture.map_or_else(unserved, &kernels));
+            let (kernels, problem) = split(architecture.map_or_else(unsupported, &kernels));
             Gpu {
                 name,
                 capability: format!("{major}.{minor}"),
@@ -81,28 +83,26 @@ impl Cuda {
         }
     }
 
-    pub(super) fn lines(&self) -> Vec<String> {
-        let library = |Library { name, file, problem }: &Library| match (file, problem) {
-            (Some(file), _) => format!("CUDA          {name}: {}", file.display()),
-            (None, problem) => format!("CUDA          {}", problem.as_deref().unwrap_or_default()),
+    fn lines(&self) -> Vec<String> {
+        let library = |Library { name, file, problem }: &Library| match file {
+            Some(file) => format!("CUDA          {name}: {}", file.display()),
+            None => format!("CUDA          {}", problem.as_deref().unwrap_or_default()),
         };
         let mut lines: Vec<String> = self.libraries.iter().map(library).collect();
-        // That the driver's file is missing was said.
-        let new = |problem: &&String| {
+        // A missing driver is already in the lines of the libraries.
+        let is_new = |problem: &&String| {
             !self.libraries.iter().any(|library| library.problem.as_ref() == Some(problem))
         };
-        lines.extend(
-            self.problem.as_ref().filter(new).map(|problem| format!("GPU           {problem}")),
-        );
+        let problem = self.problem.as_ref().filter(is_new);
+        lines.extend(problem.map(|problem| format!("GPU           {problem}")));
         lines.extend(self.release.as_ref().map(|release| {
-            format!("GPU           {} in all; the driver serves CUDA {release}", self.gpus.len())
+            format!("GPU           {} found; the driver supports CUDA {release}", self.gpus.len())
         }));
-        for (i, Gpu { name, capability, memory_mib, kernels, kernels_compiled, problem, .. }) in
-            self.gpus.iter().enumerate()
-        {
+        for (i, gpu) in self.gpus.iter().enumerate() {
+            let Gpu { name, capability, memory_mib, kernels, kernels_compiled, problem, .. } = gpu;
             let kernels = match (kernels, kernels_compiled) {
                 (Some(all), Some(compiled)) => format!(
-                    "{compiled} of {all} kernels are compiled, others compile at their first use"
+                    "{compiled} of {all} kernels are compiled, the others compile on first use"
                 ),
                 _ => problem.clone().unwrap_or_default(),
             };
@@ -123,17 +123,12 @@ fn split<T>(result: Result<T, Error>) -> (Option<T>, Option<String>) {
 
 #[cfg(test)]
 mod tests {
+    use sparse24_cuda::library::Library;
+
     use super::*;
 
-    const LIBRARY: sparse24_cuda::library::Library = sparse24_cuda::library::Library::Driver;
-
-    fn lines(
-        libraries: Result<PathBuf, Error>,
-        driver: Result<Driver, Error>,
-        kernels: Result<Kernels, Error>,
-    ) -> Vec<String> {
-        Cuda::new(Survey { libraries: vec![(LIBRARY, libraries)], driver }, |_| kernels.clone())
-            .lines()
+    fn missing(library: Library) -> Error {
+        Error::Library { library, tried: vec![], folders: vec![], unloadable: None }
     }
 
     fn gpu(capability: [i32; 2]) -> Result<Driver, Error> {
@@ -143,64 +138,65 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_driver_is_said_once() {
-        let missing = Error::Library {
-            library: LIBRARY,
-            tried: vec!["libcuda.so".into()],
-            folders: vec![],
-            unloadable: None,
-        };
-        let lines = lines(Err(missing.clone()), Err(missing), Ok(Kernels { all: 1, kept: 0 }));
-        assert_eq!(lines.len(), 1);
-        assert!(
-            lines[0].starts_with(
-                "CUDA          the CUDA driver was not found: tried libcuda.so; install "
+    fn each_problem_is_reported_once() {
+        let found = || Ok("libcuda.so.1".into());
+        let no_gpu = Error::NoDevice { ordinal: 0, count: 0 };
+        let old_driver = Error::OldDriver { found: [12, 4], required: [13, 0] };
+        let kernels = |all, kept| Ok(Kernels { all, kept });
+        let no_driver = missing(Library::Driver);
+        let no_compiler = missing(Library::Nvrtc);
+        for (library, driver, kernels, expected) in [
+            (
+                Err(no_driver.clone()),
+                Err(no_driver.clone()),
+                kernels(1, 0),
+                vec![no_driver.to_string()],
             ),
-            "{lines:?}"
-        );
-    }
-
-    #[test]
-    fn a_driver_without_gpus_and_an_old_one_are_sentences() {
-        for error in [
-            Error::NoDevice { ordinal: 0, count: 0 },
-            Error::OldDriver { found: [12, 4], required: [13, 0] },
+            (
+                found(),
+                Err(no_gpu.clone()),
+                kernels(1, 0),
+                vec!["libcuda.so.1".into(), no_gpu.to_string()],
+            ),
+            (
+                found(),
+                Err(old_driver.clone()),
+                kernels(1, 0),
+                vec!["libcuda.so.1".into(), old_driver.to_string()],
+            ),
+            (
+                found(),
+                gpu([9, 0]),
+                kernels(7, 2),
+                vec![
+                    "libcuda.so.1".into(),
+                    "1 found; the driver supports CUDA 13.0".into(),
+                    "G, compute capability 9.0, 3072 MiB; 2 of 7 kernels".into(),
+                ],
+            ),
+            (
+                found(),
+                gpu([9, 0]),
+                Err(no_compiler.clone()),
+                vec!["libcuda.so.1".into(), "1 found".into(), format!("3072 MiB; {no_compiler}")],
+            ),
+            (
+                found(),
+                gpu([7, 5]),
+                kernels(1, 1),
+                vec![
+                    "libcuda.so.1".into(),
+                    "1 found".into(),
+                    "compute capability 7.5, 3072 MiB; G has ".into(),
+                ],
+            ),
         ] {
-            let lines = lines(
-                Ok("libcuda.so.1".into()),
-                Err(error.clone()),
-                Ok(Kernels { all: 1, kept: 0 }),
-            );
-            assert_eq!(
-                lines,
-                [
-                    "CUDA          the CUDA driver: libcuda.so.1".to_owned(),
-                    format!("GPU           {error}")
-                ]
-            );
+            let survey = Survey { libraries: vec![(Library::Driver, library)], driver };
+            let lines = Cuda::new(survey, |_| kernels.clone()).lines();
+            assert_eq!(lines.len(), expected.len(), "{lines:?}");
+            for (line, expected) in lines.iter().zip(expected) {
+                assert!(line.contains(&expected), "{expected:?} is missing in {line:?}");
+            }
         }
-    }
-
-    #[test]
-    fn each_gpu_says_whether_it_would_have_kernels() {
-        let file = || Ok("libcuda.so.1".into());
-        let said = |driver, kernels| lines(file(), driver, kernels)[1..].join("\n");
-        assert_eq!(
-            said(gpu([9, 0]), Ok(Kernels { all: 7, kept: 2 })),
-            "GPU           1 in all; the driver serves CUDA 13.0\n\
-             GPU 0         G, compute capability 9.0, 3072 MiB; 2 of 7 kernels are compiled, others compile at their first use"
-        );
-        let compiler = Error::Library {
-            library: sparse24_cuda::library::Library::Nvrtc,
-            tried: vec!["libnvrtc.so".into()],
-            folders: vec![],
-            unloadable: None,
-        };
-        assert!(
-            said(gpu([9, 0]), Err(compiler))
-                .contains("3072 MiB; the compiler of CUDA kernels (NVRTC) was not found: ")
-        );
-        let old = said(gpu([7, 5]), Ok(Kernels { all: 1, kept: 1 }));
-        assert!(old.contains("G has compute capability 7.5: kernels exist for sm_80"), "{old}");
     }
 }

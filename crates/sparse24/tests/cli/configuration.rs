@@ -1,360 +1,226 @@
-//! `sparse24 config`: how a configuration is resolved, and every way in which it is refused.
+//! `sparse24 config`: how a configuration is resolved, and how a wrong one is refused.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::Place;
 
+/// Settings, with the values that the refusal names besides the key.
 #[test]
-fn a_setting_that_cannot_be_is_refused_by_its_key() {
+fn a_wrong_setting_is_refused_with_its_key_and_value() {
     let place = Place::new();
-    for (settings, message) in [
-        // Unknown keys and sections.
-        (
-            "foo=1",
-            r#"configuration: "foo" is not known (known: backend, batch, data, method, model, *)"#,
-        ),
-        ("stepz=1", r#"configuration: "stepz" is not known; did you mean "steps"? (known: *)"#),
-        (
-            "model.layres=3",
-            r#"model: "layres" is not known; did you mean "layers"? (known: activation, activation_checkpointing, bias, *)"#,
-        ),
-        (
-            "modle.layers=3",
-            r#"configuration: "modle" is not known; did you mean "model"? (known: *)"#,
-        ),
-        ("optimizer.layers=3", r#"optimizer: "layers" is not known (known: beta1, *)"#),
-        ("=3", r#"configuration: "" is not known (known: *)"#),
-        ("model.layers", "model.layers: expected KEY=VALUE, found no ="),
-        (
-            "preset=gpt2-124m",
-            "preset: a preset is what settings are laid on, choose it before them (--preset)",
-        ),
+    let unknown = |key: &str, found: &str, meant: &str| {
+        let tip = if meant.is_empty() { String::new() } else { format!("did you mean {meant:?}") };
+        format!("{key}*{found:?}*known: *{tip}")
+    };
+    for (settings, pattern) in [
+        ("foo=1", unknown("", "foo", "")),
+        ("stepz=1", unknown("", "stepz", "steps")),
+        ("model.layres=3", unknown("model", "layres", "layers")),
+        ("modle.layers=3", unknown("", "modle", "model")),
+        ("optimizer.layers=3", unknown("optimizer", "layers", "")),
+        ("=3", unknown("", "", "")),
+        ("model.activation=relu", unknown("model.activation", "relu", "gelu")),
+        ("model.sparsify=all", unknown("model.sparsify", "all", "")),
+        ("model.sparsify=fnn", unknown("model.sparsify", "fnn", "ffn")),
+        ("data.tokenizer=bpe", unknown("data.tokenizer", "bpe", "")),
+        ("backend.arithmetic=f16", unknown("backend.arithmetic", "f16", "bf16")),
+        ("backend.name=metal", unknown("backend.name", "metal", "")),
+        ("method.name=fts", unknown("method.name", "fts", "fst")),
+        ("model.kind=bert", unknown("model.kind", "bert", "")),
+        ("method.decay=weights", unknown("method.decay", "weights", "")),
+        ("method.forward=column", unknown("method.forward", "column", "")),
+        ("method.dgrad=forward", unknown("method.dgrad", "forward", "")),
+        ("method.wgrad=mvu", unknown("method.wgrad", "mvu", "mvue")),
+    ] {
+        place.refuses(&format!("config --set {settings}"), 2, &pattern);
+    }
+    for (settings, pattern) in [
+        ("model.layers", "KEY=VALUE"),
+        ("preset=gpt2-124m", "--preset"),
+        // Former names.
+        ("model.width=8", "model.d_model"),
+        ("half.ratio=1", "method.d_ff_ratio"),
+        ("backend.launches=queued", "backend.cuda_graphs"),
         // Types.
-        ("model.layers=two", r#"model.layers: expected a whole number, found "two""#),
-        ("model.layers=2.5", "model.layers: expected a whole number, found 2.5"),
-        ("model.layers=", r#"model.layers: expected a whole number, found """#),
-        ("model.layers=-1", "model.layers: expected a whole number of at least 0, found -1"),
-        ("model.bias=1", "model.bias: expected true or false, found 1"),
-        ("method.lambda=small", r#"method.lambda: expected a number, found "small""#),
-        ("model=3", "model: expected a section, found 3"),
-        ("seed.low=1", "seed: expected a whole number, found { low = 1 }"),
-        ("steps=5000000000", "steps: expected at most 4294967295, found 5000000000"),
-        (
-            "seed=18446744073709551615",
-            "seed: expected at most 9223372036854775807, found 18446744073709551615",
-        ),
-        // Choices.
-        (
-            "model.activation=relu",
-            r#"model.activation: "relu" is not known; did you mean "gelu"? (known: gelu, geglu, swiglu)"#,
-        ),
-        (
-            "model.sparsify=all",
-            r#"model.sparsify: "all" is not known (known: ffn, ffn-and-attention)"#,
-        ),
-        (
-            "model.sparsify=fnn",
-            r#"model.sparsify: "fnn" is not known; did you mean "ffn"? (known: ffn, ffn-and-attention)"#,
-        ),
-        ("data.tokenizer=bpe", r#"data.tokenizer: "bpe" is not known (known: byte, char, gpt2)"#),
-        (
-            "backend.arithmetic=f16",
-            r#"backend.arithmetic: "f16" is not known; did you mean "bf16"? (known: native, f32, bf16)"#,
-        ),
-        ("backend.name=metal", r#"backend.name: "metal" is not known (known: *"#),
-        (
-            "method.name=fts",
-            r#"method.name: "fts" is not known; did you mean "fst"? (known: dense, half, ste, ste-row-wise, sr-ste, fst, step, bi-mask, s-ste)"#,
-        ),
-        (
-            "method.decay=weights",
-            r#"method.decay: "weights" is not known (known: none, on-gradients, on-weights)"#,
-        ),
-        (
-            "method.forward=column",
-            r#"method.forward: "column" is not known (known: dense, transposable, row-wise, soft-threshold)"#,
-        ),
-        (
-            "method.dgrad=forward",
-            r#"method.dgrad: "forward" is not known (known: dense, as-forward, permuted)"#,
-        ),
-        (
-            "method.wgrad=mvu",
-            r#"method.wgrad: "mvu" is not known; did you mean "mvue"? (known: dense, mvue, mvue-approximate)"#,
-        ),
-        ("method.phases=sparse", r#"method.phases: expected a list of strings, found "sparse""#),
-        ("method.phases=[5]", "method.phases*expected a string"),
-        (
-            r#"method.phases=["spare:5/6"]"#,
-            r#"method.phases: expected one of dense, sparse, frozen and, but for the last, its end in the run, as "sparse:5/6" or "dense:settled", found "spare:5/6""#,
-        ),
+        ("model.layers=two", "\"two\""),
+        ("model.layers=2.5", "2.5"),
+        ("model.layers=", "\"\""),
+        ("model.layers=-1", "-1"),
+        ("model.bias=1", "true*false"),
+        ("method.lambda=small", "\"small\""),
+        ("model=3", "section*3"),
+        ("seed.low=1", "low = 1"),
+        ("steps=5000000000", "4294967295*5000000000"),
+        ("seed=18446744073709551615", "9223372036854775807*18446744073709551615"),
+        ("method.phases=sparse", "\"sparse\""),
+        ("method.phases=[5]", "string"),
+        (r#"method.phases=["spare:5/6"]"#, "dense*frozen*spare:5/6"),
         // Impossible values.
-        ("steps=0", "steps: expected at least 1, found 0"),
-        ("model.layers=0", "model.layers: expected at least 1, found 0"),
-        ("model.heads=0", "model.heads: expected at least 1, found 0"),
-        ("model.width=8", "model.width: renamed to model.d_model"),
-        ("half.ratio=1", "half.ratio: renamed to method.d_ff_ratio"),
-        ("backend.launches=queued", "backend.launches: renamed to backend.cuda_graphs (true *"),
-        ("model.kind=bert", r#"model.kind: "bert" is not known (known: gpt2)"#),
-        ("model.d_model=0", "model.d_model: expected at least 1, found 0"),
-        ("model.d_ff=0", "model.d_ff: expected at least 1, found 0"),
-        ("model.sequence_length=0", "model.sequence_length: expected at least 1, found 0"),
-        (
-            r#"method.phases=["sparse:5/6"]"#,
-            "method.phases: expected phases that follow each other, the last one to the end of the run",
-        ),
-        (
-            r#"method.phases=["dense","sparse:1/2"]"#,
-            "method.phases: expected phases that follow each other, the last one to the end of the run",
-        ),
-        (
-            r#"method.phases=["frozen"]"#,
-            "method.phases: expected at least one step before a frozen variance, found none",
-        ),
-        (
-            r#"method.name=dense method.phases=["sparse"]"#,
-            r#"method.phases: the method has no sparse operand for "sparse"; set method.forward or method.wgrad"#,
-        ),
-        (
-            "method.name=dense method.wgrad=mvue",
-            r#"method.wgrad: all phases of dense are dense; name a sparse one with method.phases = ["sparse"]"#,
-        ),
-        (
-            "method.name=dense method.decay=on-weights",
-            "method.decay: acts where the forward's weights are pruned, which no phase of dense does; leave it empty",
-        ),
-        (
-            r#"method.decay=on-gradients method.phases=["dense"]"#,
-            "method.decay: acts where the forward's weights are pruned, which no phase of fst does; leave it empty",
-        ),
-        (
-            "method.dgrad=permuted",
-            r#"method.dgrad: expected a row-wise forward beside "permuted" (method.forward = "row-wise")"#,
-        ),
-        (
-            "method.d_ff_ratio=2",
-            r#"method.d_ff_ratio: expected a share above 0 and at most 1, as "1/2" or "0.77", found "2""#,
-        ),
-        (
-            "method.d_ff_ratio=0",
-            r#"method.d_ff_ratio: expected a share above 0 and at most 1, as "1/2" or "0.77", found "0""#,
-        ),
-        ("batch.size=0", "batch.size: expected at least 1, found 0"),
-        (
-            "batch.gradient_accumulation_steps=0",
-            "batch.gradient_accumulation_steps: expected at least 1, found 0",
-        ),
-        ("run.keep_last=0", "run.keep_last: expected at least 1, found 0"),
-        (
-            "model.d_model=99999999999",
-            "model.d_model: expected at most 16777216, found 99999999999",
-        ),
-        ("batch.size=99999999999", "batch.size: expected at most 16777216, found 99999999999"),
-        (
-            "backend.threads=99999",
-            "backend.threads: expected at most 4096, 0 for one a core, found 99999",
-        ),
-        ("model.heads=3", "model.heads: expected a divisor of model.d_model 128, found 3"),
-        (
-            "model.d_model=130 model.heads=2",
-            "model.d_model: expected a multiple of 4, for 4x4 tiles, and of model.heads 2, found 130",
-        ),
-        (
-            "model.d_model=130",
-            "model.d_model: expected a multiple of 4, for 4x4 tiles, and of model.heads 4, found 130",
-        ),
-        ("model.d_ff=514", "model.d_ff: expected a multiple of 4, for 4x4 tiles, found 514"),
-        ("model.dropout=1", "model.dropout: expected a number in [0, 1), found 1"),
-        ("model.dropout=-0.1", "model.dropout: expected a number in [0, 1), found -0.1"),
-        ("model.dropout=nan", "model.dropout: expected a number in [0, 1), found NaN"),
-        ("optimizer.beta1=1.0", "optimizer.beta1: expected a number in [0, 1), found 1"),
-        ("optimizer.beta2=2", "optimizer.beta2: expected a number in [0, 1), found 2"),
-        (
-            "method.lambda=-1e-5",
-            "method.lambda: expected a finite number of at least 0, found -0.00001",
-        ),
-        ("method.lambda=nan", "method.lambda: expected a finite number of at least 0, found NaN"),
-        (
-            "optimizer.learning_rate=inf",
-            "optimizer.learning_rate: expected a finite number of at least 0, found inf",
-        ),
-        (
-            "optimizer.learning_rate=1e300",
-            "optimizer.learning_rate: expected a finite number of at least 0, found inf",
-        ),
-        (
-            "optimizer.min_learning_rate=-1",
-            "optimizer.min_learning_rate: expected a finite number of at least 0, found -1",
-        ),
-        (
-            "optimizer.weight_decay=nan",
-            "optimizer.weight_decay: expected a finite number of at least 0, found NaN",
-        ),
-        (
-            "optimizer.max_grad_norm=-1",
-            "optimizer.max_grad_norm: expected a finite number of at least 0, found -1",
-        ),
-        ("optimizer.epsilon=0", "optimizer.epsilon: expected a finite number above 0, found 0"),
-        (
-            "optimizer.decay_steps=150",
-            "optimizer.decay_steps: expected more than optimizer.warmup_steps 150, or 0 for the last step, found 150",
-        ),
-        (
-            "data.validation_share=0",
-            "data.validation_share: expected the share to hold out, above 0 and below 1, found 0",
-        ),
-        (
-            "data.validation_share=1.5",
-            "data.validation_share: expected the share to hold out, above 0 and below 1, found 1.5",
-        ),
+        ("steps=0", "1*0"),
+        ("model.layers=0", "1*0"),
+        ("model.heads=0", "1*0"),
+        ("model.d_model=0", "1*0"),
+        ("model.d_ff=0", "1*0"),
+        ("model.sequence_length=0", "1*0"),
+        ("batch.size=0", "1*0"),
+        ("batch.gradient_accumulation_steps=0", "1*0"),
+        ("run.keep_last=0", "1*0"),
+        ("model.d_model=99999999999", "16777216*99999999999"),
+        ("batch.size=99999999999", "16777216*99999999999"),
+        ("backend.threads=99999", "4096*99999"),
+        ("model.heads=3", "model.d_model*128*3"),
+        ("model.d_model=130 model.heads=2", "4*model.heads*2*130"),
+        ("model.d_model=130", "4*model.heads*130"),
+        ("model.d_ff=514", "4*514"),
+        ("model.dropout=1", "[0, 1)*1"),
+        ("model.dropout=-0.1", "[0, 1)*-0.1"),
+        ("model.dropout=nan", "[0, 1)*NaN"),
+        ("optimizer.beta1=1.0", "[0, 1)*1"),
+        ("optimizer.beta2=2", "[0, 1)*2"),
+        ("method.lambda=-1e-5", "at least 0*-0.00001"),
+        ("method.lambda=nan", "at least 0*NaN"),
+        ("optimizer.learning_rate=inf", "finite*inf"),
+        ("optimizer.learning_rate=1e300", "finite*inf"),
+        ("optimizer.min_learning_rate=-1", "at least 0*-1"),
+        ("optimizer.weight_decay=nan", "NaN"),
+        ("optimizer.max_grad_norm=-1", "at least 0*-1"),
+        ("optimizer.epsilon=0", "above 0*0"),
+        ("optimizer.decay_steps=150", "optimizer.warmup_steps*150"),
+        ("data.validation_share=0", "above 0*0"),
+        ("data.validation_share=1.5", "below 1*1.5"),
+        ("method.d_ff_ratio=2", "1*\"2\""),
+        ("method.d_ff_ratio=0", "0*\"0\""),
+        // Combinations.
+        (r#"method.phases=["sparse:5/6"]"#, "last*end"),
+        (r#"method.phases=["dense","sparse:1/2"]"#, "last*end"),
+        (r#"method.phases=["frozen"]"#, "at least one step*frozen"),
+        (r#"method.phases=["sparse"] method.name=dense"#, "method.forward*method.wgrad"),
+        ("method.wgrad=mvue method.name=dense", "dense*method.phases"),
+        ("method.decay=on-weights method.name=dense", "dense"),
+        (r#"method.decay=on-gradients method.phases=["dense"]"#, "fst"),
+        ("method.dgrad=permuted", "row-wise*permuted"),
     ] {
         let set: String = settings.split(' ').map(|setting| format!(" --set {setting}")).collect();
-        place.refuses(&format!("config{set}"), 2, message);
+        let key = settings.split(['=', ' ']).next().unwrap();
+        let key = key.strip_suffix(".low").unwrap_or(key);
+        place.refuses(&format!("config{set}"), 2, &format!("{key}: *{pattern}"));
     }
 }
 
 #[test]
-fn flags_are_refused_like_settings() {
+fn a_wrong_flag_is_refused() {
     let place = Place::new();
-    for (flags, message) in [
-        (
-            "--preset quikstart",
-            r#"preset: "quikstart" is not known; did you mean "quickstart"? (known: quickstart, *, gpt2-1558m)"#,
-        ),
-        ("--method ftsx", r#"method.name: "ftsx" is not known (known: dense, *)"#),
-        ("--backend gpu", r#"backend.name: "gpu" is not known; did you mean "cpu"? (known: *"#),
-        ("--steps 0", "steps: expected at least 1, found 0"),
-        ("--steps -5", "steps: expected a whole number of at least 0, found -5"),
-        ("--steps many", r#"steps: expected a whole number, found "many""#),
-        (
-            "--seed 18446744073709551615",
-            "seed: expected at most 9223372036854775807, found 18446744073709551615",
-        ),
-        ("--checkpoint-every x", r#"run.checkpoint_every: expected a whole number, found "x""#),
-        (
-            "--stepz 5",
-            "unexpected argument '--stepz' found; tip: a similar argument exists: '--steps'; --help tells all",
-        ),
-        (
-            "--steps",
-            "a value is required for '--steps <STEPS>' but none was supplied; --help tells all",
-        ),
+    for (flags, pattern) in [
+        ("--preset quikstart", r#"preset*"quikstart"*did you mean "quickstart"*gpt2-1558m"#),
+        ("--method ftsx", r#"method.name*"ftsx"*known: dense"#),
+        ("--backend gpu", r#"backend.name*"gpu"*did you mean "cpu""#),
+        ("--steps 0", "steps*1*0"),
+        ("--steps -5", "steps*-5"),
+        ("--steps many", "steps*\"many\""),
+        ("--seed 18446744073709551615", "seed*9223372036854775807"),
+        ("--checkpoint-every x", "run.checkpoint_every*\"x\""),
+        ("--stepz 5", "'--stepz'*'--steps'*see --help"),
+        ("--steps", "'--steps <STEPS>'*see --help"),
     ] {
-        place.refuses(&format!("config {flags}"), 2, message);
-        place.refuses(&format!("train {flags} --out new"), 2, message);
-        place.refuses(&format!("estimate {flags}"), 2, message);
+        for line in [
+            format!("config {flags}"),
+            format!("train {flags} --out new"),
+            format!("estimate {flags}"),
+        ] {
+            place.refuses(&line, 2, pattern);
+        }
     }
 }
 
 #[test]
-fn a_document_is_refused_by_its_name_and_line() {
+fn a_wrong_document_is_refused_with_its_name_and_line() {
     let place = Place::new();
-    for (document, message) in [
-        ("seed = 1\n[model\nlayers = 1\n", "my.toml: line 2: unclosed table, expected `]`"),
-        ("seed = 1\n\nlayers == 1\n", "my.toml: line 3: *"),
-        ("seed = 1\nseed = 2", "my.toml: line 2: duplicate key"),
-        ("= 1", "my.toml: line 1: *"),
-        (
-            "seed = 1\n[model]\nlayers = \"1\"\n",
-            r#"my.toml: model.layers: expected a whole number, found "1""#,
-        ),
-        (
-            "seed = 1\n[model]\nlayers = -4\n",
-            "my.toml: model.layers: expected a whole number of at least 0, found -4",
-        ),
-        (
-            "[model]\nactivation = \"relu\"\n",
-            r#"my.toml: model.activation: "relu" is not known; did you mean "gelu"? (known: gelu, geglu, swiglu)"#,
-        ),
-        (
-            "[modle]\nlayers = 1\n",
-            r#"my.toml: configuration: "modle" is not known; did you mean "model"? (known: *)"#,
-        ),
-        ("model.layers.x = 1\n", "my.toml: model.layers: expected a whole number, found { x = 1 }"),
-        ("preset = \"x\"\n", r#"my.toml: preset: "x" is not known (known: quickstart, *)"#),
-        ("preset = 3\n", "my.toml: preset: expected a string, found 3"),
-        ("steps = 0", "my.toml: steps: expected at least 1, found 0"),
+    for (document, pattern) in [
+        ("seed = 1\n[model\nlayers = 1\n", "line 2"),
+        ("seed = 1\n\nlayers == 1\n", "line 3"),
+        ("seed = 1\nseed = 2", "line 2*duplicate key"),
+        ("= 1", "line 1"),
+        ("seed = 1\n[model]\nlayers = \"1\"\n", "model.layers*\"1\""),
+        ("seed = 1\n[model]\nlayers = -4\n", "model.layers*-4"),
+        ("[model]\nactivation = \"relu\"\n", "model.activation*\"relu\"*\"gelu\""),
+        ("[modle]\nlayers = 1\n", "\"modle\"*did you mean \"model\""),
+        ("model.layers.x = 1\n", "model.layers*x = 1"),
+        ("preset = \"x\"\n", "preset*\"x\"*quickstart"),
+        ("preset = 3\n", "preset*string*3"),
+        ("steps = 0", "steps*1*0"),
     ] {
         place.write("my.toml", document);
-        place.refuses("config --config my.toml", 2, message);
-        place.refuses("train --config my.toml --out new", 2, message);
+        for line in ["config --config my.toml", "train --config my.toml --out new"] {
+            place.refuses(line, 2, &format!("my.toml: *{pattern}"));
+        }
     }
     place.write("my.toml", b"seed = 1\nsteps = 2\n# caf\xe9\n");
-    place.refuses("config --config my.toml", 2, "my.toml: line 3: is not UTF-8 text");
-    place.refuses(
-        "config --config nowhere.toml",
-        3,
-        "nowhere.toml: does not exist, expected a TOML file; `sparse24 config` prints one",
-    );
-    place.refuses("config --config .", 3, ".: is a folder, expected a file");
+    place.refuses("config --config my.toml", 2, "my.toml*line 3*UTF-8");
+    place.refuses("config --config nowhere.toml", 3, "nowhere.toml*does not exist");
+    place.refuses("config --config .", 3, ".: is a folder");
 }
 
 #[test]
-fn a_preset_is_named_once() {
+fn two_different_presets_are_refused() {
     let place = Place::new();
+    let config = |line: &str| place.json(&format!("config --config my.toml --json {line}"));
     place.write("my.toml", "preset = \"shakespeare-char\"\n");
-    let message = r#"my.toml: preset: found "shakespeare-char" here and "quickstart" for --preset, expected one of the two alone"#;
-    place.refuses("config --config my.toml --preset quickstart", 2, message);
-    place.refuses("train --config my.toml --preset quickstart", 2, message);
-    for line in [
-        "config --config my.toml --json",
-        "config --config my.toml --preset shakespeare-char --json",
-    ] {
-        assert_eq!(place.json(line)["preset"], "shakespeare-char");
+    for command in ["config", "train"] {
+        let line = format!("{command} --config my.toml --preset quickstart");
+        place.refuses(&line, 2, "my.toml*\"shakespeare-char\"*\"quickstart\"*--preset");
+    }
+    for line in ["", "--preset shakespeare-char"] {
+        assert_eq!(config(line)["preset"], "shakespeare-char");
     }
     place.write("my.toml", "seed = 1\n");
-    assert_eq!(
-        place.json("config --config my.toml --preset shakespeare-char --json")["model"]["layers"],
-        6
-    );
-    assert_eq!(place.json("config --config my.toml --json")["preset"], "quickstart");
-    place.refuses("config --preset imported", 2, r#"preset: "imported" is not known (known: *)"#);
+    assert_eq!(config("--preset shakespeare-char")["model"]["layers"], 6);
+    assert_eq!(config("")["preset"], "quickstart");
+    place.refuses("config --preset imported", 2, "preset*\"imported\"");
 }
 
 #[test]
-fn layers_are_laid_in_the_documented_order() {
+fn flags_override_settings_which_override_the_file_which_overrides_the_preset() {
     let place = Place::new();
-    place.write("my.toml", "preset = \"shakespeare-char-cpu\"\nsteps = 7\nseed = 8\n[model]\nlayers = 3\ndropout = 0\n");
-    let config =
-        place.json("config --config my.toml --set model.layers=5 --set seed=9 --seed 10 --json");
-    assert_eq!(config["preset"], "shakespeare-char-cpu");
-    assert_eq!(
-        (&config["steps"], &config["seed"], &config["model"]["layers"]),
-        (&Value::from(7), &Value::from(10), &Value::from(5))
-    );
-    assert_eq!(config["data"]["tokenizer"], "char");
-    let flags =
-        "--data some/where --method dense --backend cpu --steps 3 --seed 4 --checkpoint-every 5";
-    let config = place.json(&format!("config {flags} --json"));
-    assert_eq!(config["data"]["path"], "some/where");
-    assert_eq!(config["method"]["name"], "dense");
-    assert_eq!(
-        (&config["steps"], &config["seed"], &config["run"]["checkpoint_every"]),
-        (&Value::from(3), &Value::from(4), &Value::from(5))
-    );
-}
-
-#[test]
-fn strings_need_no_quotes_and_numbers_may_be_whole() {
-    let place = Place::new();
-    for (setting, key, value) in [
-        ("data.path=corpus", "/data/path", Value::from("corpus")),
-        ("data.path=\"corpus\"", "/data/path", Value::from("corpus")),
-        ("data.path=2024", "/data/path", Value::from("2024")),
-        ("data.path=true", "/data/path", Value::from("true")),
-        ("data.path=a=b", "/data/path", Value::from("a=b")),
-        ("model.bias=true", "/model/bias", Value::from(true)),
-        ("optimizer.max_grad_norm=2", "/optimizer/max_grad_norm", Value::from(2.0)),
-        ("method.lambda=0.5", "/method/lambda", Value::from(0.5)),
-        ("steps=1_000", "/steps", Value::from(1000)),
+    let document = "preset = \"shakespeare-char-cpu\"\nsteps = 7\nseed = 8\n[model]\nlayers = 3\n";
+    place.write("my.toml", document);
+    let flags = "--data some/where --method dense --backend cpu --steps 3 --checkpoint-every 5";
+    for (line, expected) in [
+        (
+            "--config my.toml --set model.layers=5 --set seed=9 --seed 10",
+            vec![
+                ("/preset", json!("shakespeare-char-cpu")),
+                ("/steps", json!(7)),
+                ("/seed", json!(10)),
+                ("/model/layers", json!(5)),
+                ("/data/tokenizer", json!("char")),
+            ],
+        ),
+        (
+            flags,
+            vec![
+                ("/data/path", json!("some/where")),
+                ("/method/name", json!("dense")),
+                ("/steps", json!(3)),
+                ("/run/checkpoint_every", json!(5)),
+            ],
+        ),
+        ("--set data.path=\"corpus\"", vec![("/data/path", json!("corpus"))]),
+        ("--set data.path=2024", vec![("/data/path", json!("2024"))]),
+        ("--set data.path=true", vec![("/data/path", json!("true"))]),
+        ("--set data.path=a=b", vec![("/data/path", json!("a=b"))]),
+        ("--set model.bias=true", vec![("/model/bias", json!(true))]),
+        ("--set optimizer.max_grad_norm=2", vec![("/optimizer/max_grad_norm", json!(2.0))]),
+        ("--set steps=1_000", vec![("/steps", json!(1000))]),
     ] {
-        let config = place.json(&format!("config --set {setting} --json"));
-        assert_eq!(config.pointer(key), Some(&value), "{setting}");
+        let config = place.json(&format!("config {line} --json"));
+        for (key, value) in expected {
+            assert_eq!(config.pointer(key), Some(&value), "{line}");
+        }
     }
 }
 
 #[test]
-fn what_is_printed_resolves_to_itself() {
+fn a_printed_configuration_resolves_to_itself() {
     let place = Place::new();
     for preset in place.json("presets --json").as_array().unwrap() {
         let name = preset["name"].as_str().unwrap();
@@ -364,7 +230,7 @@ fn what_is_printed_resolves_to_itself() {
         place.write("printed.toml", &printed);
         assert_eq!(place.answer("config --config printed.toml"), printed);
         let json = place.json("config --config printed.toml --json");
-        assert_eq!(json["data"]["path"], "a\"b\\c");
+        assert_eq!(json["data"]["path"], Value::from("a\"b\\c"));
         assert_eq!(json["model"]["layers"], preset["config"]["model"]["layers"]);
     }
 }

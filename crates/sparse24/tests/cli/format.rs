@@ -1,4 +1,4 @@
-//! The format of checkpoints as others see it: the reader of `examples/` on a run of this build.
+//! The checkpoint format, read by the Python example in `examples/`.
 
 use std::{fmt::Write, fs, path::Path, process::Command};
 
@@ -6,7 +6,7 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::support::Place;
 
-/// What the reader prints: file, name, shape and first value of each tensor.
+/// The expected output: file, name, shape and first value of each tensor.
 fn listing(checkpoint: &Path) -> Vec<String> {
     let mut lines = Vec::new();
     for file in ["masks", "model", "optimizer"] {
@@ -19,7 +19,7 @@ fn listing(checkpoint: &Path) -> Vec<String> {
                 Dtype::U16 => f64::from(u16::from_le_bytes([data[0], data[1]])),
                 _ => f64::from(f32::from_le_bytes(data[..4].try_into().unwrap())),
             };
-            // Two languages may write one number in two ways.
+            // Bits, since Rust and Python may format a number differently.
             lines.push(format!("{line} {:x}", first.to_bits()));
         }
     }
@@ -28,14 +28,14 @@ fn listing(checkpoint: &Path) -> Vec<String> {
 }
 
 #[test]
-fn the_reader_in_python_proves_a_checkpoint_and_reads_it_to_the_bit() {
+fn the_python_reader_verifies_a_checkpoint_and_reads_the_same_bits() {
     let place = Place::new();
     place.train("run", "--set model.bias=true");
     let checkpoint = place.path("run/checkpoints/step-00000010");
     let reader = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/read_checkpoint.py");
     let read = || Command::new("python3").arg(&reader).arg(&checkpoint).output();
     let Ok(output) = read() else {
-        println!("skipped: there is no python3");
+        println!("skipped: no python3");
         return;
     };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -43,10 +43,10 @@ fn the_reader_in_python_proves_a_checkpoint_and_reads_it_to_the_bit() {
         let (line, value) = line.rsplit_once(' ').unwrap();
         format!("{line} {:x}", value.parse::<f64>().unwrap().to_bits())
     };
-    let mut told: Vec<String> =
+    let mut printed: Vec<String> =
         String::from_utf8(output.stdout).unwrap().lines().map(bits).collect();
-    told.sort();
-    assert_eq!(told, listing(&checkpoint));
+    printed.sort();
+    assert_eq!(printed, listing(&checkpoint));
     for (name, at) in [
         ("manifest.json", 50),
         ("state.json", 50),
@@ -59,12 +59,9 @@ fn the_reader_in_python_proves_a_checkpoint_and_reads_it_to_the_bit() {
         damaged[at] ^= 1;
         fs::write(checkpoint.join(name), damaged).unwrap();
         let output = read().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(
-            !output.status.success()
-                && said.contains(&format!("AssertionError: {name} is damaged")),
-            "{said}"
-        );
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "{name}");
+        assert!(error.contains(&format!("AssertionError: {name} is damaged")), "{error}");
         fs::write(checkpoint.join(name), whole).unwrap();
     }
 }

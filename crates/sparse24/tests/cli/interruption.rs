@@ -1,47 +1,40 @@
-//! `sparse24 resume`: kills, and every way in which it refuses.
+//! `sparse24 resume`: after kills, after damage and after changes, and its refusals.
 
-use std::{fs, path::Path, process::Stdio, thread, time::Duration};
+use std::{fs, process::Stdio, thread, time::Duration};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::support::{Place, TINY};
+use crate::support::{Place, TINY, checkpoint};
 
-/// 600 steps of a few milliseconds: the switch is after 500.
-pub(crate) const LONG: &str = "--set steps=600 --set model.d_model=32 --set model.d_ff=64 --set model.sequence_length=16 --set batch.gradient_accumulation_steps=2 \
-    --set model.dropout=0.1 --set run.flip_every=5 --set run.eval_every=75 --set method.refresh=7 --set run.keep_last=2";
+/// Settings of a run of 600 steps of a few milliseconds, 500 of them sparse.
+pub(crate) const LONG: &str = "--set steps=600 --set model.d_model=32 --set model.d_ff=64 \
+    --set model.sequence_length=16 --set batch.gradient_accumulation_steps=2 \
+    --set model.dropout=0.1 --set run.flip_every=5 --set run.eval_every=75 \
+    --set method.refresh=7 --set run.keep_last=2";
 
-/// Starts a run (or resumes it) and kills it once it has told of `seen` steps; none if it ended
-/// first, else the last step it told of.
+/// Starts a command and kills it once the metrics of the run have `seen` lines. Returns the last
+/// number of lines, or none if the command ended first.
 fn kill(place: &Place, line: &str, run: &str, seen: usize) -> Option<usize> {
     let mut child =
         place.command(line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let metrics = place.path(run).join("metrics.jsonl");
-    let told = || {
+    let lines = || {
         fs::read(&metrics).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count())
     };
-    while told() < seen && child.try_wait().unwrap().is_none() {
+    while lines() < seen && child.try_wait().unwrap().is_none() {
         thread::sleep(Duration::from_millis(1));
     }
     let _ = child.kill();
-    (!child.wait().unwrap().success()).then(told)
+    (!child.wait().unwrap().success()).then(lines)
 }
 
-/// Makes a killed process of the first attempt that does not end before: each leaves hundreds of
-/// milliseconds to kill it in.
+/// The first result of up to ten attempts to reach a process before it ends. Each has hundreds of
+/// milliseconds to do so.
 pub(crate) fn attempts<T>(attempt: impl FnMut(usize) -> Option<T>) -> T {
-    (0..10).find_map(attempt).expect("ten runs have ended before they could be killed")
+    (0..10).find_map(attempt).expect("ten processes ended before they were reached")
 }
 
-/// Changes the interval of the checkpoints, which decides no bit.
-fn save_every(place: &Place, run: &str, from: u32, to: u32) {
-    let config = place.read(&format!("{run}/config.toml"));
-    let changed = config
-        .replace(&format!("checkpoint_every = {from}\n"), &format!("checkpoint_every = {to}\n"));
-    assert_ne!(config, changed);
-    place.write(&format!("{run}/config.toml"), changed);
-}
-
-/// The metrics without what clocks say.
+/// The metrics without times.
 pub(crate) fn timeless(place: &Place, run: &str) -> Vec<Value> {
     let mut metrics = place.metrics(run);
     for line in &mut metrics {
@@ -51,68 +44,45 @@ pub(crate) fn timeless(place: &Place, run: &str) -> Vec<Value> {
 }
 
 #[test]
-fn a_killed_run_ends_like_one_that_was_not() {
+fn a_killed_run_ends_like_an_uninterrupted_one() {
     let place = Place::new();
     let settings = format!("{LONG} --checkpoint-every 9");
     place.train("whole", &settings);
-    let whole = place.tree("whole/checkpoints");
-    assert_eq!(
-        whole.keys().filter(|path| path.ends_with("manifest.json")).count(),
-        3,
-        "the switch and the last two"
-    );
-    // In the sparse phase; then, resumed, beyond the switch, where a checkpoint a step makes it
-    // slow enough to be killed before its end.
-    let (run, before, after) = attempts(|attempt| {
+    assert_eq!(place.checkpoints("whole").len(), 3, "the last sparse one and the last two");
+    // Killed in the sparse phase, resumed, and killed in the dense phase, where frequent
+    // checkpoints slow it down enough.
+    let (run, killed) = attempts(|attempt| {
         let run = format!("killed-{attempt}");
-        let before = kill(&place, &format!("train {TINY} {settings} --out {run}"), &run, 20)?;
-        let told = kill(&place, &format!("resume {run}"), &run, 450)?;
-        save_every(&place, &run, 9, 1);
-        let after = kill(&place, &format!("resume {run}"), &run, told.max(503))?;
-        save_every(&place, &run, 1, 9);
-        Some((run, before, after))
+        let config = format!("{run}/config.toml");
+        let resume = format!("resume {run}");
+        let first = kill(&place, &format!("train {TINY} {settings} --out {run}"), &run, 20)?;
+        let second = kill(&place, &resume, &run, 450)?;
+        place.edit(&config, "checkpoint_every = 9\n", "checkpoint_every = 1\n");
+        let third = kill(&place, &resume, &run, second.max(503))?;
+        place.edit(&config, "checkpoint_every = 1\n", "checkpoint_every = 9\n");
+        Some((run, [first, second, third]))
     });
     let summary = place.json(&format!("resume {run} --json"));
-    assert_eq!(
-        (&summary["run"], &summary["steps"]),
-        (&Value::from(run.as_str()), &Value::from(600))
-    );
-    let ended = place.tree(&format!("{run}/checkpoints"));
-    for (path, contents) in whole
-        .iter()
-        .filter(|(path, _)| path.starts_with("step-00000500") || path.starts_with("step-00000600"))
-    {
-        assert!(
-            ended[path] == *contents,
-            "{} differs, killed after {before} and {after}",
-            path.display()
-        );
+    assert_eq!([&summary["run"], &summary["steps"]], [&json!(run), &json!(600)]);
+    for step in [500, 600] {
+        let [found, expected] = [&run, "whole"].map(|run| place.tree(&checkpoint(run, step)));
+        assert!(found == expected, "step {step} differs, killed after {killed:?}");
     }
-    assert!(
-        ended.keys().all(|path| path.to_str().unwrap().starts_with("step-")),
-        "nothing is left of a save: {:?}",
-        ended.keys()
-    );
-    assert_eq!(
-        timeless(&place, &run),
-        timeless(&place, "whole"),
-        "killed after {before} and {after}"
-    );
+    let names = place.checkpoints(&run);
+    assert!(names.iter().all(|name| name.starts_with("step-")), "leftovers of saves: {names:?}");
+    assert_eq!(timeless(&place, &run), timeless(&place, "whole"), "killed after {killed:?}");
     let provenance: Value =
         serde_json::from_str(&place.read(&format!("{run}/provenance.json"))).unwrap();
     let initial: Vec<&Value> =
         provenance.as_array().unwrap().iter().map(|start| &start["initial"]).collect();
-    assert_eq!(initial[0], "random");
-    assert!(
-        initial.len() == 4 && initial[2..].iter().all(|initial| *initial == "checkpoint"),
-        "one entry a start: {initial:?}"
-    );
+    assert_eq!((initial[0], initial.len()), (&json!("random"), 4));
+    assert!(initial[2..].iter().all(|initial| *initial == "checkpoint"), "{initial:?}");
     let log = place.read(&format!("{run}/log.txt"));
     assert_eq!(log.matches("resumed after step ").count(), 3, "{log}");
 }
 
 #[test]
-fn a_run_killed_before_its_first_checkpoint_begins_anew() {
+fn a_run_killed_before_its_first_checkpoint_starts_again() {
     let place = Place::new();
     let settings = format!("{LONG} --checkpoint-every 0");
     place.train("whole", &settings);
@@ -127,120 +97,86 @@ fn a_run_killed_before_its_first_checkpoint_begins_anew() {
 }
 
 #[test]
-fn a_run_from_given_weights_never_resumes_from_others() {
+fn a_run_without_checkpoints_resumes_only_from_random_weights() {
     let place = Place::new();
     place.train("run", "");
     place.train("next", "--init-from run");
     fs::remove_dir_all(place.path("next/checkpoints")).unwrap();
-    let message = "next: has no checkpoint left, and its first weights, which came from elsewhere, cannot be made again; begin a new run with `sparse24 train --init-from`";
     for line in ["resume next", "resume next --fall-back"] {
-        place.refuses(line, 3, message);
+        place.refuses(line, 3, "next: *checkpoint*--init-from");
     }
-    let end = place.tree("run/checkpoints/step-00000012");
-    fs::remove_dir_all(place.path("run/checkpoints")).unwrap();
+    let end = place.tree(&checkpoint("run", 12));
+    place.rewind("run", [10, 12]);
     place.answer("resume run");
-    assert!(place.tree("run/checkpoints/step-00000012") == end, "random weights are made again");
-    fs::remove_dir_all(place.path("run/checkpoints")).unwrap();
+    assert!(place.tree(&checkpoint("run", 12)) == end);
+    place.rewind("run", [10, 12]);
     fs::remove_file(place.path("run/provenance.json")).unwrap();
-    place.refuses("resume run", 3, "cannot read run/provenance.json: *");
+    place.refuses("resume run", 3, "run/provenance.json");
 }
 
 #[test]
 fn a_resume_falls_back_when_asked() {
     let place = Place::new();
-    let checkpoint = |step: u32| format!("run/checkpoints/step-{step:08}");
     place.train("run", "--checkpoint-every 4 --set run.keep_last=9");
-    let (end, metrics) = (place.tree(&checkpoint(12)), timeless(&place, "run"));
+    let (end, metrics) = (place.tree(&checkpoint("run", 12)), timeless(&place, "run"));
     let damage = |step| {
-        let path = format!("{}/model.safetensors", checkpoint(step));
+        let path = format!("{}/model.safetensors", checkpoint("run", step));
         let bytes = fs::read(place.path(&path)).unwrap();
         place.write(&path, &bytes[..100]);
     };
     damage(12);
     damage(10);
-    let output = place.command("resume run --fall-back").output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{said}");
+    let notes = place.notes("resume run --fall-back");
+    let log = place.read("run/log.txt");
     for step in [10, 12] {
-        let line = format!(
-            "passed over a damaged checkpoint: {}/model.safetensors: ends at byte 100, the manifest says",
-            checkpoint(step)
-        );
-        assert!(said.contains(&line) && place.read("run/log.txt").contains(&line), "{said}");
-    }
-    assert!(place.read("run/log.txt").contains("resumed after step 8"));
-    assert!(
-        place.tree(&checkpoint(12)) == end && timeless(&place, "run") == metrics,
-        "it ends as before"
-    );
-    for step in ["10", "12"] {
+        let file = format!("{}/model.safetensors", checkpoint("run", step));
+        for text in [&notes, &log] {
+            assert!(text.lines().any(|line| line.contains(&file) && line.contains("byte 100")));
+        }
         let aside = format!("run/checkpoints/damaged-step-000000{step}.1/model.safetensors");
-        assert_eq!(
-            fs::read(place.path(&aside)).unwrap().len(),
-            100,
-            "is left to whoever can mend it"
-        );
+        assert_eq!(fs::read(place.path(&aside)).unwrap().len(), 100);
     }
-    for step in [4, 8, 10, 12] {
-        damage(step);
-    }
-    place.refuses(
-        "resume run --fall-back",
-        3,
-        "run: has no checkpoint that is whole; begin a new run",
-    );
+    assert!(log.contains("resumed after step 8"), "{log}");
+    assert!(place.tree(&checkpoint("run", 12)) == end && timeless(&place, "run") == metrics);
+    [4, 8, 10, 12].into_iter().for_each(damage);
+    place.refuses("resume run --fall-back", 3, "run: *checkpoint*new run");
 }
 
 #[test]
-fn a_resume_loses_nothing_to_other_settings() {
+fn a_resume_with_other_settings_loses_nothing() {
     let place = Place::new();
     place.train("run", "--checkpoint-every 4 --set run.keep_last=9");
-    let config = place.read("run/config.toml").replace("keep_last = 9", "keep_last = 1");
-    for step in [10, 12] {
-        fs::remove_dir_all(place.path(&format!("run/checkpoints/step-{step:08}"))).unwrap();
-    }
+    place.edit("run/config.toml", "keep_last = 9", "keep_last = 1");
+    place.rewind("run", [10, 12]);
+    let config = place.read("run/config.toml");
     for steps in [5, 8] {
         place.write("run/config.toml", config.replace("steps = 12", &format!("steps = {steps}")));
-        let message = format!(
-            "run/checkpoints/step-00000008: has done 8 of 12 steps, the run has steps = {steps} now; ask for more than 8"
-        );
-        place.refuses("resume run --allow steps", 3, &message);
+        let pattern = format!("run/checkpoints/step-00000008: *8*12*steps = {steps}");
+        place.refuses("resume run --allow steps", 3, &pattern);
     }
-    // Of 9 steps, the eighth is dense.
+    // Of 9 steps, the last two are dense.
     place.write("run/config.toml", config.replace("steps = 12", "steps = 9"));
     place.answer("resume run --allow steps");
-    let mut left: Vec<_> = fs::read_dir(place.path("run/checkpoints"))
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name())
-        .collect();
-    left.sort();
-    assert_eq!(left, ["step-00000008", "step-00000009"], "the last 2:4 model stays");
+    assert_eq!(place.checkpoints("run"), ["step-00000008", "step-00000009"], "the last 2:4 model");
     fs::remove_dir_all(place.path("run/checkpoints")).unwrap();
-    let message = "run: holds metrics of 9 steps and no checkpoint any more; restore its checkpoints, or begin a new run";
-    place.refuses("resume run", 3, message);
+    place.refuses("resume run", 3, "run: *9 steps*checkpoint");
     assert_eq!(place.metrics("run").len(), 9);
     fs::remove_file(place.path("run/metrics.jsonl")).unwrap();
     place.answer("resume run");
-    assert_eq!(place.metrics("run").len(), 9, "nothing is left to lose, so it begins anew");
+    assert_eq!(place.metrics("run").len(), 9, "with nothing left to lose, it starts again");
 }
 
 #[test]
-fn lost_metrics_are_told() {
+fn lost_metrics_are_reported() {
     let place = Place::new();
     place.train("run", "--checkpoint-every 4 --set run.keep_last=9");
-    fs::remove_dir_all(place.path("run/checkpoints/step-00000012")).unwrap();
+    place.rewind("run", [12]);
     let whole = place.read("run/metrics.jsonl");
-    place.write(
-        "run/metrics.jsonl",
-        whole.lines().take(5).map(|line| format!("{line}\n")).collect::<String>(),
-    );
-    let output = place.command("resume run").output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    for line in ["metrics.jsonl has lost the steps 6 to 10", "resumed after step 10"] {
-        assert!(
-            said.lines().any(|said| said == line) && place.read("run/log.txt").contains(line),
-            "{said}"
-        );
+    place.write("run/metrics.jsonl", whole.split_inclusive('\n').take(5).collect::<String>());
+    let notes = place.notes("resume run");
+    for text in [notes, place.read("run/log.txt")] {
+        let is_lost = |line: &str| line.contains("metrics.jsonl") && line.contains("6 to 10");
+        assert!(text.lines().any(is_lost) && text.contains("resumed after step 10"), "{text}");
     }
     let steps: Vec<_> =
         place.metrics("run").iter().map(|line| line["step"].as_u64().unwrap()).collect();
@@ -248,268 +184,184 @@ fn lost_metrics_are_told() {
 }
 
 #[test]
-fn a_finished_run_stays_as_it_is() {
+fn a_resume_of_a_finished_run_changes_nothing() {
     let place = Place::new();
     let trained = place.train("run", "");
-    let (checkpoints, metrics) = (place.tree("run/checkpoints"), place.read("run/metrics.jsonl"));
+    let files = || (place.tree("run/checkpoints"), place.read("run/metrics.jsonl"));
+    let before = files();
     let resumed = place.json("resume run --json");
     for key in ["run", "steps", "loss", "val_loss"] {
         assert_eq!(resumed[key], trained[key], "{key}");
     }
-    assert_eq!((&trained["trained"], &resumed["trained"]), (&Value::from(12), &Value::from(0)));
-    assert_eq!(trained["val_loss"], place.json("eval run --json")["loss"], "to the last digit");
-    let output = place.command("resume run").output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.lines().any(|line| line == "the run is finished: step 12 was its last"), "{said}");
-    assert!(String::from_utf8(output.stdout).unwrap().contains("run directory   run\n"));
-    assert!(
-        place.tree("run/checkpoints") == checkpoints && place.read("run/metrics.jsonl") == metrics
-    );
+    assert_eq!([&trained["trained"], &resumed["trained"]], [&json!(12), &json!(0)]);
+    assert_eq!(trained["val_loss"], place.json("eval run --json")["loss"]);
+    let (code, out, err) = place.run("resume run");
+    assert_eq!(code, Some(0), "{err}");
+    assert!(err.lines().any(|line| line.contains("finished") && line.contains("step 12")), "{err}");
+    assert!(out.contains("run directory   run\n"), "{out}");
+    assert!(files() == before);
 }
 
 #[test]
-fn a_run_resumes_from_anywhere_and_after_a_move_of_its_data() {
+fn a_run_resumes_from_another_folder_and_after_its_data_moved() {
     let place = Place::new();
     place.train("run", "--checkpoint-every 4 --set run.keep_last=9");
-    let end = place.tree("run/checkpoints/step-00000012");
-    let rewind = || {
-        for step in ["step-00000010", "step-00000012"] {
-            fs::remove_dir_all(place.path("run/checkpoints").join(step)).unwrap();
-        }
-    };
-    rewind();
+    let end = place.tree(&checkpoint("run", 12));
+    place.rewind("run", [10, 12]);
     fs::create_dir(place.path("elsewhere")).unwrap();
     let mut command = place.command("resume ../run");
-    assert!(
-        command.current_dir(place.path("elsewhere")).output().unwrap().status.success(),
-        "the data were named relative to another folder"
-    );
-    assert!(place.tree("run/checkpoints/step-00000012") == end);
-    rewind();
+    assert!(command.current_dir(place.path("elsewhere")).output().unwrap().status.success());
+    assert!(place.tree(&checkpoint("run", 12)) == end);
+    place.rewind("run", [10, 12]);
     fs::rename(place.path("text"), place.path("elsewhere/text")).unwrap();
-    place.refuses("resume run", 3, "*/text: does not exist, expected a text file, a folder of them, or a folder of token shards");
-    place.write(
-        "run/config.toml",
-        place
-            .read("run/config.toml")
-            .replace("/text\"", "/elsewhere/text\"")
-            .replace("threads = 1", "threads = 2")
-            .replace("checkpoint_every = 4", "checkpoint_every = 5")
-            .replace("preset = \"", "preset = \"my "),
-    );
+    place.refuses("resume run", 3, "/text: does not exist");
+    // None of these settings decides a bit.
+    for (from, to) in [
+        ("/text\"", "/elsewhere/text\""),
+        ("threads = 1", "threads = 2"),
+        ("checkpoint_every = 4", "checkpoint_every = 5"),
+        ("preset = \"", "preset = \"my "),
+    ] {
+        place.edit("run/config.toml", from, to);
+    }
     place.answer("resume run");
-    assert!(
-        place.tree("run/checkpoints/step-00000012") == end,
-        "where data lie, how many threads compute and what is saved decide nothing"
-    );
+    assert!(place.tree(&checkpoint("run", 12)) == end);
 }
 
 #[test]
-fn what_is_no_run_is_refused() {
+fn folders_that_are_no_runs_and_changed_configurations_are_refused() {
     let place = Place::new();
     fs::create_dir(place.path("folder")).unwrap();
     for run in ["nowhere", "folder", "text"] {
-        place.refuses(
-            &format!("resume {run}"),
-            3,
-            &format!("{run}: is no run directory: it holds no config.toml"),
-        );
+        place.refuses(&format!("resume {run}"), 3, &format!("{run}: *config.toml"));
     }
     place.train("run", "");
     for inside in ["run/checkpoints", "run/checkpoints/step-00000012"] {
-        let message = format!(
-            "{inside}: is no run directory: it holds no config.toml; it lies in a run, name run"
-        );
-        place.refuses(&format!("resume {inside}"), 3, &message);
+        let pattern = format!("{inside}: *config.toml*name run");
+        place.refuses(&format!("resume {inside}"), 3, &pattern);
     }
     let config = place.read("run/config.toml");
-    let differs = |was: &str, is: &str| {
-        format!("run/checkpoints/step-00000012: was saved with {was}, the run has {is} now")
-    };
-    let choice = |was: &str, is: &str, key: &str| {
-        format!(
-            "{}; undo that, continue so with --allow {key}, or start a new run",
-            differs(was, is)
-        )
-    };
-    let shape = |was: &str, is: &str| {
-        format!("{}, which its weights do not fit; undo that, or start a new run", differs(was, is))
-    };
-    for (from, to, message) in [
-        ("steps = 12", "steps = 0", "run/config.toml: steps: expected at least 1, found 0"),
-        (
-            "steps = 12",
-            "steps = \"x\"",
-            r#"run/config.toml: steps: expected a whole number, found "x""#,
-        ),
-        ("steps = 12", "", "run/config.toml: configuration: missing field `steps`"),
-        (
-            "steps = 12",
-            "stepz = 12",
-            r#"run/config.toml: configuration: "stepz" is not known; did you mean "steps"? *"#,
-        ),
-        (
-            "layers = 2",
-            "layres = 2",
-            r#"run/config.toml: model: "layres" is not known; did you mean "layers"? *"#,
-        ),
-        ("[model]", "[model", "run/config.toml: line 5: *"),
-        (
-            "\"fst\"",
-            "\"fts\"",
-            r#"run/config.toml: method.name: "fts" is not known; did you mean "fst"? *"#,
-        ),
-        // Possible, but not what the run was.
-        ("steps = 12", "steps = 13", &choice("steps = 12", "steps = 13", "steps")),
-        ("seed = 1337", "seed = 1", &choice("seed = 1337", "seed = 1", "seed")),
+    let saved = "run/checkpoints/step-00000012: *";
+    for (from, to, pattern) in [
+        ("steps = 12", "steps = 0", "run/config.toml: *steps: *1*0"),
+        ("steps = 12", "steps = \"x\"", "run/config.toml: *steps: *\"x\""),
+        ("steps = 12", "", "run/config.toml: *missing*`steps`"),
+        ("steps = 12", "stepz = 12", "run/config.toml: *\"stepz\"*\"steps\""),
+        ("layers = 2", "layres = 2", "run/config.toml: *model: *\"layres\"*\"layers\""),
+        ("[model]", "[model", "run/config.toml: *line 5"),
+        ("\"fst\"", "\"fts\"", "run/config.toml: *method.name: *\"fts\"*\"fst\""),
+        // Valid, but not what was trained.
+        ("steps = 12", "steps = 13", &format!("{saved}steps = 12*steps = 13*--allow steps")),
+        ("seed = 1337", "seed = 1", &format!("{saved}seed = 1337*seed = 1 *--allow seed")),
         (
             "lambda = 0.00006",
             "lambda = 1",
-            &choice("method.lambda = 0.00006", "method.lambda = 1.0", "method.lambda"),
+            &format!("{saved}method.lambda = 0.00006*method.lambda = 1.0*--allow method.lambda"),
         ),
-        ("d_model = 16", "d_model = 32", &shape("model.d_model = 16", "model.d_model = 32")),
+        (
+            "d_model = 16",
+            "d_model = 32",
+            &format!("{saved}model.d_model = 16*model.d_model = 32*weights"),
+        ),
         (
             "\"char\"",
             "\"byte\"",
-            &shape("data.tokenizer = \"char\", data of *", "data.tokenizer = \"byte\", data of *"),
+            &format!("{saved}data.tokenizer = \"char\"*data.tokenizer = \"byte\"*weights"),
         ),
     ] {
         assert!(config.contains(from));
         place.write("run/config.toml", config.replacen(from, to, 1));
-        place.refuses("resume run", 3, message);
+        place.refuses("resume run", 3, pattern);
     }
     place.write("run/config.toml", &config);
     place.answer("resume run");
 }
 
 #[test]
-fn what_is_allowed_may_differ() {
+fn allowed_settings_and_data_may_differ() {
     let place = Place::new();
     place.train("run", "--checkpoint-every 4 --set run.keep_last=9");
-    let config = place.read("run/config.toml");
-    place.write(
-        "run/config.toml",
-        config
-            .replace("steps = 12", "steps = 15")
-            .replace("learning_rate = 0.02", "learning_rate = 0.01"),
-    );
+    place.edit("run/config.toml", "steps = 12", "steps = 15");
+    place.edit("run/config.toml", "learning_rate = 0.02", "learning_rate = 0.01");
     place.write("text", crate::support::text(2));
-    let message = "run/checkpoints/step-00000012: was saved with optimizer.learning_rate = 0.02, steps = 12, data of *, the run has \
-                   optimizer.learning_rate = 0.01, steps = 15, data of * now; undo that, continue so with \
-                   --allow optimizer.learning_rate --allow steps --allow data, or start a new run";
-    place.refuses("resume run", 3, message);
-    place.refuses(
-        "resume run --allow optimizer --allow data",
-        3,
-        "*: was saved with steps = 12, the run has steps = 15 now; *",
-    );
-    place.refuses(
-        "resume run --allow step",
-        2,
-        r#"--allow: "step" is not known; did you mean "steps"? *"#,
-    );
-    let output =
-        place.command("resume run --allow optimizer --allow data --allow steps").output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{said}");
-    for line in ["the run continues with steps = 15, it had steps = 12", "resumed after step 12"] {
-        assert!(
-            said.lines().any(|said| said == line) && place.read("run/log.txt").contains(line),
-            "{said}"
-        );
+    let pattern = "run/checkpoints/step-00000012: *optimizer.learning_rate = 0.02*steps = 12*\
+                   optimizer.learning_rate = 0.01*steps = 15*\
+                   --allow optimizer.learning_rate --allow steps --allow data";
+    place.refuses("resume run", 3, pattern);
+    let line = "resume run --allow optimizer --allow data";
+    place.refuses(line, 3, "steps = 12*steps = 15");
+    place.refuses("resume run --allow step", 2, "--allow: *\"step\"*did you mean \"steps\"");
+    let notes = place.notes(&format!("{line} --allow steps"));
+    for text in [notes, place.read("run/log.txt")] {
+        let is_noted = |line: &str| line.contains("steps = 15") && line.contains("steps = 12");
+        assert!(text.lines().any(is_noted) && text.contains("resumed after step 12"), "{text}");
     }
     assert_eq!(place.metrics("run").len(), 15);
     place.answer("resume run");
 }
 
 #[test]
-fn sparse_training_that_goes_on_is_told_and_leaves_the_2_4_models_of_before() {
+fn a_longer_sparse_phase_is_reported_and_keeps_earlier_2_4_models() {
     let place = Place::new();
     place.train("run", "--checkpoint-every 4 --set run.keep_last=1");
-    let raise = |from: u32, to: u32| {
-        let config = place.read("run/config.toml");
-        place.write(
-            "run/config.toml",
-            config.replace(&format!("\nsteps = {from}\n"), &format!("\nsteps = {to}\n")),
-        );
-        let output = place.command("resume run --allow steps").output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let mut kept: Vec<_> = fs::read_dir(place.path("run/checkpoints"))
-            .unwrap()
-            .map(|e| e.unwrap().file_name().into_string().unwrap())
-            .collect();
-        kept.sort();
-        (String::from_utf8(output.stderr).unwrap(), kept)
-    };
-    let names =
-        |steps: &[u32]| steps.iter().map(|step| format!("step-{step:08}")).collect::<Vec<_>>();
-    let sparse = place.tree("run/checkpoints/step-00000010");
-    for (from, to, until, expected) in
-        [(12, 18, 15, &[10, 15, 18][..]), (18, 24, 20, &[10, 15, 20, 24])]
-    {
-        let (said, kept) = raise(from, to);
-        let notice =
-            format!("sparse training goes on until step {until}: the phases are shares of steps");
-        assert!(
-            said.lines().any(|line| line == notice) && place.read("run/log.txt").contains(&notice),
-            "{said}"
-        );
-        assert_eq!(kept, names(expected));
+    let sparse = place.tree(&checkpoint("run", 10));
+    for (from, to, until, kept) in [
+        (12, 18, Some(15), &[10, 15, 18][..]),
+        (18, 24, Some(20), &[10, 15, 20, 24]),
+        // The phase has ended by then.
+        (24, 25, None, &[10, 15, 20, 25]),
+    ] {
+        let [from, to] = [from, to].map(|steps| format!("\nsteps = {steps}\n"));
+        place.edit("run/config.toml", &from, &to);
+        let notes = place.notes("resume run --allow steps");
+        let notice = notes.lines().find(|line| line.contains("until step "));
+        match until {
+            None => assert!(notice.is_none(), "{notes}"),
+            Some(until) => {
+                let notice = notice.expect("a notice");
+                assert!(notice.contains(&format!("until step {until}")), "{notice}");
+                assert!(place.read("run/log.txt").contains(notice));
+            }
+        }
+        let names: Vec<_> = kept.iter().map(|step| format!("step-{step:08}")).collect();
+        assert_eq!(place.checkpoints("run"), names);
     }
-    // The phase has ended by then.
-    let (said, kept) = raise(24, 25);
-    assert!(!said.contains("sparse training goes on"), "{said}");
-    assert_eq!(kept, names(&[10, 15, 20, 25]));
-    assert!(place.tree("run/checkpoints/step-00000010") == sparse);
+    assert!(place.tree(&checkpoint("run", 10)) == sparse);
 }
 
 #[test]
-fn old_checkpoints_go_and_those_asked_for_stay() {
+fn old_checkpoints_are_removed_unless_asked_for() {
     let place = Place::new();
     place.train("run", "--checkpoint-every 1 --set run.keep_last=2 --set run.keep_every=3");
-    let mut kept: Vec<_> = fs::read_dir(place.path("run/checkpoints"))
-        .unwrap()
-        .map(|e| e.unwrap().file_name().into_string().unwrap())
-        .collect();
-    kept.sort();
     assert_eq!(
-        kept,
+        place.checkpoints("run"),
         [3, 6, 9, 10, 11, 12].map(|step| format!("step-{step:08}")),
-        "multiples of 3, the switch, the last two"
+        "multiples of 3, the last sparse one, the last two"
     );
 }
 
 #[test]
-fn a_damaged_file_of_a_run_is_named() {
+fn a_damaged_file_of_a_run_is_named_or_repaired() {
     let place = Place::new();
     place.train("run", "");
-    for (file, contents, message) in [
-        (
-            "metrics.jsonl",
-            "{\"step\": 1}\n{}\n",
-            "run/metrics.jsonl: line 1 is no metrics of the next step: missing field `phase` *",
-        ),
-        ("provenance.json", "{}", "run/provenance.json: is no list of starts: *"),
-    ] {
-        let whole = place.read(&format!("run/{file}"));
-        place.write(&format!("run/{file}"), contents);
-        place.refuses("resume run", 3, message);
-        place.write(&format!("run/{file}"), whole);
+    for (file, contents, pattern) in
+        [("metrics.jsonl", "{\"step\": 1}\n{}\n", "line 1*`phase`"), ("provenance.json", "{}", "")]
+    {
+        let file = format!("run/{file}");
+        let whole = place.read(&file);
+        place.write(&file, contents);
+        place.refuses("resume run", 3, &format!("{file}: *{pattern}"));
+        place.write(&file, whole);
     }
-    // The data tell what the tokenizer was.
+    // A tokenizer is made again from the data.
     let whole = place.read("run/tokenizer.json");
     for damage in ["", "{}", r#"{"sparse24_tokenizer":1,"kind":"char","characters":"ab"}"#] {
         place.write("run/tokenizer.json", damage);
-        let said = String::from_utf8(place.command("resume run").output().unwrap().stderr).unwrap();
-        assert!(
-            said.contains(
-                "\ntokenizer.json was missing or damaged, and was written again from the data\n"
-            ),
-            "{said}"
-        );
+        let notes = place.notes("resume run");
+        assert!(notes.contains("tokenizer.json"), "{notes}");
         assert_eq!(place.read("run/tokenizer.json"), whole);
     }
-    // Half a line is what a kill leaves, and is no damage.
+    // A kill may leave half a line.
     let whole = place.read("run/metrics.jsonl");
     place.write("run/metrics.jsonl", format!("{whole}{{\"step\":13,\"ph"));
     place.answer("resume run");
@@ -517,83 +369,54 @@ fn a_damaged_file_of_a_run_is_named() {
 }
 
 #[test]
-fn other_data_are_refused() {
+fn other_data_is_refused() {
     let place = Place::new();
     place.train("run", "--checkpoint-every 4");
     let text = place.read("text");
-    let other = "run/checkpoints/step-00000012: was saved with data of 3600 + 400 tokens of 27 (fingerprint *), the run has data of 3600 + 400 tokens of 27 (fingerprint *) now; \
-                 undo that, continue so with --allow data, or start a new run";
-    place.write("text", crate::support::text(2));
-    place.refuses("resume run", 3, other);
-    place.write("text", text.replacen('q', "p", 1));
-    place.refuses("resume run", 3, other);
+    let saved = "run/checkpoints/step-00000012: *3600 + 400 tokens*27*fingerprint";
+    for other in [crate::support::text(2), text.replacen('q', "p", 1)] {
+        place.write("text", other);
+        place.refuses("resume run", 3, &format!("{saved}*--allow data"));
+    }
     place.write("text", text.replace('q', "p"));
-    let message = "*, the run has data of 3600 + 400 tokens of 26 (fingerprint * now, which its weights do not fit; undo that, or start a new run";
     for line in ["resume run", "resume run --allow data"] {
-        place.refuses(line, 3, message);
+        place.refuses(line, 3, &format!("{saved}*26*weights"));
     }
     place.write("text", "");
-    place.refuses(
-        "resume run",
-        3,
-        "*/text: holds no text; a corpus needs at least one context and a token",
-    );
+    place.refuses("resume run", 3, "/text: ");
     place.write("text", text);
     place.answer("resume run");
 }
 
 #[test]
-fn a_damaged_newest_checkpoint_is_named_and_the_one_before_it_serves() {
+fn a_damaged_newest_checkpoint_is_named_and_the_one_before_it_is_used() {
     let place = Place::new();
     place.train("run", "--checkpoint-every 4 --set run.keep_last=9");
-    let newest = Path::new("run/checkpoints/step-00000012");
-    let end = place.tree(newest.to_str().unwrap());
-    let damage = |file: &str, change: &dyn Fn(&mut Vec<u8>), problem: &str| {
-        let path = place.path(newest.join(file).to_str().unwrap());
-        let whole = fs::read(&path).unwrap();
+    let newest = checkpoint("run", 12);
+    let end = place.tree(&newest);
+    let flip = |at: usize| move |bytes: &mut Vec<u8>| bytes[at] ^= 1;
+    type Change<'a> = &'a dyn Fn(&mut Vec<u8>);
+    let changes: [(&str, Change<'_>, &str); 5] = [
+        ("model.safetensors", &|bytes| *bytes.last_mut().unwrap() ^= 1, "\"ln_f.weight\"*bytes "),
+        ("model.safetensors", &|bytes| bytes.truncate(100), "byte 100"),
+        ("optimizer.safetensors", &flip(20), "\"header\"*bytes 0.."),
+        ("state.json", &flip(20), "\"state\"*bytes 0.."),
+        ("manifest.json", &flip(20), "bytes 0.."),
+    ];
+    for (file, change, pattern) in changes {
+        let file = format!("{newest}/{file}");
+        let whole = fs::read(place.path(&file)).unwrap();
         let mut bytes = whole.clone();
         change(&mut bytes);
-        fs::write(&path, bytes).unwrap();
-        let file = newest.join(file);
-        let problem = format!(
-            "its newest checkpoint is damaged ({}: {problem}); restore it, or continue from the one before it with `sparse24 resume run --fall-back`",
-            file.display()
-        );
-        place.refuses("resume run", 3, &format!("run: {problem}"));
-        let problem = format!(
-            "run: its newest checkpoint {} is damaged ({}: *); name an older one",
-            newest.display(),
-            file.display()
-        );
+        place.write(&file, bytes);
+        let pattern = format!("run: *{file}: *{pattern}*`sparse24 resume run --fall-back`");
+        place.refuses("resume run", 3, &pattern);
         for line in ["eval run", "sample run", "export run out"] {
-            place.refuses(line, 3, &problem);
+            place.refuses(line, 3, &format!("run: *{newest}*{file}: "));
         }
-        fs::write(&path, whole).unwrap();
-    };
-    damage(
-        "model.safetensors",
-        &|bytes| *bytes.last_mut().unwrap() ^= 1,
-        r#"is damaged in "ln_f.weight", bytes *"#,
-    );
-    damage(
-        "model.safetensors",
-        &|bytes| bytes.truncate(100),
-        "ends at byte 100, the manifest says *",
-    );
-    damage(
-        "optimizer.safetensors",
-        &|bytes| bytes[20] ^= 1,
-        r#"is damaged in "header", bytes 0..*"#,
-    );
-    damage("masks.safetensors", &|bytes| bytes.push(0), "ends at byte *, the manifest says *");
-    damage("state.json", &|bytes| bytes[20] ^= 1, r#"is damaged in "state", bytes 0..*"#);
-    damage("manifest.json", &|bytes| bytes[20] ^= 1, "is damaged, bytes 0..*: its checksum says *");
-    damage(
-        "manifest.json",
-        &|bytes| bytes.clear(),
-        "does not end with its checksum at byte 0: it is cut or damaged",
-    );
-    fs::remove_dir_all(place.path(newest.to_str().unwrap())).unwrap();
+        place.write(&file, whole);
+    }
+    place.rewind("run", [12]);
     place.answer("resume run");
-    assert!(place.tree(newest.to_str().unwrap()) == end);
+    assert!(place.tree(&newest) == end);
 }

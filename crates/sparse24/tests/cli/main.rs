@@ -1,7 +1,5 @@
-//! `sparse24` as its user meets it: every command on configurations of a second, and every way in
-//! which each refuses.
-//!
-//! `prepare`, `prune` and `verify` have their own files beside this folder.
+//! Tests of the `sparse24` binary: each command on configurations that train in a second, and its
+//! refusals. `prepare`, `prune` and `verify` have files of their own beside this folder.
 
 mod bench;
 mod configuration;

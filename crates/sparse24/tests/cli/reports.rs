@@ -153,13 +153,13 @@ fn the_doctor_tells_what_is_there_and_leaves_nothing() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(
         crate::support::sentence(&output),
-        "error: text is no folder: runs cannot be written to text/runs"
+        "error: text is not a folder: runs cannot be written to text/runs"
     );
     let output = place.command("doctor --out text/runs --json").output().unwrap();
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(
         (output.status.code(), &report["problem"]),
-        (Some(1), &Value::from("text is no folder: runs cannot be written to text/runs"))
+        (Some(1), &Value::from("text is not a folder: runs cannot be written to text/runs"))
     );
     if cfg!(target_os = "linux") {
         let output = place.command("doctor --out /proc/runs").output().unwrap();

@@ -275,12 +275,8 @@ fn a_run_takes_its_lambda_from_a_search() {
     for (more, code, message) in [
         ("--lambda x", 2, "--lambda: expected auto or a number, found \"x\""),
         ("--lambda -1", 2, "method.lambda: expected a finite number of at least 0, found -1"),
-        ("--lambda-search s", 2, "--lambda-search: is for --lambda auto, which is not asked for"),
-        (
-            "--lambda 1 --lambda-search s",
-            2,
-            "--lambda-search: is for --lambda auto, which is not asked for",
-        ),
+        ("--lambda-search s", 2, "--lambda-search: requires --lambda auto"),
+        ("--lambda 1 --lambda-search s", 2, "--lambda-search: requires --lambda auto"),
         (
             "--lambda auto --lambda-search s",
             3,

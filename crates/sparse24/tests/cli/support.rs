@@ -1,4 +1,4 @@
-//! A folder to work in, the command in it, and what is asked of every answer and every refusal.
+//! A temporary folder, the command run in it, and checks of its output and its refusals.
 
 use std::{
     collections::BTreeMap,
@@ -9,12 +9,13 @@ use std::{
 
 use serde_json::Value;
 
-/// A run of a fraction of a second on the file `text`: 12 steps, of which 10 are sparse; 144
-/// characters a step of 27.
-pub(crate) const TINY: &str = "--set data.path=text --set data.tokenizer=char --set steps=12 --set model.layers=2 --set model.d_model=16 \
-    --set model.heads=2 --set model.d_ff=32 --set model.sequence_length=12 --set batch.size=6 --set method.refresh=4 \
-    --set optimizer.learning_rate=0.02 --set optimizer.warmup_steps=2 --set run.flip_every=3 --set run.eval_every=0 \
-    --set backend.threads=1";
+/// Settings of a run on the file `text` that takes a fraction of a second: 12 steps, 10 of them
+/// sparse, of 72 tokens, with a vocabulary of 27.
+pub(crate) const TINY: &str = "--set data.path=text --set data.tokenizer=char --set steps=12 \
+    --set model.layers=2 --set model.d_model=16 --set model.heads=2 --set model.d_ff=32 \
+    --set model.sequence_length=12 --set batch.size=6 --set method.refresh=4 \
+    --set optimizer.learning_rate=0.02 --set optimizer.warmup_steps=2 --set run.flip_every=3 \
+    --set run.eval_every=0 --set backend.threads=1";
 
 /// A temporary folder with a file `text`.
 pub(crate) struct Place(tempfile::TempDir);
@@ -38,32 +39,48 @@ impl Place {
         fs::read_to_string(self.path(name)).unwrap()
     }
 
-    /// The command with the words of `line`.
+    /// Replaces text in a file, which must contain it.
+    pub(crate) fn edit(&self, name: &str, from: &str, to: &str) {
+        let text = self.read(name);
+        assert!(text.contains(from), "{from:?} is missing in {text}");
+        self.write(name, text.replace(from, to));
+    }
+
+    /// The command with the words of `line` as arguments.
     pub(crate) fn command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sparse24"));
         command.args(line.split_whitespace()).current_dir(self.0.path()).stdin(Stdio::null());
         command
     }
 
-    /// Standard output of a command that succeeds.
-    pub(crate) fn answer(&self, line: &str) -> String {
-        let output = self.command(line).output().unwrap();
-        assert_eq!(
-            output.status.code(),
-            Some(0),
-            "{line}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        String::from_utf8(output.stdout).unwrap()
+    /// Exit code, standard output and standard error.
+    pub(crate) fn run(&self, line: &str) -> (Option<i32>, String, String) {
+        let Output { status, stdout, stderr } = self.command(line).output().unwrap();
+        let [out, err] = [stdout, stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+        (status.code(), out, err)
     }
 
-    /// As [`Place::answer`], parsed.
+    /// Standard output of a command that succeeds.
+    pub(crate) fn answer(&self, line: &str) -> String {
+        let (code, out, err) = self.run(line);
+        assert_eq!(code, Some(0), "{line}: {err}");
+        out
+    }
+
+    /// Standard error of a command that succeeds.
+    pub(crate) fn notes(&self, line: &str) -> String {
+        let (code, _, err) = self.run(line);
+        assert_eq!(code, Some(0), "{line}: {err}");
+        err
+    }
+
+    /// Standard output of a command that succeeds, parsed as JSON.
     pub(crate) fn json(&self, line: &str) -> Value {
         let answer = self.answer(line);
         serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{line}: {error} in {answer}"))
     }
 
-    /// Trains the tiny configuration with more settings; gives the summary.
+    /// Trains [`TINY`] with more arguments; returns the summary.
     pub(crate) fn train(&self, out: &str, more: &str) -> Value {
         self.json(&format!("train {TINY} {more} --out {out} --json"))
     }
@@ -76,31 +93,53 @@ impl Place {
             .collect()
     }
 
-    /// The command fails with this code and one sentence like `pattern` (where `*` stands for
-    /// anything), and changes no file.
+    /// The names in `run/checkpoints`, sorted.
+    pub(crate) fn checkpoints(&self, run: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.path(run).join("checkpoints")).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    /// Removes the checkpoints of these steps.
+    pub(crate) fn rewind<const N: usize>(&self, run: &str, steps: [u32; N]) {
+        for step in steps {
+            fs::remove_dir_all(self.path(&checkpoint(run, step))).unwrap();
+        }
+    }
+
+    /// The weights in the checkpoint of a step.
+    pub(crate) fn model(&self, run: &str, step: u32) -> Vec<u8> {
+        fs::read(self.path(&checkpoint(run, step)).join("model.safetensors")).unwrap()
+    }
+
+    /// The command fails with this code and a sentence like `pattern` (see [`is_like`]), and
+    /// changes no file.
     pub(crate) fn refuses(&self, line: &str, code: i32, pattern: &str) {
         self.refuses_command(self.command(line), code, pattern);
     }
 
-    /// As [`Place::refuses`], for arguments that are not words.
+    /// [`Place::refuses`] for arguments that are not words.
     pub(crate) fn refuses_command(&self, mut command: Command, code: i32, pattern: &str) {
         let before = self.tree("");
         let output = command.output().unwrap();
         let message = sentence(&output);
         assert_eq!(output.status.code(), Some(code), "{command:?}: {message}");
-        assert!(output.stdout.is_empty(), "{command:?}: a refusal prints to standard error alone");
-        assert!(is_like(&message, &format!("error: {pattern}")), "{command:?}: {message}");
+        assert!(output.stdout.is_empty(), "{command:?}: a refusal prints only to standard error");
+        let is_error = message.starts_with("error: ") && is_like(&message, pattern);
+        assert!(is_error, "{command:?}: expected {pattern}, found {message}");
         let after = self.tree("");
         assert!(
             before.keys().eq(after.keys()),
-            "{message}: files before {:?}, after {:?}",
+            "{message}: {:?}, {:?}",
             before.keys(),
             after.keys()
         );
         assert!(before == after, "{message}: a file has changed");
     }
 
-    /// Every file and folder below one, with its contents; locks change hands.
+    /// Every file with its contents and every folder below one, without the locks.
     pub(crate) fn tree(&self, below: &str) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
         fn add(root: &Path, folder: &Path, tree: &mut BTreeMap<PathBuf, Option<Vec<u8>>>) {
             for entry in fs::read_dir(folder).unwrap() {
@@ -120,7 +159,12 @@ impl Place {
     }
 }
 
-/// The one line on standard error, which is all that a refusal says.
+/// The path of a checkpoint, relative to the place.
+pub(crate) fn checkpoint(run: &str, step: u32) -> String {
+    format!("{run}/checkpoints/step-{step:08}")
+}
+
+/// The one line that a refusal prints to standard error.
 pub(crate) fn sentence(output: &Output) -> String {
     let text = String::from_utf8(output.stderr.clone()).unwrap();
     assert!(!text.contains("panicked") && !text.contains('\u{1b}'), "{text}");
@@ -132,20 +176,12 @@ pub(crate) fn sentence(output: &Output) -> String {
     line.to_owned()
 }
 
-/// Whether `text` is `pattern`, in which `*` stands for anything.
+/// Whether `text` contains every part of `pattern` between `*`, in any order.
 pub(crate) fn is_like(text: &str, pattern: &str) -> bool {
-    let mut parts = pattern.split('*');
-    let Some(mut rest) = text.strip_prefix(parts.next().unwrap_or_default()) else { return false };
-    let parts: Vec<&str> = parts.collect();
-    let Some((last, middle)) = parts.split_last() else { return rest.is_empty() };
-    for part in middle {
-        let Some(at) = rest.find(part) else { return false };
-        rest = &rest[at + part.len()..];
-    }
-    rest.ends_with(last)
+    pattern.split('*').all(|part| text.contains(part))
 }
 
-/// 4000 characters of words that are drawn by a seed: a-z and the space.
+/// 4000 characters of random words of a-z, separated by spaces.
 pub(crate) fn text(seed: u32) -> String {
     let mut state = seed;
     let mut draw = |below: u32| {
@@ -156,26 +192,10 @@ pub(crate) fn text(seed: u32) -> String {
     while text.len() < 4000 {
         text.push(' ');
         for _ in 0..2 + draw(6) {
-            // Two draws: the first letters of the alphabet are more frequent, so that there is
-            // something to learn.
+            // The smaller of two draws: frequencies that a model can learn.
             text.push(char::from(b'a' + draw(26).min(draw(26)) as u8));
         }
     }
     text.truncate(4000);
     text
-}
-
-#[test]
-fn patterns_match_as_they_say() {
-    for (text, pattern, expected) in [
-        ("abc", "abc", true),
-        ("abc", "ab", false),
-        ("abc", "a*", true),
-        ("abc", "a*c", true),
-        ("abc", "*b*", true),
-        ("abc", "a*b", false),
-        ("abc", "*c*b*", false),
-    ] {
-        assert_eq!(is_like(text, pattern), expected, "{text} {pattern}");
-    }
 }

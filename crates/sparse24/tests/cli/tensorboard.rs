@@ -1,38 +1,25 @@
-//! `--tensorboard`: which files there are, and that each holds whole records. What TensorBoard
-//! itself reads is told in docs/guide.md.
+//! `--tensorboard`: which event files exist, and the records in them.
 
 use std::fs;
 
 use crate::support::Place;
 
-/// The events of each file, in the order of the files' names: the bytes of a record are behind its
-/// length.
+/// The events of each file, in the order of the files' names.
 fn events(place: &Place, run: &str) -> Vec<Vec<Vec<u8>>> {
-    let mut files: Vec<_> = fs::read_dir(place.path(&format!("{run}/tensorboard")))
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .collect();
-    files.sort();
-    assert!(
-        files.iter().all(|file| file
-            .file_name()
-            .unwrap()
-            .to_str()
-            .unwrap()
-            .starts_with("events.out.tfevents.")),
-        "{files:?}"
-    );
-    let records = |bytes: Vec<u8>| {
+    // A record: length (8 bytes), its checksum (4), the event, its checksum (4).
+    let records = |bytes: &Vec<u8>| {
         let (mut records, mut rest) = (Vec::new(), &bytes[..]);
-        while let Some((length, behind)) = rest.split_first_chunk::<8>() {
+        while let Some((length, tail)) = rest.split_first_chunk::<8>() {
             let length = usize::try_from(u64::from_le_bytes(*length)).unwrap();
-            records.push(behind[4..4 + length].to_vec());
-            rest = &behind[8 + length..];
+            records.push(tail[4..4 + length].to_vec());
+            rest = &tail[8 + length..];
         }
         assert!(rest.is_empty(), "{} bytes are left over", rest.len());
         records
     };
-    files.into_iter().map(|file| records(fs::read(file).unwrap())).collect()
+    let tree = place.tree(&format!("{run}/tensorboard"));
+    assert!(tree.keys().all(|name| name.to_str().unwrap().starts_with("events.out.tfevents.")));
+    tree.values().map(|bytes| records(bytes.as_ref().unwrap())).collect()
 }
 
 fn holds(event: &[u8], text: &str) -> bool {
@@ -40,56 +27,45 @@ fn holds(event: &[u8], text: &str) -> bool {
 }
 
 #[test]
-fn each_start_has_a_file_of_its_own() {
+fn each_process_writes_a_file_of_its_own() {
     let place = Place::new();
     place.train("run", "--tensorboard --checkpoint-every 4 --set run.keep_last=9");
     let first = &events(&place, "run")[0];
     assert_eq!(first.len(), 1 + 12, "a version and twelve steps");
     assert!(holds(&first[0], "brain.Event:2"));
-    for tag in ["loss", "lr", "grad_norm", "tokens_per_s"] {
-        assert!(first[1..].iter().all(|event| holds(event, tag)), "{tag}");
+    for (tag, count) in [
+        ("loss", 12),
+        ("lr", 12),
+        ("grad_norm", 12),
+        ("tokens_per_s", 12),
+        ("flip_rate", 5),
+        ("flip_rate/h.1.mlp.c_fc.weight", 5),
+        ("val_loss", 2),
+    ] {
+        assert_eq!(first.iter().filter(|event| holds(event, tag)).count(), count, "{tag}");
     }
-    let sampled = |tag: &str| first[1..].iter().filter(|event| holds(event, tag)).count();
-    assert_eq!(
-        [sampled("flip_rate"), sampled("flip_rate/h.1.mlp.c_fc.weight"), sampled("val_loss")],
-        [5, 5, 2]
-    );
 
-    for step in [8, 10, 12] {
-        fs::remove_dir_all(place.path(&format!("run/checkpoints/step-{step:08}"))).unwrap();
-    }
+    let lengths = |run: &str| events(&place, run).iter().map(Vec::len).collect::<Vec<_>>();
+    place.rewind("run", [8, 10, 12]);
     place.answer("resume run");
-    let files = events(&place, "run");
-    assert_eq!(
-        files.iter().map(Vec::len).collect::<Vec<_>>(),
-        [1 + 12, 2 + 8],
-        "goes on by itself: a version, a start at step 5, eight steps"
-    );
-    // Field 7, a message of two bytes: status START; field 2, the step.
-    assert!(
-        files[1][1].ends_with(&[0x3a, 0x02, 0x08, 0x01])
-            && files[1][1].windows(2).any(|field| field == [0x10, 5])
-    );
+    assert_eq!(lengths("run"), [1 + 12, 2 + 8], "a version, a start at step 5, eight steps");
+    // Field 7, a message of two bytes: status START; field 2: the step.
+    let start = &events(&place, "run")[1][1];
+    assert!(start.ends_with(&[0x3a, 0x02, 0x08, 0x01]));
+    assert!(start.windows(2).any(|field| field == [0x10, 5]));
 
     place.train("late", "--checkpoint-every 4 --set run.keep_last=9");
-    for step in [8, 10, 12] {
-        fs::remove_dir_all(place.path(&format!("late/checkpoints/step-{step:08}"))).unwrap();
-    }
+    place.rewind("late", [8, 10, 12]);
     place.answer("resume late --tensorboard");
-    assert_eq!(
-        events(&place, "late").iter().map(Vec::len).collect::<Vec<_>>(),
-        [1 + 12],
-        "the first file tells what came before it too"
-    );
+    assert_eq!(lengths("late"), [1 + 12], "the first file has the earlier steps too");
 }
 
 #[test]
-fn a_folder_that_cannot_be_made_is_refused() {
+fn a_folder_that_cannot_be_created_is_refused() {
     let place = Place::new();
     place.train("run", "");
-    place.write("run/tensorboard", "a file");
-    let output = place.command("resume run --tensorboard").output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(4), "{said}");
-    assert!(said.contains("error: cannot write to run/tensorboard: "), "{said}");
+    fs::write(place.path("run/tensorboard"), "a file").unwrap();
+    let (code, _, err) = place.run("resume run --tensorboard");
+    assert_eq!(code, Some(4), "{err}");
+    assert!(err.contains("error: ") && err.contains("run/tensorboard"), "{err}");
 }

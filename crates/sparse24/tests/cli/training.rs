@@ -1,4 +1,4 @@
-//! `sparse24 train`: what a run leaves behind, and what every kind of configuration does.
+//! `sparse24 train`: what a run leaves behind and prints, for every kind of configuration.
 
 use std::{
     collections::BTreeSet,
@@ -6,200 +6,132 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::support::{Place, TINY};
+use crate::support::{Place, TINY, checkpoint};
 
 #[test]
-fn a_run_directory_holds_what_the_guide_says() {
+fn a_run_directory_has_the_documented_files_and_metrics() {
     let place = Place::new();
     let summary = place.train("runs/one", "--set run.eval_every=5");
-    let names: BTreeSet<_> = fs::read_dir(place.path("runs/one"))
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name())
-        .collect();
-    let expected = [
-        "checkpoints",
-        "config.toml",
-        "lock",
-        "log.txt",
-        "metrics.jsonl",
-        "provenance.json",
-        "report.html",
-        "tokenizer.json",
-    ];
-    assert_eq!(names.iter().map(|name| name.to_str().unwrap()).collect::<Vec<_>>(), expected);
-    let checkpoints: Vec<_> = place.tree("runs/one/checkpoints").into_keys().collect();
-    let files = [
-        "",
-        "/manifest.json",
-        "/masks.safetensors",
-        "/model.safetensors",
-        "/optimizer.safetensors",
-        "/state.json",
-    ];
+    let tree = place.tree("runs/one");
+    let names: Vec<_> = tree.keys().filter(|path| path.components().count() == 1).collect();
+    assert_eq!(
+        names,
+        [
+            "checkpoints",
+            "config.toml",
+            "log.txt",
+            "metrics.jsonl",
+            "provenance.json",
+            "report.html",
+            "tokenizer.json"
+        ]
+        .map(Path::new)
+        .iter()
+        .collect::<Vec<_>>()
+    );
+    assert!(place.path("runs/one/lock").is_file());
+    let files = ["", "manifest.json", "masks.safetensors", "model.safetensors"];
+    let files = [&files[..], &["optimizer.safetensors", "state.json"]].concat();
     let expected = ["step-00000010", "step-00000012"]
-        .map(|step| files.map(|file| PathBuf::from(format!("{step}{file}"))));
-    assert_eq!(checkpoints, expected.concat(), "the one at the switch and the last");
+        .map(|step| files.iter().map(|file| PathBuf::from(step).join(file)).collect::<Vec<_>>());
+    let checkpoints: Vec<_> = place.tree("runs/one/checkpoints").into_keys().collect();
+    assert_eq!(checkpoints, expected.concat(), "the last sparse one and the last one");
 
     let metrics = place.metrics("runs/one");
-    assert_eq!(
-        metrics.iter().map(|line| line["step"].as_u64().unwrap()).collect::<Vec<_>>(),
-        (1..=12).collect::<Vec<_>>()
-    );
-    for line in &metrics {
-        let step = line["step"].as_u64().unwrap();
-        let mut expected =
-            BTreeSet::from(["step", "phase", "loss", "lr", "grad_norm", "tokens_per_s"]);
+    let mut flips = 0.0;
+    for (line, step) in metrics.iter().zip(1..) {
+        let mut keys = BTreeSet::from(["step", "phase", "loss", "lr", "grad_norm", "tokens_per_s"]);
         if step == 1 || step % 3 == 0 {
-            expected.extend(["flip_rate", "flip_rate_per_layer"]);
+            keys.extend(["flip_rate", "flip_rate_per_layer"]);
         }
         if [5, 10, 12].contains(&step) {
-            expected.insert("val_loss");
+            keys.insert("val_loss");
         }
-        assert_eq!(
-            line.as_object().unwrap().keys().map(String::as_str).collect::<BTreeSet<_>>(),
-            expected,
-            "step {step}"
-        );
+        let found = line.as_object().unwrap().keys().map(String::as_str);
+        assert_eq!(found.collect::<BTreeSet<_>>(), keys, "step {step}");
         // floor(5 * 12 / 6) = 10.
-        assert_eq!(line["phase"], if step <= 10 { "sparse" } else { "dense" }, "step {step}");
+        let phase = if step <= 10 { "sparse" } else { "dense" };
+        assert_eq!([&line["step"], &line["phase"]], [&json!(step), &json!(phase)]);
         for number in ["loss", "lr", "grad_norm", "tokens_per_s"] {
             assert!(line[number].as_f64().unwrap() > 0.0, "{number} of {line}");
         }
         if let Some(rate) = line["flip_rate"].as_f64() {
-            let layers: Vec<f64> = line["flip_rate_per_layer"]
-                .as_object()
-                .unwrap()
-                .values()
-                .map(|rate| rate.as_f64().unwrap())
-                .collect();
-            assert!(
-                line["flip_rate_per_layer"]["h.1.mlp.c_proj.weight"].is_f64(),
-                "a layer goes by its name"
-            );
-            assert_eq!(layers.len(), 4, "two linear layers in each of two blocks");
-            let mean = layers.iter().sum::<f64>() / 4.0;
+            let layers = line["flip_rate_per_layer"].as_object().unwrap();
+            assert!(layers.contains_key("h.1.mlp.c_proj.weight") && layers.len() == 4, "{line}");
+            let mean = layers.values().map(|rate| rate.as_f64().unwrap()).sum::<f64>() / 4.0;
             // All four have 512 weights, so the rate is the mean of theirs: four roundings of
             // numbers below 1.
-            assert!(
-                (rate - mean).abs() <= 4.0 * f64::EPSILON && (0.0..=1.0).contains(&rate),
-                "{rate} of {layers:?}"
-            );
+            assert!((rate - mean).abs() <= 4.0 * f64::EPSILON, "{line}");
+            assert!((0.0..=1.0).contains(&rate), "{line}");
+            flips += rate;
         }
     }
-    let flips: f64 = metrics.iter().filter_map(|line| line["flip_rate"].as_f64()).sum();
-    assert!(flips > 0.0, "a learning rate this large moves masks");
-    let (first, last) =
-        (metrics[0]["loss"].as_f64().unwrap(), metrics[11]["loss"].as_f64().unwrap());
-    assert!(last < first, "the loss went from {first} to {last}");
+    assert_eq!(metrics.len(), 12);
+    assert!(flips > 0.0, "a learning rate this large changes masks");
+    let number = |value: &Value| value.as_f64().unwrap();
+    assert!(number(&metrics[11]["loss"]) < number(&metrics[0]["loss"]), "the loss falls");
 
-    assert_eq!((&summary["run"], &summary["steps"]), (&Value::from("runs/one"), &Value::from(12)));
-    let close = |a: &Value, b: &Value| (a.as_f64().unwrap() - b.as_f64().unwrap()).abs() <= 1e-6;
-    assert!(
-        close(&summary["loss"], &metrics[11]["loss"])
-            && close(&summary["val_loss"], &metrics[11]["val_loss"]),
-        "{summary}"
-    );
-    assert!(summary["seconds"].as_f64().unwrap() > 0.0);
+    assert_eq!([&summary["run"], &summary["steps"]], [&json!("runs/one"), &json!(12)]);
+    for key in ["loss", "val_loss"] {
+        let difference = number(&summary[key]) - number(&metrics[11][key]);
+        assert!(difference.abs() <= 1e-6, "{key} of {summary}");
+    }
+    assert!(number(&summary["seconds"]) > 0.0);
 
     let provenance: Value = serde_json::from_str(&place.read("runs/one/provenance.json")).unwrap();
     let start = &provenance.as_array().unwrap()[0];
     for key in ["version", "started", "system", "device", "simd"] {
         assert!(start[key].as_str().is_some_and(|text| !text.is_empty()), "{key} of {start}");
     }
-    assert_eq!((&start["command"][1], &start["threads"]), (&Value::from("train"), &Value::from(1)));
+    assert_eq!([&start["command"][1], &start["threads"]], [&json!("train"), &json!(1)]);
     let log = place.read("runs/one/log.txt");
-    for said in [
-        "started",
-        "step 10: saved ",
-        "step 10: sparse training ends, dense fine-tuning begins",
-        "step 12: saved ",
-    ] {
-        assert!(log.contains(said), "{said:?} is missing in {log}");
+    for part in ["started", "step 10: saved ", "step 10: sparse training ends", "step 12: saved "] {
+        assert!(log.contains(part), "{part:?} is missing in {log}");
     }
-    let config = place.read("runs/one/config.toml");
-    let text = place.path("text");
-    assert!(
-        config.contains(&format!("path = {:?}", text.to_str().unwrap())),
-        "the data are found from anywhere: {config}"
-    );
+    let path = format!("path = {:?}", place.path("text").to_str().unwrap());
+    assert!(place.read("runs/one/config.toml").contains(&path), "the data path is absolute");
 }
 
 #[test]
-fn a_pipe_sees_plain_lines() {
+fn plain_lines_are_printed_without_a_terminal() {
     let place = Place::new();
-    let output =
-        place.command(&format!("train {TINY} --out run --set run.eval_every=4")).output().unwrap();
-    assert_eq!(output.status.code(), Some(0));
-    let (told, answer) =
-        (String::from_utf8(output.stderr).unwrap(), String::from_utf8(output.stdout).unwrap());
-    assert!(
-        !told.contains(['\u{1b}', '\r']) && !answer.contains(['\u{1b}', '\r']),
-        "{told}{answer}"
-    );
-    let lines: Vec<&str> = told.lines().collect();
-    assert!(lines[0].ends_with("72 tokens a step, 12 steps of fst on text: run"), "{told}");
-    assert!(lines[1].starts_with("cpu (") && lines[1].contains("computed densely"), "{told}");
-    assert!(
-        lines[2].starts_with("version ")
-            && lines[2].contains(" commit ")
-            && lines[2].contains("; preset quickstart with "),
-        "{told}"
-    );
+    let (code, out, err) =
+        place.run(&format!("train {TINY} --out run --set run.eval_every=4 --set run.flip_every=4"));
+    assert_eq!(code, Some(0), "{err}");
+    assert!(![&err, &out].iter().any(|text| text.contains(['\u{1b}', '\r'])), "{err}{out}");
+    let lines: Vec<&str> = err.lines().collect();
+    assert!(lines[0].ends_with("72 tokens a step, 12 steps of fst on text: run"), "{err}");
+    assert!(lines[1].starts_with("cpu (") && lines[1].contains("sparse products"), "{err}");
+    assert!(lines[2].starts_with("version ") && lines[2].contains("; preset quickstart"), "{err}");
     let settings: Vec<&str> = lines[2].split(' ').filter(|word| word.contains('=')).collect();
-    for set in
+    for setting in
         ["steps=12", "model.d_model=16", "data.tokenizer=\"char\"", "optimizer.learning_rate=0.02"]
     {
-        assert!(settings.contains(&set), "{set} is missing in {told}");
+        assert!(settings.contains(&setting), "{setting} is missing in {err}");
     }
-    assert!(
-        !settings
-            .iter()
-            .any(|setting| setting.starts_with("preset=") || setting.starts_with("method.name=")),
-        "{told}"
-    );
-    assert!(
-        lines[3].starts_with("step 1/12 sparse loss ") && lines[3].contains(" flip "),
-        "{told}"
-    );
-    assert!(
-        lines
-            .iter()
-            .any(|line| line.starts_with("step 8/12 sparse loss ") && line.contains(" val ")),
-        "{told}"
-    );
-    assert!(lines.contains(&"step 10: sparse training ends, dense fine-tuning begins"), "{told}");
-    assert!(
-        lines.last().unwrap().starts_with("step 12/12 dense loss ") && told.contains("ETA 0:00"),
-        "{told}"
-    );
-    assert!(
-        answer.starts_with("validation loss ") && answer.contains("run directory   run\n"),
-        "{answer}"
-    );
+    let is_default =
+        |setting: &&str| setting.starts_with("preset=") || setting.starts_with("method.name=");
+    assert!(!settings.iter().any(is_default), "{err}");
+    assert!(lines[3].starts_with("step 1/12 sparse loss ") && lines[3].contains(" flip "), "{err}");
+    // A line has only what was measured since the one before: losses at 4, 8, 10 and 12.
+    for (step, phase, has_flip) in
+        [(4, "sparse", true), (8, "sparse", true), (10, "sparse", false), (12, "dense", true)]
+    {
+        let start = format!("step {step}/12 {phase} loss ");
+        let line = lines.iter().find(|line| line.starts_with(&start)).expect("a line");
+        assert!(line.contains(" val ") && line.contains(" flip ") == has_flip, "{err}");
+    }
+    assert!(lines.iter().any(|line| line.starts_with("step 10: sparse training ends")), "{err}");
+    assert!(lines.last().unwrap().ends_with("ETA 0:00"), "{err}");
+    assert!(out.starts_with("validation loss ") && out.contains("run directory   run\n"), "{out}");
+    let notes = place.notes(&format!("train {TINY} --method dense --out dense"));
+    assert!(!notes.contains("sparse products"), "{notes}");
 }
 
 #[test]
-fn a_line_tells_only_what_was_measured_since_the_one_before() {
-    let place = Place::new();
-    let output = place
-        .command(&format!("train {TINY} --method dense --out run --set run.eval_every=1"))
-        .output()
-        .unwrap();
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert!(!told.contains("sparse products"), "a dense run has none: {told}");
-    for step in 1..=12 {
-        let line = told.lines().find(|line| line.starts_with(&format!("step {step}/12 "))).unwrap();
-        assert!(
-            line.contains(" val ") && line.contains(" flip ") == (step == 1 || step % 3 == 0),
-            "{told}"
-        );
-    }
-}
-
-#[test]
-fn a_run_without_a_place_gets_one() {
+fn the_default_directory_has_the_preset_and_the_time_in_its_name() {
     let place = Place::new();
     let summary = place.json(&format!("train {TINY} --json"));
     let run = summary["run"].as_str().unwrap();
@@ -214,24 +146,18 @@ fn the_same_seed_gives_the_same_bits() {
     place.train("one", "");
     place.train("two", "--set backend.threads=2");
     place.train("other", "--seed 2");
-    let model = |run: &str| {
-        fs::read(place.path(run).join("checkpoints/step-00000012/model.safetensors")).unwrap()
-    };
-    assert!(model("one") == model("two"), "the threads decide nothing");
-    assert!(model("one") != model("other"), "the seed decides everything");
+    assert!(place.model("one", 12) == place.model("two", 12), "the number of threads matters");
+    assert!(place.model("one", 12) != place.model("other", 12), "the seed does not matter");
 }
 
 #[test]
-fn a_dense_run_has_one_phase_and_no_masks() {
+fn a_dense_run_has_one_phase_and_samples_flip_rates() {
     let place = Place::new();
     place.train("run", "--method dense");
     let metrics = place.metrics("run");
     assert!(metrics.iter().all(|line| line["phase"] == "dense"));
-    assert!(metrics[2]["flip_rate"].is_f64(), "flip rates are sampled in dense runs too");
-    assert_eq!(
-        place.tree("run/checkpoints").keys().filter(|path| path.ends_with("manifest.json")).count(),
-        1
-    );
+    assert!(metrics[2]["flip_rate"].is_f64());
+    assert_eq!(place.checkpoints("run").len(), 1);
 }
 
 #[test]
@@ -247,36 +173,24 @@ fn every_kind_of_model_trains_and_resumes() {
         ("bf16", "--set backend.arithmetic=bf16"),
         ("byte", "--set data.tokenizer=byte"),
     ] {
-        let settings = format!("{settings} --checkpoint-every 4 --set run.keep_last=9");
-        place.train(name, &settings);
+        place.train(name, &format!("{settings} --checkpoint-every 4 --set run.keep_last=9"));
         let metrics = place.metrics(name);
         let [first, last] = [0, 11].map(|step| metrics[step]["loss"].as_f64().unwrap());
         assert!(last < first, "{name}: the loss went from {first} to {last}");
-        let end = place.tree(&format!("{name}/checkpoints/step-00000012"));
-        for step in ["08", "10", "12"] {
-            fs::remove_dir_all(place.path(&format!("{name}/checkpoints/step-000000{step}")))
-                .unwrap();
-        }
-        let summary = place.json(&format!("resume {name} --json"));
-        assert_eq!(summary["steps"], 12, "{name}");
-        assert!(
-            place.tree(&format!("{name}/checkpoints/step-00000012")) == end,
-            "{name}: a resume at step 4 ends elsewhere"
-        );
+        let end = place.tree(&checkpoint(name, 12));
+        place.rewind(name, [8, 10, 12]);
+        assert_eq!(place.json(&format!("resume {name} --json"))["steps"], 12, "{name}");
+        assert!(place.tree(&checkpoint(name, 12)) == end, "{name}: a resume ends elsewhere");
     }
-    let at_switch = place.tree("attention/checkpoints/step-00000010");
-    let masks = at_switch[Path::new("masks.safetensors")].as_ref().unwrap();
-    let masks = safetensors::SafeTensors::deserialize(masks).unwrap();
+    let masks = place.path(&checkpoint("attention", 10)).join("masks.safetensors");
+    let masks = fs::read(masks).unwrap();
+    let masks = safetensors::SafeTensors::deserialize(&masks).unwrap();
     let mut names: Vec<&str> = masks.iter().map(|(name, _)| name).collect();
     names.sort_unstable();
     assert_eq!(
         names,
-        [
-            "h.0.attn.c_attn.weight",
-            "h.0.attn.c_proj.weight",
-            "h.0.mlp.c_fc.weight",
-            "h.0.mlp.c_proj.weight"
-        ]
+        ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"]
+            .map(|name| format!("h.0.{name}.weight"))
     );
 }
 
@@ -286,7 +200,7 @@ fn prepared_and_foreign_shards_train() {
     place.answer("prepare --data text --tokenizer char --out prepared");
     place.train("text-run", "");
     place.train("shard-run", "--data prepared");
-    let end = |run: &str| place.tree(&format!("{run}/checkpoints/step-00000012"));
+    let end = |run: &str| place.tree(&checkpoint(run, 12));
     assert!(end("text-run") == end("shard-run"), "the same tokens train the same model");
     fs::create_dir(place.path("foreign")).unwrap();
     let ids: Vec<u8> = (0..2000_u16).flat_map(|i| (i * 7 % 50).to_le_bytes()).collect();
@@ -294,30 +208,21 @@ fn prepared_and_foreign_shards_train() {
         place.write(name, &ids);
     }
     place.train("foreign-run", "--data foreign");
-    assert!(!place.path("foreign-run/tokenizer.json").exists(), "ids without a tokenizer");
+    assert!(!place.path("foreign-run/tokenizer.json").exists());
     place.answer("eval foreign-run");
-    place.refuses(
-        "sample foreign-run",
-        3,
-        "foreign-run has no tokenizer.json: it was trained on token ids without one",
-    );
+    place.refuses("sample foreign-run", 3, "foreign-run has no tokenizer.json");
 }
 
 #[test]
-fn a_warm_up_longer_than_the_run_is_said() {
+fn a_warm_up_as_long_as_the_run_is_reported() {
     let place = Place::new();
-    for (warmup, is_said) in [(11, false), (12, true), (150, true)] {
-        let output = place
-            .command(&format!(
-                "train {TINY} --set optimizer.warmup_steps={warmup} --out run{warmup}"
-            ))
-            .output()
-            .unwrap();
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(0), "{told}");
-        let remark = format!(
-            "warm-up (optimizer.warmup_steps = {warmup}) does not end within the run (steps = 12)"
-        );
-        assert_eq!(told.lines().any(|line| line == remark), is_said, "{told}");
+    for (warmup, is_reported) in [(11, false), (12, true), (150, true)] {
+        let setting = format!("optimizer.warmup_steps={warmup}");
+        let notes = place.notes(&format!("train {TINY} --set {setting} --out run{warmup}"));
+        let is_remark = |line: &str| {
+            line.contains(&format!("optimizer.warmup_steps = {warmup}"))
+                && line.contains("steps = 12")
+        };
+        assert_eq!(notes.lines().any(is_remark), is_reported, "{notes}");
     }
 }

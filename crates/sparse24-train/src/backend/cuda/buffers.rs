@@ -28,8 +28,8 @@ enum Data {
     Ids(Matrix<u32>),
 }
 
-/// Rows of tables and columns of activations that are not a multiple of 8 are padded to a multiple of
-/// this.
+/// Rows of tables and columns of activations that are not a multiple of 8 are padded to a multiple
+/// of this.
 const PADDED: usize = 64;
 
 pub(super) fn padded(length: usize) -> usize {

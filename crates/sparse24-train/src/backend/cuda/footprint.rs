@@ -69,8 +69,8 @@ impl Footprint for CudaFootprint {
     }
 }
 
-/// Bytes of a compressed `[m, k]`: half of the bf16 values, and four bits per group of four, in blocks
-/// of 64 x 64.
+/// Bytes of a compressed `[m, k]`: half of the bf16 values, and four bits per group of four, in
+/// blocks of 64 x 64.
 fn compressed([m, k]: [usize; 2]) -> u64 {
     let padded = [m.next_multiple_of(64), k.next_multiple_of(64)];
     bytes(padded, 1).saturating_add(bytes(padded, 1) / 8)

@@ -1,6 +1,8 @@
-// A CUDA driver for tests, with a GPU that computes nothing. What is to go wrong is read from the environment:
-// FAKE_INIT, FAKE_OPEN: what cuInit and the opening of a GPU say; FAKE_RELEASE, FAKE_GPUS, FAKE_CAPABILITY (90 for 9.0), FAKE_MIB,
-// FAKE_OTHERS_MIB: what other processes hold of them; FAKE_COPIES: how many copies lack memory before one fails for good.
+// A CUDA driver for tests, with GPUs that compute nothing. The environment sets its faults:
+// FAKE_INIT, FAKE_OPEN: the error codes of cuInit and of opening a GPU
+// FAKE_RELEASE, FAKE_GPUS, FAKE_CAPABILITY (90 is 9.0), FAKE_MIB: the driver and its GPUs
+// FAKE_OTHERS_MIB: memory that other processes hold
+// FAKE_COPIES: the number of copies that run out of memory before one fails for good
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,14 +21,18 @@ int cuDriverGetVersion(int* version) { return *version = number("FAKE_RELEASE", 
 int cuInit(unsigned flags) { return (void)flags, number("FAKE_INIT", 0); }
 int cuDeviceGetCount(int* count) { return *count = number("FAKE_GPUS", 1), 0; }
 int cuDeviceGet(int* gpu, int ordinal) { return *gpu = ordinal, 0; }
-int cuDeviceGetName(char* name, int length, int gpu) { return (void)gpu, strncpy(name, "NVIDIA F1", length), 0; }
+int cuDeviceGetName(char* name, int length, int gpu) {
+    return (void)gpu, strncpy(name, "NVIDIA F1", length), 0;
+}
 int cuDeviceTotalMem_v2(size_t* bytes, int gpu) { return (void)gpu, *bytes = total(), 0; }
 int cuDeviceGetAttribute(int* value, int which, int gpu) {
     long capability = number("FAKE_CAPABILITY", 90);
     *value = which == MAJOR ? capability / 10 : which == MINOR ? capability % 10 : 1;
     return (void)gpu, 0;
 }
-int cuDevicePrimaryCtxRetain(void** context, int gpu) { return (void)gpu, *context = &held, number("FAKE_OPEN", 0); }
+int cuDevicePrimaryCtxRetain(void** context, int gpu) {
+    return (void)gpu, *context = &held, number("FAKE_OPEN", 0);
+}
 int cuDevicePrimaryCtxRelease_v2(int gpu) { return (void)gpu, 0; }
 int cuCtxSetCurrent(void* context) { return (void)context, 0; }
 int cuCtxGetCurrent(void** context) { return *context = &held, 0; }
@@ -45,5 +51,6 @@ int cuMemsetD8Async(unsigned long long address, unsigned char byte, size_t bytes
 }
 int cuMemcpy2DAsync_v2(const void* copy, void* stream) {
     static long copies;
-    return (void)copy, (void)stream, copies++ < number("FAKE_COPIES", 0) ? OUT_OF_MEMORY : LAUNCH_FAILED;
+    (void)copy, (void)stream;
+    return copies++ < number("FAKE_COPIES", 0) ? OUT_OF_MEMORY : LAUNCH_FAILED;
 }

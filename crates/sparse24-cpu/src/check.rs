@@ -1,11 +1,10 @@
-//! The checks that every kernel begins with.
+//! Checks of operands, made by every kernel before it starts.
 
-use ndarray::{ArrayBase, ArrayView, ArrayViewMut, Dimension};
+use ndarray::{ArrayBase, ArrayView, ArrayViewMut, Dimension, Ix1, Ix2, RawData};
 
 use crate::Error;
 
-/// The operand has the shape that the others imply.
-pub(crate) fn check(
+pub(crate) fn shape(
     operation: &'static str,
     operand: &'static str,
     expected: [usize; 2],
@@ -18,11 +17,25 @@ pub(crate) fn check(
     }
 }
 
-/// 4x4 tiles cover the matrix.
-pub(crate) fn check_tiled(
+pub(crate) fn matrix<S: RawData>(
     operation: &'static str,
-    [rows, columns]: [usize; 2],
+    operand: &'static str,
+    x: &ArrayBase<S, Ix2>,
+    expected: [usize; 2],
 ) -> Result<(), Error> {
+    shape(operation, operand, expected, x.dim().into())
+}
+
+pub(crate) fn vector<S: RawData>(
+    operation: &'static str,
+    operand: &'static str,
+    x: &ArrayBase<S, Ix1>,
+    expected: usize,
+) -> Result<(), Error> {
+    shape(operation, operand, [1, expected], [1, x.len()])
+}
+
+pub(crate) fn tiled(operation: &'static str, [rows, columns]: [usize; 2]) -> Result<(), Error> {
     if rows % 4 == 0 && columns % 4 == 0 {
         Ok(())
     } else {
@@ -30,18 +43,8 @@ pub(crate) fn check_tiled(
     }
 }
 
-/// `[rows, columns]` of a matrix.
-pub(crate) fn of<S: ndarray::RawData>(x: &ArrayBase<S, ndarray::Ix2>) -> [usize; 2] {
-    [x.nrows(), x.ncols()]
-}
-
-/// `[1, length]` of a vector.
-pub(crate) fn of_vector<S: ndarray::RawData>(x: &ArrayBase<S, ndarray::Ix1>) -> [usize; 2] {
-    [1, x.len()]
-}
-
-/// Every token but `ignore` is in the vocabulary.
-pub(crate) fn check_tokens(
+/// Every token except `ignore` must be in the vocabulary.
+pub(crate) fn tokens(
     operation: &'static str,
     tokens: &[u32],
     ignore: Option<u32>,
@@ -55,7 +58,7 @@ pub(crate) fn check_tokens(
     }
 }
 
-/// The elements of a row-major contiguous operand.
+/// The elements of an operand that must be row-major and contiguous.
 pub(crate) fn elements<'a, D: Dimension>(
     operation: &'static str,
     operand: &'static str,
@@ -64,7 +67,7 @@ pub(crate) fn elements<'a, D: Dimension>(
     x.to_slice().ok_or(Error::Layout { operation, operand })
 }
 
-/// The elements of a row-major contiguous output.
+/// The elements of an output that must be row-major and contiguous.
 pub(crate) fn elements_mut<'a, D: Dimension>(
     operation: &'static str,
     operand: &'static str,

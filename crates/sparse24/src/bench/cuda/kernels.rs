@@ -1,0 +1,160 @@
+//! `sparse24 bench`: runs the selected kernel cases one after the other.
+
+use std::{
+    io::{IsTerminal, stderr},
+    time::{Duration, Instant},
+};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use regex::Regex;
+use serde_json::json;
+use sparse24_cuda::{
+    Device, Settings,
+    bench::{Bench, Case, Effort, Outcome, Record, Report, Size, cases},
+};
+use sparse24_run::Error;
+use sparse24_train::backend::BackendSettings;
+
+use super::{Args, table};
+use crate::{
+    failure::{Exit, Failure},
+    output::{self, counted, note, print_json, say},
+    signals::Signals,
+};
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let sizes = if args.size.is_empty() { Size::all() } else { args.size.clone() };
+    let all = cases(&sizes);
+    let count = counted(all.len(), "case");
+    let is_selected = |case: &Case| {
+        args.kernel.is_empty() || args.kernel.iter().any(|kernel| kernel.is_match(case.kernel))
+    };
+    let cases: Vec<Case> = all.into_iter().filter(is_selected).collect();
+    if args.list {
+        return list(&cases, args);
+    }
+    if cases.is_empty() {
+        let kernels = args.kernel.iter().map(Regex::as_str).collect::<Vec<_>>().join("`, `");
+        let problem = format!("--kernel: none of {count} matches `{kernels}`; see --list");
+        return Err(Failure::new(Exit::Usage, problem));
+    }
+    let effort = if args.quick { Effort::Quick } else { Effort::Thorough };
+    let signals = Signals::take()?;
+    let BackendSettings { gpu: ordinal, libraries, .. } =
+        args.override_settings(BackendSettings::default());
+    let device = Device::open(&Settings { ordinal, libraries, ..Settings::default() })
+        .map_err(Error::from)?;
+    let mut bench = Bench::new(device, effort).map_err(Error::from)?;
+    let mut progress = Progress::new(cases.len());
+    let completed =
+        cases.iter().take_while(|_| signals.received().is_none()).try_for_each(|case| {
+            progress.start(case);
+            bench.run(case).map(|record| progress.finish_case(record))
+        });
+    progress.finish();
+    // Results are printed even if the GPU fails.
+    let (report, completed) = match completed.and_then(|()| bench.report()) {
+        Ok(report) => (report, Ok(())),
+        Err(error) => (bench.found(), Err(Failure::from(Error::from(error)))),
+    };
+    if args.json {
+        print_json(&report)?;
+    } else {
+        output::write(format_args!("{}", table::format(&report)))?;
+    }
+    verdict(&report, cases.len(), completed, signals.received())
+}
+
+fn list(cases: &[Case], args: &Args) -> Result<(), Failure> {
+    if args.json {
+        let case = |case: &Case| {
+            let Case { kernel, shape, entries, .. } = case;
+            json!({ "kernel": kernel, "shape": shape, "entries": entries })
+        };
+        return print_json(&cases.iter().map(case).collect::<Vec<_>>());
+    }
+    for case in cases {
+        say!("{:<26} {}", case.kernel, case.shape);
+    }
+    Ok(())
+}
+
+/// The result of the command. A wrong kernel takes precedence over errors and interruptions.
+fn verdict(
+    report: &Report,
+    asked: usize,
+    completed: Result<(), Failure>,
+    stopped: Option<Exit>,
+) -> Result<(), Failure> {
+    let of = counted(report.cases.len(), "case");
+    let refuse = |exit, verb: &str, select: fn(&Outcome) -> Option<&str>| {
+        let mut found = report.cases.iter().filter_map(|case| Some((case, select(&case.outcome)?)));
+        let Some((Record { kernel, shape, .. }, why)) = found.next() else { return Ok(()) };
+        let count = 1 + found.count();
+        let problem = format!("{count} of {of} {verb}; the first is {kernel} {shape}: {why}");
+        Err(Failure::new(exit, problem))
+    };
+    refuse(Exit::Refuted, "failed", |outcome| match outcome {
+        Outcome::Failed { difference } => Some(difference),
+        _ => None,
+    })?;
+    completed?;
+    if let Some(exit) = stopped {
+        let problem =
+            format!("interrupted after {} of {}", report.cases.len(), counted(asked, "case"));
+        return Err(Failure::new(exit, problem));
+    }
+    refuse(Exit::Device, "could not run", |outcome| match outcome {
+        Outcome::Unmeasured { reason } => Some(reason),
+        _ => None,
+    })
+}
+
+/// A live line on a terminal, plain lines at intervals elsewhere.
+struct Progress {
+    bar: Option<ProgressBar>,
+    printed: Instant,
+    done: usize,
+    count: usize,
+    last: String,
+}
+
+const INTERVAL: Duration = Duration::from_secs(10);
+
+impl Progress {
+    fn new(count: usize) -> Self {
+        let bar = stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template("{bar:20.cyan/blue} {pos}/{len} {wide_msg}")
+                .expect("the template is well formed");
+            ProgressBar::new(count as u64).with_style(style.progress_chars("━╸─"))
+        });
+        Self { bar, printed: Instant::now(), done: 0, count, last: String::new() }
+    }
+
+    fn start(&self, case: &Case) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!("{} {}   {}", case.kernel, case.shape, self.last));
+        }
+    }
+
+    fn finish_case(&mut self, record: &Record) {
+        self.done += 1;
+        let brief = table::brief(record);
+        if let Some(bar) = &self.bar {
+            if matches!(record.outcome, Outcome::Failed { .. }) {
+                bar.println(&brief);
+            }
+            bar.inc(1);
+        } else if self.printed.elapsed() >= INTERVAL {
+            self.printed = Instant::now();
+            note(format_args!("{}/{} {brief}", self.done, self.count));
+        }
+        self.last = format!("(before: {brief})");
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
