@@ -1,7 +1,8 @@
-//! Cross-crate tests: oracle, property, cross-backend, training. The tests are in `tests/`; what
-//! they share is here.
+//! Cross-crate tests: oracle, property, cross-backend, training. The tests are in `tests/`; the code
+//! that they share is here.
 
 pub mod hardening;
+pub mod hooked;
 pub mod oracle;
 
 #[cfg(doctest)]

@@ -1,13 +1,17 @@
-//! Straightforward re-statements of the semantics: enumeration, naive f64 loops, and literal
-//! transcriptions of what is decided to the bit.
+//! The semantics restated: enumeration, naive f64 loops, and literal transcriptions of what is
+//! decided to the bit.
 //!
-//! Invariant: nothing here comes from the crates under test. Deliberately absent: speed.
+//! Nothing here comes from the crates under test, apart from plain descriptions (shapes,
+//! hyperparameters) and the Philox block function, whose known answers core checks.
+
+pub mod arithmetic;
+pub mod layers;
 
 /// The two columns that each of the six patterns keeps, lexicographic.
 pub const PAIRS: [[usize; 2]; 6] = [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]];
 
 /// The 90 transposable patterns as indices into [`PAIRS`], row by row: every choice of four rows
-/// that fills no column twice over.
+/// that keeps two in each column.
 #[must_use]
 pub fn tile_patterns() -> Vec<[usize; 4]> {
     let mut patterns = Vec::new();
@@ -34,7 +38,7 @@ pub fn bits(rows: [[usize; 2]; 4]) -> u16 {
     (0..4).map(|row| 1 << (4 * row + rows[row][0]) | 1 << (4 * row + rows[row][1])).sum()
 }
 
-/// min(|w|, 2^124), a NaN being 2^124.
+/// min(|w|, 2^124); a NaN counts as 2^124.
 #[must_use]
 pub fn magnitude(w: f32) -> f32 {
     let limit = f32::from_bits((127 + 124) << 23);
@@ -59,7 +63,7 @@ pub fn transposed(tile: &[f32; 16]) -> [f32; 16] {
     std::array::from_fn(|at| tile[at % 4 * 4 + at / 4])
 }
 
-/// The transposable search, as its definition reads: candidates in order, a later one only if
+/// The transposable search by its definition: candidates in order, a later one wins only if it is
 /// strictly greater.
 #[must_use]
 pub fn canonical(tile: &[f32; 16]) -> u16 {
@@ -147,7 +151,7 @@ pub fn greedy(tile: &[f32; 16]) -> u16 {
                 }
             }
         }
-        let (_, k, l) = best.expect("one kept cell has room to move");
+        let (_, k, l) = best.expect("one kept cell can move");
         kept[k][l] = false;
         kept[i][l] = true;
         kept[k][j] = true;
@@ -155,7 +159,7 @@ pub fn greedy(tile: &[f32; 16]) -> u16 {
     (0..16).filter(|at| kept[at / 4][at % 4]).map(|at| 1 << at).sum()
 }
 
-/// The two largest of a group by a stable sort, a NaN being infinite; ascending.
+/// The two largest of a group by a stable sort, ascending; a NaN counts as infinite.
 #[must_use]
 pub fn largest_two(x: [f32; 4]) -> [u8; 2] {
     let m = x.map(|x| if x.is_nan() { f32::INFINITY } else { x.abs() });
@@ -166,7 +170,7 @@ pub fn largest_two(x: [f32; 4]) -> [u8; 2] {
     [order[0].min(order[1]), order[0].max(order[1])]
 }
 
-/// The exact MVUE of a finite group, as decided: indices ascending and their values.
+/// The exact MVUE of a finite group, to the bit: ascending indices and their values.
 #[must_use]
 pub fn mvue(x: [f32; 4], u: f32) -> ([u8; 2], [f32; 2]) {
     let mut a = x.map(f32::abs);
@@ -257,7 +261,7 @@ pub fn approximate_probabilities(a: [f64; 4]) -> [f64; 4] {
     })
 }
 
-/// How many uniforms there are: u is a multiple of 2^-24 in [0, 1).
+/// The number of uniforms: u is a multiple of 2^-24 in [0, 1).
 pub const UNIFORMS: u32 = 1 << 24;
 
 /// The n-th uniform.
@@ -267,11 +271,11 @@ pub fn uniform(n: u32) -> f32 {
     n as f32 / UNIFORMS as f32
 }
 
-/// Splits all uniforms into runs of one outcome: `(the first of the run, its length)`, where each
-/// outcome fills at most one run.
+/// Splits all uniforms into runs of equal outcomes, `(first, length)`, where each outcome fills at
+/// most one run.
 ///
-/// A systematic sample moves monotonically with its uniform, so that equal ends mean an equal
-/// inside.
+/// A systematic sample moves monotonically with its uniform, so equal outcomes at both ends mean
+/// equal outcomes between them.
 pub fn runs<T: PartialEq>(outcome: impl Fn(u32) -> T) -> Vec<(u32, u32)> {
     let mut starts = vec![0];
     while let Some(&start) = starts.last() {

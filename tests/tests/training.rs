@@ -1,13 +1,14 @@
-//! Training against a straight f64 re-computation, and against itself: repeated, interrupted, on
+//! Training against an independent f64 computation, and against itself: repeated, interrupted, on
 //! other numbers of threads.
 //!
-//! Invariant: what is expected comes from `training::oracle`, whose own gradients are checked by
-//! finite differences.
+//! Expected values come from `training::oracle`, whose own gradients are checked by finite
+//! differences.
 
 mod training {
     mod differences;
     mod fixture;
     mod layers;
+    mod methods;
     mod oracle;
     mod repeat;
     mod rounding;

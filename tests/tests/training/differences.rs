@@ -1,27 +1,29 @@
-//! The gradients of the f64 oracle against finite differences, so that what the trainer is compared
-//! with is right.
+//! The gradients of the f64 oracle against finite differences, so that the trainer is compared with
+//! correct values.
 //!
 //! With D(h) the central difference, D(h) - D(2h) = -3 c h^2 up to h^4: |D(h) - D(2h)| is three
-//! times the error of D(h), and the bound. The rounding of f, a sum of fewer than 2^10 terms a
-//! path, adds at most 2^10 * 2^-53 |f| / h.
+//! times the error of D(h), and the bound. The rounding of f, a sum of fewer than 2^10 terms along
+//! each path, adds at most 2^10 * 2^-53 |f| / h.
 
+use sparse24_core::op::{Activation, AttentionMask, AttentionShape};
+use sparse24_tests::oracle::{
+    arithmetic::{Arithmetic, Matrix, Random, Tensors},
+    layers::{self, Address, Attention, Dropout},
+};
 use sparse24_train::{
-    backend::Activation,
-    model::gpt2::{Gpt2Shape, Sparsify},
-    nn::linear24::Bias,
+    model::{Gpt2Spec, Sparsify},
+    nn::{BatchShape, Bias},
 };
 
 use super::oracle::{
-    arithmetic::{Arithmetic, Matrix, Random, Tensors},
     fst::Pruned,
     gpt2::{Dense, Operands, Pass, parameters},
-    layers::{self, Address, Dropout, Heads},
 };
 
 const H: f64 = 1e-3;
 const ADDRESS: Address = Address { seed: 7, step: 3, micro_step: 1 };
 
-/// Fails unless `gradient` is that of `f` at `x`, element by element where `perturbed` says so.
+/// Fails unless `gradient` is that of `f` at `x`, for the elements that `perturbed` selects.
 fn check(
     what: &str,
     x: &Matrix,
@@ -52,7 +54,7 @@ fn check(
     }
     assert!(
         loosest <= 1e-3 * seen,
-        "{what}: a bound of {loosest} says little of gradients up to {seen}"
+        "{what}: a bound of {loosest} is too wide for gradients up to {seen}"
     );
 }
 
@@ -66,7 +68,7 @@ fn all(_: usize) -> bool {
 }
 
 #[test]
-fn of_linear_layers() {
+fn linear_layers() {
     let (mut random, mut a) = (Random(1), Arithmetic::Exact);
     let (x, w) = (random.matrix([5, 6], 1.0), random.matrix([3, 6], 1.0));
     let (b, c) = (random.matrix([1, 3], 1.0), random.matrix([5, 3], 1.0));
@@ -87,7 +89,7 @@ fn of_linear_layers() {
 }
 
 #[test]
-fn of_layer_norm() {
+fn layer_norm() {
     let mut random = Random(2);
     let a = &mut Arithmetic::Exact;
     let (x, c) = (random.matrix([3, 8], 2.0), random.matrix([3, 8], 1.0));
@@ -106,11 +108,12 @@ fn of_layer_norm() {
 }
 
 #[test]
-fn of_activations() {
+fn activations() {
     let mut random = Random(3);
     let a = &mut Arithmetic::Exact;
-    for activation in [Activation::Gelu, Activation::Geglu, Activation::Swiglu] {
-        let (z, c) = (random.matrix([4, 5 * activation.width()], 3.0), random.matrix([4, 5], 1.0));
+    for activation in Activation::ALL {
+        let (z, c) =
+            (random.matrix([4, 5 * activation.columns_in()], 3.0), random.matrix([4, 5], 1.0));
         let dz = layers::activate_backward(a, activation, &z, &c);
         check(&format!("{activation:?}"), &z, &dz, all, |z| {
             along(&c, &layers::activate(a, activation, z))
@@ -119,47 +122,64 @@ fn of_activations() {
 }
 
 #[test]
-fn of_attention() {
+fn attention() {
     let mut random = Random(4);
     let a = &mut Arithmetic::Exact;
-    let at = Heads { sequences: 2, context: 5, heads: 2 };
-    let (qkv, c) = (random.matrix([10, 3 * 6], 1.5), random.matrix([10, 6], 1.0));
-    for dropout in [None, Some(Dropout { address: ADDRESS, place: 4, p: 0.25 })] {
-        let kept = layers::attention(a, &qkv, at, dropout);
-        let dqkv = layers::attention_backward(a, &qkv, at, dropout, &kept, &c);
-        check("qkv", &qkv, &dqkv, all, |qkv| along(&c, &layers::attention(a, qkv, at, dropout).o));
+    let dropped = Some(Dropout { address: ADDRESS, number: 4, p: 0.25 });
+    for (queries, keys, mask, lengths, dropout) in [
+        (5, 5, AttentionMask::Causal, None, None),
+        (5, 5, AttentionMask::Causal, None, dropped),
+        (3, 5, AttentionMask::Causal, Some([5, 3]), dropped),
+        (5, 4, AttentionMask::Full, Some([2, 0]), None),
+    ] {
+        let shape = AttentionShape { batch: 2, heads: 2, queries, keys, mask };
+        let qkv = [queries, keys, keys].map(|rows| random.matrix([2 * rows, 6], 1.5));
+        let c = random.matrix([2 * queries, 6], 1.0);
+        let lengths = lengths.as_ref().map(<[u32; 2]>::as_slice);
+        let attention = Attention { shape, qkv: &qkv, lengths, dropout };
+        let kept = attention.forward(a);
+        let gradients = attention.backward(a, &kept, &c);
+        for (part, gradient) in gradients.iter().enumerate() {
+            let mut moved = qkv.clone();
+            check(&format!("{mask:?} {part}"), &qkv[part], gradient, all, |x| {
+                moved[part].assign(x);
+                let attention = Attention { qkv: &moved, ..attention };
+                along(&c, &attention.forward(&mut Arithmetic::Exact).o)
+            });
+        }
     }
 }
 
 #[test]
-fn of_the_loss() {
+fn loss() {
     let mut random = Random(5);
     let a = &mut Arithmetic::Exact;
-    let (logits, targets) = (random.matrix([4, 7], 3.0), [6, 0, 3, 3]);
-    let (_, dlogits) = layers::loss(a, &logits, &targets, 0.5);
-    check("logits", &logits, &dlogits, all, |logits| {
-        0.5 * layers::loss(a, logits, &targets, 0.5).0
-    });
+    let (logits, targets) = (random.matrix([4, 7], 3.0), [6, 0, layers::IGNORE, 3]);
+    for smoothing in [0.0, 0.25] {
+        let (_, dlogits) = layers::loss(a, &logits, &targets, smoothing, 0.5);
+        check("logits", &logits, &dlogits, all, |logits| {
+            0.5 * layers::loss(a, logits, &targets, smoothing, 0.5).0
+        });
+    }
 }
 
-/// The loss of a whole model and all its gradients, through these operands.
+/// The loss of a whole model with these operands, and all its gradients.
 fn model(
-    shape: Gpt2Shape,
+    spec: Gpt2Spec,
     weights: &Tensors,
     operands: &mut dyn Operands,
     dropout: f64,
 ) -> (f64, Tensors) {
     let mut random = Random(8);
-    let mut ids = || (0..10).map(|_| random.below(shape.vocabulary as u32)).collect::<Vec<_>>();
+    let mut ids = || (0..10).map(|_| random.below(spec.vocabulary as u32)).collect::<Vec<_>>();
     let (tokens, targets) = (ids(), ids());
     let mut gradients = Tensors::new();
     let mut pass = Pass {
         arithmetic: &mut Arithmetic::Exact,
-        shape,
+        spec,
         weights,
         operands,
-        sequences: 2,
-        context: 5,
+        batch: BatchShape { size: 2, sequence_length: 5 },
         dropout,
         address: ADDRESS,
     };
@@ -168,13 +188,13 @@ fn model(
     (0.1 * loss, gradients)
 }
 
-fn shape(activation: Activation, bias: Bias) -> Gpt2Shape {
-    Gpt2Shape {
+fn spec(activation: Activation, bias: Bias) -> Gpt2Spec {
+    Gpt2Spec {
         layers: 2,
         heads: 2,
-        width: 4,
-        ffn_width: 8,
-        context: 6,
+        d_model: 4,
+        d_ff: 8,
+        sequence_length: 6,
         vocabulary: 5,
         activation,
         bias,
@@ -182,47 +202,47 @@ fn shape(activation: Activation, bias: Bias) -> Gpt2Shape {
     }
 }
 
-fn random_weights(shape: &Gpt2Shape) -> Tensors {
+fn random_weights(spec: &Gpt2Spec) -> Tensors {
     let mut random = Random(6);
-    parameters(shape).into_iter().map(|(name, shape)| (name, random.matrix(shape, 1.0))).collect()
+    parameters(spec).into_iter().map(|(name, shape)| (name, random.matrix(shape, 1.0))).collect()
 }
 
 #[test]
-fn of_the_model() {
+fn whole_model() {
     let settings = [
         (Activation::Gelu, Bias::Present, 0.0),
         (Activation::Geglu, Bias::Absent, 0.25),
         (Activation::Swiglu, Bias::Present, 0.25),
     ];
     for (activation, bias, dropout) in settings {
-        let shape = shape(activation, bias);
-        let weights = random_weights(&shape);
-        let (_, gradients) = model(shape, &weights, &mut Dense(&weights), dropout);
-        for (name, _) in parameters(&shape) {
+        let spec = spec(activation, bias);
+        let weights = random_weights(&spec);
+        let (_, gradients) = model(spec, &weights, &mut Dense(&weights), dropout);
+        for (name, _) in parameters(&spec) {
             let mut moved = weights.clone();
             check(&name, &weights[&name], &gradients[&name], all, |w| {
                 moved.insert(name.clone(), w.clone());
-                model(shape, &moved, &mut Dense(&moved), dropout).0
+                model(spec, &moved, &mut Dense(&moved), dropout).0
             });
         }
     }
 }
 
-/// With S(W) in forward and dgrad, kept weights and everything else have the gradient of the pruned
-/// model.
+/// With S(W) in forward and dgrad, kept weights and all other parameters have the gradient of the
+/// pruned model.
 #[test]
-fn of_the_pruned_model() {
-    let shape = shape(Activation::Gelu, Bias::Present);
-    let weights = random_weights(&shape);
-    let masks = Pruned::of(&shape, &weights).masks;
-    let (_, gradients) = model(shape, &weights, &mut Pruned::of(&shape, &weights), 0.0);
+fn pruned_model() {
+    let spec = spec(Activation::Gelu, Bias::Present);
+    let weights = random_weights(&spec);
+    let masks = Pruned::of(&spec, &weights).masks;
+    let (_, gradients) = model(spec, &weights, &mut Pruned::of(&spec, &weights), 0.0);
     assert_eq!(masks.len(), 8);
-    for (name, _) in parameters(&shape) {
-        let mut pruned = Pruned::of(&shape, &weights);
+    for (name, _) in parameters(&spec) {
+        let mut pruned = Pruned::of(&spec, &weights);
         let kept = |at: usize| masks.get(&name).is_none_or(|mask| mask[at]);
         check(&name, &weights[&name], &gradients[&name], kept, |w| {
             pruned.weights.insert(name.clone(), w.clone());
-            model(shape, &pruned.weights.clone(), &mut pruned, 0.0).0
+            model(spec, &pruned.weights.clone(), &mut pruned, 0.0).0
         });
     }
 }

@@ -1,10 +1,7 @@
-//! Fully sparse training once more, in f64 and naive loops: what every step of the trainer must
-//! compute.
+//! Sparse training restated in f64 and naive loops: what every step of the trainer must compute.
 //!
-//! Invariant: nothing here comes from the code under test but descriptions (shapes, settings) and
-//! the Philox block function, whose known answers core checks. Deliberately absent: speed.
+//! Nothing here comes from the code under test, apart from plain descriptions (shapes, settings) and
+//! the Philox block function, whose known answers core checks.
 
-pub(super) mod arithmetic;
 pub(super) mod fst;
 pub(super) mod gpt2;
-pub(super) mod layers;

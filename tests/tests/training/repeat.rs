@@ -1,19 +1,26 @@
-//! The same bits: on any number of threads, interrupted anywhere, watched or not.
+//! The same bits: on any number of threads, interrupted anywhere, observed or not.
 
-use sparse24_core::{MaskKind, mvue::Estimator, phase::Fraction};
+use sparse24_core::{MaskKind, mvue::Estimator, op::Activation, phase::Fraction};
 use sparse24_train::{
-    backend::{Activation, Arithmetic, Region, cpu::CpuBackend},
+    backend::Region,
     method::{DgradOperand, GradientOperand, Method, Phase, PhaseKind, Until},
-    model::gpt2::{BatchShape, Recompute},
+    model::ActivationCheckpointing,
+    nn::BatchShape,
     trainer::{FlipSampling, ParameterState, Recipe, Sampler, StepOutcome, Trainer},
 };
 
-use super::fixture::{self, HeldOut, Noise, STEPS, fst};
+use super::fixture::{self, Noise, STEPS, Validation, fst};
 
 const LAMBDA: f32 = 2e-2;
 
 fn start(recipe: &Recipe) -> Trainer {
-    fixture::trainer(Box::new(CpuBackend::new(Arithmetic::F32)), recipe)
+    fixture::trainer(fixture::cpu(), recipe)
+}
+
+/// The bits of the validation loss.
+fn evaluated(trainer: &mut Trainer) -> u64 {
+    let validation = Validation::of(trainer.recipe());
+    fixture::evaluate(trainer, &validation).to_bits()
 }
 
 /// Every third step samples its flips.
@@ -42,7 +49,7 @@ fn bits(trainer: &mut Trainer) -> Bits {
     trainer.parameter_states().expect("downloads").into_iter().map(of).collect()
 }
 
-/// Losses and norms by their bits, for `==` has two zeros.
+/// Losses and norms as bits, since `==` has two zeros.
 fn outcome_bits(outcomes: &[StepOutcome]) -> Vec<(u64, u32, Option<Vec<u64>>)> {
     let flips = |outcome: &StepOutcome| {
         outcome.flips.as_ref().map(|flips| flips.iter().map(|layer| layer.flips).collect())
@@ -53,43 +60,39 @@ fn outcome_bits(outcomes: &[StepOutcome]) -> Vec<(u64, u32, Option<Vec<u64>>)> {
         .collect()
 }
 
-/// Products of several tiles, parameters of several tasks, ragged both: 132 tokens, 16 896 elements
-/// in a weight.
+/// Products of several tiles and parameters of several tasks, both ragged: 132 tokens, 16,896
+/// elements in a weight.
 fn wide() -> Recipe {
     let mut recipe = fixture::recipe(fst(LAMBDA));
-    (recipe.model.width, recipe.model.heads, recipe.model.ffn_width) = (32, 4, 264);
-    (recipe.model.activation, recipe.model.context, recipe.model.vocabulary) =
-        (Activation::Geglu, 33, 70);
-    (recipe.batch, recipe.dropout, recipe.steps) =
-        (BatchShape { sequences: 4, context: 33 }, 0.1, 24);
+    fixture::change(&mut recipe, |spec| {
+        (spec.d_model, spec.heads, spec.d_ff, spec.activation) = (32, 4, 264, Activation::Geglu);
+        (spec.sequence_length, spec.vocabulary) = (33, 70);
+    });
+    recipe.batch = BatchShape { size: 4, sequence_length: 33 };
+    (recipe.dropout, recipe.steps) = (0.1, 24);
     recipe
 }
 
 #[test]
-fn blocks_that_are_computed_again_give_the_same_bits_in_less_memory() {
+fn activation_checkpointing_gives_the_same_bits_in_less_memory() {
     for method in [fst(LAMBDA), Method::dense()] {
         for dropout in [0.0, 0.1] {
-            let mut kept = Recipe { method: method.clone(), dropout, ..wide() };
-            kept.model.layers = 3;
-            let held_out = HeldOut::of(&kept);
+            let mut recipe = Recipe { method: method.clone(), dropout, ..wide() };
+            fixture::change(&mut recipe, |spec| spec.layers = 3);
             let activations = |trainer: &Trainer| {
-                let memory = trainer.backend().memory();
-                memory
-                    .iter()
-                    .filter(|(region, _)| *region == Region::Activations)
-                    .map(|(_, bytes)| bytes)
-                    .sum::<usize>()
+                let memory = trainer.backend().memory().into_iter();
+                let activations = memory.filter(|(region, _)| *region == Region::Activations);
+                activations.map(|(_, bytes)| bytes).sum::<usize>()
             };
             let [(expected, more), (found, less)] =
-                [Recompute::None, Recompute::Blocks].map(|recompute| {
-                    let mut trainer = start(&Recipe { recompute, ..kept.clone() });
-                    let outcomes = finish(&mut trainer);
-                    let evaluated = trainer.evaluate(&held_out).expect("finite").to_bits();
-                    (
-                        (outcome_bits(&outcomes), bits(&mut trainer), evaluated),
-                        activations(&trainer),
-                    )
-                });
+                [ActivationCheckpointing::None, ActivationCheckpointing::Blocks].map(
+                    |checkpointing| {
+                        let mut trainer = start(&Recipe { checkpointing, ..recipe.clone() });
+                        let outcomes = outcome_bits(&finish(&mut trainer));
+                        let evaluated = evaluated(&mut trainer);
+                        ((outcomes, bits(&mut trainer), evaluated), activations(&trainer))
+                    },
+                );
             assert!(found == expected, "{} with dropout {dropout}", method.name);
             assert!(less < more, "{less} instead of {more} bytes");
         }
@@ -99,7 +102,6 @@ fn blocks_that_are_computed_again_give_the_same_bits_in_less_memory() {
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
     let recipe = wide();
-    let held_out = HeldOut::of(&recipe);
     let run = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
         pool.install(|| {
@@ -109,7 +111,7 @@ fn any_number_of_threads_gives_the_same_bits() {
                 outcomes.iter().map(|outcome| outcome.phase).collect::<Vec<_>>(),
                 [[PhaseKind::Sparse; 20].as_slice(), &[PhaseKind::Dense; 4]].concat()
             );
-            let evaluated = trainer.evaluate(&held_out).expect("finite").to_bits();
+            let evaluated = evaluated(&mut trainer);
             (outcome_bits(&outcomes), bits(&mut trainer), evaluated)
         })
     };
@@ -119,7 +121,7 @@ fn any_number_of_threads_gives_the_same_bits() {
     }
 }
 
-/// A dense phase, then one of row-wise masks that are entered at step 7.
+/// A dense phase, then from step 7 on a phase with row-wise masks.
 fn dense_then_sparse() -> Method {
     let dense = Phase {
         until: Until::Fraction(Fraction::new(1, 2).expect("a half")),
@@ -139,8 +141,8 @@ fn dense_then_sparse() -> Method {
     }
 }
 
-/// Interrupted after every step, so on both sides of each refresh and switch: restored in a new
-/// trainer, it ends on the same bits.
+/// Interrupted after every step, so on both sides of each refresh and switch, and restored in a new
+/// trainer, a run ends with the same bits.
 #[test]
 fn a_resumed_run_is_the_uninterrupted_one() {
     for method in [fst(LAMBDA), dense_then_sparse(), Method::dense()] {
@@ -157,14 +159,10 @@ fn a_resumed_run_is_the_uninterrupted_one() {
             }
             let states = before.parameter_states().expect("downloads");
             // A new trainer has other weights and masks until it is restored.
-            let mut after =
-                Trainer::new(Box::new(CpuBackend::new(Arithmetic::F32)), recipe.clone())
-                    .expect("the same recipe");
+            let mut after = Trainer::new(fixture::cpu(), recipe.clone()).expect("the same recipe");
             after.restore(cut, &states).expect("every state is there");
-            let held_out = HeldOut::of(&recipe);
-            let evaluated = [&mut before, &mut after]
-                .map(|trainer| trainer.evaluate(&held_out).expect("finite").to_bits());
-            assert_eq!(evaluated[0], evaluated[1], "{} cut after step {cut}", recipe.method.name);
+            let [expected, found] = [&mut before, &mut after].map(evaluated);
+            assert_eq!(found, expected, "{} cut after step {cut}", recipe.method.name);
             assert_eq!(
                 outcome_bits(&finish(&mut after)),
                 outcome_bits(&outcomes[cut as usize..]),
@@ -176,52 +174,52 @@ fn a_resumed_run_is_the_uninterrupted_one() {
     }
 }
 
-/// Sampling flips, evaluating and generating text leave no trace in training.
+/// Sampling flips, evaluating, generating text and saving leave no trace in training.
 #[test]
-fn watching_changes_nothing() {
+fn observation_changes_nothing() {
     let mut recipe = fixture::recipe(fst(LAMBDA));
     recipe.dropout = 0.25;
-    let (noise, held_out) = (Noise::of(&recipe), HeldOut::of(&recipe));
-    let run = |watch: &dyn Fn(&mut Trainer), sampling| {
+    let noise = Noise::of(&recipe);
+    let run = |observe: &dyn Fn(&mut Trainer), sampling| {
         let mut trainer = start(&recipe);
         let mut outcomes = Vec::new();
         for _ in 0..STEPS {
-            watch(&mut trainer);
+            observe(&mut trainer);
             let outcome = trainer.train_step(&noise, sampling).expect("finite");
             outcomes.push((outcome.loss.to_bits(), outcome.grad_norm.to_bits()));
         }
         (outcomes, bits(&mut trainer))
     };
-    let unwatched = run(&|_| {}, FlipSampling::Skip);
-    assert!(run(&|_| {}, FlipSampling::Sample) == unwatched, "sampling flips");
+    let unobserved = run(&|_| {}, FlipSampling::Skip);
+    assert!(run(&|_| {}, FlipSampling::Sample) == unobserved, "sampling flips");
     let evaluating =
-        |trainer: &mut Trainer| assert!(trainer.evaluate(&held_out).expect("runs").is_finite());
-    assert!(run(&evaluating, FlipSampling::Skip) == unwatched, "evaluating");
+        |trainer: &mut Trainer| assert!(f64::from_bits(evaluated(trainer)).is_finite());
+    assert!(run(&evaluating, FlipSampling::Skip) == unobserved, "evaluating");
     let sampler = Sampler { temperature: 0.8, top_k: 5, seed: 3 };
     let generating =
         |trainer: &mut Trainer| assert!(trainer.sample(&[1, 2, 3], &sampler).expect("runs") < 11);
-    assert!(run(&generating, FlipSampling::Skip) == unwatched, "generating");
+    assert!(run(&generating, FlipSampling::Skip) == unobserved, "generating");
     let saving = |trainer: &mut Trainer| drop(trainer.parameter_states().expect("downloads"));
-    assert!(run(&saving, FlipSampling::Skip) == unwatched, "saving");
+    assert!(run(&saving, FlipSampling::Skip) == unobserved, "saving");
 }
 
-/// Whoever asks late gets them as they were, also in room that held others.
+/// States are those of the step in which the copy started, also in memory that held earlier states.
 #[test]
 fn states_copied_out_are_those_of_their_step() {
     let recipe = fixture::recipe(fst(LAMBDA));
     let noise = Noise::of(&recipe);
     let mut trainer = start(&recipe);
-    let mut room = Vec::new();
+    let mut reused = Vec::new();
     for _ in 0..STEPS {
         let expected = trainer.parameter_states().expect("downloads");
-        let copied = trainer.copy_out(room).expect("downloads");
+        let copied = trainer.copy_out(reused).expect("downloads");
         trainer.train_step(&noise, FlipSampling::Skip).expect("finite");
-        room = copied().expect("downloads");
-        assert!(room == expected, "before step {}", trainer.step());
+        reused = copied().expect("downloads");
+        assert!(reused == expected, "before step {}", trainer.step());
     }
 }
 
-/// Another seed is another run: what is repeated above is not a constant.
+/// The bits compared above are not constants.
 #[test]
 fn another_seed_is_another_run() {
     let [one, other] = [1, 2].map(|seed| {

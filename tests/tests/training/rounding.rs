@@ -1,13 +1,16 @@
-//! With bf16 arithmetic the CPU stores activations as a GPU does: each operation is, to the bit,
-//! the one in f32 on operands that were rounded before, and what lies between two operations is
-//! rounded where the GPU stores it.
+//! With bf16 arithmetic the CPU stores activations as a GPU does: each operation has the bits of the
+//! f32 operation on operands that were rounded beforehand, and values between two operations are
+//! rounded where the GPU stores them.
 
+use sparse24_core::op::Activation;
+use sparse24_tests::oracle::arithmetic::Random;
 use sparse24_train::backend::{
-    Activation, Arithmetic, Backend, DType, LinearDgrad, LinearForward, NormForward, Region,
-    Tensor, Weight, cpu::CpuBackend,
+    Arithmetic, Backend, DType, Memory, Region, Tensor,
+    cpu::CpuBackend,
+    op::{
+        ActivationBackward, ActivationForward, Add, LinearDgrad, LinearForward, NormForward, Weight,
+    },
 };
-
-use super::oracle::arithmetic::Random;
 
 /// Tokens, in-features, out-features.
 const P: usize = 9;
@@ -27,12 +30,11 @@ fn identity(width: usize) -> Vec<f32> {
     (0..width * width).map(|at| if at / width == at % width { 1.0 } else { 0.0 }).collect()
 }
 
-/// A backend, and tensors of it.
 struct Run(CpuBackend);
 
 impl Run {
     fn with(&mut self, dtype: DType, shape: [usize; 2], values: &[f32]) -> Tensor {
-        let t = self.0.alloc("t", shape, dtype, Region::Activations).expect("room");
+        let t = self.0.alloc("t", shape, dtype, Region::Activations).expect("memory suffices");
         self.0.upload(t, values).expect("its shape");
         t
     }
@@ -53,28 +55,20 @@ impl Run {
     fn forward(&mut self, x: &[f32], w: &[f32], q: usize) -> [Vec<f32>; 2] {
         let (x, w) = (self.activations([P, q], x), self.with(DType::F32, [R, q], w));
         let [z, h] = [0; 2].map(|_| self.output([P, R]));
-        let op = LinearForward {
-            x,
-            weight: Weight::Dense(w),
-            bias: None,
-            z,
-            then: Some((Activation::Gelu, h)),
-        };
-        self.0.linear_forward(&op).expect("fits");
+        let product = LinearForward { x, weight: Weight::Dense(w), bias: None, z };
+        let activation = ActivationForward { activation: Activation::Gelu, z, h };
+        self.0.sequence(&[product.into(), activation.into()]).expect("shapes fit");
         [z, h].map(|t| self.found(t))
     }
 
     /// (dZ W) * act'(Z').
     fn backward(&mut self, dz: &[f32], w: &[f32], before: &[f32], q: usize) -> Vec<f32> {
         let (dz, w) = (self.activations([P, q], dz), self.with(DType::F32, [q, R], w));
-        let (before, dx) = (self.activations([P, R], before), self.output([P, R]));
-        let op = LinearDgrad {
-            dz,
-            weight: Weight::Dense(w),
-            then: Some((Activation::Gelu, before)),
-            dx,
-        };
-        self.0.linear_dgrad(&op).expect("fits");
+        let z = self.activations([P, R], before);
+        let [dh, dx] = [0; 2].map(|_| self.output([P, R]));
+        let product = LinearDgrad { dz, weight: Weight::Dense(w), dx: dh };
+        let derivative = ActivationBackward { activation: Activation::Gelu, dh, z, dz: dx };
+        self.0.sequence(&[product.into(), derivative.into()]).expect("shapes fit");
         self.found(dx)
     }
 
@@ -82,23 +76,25 @@ impl Run {
     fn product(&mut self, dz: &[f32], w: &[f32]) -> Vec<f32> {
         let (dz, w, dx) =
             (self.activations([P, Q], dz), self.with(DType::F32, [Q, R], w), self.output([P, R]));
-        self.0
-            .linear_dgrad(&LinearDgrad { dz, weight: Weight::Dense(w), then: None, dx })
-            .expect("fits");
+        let op = LinearDgrad { dz, weight: Weight::Dense(w), dx };
+        self.0.execute(&op.into()).expect("shapes fit");
         self.found(dx)
     }
 
-    /// The residual and its norm.
+    /// The residual stream and its norm.
     fn norm(&mut self, x: &[f32], delta: Option<&[f32]>) -> [Vec<f32>; 2] {
         let (x, delta) =
             (self.activations([P, Q], x), delta.map(|delta| self.activations([P, Q], delta)));
         let gamma = self.with(DType::F32, [1, Q], &random(5, Q));
-        let ([residual, y], stats) =
+        let ([sum, y], stats) =
             ([0; 2].map(|_| self.output([P, Q])), self.with(DType::F32, [P, 2], &[0.0; 2 * P]));
-        self.0
-            .norm_forward(&NormForward { x, delta, gamma, beta: None, residual, y, stats })
-            .expect("fits");
-        [residual, y].map(|t| self.found(t))
+        let norm = |x| NormForward { x, gamma, beta: None, y, stats };
+        let done = match delta {
+            None => self.0.execute(&norm(x).into()),
+            Some(delta) => self.0.sequence(&[Add { x, delta, out: sum }.into(), norm(sum).into()]),
+        };
+        done.expect("shapes fit");
+        [sum, y].map(|t| self.found(t))
     }
 }
 
@@ -112,7 +108,7 @@ fn activations_are_rounded_where_a_gpu_stores_them() {
     assert_eq!(
         h,
         rounded(&f32.forward(&z, &identity(R), R)[1]),
-        "the activation is that of Z as it is stored"
+        "the activation reads Z as it is stored"
     );
 
     let dx = bf16.backward(&dz, &w, &z, Q);
@@ -120,7 +116,7 @@ fn activations_are_rounded_where_a_gpu_stores_them() {
     assert_eq!(
         dx,
         rounded(&f32.backward(&dh, &identity(R), &z, R)),
-        "the product is stored before the activation's derivative meets it"
+        "the product is stored before it is multiplied by the activation's derivative"
     );
 
     let delta = random(4, P * Q);
@@ -131,6 +127,6 @@ fn activations_are_rounded_where_a_gpu_stores_them() {
     assert_eq!(
         y,
         rounded(&f32.norm(&residual, None)[1]),
-        "the norm is that of the residual as it is stored"
+        "the norm reads the residual as it is stored"
     );
 }

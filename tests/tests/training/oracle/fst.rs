@@ -1,21 +1,33 @@
 //! Optimizer steps of a sparse method: masks, sampled gradients, accumulation, clipping, masked
 //! decay, AdamW, the learning rate, refreshes and the switch.
 //!
-//! A [`Part`] can be left out, which must show.
+//! A [`Part`] can be left out, to test that the comparison notices.
 
 use std::collections::BTreeMap;
 
-use sparse24_tests::oracle::{PAIRS, bits, tile_patterns};
+use sparse24_tests::oracle::{
+    PAIRS,
+    arithmetic::{Arithmetic, Matrix, Tensors},
+    bits,
+    layers::Address,
+    tile_patterns,
+};
 use sparse24_train::{
-    model::gpt2::{Gpt2Shape, Sparsify},
+    model::{Gpt2Spec, ModelSpec, Sparsify},
+    nn::BatchShape,
+    objective::Batch,
     trainer::Recipe,
 };
 
-use super::{
-    arithmetic::{Arithmetic, Matrix, Tensors},
-    gpt2::{Operands, Pass, parameters},
-    layers::Address,
-};
+use super::gpt2::{Operands, Pass, parameters};
+
+/// The GPT-2 of a recipe.
+pub(crate) fn gpt2(recipe: &Recipe) -> Gpt2Spec {
+    match recipe.model {
+        ModelSpec::Gpt2(spec) => spec,
+        _ => panic!("the oracle restates GPT-2 alone"),
+    }
+}
 
 /// What makes a method sparse, restated in numbers.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -25,12 +37,12 @@ pub(crate) struct Rules {
     pub(crate) dgrad: Dgrad,
     pub(crate) sample: Sample,
     pub(crate) decay: Decay,
-    /// Masks are searched anew after steps that are multiples of this.
+    /// Masks are searched again after steps that are multiples of this.
     pub(crate) interval: u32,
     /// The last sparse step.
     pub(crate) switch: u32,
-    /// Steps before the first sparse one; Adam's second moment stays as they leave it, if there are
-    /// any.
+    /// Dense steps before the first sparse one. If there are any, Adam's second moment keeps the value
+    /// that they leave.
     pub(crate) dense_first: u32,
     pub(crate) without: Option<Part>,
 }
@@ -38,12 +50,12 @@ pub(crate) struct Rules {
 /// Which weights are kept.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Pattern {
-    /// The best of 90 a tile.
+    /// The best of 90 patterns per tile.
     Transposable,
-    /// The two largest of each four in a row.
+    /// The two largest of every four in a row.
     RowWise,
-    /// The same, each nearer to zero by the second-smallest magnitude of the four, times the scale
-    /// of the weight.
+    /// The same, with magnitudes reduced by the second-smallest of the four, times the scale of the
+    /// weight.
     Soft,
 }
 
@@ -51,11 +63,11 @@ pub(crate) enum Pattern {
 pub(crate) enum Dgrad {
     Pruned,
     Dense,
-    /// Pruned, and once more two of every four rows in the order of the weight.
+    /// Pruned again to two of every four rows, in the weight's order of rows.
     Permuted,
 }
 
-/// What the weight gradient reads.
+/// The output gradient that the weight gradient reads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Sample {
     All,
@@ -98,13 +110,13 @@ pub(crate) struct Run {
     pub(crate) first_moments: Tensors,
     pub(crate) second_moments: Tensors,
     pub(crate) masks: Masks,
-    /// Orders of rows, which are given: which one is chosen is core's.
+    /// Orders of rows, given: core chooses them.
     pub(crate) orders: BTreeMap<String, Vec<usize>>,
     scales: BTreeMap<String, f64>,
     step: u32,
 }
 
-/// What one step did.
+/// The outcome of one step.
 #[derive(Debug, Clone)]
 pub(crate) struct Outcome {
     pub(crate) loss: f64,
@@ -114,7 +126,7 @@ pub(crate) struct Outcome {
 }
 
 impl Run {
-    /// At step 0; masks are those of the initial weights.
+    /// A run at step 0, with masks searched in the initial weights.
     pub(crate) fn new(
         recipe: &Recipe,
         rules: Rules,
@@ -149,14 +161,14 @@ impl Run {
         run
     }
 
-    /// Step t = 1, 2, ... on its micro-batches of (tokens, targets).
-    pub(crate) fn train(&mut self, batches: &[(Vec<u32>, Vec<u32>)]) -> Outcome {
+    /// Step t = 1, 2, ... on its micro-batches.
+    pub(crate) fn train(&mut self, batches: &[Batch]) -> Outcome {
         self.step += 1;
         let (step, rules) = (self.step, self.rules);
         let sparse = step > rules.dense_first
             && (step <= rules.switch || rules.without == Some(Part::Switch));
         let batch = self.recipe.batch;
-        let tokens = (batch.sequences * batch.context * batches.len()) as f64;
+        let tokens = (batch.tokens() * batches.len()) as f64;
         let mut gradients = Tensors::new();
         let mut loss = 0.0;
         let masks = if sparse && rules.without != Some(Part::Mask) {
@@ -167,14 +179,13 @@ impl Run {
         let sample =
             if sparse && rules.without != Some(Part::Mvue) { rules.sample } else { Sample::All };
         let mut operands = self.operands(masks, sample);
-        for (micro_step, (inputs, targets)) in batches.iter().enumerate() {
+        for (micro_step, Batch { tokens: inputs, targets, .. }) in batches.iter().enumerate() {
             let mut pass = Pass {
                 arithmetic: &mut self.arithmetic,
-                shape: self.recipe.model,
+                spec: gpt2(&self.recipe),
                 weights: &self.weights,
                 operands: &mut operands,
-                sequences: batch.sequences,
-                context: batch.context,
+                batch,
                 dropout: if rules.without == Some(Part::Dropout) {
                     0.0
                 } else {
@@ -196,37 +207,38 @@ impl Run {
         Outcome { loss, norm, learning_rate, samples }
     }
 
-    /// The mean loss with the weights of the phase that the last step was in.
+    /// The mean loss with the weights of the last step's phase.
     pub(crate) fn evaluate(&mut self, inputs: &[u32], targets: &[u32]) -> f64 {
         let sparse = self.step > self.rules.dense_first && self.step <= self.rules.switch;
         let masks = if sparse { self.masks.clone() } else { Masks::new() };
         let mut operands = self.operands(masks, Sample::All);
+        let sequence_length = self.recipe.batch.sequence_length;
+        let batch = BatchShape { size: inputs.len() / sequence_length, sequence_length };
         let mut pass = Pass {
             arithmetic: &mut self.arithmetic,
-            shape: self.recipe.model,
+            spec: gpt2(&self.recipe),
             weights: &self.weights,
             operands: &mut operands,
-            sequences: inputs.len() / self.recipe.batch.context,
-            context: self.recipe.batch.context,
+            batch,
             dropout: 0.0,
             address: Address { seed: self.recipe.seed, step: self.step, micro_step: 0 },
         };
         pass.loss(inputs, targets) / inputs.len() as f64
     }
 
-    /// The masks of the weights at hand.
+    /// Searches the masks of the present weights.
     fn search(&mut self) {
         let search = match self.rules.pattern {
             Pattern::Transposable => transposable,
             Pattern::RowWise | Pattern::Soft => row_wise,
         };
-        self.masks = sparsified(&self.recipe.model)
+        self.masks = sparsified(&gpt2(&self.recipe))
             .map(|(name, _)| (name.clone(), search(&self.weights[&name])))
             .collect();
     }
 
     fn operands(&self, masks: Masks, sample: Sample) -> Pruned {
-        let (weights, numbers) = (self.weights.clone(), sparsified(&self.recipe.model).collect());
+        let (weights, numbers) = (self.weights.clone(), sparsified(&gpt2(&self.recipe)).collect());
         let (orders, scales) = (self.orders.clone(), self.scales.clone());
         Pruned {
             weights,
@@ -329,8 +341,8 @@ pub(crate) struct Pruned {
 
 impl Pruned {
     /// Transposable masks of these weights in forward and dgrad, and nothing sampled.
-    pub(crate) fn of(shape: &Gpt2Shape, weights: &Tensors) -> Self {
-        let masks = sparsified(shape)
+    pub(crate) fn of(spec: &Gpt2Spec, weights: &Tensors) -> Self {
+        let masks = sparsified(spec)
             .map(|(name, _)| (name.clone(), transposable(&weights[&name])))
             .collect();
         let (weights, numbers, samples) = (weights.clone(), BTreeMap::new(), Samples::new());
@@ -393,18 +405,18 @@ impl Operands for Pruned {
     }
 }
 
-/// The weights that may be pruned, with the number that tells their streams apart: their place
-/// among the parameters, from 0.
-pub(crate) fn sparsified(shape: &Gpt2Shape) -> impl Iterator<Item = (String, u32)> {
-    let attention = shape.sparsify == Sparsify::FfnAndAttention;
-    let named = parameters(shape).into_iter().zip(0..).map(|((name, _), number)| (name, number));
+/// The weights that may be pruned, with the number that addresses their streams: their index among
+/// the parameters.
+pub(crate) fn sparsified(spec: &Gpt2Spec) -> impl Iterator<Item = (String, u32)> {
+    let attention = spec.sparsify == Sparsify::FfnAndAttention;
+    let named = parameters(spec).into_iter().zip(0..).map(|((name, _), number)| (name, number));
     named.filter(move |(name, _)| {
         name.ends_with(".weight")
             && (name.contains(".mlp.") || attention && name.contains(".attn."))
     })
 }
 
-/// The best of the 90 patterns of every tile, by their kept norms.
+/// The pattern with the largest kept norm, of 90, in every tile.
 fn transposable(w: &Matrix) -> Vec<bool> {
     let (rows, columns) = w.dim();
     let patterns: Vec<u16> =
@@ -429,7 +441,7 @@ fn transposable(w: &Matrix) -> Vec<bool> {
     mask
 }
 
-/// The two largest of each four in a row.
+/// The two largest of every four in a row.
 fn row_wise(w: &Matrix) -> Vec<bool> {
     let magnitudes: Vec<f64> = w.iter().map(|w| w.abs()).collect();
     magnitudes
@@ -443,7 +455,7 @@ fn row_wise(w: &Matrix) -> Vec<bool> {
         .collect()
 }
 
-/// Each magnitude less the second-smallest of its four in a row.
+/// Every magnitude, reduced by the second-smallest of its four in a row.
 fn softened(w: &Matrix) -> Matrix {
     let mut out = w.clone();
     for group in out.as_slice_mut().expect("row-major").chunks_mut(4) {
@@ -454,7 +466,7 @@ fn softened(w: &Matrix) -> Matrix {
     out
 }
 
-/// The multiple of the thresholded weights that is nearest to the weights.
+/// The factor that brings the thresholded weights nearest to the weights.
 fn scale(w: &Matrix, mask: &[bool]) -> f64 {
     let thresholded = softened(w);
     let pairs =
@@ -528,8 +540,7 @@ fn approximate(x: [f64; 4], u: f64, v: f64) -> ([usize; 2], [f64; 2]) {
     (pair, pair.map(|i| x[i] / probability(i)))
 }
 
-/// At most two nonzeros are kept as they are, beside the largest element's neighbour where there is
-/// one or none.
+/// At most two nonzeros are kept unchanged; a single one is paired with its neighbour.
 fn few(x: [f64; 4], nonzero: &[usize]) -> ([usize; 2], [f64; 2]) {
     let pair = match *nonzero {
         [first, second] => [first, second],

@@ -1,19 +1,21 @@
 //! GPT-2 forward and backward: pre-LN blocks, learned positions, a head tied to the token
 //! embedding.
 //!
-//! A [`Pass`] asks its [`Operands`] for the weight of each product and for the output gradient of
-//! each weight gradient.
+//! [`Operands`] are the weight of each product and the output gradient of each weight gradient.
 
-use sparse24_train::{backend::Activation, model::gpt2::Gpt2Shape, nn::linear24::Bias};
-
-use super::{
+use sparse24_core::op::{AttentionMask, AttentionShape};
+use sparse24_tests::oracle::{
     arithmetic::{Arithmetic, Matrix, Tensors},
-    layers::{self, Address, Attended, Dropout, Heads, Normed},
+    layers::{self, Address, Attended, Attention, Dropout, Normed},
+};
+use sparse24_train::{
+    model::Gpt2Spec,
+    nn::{BatchShape, Bias},
 };
 
 /// The operands of the products of a linear layer, by the name of its weight.
 pub(crate) trait Operands {
-    /// W or S(W) of the forward.
+    /// W or S(W) of the forward pass.
     fn forward(&self, name: &str) -> Matrix;
     /// W or S(W) of the input gradient.
     fn dgrad(&self, name: &str) -> Matrix;
@@ -21,7 +23,7 @@ pub(crate) trait Operands {
     fn wgrad(&mut self, a: &mut Arithmetic, address: Address, name: &str, dz: &Matrix) -> Matrix;
 }
 
-/// Every product as it is.
+/// Every product is dense.
 pub(crate) struct Dense<'a>(pub(crate) &'a Tensors);
 
 impl Operands for Dense<'_> {
@@ -38,28 +40,27 @@ impl Operands for Dense<'_> {
     }
 }
 
-/// Names and shapes of all parameters, in the order of their making.
-pub(crate) fn parameters(shape: &Gpt2Shape) -> Vec<(String, [usize; 2])> {
-    let d = shape.width;
-    let z_width =
-        if shape.activation == Activation::Gelu { shape.ffn_width } else { 2 * shape.ffn_width };
+/// Names and shapes of all parameters, in order of declaration.
+pub(crate) fn parameters(spec: &Gpt2Spec) -> Vec<(String, [usize; 2])> {
+    let d = spec.d_model;
+    let z_columns = spec.d_ff * spec.activation.columns_in();
     let mut all = vec![
-        ("wte.weight".to_owned(), [shape.vocabulary, d]),
-        ("wpe.weight".to_owned(), [shape.context, d]),
+        ("wte.weight".to_owned(), [spec.vocabulary, d]),
+        ("wpe.weight".to_owned(), [spec.sequence_length, d]),
     ];
     let mut add = |name: String, rows: usize, columns: Option<usize>| {
         all.push((format!("{name}.weight"), columns.map_or([1, rows], |columns| [rows, columns])));
-        if shape.bias == Bias::Present {
+        if spec.bias == Bias::Present {
             all.push((format!("{name}.bias"), [1, rows]));
         }
     };
-    for layer in 0..shape.layers {
+    for layer in 0..spec.layers {
         add(format!("h.{layer}.ln_1"), d, None);
         add(format!("h.{layer}.attn.c_attn"), 3 * d, Some(d));
         add(format!("h.{layer}.attn.c_proj"), d, Some(d));
         add(format!("h.{layer}.ln_2"), d, None);
-        add(format!("h.{layer}.mlp.c_fc"), z_width, Some(d));
-        add(format!("h.{layer}.mlp.c_proj"), d, Some(shape.ffn_width));
+        add(format!("h.{layer}.mlp.c_fc"), z_columns, Some(d));
+        add(format!("h.{layer}.mlp.c_proj"), d, Some(spec.d_ff));
     }
     add("ln_f".to_owned(), d, None);
     all
@@ -68,18 +69,17 @@ pub(crate) fn parameters(shape: &Gpt2Shape) -> Vec<(String, [usize; 2])> {
 /// One forward and backward.
 pub(crate) struct Pass<'a> {
     pub(crate) arithmetic: &'a mut Arithmetic,
-    pub(crate) shape: Gpt2Shape,
+    pub(crate) spec: Gpt2Spec,
     pub(crate) weights: &'a Tensors,
     pub(crate) operands: &'a mut dyn Operands,
-    pub(crate) sequences: usize,
-    pub(crate) context: usize,
+    pub(crate) batch: BatchShape,
     pub(crate) dropout: f64,
     pub(crate) address: Address,
 }
 
 struct Block {
     norms: [Normed; 2],
-    qkv: Matrix,
+    qkv: [Matrix; 3],
     attended: Attended,
     z: Matrix,
     h: Matrix,
@@ -95,7 +95,7 @@ impl Pass<'_> {
     /// The sum of the tokens' losses.
     pub(crate) fn loss(&mut self, tokens: &[u32], targets: &[u32]) -> f64 {
         let forward = self.forward(tokens);
-        layers::loss(self.arithmetic, &forward.logits, targets, 0.0).0
+        layers::loss(self.arithmetic, &forward.logits, targets, 0.0, 0.0).0
     }
 
     /// The sum of the tokens' losses; the gradients of `scale` times it are added to `gradients`.
@@ -107,7 +107,7 @@ impl Pass<'_> {
         gradients: &mut Tensors,
     ) -> f64 {
         let forward = self.forward(tokens);
-        let (sum, dlogits) = layers::loss(self.arithmetic, &forward.logits, targets, scale);
+        let (sum, dlogits) = layers::loss(self.arithmetic, &forward.logits, targets, 0.0, scale);
         let embedding = &self.weights["wte.weight"];
         let dhead = self.arithmetic.product(&dlogits.t().to_owned(), &forward.normed.y);
         let dy = self.arithmetic.product(&dlogits, embedding);
@@ -117,7 +117,7 @@ impl Pass<'_> {
             dx = self.block_backward(layer, block, dx, gradients);
         }
         let dx = Dropout::apply(self.dropout(0), self.arithmetic, dx);
-        let d = self.shape.width;
+        let d = self.spec.d_model;
         let positions = self.weights["wpe.weight"].nrows();
         let rows_of = |a: &mut Arithmetic, rows: usize, of: &dyn Fn(usize) -> usize| {
             Matrix::from_shape_fn((rows, d), |(row, j)| {
@@ -125,7 +125,7 @@ impl Pass<'_> {
             })
         };
         let of_tokens = rows_of(self.arithmetic, embedding.nrows(), &|i| tokens[i] as usize);
-        let of_positions = rows_of(self.arithmetic, positions, &|i| i % self.context);
+        let of_positions = rows_of(self.arithmetic, positions, &|i| i % self.batch.sequence_length);
         let of_both = self.arithmetic.plus(&dhead, &of_tokens);
         self.arithmetic.accumulate(gradients, "wte.weight", of_both, tokens.len());
         self.arithmetic.accumulate(gradients, "wpe.weight", of_positions, tokens.len());
@@ -134,23 +134,23 @@ impl Pass<'_> {
 
     fn forward(&mut self, tokens: &[u32]) -> Forward {
         let [embedding, positions] = ["wte.weight", "wpe.weight"].map(|name| &self.weights[name]);
-        let mut x = Matrix::from_shape_fn((tokens.len(), self.shape.width), |(i, j)| {
-            let value = embedding[[tokens[i] as usize, j]] + positions[[i % self.context, j]];
+        let mut x = Matrix::from_shape_fn((tokens.len(), self.spec.d_model), |(i, j)| {
+            let value =
+                embedding[[tokens[i] as usize, j]] + positions[[i % self.batch.sequence_length, j]];
             self.arithmetic.rounded(value, 1.0, value)
         });
         x = Dropout::apply(self.dropout(0), self.arithmetic, x);
         let mut blocks = Vec::new();
-        for layer in 0..self.shape.layers {
+        for layer in 0..self.spec.layers {
             let first = self.norm(&format!("h.{layer}.ln_1"), &x);
-            let qkv = self.linear(&format!("h.{layer}.attn.c_attn"), &first.y);
-            let attended =
-                layers::attention(self.arithmetic, &qkv, self.heads(), self.dropout(1 + 3 * layer));
+            let qkv = layers::split(&self.linear(&format!("h.{layer}.attn.c_attn"), &first.y));
+            let attended = self.attention(layer, &qkv).forward(self.arithmetic);
             let out = self.linear(&format!("h.{layer}.attn.c_proj"), &attended.o);
             let out = Dropout::apply(self.dropout(2 + 3 * layer), self.arithmetic, out);
             x = self.arithmetic.plus(&x, &out);
             let second = self.norm(&format!("h.{layer}.ln_2"), &x);
             let z = self.linear(&format!("h.{layer}.mlp.c_fc"), &second.y);
-            let h = layers::activate(self.arithmetic, self.shape.activation, &z);
+            let h = layers::activate(self.arithmetic, self.spec.activation, &z);
             let out = self.linear(&format!("h.{layer}.mlp.c_proj"), &h);
             let out = Dropout::apply(self.dropout(3 + 3 * layer), self.arithmetic, out);
             x = self.arithmetic.plus(&x, &out);
@@ -161,7 +161,7 @@ impl Pass<'_> {
         Forward { blocks, normed, logits }
     }
 
-    /// From the gradient of a block's output to that of its input; both halves are x +
+    /// The gradient of a block's input, given that of its output; both halves are x +
     /// f(LayerNorm(x)).
     fn block_backward(
         &mut self,
@@ -173,7 +173,7 @@ impl Pass<'_> {
         let [first, second] = &kept.norms;
         let ddown = Dropout::apply(self.dropout(3 + 3 * layer), self.arithmetic, dx.clone());
         let dh = self.linear_backward(&format!("h.{layer}.mlp.c_proj"), &kept.h, &ddown, gradients);
-        let dz = layers::activate_backward(self.arithmetic, self.shape.activation, &kept.z, &dh);
+        let dz = layers::activate_backward(self.arithmetic, self.spec.activation, &kept.z, &dh);
         let dy = self.linear_backward(&format!("h.{layer}.mlp.c_fc"), &second.y, &dz, gradients);
         let through = self.norm_backward(&format!("h.{layer}.ln_2"), second, &dy, gradients);
         let dx = self.arithmetic.plus(&dx, &through);
@@ -185,15 +185,8 @@ impl Pass<'_> {
             &dout,
             gradients,
         );
-        let dropout = self.dropout(1 + 3 * layer);
-        let dqkv = layers::attention_backward(
-            self.arithmetic,
-            &kept.qkv,
-            self.heads(),
-            dropout,
-            &kept.attended,
-            &d_o,
-        );
+        let attention = self.attention(layer, &kept.qkv);
+        let dqkv = layers::join(&attention.backward(self.arithmetic, &kept.attended, &d_o));
         let dy =
             self.linear_backward(&format!("h.{layer}.attn.c_attn"), &first.y, &dqkv, gradients);
         let through = self.norm_backward(&format!("h.{layer}.ln_1"), first, &dy, gradients);
@@ -246,16 +239,19 @@ impl Pass<'_> {
         dx
     }
 
-    fn heads(&self) -> Heads {
-        Heads { sequences: self.sequences, context: self.context, heads: self.shape.heads }
+    fn attention<'a>(&self, layer: usize, qkv: &'a [Matrix; 3]) -> Attention<'a> {
+        let BatchShape { size: batch, sequence_length: queries } = self.batch;
+        let (heads, mask) = (self.spec.heads, AttentionMask::Causal);
+        let shape = AttentionShape { batch, heads, queries, keys: queries, mask };
+        Attention { shape, qkv, lengths: None, dropout: self.dropout(1 + 3 * layer) }
     }
 
-    /// Places: 0 the embedding; a block's 1 + 3 layer + {0 the probabilities, 1 after the
-    /// projection, 2 after the feed-forward}.
-    fn dropout(&self, place: usize) -> Option<Dropout> {
+    /// Dropouts are numbered: 0 the embedding; in a block 1 + 3 layer + {0 the probabilities, 1 after
+    /// the projection, 2 after the feed-forward}.
+    fn dropout(&self, number: usize) -> Option<Dropout> {
         (self.dropout > 0.0).then_some(Dropout {
             address: self.address,
-            place: place as u32,
+            number: number as u32,
             p: self.dropout,
         })
     }
