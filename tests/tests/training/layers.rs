@@ -453,7 +453,7 @@ fn attention() {
             attention.forward(&mut pass, streams, kept, y).expect("shapes fit");
             let separate = (keys != Keys::Joint).then_some(dmemory);
             attention
-                .backward(&mut pass, streams, kept, dy, scratch, dx, separate)
+                .backward(&mut pass, streams, [kept, scratch], dy, dx, separate)
                 .expect("shapes fit");
             let mut outputs = vec![("o", kept.o), ("y", y), ("dq", scratch.q), ("dx", dx)];
             outputs.extend(scratch.kv.map(|dkv| ("dkv", dkv)));
