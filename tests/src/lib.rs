@@ -1,5 +1,5 @@
-//! Cross-crate tests: oracle, property, cross-backend, training. The tests are in `tests/`; the code
-//! that they share is here.
+//! Cross-crate tests: oracle, property, cross-backend, training. The tests are in `tests/`; the
+//! code that they share is here.
 
 pub mod hardening;
 pub mod hooked;

@@ -1,4 +1,5 @@
-//! AdamW with clipping and masked decay over a table of tensors, and the gradient norm for clipping.
+//! AdamW with clipping and masked decay over a table of tensors, and the gradient norm for
+//! clipping.
 //!
 //! A step has the bits of `sparse24_cpu::adamw`, with the scalars of the device's step state. The
 //! norm and the flag stay on the device: neither operation waits.
@@ -101,8 +102,8 @@ impl Parameters {
     }
 }
 
-/// Computes the L2 norm of all gradients into `health` `[1, 2]`. Raises its flag, unless it is up, if
-/// a gradient or the norm is not finite.
+/// Computes the L2 norm of all gradients into `health` `[1, 2]`. Raises its flag, unless it is up,
+/// if a gradient or the norm is not finite.
 ///
 /// # Errors
 /// [`Error::Shape`], [`Error::Stale`], [`Error::Driver`].

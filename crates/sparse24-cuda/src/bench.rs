@@ -82,8 +82,8 @@ impl Work {
         Self { bytes: bytes as f64, flops: 0.0, speed: 1.0 }
     }
 
-    /// The longer of the times for bytes and for products at these rates, in microseconds, and which
-    /// one it is; `None` without a rate.
+    /// The longer of the times for bytes and for products at these rates, in microseconds, and
+    /// which one it is; `None` without a rate.
     fn floor(&self, rates: &Rates) -> Option<(f64, &'static str)> {
         let moved = self.bytes / rates.copy? * 1e6;
         if self.flops == 0.0 {

@@ -1,9 +1,9 @@
 //! Compiled kernels on disk.
 //!
 //! A file holds the blake3 hash of its content and then the content, and is renamed into place: a
-//! torn or altered file is never taken for a kernel, and concurrent writers leave one complete file.
-//! The cache never fails: what it cannot read is compiled again, and what it cannot write is not
-//! kept. Writers remove temporary files that are a day old, left by processes that were killed.
+//! torn or altered file is never taken for a kernel, and concurrent writers leave one complete
+//! file. The cache never fails: what it cannot read is compiled again, and what it cannot write is
+//! not kept. Writers remove temporary files that are a day old, left by processes that were killed.
 
 use std::{
     env, fs, io,
@@ -19,8 +19,8 @@ pub(crate) const SUFFIX: &str = ".cubin";
 /// Environment variable with the folder; the default is `sparse24/kernels` in the user's cache.
 const FOLDER_VARIABLE: &str = "SPARSE24_KERNEL_CACHE";
 
-/// Age at which a temporary file is abandoned. Whether its process runs cannot be known, since other
-/// machines may share the folder.
+/// Age at which a temporary file is abandoned. Whether its process runs cannot be known, since
+/// other machines may share the folder.
 const STALE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A folder of compiled kernels; `None` if the user has no cache folder.

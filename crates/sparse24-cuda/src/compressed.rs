@@ -10,8 +10,8 @@ use crate::{
     layout::{BLOCK_METADATA, BLOCK_VALUES, Fragments, blocks},
 };
 
-/// A handle to the values and metadata of a matrix `[m, k]` that is 2:4 along its rows. A row of each
-/// is a block of 64x64.
+/// A handle to the values and metadata of a matrix `[m, k]` that is 2:4 along its rows. A row of
+/// each is a block of 64x64.
 #[derive(Debug, Clone, Copy)]
 pub struct Compressed {
     /// `[blocks, BLOCK_VALUES]`, in [`FragmentMajor`](crate::layout::FragmentMajor) order.

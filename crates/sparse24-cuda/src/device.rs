@@ -156,8 +156,8 @@ impl Device {
         self.architecture
     }
 
-    /// The driver's release, if the system reports it, and the newest CUDA release that it supports:
-    /// `580.82.07 (CUDA 13.0)`.
+    /// The driver's release, if the system reports it, and the newest CUDA release that it
+    /// supports: `580.82.07 (CUDA 13.0)`.
     #[must_use]
     pub fn driver(&self) -> String {
         let [major, minor] = self.driver;

@@ -1,7 +1,7 @@
 //! Loads and initializes the CUDA driver, after checking that it is recent enough.
 //!
-//! Invariant: [`start`] comes before every other call of the driver. An older driver lacks functions
-//! that cudarc would look up.
+//! Invariant: [`start`] comes before every other call of the driver. An older driver lacks
+//! functions that cudarc would look up.
 
 use cudarc::driver::{DriverError, result, sys};
 

@@ -10,8 +10,8 @@ use crate::{
     launch::{Argument, Grid, arguments},
 };
 
-/// Row i of `rows` = row `tokens[i]` of the token table + row i mod `context` of the position table.
-/// The width c is a multiple of 4.
+/// Row i of `rows` = row `tokens[i]` of the token table + row i mod `context` of the position
+/// table. The width c is a multiple of 4.
 #[derive(Debug, Clone, Copy)]
 pub struct Embed {
     /// Token ids `[p, 1]`. For an id outside the vocabulary, the output is NaN and the gradient is
@@ -53,8 +53,8 @@ impl EmbedScratch {
 /// Computes the embeddings of [`Embed`] into `rows`.
 ///
 /// # Errors
-/// [`Error::Gaps`]; [`Error::Shape`], also if c is not a multiple of 4; [`Error::OutOfRange`] for an
-/// empty context with a position table; [`Error::TooLarge`], [`Error::Alignment`],
+/// [`Error::Gaps`]; [`Error::Shape`], also if c is not a multiple of 4; [`Error::OutOfRange`] for
+/// an empty context with a position table; [`Error::TooLarge`], [`Error::Alignment`],
 /// [`Error::Alias`], [`Error::Stale`], [`Error::Driver`].
 pub fn embed_forward(device: &mut Device, op: &Embed) -> Result<(), Error> {
     let [p, c] = op.rows.shape();
@@ -75,7 +75,8 @@ pub fn embed_forward(device: &mut Device, op: &Embed) -> Result<(), Error> {
     )
 }
 
-/// Adds the sums of the rows of the output's gradient to the gradients of the tables, see [`Embed`].
+/// Adds the sums of the rows of the output's gradient to the gradients of the tables, see
+/// [`Embed`].
 ///
 /// # Errors
 /// See [`embed_forward`].
@@ -141,7 +142,8 @@ pub fn embed_backward(
 }
 
 impl Embed {
-    /// Returns the shape that the position table must have, and the context, which is 1 without one.
+    /// Returns the shape that the position table must have, and the context, which is 1 without
+    /// one.
     fn check(
         &self,
         device: &Device,

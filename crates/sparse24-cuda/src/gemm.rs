@@ -1,8 +1,8 @@
 //! Dense products through cuBLASLt, in bf16 with f32 sums.
 //!
-//! How a product is computed is a plan: measured once per shape, kept, and recorded as text for other
-//! processes. Invariant: a plan repeats its bits. Split-K algorithms are candidates only if a later
-//! step adds the f32 partial sums in order, never if blocks add to the output as they finish.
+//! How a product is computed is a plan: measured once per shape, kept, and recorded as text for
+//! other processes. Invariant: a plan repeats its bits. Split-K algorithms are candidates only if a
+//! later step adds the f32 partial sums in order, never if blocks add to the output as they finish.
 
 mod cublaslt;
 mod descriptors;
@@ -59,12 +59,12 @@ pub struct LinearWgrad {
     pub accumulate: Accumulate,
 }
 
-/// The dense products of one device. Operands may be rectangles of larger matrices; each starts at a
-/// multiple of 16 bytes.
+/// The dense products of one device. Operands may be rectangles of larger matrices; each starts at
+/// a multiple of 16 bytes.
 ///
 /// The first call for a shape that overwrites its output measures candidates, so it cannot be
-/// captured in a CUDA graph. A call that accumulates before that takes cuBLASLt's first proposal and
-/// records nothing. Products with k = 0 are zero, plus the bias.
+/// captured in a CUDA graph. A call that accumulates before that takes cuBLASLt's first proposal
+/// and records nothing. Products with k = 0 are zero, plus the bias.
 #[derive(Debug)]
 pub struct Gemm {
     plans: Plans,

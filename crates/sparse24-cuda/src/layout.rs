@@ -1,9 +1,9 @@
 //! Hardware layouts of compressed matrices: the lane and warp that hold each value and nibble.
 //!
 //! Both sparse instructions, `wgmma.sp` with its sparse operand in registers and
-//! `mma.sp::ordered_metadata`, use the same fragments. A matrix `[m, k]` is cut into blocks of 64 rows
-//! and 64 columns, block rows outermost; padding is zeros that keep the first two of their group. A
-//! block has 4 KiB of values and 512 bytes of metadata.
+//! `mma.sp::ordered_metadata`, use the same fragments. A matrix `[m, k]` is cut into blocks of 64
+//! rows and 64 columns, block rows outermost; padding is zeros that keep the first two of their
+//! group. A block has 4 KiB of values and 512 bytes of metadata.
 //!
 //! Invariant: a layout is a bijection from the padded logical matrix.
 
@@ -34,8 +34,8 @@ pub const fn blocks([m, k]: [usize; 2]) -> [usize; 2] {
 pub struct FragmentMajor;
 
 impl FragmentMajor {
-    /// The index of the kept value `[row, kept column]` of a matrix with `k` columns, of which k/2 are
-    /// kept.
+    /// The index of the kept value `[row, kept column]` of a matrix with `k` columns, of which k/2
+    /// are kept.
     #[must_use]
     pub const fn index(self, [row, kept]: [usize; 2], k: usize) -> usize {
         let (block_row, block_column) = (row / BLOCK, kept / (BLOCK / 2));
@@ -163,8 +163,8 @@ mod tests {
         );
     }
 
-    /// Derived by hand from the instruction's documentation: lane 5 of warp 2 in step 1 holds rows 33 and
-    /// 41, kept columns 2, 3, 10, 11 of the step.
+    /// Derived by hand from the instruction's documentation: lane 5 of warp 2 in step 1 holds rows
+    /// 33 and 41, kept columns 2, 3, 10, 11 of the step.
     #[test]
     fn a_lane_holds_what_the_instruction_reads() {
         let at = ((2 * 2 + 1) * 32 + 5) * 8;

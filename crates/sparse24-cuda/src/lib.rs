@@ -2,11 +2,11 @@
 //!
 //! Operations have the names of [`sparse24_core`] and `sparse24_cpu`, and the same bits where core
 //! defines them. CUDA is not needed to build this crate: the driver, the kernel compiler and
-//! cuBLASLt are loaded when a [`Device`] is opened; if one is missing, the [`Error`] lists the files
-//! that were tried.
+//! cuBLASLt are loaded when a [`Device`] is opened; if one is missing, the [`Error`] lists the
+//! files that were tried.
 //!
-//! A [`Device`] owns its memory; a [`Matrix`] is a plain handle to part of it. Operations are queued
-//! in order and return at once; only downloads and [`Device::synchronize`] wait.
+//! A [`Device`] owns its memory; a [`Matrix`] is a plain handle to part of it. Operations are
+//! queued in order and return at once; only downloads and [`Device::synchronize`] wait.
 
 pub mod activation;
 pub mod adamw;

@@ -14,8 +14,8 @@ pub const IGNORE: u32 = u32::MAX;
 
 /// The loss of each row against its target.
 ///
-/// With q = softmax(logits) over the vocabulary and t = (1 - smoothing) one-hot(target) + smoothing /
-/// vocabulary, loss = -sum(t ln q). A row whose target is [`IGNORE`] has loss 0. Another target
+/// With q = softmax(logits) over the vocabulary and t = (1 - smoothing) one-hot(target) + smoothing
+/// / vocabulary, loss = -sum(t ln q). A row whose target is [`IGNORE`] has loss 0. Another target
 /// outside the vocabulary, or a logit that is not finite, makes the row's loss NaN or infinite.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadLoss {

@@ -15,9 +15,9 @@ use crate::{
 
 /// out = the estimate of dZ^T: `dz` is `[p, r]`, `out` is `[r, p rounded up to a multiple of 4]`.
 ///
-/// Indices and values have the bits of [`sparse24_core::mvue::compress`] with the stream of `site` at
-/// the step state of [`Device::set_step`]. The approximate estimator draws its second uniform at the
-/// same tensor of [`Purpose::MvueSecond`].
+/// Indices and values have the bits of [`sparse24_core::mvue::compress`] with the stream of `site`
+/// at the step state of [`Device::set_step`]. The approximate estimator draws its second uniform at
+/// the same tensor of [`Purpose::MvueSecond`].
 ///
 /// # Errors
 /// [`Error::Semantics`] unless r is a multiple of 4; [`Error::Shape`]; [`Error::Alignment`] unless

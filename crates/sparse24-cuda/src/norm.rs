@@ -36,8 +36,8 @@ pub struct NormForward {
 
 /// The gradient of [`NormForward`].
 ///
-/// With n = (residual - mean) rstd and g = dy gamma, dx = rstd (g - mean(g) - n mean(g n)), dgamma =
-/// the column sums of dy n, and dbeta = the column sums of dy.
+/// With n = (residual - mean) rstd and g = dy gamma, dx = rstd (g - mean(g) - n mean(g n)), dgamma
+/// = the column sums of dy n, and dbeta = the column sums of dy.
 #[derive(Debug, Clone, Copy)]
 pub struct NormBackward {
     /// Gradient of y `[p, c]`.
@@ -109,8 +109,8 @@ pub fn norm_backward_scratch(device: &Device, width: usize) -> [usize; 2] {
     [device.multiprocessors(), 2 * width]
 }
 
-/// Queues a [`NormBackward`]. The order of the sums over rows depends on the shape and on the number
-/// of multiprocessors.
+/// Queues a [`NormBackward`]. The order of the sums over rows depends on the shape and on the
+/// number of multiprocessors.
 ///
 /// # Errors
 /// See [`norm_forward`].

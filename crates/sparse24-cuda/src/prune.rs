@@ -13,8 +13,8 @@ use crate::{
     search::check_tiled,
 };
 
-/// Weights, their mask, and the map of kept values. Kernels trust the mask: if it lacks the required
-/// structure, values and metadata are unspecified.
+/// Weights, their mask, and the map of kept values. Kernels trust the mask: if it lacks the
+/// required structure, values and metadata are unspecified.
 #[derive(Debug, Clone, Copy)]
 pub struct Pruned {
     /// Weights `[r, q]`.

@@ -1,5 +1,5 @@
-//! The sparse x dense product on sparse tensor cores: TMA and wgmma kernels for Hopper, and a kernel
-//! for every other GPU.
+//! The sparse x dense product on sparse tensor cores: TMA and wgmma kernels for Hopper, and a
+//! kernel for every other GPU.
 //!
 //! The instruction takes its sparse operand on the left. A layer whose activations are rows of
 //! features therefore computes the transpose of its result, and the kernel transposes it back while
@@ -50,8 +50,8 @@ pub struct Transposed {
 pub struct Straight {
     /// The sparse operand `[m, k]`.
     pub a: Compressed,
-    /// The dense operand `[k, n]`; n is a multiple of 4. Up to three of its last rows may be missing;
-    /// they count as zeros.
+    /// The dense operand `[k, n]`; n is a multiple of 4. Up to three of its last rows may be
+    /// missing; they count as zeros.
     pub b: Matrix<bf16>,
     /// The result `[m, n]`.
     pub d: Matrix<f32>,
@@ -190,8 +190,8 @@ impl Plan {
     }
 }
 
-/// All plans worth timing for a product `[m, n, k]` whose rows are aligned to `alignment` bytes, with
-/// the one that should be fastest first.
+/// All plans worth timing for a product `[m, n, k]` whose rows are aligned to `alignment` bytes,
+/// with the one that should be fastest first.
 ///
 /// # Errors
 /// [`Error::Compile`], [`Error::Library`], [`Error::Driver`]: the number of resident tiles is a

@@ -45,8 +45,8 @@ impl Batch {
     }
 }
 
-/// Masked-token prediction (Devlin et al. 2018): each token is a target with some probability; of the
-/// targets 80 % are replaced by the mask token, 10 % by a random token, and 10 % stay.
+/// Masked-token prediction (Devlin et al. 2018): each token is a target with some probability; of
+/// the targets 80 % are replaced by the mask token, 10 % by a random token, and 10 % stay.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MaskedLm {
     /// Seed of the run.
@@ -61,9 +61,9 @@ pub struct MaskedLm {
 
 impl MaskedLm {
     /// Makes targets of the tokens of a batch `[size, sequence_length]` and replaces them. Token i
-    /// draws words 0 to 2 of call i of the stream (seed, data order 1, micro-step, step): whether it
-    /// is a target, what becomes of it, and the random token. Padding is never a target; `lengths`
-    /// is filled in if it is empty.
+    /// draws words 0 to 2 of call i of the stream (seed, data order 1, micro-step, step): whether
+    /// it is a target, what becomes of it, and the random token. Padding is never a target;
+    /// `lengths` is filled in if it is empty.
     ///
     /// # Panics
     /// If the tokens are not whole sequences.

@@ -104,7 +104,8 @@ fn check_method(method: &Method, capabilities: &Capabilities) -> Result<(), Erro
     let refuse = |key: &str, choice: &str| {
         let backend = capabilities.backend;
         let problem = format!(
-            "the backend {backend} has no kernel for {choice} yet; use --backend cpu or another method"
+            "the backend {backend} has no kernel for {choice} yet; use --backend cpu or another \
+             method"
         );
         Err(Error::Setting { key: key.to_owned(), problem })
     };

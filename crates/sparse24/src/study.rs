@@ -135,7 +135,8 @@ fn print(results: &StudyResults, runs: &[Option<RunResult>]) -> Result<(), Failu
         let (first, last) = (trend.lambdas[0], trend.lambdas[trend.lambdas.len() - 1]);
         let arms = counted(trend.arms.len(), "arm");
         say!(
-            "with lambda  {arms} from {first:e} to {last:e}: Spearman {} with the flip rate, {} with the loss",
+            "with lambda  {arms} from {first:e} to {last:e}: Spearman {} with the flip rate, {} \
+             with the loss",
             rank(trend.flip_rate),
             rank(trend.val_loss)
         );

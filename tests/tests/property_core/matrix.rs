@@ -169,7 +169,8 @@ proptest! {
 
     #[test]
     fn gradients_of_any_bits(p in 0_usize..40, r in 0_usize..4, seed in any::<u64>(), step in any::<u32>(), bits in prop::collection::vec(any_bits(), 160)) {
-        let dz = Array2::from_shape_vec((p, r), bits[..p * r].to_vec()).expect("as long as its shape");
+        let dz = Array2::from_shape_vec((p, r), bits[..p * r].to_vec()).expect("as long as its \
+                     shape");
         let stream = Stream::new(seed, Site::new(Purpose::Mvue, 3), 1, step);
         gradients_are_estimated_group_by_group::<f32>(&dz, stream);
         gradients_are_estimated_group_by_group::<f16>(&dz, stream);
@@ -207,12 +208,14 @@ proptest! {
         for kind in [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise] {
             prop_assert_eq!(error_of(search::mask_search(w.view(), kind).map(drop)), refused("mask search"));
         }
-        prop_assert_eq!(error_of(search::mask_search_greedy(w.view()).map(drop)), refused("mask search"));
+        prop_assert_eq!(error_of(search::mask_search_greedy(w.view()).map(drop)), refused("mask \
+                     search"));
         prop_assert_eq!(error_of(Mask::empty(rows, columns).map(drop)), refused("mask"));
         prop_assert_eq!(error_of(Mask::from_tiles(rows, columns, vec![0; rows * columns / 16]).map(drop)), refused("mask"));
 
         let grouped = |operation| (!columns.is_multiple_of(4)).then_some(Error::NotGrouped { operation, length: columns });
-        prop_assert_eq!(error_of(prune::soft_threshold_scale(w.view()).map(drop)), grouped("soft threshold"));
+        prop_assert_eq!(error_of(prune::soft_threshold_scale(w.view()).map(drop)), grouped("soft \
+                     threshold"));
         prop_assert_eq!(error_of(Compressed24::<f32>::zeros(rows, columns).map(drop)), grouped("compress"));
 
         let other = Mask::empty(12, 12).expect("tiled");

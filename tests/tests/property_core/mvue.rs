@@ -125,10 +125,12 @@ proptest! {
         // The second moment is the sum of value times mean, and the values sum to at most s + 4r <=
         // 3s.
         let (variance, least) = (moments.variance(a), oracle::least_variance(a));
-        prop_assert!((variance - least).abs() <= 4.0 * s * bound, "the variance is {variance}, the least {least}");
+        prop_assert!((variance - least).abs() <= 4.0 * s * bound, "the variance is {variance}, \
+                     the least {least}");
         // In f64 a dozen roundings of terms of at most s*s.
         let told = mvue::variance(x, Estimator::Exact);
-        prop_assert!((told - least).abs() <= 16.0 * f64::EPSILON * s * s, "told is {told}, the least {least}");
+        prop_assert!((told - least).abs() <= 16.0 * f64::EPSILON * s * s, "told is {told}, the \
+                     least {least}");
     }
 
     #[test]
@@ -165,10 +167,12 @@ proptest! {
         let published = oracle::variance(a, oracle::approximate_probabilities(a));
         let (variance, exact) = (moments.variance(a), exact_moments(x).variance(a));
         // The second moment is the sum of value times mean, and the values sum to at most 4s.
-        prop_assert!((variance - published).abs() <= 5.0 * s * bound, "the variance is {variance}, not {published}");
+        prop_assert!((variance - published).abs() <= 5.0 * s * bound, "the variance is \
+                     {variance}, not {published}");
         // A reciprocal probability is at most s/a, so a term at most s*s; a hundred roundings.
         let told = mvue::variance(x, Estimator::Approximate);
-        prop_assert!((told - published).abs() <= 100.0 * f64::EPSILON * s * s, "told is {told}, not {published}");
+        prop_assert!((told - published).abs() <= 100.0 * f64::EPSILON * s * s, "told is {told}, \
+                     not {published}");
         prop_assert!(exact <= variance + 6.0 * s * bound, "exact {exact}, approximate {variance}");
         prop_assert!(oracle::least_variance(a) <= published * (1.0 + 1e-9));
     }

@@ -23,7 +23,8 @@ proptest! {
             }
             Err(error) => {
                 prop_assert!(denominator == 0 || numerator > denominator);
-                prop_assert_eq!(error.to_string(), format!("phase: {numerator}/{denominator} is not in [0, 1]"));
+                prop_assert_eq!(error.to_string(), format!("phase: {numerator}/{denominator} is \
+                             not in [0, 1]"));
             }
         }
     }

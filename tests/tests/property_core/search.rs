@@ -50,7 +50,8 @@ proptest! {
         prop_assert_eq!(found, oracle::greedy(&tile));
         let (kept, best, sum) = (oracle::kept_norm(&tile, found), best(&tile), oracle::norm(&tile));
         // A gain is two roundings of at most 2^-24 of the sum off.
-        prop_assert!(2.0 * kept >= best - sum * 2.0_f64.powi(-22), "{found:#06x} keeps {kept} of {best}");
+        prop_assert!(2.0 * kept >= best - sum * 2.0_f64.powi(-22), "{found:#06x} keeps {kept} of \
+                     {best}");
         let exact = oracle::kept_norm(&tile, search::transposable(&tile).bits());
         prop_assert!(exact >= kept - sum * 2.0_f64.powi(-20), "exact keeps {exact}, greedy {kept}");
     }

@@ -315,8 +315,8 @@ fn ste_is_transposable_to_the_end_without_decay_or_sampling() {
     walk.assert_multiplied_by(STEPS as usize, pruned);
 }
 
-/// The variance moves until the switch, which is where its definition says, and keeps its bits after
-/// it.
+/// The variance moves until the switch, which is where its definition says, and keeps its bits
+/// after it.
 #[test]
 fn step_freezes_its_variance_where_it_has_settled() {
     for (activation, beta2, expected) in Activation::ALL

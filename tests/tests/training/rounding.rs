@@ -1,6 +1,6 @@
-//! With bf16 arithmetic the CPU stores activations as a GPU does: each operation has the bits of the
-//! f32 operation on operands that were rounded beforehand, and values between two operations are
-//! rounded where the GPU stores them.
+//! With bf16 arithmetic the CPU stores activations as a GPU does: each operation has the bits of
+//! the f32 operation on operands that were rounded beforehand, and values between two operations
+//! are rounded where the GPU stores them.
 
 use sparse24_core::op::Activation;
 use sparse24_tests::oracle::arithmetic::Random;

@@ -168,8 +168,8 @@ fn flips_compare_consecutive_weights() {
     }
 }
 
-/// A weight that is not finite stops training before the update, again and again, until good weights
-/// are restored.
+/// A weight that is not finite stops training before the update, again and again, until good
+/// weights are restored.
 #[test]
 fn a_non_finite_weight_stops_training() {
     let kept = fixture::recipe(fst(LAMBDA));

@@ -71,8 +71,8 @@ pub(crate) fn spy() -> (Box<Hooked>, Arc<Mutex<Log>>) {
 struct Probes(HashMap<[usize; 2], [Tensor; 2]>);
 
 impl Probes {
-    /// The sampled gradient through the contract: dW = MVUE(dZ^T) X with X the identity, where every
-    /// sum has one term.
+    /// The sampled gradient through the contract: dW = MVUE(dZ^T) X with X the identity, where
+    /// every sum has one term.
     fn read(
         &mut self,
         backend: &mut dyn Backend,

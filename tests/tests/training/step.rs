@@ -2,9 +2,9 @@
 //! finish.
 //!
 //! Masks and sampled indices must agree exactly, in the displaced runs too, so that no comparison
-//! straddles a tie; all other values lie within the bound of `oracle::arithmetic`. Then each part of
-//! the method is left out of the oracle, and the comparison must fail, first where that part first
-//! acts.
+//! straddles a tie; all other values lie within the bound of `oracle::arithmetic`. Then each part
+//! of the method is left out of the oracle, and the comparison must fail, first where that part
+//! first acts.
 
 use std::{collections::BTreeMap, num::NonZeroU32};
 
@@ -210,9 +210,9 @@ fn same_choices(found: &[Record], expected: &[Record]) -> Result<(), String> {
     Ok(())
 }
 
-/// The first seed for which every displaced run makes the choices of the exact one, with these runs:
-/// rounding then decides no mask and no draw, with a margin of one standard deviation of the f32
-/// error in each of the runs.
+/// The first seed for which every displaced run makes the choices of the exact one, with these
+/// runs: rounding then decides no mask and no draw, with a margin of one standard deviation of the
+/// f32 error in each of the runs.
 fn seeded(recipe: &Recipe, rules: Rules) -> (Recipe, Vec<Record>, Vec<Vec<Record>>) {
     for seed in SEEDS {
         let recipe = Recipe { seed, ..recipe.clone() };
@@ -267,8 +267,8 @@ fn fst_as_in_f64() {
     check(&fixture::recipe(fixture::fst(LAMBDA)), FST);
 }
 
-/// Gated, without biases, every linear layer sparse, with dropout, and 20 tokens, a multiple of four
-/// but not of sixteen.
+/// Gated, without biases, every linear layer sparse, with dropout, and 20 tokens, a multiple of
+/// four but not of sixteen.
 #[test]
 fn fst_everywhere_with_dropout_as_in_f64() {
     let mut recipe = fixture::recipe(fixture::fst(LAMBDA));

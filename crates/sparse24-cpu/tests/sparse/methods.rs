@@ -67,7 +67,8 @@ proptest! {
         let expected = softened(&w, &mask, scale);
         threads(|| {
             let mut found = Array2::from_elem(w.dim(), f32::NAN);
-            threshold::soft_threshold(w.view(), &mask, scale, found.view_mut()).expect("shapes agree");
+            threshold::soft_threshold(w.view(), &mask, scale, found.view_mut()).expect("shapes \
+                         agree");
             assert_same(found.view(), expected.view());
         });
     }

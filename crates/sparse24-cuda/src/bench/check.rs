@@ -1,8 +1,8 @@
 //! Verification of results before anything is timed.
 //!
-//! Where core defines the bits, or operations round in the CPU's order, results are compared bit for
-//! bit; elsewhere within bounds a few times wider than those that the tests derive. A NaN is never
-//! within a bound.
+//! Where core defines the bits, or operations round in the CPU's order, results are compared bit
+//! for bit; elsewhere within bounds a few times wider than those that the tests derive. A NaN is
+//! never within a bound.
 
 use std::{fmt::Display, num::NonZeroUsize, thread};
 
@@ -38,8 +38,8 @@ impl Stop {
         }
     }
 
-    /// Why the case continues without this competitor. If the driver failed for good, the case's own
-    /// kernel fails next.
+    /// Why the case continues without this competitor. If the driver failed for good, the case's
+    /// own kernel fails next.
     pub(super) fn of_peer(self, peer: &str) -> Result<String, Self> {
         match self {
             Self::Wrong(difference) => Ok(difference),
@@ -141,8 +141,8 @@ pub(super) fn near_in_norm(
     }
 }
 
-/// Downloads the first `period` rows, after checking that all other rows repeat them, as the operands
-/// do.
+/// Downloads the first `period` rows, after checking that all other rows repeat them, as the
+/// operands do.
 pub(super) fn repeating<T: Scalar + PartialEq>(
     device: &mut Device,
     what: &str,
@@ -158,7 +158,8 @@ pub(super) fn repeating<T: Scalar + PartialEq>(
         if let Some(at) = part.chunks(panel.len()).position(|rows| *rows != panel[..rows.len()]) {
             let row = first + at * period;
             return Err(Stop::Wrong(format!(
-                "{what}: rows from {row} on differ from those from 0 on, which had the same operands"
+                "{what}: rows from {row} on differ from those from 0 on, which had the same \
+                 operands"
             )));
         }
     }
@@ -238,7 +239,8 @@ mod tests {
         }
         for error in [&function, &blas, &driver] {
             assert!(
-                matches!(Stop::Error(error.clone()).of_peer("P"), Ok(text) if text == format!("P: {error}"))
+                matches!(Stop::Error(error.clone()).of_peer("P"), Ok(text) if text == format!("P: \
+                             {error}"))
             );
         }
         assert!(matches!(

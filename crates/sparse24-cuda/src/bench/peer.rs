@@ -1,5 +1,5 @@
-//! cuSPARSELt, the competitor for sparse products, loaded at run time if it is installed. It is used
-//! in benchmarks only: its format is private, and its compression too slow for gradients.
+//! cuSPARSELt, the competitor for sparse products, loaded at run time if it is installed. It is
+//! used in benchmarks only: its format is private, and its compression too slow for gradients.
 
 use std::{
     cell::UnsafeCell,

@@ -1,9 +1,9 @@
-//! Products of a layer: sparse ones compared with cuSPARSELt and cuBLASLt, and the dense ones of the
-//! rest of the model.
+//! Products of a layer: sparse ones compared with cuSPARSELt and cuBLASLt, and the dense ones of
+//! the rest of the model.
 //!
-//! A sparse product is timed with the fastest of its plans. TFLOP/s count the dense product, 2 m n k;
-//! the floor of a sparse product assumes twice the dense rate. Sampled elements are compared with
-//! f64.
+//! A sparse product is timed with the fastest of its plans. TFLOP/s count the dense product, 2 m n
+//! k; the floor of a sparse product assumes twice the dense rate. Sampled elements are compared
+//! with f64.
 
 use half::bf16;
 use ndarray::Array2;
@@ -101,14 +101,14 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
 /// Reads an element of a result.
 type Read<'a> = dyn FnMut([usize; 2]) -> Result<f64, Error> + 'a;
 
-/// Checks sampled elements against f64 sums of k products `term`; `rounded` is the relative error of
-/// the final rounding.
+/// Checks sampled elements against f64 sums of k products `term`; `rounded` is the relative error
+/// of the final rounding.
 ///
 /// An instruction adds at least eight exact products to a partial sum at once and truncates each of
-/// these addends below 2^-23 of the largest. With split-K, a partial sum may start anywhere, so it is
-/// at most twice the largest sum from the beginning. Hence k + k/8 addends are truncated, and a few
-/// more where parts are added, each by at most 2^-22 of that sum. The terms' signs are random, so the
-/// bound grows like the square root of k, and 64 missing terms exceed it.
+/// these addends below 2^-23 of the largest. With split-K, a partial sum may start anywhere, so it
+/// is at most twice the largest sum from the beginning. Hence k + k/8 addends are truncated, and a
+/// few more where parts are added, each by at most 2^-22 of that sum. The terms' signs are random,
+/// so the bound grows like the square root of k, and 64 missing terms exceed it.
 fn sampled(
     what: &str,
     [m, n, k]: [usize; 3],
@@ -134,7 +134,8 @@ fn sampled(
         if !within {
             let [row, column] = at;
             return Err(Stop::Wrong(format!(
-                "{what}, row {row}, column {column}: found {found}, expected {exact} within {bound:.3e}"
+                "{what}, row {row}, column {column}: found {found}, expected {exact} within \
+                 {bound:.3e}"
             )));
         }
     }

@@ -98,7 +98,8 @@ impl FromStr for Size {
         named.or_else(width).or_else(matrix).ok_or_else(|| {
             let names: Vec<&str> = NAMED.iter().map(|(name, _)| *name).collect();
             format!(
-                "expected {}, a width that is a multiple of 64 from 64 to {MAX_WIDTH}, or ROWSxCOLUMNS in multiples of 8 up to {MOST}",
+                "expected {}, a width that is a multiple of 64 from 64 to {MAX_WIDTH}, or \
+                 ROWSxCOLUMNS in multiples of 8 up to {MOST}",
                 names.join(", ")
             )
         })

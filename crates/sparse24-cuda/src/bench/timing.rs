@@ -13,8 +13,8 @@ use serde::Serialize;
 
 use crate::{Device, Error, Graph, Matrix, flip::flip_count};
 
-/// The most launches of a timing, and sets of buffers. Starting a replay takes microseconds, which are
-/// spread over the launches.
+/// The most launches of a timing, and sets of buffers. Starting a replay takes microseconds, which
+/// are spread over the launches.
 pub(super) const LAUNCHES: usize = 100;
 
 /// Target duration of a timing, in microseconds.

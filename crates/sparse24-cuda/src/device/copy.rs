@@ -33,8 +33,8 @@ impl Device {
     /// Waits for all queued work and returns the elements, row by row.
     ///
     /// # Errors
-    /// [`Error::Stale`], [`Error::Capturing`]; [`Error::Driver`], also for an earlier operation that
-    /// failed.
+    /// [`Error::Stale`], [`Error::Capturing`]; [`Error::Driver`], also for an earlier operation
+    /// that failed.
     pub fn download<T: Scalar>(&mut self, from: Matrix<T>) -> Result<Vec<T>, Error> {
         self.refuse_in_capture("download")?;
         self.check_live("download", "the matrix", from)?;

@@ -1,8 +1,8 @@
 //! Captures a sequence of launches as a CUDA graph and replays it.
 //!
-//! Invariant: a replay launches the captured kernels with the captured arguments, so it produces the
-//! same bits; only the contents of device memory, including the step state, may differ. Host reads
-//! and writes, allocations and synchronization are rejected during capture.
+//! Invariant: a replay launches the captured kernels with the captured arguments, so it produces
+//! the same bits; only the contents of device memory, including the step state, may differ. Host
+//! reads and writes, allocations and synchronization are rejected during capture.
 
 use std::{ptr::null_mut, sync::Arc};
 

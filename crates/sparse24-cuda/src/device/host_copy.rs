@@ -1,8 +1,8 @@
 //! Asynchronous device-to-host copies into pinned memory, on a stream of their own.
 //!
-//! Invariant: a copy reads what was queued before it. Work that overwrites its source must be queued
-//! after [`Device::wait_for_copies`]. Pinned memory is neither freed nor reused before the copy into
-//! it has ended; since pinning is slow, it is kept for the next copy.
+//! Invariant: a copy reads what was queued before it. Work that overwrites its source must be
+//! queued after [`Device::wait_for_copies`]. Pinned memory is neither freed nor reused before the
+//! copy into it has ended; since pinning is slow, it is kept for the next copy.
 
 use std::{
     ffi::c_void,
@@ -48,8 +48,8 @@ struct Pinned {
 unsafe impl Send for Pinned {}
 
 impl Device {
-    /// Starts copying these matrices once all queued work is done, beside work that is queued later.
-    /// Returns `None` if the host cannot pin enough memory.
+    /// Starts copying these matrices once all queued work is done, beside work that is queued
+    /// later. Returns `None` if the host cannot pin enough memory.
     ///
     /// # Errors
     /// [`Error::Stale`], [`Error::Capturing`], [`Error::Driver`].
@@ -171,8 +171,8 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         let _ = self.context.bind_to_thread();
-        // SAFETY: it was allocated once and is freed once, and no copy writes to it any more: either
-        // the copy was awaited, or `free_when_idle` waited for the context.
+        // SAFETY: it was allocated once and is freed once, and no copy writes to it any more:
+        // either the copy was awaited, or `free_when_idle` waited for the context.
         let _ = unsafe { result::free_host(self.address) };
     }
 }

@@ -114,8 +114,8 @@ impl Device {
         }
     }
 
-    /// The error of a driver call, with the holders of memory if memory ran out: loading kernels and
-    /// instantiating graphs allocate too.
+    /// The error of a driver call, with the holders of memory if memory ran out: loading kernels
+    /// and instantiating graphs allocate too.
     pub(super) fn failed(&self, what: impl Into<String>, error: DriverError) -> Error {
         match error {
             DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {

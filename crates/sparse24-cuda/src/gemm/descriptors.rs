@@ -324,8 +324,8 @@ impl Drop for Preference {
     }
 }
 
-/// Whether the algorithm has no split-K, or adds its partial sums in f32 and in order. With a bias it
-/// must have none: the bias would be added after rounding, and the sum rounded again.
+/// Whether the algorithm has no split-K, or adds its partial sums in f32 and in order. With a bias
+/// it must have none: the bias would be added after rounding, and the sum rounded again.
 fn serves(key: &Key, algorithm: &cublasLtMatmulAlgo_t) -> bool {
     let (mut scheme, mut written) = (u32::MAX, 0);
     // SAFETY: the attribute is a u32.

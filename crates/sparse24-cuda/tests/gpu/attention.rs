@@ -237,7 +237,8 @@ impl Case {
                 {
                     assert!(
                         tolerance::rounded(found, expected, bound),
-                        "{what}: {name} of task {task} at {at:?} is {found}, should be {expected} within {bound}"
+                        "{what}: {name} of task {task} at {at:?} is {found}, should be {expected} \
+                         within {bound}"
                     );
                     worst[i] = worst[i].max(
                         (found - expected).abs()
@@ -251,7 +252,8 @@ impl Case {
                 let close = found == expected || (found - expected).abs() <= bounds.lse;
                 assert!(
                     close,
-                    "{what}: lse of task {task}, query {query} is {found}, should be {expected} within {}",
+                    "{what}: lse of task {task}, query {query} is {found}, should be {expected} \
+                     within {}",
                     bounds.lse
                 );
                 worst[4] = worst[4].max(if found == expected {

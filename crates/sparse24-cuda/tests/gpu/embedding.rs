@@ -15,8 +15,8 @@ use crate::{
     tolerance::{assert_within, embedding, embedding_gradient},
 };
 
-/// Tokens, width, vocabulary, context: runs of one row, of many spans, of all rows; ragged spans and
-/// sequences.
+/// Tokens, width, vocabulary, context: runs of one row, of many spans, of all rows; ragged spans
+/// and sequences.
 const SHAPES: [[usize; 4]; 9] = [
     [1, 4, 1, 8],
     [33, 4, 1, 8],

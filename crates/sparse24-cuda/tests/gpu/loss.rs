@@ -18,8 +18,8 @@ use crate::{
     tolerance::{U, assert_within, dlogit, row_loss},
 };
 
-/// Rows, columns, vocabulary: up to one vector, one warp, whole blocks, GPT-2's, and one that exceeds
-/// shared memory.
+/// Rows, columns, vocabulary: up to one vector, one warp, whole blocks, GPT-2's, and one that
+/// exceeds shared memory.
 const SHAPES: [[usize; 3]; 8] = [
     [3, 8, 1],
     [5, 64, 3],

@@ -143,8 +143,8 @@ fn rows_may_be_strided() {
 }
 
 /// Uniforms in units of 2^-24: the extremes, and both sides of the values where draws from equal
-/// magnitudes change (multiples of a quarter and of a third); each with a seed whose stream has it in
-/// its first 2^14 calls.
+/// magnitudes change (multiples of a quarter and of a third); each with a seed whose stream has it
+/// in its first 2^14 calls.
 const EDGES: [(u32, u64); 17] = [
     (0, 468),
     (1, 682),

@@ -1,6 +1,6 @@
 //! Kernels with a defect each, which show that `compute-sanitizer` would find one in ours:
-//! `run.sh sanitize` of the GPU bundle runs each under its tool and expects a complaint. Without the
-//! sanitizer they pass.
+//! `run.sh sanitize` of the GPU bundle runs each under its tool and expects a complaint. Without
+//! the sanitizer they pass.
 
 use std::{ffi::CString, ptr};
 

@@ -135,8 +135,8 @@ fn every_ternary_tile() {
     });
 }
 
-/// Masks and both compressed operands of 2^30 tiles: a fifth so coarse that most tiles tie, the rest
-/// with magnitudes in [1/8, 2), where every sum rounds.
+/// Masks and both compressed operands of 2^30 tiles: a fifth so coarse that most tiles tie, the
+/// rest with magnitudes in [1/8, 2), where every sum rounds.
 #[test]
 #[ignore = "64 GiB pass through the host: `run.sh long`"]
 fn a_billion_random_tiles() {

@@ -20,8 +20,8 @@ use crate::{
     tolerance,
 };
 
-/// m, k, n: one block; one tile; ragged tokens; partial tiles; long and short k; small shapes whose k
-/// wraps around the longest ring of stages.
+/// m, k, n: one block; one tile; ragged tokens; partial tiles; long and short k; small shapes whose
+/// k wraps around the longest ring of stages.
 const SHAPES: [[usize; 3]; 14] = [
     [64, 64, 64],
     [4, 4, 1],

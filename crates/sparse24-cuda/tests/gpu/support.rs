@@ -37,8 +37,8 @@ pub(crate) fn affordable(elements: usize) -> bool {
 
 /// An output between guard bands, with every byte 0xff: floats are NaN, indices out of range.
 ///
-/// If `SPARSE24_UNDEFINED` is set, the output is left uninitialized, so that the sanitizer can detect
-/// reads of it.
+/// If `SPARSE24_UNDEFINED` is set, the output is left uninitialized, so that the sanitizer can
+/// detect reads of it.
 pub(crate) struct Poisoned<T> {
     whole: Matrix<T>,
     pub(crate) matrix: Matrix<T>,

@@ -273,7 +273,8 @@ fn values_that_are_not_finite_are_gaps() {
     for (step, value) in [(31, "1e308"), (32, "-1e308"), (33, "5e-324"), (34, "1e999")] {
         let _ = writeln!(
             lines,
-            "{{\"step\": {step}, \"phase\": \"dense\", \"val_loss\": {value}, \"flip_rate\": {value}, \
+            "{{\"step\": {step}, \"phase\": \"dense\", \"val_loss\": {value}, \"flip_rate\": \
+             {value}, \
              \"loss\": {value}, \"lr\": 0, \"grad_norm\": null, \"tokens_per_s\": 1e-300}}"
         );
     }

@@ -413,8 +413,8 @@ mod tests {
         }
     }
 
-    /// Layers with equal mu give a point. Otherwise the interval contains the mean and is within the
-    /// range of the layers.
+    /// Layers with equal mu give a point. Otherwise the interval contains the mean and is within
+    /// the range of the layers.
     #[test]
     fn the_bootstrap_draws_layers() {
         assert_eq!(bootstrap(&[1.0, 2.0, 3.0], &[2.0, 4.0, 6.0]), Some([0.5, 0.5]));

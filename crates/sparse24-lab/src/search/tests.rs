@@ -7,7 +7,8 @@ use super::*;
 use crate::runs::{Failure, Sample};
 
 fn config(settings: &str) -> Config {
-    let tiny = "steps=600 optimizer.warmup_steps=100 run.flip_every=10 model.layers=1 model.d_model=8 model.heads=2 model.d_ff=16";
+    let tiny = "steps=600 optimizer.warmup_steps=100 run.flip_every=10 model.layers=1 \
+                model.d_model=8 model.heads=2 model.d_ff=16";
     let settings: Vec<String> =
         [tiny, settings].join(" ").split_whitespace().map(str::to_owned).collect();
     Config::resolve(None, None, &settings).unwrap()

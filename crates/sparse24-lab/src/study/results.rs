@@ -51,7 +51,8 @@ pub struct Arm {
     pub settings: Settings,
     /// Validation loss at the end.
     pub val_loss: ValLoss,
-    /// Validation loss minus the reference's, over the seeds that both have; none for the reference.
+    /// Validation loss minus the reference's, over the seeds that both have; none for the
+    /// reference.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub difference: Option<Interval>,
     /// Mean over samples and seeds, in sparse phases if there are any.

@@ -89,7 +89,8 @@ impl Capabilities {
                     n => format!("a multiple of {n}, "),
                 };
                 let problem = format!(
-                    "expected {what} to be {multiple}at most {at_most} on the backend {}, found {value}",
+                    "expected {what} to be {multiple}at most {at_most} on the backend {}, found \
+                     {value}",
                     self.backend
                 );
                 Err(Error::Setting { key: key.to_owned(), problem })

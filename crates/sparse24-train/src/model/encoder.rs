@@ -1,5 +1,5 @@
-//! A bidirectional encoder (Devlin et al. 2018, without segments): post-LN blocks, learned positions,
-//! padding, and a head of its own for masked tokens.
+//! A bidirectional encoder (Devlin et al. 2018, without segments): post-LN blocks, learned
+//! positions, padding, and a head of its own for masked tokens.
 //!
 //! ```text
 //! x = norm(word[tokens] + position[positions])

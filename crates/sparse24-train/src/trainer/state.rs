@@ -69,8 +69,8 @@ impl Trainer {
         self.copy_out(Vec::new())?()
     }
 
-    /// Starts to copy the present [`Trainer::parameter_states`] into the memory of earlier ones. The
-    /// result waits for the copy; the trainer may go on before it is called.
+    /// Starts to copy the present [`Trainer::parameter_states`] into the memory of earlier ones.
+    /// The result waits for the copy; the trainer may go on before it is called.
     ///
     /// # Errors
     /// Errors of the downloads.
@@ -109,8 +109,8 @@ impl Trainer {
     /// Continues from a state. If it has no masks and the phase is sparse, masks are searched.
     ///
     /// # Errors
-    /// [`Error::Parameter`] or [`Error::Operand`] where a parameter is missing or has another shape;
-    /// with a mask for one parameter, a sparse phase needs the masks of all.
+    /// [`Error::Parameter`] or [`Error::Operand`] where a parameter is missing or has another
+    /// shape; with a mask for one parameter, a sparse phase needs the masks of all.
     pub fn restore(
         &mut self,
         progress: impl Into<Progress>,

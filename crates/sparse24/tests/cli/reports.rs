@@ -102,7 +102,10 @@ fn an_estimate_counts_what_training_then_has() {
             .unwrap()
             .starts_with("4800 parameters, 72 tokens a step, ")
     );
-    let largest = place.json("estimate --set model.d_model=16777216 --set model.heads=1 --set model.layers=16777216 --json");
+    let largest = place.json(
+        "estimate --set model.d_model=16777216 --set model.heads=1 --set \
+                 model.layers=16777216 --json",
+    );
     assert_eq!(largest["device_bytes"], u64::MAX, "what no machine can hold is no panic");
 }
 
@@ -112,7 +115,8 @@ fn the_doctor_tells_what_is_there_and_leaves_nothing() {
     let before = place.tree("");
     let report = place.json("doctor --json");
     assert!(report["threads"].as_u64().unwrap() >= 1 && report["problem"].is_null(), "{report}");
-    let cpu = serde_json::json!({ "name": "cpu", "sparse_products": "computed densely with pruned values", "problem": null });
+    let cpu = serde_json::json!({ "name": "cpu", "sparse_products": "computed densely with pruned \
+                 values", "problem": null });
     assert_eq!(report["backends"][0], cpu);
     assert_eq!(
         report["backends"].as_array().unwrap().len(),

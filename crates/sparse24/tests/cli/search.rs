@@ -180,7 +180,8 @@ fn a_run_whose_search_finds_nothing_names_the_next_command() {
     let output = place.command(&line).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
-    let message = "no candidate is feasible (mu in 0.60 to 0.95): *; to do so, run `sparse24 lambda-search --candidates A,B,C --out DIR` \
+    let message = "no candidate is feasible (mu in 0.60 to 0.95): *; to do so, run `sparse24 \
+                 lambda-search --candidates A,B,C --out DIR` \
                    with these settings, then this command with --lambda-search DIR";
     assert!(
         crate::support::is_like(said.lines().last().unwrap(), &format!("error: {message}")),
@@ -321,7 +322,8 @@ fn lambda_auto_searches_before_the_run() {
         3,
         "taken: already holds \"thesis\", expected a new or empty *",
     );
-    let message = "run: already holds *, expected a new or empty run directory; choose another, or resume this one";
+    let message = "run: already holds *, expected a new or empty run directory; choose another, \
+                 or resume this one";
     place.refuses(&format!("train {TINY} {settings} --lambda auto --out run"), 3, message);
 }
 
@@ -341,7 +343,8 @@ fn a_flip_rate_explosion_is_logged_during_training() {
         .collect();
     place.write("dense/metrics.jsonl", calm.join("\n") + "\n");
     let line = format!(
-        "train {TINY} --set run.flip_every=1 --set run.flip_reference=dense --checkpoint-every 7 --set run.keep_last=9 --out run"
+        "train {TINY} --set run.flip_every=1 --set run.flip_reference=dense --checkpoint-every 7 \
+         --set run.keep_last=9 --out run"
     );
     let output = place.command(&line).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
@@ -384,11 +387,13 @@ fn only_a_dense_run_of_the_same_schedule_is_a_reference() {
         ("sparse", "run.flip_reference: *sparse is a sparse run, expected a dense one"),
         (
             "other",
-            "run.flip_reference: *other is a run with optimizer.learning_rate = *, expected *, so that steps match",
+            "run.flip_reference: *other is a run with optimizer.learning_rate = *, expected *, so \
+             that steps match",
         ),
         (
             "unsampled",
-            "run.flip_reference: *unsampled has no samples of the flip rate, expected a run with run.flip_every above 0",
+            "run.flip_reference: *unsampled has no samples of the flip rate, expected a run with \
+             run.flip_every above 0",
         ),
     ] {
         place.refuses(

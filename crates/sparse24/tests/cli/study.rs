@@ -209,7 +209,8 @@ fn arms_and_seeds_are_added_and_the_reference_may_change() {
         (
             "0.3",
             "0.2",
-            "s/study.toml: * arm strong: method.lambda = 0.3*, found arm strong: method.lambda = 0.2*",
+            "s/study.toml: * arm strong: method.lambda = 0.3*, found arm strong: method.lambda = \
+             0.2*",
         ),
         ("[1, 2, 3, 4]", "[1, 2, 4]", "s/study.toml: * seed 3, found no seed 3; *"),
         ("\"weak\"", "\"feeble\"", "s/study.toml: * arm weak, found no arm weak; *"),
@@ -260,7 +261,8 @@ fn a_run_with_a_non_finite_loss_is_a_result() {
 fn a_run_with_a_non_finite_validation_loss_is_a_result() {
     let place = place();
     let diverging = "--set optimizer.learning_rate=1e12 --set steps=1";
-    let message = "step 1: the validation loss is *; training stopped after the step, nothing was saved yet; *";
+    let message = "step 1: the validation loss is *; training stopped after the step, nothing was \
+                 saved yet; *";
     let output = place.command(&format!("train {TINY} {diverging} --out run")).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(

@@ -38,11 +38,13 @@ fn a_killed_prepare_can_be_repeated() {
                     before.expect("nothing was there before")
                 };
                 let run = format!(
-                    "train --data {} --set data.tokenizer={tokenizer} --set steps=1 --set model.sequence_length=8",
+                    "train --data {} --set data.tokenizer={tokenizer} --set steps=1 --set \
+                     model.sequence_length=8",
                     outs.join("shards").display()
                 );
                 place.answer(&format!(
-                    "{run} --set model.layers=1 --set model.d_model=8 --set model.heads=1 --set batch.size=1 --out run"
+                    "{run} --set model.layers=1 --set model.d_model=8 --set model.heads=1 --set \
+                     batch.size=1 --out run"
                 ));
                 fs::remove_dir_all(place.path("run")).unwrap();
             }

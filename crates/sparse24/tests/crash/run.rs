@@ -34,7 +34,8 @@ pub(crate) const RICH: Shape = Shape {
     refresh: 4,
     every: 7,
     switch: 50,
-    settings: "--set model.d_model=64 --set model.d_ff=128 --set model.dropout=0.1 --set batch.gradient_accumulation_steps=3 --set run.eval_every=9",
+    settings: "--set model.d_model=64 --set model.d_ff=128 --set model.dropout=0.1 --set \
+               batch.gradient_accumulation_steps=3 --set run.eval_every=9",
 };
 
 /// The shortest run with a phase switch and a rotation in each phase.
@@ -48,7 +49,8 @@ pub(crate) const SETTLING: Shape = Shape {
     refresh: 1,
     every: 3,
     switch: 4,
-    settings: "--method step --set optimizer.beta2=0.75 --set optimizer.epsilon=1e-3 --set run.keep_last=9",
+    settings: "--method step --set optimizer.beta2=0.75 --set optimizer.epsilon=1e-3 --set \
+               run.keep_last=9",
 };
 
 /// Short, with large headers and manifests relative to the tensors.
@@ -64,7 +66,8 @@ impl Shape {
             return format!("resume {at}");
         }
         format!(
-            "train {TINY} --set steps={steps} --set method.refresh={refresh} --checkpoint-every {every} {settings} --out {at}"
+            "train {TINY} --set steps={steps} --set method.refresh={refresh} --checkpoint-every \
+             {every} {settings} --out {at}"
         )
     }
 }

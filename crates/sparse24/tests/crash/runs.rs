@@ -16,8 +16,8 @@ use crate::{
 /// Distance between the operations to kill at.
 const STRIDE: usize = 3;
 
-/// Kills the command `line` at operations below the folder `out`, runs it again, and compares the exit
-/// code and the files that `counts` selects. Returns the number of kills.
+/// Kills the command `line` at operations below the folder `out`, runs it again, and compares the
+/// exit code and the files that `counts` selects. Returns the number of kills.
 fn kill_everywhere(
     place: &Place,
     line: &dyn Fn(&Path) -> String,

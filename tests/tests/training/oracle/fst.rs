@@ -41,8 +41,8 @@ pub(crate) struct Rules {
     pub(crate) interval: u32,
     /// The last sparse step.
     pub(crate) switch: u32,
-    /// Dense steps before the first sparse one. If there are any, Adam's second moment keeps the value
-    /// that they leave.
+    /// Dense steps before the first sparse one. If there are any, Adam's second moment keeps the
+    /// value that they leave.
     pub(crate) dense_first: u32,
     pub(crate) without: Option<Part>,
 }

@@ -246,8 +246,8 @@ impl Pass<'_> {
         Attention { shape, qkv, lengths: None, dropout: self.dropout(1 + 3 * layer) }
     }
 
-    /// Dropouts are numbered: 0 the embedding; in a block 1 + 3 layer + {0 the probabilities, 1 after
-    /// the projection, 2 after the feed-forward}.
+    /// Dropouts are numbered: 0 the embedding; in a block 1 + 3 layer + {0 the probabilities, 1
+    /// after the projection, 2 after the feed-forward}.
     fn dropout(&self, number: usize) -> Option<Dropout> {
         (self.dropout > 0.0).then_some(Dropout {
             address: self.address,

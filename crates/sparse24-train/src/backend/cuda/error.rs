@@ -16,7 +16,8 @@ impl From<Refusal> for Error {
                 let advice = if full.waits_for_others() {
                     "wait for the other processes, or choose another GPU (backend.gpu)"
                 } else {
-                    "lower batch.size (and raise batch.gradient_accumulation_steps), set model.activation_checkpointing = \"blocks\", or train a smaller model"
+                    "lower batch.size (and raise batch.gradient_accumulation_steps), set \
+                     model.activation_checkpointing = \"blocks\", or train a smaller model"
                 };
                 Self::Device(format!("{full}; {advice}"))
             }
