@@ -218,7 +218,8 @@ pub(crate) trait Vector: Copy {
 /// Defines methods of [`Vector`] that take and return vectors: `name(argument: type) -> type =
 /// body;` with the types `F`, `U` and `M`, inside the block `[unsafe]` or `[]`.
 macro_rules! vector_methods {
-    ($block:tt $($name:ident($($argument:ident: $type:ident),+) -> $result:ident = $body:expr;)+) => {
+    ($block:tt
+        $($name:ident($($argument:ident: $type:ident),+) -> $result:ident = $body:expr;)+) => {
         $(vector_methods!(@ $block $name($($argument: $type),+) -> $result = $body);)+
     };
     (@ [unsafe] $name:ident($($argument:ident: $type:ident),+) -> $result:ident = $body:expr) => {
