@@ -279,7 +279,7 @@ impl Dataset {
         match self.validation.len() {
             few @ (0 | 1) => Err(Error::file(
                 &self.source,
-                format!("has {few} validation tokens, expected at least 2"),
+                format!("has {few} tokens in its validation split, expected at least 2"),
             )),
             _ => Ok(()),
         }
@@ -404,8 +404,20 @@ mod tests {
         );
         assert!(dataset.check_context(usize::MAX).is_err());
         let dataset = Dataset::from_corpus(&corpus("0123456789"), Tokenizer::Byte, 0.1).unwrap();
-        assert!(dataset.check_context(4).unwrap_err().to_string().contains("1 validation tokens"));
-        assert!(dataset.check_held_out().unwrap_err().to_string().contains("1 validation tokens"));
+        assert!(
+            dataset
+                .check_context(4)
+                .unwrap_err()
+                .to_string()
+                .contains("has 1 tokens in its validation")
+        );
+        assert!(
+            dataset
+                .check_held_out()
+                .unwrap_err()
+                .to_string()
+                .contains("has 1 tokens in its validation")
+        );
     }
 
     #[test]

@@ -48,10 +48,14 @@ impl Model {
         let config = run_config(&run)?;
         let checkpoint = checkpoint::load(&from)?;
         check_config(&run.join(CONFIG), &checkpoint.state, &from, &config)?;
-        let missing =
-            || Error::file(&from, "has no token embedding of this model; name another checkpoint");
-        let vocabulary =
-            checkpoint.weight(config.model.token_table()).ok_or_else(missing)?.shape[0];
+        let table = config.model.token_table();
+        let missing = || {
+            Error::file(
+                &from,
+                format!("has no {table}, the token embedding; name another checkpoint"),
+            )
+        };
+        let vocabulary = checkpoint.weight(table).ok_or_else(missing)?.shape[0];
         let beside = run.join(TOKENIZER);
         let tokenizer = beside.exists().then(|| Tokenizer::load(&beside)).transpose()?;
         if checkpoint.state.tokenizer != of_tokenizer(tokenizer.as_ref()) {
