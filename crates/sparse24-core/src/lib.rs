@@ -6,11 +6,11 @@
 //! | *pattern* | the kept pair in a group, one of 6 ([`group::Pattern`]) |
 //! | *tile* | 4x4 elements ([`tile`]) |
 //! | *mask* | one bit per element, 1 = kept ([`mask::Mask`]) |
-//! | *transposable* | keeps two in every row and column of every tile; one of 90 patterns ([`tile::TilePattern`]) |
+//! | *transposable* | two in every row and column of a tile: 90 patterns ([`tile::TilePattern`]) |
 //! | *search* | the transposable pattern of largest kept L1 norm ([`search`]) |
-//! | *values, metadata* | kept values `[m, k/2]` and two bits for each ([`compressed::Compressed24`]) |
-//! | *MVUE* | the minimum-variance unbiased 2:4 estimator ([`mvue::exact`], [`mvue::approximate`]) |
-//! | *permuted mask* | a column-wise mask of masked weights, with rows in another order ([`permute`]) |
+//! | *values, metadata* | kept `[m, k/2]`, two bits each ([`compressed::Compressed24`]) |
+//! | *MVUE* | minimum-variance unbiased 2:4 estimator ([`mvue::exact`], [`mvue::approximate`]) |
+//! | *permuted mask* | a column-wise mask of masked weights with permuted rows ([`permute`]) |
 //! | *masked decay* | pulls pruned weights towards zero through their gradients ([`decay`]) |
 //! | *flip rate* | the share of mask bits that change in one optimizer step ([`flip`]) |
 //! | *phase, refresh* | when training is sparse, and when masks are searched again ([`phase`]) |

@@ -136,7 +136,7 @@ pub struct StepState {
     pub learning_rate: f32,
     /// Adam's `1 - beta^step`, for the first and the second moment.
     pub bias_corrections: [f32; 2],
-    /// What the summed loss of the micro-batch is multiplied by before its gradient is taken.
+    /// Factor on the summed loss of the micro-batch before its gradient is taken.
     pub loss_scale: f32,
 }
 
@@ -148,7 +148,7 @@ impl StepState {
     }
 }
 
-/// What was not finite in a training step.
+/// The quantity in a training step that was not finite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NonFinite {
     /// The loss of a micro-batch.

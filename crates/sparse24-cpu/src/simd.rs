@@ -1,9 +1,9 @@
 //! Instruction-set levels, and all unsafe code of this crate.
 //!
 //! A kernel is written once, in safe code. Either it is a plain loop, compiled for the widest level
-//! by [`vectorised`], or it is a [`Kernel`], generic over the operations of one level
-//! ([`Vector`]). Each level is a token that only its detection can create, so holding one proves
-//! that its instructions may run. Except in [`Vector::mul_add`], multiplications and additions are
+//! by `vectorised`, or it is a `Kernel`, generic over the operations of one level
+//! (`Vector`). Each level is a token that only its detection can create, so holding one proves
+//! that its instructions may run. Except in `Vector::mul_add`, multiplications and additions are
 //! never fused, so a kernel without it gives the same bits at every level.
 
 #[cfg(target_arch = "x86_64")]
@@ -218,7 +218,8 @@ pub(crate) trait Vector: Copy {
 /// Defines methods of [`Vector`] that take and return vectors: `name(argument: type) -> type =
 /// body;` with the types `F`, `U` and `M`, inside the block `[unsafe]` or `[]`.
 macro_rules! vector_methods {
-    ($block:tt $($name:ident($($argument:ident: $type:ident),+) -> $result:ident = $body:expr;)+) => {
+    ($block:tt
+        $($name:ident($($argument:ident: $type:ident),+) -> $result:ident = $body:expr;)+) => {
         $(vector_methods!(@ $block $name($($argument: $type),+) -> $result = $body);)+
     };
     (@ [unsafe] $name:ident($($argument:ident: $type:ident),+) -> $result:ident = $body:expr) => {

@@ -21,9 +21,10 @@ use crate::{
 
 functions! { Library::Nvrtc;
     nvrtcVersion(major: *mut c_int, minor: *mut c_int) -> nvrtcResult;
-    nvrtcCreateProgram(program: *mut nvrtcProgram, source: *const c_char, name: *const c_char, count: c_int, headers: *const *const c_char,
-        names: *const *const c_char) -> nvrtcResult;
-    nvrtcCompileProgram(program: nvrtcProgram, count: c_int, options: *const *const c_char) -> nvrtcResult;
+    nvrtcCreateProgram(program: *mut nvrtcProgram, source: *const c_char, name: *const c_char,
+        count: c_int, headers: *const *const c_char, names: *const *const c_char) -> nvrtcResult;
+    nvrtcCompileProgram(program: nvrtcProgram, count: c_int, options: *const *const c_char)
+        -> nvrtcResult;
     nvrtcDestroyProgram(program: *mut nvrtcProgram) -> nvrtcResult;
     nvrtcGetProgramLogSize(program: nvrtcProgram, size: *mut usize) -> nvrtcResult;
     nvrtcGetProgramLog(program: nvrtcProgram, log: *mut c_char) -> nvrtcResult;

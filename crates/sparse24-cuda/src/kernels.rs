@@ -141,7 +141,8 @@ const HOPPER: &[Architecture] = &[Architecture::Sm90a];
 
 macro_rules! sources {
     ($($name:literal $kind:ident: [$($entry:literal),+ $(,)?], $serves:expr, $contraction:ident
-        $(, $instruction:literal in $kernels:literal on $on:expr)* $(, spills $bytes:literal)?;)+) => {
+        $(, $instruction:literal in $kernels:literal on $on:expr)*
+        $(, spills $bytes:literal)?;)+) => {
         &[$(Source {
             name: $name,
             kind: Kind::$kind,

@@ -1,5 +1,5 @@
-//! What this machine offers for CUDA: libraries, GPUs, and compiled kernels. No context is created,
-//! so a survey does not disturb other processes.
+//! The CUDA libraries, GPUs and compiled kernels of this machine. No context is created, so a
+//! survey does not disturb other processes.
 
 use std::path::PathBuf;
 

@@ -33,7 +33,7 @@ mod text;
 #[cfg(test)]
 mod tests;
 
-/// Most runs in a page; more could not be told apart.
+/// Most runs in a page; the curves of more could not be distinguished.
 pub const MOST_RUNS: usize = 16;
 
 /// File name of the page in a run's directory.
@@ -235,8 +235,8 @@ impl Contents {
 <meta charset="utf-8"/>
 <meta name="viewport" content="width=device-width, initial-scale=1"/>
 <meta name="color-scheme" content="light dark"/>
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src \
-             'unsafe-inline'; script-src 'unsafe-inline'"/>
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"/>
 <title>{title} · sparse24 report</title>
 <style>
 {style}{plot_style}</style>
@@ -244,13 +244,16 @@ impl Contents {
 <body>
 <svg class="symbols" width="0" height="0" aria-hidden="true">{SYMBOLS}</svg>
 <header>
-<p class="brand"><svg class="glyph" width="30" height="30" viewBox="0 0 4 4" aria-hidden="true"><use href="#tile"/></svg>sparse24 <span>report</span></p>
+<p class="brand"><svg class="glyph" width="30" height="30" viewBox="0 0 4 4" aria-hidden="true"
+><use href="#tile"/></svg>sparse24 <span>report</span></p>
 <h1>{title}</h1>
 </header>
 <nav aria-label="Figures"><ul>{links}</ul></nav>
 <main>
 {results}{problems}{drawn}{configuration}</main>
-<footer><p>Written by sparse24 {version}; losses are in nats per token. This page loads nothing.</p></footer>
+<footer>
+<p>Written by sparse24 {version}; losses are in nats per token. This page loads nothing.</p>
+</footer>
 <script>
 //<![CDATA[
 {script}//]]>
@@ -301,10 +304,10 @@ const SYMBOLS: &str = r##"<defs>
 <path id="m3" d="M0 -5.2L4.6 0L0 5.2L-4.6 0Z"/>
 <path id="m4" d="M0 5L4.6 -3.4H-4.6Z"/>
 <path id="m5" d="M-1.6 -5H1.6V-1.6H5V1.6H1.6V5H-1.6V1.6H-5V-1.6H-1.6Z"/>
-<path id="m6" d="M0 -5.2L1.4 -1.6L5.2 -1.5L2.2 0.9L3.3 4.6L0 2.4L-3.3 4.6L-2.2 0.9L-5.2 -1.5L-1.4 \
-             -1.6Z"/>
+<path id="m6" d="M0 -5.2L1.4 -1.6L5.2 -1.5L2.2 0.9L3.3 4.6L0 2.4L-3.3 4.6L-2.2 0.9L-5.2 -1.5L-1.4
+ -1.6Z"/>
 <path id="m7" d="M-2.2 -4.6H2.2L4.6 0L2.2 4.6H-2.2L-4.6 0Z"/>
-<g id="tile"><path class="kept" d="M0 0h1v1h-1zM2 0h1v1h-1zM1 1h1v1h-1zM2 1h1v1h-1zM0 2h1v1h-1zM3 \
-             2h1v1h-1zM1 3h1v1h-1zM3 3h1v1h-1z"/><path class="lines" d="M0 0H4V4H0ZM1 0V4M2 0V4M3 \
-             0V4M0 1H4M0 2H4M0 3H4"/></g>
+<g id="tile"><path class="kept" d="M0 0h1v1h-1zM2 0h1v1h-1zM1 1h1v1h-1zM2 1h1v1h-1zM0 2h1v1h-1z
+M3 2h1v1h-1zM1 3h1v1h-1zM3 3h1v1h-1z"/>
+<path class="lines" d="M0 0H4V4H0ZM1 0V4M2 0V4M3 0V4M0 1H4M0 2H4M0 3H4"/></g>
 </defs>"##;

@@ -143,7 +143,7 @@ impl RunSet {
                     0 => cores,
                     threads => threads,
                 };
-                let trained = sparse24_cpu::on_threads((all / jobs).max(1), || {
+                let trained = sparse24_run::processor::on_threads((all / jobs).max(1), || {
                     train(folder, member, keep, &mut *watcher, &halted)
                 })
                 .unwrap_or_else(|error| {

@@ -5,11 +5,11 @@
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `model.safetensors` | the weights, under the names of Hugging Face's GPT-2, linear layers `[out, in]` |
+//! | `model.safetensors` | weights, named as in Hugging Face's GPT-2, linear layers `[out, in]` |
 //! | `optimizer.safetensors` | `exp_avg.<weight>`, `exp_avg_sq.<weight>`, and `auxiliary.<name>` |
-//! | `masks.safetensors` | one u16 per 4x4 tile, `[rows/4, columns/4]`, under the name of the weight |
+//! | `masks.safetensors` | one u16 per 4x4 tile, `[rows/4, columns/4]`, named as the weight |
 //! | `state.json` | [`State`] |
-//! | `manifest.json` | format version, the parts of each file with their BLAKE3, and a checksum of itself |
+//! | `manifest.json` | format version, BLAKE3 of the parts of each file, a checksum of itself |
 //!
 //! `docs/checkpoint-format.md` is enough to write a reader.
 //!

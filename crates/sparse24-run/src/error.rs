@@ -36,7 +36,12 @@ pub enum Error {
         source: io::Error,
     },
     /// Too little disk space; nothing was written.
-    #[error("{}: {what} need {} of disk space, {} are free; free some, or keep less", path.display(), mebibytes(*needed), mebibytes(*free))]
+    #[error(
+        "{}: {what} need {} of disk space, {} are free; free some, or keep less",
+        path.display(),
+        mebibytes(*needed),
+        mebibytes(*free)
+    )]
     Room {
         /// The directory.
         path: PathBuf,

@@ -6,8 +6,7 @@
 //!   are given together, to [`Backend::sequence`], which executes them one by one unless the
 //!   backend recognises the sequence.
 //! - The numbers that change from step to step live on the device
-//!   ([`StepState`](sparse24_core::op::StepState)); random numbers are addressed by (seed, site,
-//!   micro-step, step).
+//!   ([`StepState`]); random numbers are addressed by (seed, site, micro-step, step).
 //! - Sums run in a fixed order: the same plan, build and device give the same bits. Masks, patterns
 //!   and sampled indices are the same bits on every backend.
 //! - A non-finite training loss or gradient raises a sticky flag that turns [`op::OptimizerStep`]

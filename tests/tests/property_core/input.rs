@@ -52,7 +52,8 @@ pub(crate) fn tied() -> impl Strategy<Value = f32> + Clone {
 
 /// Magnitudes within 2^-20 and 2^20, and zero.
 pub(crate) fn moderate() -> impl Strategy<Value = f32> + Clone {
-    prop_oneof![1 => Just(0.0_f32), 8 => -1.0_f32..1.0, 4 => (-1.0_f32..1.0, -20..20).prop_map(|(x, e)| x * 2.0_f32.powi(e))]
+    let scaled = (-1.0_f32..1.0, -20..20).prop_map(|(x, e)| x * 2.0_f32.powi(e));
+    prop_oneof![1 => Just(0.0_f32), 8 => -1.0_f32..1.0, 4 => scaled]
 }
 
 /// Small subnormal values, where even halving rounds.
@@ -63,7 +64,8 @@ pub(crate) fn subnormal() -> impl Strategy<Value = f32> + Clone {
 
 /// Index of a uniform, with frequent extremes.
 pub(crate) fn uniform() -> impl Strategy<Value = u32> {
-    prop_oneof![2 => 0..oracle::UNIFORMS, 1 => 0_u32..4, 1 => oracle::UNIFORMS - 4..oracle::UNIFORMS]
+    let all = oracle::UNIFORMS;
+    prop_oneof![2 => 0..all, 1 => 0_u32..4, 1 => all - 4..all]
 }
 
 /// A tile of one kind of values or of all kinds mixed.

@@ -168,9 +168,14 @@ proptest! {
     }
 
     #[test]
-    fn gradients_of_any_bits(p in 0_usize..40, r in 0_usize..4, seed in any::<u64>(), step in any::<u32>(), bits in prop::collection::vec(any_bits(), 160)) {
-        let dz = Array2::from_shape_vec((p, r), bits[..p * r].to_vec()).expect("as long as its \
-                     shape");
+    fn gradients_of_any_bits(
+        p in 0_usize..40,
+        r in 0_usize..4,
+        seed in any::<u64>(),
+        step in any::<u32>(),
+        bits in prop::collection::vec(any_bits(), 160),
+    ) {
+        let dz = Array2::from_shape_vec((p, r), bits[..p * r].to_vec()).expect("p * r values");
         let stream = Stream::new(seed, Site::new(Purpose::Mvue, 3), 1, step);
         gradients_are_estimated_group_by_group::<f32>(&dz, stream);
         gradients_are_estimated_group_by_group::<f16>(&dz, stream);
@@ -178,12 +183,20 @@ proptest! {
     }
 
     #[test]
-    fn masked_decay_pulls_what_is_pruned((w, mask) in matrix_and_mask(), lambda in 0.0_f32..1.0, start in any_bits()) {
+    fn masked_decay_pulls_what_is_pruned(
+        (w, mask) in matrix_and_mask(),
+        lambda in 0.0_f32..1.0,
+        start in any_bits(),
+    ) {
         let mut g = Array2::from_elem(w.dim(), start);
         decay::masked_decay(g.view_mut(), w.view(), &mask, lambda).expect("one shape");
         for ((row, column), &g) in g.indexed_iter() {
-            let expected = if mask.keeps(row, column) { start } else { start + lambda * w[[row, column]] };
-            prop_assert!(g.to_bits() == expected.to_bits() || g.is_nan() && expected.is_nan(), "({row}, {column}): {g}, not {expected}");
+            let kept = mask.keeps(row, column);
+            let expected = if kept { start } else { start + lambda * w[[row, column]] };
+            prop_assert!(
+                g.to_bits() == expected.to_bits() || g.is_nan() && expected.is_nan(),
+                "({row}, {column}): {g}, not {expected}"
+            );
         }
     }
 
@@ -193,10 +206,14 @@ proptest! {
         for (at, bits) in b.tiles_mut().iter_mut().enumerate() {
             *bits ^= seed.rotate_left(at as u32);
         }
-        let expected = w.indexed_iter().filter(|((row, column), _)| a.keeps(*row, *column) != b.keeps(*row, *column)).count() as u64;
+        let flipped = |&((row, column), _): &((usize, usize), _)| {
+            a.keeps(row, column) != b.keeps(row, column)
+        };
+        let expected = w.indexed_iter().filter(flipped).count() as u64;
         prop_assert_eq!(flip::flip_count(&a, &b), Ok(expected));
         let rate = flip::flip_rate(expected, w.len() as u64);
-        prop_assert!((0.0..=1.0).contains(&rate) && (rate * w.len() as f64 - expected as f64).abs() <= 1e-9);
+        prop_assert!((0.0..=1.0).contains(&rate));
+        prop_assert!((rate * w.len() as f64 - expected as f64).abs() <= 1e-9);
     }
 
     #[test]
@@ -206,38 +223,53 @@ proptest! {
         let error_of = |result: Result<(), Error>| result.err();
         let refused = |operation| (!tiled).then_some(Error::NotTiled { operation, rows, columns });
         for kind in [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise] {
-            prop_assert_eq!(error_of(search::mask_search(w.view(), kind).map(drop)), refused("mask search"));
+            let error = error_of(search::mask_search(w.view(), kind).map(drop));
+            prop_assert_eq!(error, refused("mask search"));
         }
-        prop_assert_eq!(error_of(search::mask_search_greedy(w.view()).map(drop)), refused("mask \
-                     search"));
+        let error = error_of(search::mask_search_greedy(w.view()).map(drop));
+        prop_assert_eq!(error, refused("mask search"));
         prop_assert_eq!(error_of(Mask::empty(rows, columns).map(drop)), refused("mask"));
-        prop_assert_eq!(error_of(Mask::from_tiles(rows, columns, vec![0; rows * columns / 16]).map(drop)), refused("mask"));
+        let tiles = vec![0; rows * columns / 16];
+        let error = error_of(Mask::from_tiles(rows, columns, tiles).map(drop));
+        prop_assert_eq!(error, refused("mask"));
 
-        let grouped = |operation| (!columns.is_multiple_of(4)).then_some(Error::NotGrouped { operation, length: columns });
-        prop_assert_eq!(error_of(prune::soft_threshold_scale(w.view()).map(drop)), grouped("soft \
-                     threshold"));
-        prop_assert_eq!(error_of(Compressed24::<f32>::zeros(rows, columns).map(drop)), grouped("compress"));
+        let grouped = |operation| {
+            let error = Error::NotGrouped { operation, length: columns };
+            (!columns.is_multiple_of(4)).then_some(error)
+        };
+        let error = error_of(prune::soft_threshold_scale(w.view()).map(drop));
+        prop_assert_eq!(error, grouped("soft threshold"));
+        let error = error_of(Compressed24::<f32>::zeros(rows, columns).map(drop));
+        prop_assert_eq!(error, grouped("compress"));
 
         let other = Mask::empty(12, 12).expect("tiled");
-        let shape = |operation| Some(Error::Shape { operation, expected: [rows, columns], found: [12, 12] });
+        let (expected, found) = ([rows, columns], [12, 12]);
+        let shape = |operation| Some(Error::Shape { operation, expected, found });
         prop_assert_eq!(error_of(prune::masked(w.view(), &other).map(drop)), shape("prune"));
-        prop_assert_eq!(error_of(Compressed24::encode(w.view(), &other).map(drop)), shape("encode"));
-        prop_assert_eq!(error_of(decay::masked_decay(w.clone().view_mut(), w.view(), &other, 1.0)), shape("masked decay"));
+        let error = error_of(Compressed24::encode(w.view(), &other).map(drop));
+        prop_assert_eq!(error, shape("encode"));
+        let error = error_of(decay::masked_decay(w.clone().view_mut(), w.view(), &other, 1.0));
+        prop_assert_eq!(error, shape("masked decay"));
         if tiled {
             let own = Mask::empty(rows, columns).expect("tiled");
-            prop_assert_eq!(error_of(flip::flip_count(&own, &other).map(drop)), shape("flip count"));
+            let error = error_of(flip::flip_count(&own, &other).map(drop));
+            prop_assert_eq!(error, shape("flip count"));
         }
     }
 
     #[test]
-    fn a_soft_threshold_is_continuous_and_scaled(x in prop::array::uniform4(-4.0_f32..4.0), scale in 0.5_f32..2.0) {
+    fn a_soft_threshold_is_continuous_and_scaled(
+        x in prop::array::uniform4(-4.0_f32..4.0),
+        scale in 0.5_f32..2.0,
+    ) {
         let pattern = prune::largest_two(x);
         let found = prune::group(x, pattern, prune::ValueMap::SoftThreshold { scale });
         let mut sorted = x.map(f32::abs);
         sorted.sort_by(f32::total_cmp);
         for i in 0..4 {
             let kept = pattern.indices().contains(&(i as u8));
-            let expected = if kept { (x[i].abs() - sorted[1]) * x[i].signum() * scale } else { 0.0 };
+            let shrunk = (x[i].abs() - sorted[1]) * x[i].signum() * scale;
+            let expected = if kept { shrunk } else { 0.0 };
             prop_assert_eq!(found[i], expected);
         }
         // The scale is a minimum: the squared distance is no smaller slightly to either side.

@@ -14,17 +14,22 @@ proptest! {
     #![proptest_config(cases(1000))]
 
     #[test]
-    fn a_fraction_rounds_down(numerator in any::<u32>(), denominator in any::<u32>(), steps in any::<u32>()) {
+    fn a_fraction_rounds_down(
+        numerator in any::<u32>(),
+        denominator in any::<u32>(),
+        steps in any::<u32>(),
+    ) {
         match Fraction::new(numerator, denominator) {
             Ok(fraction) => {
-                let (of, n, d, t) = (fraction.of(steps) as u128, numerator as u128, denominator as u128, steps as u128);
+                let (of, t) = (fraction.of(steps) as u128, steps as u128);
+                let (n, d) = (numerator as u128, denominator as u128);
                 prop_assert!(of * d <= t * n && t * n < (of + 1) * d);
                 prop_assert!(of <= t);
             }
             Err(error) => {
                 prop_assert!(denominator == 0 || numerator > denominator);
-                prop_assert_eq!(error.to_string(), format!("phase: {numerator}/{denominator} is \
-                             not in [0, 1]"));
+                let expected = format!("phase: {numerator}/{denominator} is not in [0, 1]");
+                prop_assert_eq!(error.to_string(), expected);
             }
         }
     }
@@ -38,7 +43,9 @@ proptest! {
     }
 
     #[test]
-    fn the_recommended_lambda_is_feasible_and_nearest(mu in prop::collection::vec(prop_oneof![4 => 0.0..1.5, 1 => Just(f64::NAN)], 0..9)) {
+    fn the_recommended_lambda_is_feasible_and_nearest(
+        mu in prop::collection::vec(prop_oneof![4 => 0.0..1.5, 1 => Just(f64::NAN)], 0..9),
+    ) {
         let feasible = |&i: &usize| (0.60..=0.95).contains(&mu[i]);
         match lambda::recommend(&mu) {
             Some(best) => {
@@ -51,15 +58,26 @@ proptest! {
             }
             None => prop_assert_eq!((0..mu.len()).filter(feasible).count(), 0),
         }
-        prop_assert!(mu.iter().all(|&mu| (lambda::verdict(mu) == Verdict::Explosion) == (mu >= 1.0 || mu.is_nan())));
+        for mu in mu {
+            let explodes = lambda::verdict(mu) == Verdict::Explosion;
+            prop_assert_eq!(explodes, mu >= 1.0 || mu.is_nan());
+        }
     }
 
     #[test]
-    fn a_stream_is_a_function_of_its_address(seed in any::<u64>(), tensor in 0_u32..1 << 24, micro_step in any::<u32>(), step in any::<u32>(), call in any::<u32>()) {
+    fn a_stream_is_a_function_of_its_address(
+        seed in any::<u64>(),
+        tensor in 0_u32..1 << 24,
+        micro_step in any::<u32>(),
+        step in any::<u32>(),
+        call in any::<u32>(),
+    ) {
         let stream = Stream::new(seed, Site::new(Purpose::Mvue, tensor), micro_step, step);
-        prop_assert_eq!(stream.words(call), Philox4x32::new(seed).block([call, 4 << 24 | tensor, micro_step, step]));
+        let expected = Philox4x32::new(seed).block([call, 4 << 24 | tensor, micro_step, step]);
+        prop_assert_eq!(stream.words(call), expected);
         let second = stream.with_purpose(Purpose::MvueSecond);
-        prop_assert_eq!(second, Stream::new(seed, Site::new(Purpose::MvueSecond, tensor), micro_step, step));
+        let site = Site::new(Purpose::MvueSecond, tensor);
+        prop_assert_eq!(second, Stream::new(seed, site, micro_step, step));
         prop_assert_ne!(second.words(call), stream.words(call));
         for word in stream.words(call) {
             let u = f64::from(uniform(word));

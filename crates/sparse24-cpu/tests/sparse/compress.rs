@@ -129,7 +129,13 @@ proptest! {
     }
 
     #[test]
-    fn product(rows in 0..4_usize, k in 0..6_usize, n in 0..40_usize, seed: u64, layout in layouts()) {
+    fn product(
+        rows in 0..4_usize,
+        k in 0..6_usize,
+        n in 0..40_usize,
+        seed: u64,
+        layout in layouts(),
+    ) {
         products::<f32>(4 * rows, 4 * k, n, seed, layout);
         products::<bf16>(4 * rows, 4 * k, n, seed, layout);
     }

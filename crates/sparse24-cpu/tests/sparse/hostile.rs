@@ -121,14 +121,20 @@ pub(crate) fn everywhere(mut f: impl FnMut(Available) + Send) {
 /// Calls `f` on 1, 2 and 7 threads.
 pub(crate) fn threads(mut f: impl FnMut() + Send) {
     thread_local! {
-        static POOLS: [rayon::ThreadPool; 3] =
-            [1, 2, 7].map(|threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a thread pool"));
+        static POOLS: [rayon::ThreadPool; 3] = [1, 2, 7].map(|threads| {
+            let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
+            builder.build().expect("a thread pool")
+        });
     }
     POOLS.with(|pools| pools.iter().for_each(|pool| pool.install(&mut f)));
 }
 
 pub(crate) fn layouts() -> impl Strategy<Value = Layout> {
-    prop_oneof![3 => Just(Layout::RowMajor), 1 => Just(Layout::ColumnMajor), 1 => Just(Layout::Strided)]
+    prop_oneof![
+        3 => Just(Layout::RowMajor),
+        1 => Just(Layout::ColumnMajor),
+        1 => Just(Layout::Strided),
+    ]
 }
 
 /// Asserts that all elements have the same bits.

@@ -61,7 +61,12 @@ proptest! {
     }
 
     #[test]
-    fn soft_thresholds(rows in 0..12_usize, columns in 0..40_usize, seed: u64, scale in 0.5..3.0_f32) {
+    fn soft_thresholds(
+        rows in 0..12_usize,
+        columns in 0..40_usize,
+        seed: u64,
+        scale in 0.5..3.0_f32,
+    ) {
         let w = matrix::<f32>(4 * rows, 4 * columns, seed);
         let mask = mask_search(w.view(), MaskKind::RowWise).expect("tiled");
         let expected = softened(&w, &mask, scale);

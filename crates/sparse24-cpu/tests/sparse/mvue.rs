@@ -81,11 +81,11 @@ proptest! {
     #[test]
     fn groups(seed: u64, kind in 0..6_u32) {
         let dz = matrix::<f32>(4, 600, seed).mapv(|x| match kind {
-            0 => f32::from_bits((x.to_bits() % 6) | (x.to_bits() & (1 << 31))),
+            0 => f32::from_bits(x.to_bits() % 6).copysign(x),
             1 => (x.to_bits() % 3) as f32,
             4 => if x.to_bits() % 2 == 0 { 1e30_f32.copysign(x) } else { (x.to_bits() % 5) as f32 },
             5 => if x.to_bits() % 7 == 0 { x } else { 0_f32.copysign(x) },
-            2 => f32::from_bits(0x7f00_0000 | (x.to_bits() % 0x80_0000) | (x.to_bits() & (1 << 31))),
+            2 => f32::from_bits(0x7f00_0000 | (x.to_bits() % 0x80_0000)).copysign(x),
             _ => if x.to_bits() % 5 < 2 { 0.0 } else { x },
         });
         assert_compressed(&dz, seed, Layout::RowMajor);

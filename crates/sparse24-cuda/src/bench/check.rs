@@ -296,9 +296,8 @@ mod tests {
         let mut metadata = whole.clone();
         metadata.metadata[word] ^= 1 << shift;
         for (fragments, place) in [(values, "row 131, group 16"), (metadata, "row 77, group 5")] {
-            assert!(
-                matches!(same_compressed("w", &fragments, &logical), Err(Stop::Wrong(text)) if text.contains(place))
-            );
+            let found = same_compressed("w", &fragments, &logical);
+            assert!(matches!(found, Err(Stop::Wrong(text)) if text.contains(place)));
         }
     }
 }

@@ -46,22 +46,26 @@ functions! { Library::CusparseLt;
     cusparseLtInit(handle: Thing) -> c_int;
     cusparseLtDestroy(handle: Thing) -> c_int;
     cusparseLtGetProperty(part: c_int, number: *mut c_int) -> c_int;
-    cusparseLtStructuredDescriptorInit(handle: Thing, matrix: Thing, rows: i64, columns: i64, stride: i64, alignment: u32, element: c_int,
-        order: c_int, sparsity: c_int) -> c_int;
-    cusparseLtDenseDescriptorInit(handle: Thing, matrix: Thing, rows: i64, columns: i64, stride: i64, alignment: u32, element: c_int,
-        order: c_int) -> c_int;
+    cusparseLtStructuredDescriptorInit(handle: Thing, matrix: Thing, rows: i64, columns: i64,
+        stride: i64, alignment: u32, element: c_int, order: c_int, sparsity: c_int) -> c_int;
+    cusparseLtDenseDescriptorInit(handle: Thing, matrix: Thing, rows: i64, columns: i64,
+        stride: i64, alignment: u32, element: c_int, order: c_int) -> c_int;
     cusparseLtMatDescriptorDestroy(matrix: Thing) -> c_int;
-    cusparseLtMatmulDescriptorInit(handle: Thing, product: Thing, turned_a: c_int, turned_b: c_int, a: Thing, b: Thing, c: Thing, d: Thing,
-        sums: c_int) -> c_int;
-    cusparseLtMatmulAlgSelectionInit(handle: Thing, selection: Thing, product: Thing, algorithm: c_int) -> c_int;
+    cusparseLtMatmulDescriptorInit(handle: Thing, product: Thing, turned_a: c_int, turned_b: c_int,
+        a: Thing, b: Thing, c: Thing, d: Thing, sums: c_int) -> c_int;
+    cusparseLtMatmulAlgSelectionInit(handle: Thing, selection: Thing, product: Thing,
+        algorithm: c_int) -> c_int;
     cusparseLtMatmulPlanInit(handle: Thing, plan: Thing, product: Thing, selection: Thing) -> c_int;
     cusparseLtMatmulPlanDestroy(plan: Thing) -> c_int;
-    cusparseLtSpMMACompressedSize(handle: Thing, plan: Thing, bytes: *mut usize, room: *mut usize) -> c_int;
-    cusparseLtSpMMACompress(handle: Thing, plan: Thing, a: Thing, to: Thing, room: Thing, stream: Thing) -> c_int;
-    cusparseLtMatmulSearch(handle: Thing, plan: Thing, alpha: Thing, a: Thing, b: Thing, beta: Thing, c: Thing, d: Thing, workspace: Thing,
-        streams: *mut Thing, count: i32) -> c_int;
-    cusparseLtMatmul(handle: Thing, plan: Thing, alpha: Thing, a: Thing, b: Thing, beta: Thing, c: Thing, d: Thing, workspace: Thing,
-        streams: *mut Thing, count: i32) -> c_int;
+    cusparseLtSpMMACompressedSize(handle: Thing, plan: Thing, bytes: *mut usize, room: *mut usize)
+        -> c_int;
+    cusparseLtSpMMACompress(handle: Thing, plan: Thing, a: Thing, to: Thing, room: Thing,
+        stream: Thing) -> c_int;
+    cusparseLtMatmulSearch(handle: Thing, plan: Thing, alpha: Thing, a: Thing, b: Thing,
+        beta: Thing, c: Thing, d: Thing, workspace: Thing, streams: *mut Thing, count: i32)
+        -> c_int;
+    cusparseLtMatmul(handle: Thing, plan: Thing, alpha: Thing, a: Thing, b: Thing, beta: Thing,
+        c: Thing, d: Thing, workspace: Thing, streams: *mut Thing, count: i32) -> c_int;
 }
 
 /// cuSPARSELt, opened for the current device.
@@ -136,10 +140,18 @@ impl CusparseLt {
         })?;
         let b_descriptor =
             // SAFETY: as above.
-            plan.matrix(|to| unsafe { cusparseLtDenseDescriptorInit(handle, to, inner, columns, stride_b as i64, OPERAND_ALIGNMENT, BF16, order) })?;
+            plan.matrix(|to| unsafe {
+                cusparseLtDenseDescriptorInit(
+                    handle, to, inner, columns, stride_b as i64, OPERAND_ALIGNMENT, BF16, order,
+                )
+            })?;
         let d_descriptor =
             // SAFETY: as above.
-            plan.matrix(|to| unsafe { cusparseLtDenseDescriptorInit(handle, to, rows, columns, stride_d as i64, OPERAND_ALIGNMENT, BF16, order) })?;
+            plan.matrix(|to| unsafe {
+                cusparseLtDenseDescriptorInit(
+                    handle, to, rows, columns, stride_d as i64, OPERAND_ALIGNMENT, BF16, order,
+                )
+            })?;
         let [product, selection, planned] = [0; 3].map(|_| plan.make());
         // SAFETY: the buffers are large enough, and those that are read were initialized.
         unsafe {

@@ -2,7 +2,7 @@
 //! are not finite.
 
 use half::bf16;
-use ndarray::{Array2, ArrayView2, ArrayViewMut2, Axis, concatenate};
+use ndarray::{Array2, Axis, concatenate};
 use sparse24_core::op::Activation;
 use sparse24_cpu::activation as cpu;
 use sparse24_cuda::{

@@ -15,7 +15,7 @@ pub(super) struct Figure {
     /// Unique within the page.
     pub(super) id: &'static str,
     pub(super) title: &'static str,
-    /// What is drawn and how it was measured.
+    /// Description of the figure and of the measurement.
     pub(super) lead: String,
     pub(super) layout: Layout,
     /// Plots with their heads, which may be empty.

@@ -30,7 +30,7 @@ pub(super) fn heat(runs: &[Record]) -> Option<Figure> {
     let maps: Vec<_> = drawn.iter().map(|(_, run)| cells(run, columns)).collect();
     let rates = maps.iter().flat_map(|(_, rows)| rows.iter().flatten().copied());
     let (low, high) = range(rates.filter(|rate| *rate > 0.0))?;
-    // Rates below a thousandth of the largest are not told apart.
+    // Rates below a thousandth of the largest get one shade.
     let shades = Shades { low: low.max(high / 1000.0).min(high / 2.0), high };
     let (mut plots, mut tables) = (Vec::new(), Vec::new());
     for ((number, run), (edges, rows)) in drawn.into_iter().zip(maps) {

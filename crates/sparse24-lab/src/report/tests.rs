@@ -314,9 +314,15 @@ fn contents_of_files_are_text() {
     let start = serde_json::json!([{ EVIL: EVIL, "command": [EVIL], "libraries": { EVIL: EVIL } }]);
     fs::write(path.join("provenance.json"), start.to_string()).unwrap();
     fs::write(path.join("log.txt"), EVIL).unwrap();
-    let search = serde_json::json!({ "candidates": [{ "lambda": 1e-4, "mu": 0.8, "interval": [0.7, 0.9], "verdict": EVIL }], "advice": EVIL, "until": EVIL });
+    let candidate = serde_json::json!({
+        "lambda": 1e-4, "mu": 0.8, "interval": [0.7, 0.9], "verdict": EVIL
+    });
+    let search = serde_json::json!({ "candidates": [candidate], "advice": EVIL, "until": EVIL });
     fs::write(folder.path().join("search.json"), search.to_string()).unwrap();
-    let study = serde_json::json!({ "reference": EVIL, "arms": [{ "name": EVIL, "difference": { "mean": 0.1, "low": 0.0, "high": 0.2 } }] });
+    let difference = serde_json::json!({ "mean": 0.1, "low": 0.0, "high": 0.2 });
+    let study = serde_json::json!({
+        "reference": EVIL, "arms": [{ "name": EVIL, "difference": difference }]
+    });
     fs::write(folder.path().join("study.json"), study.to_string()).unwrap();
     let page = page(&[folder.path().to_owned(), path, other]).unwrap();
     let text = check(&page);
@@ -362,14 +368,23 @@ fn the_page_of_a_study_has_one_run_of_each_arm() {
     }
     let arm = |name: &str, difference: [Option<f64>; 3]| {
         let [mean, low, high] = difference;
-        serde_json::json!({ "name": name, "val_loss": { "mean": 2.5 }, "difference": { "mean": mean, "low": low, "high": high, "pairs": 3 }, "flip_rate": 0.01, "mu": null, "failures": [] })
+        serde_json::json!({
+            "name": name,
+            "val_loss": { "mean": 2.5 },
+            "difference": { "mean": mean, "low": low, "high": high, "pairs": 3 },
+            "flip_rate": 0.01,
+            "mu": null,
+            "failures": []
+        })
     };
     let arms = [arm("dense", [None; 3]), arm("fst", [Some(-0.0123), Some(-0.02), Some(-0.005)])];
-    let best = serde_json::json!({ "arm": "fst", "among": ["dense", "fst"], "left_out": { "mean": 0.0125, "by_seed": [0.025, 0.0, 0.0125] } });
+    let left_out = serde_json::json!({ "mean": 0.0125, "by_seed": [0.025, 0.0, 0.0125] });
+    let best = serde_json::json!({ "arm": "fst", "among": ["dense", "fst"], "left_out": left_out });
     let trends =
         serde_json::json!([{ "arms": ["weak", "fst"], "flip_rate": -1.0, "val_loss": 0.5 }]);
     let study = serde_json::json!({
-        "format": 1, "reference": "dense", "seeds": [1, 2, 10], "done": 6, "of": 6, "arms": arms, "best": best, "trends": trends
+        "format": 1, "reference": "dense", "seeds": [1, 2, 10], "done": 6, "of": 6,
+        "arms": arms, "best": best, "trends": trends
     });
     fs::write(folder.path().join("study.json"), study.to_string()).unwrap();
     let page = page(&[folder.path().to_owned()]).unwrap();

@@ -42,7 +42,7 @@ pub struct SearchResults {
     pub of: usize,
     /// The lambda to train with; none before all runs are done or if none is feasible.
     pub recommended: Option<f32>,
-    /// What to try next if no candidate is feasible.
+    /// Candidates to try next, if none is feasible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
     /// Method of the run that needs lambda.

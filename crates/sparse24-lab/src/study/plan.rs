@@ -166,7 +166,7 @@ impl Plan {
         toml::to_string(&pairs.collect::<Table>()).expect("tables are TOML")
     }
 
-    /// What a restart must not change. The reference affects no run.
+    /// Settings that a restart must not change. The reference affects no run.
     pub(super) fn identity(&self) -> Identity {
         let base = self.base.decisive();
         let mut settings: Settings =

@@ -193,7 +193,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_batch_depends_on_its_coordinates_alone(seed in any::<u64>(), step in any::<u32>(), micro_step in any::<u32>()) {
+        fn a_batch_depends_on_its_coordinates_alone(
+            seed in any::<u64>(),
+            step in any::<u32>(),
+            micro_step in any::<u32>(),
+        ) {
             let data = dataset(100);
             let whole = batch(&data, seed, step, micro_step, 8, 4);
             prop_assert_eq!(&whole, &batch(&data, seed, step, micro_step, 8, 4));
@@ -204,14 +208,18 @@ mod tests {
         }
 
         #[test]
-        fn every_held_out_token_is_predicted_once(train in 1_u8..127, context in 1_usize..40, sequences in 1_usize..5) {
+        fn every_validation_token_is_predicted_once(
+            train in 1_u8..127,
+            context in 1_usize..40,
+            sequences in 1_usize..5,
+        ) {
             let data = dataset(train);
             let windows = data.evaluation_windows(context);
             let (mut inputs, mut targets) = (vec![7], vec![7]);
             let (mut predicted, mut counted) = (Vec::new(), 0);
             for first in (0..windows.count() + sequences).step_by(sequences) {
                 counted += windows.fill(first, sequences, &mut inputs, &mut targets);
-                prop_assert_eq!((inputs.len(), targets.len()), (sequences * context, sequences * context));
+                prop_assert_eq!([inputs.len(), targets.len()], [sequences * context; 2]);
                 for (&input, &target) in inputs.iter().zip(&targets) {
                     if target == HeadLoss::IGNORE {
                         prop_assert_eq!(input, 0);

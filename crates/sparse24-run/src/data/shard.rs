@@ -408,15 +408,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn read_inverts_write(ids in prop::collection::vec(0_u32..70_000, 0..200), wide in any::<bool>()) {
+        fn read_inverts_write(
+            ids in prop::collection::vec(0_u32..70_000, 0..200),
+            wide in any::<bool>(),
+        ) {
             let vocabulary = if wide { 70_000 } else { 60_000 };
             let ids: Vec<u32> = ids.into_iter().filter(|&id| id < vocabulary).collect();
             let (_folder, path, tokens) = shard(vocabulary, &ids);
-            prop_assert_eq!(read(&path, Some(vocabulary)).unwrap(), Shard { tokens, origin: Some(origin(vocabulary)) });
+            let expected = Shard { tokens, origin: Some(origin(vocabulary)) };
+            prop_assert_eq!(read(&path, Some(vocabulary)).unwrap(), expected);
         }
 
         #[test]
-        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..400), start in 0_usize..4) {
+        fn no_bytes_panic(
+            bytes in prop::collection::vec(any::<u8>(), 0..400),
+            start in 0_usize..4,
+        ) {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("any.bin");
             let magic = [u32::from_le_bytes(MAGIC), LLM_C[0].0, LLM_C[1].0, 7][start];

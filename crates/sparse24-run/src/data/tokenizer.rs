@@ -467,7 +467,8 @@ mod tests {
             prop_assert!(pieces.iter().rev().skip(1).all(|piece| piece.len() >= size));
             for kind in TokenizerKind::ALL {
                 if let Ok(tokenizer) = Tokenizer::for_text(kind, &text) {
-                    let apart: Vec<u32> = pieces.iter().flat_map(|piece| tokenizer.encode(piece).unwrap()).collect();
+                    let encode = |piece: &&str| tokenizer.encode(piece).unwrap();
+                    let apart: Vec<u32> = pieces.iter().flat_map(encode).collect();
                     prop_assert_eq!(apart, tokenizer.encode(&text).unwrap());
                 }
             }

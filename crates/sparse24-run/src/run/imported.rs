@@ -20,9 +20,9 @@ use crate::{
 /// as initial weights; returns the path of its checkpoint.
 ///
 /// # Errors
-/// [`Error::Parameter`] names the first weight that is not the next of [`Gpt2Config::parameters`];
-/// [`Error::Setting`] for a method that does not start dense; errors from the directory. Nothing is
-/// left behind.
+/// [`Error::Parameter`] names the first weight whose name or shape is not that of the model's next
+/// parameter; [`Error::Setting`] for a method that does not start dense; errors from the directory.
+/// Nothing is left behind.
 pub fn save_imported(
     config: &Config,
     weights: Vec<NamedTensor>,

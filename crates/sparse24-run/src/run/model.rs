@@ -185,7 +185,7 @@ impl Model {
     /// Loads the model on its device, to evaluate or sample it.
     ///
     /// # Errors
-    /// [`Error::Parameter`] or [`Error::Operand`] for a checkpoint of another model than the
+    /// [`Error::Parameter`] or [`Error::Train`] for a checkpoint of another model than the
     /// configuration's; errors from the backend.
     pub fn into_trainer(self) -> Result<Trainer, Error> {
         let Self { mut config, checkpoint, recipe, .. } = self;

@@ -129,8 +129,10 @@ fn metrics_are_one_object_a_step() {
     let text = fs::read_to_string(&path).unwrap();
     assert_eq!(
         text,
-        "{\"step\":1,\"phase\":\"sparse\",\"loss\":4.25,\"lr\":0.001,\"grad_norm\":1.1,\"tokens_per_s\":12345.678}\n\
-         {\"step\":2,\"phase\":\"sparse\",\"loss\":4.25,\"lr\":0.001,\"grad_norm\":2.1,\"tokens_per_s\":12345.678,\
+        "{\"step\":1,\"phase\":\"sparse\",\"loss\":4.25,\"lr\":0.001,\
+         \"grad_norm\":1.1,\"tokens_per_s\":12345.678}\n\
+         {\"step\":2,\"phase\":\"sparse\",\"loss\":4.25,\"lr\":0.001,\
+         \"grad_norm\":2.1,\"tokens_per_s\":12345.678,\
          \"flip_rate\":0.0125,\"flip_rate_per_layer\":{\"a\":0.01,\"b\":0.015}}\n"
     );
     assert_eq!(MetricsLog::read(&path).unwrap(), [metrics(1), metrics(2)]);

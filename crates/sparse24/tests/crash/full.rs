@@ -106,7 +106,8 @@ fn exhausted(shape: Shape, disks: impl Iterator<Item = String>) -> Option<Vec<St
         let script = format!(
             "{begin} 2> said; echo $? > code; \
              mount -o remount,size=4m,nr_inodes=1000 disk; \
-             if [ -e disk/run/config.toml ]; then {}; else {begin}; fi && rm -rf run && cp -r disk/run run",
+             if [ -e disk/run/config.toml ]; then {}; else {begin}; fi && \
+             rm -rf run && cp -r disk/run run",
             sparse24(&format!("resume {}", run.display()))
         );
         let output = on_tmpfs(&place, &disk, &script)?;

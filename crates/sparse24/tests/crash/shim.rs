@@ -7,7 +7,7 @@ use std::{
     sync::LazyLock,
 };
 
-/// What the shim does to the operations that change files below a folder; they count from 0.
+/// Treatment of the operations that change files below a folder, which are counted from 0.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Plan {
     /// Nothing; they are only counted.

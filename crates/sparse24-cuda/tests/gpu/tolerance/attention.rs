@@ -44,10 +44,11 @@ pub(crate) struct AttentionBounds {
 /// Backward, to first order in BF16: dv = sum over queries of p dO, p rounded: (BF16 + 2 rho) sum p
 /// |dO| + BF16 |dv|. dS = p (dP - D), dP = dO.v, D = dO.o: each of dP and D is off by (w + 4) F32
 /// of the sum of its |products|, p by rho, then dS is rounded by BF16:
-/// |error of dS| <= BF16 |dS| + p 2 (rho + (w + 4) F32) (|dO|.|v| + |dO|.|o|) =: E; and |dS| <= p (|dP| / (1 - dropped) + |D|), where a dropped dP
-/// counts as kept. dq = dS k / sqrt(w): sum E |k| / sqrt(w) + BF16 |dq|, and the sum over T adds T
-/// F32 sum |dS| |k|, which rho covers. dk alike. The last rounding, BF16 |result|, is the caller's:
-/// `rounded`.
+/// |error of dS| <= BF16 |dS| + p 2 (rho + (w + 4) F32) (|dO|.|v| + |dO|.|o|) =: E; and
+/// |dS| <= p (|dP| / (1 - dropped) + |D|), where a dropped dP counts as kept.
+/// dq = dS k / sqrt(w): sum E |k| / sqrt(w) + BF16 |dq|, and the sum over T adds
+/// T F32 sum |dS| |k|, which rho covers. dk alike. The last rounding, BF16 |result|, is the
+/// caller's: `rounded`.
 pub(crate) fn attention(head: &AttentionHead<'_>) -> AttentionBounds {
     let (width, keys, queries) = (head.q.ncols() as f32, head.k.nrows(), head.q.nrows());
     let scale = width.sqrt().recip();

@@ -8,7 +8,7 @@ use crate::backend::{MaskId, TableId, Tensor};
 operations! {
     /// The optimizer, copies and fills.
     Update = UpdateOp<'a> {
-        /// See [`Copy`].
+        /// See [`struct@Copy`].
         Copy(Copy),
         /// See [`Fill`].
         Fill(Fill),
