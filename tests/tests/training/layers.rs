@@ -475,7 +475,9 @@ fn attention() {
                     [q, k, v]
                 };
                 let lengths = lengths.as_deref();
-                let attention = layers::Attention { shape, qkv: &qkv, lengths, dropout };
+                let qkv = &qkv;
+                let attention =
+                    layers::Attention { shape, qkv, lengths, dropout, operand_units: 0.0 };
                 let attended = attention.forward(a);
                 let y = linear(a, weights, "out", &attended.o);
                 let d_o = linear_backward(a, gradients, weights, "out", &attended.o, &dy_host);
