@@ -95,7 +95,7 @@ const OPERATIONS: &[(&str, Check)] = &[
 ];
 
 /// Cases drawn per operation.
-const DRAWN: u32 = 24;
+const DRAWN: u32 = 96;
 
 /// Displaced runs of the oracle.
 const RUNS: u64 = 6;
@@ -451,7 +451,7 @@ impl<'a> Bench<'a> {
 impl Storage {
     /// The values as activations are stored and operands of products are read.
     fn rounded(self, x: &Matrix) -> Matrix {
-        if self.bf16 { x.map(|&x| bf16::from_f64(x).to_f64()) } else { x.clone() }
+        if self.bf16 { x.map(|&x| bf16::from_f32(x as f32).to_f64()) } else { x.clone() }
     }
 
     /// Roundings, in units of f32, of an operand that the device computes within an operation.

@@ -264,7 +264,7 @@ fn linear_layers() {
 #[test]
 fn products_round_their_operands() {
     let (p, q, r) = (9, 12, 8);
-    let round = |values: &Matrix| values.map(|&x| half::bf16::from_f64(x).to_f64());
+    let round = |values: &Matrix| values.map(|&x| half::bf16::from_f32(x as f32).to_f64());
     let run = |operands, prepare: &dyn Fn(&Matrix) -> Matrix| {
         let (mut bench, layer) = Bench::with(operands, one(p), Accumulate::Overwrite, |builder| {
             Linear24::new(builder, spec([r, q], Bias::Absent))
