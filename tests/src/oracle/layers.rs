@@ -151,18 +151,24 @@ fn spread(z: f64) -> f64 {
     1.0 + 2.0 * z.abs() + 0.25 * z * z
 }
 
+/// The magnitude of the error of a sigmoid that is held at 2^-120, times z or the slope's z^3.
+fn saturated(z: f64) -> f64 {
+    2.0_f64.powi(-100) * (1.0 + z.abs().powi(3))
+}
+
 /// H = act(Z); gated activations multiply the activated first half of the columns by the second.
 pub fn activate(a: &mut Arithmetic, activation: Activation, z: &Matrix) -> Matrix {
     let width = z.ncols() / activation.columns_in();
     Matrix::from_shape_fn((z.nrows(), width), |(i, j)| {
         let (first, second) = (z[[i, j]], z[[i, (j + width) % z.ncols()]]);
-        let value = match activation {
-            Activation::Gelu => gelu(first).0,
-            Activation::Geglu => gelu(first).0 * second,
-            Activation::Swiglu => silu(first).0 * second,
+        let (value, factor) = match activation {
+            Activation::Gelu => (gelu(first).0, 1.0),
+            Activation::Geglu => (gelu(first).0, second),
+            Activation::Swiglu => (silu(first).0, second),
             other => unimplemented!("{other:?}"),
         };
-        a.rounded(value, ACTIVATION_UNITS, value * spread(first))
+        let magnitude = value.abs() * spread(first) + saturated(first);
+        a.rounded(value * factor, ACTIVATION_UNITS, magnitude * factor)
     })
 }
 
@@ -185,7 +191,8 @@ pub fn activate_backward(
         } else {
             let second = z[[i, j + width]];
             dz[[i, j]] = a.rounded(dh * second * slope, ACTIVATION_UNITS, magnitude * second);
-            dz[[i, j + width]] = a.rounded(dh * value, ACTIVATION_UNITS, magnitude * value);
+            let magnitude = dh * (value.abs() * spread(first) + saturated(first));
+            dz[[i, j + width]] = a.rounded(dh * value, ACTIVATION_UNITS, magnitude);
         }
     }
     dz
@@ -213,6 +220,8 @@ pub struct Attention<'a> {
     pub lengths: Option<&'a [u32]>,
     /// Dropout of the probabilities, numbered `[batch, heads, queries, keys]`.
     pub dropout: Option<Dropout>,
+    /// Additional error, in units of 2^-24, of operands that are computed in between: 0 for f32.
+    pub operand_units: f64,
 }
 
 impl Attention<'_> {
@@ -256,6 +265,10 @@ impl Attention<'_> {
         })
     }
 
+    fn operand(&self, a: &mut Arithmetic, x: Matrix) -> Matrix {
+        if self.operand_units == 0.0 { x } else { a.map(&x, self.operand_units, |x| (x, x)) }
+    }
+
     /// The forward pass.
     #[must_use]
     pub fn forward(&self, a: &mut Arithmetic) -> Attended {
@@ -285,7 +298,8 @@ impl Attention<'_> {
                     p[[i, j]] = a.rounded(value, 8.0 + below, value);
                 }
             }
-            let out = a.product(&self.dropped(&p, task), &v);
+            let operand = self.operand(a, self.dropped(&p, task));
+            let out = a.product(&operand, &v);
             self.set_head(&mut o, &out, task);
             probabilities.push(p);
         }
@@ -315,9 +329,11 @@ impl Attention<'_> {
                     ds[[i, j]] = a.rounded(p * (through - projection), 4.0, magnitude);
                 }
             }
+            let ds = self.operand(a, ds);
             let dq = a.product(&ds, &(&k / root));
             let dk = a.product(&ds.t().to_owned(), &(&q / root));
-            let dv = a.product(&self.dropped(&p, task).t().to_owned(), &d_o);
+            let dropped = self.operand(a, self.dropped(&p, task));
+            let dv = a.product(&dropped.t().to_owned(), &d_o);
             for (gradient, part) in gradients.iter_mut().zip([dq, dk, dv]) {
                 self.set_head(gradient, &part, task);
             }

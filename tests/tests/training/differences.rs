@@ -136,7 +136,7 @@ fn attention() {
         let qkv = [queries, keys, keys].map(|rows| random.matrix([2 * rows, 6], 1.5));
         let c = random.matrix([2 * queries, 6], 1.0);
         let lengths = lengths.as_ref().map(<[u32; 2]>::as_slice);
-        let attention = Attention { shape, qkv: &qkv, lengths, dropout };
+        let attention = Attention { shape, qkv: &qkv, lengths, dropout, operand_units: 0.0 };
         let kept = attention.forward(a);
         let gradients = attention.backward(a, &kept, &c);
         for (part, gradient) in gradients.iter().enumerate() {

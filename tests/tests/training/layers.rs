@@ -264,7 +264,7 @@ fn linear_layers() {
 #[test]
 fn products_round_their_operands() {
     let (p, q, r) = (9, 12, 8);
-    let round = |values: &Matrix| values.map(|&x| half::bf16::from_f64(x).to_f64());
+    let round = |values: &Matrix| values.map(|&x| half::bf16::from_f32(x as f32).to_f64());
     let run = |operands, prepare: &dyn Fn(&Matrix) -> Matrix| {
         let (mut bench, layer) = Bench::with(operands, one(p), Accumulate::Overwrite, |builder| {
             Linear24::new(builder, spec([r, q], Bias::Absent))
@@ -475,7 +475,9 @@ fn attention() {
                     [q, k, v]
                 };
                 let lengths = lengths.as_deref();
-                let attention = layers::Attention { shape, qkv: &qkv, lengths, dropout };
+                let qkv = &qkv;
+                let attention =
+                    layers::Attention { shape, qkv, lengths, dropout, operand_units: 0.0 };
                 let attended = attention.forward(a);
                 let y = linear(a, weights, "out", &attended.o);
                 let d_o = linear_backward(a, gradients, weights, "out", &attended.o, &dy_host);

@@ -243,7 +243,8 @@ impl Pass<'_> {
         let BatchShape { size: batch, sequence_length: queries } = self.batch;
         let (heads, mask) = (self.spec.heads, AttentionMask::Causal);
         let shape = AttentionShape { batch, heads, queries, keys: queries, mask };
-        Attention { shape, qkv, lengths: None, dropout: self.dropout(1 + 3 * layer) }
+        let dropout = self.dropout(1 + 3 * layer);
+        Attention { shape, qkv, lengths: None, dropout, operand_units: 0.0 }
     }
 
     /// Dropouts are numbered: 0 the embedding; in a block 1 + 3 layer + {0 the probabilities, 1

@@ -42,6 +42,9 @@ impl Buffers {
     }
 
     pub(super) fn view(&self, t: Tensor) -> ArrayView2<'_, f32> {
+        if t.elements() == 0 {
+            return ArrayView2::from_shape(t.shape, &[]).expect("no elements");
+        }
         ArrayView2::from_shape((t.shape[0], t.shape[1]).strides((t.stride, 1)), self.floats(t))
             .expect("a handle lies within its buffer")
     }
@@ -110,6 +113,9 @@ impl Buffers {
 }
 
 pub(super) fn view_mut(t: Tensor, data: &mut [f32]) -> ArrayViewMut2<'_, f32> {
+    if t.elements() == 0 {
+        return ArrayViewMut2::from_shape(t.shape, &mut []).expect("no elements");
+    }
     ArrayViewMut2::from_shape(
         (t.shape[0], t.shape[1]).strides((t.stride, 1)),
         &mut data[t.offset..],

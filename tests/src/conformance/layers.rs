@@ -1,0 +1,377 @@
+//! Activations, norms, attention, embeddings, the head and dropout.
+
+use sparse24_core::{
+    op::{Activation, AttentionMask, AttentionShape, Dropout, NonFinite},
+    philox::{Purpose, Site},
+};
+use sparse24_train::backend::{
+    DType, Extent, Op, Region, Tensor,
+    op::{
+        ActivationBackward, ActivationForward, Add, AttentionBackward, AttentionForward, DropoutOp,
+        Embed, EmbedBackward, EmbedForward, HeadGradients, HeadLoss, NormBackward, NormForward,
+    },
+};
+
+use super::{
+    ADDRESS, Bench, Draw, LOSS_SCALE, Matrix, Output,
+    products::{accumulate, added},
+    transposed,
+};
+use crate::oracle::{arithmetic::Arithmetic, layers};
+
+fn activation(draw: &Draw) -> Activation {
+    Activation::ALL[draw.sizes[3] % 3]
+}
+
+/// H = act(Z).
+pub(super) fn activation_forward(bench: &mut Bench<'_>, draw: &Draw) {
+    bench.finite();
+    let (activation, p, d_ff) = (activation(draw), draw.sizes[0], bench.columns(draw.sizes[2]));
+    let (z, z_host) = bench.activation(p, d_ff * activation.columns_in());
+    let h = bench.output("h", p, d_ff);
+    let op = ActivationForward { activation, z, h: h.tensor };
+    bench.check(&[h], &[op.into()], |a| vec![layers::activate(a, activation, &z_host)]);
+}
+
+/// dZ = dH act'(Z).
+pub(super) fn activation_backward(bench: &mut Bench<'_>, draw: &Draw) {
+    bench.finite();
+    let (activation, p, d_ff) = (activation(draw), draw.sizes[0], bench.columns(draw.sizes[2]));
+    let columns = d_ff * activation.columns_in();
+    let (z, z_host) = bench.activation(p, columns);
+    let (dh, dh_host) = bench.activation(p, d_ff);
+    let dz = bench.output("dz", p, columns);
+    let op = ActivationBackward { activation, dh, z, dz: dz.tensor };
+    bench.check(&[dz], &[op.into()], |a| {
+        vec![layers::activate_backward(a, activation, &z_host, &dh_host)]
+    });
+}
+
+/// x + delta, and its norm; the addition alone and in place.
+pub(super) fn norm_forward(bench: &mut Bench<'_>, draw: &Draw) {
+    bench.tame();
+    let (p, d) = (draw.sizes[0], bench.columns(draw.sizes[2]));
+    let [residual, biased, ..] = draw.options;
+    let ((x, x_host), (delta, delta_host)) = (bench.activation(p, d), bench.activation(p, d));
+    let ((gamma, gamma_host), (beta, beta_host)) =
+        (bench.parameter([1, d]), bench.parameter([1, d]));
+    let (sum, y) = (bench.output("sum", p, d), bench.output("y", p, d));
+    let stats = bench.sum("stats", [p, 2], false);
+    let add = Add { x, delta, out: sum.tensor };
+    let norm = NormForward {
+        x: if residual { sum.tensor } else { x },
+        gamma,
+        beta: biased.then_some(beta),
+        y: y.tensor,
+        stats: stats.tensor,
+    };
+    let storage = bench.storage;
+    let normed = |a: &mut Arithmetic, x: &Matrix| {
+        let normed = layers::norm(a, x, &gamma_host, biased.then_some(&beta_host));
+        let mean: Vec<f64> =
+            x.rows().into_iter().map(|row| a.sum(row.iter().map(|x| x / d as f64))).collect();
+        let stats =
+            Matrix::from_shape_fn((p, 2), |(i, j)| if j == 0 { mean[i] } else { normed.rstd[i] });
+        [normed.y, stats]
+    };
+    if !residual {
+        return bench.check(&[y, stats], &[norm.into()], |a| normed(a, &x_host).into());
+    }
+    bench.check(&[sum, y, stats], &[add.into(), norm.into()], |a| {
+        let sum = a.plus(&x_host, &delta_host);
+        let [y, stats] = normed(a, &storage.rounded(&sum));
+        vec![storage.rounded(&sum), y, stats]
+    });
+    let in_place = Output { before: Some(x_host.clone()), ..bench.output("x", p, d) };
+    let add = Op::from(Add { x: in_place.tensor, delta, out: in_place.tensor });
+    match bench.backend.execute(&add) {
+        Err(sparse24_train::Error::Refused(why)) => println!("skipped: {why}"),
+        _ => bench.check(&[in_place], &[add], |a| vec![a.plus(&x_host, &delta_host)]),
+    }
+}
+
+/// The gradients of x, gamma and beta.
+pub(super) fn norm_backward(bench: &mut Bench<'_>, draw: &Draw) {
+    bench.tame();
+    let (p, d) = (draw.sizes[0], bench.columns(draw.sizes[2]));
+    let [add, add_dx, biased, _] = draw.options;
+    let ((x, x_host), (dy, dy_host)) = (bench.activation(p, d), bench.activation(p, d));
+    let (gamma, gamma_host) = bench.parameter([1, d]);
+    let rows = x_host.rows().into_iter();
+    let stats = rows.flat_map(|row| {
+        let mean = row.sum() / d as f64;
+        let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / d as f64;
+        [mean, 1.0 / (variance + 1e-5).sqrt()].map(|x| f64::from(x as f32))
+    });
+    let stats = Matrix::from_shape_vec((p, 2), stats.collect()).expect("two per row");
+    let (stats, _) = bench.given(stats, DType::F32, Region::Activations);
+    let mut dx = bench.output("dx", p, d);
+    if add_dx {
+        let values = bench.matrix([p, d]);
+        dx.before = Some(bench.storage.rounded(&values));
+    }
+    let (dgamma, dbeta) = (bench.sum("dgamma", [1, d], add), bench.sum("dbeta", [1, d], add));
+    let op = NormBackward {
+        dy,
+        x,
+        stats,
+        gamma,
+        dx: dx.tensor,
+        accumulate_dx: accumulate(add_dx),
+        dgamma: dgamma.tensor,
+        dbeta: biased.then_some(dbeta.tensor),
+        accumulate: accumulate(add),
+    };
+    let mut outputs = vec![dx, dgamma];
+    outputs.extend(biased.then_some(dbeta));
+    let before: Vec<_> = outputs.iter().map(|output| output.before.clone()).collect();
+    bench.check(&outputs, &[op.into()], |a| {
+        let normed = layers::norm(a, &x_host, &gamma_host, None);
+        let (dx, dgamma, dbeta) = layers::norm_backward(a, &dy_host, &normed, &gamma_host);
+        let gradients = [(dx, 1), (dgamma, p + 2), (dbeta, p + 2)].into_iter().zip(&before);
+        gradients.map(|((sum, terms), before)| added(a, before.as_ref(), sum, terms)).collect()
+    });
+}
+
+/// Geometry, operands and options of an attention.
+struct Attended {
+    shape: AttentionShape,
+    host: [Matrix; 3],
+    lengths: Option<Vec<u32>>,
+    p: Option<f32>,
+    op: AttentionForward,
+    outputs: [Output; 2],
+}
+
+const DROPOUT: Site = Site::new(Purpose::Dropout, 3);
+
+fn dropped(p: f32) -> layers::Dropout {
+    layers::Dropout { address: ADDRESS, number: 3, p: p.into() }
+}
+
+impl Attended {
+    fn new(bench: &mut Bench<'_>, draw: &Draw) -> Self {
+        bench.tame();
+        let [queries, width, keys, heads] = draw.sizes;
+        let [causal, padded, drops, joint] = draw.options;
+        let (queries, batch) = (queries.max(1), 1 + (draw.seed % 2) as usize);
+        let keys = if joint { queries } else { keys };
+        let d = heads * bench.size(Extent::HeadDim, width.min(8));
+        let mask = if causal { AttentionMask::Causal } else { AttentionMask::Full };
+        let shape = AttentionShape { batch, heads, queries, keys, mask };
+        let (tensors, host) = if joint {
+            let (qkv, host) = bench.activation(batch * queries, 3 * d);
+            (qkv.split(), layers::split(&host))
+        } else {
+            let [q, k, v] = [queries, keys, keys].map(|rows| bench.activation(batch * rows, d));
+            ([q.0, k.0, v.0], [q.1, k.1, v.1])
+        };
+        let lengths = padded.then(|| bench.random_ids(batch, keys + 1));
+        let (o, lse) = (
+            bench.output("o", batch * queries, d),
+            bench.sum("lse", [batch * heads, queries], false),
+        );
+        let p = drops.then_some(0.25);
+        let [q, k, v] = tensors;
+        let op = AttentionForward {
+            shape,
+            q,
+            k,
+            v,
+            lengths: lengths.as_ref().map(|lengths| bench.ids(lengths)),
+            dropout: p.map(|p| Dropout { p, site: DROPOUT }),
+            o: o.tensor,
+            lse: lse.tensor,
+        };
+        Self { shape, host, lengths, p, op, outputs: [o, lse] }
+    }
+
+    fn oracle(&self, bench: &Bench<'_>) -> layers::Attention<'_> {
+        layers::Attention {
+            shape: self.shape,
+            qkv: &self.host,
+            lengths: self.lengths.as_deref(),
+            dropout: self.p.map(dropped),
+            operand_units: bench.storage.operand_units(),
+        }
+    }
+}
+
+/// O and the log-sum-exps.
+pub(super) fn attention_forward(bench: &mut Bench<'_>, draw: &Draw) {
+    let attended = Attended::new(bench, draw);
+    let oracle = attended.oracle(bench);
+    bench.check(&attended.outputs, &[attended.op.into()], |a| {
+        let layers::Attended { o, lse, .. } = oracle.forward(a);
+        vec![o, lse]
+    });
+}
+
+/// The gradients of q, k and v, in one buffer or three.
+pub(super) fn attention_backward(bench: &mut Bench<'_>, draw: &Draw) {
+    let attended = Attended::new(bench, draw);
+    let oracle = attended.oracle(bench);
+    let mut kept = oracle.forward(&mut Arithmetic::Exact);
+    kept.o = bench.storage.rounded(&kept.o);
+    bench.upload(attended.op.o, &kept.o);
+    bench.upload(attended.op.lse, &kept.lse);
+    let AttentionShape { batch, queries, keys, .. } = attended.shape;
+    let d = kept.o.ncols();
+    let (d_o, d_o_host) = bench.activation(batch * queries, d);
+    let joint = draw.options[3];
+    let (outputs, dqkv): (Vec<_>, [Tensor; 3]) = if joint {
+        let dqkv = bench.output("dqkv", batch * queries, 3 * d);
+        let parts = dqkv.tensor.split();
+        (vec![dqkv], parts)
+    } else {
+        let rows = [("dq", queries), ("dk", keys), ("dv", keys)];
+        let outputs = rows.map(|(name, rows)| bench.output(name, batch * rows, d));
+        let parts = outputs.each_ref().map(|output| output.tensor);
+        (outputs.into(), parts)
+    };
+    let op = AttentionBackward { forward: attended.op, d_o, dqkv };
+    bench.check(&outputs, &[op.into()], |a| {
+        let gradients = oracle.backward(a, &kept, &d_o_host);
+        if joint { vec![layers::join(&gradients)] } else { gradients.into() }
+    });
+}
+
+/// The operands of an embedding: tables, positions or not, repeated tokens.
+fn embed(bench: &mut Bench<'_>, draw: &Draw) -> (Embed, Vec<u32>, [Matrix; 2]) {
+    bench.finite();
+    let [length, d, vocabulary, size] = draw.sizes;
+    let (length, d) = (length.max(1), bench.columns(d));
+    let ids = bench.random_ids(length * size, vocabulary);
+    let tokens = bench.ids(&ids);
+    let ((table, table_host), (positions, positions_host)) =
+        (bench.parameter([vocabulary, d]), bench.parameter([length + 1, d]));
+    let op = Embed {
+        tokens,
+        sequence_length: length,
+        token_table: table,
+        position_table: draw.options[0].then_some(positions),
+        rows: table,
+    };
+    (op, ids, [table_host, positions_host])
+}
+
+/// x = E[tokens] + P[positions].
+pub(super) fn embed_forward(bench: &mut Bench<'_>, draw: &Draw) {
+    let (op, ids, [table, positions]) = embed(bench, draw);
+    let rows = bench.output("rows", ids.len(), table.ncols());
+    let has_positions = op.position_table.is_some();
+    let length = op.sequence_length;
+    let op = EmbedForward(Embed { rows: rows.tensor, ..op });
+    bench.check(&[rows], &[op.into()], |a| {
+        vec![Matrix::from_shape_fn((ids.len(), table.ncols()), |(i, j)| {
+            let position = if has_positions { positions[[i % length, j]] } else { 0.0 };
+            let value = table[[ids[i] as usize, j]] + position;
+            a.rounded(value, 1.0, value)
+        })]
+    });
+}
+
+/// The gradients of the tables, added to what they hold.
+pub(super) fn embed_backward(bench: &mut Bench<'_>, draw: &Draw) {
+    let (op, ids, [table, positions]) = embed(bench, draw);
+    let (rows, rows_host) = bench.activation(ids.len(), table.ncols());
+    let mut outputs = vec![bench.unguarded("dE", table.clone(), Region::Gradients)];
+    let position_table = op.position_table.map(|_| {
+        outputs.push(bench.unguarded("dP", positions.clone(), Region::Gradients));
+        outputs[1].tensor
+    });
+    let (token_table, length) = (outputs[0].tensor, op.sequence_length);
+    let op = EmbedBackward(Embed { rows, token_table, position_table, ..op });
+    let tables = [table, positions];
+    bench.check(&outputs, &[op.into()], |a| {
+        let row_of: [&dyn Fn(usize) -> usize; 2] = [&|i| ids[i] as usize, &|i| i % length];
+        let tables = tables.iter().zip(row_of).take(outputs.len());
+        let gradient = |(before, row_of): (&Matrix, &dyn Fn(usize) -> usize)| {
+            Matrix::from_shape_fn(before.dim(), |(row, j)| {
+                let mine = (0..ids.len()).filter(|&i| row_of(i) == row);
+                a.sum(mine.map(|i| rows_host[[i, j]]).chain([before[[row, j]]]))
+            })
+        };
+        tables.map(gradient).collect()
+    });
+}
+
+/// Loss and gradients, a few rows of logits at a time, with ignored targets and smoothing.
+pub(super) fn head_loss(bench: &mut Bench<'_>, draw: &Draw) {
+    bench.tame();
+    let [p, d, vocabulary, chunk] = draw.sizes;
+    let [trains, add, ignores, smoothed] = draw.options;
+    let (p, d) = (p.max(1), bench.columns(d.min(8)));
+    let (x, x_host) = bench.activation(p, d);
+    let (embedding, e_host) = bench.parameter([vocabulary, d]);
+    let e_host = bench.storage.rounded(&e_host);
+    let mut targets = bench.random_ids(p, vocabulary);
+    if ignores {
+        targets[0] = HeadLoss::IGNORE;
+    }
+    let smoothing = if smoothed { 0.125 } else { 0.0 };
+    let logits =
+        bench.alloc([p.div_ceil(chunk), vocabulary], DType::Activation, Region::Activations);
+    let (loss, dx) = (bench.sum("loss", [1, 1], false), bench.output("dx", p, d));
+    let before = bench.matrix([vocabulary, d]);
+    let mut dembedding = bench.unguarded("dE", before.clone(), Region::Gradients);
+    if !add {
+        dembedding.before = Some(Matrix::from_elem(before.dim(), f64::NAN));
+    }
+    let gradients =
+        HeadGradients { dx: dx.tensor, dembedding: dembedding.tensor, accumulate: accumulate(add) };
+    let op = HeadLoss {
+        x,
+        embedding,
+        targets: bench.ids(&targets),
+        smoothing,
+        logits,
+        loss: loss.tensor,
+        gradients: trains.then_some(gradients),
+    };
+    let storage = bench.storage;
+    let of_loss = loss.tensor;
+    let outputs = if trains { vec![loss, dx, dembedding] } else { vec![loss] };
+    bench.check(&outputs, &[op.into()], |a| {
+        let logits = storage.product(a, &x_host, &transposed(&e_host));
+        let logits = storage.between(a, &logits);
+        let (sum, dlogits) =
+            layers::loss(a, &logits, &targets, smoothing.into(), LOSS_SCALE.into());
+        let sum = Matrix::from_elem((1, 1), sum);
+        if !trains {
+            return vec![sum];
+        }
+        let dlogits = storage.between(a, &dlogits);
+        let dx = storage.product(a, &dlogits, &e_host);
+        let de = storage.product(a, &transposed(&dlogits), &x_host);
+        vec![sum, dx, added(a, add.then_some(&before), de, p + 2)]
+    });
+    // A loss that is not finite raises the flag, in training alone.
+    let poison = Matrix::from_elem((p, d), f64::NAN);
+    bench.upload(x, &poison);
+    bench.run(op);
+    let counted = targets.iter().any(|&target| target != HeadLoss::IGNORE);
+    for expected in [(trains && counted).then_some(NonFinite::Loss), None] {
+        let report = bench.backend.report(of_loss).expect("a report");
+        assert_eq!(report.non_finite, expected, "after a loss of {:?}", report.losses);
+    }
+}
+
+/// The elements dropped are those of the stream; the others are scaled.
+pub(super) fn dropout(bench: &mut Bench<'_>, draw: &Draw) {
+    bench.finite();
+    let [p, _, columns, _] = draw.sizes;
+    let columns = bench.columns(columns);
+    let values = bench.matrix([p, columns]);
+    let values = bench.storage.rounded(&values);
+    let x = Output { before: Some(values.clone()), ..bench.output("x", p, columns) };
+    let rate = if draw.options[0] { 0.25 } else { 0.625 };
+    let op = DropoutOp { x: x.tensor, dropout: Dropout { p: rate, site: DROPOUT } };
+    let tensor = x.tensor;
+    let oracle =
+        |a: &mut Arithmetic| layers::Dropout::apply(Some(dropped(rate)), a, values.clone());
+    bench.check(&[x], &[op.into()], |a| vec![oracle(a)]);
+    let found = bench.download(tensor);
+    let zero = |x: &Matrix| x.map(|&x| x == 0.0);
+    assert_eq!(zero(&found), zero(&oracle(&mut Arithmetic::Exact)), "other elements are dropped");
+}

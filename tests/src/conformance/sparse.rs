@@ -1,0 +1,193 @@
+//! Masks and compressed operands, bit for bit with core.
+
+use ndarray::Array2;
+use sparse24_core::{
+    Mask, MaskKind,
+    mvue::{self, Estimator},
+    permute,
+    philox::{Purpose, Site, Stream},
+    prune::{self, ValueMap},
+    search,
+};
+use sparse24_train::backend::{
+    DType, Gradient24, Region, Tensor, Weight24,
+    op::{
+        CompressWeight, Gradient, LinearDgrad, LinearForward, LinearWgrad, MaskSearch,
+        MvueCompress, Orientation, PermutedMask, Weight,
+    },
+};
+
+use super::{ADDRESS, Bench, Draw, Matrix, identity, products, transposed};
+
+const SITE: Site = Site::new(Purpose::Mvue, 3);
+
+fn stream(site: Site) -> Stream {
+    Stream::new(ADDRESS.seed, site, ADDRESS.micro_step, ADDRESS.step)
+}
+
+fn narrow(x: &Matrix) -> Array2<f32> {
+    x.map(|&x| x as f32)
+}
+
+/// Rows and columns of a weight that consists of tiles.
+fn tiled(bench: &Bench<'_>, draw: &Draw) -> [usize; 2] {
+    let [_, q, r, _] = draw.sizes.map(|size| bench.columns(size.next_multiple_of(4)));
+    [r, q]
+}
+
+fn kind(draw: &Draw) -> MaskKind {
+    if draw.options[0] { MaskKind::Transposable } else { MaskKind::RowWise }
+}
+
+/// The mask that core finds.
+fn searched(w: &Matrix, kind: MaskKind) -> Mask {
+    search::mask_search(narrow(w).view(), kind).expect("tiles")
+}
+
+/// S(W) of an identity map, allocated and compressed, and its values as a product reads them.
+pub(super) fn pruned(
+    bench: &mut Bench<'_>,
+    w: Tensor,
+    values: &Matrix,
+    kind: MaskKind,
+) -> (Weight24, Matrix) {
+    let (mask, out) = (bench.mask(w.shape), bench.backend.alloc_weight24(w.shape).expect("memory"));
+    bench.run(MaskSearch { w, kind, mask });
+    let (orientation, map) = (orientation(kind), ValueMap::Identity);
+    bench.run(CompressWeight { w, mask, orientation, map, out });
+    let pruned = prune::masked(narrow(values).view(), &searched(values, kind)).expect("one shape");
+    (out, bench.storage.rounded(&pruned.map(|&x| f64::from(x))))
+}
+
+fn orientation(kind: MaskKind) -> Orientation {
+    match kind {
+        MaskKind::Transposable => Orientation::Both,
+        _ => Orientation::Forward,
+    }
+}
+
+fn sample(dz: &Matrix, estimator: Estimator) -> Matrix {
+    let sampled = mvue::compress(narrow(dz).view(), estimator, stream(SITE)).expect("padded");
+    sampled.decode().map(|&x| f64::from(x))
+}
+
+/// MVUE(dZ^T), allocated and sampled, and its values `[r, p]`.
+pub(super) fn sampled(
+    bench: &mut Bench<'_>,
+    dz: Tensor,
+    values: &Matrix,
+    exact: bool,
+) -> (Gradient24, Matrix) {
+    let estimator = if exact { Estimator::Exact } else { Estimator::Approximate };
+    let out = bench.backend.alloc_gradient24(dz.shape).expect("memory suffices");
+    bench.run(MvueCompress { dz, site: SITE, estimator, out });
+    let sampled = sample(values, estimator);
+    let sampled = sampled.slice(ndarray::s![.., ..dz.shape[0]]).to_owned();
+    (out, bench.storage.rounded(&sampled))
+}
+
+/// Every kind of mask, of any values.
+pub(super) fn mask_search(bench: &mut Bench<'_>, draw: &Draw) {
+    let shape = tiled(bench, draw);
+    let (w, values) = bench.parameter(shape);
+    let mask = bench.mask(shape);
+    let expected = searched(&values, kind(draw));
+    // A search overwrites what was there.
+    for before in [Mask::empty(shape[0], shape[1]).expect("tiles"), expected.clone()] {
+        bench.backend.upload_mask(mask, &before).expect("one shape");
+        bench.run(MaskSearch { w, kind: kind(draw), mask });
+        let found = bench.backend.download_mask(mask).expect("a mask");
+        assert!(found == expected, "{:?}: {found:?} instead of {expected:?}", kind(draw));
+    }
+}
+
+/// A row-wise mask, and the two largest of four rows in an order.
+pub(super) fn permuted_mask(bench: &mut Bench<'_>, draw: &Draw) {
+    if !bench.capabilities.permuted_masks {
+        return;
+    }
+    let shape = tiled(bench, draw);
+    let (w, values) = bench.parameter(shape);
+    let [mask, out] = [0; 2].map(|_| bench.mask(shape));
+    bench.run(MaskSearch { w, kind: MaskKind::RowWise, mask });
+    let forward = searched(&values, MaskKind::RowWise);
+    let order = permute::row_order(&forward, stream(Site::new(Purpose::Permutation, 3)));
+    bench.run(PermutedMask { w, mask, order: &order, out });
+    let expected = permute::permuted_mask(narrow(&values).view(), &forward, &order);
+    let found = bench.backend.download_mask(out).expect("a mask");
+    assert!(found == expected.expect("one shape"), "in the order {order:?}");
+    if values.iter().any(|x| !x.is_finite()) {
+        return;
+    }
+    let weight = bench.backend.alloc_weight24(shape).expect("memory suffices");
+    let (orientation, map) = (Orientation::Permuted, ValueMap::Identity);
+    bench.run(CompressWeight { w, mask: out, orientation, map, out: weight });
+    let expected = prune::masked(narrow(&values).view(), &found).expect("one shape");
+    assert_dgrad_reads(bench, weight, &expected.map(|&x| f64::from(x)));
+}
+
+/// dZ = I reads S(W) through the product.
+fn assert_dgrad_reads(bench: &mut Bench<'_>, weight: Weight24, expected: &Matrix) {
+    let (r, q) = expected.dim();
+    let (dz, _) = bench.given(identity(r, r), DType::Activation, Region::Activations);
+    let dx = bench.output("S(W)", r, q);
+    let op = LinearDgrad { dz, weight: Weight::Pruned(weight), dx: dx.tensor };
+    let expected = bench.storage.rounded(expected);
+    bench.check(&[dx], &[op.into()], |_| vec![expected.clone()]);
+}
+
+/// Both maps of kept values, read through the products that the mask allows.
+pub(super) fn compress_weight(bench: &mut Bench<'_>, draw: &Draw) {
+    bench.finite();
+    let (shape, kind) = (tiled(bench, draw), kind(draw));
+    let (w, values) = bench.parameter(shape);
+    let (mask, out) = (bench.mask(shape), bench.backend.alloc_weight24(shape).expect("memory"));
+    let searched = searched(&values, kind);
+    bench.backend.upload_mask(mask, &searched).expect("one shape");
+    let soft = draw.options[1] && kind == MaskKind::RowWise;
+    let map = if soft { ValueMap::SoftThreshold { scale: 1.25 } } else { ValueMap::Identity };
+    bench.run(CompressWeight { w, mask, orientation: orientation(kind), map, out });
+    let values = narrow(&values);
+    let expected = if soft {
+        let groups = values.as_slice().expect("row-major").as_chunks::<4>().0.iter();
+        let mapped = groups.flat_map(|&x| prune::group(x, prune::largest_two(x), map));
+        Array2::from_shape_vec(shape, mapped.collect()).expect("whole groups")
+    } else {
+        prune::masked(values.view(), &searched).expect("one shape")
+    };
+    let expected = expected.map(|&x| f64::from(x));
+    let q = shape[1];
+    let (x, _) = bench.given(identity(q, q), DType::Activation, Region::Activations);
+    let z = bench.output("S(W)^T", q, shape[0]);
+    let op = LinearForward { x, weight: Weight::Pruned(out), bias: None, z: z.tensor };
+    let read = bench.storage.rounded(&transposed(&expected));
+    bench.check(&[z], &[op.into()], |_| vec![read.clone()]);
+    if bench.capabilities.dgrad_masks.contains(&kind) {
+        assert_dgrad_reads(bench, out, &expected);
+    }
+}
+
+/// Both estimators: the sampled indices are core's, and the values within a few roundings.
+pub(super) fn mvue_compress(bench: &mut Bench<'_>, draw: &Draw) {
+    bench.finite();
+    let [p, _, r, _] = draw.sizes;
+    let (p, r) = (p.max(1), bench.columns(r));
+    let (dz, values) = bench.activation(p, r);
+    let (out, expected) = sampled(bench, dz, &values, draw.options[0]);
+    let columns = bench.columns(p);
+    let (x, _) = bench.given(identity(p, columns), DType::Activation, Region::Activations);
+    let dw = bench.sum("MVUE(dZ^T)", [r, columns], false);
+    let accumulate = products::accumulate(false);
+    let op = LinearWgrad { dz: Gradient::Sampled(out), x, dw: dw.tensor, accumulate };
+    let storage = bench.storage;
+    let wide =
+        Matrix::from_shape_fn((r, columns), |(i, j)| if j < p { expected[[i, j]] } else { 0.0 });
+    let tensor = dw.tensor;
+    bench.check(&[dw], &[op.into()], |a| {
+        // Kept values may round to a neighbour where they are stored.
+        vec![a.map(&wide, 8.0 + storage.operand_units(), |x| (x, x))]
+    });
+    let found = bench.download(tensor);
+    let indices = |x: &Matrix| x.map(|&x| x != 0.0);
+    assert_eq!(indices(&found), indices(&wide), "other indices are sampled");
+}

@@ -1,0 +1,201 @@
+//! Copies, fills, the optimizer and distances.
+
+use sparse24_core::{
+    Mask, MaskKind,
+    flip::flip_count,
+    op::{AdamW, MaskedDecay, NonFinite},
+    search::mask_search,
+};
+use sparse24_train::backend::{
+    DType, MaskId, Op, OptimizerEntry, Region, Tensor,
+    op::{Copy, Fill, GradNorm, OptimizerStep},
+};
+
+use super::{Bench, Draw, Matrix, Output, Values};
+use crate::oracle::arithmetic::{Arithmetic, UNIT};
+
+/// Every number to the bit, in f32 and as an activation.
+pub(super) fn copy_and_fill(bench: &mut Bench<'_>, draw: &Draw) {
+    let [p, _, columns, _] = draw.sizes;
+    let columns = bench.columns(columns);
+    for dtype in [DType::F32, DType::Activation] {
+        let values = bench.matrix([p, columns]);
+        let values = if dtype == DType::F32 { values } else { bench.storage.rounded(&values) };
+        let (from, _) = bench.given(values.clone(), dtype, Region::Activations);
+        let output = |bench: &mut Bench<'_>| match dtype {
+            DType::F32 => bench.sum("to", [p, columns], false),
+            _ => bench.output("to", p, columns),
+        };
+        let to = output(bench);
+        let tensor = to.tensor;
+        bench.check(&[to], &[Copy { from, to: tensor }.into()], |_| vec![values.clone()]);
+        let found = bench.download(tensor);
+        assert!(super::same_bits(&[found], &[values]), "a copy has other bits");
+        for value in [0.0, -0.0, 1.5, f32::NAN, f32::NEG_INFINITY] {
+            let to = output(bench);
+            let op = Fill { to: to.tensor, value };
+            bench.check(&[to], &[op.into()], |_| {
+                vec![Matrix::from_elem((p, columns), value.into())]
+            });
+        }
+    }
+}
+
+/// One row of the optimizer's table.
+struct Row {
+    gradient: Matrix,
+    /// w, m and v before the step.
+    before: [Matrix; 3],
+    weight_decay: f32,
+    mask: Option<Mask>,
+}
+
+/// The norm of all gradients, and AdamW with masked decay on pruned, dense and vector parameters;
+/// nothing where a gradient is not finite.
+pub(super) fn optimizer(bench: &mut Bench<'_>, draw: &Draw) {
+    bench.tame();
+    let [_, q, r, n] = draw.sizes;
+    let [clips, freezes, on_gradients, on_weights] = draw.options;
+    let [q, r] = [q, r].map(|size| bench.columns(size.next_multiple_of(4)));
+    let (mut rows, mut entries, mut outputs) = (Vec::new(), Vec::new(), Vec::<Output>::new());
+    for (shape, masked, weight_decay) in
+        [([r, q], true, 0.125), ([draw.sizes[1], 8], false, 0.125), ([1, n], false, 0.0)]
+    {
+        let w = bench.matrix(shape);
+        let (m, v) = (bench.matrix(shape), bench.matrix(shape).map(|x| (x * x) as f32));
+        let before = [w, m, v.map(|&v| v.into())];
+        let gradient = bench.matrix(shape);
+        let mask = masked.then(|| {
+            let w = before[0].map(|&w| w as f32);
+            let mask = mask_search(w.view(), MaskKind::Transposable).expect("tiles");
+            let id = bench.mask(shape);
+            bench.backend.upload_mask(id, &mask).expect("one shape");
+            (id, mask)
+        });
+        let regions = [("w", Region::Parameters), ("m", Region::Moments), ("v", Region::Moments)];
+        let [weight, first_moment, second_moment] = [0, 1, 2].map(|at| {
+            outputs.push(bench.unguarded(regions[at].0, before[at].clone(), regions[at].1));
+            outputs[outputs.len() - 1].tensor
+        });
+        let (gradient, host) = bench.given(gradient, DType::F32, Region::Gradients);
+        let id: Option<MaskId> = mask.as_ref().map(|(id, _)| *id);
+        entries.push(OptimizerEntry {
+            weight,
+            gradient,
+            first_moment,
+            second_moment,
+            weight_decay,
+            mask: id,
+        });
+        rows.push(Row { gradient: host, before, weight_decay, mask: mask.map(|(_, mask)| mask) });
+    }
+    let table = bench.backend.alloc_table(&entries).expect("memory suffices");
+    let rule = AdamW {
+        beta1: 0.875,
+        beta2: if freezes { 1.0 } else { 0.9375 },
+        epsilon: 1e-3,
+        clip: if clips { 0.5 } else { f32::INFINITY },
+    };
+    let decay = match (on_gradients, on_weights) {
+        (true, _) => MaskedDecay::OnGradients(0.25),
+        (_, true) => MaskedDecay::OnWeights(0.25),
+        _ => MaskedDecay::None,
+    };
+    let ops = [Op::from(GradNorm { table }), OptimizerStep { table, rule: &rule, decay }.into()];
+    bench.check(&outputs, &ops, |a| updated(a, &rows, &rule, decay));
+    let losses = bench.alloc([1, 1], DType::F32, Region::Activations);
+    let norm = norm(&rows);
+    let report = bench.backend.report(losses).expect("a report");
+    assert!((f64::from(report.grad_norm) - norm).abs() <= 2.0 * UNIT * norm, "{report:?}: {norm}");
+    assert_eq!(report.non_finite, None);
+    let overflow = Matrix::from_elem(rows[1].gradient.dim(), 3e38);
+    for (at, poison, expected) in [
+        (1, f64::NAN, NonFinite::Gradient(1)),
+        (2, f64::INFINITY, NonFinite::Gradient(2)),
+        (1, 3e38, NonFinite::Norm),
+    ] {
+        let gradient: Tensor = entries[at].gradient;
+        let mut values = rows[at].gradient.clone();
+        values[[0, 0]] = poison;
+        bench.upload(gradient, if expected == NonFinite::Norm { &overflow } else { &values });
+        let unchanged: Vec<_> = rows.iter().flat_map(|row| row.before.clone()).collect();
+        let found = bench.execute("a step that is not finite", &outputs, |b| b.sequence(&ops));
+        assert!(
+            super::same_bits(&found.expect("shapes fit"), &unchanged),
+            "{expected:?}: an update"
+        );
+        for expected in [Some(expected), None] {
+            let report = bench.backend.report(losses).expect("a report");
+            assert_eq!(report.non_finite, expected, "the flag of {poison} in gradient {at}");
+        }
+        bench.upload(gradient, &rows[at].gradient);
+    }
+}
+
+fn norm(rows: &[Row]) -> f64 {
+    rows.iter().flat_map(|row| row.gradient.iter()).map(|g| g * g).sum::<f64>().sqrt()
+}
+
+/// w, m and v of every row after the step.
+fn updated(a: &mut Arithmetic, rows: &[Row], rule: &AdamW, decay: MaskedDecay) -> Vec<Matrix> {
+    let [beta1, beta2, epsilon, clip] =
+        [rule.beta1, rule.beta2, rule.epsilon, rule.clip].map(f64::from);
+    let [rate, first, second] = [0.03125_f32, 0.4, 0.2].map(f64::from);
+    let norm = norm(rows);
+    let norm = a.rounded(norm, 1.0, norm);
+    let scale = (clip / (norm + 1e-6)).min(1.0);
+    let scale = a.rounded(scale, 3.0, if scale < 1.0 { scale } else { 0.0 });
+    let mut all = Vec::new();
+    for row in rows {
+        let [mut w, mut m, mut v] = row.before.clone();
+        for ((i, j), &g) in row.gradient.indexed_iter() {
+            let pruned = row.mask.as_ref().is_some_and(|mask| !mask.keeps(i, j));
+            let (on_gradient, on_weight) = match decay {
+                MaskedDecay::OnGradients(lambda) if pruned => (f64::from(lambda), 0.0),
+                MaskedDecay::OnWeights(lambda) if pruned => (0.0, f64::from(lambda)),
+                _ => (0.0, 0.0),
+            };
+            let (w, m, v) = (&mut w[[i, j]], &mut m[[i, j]], &mut v[[i, j]]);
+            let pull = on_gradient * *w;
+            let g = a.rounded(g * scale + pull, 2.0, (g * scale).abs() + pull.abs());
+            let (kept, new) = (beta1 * *m, (1.0 - beta1) * g);
+            *m = a.rounded(kept + new, 2.0, kept.abs() + new.abs());
+            if beta2 < 1.0 {
+                *v = beta2 * *v + (1.0 - beta2) * g * g;
+                *v = a.rounded(*v, 4.0, *v);
+            }
+            let step = (*m / first) / ((*v / second).sqrt() + epsilon);
+            let decayed = (f64::from(row.weight_decay) + on_weight) * *w;
+            let change = rate * (a.rounded(step, 8.0, step) + decayed);
+            *w = a.rounded(*w - change, 1.0, w.abs() + 3.0 * change.abs());
+        }
+        all.extend([w, m, v]);
+    }
+    all
+}
+
+/// Flips of two masks; the L1 distance of two tensors.
+pub(super) fn distances(bench: &mut Bench<'_>, draw: &Draw) {
+    bench.finite();
+    let [_, q, r, _] = draw.sizes.map(|size| bench.columns(size.next_multiple_of(4)));
+    let [(a, a_host), (b, b_host)] = [0; 2].map(|_| bench.parameter([r, q]));
+    let masks = [&a_host, &b_host].map(|w| {
+        let w = w.map(|&w| w as f32);
+        mask_search(w.view(), MaskKind::Transposable).expect("tiles")
+    });
+    let ids = masks.each_ref().map(|mask| {
+        let id = bench.mask([r, q]);
+        bench.backend.upload_mask(id, mask).expect("one shape");
+        id
+    });
+    let expected = flip_count(&masks[0], &masks[1]).expect("one shape");
+    assert!(expected > 0 || bench.values != Values::Plain, "masks of random weights are equal");
+    assert_eq!(bench.backend.flip_count(ids[0], ids[1]).expect("one shape"), expected);
+    assert_eq!(bench.backend.flip_count(ids[0], ids[0]).expect("one shape"), 0);
+    if bench.capabilities.l1_distance {
+        let expected: f64 = a_host.iter().zip(&b_host).map(|(a, b)| (a - b).abs()).sum();
+        let found = bench.backend.l1_distance(a, b).expect("one shape");
+        let bound = (q * r + 2) as f64 * f64::EPSILON * expected;
+        assert!((found - expected).abs() <= bound, "{found} instead of {expected}");
+    }
+}
