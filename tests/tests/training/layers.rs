@@ -322,7 +322,6 @@ fn feed_forward_blocks() {
     }
 }
 
-/// Alone and after a residual addition; the input gradient is overwritten or added to.
 #[test]
 fn norms() {
     let (p, d) = (37, 21);
@@ -376,15 +375,12 @@ enum Keys {
     Joint,
     /// q, k and v of one stream, two projections.
     Separate,
-    /// k and v of another stream with this many tokens per sequence, of which the last sequences
-    /// have fewer.
+    /// k and v of another stream with this many tokens per sequence; the last have fewer.
     Cross(usize),
 }
 
 #[test]
 fn attention() {
-    // Sequence lengths below, at and above a block of queries, none but one a multiple of anything;
-    // one token alone; more queries than keys and the reverse.
     let causal = AttentionMask::Causal;
     let shapes = [
         (3, 1, 2, 6, Keys::Joint, causal),
@@ -413,10 +409,8 @@ fn attention() {
             });
             let (x, x_host) = bench.input([p, d_model], 2.0);
             let (dy, dy_host) = bench.input([p, d_model], 1.0);
-            let memory_length = match keys {
-                Keys::Cross(length) => length,
-                _ => sequence_length,
-            };
+            let memory_length =
+                if let Keys::Cross(length) = keys { length } else { sequence_length };
             let of_memory = BatchShape { size, sequence_length: memory_length };
             let (memory, memory_host) = bench.input([of_memory.tokens(), d_model], 2.0);
             let cross = matches!(keys, Keys::Cross(_));

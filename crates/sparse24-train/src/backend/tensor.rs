@@ -57,7 +57,7 @@ impl Region {
     }
 }
 
-/// A row-major matrix in a backend's buffer, or a rectangle of one.
+/// A row-major matrix in a backend's buffer, or a rectangle of one. Ranges outside the shape panic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tensor {
     /// Number of the buffer.
@@ -74,18 +74,12 @@ pub struct Tensor {
 
 impl Tensor {
     /// The first rows.
-    ///
-    /// # Panics
-    /// If there are fewer rows.
     #[must_use]
     pub fn first_rows(self, rows: usize) -> Self {
         self.rows(0..rows)
     }
 
     /// A range of rows.
-    ///
-    /// # Panics
-    /// If the range is outside the shape.
     #[must_use]
     pub fn rows(self, rows: Range<usize>) -> Self {
         assert!(
@@ -101,9 +95,6 @@ impl Tensor {
     }
 
     /// A range of columns.
-    ///
-    /// # Panics
-    /// If the range is outside the shape.
     #[must_use]
     pub fn columns(self, columns: Range<usize>) -> Self {
         assert!(
