@@ -95,7 +95,7 @@ const OPERATIONS: &[(&str, Check)] = &[
 ];
 
 /// Cases drawn per operation.
-const DRAWN: u32 = 96;
+const DRAWN: u32 = 512;
 
 /// Displaced runs of the oracle.
 const RUNS: u64 = 6;
@@ -157,7 +157,10 @@ impl Values {
 /// Vectors, single elements, no rows, ragged and full tiles, each with every distribution.
 fn fixed() -> impl Iterator<Item = Draw> {
     let sizes = [[1, 1, 1, 1], [0, 8, 8, 1], [7, 3, 1, 2], [13, 10, 35, 3], [33, 16, 8, 2]];
-    let cases = (0..).zip(sizes.into_iter().flat_map(|sizes| Values::ALL.map(|v| (sizes, v))));
+    let every = sizes.into_iter().flat_map(|sizes| Values::ALL.map(|values| (sizes, values)));
+    // Several tiles and tasks of every kernel.
+    let large = [[150, 70, 131, 3], [131, 33, 270, 2]].map(|sizes| (sizes, Values::Plain));
+    let cases = (0..).zip(every.chain(large));
     cases.map(|(at, (sizes, values)): (u64, _)| Draw {
         sizes,
         options: [0, 1, 2, 3].map(|bit| (at * 7) >> bit & 1 == 1),
