@@ -6,8 +6,8 @@
 //! what [`Capabilities`] allows; operations that it excludes are skipped. [`defect`] corrupts one
 //! output of one operation at a time, to test that the suite notices.
 //!
-//! Bounds are those of [`crate::oracle::arithmetic`]; an activation stored in bf16 adds its rounding,
-//! and so does every operand that a bf16 device computes within an operation.
+//! Bounds are those of [`crate::oracle::arithmetic`]; an activation stored in bf16 adds its
+//! rounding, and so does every operand that a bf16 device computes within an operation.
 
 use std::cell::RefCell;
 
@@ -405,8 +405,8 @@ impl<'a> Bench<'a> {
         Ok(outputs.iter().map(read).collect())
     }
 
-    /// Executes operations twice in sequence and once one by one, which must give the same bits, and
-    /// compares the outputs with the oracle's, in order.
+    /// Executes operations twice in sequence and once one by one, which must give the same bits,
+    /// and compares the outputs with the oracle's, in order.
     fn check(
         &mut self,
         outputs: &[Output],
@@ -467,8 +467,8 @@ impl Storage {
         a.map(x, self.operand_units(), |x| (x, x))
     }
 
-    /// A B; a tensor core adds 16 terms at once, each cut off at 2^-23 of the largest, which 4 k + 56
-    /// units cover.
+    /// A B; a tensor core adds 16 terms at once, each cut off at 2^-23 of the largest, which
+    /// 4 k + 56 units cover.
     fn product(self, a: &mut Arithmetic, x: &Matrix, y: &Matrix) -> Matrix {
         let exact = a.product(x, y);
         if !self.bf16 {

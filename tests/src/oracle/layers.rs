@@ -165,7 +165,7 @@ pub fn activate(a: &mut Arithmetic, activation: Activation, z: &Matrix) -> Matri
             Activation::Gelu => (gelu(first).0, 1.0),
             Activation::Geglu => (gelu(first).0, second),
             Activation::Swiglu => (silu(first).0, second),
-            other => unimplemented!("{other:?}"),
+            other => panic!("the oracle has no {other:?}"),
         };
         let magnitude = value.abs() * spread(first) + saturated(first);
         a.rounded(value * factor, ACTIVATION_UNITS, magnitude * factor)
