@@ -44,14 +44,14 @@ pub type Copied = Box<dyn FnOnce() -> Result<Vec<Vec<f32>>, Error> + Send>;
 /// A step's report on its way to the host, see [`Backend::start_report`].
 pub type PendingReport = Box<dyn FnOnce(&mut dyn Backend) -> Result<StepReport, Error> + Send>;
 
-/// What the device knows after a step.
+/// The outcome of a step, as the device reports it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepReport {
     /// The summed loss of each micro-batch.
     pub losses: Vec<f32>,
     /// The L2 norm of all gradients, before clipping.
     pub grad_norm: f32,
-    /// What raised the flag, if it is up; the report lowers it.
+    /// The reason for the flag, if it is up; the report lowers it.
     pub non_finite: Option<NonFinite>,
 }
 
@@ -129,7 +129,7 @@ pub struct BackendEntry {
     pub name: &'static str,
     /// Where its buffers are.
     pub placement: Placement,
-    /// What it can train, known without a device.
+    /// Its capabilities, known without a device.
     pub capabilities: fn() -> Capabilities,
     /// How much memory it takes, known without a device.
     pub footprint: fn() -> Box<dyn Footprint>,
@@ -213,7 +213,7 @@ pub trait Memory {
 pub trait Backend: Memory + Send {
     /// The device in words.
     fn device(&self) -> Device;
-    /// What it can train; the same as [`BackendEntry::capabilities`].
+    /// The same as [`BackendEntry::capabilities`].
     fn capabilities(&self) -> Capabilities;
 
     /// The timed choices so far, with [`PLANNED_ON`]; empty where nothing is timed. A choice is

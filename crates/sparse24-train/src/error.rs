@@ -30,7 +30,7 @@ pub enum Error {
     Setting {
         /// The dotted key.
         key: String,
-        /// What was found, what was expected, and what to do.
+        /// The value found, the value expected, and advice.
         problem: String,
     },
     /// A token id is outside the vocabulary.
@@ -63,7 +63,7 @@ pub enum Error {
     Parameter {
         /// The parameter.
         name: String,
-        /// What is missing or does not fit.
+        /// The part that is missing or does not fit.
         problem: String,
     },
     /// A recorded plan cannot be replayed.

@@ -51,15 +51,9 @@ impl Estimate {
     /// Bytes on the device, in total.
     #[must_use]
     pub fn device_bytes(&self) -> u64 {
-        [
-            self.gradient_bytes,
-            self.moment_bytes,
-            self.sparse_bytes,
-            self.activation_bytes,
-            self.scratch_bytes,
-        ]
-        .into_iter()
-        .fold(self.weight_bytes, u64::saturating_add)
+        let state = [self.weight_bytes, self.gradient_bytes, self.moment_bytes, self.sparse_bytes];
+        let rest = [self.activation_bytes, self.scratch_bytes];
+        state.into_iter().chain(rest).fold(0, u64::saturating_add)
     }
 }
 

@@ -5,7 +5,7 @@
 //! | [`backend`] | the contract with a device, and one adaptor per device |
 //! | [`nn`], [`model`] | layers with forward and backward written out, and models made of them |
 //! | [`objective`] | batches, as a pure function of (seed, step, micro-step), and metrics |
-//! | [`method`], [`optim`], [`schedule`] | a training method, an optimizer, a learning rate: values |
+//! | [`method`], [`optim`], [`schedule`] | a method, an optimizer, a learning rate, as values |
 //! | [`trainer`] | the training loop as a state machine, one optimizer step at a time |
 //! | [`estimate`] | the cost of a run before it runs |
 //!

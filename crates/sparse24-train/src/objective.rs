@@ -99,7 +99,7 @@ pub trait Objective {
     fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch);
 }
 
-/// What a model is evaluated on.
+/// The data that a model is evaluated on.
 pub trait Evaluation {
     /// Number of sequences.
     fn sequences(&self) -> usize;

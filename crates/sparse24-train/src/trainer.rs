@@ -2,9 +2,9 @@
 //! model, with any method.
 //!
 //! ```text
-//! step t:  micro-batches (forward, backward)  ->  gradient norm  ->  AdamW with masked decay  ->  w_t
-//!          then: a phase that watches Adam's variance may end; in a sparse phase, masks are searched
-//!          again when a refresh is due, and S(w_t) is rebuilt once
+//! step t:  micro-batches (forward, backward) -> gradient norm -> AdamW with masked decay -> w_t
+//!          then: a phase that watches Adam's variance may end; in a sparse phase, masks are
+//!          searched again when a refresh is due, and S(w_t) is rebuilt once
 //! ```
 //!
 //! The state after step t is a function of (seed, recipe, data) alone.
@@ -45,12 +45,10 @@ use self::{
 mod divergence;
 mod instruments;
 mod operands;
-mod sampler;
 mod settling;
 mod state;
 
 pub use instruments::{GradientNoise, MaskChange};
-pub use sampler::Sampler;
 pub use state::{ParameterState, Progress};
 
 /// Everything that determines a run, besides its data.
@@ -64,7 +62,7 @@ pub struct Recipe {
     pub steps: u32,
     /// The shape of a micro-batch.
     pub batch: BatchShape,
-    /// What the backward pass computes again.
+    /// The activations that the backward pass computes again.
     pub checkpointing: ActivationCheckpointing,
     /// Micro-batches per optimizer step.
     pub gradient_accumulation_steps: NonZeroU32,
@@ -425,16 +423,6 @@ impl Trainer {
             metrics.targets += batch.counted;
         }
         Ok(metrics)
-    }
-
-    /// Draws the next token after a non-empty prompt, of which the last `sequence_length` tokens
-    /// are read, see [`Sampler::draw`]. The draw is a function of (seed, position).
-    ///
-    /// # Errors
-    /// Errors of [`Trainer::next_logits`].
-    pub fn sample(&mut self, prompt: &[u32], sampler: &Sampler) -> Result<u32, Error> {
-        let logits = self.next_logits(prompt)?;
-        Ok(sampler.draw(&logits, prompt.len() as u32))
     }
 
     /// The logits after the last token of a non-empty prompt, of which the last `sequence_length`

@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-use sparse24_run::run::Model;
-use sparse24_train::trainer::Sampler;
+use sparse24_run::run::{Model, Sampler};
 
 use crate::{
     failure::{Exit, Failure},

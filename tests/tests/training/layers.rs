@@ -327,12 +327,10 @@ fn feed_forward_blocks() {
 fn norms() {
     let (p, d) = (37, 21);
     for (bias, accumulate) in CASES {
-        for (residual, accumulate_dx) in [
-            (false, Accumulate::Add),
-            (false, Accumulate::Overwrite),
-            (true, Accumulate::Add),
-            (true, Accumulate::Overwrite),
-        ] {
+        let both = [Accumulate::Add, Accumulate::Overwrite];
+        for (residual, accumulate_dx) in
+            [false, true].into_iter().flat_map(|r| both.map(|a| (r, a)))
+        {
             let (mut bench, norm) =
                 Bench::new(one(p), accumulate, |builder| Norm::new(builder, "n", d, bias));
             let ((x, x_host), (dy, dy_host)) = (bench.input([p, d], 3.0), bench.input([p, d], 1.0));

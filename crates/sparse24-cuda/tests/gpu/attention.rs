@@ -266,11 +266,8 @@ impl Case {
                      within {}",
                     bounds.lse
                 );
-                worst[4] = worst[4].max(if found == expected {
-                    0.0
-                } else {
-                    (found - expected).abs() / bounds.lse
-                });
+                let ratio = (found - expected).abs() / bounds.lse;
+                worst[4] = worst[4].max(if found == expected { 0.0 } else { ratio });
             }
         }
         println!("{what}: largest error by bound, o dq dk dv lse: {worst:.3?}");
@@ -312,17 +309,8 @@ fn results_are_within_their_bounds() {
 #[test]
 fn numbers_of_queries_and_keys_may_differ() {
     on_gpu(|device| {
-        for (queries, keys) in [
-            (1, 300),
-            (300, 1),
-            (64, 192),
-            (192, 64),
-            (100, 333),
-            (333, 100),
-            (5, 0),
-            (0, 5),
-            (129, 128),
-        ] {
+        let some = [(1, 300), (300, 1), (64, 192), (192, 64), (100, 333), (333, 100)];
+        for (queries, keys) in some.into_iter().chain([(5, 0), (0, 5), (129, 128)]) {
             for mask in [AttentionMask::Causal, AttentionMask::Full] {
                 Case::new(AttentionShape { queries, keys, ..square(0, mask) }, 64, None)
                     .check(device);

@@ -1,11 +1,11 @@
-//! What a backend can train, as data: the trainer compares it with a recipe before anything is
-//! allocated.
+//! The capabilities of a backend, as data: the trainer compares them with a recipe before anything
+//! is allocated.
 
 use sparse24_core::MaskKind;
 
 use crate::Error;
 
-/// What a backend can train.
+/// The methods and sizes that a backend can train.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -38,7 +38,7 @@ pub enum Extent {
     DropoutElements,
 }
 
-/// What an extent must satisfy.
+/// A condition on an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit {
     /// Divides the extent.

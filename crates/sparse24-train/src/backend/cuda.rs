@@ -50,7 +50,7 @@ pub struct CudaBackend {
     launches: Launches,
     tables: Vec<adamw::Parameters>,
     graphs: HashMap<GraphId, Captured>,
-    /// What the graph under way writes.
+    /// The memory that the present graph writes.
     writes: Writes,
     sparse_plans: SparsePlans,
     scratch: Scratch,

@@ -12,15 +12,21 @@ use crate::Error;
 /// The bytes that a backend takes for what it is asked to hold.
 pub trait Footprint: Send {
     /// Bytes of a tensor.
-    fn tensor(&self, shape: [usize; 2], dtype: DType, region: Region) -> u64;
+    fn tensor(&self, _: [usize; 2], _: DType, _: Region) -> u64 {
+        0
+    }
     /// Bytes of a mask: two per 4x4 tile.
     fn mask(&self, [rows, columns]: [usize; 2]) -> u64 {
         bytes([rows.div_ceil(4), columns.div_ceil(4)], 2)
     }
     /// Bytes of S(W), W `[r, q]`.
-    fn weight24(&self, shape: [usize; 2]) -> u64;
+    fn weight24(&self, _: [usize; 2]) -> u64 {
+        0
+    }
     /// Bytes of MVUE(dZ^T), dZ `[p, r]`.
-    fn gradient24(&self, shape: [usize; 2]) -> u64;
+    fn gradient24(&self, _: [usize; 2]) -> u64 {
+        0
+    }
     /// Bytes of the optimizer's table.
     fn table(&self, _: &[OptimizerEntry]) -> u64 {
         0
@@ -61,19 +67,7 @@ pub struct ShapeOnly {
 /// Nothing takes memory.
 struct Weightless;
 
-impl Footprint for Weightless {
-    fn tensor(&self, _: [usize; 2], _: DType, _: Region) -> u64 {
-        0
-    }
-
-    fn weight24(&self, _: [usize; 2]) -> u64 {
-        0
-    }
-
-    fn gradient24(&self, _: [usize; 2]) -> u64 {
-        0
-    }
-}
+impl Footprint for Weightless {}
 
 impl ShapeOnly {
     /// A backend of which only the shapes matter.

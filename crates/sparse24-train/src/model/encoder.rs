@@ -199,7 +199,7 @@ struct Block {
     kept: Kept,
 }
 
-/// What a block keeps between forward and backward.
+/// Activations that a block keeps for its backward pass.
 #[derive(Debug, Clone, Copy)]
 struct Kept {
     attention: AttentionActivations,

@@ -76,11 +76,11 @@ pub struct Gpt2 {
 /// Gradients of activations; all blocks share them.
 #[derive(Debug, Clone, Copy)]
 struct Gradients {
-    /// Of the residual stream.
+    /// The residual stream's.
     residual: Tensor,
-    /// Of a norm's output.
+    /// A norm output's.
     y: Tensor,
-    /// Of `delta`, where dropout makes it differ from the residual stream's.
+    /// `delta`'s, where dropout makes it differ from the residual stream's.
     delta: Tensor,
     attention: AttentionActivations,
     ffn: FfnActivations,
@@ -216,7 +216,7 @@ struct Block {
     recomputed: bool,
 }
 
-/// What a block keeps between forward and backward.
+/// Activations that a block keeps for its backward pass.
 #[derive(Debug, Clone, Copy)]
 struct Kept {
     ln_1: NormActivations,

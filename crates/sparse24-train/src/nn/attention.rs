@@ -52,7 +52,7 @@ pub struct AttentionSpec<'a> {
     pub sparsity: Sparsity,
 }
 
-/// What attention keeps between forward and backward; also the shape of their gradients.
+/// Activations kept for the backward pass, and the shapes of their gradients.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionActivations {
     /// Joint: `[p, 3d]`; separate: q `[p, d]`.

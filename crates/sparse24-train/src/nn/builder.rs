@@ -1,4 +1,4 @@
-//! What layers are made with: parameters, activations and random sites, in the order of the model.
+//! Allocates parameters, activations and random sites for layers, in the order of the model.
 
 use sparse24_core::philox::{Purpose, Site};
 

@@ -35,7 +35,7 @@ pub struct FfnSpec {
     pub deviations: [f32; 2],
 }
 
-/// What the block keeps between forward and backward.
+/// Activations kept for the backward pass.
 #[derive(Debug, Clone, Copy)]
 pub struct FfnActivations {
     /// Z = X W_up^T + b `[p, d_ff * activation.columns_in()]`.

@@ -23,7 +23,7 @@ pub struct Norm {
     beta: Option<Handle>,
 }
 
-/// What the norm keeps between forward and backward.
+/// Activations kept for the backward pass.
 #[derive(Debug, Clone, Copy)]
 pub struct NormActivations {
     /// The input `[p, d]`: for a norm after a residual addition, the sum.

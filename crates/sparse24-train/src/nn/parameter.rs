@@ -97,7 +97,7 @@ impl Parameter {
     }
 }
 
-/// What a layer keeps of a parameter.
+/// The handles of a parameter that its layer keeps.
 #[derive(Debug, Clone, Copy)]
 pub struct Handle {
     /// w.

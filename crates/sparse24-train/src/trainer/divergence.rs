@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl Trainer {
-    /// What was not finite in the step under way, in words, and the layer where it first occurred.
+    /// The non-finite value of the present step in words, with the layer where it first occurred.
     pub(super) fn divergence(
         &mut self,
         objective: &dyn Objective,

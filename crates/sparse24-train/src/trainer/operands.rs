@@ -19,7 +19,7 @@ use crate::{
     method::{KeptValues, WeightOperand},
 };
 
-/// What pruning remembers of a weight, besides its masks.
+/// The state of a weight's pruning, besides its masks.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Memory {
     /// The order of rows in which its permuted mask forms groups.

@@ -29,7 +29,7 @@ pub(crate) fn gpt2(recipe: &Recipe) -> Gpt2Spec {
     }
 }
 
-/// What makes a method sparse, restated in numbers.
+/// A sparse method, restated in numbers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Rules {
     pub(crate) pattern: Pattern,

@@ -153,7 +153,7 @@ impl CpuBackend {
         done
     }
 
-    /// Fuses a residual addition with the norm after it, in f32; tells whether it did.
+    /// Fuses a residual addition with the norm after it, in f32; whether it did.
     pub(super) fn add_norm(&mut self, ops: &[Op<'_>]) -> Result<bool, Error> {
         let [Op::Dense(DenseOp::Add(add)), Op::Dense(DenseOp::NormForward(norm))] = ops else {
             return Ok(false);

@@ -41,25 +41,10 @@ mod tests {
 
     #[test]
     fn errors_that_no_setting_mends_are_defects() {
-        let operation = "norm forward";
-        for defect in [
-            Refusal::Shape { operation, operand: "x", expected: [2, 3], found: [3, 2] },
-            Refusal::Gaps { operation, operand: "x", columns: 8, stride: 12 },
-            Refusal::Alignment { operation, operand: "x", bytes: 16 },
-            Refusal::Alias { operation, output: "y", other: "x" },
-            Refusal::Capturing { operation },
-            Refusal::Stale { operation, operand: "x" },
-            Refusal::TooLarge { operation, what: "a row's width", found: 9000, limit: 8192 },
-            Refusal::OutOfRange { operation, what: "p", found: 1.0, expected: "less" },
-        ] {
-            assert_eq!(Error::from(defect.clone()).kind(), ErrorKind::Contract, "{defect}");
-        }
-        for device in [
-            Refusal::NoDevice { ordinal: 1, count: 1 },
-            Refusal::Driver { what: "replay".into(), code: "CUDA_ERROR_UNKNOWN".into() },
-        ] {
-            assert_eq!(Error::from(device.clone()).kind(), ErrorKind::Device, "{device}");
-        }
+        let defect = Refusal::Capturing { operation: "upload" };
+        let missing = Refusal::NoDevice { ordinal: 1, count: 1 };
+        assert_eq!(Error::from(defect).kind(), ErrorKind::Contract);
+        assert_eq!(Error::from(missing).kind(), ErrorKind::Device);
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub(super) struct Captured {
     writes: Writes,
 }
 
-/// What a part of a step writes.
+/// The memory that a part of a step writes.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Writes {
     /// No parameters and no moments.

@@ -88,7 +88,7 @@ impl SparsePlans {
     }
 }
 
-/// What plans belong to, and the bits of a run: the GPU, the compiler of its kernels, and the
+/// The identity that plans and bits depend on: the GPU, the compiler of its kernels, and the
 /// library whose algorithms some plans name.
 pub(super) fn planned_on(gpu: &Device, gemm: &Gemm) -> String {
     let compiler =

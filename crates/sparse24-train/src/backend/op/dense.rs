@@ -326,7 +326,7 @@ impl DenseOp {
         }
     }
 
-    /// What a forward operation computes: the tensor that layers downstream read.
+    /// The output of a forward operation, which later layers read.
     #[must_use]
     pub fn forward_output(&self) -> Option<Tensor> {
         match self {

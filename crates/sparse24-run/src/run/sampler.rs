@@ -1,15 +1,15 @@
-//! How the next token is drawn from its logits.
+//! Draws the next token from its logits.
 
 use sparse24_core::philox::{Purpose, Site, Stream, uniform};
 
-/// How the next token is drawn.
+/// Top-k sampling with a temperature.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampler {
     /// Divides the logits; 0 takes the likeliest token.
     pub temperature: f32,
-    /// Only so many of the likeliest tokens can be drawn.
+    /// Number of likeliest tokens to draw from.
     pub top_k: usize,
-    /// Of the draws.
+    /// Seed for the draws.
     pub seed: u64,
 }
 
