@@ -6,8 +6,8 @@
 //! what [`Capabilities`] allows; operations that it excludes are skipped. [`defect`] corrupts one
 //! output of one operation at a time, to test that the suite notices.
 //!
-//! Bounds are those of [`crate::oracle::arithmetic`]; an activation stored in bf16 adds its rounding,
-//! and so does every operand that a bf16 device computes within an operation.
+//! Bounds are those of [`crate::oracle::arithmetic`]; an activation stored in bf16 adds its
+//! rounding, and so does every operand that a bf16 device computes within an operation.
 
 use std::cell::RefCell;
 
@@ -95,7 +95,7 @@ const OPERATIONS: &[(&str, Check)] = &[
 ];
 
 /// Cases drawn per operation.
-const DRAWN: u32 = 96;
+const DRAWN: u32 = 512;
 
 /// Displaced runs of the oracle.
 const RUNS: u64 = 6;
@@ -157,7 +157,10 @@ impl Values {
 /// Vectors, single elements, no rows, ragged and full tiles, each with every distribution.
 fn fixed() -> impl Iterator<Item = Draw> {
     let sizes = [[1, 1, 1, 1], [0, 8, 8, 1], [7, 3, 1, 2], [13, 10, 35, 3], [33, 16, 8, 2]];
-    let cases = (0..).zip(sizes.into_iter().flat_map(|sizes| Values::ALL.map(|v| (sizes, v))));
+    let every = sizes.into_iter().flat_map(|sizes| Values::ALL.map(|values| (sizes, values)));
+    // Several tiles and tasks of every kernel.
+    let large = [[150, 70, 131, 3], [131, 33, 270, 2]].map(|sizes| (sizes, Values::Plain));
+    let cases = (0..).zip(every.chain(large));
     cases.map(|(at, (sizes, values)): (u64, _)| Draw {
         sizes,
         options: [0, 1, 2, 3].map(|bit| (at * 7) >> bit & 1 == 1),
@@ -402,8 +405,8 @@ impl<'a> Bench<'a> {
         Ok(outputs.iter().map(read).collect())
     }
 
-    /// Executes operations twice in sequence and once one by one, which must give the same bits, and
-    /// compares the outputs with the oracle's, in order.
+    /// Executes operations twice in sequence and once one by one, which must give the same bits,
+    /// and compares the outputs with the oracle's, in order.
     fn check(
         &mut self,
         outputs: &[Output],
@@ -464,8 +467,8 @@ impl Storage {
         a.map(x, self.operand_units(), |x| (x, x))
     }
 
-    /// A B; a tensor core adds 16 terms at once, each cut off at 2^-23 of the largest, which 4 k + 56
-    /// units cover.
+    /// A B; a tensor core adds 16 terms at once, each cut off at 2^-23 of the largest, which
+    /// 4 k + 56 units cover.
     fn product(self, a: &mut Arithmetic, x: &Matrix, y: &Matrix) -> Matrix {
         let exact = a.product(x, y);
         if !self.bf16 {

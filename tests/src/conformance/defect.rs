@@ -71,8 +71,8 @@ pub fn assert_noticed(open: impl Fn() -> Box<dyn Backend>) {
     }
 }
 
-/// Executes an operation and corrupts one of its outputs; outputs without a tensor are computed from
-/// other inputs, and the optimizer's operations are left out.
+/// Executes an operation and corrupts one of its outputs; outputs without a tensor are computed
+/// from other inputs, and the optimizer's operations are left out.
 fn execute_wrongly(backend: &mut dyn Backend, op: &Op<'_>, output: usize) -> Result<(), Error> {
     match *op {
         Op::Update(UpdateOp::GradNorm(_) | UpdateOp::OptimizerStep(_)) => return Ok(()),

@@ -1,7 +1,7 @@
 //! A log of the masks searched, weights pruned and gradients sampled on the CPU backend.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     sync::{Arc, Mutex},
 };
 
@@ -79,13 +79,16 @@ impl Probes {
         [p, r]: [usize; 2],
         sampled: Gradient24,
     ) -> Result<Array2<f32>, Error> {
-        if !self.0.contains_key(&[p, r]) {
-            let mut alloc = |shape| backend.alloc("probe", shape, DType::F32, Region::Activations);
-            let probe = [alloc([p, p])?, alloc([r, p])?];
-            backend.upload(probe[0], Array2::<f32>::eye(p).as_slice().expect("row-major"))?;
-            self.0.insert([p, r], probe);
-        }
-        let [x, dw] = self.0[&[p, r]];
+        let [x, dw] = match self.0.entry([p, r]) {
+            Entry::Occupied(probe) => *probe.get(),
+            Entry::Vacant(probe) => {
+                let mut alloc =
+                    |shape| backend.alloc("probe", shape, DType::F32, Region::Activations);
+                let [x, dw] = [alloc([p, p])?, alloc([r, p])?];
+                backend.upload(x, Array2::<f32>::eye(p).as_slice().expect("row-major"))?;
+                *probe.insert([x, dw])
+            }
+        };
         backend.run(Fill { to: dw, value: f32::NAN })?;
         let (dz, accumulate) = (Gradient::Sampled(sampled), Accumulate::Overwrite);
         backend.run(LinearWgrad { dz, x, dw, accumulate })?;
