@@ -61,7 +61,8 @@ fn clear(out: &Path) -> Result<()> {
 /// Builds the binaries. Returns the name of each in the bundle, and its path.
 fn build(root: &Path) -> Result<Vec<(String, PathBuf)>> {
     const ARGUMENTS: &str = "build --release -p sparse24-cuda -p sparse24-run -p sparse24 \
-        --features sparse24-run/cuda --test gpu --test training --bin sparse24 \
+        -p sparse24-tests --features sparse24-run/cuda,sparse24-tests/cuda --test gpu \
+        --test gpu_training --test conformance_cuda --bin sparse24 \
         --message-format=json-render-diagnostics";
     let messages = output(Command::new(env!("CARGO")).args(ARGUMENTS.split_whitespace()), root)?;
     messages.lines().filter_map(|line| binary(line).transpose()).collect()

@@ -4,6 +4,7 @@ use ndarray::Array2;
 use sparse24_core::{
     Mask, MaskKind,
     mvue::{self, Estimator},
+    op::Accumulate,
     permute,
     philox::{Purpose, Site, Stream},
     prune::{self, ValueMap},
@@ -17,7 +18,7 @@ use sparse24_train::backend::{
     },
 };
 
-use super::{ADDRESS, Bench, Draw, Matrix, identity, products, transposed};
+use super::{ADDRESS, Bench, Draw, Matrix, identity, transposed};
 
 const SITE: Site = Site::new(Purpose::Mvue, 3);
 
@@ -177,7 +178,7 @@ pub(super) fn mvue_compress(bench: &mut Bench<'_>, draw: &Draw) {
     let columns = bench.columns(p);
     let (x, _) = bench.given(identity(p, columns), DType::Activation, Region::Activations);
     let dw = bench.sum("MVUE(dZ^T)", [r, columns], false);
-    let accumulate = products::accumulate(false);
+    let accumulate = Accumulate::Overwrite;
     let op = LinearWgrad { dz: Gradient::Sampled(out), x, dw: dw.tensor, accumulate };
     let storage = bench.storage;
     let wide =

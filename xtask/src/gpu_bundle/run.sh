@@ -13,14 +13,14 @@ export PATH="$PATH:${CUDA_HOME:-/usr/local/cuda}/bin"
 # Exit code of compute-sanitizer when it finds a defect; failing tests exit with another one.
 complaint=86
 
-test_() { ./gpu; ./training; }
+test_() { ./gpu; ./conformance_cuda; ./gpu_training; }
 
 # The long tests, which are ignored by default; without the planted defects and `holder`, which
-# another test starts as a process. `training` runs one test at a time, because some of them need
+# another test starts as a process. `gpu_training` runs one test at a time, because some of them need
 # all cores and others all GPU memory.
 long() {
     ./gpu --ignored --skip planted::
-    ./training --ignored --skip holder --test-threads 1 --nocapture
+    ./gpu_training --ignored --skip holder --test-threads 1 --nocapture
     repeat
 }
 

@@ -84,14 +84,14 @@ impl Capabilities {
         match self.limits.iter().find(|(of, limit)| *of == extent && broken(limit)) {
             None => Ok(()),
             Some((_, Limit { multiple_of, at_most })) => {
-                let multiple = match multiple_of {
-                    1 => String::new(),
-                    n => format!("a multiple of {n}, "),
+                let limit = match (multiple_of, at_most) {
+                    (1, most) => format!("at most {most}"),
+                    (n, &usize::MAX) => format!("a multiple of {n}"),
+                    (n, most) => format!("a multiple of {n}, at most {most}"),
                 };
+                let backend = self.backend;
                 let problem = format!(
-                    "expected {what} to be {multiple}at most {at_most} on the backend {}, found \
-                     {value}",
-                    self.backend
+                    "expected {what} to be {limit} on the backend {backend}, found {value}"
                 );
                 Err(Error::Setting { key: key.to_owned(), problem })
             }

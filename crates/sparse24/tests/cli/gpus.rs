@@ -58,9 +58,9 @@ fn a_missing_part_of_a_gpu_is_named() {
     let Some((place, driver)) = place() else { return };
     for (faults, more, pattern) in [
         (("FAKE_RELEASE", "12040"), "", "12.4*13.0*newer driver"),
-        (("FAKE_INIT", "100"), "", "no GPU 0*0"),
+        (("FAKE_INIT", "100"), "", "GPU 0 does not exist*reports 0"),
         (("FAKE_INIT", "803"), "", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
-        (("FAKE_GPUS", "2"), "--set backend.gpu=3", "no GPU 3*2*0 to 1"),
+        (("FAKE_GPUS", "2"), "--set backend.gpu=3", "GPU 3 does not exist*2*0 to 1"),
         (("FAKE_CAPABILITY", "75"), "", "NVIDIA F1*7.5*sm_80*sm_121a"),
         (("FAKE_CAPABILITY", "130"), "", "NVIDIA F1*13.0*sm_80*newer release"),
         (("FAKE_OPEN", "46"), "", "GPU 0*process*another GPU"),
@@ -79,12 +79,12 @@ fn a_gpu_is_selected_by_its_index() {
     let report = json(command(&place, &driver, &faults, "doctor --json --gpu 5"));
     let backends = report["backends"].as_array().unwrap();
     let cuda = backends.iter().find(|backend| backend["name"] == "cuda").unwrap();
-    assert!(cuda["problem"].as_str().unwrap().contains("no GPU 5"), "{report}");
+    assert!(cuda["problem"].as_str().unwrap().contains("GPU 5 does not exist"), "{report}");
     for (more, index) in
         [("--set backend.gpu=3", 3), ("--gpu 4", 4), ("--set backend.gpu=1 --gpu 2", 2)]
     {
         let line = format!("bench --step quickstart {more}");
-        let pattern = format!("no GPU {index}");
+        let pattern = format!("GPU {index} does not exist");
         place.refuses_command(command(&place, &driver, &faults, &line), 6, &pattern);
     }
 }
@@ -116,9 +116,9 @@ fn a_bench_that_fails_prints_its_results() {
 fn a_shape_that_no_kernel_supports_is_refused_before_a_gpu_is_opened() {
     let place = Place::new();
     for (settings, pattern) in [
-        ("model.d_ff=516", "model.d_ff: *8*GPU*516"),
-        ("model.heads=32", "model.heads: *8*128*GPU*128 / 32 = 4"),
-        ("model.d_model=8256", "model.d_model: *8192*GPU*8256"),
+        ("model.d_ff=516", "model.d_ff: *multiple of 8*cuda*516"),
+        ("model.heads=32", "model.heads: *multiple of 8*at most 128*cuda*found 4"),
+        ("model.d_model=8256", "model.d_model: *at most 8192*cuda*8256"),
     ] {
         place.refuses(&format!("train --backend cuda --set {settings} --out run"), 2, pattern);
         place.refuses(&format!("bench --step quickstart --set {settings}"), 2, pattern);

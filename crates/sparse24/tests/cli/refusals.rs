@@ -49,14 +49,6 @@ fn unusable_data_is_refused() {
     }
 }
 
-#[cfg(feature = "cuda")]
-#[test]
-fn only_the_cpu_is_estimated() {
-    let place = Place::new();
-    let line = format!("estimate {TINY} --backend cuda");
-    place.refuses(&line, 2, "backend.name: *\"cuda\"*--backend cpu");
-}
-
 #[test]
 fn unusable_shards_are_refused() {
     let place = Place::new();

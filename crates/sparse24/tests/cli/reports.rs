@@ -71,7 +71,7 @@ fn an_estimate_counts_what_training_then_has() {
         (&estimate["tokens_per_step"], &estimate["steps"]),
         (&Value::from(72), &Value::from(12))
     );
-    let sum: u64 = ["weight", "gradient", "moment", "sparse", "activation"]
+    let sum: u64 = ["weight", "gradient", "moment", "sparse", "activation", "scratch"]
         .iter()
         .map(|of| estimate[format!("{of}_bytes")].as_u64().unwrap())
         .sum();
@@ -85,6 +85,13 @@ fn an_estimate_counts_what_training_then_has() {
         "checkpoint_bytes",
     ] {
         assert!(estimate[positive].as_f64().unwrap() > 0.0, "{positive} of {estimate}");
+    }
+    #[cfg(feature = "cuda")]
+    {
+        let cuda =
+            place.json(&format!("estimate {TINY} --backend cuda --set model.d_ff=32 --json"));
+        assert_eq!(cuda["parameters"], estimate["parameters"]);
+        assert!(cuda["overhead_bytes"].as_u64().unwrap() > 0 && cuda["seconds"].is_null());
     }
     let lines = place.answer(&format!("estimate {TINY}"));
     for said in [
