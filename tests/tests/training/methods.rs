@@ -492,7 +492,7 @@ fn an_incomplete_state_is_refused() {
         (
             "bi-mask",
             |state| state.row_order = Some(vec![0; state.shape[0]]),
-            "order of rows does not name each once",
+            "order of rows does not name each",
         ),
         ("s-ste", |state| state.mask = None, "mask is missing"),
         ("s-ste", |state| state.scale = None, "scale is missing"),
