@@ -300,6 +300,7 @@ pub(super) fn embed_backward(bench: &mut Bench<'_>, draw: &Draw) {
 pub(super) fn head_loss(bench: &mut Bench<'_>, draw: &Draw) {
     bench.tame();
     let [p, d, vocabulary, chunk] = draw.sizes;
+    let vocabulary = vocabulary.max(2);
     let [trains, add, ignores, smoothed] = draw.options;
     let (p, d) = (p.max(1), bench.columns(d.min(8)));
     let (x, x_host) = bench.activation(p, d);

@@ -164,6 +164,7 @@ pub(super) fn bias_grad(bench: &mut Bench<'_>, draw: &Draw) {
 pub(super) fn logits(bench: &mut Bench<'_>, draw: &Draw) {
     bench.finite();
     let [p, d, vocabulary, _] = draw.sizes;
+    let vocabulary = vocabulary.max(2);
     let d = bench.columns(d);
     let (x, x_host) = bench.activation(p, d);
     let (embedding, e_host) = bench.parameter([vocabulary, d]);

@@ -243,7 +243,7 @@ pub struct EmbedBackward(pub Embed);
 pub struct HeadLoss {
     /// `[p, d]`.
     pub x: Tensor,
-    /// E `[V, d]`.
+    /// E `[V, d]`, V at least 2.
     pub embedding: Tensor,
     /// Token ids `[p, 1]`; [`HeadLoss::IGNORE`] contributes nothing.
     pub targets: Tensor,
@@ -279,7 +279,7 @@ pub struct HeadGradients {
 pub struct Logits {
     /// `[p, d]`.
     pub x: Tensor,
-    /// E `[V, d]`.
+    /// E `[V, d]`, V at least 2.
     pub embedding: Tensor,
     /// `[p, V]`, overwritten.
     pub out: Tensor,
