@@ -167,12 +167,12 @@ fn checkpoints() {
         ("nested", of_one("[".repeat(4_000_000))),
         ("many files", object(4_100_000, r##""#":[]"##)),
     ] {
-        let fields = r#""format":"sparse24-checkpoint","format_version":1,"step":1"#;
+        let fields = r#""format":"sparse24-checkpoint","format_version":2,"step":1"#;
         let manifest = closed(&format!("{{{fields},\"files\":{files}"));
         assert!(manifest.len() < 4 << 20, "{what}");
         assert_eq!(all_hold(what, "manifest.json", &manifest), 0, "{what} was accepted");
     }
-    for (key, value) in [("method", "0"), ("plan", "\"\""), ("config", "\"\"")] {
+    for (key, value) in [("plan", "\"\""), ("config", "\"\"")] {
         let folder = tempfile::tempdir().unwrap();
         let saved = checkpoint::save(folder.path(), &sound()).unwrap();
         let state = fs::read_to_string(saved.join("state.json")).unwrap();
