@@ -3,7 +3,7 @@
 //! the same bits, and in one sequence with the bits of the single operations.
 //!
 //! [`conformance!`](crate::conformance!) stamps the suite for a backend. Sizes are rounded up to
-//! what [`Capabilities`] allows; operations that it excludes are skipped. [`defect`] corrupts one
+//! what [`Capabilities`] allows; operations that it excludes are skipped. `defect` corrupts one
 //! output of one operation at a time, to test that the suite notices.
 //!
 //! Bounds are those of [`crate::oracle::arithmetic`]; an activation stored in bf16 adds its
