@@ -257,7 +257,7 @@ pub trait Backend: Memory + Send {
     }
     /// Does `work`, or replays what it did before under the same number. It must be the same
     /// operations on the same handles every time, without host reads or writes; only the contents
-    /// of buffers and the step state may change.
+    /// of buffers and the step state may change. Scalars in operations are frozen at the capture.
     fn graph(
         &mut self,
         id: GraphId,
