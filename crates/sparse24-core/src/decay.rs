@@ -1,8 +1,8 @@
 //! Masked decay on gradients: pruned weights are pulled towards zero, so that the mask settles.
 //!
 //! It is applied once per optimizer step, after unscaling, reduction and clipping and before Adam's
-//! moments (the paper's equation 10), with the mask of the forward pass. The optimizer kernels of the
-//! backends apply it in the same pass as AdamW; decay on weights is
+//! moments (the paper's equation 10), with the mask of the forward pass. The optimizer kernels of
+//! the backends apply it in the same pass as AdamW; decay on weights is
 //! [`MaskedDecay::OnWeights`](crate::op::MaskedDecay::OnWeights).
 
 use ndarray::{ArrayView2, ArrayViewMut2, Zip};
