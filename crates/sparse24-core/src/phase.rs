@@ -91,7 +91,8 @@ impl FromStr for Fraction {
     }
 }
 
-/// How often masks are searched again. The first mask comes from w_0.
+/// How often masks are searched again. The first mask comes from the weights from which the first
+/// sparse step starts, w_0 unless training starts dense.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refresh {
     /// After every optimizer step.
