@@ -8,7 +8,7 @@ use std::{
     collections::BTreeMap,
     fs::File,
     io::{BufRead, BufReader, ErrorKind, Read, Write},
-    iter,
+    iter, mem,
     path::{Path, PathBuf},
 };
 
@@ -290,6 +290,9 @@ struct Lines {
     end: u64,
     number: usize,
     step: Option<u32>,
+    /// The last line was too long, and its end is yet to be found: the next read does that, so that
+    /// a caller who stops at the error never waits for it.
+    is_unfinished: bool,
 }
 
 impl Lines {
@@ -302,11 +305,15 @@ impl Lines {
             end: 0,
             number: 0,
             step: None,
+            is_unfinished: false,
         })
     }
 
     fn next(&mut self) -> Result<Option<Line>, Error> {
         let read_error = |e| Error::io("read", &self.path, e);
+        if mem::take(&mut self.is_unfinished) {
+            self.reader.skip_until(b'\n').map_err(read_error)?;
+        }
         self.line.clear();
         let length = (&mut self.reader)
             .take(LONGEST_LINE + 1)
@@ -318,9 +325,7 @@ impl Lines {
         self.number += 1;
         self.end += length as u64;
         if length as u64 > LONGEST_LINE {
-            if self.line.last() != Some(&b'\n') {
-                self.reader.skip_until(b'\n').map_err(read_error)?;
-            }
+            self.is_unfinished = self.line.last() != Some(&b'\n');
             return Err(Error::file(
                 &self.path,
                 format!(

@@ -102,7 +102,7 @@ fn what_this_device_does_not_have_is_refused_by_name() {
         refuses(PLANNED_ON, "NVIDIA Z1", "timed on NVIDIA Z1, found");
         refuses("other", "", "nothing that is timed");
         refuses("gemm wgrad", "", "not a dense product");
-        refuses("gemm wgrad 64x64x64 strides 64, 64, 64", "0", "no algorithm");
+        refuses("gemm wgrad 64x64x64 strides 64, 64, 64", "0", "not an algorithm");
         refuses("spmm24 sideways 64x64x64", "mma", "no sparse product");
         refuses("spmm24 straight 64x64", "mma", "no sparse product");
         refuses("spmm24 straight 64x64x64", "mmb", "not a plan");
