@@ -74,8 +74,7 @@ impl Compressed {
         operand: &'static str,
         expected: [usize; 2],
     ) -> Result<(), Error> {
-        self.check_shape(operation, operand, expected)?;
-        let count = blocks(expected).into_iter().product();
+        let count = self.block_count(operation, operand, expected)?;
         checks.output(operand, self.values, [count, BLOCK_VALUES], 16)?.output(
             operand,
             self.metadata,
@@ -93,8 +92,7 @@ impl Compressed {
         operand: &'static str,
         expected: [usize; 2],
     ) -> Result<(), Error> {
-        self.check_shape(operation, operand, expected)?;
-        let count = blocks(expected).into_iter().product();
+        let count = self.block_count(operation, operand, expected)?;
         checks.input(operand, self.values, [count, BLOCK_VALUES], 16)?.input(
             operand,
             self.metadata,
@@ -104,14 +102,15 @@ impl Compressed {
         Ok(())
     }
 
-    fn check_shape(
+    /// The blocks of a matrix that must have this shape.
+    fn block_count(
         self,
         operation: &'static str,
         operand: &'static str,
         expected: [usize; 2],
-    ) -> Result<(), Error> {
+    ) -> Result<usize, Error> {
         if self.shape == expected {
-            return Ok(());
+            return Ok(blocks(expected).into_iter().product());
         }
         Err(Error::Shape { operation, operand, expected, found: self.shape })
     }
