@@ -65,19 +65,17 @@ fn failing_everywhere(
     panic!("it never succeeds");
 }
 
+/// Whether a run of `config` with these first weights could be started at `path`.
+fn starts(config: &Config, given: &[NamedTensor], path: &Path) -> bool {
+    let given = Given { weights: Some(given), ..Given::default() };
+    Run::start(config.clone(), dataset(), given, path).is_ok()
+}
+
 #[test]
 fn a_start_that_fails_leaves_nothing() {
     let config = tiny("fst");
     let given = weights(&config);
-    let attempt = |path: &Path| {
-        Run::start(
-            config.clone(),
-            dataset(),
-            Given { weights: Some(&given), ..Given::default() },
-            path,
-        )
-        .is_ok()
-    };
+    let attempt = |path: &Path| starts(&config, &given, path);
     let operations = failing_everywhere(
         |at| Plan::Fail(at, Fault::NoSpace),
         attempt,
@@ -90,15 +88,7 @@ fn a_start_that_fails_leaves_nothing() {
 fn a_start_that_is_killed_is_no_run_or_one_with_its_weights() {
     let config = tiny("fst");
     let given = weights(&config);
-    let attempt = |path: &Path| {
-        Run::start(
-            config.clone(),
-            dataset(),
-            Given { weights: Some(&given), ..Given::default() },
-            path,
-        )
-        .is_ok()
-    };
+    let attempt = |path: &Path| starts(&config, &given, path);
     failing_everywhere(Plan::Kill, attempt, |path| {
         if path.join("config.toml").exists() {
             let first = checkpoint::latest(&path.join("checkpoints")).unwrap().checkpoint.unwrap();
