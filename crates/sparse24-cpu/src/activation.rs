@@ -26,12 +26,7 @@ pub fn activation_forward(
     let (p, f) = h.dim();
     check::matrix(OPERATION, "z", &z, [p, f * activation.columns_in()])?;
     match activation {
-        Activation::Gelu => elementwise::for_each(
-            [z],
-            [h],
-            #[inline(always)]
-            |[z], [h]| h.iter_mut().zip(z).for_each(|(h, &z)| *h = gelu(z).0),
-        ),
+        Activation::Gelu => plain_forward(z, h, gelu),
         Activation::Geglu => gated_forward(z, h, gelu),
         Activation::Swiglu => gated_forward(z, h, silu),
         activation => return Err(Error::Activation { operation: OPERATION, activation }),
@@ -55,16 +50,7 @@ pub fn activation_backward(
     check::matrix(OPERATION, "z", &z, [p, f * activation.columns_in()])?;
     check::matrix(OPERATION, "dz", &dz, z.dim().into())?;
     match activation {
-        Activation::Gelu => elementwise::for_each(
-            [dh, z],
-            [dz],
-            #[inline(always)]
-            |[dh, z], [dz]| {
-                for ((dz, &dh), &z) in dz.iter_mut().zip(dh).zip(z) {
-                    *dz = dh * gelu(z).1;
-                }
-            },
-        ),
+        Activation::Gelu => plain_backward(dh, z, dz, gelu),
         Activation::Geglu => gated_backward(dh, z, dz, gelu),
         Activation::Swiglu => gated_backward(dh, z, dz, silu),
         activation => return Err(Error::Activation { operation: OPERATION, activation }),
@@ -97,10 +83,49 @@ fn gate(
     exponent: impl Fn(f32) -> f32,
     slope: impl Fn(f32) -> f32,
 ) -> (f32, f32) {
-    let low = if z < -limit { -limit } else { z };
-    let inner = if low > limit { limit } else { low };
+    let (low, inner) = limited(z, limit);
     let s = math::sigmoid2(exponent(inner));
     (low * s, s + (inner * slope(inner)) * (s * (1.0 - s)))
+}
+
+/// z, at least -limit, and z within +-limit.
+#[inline(always)]
+fn limited(z: f32, limit: f32) -> (f32, f32) {
+    let low = if z < -limit { -limit } else { z };
+    (low, if low > limit { limit } else { low })
+}
+
+#[inline(always)]
+fn plain_forward(
+    z: ArrayView2<'_, f32>,
+    h: ArrayViewMut2<'_, f32>,
+    activation: impl Fn(f32) -> (f32, f32) + Sync,
+) {
+    elementwise::for_each(
+        [z],
+        [h],
+        #[inline(always)]
+        |[z], [h]| h.iter_mut().zip(z).for_each(|(h, &z)| *h = activation(z).0),
+    );
+}
+
+#[inline(always)]
+fn plain_backward(
+    dh: ArrayView2<'_, f32>,
+    z: ArrayView2<'_, f32>,
+    dz: ArrayViewMut2<'_, f32>,
+    activation: impl Fn(f32) -> (f32, f32) + Sync,
+) {
+    elementwise::for_each(
+        [dh, z],
+        [dz],
+        #[inline(always)]
+        |[dh, z], [dz]| {
+            for ((dz, &dh), &z) in dz.iter_mut().zip(dh).zip(z) {
+                *dz = dh * activation(z).1;
+            }
+        },
+    );
 }
 
 #[inline(always)]

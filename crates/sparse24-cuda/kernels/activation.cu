@@ -13,42 +13,43 @@
 
 constexpr u32 THREADS = 256;
 
-template <int WIDTH>
-__device__ __forceinline__ void gelu_forward_at(const bf16* z, bf16* h, u64 at) {
+template <class A, int WIDTH>
+__device__ __forceinline__ void plain_forward_at(const bf16* z, bf16* h, u64 at) {
     Run<WIDTH> run = load<WIDTH>(z + at);
 #pragma unroll
-    for (int i = 0; i < WIDTH; ++i) run.at[i] = Gelu::at(run.at[i]).value;
+    for (int i = 0; i < WIDTH; ++i) run.at[i] = A::at(run.at[i]).value;
     store(h + at, run);
 }
 
-template <int WIDTH>
-__device__ __forceinline__ void gelu_backward_at(const bf16* dh, const bf16* z, bf16* dz, u64 at) {
+template <class A, int WIDTH>
+__device__ __forceinline__ void plain_backward_at(const bf16* dh, const bf16* z, bf16* dz, u64 at) {
     Run<WIDTH> run = load<WIDTH>(z + at), d = load<WIDTH>(dh + at);
 #pragma unroll
-    for (int i = 0; i < WIDTH; ++i) run.at[i] = d.at[i] * Gelu::at(run.at[i]).slope;
+    for (int i = 0; i < WIDTH; ++i) run.at[i] = d.at[i] * A::at(run.at[i]).slope;
     store(dz + at, run);
 }
 
 // A thread has eight elements, and the first threads one of those that remain.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    gelu_forward(const bf16* z, bf16* h, u64 elements) {
-    pdl_wait();
-    u64 thread = u64(blockIdx.x) * THREADS + threadIdx.x, left = 7 * (elements / 8) + thread;
-    if (thread < elements / 8)
-        gelu_forward_at<8>(z, h, 8 * thread);
-    else if (left < elements)
-        gelu_forward_at<1>(z, h, left);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS)
-    gelu_backward(const bf16* dh, const bf16* z, bf16* dz, u64 elements) {
-    pdl_wait();
-    u64 thread = u64(blockIdx.x) * THREADS + threadIdx.x, left = 7 * (elements / 8) + thread;
-    if (thread < elements / 8)
-        gelu_backward_at<8>(dh, z, dz, 8 * thread);
-    else if (left < elements)
-        gelu_backward_at<1>(dh, z, dz, left);
-}
+#define PLAIN(forward, backward, A)                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                          \
+        forward(const bf16* z, bf16* h, u64 elements) {                                            \
+        pdl_wait();                                                                                \
+        u64 thread = u64(blockIdx.x) * THREADS + threadIdx.x, left = 7 * (elements / 8) + thread;  \
+        if (thread < elements / 8)                                                                 \
+            plain_forward_at<A, 8>(z, h, 8 * thread);                                              \
+        else if (left < elements)                                                                  \
+            plain_forward_at<A, 1>(z, h, left);                                                    \
+    }                                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                          \
+        backward(const bf16* dh, const bf16* z, bf16* dz, u64 elements) {                          \
+        pdl_wait();                                                                                \
+        u64 thread = u64(blockIdx.x) * THREADS + threadIdx.x, left = 7 * (elements / 8) + thread;  \
+        if (thread < elements / 8)                                                                 \
+            plain_backward_at<A, 8>(dh, z, dz, 8 * thread);                                        \
+        else if (left < elements)                                                                  \
+            plain_backward_at<A, 1>(dh, z, dz, left);                                              \
+    }
+PLAIN(gelu_forward, gelu_backward, Gelu)
 
 template <class A, int WIDTH>
 __device__ __forceinline__ void gated_forward(const bf16* z, bf16* h, u32 runs, u32 f) {

@@ -28,11 +28,7 @@ pub fn forward(
     z: Matrix<bf16>,
     h: Matrix<bf16>,
 ) -> Result<(), Error> {
-    let (operation, entry) = match activation {
-        Activation::Geglu => ("geglu forward", "geglu_forward"),
-        Activation::Swiglu => ("swiglu forward", "swiglu_forward"),
-        _ => ("gelu forward", "gelu_forward"),
-    };
+    let [(operation, entry), _] = kernels(activation);
     let [p, f] = h.shape();
     let wide = [p, activation.columns_in() * f];
     device.checks(operation).input("z", z, wide, 16)?.output("h", h, [p, f], 16)?;
@@ -52,11 +48,7 @@ pub fn backward(
     z: Matrix<bf16>,
     dz: Matrix<bf16>,
 ) -> Result<(), Error> {
-    let (operation, entry) = match activation {
-        Activation::Geglu => ("geglu backward", "geglu_backward"),
-        Activation::Swiglu => ("swiglu backward", "swiglu_backward"),
-        _ => ("gelu backward", "gelu_backward"),
-    };
+    let [_, (operation, entry)] = kernels(activation);
     let [p, f] = dh.shape();
     let wide = [p, activation.columns_in() * f];
     device
@@ -65,6 +57,19 @@ pub fn backward(
         .input("z", z, wide, 16)?
         .output("dz", dz, wide, 16)?;
     launch(device, activation, [operation, entry], [p, f], &arguments![dh, z, dz])
+}
+
+/// The operation and the kernel of the forward and of the backward pass.
+fn kernels(activation: Activation) -> [(&'static str, &'static str); 2] {
+    match activation {
+        Activation::Geglu => {
+            [("geglu forward", "geglu_forward"), ("geglu backward", "geglu_backward")]
+        }
+        Activation::Swiglu => {
+            [("swiglu forward", "swiglu_forward"), ("swiglu backward", "swiglu_backward")]
+        }
+        _ => [("gelu forward", "gelu_forward"), ("gelu backward", "gelu_backward")],
+    }
 }
 
 fn launch(

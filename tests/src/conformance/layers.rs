@@ -20,7 +20,7 @@ use super::{
 use crate::oracle::{arithmetic::Arithmetic, layers};
 
 fn activation(draw: &Draw) -> Activation {
-    Activation::ALL[draw.sizes[3] % 3]
+    Activation::ALL[draw.sizes[3] % Activation::ALL.len()]
 }
 
 /// H = act(Z).

@@ -143,6 +143,18 @@ fn silu(z: f64) -> (f64, f64) {
     (z * s, s + z * s * (1.0 - s))
 }
 
+fn nonlinearity(activation: Activation) -> fn(f64) -> (f64, f64) {
+    match activation {
+        Activation::Gelu | Activation::Geglu => gelu,
+        Activation::Swiglu => silu,
+        other => panic!("the oracle has no {other:?}"),
+    }
+}
+
+fn gated(activation: Activation) -> bool {
+    activation.columns_in() == 2
+}
+
 /// Units of error of an activation's value or slope at z: a sigmoid of an argument t of at most |t|
 /// = 2|z| + z^2/4 errs by 8 units and by those of t, 7 |t|; four more operations follow.
 const ACTIVATION_UNITS: f64 = 20.0;
@@ -161,12 +173,8 @@ pub fn activate(a: &mut Arithmetic, activation: Activation, z: &Matrix) -> Matri
     let width = z.ncols() / activation.columns_in();
     Matrix::from_shape_fn((z.nrows(), width), |(i, j)| {
         let (first, second) = (z[[i, j]], z[[i, (j + width) % z.ncols()]]);
-        let (value, factor) = match activation {
-            Activation::Gelu => (gelu(first).0, 1.0),
-            Activation::Geglu => (gelu(first).0, second),
-            Activation::Swiglu => (silu(first).0, second),
-            other => panic!("the oracle has no {other:?}"),
-        };
+        let (value, _) = nonlinearity(activation)(first);
+        let factor = if gated(activation) { second } else { 1.0 };
         let magnitude = value.abs() * spread(first) + saturated(first);
         a.rounded(value * factor, ACTIVATION_UNITS, magnitude * factor)
     })
@@ -183,10 +191,9 @@ pub fn activate_backward(
     let mut dz = Matrix::zeros(z.dim());
     for ((i, j), &dh) in dh.indexed_iter() {
         let first = z[[i, j]];
-        let (value, slope) =
-            if activation == Activation::Swiglu { silu(first) } else { gelu(first) };
+        let (value, slope) = nonlinearity(activation)(first);
         let magnitude = dh * spread(first);
-        if activation == Activation::Gelu {
+        if !gated(activation) {
             dz[[i, j]] = a.rounded(dh * slope, ACTIVATION_UNITS, magnitude);
         } else {
             let second = z[[i, j + width]];
