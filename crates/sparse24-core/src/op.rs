@@ -12,6 +12,8 @@ use crate::philox::{Site, Stream};
 pub enum Activation {
     /// GELU in its tanh form: `z/2 (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3)))`.
     Gelu,
+    /// GELU: `z/2 (1 + erf(z / sqrt(2)))`.
+    GeluErf,
     /// GELU_tanh(first half of the columns) times the second half.
     Geglu,
     /// SiLU(first half of the columns) times the second half.
@@ -20,13 +22,13 @@ pub enum Activation {
 
 impl Activation {
     /// Every activation.
-    pub const ALL: [Self; 3] = [Self::Gelu, Self::Geglu, Self::Swiglu];
+    pub const ALL: [Self; 4] = [Self::Gelu, Self::GeluErf, Self::Geglu, Self::Swiglu];
 
     /// Columns of Z per column of H: 2 for the gated activations, 1 for the others.
     #[must_use]
     pub const fn columns_in(self) -> usize {
         match self {
-            Self::Gelu => 1,
+            Self::Gelu | Self::GeluErf => 1,
             Self::Geglu | Self::Swiglu => 2,
         }
     }

@@ -1,5 +1,5 @@
-// GELU (tanh form) and SiLU with their derivatives, as sparse24_cpu::activation: z / (1 + 2^-y),
-// with y(z) a polynomial.
+// Nonlinearities with their derivatives, as sparse24_cpu::activation: GELU (tanh form) and SiLU as
+// z / (1 + 2^-y) with y(z) a polynomial, and GELU (erf form).
 #pragma once
 #include "scalar.cuh"
 
@@ -7,13 +7,20 @@ struct Activated {
     float value, slope;
 };
 
-// 1 / (1 + 2^-x) for x in [-126, 126], from two approximations with relative error 2^-22 each.
-__device__ __forceinline__ float sigmoid2(float x) {
-    float power, s;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + power));
-    return s;
+// 2^x and 1 / x with relative error 2^-22.
+__device__ __forceinline__ float power2(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
 }
+__device__ __forceinline__ float reciprocal(float x) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
+// 1 / (1 + 2^-x) for x in [-126, 126].
+__device__ __forceinline__ float sigmoid2(float x) { return reciprocal(1.0f + power2(-x)); }
 
 // Beyond the limits, the sigmoid is that of the limit; below the lower one, so is z. NaN stays NaN.
 struct Limited {
@@ -34,6 +41,23 @@ struct Gelu {
         float square = to.inner * to.inner, s = sigmoid2(to.inner * (SLOPE + CUBE * square));
         return {to.low * s,
                 s + to.inner * (LN2 * SLOPE + 3.0f * LN2 * CUBE * square) * (s * (1.0f - s))};
+    }
+};
+
+// z F(z), with F the normal distribution: F(-|z|) = e^(-z^2/2) m(t), t = 1 / (1 + 0.21 |z|), m a
+// polynomial. Beyond 12.9, F is 2^-125 or 1.
+struct GeluErf {
+    static __device__ __forceinline__ Activated at(float z) {
+        constexpr float FIT[9] = {-0.072415546f, 0.28733882f,   -0.33817586f,
+                                  0.35873744f,   -0.10062995f,  0.12787361f,
+                                  0.068375506f,  0.085192315f,  0.083703645f};
+        Limited to = limited(z, 12.9f);
+        float e = power2(-0.7213475f * (to.inner * to.inner));
+        float t = reciprocal(1.0f + 0.21f * fabsf(to.inner)), m = FIT[0];
+#pragma unroll
+        for (int i = 1; i < 9; ++i) m = m * t + FIT[i];
+        float tail = e * (t * m), normal = to.inner < 0.0f ? tail : 1.0f - tail;
+        return {to.low * normal, normal + to.inner * (0.3989423f * e)};
     }
 };
 

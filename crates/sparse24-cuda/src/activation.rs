@@ -1,7 +1,7 @@
 //! GELU, GEGLU and SwiGLU, forward and backward, in bf16 with f32 arithmetic.
 //!
-//! GELU is the tanh form. A gated activation multiplies the activated first half of its columns by
-//! the second half.
+//! GELU has a tanh and an erf form; GEGLU uses the tanh form. A gated activation multiplies the
+//! activated first half of its columns by the second half.
 
 use half::bf16;
 use sparse24_core::op::Activation;
@@ -62,6 +62,9 @@ pub fn backward(
 /// The operation and the kernel of the forward and of the backward pass.
 fn kernels(activation: Activation) -> [(&'static str, &'static str); 2] {
     match activation {
+        Activation::GeluErf => {
+            [("gelu-erf forward", "gelu_erf_forward"), ("gelu-erf backward", "gelu_erf_backward")]
+        }
         Activation::Geglu => {
             [("geglu forward", "geglu_forward"), ("geglu backward", "geglu_backward")]
         }

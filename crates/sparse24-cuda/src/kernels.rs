@@ -159,8 +159,8 @@ macro_rules! sources {
 /// All kernels.
 pub const SOURCES: &[Source] = sources! {
     "activation" Activation: [
-        "gelu_forward", "gelu_backward", "geglu_forward", "geglu_backward", "swiglu_forward",
-        "swiglu_backward",
+        "gelu_forward", "gelu_backward", "gelu_erf_forward", "gelu_erf_backward", "geglu_forward",
+        "geglu_backward", "swiglu_forward", "swiglu_backward",
     ], ALL, On;
     "adamw" Optimizer: ["adamw_step"], ALL, Off;
     "attention_backward" Attention: [

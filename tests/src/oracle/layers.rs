@@ -137,6 +137,13 @@ fn gelu(z: f64) -> (f64, f64) {
     )
 }
 
+/// (f(z), f'(z)) of GELU in its erf form.
+fn gelu_erf(z: f64) -> (f64, f64) {
+    let normal = 0.5 * libm::erfc(-z / std::f64::consts::SQRT_2);
+    let density = (-0.5 * z * z).exp() / (2.0 * std::f64::consts::PI).sqrt();
+    (z * normal, normal + z * density)
+}
+
 /// (f(z), f'(z)) of SiLU.
 fn silu(z: f64) -> (f64, f64) {
     let s = 1.0 / (1.0 + (-z).exp());
@@ -146,6 +153,7 @@ fn silu(z: f64) -> (f64, f64) {
 fn nonlinearity(activation: Activation) -> fn(f64) -> (f64, f64) {
     match activation {
         Activation::Gelu | Activation::Geglu => gelu,
+        Activation::GeluErf => gelu_erf,
         Activation::Swiglu => silu,
         other => panic!("the oracle has no {other:?}"),
     }
@@ -156,7 +164,8 @@ fn gated(activation: Activation) -> bool {
 }
 
 /// Units of error of an activation's value or slope at z: a sigmoid of an argument t of at most |t|
-/// = 2|z| + z^2/4 errs by 8 units and by those of t, 7 |t|; four more operations follow.
+/// = 2|z| + z^2/4 errs by 8 units and by those of t, 7 |t|; four more operations follow. The tail
+/// of the normal distribution errs by 16 units and by those of its exponent, z^2.
 const ACTIVATION_UNITS: f64 = 20.0;
 
 fn spread(z: f64) -> f64 {
