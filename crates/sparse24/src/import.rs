@@ -65,6 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     config.model.d_model = shape.n_embd;
     config.model.d_ff = shape.n_inner;
     config.model.sequence_length = shape.n_positions;
+    config.model.activation = shape.activation;
     config.model.bias = bias == Bias::Present;
     config
         .check()

@@ -4,6 +4,7 @@
 
 use std::{fs, path::PathBuf};
 
+use sparse24_core::op::Activation;
 use sparse24_run::{
     checkpoint::NamedTensor,
     interchange::{Dtype, Gpt2Config, Values, export, import},
@@ -13,8 +14,15 @@ use sparse24_train::nn::Bias;
 use super::{document::Document, file, files, path, read, refused, tensors};
 
 /// Small enough for a fuzzer to hit.
-const TINY: Gpt2Config =
-    Gpt2Config { n_layer: 1, n_head: 1, n_embd: 2, n_positions: 2, vocab_size: 3, n_inner: 4 };
+const TINY: Gpt2Config = Gpt2Config {
+    n_layer: 1,
+    n_head: 1,
+    n_embd: 2,
+    n_positions: 2,
+    vocab_size: 3,
+    n_inner: 4,
+    activation: Activation::Gelu,
+};
 
 /// A folder with an export of this type.
 fn exported(dtype: Dtype) -> PathBuf {

@@ -4,6 +4,7 @@
 
 use std::{fmt::Write, fs, path::Path, time::Instant};
 
+use sparse24_core::op::Activation;
 use sparse24_run::{
     Error,
     checkpoint::{self, NamedTensor},
@@ -121,7 +122,9 @@ fn many_tensors_and_large_ones() {
     // The largest is transposed, and stored at half the width.
     let (n_layer, n_head, n_positions, vocab_size) = (1, 1, 4, 4);
     let (n_embd, n_inner) = (1024, 16_384);
-    let config = Gpt2Config { n_layer, n_head, n_embd, n_positions, vocab_size, n_inner };
+    let activation = Activation::Gelu;
+    let config =
+        Gpt2Config { n_layer, n_head, n_embd, n_positions, vocab_size, n_inner, activation };
     let expected = config.parameters(Bias::Absent);
     let mut stored = expected.clone();
     stored.iter_mut().filter(|(name, _)| name.starts_with("h.")).for_each(|(_, s)| s.reverse());

@@ -60,9 +60,8 @@ macro_rules! nanogpt {
 
 const GPT2: &str = "the authors' code, thu-ml/2by4-pretrain-acc-examples (README, \
     config/train_gpt2.py): AdamW 1.5e-4 to 1e-5, 512 x 1024 tokens a step, 300k steps; lambda from \
-    table 2 of Hu et al. 2024, arXiv 2404.01847; but GELU is its tanh form and the vocabulary \
-    50257, \
-    where that code has the exact GELU and 50304";
+    table 2 of Hu et al. 2024, arXiv 2404.01847; but the vocabulary is 50257, where that code \
+    has 50304";
 
 /// All presets.
 pub const PRESETS: [Preset; 7] = [
@@ -262,6 +261,7 @@ fn gpt2(layers: usize, heads: usize, d_model: usize, lambda: f32) -> Config {
             d_model,
             d_ff: 4 * d_model,
             sequence_length: 1024,
+            activation: Activation::GeluErf,
             ..base.model
         },
         method: MethodConfig::of("fst", lambda),

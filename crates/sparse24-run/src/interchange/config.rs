@@ -18,8 +18,14 @@ use sparse24_train::{
 const MOST: usize = 1 << 24;
 const MOST_LAYERS: usize = 1 << 12;
 
-/// The shape of a GPT-2 in `config.json`: GELU (tanh), pre-LayerNorm with epsilon 1e-5,
-/// tied head.
+/// Values of `activation_function` in Hugging Face's GPT-2; the first is the default.
+const ACTIVATIONS: [(&str, Activation); 3] = [
+    ("gelu_new", Activation::Gelu),
+    ("gelu_pytorch_tanh", Activation::Gelu),
+    ("gelu", Activation::GeluErf),
+];
+
+/// The shape of a GPT-2 in `config.json`: GELU, pre-LayerNorm with epsilon 1e-5, tied head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gpt2Config {
     /// Number of blocks.
@@ -34,6 +40,8 @@ pub struct Gpt2Config {
     pub vocab_size: usize,
     /// d_ff; 4 d_model if the file has none.
     pub n_inner: usize,
+    /// `activation_function`: GELU in its tanh form, the default, or in its erf form.
+    pub activation: Activation,
 }
 
 #[derive(Deserialize)]
@@ -77,7 +85,7 @@ impl Gpt2Config {
                 "expected \"gpt2\", the only model with an export",
             ));
         };
-        if spec.activation != Activation::Gelu {
+        if !ACTIVATIONS.iter().any(|&(_, activation)| activation == spec.activation) {
             let problem = "Hugging Face's GPT-2 has GELU feed-forward layers, this model has not";
             return Err(Error::setting("model.activation", problem));
         }
@@ -88,6 +96,7 @@ impl Gpt2Config {
             n_positions: spec.sequence_length,
             vocab_size: spec.vocabulary,
             n_inner: spec.d_ff,
+            activation: spec.activation,
         })
     }
 
@@ -95,7 +104,7 @@ impl Gpt2Config {
     ///
     /// # Errors
     /// [`Error::File`] names the key and what was expected: another model, an activation other than
-    /// `gelu_new`, an untied head, another epsilon, impossible lengths. [`Error::Io`].
+    /// GELU, an untied head, another epsilon, impossible lengths. [`Error::Io`].
     pub fn read(path: &Path) -> Result<Self, Error> {
         let expected = "a folder with config.json and model.safetensors, or the latter with the \
             former beside it";
@@ -120,7 +129,7 @@ impl Gpt2Config {
             (
                 "activation_function",
                 &raw.activation_function,
-                vec![json!("gelu_new"), json!("gelu_pytorch_tanh")],
+                ACTIVATIONS.map(|(name, _)| json!(name)).to_vec(),
             ),
             ("layer_norm_epsilon", &raw.layer_norm_epsilon, vec![json!(1e-5)]),
             ("tie_word_embeddings", &raw.tie_word_embeddings, vec![json!(true)]),
@@ -142,7 +151,10 @@ impl Gpt2Config {
                 ));
             }
         }
-        let Raw { n_layer, n_head, n_embd, n_positions, vocab_size, .. } = raw;
+        let Raw { n_layer, n_head, n_embd, n_positions, vocab_size, activation_function, .. } = raw;
+        let named =
+            |(name, _): &&(&str, _)| activation_function.as_ref().is_some_and(|f| f == name);
+        let (_, activation) = *ACTIVATIONS.iter().find(named).unwrap_or(&ACTIVATIONS[0]);
         let n_inner = raw.n_inner.unwrap_or(n_embd.saturating_mul(4));
         let lengths = [
             ("n_head", n_head),
@@ -163,7 +175,7 @@ impl Gpt2Config {
         if n_embd % n_head != 0 {
             return refuse(format!("n_embd is {n_embd}, expected a multiple of n_head = {n_head}"));
         }
-        Ok(Self { n_layer, n_head, n_embd, n_positions, vocab_size, n_inner })
+        Ok(Self { n_layer, n_head, n_embd, n_positions, vocab_size, n_inner, activation })
     }
 
     /// The model that computes it.
@@ -176,7 +188,7 @@ impl Gpt2Config {
             d_ff: self.n_inner,
             sequence_length: self.n_positions,
             vocabulary: self.vocab_size,
-            activation: Activation::Gelu,
+            activation: self.activation,
             bias,
             sparsify: Sparsify::Ffn,
         })
@@ -191,7 +203,8 @@ impl Gpt2Config {
 
     /// The file that `from_pretrained` reads.
     pub(super) fn to_json(self, dtype: &str) -> Vec<u8> {
-        let Self { n_layer, n_head, n_embd, n_positions, vocab_size, n_inner } = self;
+        let Self { n_layer, n_head, n_embd, n_positions, vocab_size, n_inner, activation } = self;
+        let named = ACTIVATIONS.iter().find(|(_, named)| *named == activation);
         // GPT-2's end of text, if the vocabulary has it.
         let end = (vocab_size >= 50_257).then_some(50_256);
         let fields = json!({
@@ -203,7 +216,7 @@ impl Gpt2Config {
             "n_positions": n_positions,
             "n_inner": (n_inner != 4 * n_embd).then_some(n_inner),
             "vocab_size": vocab_size,
-            "activation_function": "gelu_new",
+            "activation_function": named.expect("GELU, as `of` and `read` return").0,
             "layer_norm_epsilon": 1e-5,
             "resid_pdrop": 0.0,
             "embd_pdrop": 0.0,

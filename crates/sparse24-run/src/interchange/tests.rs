@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use sparse24_core::{Mask, MaskKind, tile::TilePattern};
+use sparse24_core::{Mask, MaskKind, op::Activation, tile::TilePattern};
 use tempfile::TempDir;
 
 use super::*;
@@ -17,8 +17,15 @@ use crate::{
 };
 use sparse24_train::nn::Bias;
 
-const TINY: Gpt2Config =
-    Gpt2Config { n_layer: 2, n_head: 2, n_embd: 8, n_positions: 6, vocab_size: 11, n_inner: 32 };
+const TINY: Gpt2Config = Gpt2Config {
+    n_layer: 2,
+    n_head: 2,
+    n_embd: 8,
+    n_positions: 6,
+    vocab_size: 11,
+    n_inner: 32,
+    activation: Activation::Gelu,
+};
 
 fn weights(config: &Gpt2Config, bias: Bias) -> Vec<NamedTensor> {
     let tensor = |(i, (name, shape)): (usize, (String, Vec<usize>))| {
@@ -302,10 +309,11 @@ fn configurations_that_compute_something_else_are_refused() {
     )
     .unwrap();
     fs::write(directory.path().join(WEIGHTS), "").unwrap();
-    assert_eq!(
-        Gpt2Config::read(&directory.path().join(WEIGHTS)).unwrap(),
-        Gpt2Config { n_inner: 20, ..TINY }
-    );
+    let read = || Gpt2Config::read(&directory.path().join(WEIGHTS)).unwrap();
+    assert_eq!(read(), Gpt2Config { n_inner: 20, ..TINY });
+    let exact = Gpt2Config { activation: Activation::GeluErf, ..TINY };
+    fs::write(&path, exact.to_json("float32")).unwrap();
+    assert_eq!(read(), exact);
 }
 
 #[test]
