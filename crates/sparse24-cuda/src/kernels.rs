@@ -37,7 +37,7 @@ pub enum Kind {
     Mvue,
     /// Mask search, compression of weights, flip counts.
     Mask,
-    /// LayerNorm with its residual sum.
+    /// LayerNorm and residual sums.
     Norm,
     /// GELU, GEGLU, SwiGLU.
     Activation,
@@ -162,6 +162,7 @@ pub const SOURCES: &[Source] = sources! {
         "gelu_forward", "gelu_backward", "gelu_erf_forward", "gelu_erf_backward", "geglu_forward",
         "geglu_backward", "swiglu_forward", "swiglu_backward",
     ], ALL, On;
+    "add" Norm: ["add"], ALL, Off;
     "adamw" Optimizer: ["adamw_step"], ALL, Off;
     "attention_backward" Attention: [
         "attention_backward_64_queries", "attention_backward_64_keys",

@@ -10,6 +10,7 @@
 
 pub mod activation;
 pub mod adamw;
+pub mod add;
 mod architecture;
 pub mod attention;
 #[cfg(feature = "bench")]

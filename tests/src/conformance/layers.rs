@@ -84,10 +84,7 @@ pub(super) fn norm_forward(bench: &mut Bench<'_>, draw: &Draw) {
     });
     let in_place = Output { before: Some(x_host.clone()), ..bench.output("x", p, d) };
     let add = Op::from(Add { x: in_place.tensor, delta, out: in_place.tensor });
-    match bench.backend.execute(&add) {
-        Err(sparse24_train::Error::Refused(why)) => println!("skipped: {why}"),
-        _ => bench.check(&[in_place], &[add], |a| vec![a.plus(&x_host, &delta_host)]),
-    }
+    bench.check(&[in_place], &[add], |a| vec![a.plus(&x_host, &delta_host)]);
 }
 
 /// The gradients of x, gamma and beta.

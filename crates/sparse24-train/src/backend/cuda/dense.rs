@@ -2,11 +2,11 @@
 
 use sparse24_core::op::Accumulate;
 use sparse24_cuda::{
-    Matrix, activation, attention, bias, compressed::Compressed, dropout, embedding, gemm, loss,
-    norm, spmm24,
+    Matrix, activation, add, attention, bias, compressed::Compressed, dropout, embedding, gemm,
+    loss, norm, spmm24,
 };
 
-use super::{Activations, CudaBackend, grown, missing};
+use super::{Activations, CudaBackend, grown};
 use crate::{
     Error,
     backend::{
@@ -34,7 +34,10 @@ impl CudaBackend {
                 let [dh, z, dz] = [op.dh, op.z, op.dz].map(|t| self.buffers.activations(t));
                 Ok(activation::backward(&mut self.gpu, op.activation, dh, z, dz)?)
             }
-            DenseOp::Add(_) => Err(missing("addition without a norm after it")),
+            DenseOp::Add(op) => {
+                let [x, delta, out] = [op.x, op.delta, op.out].map(|t| self.buffers.activations(t));
+                Ok(add::add(&mut self.gpu, x, delta, out)?)
+            }
             DenseOp::NormForward(op) => self.norm_forward(op, None),
             DenseOp::NormBackward(op) => self.norm_backward(op),
             DenseOp::AttentionForward(op) => {
