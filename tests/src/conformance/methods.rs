@@ -1,13 +1,15 @@
-//! Two steps of every method on a tiny model: masks of core, finite updates everywhere, the same
-//! bits again.
+//! Two steps of every method on a tiny model of each architecture: masks of core, finite updates
+//! everywhere, the same bits again, and as much memory as was estimated.
 
 use std::num::NonZeroU32;
 
 use ndarray::ArrayView2;
 use sparse24_core::{op::Activation, search::mask_search};
 use sparse24_train::{
+    backend::{BACKENDS, Region, op::HeadLoss},
+    estimate::estimate,
     method::{PRESETS, Preset},
-    model::{ActivationCheckpointing, Gpt2Spec, ModelSpec, Sparsify},
+    model::{ActivationCheckpointing, EncoderSpec, Gpt2Spec, ModelSpec, Sparsify},
     nn::{BatchShape, Bias},
     objective::{Batch, Objective},
     optim::AdamW,
@@ -21,19 +23,39 @@ use crate::oracle::arithmetic::Random;
 const VOCABULARY: usize = 19;
 const LAMBDA: f32 = 2e-4;
 
-fn recipe(preset: &Preset) -> Recipe {
+fn models() -> [ModelSpec; 2] {
+    let (layers, heads, d_model, d_ff, sequence_length) = (2, 2, 16, 32, 8);
+    let (vocabulary, sparsify) = (VOCABULARY, Sparsify::FfnAndAttention);
+    let (activation, bias) = (Activation::Swiglu, Bias::Present);
+    let gpt2 = Gpt2Spec {
+        layers,
+        heads,
+        d_model,
+        d_ff,
+        sequence_length,
+        vocabulary,
+        activation,
+        bias,
+        sparsify,
+    };
+    let (activation, smoothing) = (Activation::GeluErf, 0.125);
+    let encoder = EncoderSpec {
+        layers,
+        heads,
+        d_model,
+        d_ff,
+        sequence_length,
+        vocabulary,
+        activation,
+        sparsify,
+        smoothing,
+    };
+    [ModelSpec::Gpt2(gpt2), ModelSpec::Encoder(encoder)]
+}
+
+fn recipe(preset: &Preset, model: &ModelSpec) -> Recipe {
     Recipe {
-        model: ModelSpec::Gpt2(Gpt2Spec {
-            layers: 2,
-            heads: 2,
-            d_model: 16,
-            d_ff: 32,
-            sequence_length: 8,
-            vocabulary: VOCABULARY,
-            activation: Activation::Swiglu,
-            bias: Bias::Present,
-            sparsify: Sparsify::FfnAndAttention,
-        }),
+        model: model.clone(),
         method: (preset.build)(LAMBDA),
         steps: 12,
         batch: BatchShape { size: 4, sequence_length: 8 },
@@ -47,15 +69,23 @@ fn recipe(preset: &Preset) -> Recipe {
     }
 }
 
+/// Random tokens and targets, with padding that a causal model ignores.
 struct Noise;
 
 impl Objective for Noise {
     fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) {
         let mut random = Random(u64::from(step) << 32 | u64::from(micro_step));
         batch.clear();
-        batch.tokens.extend((0..32).map(|_| random.below(VOCABULARY as u32)));
-        batch.targets.extend((0..32).map(|_| random.below(VOCABULARY as u32)));
-        batch.counted = batch.targets.len();
+        for _ in 0..4 {
+            let length = 3 + random.below(6);
+            batch.lengths.push(length);
+            for position in 0..8 {
+                batch.tokens.push(random.below(VOCABULARY as u32));
+                let target = random.below(VOCABULARY as u32);
+                batch.targets.push(if position < length { target } else { HeadLoss::IGNORE });
+            }
+            batch.counted += length as usize;
+        }
     }
 }
 
@@ -63,8 +93,8 @@ impl Objective for Noise {
 type Steps = (Vec<StepOutcome>, [Vec<ParameterState>; 2]);
 
 /// None where the backend cannot train the method, or there is no backend.
-fn steps(preset: &Preset, open: Open<'_>) -> Option<Steps> {
-    let (backend, recipe) = (open()?, recipe(preset));
+fn steps(preset: &Preset, model: &ModelSpec, open: Open<'_>) -> Option<Steps> {
+    let (backend, recipe) = (open()?, recipe(preset, model));
     if let Err(refused) = recipe.check(&backend.capabilities()) {
         println!("skipped: {refused}");
         return None;
@@ -73,14 +103,35 @@ fn steps(preset: &Preset, open: Open<'_>) -> Option<Steps> {
     let before = trainer.parameter_states().expect("downloads");
     let step = |_| trainer.train_step(&Noise, FlipSampling::Sample).expect("finite");
     let outcomes = (0..2).map(step).collect();
-    Some((outcomes, [before, trainer.parameter_states().expect("downloads")]))
+    let states = [before, trainer.parameter_states().expect("downloads")];
+    assert_memory(&trainer);
+    Some((outcomes, states))
+}
+
+/// The memory held is within 1 % of the estimate, and exact where no operation's scratch is.
+fn assert_memory(trainer: &Trainer) {
+    let name = trainer.backend().device().backend;
+    let entry = BACKENDS.iter().find(|entry| entry.name == name).expect("a known backend");
+    let estimated = estimate(trainer.recipe(), entry).expect("it can be allocated");
+    for (region, held) in trainer.backend().memory() {
+        let (expected, slack) = match region {
+            Region::Parameters => (estimated.weight_bytes, 0.0),
+            Region::Gradients => (estimated.gradient_bytes, 0.0),
+            Region::Moments => (estimated.moment_bytes, 0.0),
+            Region::Sparse => (estimated.sparse_bytes, 0.0),
+            Region::Activations => (estimated.activation_bytes, 0.01),
+            Region::Scratch => (estimated.scratch_bytes, 0.01),
+        };
+        let error = (held as f64 - expected as f64).abs();
+        assert!(error <= slack * expected as f64, "{region:?}: {held} held, {expected} estimated");
+    }
 }
 
 pub(super) fn check(open: Open<'_>) {
-    for preset in PRESETS {
-        let Some((outcomes, states)) = steps(preset, open) else { continue };
+    for (preset, model) in PRESETS.iter().flat_map(|p| models().map(|model| (p, model))) {
+        let Some((outcomes, states)) = steps(preset, &model, open) else { continue };
         let name = preset.name;
-        let again = steps(preset, open).expect("it could be opened before");
+        let again = steps(preset, &model, open).expect("it could be opened before");
         assert!(again.0 == outcomes && again.1 == states, "{name}: other bits in another run");
         let [before, after] = &states;
         let loss = outcomes[0].loss;
@@ -91,7 +142,7 @@ pub(super) fn check(open: Open<'_>) {
             let name = format!("{name}: {}", before.name);
             let [rows, columns] = before.shape;
             let sparse = before.name.ends_with(".weight")
-                && (before.name.contains(".mlp.") || before.name.contains(".attn."));
+                && (before.name.contains(".mlp.") || before.name.contains(".att"));
             let w = ArrayView2::from_shape((rows, columns), &before.weight).expect("its shape");
             let expected = kind.filter(|_| sparse).map(|kind| mask_search(w, kind).expect("tiles"));
             assert!(before.mask == expected, "{name}: another mask than core's");
