@@ -158,8 +158,17 @@ impl Values {
 fn fixed() -> impl Iterator<Item = Draw> {
     let sizes = [[1, 1, 1, 1], [0, 8, 8, 1], [7, 3, 1, 2], [13, 10, 35, 3], [33, 16, 8, 2]];
     let every = sizes.into_iter().flat_map(|sizes| Values::ALL.map(|values| (sizes, values)));
-    // Several tiles and tasks of every kernel.
-    let large = [[150, 70, 131, 3], [131, 33, 270, 2]].map(|sizes| (sizes, Values::Plain));
+    // Several tiles and tasks of every kernel, wide heads, and rows of one to eight warps.
+    let large = [
+        [150, 70, 131, 3],
+        [131, 33, 270, 2],
+        [600, 16, 600, 1],
+        [65, 128, 64, 1],
+        [9, 2, 1500, 1],
+        [6, 1, 2600, 2],
+        [5, 3, 4100, 1],
+    ];
+    let large = large.map(|sizes| (sizes, Values::Plain));
     let cases = (0..).zip(every.chain(large));
     cases.map(|(at, (sizes, values)): (u64, _)| Draw {
         sizes,

@@ -153,7 +153,7 @@ impl Attended {
         let [causal, padded, drops, joint] = draw.options;
         let (queries, batch) = (queries.max(1), 1 + (draw.seed % 2) as usize);
         let keys = if joint { queries } else { keys };
-        let d = heads * bench.size(Extent::HeadDim, width.min(8));
+        let d = heads * bench.size(Extent::HeadDim, width);
         let mask = if causal { AttentionMask::Causal } else { AttentionMask::Full };
         let shape = AttentionShape { batch, heads, queries, keys, mask };
         let (tensors, host) = if joint {
@@ -299,7 +299,7 @@ pub(super) fn head_loss(bench: &mut Bench<'_>, draw: &Draw) {
     let [p, d, vocabulary, chunk] = draw.sizes;
     let vocabulary = vocabulary.max(2);
     let [trains, add, ignores, smoothed] = draw.options;
-    let (p, d) = (p.max(1), bench.columns(d.min(8)));
+    let (p, d) = (p.max(1), bench.columns(d));
     let (x, x_host) = bench.activation(p, d);
     let (embedding, e_host) = bench.parameter([vocabulary, d]);
     let e_host = bench.storage.rounded(&e_host);
