@@ -6,7 +6,7 @@
 // pre  16-byte aligned; gated: p*f < 2^32, and a thread takes `width` elements: 8 if 8 divides f,
 //      otherwise 1; outputs alias nothing
 // acc  f32
-// ref  sparse24_cpu::activation; bound: tolerance::activation
+// ref  sparse24_cpu::activation, within the bounds of the conformance suite
 #include "activation.cuh"
 #include "pdl.cuh"
 #include "packed.cuh"

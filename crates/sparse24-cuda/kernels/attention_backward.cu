@@ -9,7 +9,7 @@
 //      name; outputs alias nothing
 // acc  f32, over 64 queries or keys at a time, in order; probabilities and their gradients are
 //      rounded to bf16 as operands; no atomics
-// ref  sparse24_cpu::attention::attention_backward; bound: tolerance::attention
+// ref  sparse24_cpu::attention::attention_backward, within the bounds of the conformance suite
 #include "attention.cuh"
 
 template <int WIDTH, class Drop, class Lengths>

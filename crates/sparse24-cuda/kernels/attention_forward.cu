@@ -8,7 +8,7 @@
 // pre  rows 16-byte aligned; width a multiple of 8, at most 64 or 128 by the kernel's name; outputs
 //      alias nothing
 // acc  f32; probabilities are rounded to bf16 before they multiply v; 64 keys at a time, in order
-// ref  sparse24_cpu::attention::attention_forward; bound: tolerance::attention
+// ref  sparse24_cpu::attention::attention_forward, within the bounds of the conformance suite
 #include "attention.cuh"
 
 // Exponents of 2 are relative to a reference, which is raised only when the largest score exceeds

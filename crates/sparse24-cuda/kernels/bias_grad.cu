@@ -5,7 +5,7 @@
 //      or 8, and 8 only if it divides r and rows are 16-byte aligned; row_sums: blocks of 32
 //      columns; outputs alias nothing
 // acc  f32, fixed order: every eighth row of a block, those eight, every 32nd block, those 32
-// ref  sparse24_cpu::bias::bias_grad; bound: tolerance::bias_grad
+// ref  sparse24_cpu::bias::bias_grad, within the bounds of the conformance suite
 #include "pdl.cuh"
 #include "packed.cuh"
 

@@ -11,7 +11,7 @@
 //      8-byte, the others 16-byte aligned; backward: blocks of as many whole rows as 512 threads
 //      hold, and 192 bytes of shared memory per thread
 // acc  f32, two passes over the residual as rounded to bf16; fixed order
-// ref  sparse24_cpu::norm; bounds: tolerance::{norm_y, norm_dresidual, norm_parameter}
+// ref  sparse24_cpu::norm, within the bounds of the conformance suite
 #include "pdl.cuh"
 #include "scalar.cuh"
 

@@ -162,7 +162,7 @@ pub const BACKENDS: &[BackendEntry] = &[
 /// # Errors
 /// [`Error::Operand`] where lengths do not fit; [`Error::Device`] where memory does not suffice.
 pub trait Memory {
-    /// Bytes held, by region.
+    /// Bytes held, by region; without the device's context and library workspaces.
     fn memory(&self) -> Vec<(Region, usize)>;
 
     /// A zeroed `[rows, columns]` matrix; `name` appears in errors.

@@ -12,7 +12,7 @@ use sparse24_cuda::{
 
 use crate::{
     support::{Poisoned, affordable, gaussian, on_gpu, upload},
-    tolerance::{assert_within, embedding, embedding_gradient},
+    tolerance::{assert_within, embedding_gradient},
 };
 
 /// Tokens, width, vocabulary, context: runs of one row, of many spans, of all rows; ragged spans
@@ -44,65 +44,10 @@ fn tokens_on(device: &mut Device, tokens: &[u32]) -> Matrix<u32> {
     on_device
 }
 
-#[test]
-fn rows_are_the_sum_rounded_once() {
-    on_gpu(|device| {
-        for [p, c, vocabulary, context] in SHAPES {
-            let tokens = skewed(p, vocabulary);
-            let [table, positions] = [(vocabulary, 1), (context, 2)]
-                .map(|(rows, seed)| gaussian::<f32>([rows, c], seed));
-            let out = Poisoned::<bf16>::new(device, [p, c]);
-            let token_table = upload(device, &table);
-            for position_table in [Some(upload(device, &positions)), None] {
-                let op = Embed {
-                    tokens: tokens_on(device, &tokens),
-                    context,
-                    token_table,
-                    position_table,
-                    rows: out.matrix,
-                };
-                embed_forward(device, &op).expect("queued");
-                let mut expected = Array2::zeros([p, c]);
-                cpu::embed_forward(
-                    &tokens,
-                    context,
-                    table.view(),
-                    position_table.map(|_| positions.view()),
-                    expected.view_mut(),
-                )
-                .expect("fits");
-                let expected: Vec<f64> = expected.iter().map(|&x| x.into()).collect();
-                let found = out.read(device).into_iter().map(|x| x.to_f32());
-                assert_within(&format!("{p} tokens of {c}"), found, &expected, |at| {
-                    embedding(expected[at])
-                });
-            }
-        }
-    });
-}
-
 struct Gradient {
     op: Embed,
     scratch: EmbedScratch,
     guarded: (Poisoned<u32>, Poisoned<f32>),
-}
-
-#[test]
-fn a_gradient_without_positions_is_that_of_the_tokens() {
-    on_gpu(|device| {
-        let (tokens, dout) = (skewed(1000, 40), gaussian::<bf16>([1000, 64], 3));
-        let mut run = |context: usize, positions: bool| {
-            let tables = [40, 256].map(|rows| device.alloc("table", [rows, 64]).expect("memory"));
-            let of = gradient(device, &tokens, context, &dout, tables);
-            let position_table = of.op.position_table.filter(|_| positions);
-            let op = Embed { position_table, ..of.op };
-            embed_backward(device, &op, &of.scratch).expect("queued");
-            device.download(tables[0]).expect("read").into_iter().map(f32::to_bits).collect()
-        };
-        let expected: Vec<u32> = run(256, true);
-        // Without a table the context does not matter.
-        assert!(run(256, false) == expected && run(0, false) == expected);
-    });
 }
 
 fn gradient(

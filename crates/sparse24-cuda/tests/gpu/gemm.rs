@@ -9,10 +9,7 @@ use sparse24_cuda::{
     gemm::{Gemm, LinearDgrad, LinearForward, LinearWgrad, WORKSPACE},
 };
 
-use crate::{
-    support::{Poisoned, gaussian, on_gpu, upload},
-    tolerance::{assert_within, product, to_bf16},
-};
+use crate::support::{Poisoned, gaussian, on_gpu, upload};
 
 /// Tokens p, in-features q, out-features r: small, ragged, not multiples of 8, and the shapes of
 /// GPT-2 and its head.
@@ -64,9 +61,9 @@ impl Linear {
         Self { x: of([p, q], 1), w: of([r, q], 2), b: of([1, r], 3), dz: of([p, r], 4) }
     }
 
-    /// Z, dX and dW of mapped operands.
-    fn products(&self, of: impl Fn(f32) -> f32 + Copy) -> [Array2<f32>; 3] {
-        let [x, w, b, dz] = [&self.x, &self.w, &self.b, &self.dz].map(|x| wide(x).mapv(of));
+    /// Z, dX and dW.
+    fn products(&self) -> [Array2<f32>; 3] {
+        let [x, w, b, dz] = [&self.x, &self.w, &self.b, &self.dz].map(wide);
         [
             multiplied(x.view(), w.t()) + b,
             multiplied(dz.view(), w.view()),
@@ -102,7 +99,7 @@ fn products_of_small_integers_are_exact() {
         let mut gemm = products(device);
         for shape in SHAPES {
             let host = Linear::new(shape, integers);
-            let [z, dx, dw] = host.products(|x| x);
+            let [z, dx, dw] = host.products();
             let ([found_z, found_dx], [once, twice]) = on_device(device, &mut gemm, &host);
             for (name, found, expected) in [("Z", found_z, z), ("dX", found_dx, dx)] {
                 let pairs = found.iter().zip(&expected).enumerate();
@@ -117,37 +114,6 @@ fn products_of_small_integers_are_exact() {
                 twice.iter().copied().eq(dw.iter().map(|x| 2.0 * x)),
                 "dW onto dW of {shape:?}"
             );
-        }
-    });
-}
-
-#[test]
-fn other_products_are_within_their_bound() {
-    on_gpu(|device| {
-        let mut gemm = products(device);
-        for shape in SHAPES {
-            let [p, q, r] = shape;
-            let host = Linear::new(shape, gaussian::<bf16>);
-            let (expected, magnitudes) = (host.products(|x| x), host.products(f32::abs));
-            let ([z, dx], [once, twice]) = on_device(device, &mut gemm, &host);
-            for (i, (found, k)) in [(z, q), (dx, r)].into_iter().enumerate() {
-                let expected: Vec<f64> = expected[i].iter().map(|&x| x.into()).collect();
-                let magnitudes = magnitudes[i].as_slice().expect("row-major");
-                assert_within(
-                    &format!("product {i} of {shape:?}"),
-                    found.iter().map(|x| x.to_f32()),
-                    &expected,
-                    |at| to_bf16(expected[at], product(k, magnitudes[at].into())),
-                );
-            }
-            let magnitudes = magnitudes[2].as_slice().expect("row-major");
-            for (times, found) in [(1.0, once), (2.0, twice)] {
-                let expected: Vec<f64> =
-                    expected[2].iter().map(|&x| times * f64::from(x)).collect();
-                assert_within(&format!("dW of {shape:?}"), found, &expected, |at| {
-                    times * product(p, magnitudes[at].into())
-                });
-            }
         }
     });
 }

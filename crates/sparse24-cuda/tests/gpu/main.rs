@@ -9,7 +9,6 @@ mod adamw;
 mod attention;
 #[cfg(feature = "bench")]
 mod bench;
-mod bias;
 mod dropout;
 mod embedding;
 mod flip;

@@ -131,9 +131,10 @@ impl CudaBackend {
             libraries: settings.libraries,
             ..Settings::default()
         })?;
-        gpu.set_purpose(Region::Scratch.name());
+        gpu.set_purpose("library workspaces");
         let workspace = gpu.alloc("workspace of dense products", [1, gemm::WORKSPACE])?;
         let gemm = gemm::Gemm::new(&gpu, workspace)?;
+        gpu.set_purpose(Region::Scratch.name());
         let health = gpu.alloc("health", [1, Health::WORDS])?;
         let flips = gpu.alloc("flips", [1, 1])?;
         Ok(Self {

@@ -128,7 +128,7 @@ impl Memory for ShapeOnly {
     }
 
     fn alloc_table(&mut self, table: &[OptimizerEntry]) -> Result<TableId, Error> {
-        Ok(TableId(self.take(Region::Moments, self.footprint.table(table))))
+        Ok(TableId(self.take(Region::Scratch, self.footprint.table(table))))
     }
 
     fn upload(&mut self, _: Tensor, _: &[f32]) -> Result<(), Error> {
