@@ -247,13 +247,18 @@ pub trait Backend: Memory + Send {
     /// # Errors
     /// [`Error::Operand`] when shapes do not fit.
     fn execute(&mut self, op: &Op<'_>) -> Result<(), Error>;
-    /// Executes operations in order. A backend may recognise the sequence and fuse it, with the
-    /// bits of the composition; tensors of [`Region::Scratch`] hold unspecified values afterwards.
+    /// Executes operations in order, fused if possible; tensors of [`Region::Scratch`] hold
+    /// unspecified values afterwards.
     ///
     /// # Errors
     /// Errors of [`Backend::execute`].
     fn sequence(&mut self, ops: &[Op<'_>]) -> Result<(), Error> {
-        ops.iter().try_for_each(|op| self.execute(op))
+        if self.fused(ops)? { Ok(()) } else { ops.iter().try_for_each(|op| self.execute(op)) }
+    }
+    /// Executes a sequence that the backend recognises as one kernel, with the bits of the
+    /// composition; returns whether it did.
+    fn fused(&mut self, _: &[Op<'_>]) -> Result<bool, Error> {
+        Ok(false)
     }
     /// Does `work`, or replays what it did before under the same number. It must be the same
     /// operations on the same handles every time, without host reads or writes; only the contents

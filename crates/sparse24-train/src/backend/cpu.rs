@@ -153,11 +153,8 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn sequence(&mut self, ops: &[Op<'_>]) -> Result<(), Error> {
-        if self.add_norm(ops)? {
-            return Ok(());
-        }
-        ops.iter().try_for_each(|op| self.execute(op))
+    fn fused(&mut self, ops: &[Op<'_>]) -> Result<bool, Error> {
+        self.add_norm(ops)
     }
 
     fn graph(
