@@ -11,13 +11,14 @@ use sparse24_tests::oracle::{
     layers::{self, Address, Attention, Dropout},
 };
 use sparse24_train::{
-    model::{Gpt2Spec, Sparsify},
+    model::{EncoderSpec, Gpt2Spec, ModelSpec, Sparsify},
     nn::{BatchShape, Bias},
+    objective::Batch,
 };
 
 use super::oracle::{
     fst::Pruned,
-    gpt2::{Dense, Operands, Pass, parameters},
+    pass::{Dense, Operands, Pass, parameters},
 };
 
 const H: f64 = 1e-3;
@@ -165,14 +166,15 @@ fn loss() {
 
 /// The loss of a whole model with these operands, and all its gradients.
 fn model(
-    spec: Gpt2Spec,
+    spec: &ModelSpec,
     weights: &Tensors,
     operands: &mut dyn Operands,
     dropout: f64,
 ) -> (f64, Tensors) {
     let mut random = Random(8);
-    let mut ids = || (0..10).map(|_| random.below(spec.vocabulary as u32)).collect::<Vec<_>>();
-    let (tokens, targets) = (ids(), ids());
+    let mut ids = || (0..10).map(|_| random.below(spec.vocabulary() as u32)).collect::<Vec<_>>();
+    let mut batch = Batch::default();
+    (batch.tokens, batch.targets, batch.lengths) = (ids(), ids(), vec![3, 5]);
     let mut gradients = Tensors::new();
     let mut pass = Pass {
         arithmetic: &mut Arithmetic::Exact,
@@ -183,13 +185,12 @@ fn model(
         dropout,
         address: ADDRESS,
     };
-    let loss = pass.train(&tokens, &targets, 0.1, &mut gradients);
-    assert_eq!(loss, pass.loss(&tokens, &targets));
+    let loss = pass.train(&batch, 0.1, &mut gradients);
     (0.1 * loss, gradients)
 }
 
-fn spec(activation: Activation, bias: Bias) -> Gpt2Spec {
-    Gpt2Spec {
+fn spec(activation: Activation, bias: Bias) -> ModelSpec {
+    ModelSpec::Gpt2(Gpt2Spec {
         layers: 2,
         heads: 2,
         d_model: 4,
@@ -199,30 +200,44 @@ fn spec(activation: Activation, bias: Bias) -> Gpt2Spec {
         activation,
         bias,
         sparsify: Sparsify::FfnAndAttention,
-    }
+    })
 }
 
-fn random_weights(spec: &Gpt2Spec) -> Tensors {
+fn encoder() -> ModelSpec {
+    ModelSpec::Encoder(EncoderSpec {
+        layers: 2,
+        heads: 2,
+        d_model: 4,
+        d_ff: 8,
+        sequence_length: 6,
+        vocabulary: 5,
+        activation: Activation::GeluErf,
+        sparsify: Sparsify::Ffn,
+        smoothing: 0.125,
+    })
+}
+
+fn random_weights(spec: &ModelSpec) -> Tensors {
     let mut random = Random(6);
     parameters(spec).into_iter().map(|(name, shape)| (name, random.matrix(shape, 1.0))).collect()
 }
 
 #[test]
 fn whole_model() {
-    let settings = [
-        (Activation::Gelu, Bias::Present, 0.0),
-        (Activation::Geglu, Bias::Absent, 0.25),
-        (Activation::Swiglu, Bias::Present, 0.25),
+    let models = [
+        (spec(Activation::Gelu, Bias::Present), 0.0),
+        (spec(Activation::Geglu, Bias::Absent), 0.25),
+        (spec(Activation::Swiglu, Bias::Present), 0.25),
+        (encoder(), 0.25),
     ];
-    for (activation, bias, dropout) in settings {
-        let spec = spec(activation, bias);
+    for (spec, dropout) in models {
         let weights = random_weights(&spec);
-        let (_, gradients) = model(spec, &weights, &mut Dense(&weights), dropout);
+        let (_, gradients) = model(&spec, &weights, &mut Dense(&weights), dropout);
         for (name, _) in parameters(&spec) {
             let mut moved = weights.clone();
             check(&name, &weights[&name], &gradients[&name], all, |w| {
                 moved.insert(name.clone(), w.clone());
-                model(spec, &moved, &mut Dense(&moved), dropout).0
+                model(&spec, &moved, &mut Dense(&moved), dropout).0
             });
         }
     }
@@ -235,14 +250,14 @@ fn pruned_model() {
     let spec = spec(Activation::Gelu, Bias::Present);
     let weights = random_weights(&spec);
     let masks = Pruned::of(&spec, &weights).masks;
-    let (_, gradients) = model(spec, &weights, &mut Pruned::of(&spec, &weights), 0.0);
+    let (_, gradients) = model(&spec, &weights, &mut Pruned::of(&spec, &weights), 0.0);
     assert_eq!(masks.len(), 8);
     for (name, _) in parameters(&spec) {
         let mut pruned = Pruned::of(&spec, &weights);
         let kept = |at: usize| masks.get(&name).is_none_or(|mask| mask[at]);
         check(&name, &weights[&name], &gradients[&name], kept, |w| {
             pruned.weights.insert(name.clone(), w.clone());
-            model(spec, &pruned.weights.clone(), &mut pruned, 0.0).0
+            model(&spec, &pruned.weights.clone(), &mut pruned, 0.0).0
         });
     }
 }

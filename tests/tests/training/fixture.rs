@@ -9,9 +9,9 @@ use sparse24_core::{
 };
 use sparse24_tests::oracle::arithmetic::Random;
 use sparse24_train::{
-    backend::{Arithmetic, Backend, cpu::CpuBackend},
+    backend::{Arithmetic, Backend, cpu::CpuBackend, op::HeadLoss},
     method::{DgradOperand, GradientOperand, KeptValues, Method, Phase, Until, WeightOperand},
-    model::{ActivationCheckpointing, Gpt2Spec, ModelSpec, Sparsify},
+    model::{ActivationCheckpointing, EncoderSpec, Gpt2Spec, ModelSpec, Sparsify},
     nn::{BatchShape, Bias},
     objective::{Batch, Evaluation, Objective},
     optim::{AdamVariant, AdamW},
@@ -20,7 +20,7 @@ use sparse24_train::{
 };
 
 pub(crate) use super::oracle::fst::gpt2;
-use super::oracle::gpt2::parameters;
+use super::oracle::pass::parameters;
 
 /// Optimizer steps of a tiny run; ten of them are sparse.
 pub(crate) const STEPS: u32 = 12;
@@ -98,8 +98,26 @@ pub(crate) fn change(recipe: &mut Recipe, change: impl FnOnce(&mut Gpt2Spec)) {
     recipe.model = ModelSpec::Gpt2(spec);
 }
 
+/// The recipe with an encoder of the same sizes, which smooths its targets.
+pub(crate) fn encoder(recipe: Recipe) -> Recipe {
+    let gpt2 = gpt2(&recipe);
+    let Gpt2Spec { layers, heads, d_model, d_ff, sequence_length, vocabulary, .. } = gpt2;
+    let model = ModelSpec::Encoder(EncoderSpec {
+        layers,
+        heads,
+        d_model,
+        d_ff,
+        sequence_length,
+        vocabulary,
+        activation: gpt2.activation,
+        sparsify: gpt2.sparsify,
+        smoothing: 0.125,
+    });
+    Recipe { model, ..recipe }
+}
+
 /// Weights of standard deviation near 1/2, so that every part of a layer matters.
-pub(crate) fn weights(spec: &Gpt2Spec) -> Vec<(String, Vec<f32>)> {
+pub(crate) fn weights(spec: &ModelSpec) -> Vec<(String, Vec<f32>)> {
     let mut random = Random(12);
     let fill = |(name, [rows, columns]): (String, [usize; 2])| {
         (name, (0..rows * columns).map(|_| random.symmetric()).collect())
@@ -110,7 +128,7 @@ pub(crate) fn weights(spec: &Gpt2Spec) -> Vec<(String, Vec<f32>)> {
 /// A run at step 0 from [`weights`].
 pub(crate) fn trainer(backend: Box<dyn Backend>, recipe: &Recipe) -> Trainer {
     let mut trainer = Trainer::new(backend, recipe.clone()).expect("a valid recipe");
-    start_from(&mut trainer, &weights(&gpt2(recipe)));
+    start_from(&mut trainer, &weights(&recipe.model));
     trainer
 }
 
@@ -135,11 +153,19 @@ pub(crate) struct Noise {
     pub(crate) joined: u32,
     /// Tokens of each.
     pub(crate) tokens: usize,
+    /// Whether sequences of this length end with padding.
+    pub(crate) padded: Option<usize>,
 }
 
 impl Noise {
     pub(crate) fn of(recipe: &Recipe) -> Self {
-        Self { vocabulary: recipe.model.vocabulary(), joined: 1, tokens: recipe.batch.tokens() }
+        let bidirectional = matches!(recipe.model, ModelSpec::Encoder(_));
+        Self {
+            vocabulary: recipe.model.vocabulary(),
+            joined: 1,
+            tokens: recipe.batch.tokens(),
+            padded: bidirectional.then_some(recipe.batch.sequence_length),
+        }
     }
 
     pub(crate) fn batch(&self, step: u32, micro_step: u32) -> Batch {
@@ -149,10 +175,21 @@ impl Noise {
             let mut ids = |_| random.below(self.vocabulary as u32);
             batch.tokens.extend((0..self.tokens).map(&mut ids));
             batch.targets.extend((0..self.tokens).map(&mut ids));
+            let Some(sequence_length) = self.padded else { continue };
+            for sequence in batch.targets.chunks_mut(sequence_length) {
+                // A query that sees one key has no gradient but rounding noise, so at least two.
+                let length = 2 + random.below(sequence_length as u32 - 1);
+                sequence[length as usize..].fill(HeadLoss::IGNORE);
+                batch.lengths.push(length);
+            }
         }
-        batch.counted = batch.targets.len();
+        batch.counted = counted(&batch.targets);
         batch
     }
+}
+
+fn counted(targets: &[u32]) -> usize {
+    targets.iter().filter(|&&target| target != HeadLoss::IGNORE).count()
 }
 
 impl Objective for Noise {
@@ -186,7 +223,10 @@ impl Evaluation for Validation {
         let range = first * self.sequence_length..(first + shape.size) * self.sequence_length;
         batch.clear();
         batch.tokens.extend(&self.all.tokens[range.clone()]);
-        batch.targets.extend(&self.all.targets[range.clone()]);
-        batch.counted = range.len();
+        batch.targets.extend(&self.all.targets[range]);
+        if !self.all.lengths.is_empty() {
+            batch.lengths.extend(&self.all.lengths[first..first + shape.size]);
+        }
+        batch.counted = counted(&batch.targets);
     }
 }

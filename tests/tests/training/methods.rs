@@ -138,37 +138,32 @@ fn moments(state: &ParameterState) -> Vec<u32> {
 }
 
 #[test]
-fn every_method_resumes_to_the_same_bits_with_every_activation() {
-    for (preset, activation) in
-        PRESETS.iter().flat_map(|preset| Activation::ALL.map(|activation| (preset, activation)))
-    {
-        let walk = walk(recipe(preset.name, activation));
+fn every_method_resumes_to_the_same_bits_with_every_activation_and_model() {
+    let recipes = PRESETS.iter().flat_map(|preset| {
+        let encoder = fixture::encoder(recipe(preset.name, Activation::Gelu));
+        Activation::ALL
+            .map(|activation| recipe(preset.name, activation))
+            .into_iter()
+            .chain([encoder])
+    });
+    for recipe in recipes {
+        let walk = walk(recipe);
         let (noise, validation) = (Noise::of(&walk.recipe), Validation::of(&walk.recipe));
         for cut in [1, 9, 15, 16, 25, 26] {
+            let what = || format!("{:?} cut at {cut}", walk.recipe);
             let mut after = Trainer::new(cpu(), walk.recipe.clone()).expect("the same recipe");
             after
                 .restore(walk.progress[cut].clone(), &walk.states[cut])
                 .expect("every state is there");
-            assert_eq!(
-                fixture::evaluate(&mut after, &validation).to_bits(),
-                walk.losses[cut].to_bits(),
-                "{} cut at {cut}",
-                preset.name
-            );
+            let loss = fixture::evaluate(&mut after, &validation);
+            assert_eq!(loss.to_bits(), walk.losses[cut].to_bits(), "{}", what());
             for step in cut..STEPS as usize {
                 let outcome = after.train_step(&noise, FlipSampling::Skip).expect("finite");
-                assert_eq!(
-                    outcome, walk.outcomes[step],
-                    "{} with {activation:?} cut at {cut}",
-                    preset.name
-                );
+                assert_eq!(outcome, walk.outcomes[step], "{}", what());
             }
             assert_eq!(after.progress(), &walk.progress[STEPS as usize]);
-            assert!(
-                after.parameter_states().expect("downloads") == walk.states[STEPS as usize],
-                "{} with {activation:?} cut at {cut}",
-                preset.name
-            );
+            let states = after.parameter_states().expect("downloads");
+            assert!(states == walk.states[STEPS as usize], "{}", what());
         }
     }
 }

@@ -14,7 +14,6 @@ use sparse24_train::{
     method::{DgradOperand, GradientOperand, Method},
     model::Sparsify,
     nn::{BatchShape, Bias},
-    objective::Batch,
     optim::MaskedDecay,
     trainer::{FlipSampling, ParameterState, Recipe},
 };
@@ -23,7 +22,7 @@ use super::{
     fixture::{self, Noise, STEPS, SWITCH, Validation},
     oracle::{
         fst::{Decay, Dgrad, Masks, Part, Pattern, Rules, Run, Sample, Samples},
-        gpt2::parameters,
+        pass::parameters,
     },
     spy::{Sampled, spy},
 };
@@ -117,9 +116,9 @@ fn place(sampled: Sampled) -> ((u32, u32), Matrix) {
 /// Every step by the oracle.
 fn computed(recipe: &Recipe, rules: Rules, arithmetic: Arithmetic) -> Vec<Record> {
     let (noise, validation) = (Noise::of(recipe), Validation::of(recipe));
-    let spec = fixture::gpt2(recipe);
+    let spec = &recipe.model;
     let mut weights = Tensors::new();
-    for ((name, shape), (_, values)) in parameters(&spec).into_iter().zip(fixture::weights(&spec)) {
+    for ((name, shape), (_, values)) in parameters(spec).into_iter().zip(fixture::weights(spec)) {
         weights.insert(
             name,
             Matrix::from_shape_vec(shape, values.into_iter().map(f64::from).collect())
@@ -138,15 +137,14 @@ fn computed(recipe: &Recipe, rules: Rules, arithmetic: Arithmetic) -> Vec<Record
             ("norm".to_owned(), number(outcome.norm)),
             ("learning rate".to_owned(), number(outcome.learning_rate)),
         ];
-        for (name, _) in parameters(&spec) {
+        for (name, _) in parameters(spec) {
             for (what, values) in
                 [("m", &run.first_moments), ("v", &run.second_moments), ("w", &run.weights)]
             {
                 quantities.push((format!("{what} of {name}"), values[&name].clone()));
             }
         }
-        let Batch { tokens, targets, .. } = &validation.all;
-        quantities.push(("validation loss".to_owned(), number(run.evaluate(tokens, targets))));
+        quantities.push(("validation loss".to_owned(), number(run.evaluate(&validation.all))));
         let masks = if step > rules.dense_first && step <= rules.switch {
             run.masks.clone()
         } else {
@@ -368,6 +366,23 @@ fn s_ste_as_in_f64() {
     let rules = Rules { pattern: Pattern::Soft, sample: Sample::Mvue, ..ROW_WISE };
     let checked = check(&preset("s-ste", 0.0), rules);
     assert_shows(&checked, Rules { pattern: Pattern::RowWise, ..rules }, 1, "loss");
+}
+
+/// Post-LN, separate projections of the attention, padding, ignored targets and a smoothed head.
+#[test]
+fn the_encoder_as_in_f64() {
+    let everywhere = |method| {
+        let mut recipe = fixture::recipe(method);
+        fixture::change(&mut recipe, |spec| {
+            (spec.activation, spec.sparsify) = (Activation::GeluErf, Sparsify::FfnAndAttention);
+        });
+        recipe.dropout = 0.25;
+        fixture::encoder(recipe)
+    };
+    check(&everywhere(Method::dense()), Rules { switch: 0, ..FST });
+    check(&everywhere(fixture::fst(LAMBDA)), FST);
+    let sr_ste = Method::preset("sr-ste", LAMBDA).expect("a preset");
+    check(&everywhere(sr_ste), Rules { decay: FST.decay, ..ROW_WISE });
 }
 
 #[test]

@@ -13,11 +13,12 @@ const SHAPES: [[usize; 2]; 5] = [[1, 1], [7, 13], [300, 70], [1, 20_000], [0, 4]
 
 #[test]
 fn neither_layout_nor_threads_change_a_bit() {
-    let row_major: fn(&Array2<f32>) -> Array2<f32> = Array2::clone;
+    type Layout = fn(&Array2<f32>) -> Array2<f32>;
+    let row_major: Layout = Array2::clone;
     for (activation, [p, f]) in Activation::ALL.into_iter().flat_map(|a| SHAPES.map(|s| (a, s))) {
         let width = f * activation.columns_in();
         let (z, dh) = (random([p, width], 3, 6.0), random([p, f], 4, 1.0));
-        let run = |layouts: [fn(&Array2<f32>) -> Array2<f32>; 3]| {
+        let run = |layouts: [Layout; 3]| {
             let [of_z, of_dh, of_outputs] = layouts;
             let (z, dh) = (of_z(&z), of_dh(&dh));
             any_threads(|| {

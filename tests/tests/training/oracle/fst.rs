@@ -19,13 +19,13 @@ use sparse24_train::{
     trainer::Recipe,
 };
 
-use super::gpt2::{Operands, Pass, parameters};
+use super::pass::{Operands, Pass, parameters};
 
 /// The GPT-2 of a recipe.
 pub(crate) fn gpt2(recipe: &Recipe) -> Gpt2Spec {
     match recipe.model {
         ModelSpec::Gpt2(spec) => spec,
-        _ => panic!("the oracle restates GPT-2 alone"),
+        ref other => panic!("a GPT-2, not {other:?}"),
     }
 }
 
@@ -168,7 +168,6 @@ impl Run {
         let sparse = step > rules.dense_first
             && (step <= rules.switch || rules.without == Some(Part::Switch));
         let batch = self.recipe.batch;
-        let tokens = (batch.tokens() * batches.len()) as f64;
         let mut gradients = Tensors::new();
         let mut loss = 0.0;
         let masks = if sparse && rules.without != Some(Part::Mask) {
@@ -179,10 +178,11 @@ impl Run {
         let sample =
             if sparse && rules.without != Some(Part::Mvue) { rules.sample } else { Sample::All };
         let mut operands = self.operands(masks, sample);
-        for (micro_step, Batch { tokens: inputs, targets, .. }) in batches.iter().enumerate() {
+        for (micro_step, micro_batch) in batches.iter().enumerate() {
+            let targets = (micro_batch.counted * batches.len()) as f64;
             let mut pass = Pass {
                 arithmetic: &mut self.arithmetic,
-                spec: gpt2(&self.recipe),
+                spec: &self.recipe.model,
                 weights: &self.weights,
                 operands: &mut operands,
                 batch,
@@ -193,7 +193,7 @@ impl Run {
                 },
                 address: Address { seed: self.recipe.seed, step, micro_step: micro_step as u32 },
             };
-            loss += pass.train(inputs, targets, 1.0 / tokens, &mut gradients) / tokens;
+            loss += pass.train(micro_batch, 1.0 / targets, &mut gradients) / targets;
         }
         let samples = operands.samples;
         let norm = gradients.values().flat_map(|g| g.iter()).map(|g| g * g).sum::<f64>().sqrt();
@@ -208,22 +208,22 @@ impl Run {
     }
 
     /// The mean loss with the weights of the last step's phase.
-    pub(crate) fn evaluate(&mut self, inputs: &[u32], targets: &[u32]) -> f64 {
+    pub(crate) fn evaluate(&mut self, all: &Batch) -> f64 {
         let sparse = self.step > self.rules.dense_first && self.step <= self.rules.switch;
         let masks = if sparse { self.masks.clone() } else { Masks::new() };
         let mut operands = self.operands(masks, Sample::All);
         let sequence_length = self.recipe.batch.sequence_length;
-        let batch = BatchShape { size: inputs.len() / sequence_length, sequence_length };
+        let batch = BatchShape { size: all.tokens.len() / sequence_length, sequence_length };
         let mut pass = Pass {
             arithmetic: &mut self.arithmetic,
-            spec: gpt2(&self.recipe),
+            spec: &self.recipe.model,
             weights: &self.weights,
             operands: &mut operands,
             batch,
             dropout: 0.0,
             address: Address { seed: self.recipe.seed, step: self.step, micro_step: 0 },
         };
-        pass.loss(inputs, targets) / inputs.len() as f64
+        pass.loss(all) / all.counted as f64
     }
 
     /// Searches the masks of the present weights.
@@ -232,13 +232,13 @@ impl Run {
             Pattern::Transposable => transposable,
             Pattern::RowWise | Pattern::Soft => row_wise,
         };
-        self.masks = sparsified(&gpt2(&self.recipe))
+        self.masks = sparsified(&self.recipe.model)
             .map(|(name, _)| (name.clone(), search(&self.weights[&name])))
             .collect();
     }
 
     fn operands(&self, masks: Masks, sample: Sample) -> Pruned {
-        let (weights, numbers) = (self.weights.clone(), sparsified(&gpt2(&self.recipe)).collect());
+        let (weights, numbers) = (self.weights.clone(), sparsified(&self.recipe.model).collect());
         let (orders, scales) = (self.orders.clone(), self.scales.clone());
         Pruned {
             weights,
@@ -341,7 +341,7 @@ pub(crate) struct Pruned {
 
 impl Pruned {
     /// Transposable masks of these weights in forward and dgrad, and nothing sampled.
-    pub(crate) fn of(spec: &Gpt2Spec, weights: &Tensors) -> Self {
+    pub(crate) fn of(spec: &ModelSpec, weights: &Tensors) -> Self {
         let masks = sparsified(spec)
             .map(|(name, _)| (name.clone(), transposable(&weights[&name])))
             .collect();
@@ -407,12 +407,16 @@ impl Operands for Pruned {
 
 /// The weights that may be pruned, with the number that addresses their streams: their index among
 /// the parameters.
-pub(crate) fn sparsified(spec: &Gpt2Spec) -> impl Iterator<Item = (String, u32)> {
-    let attention = spec.sparsify == Sparsify::FfnAndAttention;
+pub(crate) fn sparsified(spec: &ModelSpec) -> impl Iterator<Item = (String, u32)> {
+    let sparsify = match spec {
+        ModelSpec::Gpt2(spec) => spec.sparsify,
+        ModelSpec::Encoder(spec) => spec.sparsify,
+        other => panic!("the oracle has no {other:?}"),
+    };
+    let attention = sparsify == Sparsify::FfnAndAttention;
     let named = parameters(spec).into_iter().zip(0..).map(|((name, _), number)| (name, number));
     named.filter(move |(name, _)| {
-        name.ends_with(".weight")
-            && (name.contains(".mlp.") || attention && name.contains(".attn."))
+        name.ends_with(".weight") && (name.contains(".mlp.") || attention && name.contains(".att"))
     })
 }
 

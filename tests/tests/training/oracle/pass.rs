@@ -1,0 +1,203 @@
+//! Parts of every model's pass: operands of products, linear layers, norms, embeddings.
+//!
+//! [`Operands`] are the weight of each product and the output gradient of each weight gradient.
+
+use sparse24_core::op::{AttentionMask, AttentionShape};
+use sparse24_tests::oracle::{
+    arithmetic::{Arithmetic, Matrix, Tensors},
+    layers::{self, Address, Attention, Dropout, Normed},
+};
+use sparse24_train::{model::ModelSpec, nn::BatchShape, objective::Batch};
+
+use super::{encoder, gpt2};
+
+/// The operands of the products of a linear layer, by the name of its weight.
+pub(crate) trait Operands {
+    /// W or S(W) of the forward pass.
+    fn forward(&self, name: &str) -> Matrix;
+    /// W or S(W) of the input gradient.
+    fn dgrad(&self, name: &str) -> Matrix;
+    /// dZ `[p, r]`, or its sample.
+    fn wgrad(&mut self, a: &mut Arithmetic, address: Address, name: &str, dz: &Matrix) -> Matrix;
+}
+
+/// Every product is dense.
+pub(crate) struct Dense<'a>(pub(crate) &'a Tensors);
+
+impl Operands for Dense<'_> {
+    fn forward(&self, name: &str) -> Matrix {
+        self.0[name].clone()
+    }
+
+    fn dgrad(&self, name: &str) -> Matrix {
+        self.0[name].clone()
+    }
+
+    fn wgrad(&mut self, _: &mut Arithmetic, _: Address, _: &str, dz: &Matrix) -> Matrix {
+        dz.clone()
+    }
+}
+
+/// Names and shapes of all parameters, in order of declaration.
+pub(crate) fn parameters(spec: &ModelSpec) -> Vec<(String, [usize; 2])> {
+    let all = spec.parameters().expect("a possible shape").into_iter();
+    all.map(|parameter| (parameter.name, parameter.shape)).collect()
+}
+
+/// One forward and backward.
+pub(crate) struct Pass<'a> {
+    pub(crate) arithmetic: &'a mut Arithmetic,
+    pub(crate) spec: &'a ModelSpec,
+    pub(crate) weights: &'a Tensors,
+    pub(crate) operands: &'a mut dyn Operands,
+    pub(crate) batch: BatchShape,
+    pub(crate) dropout: f64,
+    pub(crate) address: Address,
+}
+
+impl Pass<'_> {
+    /// The sum of the targets' losses.
+    pub(crate) fn loss(&mut self, batch: &Batch) -> f64 {
+        let logits = match self.spec {
+            ModelSpec::Gpt2(spec) => gpt2::forward(self, spec, batch).logits,
+            ModelSpec::Encoder(spec) => encoder::forward(self, spec, batch).logits,
+            other => panic!("the oracle has no {other:?}"),
+        };
+        layers::loss(self.arithmetic, &logits, &batch.targets, 0.0, 0.0).0
+    }
+
+    /// The sum of the targets' losses; the gradients of `scale` times it are added to `gradients`.
+    pub(crate) fn train(&mut self, batch: &Batch, scale: f64, gradients: &mut Tensors) -> f64 {
+        match self.spec {
+            ModelSpec::Gpt2(spec) => gpt2::train(self, spec, batch, scale, gradients),
+            ModelSpec::Encoder(spec) => encoder::train(self, spec, batch, scale, gradients),
+            other => panic!("the oracle has no {other:?}"),
+        }
+    }
+
+    /// token[tokens] + position[positions].
+    pub(super) fn embed(&mut self, [token, position]: [&str; 2], tokens: &[u32]) -> Matrix {
+        let [token, position] = [token, position].map(|name| &self.weights[name]);
+        let length = self.batch.sequence_length;
+        Matrix::from_shape_fn((tokens.len(), token.ncols()), |(i, j)| {
+            let value = token[[tokens[i] as usize, j]] + position[[i % length, j]];
+            self.arithmetic.rounded(value, 1.0, value)
+        })
+    }
+
+    /// The gradients of the two tables, from those of the rows.
+    pub(super) fn embed_backward(
+        &mut self,
+        names: [&str; 2],
+        tokens: &[u32],
+        dx: &Matrix,
+    ) -> [Matrix; 2] {
+        let length = self.batch.sequence_length;
+        let row_of: [&dyn Fn(usize) -> usize; 2] = [&|i| tokens[i] as usize, &|i| i % length];
+        [0, 1].map(|table| {
+            Matrix::from_shape_fn(self.weights[names[table]].dim(), |(row, j)| {
+                let rows = (0..tokens.len()).filter(|&i| row_of[table](i) == row);
+                self.arithmetic.sum(rows.map(|i| dx[[i, j]]))
+            })
+        })
+    }
+
+    pub(super) fn accumulate(&mut self, gradients: &mut Tensors, name: &str, gradient: Matrix) {
+        let tokens = self.batch.tokens();
+        self.arithmetic.accumulate(gradients, name, gradient, tokens);
+    }
+
+    /// Logits of a head, and their backward pass: the sum of losses, dX and the head's gradient.
+    pub(super) fn head_backward(
+        &mut self,
+        head: &str,
+        (x, logits): (&Matrix, &Matrix),
+        targets: &[u32],
+        (smoothing, scale): (f64, f64),
+    ) -> (f64, Matrix, Matrix) {
+        let (sum, dlogits) = layers::loss(self.arithmetic, logits, targets, smoothing, scale);
+        let dhead = self.arithmetic.product(&dlogits.t().to_owned(), x);
+        (sum, self.arithmetic.product(&dlogits, &self.weights[head]), dhead)
+    }
+
+    pub(super) fn logits(&mut self, head: &str, x: &Matrix) -> Matrix {
+        self.arithmetic.product(x, &self.weights[head].t().to_owned())
+    }
+
+    pub(super) fn linear(&mut self, name: &str, x: &Matrix) -> Matrix {
+        let w = self.operands.forward(&format!("{name}.weight"));
+        layers::linear(self.arithmetic, x, &w, self.weights.get(&format!("{name}.bias")))
+    }
+
+    /// dX = dZ W; dW = sample(dZ)^T X; db = column sums of dZ.
+    pub(super) fn linear_backward(
+        &mut self,
+        name: &str,
+        x: &Matrix,
+        dz: &Matrix,
+        gradients: &mut Tensors,
+    ) -> Matrix {
+        let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{part}"));
+        let sampled = self.operands.wgrad(self.arithmetic, self.address, &weight, dz);
+        let dw = self.arithmetic.product(&sampled.t().to_owned(), x);
+        self.arithmetic.accumulate(gradients, &weight, dw, x.nrows());
+        if self.weights.contains_key(&bias) {
+            let db = self.arithmetic.column_sums(dz);
+            self.arithmetic.accumulate(gradients, &bias, db, x.nrows());
+        }
+        self.arithmetic.product(dz, &self.operands.dgrad(&weight))
+    }
+
+    pub(super) fn norm(&mut self, name: &str, x: &Matrix) -> Normed {
+        let beta = self.weights.get(&format!("{name}.bias"));
+        layers::norm(self.arithmetic, x, &self.weights[&format!("{name}.weight")], beta)
+    }
+
+    pub(super) fn norm_backward(
+        &mut self,
+        name: &str,
+        kept: &Normed,
+        dy: &Matrix,
+        gradients: &mut Tensors,
+    ) -> Matrix {
+        let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{part}"));
+        let (dx, dgamma, dbeta) =
+            layers::norm_backward(self.arithmetic, dy, kept, &self.weights[&weight]);
+        self.arithmetic.accumulate(gradients, &weight, dgamma, dy.nrows());
+        if self.weights.contains_key(&bias) {
+            self.arithmetic.accumulate(gradients, &bias, dbeta, dy.nrows());
+        }
+        dx
+    }
+
+    pub(super) fn attention<'a>(
+        &self,
+        layer: usize,
+        (heads, mask): (usize, AttentionMask),
+        qkv: &'a [Matrix; 3],
+        lengths: Option<&'a [u32]>,
+    ) -> Attention<'a> {
+        let BatchShape { size: batch, sequence_length: queries } = self.batch;
+        let shape = AttentionShape { batch, heads, queries, keys: queries, mask };
+        let dropout = self.dropout(1 + 3 * layer);
+        Attention { shape, qkv, lengths, dropout, operand_units: 0.0 }
+    }
+
+    pub(super) fn plus(&mut self, x: &Matrix, y: &Matrix) -> Matrix {
+        self.arithmetic.plus(x, y)
+    }
+
+    /// x with dropout `number`: 0 the embedding; in a block 1 + 3 layer + {0 the probabilities, 1
+    /// after the projection, 2 after the feed-forward}.
+    pub(super) fn dropped(&mut self, number: usize, x: Matrix) -> Matrix {
+        Dropout::apply(self.dropout(number), self.arithmetic, x)
+    }
+
+    fn dropout(&self, number: usize) -> Option<Dropout> {
+        (self.dropout > 0.0).then_some(Dropout {
+            address: self.address,
+            number: number as u32,
+            p: self.dropout,
+        })
+    }
+}
