@@ -34,7 +34,6 @@ use crate::{
     error::driver_error,
     kernels::{self, Start},
     launch::{Argument, Grid},
-    loader,
     profile::{Profile, Work},
 };
 
@@ -49,8 +48,6 @@ pub struct Settings {
     pub ordinal: usize,
     /// Folder of compiled kernels; otherwise `SPARSE24_KERNEL_CACHE`, or one in the user's cache.
     pub kernel_cache: Option<PathBuf>,
-    /// Folders with CUDA's libraries, see [`loader::search_in`](crate::loader::search_in).
-    pub libraries: Vec<PathBuf>,
 }
 
 /// An open GPU.
@@ -100,7 +97,6 @@ impl Device {
     /// [`Error::Library`] without a driver, [`Error::NoDevice`], [`Error::Architecture`] for a GPU
     /// without sparse tensor cores, [`Error::Occupied`], [`Error::Driver`].
     pub fn open(settings: &Settings) -> Result<Self, Error> {
-        loader::search_in(&settings.libraries);
         let driver = driver::start()?;
         let ordinal = settings.ordinal;
         let count = result::device::get_count().map_err(|e| driver_error("counting GPUs", e))?;

@@ -15,15 +15,6 @@ use crate::{Error, library::Library};
 /// Environment variable with folders to search first, separated as in `PATH`.
 pub const FOLDERS_VARIABLE: &str = "SPARSE24_CUDA_LIBRARIES";
 
-/// Folders set by [`search_in`].
-static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-
-/// Searches these folders after those of [`FOLDERS_VARIABLE`] and before all others. Libraries that
-/// are already loaded stay loaded.
-pub fn search_in(folders: &[PathBuf]) {
-    folders.clone_into(&mut FOLDERS.lock().unwrap_or_else(PoisonError::into_inner));
-}
-
 impl Library {
     /// Loads the library for the rest of the process and returns its path.
     ///
@@ -54,10 +45,9 @@ impl Library {
         if let Some((_, path, opened)) = loaded.iter().find(|(library, ..)| *library == self) {
             return Ok((path.clone(), opened));
         }
-        let mut folders: Vec<PathBuf> = env::var_os(FOLDERS_VARIABLE)
+        let folders: Vec<PathBuf> = env::var_os(FOLDERS_VARIABLE)
             .map(|list| env::split_paths(&list).collect())
             .unwrap_or_default();
-        folders.extend(FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
         let Candidates { files: tried, folders } = self.candidates(folders);
         let mut unloadable = None;
         for path in &tried {

@@ -232,9 +232,6 @@ pub struct BackendConfig {
     pub gpu: usize,
     /// Whether steps on a GPU are captured as CUDA graphs and replayed; changes no result.
     pub cuda_graphs: bool,
-    /// Folders with CUDA's libraries, separated as in `PATH`, searched after those of
-    /// `SPARSE24_CUDA_LIBRARIES`.
-    pub libraries: String,
 }
 
 /// Whether a dotted key decides no bit.
@@ -263,16 +260,14 @@ const UNSET: [(&str, &str); 7] = [
 ];
 
 impl BackendConfig {
-    const NEUTRAL: &[&str] = &["threads", "gpu", "libraries", "cuda_graphs"];
+    const NEUTRAL: &[&str] = &["threads", "gpu", "cuda_graphs"];
 
     /// The arguments for opening the backend.
     #[must_use]
     pub fn settings(&self) -> BackendSettings {
         let Self { arithmetic, gpu, cuda_graphs, .. } = *self;
         let launches = if cuda_graphs { Launches::Captured } else { Launches::Eager };
-        let folders =
-            std::env::split_paths(&self.libraries).filter(|folder| !folder.as_os_str().is_empty());
-        BackendSettings { arithmetic, gpu, launches, libraries: folders.collect() }
+        BackendSettings { arithmetic, gpu, launches }
     }
 }
 

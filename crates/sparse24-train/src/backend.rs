@@ -15,7 +15,7 @@
 //! Shapes are `[rows, columns]`, row-major. A new backend is one adaptor and one row of
 //! [`BACKENDS`].
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::collections::BTreeMap;
 
 use sparse24_core::{
     Mask,
@@ -102,8 +102,6 @@ pub struct BackendSettings {
     pub gpu: usize,
     /// CUDA graphs or single launches; unused on a CPU.
     pub launches: Launches,
-    /// Folders with the libraries that are loaded at run time; unused on a CPU.
-    pub libraries: Vec<PathBuf>,
 }
 
 /// The timed choices of a device, by operation and shape.

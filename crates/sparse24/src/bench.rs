@@ -1,7 +1,5 @@
 //! `sparse24 bench`: the speed of the GPU kernels, or a profile of a training step.
 
-use std::ffi::OsString;
-
 use regex::Regex;
 
 use crate::failure::Failure;
@@ -42,9 +40,6 @@ pub(crate) struct Args {
     /// GPU index, as the driver counts; with --step, overrides `backend.gpu`
     #[arg(long, value_name = "NUMBER")]
     gpu: Option<usize>,
-    /// Folders to search for the CUDA libraries, like the setting `backend.libraries`
-    #[arg(long, value_name = "FOLDERS")]
-    libraries: Option<OsString>,
     /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,

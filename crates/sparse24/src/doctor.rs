@@ -2,8 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    env,
-    ffi::OsString,
     fs,
     num::NonZeroUsize,
     path::{Path, PathBuf},
@@ -29,9 +27,6 @@ pub(crate) struct Args {
     /// Folder where runs would be written
     #[arg(long, default_value = "runs")]
     out: PathBuf,
-    /// Folders to search for the CUDA libraries, like the setting `backend.libraries`
-    #[arg(long, value_name = "FOLDERS")]
-    libraries: Option<OsString>,
     /// Index of the GPU to open, as the driver counts
     #[arg(long, value_name = "NUMBER", default_value = "0")]
     gpu: usize,
@@ -40,8 +35,8 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Surveys a GPU platform, given folders of its libraries: JSON and lines of text.
-type Survey = fn(&[PathBuf]) -> (Value, Vec<String>);
+/// Surveys a GPU platform: JSON and lines of text.
+type Survey = fn() -> (Value, Vec<String>);
 
 /// The GPU platforms of this build, by their key in the JSON report.
 const PLATFORMS: &[(&str, Survey)] = &[
@@ -71,15 +66,14 @@ struct Backend {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let libraries: Vec<PathBuf> = args.libraries.iter().flat_map(env::split_paths).collect();
     let mut lines = Vec::new();
     let survey = |&(key, survey): &(&'static str, Survey)| {
-        let (report, text) = survey(&libraries);
+        let (report, text) = survey();
         lines.extend(text);
         (key, report)
     };
     let platforms = PLATFORMS.iter().map(survey).collect();
-    let settings = BackendSettings { gpu: args.gpu, libraries, ..BackendSettings::default() };
+    let settings = BackendSettings { gpu: args.gpu, ..BackendSettings::default() };
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
         threads: thread::available_parallelism().map_or(1, NonZeroUsize::get),

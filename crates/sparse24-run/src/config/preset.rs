@@ -228,7 +228,6 @@ fn shakespeare_char_cpu() -> Config {
             arithmetic: Arithmetic::Native,
             gpu: 0,
             cuda_graphs: true,
-            libraries: String::new(),
         },
     }
 }

@@ -21,8 +21,16 @@ const RENAMED: [(&str, &str); 10] = [
     ("data.validation", "data.validation_share"),
 ];
 
+/// A removed key: a file from elsewhere must not name code that is then loaded.
+const LIBRARIES: &str = "backend.libraries";
+
 /// The refusal of an old key, or of a section of old keys.
 pub(super) fn refusal(key: &str) -> Option<Error> {
+    if key == LIBRARIES {
+        let problem = "removed; name the folders in the environment variable \
+                       SPARSE24_CUDA_LIBRARIES instead";
+        return Some(Error::setting(key, problem));
+    }
     let is_old = |old: &str| {
         old.strip_prefix(key).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     };
@@ -45,6 +53,7 @@ pub fn is_old(document: &Table) -> bool {
 
 /// Translates a whole configuration, if an earlier version wrote it.
 pub fn update(document: &mut Table) {
+    take(document, LIBRARIES);
     if is_old(document) {
         update_settings(document);
     }
@@ -124,6 +133,16 @@ mod tests {
             .unwrap();
         assert_eq!(old, new);
         assert!(!is_old(&new));
+    }
+
+    #[test]
+    fn a_configuration_names_no_code() {
+        let mut own: Table = "[backend]\nlibraries = \"/tmp/evil\"\ngpu = 1".parse().unwrap();
+        update(&mut own);
+        assert_eq!(own, "[backend]\ngpu = 1".parse().unwrap());
+        let refused = Config::resolve(None, None, &["backend.libraries=/tmp".into()]);
+        let message = refused.unwrap_err().to_string();
+        assert!(message.contains("SPARSE24_CUDA_LIBRARIES"), "{message}");
     }
 
     /// Method settings of earlier versions, and the same in present terms.

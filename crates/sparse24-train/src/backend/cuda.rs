@@ -126,11 +126,7 @@ impl CudaBackend {
                 problem: "the GPU multiplies in bf16; use \"native\"".to_owned(),
             });
         }
-        let mut gpu = Gpu::open(&Settings {
-            ordinal: settings.gpu,
-            libraries: settings.libraries,
-            ..Settings::default()
-        })?;
+        let mut gpu = Gpu::open(&Settings { ordinal: settings.gpu, ..Settings::default() })?;
         gpu.set_purpose("library workspaces");
         let workspace = gpu.alloc("workspace of dense products", [1, gemm::WORKSPACE])?;
         let gemm = gemm::Gemm::new(&gpu, workspace)?;

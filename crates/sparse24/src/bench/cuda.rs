@@ -12,13 +12,9 @@ mod table;
 pub(super) use sparse24_cuda::bench::Size;
 
 impl Args {
-    /// The settings, overridden by `--gpu` and `--libraries` where given.
+    /// The settings, overridden by `--gpu` where given.
     fn override_settings(&self, settings: BackendSettings) -> BackendSettings {
-        let libraries = self
-            .libraries
-            .as_ref()
-            .map_or(settings.libraries, |list| std::env::split_paths(list).collect());
-        BackendSettings { gpu: self.gpu.unwrap_or(settings.gpu), libraries, ..settings }
+        BackendSettings { gpu: self.gpu.unwrap_or(settings.gpu), ..settings }
     }
 }
 

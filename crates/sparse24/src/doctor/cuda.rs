@@ -7,7 +7,6 @@ use serde::Serialize;
 use serde_json::Value;
 use sparse24_cuda::{
     Architecture, Error, library,
-    loader::search_in,
     survey::{self, Driver, Kernels, Survey},
 };
 
@@ -41,8 +40,7 @@ struct Gpu {
     problem: Option<String>,
 }
 
-pub(super) fn survey(libraries: &[PathBuf]) -> (Value, Vec<String>) {
-    search_in(libraries);
+pub(super) fn survey() -> (Value, Vec<String>) {
     let cuda = Cuda::new(survey::survey(), survey::kernels);
     (serde_json::to_value(&cuda).expect("plain values"), cuda.lines())
 }

@@ -127,30 +127,41 @@ fn a_shape_that_no_kernel_supports_is_refused_before_a_gpu_is_opened() {
 }
 
 #[test]
-fn libraries_are_found_in_the_folders_of_the_setting_and_of_the_argument() {
+fn libraries_are_found_in_the_folders_of_the_environment_alone() {
     let Some((place, driver)) = place() else { return };
     let folder = place.path("libraries");
     assert!(compile(&folder, "libcublasLt.so.13"));
     let file = folder.join("libcublasLt.so.13").display().to_string();
     let named = format!("/nowhere:{}", folder.display());
-    let found = |line: &str| {
-        let libraries = place.json(line)["cuda"]["libraries"].take();
-        let is_cublaslt = |library: &&Value| library["name"].as_str().unwrap().contains("cuBLASLt");
-        let library = libraries.as_array().unwrap().iter().find(is_cublaslt).unwrap();
-        library["file"].as_str() == Some(&file)
-    };
-    assert!(found(&format!("doctor --json --libraries {named}")));
-    assert!(!found("doctor --json"));
+    let named = [("SPARSE24_CUDA_LIBRARIES", named.as_str())];
+    let report = json(command(&place, &driver, &named, "doctor --json"));
+    let libraries = report["cuda"]["libraries"].as_array().unwrap();
+    let is_cublaslt = |library: &&Value| library["name"].as_str().unwrap().contains("cuBLASLt");
+    assert_eq!(libraries.iter().find(is_cublaslt).unwrap()["file"], file.as_str());
     let pattern = format!("{file}*cublasLtCreate*cuBLASLt*CUDA 13");
-    let setting = format!("--set backend.libraries={named}");
-    place.refuses_command(train(&place, &driver, &[], &setting), 6, &pattern);
-    let step = "bench --step quickstart --set backend.libraries=/nowhere --libraries";
-    place.refuses_command(command(&place, &driver, &[], &format!("{step} {named}")), 6, &pattern);
+    place.refuses_command(train(&place, &driver, &named, ""), 6, &pattern);
     // A bench of kernels reports the library before the first kernel.
-    let bench = format!("bench --json --quick --size 128 --kernel flip_count --libraries {named}");
-    let report = json(command(&place, &driver, &[], &bench));
+    let bench = "bench --json --quick --size 128 --kernel flip_count";
+    let report = json(command(&place, &driver, &named, bench));
     let problem = report["machine"]["cublaslt"]["problem"].as_str().unwrap();
     assert!(problem.starts_with(&file), "{report}");
+
+    // Configurations and run directories come from others, so they name no code.
+    let setting = format!("--set backend.libraries={}", folder.display());
+    let train = format!("train {TINY} --out run");
+    place.refuses(&format!("{train} {setting}"), 2, "backend.libraries*SPARSE24_CUDA_LIBRARIES");
+    place.answer(&train);
+    let config = place.path("run/config.toml");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let named = format!("[backend]\nlibraries = {:?}\n", folder.display().to_string());
+    std::fs::write(&config, text.replace("[backend]\n", &named).replace("\"cpu\"", "\"cuda\""))
+        .unwrap();
+    let refused = command(&place, &driver, &[], "resume run").output().unwrap();
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert!(
+        refused.status.code().is_some_and(|code| code != 0) && !error.contains(&file),
+        "{error}"
+    );
 }
 
 /// The CUDA bindings use the driver that the loader finds, so folders of libraries are not
@@ -160,9 +171,13 @@ fn doctor_reports_the_driver_that_is_used() {
     let Some((place, driver)) = place() else { return };
     let elsewhere = place.path("elsewhere");
     assert!(compile(&elsewhere, "libcuda.so.1"));
-    let line = format!("doctor --json --libraries {}", elsewhere.display());
-    let faults = [("FAKE_GPUS", "3"), ("FAKE_CAPABILITY", "75")];
-    let report = json(command(&place, &driver, &faults, &line));
+    let elsewhere = elsewhere.display().to_string();
+    let faults = [
+        ("FAKE_GPUS", "3"),
+        ("FAKE_CAPABILITY", "75"),
+        ("SPARSE24_CUDA_LIBRARIES", elsewhere.as_str()),
+    ];
+    let report = json(command(&place, &driver, &faults, "doctor --json"));
     assert_eq!(report["cuda"]["libraries"][0]["file"], "libcuda.so", "{report}");
     assert_eq!(report["cuda"]["gpus"].as_array().map(Vec::len), Some(3), "{report}");
 }

@@ -40,10 +40,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let effort = if args.quick { Effort::Quick } else { Effort::Thorough };
     let signals = Signals::take()?;
-    let BackendSettings { gpu: ordinal, libraries, .. } =
-        args.override_settings(BackendSettings::default());
-    let device = Device::open(&Settings { ordinal, libraries, ..Settings::default() })
-        .map_err(Error::from)?;
+    let ordinal = args.override_settings(BackendSettings::default()).gpu;
+    let device = Device::open(&Settings { ordinal, ..Settings::default() }).map_err(Error::from)?;
     let mut bench = Bench::new(device, effort).map_err(Error::from)?;
     let mut progress = Progress::new(cases.len());
     let completed =
