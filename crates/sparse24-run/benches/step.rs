@@ -12,7 +12,7 @@ use sparse24_cpu::{gemm::matmul, on_threads, threads};
 use sparse24_run::config::preset;
 use sparse24_train::{
     backend::{Arithmetic, cpu::CpuBackend},
-    objective::{Batch, Objective},
+    objective::{Batch, DataError, Objective},
     trainer::{FlipSampling, Trainer},
 };
 
@@ -22,12 +22,13 @@ const ROUNDS: usize = 150;
 struct Random;
 
 impl Objective for Random {
-    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) {
+    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError> {
         let token = |at: u32| (at * 7919 + step * 104_729 + micro_step) % VOCABULARY as u32;
         batch.clear();
         batch.tokens.extend((0..12 * 64).map(token));
         batch.targets.extend((1..12 * 64 + 1).map(token));
         batch.counted = batch.targets.len();
+        Ok(())
     }
 }
 

@@ -6,9 +6,12 @@
 use std::{collections::BTreeMap, path::Path};
 
 use serde::{Deserialize, Serialize};
-use toml::Table;
+use toml::{Table, Value};
 
-use crate::{Error, data::TokenizerKind};
+use crate::{
+    Error,
+    data::{self, TokenizerKind},
+};
 use sparse24_core::op::Activation;
 use sparse24_train::{
     backend::{Arithmetic, BackendSettings, Launches},
@@ -166,6 +169,9 @@ impl DataConfig {
 pub struct RunConfig {
     /// Steps between evaluations on the validation split; there is always one at the end.
     pub eval_every: u32,
+    /// Validation tokens of an evaluation, in evenly spaced sequences; 0 is all.
+    #[serde(default)]
+    pub eval_tokens: usize,
     /// Steps between samples of the flip rate.
     pub flip_every: u32,
     /// Steps between samples of the instruments: the norm that masks keep, gaps and flips of tiles,
@@ -249,7 +255,8 @@ pub(crate) fn is_neutral(key: &str) -> bool {
 }
 
 /// Values that checkpoints leave out: they mean what a configuration without the key means.
-const UNSET: [(&str, &str); 7] = [
+const UNSET: [(&str, &str); 8] = [
+    ("run.eval_tokens", "0"),
     ("model.kind", "\"gpt2\""),
     ("method.decay", "\"\""),
     ("method.forward", "\"\""),
@@ -274,6 +281,7 @@ impl BackendConfig {
 impl Config {
     /// Resolves a configuration: a preset, overlaid with a TOML document and then with `key=value`
     /// settings. Without `preset`, it is the one that the document names, or [`preset::DEFAULT`].
+    /// The tokenizer is that of prepared data, unless the document or a setting names one.
     ///
     /// # Errors
     /// [`Error::Setting`] for an unknown preset or key (with the known ones), a value of the wrong
@@ -290,14 +298,27 @@ impl Config {
             }
             (_, other) => other,
         };
+        let is_tokenizer = |setting: &String| {
+            setting.split_once('=').is_some_and(|(key, _)| key.trim() == "data.tokenizer")
+        };
+        let mut names_tokenizer = settings.iter().any(is_tokenizer);
         let table = match document {
             None => table_of(&preset::find(preset.unwrap_or(preset::DEFAULT))?),
             Some(path) => read_table(path, DOCUMENT)
-                .and_then(|document| on_preset(preset, document))
+                .and_then(|document| {
+                    let data = document.get("data").and_then(Value::as_table);
+                    names_tokenizer |= data.is_some_and(|data| data.contains_key("tokenizer"));
+                    on_preset(preset, document)
+                })
                 .map_err(in_document)?,
         };
         let table = settings.iter().try_fold(table, |table, setting| apply(table, setting))?;
-        let config = from_table(table)?;
+        let mut config = from_table(table)?;
+        if let Some(kind) =
+            data::tokenizer_of(Path::new(&config.data.path)).filter(|_| !names_tokenizer)
+        {
+            config.data.tokenizer = kind;
+        }
         // Presets are valid, so without settings the document is at fault.
         config
             .check()

@@ -4,24 +4,35 @@
 //! | --- | --- |
 //! | text, split in two | [`Corpus`] |
 //! | text to token ids and back | [`Tokenizer`] |
+//! | token ids in memory | [`Tokens`] |
 //! | token ids in a file | [`shard`] |
-//! | the two token sequences of a run | [`Dataset`] |
+//! | a sequence of either | [`Split`] |
+//! | the two sequences of a run | [`Dataset`] |
 //! | the batch of a step | [`Dataset::batch`], a pure function of (seed, step, micro-step) |
+//! | the next batch, on a thread | [`ReadAhead`] |
 //! | the windows of an evaluation | [`EvaluationWindows`]: every validation token once |
 //!
 //! There are no iterators with state: a resume needs only the step, not a position in the data.
 
+mod ahead;
 mod batch;
 mod corpus;
 mod dataset;
+mod fingerprint;
+mod folder;
 mod prepare;
 pub mod shard;
+mod split;
 mod tokenizer;
 mod tokens;
 
+pub use ahead::ReadAhead;
 pub use batch::{Draw, EvaluationWindows};
 pub use corpus::{Corpus, VALIDATION_FRACTION};
 pub use dataset::Dataset;
+pub use fingerprint::Progress;
+pub use folder::{Opening, Scan, is_shards, tokenizer_of};
 pub use prepare::prepare;
+pub use split::Split;
 pub use tokenizer::{Tokenizer, TokenizerKind};
 pub use tokens::Tokens;

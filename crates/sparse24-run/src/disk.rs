@@ -5,7 +5,7 @@
 
 use std::{
     fs::{self, File},
-    io::{ErrorKind, Read, Write},
+    io::{self, ErrorKind, Read, Seek, Write},
     path::{Path, PathBuf},
 };
 
@@ -35,6 +35,12 @@ impl NewFile {
         fault::writer(&mut self.file, &self.path)
             .write_all(bytes)
             .map_err(|e| Error::io("write", &self.path, e))
+    }
+
+    /// Writes `bytes` over the start of the file.
+    pub fn write_start(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.file.rewind().map_err(|e| Error::io("write", &self.path, e))?;
+        self.write(bytes)
     }
 
     /// Returns when the contents are on the device.
@@ -177,6 +183,24 @@ pub fn open(path: &Path) -> Result<(File, u64), Error> {
         ));
     }
     Ok((File::open(path).map_err(failed)?, kind.len()))
+}
+
+/// Fills `bytes` from this offset of a file; several threads may do so at once.
+pub fn read_at(file: &File, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+    #[cfg(unix)]
+    return std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset);
+    #[cfg(windows)]
+    {
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = offset + done as u64;
+            match std::os::windows::fs::FileExt::seek_read(file, &mut bytes[done..], at)? {
+                0 => return Err(ErrorKind::UnexpectedEof.into()),
+                read => done += read,
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The whole file.

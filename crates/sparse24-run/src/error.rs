@@ -212,6 +212,10 @@ impl From<sparse24_train::Error> for Error {
             Train::Plan { key, problem } => Self::Plan { key, problem },
             Train::Device(problem) => Self::Device(problem),
             Train::Semantics(error) => Self::Semantics(error),
+            Train::Data(error) => match error.downcast() {
+                Ok(error) => *error,
+                Err(error) => Self::Train(Train::Data(error)),
+            },
             Train::Interrupted => Self::Interrupted,
             Train::NonFinite { step, what } => Self::NonFinite { step, what, kept: None },
             other => Self::Train(other),

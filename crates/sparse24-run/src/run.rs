@@ -39,7 +39,7 @@ mod training;
 #[cfg(test)]
 mod tests;
 
-pub use components::{CausalLm, open_dataset, run_config};
+pub use components::{CausalLm, open_dataset, open_dataset_with, run_config};
 pub use directory::{RunDirectory, lock};
 pub use identity::of_dataset;
 pub use imported::save_imported;

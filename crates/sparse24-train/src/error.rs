@@ -21,6 +21,9 @@ pub enum ErrorKind {
     Contract,
 }
 
+/// Why a batch could not be made.
+pub type DataError = Box<dyn std::error::Error + Send + Sync>;
+
 /// Why training failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -80,6 +83,9 @@ pub enum Error {
     /// An error of the 2:4 semantics.
     #[error(transparent)]
     Semantics(#[from] sparse24_core::Error),
+    /// An objective or an evaluation could not read its data.
+    #[error(transparent)]
+    Data(#[from] DataError),
     /// The flag of [`crate::trainer::Trainer::interrupt_on`] was set; the step under way left no
     /// trace.
     #[error("interrupted")]
@@ -101,6 +107,7 @@ impl Error {
         match self {
             Self::Setting { .. } => ErrorKind::Configuration,
             Self::UnknownToken { .. }
+            | Self::Data(_)
             | Self::Semantics(_)
             | Self::Plan { .. }
             | Self::Parameter { .. } => ErrorKind::Input,

@@ -3,6 +3,7 @@
 
 use sparse24_core::philox::{Purpose, Site, Stream, uniform};
 
+pub use crate::error::DataError;
 use crate::{backend::op::HeadLoss, nn::BatchShape};
 
 /// The inputs and targets of a micro-batch on the host.
@@ -95,16 +96,17 @@ impl MaskedLm {
 
 /// Where the batches of training come from.
 pub trait Objective {
-    /// Fills the micro-batch of an optimizer step (from 1) and a micro-step (from 0).
-    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch);
+    /// Fills the micro-batch of an optimizer step (from 1) and a micro-step (from 0). Fails only if
+    /// the data cannot be read.
+    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError>;
 }
 
 /// The data that a model is evaluated on.
 pub trait Evaluation {
     /// Number of sequences.
     fn sequences(&self) -> usize;
-    /// Fills a batch with `shape.size` sequences from `first` on.
-    fn fill(&self, first: usize, shape: BatchShape, batch: &mut Batch);
+    /// Fills a batch with `shape.size` sequences from `first` on. Fails as [`Objective::fill`].
+    fn fill(&self, first: usize, shape: BatchShape, batch: &mut Batch) -> Result<(), DataError>;
 }
 
 /// The result of an evaluation.

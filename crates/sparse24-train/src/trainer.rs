@@ -415,7 +415,7 @@ impl Trainer {
             check_interrupt(&self.interrupt)?;
             let size = size.min(data.sequences() - first);
             let shape = BatchShape { size, ..self.recipe.batch };
-            data.fill(first, shape, &mut self.batch);
+            data.fill(first, shape, &mut self.batch)?;
             let Self { backend, allocated: Allocated { model, .. }, batch, .. } = self;
             model.upload(&mut **backend, batch)?;
             model.evaluate(&mut evaluation_pass(&mut **backend, &phase, shape))?;
@@ -462,7 +462,7 @@ impl Trainer {
     /// the mean over the targets of the micro-batch and over micro-batches.
     fn prepare_batch(&mut self, objective: &dyn Objective, state: StepState) -> Result<(), Error> {
         let Self { backend, allocated: Allocated { model, .. }, recipe, batch, .. } = self;
-        objective.fill(state.step, state.micro_step, batch);
+        objective.fill(state.step, state.micro_step, batch)?;
         let targets =
             batch.counted.max(1) as f64 * f64::from(recipe.gradient_accumulation_steps.get());
         backend.set_step(StepState { loss_scale: (1.0 / targets) as f32, ..state })?;

@@ -21,6 +21,9 @@ pub(crate) struct Args {
     /// (only shards if the model has no tokenizer)
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
+    /// Validation tokens to evaluate, in evenly spaced sequences; 0 is all
+    #[arg(long, value_name = "NUMBER", default_value = "0")]
+    tokens: usize,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -51,7 +54,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             );
             return Err(Failure::new(Exit::Input, problem));
         }
-        let windows = dataset.evaluation_windows(config.model.sequence_length);
+        let windows = dataset.evaluation_windows(config.model.sequence_length, args.tokens);
         let (step, phase) = (model.checkpoint.state.step, model.phase().kind());
         let mut trainer = model.into_trainer()?;
         let size = trainer.recipe().batch.size;

@@ -68,11 +68,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         say!("{summary}");
     } else {
         say!("{train} training and {validation} validation tokens, vocabulary {vocabulary}: {out}");
-        say!(
-            "train on them with `sparse24 train --data {} --set data.tokenizer={}`",
-            word(&args.out),
-            args.tokenizer.name()
-        );
+        say!("train on them with `sparse24 train --data {}`", word(&args.out));
     }
     Ok(())
 }

@@ -101,6 +101,46 @@ impl Progress {
     }
 }
 
+/// The progress of work other than training, which starts to show after a second.
+pub(crate) struct WorkProgress {
+    what: &'static str,
+    started: Instant,
+    printed: Option<Instant>,
+    bar: Option<ProgressBar>,
+}
+
+impl WorkProgress {
+    pub(crate) fn new(what: &'static str) -> Self {
+        Self { what, started: Instant::now(), printed: None, bar: None }
+    }
+
+    pub(crate) fn update(&mut self, done: u64, total: u64) {
+        if self.started.elapsed() < Duration::from_secs(1) {
+            return;
+        }
+        if stderr().is_terminal() {
+            let bar = self.bar.get_or_insert_with(|| {
+                let style = ProgressStyle::with_template("{msg} {bar:30.cyan/blue} {percent} %")
+                    .expect("the template is well formed");
+                let bar = ProgressBar::new(total).with_style(style.progress_chars("━╸─"));
+                bar.with_message(self.what)
+            });
+            bar.set_position(done);
+        } else if self.printed.is_none_or(|at| at.elapsed() >= INTERVAL) {
+            self.printed = Some(Instant::now());
+            note(format_args!("{}: {} %", self.what, 100 * done / total.max(1)));
+        }
+    }
+}
+
+impl Drop for WorkProgress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
 fn thousands(rate: f64) -> String {
     if rate >= 1e4 { format!("{:.1}k", rate / 1e3) } else { format!("{rate:.0}") }
 }

@@ -13,7 +13,7 @@ use sparse24_run::{
     processor,
     run::{
         Asked, Ended, Given, LambdaOrigin, Observer, Provenance, Run, RunDirectory, StepMetrics,
-        Summary, open_dataset,
+        Summary, open_dataset, open_dataset_with,
     },
 };
 use sparse24_train::method::PhaseKind;
@@ -23,7 +23,7 @@ use crate::{
     failure::{Exit, Failure},
     lambda_search,
     output::{counted, note, say, word},
-    progress::Progress,
+    progress::{Progress, WorkProgress},
     runs,
     signals::Signals,
     tensorboard::{self, Events},
@@ -77,14 +77,26 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let more = if args.out.is_some() { &named[..0] } else { &named };
     let lambda = choose_lambda(args, &mut config, &out, more, &signals)?;
     on_threads(&config.clone(), || {
-        let dataset = open_dataset(&config)?;
+        let mut progress = WorkProgress::new("reading the shards, once");
+        let dataset = open_dataset_with(&config, &mut |done, all| {
+            progress.update(done, all);
+            signals.received().map_or(Ok(()), |_| Err(Error::Interrupted))
+        });
+        drop(progress);
+        let interrupted = |exit| {
+            let again = runs::again(more);
+            let sentence = format!("interrupted before the first step; go on with: {again}");
+            Failure::new(exit, sentence)
+        };
+        let dataset = match (dataset, signals.received()) {
+            (Err(Error::Interrupted), Some(exit)) => return Err(interrupted(exit)),
+            (dataset, _) => dataset?,
+        };
         let vocabulary = dataset.vocabulary() as usize;
         let init_from = args.init_from.as_deref();
         let initial = init_from.map(|path| weights::read(path, &config, vocabulary)).transpose()?;
         if let Some(exit) = signals.received() {
-            let again = runs::again(more);
-            let sentence = format!("interrupted before the first step; go on with: {again}");
-            return Err(Failure::new(exit, sentence));
+            return Err(interrupted(exit));
         }
         let given = Given {
             weights: initial.as_deref(),

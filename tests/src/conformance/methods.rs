@@ -11,7 +11,7 @@ use sparse24_train::{
     method::{PRESETS, Preset},
     model::{ActivationCheckpointing, EncoderSpec, Gpt2Spec, ModelSpec, Sparsify},
     nn::{BatchShape, Bias},
-    objective::{Batch, Objective},
+    objective::{Batch, DataError, Objective},
     optim::AdamW,
     schedule::Schedule,
     trainer::{FlipSampling, ParameterState, Recipe, StepOutcome, Trainer},
@@ -73,7 +73,7 @@ fn recipe(preset: &Preset, model: &ModelSpec) -> Recipe {
 struct Noise;
 
 impl Objective for Noise {
-    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) {
+    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError> {
         let mut random = Random(u64::from(step) << 32 | u64::from(micro_step));
         batch.clear();
         for _ in 0..4 {
@@ -86,6 +86,7 @@ impl Objective for Noise {
             }
             batch.counted += length as usize;
         }
+        Ok(())
     }
 }
 

@@ -2,11 +2,14 @@
 //!
 //! Every id is below its vocabulary, and text survives encoding and decoding.
 
-use std::fs;
+use std::{fs, path::Path};
 
-use sparse24_run::data::{
-    Corpus, Dataset, Draw, Tokenizer, TokenizerKind, Tokens,
-    shard::{self, Shard},
+use sparse24_run::{
+    Error,
+    data::{
+        Corpus, Dataset, Draw, Tokenizer, TokenizerKind,
+        shard::{self, Shard},
+    },
 };
 
 use super::{document::Document, file, files, path, read, refused};
@@ -18,8 +21,8 @@ pub(super) fn shard(bytes: &[u8]) -> bool {
     for bytes in [bytes, &*sealed(bytes)] {
         let path = file("shard.bin", bytes);
         for vocabulary in [None, Some(300)] {
-            is_read |= match shard::read(&path, vocabulary) {
-                Ok(read) => accepted(read, vocabulary),
+            is_read |= match read_all(&path, vocabulary) {
+                Ok((shard, ids)) => accepted(&shard, &ids, vocabulary),
                 Err(error) => refused(&error, "shard.bin"),
             }
         }
@@ -27,14 +30,22 @@ pub(super) fn shard(bytes: &[u8]) -> bool {
     is_read
 }
 
-fn accepted(read: Shard, asked: Option<u32>) -> bool {
-    let vocabulary = read.origin.map(|origin| origin.vocabulary).or(asked);
-    let largest = read.tokens.largest();
-    assert!(largest.zip(vocabulary).is_none_or(|(largest, vocabulary)| largest < vocabulary));
-    if let Some(origin) = read.origin {
+/// All ids of a shard, verified.
+fn read_all(path: &Path, vocabulary: Option<u32>) -> Result<(Shard, Vec<u32>), Error> {
+    let shard = Shard::open(path, vocabulary)?;
+    shard.verify()?;
+    let mut ids = Vec::new();
+    shard.copy_to(0, shard.len(), &mut ids)?;
+    Ok((shard, ids))
+}
+
+fn accepted(shard: &Shard, ids: &[u32], asked: Option<u32>) -> bool {
+    let vocabulary = shard.origin().map(|origin| origin.vocabulary).or(asked);
+    assert!(vocabulary.is_none_or(|vocabulary| ids.iter().all(|&id| id < vocabulary)));
+    if let Some(origin) = shard.origin() {
         let again = path("again.bin");
-        shard::write(&again, &read.tokens, origin).unwrap();
-        assert_eq!(shard::read(&again, vocabulary).unwrap(), read);
+        shard::write(&again, origin, |shard| shard.push(ids)).unwrap();
+        assert_eq!(read_all(&again, vocabulary).unwrap().1, ids);
     }
     true
 }
@@ -54,10 +65,8 @@ fn sealed(bytes: &[u8]) -> Vec<u8> {
 /// A sound shard.
 fn ours(vocabulary: u32, ids: &[u32], tokenizer: &Tokenizer) -> Vec<u8> {
     let path = path("made.bin");
-    let mut tokens = Tokens::for_vocabulary(vocabulary);
-    tokens.extend(ids.iter().copied());
     let origin = shard::Origin { vocabulary, tokenizer: tokenizer.fingerprint() };
-    shard::write(&path, &tokens, origin).unwrap();
+    shard::write(&path, origin, |shard| shard.push(ids)).unwrap();
     read(path)
 }
 
@@ -148,19 +157,25 @@ pub(super) fn folder(bytes: &[u8]) -> bool {
 /// A dataset returns batches and windows of ids below its vocabulary.
 fn usable(dataset: &Dataset) -> bool {
     let vocabulary = dataset.vocabulary();
-    let largest = dataset.train().largest().max(dataset.validation().largest());
-    assert!(largest.is_none_or(|largest| largest < vocabulary), "{largest:?} >= {vocabulary}");
+    for split in [dataset.train(), dataset.validation()] {
+        let checked = split.for_each_piece(|ids| {
+            assert!(ids.iter().all(|&id| id < vocabulary));
+            Ok(())
+        });
+        checked.unwrap();
+    }
     for context in [1, 3] {
         if let Err(error) = dataset.check_context(context) {
             return refused(&error, "data");
         }
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         let draw = Draw { seed: 1, step: 2, micro_step: 3, sequences: 3, context };
-        dataset.batch(draw, &mut inputs, &mut targets);
+        dataset.batch(draw, &mut inputs, &mut targets).unwrap();
         assert_eq!(inputs.len(), 3 * context);
         assert!(inputs.iter().chain(&targets).all(|&id| id < vocabulary));
-        let windows = dataset.evaluation_windows(context);
-        let counted = (0..windows.count()).map(|at| windows.fill(at, 1, &mut inputs, &mut targets));
+        let windows = dataset.evaluation_windows(context, 0);
+        let counted =
+            (0..windows.count()).map(|at| windows.fill(at, 1, &mut inputs, &mut targets).unwrap());
         assert_eq!(counted.sum::<usize>(), windows.predictions());
     }
     true
@@ -268,7 +283,7 @@ pub(super) fn corpus(bytes: &[u8]) -> bool {
         };
         let mut ids = Vec::new();
         for part in [dataset.train(), dataset.validation()] {
-            part.copy_to(0, part.len(), &mut ids);
+            part.copy_to(0, part.len(), &mut ids).unwrap();
         }
         assert_eq!(tokenizer.decode(&ids).unwrap(), bytes, "{}", kind.name());
         is_tokenized = true;

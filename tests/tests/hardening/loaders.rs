@@ -7,7 +7,7 @@ use sparse24_lab::study::{Overrides, Plan};
 use sparse24_run::{
     Error, checkpoint,
     config::Config,
-    data::{Corpus, Dataset, Tokenizer, shard},
+    data::{Corpus, Dataset, Tokenizer, shard::Shard},
     interchange::{Gpt2Config, import},
     pruning::{Search, Selection, Unprunable, prune_file, verify_file},
     run::MetricsLog,
@@ -36,7 +36,7 @@ pub(super) const LOADERS: [Loader; 16] = [
     ("Gpt2Config::read", "config.json", |p| Gpt2Config::read(folder(p)).map(drop)),
     ("checkpoint::load", "manifest.json", |p| checkpoint::load(folder(p)).map(drop)),
     ("checkpoint::verify", "manifest.json", |p| checkpoint::verify(folder(p))),
-    ("shard::read", "train.bin", |p| shard::read(p, None).map(drop)),
+    ("Shard::open", "train.bin", |p| Shard::open(p, None)?.verify()),
     ("Dataset::from_folder", "train.bin", |p| {
         Dataset::from_folder(folder(p), None, None).map(drop)
     }),

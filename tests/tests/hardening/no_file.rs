@@ -19,7 +19,9 @@ fn refused(what: &str, make: impl Fn(&Path)) {
         let Err(error) = load(&path) else {
             // A run may have no metrics yet.
             let is_empty = loader == "MetricsLog::resume" && what.ends_with("nothing");
-            assert!(is_empty, "{loader} accepts {what}");
+            // Of raw ids only the size can be wrong, and they are read when they are needed.
+            let is_unread = loader == "Shard::open" && what == "a hole";
+            assert!(is_empty || is_unread, "{loader} accepts {what}");
             continue;
         };
         let message = error.to_string();

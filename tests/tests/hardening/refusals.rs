@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use sparse24_run::{config::Config, data::shard};
+use sparse24_run::{config::Config, data::shard::Shard};
 
 use super::loaders::{LOADERS, MODEL, loader};
 
@@ -92,7 +92,9 @@ fn tokens() {
     paths.iter().for_each(|path| fs::write(path, &bytes).unwrap());
     let errors = [
         loader("Dataset::from_folder")(&paths[0]).unwrap_err(),
-        shard::read(&paths[0], Some(256)).unwrap_err(),
+        Shard::open(&paths[0], Some(256))
+            .and_then(|shard| shard.copy_to(0, 1, &mut Vec::new()))
+            .unwrap_err(),
     ];
     assert!(errors.iter().all(|error| error.to_string().contains("4294967295")));
     assert!(errors[1].to_string().contains("position 0"));

@@ -13,7 +13,7 @@ use sparse24_train::{
     method::{DgradOperand, GradientOperand, KeptValues, Method, Phase, Until, WeightOperand},
     model::{ActivationCheckpointing, EncoderSpec, Gpt2Spec, ModelSpec, Sparsify},
     nn::{BatchShape, Bias},
-    objective::{Batch, Evaluation, Objective},
+    objective::{Batch, DataError, Evaluation, Objective},
     optim::{AdamVariant, AdamW},
     schedule::Schedule,
     trainer::{Recipe, Trainer},
@@ -193,8 +193,9 @@ fn counted(targets: &[u32]) -> usize {
 }
 
 impl Objective for Noise {
-    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) {
+    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError> {
         *batch = self.batch(step, micro_step);
+        Ok(())
     }
 }
 
@@ -219,7 +220,7 @@ impl Evaluation for Validation {
         self.all.tokens.len() / self.sequence_length
     }
 
-    fn fill(&self, first: usize, shape: BatchShape, batch: &mut Batch) {
+    fn fill(&self, first: usize, shape: BatchShape, batch: &mut Batch) -> Result<(), DataError> {
         let range = first * self.sequence_length..(first + shape.size) * self.sequence_length;
         batch.clear();
         batch.tokens.extend(&self.all.tokens[range.clone()]);
@@ -228,5 +229,6 @@ impl Evaluation for Validation {
             batch.lengths.extend(&self.all.lengths[first..first + shape.size]);
         }
         batch.counted = counted(&batch.targets);
+        Ok(())
     }
 }

@@ -10,7 +10,7 @@ use sparse24_train::{
         DgradOperand, GradientOperand, KeptValues, Method, Phase, PhaseKind, Until, WeightOperand,
     },
     model::{ActivationCheckpointing, ModelSpec},
-    objective::{Batch, Objective},
+    objective::{Batch, DataError, Objective},
     optim::AdamVariant,
     trainer::{FlipSampling, ParameterState, Recipe, Trainer, overall_flip_rate},
 };
@@ -276,10 +276,11 @@ fn an_overflowing_gradient_names_its_tensor() {
 struct LastToken(Noise);
 
 impl Objective for LastToken {
-    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) {
+    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError> {
         *batch = self.0.batch(step, micro_step);
         batch.tokens.iter_mut().for_each(|token| *token %= self.0.vocabulary as u32 - 1);
         batch.targets.fill(self.0.vocabulary as u32 - 1);
+        Ok(())
     }
 }
 
@@ -380,13 +381,14 @@ fn initial_weights_are_those_documented() {
 struct Repetitive(Noise);
 
 impl Objective for Repetitive {
-    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) {
+    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError> {
         let token = |at: usize| (at % 17 * 7 % 11) as u32;
         let first = (31 * step + 5 * micro_step) as usize;
         batch.clear();
         batch.tokens.extend((first..first + self.0.tokens).map(token));
         batch.targets.extend((first + 1..=first + self.0.tokens).map(token));
         batch.counted = self.0.tokens;
+        Ok(())
     }
 }
 

@@ -211,6 +211,7 @@ fn shakespeare_char_cpu() -> Config {
         },
         run: RunConfig {
             eval_every: 250,
+            eval_tokens: 0,
             flip_every: 20,
             instrument_every: 0,
             checkpoint_every: 500,
@@ -277,7 +278,13 @@ fn gpt2(layers: usize, heads: usize, d_model: usize, lambda: f32) -> Config {
             tokenizer: TokenizerKind::Gpt2,
             validation_share: 0.1,
         },
-        run: RunConfig { eval_every: 1000, flip_every: 100, checkpoint_every: 1000, ..base.run },
+        run: RunConfig {
+            eval_every: 1000,
+            eval_tokens: 1 << 21,
+            flip_every: 100,
+            checkpoint_every: 1000,
+            ..base.run
+        },
         ..base
     }
 }

@@ -5,7 +5,8 @@
 
 use sparse24_core::philox::{Purpose, Site, Stream};
 
-use super::{Dataset, Tokens};
+use super::{Dataset, Split};
+use crate::Error;
 use sparse24_train::backend::op::HeadLoss;
 
 /// Which windows a micro-step sees.
@@ -33,9 +34,17 @@ impl Dataset {
     /// starts at floor(x * (n - context) / 2^64), which is uniform to within (n - context) / 2^64.
     /// Micro-steps are global, so that ranks see different windows.
     ///
+    /// # Errors
+    /// Like [`Split::copy_to`].
+    ///
     /// # Panics
     /// For a dataset that [`Dataset::check_context`] refuses.
-    pub fn batch(&self, draw: Draw, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) {
+    pub fn batch(
+        &self,
+        draw: Draw,
+        inputs: &mut Vec<u32>,
+        targets: &mut Vec<u32>,
+    ) -> Result<(), Error> {
         let Draw { seed, step, micro_step, sequences, context } = draw;
         let tokens = self.train();
         assert!(
@@ -53,71 +62,93 @@ impl Dataset {
             let half = 2 * (sequence % 2);
             let draw = u64::from(words[half]) | u64::from(words[half + 1]) << 32;
             let start = ((u128::from(draw) * starts) >> 64) as usize;
-            tokens.copy_to(start, context, inputs);
-            tokens.copy_to(start + 1, context, targets);
+            tokens.copy_to(start, context, inputs)?;
+            tokens.copy_to(start + 1, context, targets)?;
         }
+        Ok(())
     }
 
-    /// The whole held-out part in windows of this context.
+    /// The validation split in windows of this context: all of it, or, if `most` is not 0, as few
+    /// windows as hold that many tokens, evenly spaced.
     ///
     /// # Panics
     /// For a context of 0.
     #[must_use]
-    pub fn evaluation_windows(&self, context: usize) -> EvaluationWindows<'_> {
+    pub fn evaluation_windows(&self, context: usize, most: usize) -> EvaluationWindows<'_> {
         assert!(context > 0, "a window has a context");
-        EvaluationWindows { tokens: self.validation(), context }
+        let tokens = self.validation();
+        let all = tokens.len().saturating_sub(1).div_ceil(context);
+        let count = if most == 0 { all } else { all.min(most.div_ceil(context)) };
+        EvaluationWindows { tokens, context, all, count }
     }
 }
 
-/// The held-out tokens t_0 .. t_(n-1) in consecutive windows: window w predicts t_(wC+1) ..
+/// The validation tokens t_0 .. t_(n-1) in consecutive windows: window w predicts t_(wC+1) ..
 /// t_((w+1)C) from t_(wC) .. t_((w+1)C-1).
 ///
 /// So every token but the first is predicted exactly once, from the at most C tokens before it in
-/// its window, and the mean loss over [`EvaluationWindows::predictions`] is that of the whole part.
-/// The last window is filled up with input 0 and target [`HeadLoss::IGNORE`]; under causal
-/// attention the filling reaches no prediction that counts.
+/// its window, and the mean loss over [`EvaluationWindows::predictions`] is that of the whole
+/// split. Of `a` windows, `c` evenly spaced ones are the windows floor(k a / c) for k = 0 .. c-1.
+/// The last window of the split is filled up with input 0 and target [`HeadLoss::IGNORE`]; under
+/// causal attention the filling reaches no prediction that counts.
 #[derive(Debug, Clone, Copy)]
 pub struct EvaluationWindows<'a> {
-    tokens: &'a Tokens,
+    tokens: &'a Split,
     context: usize,
+    /// Windows of the whole split.
+    all: usize,
+    /// Windows to evaluate.
+    count: usize,
 }
 
 impl EvaluationWindows<'_> {
-    /// How many windows.
+    /// Number of windows.
     #[must_use]
     pub fn count(self) -> usize {
-        self.predictions().div_ceil(self.context)
+        self.count
     }
 
-    /// How many tokens are predicted: all but the first.
+    /// Number of predicted tokens.
     #[must_use]
     pub fn predictions(self) -> usize {
-        self.tokens.len().saturating_sub(1)
+        (0..self.count).map(|window| self.window(window).1).sum()
+    }
+
+    /// First token and number of predictions of a window; none beyond the last.
+    fn window(self, number: usize) -> (usize, usize) {
+        if number >= self.count {
+            return (0, 0);
+        }
+        let window = (number as u128 * self.all as u128 / self.count as u128) as usize;
+        let start = window * self.context;
+        (start, self.context.min(self.tokens.len() - 1 - start))
     }
 
     /// Fills `inputs` and `targets`, `[sequences, context]` each, with the windows from `first` on;
-    /// beyond the last window all is filling. Gives the number of targets that count.
+    /// beyond the last window all is filling. Returns the number of targets that count.
+    ///
+    /// # Errors
+    /// Like [`Split::copy_to`].
     pub fn fill(
         self,
         first: usize,
         sequences: usize,
         inputs: &mut Vec<u32>,
         targets: &mut Vec<u32>,
-    ) -> usize {
+    ) -> Result<usize, Error> {
         inputs.clear();
         targets.clear();
         let mut counted = 0;
         for window in first..first + sequences {
-            let start = (window.saturating_mul(self.context)).min(self.predictions());
-            let length = self.context.min(self.predictions() - start);
-            self.tokens.copy_to(start, length, inputs);
-            self.tokens.copy_to(start + usize::from(length > 0), length, targets);
+            let (start, length) = self.window(window);
+            self.tokens.copy_to(start, length, inputs)?;
+            self.tokens.copy_to(start + usize::from(length > 0), length, targets)?;
             let filled = (window - first + 1) * self.context;
             inputs.resize(filled, 0);
             targets.resize(filled, HeadLoss::IGNORE);
             counted += length;
         }
-        counted
+        Ok(counted)
     }
 }
 
@@ -144,7 +175,8 @@ mod tests {
         context: usize,
     ) -> (Vec<u32>, Vec<u32>) {
         let (mut inputs, mut targets) = (vec![u32::MAX; 3], vec![u32::MAX; 3]);
-        data.batch(Draw { seed, step, micro_step, sequences, context }, &mut inputs, &mut targets);
+        let draw = Draw { seed, step, micro_step, sequences, context };
+        data.batch(draw, &mut inputs, &mut targets).unwrap();
         (inputs, targets)
     }
 
@@ -214,11 +246,11 @@ mod tests {
             sequences in 1_usize..5,
         ) {
             let data = dataset(train);
-            let windows = data.evaluation_windows(context);
+            let windows = data.evaluation_windows(context, 0);
             let (mut inputs, mut targets) = (vec![7], vec![7]);
             let (mut predicted, mut counted) = (Vec::new(), 0);
             for first in (0..windows.count() + sequences).step_by(sequences) {
-                counted += windows.fill(first, sequences, &mut inputs, &mut targets);
+                counted += windows.fill(first, sequences, &mut inputs, &mut targets).unwrap();
                 prop_assert_eq!([inputs.len(), targets.len()], [sequences * context; 2]);
                 for (&input, &target) in inputs.iter().zip(&targets) {
                     if target == HeadLoss::IGNORE {
@@ -231,6 +263,26 @@ mod tests {
             }
             prop_assert_eq!(counted, windows.predictions());
             prop_assert_eq!(predicted, (u32::from(train) + 1..128).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn a_part_of_the_windows_is_evenly_spaced(
+            train in 1_u8..100,
+            context in 1_usize..9,
+            most in 1_usize..60,
+        ) {
+            let data = dataset(train);
+            let (all, windows) =
+                (data.evaluation_windows(context, 0), data.evaluation_windows(context, most));
+            prop_assert_eq!(windows.count(), all.count().min(most.div_ceil(context)));
+            let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+            let counted =
+                windows.fill(0, windows.count(), &mut inputs, &mut targets).unwrap();
+            prop_assert_eq!(counted, windows.predictions());
+            for (k, window) in inputs.chunks(context).enumerate() {
+                let first = k * all.count() / windows.count() * context;
+                prop_assert_eq!(window[0] as usize, usize::from(train) + first);
+            }
         }
     }
 }

@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use super::shard::is_shard;
 use crate::{Error, disk};
 
 /// The share of a corpus that is held out unless the configuration says otherwise.
@@ -129,7 +130,14 @@ impl Corpus {
 }
 
 fn read(path: &Path) -> Result<String, Error> {
-    String::from_utf8(disk::read(path)?).map_err(|e| {
+    let bytes = disk::read(path)?;
+    // nanoGPT's shards have nothing but their name.
+    if is_shard(&bytes) || path.extension().is_some_and(|kind| kind == "bin") {
+        let problem = "is a token shard: name its folder, with shards to train on and to evaluate \
+                       on, such as train.bin and val.bin";
+        return Err(Error::file(path, problem));
+    }
+    String::from_utf8(bytes).map_err(|e| {
         let offset = e.utf8_error().valid_up_to();
         let byte = e.as_bytes()[offset];
         Error::file(

@@ -1,39 +1,39 @@
 //! The two token sequences of a run: one to train on, one held out.
 //!
-//! Invariant: every id is below the vocabulary, and equal fingerprints mean equal tokens under the
-//! same tokenizer. Deliberately absent: which part a step sees ([`Dataset::batch`],
-//! [`Dataset::evaluation_windows`]).
+//! Invariant: every id that is read is below the vocabulary, and equal fingerprints mean equal
+//! tokens under the same tokenizer. Deliberately absent: which part a step sees
+//! ([`Dataset::batch`], [`Dataset::evaluation_windows`]).
 
 use std::{
-    convert::Infallible,
     path::{Path, PathBuf},
     sync::atomic::AtomicBool,
 };
 
 use blake3::Hash;
 
-use super::{Corpus, Tokenizer, TokenizerKind, Tokens, shard};
+use super::{
+    Corpus, Split, Tokenizer, TokenizerKind, Tokens,
+    fingerprint::content,
+    folder::{Folder, Opening, Scan, is_shards},
+};
 use crate::Error;
 
-pub(super) const TRAIN: &str = "train.bin";
-pub(super) const VALIDATION: &str = "val.bin";
-pub(super) const TOKENIZER: &str = "tokenizer.json";
-
-/// Token ids for training and for validation, and what they mean.
+/// Token ids for training and for validation, and what they mean. A clone shares the tokens.
 #[derive(Debug, Clone)]
 pub struct Dataset {
-    train: Tokens,
-    validation: Tokens,
+    train: Split,
+    validation: Split,
     vocabulary: u32,
     tokenizer: Option<Tokenizer>,
     fingerprint: Hash,
     source: PathBuf,
+    scan: Option<Scan>,
 }
 
 impl Dataset {
-    /// Opens the data of a run: without a path the embedded corpus, a folder with a
-    /// `train.bin` is [`Dataset::from_folder`], anything else is a corpus. Without a kind, a corpus
-    /// is read as bytes.
+    /// Opens the data of a run: without a path the embedded corpus, a folder of token shards as
+    /// [`Dataset::from_folder`], anything else as a corpus. Without a kind, a corpus is read as
+    /// bytes.
     ///
     /// # Errors
     /// Like [`Corpus::open`], [`Dataset::from_corpus`] and [`Dataset::from_folder`].
@@ -42,10 +42,23 @@ impl Dataset {
         kind: Option<TokenizerKind>,
         validation: f64,
     ) -> Result<Self, Error> {
+        Self::open_scanned(path, kind, validation, Opening::default())
+    }
+
+    /// Like [`Dataset::open`], with the result of an earlier start or a display of progress.
+    ///
+    /// # Errors
+    /// Like [`Dataset::open`].
+    pub fn open_scanned(
+        path: Option<&Path>,
+        kind: Option<TokenizerKind>,
+        validation: f64,
+        opening: Opening<'_>,
+    ) -> Result<Self, Error> {
         let corpus = match path {
             None => Corpus::embedded(),
-            Some(folder) if folder.join(TRAIN).exists() => {
-                return Self::from_folder(folder, kind, None);
+            Some(folder) if is_shards(folder) => {
+                return Self::from_shards(folder, kind, None, opening);
             }
             Some(path) => Corpus::open(path)?,
         };
@@ -59,13 +72,15 @@ impl Dataset {
     /// # Errors
     /// Like [`Dataset::open`]; [`Error::File`] for a folder that another tokenizer prepared.
     pub fn open_with(path: &Path, tokenizer: Tokenizer, validation: f64) -> Result<Self, Error> {
-        if !path.join(TRAIN).exists() {
+        if !is_shards(path) {
             return Self::from_corpus(&Corpus::open(path)?, tokenizer, validation);
         }
         let read = Self::from_folder(path, None, Some(tokenizer.vocabulary()))?;
         match &read.tokenizer {
             None => {
-                Ok(Self::new(read.train, read.validation, read.vocabulary, Some(tokenizer), path))
+                let mut read = Self { tokenizer: Some(tokenizer), scan: None, ..read };
+                read.fingerprint = read.content_fingerprint()?;
+                Ok(read)
             }
             Some(found) if *found == tokenizer => Ok(read),
             Some(_) => {
@@ -104,129 +119,61 @@ impl Dataset {
             }
         };
         let (train, validation) = (encode(head, 0)?, encode(tail, head.len())?);
-        Ok(Self::new(train, validation, vocabulary, Some(tokenizer), corpus.source()))
+        let splits = [train, validation].map(Split::from);
+        let fingerprint = content(vocabulary, Some(&tokenizer), &splits, None)?;
+        let [train, validation] = splits;
+        let (tokenizer, source) = (Some(tokenizer), corpus.source().to_owned());
+        Ok(Self { train, validation, vocabulary, tokenizer, fingerprint, source, scan: None })
     }
 
     /// A prepared folder (`train.bin`, `val.bin`, `tokenizer.json`), or one of foreign shards
-    /// (nanoGPT's or llm.c's, no `tokenizer.json`).
+    /// (nanoGPT's or llm.c's, no `tokenizer.json`). A split may have any number of shards.
     ///
     /// Foreign shards have no tokenizer: `kind` byte or gpt2 chooses one; otherwise there is none,
-    /// and the vocabulary is the one given, or the largest id plus one.
+    /// and the vocabulary is the one given, or the largest id plus one. They are read whole, unless
+    /// an earlier scan is still true. Of prepared shards the headers and sizes are trusted, and
+    /// their ids checked as they are read; those of at most 64 MiB are verified.
     ///
     /// # Errors
-    /// Like [`shard::read`]; [`Error::File`] for shards of another tokenizer than the folder's, and
-    /// for another vocabulary than the one given; [`Error::Setting`] for a kind that contradicts
-    /// the folder.
+    /// Like [`Shard::open`]; [`Error::File`] for shards of another
+    /// tokenizer than the folder's, and for another vocabulary than the one given;
+    /// [`Error::Setting`] for a kind that contradicts the folder.
     pub fn from_folder(
         folder: &Path,
         kind: Option<TokenizerKind>,
         vocabulary: Option<u32>,
     ) -> Result<Self, Error> {
-        let [train, validation] = [TRAIN, VALIDATION].map(|name| folder.join(name));
-        let described = folder.join(TOKENIZER);
-        let foreign = !described.exists();
-        let tokenizer = match kind {
-            _ if !foreign => Some(Tokenizer::load(&described)?),
-            Some(kind @ (TokenizerKind::Byte | TokenizerKind::Gpt2)) => {
-                Some(Tokenizer::for_text(kind, "")?)
-            }
-            Some(TokenizerKind::Character) | None => None,
-        };
-        if let (Some(asked), Some(found)) = (kind, tokenizer.as_ref().map(Tokenizer::kind))
-            && asked != found
-        {
-            let (asked, found) = (asked.name(), found.name());
-            let problem = format!(
-                "`{asked}` is asked for, but {} was prepared with `{found}`: set \
-                    data.tokenizer={found}",
-                folder.display()
-            );
-            return Err(Error::setting("data.tokenizer", problem));
-        }
-        let known = tokenizer.as_ref().map(Tokenizer::vocabulary);
-        if let (Some(asked), Some(known)) = (vocabulary, known)
-            && asked != known
-        {
-            return Err(Error::file(
-                folder,
-                format!("has a tokenizer of {known} tokens, expected one of {asked}"),
-            ));
-        }
-        let read = |path: &Path| {
-            let shard = shard::read(path, known.or(vocabulary))
-                .map_err(|e| e.expecting("token shards for training and validation"))?;
-            match (&shard.origin, &tokenizer) {
-                (None, _) if foreign => Ok(shard),
-                (None, _) => Err(Error::file(
-                    path,
-                    format!("not a token shard of sparse24, despite the {TOKENIZER} beside it"),
-                )),
-                (Some(_), _) if foreign => Err(Error::file(
-                    path,
-                    format!("needs the {TOKENIZER} that was prepared with it"),
-                )),
-                (Some(origin), Some(tokenizer)) if origin.tokenizer == tokenizer.fingerprint() => {
-                    Ok(shard)
-                }
-                (Some(_), _) => Err(Error::file(
-                    path,
-                    format!("was not encoded with the tokenizer of the {TOKENIZER} beside it"),
-                )),
-            }
-        };
-        let (train, validation) = (read(&train)?.tokens, read(&validation)?.tokens);
-        let largest = train.largest().max(validation.largest());
-        let Some(vocabulary) =
-            known.or(vocabulary).or(largest.map_or(Some(0), |id| id.checked_add(1)))
-        else {
-            return Err(Error::file(
-                folder,
-                format!(
-                    "holds the token {}, which no vocabulary has; not a folder of token shards",
-                    u32::MAX
-                ),
-            ));
-        };
-        Ok(Self::new(train, validation, vocabulary, tokenizer, folder))
+        Self::from_shards(folder, kind, vocabulary, Opening::default())
     }
 
-    fn new(
-        train: Tokens,
-        validation: Tokens,
-        vocabulary: u32,
-        tokenizer: Option<Tokenizer>,
-        source: &Path,
-    ) -> Self {
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&vocabulary.to_le_bytes());
-        hasher
-            .update(tokenizer.as_ref().map_or([0; 32], |t| *t.fingerprint().as_bytes()).as_slice());
-        for tokens in [&train, &validation] {
-            hasher.update(&(tokens.len() as u64).to_le_bytes());
-            let Ok(()) = tokens.for_each_piece(4, |ids| {
-                hasher.update(ids);
-                Ok::<_, Infallible>(())
-            });
-        }
-        Self {
-            train,
-            validation,
-            vocabulary,
-            tokenizer,
-            fingerprint: hasher.finalize(),
-            source: source.to_owned(),
-        }
+    fn from_shards(
+        folder: &Path,
+        kind: Option<TokenizerKind>,
+        vocabulary: Option<u32>,
+        opening: Opening<'_>,
+    ) -> Result<Self, Error> {
+        let source = folder.to_owned();
+        let Folder { splits, vocabulary, tokenizer, fingerprint, scan } =
+            Folder::open(folder, kind, vocabulary, opening)?;
+        let [train, validation] = splits;
+        Ok(Self { train, validation, vocabulary, tokenizer, fingerprint, source, scan })
+    }
+
+    /// The scan of foreign shards, to be kept beside the run.
+    #[must_use]
+    pub fn scan(&self) -> Option<&Scan> {
+        self.scan.as_ref()
     }
 
     /// Tokens of the training split.
     #[must_use]
-    pub fn train(&self) -> &Tokens {
+    pub fn train(&self) -> &Split {
         &self.train
     }
 
     /// Tokens of the validation split.
     #[must_use]
-    pub fn validation(&self) -> &Tokens {
+    pub fn validation(&self) -> &Split {
         &self.validation
     }
 
@@ -242,12 +189,23 @@ impl Dataset {
         self.tokenizer.as_ref()
     }
 
-    /// BLAKE3 of, little endian: vocabulary (u32), fingerprint of the tokenizer (32 zero bytes
-    /// without one), and for each part its length (u64) and ids (u32 each). Where the tokens came
-    /// from and how wide they were stored does not matter.
+    /// The fingerprint: of text and foreign shards [`Dataset::content_fingerprint`]; of prepared
+    /// shards BLAKE3 of, little endian: `sparse24 shards`, vocabulary (u32), fingerprint of the
+    /// tokenizer, and for each split the number of its shards (u64), and length (u64) and checksum
+    /// of the ids of each.
     #[must_use]
     pub fn fingerprint(&self) -> Hash {
         self.fingerprint
+    }
+
+    /// BLAKE3 of, little endian: vocabulary (u32), fingerprint of the tokenizer (32 zero bytes
+    /// without one), and for each split its length (u64) and ids (u32 each). Reads all tokens.
+    ///
+    /// # Errors
+    /// Like [`Split::copy_to`].
+    pub fn content_fingerprint(&self) -> Result<Hash, Error> {
+        let splits = [self.train.clone(), self.validation.clone()];
+        content(self.vocabulary, self.tokenizer.as_ref(), &splits, None)
     }
 
     /// Path of the data, for messages.
@@ -291,7 +249,10 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::data::prepare::tests::{corpus, prepared};
+    use crate::data::{
+        folder::{TOKENIZER, TRAIN, VALIDATION},
+        prepare::tests::{corpus, prepared},
+    };
 
     #[test]
     fn a_folder_must_agree_with_itself_and_with_what_is_asked() {
@@ -332,7 +293,8 @@ mod tests {
         let tokenizer = written.tokenizer().unwrap();
         let open =
             |path: &Path, tokenizer: &Tokenizer| Dataset::open_with(path, tokenizer.clone(), 0.1);
-        assert_eq!(open(&folder, tokenizer).unwrap().fingerprint(), written.fingerprint());
+        let content = open(&folder, tokenizer).unwrap().content_fingerprint().unwrap();
+        assert_eq!(content, written.fingerprint());
         let refusal =
             |path: &Path, tokenizer: &Tokenizer| open(path, tokenizer).unwrap_err().to_string();
         assert!(refusal(&folder, &Tokenizer::Byte).contains("expected one of 256"));
@@ -376,6 +338,79 @@ mod tests {
                 .to_string()
                 .contains("expected one of 300")
         );
+    }
+
+    /// Shards as llm.c and others name them are one sequence, in the order of their numbers.
+    #[test]
+    fn many_shards_are_one_sequence() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |name: &str, ids: std::ops::Range<u16>| {
+            let bytes: Vec<u8> = ids.flat_map(u16::to_le_bytes).collect();
+            fs::write(root.path().join(name), bytes).unwrap();
+        };
+        for name in ["train.bin.txt", ".train.bin", "trainers.bin", "other.bin"] {
+            write(name, 900..901);
+        }
+        assert!(!is_shards(root.path()));
+        write("web_train_10.bin", 7..12);
+        write("web_train_9.bin", 2..7);
+        write("web_train_2.bin", 0..2);
+        write("web_train_11.bin", 12..12);
+        let alone = Dataset::from_folder(root.path(), None, None).unwrap_err().to_string();
+        assert!(alone.contains("no token shards to evaluate on, such as val.bin"), "{alone}");
+        write("web_val_000000.bin", 12..15);
+        let many = Dataset::from_folder(root.path(), None, None).unwrap();
+        assert_eq!((many.train().len(), many.validation().len(), many.vocabulary()), (12, 3, 15));
+        for start in 0..12 {
+            for count in 0..=12 - start {
+                let mut ids = Vec::new();
+                many.train().copy_to(start, count, &mut ids).unwrap();
+                assert_eq!(ids, (start as u32..(start + count) as u32).collect::<Vec<_>>());
+            }
+        }
+        let whole = tempfile::tempdir().unwrap();
+        for (name, ids) in [(TRAIN, 0..12), (VALIDATION, 12..15_u16)] {
+            let bytes: Vec<u8> = ids.flat_map(u16::to_le_bytes).collect();
+            fs::write(whole.path().join(name), bytes).unwrap();
+        }
+        let whole = Dataset::from_folder(whole.path(), None, None).unwrap();
+        assert_eq!(whole.fingerprint(), many.fingerprint());
+    }
+
+    #[test]
+    fn foreign_shards_are_read_whole_once() {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join(TRAIN), [1, 0, 2, 0, 3, 0]).unwrap();
+        fs::write(root.path().join(VALIDATION), [4, 0]).unwrap();
+        let open = |scan: Option<Scan>| {
+            let mut read = Vec::new();
+            let progress = &mut |done, all| {
+                read.push([done, all]);
+                Ok(())
+            };
+            let opening = Opening { scan, progress: Some(progress) };
+            let dataset = Dataset::open_scanned(Some(root.path()), None, 0.1, opening).unwrap();
+            (dataset, read)
+        };
+        let (first, read) = open(None);
+        assert_eq!(read, [[3, 4], [4, 4]]);
+        let json = serde_json::to_string(first.scan().unwrap()).unwrap();
+        let scan = || Some(serde_json::from_str(&json).unwrap());
+        let (again, read) = open(scan());
+        assert_eq!(
+            (again.fingerprint(), again.vocabulary(), read.len()),
+            (first.fingerprint(), 5, 0)
+        );
+        fs::write(root.path().join(TRAIN), [1, 0, 2, 0, 3, 0, 9, 0]).unwrap();
+        let (changed, read) = open(scan());
+        assert_eq!((changed.vocabulary(), read.len()), (10, 2));
+        // What changes afterwards is found when it is read.
+        fs::write(root.path().join(TRAIN), [1, 0, 2, 0, 3, 0, 99, 0]).unwrap();
+        let mut ids = Vec::new();
+        let late = changed.train().copy_to(2, 2, &mut ids).unwrap_err().to_string();
+        assert!(late.contains("train.bin: token 99 at position 3"), "{late}");
+        fs::write(root.path().join(TRAIN), [1, 0]).unwrap();
+        assert!(changed.train().copy_to(2, 2, &mut ids).is_err());
     }
 
     #[test]

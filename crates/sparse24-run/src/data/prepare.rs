@@ -13,7 +13,7 @@ use std::{
 
 use super::{
     Corpus, Dataset, Tokenizer,
-    dataset::{TOKENIZER, TRAIN, VALIDATION},
+    folder::{TOKENIZER, TRAIN, VALIDATION},
     shard::{self, Origin},
 };
 use crate::{Error, disk};
@@ -48,8 +48,11 @@ pub fn prepare(
     let parent = disk::parent(folder);
     fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, e))?;
     let (partial, _lock) = PartialFolder::claim(folder)?;
-    shard::write(&partial.0.join(TRAIN), dataset.train(), origin)?;
-    shard::write(&partial.0.join(VALIDATION), dataset.validation(), origin)?;
+    for (name, split) in [(TRAIN, dataset.train()), (VALIDATION, dataset.validation())] {
+        shard::write(&partial.0.join(name), origin, |shard| {
+            split.for_each_piece(|ids| shard.push(ids))
+        })?;
+    }
     described.save(&partial.0.join(TOKENIZER))?;
     disk::remove_file(&partial.0.join(LOCK))?;
     let failed = |e| Error::io("replace", folder, e);
@@ -180,12 +183,8 @@ pub(super) mod tests {
             assert_eq!(names(&folder), [TOKENIZER, TRAIN, VALIDATION]);
             assert_eq!(names(folder.parent().unwrap()), ["er"], "something half-written is left");
             let read = Dataset::open(Some(&folder), Some(kind), 0.5).unwrap();
-            assert_eq!(
-                (read.train(), read.validation(), read.vocabulary()),
-                (written.train(), written.validation(), written.vocabulary())
-            );
             assert_eq!(read.tokenizer(), written.tokenizer());
-            assert_eq!(read.fingerprint(), written.fingerprint());
+            assert_eq!(read.content_fingerprint().unwrap(), written.fingerprint());
         }
     }
 

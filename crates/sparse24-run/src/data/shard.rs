@@ -18,17 +18,16 @@
 //! version, token count; then u16 ids for magic 20240520 version 1, u32 ids for magic 20240801
 //! version 7).
 //!
-//! Invariant: reading returns what was written, or an error that locates the damage; memory is
-//! bounded by the file's size.
+//! Invariant: a file is opened only if its size is the one that its header says, and every id that
+//! is read is below the vocabulary. Files stay on disk: reading takes memory for what is read.
 
 use std::{
-    convert::Infallible,
     fs::File,
     io::Read,
     path::{Path, PathBuf},
 };
 
-use blake3::Hash;
+use blake3::{Hash, Hasher};
 
 use super::Tokens;
 use crate::{Error, disk};
@@ -42,13 +41,23 @@ const LLM_C_HEADER: usize = 1024;
 /// Magic, version and bytes per token of llm.c's layouts.
 const LLM_C: [(u32, u32, usize); 2] = [(20_240_520, 1, 2), (20_240_801, 7, 4)];
 
-/// The contents of a shard.
-#[derive(Debug, Clone, PartialEq)]
+/// Ids that are read or written at a time.
+const PIECE: usize = 1 << 16;
+
+/// An open shard.
+#[derive(Debug)]
 pub struct Shard {
-    /// The ids.
-    pub tokens: Tokens,
-    /// Vocabulary size and tokenizer; foreign layouts have neither.
-    pub origin: Option<Origin>,
+    path: PathBuf,
+    file: File,
+    /// Bytes before the first id.
+    header: usize,
+    count: usize,
+    width: usize,
+    /// Every id must be below it, where it is known.
+    vocabulary: Option<u32>,
+    origin: Option<Origin>,
+    /// BLAKE3 of the ids, from the header.
+    ids_hash: Option<Hash>,
 }
 
 /// Origin of the ids of a shard.
@@ -60,213 +69,297 @@ pub struct Origin {
     pub tokenizer: Hash,
 }
 
-/// Writes a shard of our layout, atomically.
-///
-/// # Errors
-/// [`Error::Io`]; [`Error::UnknownToken`] for an id beyond the vocabulary.
-pub fn write(path: &Path, tokens: &Tokens, origin: Origin) -> Result<(), Error> {
-    let beyond =
-        (0..tokens.len()).map(|at| (at, tokens.get(at))).find(|&(_, id)| id >= origin.vocabulary);
-    if let Some((position, token)) = beyond {
-        return Err(Error::UnknownToken { token, position, vocabulary: origin.vocabulary });
-    }
-    let width = tokens.width();
-    let mut hasher = blake3::Hasher::new();
-    let Ok(()) = tokens.for_each_piece(width, |bytes| {
-        hasher.update(bytes);
-        Ok::<_, Infallible>(())
-    });
-    let mut header = [0; HEADER];
-    header[..4].copy_from_slice(&MAGIC);
-    header[4..8].copy_from_slice(&VERSION.to_le_bytes());
-    header[8..12].copy_from_slice(&(width as u32).to_le_bytes());
-    header[12..16].copy_from_slice(&origin.vocabulary.to_le_bytes());
-    header[16..24].copy_from_slice(&(tokens.len() as u64).to_le_bytes());
-    header[24..56].copy_from_slice(origin.tokenizer.as_bytes());
-    header[56..88].copy_from_slice(hasher.finalize().as_bytes());
-    let checksum = blake3::hash(&header[..CHECKED]);
-    header[CHECKED..].copy_from_slice(checksum.as_bytes());
-    disk::replace(path, |file| {
-        file.write(&header)?;
-        tokens.for_each_piece(width, |bytes| file.write(bytes))
-    })
+/// Whether a file begins like a token shard of ours or of llm.c.
+pub(super) fn is_shard(head: &[u8]) -> bool {
+    let is_llm_c = |magic: &[u8; 4]| LLM_C.iter().any(|layout| layout.0.to_le_bytes() == *magic);
+    head.first_chunk().is_some_and(|magic| *magic == MAGIC || is_llm_c(magic))
 }
 
-/// Reads a shard of any layout, recognized by its first bytes; a file without a magic is nanoGPT's.
-///
-/// Ids are checked against the vocabulary in the header; in a foreign layout against `vocabulary`,
-/// if it is given.
-///
-/// # Errors
-/// [`Error::Io`]; [`Error::File`] where the size differs from what the header says, an id is beyond
-/// the vocabulary, the header contradicts `vocabulary`, or a checksum does not match.
-pub fn read(path: &Path, vocabulary: Option<u32>) -> Result<Shard, Error> {
-    let (mut file, size) = disk::open(path)?;
-    let mut header = Vec::with_capacity(LLM_C_HEADER);
-    (&mut file)
-        .take(HEADER as u64)
-        .read_to_end(&mut header)
-        .map_err(|e| Error::io("read", path, e))?;
-    let mut reader = Reader { path: path.to_owned(), file, size };
-    if header.starts_with(&MAGIC) {
-        return reader.own(&header, vocabulary);
-    }
-    let number = |at: usize| {
-        header
-            .get(at..at + 4)
-            .map(|bytes| u32::from_le_bytes(bytes.try_into().expect("four bytes")))
-    };
-    if let Some(&(magic, version, width)) = LLM_C.iter().find(|layout| number(0) == Some(layout.0))
-    {
-        let (found, count) = (number(4).unwrap_or(0), number(8).unwrap_or(0));
-        if found != version {
-            return Err(reader.refuse(format!(
-                "llm.c's magic {magic} comes with version {version}, found {found}"
-            )));
+impl Shard {
+    /// Opens a shard of any layout, recognized by its first bytes; a file without a magic is
+    /// nanoGPT's. Only the header and the size are checked; see [`Shard::verify`].
+    ///
+    /// Ids are checked against the vocabulary in the header as they are read; in a foreign layout
+    /// against `vocabulary`, if it is given.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::File`] for a size other than the header says, a damaged header, and
+    /// one that contradicts `vocabulary`.
+    pub fn open(path: &Path, vocabulary: Option<u32>) -> Result<Self, Error> {
+        let (mut file, size) = disk::open(path)?;
+        let mut header = Vec::with_capacity(HEADER);
+        (&mut file)
+            .take(HEADER as u64)
+            .read_to_end(&mut header)
+            .map_err(|e| Error::io("read", path, e))?;
+        let refuse = |problem: String| Err(Error::file(path, problem));
+        let number = |at: usize| {
+            let bytes = header.get(at..at + 4)?;
+            Some(u32::from_le_bytes(bytes.try_into().expect("four bytes")))
+        };
+        let mut origin = None;
+        let (length, count, width) = if header.starts_with(&MAGIC) {
+            let (count, width, found) = own(path, &header, size, vocabulary)?;
+            origin = Some(found);
+            (HEADER, count, width)
+        } else if let Some((magic, version, width)) =
+            LLM_C.into_iter().find(|layout| number(0) == Some(layout.0))
+        {
+            let (found, count) = (number(4).unwrap_or(0), number(8).unwrap_or(0));
+            if found != version {
+                return refuse(format!(
+                    "llm.c's magic {magic} comes with version {version}, found {found}"
+                ));
+            }
+            (LLM_C_HEADER, u64::from(count), width)
+        } else if header.len() == HEADER
+            && checksum(&[&MAGIC, &header[4..CHECKED]]).as_bytes() == &header[CHECKED..]
+        {
+            return refuse(
+                "the magic of this token shard is damaged, the rest of its header is intact"
+                    .to_owned(),
+            );
+        } else if !size.is_multiple_of(2) {
+            return refuse(format!(
+                "holds {size} bytes without a known header; raw u16 tokens would take one byte \
+                 less or more"
+            ));
+        } else {
+            (0, size / 2, 2)
+        };
+        let expected = length as u128 + u128::from(count) * width as u128;
+        let difference = match u128::from(size) {
+            size if size < expected => format!("{} bytes are missing", expected - size),
+            size if size > expected => format!("{} bytes are too many", size - expected),
+            _ => String::new(),
+        };
+        if !difference.is_empty() {
+            return refuse(format!(
+                "its header announces {count} tokens, {expected} bytes in all, but it holds \
+                 {size}: {difference}"
+            ));
         }
-        reader.check_size(LLM_C_HEADER, u64::from(count), width)?;
-        reader.skip(LLM_C_HEADER - header.len())?;
-        return Ok(Shard {
-            tokens: reader.ids(&[], u64::from(count), width, vocabulary)?.0,
-            origin: None,
-        });
+        let Ok(count) = usize::try_from(count) else {
+            return refuse(format!("{count} tokens are more than this machine can address"));
+        };
+        let vocabulary = origin.map(|origin| origin.vocabulary).or(vocabulary);
+        let ids_hash =
+            origin.map(|_| Hash::from_bytes(header[56..88].try_into().expect("32 bytes")));
+        let path = path.to_owned();
+        Ok(Self { path, file, header: length, count, width, vocabulary, origin, ids_hash })
     }
-    if header.len() == HEADER
-        && checksum(&[&MAGIC, &header[4..CHECKED]]).as_bytes() == &header[CHECKED..]
-    {
-        return Err(reader
-            .refuse("the magic of this token shard is damaged, the rest of its header is intact"));
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
-    if !size.is_multiple_of(2) {
-        return Err(reader.refuse(format!(
-            "holds {size} bytes without a known header; raw u16 \
-            tokens would take one byte less or more"
-        )));
+
+    /// Number of tokens.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.count
     }
-    Ok(Shard { tokens: reader.ids(&header, size / 2, 2, vocabulary)?.0, origin: None })
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Bytes of the tokens.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.count as u64 * self.width as u64
+    }
+
+    /// Vocabulary size and tokenizer; foreign layouts have neither.
+    #[must_use]
+    pub fn origin(&self) -> Option<Origin> {
+        self.origin
+    }
+
+    /// Checks ids against this vocabulary from now on.
+    pub(super) fn limit(&mut self, vocabulary: u32) {
+        self.vocabulary = Some(vocabulary);
+    }
+
+    /// Appends `count` ids from position `start` on to `out`.
+    ///
+    /// # Errors
+    /// [`Error::Io`], also where the file was cut since it was opened; [`Error::File`] for an id
+    /// beyond the vocabulary.
+    ///
+    /// # Panics
+    /// Outside of the shard.
+    pub fn copy_to(&self, start: usize, count: usize, out: &mut Vec<u32>) -> Result<(), Error> {
+        let before = out.len();
+        for at in (start..start + count).step_by(PIECE) {
+            let mut bytes = vec![0; PIECE.min(start + count - at) * self.width];
+            self.read(at, &mut bytes)?;
+            out.extend(bytes.chunks_exact(self.width).map(id));
+        }
+        self.check(start, out[before..].iter().copied())
+    }
+
+    /// Refuses ids beyond the vocabulary; the first is at `start`.
+    fn check(&self, start: usize, mut ids: impl Iterator<Item = u32>) -> Result<(), Error> {
+        let Some(vocabulary) = self.vocabulary else { return Ok(()) };
+        let Some((at, id)) = (start..).zip(&mut ids).find(|&(_, id)| id >= vocabulary) else {
+            return Ok(());
+        };
+        let problem =
+            format!("token {id} at position {at} is beyond the vocabulary of {vocabulary}");
+        Err(Error::file(&self.path, problem))
+    }
+
+    fn read(&self, start: usize, bytes: &mut [u8]) -> Result<(), Error> {
+        assert!(start * self.width + bytes.len() <= self.count * self.width, "beyond the shard");
+        let offset = self.header + start * self.width;
+        disk::read_at(&self.file, offset as u64, bytes)
+            .map_err(|e| Error::io("read", &self.path, e))
+    }
+
+    /// Reads all ids and compares them with the checksum in the header. Foreign layouts have none.
+    ///
+    /// # Errors
+    /// [`Error::File`] for damage; as [`Shard::copy_to`].
+    pub fn verify(&self) -> Result<(), Error> {
+        let Some(expected) = self.ids_hash else { return Ok(()) };
+        let (mut hasher, mut bytes) = (Hasher::new(), Vec::new());
+        for start in (0..self.count).step_by(PIECE) {
+            bytes.resize(PIECE.min(self.count - start) * self.width, 0);
+            self.read(start, &mut bytes)?;
+            self.check(start, bytes.chunks_exact(self.width).map(id))?;
+            hasher.update(&bytes);
+        }
+        if hasher.finalize() == expected {
+            return Ok(());
+        }
+        let problem = format!(
+            "the tokens from offset {HEADER} on do not match their checksum: the file is damaged"
+        );
+        Err(Error::file(&self.path, problem))
+    }
+
+    /// BLAKE3 of the ids, as the header has it; foreign layouts have none.
+    #[must_use]
+    pub fn ids_hash(&self) -> Option<Hash> {
+        self.ids_hash
+    }
+}
+
+/// Token count, bytes per token and origin from a header of our layout.
+fn own(
+    path: &Path,
+    header: &[u8],
+    size: u64,
+    expected: Option<u32>,
+) -> Result<(u64, usize, Origin), Error> {
+    let refuse = |problem: String| Err(Error::file(path, problem));
+    if header.len() < HEADER {
+        return refuse(format!(
+            "holds {size} bytes; the header of a token shard alone takes {HEADER}"
+        ));
+    }
+    if checksum(&[&header[..CHECKED]]).as_bytes() != &header[CHECKED..] {
+        return refuse(format!(
+            "the checksum at offset {CHECKED} does not match the header: the file is damaged"
+        ));
+    }
+    let number = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
+    let (version, width, vocabulary) = (number(4), number(8) as usize, number(12));
+    if version != VERSION {
+        return refuse(format!(
+            "is a token shard of version {version}, expected {VERSION}; a newer sparse24 may read \
+             it"
+        ));
+    }
+    if width != 2 && width != 4 {
+        return refuse(format!("has {width} bytes per token, expected 2 or 4"));
+    }
+    if let Some(expected) = expected.filter(|&expected| expected != vocabulary) {
+        return refuse(format!("has a vocabulary of {vocabulary}, expected {expected}"));
+    }
+    let count = u64::from_le_bytes(header[16..24].try_into().expect("eight bytes"));
+    let tokenizer = Hash::from_bytes(header[24..56].try_into().expect("32 bytes"));
+    Ok((count, width, Origin { vocabulary, tokenizer }))
 }
 
 fn checksum(parts: &[&[u8]]) -> Hash {
-    let mut hasher = blake3::Hasher::new();
-    parts.iter().for_each(|part| {
-        hasher.update(part);
-    });
+    let mut hasher = Hasher::new();
+    parts.iter().for_each(|part| _ = hasher.update(part));
     hasher.finalize()
 }
 
-struct Reader {
-    path: PathBuf,
-    file: File,
-    size: u64,
+/// A little-endian id.
+fn id(bytes: &[u8]) -> u32 {
+    bytes.iter().rev().fold(0, |id, &byte| id << 8 | u32::from(byte))
 }
 
-impl Reader {
-    fn refuse(&self, problem: impl Into<String>) -> Error {
-        Error::file(&self.path, problem)
+/// Writes a shard of our layout, atomically; `fill` pushes its ids.
+///
+/// # Errors
+/// [`Error::Io`]; [`Error::UnknownToken`] for an id beyond the vocabulary; errors from `fill`.
+pub fn write(
+    path: &Path,
+    origin: Origin,
+    fill: impl FnOnce(&mut Writer<'_>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    disk::replace(path, |file| {
+        file.write(&[0; HEADER])?;
+        let width = Tokens::for_vocabulary(origin.vocabulary).width();
+        let (hasher, bytes) = (Hasher::new(), Vec::new());
+        let mut writer = Writer { file, origin, width, count: 0, hasher, bytes };
+        fill(&mut writer)?;
+        writer.finish()
+    })
+}
+
+/// A shard being written.
+pub struct Writer<'a> {
+    file: &'a mut disk::NewFile,
+    origin: Origin,
+    width: usize,
+    count: usize,
+    hasher: Hasher,
+    bytes: Vec<u8>,
+}
+
+impl Writer<'_> {
+    /// Appends ids.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::UnknownToken`] for an id beyond the vocabulary.
+    pub fn push(&mut self, ids: &[u32]) -> Result<(), Error> {
+        let vocabulary = self.origin.vocabulary;
+        if let Some(at) = ids.iter().position(|&id| id >= vocabulary) {
+            let (token, position) = (ids[at], self.count + at);
+            return Err(Error::UnknownToken { token, position, vocabulary });
+        }
+        for ids in ids.chunks(PIECE) {
+            self.bytes.clear();
+            let width = self.width;
+            self.bytes.extend(ids.iter().flat_map(|id| id.to_le_bytes().into_iter().take(width)));
+            self.hasher.update(&self.bytes);
+            self.file.write(&self.bytes)?;
+        }
+        self.count += ids.len();
+        Ok(())
     }
 
-    fn own(&mut self, header: &[u8], expected: Option<u32>) -> Result<Shard, Error> {
-        if header.len() < HEADER {
-            return Err(self.refuse(format!(
-                "holds {} bytes; the header of a token shard alone takes {HEADER}",
-                self.size
-            )));
-        }
-        if checksum(&[&header[..CHECKED]]).as_bytes() != &header[CHECKED..] {
-            return Err(self.refuse(format!(
-                "the checksum at offset {CHECKED} does not match the header: the file is damaged"
-            )));
-        }
-        let number =
-            |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
-        let hash = |at: usize| Hash::from_bytes(header[at..at + 32].try_into().expect("32 bytes"));
-        let (version, width, vocabulary) = (number(4), number(8) as usize, number(12));
-        if version != VERSION {
-            return Err(self.refuse(format!(
-                "is a token shard of version {version}, expected \
-                {VERSION}; a newer sparse24 may read it"
-            )));
-        }
-        if width != 2 && width != 4 {
-            return Err(self.refuse(format!("has {width} bytes per token, expected 2 or 4")));
-        }
-        if let Some(expected) = expected.filter(|&expected| expected != vocabulary) {
-            return Err(
-                self.refuse(format!("has a vocabulary of {vocabulary}, expected {expected}"))
-            );
-        }
-        let count = u64::from_le_bytes(header[16..24].try_into().expect("eight bytes"));
-        self.check_size(HEADER, count, width)?;
-        let (tokens, payload) = self.ids(&[], count, width, Some(vocabulary))?;
-        if payload != hash(56) {
-            return Err(self.refuse(format!(
-                "the tokens from offset {HEADER} on do not match \
-                their checksum: the file is damaged"
-            )));
-        }
-        Ok(Shard { tokens, origin: Some(Origin { vocabulary, tokenizer: hash(24) }) })
-    }
-
-    /// Refuses a file that is not exactly header and ids.
-    fn check_size(&self, header: usize, count: u64, width: usize) -> Result<(), Error> {
-        let (size, expected) =
-            (u128::from(self.size), header as u128 + u128::from(count) * width as u128);
-        let difference = match size {
-            _ if size < expected => format!("{} bytes are missing", expected - size),
-            _ if size > expected => format!("{} bytes are too many", size - expected),
-            _ => return Ok(()),
-        };
-        Err(self.refuse(format!(
-            "its header tells of {count} tokens, {expected} bytes in all, \
-            but it holds {size}: {difference}"
-        )))
-    }
-
-    fn skip(&mut self, bytes: usize) -> Result<(), Error> {
-        self.file.read_exact(&mut vec![0; bytes]).map_err(|e| Error::io("read", &self.path, e))
-    }
-
-    /// The rest of the file after `head`, as ids below the vocabulary, and the hash of its bytes.
-    fn ids(
-        &mut self,
-        head: &[u8],
-        count: u64,
-        width: usize,
-        vocabulary: Option<u32>,
-    ) -> Result<(Tokens, Hash), Error> {
-        let count = usize::try_from(count).map_err(|_| {
-            self.refuse(format!("{count} tokens are more than this machine can address"))
-        })?;
-        let mut tokens = match width {
-            2 => Tokens::U16(disk::reserve(&self.path, count)?),
-            _ => Tokens::U32(disk::reserve(&self.path, count)?),
-        };
-        let mut hasher = blake3::Hasher::new();
-        let mut piece = head.to_vec();
-        let mut left = count * width - head.len();
-        loop {
-            hasher.update(&piece);
-            let position = tokens.len();
-            let id =
-                |bytes: &[u8]| bytes.iter().rev().fold(0, |id, &byte| id << 8 | u32::from(byte));
-            if let Some(vocabulary) = vocabulary {
-                let beyond =
-                    piece.chunks_exact(width).map(id).enumerate().find(|&(_, id)| id >= vocabulary);
-                if let Some((at, id)) = beyond {
-                    let at = position + at;
-                    return Err(self.refuse(format!(
-                        "token {id} at position {at} is beyond the vocabulary of {vocabulary}"
-                    )));
-                }
-            }
-            tokens.extend(piece.chunks_exact(width).map(id));
-            if left == 0 {
-                return Ok((tokens, hasher.finalize()));
-            }
-            piece.resize(left.min(1 << 16), 0);
-            self.file.read_exact(&mut piece).map_err(|e| Error::io("read", &self.path, e))?;
-            left -= piece.len();
-        }
+    fn finish(self) -> Result<(), Error> {
+        let mut header = [0; HEADER];
+        header[..4].copy_from_slice(&MAGIC);
+        header[4..8].copy_from_slice(&VERSION.to_le_bytes());
+        header[8..12].copy_from_slice(&(self.width as u32).to_le_bytes());
+        header[12..16].copy_from_slice(&self.origin.vocabulary.to_le_bytes());
+        header[16..24].copy_from_slice(&(self.count as u64).to_le_bytes());
+        header[24..56].copy_from_slice(self.origin.tokenizer.as_bytes());
+        header[56..88].copy_from_slice(self.hasher.finalize().as_bytes());
+        let checksum = blake3::hash(&header[..CHECKED]);
+        header[CHECKED..].copy_from_slice(checksum.as_bytes());
+        self.file.write_start(&header)
     }
 }
 
@@ -282,13 +375,20 @@ mod tests {
         Origin { vocabulary, tokenizer: blake3::hash(b"a tokenizer") }
     }
 
-    fn shard(vocabulary: u32, ids: &[u32]) -> (tempfile::TempDir, PathBuf, Tokens) {
+    fn shard(vocabulary: u32, ids: &[u32]) -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("shard.bin");
-        let mut tokens = Tokens::for_vocabulary(vocabulary);
-        tokens.extend(ids.iter().copied());
-        write(&path, &tokens, origin(vocabulary)).unwrap();
-        (folder, path, tokens)
+        write(&path, origin(vocabulary), |shard| shard.push(ids)).unwrap();
+        (folder, path)
+    }
+
+    /// All ids, verified.
+    fn read(path: &Path, vocabulary: Option<u32>) -> Result<Vec<u32>, Error> {
+        let shard = Shard::open(path, vocabulary)?;
+        shard.verify()?;
+        let mut ids = Vec::new();
+        shard.copy_to(0, shard.len(), &mut ids)?;
+        Ok(ids)
     }
 
     fn refusal(path: &Path, vocabulary: Option<u32>) -> String {
@@ -297,7 +397,7 @@ mod tests {
 
     #[test]
     fn the_layout_is_the_documented_one() {
-        let (_folder, path, _) = shard(300, &[1, 299, 2]);
+        let (_folder, path) = shard(300, &[1, 299, 2]);
         let bytes = fs::read(&path).unwrap();
         assert_eq!(bytes[..24], *b"S24T\x01\0\0\0\x02\0\0\0\x2c\x01\0\0\x03\0\0\0\0\0\0\0");
         assert_eq!(bytes[24..56], *blake3::hash(b"a tokenizer").as_bytes());
@@ -309,7 +409,7 @@ mod tests {
 
     #[test]
     fn no_flip_and_no_truncation_loads_silently() {
-        let (_folder, path, _) = shard(70_000, &[5, 69_999, 7, 8]);
+        let (_folder, path) = shard(70_000, &[5, 69_999, 7, 8]);
         let whole = fs::read(&path).unwrap();
         for at in 0..whole.len() {
             for flip in [1 << (at % 8), 0xff] {
@@ -326,7 +426,7 @@ mod tests {
         }
         fs::write(&path, [&whole[..], b"xyz"].concat()).unwrap();
         assert!(refusal(&path, None).contains(
-            "tells of 4 tokens, 144 bytes in all, but it holds 147: 3 bytes are too many"
+            "announces 4 tokens, 144 bytes in all, but it holds 147: 3 bytes are too many"
         ));
         fs::write(&path, &whole[..141]).unwrap();
         assert!(
@@ -337,7 +437,7 @@ mod tests {
 
     #[test]
     fn a_header_may_not_lie() {
-        let (_folder, path, _) = shard(10, &[5, 9]);
+        let (_folder, path) = shard(10, &[5, 9]);
         let whole = fs::read(&path).unwrap();
         for (at, value, expected) in [
             (4, 2_u32, "version 2, expected 1"),
@@ -356,14 +456,8 @@ mod tests {
         }
         fs::write(&path, &whole).unwrap();
         assert!(refusal(&path, Some(11)).contains("vocabulary of 10, expected 11"));
-        let mut tokens = Tokens::for_vocabulary(10);
-        tokens.extend([1, 10]);
-        assert!(
-            write(&path, &tokens, origin(10))
-                .unwrap_err()
-                .to_string()
-                .contains("token 10 at position 1")
-        );
+        let refused = write(&path, origin(10), |shard| shard.push(&[1, 10])).unwrap_err();
+        assert!(refused.to_string().contains("token 10 at position 1"), "{refused}");
         assert_eq!(fs::read(&path).unwrap(), whole, "a refused write touched the file");
     }
 
@@ -373,10 +467,8 @@ mod tests {
         let path = folder.path().join("foreign.bin");
         let raw: Vec<u8> = (0..300_u16).flat_map(u16::to_le_bytes).collect();
         fs::write(&path, &raw).unwrap();
-        assert_eq!(
-            read(&path, Some(300)).unwrap(),
-            Shard { tokens: Tokens::U16((0..300).collect()), origin: None }
-        );
+        assert_eq!(read(&path, Some(300)).unwrap(), (0..300).collect::<Vec<_>>());
+        assert_eq!(Shard::open(&path, None).unwrap().origin(), None);
         assert!(
             refusal(&path, Some(299))
                 .contains("foreign.bin: token 299 at position 299 is beyond the vocabulary of 299")
@@ -390,10 +482,7 @@ mod tests {
             bytes[8..12].copy_from_slice(&3_u32.to_le_bytes());
             [7_u32, 8, 9].iter().for_each(|id| bytes.extend(&id.to_le_bytes()[..width]));
             fs::write(&path, &bytes).unwrap();
-            let mut ids = Vec::new();
-            let tokens = read(&path, None).unwrap().tokens;
-            tokens.copy_to(0, 3, &mut ids);
-            assert_eq!((ids, tokens.width()), (vec![7, 8, 9], width));
+            assert_eq!(read(&path, None).unwrap(), [7, 8, 9]);
             assert!(refusal(&path, Some(8)).contains("token 8 at position 1"));
             fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
             assert!(refusal(&path, None).contains("1 bytes are missing"));
@@ -414,9 +503,13 @@ mod tests {
         ) {
             let vocabulary = if wide { 70_000 } else { 60_000 };
             let ids: Vec<u32> = ids.into_iter().filter(|&id| id < vocabulary).collect();
-            let (_folder, path, tokens) = shard(vocabulary, &ids);
-            let expected = Shard { tokens, origin: Some(origin(vocabulary)) };
-            prop_assert_eq!(read(&path, Some(vocabulary)).unwrap(), expected);
+            let (_folder, path) = shard(vocabulary, &ids);
+            prop_assert_eq!(&read(&path, Some(vocabulary)).unwrap(), &ids);
+            let shard = Shard::open(&path, None).unwrap();
+            prop_assert_eq!(shard.origin(), Some(origin(vocabulary)));
+            let (mut part, at) = (vec![1], ids.len() / 3);
+            shard.copy_to(at, ids.len() / 2, &mut part).unwrap();
+            prop_assert_eq!(&part[1..], &ids[at..at + ids.len() / 2]);
         }
 
         #[test]

@@ -3,9 +3,6 @@
 //! Invariant: the width is that of the vocabulary, not of the tokens that happen to occur.
 //! Deliberately absent: files ([`super::shard`]).
 
-/// Ids that are converted at a time.
-const PIECE: usize = 1 << 14;
-
 /// Token ids, two bytes each where every id of the vocabulary fits, else four.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Tokens {
@@ -60,27 +57,6 @@ impl Tokens {
         }
     }
 
-    /// The id at a position.
-    ///
-    /// # Panics
-    /// Outside of the sequence.
-    #[must_use]
-    pub fn get(&self, at: usize) -> u32 {
-        match self {
-            Self::U16(tokens) => u32::from(tokens[at]),
-            Self::U32(tokens) => tokens[at],
-        }
-    }
-
-    /// The largest id; `None` for an empty sequence.
-    #[must_use]
-    pub fn largest(&self) -> Option<u32> {
-        match self {
-            Self::U16(tokens) => tokens.iter().max().map(|&id| u32::from(id)),
-            Self::U32(tokens) => tokens.iter().max().copied(),
-        }
-    }
-
     /// Appends `count` ids from position `start` on to `out`.
     ///
     /// # Panics
@@ -92,22 +68,5 @@ impl Tokens {
             }
             Self::U32(tokens) => out.extend_from_slice(&tokens[start..start + count]),
         }
-    }
-
-    /// The ids as little-endian bytes, `width` each (2 only where every id fits), piece by piece.
-    pub(crate) fn for_each_piece<E>(
-        &self,
-        width: usize,
-        mut piece: impl FnMut(&[u8]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let mut bytes = Vec::with_capacity(PIECE * width);
-        for start in (0..self.len()).step_by(PIECE) {
-            bytes.clear();
-            for at in start..self.len().min(start + PIECE) {
-                bytes.extend_from_slice(&self.get(at).to_le_bytes()[..width]);
-            }
-            piece(&bytes)?;
-        }
-        Ok(())
     }
 }

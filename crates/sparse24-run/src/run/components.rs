@@ -6,15 +6,15 @@ use std::path::Path;
 use super::directory::CONFIG;
 use crate::{
     Error,
-    config::Config,
-    data::{Dataset, Draw, EvaluationWindows},
-    machine,
+    config::{Config, DataConfig},
+    data::{Dataset, Draw, EvaluationWindows, Opening, Progress, ReadAhead, Scan},
+    disk, machine,
 };
 use sparse24_train::{
     backend::{Backend, Placement},
     estimate::estimate,
     nn::BatchShape,
-    objective::{Batch, Evaluation, Objective},
+    objective::{Batch, DataError, Evaluation, Objective},
     trainer::Trainer,
 };
 
@@ -44,8 +44,39 @@ pub fn run_config(run: &Path) -> Result<Config, Error> {
 /// # Errors
 /// Errors from the data; [`Error::File`] for a corpus shorter than a sequence.
 pub fn open_dataset(config: &Config) -> Result<Dataset, Error> {
-    let path = (!config.data.path.is_empty()).then(|| Path::new(&config.data.path));
-    let dataset = Dataset::open(path, Some(config.data.tokenizer), config.data.validation_share)?;
+    open_scanned(config, Opening::default())
+}
+
+/// Like [`open_dataset`]; `progress` is called with tokens read and tokens in all while foreign
+/// shards are read whole.
+///
+/// # Errors
+/// Like [`open_dataset`].
+pub fn open_dataset_with(config: &Config, progress: Progress<'_>) -> Result<Dataset, Error> {
+    open_scanned(config, Opening { scan: None, progress: Some(progress) })
+}
+
+/// The name of the file of a run with the [`Scan`] of its data.
+const SCAN: &str = "data.json";
+
+/// Opens the dataset of a run.
+pub(super) fn dataset_of(run: &Path, config: &Config) -> Result<Dataset, Error> {
+    // It only saves time, so a damaged one is as good as none.
+    let scan = disk::read_small(&run.join(SCAN), 64 << 20).ok();
+    let scan = scan.and_then(|text| serde_json::from_slice(&text).ok());
+    open_scanned(config, Opening { scan, progress: None })
+}
+
+/// Keeps the scan of the data of a run.
+pub(super) fn record_scan(run: &Path, scan: &Scan) -> Result<(), Error> {
+    let text = serde_json::to_vec_pretty(scan).expect("plain values");
+    disk::write_atomically(&run.join(SCAN), &text)
+}
+
+fn open_scanned(config: &Config, opening: Opening<'_>) -> Result<Dataset, Error> {
+    let DataConfig { path, tokenizer, validation_share, .. } = &config.data;
+    let path = (!path.is_empty()).then(|| Path::new(path));
+    let dataset = Dataset::open_scanned(path, Some(*tokenizer), *validation_share, opening)?;
     dataset.check_context(config.model.sequence_length)?;
     Ok(dataset)
 }
@@ -84,15 +115,22 @@ pub struct CausalLm<'a> {
     pub seed: u64,
     /// Shape of a micro-batch.
     pub shape: BatchShape,
+    /// Reads the next batch on a thread.
+    pub ahead: Option<&'a ReadAhead>,
 }
 
 impl Objective for CausalLm<'_> {
-    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) {
+    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError> {
         let BatchShape { size: sequences, sequence_length: context } = self.shape;
         let draw = Draw { seed: self.seed, step, micro_step, sequences, context };
         batch.clear();
-        self.dataset.batch(draw, &mut batch.tokens, &mut batch.targets);
+        let Batch { tokens, targets, .. } = batch;
+        match self.ahead {
+            Some(ahead) => ahead.batch(self.dataset, draw, tokens, targets)?,
+            None => self.dataset.batch(draw, tokens, targets)?,
+        }
         batch.counted = batch.targets.len();
+        Ok(())
     }
 }
 
@@ -101,9 +139,10 @@ impl Evaluation for EvaluationWindows<'_> {
         EvaluationWindows::count(*self)
     }
 
-    fn fill(&self, first: usize, shape: BatchShape, batch: &mut Batch) {
+    fn fill(&self, first: usize, shape: BatchShape, batch: &mut Batch) -> Result<(), DataError> {
         batch.clear();
         let Batch { tokens, targets, .. } = batch;
-        batch.counted = EvaluationWindows::fill(*self, first, shape.size, tokens, targets);
+        batch.counted = EvaluationWindows::fill(*self, first, shape.size, tokens, targets)?;
+        Ok(())
     }
 }

@@ -63,6 +63,24 @@ pub fn of_dataset(dataset: &Dataset) -> DatasetIdentity {
     }
 }
 
+/// The identity of a dataset; the saved one if they are the same data. Earlier versions identified
+/// prepared shards by all their ids.
+pub(super) fn of_same_dataset(
+    dataset: &Dataset,
+    saved: DatasetIdentity,
+) -> Result<DatasetIdentity, Error> {
+    let now = of_dataset(dataset);
+    let is_prepared = dataset.train().shards().iter().any(|shard| shard.origin().is_some());
+    if now == saved
+        || !is_prepared
+        || now != (DatasetIdentity { fingerprint: now.fingerprint, ..saved })
+    {
+        return Ok(now);
+    }
+    let content = Fingerprint::from_bytes(*dataset.content_fingerprint()?.as_bytes());
+    Ok(if content == saved.fingerprint { saved } else { now })
+}
+
 pub(super) fn of_tokenizer(tokenizer: Option<&Tokenizer>) -> Fingerprint {
     tokenizer
         .map_or_else(none, |tokenizer| Fingerprint::from_bytes(*tokenizer.fingerprint().as_bytes()))

@@ -10,16 +10,16 @@ use ndarray::{ArrayView2, ArrayViewMut2};
 use sparse24_cpu::threshold::soft_threshold;
 
 use super::{
-    components::{new_trainer, open_dataset, run_config},
+    components::{dataset_of, new_trainer, run_config},
     directory::{CHECKPOINTS, CONFIG, TOKENIZER},
-    identity::{check_config, no_dataset, of_dataset, of_tokenizer},
+    identity::{check_config, no_dataset, of_same_dataset, of_tokenizer},
     snapshot::{ends, restore, scale},
 };
 use crate::{
     Error,
     checkpoint::{self, Checkpoint, NamedTensor},
     config::Config,
-    data::{Dataset, Tokenizer},
+    data::{Dataset, Tokenizer, is_shards},
 };
 use sparse24_train::{
     method::{KeptValues, Phase, WeightOperand},
@@ -35,6 +35,7 @@ pub struct Model {
     /// The run's tokenizer, if it has one.
     pub tokenizer: Option<Tokenizer>,
     recipe: Recipe,
+    run: PathBuf,
 }
 
 impl Model {
@@ -77,7 +78,7 @@ impl Model {
             return Err(Error::file(from, problem));
         }
         let recipe = config.recipe(vocabulary)?;
-        Ok(Self { config, checkpoint, tokenizer, recipe })
+        Ok(Self { config, checkpoint, tokenizer, recipe, run })
     }
 
     /// The recipe of its training.
@@ -129,14 +130,15 @@ impl Model {
     /// The run's own data; for an imported model, those of its configuration.
     ///
     /// # Errors
-    /// Errors from [`open_dataset`]; [`Error::File`] for data that have changed since.
+    /// Errors from [`open_dataset`](super::open_dataset); [`Error::File`] for data that have
+    /// changed since.
     pub fn dataset(&self) -> Result<Dataset, Error> {
         let trained_on = self.checkpoint.state.dataset;
         if trained_on == no_dataset() && self.tokenizer.is_none() {
             self.check_readable(Path::new(&self.config.data.path))?;
         }
-        let dataset = open_dataset(&self.config)?;
-        if trained_on == of_dataset(&dataset) || trained_on == no_dataset() {
+        let dataset = dataset_of(&self.run, &self.config)?;
+        if trained_on == of_same_dataset(&dataset, trained_on)? || trained_on == no_dataset() {
             return Ok(dataset);
         }
         Err(Error::file(
@@ -174,7 +176,7 @@ impl Model {
                     prepared shards",
             ));
         }
-        if path.exists() && !path.join("train.bin").exists() {
+        if path.exists() && !is_shards(path) {
             let problem = "is text, which this model has no tokenizer for; expected a folder of \
                 prepared shards (train.bin and val.bin)";
             return Err(Error::file(path, problem));

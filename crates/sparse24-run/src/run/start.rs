@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::{
     Initial, LambdaOrigin, Log, MetricsLog, Provenance, Run, RunDirectory, StepMetrics,
-    components::{new_trainer, open_dataset, run_config},
+    components::{dataset_of, new_trainer, record_scan, run_config},
     flip_reference::FlipReference,
     identity::{self, identity},
     instruments::FlipCounts,
@@ -21,7 +21,7 @@ use crate::{
     Error,
     checkpoint::{self, NamedTensor, Saver, State},
     config::Config,
-    data::{Dataset, Tokenizer},
+    data::{Dataset, ReadAhead, Tokenizer},
 };
 use sparse24_train::{backend::Plans, trainer::Trainer};
 
@@ -56,8 +56,8 @@ pub enum Damaged {
 }
 
 impl Run {
-    /// Starts a run on the configuration's dataset ([`open_dataset`]) in a new directory, after
-    /// checking everything.
+    /// Starts a run on the configuration's dataset ([`open_dataset`](super::open_dataset)) in a new
+    /// directory, after checking everything.
     ///
     /// # Errors
     /// Errors from the configuration, the inputs and the directory; nothing is left behind.
@@ -92,6 +92,7 @@ impl Run {
             if let Some(tokenizer) = dataset.tokenizer() {
                 tokenizer.save(&directory.tokenizer())?;
             }
+            dataset.scan().map_or(Ok(()), |scan| record_scan(directory.path(), scan))?;
             if initial.is_some() {
                 // A resume cannot recreate these weights.
                 let state = identity(&config, &dataset, &trainer);
@@ -128,7 +129,7 @@ impl Run {
     pub fn resume(path: &Path, how: &Resume) -> Result<Self, Error> {
         let directory = RunDirectory::open(path)?;
         let config = run_config(directory.path())?;
-        let dataset = open_dataset(&config)?;
+        let dataset = dataset_of(directory.path(), &config)?;
         let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
         let latest = checkpoint::latest(&directory.checkpoints())?;
         if let Some((_, error)) = latest.refused.first().filter(|_| how.damaged == Damaged::Refuse)
@@ -154,7 +155,8 @@ impl Run {
             Some(path) => {
                 let checkpoint = checkpoint::load(&path)?;
                 plans.clone_from(&checkpoint.state.plan);
-                let now = identity(&config, &dataset, &trainer);
+                let mut now = identity(&config, &dataset, &trainer);
+                now.dataset = identity::of_same_dataset(&dataset, checkpoint.state.dataset)?;
                 notices.extend(identity::check(&path, &checkpoint.state, &now, &how.allow)?);
                 notices.extend(sparse_again(&checkpoint.state, trainer.recipe()));
                 let State { step, total_steps, .. } = checkpoint.state;
@@ -218,6 +220,7 @@ impl Run {
                     .to_owned(),
             );
         }
+        dataset.scan().map_or(Ok(()), |scan| record_scan(directory.path(), scan))?;
         // The file has at least the checkpoint's plans, unless it is lost.
         if directory.plans().exists() {
             plans = plans::read(&directory.plans())?;
@@ -273,8 +276,11 @@ impl Run {
             config.run.spike_window,
             before.iter().map(|metrics| metrics.loss),
         );
+        let is_on_disk = !dataset.train().shards().is_empty();
+        let ahead = is_on_disk.then(|| ReadAhead::new(config.batch.gradient_accumulation_steps));
         Self {
             config,
+            ahead,
             dataset,
             trainer,
             directory,

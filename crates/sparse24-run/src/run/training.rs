@@ -18,7 +18,7 @@ use crate::{
     Error,
     checkpoint::{self, Saver},
     config::{Config, OnNonFinite},
-    data::Dataset,
+    data::{Dataset, ReadAhead},
 };
 use sparse24_train::trainer::{FlipSampling, Trainer, overall_flip_rate};
 
@@ -26,6 +26,8 @@ use sparse24_train::trainer::{FlipSampling, Trainer, overall_flip_rate};
 pub struct Run {
     pub(super) config: Config,
     pub(super) dataset: Dataset,
+    /// For data on disk.
+    pub(super) ahead: Option<ReadAhead>,
     pub(super) trainer: Trainer,
     pub(super) directory: RunDirectory,
     pub(super) metrics: MetricsLog,
@@ -287,7 +289,8 @@ impl Run {
     /// # Errors
     /// [`Error::NonFiniteEvaluation`]; errors from the backend.
     pub fn evaluate(&mut self) -> Result<f64, Error> {
-        let windows = self.dataset.evaluation_windows(self.config.model.sequence_length);
+        let (context, most) = (self.config.model.sequence_length, self.config.run.eval_tokens);
+        let windows = self.dataset.evaluation_windows(context, most);
         let loss = self.trainer.evaluate(&windows, evaluated_at_once(&self.config))?.loss();
         if loss.is_finite() {
             Ok(loss)
@@ -304,7 +307,12 @@ impl Run {
         let sampling =
             if reports_flips || is_measured { FlipSampling::Sample } else { FlipSampling::Skip };
         let shape = self.trainer.recipe().batch;
-        let batches = CausalLm { dataset: &self.dataset, seed: self.config.seed, shape };
+        let batches = CausalLm {
+            dataset: &self.dataset,
+            seed: self.config.seed,
+            shape,
+            ahead: self.ahead.as_ref(),
+        };
         let noise = if is_measured { self.trainer.gradient_noise(&batches)? } else { Vec::new() };
         let tokens = self.trainer.recipe().tokens_per_step() as f64;
         let began = Instant::now();

@@ -103,7 +103,7 @@ fn no_memory_is_taken_after_the_first_step() {
             assert_eq!(held(&trainer), after_one, "after step {}", trainer.step());
             trainer
                 .evaluate(
-                    &dataset.evaluation_windows(recipe.batch.sequence_length),
+                    &dataset.evaluation_windows(recipe.batch.sequence_length, 0),
                     recipe.batch.size,
                 )
                 .expect("finite");

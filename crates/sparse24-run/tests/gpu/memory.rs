@@ -16,7 +16,7 @@ use sparse24_train::{
     method::Method,
     model::{EncoderSpec, Gpt2Spec, ModelSpec, Sparsify},
     nn::BatchShape,
-    objective::{Batch, Objective},
+    objective::{Batch, DataError, Objective},
     trainer::{FlipSampling, Trainer},
 };
 
@@ -99,7 +99,7 @@ fn a_model_beyond_the_memory_is_one_sentence_and_the_next_one_trains() {
 struct Noise(BatchShape);
 
 impl Objective for Noise {
-    fn fill(&self, step: u32, _: u32, batch: &mut Batch) {
+    fn fill(&self, step: u32, _: u32, batch: &mut Batch) -> Result<(), DataError> {
         batch.clear();
         let length = self.0.sequence_length;
         let windows: Vec<u32> = (0..self.0.size as u32 * (length as u32 + 1))
@@ -107,6 +107,7 @@ impl Objective for Noise {
             .collect();
         batch.set_next_tokens(&windows, length);
         batch.lengths.resize(self.0.size, length as u32);
+        Ok(())
     }
 }
 

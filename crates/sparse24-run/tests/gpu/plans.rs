@@ -34,7 +34,7 @@ pub(crate) fn finish(trainer: &mut Trainer, dataset: &Dataset) -> (f64, Vec<Para
         trainer.train_step(&drawn(dataset, &recipe), FlipSampling::Sample).expect("finite");
     }
     let loss = trainer
-        .evaluate(&dataset.evaluation_windows(recipe.batch.sequence_length), recipe.batch.size)
+        .evaluate(&dataset.evaluation_windows(recipe.batch.sequence_length, 0), recipe.batch.size)
         .expect("finite")
         .loss();
     (loss, trainer.parameter_states().expect("downloads"))

@@ -20,7 +20,7 @@ use sparse24_run::{
 use sparse24_train::{
     backend::{Arithmetic, Backend, cpu::CpuBackend, op::HeadLoss},
     nn::BatchShape,
-    objective::{Batch, Evaluation, Objective},
+    objective::{Batch, DataError, Evaluation, Objective},
     optim::bias_corrections,
     trainer::{FlipSampling, ParameterState, Recipe, StepOutcome, Trainer},
 };
@@ -48,13 +48,14 @@ impl Evaluation for Piece<'_> {
         1
     }
 
-    fn fill(&self, _: usize, _: BatchShape, batch: &mut Batch) {
+    fn fill(&self, _: usize, _: BatchShape, batch: &mut Batch) -> Result<(), DataError> {
         batch.clear();
         batch.tokens.extend_from_slice(self.inputs);
         batch.targets.extend(self.targets.iter().enumerate().map(|(at, &target)| {
             if self.counted.contains(&at) { target } else { HeadLoss::IGNORE }
         }));
         batch.counted = self.counted.len();
+        Ok(())
     }
 }
 
@@ -70,7 +71,7 @@ impl Step {
     /// `pieces`: of each sequence.
     fn of(trainer: &mut Trainer, batches: &dyn Objective, pieces: usize) -> Self {
         let mut batch = Batch::default();
-        batches.fill(trainer.step() + 1, 0, &mut batch);
+        batches.fill(trainer.step() + 1, 0, &mut batch).unwrap();
         let context = trainer.recipe().batch.sequence_length;
         let mut losses = Vec::new();
         for (inputs, targets) in batch.tokens.chunks(context).zip(batch.targets.chunks(context)) {

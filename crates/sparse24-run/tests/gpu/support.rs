@@ -36,7 +36,7 @@ pub(crate) fn embedded(kind: TokenizerKind) -> Dataset {
 
 /// The batches of a run on this dataset.
 pub(crate) fn drawn<'a>(dataset: &'a Dataset, recipe: &Recipe) -> CausalLm<'a> {
-    CausalLm { dataset, seed: recipe.seed, shape: recipe.batch }
+    CausalLm { dataset, seed: recipe.seed, shape: recipe.batch, ahead: None }
 }
 
 /// The model of a recipe, to change it.

@@ -19,8 +19,7 @@ use crate::{
     },
 };
 
-/// Attention over one stream (self-attention) or two (queries from one, keys and values from the
-/// other).
+/// Attention over one stream, or over two: queries of one, keys and values of the other.
 #[derive(Debug)]
 pub struct Attention {
     /// q, or q, k and v of one stream `[3d, d]`.

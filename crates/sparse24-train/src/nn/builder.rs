@@ -33,8 +33,7 @@ pub struct Builder<'a> {
     method: &'a Method,
     batch: BatchShape,
     parameters: Parameters,
-    /// Sampled gradients by `[p, r]`: one lives only until its product, so layers of a shape share
-    /// it.
+    /// Sampled gradients by `[p, r]`: one lives until its product, so layers of a shape share it.
     sampled: Vec<([usize; 2], Gradient24)>,
     dropout_sites: u32,
 }
@@ -58,8 +57,7 @@ impl<'a> Builder<'a> {
         self.parameters
     }
 
-    /// A parameter with gradient, moments and, if it is sparsifiable, what the method multiplies
-    /// by.
+    /// A parameter with gradient, moments and, if it is sparsifiable, what the method multiplies.
     ///
     /// # Errors
     /// Errors of the allocations; a sparsifiable shape must consist of 4x4 tiles.

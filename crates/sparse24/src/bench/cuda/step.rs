@@ -14,7 +14,7 @@ use sparse24_run::{Error, config::Config, data::TokenizerKind};
 use sparse24_train::{
     backend::cuda::CudaBackend,
     method::PhaseKind,
-    objective::{Batch, Objective},
+    objective::{Batch, DataError, Objective},
     trainer::{FlipSampling, Recipe, Trainer},
 };
 
@@ -315,7 +315,7 @@ impl RandomTokens {
 }
 
 impl Objective for RandomTokens {
-    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) {
+    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError> {
         let mut word = step.wrapping_mul(104_729).wrapping_add(micro_step);
         let mut draw = || {
             word = word.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -326,6 +326,7 @@ impl Objective for RandomTokens {
         batch.targets.extend_from_slice(&batch.tokens[1..]);
         batch.targets.push(draw());
         batch.counted = batch.targets.len();
+        Ok(())
     }
 }
 
@@ -401,7 +402,7 @@ mod tests {
     fn random_tokens_cover_the_vocabulary_and_targets_follow_inputs() {
         let mut batch = Batch::default();
         let batches = RandomTokens { tokens: 1000, vocabulary: 65 };
-        batches.fill(3, 1, &mut batch);
+        batches.fill(3, 1, &mut batch).unwrap();
         let Batch { tokens: inputs, targets, .. } = batch;
         assert_eq!((inputs.len(), &inputs[1..]), (1000, &targets[..999]));
         assert!(inputs.iter().chain(&targets).all(|&token| token < 65));
