@@ -4,6 +4,7 @@
 //! "kill" the process at it, or record the operations ([`fault`]).
 
 use std::{
+    ffi::OsString,
     fs::{self, File},
     io::{self, ErrorKind, Read, Seek, Write},
     path::{Path, PathBuf},
@@ -12,7 +13,64 @@ use std::{
 use crate::Error;
 use fault::Operation;
 
+pub use confined::{Confined, confine};
+
+mod confined;
 pub mod fault;
+
+/// How a file is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum As {
+    /// To be read.
+    Source,
+    /// To be written from its start, created or emptied.
+    Output,
+    /// To be written, and not to exist yet.
+    New,
+    /// To be written at its end, created if it is missing.
+    Appended,
+    /// To be locked, read and written, created if it is missing.
+    Lock,
+}
+
+/// Opens a file. Whatever kind of file it is, this does not block.
+pub fn open_as(path: &Path, how: As) -> Result<File, Error> {
+    let action = match how {
+        As::Source => "read",
+        As::Output | As::New => "create",
+        As::Appended => "open",
+        As::Lock => "lock",
+    };
+    open_file(path, how).map_err(|e| Error::io(action, path, e))
+}
+
+fn open_file(path: &Path, how: As) -> io::Result<File> {
+    #[cfg(unix)]
+    if let Some(at) = confined::resolve(path)? {
+        use rustix::fs::OFlags;
+        return Ok(File::from(at.open(match how {
+            As::Source => OFlags::RDONLY | OFlags::NONBLOCK,
+            As::Output => OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NONBLOCK,
+            As::New => OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL,
+            As::Appended => OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::NONBLOCK,
+            As::Lock => OFlags::RDWR | OFlags::CREATE | OFlags::NONBLOCK,
+        })?));
+    }
+    let mut options = File::options();
+    match how {
+        As::Source => options.read(true),
+        As::Output => options.write(true).create(true).truncate(true),
+        As::New => options.write(true).create_new(true),
+        As::Appended => options.append(true).create(true),
+        As::Lock => options.read(true).write(true).create(true).truncate(false),
+    };
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(
+        &mut options,
+        rustix::fs::OFlags::NONBLOCK.bits() as i32,
+    );
+    options.open(path)
+}
 
 /// A file being written for the first time.
 pub struct NewFile {
@@ -23,7 +81,8 @@ pub struct NewFile {
 impl NewFile {
     /// Creates or truncates the file.
     pub fn create(path: PathBuf) -> Result<Self, Error> {
-        let created = fault::before(Operation::Create(&path)).and_then(|()| File::create(&path));
+        let created =
+            fault::before(Operation::Create(&path)).and_then(|()| open_file(&path, As::Output));
         match created {
             Ok(file) => Ok(Self { path, file }),
             Err(source) => Err(Error::io("create", path, source)),
@@ -51,37 +110,104 @@ impl NewFile {
     }
 }
 
+fn make_directory(path: &Path) -> io::Result<()> {
+    #[cfg(unix)]
+    if let Some(at) = confined::resolve(path)? {
+        let mode = rustix::fs::Mode::from_raw_mode(0o777);
+        return Ok(rustix::fs::mkdirat(&at.directory, &at.name, mode)?);
+    }
+    fs::create_dir(path)
+}
+
+fn move_to(from: &Path, to: &Path) -> io::Result<()> {
+    #[cfg(unix)]
+    if let (Some(from), Some(to)) = (confined::resolve(from)?, confined::resolve(to)?) {
+        let (old, new) = (&from.directory, &to.directory);
+        return Ok(rustix::fs::renameat(old, &from.name, new, &to.name)?);
+    }
+    fs::rename(from, to)
+}
+
+fn unlink(path: &Path) -> io::Result<()> {
+    #[cfg(unix)]
+    if let Some(at) = confined::resolve(path)? {
+        let flags = rustix::fs::AtFlags::empty();
+        return Ok(rustix::fs::unlinkat(&at.directory, &at.name, flags)?);
+    }
+    fs::remove_file(path)
+}
+
+fn remove_all(path: &Path) -> io::Result<()> {
+    #[cfg(unix)]
+    if let Some(at) = confined::resolve(path)?.filter(|at| at.name != ".") {
+        return at.remove_all();
+    }
+    fs::remove_dir_all(path)
+}
+
+/// The names in a directory; none if it does not exist.
+pub fn names(path: &Path) -> Result<Vec<OsString>, Error> {
+    let list = || {
+        #[cfg(unix)]
+        if let Some(at) = confined::resolve(path)? {
+            return at.names();
+        }
+        fs::read_dir(path)?.map(|entry| Ok(entry?.file_name())).collect()
+    };
+    match list() {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        listed => listed.map_err(|e: io::Error| Error::io("list", path, e)),
+    }
+}
+
+/// Whether a path leads to something; a link in a confined directory does.
+pub fn exists(path: &Path) -> bool {
+    #[cfg(unix)]
+    if let Ok(Some(at)) = confined::resolve(path) {
+        let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
+        return rustix::fs::statat(&at.directory, &at.name, flags).is_ok();
+    }
+    path.exists()
+}
+
 /// Makes one directory.
 pub fn create_directory(path: &Path) -> Result<(), Error> {
     fault::before(Operation::CreateDirectory(path))
-        .and_then(|()| fs::create_dir(path))
+        .and_then(|()| make_directory(path))
         .map_err(|e| Error::io("create", path, e))
 }
 
 /// Renames atomically; on Unix an existing file is replaced.
 pub fn rename(from: &Path, to: &Path) -> Result<(), Error> {
     fault::before(Operation::Rename(from, to))
-        .and_then(|()| fs::rename(from, to))
+        .and_then(|()| move_to(from, to))
         .map_err(|e| Error::io("rename", from, e))
 }
 
 /// Removes a file.
 pub fn remove_file(path: &Path) -> Result<(), Error> {
     fault::before(Operation::RemoveFile(path))
-        .and_then(|()| fs::remove_file(path))
+        .and_then(|()| unlink(path))
         .map_err(|e| Error::io("remove", path, e))
 }
 
 /// Removes a directory and all it holds.
 pub fn remove_directory(path: &Path) -> Result<(), Error> {
     fault::before(Operation::RemoveDirectory(path))
-        .and_then(|()| fs::remove_dir_all(path))
+        .and_then(|()| remove_all(path))
         .map_err(|e| Error::io("remove", path, e))
 }
 
 /// Returns when the names in the directory are on the device. Only Unix supports this.
 pub fn sync_directory(path: &Path) -> Result<(), Error> {
-    let sync = || if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) };
+    let sync = || {
+        #[cfg(unix)]
+        match confined::resolve(path)? {
+            Some(at) => File::from(at.enter()?).sync_all()?,
+            None => File::open(path)?.sync_all()?,
+        }
+        Ok(())
+    };
     fault::before(Operation::SyncDirectory(path))
         .and_then(|()| sync())
         .map_err(|e| Error::io("sync", path, e))
@@ -125,7 +251,7 @@ pub fn replace(
         file.sync()
     });
     written.and_then(|()| rename(&aside, path)).map_err(|e| {
-        drop(fs::remove_file(&aside));
+        drop(unlink(&aside));
         match e {
             Error::Io { source, .. } => Error::io("write", path, source),
             other => other,
@@ -174,15 +300,15 @@ pub fn parent(path: &Path) -> &Path {
 /// Opens a regular file and returns its size: reading a pipe could block, and a device might never
 /// end.
 pub fn open(path: &Path) -> Result<(File, u64), Error> {
-    let failed = |e| Error::io("read", path, e);
-    let kind = fs::metadata(path).map_err(failed)?;
+    let file = open_as(path, As::Source)?;
+    let kind = file.metadata().map_err(|e| Error::io("read", path, e))?;
     if !kind.is_file() {
         return Err(Error::file(
             path,
             if kind.is_dir() { "is a folder, expected a file" } else { "is not a regular file" },
         ));
     }
-    Ok((File::open(path).map_err(failed)?, kind.len()))
+    Ok((file, kind.len()))
 }
 
 /// Fills `bytes` from this offset of a file; several threads may do so at once.

@@ -6,7 +6,7 @@
 //! lock keeps other processes out, so what [`recover`] finds was left by a dead one.
 
 use std::{
-    fs, io,
+    ffi::OsString,
     num::NonZeroUsize,
     path::{Path, PathBuf},
 };
@@ -43,8 +43,8 @@ pub fn save(directory: &Path, checkpoint: &Checkpoint) -> Result<PathBuf, Error>
         panic!("a checkpoint must be consistent: {problem}");
     }
     checkpoint.check_finite()?;
-    if !directory.is_dir() {
-        fs::create_dir_all(directory).map_err(|e| Error::io("create", directory, e))?;
+    if !disk::exists(directory) {
+        disk::create_directory(directory)?;
         disk::sync_directory(disk::parent(directory))?;
     }
     recover(directory)?;
@@ -69,7 +69,7 @@ pub fn save(directory: &Path, checkpoint: &Checkpoint) -> Result<PathBuf, Error>
 
 /// Gives a complete directory its final name.
 fn place(complete: &Path, target: &Path, predecessor: &Path) -> Result<(), Error> {
-    let replaces = target.exists();
+    let replaces = disk::exists(target);
     if replaces {
         disk::rename(target, predecessor)?;
     }
@@ -94,7 +94,7 @@ pub fn recover(directory: &Path) -> Result<(), Error> {
             name.strip_prefix(PREDECESSOR).filter(|rest| step_of_name(rest).is_some())
         {
             let target = directory.join(step);
-            if target.exists() {
+            if disk::exists(&target) {
                 disk::remove_directory(&path)?
             } else {
                 disk::rename(&path, &target)?
@@ -196,7 +196,7 @@ pub fn states(directory: &Path) -> Result<Vec<State>, Error> {
 /// Whether there is a checkpoint of this step; it is not verified.
 #[must_use]
 pub fn is_named(directory: &Path, step: u32) -> bool {
-    directory.join(directory_name(step)).is_dir()
+    disk::exists(&directory.join(directory_name(step)))
 }
 
 /// Renames the checkpoints of steps beyond `step` to `damaged-step-N.1`, or `.2` where that is
@@ -213,7 +213,8 @@ pub fn set_aside_after(directory: &Path, step: u32) -> Result<Vec<u32>, Error> {
         .map(|(step, path)| {
             let name =
                 |number: u32| directory.join(format!("{DAMAGED}{}.{number}", directory_name(step)));
-            let aside = (1..).map(name).find(|aside| !aside.exists()).expect("some name is free");
+            let aside =
+                (1..).map(name).find(|aside| !disk::exists(aside)).expect("some name is free");
             disk::rename(&path, &aside)?;
             Ok(step)
         })
@@ -262,14 +263,5 @@ fn checkpoints(directory: &Path) -> Result<Vec<(u32, PathBuf)>, Error> {
 
 /// The names in a directory; those that are not UTF-8 are not ours.
 fn names(directory: &Path) -> Result<Vec<String>, Error> {
-    let list = || {
-        fs::read_dir(directory)?
-            .map(|entry| Ok(entry?.file_name().into_string()))
-            .collect::<io::Result<Vec<_>>>()
-    };
-    match list() {
-        Ok(names) => Ok(names.into_iter().flatten().collect()),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(e) => Err(Error::io("list", directory, e)),
-    }
+    Ok(disk::names(directory)?.into_iter().flat_map(OsString::into_string).collect())
 }

@@ -25,6 +25,7 @@ use sparse24_train::{
 pub fn run_config(run: &Path) -> Result<Config, Error> {
     let config = |run: &Path| Some(run.join(CONFIG)).filter(|path| path.is_file());
     if let Some(path) = config(run) {
+        let _confined = disk::confine(run)?;
         return Config::read(&path);
     }
     // A checkpoint, or the folder of them.

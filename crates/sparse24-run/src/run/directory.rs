@@ -1,14 +1,18 @@
 //! Creates, opens and locks a run directory, and names the files in it.
 //!
-//! Invariant: the lock is taken before anything else is written and is held until drop.
+//! Invariant: the lock is taken before anything else is written and is held until drop, and so is
+//! the confinement: a run directory may come from others.
 
 use std::{
-    fs::{self, DirEntry, File, TryLockError},
-    io::{self, Read, Write},
+    fs::{self, File, TryLockError},
+    io::{Read, Write},
     path::{Path, PathBuf},
 };
 
-use crate::{Error, checkpoint, disk};
+use crate::{
+    Error, checkpoint,
+    disk::{self, As, Confined, confine},
+};
 
 const LOCK: &str = "lock";
 pub(super) const CONFIG: &str = "config.toml";
@@ -29,6 +33,7 @@ pub struct RunDirectory {
     path: PathBuf,
     /// Closing it releases the lock.
     _lock: File,
+    _confined: Confined,
 }
 
 impl RunDirectory {
@@ -44,13 +49,14 @@ impl RunDirectory {
         Self::check_free(path)?;
         fs::create_dir_all(path).map_err(|e| Error::io("create", path, e))?;
         disk::sync_directory(disk::parent(path))?;
+        let confined = confine(path)?;
         let lock = lock(path)?;
         let Contents { occupied, remains } = contents(path)?;
         if let Some(name) = occupied {
             return Err(occupied_by(path, &name));
         }
         remains.iter().try_for_each(|name| remove(&path.join(name)))?;
-        Ok(Self { path: path.to_owned(), _lock: lock })
+        Ok(Self { path: path.to_owned(), _lock: lock, _confined: confined })
     }
 
     /// Checks that [`RunDirectory::create`] would accept the path.
@@ -98,13 +104,14 @@ impl RunDirectory {
         if !path.is_dir() {
             return Err(Error::file(path, "is not a run directory: there is no such directory"));
         }
-        if !path.join(CONFIG).is_file() {
+        let confined = confine(path)?;
+        if !disk::exists(&path.join(CONFIG)) {
             return Err(Error::file(
                 path,
                 format!("is not a run directory: it holds no {CONFIG:?}"),
             ));
         }
-        let opened = Self { path: path.to_owned(), _lock: lock(path)? };
+        let opened = Self { path: path.to_owned(), _lock: lock(path)?, _confined: confined };
         checkpoint::recover(&opened.checkpoints())?;
         Ok(opened)
     }
@@ -177,7 +184,12 @@ fn occupied_by(path: &Path, name: &str) -> Error {
 }
 
 fn remove(path: &Path) -> Result<(), Error> {
-    if path.is_dir() { disk::remove_directory(path) } else { disk::remove_file(path) }
+    // A link to a directory is no directory.
+    if path.is_dir() && !path.is_symlink() {
+        disk::remove_directory(path)
+    } else {
+        disk::remove_file(path)
+    }
 }
 
 /// Removes everything except a search.
@@ -187,9 +199,8 @@ fn empty(path: &Path) -> Result<(), Error> {
 }
 
 fn names(path: &Path) -> Result<Vec<String>, Error> {
-    let name = |entry: io::Result<DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
-    let list = || fs::read_dir(path)?.map(name).collect::<io::Result<Vec<_>>>();
-    list().map_err(|e| Error::io("list", path, e))
+    let names = disk::names(path)?.into_iter();
+    Ok(names.map(|name| name.to_string_lossy().into_owned()).collect())
 }
 
 /// Contents of a directory besides a lock and a search.
@@ -217,13 +228,10 @@ fn contents(path: &Path) -> Result<Contents, Error> {
 pub fn lock(directory: &Path) -> Result<File, Error> {
     let path = directory.join(LOCK);
     let lock_error = |e| Error::io("lock", &path, e);
-    let mut file = File::options()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(&path)
-        .map_err(lock_error)?;
+    let mut file = disk::open_as(&path, As::Lock)?;
+    if !file.metadata().map_err(lock_error)?.is_file() {
+        return Err(Error::file(path, "is not a regular file; remove it"));
+    }
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {

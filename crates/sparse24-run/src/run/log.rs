@@ -4,14 +4,17 @@
 
 use std::{
     fs::File,
-    io::Write,
+    io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
     time::SystemTime,
 };
 
 use jiff::Timestamp;
 
-use crate::Error;
+use crate::{
+    Error,
+    disk::{self, As},
+};
 
 /// An open `log.txt`.
 #[derive(Debug)]
@@ -26,12 +29,14 @@ impl Log {
     /// # Errors
     /// [`Error::Io`].
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let file = File::options()
-            .append(true)
-            .create(true)
-            .open(path)
-            .map_err(|e| Error::io("open", path, e))?;
-        Ok(Self { path: path.to_owned(), file })
+        Ok(Self { path: path.to_owned(), file: disk::open_as(path, As::Appended)? })
+    }
+
+    /// Whether a log reports a saved checkpoint; no log reports none.
+    pub(super) fn reports_save(path: &Path) -> bool {
+        let Ok((file, _)) = disk::open(path) else { return false };
+        let mut lines = BufReader::new(file).lines().map_while(Result::ok);
+        lines.any(|line| line.contains(": saved "))
     }
 
     /// Appends one line; newlines in `text` become spaces.

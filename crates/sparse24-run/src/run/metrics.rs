@@ -14,7 +14,11 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, checkpoint::PhaseKind, disk};
+use crate::{
+    Error,
+    checkpoint::PhaseKind,
+    disk::{self, As},
+};
 
 /// Metrics of one optimizer step. Absent values are left out of the object.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -124,11 +128,7 @@ impl MetricsLog {
     /// # Errors
     /// [`Error::Io`], also if the file exists.
     pub fn create(path: &Path) -> Result<Self, Error> {
-        let file = File::options()
-            .append(true)
-            .create_new(true)
-            .open(path)
-            .map_err(|e| Error::io("create", path, e))?;
+        let file = disk::open_as(path, As::New)?;
         Ok(Self { path: path.to_owned(), file, last: None, end: 0 })
     }
 
@@ -162,6 +162,14 @@ impl MetricsLog {
             Self { path: path.to_owned(), file: open(path)?, last: line, end },
             Cut { last, lines },
         ))
+    }
+
+    /// Renames a file of metrics, for a run that starts again; returns its name.
+    pub(super) fn set_aside(path: &Path) -> Result<String, Error> {
+        let names = (1..).map(|number| path.with_extension(format!("{number}.jsonl")));
+        let aside = names.into_iter().find(|aside| !disk::exists(aside)).expect("a free name");
+        disk::rename(path, &aside)?;
+        Ok(aside.file_name().unwrap_or_default().to_string_lossy().into_owned())
     }
 
     /// Appends one step. If the last line is of the same step, it is replaced atomically.
@@ -252,7 +260,7 @@ pub struct Salvage {
 }
 
 fn open(path: &Path) -> Result<File, Error> {
-    File::options().append(true).create(true).open(path).map_err(|e| Error::io("open", path, e))
+    disk::open_as(path, As::Appended)
 }
 
 /// Replaces the bytes after the first `keep`.

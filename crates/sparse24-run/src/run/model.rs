@@ -20,6 +20,7 @@ use crate::{
     checkpoint::{self, Checkpoint, NamedTensor},
     config::Config,
     data::{Dataset, Tokenizer, is_shards},
+    disk::{self, Confined, confine},
 };
 use sparse24_train::{
     method::{KeptValues, Phase, WeightOperand},
@@ -36,6 +37,7 @@ pub struct Model {
     pub tokenizer: Option<Tokenizer>,
     recipe: Recipe,
     run: PathBuf,
+    _confined: Confined,
 }
 
 impl Model {
@@ -45,7 +47,7 @@ impl Model {
     /// [`Error::File`] if there is none, it is damaged, or the configuration or the tokenizer is
     /// not the one it was saved with.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let (run, from) = locate(path)?;
+        let (run, confined, from) = locate(path)?;
         let config = run_config(&run)?;
         let checkpoint = checkpoint::load(&from)?;
         check_config(&run.join(CONFIG), &checkpoint.state, &from, &config)?;
@@ -58,7 +60,7 @@ impl Model {
         };
         let vocabulary = checkpoint.weight(table).ok_or_else(missing)?.shape[0];
         let beside = run.join(TOKENIZER);
-        let tokenizer = beside.exists().then(|| Tokenizer::load(&beside)).transpose()?;
+        let tokenizer = disk::exists(&beside).then(|| Tokenizer::load(&beside)).transpose()?;
         if checkpoint.state.tokenizer != of_tokenizer(tokenizer.as_ref()) {
             let what = if tokenizer.is_some() { "is not" } else { "is missing," };
             return Err(Error::file(
@@ -78,7 +80,7 @@ impl Model {
             return Err(Error::file(from, problem));
         }
         let recipe = config.recipe(vocabulary)?;
-        Ok(Self { config, checkpoint, tokenizer, recipe, run })
+        Ok(Self { config, checkpoint, tokenizer, recipe, run, _confined: confined })
     }
 
     /// The recipe of its training.
@@ -213,12 +215,12 @@ pub(super) fn evaluated_at_once(config: &Config) -> usize {
 ///
 /// # Errors
 /// [`Error::File`] if the path is neither, or no checkpoint verifies.
-fn locate(path: &Path) -> Result<(PathBuf, PathBuf), Error> {
+fn locate(path: &Path) -> Result<(PathBuf, Confined, PathBuf), Error> {
     if checkpoint::step_of(path).is_some() {
         let absolute = std::path::absolute(path).map_err(|e| Error::io("find", path, e))?;
         let run = absolute.ancestors().nth(2).filter(|run| run.join(CONFIG).is_file());
         return match run {
-            Some(run) if path.is_dir() => Ok((run.to_owned(), path.to_owned())),
+            Some(run) if path.is_dir() => Ok((run.to_owned(), confine(run)?, absolute.clone())),
             Some(_) => Err(Error::file(path, "does not exist, expected a checkpoint of the run")),
             None => Err(Error::file(
                 path,
@@ -232,9 +234,10 @@ fn locate(path: &Path) -> Result<(PathBuf, PathBuf), Error> {
             "is neither a run directory, which holds a config.toml, nor a checkpoint of one",
         ));
     }
+    let confined = confine(path)?;
     let latest = checkpoint::latest(&path.join(CHECKPOINTS))?;
     match (latest.checkpoint, latest.refused.into_iter().next()) {
-        (Some(checkpoint), None) => Ok((path.to_owned(), checkpoint)),
+        (Some(checkpoint), None) => Ok((path.to_owned(), confined, checkpoint)),
         (_, Some((refused, error))) => Err(Error::file(
             path,
             format!(

@@ -22,6 +22,7 @@ use crate::{
     checkpoint::{self, NamedTensor, Saver, State},
     config::Config,
     data::{Dataset, ReadAhead, Tokenizer},
+    disk,
 };
 use sparse24_train::{backend::Plans, trainer::Trainer};
 
@@ -191,22 +192,23 @@ impl Run {
             }
             None => {
                 let metrics = directory.metrics();
-                let last = if metrics.exists() {
+                let last = if disk::exists(&metrics) {
                     MetricsLog::read(&metrics)?.last().map_or(0, |last| last.step)
                 } else {
                     0
                 };
-                // The second save starts after the first one is complete.
-                if (1..last)
-                    .filter(|&step| is_due(config.run.checkpoint_every, step))
-                    .nth(1)
-                    .is_some()
-                {
+                // A save is logged when it is complete, and the second one starts only then.
+                let mut due = (1..last).filter(|&step| is_due(config.run.checkpoint_every, step));
+                if due.nth(1).is_some() || Log::reports_save(&directory.log()) {
                     let problem = format!(
-                        "holds metrics of {last} steps but no checkpoint; restore its \
-                            checkpoints, or start a new run"
+                        "holds metrics of {last} steps but none of the checkpoints that it saved; \
+                            restore one, or start a new run"
                     );
                     return Err(Error::file(path, problem));
+                }
+                if last > 0 {
+                    let kept = MetricsLog::set_aside(&directory.metrics())?;
+                    notices.push(format!("the metrics of {last} steps are kept as {kept}"));
                 }
                 Initial::Random
             }
@@ -222,7 +224,7 @@ impl Run {
         }
         dataset.scan().map_or(Ok(()), |scan| record_scan(directory.path(), scan))?;
         // The file has at least the checkpoint's plans, unless it is lost.
-        if directory.plans().exists() {
+        if disk::exists(&directory.plans()) {
             plans = plans::read(&directory.plans())?;
         }
         notices.extend(plans::use_own(&mut trainer, &plans, &directory.plans())?);

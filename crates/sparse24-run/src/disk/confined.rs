@@ -1,0 +1,243 @@
+//! Directories whose contents somebody else may have made, such as the run directories of others.
+//!
+//! Below a confined directory every operation of [`super`] starts from the directory's descriptor
+//! and takes one name at a time, without following links. So neither a link nor a directory that is
+//! exchanged meanwhile leads out of it, and a directory that is moved or removed while it is in use
+//! is not made a second time. Only Unix has this; elsewhere confining has no effect.
+
+use std::{io, path::Path, sync::Arc};
+
+use crate::Error;
+
+/// Keeps a directory confined until it is dropped.
+#[derive(Debug, Clone)]
+pub struct Confined(#[allow(dead_code, reason = "held for its drop")] Arc<imp::Root>);
+
+/// Confines the directory that the user named; this path itself may lead through links.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn confine(path: &Path) -> Result<Confined, Error> {
+    imp::confine(path).map(Confined).map_err(|e| Error::io("open", path, e))
+}
+
+#[cfg(unix)]
+pub(super) use imp::resolve;
+
+#[cfg(unix)]
+mod imp {
+    use std::{
+        ffi::{OsStr, OsString},
+        os::fd::OwnedFd,
+        path::{Component, PathBuf},
+        sync::{PoisonError, RwLock, Weak},
+    };
+
+    use rustix::{
+        fs::{AtFlags, CWD, Mode, OFlags, openat, unlinkat},
+        io::Errno,
+    };
+
+    use super::*;
+
+    static ROOTS: RwLock<Vec<Weak<Root>>> = RwLock::new(Vec::new());
+
+    #[derive(Debug)]
+    pub(super) struct Root {
+        path: PathBuf,
+        directory: OwnedFd,
+    }
+
+    const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+    pub(super) fn confine(path: &Path) -> io::Result<Arc<Root>> {
+        let directory = openat(CWD, path, DIRECTORY, Mode::empty())?;
+        let root = Arc::new(Root { path: path.to_owned(), directory });
+        let mut roots = ROOTS.write().unwrap_or_else(PoisonError::into_inner);
+        roots.retain(|root| root.strong_count() > 0);
+        roots.push(Arc::downgrade(&root));
+        Ok(root)
+    }
+
+    /// A name in an open directory.
+    pub(in super::super) struct At {
+        pub(in super::super) directory: OwnedFd,
+        pub(in super::super) name: OsString,
+    }
+
+    /// The place of a path below a confined directory; `None` for any other path.
+    pub(in super::super) fn resolve(path: &Path) -> io::Result<Option<At>> {
+        let roots = ROOTS.read().unwrap_or_else(PoisonError::into_inner);
+        let mut live = roots.iter().rev().filter_map(Weak::upgrade);
+        let Some(root) = live.find(|root| path.starts_with(&root.path)) else { return Ok(None) };
+        drop(roots);
+        let below = path.strip_prefix(&root.path).expect("it starts with it");
+        let mut directory = root.directory.try_clone()?;
+        let mut name = OsString::from(".");
+        for (number, component) in below.components().enumerate() {
+            let Component::Normal(next) = component else {
+                return Err(io::Error::other("the path leads out of its directory"));
+            };
+            if number > 0 {
+                directory = enter(&directory, &name)?;
+            }
+            next.clone_into(&mut name);
+        }
+        Ok(Some(At { directory, name }))
+    }
+
+    fn enter(directory: &OwnedFd, name: &OsStr) -> io::Result<OwnedFd> {
+        openat(directory, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty()).map_err(explained)
+    }
+
+    /// An error that says so where a link is not followed.
+    fn explained(error: Errno) -> io::Error {
+        match error {
+            Errno::LOOP => io::Error::other("it is a symbolic link, and is not followed"),
+            Errno::NOTDIR => io::Error::new(
+                io::ErrorKind::NotADirectory,
+                "it is, or is below, a symbolic link or a file, and is not followed",
+            ),
+            other => other.into(),
+        }
+    }
+
+    impl At {
+        /// Opens the file.
+        pub(in super::super) fn open(&self, flags: OFlags) -> io::Result<OwnedFd> {
+            let mode = Mode::from_raw_mode(0o666);
+            let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            openat(&self.directory, &self.name, flags, mode).map_err(explained)
+        }
+
+        /// Opens the directory.
+        pub(in super::super) fn enter(&self) -> io::Result<OwnedFd> {
+            enter(&self.directory, &self.name)
+        }
+
+        /// The names in the directory.
+        pub(in super::super) fn names(&self) -> io::Result<Vec<OsString>> {
+            names(&self.enter()?)
+        }
+
+        /// Removes the directory and all that is in it.
+        pub(in super::super) fn remove_all(&self) -> io::Result<()> {
+            remove_all(&self.directory, &self.name)
+        }
+    }
+
+    fn names(directory: &OwnedFd) -> io::Result<Vec<OsString>> {
+        use std::os::unix::ffi::OsStrExt;
+        let mut names = Vec::new();
+        for entry in rustix::fs::Dir::read_from(directory)? {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if name != b"." && name != b".." {
+                names.push(OsStr::from_bytes(name).to_owned());
+            }
+        }
+        Ok(names)
+    }
+
+    fn remove_all(parent: &OwnedFd, name: &OsStr) -> io::Result<()> {
+        let directory = enter(parent, name)?;
+        for inner in names(&directory)? {
+            match unlinkat(&directory, &inner, AtFlags::empty()) {
+                // What a directory gives, on Linux and elsewhere.
+                Err(Errno::ISDIR | Errno::PERM) => remove_all(&directory, &inner)?,
+                other => other?,
+            }
+        }
+        Ok(unlinkat(parent, name, AtFlags::REMOVEDIR)?)
+    }
+}
+
+#[cfg(not(unix))]
+mod imp {
+    use super::*;
+
+    #[derive(Debug)]
+    pub(super) struct Root;
+
+    pub(super) fn confine(_: &Path) -> io::Result<Arc<Root>> {
+        Ok(Arc::new(Root))
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::{fs, os::unix::fs::symlink};
+
+    use super::*;
+    use crate::disk;
+
+    /// Every operation on a name that is a link, or below one, leaves what it points to alone.
+    #[test]
+    fn no_operation_leaves_a_confined_directory() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name);
+        let reset = || {
+            for name in ["run", "outside"] {
+                let _ = fs::remove_dir_all(at(name));
+                fs::create_dir(at(name)).unwrap();
+            }
+            fs::write(at("outside/file"), "precious").unwrap();
+            fs::create_dir(at("outside/folder")).unwrap();
+            fs::write(at("run/own"), "own").unwrap();
+            symlink("../outside/file", at("run/file")).unwrap();
+            symlink("../outside/new", at("run/new")).unwrap();
+            symlink("../outside", at("run/folder")).unwrap();
+        };
+        type Operation = fn(&Path) -> Result<(), Error>;
+        let operations: [(&str, Operation); 11] = [
+            ("read", |p| disk::read(p).map(drop)),
+            ("open", |p| disk::open(p).map(drop)),
+            ("create", |p| disk::NewFile::create(p.to_owned()).map(drop)),
+            ("append", |p| disk::open_as(p, disk::As::Appended).map(drop)),
+            ("new", |p| disk::open_as(p, disk::As::New).map(drop)),
+            ("lock", |p| disk::open_as(p, disk::As::Lock).map(drop)),
+            ("replace", |p| disk::write_atomically(p, b"evil")),
+            ("rename", |p| disk::rename(&p.with_file_name("own"), p)),
+            ("remove", disk::remove_file),
+            ("remove directory", disk::remove_directory),
+            ("create directory", disk::create_directory),
+        ];
+        for (what, operate) in operations {
+            for path in ["run/file", "run/new", "run/folder", "run/folder/file", "run/folder/new"] {
+                reset();
+                let confined = confine(&at("run")).unwrap();
+                let _ = operate(&at(path));
+                drop(confined);
+                let case = format!("{what} {path}");
+                assert_eq!(fs::read(at("outside/file")).unwrap(), b"precious", "{case}");
+                let mut names: Vec<_> =
+                    fs::read_dir(at("outside")).unwrap().map(|e| e.unwrap().file_name()).collect();
+                names.sort();
+                assert_eq!(names, ["file", "folder"], "{case}");
+            }
+        }
+        reset();
+        let _confined = confine(&at("run")).unwrap();
+        for path in ["run/file", "run/folder/file", "run/../outside/file"] {
+            assert!(disk::read(&at(path)).is_err(), "{path}");
+        }
+        assert_eq!(disk::read(&at("run/own")).unwrap(), b"own");
+    }
+
+    #[test]
+    fn a_moved_directory_is_the_same_and_a_removed_one_is_not_made_again() {
+        let place = tempfile::tempdir().unwrap();
+        let (run, moved) = (place.path().join("run"), place.path().join("moved"));
+        fs::create_dir(&run).unwrap();
+        let _confined = confine(&run).unwrap();
+        disk::create_directory(&run.join("checkpoints")).unwrap();
+        fs::rename(&run, &moved).unwrap();
+        disk::write_atomically(&run.join("checkpoints/file"), b"text").unwrap();
+        assert_eq!(fs::read(moved.join("checkpoints/file")).unwrap(), b"text");
+        disk::remove_directory(&run.join("checkpoints")).unwrap();
+        fs::remove_dir(&moved).unwrap();
+        assert!(disk::create_directory(&run.join("checkpoints")).is_err());
+        assert!(disk::write_atomically(&run.join("file"), b"text").is_err());
+        assert!(!run.exists());
+    }
+}
