@@ -10,7 +10,7 @@
 //      memory; at most 512 threads
 // acc  f32 in a row, f64 over rows; fixed order. A NaN or infinite logit makes the loss NaN or
 //      infinite
-// ref  sparse24_cpu::loss; bounds: tolerance::{row_loss, dlogit}
+// ref  sparse24_cpu::loss, within the bounds of the conformance suite
 #include "pdl.cuh"
 #include "health.cuh"
 #include "philox.cuh"

@@ -7,7 +7,7 @@
 // pre  m, n and k multiples of 4 (n of transposed: any); rows of A 16-byte, of B and D 8-byte
 //      aligned; D aliases nothing
 // acc  f32, ascending k: bitwise repeatable for one build and device
-// ref  sparse24_cpu::spmm24; bound: tolerance::spmm24
+// ref  sparse24_cpu::spmm24; bound: tests/gpu/spmm24.rs
 #include "scalar.cuh"
 
 constexpr u32 SIDE = 64, THREADS = 128;

@@ -1,11 +1,11 @@
 //! mask_search.
 
 use half::bf16;
-use ndarray::{Array2, Zip};
+use ndarray::{Array2, ArrayView2, Zip, s};
 use sparse24_core::{Element, Mask, MaskKind, philox::Philox4x32};
 use sparse24_cpu::search as cpu;
 use sparse24_cuda::{
-    Device, Error,
+    Device, Error, Matrix,
     search::{Weight, mask_search},
 };
 
@@ -13,8 +13,6 @@ use crate::{
     prune::{BothWays, MAPS},
     support::{Poisoned, affordable, on_gpu, split_mix, upload},
 };
-
-const KINDS: [MaskKind; 3] = [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise];
 
 /// Ordinary tiles and difficult ones: ties, zeros of both signs, subnormals, infinities, NaNs, sums
 /// that would overflow, random bits.
@@ -53,14 +51,18 @@ pub(crate) fn hostile<T: Element>([rows, columns]: [usize; 2], seed: u64) -> Arr
     w
 }
 
-fn check_masks<T: Weight + Element>(device: &mut Device, w: &Array2<T>, kinds: &[MaskKind]) {
-    let (rows, columns) = w.dim();
+fn check_masks<T: Weight + Element>(device: &mut Device, w: &Array2<T>) {
     let on_device = upload(device, w);
+    check_kinds(device, w.view(), on_device);
+}
+
+fn check_kinds<T: Weight + Element>(device: &mut Device, w: ArrayView2<'_, T>, of: Matrix<T>) {
+    let [rows, columns] = of.shape();
     let tiles = Poisoned::<u16>::new(device, [rows / 4, columns / 4]);
-    for &kind in kinds {
+    for kind in [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise] {
         let mut expected = Mask::empty(rows, columns).expect("tiled");
-        cpu::mask_search(w.view(), kind, &mut expected).expect("tiled");
-        mask_search(device, on_device, kind, tiles.matrix).expect("queued");
+        cpu::mask_search(w, kind, &mut expected).expect("tiled");
+        mask_search(device, of, kind, tiles.matrix).expect("queued");
         let found = tiles.read(device);
         let differs = found.iter().zip(expected.tiles()).position(|(a, b)| a != b);
         assert_eq!(differs, None, "{kind} of {rows}x{columns}: the first differing tile");
@@ -74,8 +76,8 @@ fn masks_of_hostile_tiles_match_the_cpu() {
             .into_iter()
             .enumerate()
         {
-            check_masks::<f32>(device, &hostile(shape, seed as u64), &KINDS);
-            check_masks::<bf16>(device, &hostile(shape, seed as u64), &KINDS);
+            check_masks::<f32>(device, &hostile(shape, seed as u64));
+            check_masks::<bf16>(device, &hostile(shape, seed as u64));
             device.reset().expect("idle");
         }
     });
@@ -86,12 +88,7 @@ fn rectangles_are_searched_in_place() {
     on_gpu(|device| {
         let w = hostile::<f32>([24, 40], 5);
         let part = upload(device, &w).rows(3..19).columns(8..36);
-        let tiles = Poisoned::<u16>::new(device, [4, 7]);
-        let mut expected = Mask::empty(16, 28).expect("tiled");
-        cpu::mask_search(w.slice(ndarray::s![3..19, 8..36]), MaskKind::Transposable, &mut expected)
-            .expect("tiled");
-        mask_search(device, part, MaskKind::Transposable, tiles.matrix).expect("queued");
-        assert_eq!(tiles.read(device), expected.tiles());
+        check_kinds(device, w.slice(s![3..19, 8..36]), part);
     });
 }
 
@@ -183,7 +180,7 @@ fn a_billion_random_tiles() {
 #[test]
 #[ignore = "a gigabyte: `run.sh long`"]
 fn a_large_matrix() {
-    on_gpu(|device| check_masks::<f32>(device, &hostile([30768, 8192], 1), &KINDS));
+    on_gpu(|device| check_masks::<f32>(device, &hostile([30768, 8192], 1)));
 }
 
 #[test]
