@@ -1,4 +1,4 @@
-//! flip_count beyond 32 bits; the conformance suite counts smaller masks.
+//! flip_count beyond 32 bits. The conformance suite counts smaller masks.
 
 use ndarray::{ArrayViewMut1, Zip};
 use sparse24_core::{Mask, flip};
@@ -6,7 +6,8 @@ use sparse24_cuda::flip::flip_count;
 
 use crate::support::{Poisoned, on_gpu, split_mix};
 
-/// More than 2^30 random tiles, added up in rounds that are not a multiple of what a thread takes at once.
+/// More than 2^30 random tiles, added up in rounds that are not a multiple of what a thread takes
+/// at once.
 #[test]
 #[ignore = "4 GiB pass through the host: `run.sh long`"]
 fn a_billion_random_tiles() {
