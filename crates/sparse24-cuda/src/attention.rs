@@ -10,6 +10,7 @@ use sparse24_core::op::{AttentionMask, AttentionShape, Dropout};
 use crate::{
     Device, Error, Matrix,
     dropout::MAX_ELEMENTS,
+    kernels,
     launch::{Argument, Grid, arguments},
 };
 
@@ -90,16 +91,7 @@ pub fn attention_forward(device: &mut Device, op: &AttentionForward) -> Result<(
         .optional("lengths", op.lengths, [shape.batch, 1], 4)?
         .strided_output("o", o, of_queries, 16)?
         .output("lse", lse, [shape.batch * shape.heads, shape.queries], 4)?;
-    let entry = op.variant([
-        "attention_forward_64",
-        "attention_forward_128",
-        "attention_forward_dropout_64",
-        "attention_forward_dropout_128",
-        "attention_forward_64_lengths",
-        "attention_forward_128_lengths",
-        "attention_forward_dropout_64_lengths",
-        "attention_forward_dropout_128_lengths",
-    ]);
+    let entry = op.entry("forward", "");
     let mut arguments = arguments![q, k, v, o, lse].to_vec();
     arguments.extend([q, k, v, o].map(stride));
     arguments.extend(op.common(device));
@@ -148,26 +140,8 @@ pub fn attention_backward(device: &mut Device, op: &AttentionBackward) -> Result
         }
         checks.strided_output(output, matrix, shape, 16)?;
     }
-    let of_queries = forward.variant([
-        "attention_backward_64_queries",
-        "attention_backward_128_queries",
-        "attention_backward_dropout_64_queries",
-        "attention_backward_dropout_128_queries",
-        "attention_backward_64_lengths_queries",
-        "attention_backward_128_lengths_queries",
-        "attention_backward_dropout_64_lengths_queries",
-        "attention_backward_dropout_128_lengths_queries",
-    ]);
-    let of_keys = forward.variant([
-        "attention_backward_64_keys",
-        "attention_backward_128_keys",
-        "attention_backward_dropout_64_keys",
-        "attention_backward_dropout_128_keys",
-        "attention_backward_64_lengths_keys",
-        "attention_backward_128_lengths_keys",
-        "attention_backward_dropout_64_lengths_keys",
-        "attention_backward_dropout_128_lengths_keys",
-    ]);
+    let [of_queries, of_keys] =
+        ["_queries", "_keys"].map(|kernel| forward.entry("backward", kernel));
     // Besides the slabs, two floats for each query at hand.
     let grid = |rows: usize, queries: usize| {
         let grid = forward.grid(rows, 2 + STREAMED);
@@ -195,11 +169,12 @@ impl AttentionForward {
         self.q.shape()[1] / self.shape.heads.max(1)
     }
 
-    /// The kernel for this head width, dropout and lengths.
-    fn variant(&self, entries: [&'static str; 8]) -> &'static str {
-        let (wide, dropout) = (self.width() > NARROW, self.dropout.is_some());
-        let lengths = self.lengths.is_some();
-        entries[usize::from(wide) + 2 * usize::from(dropout) + 4 * usize::from(lengths)]
+    /// The kernel of a pass for this head width, dropout and lengths.
+    fn entry(&self, pass: &str, kernel: &str) -> &'static str {
+        let dropout = if self.dropout.is_some() { "_dropout" } else { "" };
+        let width = if self.width() <= NARROW { NARROW } else { MAX_HEAD_WIDTH };
+        let lengths = if self.lengths.is_some() { "_lengths" } else { "" };
+        kernels::entry(&format!("attention_{pass}{dropout}_{width}{lengths}{kernel}"))
     }
 
     /// A block for each [`ROWS`] of the `rows` of every head, with this many slabs.

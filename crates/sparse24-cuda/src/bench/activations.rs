@@ -25,14 +25,6 @@ use crate::{
     mvue::mvue_compress,
 };
 
-/// Activations and their kernels.
-static ACTIVATIONS: [(Activation, [&str; 2]); 4] = [
-    (Activation::Gelu, ["gelu_forward", "gelu_backward"]),
-    (Activation::GeluErf, ["gelu_erf_forward", "gelu_erf_backward"]),
-    (Activation::Geglu, ["geglu_forward", "geglu_backward"]),
-    (Activation::Swiglu, ["swiglu_forward", "swiglu_backward"]),
-];
-
 pub(super) fn cases(size: &Size) -> Vec<Case> {
     let (hidden, stream) = (size.hidden(), size.stream());
     let estimate = |kernel, entries, shape, estimator, zeros| {
@@ -53,16 +45,16 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
         Case::new("bias_grad", &["column_sums", "row_sums"], hidden, sums),
         Case::new("dropout", &["dropout"], stream, drops),
     ]);
-    cases.extend(ACTIVATIONS.iter().flat_map(|(activation, [of_forward, of_backward])| {
-        [
-            Case::new(of_forward, slice::from_ref(of_forward), hidden, move |bench, shape| {
+    for (activation, [(_, of_forward), (_, of_backward)]) in &activation::KERNELS {
+        cases.extend([
+            Case::new(of_forward, slice::from_ref(of_forward), hidden, |bench, shape| {
                 forward(bench, shape, *activation)
             }),
-            Case::new(of_backward, slice::from_ref(of_backward), hidden, move |bench, shape| {
+            Case::new(of_backward, slice::from_ref(of_backward), hidden, |bench, shape| {
                 backward(bench, shape, *activation)
             }),
-        ]
-    }));
+        ]);
+    }
     cases
 }
 
