@@ -18,7 +18,7 @@ mod size;
 mod timing;
 mod weights;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use sparse24_core::op::Accumulate;
 
@@ -135,14 +135,11 @@ pub fn cases(sizes: &[Size]) -> Vec<Case> {
             cases.push(case);
         }
     }
-    let kernels: Vec<&str> = cases.iter().map(|case| case.kernel).collect();
-    let first: Vec<usize> = kernels
-        .iter()
-        .map(|kernel| kernels.iter().position(|other| other == kernel).expect("itself"))
-        .collect();
-    let mut numbered: Vec<(usize, Case)> = first.into_iter().zip(cases).collect();
-    numbered.sort_by_key(|(first, _)| *first);
-    numbered.into_iter().map(|(_, case)| case).collect()
+    let mut kernels: Vec<&str> = cases.iter().map(|case| case.kernel).collect();
+    let mut seen = HashSet::new();
+    kernels.retain(|kernel| seen.insert(*kernel));
+    cases.sort_by_key(|case| kernels.iter().position(|kernel| *kernel == case.kernel));
+    cases
 }
 
 /// Runs cases on a GPU.
@@ -221,15 +218,15 @@ impl Bench {
         let times = contest(&mut self.device, &mut contestants, self.effort, || {
             reading = sensor.as_ref().map(Sensor::read)
         })?;
-        let names: Vec<String> =
-            contestants.into_iter().map(|contestant| contestant.name).collect();
+        let names = contestants.into_iter().map(|contestant| contestant.name);
+        let times: Vec<(String, Quantiles)> = names.zip(times).collect();
         self.measure_rates(&work)?;
         Ok(Measured {
             verified,
             plans,
             without,
             reading,
-            ..Measured::new(&work, work.floor(&self.rates), &names, &times)
+            ..Measured::new(&work, work.floor(&self.rates), &times)
         })
     }
 
@@ -340,11 +337,11 @@ mod tests {
     #[test]
     fn cases_are_unique_and_grouped_by_kernel() {
         let cases = cases(&Size::all());
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         assert!(cases.iter().all(|case| seen.insert((case.kernel, case.shape.clone()))));
         let mut kernels: Vec<&str> = cases.iter().map(|case| case.kernel).collect();
         kernels.dedup();
-        let distinct: std::collections::HashSet<&str> = kernels.iter().copied().collect();
+        let distinct: HashSet<&str> = kernels.iter().copied().collect();
         assert_eq!(kernels.len(), distinct.len(), "{kernels:?}");
     }
 

@@ -169,7 +169,8 @@ pub(super) fn repeating<T: Scalar + PartialEq>(
     Ok(panel)
 }
 
-/// |found - expected| <= relative * |expected| + absolute, in all rows, which repeat those expected.
+/// |found - expected| <= relative * |expected| + absolute, in all rows, which repeat those
+/// expected.
 pub(super) fn near_rows<T: Scalar + PartialEq + Into<f32>>(
     device: &mut Device,
     what: &str,

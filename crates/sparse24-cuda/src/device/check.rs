@@ -7,6 +7,7 @@ use crate::{Error, Matrix, Scalar};
 
 /// Checks the operands of one operation in turn; inputs first, since an output must not overlap any
 /// operand that was checked before it.
+#[derive(Clone)]
 pub(crate) struct Checks<'a> {
     device: &'a Device,
     operation: &'static str,
