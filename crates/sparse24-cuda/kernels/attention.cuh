@@ -314,6 +314,14 @@ struct Attention {
     const u32* lengths;
 };
 
+// The same as parameters of a kernel, and made of them.
+#define SHARED_PARAMETERS                                                                          \
+    u32 heads, u32 of_queries, u32 of_keys, u32 width, u32 diagonal, float scale,                  \
+        const StepState *state, u32 site, float dropped, const u32 *lengths
+#define SHARED                                                                                     \
+    {heads, int(of_queries), int(of_keys), int(width), int(diagonal),                              \
+     scale, state,           site,         dropped,    lengths}
+
 // Keys of a sequence that its queries may see: all, or its first ones.
 struct AllKeys {
     static constexpr bool LIMITED = false;

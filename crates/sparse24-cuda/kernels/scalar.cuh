@@ -39,3 +39,11 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 __device__ __forceinline__ u32 warp_sum(u32 x) { return __reduce_add_sync(0xffffffffu, x); }
+
+// The tile of a mask, transposed: bit 4*row+column moves to 4*column+row.
+__device__ __forceinline__ u32 transposed(u32 bits) {
+    u32 swap = (bits ^ bits >> 3) & 0x0a0au;
+    bits ^= swap ^ swap << 3;
+    swap = (bits ^ bits >> 6) & 0x00ccu;
+    return bits ^ swap ^ swap << 6;
+}
