@@ -296,12 +296,6 @@ __device__ __forceinline__ void store(const Slab<WIDTH>& slab, int first,
     __syncwarp();
 }
 
-__device__ __forceinline__ float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // The arguments that all kernels share: sizes, the mask, and the stream of dropout. Query i of
 // sequence b sees keys 0 ..= i + diagonal, of the first lengths[b] keys if there are lengths.
 struct Attention {

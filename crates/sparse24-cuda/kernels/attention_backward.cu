@@ -33,7 +33,7 @@ __device__ __forceinline__ void queries(const Attention& of, const bf16* q, cons
     k += sequence * of.keys * k_stride + column;
     v += sequence * of.keys * v_stride + column;
 
-    Slab<WIDTH> own{u32(__cvta_generic_to_shared(memory))}, gradients = own.after(1);
+    Slab<WIDTH> own{shared_address(memory)}, gradients = own.after(1);
     auto stage = [&](int step) { return own.after(2 + step % STAGES * 2); };
     float2* statistics = reinterpret_cast<float2*>(memory + (2 + 2 * STAGES) * Slab<WIDTH>::BYTES);
     Fetch<WIDTH> of_keys(k, k_stride, length, of.width), of_values(v, v_stride, length, of.width);
@@ -155,7 +155,7 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
     d_o += sequence * of.queries * d_o_stride + column;
     rows_in += u64(place.task) * 2 * of.queries;
 
-    Slab<WIDTH> own{u32(__cvta_generic_to_shared(memory))}, own_values = own.after(1);
+    Slab<WIDTH> own{shared_address(memory)}, own_values = own.after(1);
     auto stage = [&](int step) { return own.after(2 + step % STAGES * 2); };
     u32 statistics_at = (2 + 2 * STAGES) * Slab<WIDTH>::BYTES;
     Fetch<WIDTH> of_queries(q, q_stride, of.queries, of.width),

@@ -31,7 +31,7 @@ __device__ __forceinline__ void forward(const Attention& of, const bf16* q, cons
     k += sequence * of.keys * k_stride + column;
     v += sequence * of.keys * v_stride + column;
 
-    Slab<WIDTH> queries{u32(__cvta_generic_to_shared(memory))};
+    Slab<WIDTH> queries{shared_address(memory)};
     auto stage = [&](int step) { return queries.after(1 + step % STAGES * 2); };
     Fetch<WIDTH> of_keys(k, k_stride, length, of.width), of_values(v, v_stride, length, of.width);
     auto fetch = [&](int step) {

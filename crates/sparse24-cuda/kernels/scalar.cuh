@@ -27,6 +27,18 @@ __device__ __forceinline__ u32 narrow_pair(float low, float high) {
 }
 __device__ __forceinline__ bf16 narrow(float x) { return bf16{u16(narrow_pair(x, 0.0f))}; }
 
+// 2^x with relative error 2^-22; 0 below 2^-126.
+__device__ __forceinline__ float power_of_two(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+}
+
+// For instructions that take addresses in shared memory.
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return u32(__cvta_generic_to_shared(pointer));
+}
+
 // Sums over the lanes of a warp, the same bits in every lane.
 __device__ __forceinline__ float warp_sum(float x) {
     for (int distance = 16; distance > 0; distance /= 2)
