@@ -7,12 +7,7 @@ struct Activated {
     float value, slope;
 };
 
-// 2^x and 1 / x with relative error 2^-22.
-__device__ __forceinline__ float power2(float x) {
-    float power;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
-    return power;
-}
+// 1 / x with relative error 2^-22.
 __device__ __forceinline__ float reciprocal(float x) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -20,7 +15,7 @@ __device__ __forceinline__ float reciprocal(float x) {
 }
 
 // 1 / (1 + 2^-x) for x in [-126, 126].
-__device__ __forceinline__ float sigmoid2(float x) { return reciprocal(1.0f + power2(-x)); }
+__device__ __forceinline__ float sigmoid2(float x) { return reciprocal(1.0f + power_of_two(-x)); }
 
 // Beyond the limits, the sigmoid is that of the limit; below the lower one, so is z. NaN stays NaN.
 struct Limited {
@@ -52,7 +47,7 @@ struct GeluErf {
                                   0.35873744f,   -0.10062995f,  0.12787361f,
                                   0.068375506f,  0.085192315f,  0.083703645f};
         Limited to = limited(z, 12.9f);
-        float e = power2(-0.7213475f * (to.inner * to.inner));
+        float e = power_of_two(-0.7213475f * (to.inner * to.inner));
         float t = reciprocal(1.0f + 0.21f * fabsf(to.inner)), m = FIT[0];
 #pragma unroll
         for (int i = 1; i < 9; ++i) m = m * t + FIT[i];

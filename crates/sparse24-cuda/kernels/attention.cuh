@@ -296,12 +296,6 @@ __device__ __forceinline__ void store(const Slab<WIDTH>& slab, int first,
     __syncwarp();
 }
 
-__device__ __forceinline__ float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // The arguments that all kernels share: sizes, the mask, and the stream of dropout. Query i of
 // sequence b sees keys 0 ..= i + diagonal, of the first lengths[b] keys if there are lengths.
 struct Attention {
@@ -313,6 +307,14 @@ struct Attention {
     float dropped;
     const u32* lengths;
 };
+
+// The same as parameters of a kernel, and made of them.
+#define SHARED_PARAMETERS                                                                          \
+    u32 heads, u32 of_queries, u32 of_keys, u32 width, u32 diagonal, float scale,                  \
+        const StepState *state, u32 site, float dropped, const u32 *lengths
+#define SHARED                                                                                     \
+    {heads, int(of_queries), int(of_keys), int(width), int(diagonal),                              \
+     scale, state,           site,         dropped,    lengths}
 
 // Keys of a sequence that its queries may see: all, or its first ones.
 struct AllKeys {

@@ -33,7 +33,7 @@ __device__ __forceinline__ void queries(const Attention& of, const bf16* q, cons
     k += sequence * of.keys * k_stride + column;
     v += sequence * of.keys * v_stride + column;
 
-    Slab<WIDTH> own{u32(__cvta_generic_to_shared(memory))}, gradients = own.after(1);
+    Slab<WIDTH> own{shared_address(memory)}, gradients = own.after(1);
     auto stage = [&](int step) { return own.after(2 + step % STAGES * 2); };
     float2* statistics = reinterpret_cast<float2*>(memory + (2 + 2 * STAGES) * Slab<WIDTH>::BYTES);
     Fetch<WIDTH> of_keys(k, k_stride, length, of.width), of_values(v, v_stride, length, of.width);
@@ -155,7 +155,7 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
     d_o += sequence * of.queries * d_o_stride + column;
     rows_in += u64(place.task) * 2 * of.queries;
 
-    Slab<WIDTH> own{u32(__cvta_generic_to_shared(memory))}, own_values = own.after(1);
+    Slab<WIDTH> own{shared_address(memory)}, own_values = own.after(1);
     auto stage = [&](int step) { return own.after(2 + step % STAGES * 2); };
     u32 statistics_at = (2 + 2 * STAGES) * Slab<WIDTH>::BYTES;
     Fetch<WIDTH> of_queries(q, q_stride, of.queries, of.width),
@@ -261,38 +261,28 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
         store(own_values, first, dv_sums, value_factor, dv, dv_stride, rows, of.width);
 }
 
+#define KEYS(WIDTH, DROP, LENGTHS, WANTED)                                                         \
+    keys<WIDTH, DROP, LENGTHS, WANTED>(of, q, k, v, d_o, rows, dk, dv, q_stride, k_stride,         \
+                                       v_stride, d_o_stride, dk_stride, dv_stride)
 #define ATTENTION_BACKWARD(NAME, WIDTH, DROP, LENGTHS, BOUNDS_Q, BOUNDS_K)                         \
     extern "C" __global__ void BOUNDS_Q NAME##_queries(                                            \
         const bf16* q, const bf16* k, const bf16* v, const bf16* o, const bf16* d_o,               \
         const float* lse, float* rows, bf16* dq, u32 q_stride, u32 k_stride, u32 v_stride,         \
-        u32 o_stride, u32 d_o_stride, u32 dq_stride, u32 heads, u32 of_queries, u32 of_keys,       \
-        u32 width, u32 diagonal, float scale, const StepState* state, u32 site, float dropped,     \
-        const u32* lengths) {                                                                      \
-        Attention of{heads, int(of_queries), int(of_keys), int(width), int(diagonal),              \
-                     scale, state,           site,         dropped,    lengths};                   \
-        queries<WIDTH, DROP, LENGTHS>(of, q, k, v, o, d_o, lse, rows, dq, q_stride, k_stride,      \
+        u32 o_stride, u32 d_o_stride, u32 dq_stride, SHARED_PARAMETERS) {                          \
+        queries<WIDTH, DROP, LENGTHS>(SHARED, q, k, v, o, d_o, lse, rows, dq, q_stride, k_stride,  \
                                       v_stride, o_stride, d_o_stride, dq_stride);                  \
     }                                                                                              \
     extern "C" __global__ void BOUNDS_K NAME##_keys(                                               \
         const bf16* q, const bf16* k, const bf16* v, const bf16* d_o, const float* rows, bf16* dk, \
         bf16* dv, u32 q_stride, u32 k_stride, u32 v_stride, u32 d_o_stride, u32 dk_stride,         \
-        u32 dv_stride, u32 heads, u32 of_queries, u32 of_keys, u32 width, u32 diagonal,            \
-        float scale, const StepState* state, u32 site, float dropped, const u32* lengths) {        \
-        Attention of{heads, int(of_queries), int(of_keys), int(width), int(diagonal),              \
-                     scale, state,           site,         dropped,    lengths};                   \
-        if constexpr (WIDTH == 64) {                                                               \
-            keys<WIDTH, DROP, LENGTHS, OF_BOTH>(of, q, k, v, d_o, rows, dk, dv, q_stride,          \
-                                                k_stride, v_stride, d_o_stride, dk_stride,         \
-                                                dv_stride);                                        \
-        } else if (blockIdx.y == 0) {                                                              \
-            keys<WIDTH, DROP, LENGTHS, OF_KEYS>(of, q, k, v, d_o, rows, dk, dv, q_stride,          \
-                                                k_stride, v_stride, d_o_stride, dk_stride,         \
-                                                dv_stride);                                        \
-        } else {                                                                                   \
-            keys<WIDTH, DROP, LENGTHS, OF_VALUES>(of, q, k, v, d_o, rows, dk, dv, q_stride,        \
-                                                  k_stride, v_stride, d_o_stride, dk_stride,       \
-                                                  dv_stride);                                      \
-        }                                                                                          \
+        u32 dv_stride, SHARED_PARAMETERS) {                                                        \
+        Attention of SHARED;                                                                       \
+        if constexpr (WIDTH == 64)                                                                 \
+            KEYS(WIDTH, DROP, LENGTHS, OF_BOTH);                                                   \
+        else if (blockIdx.y == 0)                                                                  \
+            KEYS(WIDTH, DROP, LENGTHS, OF_KEYS);                                                   \
+        else                                                                                       \
+            KEYS(WIDTH, DROP, LENGTHS, OF_VALUES);                                                 \
     }
 ATTENTION_BACKWARD(attention_backward_64, 64, KeepAll, AllKeys, TOGETHER(4, 2), TOGETHER(3, 2))
 ATTENTION_BACKWARD(attention_backward_128, 128, KeepAll, AllKeys, TOGETHER(2, 2), TOGETHER(2, 2))

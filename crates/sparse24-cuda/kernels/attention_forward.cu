@@ -31,7 +31,7 @@ __device__ __forceinline__ void forward(const Attention& of, const bf16* q, cons
     k += sequence * of.keys * k_stride + column;
     v += sequence * of.keys * v_stride + column;
 
-    Slab<WIDTH> queries{u32(__cvta_generic_to_shared(memory))};
+    Slab<WIDTH> queries{shared_address(memory)};
     auto stage = [&](int step) { return queries.after(1 + step % STAGES * 2); };
     Fetch<WIDTH> of_keys(k, k_stride, length, of.width), of_values(v, v_stride, length, of.width);
     auto fetch = [&](int step) {
@@ -134,12 +134,8 @@ __device__ __forceinline__ void forward(const Attention& of, const bf16* q, cons
 #define ATTENTION_FORWARD(NAME, WIDTH, DROP, LENGTHS, BOUNDS)                                      \
     extern "C" __global__ void BOUNDS NAME(                                                        \
         const bf16* q, const bf16* k, const bf16* v, bf16* o, float* lse, u32 q_stride,            \
-        u32 k_stride, u32 v_stride, u32 o_stride, u32 heads, u32 queries, u32 keys, u32 width,     \
-        u32 diagonal, float scale, const StepState* state, u32 site, float dropped,                \
-        const u32* lengths) {                                                                      \
-        Attention of{heads, int(queries), int(keys), int(width), int(diagonal),                    \
-                     scale, state,        site,      dropped,    lengths};                         \
-        forward<WIDTH, DROP, LENGTHS>(of, q, k, v, o, lse, q_stride, k_stride, v_stride,           \
+        u32 k_stride, u32 v_stride, u32 o_stride, SHARED_PARAMETERS) {                             \
+        forward<WIDTH, DROP, LENGTHS>(SHARED, q, k, v, o, lse, q_stride, k_stride, v_stride,       \
                                       o_stride);                                                   \
     }
 ATTENTION_FORWARD(attention_forward_64, 64, KeepAll, AllKeys, TOGETHER(5, 3))

@@ -28,14 +28,6 @@ __device__ __forceinline__ u32 metadata_nibbles(u32 kept) {
     return low0 | low1 << 1 | high0 << 2 | high1 << 3;
 }
 
-// Bit 4*row+column moves to 4*column+row.
-__device__ __forceinline__ u32 transposed(u32 bits) {
-    u32 swap = (bits ^ bits >> 3) & 0x0a0au;
-    bits ^= swap ^ swap << 3;
-    swap = (bits ^ bits >> 6) & 0x00ccu;
-    return bits ^ swap ^ swap << 6;
-}
-
 // The two of four bf16 that a metadata nibble selects.
 __device__ __forceinline__ u32 kept_pair(u32 first, u32 second, u32 nibble) {
     return __byte_perm(first, second,

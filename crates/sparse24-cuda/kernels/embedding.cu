@@ -12,7 +12,7 @@
 //      pieces f32 [2 * ceil(rows / 32), 4 vectors], keys and numbers u32 [rows]
 // pre  out and dout 8-byte, tables and pieces 16-byte aligned; vocabulary < 2^32 - 1; context > 0
 // acc  f32, fixed order: the sorted rows in spans of 32, and the spans in order
-// ref  sparse24_cpu::embedding; bound: tolerance::embedding_gradient
+// ref  sparse24_cpu::embedding, within the bounds of the conformance suite
 #include "pdl.cuh"
 #include "scalar.cuh"
 

@@ -7,9 +7,6 @@ struct alignas(64) TensorMap {
     u64 opaque[16];
 };
 
-__device__ __forceinline__ u32 shared_address(const void* p) {
-    return u32(__cvta_generic_to_shared(p));
-}
 __device__ __forceinline__ u32 cluster_rank() {
     u32 rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

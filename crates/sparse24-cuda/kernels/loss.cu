@@ -10,20 +10,13 @@
 //      memory; at most 512 threads
 // acc  f32 in a row, f64 over rows; fixed order. A NaN or infinite logit makes the loss NaN or
 //      infinite
-// ref  sparse24_cpu::loss; bounds: tolerance::{row_loss, dlogit}
+// ref  sparse24_cpu::loss, within the bounds of the conformance suite
 #include "pdl.cuh"
 #include "health.cuh"
 #include "philox.cuh"
 
 constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
 constexpr u32 IGNORE = 0xffffffffu;
-
-// 2^x within 2^-22 of it; 0 below 2^-126.
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 // A sum of 2^(x log2(e) - shift), which never overflows; shift belongs to the largest x so far.
 struct Exponentials {
@@ -41,7 +34,7 @@ __device__ __forceinline__ Vector widen(uint4 x) {
 __device__ __forceinline__ void rise(Exponentials& so_far, float maximum) {
     if (maximum > so_far.maximum) {
         float shift = maximum * LOG2E;
-        so_far.sum *= exp2_fast(so_far.shift - shift);
+        so_far.sum *= power_of_two(so_far.shift - shift);
         so_far.maximum = maximum, so_far.shift = shift;
     }
 }
@@ -52,7 +45,7 @@ __device__ __forceinline__ void add(Exponentials& so_far, uint4 raw) {
                        fmaxf(fmaxf(x.at[4], x.at[5]), fmaxf(x.at[6], x.at[7]))));
     float e[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) e[i] = exp2_fast(x.at[i] * LOG2E - so_far.shift);
+    for (int i = 0; i < 8; ++i) e[i] = power_of_two(x.at[i] * LOG2E - so_far.shift);
     so_far.sum += ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
     so_far.total +=
         ((x.at[0] + x.at[1]) + (x.at[2] + x.at[3])) + ((x.at[4] + x.at[5]) + (x.at[6] + x.at[7]));
@@ -114,7 +107,7 @@ __device__ __forceinline__ void row_loss(bf16* logits, const u32* targets, float
     if (8 * whole + threadIdx.x < vocabulary) {
         float x = widen(logits[8 * whole + threadIdx.x]);
         rise(own, x);
-        own.sum += exp2_fast(x * LOG2E - own.shift), own.total += x;
+        own.sum += power_of_two(x * LOG2E - own.shift), own.total += x;
     }
     Exponentials row = of_block(own);
     float floor = smoothing / float(vocabulary);
@@ -126,7 +119,7 @@ __device__ __forceinline__ void row_loss(bf16* logits, const u32* targets, float
     float scale = state->loss_scale;
     float inverse = scale / row.sum + (target < vocabulary ? 0.0f : at_target);
     floor *= scale;
-    auto gradient = [&](float x) { return exp2_fast(x * LOG2E - row.shift) * inverse - floor; };
+    auto gradient = [&](float x) { return power_of_two(x * LOG2E - row.shift) * inverse - floor; };
     auto of_target = [&] { return narrow(gradient(at_target) - scale * (1.0f - smoothing)); };
 #pragma unroll 2
     for (u32 i = threadIdx.x; i < whole; i += blockDim.x) {

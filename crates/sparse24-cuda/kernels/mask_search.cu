@@ -126,14 +126,6 @@ __device__ __forceinline__ u32 row_wise(const float4 (&m)[4]) {
     return bits;
 }
 
-// Bit 4*row+column moves to 4*column+row.
-__device__ __forceinline__ u32 transposed(u32 bits) {
-    u32 swap = (bits ^ bits >> 3) & 0x0a0au;
-    bits ^= swap ^ swap << 3;
-    swap = (bits ^ bits >> 6) & 0x00ccu;
-    return bits ^ swap ^ swap << 6;
-}
-
 __device__ __forceinline__ u32 column_wise(const float4 (&m)[4]) {
     float4 columns[4] = {
         make_float4(m[0].x, m[1].x, m[2].x, m[3].x), make_float4(m[0].y, m[1].y, m[2].y, m[3].y),

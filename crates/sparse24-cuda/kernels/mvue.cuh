@@ -216,24 +216,13 @@ __device__ __forceinline__ Kept mvue_approximate(Group x, u32 word, u32 second_w
     int second = draw(first, uniform(second_word) * rest);
     u32 low = min(first, second), high = max(first, second), selector = mvue_selector(low, high),
         kept = mvue_pick(x, selector);
+    auto pick = [&](u32 i) { return i == 0 ? a[0] : i == 1 ? a[1] : i == 2 ? a[2] : a[3]; };
     auto value = [&](u32 i, float x) {
-        float magnitude = fabsf(x), others = 0.0f;
+        float others = 0.0f;
 #pragma unroll
         for (u32 j = 0; j < 4; ++j)
-            if (j != i)
-                others += a[j] / total *
-                          ((i == 0   ? a[0]
-                            : i == 1 ? a[1]
-                            : i == 2 ? a[2]
-                                     : a[3]) /
-                           without[j]);
-        return x / fmaxf((i == 0   ? a[0]
-                          : i == 1 ? a[1]
-                          : i == 2 ? a[2]
-                                   : a[3]) /
-                                 total +
-                             others,
-                         0x1p-126f);
+            if (j != i) others += a[j] / total * (pick(i) / without[j]);
+        return x / fmaxf(pick(i) / total + others, 0x1p-126f);
     };
     return {narrow_pair(value(low, widen_low(kept)), value(high, widen_high(kept))), selector};
 }

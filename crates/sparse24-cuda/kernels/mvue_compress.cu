@@ -21,10 +21,6 @@ constexpr u32 BLOCK = 64, THREADS = 128, TILE = BLOCK * BLOCK * 2, RESIDENT = 7;
 // bytes of padding after every second four, so that lanes use different banks.
 constexpr u32 TURNED = 8 * 64 + 4 * 16;
 
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return u32(__cvta_generic_to_shared(pointer));
-}
-
 // Starts a copy to shared memory.
 __device__ __forceinline__ void copy16(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");

@@ -27,6 +27,18 @@ __device__ __forceinline__ u32 narrow_pair(float low, float high) {
 }
 __device__ __forceinline__ bf16 narrow(float x) { return bf16{u16(narrow_pair(x, 0.0f))}; }
 
+// 2^x with relative error 2^-22; 0 below 2^-126.
+__device__ __forceinline__ float power_of_two(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+}
+
+// For instructions that take addresses in shared memory.
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return u32(__cvta_generic_to_shared(pointer));
+}
+
 // Sums over the lanes of a warp, the same bits in every lane.
 __device__ __forceinline__ float warp_sum(float x) {
     for (int distance = 16; distance > 0; distance /= 2)
@@ -39,3 +51,11 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 __device__ __forceinline__ u32 warp_sum(u32 x) { return __reduce_add_sync(0xffffffffu, x); }
+
+// The tile of a mask, transposed: bit 4*row+column moves to 4*column+row.
+__device__ __forceinline__ u32 transposed(u32 bits) {
+    u32 swap = (bits ^ bits >> 3) & 0x0a0au;
+    bits ^= swap ^ swap << 3;
+    swap = (bits ^ bits >> 6) & 0x00ccu;
+    return bits ^ swap ^ swap << 6;
+}

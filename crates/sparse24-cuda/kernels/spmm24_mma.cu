@@ -7,28 +7,21 @@
 // pre  m, n and k multiples of 4 (n of transposed: any); rows of A 16-byte, of B and D 8-byte
 //      aligned; D aliases nothing
 // acc  f32, ascending k: bitwise repeatable for one build and device
-// ref  sparse24_cpu::spmm24; bound: tolerance::spmm24
+// ref  sparse24_cpu::spmm24; bound: tests/gpu/spmm24.rs
 #include "scalar.cuh"
 
 constexpr u32 SIDE = 64, THREADS = 128;
 // Bytes from row to row of a square in shared memory, so that eight rows start in different banks.
 constexpr u32 PITCH = 2 * SIDE + 16;
 
-__device__ __forceinline__ void mma_sp_0(float (&d)[4], uint4 a, const u32 (&b)[4], u32 metadata) {
+template <u32 STEP>
+__device__ __forceinline__ void mma_sp(float (&d)[4], uint4 a, const u32 (&b)[4], u32 metadata) {
     asm("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32 {%0, %1, %2, "
         "%3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, "
-        "{%0, %1, %2, %3}, %12, 0;"
+        "{%0, %1, %2, %3}, %12, %13;"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]),
-          "r"(metadata));
-}
-__device__ __forceinline__ void mma_sp_1(float (&d)[4], uint4 a, const u32 (&b)[4], u32 metadata) {
-    asm("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32 {%0, %1, %2, "
-        "%3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, "
-        "{%0, %1, %2, %3}, %12, 1;"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]),
-          "r"(metadata));
+          "r"(metadata), "n"(STEP));
 }
 
 // Loads the square of B at k0, n0 as rows of k, with zeros out of bounds. A piece is four
@@ -76,9 +69,9 @@ __device__ __forceinline__ void multiply(float (&d)[SIDE / 8][4], char* square, 
                     lane % 4;
                 u32 b[4] = {from[0], from[4], from[8], from[12]};
                 if (step == 0)
-                    mma_sp_0(d[j], a, b, e);
+                    mma_sp<0>(d[j], a, b, e);
                 else
-                    mma_sp_1(d[j], a, b, e);
+                    mma_sp<1>(d[j], a, b, e);
             }
         }
     }

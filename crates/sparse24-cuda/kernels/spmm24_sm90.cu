@@ -8,7 +8,7 @@
 // pre  k > 0; m of transposed and n of straight multiples of 4; rows 16-byte aligned; D and partial
 //      alias nothing; a cluster of two blocks
 // acc  f32, fixed order: bitwise repeatable for one plan
-// ref  sparse24_cpu::spmm24; bound: tolerance::spmm24
+// ref  sparse24_cpu::spmm24; bound: tests/gpu/spmm24.rs
 #include "hopper.cuh"
 
 // One warp of each block copies A and B into a ring of stages, and two warpgroups consume them. A

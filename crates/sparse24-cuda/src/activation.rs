@@ -21,14 +21,14 @@ pub const MAX_GATED: usize = u32::MAX as usize - THREADS;
 ///
 /// # Errors
 /// [`Error::Shape`], [`Error::Gaps`], [`Error::Alignment`] to 16 bytes, [`Error::TooLarge`] beyond
-/// [`MAX_GATED`], [`Error::Alias`], [`Error::Stale`], [`Error::Driver`].
+/// [`MAX_GATED`], [`Error::Activation`], [`Error::Alias`], [`Error::Stale`], [`Error::Driver`].
 pub fn forward(
     device: &mut Device,
     activation: Activation,
     z: Matrix<bf16>,
     h: Matrix<bf16>,
 ) -> Result<(), Error> {
-    let [(operation, entry), _] = kernels(activation);
+    let [(operation, entry), _] = kernels(activation)?;
     let [p, f] = h.shape();
     let wide = [p, activation.columns_in() * f];
     device.checks(operation).input("z", z, wide, 16)?.output("h", h, [p, f], 16)?;
@@ -48,7 +48,7 @@ pub fn backward(
     z: Matrix<bf16>,
     dz: Matrix<bf16>,
 ) -> Result<(), Error> {
-    let [_, (operation, entry)] = kernels(activation);
+    let [_, (operation, entry)] = kernels(activation)?;
     let [p, f] = dh.shape();
     let wide = [p, activation.columns_in() * f];
     device
@@ -59,20 +59,23 @@ pub fn backward(
     launch(device, activation, [operation, entry], [p, f], &arguments![dh, z, dz])
 }
 
-/// The operation and the kernel of the forward and of the backward pass.
-fn kernels(activation: Activation) -> [(&'static str, &'static str); 2] {
-    match activation {
-        Activation::GeluErf => {
-            [("gelu-erf forward", "gelu_erf_forward"), ("gelu-erf backward", "gelu_erf_backward")]
-        }
-        Activation::Geglu => {
-            [("geglu forward", "geglu_forward"), ("geglu backward", "geglu_backward")]
-        }
-        Activation::Swiglu => {
-            [("swiglu forward", "swiglu_forward"), ("swiglu backward", "swiglu_backward")]
-        }
-        _ => [("gelu forward", "gelu_forward"), ("gelu backward", "gelu_backward")],
-    }
+/// Every activation with the operation and the kernel of its forward and of its backward pass.
+pub(crate) static KERNELS: [(Activation, [(&str, &str); 2]); 4] = [
+    (Activation::Gelu, [("gelu forward", "gelu_forward"), ("gelu backward", "gelu_backward")]),
+    (
+        Activation::GeluErf,
+        [("gelu-erf forward", "gelu_erf_forward"), ("gelu-erf backward", "gelu_erf_backward")],
+    ),
+    (Activation::Geglu, [("geglu forward", "geglu_forward"), ("geglu backward", "geglu_backward")]),
+    (
+        Activation::Swiglu,
+        [("swiglu forward", "swiglu_forward"), ("swiglu backward", "swiglu_backward")],
+    ),
+];
+
+fn kernels(activation: Activation) -> Result<[(&'static str, &'static str); 2], Error> {
+    let found = KERNELS.iter().find(|(known, _)| *known == activation);
+    found.map(|(_, kernels)| *kernels).ok_or(Error::Activation { activation })
 }
 
 fn launch(

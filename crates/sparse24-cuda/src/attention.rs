@@ -9,7 +9,9 @@ use sparse24_core::op::{AttentionMask, AttentionShape, Dropout};
 
 use crate::{
     Device, Error, Matrix,
+    device::Checks,
     dropout::MAX_ELEMENTS,
+    kernels,
     launch::{Argument, Grid, arguments},
 };
 
@@ -80,26 +82,15 @@ pub const fn backward_scratch(shape: AttentionShape) -> [usize; 2] {
 /// [`Error::Alias`], [`Error::Stale`], [`Error::Driver`].
 pub fn attention_forward(device: &mut Device, op: &AttentionForward) -> Result<(), Error> {
     const OPERATION: &str = "attention forward";
-    let [of_queries, _] = op.check(device, OPERATION)?;
+    let (mut checks, [of_queries, _]) = op.check(device, OPERATION)?;
     let AttentionForward { shape, q, k, v, o, lse, .. } = *op;
-    device
-        .checks(OPERATION)
-        .strided("q", q, q.shape(), 16)?
-        .strided("k", k, k.shape(), 16)?
-        .strided("v", v, v.shape(), 16)?
-        .optional("lengths", op.lengths, [shape.batch, 1], 4)?
-        .strided_output("o", o, of_queries, 16)?
-        .output("lse", lse, [shape.batch * shape.heads, shape.queries], 4)?;
-    let entry = op.variant([
-        "attention_forward_64",
-        "attention_forward_128",
-        "attention_forward_dropout_64",
-        "attention_forward_dropout_128",
-        "attention_forward_64_lengths",
-        "attention_forward_128_lengths",
-        "attention_forward_dropout_64_lengths",
-        "attention_forward_dropout_128_lengths",
-    ]);
+    checks.limit(STRIDE, o.stride(), MAX_STRIDE)?.strided_output("o", o, of_queries, 16)?.output(
+        "lse",
+        lse,
+        [shape.batch * shape.heads, shape.queries],
+        4,
+    )?;
+    let entry = op.entry("forward", "");
     let mut arguments = arguments![q, k, v, o, lse].to_vec();
     arguments.extend([q, k, v, o].map(stride));
     arguments.extend(op.common(device));
@@ -120,27 +111,19 @@ pub fn attention_forward(device: &mut Device, op: &AttentionForward) -> Result<(
 pub fn attention_backward(device: &mut Device, op: &AttentionBackward) -> Result<(), Error> {
     const OPERATION: &str = "attention backward";
     let AttentionBackward { forward, d_o, dq, dk, dv, scratch } = *op;
-    let [of_queries, of_keys] = forward.check(device, OPERATION)?;
+    let (mut inputs, [of_queries, of_keys]) = forward.check(device, OPERATION)?;
     let AttentionForward { shape, q, k, v, o, lse, .. } = forward;
-    let inputs = || -> Result<_, Error> {
-        let mut checks = device.checks(OPERATION);
-        checks
-            .strided("q", q, of_queries, 16)?
-            .strided("k", k, of_keys, 16)?
-            .strided("v", v, of_keys, 16)?
-            .strided("o", o, of_queries, 16)?
-            .strided("d_o", d_o, of_queries, 16)?
-            .input("lse", lse, [shape.batch * shape.heads, shape.queries], 4)?
-            .optional("lengths", forward.lengths, [shape.batch, 1], 4)?
-            .output("scratch", scratch, backward_scratch(shape), 4)?;
-        for matrix in [d_o, dq, dk, dv] {
-            checks.limit(STRIDE, matrix.stride(), MAX_STRIDE)?;
-        }
-        Ok(checks)
-    };
+    inputs
+        .strided("o", o, of_queries, 16)?
+        .strided("d_o", d_o, of_queries, 16)?
+        .input("lse", lse, [shape.batch * shape.heads, shape.queries], 4)?
+        .output("scratch", scratch, backward_scratch(shape), 4)?;
+    for matrix in [o, d_o, dq, dk, dv] {
+        inputs.limit(STRIDE, matrix.stride(), MAX_STRIDE)?;
+    }
     let gradients = [("dq", dq, of_queries), ("dk", dk, of_keys), ("dv", dv, of_keys)];
     for (i, &(output, matrix, shape)) in gradients.iter().enumerate() {
-        let mut checks = inputs()?;
+        let mut checks = inputs.clone();
         for &(other, earlier, shape) in &gradients[..i] {
             if !side_by_side(matrix, earlier) {
                 checks.strided(other, earlier, shape, 16)?;
@@ -148,26 +131,8 @@ pub fn attention_backward(device: &mut Device, op: &AttentionBackward) -> Result
         }
         checks.strided_output(output, matrix, shape, 16)?;
     }
-    let of_queries = forward.variant([
-        "attention_backward_64_queries",
-        "attention_backward_128_queries",
-        "attention_backward_dropout_64_queries",
-        "attention_backward_dropout_128_queries",
-        "attention_backward_64_lengths_queries",
-        "attention_backward_128_lengths_queries",
-        "attention_backward_dropout_64_lengths_queries",
-        "attention_backward_dropout_128_lengths_queries",
-    ]);
-    let of_keys = forward.variant([
-        "attention_backward_64_keys",
-        "attention_backward_128_keys",
-        "attention_backward_dropout_64_keys",
-        "attention_backward_dropout_128_keys",
-        "attention_backward_64_lengths_keys",
-        "attention_backward_128_lengths_keys",
-        "attention_backward_dropout_64_lengths_keys",
-        "attention_backward_dropout_128_lengths_keys",
-    ]);
+    let [of_queries, of_keys] =
+        ["_queries", "_keys"].map(|kernel| forward.entry("backward", kernel));
     // Besides the slabs, two floats for each query at hand.
     let grid = |rows: usize, queries: usize| {
         let grid = forward.grid(rows, 2 + STREAMED);
@@ -195,11 +160,12 @@ impl AttentionForward {
         self.q.shape()[1] / self.shape.heads.max(1)
     }
 
-    /// The kernel for this head width, dropout and lengths.
-    fn variant(&self, entries: [&'static str; 8]) -> &'static str {
-        let (wide, dropout) = (self.width() > NARROW, self.dropout.is_some());
-        let lengths = self.lengths.is_some();
-        entries[usize::from(wide) + 2 * usize::from(dropout) + 4 * usize::from(lengths)]
+    /// The kernel of a pass for this head width, dropout and lengths.
+    fn entry(&self, pass: &str, kernel: &str) -> &'static str {
+        let dropout = if self.dropout.is_some() { "_dropout" } else { "" };
+        let width = if self.width() <= NARROW { NARROW } else { MAX_HEAD_WIDTH };
+        let lengths = if self.lengths.is_some() { "_lengths" } else { "" };
+        kernels::entry(&format!("attention_{pass}{dropout}_{width}{lengths}{kernel}"))
     }
 
     /// A block for each [`ROWS`] of the `rows` of every head, with this many slabs.
@@ -210,8 +176,12 @@ impl AttentionForward {
         Grid { shared, ..Grid::line(heads * rows.div_ceil(ROWS), 128) }
     }
 
-    /// Checks what both passes share; returns the shapes of queries and of keys.
-    fn check(&self, device: &Device, operation: &'static str) -> Result<[[usize; 2]; 2], Error> {
+    /// Checks the inputs of both passes; returns the shapes of queries and of keys too.
+    fn check<'a>(
+        &self,
+        device: &'a Device,
+        operation: &'static str,
+    ) -> Result<(Checks<'a>, [[usize; 2]; 2]), Error> {
         let AttentionShape { batch, heads, queries, keys, .. } = self.shape;
         let ([rows, d], width) = (self.q.shape(), self.width());
         if d != heads * width {
@@ -224,8 +194,7 @@ impl AttentionForward {
             .strided("q", self.q, of_queries, 16)?
             .strided("k", self.k, of_keys, 16)?
             .strided("v", self.v, of_keys, 16)?
-            .strided("o", self.o, of_queries, 16)?
-            .input("lse", self.lse, [batch * heads, queries], 4)?;
+            .optional("lengths", self.lengths, [batch, 1], 4)?;
         if !width.is_multiple_of(8) {
             return Err(Error::Alignment { operation, operand: "every head of q", bytes: 16 });
         }
@@ -240,10 +209,10 @@ impl AttentionForward {
             .limit("the head width", width, MAX_HEAD_WIDTH)?
             .limit("the number of queries", queries, 1 << 28)?
             .limit("the number of keys", keys, 1 << 28)?;
-        for matrix in [self.q, self.k, self.v, self.o] {
+        for matrix in [self.q, self.k, self.v] {
             checks.limit(STRIDE, matrix.stride(), MAX_STRIDE)?;
         }
-        Ok([of_queries, of_keys])
+        Ok((checks, [of_queries, of_keys]))
     }
 
     /// The arguments that all kernels share.

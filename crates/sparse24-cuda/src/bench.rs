@@ -7,7 +7,6 @@
 mod activations;
 mod attention;
 mod check;
-mod gradients;
 mod input;
 mod machine;
 mod nvml;
@@ -19,7 +18,7 @@ mod size;
 mod timing;
 mod weights;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use sparse24_core::op::Accumulate;
 
@@ -54,6 +53,19 @@ pub struct Case {
 
 type Prepare = dyn Fn(&mut Bench) -> Result<Prepared, Stop>;
 
+impl Case {
+    fn new<const N: usize>(
+        kernel: &'static str,
+        entries: &'static [&'static str],
+        shape: [usize; N],
+        prepare: impl Fn(&mut Bench, [usize; N]) -> Result<Prepared, Stop> + 'static,
+    ) -> Self {
+        let text = shape.map(|length| length.to_string()).join("x");
+        let prepare = Box::new(move |bench: &mut Bench| prepare(bench, shape));
+        Self { kernel, shape: text, entries, prepare }
+    }
+}
+
 /// A verified case, ready to be timed.
 struct Prepared {
     work: Work,
@@ -65,6 +77,12 @@ struct Prepared {
     without: Vec<String>,
     /// The kernel itself, then its competitors.
     contestants: Vec<Contestant>,
+}
+
+impl Prepared {
+    fn new(work: Work, verified: &'static str, contestants: Vec<Contestant>) -> Self {
+        Self { work, verified, plans: Vec::new(), without: Vec::new(), contestants }
+    }
 }
 
 /// The work that an operation cannot avoid.
@@ -109,28 +127,19 @@ const SQUARE: usize = 8192;
 /// The cases for some sizes, without duplicates, grouped by kernel.
 #[must_use]
 pub fn cases(sizes: &[Size]) -> Vec<Case> {
-    let families = [
-        weights::cases,
-        gradients::cases,
-        activations::cases,
-        rows::cases,
-        attention::cases,
-        products::cases,
-    ];
+    let families =
+        [weights::cases, activations::cases, rows::cases, attention::cases, products::cases];
     let mut cases: Vec<Case> = Vec::new();
     for case in families.iter().flat_map(|family| sizes.iter().flat_map(family)) {
         if !cases.iter().any(|other| (other.kernel, &other.shape) == (case.kernel, &case.shape)) {
             cases.push(case);
         }
     }
-    let kernels: Vec<&str> = cases.iter().map(|case| case.kernel).collect();
-    let first: Vec<usize> = kernels
-        .iter()
-        .map(|kernel| kernels.iter().position(|other| other == kernel).expect("itself"))
-        .collect();
-    let mut numbered: Vec<(usize, Case)> = first.into_iter().zip(cases).collect();
-    numbered.sort_by_key(|(first, _)| *first);
-    numbered.into_iter().map(|(_, case)| case).collect()
+    let mut kernels: Vec<&str> = cases.iter().map(|case| case.kernel).collect();
+    let mut seen = HashSet::new();
+    kernels.retain(|kernel| seen.insert(*kernel));
+    cases.sort_by_key(|case| kernels.iter().position(|kernel| *kernel == case.kernel));
+    cases
 }
 
 /// Runs cases on a GPU.
@@ -209,15 +218,15 @@ impl Bench {
         let times = contest(&mut self.device, &mut contestants, self.effort, || {
             reading = sensor.as_ref().map(Sensor::read)
         })?;
-        let names: Vec<String> =
-            contestants.into_iter().map(|contestant| contestant.name).collect();
+        let names = contestants.into_iter().map(|contestant| contestant.name);
+        let times: Vec<(String, Quantiles)> = names.zip(times).collect();
         self.measure_rates(&work)?;
         Ok(Measured {
             verified,
             plans,
             without,
             reading,
-            ..Measured::new(&work, work.floor(&self.rates), &names, &times)
+            ..Measured::new(&work, work.floor(&self.rates), &times)
         })
     }
 
@@ -254,11 +263,10 @@ impl Bench {
             input::repeat(&mut self.device, operand, &input::panel(SQUARE, seed))?;
         }
         let mut gemm = self.gemm()?;
-        let launch = move |device: &mut Device, _| {
+        let launch = move |device: &mut Device, _: &()| {
             gemm.linear_forward(device, &LinearForward { x, weight, bias: None, z })
         };
-        let mut product =
-            [Contestant { name: "cuBLASLt".into(), sets: 1, launch: Box::new(launch) }];
+        let mut product = [Contestant::new("cuBLASLt", vec![()], launch)];
         let flops = 2.0 * (SQUARE as f64).powi(3);
         Ok(flops / contest(&mut self.device, &mut product, self.effort, || ())?[0].median * 1e6)
     }
@@ -271,30 +279,31 @@ impl Bench {
         Ok(gemm)
     }
 
-    /// The number of sets of `bytes` each after which the L2 no longer holds the first.
-    fn sets(&self, bytes: usize) -> usize {
-        (4 * self.l2_bytes).div_ceil(bytes.max(1)).clamp(2, timing::LAUNCHES)
+    /// As many sets of operands, of `bytes` each, that the L2 no longer holds the first.
+    fn sets<S>(
+        &mut self,
+        bytes: usize,
+        mut operands: impl FnMut(&mut Device) -> Result<S, Error>,
+    ) -> Result<Vec<S>, Error> {
+        let count = (4 * self.l2_bytes).div_ceil(bytes.max(1)).clamp(2, timing::LAUNCHES);
+        (0..count).map(|_| operands(&mut self.device)).collect()
     }
 
-    /// A kernel that moves `bytes` on each set of buffers, compared with a copy of as many.
-    fn moving<S: 'static>(
+    /// A kernel that moves `bytes` on each set of operands, compared with a copy of as many. It is
+    /// launched once on the first set, and `check` verifies the result.
+    fn kernel<S: 'static>(
         &mut self,
         verified: &'static str,
         bytes: usize,
         sets: Vec<S>,
         launch: impl Fn(&mut Device, &S) -> Result<(), Error> + 'static,
+        check: impl FnOnce(&mut Device, &S) -> Result<(), Stop>,
     ) -> Result<Prepared, Stop> {
+        launch(&mut self.device, &sets[0])?;
+        check(&mut self.device, &sets[0])?;
         let copy = timing::copy(&mut self.device, bytes, sets.len())?;
-        let count = sets.len();
-        let launch = Box::new(move |device: &mut Device, set: usize| launch(device, &sets[set]));
-        let contestants = vec![Contestant { name: "itself".into(), sets: count, launch }, copy];
-        Ok(Prepared {
-            work: Work::moves(bytes),
-            verified,
-            plans: Vec::new(),
-            without: Vec::new(),
-            contestants,
-        })
+        let contestants = vec![Contestant::new("itself", sets, launch), copy];
+        Ok(Prepared::new(Work::moves(bytes), verified, contestants))
     }
 }
 
@@ -328,11 +337,11 @@ mod tests {
     #[test]
     fn cases_are_unique_and_grouped_by_kernel() {
         let cases = cases(&Size::all());
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         assert!(cases.iter().all(|case| seen.insert((case.kernel, case.shape.clone()))));
         let mut kernels: Vec<&str> = cases.iter().map(|case| case.kernel).collect();
         kernels.dedup();
-        let distinct: std::collections::HashSet<&str> = kernels.iter().copied().collect();
+        let distinct: HashSet<&str> = kernels.iter().copied().collect();
         assert_eq!(kernels.len(), distinct.len(), "{kernels:?}");
     }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use cudarc::driver::DriverError;
+use sparse24_core::op::Activation;
 
 use crate::{Architecture, library::Library, plan::Plan};
 
@@ -119,6 +120,12 @@ pub enum Error {
         operation: &'static str,
         /// The GPU's architecture.
         architecture: Architecture,
+    },
+    /// There is no kernel for this activation.
+    #[error("the activation {activation:?} has no CUDA kernel; choose another one")]
+    Activation {
+        /// The activation.
+        activation: Activation,
     },
     /// A call of the driver failed, or reports that an earlier operation failed.
     #[error("{what}: the CUDA driver reports {code}; {}", driver_advice(code))]

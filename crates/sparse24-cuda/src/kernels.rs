@@ -234,6 +234,17 @@ pub const HEADERS: &[Header] = headers![
     "scalar.cuh"
 ];
 
+/// The kernel of this name, for names that are put together.
+///
+/// # Panics
+/// If it is not in the table.
+pub(crate) fn entry(name: &str) -> &'static str {
+    let all = SOURCES.iter().flat_map(|source| source.entries);
+    all.copied()
+        .find(|entry| *entry == name)
+        .unwrap_or_else(|| panic!("{name} is not in the table of kernels"))
+}
+
 /// The source of a kernel.
 pub(crate) fn source_of(entry: &str) -> Option<&'static Source> {
     SOURCES.iter().find(|source| source.entries.contains(&entry))

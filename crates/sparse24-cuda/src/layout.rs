@@ -8,7 +8,6 @@
 //! Invariant: a layout is a bijection from the padded logical matrix.
 
 use half::bf16;
-use ndarray::Array2;
 use sparse24_core::{compressed::Compressed24, group::Pattern};
 
 /// Rows and columns of a block.
@@ -106,62 +105,12 @@ pub fn to_fragments(logical: &Compressed24<bf16>) -> Fragments {
     Fragments { values, metadata }
 }
 
-/// Converts hardware order to core's logical layout, without padding.
-///
-/// # Errors
-/// [`sparse24_core::Error`] for an invalid nibble, or if `k` is not a multiple of 4.
-///
-/// # Panics
-/// If the number of values or words does not match the shape.
-pub fn from_fragments(
-    fragments: &Fragments,
-    [m, k]: [usize; 2],
-) -> Result<Compressed24<bf16>, sparse24_core::Error> {
-    let values = Array2::from_shape_fn((m, k / 2), |(row, kept)| {
-        fragments.values[FragmentMajor.index([row, kept], k)]
-    });
-    let mut metadata = vec![0; m * (k / 4).div_ceil(2)];
-    for (row, bytes) in metadata.chunks_mut((k / 4).div_ceil(2).max(1)).enumerate() {
-        for group in 0..k / 4 {
-            let (word, shift) = LaneMajor.index([row, group], k);
-            bytes[group / 2] |=
-                ((fragments.metadata[word] >> shift & 0xf) as u8) << (4 * (group % 2));
-        }
-    }
-    Compressed24::from_parts(values, metadata)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
+    use ndarray::Array2;
     use sparse24_core::{MaskKind, search};
 
     use super::*;
-
-    #[test]
-    fn values_of_a_block_fill_it_exactly() {
-        let (m, k) = (128, 192);
-        let places: HashSet<usize> = (0..m)
-            .flat_map(|row| (0..k / 2).map(move |kept| FragmentMajor.index([row, kept], k)))
-            .collect();
-        assert_eq!(places.len(), m * k / 2);
-        assert_eq!(places.iter().max(), Some(&(m * k / 2 - 1)));
-    }
-
-    #[test]
-    fn nibbles_of_a_block_fill_it_exactly() {
-        let (m, k) = (128, 192);
-        let places: HashSet<_> = (0..m)
-            .flat_map(|row| (0..k / 4).map(move |group| LaneMajor.index([row, group], k)))
-            .collect();
-        assert_eq!(places.len(), m * k / 4);
-        assert!(
-            places
-                .iter()
-                .all(|&(word, shift)| word < m * k / 4 / 8 && shift < 32 && shift % 4 == 0)
-        );
-    }
 
     /// Derived by hand from the instruction's documentation: lane 5 of warp 2 in step 1 holds rows
     /// 33 and 41, kept columns 2, 3, 10, 11 of the step.
@@ -179,23 +128,30 @@ mod tests {
         }
     }
 
+    /// In arrays of exactly that size, so no two share a place.
     #[test]
-    fn there_and_back_is_the_same_matrix() {
-        for (m, k) in [(64, 64), (4, 4), (68, 132), (1, 4), (130, 60), (0, 8)] {
+    fn fragments_hold_every_group_and_padding() {
+        for (m, k) in [(64, 64), (4, 4), (68, 132), (0, 8)] {
             let dense = Array2::from_shape_fn((m, k), |(i, j)| {
                 bf16::from_f32(((i * 31 + j * 17) % 101) as f32 - 50.0)
             });
-            let logical = if m % 4 == 0 {
-                let mask =
-                    search::mask_search(dense.view(), MaskKind::Transposable).expect("tiled");
-                Compressed24::encode(dense.view(), &mask).expect("row-wise")
-            } else {
-                Compressed24::zeros(m, k).expect("grouped")
-            };
-            let fragments = to_fragments(&logical);
-            let [rows, columns] = blocks([m, k]);
-            assert_eq!(fragments.values.len(), rows * columns * BLOCK_VALUES);
-            assert_eq!(from_fragments(&fragments, [m, k]).expect("patterns"), logical);
+            let mask = search::mask_search(dense.view(), MaskKind::Transposable).expect("tiled");
+            let logical = Compressed24::encode(dense.view(), &mask).expect("row-wise");
+            let Fragments { values, metadata } = to_fragments(&logical);
+            let [rows, columns] = blocks([m, k]).map(|blocks| blocks * BLOCK);
+            assert_eq!((values.len(), metadata.len()), (rows * columns / 2, rows * columns / 32));
+            for (row, group) in (0..rows).flat_map(|row| (0..columns / 4).map(move |g| (row, g))) {
+                let (word, shift) = LaneMajor.index([row, group], k);
+                let found = [0, 1].map(|i| values[FragmentMajor.index([row, 2 * group + i], k)]);
+                let (pattern, expected) = if row < m && group < k / 4 {
+                    let kept = [0, 1].map(|i| logical.values()[[row, 2 * group + i]]);
+                    (logical.pattern(row, group), kept)
+                } else {
+                    (Pattern::ALL[0], [bf16::ZERO; 2])
+                };
+                assert_eq!((metadata[word] >> shift & 0xf) as u8, pattern.nibble());
+                assert_eq!(found, expected, "row {row}, group {group} of {m}x{k}");
+            }
         }
     }
 }

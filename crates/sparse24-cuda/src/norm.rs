@@ -7,7 +7,7 @@ use half::bf16;
 use sparse24_core::op::Accumulate;
 
 use crate::{
-    Device, Error, Matrix,
+    Device, Error, Matrix, kernels,
     launch::{Grid, arguments},
 };
 
@@ -88,16 +88,11 @@ pub fn norm_forward(device: &mut Device, op: &NormForward) -> Result<(), Error> 
         [rows, 2],
         8,
     )?;
-    let (entry, warps) = match width.div_ceil(1024) {
-        0..=1 => ("norm_forward_1", 1),
-        2 => ("norm_forward_2", 2),
-        3..=4 => ("norm_forward_4", 4),
-        _ => ("norm_forward_8", 8),
-    };
+    let warps = width.div_ceil(1024).next_power_of_two();
     let blocks = if width == 0 { 0 } else { rows.div_ceil(8 / warps) };
     let vectors = width as u32 / 4;
     device.launch(
-        entry,
+        kernels::entry(&format!("norm_forward_{warps}")),
         Grid::line(blocks, 256),
         &arguments![x, delta, gamma, beta, residual, y, stats, rows as u64, vectors],
     )
@@ -131,22 +126,18 @@ pub fn norm_backward(device: &mut Device, op: &NormBackward) -> Result<(), Error
     if let Some(dbeta) = dbeta {
         checks.output("dbeta", dbeta, [1, width], 4)?;
     }
-    let (entries, warps) = match width.div_ceil(512) {
-        0..=1 => (["norm_backward_1", "norm_backward_1_overwrite"], 1),
-        2 => (["norm_backward_2", "norm_backward_2_overwrite"], 2),
-        3 => (["norm_backward_3", "norm_backward_3_overwrite"], 3),
-        4 => (["norm_backward_4", "norm_backward_4_overwrite"], 4),
-        5..=8 => (["norm_backward_8", "norm_backward_8_overwrite"], 8),
-        _ => (["norm_backward_16", "norm_backward_16_overwrite"], 16),
+    let warps = match width.div_ceil(512) {
+        3 => 3,
+        warps => warps.next_power_of_two(),
     };
-    let entry = entries[usize::from(op.accumulate_dx == Accumulate::Overwrite)];
+    let overwrite = if op.accumulate_dx == Accumulate::Overwrite { "_overwrite" } else { "" };
     let block_rows = 16 / warps;
     let blocks =
         if width == 0 { 0 } else { rows.div_ceil(block_rows).min(device.multiprocessors()) };
     let threads = (32 * warps * block_rows) as u32;
     let vectors = width as u32 / 4;
     device.launch(
-        entry,
+        kernels::entry(&format!("norm_backward_{warps}{overwrite}")),
         Grid { shared: 192 * threads, ..Grid::line(blocks, threads) },
         &arguments![dy, residual, stats, gamma, dx, scratch, rows as u64, vectors],
     )?;

@@ -110,17 +110,8 @@ pub fn spmm24_transposed(
             let map_b = tensor_map::swizzled(b, schedule.rows_of_b)?;
             let map_d = tensor_map::swizzled(d, schedule.rows_of_d)?;
             let operands = arguments![map_b, map_d, a.values, a.metadata, bias, scratch];
-            device.launch(
-                schedule.entry,
-                schedule.grid,
-                &[&operands[..], &schedule.sizes].concat(),
-            )?;
-            let operands = arguments![scratch, bias, d, d_stride];
-            device.launch(
-                "spmm24_gather_transposed",
-                schedule.gather_grid,
-                &[&operands[..], &schedule.gather_sizes].concat(),
-            )
+            let of_gather = arguments![scratch, bias, d, d_stride];
+            schedule.launch(device, &operands, "spmm24_gather_transposed", &of_gather)
         }
     }
 }
@@ -160,17 +151,10 @@ pub fn spmm24(device: &mut Device, operands: &Straight, plan: Plan) -> Result<()
             let schedule =
                 schedule(wgmma, OPERATION, device.architecture(), Form::Straight, [m, n, k])?;
             let map_b = tensor_map::swizzled(b, schedule.rows_of_b)?;
-            let inputs = arguments![map_b, a.values, a.metadata, scratch];
-            device.launch(
-                schedule.entry,
-                schedule.grid,
-                &[&inputs[..], &result, &schedule.sizes].concat(),
-            )?;
-            device.launch(
-                "spmm24_gather",
-                schedule.gather_grid,
-                &[&arguments![scratch][..], &result, &schedule.gather_sizes].concat(),
-            )
+            let operands =
+                [&arguments![map_b, a.values, a.metadata, scratch][..], &result].concat();
+            let of_gather = [&arguments![scratch][..], &result].concat();
+            schedule.launch(device, &operands, "spmm24_gather", &of_gather)
         }
     }
 }

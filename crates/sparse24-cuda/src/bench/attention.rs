@@ -44,36 +44,28 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
     let Some(width) = size.width() else { return Vec::new() };
     let head = if width <= GPT2 { 64 } else { 128 };
     let (batch, heads) = (TOKENS / CONTEXT, width / head);
-    let case = |kernel, entries, pass, dropped| -> Case {
-        let prepare =
-            Box::new(move |bench: &mut Bench| prepare(bench, [heads, head], pass, dropped));
-        Case { kernel, shape: format!("{batch}x{heads}x{CONTEXT}x{head}"), entries, prepare }
+    let shape = [batch, heads, CONTEXT, head];
+    let case = |kernel, entries, pass, dropped| {
+        Case::new(kernel, entries, shape, move |bench, _| {
+            prepare(bench, [heads, head], pass, dropped)
+        })
     };
+    use Pass::{Backward, Forward};
     vec![
         case(
             "attention_forward",
             &["attention_forward_64", "attention_forward_128"],
-            Pass::Forward,
+            Forward,
             None,
         ),
         case(
             "attention_backward",
             &["attention_backward_64_", "attention_backward_128_"],
-            Pass::Backward,
+            Backward,
             None,
         ),
-        case(
-            "attention_forward_dropout",
-            &["attention_forward_dropout_"],
-            Pass::Forward,
-            Some(0.2),
-        ),
-        case(
-            "attention_backward_dropout",
-            &["attention_backward_dropout_"],
-            Pass::Backward,
-            Some(0.2),
-        ),
+        case("attention_forward_dropout", &["attention_forward_dropout_"], Forward, Some(0.2)),
+        case("attention_backward_dropout", &["attention_backward_dropout_"], Backward, Some(0.2)),
     ]
 }
 
@@ -96,10 +88,7 @@ fn prepare(
     bench.device.set_step(&StepState { seed: SEED, step: STEP, ..StepState::default() })?;
     let hosts =
         [random([TOKENS, 3 * d], 1), random([TOKENS, d], 2)].map(|x| x.mapv(bf16::from_f32));
-    let mut sets = Vec::new();
-    for _ in 0..bench.sets(bytes) {
-        sets.push(operands(&mut bench.device, shape, &hosts, dropped)?);
-    }
+    let sets = bench.sets(bytes, |device| operands(device, shape, &hosts, dropped))?;
     // The backward pass reads the results of the forward pass.
     sets.iter().try_for_each(|op| attention_forward(&mut bench.device, &op.forward))?;
     attention_backward(&mut bench.device, &sets[0])?;
@@ -109,20 +98,14 @@ fn prepare(
     // FLOPs of the visible half.
     let flops = (batch * heads * CONTEXT * CONTEXT * head) as f64
         * if pass == Pass::Forward { 2.0 } else { 5.0 };
-    let count = sets.len();
-    let launch = Box::new(move |device: &mut Device, set: usize| match pass {
-        Pass::Forward => attention_forward(device, &sets[set].forward),
-        Pass::Backward => attention_backward(device, &sets[set]),
-    });
-    let contestants = vec![Contestant { name: "itself".into(), sets: count, launch }];
+    let itself =
+        Contestant::new("itself", sets, move |device, op: &AttentionBackward| match pass {
+            Pass::Forward => attention_forward(device, &op.forward),
+            Pass::Backward => attention_backward(device, op),
+        });
+    let work = Work { bytes: bytes as f64, flops, speed: 1.0 };
     let verified = "a sequence, all heads, both passes, within 1/128 of the CPU's norm";
-    Ok(Prepared {
-        work: Work { bytes: bytes as f64, flops, speed: 1.0 },
-        verified,
-        plans: Vec::new(),
-        without: Vec::new(),
-        contestants,
-    })
+    Ok(Prepared::new(work, verified, vec![itself]))
 }
 
 fn operands(
@@ -165,16 +148,13 @@ fn verify(device: &mut Device, op: &AttentionBackward, sequence: usize) -> Resul
     };
     let [q, k, v, o, d_o] = [of(q)?, of(k)?, of(v)?, of(o)?, of(op.d_o)?];
     let found = [o, of(op.dq)?, of(op.dk)?, of(op.dv)?];
-    let mask = AttentionMask::Causal;
-    let one =
-        AttentionShape { batch: 1, heads: shape.heads, queries: CONTEXT, keys: CONTEXT, mask };
+    let one = AttentionShape { batch: 1, ..shape };
     let dropout = dropout.as_ref().map(|rule| (rule, Stream::new(SEED, rule.site, 0, STEP)));
     let [mut o, mut dq, mut dk, mut dv] = [0; 4].map(|_| Array2::zeros(q.dim()));
     let mut lse = Array2::zeros((shape.heads, CONTEXT));
     let (q, k, v) = (q.view(), k.view(), v.view());
     on_cpu::attention_forward(one, q, k, v, None, o.view_mut(), lse.view_mut(), dropout)
         .expect("shapes fit");
-    let gradients = (dq.view_mut(), dk.view_mut(), dv.view_mut());
     on_cpu::attention_backward(
         one,
         q,
@@ -184,9 +164,9 @@ fn verify(device: &mut Device, op: &AttentionBackward, sequence: usize) -> Resul
         o.view(),
         lse.view(),
         d_o.view(),
-        gradients.0,
-        gradients.1,
-        gradients.2,
+        dq.view_mut(),
+        dk.view_mut(),
+        dv.view_mut(),
         dropout,
     )
     .expect("shapes fit");

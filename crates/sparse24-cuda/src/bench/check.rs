@@ -4,16 +4,16 @@
 //! for bit; elsewhere within bounds a few times wider than those that the tests derive. A NaN is
 //! never within a bound.
 
-use std::{fmt::Display, num::NonZeroUsize, thread};
+use std::fmt::Display;
 
-use half::bf16;
+use half::{bf16, slice::HalfFloatSliceExt};
 use ndarray::Array2;
 use sparse24_core::compressed::Compressed24;
 
 use super::Outcome;
 use crate::{
     Device, Error, Matrix, Scalar,
-    layout::{BLOCK_METADATA, BLOCK_VALUES, FragmentMajor, Fragments, LaneMajor, blocks},
+    layout::{Fragments, to_fragments},
 };
 
 /// Why a case has no time.
@@ -76,6 +76,9 @@ impl From<sparse24_core::Error> for Stop {
 
 /// Relative error of rounding to bf16, with a margin for differences of f32 sums.
 pub(super) const BF16: f64 = 1.25 / 256.0;
+
+/// How [`near_rows`] is reported for results in bf16, with [`BF16`].
+pub(super) const CLOSE: &str = "every element, within 5/1024 of the CPU's in f32";
 
 /// Checks that all elements are equal.
 pub(super) fn same<T: PartialEq + Display>(
@@ -166,52 +169,47 @@ pub(super) fn repeating<T: Scalar + PartialEq>(
     Ok(panel)
 }
 
-/// Checks values and patterns of every group bit for bit, except for padding.
+/// |found - expected| <= relative * |expected| + absolute, in all rows, which repeat those
+/// expected.
+pub(super) fn near_rows<T: Scalar + PartialEq + Into<f32>>(
+    device: &mut Device,
+    what: &str,
+    from: Matrix<T>,
+    expected: &Array2<f32>,
+    bound: [f64; 2],
+) -> Result<(), Stop> {
+    let found = repeating(device, what, from, expected.nrows())?;
+    let expected = expected.iter().copied().take(found.len());
+    near(what, found.into_iter().map(Into::into), expected, bound)
+}
+
+/// Checks that all rows repeat those expected.
+pub(super) fn same_rows<T: Scalar + PartialEq + Display>(
+    device: &mut Device,
+    what: &str,
+    from: Matrix<T>,
+    expected: &[T],
+) -> Result<(), Stop> {
+    let found = repeating(device, what, from, expected.len() / from.shape()[1])?;
+    same(what, &found, &expected[..found.len()])
+}
+
+/// Checks values and metadata bit for bit, in the order of [`Fragments`].
 pub(super) fn same_compressed(
     what: &str,
     found: &Fragments,
     expected: &Compressed24<bf16>,
 ) -> Result<(), Stop> {
-    let [m, k] = expected.shape();
-    let count: usize = blocks([m, k]).into_iter().product();
-    if (found.values.len(), found.metadata.len()) != (count * BLOCK_VALUES, count * BLOCK_METADATA)
-    {
-        return Err(Stop::Wrong(format!("{what}: the number of blocks does not match {m}x{k}")));
-    }
-    let values = expected.values();
-    let differs = |row: usize| {
-        (0..k / 4).find(|&group| {
-            let (word, shift) = LaneMajor.index([row, group], k);
-            let nibble = (found.metadata[word] >> shift & 0xf) as u8;
-            let kept = [0, 1]
-                .map(|i| found.values[FragmentMajor.index([row, 2 * group + i], k)].to_bits());
-            nibble != expected.pattern(row, group).nibble()
-                || kept != [0, 1].map(|i| values[[row, 2 * group + i]].to_bits())
-        })
-    };
-    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let part =
-        |thread: usize| (thread..m).step_by(threads).find_map(|row| Some([row, differs(row)?]));
-    let wrong = thread::scope(|scope| {
-        let part = &part;
-        let workers: Vec<_> =
-            (0..threads).map(|thread| scope.spawn(move || part(thread))).collect();
-        workers
-            .into_iter()
-            .filter_map(|worker| worker.join().expect("comparing does not panic"))
-            .min()
-    });
-    wrong.map_or(Ok(()), |[row, group]| {
-        Err(Stop::Wrong(format!("{what}, row {row}, group {group}: differs from core")))
-    })
+    let expected = to_fragments(expected);
+    same(&format!("{what}, metadata"), &found.metadata, &expected.metadata)?;
+    let [found, expected] = [found, &expected].map(|of| of.values.reinterpret_cast());
+    same(&format!("{what}, values"), found, expected)
 }
 
 #[cfg(test)]
 mod tests {
-    use sparse24_core::{MaskKind, search};
-
     use super::*;
-    use crate::{Architecture, layout::to_fragments, library::Library};
+    use crate::{Architecture, library::Library};
 
     #[test]
     fn errors_end_a_case_or_the_bench() {
@@ -225,33 +223,22 @@ mod tests {
         let driver = Error::Driver { what: "a launch".into(), code: "Y".into() };
         let defect = Error::Capturing { operation: "upload" };
         for error in [&compile, &function, &blas] {
-            assert_eq!(
-                Stop::Error(error.clone()).outcome(),
-                Ok(Outcome::Unmeasured { reason: error.to_string() })
-            );
+            let reason = error.to_string();
+            assert_eq!(Stop::Error(error.clone()).outcome(), Ok(Outcome::Unmeasured { reason }));
         }
         for error in [&driver, &defect] {
-            assert_eq!(
-                Stop::Error(error.clone()).outcome().as_ref(),
-                Err(error),
-                "nothing can follow"
-            );
+            assert_eq!(Stop::Error(error.clone()).outcome().as_ref(), Err(error));
         }
+        let of_peer = |stop: Stop| stop.of_peer("P").ok();
         for error in [&function, &blas, &driver] {
-            assert!(
-                matches!(Stop::Error(error.clone()).of_peer("P"), Ok(text) if text == format!("P: \
-                             {error}"))
-            );
+            assert_eq!(of_peer(Stop::Error(error.clone())), Some(format!("P: {error}")));
         }
-        assert!(matches!(
-            Stop::Error(defect).of_peer("P"),
-            Err(Stop::Error(Error::Capturing { .. }))
-        ));
+        assert_eq!(of_peer(Stop::Error(defect)), None);
         assert_eq!(
             Stop::Wrong("x".into()).outcome(),
             Ok(Outcome::Failed { difference: "x".into() })
         );
-        assert!(matches!(Stop::Wrong("x".into()).of_peer("P"), Ok(text) if text == "x"));
+        assert_eq!(of_peer(Stop::Wrong("x".into())).as_deref(), Some("x"));
     }
 
     #[test]
@@ -280,24 +267,5 @@ mod tests {
         let [ones, nans] = [1.0, f32::NAN].map(|x| Array2::from_elem((2, 2), x));
         assert!(near_in_norm("x", &ones, &ones, 0.0).is_ok());
         assert!(wrong_text(near_in_norm("x", &nans, &ones, 1.0)).contains("off by NaN"));
-    }
-
-    #[test]
-    fn differing_values_and_patterns_are_found() {
-        let dense = super::super::input::random([132, 68], 3).mapv(bf16::from_f32);
-        let mask = search::mask_search(dense.view(), MaskKind::Transposable).expect("tiled");
-        let logical = Compressed24::encode(dense.view(), &mask).expect("row-wise");
-        let whole = to_fragments(&logical);
-        assert!(same_compressed("w", &whole, &logical).is_ok());
-        let place = FragmentMajor.index([131, 2 * 16 + 1], 68);
-        let (word, shift) = LaneMajor.index([77, 5], 68);
-        let mut values = whole.clone();
-        values.values[place] = -values.values[place];
-        let mut metadata = whole.clone();
-        metadata.metadata[word] ^= 1 << shift;
-        for (fragments, place) in [(values, "row 131, group 16"), (metadata, "row 77, group 5")] {
-            let found = same_compressed("w", &fragments, &logical);
-            assert!(matches!(found, Err(Stop::Wrong(text)) if text.contains(place)));
-        }
     }
 }

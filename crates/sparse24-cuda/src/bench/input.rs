@@ -94,6 +94,6 @@ pub(super) fn upload<T: Scalar>(
     Ok(to)
 }
 
-pub(super) fn widened(x: ArrayView2<'_, bf16>) -> Array2<f32> {
+pub(super) fn widened(x: &Array2<bf16>) -> Array2<f32> {
     x.mapv(bf16::to_f32)
 }

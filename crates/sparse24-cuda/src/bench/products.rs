@@ -20,13 +20,13 @@ use super::{
     input::{PANEL, panel, random, repeat, repeated},
     peer,
     report::PlanTime,
-    timing::{Contestant, Effort, Launch, contest},
+    timing::{Contestant, Effort, contest},
 };
 use crate::{
-    Device, Error, Matrix,
+    Device, Error, Matrix, Scalar,
     compressed::Compressed,
     gemm::{Gemm, LinearDgrad, LinearForward, LinearWgrad},
-    layout::to_fragments,
+    layout::{Fragments, to_fragments},
     spmm24::{Form, Plan, Straight, Transposed, plans, spmm24, spmm24_transposed},
 };
 
@@ -54,48 +54,47 @@ enum Linear {
 }
 
 pub(super) fn cases(size: &Size) -> Vec<Case> {
+    use Plans::{Fastest, Mma};
     let Some(d) = size.width() else { return Vec::new() };
-    let (p, mut cases) = (TOKENS, Vec::new());
-    let named = |[m, n, k]: [usize; 3]| format!("{m}x{n}x{k}");
+    let p = TOKENS;
+    let transposed: &[&str] = &["spmm24_transposed_", "spmm24_gather_transposed"];
+    let straight: &[&str] = &["spmm24_straight_", "spmm24_gather"];
+    let [mma_transposed, mma_straight]: [&[&str]; 2] =
+        [&["spmm24_mma_transposed"], &["spmm24_mma_straight"]];
     // The up layer's forward product has the shape of the down layer's dgrad, and vice versa.
-    for (kernel, form, shape) in [
-        ("spmm24_transposed", Form::Transposed, [4 * d, p, d]),
-        ("spmm24_transposed", Form::Transposed, [d, p, 4 * d]),
-        ("spmm24", Form::Straight, [4 * d, d, p]),
-        ("spmm24", Form::Straight, [d, 4 * d, p]),
-    ] {
-        let entries: &[&str] = match form {
-            Form::Transposed => &["spmm24_transposed_", "spmm24_gather_transposed"],
-            Form::Straight => &["spmm24_straight_", "spmm24_gather"],
-        };
-        let prepare = Box::new(move |bench: &mut Bench| sparse(bench, form, shape, Plans::Fastest));
-        cases.push(Case { kernel, shape: named(shape), entries, prepare });
-    }
-    for (kernel, entries, form, shape) in [
-        ("spmm24_mma_transposed", &["spmm24_mma_transposed"], Form::Transposed, [4 * d, p, d]),
-        ("spmm24_mma_straight", &["spmm24_mma_straight"], Form::Straight, [4 * d, d, p]),
-    ] {
-        let prepare = Box::new(move |bench: &mut Bench| sparse(bench, form, shape, Plans::Mma));
-        cases.push(Case { kernel, shape: named(shape), entries, prepare });
-    }
-    for (kernel, product) in [
+    let sparse_cases = [
+        ("spmm24_transposed", transposed, Form::Transposed, Fastest, [4 * d, p, d]),
+        ("spmm24_transposed", transposed, Form::Transposed, Fastest, [d, p, 4 * d]),
+        ("spmm24", straight, Form::Straight, Fastest, [4 * d, d, p]),
+        ("spmm24", straight, Form::Straight, Fastest, [d, 4 * d, p]),
+        ("spmm24_mma_transposed", mma_transposed, Form::Transposed, Mma, [4 * d, p, d]),
+        ("spmm24_mma_straight", mma_straight, Form::Straight, Mma, [4 * d, d, p]),
+    ]
+    .map(|(kernel, entries, form, which, shape)| {
+        Case::new(kernel, entries, shape, move |bench, shape| sparse(bench, form, shape, which))
+    });
+    let linear_cases = [
         ("linear_forward", Linear::Forward),
         ("linear_dgrad", Linear::Dgrad),
         ("linear_wgrad", Linear::Wgrad),
-    ] {
+    ]
+    .into_iter()
+    .flat_map(|(kernel, product)| {
         // Attention in and out, up, down, and a chunk of the head.
-        for [p, q, r] in [[p, d, 3 * d], [p, d, d], [p, d, 4 * d], [p, 4 * d, d], [4096, d, 50304]]
-        {
-            let shape = match product {
-                Linear::Forward => [p, r, q],
-                Linear::Dgrad => [p, q, r],
-                Linear::Wgrad => [r, q, p],
-            };
-            let prepare = Box::new(move |bench: &mut Bench| linear(bench, product, [p, q, r]));
-            cases.push(Case { kernel, shape: named(shape), entries: &[], prepare });
-        }
-    }
-    cases
+        [[p, d, 3 * d], [p, d, d], [p, d, 4 * d], [p, 4 * d, d], [4096, d, 50304]].map(
+            |[p, q, r]| {
+                let shape = match product {
+                    Linear::Forward => [p, r, q],
+                    Linear::Dgrad => [p, q, r],
+                    Linear::Wgrad => [r, q, p],
+                };
+                Case::new(kernel, &[], shape, move |bench, shape| {
+                    linear(bench, product, shape, [p, q, r])
+                })
+            },
+        )
+    });
+    sparse_cases.into_iter().chain(linear_cases).collect()
 }
 
 /// Reads an element of a result.
@@ -142,7 +141,7 @@ fn sampled(
     Ok(())
 }
 
-fn element<T: crate::Scalar + Into<f32>>(
+fn element<T: Scalar + Into<f32>>(
     device: &mut Device,
     of: Matrix<T>,
     [row, column]: [usize; 2],
@@ -193,77 +192,52 @@ fn sparse(
     cpu::search::mask_search(dense.view(), MaskKind::RowWise, &mut mask).expect("tiled");
     let logical = Compressed24::encode(dense.view(), &mask)?;
     let pruned = logical.decode();
-    let fragments = to_fragments(&logical);
+    let Fragments { values, metadata } = to_fragments(&logical);
     let device = &mut bench.device;
     let a = Compressed::alloc(device, "a", [m, k])?;
-    let blocks = |columns: usize, length: usize| (length / columns, columns);
-    let values = Array2::from_shape_vec(
-        blocks(a.values.shape()[1], fragments.values.len()),
-        fragments.values,
-    )
-    .expect("blocks");
-    let metadata = Array2::from_shape_vec(
-        blocks(a.metadata.shape()[1], fragments.metadata.len()),
-        fragments.metadata,
-    )
-    .expect("blocks");
-    repeat(device, a.values, &values)?;
-    repeat(device, a.metadata, &metadata)?;
+    repeat(device, a.values, &blocks_of(a.values, values))?;
+    repeat(device, a.metadata, &blocks_of(a.metadata, metadata))?;
 
-    let offered = plans(device, form, shape, 16)?;
-    let offered: Vec<Plan> = match which {
-        Plans::Mma => vec![Plan::Mma],
-        Plans::Fastest if offered.len() > 1 => {
-            offered.into_iter().filter(|&plan| plan != Plan::Mma).collect()
-        }
-        Plans::Fastest => offered,
-    };
+    let mut offered = plans(device, form, shape, 16)?;
+    match which {
+        Plans::Mma => offered = vec![Plan::Mma],
+        Plans::Fastest if offered.len() > 1 => offered.retain(|&plan| plan != Plan::Mma),
+        Plans::Fastest => {}
+    }
     let most = offered.iter().map(|plan| plan.scratch()).max().unwrap_or(0);
     let scratch = device.alloc("scratch", [1, most])?;
-    let shape_of_b = if form == Form::Transposed { [n, k] } else { [k, n] };
-    let of_b = panel(shape_of_b[1], 2);
-    let bytes = m * k * 9 / 8 + 2 * n * k + m * n * if form == Form::Transposed { 2 } else { 4 };
-    let mut sets = Vec::new();
-    for _ in 0..bench.sets(bytes) {
-        let device = &mut bench.device;
-        let b = repeated(device, shape_of_b, &of_b)?;
-        sets.push(match form {
-            Form::Transposed => Set::Transposed(Transposed {
-                a,
-                b,
-                bias: None,
-                d: device.alloc("d", [n, m])?,
-                scratch,
-            }),
-            Form::Straight => Set::Straight(Straight {
-                a,
-                b,
-                d: device.alloc("d", [m, n])?,
-                accumulate: OVERWRITE,
-                scratch,
-            }),
-        });
-    }
-    let term = |[row, column]: [usize; 2], i: usize| {
-        let b = if form == Form::Transposed {
-            of_b[[column % PANEL, i]]
-        } else {
-            of_b[[i % PANEL, column]]
-        };
-        f64::from(pruned[[row % PANEL, i]].to_f32()) * f64::from(b.to_f32())
+    let (shape_of_b, shape_of_d, bytes_of_d, rounded) = match form {
+        Form::Transposed => ([n, k], [n, m], 2, ROUNDED),
+        Form::Straight => ([k, n], [m, n], 4, 0.0),
     };
-    let rounded = if form == Form::Transposed { ROUNDED } else { 0.0 };
+    let of_b = panel(shape_of_b[1], 2);
+    let bytes = m * k * 9 / 8 + 2 * n * k + m * n * bytes_of_d;
+    let sets = bench.sets(bytes, |device| {
+        let b = repeated(device, shape_of_b, &of_b)?;
+        Ok(match form {
+            Form::Transposed => {
+                let d = device.alloc("d", shape_of_d)?;
+                Set::Transposed(Transposed { a, b, bias: None, d, scratch })
+            }
+            Form::Straight => {
+                let d = device.alloc("d", shape_of_d)?;
+                Set::Straight(Straight { a, b, d, accumulate: OVERWRITE, scratch })
+            }
+        })
+    })?;
+    let b = |i: usize, column: usize| match form {
+        Form::Transposed => wide(&of_b, column, i),
+        Form::Straight => wide(&of_b, i, column),
+    };
+    let term = |[row, column]: [usize; 2], i: usize| wide(&pruned, row, i) * b(i, column);
+    let device = &mut bench.device;
     for &plan in &offered {
-        sets[0].launch(&mut bench.device, plan)?;
-        sampled(&plan.to_string(), shape, rounded, term, &mut |at| {
-            sets[0].read(&mut bench.device, at)
-        })?;
+        sets[0].launch(device, plan)?;
+        sampled(&plan.to_string(), shape, rounded, term, &mut |at| sets[0].read(device, at))?;
     }
     let (plan, plans) = fastest(bench, &offered, &sets)?;
-    let (launched, count) = (sets.clone(), sets.len());
-    let launch =
-        Box::new(move |device: &mut Device, set: usize| launched[set].launch(device, plan));
-    let mut contestants = vec![Contestant { name: "itself".into(), sets: count, launch }];
+    let launch = move |device: &mut Device, set: &Set| set.launch(device, plan);
+    let mut contestants = vec![Contestant::new("itself", sets.clone(), launch)];
     let mut without = Vec::new();
     if which == Plans::Fastest {
         let verified = |found: &mut Read<'_>| sampled("cuSPARSELt", shape, ROUNDED, term, found);
@@ -279,7 +253,13 @@ fn sparse(
         }
     }
     let work = Work { bytes: bytes as f64, flops: 2.0 * (m * n * k) as f64, speed: 2.0 };
-    Ok(Prepared { work, verified: VERIFIED, plans, without, contestants })
+    Ok(Prepared { plans, without, ..Prepared::new(work, VERIFIED, contestants) })
+}
+
+/// Blocks as rows, like those of a compressed matrix.
+fn blocks_of<T: Scalar>(like: Matrix<T>, elements: Vec<T>) -> Array2<T> {
+    let columns = like.shape()[1];
+    Array2::from_shape_vec((elements.len() / columns, columns), elements).expect("whole blocks")
 }
 
 /// The plan with the shortest median, and the medians of all.
@@ -289,26 +269,18 @@ fn fastest(
     sets: &[Set],
 ) -> Result<(Plan, Vec<PlanTime>), Error> {
     let contestant = |&plan: &Plan| {
-        let sets = sets.to_vec();
-        Contestant {
-            name: plan.to_string(),
-            sets: sets.len(),
-            launch: Box::new(move |device, set| sets[set].launch(device, plan)),
-        }
+        let launch = move |device: &mut Device, set: &Set| set.launch(device, plan);
+        Contestant::new(&plan.to_string(), sets.to_vec(), launch)
     };
     let mut contestants: Vec<Contestant> = offered.iter().map(contestant).collect();
     let times = contest(&mut bench.device, &mut contestants, Effort::Quick, || ())?;
-    let plans = contestants
-        .into_iter()
-        .zip(&times)
-        .map(|(plan, time)| PlanTime { plan: plan.name, us: time.median })
-        .collect();
     let (best, _) = offered
         .iter()
         .zip(&times)
         .min_by(|(_, a), (_, b)| a.median.total_cmp(&b.median))
         .expect("a plan");
-    Ok((*best, plans))
+    let times = contestants.into_iter().zip(&times);
+    Ok((*best, times.map(|(plan, time)| PlanTime { plan: plan.name, us: time.median }).collect()))
 }
 
 /// cuSPARSELt with the same operands, if it is installed and its result is correct.
@@ -323,20 +295,18 @@ fn cusparselt(
     let Some(library) = bench.cusparselt.clone() else { return Ok(None) };
     let device = &mut bench.device;
     let a = repeated(device, [m, k], pruned)?;
-    let mut pairs = Vec::new();
-    for set in sets {
-        let d: Matrix<bf16> = device
-            .alloc("d of cuSPARSELt", if form == Form::Transposed { [n, m] } else { [m, n] })?;
-        pairs.push([set.b(), d]);
-    }
+    let shape_of_d = if form == Form::Transposed { [n, m] } else { [m, n] };
+    let pairs: Vec<[Matrix<bf16>; 2]> = sets
+        .iter()
+        .map(|set| Ok([set.b(), device.alloc("d of cuSPARSELt", shape_of_d)?]))
+        .collect::<Result<_, Error>>()?;
     let operands = peer::Operands { form, shape, a, sets: &pairs };
     let mut contestant = library.product(device, &operands).map_err(Stop::Wrong)?;
     (contestant.launch)(device, 0)?;
-    let d = pairs[0][1];
-    let turned = |[row, column]: [usize; 2]| {
-        if form == Form::Transposed { [column, row] } else { [row, column] }
-    };
-    verified(&mut |at| element(device, d, turned(at)))?;
+    verified(&mut |[row, column]| {
+        let at = if form == Form::Transposed { [column, row] } else { [row, column] };
+        element(device, pairs[0][1], at)
+    })?;
     Ok(Some(contestant))
 }
 
@@ -344,117 +314,124 @@ fn cusparselt(
 fn cublaslt(
     bench: &mut Bench,
     form: Form,
-    shape @ [m, n, k]: [usize; 3],
+    [m, n, k]: [usize; 3],
     sets: &[Set],
     of_b: &Array2<bf16>,
 ) -> Result<Contestant, Stop> {
-    let mut gemm = bench.gemm()?;
+    const D: &str = "d of cuBLASLt";
     let device = &mut bench.device;
-    let (b, count): (Vec<Matrix<bf16>>, usize) = (sets.iter().map(Set::b).collect(), sets.len());
-    let launch: Box<Launch> = match form {
+    match form {
         Form::Transposed => {
             let of_a = panel(k, 1);
             let weight = repeated(device, [m, k], &of_a)?;
-            let z = b
-                .iter()
-                .map(|_| device.alloc("d of cuBLASLt", [n, m]))
-                .collect::<Result<Vec<_>, Error>>()?;
-            let op = move |set: usize| LinearForward { x: b[set], weight, bias: None, z: z[set] };
-            gemm.linear_forward(device, &op(0))?;
-            let term = |[i, j]: [usize; 2], l: usize| wide(&of_a, i, l) * wide(of_b, j, l);
-            sampled("cuBLASLt", shape, ROUNDED, term, &mut |[i, j]| {
-                element(device, op(0).z, [j, i])
-            })?;
-            Box::new(move |device, set| gemm.linear_forward(device, &op(set)))
+            let set = |set: &Set| {
+                let z = device.alloc(D, [n, m])?;
+                Ok(Dense::Forward(LinearForward { x: set.b(), weight, bias: None, z }))
+            };
+            let sets = sets.iter().map(set).collect::<Result<_, Error>>()?;
+            let term = |[i, j]: [usize; 2], l: usize| wide(of_b, i, l) * wide(&of_a, j, l);
+            dense(bench, ["cuBLASLt"; 2], [n, m, k], sets, term)
         }
         Form::Straight => {
             let of_a = panel(m, 1);
             let dz = repeated(device, [k, m], &of_a)?;
-            let dw = b
-                .iter()
-                .map(|_| device.alloc("d of cuBLASLt", [m, n]))
-                .collect::<Result<Vec<_>, Error>>()?;
-            let op =
-                move |set: usize| LinearWgrad { dz, x: b[set], dw: dw[set], accumulate: OVERWRITE };
-            gemm.linear_wgrad(device, &op(0))?;
+            let set = |set: &Set| {
+                let dw = device.alloc(D, [m, n])?;
+                Ok(Dense::Wgrad(LinearWgrad { dz, x: set.b(), dw, accumulate: OVERWRITE }))
+            };
+            let sets = sets.iter().map(set).collect::<Result<_, Error>>()?;
             let term = |[i, j]: [usize; 2], l: usize| wide(&of_a, l, i) * wide(of_b, l, j);
-            sampled("cuBLASLt", shape, 0.0, term, &mut |at| element(device, op(0).dw, at))?;
-            Box::new(move |device, set| gemm.linear_wgrad(device, &op(set)))
+            dense(bench, ["cuBLASLt"; 2], [m, n, k], sets, term)
         }
-    };
-    Ok(Contestant { name: "cuBLASLt".into(), sets: count, launch })
+    }
 }
 
-type Multiply = dyn Fn(&mut Gemm, &mut Device, usize) -> Result<(), Error>;
+/// A set of operands of a dense product.
+#[derive(Clone, Copy)]
+enum Dense {
+    Forward(LinearForward),
+    Dgrad(LinearDgrad),
+    Wgrad(LinearWgrad),
+}
 
-fn linear(bench: &mut Bench, product: Linear, [p, q, r]: [usize; 3]) -> Result<Prepared, Stop> {
+impl Dense {
+    fn launch(&self, device: &mut Device, gemm: &mut Gemm) -> Result<(), Error> {
+        match self {
+            Self::Forward(op) => gemm.linear_forward(device, op),
+            Self::Dgrad(op) => gemm.linear_dgrad(device, op),
+            Self::Wgrad(op) => gemm.linear_wgrad(device, op),
+        }
+    }
+
+    /// An element of the result.
+    fn read(&self, device: &mut Device, at: [usize; 2]) -> Result<f64, Error> {
+        match self {
+            Self::Forward(op) => element(device, op.z, at),
+            Self::Dgrad(op) => element(device, op.dx, at),
+            Self::Wgrad(op) => element(device, op.dw, at),
+        }
+    }
+}
+
+/// cuBLASLt's product of these sets, under its name, if the result, `what`, is correct: sums of k
+/// products `term` in a result `[m, n]`.
+fn dense(
+    bench: &mut Bench,
+    [name, what]: [&str; 2],
+    shape: [usize; 3],
+    sets: Vec<Dense>,
+    term: impl Fn([usize; 2], usize) -> f64,
+) -> Result<Contestant, Stop> {
     let mut gemm = bench.gemm()?;
-    let (of_x, of_dz, of_w) = (panel(q, 1), panel(r, 2), panel(q, 3));
-    let (x, dz, w) = (
-        |i: usize, j: usize| wide(&of_x, i, j),
-        |i: usize, j: usize| wide(&of_dz, i, j),
-        |i: usize, j: usize| wide(&of_w, i, j),
-    );
-    let (shape, bytes) = match product {
-        Linear::Forward => ([p, r, q], 2 * (p * q + r * q + p * r)),
-        Linear::Dgrad => ([p, q, r], 2 * (p * q + r * q + p * r)),
-        Linear::Wgrad => ([r, q, p], 2 * (p * q + p * r) + 4 * r * q),
-    };
-    let count = bench.sets(bytes);
     let device = &mut bench.device;
-    let multiply: Box<Multiply> = match product {
-        Linear::Forward => {
-            let weight = repeated(device, [r, q], &of_w)?;
-            let set = |_| {
-                Ok(LinearForward {
-                    x: repeated(device, [p, q], &of_x)?,
-                    weight,
-                    bias: None,
-                    z: device.alloc("z", [p, r])?,
-                })
-            };
-            let sets = (0..count).map(set).collect::<Result<Vec<_>, Error>>()?;
-            gemm.linear_forward(device, &sets[0])?;
-            sampled("z", shape, ROUNDED, |[i, j], k| x(i, k) * w(j, k), &mut |at| {
-                element(device, sets[0].z, at)
-            })?;
-            Box::new(move |gemm, device, set| gemm.linear_forward(device, &sets[set]))
-        }
-        Linear::Dgrad => {
-            let weight = repeated(device, [r, q], &of_w)?;
-            let set = |_| {
-                Ok(LinearDgrad {
-                    dz: repeated(device, [p, r], &of_dz)?,
-                    weight,
-                    dx: device.alloc("dx", [p, q])?,
-                })
-            };
-            let sets = (0..count).map(set).collect::<Result<Vec<_>, Error>>()?;
-            gemm.linear_dgrad(device, &sets[0])?;
-            sampled("dx", shape, ROUNDED, |[i, j], k| dz(i, k) * w(k, j), &mut |at| {
-                element(device, sets[0].dx, at)
-            })?;
-            Box::new(move |gemm, device, set| gemm.linear_dgrad(device, &sets[set]))
-        }
-        Linear::Wgrad => {
-            let set = |_| {
-                let (dz, x) = (repeated(device, [p, r], &of_dz)?, repeated(device, [p, q], &of_x)?);
-                Ok(LinearWgrad { dz, x, dw: device.alloc("dw", [r, q])?, accumulate: OVERWRITE })
-            };
-            let sets = (0..count).map(set).collect::<Result<Vec<_>, Error>>()?;
-            gemm.linear_wgrad(device, &sets[0])?;
-            sampled("dw", shape, 0.0, |[i, j], k| dz(k, i) * x(k, j), &mut |at| {
-                element(device, sets[0].dw, at)
-            })?;
-            Box::new(move |gemm, device, set| gemm.linear_wgrad(device, &sets[set]))
-        }
-    };
+    sets[0].launch(device, &mut gemm)?;
+    let rounded = if matches!(sets[0], Dense::Wgrad(_)) { 0.0 } else { ROUNDED };
+    sampled(what, shape, rounded, term, &mut |at| sets[0].read(device, at))?;
     bench.plans = gemm.plans();
-    let launch = Box::new(move |device: &mut Device, set: usize| multiply(&mut gemm, device, set));
-    let work =
-        Work { bytes: bytes as f64, flops: 2.0 * p as f64 * q as f64 * r as f64, speed: 1.0 };
-    let contestants = vec![Contestant { name: "itself".into(), sets: count, launch }];
-    Ok(Prepared { work, verified: VERIFIED, plans: Vec::new(), without: Vec::new(), contestants })
+    let launch = move |device: &mut Device, set: &Dense| set.launch(device, &mut gemm);
+    Ok(Contestant::new(name, sets, launch))
+}
+
+/// `shape` is that of the product, and `[p, q, r]` tokens, in-features and out-features.
+fn linear(
+    bench: &mut Bench,
+    product: Linear,
+    shape: [usize; 3],
+    [p, q, r]: [usize; 3],
+) -> Result<Prepared, Stop> {
+    let [of_x, of_dz, of_w] = [(q, 1), (r, 2), (q, 3)].map(|(columns, seed)| panel(columns, seed));
+    let (what, bytes) = match product {
+        Linear::Forward => ("z", 2 * (p * q + r * q + p * r)),
+        Linear::Dgrad => ("dx", 2 * (p * q + r * q + p * r)),
+        Linear::Wgrad => ("dw", 2 * (p * q + p * r) + 4 * r * q),
+    };
+    let weight = repeated(&mut bench.device, [r, q], &of_w)?;
+    let sets = bench.sets(bytes, |device| {
+        Ok(match product {
+            Linear::Forward => {
+                let (x, z) = (repeated(device, [p, q], &of_x)?, device.alloc("z", [p, r])?);
+                Dense::Forward(LinearForward { x, weight, bias: None, z })
+            }
+            Linear::Dgrad => {
+                let (dz, dx) = (repeated(device, [p, r], &of_dz)?, device.alloc("dx", [p, q])?);
+                Dense::Dgrad(LinearDgrad { dz, weight, dx })
+            }
+            Linear::Wgrad => {
+                let (dz, x) = (repeated(device, [p, r], &of_dz)?, repeated(device, [p, q], &of_x)?);
+                let dw = device.alloc("dw", [r, q])?;
+                Dense::Wgrad(LinearWgrad { dz, x, dw, accumulate: OVERWRITE })
+            }
+        })
+    })?;
+    let term = |[i, j]: [usize; 2], k: usize| match product {
+        Linear::Forward => wide(&of_x, i, k) * wide(&of_w, j, k),
+        Linear::Dgrad => wide(&of_dz, i, k) * wide(&of_w, k, j),
+        Linear::Wgrad => wide(&of_dz, k, i) * wide(&of_x, k, j),
+    };
+    let itself = dense(bench, ["itself", what], shape, sets, term)?;
+    let flops = 2.0 * p as f64 * q as f64 * r as f64;
+    let work = Work { bytes: bytes as f64, flops, speed: 1.0 };
+    Ok(Prepared::new(work, VERIFIED, vec![itself]))
 }
 
 /// An element of a matrix that repeats the rows of a panel.

@@ -108,18 +108,17 @@ pub struct Block {
 }
 
 impl Measured {
-    /// From the times of the kernel and of its competitors.
+    /// From the names and times of the kernel and of its competitors.
     pub(super) fn new(
         work: &Work,
         floor: Option<(f64, &'static str)>,
-        names: &[String],
-        times: &[Quantiles],
+        times: &[(String, Quantiles)],
     ) -> Self {
-        let us = times[0];
-        let peer = |(name, &us): (&String, &Quantiles)| Peer {
+        let us = times[0].1;
+        let peer = |(name, time): &(String, Quantiles)| Peer {
             name: name.clone(),
-            us,
-            ratio: us.median / times[0].median,
+            us: *time,
+            ratio: time.median / us.median,
         };
         Self {
             verified: "",
@@ -129,7 +128,7 @@ impl Measured {
             floor_us: floor.map(|(floor, _)| floor),
             floor_of: floor.map(|(_, of)| of),
             over_floor: floor.map(|(floor, _)| us.median / floor),
-            peers: names.iter().zip(times).skip(1).map(peer).collect(),
+            peers: times[1..].iter().map(peer).collect(),
             without: Vec::new(),
             plans: Vec::new(),
             reading: None,
@@ -200,14 +199,10 @@ mod tests {
 
     fn record(kernel: &'static str, shape: &str, us: f64, peers: &[(&str, f64)]) -> Record {
         let work = Work { bytes: 1e6, flops: 1e9, speed: 2.0 };
-        let names: Vec<String> =
-            [("itself", us)].iter().chain(peers).map(|(name, _)| (*name).to_owned()).collect();
-        let times: Vec<Quantiles> = [("itself", us)]
-            .iter()
-            .chain(peers)
-            .map(|&(_, us)| Quantiles { median: us, p10: us, p90: us })
-            .collect();
-        let outcome = Outcome::Measured(Measured::new(&work, Some((5.0, "bytes")), &names, &times));
+        let quantiles = |us| Quantiles { median: us, p10: us, p90: us };
+        let all = [("itself", us)].into_iter().chain(peers.iter().copied());
+        let times: Vec<_> = all.map(|(name, us)| (name.to_owned(), quantiles(us))).collect();
+        let outcome = Outcome::Measured(Measured::new(&work, Some((5.0, "bytes")), &times));
         Record { kernel, shape: shape.to_owned(), outcome }
     }
 
@@ -228,21 +223,12 @@ mod tests {
 
     #[test]
     fn a_block_sums_its_six_products() {
+        const BOTH: &[(&str, f64)] = &[("cuSPARSELt", 2e3), ("cuBLASLt", 3e3)];
         let mut cases = vec![
-            record(
-                "spmm24_transposed",
-                "3072x16384x768",
-                1e3,
-                &[("cuSPARSELt", 2e3), ("cuBLASLt", 3e3)],
-            ),
-            record(
-                "spmm24_transposed",
-                "768x16384x3072",
-                2e3,
-                &[("cuSPARSELt", 2e3), ("cuBLASLt", 3e3)],
-            ),
-            record("spmm24", "3072x768x16384", 3e3, &[("cuSPARSELt", 2e3), ("cuBLASLt", 3e3)]),
-            record("spmm24", "768x3072x16384", 4e3, &[("cuBLASLt", 3e3)]),
+            record("spmm24_transposed", "3072x16384x768", 1e3, BOTH),
+            record("spmm24_transposed", "768x16384x3072", 2e3, BOTH),
+            record("spmm24", "3072x768x16384", 3e3, BOTH),
+            record("spmm24", "768x3072x16384", 4e3, &BOTH[1..]),
         ];
         let blocks = |cases: &[Record]| {
             cases.iter().filter_map(|record| block(record, cases)).collect::<Vec<_>>()

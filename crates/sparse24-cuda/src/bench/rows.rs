@@ -1,17 +1,19 @@
-//! Operations on rows: norm, embedding, cross-entropy.
+//! Operations on rows: sum, norm, embedding, cross-entropy.
+
+use std::collections::HashSet;
 
 use half::bf16;
-use ndarray::{Array1, Array2, s};
+use ndarray::{Array1, Array2, ArrayView1, s};
 use sparse24_core::op::{Accumulate, StepState};
 use sparse24_cpu as cpu;
 
 use super::{
     Bench, Case, OVERWRITE, Prepared, Size, TOKENS,
-    check::{BF16, Stop, near, near_in_norm, repeating, same},
+    check::{BF16, CLOSE, Stop, near, near_in_norm, near_rows, same, same_rows},
     input::{PANEL, panel, random, repeated, upload, widened},
 };
 use crate::{
-    Device, Error, Matrix,
+    Device, Error, Matrix, add,
     embedding::{Embed, EmbedScratch, embed_backward, embed_forward},
     loss::{HeadLoss, head_loss, loss_forward, loss_sum},
     norm::{
@@ -20,73 +22,86 @@ use crate::{
 };
 
 pub(super) fn cases(size: &Size) -> Vec<Case> {
-    let case = |kernel, entries, shape: String, prepare: Box<super::Prepare>| Case {
-        kernel,
-        shape,
-        entries,
-        prepare,
-    };
-    let shape @ [p, c] = size.stream();
-    let (named, mut cases) = (|| format!("{p}x{c}"), Vec::new());
-    if c <= MAX_WIDTH {
-        cases.push(case(
-            "norm_forward",
-            &["norm_forward_"],
-            named(),
-            Box::new(move |bench| norms(bench, shape)),
-        ));
-        cases.push(case(
-            "norm_backward",
-            &["norm_backward_", "norm_parameters"],
-            named(),
-            Box::new(move |bench| norm_gradients(bench, shape)),
-        ));
+    let stream @ [_, width] = size.stream();
+    let mut cases = vec![Case::new("add", &["add"], stream, add)];
+    if width <= MAX_WIDTH {
+        cases.extend([
+            Case::new("norm_forward", &["norm_forward_"], stream, norm),
+            Case::new(
+                "norm_backward",
+                &["norm_backward_", "norm_parameters"],
+                stream,
+                norm_gradients,
+            ),
+        ]);
     }
-    if size.width().is_some() {
-        cases.push(case(
-            "embed_forward",
-            &["embed_forward"],
-            named(),
-            Box::new(move |bench| embeddings(bench, c)),
-        ));
-        let backward =
-            &["embed_sort", "embed_order", "embed_runs", "embed_join", "embed_positions"];
-        cases.push(case(
-            "embed_backward",
-            backward,
-            named(),
-            Box::new(move |bench| embedding_gradients(bench, c)),
-        ));
-        for of @ [rows, columns, _] in
-            [[2048, 50304, 50257], [TOKENS, 128, 65], [1024, 128_256, 128_256]]
-        {
-            let named = || format!("{rows}x{columns}");
-            cases.push(case(
-                "head_loss",
-                &["head_loss"],
-                named(),
-                Box::new(move |bench| losses(bench, of, Gradient::InPlace)),
-            ));
-            cases.push(case(
-                "loss_forward",
-                &["loss_forward"],
-                named(),
-                Box::new(move |bench| losses(bench, of, Gradient::None)),
-            ));
-        }
-        cases.push(case("loss_sum", &["loss_sum"], TOKENS.to_string(), Box::new(loss_sums)));
+    if size.width().is_none() {
+        return cases;
     }
+    let backward = &["embed_sort", "embed_order", "embed_runs", "embed_join", "embed_positions"];
+    cases.extend([
+        Case::new("embed_forward", &["embed_forward"], stream, embed),
+        Case::new("embed_backward", backward, stream, embed_gradients),
+    ]);
+    for [rows, columns, vocabulary] in
+        [[2048, 50304, 50257], [TOKENS, 128, 65], [1024, 128_256, 128_256]]
+    {
+        cases.extend([
+            Case::new("head_loss", &["head_loss"], [rows, columns], move |bench, shape| {
+                loss(bench, shape, vocabulary, Gradient::InPlace)
+            }),
+            Case::new("loss_forward", &["loss_forward"], [rows, columns], move |bench, shape| {
+                loss(bench, shape, vocabulary, Gradient::None)
+            }),
+        ]);
+    }
+    cases.push(Case::new("loss_sum", &["loss_sum"], [TOKENS], sum));
     cases
 }
 
-fn norms(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepared, Stop> {
-    let ([x, delta], [gamma, beta]) =
-        ([1, 2].map(|seed| panel(c, seed)), [3, 4].map(|seed| random([1, c], seed)));
+/// x + delta in f32, rounded once.
+fn added(x: &Array2<bf16>, delta: &Array2<bf16>) -> Array2<bf16> {
+    (widened(x) + widened(delta)).mapv(bf16::from_f32)
+}
+
+fn add(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepared, Stop> {
+    let ([x, delta], bytes) = ([1, 2].map(|seed| panel(c, seed)), 3 * 2 * p * c);
+    let sets = bench.sets(bytes, |device| {
+        let (x, delta) = (repeated(device, shape, &x)?, repeated(device, shape, &delta)?);
+        Ok((x, delta, device.alloc("out", shape)?))
+    })?;
+    bench.kernel(
+        "every element, bit for bit",
+        bytes,
+        sets,
+        |device, &(x, delta, out)| add::add(device, x, delta, out),
+        |device, &(_, _, out)| {
+            let expected = added(&x, &delta);
+            same_rows(device, "out", out, expected.as_slice().expect("row-major"))
+        },
+    )
+}
+
+/// The CPU's y and statistics.
+fn normed(
+    x: &Array2<f32>,
+    gamma: ArrayView1<'_, f32>,
+    beta: Option<ArrayView1<'_, f32>>,
+) -> [Array2<f32>; 2] {
+    let [mut residual, mut y] = [0; 2].map(|_| Array2::zeros(x.dim()));
+    let mut stats = Array2::zeros((PANEL, 2));
+    let outputs = (residual.view_mut(), y.view_mut(), stats.view_mut());
+    cpu::norm::norm_forward(x.view(), None, gamma, beta, outputs.0, outputs.1, outputs.2)
+        .expect("fits");
+    [y, stats]
+}
+
+fn norm(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepared, Stop> {
+    let [x, delta] = [1, 2].map(|seed| panel(c, seed));
+    let [gamma, beta] = [3, 4].map(|seed| random([1, c], seed));
     let bytes = 4 * 2 * p * c + 8 * p;
-    let mut sets = Vec::new();
-    for _ in 0..bench.sets(bytes) {
-        let device = &mut bench.device;
-        sets.push(NormForward {
+    let sets = bench.sets(bytes, |device| {
+        Ok(NormForward {
             x: repeated(device, shape, &x)?,
             delta: Some(repeated(device, shape, &delta)?),
             gamma: upload(device, gamma.view())?,
@@ -94,53 +109,26 @@ fn norms(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepared, Stop
             residual: device.alloc("residual", shape)?,
             y: device.alloc("y", shape)?,
             stats: device.alloc("stats", [p, 2])?,
-        });
-    }
-    norm_forward(&mut bench.device, &sets[0])?;
-    let residual =
-        Array2::from_shape_fn(x.dim(), |at| bf16::from_f32(x[at].to_f32() + delta[at].to_f32()));
-    let found = repeating(&mut bench.device, "the residual", sets[0].residual, PANEL)?;
-    same("the residual", &found, &residual.as_slice().expect("row-major")[..found.len()])?;
-    let (mut copy, mut y, mut stats) =
-        (Array2::zeros(x.dim()), Array2::zeros(x.dim()), Array2::zeros((PANEL, 2)));
-    let (wide, beta) = (widened(residual.view()), Some(beta.row(0)));
-    cpu::norm::norm_forward(
-        wide.view(),
-        None,
-        gamma.row(0),
-        beta,
-        copy.view_mut(),
-        y.view_mut(),
-        stats.view_mut(),
-    )
-    .expect("fits");
-    let found = repeating(&mut bench.device, "y", sets[0].y, PANEL)?;
-    let count = found.len();
-    near("y", found.into_iter().map(bf16::to_f32), y.into_iter().take(count), [BF16, 1e-4])?;
-    bench.moving("every element, within 5/1024 of the CPU's in f32", bytes, sets, norm_forward)
+        })
+    })?;
+    bench.kernel(CLOSE, bytes, sets, norm_forward, |device, op| {
+        let residual = added(&x, &delta);
+        let expected = residual.as_slice().expect("row-major");
+        same_rows(device, "the residual", op.residual, expected)?;
+        let [y, _] = normed(&widened(&residual), gamma.row(0), Some(beta.row(0)));
+        near_rows(device, "y", op.y, &y, [BF16, 1e-4])
+    })
 }
 
 fn norm_gradients(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepared, Stop> {
     let ([dy, residual, from_above], gamma) =
         ([1, 2, 5].map(|seed| panel(c, seed)), random([1, c], 3));
-    let [of_dy, wide, mut dresidual] = [&dy, &residual, &from_above].map(|x| widened(x.view()));
-    let (mut copy, mut y, mut stats) = (wide.clone(), wide.clone(), Array2::zeros((PANEL, 2)));
-    cpu::norm::norm_forward(
-        wide.view(),
-        None,
-        gamma.row(0),
-        None,
-        copy.view_mut(),
-        y.view_mut(),
-        stats.view_mut(),
-    )
-    .expect("fits");
+    let wide = widened(&residual);
+    let [_, stats] = normed(&wide, gamma.row(0), None);
     let bytes = 4 * 2 * p * c + 8 * p;
-    let mut sets = Vec::new();
-    for _ in 0..bench.sets(bytes) {
-        let device = &mut bench.device;
+    let sets = bench.sets(bytes, |device| {
         let scratch = norm_backward_scratch(device, c);
-        sets.push(NormBackward {
+        Ok(NormBackward {
             dy: repeated(device, shape, &dy)?,
             residual: repeated(device, shape, &residual)?,
             stats: repeated(device, [p, 2], &stats)?,
@@ -151,157 +139,121 @@ fn norm_gradients(bench: &mut Bench, shape @ [p, c]: [usize; 2]) -> Result<Prepa
             dbeta: Some(device.alloc("dbeta", [1, c])?),
             accumulate: OVERWRITE,
             scratch: device.alloc("scratch", scratch)?,
-        });
-    }
-    norm_backward(&mut bench.device, &sets[0])?;
-    let [mut dgamma, mut dbeta] = [0, 1].map(|_| Array1::zeros(c));
-    let (in_place, of_gamma, of_beta) =
-        (dresidual.view_mut(), dgamma.view_mut(), Some(dbeta.view_mut()));
-    cpu::norm::norm_backward(
-        of_dy.view(),
-        wide.view(),
-        stats.view(),
-        gamma.row(0),
-        in_place,
-        sparse24_core::op::Accumulate::Add,
-        of_gamma,
-        of_beta,
-        sparse24_core::op::Accumulate::Overwrite,
-    )
-    .expect("fits");
-    let found = repeating(&mut bench.device, "dresidual", sets[0].dx, PANEL)?;
-    let count = found.len();
-    near(
-        "dresidual",
-        found.into_iter().map(bf16::to_f32),
-        dresidual.into_iter().take(count),
-        [BF16, 1e-4],
-    )?;
-    // Sums over all repetitions of the panel's rows.
-    let mut sums = [0, 1].map(|_| Array2::<f32>::zeros((1, c)));
-    for column in 0..c {
-        let mut sum = [0.0; 2];
-        for row in 0..PANEL.min(p) {
-            let times = (p - row).div_ceil(PANEL) as f64;
-            let dy = times * f64::from(of_dy[[row, column]]);
-            sum[0] += dy * f64::from((wide[[row, column]] - stats[[row, 0]]) * stats[[row, 1]]);
-            sum[1] += dy;
+        })
+    })?;
+    let verified = "every element, within 5/1024 of the CPU's in f32; column sums in norm";
+    bench.kernel(verified, bytes, sets, norm_backward, |device, op| {
+        let (dy, mut dresidual) = (widened(&dy), widened(&from_above));
+        let mut of_panel = Array1::zeros(c);
+        cpu::norm::norm_backward(
+            dy.view(),
+            wide.view(),
+            stats.view(),
+            gamma.row(0),
+            dresidual.view_mut(),
+            Accumulate::Add,
+            of_panel.view_mut(),
+            None,
+            OVERWRITE,
+        )
+        .expect("fits");
+        near_rows(device, "dresidual", op.dx, &dresidual, [BF16, 1e-4])?;
+        // Sums over all repetitions of the panel's rows.
+        let [mut dgamma, mut dbeta] = [0; 2].map(|_| Array2::<f64>::zeros((1, c)));
+        for ((row, column), &dy) in dy.indexed_iter().filter(|((row, _), _)| *row < p) {
+            let dy = (p - row).div_ceil(PANEL) as f64 * f64::from(dy);
+            let n = (wide[[row, column]] - stats[[row, 0]]) * stats[[row, 1]];
+            dgamma[[0, column]] += dy * f64::from(n);
+            dbeta[[0, column]] += dy;
         }
-        (sums[0][[0, column]], sums[1][[0, column]]) = (sum[0] as f32, sum[1] as f32);
-    }
-    for (what, found, expected) in
-        [("dgamma", Some(sets[0].dgamma), &sums[0]), ("dbeta", sets[0].dbeta, &sums[1])]
-    {
-        near_in_norm(
-            what,
-            &downloaded(&mut bench.device, found.expect("asked for"))?,
-            expected,
-            1e-4,
-        )?;
-    }
-    bench.moving(
-        "every element, within 5/1024 of the CPU's in f32; column sums in norm",
-        bytes,
-        sets,
-        norm_backward,
-    )
+        let of_beta = op.dbeta.expect("asked for");
+        for (what, found, expected) in [("dgamma", op.dgamma, dgamma), ("dbeta", of_beta, dbeta)] {
+            let expected = expected.mapv(|sum| sum as f32);
+            near_in_norm(what, &downloaded(device, found)?, &expected, 1e-4)?;
+        }
+        Ok(())
+    })
 }
 
 fn downloaded(device: &mut Device, from: Matrix<f32>) -> Result<Array2<f32>, Error> {
-    let [rows, columns] = from.shape();
-    Ok(Array2::from_shape_vec((rows, columns), device.download(from)?).expect("as many"))
+    Ok(Array2::from_shape_vec(from.shape(), device.download(from)?).expect("as many"))
 }
 
 /// Sequence length.
 const CONTEXT: usize = 1024;
 const VOCABULARY: usize = 50257;
 
-/// Like text: small token ids are frequent.
-fn text() -> Vec<u32> {
-    let token =
-        |i: usize| (VOCABULARY as f64).powf((i * 7919 % TOKENS) as f64 / TOKENS as f64) as u32 - 1;
-    (0..TOKENS).map(token).collect()
-}
-
-/// Bytes of the rows of the tables that are touched.
-fn table_bytes(tokens: &[u32], width: usize) -> usize {
-    let distinct = tokens.iter().collect::<std::collections::HashSet<_>>().len();
-    4 * width * (distinct + CONTEXT)
-}
-
-fn embeddings(bench: &mut Bench, width: usize) -> Result<Prepared, Stop> {
-    let (text, shape) = (text(), [TOKENS, width]);
-    let tables = [1, 2].map(|seed| random([PANEL, width], seed));
-    let device = &mut bench.device;
+/// Token ids like text, of which small ones are frequent, on the host and on the device, and the
+/// bytes of the rows of the tables that they touch.
+fn text(device: &mut Device, width: usize) -> Result<(Vec<u32>, Matrix<u32>, usize), Error> {
+    let share = |i: usize| (i * 7919 % TOKENS) as f64 / TOKENS as f64;
+    let token = |i: usize| (VOCABULARY as f64).powf(share(i)) as u32 - 1;
+    let text: Vec<u32> = (0..TOKENS).map(token).collect();
     let tokens = device.alloc("tokens", [TOKENS, 1])?;
     device.upload(tokens, &text)?;
+    let distinct = text.iter().collect::<HashSet<_>>().len();
+    Ok((text, tokens, 4 * width * (distinct + CONTEXT)))
+}
+
+fn embed(bench: &mut Bench, shape @ [_, width]: [usize; 2]) -> Result<Prepared, Stop> {
+    let device = &mut bench.device;
+    let (text, tokens, of_tables) = text(device, width)?;
+    let tables = [1, 2].map(|seed| random([PANEL, width], seed));
     let token_table = repeated(device, [VOCABULARY, width], &tables[0])?;
     let position_table = Some(repeated(device, [CONTEXT, width], &tables[1])?);
-    let mut sets = Vec::new();
-    for _ in 0..bench.sets(2 * TOKENS * width) {
-        let rows = bench.device.alloc("rows", shape)?;
-        sets.push(Embed { tokens, context: CONTEXT, token_table, position_table, rows });
-    }
-    embed_forward(&mut bench.device, &sets[0])?;
-    let element = |(row, column): (usize, usize)| {
-        let [token, position] = [text[row] as usize, row % CONTEXT].map(|at| at % PANEL);
-        bf16::from_f32(tables[0][[token, column]] + tables[1][[position, column]])
-    };
-    let expected = Array2::from_shape_fn(shape, element);
-    same("rows", &bench.device.download(sets[0].rows)?, expected.as_slice().expect("row-major"))?;
-    let bytes = 2 * TOKENS * width + table_bytes(&text, width);
-    bench.moving("every element, bit for bit", bytes, sets, embed_forward)
+    let sets = bench.sets(2 * TOKENS * width, |device| {
+        let rows = device.alloc("rows", shape)?;
+        Ok(Embed { tokens, context: CONTEXT, token_table, position_table, rows })
+    })?;
+    let (verified, bytes) = ("every element, bit for bit", 2 * TOKENS * width + of_tables);
+    bench.kernel(verified, bytes, sets, embed_forward, |device, op| {
+        let element = |(row, column): (usize, usize)| {
+            let [token, position] = [text[row] as usize, row % CONTEXT].map(|at| at % PANEL);
+            bf16::from_f32(tables[0][[token, column]] + tables[1][[position, column]])
+        };
+        let expected = Array2::from_shape_fn(shape, element);
+        same("rows", &device.download(op.rows)?, expected.as_slice().expect("row-major"))
+    })
 }
 
-fn embedding_gradients(bench: &mut Bench, width: usize) -> Result<Prepared, Stop> {
-    let (text, shape, gradient) = (text(), [TOKENS, width], panel(width, 3));
+fn embed_gradients(bench: &mut Bench, shape @ [_, width]: [usize; 2]) -> Result<Prepared, Stop> {
     let device = &mut bench.device;
-    let tokens = device.alloc("tokens", [TOKENS, 1])?;
-    device.upload(tokens, &text)?;
+    let (text, tokens, of_tables) = text(device, width)?;
     let token_table = device.alloc("gradient of tokens", [VOCABULARY, width])?;
     let positions = device.alloc("gradient of positions", [CONTEXT, width])?;
     let scratch = EmbedScratch {
         order: device.alloc("order", EmbedScratch::order_shape(shape))?,
         pieces: device.alloc("pieces", EmbedScratch::pieces_shape(shape))?,
     };
-    let mut sets = Vec::new();
-    for _ in 0..bench.sets(2 * TOKENS * width) {
-        let rows = repeated(&mut bench.device, shape, &gradient)?;
-        sets.push(Embed {
-            tokens,
-            context: CONTEXT,
-            token_table,
-            position_table: Some(positions),
-            rows,
-        });
-    }
-    embed_backward(&mut bench.device, &sets[0], &scratch)?;
-    let wide = widened(gradient.view());
-    let sum = |rows: &mut dyn Iterator<Item = usize>| {
-        let mut sum = Array1::<f64>::zeros(width);
-        rows.for_each(|row| {
-            sum.zip_mut_with(&wide.row(row % PANEL), |sum, &x| *sum += f64::from(x))
-        });
-        sum.mapv(|sum| sum as f32).insert_axis(ndarray::Axis(0))
+    let gradient = panel(width, 3);
+    let sets = bench.sets(2 * TOKENS * width, |device| {
+        let (rows, position_table) = (repeated(device, shape, &gradient)?, Some(positions));
+        Ok(Embed { tokens, context: CONTEXT, token_table, position_table, rows })
+    })?;
+    let launch = move |device: &mut Device, op: &Embed| embed_backward(device, op, &scratch);
+    let check = |device: &mut Device, _: &Embed| {
+        let wide = widened(&gradient);
+        let mut check = |what, found: Matrix<f32>, is_of: &dyn Fn(usize) -> bool| {
+            let mut sum = Array1::<f64>::zeros(width);
+            for row in (0..TOKENS).filter(|&row| is_of(row)) {
+                sum.zip_mut_with(&wide.row(row % PANEL), |sum, &x| *sum += f64::from(x));
+            }
+            let expected = sum.into_iter().map(|sum| sum as f32);
+            near(what, device.download(found)?, expected, [1e-4, 1e-3])
+        };
+        // Frequent tokens, rare ones, and one that does not occur.
+        for token in [0, 1, 2, 17, 255, 4096, 50_000, VOCABULARY - 1] {
+            let found = token_table.rows(token..token + 1);
+            check("the gradient of a token", found, &|row| text[row] as usize == token)?;
+        }
+        for position in [0, 1, 511, CONTEXT - 1] {
+            let found = positions.rows(position..position + 1);
+            check("the gradient of a position", found, &|row| row % CONTEXT == position)?;
+        }
+        Ok(())
     };
-    // Frequent tokens, rare ones, and one that does not occur.
-    for token in [0, 1, 2, 17, 255, 4096, 50_000, VOCABULARY - 1] {
-        let expected = sum(&mut (0..TOKENS).filter(|&row| text[row] as usize == token));
-        let found = downloaded(&mut bench.device, token_table.rows(token..token + 1))?;
-        near("the gradient of a token", found, expected.iter().copied(), [1e-4, 1e-3])?;
-    }
-    for position in [0, 1, 511, CONTEXT - 1] {
-        let expected = sum(&mut (0..TOKENS).filter(|&row| row % CONTEXT == position));
-        let found = downloaded(&mut bench.device, positions.rows(position..position + 1))?;
-        near("the gradient of a position", found, expected.iter().copied(), [1e-4, 1e-3])?;
-    }
-    let bytes = 2 * TOKENS * width + 2 * table_bytes(&text, width);
-    bench.moving(
-        "the rows of eight tokens and four positions, against sums in f64",
-        bytes,
-        sets,
-        move |device, op| embed_backward(device, op, &scratch),
-    )
+    let verified = "the rows of eight tokens and four positions, against sums in f64";
+    bench.kernel(verified, 2 * TOKENS * width + 2 * of_tables, sets, launch, check)
 }
 
 /// Whether the gradient overwrites the logits.
@@ -311,80 +263,67 @@ enum Gradient {
     None,
 }
 
-fn losses(
+fn loss(
     bench: &mut Bench,
-    [rows, columns, vocabulary]: [usize; 3],
+    shape @ [rows, columns]: [usize; 2],
+    vocabulary: usize,
     gradient: Gradient,
 ) -> Result<Prepared, Stop> {
     const SCALE: f32 = 1.0;
-    let (shape, logits) = ([rows, columns], panel(columns, 1));
-    bench.device.set_step(&StepState { loss_scale: SCALE, ..StepState::default() })?;
-    let of_panel: Vec<u32> = (0..PANEL).map(|row| (row * 7919 % vocabulary) as u32).collect();
-    let host: Vec<u32> = (0..rows).map(|row| of_panel[row % PANEL]).collect();
+    let logits = panel(columns, 1);
     let device = &mut bench.device;
-    let (targets, losses) =
-        (device.alloc("targets", [rows, 1])?, device.alloc("losses", [rows, 1])?);
-    device.upload(targets, &host)?;
-    let bytes = 2 * rows * columns * if gradient == Gradient::InPlace { 2 } else { 1 };
-    let mut sets = Vec::new();
-    for _ in 0..bench.sets(bytes) {
-        let logits = repeated(&mut bench.device, shape, &logits)?;
-        sets.push(HeadLoss { logits, targets, vocabulary, smoothing: 0.0, losses });
-    }
+    device.set_step(&StepState { loss_scale: SCALE, ..StepState::default() })?;
+    let of_panel = Array2::from_shape_fn((PANEL, 1), |(row, _)| (row * 7919 % vocabulary) as u32);
+    let targets = repeated(device, [rows, 1], &of_panel)?;
+    let losses = device.alloc("losses", [rows, 1])?;
+    let (passes, verified) = match gradient {
+        Gradient::InPlace => {
+            (2, "every loss against f64, every gradient within 5/1024 of the CPU's")
+        }
+        Gradient::None => (1, "every loss against f64"),
+    };
+    let bytes = 2 * rows * columns * passes;
+    let sets = bench.sets(bytes, |device| {
+        let logits = repeated(device, shape, &logits)?;
+        Ok(HeadLoss { logits, targets, vocabulary, smoothing: 0.0, losses })
+    })?;
     let launch = move |device: &mut Device, op: &HeadLoss| match gradient {
         // Later launches read gradients instead of logits; the work is the same.
         Gradient::InPlace => head_loss(device, op),
         Gradient::None => loss_forward(device, op),
     };
-    launch(&mut bench.device, &sets[0])?;
-    let mut wide = logits.slice(s![.., ..vocabulary]).mapv(bf16::to_f32);
-    let loss = |row: usize| {
-        let sum = wide.row(row).iter().map(|&x| f64::from(x).exp()).sum::<f64>();
-        (sum.ln() - f64::from(wide[[row, of_panel[row] as usize]])) as f32
-    };
-    let expected: Vec<f32> = (0..PANEL).map(loss).collect();
-    let found = repeating(&mut bench.device, "the losses", losses, PANEL)?;
-    let count = found.len();
-    near("the losses", found, expected.into_iter().take(count), [1e-5, 1e-5])?;
-    if gradient == Gradient::InPlace {
-        cpu::loss::head_loss(wide.view_mut(), &of_panel, None, 0.0, SCALE)
-            .expect("targets are of the vocabulary");
-        let found = repeating(&mut bench.device, "dlogits", sets[0].logits, PANEL)?;
-        let expected = wide.rows().into_iter().flat_map(|row| {
-            let padding = std::iter::repeat_n(0.0, columns - vocabulary);
-            row.to_vec().into_iter().chain(padding)
+    let check = |device: &mut Device, op: &HeadLoss| {
+        let mut wide = widened(&logits);
+        let mut wide = wide.slice_mut(s![.., ..vocabulary]);
+        let expected = Array2::from_shape_fn((PANEL, 1), |(row, _)| {
+            let sum = wide.row(row).iter().map(|&x| f64::from(x).exp()).sum::<f64>();
+            (sum.ln() - f64::from(wide[[row, of_panel[[row, 0]] as usize]])) as f32
         });
-        near(
-            "dlogits",
-            found.iter().map(|x| x.to_f32()),
-            expected.take(found.len()),
-            [BF16, 1e-9],
-        )?;
-    }
-    let verified = match gradient {
-        Gradient::InPlace => "every loss against f64, every gradient within 5/1024 of the CPU's",
-        Gradient::None => "every loss against f64",
+        near_rows(device, "the losses", losses, &expected, [1e-5, 1e-5])?;
+        if gradient == Gradient::None {
+            return Ok(());
+        }
+        let mut expected = Array2::zeros((PANEL, columns));
+        let targets = of_panel.as_slice().expect("a column");
+        cpu::loss::head_loss(wide.view_mut(), targets, None, 0.0, SCALE)
+            .expect("targets are of the vocabulary");
+        expected.slice_mut(s![.., ..vocabulary]).assign(&wide);
+        near_rows(device, "dlogits", op.logits, &expected, [BF16, 1e-9])
     };
-    bench.moving(verified, bytes, sets, launch)
+    bench.kernel(verified, bytes, sets, launch, check)
 }
 
-fn loss_sums(bench: &mut Bench) -> Result<Prepared, Stop> {
-    let values = random([TOKENS, 1], 1);
+fn sum(bench: &mut Bench, [rows]: [usize; 1]) -> Result<Prepared, Stop> {
+    let (values, bytes) = (random([rows, 1], 1), 4 * rows);
     let sum = bench.device.alloc("loss", [1, 1])?;
-    let sets = (0..bench.sets(4 * TOKENS))
-        .map(|_| upload(&mut bench.device, values.view()))
-        .collect::<Result<Vec<_>, Error>>()?;
-    loss_sum(&mut bench.device, sets[0], sum, OVERWRITE, None)?;
-    let (exact, absolute) = values.iter().fold((0.0, 0.0), |(sum, absolute), &x| {
-        (sum + f64::from(x), absolute + f64::from(x.abs()))
-    });
-    near(
-        "the sum",
-        bench.device.download(sum)?,
-        [exact as f32],
-        [0.0, absolute * 2_f64.powi(-20)],
-    )?;
-    bench.moving("the sum, against f64", 4 * TOKENS, sets, move |device, &losses| {
+    let sets = bench.sets(bytes, |device| upload(device, values.view()))?;
+    let launch = move |device: &mut Device, &losses: &Matrix<f32>| {
         loss_sum(device, losses, sum, OVERWRITE, None)
+    };
+    bench.kernel("the sum, against f64", bytes, sets, launch, |device, _| {
+        let exact = values.iter().map(|&x| f64::from(x)).sum::<f64>();
+        let absolute = values.iter().map(|&x| f64::from(x.abs())).sum::<f64>();
+        let bound = [0.0, absolute * 2_f64.powi(-20)];
+        near("the sum", device.download(sum)?, [exact as f32], bound)
     })
 }

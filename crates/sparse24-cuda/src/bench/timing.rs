@@ -72,6 +72,18 @@ pub(super) struct Contestant {
 
 pub(super) type Launch = dyn FnMut(&mut Device, usize) -> Result<(), Error>;
 
+impl Contestant {
+    pub(super) fn new<S: 'static>(
+        name: &str,
+        sets: Vec<S>,
+        mut launch: impl FnMut(&mut Device, &S) -> Result<(), Error> + 'static,
+    ) -> Self {
+        let (name, count) = (name.to_owned(), sets.len());
+        let launch = Box::new(move |device: &mut Device, set: usize| launch(device, &sets[set]));
+        Self { name, sets: count, launch }
+    }
+}
+
 /// A copy that reads and writes `bytes` bytes in total.
 pub(super) fn copy(device: &mut Device, bytes: usize, sets: usize) -> Result<Contestant, Error> {
     let halves: Matrix<u8> = device.alloc("copy", [2 * sets, (bytes / 2).next_multiple_of(256)])?;

@@ -7,6 +7,7 @@ use crate::{Error, Matrix, Scalar};
 
 /// Checks the operands of one operation in turn; inputs first, since an output must not overlap any
 /// operand that was checked before it.
+#[derive(Clone)]
 pub(crate) struct Checks<'a> {
     device: &'a Device,
     operation: &'static str,
@@ -58,17 +59,12 @@ impl Checks<'_> {
         expected: [usize; 2],
         bytes: usize,
     ) -> Result<&mut Self, Error> {
-        let operation = self.operation;
-        self.device.check_live(operation, operand, matrix)?;
-        if matrix.shape != expected {
-            return Err(Error::Shape { operation, operand, expected, found: matrix.shape });
-        }
+        self.strided(operand, matrix, expected, 1)?;
         if !matrix.is_contiguous() {
             let (columns, stride) = (matrix.shape[1], matrix.stride);
-            return Err(Error::Gaps { operation, operand, columns, stride });
+            return Err(Error::Gaps { operation: self.operation, operand, columns, stride });
         }
-        let row = matrix.reshaped([1, matrix.elements()]);
-        self.strided(operand, row, row.shape, bytes)
+        self.starts_aligned(operand, matrix.address, bytes)
     }
 
     /// Like [`Checks::input`], if there is an operand.
@@ -114,12 +110,19 @@ impl Checks<'_> {
         matrix: Matrix<T>,
         expected: [usize; 2],
     ) -> Result<&mut Self, Error> {
-        const BYTES: usize = 16;
-        self.strided(operand, matrix, expected, 1)?;
-        if matrix.address.is_multiple_of(BYTES as u64) {
+        self.strided(operand, matrix, expected, 1)?.starts_aligned(operand, matrix.address, 16)
+    }
+
+    fn starts_aligned(
+        &mut self,
+        operand: &'static str,
+        address: u64,
+        bytes: usize,
+    ) -> Result<&mut Self, Error> {
+        if address.is_multiple_of(bytes as u64) {
             return Ok(self);
         }
-        Err(Error::Alignment { operation: self.operation, operand, bytes: BYTES })
+        Err(Error::Alignment { operation: self.operation, operand, bytes })
     }
 
     /// The last operand that was checked overlaps none before it.

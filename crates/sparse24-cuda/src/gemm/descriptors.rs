@@ -11,25 +11,16 @@ use std::{
 use cudarc::cublaslt::sys::{
     self,
     cublasComputeType_t::CUBLAS_COMPUTE_32F,
-    cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
+    cublasLtEpilogue_t::*,
+    cublasLtHandle_t, cublasLtMatmulAlgo_t,
     cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
-    cublasLtMatmulDescAttributes_t::{
-        CUBLASLT_MATMUL_DESC_BIAS_POINTER, CUBLASLT_MATMUL_DESC_EPILOGUE,
-        CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_TRANSB,
-    },
+    cublasLtMatmulDescAttributes_t::*,
     cublasLtMatmulHeuristicResult_t,
-    cublasLtMatmulPreferenceAttributes_t::{
-        CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-    },
-    cublasLtReductionScheme_t::{
-        CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, CUBLASLT_REDUCTION_SCHEME_NONE,
-    },
+    cublasLtMatmulPreferenceAttributes_t::*,
+    cublasLtReductionScheme_t::*,
     cublasStatus_t,
     cudaDataType_t::{CUDA_R_16BF, CUDA_R_32F},
 };
-
 use sparse24_core::op::Accumulate;
 
 use super::{
@@ -124,10 +115,8 @@ impl Descriptors {
             cublaslt::cublasLtMatmulDescCreate(&mut of.product, CUBLAS_COMPUTE_32F, CUDA_R_32F)
         })?;
         let epilogue = match key.product {
-            Product::ForwardBias => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
-            Product::Forward | Product::Dgrad | Product::Wgrad => {
-                cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT
-            }
+            Product::ForwardBias => CUBLASLT_EPILOGUE_BIAS,
+            Product::Forward | Product::Dgrad | Product::Wgrad => CUBLASLT_EPILOGUE_DEFAULT,
         };
         said(of.set(CUBLASLT_MATMUL_DESC_TRANSA, &transposed_a))?;
         said(of.set(CUBLASLT_MATMUL_DESC_TRANSB, &transposed_b))?;

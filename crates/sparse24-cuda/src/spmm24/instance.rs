@@ -1,7 +1,7 @@
 //! The Hopper kernels of `kernels/spmm24_sm90.cu`, and the launches that carry out a plan.
 
 use crate::{
-    Architecture, Error,
+    Architecture, Device, Error,
     launch::{Argument, Grid},
     layout::{BLOCK, BLOCK_METADATA, BLOCK_VALUES},
     plan::{Form, Plan, TILE_ROWS, Wgmma},
@@ -62,14 +62,28 @@ pub(super) fn tiles(columns: u32, [m, n]: [usize; 2]) -> [u32; 2] {
 
 /// The launches of a plan: a kernel for whole tiles and parts, and one that adds up the parts.
 pub(super) struct Schedule {
-    pub(super) entry: &'static str,
-    pub(super) grid: Grid,
-    pub(super) sizes: [Argument; 8],
-    pub(super) gather_grid: Grid,
-    pub(super) gather_sizes: [Argument; 8],
+    entry: &'static str,
+    grid: Grid,
+    sizes: [Argument; 8],
+    gather_grid: Grid,
+    gather_sizes: [Argument; 8],
     /// Rows of the TMA boxes of B and D.
     pub(super) rows_of_b: u32,
     pub(super) rows_of_d: u32,
+}
+
+impl Schedule {
+    /// Queues the kernel, and `gather` to add up the parts.
+    pub(super) fn launch(
+        &self,
+        device: &mut Device,
+        operands: &[Argument],
+        gather: &'static str,
+        of_gather: &[Argument],
+    ) -> Result<(), Error> {
+        device.launch(self.entry, self.grid, &[operands, &self.sizes].concat())?;
+        device.launch(gather, self.gather_grid, &[of_gather, &self.gather_sizes].concat())
+    }
 }
 
 pub(super) fn schedule(

@@ -1,8 +1,8 @@
-//! Compares every kernel with `sparse24-core` and `sparse24-cpu`, in one process.
+//! Tests of the kernels with the bits of `sparse24-core` and `sparse24-cpu`, in one process.
 //!
 //! Without a GPU, tests report that they were skipped, or fail if `SPARSE24_REQUIRE_GPU` is set.
 //! Outputs are poisoned and lie between guard bands. Results are compared bit for bit where core
-//! defines the bits, and within the bounds of `tolerance` elsewhere.
+//! defines the bits; elsewhere the conformance suite (`tests/src/conformance.rs`) checks values.
 
 mod activation;
 mod adamw;
@@ -23,4 +23,3 @@ mod prune;
 mod search;
 mod spmm24;
 mod support;
-mod tolerance;

@@ -1,23 +1,21 @@
 //! mask_search.
 
 use half::bf16;
-use ndarray::{Array2, Zip};
+use ndarray::{Array2, ArrayView2, Zip, s};
 use sparse24_core::{Element, Mask, MaskKind, philox::Philox4x32};
 use sparse24_cpu::search as cpu;
 use sparse24_cuda::{
-    Device, Error,
+    Device, Matrix,
     search::{Weight, mask_search},
 };
 
 use crate::{
     prune::{BothWays, MAPS},
-    support::{Poisoned, affordable, on_gpu, split_mix, upload},
+    support::{Poisoned, affordable, on_gpu, refused, split_mix, upload},
 };
 
-const KINDS: [MaskKind; 3] = [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise];
-
 /// Ordinary tiles and difficult ones: ties, zeros of both signs, subnormals, infinities, NaNs, sums
-/// that would overflow, random bits.
+/// that round or overflow, random bits.
 pub(crate) fn hostile<T: Element>([rows, columns]: [usize; 2], seed: u64) -> Array2<T> {
     const SPECIAL: [f32; 10] = [
         f32::NAN,
@@ -39,28 +37,35 @@ pub(crate) fn hostile<T: Element>([rows, columns]: [usize; 2], seed: u64) -> Arr
         let [kind, ..] = draw(1, row / 4, column / 4);
         let [a, b, bits, _] = draw(0, row, column);
         let signed = b as i32 as f32 * 2_f32.powi(-31);
-        *w = T::from_f32(match kind % 8 {
+        *w = T::from_f32(match kind % 9 {
             0 => (a % 3) as f32 - 1.0,
             1 => SPECIAL[a as usize % SPECIAL.len()],
             2 if a % 8 == 0 => SPECIAL[b as usize % SPECIAL.len()],
             3 => f32::from_bits(bits),
-            4 => f32::from_bits((a % 8) | b & 1 << 31),
+            // The smallest magnitudes of f32 and of bf16.
+            4 => f32::from_bits((a % 8) << (b % 2 * 16) | b & 1 << 31),
             5 => f32::from_bits(0x7e80_0000 | a >> 8 | b & 1 << 31),
             6 => 1.0 + f32::EPSILON * (a % 4) as f32,
+            // Magnitudes from 2^-40 on, so that sums round.
+            7 => signed * 2_f64.powi(-((a % 40) as i32)) as f32,
             _ => signed,
         });
     });
     w
 }
 
-fn check_masks<T: Weight + Element>(device: &mut Device, w: &Array2<T>, kinds: &[MaskKind]) {
-    let (rows, columns) = w.dim();
+fn check_masks<T: Weight + Element>(device: &mut Device, w: &Array2<T>) {
     let on_device = upload(device, w);
+    check_kinds(device, w.view(), on_device);
+}
+
+fn check_kinds<T: Weight + Element>(device: &mut Device, w: ArrayView2<'_, T>, of: Matrix<T>) {
+    let [rows, columns] = of.shape();
     let tiles = Poisoned::<u16>::new(device, [rows / 4, columns / 4]);
-    for &kind in kinds {
+    for kind in [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise] {
         let mut expected = Mask::empty(rows, columns).expect("tiled");
-        cpu::mask_search(w.view(), kind, &mut expected).expect("tiled");
-        mask_search(device, on_device, kind, tiles.matrix).expect("queued");
+        cpu::mask_search(w, kind, &mut expected).expect("tiled");
+        mask_search(device, of, kind, tiles.matrix).expect("queued");
         let found = tiles.read(device);
         let differs = found.iter().zip(expected.tiles()).position(|(a, b)| a != b);
         assert_eq!(differs, None, "{kind} of {rows}x{columns}: the first differing tile");
@@ -74,8 +79,8 @@ fn masks_of_hostile_tiles_match_the_cpu() {
             .into_iter()
             .enumerate()
         {
-            check_masks::<f32>(device, &hostile(shape, seed as u64), &KINDS);
-            check_masks::<bf16>(device, &hostile(shape, seed as u64), &KINDS);
+            check_masks::<f32>(device, &hostile(shape, seed as u64));
+            check_masks::<bf16>(device, &hostile(shape, seed as u64));
             device.reset().expect("idle");
         }
     });
@@ -86,12 +91,7 @@ fn rectangles_are_searched_in_place() {
     on_gpu(|device| {
         let w = hostile::<f32>([24, 40], 5);
         let part = upload(device, &w).rows(3..19).columns(8..36);
-        let tiles = Poisoned::<u16>::new(device, [4, 7]);
-        let mut expected = Mask::empty(16, 28).expect("tiled");
-        cpu::mask_search(w.slice(ndarray::s![3..19, 8..36]), MaskKind::Transposable, &mut expected)
-            .expect("tiled");
-        mask_search(device, part, MaskKind::Transposable, tiles.matrix).expect("queued");
-        assert_eq!(tiles.read(device), expected.tiles());
+        check_kinds(device, w.slice(s![3..19, 8..36]), part);
     });
 }
 
@@ -183,7 +183,7 @@ fn a_billion_random_tiles() {
 #[test]
 #[ignore = "a gigabyte: `run.sh long`"]
 fn a_large_matrix() {
-    on_gpu(|device| check_masks::<f32>(device, &hostile([30768, 8192], 1), &KINDS));
+    on_gpu(|device| check_masks::<f32>(device, &hostile([30768, 8192], 1)));
 }
 
 #[test]
@@ -191,23 +191,10 @@ fn refusals_name_the_operand() {
     on_gpu(|device| {
         let w = device.alloc::<f32>("w", [8, 16]).expect("memory");
         let tiles = device.alloc::<u16>("mask", [2, 4]).expect("memory");
-        let mut refused =
-            |w, tiles| mask_search(device, w, MaskKind::RowWise, tiles).expect_err("refused");
-        assert!(matches!(
-            refused(w.columns(0..14), tiles),
-            Error::Semantics(sparse24_core::Error::NotTiled { rows: 8, columns: 14, .. })
-        ));
-        assert!(matches!(
-            refused(w, tiles.columns(0..3)),
-            Error::Shape { operand: "the mask", .. }
-        ));
-        assert!(matches!(
-            refused(w.columns(0..12), tiles.columns(0..3)),
-            Error::Gaps { operand: "the mask", columns: 3, stride: 4, .. }
-        ));
-        assert!(matches!(
-            refused(w.columns(1..5), tiles.columns(0..1)),
-            Error::Alignment { operand: "w", bytes: 16, .. }
-        ));
+        let mut refuse = |w, tiles| refused(mask_search(device, w, MaskKind::RowWise, tiles));
+        assert_eq!(refuse(w.columns(0..14), tiles), ("semantics", ""));
+        assert_eq!(refuse(w, tiles.columns(0..3)), ("shape", "the mask"));
+        assert_eq!(refuse(w.columns(0..12), tiles.columns(0..3)), ("gaps", "the mask"));
+        assert_eq!(refuse(w.columns(1..5), tiles.columns(0..1)), ("alignment", "w"));
     });
 }

@@ -10,7 +10,7 @@ use sparse24_core::{
     Element,
     philox::{Philox4x32, uniform},
 };
-use sparse24_cuda::{Device, Matrix, Scalar, Settings};
+use sparse24_cuda::{Device, Error, Matrix, Scalar, Settings};
 
 /// Runs a test with exclusive use of the GPU. Without a GPU it is skipped, or fails if
 /// `SPARSE24_REQUIRE_GPU` is set.
@@ -84,6 +84,24 @@ impl<T: Scalar> Poisoned<T> {
     fn guards(&self) -> [Matrix<T>; 2] {
         let end = self.whole.elements();
         [self.whole.columns(0..GUARD), self.whole.columns(end - GUARD..end)]
+    }
+}
+
+/// The kind of a refusal, and the operand or number that it names.
+pub(crate) fn refused<T: std::fmt::Debug>(
+    result: Result<T, Error>,
+) -> (&'static str, &'static str) {
+    match result.expect_err("a refusal") {
+        Error::Semantics(_) => ("semantics", ""),
+        Error::Shape { operand, .. } => ("shape", operand),
+        Error::Gaps { operand, .. } => ("gaps", operand),
+        Error::Alignment { operand, .. } => ("alignment", operand),
+        Error::Alias { output, .. } => ("alias", output),
+        Error::Stale { operand, .. } => ("stale", operand),
+        Error::OutOfRange { what, .. } => ("range", what),
+        Error::TooLarge { what, .. } => ("too large", what),
+        Error::Plan { .. } => ("plan", ""),
+        other => panic!("{other}"),
     }
 }
 
