@@ -1,7 +1,6 @@
 //! The runs that are killed, each a fraction of a second long, and the comparison of their ends.
 
 use std::{
-    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     process::Stdio,
@@ -12,7 +11,7 @@ use serde_json::Value;
 
 use crate::{
     shim,
-    support::{Place, TINY},
+    support::{Place, TINY, Tree},
 };
 
 /// Settings of a run that the choice of kill points depends on.
@@ -75,7 +74,7 @@ impl Shape {
 /// An undisturbed run.
 pub(crate) struct Whole {
     shape: Shape,
-    checkpoints: BTreeMap<PathBuf, Option<Vec<u8>>>,
+    checkpoints: Tree,
     metrics: Vec<Value>,
     /// File operations: name, and path relative to the run directory.
     pub(crate) operations: Vec<(String, PathBuf)>,
@@ -100,7 +99,7 @@ impl Whole {
             checkpoints.contains_key(Path::new(&format!("step-{:08}", shape.switch))),
             "the switch is elsewhere"
         );
-        Self { shape, checkpoints, metrics: timeless(place, "whole"), operations, duration }
+        Self { shape, checkpoints, metrics: place.timeless("whole"), operations, duration }
     }
 
     /// Number of operations below a part of the run directory.
@@ -111,9 +110,7 @@ impl Whole {
     /// Describes the first difference between a finished run and this one.
     pub(crate) fn difference(&self, place: &Place, run: &str) -> Option<String> {
         let found = place.tree(&format!("{run}/checkpoints"));
-        if let Some(litter) = found
-            .keys()
-            .find(|path| !path.starts_with("step-") && !path.to_str().unwrap().starts_with("step-"))
+        if let Some(litter) = found.keys().find(|path| !path.to_str().unwrap().starts_with("step-"))
         {
             return Some(format!("{} is left", litter.display()));
         }
@@ -132,7 +129,7 @@ impl Whole {
                 return Some(format!("{file} differs"));
             }
         }
-        let metrics = timeless(place, run);
+        let metrics = place.timeless(run);
         let unequal = metrics.iter().zip(&self.metrics).find(|(found, expected)| found != expected);
         match unequal {
             Some((found, expected)) => Some(format!("metrics: {found}, expected {expected}")),
@@ -142,15 +139,6 @@ impl Whole {
             None => None,
         }
     }
-}
-
-/// The metrics without wall-clock fields.
-fn timeless(place: &Place, run: &str) -> Vec<Value> {
-    let mut metrics = place.metrics(run);
-    for line in &mut metrics {
-        assert!(line.as_object_mut().unwrap().remove("tokens_per_s").is_some());
-    }
-    metrics
 }
 
 /// The order that recovery relies on: metrics, files and directory of a checkpoint are synced
