@@ -124,11 +124,15 @@ fn a_model_without_a_tokenizer_takes_only_ids_of_its_vocabulary() {
     }
     let answer = place.answer(&format!("train {TINY} --data small --out run"));
     assert!(!answer.contains("sparse24 sample") && answer.contains("sparse24 export"), "{answer}");
-    place.answer("eval run --data small");
-    place.refuses("eval run --data large", 3, "20*10");
-    place.refuses("eval run --data text", 3, "text: *tokenizer*train.bin");
-    place.refuses("eval run --data nowhere", 3, "nowhere: does not exist");
-    place.refuses("sample run", 3, "run has no tokenizer.json");
+    assert!(!place.path("run/tokenizer.json").exists());
+    place.answer("eval run");
+    for (line, pattern) in [
+        ("eval run --data large", "20*10"),
+        ("eval run --data text", "text: *tokenizer*train.bin"),
+        ("sample run", "run has no tokenizer.json"),
+    ] {
+        place.refuses(line, 3, pattern);
+    }
 }
 
 #[test]
@@ -155,15 +159,11 @@ fn wrong_arguments_of_sample_are_refused() {
     for (arguments, pattern) in [
         ("--temperature -1", "--temperature: *-1"),
         ("--temperature nan", "--temperature: *NaN"),
-        ("--temperature inf", "--temperature: *inf"),
         ("--top-k 0", "--top-k: *1*0"),
         ("--top-k -1", "'-1'*--top-k"),
-        ("--prompt Zürich", "--prompt: *'Z' (U+005A)*byte 0*27"),
         ("--prompt zürich", "--prompt: *'ü' (U+00FC)*byte 1*27"),
+        ("--prompt=", "--prompt: *at least one character"),
     ] {
         place.refuses(&format!("sample run {arguments}"), 2, pattern);
     }
-    let mut command = place.command("sample run --prompt");
-    command.arg("");
-    place.refuses_command(command, 2, "--prompt: *at least one character");
 }

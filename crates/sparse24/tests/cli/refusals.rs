@@ -1,7 +1,7 @@
 //! Refusals of `sparse24 train` and `estimate`, and of wrong commands.
 
 use std::{
-    fs::{self, File},
+    fs,
     io::{BufRead, BufReader},
     process::Stdio,
 };
@@ -85,43 +85,23 @@ fn a_run_directory_must_be_new_or_empty() {
 }
 
 #[test]
-fn a_directory_in_use_is_refused() {
-    let place = Place::trained("");
-    place.write("run/lock", "4711\n");
-    let lock = File::options().write(true).open(place.path("run/lock")).unwrap();
-    lock.lock().unwrap();
-    place.refuses("resume run", 3, "run: *in use*4711");
-    place.answer("eval run");
-    // Not by closing the file: a process that another test is starting may hold a copy of it.
-    lock.unlock().unwrap();
-    place.answer("resume run");
-
-    fs::create_dir(place.path("new")).unwrap();
-    let lock = File::create(place.path("new/lock")).unwrap();
-    lock.lock().unwrap();
-    place.refuses(&format!("train {TINY} --out new"), 3, "new: *in use*unknown");
-}
-
-#[test]
 fn two_processes_never_write_one_run() {
-    let place = Place::new();
-    // A step of minutes.
-    let line = format!("train {TINY} --set batch.gradient_accumulation_steps=1000000 --out run");
+    let place = Place::trained("");
+    // A step of minutes; the given weights are saved before it.
+    let slow = "--set batch.gradient_accumulation_steps=1000000";
+    let line = format!("train {TINY} {slow} --init-from run --out next");
     let mut first = place.command(&line).stderr(Stdio::piped()).spawn().unwrap();
     let mut notes = BufReader::new(first.stderr.take().unwrap());
     notes.read_line(&mut String::new()).unwrap();
-    let second = place.command("resume run").output().unwrap();
+    let second = place.command("resume next").output().unwrap();
     assert_eq!(second.status.code(), Some(3));
     let error = sentence(&second);
-    assert!(is_like(&error, &format!("run: *in use*{}", first.id())), "{error}");
+    assert!(is_like(&error, &format!("next: *in use*{}", first.id())), "{error}");
+    place.answer("eval next");
     first.kill().unwrap();
     first.wait().unwrap();
-    place.edit(
-        "run/config.toml",
-        "gradient_accumulation_steps = 1000000",
-        "gradient_accumulation_steps = 1",
-    );
-    place.answer("resume run");
+    place.edit("next/config.toml", "_steps = 1000000", "_steps = 1");
+    place.answer("resume next --allow batch");
 }
 
 #[cfg(target_os = "linux")]

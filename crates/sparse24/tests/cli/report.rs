@@ -134,26 +134,14 @@ fn the_page_opens_in_a_browser_with_an_empty_console() {
 
 /// The lines of a page's console.
 fn console(place: &Place, browser: &str, page: &str, more: &[&str]) -> String {
-    let always = [
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        "--enable-logging=stderr",
-        "--v=0",
-    ];
-    // No user profile and no network.
-    let alone = [
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-    ];
+    // Without a user profile and a network.
+    let always = "--headless=new --no-sandbox --disable-gpu --hide-scrollbars \
+                  --enable-logging=stderr --v=0 --no-first-run --disable-background-networking \
+                  --disable-component-update --disable-sync";
     let profile = format!("--user-data-dir={}", place.path("profile").display());
     let page = format!("file://{}", place.path(page).display());
     let output = Command::new(browser)
-        .args(always)
-        .args(alone)
+        .args(always.split_whitespace())
         .arg(profile)
         .args(more)
         .arg(page)

@@ -169,28 +169,19 @@ fn every_kind_of_model_trains_and_resumes() {
 }
 
 #[test]
-fn prepared_and_foreign_shards_train() {
+fn prepared_shards_train_like_their_text() {
     let place = Place::new();
     place.answer("prepare --data text --tokenizer char --out prepared");
     place.train("text-run", "");
     place.train("shard-run", "--data prepared");
     let [text, shards] = ["text-run", "shard-run"].map(|run| place.saved(run, 12));
     assert!(text == shards, "the same tokens train the same model");
-    fs::create_dir(place.path("foreign")).unwrap();
-    let ids: Vec<u8> = (0..2000_u16).flat_map(|i| (i * 7 % 50).to_le_bytes()).collect();
-    for name in ["foreign/train.bin", "foreign/val.bin"] {
-        place.write(name, &ids);
-    }
-    place.train("foreign-run", "--data foreign");
-    assert!(!place.path("foreign-run/tokenizer.json").exists());
-    place.answer("eval foreign-run");
-    place.refuses("sample foreign-run", 3, "foreign-run has no tokenizer.json");
 }
 
 #[test]
 fn a_warm_up_as_long_as_the_run_is_reported() {
     let place = Place::new();
-    for (warmup, is_reported) in [(11, false), (12, true), (150, true)] {
+    for (warmup, is_reported) in [(11, false), (12, true)] {
         let setting = format!("optimizer.warmup_steps={warmup}");
         let notes = place.notes(&format!("train {TINY} --set {setting} --out run{warmup}"));
         let is_remark = |line: &str| {
