@@ -1,11 +1,9 @@
 //! Every training method through the command: listed, trained, resumed, evaluated and exported;
 //! and choices set separately.
 
-use std::fs;
-
 use serde_json::{Value, json};
 
-use crate::support::Place;
+use crate::support::{Place, SAVED};
 
 const NAMES: [&str; 9] =
     ["dense", "half", "ste", "ste-row-wise", "sr-ste", "fst", "step", "bi-mask", "s-ste"];
@@ -40,15 +38,8 @@ fn the_list_of_methods_names_every_choice_and_source() {
 fn every_method_trains_resumes_and_exports() {
     let place = Place::new();
     for name in NAMES {
-        let trained = place
-            .train(name, &format!("--method {name} --checkpoint-every 5 --set run.keep_last=9"));
-        let whole = place.saved(name, 12);
-        for checkpoint in place.checkpoints(name).iter().filter(|name| *name != "step-00000005") {
-            fs::remove_dir_all(place.path(&format!("{name}/checkpoints/{checkpoint}"))).unwrap();
-        }
-        let resumed = place.json(&format!("resume {name} --json"));
-        assert_eq!([&resumed["trained"], &resumed["val_loss"]], [&json!(7), &trained["val_loss"]]);
-        assert!(place.saved(name, 12) == whole, "{name}: another last checkpoint");
+        let trained = place.train(name, &format!("--method {name} {SAVED}"));
+        place.repeats(name);
         let evaluated = place.json(&format!("eval {name} --json"));
         assert_eq!(evaluated["loss"], trained["val_loss"], "{name}");
 

@@ -23,9 +23,6 @@ fn training_leaves_a_page_and_runs_are_compared_in_one() {
     assert_eq!(place.answer("report fst dense"), "fst/report.html\n");
     assert_eq!(place.answer("report fst dense --out both.html"), "both.html\n");
     assert!(place.read("both.html") == place.read("fst/report.html"));
-    for figure in ["loss", "flips", "layers", "tiles", "kept", "gaps", "variance", "optimizer"] {
-        assert!(place.read("both.html").contains(&format!("<figure id=\"{figure}\"")), "{figure}");
-    }
     place.exits(&format!("train {TINY} --set optimizer.learning_rate=1e30 --out failed"), 5);
     let page = place.read("failed/report.html");
     assert!(page.contains("unfinished") && page.contains("is not finite"), "{page}");
@@ -42,12 +39,10 @@ fn training_leaves_a_page_and_runs_are_compared_in_one() {
     ] {
         place.refuses(&format!("report {line}"), code, message);
     }
-    for figure in ["quickstart", "loss", "layers"] {
-        for _ in ["new", "replaced"] {
-            let line = format!("report fst dense --figure {figure} --out {figure}.svg");
-            assert_eq!(place.answer(&line), format!("{figure}.svg\n"));
-        }
-        assert!(place.read(&format!("{figure}.svg")).starts_with("<svg xmlns="));
+    for _ in ["new", "replaced"] {
+        let line = "report fst dense --figure quickstart --out figure.svg";
+        assert_eq!(place.answer(line), "figure.svg\n");
+        assert!(place.read("figure.svg").starts_with("<svg xmlns="));
     }
 }
 
