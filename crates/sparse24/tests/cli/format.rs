@@ -31,8 +31,7 @@ fn listing(checkpoint: &Path) -> Vec<String> {
 
 #[test]
 fn the_python_reader_verifies_a_checkpoint_and_reads_the_same_bits() {
-    let place = Place::new();
-    place.train("run", "--set model.bias=true --set run.instrument_every=5");
+    let place = Place::trained("--set model.bias=true --set run.instrument_every=5");
     let checkpoint = place.path("run/checkpoints/step-00000010");
     let reader = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/read_checkpoint.py");
     let read = || Command::new("python3").arg(&reader).arg(&checkpoint).output();

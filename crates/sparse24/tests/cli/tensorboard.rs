@@ -26,8 +26,7 @@ fn holds(event: &[u8], text: &str) -> bool {
 
 #[test]
 fn each_process_writes_a_file_of_its_own() {
-    let place = Place::new();
-    place.train("run", &format!("--tensorboard {SAVED}"));
+    let place = Place::trained(&format!("--tensorboard {SAVED}"));
     let first = &events(&place, "run")[0];
     assert_eq!(first.len(), 1 + 12, "a version and twelve steps");
     assert!(holds(&first[0], "brain.Event:2"));
