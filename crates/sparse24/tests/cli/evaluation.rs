@@ -3,14 +3,13 @@
 use std::fs;
 
 use serde_json::json;
-use sparse24_run::checkpoint::{self, NamedTensor};
+use sparse24_run::checkpoint;
 
 use crate::support::{Place, TINY, text};
 
 #[test]
 fn eval_repeats_the_validation_losses_of_training() {
-    let place = Place::new();
-    place.train("run", "");
+    let place = Place::trained("");
     let metrics = place.metrics("run");
     for (what, step, phase) in [
         ("run", 12, "dense"),
@@ -51,31 +50,20 @@ fn the_loss_does_not_depend_on_the_batch_size() {
 
 #[test]
 fn a_checkpoint_of_another_model_is_refused() {
-    let place = Place::new();
-    place.train("run", "");
-    let whole = checkpoint::load(&place.path("run/checkpoints/step-00000012")).unwrap();
-    let refuses = |change: &dyn Fn(&mut Vec<NamedTensor>), pattern: &str| {
-        let mut checkpoint = whole.clone();
-        [&mut checkpoint.weights, &mut checkpoint.first_moments, &mut checkpoint.second_moments]
-            .into_iter()
-            .for_each(change);
-        checkpoint::save(&place.path("run/checkpoints"), &checkpoint).unwrap();
-        place.refuses("eval run", 3, &format!("run/checkpoints/step-00000012*{pattern}"));
-    };
-    refuses(&|tensors| tensors.retain(|tensor| tensor.name != "wte.weight"), "wte.weight");
-    let shorten = |tensors: &mut Vec<NamedTensor>| {
-        for tensor in tensors.iter_mut().filter(|tensor| tensor.name == "wte.weight") {
-            tensor.shape[0] -= 1;
-            tensor.values.truncate(26 * 16);
-        }
-    };
-    refuses(&shorten, "wte.weight*26*27");
+    let place = Place::trained("");
+    let mut checkpoint = checkpoint::load(&place.path("run/checkpoints/step-00000012")).unwrap();
+    let parts =
+        [&mut checkpoint.weights, &mut checkpoint.first_moments, &mut checkpoint.second_moments];
+    for tensors in parts {
+        tensors.retain(|tensor| tensor.name != "wte.weight");
+    }
+    checkpoint::save(&place.path("run/checkpoints"), &checkpoint).unwrap();
+    place.refuses("eval run", 3, "run/checkpoints/step-00000012*wte.weight");
 }
 
 #[test]
 fn eval_sample_and_export_refuse_what_is_not_a_run_or_was_changed() {
-    let place = Place::new();
-    place.train("run", "");
+    let place = Place::trained("");
     fs::create_dir_all(place.path("folder/checkpoints/step-00000001")).unwrap();
     let refuse = |what: &str, pattern: &str| {
         for line in [format!("eval {what}"), format!("sample {what}"), format!("export {what} out")]
@@ -88,17 +76,12 @@ fn eval_sample_and_export_refuse_what_is_not_a_run_or_was_changed() {
     }
     refuse("run/checkpoints/step-00000011", "step-00000011: does not exist");
     refuse("folder/checkpoints/step-00000001", "step-00000001: *RUN/checkpoints/step-NNNNNNNN");
-    place.write("folder/config.toml", place.read("run/config.toml"));
+    let config = place.read("run/config.toml");
+    place.write("folder/config.toml", &config);
     fs::remove_dir_all(place.path("folder/checkpoints")).unwrap();
     refuse("folder", "folder: *checkpoint");
-    let config = place.read("run/config.toml");
-    for (from, to) in
-        [("d_model = 16", "d_model = 32"), ("heads = 2", "heads = 4"), ("\"char\"", "\"byte\"")]
-    {
-        place.write("run/config.toml", config.replacen(from, to, 1));
-        let [was, is] = [from, to].map(|text| text.rsplit(' ').next().unwrap());
-        refuse("run", &format!("run/config.toml: *run/checkpoints/step-00000012*{was}*{is}"));
-    }
+    place.edit("run/config.toml", "d_model = 16", "d_model = 32");
+    refuse("run", "run/config.toml: *run/checkpoints/step-00000012*16*32");
     place.write("run/config.toml", config);
     // Tokenizers: more tokens than the model has, as many others, damaged, missing.
     let tokenizer = place.read("run/tokenizer.json");
@@ -117,12 +100,11 @@ fn eval_sample_and_export_refuse_what_is_not_a_run_or_was_changed() {
 
     place.write("capitals", "THE QUICK BROWN FOX".repeat(20));
     place.write("short", "ab");
-    place.answer("prepare --data capitals --tokenizer char --out others-16");
     for (data, pattern) in [
         ("nowhere", "nowhere: does not exist"),
         ("capitals", "capitals: *'T' (U+0054)*byte 0*27"),
         ("short", "short: *1 tokens*validation*2"),
-        ("others-16", "others-16: *16*27"),
+        ("more-shards", "more-shards: *30*27"),
     ] {
         place.refuses(&format!("eval run --data {data}"), 3, pattern);
     }
@@ -142,17 +124,20 @@ fn a_model_without_a_tokenizer_takes_only_ids_of_its_vocabulary() {
     }
     let answer = place.answer(&format!("train {TINY} --data small --out run"));
     assert!(!answer.contains("sparse24 sample") && answer.contains("sparse24 export"), "{answer}");
-    place.answer("eval run --data small");
-    place.refuses("eval run --data large", 3, "20*10");
-    place.refuses("eval run --data text", 3, "text: *tokenizer*train.bin");
-    place.refuses("eval run --data nowhere", 3, "nowhere: does not exist");
-    place.refuses("sample run", 3, "run has no tokenizer.json");
+    assert!(!place.path("run/tokenizer.json").exists());
+    place.answer("eval run");
+    for (line, pattern) in [
+        ("eval run --data large", "20*10"),
+        ("eval run --data text", "text: *tokenizer*train.bin"),
+        ("sample run", "run has no tokenizer.json"),
+    ] {
+        place.refuses(line, 3, pattern);
+    }
 }
 
 #[test]
 fn samples_continue_the_prompt_and_depend_only_on_the_seed() {
-    let place = Place::new();
-    place.train("run", "");
+    let place = Place::trained("");
     let sample =
         |more: &str| place.answer(&format!("sample run --prompt quick --tokens 40 {more}"));
     let text = sample("--seed 1");
@@ -170,20 +155,15 @@ fn samples_continue_the_prompt_and_depend_only_on_the_seed() {
 
 #[test]
 fn wrong_arguments_of_sample_are_refused() {
-    let place = Place::new();
-    place.train("run", "");
+    let place = Place::trained("");
     for (arguments, pattern) in [
         ("--temperature -1", "--temperature: *-1"),
         ("--temperature nan", "--temperature: *NaN"),
-        ("--temperature inf", "--temperature: *inf"),
         ("--top-k 0", "--top-k: *1*0"),
         ("--top-k -1", "'-1'*--top-k"),
-        ("--prompt Zürich", "--prompt: *'Z' (U+005A)*byte 0*27"),
         ("--prompt zürich", "--prompt: *'ü' (U+00FC)*byte 1*27"),
+        ("--prompt=", "--prompt: *at least one character"),
     ] {
         place.refuses(&format!("sample run {arguments}"), 2, pattern);
     }
-    let mut command = place.command("sample run --prompt");
-    command.arg("");
-    place.refuses_command(command, 2, "--prompt: *at least one character");
 }

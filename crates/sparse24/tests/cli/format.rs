@@ -31,8 +31,7 @@ fn listing(checkpoint: &Path) -> Vec<String> {
 
 #[test]
 fn the_python_reader_verifies_a_checkpoint_and_reads_the_same_bits() {
-    let place = Place::new();
-    place.train("run", "--set model.bias=true --set run.instrument_every=5");
+    let place = Place::trained("--set model.bias=true --set run.instrument_every=5");
     let checkpoint = place.path("run/checkpoints/step-00000010");
     let reader = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/read_checkpoint.py");
     let read = || Command::new("python3").arg(&reader).arg(&checkpoint).output();
@@ -49,16 +48,10 @@ fn the_python_reader_verifies_a_checkpoint_and_reads_the_same_bits() {
         String::from_utf8(output.stdout).unwrap().lines().map(bits).collect();
     printed.sort();
     assert_eq!(printed, listing(&checkpoint));
-    for (name, at) in [
-        ("manifest.json", 50),
-        ("state.json", 50),
-        ("model.safetensors", 50),
-        ("masks.safetensors", 1000),
-    ] {
+    for name in ["manifest.json", "state.json", "model.safetensors"] {
         let whole = fs::read(checkpoint.join(name)).unwrap();
         let mut damaged = whole.clone();
-        let at = at.min(whole.len() - 1);
-        damaged[at] ^= 1;
+        damaged[50] ^= 1;
         fs::write(checkpoint.join(name), damaged).unwrap();
         let output = read().unwrap();
         let error = String::from_utf8(output.stderr).unwrap();
@@ -90,8 +83,7 @@ fn a_run_of_version_1_resumes_as_it_would_have_continued() {
                 assert!((old - new).abs() <= 1e-4 * old.abs(), "{run}: {key} {old} {new}");
             }
         }
-        let state = place.read(&format!("{run}/checkpoints/step-00000024/state.json"));
-        let state: Value = serde_json::from_str(&state).unwrap();
+        let state = place.value(&format!("{run}/checkpoints/step-00000024/state.json"));
         assert_eq!(state["phase_ends"].to_string(), ends);
         place.json(&format!("eval {run} --json"));
     }

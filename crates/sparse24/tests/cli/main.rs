@@ -1,5 +1,5 @@
 //! Tests of the `sparse24` binary: each command on configurations that train in a second, and its
-//! refusals. `prepare`, `prune` and `verify` have files of their own beside this folder.
+//! refusals.
 
 mod bench;
 mod configuration;
@@ -11,9 +11,12 @@ mod gpus;
 mod interchange;
 mod interruption;
 mod methods;
+mod prepare;
+mod prune;
 mod refusals;
 mod report;
 mod reports;
+mod running;
 mod search;
 mod signals;
 mod study;

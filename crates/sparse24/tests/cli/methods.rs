@@ -1,11 +1,9 @@
 //! Every training method through the command: listed, trained, resumed, evaluated and exported;
 //! and choices set separately.
 
-use std::fs;
-
 use serde_json::{Value, json};
 
-use crate::support::{Place, checkpoint};
+use crate::support::{Place, SAVED};
 
 const NAMES: [&str; 9] =
     ["dense", "half", "ste", "ste-row-wise", "sr-ste", "fst", "step", "bi-mask", "s-ste"];
@@ -40,19 +38,8 @@ fn the_list_of_methods_names_every_choice_and_source() {
 fn every_method_trains_resumes_and_exports() {
     let place = Place::new();
     for name in NAMES {
-        let trained = place
-            .train(name, &format!("--method {name} --checkpoint-every 5 --set run.keep_last=9"));
-        let last = checkpoint(name, 12);
-        let whole = place.tree(&last);
-        for checkpoint in place.checkpoints(name) {
-            if checkpoint != "step-00000005" {
-                fs::remove_dir_all(place.path(&format!("{name}/checkpoints/{checkpoint}")))
-                    .unwrap();
-            }
-        }
-        let resumed = place.json(&format!("resume {name} --json"));
-        assert_eq!([&resumed["trained"], &resumed["val_loss"]], [&json!(7), &trained["val_loss"]]);
-        assert!(place.tree(&last) == whole, "{name}: another last checkpoint");
+        let trained = place.train(name, &format!("--method {name} {SAVED}"));
+        place.repeats(name);
         let evaluated = place.json(&format!("eval {name} --json"));
         assert_eq!(evaluated["loss"], trained["val_loss"], "{name}");
 
@@ -74,8 +61,7 @@ fn every_method_trains_resumes_and_exports() {
     assert!(place.tree("s-ste-24") != place.tree("ste-row-wise-24"));
     let log = place.read("step/log.txt");
     assert!(log.lines().any(|line| line.contains("step 6: dense training ends")), "{log}");
-    let state: Value =
-        serde_json::from_str(&place.read("step/checkpoints/step-00000012/state.json")).unwrap();
+    let state = place.value("step/checkpoints/step-00000012/state.json");
     assert_eq!(state["phase_ends"][0]["step"], 6);
 }
 
@@ -108,40 +94,6 @@ fn every_choice_can_be_set_separately() {
         assert!(!losses.contains(&loss), "{settings}: the same run as one before");
         losses.push(loss);
     }
-}
-
-#[test]
-fn a_resume_compares_choices_and_accepts_runs_from_before_they_existed() {
-    let place = Place::new();
-    place.train("run", "");
-    let config = place.read("run/config.toml");
-    place.write("run/config.toml", config.replace("decay = \"\"", "decay = \"none\""));
-    let pattern = "no method.decay*method.decay = \"none\"*--allow method.decay";
-    place.refuses("resume run", 3, pattern);
-    let new = [
-        "decay = \"\"",
-        "forward = ",
-        "dgrad = ",
-        "wgrad = ",
-        "phases = ",
-        "d_ff_ratio = ",
-        "kind = ",
-    ];
-    let is_old = |line: &&str| !new.iter().any(|new| line.starts_with(new));
-    let old: Vec<&str> = config.lines().filter(is_old).collect();
-    assert_eq!(old.len() + new.len(), config.lines().count());
-    place.write("run/config.toml", old.join("\n"));
-    place.answer("resume run");
-}
-
-/// Steps 1 to 4 and 9 to 12 are sparse.
-#[test]
-fn the_last_model_of_each_sparse_phase_is_kept() {
-    let place = Place::new();
-    let phases = r#"--set method.phases=["sparse:1/3","dense:2/3","sparse"]"#;
-    place.train("run", &format!("{phases} --checkpoint-every 2 --set run.keep_last=1"));
-    assert_eq!(place.checkpoints("run"), ["step-00000004", "step-00000012"]);
-    assert!(place.path("run/checkpoints/step-00000004/masks.safetensors").is_file());
 }
 
 /// Adam's variance and its bias correction stay frozen across adjacent frozen phases.

@@ -4,10 +4,7 @@ use std::{fs, path::PathBuf, process::Command};
 
 use serde_json::Value;
 
-use crate::{
-    interruption::timeless,
-    support::{Place, TINY},
-};
+use crate::support::{Place, SAVED, TINY};
 
 /// Instruments and flip rates at every step.
 const MEASURED: &str = "--set run.instrument_every=1 --set run.flip_every=1";
@@ -26,9 +23,9 @@ fn training_leaves_a_page_and_runs_are_compared_in_one() {
     assert_eq!(place.answer("report fst dense"), "fst/report.html\n");
     assert_eq!(place.answer("report fst dense --out both.html"), "both.html\n");
     assert!(place.read("both.html") == place.read("fst/report.html"));
-    for figure in ["loss", "flips", "layers", "tiles", "kept", "gaps", "variance", "optimizer"] {
-        assert!(place.read("both.html").contains(&format!("<figure id=\"{figure}\"")), "{figure}");
-    }
+    place.exits(&format!("train {TINY} --set optimizer.learning_rate=1e30 --out failed"), 5);
+    let page = place.read("failed/report.html");
+    assert!(page.contains("unfinished") && page.contains("is not finite"), "{page}");
     fs::create_dir(place.path("empty")).unwrap();
     let many = " fst".repeat(17);
     for (line, code, message) in [
@@ -42,40 +39,29 @@ fn training_leaves_a_page_and_runs_are_compared_in_one() {
     ] {
         place.refuses(&format!("report {line}"), code, message);
     }
-    for figure in ["quickstart", "loss", "layers"] {
-        for _ in ["new", "replaced"] {
-            let line = format!("report fst dense --figure {figure} --out {figure}.svg");
-            assert_eq!(place.answer(&line), format!("{figure}.svg\n"));
-        }
-        assert!(place.read(&format!("{figure}.svg")).starts_with("<svg xmlns="));
+    for _ in ["new", "replaced"] {
+        let line = "report fst dense --figure quickstart --out figure.svg";
+        assert_eq!(place.answer(line), "figure.svg\n");
+        assert!(place.read("figure.svg").starts_with("<svg xmlns="));
     }
 }
 
 #[test]
 fn instruments_decide_no_bit_and_count_what_flips() {
     let place = Place::new();
-    place.train("plain", "--set run.flip_every=1");
-    place.train("measured", MEASURED);
+    place.train("plain", &format!("--set run.flip_every=1 {SAVED}"));
+    place.train("measured", &format!("{MEASURED} {SAVED}"));
     for part in ["model.safetensors", "masks.safetensors"] {
-        let path = |run: &str| place.path(&format!("{run}/checkpoints/step-00000012/{part}"));
-        assert!(
-            fs::read(path("plain")).unwrap() == fs::read(path("measured")).unwrap(),
-            "{part} differs"
-        );
+        let part = std::path::Path::new(part);
+        let [plain, measured] = ["plain", "measured"].map(|run| place.saved(run, 12));
+        assert!(plain[part] == measured[part], "{part:?} differs");
     }
-    let evaluated =
-        |run: &str| place.json(&format!("eval {run} --json"))["loss"].as_f64().expect("a loss");
-    assert_eq!(
-        evaluated("measured"),
-        evaluated("plain"),
-        "evaluation ignores the counts in a checkpoint"
-    );
-    let mut metrics = timeless(&place, "measured");
-    let samples: Vec<Value> = metrics
-        .iter_mut()
-        .map(|line| line.as_object_mut().unwrap().remove("instruments").unwrap())
-        .collect();
-    assert_eq!(metrics, timeless(&place, "plain"));
+    let mut metrics = place.timeless("measured");
+    let sample = |line: &mut Value| line.as_object_mut().unwrap().remove("instruments").unwrap();
+    let samples: Vec<Value> = metrics.iter_mut().map(sample).collect();
+    assert_eq!(metrics, place.timeless("plain"));
+    let loss = |run: &str| place.json(&format!("eval {run} --json"))["loss"].take();
+    assert_eq!(loss("measured"), loss("plain"), "evaluation ignores the counts in a checkpoint");
 
     let mut flips = 0.0;
     for (line, sample) in metrics.iter().zip(&samples) {
@@ -86,46 +72,18 @@ fn instruments_decide_no_bit_and_count_what_flips() {
         let kept = sample["kept"].as_f64().unwrap();
         // The better of two complementary transposable masks keeps at least half.
         assert!((0.5..1.0).contains(&kept), "{sample}");
-        let gap: Vec<f64> =
-            sample["gap"].as_array().unwrap().iter().map(|gap| gap.as_f64().unwrap()).collect();
+        let gap = sample["gap"].as_array().unwrap().iter().map(|gap| gap.as_f64().unwrap());
+        let gap: Vec<f64> = gap.collect();
         assert!(gap.is_sorted() && gap[0] >= 0.0 && gap[4] > 0.0, "{sample}");
-        assert_eq!(
-            (
-                sample["tiles"].as_array().unwrap().len(),
-                sample["layers"].as_object().unwrap().len()
-            ),
-            (128, 4)
-        );
+        assert_eq!(sample["tiles"].as_array().unwrap().len(), 128);
+        assert_eq!(sample["layers"].as_object().unwrap().len(), 4);
         // Gradients are sampled only in sparse phases.
         let noise = sample["mvue_variance"].as_f64();
         assert_eq!(noise.is_some(), line["phase"] == "sparse");
         assert!(noise.is_none_or(|noise| noise > 0.0 && noise < 2.0), "{sample}");
     }
     assert!(flips > 0.0, "nothing flips");
-}
-
-#[test]
-fn a_run_written_before_instruments_existed_is_resumed() {
-    let place = Place::new();
-    place.train("run", "");
-    let config = place.read("run/config.toml");
-    assert!(config.contains("instrument_every = 0\n"));
-    place.write("run/config.toml", config.replace("instrument_every = 0\n", ""));
-    place.answer("resume run");
-    place.answer("report run");
-}
-
-#[test]
-fn a_resumed_run_continues_the_counts_of_flips() {
-    let place = Place::new();
-    place.train("run", &format!("{MEASURED} --checkpoint-every 4 --set run.keep_last=9"));
-    let (whole, end) = (timeless(&place, "run"), place.tree("run/checkpoints/step-00000012"));
-    for step in [8, 10, 12] {
-        fs::remove_dir_all(place.path(&format!("run/checkpoints/step-{step:08}"))).unwrap();
-    }
-    place.answer("resume run");
-    assert_eq!(timeless(&place, "run"), whole);
-    assert!(place.tree("run/checkpoints/step-00000012") == end);
+    place.repeats("measured");
 }
 
 /// `cargo test --release -p sparse24 --test cli browser -- --ignored --nocapture`. Screenshots are
@@ -171,26 +129,14 @@ fn the_page_opens_in_a_browser_with_an_empty_console() {
 
 /// The lines of a page's console.
 fn console(place: &Place, browser: &str, page: &str, more: &[&str]) -> String {
-    let always = [
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        "--enable-logging=stderr",
-        "--v=0",
-    ];
-    // No user profile and no network.
-    let alone = [
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-    ];
+    // Without a user profile and a network.
+    let always = "--headless=new --no-sandbox --disable-gpu --hide-scrollbars \
+                  --enable-logging=stderr --v=0 --no-first-run --disable-background-networking \
+                  --disable-component-update --disable-sync";
     let profile = format!("--user-data-dir={}", place.path("profile").display());
     let page = format!("file://{}", place.path(page).display());
     let output = Command::new(browser)
-        .args(always)
-        .args(alone)
+        .args(always.split_whitespace())
         .arg(profile)
         .args(more)
         .arg(page)
@@ -202,16 +148,4 @@ fn console(place: &Place, browser: &str, page: &str, more: &[&str]) -> String {
         .filter(|line| line.contains(":CONSOLE:"))
         .collect::<Vec<_>>()
         .join("\n")
-}
-
-#[test]
-fn a_run_that_fails_has_a_page_too() {
-    let place = Place::new();
-    let output = place
-        .command(&format!("train {TINY} --set optimizer.learning_rate=1e30 --out run"))
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(5), "{output:?}");
-    let page = place.read("run/report.html");
-    assert!(page.contains("unfinished") && page.contains("is not finite"), "{page}");
 }

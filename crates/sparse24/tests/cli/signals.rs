@@ -4,61 +4,17 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Read},
-    path::Path,
-    process::{Child, Command, Stdio},
+    io::{BufRead, BufReader},
+    process::Stdio,
     thread,
-    time::Duration,
 };
 
 use crate::{
-    interruption::{LONG, attempts, timeless},
-    support::{Place, TINY, checkpoint},
+    running::{LONG, attempts, interrupted, reached, send},
+    support::{Place, TINY, checkpoint, text},
 };
 
 const STOPS: [(&str, i32); 2] = [("-INT", 130), ("-TERM", 143)];
-
-/// Sends a signal. The child must not have been waited for: its id could be another process's.
-pub(crate) fn send(signal: &str, child: &Child) {
-    let status = Command::new("kill").args([signal, &child.id().to_string()]).status();
-    assert!(status.unwrap().success());
-}
-
-/// Waits until the metrics of a run have this many lines; false if the process ended before.
-pub(crate) fn tells(steps: usize, child: &mut Child, run: &Path) -> bool {
-    let lines = || {
-        fs::read(run.join("metrics.jsonl"))
-            .map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count())
-    };
-    while lines() < steps {
-        if child.try_wait().unwrap().is_some() {
-            return false;
-        }
-        thread::sleep(Duration::from_millis(1));
-    }
-    true
-}
-
-/// Starts a command, waits for its first line, and sends a signal `times` times, a tenth of a
-/// second apart. Returns its exit code and standard error.
-pub(crate) fn interrupted(
-    place: &Place,
-    line: &str,
-    signal: &str,
-    times: usize,
-) -> (Option<i32>, String) {
-    let mut child = place.command(line).stderr(Stdio::piped()).spawn().unwrap();
-    let mut stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut lines = String::new();
-    stderr.read_line(&mut lines).unwrap();
-    send(signal, &child);
-    for _ in 1..times {
-        thread::sleep(Duration::from_millis(100));
-        send(signal, &child);
-    }
-    stderr.read_to_string(&mut lines).unwrap();
-    (child.wait().unwrap().code(), lines)
-}
 
 /// The last line names the step and the command that resumes.
 fn assert_resumable(notes: &str, step: usize, run: &str) {
@@ -67,35 +23,48 @@ fn assert_resumable(notes: &str, step: usize, run: &str) {
     assert!(last.ends_with(&format!(": sparse24 resume {run}")), "{notes}");
 }
 
+/// Runs a command, which reaches `step`, and signals it there; returns its exit code and standard
+/// error.
+fn signalled(
+    place: &Place,
+    line: &str,
+    run: &str,
+    step: usize,
+    signal: &str,
+) -> Option<(Option<i32>, String)> {
+    let child = reached(place, line, run, step)?;
+    send(signal, &child);
+    let output = child.wait_with_output().unwrap();
+    Some((output.status.code(), String::from_utf8(output.stderr).unwrap()))
+}
+
 #[test]
-fn a_signal_saves_and_names_the_command_that_resumes() {
+fn a_signalled_run_saves_and_ends_like_an_undisturbed_one() {
     let place = Place::new();
     let settings = format!("{LONG} --checkpoint-every 0");
     place.train("whole", &settings);
-    for (signal, code) in STOPS {
-        let (run, output) = attempts(|attempt| {
-            let run = format!("stopped{signal}-{attempt}");
-            let mut command = place.command(&format!("train {TINY} {settings} --out {run}"));
-            command.stdout(Stdio::null()).stderr(Stdio::piped());
-            let mut child = command.spawn().unwrap();
-            if tells(20, &mut child, &place.path(&run)) {
-                send(signal, &child);
+    for (signal, expected) in STOPS.into_iter().chain([("-USR1", 0)]) {
+        let run = attempts(|attempt| {
+            let run = format!("run{signal}-{attempt}");
+            let line = format!("train {TINY} {settings} --out {run}");
+            let (code, notes) = signalled(&place, &line, &run, 20, signal)?;
+            let log = place.read(&format!("{run}/log.txt"));
+            if code == Some(0) {
+                // The other two saves are at the end of the sparse phase and of the run; the signal
+                // may also come after the last step.
+                let is_saved = log.matches(": saved ").count() == 3;
+                return (expected == 0 && is_saved).then_some(run);
             }
-            let output = child.wait_with_output().unwrap();
-            (!output.status.success()).then_some((run, output))
+            let step = place.metrics(&run).len();
+            assert_eq!(code, Some(expected), "{notes}");
+            assert_resumable(&notes, step, &run);
+            assert!(log.contains(&format!("stopped after step {step}")), "{log}");
+            assert!(place.path(&checkpoint(&run, step as u32)).join("manifest.json").is_file());
+            place.answer(&format!("resume {run}"));
+            Some(run)
         });
-        let step = place.metrics(&run).len();
-        let notes = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(code), "{notes}");
-        assert_resumable(&notes, step, &run);
-        let log = place.read(&format!("{run}/log.txt"));
-        assert!(log.contains(&format!("stopped after step {step}")), "{log}");
-        let saved = checkpoint(&run, step as u32);
-        assert!(place.path(&saved).join("manifest.json").is_file(), "the last step is lost");
-        place.answer(&format!("resume {run}"));
-        let [found, expected] = [&run, "whole"].map(|run| place.tree(&checkpoint(run, 600)));
-        assert!(found == expected, "stopped after {step}");
-        assert_eq!(timeless(&place, &run), timeless(&place, "whole"), "stopped after {step}");
+        assert!(place.saved(&run, 600) == place.saved("whole", 600), "{run}");
+        assert_eq!(place.timeless(&run), place.timeless("whole"), "{run}");
     }
 }
 
@@ -118,39 +87,15 @@ fn a_signal_abandons_the_current_step() {
 #[test]
 fn a_second_signal_ends_at_once() {
     let place = Place::new();
-    let settings = "--set batch.size=200 --set model.d_model=512 --set model.d_ff=2048";
     for (signal, exit) in STOPS {
         attempts(|attempt| {
-            let line = format!("train {TINY} {settings} --out run{exit}-{attempt}");
+            let line = format!("train {TINY} --set batch.size=100000 --out run{exit}-{attempt}");
             let (code, notes) = interrupted(&place, &line, signal, 2);
             assert_eq!(code, Some(exit), "{notes}");
             // Otherwise the first signal came between two micro-steps and was handled.
             (!notes.contains("interrupted")).then_some(())
         });
     }
-}
-
-#[test]
-fn sigusr1_saves_and_the_run_continues() {
-    let place = Place::new();
-    let settings = format!("{LONG} --checkpoint-every 0");
-    place.train("whole", &settings);
-    attempts(|attempt| {
-        let run = format!("asked-{attempt}");
-        let mut command = place.command(&format!("train {TINY} {settings} --out {run}"));
-        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
-        if tells(5, &mut child, &place.path(&run)) {
-            send("-USR1", &child);
-        }
-        assert!(child.wait().unwrap().success());
-        let [found, expected] = [&run, "whole"].map(|run| place.tree(&checkpoint(run, 600)));
-        assert!(found == expected);
-        assert_eq!(timeless(&place, &run), timeless(&place, "whole"));
-        // The other two saves are at the end of the sparse phase and of the run; the signal may
-        // also come after the last step.
-        let log = place.read(&format!("{run}/log.txt"));
-        (log.matches(": saved ").count() == 3).then_some(())
-    });
 }
 
 /// Nearly all of the time is spent in evaluations. The step before an abandoned one is neither lost
@@ -164,12 +109,10 @@ fn a_signal_abandons_the_current_evaluation() {
     for signal in ["-TERM", "-USR1"] {
         let run = attempts(|attempt| {
             let run = format!("run{signal}-{attempt}");
-            let mut command = place.command(&format!("train {TINY} {settings} --out {run}"));
-            let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+            let line = format!("train {TINY} {settings} --out {run}");
+            let mut child = reached(&place, &line, &run, 3)?;
+            send(signal, &child);
             let metrics = place.path(&format!("{run}/metrics.jsonl"));
-            if tells(3, &mut child, &place.path(&run)) {
-                send(signal, &child);
-            }
             let lacks_evaluation = || {
                 let text = fs::read_to_string(&metrics).unwrap_or_default();
                 let last = text.lines().last();
@@ -191,9 +134,8 @@ fn a_signal_abandons_the_current_evaluation() {
             place.answer(&format!("resume {run}"));
             is_stopped.then_some(run)
         });
-        let [found, expected] = [&run, "whole"].map(|run| place.tree(&checkpoint(run, 40)));
-        assert!(found == expected);
-        assert_eq!(timeless(&place, &run), timeless(&place, "whole"));
+        assert!(place.saved(&run, 40) == place.saved("whole", 40));
+        assert_eq!(place.timeless(&run), place.timeless("whole"));
     }
 }
 
@@ -201,13 +143,11 @@ fn a_signal_abandons_the_current_evaluation() {
 #[test]
 fn a_signal_reaches_the_evaluation_of_a_finished_run() {
     let place = Place::new();
-    place.write("text", crate::support::text(1).repeat(200));
+    place.write("text", text(1).repeat(200));
     place.train("run", "--set steps=1 --set data.validation_share=0.9");
-    for (signal, exit) in STOPS {
-        let (code, notes) = interrupted(&place, "resume run", signal, 1);
-        assert_eq!(code, Some(exit), "{notes}");
-        assert_resumable(&notes, 1, "run");
-    }
+    let (code, notes) = interrupted(&place, "resume run", "-TERM", 1);
+    assert_eq!(code, Some(143), "{notes}");
+    assert_resumable(&notes, 1, "run");
     let (code, notes) = interrupted(&place, "resume run", "-USR1", 1);
     assert_eq!(code, Some(0), "{notes}");
     assert!(notes.lines().last().unwrap().contains("finished"), "{notes}");
@@ -217,7 +157,7 @@ fn a_signal_reaches_the_evaluation_of_a_finished_run() {
 #[test]
 fn a_signal_between_a_search_and_its_run_is_not_lost() {
     let place = Place::new();
-    place.write("text", crate::support::text(1).repeat(200));
+    place.write("text", text(1).repeat(200));
     let settings = "--set optimizer.warmup_steps=8 --set run.flip_every=1 \
                     --set method.decay=on-weights --set data.validation_share=0.01 \
                     --set steps=40000";

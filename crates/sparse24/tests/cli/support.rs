@@ -17,13 +17,25 @@ pub(crate) const TINY: &str = "--set data.path=text --set data.tokenizer=char --
     --set optimizer.learning_rate=0.02 --set optimizer.warmup_steps=2 --set run.flip_every=3 \
     --set run.eval_every=0 --set backend.threads=1";
 
+/// Checkpoints after the steps 4, 8, 10 and 12 of [`TINY`].
+pub(crate) const SAVED: &str = "--checkpoint-every 4 --set run.keep_last=9";
+
 /// A temporary folder with a file `text`.
 pub(crate) struct Place(tempfile::TempDir);
 
 impl Place {
+    /// In memory where that is possible: most of the time of a short run is spent in syncs.
     pub(crate) fn new() -> Self {
-        let place = Self(tempfile::tempdir().unwrap());
+        let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+        let place = Self(folder.unwrap());
         place.write("text", text(1));
+        place
+    }
+
+    /// With a run `run` of [`TINY`] and more arguments.
+    pub(crate) fn trained(more: &str) -> Self {
+        let place = Self::new();
+        place.train("run", more);
         place
     }
 
@@ -60,18 +72,21 @@ impl Place {
         (status.code(), out, err)
     }
 
+    /// Standard output and standard error of a command that ends with this code.
+    pub(crate) fn exits(&self, line: &str, expected: i32) -> (String, String) {
+        let (code, out, err) = self.run(line);
+        assert_eq!(code, Some(expected), "{line}: {err}");
+        (out, err)
+    }
+
     /// Standard output of a command that succeeds.
     pub(crate) fn answer(&self, line: &str) -> String {
-        let (code, out, err) = self.run(line);
-        assert_eq!(code, Some(0), "{line}: {err}");
-        out
+        self.exits(line, 0).0
     }
 
     /// Standard error of a command that succeeds.
     pub(crate) fn notes(&self, line: &str) -> String {
-        let (code, _, err) = self.run(line);
-        assert_eq!(code, Some(0), "{line}: {err}");
-        err
+        self.exits(line, 0).1
     }
 
     /// Standard output of a command that succeeds, parsed as JSON.
@@ -93,13 +108,30 @@ impl Place {
             .collect()
     }
 
+    /// The metrics without times.
+    pub(crate) fn timeless(&self, run: &str) -> Vec<Value> {
+        let mut metrics = self.metrics(run);
+        for line in &mut metrics {
+            assert!(line.as_object_mut().unwrap().remove("tokens_per_s").is_some());
+        }
+        metrics
+    }
+
+    /// A JSON file.
+    pub(crate) fn value(&self, name: &str) -> Value {
+        serde_json::from_str(&self.read(name)).unwrap()
+    }
+
     /// The names in `run/checkpoints`, sorted.
     pub(crate) fn checkpoints(&self, run: &str) -> Vec<String> {
-        let entries = fs::read_dir(self.path(run).join("checkpoints")).unwrap();
-        let mut names: Vec<_> =
-            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort();
-        names
+        let tree = self.tree(&format!("{run}/checkpoints"));
+        let names = tree.keys().filter(|path| path.components().count() == 1);
+        names.map(|name| name.to_str().unwrap().to_owned()).collect()
+    }
+
+    /// The checkpoint of a step.
+    pub(crate) fn saved(&self, run: &str, step: u32) -> Tree {
+        self.tree(&checkpoint(run, step))
     }
 
     /// Removes the checkpoints of these steps.
@@ -107,6 +139,17 @@ impl Place {
         for step in steps {
             fs::remove_dir_all(self.path(&checkpoint(run, step))).unwrap();
         }
+    }
+
+    /// Removes the checkpoints of a run with [`SAVED`] after step 4 and resumes it to the same end.
+    pub(crate) fn repeats(&self, run: &str) {
+        let end = (self.saved(run, 12), self.timeless(run));
+        for name in self.checkpoints(run).iter().filter(|name| *name != "step-00000004") {
+            fs::remove_dir_all(self.path(run).join("checkpoints").join(name)).unwrap();
+        }
+        let summary = self.json(&format!("resume {run} --json"));
+        assert_eq!(summary["trained"], 8, "{run}");
+        assert!((self.saved(run, 12), self.timeless(run)) == end, "{run}: a resume ends elsewhere");
     }
 
     /// The weights in the checkpoint of a step.
@@ -130,18 +173,13 @@ impl Place {
         let is_error = message.starts_with("error: ") && is_like(&message, pattern);
         assert!(is_error, "{command:?}: expected {pattern}, found {message}");
         let after = self.tree("");
-        assert!(
-            before.keys().eq(after.keys()),
-            "{message}: {:?}, {:?}",
-            before.keys(),
-            after.keys()
-        );
-        assert!(before == after, "{message}: a file has changed");
+        let names = (before.keys(), after.keys());
+        assert!(before == after, "{message}: a file has changed: {names:?}");
     }
 
-    /// Every file with its contents and every folder below one, without the locks.
-    pub(crate) fn tree(&self, below: &str) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
-        fn add(root: &Path, folder: &Path, tree: &mut BTreeMap<PathBuf, Option<Vec<u8>>>) {
+    /// The files and folders below a folder, without locks.
+    pub(crate) fn tree(&self, below: &str) -> Tree {
+        fn add(root: &Path, folder: &Path, tree: &mut Tree) {
             for entry in fs::read_dir(folder).unwrap() {
                 let path = entry.unwrap().path();
                 let name = path.strip_prefix(root).unwrap().to_owned();
@@ -153,11 +191,14 @@ impl Place {
                 }
             }
         }
-        let (root, mut tree) = (self.path(below), BTreeMap::new());
+        let (root, mut tree) = (self.path(below), Tree::new());
         add(&root, &root, &mut tree);
         tree
     }
 }
+
+/// Files with their contents, and folders.
+pub(crate) type Tree = BTreeMap<PathBuf, Option<Vec<u8>>>;
 
 /// The path of a checkpoint, relative to the place.
 pub(crate) fn checkpoint(run: &str, step: u32) -> String {

@@ -1,8 +1,6 @@
 //! `--tensorboard`: which event files exist, and the records in them.
 
-use std::fs;
-
-use crate::support::Place;
+use crate::support::{Place, SAVED};
 
 /// The events of each file, in the order of the files' names.
 fn events(place: &Place, run: &str) -> Vec<Vec<Vec<u8>>> {
@@ -28,8 +26,7 @@ fn holds(event: &[u8], text: &str) -> bool {
 
 #[test]
 fn each_process_writes_a_file_of_its_own() {
-    let place = Place::new();
-    place.train("run", "--tensorboard --checkpoint-every 4 --set run.keep_last=9");
+    let place = Place::trained(&format!("--tensorboard {SAVED}"));
     let first = &events(&place, "run")[0];
     assert_eq!(first.len(), 1 + 12, "a version and twelve steps");
     assert!(holds(&first[0], "brain.Event:2"));
@@ -54,18 +51,13 @@ fn each_process_writes_a_file_of_its_own() {
     assert!(start.ends_with(&[0x3a, 0x02, 0x08, 0x01]));
     assert!(start.windows(2).any(|field| field == [0x10, 5]));
 
-    place.train("late", "--checkpoint-every 4 --set run.keep_last=9");
+    place.train("late", SAVED);
     place.rewind("late", [8, 10, 12]);
     place.answer("resume late --tensorboard");
     assert_eq!(lengths("late"), [1 + 12], "the first file has the earlier steps too");
-}
 
-#[test]
-fn a_folder_that_cannot_be_created_is_refused() {
-    let place = Place::new();
-    place.train("run", "");
-    fs::write(place.path("run/tensorboard"), "a file").unwrap();
-    let (code, _, err) = place.run("resume run --tensorboard");
-    assert_eq!(code, Some(4), "{err}");
-    assert!(err.contains("error: ") && err.contains("run/tensorboard"), "{err}");
+    place.train("blocked", "");
+    place.write("blocked/tensorboard", "a file");
+    let (_, err) = place.exits("resume blocked --tensorboard", 4);
+    assert!(err.contains("error: ") && err.contains("blocked/tensorboard"), "{err}");
 }

@@ -5,18 +5,17 @@ use std::{
     collections::BTreeMap,
     env, fs,
     os::unix::process::ExitStatusExt,
-    path::{Path, PathBuf},
+    path::Path,
     process::Stdio,
     sync::{
         Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
-    time::Instant,
 };
 
 use crate::{
-    run::{RICH, SETTLING, SHORT, Shape, Whole},
+    run::{RICH, SETTLING, SHORT, Shape, Whole, difference, kill_everywhere},
     shim::{self, Plan},
     support::Place,
 };
@@ -86,18 +85,6 @@ impl Point {
     }
 }
 
-/// Counts of kills by kind and place.
-#[derive(Default)]
-struct Tally {
-    kills: BTreeMap<&'static str, usize>,
-    /// With an unfinished or outdated checkpoint on the disk.
-    in_save: usize,
-    at_start: usize,
-    sparse: usize,
-    dense: usize,
-    resumes: usize,
-}
-
 /// Runs the command up to a point; returns whether it died there.
 fn dies(place: &Place, run: &Path, point: Point) -> bool {
     let (part, plan) = point.plan();
@@ -114,18 +101,18 @@ fn dies(place: &Place, run: &Path, point: Point) -> bool {
     died
 }
 
-/// Kills one run, perhaps again while it resumes, resumes it to its end and compares that.
-fn crash(place: &Place, whole: &Whole, index: usize, tally: &Mutex<Tally>) -> Result<(), String> {
+/// Kills one run, perhaps again while it resumes, resumes it to its end and compares that. Returns
+/// where it was killed.
+fn crash(place: &Place, whole: &Whole, index: usize) -> Result<Vec<Point>, String> {
     let mut numbers = Numbers(index as u64);
-    let run = place.path(&format!("run-{index}"));
-    let name = run.file_name().unwrap().to_str().unwrap().to_owned();
+    let name = format!("run-{index}");
+    let run = place.path(&name);
     let mut points = Vec::new();
     // A time may be beyond the end of the run; then it is started again.
     while points.is_empty() || (points.len() < 3 && numbers.below(4) == 0) {
         let point = Point::draw(&mut numbers, whole);
         if dies(place, &run, point) {
             points.push(point);
-            count(&mut tally.lock().unwrap(), point, &run);
         } else if points.is_empty() {
             fs::remove_dir_all(&run).unwrap();
         } else {
@@ -133,71 +120,23 @@ fn crash(place: &Place, whole: &Whole, index: usize, tally: &Mutex<Tally>) -> Re
         }
     }
     let output = place.command(&RICH.next_line(&run)).output().unwrap();
-    let wrong = |what: String| Err(format!("SPARSE24_CRASH={index}: killed {points:?}: {what}"));
+    let wrong = |what: &str| Err(format!("SPARSE24_CRASH={index}: killed {points:?}: {what}"));
     if !output.status.success() {
-        return wrong(String::from_utf8_lossy(&output.stderr).into_owned());
+        return wrong(&String::from_utf8_lossy(&output.stderr));
     }
-    tally.lock().unwrap().resumes += 1;
-    match whole.difference(place, &name) {
-        Some(difference) => wrong(difference),
-        None => {
-            fs::remove_dir_all(&run).unwrap();
-            Ok(())
-        }
+    if let Some(path) = difference(&RICH.end(place, &name), &whole.end) {
+        return wrong(&format!("{} differs", path.display()));
     }
-}
-
-fn count(tally: &mut Tally, point: Point, run: &Path) {
-    *tally.kills.entry(point.kind()).or_default() += 1;
-    let names = |folder: PathBuf| {
-        fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().file_name())
-    };
-    let unfinished =
-        names(run.join("checkpoints")).any(|name| !name.to_str().unwrap().starts_with("step-"));
-    tally.in_save += usize::from(unfinished);
-    let told = fs::read(run.join("metrics.jsonl"))
-        .unwrap_or_default()
-        .iter()
-        .filter(|&&byte| byte == b'\n')
-        .count();
-    match told {
-        _ if !run.join("config.toml").exists() => tally.at_start += 1,
-        told if told < RICH.switch => tally.sparse += 1,
-        _ => tally.dense += 1,
-    }
-}
-
-/// Kills the run at each of its file operations in turn.
-fn kill_at_every_operation(shape: Shape) {
-    let place = Place::new();
-    let (whole, run) = (Whole::train(&place, shape), place.path("run"));
-    let (mut kills, mut starts) = (0, 0);
-    for operation in 0..whole.operations.len() {
-        let mut command = place.command(&shape.next_line(&run));
-        shim::under(&mut command, &run, Plan::Kill(operation));
-        kills += usize::from(command.output().unwrap().status.signal() == Some(9));
-        let next = shape.next_line(&run);
-        starts += usize::from(next.starts_with("train"));
-        place.answer(&next);
-        assert_eq!(whole.difference(&place, "run"), None, "killed at operation {operation}");
-        fs::remove_dir_all(&run).unwrap();
-    }
-    println!("killed at each of {kills} operations, {starts} of them before it could be resumed");
-    // The order of the run and its saver thread varies: the last operations may be missing.
-    assert!(
-        kills + 9 > whole.operations.len() && starts > 15,
-        "{kills} kills, {starts} in the start"
-    );
+    fs::remove_dir_all(&run).unwrap();
+    Ok(points)
 }
 
 #[test]
 fn a_run_killed_at_every_operation_resumes_to_the_same_bits() {
-    kill_at_every_operation(SHORT);
-}
-
-#[test]
-fn a_settling_run_killed_at_every_operation_resumes_to_the_same_bits() {
-    kill_at_every_operation(SETTLING);
+    for shape in [SHORT, SETTLING] {
+        let place = Place::new();
+        kill_everywhere(&place, 1, &|out| shape.next_line(out), &|| shape.end(&place, "out"));
+    }
 }
 
 /// `SPARSE24_CRASHES` is the number of runs (200 by default); `SPARSE24_CRASH` repeats a single one
@@ -212,9 +151,8 @@ fn a_run_killed_anywhere_resumes_to_the_same_bits() {
         None => 0..number("SPARSE24_CRASHES").unwrap_or(200),
     };
     let place = Place::new();
-    let (whole, began) = (Whole::train(&place, RICH), Instant::now());
-    let (next, tally, failures) =
-        (AtomicUsize::new(indices.start), Mutex::default(), Mutex::new(Vec::new()));
+    let whole = Whole::train(&place, RICH);
+    let (next, results) = (AtomicUsize::new(indices.start), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
@@ -223,29 +161,26 @@ fn a_run_killed_anywhere_resumes_to_the_same_bits() {
                     if index >= indices.end {
                         break;
                     }
-                    if let Err(failure) = crash(&place, &whole, index, &tally) {
-                        failures.lock().unwrap().push(failure);
-                    }
+                    let result = crash(&place, &whole, index);
+                    results.lock().unwrap().push(result);
                 }
             });
         }
     });
-    let (tally, failures): (Tally, Vec<String>) =
-        (tally.into_inner().unwrap(), failures.into_inner().unwrap());
-    let kills: usize = tally.kills.values().sum();
-    let Tally { in_save, at_start, sparse, dense, resumes, .. } = &tally;
-    println!(
-        "{kills} kills in {} runs, {in_save} of them in a save; {at_start} before the run could be \
-         resumed, {sparse} before the switch, {dense} after it; {resumes} runs resumed to their \
-         end; {:.0} s",
-        indices.len(),
-        began.elapsed().as_secs_f64()
-    );
-    tally.kills.iter().for_each(|(kind, kills)| println!("{kills:>6} {kind}"));
+    let (mut kills, mut failures) = (BTreeMap::new(), Vec::new());
+    for result in results.into_inner().unwrap() {
+        match result {
+            Ok(points) => {
+                points.iter().for_each(|point| *kills.entry(point.kind()).or_insert(0) += 1);
+            }
+            Err(failure) => failures.push(failure),
+        }
+    }
+    println!("kills in {} runs: {kills:#?}", indices.len());
     assert!(failures.is_empty(), "{} runs failed:\n{}", failures.len(), failures.join("\n"));
-    let chosen = tally.kills.get(Point::InSave(0).kind()).copied().unwrap_or_default();
+    let in_saves = kills.get(Point::InSave(0).kind()).copied().unwrap_or(0);
     assert!(
-        indices.len() == 1 || 4 * chosen >= kills,
+        indices.len() == 1 || 4 * in_saves >= kills.values().sum(),
         "a quarter of the kills should be at operations of saves"
     );
 }

@@ -1,18 +1,16 @@
 //! The runs that are killed, each a fraction of a second long, and the comparison of their ends.
 
 use std::{
-    collections::BTreeMap,
     fs,
+    os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::Stdio,
     time::{Duration, Instant},
 };
 
-use serde_json::Value;
-
 use crate::{
-    shim,
-    support::{Place, TINY},
+    shim::{self, Plan},
+    support::{Place, TINY, Tree, checkpoint},
 };
 
 /// Settings of a run that the choice of kill points depends on.
@@ -70,13 +68,33 @@ impl Shape {
              {every} {settings} --out {at}"
         )
     }
+
+    /// The files in which finished runs must agree: the checkpoints at the switch and at the end,
+    /// leftovers beside them, the configuration, the tokenizer, and the metrics without times.
+    pub(crate) fn end(self, place: &Place, run: &str) -> Tree {
+        let kept = [self.switch, self.steps].map(|step| format!("checkpoints/step-{step:08}"));
+        let mut end = place.tree(run);
+        end.retain(|path, _| {
+            let name = path.to_str().unwrap();
+            let is_leftover =
+                name.starts_with("checkpoints/") && !name.starts_with("checkpoints/step-");
+            let is_kept = kept.iter().any(|kept| path.starts_with(kept));
+            is_kept || is_leftover || ["config.toml", "tokenizer.json"].contains(&name)
+        });
+        let metrics = format!("{:?}", place.timeless(run));
+        end.insert("metrics.jsonl".into(), Some(metrics.into_bytes()));
+        end
+    }
+}
+
+/// The first path whose contents differ.
+pub(crate) fn difference<'a>(found: &'a Tree, expected: &'a Tree) -> Option<&'a PathBuf> {
+    found.keys().chain(expected.keys()).find(|path| found.get(*path) != expected.get(*path))
 }
 
 /// An undisturbed run.
 pub(crate) struct Whole {
-    shape: Shape,
-    checkpoints: BTreeMap<PathBuf, Option<Vec<u8>>>,
-    metrics: Vec<Value>,
+    pub(crate) end: Tree,
     /// File operations: name, and path relative to the run directory.
     pub(crate) operations: Vec<(String, PathBuf)>,
     pub(crate) duration: Duration,
@@ -95,62 +113,44 @@ impl Whole {
             (what.to_owned(), Path::new(path).strip_prefix(&root).unwrap().to_owned())
         };
         let operations = fs::read_to_string(trace).unwrap().lines().map(operation).collect();
-        let checkpoints = place.tree("whole/checkpoints");
-        assert!(
-            checkpoints.contains_key(Path::new(&format!("step-{:08}", shape.switch))),
-            "the switch is elsewhere"
-        );
-        Self { shape, checkpoints, metrics: timeless(place, "whole"), operations, duration }
+        let switch = place.path(&checkpoint("whole", shape.switch as u32));
+        assert!(switch.exists(), "the switch is elsewhere");
+        Self { end: shape.end(place, "whole"), operations, duration }
     }
 
     /// Number of operations below a part of the run directory.
     pub(crate) fn operations_below(&self, part: &str) -> usize {
         self.operations.iter().filter(|(_, path)| path.starts_with(part)).count()
     }
-
-    /// Describes the first difference between a finished run and this one.
-    pub(crate) fn difference(&self, place: &Place, run: &str) -> Option<String> {
-        let found = place.tree(&format!("{run}/checkpoints"));
-        if let Some(litter) = found
-            .keys()
-            .find(|path| !path.starts_with("step-") && !path.to_str().unwrap().starts_with("step-"))
-        {
-            return Some(format!("{} is left", litter.display()));
-        }
-        let kept = [self.shape.switch, self.shape.steps].map(|step| format!("step-{step:08}"));
-        let expected = self
-            .checkpoints
-            .iter()
-            .filter(|(path, _)| kept.iter().any(|kept| path.starts_with(kept)));
-        for (path, bytes) in expected {
-            if found.get(path) != Some(bytes) {
-                return Some(format!("{} differs", path.display()));
-            }
-        }
-        for file in ["config.toml", "tokenizer.json"] {
-            if place.read(&format!("{run}/{file}")) != place.read(&format!("whole/{file}")) {
-                return Some(format!("{file} differs"));
-            }
-        }
-        let metrics = timeless(place, run);
-        let unequal = metrics.iter().zip(&self.metrics).find(|(found, expected)| found != expected);
-        match unequal {
-            Some((found, expected)) => Some(format!("metrics: {found}, expected {expected}")),
-            None if metrics.len() != self.metrics.len() => {
-                Some(format!("metrics of {} steps", metrics.len()))
-            }
-            None => None,
-        }
-    }
 }
 
-/// The metrics without wall-clock fields.
-fn timeless(place: &Place, run: &str) -> Vec<Value> {
-    let mut metrics = place.metrics(run);
-    for line in &mut metrics {
-        assert!(line.as_object_mut().unwrap().remove("tokens_per_s").is_some());
+/// Kills a command that writes to `out` at each `stride`-th file operation, gives it again, and
+/// compares its exit code and its end with those of an undisturbed one.
+pub(crate) fn kill_everywhere(
+    place: &Place,
+    stride: usize,
+    line: &dyn Fn(&Path) -> String,
+    end: &dyn Fn() -> Tree,
+) {
+    let (out, trace) = (place.path("out"), place.path("trace"));
+    let mut whole = place.command(&line(&out));
+    shim::traced(&mut whole, &out, &trace);
+    let ended = whole.output().unwrap().status.code();
+    let (expected, operations) = (end(), fs::read_to_string(&trace).unwrap().lines().count());
+    let mut kills = 0;
+    for operation in (0..operations).step_by(stride) {
+        fs::remove_dir_all(&out).unwrap();
+        let mut command = place.command(&line(&out));
+        shim::under(&mut command, &out, Plan::Kill(operation));
+        kills += usize::from(command.output().unwrap().status.signal() == Some(9));
+        let output = place.command(&line(&out)).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), ended, "killed at operation {operation}: {said}");
+        assert_eq!(difference(&end(), &expected), None, "killed at operation {operation}");
     }
-    metrics
+    println!("killed at {kills} of {operations} operations");
+    // The order of a run and its saver thread varies: the last operations may be missing.
+    assert!(kills > 30 && 8 * kills * stride > 7 * operations, "{kills} kills");
 }
 
 /// The order that recovery relies on: metrics, files and directory of a checkpoint are synced
@@ -180,22 +180,13 @@ fn everything_is_synced_before_what_relies_on_it() {
         let named =
             save.iter().position(|operation| operation.starts_with("rename step-")).unwrap();
         let name = save[named].strip_prefix("rename ").unwrap();
-        let file = |file: &str| ["open", "write", "fsync"].map(|what| format!("{what} {file}"));
         let mut expected = vec!["fdatasync metrics.jsonl".to_owned(), format!("mkdir .tmp-{name}")];
-        for name in [
-            "model.safetensors",
-            "optimizer.safetensors",
-            "masks.safetensors",
-            "state.json",
-            "manifest.json",
-        ] {
-            expected.extend(file(name));
+        for file in ["model", "optimizer", "masks", "state", "manifest"] {
+            let kind = if ["state", "manifest"].contains(&file) { "json" } else { "safetensors" };
+            expected.extend(["open", "write", "fsync"].map(|what| format!("{what} {file}.{kind}")));
         }
-        expected.extend([
-            format!("fsync .tmp-{name}"),
-            format!("rename {name}"),
-            "fsync checkpoints".to_owned(),
-        ]);
+        let last = [format!("fsync .tmp-{name}"), format!("rename {name}")];
+        expected.extend(last.into_iter().chain(["fsync checkpoints".to_owned()]));
         let removed =
             save.iter().take_while(|operation| operation.starts_with("rename .tmp-step-")).count();
         assert_eq!(save[removed..], expected);

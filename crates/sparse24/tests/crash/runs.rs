@@ -1,66 +1,22 @@
 //! Searches and studies killed at file operations from the first to the last: the same command
 //! continues and ends with the same results, byte for byte, and the same last checkpoints.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    os::unix::process::ExitStatusExt,
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 
 use crate::{
-    shim::{self, Plan},
-    support::{Place, TINY},
+    run::kill_everywhere,
+    support::{Place, TINY, Tree},
 };
 
 /// Distance between the operations to kill at.
 const STRIDE: usize = 3;
 
-/// Kills the command `line` at operations below the folder `out`, runs it again, and compares the
-/// exit code and the files that `counts` selects. Returns the number of kills.
-fn kill_everywhere(
-    place: &Place,
-    line: &dyn Fn(&Path) -> String,
-    counts: fn(&Path) -> bool,
-) -> usize {
-    let (out, trace) = (place.path("out"), place.path("trace"));
-    let code = |line: String| {
-        let output = place.command(&line).output().unwrap();
-        output.status.code().ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
-    };
-    let files = || {
-        place
-            .tree("out")
-            .into_iter()
-            .filter(|(path, _)| counts(path))
-            .collect::<BTreeMap<PathBuf, _>>()
-    };
-    let mut whole = place.command(&line(&out));
-    shim::traced(&mut whole, &out, &trace);
-    let ended = Ok(whole.output().unwrap().status.code().expect("it is not killed"));
-    let (expected, operations) = (files(), fs::read_to_string(&trace).unwrap().lines().count());
-    let mut kills = 0;
-    for operation in (0..operations).step_by(STRIDE) {
-        fs::remove_dir_all(&out).unwrap();
-        let mut command = place.command(&line(&out));
-        shim::under(&mut command, &out, Plan::Kill(operation));
-        kills += usize::from(command.output().unwrap().status.signal() == Some(9));
-        assert_eq!(code(line(&out)), ended, "killed at operation {operation}");
-        let found = files();
-        let differs = expected
-            .keys()
-            .chain(found.keys())
-            .find(|path| expected.get(*path) != found.get(*path));
-        assert_eq!(differs, None, "killed at operation {operation}");
-    }
-    println!("killed at {kills} of {operations} operations");
-    kills
-}
-
-fn is_result(path: &Path) -> bool {
-    ["search.json", "search.toml", "study.json", "study.toml"]
-        .iter()
-        .any(|file| path.ends_with(file))
+/// The results below `out`, and the files that `counts` selects.
+fn results(place: &Place, counts: fn(&Path) -> bool) -> Tree {
+    let results = ["search.json", "search.toml", "study.json", "study.toml"];
+    let mut tree = place.tree("out");
+    tree.retain(|path, _| counts(path) || results.iter().any(|file| path.ends_with(file)));
+    tree
 }
 
 #[test]
@@ -69,8 +25,8 @@ fn a_search_killed_anywhere_ends_with_the_same_results() {
     let line = format!(
         "lambda-search {TINY} --set run.flip_every=1 --until 4 --candidates 1e-9,1e-2,1e-1 --out"
     );
-    let kills = kill_everywhere(&place, &|out| format!("{line} {}", out.display()), is_result);
-    assert!(kills > 40, "{kills}");
+    let line = |out: &Path| format!("{line} {}", out.display());
+    kill_everywhere(&place, STRIDE, &line, &|| results(&place, |_| false));
 }
 
 #[test]
@@ -80,11 +36,9 @@ fn a_study_killed_anywhere_ends_with_the_same_results() {
     place.write("study.toml", format!("reference = \"dense\"\nseeds = [1, 2]\n{arms}"));
     let settings = "--set steps=6 --set method.refresh=2 --set run.checkpoint_every=2";
     let line = format!("study study.toml {TINY} {settings} --out");
-    let is_end = |path: &Path| {
-        is_result(path) || path.components().any(|part| part.as_os_str() == "step-00000006")
-    };
-    let kills = kill_everywhere(&place, &|out| format!("{line} {}", out.display()), is_end);
-    assert!(kills > 60, "{kills}");
+    let line = |out: &Path| format!("{line} {}", out.display());
+    let is_end = |path: &Path| path.iter().any(|part| part == "step-00000006");
+    kill_everywhere(&place, STRIDE, &line, &|| results(&place, is_end));
 }
 
 /// The search, the run that takes its lambda from it, and the time between the two.
@@ -99,10 +53,7 @@ fn a_run_that_searches_first_killed_anywhere_ends_with_the_same_bits() {
         format!("{} {}", if is_begun { "resume" } else { &begin }, out.display())
     };
     let is_end = |path: &Path| {
-        path.ends_with("config.toml")
-            || path.starts_with("checkpoints/step-00000012")
-            || is_result(path)
+        path.ends_with("config.toml") || path.starts_with("checkpoints/step-00000012")
     };
-    let kills = kill_everywhere(&place, &line, is_end);
-    assert!(kills > 60, "{kills}");
+    kill_everywhere(&place, STRIDE, &line, &|| results(&place, is_end));
 }
