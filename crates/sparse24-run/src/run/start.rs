@@ -199,7 +199,7 @@ impl Run {
                 };
                 // A save is logged when it is complete, and the second one starts only then.
                 let mut due = (1..last).filter(|&step| is_due(config.run.checkpoint_every, step));
-                if due.nth(1).is_some() || Log::reports_save(&directory.log()) {
+                if due.nth(1).is_some() || last > 0 && Log::reports_save(&directory.log()) {
                     let problem = format!(
                         "holds metrics of {last} steps but none of the checkpoints that it saved; \
                             restore one, or start a new run"

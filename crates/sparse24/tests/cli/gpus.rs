@@ -211,6 +211,7 @@ fn a_missing_or_damaged_library_is_named() {
     }
     refuses(&place, &[], &line, "cuBLASLt*libcublasLt.so.13*/usr/local/cuda/lib64*CUDA 13");
     place.write("libcublasLt.so.13", "no library");
-    let line = format!("{line} --set backend.libraries={}", place.path("").display());
-    refuses(&place, &[], &line, "cuBLASLt*libcublasLt.so.13*file too short");
+    let folder = place.path("").display().to_string();
+    let named = [("SPARSE24_CUDA_LIBRARIES", folder.as_str())];
+    refuses(&place, &named, &line, "cuBLASLt*libcublasLt.so.13*file too short");
 }

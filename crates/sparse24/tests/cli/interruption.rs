@@ -54,9 +54,15 @@ fn a_run_without_checkpoints_resumes_only_from_random_weights() {
     for line in ["resume next", "resume next --fall-back"] {
         place.refuses(line, 3, "next: *checkpoint*--init-from");
     }
-    let end = place.saved("run", 12);
+    let (end, metrics) = (place.saved("run", 12), place.read("run/metrics.jsonl"));
     place.rewind("run", [10, 12]);
-    place.answer("resume run");
+    place.refuses("resume run", 3, "run: *12 steps*checkpoints*new run");
+    assert_eq!(place.read("run/metrics.jsonl"), metrics, "nothing is lost");
+    // As if it was killed before its first save.
+    place.write("run/log.txt", "");
+    let notes = place.notes("resume run");
+    assert!(notes.contains("the metrics of 12 steps are kept as metrics.1.jsonl"), "{notes}");
+    assert_eq!(place.read("run/metrics.1.jsonl"), metrics);
     assert!(place.saved("run", 12) == end);
     place.rewind("run", [10, 12]);
     fs::remove_file(place.path("run/provenance.json")).unwrap();

@@ -25,7 +25,7 @@ fn a_text_becomes_shards() {
     }
     let answer = place.answer("prepare --data text --tokenizer byte --out half --validation 0.5");
     assert!(answer.starts_with("500 training and 500 validation tokens"), "{answer}");
-    assert!(answer.contains("`sparse24 train --data half "), "{answer}");
+    assert!(answer.contains("`sparse24 train --data half`"), "{answer}");
 }
 
 #[test]
