@@ -4,13 +4,13 @@ use sparse24_run::{
     config::Config,
     data::{Dataset, TokenizerKind},
 };
-use sparse24_train::Error;
 use sparse24_train::{
-    backend::{Backend, BackendSettings, PLANNED_ON, Plans, cuda::CudaBackend},
+    Error,
+    backend::{Launches, PLANNED_ON, Plans},
     trainer::{FlipSampling, ParameterState, Recipe, Trainer},
 };
 
-use crate::support::{drawn, embedded, on_gpu};
+use crate::support::{drawn, embedded, on_gpu, opened};
 
 /// Five sparse steps, two refreshes among them, and three dense ones; ragged tokens.
 pub(crate) fn recipe(dataset: &Dataset) -> Recipe {
@@ -23,20 +23,14 @@ pub(crate) fn recipe(dataset: &Dataset) -> Recipe {
     config.recipe(dataset.vocabulary() as usize).expect("a recipe")
 }
 
-fn another() -> Box<dyn Backend> {
-    Box::new(CudaBackend::open(BackendSettings::default()).expect("it opened before"))
-}
-
 /// Trains to the end and evaluates; gives the loss and the states.
 pub(crate) fn finish(trainer: &mut Trainer, dataset: &Dataset) -> (f64, Vec<ParameterState>) {
     let recipe = trainer.recipe().clone();
     while trainer.step() < recipe.steps {
         trainer.train_step(&drawn(dataset, &recipe), FlipSampling::Sample).expect("finite");
     }
-    let loss = trainer
-        .evaluate(&dataset.evaluation_windows(recipe.batch.sequence_length), recipe.batch.size)
-        .expect("finite")
-        .loss();
+    let windows = dataset.evaluation_windows(recipe.batch.sequence_length);
+    let loss = trainer.evaluate(&windows, recipe.batch.size).expect("finite").loss();
     (loss, trainer.parameter_states().expect("downloads"))
 }
 
@@ -52,14 +46,12 @@ fn replayed_plans_give_the_bits_of_timed_ones_a_resume_included() {
         for kind in
             ["gemm forward", "gemm dgrad", "gemm wgrad", "spmm24 transposed", "spmm24 straight"]
         {
-            assert!(
-                plans.keys().any(|key| key.starts_with(kind)),
-                "no {kind} among {:?}",
-                plans.keys()
-            );
+            let is_timed = plans.keys().any(|key| key.starts_with(kind));
+            assert!(is_timed, "no {kind} among {:?}", plans.keys());
         }
         let replaying = || {
-            let mut trainer = Trainer::new(another(), recipe.clone()).expect("room");
+            let mut trainer =
+                Trainer::new(opened(Launches::Captured), recipe.clone()).expect("room");
             trainer.use_plans(&plans).expect("this device's own");
             trainer
         };
