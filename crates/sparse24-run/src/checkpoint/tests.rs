@@ -100,7 +100,7 @@ fn a_saver_takes_its_checkpoint_when_it_is_copied() {
     let path = saver.wait().unwrap().unwrap();
     assert_eq!(load(&path).unwrap(), sample(4));
     assert!(saver.spare().is_some(), "its room serves the next");
-    let lost = || Err(Error::Device("the copy is lost".to_owned()));
+    let lost = || Err(Error::setting("copy", "is lost"));
     saver.begin(lost, retention(), || panic!("nothing is saved")).unwrap();
     assert_eq!(problem(saver.wait()), problem(lost()));
     assert!(

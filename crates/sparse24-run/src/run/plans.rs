@@ -54,7 +54,7 @@ pub(super) fn use_own(
 
 fn of_file(error: Error, file: &Path) -> Error {
     match error {
-        Error::Plan { ref key, .. } => {
+        Error::Train(sparse24_train::Error::Plan { ref key, .. }) => {
             let advice = if key == PLANNED_ON {
                 "do without them"
             } else {

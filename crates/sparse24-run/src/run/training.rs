@@ -20,7 +20,8 @@ use crate::{
     config::{Config, OnNonFinite},
     data::Dataset,
 };
-use sparse24_train::trainer::{FlipSampling, Trainer, overall_flip_rate};
+use sparse24_core::flip::flip_rate;
+use sparse24_train::trainer::{FlipSampling, Flips, Trainer, overall_flip_rate};
 
 /// A run that this process alone may continue.
 pub struct Run {
@@ -308,9 +309,34 @@ impl Run {
         let noise = if is_measured { self.trainer.gradient_noise(&batches)? } else { Vec::new() };
         let tokens = self.trainer.recipe().tokens_per_step() as f64;
         let began = Instant::now();
-        let tokens_per_s = || tokens / began.elapsed().as_secs_f64();
-        let outcome = match self.trainer.train_step(&batches, sampling).map_err(Error::from) {
-            Ok(outcome) => outcome,
+        let outcome = self.trainer.train_step(&batches, sampling).map_err(Error::from);
+        let mut metrics = StepMetrics {
+            step,
+            phase: self.trainer.phase().kind(),
+            loss: f32::NAN,
+            lr: self.trainer.recipe().schedule.learning_rate(step),
+            grad_norm: f32::NAN,
+            tokens_per_s: tokens / began.elapsed().as_secs_f64(),
+            flip_rate: None,
+            flip_rate_per_layer: None,
+            val_loss: None,
+            instruments: None,
+            skipped: None,
+        };
+        match outcome {
+            Ok(outcome) => {
+                metrics.phase = outcome.phase;
+                (metrics.loss, metrics.grad_norm) = (outcome.loss as f32, outcome.grad_norm);
+                if is_measured {
+                    let instruments = self.flip_counts.measure(&mut self.trainer, &noise)?;
+                    metrics.instruments = Some(Box::new(instruments));
+                }
+                if let Some(flips) = outcome.flips.filter(|_| reports_flips) {
+                    let rate = |of: Flips| (of.name, flip_rate(of.flips, of.weights));
+                    metrics.flip_rate = Some(overall_flip_rate(&flips));
+                    metrics.flip_rate_per_layer = Some(flips.into_iter().map(rate).collect());
+                }
+            }
             Err(Error::NonFinite { step, what, kept })
                 if self.config.run.on_nonfinite == OnNonFinite::Skip =>
             {
@@ -319,46 +345,12 @@ impl Run {
                 }
                 self.trainer.skip_step()?;
                 self.skipped += 1;
-                return Ok(StepMetrics {
-                    step,
-                    phase: self.trainer.phase().kind(),
-                    loss: f32::NAN,
-                    lr: self.trainer.recipe().schedule.learning_rate(step),
-                    grad_norm: f32::NAN,
-                    tokens_per_s: tokens_per_s(),
-                    flip_rate: None,
-                    flip_rate_per_layer: None,
-                    val_loss: None,
-                    instruments: None,
-                    skipped: Some(what),
-                });
+                metrics.phase = self.trainer.phase().kind();
+                metrics.skipped = Some(what);
             }
             Err(error) => return Err(error),
-        };
-        let tokens_per_s = tokens_per_s();
-        let instruments =
-            is_measured.then(|| self.flip_counts.measure(&mut self.trainer, &noise)).transpose()?;
-        let flips = outcome.flips.filter(|_| reports_flips);
-        Ok(StepMetrics {
-            step,
-            phase: outcome.phase,
-            loss: outcome.loss as f32,
-            lr: outcome.learning_rate,
-            grad_norm: outcome.grad_norm,
-            tokens_per_s,
-            flip_rate: flips.as_deref().map(overall_flip_rate),
-            flip_rate_per_layer: flips.map(|flips| {
-                flips
-                    .into_iter()
-                    .map(|layer| {
-                        (layer.name, sparse24_core::flip::flip_rate(layer.flips, layer.weights))
-                    })
-                    .collect()
-            }),
-            val_loss: None,
-            instruments: instruments.map(Box::new),
-            skipped: None,
-        })
+        }
+        Ok(metrics)
     }
 
     pub(super) fn evaluates_after(&self, step: u32) -> bool {

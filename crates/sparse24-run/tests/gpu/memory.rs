@@ -87,7 +87,7 @@ fn a_model_beyond_the_memory_is_one_sentence_and_the_next_one_trains() {
     });
 }
 
-/// Of every region but scratch, conformance tests each byte, with every method and model.
+/// Conformance tests compare every byte but scratch, with every method and model.
 #[test]
 fn an_estimate_is_within_a_hundredth_of_the_memory_held() {
     on_gpu(|gpu| {

@@ -178,8 +178,8 @@ fn digest(nodes: &[Node], inode: usize, into: &mut Vec<u8>) {
     }
 }
 
-/// Replays a rotation in a directory that holds `old`, but for the records that `counts` leaves out;
-/// gives how many different states a power cut could leave.
+/// Replays a rotation from an old checkpoint to a new one, but for the records that `counts` leaves
+/// out; gives how many different states a power cut could leave.
 fn power_cuts((old, new): &(Checkpoint, Checkpoint), counts: fn(&Record) -> bool) -> usize {
     let directory = tempfile::tempdir().unwrap();
     let at = directory.path().join("checkpoints");
