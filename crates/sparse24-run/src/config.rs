@@ -54,12 +54,6 @@ pub struct Config {
     pub backend: BackendConfig,
 }
 
-/// `NEUTRAL` lists the keys of a section that decide no bit of a model or of its metrics: a resume
-/// may change them, and checkpoints do not record them.
-impl Config {
-    const NEUTRAL: &[&str] = &["preset"];
-}
-
 /// The model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -90,8 +84,6 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    const NEUTRAL: &[&str] = &["activation_checkpointing"];
-
     /// The parameter whose rows are the vocabulary.
     #[must_use]
     pub fn token_table(&self) -> &'static str {
@@ -156,10 +148,6 @@ pub struct DataConfig {
     pub validation_share: f64,
 }
 
-impl DataConfig {
-    const NEUTRAL: &[&str] = &["path"];
-}
-
 /// When to measure and save, and when to stop early. An interval of 0 steps is never.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -193,21 +181,6 @@ pub struct RunConfig {
     pub flip_reference: String,
 }
 
-impl RunConfig {
-    /// All but the intervals that show in the metrics.
-    const NEUTRAL: &[&str] = &[
-        "checkpoint_every",
-        "keep_last",
-        "keep_every",
-        "on_nonfinite",
-        "skip_limit",
-        "spike_z",
-        "spike_window",
-        "instrument_every",
-        "flip_reference",
-    ];
-}
-
 /// Treatment of a loss or gradient that is not finite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -237,19 +210,26 @@ pub struct BackendConfig {
     pub libraries: String,
 }
 
-/// Whether a dotted key decides no bit.
-pub(crate) fn is_neutral(key: &str) -> bool {
-    let (section, key) = key.rsplit_once('.').unwrap_or(("", key));
-    let neutral = match section {
-        "" => Config::NEUTRAL,
-        "data" => DataConfig::NEUTRAL,
-        "run" => RunConfig::NEUTRAL,
-        "model" => ModelConfig::NEUTRAL,
-        "backend" => BackendConfig::NEUTRAL,
-        _ => &[],
-    };
-    neutral.contains(&key)
-}
+/// Keys that decide no bit of a model or of its metrics: a resume may change them, and checkpoints
+/// do not record them.
+pub(crate) const NEUTRAL: [&str; 16] = [
+    "preset",
+    "model.activation_checkpointing",
+    "data.path",
+    "run.instrument_every",
+    "run.checkpoint_every",
+    "run.keep_last",
+    "run.keep_every",
+    "run.on_nonfinite",
+    "run.skip_limit",
+    "run.spike_z",
+    "run.spike_window",
+    "run.flip_reference",
+    "backend.threads",
+    "backend.gpu",
+    "backend.cuda_graphs",
+    "backend.libraries",
+];
 
 /// Values that checkpoints leave out: they mean what a configuration without the key means.
 const UNSET: [(&str, &str); 7] = [
@@ -263,8 +243,6 @@ const UNSET: [(&str, &str); 7] = [
 ];
 
 impl BackendConfig {
-    const NEUTRAL: &[&str] = &["threads", "gpu", "libraries", "cuda_graphs"];
-
     /// The arguments for opening the backend.
     #[must_use]
     pub fn settings(&self) -> BackendSettings {
@@ -370,7 +348,7 @@ impl Config {
     pub fn decisive(&self) -> BTreeMap<String, String> {
         let mut settings = dotted(table_of(self));
         settings.retain(|key, value| {
-            !is_neutral(key) && !UNSET.contains(&(key.as_str(), value.as_str()))
+            !NEUTRAL.contains(&key.as_str()) && !UNSET.contains(&(key.as_str(), value.as_str()))
         });
         settings
     }

@@ -62,7 +62,7 @@ impl Manifest {
             format_version: FORMAT_VERSION,
             step,
             files,
-            checksum: Fingerprint::from_bytes([0; 32]),
+            checksum: Fingerprint::of(&[]),
         }
     }
 
@@ -164,7 +164,7 @@ impl Parts {
             hasher
                 .update_reader((&mut file).take(end.saturating_sub(begin)))
                 .map_err(|e| Error::io("read", path, e))?;
-            if hasher.finalize().as_bytes() != blake3.as_bytes() {
+            if Fingerprint::from(hasher.finalize()) != *blake3 {
                 return Err(Error::file(
                     path,
                     format!("is damaged in {name:?}, bytes {begin}..{end}"),
@@ -213,7 +213,7 @@ impl Recorder {
 
     /// Ends a part: what was written since the last one is `name`.
     pub(crate) fn end_part(&mut self, name: &str) {
-        let blake3 = Fingerprint::from_bytes(*self.hasher.finalize().as_bytes());
+        let blake3 = self.hasher.finalize().into();
         self.parts.push(Part { name: name.into(), end: self.size, blake3 });
         self.hasher.reset();
     }

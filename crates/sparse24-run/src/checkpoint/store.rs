@@ -171,7 +171,16 @@ pub fn retain(directory: &Path, retention: &Retention) -> Result<Vec<u32>, Error
     if let Some((step, newest)) = kept.last().filter(|_| !all.is_empty()) {
         proved(newest, *step)?;
     }
-    remove(directory, all.into_iter())
+    let doomed = all.into_iter();
+    doomed
+        .map(|(step, path)| {
+            // Rename first: a half-removed checkpoint must not look like a damaged one.
+            let aside = directory.join(format!("{UNFINISHED}{}", directory_name(step)));
+            disk::rename(&path, &aside)?;
+            disk::remove_directory(&aside)?;
+            Ok(step)
+        })
+        .collect()
 }
 
 /// Number of checkpoints, verified or not.
@@ -215,21 +224,6 @@ pub fn set_aside_after(directory: &Path, step: u32) -> Result<Vec<u32>, Error> {
                 |number: u32| directory.join(format!("{DAMAGED}{}.{number}", directory_name(step)));
             let aside = (1..).map(name).find(|aside| !aside.exists()).expect("some name is free");
             disk::rename(&path, &aside)?;
-            Ok(step)
-        })
-        .collect()
-}
-
-fn remove(
-    directory: &Path,
-    doomed: impl Iterator<Item = (u32, PathBuf)>,
-) -> Result<Vec<u32>, Error> {
-    doomed
-        .map(|(step, path)| {
-            // Rename first: a half-removed checkpoint must not look like a damaged one.
-            let aside = directory.join(format!("{UNFINISHED}{}", directory_name(step)));
-            disk::rename(&path, &aside)?;
-            disk::remove_directory(&aside)?;
             Ok(step)
         })
         .collect()

@@ -14,16 +14,14 @@ use crate::{
 };
 use sparse24_train::{method::Method, trainer::Trainer};
 
-/// Hashed in place of data or a tokenizer if there is none.
-const NONE: &[u8] = &[];
-
 /// Key of the data.
 const DATA: &str = "data";
 /// Key of the tokenizer.
 const TOKENIZER: &str = "data.tokenizer";
 
+/// The hash of no bytes stands for no data or tokenizer.
 fn none() -> Fingerprint {
-    Fingerprint::of(NONE)
+    Fingerprint::of(&[])
 }
 
 /// The identity of no data.
@@ -56,7 +54,7 @@ pub(super) fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) ->
 /// The identity of a dataset.
 pub fn of_dataset(dataset: &Dataset) -> DatasetIdentity {
     DatasetIdentity {
-        fingerprint: Fingerprint::from_bytes(*dataset.fingerprint().as_bytes()),
+        fingerprint: dataset.fingerprint().into(),
         training_tokens: dataset.train().len() as u64,
         held_out_tokens: dataset.validation().len() as u64,
         vocabulary: dataset.vocabulary(),
@@ -64,8 +62,7 @@ pub fn of_dataset(dataset: &Dataset) -> DatasetIdentity {
 }
 
 pub(super) fn of_tokenizer(tokenizer: Option<&Tokenizer>) -> Fingerprint {
-    tokenizer
-        .map_or_else(none, |tokenizer| Fingerprint::from_bytes(*tokenizer.fingerprint().as_bytes()))
+    tokenizer.map_or_else(none, |tokenizer| tokenizer.fingerprint().into())
 }
 
 /// The method of a checkpoint's configuration.

@@ -11,6 +11,7 @@ use crate::{
     checkpoint::PhaseKind,
     disk::fault::{self, Fault, Plan},
 };
+use sparse24_train::backend::Device;
 
 fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     result.unwrap_err().to_string()
@@ -100,8 +101,8 @@ fn a_cut_that_fails_changes_nothing() {
 
 #[test]
 fn provenance_names_its_libraries() {
-    let start = Provenance::now("cpu", "avx2", 2, Initial::Random);
-    let libraries = &start.libraries;
+    let device = Device { backend: "cpu", description: String::new(), sparse_products: "" };
+    let libraries = Provenance::of_start(&device, Initial::Random).libraries;
     assert!(libraries.get("serde_json").is_some_and(|v| v.starts_with('1')), "{libraries:?}");
 }
 
