@@ -91,16 +91,9 @@ struct Difference {
     key: String,
     was: String,
     is: String,
-    kind: Kind,
-}
-
-/// Whether the weights fit the changed setting.
-#[derive(PartialEq, Eq)]
-enum Kind {
-    /// They fit; `--allow` accepts the change.
-    Choice,
-    /// They have another shape or meaning.
-    Shape,
+    /// Whether the weights fit, so that `--allow` accepts the change; else they have another shape
+    /// or meaning.
+    fits: bool,
 }
 
 /// The differences between two configurations, by key.
@@ -113,12 +106,11 @@ fn settings(saved: &BTreeMap<String, String>, now: &BTreeMap<String, String>) ->
         let name = settings.get("method.name").map_or("", |name| name.trim_matches('"'));
         Method::preset(name, 0.0).map(|method| method.width)
     };
-    let kind = |key: &str| match key {
-        "model.dropout" => Kind::Choice,
-        "method.d_ff_ratio" => Kind::Shape,
-        "method.name" if width(saved) != width(now) => Kind::Shape,
-        _ if key.starts_with("model.") => Kind::Shape,
-        _ => Kind::Choice,
+    let fits = |key: &str| match key {
+        "model.dropout" => true,
+        "method.d_ff_ratio" => false,
+        "method.name" => width(saved) == width(now),
+        _ => !key.starts_with("model."),
     };
     let differing = keys.filter(|key| saved.get(*key) != now.get(*key));
     differing
@@ -126,7 +118,7 @@ fn settings(saved: &BTreeMap<String, String>, now: &BTreeMap<String, String>) ->
             key: key.clone(),
             was: described(key, saved),
             is: described(key, now),
-            kind: kind(key),
+            fits: fits(key),
         })
         .collect()
 }
@@ -178,25 +170,19 @@ pub(super) fn check(
                     short(fingerprint)
                 )
             };
-        let kind = if saved.dataset.vocabulary == now.dataset.vocabulary {
-            Kind::Choice
-        } else {
-            Kind::Shape
-        };
         differences.push(Difference {
             key: DATA.into(),
             was: described(saved.dataset),
             is: described(now.dataset),
-            kind,
+            fits: saved.dataset.vocabulary == now.dataset.vocabulary,
         });
     }
     if saved.tokenizer != now.tokenizer {
         let described = |fingerprint| format!("a tokenizer (fingerprint {})", short(fingerprint));
         let (was, is) = (described(saved.tokenizer), described(now.tokenizer));
-        differences.push(Difference { key: TOKENIZER.into(), was, is, kind: Kind::Choice });
+        differences.push(Difference { key: TOKENIZER.into(), was, is, fits: true });
     }
-    let is_accepted =
-        |d: &Difference| d.kind == Kind::Choice && allowed.iter().any(|name| covers(name, &d.key));
+    let is_accepted = |d: &Difference| d.fits && allowed.iter().any(|name| covers(name, &d.key));
     let (accepted, refused): (Vec<_>, Vec<_>) = differences.into_iter().partition(is_accepted);
     if refused.is_empty() {
         return Ok(accepted
@@ -206,7 +192,7 @@ pub(super) fn check(
     }
     let all = |field: fn(&Difference) -> &str| refused.iter().map(field).collect::<Vec<_>>();
     let (was, is) = (all(|d| &d.was).join(", "), all(|d| &d.is).join(", "));
-    let advice = if refused.iter().all(|d| d.kind == Kind::Choice) {
+    let advice = if refused.iter().all(|d| d.fits) {
         format!(
             "; undo that, continue so with --allow {}, or start a new run",
             all(|d| &d.key).join(" --allow ")

@@ -26,11 +26,7 @@ impl Log {
     /// # Errors
     /// [`Error::Io`].
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let file = File::options()
-            .append(true)
-            .create(true)
-            .open(path)
-            .map_err(|e| Error::io("open", path, e))?;
+        let file = append_to(path)?;
         Ok(Self { path: path.to_owned(), file })
     }
 
@@ -42,6 +38,11 @@ impl Log {
         let line = format!("{} {}\n", now(), text.replace(['\n', '\r'], " "));
         self.file.write_all(line.as_bytes()).map_err(|e| Error::io("write", &self.path, e))
     }
+}
+
+/// Opens a file for appending, or creates it.
+pub(super) fn append_to(path: &Path) -> Result<File, Error> {
+    File::options().append(true).create(true).open(path).map_err(|e| Error::io("open", path, e))
 }
 
 /// A time as `20260131-235959` (UTC), for names of directories.

@@ -14,6 +14,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use super::log::append_to;
 use crate::{Error, checkpoint::PhaseKind, disk};
 
 /// Metrics of one optimizer step. Absent values are left out of the object.
@@ -144,22 +145,22 @@ impl MetricsLog {
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),
             Ok(mut all) => {
-                while let Some(read) = all.next()? {
-                    match read {
-                        Line::Whole(metrics) if metrics.step <= step => {
-                            line = Some((metrics.step, end));
-                            (last, end) = (Some(metrics), all.end);
-                        }
-                        _ => lines += 1,
+                while let Some(metrics) = all.next()? {
+                    if metrics.step <= step {
+                        line = Some((metrics.step, end));
+                        (last, end) = (Some(metrics), all.end);
+                    } else {
+                        lines += 1;
                     }
                 }
+                lines += usize::from(all.is_broken);
             }
         }
         if lines > 0 {
             rewrite(path, end, &[])?;
         }
         Ok((
-            Self { path: path.to_owned(), file: open(path)?, last: line, end },
+            Self { path: path.to_owned(), file: append_to(path)?, last: line, end },
             Cut { last, lines },
         ))
     }
@@ -174,7 +175,7 @@ impl MetricsLog {
         match self.last {
             Some((step, begin)) if step == metrics.step => {
                 rewrite(&self.path, begin, &line)?;
-                self.file = open(&self.path)?;
+                self.file = append_to(&self.path)?;
                 self.end = begin;
             }
             _ => self.file.write_all(&line).map_err(|e| Error::io("write", &self.path, e))?,
@@ -201,11 +202,7 @@ impl MetricsLog {
     /// Same as [`MetricsLog::resume`]. No item after an error counts.
     pub fn steps(path: &Path) -> Result<impl Iterator<Item = Result<StepMetrics, Error>>, Error> {
         let mut lines = Lines::open(path)?;
-        Ok(iter::from_fn(move || match lines.next() {
-            Ok(Some(Line::Whole(metrics))) => Some(Ok(metrics)),
-            Ok(_) => None,
-            Err(error) => Some(Err(error)),
-        }))
+        Ok(iter::from_fn(move || lines.next().transpose()))
     }
 
     /// Passes every readable step to `take`, skipping damaged lines.
@@ -216,15 +213,17 @@ impl MetricsLog {
         let (mut lines, mut salvage) = (Lines::open(path)?, Salvage::default());
         loop {
             match lines.next() {
-                Ok(None) => break,
-                Ok(Some(Line::Whole(metrics))) => take(metrics),
-                Ok(Some(Line::Broken)) | Err(Error::File { .. }) => {
-                    salvage.damaged += 1;
-                    if salvage.damaged == 1 {
-                        salvage.first = lines.number;
-                    }
+                Ok(Some(metrics)) => {
+                    take(metrics);
+                    continue;
                 }
+                Ok(None) if !lines.is_broken => break,
+                Ok(None) | Err(Error::File { .. }) => {}
                 Err(error) => return Err(error),
+            }
+            salvage.damaged += 1;
+            if salvage.damaged == 1 {
+                salvage.first = lines.number;
             }
         }
         salvage.lines = lines.number;
@@ -251,10 +250,6 @@ pub struct Salvage {
     pub first: usize,
 }
 
-fn open(path: &Path) -> Result<File, Error> {
-    File::options().append(true).create(true).open(path).map_err(|e| Error::io("open", path, e))
-}
-
 /// Replaces the bytes after the first `keep`.
 fn rewrite(path: &Path, keep: u64, tail: &[u8]) -> Result<(), Error> {
     let (file, _) = disk::open(path)?;
@@ -275,12 +270,6 @@ fn rewrite(path: &Path, keep: u64, tail: &[u8]) -> Result<(), Error> {
 /// Longest line, enough for ten thousand layers.
 const LONGEST_LINE: u64 = 1 << 20;
 
-enum Line {
-    Whole(StepMetrics),
-    /// A last line without newline, or one that does not parse.
-    Broken,
-}
-
 /// The lines of a file, validated.
 struct Lines {
     path: PathBuf,
@@ -293,6 +282,8 @@ struct Lines {
     /// The last line was too long, and its end is yet to be found: the next read does that, so that
     /// a caller who stops at the error never waits for it.
     is_unfinished: bool,
+    /// The last read found a last line without newline, or one that does not parse.
+    is_broken: bool,
 }
 
 impl Lines {
@@ -306,11 +297,13 @@ impl Lines {
             number: 0,
             step: None,
             is_unfinished: false,
+            is_broken: false,
         })
     }
 
-    fn next(&mut self) -> Result<Option<Line>, Error> {
+    fn next(&mut self) -> Result<Option<StepMetrics>, Error> {
         let read_error = |e| Error::io("read", &self.path, e);
+        self.is_broken = false;
         if mem::take(&mut self.is_unfinished) {
             self.reader.skip_until(b'\n').map_err(read_error)?;
         }
@@ -335,17 +328,20 @@ impl Lines {
             ));
         }
         let is_last = self.reader.fill_buf().map_err(read_error)?.is_empty();
+        let is_whole = self.line.last() == Some(&b'\n');
         let problem = match serde_json::from_slice::<StepMetrics>(&self.line) {
-            Ok(_) if self.line.last() != Some(&b'\n') => return Ok(Some(Line::Broken)),
-            Ok(metrics) if self.step.is_none_or(|step| step < metrics.step) => {
+            Ok(metrics) if is_whole && self.step.is_none_or(|step| step < metrics.step) => {
                 self.step = Some(metrics.step);
-                return Ok(Some(Line::Whole(metrics)));
+                return Ok(Some(metrics));
             }
-            Ok(metrics) => {
+            Ok(metrics) if is_whole => {
                 format!("step {} follows step {}", metrics.step, self.step.unwrap_or_default())
             }
-            Err(_) if is_last => return Ok(Some(Line::Broken)),
-            Err(e) => e.to_string(),
+            Err(e) if !is_last => e.to_string(),
+            _ => {
+                self.is_broken = true;
+                return Ok(None);
+            }
         };
         Err(Error::file(
             &self.path,

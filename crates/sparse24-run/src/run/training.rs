@@ -10,14 +10,18 @@ use std::{
 };
 
 use super::{
-    Log, MetricsLog, RunDirectory, StepMetrics, components::CausalLm,
-    flip_reference::FlipReference, instruments::FlipCounts, loss_spikes::Spikes,
-    model::evaluated_at_once, plans,
+    Log, MetricsLog, RunDirectory, StepMetrics,
+    components::CausalLm,
+    flip_reference::FlipReference,
+    instruments::FlipCounts,
+    loss_spikes::{Spike, Spikes},
+    model::evaluated_at_once,
+    plans,
 };
 use crate::{
     Error,
     checkpoint::{self, Saver},
-    config::{Config, OnNonFinite},
+    config::{Config, OnNonFinite, RunConfig},
     data::Dataset,
 };
 use sparse24_core::flip::flip_rate;
@@ -196,13 +200,11 @@ impl Run {
                 .transpose()?
                 .filter(|metrics| metrics.step == steps);
         }
-        let loss = last.map(|metrics| metrics.loss);
-        let run = self.path().to_owned();
         Ok(Ended::Finished(Summary {
-            run,
+            run: self.path().to_owned(),
             steps,
             trained: steps - first,
-            loss,
+            loss: last.map(|metrics| metrics.loss),
             val_loss,
             seconds: began.elapsed().as_secs_f64(),
         }))
@@ -247,9 +249,7 @@ impl Run {
     ) -> Result<(), Error> {
         let &StepMetrics { step, loss, .. } = metrics;
         if let Some(what) = &metrics.skipped {
-            let line = format!("step {step}: skipped, because {what}");
-            observer.said(&line);
-            self.log.line(&line)?;
+            self.report(format!("step {step}: skipped, because {what}"), observer)?;
         }
         if let Some(mu) = self.reference.as_mut().and_then(|reference| reference.next(metrics)) {
             let line = format!(
@@ -257,30 +257,25 @@ impl Run {
                     calms the masks",
                 self.config.run.flip_reference
             );
-            observer.said(&line);
-            self.log.line(&line)?;
+            self.report(line, observer)?;
         }
         if let Some(spike) = self.spikes.next(loss) {
-            let (allowed, window) = (self.config.run.spike_z, self.config.run.spike_window);
-            return Err(Error::Spike {
-                step,
-                loss,
-                z: spike.z,
-                allowed,
-                mean: spike.mean,
-                window,
-                kept: None,
-            });
+            let &RunConfig { spike_z: allowed, spike_window: window, .. } = &self.config.run;
+            let Spike { z, mean } = spike;
+            return Err(Error::Spike { step, loss, z, allowed, mean, window, kept: None });
         }
         if self.saves_after(step) {
             self.save()?;
         }
         if self.trainer.ends_phase() {
-            let line = format!("step {step}: {}", self.trainer.transition());
-            observer.said(&line);
-            self.log.line(&line)?;
+            self.report(format!("step {step}: {}", self.trainer.transition()), observer)?;
         }
         Ok(())
+    }
+
+    fn report(&mut self, line: String, observer: &mut dyn Observer) -> Result<(), Error> {
+        observer.said(&line);
+        self.log.line(&line)
     }
 
     /// Mean loss over the validation split, in nats per token.
