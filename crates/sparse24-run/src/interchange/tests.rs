@@ -190,19 +190,14 @@ fn what_does_not_fit_is_named() {
 
 #[test]
 fn other_types_are_refused() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("x.safetensors");
-    // Four bits each fill the four bytes with eight.
-    for (dtype, length) in [(safetensors::Dtype::U16, 2), (safetensors::Dtype::F4, 8)] {
-        let shape = vec![1, length];
-        let layout = Layout { name: "wte.weight".into(), dtype, shape: shape.clone() };
-        let header = tensors::header(&[], &[layout]);
-        let header = String::from_utf8(header).unwrap().replace("[0,0]", "[0,4]");
-        fs::write(&path, header + "\0\0\0\0").unwrap();
-        let message = problem(import(&path, &[("wte.weight".to_owned(), shape.clone())]));
-        let end = format!("({dtype} {shape:?}) is expected to be F32, F16 or BF16");
-        assert!(message.ends_with(&end), "{message}");
-    }
+    let (_directory, path) = foreign(&[("wte.weight", &[1, 2], &[0.0, 1.0])]);
+    let mut bytes = fs::read(&path).unwrap();
+    let dtype = bytes.windows(3).position(|word| word == b"F32").unwrap();
+    bytes[dtype] = b'I';
+    fs::write(&path, bytes).unwrap();
+    let message = problem(import(&path, &expected(&[("wte.weight", &[1, 2])])));
+    let end = "tensor \"wte.weight\" (I32 [1, 2]) is expected to be F32, F16 or BF16";
+    assert!(message.ends_with(end), "{message}");
 }
 
 #[test]

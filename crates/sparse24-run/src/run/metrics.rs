@@ -36,19 +36,19 @@ pub struct StepMetrics {
     /// Training tokens per second.
     pub tokens_per_s: f64,
     /// Share of mask bits that this step changed, in [0, 1]; sampled.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub flip_rate: Option<f64>,
     /// The same for each sparsifiable weight, by name; sampled.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub flip_rate_per_layer: Option<BTreeMap<String, f64>>,
     /// Validation loss after this step, in nats per token; sampled.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub val_loss: Option<f64>,
     /// Instruments; sampled at `run.instrument_every`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub instruments: Option<Box<Instruments>>,
     /// In a skipped step, the value that was not finite.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
 }
 
@@ -64,7 +64,7 @@ pub struct Instruments {
     pub gap: [f32; 5],
     /// E|MVUE(dZ) - dZ|^2 / |dZ|^2 over all sparsified layers of the first micro-batch, if
     /// gradients are sampled.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub mvue_variance: Option<f64>,
     /// The same for each sparsifiable weight, by name.
     pub layers: BTreeMap<String, LayerInstruments>,
@@ -83,7 +83,7 @@ pub struct LayerInstruments {
     /// Median gap.
     pub gap: f32,
     /// E|MVUE(dZ) - dZ|^2 / |dZ|^2.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub mvue_variance: Option<f64>,
 }
 

@@ -54,7 +54,7 @@ pub struct Provenance {
     /// Initial weights.
     pub initial: Initial,
     /// Origin of lambda, in the first start of a run.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub lambda: Option<LambdaOrigin>,
     /// Operating system and architecture.
     pub system: String,
