@@ -18,7 +18,7 @@ use super::{
     version1,
 };
 use crate::{
-    Error, disk,
+    Error, disk, json,
     tensors::{self, Layout, TensorFile, first_non_finite},
 };
 
@@ -199,10 +199,7 @@ impl Checkpoint {
             files.insert(name.into(), write_tensors(&directory.join(name), metadata, &tensors)?);
         }
         let mut state = Recorder::create(directory.join(STATE))?;
-        let mut text =
-            serde_json::to_vec_pretty(&self.state).expect("strings and integers are JSON");
-        text.push(b'\n');
-        state.write(&text)?;
+        state.write(&json::pretty(&self.state))?;
         state.end_part("state");
         files.insert(STATE.into(), state.finish()?);
         let mut manifest = disk::NewFile::create(directory.join(super::manifest::MANIFEST))?;

@@ -11,11 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{
-    Checkpoint, State,
-    content::read_state,
-    manifest::{Manifest, verify},
-};
+use super::{Checkpoint, State, content::read_state, manifest::Manifest};
 use crate::{Error, disk};
 
 const FINAL: &str = "step-";
@@ -130,16 +126,13 @@ pub fn latest(directory: &Path) -> Result<Latest, Error> {
 
 /// Verifies a checkpoint and that its step is that of its name.
 fn proved(path: &Path, step: u32) -> Result<(), Error> {
-    verify(path)?;
-    let found = Manifest::open(path)?.step;
-    if found == step {
-        Ok(())
-    } else {
-        Err(Error::file(
-            path,
-            format!("is a checkpoint of step {found}, not of the step in its name"),
-        ))
+    let manifest = Manifest::open(path)?;
+    manifest.prove(path)?;
+    if manifest.step == step {
+        return Ok(());
     }
+    let problem = format!("is a checkpoint of step {}, not of the step in its name", manifest.step);
+    Err(Error::file(path, problem))
 }
 
 /// Which checkpoints to keep.

@@ -220,7 +220,6 @@ fn configurations_that_compute_something_else_are_refused() {
     let path = directory.path().join(CONFIG);
     let good = String::from_utf8(TINY.to_json("float32")).unwrap();
     for (from, to, message) in [
-        ("\"gpt2\"", "\"llama\"", "model_type is \"llama\", expected \"gpt2\""),
         (
             "gelu_new",
             "relu",
@@ -243,7 +242,6 @@ fn configurations_that_compute_something_else_are_refused() {
             "\"n_layer\": 1000000000000",
             "n_layer is 1000000000000, expected 1..=4096",
         ),
-        ("\"n_layer\": 2", "\"layers\": 2", "not a GPT-2 configuration: missing field `n_layer`"),
     ] {
         let text = good.replace(from, to);
         assert_ne!(text, good, "{from}");

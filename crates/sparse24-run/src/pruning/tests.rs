@@ -282,8 +282,6 @@ fn malformed_headers_say_what_is_wrong() {
     };
     let long = format!("[{}1]", "1,".repeat(3000));
     for (entries, data, expected) in [
-        (one("[4]", 0, 16).replace("F32", "F31"), 16, "tensor `w`: unknown variant `F31`"),
-        (one("[-4]", 0, 16), 16, "tensor `w`: invalid value"),
         (one("[4]", 0, 16).replace("data_", ""), 16, "tensor `w`: missing field `data_offsets`"),
         (one(&long, 0, 4), 4, "tensor `w`: an entry of"),
         (one("[4]", 0, 12), 12, "tensor `w` F32 [4] takes 16 bytes"),
@@ -300,6 +298,4 @@ fn malformed_headers_say_what_is_wrong() {
         refused(&[&length, header.as_bytes(), &vec![0; data]].concat(), expected);
     }
     refused(&[0; 7], "7 bytes cannot hold");
-    refused(b"\x02\0\0\0\0\0\0\0[]", "expected an object of tensors");
-    refused(b"\x01\0\0\0\0\0\0\0{", "malformed header: EOF");
 }

@@ -6,16 +6,14 @@
 use std::path::Path;
 
 use super::directory::PLANS;
-use crate::{Error, disk};
+use crate::{Error, disk, json};
 use sparse24_train::{
     backend::{PLANNED_ON, Plans},
     trainer::Trainer,
 };
 
 pub(super) fn write(path: &Path, plans: &Plans) -> Result<(), Error> {
-    let mut text = serde_json::to_vec_pretty(plans).expect("strings are JSON");
-    text.push(b'\n');
-    disk::write_atomically(path, &text)
+    disk::write_atomically(path, &json::pretty(plans))
 }
 
 pub(super) fn read(path: &Path) -> Result<Plans, Error> {

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, env, path::Path};
 use serde::{Deserialize, Serialize};
 
 use super::log::now;
-use crate::{Error, disk};
+use crate::{Error, disk, json};
 use sparse24_train::backend::Device;
 
 /// Weights at a start.
@@ -106,9 +106,7 @@ impl Provenance {
     pub fn record(&self, path: &Path) -> Result<(), Error> {
         let mut starts = if path.exists() { Self::read(path)? } else { Vec::new() };
         starts.push(self.clone());
-        let mut text = serde_json::to_vec_pretty(&starts).expect("strings and integers are JSON");
-        text.push(b'\n');
-        disk::write_atomically(path, &text)
+        disk::write_atomically(path, &json::pretty(&starts))
     }
 
     /// Reads the starts in a `provenance.json`, oldest first.

@@ -1,4 +1,5 @@
-//! Timed choices: whoever replays them has the bits of whoever timed them.
+//! Timed choices: whoever replays them has the bits of whoever timed them, with or without captured
+//! launches.
 
 use sparse24_run::{
     config::Config,
@@ -49,28 +50,29 @@ fn replayed_plans_give_the_bits_of_timed_ones_a_resume_included() {
             let is_timed = plans.keys().any(|key| key.starts_with(kind));
             assert!(is_timed, "no {kind} among {:?}", plans.keys());
         }
-        let replaying = || {
-            let mut trainer =
-                Trainer::new(opened(Launches::Captured), recipe.clone()).expect("room");
+        let replaying = |launches| {
+            let mut trainer = Trainer::new(opened(launches), recipe.clone()).expect("room");
             trainer.use_plans(&plans).expect("this device's own");
             trainer
         };
-        for time in 0..3 {
-            let mut replayed = replaying();
-            assert!(finish(&mut replayed, &dataset) == expected, "replay {time}");
+        for launches in [Launches::Eager, Launches::Captured] {
+            let mut replayed = replaying(launches);
+            assert!(finish(&mut replayed, &dataset) == expected, "{launches:?}");
             assert_eq!(replayed.backend().plans(), plans, "nothing was timed");
-        }
-        // On either side of the switch.
-        for step in [3, 7] {
-            let mut first = replaying();
-            while first.step() < step {
-                first.train_step(&drawn(&dataset, &recipe), FlipSampling::Skip).expect("finite");
+            // On either side of the switch.
+            for step in [3, 7] {
+                let mut first = replaying(Launches::Eager);
+                while first.step() < step {
+                    let batches = drawn(&dataset, &recipe);
+                    first.train_step(&batches, FlipSampling::Skip).expect("finite");
+                }
+                let states = first.parameter_states().expect("downloads");
+                // What was captured serves a run that begins again in the middle, too.
+                for resumed in [&mut replaying(launches), &mut replayed] {
+                    resumed.restore(step, &states).expect("its own states");
+                    assert!(finish(resumed, &dataset) == expected, "{launches:?} after {step}");
+                }
             }
-            let mut resumed = replaying();
-            resumed
-                .restore(step, &first.parameter_states().expect("downloads"))
-                .expect("its own states");
-            assert!(finish(&mut resumed, &dataset) == expected, "resumed after step {step}");
         }
     });
 }

@@ -38,7 +38,7 @@ fn within(ratio: f64) -> bool {
     ratio <= BOUND
 }
 
-/// What a step from a state reports and leaves.
+/// The outcome of a step and the states after it.
 type Step = (StepOutcome, Vec<ParameterState>);
 
 fn step(trainer: &mut Trainer, batches: &dyn Objective) -> Step {
