@@ -307,3 +307,9 @@ fn printable(text: &str) -> String {
         _ => plain(text),
     }
 }
+
+/// The message of a failure.
+#[cfg(test)]
+pub(crate) fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+    result.unwrap_err().to_string()
+}

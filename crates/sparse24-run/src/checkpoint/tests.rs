@@ -16,7 +16,7 @@ use super::{
     manifest::{MANIFEST, MASKS, MODEL, OPTIMIZER, STATE},
     *,
 };
-use crate::{Error, ErrorKind};
+use crate::{Error, ErrorKind, error::problem};
 
 mod damage;
 mod faults;
@@ -119,10 +119,6 @@ fn pairs() -> [(Checkpoint, Checkpoint); 2] {
     let mut changed = sample(1);
     changed.weights[0].values[0] = 42.0;
     [(sample(1), sample(2)), (sample(1), changed)]
-}
-
-fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
-    result.unwrap_err().to_string()
 }
 
 /// A deterministic stream of numbers: splitmix64.

@@ -7,9 +7,9 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::{
-    Error,
     checkpoint::{NamedTensor, PhaseKind},
     disk::fault::{self, Fault, Plan},
+    error::problem,
     tensors::{self, Layout},
 };
 use sparse24_train::nn::Bias;
@@ -41,10 +41,6 @@ fn masks() -> Vec<(String, Mask)> {
         ("h.0.mlp.c_fc.weight".into(), Mask::from_tiles(32, 8, tiles(0)).unwrap()),
         ("h.0.mlp.c_proj.weight".into(), Mask::from_tiles(8, 32, tiles(3)).unwrap()),
     ]
-}
-
-fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
-    result.unwrap_err().to_string()
 }
 
 /// A file of F32 tensors as Hugging Face writes them.

@@ -7,15 +7,11 @@ use std::{
 
 use super::*;
 use crate::{
-    Error,
     checkpoint::PhaseKind,
     disk::fault::{self, Fault, Plan},
+    error::problem,
 };
 use sparse24_train::backend::Device;
-
-fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
-    result.unwrap_err().to_string()
-}
 
 pub(super) fn metrics(step: u32) -> StepMetrics {
     StepMetrics {

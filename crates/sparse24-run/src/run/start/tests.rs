@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, fs};
 
 use super::*;
 use crate::{
+    checkpoint::Checkpoint,
     config::{NEUTRAL, dotted, table_of},
     data::Corpus,
     disk::fault::{self, Fault, Plan},
@@ -29,11 +30,12 @@ fn dataset() -> Dataset {
     Dataset::from_corpus(&Corpus::open(&text).unwrap(), Tokenizer::Byte, 0.2).unwrap()
 }
 
-fn weights(config: &Config) -> Vec<NamedTensor> {
+/// The checkpoint of step 0.
+fn checkpoint_of(config: &Config) -> Checkpoint {
     let dataset = dataset();
     let mut trainer = new_trainer(config, dataset.vocabulary() as usize).unwrap();
     let state = identity(config, &dataset, &trainer);
-    snapshot(&mut trainer, state, Vec::new(), None).unwrap()().unwrap().weights
+    snapshot(&mut trainer, state, Vec::new(), None).unwrap()().unwrap()
 }
 
 /// Lets the Nth file operation fail, then the next, until none is left to fail; gives how many
@@ -60,7 +62,7 @@ fn for_each_operation(
 #[test]
 fn a_start_or_an_import_that_fails_leaves_nothing() {
     let (sparse, dense) = (tiny("fst"), tiny("dense"));
-    let given = weights(&sparse);
+    let given = checkpoint_of(&sparse).weights;
     let starts = |path: &Path| {
         let given = Given { weights: Some(&given), ..Given::default() };
         Run::start(sparse.clone(), dataset(), given, path).is_ok()
@@ -86,7 +88,7 @@ fn only_the_weights_of_the_model_are_imported_and_only_dense() {
     let config = tiny("dense");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
-    let given = weights(&config);
+    let given = checkpoint_of(&config).weights;
     let (mut short, mut odd) = (given.clone(), given.clone());
     short.pop();
     odd[1].name = "other".to_owned();
@@ -126,10 +128,9 @@ fn a_checkpoint_has_the_bytes_that_are_estimated() {
     {
         let mut config = tiny(method);
         (config.model.sparsify, config.model.activation) = (sparsify, Activation::Swiglu);
-        let mut trainer = new_trainer(&config, dataset().vocabulary() as usize).unwrap();
-        let state = identity(&config, &dataset(), &trainer);
-        let checkpoint = snapshot(&mut trainer, state, Vec::new(), None).unwrap()().unwrap();
-        let estimated = estimate(trainer.recipe(), config.backend_entry().unwrap()).unwrap();
-        assert_eq!(checkpoint.bytes(), estimated.checkpoint_bytes, "{method}, {sparsify:?}");
+        let recipe = config.recipe(256).unwrap();
+        let estimated = estimate(&recipe, config.backend_entry().unwrap()).unwrap();
+        let bytes = checkpoint_of(&config).bytes();
+        assert_eq!(bytes, estimated.checkpoint_bytes, "{method}, {sparsify:?}");
     }
 }
