@@ -25,11 +25,12 @@ pub mod preset;
 pub mod renamed;
 mod unknown;
 
+pub(crate) use check::{MOST, MOST_LAYERS};
 pub use document::{dotted, read_table, table_of};
 pub use method::MethodConfig;
 pub use unknown::unknown;
 
-use document::{DOCUMENT, apply, changes, from_table, on_preset, overlay};
+use document::{DOCUMENT, apply, from_table, on_preset, overlay};
 
 /// A whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -55,12 +56,6 @@ pub struct Config {
     pub run: RunConfig,
     /// The device.
     pub backend: BackendConfig,
-}
-
-/// `NEUTRAL` lists the keys of a section that decide no bit of a model or of its metrics: a resume
-/// may change them, and checkpoints do not record them.
-impl Config {
-    const NEUTRAL: &[&str] = &["preset"];
 }
 
 /// The model.
@@ -93,8 +88,6 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    const NEUTRAL: &[&str] = &["activation_checkpointing"];
-
     /// The parameter whose rows are the vocabulary.
     #[must_use]
     pub fn token_table(&self) -> &'static str {
@@ -159,10 +152,6 @@ pub struct DataConfig {
     pub validation_share: f64,
 }
 
-impl DataConfig {
-    const NEUTRAL: &[&str] = &["path"];
-}
-
 /// When to measure and save, and when to stop early. An interval of 0 steps is never.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -199,21 +188,6 @@ pub struct RunConfig {
     pub flip_reference: String,
 }
 
-impl RunConfig {
-    /// All but the intervals that show in the metrics.
-    const NEUTRAL: &[&str] = &[
-        "checkpoint_every",
-        "keep_last",
-        "keep_every",
-        "on_nonfinite",
-        "skip_limit",
-        "spike_z",
-        "spike_window",
-        "instrument_every",
-        "flip_reference",
-    ];
-}
-
 /// Treatment of a loss or gradient that is not finite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -240,19 +214,25 @@ pub struct BackendConfig {
     pub cuda_graphs: bool,
 }
 
-/// Whether a dotted key decides no bit.
-pub(crate) fn is_neutral(key: &str) -> bool {
-    let (section, key) = key.rsplit_once('.').unwrap_or(("", key));
-    let neutral = match section {
-        "" => Config::NEUTRAL,
-        "data" => DataConfig::NEUTRAL,
-        "run" => RunConfig::NEUTRAL,
-        "model" => ModelConfig::NEUTRAL,
-        "backend" => BackendConfig::NEUTRAL,
-        _ => &[],
-    };
-    neutral.contains(&key)
-}
+/// Keys that decide no bit of a model or of its metrics: a resume may change them, and checkpoints
+/// do not record them.
+pub(crate) const NEUTRAL: [&str; 15] = [
+    "preset",
+    "model.activation_checkpointing",
+    "data.path",
+    "run.instrument_every",
+    "run.checkpoint_every",
+    "run.keep_last",
+    "run.keep_every",
+    "run.on_nonfinite",
+    "run.skip_limit",
+    "run.spike_z",
+    "run.spike_window",
+    "run.flip_reference",
+    "backend.threads",
+    "backend.gpu",
+    "backend.cuda_graphs",
+];
 
 /// Values that checkpoints leave out: they mean what a configuration without the key means.
 const UNSET: [(&str, &str); 8] = [
@@ -267,8 +247,6 @@ const UNSET: [(&str, &str); 8] = [
 ];
 
 impl BackendConfig {
-    const NEUTRAL: &[&str] = &["threads", "gpu", "cuda_graphs"];
-
     /// The arguments for opening the backend.
     #[must_use]
     pub fn settings(&self) -> BackendSettings {
@@ -376,8 +354,10 @@ impl Config {
     /// The settings that differ from those of the preset, each as `--set` takes it.
     #[must_use]
     pub fn overrides(&self) -> Vec<String> {
-        let preset = preset::named(&self.preset).map(|preset| table_of(&preset));
-        changes(&table_of(self), &preset.unwrap_or_default())
+        let preset = preset::named(&self.preset).map(|preset| dotted(table_of(&preset)));
+        let (preset, settings) = (preset.unwrap_or_default(), dotted(table_of(self)));
+        let differing = settings.iter().filter(|(key, value)| preset.get(*key) != Some(value));
+        differing.map(|(key, value)| format!("{key}={value}")).collect()
     }
 
     /// The settings that decide the bits of the model or of its metrics: dotted keys and TOML
@@ -386,7 +366,7 @@ impl Config {
     pub fn decisive(&self) -> BTreeMap<String, String> {
         let mut settings = dotted(table_of(self));
         settings.retain(|key, value| {
-            !is_neutral(key) && !UNSET.contains(&(key.as_str(), value.as_str()))
+            !NEUTRAL.contains(&key.as_str()) && !UNSET.contains(&(key.as_str(), value.as_str()))
         });
         settings
     }
@@ -398,24 +378,18 @@ mod tests {
 
     #[test]
     fn a_preset_with_its_overrides_is_the_configuration() {
-        // In the order of the document.
         let settings = [
-            "seed=9",
-            "steps=7",
-            "model.bias=true",
-            "optimizer.learning_rate=0.0003",
             "data.path=\"a b\"",
             "data.validation_share=0.25",
+            "model.bias=true",
+            "optimizer.learning_rate=0.0003",
+            "seed=9",
+            "steps=7",
         ]
         .map(str::to_owned);
         let preset = Some("shakespeare-char");
         let config = Config::resolve(preset, None, &settings).unwrap();
-        let mut overrides = config.overrides();
-        assert_eq!(Config::resolve(preset, None, &overrides).unwrap(), config);
-        overrides.sort();
-        let mut expected = settings.to_vec();
-        expected.sort();
-        assert_eq!(overrides, expected);
+        assert_eq!(config.overrides(), settings);
         assert_eq!(Config::resolve(preset, None, &[]).unwrap().overrides(), [""; 0]);
     }
 }

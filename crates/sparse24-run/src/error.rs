@@ -95,23 +95,9 @@ pub enum Error {
         /// The missing or unfitting part.
         problem: String,
     },
-    /// A recorded timed choice cannot be replayed.
-    #[error("plan {key:?}: {problem}")]
-    Plan {
-        /// The choice.
-        key: String,
-        /// The reason.
-        problem: String,
-    },
-    /// A device cannot be opened, is full, or failed.
-    #[error("{0}")]
-    Device(String),
-    /// Any other error of the trainer: a defect.
+    /// Any other error of the trainer: of a device, of a recorded plan, of 2:4 semantics, a defect.
     #[error(transparent)]
     Train(sparse24_train::Error),
-    /// An error of `sparse24-core`.
-    #[error(transparent)]
-    Semantics(#[from] sparse24_core::Error),
     /// The flag of [`sparse24_train::trainer::Trainer::interrupt_on`] was set; the operation had
     /// no effect.
     #[error("interrupted")]
@@ -205,13 +191,7 @@ impl From<sparse24_train::Error> for Error {
         use sparse24_train::Error as Train;
         match error {
             Train::Setting { key, problem } => Self::Setting { key, problem },
-            Train::UnknownToken { token, position, vocabulary } => {
-                Self::UnknownToken { token, position, vocabulary }
-            }
             Train::Parameter { name, problem } => Self::Parameter { name, problem },
-            Train::Plan { key, problem } => Self::Plan { key, problem },
-            Train::Device(problem) => Self::Device(problem),
-            Train::Semantics(error) => Self::Semantics(error),
             Train::Data(error) => match error.downcast() {
                 Ok(error) => *error,
                 Err(error) => Self::Train(Train::Data(error)),
@@ -220,6 +200,12 @@ impl From<sparse24_train::Error> for Error {
             Train::NonFinite { step, what } => Self::NonFinite { step, what, kept: None },
             other => Self::Train(other),
         }
+    }
+}
+
+impl From<sparse24_core::Error> for Error {
+    fn from(error: sparse24_core::Error) -> Self {
+        Self::Train(error.into())
     }
 }
 
@@ -257,14 +243,11 @@ impl Error {
             | Self::UnknownCharacter { .. }
             | Self::LongWhiteSpace { .. }
             | Self::UnknownToken { .. }
-            | Self::Semantics(_)
-            | Self::Plan { .. }
             | Self::Parameter { .. } => ErrorKind::Input,
             Self::Io { action: "read", source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 ErrorKind::Input
             }
             Self::Io { .. } | Self::Room { .. } => ErrorKind::Io,
-            Self::Device(_) => ErrorKind::Device,
             Self::Interrupted => ErrorKind::Interrupted,
             Self::Train(error) => error.kind(),
             Self::NonFinite { .. }
@@ -327,4 +310,10 @@ fn printable(text: &str) -> String {
         }
         _ => plain(text),
     }
+}
+
+/// The message of a failure.
+#[cfg(test)]
+pub(crate) fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+    result.unwrap_err().to_string()
 }

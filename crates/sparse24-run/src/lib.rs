@@ -18,6 +18,7 @@ pub mod data;
 pub mod disk;
 mod error;
 pub mod interchange;
+mod json;
 pub mod machine;
 pub mod processor;
 pub mod pruning;

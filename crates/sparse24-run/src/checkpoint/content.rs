@@ -18,7 +18,7 @@ use super::{
     version1,
 };
 use crate::{
-    Error, disk,
+    Error, disk, json,
     tensors::{self, Layout, TensorFile, first_non_finite},
 };
 
@@ -199,10 +199,7 @@ impl Checkpoint {
             files.insert(name.into(), write_tensors(&directory.join(name), metadata, &tensors)?);
         }
         let mut state = Recorder::create(directory.join(STATE))?;
-        let mut text =
-            serde_json::to_vec_pretty(&self.state).expect("strings and integers are JSON");
-        text.push(b'\n');
-        state.write(&text)?;
+        state.write(&json::pretty(&self.state))?;
         state.end_part("state");
         files.insert(STATE.into(), state.finish()?);
         let mut manifest = disk::NewFile::create(directory.join(super::manifest::MANIFEST))?;
@@ -272,23 +269,19 @@ pub fn load(checkpoint: &Path) -> Result<Checkpoint, Error> {
             loaded.auxiliary.push(NamedTensor { name: name.to_owned(), shape, values });
             continue;
         }
-        let problem = match (name.strip_prefix(FIRST), name.strip_prefix(SECOND), values) {
-            (Some(weight), _, Values::F32(values)) => {
-                let name = weight.to_owned();
-                loaded.first_moments.push(NamedTensor { name, shape, values });
-                continue;
-            }
-            (_, Some(weight), Values::F32(values)) => {
-                let name = weight.to_owned();
-                loaded.second_moments.push(NamedTensor { name, shape, values });
-                continue;
-            }
-            (None, None, _) => {
-                format!("expected a name that starts with {FIRST:?}, {SECOND:?} or {AUXILIARY:?}")
-            }
-            _ => "expected F32, F16 or BF16".to_owned(),
+        let refuse = |problem: String| Error::file(&path, format!("tensor {name:?}: {problem}"));
+        let (list, weight) = if let Some(weight) = name.strip_prefix(FIRST) {
+            (&mut loaded.first_moments, weight)
+        } else if let Some(weight) = name.strip_prefix(SECOND) {
+            (&mut loaded.second_moments, weight)
+        } else {
+            let starts = format!("{FIRST:?}, {SECOND:?} or {AUXILIARY:?}");
+            return Err(refuse(format!("expected a name that starts with {starts}")));
         };
-        return Err(Error::file(path, format!("tensor {name:?}: {problem}")));
+        let Values::F32(values) = values else {
+            return Err(refuse("expected F32, F16 or BF16".to_owned()));
+        };
+        list.push(NamedTensor { name: weight.to_owned(), shape, values });
     }
     match loaded.contradiction() {
         None => Ok(loaded),

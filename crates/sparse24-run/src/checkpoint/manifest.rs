@@ -62,7 +62,7 @@ impl Manifest {
             format_version: FORMAT_VERSION,
             step,
             files,
-            checksum: Fingerprint::from_bytes([0; 32]),
+            checksum: Fingerprint::of(&[]),
         }
     }
 
@@ -88,22 +88,21 @@ impl Manifest {
     pub(crate) fn open(directory: &Path) -> Result<Self, Error> {
         let path = directory.join(MANIFEST);
         let mut bytes = disk::read_small(&path, LIMIT)?;
-        if bytes.len() < BEFORE.len() + 64 + AFTER.len() || !bytes.ends_with(AFTER) {
-            return Err(Error::file(
-                path,
-                format!("does not end with its checksum at byte {}: cut or damaged", bytes.len()),
+        let refuse = |problem: String| Err(Error::file(&path, problem));
+        let length = bytes.len();
+        if length < BEFORE.len() + 64 + AFTER.len() || !bytes.ends_with(AFTER) {
+            return refuse(format!(
+                "does not end with its checksum at byte {length}: cut or damaged"
             ));
         }
-        let digits = digits(bytes.len());
+        let digits = digits(length);
         let stated = String::from_utf8_lossy(&bytes[digits.clone()]).into_owned();
         let text = bytes.clone();
         bytes[digits].fill(b'0');
         let found = Fingerprint::of(&bytes).to_string();
         if stated != found {
-            let length = bytes.len();
-            return Err(Error::file(
-                path,
-                format!("is damaged, bytes 0..{length}: checksum {stated:?}, expected {found}"),
+            return refuse(format!(
+                "is damaged, bytes 0..{length}: checksum {stated:?}, expected {found}"
             ));
         }
         #[derive(Deserialize)]
@@ -112,24 +111,17 @@ impl Manifest {
             format_version: u32,
         }
         let broken = |e: serde_json::Error| Error::file(&path, format!("not a manifest: {e}"));
-        let version: Version = serde_json::from_slice(&text).map_err(broken)?;
-        let Version { format, format_version } = version;
+        let Version { format, format_version } = serde_json::from_slice(&text).map_err(broken)?;
         if format != FORMAT || !(1..=FORMAT_VERSION).contains(&format_version) {
-            let problem = format!(
+            return refuse(format!(
                 "has format {format:?}, version {format_version}; this build reads {FORMAT:?}, \
                     versions 1 to {FORMAT_VERSION}"
-            );
-            return Err(Error::file(path, problem));
+            ));
         }
         let manifest: Self = serde_json::from_slice(&text).map_err(broken)?;
-        if !manifest.files.keys().eq(FILES.iter()) {
-            return Err(Error::file(
-                path,
-                format!(
-                    "lists {:?}, expected {FILES:?}",
-                    manifest.files.keys().collect::<Vec<_>>()
-                ),
-            ));
+        let names: Vec<_> = manifest.files.keys().collect();
+        if names != FILES {
+            return refuse(format!("lists {names:?}, expected {FILES:?}"));
         }
         Ok(manifest)
     }
@@ -164,7 +156,7 @@ impl Parts {
             hasher
                 .update_reader((&mut file).take(end.saturating_sub(begin)))
                 .map_err(|e| Error::io("read", path, e))?;
-            if hasher.finalize().as_bytes() != blake3.as_bytes() {
+            if Fingerprint::from(hasher.finalize()) != *blake3 {
                 return Err(Error::file(
                     path,
                     format!("is damaged in {name:?}, bytes {begin}..{end}"),
@@ -213,7 +205,7 @@ impl Recorder {
 
     /// Ends a part: what was written since the last one is `name`.
     pub(crate) fn end_part(&mut self, name: &str) {
-        let blake3 = Fingerprint::from_bytes(*self.hasher.finalize().as_bytes());
+        let blake3 = self.hasher.finalize().into();
         self.parts.push(Part { name: name.into(), end: self.size, blake3 });
         self.hasher.reset();
     }

@@ -12,31 +12,31 @@ use sparse24_train::method::PhaseKind;
 /// A BLAKE3 hash, written as 64 lower-case hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
-pub struct Fingerprint([u8; 32]);
+pub struct Fingerprint(blake3::Hash);
 
 impl Fingerprint {
     /// The hash of these bytes.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
-        Self(*blake3::hash(bytes).as_bytes())
+        Self(blake3::hash(bytes))
     }
+}
 
-    /// A hash computed elsewhere.
-    #[must_use]
-    pub const fn from_bytes(hash: [u8; 32]) -> Self {
+impl From<blake3::Hash> for Fingerprint {
+    fn from(hash: blake3::Hash) -> Self {
         Self(hash)
     }
+}
 
-    /// The 32 bytes.
-    #[must_use]
-    pub const fn as_bytes(&self) -> &[u8; 32] {
-        &self.0
+impl From<Fingerprint> for blake3::Hash {
+    fn from(fingerprint: Fingerprint) -> Self {
+        fingerprint.0
     }
 }
 
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.write_str(&self.0.to_hex())
     }
 }
 
@@ -57,12 +57,11 @@ impl FromStr for Fingerprint {
 
     fn from_str(text: &str) -> Result<Self, String> {
         // Upper case is refused: a flipped bit in the case of a digit must not go unnoticed.
-        let digits = text.as_bytes();
-        if digits.len() != 64 || digits.iter().any(|d| !matches!(d, b'0'..=b'9' | b'a'..=b'f')) {
-            return Err(format!("expected 64 lower-case hexadecimal digits, found {text:?}"));
-        }
-        let value = |digit: u8| if digit <= b'9' { digit - b'0' } else { digit - b'a' + 10 };
-        Ok(Self(std::array::from_fn(|i| value(digits[2 * i]) << 4 | value(digits[2 * i + 1]))))
+        blake3::Hash::from_hex(text)
+            .ok()
+            .filter(|hash| hash.to_hex().as_str() == text)
+            .map(Self)
+            .ok_or_else(|| format!("expected 64 lower-case hexadecimal digits, found {text:?}"))
     }
 }
 

@@ -11,11 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{
-    Checkpoint, State,
-    content::read_state,
-    manifest::{Manifest, verify},
-};
+use super::{Checkpoint, State, content::read_state, manifest::Manifest};
 use crate::{Error, disk};
 
 const FINAL: &str = "step-";
@@ -130,16 +126,13 @@ pub fn latest(directory: &Path) -> Result<Latest, Error> {
 
 /// Verifies a checkpoint and that its step is that of its name.
 fn proved(path: &Path, step: u32) -> Result<(), Error> {
-    verify(path)?;
-    let found = Manifest::open(path)?.step;
-    if found == step {
-        Ok(())
-    } else {
-        Err(Error::file(
-            path,
-            format!("is a checkpoint of step {found}, not of the step in its name"),
-        ))
+    let manifest = Manifest::open(path)?;
+    manifest.prove(path)?;
+    if manifest.step == step {
+        return Ok(());
     }
+    let problem = format!("is a checkpoint of step {}, not of the step in its name", manifest.step);
+    Err(Error::file(path, problem))
 }
 
 /// Which checkpoints to keep.
@@ -171,7 +164,16 @@ pub fn retain(directory: &Path, retention: &Retention) -> Result<Vec<u32>, Error
     if let Some((step, newest)) = kept.last().filter(|_| !all.is_empty()) {
         proved(newest, *step)?;
     }
-    remove(directory, all.into_iter())
+    let doomed = all.into_iter();
+    doomed
+        .map(|(step, path)| {
+            // Rename first: a half-removed checkpoint must not look like a damaged one.
+            let aside = directory.join(format!("{UNFINISHED}{}", directory_name(step)));
+            disk::rename(&path, &aside)?;
+            disk::remove_directory(&aside)?;
+            Ok(step)
+        })
+        .collect()
 }
 
 /// Number of checkpoints, verified or not.
@@ -216,21 +218,6 @@ pub fn set_aside_after(directory: &Path, step: u32) -> Result<Vec<u32>, Error> {
             let aside =
                 (1..).map(name).find(|aside| !disk::exists(aside)).expect("some name is free");
             disk::rename(&path, &aside)?;
-            Ok(step)
-        })
-        .collect()
-}
-
-fn remove(
-    directory: &Path,
-    doomed: impl Iterator<Item = (u32, PathBuf)>,
-) -> Result<Vec<u32>, Error> {
-    doomed
-        .map(|(step, path)| {
-            // Rename first: a half-removed checkpoint must not look like a damaged one.
-            let aside = directory.join(format!("{UNFINISHED}{}", directory_name(step)));
-            disk::rename(&path, &aside)?;
-            disk::remove_directory(&aside)?;
             Ok(step)
         })
         .collect()

@@ -16,7 +16,7 @@ use super::{
     manifest::{MANIFEST, MASKS, MODEL, OPTIMIZER, STATE},
     *,
 };
-use crate::{Error, ErrorKind};
+use crate::{Error, ErrorKind, error::problem};
 
 mod damage;
 mod faults;
@@ -100,7 +100,7 @@ fn a_saver_takes_its_checkpoint_when_it_is_copied() {
     let path = saver.wait().unwrap().unwrap();
     assert_eq!(load(&path).unwrap(), sample(4));
     assert!(saver.spare().is_some(), "its room serves the next");
-    let lost = || Err(Error::Device("the copy is lost".to_owned()));
+    let lost = || Err(Error::setting("copy", "is lost"));
     saver.begin(lost, retention(), || panic!("nothing is saved")).unwrap();
     assert_eq!(problem(saver.wait()), problem(lost()));
     assert!(
@@ -108,8 +108,17 @@ fn a_saver_takes_its_checkpoint_when_it_is_copied() {
     );
 }
 
-fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
-    result.unwrap_err().to_string()
+/// Saves and removes all but the newest, as a run does that keeps one.
+fn rotate(at: &Path, checkpoint: &Checkpoint) -> Result<(), Error> {
+    save(at, checkpoint)?;
+    retain(at, &Retention { last: NonZeroUsize::MIN, every: 0, always: Vec::new() }).map(drop)
+}
+
+/// An old checkpoint and a new one, which in the second pair is of the same step.
+fn pairs() -> [(Checkpoint, Checkpoint); 2] {
+    let mut changed = sample(1);
+    changed.weights[0].values[0] = 42.0;
+    [(sample(1), sample(2)), (sample(1), changed)]
 }
 
 /// A deterministic stream of numbers: splitmix64.
@@ -122,17 +131,6 @@ impl Numbers {
         let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((z ^ z >> 31) % bound as u64) as usize
     }
-}
-
-#[test]
-fn a_round_trip_keeps_every_bit_and_the_order() {
-    let (_directory, path) = saved(3);
-    assert_eq!(path.file_name().unwrap(), "step-00000003");
-    let (written, read) = (sample(3), load(&path).unwrap());
-    assert_eq!(written, read);
-    let Values::F32(scale) = &read.auxiliary[0].values else { panic!("another type") };
-    assert!(scale[0].is_sign_negative(), "the sign of zero survives");
-    verify(&path).unwrap();
 }
 
 #[test]
@@ -149,77 +147,56 @@ fn the_manifest_proves_itself() {
     let (_directory, path) = saved(1);
     let file = path.join(MANIFEST);
     let good = fs::read_to_string(&file).unwrap();
-
-    fs::write(&file, good.replace("\"step\": 1,", "\"step\": 2,")).unwrap();
-    assert!(
-        problem(load(&path)).contains("manifest.json: is damaged, bytes 0.."),
-        "{}",
-        problem(load(&path))
-    );
-
-    fs::write(&file, &good[..good.len() / 2]).unwrap();
-    assert!(problem(load(&path)).contains(": cut or damaged"), "{}", problem(load(&path)));
-
-    let reseal = |text: String| {
+    let refused = |bytes: &[u8], expected: &str| {
+        fs::write(&file, bytes).unwrap();
+        let message = problem(load(&path));
+        assert!(message.contains(expected), "{message}");
+    };
+    let other_step = good.replace("\"step\": 1,", "\"step\": 2,");
+    refused(other_step.as_bytes(), "manifest.json: is damaged, bytes 0..");
+    refused(&good.as_bytes()[..good.len() / 2], ": cut or damaged");
+    for (text, expected) in [
+        (
+            good.replace("\"format_version\": 2", "\"format_version\": 3"),
+            "version 3; this build reads \"sparse24-checkpoint\", versions 1 to 2",
+        ),
+        (good.replace("masks.safetensors", "../../etc/passwd"), "lists [\"../../etc/passwd\","),
+        (other_step, "state.json: is of step 1, the manifest of step 2"),
+        (
+            good.replace("\"end\"", "\"length\""),
+            "manifest.json: not a manifest: unknown field `length`",
+        ),
+    ] {
+        // With a checksum that is right.
         let mut bytes = text.into_bytes();
         let digits = bytes.len() - 68..bytes.len() - 4;
         bytes[digits.clone()].fill(b'0');
         let checksum = Fingerprint::of(&bytes).to_string();
         bytes[digits].copy_from_slice(checksum.as_bytes());
-        fs::write(&file, bytes).unwrap();
-    };
-    reseal(good.replace("\"format_version\": 2", "\"format_version\": 3"));
-    let message = problem(load(&path));
-    assert!(message.contains("version 3") && message.contains("versions 1 to 2"), "{message}");
-    reseal(good.replace("masks.safetensors", "../../etc/passwd"));
-    assert!(
-        problem(load(&path)).contains("lists [\"../../etc/passwd\","),
-        "{}",
-        problem(load(&path))
-    );
-    reseal(good.replace("\"step\": 1,", "\"step\": 2,"));
-    assert!(
-        problem(load(&path)).ends_with("state.json: is of step 1, the manifest of step 2"),
-        "{}",
-        problem(load(&path))
-    );
-    reseal(good.replace("\"end\"", "\"length\""));
-    assert!(
-        problem(load(&path)).contains("manifest.json: not a manifest: unknown field `length`"),
-        "{}",
-        problem(load(&path))
-    );
-    let mut numbers = Numbers(7);
-    for _ in 0..500 {
-        let mut bytes = good.clone().into_bytes();
-        let at = numbers.below(bytes.len() - 68);
-        bytes[at] = b' ' + numbers.below(95) as u8;
-        reseal(String::from_utf8(bytes).unwrap());
-        let _ = load(&path);
+        refused(&bytes, expected);
     }
-    reseal(good);
-    load(&path).unwrap();
 }
 
 #[test]
 fn contents_that_contradict_each_other_are_refused() {
-    let (_directory, path) = saved(1);
-    let mut other = sample(1);
-    other.masks[0].0 = "nobody".into();
-    fs::remove_dir_all(&path).unwrap();
-    fs::create_dir(&path).unwrap();
-    other.write(&path).unwrap();
-    assert!(
-        problem(load(&path))
-            .ends_with("the mask \"nobody\" has shape [16, 8], its weight is missing"),
-        "{}",
-        problem(load(&path))
-    );
-    let mut other = sample(1);
-    other.second_moments[0].shape = vec![8, 5];
-    other.write(&path).unwrap();
-    let expected = "\"exp_avg_sq.wte.weight\" has shape [8, 5], its weight [5, 8]";
-    assert!(problem(load(&path)).ends_with(expected), "{}", problem(load(&path)));
+    type Change = fn(&mut Checkpoint);
+    let changes: [(Change, &str); 2] = [
+        (
+            |checkpoint| checkpoint.masks[0].0 = "nobody".into(),
+            "the mask \"nobody\" has shape [16, 8], its weight is missing",
+        ),
+        (
+            |checkpoint| checkpoint.second_moments[0].shape = vec![8, 5],
+            "\"exp_avg_sq.wte.weight\" has shape [8, 5], its weight [5, 8]",
+        ),
+    ];
+    for (change, expected) in changes {
+        let (mut other, directory) = (sample(1), tempfile::tempdir().unwrap());
+        change(&mut other);
+        other.write(directory.path()).unwrap();
+        let message = problem(load(directory.path()));
+        assert!(message.ends_with(expected), "{message}");
+    }
 }
 
 #[test]
@@ -243,8 +220,7 @@ fn what_is_not_finite_is_never_written() {
         assert_eq!(error.kind(), ErrorKind::NonFinite);
         let expected = format!(
             "checkpoint of step 9 not written: \"exp_avg_sq.h.0.mlp.c_fc.weight\" holds {value} \
-                at element 17; \
-             earlier checkpoints stay"
+                at element 17; earlier checkpoints stay"
         );
         assert_eq!(error.to_string(), expected);
     }
@@ -264,21 +240,14 @@ fn the_newest_that_verifies_is_found_and_the_others_are_named() {
     let found = latest(at).unwrap();
     assert_eq!(found.checkpoint.as_ref(), Some(&paths[1]));
     assert_eq!(found.refused.len(), 1);
-    assert!(
-        found.refused[0].1.to_string().contains("state.json: ends at byte 2, the manifest says"),
-        "{}",
-        found.refused[0].1
-    );
+    let message = found.refused[0].1.to_string();
+    assert!(message.contains("state.json: ends at byte 2, the manifest says"), "{message}");
     let renamed = at.join("step-00000400");
     fs::rename(&paths[1], &renamed).unwrap();
     let found = latest(at).unwrap();
     assert_eq!(found.checkpoint.as_ref(), Some(&paths[0]));
-    assert!(
-        found.refused[0]
-            .1
-            .to_string()
-            .ends_with("is a checkpoint of step 20, not of the step in its name")
-    );
+    let message = found.refused[0].1.to_string();
+    assert!(message.ends_with("is a checkpoint of step 20, not of the step in its name"));
     assert_eq!(
         (step_of(&renamed), step_of(Path::new("step-4")), step_of(Path::new("."))),
         (Some(400), None, None)
@@ -307,44 +276,17 @@ fn rotation_waits_for_a_newer_one_that_verifies() {
     let mut names: Vec<_> =
         fs::read_dir(at).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
-    assert_eq!(
-        names,
-        [
-            "damaged-step-00000040.1",
-            "damaged-step-00000050.1",
-            "damaged-step-00000050.2",
-            "step-00000020"
-        ]
-    );
-}
-
-#[test]
-fn a_directory_that_cannot_be_made_is_an_io_error() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("file");
-    fs::write(&file, "").unwrap();
-    let error = save(&file.join("checkpoints"), &sample(1)).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Io);
-    assert!(error.to_string().starts_with("cannot create "), "{error}");
+    let [a, b, c] = ["40.1", "50.1", "50.2"].map(|end| format!("damaged-step-000000{end}"));
+    assert_eq!(names, [&a, &b, &c, "step-00000020"]);
 }
 
 #[test]
 fn fingerprints_have_one_spelling() {
     let fingerprint = Fingerprint::of(b"");
     let text = fingerprint.to_string();
-    assert_eq!(
-        text, "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262",
-        "blake3 of nothing"
-    );
     assert_eq!(text.parse(), Ok(fingerprint));
-    for wrong in [text.to_uppercase(), text[1..].to_owned(), text.replace('a', "g"), "é".repeat(32)]
-    {
-        assert!(
-            wrong
-                .parse::<Fingerprint>()
-                .unwrap_err()
-                .starts_with("expected 64 lower-case hexadecimal digits"),
-            "{wrong}"
-        );
+    for wrong in [text.to_uppercase(), text[1..].to_owned(), text.replace('a', "g")] {
+        let problem = wrong.parse::<Fingerprint>().unwrap_err();
+        assert!(problem.starts_with("expected 64 lower-case hexadecimal digits"), "{wrong}");
     }
 }

@@ -15,9 +15,9 @@ use sparse24_train::{
 };
 
 /// Largest size of anything but layers.
-const MOST: usize = 1 << 24;
+pub(crate) const MOST: usize = 1 << 24;
 /// Most layers: an estimate makes each one.
-const MOST_LAYERS: usize = 1 << 12;
+pub(crate) const MOST_LAYERS: usize = 1 << 12;
 
 fn refuse(key: &str, expected: &str, found: impl std::fmt::Display) -> Result<(), Error> {
     Err(Error::setting(key, format!("expected {expected}, found {found}")))

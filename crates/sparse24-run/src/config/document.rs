@@ -44,23 +44,6 @@ pub fn table_of(config: &Config) -> Table {
     config.to_toml().parse().expect("a configuration is a TOML table")
 }
 
-/// The `key=value` settings of `found` that `base` does not have, in the order of the document.
-pub(super) fn changes(found: &Table, base: &Table) -> Vec<String> {
-    let mut changes = Vec::new();
-    for (key, value) in found {
-        match (value, base.get(key)) {
-            (Value::Table(found), Some(Value::Table(base))) => {
-                changes.extend(
-                    self::changes(found, base).iter().map(|inner| format!("{key}.{inner}")),
-                );
-            }
-            (value, base) if Some(value) == base => {}
-            (value, _) => changes.push(format!("{key}={value}")),
-        }
-    }
-    changes
-}
-
 /// The document, overlaid on the preset that it names, or else on `preset`.
 pub(super) fn on_preset(preset: Option<&str>, document: Table) -> Result<Table, Error> {
     let named = document.get("preset").and_then(Value::as_str);

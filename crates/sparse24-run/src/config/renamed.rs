@@ -121,18 +121,35 @@ mod tests {
 
     #[test]
     fn an_old_document_keeps_its_values() {
-        let mut old: Table = "[model]\nwidth = 8\nlayers = 2\n[half]\nratio = \"10/13\"\n\
-                              [backend]\nlaunches = \"queued\""
-            .parse()
-            .unwrap();
-        assert!(is_old(&old));
+        let parse = |text: &str| text.parse::<Table>().unwrap();
+        let mut old = parse(
+            "model = { width = 8, layers = 2 }\nhalf.ratio = \"10/13\"\n\
+             backend.launches = \"queued\"",
+        );
         update(&mut old);
-        let new: Table = "[model]\nd_model = 8\nlayers = 2\n[method]\nd_ff_ratio = \"10/13\"\n\
-                          [backend]\ncuda_graphs = false"
-            .parse()
-            .unwrap();
+        let new = parse(
+            "model = { d_model = 8, layers = 2 }\nmethod.d_ff_ratio = \"10/13\"\n\
+             backend.cuda_graphs = false",
+        );
         assert_eq!(old, new);
         assert!(!is_old(&new));
+        // Methods of earlier versions, and the same in present terms.
+        for (before, now) in [
+            ("name = \"ste\"", "name = \"ste-row-wise\""),
+            ("name = \"sr-ste\"", "name = \"sr-ste\", decay = \"on-weights\""),
+            ("name = \"bi-mask\", decay = \"\"", "name = \"bi-mask\", decay = \"on-weights\""),
+            ("name = \"sr-ste\", decay = \"none\"", "name = \"sr-ste\", decay = \"none\""),
+            ("name = \"fst\", decay = \"\"", "name = \"fst\", decay = \"\""),
+        ] {
+            let document = |key: &str, method: &str| {
+                parse(&format!("model.{key} = 8\nmethod = {{ {method} }}"))
+            };
+            let (mut old, mut new) = (document("width", before), document("d_model", before));
+            update(&mut old);
+            assert_eq!(old, document("d_model", now));
+            update(&mut new);
+            assert_eq!(new, document("d_model", before), "a new document is unchanged");
+        }
     }
 
     #[test]
@@ -143,27 +160,6 @@ mod tests {
         let refused = Config::resolve(None, None, &["backend.libraries=/tmp".into()]);
         let message = refused.unwrap_err().to_string();
         assert!(message.contains("SPARSE24_CUDA_LIBRARIES"), "{message}");
-    }
-
-    /// Method settings of earlier versions, and the same in present terms.
-    #[test]
-    fn an_old_method_becomes_explicit() {
-        for (before, now) in [
-            ("name = \"ste\"", "name = \"ste-row-wise\""),
-            ("name = \"sr-ste\"", "name = \"sr-ste\"\ndecay = \"on-weights\""),
-            ("name = \"bi-mask\"\ndecay = \"\"", "name = \"bi-mask\"\ndecay = \"on-weights\""),
-            ("name = \"sr-ste\"\ndecay = \"none\"", "name = \"sr-ste\"\ndecay = \"none\""),
-            ("name = \"fst\"\ndecay = \"\"", "name = \"fst\"\ndecay = \"\""),
-        ] {
-            let document = |model: &str, method: &str| -> Table {
-                format!("[model]\n{model} = 8\n[method]\n{method}").parse().unwrap()
-            };
-            let (mut old, mut new) = (document("width", before), document("d_model", before));
-            update(&mut old);
-            assert_eq!(old, document("d_model", now));
-            update(&mut new);
-            assert_eq!(new, document("d_model", before), "a new document is unchanged");
-        }
     }
 
     #[test]

@@ -200,8 +200,7 @@ impl Scan {
         };
         let files = splits.iter().flat_map(Split::shards).map(described);
         let files = files.collect::<Result<Vec<_>, Error>>()?;
-        let fingerprint = |hash: Hash| Fingerprint::from_bytes(*hash.as_bytes());
-        let of_tokenizer = tokenizer.map(|tokenizer| fingerprint(tokenizer.fingerprint()));
+        let of_tokenizer = tokenizer.map(|tokenizer| tokenizer.fingerprint().into());
         let is_same = |scan: &Self| {
             scan.files == files
                 && scan.tokenizer == of_tokenizer
@@ -231,12 +230,11 @@ impl Scan {
             }
         };
         let hash = content(vocabulary, tokenizer, &splits, progress)?;
-        let scan =
-            Self { files, tokenizer: of_tokenizer, vocabulary, fingerprint: fingerprint(hash) };
+        let scan = Self { files, tokenizer: of_tokenizer, vocabulary, fingerprint: hash.into() };
         Ok((splits, scan))
     }
 
     fn hash(&self) -> Hash {
-        Hash::from_bytes(*self.fingerprint.as_bytes())
+        self.fingerprint.into()
     }
 }

@@ -7,16 +7,16 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::CONFIG;
-use crate::{Error, disk};
+use crate::{
+    Error,
+    config::{MOST, MOST_LAYERS},
+    disk, json,
+};
 use sparse24_core::op::Activation;
 use sparse24_train::{
     model::{Gpt2Spec, ModelSpec, Sparsify},
     nn::Bias,
 };
-
-/// Bounds far above any GPT-2, so that a hostile file cannot create an endless list of parameters.
-const MOST: usize = 1 << 24;
-const MOST_LAYERS: usize = 1 << 12;
 
 /// Values of `activation_function` in Hugging Face's GPT-2; the first is the default.
 const ACTIVATIONS: [(&str, Activation); 3] = [
@@ -64,7 +64,7 @@ struct Raw {
 /// The name and shape of every parameter of a model; vectors have one length.
 ///
 /// # Errors
-/// [`Error::Semantics`] for a sparsifiable shape that does not consist of 4x4 tiles.
+/// [`Error::Train`] for a sparsifiable shape that does not consist of 4x4 tiles.
 pub fn shapes(model: &ModelSpec) -> Result<Vec<(String, Vec<usize>)>, Error> {
     let shape = |[rows, columns]: [usize; 2], decay: f32| {
         if decay == 0.0 { vec![columns] } else { vec![rows, columns] }
@@ -163,11 +163,9 @@ impl Gpt2Config {
             ("vocab_size", vocab_size),
             ("n_inner", n_inner),
         ];
-        for (key, length, most) in lengths
-            .map(|(key, length)| (key, length, MOST))
-            .into_iter()
-            .chain([("n_layer", n_layer, MOST_LAYERS)])
-        {
+        // Far above any GPT-2, so that a hostile file cannot create an endless list of parameters.
+        let bounded = lengths.map(|(key, length)| (key, length, MOST)).into_iter();
+        for (key, length, most) in bounded.chain([("n_layer", n_layer, MOST_LAYERS)]) {
             if !(1..=most).contains(&length) {
                 return refuse(format!("{key} is {length}, expected 1..={most}"));
             }
@@ -227,8 +225,6 @@ impl Gpt2Config {
             "eos_token_id": end,
             "torch_dtype": dtype,
         });
-        let mut text = serde_json::to_vec_pretty(&fields).expect("strings and numbers are JSON");
-        text.push(b'\n');
-        text
+        json::pretty(&fields)
     }
 }

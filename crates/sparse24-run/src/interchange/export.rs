@@ -29,19 +29,12 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    fn stored(self) -> safetensors::Dtype {
+    /// The type in the file, and its name in PyTorch.
+    fn stored(self) -> (safetensors::Dtype, &'static str) {
         match self {
-            Self::F32 => safetensors::Dtype::F32,
-            Self::F16 => safetensors::Dtype::F16,
-            Self::Bf16 => safetensors::Dtype::BF16,
-        }
-    }
-
-    fn torch_name(self) -> &'static str {
-        match self {
-            Self::F32 => "float32",
-            Self::F16 => "float16",
-            Self::Bf16 => "bfloat16",
+            Self::F32 => (safetensors::Dtype::F32, "float32"),
+            Self::F16 => (safetensors::Dtype::F16, "float16"),
+            Self::Bf16 => (safetensors::Dtype::BF16, "bfloat16"),
         }
     }
 }
@@ -81,7 +74,7 @@ pub struct Exported {
 /// # Errors
 /// [`Error::File`] names the folder and the reason: a folder that is not empty, a weight that is
 /// missing, unknown or of another shape, a value that is not finite in `dtype`, a checkpoint that
-/// is not 2:4. [`Error::Semantics`] for a mask without the structure. [`Error::Io`].
+/// is not 2:4. [`Error::Train`] for a mask without the structure. [`Error::Io`].
 pub fn export(
     folder: &Path,
     weights: &[NamedTensor],
@@ -121,19 +114,12 @@ pub fn export(
         return Err(error);
     }
     disk::sync_directory(parent)?;
+    let names = |is: fn(&Item<'_>) -> bool| {
+        plan.items.iter().filter(|item| is(item)).map(|item| item.name.clone()).collect()
+    };
     Ok(Exported {
-        zero_biases: plan
-            .items
-            .iter()
-            .filter(|item| item.weight.is_none())
-            .map(|item| item.name.clone())
-            .collect(),
-        sparse24: plan
-            .items
-            .iter()
-            .filter(|item| item.mask.is_some())
-            .map(|item| item.name.clone())
-            .collect(),
+        zero_biases: names(|item| item.weight.is_none()),
+        sparse24: names(|item| item.mask.is_some()),
     })
 }
 
@@ -166,8 +152,8 @@ impl<'a> Plan<'a> {
             if phase == PhaseKind::Dense || given.is_empty() {
                 return Err(refuse(format!(
                     "the checkpoint is of a {phase} phase with {} masks, so it is not a 2:4 \
-                        model; export its dense values, or take \
-                     the checkpoint at the switch to the dense phase",
+                        model; export its dense values, or take the checkpoint at the switch to \
+                        the dense phase",
                     given.len()
                 )));
             }
@@ -205,7 +191,7 @@ impl<'a> Plan<'a> {
     }
 
     fn write(&self, into: &Path, config: &Gpt2Config, dtype: Dtype) -> Result<(), Error> {
-        let stored = dtype.stored();
+        let (stored, torch_name) = dtype.stored();
         let layout: Vec<_> = self
             .items
             .iter()
@@ -237,7 +223,7 @@ impl<'a> Plan<'a> {
         }
         file.sync()?;
         let mut file = disk::NewFile::create(into.join(CONFIG))?;
-        file.write(&config.to_json(dtype.torch_name()))?;
+        file.write(&config.to_json(torch_name))?;
         file.sync()?;
         disk::sync_directory(into)
     }

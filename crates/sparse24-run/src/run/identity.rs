@@ -14,16 +14,14 @@ use crate::{
 };
 use sparse24_train::{method::Method, trainer::Trainer};
 
-/// Hashed in place of data or a tokenizer if there is none.
-const NONE: &[u8] = &[];
-
 /// Key of the data.
 const DATA: &str = "data";
 /// Key of the tokenizer.
 const TOKENIZER: &str = "data.tokenizer";
 
+/// The hash of no bytes stands for no data or tokenizer.
 fn none() -> Fingerprint {
-    Fingerprint::of(NONE)
+    Fingerprint::of(&[])
 }
 
 /// The identity of no data.
@@ -56,7 +54,7 @@ pub(super) fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) ->
 /// The identity of a dataset.
 pub fn of_dataset(dataset: &Dataset) -> DatasetIdentity {
     DatasetIdentity {
-        fingerprint: Fingerprint::from_bytes(*dataset.fingerprint().as_bytes()),
+        fingerprint: dataset.fingerprint().into(),
         training_tokens: dataset.train().len() as u64,
         held_out_tokens: dataset.validation().len() as u64,
         vocabulary: dataset.vocabulary(),
@@ -77,13 +75,12 @@ pub(super) fn of_same_dataset(
     {
         return Ok(now);
     }
-    let content = Fingerprint::from_bytes(*dataset.content_fingerprint()?.as_bytes());
+    let content = Fingerprint::from(dataset.content_fingerprint()?);
     Ok(if content == saved.fingerprint { saved } else { now })
 }
 
 pub(super) fn of_tokenizer(tokenizer: Option<&Tokenizer>) -> Fingerprint {
-    tokenizer
-        .map_or_else(none, |tokenizer| Fingerprint::from_bytes(*tokenizer.fingerprint().as_bytes()))
+    tokenizer.map_or_else(none, |tokenizer| tokenizer.fingerprint().into())
 }
 
 /// The method of a checkpoint's configuration.
@@ -112,16 +109,9 @@ struct Difference {
     key: String,
     was: String,
     is: String,
-    kind: Kind,
-}
-
-/// Whether the weights fit the changed setting.
-#[derive(PartialEq, Eq)]
-enum Kind {
-    /// They fit; `--allow` accepts the change.
-    Choice,
-    /// They have another shape or meaning.
-    Shape,
+    /// Whether the weights fit, so that `--allow` accepts the change; else they have another shape
+    /// or meaning.
+    fits: bool,
 }
 
 /// The differences between two configurations, by key.
@@ -134,12 +124,11 @@ fn settings(saved: &BTreeMap<String, String>, now: &BTreeMap<String, String>) ->
         let name = settings.get("method.name").map_or("", |name| name.trim_matches('"'));
         Method::preset(name, 0.0).map(|method| method.width)
     };
-    let kind = |key: &str| match key {
-        "model.dropout" => Kind::Choice,
-        "method.d_ff_ratio" => Kind::Shape,
-        "method.name" if width(saved) != width(now) => Kind::Shape,
-        _ if key.starts_with("model.") => Kind::Shape,
-        _ => Kind::Choice,
+    let fits = |key: &str| match key {
+        "model.dropout" => true,
+        "method.d_ff_ratio" => false,
+        "method.name" => width(saved) == width(now),
+        _ => !key.starts_with("model."),
     };
     let differing = keys.filter(|key| saved.get(*key) != now.get(*key));
     differing
@@ -147,7 +136,7 @@ fn settings(saved: &BTreeMap<String, String>, now: &BTreeMap<String, String>) ->
             key: key.clone(),
             was: described(key, saved),
             is: described(key, now),
-            kind: kind(key),
+            fits: fits(key),
         })
         .collect()
 }
@@ -199,25 +188,19 @@ pub(super) fn check(
                     short(fingerprint)
                 )
             };
-        let kind = if saved.dataset.vocabulary == now.dataset.vocabulary {
-            Kind::Choice
-        } else {
-            Kind::Shape
-        };
         differences.push(Difference {
             key: DATA.into(),
             was: described(saved.dataset),
             is: described(now.dataset),
-            kind,
+            fits: saved.dataset.vocabulary == now.dataset.vocabulary,
         });
     }
     if saved.tokenizer != now.tokenizer {
         let described = |fingerprint| format!("a tokenizer (fingerprint {})", short(fingerprint));
         let (was, is) = (described(saved.tokenizer), described(now.tokenizer));
-        differences.push(Difference { key: TOKENIZER.into(), was, is, kind: Kind::Choice });
+        differences.push(Difference { key: TOKENIZER.into(), was, is, fits: true });
     }
-    let is_accepted =
-        |d: &Difference| d.kind == Kind::Choice && allowed.iter().any(|name| covers(name, &d.key));
+    let is_accepted = |d: &Difference| d.fits && allowed.iter().any(|name| covers(name, &d.key));
     let (accepted, refused): (Vec<_>, Vec<_>) = differences.into_iter().partition(is_accepted);
     if refused.is_empty() {
         return Ok(accepted
@@ -227,7 +210,7 @@ pub(super) fn check(
     }
     let all = |field: fn(&Difference) -> &str| refused.iter().map(field).collect::<Vec<_>>();
     let (was, is) = (all(|d| &d.was).join(", "), all(|d| &d.is).join(", "));
-    let advice = if refused.iter().all(|d| d.kind == Kind::Choice) {
+    let advice = if refused.iter().all(|d| d.fits) {
         format!(
             "; undo that, continue so with --allow {}, or start a new run",
             all(|d| &d.key).join(" --allow ")

@@ -42,19 +42,15 @@ pub fn save_imported(
         ));
     }
     let expected = shapes(&recipe.model)?;
-    let found = weights.iter().map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice()));
-    if !found.clone().eq(expected.iter().map(|(name, shape)| (name.as_str(), shape.as_slice()))) {
-        let odd = found
-            .zip(&expected)
-            .find(|((name, shape), next)| (*name, *shape) != (next.0.as_str(), next.1.as_slice()));
+    let found: Vec<_> = weights.iter().map(|t| (t.name.clone(), t.shape.clone())).collect();
+    if found != expected {
+        let odd = found.iter().zip(&expected).find(|(found, expected)| found != expected);
         let name = odd.map_or_else(
-            || format!("parameter {}", weights.len().min(expected.len())),
-            |((name, _), _)| name.to_owned(),
+            || format!("parameter {}", found.len().min(expected.len())),
+            |((name, _), _)| name.clone(),
         );
-        return Err(Error::Parameter {
-            name,
-            problem: "is not the model's next parameter, or has another shape".to_owned(),
-        });
+        let problem = "is not the model's next parameter, or has another shape".to_owned();
+        return Err(Error::Parameter { name, problem });
     }
     let state = State {
         step: 0,
@@ -74,12 +70,11 @@ pub fn save_imported(
         .iter()
         .map(|tensor| NamedTensor { values: vec![0.0; tensor.values.len()], ..tensor.clone() })
         .collect();
-    let (first_moments, second_moments) = (zeros.clone(), zeros);
     let checkpoint = Checkpoint {
         state,
         weights,
-        first_moments,
-        second_moments,
+        first_moments: zeros.clone(),
+        second_moments: zeros,
         masks: Vec::new(),
         auxiliary: Vec::new(),
     };

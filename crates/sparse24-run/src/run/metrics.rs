@@ -39,19 +39,19 @@ pub struct StepMetrics {
     /// Training tokens per second.
     pub tokens_per_s: f64,
     /// Share of mask bits that this step changed, in [0, 1]; sampled.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub flip_rate: Option<f64>,
     /// The same for each sparsifiable weight, by name; sampled.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub flip_rate_per_layer: Option<BTreeMap<String, f64>>,
     /// Validation loss after this step, in nats per token; sampled.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub val_loss: Option<f64>,
     /// Instruments; sampled at `run.instrument_every`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub instruments: Option<Box<Instruments>>,
     /// In a skipped step, the value that was not finite.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
 }
 
@@ -67,7 +67,7 @@ pub struct Instruments {
     pub gap: [f32; 5],
     /// E|MVUE(dZ) - dZ|^2 / |dZ|^2 over all sparsified layers of the first micro-batch, if
     /// gradients are sampled.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub mvue_variance: Option<f64>,
     /// The same for each sparsifiable weight, by name.
     pub layers: BTreeMap<String, LayerInstruments>,
@@ -86,7 +86,7 @@ pub struct LayerInstruments {
     /// Median gap.
     pub gap: f32,
     /// E|MVUE(dZ) - dZ|^2 / |dZ|^2.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub mvue_variance: Option<f64>,
 }
 
@@ -144,22 +144,27 @@ impl MetricsLog {
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),
             Ok(mut all) => {
-                while let Some(read) = all.next()? {
-                    match read {
-                        Line::Whole(metrics) if metrics.step <= step => {
-                            line = Some((metrics.step, end));
-                            (last, end) = (Some(metrics), all.end);
-                        }
-                        _ => lines += 1,
+                while let Some(metrics) = all.next()? {
+                    if metrics.step <= step {
+                        line = Some((metrics.step, end));
+                        (last, end) = (Some(metrics), all.end);
+                    } else {
+                        lines += 1;
                     }
                 }
+                lines += usize::from(all.is_broken);
             }
         }
         if lines > 0 {
             rewrite(path, end, &[])?;
         }
         Ok((
-            Self { path: path.to_owned(), file: open(path)?, last: line, end },
+            Self {
+                path: path.to_owned(),
+                file: disk::open_as(path, As::Appended)?,
+                last: line,
+                end,
+            },
             Cut { last, lines },
         ))
     }
@@ -182,7 +187,7 @@ impl MetricsLog {
         match self.last {
             Some((step, begin)) if step == metrics.step => {
                 rewrite(&self.path, begin, &line)?;
-                self.file = open(&self.path)?;
+                self.file = disk::open_as(&self.path, As::Appended)?;
                 self.end = begin;
             }
             _ => self.file.write_all(&line).map_err(|e| Error::io("write", &self.path, e))?,
@@ -209,11 +214,7 @@ impl MetricsLog {
     /// Same as [`MetricsLog::resume`]. No item after an error counts.
     pub fn steps(path: &Path) -> Result<impl Iterator<Item = Result<StepMetrics, Error>>, Error> {
         let mut lines = Lines::open(path)?;
-        Ok(iter::from_fn(move || match lines.next() {
-            Ok(Some(Line::Whole(metrics))) => Some(Ok(metrics)),
-            Ok(_) => None,
-            Err(error) => Some(Err(error)),
-        }))
+        Ok(iter::from_fn(move || lines.next().transpose()))
     }
 
     /// Passes every readable step to `take`, skipping damaged lines.
@@ -224,15 +225,17 @@ impl MetricsLog {
         let (mut lines, mut salvage) = (Lines::open(path)?, Salvage::default());
         loop {
             match lines.next() {
-                Ok(None) => break,
-                Ok(Some(Line::Whole(metrics))) => take(metrics),
-                Ok(Some(Line::Broken)) | Err(Error::File { .. }) => {
-                    salvage.damaged += 1;
-                    if salvage.damaged == 1 {
-                        salvage.first = lines.number;
-                    }
+                Ok(Some(metrics)) => {
+                    take(metrics);
+                    continue;
                 }
+                Ok(None) if !lines.is_broken => break,
+                Ok(None) | Err(Error::File { .. }) => {}
                 Err(error) => return Err(error),
+            }
+            salvage.damaged += 1;
+            if salvage.damaged == 1 {
+                salvage.first = lines.number;
             }
         }
         salvage.lines = lines.number;
@@ -259,10 +262,6 @@ pub struct Salvage {
     pub first: usize,
 }
 
-fn open(path: &Path) -> Result<File, Error> {
-    disk::open_as(path, As::Appended)
-}
-
 /// Replaces the bytes after the first `keep`.
 fn rewrite(path: &Path, keep: u64, tail: &[u8]) -> Result<(), Error> {
     let (file, _) = disk::open(path)?;
@@ -283,12 +282,6 @@ fn rewrite(path: &Path, keep: u64, tail: &[u8]) -> Result<(), Error> {
 /// Longest line, enough for ten thousand layers.
 const LONGEST_LINE: u64 = 1 << 20;
 
-enum Line {
-    Whole(StepMetrics),
-    /// A last line without newline, or one that does not parse.
-    Broken,
-}
-
 /// The lines of a file, validated.
 struct Lines {
     path: PathBuf,
@@ -301,6 +294,8 @@ struct Lines {
     /// The last line was too long, and its end is yet to be found: the next read does that, so that
     /// a caller who stops at the error never waits for it.
     is_unfinished: bool,
+    /// The last read found a last line without newline, or one that does not parse.
+    is_broken: bool,
 }
 
 impl Lines {
@@ -314,11 +309,13 @@ impl Lines {
             number: 0,
             step: None,
             is_unfinished: false,
+            is_broken: false,
         })
     }
 
-    fn next(&mut self) -> Result<Option<Line>, Error> {
+    fn next(&mut self) -> Result<Option<StepMetrics>, Error> {
         let read_error = |e| Error::io("read", &self.path, e);
+        self.is_broken = false;
         if mem::take(&mut self.is_unfinished) {
             self.reader.skip_until(b'\n').map_err(read_error)?;
         }
@@ -343,17 +340,20 @@ impl Lines {
             ));
         }
         let is_last = self.reader.fill_buf().map_err(read_error)?.is_empty();
+        let is_whole = self.line.last() == Some(&b'\n');
         let problem = match serde_json::from_slice::<StepMetrics>(&self.line) {
-            Ok(_) if self.line.last() != Some(&b'\n') => return Ok(Some(Line::Broken)),
-            Ok(metrics) if self.step.is_none_or(|step| step < metrics.step) => {
+            Ok(metrics) if is_whole && self.step.is_none_or(|step| step < metrics.step) => {
                 self.step = Some(metrics.step);
-                return Ok(Some(Line::Whole(metrics)));
+                return Ok(Some(metrics));
             }
-            Ok(metrics) => {
+            Ok(metrics) if is_whole => {
                 format!("step {} follows step {}", metrics.step, self.step.unwrap_or_default())
             }
-            Err(_) if is_last => return Ok(Some(Line::Broken)),
-            Err(e) => e.to_string(),
+            Err(e) if !is_last => e.to_string(),
+            _ => {
+                self.is_broken = true;
+                return Ok(None);
+            }
         };
         Err(Error::file(
             &self.path,

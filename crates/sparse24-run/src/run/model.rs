@@ -101,7 +101,7 @@ impl Model {
     /// so), before masking.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for a soft-thresholded weight without its scale; [`Error::Semantics`]
+    /// [`Error::Parameter`] for a soft-thresholded weight without its scale; [`Error::Train`]
     /// for a mask that is not row-wise.
     pub fn mapped_weights(&self) -> Result<Cow<'_, [NamedTensor]>, Error> {
         let WeightOperand::Pruned(_, KeptValues::SoftThreshold) = self.phase().forward else {

@@ -6,16 +6,14 @@
 use std::path::Path;
 
 use super::directory::PLANS;
-use crate::{Error, disk};
+use crate::{Error, disk, json};
 use sparse24_train::{
     backend::{PLANNED_ON, Plans},
     trainer::Trainer,
 };
 
 pub(super) fn write(path: &Path, plans: &Plans) -> Result<(), Error> {
-    let mut text = serde_json::to_vec_pretty(plans).expect("strings are JSON");
-    text.push(b'\n');
-    disk::write_atomically(path, &text)
+    disk::write_atomically(path, &json::pretty(plans))
 }
 
 pub(super) fn read(path: &Path) -> Result<Plans, Error> {
@@ -54,7 +52,7 @@ pub(super) fn use_own(
 
 fn of_file(error: Error, file: &Path) -> Error {
     match error {
-        Error::Plan { ref key, .. } => {
+        Error::Train(sparse24_train::Error::Plan { ref key, .. }) => {
             let advice = if key == PLANNED_ON {
                 "do without them"
             } else {

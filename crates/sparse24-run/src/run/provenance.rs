@@ -1,12 +1,13 @@
 //! `provenance.json`: what is needed to repeat a run besides its configuration. An array with one
 //! object per start, oldest first: the start of the run, then its resumes.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, env, path::Path};
 
 use serde::{Deserialize, Serialize};
 
 use super::log::now;
-use crate::{Error, disk};
+use crate::{Error, disk, json};
+use sparse24_train::backend::Device;
 
 /// Weights at a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,7 +54,7 @@ pub struct Provenance {
     /// Initial weights.
     pub initial: Initial,
     /// Origin of lambda, in the first start of a run.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub lambda: Option<LambdaOrigin>,
     /// Operating system and architecture.
     pub system: String,
@@ -68,28 +69,20 @@ pub struct Provenance {
 }
 
 impl Provenance {
-    /// Describes this process now.
-    #[must_use]
-    pub fn now(
-        device: impl Into<String>,
-        simd: impl Into<String>,
-        threads: usize,
-        initial: Initial,
-    ) -> Self {
+    /// Describes this process now, on a device and this CPU.
+    pub(super) fn of_start(device: &Device, initial: Initial) -> Self {
         let libraries = option_env!("SPARSE24_LIBRARIES").unwrap_or_default();
         Self {
             version: env!("CARGO_PKG_VERSION").into(),
             git: option_env!("SPARSE24_GIT_COMMIT").map(Into::into),
             started: now(),
-            command: std::env::args_os()
-                .map(|argument| argument.to_string_lossy().into_owned())
-                .collect(),
+            command: env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),
             initial,
             lambda: None,
-            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
-            device: device.into(),
-            simd: simd.into(),
-            threads,
+            system: format!("{} {}", env::consts::OS, env::consts::ARCH),
+            device: device.description.clone(),
+            simd: sparse24_cpu::Simd::detect().to_string(),
+            threads: sparse24_cpu::threads(),
             libraries: libraries
                 .split_whitespace()
                 .filter_map(|l| l.split_once('='))
@@ -106,16 +99,6 @@ impl Provenance {
         format!("version {}, {commit}", env!("CARGO_PKG_VERSION"))
     }
 
-    /// Describes this process now, on a device and this CPU.
-    pub(super) fn of_start(device: &sparse24_train::backend::Device, initial: Initial) -> Self {
-        Self::now(
-            &device.description,
-            sparse24_cpu::Simd::detect().to_string(),
-            sparse24_cpu::threads(),
-            initial,
-        )
-    }
-
     /// Appends this start to `provenance.json`, or creates the file.
     ///
     /// # Errors
@@ -123,9 +106,7 @@ impl Provenance {
     pub fn record(&self, path: &Path) -> Result<(), Error> {
         let mut starts = if path.exists() { Self::read(path)? } else { Vec::new() };
         starts.push(self.clone());
-        let mut text = serde_json::to_vec_pretty(&starts).expect("strings and integers are JSON");
-        text.push(b'\n');
-        disk::write_atomically(path, &text)
+        disk::write_atomically(path, &json::pretty(&starts))
     }
 
     /// Reads the starts in a `provenance.json`, oldest first.

@@ -55,17 +55,13 @@ pub(super) fn snapshot(
     spare: Option<Checkpoint>,
 ) -> Result<impl FnOnce() -> Result<Checkpoint, Error> + Send + use<>, Error> {
     let changes = trainer.progress().variance_changes.clone();
-    auxiliary
-        .extend((!changes.is_empty()).then(|| {
-            named(VARIANCE_CHANGES.to_owned(), vec![changes.len()], Values::F32(changes))
-        }));
+    if !changes.is_empty() {
+        let (name, shape) = (VARIANCE_CHANGES.to_owned(), vec![changes.len()]);
+        auxiliary.push(NamedTensor { name, shape, values: Values::F32(changes) });
+    }
     let buffers = spare.map(parameter_states).transpose()?.unwrap_or_default();
     let copied = trainer.copy_out(buffers)?;
     Ok(move || Ok(assemble(state, auxiliary, copied()?)))
-}
-
-fn named(name: String, shape: Vec<usize>, values: Values) -> NamedTensor<Values> {
-    NamedTensor { name, shape, values }
 }
 
 fn assemble(
@@ -81,34 +77,27 @@ fn assemble(
         masks: Vec::new(),
         auxiliary,
     };
-    for ParameterState {
-        name,
-        shape,
-        weight,
-        first_moment,
-        second_moment,
-        mask,
-        dgrad_mask,
-        row_order,
-        scale,
-    } in states
-    {
-        let shape = if shape[0] == 1 { vec![shape[1]] } else { shape.to_vec() };
+    for of in states {
+        let (name, [rows, columns]) = (of.name, of.shape);
+        let shape = if rows == 1 { vec![columns] } else { vec![rows, columns] };
         let tensor = |values| NamedTensor { name: name.clone(), shape: shape.clone(), values };
-        out.weights.push(tensor(weight));
-        out.first_moments.push(tensor(first_moment));
-        out.second_moments.push(tensor(second_moment));
-        out.auxiliary.extend(
-            scale.map(|scale| named(format!("{SCALE}{name}"), vec![1], Values::F32(vec![scale]))),
-        );
-        out.auxiliary.extend(row_order.map(|order| {
-            named(format!("{ROW_ORDER}{name}"), vec![order.len()], Values::U32(order))
-        }));
-        out.auxiliary.extend(dgrad_mask.map(|mask| {
+        out.weights.push(tensor(of.weight));
+        out.first_moments.push(tensor(of.first_moment));
+        out.second_moments.push(tensor(of.second_moment));
+        let mut add = |prefix, shape, values| {
+            out.auxiliary.push(NamedTensor { name: format!("{prefix}{name}"), shape, values });
+        };
+        if let Some(scale) = of.scale {
+            add(SCALE, vec![1], Values::F32(vec![scale]));
+        }
+        if let Some(order) = of.row_order {
+            add(ROW_ORDER, vec![order.len()], Values::U32(order));
+        }
+        if let Some(mask) = of.dgrad_mask {
             let shape = vec![mask.rows() / 4, mask.columns() / 4];
-            named(format!("{DGRAD_MASK}{name}"), shape, Values::U16(mask.tiles().to_vec()))
-        }));
-        out.masks.extend(mask.map(|mask| (name, mask)));
+            add(DGRAD_MASK, shape, Values::U16(mask.tiles().to_vec()));
+        }
+        out.masks.extend(of.mask.map(|mask| (name, mask)));
     }
     out
 }
@@ -128,51 +117,43 @@ pub(super) fn restore(trainer: &mut Trainer, checkpoint: Checkpoint) -> Result<(
 }
 
 fn parameter_states(checkpoint: Checkpoint) -> Result<Vec<ParameterState>, Error> {
-    let Checkpoint { weights, first_moments, second_moments, mut masks, auxiliary, .. } =
-        checkpoint;
-    let mut means: Vec<_> = first_moments.into_iter().map(Some).collect();
-    let mut squares: Vec<_> = second_moments.into_iter().map(Some).collect();
-    let take = |list: &mut Vec<Option<NamedTensor>>, name: &str| {
-        list.iter_mut()
-            .find(|slot| slot.as_ref().is_some_and(|t| t.name == name))
-            .and_then(Option::take)
-            .map(|t| t.values)
-    };
-    let auxiliary: HashMap<_, _> =
-        auxiliary.into_iter().map(|tensor| (tensor.name, tensor.values)).collect();
+    fn by_name<V>(list: Vec<NamedTensor<V>>) -> HashMap<String, V> {
+        list.into_iter().map(|tensor| (tensor.name, tensor.values)).collect()
+    }
+    let mut first_moments = by_name(checkpoint.first_moments);
+    let mut second_moments = by_name(checkpoint.second_moments);
+    let mut masks: HashMap<_, _> = checkpoint.masks.into_iter().collect();
+    let mut auxiliary = by_name(checkpoint.auxiliary);
+    let weights = checkpoint.weights.into_iter();
     weights
-        .into_iter()
         .map(|NamedTensor { name, shape, values }| {
             let missing = |what| Error::Parameter {
                 name: name.clone(),
                 problem: format!("its {what} is missing"),
             };
-            let first_moment = take(&mut means, &name).ok_or_else(|| missing("first moment"))?;
+            let first_moment =
+                first_moments.remove(&name).ok_or_else(|| missing("first moment"))?;
             let second_moment =
-                take(&mut squares, &name).ok_or_else(|| missing("second moment"))?;
-            let mask =
-                masks.iter().position(|(of, _)| *of == name).map(|at| masks.swap_remove(at).1);
+                second_moments.remove(&name).ok_or_else(|| missing("second moment"))?;
             let shape =
                 if let [rows, columns] = shape[..] { [rows, columns] } else { [1, values.len()] };
-            let found = |prefix: &str| auxiliary.get(&format!("{prefix}{name}"));
-            let scale = found(SCALE).and_then(first);
+            let mut found = |prefix: &str| auxiliary.remove(&format!("{prefix}{name}"));
+            let scale = found(SCALE).as_ref().and_then(first);
             let row_order = match found(ROW_ORDER) {
-                Some(Values::U32(order)) => Some(order.clone()),
+                Some(Values::U32(order)) => Some(order),
                 _ => None,
             };
             let dgrad_mask = match found(DGRAD_MASK) {
-                Some(Values::U16(tiles)) => {
-                    Some(Mask::from_tiles(shape[0], shape[1], tiles.clone())?)
-                }
+                Some(Values::U16(tiles)) => Some(Mask::from_tiles(shape[0], shape[1], tiles)?),
                 _ => None,
             };
             Ok(ParameterState {
+                mask: masks.remove(&name),
                 name,
                 shape,
                 weight: values,
                 first_moment,
                 second_moment,
-                mask,
                 dgrad_mask,
                 row_order,
                 scale,

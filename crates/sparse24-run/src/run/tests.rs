@@ -1,4 +1,4 @@
-//! Locking, the messages of every refusal, and what a resume cuts from the metrics.
+//! Metrics, what a resume cuts from them, the log and provenance.
 
 use std::{
     fs,
@@ -7,16 +7,13 @@ use std::{
 
 use super::*;
 use crate::{
-    Error,
     checkpoint::PhaseKind,
     disk::fault::{self, Fault, Plan},
+    error::problem,
 };
+use sparse24_train::backend::Device;
 
-fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
-    result.unwrap_err().to_string()
-}
-
-fn metrics(step: u32) -> StepMetrics {
+pub(super) fn metrics(step: u32) -> StepMetrics {
     StepMetrics {
         step,
         phase: PhaseKind::Sparse,
@@ -32,90 +29,6 @@ fn metrics(step: u32) -> StepMetrics {
         instruments: None,
         skipped: None,
     }
-}
-
-#[test]
-fn a_new_directory_is_made_with_its_parents_and_locked() {
-    let temporary = tempfile::tempdir().unwrap();
-    let path = temporary.path().join("runs/first");
-    let run = RunDirectory::create(&path).unwrap();
-    let expected = format!(
-        "is in use by another process (pid {}); wait for it, or choose another directory",
-        std::process::id()
-    );
-    assert!(
-        problem(RunDirectory::create(&path)).ends_with(&expected),
-        "{}",
-        problem(RunDirectory::create(&path))
-    );
-    run.write(&run.config(), b"steps = 3\n").unwrap();
-    assert!(problem(RunDirectory::open(&path)).ends_with(&expected));
-    assert_eq!(fs::read(run.config()).unwrap(), b"steps = 3\n");
-    drop(run);
-    let expected = "already holds \"config.toml\", expected a new or empty run directory; choose \
-        another, or resume this one";
-    assert!(
-        problem(RunDirectory::create(&path)).ends_with(expected),
-        "{}",
-        problem(RunDirectory::create(&path))
-    );
-    assert_eq!(RunDirectory::open(&path).unwrap().path(), path);
-}
-
-#[test]
-fn what_is_no_run_directory_is_refused() {
-    let temporary = tempfile::tempdir().unwrap();
-    let file = temporary.path().join("file");
-    fs::write(&file, "").unwrap();
-    assert!(
-        problem(RunDirectory::create(&file))
-            .ends_with("is a file, expected a new or empty run directory; choose another")
-    );
-    assert!(problem(RunDirectory::create(&file.join("run"))).starts_with("cannot create "));
-    assert!(
-        problem(RunDirectory::open(&file))
-            .ends_with("is not a run directory: there is no such directory")
-    );
-    assert!(
-        problem(RunDirectory::open(temporary.path()))
-            .ends_with("is not a run directory: it holds no \"config.toml\"")
-    );
-    assert!(
-        !temporary.path().join("lock").exists(),
-        "a directory that is not ours gets no lock file"
-    );
-}
-
-#[test]
-fn opening_recovers_the_checkpoints() {
-    let temporary = tempfile::tempdir().unwrap();
-    let run = RunDirectory::create(temporary.path()).unwrap();
-    run.write(&run.config(), b"").unwrap();
-    let unfinished = run.checkpoints().join(".tmp-step-00000004");
-    fs::create_dir_all(&unfinished).unwrap();
-    drop(run);
-    RunDirectory::open(temporary.path()).unwrap();
-    assert!(!unfinished.exists());
-}
-
-#[test]
-fn a_failed_write_keeps_the_old_contents() {
-    let temporary = tempfile::tempdir().unwrap();
-    let run = RunDirectory::create(temporary.path()).unwrap();
-    run.write(&run.config(), b"old").unwrap();
-    for operation in 0..4 {
-        fault::plan(Plan::Fail(operation, Fault::NoSpace));
-        assert!(problem(run.write(&run.config(), b"new")).contains("No space left on device"));
-        assert_eq!(fs::read(run.config()).unwrap(), b"old");
-        assert_eq!(
-            fs::read_dir(run.path()).unwrap().count(),
-            2,
-            "operation {operation} leaves nothing aside"
-        );
-    }
-    fault::plan(Plan::Healthy);
-    run.write(&run.config(), b"new").unwrap();
-    assert_eq!(fs::read(run.config()).unwrap(), b"new");
 }
 
 #[test]
@@ -158,11 +71,8 @@ fn a_resume_cuts_what_lies_beyond_the_checkpoint() {
         assert_eq!(cut.last, (kept > 0).then(|| metrics(kept as u32)), "{end} bytes");
         assert_eq!(cut.lines > 0, lines[..kept].concat().len() < end, "{end} bytes");
         log.append(&metrics(4)).unwrap();
-        assert_eq!(
-            fs::read_to_string(&path).unwrap(),
-            lines[..kept].concat() + &lines[3],
-            "{end} bytes"
-        );
+        let expected = lines[..kept].concat() + &lines[3];
+        assert_eq!(fs::read_to_string(&path).unwrap(), expected, "{end} bytes");
         assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 1);
     }
     assert_eq!(MetricsLog::resume(&path, 0).unwrap().1, Cut { last: None, lines: 4 });
@@ -177,55 +87,19 @@ fn a_cut_that_fails_changes_nothing() {
     let mut log = MetricsLog::create(&path).unwrap();
     (1..=5).for_each(|step| log.append(&metrics(step)).unwrap());
     let before = fs::read(&path).unwrap();
-    fault::plan(Plan::Fail(0, Fault::NoSpace));
-    assert!(problem(MetricsLog::resume(&path, 3)).starts_with("cannot write "));
-    assert_eq!(fs::read(&path).unwrap(), before);
-    assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 1);
+    for operation in 0..4 {
+        fault::plan(Plan::Fail(operation, Fault::NoSpace));
+        assert!(problem(MetricsLog::resume(&path, 3)).starts_with("cannot write "));
+        assert_eq!(fs::read(&path).unwrap(), before);
+        assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 1, "operation {operation}");
+    }
 }
 
 #[test]
-fn damaged_metrics_name_the_line() {
-    let temporary = tempfile::tempdir().unwrap();
-    let path = temporary.path().join("metrics.jsonl");
-    let line = |step| serde_json::to_string(&metrics(step)).unwrap() + "\n";
-    fs::write(&path, line(1) + "{}\n" + &line(3)).unwrap();
-    let message = problem(MetricsLog::resume(&path, 3));
-    assert!(
-        message
-            .contains("metrics.jsonl: line 2 is no metrics of the next step: missing field `step`"),
-        "{message}"
-    );
-    fs::write(&path, line(2) + &line(2)).unwrap();
-    assert!(
-        problem(MetricsLog::read(&path))
-            .ends_with("line 2 is no metrics of the next step: step 2 follows step 2")
-    );
-    fs::write(&path, line(2) + "{\n").unwrap();
-    assert_eq!(MetricsLog::resume(&path, 3).unwrap().1, Cut { last: Some(metrics(2)), lines: 1 });
-}
-
-#[test]
-fn provenance_lists_every_start() {
-    let temporary = tempfile::tempdir().unwrap();
-    let path = temporary.path().join("provenance.json");
-    let first = Provenance::now("cpu", "avx2", 2, Initial::Random);
-    assert_eq!((first.version.as_str(), first.threads), (env!("CARGO_PKG_VERSION"), 2));
-    assert!(first.command[0].contains("sparse24"), "{:?}", first.command);
-    assert!(
-        first.libraries.get("serde_json").is_some_and(|v| v.starts_with('1')),
-        "{:?}",
-        first.libraries
-    );
-    first.record(&path).unwrap();
-    let second = Provenance { device: "other".into(), ..first.clone() };
-    second.record(&path).unwrap();
-    assert_eq!(Provenance::read(&path).unwrap(), [first.clone(), second]);
-    fs::write(&path, "{}").unwrap();
-    assert!(
-        problem(first.record(&path)).contains("provenance.json: not a list of starts: "),
-        "{}",
-        problem(first.record(&path))
-    );
+fn provenance_names_its_libraries() {
+    let device = Device { backend: "cpu", description: String::new(), sparse_products: "" };
+    let libraries = Provenance::of_start(&device, Initial::Random).libraries;
+    assert!(libraries.get("serde_json").is_some_and(|v| v.starts_with('1')), "{libraries:?}");
 }
 
 #[test]

@@ -10,17 +10,22 @@ use std::{
 };
 
 use super::{
-    Log, MetricsLog, RunDirectory, StepMetrics, components::CausalLm,
-    flip_reference::FlipReference, instruments::FlipCounts, loss_spikes::Spikes,
-    model::evaluated_at_once, plans,
+    Log, MetricsLog, RunDirectory, StepMetrics,
+    components::CausalLm,
+    flip_reference::FlipReference,
+    instruments::FlipCounts,
+    loss_spikes::{Spike, Spikes},
+    model::evaluated_at_once,
+    plans,
 };
 use crate::{
     Error,
     checkpoint::{self, Saver},
-    config::{Config, OnNonFinite},
+    config::{Config, OnNonFinite, RunConfig},
     data::{Dataset, ReadAhead},
 };
-use sparse24_train::trainer::{FlipSampling, Trainer, overall_flip_rate};
+use sparse24_core::flip::flip_rate;
+use sparse24_train::trainer::{FlipSampling, Flips, Trainer, overall_flip_rate};
 
 /// A run that this process alone may continue.
 pub struct Run {
@@ -197,13 +202,11 @@ impl Run {
                 .transpose()?
                 .filter(|metrics| metrics.step == steps);
         }
-        let loss = last.map(|metrics| metrics.loss);
-        let run = self.path().to_owned();
         Ok(Ended::Finished(Summary {
-            run,
+            run: self.path().to_owned(),
             steps,
             trained: steps - first,
-            loss,
+            loss: last.map(|metrics| metrics.loss),
             val_loss,
             seconds: began.elapsed().as_secs_f64(),
         }))
@@ -248,9 +251,7 @@ impl Run {
     ) -> Result<(), Error> {
         let &StepMetrics { step, loss, .. } = metrics;
         if let Some(what) = &metrics.skipped {
-            let line = format!("step {step}: skipped, because {what}");
-            observer.said(&line);
-            self.log.line(&line)?;
+            self.report(format!("step {step}: skipped, because {what}"), observer)?;
         }
         if let Some(mu) = self.reference.as_mut().and_then(|reference| reference.next(metrics)) {
             let line = format!(
@@ -258,30 +259,25 @@ impl Run {
                     calms the masks",
                 self.config.run.flip_reference
             );
-            observer.said(&line);
-            self.log.line(&line)?;
+            self.report(line, observer)?;
         }
         if let Some(spike) = self.spikes.next(loss) {
-            let (allowed, window) = (self.config.run.spike_z, self.config.run.spike_window);
-            return Err(Error::Spike {
-                step,
-                loss,
-                z: spike.z,
-                allowed,
-                mean: spike.mean,
-                window,
-                kept: None,
-            });
+            let &RunConfig { spike_z: allowed, spike_window: window, .. } = &self.config.run;
+            let Spike { z, mean } = spike;
+            return Err(Error::Spike { step, loss, z, allowed, mean, window, kept: None });
         }
         if self.saves_after(step) {
             self.save()?;
         }
         if self.trainer.ends_phase() {
-            let line = format!("step {step}: {}", self.trainer.transition());
-            observer.said(&line);
-            self.log.line(&line)?;
+            self.report(format!("step {step}: {}", self.trainer.transition()), observer)?;
         }
         Ok(())
+    }
+
+    fn report(&mut self, line: String, observer: &mut dyn Observer) -> Result<(), Error> {
+        observer.said(&line);
+        self.log.line(&line)
     }
 
     /// Mean loss over the validation split, in nats per token.
@@ -316,9 +312,34 @@ impl Run {
         let noise = if is_measured { self.trainer.gradient_noise(&batches)? } else { Vec::new() };
         let tokens = self.trainer.recipe().tokens_per_step() as f64;
         let began = Instant::now();
-        let tokens_per_s = || tokens / began.elapsed().as_secs_f64();
-        let outcome = match self.trainer.train_step(&batches, sampling).map_err(Error::from) {
-            Ok(outcome) => outcome,
+        let outcome = self.trainer.train_step(&batches, sampling).map_err(Error::from);
+        let mut metrics = StepMetrics {
+            step,
+            phase: self.trainer.phase().kind(),
+            loss: f32::NAN,
+            lr: self.trainer.recipe().schedule.learning_rate(step),
+            grad_norm: f32::NAN,
+            tokens_per_s: tokens / began.elapsed().as_secs_f64(),
+            flip_rate: None,
+            flip_rate_per_layer: None,
+            val_loss: None,
+            instruments: None,
+            skipped: None,
+        };
+        match outcome {
+            Ok(outcome) => {
+                metrics.phase = outcome.phase;
+                (metrics.loss, metrics.grad_norm) = (outcome.loss as f32, outcome.grad_norm);
+                if is_measured {
+                    let instruments = self.flip_counts.measure(&mut self.trainer, &noise)?;
+                    metrics.instruments = Some(Box::new(instruments));
+                }
+                if let Some(flips) = outcome.flips.filter(|_| reports_flips) {
+                    let rate = |of: Flips| (of.name, flip_rate(of.flips, of.weights));
+                    metrics.flip_rate = Some(overall_flip_rate(&flips));
+                    metrics.flip_rate_per_layer = Some(flips.into_iter().map(rate).collect());
+                }
+            }
             Err(Error::NonFinite { step, what, kept })
                 if self.config.run.on_nonfinite == OnNonFinite::Skip =>
             {
@@ -327,46 +348,12 @@ impl Run {
                 }
                 self.trainer.skip_step()?;
                 self.skipped += 1;
-                return Ok(StepMetrics {
-                    step,
-                    phase: self.trainer.phase().kind(),
-                    loss: f32::NAN,
-                    lr: self.trainer.recipe().schedule.learning_rate(step),
-                    grad_norm: f32::NAN,
-                    tokens_per_s: tokens_per_s(),
-                    flip_rate: None,
-                    flip_rate_per_layer: None,
-                    val_loss: None,
-                    instruments: None,
-                    skipped: Some(what),
-                });
+                metrics.phase = self.trainer.phase().kind();
+                metrics.skipped = Some(what);
             }
             Err(error) => return Err(error),
-        };
-        let tokens_per_s = tokens_per_s();
-        let instruments =
-            is_measured.then(|| self.flip_counts.measure(&mut self.trainer, &noise)).transpose()?;
-        let flips = outcome.flips.filter(|_| reports_flips);
-        Ok(StepMetrics {
-            step,
-            phase: outcome.phase,
-            loss: outcome.loss as f32,
-            lr: outcome.learning_rate,
-            grad_norm: outcome.grad_norm,
-            tokens_per_s,
-            flip_rate: flips.as_deref().map(overall_flip_rate),
-            flip_rate_per_layer: flips.map(|flips| {
-                flips
-                    .into_iter()
-                    .map(|layer| {
-                        (layer.name, sparse24_core::flip::flip_rate(layer.flips, layer.weights))
-                    })
-                    .collect()
-            }),
-            val_loss: None,
-            instruments: instruments.map(Box::new),
-            skipped: None,
-        })
+        }
+        Ok(metrics)
     }
 
     pub(super) fn evaluates_after(&self, step: u32) -> bool {

@@ -1,44 +1,16 @@
-//! Launches: what is recorded and replayed has the bits of what is queued, and no step after the
-//! first takes memory.
+//! Captured launches: a gradient that is not finite, states copied out, memory, recomputed blocks.
 
 use sparse24_run::data::TokenizerKind;
 use sparse24_train::{
-    backend::{Backend, BackendSettings, Launches, Region, cuda::CudaBackend},
-    trainer::{FlipSampling, Trainer},
+    backend::{Launches, Region},
+    model::ActivationCheckpointing,
+    trainer::{FlipSampling, Recipe, Trainer},
 };
 
 use crate::{
     plans::{finish, recipe},
-    support::{drawn, embedded, on_gpu},
+    support::{drawn, embedded, gpt2, on_gpu, opened},
 };
-
-fn opened(launches: Launches) -> Box<dyn Backend> {
-    Box::new(
-        CudaBackend::open(BackendSettings { launches, ..BackendSettings::default() })
-            .expect("it opened before"),
-    )
-}
-
-#[test]
-fn replayed_launches_give_the_bits_of_queued_ones() {
-    on_gpu(|_| {
-        let dataset = embedded(TokenizerKind::Byte);
-        let recipe = recipe(&dataset);
-        let mut queued = Trainer::new(opened(Launches::Eager), recipe.clone()).expect("room");
-        let expected = finish(&mut queued, &dataset);
-        let mut replayed = Trainer::new(opened(Launches::Captured), recipe.clone()).expect("room");
-        replayed.use_plans(&queued.backend().plans()).expect("this device's own");
-        assert!(finish(&mut replayed, &dataset) == expected);
-        // What was recorded serves a run that begins again in the middle.
-        let mut first = Trainer::new(opened(Launches::Eager), recipe.clone()).expect("room");
-        first.use_plans(&queued.backend().plans()).expect("this device's own");
-        for _ in 0..3 {
-            first.train_step(&drawn(&dataset, &recipe), FlipSampling::Skip).expect("finite");
-        }
-        replayed.restore(3, &first.parameter_states().expect("downloads")).expect("its own states");
-        assert!(finish(&mut replayed, &dataset) == expected);
-    });
-}
 
 #[test]
 fn a_gradient_that_is_not_finite_stops_a_replayed_step_too() {
@@ -94,25 +66,40 @@ fn no_memory_is_taken_after_the_first_step() {
         let dataset = embedded(TokenizerKind::Byte);
         let recipe = recipe(&dataset);
         let mut trainer = Trainer::new(backend, recipe.clone()).expect("room");
-        let held = |trainer: &Trainer| -> Vec<(Region, usize)> { trainer.backend().memory() };
+        let windows = dataset.evaluation_windows(recipe.batch.sequence_length, 0);
         let batches = drawn(&dataset, &recipe);
         trainer.train_step(&batches, FlipSampling::Sample).expect("finite");
-        let after_one = held(&trainer);
+        let after_one = trainer.backend().memory();
         while trainer.step() < recipe.steps {
             trainer.train_step(&batches, FlipSampling::Sample).expect("finite");
-            assert_eq!(held(&trainer), after_one, "after step {}", trainer.step());
-            trainer
-                .evaluate(
-                    &dataset.evaluation_windows(recipe.batch.sequence_length, 0),
-                    recipe.batch.size,
-                )
-                .expect("finite");
-            assert_eq!(
-                held(&trainer),
-                after_one,
-                "after the evaluation of step {}",
-                trainer.step()
-            );
+            assert_eq!(trainer.backend().memory(), after_one, "after step {}", trainer.step());
+            trainer.evaluate(&windows, recipe.batch.size).expect("finite");
+            assert_eq!(trainer.backend().memory(), after_one, "evaluated at {}", trainer.step());
+        }
+    });
+}
+
+#[test]
+fn recomputed_blocks_give_the_same_bits_in_less_memory() {
+    on_gpu(|backend| {
+        let dataset = embedded(TokenizerKind::Byte);
+        let mut recipe = recipe(&dataset);
+        gpt2(&mut recipe).layers = 3;
+        let mut kept = Trainer::new(backend, recipe.clone()).expect("room");
+        let expected = finish(&mut kept, &dataset);
+        let activations = |trainer: &Trainer| -> usize {
+            let memory = trainer.backend().memory();
+            let held = memory.iter().filter(|(region, _)| *region == Region::Activations);
+            held.map(|(_, bytes)| bytes).sum()
+        };
+        for launches in [Launches::Eager, Launches::Captured] {
+            let checkpointing = ActivationCheckpointing::Blocks;
+            let recipe = Recipe { checkpointing, ..recipe.clone() };
+            let mut again = Trainer::new(opened(launches), recipe).expect("room");
+            again.use_plans(&kept.backend().plans()).expect("this device's own");
+            assert!(finish(&mut again, &dataset) == expected, "{launches:?}");
+            let [less, more] = [&again, &kept].map(activations);
+            assert!(less < more, "{less} instead of {more} bytes");
         }
     });
 }

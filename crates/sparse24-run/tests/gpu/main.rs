@@ -7,7 +7,5 @@
 mod launches;
 mod memory;
 mod plans;
-mod recompute;
-mod shapes;
 mod step;
 mod support;

@@ -11,16 +11,12 @@ use std::{
 use sparse24_run::{config::preset, data::TokenizerKind};
 use sparse24_train::{
     Error,
-    backend::{BACKENDS, Backend, BackendSettings, DType, Region, cuda::CudaBackend},
+    backend::{BACKENDS, Backend, BackendSettings, DType, Launches, Region, cuda::CudaBackend},
     estimate::estimate,
-    method::Method,
-    model::{EncoderSpec, Gpt2Spec, ModelSpec, Sparsify},
-    nn::BatchShape,
-    objective::{Batch, DataError, Objective},
     trainer::{FlipSampling, Trainer},
 };
 
-use crate::support::{drawn, embedded, gpt2, on_gpu};
+use crate::support::{drawn, embedded, gpt2, on_gpu, opened};
 
 const MIB: usize = 1 << 20;
 
@@ -86,66 +82,28 @@ fn a_model_beyond_the_memory_is_one_sentence_and_the_next_one_trains() {
 
         gpt2(&mut recipe).layers = layers;
         recipe.batch.size = 12;
-        let gpu = CudaBackend::open(BackendSettings::default()).expect("it opened before");
-        let mut trainer = Trainer::new(Box::new(gpu), recipe.clone()).expect("room");
-        let batches = drawn(&dataset, &recipe);
-        assert!(
-            trainer.train_step(&batches, FlipSampling::Sample).expect("finite").loss.is_finite()
-        );
+        let mut trainer = Trainer::new(opened(Launches::Captured), recipe.clone()).expect("room");
+        trainer.train_step(&drawn(&dataset, &recipe), FlipSampling::Sample).expect("finite");
     });
 }
 
-/// Random tokens.
-struct Noise(BatchShape);
-
-impl Objective for Noise {
-    fn fill(&self, step: u32, _: u32, batch: &mut Batch) -> Result<(), DataError> {
-        batch.clear();
-        let length = self.0.sequence_length;
-        let windows: Vec<u32> = (0..self.0.size as u32 * (length as u32 + 1))
-            .map(|i| (i * 97 + step) % 50_000)
-            .collect();
-        batch.set_next_tokens(&windows, length);
-        batch.lengths.resize(self.0.size, length as u32);
-        Ok(())
-    }
-}
-
+/// Conformance tests compare every byte but scratch, with every method and model.
 #[test]
 fn an_estimate_is_within_a_hundredth_of_the_memory_held() {
-    let preset = preset::find("gpt2-124m").expect("a preset");
-    for (method, encoder) in [("dense", false), ("fst", false), ("fst", true)] {
-        on_gpu(|gpu| {
-            let mut recipe = preset.recipe(50_257).expect("possible");
-            recipe.method = Method::preset(method, 6e-5).expect("a method");
-            recipe.batch.size = 4;
-            recipe.gradient_accumulation_steps = NonZeroU32::MIN;
-            if encoder {
-                let &mut Gpt2Spec { layers, heads, d_model, d_ff, activation, .. } =
-                    gpt2(&mut recipe);
-                let (sequence_length, vocabulary, sparsify) = (1024, 50_257, Sparsify::Ffn);
-                recipe.model = ModelSpec::Encoder(EncoderSpec {
-                    layers,
-                    heads,
-                    d_model,
-                    d_ff,
-                    sequence_length,
-                    vocabulary,
-                    activation,
-                    sparsify,
-                    smoothing: 0.0,
-                });
-            }
-            let cuda = BACKENDS.iter().find(|entry| entry.name == "cuda").expect("this backend");
-            let estimated = estimate(&recipe, cuda).expect("possible").device_bytes();
-            let noise = Noise(recipe.batch);
-            let mut trainer = Trainer::new(gpu, recipe).expect("room");
-            trainer.train_step(&noise, FlipSampling::Skip).expect("finite");
-            let held: usize = trainer.backend().memory().iter().map(|(_, bytes)| bytes).sum();
-            println!("{method}, encoder {encoder}: {held} held, {estimated} estimated");
-            assert!((held as u64).abs_diff(estimated) * 100 <= estimated);
-        });
-    }
+    on_gpu(|gpu| {
+        let dataset = embedded(TokenizerKind::Gpt2);
+        let preset = preset::find("gpt2-124m").expect("a preset");
+        let mut recipe = preset.recipe(50_257).expect("possible");
+        recipe.batch.size = 4;
+        recipe.gradient_accumulation_steps = NonZeroU32::MIN;
+        let cuda = BACKENDS.iter().find(|entry| entry.name == "cuda").expect("this backend");
+        let estimated = estimate(&recipe, cuda).expect("possible").device_bytes();
+        let mut trainer = Trainer::new(gpu, recipe.clone()).expect("room");
+        trainer.train_step(&drawn(&dataset, &recipe), FlipSampling::Skip).expect("finite");
+        let held: usize = trainer.backend().memory().iter().map(|(_, bytes)| bytes).sum();
+        println!("{held} held, {estimated} estimated");
+        assert!((held as u64).abs_diff(estimated) * 100 <= estimated);
+    });
 }
 
 #[test]

@@ -1,16 +1,17 @@
-//! Timed choices: whoever replays them has the bits of whoever timed them.
+//! Timed choices: whoever replays them has the bits of whoever timed them, with or without captured
+//! launches.
 
 use sparse24_run::{
     config::Config,
     data::{Dataset, TokenizerKind},
 };
-use sparse24_train::Error;
 use sparse24_train::{
-    backend::{Backend, BackendSettings, PLANNED_ON, Plans, cuda::CudaBackend},
+    Error,
+    backend::{Launches, PLANNED_ON, Plans},
     trainer::{FlipSampling, ParameterState, Recipe, Trainer},
 };
 
-use crate::support::{drawn, embedded, on_gpu};
+use crate::support::{drawn, embedded, on_gpu, opened};
 
 /// Five sparse steps, two refreshes among them, and three dense ones; ragged tokens.
 pub(crate) fn recipe(dataset: &Dataset) -> Recipe {
@@ -23,20 +24,14 @@ pub(crate) fn recipe(dataset: &Dataset) -> Recipe {
     config.recipe(dataset.vocabulary() as usize).expect("a recipe")
 }
 
-fn another() -> Box<dyn Backend> {
-    Box::new(CudaBackend::open(BackendSettings::default()).expect("it opened before"))
-}
-
 /// Trains to the end and evaluates; gives the loss and the states.
 pub(crate) fn finish(trainer: &mut Trainer, dataset: &Dataset) -> (f64, Vec<ParameterState>) {
     let recipe = trainer.recipe().clone();
     while trainer.step() < recipe.steps {
         trainer.train_step(&drawn(dataset, &recipe), FlipSampling::Sample).expect("finite");
     }
-    let loss = trainer
-        .evaluate(&dataset.evaluation_windows(recipe.batch.sequence_length, 0), recipe.batch.size)
-        .expect("finite")
-        .loss();
+    let windows = dataset.evaluation_windows(recipe.batch.sequence_length, 0);
+    let loss = trainer.evaluate(&windows, recipe.batch.size).expect("finite").loss();
     (loss, trainer.parameter_states().expect("downloads"))
 }
 
@@ -52,33 +47,32 @@ fn replayed_plans_give_the_bits_of_timed_ones_a_resume_included() {
         for kind in
             ["gemm forward", "gemm dgrad", "gemm wgrad", "spmm24 transposed", "spmm24 straight"]
         {
-            assert!(
-                plans.keys().any(|key| key.starts_with(kind)),
-                "no {kind} among {:?}",
-                plans.keys()
-            );
+            let is_timed = plans.keys().any(|key| key.starts_with(kind));
+            assert!(is_timed, "no {kind} among {:?}", plans.keys());
         }
-        let replaying = || {
-            let mut trainer = Trainer::new(another(), recipe.clone()).expect("room");
+        let replaying = |launches| {
+            let mut trainer = Trainer::new(opened(launches), recipe.clone()).expect("room");
             trainer.use_plans(&plans).expect("this device's own");
             trainer
         };
-        for time in 0..3 {
-            let mut replayed = replaying();
-            assert!(finish(&mut replayed, &dataset) == expected, "replay {time}");
+        for launches in [Launches::Eager, Launches::Captured] {
+            let mut replayed = replaying(launches);
+            assert!(finish(&mut replayed, &dataset) == expected, "{launches:?}");
             assert_eq!(replayed.backend().plans(), plans, "nothing was timed");
-        }
-        // On either side of the switch.
-        for step in [3, 7] {
-            let mut first = replaying();
-            while first.step() < step {
-                first.train_step(&drawn(&dataset, &recipe), FlipSampling::Skip).expect("finite");
+            // On either side of the switch.
+            for step in [3, 7] {
+                let mut first = replaying(Launches::Eager);
+                while first.step() < step {
+                    let batches = drawn(&dataset, &recipe);
+                    first.train_step(&batches, FlipSampling::Skip).expect("finite");
+                }
+                let states = first.parameter_states().expect("downloads");
+                // What was captured serves a run that begins again in the middle, too.
+                for resumed in [&mut replaying(launches), &mut replayed] {
+                    resumed.restore(step, &states).expect("its own states");
+                    assert!(finish(resumed, &dataset) == expected, "{launches:?} after {step}");
+                }
             }
-            let mut resumed = replaying();
-            resumed
-                .restore(step, &first.parameter_states().expect("downloads"))
-                .expect("its own states");
-            assert!(finish(&mut resumed, &dataset) == expected, "resumed after step {step}");
         }
     });
 }

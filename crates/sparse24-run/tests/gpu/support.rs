@@ -10,7 +10,7 @@ use sparse24_run::{
     run::CausalLm,
 };
 use sparse24_train::{
-    backend::{Backend, BackendSettings, cuda::CudaBackend},
+    backend::{Backend, BackendSettings, Launches, cuda::CudaBackend},
     model::{Gpt2Spec, ModelSpec},
     trainer::Recipe,
 };
@@ -25,6 +25,12 @@ pub(crate) fn on_gpu(test: impl FnOnce(Box<dyn Backend>)) {
         Err(error) if env::var_os("SPARSE24_REQUIRE_GPU").is_none() => println!("skipped: {error}"),
         Err(error) => panic!("this run requires a GPU: {error}"),
     }
+}
+
+/// Another backend on the GPU of [`on_gpu`].
+pub(crate) fn opened(launches: Launches) -> Box<dyn Backend> {
+    let settings = BackendSettings { launches, ..BackendSettings::default() };
+    Box::new(CudaBackend::open(settings).expect("it opened before"))
 }
 
 /// The embedded corpus as tokens.

@@ -4,7 +4,6 @@
 use std::io::Write;
 
 use super::*;
-use crate::tensors;
 
 /// In place: a file cut to nothing and written anew is flushed to the device by some file systems,
 /// a hundred thousand times here.
@@ -46,10 +45,7 @@ fn a_flip_of_any_bit_of_any_header_is_located() {
             bad[at] ^= 1 << bit;
             overwrite(&file, &bad);
             let message = problem(load(&path));
-            assert!(
-                locates(&message, name, &good, at),
-                "{name}, bit {bit} of byte {at}: {message}"
-            );
+            assert!(locates(&message, name, &good, at), "bit {bit} of byte {at}: {message}");
         }
         overwrite(&file, &good);
     }
@@ -85,39 +81,11 @@ fn a_hundred_thousand_random_flips_and_cuts_are_located() {
             at => {
                 let message = problem(loaded);
                 let at = at.unwrap_or(good.len().min(bad.len()));
-                assert!(
-                    locates(&message, name, good, at),
-                    "{name}, byte {at}, round {round}: {message}"
-                );
+                assert!(locates(&message, name, good, at), "round {round}, byte {at}: {message}");
             }
         }
         overwrite(&file, good);
     }
-}
-
-/// Without the hashes: a file from elsewhere has none.
-#[test]
-fn a_damaged_tensor_file_never_panics() {
-    let (directory, path) = saved(1);
-    let good = fs::read(path.join(MODEL)).unwrap();
-    let file = directory.path().join("other.safetensors");
-    let header = 8 + u64::from_le_bytes(good[..8].try_into().unwrap()) as usize;
-    let mut opened = 0;
-    for at in 0..header {
-        for bit in [0, 1 + at % 7] {
-            let mut bad = good.clone();
-            bad[at] ^= 1 << bit;
-            overwrite(&file, &bad);
-            if let Ok(mut read) = tensors::TensorFile::open(&file) {
-                opened += 1;
-                for entry in std::mem::take(&mut read.entries) {
-                    let _ = read.floats(&entry);
-                    let _ = read.integers(&entry, safetensors::Dtype::U16, u16::from_le_bytes);
-                }
-            }
-        }
-    }
-    assert!(opened > 0, "some flips only rename a tensor");
 }
 
 #[test]
@@ -125,37 +93,36 @@ fn damage_names_the_file_the_tensor_and_the_bytes() {
     let (_directory, path) = saved(1);
     let file = path.join(MODEL);
     let good = fs::read(&file).unwrap();
-    let data = good.len() - 4 * (40 + 128 + 8);
-
-    let mut bad = good.clone();
-    bad[data + 4 * 40 + 5] ^= 1;
-    fs::write(&file, &bad).unwrap();
-    let message = problem(load(&path));
-    let expected = format!(
-        "model.safetensors: is damaged in \"h.0.mlp.c_fc.weight\", bytes {}..{}",
-        data + 160,
-        data + 160 + 512
-    );
-    assert!(message.ends_with(&expected), "{message}");
-
-    bad[10] ^= 1;
-    fs::write(&file, &bad).unwrap();
-    let expected = format!("is damaged in \"header\", bytes 0..{data}");
-    assert!(problem(load(&path)).ends_with(&expected), "{}", problem(load(&path)));
-
-    fs::write(&file, &good[..good.len() - 1]).unwrap();
-    let expected = format!(
-        "ends at byte {}, the manifest says {}, which is within \"h.0.ln_1.weight\"",
-        good.len() - 1,
-        good.len()
-    );
-    assert!(problem(load(&path)).ends_with(&expected), "{}", problem(load(&path)));
-
+    let (length, data) = (good.len(), good.len() - 4 * (40 + 128 + 8));
+    let flipped = |at: usize| {
+        let mut bad = good.clone();
+        bad[at] ^= 1;
+        bad
+    };
+    for (bad, expected) in [
+        (
+            flipped(data + 4 * 40 + 5),
+            format!(
+                "is damaged in \"h.0.mlp.c_fc.weight\", bytes {}..{}",
+                data + 160,
+                data + 160 + 512
+            ),
+        ),
+        (flipped(10), format!("is damaged in \"header\", bytes 0..{data}")),
+        (
+            good[..length - 1].to_vec(),
+            format!(
+                "ends at byte {}, the manifest says {length}, which is within \"h.0.ln_1.weight\"",
+                length - 1
+            ),
+        ),
+    ] {
+        fs::write(&file, bad).unwrap();
+        let message = problem(load(&path));
+        assert!(message.ends_with(&format!("model.safetensors: {expected}")), "{message}");
+    }
     fs::remove_file(&file).unwrap();
     let error = load(&path).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Input);
-    assert!(
-        error.to_string().starts_with("cannot read ") && error.to_string().contains(MODEL),
-        "{error}"
-    );
+    assert!(error.to_string().starts_with("cannot read ") && error.to_string().contains(MODEL));
 }

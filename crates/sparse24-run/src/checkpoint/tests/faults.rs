@@ -4,25 +4,10 @@
 use super::*;
 use crate::disk::fault::{self, Fault, Plan, trace};
 
-/// Saves and removes all but the newest, as a run does that keeps one.
-fn rotate(at: &Path, checkpoint: &Checkpoint) -> Result<(), Error> {
-    save(at, checkpoint)?;
-    retain(at, &Retention { last: NonZeroUsize::MIN, every: 0, always: Vec::new() }).map(drop)
-}
-
 /// A directory that holds this alone.
 fn begin(at: &Path, old: &Checkpoint) {
     let _ = fs::remove_dir_all(at);
     save(at, old).unwrap();
-}
-
-/// How many operations a rotation takes.
-fn operations(at: &Path, old: &Checkpoint, new: &Checkpoint) -> u32 {
-    begin(at, old);
-    let operations = trace(|| rotate(at, new).unwrap()).len() as u32;
-    assert!(operations > 25, "{operations}");
-    println!("a rotation of {operations} operations");
-    operations
 }
 
 fn under<T>(plan: Plan, work: impl FnOnce() -> T) -> T {
@@ -42,21 +27,22 @@ fn survives(at: &Path, old: &Checkpoint, new: &Checkpoint, what: &str) {
     assert_eq!(load(&latest(at).unwrap().checkpoint.unwrap()).unwrap(), *new, "{what}");
 }
 
-/// The second pair replaces a checkpoint of the same step.
-fn pairs() -> [(Checkpoint, Checkpoint); 2] {
-    let mut changed = sample(1);
-    changed.weights[0].values[0] = 42.0;
-    [(sample(1), sample(2)), (sample(1), changed)]
+/// Passes every pair, in a directory, with the number of operations of its rotation.
+fn for_each_pair(test: impl Fn(&Path, [&Checkpoint; 2], u32)) {
+    let directory = tempfile::tempdir().unwrap();
+    let at = &directory.path().join("checkpoints");
+    for (old, new) in &pairs() {
+        begin(at, old);
+        let operations = trace(|| rotate(at, new).unwrap()).len() as u32;
+        assert!(operations > 25, "{operations}");
+        test(at, [old, new], operations);
+    }
 }
 
 #[test]
 fn any_failure_of_any_operation_is_told_and_leaves_a_good_checkpoint() {
-    let directory = tempfile::tempdir().unwrap();
-    let at = &directory.path().join("checkpoints");
-    for (old, new) in &pairs() {
-        for (operation, fault) in
-            (0..operations(at, old, new)).flat_map(|n| Fault::ALL.map(|fault| (n, fault)))
-        {
+    for_each_pair(|at, [old, new], operations| {
+        for (operation, fault) in (0..operations).flat_map(|n| Fault::ALL.map(|fault| (n, fault))) {
             let what = format!("{fault:?} at operation {operation}");
             begin(at, old);
             match under(Plan::Fail(operation, fault), || rotate(at, new)) {
@@ -67,10 +53,8 @@ fn any_failure_of_any_operation_is_told_and_leaves_a_good_checkpoint() {
                 ),
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::Io, "{what}: {error}");
-                    assert!(
-                        error.to_string().starts_with("cannot ") && fault != Fault::Short,
-                        "{what}: {error}"
-                    );
+                    let is_told = error.to_string().starts_with("cannot ");
+                    assert!(is_told && fault != Fault::Short, "{what}: {error}");
                 }
             }
             for entry in fs::read_dir(at).unwrap() {
@@ -84,17 +68,13 @@ fn any_failure_of_any_operation_is_told_and_leaves_a_good_checkpoint() {
             }
             survives(at, old, new, &what);
         }
-    }
+    });
 }
 
 #[test]
 fn failures_that_come_back_leave_a_good_checkpoint() {
-    let directory = tempfile::tempdir().unwrap();
-    let at = &directory.path().join("checkpoints");
-    for (old, new) in &pairs() {
-        for (every, fault) in
-            (2..operations(at, old, new)).flat_map(|n| Fault::ALL.map(|fault| (n, fault)))
-        {
+    for_each_pair(|at, [old, new], operations| {
+        for (every, fault) in (2..operations).flat_map(|n| Fault::ALL.map(|fault| (n, fault))) {
             begin(at, old);
             under(Plan::FailEvery(every - 1, every, fault), || {
                 (0..3).for_each(|_| drop(rotate(at, new)))
@@ -102,30 +82,27 @@ fn failures_that_come_back_leave_a_good_checkpoint() {
             recover(at).unwrap();
             survives(at, old, new, &format!("{fault:?} at every operation {every}"));
         }
-    }
+    });
 }
 
 #[test]
 fn death_at_any_operation_leaves_a_good_checkpoint() {
-    let directory = tempfile::tempdir().unwrap();
-    let at = &directory.path().join("checkpoints");
-    for (old, new) in &pairs() {
-        for operation in 0..operations(at, old, new) {
+    for_each_pair(|at, [old, new], operations| {
+        for operation in 0..operations {
             begin(at, old);
             under(Plan::Kill(operation), || rotate(at, new)).unwrap_err();
             recover(at).unwrap();
             survives(at, old, new, &format!("killed at operation {operation}"));
         }
-    }
+    });
 }
 
-/// A disk that is full when a save begins, and one on which removing fails: what was there stays,
-/// whatever is tried.
+/// A disk that is full when a save begins: what was there stays, whatever is tried.
 #[test]
 fn a_disk_without_room_keeps_what_it_has() {
     let directory = tempfile::tempdir().unwrap();
     let at = &directory.path().join("checkpoints");
-    let (old, new) = (sample(1), sample(2));
+    let [(old, new), _] = pairs();
     begin(at, &old);
     let error = under(Plan::Fail(0, Fault::Full), || {
         (0..9).map(|_| rotate(at, &new).unwrap_err()).next_back().unwrap()

@@ -18,7 +18,10 @@ fn every_version_loads() {
         values: Values::F32((0..3).map(|i| (i as f32 - 7.5) * -0.0).collect()),
     }];
     for (version, expected) in [(1, first), (2, sample(3))] {
-        assert_eq!(load(&golden(version)).unwrap(), expected, "version {version}");
+        let loaded = load(&golden(version)).unwrap();
+        assert_eq!(loaded, expected, "version {version}");
+        let Values::F32(scale) = &loaded.auxiliary[0].values else { panic!("another type") };
+        assert_eq!(scale[0].is_sign_negative(), version == 2, "the sign of zero survives");
     }
 }
 
