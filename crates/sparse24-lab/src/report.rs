@@ -68,8 +68,9 @@ pub fn write_figure(paths: &[PathBuf], name: &str, out: &Path) -> Result<(), Err
 /// Writes a file, unless it holds something that `is_ours` does not recognize by its start.
 fn replace(out: &Path, text: &str, is_ours: impl Fn(&str) -> bool) -> Result<(), Error> {
     let mut start = Vec::new();
-    let read = fs::File::open(out).and_then(|file| file.take(1 << 14).read_to_end(&mut start));
-    if out.exists() && !(read.is_ok() && is_ours(&String::from_utf8_lossy(&start))) {
+    let is_read =
+        disk::open(out).is_ok_and(|(file, _)| file.take(1 << 14).read_to_end(&mut start).is_ok());
+    if disk::exists(out) && !(is_read && is_ours(&String::from_utf8_lossy(&start))) {
         let problem = "exists and is not a report; name another file with --out, or remove it";
         return Err(Error::file(out, problem));
     }
@@ -125,6 +126,9 @@ struct Contents {
 
 impl Contents {
     fn read(paths: &[PathBuf]) -> Result<Self, Error> {
+        // Runs may come from others, and so may folders of them.
+        let confined = paths.iter().filter(|path| path.is_dir()).map(|path| disk::confine(path));
+        let _confined = confined.collect::<Result<Vec<_>, _>>()?;
         let mut contents = Self::default();
         for path in paths {
             if conclusions::is_folder(path) {

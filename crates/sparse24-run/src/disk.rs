@@ -65,10 +65,13 @@ fn open_file(path: &Path, how: As) -> io::Result<File> {
         As::Lock => options.read(true).write(true).create(true).truncate(false),
     };
     #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(
-        &mut options,
-        rustix::fs::OFlags::NONBLOCK.bits() as i32,
-    );
+    {
+        use rustix::fs::OFlags;
+        // What is made beside a file, to replace it, must not lead elsewhere.
+        let links = if how == As::Output { OFlags::NOFOLLOW } else { OFlags::empty() };
+        let flags = OFlags::NONBLOCK | links;
+        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, flags.bits() as i32);
+    }
     options.open(path)
 }
 

@@ -6,7 +6,7 @@
 //! left to `metrics.jsonl`.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{self, Write},
     path::Path,
     time::{SystemTime, UNIX_EPOCH},
@@ -15,6 +15,7 @@ use std::{
 use prost::Message;
 use sparse24_run::{
     Error,
+    disk::{self, As},
     run::{MetricsLog, StepMetrics},
 };
 
@@ -80,13 +81,16 @@ impl Events {
     pub(crate) fn create(run: &Path, step: u32) -> Result<Self, String> {
         let folder = run.join(FOLDER);
         let refused = |error: io::Error| format!("cannot write to {}: {error}", folder.display());
-        fs::create_dir_all(&folder).map_err(refused)?;
-        let is_first = fs::read_dir(&folder).map_err(refused)?.next().is_none();
+        let unusable = |error: Error| error.to_string();
+        if !disk::exists(&folder) {
+            disk::create_directory(&folder).map_err(unusable)?;
+        }
+        let is_first = disk::names(&folder).map_err(unusable)?.is_empty();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // Readers process the files in the order of their names.
         let name =
             format!("events.out.tfevents.{:010}.{:09}.sparse24", now.as_secs(), now.subsec_nanos());
-        let file = File::create_new(folder.join(name)).map_err(refused)?;
+        let file = disk::open_as(&folder.join(name), As::New).map_err(unusable)?;
         let mut events = Self { file };
         let version = Event { file_version: Some(VERSION.into()), ..Event::default() };
         events.write(version).map_err(refused)?;
@@ -95,9 +99,8 @@ impl Events {
             let start = Event { step: i64::from(step) + 1, session_log, ..Event::default() };
             events.write(start).map_err(refused)?;
         } else if step > 0 {
-            let unreadable = |error: Error| error.to_string();
-            for metrics in MetricsLog::steps(&run.join("metrics.jsonl")).map_err(unreadable)? {
-                events.append(&metrics.map_err(unreadable)?).map_err(refused)?;
+            for metrics in MetricsLog::steps(&run.join("metrics.jsonl")).map_err(unusable)? {
+                events.append(&metrics.map_err(unusable)?).map_err(refused)?;
             }
         }
         Ok(events)

@@ -8,6 +8,8 @@ mod evaluation;
 mod format;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod gpus;
+#[cfg(unix)]
+mod hostile;
 mod interchange;
 mod interruption;
 mod methods;
