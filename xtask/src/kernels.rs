@@ -4,18 +4,11 @@
 //! programmatic dependent launch that access memory before they wait. Results are not checked; that
 //! needs a GPU (`cargo xtask gpu-bundle`).
 
-use std::{
-    collections::HashMap,
-    env, iter,
-    path::PathBuf,
-    process::ExitCode,
-    sync::atomic::{AtomicUsize, Ordering},
-    thread,
-    time::Instant,
-};
+use std::{collections::HashMap, env, iter, path::PathBuf, process::ExitCode, time::Instant};
 
+use rayon::prelude::*;
 use sparse24_cuda::{
-    Architecture, Compiled, Error, compile,
+    Architecture, Compiled, compile,
     kernels::{SOURCES, Source, Start},
     library::Library,
 };
@@ -91,7 +84,12 @@ pub(crate) fn build(selection: &Selection) -> Result<ExitCode> {
         "{:<32} {:<8} {:>9} {:>7} {:>7} {:>6} {:>6}",
         "kernel", "arch", "registers", "shared", "spills", "stack", "ms"
     );
-    for (&(source, architecture), (compiled, milliseconds)) in jobs.iter().zip(compile_all(&jobs)) {
+    let compile = |&(source, architecture): &(&Source, Architecture)| {
+        let start = Instant::now();
+        (compile(source, architecture), start.elapsed().as_millis())
+    };
+    let results: Vec<_> = jobs.par_iter().map(compile).collect();
+    for (&(source, architecture), (compiled, milliseconds)) in jobs.iter().zip(results) {
         let found = match compiled {
             Err(error) => vec![error.to_string()],
             Ok(compiled) => {
@@ -134,34 +132,6 @@ pub(crate) fn build(selection: &Selection) -> Result<ExitCode> {
     Ok(if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Compiles on all cores. Returns results and milliseconds, in the order of `jobs`.
-fn compile_all(
-    jobs: &[(&Source, Architecture)],
-) -> Vec<(std::result::Result<Compiled, Error>, u128)> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut done = Vec::new();
-        while let (at, Some(&(source, architecture))) = {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            (at, jobs.get(at))
-        } {
-            let start = Instant::now();
-            done.push((at, compile(source, architecture), start.elapsed().as_millis()));
-        }
-        done
-    };
-    let threads = thread::available_parallelism().map_or(1, usize::from);
-    let mut done: Vec<_> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        workers
-            .into_iter()
-            .flat_map(|worker| worker.join().expect("compiling does not panic"))
-            .collect()
-    });
-    done.sort_by_key(|&(at, ..)| at);
-    done.into_iter().map(|(_, compiled, milliseconds)| (compiled, milliseconds)).collect()
-}
-
 /// The findings about the machine code of one file.
 fn check_code(
     source: &Source,
@@ -202,7 +172,10 @@ fn missing(source: &Source, architecture: Architecture, text: &str) -> Vec<Strin
 
 #[cfg(test)]
 mod tests {
-    use sparse24_cuda::kernels::{Contraction, Instruction};
+    use sparse24_cuda::{
+        Error,
+        kernels::{Contraction, Instruction},
+    };
 
     use super::*;
 
