@@ -4,7 +4,8 @@
 //!
 //! A use is an import or a path in code that starts with `crate`, `super`, `self` or the name of a
 //! child module. The crate's root is not a node: a name that it, or another ancestor, re-exports
-//! counts as a use of the module that it comes from. Test code is ignored.
+//! counts as a use of the module that it comes from, unless a glob re-exports it. Test code is
+//! ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,13 +32,9 @@ struct Use<'a> {
 struct Crate<'a> {
     modules: BTreeSet<Path>,
     test_modules: BTreeSet<Path>,
-    /// Items by path: candidates for glob imports.
-    items: BTreeSet<Path>,
     uses: Vec<Use<'a>>,
     /// Path as written, by the importing module and the name it gets there.
     imports: BTreeMap<(Path, String), Path>,
-    /// Importing module and path as written, without `*`.
-    globs: Vec<(Path, Path)>,
 }
 
 /// One finding for every strongly connected component of more than one module.
@@ -96,7 +93,7 @@ fn module_of(path: &str) -> Option<Path> {
 }
 
 impl<'a> Crate<'a> {
-    /// Collects the modules, items and uses of one file.
+    /// Collects the modules and uses of one file.
     fn read(&mut self, file: &'a str, module: Path, text: &str) {
         let code = code::only(text);
         let tokens = tokens(&code);
@@ -136,11 +133,7 @@ impl<'a> Crate<'a> {
                     let mut leaves = Vec::new();
                     at = use_tree(&tokens, at + 1, &[], &mut leaves);
                     for (line, path, name) in leaves {
-                        if name == "*" {
-                            self.globs.push((module.clone(), path.clone()));
-                        } else {
-                            self.imports.insert((module.clone(), name), path.clone());
-                        }
+                        self.imports.insert((module.clone(), name), path.clone());
                         self.uses.push(Use { module: module.clone(), path, file, line });
                     }
                     continue;
@@ -158,11 +151,6 @@ impl<'a> Crate<'a> {
                     if !is_visibility {
                         self.uses.push(Use { module: module.clone(), path, file, line });
                     }
-                }
-                "fn" | "struct" | "enum" | "trait" | "type" | "const" | "static"
-                    if depth == outside.last().map_or(0, |outside| outside + 1) =>
-                {
-                    self.items.insert(child(&module, next));
                 }
                 _ => {}
             }
@@ -211,12 +199,6 @@ impl<'a> Crate<'a> {
             };
             let imported = self.imports.get(&(found.to_vec(), name.clone()));
             let source = imported.and_then(|import| self.absolute(found, import));
-            let source = source.or_else(|| {
-                let globs = self.globs.iter().filter(|(into, _)| into == found);
-                let mut items =
-                    globs.filter_map(|(_, from)| Some(child(&self.absolute(found, from)?, name)));
-                items.find(|item| self.items.contains(item))
-            });
             let Some(source) = source else { return Some(found.to_vec()) };
             path = [&source, &rest[1..]].concat();
         }
@@ -265,12 +247,9 @@ fn tokens(code: &str) -> Vec<Token<'_>> {
 
 /// Whether `tokens` start with `#[cfg(test)]` or `#[cfg(all(test, ...))]`.
 fn is_test_attribute(tokens: &[Token<'_>]) -> bool {
-    let starts = |words: &[&str]| {
-        tokens.len() >= words.len()
-            && tokens.iter().zip(words).all(|((_, token), word)| token == word)
-    };
-    starts(&["#", "[", "cfg", "(", "test", ")"])
-        || starts(&["#", "[", "cfg", "(", "all", "(", "test"])
+    let words: Vec<&str> = tokens.iter().take(7).map(|&(_, word)| word).collect();
+    words.starts_with(&["#", "[", "cfg", "(", "test", ")"])
+        || words == ["#", "[", "cfg", "(", "all", "(", "test"]
 }
 
 /// Where the item or attribute at `at` ends: after `;` or a closing brace, or, if it starts with
@@ -358,32 +337,33 @@ fn components<T>(arrows: &BTreeMap<(String, String), T>) -> BTreeSet<BTreeSet<&S
     };
     let reached: BTreeMap<&String, BTreeSet<&String>> =
         arrows.keys().map(|(from, _)| (from, reachable(from))).collect();
-    let returns =
-        |from: &String, to: &String| reached.get(from).is_some_and(|set| set.contains(to));
-    let component = |&from: &&String| {
-        reached[from].iter().copied().filter(|to| returns(to, from)).collect::<BTreeSet<_>>()
+    let component = |(from, to): (&&String, &BTreeSet<_>)| {
+        let returns = |to: &&String| reached.get(to).is_some_and(|back| back.contains(from));
+        to.iter().copied().filter(returns).collect::<BTreeSet<_>>()
     };
-    reached.keys().map(component).filter(|component| !component.is_empty()).collect()
+    reached.iter().map(component).filter(|component| !component.is_empty()).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::check;
-    use crate::tidy::SourceFile;
+    use crate::tidy::{Finding, SourceFile};
 
-    /// The cycles of a crate with these files below `src/`.
-    fn cycles(files: &[(&str, &str)]) -> Vec<String> {
+    /// The findings in a crate with these files below `src/`.
+    fn findings(files: &[(&str, &str)]) -> Vec<Finding> {
         let file = |(path, text): &(&str, &str)| SourceFile {
             path: format!("x/src/{path}"),
             text: (*text).to_owned(),
         };
-        let files: Vec<SourceFile> = files.iter().map(file).collect();
-        check(&files).into_iter().map(|finding| finding.what).collect()
+        check(&files.iter().map(file).collect::<Vec<_>>())
+    }
+
+    fn cycles(files: &[(&str, &str)]) -> Vec<String> {
+        findings(files).into_iter().map(|finding| finding.what).collect()
     }
 
     #[test]
     fn cycles_are_found_at_every_level() {
-        let back = ("b.rs", "use crate::a::A;");
         for (text, what) in [
             ("use crate::b::B;", "an import"),
             ("use super::b;", "an import through super"),
@@ -392,13 +372,11 @@ mod tests {
             ("mod inner { fn f() { super::super::b::g() } }", "a path in an inline module"),
             ("use crate::B;", "a re-export of the root"),
             ("use crate::Renamed;", "a renamed re-export of the root"),
-            ("use crate::OfGlob;", "a glob of the root"),
             ("macro_rules! m { () => { $crate::b::g() } }", "a path in a macro"),
             ("#[cfg(test)] mod tests { use super::*; } use crate::b::B;", "code after tests"),
         ] {
-            let root = "mod a; mod b; pub use b::B; pub use b::B as Renamed; pub use b::*;";
-            let b = format!("{} pub struct OfGlob;", back.1);
-            let files = [("lib.rs", root), ("a.rs", text), (back.0, b.as_str())];
+            let root = "mod a; mod b; pub use b::B; pub use b::B as Renamed;";
+            let files = [("lib.rs", root), ("a.rs", text), ("b.rs", "use crate::a::A;")];
             assert_eq!(cycles(&files), ["a, b form a cycle of modules in x"], "{what}");
         }
         let nested = [
@@ -442,17 +420,14 @@ mod tests {
 
     #[test]
     fn the_arrows_of_a_cycle_are_listed() {
-        let file = |path: &str, text: &str| SourceFile { path: path.into(), text: text.into() };
         let files = [
-            file("x/src/lib.rs", ""),
-            file("x/src/a.rs", "\nuse crate::b::B;\nuse crate::b::C;\nuse crate::c::D;"),
-            file("x/src/b.rs", "use crate::a::A;"),
-            file("x/src/c.rs", ""),
+            ("lib.rs", ""),
+            ("a.rs", "\nuse crate::b::B;\nuse crate::b::C;\nuse crate::c::D;"),
+            ("b.rs", "use crate::a::A;"),
+            ("c.rs", ""),
         ];
-        let text = check(&files)[0].to_string();
-        let arrows: Vec<&str> = text.lines().skip(1).map(str::trim).collect();
         assert_eq!(
-            arrows,
+            findings(&files)[0].details,
             ["a -> b at x/src/a.rs:2 (2 in all)", "b -> a at x/src/b.rs:1 (1 in all)"]
         );
     }
