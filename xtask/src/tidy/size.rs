@@ -1,17 +1,11 @@
 //! Limits on size: of each Rust file, of `sparse24-train`, and of all source together.
 
-use std::{cmp::Reverse, fmt::Write};
+use std::cmp::Reverse;
 
 use super::{Finding, SourceFile};
 
-/// Lines from which the listing marks a file.
-const NOTED: usize = 400;
-
 /// Most lines of a Rust file.
 const LIMIT: usize = 600;
-
-/// Number of files in the listing.
-const LISTED: usize = 15;
 
 /// The crate that holds what is trained and how, and nothing else.
 const SUBJECT: &str = "crates/sparse24-train/src/";
@@ -43,19 +37,13 @@ pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {
     findings
 }
 
-/// The largest Rust files, one per line, then the totals that have a limit.
+/// The totals that have a limit, one per line.
 pub(super) fn listing(files: &[SourceFile]) -> String {
-    let mut listing = String::from("largest files, in lines:\n");
-    for (lines, path) in sizes(files).into_iter().take(LISTED) {
-        let note = if lines > NOTED { "  over 400" } else { "" };
-        writeln!(listing, "{lines:>6}  {path}{note}").expect("writing to a string succeeds");
-    }
     let (subject, total) = totals(files);
-    listing
-        + &format!(
-            "{SUBJECT}: {subject} lines (limit {SUBJECT_LINES})\n\
-                        all source: {total} non-whitespace bytes (limit {TOTAL})\n"
-        )
+    format!(
+        "{SUBJECT}: {subject} lines (limit {SUBJECT_LINES})\n\
+         all source: {total} non-whitespace bytes (limit {TOTAL})\n"
+    )
 }
 
 /// Lines of [`SUBJECT`], and bytes of all Rust and CUDA files without whitespace.
@@ -99,17 +87,5 @@ mod tests {
             let paths: Vec<String> = check(&files).into_iter().map(|f| f.path).collect();
             assert_eq!(paths, expected);
         }
-    }
-
-    #[test]
-    fn the_listing_shows_the_largest_files_and_the_totals() {
-        let files: Vec<SourceFile> =
-            (0..=LISTED).map(|i| file(&format!("{SUBJECT}{i}.rs"), NOTED + 1 - i)).collect();
-        let listing = listing(&files);
-        let first = format!("   401  {SUBJECT}0.rs  over 400\n   400  {SUBJECT}1.rs\n");
-        assert!(listing.contains(&first), "{listing}");
-        assert!(!listing.contains(&format!("{SUBJECT}{LISTED}.rs")), "{listing}");
-        assert!(listing.contains("src/: 6296 lines (limit 8000)"), "{listing}");
-        assert!(listing.contains("all source: 6296 non-whitespace bytes"), "{listing}");
     }
 }
