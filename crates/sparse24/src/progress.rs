@@ -22,6 +22,12 @@ pub(crate) struct Progress {
     validation_loss: Option<f64>,
 }
 
+/// A bar without a length; see indicatif for the template.
+pub(crate) fn bar(template: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(template).expect("the template is well formed");
+    ProgressBar::new(0).with_style(style.progress_chars("━╸─"))
+}
+
 /// The shortest time between two plain lines.
 const INTERVAL: Duration = Duration::from_secs(5);
 
@@ -29,9 +35,8 @@ impl Progress {
     /// Starts after `first` steps, with a live line if standard error is a terminal.
     pub(crate) fn new(first: u32, total: u32) -> Self {
         let bar = stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{bar:30.cyan/blue} {pos}/{len} {msg}")
-                .expect("the template is well formed");
-            let bar = ProgressBar::new(u64::from(total)).with_style(style.progress_chars("━╸─"));
+            let bar = bar("{bar:30.cyan/blue} {pos}/{len} {msg}");
+            bar.set_length(u64::from(total));
             bar.set_position(u64::from(first));
             bar
         });

@@ -4,15 +4,16 @@ use std::path::PathBuf;
 
 use sparse24_lab::{
     report,
-    runs::{Progress, RunResult},
+    runs::{Keep, Progress, RunResult},
     statistics::{mean, quantile},
     study::{Arm, Overrides, Plan, Study, StudyResults},
 };
 
 use crate::{
+    choice,
     failure::{Exit, Failure},
     output::{counted, note, say},
-    runs::{self, Display, Kept},
+    runs::{self, Display},
     signals::Signals,
 };
 
@@ -37,8 +38,8 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     jobs: u16,
     /// Files of finished runs to keep
-    #[arg(long, value_enum, default_value = "checkpoints")]
-    keep: Kept,
+    #[arg(long, value_parser = choice::keep(), default_value = "checkpoints")]
+    keep: Keep,
     /// Print study.json to standard output
     #[arg(long)]
     json: bool,
@@ -57,7 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let plan = Plan::read(&args.study, &Overrides { settings, reference: args.reference.clone() })?;
     let signals = Signals::take()?;
-    let mut study = Study::open(plan, &args.out, args.keep.into())?;
+    let mut study = Study::open(plan, &args.out, args.keep)?;
     let StudyResults { arms, seeds, done, of, .. } = study.results();
     note(format_args!(
         "{} x {}: {}, {done} of them done: {}",
