@@ -6,7 +6,6 @@ use std::{
     process::{Command, ExitCode},
 };
 
-mod crash;
 mod gpu_bundle;
 mod kernels;
 mod tidy;
@@ -18,8 +17,6 @@ const USAGE: &str = "\
 usage: cargo xtask <task>
 
   tidy          check the conventions of this repository: layers, modules, sizes, widths, prose
-  crash [RUNS]  kill, resume and compare RUNS training runs (default 1000), then run the other
-                tests of crashes and I/O faults
   kernels [NAME...] [--arch ARCHITECTURE]... [--out DIR]
                 compile CUDA kernels (needs NVRTC but no GPU) and check the machine code
   gpu-bundle [--arch ARCHITECTURE]... [--out DIR]
@@ -48,7 +45,6 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
     }
     match arguments.split_first().map(|(task, rest)| (task.as_str(), rest)) {
         Some(("tidy", [])) => tidy::run(),
-        Some(("crash", rest)) => crash::run(rest),
         Some(("kernels", rest)) => kernels::run(rest),
         Some(("gpu-bundle", rest)) => gpu_bundle::run(rest),
         _ => Err(USAGE.into()),

@@ -18,7 +18,9 @@ use std::{
     thread,
 };
 
-pub(crate) use folder::{Description, Folder, Identity, Settings, check_name, write_if_new};
+pub(crate) use folder::{
+    Description, Folder, Identity, Settings, check_name, write_if_new, write_json,
+};
 pub(crate) use run_result::builds;
 pub use run_result::{Build, Failed, Failure, RunResult, Sample};
 

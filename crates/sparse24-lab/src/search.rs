@@ -27,7 +27,7 @@ use sparse24_train::{
 
 use crate::runs::{
     Description, Folder, Identity, Keep, Member, Progress, RunResult, RunSet, Settings, Watcher,
-    write_if_new,
+    write_json,
 };
 
 /// Options of a search; those that are absent have defaults.
@@ -260,7 +260,7 @@ impl Search {
         };
         let folder = Folder::open(path, &description)?;
         let search = Self { runs: RunSet::open(folder, plan.members(), keep)?, plan };
-        search.results().write(search.runs.path())?;
+        write(&search.results(), search.runs.path())?;
         Ok(search)
     }
 
@@ -290,7 +290,7 @@ impl Search {
         let path = self.runs.path().to_owned();
         let after = |member: usize, results: &[Option<RunResult>]| {
             let results = SearchResults::of(plan, &members, results);
-            results.write(&path)?;
+            write(&results, &path)?;
             done(member, &results);
             Ok(())
         };
@@ -298,12 +298,8 @@ impl Search {
     }
 }
 
-impl SearchResults {
-    fn write(&self, folder: &Path) -> Result<(), Error> {
-        let mut text = serde_json::to_vec_pretty(self).expect("numbers and strings are JSON");
-        text.push(b'\n');
-        write_if_new(&folder.join(FILE), &text)
-    }
+fn write(results: &SearchResults, folder: &Path) -> Result<(), Error> {
+    write_json(&folder.join(FILE), results)
 }
 
 #[cfg(test)]

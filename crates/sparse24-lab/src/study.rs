@@ -17,7 +17,9 @@ use sparse24_run::{
 pub use plan::{Overrides, Plan};
 pub use results::{Arm, Best, LeftOut, StudyResults, Trend, ValLoss};
 
-use crate::runs::{Description, Folder, Keep, Progress, RunResult, RunSet, Watcher, write_if_new};
+use crate::runs::{
+    Description, Folder, Keep, Progress, RunResult, RunSet, Watcher, write_if_new, write_json,
+};
 
 /// A study in its folder.
 pub struct Study {
@@ -78,9 +80,7 @@ impl Study {
 
 fn write(plan: &Plan, folder: &Path, runs: &[Option<RunResult>]) -> Result<StudyResults, Error> {
     let results = StudyResults::of(plan, runs);
-    let mut text = serde_json::to_string_pretty(&results).expect("numbers and strings are JSON");
-    text.push('\n');
-    write_if_new(&folder.join("study.json"), text.as_bytes())?;
+    write_json(&folder.join("study.json"), &results)?;
     write_if_new(&folder.join("study.csv"), results::csv(plan, runs).as_bytes())?;
     Ok(results)
 }

@@ -12,7 +12,7 @@ use crate::{
     choice,
     configure::Configure,
     failure::{Exit, Failure},
-    output::{counted, note, say},
+    output::{self, counted, note, print_json, say},
     runs::{self, Display},
     signals::Signals,
 };
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let results = search(config, options, &args.out, args.jobs, args.keep, &[], &Signals::take()?)?;
     if args.json {
-        say!("{}", serde_json::to_string_pretty(&results).expect("plain values"));
+        print_json(&results)?;
     } else {
         say!("{HEADER}");
         for candidate in &results.candidates {
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             say!("\nrecommended  {lambda:e}");
             say!(
                 "next         sparse24 train ... --lambda auto --lambda-search {}",
-                crate::output::word(&args.out)
+                output::word(&args.out)
             );
         }
     }

@@ -11,8 +11,9 @@ use sparse24_lab::{
 
 use crate::{
     choice,
-    failure::{Exit, Failure},
-    output::{counted, note, say},
+    configure::quoted_path,
+    failure::Failure,
+    output::{counted, note, print_json, say},
     runs::{self, Display},
     signals::Signals,
 };
@@ -48,13 +49,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut settings = args.settings.clone();
     if let Some(path) = &args.data {
-        let name = path.to_str().ok_or_else(|| {
-            Failure::new(
-                Exit::Usage,
-                format!("--data {}: the name is not UTF-8; rename it", path.display()),
-            )
-        })?;
-        settings.push(format!("data.path={}", serde_json::Value::from(name)));
+        settings.push(format!("data.path={}", quoted_path(path)?));
     }
     let plan = Plan::read(&args.study, &Overrides { settings, reference: args.reference.clone() })?;
     let signals = Signals::take()?;
@@ -94,8 +89,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         note(format_args!("the report was not written: {error}"));
     }
     if args.json {
-        say!("{}", serde_json::to_string_pretty(&results).expect("plain values"));
-        return Ok(());
+        return print_json(&results);
     }
     print(&results, study.runs().results())?;
     if written.is_ok() {

@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde::Serialize;
 use sparse24_run::{Error, disk, run};
 
 /// A folder that only this process may write.
@@ -121,6 +122,13 @@ pub(crate) fn write_if_new(path: &Path, contents: &[u8]) -> Result<(), Error> {
         Ok(found) if found == contents => Ok(()),
         _ => disk::write_atomically(path, contents),
     }
+}
+
+/// Writes a value as indented JSON, like [`write_if_new`].
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Error> {
+    let mut text = serde_json::to_vec_pretty(value).expect("numbers and strings are JSON");
+    text.push(b'\n');
+    write_if_new(path, &text)
 }
 
 /// Files beside the folders of the arms.
