@@ -100,7 +100,6 @@ fn figure(paths: &[PathBuf], name: &str) -> Result<String, Error> {
     Err(Error::setting("figure", problem))
 }
 
-/// Everything that a page shows.
 #[derive(Default)]
 struct Contents {
     runs: Vec<Record>,
@@ -174,7 +173,6 @@ impl Contents {
         self.runs.iter().any(|run| !run.steps.is_empty())
     }
 
-    /// The figures of the runs.
     fn figures(&self) -> Vec<Figure> {
         let runs = &self.runs;
         if !self.has_steps() {

@@ -208,7 +208,6 @@ fn preset_method() -> MethodConfig {
     sparse24_run::config::preset::PRESETS[0].config().method
 }
 
-/// The arm of a candidate.
 fn arm(lambda: f32) -> String {
     format!("lambda-{lambda:e}")
 }

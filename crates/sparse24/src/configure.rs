@@ -43,7 +43,6 @@ pub(crate) struct Configure {
     on_nonfinite: Option<String>,
 }
 
-/// A string of a setting.
 fn quote(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }

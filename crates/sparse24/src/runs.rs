@@ -61,7 +61,6 @@ impl Display {
     }
 }
 
-/// The name of a run.
 pub(crate) fn name(member: &Member) -> String {
     format!("{} seed {}", member.arm, member.config.seed)
 }

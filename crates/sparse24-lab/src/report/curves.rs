@@ -15,7 +15,6 @@ const BANDS: usize = 3;
 const LABELS: usize = 3;
 /// Share of the steps at the start that need not fit in the plot of the loss.
 const HEAD: f64 = 0.03;
-/// The unit of losses.
 pub(super) const NATS: &str = "nats per token";
 
 /// Most points of a curve if `runs` share a plot.
@@ -299,7 +298,6 @@ pub(super) fn validation(runs: &[Record]) -> Option<Figure> {
     (runs.iter().filter(has_curve).count() > 1).then(|| measured(runs, &VALIDATION, x))?
 }
 
-/// The flip rate against the step.
 pub(super) fn flips(runs: &[Record]) -> Option<Figure> {
     measured(runs, &FLIPS, step_axis(runs))
 }
@@ -355,7 +353,6 @@ fn gaps(runs: &[Record]) -> Option<Figure> {
     })
 }
 
-/// Gradient norm, learning rate and speed.
 pub(super) fn optimizer(runs: &[Record]) -> Figure {
     type Value = fn(&Step) -> f64;
     let kinds: [(&str, &str, Value); 3] = [

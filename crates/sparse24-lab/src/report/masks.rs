@@ -22,7 +22,6 @@ fn head(runs: &[Record], run: &Record) -> String {
     if runs.len() > 1 { run.name.clone() } else { String::new() }
 }
 
-/// The flip rate of each layer over the steps.
 pub(super) fn heat(runs: &[Record]) -> Option<Figure> {
     let drawn: Vec<_> =
         runs.iter().enumerate().filter(|(_, run)| !run.layer_flips.is_empty()).collect();

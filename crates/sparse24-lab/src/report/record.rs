@@ -36,9 +36,7 @@ pub(super) struct Record {
     pub(super) steps: Vec<Step>,
     /// First steps of the phases whose kind differs from the one before.
     pub(super) switches: Vec<(u32, PhaseKind)>,
-    /// Step and validation loss.
     pub(super) validation: Vec<[f64; 2]>,
-    /// Step and flip rate.
     pub(super) flips: Vec<[f64; 2]>,
     /// Names of the sparsifiable weights, in the order of the model.
     pub(super) layers: Vec<String>,
@@ -47,7 +45,6 @@ pub(super) struct Record {
     pub(super) instruments: Vec<(u32, Instruments)>,
     /// The last lines of `log.txt`.
     pub(super) log: Vec<String>,
-    /// Missing and damaged files.
     pub(super) problems: Vec<String>,
     /// Where a search stopped the run, if before its last step.
     pub(super) until: Option<u32>,
@@ -109,7 +106,6 @@ impl Record {
         self.problems.push(problem.into());
     }
 
-    /// Steps that the configuration asks for.
     pub(super) fn steps_asked(&self) -> Option<u32> {
         self.config.as_ref().map(|config| config.steps)
     }
@@ -130,7 +126,6 @@ impl Record {
         after.checked_sub(1).map_or(0.0, |at| self.steps[at].seconds)
     }
 
-    /// Step and value of each step.
     pub(super) fn points(&self, value: impl Fn(&Step) -> f64) -> Vec<[f64; 2]> {
         self.steps.iter().map(|step| [step.step.into(), value(step)]).collect()
     }

@@ -20,11 +20,9 @@ pub(crate) struct Folder {
     _lock: File,
 }
 
-/// The file that describes a folder.
 pub(crate) struct Description<'a> {
     /// `study.toml` or `search.toml`.
     pub(crate) file: &'static str,
-    /// Contents of the file.
     pub(crate) text: &'a str,
     pub(crate) identity: Identity,
     /// Reads the identity from an existing file.
@@ -34,12 +32,20 @@ pub(crate) struct Description<'a> {
 /// Dotted keys and TOML values.
 pub(crate) type Settings = BTreeMap<String, String>;
 
+/// The first key whose values differ, with both values.
+pub(crate) fn difference<'a>(
+    a: &'a Settings,
+    b: &'a Settings,
+) -> Option<(&'a str, [Option<&'a str>; 2])> {
+    let key = a.keys().chain(b.keys()).find(|key| a.get(*key) != b.get(*key))?;
+    Some((key, [a, b].map(|settings| settings.get(key).map(String::as_str))))
+}
+
 /// The settings that decide the results of a folder's runs.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Identity {
     /// Common to all runs.
     pub(crate) settings: Settings,
-    /// By the name of the arm.
     pub(crate) arms: BTreeMap<String, Settings>,
     pub(crate) seeds: BTreeSet<u64>,
 }
@@ -48,9 +54,8 @@ impl Identity {
     /// The first difference to `now` besides added arms and seeds, on both sides in words.
     fn difference(&self, now: &Self) -> Option<[String; 2]> {
         let settings = |before: &Settings, now: &Settings, arm: &str| {
-            let differs = |key: &&String| before.get(*key) != now.get(*key);
-            let key = before.keys().chain(now.keys()).find(differs)?;
-            Some([before, now].map(|settings| match settings.get(key) {
+            let (key, values) = difference(before, now)?;
+            Some(values.map(|value| match value {
                 Some(value) => format!("{arm}{key} = {value}"),
                 None => format!("{arm}no {key}"),
             }))
