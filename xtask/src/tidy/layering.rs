@@ -47,7 +47,7 @@ const FLOORS: &[Floor] = &[
     floor(LAB, &[CORE, TRAIN, RUN], &[], None),
     floor(COMMAND, &[CORE, CPU, TRAIN, RUN, LAB], &[CUDA], None),
     floor("sparse24-tests", &[CORE, CPU, CUDA, TRAIN, RUN, LAB, COMMAND], &[], None),
-    floor("xtask", &[CUDA], &[], Some(&["rayon", "serde_json"])),
+    floor("xtask", &[CUDA], &[], Some(&["rayon", "regex", "serde_json"])),
 ];
 
 /// Every dependency that [`FLOORS`] does not allow, given the output of `cargo metadata --no-deps`.

@@ -7,11 +7,16 @@
 //! counts as a use of the module that it comes from, unless a glob re-exports it. Test code is
 //! ignored.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::LazyLock,
+};
+
+use regex::Regex;
 
 use super::{
     Finding, SourceFile,
-    code::{self, is_part_of_name},
+    code::{self, pattern},
 };
 
 /// Segments of a path, from the crate's root if absolute.
@@ -141,7 +146,7 @@ impl<'a> Crate<'a> {
                 "crate" | "super" | "self" if next == "::" => {
                     let start = at;
                     let mut path = vec![token(at).to_owned()];
-                    while token(at + 1) == "::" && token(at + 2).starts_with(is_part_of_name) {
+                    while token(at + 1) == "::" && is_name(token(at + 2)) {
                         path.push(token(at + 2).to_owned());
                         at += 2;
                     }
@@ -227,22 +232,16 @@ fn child(module: &[String], name: &str) -> Path {
     [module, &[name.to_owned()]].concat()
 }
 
+static TOKEN: LazyLock<Regex> = LazyLock::new(|| pattern(r"\w+|::|\S"));
+
 fn tokens(code: &str) -> Vec<Token<'_>> {
-    let mut tokens = Vec::new();
-    for (number, mut line) in (1..).zip(code.lines()) {
-        loop {
-            line = line.trim_start();
-            let Some(first) = line.chars().next() else { break };
-            let length = match line.find(|c| !is_part_of_name(c)).unwrap_or(line.len()) {
-                0 if line.starts_with("::") => 2,
-                0 => first.len_utf8(),
-                length => length,
-            };
-            tokens.push((number, &line[..length]));
-            line = &line[length..];
-        }
-    }
-    tokens
+    let lines = (1..).zip(code.lines());
+    let of_line = |(number, line)| TOKEN.find_iter(line).map(move |found| (number, found.as_str()));
+    lines.flat_map(of_line).collect()
+}
+
+fn is_name(token: &str) -> bool {
+    token.starts_with(|c: char| c.is_alphanumeric() || c == '_')
 }
 
 /// Whether `tokens` start with `#[cfg(test)]` or `#[cfg(all(test, ...))]`.
@@ -300,7 +299,7 @@ fn use_tree(
                 }
                 return at + 1;
             }
-            name if name.starts_with(is_part_of_name) => {
+            name if is_name(name) => {
                 if name != "self" || path.is_empty() {
                     path.push(name.to_owned());
                 }

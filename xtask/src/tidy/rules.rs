@@ -1,9 +1,14 @@
 //! The rules about single files. Each is a row of [`RULES`] with examples that break it and that
 //! keep it; a test checks every row against its examples.
 
-use std::mem;
+use std::{mem, sync::LazyLock};
 
-use super::{Finding, SourceFile, code};
+use regex::Regex;
+
+use super::{
+    Finding, SourceFile,
+    code::{self, pattern},
+};
 
 /// A rule about the text or the name of one file.
 struct Rule {
@@ -35,15 +40,29 @@ const UNSAFE_ALLOWED: &[&str] = &[
 /// File and folder names that do not describe the contents.
 const EMPTY_NAMES: &[&str] = &["common", "helper", "helpers", "misc", "mod", "util", "utils"];
 
-/// Where home directories and work trees of developers are. Each is written in two parts, so that
-/// the rule does not find it here.
-const DEVELOPER_ROOTS: &[&str] = &[
-    concat!("/ho", "me/"),
-    concat!("/Us", "ers/"),
-    concat!("/ro", "ot/"),
-    concat!("/wo", "rk/"),
-    concat!("C:\\Us", "ers\\"),
-];
+/// Home directories and work trees of developers, not inside a longer path or a URL.
+static LOCAL_PATH: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?:^|[^\w.~/-])(/(?:home|Users|root|work)/|C:\\Users\\)"));
+
+/// A comment that is a statement or the head of a block rather than a sentence. A comment may end in
+/// an equation, but a call on the right makes it code.
+static COMMENTED_OUT: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?x)^\s*//\ \s* (
+    [{}]
+    | (if|for|while|match|loop|else|fn|pub|impl|struct|enum|mod)[\ (].*\{
+    | (let|const|static)\ .*=.*; | (pub\ )?use\ .*::.*; | return\ .*;
+    | [\w.:*\[\]!]+ ( \(.*\) | \ *=.*\(\) | \ *[-+*/]=.* );
+    )\s*$",
+    )
+});
+
+static UNSAFE: LazyLock<Regex> = LazyLock::new(|| pattern(r"\bunsafe\b"));
+
+/// The target of a link in Markdown.
+static LINK: LazyLock<Regex> = LazyLock::new(|| pattern(r"\]\([^)]*\)"));
+
+static URL: LazyLock<Regex> = LazyLock::new(|| pattern(r"\S*://\S*"));
 
 /// Most columns of a line.
 const WIDTH: usize = 100;
@@ -52,7 +71,7 @@ const WIDTH: usize = 100;
 const OPENINGS: &[&str] = &["Of ", "Those of ", "What ", "As [`", "Who "];
 
 /// Words for which a technical term exists: report, print or return; memory, space or capacity.
-const WORDS: &[&str] = &["tell", "tells", "told", "room"];
+static WORDS: LazyLock<Regex> = LazyLock::new(|| pattern(r"\b(tells?|told|room)\b"));
 
 /// Half a line, for the examples of the widths.
 macro_rules! fifty {
@@ -75,8 +94,7 @@ const RULES: &[Rule] = &[
         why: "unsafe code is confined to a few files",
         reads: |path| is_rust(path) && !UNSAFE_ALLOWED.iter().any(|place| path.starts_with(place)),
         check: |file| {
-            let code = code::only(&file.text);
-            lines(&code, |line| code::has_word(line, "unsafe").then(|| "`unsafe`".to_owned()))
+            lines(&code::only(&file.text), |line| UNSAFE.is_match(line).then(|| "`unsafe`".into()))
         },
         breaks: &[
             ("a.rs", "fn f() { unsafe { g() } }"),
@@ -108,8 +126,7 @@ const RULES: &[Rule] = &[
         reads: is_rust,
         check: |file| {
             lines(&file.text, |line| {
-                let comment = line.trim_start().strip_prefix("// ")?;
-                reads_like_code(comment).then(|| "commented-out code".to_owned())
+                COMMENTED_OUT.is_match(line).then(|| "commented-out code".into())
             })
         },
         breaks: &[
@@ -138,14 +155,7 @@ const RULES: &[Rule] = &[
         reads: |_| true,
         check: |file| {
             lines(&file.text, |line| {
-                let is_in = |root: &&str| {
-                    line.match_indices(root).any(|(at, _)| starts_a_path(&line[..at]))
-                };
-                DEVELOPER_ROOTS
-                    .iter()
-                    .copied()
-                    .find(is_in)
-                    .map(|root| format!("a path under {root}"))
+                Some(format!("a path under {}", &LOCAL_PATH.captures(line)?[1]))
             })
         },
         breaks: &[
@@ -188,7 +198,9 @@ const RULES: &[Rule] = &[
                     let is_fence = line.trim_start().starts_with("```");
                     in_fence ^= is_fence;
                     let is_free = is_fence || in_fence || line.trim_start().starts_with('|');
-                    if is_free { 0 } else { columns(&without_links(line)) }
+                    // Neither targets of links nor URLs can be broken.
+                    let text = URL.replace_all(&LINK.replace_all(line, ""), "").into_owned();
+                    if is_free { 0 } else { columns(&text) }
                 };
                 (width > WIDTH).then(|| format!("{width} columns"))
             })
@@ -252,8 +264,7 @@ const RULES: &[Rule] = &[
             lines(&code::comments(&file.text), |line| {
                 // Text in backticks is code.
                 let prose: String = line.to_lowercase().split('`').step_by(2).collect();
-                let found = WORDS.iter().find(|word| code::has_word(&prose, word))?;
-                Some(format!("`{found}` in a comment"))
+                Some(format!("`{}` in a comment", WORDS.find(&prose)?.as_str()))
             })
         },
         breaks: &[
@@ -300,55 +311,6 @@ fn lines(text: &str, mut find: impl FnMut(&str) -> Option<String>) -> Vec<(usize
 
 fn columns(line: &str) -> usize {
     line.chars().count()
-}
-
-/// A line of Markdown without the targets of its links and without URLs, neither of which can be
-/// broken.
-fn without_links(line: &str) -> String {
-    let mut parts = line.split("](");
-    let mut text = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        text += part.split_once(')').map_or(part, |(_, rest)| rest);
-    }
-    let words = text.split(' ').filter(|word| !word.contains("://"));
-    words.collect::<Vec<_>>().join(" ")
-}
-
-/// Whether a path can start after `before`, which must not end inside a longer path or a URL.
-fn starts_a_path(before: &str) -> bool {
-    !before.ends_with(|c: char| c.is_alphanumeric() || "._-~/".contains(c))
-}
-
-/// Whether a comment's text is a statement or the head of a block rather than a sentence. Doubtful
-/// cases pass.
-fn reads_like_code(text: &str) -> bool {
-    let text = text.trim();
-    let starts = |words: &[&str]| words.iter().any(|word| text.starts_with(word));
-    if text == "}" || text == "{" {
-        return true;
-    }
-    if text.ends_with('{') {
-        return starts(&[
-            "if ", "for ", "while ", "match ", "loop ", "else ", "fn ", "pub ", "pub(", "impl ",
-            "struct ", "enum ", "mod ",
-        ]);
-    }
-    let Some(statement) = text.strip_suffix(';') else { return false };
-    let names_a_place = |place: &str| {
-        !place.is_empty() && place.chars().all(|c| c.is_alphanumeric() || "_.:*[]!".contains(c))
-    };
-    let declares = (starts(&["let ", "const ", "static "]) && statement.contains('='))
-        || (starts(&["use ", "pub use "]) && statement.contains("::"));
-    let calls = statement.ends_with(')')
-        && statement.split_once('(').is_some_and(|(name, _)| names_a_place(name));
-    // A comment may end in an equation; a call on the right makes it code.
-    let assigns = statement
-        .split_once('=')
-        .is_some_and(|(place, value)| names_a_place(place.trim_end()) && value.ends_with("()"));
-    let updates = ["+=", "-=", "*=", "/="].iter().any(|sign| {
-        statement.split_once(sign).is_some_and(|(place, _)| names_a_place(place.trim_end()))
-    });
-    declares || calls || assigns || updates || starts(&["return "])
 }
 
 #[cfg(test)]
