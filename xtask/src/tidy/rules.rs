@@ -44,7 +44,7 @@ const EMPTY_NAMES: &[&str] = &["common", "helper", "helpers", "misc", "mod", "ut
 static LOCAL_PATH: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?:^|[^\w.~/-])(/(?:home|Users|root|work)/|C:\\Users\\)"));
 
-/// A comment that is a statement or the head of a block rather than a sentence. A comment may end in
+/// A statement or the head of a block in a comment, rather than a sentence. Prose may end in
 /// an equation, but a call on the right makes it code.
 static COMMENTED_OUT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
