@@ -120,15 +120,16 @@ mod tests {
         let failed: Vec<&str> =
             errors.lines().filter_map(|line| line.strip_prefix("== failed: ")).collect();
         let expected = [
-            "racecheck over all kernels: exit code 86",
+            "racecheck over ./gpu: exit code 86",
+            "racecheck over ./conformance_cuda: exit code 86",
             "initcheck did not find the planted defect: exit code 0, not 86",
         ];
         assert_eq!(failed, expected);
         let calls = || fs::read_to_string(folder.path().join("calls")).unwrap();
         let tools = || calls().lines().filter(|call| call.starts_with("--tool")).count();
-        assert_eq!(tools(), 8, "four tools, each over all kernels and over a planted defect");
+        assert_eq!(tools(), 12, "four tools, each over two programs and over a planted defect");
         assert!(command.arg("memcheck").status().unwrap().success(), "a single tool");
-        assert_eq!(tools(), 10);
+        assert_eq!(tools(), 15);
     }
 
     #[test]
