@@ -6,6 +6,7 @@
 
 use std::{collections::HashMap, env, iter, path::PathBuf, process::ExitCode, time::Instant};
 
+use clap::builder::PossibleValuesParser;
 use rayon::prelude::*;
 use sparse24_cuda::{
     Architecture, Compiled, compile,
@@ -22,51 +23,31 @@ use disassembler::Disassembler;
 use log::Log;
 
 /// The kernels to compile, and where to save the machine code.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, clap::Args)]
 pub(crate) struct Selection {
-    /// Names of sources; all if empty.
+    /// Files of kernels, without `.cu` [default: all]
+    #[arg(value_parser = PossibleValuesParser::new(SOURCES.iter().map(|source| source.name)),
+        hide_possible_values = true)]
     pub(crate) names: Vec<String>,
-    /// All if empty.
-    pub(crate) architectures: Vec<Architecture>,
-    /// A folder for use as `SPARSE24_KERNEL_CACHE`.
+    /// An architecture [default: all]; may be repeated
+    #[arg(long = "arch", value_name = "ARCHITECTURE", value_parser = architecture)]
+    architectures: Vec<Architecture>,
+    /// Folder for the machine code; `SPARSE24_KERNEL_CACHE` may name it
+    #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 }
 
 impl Selection {
-    pub(crate) fn parse(arguments: &[String]) -> Result<Self> {
-        let mut selection = Self::default();
-        let mut arguments = arguments.iter();
-        while let Some(argument) = arguments.next() {
-            let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
-            match argument.as_str() {
-                "--out" => selection.out = Some(value()?.into()),
-                "--arch" => selection.architectures.push(architecture(value()?)?),
-                option if option.starts_with('-') => {
-                    return Err(format!("unknown option {option}, expected --arch or --out").into());
-                }
-                name if SOURCES.iter().any(|source| source.name == name) => {
-                    selection.names.push(name.to_owned());
-                }
-                name => return Err(format!("no kernels/{name}.cu in the table of kernels").into()),
-            }
-        }
-        Ok(selection)
-    }
-
     fn takes(&self, source: &Source, architecture: Architecture) -> bool {
         (self.names.is_empty() || self.names.iter().any(|name| name == source.name))
             && (self.architectures.is_empty() || self.architectures.contains(&architecture))
     }
 }
 
-fn architecture(name: &str) -> Result<Architecture> {
+fn architecture(name: &str) -> std::result::Result<Architecture, String> {
     let known = Architecture::ALL.map(Architecture::name).join(", ");
     let found = Architecture::ALL.into_iter().find(|architecture| architecture.name() == name);
-    found.ok_or_else(|| format!("unknown architecture {name}, expected one of {known}").into())
-}
-
-pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
-    build(&Selection::parse(arguments)?)
+    found.ok_or_else(|| format!("expected one of {known}"))
 }
 
 /// Compiles, prints a table and every finding, and saves the machine code; fails if there is a
@@ -172,19 +153,24 @@ fn missing(source: &Source, architecture: Architecture, text: &str) -> Vec<Strin
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
     use sparse24_cuda::{
         Error,
         kernels::{Contraction, Instruction},
     };
 
     use super::*;
-
-    fn selection(line: &str) -> Result<Selection> {
-        Selection::parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
-    }
+    use crate::Task;
 
     #[test]
     fn a_selection_narrows() {
+        let selection = |line: &str| {
+            let words = ["xtask", "kernels"].into_iter().chain(line.split_whitespace());
+            match Task::try_parse_from(words) {
+                Ok(Task::Kernels(selection)) => Some(selection),
+                _ => None,
+            }
+        };
         let all = selection("").unwrap();
         let some = selection("flip_count --arch sm_80 --arch sm_90a --out target/x").unwrap();
         assert_eq!(some.out, Some("target/x".into()));
@@ -197,8 +183,8 @@ mod tests {
             [taken(&all, &other), taken(&some, flip), taken(&some, &other)],
             [Architecture::ALL.len(), 2, 0]
         );
-        for wrong in ["no_such", "--arch sm_70", "--arch", "--out", "--fast"] {
-            assert!(selection(wrong).is_err(), "{wrong}");
+        for wrong in ["no_such", "--arch sm_70"] {
+            assert!(selection(wrong).is_none(), "{wrong}");
         }
     }
 
