@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use indicatif::{FormattedDuration, ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle};
 use sparse24_run::run::StepMetrics;
 
 use crate::output::note;
@@ -97,10 +97,7 @@ impl Progress {
         // A resume may first evaluate a step of the process before it: no pace is known yet.
         let eta = match metrics.step - self.first {
             0 => "-".to_owned(),
-            done => {
-                let left = self.started.elapsed() * (self.total - metrics.step) / done;
-                FormattedDuration(left).to_string()
-            }
+            done => clock(self.started.elapsed() * (self.total - metrics.step) / done),
         };
         line + &format!(" {} tok/s ETA {eta}", thousands(metrics.tokens_per_s))
     }
@@ -108,6 +105,16 @@ impl Progress {
 
 fn thousands(rate: f64) -> String {
     if rate >= 1e4 { format!("{:.1}k", rate / 1e3) } else { format!("{rate:.0}") }
+}
+
+fn clock(time: Duration) -> String {
+    let whole = time.as_secs_f64().round() as u64;
+    let (hours, minutes, seconds) = (whole / 3600, whole / 60 % 60, whole % 60);
+    if hours > 0 {
+        format!("{hours}:{minutes:02}:{seconds:02}")
+    } else {
+        format!("{minutes}:{seconds:02}")
+    }
 }
 
 #[cfg(test)]
@@ -125,11 +132,13 @@ mod tests {
         };
         let progress = Progress::new(7, 8);
         assert_eq!(progress.line(&metrics(7)), "sparse loss 2.5000 950 tok/s ETA -");
-        assert_eq!(progress.line(&metrics(8)), "sparse loss 2.5000 950 tok/s ETA 00:00:00");
+        assert_eq!(progress.line(&metrics(8)), "sparse loss 2.5000 950 tok/s ETA 0:00");
     }
 
     #[test]
-    fn rates_are_short() {
+    fn times_and_rates_are_short() {
+        let times = [0.4, 61.0, 3723.0].map(|seconds| clock(Duration::from_secs_f64(seconds)));
+        assert_eq!(times, ["0:00", "1:01", "1:02:03"]);
         assert_eq!([thousands(950.0), thousands(35_420.0)], ["950", "35.4k"]);
     }
 }
