@@ -21,8 +21,8 @@ use std::{
 pub(crate) use folder::{
     Description, Folder, Identity, Settings, check_name, difference, write_if_new, write_json,
 };
-pub(crate) use run_result::builds;
 pub use run_result::{Build, Failed, Failure, RunResult, Sample};
+pub(crate) use run_result::{builds, tokens_per_step};
 
 use sparse24_run::{
     Error, checkpoint,

@@ -38,24 +38,6 @@ fn read(text: &str, overrides: &Overrides) -> Result<Plan, String> {
     })
 }
 
-#[test]
-fn a_study_is_its_arms_times_its_seeds() {
-    let plan = read(STUDY, &Overrides::default()).unwrap();
-    let members = plan.members();
-    let found: Vec<_> =
-        members.iter().map(|member| (member.arm.as_str(), member.config.seed)).collect();
-    let of_seed = |seed| ["dense", "weak", "strong", "middle"].map(|arm| (arm, seed));
-    assert_eq!(
-        found,
-        [of_seed(1), of_seed(2), of_seed(3)].concat(),
-        "in the order of the file, seed by seed"
-    );
-    assert_eq!(
-        (members[0].config.method.name.as_str(), members[2].config.method.lambda, members[2].until),
-        ("dense", 1e-3, 60)
-    );
-}
-
 /// Keys that earlier versions wrote.
 const OLD_KEYS: [(&str, &str); 2] = [("d_model =", "width ="), ("d_ff =", "ffn_width =")];
 
