@@ -19,7 +19,7 @@ use std::{
 };
 
 pub(crate) use folder::{
-    Description, Folder, Identity, Settings, check_name, difference, write_if_new, write_json,
+    Folder, Identity, Settings, check_name, difference, write_if_new, write_json,
 };
 pub use run_result::{Build, Failed, Failure, RunResult, Sample};
 pub(crate) use run_result::{builds, tokens_per_step};

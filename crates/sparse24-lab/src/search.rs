@@ -26,8 +26,7 @@ use sparse24_train::{
 };
 
 use crate::runs::{
-    Description, Folder, Identity, Keep, Member, Progress, RunResult, RunSet, Settings, Watcher,
-    write_json,
+    Folder, Identity, Keep, Member, Progress, RunResult, RunSet, Settings, Watcher, write_json,
 };
 
 /// Options of a search; those that are absent have defaults.
@@ -251,15 +250,10 @@ impl Search {
     pub fn open(mut plan: Plan, path: &Path, keep: Keep) -> Result<Self, Error> {
         plan.data = Some(of_dataset(&open_dataset(&plan.base)?));
         let text = toml::to_string(&plan).expect("a search is a TOML table");
-        let description = Description {
-            file: DESCRIPTION,
-            text: &text,
-            identity: plan.identity(),
-            read: &|file| Ok(Plan::read(file)?.identity()),
-        };
-        let folder = Folder::open(path, &description)?;
+        let read = |file: &Path| Ok(Plan::read(file)?.identity());
+        let folder = Folder::open(path, DESCRIPTION, &text, &plan.identity(), read)?;
         let search = Self { runs: RunSet::open(folder, plan.members(), keep)?, plan };
-        write(&search.results(), search.runs.path())?;
+        write_json(&path.join(FILE), &search.results())?;
         Ok(search)
     }
 
@@ -286,19 +280,15 @@ impl Search {
         done: &(dyn Fn(usize, &SearchResults) + Sync),
     ) -> Result<Progress, Error> {
         let (plan, members) = (&self.plan, self.runs.members().to_vec());
-        let path = self.runs.path().to_owned();
+        let file = self.runs.path().join(FILE);
         let after = |member: usize, results: &[Option<RunResult>]| {
             let results = SearchResults::of(plan, &members, results);
-            write(&results, &path)?;
+            write_json(&file, &results)?;
             done(member, &results);
             Ok(())
         };
         self.runs.train(watchers, &after)
     }
-}
-
-fn write(results: &SearchResults, folder: &Path) -> Result<(), Error> {
-    write_json(&folder.join(FILE), results)
 }
 
 #[cfg(test)]

@@ -17,9 +17,7 @@ use sparse24_run::{
 pub use plan::{Overrides, Plan};
 pub use results::{Arm, Best, LeftOut, StudyResults, Trend, ValLoss};
 
-use crate::runs::{
-    Description, Folder, Keep, Progress, RunResult, RunSet, Watcher, write_if_new, write_json,
-};
+use crate::runs::{Folder, Keep, Progress, RunResult, RunSet, Watcher, write_if_new, write_json};
 
 /// A study in its folder.
 pub struct Study {
@@ -35,13 +33,8 @@ impl Study {
     /// settings; errors from opening the dataset.
     pub fn open(mut plan: Plan, path: &Path, keep: Keep) -> Result<Self, Error> {
         plan.data = Some(of_dataset(&open_dataset(&plan.base)?));
-        let description = Description {
-            file: "study.toml",
-            text: &plan.to_toml(),
-            identity: plan.identity(),
-            read: &|file| Ok(Plan::read_resolved(file)?.identity()),
-        };
-        let folder = Folder::open(path, &description)?;
+        let read = |file: &Path| Ok(Plan::read_resolved(file)?.identity());
+        let folder = Folder::open(path, "study.toml", &plan.to_toml(), &plan.identity(), read)?;
         let study = Self { runs: RunSet::open(folder, plan.members(), keep)?, plan };
         write(&study.plan, study.runs.path(), study.runs.results())?;
         Ok(study)

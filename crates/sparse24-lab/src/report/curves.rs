@@ -209,7 +209,7 @@ struct Measure {
     label: &'static str,
     lead: &'static str,
     points: fn(&Record) -> Vec<[f64; 2]>,
-    axis: fn(&str, Vec<f64>) -> Axis,
+    axis: fn(&'static str, Vec<f64>) -> Axis,
 }
 
 const VALIDATION: Measure = Measure {
@@ -218,7 +218,7 @@ const VALIDATION: Measure = Measure {
     label: "validation loss, nats per token",
     lead: "The validation loss over the second half of the steps, on its own scale.",
     points: |run| run.validation.clone(),
-    axis: |label, values| Axis::around(label, values),
+    axis: Axis::around,
 };
 
 const FLIPS: Measure = Measure {
@@ -230,7 +230,7 @@ const FLIPS: Measure = Measure {
            have. In healthy sparse training, it rises and then decays; λ is the factor of masked \
            decay.",
     points: |run| run.flips.clone(),
-    axis: |label, values| Axis::magnitudes(label, values),
+    axis: Axis::magnitudes,
 };
 
 const KEPT: Measure = Measure {
@@ -241,7 +241,7 @@ const KEPT: Measure = Measure {
            the method multiplies with; 1 means that pruning changes nothing. The larger half of \
            Gaussian weights holds about four fifths of the norm.",
     points: |run| run.instrument(|instruments| Some(instruments.kept)),
-    axis: |label, values| Axis::around(label, values),
+    axis: Axis::around,
 };
 
 const VARIANCE: Measure = Measure {
@@ -252,7 +252,7 @@ const VARIANCE: Measure = Measure {
            squared norm, for all sparsified layers of the first micro-batch of a step. Dense \
            phases sample nothing.",
     points: |run| run.instrument(|instruments| instruments.mvue_variance),
-    axis: |label, values| Axis::around(label, values),
+    axis: Axis::around,
 };
 
 /// A curve and a table for each run that has the values; the steps start at `x.low`.

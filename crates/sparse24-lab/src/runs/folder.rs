@@ -20,15 +20,6 @@ pub(crate) struct Folder {
     _lock: File,
 }
 
-pub(crate) struct Description<'a> {
-    /// `study.toml` or `search.toml`.
-    pub(crate) file: &'static str,
-    pub(crate) text: &'a str,
-    pub(crate) identity: Identity,
-    /// Reads the identity from an existing file.
-    pub(crate) read: &'a dyn Fn(&Path) -> Result<Identity, Error>,
-}
-
 /// Dotted keys and TOML values.
 pub(crate) type Settings = BTreeMap<String, String>;
 
@@ -74,29 +65,35 @@ impl Identity {
 }
 
 impl Folder {
-    /// Creates the folder or opens one with the same description, and locks it.
+    /// Creates the folder or opens one with the same identity, which `read` reads from the file
+    /// `name`; locks it, and writes `text` to that file.
     ///
     /// # Errors
     /// [`Error::File`] if it is in use, holds something else, or was started with other settings;
     /// [`Error::Io`].
-    pub(crate) fn open(path: &Path, description: &Description<'_>) -> Result<Self, Error> {
+    pub(crate) fn open(
+        path: &Path,
+        name: &str,
+        text: &str,
+        identity: &Identity,
+        read: impl Fn(&Path) -> Result<Identity, Error>,
+    ) -> Result<Self, Error> {
         let refuse = |problem: String| Err(Error::file(path, problem));
         if path.exists() && !path.is_dir() {
             return refuse("is a file, expected a new or empty folder; choose another".into());
         }
         fs::create_dir_all(path).map_err(|e| Error::io("create", path, e))?;
         disk::sync_directory(disk::parent(path))?;
-        let file = path.join(description.file);
+        let file = path.join(name);
         if !file.exists() {
             // A start that was killed leaves these.
             let aside = disk::aside(&file);
             let ours = ["lock".as_ref(), aside.file_name().unwrap_or_default()];
             for entry in fs::read_dir(path).map_err(|e| Error::io("list", path, e))? {
-                let name = entry.map_err(|e| Error::io("list", path, e))?.file_name();
-                if !ours.contains(&name.as_os_str()) {
-                    let file = description.file;
+                let found = entry.map_err(|e| Error::io("list", path, e))?.file_name();
+                if !ours.contains(&found.as_os_str()) {
                     return refuse(format!(
-                        "already holds {name:?} but no {file}, expected a new or empty folder; \
+                        "already holds {found:?} but no {name}, expected a new or empty folder; \
                          choose another"
                     ));
                 }
@@ -104,15 +101,14 @@ impl Folder {
         }
         let folder = Self { path: path.to_owned(), _lock: run::lock(path)? };
         if file.exists()
-            && let Some([before, now]) =
-                (description.read)(&file)?.difference(&description.identity)
+            && let Some([before, now]) = read(&file)?.difference(identity)
         {
             let problem = format!(
                 "was started with {before}, found {now}; undo the change, or name another folder"
             );
             return Err(Error::file(file, problem));
         }
-        write_if_new(&file, description.text.as_bytes())?;
+        write_if_new(&file, text.as_bytes())?;
         Ok(folder)
     }
 

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use super::{Description, Folder, Identity, check_name};
+use super::{Folder, Identity, check_name};
 
 #[test]
 fn an_arm_is_the_name_of_a_folder() {
@@ -21,9 +21,8 @@ fn an_arm_is_the_name_of_a_folder() {
 
 fn open(path: &Path) -> Result<Folder, String> {
     let read = |_: &Path| Ok(Identity::default());
-    let identity = Identity::default();
-    let description = Description { file: "study.toml", text: "", identity, read: &read };
-    Folder::open(path, &description).map_err(|error| error.to_string())
+    Folder::open(path, "study.toml", "", &Identity::default(), read)
+        .map_err(|error| error.to_string())
 }
 
 #[test]

@@ -38,12 +38,16 @@ fn read(text: &str, overrides: &Overrides) -> Result<Plan, String> {
     })
 }
 
+fn plan() -> Plan {
+    read(STUDY, &Overrides::default()).unwrap()
+}
+
 /// Keys that earlier versions wrote.
 const OLD_KEYS: [(&str, &str); 2] = [("d_model =", "width ="), ("d_ff =", "ffn_width =")];
 
 #[test]
 fn a_study_of_an_earlier_version_continues() {
-    let plan = read(STUDY, &Overrides::default()).unwrap();
+    let plan = plan();
     let new = plan.to_toml().replace("[arms.method]\nlambda = 0.001", "[arms.model]\nd_ff = 64");
     let old = OLD_KEYS.iter().fold(new.clone(), |text, (new, old)| text.replace(new, old));
     assert!(new.contains("d_ff = 64") && old.contains("ffn_width = 64"), "{old}");
@@ -141,7 +145,7 @@ fn results() -> Vec<Option<RunResult>> {
 
 #[test]
 fn differences_are_paired() {
-    let plan = read(STUDY, &Overrides::default()).unwrap();
+    let plan = plan();
     let results = StudyResults::of(&plan, &self::results());
     assert_eq!((results.done, results.of), (12, 12));
     let [dense, weak, strong, middle] = results.arms.as_slice() else { panic!("four arms") };
@@ -175,7 +179,7 @@ fn differences_are_paired() {
 /// The arm for each seed is chosen on the other seeds.
 #[test]
 fn the_best_is_chosen_on_other_seeds() {
-    let plan = read(STUDY, &Overrides::default()).unwrap();
+    let plan = plan();
     let best = StudyResults::of(&plan, &results()).best.unwrap();
     assert_eq!(
         (best.arm.as_str(), best.among.len()),
@@ -217,7 +221,7 @@ fn a_lambda_is_compared_with_lambdas() {
 
 #[test]
 fn a_run_that_failed_is_a_result() {
-    let plan = read(STUDY, &Overrides::default()).unwrap();
+    let plan = plan();
     let mut all = results();
     let failure = Failure { step: 31, what: "the loss is NaN".to_owned() };
     all[6] = all[6].clone().map(|run| RunResult {
@@ -243,13 +247,6 @@ fn a_run_that_failed_is_a_result() {
     assert!(lines.contains("\nstrong,2,30,,2.5,0.125,0.25,1234,6.8,31\n"), "{lines}");
     assert_eq!(lines.lines().count(), 13);
     let nothing = StudyResults::of(&plan, &vec![None; 12]);
-    assert_eq!(
-        (
-            nothing.done,
-            nothing.arms[1].val_loss.mean,
-            nothing.arms[1].difference,
-            nothing.arms[1].mu
-        ),
-        (0, None, None, None)
-    );
+    let arm = &nothing.arms[1];
+    assert_eq!((nothing.done, arm.val_loss.mean, arm.difference, arm.mu), (0, None, None, None));
 }
