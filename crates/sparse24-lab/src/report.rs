@@ -260,16 +260,13 @@ fn first_runs(folder: &Path, order: &[String]) -> (Vec<PathBuf>, usize) {
         paths.sort_by_cached_key(|path| record::natural(&path.to_string_lossy()));
         paths
     };
-    let place = |arm: &PathBuf| {
-        let name = arm.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let lambda = name.strip_prefix("lambda-").and_then(|lambda| lambda.parse().ok());
-        let at = order.iter().position(|arm| *arm == name).unwrap_or(usize::MAX);
-        (at, lambda.unwrap_or(f64::NEG_INFINITY))
-    };
     let mut arms = inside(folder);
-    arms.sort_by(|a, b| {
-        let ((a, lambda), (b, other)) = (place(a), place(b));
-        a.cmp(&b).then(lambda.total_cmp(&other))
+    arms.sort_by_cached_key(|arm| {
+        let name = arm.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let lambda = name.strip_prefix("lambda-").and_then(|lambda| lambda.parse::<f64>().ok());
+        let at = order.iter().position(|arm| *arm == name);
+        // The bits of numbers of at least 0 have their order.
+        (at.unwrap_or(usize::MAX), lambda.map(f64::to_bits))
     });
     let (mut runs, mut left_out) = (Vec::new(), 0);
     for arm in arms {

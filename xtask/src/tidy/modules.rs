@@ -4,8 +4,9 @@
 //!
 //! A use is an import, or a path in code that starts with `crate`, `super` or `self`. The crate's
 //! root is not a node: a name that it, or another ancestor, re-exports counts as a use of the
-//! module that it comes from, unless a glob re-exports it. Test code is ignored, and inline modules
-//! are parts of their files. The code is expected to be formatted by rustfmt.
+//! module that it comes from, unless a glob re-exports it. Items of `#[cfg(test)]` and files of
+//! modules named `tests` are ignored, and inline modules are parts of their files. The code is
+//! expected to be formatted by rustfmt.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,7 +37,6 @@ type Arrows<'a, 'b> = BTreeMap<(String, String), Vec<&'b Use<'a>>>;
 #[derive(Default)]
 struct Crate<'a> {
     modules: BTreeSet<Path>,
-    test_modules: BTreeSet<Path>,
     uses: Vec<Use<'a>>,
     /// Path as written, by the importing module and the name it gets there.
     imports: BTreeMap<(Path, String), Path>,
@@ -49,9 +49,6 @@ static USE: LazyLock<Regex> = LazyLock::new(|| {
 
 /// The innermost braces of a `use` tree, with the path before them.
 static BRACES: LazyLock<Regex> = LazyLock::new(|| pattern(r"([\w:]*)\{([^{}]*)\}"));
-
-static TEST_MODULE: LazyLock<Regex> =
-    LazyLock::new(|| pattern(r"#\[cfg\((?:all\()?test\b[^;{]*\bmod\s+(\w+);"));
 
 /// One finding for every level of modules that has cycles.
 pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {
@@ -110,10 +107,7 @@ fn module_of(path: &str) -> Option<Path> {
 impl<'a> Crate<'a> {
     /// Collects the uses of one file.
     fn read(&mut self, file: &'a SourceFile, module: Path) {
-        let code = code::only(&file.text);
-        let test_modules = TEST_MODULE.captures_iter(&code);
-        self.test_modules.extend(test_modules.map(|found| child(&module, &found[1])));
-        let code = without_tests(&code);
+        let code = without_tests(&code::only(&file.text));
         for found in USE.captures_iter(&code) {
             let line = 1 + code[..found.get_match().start()].matches('\n').count();
             let mut add = |path: Path| {
@@ -168,9 +162,6 @@ impl<'a> Crate<'a> {
     fn arrows(&self) -> BTreeMap<Path, Arrows<'a, '_>> {
         let mut arrows: BTreeMap<Path, Arrows<'a, '_>> = BTreeMap::new();
         for use_ in &self.uses {
-            if (0..=use_.module.len()).any(|end| self.test_modules.contains(&use_.module[..end])) {
-                continue;
-            }
             let Some(target) = self.target(&use_.module, &use_.path) else { continue };
             let shared = use_.module.iter().zip(&target).take_while(|(a, b)| a == b).count();
             if let (Some(from), Some(to)) = (use_.module.get(shared), target.get(shared)) {
@@ -293,12 +284,6 @@ mod tests {
             ];
             assert_eq!(cycles(&files), [""; 0], "{what}");
         }
-        let oracle = [
-            ("lib.rs", "mod a;\n#[cfg(test)]\nmod oracle;"),
-            ("a.rs", "use crate::oracle::f;"),
-            ("oracle.rs", "use crate::a::A;"),
-        ];
-        assert_eq!(cycles(&oracle), [""; 0], "a module for tests");
     }
 
     #[test]

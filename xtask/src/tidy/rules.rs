@@ -11,6 +11,7 @@ use super::{
 };
 
 /// A rule about the text or the name of one file.
+#[cfg_attr(not(test), expect(dead_code, reason = "the examples are for the test"))]
 struct Rule {
     /// The reason; ends each finding.
     why: &'static str,
@@ -19,10 +20,8 @@ struct Rule {
     /// The violations, each with its line, from 1.
     check: fn(&SourceFile) -> Vec<(usize, String)>,
     /// Path and text of files with at least one finding.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the examples are for the test"))]
     breaks: &'static [(&'static str, &'static str)],
     /// Path and text of files without a finding.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the examples are for the test"))]
     keeps: &'static [(&'static str, &'static str)],
 }
 
