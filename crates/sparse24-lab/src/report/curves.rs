@@ -93,55 +93,47 @@ pub(super) fn loss(runs: &[Record]) -> Figure {
     let most = resolution(runs.len()) / 2;
     let (unit, seconds) = time_unit(runs);
     let time = |run: &Record, step: f64| run.seconds_at(step as u32) / seconds;
-    let thin: Vec<(Vec<Bucket>, Vec<[f64; 2]>)> = runs
-        .iter()
-        .map(|run| {
-            let validation = buckets(&run.validation, resolution(runs.len()) / 2);
-            (
-                buckets(&run.points(|step| step.loss.into()), most),
-                validation.iter().map(|bucket| [bucket.x[1], bucket.mean]).collect(),
-            )
-        })
-        .collect();
-    let curves = |x: &dyn Fn(&Record, f64) -> f64| -> Vec<Curve> {
-        let curve = |(at, (run, (training, validation))): (usize, (&Record, &(Vec<_>, Vec<_>)))| {
-            let has_band = runs.len() <= BANDS && training.len() < run.steps.len();
-            let x = |step: f64| x(run, step);
-            let band = |b: &Bucket| [x(b.middle()), b.low, b.high];
-            Curve {
-                run: at,
-                band: training.iter().filter(|_| has_band).map(band).collect(),
-                faint: training.iter().map(|b| [x(b.middle()), b.mean]).collect(),
-                strong: validation.iter().map(|&[step, loss]: &[f64; 2]| [x(step), loss]).collect(),
-                ..Curve::default()
-            }
-        };
-        runs.iter().zip(&thin).enumerate().map(curve).collect()
-    };
-    let tables = runs.iter().zip(&thin).enumerate().flat_map(|(at, (run, (training, points)))| {
-        let time_at = |step: f64| cell(time(run, step));
-        let table = |what: &str, last: &[&str], rows: Vec<Vec<String>>| {
+    let (mut tables, mut by_step) = (Vec::new(), Vec::new());
+    for (at, run) in runs.iter().enumerate() {
+        let training = buckets(&run.points(|step| step.loss.into()), most);
+        let validation = buckets(&run.validation, most);
+        let validation: Vec<_> = validation.iter().map(|b| [b.x[1], b.mean]).collect();
+        let mut add_table = |what: &str, last: &[&str], rows: Vec<Vec<String>>| {
             let time = format!("time, {unit}");
             let columns = [&["step", &time, what], last].concat();
-            Table::new(format!("{}: {what}, {NATS}", run.name), &columns, rows).of_run(at)
+            let caption = format!("{}: {what}, {NATS}", run.name);
+            tables.push(Table::new(caption, &columns, rows).of_run(at));
         };
+        let time_at = |step: f64| cell(time(run, step));
         let range = |b: &Bucket| format!("{} to {}", cell(b.low), cell(b.high));
-        let training = training
-            .iter()
-            .map(|b| vec![b.span(), time_at(b.middle()), cell(b.mean), range(b)])
-            .collect();
-        let validation = points
-            .iter()
-            .map(|&[step, loss]| vec![step.to_string(), time_at(step), cell(loss)])
-            .collect();
-        [
-            table("training loss", &["least to largest"], training),
-            table("validation loss", &[], validation),
-        ]
-    });
-    let tables = tables.collect();
+        let row = |b: &Bucket| vec![b.span(), time_at(b.middle()), cell(b.mean), range(b)];
+        let rows = training.iter().map(row).collect();
+        add_table("training loss", &["least to largest"], rows);
+        let row = |&[step, loss]: &[f64; 2]| vec![step.to_string(), time_at(step), cell(loss)];
+        add_table("validation loss", &[], validation.iter().map(row).collect());
+        let has_band = runs.len() <= BANDS && training.len() < run.steps.len();
+        let band = training.iter().filter(|_| has_band).map(|b| [b.middle(), b.low, b.high]);
+        by_step.push(Curve {
+            run: at,
+            band: band.collect(),
+            faint: training.iter().map(Bucket::point).collect(),
+            strong: validation,
+            ..Curve::default()
+        });
+    }
+    let over_time = |curve: &Curve| {
+        let x = |step: f64| time(&runs[curve.run], step);
+        let line = |points: &[[f64; 2]]| points.iter().map(|&[step, y]| [x(step), y]).collect();
+        Curve {
+            run: curve.run,
+            band: curve.band.iter().map(|&[step, low, high]| [x(step), low, high]).collect(),
+            faint: line(&curve.faint),
+            strong: line(&curve.strong),
+            ..Curve::default()
+        }
+    };
 
-    let (x, by_step) = (step_axis(runs), curves(&|_, step| step));
+    let x = step_axis(runs);
     let (y, cut) = loss_axis(&by_step, x.high * HEAD);
     let longest = runs.iter().map(|run| run.steps.len().div_ceil(most)).max().unwrap_or(1);
     let band = if runs.len() <= BANDS { "; the band shows their range" } else { "" };
@@ -158,7 +150,8 @@ pub(super) fn loss(runs: &[Record]) -> Figure {
         let x = Axis::from_zero(format!("time in optimizer steps, {unit}"), ends);
         let marks = switches(runs, |run, step| time(run, f64::from(step)));
         let names = ["loss-time", "Loss against time"];
-        let plot = line_plot(runs, names, [x, y], 300.0, &curves(&time), marks);
+        let curves: Vec<_> = by_step.iter().map(over_time).collect();
+        let plot = line_plot(runs, names, [x, y], 300.0, &curves, marks);
         plots.push(("against time".to_owned(), plot));
     } else {
         notes.push(

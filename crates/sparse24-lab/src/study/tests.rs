@@ -87,7 +87,6 @@ fn impossible_studies_are_refused() {
         (strong, "seed = 3", "arms.strong.seed: must be the same for all arms"),
         (strong, "data.path = \"x\"", "arms.strong.data: must be the same for all arms"),
         ("\"strong\"", "\"../strong\"", "arms: \"../strong\" is not a folder name"),
-        ("\"strong\"", "\"study.json\"", "arms: \"study.json\" is the name of a file"),
         ("\"strong\"", "\"WEAK\"", "arms: \"WEAK\" is listed twice"),
         ("name = \"strong\"", "", "arms, number 3: name: expected a name, found nothing"),
     ] {
