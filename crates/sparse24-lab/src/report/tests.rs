@@ -3,12 +3,12 @@
 
 use std::{
     collections::HashSet,
-    fmt::Write,
     fs,
     path::{Path, PathBuf},
 };
 
 use roxmltree::{Document, Node};
+use serde_json::json;
 
 use super::{figure, page};
 use sparse24_run::{
@@ -244,12 +244,10 @@ fn values_that_are_not_finite_are_gaps() {
     let mut lines = fs::read_to_string(path.join("metrics.jsonl")).unwrap();
     lines.insert_str(0, "{\"step\": 0, \"phase\": \"dense\"}\n");
     for (step, value) in [(31, "1e308"), (32, "-1e308"), (33, "5e-324"), (34, "1e999")] {
-        let _ = writeln!(
-            lines,
-            "{{\"step\": {step}, \"phase\": \"dense\", \"val_loss\": {value}, \"flip_rate\": \
-             {value}, \
-             \"loss\": {value}, \"lr\": 0, \"grad_norm\": null, \"tokens_per_s\": 1e-300}}"
-        );
+        let line = r#"{"step": STEP, "phase": "dense", "val_loss": VALUE, "flip_rate": VALUE,
+            "loss": VALUE, "lr": 0, "grad_norm": null, "tokens_per_s": 1e-300}"#;
+        let line = line.replace("STEP", &step.to_string()).replace("VALUE", value);
+        lines += &(line.replace('\n', "") + "\n");
     }
     fs::write(path.join("metrics.jsonl"), lines).unwrap();
     let page = page(&[path]).unwrap();
@@ -284,16 +282,16 @@ fn contents_of_files_are_text() {
         EVIL.replace('"', "")
     );
     fs::write(path.join("config.toml"), config).unwrap();
-    let start = serde_json::json!([{ EVIL: EVIL, "command": [EVIL], "libraries": { EVIL: EVIL } }]);
+    let start = json!([{ EVIL: EVIL, "command": [EVIL], "libraries": { EVIL: EVIL } }]);
     fs::write(path.join("provenance.json"), start.to_string()).unwrap();
     fs::write(path.join("log.txt"), EVIL).unwrap();
-    let candidate = serde_json::json!({
+    let candidate = json!({
         "lambda": 1e-4, "mu": 0.8, "interval": [0.7, 0.9], "verdict": EVIL
     });
-    let search = serde_json::json!({ "candidates": [candidate], "advice": EVIL, "until": EVIL });
+    let search = json!({ "candidates": [candidate], "advice": EVIL, "until": EVIL });
     fs::write(folder.path().join("search.json"), search.to_string()).unwrap();
-    let difference = serde_json::json!({ "mean": 0.1, "low": 0.0, "high": 0.2 });
-    let study = serde_json::json!({
+    let difference = json!({ "mean": 0.1, "low": 0.0, "high": 0.2 });
+    let study = json!({
         "reference": EVIL, "arms": [{ "name": EVIL, "difference": difference }]
     });
     fs::write(folder.path().join("study.json"), study.to_string()).unwrap();
@@ -336,7 +334,7 @@ fn the_page_of_a_study_has_one_run_of_each_arm() {
     }
     let arm = |name: &str, difference: [Option<f64>; 3]| {
         let [mean, low, high] = difference;
-        serde_json::json!({
+        json!({
             "name": name,
             "val_loss": { "mean": 2.5 },
             "difference": { "mean": mean, "low": low, "high": high, "pairs": 3 },
@@ -346,11 +344,10 @@ fn the_page_of_a_study_has_one_run_of_each_arm() {
         })
     };
     let arms = [arm("dense", [None; 3]), arm("fst", [Some(-0.0123), Some(-0.02), Some(-0.005)])];
-    let left_out = serde_json::json!({ "mean": 0.0125, "by_seed": [0.025, 0.0, 0.0125] });
-    let best = serde_json::json!({ "arm": "fst", "among": ["dense", "fst"], "left_out": left_out });
-    let trends =
-        serde_json::json!([{ "arms": ["weak", "fst"], "flip_rate": -1.0, "val_loss": 0.5 }]);
-    let study = serde_json::json!({
+    let left_out = json!({ "mean": 0.0125, "by_seed": [0.025, 0.0, 0.0125] });
+    let best = json!({ "arm": "fst", "among": ["dense", "fst"], "left_out": left_out });
+    let trends = json!([{ "arms": ["weak", "fst"], "flip_rate": -1.0, "val_loss": 0.5 }]);
+    let study = json!({
         "format": 1, "reference": "dense", "seeds": [1, 2, 10], "done": 6, "of": 6,
         "arms": arms, "best": best, "trends": trends
     });
