@@ -21,8 +21,7 @@ const RUN: &str = include_str!("gpu_bundle/run.sh");
 /// A line of `run.sh` that marks a folder as a bundle.
 const MARK: &str = "# sparse24 on a GPU host, without Rust";
 
-pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
-    let mut selection = Selection::parse(arguments)?;
+pub(crate) fn run(mut selection: Selection) -> Result<ExitCode> {
     if !selection.names.is_empty() {
         return Err("a bundle contains all kernels: leave out the names".into());
     }
@@ -65,27 +64,21 @@ fn build(root: &Path) -> Result<Vec<(String, PathBuf)>> {
         --test gpu_training --test conformance_cuda --bin sparse24 \
         --message-format=json-render-diagnostics";
     let messages = output(Command::new(env!("CARGO")).args(ARGUMENTS.split_whitespace()), root)?;
-    messages.lines().filter_map(|line| binary(line).transpose()).collect()
-}
-
-/// The name and path of the executable that a message of `cargo build` reports, if any.
-fn binary(message: &str) -> Result<Option<(String, PathBuf)>> {
-    let message: Value = serde_json::from_str(message)?;
-    let named = message["target"]["name"].as_str().zip(message["executable"].as_str());
-    Ok(named.map(|(name, file)| (name.to_owned(), file.into())))
+    let mut binaries = Vec::new();
+    for line in messages.lines() {
+        let message: Value = serde_json::from_str(line)?;
+        if let (Some(name), Some(file)) =
+            (message["target"]["name"].as_str(), message["executable"].as_str())
+        {
+            binaries.push((name.to_owned(), file.into()));
+        }
+    }
+    Ok(binaries)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn messages_about_executables_are_recognized() {
-        let message = r#"{"target": {"kind": ["test"], "name": "x"}, "executable": "/t/x-1"}"#;
-        assert_eq!(binary(message).unwrap(), Some(("x".into(), "/t/x-1".into())));
-        assert_eq!(binary(&message.replace(r#""/t/x-1""#, "null")).unwrap(), None);
-        assert_eq!(binary(r#"{"reason": "build-finished", "success": true}"#).unwrap(), None);
-    }
 
     /// The fake sanitizer reports a race, and misses the planted defect of initcheck.
     #[cfg(unix)]
@@ -120,15 +113,16 @@ mod tests {
         let failed: Vec<&str> =
             errors.lines().filter_map(|line| line.strip_prefix("== failed: ")).collect();
         let expected = [
-            "racecheck over all kernels: exit code 86",
+            "racecheck over ./gpu: exit code 86",
+            "racecheck over ./conformance_cuda: exit code 86",
             "initcheck did not find the planted defect: exit code 0, not 86",
         ];
         assert_eq!(failed, expected);
         let calls = || fs::read_to_string(folder.path().join("calls")).unwrap();
         let tools = || calls().lines().filter(|call| call.starts_with("--tool")).count();
-        assert_eq!(tools(), 8, "four tools, each over all kernels and over a planted defect");
+        assert_eq!(tools(), 12, "four tools, each over two programs and over a planted defect");
         assert!(command.arg("memcheck").status().unwrap().success(), "a single tool");
-        assert_eq!(tools(), 10);
+        assert_eq!(tools(), 15);
     }
 
     #[test]

@@ -4,18 +4,12 @@
 //! programmatic dependent launch that access memory before they wait. Results are not checked; that
 //! needs a GPU (`cargo xtask gpu-bundle`).
 
-use std::{
-    collections::HashMap,
-    env, iter,
-    path::PathBuf,
-    process::ExitCode,
-    sync::atomic::{AtomicUsize, Ordering},
-    thread,
-    time::Instant,
-};
+use std::{collections::HashMap, env, iter, path::PathBuf, process::ExitCode, time::Instant};
 
+use clap::builder::PossibleValuesParser;
+use rayon::prelude::*;
 use sparse24_cuda::{
-    Architecture, Compiled, Error, compile,
+    Architecture, Compiled, compile,
     kernels::{SOURCES, Source, Start},
     library::Library,
 };
@@ -29,51 +23,31 @@ use disassembler::Disassembler;
 use log::Log;
 
 /// The kernels to compile, and where to save the machine code.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, clap::Args)]
 pub(crate) struct Selection {
-    /// Names of sources; all if empty.
+    /// Files of kernels, without `.cu` [default: all]
+    #[arg(value_parser = PossibleValuesParser::new(SOURCES.iter().map(|source| source.name)),
+        hide_possible_values = true)]
     pub(crate) names: Vec<String>,
-    /// All if empty.
-    pub(crate) architectures: Vec<Architecture>,
-    /// A folder for use as `SPARSE24_KERNEL_CACHE`.
+    /// An architecture [default: all]; may be repeated
+    #[arg(long = "arch", value_name = "ARCHITECTURE", value_parser = architecture)]
+    architectures: Vec<Architecture>,
+    /// Folder for the machine code; `SPARSE24_KERNEL_CACHE` may name it
+    #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 }
 
 impl Selection {
-    pub(crate) fn parse(arguments: &[String]) -> Result<Self> {
-        let mut selection = Self::default();
-        let mut arguments = arguments.iter();
-        while let Some(argument) = arguments.next() {
-            let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
-            match argument.as_str() {
-                "--out" => selection.out = Some(value()?.into()),
-                "--arch" => selection.architectures.push(architecture(value()?)?),
-                option if option.starts_with('-') => {
-                    return Err(format!("unknown option {option}, expected --arch or --out").into());
-                }
-                name if SOURCES.iter().any(|source| source.name == name) => {
-                    selection.names.push(name.to_owned());
-                }
-                name => return Err(format!("no kernels/{name}.cu in the table of kernels").into()),
-            }
-        }
-        Ok(selection)
-    }
-
     fn takes(&self, source: &Source, architecture: Architecture) -> bool {
         (self.names.is_empty() || self.names.iter().any(|name| name == source.name))
             && (self.architectures.is_empty() || self.architectures.contains(&architecture))
     }
 }
 
-fn architecture(name: &str) -> Result<Architecture> {
+fn architecture(name: &str) -> std::result::Result<Architecture, String> {
     let known = Architecture::ALL.map(Architecture::name).join(", ");
     let found = Architecture::ALL.into_iter().find(|architecture| architecture.name() == name);
-    found.ok_or_else(|| format!("unknown architecture {name}, expected one of {known}").into())
-}
-
-pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
-    build(&Selection::parse(arguments)?)
+    found.ok_or_else(|| format!("expected one of {known}"))
 }
 
 /// Compiles, prints a table and every finding, and saves the machine code; fails if there is a
@@ -91,7 +65,12 @@ pub(crate) fn build(selection: &Selection) -> Result<ExitCode> {
         "{:<32} {:<8} {:>9} {:>7} {:>7} {:>6} {:>6}",
         "kernel", "arch", "registers", "shared", "spills", "stack", "ms"
     );
-    for (&(source, architecture), (compiled, milliseconds)) in jobs.iter().zip(compile_all(&jobs)) {
+    let compile = |&(source, architecture): &(&Source, Architecture)| {
+        let start = Instant::now();
+        (compile(source, architecture), start.elapsed().as_millis())
+    };
+    let results: Vec<_> = jobs.par_iter().map(compile).collect();
+    for (&(source, architecture), (compiled, milliseconds)) in jobs.iter().zip(results) {
         let found = match compiled {
             Err(error) => vec![error.to_string()],
             Ok(compiled) => {
@@ -134,34 +113,6 @@ pub(crate) fn build(selection: &Selection) -> Result<ExitCode> {
     Ok(if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Compiles on all cores. Returns results and milliseconds, in the order of `jobs`.
-fn compile_all(
-    jobs: &[(&Source, Architecture)],
-) -> Vec<(std::result::Result<Compiled, Error>, u128)> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut done = Vec::new();
-        while let (at, Some(&(source, architecture))) = {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            (at, jobs.get(at))
-        } {
-            let start = Instant::now();
-            done.push((at, compile(source, architecture), start.elapsed().as_millis()));
-        }
-        done
-    };
-    let threads = thread::available_parallelism().map_or(1, usize::from);
-    let mut done: Vec<_> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        workers
-            .into_iter()
-            .flat_map(|worker| worker.join().expect("compiling does not panic"))
-            .collect()
-    });
-    done.sort_by_key(|&(at, ..)| at);
-    done.into_iter().map(|(_, compiled, milliseconds)| (compiled, milliseconds)).collect()
-}
-
 /// The findings about the machine code of one file.
 fn check_code(
     source: &Source,
@@ -202,31 +153,30 @@ fn missing(source: &Source, architecture: Architecture, text: &str) -> Vec<Strin
 
 #[cfg(test)]
 mod tests {
-    use sparse24_cuda::kernels::{Contraction, Instruction};
+    use clap::Parser;
+    use sparse24_cuda::{
+        Error,
+        kernels::{Contraction, Instruction},
+    };
 
     use super::*;
-
-    fn selection(line: &str) -> Result<Selection> {
-        Selection::parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
-    }
+    use crate::Task;
 
     #[test]
     fn a_selection_narrows() {
-        let all = selection("").unwrap();
-        let some = selection("flip_count --arch sm_80 --arch sm_90a --out target/x").unwrap();
-        assert_eq!(some.out, Some("target/x".into()));
-        let other = Source { name: "other", ..SOURCES[0] };
-        let flip = SOURCES.iter().find(|source| source.name == "flip_count").unwrap();
-        let taken = |selection: &Selection, source| {
-            Architecture::ALL.into_iter().filter(|&a| selection.takes(source, a)).count()
+        let taken = |line: &str| {
+            let words = ["xtask", "kernels"].into_iter().chain(line.split_whitespace());
+            let Ok(Task::Kernels(selection)) = Task::try_parse_from(words) else { return None };
+            let other = Source { name: "other", ..SOURCES[0] };
+            let count = |source| {
+                Architecture::ALL.into_iter().filter(|&a| selection.takes(source, a)).count()
+            };
+            Some([SOURCES.iter().map(count).sum::<usize>(), count(&other)])
         };
-        assert_eq!(
-            [taken(&all, &other), taken(&some, flip), taken(&some, &other)],
-            [Architecture::ALL.len(), 2, 0]
-        );
-        for wrong in ["no_such", "--arch sm_70", "--arch", "--out", "--fast"] {
-            assert!(selection(wrong).is_err(), "{wrong}");
-        }
+        let all = Architecture::ALL.len();
+        assert_eq!(taken(""), Some([all * SOURCES.len(), all]));
+        assert_eq!(taken("flip_count --arch sm_80 --arch sm_90a"), Some([2, 0]));
+        assert_eq!([taken("no_such"), taken("--arch sm_70")], [None, None]);
     }
 
     #[test]

@@ -6,7 +6,9 @@ use std::{
     process::{Command, ExitCode},
 };
 
-mod crash;
+use clap::Parser;
+use kernels::Selection;
+
 mod gpu_bundle;
 mod kernels;
 mod tidy;
@@ -14,16 +16,16 @@ mod tidy;
 /// The error is one sentence for the developer.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-const USAGE: &str = "\
-usage: cargo xtask <task>
-
-  tidy          check the conventions of this repository: layers, modules, sizes, widths, prose
-  crash [RUNS]  kill, resume and compare RUNS training runs (default 1000), then run the other
-                tests of crashes and I/O faults
-  kernels [NAME...] [--arch ARCHITECTURE]... [--out DIR]
-                compile CUDA kernels (needs NVRTC but no GPU) and check the machine code
-  gpu-bundle [--arch ARCHITECTURE]... [--out DIR]
-                pack tests, benchmarks and the command for a GPU host without Rust";
+#[derive(Debug, Parser)]
+#[command(bin_name = "cargo xtask")]
+enum Task {
+    /// Check the conventions of this repository: layers, modules, sizes, widths, prose
+    Tidy,
+    /// Compile CUDA kernels (needs NVRTC but no GPU) and check the machine code
+    Kernels(Selection),
+    /// Pack tests, benchmarks and the command for a GPU host without Rust
+    GpuBundle(Selection),
+}
 
 /// The workspace's root.
 fn root() -> Result<&'static Path> {
@@ -41,23 +43,13 @@ fn output(command: &mut Command, directory: &Path) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-fn run(arguments: &[String]) -> Result<ExitCode> {
-    if arguments.iter().any(|argument| ["--help", "-h", "help"].contains(&argument.as_str())) {
-        println!("{USAGE}");
-        return Ok(ExitCode::SUCCESS);
-    }
-    match arguments.split_first().map(|(task, rest)| (task.as_str(), rest)) {
-        Some(("tidy", [])) => tidy::run(),
-        Some(("crash", rest)) => crash::run(rest),
-        Some(("kernels", rest)) => kernels::run(rest),
-        Some(("gpu-bundle", rest)) => gpu_bundle::run(rest),
-        _ => Err(USAGE.into()),
-    }
-}
-
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    run(&arguments).unwrap_or_else(|error| {
+    let ended = match Task::parse() {
+        Task::Tidy => tidy::run(),
+        Task::Kernels(selection) => kernels::build(&selection),
+        Task::GpuBundle(selection) => gpu_bundle::run(selection),
+    };
+    ended.unwrap_or_else(|error| {
         eprintln!("{error}");
         ExitCode::from(2)
     })

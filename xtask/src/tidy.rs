@@ -5,7 +5,10 @@
 //! [`links`] finds dead links. A finding prints as `path:line: what, why`. Files that git ignores
 //! are not read.
 
-use std::{collections::BTreeMap, fmt, fs, path::Path, process::Command, process::ExitCode};
+use std::{
+    fmt, fs,
+    process::{Command, ExitCode},
+};
 
 use crate::{Result, output, root};
 
@@ -19,8 +22,6 @@ mod size;
 /// One violation of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Finding {
-    /// The rule's name in the summary.
-    rule: &'static str,
     path: String,
     /// From 1.
     line: usize,
@@ -31,8 +32,8 @@ struct Finding {
 }
 
 impl Finding {
-    fn new(rule: &'static str, path: &str, line: usize, what: String, why: &'static str) -> Self {
-        Self { rule, path: path.to_owned(), line, what, why, details: Vec::new() }
+    fn new(path: &str, line: usize, what: String, why: &'static str) -> Self {
+        Self { path: path.to_owned(), line, what, why, details: Vec::new() }
     }
 }
 
@@ -43,7 +44,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// A text file: its path from the repository's root, with `/`, and its text.
+/// A UTF-8 file: its path from the repository's root, with `/`, and its text.
 struct SourceFile {
     path: String,
     text: String,
@@ -56,60 +57,27 @@ impl SourceFile {
     }
 }
 
-/// Prints the sizes, every finding and a summary; fails if there is a finding.
+/// Prints every finding and their number; fails if there is one.
 pub(crate) fn run() -> Result<ExitCode> {
     let root = root()?;
-    let paths = paths(root)?;
-    let files = text_files(root, &paths);
-    let packages = layering::packages(&output(
+    let listed =
+        output(Command::new("git").args(["ls-files", "-co", "-z", "--exclude-standard"]), root)?;
+    // A deleted file may still be in the index, and pictures are no text.
+    let read = |path: &str| {
+        Some(SourceFile { path: path.to_owned(), text: fs::read_to_string(root.join(path)).ok()? })
+    };
+    let files: Vec<SourceFile> = listed.split('\0').filter_map(read).collect();
+    let mut findings = layering::check(&output(
         Command::new(env!("CARGO")).args(["metadata", "--no-deps", "--format-version", "1"]),
         root,
     )?)?;
-
-    let mut findings = layering::check(&packages);
     findings.extend(files.iter().flat_map(rules::check));
     findings.extend(modules::check(&files));
     findings.extend(size::check(&files));
-    findings.extend(links::check(&files, &paths));
+    findings.extend(links::check(root, &files));
     findings.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
 
-    print!("{}", size::listing(&files));
     findings.iter().for_each(|finding| println!("{finding}"));
-    println!(
-        "tidy: {} packages, {} text files, {} findings{}",
-        packages.len(),
-        files.len(),
-        findings.len(),
-        by_rule(&findings)
-    );
+    println!("tidy: {} text files, {} findings", files.len(), findings.len());
     Ok(if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// The number of findings of each rule that has some, in brackets.
-fn by_rule(findings: &[Finding]) -> String {
-    let mut counts = BTreeMap::new();
-    findings.iter().for_each(|finding| *counts.entry(finding.rule).or_insert(0) += 1);
-    let counts: Vec<String> =
-        counts.iter().map(|(rule, count)| format!("{rule} {count}")).collect();
-    if counts.is_empty() { String::new() } else { format!(" ({})", counts.join(", ")) }
-}
-
-/// The paths of all tracked files, and of untracked files that are not ignored.
-fn paths(root: &Path) -> Result<Vec<String>> {
-    let listed =
-        output(Command::new("git").args(["ls-files", "-co", "-z", "--exclude-standard"]), root)?;
-    // A deleted file may still be in the index.
-    Ok(listed
-        .split('\0')
-        .filter(|path| !path.is_empty() && root.join(path).exists())
-        .map(str::to_owned)
-        .collect())
-}
-
-/// The files of `paths` that are UTF-8.
-fn text_files(root: &Path, paths: &[String]) -> Vec<SourceFile> {
-    let read = |path: &String| {
-        Some(SourceFile { path: path.clone(), text: fs::read_to_string(root.join(path)).ok()? })
-    };
-    paths.iter().filter_map(read).collect()
 }

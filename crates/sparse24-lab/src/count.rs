@@ -9,15 +9,9 @@ pub fn counted(count: usize, noun: &str) -> String {
 
 /// `12,000`.
 pub(crate) fn grouped(count: u64) -> String {
-    let digits = count.to_string();
-    let mut out = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
+    let digits: Vec<char> = count.to_string().chars().collect();
+    let groups = digits.rchunks(3).rev().map(String::from_iter);
+    groups.collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]

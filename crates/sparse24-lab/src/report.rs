@@ -34,7 +34,7 @@ mod text;
 mod tests;
 
 /// Most runs in a page; the curves of more could not be distinguished.
-pub const MOST_RUNS: usize = 16;
+const MOST_RUNS: usize = 16;
 
 /// File name of the page in a run's directory.
 pub const FILE: &str = "report.html";
@@ -77,42 +77,30 @@ fn replace(out: &Path, text: &str, is_ours: impl Fn(&str) -> bool) -> Result<(),
     disk::write_atomically(out, text.as_bytes())
 }
 
-/// Draws the page of these directories.
-///
-/// # Errors
-/// Like [`write()`].
-pub fn page(paths: &[PathBuf]) -> Result<String, Error> {
+fn page(paths: &[PathBuf]) -> Result<String, Error> {
     let contents = Contents::read(paths)?;
     let figures = contents.figures();
     Ok(contents.html(&figures))
 }
 
-/// Draws one figure of these directories as an SVG document.
-///
-/// # Errors
-/// Like [`write_figure`].
-pub fn figure(paths: &[PathBuf], name: &str) -> Result<String, Error> {
+/// Draws one figure as an SVG document.
+fn figure(paths: &[PathBuf], name: &str) -> Result<String, Error> {
     let contents = Contents::read(paths)?;
     if name == QUICKSTART && contents.has_steps() {
         return Ok(curves::quickstart(&contents.runs).svg());
     }
+    let has_steps = contents.has_steps();
     let mut figures = contents.figures();
     figures.extend(contents.concluded);
-    match figures.iter().find(|figure| figure.id == name) {
-        Some(figure) => Ok(figure.svg()),
-        None => {
-            let mut known: Vec<&str> = figures.iter().map(|figure| figure.id).collect();
-            known.extend(
-                contents.runs.iter().any(|run| !run.steps.is_empty()).then_some(QUICKSTART),
-            );
-            let known = known.join(", ");
-            let problem = format!("the report has no figure {name:?}; it has: {known}");
-            Err(Error::setting("figure", problem))
-        }
+    if let Some(figure) = figures.iter().find(|figure| figure.id == name) {
+        return Ok(figure.svg());
     }
+    let known = figures.iter().map(|figure| figure.id).chain(has_steps.then_some(QUICKSTART));
+    let known = known.collect::<Vec<_>>().join(", ");
+    let problem = format!("the report has no figure {name:?}; it has: {known}");
+    Err(Error::setting("figure", problem))
 }
 
-/// Everything that a page shows.
 #[derive(Default)]
 struct Contents {
     runs: Vec<Record>,
@@ -189,7 +177,6 @@ impl Contents {
         self.runs.iter().any(|run| !run.steps.is_empty())
     }
 
-    /// The figures of the runs.
     fn figures(&self) -> Vec<Figure> {
         let runs = &self.runs;
         if !self.has_steps() {
@@ -277,16 +264,13 @@ fn first_runs(folder: &Path, order: &[String]) -> (Vec<PathBuf>, usize) {
         paths.sort_by_cached_key(|path| record::natural(&path.to_string_lossy()));
         paths
     };
-    let place = |arm: &PathBuf| {
-        let name = arm.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let lambda = name.strip_prefix("lambda-").and_then(|lambda| lambda.parse().ok());
-        let at = order.iter().position(|arm| *arm == name).unwrap_or(usize::MAX);
-        (at, lambda.unwrap_or(f64::NEG_INFINITY))
-    };
     let mut arms = inside(folder);
-    arms.sort_by(|a, b| {
-        let ((a, lambda), (b, other)) = (place(a), place(b));
-        a.cmp(&b).then(lambda.total_cmp(&other))
+    arms.sort_by_cached_key(|arm| {
+        let name = arm.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let lambda = name.strip_prefix("lambda-").and_then(|lambda| lambda.parse::<f64>().ok());
+        let at = order.iter().position(|arm| *arm == name);
+        // The bits of numbers of at least 0 have their order.
+        (at.unwrap_or(usize::MAX), lambda.map(f64::to_bits))
     });
     let (mut runs, mut left_out) = (Vec::new(), 0);
     for arm in arms {

@@ -18,9 +18,11 @@ use std::{
     thread,
 };
 
-pub(crate) use folder::{Description, Folder, Identity, Settings, check_name, write_if_new};
-pub(crate) use run_result::builds;
+pub(crate) use folder::{
+    Folder, Identity, Settings, check_name, difference, write_if_new, write_json,
+};
 pub use run_result::{Build, Failed, Failure, RunResult, Sample};
+pub(crate) use run_result::{builds, tokens_per_step};
 
 use sparse24_run::{
     Error, checkpoint,
@@ -174,7 +176,6 @@ impl RunSet {
 
 const CHECKPOINTS: &str = "checkpoints";
 
-/// Reads the result of a run, if it is done.
 fn read(path: &Path, member: &Member, keep: Keep) -> Result<Option<RunResult>, Error> {
     if !path.join("config.toml").is_file() {
         return Ok(None);
@@ -212,10 +213,8 @@ fn discard(checkpoints: &Path) -> Result<(), Error> {
 /// Checks that a run directory has its member's settings.
 fn check_config(path: &Path, member: &Member) -> Result<(), Error> {
     let (found, wanted) = (run_config(path)?.decisive(), member.config.decisive());
-    let differs = |key: &&String| found.get(*key) != wanted.get(*key);
-    let Some(key) = found.keys().chain(wanted.keys()).find(differs) else { return Ok(()) };
-    let [found, wanted] =
-        [&found, &wanted].map(|settings| settings.get(key).map_or("nothing", String::as_str));
+    let Some((key, values)) = difference(&found, &wanted) else { return Ok(()) };
+    let [found, wanted] = values.map(|value| value.unwrap_or("nothing"));
     let problem = format!(
         "is a run with {key} = {found}, expected {wanted}; remove it, or name another folder"
     );

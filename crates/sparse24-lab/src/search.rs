@@ -26,8 +26,7 @@ use sparse24_train::{
 };
 
 use crate::runs::{
-    Description, Folder, Identity, Keep, Member, Progress, RunResult, RunSet, Settings, Watcher,
-    write_if_new,
+    Folder, Identity, Keep, Member, Progress, RunResult, RunSet, Settings, Watcher, write_json,
 };
 
 /// Options of a search; those that are absent have defaults.
@@ -208,7 +207,6 @@ fn preset_method() -> MethodConfig {
     sparse24_run::config::preset::PRESETS[0].config().method
 }
 
-/// The arm of a candidate.
 fn arm(lambda: f32) -> String {
     format!("lambda-{lambda:e}")
 }
@@ -252,15 +250,10 @@ impl Search {
     pub fn open(mut plan: Plan, path: &Path, keep: Keep) -> Result<Self, Error> {
         plan.data = Some(of_dataset(&open_dataset(&plan.base)?));
         let text = toml::to_string(&plan).expect("a search is a TOML table");
-        let description = Description {
-            file: DESCRIPTION,
-            text: &text,
-            identity: plan.identity(),
-            read: &|file| Ok(Plan::read(file)?.identity()),
-        };
-        let folder = Folder::open(path, &description)?;
+        let read = |file: &Path| Ok(Plan::read(file)?.identity());
+        let folder = Folder::open(path, DESCRIPTION, &text, &plan.identity(), read)?;
         let search = Self { runs: RunSet::open(folder, plan.members(), keep)?, plan };
-        search.results().write(search.runs.path())?;
+        write_json(&path.join(FILE), &search.results())?;
         Ok(search)
     }
 
@@ -287,22 +280,14 @@ impl Search {
         done: &(dyn Fn(usize, &SearchResults) + Sync),
     ) -> Result<Progress, Error> {
         let (plan, members) = (&self.plan, self.runs.members().to_vec());
-        let path = self.runs.path().to_owned();
+        let file = self.runs.path().join(FILE);
         let after = |member: usize, results: &[Option<RunResult>]| {
             let results = SearchResults::of(plan, &members, results);
-            results.write(&path)?;
+            write_json(&file, &results)?;
             done(member, &results);
             Ok(())
         };
         self.runs.train(watchers, &after)
-    }
-}
-
-impl SearchResults {
-    fn write(&self, folder: &Path) -> Result<(), Error> {
-        let mut text = serde_json::to_vec_pretty(self).expect("numbers and strings are JSON");
-        text.push(b'\n');
-        write_if_new(&folder.join(FILE), &text)
     }
 }
 

@@ -17,7 +17,7 @@ use sparse24_run::{
 pub use plan::{Overrides, Plan};
 pub use results::{Arm, Best, LeftOut, StudyResults, Trend, ValLoss};
 
-use crate::runs::{Description, Folder, Keep, Progress, RunResult, RunSet, Watcher, write_if_new};
+use crate::runs::{Folder, Keep, Progress, RunResult, RunSet, Watcher, write_if_new, write_json};
 
 /// A study in its folder.
 pub struct Study {
@@ -33,13 +33,8 @@ impl Study {
     /// settings; errors from opening the dataset.
     pub fn open(mut plan: Plan, path: &Path, keep: Keep) -> Result<Self, Error> {
         plan.data = Some(of_dataset(&open_dataset(&plan.base)?));
-        let description = Description {
-            file: "study.toml",
-            text: &plan.to_toml(),
-            identity: plan.identity(),
-            read: &|file| Ok(Plan::read_resolved(file)?.identity()),
-        };
-        let folder = Folder::open(path, &description)?;
+        let read = |file: &Path| Ok(Plan::read_resolved(file)?.identity());
+        let folder = Folder::open(path, "study.toml", &plan.to_toml(), &plan.identity(), read)?;
         let study = Self { runs: RunSet::open(folder, plan.members(), keep)?, plan };
         write(&study.plan, study.runs.path(), study.runs.results())?;
         Ok(study)
@@ -78,9 +73,7 @@ impl Study {
 
 fn write(plan: &Plan, folder: &Path, runs: &[Option<RunResult>]) -> Result<StudyResults, Error> {
     let results = StudyResults::of(plan, runs);
-    let mut text = serde_json::to_string_pretty(&results).expect("numbers and strings are JSON");
-    text.push('\n');
-    write_if_new(&folder.join("study.json"), text.as_bytes())?;
+    write_json(&folder.join("study.json"), &results)?;
     write_if_new(&folder.join("study.csv"), results::csv(plan, runs).as_bytes())?;
     Ok(results)
 }

@@ -43,18 +43,22 @@ pub(crate) struct Configure {
     on_nonfinite: Option<String>,
 }
 
+fn quote(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// The value of `--data` as a setting.
+pub(crate) fn quoted_path(path: &Path) -> Result<String, Failure> {
+    path.to_str().map(quote).ok_or_else(|| {
+        let problem = format!("--data {}: the name is not UTF-8; rename it", path.display());
+        Failure::new(Exit::Usage, problem)
+    })
+}
+
 impl Configure {
     pub(crate) fn resolve(&self) -> Result<Config, Failure> {
-        let quote = |text: &str| serde_json::Value::from(text).to_string();
-        let path = |path: &Path| {
-            path.to_str().map(quote).ok_or_else(|| {
-                let problem =
-                    format!("--data {}: the name is not UTF-8; rename it", path.display());
-                Failure::new(Exit::Usage, problem)
-            })
-        };
         let flags = [
-            ("data.path", self.data.as_deref().map(path).transpose()?),
+            ("data.path", self.data.as_deref().map(quoted_path).transpose()?),
             ("method.name", self.method.as_deref().map(quote)),
             ("backend.name", self.backend.as_deref().map(quote)),
             ("steps", self.steps.clone()),

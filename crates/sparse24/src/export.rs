@@ -2,7 +2,6 @@
 
 use std::{borrow::Cow, path::PathBuf};
 
-use clap::ValueEnum;
 use sparse24_core::MaskKind;
 use sparse24_run::{
     interchange::{self, Dtype, Gpt2Config, Values},
@@ -10,6 +9,7 @@ use sparse24_run::{
 };
 
 use crate::{
+    choice,
     failure::{Exit, Failure},
     output::{say, word},
 };
@@ -22,19 +22,12 @@ pub(crate) struct Args {
     /// Folder to create
     out: PathBuf,
     /// Data type of the stored weights
-    #[arg(long, value_enum, default_value_t = Stored::F32)]
-    dtype: Stored,
+    #[arg(long, value_parser = choice::dtype(), default_value = "f32")]
+    dtype: Dtype,
     /// Export the 2:4 model: pruned weights become zeros, and the file is verified; requires a
     /// checkpoint of a sparse phase
     #[arg(long)]
     sparse24: bool,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Stored {
-    F32,
-    F16,
-    Bf16,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -45,11 +38,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let shape = match Gpt2Config::of(&model.recipe().model) {
         Ok(shape) => shape,
         Err(error) => return refuse(&error.to_string()),
-    };
-    let dtype = match args.dtype {
-        Stored::F32 => Dtype::F32,
-        Stored::F16 => Dtype::F16,
-        Stored::Bf16 => Dtype::Bf16,
     };
     let (checkpoint, mask) = (&model.checkpoint, model.phase().mask());
     let step = checkpoint.state.step;
@@ -68,7 +56,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             ));
         }
     };
-    let exported = interchange::export(&args.out, &weights, &shape, dtype, values)?;
+    let exported = interchange::export(&args.out, &weights, &shape, args.dtype, values)?;
     say!("exported step {step} to {}", args.out.display());
     if !exported.zero_biases.is_empty() {
         say!(

@@ -10,9 +10,9 @@ use sparse24_run::{
 use sparse24_train::nn::Bias;
 
 use crate::{
+    choice,
     failure::{Exit, Failure},
     output::{counted, say},
-    prepare::tokenizer_names,
     weights,
 };
 
@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// Run directory to create
     out: PathBuf,
     /// byte or gpt2 [default: chosen by the vocabulary size]
-    #[arg(long, value_parser = tokenizer_names())]
+    #[arg(long, value_parser = choice::tokenizer())]
     tokenizer: Option<TokenizerKind>,
 }
 

@@ -9,10 +9,11 @@ use sparse24_lab::{
 use sparse24_run::config::Config;
 
 use crate::{
+    choice,
     configure::Configure,
     failure::{Exit, Failure},
-    output::{counted, note, say},
-    runs::{self, Display, Kept},
+    output::{self, counted, note, print_json, say},
+    runs::{self, Display},
     signals::Signals,
 };
 
@@ -37,8 +38,8 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     jobs: u16,
     /// Files of finished runs to keep
-    #[arg(long, value_enum, default_value = "results")]
-    keep: Kept,
+    #[arg(long, value_parser = choice::keep(), default_value = "results")]
+    keep: Keep,
     /// Folder for the runs and the results
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -63,10 +64,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         window: *window,
         seeds: seeds.clone(),
     };
-    let results =
-        search(config, options, &args.out, args.jobs, args.keep.into(), &[], &Signals::take()?)?;
+    let results = search(config, options, &args.out, args.jobs, args.keep, &[], &Signals::take()?)?;
     if args.json {
-        say!("{}", serde_json::to_string_pretty(&results).expect("plain values"));
+        print_json(&results)?;
     } else {
         say!("{HEADER}");
         for candidate in &results.candidates {
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             say!("\nrecommended  {lambda:e}");
             say!(
                 "next         sparse24 train ... --lambda auto --lambda-search {}",
-                crate::output::word(&args.out)
+                output::word(&args.out)
             );
         }
     }

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand, error::ErrorKind};
 
 mod bench;
+mod choice;
 mod config;
 mod configure;
 mod doctor;

@@ -13,7 +13,6 @@ use serde::Serialize;
 
 use crate::failure::{Exit, Failure};
 
-/// Writes to standard output.
 pub(crate) fn write(text: fmt::Arguments<'_>) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     out.write_fmt(text).and_then(|()| out.flush()).map_err(|error| match error.kind() {
@@ -24,7 +23,6 @@ pub(crate) fn write(text: fmt::Arguments<'_>) -> Result<(), Failure> {
     })
 }
 
-/// Writes a line to standard output.
 pub(crate) fn line(text: fmt::Arguments<'_>) -> Result<(), Failure> {
     write(format_args!("{text}\n"))
 }

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde_json::json;
 use sparse24_run::{
     ErrorKind,
@@ -10,6 +9,7 @@ use sparse24_run::{
 };
 
 use crate::{
+    choice,
     failure::Failure,
     output::{say, word},
     signals::Signals,
@@ -23,7 +23,7 @@ pub(crate) struct Args {
     data: PathBuf,
     /// UTF-8 bytes (256 tokens), the characters of the text, or GPT-2's byte-pair encoding (50257
     /// tokens)
-    #[arg(long, value_parser = tokenizer_names())]
+    #[arg(long, value_parser = choice::tokenizer())]
     tokenizer: TokenizerKind,
     /// Folder to create; an existing one must be empty or prepared earlier
     #[arg(long, value_name = "DIR")]
@@ -34,13 +34,6 @@ pub(crate) struct Args {
     /// Print the summary as one JSON object
     #[arg(long)]
     json: bool,
-}
-
-/// Parses the name of a tokenizer.
-pub(crate) fn tokenizer_names() -> impl TypedValueParser<Value = TokenizerKind> {
-    PossibleValuesParser::new(TokenizerKind::ALL.map(TokenizerKind::name)).map(|name| {
-        TokenizerKind::ALL.into_iter().find(|kind| kind.name() == name).expect("one of these names")
-    })
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {

@@ -46,8 +46,8 @@ struct MethodRow {
     source: &'static str,
 }
 
-impl From<&method::Preset> for MethodRow {
-    fn from(preset: &method::Preset) -> Self {
+impl MethodRow {
+    fn of(preset: &method::Preset) -> Self {
         let method = (preset.build)(0.0);
         let sparse = method.sparse_phase();
         Self {
@@ -65,7 +65,7 @@ impl From<&method::Preset> for MethodRow {
 }
 
 fn list_methods(args: &Args) -> Result<(), Failure> {
-    let rows: Vec<MethodRow> = method::PRESETS.iter().map(MethodRow::from).collect();
+    let rows: Vec<MethodRow> = method::PRESETS.iter().map(MethodRow::of).collect();
     if args.json {
         return print_json(&rows);
     }

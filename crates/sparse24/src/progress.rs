@@ -22,6 +22,12 @@ pub(crate) struct Progress {
     validation_loss: Option<f64>,
 }
 
+/// A bar without a length; see indicatif for the template.
+pub(crate) fn bar(template: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(template).expect("the template is well formed");
+    ProgressBar::new(0).with_style(style.progress_chars("━╸─"))
+}
+
 /// The shortest time between two plain lines.
 const INTERVAL: Duration = Duration::from_secs(5);
 
@@ -29,9 +35,8 @@ impl Progress {
     /// Starts after `first` steps, with a live line if standard error is a terminal.
     pub(crate) fn new(first: u32, total: u32) -> Self {
         let bar = stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{bar:30.cyan/blue} {pos}/{len} {msg}")
-                .expect("the template is well formed");
-            let bar = ProgressBar::new(u64::from(total)).with_style(style.progress_chars("━╸─"));
+            let bar = bar("{bar:30.cyan/blue} {pos}/{len} {msg}");
+            bar.set_length(u64::from(total));
             bar.set_position(u64::from(first));
             bar
         });
@@ -92,10 +97,7 @@ impl Progress {
         // A resume may first evaluate a step of the process before it: no pace is known yet.
         let eta = match metrics.step - self.first {
             0 => "-".to_owned(),
-            done => clock(
-                self.started.elapsed().as_secs_f64() / f64::from(done)
-                    * f64::from(self.total - metrics.step),
-            ),
+            done => clock(self.started.elapsed() * (self.total - metrics.step) / done),
         };
         line + &format!(" {} tok/s ETA {eta}", thousands(metrics.tokens_per_s))
     }
@@ -145,12 +147,13 @@ fn thousands(rate: f64) -> String {
     if rate >= 1e4 { format!("{:.1}k", rate / 1e3) } else { format!("{rate:.0}") }
 }
 
-fn clock(seconds: f64) -> String {
-    let whole = seconds.round() as u64;
-    if whole >= 3600 {
-        format!("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60)
+fn clock(time: Duration) -> String {
+    let whole = time.as_secs_f64().round() as u64;
+    let (hours, minutes, seconds) = (whole / 3600, whole / 60 % 60, whole % 60);
+    if hours > 0 {
+        format!("{hours}:{minutes:02}:{seconds:02}")
     } else {
-        format!("{}:{:02}", whole / 60, whole % 60)
+        format!("{minutes}:{seconds:02}")
     }
 }
 
@@ -174,7 +177,8 @@ mod tests {
 
     #[test]
     fn times_and_rates_are_short() {
-        assert_eq!([clock(0.4), clock(61.0), clock(3723.0)], ["0:00", "1:01", "1:02:03"]);
+        let times = [0.4, 61.0, 3723.0].map(|seconds| clock(Duration::from_secs_f64(seconds)));
+        assert_eq!(times, ["0:00", "1:01", "1:02:03"]);
         assert_eq!([thousands(950.0), thousands(35_420.0)], ["950", "35.4k"]);
     }
 }

@@ -2,14 +2,15 @@
 
 use std::path::PathBuf;
 
-use clap::ValueEnum;
 use serde_json::json;
+use sparse24_core::MaskKind;
 use sparse24_run::pruning::{Pruned, Search, Selection, Unprunable, prune_file};
 
 use crate::{
+    choice,
     failure::{Exit, Failure},
     output::{self, counted, say},
-    structure::{Filter, Structure, lines, objects},
+    structure::{Filter, lines, objects},
 };
 
 /// Prune the matrices of a safetensors file to 2:4; everything else is copied unchanged and listed
@@ -22,11 +23,11 @@ pub(crate) struct Args {
     #[arg(value_name = "OUT.safetensors")]
     output: PathBuf,
     /// Structure of the masks
-    #[arg(long, value_enum)]
-    mask: Structure,
+    #[arg(long, value_parser = choice::mask())]
+    mask: MaskKind,
     /// Search for the pattern of a tile (transposable only)
-    #[arg(long, value_enum, default_value = "exact")]
-    search: SearchName,
+    #[arg(long, value_parser = choice::search(), default_value = "exact")]
+    search: Search,
     #[command(flatten)]
     filter: Filter,
     /// Fail if an included two-dimensional float tensor that is not an embedding cannot be pruned
@@ -37,27 +38,15 @@ pub(crate) struct Args {
     json: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum SearchName {
-    /// The best of the 90 patterns
-    Exact,
-    /// A 2-approximation: largest values first, while the pattern has free places
-    Greedy,
-}
-
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let search = match args.search {
-        SearchName::Exact => Search::Exact,
-        SearchName::Greedy if args.mask == Structure::Transposable => Search::Greedy,
-        SearchName::Greedy => {
-            let problem = "--search greedy: requires --mask transposable; other masks keep the two \
-                           largest of each group, which is exact";
-            return Err(Failure::new(Exit::Usage, problem));
-        }
-    };
+    if args.search == Search::Greedy && args.mask != MaskKind::Transposable {
+        let problem = "--search greedy: requires --mask transposable; other masks keep the two \
+                       largest of each group, which is exact";
+        return Err(Failure::new(Exit::Usage, problem));
+    }
     let unprunable = if args.strict { Unprunable::Refuse } else { Unprunable::Copy };
-    let selection = Selection { kind: args.mask.into(), include: &|name| args.filter.admits(name) };
-    let reports = prune_file(&args.input, &args.output, selection, search, unprunable)?;
+    let selection = Selection { kind: args.mask, include: &|name| args.filter.admits(name) };
+    let reports = prune_file(&args.input, &args.output, selection, args.search, unprunable)?;
     let (kind, out) = (selection.kind.to_string(), args.output.display().to_string());
     if args.json {
         let describe = |pruned: &Pruned| {

@@ -2,38 +2,22 @@
 //! and the message of a command that was interrupted.
 
 use std::{
+    io::{IsTerminal, stderr},
     path::Path,
     sync::{Arc, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use sparse24_lab::runs::{Keep, Member, Watcher};
+use indicatif::{MultiProgress, ProgressBar};
+use sparse24_lab::runs::{Member, Watcher};
 use sparse24_run::run::{Asked, Observer, StepMetrics};
 
 use crate::{
     failure::{Exit, Failure},
     output::{note, word},
+    progress,
     signals::Signals,
 };
-
-/// The files of finished runs that are kept.
-#[derive(clap::ValueEnum, Debug, Clone, Copy)]
-pub(crate) enum Kept {
-    /// All files.
-    Checkpoints,
-    /// All files except checkpoints.
-    Results,
-}
-
-impl From<Kept> for Keep {
-    fn from(kept: Kept) -> Self {
-        match kept {
-            Kept::Checkpoints => Self::Checkpoints,
-            Kept::Results => Self::Results,
-        }
-    }
-}
 
 /// Permanent lines above the live ones.
 #[derive(Clone)]
@@ -43,11 +27,8 @@ pub(crate) struct Display {
 
 impl Display {
     pub(crate) fn new() -> Self {
-        let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
-        Self {
-            bars: is_terminal
-                .then(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr())),
-        }
+        // Draws to standard error.
+        Self { bars: stderr().is_terminal().then(MultiProgress::new) }
     }
 
     /// Prints a permanent line.
@@ -80,7 +61,6 @@ impl Display {
     }
 }
 
-/// The name of a run.
 pub(crate) fn name(member: &Member) -> String {
     format!("{} seed {}", member.arm, member.config.seed)
 }
@@ -107,13 +87,9 @@ impl Watcher for Worker {
         (self.name, self.until, self.printed) = (name(member), member.until, Instant::now());
         match &self.display.bars {
             Some(bars) => {
-                let style = ProgressStyle::with_template(
-                    "{prefix:28} {bar:20.cyan/blue} {pos}/{len} {msg}",
-                )
-                .expect("the template is well formed");
                 // All runs of this worker share a line.
                 let bar = self.bar.get_or_insert_with(|| {
-                    bars.add(ProgressBar::new(0).with_style(style.progress_chars("━╸─")))
+                    bars.add(progress::bar("{prefix:28} {bar:20.cyan/blue} {pos}/{len} {msg}"))
                 });
                 bar.set_length(u64::from(member.until));
                 bar.set_position(u64::from(after));

@@ -87,21 +87,12 @@ impl CharacterStream {
     /// Replaces invalid UTF-8 and keeps an incomplete last character for the next call.
     fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.pending.extend_from_slice(bytes);
-        let (mut text, mut incomplete) = (String::new(), 0);
-        let mut chunks = self.pending.utf8_chunks().peekable();
-        while let Some(chunk) = chunks.next() {
-            text.push_str(chunk.valid());
-            let invalid = chunk.invalid();
-            let is_incomplete = chunks.peek().is_none()
-                && std::str::from_utf8(invalid).is_err_and(|error| error.error_len().is_none());
-            if is_incomplete {
-                incomplete = invalid.len();
-            } else if !invalid.is_empty() {
-                text.push(char::REPLACEMENT_CHARACTER);
-            }
-        }
-        self.pending.drain(..self.pending.len() - incomplete);
-        output::write(format_args!("{text}"))
+        let last = self.pending.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
+        let is_incomplete =
+            std::str::from_utf8(last).is_err_and(|error| error.error_len().is_none());
+        let end = self.pending.len() - if is_incomplete { last.len() } else { 0 };
+        let whole: Vec<u8> = self.pending.drain(..end).collect();
+        output::write(format_args!("{}", String::from_utf8_lossy(&whole)))
     }
 
     fn finish(&self) -> Result<(), Failure> {

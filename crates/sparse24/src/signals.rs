@@ -19,7 +19,6 @@ use sparse24_run::run::Asked;
 
 use crate::failure::{Exit, Failure};
 
-/// The signals received so far.
 pub(crate) struct Signals {
     stops: [(Exit, Arc<AtomicBool>); 2],
     save: Arc<AtomicBool>,

@@ -2,32 +2,9 @@
 
 use std::fmt::Write;
 
-use clap::ValueEnum;
 use regex::Regex;
 use serde_json::{Value, json};
-use sparse24_core::MaskKind;
 use sparse24_run::pruning::TensorReport;
-
-/// A mask kind on the command line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Structure {
-    /// Two of four along rows and along columns, in every 4x4 tile
-    Transposable,
-    /// Two of four along the last dimension
-    Row,
-    /// Two of four along the first dimension
-    Column,
-}
-
-impl From<Structure> for MaskKind {
-    fn from(structure: Structure) -> Self {
-        match structure {
-            Structure::Transposable => Self::Transposable,
-            Structure::Row => Self::RowWise,
-            Structure::Column => Self::ColumnWise,
-        }
-    }
-}
 
 /// Which tensors to look at.
 #[derive(clap::Args, Debug)]

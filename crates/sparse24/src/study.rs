@@ -4,15 +4,17 @@ use std::path::PathBuf;
 
 use sparse24_lab::{
     report,
-    runs::{Progress, RunResult},
+    runs::{Keep, Progress, RunResult},
     statistics::{mean, quantile},
     study::{Arm, Overrides, Plan, Study, StudyResults},
 };
 
 use crate::{
-    failure::{Exit, Failure},
-    output::{counted, note, say},
-    runs::{self, Display, Kept},
+    choice,
+    configure::quoted_path,
+    failure::Failure,
+    output::{counted, note, print_json, say},
+    runs::{self, Display},
     signals::Signals,
 };
 
@@ -37,8 +39,8 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     jobs: u16,
     /// Files of finished runs to keep
-    #[arg(long, value_enum, default_value = "checkpoints")]
-    keep: Kept,
+    #[arg(long, value_parser = choice::keep(), default_value = "checkpoints")]
+    keep: Keep,
     /// Print study.json to standard output
     #[arg(long)]
     json: bool,
@@ -47,17 +49,11 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut settings = args.settings.clone();
     if let Some(path) = &args.data {
-        let name = path.to_str().ok_or_else(|| {
-            Failure::new(
-                Exit::Usage,
-                format!("--data {}: the name is not UTF-8; rename it", path.display()),
-            )
-        })?;
-        settings.push(format!("data.path={}", serde_json::Value::from(name)));
+        settings.push(format!("data.path={}", quoted_path(path)?));
     }
     let plan = Plan::read(&args.study, &Overrides { settings, reference: args.reference.clone() })?;
     let signals = Signals::take()?;
-    let mut study = Study::open(plan, &args.out, args.keep.into())?;
+    let mut study = Study::open(plan, &args.out, args.keep)?;
     let StudyResults { arms, seeds, done, of, .. } = study.results();
     note(format_args!(
         "{} x {}: {}, {done} of them done: {}",
@@ -93,8 +89,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         note(format_args!("the report was not written: {error}"));
     }
     if args.json {
-        say!("{}", serde_json::to_string_pretty(&results).expect("plain values"));
-        return Ok(());
+        return print_json(&results);
     }
     print(&results, study.runs().results())?;
     if written.is_ok() {

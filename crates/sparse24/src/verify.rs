@@ -3,12 +3,14 @@
 use std::path::PathBuf;
 
 use serde_json::json;
+use sparse24_core::MaskKind;
 use sparse24_run::pruning::{Selection, Verdict, verify_file};
 
 use crate::{
+    choice,
     failure::{Exit, Failure},
     output::{self, counted, say},
-    structure::{Filter, Structure, lines, objects},
+    structure::{Filter, lines, objects},
 };
 
 /// Verify, tensor by tensor, that the matrices of a safetensors file are 2:4
@@ -20,8 +22,8 @@ pub(crate) struct Args {
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Structure to verify
-    #[arg(long, value_enum, default_value = "transposable")]
-    mask: Structure,
+    #[arg(long, value_parser = choice::mask(), default_value = "transposable")]
+    mask: MaskKind,
     #[command(flatten)]
     filter: Filter,
     /// Print the list as one JSON object
@@ -30,7 +32,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let selection = Selection { kind: args.mask.into(), include: &|name| args.filter.admits(name) };
+    let selection = Selection { kind: args.mask, include: &|name| args.filter.admits(name) };
     let reports = verify_file(&args.file, selection)?;
     let refuted: Vec<_> =
         reports.iter().filter(|report| matches!(report.outcome, Ok(Verdict::Refuted(_)))).collect();

@@ -135,55 +135,41 @@ ptxas info    : Compile time = 25.227 ms
             stack: 0,
         };
         assert_eq!(clean, Log { functions: vec![expected], remarks: vec![] });
-        assert_eq!(clean.findings(&["clean"], 0), [""; 0]);
     }
 
     #[test]
-    fn spills_and_stacks_are_found_in_all_functions() {
-        let expected = [
+    fn everything_unexpected_is_found() {
+        let spills = [
             "_Z6helperPKfi has a stack of 128 bytes: local memory",
             "spills spills 1680 bytes",
             "spills has a stack of 440 bytes: local memory",
         ];
-        assert_eq!(Log::read(SPILLS).findings(&["calls", "spills"], 0), expected);
-        assert_eq!(
-            Log::read(SPILLS).findings(&["calls", "spills"], 128),
-            expected[1..],
-            "a declared stack is not a finding"
-        );
-    }
-
-    #[test]
-    fn remarks_that_cost_speed_and_warnings_are_found() {
-        let remarks = [
-            "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored",
-            "ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are \
-             serialized due to insufficient register resources for the wgmma pipeline",
-            "clean.cu(17): warning #177-D: variable \"unused\" was declared but never referenced",
-            "ptxas warning : Stack size for entry function 'clean' cannot be statically determined",
+        let [unknown, missing, other] = [
+            "clean is not in the table of kernels",
+            "the compiler's log has no kernel clean",
+            "the compiler's log has no kernel other",
         ];
-        for remark in remarks {
-            assert_eq!(Log::read(&format!("{remark}\n{CLEAN}")).findings(&["clean"], 0), [remark]);
-        }
-        for harmless in [
-            "ptxas info    : (C7519) warpgroup.arrive is injected",
-            "Remark: The warnings can be suppressed with \"-diag\"",
+        for (log, kernels, local_memory, expected) in [
+            (CLEAN, &["clean"][..], 0, &[][..]),
+            (CLEAN, &[], 0, &[unknown]),
+            (CLEAN, &["clean", "other"], 0, &[other]),
+            ("", &["clean"], 0, &[missing]),
+            (SPILLS, &["calls", "spills"], 0, &spills),
+            // Declared stacks are not findings.
+            (SPILLS, &["calls", "spills"], 128, &spills[1..]),
         ] {
-            assert_eq!(Log::read(&format!("{harmless}\n{CLEAN}")).findings(&["clean"], 0), [""; 0]);
+            assert_eq!(Log::read(log).findings(kernels, local_memory), expected, "{kernels:?}");
         }
-    }
-
-    #[test]
-    fn kernels_are_those_of_the_table() {
-        assert_eq!(Log::read(CLEAN).findings(&[], 0), ["clean is not in the table of kernels"]);
-        assert_eq!(
-            Log::read(CLEAN).findings(&["clean", "other"], 0),
-            ["the compiler's log has no kernel other"]
-        );
-        assert_eq!(
-            Log::read("").findings(&["clean"], 0),
-            ["the compiler's log has no kernel clean"],
-            "an empty log passes nothing"
-        );
+        for (remark, is_finding) in [
+            ("ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored", true),
+            ("ptxas info    : (C7511) Potential Performance Loss: wgmma is serialized", true),
+            ("clean.cu(17): warning #177-D: variable \"unused\" was never referenced", true),
+            ("ptxas warning : Stack size for entry function 'clean' is not known", true),
+            ("ptxas info    : (C7519) warpgroup.arrive is injected", false),
+            ("Remark: The warnings can be suppressed with \"-diag\"", false),
+        ] {
+            let found = Log::read(&format!("{remark}\n{CLEAN}")).findings(&["clean"], 0);
+            assert_eq!(found, if is_finding { vec![remark] } else { vec![] });
+        }
     }
 }

@@ -1,25 +1,22 @@
 //! Finds relative links in Markdown files whose target is missing. URLs and anchors are not
 //! checked.
 
+use std::path::Path;
+
 use super::{Finding, SourceFile};
 
-/// Every relative link to a path that is neither in `paths` nor a folder of one of them.
-pub(super) fn check(files: &[SourceFile], paths: &[String]) -> Vec<Finding> {
-    let there = |target: &str| {
-        paths.iter().any(|path| {
-            path.strip_prefix(target).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        })
+/// Every relative link in `files` of the folder `root` to nothing that exists.
+pub(super) fn check(root: &Path, files: &[SourceFile]) -> Vec<Finding> {
+    let check_page = |page: &SourceFile| {
+        let file = root.join(&page.path);
+        let is_dead = |(_, link): &(usize, &str)| !file.with_file_name("").join(link).exists();
+        let finding = |(line, link)| {
+            let why = "which is not a file of this repository";
+            Finding::new(&page.path, line, format!("links to {link}"), why)
+        };
+        targets(&page.text).filter(is_dead).map(finding).collect::<Vec<_>>()
     };
-    let pages = files.iter().filter(|file| file.path.ends_with(".md"));
-    let links =
-        pages.flat_map(|page| targets(&page.text).map(move |(line, link)| (page, line, link)));
-    let dead = links
-        .filter(|(page, _, link)| !resolve(&page.path, link).is_some_and(|target| there(&target)));
-    let finding = |(page, line, link): (&SourceFile, usize, &str)| {
-        let why = "which is not a file of this repository";
-        Finding::new("links", &page.path, line, format!("links to {link}"), why)
-    };
-    dead.map(finding).collect()
+    files.iter().filter(|file| file.path.ends_with(".md")).flat_map(check_page).collect()
 }
 
 /// The lines and targets of inline links, without anchors. URLs are left out.
@@ -30,55 +27,34 @@ fn targets(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// The path from the repository's root of a `link` in `page`; `None` if it leaves the repository.
-fn resolve(page: &str, link: &str) -> Option<String> {
-    let mut parts: Vec<&str> = page.split('/').collect();
-    parts.pop();
-    for part in link.trim_end_matches('/').split('/') {
-        match part {
-            "." => {}
-            ".." => {
-                parts.pop()?;
-            }
-            part => parts.push(part),
-        }
-    }
-    Some(parts.join("/"))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::check;
     use crate::tidy::SourceFile;
 
     #[test]
     fn dead_links_are_found() {
-        let paths = ["README.md", "docs/a.md", "docs/b.svg"].map(str::to_owned);
-        let links = |path: &str, text: &str| {
-            let files = [SourceFile { path: path.into(), text: text.into() }];
-            check(&files, &paths).iter().map(ToString::to_string).collect::<Vec<_>>()
-        };
-        for text in [
-            "[a](docs/a.md)",
-            "![b](./docs/b.svg \"b\")",
-            "[d](docs/)",
-            "[x](https://x.org/y) [y](#z)",
-            "[a](docs/a.md#z)",
-        ] {
-            assert_eq!(links("README.md", text), [""; 0], "{text}");
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("docs")).unwrap();
+        for file in ["README.md", "docs/a.md", "docs/b.svg"] {
+            fs::write(root.path().join(file), "").unwrap();
         }
-        assert_eq!(links("docs/a.md", "[up](../README.md) [b](b.svg)"), [""; 0]);
-        assert_eq!(links("a.rs", "[x](gone.md)"), [""; 0]);
-        let dead = |path: &str, line: usize, link: &str| {
-            format!("{path}:{line}: links to {link}, which is not a file of this repository")
-        };
-        assert_eq!(
-            links("README.md", "\n[x](gone.md) [d](doc)"),
-            [dead("README.md", 2, "gone.md"), dead("README.md", 2, "doc")]
-        );
-        assert_eq!(
-            links("docs/a.md", "[x](docs/b.svg) [y](../../x)"),
-            [dead("docs/a.md", 1, "docs/b.svg"), dead("docs/a.md", 1, "../../x")]
-        );
+        for (path, text, dead) in [
+            ("README.md", "[a](docs/a.md#z) ![b](./docs/b.svg \"b\") [d](docs/)", &[][..]),
+            ("README.md", "[x](https://x.org/y) [y](#z)", &[]),
+            ("docs/a.md", "[up](../README.md) [b](b.svg)", &[]),
+            ("a.rs", "[x](gone.md)", &[]),
+            ("README.md", "\n[x](gone.md) [d](doc)", &["2: links to gone.md", "2: links to doc"]),
+            ("docs/a.md", "[x](docs/b.svg)", &["1: links to docs/b.svg"]),
+        ] {
+            let found = check(root.path(), &[SourceFile { path: path.into(), text: text.into() }]);
+            let why = "which is not a file of this repository";
+            assert_eq!(
+                found.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                dead.iter().map(|dead| format!("{path}:{dead}, {why}")).collect::<Vec<_>>()
+            );
+        }
     }
 }

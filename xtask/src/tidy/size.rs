@@ -1,17 +1,9 @@
 //! Limits on size: of each Rust file, of `sparse24-train`, and of all source together.
 
-use std::{cmp::Reverse, fmt::Write};
-
 use super::{Finding, SourceFile};
-
-/// Lines from which the listing marks a file.
-const NOTED: usize = 400;
 
 /// Most lines of a Rust file.
 const LIMIT: usize = 600;
-
-/// Number of files in the listing.
-const LISTED: usize = 15;
 
 /// The crate that holds what is trained and how, and nothing else.
 const SUBJECT: &str = "crates/sparse24-train/src/";
@@ -24,92 +16,46 @@ const TOTAL: usize = 2_190_000;
 
 /// Every limit that is exceeded.
 pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {
-    let finding = |path, line, what, why| Finding::new("sizes", path, line, what, why);
-    let long = sizes(files).into_iter().filter(|&(lines, _)| lines > LIMIT);
-    let mut findings: Vec<Finding> = long
-        .map(|(lines, path)| {
-            finding(path, LIMIT + 1, format!("{lines} lines"), "a file over 600 lines is split")
-        })
-        .collect();
-    let (subject, total) = totals(files);
+    let (mut findings, mut subject, mut total) = (Vec::new(), 0, 0);
+    for SourceFile { path, text } in files.iter().filter(|file| file.is_source()) {
+        let lines = text.lines().count();
+        if path.ends_with(".rs") && lines > LIMIT {
+            let why = "a file over 600 lines is split";
+            findings.push(Finding::new(path, LIMIT + 1, format!("{lines} lines"), why));
+        }
+        subject += if path.starts_with(SUBJECT) { lines } else { 0 };
+        total += text.bytes().filter(|byte| !byte.is_ascii_whitespace()).count();
+    }
     if subject > SUBJECT_LINES {
+        let what = format!("{subject} lines, limit {SUBJECT_LINES}");
         let why = "configuration, files and reports belong to sparse24-run or sparse24-lab";
-        findings.push(finding(SUBJECT, 1, format!("{subject} lines, limit {SUBJECT_LINES}"), why));
+        findings.push(Finding::new(SUBJECT, 1, what, why));
     }
     if total > TOTAL {
         let what = format!("{total} non-whitespace bytes of source, limit {TOTAL}");
-        findings.push(finding("all files", 1, what, "source that is not needed is deleted"));
+        findings.push(Finding::new("all files", 1, what, "source that is not needed is deleted"));
     }
     findings
-}
-
-/// The largest Rust files, one per line, then the totals that have a limit.
-pub(super) fn listing(files: &[SourceFile]) -> String {
-    let mut listing = String::from("largest files, in lines:\n");
-    for (lines, path) in sizes(files).into_iter().take(LISTED) {
-        let note = if lines > NOTED { "  over 400" } else { "" };
-        writeln!(listing, "{lines:>6}  {path}{note}").expect("writing to a string succeeds");
-    }
-    let (subject, total) = totals(files);
-    listing
-        + &format!(
-            "{SUBJECT}: {subject} lines (limit {SUBJECT_LINES})\n\
-                        all source: {total} non-whitespace bytes (limit {TOTAL})\n"
-        )
-}
-
-/// Lines of [`SUBJECT`], and bytes of all Rust and CUDA files without whitespace.
-fn totals(files: &[SourceFile]) -> (usize, usize) {
-    let subject = sizes(files).into_iter().filter(|(_, path)| path.starts_with(SUBJECT));
-    let source = files.iter().filter(|file| file.is_source());
-    let bytes = |file: &SourceFile| file.text.bytes().filter(|b| !b.is_ascii_whitespace()).count();
-    (subject.map(|(lines, _)| lines).sum(), source.map(bytes).sum())
-}
-
-/// Rust files with their numbers of lines, the largest first.
-fn sizes(files: &[SourceFile]) -> Vec<(usize, &str)> {
-    let rust = files.iter().filter(|file| file.path.ends_with(".rs"));
-    let mut sizes: Vec<(usize, &str)> =
-        rust.map(|file| (file.text.lines().count(), file.path.as_str())).collect();
-    sizes.sort_by_key(|&(lines, path)| (Reverse(lines), path));
-    sizes
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn file(path: &str, lines: usize) -> SourceFile {
-        SourceFile { path: path.to_owned(), text: "x\n".repeat(lines) }
-    }
-
     #[test]
     fn limits_hold() {
-        let in_subject = |lines| {
-            (0..20).map(|i| file(&format!("{SUBJECT}{i}.rs"), lines / 20)).collect::<Vec<_>>()
-        };
+        let file = |path: &str, lines| SourceFile { path: path.into(), text: "x\n".repeat(lines) };
+        let subject = |lines| file(&format!("{SUBJECT}a.cu"), lines);
         for (files, expected) in [
             (vec![file("a.rs", LIMIT), file("long.md", TOTAL + 1)], [].as_slice()),
-            (vec![file("b.rs", LIMIT + 1), file("c.rs", LIMIT + 2)], &["c.rs", "b.rs"]),
-            (in_subject(SUBJECT_LINES), &[]),
-            (in_subject(SUBJECT_LINES + 20), &[SUBJECT]),
+            (vec![file("b.rs", LIMIT + 1)], &["b.rs"]),
+            (vec![subject(SUBJECT_LINES)], &[]),
+            (vec![subject(SUBJECT_LINES), subject(1)], &[SUBJECT]),
             (vec![file("a.cu", TOTAL)], &[]),
             (vec![file("a.cu", TOTAL), file("b.cuh", 1)], &["all files"]),
         ] {
             let paths: Vec<String> = check(&files).into_iter().map(|f| f.path).collect();
             assert_eq!(paths, expected);
         }
-    }
-
-    #[test]
-    fn the_listing_shows_the_largest_files_and_the_totals() {
-        let files: Vec<SourceFile> =
-            (0..=LISTED).map(|i| file(&format!("{SUBJECT}{i}.rs"), NOTED + 1 - i)).collect();
-        let listing = listing(&files);
-        let first = format!("   401  {SUBJECT}0.rs  over 400\n   400  {SUBJECT}1.rs\n");
-        assert!(listing.contains(&first), "{listing}");
-        assert!(!listing.contains(&format!("{SUBJECT}{LISTED}.rs")), "{listing}");
-        assert!(listing.contains("src/: 6296 lines (limit 8000)"), "{listing}");
-        assert!(listing.contains("all source: 6296 non-whitespace bytes"), "{listing}");
     }
 }

@@ -136,7 +136,6 @@ impl Axis {
     }
 }
 
-/// Smallest and largest of the finite values.
 pub(super) fn range(values: impl IntoIterator<Item = f64>) -> Option<(f64, f64)> {
     values
         .into_iter()

@@ -3,7 +3,6 @@
 
 use std::ops::Range;
 
-/// Neighbouring points.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Bucket {
     /// First and last x.
@@ -52,7 +51,6 @@ pub(super) fn ranges(length: usize, most: usize) -> impl Iterator<Item = Range<u
     (0..count).map(move |at| at * length / count..(at + 1) * length / count)
 }
 
-/// At most `most` buckets of points.
 pub(super) fn buckets(points: &[[f64; 2]], most: usize) -> Vec<Bucket> {
     ranges(points.len(), most).map(|part| Bucket::of(points[part].iter().copied())).collect()
 }

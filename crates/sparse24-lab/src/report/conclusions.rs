@@ -33,7 +33,6 @@ pub(super) struct Conclusions {
     pub(super) until: Option<u32>,
 }
 
-/// Reads the results in a folder.
 pub(super) fn conclusions(folder: &Path) -> Conclusions {
     let mut out = Conclusions::default();
     for (name, draw) in KINDS {
@@ -53,7 +52,6 @@ pub(super) fn conclusions(folder: &Path) -> Conclusions {
     out
 }
 
-/// Whether a folder holds a search or a study.
 pub(super) fn is_folder(folder: &Path) -> bool {
     ["search.json", "search.toml", "study.json", "study.toml"]
         .iter()
@@ -257,7 +255,6 @@ fn best(best: &Value, reference: &str, arms: usize) -> Option<String> {
     Some(format!("Lowest mean loss among {among}: {}.{against}", text_of(&best["arm"])))
 }
 
-/// Correlations with lambda.
 fn trend(trend: &Value) -> String {
     let [flip_rate, val_loss] = ["flip_rate", "val_loss"].map(|key| number(real(&trend[key]), 2));
     format!(

@@ -15,7 +15,6 @@ const BANDS: usize = 3;
 const LABELS: usize = 3;
 /// Share of the steps at the start that need not fit in the plot of the loss.
 const HEAD: f64 = 0.03;
-/// The unit of losses.
 pub(super) const NATS: &str = "nats per token";
 
 /// Most points of a curve if `runs` share a plot.
@@ -94,55 +93,47 @@ pub(super) fn loss(runs: &[Record]) -> Figure {
     let most = resolution(runs.len()) / 2;
     let (unit, seconds) = time_unit(runs);
     let time = |run: &Record, step: f64| run.seconds_at(step as u32) / seconds;
-    let thin: Vec<(Vec<Bucket>, Vec<[f64; 2]>)> = runs
-        .iter()
-        .map(|run| {
-            let validation = buckets(&run.validation, resolution(runs.len()) / 2);
-            (
-                buckets(&run.points(|step| step.loss.into()), most),
-                validation.iter().map(|bucket| [bucket.x[1], bucket.mean]).collect(),
-            )
-        })
-        .collect();
-    let curves = |x: &dyn Fn(&Record, f64) -> f64| -> Vec<Curve> {
-        let curve = |(at, (run, (training, validation))): (usize, (&Record, &(Vec<_>, Vec<_>)))| {
-            let has_band = runs.len() <= BANDS && training.len() < run.steps.len();
-            let x = |step: f64| x(run, step);
-            let band = |b: &Bucket| [x(b.middle()), b.low, b.high];
-            Curve {
-                run: at,
-                band: training.iter().filter(|_| has_band).map(band).collect(),
-                faint: training.iter().map(|b| [x(b.middle()), b.mean]).collect(),
-                strong: validation.iter().map(|&[step, loss]: &[f64; 2]| [x(step), loss]).collect(),
-                ..Curve::default()
-            }
-        };
-        runs.iter().zip(&thin).enumerate().map(curve).collect()
-    };
-    let tables = runs.iter().zip(&thin).enumerate().flat_map(|(at, (run, (training, points)))| {
-        let time_at = |step: f64| cell(time(run, step));
-        let table = |what: &str, last: &[&str], rows: Vec<Vec<String>>| {
+    let (mut tables, mut by_step) = (Vec::new(), Vec::new());
+    for (at, run) in runs.iter().enumerate() {
+        let training = buckets(&run.points(|step| step.loss.into()), most);
+        let validation = buckets(&run.validation, most);
+        let validation: Vec<_> = validation.iter().map(|b| [b.x[1], b.mean]).collect();
+        let mut add_table = |what: &str, last: &[&str], rows: Vec<Vec<String>>| {
             let time = format!("time, {unit}");
             let columns = [&["step", &time, what], last].concat();
-            Table::new(format!("{}: {what}, {NATS}", run.name), &columns, rows).of_run(at)
+            let caption = format!("{}: {what}, {NATS}", run.name);
+            tables.push(Table::new(caption, &columns, rows).of_run(at));
         };
+        let time_at = |step: f64| cell(time(run, step));
         let range = |b: &Bucket| format!("{} to {}", cell(b.low), cell(b.high));
-        let training = training
-            .iter()
-            .map(|b| vec![b.span(), time_at(b.middle()), cell(b.mean), range(b)])
-            .collect();
-        let validation = points
-            .iter()
-            .map(|&[step, loss]| vec![step.to_string(), time_at(step), cell(loss)])
-            .collect();
-        [
-            table("training loss", &["least to largest"], training),
-            table("validation loss", &[], validation),
-        ]
-    });
-    let tables = tables.collect();
+        let row = |b: &Bucket| vec![b.span(), time_at(b.middle()), cell(b.mean), range(b)];
+        let rows = training.iter().map(row).collect();
+        add_table("training loss", &["least to largest"], rows);
+        let row = |&[step, loss]: &[f64; 2]| vec![step.to_string(), time_at(step), cell(loss)];
+        add_table("validation loss", &[], validation.iter().map(row).collect());
+        let has_band = runs.len() <= BANDS && training.len() < run.steps.len();
+        let band = training.iter().filter(|_| has_band).map(|b| [b.middle(), b.low, b.high]);
+        by_step.push(Curve {
+            run: at,
+            band: band.collect(),
+            faint: training.iter().map(Bucket::point).collect(),
+            strong: validation,
+            ..Curve::default()
+        });
+    }
+    let over_time = |curve: &Curve| {
+        let x = |step: f64| time(&runs[curve.run], step);
+        let line = |points: &[[f64; 2]]| points.iter().map(|&[step, y]| [x(step), y]).collect();
+        Curve {
+            run: curve.run,
+            band: curve.band.iter().map(|&[step, low, high]| [x(step), low, high]).collect(),
+            faint: line(&curve.faint),
+            strong: line(&curve.strong),
+            ..Curve::default()
+        }
+    };
 
-    let (x, by_step) = (step_axis(runs), curves(&|_, step| step));
+    let x = step_axis(runs);
     let (y, cut) = loss_axis(&by_step, x.high * HEAD);
     let longest = runs.iter().map(|run| run.steps.len().div_ceil(most)).max().unwrap_or(1);
     let band = if runs.len() <= BANDS { "; the band shows their range" } else { "" };
@@ -159,7 +150,8 @@ pub(super) fn loss(runs: &[Record]) -> Figure {
         let x = Axis::from_zero(format!("time in optimizer steps, {unit}"), ends);
         let marks = switches(runs, |run, step| time(run, f64::from(step)));
         let names = ["loss-time", "Loss against time"];
-        let plot = line_plot(runs, names, [x, y], 300.0, &curves(&time), marks);
+        let curves: Vec<_> = by_step.iter().map(over_time).collect();
+        let plot = line_plot(runs, names, [x, y], 300.0, &curves, marks);
         plots.push(("against time".to_owned(), plot));
     } else {
         notes.push(
@@ -210,7 +202,7 @@ struct Measure {
     label: &'static str,
     lead: &'static str,
     points: fn(&Record) -> Vec<[f64; 2]>,
-    axis: fn(&str, Vec<f64>) -> Axis,
+    axis: fn(&'static str, Vec<f64>) -> Axis,
 }
 
 const VALIDATION: Measure = Measure {
@@ -219,7 +211,7 @@ const VALIDATION: Measure = Measure {
     label: "validation loss, nats per token",
     lead: "The validation loss over the second half of the steps, on its own scale.",
     points: |run| run.validation.clone(),
-    axis: |label, values| Axis::around(label, values),
+    axis: Axis::around,
 };
 
 const FLIPS: Measure = Measure {
@@ -231,7 +223,7 @@ const FLIPS: Measure = Measure {
            have. In healthy sparse training, it rises and then decays; λ is the factor of masked \
            decay.",
     points: |run| run.flips.clone(),
-    axis: |label, values| Axis::magnitudes(label, values),
+    axis: Axis::magnitudes,
 };
 
 const KEPT: Measure = Measure {
@@ -242,7 +234,7 @@ const KEPT: Measure = Measure {
            the method multiplies with; 1 means that pruning changes nothing. The larger half of \
            Gaussian weights holds about four fifths of the norm.",
     points: |run| run.instrument(|instruments| Some(instruments.kept)),
-    axis: |label, values| Axis::around(label, values),
+    axis: Axis::around,
 };
 
 const VARIANCE: Measure = Measure {
@@ -253,7 +245,7 @@ const VARIANCE: Measure = Measure {
            squared norm, for all sparsified layers of the first micro-batch of a step. Dense \
            phases sample nothing.",
     points: |run| run.instrument(|instruments| instruments.mvue_variance),
-    axis: |label, values| Axis::around(label, values),
+    axis: Axis::around,
 };
 
 /// A curve and a table for each run that has the values; the steps start at `x.low`.
@@ -299,7 +291,6 @@ pub(super) fn validation(runs: &[Record]) -> Option<Figure> {
     (runs.iter().filter(has_curve).count() > 1).then(|| measured(runs, &VALIDATION, x))?
 }
 
-/// The flip rate against the step.
 pub(super) fn flips(runs: &[Record]) -> Option<Figure> {
     measured(runs, &FLIPS, step_axis(runs))
 }
@@ -355,7 +346,6 @@ fn gaps(runs: &[Record]) -> Option<Figure> {
     })
 }
 
-/// Gradient norm, learning rate and speed.
 pub(super) fn optimizer(runs: &[Record]) -> Figure {
     type Value = fn(&Step) -> f64;
     let kinds: [(&str, &str, Value); 3] = [

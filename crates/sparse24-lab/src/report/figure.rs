@@ -27,7 +27,6 @@ pub(super) struct Figure {
     pub(super) numbers: Numbers,
 }
 
-/// An entry of a legend.
 pub(super) struct Entry {
     /// SVG of 26 by 14 pixels.
     pub(super) swatch: String,
@@ -72,7 +71,6 @@ pub(super) fn legend(runs: &[Record], drawn: impl IntoIterator<Item = usize>) ->
 }
 
 impl Figure {
-    /// The `figure` element of the page.
     pub(super) fn html(&self) -> String {
         let Self { id, title, lead, layout, plots, legend, notes, tables, numbers } = self;
         let mut out = format!(

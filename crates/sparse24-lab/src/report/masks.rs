@@ -22,7 +22,6 @@ fn head(runs: &[Record], run: &Record) -> String {
     if runs.len() > 1 { run.name.clone() } else { String::new() }
 }
 
-/// The flip rate of each layer over the steps.
 pub(super) fn heat(runs: &[Record]) -> Option<Figure> {
     let drawn: Vec<_> =
         runs.iter().enumerate().filter(|(_, run)| !run.layer_flips.is_empty()).collect();
@@ -112,7 +111,7 @@ pub(super) fn scatter(runs: &[Record]) -> Option<Figure> {
     let x = Axis::log("L1-norm gap of the tile", low.max(high / 1e5), high);
     let y = Axis::around("flips since the start", values(1).chain([0.0]));
     let (mut plots, mut tables) = (Vec::new(), Vec::new());
-    for (number, run, (step, tiles)) in &drawn {
+    for (at, run, (step, tiles)) in &drawn {
         let tenths: Vec<_> = ranges(tiles.len(), 10)
             .map(|part| (part.clone(), Bucket::of(tiles[part].iter().copied())))
             .collect();
@@ -122,18 +121,16 @@ pub(super) fn scatter(runs: &[Record]) -> Option<Figure> {
         });
         let caption = format!("{}: tiles by their gap, at step {step}", run.name);
         tables.push(Table::new(caption, &["gap", "tiles", "mean flips", "most flips"], rows));
-        let mean = |bucket: Option<&(_, Bucket)>| {
-            number_of(bucket.map_or(f64::NAN, |(_, bucket)| bucket.mean))
-        };
+        let mean = |bucket: Option<&(_, Bucket)>| bucket.map_or(f64::NAN, |(_, b)| b.mean);
         let plot = Plot {
-            id: format!("scatter-{number}"),
+            id: format!("scatter-{at}"),
             title: format!("Flips against gap: {}", run.name),
             description: format!(
                 "{} of all tiles. Mean flips of the tenth with the smallest gaps: {}; with the \
                  largest: {}.",
                 counted(tiles.len(), "sample"),
-                mean(tenths.first()),
-                mean(tenths.last())
+                number(mean(tenths.first()), 3),
+                number(mean(tenths.last()), 3)
             ),
             x: x.clone(),
             height: 220.0,
@@ -141,7 +138,7 @@ pub(super) fn scatter(runs: &[Record]) -> Option<Figure> {
         };
         let middle = |part: &Range<usize>| tiles[part.start + part.len() / 2][0];
         let strong = tenths.iter().map(|(part, bucket)| [middle(part), bucket.mean]).collect();
-        let curve = Curve { run: *number, dots: tiles.clone(), strong, ..Curve::default() };
+        let curve = Curve { run: *at, dots: tiles.clone(), strong, ..Curve::default() };
         plots.push((head(runs, run), plot.with_curves(y.clone(), &[curve])));
     }
     Some(Figure {
@@ -161,8 +158,4 @@ pub(super) fn scatter(runs: &[Record]) -> Option<Figure> {
         tables,
         ..Figure::default()
     })
-}
-
-fn number_of(value: f64) -> String {
-    number(value, 3)
 }

@@ -22,7 +22,6 @@ const SHADES: usize = 8;
 /// Height of a row of a heat map.
 const ROW: f64 = 18.0;
 
-/// A plot with its axes.
 #[derive(Default)]
 pub(super) struct Plot {
     /// Unique within the page.
@@ -61,9 +60,7 @@ pub(super) struct Curve {
     pub(super) run: usize,
     /// x, low and high.
     pub(super) band: Vec<[f64; 3]>,
-    /// A thin line.
     pub(super) faint: Vec<[f64; 2]>,
-    /// A line with markers.
     pub(super) strong: Vec<[f64; 2]>,
     /// Points without a line.
     pub(super) dots: Vec<[f64; 2]>,
@@ -74,7 +71,6 @@ pub(super) fn ink(run: usize) -> String {
     format!("s{} d{}", run % INKS, run / INKS % 3)
 }
 
-/// The marker of a run.
 pub(super) fn marker(run: usize) -> String {
     format!("#m{}", (run + run / INKS) % INKS)
 }
@@ -94,7 +90,6 @@ fn percent(axis: &Axis, value: f64) -> String {
 }
 
 impl Plot {
-    /// Draws curves over `y`.
     pub(super) fn with_curves(mut self, y: Axis, curves: &[Curve]) -> Self {
         let point = |[x, value]: [f64; 2]| {
             format!("{} {}", across(&self.x, x), tenths(self.height * (1.0 - y.share(value))))
@@ -189,7 +184,6 @@ impl Plot {
         Self { kind: "heat", height: ROW * cells.len() as f64, ..self }
     }
 
-    /// The SVG element.
     pub(super) fn draw(&self) -> String {
         let Self { id, kind, height, x, inside, above, .. } = self;
         let scale = if x.scale == Scale::Log { "log" } else { "linear" };

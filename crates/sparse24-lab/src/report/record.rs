@@ -20,7 +20,7 @@ use sparse24_run::{
 use sparse24_train::{method::PhaseKind, optim::MaskedDecay};
 
 use super::text::number;
-use crate::count::counted;
+use crate::{count::counted, runs::tokens_per_step};
 
 #[derive(Default)]
 pub(super) struct Record {
@@ -36,9 +36,7 @@ pub(super) struct Record {
     pub(super) steps: Vec<Step>,
     /// First steps of the phases whose kind differs from the one before.
     pub(super) switches: Vec<(u32, PhaseKind)>,
-    /// Step and validation loss.
     pub(super) validation: Vec<[f64; 2]>,
-    /// Step and flip rate.
     pub(super) flips: Vec<[f64; 2]>,
     /// Names of the sparsifiable weights, in the order of the model.
     pub(super) layers: Vec<String>,
@@ -47,7 +45,6 @@ pub(super) struct Record {
     pub(super) instruments: Vec<(u32, Instruments)>,
     /// The last lines of `log.txt`.
     pub(super) log: Vec<String>,
-    /// Missing and damaged files.
     pub(super) problems: Vec<String>,
     /// Where a search stopped the run, if before its last step.
     pub(super) until: Option<u32>,
@@ -109,7 +106,6 @@ impl Record {
         self.problems.push(problem.into());
     }
 
-    /// Steps that the configuration asks for.
     pub(super) fn steps_asked(&self) -> Option<u32> {
         self.config.as_ref().map(|config| config.steps)
     }
@@ -130,7 +126,6 @@ impl Record {
         after.checked_sub(1).map_or(0.0, |at| self.steps[at].seconds)
     }
 
-    /// Step and value of each step.
     pub(super) fn points(&self, value: impl Fn(&Step) -> f64) -> Vec<[f64; 2]> {
         self.steps.iter().map(|step| [step.step.into(), value(step)]).collect()
     }
@@ -198,11 +193,7 @@ impl Record {
 
     fn read_metrics(&mut self) {
         let path = self.path.join("metrics.jsonl");
-        let tokens = self.config.as_ref().map_or(f64::NAN, |config| {
-            let batch = &config.batch;
-            let sequences = batch.size as f64 * f64::from(batch.gradient_accumulation_steps);
-            sequences * config.model.sequence_length as f64
-        });
+        let tokens = self.config.as_ref().map_or(f64::NAN, tokens_per_step);
         let (mut phase, mut lost) = (None, 0);
         let salvaged = MetricsLog::salvage(&path, |metrics| {
             lost += metrics.step.saturating_sub(self.last_step() + 1) as usize;
@@ -270,19 +261,12 @@ fn is(count: usize) -> &'static str {
     if count == 1 { "is" } else { "are" }
 }
 
-/// A sort key by which `h.2` comes before `h.10`.
+/// A sort key by which `h.2` comes before `h.10`: texts and numbers.
 pub(super) fn natural(name: &str) -> Vec<(u64, String)> {
-    let (mut parts, mut rest) = (Vec::new(), name);
-    while !rest.is_empty() {
-        let text = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
-        let end =
-            rest[text..].find(|c: char| !c.is_ascii_digit()).map_or(rest.len(), |at| text + at);
-        // The text before a number is compared first.
-        parts.push((0, rest[..text].to_owned()));
-        parts.push((rest[text..end].parse().unwrap_or(u64::MAX), String::new()));
-        rest = &rest[end..];
-    }
-    parts
+    let characters: Vec<char> = name.chars().collect();
+    let parts = characters.chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit());
+    let key = |part: String| part.parse().map_or((0, part), |number| (number, String::new()));
+    parts.map(|part| key(part.iter().collect())).collect()
 }
 
 /// Names runs by the ends of their paths: the same number of parts for all, the fewest by which

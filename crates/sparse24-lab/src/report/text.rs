@@ -60,7 +60,6 @@ pub(super) fn number(value: f64, digits: usize) -> String {
     }
 }
 
-/// A number in a table cell.
 pub(super) fn cell(value: f64) -> String {
     number(value, 5)
 }
@@ -83,7 +82,6 @@ pub(super) fn duration(seconds: f64) -> String {
     }
 }
 
-/// Rows of text cells.
 #[derive(Default)]
 pub(super) struct Table {
     pub(super) caption: String,

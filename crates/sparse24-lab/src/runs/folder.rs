@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde::Serialize;
 use sparse24_run::{Error, disk, run};
 
 /// A folder that only this process may write.
@@ -19,26 +20,23 @@ pub(crate) struct Folder {
     _lock: File,
 }
 
-/// The file that describes a folder.
-pub(crate) struct Description<'a> {
-    /// `study.toml` or `search.toml`.
-    pub(crate) file: &'static str,
-    /// Contents of the file.
-    pub(crate) text: &'a str,
-    pub(crate) identity: Identity,
-    /// Reads the identity from an existing file.
-    pub(crate) read: &'a dyn Fn(&Path) -> Result<Identity, Error>,
-}
-
 /// Dotted keys and TOML values.
 pub(crate) type Settings = BTreeMap<String, String>;
+
+/// The first key whose values differ, with both values.
+pub(crate) fn difference<'a>(
+    a: &'a Settings,
+    b: &'a Settings,
+) -> Option<(&'a str, [Option<&'a str>; 2])> {
+    let key = a.keys().chain(b.keys()).find(|key| a.get(*key) != b.get(*key))?;
+    Some((key, [a, b].map(|settings| settings.get(key).map(String::as_str))))
+}
 
 /// The settings that decide the results of a folder's runs.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Identity {
     /// Common to all runs.
     pub(crate) settings: Settings,
-    /// By the name of the arm.
     pub(crate) arms: BTreeMap<String, Settings>,
     pub(crate) seeds: BTreeSet<u64>,
 }
@@ -47,9 +45,8 @@ impl Identity {
     /// The first difference to `now` besides added arms and seeds, on both sides in words.
     fn difference(&self, now: &Self) -> Option<[String; 2]> {
         let settings = |before: &Settings, now: &Settings, arm: &str| {
-            let differs = |key: &&String| before.get(*key) != now.get(*key);
-            let key = before.keys().chain(now.keys()).find(differs)?;
-            Some([before, now].map(|settings| match settings.get(key) {
+            let (key, values) = difference(before, now)?;
+            Some(values.map(|value| match value {
                 Some(value) => format!("{arm}{key} = {value}"),
                 None => format!("{arm}no {key}"),
             }))
@@ -68,29 +65,35 @@ impl Identity {
 }
 
 impl Folder {
-    /// Creates the folder or opens one with the same description, and locks it.
+    /// Creates the folder or opens one with the same identity, which `read` reads from the file
+    /// `name`; locks it, and writes `text` to that file.
     ///
     /// # Errors
     /// [`Error::File`] if it is in use, holds something else, or was started with other settings;
     /// [`Error::Io`].
-    pub(crate) fn open(path: &Path, description: &Description<'_>) -> Result<Self, Error> {
+    pub(crate) fn open(
+        path: &Path,
+        name: &str,
+        text: &str,
+        identity: &Identity,
+        read: impl Fn(&Path) -> Result<Identity, Error>,
+    ) -> Result<Self, Error> {
         let refuse = |problem: String| Err(Error::file(path, problem));
         if path.exists() && !path.is_dir() {
             return refuse("is a file, expected a new or empty folder; choose another".into());
         }
         fs::create_dir_all(path).map_err(|e| Error::io("create", path, e))?;
         disk::sync_directory(disk::parent(path))?;
-        let file = path.join(description.file);
+        let file = path.join(name);
         if !file.exists() {
             // A start that was killed leaves these.
             let aside = disk::aside(&file);
             let ours = ["lock".as_ref(), aside.file_name().unwrap_or_default()];
             for entry in fs::read_dir(path).map_err(|e| Error::io("list", path, e))? {
-                let name = entry.map_err(|e| Error::io("list", path, e))?.file_name();
-                if !ours.contains(&name.as_os_str()) {
-                    let file = description.file;
+                let found = entry.map_err(|e| Error::io("list", path, e))?.file_name();
+                if !ours.contains(&found.as_os_str()) {
                     return refuse(format!(
-                        "already holds {name:?} but no {file}, expected a new or empty folder; \
+                        "already holds {found:?} but no {name}, expected a new or empty folder; \
                          choose another"
                     ));
                 }
@@ -98,15 +101,14 @@ impl Folder {
         }
         let folder = Self { path: path.to_owned(), _lock: run::lock(path)? };
         if file.exists()
-            && let Some([before, now]) =
-                (description.read)(&file)?.difference(&description.identity)
+            && let Some([before, now]) = read(&file)?.difference(identity)
         {
             let problem = format!(
                 "was started with {before}, found {now}; undo the change, or name another folder"
             );
             return Err(Error::file(file, problem));
         }
-        write_if_new(&file, description.text.as_bytes())?;
+        write_if_new(&file, text.as_bytes())?;
         Ok(folder)
     }
 
@@ -121,6 +123,13 @@ pub(crate) fn write_if_new(path: &Path, contents: &[u8]) -> Result<(), Error> {
         Ok(found) if found == contents => Ok(()),
         _ => disk::write_atomically(path, contents),
     }
+}
+
+/// Writes a value as indented JSON, like [`write_if_new`].
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Error> {
+    let mut text = serde_json::to_vec_pretty(value).expect("numbers and strings are JSON");
+    text.push(b'\n');
+    write_if_new(path, &text)
 }
 
 /// Files beside the folders of the arms.

@@ -6,7 +6,9 @@ use std::{collections::BTreeMap, path::Path};
 
 use serde::{Deserialize, Serialize};
 use sparse24_run::{
-    Error, ErrorKind, disk,
+    Error, ErrorKind,
+    config::Config,
+    disk,
     run::{MetricsLog, Provenance},
 };
 use sparse24_train::method::PhaseKind;
@@ -112,9 +114,7 @@ pub(super) fn read(path: &Path, member: &Member) -> Result<Option<RunResult>, Er
     if !is_done && failure.is_none() {
         return Ok(None);
     }
-    let batch = &config.batch;
-    let sequences = batch.size as f64 * f64::from(batch.gradient_accumulation_steps);
-    let tokens = sequences * config.model.sequence_length as f64;
+    let tokens = tokens_per_step(config);
     let is_cpu = config.backend.name == "cpu";
     let build = |Provenance { version, git, system, simd, device, .. }| Build {
         version,
@@ -134,6 +134,12 @@ pub(super) fn read(path: &Path, member: &Member) -> Result<Option<RunResult>, Er
         failure,
         builds,
     }))
+}
+
+/// The tokens of an optimizer step.
+pub(crate) fn tokens_per_step(Config { batch, model, .. }: &Config) -> f64 {
+    let sequences = batch.size as f64 * f64::from(batch.gradient_accumulation_steps);
+    sequences * model.sequence_length as f64
 }
 
 /// The distinct builds of all runs, sorted.

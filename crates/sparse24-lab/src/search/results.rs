@@ -14,7 +14,7 @@ use sparse24_core::{
 
 use super::{DENSE, Plan, arm, settings};
 use crate::{
-    runs::{Build, Failed, Member, RunResult, Sample, Settings, builds},
+    runs::{Build, Failed, Member, RunResult, Sample, Settings, builds, difference},
     statistics::{LEVEL, mean, quantile},
 };
 use sparse24_run::{
@@ -303,12 +303,13 @@ impl SearchResults {
                  lambda-search`"
             ));
         }
-        let (searched, wanted) = (&self.config, settings(config));
-        let differs =
-            |key: &&String| !key.starts_with("run.") && searched.get(*key) != wanted.get(*key);
-        if let Some(key) = searched.keys().chain(wanted.keys()).find(differs) {
-            let [searched, wanted] = [searched, &wanted]
-                .map(|settings| settings.get(key).map_or("nothing", String::as_str));
+        let but_run = |settings: &Settings| -> Settings {
+            let kept = settings.iter().filter(|(key, _)| !key.starts_with("run."));
+            kept.map(|(key, value)| (key.clone(), value.clone())).collect()
+        };
+        let (searched, wanted) = (but_run(&self.config), but_run(&settings(config)));
+        if let Some((key, values)) = difference(&searched, &wanted) {
+            let [searched, wanted] = values.map(|value| value.unwrap_or("nothing"));
             return refuse(format!(
                 "searched with {key} = {searched}, but the run has {wanted}; search again"
             ));

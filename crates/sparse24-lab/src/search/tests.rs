@@ -4,7 +4,7 @@ use sparse24_run::checkpoint::Fingerprint;
 use sparse24_train::method::PhaseKind;
 
 use super::*;
-use crate::runs::{Failure, Sample};
+use crate::runs::{Failed, Failure, Sample};
 
 fn config(settings: &str) -> Config {
     let tiny = "steps=600 optimizer.warmup_steps=100 run.flip_every=10 model.layers=1 \
@@ -85,42 +85,6 @@ fn a_window_that_can_be_sparse_is_searched() {
     resolve(r#"method.phases=["dense:1/8","sparse"] run.flip_every=80"#, SearchOptions::default());
 }
 
-#[test]
-fn each_seed_has_one_reference_and_all_candidates() {
-    let options = SearchOptions {
-        candidates: Some(vec![2e-3, 6e-5]),
-        seeds: Some(vec![5, 4]),
-        ..SearchOptions::default()
-    };
-    let plan = resolve("method.lambda=0.5", options);
-    let members = plan.members();
-    let found: Vec<_> = members
-        .iter()
-        .map(|member| (member.arm.as_str(), member.config.seed, member.until))
-        .collect();
-    let of_seed =
-        |seed| [("dense", seed, 100), ("lambda-6e-5", seed, 100), ("lambda-2e-3", seed, 100)];
-    assert_eq!(found, [of_seed(5), of_seed(4)].concat());
-    assert_eq!(
-        (members[0].config.method.name.as_str(), members[2].config.method.lambda),
-        ("dense", 2e-3)
-    );
-    let but_method = |member: &Member| Config {
-        method: plan.base.method.clone(),
-        seed: 0,
-        ..member.config.clone()
-    };
-    assert!(
-        members.iter().all(|member| but_method(member) == but_method(&members[0])),
-        "the schedule is that of the whole run"
-    );
-    let other = resolve(
-        "method.lambda=0.1",
-        SearchOptions { seeds: Some(vec![4, 5]), ..SearchOptions::default() },
-    );
-    assert_eq!(settings(&other.base), settings(&plan.base), "lambda is varied");
-}
-
 fn result(rates: &[(u32, f64, f64)]) -> Option<RunResult> {
     let names = ["h.0.mlp.c_fc.weight", "h.0.mlp.c_proj.weight"];
     let sample = |&(step, first, second): &(u32, f64, f64)| Sample {
@@ -156,20 +120,24 @@ fn plan() -> Plan {
     Plan { data: Some(data), ..resolve("", options) }
 }
 
+/// The results of two candidates and two seeds; the reference of a seed is its first run.
+fn found(runs: [Option<RunResult>; 6]) -> SearchResults {
+    let plan = plan();
+    SearchResults::of(&plan, &plan.members(), &runs)
+}
+
 /// Rates are binary fractions, so every expectation is exact. Step 50 is before the window.
 #[test]
 fn mu_is_a_ratio_of_means_over_the_window() {
-    let plan = plan();
     let dense = |a, b| result(&[(50, 9.0, 9.0), (60, a, a), (70, b, b)]);
-    let all = [
+    let found = found([
         dense(0.25, 0.75),
         result(&[(50, 0.0, 0.0), (60, 0.5, 0.25), (70, 0.5, 0.25)]),
         result(&[(60, 0.5, 0.5), (70, 0.5, 0.5)]),
         dense(0.5, 0.5),
         result(&[(60, 0.5, 0.25), (70, 0.5, 0.25)]),
         result(&[(60, 1.0, 1.0), (70, 0.0, 0.0)]),
-    ];
-    let found = SearchResults::of(&plan, &plan.members(), &all);
+    ]);
     assert_eq!((found.done, found.of, found.bootstrap.layers), (6, 6, 2));
     assert_eq!(
         (found.dense.flip_rate, found.dense.by_seed.as_slice()),
@@ -193,63 +161,44 @@ fn mu_is_a_ratio_of_means_over_the_window() {
 /// Each has skipped a step that the other has sampled.
 #[test]
 fn mu_is_over_the_steps_that_both_have() {
-    let plan = plan();
-    let (dense, sparse) =
-        (result(&[(60, 0.5, 0.5), (70, 0.9, 0.9)]), result(&[(60, 0.25, 0.25), (80, 0.9, 0.9)]));
-    let all = [dense.clone(), sparse.clone(), sparse.clone(), dense, sparse.clone(), sparse];
-    let found = SearchResults::of(&plan, &plan.members(), &all);
+    let dense = || result(&[(60, 0.5, 0.5), (70, 0.9, 0.9)]);
+    let sparse = || result(&[(60, 0.25, 0.25), (80, 0.9, 0.9)]);
+    let found = found([dense(), sparse(), sparse(), dense(), sparse(), sparse()]);
     assert_eq!((found.candidates[0].mu, found.candidates[0].flip_rate), (Some(0.5), Some(0.25)));
 }
 
 #[test]
 fn mu_is_absent_without_measurements() {
-    let plan = plan();
-    let (dense, half) = (result(&[(60, 0.5, 0.5)]), result(&[(60, 0.25, 0.25)]));
-    let all = [dense.clone(), half.clone(), half.clone(), dense.clone(), None, half.clone()];
-    let found = SearchResults::of(&plan, &plan.members(), &all);
+    let (dense, half) = (|| result(&[(60, 0.5, 0.5)]), || result(&[(60, 0.25, 0.25)]));
+    let unfinished = found([dense(), half(), half(), dense(), None, half()]);
     assert_eq!(
-        (found.done, found.recommended, found.advice.clone()),
-        (5, None, None),
+        (unfinished.done, unfinished.recommended, &unfinished.advice),
+        (5, None, &None),
         "not before all are done"
     );
-    assert_eq!((found.candidates[0].mu, found.candidates[0].verdict), (None, None));
-    assert_eq!(found.candidates[0].by_seed, [Some(0.5), None]);
-    assert_eq!(found.candidates[1].verdict, Some(Verdict::TooStrong));
-    let failed = half.clone().map(|run| RunResult {
-        failure: Some(Failure { step: 61, what: "the loss is NaN".to_owned() }),
-        ..run
-    });
-    let found = SearchResults::of(
-        &plan,
-        &plan.members(),
-        &[dense.clone(), failed, half.clone(), dense.clone(), half.clone(), half.clone()],
-    );
-    assert_eq!(
-        (found.candidates[0].mu, found.candidates[0].verdict),
-        (None, Some(Verdict::Explosion))
-    );
-    assert_eq!(
-        found.candidates[0].failure.as_ref().map(|failed| (failed.seed, failed.failure.step)),
-        Some((1, 61))
-    );
-    assert!(found.advice.unwrap().contains("does not fall steadily"));
+    let [first, second] = unfinished.candidates.as_slice() else { panic!("two candidates") };
+    assert_eq!((first.mu, first.verdict), (None, None));
+    assert_eq!(first.by_seed, [Some(0.5), None]);
+    assert_eq!(second.verdict, Some(Verdict::TooStrong));
+
+    let failure = Failure { step: 61, what: "the loss is NaN".to_owned() };
+    let failed = half().map(|run| RunResult { failure: Some(failure.clone()), ..run });
+    let failed = found([dense(), failed, half(), dense(), half(), half()]);
+    let first = &failed.candidates[0];
+    assert_eq!((first.mu, first.verdict), (None, Some(Verdict::Explosion)));
+    assert_eq!(first.failure, Some(Failed { seed: 1, failure }));
+    assert!(failed.advice.unwrap().contains("does not fall steadily"));
+
     // A candidate that is dense at every sampled step has nothing to compare.
-    let in_dense_phase = |run: Option<RunResult>| {
-        let mut run = run.unwrap();
+    let in_dense_phase = || {
+        let mut run = half().unwrap();
         run.samples.iter_mut().for_each(|sample| sample.phase = PhaseKind::Dense);
         Some(run)
     };
-    let all = [
-        dense.clone(),
-        in_dense_phase(half.clone()),
-        half.clone(),
-        dense,
-        in_dense_phase(half.clone()),
-        half,
-    ];
-    let found = SearchResults::of(&plan, &plan.members(), &all);
+    let first = &found([dense(), in_dense_phase(), half(), dense(), in_dense_phase(), half()])
+        .candidates[0];
     assert_eq!(
-        (found.candidates[0].mu, found.candidates[0].verdict),
+        (first.mu, first.verdict),
         (None, None),
         "a lack of measurements is not an explosion"
     );
@@ -266,14 +215,8 @@ fn a_search_of_an_earlier_version_continues() {
 }
 
 #[test]
-fn results_are_read_back() {
-    let plan = plan();
-    let dense = result(&[(60, 0.3, 0.7)]);
-    let all = [dense.clone(), result(&[(60, 0.1, 0.77)]), None, dense, None, None];
-    let found = SearchResults::of(&plan, &plan.members(), &all);
+fn damaged_results_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    found.write(folder.path()).unwrap();
-    assert_eq!(SearchResults::read(folder.path()).unwrap(), found);
     std::fs::write(folder.path().join(FILE), "{}").unwrap();
     let refused = SearchResults::read(folder.path()).unwrap_err().to_string();
     assert!(refused.contains("search.json") && refused.contains("missing field"), "{refused}");

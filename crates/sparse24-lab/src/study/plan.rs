@@ -183,7 +183,6 @@ impl Plan {
         Identity { settings, arms: self.arms.iter().map(arm).collect(), seeds }
     }
 
-    /// The index of the reference among the arms.
     pub(super) fn reference(&self) -> usize {
         let position = self.arms.iter().position(|arm| arm.name == self.reference);
         position.expect("it was checked that the reference is an arm")

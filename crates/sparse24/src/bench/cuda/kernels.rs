@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use regex::Regex;
 use serde_json::json;
 use sparse24_cuda::{
@@ -19,6 +19,7 @@ use super::{Args, table};
 use crate::{
     failure::{Exit, Failure},
     output::{self, counted, note, print_json, say},
+    progress,
     signals::Signals,
 };
 
@@ -122,9 +123,9 @@ const INTERVAL: Duration = Duration::from_secs(10);
 impl Progress {
     fn new(count: usize) -> Self {
         let bar = stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{bar:20.cyan/blue} {pos}/{len} {wide_msg}")
-                .expect("the template is well formed");
-            ProgressBar::new(count as u64).with_style(style.progress_chars("━╸─"))
+            let bar = progress::bar("{bar:20.cyan/blue} {pos}/{len} {wide_msg}");
+            bar.set_length(count as u64);
+            bar
         });
         Self { bar, printed: Instant::now(), done: 0, count, last: String::new() }
     }

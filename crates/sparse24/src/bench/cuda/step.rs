@@ -302,7 +302,6 @@ fn name(work: Work, parameters: &[(&str, [usize; 2])]) -> String {
     }
 }
 
-/// Batches of random tokens.
 struct RandomTokens {
     tokens: usize,
     vocabulary: u32,
