@@ -96,8 +96,8 @@ fn bf16_rounds_to_nearest_even() {
     let bits = (0..200_000_u32).map(|i| i.wrapping_mul(2_654_435_761)).chain([0x7f80_0001]);
     let x = Array2::from_shape_vec([1, 200_009], bits.map(f32::from_bits).chain(ties).collect());
     let x = x.unwrap();
-    let mut y = poison(x.dim().into());
-    round_bf16(x.view(), y.view_mut()).unwrap();
+    let mut y = x.clone();
+    round_bf16(y.view_mut());
     for (x, y) in x.iter().zip(&y) {
         assert_eq!(y.to_bits(), half::bf16::from_f32(*x).to_f32().to_bits(), "{x}");
     }
