@@ -29,7 +29,7 @@ fn tokens(count: u32, vocabulary: u32) -> Vec<u32> {
     (0..count).map(|i| i.wrapping_mul(40_503) >> 3 & 0xffff).map(|i| i % vocabulary).collect()
 }
 
-/// Of column slices, of which nothing around is written.
+/// Operands are column slices, and nothing around the gradients is written.
 #[test]
 fn attention() {
     let (queries, keys, d) = (70, 90, 12);
