@@ -4,6 +4,7 @@
 //! Nothing here comes from the crates under test, apart from plain descriptions (shapes,
 //! hyperparameters) and the Philox block function, whose known answers core checks.
 
+pub mod adamw;
 pub mod arithmetic;
 pub mod layers;
 

@@ -29,32 +29,3 @@ pub fn masked_decay(
     });
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use alloc::vec;
-
-    use ndarray::Array2;
-
-    use super::masked_decay;
-    use crate::Mask;
-
-    #[test]
-    fn only_pruned_weights_decay() {
-        let mask = Mask::from_tiles(4, 4, vec![0xa5c3]).expect("tiled");
-        let w = Array2::from_shape_fn((4, 4), |(row, column)| {
-            if (row, column) == (0, 0) { f32::NAN } else { (row + column) as f32 }
-        });
-        let mut g = Array2::from_elem((4, 4), -1.0_f32);
-        masked_decay(g.view_mut(), w.view(), &mask, 0.5).expect("one shape");
-        for ((row, column), &g) in g.indexed_iter() {
-            let expected =
-                if mask.keeps(row, column) { -1.0 } else { -1.0 + 0.5 * (row + column) as f32 };
-            assert_eq!(g, expected, "({row}, {column})");
-        }
-        assert!(masked_decay(g.view_mut(), Array2::zeros((4, 8)).view(), &mask, 0.5).is_err());
-        assert!(
-            masked_decay(g.view_mut(), w.view(), &Mask::empty(8, 4).expect("tiled"), 0.5).is_err()
-        );
-    }
-}

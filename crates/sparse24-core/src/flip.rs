@@ -43,35 +43,3 @@ pub fn kept_norm(tile: &[f32; 16], pattern: TilePattern) -> f64 {
         .map(|at| f64::from(magnitude(tile[at])))
         .sum()
 }
-
-#[cfg(test)]
-mod tests {
-    use alloc::vec;
-
-    use super::{flip_count, flip_rate, tile_gap};
-    use crate::Mask;
-
-    #[test]
-    fn flips_and_flip_rate() {
-        let (a, b) = (
-            Mask::from_tiles(4, 8, vec![0xa5c3, 0x33cc]),
-            Mask::from_tiles(4, 8, vec![0xa53c, 0x33cc]),
-        );
-        let flips = flip_count(&a.expect("tiled"), &b.expect("tiled"));
-        assert_eq!(flips, Ok(8));
-        assert_eq!((flip_rate(8, 32), flip_rate(0, 0)), (0.25, 0.0));
-        assert!(
-            flip_count(&Mask::empty(4, 8).expect("tiled"), &Mask::empty(8, 4).expect("tiled"))
-                .is_err()
-        );
-    }
-
-    #[test]
-    fn gaps_by_hand() {
-        // Two patterns differ at least by an exchange of two kept elements.
-        let tile = core::array::from_fn(|at| f32::from(0xa5c3_u16 >> at & 1));
-        assert_eq!(tile_gap(&tile), 2.0);
-        assert_eq!(tile_gap(&[1.0; 16]), 0.0);
-        assert_eq!(tile_gap(&[f32::NAN; 16]), 0.0);
-    }
-}

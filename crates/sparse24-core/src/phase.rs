@@ -138,30 +138,9 @@ pub fn settling_window(beta2: f32) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use alloc::{format, string::ToString};
-    use core::num::NonZeroU32;
+    use alloc::string::ToString;
 
-    use super::{Fraction, Refresh, has_settled, settling_window};
-
-    #[test]
-    fn steps_of_a_fraction_round_down() {
-        assert_eq!(
-            [0, 1, 5, 6, 7, 11, 12, 300_000].map(|steps| Fraction::FIVE_SIXTHS.of(steps)),
-            [0, 0, 4, 5, 5, 9, 10, 250_000]
-        );
-        assert_eq!(Fraction::FIVE_SIXTHS.of(u32::MAX), 3_579_139_412);
-        assert_eq!(Fraction::ONE.of(u32::MAX), u32::MAX);
-    }
-
-    #[test]
-    fn improper_fractions_are_errors() {
-        assert_eq!(Fraction::new(5, 6), Ok(Fraction::FIVE_SIXTHS));
-        assert_eq!(Fraction::new(0, 1).map(|fraction| fraction.of(7)), Ok(0));
-        for (numerator, denominator) in [(7, 6), (0, 0)] {
-            let error = Fraction::new(numerator, denominator).expect_err("improper").to_string();
-            assert!(error.contains(&format!("{numerator}/{denominator}")), "{error}");
-        }
-    }
+    use super::{Fraction, has_settled, settling_window};
 
     #[test]
     fn parsing_fractions() {
@@ -210,12 +189,5 @@ mod tests {
             "a mean below 1, of the last four"
         );
         assert!(!settled(&[0.0, f32::NAN, 0.0, 0.0]));
-    }
-
-    #[test]
-    fn refresh_is_due_at_multiples() {
-        let refresh = Refresh::Every(NonZeroU32::new(40).expect("not zero"));
-        assert!((1..=200).filter(|&t| refresh.is_due(t)).eq([40, 80, 120, 160, 200]));
-        assert!((1..=200).all(|t| Refresh::EachStep.is_due(t)));
     }
 }

@@ -156,11 +156,7 @@ fn pruned(mask: &Mask, first: usize, length: usize) -> [f32; PIECE] {
 /// and blocks are added in order.
 #[must_use]
 pub fn squared_norm(g: &[f32]) -> f64 {
-    g.par_chunks(TASK)
-        .map(|g| sum(g, g, |g, _| f64::from(g) * f64::from(g)))
-        .collect::<Vec<_>>()
-        .into_iter()
-        .sum()
+    sum(g, g, |g, _| f64::from(g) * f64::from(g))
 }
 
 /// sum |a - b| in f64: each difference is exact to 2^-53, and sums are ordered as in
@@ -170,28 +166,28 @@ pub fn squared_norm(g: &[f32]) -> f64 {
 /// [`Error::Shape`] unless the lengths agree.
 pub fn l1_distance(a: &[f32], b: &[f32]) -> Result<f64, Error> {
     check::shape("l1 distance", "b", [1, a.len()], [1, b.len()])?;
-    let blocks: Vec<f64> = (a.par_chunks(TASK).zip(b.par_chunks(TASK)))
-        .map(|(a, b)| sum(a, b, |a, b| (f64::from(a) - f64::from(b)).abs()))
-        .collect();
-    Ok(blocks.into_iter().sum())
+    Ok(sum(a, b, |a, b| (f64::from(a) - f64::from(b)).abs()))
 }
 
-/// The sum of `term` over matching elements; element i is added to running sum i mod 16.
-fn sum(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f64) -> f64 {
-    vectorised(
-        #[inline(always)]
-        || {
-            let mut lanes = [0.0f64; 16];
-            let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
-            for (a, b) in a.iter().zip(b) {
-                for ((lane, &a), &b) in lanes.iter_mut().zip(a).zip(b) {
+/// The sum of `term` over matching elements, in the order of [`squared_norm`].
+fn sum(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f64 + Sync) -> f64 {
+    let blocks = a.par_chunks(TASK).zip(b.par_chunks(TASK)).map(|(a, b)| {
+        vectorised(
+            #[inline(always)]
+            || {
+                let mut lanes = [0.0f64; 16];
+                let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
+                for (a, b) in a.iter().zip(b) {
+                    for ((lane, &a), &b) in lanes.iter_mut().zip(a).zip(b) {
+                        *lane += term(a, b);
+                    }
+                }
+                for ((lane, &a), &b) in lanes.iter_mut().zip(a_rest).zip(b_rest) {
                     *lane += term(a, b);
                 }
-            }
-            for ((lane, &a), &b) in lanes.iter_mut().zip(a_rest).zip(b_rest) {
-                *lane += term(a, b);
-            }
-            lanes.iter().sum()
-        },
-    )
+                lanes.iter().sum()
+            },
+        )
+    });
+    blocks.collect::<Vec<f64>>().into_iter().sum()
 }

@@ -25,7 +25,7 @@ use crate::{
     Error, check,
     dropout::drop_run,
     math,
-    product::{PAD, Product},
+    product::{PAD, product},
     simd::vectorised,
 };
 
@@ -59,7 +59,6 @@ pub fn attention_forward(
     const OPERATION: &str = "attention_forward";
     let operands =
         [("q", q.dim()), ("k", k.dim()), ("v", v.dim()), ("o", o.dim()), ("lse", lse.dim())];
-    let operands = operands.map(|(operand, shape)| (operand, shape.into()));
     let width = check(OPERATION, shape, lengths, q.ncols(), &operands)?;
     if o.is_empty() {
         return Ok(());
@@ -109,7 +108,6 @@ pub fn attention_backward(
         ("dk", dk.dim()),
         ("dv", dv.dim()),
     ];
-    let operands = operands.map(|(operand, shape)| (operand, shape.into()));
     let width = check(OPERATION, shape, lengths, q.ncols(), &operands)?;
     if width == 0 || shape.batch == 0 {
         return Ok(());
@@ -141,7 +139,7 @@ fn check(
     shape: AttentionShape,
     lengths: Option<&[u32]>,
     d: usize,
-    operands: &[(&'static str, [usize; 2])],
+    operands: &[(&'static str, (usize, usize))],
 ) -> Result<usize, Error> {
     let AttentionShape { batch, heads, queries, keys, .. } = shape;
     let width = d / heads.max(1);
@@ -151,7 +149,7 @@ fn check(
             "lse" => [batch * heads, queries],
             _ => [batch * queries, width * heads],
         };
-        check::shape(operation, operand, expected, found)?;
+        check::shape(operation, operand, expected, found.into())?;
     }
     if let Some(lengths) = lengths {
         let longest = lengths.iter().fold(0, |longest, &length| longest.max(length as usize));
@@ -492,16 +490,6 @@ fn paste(x: &[f32], stride: usize, mut to: ArrayViewMut2<'_, f32>, scale: impl F
             }
         },
     );
-}
-
-fn product(
-    shape: [usize; 3],
-    (a, a_strides): (&[f32], [usize; 2]),
-    (b, b_stride): (&[f32], usize),
-    (c, c_stride): (&mut [f32], usize),
-    accumulate: Accumulate,
-) {
-    Product { shape, a, a_strides, b, b_stride, c, c_stride, accumulate }.run();
 }
 
 /// Calls `work` with buffers of these lengths and arbitrary contents, from one allocation per

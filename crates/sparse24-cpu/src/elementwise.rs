@@ -94,32 +94,19 @@ fn leaf<const I: usize, const O: usize, K>(
     }
 }
 
-/// Runs the kernel on a row with gaps between its elements, by way of pieces on the stack.
+/// Runs the kernel on a row with gaps between its elements, by way of copies.
 #[cold]
 fn gathered<const I: usize, const O: usize, K>(
     inputs: [ArrayView1<'_, f32>; I],
-    mut outputs: [ArrayViewMut1<'_, f32>; O],
+    outputs: [ArrayViewMut1<'_, f32>; O],
     kernel: &K,
 ) where
     K: Fn([&[f32]; I], [&mut [f32]; O]) + Sync,
 {
-    const PIECE: usize = 256;
-    let columns = outputs[0].len();
-    for start in (0..columns).step_by(PIECE) {
-        let length = PIECE.min(columns - start);
-        let piece = |x: &ArrayView1<'_, f32>| {
-            std::array::from_fn::<f32, PIECE, _>(|i| if i < length { x[start + i] } else { 0.0 })
-        };
-        let inputs = inputs.each_ref().map(piece);
-        let mut results = outputs.each_ref().map(|x| piece(&x.view()));
-        kernel(
-            inputs.each_ref().map(|x| &x[..length]),
-            results.each_mut().map(|x| &mut x[..length]),
-        );
-        for (output, result) in outputs.iter_mut().zip(&results) {
-            for (i, &value) in result[..length].iter().enumerate() {
-                output[start + i] = value;
-            }
-        }
+    let inputs = inputs.map(|x| x.to_vec());
+    let mut results = outputs.each_ref().map(|x| x.to_vec());
+    kernel(inputs.each_ref().map(|x| &x[..]), results.each_mut().map(|x| &mut x[..]));
+    for (mut output, result) in outputs.into_iter().zip(results) {
+        output.assign(&ArrayView1::from(&result));
     }
 }

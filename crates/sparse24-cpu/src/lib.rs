@@ -16,7 +16,6 @@ pub mod dropout;
 mod elementwise;
 pub mod embedding;
 mod error;
-pub mod flip;
 pub mod gemm;
 pub mod loss;
 pub mod math;

@@ -1,6 +1,6 @@
 //! Softmax cross-entropy over a vocabulary, with its gradient in place.
 
-use ndarray::{ArrayView2, ArrayViewMut2};
+use ndarray::ArrayViewMut2;
 use rayon::prelude::*;
 
 use crate::{Error, check, math, simd::vectorised};
@@ -34,7 +34,9 @@ pub fn head_loss(
     smoothing: f32,
     scale: f32,
 ) -> Result<Loss, Error> {
-    let v = check_targets("head_loss", logits.dim(), targets, ignore)?;
+    let (p, v) = logits.dim();
+    check::shape("head_loss", "targets", [p, 1], [targets.len(), 1])?;
+    check::tokens("head_loss", targets, ignore, v)?;
     let rows = check::elements_mut("head_loss", "logits", logits)?.par_chunks_mut(ROWS * v.max(1));
     let losses = rows.zip(targets.par_chunks(ROWS)).map(|(rows, targets)| {
         let mut loss = Loss::default();
@@ -58,48 +60,11 @@ pub fn head_loss(
         );
         loss
     });
-    Ok(total(losses.collect()))
-}
-
-/// The loss of [`head_loss`] without the gradient.
-///
-/// # Errors
-/// Like [`head_loss`].
-pub fn loss_forward(
-    logits: ArrayView2<'_, f32>,
-    targets: &[u32],
-    ignore: Option<u32>,
-    smoothing: f32,
-) -> Result<Loss, Error> {
-    let v = check_targets("loss_forward", logits.dim(), targets, ignore)?;
-    let rows = check::elements("loss_forward", "logits", logits)?.par_chunks(ROWS * v.max(1));
-    let losses = rows.zip(targets.par_chunks(ROWS)).map(|(rows, targets)| {
-        let mut loss = Loss::default();
-        vectorised(
-            #[inline(always)]
-            || {
-                for (row, &target) in rows.chunks_exact(v).zip(targets) {
-                    if Some(target) != ignore {
-                        loss.add(terms(row), row[target as usize], smoothing, v);
-                    }
-                }
-            },
-        );
-        loss
-    });
-    Ok(total(losses.collect()))
-}
-
-/// Checks the targets and returns V.
-fn check_targets(
-    operation: &'static str,
-    (p, v): (usize, usize),
-    targets: &[u32],
-    ignore: Option<u32>,
-) -> Result<usize, Error> {
-    check::shape(operation, "targets", [p, 1], [targets.len(), 1])?;
-    check::tokens(operation, targets, ignore, v)?;
-    Ok(v)
+    // In the order of the rows, whatever the threads.
+    let losses: Vec<Loss> = losses.collect();
+    Ok(losses
+        .into_iter()
+        .fold(Loss::default(), |a, b| Loss { sum: a.sum + b.sum, count: a.count + b.count }))
 }
 
 /// The terms of a row's loss.
@@ -128,10 +93,4 @@ impl Loss {
         self.sum += f64::from(terms.sum).ln() - expected;
         self.count += 1;
     }
-}
-
-fn total(losses: Vec<Loss>) -> Loss {
-    losses
-        .into_iter()
-        .fold(Loss::default(), |a, b| Loss { sum: a.sum + b.sum, count: a.count + b.count })
 }

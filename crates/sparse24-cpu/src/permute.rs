@@ -3,7 +3,7 @@
 
 use ndarray::ArrayView2;
 use rayon::prelude::*;
-use sparse24_core::{Element, Mask};
+use sparse24_core::{Element, Mask, prune::largest_two};
 
 use crate::{Error, check, tasks};
 
@@ -33,28 +33,13 @@ pub fn permuted_mask<T: Element>(
     let tile_columns = q / 4;
     let mut rows = vec![0_u8; r * tile_columns];
     rows.par_chunks_mut(4 * tile_columns).zip(order.par_chunks(4)).for_each(|(out, group)| {
-        let kept = [0, 1, 2, 3].map(|i| {
-            let row = group[i] as usize;
-            (&mask.tiles()[row / 4 * tile_columns..][..tile_columns], row % 4 * 4)
-        });
-        for column in 0..tile_columns {
-            let kept = kept.map(|(tiles, shift)| tiles[column] >> shift & 15);
-            let mut bits = [0_u8; 4];
-            for i in 0..4 {
-                let masked = [0, 1, 2, 3].map(|place| {
-                    if kept[place] >> i & 1 == 1 {
-                        magnitude(w[[group[place] as usize, 4 * column + i]])
-                    } else {
-                        0
-                    }
-                });
-                let chosen = largest_two(masked);
-                for place in 0..4 {
-                    bits[place] |= (chosen >> place & 1 & (kept[place] >> i) as u8) << i;
-                }
-            }
-            for place in 0..4 {
-                out[place * tile_columns + column] = bits[place];
+        for column in 0..q {
+            let kept = [0, 1, 2, 3].map(|i| mask.keeps(group[i] as usize, column));
+            let masked = [0, 1, 2, 3]
+                .map(|i| if kept[i] { w[[group[i] as usize, column]].to_f32() } else { 0.0 });
+            for i in largest_two(masked).indices().map(usize::from).into_iter().filter(|&i| kept[i])
+            {
+                out[i * tile_columns + column / 4] |= 1 << (column % 4);
             }
         }
     });
@@ -71,17 +56,4 @@ pub fn permuted_mask<T: Element>(
         }
     });
     Ok(())
-}
-
-/// The bits of a magnitude, which are ordered like it; a NaN counts as infinite.
-fn magnitude<T: Element>(x: T) -> u32 {
-    (x.to_f32().to_bits() & 0x7fff_ffff).min(f32::INFINITY.to_bits())
-}
-
-/// Bit i is set if fewer than two other elements are larger, or equal with a lower index.
-fn largest_two(m: [u32; 4]) -> u8 {
-    let beats = |i: usize, j: usize| u8::from(m[i] > m[j] || m[i] == m[j] && i < j);
-    (0..4)
-        .map(|i| u8::from((0..4).filter(|&j| j != i).map(|j| beats(j, i)).sum::<u8>() < 2) << i)
-        .sum()
 }

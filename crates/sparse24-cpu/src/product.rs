@@ -13,27 +13,33 @@ pub(crate) const PAD: usize = 16;
 /// Rows of C in registers at once.
 const ROWS: usize = 4;
 
-/// C `[m, n]` = A `[m, k]` B `[k, n]`, or C += A B; `n` is a multiple of [`PAD`].
-pub(crate) struct Product<'a> {
-    /// m, n, k.
-    pub(crate) shape: [usize; 3],
-    /// Element (i, l) is at `i * strides[0] + l * strides[1]`.
-    pub(crate) a: &'a [f32],
-    pub(crate) a_strides: [usize; 2],
-    /// Row-major with rows `b_stride` apart.
-    pub(crate) b: &'a [f32],
-    pub(crate) b_stride: usize,
-    /// Row-major with rows `c_stride` apart.
-    pub(crate) c: &'a mut [f32],
-    pub(crate) c_stride: usize,
-    pub(crate) accumulate: Accumulate,
+/// C `[m, n]` = A `[m, k]` B `[k, n]`, or C += A B, for the shape `[m, n, k]`; `n` is a multiple of
+/// [`PAD`].
+///
+/// Element (i, l) of A is at `i * a_strides[0] + l * a_strides[1]`; B and C are row-major with rows
+/// `b_stride` and `c_stride` apart.
+pub(crate) fn product(
+    shape: [usize; 3],
+    (a, a_strides): (&[f32], [usize; 2]),
+    (b, b_stride): (&[f32], usize),
+    (c, c_stride): (&mut [f32], usize),
+    accumulate: Accumulate,
+) {
+    Available::best().run(Product { shape, a, a_strides, b, b_stride, c, c_stride, accumulate });
+}
+
+struct Product<'a> {
+    shape: [usize; 3],
+    a: &'a [f32],
+    a_strides: [usize; 2],
+    b: &'a [f32],
+    b_stride: usize,
+    c: &'a mut [f32],
+    c_stride: usize,
+    accumulate: Accumulate,
 }
 
 impl Product<'_> {
-    pub(crate) fn run(self) {
-        Available::best().run(self);
-    }
-
     #[inline(always)]
     fn strip<V: Vector, const M: usize>(&mut self, v: V, i: usize) {
         let n = self.shape[1];

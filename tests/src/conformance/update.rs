@@ -12,7 +12,10 @@ use sparse24_train::backend::{
 };
 
 use super::{Bench, Draw, Matrix, Output, Values};
-use crate::oracle::arithmetic::{Arithmetic, UNIT};
+use crate::oracle::{
+    adamw,
+    arithmetic::{Arithmetic, UNIT},
+};
 
 /// Every number to the bit, in f32 and as an activation.
 pub(super) fn copy_and_fill(bench: &mut Bench<'_>, draw: &Draw) {
@@ -138,40 +141,18 @@ fn norm(rows: &[Row]) -> f64 {
 
 /// w, m and v of every row after the step.
 fn updated(a: &mut Arithmetic, rows: &[Row], rule: &AdamW, decay: MaskedDecay) -> Vec<Matrix> {
-    let [beta1, beta2, epsilon, clip] =
-        [rule.beta1, rule.beta2, rule.epsilon, rule.clip].map(f64::from);
     let [rate, first, second] = [0.03125_f32, 0.4, 0.2].map(f64::from);
+    let step = adamw::Step { rule: *rule, decay, rate, corrections: [first, second] };
     let norm = norm(rows);
     let norm = a.rounded(norm, 1.0, norm);
-    let scale = (clip / (norm + 1e-6)).min(1.0);
-    let scale = a.rounded(scale, 3.0, if scale < 1.0 { scale } else { 0.0 });
-    let mut all = Vec::new();
-    for row in rows {
-        let [mut w, mut m, mut v] = row.before.clone();
-        for ((i, j), &g) in row.gradient.indexed_iter() {
-            let pruned = row.mask.as_ref().is_some_and(|mask| !mask.keeps(i, j));
-            let (on_gradient, on_weight) = match decay {
-                MaskedDecay::OnGradients(lambda) if pruned => (f64::from(lambda), 0.0),
-                MaskedDecay::OnWeights(lambda) if pruned => (0.0, f64::from(lambda)),
-                _ => (0.0, 0.0),
-            };
-            let (w, m, v) = (&mut w[[i, j]], &mut m[[i, j]], &mut v[[i, j]]);
-            let pull = on_gradient * *w;
-            let g = a.rounded(g * scale + pull, 2.0, (g * scale).abs() + pull.abs());
-            let (kept, new) = (beta1 * *m, (1.0 - beta1) * g);
-            *m = a.rounded(kept + new, 2.0, kept.abs() + new.abs());
-            if beta2 < 1.0 {
-                *v = beta2 * *v + (1.0 - beta2) * g * g;
-                *v = a.rounded(*v, 4.0, *v);
-            }
-            let step = (*m / first) / ((*v / second).sqrt() + epsilon);
-            let decayed = (f64::from(row.weight_decay) + on_weight) * *w;
-            let change = rate * (a.rounded(step, 8.0, step) + decayed);
-            *w = a.rounded(*w - change, 1.0, w.abs() + 3.0 * change.abs());
-        }
-        all.extend([w, m, v]);
-    }
-    all
+    let mut all: Vec<_> = rows.iter().map(|row| row.before.clone()).collect();
+    let parameters = all.iter_mut().zip(rows).map(|(state, row)| {
+        let keeps = |mask: &Mask, at: usize| mask.keeps(at / mask.columns(), at % mask.columns());
+        let pruned = move |at| row.mask.as_ref().is_some_and(|mask| !keeps(mask, at));
+        (state.each_mut(), &row.gradient, row.weight_decay.into(), pruned)
+    });
+    step.apply(a, norm, parameters);
+    all.into_iter().flatten().collect()
 }
 
 /// Flips of two masks; the L1 distance of two tensors.

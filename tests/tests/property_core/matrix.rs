@@ -5,7 +5,7 @@ use ndarray::Array2;
 use proptest::prelude::*;
 use sparse24_core::{
     Element, Error, Mask, MaskKind, compressed::Compressed24, decay, flip, group::Pattern, mvue,
-    philox::Purpose, philox::Site, philox::Stream, prune, search,
+    mvue::Estimator, philox::Purpose, philox::Site, philox::Stream, prune, search,
 };
 use sparse24_tests::oracle;
 
@@ -115,22 +115,22 @@ fn searches_have_their_structure<T: Bits>(w: &Array2<f32>) {
 fn gradients_are_estimated_group_by_group<T: Bits>(dz: &Array2<f32>, stream: Stream) {
     let dz = dz.mapv(T::of);
     let (p, r) = dz.dim();
-    let out = mvue::compress(dz.view(), mvue::Estimator::Exact, stream).expect("padded");
-    let dense = out.decode();
-    assert_eq!(dense.dim(), (r, p.div_ceil(4) * 4));
-    for i in 0..r {
-        for j in 0..p.div_ceil(4) {
+    for estimator in [Estimator::Exact, Estimator::Approximate] {
+        let dense = mvue::compress(dz.view(), estimator, stream).expect("padded").decode();
+        assert_eq!(dense.dim(), (r, p.div_ceil(4) * 4));
+        for (i, j) in (0..r).flat_map(|i| (0..p.div_ceil(4)).map(move |j| (i, j))) {
             let x: [f32; 4] =
                 std::array::from_fn(|at| dz.get((4 * j + at, i)).map_or(0.0, |x| x.to_f32()));
-            let word = stream.words((i * p.div_ceil(16) + j / 4) as u32)[j % 4];
-            let u = oracle::uniform(word >> 8);
-            let (indices, values) = if x.iter().all(|x| x.is_finite()) {
-                oracle::mvue(x, u)
-            } else {
-                ([0, 1], [f32::NAN; 2])
+            let [u, v] = [Purpose::Mvue, Purpose::MvueSecond].map(|purpose| {
+                let words = stream.with_purpose(purpose).words((i * p.div_ceil(16) + j / 4) as u32);
+                oracle::uniform(words[j % 4] >> 8)
+            });
+            let kept = match estimator {
+                Estimator::Exact => mvue::exact(x, u),
+                Estimator::Approximate => mvue::approximate(x, [u, v]),
             };
             let mut expected = [T::default(); 4];
-            for (i, value) in indices.into_iter().zip(values) {
+            for (i, value) in kept.indices.into_iter().zip(kept.values) {
                 expected[usize::from(i)] = T::of(value);
             }
             let found: [u32; 4] = std::array::from_fn(|at| dense[[i, 4 * j + at]].bits());

@@ -1,6 +1,6 @@
 //! Tiny runs and their data.
 
-use std::num::NonZeroU32;
+use std::{mem, num::NonZeroU32};
 
 use sparse24_core::{
     MaskKind,
@@ -16,7 +16,7 @@ use sparse24_train::{
     objective::{Batch, DataError, Evaluation, Objective},
     optim::{AdamVariant, AdamW},
     schedule::Schedule,
-    trainer::{Recipe, Trainer},
+    trainer::{ParameterState, Recipe, Trainer},
 };
 
 pub(crate) use super::oracle::fst::gpt2;
@@ -137,6 +137,18 @@ pub(crate) fn start_from(trainer: &mut Trainer, weights: &[(String, Vec<f32>)]) 
     let borrowed: Vec<(&str, &[f32])> =
         weights.iter().map(|(name, values)| (name.as_str(), values.as_slice())).collect();
     trainer.start_from(&borrowed).expect("a weight for every parameter");
+}
+
+/// The bits of w, m and v of every parameter, and the rest of its state.
+pub(crate) type Bits = Vec<([Vec<u32>; 3], ParameterState)>;
+
+pub(crate) fn bits(states: Vec<ParameterState>) -> Bits {
+    let of = |mut state: ParameterState| {
+        let values =
+            [&mut state.weight, &mut state.first_moment, &mut state.second_moment].map(mem::take);
+        (values.map(|values| values.into_iter().map(f32::to_bits).collect()), state)
+    };
+    states.into_iter().map(of).collect()
 }
 
 /// The mean validation loss, in batches of the recipe's size.

@@ -6,9 +6,7 @@ use sparse24_core::{
 };
 use sparse24_train::{
     Error, ErrorKind,
-    method::{
-        DgradOperand, GradientOperand, KeptValues, Method, Phase, PhaseKind, Until, WeightOperand,
-    },
+    method::{DgradOperand, GradientOperand, KeptValues, Method, Phase, Until, WeightOperand},
     model::{ActivationCheckpointing, ModelSpec},
     objective::{Batch, DataError, Objective},
     optim::AdamVariant,
@@ -16,12 +14,16 @@ use sparse24_train::{
 };
 
 use super::{
-    fixture::{self, INTERVAL, Noise, STEPS, SWITCH, Validation, cpu, fst, gpt2},
+    fixture::{self, Bits, INTERVAL, Noise, STEPS, SWITCH, Validation, cpu, fst, gpt2},
     oracle::fst::sparsified,
     spy::spy,
 };
 
 const LAMBDA: f32 = 2e-2;
+
+fn bits(trainer: &mut Trainer) -> Bits {
+    fixture::bits(states(trainer))
+}
 
 fn states(trainer: &mut Trainer) -> Vec<ParameterState> {
     trainer.parameter_states().expect("downloads")
@@ -41,92 +43,29 @@ fn searched(states: &[ParameterState]) -> Vec<Mask> {
         .collect()
 }
 
-fn masks(states: Vec<ParameterState>) -> Vec<Mask> {
-    states.into_iter().filter_map(|state| state.mask).collect()
-}
-
-/// The loss of these weights without masks.
-fn dense_loss(recipe: &Recipe, weights: &[(String, Vec<f32>)], validation: &Validation) -> f64 {
-    let dense = Recipe { method: Method::dense(), ..recipe.clone() };
-    let mut trainer = Trainer::new(cpu(), dense).expect("a valid recipe");
-    fixture::start_from(&mut trainer, weights);
-    fixture::evaluate(&mut trainer, validation)
-}
-
-/// Masks are searched in w_0, then in w_t after the steps that the interval divides; they prune
-/// until the switch and are gone after it.
+/// Masks are searched in the initial weights and at refreshes, and weights pruned and gradients
+/// sampled in sparse steps alone; dense training does none of it.
 #[test]
-fn masks_are_refreshed_at_their_interval_and_gone_after_the_switch() {
-    let mut recipe = fixture::recipe(fst(LAMBDA));
-    recipe.schedule.peak = 0.3;
-    let (spy, log) = spy();
-    let mut trainer = fixture::trainer(spy, &recipe);
-    let (noise, validation) = (Noise::of(&recipe), Validation::of(&recipe));
-    let mut due = searched(&states(&mut trainer));
-    assert_eq!(masks(states(&mut trainer)), due);
-    let mut refreshed = 0;
-    for step in 1..=STEPS {
-        let outcome = trainer.train_step(&noise, FlipSampling::Skip).expect("finite");
-        let now = states(&mut trainer);
-        let weights: Vec<_> =
-            now.iter().map(|state| (state.name.clone(), state.weight.clone())).collect();
-        let evaluated = fixture::evaluate(&mut trainer, &validation);
-        if step > SWITCH {
-            assert_eq!((outcome.phase, masks(now)), (PhaseKind::Dense, vec![]), "step {step}");
-            assert_eq!(evaluated, dense_loss(&recipe, &weights, &validation), "step {step}");
-            continue;
-        }
-        if step % INTERVAL == 0 {
-            refreshed += usize::from(due != searched(&now));
-            due = searched(&now);
-        }
-        assert_eq!(outcome.phase, PhaseKind::Sparse);
-        let pruned: Vec<_> = now.iter().map(|state| (state.name.clone(), pruned(state))).collect();
-        assert_eq!(evaluated, dense_loss(&recipe, &pruned, &validation), "step {step}");
-        assert_ne!(
-            evaluated,
-            dense_loss(&recipe, &weights, &validation),
-            "step {step}: pruning changes nothing"
-        );
-        let now = masks(now);
-        assert_eq!(now, due, "step {step}");
-        now.iter().for_each(|mask| mask.check(MaskKind::Transposable).expect("transposable"));
-    }
-    assert_eq!(refreshed, 2, "a refresh changed no mask");
-    let log = log.lock().expect("the trainer is done with it");
-    let layers = sparsified(&recipe.model).count();
-    let steps =
-        |all: &[u32]| -> Vec<u32> { all.iter().flat_map(|&step| vec![step; layers]).collect() };
+fn sparse_work_is_done_only_when_it_is_due() {
     // Twice at step 0: in the initial weights, and in those that replaced them.
-    assert_eq!(
-        log.searches.iter().map(|&(step, _)| step).collect::<Vec<_>>(),
-        steps(&[0, 0, 4, 8])
-    );
-    let every_step: Vec<u32> = [0].into_iter().chain(0..=SWITCH).collect();
-    assert_eq!(log.prunings.iter().map(|&(step, _)| step).collect::<Vec<_>>(), steps(&every_step));
-}
-
-fn pruned(state: &ParameterState) -> Vec<f32> {
-    let columns = state.shape[1];
-    let kept =
-        |at: usize| state.mask.as_ref().is_none_or(|mask| mask.keeps(at / columns, at % columns));
-    state.weight.iter().enumerate().map(|(at, &w)| if kept(at) { w } else { 0.0 }).collect()
-}
-
-#[test]
-fn dense_training_searches_prunes_and_samples_nothing() {
-    let recipe = fixture::recipe(Method::dense());
-    let (spy, log) = spy();
-    let mut trainer = fixture::trainer(spy, &recipe);
-    for _ in 0..STEPS {
-        trainer.train_step(&Noise::of(&recipe), FlipSampling::Skip).expect("finite");
-        assert_eq!(masks(states(&mut trainer)), []);
+    let pruned: Vec<u32> = [0].into_iter().chain(0..=SWITCH).collect();
+    let (fst, searched) = (fst(LAMBDA), [0, 0, INTERVAL, 2 * INTERVAL].as_slice());
+    for (method, searched, pruned, samples) in
+        [(fst, searched, &pruned[..], 2 * SWITCH), (Method::dense(), &[], &[], 0)]
+    {
+        let recipe = fixture::recipe(method);
+        let (spy, log) = spy();
+        let mut trainer = fixture::trainer(spy, &recipe);
+        for _ in 0..STEPS {
+            trainer.train_step(&Noise::of(&recipe), FlipSampling::Skip).expect("finite");
+        }
+        let log = log.lock().expect("the trainer is done with it");
+        let layers = sparsified(&recipe.model).count();
+        let in_layers =
+            |steps: &[u32]| steps.iter().flat_map(|&step| vec![step; layers]).collect::<Vec<_>>();
+        assert_eq!((&log.searches, &log.prunings), (&in_layers(searched), &in_layers(pruned)));
+        assert_eq!(log.samples.len(), samples as usize * layers);
     }
-    let log = log.lock().expect("the trainer is done with it");
-    assert!(
-        log.searches.is_empty() && log.prunings.is_empty() && log.samples.is_empty(),
-        "{log:?}"
-    );
 }
 
 /// In dense and sparse phases alike, flips compare masks searched in w_{t-1} and w_t, whatever the
@@ -208,7 +147,10 @@ fn a_non_finite_weight_stops_training() {
                 let is_gradient = what.contains("gradient") && !poison.is_nan();
                 assert!(is_loss || is_gradient, "{name} {poison}: {error}");
                 assert_eq!(trainer.step(), 1);
-                assert!(same_bits(&states(&mut trainer), &bad), "{name} {poison}: updated");
+                assert!(
+                    bits(&mut trainer) == fixture::bits(bad.clone()),
+                    "{name} {poison}: updated"
+                );
             }
             // Nothing of it is left in the buffers.
             trainer.restore(1, &good).expect("the shapes are right");
@@ -217,21 +159,10 @@ fn a_non_finite_weight_stops_training() {
             for _ in 0..2 {
                 unharmed.train_step(&noise, FlipSampling::Skip).expect("finite");
             }
-            assert!(
-                same_bits(&states(&mut trainer), &states(&mut unharmed)),
-                "{name} {poison}: the run remembers the poison"
-            );
+            let remembers = bits(&mut trainer) != bits(&mut unharmed);
+            assert!(!remembers, "{name} {poison}: the run remembers the poison");
         }
     }
-}
-
-fn same_bits(a: &[ParameterState], b: &[ParameterState]) -> bool {
-    let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-    let of = |state: &ParameterState| {
-        [bits(&state.weight), bits(&state.first_moment), bits(&state.second_moment)]
-    };
-    a.iter().map(of).eq(b.iter().map(of))
-        && a.iter().map(|state| &state.mask).eq(b.iter().map(|state| &state.mask))
 }
 
 /// The usual weights, except parameters whose names start with these prefixes.
@@ -248,16 +179,23 @@ fn weights_with(spec: &ModelSpec, values: &[(&str, f32)]) -> Vec<(String, Vec<f3
     all
 }
 
-/// The first step from these weights stops before the update, with this explanation.
-fn assert_stops(weights: &[(String, Vec<f32>)], objective: &dyn Objective, expected: &[&str]) {
+/// The first step from these weights stops before the update, with this explanation. Returns their
+/// validation loss.
+fn assert_stops(
+    weights: &[(String, Vec<f32>)],
+    objective: &dyn Objective,
+    expected: &[&str],
+) -> f64 {
     let recipe = fixture::recipe(Method::dense());
     let mut trainer = fixture::trainer(cpu(), &recipe);
     fixture::start_from(&mut trainer, weights);
-    let before = states(&mut trainer);
+    let (loss, before) =
+        (fixture::evaluate(&mut trainer, &Validation::of(&recipe)), bits(&mut trainer));
     let error = trainer.train_step(objective, FlipSampling::Skip).expect_err("not finite");
     let Error::NonFinite { step: 1, what } = &error else { panic!("{error}") };
     assert!(expected.iter().all(|part| what.contains(part)), "{error}");
-    assert!(same_bits(&states(&mut trainer), &before), "the weights were updated");
+    assert!(bits(&mut trainer) == before, "the weights were updated");
+    loss
 }
 
 /// A gradient overflows while the loss is finite: LayerNorm almost cancels a scale that the weights
@@ -267,9 +205,8 @@ fn an_overflowing_gradient_names_its_tensor() {
     let recipe = fixture::recipe(Method::dense());
     let large = [("h.1.ln_2", 1e-44), ("h.1.mlp.c_fc.weight", 3e38), ("ln_f.weight", 1e4)];
     let weights = weights_with(&recipe.model, &large);
-    let loss = dense_loss(&recipe, &weights, &Validation::of(&recipe));
+    let loss = assert_stops(&weights, &Noise::of(&recipe), &["gradient", "h.1.ln_2.bias"]);
     assert!(loss.is_finite(), "the loss is {loss}");
-    assert_stops(&weights, &Noise::of(&recipe), &["gradient", "h.1.ln_2.bias"]);
 }
 
 /// Every target is the last token of the vocabulary, which is never an input.
@@ -374,43 +311,5 @@ fn initial_weights_are_those_documented() {
             );
         }
         assert!(state.first_moment.iter().chain(&state.second_moment).all(|&x| x == 0.0));
-    }
-}
-
-/// A text that repeats every 17 tokens.
-struct Repetitive(Noise);
-
-impl Objective for Repetitive {
-    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError> {
-        let token = |at: usize| (at % 17 * 7 % 11) as u32;
-        let first = (31 * step + 5 * micro_step) as usize;
-        batch.clear();
-        batch.tokens.extend((first..first + self.0.tokens).map(token));
-        batch.targets.extend((first + 1..=first + self.0.tokens).map(token));
-        batch.counted = self.0.tokens;
-        Ok(())
-    }
-}
-
-/// The next token follows from the last few: FST starts at ln 11 = 2.4 nats and ends below half a
-/// nat.
-#[test]
-fn fst_learns_a_repetitive_text() {
-    let mut recipe = fixture::recipe(Method::fst(6e-5));
-    fixture::change(&mut recipe, |spec| {
-        (spec.d_model, spec.d_ff, spec.sequence_length) = (32, 128, 16);
-    });
-    (recipe.batch.sequence_length, recipe.batch.size, recipe.steps) = (16, 8, 120);
-    (recipe.schedule.peak, recipe.schedule.decay_steps, recipe.optimizer.clip) = (1e-2, 120, 1.0);
-    recipe.optimizer.epsilon = 1e-8;
-    let mut trainer = Trainer::new(cpu(), recipe.clone()).expect("a valid recipe");
-    let text = Repetitive(Noise::of(&recipe));
-    let losses: Vec<f64> = (0..recipe.steps)
-        .map(|_| trainer.train_step(&text, FlipSampling::Skip).expect("finite").loss)
-        .collect();
-    assert!((losses[0] - 11.0_f64.ln()).abs() <= 0.1, "the first loss is {}", losses[0]);
-    for (name, steps) in [("sparse", 95..100), ("dense", 115..120)] {
-        let mean = losses[steps].iter().sum::<f64>() / 5.0;
-        assert!(mean <= 0.5, "{name}: {mean} nats");
     }
 }

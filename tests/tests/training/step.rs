@@ -21,7 +21,7 @@ use sparse24_train::{
 use super::{
     fixture::{self, Noise, STEPS, SWITCH, Validation},
     oracle::{
-        fst::{Decay, Dgrad, Masks, Part, Pattern, Rules, Run, Sample, Samples},
+        fst::{Dgrad, Masks, Part, Pattern, Rules, Run, Sample, Samples},
         pass::parameters,
     },
     spy::{Sampled, spy},
@@ -40,7 +40,7 @@ const FST: Rules = Rules {
     pattern: Pattern::Transposable,
     dgrad: Dgrad::Pruned,
     sample: Sample::Mvue,
-    decay: Decay::OnGradients(LAMBDA as f64),
+    decay: MaskedDecay::OnGradients(LAMBDA),
     interval: fixture::INTERVAL,
     switch: SWITCH,
     dense_first: 0,
@@ -301,7 +301,7 @@ const ROW_WISE: Rules = Rules {
     pattern: Pattern::RowWise,
     dgrad: Dgrad::Pruned,
     sample: Sample::All,
-    decay: Decay::OnWeights(0.0),
+    decay: MaskedDecay::None,
     interval: 1,
     switch: STEPS,
     dense_first: 0,
@@ -325,7 +325,7 @@ fn row_wise_masks_with_decay_on_weights_as_in_f64() {
     };
     check(
         &fixture::recipe(method),
-        Rules { dgrad: Dgrad::Dense, decay: Decay::OnWeights(2.0), ..ROW_WISE },
+        Rules { dgrad: Dgrad::Dense, decay: MaskedDecay::OnWeights(2.0), ..ROW_WISE },
     );
 }
 
@@ -436,11 +436,7 @@ fn every_part_of_the_method_shows() {
         (Rules { dgrad: Dgrad::Dense, ..FST }, 1, "norm"),
         (Rules { pattern: Pattern::RowWise, ..FST }, 1, "loss"),
         (Rules { sample: Sample::Approximate, ..FST }, 1, "norm"),
-        (
-            Rules { decay: Decay::OnWeights(f64::from(LAMBDA)), ..FST },
-            1,
-            "m of h.0.mlp.c_fc.weight",
-        ),
+        (Rules { decay: MaskedDecay::OnWeights(LAMBDA), ..FST }, 1, "m of h.0.mlp.c_fc.weight"),
         (Rules { switch: SWITCH - 1, ..FST }, 10, "loss"),
     ];
     for (rules, step, quantity) in others {

@@ -15,11 +15,6 @@ pub(crate) fn random(shape: [usize; 2], seed: u64, scale: f32) -> Array2<f32> {
     })
 }
 
-/// Token ids below `vocabulary`.
-pub(crate) fn tokens(count: usize, seed: u64, vocabulary: u32) -> Vec<u32> {
-    (0..count as u32).map(|i| Philox4x32::new(seed).block([i, 1, 0, 0])[0] % vocabulary).collect()
-}
-
 /// An output full of NaN, which shows what was not written.
 pub(crate) fn poison(shape: [usize; 2]) -> Array2<f32> {
     Array2::from_elem(shape, f32::NAN)
@@ -83,21 +78,6 @@ pub(crate) fn any_threads<const N: usize>(
     first
 }
 
-/// The gradient of `loss` at `x`, by central differences in f64.
-pub(crate) fn numeric_gradient(x: &Array2<f64>, loss: impl Fn(&Array2<f64>) -> f64) -> Array2<f64> {
-    const H: f64 = 1e-5;
-    let mut at = x.clone();
-    Array2::from_shape_fn(x.dim(), |index| {
-        let center = x[index];
-        at[index] = center + H;
-        let above = loss(&at);
-        at[index] = center - H;
-        let below = loss(&at);
-        at[index] = center;
-        (above - below) / (2.0 * H)
-    })
-}
-
-/// Error bound of [`numeric_gradient`] for losses and third derivatives of order 1: a multiple of
-/// H^2 + 2^-52 / H.
+/// Error bound of central differences of step 1e-5 in f64, for values and third derivatives of
+/// order 1.
 pub(crate) const NUMERIC: f64 = 2e-9;

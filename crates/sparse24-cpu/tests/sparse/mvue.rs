@@ -93,21 +93,16 @@ proptest! {
     }
 }
 
-/// Numbers of tokens around a Philox call, and of features around a vector and a staged block.
+/// Numbers of tokens around a Philox call, of features around a vector and a staged block, and of
+/// elements beyond a task.
 #[test]
 fn borders_of_blocks() {
-    for (p, r) in [(15, 17), (17, 127), (31, 128), (33, 129), (256, 16), (257, 144), (289, 130)] {
+    for (p, r) in [(15, 17), (17, 127), (31, 128), (33, 129), (256, 16), (257, 144), (1100, 132)] {
+        assert_compressed::<f32>(&matrix(p, r, 14), 14, Layout::RowMajor);
         for layout in [Layout::RowMajor, Layout::Strided] {
             assert_dense(&matrix(p, r, 14), 14, layout);
         }
     }
-}
-
-#[test]
-fn many_tasks() {
-    let dz = matrix::<f32>(1100, 132, 9);
-    assert_compressed(&dz, 9, Layout::RowMajor);
-    assert_dense(&dz, 9, Layout::RowMajor);
 }
 
 #[test]

@@ -6,15 +6,15 @@
 //! [`Weight24`]: super::Weight24
 //! [`Gradient24`]: super::Gradient24
 
-use half::bf16;
-use ndarray::{Array2, ArrayView2, ArrayViewMut2};
+use ndarray::{Array2, ArrayViewMut2};
 use sparse24_core::{
     Mask,
+    flip::flip_count,
     op::{NonFinite, StepState},
 };
-use sparse24_cpu::{adamw, flip::flip_count, rounding::round_bf16, simd::Simd};
+use sparse24_cpu::{adamw, rounding::round_bf16, simd::Simd};
 
-use self::buffers::{Buffers, scratch_view, view_mut};
+use self::buffers::{Buffers, view_mut};
 use super::{
     Arithmetic, Backend, Capabilities, DType, Device, Footprint, GraphId, MaskId, Op,
     OptimizerEntry, Region, StepReport, Tensor, bytes,
@@ -35,7 +35,7 @@ pub struct CpuBackend {
     weights24: Vec<Array2<f32>>,
     gradients24: Vec<Array2<f32>>,
     tables: Vec<Vec<OptimizerEntry>>,
-    scratch: [Vec<f32>; 2],
+    scratch: Vec<f32>,
     state: StepState,
     grad_norm: f32,
     non_finite: Option<NonFinite>,
@@ -90,34 +90,18 @@ impl CpuBackend {
         let done = run(self, views);
         for (t, mut data) in outputs.into_iter().zip(taken) {
             if t.dtype == DType::Activation {
-                self.round(&mut view_mut(t, &mut data));
+                self.round(view_mut(t, &mut data));
             }
             self.buffers.put(t, data);
         }
         Ok(done?)
     }
 
-    /// Rounds activations as they are stored.
-    fn round(&self, activations: &mut ArrayViewMut2<'_, f32>) {
+    /// Rounds values as activations are stored.
+    fn round(&self, mut values: ArrayViewMut2<'_, f32>) {
         match self.arithmetic {
             Arithmetic::Native | Arithmetic::F32 => {}
-            Arithmetic::Bf16 => activations.mapv_inplace(|x| bf16::from_f32(x).to_f32()),
-        }
-    }
-
-    /// The operand as products read it: itself, or its rounding in `scratch`.
-    fn rounded<'a>(
-        &self,
-        operand: ArrayView2<'a, f32>,
-        scratch: &'a mut Vec<f32>,
-    ) -> Result<ArrayView2<'a, f32>, sparse24_cpu::Error> {
-        match self.arithmetic {
-            Arithmetic::Native | Arithmetic::F32 => Ok(operand),
-            Arithmetic::Bf16 => {
-                round_bf16(operand, scratch_view(scratch, operand.dim()))?;
-                let rounded = ArrayView2::from_shape(operand.dim(), &scratch[..operand.len()]);
-                Ok(rounded.expect("the scratch has grown"))
-            }
+            Arithmetic::Bf16 => round_bf16(values.view_mut()),
         }
     }
 }

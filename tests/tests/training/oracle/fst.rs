@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use sparse24_tests::oracle::{
-    PAIRS,
+    PAIRS, adamw, approximate_probabilities,
     arithmetic::{Arithmetic, Matrix, Tensors},
     bits,
     layers::Address,
@@ -16,6 +16,7 @@ use sparse24_train::{
     model::{Gpt2Spec, ModelSpec, Sparsify},
     nn::BatchShape,
     objective::Batch,
+    optim::MaskedDecay,
     trainer::Recipe,
 };
 
@@ -36,7 +37,7 @@ pub(crate) struct Rules {
     /// Whether dX = dZ S(W), or dX = dZ W.
     pub(crate) dgrad: Dgrad,
     pub(crate) sample: Sample,
-    pub(crate) decay: Decay,
+    pub(crate) decay: MaskedDecay,
     /// Masks are searched again after steps that are multiples of this.
     pub(crate) interval: u32,
     /// The last sparse step.
@@ -73,12 +74,6 @@ pub(crate) enum Sample {
     All,
     Mvue,
     Approximate,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Decay {
-    OnGradients(f64),
-    OnWeights(f64),
 }
 
 /// A part of the method.
@@ -272,57 +267,28 @@ impl Run {
 
     /// Clipping, masked decay, AdamW; weight decay on matrices.
     fn update(&mut self, gradients: &Tensors, norm: f64, rate: f64, sparse: bool) {
-        let (a, rules, rule) = (&mut self.arithmetic, self.rules, self.recipe.optimizer);
-        let [beta1, beta2, epsilon, clip] =
-            [rule.beta1, rule.beta2, rule.epsilon, rule.clip].map(f64::from);
-        let clipping = if rules.without == Some(Part::Clipping) {
-            1.0
-        } else {
-            (clip / (norm + 1e-6)).min(1.0)
-        };
-        let clipping = a.rounded(clipping, 3.0, if clipping < 1.0 { clipping } else { 0.0 });
+        let (a, rules, mut rule) = (&mut self.arithmetic, self.rules, self.recipe.optimizer);
+        if rules.without == Some(Part::Clipping) {
+            rule.clip = f32::INFINITY;
+        }
         let frozen = rules.dense_first > 0 && sparse;
         let corrected = [self.step, if frozen { rules.dense_first } else { self.step }];
-        let corrections = [(beta1, corrected[0]), (beta2, corrected[1])]
-            .map(|(beta, step)| 1.0 - beta.powi(step as i32));
-        let corrections = corrections.map(|c| a.rounded(c, 2.0, c));
-        for (name, w) in &mut self.weights {
-            let pruned =
-                self.masks.get(name).filter(|_| sparse && rules.without != Some(Part::Decay));
-            let matrix = w.nrows() > 1 && rules.without != Some(Part::WeightDecay);
-            let weight_decay = if matrix { f64::from(self.recipe.weight_decay) } else { 0.0 };
-            let (moments, squares) = (
-                self.first_moments.get_mut(name).expect("as weights"),
-                self.second_moments.get_mut(name).expect("as weights"),
-            );
-            let elements =
-                w.iter_mut().zip(&gradients[name]).zip(moments.iter_mut().zip(squares.iter_mut()));
-            for (at, ((w, &g), (m, v))) in elements.enumerate() {
-                let away = pruned.is_some_and(|kept| !kept[at]);
-                let (on_gradient, on_weight) = match rules.decay {
-                    Decay::OnGradients(lambda) if away => (lambda, 0.0),
-                    Decay::OnWeights(lambda) if away => (0.0, lambda),
-                    _ => (0.0, 0.0),
-                };
-                let g = a.rounded(
-                    g * clipping + on_gradient * *w,
-                    2.0,
-                    (g * clipping).abs() + (on_gradient * *w).abs(),
-                );
-                *m = a.rounded(
-                    beta1 * *m + (1.0 - beta1) * g,
-                    2.0,
-                    (beta1 * *m).abs() + ((1.0 - beta1) * g).abs(),
-                );
-                if !frozen {
-                    *v = beta2 * *v + (1.0 - beta2) * g * g;
-                    *v = a.rounded(*v, 4.0, *v);
-                }
-                let step = (*m / corrections[0]) / ((*v / corrections[1]).sqrt() + epsilon);
-                let change = rate * (a.rounded(step, 8.0, step) + (weight_decay + on_weight) * *w);
-                *w = a.rounded(*w - change, 1.0, w.abs() + 3.0 * change.abs());
-            }
+        let corrections = [(rule.beta1, corrected[0]), (rule.beta2, corrected[1])]
+            .map(|(beta, step)| 1.0 - f64::from(beta).powi(step as i32))
+            .map(|c| a.rounded(c, 2.0, c));
+        if frozen {
+            rule.beta2 = 1.0;
         }
+        let states = self.weights.iter_mut().zip(self.first_moments.values_mut());
+        let states = states.zip(self.second_moments.values_mut());
+        let (masks, decay) = (&self.masks, f64::from(self.recipe.weight_decay));
+        let parameters = states.map(|(((name, w), m), v)| {
+            let mask = masks.get(name).filter(|_| sparse && rules.without != Some(Part::Decay));
+            let matrix = w.nrows() > 1 && rules.without != Some(Part::WeightDecay);
+            let pruned = move |at: usize| mask.is_some_and(|kept| !kept[at]);
+            ([w, m, v], &gradients[name], if matrix { decay } else { 0.0 }, pruned)
+        });
+        adamw::Step { rule, decay: rules.decay, rate, corrections }.apply(a, norm, parameters);
     }
 }
 
@@ -536,12 +502,8 @@ fn approximate(x: [f64; 4], u: f64, v: f64) -> ([usize; 2], [f64; 2]) {
     let first = draw(&nonzero, u).unwrap_or(nonzero[nonzero.len() - 1]);
     let others: Vec<usize> = nonzero.iter().copied().filter(|&i| i != first).collect();
     let second = draw(&others, v).unwrap_or(others[others.len() - 1]);
-    let s: f64 = a.iter().sum();
-    let probability = |i: usize| {
-        a[i] / s + (0..4).filter(|&j| j != i).map(|j| a[j] / s * a[i] / (s - a[j])).sum::<f64>()
-    };
     let pair = [first.min(second), first.max(second)];
-    (pair, pair.map(|i| x[i] / probability(i)))
+    (pair, pair.map(|i| x[i] / approximate_probabilities(a)[i]))
 }
 
 /// At most two nonzeros are kept unchanged; a single one is paired with its neighbour.

@@ -72,40 +72,43 @@ impl CpuBackend {
         }
     }
 
-    fn weight(&self, weight: Weight) -> ArrayView2<'_, f32> {
-        match weight {
+    /// The weight as products read it: itself, or its rounding in `scratch`.
+    fn weight<'a>(&'a self, weight: Weight, scratch: &'a mut Vec<f32>) -> ArrayView2<'a, f32> {
+        let weight = match weight {
             Weight::Dense(t) => self.buffers.view(t),
             Weight::Pruned(Weight24(at)) => self.weights24[at].view(),
+        };
+        match self.arithmetic {
+            Arithmetic::Native | Arithmetic::F32 => weight,
+            Arithmetic::Bf16 => {
+                let mut rounded = scratch_view(scratch, weight.dim());
+                rounded.assign(&weight);
+                self.round(rounded);
+                ArrayView2::from_shape(weight.dim(), &scratch[..weight.len()])
+                    .expect("the scratch was grown")
+            }
         }
     }
 
-    fn gradient(&self, gradient: Gradient) -> ArrayView2<'_, f32> {
-        match gradient {
-            Gradient::Dense(t) => self.buffers.view(t),
-            Gradient::Sampled(Gradient24(at)) => self.gradients24[at].view(),
-        }
-    }
-
-    /// Writes `out` from two operands as products read them.
-    fn product(
+    /// Writes `outputs` with the help of the scratch.
+    fn write_with_scratch<const N: usize>(
         &mut self,
-        out: Tensor,
+        outputs: [Tensor; N],
         run: impl FnOnce(
             &Self,
-            &mut [Vec<f32>; 2],
-            ArrayViewMut2<'_, f32>,
+            &mut Vec<f32>,
+            [ArrayViewMut2<'_, f32>; N],
         ) -> Result<(), sparse24_cpu::Error>,
     ) -> Result<(), Error> {
         let mut scratch = mem::take(&mut self.scratch);
-        let done = self.write([out], |cpu, [out]| run(cpu, &mut scratch, out));
+        let done = self.write(outputs, |cpu, outputs| run(cpu, &mut scratch, outputs));
         self.scratch = scratch;
         done
     }
 
     fn linear_forward(&mut self, op: &LinearForward) -> Result<(), Error> {
-        self.product(op.z, |cpu, [left, right], mut z| {
-            let x = cpu.rounded(cpu.buffers.view(op.x), left)?;
-            let w = cpu.rounded(cpu.weight(op.weight), right)?;
+        self.write_with_scratch([op.z], |cpu, scratch, [mut z]| {
+            let (x, w) = (cpu.buffers.view(op.x), cpu.weight(op.weight, scratch));
             matmul(x, w.t(), z.view_mut(), Accumulate::Overwrite)?;
             match op.bias {
                 Some(bias) => bias_forward(z, cpu.buffers.row(bias)),
@@ -115,16 +118,19 @@ impl CpuBackend {
     }
 
     fn linear_dgrad(&mut self, op: &LinearDgrad) -> Result<(), Error> {
-        self.product(op.dx, |cpu, [left, right], dx| {
-            let dz = cpu.rounded(cpu.buffers.view(op.dz), left)?;
-            matmul(dz, cpu.rounded(cpu.weight(op.weight), right)?, dx, Accumulate::Overwrite)
+        self.write_with_scratch([op.dx], |cpu, scratch, [dx]| {
+            let (dz, w) = (cpu.buffers.view(op.dz), cpu.weight(op.weight, scratch));
+            matmul(dz, w, dx, Accumulate::Overwrite)
         })
     }
 
     fn linear_wgrad(&mut self, op: &LinearWgrad) -> Result<(), Error> {
-        self.product(op.dw, |cpu, [left, right], dw| {
-            let dz = cpu.rounded(cpu.gradient(op.dz), left)?;
-            matmul(dz.t(), cpu.rounded(cpu.buffers.view(op.x), right)?, dw, op.accumulate)
+        self.write([op.dw], |cpu, [dw]| {
+            let dz = match op.dz {
+                Gradient::Dense(t) => cpu.buffers.view(t),
+                Gradient::Sampled(Gradient24(at)) => cpu.gradients24[at].view(),
+            };
+            matmul(dz.t(), cpu.buffers.view(op.x), dw, op.accumulate)
         })
     }
 
@@ -142,15 +148,12 @@ impl CpuBackend {
     }
 
     fn norm_forward(&mut self, op: &NormForward) -> Result<(), Error> {
-        let mut scratch = mem::take(&mut self.scratch);
-        let done = self.write([op.y, op.stats], |cpu, [y, stats]| {
+        self.write_with_scratch([op.y, op.stats], |cpu, scratch, [y, stats]| {
             let (x, gamma) = (cpu.buffers.view(op.x), cpu.buffers.row(op.gamma));
             let beta = op.beta.map(|t| cpu.buffers.row(t));
-            let copy = scratch_view(&mut scratch[0], x.dim());
+            let copy = scratch_view(scratch, x.dim());
             norm_forward(x, None, gamma, beta, copy, y, stats)
-        });
-        self.scratch = scratch;
-        done
+        })
     }
 
     /// Fuses a residual addition with the norm after it, in f32; whether it did.

@@ -4,15 +4,15 @@ use std::mem;
 
 use sparse24_core::{Mask, prune::ValueMap};
 use sparse24_cpu::{
-    mvue::mvue_prune, permute::permuted_mask, prune::masked, rounding::round_bf16,
-    search::mask_search, threshold::soft_threshold,
+    mvue::mvue_prune, permute::permuted_mask, prune::masked, search::mask_search,
+    threshold::soft_threshold,
 };
 
-use super::{CpuBackend, buffers::scratch_view};
+use super::CpuBackend;
 use crate::{
     Error,
     backend::{
-        Arithmetic, Gradient24, MaskId, Weight24,
+        Gradient24, MaskId, Weight24,
         op::{CompressWeight, MvueCompress, SparseOp},
     },
 };
@@ -58,18 +58,10 @@ impl CpuBackend {
     fn mvue_compress(&mut self, op: &MvueCompress) -> Result<(), Error> {
         let Gradient24(out) = op.out;
         let mut sampled = mem::take(&mut self.gradients24[out]);
-        let mut scratch = mem::take(&mut self.scratch);
-        let [read, stored] = &mut scratch;
-        let done = self.rounded(self.buffers.view(op.dz), read).and_then(|dz| {
-            mvue_prune(dz, op.estimator, self.state.stream(op.site), sampled.view_mut())?;
-            if self.arithmetic == Arithmetic::Bf16 {
-                let mut stored = scratch_view(stored, sampled.dim());
-                round_bf16(sampled.view(), stored.view_mut())?;
-                sampled.assign(&stored);
-            }
-            Ok(())
-        });
-        (self.gradients24[out], self.scratch) = (sampled, scratch);
+        let dz = self.buffers.view(op.dz);
+        let done = mvue_prune(dz, op.estimator, self.state.stream(op.site), sampled.view_mut());
+        self.round(sampled.view_mut());
+        self.gradients24[out] = sampled;
         Ok(done?)
     }
 }
