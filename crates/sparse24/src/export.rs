@@ -24,10 +24,12 @@ pub(crate) struct Args {
     /// Data type of the stored weights
     #[arg(long, value_parser = choice::dtype(), default_value = "f32")]
     dtype: Dtype,
-    /// Export the 2:4 model: pruned weights become zeros, and the file is verified; requires a
-    /// checkpoint of a sparse phase
+    /// Refuse to export anything but a 2:4 model, which only a sparse phase has
     #[arg(long)]
     sparse24: bool,
+    /// Export the dense weights that training updates, where a sparse phase evaluates pruned ones
+    #[arg(long, conflicts_with = "sparse24")]
+    dense: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -41,23 +43,28 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let (checkpoint, mask) = (&model.checkpoint, model.phase().mask());
     let step = checkpoint.state.step;
-    let (weights, values) = match (args.sparse24, mask) {
-        (false, _) => (Cow::Borrowed(checkpoint.weights.as_slice()), Values::Dense),
-        (true, Some(structure)) => {
+    let (weights, values) = match mask {
+        Some(structure) if !args.dense => {
             let phase = checkpoint.state.phase_kind;
             let values = Values::Sparse24 { phase, masks: &checkpoint.masks, structure };
             (model.mapped_weights()?, values)
         }
-        (true, None) => {
+        None if args.sparse24 => {
             return refuse(&format!(
                 "step {step} is in a dense phase, where weights are not masked: export the \
                  checkpoint at the end of the sparse phase, or prune the exported file with \
                  `sparse24 prune`"
             ));
         }
+        _ => (Cow::Borrowed(checkpoint.weights.as_slice()), Values::Dense),
     };
     let exported = interchange::export(&args.out, &weights, &shape, args.dtype, values)?;
-    say!("exported step {step} to {}", args.out.display());
+    let which = match (mask, args.dense) {
+        (None, _) => "",
+        (Some(_), false) => ", pruned as it is evaluated,",
+        (Some(_), true) => ", the dense weights of a sparse phase,",
+    };
+    say!("exported step {step}{which} to {}", args.out.display());
     if !exported.zero_biases.is_empty() {
         say!(
             "wrote {} biases of zeros, since the model has no biases; the result is the same",

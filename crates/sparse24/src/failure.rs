@@ -22,7 +22,9 @@ pub(crate) enum Exit {
     Device = 6,
     /// A bug in sparse24: an operation was called with operands that do not fit.
     Defect = 70,
-    /// Stopped by SIGINT with all work saved; 128 + signal, as in a shell.
+    /// Stopped by SIGHUP with all work saved; 128 + signal, as in a shell.
+    HungUp = 129,
+    /// Stopped by SIGINT with all work saved.
     Interrupted = 130,
     /// The reader of standard output closed it (SIGPIPE).
     Unread = 141,
@@ -46,7 +48,7 @@ impl Failure {
     pub(crate) fn message(&self) -> Option<String> {
         match self.exit {
             Exit::Unread => None,
-            Exit::Interrupted | Exit::Terminated => Some(self.sentence.clone()),
+            Exit::HungUp | Exit::Interrupted | Exit::Terminated => Some(self.sentence.clone()),
             _ => Some(format!("error: {}", self.sentence)),
         }
     }

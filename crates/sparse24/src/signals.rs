@@ -1,5 +1,5 @@
-//! Signals during training or encoding. The first SIGINT or SIGTERM requests a save and a stop; a
-//! second one of the same kind ends the process at once. SIGUSR1 requests a save.
+//! Signals during training or encoding. The first SIGINT, SIGTERM or SIGHUP requests a save and a
+//! stop; a second one of the same kind ends the process at once. SIGUSR1 requests a save.
 //!
 //! Invariant: a handler only sets flags or exits.
 
@@ -20,20 +20,20 @@ use sparse24_run::run::Asked;
 use crate::failure::{Exit, Failure};
 
 pub(crate) struct Signals {
-    stops: [(Exit, Arc<AtomicBool>); 2],
+    stops: Vec<(Exit, Arc<AtomicBool>)>,
     save: Arc<AtomicBool>,
     any: Arc<AtomicBool>,
 }
 
 impl Signals {
-    /// Handles all three signals for the rest of the process.
+    /// Handles all of these signals for the rest of the process.
     pub(crate) fn take() -> Result<Self, Failure> {
         let signals = Self::listen_for_stop()?;
         signals.listen_for_save()?;
         Ok(signals)
     }
 
-    /// Handles only SIGINT and SIGTERM, for work that cannot be saved.
+    /// Handles only the signals that stop, for work that cannot be saved.
     pub(crate) fn listen_for_stop() -> Result<Self, Failure> {
         let any = Arc::new(AtomicBool::new(false));
         let stop = |signal, exit| {
@@ -43,7 +43,7 @@ impl Signals {
             listen(signal, [&received, &any])?;
             Ok::<_, io::Error>((exit, received))
         };
-        let stops = (|| Ok([stop(SIGINT, Exit::Interrupted)?, stop(SIGTERM, Exit::Terminated)?]))();
+        let stops = stopping().map(|(signal, exit)| stop(signal, exit)).collect::<io::Result<_>>();
         Ok(Self { stops: stops.map_err(failure)?, save: Arc::default(), any })
     }
 
@@ -61,7 +61,7 @@ impl Signals {
     /// stop signals that were received before.
     pub(crate) fn another(&self) -> Result<Self, Failure> {
         let another = Self { stops: self.stops.clone(), save: Arc::default(), any: Arc::default() };
-        for signal in [SIGINT, SIGTERM] {
+        for (signal, _) in stopping() {
             listen(signal, [&another.any]).map_err(failure)?;
         }
         another.listen_for_save()?;
@@ -88,6 +88,25 @@ impl Signals {
         let is_set = |(_, received): &&(_, Arc<AtomicBool>)| received.load(Ordering::SeqCst);
         self.stops.iter().find(is_set).map(|&(exit, _)| exit)
     }
+}
+
+/// The signals that stop, with their exit codes.
+fn stopping() -> impl Iterator<Item = (i32, Exit)> {
+    let mut signals = vec![(SIGINT, Exit::Interrupted), (SIGTERM, Exit::Terminated)];
+    #[cfg(unix)]
+    if !is_hangup_ignored() {
+        signals.push((signal_hook::consts::SIGHUP, Exit::HungUp));
+    }
+    signals.into_iter()
+}
+
+/// Whether the process was started to outlive its terminal, as by `nohup`. Only Linux says so.
+#[cfg(unix)]
+fn is_hangup_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal_hook::consts::SIGHUP - 1) & 1 == 1)
 }
 
 fn failure(error: io::Error) -> Failure {

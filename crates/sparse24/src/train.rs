@@ -1,6 +1,9 @@
 //! `sparse24 train`: trains a run from its first step to its last.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use sparse24_lab::{
     report,
@@ -69,7 +72,9 @@ pub(crate) struct Reporting {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut config = args.configure.resolve()?;
     config.check_corpus()?;
-    let out = args.out.clone().unwrap_or_else(|| default_directory(&config));
+    let claimed = args.out.is_none().then(|| Claimed::new(&config)).transpose()?;
+    let out = args.out.clone().or(claimed.as_ref().map(|claimed| claimed.0.clone()));
+    let out = out.expect("named or claimed");
     // Taken once, so that no signal is lost between the search and the run.
     let signals = Signals::take()?;
     // The default directory contains the time, so the command that continues must name it.
@@ -274,8 +279,35 @@ fn conclude(summary: &Summary, reporting: &Reporting) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `runs/<preset>-<UTC time>`.
-fn default_directory(config: &Config) -> PathBuf {
-    let time = sparse24_run::run::timestamp(std::time::SystemTime::now());
-    Path::new("runs").join(format!("{}-{time}", config.preset))
+/// A new directory `runs/<preset>-<UTC time>`, with a number if another run has that name. It is
+/// removed in the end if it is still empty.
+struct Claimed(PathBuf);
+
+impl Claimed {
+    fn new(config: &Config) -> Result<Self, Failure> {
+        let time = sparse24_run::run::timestamp(std::time::SystemTime::now());
+        let name = Path::new("runs").join(format!("{}-{time}", config.preset));
+        let failed = |path: &Path, error: io::Error| {
+            Failure::new(Exit::Io, format!("cannot create {}: {error}", path.display()))
+        };
+        fs::create_dir_all("runs").map_err(|error| failed(Path::new("runs"), error))?;
+        let (mut path, mut number) = (name.clone(), 1);
+        loop {
+            match fs::create_dir(&path) {
+                Ok(()) => return Ok(Self(path)),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(failed(&path, error)),
+            }
+            number += 1;
+            path.clone_from(&name);
+            path.as_mut_os_string().push(format!("-{number}"));
+        }
+    }
+}
+
+impl Drop for Claimed {
+    fn drop(&mut self) {
+        // Anything but an empty directory stays.
+        let _ = fs::remove_dir(&self.0);
+    }
 }

@@ -77,7 +77,3 @@ pub(crate) fn any_threads<const N: usize>(
     }
     first
 }
-
-/// Error bound of central differences of step 1e-5 in f64, for values and third derivatives of
-/// order 1.
-pub(crate) const NUMERIC: f64 = 2e-9;

@@ -87,11 +87,19 @@ fn an_exported_model_is_imported_with_the_same_weights() {
 #[test]
 fn a_sparse_checkpoint_of_a_run_that_ends_dense_is_exported_as_2_4() {
     let place = place();
-    let answer = place.answer("export run/checkpoints/step-00000010 sparse --sparse24");
+    let answer = place.answer("export run/checkpoints/step-00000010 sparse");
+    assert!(
+        answer.starts_with("exported step 10, pruned as it is evaluated, to sparse\n"),
+        "{answer}"
+    );
     let (_, verify) = answer.trim_end().rsplit_once('\n').unwrap();
     place.answer(verify.strip_prefix("sparse24 ").unwrap());
     place.refuses("export run out --sparse24", 3, "run: step 12*dense phase*`sparse24 prune`");
-    place.answer("export run/checkpoints/step-00000010 values");
+    let answer = place.answer("export run/checkpoints/step-00000010 values --dense");
+    assert_eq!(
+        answer.lines().next(),
+        Some("exported step 10, the dense weights of a sparse phase, to values")
+    );
     let (_, err) = place.exits("verify values/model.safetensors --include mlp.*weight", 1);
     assert!(err.contains("4 of 4"), "dense values are not 2:4: {err}");
 }

@@ -55,7 +55,7 @@ fn every_method_trains_resumes_and_exports() {
             assert_eq!(verify.contains(" --mask column"), name != "ste", "{answer}");
             place.answer(verify.strip_prefix("sparse24 ").unwrap());
         }
-        place.answer(&format!("export {name} {name}-dense"));
+        place.answer(&format!("export {name} {name}-dense --dense"));
     }
     // The forward operands of S-STE are thresholded and scaled, not only masked.
     assert!(place.tree("s-ste-24") != place.tree("ste-row-wise-24"));

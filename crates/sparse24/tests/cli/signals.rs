@@ -1,5 +1,5 @@
-//! Signals during training: SIGINT and SIGTERM save and stop, SIGUSR1 saves and continues; each is
-//! handled within a micro-step.
+//! Signals during training: SIGHUP, SIGINT and SIGTERM save and stop, SIGUSR1 saves and continues;
+//! each is handled within a micro-step.
 #![cfg(unix)]
 
 use std::{
@@ -14,7 +14,7 @@ use crate::{
     support::{Place, TINY, checkpoint, text},
 };
 
-const STOPS: [(&str, i32); 2] = [("-INT", 130), ("-TERM", 143)];
+const STOPS: [(&str, i32); 3] = [("-HUP", 129), ("-INT", 130), ("-TERM", 143)];
 
 /// The last line names the step and the command that resumes.
 fn assert_resumable(notes: &str, step: usize, run: &str) {

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
+    process::Stdio,
 };
 
 use serde_json::{Value, json};
@@ -132,6 +133,19 @@ fn the_default_directory_has_the_preset_and_the_time_in_its_name() {
     let time = run.strip_prefix("runs/quickstart-").unwrap_or_else(|| panic!("{run}"));
     assert_eq!(time.len(), "20260131-235959".len(), "{run}");
     assert_eq!(place.metrics(run).len(), 12);
+}
+
+#[test]
+fn runs_started_together_have_directories_of_their_own() {
+    let place = Place::new();
+    let start = |_| place.command(&format!("train {TINY}")).stderr(Stdio::null()).spawn().unwrap();
+    let runs: Vec<_> = (0..5).map(start).collect();
+    for mut run in runs {
+        assert!(run.wait().unwrap().success());
+    }
+    assert_eq!(fs::read_dir(place.path("runs")).unwrap().count(), 5);
+    // A start that fails leaves no directory.
+    place.refuses(&format!("train {TINY} --data missing"), 3, "missing");
 }
 
 #[test]
