@@ -63,7 +63,7 @@ pub fn attention_forward(
     if o.is_empty() {
         return Ok(());
     }
-    let o = heads_mut(o.view_mut(), shape.queries, width);
+    let o = o.exact_chunks_mut((shape.queries, width));
     let tasks: Vec<_> = o.into_iter().zip(lse.rows_mut()).enumerate().collect();
     tasks.into_par_iter().for_each(|(index, (o, lse))| {
         let task = Task::new(shape, index, lengths, dropout);
@@ -118,9 +118,10 @@ pub fn attention_backward(
         dv.fill(0.0);
         return Ok(());
     }
-    let dq = heads_mut(dq.view_mut(), shape.queries, width);
-    let dk = heads_mut(dk.view_mut(), shape.keys, width);
-    let dv = heads_mut(dv.view_mut(), shape.keys, width);
+    // One chunk per head, in the order of the tasks.
+    let dq = dq.exact_chunks_mut((shape.queries, width));
+    let dk = dk.exact_chunks_mut((shape.keys, width));
+    let dv = dv.exact_chunks_mut((shape.keys, width));
     let tasks: Vec<_> = dq.into_iter().zip(dk).zip(dv).enumerate().collect();
     tasks.into_par_iter().for_each(|(index, ((dq, dk), dv))| {
         let task = Task::new(shape, index, lengths, dropout);
@@ -414,23 +415,6 @@ fn gradient_row(p: &mut [f32], ds: &mut [f32], visible: usize, lse: f32, project
         }
         left -= PAD as i32;
     }
-}
-
-/// Disjoint views of all heads of all sequences, in task order.
-fn heads_mut(x: ArrayViewMut2<'_, f32>, rows: usize, width: usize) -> Vec<ArrayViewMut2<'_, f32>> {
-    let mut views = Vec::new();
-    let (mut rest, d) = (x, width);
-    while rest.nrows() > 0 {
-        let (sequence, after) = rest.split_at(Axis(0), rows);
-        let mut columns = sequence;
-        while columns.ncols() > 0 {
-            let (head, others) = columns.split_at(Axis(1), d);
-            views.push(head);
-            columns = others;
-        }
-        rest = after;
-    }
-    views
 }
 
 /// to = scale * x, with rows `stride` apart and padded with zeros.

@@ -1,10 +1,14 @@
-//! Inputs with hostile values and layouts, and comparison at every SIMD level and number of
-//! threads.
+//! Inputs with hostile values and layouts, poisoned outputs, and comparison at every SIMD level and
+//! number of threads.
 
 use half::{bf16, f16};
-use ndarray::{Array2, ArrayView2, s};
+use ndarray::{Array2, ArrayView2, ShapeBuilder, s};
 use proptest::prelude::*;
-use sparse24_core::{Element, Mask, compressed::Compressed24, philox::Philox4x32};
+use sparse24_core::{
+    Element, Mask,
+    compressed::Compressed24,
+    philox::{Philox4x32, uniform},
+};
 use sparse24_cpu::simd::{Available, Simd};
 
 /// The layout of a matrix in memory.
@@ -90,6 +94,22 @@ pub(crate) fn matrix<T: Bits>(rows: usize, columns: usize, seed: u64) -> Array2<
     })
 }
 
+/// Uniform in [-scale, scale), reproducible from `seed`.
+pub(crate) fn random(shape: [usize; 2], seed: u64, scale: f32) -> Array2<f32> {
+    let mut call = 0;
+    Array2::from_shape_simple_fn(shape, || {
+        call += 1;
+        (2.0 * uniform(Philox4x32::new(seed).block([call, 0, 0, 0])[0]) - 1.0) * scale
+    })
+}
+
+/// The same values in column-major order.
+pub(crate) fn column_major(x: &Array2<f32>) -> Array2<f32> {
+    let mut y = Array2::zeros(x.dim().f());
+    y.assign(x);
+    y
+}
+
 /// Calls `f` with a view of `w` in the given layout.
 pub(crate) fn laid_out<T: Element, R>(
     w: &Array2<T>,
@@ -129,6 +149,24 @@ pub(crate) fn threads(mut f: impl FnMut() + Send) {
     POOLS.with(|pools| pools.iter().for_each(|pool| pool.install(&mut f)));
 }
 
+/// The outputs of `kernel`, after asserting that they have the same bits on 1, 2 and 7 threads.
+pub(crate) fn any_threads<const N: usize>(
+    kernel: impl Fn() -> [Array2<f32>; N] + Sync + Send,
+) -> [Array2<f32>; N] {
+    let mut outputs = None;
+    threads(|| {
+        let (found, first) = (kernel(), outputs.get_or_insert_with(&kernel));
+        first.iter().zip(&found).for_each(|(first, found)| assert_same(found.view(), first.view()));
+    });
+    outputs.expect("there are threads")
+}
+
+/// The bits of a number as two elements, for [`any_threads`].
+pub(crate) fn one_number(x: f64) -> Array2<f32> {
+    let bits = x.to_bits();
+    ndarray::arr2(&[[f32::from_bits(bits as u32), f32::from_bits((bits >> 32) as u32)]])
+}
+
 pub(crate) fn layouts() -> impl Strategy<Value = Layout> {
     prop_oneof![
         3 => Just(Layout::RowMajor),
@@ -150,15 +188,33 @@ pub(crate) fn assert_same<T: Bits>(found: ArrayView2<'_, T>, expected: ArrayView
     }
 }
 
+/// Asserts that every element is within its bound of the expected one.
+pub(crate) fn assert_close(
+    what: &str,
+    found: ArrayView2<'_, f32>,
+    expected: &Array2<f64>,
+    bound: &Array2<f64>,
+) {
+    assert_eq!(found.dim(), expected.dim(), "{what}: shape");
+    for (at, &value) in found.indexed_iter() {
+        let (wanted, bound) = (expected[at], bound[at]);
+        let difference = (f64::from(value) - wanted).abs();
+        assert!(
+            difference <= bound,
+            "{what} at {at:?}: found {value}, expected {wanted}, bound {bound}"
+        );
+    }
+}
+
 /// Asserts that all values and metadata have the same bits.
 pub(crate) fn assert_same_compressed<T: Bits>(found: &Compressed24<T>, expected: &Compressed24<T>) {
     assert_same(found.values(), expected.values());
     assert_eq!(found.metadata(), expected.metadata());
 }
 
-/// An output full of NaN.
-pub(crate) fn poisoned<T: Element>(rows: usize, columns: usize) -> Array2<T> {
-    Array2::from_elem((rows, columns), T::from_f32(f32::NAN))
+/// An output full of NaN, which shows what was not written.
+pub(crate) fn poison<T: Element>(shape: [usize; 2]) -> Array2<T> {
+    Array2::from_elem(shape, T::from_f32(f32::NAN))
 }
 
 /// A compressed output full of NaN, with wrong bits in its padding.

@@ -16,8 +16,8 @@ use sparse24_cpu::{
 };
 
 use crate::{
-    check::{any_threads, column_major, one_number, poison, random},
     edges::{adamw, mask},
+    input::{any_threads, column_major, one_number, poison, random},
 };
 
 const SITE: Site = Site::new(Purpose::Dropout, 3);

@@ -1,31 +1,28 @@
-//! Extreme inputs, and operands that do not fit.
+//! Extreme inputs.
 
 use ndarray::{Array1, Array2, arr2, s};
 use sparse24_core::{
     Mask,
     op::{
-        Accumulate, AdamW,
+        AdamW,
         AttentionMask::{self, Causal, Full},
-        AttentionShape, Dropout, MaskedDecay, StepState,
+        AttentionShape, MaskedDecay, StepState,
     },
-    philox::{Purpose, Site, Stream},
 };
 use sparse24_cpu::{
     Error,
-    adamw::{adamw_step, l1_distance},
+    adamw::adamw_step,
     attention::{attention_backward, attention_forward},
-    bias::bias_forward,
-    dropout::dropout,
-    embedding::embed_forward,
-    gemm::matmul,
     loss::head_loss,
-    norm::norm_forward,
     rounding::round_bf16,
 };
 
-use crate::check::{any_threads, poison, random};
+use crate::input::{any_threads, poison, random};
 
-fn shape([batch, heads, queries, keys]: [usize; 4], mask: AttentionMask) -> AttentionShape {
+pub(crate) fn shape(
+    [batch, heads, queries, keys]: [usize; 4],
+    mask: AttentionMask,
+) -> AttentionShape {
     AttentionShape { batch, heads, queries, keys, mask }
 }
 
@@ -142,74 +139,4 @@ fn a_frozen_second_moment_keeps_its_bits() {
         assert_eq!(after.mapv(f32::to_bits), v.mapv(f32::to_bits));
         assert_ne!(w, random(shape, 3, 1.0));
     }
-}
-
-#[test]
-fn shape_errors_name_the_operand() {
-    let zeros = |shape: [usize; 2]| Array2::<f32>::zeros(shape);
-    let product = |b: [usize; 2], c: [usize; 2]| {
-        let overwrite = Accumulate::Overwrite;
-        matmul(zeros([2, 3]).view(), zeros(b).view(), zeros(c).view_mut(), overwrite)
-    };
-    let attend = |shape, lengths: Option<&[u32]>| {
-        let (x, mut o, mut lse) = (zeros([6, 4]), poison([6, 4]), poison([4, 3]));
-        let [q, k, v] = [x.view(); 3];
-        attention_forward(shape, q, k, v, lengths, o.view_mut(), lse.view_mut(), None)
-    };
-    let square = shape([2, 2, 3, 3], Full);
-    let norm = || {
-        let [x, mut residual, mut y, mut stats] = [[2, 3], [2, 3], [2, 3], [2, 2]].map(zeros);
-        let [residual, y, stats] = [&mut residual, &mut y, &mut stats].map(|x| x.view_mut());
-        norm_forward(x.view(), None, zeros([1, 4]).row(0), None, residual, y, stats)
-    };
-    let step = |g: [usize; 2], rows| {
-        let mut state = [[6, 8]; 3].map(zeros);
-        adamw(&mut state, &zeros(g), 0.95, MaskedDecay::None, &mask([rows, 8]))
-    };
-    let embed = |context| {
-        let (wte, wpe, mut out) = (zeros([3, 2]), zeros([1, 2]), zeros([2, 2]));
-        embed_forward(&[1, 2], context, wte.view(), Some(wpe.view()), out.view_mut())
-    };
-    let bias = bias_forward(zeros([2, 3]).view_mut(), Array1::zeros(2).view());
-    let targets = head_loss(zeros([3, 5]).view_mut(), &[1], None, 0.0, 1.0).map(drop);
-    for (result, operand, expected, found) in [
-        (product([4, 5], [2, 5]), "b", [3, 5], [4, 5]),
-        (product([3, 5], [5, 2]), "c", [2, 5], [5, 2]),
-        (attend(shape([2, 3, 3, 3], Full), None), "q", [6, 3], [6, 4]),
-        (attend(shape([2, 2, 3, 2], Full), None), "k", [4, 4], [6, 4]),
-        (attend(square, Some(&[3])), "lengths", [2, 3], [1, 3]),
-        (attend(square, Some(&[0, 4])), "lengths", [2, 3], [2, 4]),
-        (norm(), "gamma", [1, 3], [1, 4]),
-        (step([1, 47], 4), "g", [1, 48], [1, 47]),
-        (step([6, 8], 4), "mask", [1, 48], [1, 32]),
-        (l1_distance(&[0.0; 3], &[0.0; 2]).map(drop), "b", [1, 3], [1, 2]),
-        (bias, "bias", [1, 3], [1, 2]),
-        (embed(2), "wpe", [2, 2], [1, 2]),
-        (embed(0), "wpe", [1, 2], [1, 2]),
-        (targets, "targets", [3, 1], [1, 1]),
-    ] {
-        let Err(Error::Shape { operand: named, expected: wanted, found: had, .. }) = result else {
-            panic!("{operand}: {result:?}");
-        };
-        assert_eq!((named, wanted, had), (operand, expected, found));
-        assert!(result.unwrap_err().to_string().contains(&format!("{operand} should be")));
-    }
-}
-
-#[test]
-fn bad_tokens_and_layouts_are_errors() {
-    let mut logits = Array2::zeros([3, 5]);
-    let error = head_loss(logits.view_mut(), &[1, 5, 2], Some(2), 0.0, 1.0).unwrap_err();
-    assert!(matches!(error, Error::Token { token: 5, position: 1, vocabulary: 5, .. }), "{error}");
-    assert!(error.to_string().contains("token 5 at position 1"), "{error}");
-    let (wte, mut out) = (Array2::zeros([3, 2]), poison([2, 2]));
-    let error = embed_forward(&[1, 3], 2, wte.view(), None, out.view_mut()).unwrap_err();
-    assert!(matches!(error, Error::Token { token: 3, position: 1, vocabulary: 3, .. }), "{error}");
-    let gaps = logits.slice_mut(s![.., 1..]);
-    let error = head_loss(gaps, &[1, 0, 1], None, 0.0, 1.0).unwrap_err();
-    assert!(matches!(error, Error::Layout { operand: "logits", .. }), "{error}");
-    let rule = Dropout { p: 0.3, site: Site::new(Purpose::Dropout, 1) };
-    let stream = Stream::new(9, rule.site, 2, 3);
-    let error = dropout(logits.slice_mut(s![.., 1..3]), &rule, stream).unwrap_err();
-    assert!(matches!(error, Error::Layout { operand: "x", .. }), "{error}");
 }

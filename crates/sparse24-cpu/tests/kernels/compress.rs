@@ -7,11 +7,11 @@ use sparse24_core::{
     Mask, MaskKind, compressed::Compressed24, group::Pattern, prune as core, prune::ValueMap,
     search,
 };
-use sparse24_cpu::{Error, prune, spmm24};
+use sparse24_cpu::{prune, spmm24, threshold::soft_threshold};
 
-use crate::hostile::{
-    Bits, Layout, any_mask, assert_same, assert_same_compressed, laid_out, layouts, matrix,
-    poisoned, poisoned24, threads,
+use crate::input::{
+    Bits, Layout, any_mask, assert_same, assert_same_compressed, laid_out, layouts, matrix, poison,
+    poisoned24, threads,
 };
 
 fn mask_of(rows: usize, columns: usize, seed: u64, kind: MaskKind) -> Mask {
@@ -78,13 +78,24 @@ fn dense_copies<T: Bits>(rows: usize, columns: usize, seed: u64, layout: Layout)
     let expected = core::masked(w.view(), &mask).expect("shapes agree");
     laid_out(&w, layout, |w| {
         threads(|| {
-            let mut out = poisoned(rows, columns);
+            let mut out = poison([rows, columns]);
             prune::masked(w, &mask, out.view_mut()).expect("shapes agree");
             assert_same(out.view(), expected.view());
-            let mut out = poisoned(columns, rows);
+            let mut out = poison([columns, rows]);
             prune::masked(w, &mask, out.view_mut().reversed_axes()).expect("shapes agree");
             assert_same(out.t(), expected.view());
         });
+    });
+}
+
+fn soft_thresholds(rows: usize, columns: usize, seed: u64) {
+    let w = matrix::<f32>(rows, columns, seed);
+    let mask = mask_of(rows, columns, seed, MaskKind::RowWise);
+    let expected = mapped(&w, &mask, ValueMap::SoftThreshold { scale: 1.25 }, |x| x);
+    threads(|| {
+        let mut found = poison([rows, columns]);
+        soft_threshold(w.view(), &mask, 1.25, found.view_mut()).expect("shapes agree");
+        assert_same(found.view(), expected.view());
     });
 }
 
@@ -100,7 +111,7 @@ fn products<T: Bits>(m: usize, k: usize, n: usize, seed: u64, layout: Layout) {
     });
     laid_out(&b, layout, |b| {
         threads(|| {
-            let mut d = poisoned::<f32>(m, n);
+            let mut d = poison::<f32>([m, n]);
             spmm24::spmm24(&a, b, d.view_mut()).expect("shapes agree");
             // The payload of a sum of two NaNs depends on the machine.
             let plain = |x: f32| if x.is_nan() { f32::NAN } else { x };
@@ -126,6 +137,7 @@ proptest! {
         dense_copies::<f32>(4 * rows, 4 * columns, seed, layout);
         dense_copies::<f16>(4 * rows, 4 * columns, seed, layout);
         dense_copies::<bf16>(4 * rows, 4 * columns, seed, layout);
+        soft_thresholds(4 * rows, 4 * columns, seed);
     }
 
     #[test]
@@ -146,29 +158,5 @@ fn many_tasks() {
     both_ways::<f32, f32>(532, 1036, 11, Layout::RowMajor, |x| x);
     both_ways::<f32, bf16>(532, 1036, 11, Layout::RowMajor, bf16::from_f32);
     dense_copies::<f32>(140, 1036, 12, Layout::RowMajor);
-}
-
-#[test]
-fn errors_name_the_operand() {
-    let (w, mask) = (Array2::<f32>::zeros((8, 12)), mask_of(8, 12, 0, MaskKind::Transposable));
-    let (mut forward, mut dgrad) = (poisoned24::<f32>(8, 12), poisoned24::<f32>(12, 8));
-    let row_wise = Mask::from_tiles(8, 12, vec![0x3333; 6]).expect("tiled");
-    let map = ValueMap::Identity;
-    let error = prune::compress_weight(w.view(), &mask, map, &mut dgrad, &mut forward);
-    assert!(matches!(error, Err(Error::Shape { operand: "dgrad", expected: [12, 8], .. })));
-    let error = prune::compress_weight(w.view(), &row_wise, map, &mut forward, &mut dgrad);
-    let Err(Error::Semantics(sparse24_core::Error::Structure { expected, .. })) = error else {
-        panic!("{error:?}");
-    };
-    assert_eq!(expected, MaskKind::Transposable);
-    let a = Compressed24::<f32>::zeros(8, 12).expect("grouped");
-    for (b, d, operand, expected) in
-        [((11, 3), (8, 3), "b", [12, 3]), ((12, 3), (8, 4), "d", [8, 3])]
-    {
-        let error = spmm24::spmm24(&a, Array2::zeros(b).view(), Array2::zeros(d).view_mut());
-        let Err(Error::Shape { operand: found, expected: wanted, .. }) = error else {
-            panic!("{error:?}");
-        };
-        assert_eq!((found, wanted), (operand, expected));
-    }
+    soft_thresholds(140, 1036, 12);
 }

@@ -4,7 +4,14 @@ use ndarray::{Array2, s};
 use sparse24_core::op::Accumulate;
 use sparse24_cpu::gemm::matmul;
 
-use crate::check::{U, any_threads, assert_close, column_major, poison, random, wide};
+use crate::input::{any_threads, assert_close, column_major, poison, random};
+
+/// Unit roundoff of f32.
+const U: f64 = 1.0 / (1_u64 << 24) as f64;
+
+fn wide(x: &Array2<f32>) -> Array2<f64> {
+    x.mapv(f64::from)
+}
 
 #[test]
 fn every_layout_is_within_the_bound() {

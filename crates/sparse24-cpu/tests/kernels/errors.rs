@@ -1,0 +1,158 @@
+//! Operands that do not fit.
+
+use ndarray::{Array1, Array2, s};
+use sparse24_core::{
+    Mask, MaskKind,
+    compressed::Compressed24,
+    mvue::Estimator,
+    op::{Accumulate, Activation, AttentionMask::Full, Dropout, MaskedDecay},
+    philox::{Purpose, Site, Stream},
+    prune::ValueMap,
+};
+use sparse24_cpu::{
+    Error,
+    activation::{activation_backward, activation_forward},
+    adamw::l1_distance,
+    attention::attention_forward,
+    bias::bias_forward,
+    dropout::dropout,
+    embedding::embed_forward,
+    gemm::matmul,
+    loss::head_loss,
+    mvue::{mvue_compress, mvue_prune},
+    norm::norm_forward,
+    permute::permuted_mask,
+    prune::compress_weight,
+    search::mask_search,
+    spmm24::spmm24,
+    threshold::soft_threshold,
+};
+
+use crate::{
+    edges::{adamw, mask, shape},
+    input::poison,
+};
+
+#[test]
+fn shape_errors_name_the_operand() {
+    let zeros = |shape: [usize; 2]| Array2::<f32>::zeros(shape);
+    let product = |b: [usize; 2], c: [usize; 2]| {
+        let overwrite = Accumulate::Overwrite;
+        matmul(zeros([2, 3]).view(), zeros(b).view(), zeros(c).view_mut(), overwrite)
+    };
+    let attend = |shape, lengths: Option<&[u32]>| {
+        let (x, mut o, mut lse) = (zeros([6, 4]), poison([6, 4]), poison([4, 3]));
+        let [q, k, v] = [x.view(); 3];
+        attention_forward(shape, q, k, v, lengths, o.view_mut(), lse.view_mut(), None)
+    };
+    let square = shape([2, 2, 3, 3], Full);
+    let norm = || {
+        let [x, mut residual, mut y, mut stats] = [[2, 3], [2, 3], [2, 3], [2, 2]].map(zeros);
+        let [residual, y, stats] = [&mut residual, &mut y, &mut stats].map(|x| x.view_mut());
+        norm_forward(x.view(), None, zeros([1, 4]).row(0), None, residual, y, stats)
+    };
+    let step = |g: [usize; 2], rows| {
+        let mut state = [[6, 8]; 3].map(zeros);
+        adamw(&mut state, &zeros(g), 0.95, MaskedDecay::None, &mask([rows, 8]))
+    };
+    let embed = |context| {
+        let (wte, wpe, mut out) = (zeros([3, 2]), zeros([1, 2]), zeros([2, 2]));
+        embed_forward(&[1, 2], context, wte.view(), Some(wpe.view()), out.view_mut())
+    };
+    let activate = |h: [usize; 2], dz: [usize; 2]| {
+        let (z, mut h) = (zeros([3, 8]), zeros(h));
+        activation_forward(Activation::Geglu, z.view(), h.view_mut())?;
+        activation_backward(Activation::Geglu, h.view(), z.view(), zeros(dz).view_mut())
+    };
+    let (w, empty) = (zeros([8, 12]), |rows, columns| Mask::empty(rows, columns).unwrap());
+    let search = |columns| mask_search(w.view(), MaskKind::Transposable, &mut empty(8, columns));
+    let permute = |order: &[u32]| permuted_mask(w.view(), &empty(8, 12), order, &mut empty(8, 12));
+    let compressed = |rows, columns| Compressed24::<f32>::zeros(rows, columns).unwrap();
+    let compress = |[mut forward, mut dgrad]: [Compressed24<f32>; 2]| {
+        let map = ValueMap::Identity;
+        compress_weight(w.view(), &empty(8, 12), map, &mut forward, &mut dgrad)
+    };
+    let spmm = |b: [usize; 2], d: [usize; 2]| {
+        spmm24(&compressed(8, 12), zeros(b).view(), zeros(d).view_mut())
+    };
+    let soften =
+        |out: [usize; 2]| soft_threshold(w.view(), &empty(8, 12), 1.0, zeros(out).view_mut());
+    let stream = Stream::new(9, Site::new(Purpose::Mvue, 1), 2, 3);
+    let estimate = |mut out| mvue_compress(w.view(), Estimator::Exact, stream, &mut out);
+    let sample =
+        |out: [usize; 2]| mvue_prune(w.view(), Estimator::Exact, stream, zeros(out).view_mut());
+    let bias = bias_forward(zeros([2, 3]).view_mut(), Array1::zeros(2).view());
+    let targets = head_loss(zeros([3, 5]).view_mut(), &[1], None, 0.0, 1.0).map(drop);
+    for (result, operand, expected, found) in [
+        (product([4, 5], [2, 5]), "b", [3, 5], [4, 5]),
+        (product([3, 5], [5, 2]), "c", [2, 5], [5, 2]),
+        (attend(shape([2, 3, 3, 3], Full), None), "q", [6, 3], [6, 4]),
+        (attend(shape([2, 2, 3, 2], Full), None), "k", [4, 4], [6, 4]),
+        (attend(square, Some(&[3])), "lengths", [2, 3], [1, 3]),
+        (attend(square, Some(&[0, 4])), "lengths", [2, 3], [2, 4]),
+        (norm(), "gamma", [1, 3], [1, 4]),
+        (step([1, 47], 4), "g", [1, 48], [1, 47]),
+        (step([6, 8], 4), "mask", [1, 48], [1, 32]),
+        (l1_distance(&[0.0; 3], &[0.0; 2]).map(drop), "b", [1, 3], [1, 2]),
+        (bias, "bias", [1, 3], [1, 2]),
+        (embed(2), "wpe", [2, 2], [1, 2]),
+        (embed(0), "wpe", [1, 2], [1, 2]),
+        (targets, "targets", [3, 1], [1, 1]),
+        (activate([3, 5], [3, 8]), "z", [3, 10], [3, 8]),
+        (activate([3, 4], [3, 4]), "dz", [3, 8], [3, 4]),
+        (search(8), "mask", [8, 12], [8, 8]),
+        (permute(&[0, 1, 2]), "order", [1, 8], [1, 3]),
+        (compress([compressed(12, 8), compressed(8, 12)]), "dgrad", [12, 8], [8, 12]),
+        (spmm([11, 3], [8, 3]), "b", [12, 3], [11, 3]),
+        (spmm([12, 3], [8, 4]), "d", [8, 3], [8, 4]),
+        (soften([12, 8]), "out", [8, 12], [12, 8]),
+        (estimate(compressed(12, 4)), "out", [12, 8], [12, 4]),
+        (sample([12, 8]), "out", [8, 12], [12, 8]),
+    ] {
+        let Err(Error::Shape { operand: named, expected: wanted, found: had, .. }) = result else {
+            panic!("{operand}: {result:?}");
+        };
+        assert_eq!((named, wanted, had), (operand, expected, found));
+        assert!(result.unwrap_err().to_string().contains(&format!("{operand} should be")));
+    }
+}
+
+#[test]
+fn bad_tokens_and_layouts_are_errors() {
+    let mut logits = Array2::zeros([3, 5]);
+    let error = head_loss(logits.view_mut(), &[1, 5, 2], Some(2), 0.0, 1.0).unwrap_err();
+    assert!(matches!(error, Error::Token { token: 5, position: 1, vocabulary: 5, .. }), "{error}");
+    assert!(error.to_string().contains("token 5 at position 1"), "{error}");
+    let (wte, mut out) = (Array2::zeros([3, 2]), poison([2, 2]));
+    let error = embed_forward(&[1, 3], 2, wte.view(), None, out.view_mut()).unwrap_err();
+    assert!(matches!(error, Error::Token { token: 3, position: 1, vocabulary: 3, .. }), "{error}");
+    let gaps = logits.slice_mut(s![.., 1..]);
+    let error = head_loss(gaps, &[1, 0, 1], None, 0.0, 1.0).unwrap_err();
+    assert!(matches!(error, Error::Layout { operand: "logits", .. }), "{error}");
+    let rule = Dropout { p: 0.3, site: Site::new(Purpose::Dropout, 1) };
+    let stream = Stream::new(9, rule.site, 2, 3);
+    let error = dropout(logits.slice_mut(s![.., 1..3]), &rule, stream).unwrap_err();
+    assert!(matches!(error, Error::Layout { operand: "x", .. }), "{error}");
+}
+
+#[test]
+fn errors_of_core_are_passed_on() {
+    use sparse24_core::Error::{NotTiled, Structure};
+    let (ragged, mut mask) = (Array2::<f32>::zeros([8, 6]), Mask::empty(8, 8).unwrap());
+    let error = mask_search(ragged.view(), MaskKind::RowWise, &mut mask).unwrap_err();
+    assert!(matches!(error, Error::Semantics(NotTiled { rows: 8, columns: 6, .. })), "{error}");
+    let mut w = Array2::<f32>::zeros([8, 8]);
+    let row_wise = Mask::from_tiles(8, 8, vec![0x3333; 4]).unwrap();
+    let [mut forward, mut dgrad] = [(); 2].map(|()| Compressed24::<f32>::zeros(8, 8).unwrap());
+    let map = ValueMap::Identity;
+    for (error, wanted) in [
+        (
+            compress_weight(w.view(), &row_wise, map, &mut forward, &mut dgrad),
+            MaskKind::Transposable,
+        ),
+        (soft_threshold(w.clone().view(), &mask, 1.0, w.view_mut()), MaskKind::RowWise),
+    ] {
+        let Err(Error::Semantics(Structure { expected, .. })) = error else { panic!("{error:?}") };
+        assert_eq!(expected, wanted);
+    }
+}
