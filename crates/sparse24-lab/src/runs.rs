@@ -231,7 +231,7 @@ fn train(
 ) -> Result<Option<RunResult>, Error> {
     let path = member.path(folder);
     let mut run = if path.join("config.toml").is_file() {
-        Run::resume(&path, &Resume { damaged: Damaged::FallBack, allow: Vec::new() })?
+        Run::resume(&path, &Resume { damaged: Damaged::FallBack, ..Resume::default() })?
     } else {
         Run::start(member.config.clone(), open_dataset(&member.config)?, Given::default(), &path)?
     };

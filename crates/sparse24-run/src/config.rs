@@ -338,6 +338,15 @@ impl Config {
             .and_then(Self::checked)
     }
 
+    /// This configuration with other settings, each `key=value`.
+    ///
+    /// # Errors
+    /// Like [`Config::resolve`].
+    pub fn with_settings(&self, settings: &[String]) -> Result<Self, Error> {
+        let apply = |table, setting: &String| apply(table, setting);
+        settings.iter().try_fold(table_of(self), apply).and_then(Self::checked)
+    }
+
     /// This configuration, overlaid with a document.
     pub fn with(&self, document: Table) -> Result<Self, Error> {
         let mut table = table_of(self);

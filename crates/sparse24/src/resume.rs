@@ -22,6 +22,9 @@ pub(crate) struct Args {
     /// allows other data
     #[arg(long, value_name = "KEY")]
     allow: Vec<String>,
+    /// A setting that changes from here on, e.g. `steps=2000`; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    settings: Vec<String>,
     #[command(flatten)]
     reporting: Reporting,
 }
@@ -30,7 +33,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // For the thread count; the run reads its configuration again under its lock.
     let config = run_config(&args.run)?;
     let damaged = if args.fall_back { Damaged::FallBack } else { Damaged::Refuse };
-    let how = Resume { damaged, allow: args.allow.clone() };
+    let (allow, settings) = (args.allow.clone(), args.settings.clone());
+    let how = Resume { damaged, allow, settings };
     train::on_threads(&config, || {
         train::drive(Run::resume(&args.run, &how)?, &args.reporting, Signals::take()?)
     })

@@ -135,7 +135,7 @@ impl Dataset {
     /// their ids checked as they are read; those of at most 64 MiB are verified.
     ///
     /// # Errors
-    /// Like [`Shard::open`]; [`Error::File`] for shards of another
+    /// Like [`Shard::open`](super::shard::Shard::open); [`Error::File`] for shards of another
     /// tokenizer than the folder's, and for another vocabulary than the one given;
     /// [`Error::Setting`] for a kind that contradicts the folder.
     pub fn from_folder(

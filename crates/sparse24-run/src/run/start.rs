@@ -38,19 +38,22 @@ pub struct Given<'a> {
 }
 
 /// Options of a resume.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Resume {
     /// Treatment of a damaged newest checkpoint.
     pub damaged: Damaged,
     /// Keys and sections of the configuration that may differ from the checkpoint's; `data` accepts
     /// other data.
     pub allow: Vec<String>,
+    /// Settings that change from here on, each `key=value`; they are allowed.
+    pub settings: Vec<String>,
 }
 
 /// Treatment of a damaged newest checkpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Damaged {
     /// An error; the user may be able to restore it.
+    #[default]
     Refuse,
     /// Rename it to `damaged-...` and resume from the one before it.
     FallBack,
@@ -79,14 +82,7 @@ impl Run {
                 .collect();
             trainer.start_from(&named)?;
         }
-        // A resume may run in another working directory.
-        for path in [&mut config.data.path, &mut config.run.flip_reference]
-            .into_iter()
-            .filter(|path| !path.is_empty())
-        {
-            let absolute = std::path::absolute(&*path).map_err(|e| Error::io("find", &*path, e))?;
-            *path = absolute.into_os_string().into_string().unwrap_or_else(|_| path.clone());
-        }
+        make_absolute(&mut config)?;
         let reference = FlipReference::open(&config, std::iter::empty())?;
         let (directory, (metrics, log)) = RunDirectory::filled(path, |directory| {
             check_space(&config, trainer.recipe(), &[], directory.path())?;
@@ -129,7 +125,17 @@ impl Run {
     /// not allowed to; and fewer steps than are done. [`Error::Room`].
     pub fn resume(path: &Path, how: &Resume) -> Result<Self, Error> {
         let directory = RunDirectory::open(path)?;
-        let config = run_config(directory.path())?;
+        let mut config = run_config(directory.path())?;
+        let mut allow = how.allow.clone();
+        if !how.settings.is_empty() {
+            config = config.with_settings(&how.settings)?;
+            make_absolute(&mut config)?;
+            let keys = how.settings.iter().filter_map(|setting| setting.split_once('='));
+            let keys = keys.map(|(key, _)| if key == "data.path" { "data" } else { key });
+            let decisive = config.decisive();
+            let keys = keys.filter(|key| *key == "data" || decisive.contains_key(*key));
+            allow.extend(keys.map(str::to_owned));
+        }
         let dataset = dataset_of(directory.path(), &config)?;
         let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
         let latest = checkpoint::latest(&directory.checkpoints())?;
@@ -158,7 +164,7 @@ impl Run {
                 plans.clone_from(&checkpoint.state.plan);
                 let mut now = identity(&config, &dataset, &trainer);
                 now.dataset = identity::of_same_dataset(&dataset, checkpoint.state.dataset)?;
-                notices.extend(identity::check(&path, &checkpoint.state, &now, &how.allow)?);
+                notices.extend(identity::check(&path, &checkpoint.state, &now, &allow)?);
                 notices.extend(sparse_again(&checkpoint.state, trainer.recipe()));
                 let State { step, total_steps, .. } = checkpoint.state;
                 if config.steps != total_steps && config.steps <= step {
@@ -249,6 +255,10 @@ impl Run {
             notices.push(format!("{error}; flip rates are not compared"));
             None
         });
+        if !how.settings.is_empty() {
+            directory.write(&directory.config(), config.to_toml().as_bytes())?;
+            notices.push(format!("from here on with {}", how.settings.join(", ")));
+        }
         let mut log = Log::open(&directory.log())?;
         for notice in &notices {
             log.line(notice)?;
@@ -300,6 +310,16 @@ impl Run {
             reference: None,
         }
     }
+}
+
+/// Makes the paths of a configuration absolute: a resume may run in another working directory.
+fn make_absolute(config: &mut Config) -> Result<(), Error> {
+    let paths = [&mut config.data.path, &mut config.run.flip_reference];
+    for path in paths.into_iter().filter(|path| !path.is_empty()) {
+        let absolute = std::path::absolute(&*path).map_err(|e| Error::io("find", &*path, e))?;
+        *path = absolute.into_os_string().into_string().unwrap_or_else(|_| path.clone());
+    }
+    Ok(())
 }
 
 /// Whether a file holds this tokenizer.

@@ -103,6 +103,23 @@ fn a_damaged_checkpoint_is_named_and_set_aside_when_asked() {
 }
 
 #[test]
+fn a_resume_changes_settings_from_there_on() {
+    let place = Place::trained(SAVED);
+    let model = "run/checkpoints/step-00000012: *model.d_model = 32*weights do not fit";
+    place.refuses("resume run --set model.d_model=32", 3, model);
+    place.refuses("resume run --set modle.layers=2", 2, "modle");
+    place.refuses("resume run --set steps", 2, "KEY=VALUE");
+    let notes = place.notes("resume run --set steps=14 --set run.keep_last=1");
+    let is_said = |what: &str| notes.lines().any(|line| line == what);
+    assert!(is_said("the run continues with steps = 14, it had steps = 12"), "{notes}");
+    assert!(is_said("from here on with steps=14, run.keep_last=1"), "{notes}");
+    assert_eq!(place.metrics("run").len(), 14);
+    assert!(place.read("run/config.toml").contains("steps = 14"));
+    // Without --allow, since the new setting is the run's own now.
+    place.answer("resume run");
+}
+
+#[test]
 fn a_resume_with_other_settings_loses_nothing() {
     let place = Place::trained(SAVED);
     place.edit("run/config.toml", "keep_last = 9", "keep_last = 1");
