@@ -239,6 +239,37 @@ macro_rules! vector_methods {
 }
 use vector_methods;
 
+/// Defines the methods of [`Vector`] that fill, read and write vectors of f32 and u32.
+#[cfg(target_arch = "x86_64")]
+macro_rules! memory_methods {
+    (f32: $($f32:ident = $of_f32:ident),+; u32: $($u32:ident = $of_u32:ident),+;) => {
+        memory_methods!(@ F, f32: $($f32 = $of_f32),+);
+        memory_methods!(@ U, u32: $($u32 = $of_u32),+);
+    };
+    (@ $vector:ident, $element:ident:
+        $splat:ident = $set:ident, $load:ident = $read:ident, $store:ident = $write:ident) => {
+        #[inline(always)]
+        fn $splat(self, x: $element) -> Self::$vector {
+            // SAFETY: the token `self` proves the features.
+            unsafe { $set(x as _) }
+        }
+        #[inline(always)]
+        fn $load(self, from: &[$element]) -> Self::$vector {
+            let from = &from[..Self::LANES];
+            // SAFETY: the token proves the features, and the slice holds a whole vector.
+            unsafe { $read(from.as_ptr().cast()) }
+        }
+        #[inline(always)]
+        fn $store(self, x: Self::$vector, to: &mut [$element]) {
+            let to = &mut to[..Self::LANES];
+            // SAFETY: the token proves the features, and the slice holds a whole vector.
+            unsafe { $write(to.as_mut_ptr().cast(), x) }
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+use memory_methods;
+
 /// Lane `4*l + i` holds tile `i*lanes/4 + l` after [`Vector::transpose_tiles`].
 pub(crate) const fn lane_of_tile(tile: usize, lanes: usize) -> usize {
     4 * (tile % (lanes / 4)) + tile / (lanes / 4)

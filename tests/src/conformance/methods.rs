@@ -9,7 +9,7 @@ use sparse24_train::{
     backend::{BACKENDS, Region, op::HeadLoss},
     estimate::estimate,
     method::{PRESETS, Preset},
-    model::{ActivationCheckpointing, EncoderSpec, Gpt2Spec, ModelSpec, Sparsify},
+    model::{ActivationCheckpointing, Gpt2Spec, ModelSpec, Sparsify},
     nn::{BatchShape, Bias},
     objective::{Batch, DataError, Objective},
     optim::AdamW,
@@ -18,39 +18,24 @@ use sparse24_train::{
 };
 
 use super::Open;
-use crate::oracle::arithmetic::Random;
+use crate::{encoder, oracle::arithmetic::Random};
 
 const VOCABULARY: usize = 19;
 const LAMBDA: f32 = 2e-4;
 
 fn models() -> [ModelSpec; 2] {
-    let (layers, heads, d_model, d_ff, sequence_length) = (2, 2, 16, 32, 8);
-    let (vocabulary, sparsify) = (VOCABULARY, Sparsify::FfnAndAttention);
-    let (activation, bias) = (Activation::Swiglu, Bias::Present);
     let gpt2 = Gpt2Spec {
-        layers,
-        heads,
-        d_model,
-        d_ff,
-        sequence_length,
-        vocabulary,
-        activation,
-        bias,
-        sparsify,
+        layers: 2,
+        heads: 2,
+        d_model: 16,
+        d_ff: 32,
+        sequence_length: 8,
+        vocabulary: VOCABULARY,
+        activation: Activation::Swiglu,
+        bias: Bias::Present,
+        sparsify: Sparsify::FfnAndAttention,
     };
-    let (activation, smoothing) = (Activation::GeluErf, 0.125);
-    let encoder = EncoderSpec {
-        layers,
-        heads,
-        d_model,
-        d_ff,
-        sequence_length,
-        vocabulary,
-        activation,
-        sparsify,
-        smoothing,
-    };
-    [ModelSpec::Gpt2(gpt2), ModelSpec::Encoder(encoder)]
+    [ModelSpec::Gpt2(gpt2), encoder(Gpt2Spec { activation: Activation::GeluErf, ..gpt2 })]
 }
 
 fn recipe(preset: &Preset, model: &ModelSpec) -> Recipe {

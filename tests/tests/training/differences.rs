@@ -11,7 +11,7 @@ use sparse24_tests::oracle::{
     layers::{self, Address, Attention, Dropout},
 };
 use sparse24_train::{
-    model::{EncoderSpec, Gpt2Spec, ModelSpec, Sparsify},
+    model::{Gpt2Spec, ModelSpec, Sparsify},
     nn::{BatchShape, Bias},
     objective::Batch,
 };
@@ -135,8 +135,8 @@ fn model(
     (0.1 * loss, gradients)
 }
 
-fn spec(activation: Activation, bias: Bias) -> ModelSpec {
-    ModelSpec::Gpt2(Gpt2Spec {
+fn spec(activation: Activation, bias: Bias) -> Gpt2Spec {
+    Gpt2Spec {
         layers: 2,
         heads: 2,
         d_model: 4,
@@ -146,21 +146,7 @@ fn spec(activation: Activation, bias: Bias) -> ModelSpec {
         activation,
         bias,
         sparsify: Sparsify::FfnAndAttention,
-    })
-}
-
-fn encoder() -> ModelSpec {
-    ModelSpec::Encoder(EncoderSpec {
-        layers: 2,
-        heads: 2,
-        d_model: 4,
-        d_ff: 8,
-        sequence_length: 6,
-        vocabulary: 5,
-        activation: Activation::GeluErf,
-        sparsify: Sparsify::Ffn,
-        smoothing: 0.125,
-    })
+    }
 }
 
 fn random_weights(spec: &ModelSpec) -> Tensors {
@@ -171,10 +157,10 @@ fn random_weights(spec: &ModelSpec) -> Tensors {
 #[test]
 fn whole_model() {
     let models = [
-        (spec(Activation::Gelu, Bias::Present), 0.0),
-        (spec(Activation::Geglu, Bias::Absent), 0.25),
-        (spec(Activation::Swiglu, Bias::Present), 0.25),
-        (encoder(), 0.25),
+        (ModelSpec::Gpt2(spec(Activation::Gelu, Bias::Present)), 0.0),
+        (ModelSpec::Gpt2(spec(Activation::Geglu, Bias::Absent)), 0.25),
+        (ModelSpec::Gpt2(spec(Activation::Swiglu, Bias::Present)), 0.25),
+        (sparse24_tests::encoder(spec(Activation::GeluErf, Bias::Present)), 0.25),
     ];
     for (spec, dropout) in models {
         let weights = random_weights(&spec);
@@ -193,7 +179,7 @@ fn whole_model() {
 /// pruned model.
 #[test]
 fn pruned_model() {
-    let spec = spec(Activation::Gelu, Bias::Present);
+    let spec = ModelSpec::Gpt2(spec(Activation::Gelu, Bias::Present));
     let weights = random_weights(&spec);
     let masks = Pruned::of(&spec, &weights).masks;
     let (_, gradients) = model(&spec, &weights, &mut Pruned::of(&spec, &weights), 0.0);

@@ -11,7 +11,7 @@ use sparse24_tests::oracle::arithmetic::Random;
 use sparse24_train::{
     backend::{Arithmetic, Backend, cpu::CpuBackend, op::HeadLoss},
     method::{DgradOperand, GradientOperand, KeptValues, Method, Phase, Until, WeightOperand},
-    model::{ActivationCheckpointing, EncoderSpec, Gpt2Spec, ModelSpec, Sparsify},
+    model::{ActivationCheckpointing, Gpt2Spec, ModelSpec, Sparsify},
     nn::{BatchShape, Bias},
     objective::{Batch, DataError, Evaluation, Objective},
     optim::{AdamVariant, AdamW},
@@ -100,19 +100,7 @@ pub(crate) fn change(recipe: &mut Recipe, change: impl FnOnce(&mut Gpt2Spec)) {
 
 /// The recipe with an encoder of the same sizes, which smooths its targets.
 pub(crate) fn encoder(recipe: Recipe) -> Recipe {
-    let gpt2 = gpt2(&recipe);
-    let Gpt2Spec { layers, heads, d_model, d_ff, sequence_length, vocabulary, .. } = gpt2;
-    let model = ModelSpec::Encoder(EncoderSpec {
-        layers,
-        heads,
-        d_model,
-        d_ff,
-        sequence_length,
-        vocabulary,
-        activation: gpt2.activation,
-        sparsify: gpt2.sparsify,
-        smoothing: 0.125,
-    });
+    let model = sparse24_tests::encoder(gpt2(&recipe));
     Recipe { model, ..recipe }
 }
 

@@ -2,7 +2,7 @@
 
 use core::arch::x86_64::*;
 
-use super::{Kernel, Vector, vector_methods};
+use super::{Kernel, Vector, memory_methods, vector_methods};
 
 /// Proof that this machine has the instructions; only [`Avx2::detect`] creates one.
 #[derive(Debug, Clone, Copy)]
@@ -32,48 +32,17 @@ fn run<K: Kernel>(v: Avx2, kernel: K) -> K::Output {
     kernel.run(v)
 }
 
-const LANES: usize = 8;
-
 impl Vector for Avx2 {
-    const LANES: usize = LANES;
+    const LANES: usize = 8;
     type F = __m256;
     type U = __m256i;
     /// Only the sign bit of a lane counts.
     type M = __m256;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> Self::F {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_set1_ps(x) }
-    }
-    #[inline(always)]
-    fn splat_u(self, x: u32) -> Self::U {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_set1_epi32(x as i32) }
-    }
-    #[inline(always)]
-    fn load(self, from: &[f32]) -> Self::F {
-        let from = &from[..LANES];
-        // SAFETY: the token proves the features, and the slice holds a whole vector.
-        unsafe { _mm256_loadu_ps(from.as_ptr()) }
-    }
-    #[inline(always)]
-    fn load_u(self, from: &[u32]) -> Self::U {
-        let from = &from[..LANES];
-        // SAFETY: the token proves the features, and the slice holds a whole vector.
-        unsafe { _mm256_loadu_si256(from.as_ptr().cast()) }
-    }
-    #[inline(always)]
-    fn store(self, x: Self::F, to: &mut [f32]) {
-        let to = &mut to[..LANES];
-        // SAFETY: the token proves the features, and the slice holds a whole vector.
-        unsafe { _mm256_storeu_ps(to.as_mut_ptr(), x) }
-    }
-    #[inline(always)]
-    fn store_u(self, x: Self::U, to: &mut [u32]) {
-        let to = &mut to[..LANES];
-        // SAFETY: the token proves the features, and the slice holds a whole vector.
-        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), x) }
+    memory_methods! {
+        f32: splat = _mm256_set1_ps, load = _mm256_loadu_ps, store = _mm256_storeu_ps;
+        u32: splat_u = _mm256_set1_epi32, load_u = _mm256_loadu_si256,
+            store_u = _mm256_storeu_si256;
     }
     #[inline(always)]
     fn any(self, a: Self::M) -> bool {

@@ -4,7 +4,7 @@ use core::arch::x86_64::*;
 
 use sparse24_core::search::CODES;
 
-use super::{Kernel, Vector, avx2::Avx2, lane_of_tile, vector_methods};
+use super::{Kernel, Vector, avx2::Avx2, lane_of_tile, memory_methods, vector_methods};
 
 /// Proof that this machine has the instructions; only [`Avx512::detect`] creates one.
 #[derive(Debug, Clone, Copy)]
@@ -56,39 +56,10 @@ impl Vector for Avx512 {
     type U = __m512i;
     type M = __mmask16;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> Self::F {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_set1_ps(x) }
-    }
-    #[inline(always)]
-    fn splat_u(self, x: u32) -> Self::U {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_set1_epi32(x as i32) }
-    }
-    #[inline(always)]
-    fn load(self, from: &[f32]) -> Self::F {
-        let from = &from[..LANES];
-        // SAFETY: the token proves the features, and the slice holds a whole vector.
-        unsafe { _mm512_loadu_ps(from.as_ptr()) }
-    }
-    #[inline(always)]
-    fn load_u(self, from: &[u32]) -> Self::U {
-        let from = &from[..LANES];
-        // SAFETY: the token proves the features, and the slice holds a whole vector.
-        unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
-    }
-    #[inline(always)]
-    fn store(self, x: Self::F, to: &mut [f32]) {
-        let to = &mut to[..LANES];
-        // SAFETY: the token proves the features, and the slice holds a whole vector.
-        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }
-    }
-    #[inline(always)]
-    fn store_u(self, x: Self::U, to: &mut [u32]) {
-        let to = &mut to[..LANES];
-        // SAFETY: the token proves the features, and the slice holds a whole vector.
-        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), x) }
+    memory_methods! {
+        f32: splat = _mm512_set1_ps, load = _mm512_loadu_ps, store = _mm512_storeu_ps;
+        u32: splat_u = _mm512_set1_epi32, load_u = _mm512_loadu_si512,
+            store_u = _mm512_storeu_si512;
     }
     #[inline(always)]
     fn any(self, a: Self::M) -> bool {

@@ -282,7 +282,7 @@ impl CpuBackend {
             let scale = op.gradients.map_or(0.0, |_| self.state.loss_scale);
             self.write([logits], |cpu, [logits]| {
                 let (targets, ignore) = (cpu.buffers.ids(targets), Some(HeadLoss::IGNORE));
-                sum += head_loss(logits, targets, ignore, op.smoothing, scale)?.sum;
+                sum += head_loss(logits, targets, ignore, op.smoothing, scale)?;
                 Ok(())
             })?;
             if let Some(gradients) = op.gradients {
