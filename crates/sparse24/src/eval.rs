@@ -70,7 +70,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         } else {
             say!(
                 "step {step} ({phase}): loss {loss:.4} nats per token, \
-                 perplexity {perplexity:.2}, over {tokens} tokens"
+                 perplexity {perplexity:.2}, over {tokens} tokens of {}",
+                dataset.source().display()
             );
         }
         Ok(())

@@ -59,6 +59,9 @@ impl Progress {
             Some(bar) => {
                 bar.set_position(u64::from(metrics.step));
                 bar.set_message(line);
+                if let Some(loss) = metrics.val_loss {
+                    bar.println(format!("step {}: validation loss {loss:.4}", metrics.step));
+                }
             }
             None if metrics.val_loss.is_some()
                 || self.printed.is_none_or(|at| at.elapsed() >= INTERVAL) =>

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::json;
 use sparse24_core::MaskKind;
-use sparse24_run::pruning::{Selection, Verdict, verify_file};
+use sparse24_run::pruning::{Selection, TensorReport, Verdict, verify_file};
 
 use crate::{
     choice,
@@ -63,5 +63,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let are = if refuted.len() == 1 { "is" } else { "are" };
     let (file, count, first) = (args.file.display(), refuted.len(), &first.name);
     let problem = format!("{file}: {count} of {all} {are} not {kind}; the first is `{first}`");
-    Err(Failure::new(Exit::Refuted, problem))
+    let others = [("row", MaskKind::RowWise), ("column", MaskKind::ColumnWise)];
+    let holding = others.into_iter().find(|&(_, kind)| {
+        let reports = verify_file(&args.file, Selection { kind, ..selection });
+        let is_refuted =
+            |report: &TensorReport<_>| matches!(report.outcome, Ok(Verdict::Refuted(_)));
+        reports.is_ok_and(|reports| !reports.iter().any(is_refuted))
+    });
+    let hint = match holding {
+        Some((name, kind)) if kind != args.mask => format!("; all are {kind}: use --mask {name}"),
+        _ => String::new(),
+    };
+    Err(Failure::new(Exit::Refuted, problem + &hint))
 }

@@ -7,6 +7,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::Tokens;
@@ -146,26 +147,30 @@ impl Tokenizer {
         }
     }
 
-    /// Appends the ids of a text of any length, without a second copy of them.
+    /// Appends the ids of a text of any length, without a second copy of them, on all threads of
+    /// the current pool.
     ///
     /// # Errors
-    /// Same as [`Tokenizer::encode`]; [`Error::Interrupted`] within a mebibyte of text once the
-    /// flag is set.
+    /// Same as [`Tokenizer::encode`]; [`Error::Interrupted`] within a few mebibytes of text once
+    /// the flag is set.
     pub fn encode_into(
         &self,
         text: &str,
         tokens: &mut Tokens,
         interrupt: &AtomicBool,
     ) -> Result<(), Error> {
-        const PIECE: usize = 1 << 20;
+        const PIECE: usize = 1 << 19;
+        let pieces: Vec<&str> = pieces(text, PIECE).collect();
         let mut before = 0;
-        for piece in pieces(text, PIECE) {
+        for pieces in pieces.chunks(4 * rayon::current_num_threads()) {
             if interrupt.load(Ordering::Relaxed) {
                 return Err(Error::Interrupted);
             }
-            let ids = self.encode(piece).map_err(|e| e.moved(before))?;
-            tokens.extend(ids);
-            before += piece.len();
+            let encoded: Vec<_> = pieces.par_iter().map(|piece| self.encode(piece)).collect();
+            for (piece, ids) in pieces.iter().zip(encoded) {
+                tokens.extend(ids.map_err(|e| e.moved(before))?);
+                before += piece.len();
+            }
         }
         Ok(())
     }

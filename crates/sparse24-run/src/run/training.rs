@@ -249,7 +249,10 @@ impl Run {
         metrics: &StepMetrics,
         observer: &mut dyn Observer,
     ) -> Result<(), Error> {
-        let &StepMetrics { step, loss, .. } = metrics;
+        let &StepMetrics { step, loss, val_loss, .. } = metrics;
+        if let Some(loss) = val_loss {
+            self.log.line(&format!("step {step}: validation loss {loss:.4}"))?;
+        }
         if let Some(what) = &metrics.skipped {
             self.report(format!("step {step}: skipped, because {what}"), observer)?;
         }

@@ -53,7 +53,6 @@ fn kernels_and_sizes_select() {
             "--kernel norm_f --size 768 --size gpt2-124m --size 128",
             &["norm_forward 16384x768", "norm_forward 16384x128"],
         ),
-        ("--kernel nothing", &[]),
     ] {
         assert_eq!(cases(&place, line), expected, "{line}");
     }
@@ -66,6 +65,7 @@ fn wrong_arguments_and_settings_are_refused() {
     let place = Place::new();
     for (line, pattern) in [
         ("--kernel nothing", "--kernel*nothing*--list"),
+        ("--kernel nothing --list", "--kernel*nothing*--list"),
         ("--size 100", "100*--size*gpt2-124m*ROWSxCOLUMNS"),
         ("--kernel (", "--kernel*unclosed group"),
         ("--method fst", "--step"),

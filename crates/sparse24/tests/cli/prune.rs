@@ -94,6 +94,9 @@ fn verify_refutes_tensor_by_tensor_and_json_lists_every_tensor() {
     assert_eq!([&refuted["row"], &refuted["column"]], [&json!(0), &json!(0)]);
     let (_, err) = place.exits("verify out --mask column", 1);
     assert!(err.contains("column-wise"), "{err}");
+    place.answer("prune in rows --mask row");
+    let (_, err) = place.exits("verify rows", 1);
+    assert!(err.ends_with("; all are row-wise 2:4: use --mask row\n"), "{err}");
 }
 
 #[test]

@@ -124,6 +124,21 @@ static int opens_to_write(int flags) { return (flags & O_ACCMODE) != O_RDONLY ||
 OPEN(open)
 OPEN(open64)
 
+#define OPEN_AT(name) \
+    int name(int folder, const char *file, int flags, ...) { \
+        REAL(int, #name, int, const char *, int, ...); \
+        va_list rest; \
+        va_start(rest, flags); \
+        mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0; \
+        va_end(rest); \
+        char path[4096]; \
+        if (opens_to_write(flags) && \
+            verdict("open", at(folder, file, path, sizeof path), flags & O_CREAT) == FAIL) return -1; \
+        return real(folder, file, flags, mode); \
+    }
+OPEN_AT(openat)
+OPEN_AT(openat64)
+
 ssize_t write(int fd, const void *bytes, size_t size) {
     REAL(ssize_t, "write", int, const void *, size_t);
     char path[4096];
@@ -155,6 +170,19 @@ int ftruncate64(int fd, off64_t length) {
 int rename(const char *from, const char *to) {
     REAL(int, "rename", const char *, const char *);
     return verdict("rename", to, 0) == FAIL ? -1 : real(from, to);
+}
+
+int renameat(int from_folder, const char *from, int to_folder, const char *to) {
+    REAL(int, "renameat", int, const char *, int, const char *);
+    char path[4096];
+    return verdict("rename", at(to_folder, to, path, sizeof path), 0) == FAIL
+        ? -1 : real(from_folder, from, to_folder, to);
+}
+
+int mkdirat(int folder, const char *name, mode_t mode) {
+    REAL(int, "mkdirat", int, const char *, mode_t);
+    char path[4096];
+    return verdict("mkdir", at(folder, name, path, sizeof path), 1) == FAIL ? -1 : real(folder, name, mode);
 }
 
 int mkdir(const char *path, mode_t mode) {

@@ -31,13 +31,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         args.kernel.is_empty() || args.kernel.iter().any(|kernel| kernel.is_match(case.kernel))
     };
     let cases: Vec<Case> = all.into_iter().filter(is_selected).collect();
-    if args.list {
-        return list(&cases, args);
-    }
     if cases.is_empty() {
         let kernels = args.kernel.iter().map(Regex::as_str).collect::<Vec<_>>().join("`, `");
         let problem = format!("--kernel: none of {count} matches `{kernels}`; see --list");
         return Err(Failure::new(Exit::Usage, problem));
+    }
+    if args.list {
+        return list(&cases, args);
     }
     let effort = if args.quick { Effort::Quick } else { Effort::Thorough };
     let signals = Signals::take()?;
