@@ -271,18 +271,6 @@ mod tests {
     }
 
     #[test]
-    fn equal_elements_are_sampled_systematically() {
-        // r = min(4/2, 3) = 2: t in [0, 2), t' = t + 2, running sums 1, 2, 3, 4.
-        let x = [1.0, -1.0, 1.0, -1.0];
-        for u in [0.0, 0.25, 0.499] {
-            assert_eq!(exact(x, u), kept([0, 2], [2.0, 2.0]));
-        }
-        for u in [0.5, 0.75, ALMOST_ONE] {
-            assert_eq!(exact(x, u), kept([1, 3], [-2.0, -2.0]));
-        }
-    }
-
-    #[test]
     fn at_most_two_nonzeros_are_kept_exactly() {
         for u in [0.0, 0.3, ALMOST_ONE] {
             for estimate in [|x, u| exact(x, u), |x, u| approximate(x, [u, u])] {
@@ -317,11 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn variances_by_hand() {
-        // r = min(6.5/2, 3.5): 1 (3.25 - 1) + 2 (3.25 - 2) + 3 (3.25 - 3) + 0.5 (3.25 - 0.5).
-        assert_eq!(variance([1.0, -2.0, 3.0, 0.5], Estimator::Exact), 6.875);
-        // Each of three is kept with probability 2/3.
-        assert!((variance([1.0, 0.0, -1.0, 1.0], Estimator::Approximate) - 1.5).abs() < 1e-12);
+    fn the_variance_of_a_non_finite_group_is_nan() {
         for estimator in [Estimator::Exact, Estimator::Approximate] {
             assert_eq!(variance([0.0, 2.0, 0.0, -3.0], estimator), 0.0);
             assert!(variance([0.0, f32::INFINITY, 0.0, -3.0], estimator).is_nan());

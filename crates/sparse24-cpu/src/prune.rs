@@ -4,7 +4,6 @@
 use std::any::Any;
 
 use ndarray::{ArrayView2, ArrayViewMut2, Axis, Zip};
-use rayon::prelude::*;
 use sparse24_core::{
     Element, Mask, MaskKind,
     compressed::Compressed24,
@@ -21,7 +20,7 @@ use crate::{Error, check, compressed, simd::vectorised, tasks};
 pub fn masked<T: Element>(
     w: ArrayView2<'_, T>,
     mask: &Mask,
-    mut out: ArrayViewMut2<'_, T>,
+    out: ArrayViewMut2<'_, T>,
 ) -> Result<(), Error> {
     let (r, q) = w.dim();
     check::shape("prune", "mask", [r, q], mask.shape())?;
@@ -29,25 +28,19 @@ pub fn masked<T: Element>(
     if w.is_empty() {
         return Ok(());
     }
-    let rows_per_task = tasks::rows_per_task(q);
-    out.axis_chunks_iter_mut(Axis(0), rows_per_task).into_par_iter().enumerate().for_each(
-        |(task, mut out)| {
-            for (at, mut out) in out.rows_mut().into_iter().enumerate() {
-                let row = task * rows_per_task + at;
-                let w = w.index_axis(Axis(0), row);
-                let tiles = &mask.tiles()[row / 4 * (q / 4)..][..q / 4];
-                match (out.as_slice_mut(), w.to_slice()) {
-                    (Some(out), Some(w)) => vectorised(
-                        #[inline(always)]
-                        || masked_row(w, tiles, 4 * (row % 4), out),
-                    ),
-                    _ => Zip::indexed(&mut out).and(w).for_each(|column, out, &w| {
-                        *out = if mask.keeps(row, column) { w } else { T::default() };
-                    }),
-                }
-            }
-        },
-    );
+    tasks::for_rows(out, q, |row, mut out| {
+        let w = w.index_axis(Axis(0), row);
+        let tiles = &mask.tiles()[row / 4 * (q / 4)..][..q / 4];
+        match (out.as_slice_mut(), w.to_slice()) {
+            (Some(out), Some(w)) => vectorised(
+                #[inline(always)]
+                || masked_row(w, tiles, 4 * (row % 4), out),
+            ),
+            _ => Zip::indexed(&mut out).and(w).for_each(|column, out, &w| {
+                *out = if mask.keeps(row, column) { w } else { T::default() };
+            }),
+        }
+    });
     Ok(())
 }
 

@@ -1,7 +1,6 @@
 //! The product of a compressed 2:4 matrix and a dense one, with a documented order of summation.
 
-use ndarray::{ArrayView2, ArrayViewMut2, Axis};
-use rayon::prelude::*;
+use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2};
 use sparse24_core::{Element, compressed::Compressed24};
 
 use crate::{Error, check, simd::vectorised, tasks};
@@ -16,33 +15,26 @@ use crate::{Error, check, simd::vectorised, tasks};
 pub fn spmm24<T: Element>(
     a: &Compressed24<T>,
     b: ArrayView2<'_, f32>,
-    mut d: ArrayViewMut2<'_, f32>,
+    d: ArrayViewMut2<'_, f32>,
 ) -> Result<(), Error> {
     let ([m, k], n) = (a.shape(), b.ncols());
     check::matrix("spmm24", "b", &b, [k, n])?;
     check::matrix("spmm24", "d", &d, [m, n])?;
     let (b, values) = (b.as_standard_layout(), a.values());
-    let rows_per_task = tasks::rows_per_task(n * (k / 2).max(1));
-    d.axis_chunks_iter_mut(Axis(0), rows_per_task).into_par_iter().enumerate().for_each(
-        |(task, mut d)| {
-            let mut sums = vec![0.0; n];
-            for (at, mut d) in d.rows_mut().into_iter().enumerate() {
-                let row = task * rows_per_task + at;
-                sums.fill(0.0);
-                for group in 0..k / 4 {
-                    for (at, i) in a.pattern(row, group).indices().into_iter().enumerate() {
-                        let value = values[[row, 2 * group + at]].to_f32();
-                        let b = b.row(4 * group + usize::from(i));
-                        let b = b.to_slice().expect("rows are contiguous");
-                        vectorised(
-                            #[inline(always)]
-                            || sums.iter_mut().zip(b).for_each(|(sum, b)| *sum += value * b),
-                        );
-                    }
-                }
-                d.iter_mut().zip(&sums).for_each(|(d, &sum)| *d = sum);
+    tasks::for_rows(d, n * (k / 2).max(1), |row, mut d| {
+        let mut sums = vec![0.0; n];
+        for group in 0..k / 4 {
+            for (at, i) in a.pattern(row, group).indices().into_iter().enumerate() {
+                let value = values[[row, 2 * group + at]].to_f32();
+                let b = b.row(4 * group + usize::from(i));
+                let b = b.to_slice().expect("rows are contiguous");
+                vectorised(
+                    #[inline(always)]
+                    || sums.iter_mut().zip(b).for_each(|(sum, b)| *sum += value * b),
+                );
             }
-        },
-    );
+        }
+        d.assign(&ArrayView1::from(&sums));
+    });
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! How the sparse kernels cut a matrix into tasks. The cut depends on shapes alone, never on the
 //! number of threads.
 
+use ndarray::{ArrayViewMut1, ArrayViewMut2, Axis};
 use rayon::prelude::*;
 
 /// Elements per task, so many that starting a task costs little in comparison.
@@ -23,4 +24,18 @@ pub(crate) fn for_chunks<O: Send>(
     } else {
         out.par_chunks_mut(length).enumerate().for_each(|(i, chunk)| f(i, chunk));
     }
+}
+
+/// Calls `f(i, row i)` for all rows, on the threads of the current pool; a row takes as long as
+/// `width` elements.
+pub(crate) fn for_rows<T: Send + Sync>(
+    mut out: ArrayViewMut2<'_, T>,
+    width: usize,
+    f: impl Fn(usize, ArrayViewMut1<'_, T>) + Sync,
+) {
+    let rows = rows_per_task(width);
+    let tasks = out.axis_chunks_iter_mut(Axis(0), rows).into_par_iter().enumerate();
+    tasks.for_each(|(task, mut out)| {
+        out.rows_mut().into_iter().enumerate().for_each(|(at, out)| f(task * rows + at, out));
+    });
 }

@@ -1,8 +1,7 @@
 //! The soft threshold of S-STE, dense. Bit-identical to [`sparse24_core::prune::group`] for any
 //! number of threads.
 
-use ndarray::{ArrayView2, ArrayViewMut2, Axis};
-use rayon::prelude::*;
+use ndarray::{ArrayView2, ArrayViewMut2};
 use sparse24_core::{
     Mask, MaskKind,
     prune::{ValueMap, group},
@@ -20,27 +19,20 @@ pub fn soft_threshold(
     w: ArrayView2<'_, f32>,
     mask: &Mask,
     scale: f32,
-    mut out: ArrayViewMut2<'_, f32>,
+    out: ArrayViewMut2<'_, f32>,
 ) -> Result<(), Error> {
     const OPERATION: &str = "soft threshold";
     let (r, q) = w.dim();
     check::shape(OPERATION, "mask", [r, q], mask.shape())?;
     check::matrix(OPERATION, "out", &out, [r, q])?;
     mask.check(MaskKind::RowWise)?;
-    let rows_per_task = tasks::rows_per_task(q);
-    out.axis_chunks_iter_mut(Axis(0), rows_per_task).into_par_iter().enumerate().for_each(
-        |(task, mut out)| {
-            for (at, mut out) in out.rows_mut().into_iter().enumerate() {
-                let row = task * rows_per_task + at;
-                let w = w.row(row);
-                for first in (0..q).step_by(4) {
-                    let x = [0, 1, 2, 3].map(|i| w[first + i]);
-                    let map = ValueMap::SoftThreshold { scale };
-                    let mapped = group(x, pattern(mask, row, first / 4), map);
-                    (0..4).for_each(|i| out[first + i] = mapped[i]);
-                }
-            }
-        },
-    );
+    tasks::for_rows(out, q, |row, mut out| {
+        for first in (0..q).step_by(4) {
+            let x = [0, 1, 2, 3].map(|i| w[[row, first + i]]);
+            let map = ValueMap::SoftThreshold { scale };
+            let mapped = group(x, pattern(mask, row, first / 4), map);
+            (0..4).for_each(|i| out[first + i] = mapped[i]);
+        }
+    });
     Ok(())
 }

@@ -3,13 +3,9 @@
 use proptest::prelude::*;
 use sparse24_tests::oracle;
 
-/// This many cases (few under Miri); failures are printed, not saved.
+/// This many cases; failures are printed, not saved.
 pub(crate) fn cases(cases: u32) -> ProptestConfig {
-    ProptestConfig {
-        cases: if cfg!(miri) { 4 } else { cases },
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    }
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
 /// Any f32 at all.

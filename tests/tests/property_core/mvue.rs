@@ -2,6 +2,7 @@
 //! uniforms.
 
 use proptest::prelude::*;
+use rayon::prelude::*;
 use sparse24_core::mvue::{self, Estimator, Kept24};
 use sparse24_tests::oracle;
 
@@ -190,5 +191,42 @@ proptest! {
                      not {published}");
         prop_assert!(exact <= variance + 6.0 * s * bound, "exact {exact}, approximate {variance}");
         prop_assert!(oracle::least_variance(a) <= published * (1.0 + 1e-9));
+    }
+}
+
+/// The integration over runs of uniforms, which the properties rest on.
+#[test]
+#[cfg_attr(debug_assertions, ignore = "67,108,864 uniforms take a release build")]
+fn integration_equals_counting_every_uniform() {
+    for x in
+        [[1.0, -2.0, 3.0, 0.5], [1.0, 1.0, 1.0, 0.0], [9.0, 1e-3, 2.0, 1.0], [0.1, 0.7, 0.2, 0.3]]
+    {
+        let runs = oracle::runs(|n| mvue::exact(x, oracle::uniform(n)).indices);
+        for (start, length) in runs {
+            let outcome = mvue::exact(x, oracle::uniform(start));
+            let differs = |n| mvue::exact(x, oracle::uniform(n)) != outcome;
+            assert_eq!(
+                (start..start + length).into_par_iter().find_any(|&n| differs(n)),
+                None,
+                "{x:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn all_small_integer_groups() {
+    // Sums of integers are exact and r <= 14, so that an interval's two ends are off by the spacing
+    // of u, r*2^-24, and the rounding of t' <= 2r, 2r*2^-24, alone. A value is at most 14, and the
+    // second moment is the sum of value times mean.
+    let bound = 2.0 * 3.0 * 14.0 * EPS;
+    for n in 0..8_usize.pow(4) {
+        let a = [n / 512, n / 64 % 8, n / 8 % 8, n % 8].map(|a| a as f64);
+        let x = std::array::from_fn(|i| if i % 2 == 0 { a[i] as f32 } else { -a[i] as f32 });
+        let moments = exact_moments(x);
+        assert!(moments.mean_is_within(bound, x), "{x:?}: the mean is {:?}", moments.mean);
+        let (variance, least) = (moments.variance(a), oracle::least_variance(a));
+        let off = (variance - least).abs();
+        assert!(off <= 4.0 * 14.0 * bound, "{x:?}: the variance is {variance}, not {least}");
     }
 }

@@ -1,7 +1,7 @@
-//! Activations: layouts, threads, saturation and errors. The conformance suite checks their values.
+//! Activations: layouts, threads and saturation. The conformance suite checks their values.
 
 use ndarray::{Array2, Axis, arr2, concatenate, s};
-use sparse24_core::op::Activation::{self, Geglu, Swiglu};
+use sparse24_core::op::Activation;
 use sparse24_cpu::activation::{activation_backward, activation_forward};
 
 use crate::input::{any_threads, assert_close, column_major, poison, random};
@@ -30,16 +30,6 @@ fn neither_layout_nor_threads_change_a_bit() {
         let expected = run([row_major; 3]);
         assert_eq!(run([column_major; 3]), expected);
         assert_eq!(run([column_major, row_major, column_major]), expected);
-    }
-}
-
-#[test]
-fn gates_activate_the_first_half() {
-    let z = arr2(&[[-30.0f32, 30.0, 5.0, 7.0]]);
-    for (activation, scale, expected) in [(Geglu, 1.0, 210.0), (Swiglu, 4.0, 3360.0)] {
-        let mut h = poison([1, 2]);
-        activation_forward(activation, z.mapv(|x| scale * x).view(), h.view_mut()).unwrap();
-        assert_close("h", h.view(), &arr2(&[[0.0, expected]]), &arr2(&[[1e-34, 0.0]]));
     }
 }
 

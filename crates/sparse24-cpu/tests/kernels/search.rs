@@ -1,7 +1,6 @@
 //! Masks against core.
 
 use half::{bf16, f16};
-use ndarray::Array2;
 use proptest::prelude::*;
 use sparse24_core::{MaskKind, search as core};
 use sparse24_cpu::search;
@@ -38,20 +37,4 @@ fn many_tasks() {
     for layout in [Layout::RowMajor, Layout::Strided] {
         assert_masks::<f32>(140, 1036, 7, layout);
     }
-}
-
-/// Tiles over {0, 1, 2}, different in neighbouring lanes, so that confused lanes are noticed.
-#[test]
-fn every_lane_searches_its_own_tile() {
-    let tiles = 4096;
-    let w = Array2::from_shape_fn((4, 4 * tiles), |(row, column)| {
-        let code = (column / 4).wrapping_mul(0x9e37_79b9) >> 3;
-        ((code >> (2 * (4 * row + column % 4) % 31)) % 3) as f32
-    });
-    let expected = core::mask_search(w.view(), MaskKind::Transposable).expect("tiled");
-    everywhere(|level| {
-        let mut found = poisoned_mask(4, 4 * tiles);
-        search::mask_search_at(level, w.view(), MaskKind::Transposable, &mut found).expect("tiled");
-        assert_eq!(found, expected);
-    });
 }
