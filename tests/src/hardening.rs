@@ -9,7 +9,7 @@ mod config;
 mod document;
 mod interchange;
 mod metrics;
-mod tensors;
+pub mod tensors;
 mod tokens;
 
 use std::{

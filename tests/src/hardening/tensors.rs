@@ -46,7 +46,7 @@ pub(super) fn prune(bytes: &[u8]) -> bool {
 }
 
 /// A file with this header and data.
-pub(super) fn file(header: &str, data: &[u8]) -> Vec<u8> {
+pub fn file(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()
 }
 
@@ -105,7 +105,7 @@ const DTYPES: [(&str, usize); 22] = [
 ];
 
 /// A tensor: its name, its type with its bits, and its shape.
-type Entry = (String, (&'static str, usize), Vec<usize>);
+pub type Entry = (String, (&'static str, usize), Vec<usize>);
 
 /// A sound file with one change each: in its header's text, or in what the file holds (tensors,
 /// types, shapes, order; values that are zero, negative, infinite, NaN).
@@ -154,7 +154,7 @@ fn entries(header: &str) -> Vec<Entry> {
 }
 
 /// A file of these tensors, filled with one 32-bit word.
-fn holding(entries: &[Entry], fill: u32) -> Vec<u8> {
+pub fn holding(entries: &[Entry], fill: u32) -> Vec<u8> {
     let (mut header, mut end) = (Map::new(), 0);
     for (name, (dtype, bits), shape) in entries {
         let begin = end;

@@ -2,7 +2,7 @@
 //! most twice the file and 64 MiB at a time, both copies of a growing buffer counted. Each case
 //! prints the memory and the time that it took (`--nocapture`).
 
-use std::{fmt::Write, fs, path::Path, time::Instant};
+use std::{fs, path::Path, time::Instant};
 
 use sparse24_core::op::Activation;
 use sparse24_run::{
@@ -13,7 +13,7 @@ use sparse24_run::{
 };
 use sparse24_tests::hardening::{
     checkpoint::{closed, forge, sound},
-    memory_bound,
+    memory_bound, tensors,
 };
 use sparse24_train::nn::Bias;
 
@@ -47,10 +47,6 @@ fn all_hold(what: &str, name: &str, bytes: &[u8]) -> usize {
             held(&format!("{what}, {loader}"), &[(name, bytes)], load)
         })
         .count()
-}
-
-fn safetensors(header: &str, data: usize) -> Vec<u8> {
-    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; data]].concat()
 }
 
 /// `count` copies of a text in which `#` is replaced by the number of the copy, from 1.
@@ -93,29 +89,21 @@ fn headers_of_safetensors() {
         ("a long number", format!(r#"{{"w":{{"shape":[{}]}}}}"#, "9".repeat(2 * half))),
     ] {
         assert!(header.len() <= LONGEST, "{what}");
-        assert_eq!(all_hold(what, MODEL, &safetensors(&header, 0)), 0, "{what} was accepted");
+        assert_eq!(all_hold(what, MODEL, &tensors::file(&header, &[])), 0, "{what} was accepted");
     }
 }
 
-/// A file of these tensors, all zero, with elements of this many bytes.
-fn weights(dtype: &str, bytes: usize, shapes: &[(String, Vec<usize>)]) -> Vec<u8> {
-    let (mut header, mut end) = (String::from("{"), 0);
-    for (name, shape) in shapes {
-        let begin = end;
-        end += bytes * shape.iter().product::<usize>();
-        let entry =
-            format!(r#""dtype":"{dtype}","shape":{shape:?},"data_offsets":[{begin},{end}]"#);
-        let _ = write!(header, r#""{name}":{{{entry}}},"#);
-    }
-    header.pop();
-    safetensors(&(header + "}"), end)
+/// A file of these tensors, all zero, of a type with its bits per element.
+fn weights(dtype: (&'static str, usize), shapes: &[(String, Vec<usize>)]) -> Vec<u8> {
+    let entry = |(name, shape): &(String, Vec<usize>)| (name.clone(), dtype, shape.clone());
+    tensors::holding(&shapes.iter().map(entry).collect::<Vec<_>>(), 0)
 }
 
 #[test]
 fn many_tensors_and_large_ones() {
     let many: Vec<_> =
         (0..100_000).map(|number| (format!("layer.{number}.weight"), vec![1, 4])).collect();
-    let bytes = weights("F32", 4, &many);
+    let bytes = weights(("F32", 32), &many);
     // The imports ask for a tensor that it has not.
     assert_eq!(all_hold("many tensors", MODEL, &bytes), 2);
     assert!(held("imported", &[(MODEL, &bytes)], |folder| import(folder, &many)));
@@ -128,7 +116,7 @@ fn many_tensors_and_large_ones() {
     let expected = config.parameters(Bias::Absent);
     let mut stored = expected.clone();
     stored.iter_mut().filter(|(name, _)| name.starts_with("h.")).for_each(|(_, s)| s.reverse());
-    let bytes = weights("F16", 2, &stored);
+    let bytes = weights(("F16", 16), &stored);
     assert!(held("half width", &[(MODEL, &bytes)], |folder| import(folder, &expected)));
     assert_eq!(all_hold("large tensors", MODEL, &bytes), 2);
 }
