@@ -16,29 +16,12 @@ pub(crate) fn any_bits() -> impl Strategy<Value = f32> + Clone {
 /// Zeros, subnormals, huge values, infinities and NaN.
 pub(crate) fn hostile() -> impl Strategy<Value = f32> + Clone {
     let tiny = f32::from_bits(1);
-    let values = [
-        0.0,
-        tiny,
-        2.0 * tiny,
-        3.0 * tiny,
-        f32::MIN_POSITIVE,
-        1e-30,
-        1.0,
-        1.0 + f32::EPSILON,
-        3.0,
-        1e30,
-    ];
-    let huge = [
-        2.0_f32.powi(123),
-        2.0_f32.powi(124),
-        2.0_f32.powi(125),
-        f32::MAX / 2.0,
-        f32::MAX,
-        f32::INFINITY,
-        f32::NAN,
-    ];
-    let values: Vec<f32> = values.into_iter().chain(huge).flat_map(|x| [x, -x]).collect();
-    prop::sample::select(values)
+    let values = [0.0, tiny, 2.0 * tiny, 3.0 * tiny, f32::MIN_POSITIVE, 1e-30];
+    let ordinary = [1.0, 1.0 + f32::EPSILON, 3.0, 1e30];
+    let huge = [123, 124, 125].map(|power| 2.0_f32.powi(power));
+    let largest = [f32::MAX / 2.0, f32::MAX, f32::INFINITY, f32::NAN];
+    let values = values.into_iter().chain(ordinary).chain(huge).chain(largest);
+    prop::sample::select(values.flat_map(|x| [x, -x]).collect::<Vec<f32>>())
 }
 
 /// Small integers, so that most comparisons tie.

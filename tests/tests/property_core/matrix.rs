@@ -14,9 +14,6 @@ use super::input::{any_bits, cases, hostile, tied};
 /// Elements compared by bits, so that NaN and -0 count.
 trait Bits: Element {
     fn bits(self) -> u32;
-    fn of(x: f32) -> Self {
-        Self::from_f32(x)
-    }
 }
 
 impl Bits for f32 {
@@ -68,7 +65,7 @@ fn matrix_and_mask() -> impl Strategy<Value = (Array2<f32>, Mask)> {
 
 /// Encode followed by decode applies the mask; the matrix can be rebuilt from its parts.
 fn compression_is_masking<T: Bits>(w: &Array2<f32>, mask: &Mask) {
-    let w = w.mapv(T::of);
+    let w = w.mapv(T::from_f32);
     let compressed = Compressed24::encode(w.view(), mask).expect("row-wise");
     let (decoded, masked) =
         (compressed.decode(), prune::masked(w.view(), mask).expect("one shape"));
@@ -86,7 +83,7 @@ fn compression_is_masking<T: Bits>(w: &Array2<f32>, mask: &Mask) {
 
 /// Each kind of search, tile by tile and group by group.
 fn searches_have_their_structure<T: Bits>(w: &Array2<f32>) {
-    let w = w.mapv(T::of);
+    let w = w.mapv(T::from_f32);
     let search = |kind| search::mask_search(w.view(), kind).expect("tiled");
     let transposable = search(MaskKind::Transposable);
     let greedy = search::mask_search_greedy(w.view()).expect("tiled");
@@ -113,7 +110,7 @@ fn searches_have_their_structure<T: Bits>(w: &Array2<f32>) {
 
 /// Every group of the compressed estimate equals the estimate at its address, rounded to storage.
 fn gradients_are_estimated_group_by_group<T: Bits>(dz: &Array2<f32>, stream: Stream) {
-    let dz = dz.mapv(T::of);
+    let dz = dz.mapv(T::from_f32);
     let (p, r) = dz.dim();
     for estimator in [Estimator::Exact, Estimator::Approximate] {
         let dense = mvue::compress(dz.view(), estimator, stream).expect("padded").decode();
@@ -131,7 +128,7 @@ fn gradients_are_estimated_group_by_group<T: Bits>(dz: &Array2<f32>, stream: Str
             };
             let mut expected = [T::default(); 4];
             for (i, value) in kept.indices.into_iter().zip(kept.values) {
-                expected[usize::from(i)] = T::of(value);
+                expected[usize::from(i)] = T::from_f32(value);
             }
             let found: [u32; 4] = std::array::from_fn(|at| dense[[i, 4 * j + at]].bits());
             assert_eq!(found, expected.map(T::bits), "row {i}, group {j}");

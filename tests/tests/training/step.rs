@@ -260,11 +260,6 @@ fn assert_shows(
     difference.ratio
 }
 
-#[test]
-fn fst_as_in_f64() {
-    check(&fixture::recipe(fixture::fst(LAMBDA)), FST);
-}
-
 /// Gated, without biases, every linear layer sparse, with dropout, and 20 tokens, a multiple of
 /// four but not of sixteen.
 #[test]
@@ -383,14 +378,6 @@ fn the_encoder_as_in_f64() {
     check(&everywhere(fixture::fst(LAMBDA)), FST);
     let sr_ste = Method::preset("sr-ste", LAMBDA).expect("a preset");
     check(&everywhere(sr_ste), Rules { decay: FST.decay, ..ROW_WISE });
-}
-
-#[test]
-fn dense_training_as_in_f64() {
-    let mut recipe = fixture::recipe(Method::dense());
-    fixture::change(&mut recipe, |spec| spec.activation = Activation::Geglu);
-    (recipe.dropout, recipe.gradient_accumulation_steps) = (0.5, NonZeroU32::MIN);
-    check(&recipe, Rules { switch: 0, ..FST });
 }
 
 /// Two micro-batches of six sequences are one batch of twelve: both lie within the bounds of one
