@@ -28,7 +28,9 @@ use sparse24_run::{
     Error, checkpoint,
     config::Config,
     disk,
-    run::{Asked, Damaged, Given, Observer, Resume, Run, StepMetrics, open_dataset, run_config},
+    run::{
+        Asked, Damaged, Given, Observer, Part, Resume, Run, StepMetrics, open_dataset, run_config,
+    },
 };
 
 /// One run of a set.
@@ -272,6 +274,10 @@ impl Observer for Bounded<'_> {
     fn stepped(&mut self, metrics: &StepMetrics) {
         self.step = metrics.step;
         self.watcher.stepped(metrics);
+    }
+
+    fn working(&mut self, part: Part, done: usize, of: usize) {
+        self.watcher.working(part, done, of);
     }
 
     fn said(&mut self, line: &str) {

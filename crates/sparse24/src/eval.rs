@@ -1,14 +1,19 @@
 //! `sparse24 eval`: the validation loss of a model.
 
-use std::path::PathBuf;
+use std::{cell::RefCell, path::PathBuf};
 
 use serde::Serialize;
-use sparse24_run::run::Model;
-use sparse24_train::method::PhaseKind;
+use sparse24_run::{data::EvaluationWindows, run::Model};
+use sparse24_train::{
+    method::PhaseKind,
+    nn::BatchShape,
+    objective::{Batch, DataError, Evaluation},
+};
 
 use crate::{
     failure::{Exit, Failure},
     output::say,
+    progress::WorkProgress,
     train::on_threads,
 };
 
@@ -27,6 +32,23 @@ pub(crate) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+/// Windows that show how many were evaluated.
+struct Shown<'a> {
+    windows: EvaluationWindows<'a>,
+    progress: RefCell<WorkProgress>,
+}
+
+impl Evaluation for Shown<'_> {
+    fn sequences(&self) -> usize {
+        self.windows.count()
+    }
+
+    fn fill(&self, first: usize, shape: BatchShape, batch: &mut Batch) -> Result<(), DataError> {
+        self.progress.borrow_mut().update(first as u64, self.windows.count() as u64);
+        Evaluation::fill(&self.windows, first, shape, batch)
+    }
 }
 
 #[derive(Serialize)]
@@ -58,7 +80,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let (step, phase) = (model.checkpoint.state.step, model.phase().kind());
         let mut trainer = model.into_trainer()?;
         let size = trainer.recipe().batch.size;
-        let loss = trainer.evaluate(&windows, size)?.loss();
+        let progress = RefCell::new(WorkProgress::new("evaluating"));
+        let loss = trainer.evaluate(&Shown { windows, progress }, size)?.loss();
         if !loss.is_finite() {
             let problem = format!("the loss of step {step} on this data is {loss}");
             return Err(Failure::new(Exit::NonFinite, problem));

@@ -6,7 +6,7 @@ use std::{
 };
 
 use indicatif::{ProgressBar, ProgressStyle};
-use sparse24_run::run::StepMetrics;
+use sparse24_run::run::{Part, StepMetrics};
 
 use crate::output::note;
 
@@ -16,6 +16,8 @@ pub(crate) struct Progress {
     first: u32,
     started: Instant,
     printed: Option<Instant>,
+    /// When the present step or evaluation began.
+    part_began: Instant,
     bar: Option<ProgressBar>,
     /// The last sample; with plain lines, none since the last line.
     flip_rate: Option<f64>,
@@ -31,6 +33,9 @@ pub(crate) fn bar(template: &str) -> ProgressBar {
 /// The shortest time between two plain lines.
 const INTERVAL: Duration = Duration::from_secs(5);
 
+/// The shortest time between two plain lines within a step or an evaluation.
+const LONG_INTERVAL: Duration = Duration::from_secs(30);
+
 impl Progress {
     /// Starts after `first` steps, with a live line if standard error is a terminal.
     pub(crate) fn new(first: u32, total: u32) -> Self {
@@ -45,6 +50,7 @@ impl Progress {
             first,
             started: Instant::now(),
             printed: None,
+            part_began: Instant::now(),
             bar,
             flip_rate: None,
             validation_loss: None,
@@ -69,6 +75,28 @@ impl Progress {
                 self.printed = Some(Instant::now());
                 note(format_args!("step {}/{} {line}", metrics.step, self.total));
                 (self.flip_rate, self.validation_loss) = (None, None);
+            }
+            None => {}
+        }
+    }
+
+    /// Shows that a step or an evaluation goes on, if it takes more than a second.
+    pub(crate) fn work(&mut self, part: Part, done: usize, of: usize) {
+        if done == 0 {
+            self.part_began = Instant::now();
+        }
+        if self.part_began.elapsed() < Duration::from_secs(1) {
+            return;
+        }
+        let what = match part {
+            Part::Step => format!("micro-step {done}/{of}"),
+            Part::Evaluation => format!("evaluating {} %", 100 * done / of.max(1)),
+        };
+        match &self.bar {
+            Some(bar) => bar.set_message(what),
+            None if self.printed.is_none_or(|at| at.elapsed() >= LONG_INTERVAL) => {
+                self.printed = Some(Instant::now());
+                note(what);
             }
             None => {}
         }

@@ -119,9 +119,7 @@ impl Observer for Worker {
         }
     }
 
-    fn said(&mut self, _: &str) {
-        // The run's log has it; for several runs at a time it would be too much.
-    }
+    // The run's log has its messages; for several runs at a time they would be too much.
 
     fn asked(&mut self) -> Asked {
         self.signals.asked()

@@ -15,8 +15,8 @@ use sparse24_run::{
     config::Config,
     processor,
     run::{
-        Asked, Ended, Given, LambdaOrigin, Observer, Provenance, Run, RunDirectory, StepMetrics,
-        Summary, open_dataset, open_dataset_with,
+        Asked, Ended, Given, LambdaOrigin, Observer, Part, Provenance, Run, RunDirectory,
+        StepMetrics, Summary, open_dataset, open_dataset_with,
     },
 };
 use sparse24_train::method::PhaseKind;
@@ -253,6 +253,10 @@ impl Observer for Watcher {
             self.progress.say(&format!("TensorBoard file ends before step {step}: {error}"));
             self.events = None;
         }
+    }
+
+    fn working(&mut self, part: Part, done: usize, of: usize) {
+        self.progress.work(part, done, of);
     }
 
     fn said(&mut self, line: &str) {

@@ -16,6 +16,7 @@ use super::{
     instruments::FlipCounts,
     loss_spikes::{Spike, Spikes},
     model::evaluated_at_once,
+    observer::{Asked, Observer, Part, Shown},
     plans,
 };
 use crate::{
@@ -52,28 +53,6 @@ pub struct Run {
     pub(super) spikes: Spikes,
     pub(super) flip_counts: FlipCounts,
     pub(super) reference: Option<FlipReference>,
-}
-
-/// Observes a run and controls it.
-pub trait Observer {
-    /// Called after every optimizer step.
-    fn stepped(&mut self, metrics: &StepMetrics);
-    /// Called with a message for the user.
-    fn said(&mut self, line: &str);
-    /// Returns a pending request, once, and clears the flag of [`Run::interrupt_on`], which is set
-    /// together with the request.
-    fn asked(&mut self) -> Asked;
-}
-
-/// Request of an [`Observer`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
-    /// Continue.
-    Nothing,
-    /// Save the state of the last optimizer-step boundary and continue.
-    Save,
-    /// Save it and stop.
-    Stop,
 }
 
 /// Result of [`Run::train`].
@@ -175,7 +154,7 @@ impl Run {
             if self.is_stopped(observer)? {
                 return Ok(Ended::Stopped { step: self.trainer.step() });
             }
-            match self.advance() {
+            match self.advance(observer) {
                 Ok(metrics) => {
                     observer.stepped(&metrics);
                     self.conclude(&metrics, observer)?;
@@ -187,7 +166,7 @@ impl Run {
         }
         let measured = last.as_ref().and_then(|metrics| metrics.val_loss);
         let val_loss = loop {
-            match measured.map_or_else(|| self.evaluate(), Ok) {
+            match measured.map_or_else(|| self.evaluate(observer), Ok) {
                 Err(Error::Interrupted) if self.is_stopped(observer)? => {
                     return Ok(Ended::Stopped { step: self.trainer.step() });
                 }
@@ -223,14 +202,14 @@ impl Run {
 
     /// Does the next step with its metrics, or completes the metrics of the last one. If
     /// interrupted, the step or its evaluation remains to be done.
-    fn advance(&mut self) -> Result<StepMetrics, Error> {
+    fn advance(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics, Error> {
         let mut metrics = match self.pending.take() {
             Some(metrics) => metrics,
-            None => self.step()?,
+            None => self.step(observer)?,
         };
         self.record_plans()?;
         if self.evaluates_after(metrics.step) && metrics.val_loss.is_none() {
-            match self.evaluate() {
+            match self.evaluate(observer) {
                 Ok(loss) => metrics.val_loss = Some(loss),
                 Err(error) => {
                     self.pending = Some(metrics);
@@ -283,13 +262,14 @@ impl Run {
         self.log.line(&line)
     }
 
-    /// Mean loss over the validation split, in nats per token.
+    /// Mean loss over the validation split, or `run.eval_tokens` of it, in nats per token.
     ///
     /// # Errors
     /// [`Error::NonFiniteEvaluation`]; errors from the backend.
-    pub fn evaluate(&mut self) -> Result<f64, Error> {
+    pub fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<f64, Error> {
         let (context, most) = (self.config.model.sequence_length, self.config.run.eval_tokens);
         let windows = self.dataset.evaluation_windows(context, most);
+        let windows = Shown::new(windows, Part::Evaluation, windows.count(), observer);
         let loss = self.trainer.evaluate(&windows, evaluated_at_once(&self.config))?.loss();
         if loss.is_finite() {
             Ok(loss)
@@ -299,7 +279,7 @@ impl Run {
     }
 
     /// One optimizer step, taken or skipped.
-    fn step(&mut self) -> Result<StepMetrics, Error> {
+    fn step(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics, Error> {
         let step = self.trainer.step() + 1;
         let reports_flips = step == 1 || is_due(self.config.run.flip_every, step);
         let is_measured = is_due(self.config.run.instrument_every, step);
@@ -315,6 +295,8 @@ impl Run {
         let noise = if is_measured { self.trainer.gradient_noise(&batches)? } else { Vec::new() };
         let tokens = self.trainer.recipe().tokens_per_step() as f64;
         let began = Instant::now();
+        let micro_steps = self.config.batch.gradient_accumulation_steps as usize;
+        let batches = Shown::new(batches, Part::Step, micro_steps, observer);
         let outcome = self.trainer.train_step(&batches, sampling).map_err(Error::from);
         let mut metrics = StepMetrics {
             step,
