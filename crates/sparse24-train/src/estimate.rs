@@ -1,7 +1,5 @@
 //! The cost of a run before it runs: its model on a backend that only counts.
 
-use sparse24_core::op::Accumulate;
-
 use crate::{
     Error,
     backend::{
@@ -9,7 +7,6 @@ use crate::{
         op::{GradNorm, OptimizerStep},
     },
     method::PrunedOperands,
-    nn::Pass,
     trainer::{Allocated, Recipe},
 };
 
@@ -65,15 +62,7 @@ pub fn estimate(recipe: &Recipe, backend: &BackendEntry) -> Result<Estimate, Err
     let mut counter = ShapeOnly::new((backend.footprint)(), (backend.capabilities)());
     let allocated = Allocated::new(&mut counter, recipe)?;
     let phase = recipe.method.sparse_phase();
-    let (batch, dropout) = (recipe.batch, recipe.dropout);
-    let mut pass = Pass {
-        backend: &mut counter,
-        phase: &phase,
-        batch,
-        dropout,
-        accumulate: Accumulate::Overwrite,
-        watch: None,
-    };
+    let mut pass = recipe.pass(&mut counter, &phase);
     allocated.model.train(&mut pass)?;
     let (table, decay) = (allocated.sparse_table, recipe.method.decay);
     pass.run(GradNorm { table })?;

@@ -85,6 +85,12 @@ impl Recipe {
         self.batch.tokens() as u64 * u64::from(self.gradient_accumulation_steps.get())
     }
 
+    /// A pass over a micro-batch, with gradients overwritten.
+    pub(crate) fn pass<'a>(&self, backend: &'a mut dyn Backend, phase: &'a Phase) -> Pass<'a> {
+        let Self { batch, dropout, .. } = *self;
+        Pass { backend, phase, batch, dropout, accumulate: Accumulate::Overwrite, watch: None }
+    }
+
     /// Whether a backend with these capabilities can train it.
     ///
     /// # Errors
@@ -271,7 +277,7 @@ impl Trainer {
     /// The phase of the last step taken, which the weights are in.
     #[must_use]
     pub fn phase(&self) -> &Phase {
-        &self.recipe.method.phases[self.phase_index(self.step())]
+        self.phase_of(self.step())
     }
 
     /// Whether the next step starts another phase.
@@ -285,8 +291,7 @@ impl Trainer {
     /// [one](Self::ends_phase).
     #[must_use]
     pub fn transition(&self) -> &'static str {
-        let phase = |ahead| self.recipe.method.phases[self.phase_index(self.step() + ahead)];
-        match (phase(0).kind(), phase(1).kind()) {
+        match (self.phase().kind(), self.phase_of(self.step() + 1).kind()) {
             (PhaseKind::Sparse, PhaseKind::Dense) => {
                 "sparse training ends, dense fine-tuning starts"
             }
@@ -339,10 +344,8 @@ impl Trainer {
                 _ => (Part::Further, Accumulate::Add),
             };
             let Self { backend, allocated: Allocated { model, losses, .. }, recipe, .. } = self;
-            let (batch, dropout) = (recipe.batch, recipe.dropout);
             backend.graph(part.of_phase(index), &mut |backend| {
-                let phase = &phase;
-                model.train(&mut Pass { backend, phase, batch, dropout, accumulate, watch: None })
+                model.train(&mut Pass { accumulate, ..recipe.pass(backend, &phase) })
             })?;
             let row = micro_step as usize;
             backend.run(Copy { from: model.loss(), to: losses.rows(row..row + 1) })?;
@@ -416,9 +419,10 @@ impl Trainer {
             let size = size.min(data.sequences() - first);
             let shape = BatchShape { size, ..self.recipe.batch };
             data.fill(first, shape, &mut self.batch)?;
-            let Self { backend, allocated: Allocated { model, .. }, batch, .. } = self;
+            let Self { backend, allocated: Allocated { model, .. }, recipe, batch, .. } = self;
             model.upload(&mut **backend, batch)?;
-            model.evaluate(&mut evaluation_pass(&mut **backend, &phase, shape))?;
+            let pass = recipe.pass(&mut **backend, &phase);
+            model.evaluate(&mut Pass { batch: shape, dropout: 0.0, ..pass })?;
             metrics.loss_sum += f64::from(backend.download(model.loss())?[0]);
             metrics.targets += batch.counted;
         }
@@ -434,14 +438,19 @@ impl Trainer {
         let phase = *self.phase();
         let window = &prompt[prompt.len().saturating_sub(self.recipe.batch.sequence_length)..];
         let shape = BatchShape { size: 1, sequence_length: window.len() };
-        let Self { backend, allocated: Allocated { model, .. }, .. } = self;
-        model.next_logits(&mut evaluation_pass(&mut **backend, &phase, shape), window)
+        let Self { backend, allocated: Allocated { model, .. }, recipe, .. } = self;
+        let pass = recipe.pass(&mut **backend, &phase);
+        model.next_logits(&mut Pass { batch: shape, dropout: 0.0, ..pass }, window)
     }
 
     /// The declarations of all parameters, in order.
     #[must_use]
     pub fn parameters(&self) -> &Parameters {
         &self.allocated.parameters
+    }
+
+    fn phase_of(&self, step: u32) -> &Phase {
+        &self.recipe.method.phases[self.phase_index(step)]
     }
 
     fn phase_index(&self, step: u32) -> usize {
@@ -526,12 +535,4 @@ impl Part {
 
 fn check_interrupt(interrupt: &AtomicBool) -> Result<(), Error> {
     if interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
-}
-
-fn evaluation_pass<'a>(
-    backend: &'a mut dyn Backend,
-    phase: &'a Phase,
-    batch: BatchShape,
-) -> Pass<'a> {
-    Pass { backend, phase, batch, dropout: 0.0, accumulate: Accumulate::Overwrite, watch: None }
 }

@@ -1,4 +1,4 @@
-//! Checks of methods; backends check their own limits ([`crate::backend::Backend::check`]).
+//! Checks of methods. A backend's capabilities are compared in [`crate::trainer::Recipe::check`].
 
 use sparse24_core::MaskKind;
 

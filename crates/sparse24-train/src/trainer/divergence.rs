@@ -1,7 +1,7 @@
 //! Where a non-finite loss or gradient first occurred. Searched for once training cannot go on, so
 //! no step pays for the answer; the state of the run does not change.
 
-use sparse24_core::op::{Accumulate, NonFinite, StepState};
+use sparse24_core::op::{NonFinite, StepState};
 
 use super::{Allocated, Trainer};
 use crate::{
@@ -39,7 +39,7 @@ impl Trainer {
     /// micro-batch.
     fn first_output(&mut self, objective: &dyn Objective) -> Result<Option<String>, Error> {
         let step = self.step() + 1;
-        let phase = self.recipe.method.phases[self.phase_index(step)];
+        let phase = *self.phase_of(step);
         for micro_step in 0..self.recipe.gradient_accumulation_steps.get() {
             self.prepare_batch(objective, StepState { micro_step, ..self.step_state(step) })?;
             let Self { backend, allocated: Allocated { model, parameters, .. }, recipe, .. } = self;
@@ -59,14 +59,8 @@ impl Trainer {
                 }
                 Ok(())
             };
-            model.evaluate(&mut Pass {
-                backend: &mut **backend,
-                phase: &phase,
-                batch: recipe.batch,
-                dropout: recipe.dropout,
-                accumulate: Accumulate::Overwrite,
-                watch: Some(&mut watch),
-            })?;
+            let pass = recipe.pass(&mut **backend, &phase);
+            model.evaluate(&mut Pass { watch: Some(&mut watch), ..pass })?;
             if found.is_some() {
                 return Ok(found);
             }

@@ -3,7 +3,6 @@
 
 use sparse24_core::{
     Mask, mvue,
-    op::Accumulate,
     philox::{Purpose, Site},
 };
 
@@ -87,7 +86,7 @@ impl Trainer {
         objective: &dyn Objective,
     ) -> Result<Vec<GradientNoise>, Error> {
         let step = self.step() + 1;
-        let phase = self.recipe.method.phases[self.phase_index(step)];
+        let phase = *self.phase_of(step);
         let mut noise = Vec::new();
         if !matches!(phase.wgrad, GradientOperand::Mvue(_)) {
             return Ok(noise);
@@ -109,14 +108,8 @@ impl Trainer {
             noise.push(GradientNoise { name, variance, square });
             Ok(())
         };
-        model.train(&mut Pass {
-            backend: &mut **backend,
-            phase: &phase,
-            batch: recipe.batch,
-            dropout: recipe.dropout,
-            accumulate: Accumulate::Overwrite,
-            watch: Some(&mut watch),
-        })?;
+        let pass = recipe.pass(&mut **backend, &phase);
+        model.train(&mut Pass { watch: Some(&mut watch), ..pass })?;
         Ok(noise)
     }
 }

@@ -44,8 +44,7 @@ impl Trainer {
     /// the first sparse one.
     pub(super) fn prepare_weights(&mut self, refreshed: Refreshed) -> Result<(), Error> {
         let step = self.step();
-        let [current, next] =
-            [step, step + 1].map(|step| self.recipe.method.phases[self.phase_index(step)]);
+        let [current, next] = [step, step + 1].map(|step| *self.phase_of(step));
         let entered = current.mask().is_none();
         let forward = if entered { next.forward } else { current.forward };
         let WeightOperand::Pruned(kind, values) = forward else { return Ok(()) };
