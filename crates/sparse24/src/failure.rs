@@ -1,8 +1,19 @@
 //! How a command fails: one sentence on standard error and a documented exit code.
 
-use std::process::ExitCode;
+use std::{
+    env,
+    error::Error as _,
+    num::{IntErrorKind, ParseFloatError, ParseIntError},
+    process::ExitCode,
+};
 
-use sparse24_run::{Error, ErrorKind};
+use clap::{
+    CommandFactory,
+    error::{ContextKind, ContextValue, ErrorKind as Wrong},
+};
+use sparse24_run::{Error, ErrorKind, config};
+
+use crate::Cli;
 
 /// Exit codes; success is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,9 +91,37 @@ impl From<sparse24_train::Error> for Failure {
 }
 
 impl From<clap::Error> for Failure {
-    /// Joins clap's paragraphs up to the usage into one sentence.
+    /// Joins clap's paragraphs up to the usage into one sentence, with our words for numbers and
+    /// for options of other programs.
     fn from(error: clap::Error) -> Self {
-        let text = error.to_string();
+        if let (Wrong::UnknownArgument, Some(ContextValue::String(found))) =
+            (error.kind(), error.get(ContextKind::InvalidArg))
+        {
+            let name = found.trim_start_matches('-');
+            let advice = match name {
+                "resume" => Some("`sparse24 resume RUN` continues a run".to_owned()),
+                "out-dir" | "out_dir" | "output_dir" => Some("use --out DIR".to_owned()),
+                "init_from" => Some("use --init-from PATH".to_owned()),
+                name => config::meant(name)
+                    .filter(|_| takes_settings())
+                    .map(|key| format!("use --set {key}=VALUE")),
+            };
+            if let Some(advice) = advice {
+                return Self::new(Exit::Usage, format!("{found} is not an option; {advice}"));
+            }
+        }
+        let mut text = error.to_string();
+        if let Some(source) = error.source() {
+            let words = match source.downcast_ref::<ParseIntError>().map(ParseIntError::kind) {
+                Some(IntErrorKind::PosOverflow) => "the number is too large",
+                Some(_) => "expected a whole number of at least 0",
+                None if source.is::<ParseFloatError>() => "expected a number",
+                None => "",
+            };
+            if !words.is_empty() {
+                text = text.replace(&source.to_string(), words);
+            }
+        }
         let is_end = |line: &&str| line.starts_with("Usage:") || line.starts_with("For more");
         let mut sentence = String::new();
         for line in text.lines().map(str::trim).take_while(|line| !is_end(line)) {
@@ -93,6 +132,13 @@ impl From<clap::Error> for Failure {
         }
         Self::new(Exit::Usage, format!("{sentence}; see --help"))
     }
+}
+
+/// Whether the command of this process has the option `--set`.
+fn takes_settings() -> bool {
+    let (name, commands) = (env::args().nth(1), Cli::command());
+    let command = name.and_then(|name| commands.find_subcommand(name));
+    command.is_some_and(|it| it.get_arguments().any(|argument| argument.get_long() == Some("set")))
 }
 
 #[cfg(test)]

@@ -8,7 +8,9 @@ use crate::{Error, data::TokenizerKind};
 use sparse24_core::op::Activation;
 use sparse24_train::{
     backend::Arithmetic,
+    method,
     model::{ActivationCheckpointing, Sparsify},
+    schedule::Decay,
 };
 
 /// A row of the table of presets.
@@ -151,6 +153,14 @@ pub fn imported() -> Config {
     }
 }
 
+/// The factor of masked decay where none is set: the preset's for the preset's method, otherwise
+/// [the method's](method::Preset::lambda).
+pub(super) fn own_lambda(Config { preset, method: found, .. }: &Config) -> Option<f32> {
+    let of_preset = named(preset).ok().map(|config| config.method);
+    let of_preset = of_preset.filter(|own| own.name == found.name).map(|own| own.lambda);
+    of_preset.or_else(|| Some(method::PRESETS.iter().find(|row| row.name == found.name)?.lambda))
+}
+
 /// The corpus that a preset needs; any text for an unknown one.
 pub(super) fn corpus(name: &str) -> Corpus {
     let preset = PRESETS.iter().find(|preset| preset.name == name);
@@ -191,12 +201,14 @@ fn shakespeare_char_cpu() -> Config {
             sparsify: Sparsify::Ffn,
             activation_checkpointing: ActivationCheckpointing::None,
         },
-        method: MethodConfig::of("fst", 6e-5),
+        method: MethodConfig::of("fst", 6e-3),
         optimizer: OptimizerConfig {
             learning_rate: 1e-3,
             min_learning_rate: 1e-4,
+            schedule: Decay::Cosine,
             warmup_steps: 100,
             decay_steps: 0,
+            cooldown_steps: 0,
             beta1: 0.9,
             beta2: 0.99,
             epsilon: 1e-8,

@@ -18,6 +18,7 @@ use super::{
     model::evaluated_at_once,
     observer::{Asked, Observer, Part, Shown},
     plans,
+    weak_decay::{WEAK, shrinkage},
 };
 use crate::{
     Error,
@@ -53,6 +54,8 @@ pub struct Run {
     pub(super) spikes: Spikes,
     pub(super) flip_counts: FlipCounts,
     pub(super) reference: Option<FlipReference>,
+    /// Metrics of the last step, if a resume found the run finished and unchanged.
+    pub(super) finished: Option<StepMetrics>,
 }
 
 /// Result of [`Run::train`].
@@ -148,7 +151,7 @@ impl Run {
     fn steps(&mut self, observer: &mut dyn Observer) -> Result<Ended, Error> {
         let began = Instant::now();
         let first = self.trainer.step();
-        let mut last = None;
+        let mut last = self.finished.take();
         while self.trainer.step() < self.config.steps || self.pending.is_some() {
             self.look_after_save()?;
             if self.is_stopped(observer)? {
@@ -243,6 +246,18 @@ impl Run {
             );
             self.report(line, observer)?;
         }
+        if step == self.config.warmup_end()
+            && let Some(share) = self.weak_decay()?
+        {
+            let line = format!(
+                "step {step}: masked decay is too weak to calm the masks (mu is about 1 or more): \
+                    in the warm-up, lambda {:e} alone moved a pruned weight by about {:.2} %; \
+                    `sparse24 lambda-search` finds a larger one",
+                self.config.method.lambda,
+                100.0 * share
+            );
+            self.report(line, observer)?;
+        }
         if let Some(spike) = self.spikes.next(loss) {
             let &RunConfig { spike_z: allowed, spike_window: window, .. } = &self.config.run;
             let Spike { z, mean } = spike;
@@ -255,6 +270,14 @@ impl Run {
             self.report(format!("step {step}: {}", self.trainer.transition()), observer)?;
         }
         Ok(())
+    }
+
+    /// How far masked decay moved a pruned weight in the warm-up, if that is too little.
+    fn weak_decay(&self) -> Result<Option<f64>, Error> {
+        let parameters = self.trainer.parameters().iter().map(|p| p.weight.elements()).sum();
+        let file = self.directory.metrics();
+        let share = shrinkage(self.trainer.recipe(), parameters, MetricsLog::steps(&file)?)?;
+        Ok(share.filter(|&share| share < WEAK))
     }
 
     fn report(&mut self, line: String, observer: &mut dyn Observer) -> Result<(), Error> {
