@@ -100,8 +100,6 @@ impl From<clap::Error> for Failure {
             let name = found.trim_start_matches('-');
             let advice = match name {
                 "resume" => Some("`sparse24 resume RUN` continues a run".to_owned()),
-                "out-dir" | "out_dir" | "output_dir" => Some("use --out DIR".to_owned()),
-                "init_from" => Some("use --init-from PATH".to_owned()),
                 name => config::meant(name)
                     .filter(|_| takes_settings())
                     .map(|key| format!("use --set {key}=VALUE")),

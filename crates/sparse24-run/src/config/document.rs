@@ -55,7 +55,7 @@ pub(super) fn on_preset(preset: Option<&str>, document: Table) -> Result<Config,
         );
         return Err(Error::setting("preset", problem));
     }
-    preset::named(named.or(preset).unwrap_or(preset::DEFAULT))?.under(document)
+    preset::named(named.or(preset).unwrap_or(preset::DEFAULT))?.under(document, &[])
 }
 
 /// Parses a whole configuration.
@@ -83,28 +83,24 @@ pub(super) fn from_table(table: Table) -> Result<Config, Error> {
 }
 
 /// Settings, and their names in nanoGPT, in Hugging Face's GPT-2 and in its `Trainer`.
-const ELSEWHERE: [(&str, &str); 23] = [
+const ELSEWHERE: [(&str, &str); 19] = [
     ("model.layers", "n_layer num_hidden_layers"),
     ("model.heads", "n_head num_attention_heads"),
     ("model.d_model", "n_embd hidden_size"),
     ("model.d_ff", "n_inner intermediate_size"),
     ("model.sequence_length", "block_size n_positions n_ctx max_position_embeddings"),
-    ("model.activation", "activation_function hidden_act"),
     ("model.activation_checkpointing", "gradient_checkpointing"),
     ("optimizer.learning_rate", "lr"),
     ("optimizer.min_learning_rate", "min_lr"),
     ("optimizer.schedule", "lr_scheduler_type"),
     ("optimizer.warmup_steps", "warmup_iters"),
     ("optimizer.decay_steps", "lr_decay_iters"),
-    ("optimizer.beta1", "adam_beta1"),
-    ("optimizer.beta2", "adam_beta2"),
-    ("optimizer.epsilon", "adam_epsilon"),
     ("optimizer.max_grad_norm", "grad_clip"),
     ("batch.size", "batch_size micro_batch_size per_device_train_batch_size"),
     ("steps", "max_iters max_steps"),
-    ("data.path", "dataset train_file"),
+    ("data.path", "dataset"),
     ("run.eval_every", "eval_interval eval_steps"),
-    ("run.eval_tokens", "eval_iters max_eval_samples"),
+    ("run.eval_tokens", "eval_iters"),
     ("run.checkpoint_every", "save_steps"),
     ("run.keep_last", "save_total_limit"),
 ];

@@ -92,35 +92,15 @@ pub const PRESETS: [Preset; 7] = [
         corpus: Corpus::Any,
         build: shakespeare_char,
     },
-    Preset {
-        name: "gpt2-124m",
-        summary: "GPT-2 124M, lambda 6e-5",
-        source: GPT2,
-        corpus: Corpus::Named,
-        build: || gpt2(12, 12, 768, 6e-5),
-    },
-    Preset {
-        name: "gpt2-350m",
-        summary: "GPT-2 350M, lambda 2e-4",
-        source: GPT2,
-        corpus: Corpus::Named,
-        build: || gpt2(24, 16, 1024, 2e-4),
-    },
-    Preset {
-        name: "gpt2-774m",
-        summary: "GPT-2 774M, lambda 2e-4",
-        source: GPT2,
-        corpus: Corpus::Named,
-        build: || gpt2(36, 20, 1280, 2e-4),
-    },
-    Preset {
-        name: "gpt2-1558m",
-        summary: "GPT-2 1558M, lambda 6e-5",
-        source: GPT2,
-        corpus: Corpus::Named,
-        build: || gpt2(48, 25, 1600, 6e-5),
-    },
+    gpt2_preset("gpt2-124m", "GPT-2 124M, lambda 6e-5", || gpt2(12, 12, 768, 6e-5)),
+    gpt2_preset("gpt2-350m", "GPT-2 350M, lambda 2e-4", || gpt2(24, 16, 1024, 2e-4)),
+    gpt2_preset("gpt2-774m", "GPT-2 774M, lambda 2e-4", || gpt2(36, 20, 1280, 2e-4)),
+    gpt2_preset("gpt2-1558m", "GPT-2 1558M, lambda 6e-5", || gpt2(48, 25, 1600, 6e-5)),
 ];
+
+const fn gpt2_preset(name: &'static str, summary: &'static str, build: fn() -> Config) -> Preset {
+    Preset { name, summary, source: GPT2, corpus: Corpus::Named, build }
+}
 
 /// The configuration of a preset.
 ///
@@ -173,11 +153,7 @@ fn quickstart() -> Config {
     Config {
         steps: 1500,
         optimizer: OptimizerConfig { warmup_steps: 150, ..base.optimizer },
-        data: DataConfig {
-            path: String::new(),
-            tokenizer: TokenizerKind::Byte,
-            validation_share: 0.1,
-        },
+        data: DataConfig { tokenizer: TokenizerKind::Byte, ..base.data },
         run: RunConfig { flip_every: 10, ..base.run },
         ..base
     }
@@ -285,11 +261,7 @@ fn gpt2(layers: usize, heads: usize, d_model: usize, lambda: f32) -> Config {
             ..base.optimizer
         },
         batch: BatchConfig { size: 16, gradient_accumulation_steps: 32 },
-        data: DataConfig {
-            path: String::new(),
-            tokenizer: TokenizerKind::Gpt2,
-            validation_share: 0.1,
-        },
+        data: DataConfig { tokenizer: TokenizerKind::Gpt2, ..base.data },
         run: RunConfig {
             eval_every: 1000,
             eval_tokens: 1 << 21,

@@ -2,15 +2,6 @@
 
 use crate::Error;
 
-/// Words of other programs, and the words here.
-const SYNONYMS: [(&str, &str); 5] = [
-    ("gpu", "cuda"),
-    ("bpe", "gpt2"),
-    ("gelu_new", "gelu"),
-    ("constant", "wsd"),
-    ("warmup_stable_decay", "wsd"),
-];
-
 /// "X is not known; did you mean Y?", with the nearest known name where at most a third of the
 /// letters differ.
 pub fn unknown<'a>(key: &str, found: &str, known: impl Iterator<Item = &'a str> + Clone) -> Error {
@@ -18,9 +9,9 @@ pub fn unknown<'a>(key: &str, found: &str, known: impl Iterator<Item = &'a str> 
     const LONGEST: usize = 64;
     let distance = |name: &&str| strsim::damerau_levenshtein(found, name);
     let near = |name: &&str| found.len() <= LONGEST && 3 * distance(name) <= found.chars().count();
-    let synonym = SYNONYMS.iter().find(|(other, _)| *other == found).map(|(_, here)| *here);
-    let synonym = known.clone().find(|name| Some(*name) == synonym);
-    let nearest = synonym.or_else(|| known.clone().filter(near).min_by_key(distance));
+    // Near in meaning.
+    let cuda = known.clone().find(|name| found == "gpu" && *name == "cuda");
+    let nearest = cuda.or_else(|| known.clone().filter(near).min_by_key(distance));
     let all = known.collect::<Vec<_>>().join(", ");
     let advice = nearest.map_or_else(String::new, |nearest| format!("; did you mean {nearest:?}?"));
     Error::setting(key, format!("{found:?} is not known{advice} (known: {all})"))

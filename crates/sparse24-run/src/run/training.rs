@@ -277,7 +277,7 @@ impl Run {
         let parameters = self.trainer.parameters().iter().map(|p| p.weight.elements()).sum();
         let file = self.directory.metrics();
         let share = shrinkage(self.trainer.recipe(), parameters, MetricsLog::steps(&file)?)?;
-        Ok(share.filter(|&share| share < WEAK))
+        Ok((0.0 < share && share < WEAK).then_some(share))
     }
 
     fn report(&mut self, line: String, observer: &mut dyn Observer) -> Result<(), Error> {

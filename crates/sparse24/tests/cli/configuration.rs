@@ -30,7 +30,6 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
         ("method.forward=column", unknown("method.forward", "column", "")),
         ("method.dgrad=forward", unknown("method.dgrad", "forward", "")),
         ("method.wgrad=mvu", unknown("method.wgrad", "mvu", "mvue")),
-        ("optimizer.schedule=constant", unknown("optimizer.schedule", "constant", "wsd")),
         ("backend.name=gpu", unknown("backend.name", "gpu", "cuda")),
     ] {
         place.refuses(&format!("config --set {settings}"), 2, &pattern);
