@@ -7,7 +7,7 @@ use super::StepMetrics;
 use crate::Error;
 use sparse24_train::{method::PhaseKind, optim::MaskedDecay, trainer::Recipe};
 
-/// Less in the warm-up is too weak; in the searches of `docs/accuracy.md`, mu is then above 0.95.
+/// Less in the warm-up is too weak; in the searches of `docs/accuracy.md`, mu is then 0.99 or more.
 pub(super) const WEAK: f64 = 0.1;
 
 /// The share of its size by which decay alone moves a pruned weight in the sparse ones of these
