@@ -9,7 +9,7 @@ use crate::{
         op::{GradNorm, OptimizerStep},
     },
     method::PrunedOperands,
-    nn::{Parameter, Pass},
+    nn::Pass,
     trainer::{Allocated, Recipe},
 };
 
@@ -79,10 +79,11 @@ pub fn estimate(recipe: &Recipe, backend: &BackendEntry) -> Result<Estimate, Err
     pass.run(GradNorm { table })?;
     pass.run(OptimizerStep { table, rule: &recipe.optimizer, decay })?;
 
-    let elements = |parameter: &Parameter| parameter.weight.elements() as u64;
-    let parameters = allocated.parameters.iter().map(elements).sum();
-    let sparsifiable: u64 = allocated.parameters.sparsifiable().map(elements).sum();
-    let rows: u64 = allocated.parameters.sparsifiable().map(|p| p.weight.shape[0] as u64).sum();
+    let elements = |count: usize| count as u64;
+    let parameters = allocated.parameters.iter().map(|p| elements(p.weight.elements())).sum();
+    let sparsifiable: u64 =
+        allocated.parameters.sparsifiable().map(|p| elements(p.weight.elements())).sum();
+    let rows: u64 = allocated.parameters.sparsifiable().map(|p| elements(p.weight.shape[0])).sum();
     // Two bytes per tile of a mask; of dgrad's own mask too, and its order of rows.
     let masks = match recipe.method.pruned_operands() {
         PrunedOperands::None => 0,
