@@ -161,7 +161,7 @@ impl Plan {
 
     /// The runs; the reference of a seed is first, so each candidate can be judged once it is done.
     fn members(&self) -> Vec<Member> {
-        let dense = MethodConfig { name: DENSE.to_owned(), ..preset_method() };
+        let dense = dense();
         let of_seed = |&seed: &u64| {
             let config = Config { seed, ..self.base.clone() };
             let reference = Member {
@@ -200,9 +200,10 @@ impl Plan {
     }
 }
 
-/// The base of `dense`: no decay, no mask, no choice of an arm.
-fn preset_method() -> MethodConfig {
-    sparse24_run::config::preset::PRESETS[0].config().method
+/// No decay, no mask, no choice of an arm.
+fn dense() -> MethodConfig {
+    let config = Config::default().with_settings(&["method.name=dense".to_owned()]);
+    config.expect("a method").method
 }
 
 fn arm(lambda: f32) -> String {

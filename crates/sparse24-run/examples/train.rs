@@ -21,13 +21,12 @@ impl Observer for Print {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let directory = env::args().nth(1).ok_or("usage: train DIR")?;
-    // Any setting of `sparse24 config`.
-    let settings = ["steps=100", "optimizer.warmup_steps=10"].map(str::to_owned);
-    let config = Config::default().with_settings(&settings)?;
+    // Any settings of `sparse24 config`.
+    let config = Config::default().with_settings(&["steps=100".to_owned()])?;
     let dataset = open_dataset(&config)?;
     let mut run = Run::start(config, dataset, Given::default(), Path::new(&directory))?;
     if let Ended::Finished(summary) = run.train(&mut Print)? {
-        println!("validation loss {:.4}; `sparse24 sample {directory}`", summary.val_loss);
+        println!("validation loss {:.4}", summary.val_loss);
     }
     Ok(())
 }

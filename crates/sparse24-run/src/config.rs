@@ -437,19 +437,4 @@ mod tests {
         assert_eq!(config.overrides(), settings);
         assert_eq!(Config::resolve(preset, None, &[]).unwrap().overrides(), [""; 0]);
     }
-
-    /// Layers of settings over a preset, and the lambda at the end.
-    #[test]
-    fn another_method_comes_with_its_own_lambda_unless_one_is_set() {
-        for (preset, layers, lambda) in [
-            ("quickstart", &["method.name=sr-ste"][..], 2e-4),
-            ("quickstart", &["method.lambda=3", "method.name=sr-ste"], 3.0),
-            ("quickstart", &["method.name=dense"], 6e-5),
-            ("gpt2-350m", &["method.name=bi-mask", "method.name=fst"], 2e-4),
-        ] {
-            let over = |config: Config, layer: &&str| config.with_settings(&[(*layer).to_owned()]);
-            let config = layers.iter().try_fold(preset::find(preset).unwrap(), over).unwrap();
-            assert_eq!(config.method.lambda, lambda, "{preset} {layers:?}");
-        }
-    }
 }

@@ -1,19 +1,13 @@
 //! How a command fails: one sentence on standard error and a documented exit code.
 
 use std::{
-    env,
     error::Error as _,
-    num::{IntErrorKind, ParseFloatError, ParseIntError},
+    num::{ParseFloatError, ParseIntError},
     process::ExitCode,
 };
 
-use clap::{
-    CommandFactory,
-    error::{ContextKind, ContextValue, ErrorKind as Wrong},
-};
+use clap::error::{ContextKind, ContextValue, ErrorKind as Wrong};
 use sparse24_run::{Error, ErrorKind, config};
-
-use crate::Cli;
 
 /// Exit codes; success is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,27 +91,21 @@ impl From<clap::Error> for Failure {
         if let (Wrong::UnknownArgument, Some(ContextValue::String(found))) =
             (error.kind(), error.get(ContextKind::InvalidArg))
         {
-            let name = found.trim_start_matches('-');
-            let advice = match name {
-                "resume" => Some("`sparse24 resume RUN` continues a run".to_owned()),
-                name => config::meant(name)
-                    .filter(|_| takes_settings())
-                    .map(|key| format!("use --set {key}=VALUE")),
+            let meant = match found.trim_start_matches('-') {
+                "resume" => Some("the command `sparse24 resume RUN`".to_owned()),
+                name => config::meant(name).map(|key| format!("the setting `--set {key}=VALUE`")),
             };
-            if let Some(advice) = advice {
-                return Self::new(Exit::Usage, format!("{found} is not an option; {advice}"));
+            if let Some(meant) = meant {
+                return Self::new(Exit::Usage, format!("{found} is not an option; it is {meant}"));
             }
         }
         let mut text = error.to_string();
         if let Some(source) = error.source() {
-            let words = match source.downcast_ref::<ParseIntError>().map(ParseIntError::kind) {
-                Some(IntErrorKind::PosOverflow) => "the number is too large",
-                Some(_) => "expected a whole number of at least 0",
-                None if source.is::<ParseFloatError>() => "expected a number",
-                None => "",
-            };
-            if !words.is_empty() {
-                text = text.replace(&source.to_string(), words);
+            if source.is::<ParseIntError>() {
+                text =
+                    text.replace(&source.to_string(), "expected a whole number of 0 to 2^64 - 1");
+            } else if source.is::<ParseFloatError>() {
+                text = text.replace(&source.to_string(), "expected a number");
             }
         }
         let is_end = |line: &&str| line.starts_with("Usage:") || line.starts_with("For more");
@@ -130,13 +118,6 @@ impl From<clap::Error> for Failure {
         }
         Self::new(Exit::Usage, format!("{sentence}; see --help"))
     }
-}
-
-/// Whether the command of this process has the option `--set`.
-fn takes_settings() -> bool {
-    let (name, commands) = (env::args().nth(1), Cli::command());
-    let command = name.and_then(|name| commands.find_subcommand(name));
-    command.is_some_and(|it| it.get_arguments().any(|argument| argument.get_long() == Some("set")))
 }
 
 #[cfg(test)]

@@ -80,8 +80,18 @@ fn list_methods(args: &Args) -> Result<(), Failure> {
          phases"
     );
     for row in rows {
-        let MethodRow { name, forward, dgrad, wgrad, refresh, decay, lambda, .. } = row;
-        let MethodRow { width, phases, source, .. } = row;
+        let MethodRow {
+            name,
+            forward,
+            dgrad,
+            wgrad,
+            refresh,
+            decay,
+            lambda,
+            width,
+            phases,
+            source,
+        } = row;
         let lambda = lambda.map_or_else(|| "-".to_owned(), |lambda| format!("{lambda:e}"));
         let refresh = if refresh.is_empty() { "-" } else { &refresh };
         let narrowed = if width == "1" {

@@ -60,12 +60,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::new(Exit::Input, problem));
     };
     let config = model.config.clone();
-    let read = |path: &PathBuf| {
-        let failed =
-            |error| Failure::new(Exit::Input, format!("--prompt-file {}: {error}", path.display()));
-        fs::read_to_string(path).map_err(failed)
+    let given = match &args.prompt_file {
+        None => args.prompt.clone(),
+        Some(path) => Some(fs::read_to_string(path).map_err(|error| {
+            Failure::new(Exit::Input, format!("--prompt-file {}: {error}", path.display()))
+        })?),
     };
-    let given = args.prompt_file.as_ref().map(read).transpose()?.or_else(|| args.prompt.clone());
     on_threads(&config, || {
         let prompt = match &given {
             None => tokenizer.encode("\n").unwrap_or_else(|_| vec![0]),

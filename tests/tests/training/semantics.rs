@@ -316,7 +316,7 @@ fn initial_weights_are_those_documented() {
 }
 
 #[test]
-fn the_learning_rate_rises_linearly_and_falls_to_the_floor() {
+fn the_learning_rate_rises_and_falls() {
     for (decay, cooldown_steps, middle) in [
         (Decay::Cosine, 1, 0.55),
         (Decay::Linear, 1, 0.55),

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use super::{Config, MethodConfig, ModelConfig, ModelKind, OptimizerConfig, preset, unknown};
+use super::{Config, ModelConfig, ModelKind, OptimizerConfig, preset, unknown};
 use crate::Error;
 use sparse24_train::{
     backend::{BACKENDS, BackendEntry},
@@ -136,10 +136,9 @@ impl Config {
                     = {steps})"
             ));
         }
-        let MethodConfig { name, lambda, .. } = &self.method;
-        if self.lambda().is_none() && preset::own_lambda(self) != Some(*lambda) {
-            let problem = format!("{lambda:e} has no effect: {name} has no masked decay");
-            remarks.push(format!("method.lambda = {problem}"));
+        if self.lambda().is_none() && preset::own_lambda(self) != Some(self.method.lambda) {
+            let name = &self.method.name;
+            remarks.push(format!("method.lambda has no effect: {name} has no masked decay"));
         }
         remarks
     }

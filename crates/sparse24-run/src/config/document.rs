@@ -190,11 +190,7 @@ fn converted(key: &str, known: &Value, value: Value) -> Result<Value, Error> {
                 Value::Array(_) => "a list of strings",
                 _ => "a string",
             };
-            let found = match value {
-                Value::Float(number) => format!("{number:?}"),
-                value => value.to_string(),
-            };
-            Err(Error::setting(key, format!("expected {expected}, found {found}")))
+            Err(Error::setting(key, format!("expected {expected}, found {value}")))
         }
     }
 }

@@ -92,7 +92,7 @@ pub const PRESETS: [Preset; 7] = [
         summary: "6 layers, 384 wide, context 256: a character-level GPT-2",
         source: nanogpt!(
             "nanoGPT, config/train_shakespeare_char.py",
-            "6e-5, the paper's for GPT-2 124M, which was not searched here"
+            "6e-5, the paper's, not searched"
         ),
         corpus: Corpus::Any,
         build: shakespeare_char,

@@ -31,8 +31,7 @@ pub(super) fn use_file(trainer: &mut Trainer, path: &Path) -> Result<(), Error> 
     let within = path.join(PLANS);
     let file = if path.is_dir() { &within } else { path };
     if path.join(CONFIG).is_file() && !disk::exists(file) {
-        let problem = "is a run without plans.json: nothing was timed, as on every CPU; leave out \
-                       --plans";
+        let problem = "is a run without plans.json: nothing was timed; leave out --plans";
         return Err(Error::file(path, problem));
     }
     let plans = read(file)?;

@@ -18,7 +18,6 @@ use super::{
     model::evaluated_at_once,
     observer::{Asked, Observer, Part, Shown},
     plans,
-    weak_decay::{WEAK, shrinkage},
 };
 use crate::{
     Error,
@@ -270,14 +269,6 @@ impl Run {
             self.report(format!("step {step}: {}", self.trainer.transition()), observer)?;
         }
         Ok(())
-    }
-
-    /// How far masked decay moved a pruned weight in the warm-up, if that is too little.
-    fn weak_decay(&self) -> Result<Option<f64>, Error> {
-        let parameters = self.trainer.parameters().iter().map(|p| p.weight.elements()).sum();
-        let file = self.directory.metrics();
-        let share = shrinkage(self.trainer.recipe(), parameters, MetricsLog::steps(&file)?)?;
-        Ok((0.0 < share && share < WEAK).then_some(share))
     }
 
     fn report(&mut self, line: String, observer: &mut dyn Observer) -> Result<(), Error> {

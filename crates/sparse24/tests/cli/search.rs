@@ -28,6 +28,7 @@ fn a_search_trains_the_first_steps_of_whole_runs_once() {
     let lambdas = found["candidates"].as_array().unwrap().iter();
     let lambdas: Vec<f64> = lambdas.map(|c| c["lambda"].as_f64().unwrap()).collect();
     assert_eq!(lambdas, [0.0, 1e-2, 0.3]);
+    assert!(place.read("s/dense/seed-7/config.toml").contains("lambda = 0.00006\n"));
     // The steps equal those of the run that needs lambda, and those of a dense run.
     for (arm, method) in [("lambda-3e-1", "--set method.lambda=0.3"), ("dense", "--method dense")] {
         place.train(arm, &format!("--set run.flip_every=1 {method} --seed 8"));
@@ -199,7 +200,6 @@ fn a_flip_rate_explosion_is_logged_once_and_changes_no_result() {
     assert!(place.saved("run", 12) == place.saved("fst", 12));
 }
 
-/// Without a dense run, too: the decay has hardly moved a weight in the warm-up.
 #[test]
 fn decay_that_does_nothing_is_reported_after_the_warm_up() {
     let place = Place::new();
@@ -207,7 +207,6 @@ fn decay_that_does_nothing_is_reported_after_the_warm_up() {
         ("--lambda 1e-4", true),
         ("--lambda 1", false),
         ("--lambda 1e-4 --set method.decay=on-weights", true),
-        ("--lambda 30 --set method.decay=on-weights", false),
         ("--lambda 0", false),
         ("--method sr-ste", true),
         ("--method ste", false),
@@ -219,10 +218,7 @@ fn decay_that_does_nothing_is_reported_after_the_warm_up() {
         fs::remove_dir_all(place.path("run")).unwrap();
     }
     let notes = place.notes(&format!("train {TINY} --method ste --set method.lambda=1 --out run"));
-    assert!(
-        notes.contains("method.lambda = 1e0 has no effect: ste has no masked decay"),
-        "{notes}"
-    );
+    assert!(notes.contains("method.lambda has no effect: ste "), "{notes}");
 }
 
 #[test]
